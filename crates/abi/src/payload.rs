@@ -1,0 +1,233 @@
+//! The boot payload: one archive with everything the hypervisor runs.
+//!
+//! ```text
+//! 0      Header   32 bytes: magic, version, length and CRC-32 of the manifest
+//! 32     Manifest postcard: the VMs, each naming its blobs by offset and length
+//! 4096k  blobs    kernels and initrds, each at a multiple of 4096, bytes as they are in the files
+//! ```
+//!
+//! `dunlin` writes it ([`Builder`]), the boot loader hands it over as its initrd or module, the hypervisor reads it in
+//! place ([`Payload::read`]). The reader trusts nothing: every offset is checked before it is followed.
+
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// First eight bytes of a payload.
+pub const MAGIC: [u8; 8] = *b"DUNLINPL";
+/// Version of the layout and of [`Manifest`]; readers accept exactly their own.
+pub const VERSION: u32 = 1;
+/// Blobs start at multiples of this many bytes.
+pub const BLOB_ALIGN: usize = 4096;
+
+const HEADER_BYTES: usize = 32;
+const CRC: crc::Crc<u32> = crc::Crc::<u32>::new(&crc::CRC_32_ISO_HDLC);
+
+/// Most vCPUs that one VM may have.
+pub const MAX_VCPUS: u32 = 512;
+
+/// What to run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// The VMs, started in this order; a VM's index here is its number on the control port.
+    pub vms: Vec<VmConfig>,
+    /// End the machine when the last VM has ended.
+    pub exit_when_idle: bool,
+}
+
+/// One VM.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VmConfig {
+    /// Name in logs and commands; unique.
+    pub name: String,
+    /// Number of vCPUs, 1 to [`MAX_VCPUS`].
+    pub vcpus: u32,
+    /// Guest memory in bytes, a multiple of 2 MiB.
+    pub memory_bytes: u64,
+    /// Kernel: a bzImage with a 64-bit entry, or an ELF with a PVH note.
+    pub kernel: Blob,
+    /// Initial RAM disk.
+    pub initrd: Option<Blob>,
+    /// Kernel command line, without a terminating NUL.
+    pub cmdline: String,
+    /// How the guest finds its local APIC.
+    pub apic: ApicMode,
+}
+
+/// How the guest's local APIC is presented.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ApicMode {
+    /// x2APIC is offered: registers are MSRs, no emulated memory accesses.
+    X2Apic,
+    /// Only the xAPIC is offered: registers are memory at 0xfee0_0000.
+    XApic,
+}
+
+/// A run of bytes within the payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Blob {
+    /// Bytes from the start of the payload.
+    pub offset: u64,
+    /// Length in bytes.
+    pub bytes: u64,
+}
+
+/// A payload that was checked and can be read.
+#[derive(Debug)]
+pub struct Payload<'a> {
+    bytes: &'a [u8],
+    /// What to run.
+    pub manifest: Manifest,
+}
+
+/// Why a payload cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PayloadError {
+    /// Shorter than its header or than its manifest claims.
+    Truncated,
+    /// Does not start with [`MAGIC`].
+    NotAPayload,
+    /// Written for another version, given here.
+    Version(u32),
+    /// The manifest's checksum is wrong.
+    Damaged,
+    /// The manifest's checksum is right, and yet it does not decode.
+    Undecodable,
+    /// A blob of the VM with this index lies outside the payload.
+    BlobOutside(usize),
+}
+
+impl fmt::Display for PayloadError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Truncated => write!(f, "the payload is shorter than its header claims"),
+            Self::NotAPayload => write!(f, "the boot module is not a Dunlin payload (start the hypervisor with `dunlin run`)"),
+            Self::Version(found) => {
+                write!(f, "the payload has version {found}, this hypervisor reads version {VERSION}")
+            }
+            Self::Damaged => write!(f, "the payload's manifest is damaged (checksum)"),
+            Self::Undecodable => write!(f, "the payload's manifest cannot be decoded"),
+            Self::BlobOutside(vm) => write!(f, "a file of VM {vm} lies outside the payload"),
+        }
+    }
+}
+
+impl<'a> Payload<'a> {
+    /// Checks `bytes` and decodes the manifest.
+    ///
+    /// # Errors
+    /// A [`PayloadError`] that says what is wrong; nothing is read past the end of `bytes` in any case.
+    pub fn read(bytes: &'a [u8]) -> Result<Self, PayloadError> {
+        let header = bytes.get(..HEADER_BYTES).ok_or(PayloadError::Truncated)?;
+        if header[..8] != MAGIC {
+            return Err(PayloadError::NotAPayload);
+        }
+        let version = word(header, 8);
+        if version != VERSION {
+            return Err(PayloadError::Version(version));
+        }
+
+        let manifest_bytes = word(header, 12) as usize;
+        let encoded = bytes[HEADER_BYTES..].get(..manifest_bytes).ok_or(PayloadError::Truncated)?;
+        if CRC.checksum(encoded) != word(header, 16) {
+            return Err(PayloadError::Damaged);
+        }
+        let manifest: Manifest = postcard::from_bytes(encoded).map_err(|_| PayloadError::Undecodable)?;
+
+        let payload = Self { bytes, manifest };
+        for (index, vm) in payload.manifest.vms.iter().enumerate() {
+            for blob in core::iter::once(&vm.kernel).chain(vm.initrd.as_ref()) {
+                if payload.find(blob).is_none() {
+                    return Err(PayloadError::BlobOutside(index));
+                }
+            }
+        }
+        Ok(payload)
+    }
+
+    /// The bytes of a blob that the manifest names.
+    #[must_use]
+    pub fn blob(&self, blob: &Blob) -> &'a [u8] {
+        // Blobs of the manifest were checked in `read`; one from elsewhere is empty rather than a panic.
+        self.find(blob).unwrap_or(&[])
+    }
+
+    fn find(&self, blob: &Blob) -> Option<&'a [u8]> {
+        let start = usize::try_from(blob.offset).ok()?;
+        let bytes = usize::try_from(blob.bytes).ok()?;
+        self.bytes.get(start..start.checked_add(bytes)?)
+    }
+}
+
+fn word(header: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]])
+}
+
+/// Puts a payload together.
+#[derive(Debug, Default)]
+pub struct Builder {
+    vms: Vec<VmConfig>,
+    exit_when_idle: bool,
+    /// Blobs with offsets counted from the end of the manifest, which is not known before [`Builder::finish`].
+    blobs: Vec<u8>,
+}
+
+impl Builder {
+    /// An empty payload; `exit_when_idle` as in [`Manifest`].
+    #[must_use]
+    pub fn new(exit_when_idle: bool) -> Self {
+        Self { vms: Vec::new(), exit_when_idle, blobs: Vec::new() }
+    }
+
+    /// Adds the bytes of a file; equal files may be added once and named by several VMs.
+    pub fn add_blob(&mut self, bytes: &[u8]) -> Blob {
+        let offset = self.blobs.len();
+        self.blobs.extend_from_slice(bytes);
+        self.blobs.resize(self.blobs.len().next_multiple_of(BLOB_ALIGN), 0);
+        Blob { offset: offset as u64, bytes: bytes.len() as u64 }
+    }
+
+    /// Adds a VM whose blobs came from [`Builder::add_blob`].
+    pub fn add_vm(&mut self, vm: VmConfig) {
+        self.vms.push(vm);
+    }
+
+    /// The finished payload.
+    ///
+    /// # Errors
+    /// When the manifest cannot be encoded or would exceed 4 GiB.
+    pub fn finish(self) -> Result<Vec<u8>, postcard::Error> {
+        // Offsets are varints, so the manifest's length depends on them: leave room for the longest and place the
+        // blobs behind that.
+        let unplaced = Manifest { vms: self.vms, exit_when_idle: self.exit_when_idle };
+        let longest = postcard::to_allocvec(&moved(&unplaced, u64::MAX >> 1))?.len();
+        let base = (HEADER_BYTES + longest).next_multiple_of(BLOB_ALIGN);
+        let encoded = postcard::to_allocvec(&moved(&unplaced, base as u64))?;
+        let manifest_bytes = u32::try_from(encoded.len()).map_err(|_| postcard::Error::SerializeBufferFull)?;
+
+        let mut out = Vec::with_capacity(base + self.blobs.len());
+        out.extend_from_slice(&MAGIC);
+        out.extend_from_slice(&VERSION.to_le_bytes());
+        out.extend_from_slice(&manifest_bytes.to_le_bytes());
+        out.extend_from_slice(&CRC.checksum(&encoded).to_le_bytes());
+        out.resize(HEADER_BYTES, 0);
+        out.extend_from_slice(&encoded);
+        out.resize(base, 0);
+        out.extend_from_slice(&self.blobs);
+        Ok(out)
+    }
+}
+
+/// The manifest with every blob `by` bytes further on.
+fn moved(manifest: &Manifest, by: u64) -> Manifest {
+    let mut moved = manifest.clone();
+    for vm in &mut moved.vms {
+        vm.kernel.offset += by;
+        if let Some(initrd) = &mut vm.initrd {
+            initrd.offset += by;
+        }
+    }
+    moved
+}

@@ -1,0 +1,139 @@
+use alloc::string::ToString;
+use alloc::vec;
+use alloc::vec::Vec;
+
+use proptest::prelude::{any, prop, proptest};
+
+use crate::control::{self, Command, FRAME_LIMIT, FrameError, Line, Message, Receiver, Request};
+use crate::counters::{ExitReason, VcpuCounters};
+use crate::payload::{ApicMode, Blob, Builder, Payload, PayloadError, VmConfig};
+
+fn vm(kernel: Blob, initrd: Option<Blob>) -> VmConfig {
+    VmConfig {
+        name: "test".to_string(),
+        vcpus: 4,
+        memory_bytes: 512 << 20,
+        kernel,
+        initrd,
+        cmdline: "console=ttyS0".to_string(),
+        apic: ApicMode::X2Apic,
+    }
+}
+
+fn payload_with(kernel: &[u8], initrd: &[u8]) -> Vec<u8> {
+    let mut builder = Builder::new(true);
+    let kernel = builder.add_blob(kernel);
+    let initrd = builder.add_blob(initrd);
+    builder.add_vm(vm(kernel, Some(initrd)));
+    builder.finish().expect("encodes")
+}
+
+#[test]
+fn payload_gives_back_what_was_put_in() {
+    let bytes = payload_with(b"kernel", &[7; 5000]);
+    let payload = Payload::read(&bytes).expect("reads");
+    let vm = &payload.manifest.vms[0];
+    assert_eq!(payload.blob(&vm.kernel), b"kernel");
+    assert_eq!(payload.blob(&vm.initrd.expect("was added")), &[7; 5000]);
+    assert_eq!(vm.kernel.offset % 4096, 0);
+}
+
+#[test]
+fn payload_cut_anywhere_is_refused_without_panic() {
+    let bytes = payload_with(b"kernel", &[7; 100]);
+    let needed = bytes.len() - (4096 - 100);
+    for end in 0..needed {
+        assert!(Payload::read(&bytes[..end]).is_err(), "accepted when cut at {end}");
+    }
+}
+
+#[test]
+fn payload_of_another_version_is_named() {
+    let mut bytes = payload_with(b"k", b"i");
+    bytes[8] = 99;
+    assert_eq!(Payload::read(&bytes).err(), Some(PayloadError::Version(99)));
+}
+
+#[test]
+fn blob_whose_end_wraps_around_is_refused() {
+    let mut builder = Builder::new(true);
+    builder.add_vm(vm(Blob { offset: 8, bytes: u64::MAX - 4 }, None));
+    let bytes = builder.finish().expect("encodes");
+    assert_eq!(Payload::read(&bytes).err(), Some(PayloadError::BlobOutside(0)));
+}
+
+#[test]
+fn frame_survives_the_line() {
+    let request = Request { id: 7, command: Command::Input { vm: 0, line: Line::Console, bytes: vec![0, 1, 0, 255] } };
+    let frame = control::encode(&request).expect("fits");
+    assert_eq!(frame.iter().position(|&b| b == 0), Some(frame.len() - 1));
+    assert_eq!(received::<Request>(&frame), vec![Ok(request)]);
+}
+
+#[test]
+fn receiver_finds_the_next_frame_after_garbage() {
+    let request = Request { id: 1, command: Command::List };
+    let mut stream = vec![3, 1, 4, 1, 5, 0];
+    stream.extend(vec![9; 3 * FRAME_LIMIT]);
+    stream.push(0);
+    stream.extend(control::encode(&request).expect("fits"));
+    let got = received::<Request>(&stream);
+    assert!(matches!(got[0], Err(FrameError::Malformed | FrameError::Damaged)));
+    assert_eq!(got[1], Err(FrameError::TooLong));
+    assert_eq!(got[2], Ok(request));
+}
+
+#[test]
+fn any_flipped_bit_is_noticed() {
+    let request = Request { id: 5, command: Command::Stop { vm: 3 } };
+    let frame = control::encode(&request).expect("fits");
+    for bit in 0..(frame.len() - 1) * 8 {
+        let mut damaged = frame.clone();
+        damaged[bit / 8] ^= 1 << (bit % 8);
+        assert!(received::<Request>(&damaged).iter().all(Result::is_err), "bit {bit} went unnoticed");
+    }
+}
+
+#[test]
+fn frame_of_another_version_is_named() {
+    let mut plain = vec![42];
+    plain.extend(crc::Crc::<u32>::new(&crc::CRC_32_ISO_HDLC).checksum(&[42]).to_le_bytes());
+    assert_eq!(control::decode::<Request>(&cobs::encode_vec(&plain)), Err(FrameError::Version(42)));
+}
+
+#[test]
+fn largest_messages_fit_a_frame() {
+    let counters = VcpuCounters {
+        entries: u64::MAX,
+        exits: [u64::MAX; ExitReason::COUNT],
+        irq_injections: u64::MAX,
+        nmi_injections: u64::MAX,
+        exception_injections: u64::MAX,
+        blocks: u64::MAX,
+        migrations: u64::MAX,
+        tlb_flushes: u64::MAX,
+        guest_ticks: u64::MAX,
+        host_ticks: u64::MAX,
+        wait_ticks: u64::MAX,
+    };
+    let vcpus = vec![counters; control::STATS_CHUNK];
+    let stats = control::Answer::Stats { vm: u32::MAX, first: u32::MAX, at_ns: u64::MAX, vcpus };
+    control::encode(&Message::Reply { id: u32::MAX, result: Ok(stats) }).expect("fits");
+
+    let bytes = vec![255; control::CONSOLE_CHUNK];
+    control::encode(&Message::Console { vm: u32::MAX, line: Line::Agent, at_ns: u64::MAX, bytes }).expect("fits");
+}
+
+proptest! {
+    #[test]
+    fn no_byte_stream_makes_the_receiver_panic(stream in prop::collection::vec(any::<u8>(), 0..2000)) {
+        let _ = received::<Request>(&stream);
+        let _ = received::<Message>(&stream);
+        let _ = Payload::read(&stream);
+    }
+}
+
+fn received<T: serde::de::DeserializeOwned>(stream: &[u8]) -> Vec<Result<T, FrameError>> {
+    let mut receiver = Receiver::default();
+    stream.iter().filter_map(|&byte| receiver.push(byte)).collect()
+}
