@@ -1,0 +1,90 @@
+//! Numbers of model-specific registers.
+
+/// Time stamp counter.
+pub const TSC: u32 = 0x10;
+/// Base address and mode of the local APIC.
+pub const APIC_BASE: u32 = 0x1b;
+/// Offset that software added to the TSC.
+pub const TSC_ADJUST: u32 = 0x3b;
+/// Microcode revision.
+pub const PATCH_LEVEL: u32 = 0x8b;
+/// What the memory-type range registers offer.
+pub const MTRR_CAP: u32 = 0xfe;
+/// SYSENTER code segment.
+pub const SYSENTER_CS: u32 = 0x174;
+/// SYSENTER stack pointer.
+pub const SYSENTER_ESP: u32 = 0x175;
+/// SYSENTER instruction pointer.
+pub const SYSENTER_EIP: u32 = 0x176;
+/// Debug control.
+pub const DEBUG_CTL: u32 = 0x1d9;
+/// First variable memory-type range: base and mask alternate from here.
+pub const MTRR_PHYS_BASE_0: u32 = 0x200;
+/// Last register of the eighth variable range.
+pub const MTRR_PHYS_MASK_7: u32 = 0x20f;
+/// Fixed range 64K.
+pub const MTRR_FIX_64K: u32 = 0x250;
+/// First of two fixed ranges 16K.
+pub const MTRR_FIX_16K_0: u32 = 0x258;
+/// Second of two fixed ranges 16K.
+pub const MTRR_FIX_16K_1: u32 = 0x259;
+/// First of eight fixed ranges 4K.
+pub const MTRR_FIX_4K_0: u32 = 0x268;
+/// Last of eight fixed ranges 4K.
+pub const MTRR_FIX_4K_7: u32 = 0x26f;
+/// Page attribute table.
+pub const PAT: u32 = 0x277;
+/// Default memory type.
+pub const MTRR_DEF_TYPE: u32 = 0x2ff;
+/// TSC deadline of the local APIC's timer.
+pub const TSC_DEADLINE: u32 = 0x6e0;
+/// First register of the x2APIC.
+pub const X2APIC_FIRST: u32 = 0x800;
+/// End of interrupt.
+pub const X2APIC_EOI: u32 = 0x80b;
+/// Interrupt command.
+pub const X2APIC_ICR: u32 = 0x830;
+/// Last register number of the x2APIC's range.
+pub const X2APIC_LAST: u32 = 0x8ff;
+/// Extended features.
+pub const EFER: u32 = 0xc000_0080;
+/// SYSCALL targets.
+pub const STAR: u32 = 0xc000_0081;
+/// SYSCALL target, 64-bit.
+pub const LSTAR: u32 = 0xc000_0082;
+/// SYSCALL target, compatibility mode.
+pub const CSTAR: u32 = 0xc000_0083;
+/// SYSCALL flag mask.
+pub const SFMASK: u32 = 0xc000_0084;
+/// FS base.
+pub const FS_BASE: u32 = 0xc000_0100;
+/// GS base.
+pub const GS_BASE: u32 = 0xc000_0101;
+/// GS base that SWAPGS brings in.
+pub const KERNEL_GS_BASE: u32 = 0xc000_0102;
+/// What RDTSCP and RDPID give besides the TSC.
+pub const TSC_AUX: u32 = 0xc000_0103;
+/// First performance event select register of the K7.
+pub const K7_EVNTSEL0: u32 = 0xc001_0000;
+/// Last performance counter of the K7.
+pub const K7_PERFCTR3: u32 = 0xc001_0007;
+/// System configuration.
+pub const SYSCFG: u32 = 0xc001_0010;
+/// Hardware configuration.
+pub const HWCR: u32 = 0xc001_0015;
+/// Top of memory below 4 GiB.
+pub const TOP_MEM: u32 = 0xc001_001a;
+/// Top of memory above 4 GiB.
+pub const TOP_MEM2: u32 = 0xc001_001d;
+/// Northbridge configuration.
+pub const NB_CFG: u32 = 0xc001_001f;
+/// Interrupt pending and C1E.
+pub const INT_PENDING: u32 = 0xc001_0055;
+/// SVM control: bit 4 (SVMDIS) locks SVM off.
+pub const VM_CR: u32 = 0xc001_0114;
+/// Physical address of the host save area.
+pub const VM_HSAVE_PA: u32 = 0xc001_0117;
+/// Data cache configuration.
+pub const DC_CFG: u32 = 0xc001_1022;
+/// Decode configuration.
+pub const DE_CFG: u32 = 0xc001_1029;
