@@ -1,0 +1,187 @@
+//! The ACPI tables: how a guest finds its processors, interrupt controllers, serial ports, clock, and the off switch.
+//!
+//! ```text
+//! RSDP -> XSDT -> FADT (hardware-reduced) -> DSDT: \_S5, COM1, COM2, RTC
+//!              -> MADT: one local APIC per vCPU, one I/O APIC
+//! ```
+//!
+//! Hardware-reduced means: no PIC, no PIT, no power management timer, no SCI, no FACS, no fixed registers other than
+//! sleep control, sleep status and reset. Linux then assumes no ISA interrupt either, so that the defaults for
+//! IRQ 0-15 (edge, active high, identity mapped) do not exist. The serial ports therefore name their I/O APIC pin by an
+//! *extended* interrupt descriptor, whose trigger mode and polarity Linux takes as they are; for the short ISA
+//! descriptor it would ask for a legacy override first. For the same reason the clock is declared here, without an
+//! interrupt: undeclared, Linux makes one up that uses IRQ 8, and then fails to get it.
+
+use alloc::vec::Vec;
+
+use abi::payload::MAX_VCPUS;
+use acpi_tables::aml::{Device, EISAName, IO, Interrupt, Name, Package, ResourceTemplate, Scope};
+use acpi_tables::fadt::{FADT, FADTBuilder, Flags};
+use acpi_tables::gas::{AccessSize, AddressSpace, GAS};
+use acpi_tables::madt::{EnabledStatus, IoApic, ProcessorLocalApic};
+use acpi_tables::rsdp::Rsdp;
+use acpi_tables::sdt::Sdt;
+use acpi_tables::xsdt::XSDT;
+use acpi_tables::{Aml, AmlSink};
+use addr::Gpa;
+
+use crate::layout::{
+    IO_APIC, LOCAL_APIC, RESET_PORT, RESET_STUB, RESET_VALUE, RSDP, RTC_PORT, SERIAL_PORTS, SLEEP_CONTROL_PORT,
+    SLEEP_STATUS_PORT, SLEEP_TYPE_OFF,
+};
+use crate::{GuestMemory, OutsideMemory};
+
+const OEM: [u8; 6] = *b"DUNLIN";
+const OEM_TABLE: [u8; 8] = *b"DUNLINVM";
+const OEM_REVISION: u32 = 1;
+const HEADER_BYTES: u32 = 36;
+
+/// First APIC id that only an x2APIC entry can name: 255 is the broadcast of the xAPIC.
+const FIRST_X2APIC_ID: u32 = 255;
+/// Register index of the century byte in the clock's memory.
+const RTC_CENTURY: u8 = 0x32;
+
+/// IAPC_BOOT_ARCH bit 2: do not touch VGA. Clear are "legacy devices", "8042", and bit 5, "no CMOS clock".
+const NO_VGA: u16 = 1 << 2;
+
+// The largest MADT has an entry of 16 bytes per vCPU; 4 KiB are ample for all the rest.
+const _: () = assert!(RSDP.0 + 4096 + 16 * MAX_VCPUS as u64 <= RESET_STUB.0);
+
+/// Writes the tables for a guest with `vcpus` vCPUs, at most [`MAX_VCPUS`].
+pub(crate) fn write(vcpus: u32, memory: &mut impl GuestMemory) -> Result<(), OutsideMemory> {
+    tables(vcpus).into_iter().try_for_each(|(gpa, table)| memory.write(gpa, &table))
+}
+
+/// The tables with their addresses, the RSDP last: it needs the address of the XSDT, and that all others.
+pub(crate) fn tables(vcpus: u32) -> Vec<(Gpa, Vec<u8>)> {
+    let mut tables = Vec::new();
+    let mut next = Gpa(RSDP.0 + Rsdp::len() as u64);
+    let mut place = |table: Vec<u8>| {
+        let gpa = Gpa(next.0.next_multiple_of(16));
+        next = Gpa(gpa.0 + table.len() as u64);
+        tables.push((gpa, table));
+        gpa
+    };
+
+    let dsdt = place(dsdt());
+    let fadt = place(bytes(&fadt(dsdt)));
+    let madt = place(madt(vcpus));
+    let mut xsdt = XSDT::new(OEM, OEM_TABLE, OEM_REVISION);
+    xsdt.add_entry(fadt.0);
+    xsdt.add_entry(madt.0);
+    let xsdt = place(bytes(&xsdt));
+
+    tables.push((RSDP, bytes(&Rsdp::new(OEM, xsdt.0))));
+    tables
+}
+
+/// Fixed ACPI description table (ACPI 6.5, 5.2.9).
+fn fadt(dsdt: Gpa) -> FADT {
+    let mut fadt = FADTBuilder::new(OEM, OEM_TABLE, OEM_REVISION)
+        .dsdt_64(dsdt.0)
+        .flag(Flags::HwReducedAcpi)
+        .flag(Flags::ResetRegSup)
+        .flag(Flags::Wbinvd)
+        // There are no fixed power and sleep buttons and no wake-up by the clock; the flags are set to say so.
+        .flag(Flags::PwrButton)
+        .flag(Flags::SlpButton)
+        .flag(Flags::FixRtc);
+    fadt.iapc_boot_arch = NO_VGA.into();
+    fadt.century = RTC_CENTURY;
+    fadt.reset_reg = io_register(RESET_PORT);
+    fadt.reset_value = RESET_VALUE;
+    fadt.sleep_control_reg = io_register(SLEEP_CONTROL_PORT);
+    fadt.sleep_status_reg = io_register(SLEEP_STATUS_PORT);
+    fadt.finalize()
+}
+
+fn io_register(port: u16) -> GAS {
+    GAS::new(AddressSpace::SystemIo, 8, 0, AccessSize::ByteAccess, u64::from(port))
+}
+
+/// Multiple APIC description table (ACPI 6.5, 5.2.12): APIC id and processor uid are the vCPU's index.
+fn madt(vcpus: u32) -> Vec<u8> {
+    let mut body = Vec::new();
+    body.dword(low(LOCAL_APIC));
+    body.dword(0); // flags: no 8259s
+
+    for vcpu in 0..vcpus {
+        match u8::try_from(vcpu) {
+            Ok(id) if vcpu < FIRST_X2APIC_ID => {
+                ProcessorLocalApic::new(id, id, EnabledStatus::Enabled).to_aml_bytes(&mut body);
+            }
+            _ => local_x2apic(vcpu, &mut body),
+        }
+    }
+    IoApic::new(0, low(IO_APIC), 0).to_aml_bytes(&mut body);
+
+    let mut madt = Sdt::new(*b"APIC", HEADER_BYTES, 5, OEM, OEM_TABLE, OEM_REVISION);
+    madt.append_slice(&body);
+    bytes(&madt)
+}
+
+/// Processor local x2APIC structure (ACPI 6.5, 5.2.12.12).
+fn local_x2apic(id: u32, body: &mut Vec<u8>) {
+    body.byte(9); // type
+    body.byte(16); // length
+    body.word(0);
+    body.dword(id);
+    body.dword(1); // enabled
+    body.dword(id); // processor uid
+}
+
+/// Differentiated system description table: what cannot be found by looking.
+fn dsdt() -> Vec<u8> {
+    let off = Name::new("\\_S5_".into(), &Package::new([&SLEEP_TYPE_OFF as &dyn Aml, &SLEEP_TYPE_OFF].into()));
+    let devices: Vec<Vec<u8>> = SERIAL_PORTS
+        .iter()
+        .zip(["COM1", "COM2"])
+        .zip(1..)
+        .map(|((&(port, pin), name), uid)| serial_port(name, uid, port, pin))
+        .chain([real_time_clock()])
+        .collect();
+
+    let mut dsdt = Sdt::new(*b"DSDT", HEADER_BYTES, 2, OEM, OEM_TABLE, OEM_REVISION);
+    dsdt.append_slice(&bytes(&off));
+    dsdt.append_slice(&Scope::raw("\\_SB_".into(), devices.concat()));
+    bytes(&dsdt)
+}
+
+/// A 16550A at `port`, edge triggered and active high at pin `pin` of the I/O APIC.
+fn serial_port(name: &'static str, uid: u8, port: u16, pin: u32) -> Vec<u8> {
+    let ports = IO::new(port, port, 1, 8);
+    let interrupt = Interrupt::new(true, true, false, false, pin);
+    let resources = ResourceTemplate::new([&ports as &dyn Aml, &interrupt].into());
+    bytes(&Device::new(
+        name.into(),
+        [
+            &Name::new("_HID".into(), &EISAName::new("PNP0501")) as &dyn Aml,
+            &Name::new("_UID".into(), &uid),
+            &Name::new("_DDN".into(), &name),
+            &Name::new("_CRS".into(), &resources),
+        ]
+        .into(),
+    ))
+}
+
+/// The clock, without an interrupt: it tells the time and nothing else.
+fn real_time_clock() -> Vec<u8> {
+    let ports = IO::new(RTC_PORT, RTC_PORT, 1, 2);
+    let resources = ResourceTemplate::new([&ports as &dyn Aml].into());
+    bytes(&Device::new(
+        "RTC_".into(),
+        [&Name::new("_HID".into(), &EISAName::new("PNP0B00")) as &dyn Aml, &Name::new("_CRS".into(), &resources)]
+            .into(),
+    ))
+}
+
+fn bytes(table: &dyn Aml) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    table.to_aml_bytes(&mut bytes);
+    bytes
+}
+
+/// A register's address as the 32-bit fields hold it.
+fn low(gpa: Gpa) -> u32 {
+    u32::try_from(gpa.0).expect("the APICs' registers lie below 4 GiB")
+}

@@ -1,0 +1,206 @@
+//! Linux bzImage by the 64-bit boot protocol (Linux `Documentation/arch/x86/boot.rst`).
+//!
+//! ```text
+//! 0                      boot sector, setup header at 0x1f1
+//! 512                    real-mode setup code: not used here
+//! 512 * (setup_sects+1)  the kernel that unpacks itself: goes to pref_address, entered at +0x200
+//! ```
+//!
+//! The kernel unpacks itself around the place where it was loaded, and needs `init_size` bytes from there for that.
+//! The zero page tells it the rest: its own setup header, filled in, and the memory map.
+
+use alloc::string::String;
+
+use addr::{Gpa, GpaRange};
+
+use crate::bytes::{array_at, put, u16_at, u32_at, u64_at};
+use crate::layout::{BOOT_INFORMATION, BOOT_PAGE_TABLES, CMDLINE, CMDLINE_BYTES, HIGH_RAM, HOLE, RSDP, memory_map};
+use crate::{Boot, Error, GuestMemory, Mode, OutsideMemory, long_mode};
+
+/// Offsets of the setup header's fields, the same in the file and in the zero page.
+mod header {
+    pub(super) const SETUP_SECTS: usize = 0x1f1;
+    pub(super) const SYSSIZE: usize = 0x1f4;
+    /// Its second byte is the distance from 0x202 to the end of the header.
+    pub(super) const JUMP: usize = 0x200;
+    pub(super) const MAGIC: usize = 0x202;
+    pub(super) const VERSION: usize = 0x206;
+    pub(super) const KERNEL_VERSION: usize = 0x20e;
+    pub(super) const TYPE_OF_LOADER: usize = 0x210;
+    pub(super) const LOADFLAGS: usize = 0x211;
+    pub(super) const RAMDISK_IMAGE: usize = 0x218;
+    pub(super) const RAMDISK_SIZE: usize = 0x21c;
+    pub(super) const CMD_LINE_PTR: usize = 0x228;
+    pub(super) const INITRD_ADDR_MAX: usize = 0x22c;
+    pub(super) const XLOADFLAGS: usize = 0x236;
+    pub(super) const CMDLINE_SIZE: usize = 0x238;
+    pub(super) const PREF_ADDRESS: usize = 0x258;
+    pub(super) const INIT_SIZE: usize = 0x260;
+    /// End of the last field that protocol 2.12 has.
+    pub(super) const END_2_12: usize = 0x268;
+}
+
+/// Offsets of the zero page's own fields (`boot_params`).
+mod zero_page {
+    pub(super) const ACPI_RSDP_ADDR: usize = 0x70;
+    pub(super) const E820_ENTRIES: usize = 0x1e8;
+    /// End of the room for the setup header.
+    pub(super) const HEADER_END: usize = 0x290;
+    pub(super) const E820_TABLE: usize = 0x2d0;
+    pub(super) const E820_ENTRY_BYTES: usize = 20;
+    pub(super) const BYTES: usize = 4096;
+}
+
+const MAGIC: &[u8; 4] = b"HdrS";
+const SECTOR: usize = 512;
+/// First protocol with `xloadflags`.
+const OLDEST_PROTOCOL: u16 = 0x020c;
+const LOADED_HIGH: u8 = 1 << 0;
+const XLF_KERNEL_64: u16 = 1 << 0;
+/// Distance from the load address to the 64-bit entry.
+const ENTRY_64: u64 = 0x200;
+/// "Boot loader without a number of its own."
+const LOADER_UNKNOWN: u8 = 0xff;
+
+/// Whether `kernel` claims to be a bzImage.
+pub(crate) fn is_one(kernel: &[u8]) -> bool {
+    array_at(kernel, header::MAGIC).as_ref() == Some(MAGIC)
+}
+
+/// A bzImage whose header was checked.
+pub(crate) struct Image<'a> {
+    file: &'a [u8],
+    /// Where the part that unpacks itself starts in the file.
+    payload: usize,
+    /// Load address, and the bytes that the kernel needs from there.
+    range: GpaRange,
+    cmdline_size: u32,
+    initrd_addr_max: u32,
+}
+
+impl<'a> Image<'a> {
+    /// Checks the header of a file for which [`is_one`] holds.
+    pub(crate) fn parse(file: &'a [u8]) -> Result<Self, Error> {
+        let truncated = |needs: usize| Error::Truncated { needs: needs as u64, has: file.len() as u64 };
+        let too_short = truncated(header::END_2_12);
+
+        let version = u16_at(file, header::VERSION).ok_or(too_short)?;
+        if version < OLDEST_PROTOCOL {
+            return Err(Error::ProtocolTooOld { version });
+        }
+        // All fields read below lie before its end.
+        if file.len() < header::END_2_12 {
+            return Err(too_short);
+        }
+        let byte = |offset: usize| file.get(offset).copied().ok_or(too_short);
+        if byte(header::LOADFLAGS)? & LOADED_HIGH == 0 {
+            return Err(Error::LoadedLow);
+        }
+        if u16_at(file, header::XLOADFLAGS).ok_or(too_short)? & XLF_KERNEL_64 == 0 {
+            return Err(Error::NoEntry64);
+        }
+
+        // A setup_sects of 0 means 4, for kernels older than the protocol.
+        let setup_sects = match byte(header::SETUP_SECTS)? {
+            0 => 4,
+            sectors => usize::from(sectors),
+        };
+        let payload = (setup_sects + 1) * SECTOR;
+        let syssize = u64::from(u32_at(file, header::SYSSIZE).ok_or(too_short)?) * 16;
+        let needs = payload as u64 + syssize.max(ENTRY_64 + 1);
+        let has = file.len() as u64;
+        if has < needs {
+            return Err(Error::Truncated { needs, has });
+        }
+
+        // The file may go on after syssize, by a signature for instance; everything is loaded, and must fit.
+        let start = u64_at(file, header::PREF_ADDRESS).ok_or(too_short)?;
+        let init_size = u64::from(u32_at(file, header::INIT_SIZE).ok_or(too_short)?);
+        let bytes = init_size.max(has - payload as u64);
+        let range = GpaRange::new(Gpa(start), bytes)
+            .filter(|range| HIGH_RAM <= range.start && range.end() <= HOLE)
+            .ok_or(Error::LoadAddress { start, bytes })?;
+
+        Ok(Self {
+            file,
+            payload,
+            range,
+            cmdline_size: u32_at(file, header::CMDLINE_SIZE).ok_or(too_short)?,
+            initrd_addr_max: u32_at(file, header::INITRD_ADDR_MAX).ok_or(too_short)?,
+        })
+    }
+
+    /// The version string in the setup code, up to its NUL; none if the header points nowhere.
+    pub(crate) fn version(&self) -> Option<String> {
+        let offset = usize::from(u16_at(self.file, header::KERNEL_VERSION)?).checked_add(SECTOR)?;
+        let text = self.file.get(offset..self.payload)?;
+        let text = text.split(|byte| *byte == 0).next()?;
+        let printable = !text.is_empty() && text.iter().all(|byte| matches!(byte, b' '..=b'~'));
+        printable.then(|| text.iter().copied().map(char::from).collect())
+    }
+
+    pub(crate) fn range(&self) -> GpaRange {
+        self.range
+    }
+
+    pub(crate) fn cmdline_limit(&self) -> usize {
+        usize::try_from(self.cmdline_size).unwrap_or(usize::MAX).min(CMDLINE_BYTES - 1)
+    }
+
+    pub(crate) fn initrd_end(&self) -> u64 {
+        u64::from(self.initrd_addr_max) + 1
+    }
+
+    pub(crate) fn entry(&self) -> Mode {
+        Mode::Long64 {
+            rip: Gpa(self.range.start.0 + ENTRY_64),
+            rsi: BOOT_INFORMATION,
+            cr3: BOOT_PAGE_TABLES,
+            gdt: long_mode::GDTR,
+        }
+    }
+
+    pub(crate) fn load(&self, memory: &mut impl GuestMemory) -> Result<(), OutsideMemory> {
+        memory.write(self.range.start, &self.file[self.payload..])
+    }
+
+    pub(crate) fn write_zero_page(
+        &self,
+        boot: &Boot<'_>,
+        initrd: Option<GpaRange>,
+        memory: &mut impl GuestMemory,
+    ) -> Result<(), OutsideMemory> {
+        let mut page = [0; zero_page::BYTES];
+
+        // The header as it is in the file, as far as it goes.
+        let header_end = header::MAGIC + usize::from(self.file[header::JUMP + 1]);
+        let header =
+            header::SETUP_SECTS..header_end.clamp(header::END_2_12, zero_page::HEADER_END).min(self.file.len());
+        put(&mut page, header.start, &self.file[header.clone()]);
+
+        page[header::TYPE_OF_LOADER] = LOADER_UNKNOWN;
+        put(&mut page, header::CMD_LINE_PTR, &low(CMDLINE.0).to_le_bytes());
+        if let Some(initrd) = initrd {
+            put(&mut page, header::RAMDISK_IMAGE, &low(initrd.start.0).to_le_bytes());
+            put(&mut page, header::RAMDISK_SIZE, &low(initrd.bytes()).to_le_bytes());
+        }
+
+        put(&mut page, zero_page::ACPI_RSDP_ADDR, &RSDP.0.to_le_bytes());
+        let mut entries = 0;
+        for entry in memory_map(boot.memory_bytes) {
+            let at = zero_page::E820_TABLE + usize::from(entries) * zero_page::E820_ENTRY_BYTES;
+            put(&mut page, at, &entry.range.start.0.to_le_bytes());
+            put(&mut page, at + 8, &entry.range.bytes().to_le_bytes());
+            put(&mut page, at + 16, &(entry.kind as u32).to_le_bytes());
+            entries += 1;
+        }
+        page[zero_page::E820_ENTRIES] = entries;
+
+        memory.write(BOOT_INFORMATION, &page)
+    }
+}
+
+/// An address or length below the hole, as the 32-bit fields hold it.
+fn low(value: u64) -> u32 {
+    u32::try_from(value).expect("boot information, command line and initrd lie below the hole at 3 GiB")
+}

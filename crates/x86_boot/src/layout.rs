@@ -1,0 +1,105 @@
+//! The guest's physical address space: what lies where.
+//!
+//! ```text
+//! 0x0000_0000  4 KiB      free (real-mode vectors)
+//! 0x0000_1000  4 KiB      boot GDT                                      Long64 only
+//! 0x0000_2000  24 KiB     boot page tables: 4 GiB identity, 2 MiB pages Long64 only
+//! 0x0000_8000  4 KiB      zero page (bzImage) or hvm_start_info (PVH)
+//! 0x0001_0000  64 KiB     command line, NUL-terminated
+//! 0x0009_fc00             end of the low RAM that the memory map offers
+//! 0x000e_0000  128 KiB-16 ACPI tables, the RSDP first                   reserved in the memory map
+//! 0x000f_fff0  16         reset stub                                    reserved in the memory map
+//! 0x0010_0000             kernel from its own address on; initrd as high as it fits below the hole
+//! 0xc000_0000  1 GiB      hole: no RAM
+//!   0xfec0_0000  4 KiB      I/O APIC
+//!   0xfee0_0000  4 KiB      local APIC
+//! 0x1_0000_0000           the rest of the RAM
+//! ```
+//!
+//! What lies below 1 MiB is RAM throughout: the memory map hides a part of it, nothing decodes there.
+//! The boot structures in low RAM are for the kernel to copy and overwrite, so the map calls them usable.
+
+use addr::{Gpa, GpaRange};
+
+use crate::checked_range;
+
+/// Boot GDT (see [`crate::long64`]).
+pub const BOOT_GDT: Gpa = Gpa(0x1000);
+/// Root of the boot page tables; five more tables follow it.
+pub const BOOT_PAGE_TABLES: Gpa = Gpa(0x2000);
+/// Linux' zero page, or PVH's start information with its lists.
+pub const BOOT_INFORMATION: Gpa = Gpa(0x8000);
+/// The command line.
+pub const CMDLINE: Gpa = Gpa(0x1_0000);
+/// Room for the command line, with its NUL.
+pub const CMDLINE_BYTES: usize = 0x1_0000;
+/// End of the RAM below 640 KiB that the memory map offers: above is where PCs keep the extended BIOS data area.
+pub const LOW_RAM_END: Gpa = Gpa(0x9_fc00);
+/// ACPI root pointer; the other tables follow.
+pub const RSDP: Gpa = Gpa(0xe_0000);
+/// Where a jump to the reset vector in real mode, F000:FFF0, ends up.
+pub const RESET_STUB: Gpa = Gpa(0xf_fff0);
+/// First address that a kernel may be loaded to.
+pub const HIGH_RAM: Gpa = Gpa(0x10_0000);
+/// End of the RAM below 4 GiB, when the guest has that much.
+pub const HOLE: Gpa = Gpa(3 << 30);
+/// The I/O APIC's registers.
+pub const IO_APIC: Gpa = Gpa(0xfec0_0000);
+/// The local APIC's registers, in xAPIC mode.
+pub const LOCAL_APIC: Gpa = Gpa(0xfee0_0000);
+/// Where the RAM goes on that did not fit below the hole.
+pub const RAM_ABOVE_4G: Gpa = Gpa(4 << 30);
+
+/// I/O port of the ACPI sleep control register (8 bits).
+pub const SLEEP_CONTROL_PORT: u16 = 0x600;
+/// I/O port of the ACPI sleep status register (8 bits).
+pub const SLEEP_STATUS_PORT: u16 = 0x601;
+/// SLP_TYP that turns the machine off (`\_S5`).
+pub const SLEEP_TYPE_OFF: u8 = 5;
+/// I/O port of the reset register, where chipsets of PCs have theirs.
+pub const RESET_PORT: u16 = 0xcf9;
+/// Value that resets the machine.
+pub const RESET_VALUE: u8 = 6;
+/// First I/O ports of the serial ports COM1 and COM2, and their I/O APIC pins.
+pub const SERIAL_PORTS: [(u16, u32); 2] = [(0x3f8, 4), (0x2f8, 3)];
+/// I/O port of the real-time clock's index register; data is the next.
+pub const RTC_PORT: u16 = 0x70;
+
+/// Where `memory_bytes` of RAM lie: one range from 0 up to the hole, and the rest from 4 GiB.
+pub fn ram_layout(memory_bytes: u64) -> impl Iterator<Item = GpaRange> {
+    let below = memory_bytes.min(HOLE.0);
+    // More than the address space holds cannot be had; cut here, the allocator of the frames refuses it.
+    let above = (memory_bytes - below).min(u64::MAX - RAM_ABOVE_4G.0);
+    [GpaRange::new(Gpa(0), below), GpaRange::new(RAM_ABOVE_4G, above)]
+        .into_iter()
+        .flatten()
+        .filter(|range| range.bytes() > 0)
+}
+
+/// One entry of the memory map that the kernel is given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MapEntry {
+    /// The addresses meant.
+    pub range: GpaRange,
+    /// What they are.
+    pub kind: MapKind,
+}
+
+/// Kinds of memory, with the numbers that both e820 and PVH give them (ACPI 6.5, table 15.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum MapKind {
+    /// Free for use.
+    Ram = 1,
+    /// Hands off.
+    Reserved = 2,
+}
+
+/// The memory map of a guest with `memory_bytes` of RAM, in ascending order.
+pub fn memory_map(memory_bytes: u64) -> impl Iterator<Item = MapEntry> {
+    let entry = |start: u64, end: u64, kind| checked_range(start, end).map(|range| MapEntry { range, kind });
+    let low = [entry(0, LOW_RAM_END.0.min(memory_bytes), MapKind::Ram), entry(RSDP.0, HIGH_RAM.0, MapKind::Reserved)];
+    let high =
+        ram_layout(memory_bytes).map(move |range| entry(range.start.0.max(HIGH_RAM.0), range.end().0, MapKind::Ram));
+    low.into_iter().chain(high).flatten().filter(|entry| entry.range.bytes() > 0)
+}

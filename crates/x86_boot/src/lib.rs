@@ -1,0 +1,179 @@
+//! The firmware that a Dunlin guest does not have: everything that lies in guest memory before its first instruction.
+//!
+//! A guest starts where a boot loader would have left it. [`load`] puts four things into its (zeroed) memory: the
+//! kernel, the initial RAM disk, the boot information in the form that the kernel expects, and the ACPI tables that
+//! describe the few devices there are. It returns an [`Entry`]: the register values with which the first vCPU starts.
+//! All other vCPUs wait for INIT and SIPI, as on any machine.
+//!
+//! | kernel | recognised by | loaded to | entry |
+//! |---|---|---|---|
+//! | bzImage, 64-bit boot protocol | `HdrS` at 0x202, protocol 2.12 or later | its `pref_address` | long mode, load address + 0x200 |
+//! | ELF with a PVH note | ELF magic, note 18 of `Xen` | its `p_paddr` | 32-bit protected mode, the note's address |
+//!
+//! Where everything lies is one table, in [`layout`].
+//!
+//! [`probe`] and [`check`] need no guest: the command line tool calls them on the developer's machine, so that a wrong
+//! file is refused before anything boots, with the same words. Kernel files are not trusted: all figures taken from
+//! them are checked before use.
+//!
+//! ```
+//! use addr::{Gpa, GpaRange};
+//! use x86_boot::{Boot, Error, GuestMemory, OutsideMemory};
+//!
+//! struct Ram(Vec<u8>);
+//!
+//! impl GuestMemory for Ram {
+//!     fn write(&mut self, gpa: Gpa, bytes: &[u8]) -> Result<(), OutsideMemory> {
+//!         let outside = OutsideMemory { gpa, bytes: bytes.len() };
+//!         let start = usize::try_from(gpa.0).map_err(|_| outside)?;
+//!         let end = start.checked_add(bytes.len()).ok_or(outside)?;
+//!         self.0.get_mut(start..end).ok_or(outside)?.copy_from_slice(bytes);
+//!         Ok(())
+//!     }
+//! }
+//!
+//! let mut ram = Ram(vec![0; 64 << 20]);
+//! let boot = Boot {
+//!     kernel: b"#!/bin/sh",
+//!     initrd: None,
+//!     cmdline: "console=ttyS0",
+//!     memory_bytes: 64 << 20,
+//!     vcpus: 4,
+//!     apic: abi::payload::ApicMode::X2Apic,
+//! };
+//! assert!(matches!(x86_boot::load(&boot, &mut ram), Err(Error::NotAKernel { .. })));
+//! ```
+
+#![no_std]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+
+mod acpi;
+mod bytes;
+mod bzimage;
+mod entry;
+mod error;
+pub mod layout;
+mod long_mode;
+mod placement;
+mod pvh;
+mod reset_stub;
+
+use alloc::string::String;
+
+use abi::payload::ApicMode;
+use addr::{Gpa, GpaRange};
+
+pub use entry::{DescriptorTable, Entry, Mode, long64, protected32};
+pub use error::{Error, OutsideMemory};
+use placement::Placement;
+
+/// Most vCPUs of a guest with [`ApicMode::XApic`]: its APIC ids have 8 bits, and 255 means all.
+pub const MAX_XAPIC_VCPUS: u32 = 255;
+
+/// Guest memory as this crate needs it: already zero, written in runs of bytes.
+pub trait GuestMemory {
+    /// Copies `bytes` to `gpa`; a run may cross pages.
+    ///
+    /// # Errors
+    /// When a part of the run is not RAM of the guest. What was written before it stays.
+    fn write(&mut self, gpa: Gpa, bytes: &[u8]) -> Result<(), OutsideMemory>;
+}
+
+/// What to boot.
+#[derive(Clone, Copy, Debug)]
+pub struct Boot<'a> {
+    /// The kernel file, whole.
+    pub kernel: &'a [u8],
+    /// The initial RAM disk; an empty one is none.
+    pub initrd: Option<&'a [u8]>,
+    /// The kernel command line, without a terminating NUL.
+    pub cmdline: &'a str,
+    /// Guest memory in bytes; [`layout::ram_layout`] says where it lies.
+    pub memory_bytes: u64,
+    /// Number of vCPUs; vCPU `n` has APIC id `n`.
+    pub vcpus: u32,
+    /// How the local APICs are presented: limits the number of vCPUs.
+    pub apic: ApicMode,
+}
+
+/// Kind of kernel file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// Linux bzImage with a 64-bit entry.
+    BzImage,
+    /// ELF with a PVH entry note.
+    PvhElf,
+}
+
+/// What a kernel file says about itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KernelInfo {
+    /// Kind of file.
+    pub format: Format,
+    /// Version string of a bzImage, such as `6.1.0-56-cloud-amd64 (debian-kernel@lists.debian.org) ...`.
+    pub version: Option<String>,
+    /// Least guest memory, in bytes, with which the kernel can be loaded and unpack itself, without an initrd.
+    pub memory_bytes: u64,
+    /// Longest command line, in bytes without the NUL.
+    pub cmdline_limit: usize,
+}
+
+/// What kind of kernel `kernel` is and what it needs.
+///
+/// # Errors
+/// When it is not a kernel that can be booted here, whatever the guest.
+pub fn probe(kernel: &[u8]) -> Result<KernelInfo, Error> {
+    Ok(placement::Image::parse(kernel)?.info())
+}
+
+/// Whether [`load`] will succeed in a guest of that size.
+///
+/// # Errors
+/// The same as [`load`], short of [`Error::Memory`].
+pub fn check(boot: &Boot<'_>) -> Result<KernelInfo, Error> {
+    Ok(Placement::of(boot)?.image.info())
+}
+
+/// Writes kernel, initrd, boot information, ACPI tables and the reset stub to `memory`, which must be all zero.
+///
+/// # Errors
+/// When the file is not a kernel that can be booted here, when something does not fit, or when `memory` is smaller than
+/// `boot` says. All but the last are found before the first write.
+pub fn load(boot: &Boot<'_>, memory: &mut impl GuestMemory) -> Result<Entry, Error> {
+    let placement = Placement::of(boot)?;
+
+    acpi::write(boot.vcpus, memory)?;
+    reset_stub::write(memory)?;
+
+    memory.write(layout::CMDLINE, boot.cmdline.as_bytes())?;
+    if let Some((range, initrd)) = placement.initrd {
+        memory.write(range.start, initrd)?;
+    }
+
+    let initrd = placement.initrd.map(|(range, _)| range);
+    let mode = match &placement.image {
+        placement::Image::BzImage(image) => {
+            image.load(memory)?;
+            image.write_zero_page(boot, initrd, memory)?;
+            long_mode::write_tables(memory)?;
+            image.entry()
+        }
+        placement::Image::Pvh(image) => {
+            image.load(memory)?;
+            pvh::write_start_info(boot, initrd, memory)?;
+            image.entry()
+        }
+    };
+
+    Ok(Entry { mode, kernel: placement.image.range(), initrd })
+}
+
+/// A range whose end is known to be a valid address: both come from figures that were checked against the RAM.
+fn checked_range(start: u64, end: u64) -> Option<GpaRange> {
+    GpaRange::new(Gpa(start), end.checked_sub(start)?)
+}
+
+#[cfg(test)]
+mod tests;

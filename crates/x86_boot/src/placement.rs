@@ -1,0 +1,118 @@
+//! Which kind of kernel it is, and whether and where everything fits: all that can be refused is refused here.
+
+use abi::payload::{ApicMode, MAX_VCPUS};
+use addr::{GpaRange, PAGE_BYTES};
+
+use crate::layout::HOLE;
+use crate::{Boot, Error, Format, KernelInfo, MAX_XAPIC_VCPUS, bzimage, checked_range, pvh};
+
+/// A kernel file whose headers were checked.
+pub(crate) enum Image<'a> {
+    BzImage(bzimage::Image<'a>),
+    Pvh(pvh::Image<'a>),
+}
+
+impl<'a> Image<'a> {
+    pub(crate) fn parse(kernel: &'a [u8]) -> Result<Self, Error> {
+        if kernel.starts_with(&elf::abi::ELFMAGIC) {
+            pvh::Image::parse(kernel).map(Self::Pvh)
+        } else if bzimage::is_one(kernel) {
+            bzimage::Image::parse(kernel).map(Self::BzImage)
+        } else {
+            let mut first = [0; 4];
+            first.iter_mut().zip(kernel).for_each(|(to, from)| *to = *from);
+            Err(Error::NotAKernel { first, bytes: kernel.len() })
+        }
+    }
+
+    pub(crate) fn info(&self) -> KernelInfo {
+        let (format, version) = match self {
+            Self::BzImage(image) => (Format::BzImage, image.version()),
+            Self::Pvh(_) => (Format::PvhElf, None),
+        };
+        KernelInfo { format, version, memory_bytes: self.range().end().0, cmdline_limit: self.cmdline_limit() }
+    }
+
+    /// What the kernel occupies until it runs from where it wants to; within `HIGH_RAM..HOLE`.
+    pub(crate) fn range(&self) -> GpaRange {
+        match self {
+            Self::BzImage(image) => image.range(),
+            Self::Pvh(image) => image.range(),
+        }
+    }
+
+    fn cmdline_limit(&self) -> usize {
+        match self {
+            Self::BzImage(image) => image.cmdline_limit(),
+            Self::Pvh(_) => pvh::CMDLINE_LIMIT,
+        }
+    }
+
+    /// First address that the kernel does not accept as part of an initrd.
+    fn initrd_end(&self) -> u64 {
+        match self {
+            Self::BzImage(image) => image.initrd_end(),
+            Self::Pvh(_) => HOLE.0,
+        }
+    }
+}
+
+/// A kernel and an initrd with their places in a guest of known size.
+pub(crate) struct Placement<'a> {
+    pub(crate) image: Image<'a>,
+    pub(crate) initrd: Option<(GpaRange, &'a [u8])>,
+}
+
+impl<'a> Placement<'a> {
+    pub(crate) fn of(boot: &Boot<'a>) -> Result<Self, Error> {
+        check_vcpus(boot)?;
+        let image = Image::parse(boot.kernel)?;
+        check_cmdline(boot.cmdline, image.cmdline_limit())?;
+
+        let kernel = image.range();
+        if kernel.end().0 > boot.memory_bytes {
+            return Err(Error::MemoryTooSmall { needs: kernel.end().0, has: boot.memory_bytes });
+        }
+
+        let initrd = match boot.initrd {
+            None | Some([]) => None,
+            Some(initrd) => {
+                let end = boot.memory_bytes.min(HOLE.0).min(image.initrd_end());
+                Some((place_initrd(initrd, kernel.end().0, end)?, initrd))
+            }
+        };
+        Ok(Self { image, initrd })
+    }
+}
+
+/// As high as it fits, so that the kernel has the low memory to itself; on a page of its own, as Linux requires.
+fn place_initrd(initrd: &[u8], kernel_end: u64, end: u64) -> Result<GpaRange, Error> {
+    let bytes = initrd.len() as u64;
+    let lowest = kernel_end.next_multiple_of(PAGE_BYTES);
+    let room = end.saturating_sub(lowest);
+    let too_large = Error::InitrdTooLarge { bytes, room };
+
+    let start = end.checked_sub(bytes).ok_or(too_large)? & !(PAGE_BYTES - 1);
+    if start < lowest {
+        return Err(too_large);
+    }
+    checked_range(start, start + bytes).ok_or(too_large)
+}
+
+fn check_vcpus(boot: &Boot<'_>) -> Result<(), Error> {
+    let limit = match boot.apic {
+        ApicMode::X2Apic => MAX_VCPUS,
+        ApicMode::XApic => MAX_XAPIC_VCPUS,
+    };
+    if (1..=limit).contains(&boot.vcpus) { Ok(()) } else { Err(Error::Vcpus { vcpus: boot.vcpus, limit }) }
+}
+
+fn check_cmdline(cmdline: &str, limit: usize) -> Result<(), Error> {
+    if cmdline.len() > limit {
+        return Err(Error::CmdlineTooLong { bytes: cmdline.len(), limit });
+    }
+    match cmdline.bytes().position(|byte| byte == 0) {
+        Some(at) => Err(Error::CmdlineHasNul { at }),
+        None => Ok(()),
+    }
+}

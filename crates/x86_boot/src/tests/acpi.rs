@@ -1,0 +1,128 @@
+//! The tables as a guest finds them: by following pointers from the RSDP.
+
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+
+use abi::payload::MAX_VCPUS;
+use addr::{Gpa, GpaRange};
+
+use crate::acpi::tables;
+use crate::bytes::{u16_at, u32_at, u64_at};
+use crate::layout::{RESET_STUB, RSDP};
+
+/// Follows the pointers from the RSDP, as a guest does, and checks length and checksum of each table on the way.
+fn found(vcpus: u32) -> BTreeMap<[u8; 4], Vec<u8>> {
+    let placed: BTreeMap<u64, Vec<u8>> = tables(vcpus).into_iter().map(|(gpa, table)| (gpa.0, table)).collect();
+    let table = |address: u64| {
+        let table = placed[&address].clone();
+        assert_eq!(u32_at(&table, 4), Some(u32::try_from(table.len()).expect("short")));
+        assert_eq!(sum(&table), 0);
+        (*table.first_chunk::<4>().expect("signature"), table)
+    };
+
+    let rsdp = &placed[&RSDP.0];
+    assert!(rsdp.starts_with(b"RSD PTR "));
+    assert_eq!((rsdp.len(), rsdp[15], sum(&rsdp[..20]), sum(rsdp)), (36, 2, 0, 0));
+
+    let (signature, xsdt) = table(u64_at(rsdp, 24).expect("XSDT address"));
+    assert_eq!(&signature, b"XSDT");
+    let mut found: BTreeMap<_, _> =
+        xsdt[36..].chunks(8).map(|entry| table(u64_at(entry, 0).expect("whole entries"))).collect();
+    let (signature, dsdt) = table(u64_at(&found[b"FACP"], 140).expect("X_DSDT"));
+    found.insert(signature, dsdt);
+    found
+}
+
+fn sum(bytes: &[u8]) -> u8 {
+    bytes.iter().fold(0, |sum, byte| sum.wrapping_add(*byte))
+}
+
+/// The entries of a MADT, as type and bytes.
+fn madt_entries(madt: &[u8]) -> Vec<(u8, Vec<u8>)> {
+    let mut rest = &madt[44..];
+    let mut entries = Vec::new();
+    while let [kind, length, ..] = *rest {
+        entries.push((kind, rest[..usize::from(length)].to_vec()));
+        rest = &rest[usize::from(length)..];
+    }
+    entries
+}
+
+#[test]
+fn every_table_is_reached_from_the_rsdp_with_a_good_checksum() {
+    for vcpus in [1, 2, 255, 256, MAX_VCPUS] {
+        let names: Vec<_> = found(vcpus).into_keys().collect();
+        assert_eq!(names, [*b"APIC", *b"DSDT", *b"FACP"]);
+    }
+}
+
+#[test]
+fn tables_lie_apart_and_below_the_reset_stub() {
+    let ranges: Vec<GpaRange> = tables(MAX_VCPUS)
+        .iter()
+        .map(|(gpa, table)| GpaRange::new(*gpa, table.len() as u64).expect("low addresses"))
+        .collect();
+    for (n, range) in ranges.iter().enumerate() {
+        assert!(RSDP <= range.start && range.end() <= RESET_STUB);
+        assert!(!ranges[n + 1..].iter().any(|other| other.overlaps(range)));
+    }
+}
+
+#[test]
+fn fadt_names_the_registers_that_we_emulate() {
+    let fadt = &found(1)[b"FACP"];
+    assert_eq!(u32_at(fadt, 112).map(|flags| flags & (1 << 20 | 1 << 10)), Some(1 << 20 | 1 << 10));
+    assert_eq!(u16_at(fadt, 109), Some(1 << 2), "no VGA, no 8042, the clock is there");
+    assert_eq!(fadt[108], 0x32, "century");
+    let port = |offset: usize| (fadt[offset], fadt[offset + 1], u64_at(fadt, offset + 4));
+    assert_eq!(port(116), (1, 8, Some(0xcf9)));
+    assert_eq!(fadt[128], 6);
+    assert_eq!(port(244), (1, 8, Some(0x600)));
+    assert_eq!(port(256), (1, 8, Some(0x601)));
+}
+
+#[test]
+fn madt_lists_each_vcpu_once_under_its_index() {
+    let entries = madt_entries(&found(4)[b"APIC"]);
+    let ids: Vec<_> = entries.iter().filter(|(kind, _)| *kind == 0).map(|(_, e)| (e[2], e[3], e[4])).collect();
+    assert_eq!(ids, [(0, 0, 1), (1, 1, 1), (2, 2, 1), (3, 3, 1)]);
+    assert_eq!(entries.len(), 5);
+    assert_eq!(entries[4], (1, [1, 12, 0, 0, 0, 0, 0xc0, 0xfe, 0, 0, 0, 0].to_vec()));
+}
+
+#[test]
+fn madt_names_vcpus_from_255_on_by_x2apic_entries() {
+    let entries = madt_entries(&found(300)[b"APIC"]);
+    assert_eq!(entries.iter().filter(|(kind, _)| *kind == 0).count(), 255);
+    let x2apic: Vec<_> = entries
+        .iter()
+        .filter(|(kind, _)| *kind == 9)
+        .map(|(_, entry)| (u32_at(entry, 4), u32_at(entry, 8), u32_at(entry, 12)))
+        .collect();
+    assert_eq!(x2apic.len(), 45);
+    assert_eq!(x2apic[0], (Some(255), Some(1), Some(255)));
+    assert_eq!(x2apic[44], (Some(299), Some(1), Some(299)));
+}
+
+#[test]
+fn madt_says_that_there_is_no_pic() {
+    let madt = &found(1)[b"APIC"];
+    assert_eq!(u32_at(madt, 36), Some(0xfee0_0000));
+    assert_eq!(u32_at(madt, 40), Some(0));
+}
+
+#[test]
+fn serial_interrupts_are_edge_triggered_and_active_high() {
+    let dsdt = &found(1)[b"DSDT"];
+    for (port, pin) in [(0x3f8_u16, 4), (0x2f8, 3)] {
+        let [low, high] = port.to_le_bytes();
+        // I/O port descriptor, then extended interrupt descriptor: consumer, edge, high, exclusive; one interrupt.
+        let resources = [0x47, 1, low, high, low, high, 1, 8, 0x89, 6, 0, 0b0011, 1, pin, 0, 0, 0, 0x79];
+        assert!(dsdt.windows(resources.len()).any(|window| window == resources), "{port:#x}");
+    }
+}
+
+#[test]
+fn tables_start_where_linux_is_told() {
+    assert!(tables(1).iter().any(|(gpa, _)| *gpa == Gpa(0xe_0000)));
+}

@@ -1,0 +1,59 @@
+//! Where RAM lies, and what the memory map offers of it.
+
+use alloc::vec;
+use alloc::vec::Vec;
+
+use addr::Gpa;
+
+use super::MIB;
+use crate::layout::{MapKind, memory_map, ram_layout};
+
+const GIB: u64 = 1 << 30;
+
+fn ranges(memory_bytes: u64) -> Vec<(u64, u64)> {
+    ram_layout(memory_bytes).map(|range| (range.start.0, range.bytes())).collect()
+}
+
+#[test]
+fn ram_up_to_3_gib_is_one_range() {
+    assert_eq!(ranges(0), []);
+    assert_eq!(ranges(64 * MIB), [(0, 64 * MIB)]);
+    assert_eq!(ranges(3 * GIB), [(0, 3 * GIB)]);
+}
+
+#[test]
+fn ram_beyond_3_gib_goes_on_at_4_gib() {
+    assert_eq!(ranges(3 * GIB + 4096), [(0, 3 * GIB), (4 * GIB, 4096)]);
+    assert_eq!(ranges(100 * GIB), [(0, 3 * GIB), (4 * GIB, 97 * GIB)]);
+}
+
+#[test]
+fn absurd_memory_sizes_end_with_the_address_space() {
+    assert_eq!(ranges(u64::MAX), [(0, 3 * GIB), (4 * GIB, u64::MAX - 4 * GIB)]);
+    assert_eq!(memory_map(u64::MAX).count(), 4);
+}
+
+#[test]
+fn memory_map_keeps_the_tables_from_the_kernel() {
+    let map: Vec<_> = memory_map(4 * GIB).map(|e| (e.range.start.0, e.range.end().0, e.kind)).collect();
+    assert_eq!(
+        map,
+        vec![
+            (0, 0x9_fc00, MapKind::Ram),
+            (0xe_0000, 0x10_0000, MapKind::Reserved),
+            (0x10_0000, 3 * GIB, MapKind::Ram),
+            (4 * GIB, 5 * GIB, MapKind::Ram),
+        ]
+    );
+}
+
+#[test]
+fn memory_map_offers_only_ram_that_is_there() {
+    for memory in [0, 4096, 640 << 10, MIB, MIB + 4096, 64 * MIB, 3 * GIB, 7 * GIB] {
+        for entry in memory_map(memory).filter(|entry| entry.kind == MapKind::Ram) {
+            let backed = ram_layout(memory).any(|ram| ram.start <= entry.range.start && entry.range.end() <= ram.end());
+            assert!(backed, "{entry:?} in {memory:#x}");
+        }
+        assert!(!memory_map(memory).any(|e| e.kind == MapKind::Ram && e.range.contains(Gpa(0xf_fff0))));
+    }
+}
