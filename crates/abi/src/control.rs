@@ -148,6 +148,8 @@ pub enum StopReason {
     TripleFault,
     /// A vCPU reached a state that cannot be entered or emulated.
     Unsupported,
+    /// Every vCPU halted with interrupts off: nothing can ever happen again.
+    Halted,
     /// A [`Command::Stop`] or [`Command::PowerOff`].
     Commanded,
 }
@@ -161,6 +163,7 @@ impl StopReason {
             Self::Reset => "reset",
             Self::TripleFault => "triple fault",
             Self::Unsupported => "unsupported",
+            Self::Halted => "halted for good",
             Self::Commanded => "stopped by command",
         }
     }

@@ -103,7 +103,9 @@ impl fmt::Display for PayloadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Truncated => write!(f, "the payload is shorter than its header claims"),
-            Self::NotAPayload => write!(f, "the boot module is not a Dunlin payload (start the hypervisor with `dunlin run`)"),
+            Self::NotAPayload => {
+                write!(f, "the boot module is not a Dunlin payload (start the hypervisor with `dunlin run`)")
+            }
             Self::Version(found) => {
                 write!(f, "the payload has version {found}, this hypervisor reads version {VERSION}")
             }
