@@ -209,7 +209,7 @@ pub enum Refusal {
 pub struct HostInfo {
     /// Version of the hypervisor.
     pub version: String,
-    /// Physical CPUs brought up.
+    /// Physical CPUs that run vCPUs.
     pub pcpus: u32,
     /// Memory in bytes that VMs could have when none ran.
     pub memory_bytes: u64,

@@ -1,0 +1,24 @@
+//! Links the bare-metal image by its own script: physical addresses for the loader, high virtual ones for the code.
+
+use std::env;
+use std::path::PathBuf;
+
+fn main() {
+    let target_os = env::var("CARGO_CFG_TARGET_OS").unwrap_or_default();
+    let target_arch = env::var("CARGO_CFG_TARGET_ARCH").unwrap_or_default();
+    println!("cargo::rerun-if-changed=build.rs");
+    if target_os != "none" {
+        return;
+    }
+
+    let script = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").unwrap_or_default())
+        .join("src/arch")
+        .join(target_arch)
+        .join("link.ld");
+    println!("cargo::rerun-if-changed={}", script.display());
+    println!("cargo::rustc-link-arg-bins=-T{}", script.display());
+    // The image is linked for fixed addresses; nobody relocates it.
+    println!("cargo::rustc-link-arg-bins=-no-pie");
+    println!("cargo::rustc-link-arg-bins=-zmax-page-size=4096");
+    println!("cargo::rustc-link-arg-bins=--build-id=none");
+}

@@ -1,0 +1,30 @@
+//! The one place that names an architecture.
+//!
+//! Each architecture's folder is a module of the same shape; the one being built for is taken here and re-exported, so
+//! that the rest of the hypervisor says `arch::irq::wait()` and never learns which one it runs on.
+//! Each must define:
+//!
+//! | name | what |
+//! |---|---|
+//! | `boot` | entry from the boot loader; ends in [`crate::start`] on the boot pCPU and [`crate::run_cpu`] on the others |
+//! | `paging` | host page tables: `direct_map`, `map_mmio`, `map_stack` |
+//! | `percpu` | `ArchPerCpu`, finding the block of this pCPU |
+//! | `irq` | exceptions, host interrupts, the two windows in which they are taken |
+//! | `interrupts` | the local interrupt controller: `kick`, `arm_timer`, `stop_others` |
+//! | `tsc` | the host's clock: `now`, `hz`, `nanos` |
+//! | `wall_clock` | `boot_seconds` |
+//! | `serial` | the UART of the log |
+//! | `power` | `exit`, `stop_this_cpu` |
+//! | `virtio` | `ControlPort`, the byte stream to the tool |
+//!
+//! Unsafe code lives in this folder and nowhere else. [`ram`] is the shell around host memory that both architectures
+//! share: it needs only their `paging::direct_map`.
+
+pub(crate) mod ram;
+pub(crate) mod tables;
+
+#[cfg(target_arch = "x86_64")]
+mod x86_64;
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use x86_64::*;

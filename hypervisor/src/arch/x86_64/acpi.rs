@@ -1,0 +1,129 @@
+//! What ACPI's static tables say about the machine. No AML is interpreted.
+
+#![expect(unsafe_code, reason = "firmware's tables are read where firmware has put them")]
+
+use alloc::vec::Vec;
+use core::ptr::NonNull;
+
+use ::acpi::address::{AddressSpace, GenericAddress};
+use ::acpi::fadt::Fadt;
+use ::acpi::madt::{Madt, MadtEntry};
+use ::acpi::mcfg::Mcfg;
+use ::acpi::{AcpiHandler, AcpiTables, PhysicalMapping};
+use addr::Hpa;
+use spin::Once;
+
+use super::{paging, power};
+
+/// The facts that bring-up needs.
+#[derive(Debug, Default)]
+pub(crate) struct Machine {
+    /// Local APIC ids of the enabled pCPUs, each once, in the order of the table.
+    pub(crate) apic_ids: Vec<u32>,
+    /// The ACPI PM timer (ACPI 4.8.3.3).
+    pub(crate) pm_timer: Option<PmTimer>,
+    /// Writing the value to the port resets the machine (ACPI 4.8.3.6).
+    pub(crate) reset: Option<(u16, u8)>,
+    /// Index of the century in the CMOS RTC, 0 when it has none.
+    pub(crate) rtc_century: u8,
+    /// Memory windows into PCI configuration space.
+    pub(crate) ecam: Vec<Ecam>,
+}
+
+/// The ACPI PM timer: counts up at 3.579545 MHz.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PmTimer {
+    /// Its I/O port.
+    pub(crate) port: u16,
+    /// All bits that it counts with: 24 or 32 of them.
+    pub(crate) mask: u32,
+}
+
+/// Configuration space of the buses of a PCI segment, in memory (PCI Express 7.2.2).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ecam {
+    /// Where bus 0 would be.
+    pub(crate) base: Hpa,
+    /// First bus.
+    pub(crate) first_bus: u8,
+}
+
+/// Local APIC flags in the MADT: the pCPU can be used (ACPI 5.2.12.2).
+const ENABLED: u32 = 1;
+
+static MACHINE: Once<Machine> = Once::new();
+
+/// What the tables said; `None` before they have been read.
+pub(super) fn machine() -> Option<&'static Machine> {
+    MACHINE.get()
+}
+
+/// Reads the tables; `None` when there are none, or not the one that names the pCPUs.
+pub(super) fn read(rsdp: Option<Hpa>) -> Option<&'static Machine> {
+    MACHINE.try_call_once(|| parse(rsdp).ok_or(())).ok()
+}
+
+fn parse(rsdp: Option<Hpa>) -> Option<Machine> {
+    let rsdp = usize::try_from(rsdp?.0).ok()?;
+    // SAFETY: the loader says that the RSDP is there; the crate checks signature and checksum of all it reads.
+    let tables =
+        unsafe { AcpiTables::from_rsdp(Firmware, rsdp) }.inspect_err(|error| log::error!("ACPI: {error:?}")).ok()?;
+    let mut machine = Machine::default();
+
+    let madt = tables.find_table::<Madt>().inspect_err(|error| log::error!("ACPI: {error:?}")).ok()?;
+    for entry in madt.get().entries() {
+        let (id, flags) = match entry {
+            MadtEntry::LocalApic(cpu) => (u32::from(cpu.apic_id), cpu.flags),
+            MadtEntry::LocalX2Apic(cpu) => (cpu.x2apic_id, cpu.flags),
+            _ => continue,
+        };
+        if flags & ENABLED != 0 && !machine.apic_ids.contains(&id) {
+            machine.apic_ids.push(id);
+        }
+    }
+
+    if let Ok(fadt) = tables.find_table::<Fadt>() {
+        let flags = fadt.flags;
+        let timer = fadt.pm_timer_block().ok().flatten();
+        let mask = if flags.pm_timer_is_32_bit() { u32::MAX } else { 0x00ff_ffff };
+        machine.pm_timer = timer.as_ref().and_then(port).map(|port| PmTimer { port, mask });
+        if flags.supports_system_reset_via_fadt() {
+            let register = fadt.reset_register().ok();
+            machine.reset = register.as_ref().and_then(port).map(|port| (port, fadt.reset_value));
+        }
+        machine.rtc_century = fadt.century;
+    }
+    if let Ok(mcfg) = tables.find_table::<Mcfg>() {
+        // Only segment 0 is looked at: what the hypervisor drives itself is there.
+        for window in mcfg.entries().iter().filter(|window| window.pci_segment_group == 0) {
+            machine.ecam.push(Ecam { base: Hpa(window.base_address), first_bus: window.bus_number_start });
+        }
+    }
+    Some(machine)
+}
+
+/// The I/O port that a register is at, if it is at one.
+fn port(register: &GenericAddress) -> Option<u16> {
+    match register.address_space {
+        AddressSpace::SystemIo => u16::try_from(register.address).ok(),
+        _ => None,
+    }
+}
+
+/// Gives the crate access to physical memory.
+#[derive(Clone, Copy)]
+struct Firmware;
+
+impl AcpiHandler for Firmware {
+    unsafe fn map_physical_region<T>(&self, address: usize, bytes: usize) -> PhysicalMapping<Self, T> {
+        let start = paging::map_firmware(Hpa(address as u64), bytes as u64);
+        let Some(start) = start.and_then(|start| NonNull::new(start.0 as *mut T)) else {
+            log::error!("an ACPI table at {address:#x} with {bytes} bytes cannot be mapped");
+            power::exit(abi::exit_code::REFUSED)
+        };
+        // SAFETY: mapped for that many bytes, and mappings stay.
+        unsafe { PhysicalMapping::new(address, start, bytes, bytes, *self) }
+    }
+
+    fn unmap_physical_region<T>(_: &PhysicalMapping<Self, T>) {}
+}

@@ -1,0 +1,346 @@
+//! From the boot loader's hands into Rust.
+//!
+//! The loader follows PVH: it finds the entry point in an ELF note, enters in 32-bit protected mode without paging,
+//! and passes the physical address of `hvm_start_info` in EBX (Xen, `arch-x86/hvm/start_info.h`). The code here turns
+//! on long mode with page tables that map the first 4 GiB twice (at their physical addresses, and the first one where
+//! the image is linked), copies what the loader says, makes the real page tables, and goes on with a guarded stack.
+//!
+//! The other pCPUs come in through [`smp`](super::smp) and use the same boot page tables for a few instructions.
+
+#![expect(unsafe_code, reason = "entry from the loader, and what it left in memory")]
+
+use core::arch::{asm, global_asm};
+
+use addr::{Hpa, HpaRange, Hva, PAGE_BYTES};
+use spin::Once;
+
+use super::paging::direct_map;
+use super::{acpi, apic, irq, paging, percpu, power, smp, tsc, wall_clock};
+use crate::boot::Boot;
+use crate::cpu::{self, CpuId};
+use crate::log as uart_log;
+use crate::memory_map::{Kind, MemoryMap};
+
+/// Bytes of each pCPU's main stack.
+pub(super) const STACK_BYTES: u64 = 64 << 10;
+
+/// Longest command line that is kept.
+const COMMAND_LINE_LIMIT: usize = 4096;
+
+// The note, the entry, the boot page tables and descriptors. Everything here is linked at its physical address; the
+// last jump leaves for where the rest of the image is linked.
+global_asm!(
+    r#"
+    .section .note.Xen, "a", @note
+    .balign 4
+    .long 4, 8, 18                      /* name and descriptor length; XEN_ELFNOTE_PHYS32_ENTRY */
+    .asciz "Xen"
+    .quad pvh_entry
+
+    .section .boot.text, "ax"
+    .code32
+    .global pvh_entry
+    pvh_entry:
+        cli
+        cld
+        lea esp, [boot_stack_low]
+        mov ebp, ebx
+
+        /* Long mode (CPUID 8000_0001 EDX 29)? */
+        mov eax, 0x80000000
+        cpuid
+        cmp eax, 0x80000001
+        jb 9f
+        mov eax, 0x80000001
+        cpuid
+        bt edx, 29
+        jnc 9f
+
+        /* 2048 leaves of 2 MiB: present, writable, large. */
+        lea edi, [boot_pd]
+        mov eax, 0x83
+        xor edx, edx
+        mov ecx, 2048
+    2:  mov [edi], eax
+        mov [edi + 4], edx
+        add eax, 0x200000
+        adc edx, 0
+        add edi, 8
+        dec ecx
+        jnz 2b
+        lea eax, [boot_pd + 0x003]
+        lea edi, [boot_pdpt_low]
+        mov [boot_pdpt_high + 510 * 8], eax
+        mov ecx, 4
+    3:  mov [edi], eax
+        add eax, 0x1000
+        add edi, 8
+        dec ecx
+        jnz 3b
+        lea eax, [boot_pdpt_low + 0x003]
+        mov [boot_pml4], eax
+        lea eax, [boot_pdpt_high + 0x003]
+        mov [boot_pml4 + 511 * 8], eax
+
+        lgdt [boot_gdt_pointer]
+        call boot_long_mode
+        push 0x08
+        lea eax, [4f]
+        push eax
+        retf
+
+        /* No long mode: nothing of this can run. Say so with a byte and end QEMU. */
+    9:  mov dx, 0x3f8
+        mov al, 0x21
+        out dx, al
+        mov dx, {exit_port}
+        mov al, {exit_refused}
+        out dx, al
+    8:  hlt
+        jmp 8b
+
+    /* Turns on long mode with the boot page tables. Also called by the other pCPUs. */
+    .global boot_long_mode
+    boot_long_mode:
+        mov eax, cr4
+        or eax, 0x20                    /* PAE */
+        mov cr4, eax
+        lea eax, [boot_pml4]
+        mov cr3, eax
+        mov ecx, 0xc0000080             /* EFER: LME, NXE */
+        rdmsr
+        or eax, 0x900
+        wrmsr
+        mov eax, 0x80000031             /* PG, NE, ET, PE; caches on */
+        mov cr0, eax
+        ret
+
+    .code64
+    4:  xor eax, eax
+        mov ds, eax
+        mov es, eax
+        mov ss, eax
+        mov fs, eax
+        mov gs, eax
+        mov edi, ebp
+        movabs rsp, offset {stack} + {stack_bytes}
+        xor ebp, ebp
+        movabs rax, offset {main}
+        call rax
+        ud2
+
+    .section .boot.data, "aw"
+    .balign 8
+    .global boot_gdt
+    boot_gdt:
+        .quad 0
+        .quad 0x00af9a000000ffff        /* 0x08: 64-bit code */
+        .quad 0x00cf92000000ffff        /* 0x10: data */
+        .quad 0x00cf9a000000ffff        /* 0x18: 32-bit code, for the other pCPUs */
+    .global boot_gdt_pointer
+    boot_gdt_pointer:
+        .word 31
+        .long boot_gdt
+
+    .section .boot.bss, "aw", @nobits
+    .balign 4096
+    boot_pml4: .skip 4096
+    boot_pdpt_low: .skip 4096
+    boot_pdpt_high: .skip 4096
+    boot_pd: .skip 4 * 4096
+    .skip 256
+    boot_stack_low:
+    "#,
+    exit_port = const abi::exit_code::PORT,
+    exit_refused = const abi::exit_code::REFUSED,
+    stack = sym BOOT_STACK,
+    stack_bytes = const BOOT_STACK_BYTES,
+    main = sym boot_main,
+);
+
+/// Bytes of the stack that is used until a guarded one exists.
+pub(super) const BOOT_STACK_BYTES: usize = 64 << 10;
+
+/// The stack until a guarded one exists; afterwards the first stack of the other pCPUs, one at a time.
+#[repr(C, align(16))]
+pub(super) struct BootStack(core::cell::UnsafeCell<[u8; BOOT_STACK_BYTES]>);
+
+// SAFETY: nothing in Rust touches it; it is memory for stack pointers, used by one pCPU at a time.
+unsafe impl Sync for BootStack {}
+
+pub(super) static BOOT_STACK: BootStack = BootStack(core::cell::UnsafeCell::new([0; BOOT_STACK_BYTES]));
+
+/// What the loader said, copied before its memory can be taken for something else.
+static LOADER: Once<Loader> = Once::new();
+
+/// The first function in Rust: on the boot stack and the boot page tables, with interrupts off.
+extern "sysv64" fn boot_main(start_info: u32) -> ! {
+    tsc::start();
+    uart_log::init();
+    irq::load();
+    let loader = LOADER.call_once(|| Loader::read(u64::from(start_info)));
+    // SAFETY: once, on the boot page tables; the loader's memory map is all we have to believe.
+    unsafe { paging::init(&loader.memory, loader.payload) };
+    let top = paging::map_stack(STACK_BYTES);
+    // SAFETY: a fresh stack, and nothing on the old one is needed by `on_guarded_stack`.
+    unsafe {
+        asm!(
+            "mov rsp, rdi",
+            "xor ebp, ebp",
+            "call {main}",
+            "ud2",
+            in("rdi") top.0,
+            main = sym on_guarded_stack,
+            options(noreturn),
+        )
+    }
+}
+
+/// The rest of the boot pCPU's way, on its final stack.
+extern "sysv64" fn on_guarded_stack(stack: u64) -> ! {
+    let loader = LOADER.get().expect("set before the stack was switched");
+    let boot = Boot { payload: loader.payload(), command_line: loader.command_line() };
+    if let Some(level) = boot.option("log") {
+        uart_log::set_level(level);
+    }
+
+    let Some(machine) = acpi::read(loader.rsdp) else {
+        log::error!("no usable ACPI tables: cannot find the pCPUs and a clock");
+        power::exit(abi::exit_code::REFUSED)
+    };
+    let apic_id = apic::id_by_cpuid();
+    percpu::make(machine, apic_id, Hva(stack));
+    percpu::install(cpu::by_id(CpuId(0)));
+    power::init(machine);
+    apic::init_boot();
+    tsc::calibrate(machine);
+    wall_clock::init(machine);
+    apic::start_timer();
+    smp::start_others();
+    log::info!(
+        "{} pCPUs, {} MiB free, TSC {} kHz, timer {}",
+        cpu::count(),
+        crate::frames::free_bytes() >> 20,
+        tsc::hz() / 1000,
+        apic::timer_name(),
+    );
+
+    crate::start(&boot)
+}
+
+/// What the loader says about the machine.
+pub(super) struct Loader {
+    memory: MemoryMap,
+    payload: Option<HpaRange>,
+    rsdp: Option<Hpa>,
+    command_line: [u8; COMMAND_LINE_LIMIT],
+    command_line_bytes: usize,
+}
+
+/// `hvm_start_info`, version 1.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct StartInfo {
+    magic: u32,
+    version: u32,
+    flags: u32,
+    module_count: u32,
+    modules: u64,
+    command_line: u64,
+    rsdp: u64,
+    memory_map: u64,
+    memory_map_entries: u32,
+    reserved: u32,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Module {
+    start: u64,
+    bytes: u64,
+    command_line: u64,
+    reserved: u64,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct MemoryEntry {
+    start: u64,
+    bytes: u64,
+    kind: u32,
+    reserved: u32,
+}
+
+const START_INFO_MAGIC: u32 = 0x336e_c578;
+
+impl Loader {
+    fn read(start_info: u64) -> Self {
+        let mut loader = Self {
+            memory: MemoryMap::new(),
+            payload: None,
+            rsdp: None,
+            command_line: [0; COMMAND_LINE_LIMIT],
+            command_line_bytes: 0,
+        };
+        let info: StartInfo = peek(start_info);
+        if info.magic != START_INFO_MAGIC || info.version < 1 {
+            log::error!("the boot loader passed no PVH start info with a memory map");
+            power::exit(abi::exit_code::REFUSED)
+        }
+
+        for index in 0..u64::from(info.memory_map_entries) {
+            let entry: MemoryEntry = peek(info.memory_map + index * size_of::<MemoryEntry>() as u64);
+            let Some(range) = HpaRange::new(Hpa(entry.start), entry.bytes) else { continue };
+            if !loader.memory.add(range, Kind::of_e820(entry.kind)) {
+                log::warn!("the memory map has {} entries, too many; the rest is not used", info.memory_map_entries);
+                break;
+            }
+        }
+        if info.module_count != 0 {
+            let module: Module = peek(info.modules);
+            loader.payload = HpaRange::new(Hpa(module.start), module.bytes);
+        }
+        if info.command_line != 0 {
+            while loader.command_line_bytes < COMMAND_LINE_LIMIT {
+                match peek(info.command_line + loader.command_line_bytes as u64) {
+                    0 => break,
+                    byte => loader.command_line[loader.command_line_bytes] = byte,
+                }
+                loader.command_line_bytes += 1;
+            }
+        }
+        loader.rsdp = (info.rsdp != 0).then_some(Hpa(info.rsdp));
+        loader
+    }
+
+    /// The command line up to the first byte that is not UTF-8.
+    fn command_line(&'static self) -> &'static str {
+        let bytes = &self.command_line[..self.command_line_bytes];
+        match str::from_utf8(bytes) {
+            Ok(text) => text,
+            Err(error) => str::from_utf8(&bytes[..error.valid_up_to()]).unwrap_or_default(),
+        }
+    }
+
+    /// The boot module's bytes, if they are in RAM.
+    fn payload(&self) -> Option<&'static [u8]> {
+        let range = self.payload?;
+        if !self.memory.is_ram(&range) {
+            log::warn!("the boot module at {} is not in RAM, ignored", range.start);
+            return None;
+        }
+        let start = direct_map(range.start).0 as *const u8;
+        // SAFETY: RAM in the direct map that was kept out of the pool, so nobody ever writes it.
+        Some(unsafe { core::slice::from_raw_parts(start, usize::try_from(range.bytes()).ok()?) })
+    }
+}
+
+/// Copies a value that the loader left in the first 4 GiB.
+fn peek<T: Copy>(address: u64) -> T {
+    if address == 0 || address >= (4 << 30) - PAGE_BYTES {
+        log::error!("the boot loader's data at {address:#x} is out of reach");
+        power::exit(abi::exit_code::REFUSED)
+    }
+    // SAFETY: the boot page tables map the first 4 GiB; the types read are plain numbers, at any alignment.
+    unsafe { (address as *const T).read_unaligned() }
+}

@@ -1,0 +1,108 @@
+//! The door: into the guest and back out (APM vol. 2, 15.5 and 15.6).
+//!
+//! VMRUN and #VMEXIT switch what the VMCB holds: RIP, RSP, RAX, RFLAGS, control registers, code and data segments.
+//! VMLOAD and VMSAVE switch FS, GS, TR, LDTR and the system-call MSRs. The other general registers are ours to switch,
+//! and vector registers stay as they are, since the hypervisor uses none.
+//!
+//! The whole passage runs with GIF clear (see [`super::gate`]): what arrives on the way in ends the new entry before its
+//! first instruction, what arrives on the way out waits until the host's GS and TR are back.
+
+#![expect(unsafe_code, reason = "switches register state, which no type can express")]
+
+use core::arch::naked_asm;
+
+use addr::Hpa;
+
+/// General registers in the order of their numbers: RAX, RCX, RDX, RBX, RSP, RBP, RSI, RDI, R8 to R15.
+///
+/// RAX and RSP are in the VMCB while the guest is out; their places here are not used by the switch.
+pub(crate) type Gprs = [u64; 16];
+
+/// Places in [`Gprs`].
+pub(crate) mod gpr {
+    /// RAX; lives in the VMCB.
+    pub(crate) const RAX: usize = 0;
+    /// RCX.
+    pub(crate) const RCX: usize = 1;
+    /// RDX.
+    pub(crate) const RDX: usize = 2;
+    /// RBX.
+    pub(crate) const RBX: usize = 3;
+    /// RSP; lives in the VMCB.
+    pub(crate) const RSP: usize = 4;
+    /// RSI.
+    pub(crate) const RSI: usize = 6;
+}
+
+/// Runs the guest of the VMCB at `guest` until its next exit.
+///
+/// # Safety
+/// GIF is clear and RFLAGS.IF set. `guest` is the address of a VMCB that no other pCPU uses meanwhile, whose intercepts
+/// and nested page table keep the guest away from the hypervisor. `host` is the page into which this pCPU saved its own
+/// state by VMSAVE, and nothing that VMSAVE covers has changed since.
+#[inline]
+pub(super) unsafe fn enter(gprs: &mut Gprs, guest: Hpa, host: Hpa) {
+    // SAFETY: passed on to the caller.
+    unsafe { switch(gprs, guest.0, host.0) }
+}
+
+#[unsafe(naked)]
+unsafe extern "C" fn switch(gprs: *mut Gprs, guest: u64, host: u64) {
+    naked_asm!(
+        "push rbp",
+        "push rbx",
+        "push r12",
+        "push r13",
+        "push r14",
+        "push r15",
+        "push rdi",
+        "push rdx",
+        //
+        "mov rax, rsi",
+        "vmload rax",
+        "mov rcx, [rdi + 8]",
+        "mov rdx, [rdi + 16]",
+        "mov rbx, [rdi + 24]",
+        "mov rbp, [rdi + 40]",
+        "mov rsi, [rdi + 48]",
+        "mov r8, [rdi + 64]",
+        "mov r9, [rdi + 72]",
+        "mov r10, [rdi + 80]",
+        "mov r11, [rdi + 88]",
+        "mov r12, [rdi + 96]",
+        "mov r13, [rdi + 104]",
+        "mov r14, [rdi + 112]",
+        "mov r15, [rdi + 120]",
+        "mov rdi, [rdi + 56]",
+        //
+        "vmrun rax",
+        // RAX holds the VMCB again, RSP our stack; everything else is still the guest's.
+        "vmsave rax",
+        "mov rax, [rsp]",
+        "vmload rax",
+        "mov rax, [rsp + 8]",
+        "mov [rax + 8], rcx",
+        "mov [rax + 16], rdx",
+        "mov [rax + 24], rbx",
+        "mov [rax + 40], rbp",
+        "mov [rax + 48], rsi",
+        "mov [rax + 56], rdi",
+        "mov [rax + 64], r8",
+        "mov [rax + 72], r9",
+        "mov [rax + 80], r10",
+        "mov [rax + 88], r11",
+        "mov [rax + 96], r12",
+        "mov [rax + 104], r13",
+        "mov [rax + 112], r14",
+        "mov [rax + 120], r15",
+        //
+        "add rsp, 16",
+        "pop r15",
+        "pop r14",
+        "pop r13",
+        "pop r12",
+        "pop rbx",
+        "pop rbp",
+        "ret",
+    )
+}

@@ -1,0 +1,299 @@
+//! Exits: the one place where the reason for leaving a guest is looked at (APM vol. 2, appendix C).
+//!
+//! What is the architecture's own business (CPUID, MSRs, the local APIC) is settled here and in its neighbours; what
+//! any architecture has (a stage-2 fault, an idle guest) goes on as small typed facts.
+
+use abi::control::StopReason;
+use abi::counters::ExitReason;
+use addr::Gpa;
+use log::debug;
+use x86_defs::exit_code as code;
+use x86_defs::msr as number;
+use x86_defs::registers::vector;
+
+use super::entry::gpr;
+use super::platform;
+use super::tsc;
+use super::vcpu::Activity;
+use super::{cpuid, fpu, mmio, msr, routing};
+use crate::arch::apic as host_apic;
+use crate::device::interrupt::{Kind, Target};
+use crate::device::local_apic::{Effect, GeneralProtection, Mode};
+use crate::vcpu::run::{Next, Running};
+
+/// Handles the exit that the guest just made.
+pub(crate) fn handle(run: &mut Running<'_>) -> Next {
+    let arch = &mut run.owner.arch;
+    arch.close_window();
+    let counters = run.vcpu.counters();
+
+    #[expect(clippy::cast_possible_truncation, reason = "the low half is the exit code, see x86_defs::exit_code")]
+    let reason = arch.vmcb.control.exit_code as u32;
+    match reason {
+        code::MSR => access_msr(run),
+        code::CPUID => {
+            counters.exit(ExitReason::Cpuid);
+            run.vm.platform().cpuid.answer(arch);
+            arch.skip(2);
+            Next::Resume
+        }
+        code::INTR => {
+            counters.exit(ExitReason::HostInterrupt);
+            Next::Interrupted
+        }
+        code::HLT => {
+            counters.exit(ExitReason::Halt);
+            arch.skip(1);
+            arch.activity = Activity::Halted;
+            Next::Idle
+        }
+        code::VINTR => {
+            // The window was closed above; the interrupt goes in with the next entry.
+            counters.exit(ExitReason::InterruptWindow);
+            Next::Resume
+        }
+        code::IOIO => {
+            counters.exit(ExitReason::PortIo);
+            platform::port_access(run)
+        }
+        code::NPF => stage2_fault(run),
+        code::PAUSE => {
+            counters.exit(ExitReason::Pause);
+            arch.skip(2);
+            Next::Yield
+        }
+        code::VMMCALL => {
+            counters.exit(ExitReason::Hypercall);
+            hypercall(run);
+            Next::Resume
+        }
+        code::IRET => {
+            counters.exit(ExitReason::NmiWindow);
+            // The IRET runs next, so an NMI that waits comes one instruction early; its handler nests, as after IRET.
+            arch.nmi_ends();
+            Next::Resume
+        }
+        code::XSETBV => {
+            counters.exit(ExitReason::ControlRegister);
+            set_xcr0(run);
+            Next::Resume
+        }
+        code::CR8_WRITE => {
+            counters.exit(ExitReason::ControlRegister);
+            mmio::write_cr8(run)
+        }
+        code::NMI => {
+            counters.exit(ExitReason::HostInterrupt);
+            Next::Interrupted
+        }
+        code::INIT => {
+            // The machine resets this pCPU next; nothing sends INIT once the pCPUs are up.
+            counters.exit(ExitReason::Other);
+            Next::Interrupted
+        }
+        code::WBINVD | code::INVD => {
+            // Caches are coherent and the guest has no device that reads memory behind them.
+            counters.exit(ExitReason::Other);
+            arch.skip(2);
+            Next::Resume
+        }
+        code::RDPMC => {
+            counters.exit(ExitReason::Other);
+            arch.general_protection();
+            Next::Resume
+        }
+        // Instructions of features that CPUID hides: SVM, MONITOR, and what came with later CPUs.
+        code::VMRUN
+        | code::VMLOAD
+        | code::VMSAVE
+        | code::STGI
+        | code::CLGI
+        | code::SKINIT
+        | code::INVLPGA
+        | code::MONITOR
+        | code::MWAIT
+        | code::MWAIT_ARMED
+        | code::RDPRU
+        | code::INVLPGB
+        | code::INVLPGB_ILLEGAL
+        | code::INVPCID
+        | code::MCOMMIT
+        | code::TLBSYNC => {
+            counters.exit(ExitReason::Other);
+            arch.undefined();
+            Next::Resume
+        }
+        code::EXCEPTION_BASE..=code::EXCEPTION_LAST => {
+            counters.exit(ExitReason::Exception);
+            if reason == code::EXCEPTION_BASE + u32::from(vector::MACHINE_CHECK) {
+                // Still pending in the machine: it is the host's, and taking it ends in a report.
+                return Next::Interrupted;
+            }
+            stop(run, StopReason::Unsupported, "met an exception that nothing intercepts")
+        }
+        code::SHUTDOWN => {
+            counters.exit(ExitReason::Other);
+            stop(run, StopReason::TripleFault, "triple fault")
+        }
+        code::TASK_SWITCH => {
+            counters.exit(ExitReason::Other);
+            stop(run, StopReason::Unsupported, "task switch by hardware, which is not emulated")
+        }
+        code::INVALID => {
+            counters.exit(ExitReason::Other);
+            stop(run, StopReason::Unsupported, "put its control registers into a state that does not exist")
+        }
+        _ => {
+            counters.exit(ExitReason::Other);
+            stop(run, StopReason::Unsupported, "left by an exit that is not known")
+        }
+    }
+}
+
+/// Ends the VM because of what this vCPU did.
+#[cold]
+pub(super) fn stop(run: &mut Running<'_>, reason: StopReason, what: &str) -> Next {
+    run.vm.stop(reason, format_args!("vCPU {}: {what}, {}", run.index, run.owner.arch.whereabouts()));
+    Next::Resume
+}
+
+/// RDMSR and WRMSR.
+#[inline]
+fn access_msr(run: &mut Running<'_>) -> Next {
+    let arch = &mut run.owner.arch;
+    #[expect(clippy::cast_possible_truncation, reason = "RDMSR and WRMSR read ECX")]
+    let register = arch.gprs[gpr::RCX] as u32;
+    let is_write = arch.vmcb.control.exit_info_1 & 1 != 0;
+
+    let result = if is_write {
+        run.vcpu.counters().exit(ExitReason::SysregWrite);
+        let value = arch.edx_eax();
+        if register == number::X2APIC_EOI && value == 0 && arch.apic.mode() == Mode::X2Apic {
+            // By far the most frequent write; see `LocalApic::end_of_interrupt`.
+            let effect = arch.apic.end_of_interrupt();
+            arch.skip(2);
+            apply(run, effect);
+            return Next::Resume;
+        }
+        msr::write(run, register, value)
+    } else {
+        run.vcpu.counters().exit(ExitReason::SysregRead);
+        msr::read(run, register).map(|value| run.owner.arch.set_edx_eax(value))
+    };
+
+    match result {
+        Ok(()) => run.owner.arch.skip(2),
+        Err(GeneralProtection) => refuse_msr(run, register, is_write),
+    }
+    Next::Resume
+}
+
+#[cold]
+fn refuse_msr(run: &mut Running<'_>, register: u32, is_write: bool) {
+    let verb = if is_write { "WRMSR" } else { "RDMSR" };
+    debug!("{} vCPU {}: {verb} {register:#x} gets #GP", run.vm.name(), run.index);
+    run.owner.arch.general_protection();
+}
+
+/// Carries out what an access to the local APIC asks for.
+#[inline]
+pub(super) fn apply(run: &mut Running<'_>, effect: Effect) {
+    match effect {
+        Effect::None => {}
+        Effect::Send(message) => {
+            if message.target == Target::SelfOnly && message.kind == Kind::Fixed {
+                run.owner.arch.apic.accept(message.vector, message.level);
+            } else if message.target == Target::SelfOnly {
+                routing::send(
+                    run.vm,
+                    Some(run.index),
+                    &crate::device::interrupt::Message { target: Target::Physical(run.index), ..message },
+                );
+            } else {
+                routing::send(run.vm, Some(run.index), &message);
+            }
+        }
+        Effect::TimerChanged => {
+            if let Some(deadline) = run.owner.arch.apic.deadline() {
+                host_apic::arm_timer(deadline);
+            }
+        }
+        Effect::EndOfInterrupt { vector } => platform::end_of_interrupt(run.vm, vector),
+        Effect::LogicalIdChanged | Effect::ModeChanged => {
+            run.vcpu.posted().publish_logical_id(run.owner.arch.apic.logical_id());
+        }
+    }
+}
+
+/// Nested page fault: nothing is mapped there, or not for this access.
+fn stage2_fault(run: &mut Running<'_>) -> Next {
+    /// The access was an instruction fetch.
+    const FETCH: u64 = 1 << 4;
+    /// The access was to the guest's own page tables.
+    const TABLE_WALK: u64 = 1 << 33;
+
+    let control = &run.owner.arch.vmcb.control;
+    let gpa = Gpa(control.exit_info_2);
+    let error = control.exit_info_1;
+    run.vcpu.counters().exit(ExitReason::Mmio);
+    if control.exit_int_info.is_valid() {
+        // Not an instruction's access: the guest's descriptor tables or its stack lie where there is no memory. Trying
+        // again would fail again, before any interrupt of the host is seen.
+        return stop(run, StopReason::Unsupported, "delivers an event through addresses where there is no memory");
+    }
+    if error & (FETCH | TABLE_WALK) != 0 {
+        // Code or page tables where there is no memory: on a PC, ones from an empty bus, and soon a triple fault.
+        let what = if error & FETCH != 0 { "fetched an instruction from" } else { "keeps page tables at" };
+        run.vm.stop(
+            StopReason::Unsupported,
+            format_args!(
+                "vCPU {}: {what} GPA {gpa}, where there is no memory, {}",
+                run.index,
+                run.owner.arch.whereabouts()
+            ),
+        );
+        return Next::Resume;
+    }
+    mmio::access(run, gpa)
+}
+
+/// VMMCALL: the two calls of the VMware interface that a kernel makes (see [`cpuid`]); all others answer "no".
+fn hypercall(run: &mut Running<'_>) {
+    const MAGIC: u32 = 0x564d_5868;
+    const GET_HERTZ: u32 = 45;
+    const GET_VCPU_INFO: u32 = 68;
+    /// The vCPU may use x2APIC mode without interrupt remapping.
+    const X2APIC_WITHOUT_REMAPPING: u64 = 1 << 3;
+    const NO: u64 = u32::MAX as u64;
+
+    let arch = &mut run.owner.arch;
+    arch.skip(3);
+    #[expect(clippy::cast_possible_truncation, reason = "the call reads EAX and ECX")]
+    let (magic, call) = (arch.vmcb.save.rax as u32, arch.gprs[gpr::RCX] as u32);
+    match call {
+        GET_HERTZ if magic == MAGIC => {
+            let hertz = tsc::hz();
+            arch.vmcb.save.rax = hertz & 0xffff_ffff;
+            arch.gprs[gpr::RBX] = hertz >> 32;
+            arch.gprs[gpr::RCX] = cpuid::timer_hertz();
+        }
+        GET_VCPU_INFO if magic == MAGIC => {
+            arch.vmcb.save.rax = X2APIC_WITHOUT_REMAPPING;
+        }
+        _ => arch.vmcb.save.rax = NO,
+    }
+}
+
+/// XSETBV, where the CPU honours its intercept.
+fn set_xcr0(run: &mut Running<'_>) {
+    let arch = &mut run.owner.arch;
+    let value = arch.edx_eax();
+    #[expect(clippy::cast_possible_truncation, reason = "XSETBV reads ECX")]
+    let register = arch.gprs[gpr::RCX] as u32;
+    if register == 0 && arch.vmcb.save.cpl == 0 && fpu::is_valid_xcr0(value) {
+        fpu::write_xcr0(value);
+        arch.skip(3);
+    } else {
+        arch.general_protection();
+    }
+}

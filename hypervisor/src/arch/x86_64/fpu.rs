@@ -1,0 +1,124 @@
+//! Vector and floating-point state of guests (APM vol. 2, 11.5).
+//!
+//! The hypervisor uses no vector registers, so a guest's stay where they are across its exits, and across a halt from
+//! which the vCPU comes back to the same pCPU. They are saved when the vCPU leaves the pCPU and loaded again only if
+//! somebody else's state is in the registers by then. XCR0 says which state there is, and it is the guest's: it is read
+//! back when the vCPU leaves, because not every machine honours the intercept of XSETBV.
+
+#![expect(unsafe_code, reason = "XSAVE and XRSTOR access registers and memory behind the compiler's back")]
+
+use alloc::boxed::Box;
+use alloc::vec;
+use core::arch::asm;
+use core::arch::x86_64::__cpuid_count;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use spin::Once;
+
+use super::svm::HostContext;
+
+/// XCR0 at reset: x87 only.
+const XCR0_RESET: u64 = 1;
+
+/// State components that a guest may enable: x87, SSE, AVX, AVX-512 (three), protection keys.
+pub(crate) const XCR0_OFFERED: u64 = 0b10_1110_0111;
+
+/// 64 bytes, the alignment that XSAVE wants.
+#[derive(Clone)]
+#[repr(C, align(64))]
+struct Line([u8; 64]);
+
+/// One vCPU's state while it is not in the registers.
+pub(crate) struct FpuState {
+    area: Box<[Line]>,
+    xcr0: u64,
+    /// Tells this state from all others ever made; 0 is nobody's.
+    identity: u64,
+}
+
+static IDENTITIES: AtomicU64 = AtomicU64::new(1);
+
+impl FpuState {
+    /// The state after reset.
+    pub(crate) fn new() -> Self {
+        let lines = (xsave_bytes() as usize).div_ceil(64);
+        let mut area = vec![Line([0; 64]); lines].into_boxed_slice();
+        // An all-zero area is the initial configuration, but for two fields that XRSTOR takes as they are:
+        // FCW 0x037f (all exceptions masked, extended precision) and MXCSR 0x1f80 (all masked).
+        area[0].0[0..2].copy_from_slice(&0x037f_u16.to_le_bytes());
+        area[0].0[24..28].copy_from_slice(&0x1f80_u32.to_le_bytes());
+        // XSTATE_BV: x87 and SSE come from the area, so that the two fields count.
+        area[8].0[0] = 3;
+        Self { area, xcr0: XCR0_RESET, identity: IDENTITIES.fetch_add(1, Ordering::Relaxed) }
+    }
+
+    /// Brings the state into this pCPU's registers, unless it is still there: the vCPU ran here last (`came_back`), and
+    /// nobody else's state has been loaded since.
+    pub(super) fn load(&mut self, cpu: &HostContext, came_back: bool) {
+        if came_back && cpu.fpu_holder.load(Ordering::Relaxed) == self.identity {
+            write_xcr0(self.xcr0);
+            return;
+        }
+        // XRSTOR can only restore what XCR0 enables. Everything is enabled for its duration, so that the components which
+        // this guest has not enabled become initial instead of keeping a stranger's data.
+        write_xcr0(host_xcr0());
+        // SAFETY: the area is 64-byte aligned, as large as CPUID says XSAVE needs for all of `host_xcr0`, and was filled
+        // by `new` or by XSAVE, both of which leave a header that XRSTOR accepts.
+        unsafe {
+            asm!("xrstor64 [{area}]", area = in(reg) self.area.as_ptr(), in("eax") u32::MAX, in("edx") u32::MAX, options(nostack));
+        }
+        write_xcr0(self.xcr0);
+        cpu.fpu_holder.store(self.identity, Ordering::Relaxed);
+    }
+
+    /// Saves the state from this pCPU's registers; they go on holding it.
+    pub(super) fn save(&mut self) {
+        self.xcr0 = read_xcr0();
+        write_xcr0(host_xcr0());
+        // SAFETY: as for XRSTOR above; nobody else refers to the area while we hold it exclusively.
+        unsafe {
+            asm!("xsave64 [{area}]", area = in(reg) self.area.as_mut_ptr(), in("eax") u32::MAX, in("edx") u32::MAX, options(nostack));
+        }
+    }
+}
+
+/// The components that both the machine has and a guest may enable.
+pub(crate) fn host_xcr0() -> u64 {
+    static HOST: Once<u64> = Once::new();
+    *HOST.call_once(|| {
+        let leaf = __cpuid_count(0xd, 0);
+        (u64::from(leaf.edx) << 32 | u64::from(leaf.eax)) & XCR0_OFFERED
+    })
+}
+
+/// XCR0 of the guest whose state is in the registers.
+pub(super) fn read_xcr0() -> u64 {
+    let (low, high): (u32, u32);
+    // SAFETY: CR4.OSXSAVE was set when SVM was enabled on this pCPU.
+    unsafe { asm!("xgetbv", in("ecx") 0, out("eax") low, out("edx") high, options(nomem, nostack)) };
+    u64::from(high) << 32 | u64::from(low)
+}
+
+/// Whether a guest may set XCR0 to `value` (APM vol. 2, 11.5.2): x87 always, AVX only with SSE, AVX-512 only whole and
+/// with AVX, and nothing that is not offered.
+pub(super) fn is_valid_xcr0(value: u64) -> bool {
+    const SSE: u64 = 1 << 1;
+    const AVX: u64 = 1 << 2;
+    const AVX512: u64 = 7 << 5;
+    value & !host_xcr0() == 0
+        && value & 1 != 0
+        && (value & AVX == 0 || value & SSE != 0)
+        && (value & AVX512 == 0 || (value & AVX512 == AVX512 && value & AVX != 0))
+}
+
+/// Sets XCR0 of the guest whose state is in the registers. The value must be valid ([`is_valid_xcr0`]).
+pub(super) fn write_xcr0(value: u64) {
+    // SAFETY: the value is one that the machine supports, see the callers; the hypervisor uses no extended state. Of RAX
+    // the instruction reads the lower half.
+    unsafe { asm!("xsetbv", in("rcx") 0, in("rax") value, in("rdx") value >> 32, options(nomem, nostack)) };
+}
+
+/// Bytes that XSAVE needs for all components of the machine.
+fn xsave_bytes() -> u32 {
+    __cpuid_count(0xd, 0).ecx.max(576)
+}

@@ -1,0 +1,172 @@
+//! The PC that a guest sees: which device answers at which port, and how their interrupts reach the vCPUs.
+//!
+//! There is no more than a Debian kernel needs: two serial ports, a clock, the registers that turn the machine off,
+//! an I/O APIC. Everything else is an empty bus: reads give ones, writes go nowhere.
+
+use abi::control::{Line, StopReason};
+use abi::payload::VmConfig;
+use log::debug;
+use spin::Mutex;
+use x86_boot::layout::{RTC_PORT, SERIAL_PORTS};
+
+use super::cpuid::CpuidTable;
+use super::routing;
+use super::{tsc, wall_clock};
+use crate::device::io_apic::IoApic;
+use crate::device::power::{self, PowerEvent};
+use crate::device::rtc::Rtc;
+use crate::device::uart;
+use crate::vcpu::run::{Next, Running};
+use crate::vm::Vm;
+use crate::vm::serial::LineChanged;
+
+/// Devices and tables of one VM.
+pub(crate) struct Platform {
+    pub(super) cpuid: CpuidTable,
+    pub(super) io_apic: Mutex<IoApic>,
+    rtc: Mutex<Rtc>,
+}
+
+const COM1: u16 = SERIAL_PORTS[0].0;
+const COM1_LAST: u16 = COM1 + uart::PORTS - 1;
+const COM2: u16 = SERIAL_PORTS[1].0;
+const COM2_LAST: u16 = COM2 + uart::PORTS - 1;
+const RTC_LAST: u16 = RTC_PORT + 1;
+
+/// The programmable interval timer, which is not there. It reads as zero: a kernel that finds ones polls it for a long
+/// time before it gives up.
+const PIT_FIRST: u16 = 0x40;
+const PIT_LAST: u16 = 0x43;
+
+impl Platform {
+    pub(crate) fn new(config: &VmConfig) -> Self {
+        Self {
+            cpuid: CpuidTable::new(config.vcpus, config.apic),
+            io_apic: Mutex::new(IoApic::new(0)),
+            rtc: Mutex::new(Rtc::new()),
+        }
+    }
+}
+
+/// EXITINFO1 of a port access (APM vol. 2, 15.10.2).
+mod info {
+    pub(super) const IN: u64 = 1 << 0;
+    pub(super) const STRING: u64 = 1 << 2;
+    pub(super) const SIZE_SHIFT: u64 = 4;
+    pub(super) const PORT_SHIFT: u64 = 16;
+}
+
+/// IN and OUT.
+pub(super) fn port_access(run: &mut Running<'_>) -> Next {
+    let control = &run.owner.arch.vmcb.control;
+    let (details, next_rip) = (control.exit_info_1, control.exit_info_2);
+    if details & info::STRING != 0 {
+        return refuse_string(run);
+    }
+    #[expect(clippy::cast_possible_truncation, reason = "the field has 16 bits")]
+    let port = (details >> info::PORT_SHIFT) as u16;
+    let mask = match details >> info::SIZE_SHIFT & 7 {
+        1 => 0xff,
+        2 => 0xffff,
+        _ => 0xffff_ffff,
+    };
+
+    let arch = &mut run.owner.arch;
+    if details & info::IN != 0 {
+        let value = u64::from(read(run.vm, port)) & mask;
+        let rax = &mut arch.vmcb.save.rax;
+        // A 32-bit result clears the upper half of the register, a smaller one keeps the rest.
+        *rax = if mask == 0xffff_ffff { value } else { *rax & !mask | value };
+    } else {
+        let [value, ..] = (arch.vmcb.save.rax & mask).to_le_bytes();
+        write(run, port, value);
+    }
+
+    let arch = &mut run.owner.arch;
+    arch.skip_to(next_rip);
+    Next::Resume
+}
+
+/// A read of a port. Devices here have byte registers; the upper bytes of a wider access find an empty bus.
+fn read(vm: &Vm, port: u16) -> u32 {
+    const EMPTY: u32 = u32::MAX;
+    let byte = match port {
+        COM1..=COM1_LAST => read_serial(vm, Line::Console, port - COM1),
+        COM2..=COM2_LAST => read_serial(vm, Line::Agent, port - COM2),
+        RTC_PORT..=RTC_LAST => vm.platform().rtc.lock().read(port - RTC_PORT, wall_clock_seconds()),
+        PIT_FIRST..=PIT_LAST => 0,
+        port if power::PORTS.contains(&port) => power::read(),
+        _ => return EMPTY,
+    };
+    EMPTY << 8 | u32::from(byte)
+}
+
+fn write(run: &mut Running<'_>, port: u16, value: u8) {
+    let vm = run.vm;
+    match port {
+        COM1..=COM1_LAST => write_serial(vm, Line::Console, port - COM1, value),
+        COM2..=COM2_LAST => write_serial(vm, Line::Agent, port - COM2, value),
+        RTC_PORT..=RTC_LAST => vm.platform().rtc.lock().write(port - RTC_PORT, value),
+        port if power::PORTS.contains(&port) => {
+            let (reason, verb) = match power::write(port, value) {
+                Some(PowerEvent::PowerOff) => (StopReason::PowerOff, "turned the machine off"),
+                Some(PowerEvent::Reset) => (StopReason::Reset, "reset the machine"),
+                None => return,
+            };
+            vm.stop(reason, format_args!("vCPU {} {verb}, port {port:#x} value {value:#x}", run.index));
+        }
+        _ => {}
+    }
+}
+
+#[inline]
+fn read_serial(vm: &Vm, line: Line, offset: u16) -> u8 {
+    let (value, changed) = vm.serial(line).read(offset);
+    if let Some(changed) = changed {
+        serial_interrupt(vm, line, changed);
+    }
+    value
+}
+
+#[inline]
+fn write_serial(vm: &Vm, line: Line, offset: u16, value: u8) {
+    if let Some(changed) = vm.serial(line).write(offset, value) {
+        serial_interrupt(vm, line, changed);
+    }
+}
+
+/// Tells the I/O APIC about the interrupt line of a serial port.
+pub(crate) fn serial_interrupt(vm: &Vm, line: Line, LineChanged(asserted): LineChanged) {
+    let (_, pin) = SERIAL_PORTS[crate::vm::line_index(line)];
+    let message = vm.platform().io_apic.lock().set_line(pin as usize, asserted);
+    if let Some(message) = message {
+        routing::send(vm, None, &message);
+    }
+}
+
+/// A vCPU ended a level-triggered interrupt.
+pub(super) fn end_of_interrupt(vm: &Vm, vector: u8) {
+    // The messages are gathered first: sending may take other locks.
+    let mut messages = [None; crate::device::io_apic::PINS];
+    let mut io_apic = vm.platform().io_apic.lock();
+    for (slot, message) in messages.iter_mut().zip(io_apic.end_of_interrupt(vector)) {
+        *slot = Some(message);
+    }
+    drop(io_apic);
+    for message in messages.iter().flatten() {
+        routing::send(vm, None, message);
+    }
+}
+
+/// Seconds since 1970.
+fn wall_clock_seconds() -> u64 {
+    wall_clock::boot_seconds() + tsc::nanos() / 1_000_000_000
+}
+
+/// INS and OUTS: no device here is driven by them, so they are not emulated.
+#[cold]
+fn refuse_string(run: &mut Running<'_>) -> Next {
+    debug!("{} vCPU {}: INS or OUTS gets #UD, {}", run.vm.name(), run.index, run.owner.arch.whereabouts());
+    run.owner.arch.undefined();
+    Next::Resume
+}

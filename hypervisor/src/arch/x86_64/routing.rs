@@ -1,0 +1,136 @@
+//! Interrupt messages on their way to vCPUs: IPIs, the I/O APIC, INIT and start-up.
+//!
+//! A local APIC belongs to the pCPU that runs its vCPU. Everybody else leaves vectors in [`Posted`], beside the
+//! vCPU's mailbox, and posts; the owner takes them over before its next entry ([`take_posted`]). A vCPU that sends to
+//! itself skips the detour.
+
+use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+use sched::Pending;
+
+use super::vcpu::ArchVcpu;
+use crate::device::interrupt::{Kind, LogicalId, Message, Target, cluster_members};
+use crate::vm::Vm;
+
+/// What others leave for a vCPU's local APIC.
+#[derive(Debug)]
+pub(crate) struct Posted {
+    /// Vectors requested: bit n of word w is vector `w * 64 + n`.
+    vectors: [AtomicU64; 4],
+    /// Which of them are level-triggered.
+    levels: [AtomicU64; 4],
+    /// Page of a start-up message, with [`STARTUP_VALID`]; zero when there is none.
+    startup: AtomicU32,
+    /// The APIC's [`LogicalId`], published by the owner for those who resolve logical destinations.
+    logical_id: AtomicU16,
+}
+
+const STARTUP_VALID: u32 = 0x100;
+
+impl Posted {
+    pub(crate) fn new() -> Self {
+        Self {
+            vectors: Default::default(),
+            levels: Default::default(),
+            startup: AtomicU32::new(0),
+            logical_id: AtomicU16::new(LogicalId::NONE.to_bits()),
+        }
+    }
+
+    /// Publishes how the APIC answers to logical destinations.
+    pub(super) fn publish_logical_id(&self, id: LogicalId) {
+        self.logical_id.store(id.to_bits(), Ordering::Release);
+    }
+}
+
+/// Sends `message` from the vCPU `sender`, or from a device, to all that it is for. Targets that do not exist hear
+/// nothing, as on hardware.
+pub(super) fn send(vm: &Vm, sender: Option<u32>, message: &Message) {
+    let everybody = || 0..vm.config.vcpus;
+    match message.target {
+        Target::SelfOnly => post_to(vm, sender, message),
+        Target::Physical(id) => post_to(vm, Some(id), message),
+        Target::AllIncludingSelf => post_to(vm, everybody(), message),
+        Target::AllButSelf => post_to(vm, everybody().filter(|&id| Some(id) != sender), message),
+        Target::Cluster { cluster, members } => post_to(vm, cluster_members(cluster, members), message),
+        Target::Logical(destination) => {
+            let answers = |&id: &u32| {
+                vm.vcpus().get(id as usize).is_some_and(|vcpu| {
+                    LogicalId::from_bits(vcpu.posted().logical_id.load(Ordering::Acquire)).matches(destination)
+                })
+            };
+            post_to(vm, everybody().filter(answers), message);
+        }
+    }
+}
+
+fn post_to(vm: &Vm, ids: impl IntoIterator<Item = u32>, message: &Message) {
+    for id in ids {
+        let Some(vcpu) = vm.vcpus().get(id as usize) else { continue };
+        let posted = vcpu.posted();
+        let work = match message.kind {
+            Kind::Fixed | Kind::LowestPriority => {
+                let (word, bit) = (usize::from(message.vector >> 6), 1 << (message.vector & 63));
+                if message.level {
+                    posted.levels[word].fetch_or(bit, Ordering::Relaxed);
+                }
+                posted.vectors[word].fetch_or(bit, Ordering::Relaxed);
+                Pending::INTERRUPT
+            }
+            Kind::Nmi => Pending::NMI,
+            Kind::Init => {
+                // A start-up message from before the reset has lost its meaning.
+                posted.startup.store(0, Ordering::Relaxed);
+                Pending::INIT
+            }
+            Kind::Startup => {
+                posted.startup.store(STARTUP_VALID | u32::from(message.vector), Ordering::Relaxed);
+                Pending::STARTUP
+            }
+        };
+        // Publishes what was stored above; `Mailbox::take` on the other side sees it.
+        vm.post(id, work);
+
+        if message.kind == Kind::LowestPriority {
+            // Any one of the targets will do (APM vol. 2, 16.6.2); the first has it.
+            return;
+        }
+    }
+}
+
+/// The owner takes over what `work` announced.
+pub(crate) fn take_posted(vcpu: &mut ArchVcpu, posted: &Posted, work: Pending) {
+    if work.contains(Pending::INIT) {
+        vcpu.init();
+        posted.publish_logical_id(vcpu.apic.logical_id());
+    }
+    if work.contains(Pending::STARTUP) {
+        let startup = posted.startup.swap(0, Ordering::Relaxed);
+        if startup & STARTUP_VALID != 0 {
+            vcpu.start_up(startup.to_le_bytes()[0]);
+        }
+    }
+    if work.contains(Pending::NMI) {
+        vcpu.request_nmi();
+    }
+    if work.contains(Pending::INTERRUPT) {
+        let take = |words: &[AtomicU64; 4]| {
+            // Mostly all but one are empty, and a read is cheaper than a swap.
+            [0, 1, 2, 3].map(|word: usize| match words[word].load(Ordering::Relaxed) {
+                0 => 0,
+                _ => words[word].swap(0, Ordering::Relaxed),
+            })
+        };
+        // Vectors first: a level bit is set before its vector's bit, so that it is there when the vector is.
+        let vectors = take(&posted.vectors);
+        vcpu.apic.accept_words(&vectors);
+        let levels = take(&posted.levels);
+        if levels != [0; 4] {
+            for vector in 0..=u8::MAX {
+                if levels[usize::from(vector >> 6)] >> (vector & 63) & 1 != 0 {
+                    vcpu.apic.accept(vector, true);
+                }
+            }
+        }
+    }
+}

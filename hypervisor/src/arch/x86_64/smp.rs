@@ -1,0 +1,183 @@
+//! Bringing up the other pCPUs.
+//!
+//! A pCPU starts in real mode below 1 MiB. A page of code copied there takes it to long mode on the boot page tables;
+//! then it loads the real ones, finds its block by the id of its local APIC, and goes on with its own stack. All are
+//! started at once; the few steps on the shared boot stack are behind a lock.
+
+#![expect(unsafe_code, reason = "code for a CPU that is in real mode, and the change of stacks after it")]
+
+use core::arch::global_asm;
+use core::sync::atomic::{AtomicU8, Ordering};
+
+use addr::{Hpa, PAGE_BYTES};
+use x86_64::registers::control::Cr0;
+
+use super::boot::{BOOT_STACK, BOOT_STACK_BYTES};
+use super::paging::{CR0, ROOT, direct_map};
+use super::{apic, irq, paging, percpu, power, tsc};
+use crate::cpu::{self, PerCpu};
+
+/// Page of the start-up code; its number is the start-up vector. Low RAM is never in the pool, and the loader's data
+/// has been copied by the time this is written.
+const START_PAGE: u8 = 8;
+
+/// How long the others have to come up, in microseconds. An emulator may have few threads for many of them.
+const PATIENCE_MICROS: u64 = 10_000_000;
+
+global_asm!(
+    r#"
+    .section .rodata.smp, "a"
+    .global smp_code
+    .global smp_code_end
+    smp_code:
+    .code16
+        cli
+        cld
+        xor ax, ax
+        mov ds, ax
+        .byte 0x66, 0x0f, 0x01, 0x16    /* lgdt with a 32-bit base */
+        .word {base} + (smp_gdt_pointer - smp_code)
+        mov eax, cr0
+        or eax, 1
+        mov cr0, eax
+        .byte 0x66, 0xea                /* far jump with a 32-bit offset */
+        .long {base} + (smp_32 - smp_code)
+        .word 0x18
+    .code32
+    smp_32:
+        mov ax, 0x10
+        mov ds, ax
+        mov es, ax
+        mov ss, ax
+        mov esp, {base} + 0x1000
+        mov eax, offset boot_long_mode
+        call eax
+        .byte 0xea
+        .long {base} + (smp_64 - smp_code)
+        .word 0x08
+    .code64
+    smp_64:
+        xor eax, eax
+        mov ds, eax
+        mov es, eax
+        mov ss, eax
+        mov fs, eax
+        mov gs, eax
+        movabs rax, offset smp_high
+        jmp rax
+    .balign 8
+    smp_gdt_pointer:
+        .word 31
+        .long boot_gdt
+    smp_code_end:
+
+    .text
+    smp_high:
+        /* The real page tables: the guarded stacks are only there. */
+        mov rax, [rip + {root}]
+        mov cr3, rax
+    2:  mov al, 1
+        xchg [rip + {lock}], al
+        test al, al
+        jz 3f
+        pause
+        jmp 2b
+    3:  movabs rsp, offset {boot_stack} + {boot_stack_bytes}
+        xor ebp, ebp
+        call {find}
+        mov rsp, rax
+        mov byte ptr [rip + {lock}], 0
+        mov rdi, rdx
+        call {main}
+        ud2
+    "#,
+    base = const (START_PAGE as u32) << 12,
+    root = sym ROOT,
+    lock = sym LOCK,
+    boot_stack = sym BOOT_STACK,
+    boot_stack_bytes = const BOOT_STACK_BYTES,
+    find = sym find_block,
+    main = sym main,
+);
+
+/// Held by the pCPU that is on the boot stack.
+static LOCK: AtomicU8 = AtomicU8::new(0);
+
+/// Starts all pCPUs but this one and waits until they are up.
+pub(super) fn start_others() {
+    cpu::this().online.store(true, Ordering::Release);
+    let others = || cpu::all().iter().filter(|cpu| cpu.id != cpu::this().id);
+    if others().next().is_none() {
+        return;
+    }
+    copy_start_code();
+
+    // INIT, 10 ms, start-up; and once more for CPUs that have missed the first (Intel SDM vol. 3, 9.4.4).
+    others().for_each(|cpu| apic::send_init(cpu.arch.apic_id));
+    tsc::delay(10_000);
+    for _ in 0..2 {
+        let asleep = || others().filter(|cpu| !cpu.online.load(Ordering::Acquire));
+        asleep().for_each(|cpu| apic::send_startup(cpu.arch.apic_id, START_PAGE));
+        tsc::delay(200);
+    }
+
+    let deadline = tsc::now() + tsc::nanos_to_ticks(PATIENCE_MICROS * 1000);
+    while !cpu::all_online() {
+        if tsc::now() > deadline {
+            for cpu in others().filter(|cpu| !cpu.online.load(Ordering::Acquire)) {
+                log::error!("{} (local APIC {:#x}) does not start", cpu.id, cpu.arch.apic_id);
+            }
+            power::exit(abi::exit_code::REFUSED)
+        }
+        core::hint::spin_loop();
+    }
+}
+
+fn copy_start_code() {
+    unsafe extern "C" {
+        static smp_code: u8;
+        static smp_code_end: u8;
+    }
+    let start = &raw const smp_code;
+    let bytes = (&raw const smp_code_end).addr() - start.addr();
+    let page = direct_map(Hpa(u64::from(START_PAGE) * PAGE_BYTES));
+    assert!(bytes as u64 <= PAGE_BYTES, "the start-up code fits into its page");
+    if !paging::is_mapped(page) {
+        log::error!("there is no RAM at {:#x} for the start-up code of the pCPUs", u64::from(START_PAGE) * PAGE_BYTES);
+        power::exit(abi::exit_code::REFUSED)
+    }
+    // SAFETY: the code is part of the image; the page is RAM that nobody else uses, and the code fits.
+    unsafe { core::ptr::copy_nonoverlapping(start, page.0 as *mut u8, bytes) };
+}
+
+/// Where a pCPU goes on: returned in RAX and RDX.
+#[repr(C)]
+struct Start {
+    stack: u64,
+    block: &'static PerCpu,
+}
+
+/// Finds the block of the pCPU that runs this, before GS can tell.
+extern "sysv64" fn find_block() -> Start {
+    let apic_id = apic::id_by_cpuid();
+    match cpu::all().iter().find(|cpu| cpu.arch.apic_id == apic_id) {
+        Some(block) => Start { stack: block.arch.stack.0, block },
+        // Nobody has asked this one to start.
+        None => {
+            LOCK.store(0, Ordering::Release);
+            power::stop_this_cpu()
+        }
+    }
+}
+
+/// The rest of a pCPU's way, on its own stack.
+extern "sysv64" fn main(cpu: &'static PerCpu) -> ! {
+    // SAFETY: read-only means read-only, as on the boot pCPU.
+    unsafe { Cr0::write(CR0) };
+    irq::load();
+    percpu::install(cpu);
+    apic::init();
+    apic::start_timer();
+    cpu.online.store(true, Ordering::Release);
+    crate::run_cpu()
+}

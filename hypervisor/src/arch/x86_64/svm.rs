@@ -1,0 +1,261 @@
+//! AMD SVM on this machine: is it there, turning it on, and what every guest is kept away from.
+//!
+//! A guest may touch exactly those MSRs and ports that are named here; everything else leaves it. Nothing depends on a
+//! feature that the CPU does not report: next-RIP, flush-by-ASID and the like are used when they are there
+//! ([`Features`]) and done without when they are not.
+
+#![expect(unsafe_code, reason = "turning SVM on writes MSRs and control registers")]
+
+use alloc::boxed::Box;
+use alloc::string::String;
+use core::arch::asm;
+use core::arch::x86_64::{__cpuid, CpuidResult};
+use core::fmt;
+use core::sync::atomic::AtomicU64;
+
+use addr::{Hpa, Hva};
+use spin::Once;
+use x86_64::registers::control::{Cr4, Cr4Flags};
+use x86_64::registers::model_specific::{Efer, EferFlags, Msr};
+use x86_defs::cpuid::{leaf_1_ecx, leaf_8000_0001_ecx, svm_feature};
+use x86_defs::msr;
+use x86_defs::vmcb::Vmcb;
+
+use super::paging;
+
+/// What one pCPU needs to run guests.
+pub(crate) struct HostContext {
+    /// Where VMRUN puts the host's state; nobody else touches it.
+    _host_save: Box<Page>,
+    /// FS, GS, TR, LDTR and system-call MSRs of the host, saved once by VMSAVE and loaded after each exit.
+    host_state: Box<Vmcb>,
+    /// Identity of the [`super::fpu::FpuState`] that the vector registers hold; 0 when nobody's.
+    pub(super) fpu_holder: AtomicU64,
+    /// Identity of the vCPU whose TLB entries this pCPU holds; 0 when nobody's.
+    pub(super) tlb_holder: AtomicU64,
+}
+
+/// A page that only hardware reads and writes.
+#[repr(C, align(4096))]
+struct Page([u8; 4096]);
+
+/// Optional features of SVM, as this machine reports them.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Features {
+    /// The VMCB tells the next RIP after an intercepted instruction.
+    pub(crate) next_rip: bool,
+    /// One ASID can be flushed by itself.
+    pub(crate) flush_by_asid: bool,
+    /// Number of ASIDs, the host's included.
+    pub(crate) asids: u32,
+}
+
+static FEATURES: Once<Features> = Once::new();
+
+/// What this machine's SVM offers beyond the necessary.
+pub(crate) fn features() -> Features {
+    FEATURES.get().copied().unwrap_or_default()
+}
+
+/// What a machine lacks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Missing {
+    /// Not an AMD SVM machine.
+    Svm,
+    /// SVM is there, but the firmware has locked it off.
+    LockedByFirmware,
+    /// SVM without nested paging.
+    NestedPaging,
+    /// No XSAVE.
+    Xsave,
+}
+
+impl fmt::Display for Missing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Svm => write!(
+                f,
+                "this machine has no AMD SVM (CPUID 8000_0001 ECX bit 2); on QEMU use `-cpu max` or `-cpu host` with nesting"
+            ),
+            Self::LockedByFirmware => {
+                write!(f, "the firmware has locked SVM off (VM_CR.SVMDIS); allow it in the firmware's set-up")
+            }
+            Self::NestedPaging => write!(f, "this machine's SVM has no nested paging (CPUID 8000_000A EDX bit 0)"),
+            Self::Xsave => write!(f, "this machine has no XSAVE (CPUID 1 ECX bit 26)"),
+        }
+    }
+}
+
+/// Looks at what the machine has. Once, before [`enable`].
+///
+/// # Errors
+/// The first thing that is missing.
+pub(crate) fn check() -> Result<(), Missing> {
+    if leaf(0x8000_0001).ecx & leaf_8000_0001_ecx::SVM == 0 {
+        return Err(Missing::Svm);
+    }
+    // SAFETY: VM_CR exists wherever CPUID reports SVM (APM vol. 2, 15.30.1); reading it has no effect.
+    if unsafe { Msr::new(msr::VM_CR).read() } & (1 << 4) != 0 {
+        return Err(Missing::LockedByFirmware);
+    }
+    let svm = leaf(0x8000_000a);
+    if svm.edx & svm_feature::NP == 0 {
+        return Err(Missing::NestedPaging);
+    }
+    if leaf(1).ecx & leaf_1_ecx::XSAVE == 0 {
+        return Err(Missing::Xsave);
+    }
+
+    FEATURES.call_once(|| Features {
+        next_rip: svm.edx & svm_feature::NRIP_SAVE != 0,
+        flush_by_asid: svm.edx & svm_feature::FLUSH_BY_ASID != 0,
+        asids: svm.ebx,
+    });
+    Ok(())
+}
+
+/// Whether the first pCPU must not run guests.
+///
+/// QEMU's emulation keeps GIF, nested paging and the like as bits of one word per CPU. An XRSTOR on *any* CPU clears
+/// another bit in the *first* CPU's word, by a read and a write with nothing to keep them together (`cpu_clear_ignne`,
+/// seen in 7.2). When that falls onto a #VMEXIT of the first CPU, its nested paging stays on in the host, and the
+/// host's state ends up in the guest's VMCB. It was seen in one boot of ten with 32 vCPUs. A CPU that never runs a guest
+/// has no such bits to lose.
+pub(crate) fn spares_first_cpu() -> bool {
+    const EMULATED: [u8; 12] = *b"TCGTCGTCGTCG";
+    let CpuidResult { ebx, ecx, edx, .. } = __cpuid(0x4000_0000);
+    let mut signature = [ebx, ecx, edx].into_iter().flat_map(u32::to_le_bytes);
+    leaf(1).ecx & leaf_1_ecx::HYPERVISOR != 0 && EMULATED.into_iter().all(|byte| signature.next() == Some(byte))
+}
+
+/// A CPUID leaf of the host; zero beyond the last.
+pub(crate) fn leaf(number: u32) -> CpuidResult {
+    if number > __cpuid(number & 0xf000_0000).eax {
+        return CpuidResult { eax: 0, ebx: 0, ecx: 0, edx: 0 };
+    }
+    __cpuid(number)
+}
+
+/// The processor in words, with the features in use.
+pub(crate) fn describe() -> String {
+    use core::fmt::Write;
+    let mut name = String::new();
+    for number in 0x8000_0002..=0x8000_0004 {
+        let CpuidResult { eax, ebx, ecx, edx } = leaf(number);
+        for word in [eax, ebx, ecx, edx] {
+            name.extend(
+                word.to_le_bytes()
+                    .iter()
+                    .filter(|byte| byte.is_ascii_graphic() || **byte == b' ')
+                    .map(|&b| char::from(b)),
+            );
+        }
+    }
+    let features = features();
+    let mut text = String::from(name.trim());
+    let _ = write!(text, "; SVM with nested paging, {} ASIDs", features.asids);
+    for (present, name) in [(features.next_rip, "next RIP"), (features.flush_by_asid, "flush by ASID")] {
+        if present {
+            let _ = write!(text, ", {name}");
+        }
+    }
+    text
+}
+
+/// Turns SVM on for this pCPU. [`check`] must have succeeded.
+pub(crate) fn enable() -> HostContext {
+    let host_save = Box::new(Page([0; 4096]));
+    let host_state = Box::new(Vmcb::zeroed());
+
+    // SAFETY: the bit exists (`check`). While no guest runs it changes nothing but which instructions are legal.
+    unsafe { Efer::update(|efer| efer.insert(EferFlags::SECURE_VIRTUAL_MACHINE_ENABLE)) };
+    // SAFETY: XSAVE exists (`check`). The bit makes XSAVE and XSETBV legal, which the switch of guests' state needs.
+    unsafe { Cr4::update(|cr4| cr4.insert(Cr4Flags::OSXSAVE)) };
+    // SAFETY: the page is ours and is kept, untouched, for as long as SVM is on: `HostContext` is never dropped.
+    unsafe { Msr::new(msr::VM_HSAVE_PA).write(hpa_of(&*host_save).0) };
+    // SAFETY: the page is ours; VMSAVE writes only within it.
+    unsafe { asm!("vmsave rax", in("rax") hpa_of(&*host_state).0, options(nostack)) };
+
+    HostContext { _host_save: host_save, host_state, fpu_holder: AtomicU64::new(0), tlb_holder: AtomicU64::new(0) }
+}
+
+impl HostContext {
+    /// The page that VMLOAD restores the host's state from.
+    #[inline]
+    pub(super) fn host_state(&self) -> Hpa {
+        hpa_of(&*self.host_state)
+    }
+}
+
+/// Where something on the heap is in host memory. The heap lies in the direct map.
+#[inline]
+pub(super) fn hpa_of<T>(object: &T) -> Hpa {
+    paging::direct_map_inverse(Hva(core::ptr::from_ref(object) as u64))
+}
+
+/// Which MSRs and ports leave the guest (APM vol. 2, 15.10 and 15.11). The same for all guests, never changed.
+pub(crate) struct PermissionMaps {
+    msrs: Box<MsrMap>,
+    ports: Box<PortMap>,
+}
+
+#[repr(C, align(4096))]
+struct MsrMap([u8; 0x2000]);
+
+/// Three pages: the third catches accesses that begin at the last port.
+#[repr(C, align(4096))]
+struct PortMap([u8; 0x3000]);
+
+/// MSRs that a guest reads and writes without an exit: VMLOAD and VMSAVE, or the VMCB, give each guest its own.
+const PASSED_THROUGH: [u32; 11] = [
+    msr::SYSENTER_CS,
+    msr::SYSENTER_ESP,
+    msr::SYSENTER_EIP,
+    msr::STAR,
+    msr::LSTAR,
+    msr::CSTAR,
+    msr::SFMASK,
+    msr::FS_BASE,
+    msr::GS_BASE,
+    msr::KERNEL_GS_BASE,
+    // Swapped by hand where the vCPU comes and goes.
+    msr::TSC_AUX,
+];
+
+static MAPS: Once<PermissionMaps> = Once::new();
+
+/// The maps.
+pub(crate) fn permission_maps() -> &'static PermissionMaps {
+    MAPS.call_once(|| {
+        let mut msrs = Box::new(MsrMap([0xff; 0x2000]));
+        for number in PASSED_THROUGH {
+            pass_through(&mut msrs.0, number);
+        }
+        PermissionMaps { msrs, ports: Box::new(PortMap([0xff; 0x3000])) }
+    })
+}
+
+/// Clears the two bits (read, write) of an MSR, if the map has it.
+fn pass_through(map: &mut [u8], number: u32) {
+    // Three vectors of 2 KiB: 0000_0000 to 0000_1fff, C000_0000 to C000_1fff, C001_0000 to C001_1fff.
+    let vector = match number >> 13 {
+        0 => 0,
+        0x6_0000 => 1,
+        0x6_0008 => 2,
+        _ => return,
+    };
+    let bit = (number as usize & 0x1fff) * 2;
+    map[vector * 0x800 + bit / 8] &= !(3 << (bit % 8));
+}
+
+impl PermissionMaps {
+    /// HPA of the MSR permission map.
+    pub(super) fn msrs(&self) -> Hpa {
+        hpa_of(&*self.msrs)
+    }
+
+    /// HPA of the I/O permission map.
+    pub(super) fn ports(&self) -> Hpa {
+        hpa_of(&*self.ports)
+    }
+}

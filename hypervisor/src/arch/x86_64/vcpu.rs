@@ -1,0 +1,545 @@
+//! A vCPU on SVM: its registers, its local APIC, and what is delivered to it next.
+//!
+//! Everything here belongs to the pCPU that runs the vCPU; others reach it through its mailbox and through
+//! [`super::interrupts::Posted`].
+
+#![expect(unsafe_code, reason = "loads debug registers and TSC_AUX, and enters the guest")]
+
+use alloc::boxed::Box;
+use core::arch::asm;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use abi::payload::ApicMode;
+use addr::Hpa;
+use x86_64::registers::model_specific::Msr;
+use x86_boot::{Entry, Mode, long64, protected32};
+use x86_defs::cpuid::leaf_8000_0001_edx;
+use x86_defs::registers::{cr0, efer, rflags, vector};
+use x86_defs::vmcb::{Event, EventKind, IntCtl, Intercept1, Intercept2, Intercept3, Segment, TlbControl, Vmcb};
+use x86_defs::{exit_code, msr};
+
+use super::entry::{self, Gprs, gpr};
+use super::fpu::FpuState;
+use super::msr::MemoryTypes;
+use super::svm::{self, HostContext};
+use super::tsc;
+use crate::device::local_apic::{self, LocalApic};
+use crate::vcpu::Counters;
+
+/// Registers, interrupt state and save areas of one vCPU.
+pub(crate) struct ArchVcpu {
+    /// General registers but RAX and RSP.
+    pub(super) gprs: Gprs,
+    /// The control block, and where it is in host memory.
+    pub(super) vmcb: Box<Vmcb>,
+    vmcb_hpa: Hpa,
+    /// What the vCPU does.
+    pub(super) activity: Activity,
+    /// The local APIC, this pCPU's half of it.
+    pub(super) apic: LocalApic,
+    /// An exception that the last exit owes the guest.
+    pub(super) exception: Event,
+    /// NMIs that wait, and whether one is being handled: until its IRET, no other is delivered.
+    nmi_waits: bool,
+    pub(super) nmi_blocked: bool,
+    /// When the guest was last left, in host TSC ticks.
+    pub(super) left_at: u64,
+    /// Memory-type registers, kept for the guest and without effect.
+    pub(super) memory_types: MemoryTypes,
+    fpu: FpuState,
+    debug_addresses: [u64; 4],
+    tsc_aux: u64,
+    /// Tells this vCPU's TLB entries from all others'.
+    identity: u64,
+}
+
+/// What a vCPU does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Activity {
+    /// Runs instructions.
+    Active,
+    /// Halted until an interrupt that it takes.
+    Halted,
+    /// Was reset and waits for a start-up message.
+    WaitsForStartup,
+}
+
+static IDENTITIES: AtomicU64 = AtomicU64::new(1);
+
+/// The fastest periodic timer that a guest gets: 20 µs.
+const SHORTEST_PERIODS_PER_SECOND: u64 = 50_000;
+
+/// PAT at reset (APM vol. 2, 7.8.2).
+const PAT_RESET: u64 = 0x0007_0406_0007_0406;
+/// DR6 and DR7 at reset.
+const DR6_RESET: u64 = 0xffff_0ff0;
+const DR7_RESET: u64 = 0x400;
+
+/// Attributes in the VMCB's packed form.
+mod attributes {
+    /// Present, code, execute and read, accessed.
+    pub(super) const CODE: u16 = 0x09b;
+    /// Present, data, read and write, accessed.
+    pub(super) const DATA: u16 = 0x093;
+    /// Present, LDT.
+    pub(super) const LDT: u16 = 0x082;
+    /// Present, busy TSS.
+    pub(super) const TSS: u16 = 0x08b;
+}
+
+/// A segment over the whole address space.
+fn flat(selector: u16, attributes: u16) -> Segment {
+    Segment { selector, attributes, limit: u32::MAX, base: 0 }
+}
+
+impl ArchVcpu {
+    /// A vCPU after power-on that waits for a start-up message. `stage2_root` is the HPA of the VM's nested page table.
+    pub(crate) fn new(index: u32, mode: ApicMode, stage2_root: Hpa) -> Self {
+        let mut vmcb = Box::new(Vmcb::zeroed());
+        let control = &mut vmcb.control;
+        control.intercept_1 = Intercept1::INTR
+            | Intercept1::NMI
+            | Intercept1::INIT
+            | Intercept1::CPUID
+            | Intercept1::RDPMC
+            | Intercept1::INVD
+            | Intercept1::HLT
+            | Intercept1::INVLPGA
+            | Intercept1::IOIO
+            | Intercept1::MSR
+            | Intercept1::TASK_SWITCH
+            | Intercept1::SHUTDOWN;
+        control.intercept_2 = Intercept2::all() - Intercept2::RDPRU;
+        control.intercept_3 = Intercept3::empty();
+        control.intercept_exceptions = 1 << vector::MACHINE_CHECK;
+        let maps = svm::permission_maps();
+        control.msrpm_base = maps.msrs().0;
+        control.iopm_base = maps.ports().0;
+        control.guest_asid = GUEST_ASID;
+        control.int_ctl = IntCtl(IntCtl::V_INTR_MASKING);
+        control.np_control = 1;
+        control.n_cr3 = stage2_root.0;
+
+        let vmcb_hpa = svm::hpa_of(&*vmcb);
+        let mut vcpu = Self {
+            gprs: [0; 16],
+            vmcb,
+            vmcb_hpa,
+            activity: Activity::WaitsForStartup,
+            apic: LocalApic::new(local_apic::Config {
+                id: index,
+                x2apic_offered: mode == ApicMode::X2Apic,
+                bootstrap: index == 0,
+                shortest_period: tsc::hz() / SHORTEST_PERIODS_PER_SECOND,
+            }),
+            exception: Event::NONE,
+            nmi_waits: false,
+            nmi_blocked: false,
+            left_at: 0,
+            memory_types: MemoryTypes::new(),
+            fpu: FpuState::new(),
+            debug_addresses: [0; 4],
+            tsc_aux: 0,
+            identity: IDENTITIES.fetch_add(1, Ordering::Relaxed),
+        };
+        vcpu.reset_registers();
+        vcpu
+    }
+
+    /// Registers as after INIT (APM vol. 2, table 14-1).
+    fn reset_registers(&mut self) {
+        let save = &mut self.vmcb.save;
+        let data = Segment { selector: 0, attributes: attributes::DATA, limit: 0xffff, base: 0 };
+        save.cs = Segment { selector: 0xf000, attributes: attributes::CODE, limit: 0xffff, base: 0xffff_0000 };
+        (save.ds, save.es, save.fs, save.gs, save.ss) = (data, data, data, data, data);
+        save.gdtr = Segment { limit: 0xffff, ..Segment::default() };
+        save.idtr = save.gdtr;
+        save.ldtr = Segment { attributes: attributes::LDT, limit: 0xffff, ..Segment::default() };
+        save.tr = Segment { attributes: attributes::TSS, limit: 0xffff, ..Segment::default() };
+        save.cpl = 0;
+        save.efer = efer::SVME;
+        (save.cr0, save.cr2, save.cr3, save.cr4) = (cr0::CD | cr0::NW | cr0::ET, 0, 0, 0);
+        (save.dr6, save.dr7) = (DR6_RESET, DR7_RESET);
+        save.rflags = rflags::RESERVED_ONE;
+        save.rip = 0xfff0;
+        (save.rsp, save.rax) = (0, 0);
+        save.g_pat = PAT_RESET;
+        self.gprs = [0; 16];
+        self.gprs[gpr::RDX] = u64::from(svm::leaf(1).eax);
+        self.debug_addresses = [0; 4];
+
+        let control = &mut self.vmcb.control;
+        control.interrupt_shadow = 0;
+        control.exit_int_info = Event::NONE;
+        control.int_ctl = control.int_ctl.with_v_tpr(0);
+        self.exception = Event::NONE;
+        (self.nmi_waits, self.nmi_blocked) = (false, false);
+    }
+
+    /// Starts the vCPU as a kernel's boot protocol wants it.
+    pub(crate) fn start_at(&mut self, entry: &Entry) {
+        self.reset_registers();
+        let save = &mut self.vmcb.save;
+        match entry.mode {
+            Mode::Long64 { rip, rsi, cr3, gdt } => {
+                let data = flat(long64::DS, long64::DS_ATTRIBUTES);
+                save.cs = flat(long64::CS, long64::CS_ATTRIBUTES);
+                (save.ds, save.es, save.ss, save.fs, save.gs) = (data, data, data, data, data);
+                save.tr = Segment { limit: long64::TR_LIMIT, ..flat(long64::TR, long64::TR_ATTRIBUTES) };
+                save.gdtr = Segment { limit: gdt.limit.into(), base: gdt.base.0, ..Segment::default() };
+                (save.cr0, save.cr3, save.cr4) = (long64::CR0, cr3.0, long64::CR4);
+                save.efer |= long64::EFER;
+                save.rip = rip.0;
+                self.gprs[gpr::RSI] = rsi.0;
+            }
+            Mode::Protected32 { eip, ebx } => {
+                let data = flat(0, protected32::DS_ATTRIBUTES);
+                save.cs = flat(0, protected32::CS_ATTRIBUTES);
+                (save.ds, save.es, save.ss) = (data, data, data);
+                save.tr = Segment { limit: protected32::TR_LIMIT, ..flat(0, protected32::TR_ATTRIBUTES) };
+                (save.cr0, save.cr4) = (protected32::CR0, protected32::CR4);
+                save.rip = eip.into();
+                self.gprs[gpr::RBX] = ebx.into();
+            }
+        }
+        self.gprs[gpr::RDX] = 0;
+        self.activity = Activity::Active;
+    }
+
+    /// INIT: reset, then wait for a start-up message (APM vol. 2, 14.1.1). The vector registers keep their state, as on
+    /// hardware.
+    pub(crate) fn init(&mut self) {
+        self.reset_registers();
+        self.apic.init();
+        self.activity = Activity::WaitsForStartup;
+    }
+
+    /// Start-up message: begin in real mode at page `page`. Without meaning unless the vCPU waits for it.
+    pub(crate) fn start_up(&mut self, page: u8) {
+        if self.activity == Activity::WaitsForStartup {
+            let save = &mut self.vmcb.save;
+            save.cs.selector = u16::from(page) << 8;
+            save.cs.base = u64::from(page) << 12;
+            save.rip = 0;
+            self.activity = Activity::Active;
+        }
+    }
+
+    /// An NMI was posted.
+    pub(crate) fn request_nmi(&mut self) {
+        self.nmi_waits = true;
+    }
+
+    /// The vCPU comes to this pCPU; `came_back` when it ran here last, and nowhere since.
+    pub(crate) fn load(&mut self, cpu: &HostContext, came_back: bool) {
+        self.fpu.load(cpu, came_back);
+        if has_tsc_aux() {
+            // SAFETY: the MSR exists; the hypervisor uses neither RDTSCP nor RDPID. The value came from the same MSR.
+            unsafe { Msr::new(msr::TSC_AUX).write(self.tsc_aux) };
+        }
+        write_debug_addresses(&self.debug_addresses);
+
+        // One ASID serves all guests, so entries of another vCPU must go, and so must our own from before a stay on
+        // another pCPU, where the guest may have invalidated what is still cached here. A vCPU that comes straight back
+        // finds only its own, and those are good: nested tables never lose rights while their VM lives.
+        if !came_back || cpu.tlb_holder.load(Ordering::Relaxed) != self.identity {
+            cpu.tlb_holder.store(self.identity, Ordering::Relaxed);
+            self.vmcb.control.tlb_control = TlbControl::FlushAll;
+        }
+        // A VMCB that another pCPU wrote to memory is read afresh.
+        self.vmcb.control.clean = 0;
+        self.left_at = tsc::now();
+    }
+
+    /// The vCPU leaves this pCPU.
+    pub(crate) fn unload(&mut self) {
+        self.fpu.save();
+        if has_tsc_aux() {
+            // SAFETY: the MSR exists; reading it has no effect.
+            self.tsc_aux = unsafe { Msr::new(msr::TSC_AUX).read() };
+        }
+        self.debug_addresses = read_debug_addresses();
+    }
+
+    /// Whether PAUSE leaves the guest: worth it only while somebody waits for the pCPU.
+    pub(crate) fn intercept_pause(&mut self, others_wait: bool) {
+        self.vmcb.control.intercept_1.set(Intercept1::PAUSE, others_wait);
+    }
+
+    /// Runs the guest until its next exit.
+    #[inline]
+    pub(crate) fn enter(&mut self, cpu: &HostContext, counters: &Counters) {
+        self.prepare_event(counters);
+
+        if self.vmcb.control.tlb_control != TlbControl::DoNothing {
+            counters.tlb_flushes.add(1);
+        }
+        let entered_at = tsc::now();
+        counters.host_ticks.add(entered_at.wrapping_sub(self.left_at));
+        counters.entries.add(1);
+
+        // SAFETY: the vCPU loop holds GIF clear and IF set (`gate::hold`). The VMCB is ours alone; its intercepts were set
+        // in `new` and are only ever added to or returned to that set; its nested table maps nothing but the VM's own
+        // memory. `HostContext::host_state` was saved on this pCPU, whose FS, GS, TR and LDTR do not change any more.
+        unsafe { entry::enter(&mut self.gprs, self.vmcb_hpa, cpu.host_state()) };
+
+        self.left_at = tsc::now();
+        counters.guest_ticks.add(self.left_at.wrapping_sub(entered_at));
+        self.vmcb.control.tlb_control = TlbControl::DoNothing;
+    }
+
+    /// Chooses the event that the next entry delivers (APM vol. 2, 15.20): first what the last exit interrupted, then
+    /// the exception that it owes, then an NMI, then the most urgent interrupt.
+    ///
+    /// Interrupts are delivered by EVENTINJ alone. V_IRQ serves only to learn when the guest can take one, and never
+    /// carries a vector: an event may then not be delivered twice, whatever the emulator or CPU makes of V_IRQ.
+    #[inline]
+    fn prepare_event(&mut self, counters: &Counters) {
+        let control = &mut self.vmcb.control;
+
+        // The guest's CR8 is a view of its TPR.
+        if control.int_ctl.v_tpr() != self.apic.cr8() {
+            self.apic.set_cr8(control.int_ctl.v_tpr());
+        }
+
+        let interrupted = control.exit_int_info;
+        if interrupted.is_valid() | self.exception.is_valid() | self.nmi_waits {
+            return self.prepare_rare_event(counters);
+        }
+
+        let Some(vector) = self.apic.pending() else { return };
+        if self.takes_interrupts() {
+            self.apic.deliver(vector);
+            self.vmcb.control.event_inj = Event::interrupt(vector);
+            counters.irq_injections.add(1);
+        } else {
+            self.open_window();
+        }
+    }
+
+    #[cold]
+    fn prepare_rare_event(&mut self, counters: &Counters) {
+        let interrupted = core::mem::replace(&mut self.vmcb.control.exit_int_info, Event::NONE);
+        if let Some(event) = repeatable(interrupted) {
+            self.vmcb.control.event_inj = event;
+            // An exception that the exit owes on top would have to become a double fault by the guest's own rules; it
+            // is raised again when the instruction is tried again, so it is dropped here.
+            self.exception = Event::NONE;
+        } else if self.exception.is_valid() {
+            self.vmcb.control.event_inj = core::mem::replace(&mut self.exception, Event::NONE);
+            counters.exception_injections.add(1);
+        } else if self.nmi_waits && !self.nmi_blocked {
+            self.nmi_waits = false;
+            self.nmi_blocked = true;
+            // Its end is seen by the IRET.
+            self.vmcb.control.intercept_1.insert(Intercept1::IRET);
+            self.vmcb.control.event_inj = Event::nmi();
+            counters.nmi_injections.add(1);
+        } else if let Some(vector) = self.apic.pending().filter(|_| self.takes_interrupts()) {
+            self.apic.deliver(vector);
+            self.vmcb.control.event_inj = Event::interrupt(vector);
+            counters.irq_injections.add(1);
+            return;
+        }
+        // Something else went first: an interrupt that waits is delivered when the guest next can take it.
+        if self.apic.pending().is_some() {
+            self.open_window();
+        }
+    }
+
+    /// Asks for an exit as soon as the guest can take an interrupt.
+    fn open_window(&mut self) {
+        let control = &mut self.vmcb.control;
+        control.int_ctl.0 |= IntCtl::V_IRQ | IntCtl::V_INTR_PRIO_MAX | IntCtl::V_IGN_TPR;
+        control.intercept_1.insert(Intercept1::VINTR);
+        // A guest that lowers CR8 while V_IRQ is set brings down QEMU 7.2 (an assertion); so it leaves the guest then.
+        control.intercept_cr_write |= 1 << 8;
+    }
+
+    /// Takes back what [`Self::open_window`] asked for.
+    #[inline]
+    pub(super) fn close_window(&mut self) {
+        let control = &mut self.vmcb.control;
+        if control.int_ctl.0 & IntCtl::V_IRQ != 0 {
+            control.int_ctl.0 &= !(IntCtl::V_IRQ | IntCtl::V_INTR_PRIO_MAX | IntCtl::V_IGN_TPR);
+            control.intercept_1.remove(Intercept1::VINTR);
+            control.intercept_cr_write &= !(1 << 8);
+        }
+    }
+
+    /// IRET ends an NMI.
+    pub(super) fn nmi_ends(&mut self) {
+        self.nmi_blocked = false;
+        self.vmcb.control.intercept_1.remove(Intercept1::IRET);
+    }
+
+    /// Whether the guest takes an interrupt at its next instruction.
+    #[inline]
+    fn takes_interrupts(&self) -> bool {
+        self.vmcb.save.rflags & rflags::IF != 0 && self.vmcb.control.interrupt_shadow & 1 == 0
+    }
+
+    /// Whether a halted vCPU has something that ends its halt; if so it is active again.
+    pub(crate) fn try_wake(&mut self) -> bool {
+        let wakes = self.activity == Activity::Halted
+            && (self.exception.is_valid()
+                || (self.nmi_waits && !self.nmi_blocked)
+                || (self.takes_interrupts() && self.apic.pending().is_some()));
+        if wakes {
+            self.activity = Activity::Active;
+        }
+        wakes
+    }
+
+    /// Whether the vCPU runs instructions.
+    #[inline]
+    pub(crate) fn is_active(&self) -> bool {
+        self.activity == Activity::Active
+    }
+
+    /// Whether nothing but an NMI, an INIT or a start-up message from another vCPU can ever make this one run again.
+    pub(crate) fn is_parked(&self) -> bool {
+        match self.activity {
+            Activity::Active => false,
+            Activity::Halted => self.vmcb.save.rflags & rflags::IF == 0,
+            Activity::WaitsForStartup => true,
+        }
+    }
+
+    /// When the vCPU's own timer is due, in host TSC ticks.
+    #[inline]
+    pub(crate) fn deadline(&self) -> Option<u64> {
+        self.apic.deadline()
+    }
+
+    /// Lets a due timer fire.
+    pub(crate) fn expire_timer(&mut self, now: u64) {
+        self.apic.expire(now);
+    }
+
+    /// Where the guest is, for a log line.
+    pub(crate) fn whereabouts(&self) -> Whereabouts<'_> {
+        Whereabouts(self)
+    }
+
+    /// Skips the intercepted instruction of `length` bytes.
+    ///
+    /// The length is the CPU's where it reports one. Otherwise it is the instruction's shortest form: a guest that adds
+    /// prefixes to CPUID and the like confuses itself, and nobody else.
+    #[inline]
+    pub(super) fn skip(&mut self, length: u64) {
+        let Vmcb { control, save, .. } = &*self.vmcb;
+        self.skip_to(if control.next_rip != 0 { control.next_rip } else { save.rip.wrapping_add(length) });
+    }
+
+    /// Goes on at `rip`, behind an instruction that was emulated.
+    #[inline]
+    pub(super) fn skip_to(&mut self, rip: u64) {
+        let Vmcb { control, save, .. } = &mut *self.vmcb;
+        save.rip = rip;
+        control.interrupt_shadow = 0;
+        if save.rflags & rflags::TF != 0 {
+            save.dr6 |= DR6_SINGLE_STEP;
+            self.exception = Event::exception(vector::DEBUG);
+        }
+    }
+
+    /// The guest gets #UD.
+    #[cold]
+    pub(super) fn undefined(&mut self) {
+        self.exception = Event::exception(vector::INVALID_OPCODE);
+    }
+
+    /// The guest gets #GP(0).
+    #[cold]
+    pub(super) fn general_protection(&mut self) {
+        self.exception = Event::exception_with_code(vector::GENERAL_PROTECTION, 0);
+    }
+
+    /// EDX:EAX.
+    #[inline]
+    pub(super) fn edx_eax(&self) -> u64 {
+        self.gprs[gpr::RDX] << 32 | self.vmcb.save.rax & 0xffff_ffff
+    }
+
+    /// Sets EDX:EAX; the upper halves of RDX and RAX become zero.
+    #[inline]
+    pub(super) fn set_edx_eax(&mut self, value: u64) {
+        self.vmcb.save.rax = value & 0xffff_ffff;
+        self.gprs[gpr::RDX] = value >> 32;
+    }
+}
+
+/// The ASID of all guests. Zero is the host's.
+const GUEST_ASID: u32 = 1;
+
+/// DR6: the cause was a single step.
+const DR6_SINGLE_STEP: u64 = 1 << 14;
+
+/// The form in which an interrupted event is delivered again (APM vol. 2, 15.20): interrupts, NMIs and exceptions as
+/// they were. INTn, INT3 and INTO are repeated by running the instruction again, since RIP still points at it.
+fn repeatable(interrupted: Event) -> Option<Event> {
+    if !interrupted.is_valid() {
+        return None;
+    }
+    match interrupted.kind() {
+        EventKind::Interrupt | EventKind::Nmi => Some(interrupted),
+        EventKind::Exception => {
+            let software = matches!(interrupted.vector(), vector::BREAKPOINT | vector::OVERFLOW);
+            // Vectors from 31 on are no exceptions; VMRUN would refuse them.
+            (!software && interrupted.vector() < 31).then_some(interrupted)
+        }
+        EventKind::SoftwareInterrupt | EventKind::Reserved => None,
+    }
+}
+
+fn has_tsc_aux() -> bool {
+    svm::leaf(0x8000_0001).edx & leaf_8000_0001_edx::RDTSCP != 0
+}
+
+fn write_debug_addresses(addresses: &[u64; 4]) {
+    let [dr0, dr1, dr2, dr3] = *addresses;
+    // SAFETY: the host's DR7 enables no breakpoint, so these addresses mean nothing to it.
+    unsafe {
+        asm!("mov dr0, {}", "mov dr1, {}", "mov dr2, {}", "mov dr3, {}", in(reg) dr0, in(reg) dr1, in(reg) dr2, in(reg) dr3, options(nomem, nostack, preserves_flags));
+    }
+}
+
+fn read_debug_addresses() -> [u64; 4] {
+    let (dr0, dr1, dr2, dr3): (u64, u64, u64, u64);
+    // SAFETY: reading debug registers has no effect while DR7.GD is clear, as it is in the host.
+    unsafe {
+        asm!("mov {}, dr0", "mov {}, dr1", "mov {}, dr2", "mov {}, dr3", out(reg) dr0, out(reg) dr1, out(reg) dr2, out(reg) dr3, options(nomem, nostack, preserves_flags));
+    }
+    [dr0, dr1, dr2, dr3]
+}
+
+/// See [`ArchVcpu::whereabouts`].
+pub(crate) struct Whereabouts<'a>(&'a ArchVcpu);
+
+impl core::fmt::Display for Whereabouts<'_> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let Vmcb { control, save, .. } = &*self.0.vmcb;
+        #[expect(clippy::cast_possible_truncation, reason = "the low half is the exit code")]
+        let code = control.exit_code as u32;
+        if code == exit_code::INVALID {
+            // On this path some implementations overwrite the save area; nothing in it can be believed.
+            return write!(f, "with a state that the CPU refuses to enter");
+        }
+        write!(
+            f,
+            "at rip {:#x} cs {:#x} rsp {:#x} rflags {:#x} cr0 {:#x} cr2 {:#x} cr3 {:#x} cr4 {:#x} efer {:#x}, exit {code:#x} info {:#x} {:#x}",
+            save.rip,
+            save.cs.selector,
+            save.rsp,
+            save.rflags,
+            save.cr0,
+            save.cr2,
+            save.cr3,
+            save.cr4,
+            save.efer & !efer::SVME,
+            control.exit_info_1,
+            control.exit_info_2,
+        )
+    }
+}

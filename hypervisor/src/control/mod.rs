@@ -1,0 +1,328 @@
+//! The control port's side of the conversation: who is told what, and who may command what.
+//!
+//! Only the first pCPU speaks on the port ([`poll`], from its housekeeping). The others leave what they have to say in
+//! [`EVENTS`]. Nothing here waits for the other side: what does not fit into the port's buffers stays here, consoles
+//! stay in their VMs, and a guest whose console is full waits for itself.
+
+use alloc::collections::VecDeque;
+use alloc::string::String;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use abi::control::{
+    Answer, CONSOLE_CHUNK, Command, HostInfo, Line, Message, Receiver, Refusal, Request, STATS_CHUNK, VmEvent, VmInfo,
+    VmState, encode,
+};
+use abi::counters::VcpuCounters;
+use abi::exit_code;
+use abi::payload::VmConfig;
+use log::{error, info, warn};
+use spin::Mutex;
+
+use crate::arch::virtio::ControlPort;
+use crate::arch::{platform, power, tsc, virtualization};
+use crate::vm::{Ending, LINES, Vm};
+use crate::{cpu, frames};
+
+/// Bytes that may wait for the port before consoles are left where they are.
+const OUTGOING_LIMIT: usize = 64 * 1024;
+/// How long the last words may take, in seconds.
+const FAREWELL_SECONDS: u64 = 2;
+
+/// What other pCPUs have to say.
+static EVENTS: Mutex<VecDeque<Message>> = Mutex::new(VecDeque::new());
+
+static CONTROL: Mutex<Option<Control>> = Mutex::new(None);
+
+struct Control {
+    port: Option<ControlPort>,
+    receiver: Receiver,
+    outgoing: VecDeque<u8>,
+    vms: Vec<Slot>,
+    exit_when_idle: bool,
+    /// All VMs of the payload were created or have failed.
+    complete: bool,
+}
+
+struct Slot {
+    config: VmConfig,
+    state: SlotState,
+}
+
+enum SlotState {
+    Running(Arc<Vm>),
+    Ended { ending: Ending, counters: Vec<VcpuCounters> },
+    Failed,
+}
+
+/// Opens the port, if the machine has one, and says hello.
+pub(crate) fn init(exit_when_idle: bool) {
+    let port = ControlPort::new();
+    if port.is_none() {
+        warn!("no control port (virtio console): consoles go to this log, commands cannot be given");
+    }
+    *CONTROL.lock() = Some(Control {
+        port,
+        receiver: Receiver::default(),
+        outgoing: VecDeque::new(),
+        vms: Vec::new(),
+        exit_when_idle,
+        complete: false,
+    });
+    tell(Message::Up(host_info()));
+}
+
+/// Something to say, from any pCPU.
+fn tell(message: Message) {
+    EVENTS.lock().push_back(message);
+}
+
+/// The VM with the next number begins to be created.
+pub(crate) fn vm_creating(number: u32) {
+    tell(Message::Vm { vm: number, at_ns: tsc::nanos(), event: VmEvent::Creating });
+}
+
+/// It was created.
+pub(crate) fn vm_started(vm: &Arc<Vm>) {
+    add(Slot { config: vm.config.clone(), state: SlotState::Running(vm.clone()) });
+    tell(Message::Vm { vm: vm.number, at_ns: tsc::nanos(), event: VmEvent::Started });
+}
+
+/// It cannot be created; the others go on.
+pub(crate) fn vm_failed(number: u32, config: VmConfig, why: String) {
+    error!("{}: {why}", config.name);
+    add(Slot { config, state: SlotState::Failed });
+    tell(Message::Vm { vm: number, at_ns: tsc::nanos(), event: VmEvent::Failed(why) });
+}
+
+fn add(slot: Slot) {
+    if let Some(control) = &mut *CONTROL.lock() {
+        control.vms.push(slot);
+    }
+}
+
+/// All VMs were created or have failed.
+pub(crate) fn payload_complete() {
+    if let Some(control) = &mut *CONTROL.lock() {
+        control.complete = true;
+    }
+}
+
+/// The last vCPU of `vm` has left the guest for good.
+pub(crate) fn vm_ended(vm: &Arc<Vm>, ending: &Ending) {
+    info!("{}: {}: {}", vm.name(), ending.reason.name(), ending.detail);
+    let counters = vm.vcpus().iter().map(|vcpu| vcpu.counters().snapshot()).collect();
+    let mut control = CONTROL.lock();
+    let slot = control.as_mut().and_then(|control| control.vms.get_mut(vm.number as usize));
+    let Some(slot) = slot else { return };
+    let last_reference = core::mem::replace(&mut slot.state, SlotState::Ended { ending: ending.clone(), counters });
+    // What the guest still wrote goes out before the news of its end.
+    if let (Some(control), SlotState::Running(vm)) = (&mut *control, &last_reference) {
+        control.console_output(vm, usize::MAX);
+        control.say(&Message::Vm {
+            vm: vm.number,
+            at_ns: tsc::nanos(),
+            event: VmEvent::Stopped { reason: ending.reason, detail: ending.detail.clone() },
+        });
+    }
+}
+
+/// Listens and speaks, without waiting. Called by the first pCPU only.
+pub(crate) fn poll() {
+    let Some(mut guard) = CONTROL.try_lock() else { return };
+    let Some(control) = &mut *guard else { return };
+
+    control.listen();
+    control.consoles();
+    for message in EVENTS.lock().drain(..) {
+        control.say(&message);
+    }
+    control.transmit();
+
+    if control.exit_when_idle && control.complete && control.is_idle() {
+        control.farewell();
+    }
+}
+
+impl Control {
+    /// Takes what has arrived.
+    fn listen(&mut self) {
+        let Some(port) = &mut self.port else { return };
+        let mut bytes = [0; 512];
+        let mut requests = Vec::new();
+        loop {
+            let count = port.receive(&mut bytes);
+            requests.extend(bytes[..count].iter().filter_map(|&byte| self.receiver.push::<Request>(byte)));
+            if count < bytes.len() {
+                break;
+            }
+        }
+        for request in requests {
+            let message = match request {
+                Ok(Request { id, command }) => Message::Reply { id, result: self.obey(command) },
+                Err(error) => {
+                    warn!("control port: {error}; refused");
+                    Message::Refused(error)
+                }
+            };
+            self.say(&message);
+        }
+    }
+
+    fn obey(&mut self, command: Command) -> Result<Answer, Refusal> {
+        match command {
+            Command::Hello => Ok(Answer::Host(host_info())),
+            Command::List => Ok(Answer::Vms(self.vms.iter().map(Slot::info).collect())),
+            Command::Stop { vm } => {
+                commanded_stop(self.running(vm)?);
+                Ok(Answer::Done)
+            }
+            Command::Stats { vm, first } => self.stats(vm, first),
+            Command::Input { vm, line, bytes } => {
+                let vm = self.running(vm)?;
+                let (taken, changed) = vm.serial(line).receive(&bytes);
+                if let Some(changed) = changed {
+                    platform::serial_interrupt(vm, line, changed);
+                }
+                Ok(Answer::Accepted(u32::try_from(taken).unwrap_or(u32::MAX)))
+            }
+            Command::PowerOff => {
+                self.exit_when_idle = true;
+                for slot in &self.vms {
+                    if let SlotState::Running(vm) = &slot.state {
+                        commanded_stop(vm);
+                    }
+                }
+                Ok(Answer::Done)
+            }
+        }
+    }
+
+    fn slot(&self, number: u32) -> Result<&Slot, Refusal> {
+        self.vms.get(number as usize).ok_or(Refusal::NoSuchVm)
+    }
+
+    fn running(&self, number: u32) -> Result<&Arc<Vm>, Refusal> {
+        match &self.slot(number)?.state {
+            SlotState::Running(vm) => Ok(vm),
+            _ => Err(Refusal::NotRunning),
+        }
+    }
+
+    fn stats(&self, number: u32, first: u32) -> Result<Answer, Refusal> {
+        let slot = self.slot(number)?;
+        if first >= slot.config.vcpus {
+            return Err(Refusal::NoSuchVcpu);
+        }
+        let wanted = (first as usize)..(first as usize + STATS_CHUNK).min(slot.config.vcpus as usize);
+        let vcpus = match &slot.state {
+            SlotState::Running(vm) => vm.vcpus()[wanted].iter().map(|vcpu| vcpu.counters().snapshot()).collect(),
+            SlotState::Ended { counters, .. } => counters[wanted].to_vec(),
+            SlotState::Failed => return Err(Refusal::NotRunning),
+        };
+        Ok(Answer::Stats { vm: number, first, at_ns: tsc::nanos(), vcpus })
+    }
+
+    /// Takes what guests wrote, as long as there is room.
+    fn consoles(&mut self) {
+        let running: Vec<Arc<Vm>> = self
+            .vms
+            .iter()
+            .filter_map(|slot| match &slot.state {
+                SlotState::Running(vm) => Some(vm.clone()),
+                _ => None,
+            })
+            .collect();
+        for vm in running {
+            self.console_output(&vm, OUTGOING_LIMIT);
+        }
+    }
+
+    fn console_output(&mut self, vm: &Arc<Vm>, limit: usize) {
+        for line in LINES {
+            while self.outgoing.len() < limit {
+                let Some((at_ns, bytes, changed)) = vm.serial(line).take_output(CONSOLE_CHUNK) else { break };
+                if let Some(changed) = changed {
+                    platform::serial_interrupt(vm, line, changed);
+                }
+                if self.port.is_none() && line == Line::Console {
+                    crate::log::raw(&bytes);
+                }
+                self.say(&Message::Console { vm: vm.number, line, at_ns, bytes });
+            }
+        }
+    }
+
+    fn say(&mut self, message: &Message) {
+        if self.port.is_none() {
+            return;
+        }
+        match encode(message) {
+            Ok(frame) => self.outgoing.extend(frame),
+            Err(error) => error!("a message for the control port was lost: {error}"),
+        }
+    }
+
+    /// Hands to the port what it takes.
+    fn transmit(&mut self) {
+        let Some(port) = &mut self.port else { return };
+        while !self.outgoing.is_empty() {
+            let (bytes, _) = self.outgoing.as_slices();
+            let taken = port.transmit(bytes);
+            if taken == 0 {
+                break;
+            }
+            self.outgoing.drain(..taken);
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        !self.vms.iter().any(|slot| matches!(slot.state, SlotState::Running(_)))
+    }
+
+    /// Says good-bye and ends the machine.
+    fn farewell(&mut self) -> ! {
+        info!("all VMs have ended");
+        for message in EVENTS.lock().drain(..) {
+            self.say(&message);
+        }
+        self.say(&Message::Bye);
+        let until = tsc::now() + FAREWELL_SECONDS * tsc::hz();
+        loop {
+            self.transmit();
+            let all_gone = self.outgoing.is_empty() && self.port.as_mut().is_none_or(ControlPort::is_drained);
+            if all_gone || tsc::now() > until {
+                power::exit(exit_code::CLEAN);
+            }
+        }
+    }
+}
+
+impl Slot {
+    fn info(&self) -> VmInfo {
+        VmInfo {
+            name: self.config.name.clone(),
+            vcpus: self.config.vcpus,
+            memory_bytes: self.config.memory_bytes,
+            state: match &self.state {
+                SlotState::Running(_) => VmState::Running,
+                SlotState::Ended { ending, .. } => VmState::Stopped(ending.reason),
+                SlotState::Failed => VmState::Failed,
+            },
+        }
+    }
+}
+
+fn commanded_stop(vm: &Vm) {
+    vm.stop(abi::control::StopReason::Commanded, format_args!("a command on the control port"));
+}
+
+fn host_info() -> HostInfo {
+    HostInfo {
+        version: String::from(env!("CARGO_PKG_VERSION")),
+        pcpus: u32::try_from(cpu::scheduler::runners().count()).unwrap_or(u32::MAX),
+        memory_bytes: frames::total_bytes(),
+        tsc_hz: tsc::hz(),
+        processor: virtualization::describe(),
+    }
+}

@@ -1,0 +1,132 @@
+//! Physical CPUs and what each has of its own.
+//!
+//! A [`PerCpu`] block is written by the pCPU that owns it; others read it. Blocks are made once, when the machine's
+//! CPUs are known, and live for ever, so that `&'static PerCpu` is what everyone passes around.
+
+pub(crate) mod scheduler;
+pub(crate) mod timers;
+
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use spin::Once;
+
+use crate::arch::percpu::ArchPerCpu;
+use crate::arch::tsc;
+use crate::arch::virtualization::HostContext;
+use crate::control;
+
+/// Most pCPUs that are used; a machine's further ones stay asleep.
+pub(crate) const MAX_CPUS: usize = 64;
+
+/// Number of a pCPU: 0 is the one that booted, the others follow without gaps.
+pub(crate) use sched::CpuId;
+
+/// What one pCPU owns.
+///
+/// Aligned so that no two blocks share a cache line, nor the pair of lines that the prefetcher fetches together.
+#[repr(C, align(128))]
+pub(crate) struct PerCpu {
+    /// The architecture's part; first, because the way to find the block begins in it.
+    pub(crate) arch: ArchPerCpu,
+    /// Which pCPU this is.
+    pub(crate) id: CpuId,
+    /// Whether the pCPU has come up.
+    pub(crate) online: AtomicBool,
+    /// Host interrupts taken, by vector.
+    pub(crate) taken: Taken,
+    /// Deadlines of the vCPUs that blocked here.
+    pub(crate) timers: timers::Timers,
+    /// Who runs next.
+    pub(crate) scheduler: scheduler::Scheduler,
+    host_context: Once<HostContext>,
+}
+
+/// Host interrupts that a pCPU has taken. Written by their handlers on the owner only.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub(crate) struct Taken {
+    /// Kicks by other pCPUs.
+    pub(crate) kick: AtomicU64,
+    /// The pCPU's own timer.
+    pub(crate) timer: AtomicU64,
+    /// Devices of the host.
+    pub(crate) device: AtomicU64,
+    /// Interrupts that were gone when they should be taken.
+    pub(crate) spurious: AtomicU64,
+    /// Non-maskable interrupts.
+    pub(crate) nmi: AtomicU64,
+}
+
+impl PerCpu {
+    /// The block of a pCPU that has not come up yet.
+    pub(crate) fn new(id: CpuId, arch: ArchPerCpu) -> Self {
+        Self {
+            arch,
+            id,
+            online: AtomicBool::new(false),
+            taken: Taken::default(),
+            timers: timers::Timers::default(),
+            scheduler: scheduler::Scheduler::new(),
+            host_context: Once::new(),
+        }
+    }
+
+    /// What this pCPU needs to run guests; made when it is asked for first, on the pCPU itself.
+    #[inline]
+    pub(crate) fn host_context(&self) -> &HostContext {
+        self.host_context.call_once(crate::arch::virtualization::enable)
+    }
+}
+
+static BLOCKS: Once<Vec<PerCpu>> = Once::new();
+
+/// Fixes the set of pCPUs, in order of their numbers. Called once, before any of them looks for its block.
+pub(crate) fn init(blocks: Vec<PerCpu>) {
+    BLOCKS.call_once(|| blocks);
+}
+
+/// The block of the pCPU that runs this: one load.
+#[inline(always)]
+pub(crate) fn this() -> &'static PerCpu {
+    crate::arch::percpu::this()
+}
+
+/// As [`this`], for code that may run before the pCPUs have their blocks.
+pub(crate) fn try_this() -> Option<&'static PerCpu> {
+    crate::arch::percpu::try_this()
+}
+
+/// All pCPUs, in order of their numbers.
+pub(crate) fn all() -> &'static [PerCpu] {
+    BLOCKS.get().map_or(&[], Vec::as_slice)
+}
+
+/// The block of the pCPU with this number.
+///
+/// # Panics
+/// When the machine has no such pCPU.
+pub(crate) fn by_id(id: CpuId) -> &'static PerCpu {
+    &all()[id.index()]
+}
+
+/// How many pCPUs there are.
+pub(crate) fn count() -> usize {
+    all().len()
+}
+
+/// Whether every pCPU has come up.
+pub(crate) fn all_online() -> bool {
+    all().iter().all(|cpu| cpu.online.load(Ordering::Acquire))
+}
+
+/// What a pCPU does whenever it has left a guest for an interrupt, and before it idles.
+pub(crate) fn housekeeping(cpu: &PerCpu) {
+    cpu.timers.expire(tsc::now());
+    if cpu.id == BOOT {
+        control::poll();
+    }
+}
+
+/// The pCPU that booted; it speaks on the control port.
+const BOOT: CpuId = CpuId(0);

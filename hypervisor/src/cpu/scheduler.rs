@@ -1,0 +1,281 @@
+//! Which vCPU runs where, and for how long.
+//!
+//! Each pCPU has a run queue (`sched::RunQueue`) and takes from it the vCPU that has had the least. A vCPU runs until it
+//! blocks, until its slice is over and others wait, or until one that wakes has a better claim. A woken vCPU goes to the
+//! pCPU it ran on last, or to an idle one; a pCPU without work takes some from the busiest queue before it idles.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use log::info;
+use sched::{CpuId, RunQueue, VirtualTime};
+use spin::{Mutex, Once};
+
+use super::{PerCpu, all, by_id, housekeeping};
+use crate::arch::{interrupts, irq, tsc, virtualization};
+use crate::control;
+use crate::vcpu::run::{Left, Running, run};
+use crate::vm::VcpuRef;
+
+/// Slices per second: a vCPU runs for at most 5 ms while others wait.
+const SLICES_PER_SECOND: u64 = 200;
+/// Each pCPU looks around at least this often, 100 times a second: it takes no more than that to get over an interrupt
+/// that the machine lost.
+const TICKS_PER_SECOND: u64 = 100;
+/// By how much a woken vCPU must be behind the running one to take its place, in ticks; less is not worth the switch.
+const PREEMPTION_MARGIN: VirtualTime = 2_000_000;
+
+/// What a pCPU has for scheduling.
+pub(crate) struct Scheduler {
+    queue: Mutex<RunQueue<VcpuRef>>,
+    /// Copies of the queue's length, of its floor and of its first virtual time, for those who do not hold the lock.
+    waiting: AtomicU64,
+    floor: AtomicU64,
+    first: AtomicU64,
+    /// The vCPU that runs now: its virtual time when it started, and when that was in host TSC ticks. Owner writes.
+    started_with: AtomicU64,
+    started_at: AtomicU64,
+}
+
+impl Scheduler {
+    pub(crate) fn new() -> Self {
+        Self {
+            queue: Mutex::default(),
+            waiting: AtomicU64::new(0),
+            floor: AtomicU64::new(0),
+            first: AtomicU64::new(u64::MAX),
+            started_with: AtomicU64::new(0),
+            started_at: AtomicU64::new(0),
+        }
+    }
+
+    /// Keeps the copies true. Called before the lock of `queue` is released.
+    fn publish(&self, queue: &RunQueue<VcpuRef>) {
+        self.floor.store(queue.floor(), Ordering::Relaxed);
+        self.first.store(queue.first().unwrap_or(u64::MAX), Ordering::Relaxed);
+        self.waiting.store(queue.len() as u64, Ordering::SeqCst);
+    }
+
+    /// The running vCPU's virtual time by `now`.
+    fn running_time(&self, now: u64) -> VirtualTime {
+        let ran = now.saturating_sub(self.started_at.load(Ordering::Relaxed));
+        self.started_with.load(Ordering::Relaxed).saturating_add(ran)
+    }
+}
+
+/// pCPUs that have nothing to run, one bit each.
+static IDLE: AtomicU64 = AtomicU64::new(0);
+
+/// Whether a pCPU runs vCPUs: all do, but for the first where the machine demands that it is spared. A single one does
+/// in any case.
+fn runs_vcpus(cpu: &PerCpu) -> bool {
+    static SPARED: Once<bool> = Once::new();
+    cpu.id.0 != 0 || all().len() == 1 || !*SPARED.call_once(virtualization::spares_first_cpu)
+}
+
+/// The pCPUs that run vCPUs.
+pub(crate) fn runners() -> impl DoubleEndedIterator<Item = &'static PerCpu> + Clone {
+    all().iter().filter(|cpu| runs_vcpus(cpu))
+}
+
+fn idle_bit(cpu: &PerCpu) -> u64 {
+    1 << cpu.id.index()
+}
+
+/// What a pCPU does for ever: run vCPUs, and keep house in between.
+pub(crate) fn run_vcpus(cpu: &'static PerCpu) -> ! {
+    if !runs_vcpus(cpu) {
+        info!("keeps house and runs no vCPUs, as this machine's emulation demands of its first CPU");
+        loop {
+            housekeeping(cpu);
+            interrupts::arm_timer(next_tick());
+            irq::wait();
+        }
+    }
+    loop {
+        housekeeping(cpu);
+        match pick(cpu) {
+            Some((time, vcpu)) => run_one(cpu, time, vcpu),
+            None => idle(cpu),
+        }
+    }
+}
+
+/// One stay of a vCPU on this pCPU.
+fn run_one(cpu: &'static PerCpu, time: VirtualTime, vcpu: VcpuRef) {
+    let now = tsc::now();
+    cpu.scheduler.started_with.store(time, Ordering::Relaxed);
+    cpu.scheduler.started_at.store(now, Ordering::Relaxed);
+
+    let shared = vcpu.vcpu();
+    let mut owner = shared.own();
+    shared.mailbox().run_on(cpu.id);
+    shared.counters().wait_ticks.add(shared.waited(now));
+    let came_back = owner.ran_on.replace(cpu.id) == Some(cpu.id);
+    if !came_back {
+        shared.set_home(cpu.id);
+        shared.counters().migrations.add(1);
+    }
+    if let Some((at, key)) = owner.timer.take() {
+        by_id(at).timers.remove(key);
+    }
+    arm(cpu, owner.arch.deadline());
+
+    let left = run(&mut Running { cpu, vm: &vcpu.vm, index: vcpu.index, vcpu: shared, came_back, owner: &mut owner });
+
+    let time = cpu.scheduler.running_time(tsc::now());
+    advance(cpu, time);
+    match left {
+        Left::Blocked => {
+            // Somebody may have woken it already; whoever runs it next waits for this lock, and then finds the timer.
+            if let Some(deadline) = owner.arch.deadline() {
+                owner.timer = Some((cpu.id, cpu.timers.add(deadline, vcpu.clone())));
+            }
+            drop(owner);
+            vcpu.vm.stop_if_all_parked();
+        }
+        Left::Preempted => {
+            shared.mailbox().requeue();
+            drop(owner);
+            put_back(cpu, time, vcpu);
+        }
+        Left::Dead => {
+            drop(owner);
+            if let Some(ending) = vcpu.vm.vcpu_left() {
+                control::vm_ended(&vcpu.vm, ending);
+            }
+        }
+    }
+}
+
+/// The running vCPU is about to block: what it has had so far, for when it wakes.
+pub(crate) fn time_of_running(cpu: &PerCpu) -> VirtualTime {
+    cpu.scheduler.running_time(tsc::now())
+}
+
+/// Puts a vCPU that was blocked into a run queue.
+pub(crate) fn wake(vcpu: VcpuRef) {
+    let home = by_id(vcpu.vcpu().home());
+    let target = idle_one(home).unwrap_or(home);
+    let time = vcpu.vcpu().virtual_time();
+    let now = tsc::now();
+    vcpu.vcpu().set_queued_at(now);
+
+    let mut queue = target.scheduler.queue.lock();
+    let time =
+        if target.id == home.id { time } else { queue.translate(time, home.scheduler.floor.load(Ordering::Relaxed)) };
+    let time = queue.wake_time(time);
+    queue.push(time, vcpu);
+    target.scheduler.publish(&queue);
+    drop(queue);
+
+    // The queue was published before this is read; a pCPU that goes idle does it the other way round. One sees the other.
+    let is_idle = IDLE.load(Ordering::SeqCst) & idle_bit(target) != 0;
+    let has_better_claim = target.scheduler.running_time(now) > time.saturating_add(PREEMPTION_MARGIN);
+    if is_idle || has_better_claim {
+        // This pCPU, too, may be in the middle of a vCPU: the kick ends that vCPU's next entry at once.
+        interrupts::kick(target.id);
+    }
+}
+
+/// Puts a vCPU that ran on `cpu` back, there or where fewer wait.
+fn put_back(cpu: &'static PerCpu, time: VirtualTime, vcpu: VcpuRef) {
+    vcpu.vcpu().set_queued_at(tsc::now());
+    let waiting = |cpu: &PerCpu| cpu.scheduler.waiting.load(Ordering::Relaxed);
+    let shortest = runners().min_by_key(|other| waiting(other)).unwrap_or(cpu);
+    let target = idle_one(cpu).unwrap_or(if waiting(shortest) + 1 < waiting(cpu) { shortest } else { cpu });
+
+    let mut queue = target.scheduler.queue.lock();
+    // A vCPU that gives way before its slice is over goes behind the one that it gives way to.
+    let time = if target.id == cpu.id {
+        queue.first().map_or(time, |first| time.max(first + 1))
+    } else {
+        queue.translate(time, cpu.scheduler.floor.load(Ordering::Relaxed))
+    };
+    queue.push(time, vcpu);
+    target.scheduler.publish(&queue);
+    drop(queue);
+    if target.id != cpu.id && IDLE.load(Ordering::SeqCst) & idle_bit(target) != 0 {
+        interrupts::kick(target.id);
+    }
+}
+
+/// An idle pCPU, `preferred` if it is one.
+fn idle_one(preferred: &'static PerCpu) -> Option<&'static PerCpu> {
+    let idle = IDLE.load(Ordering::SeqCst);
+    match idle {
+        0 => None,
+        idle if idle & idle_bit(preferred) != 0 => Some(preferred),
+        idle => Some(by_id(CpuId(idle.trailing_zeros()))),
+    }
+}
+
+/// The vCPU to run next: the first of this pCPU's queue, else one from the longest queue.
+fn pick(cpu: &PerCpu) -> Option<(VirtualTime, VcpuRef)> {
+    let mut queue = cpu.scheduler.queue.lock();
+    let next = queue.pop();
+    cpu.scheduler.publish(&queue);
+    drop(queue);
+    next.or_else(|| steal(cpu))
+}
+
+fn steal(cpu: &PerCpu) -> Option<(VirtualTime, VcpuRef)> {
+    let busiest = runners().max_by_key(|other| other.scheduler.waiting.load(Ordering::SeqCst))?;
+    if busiest.scheduler.waiting.load(Ordering::SeqCst) == 0 {
+        return None;
+    }
+    let mut queue = busiest.scheduler.queue.lock();
+    let (time, vcpu) = queue.pop_last()?;
+    let floor = queue.floor();
+    busiest.scheduler.publish(&queue);
+    drop(queue);
+    Some((cpu.scheduler.queue.lock().translate(time, floor), vcpu))
+}
+
+/// Sleeps until an interrupt, unless there is work after all.
+fn idle(cpu: &PerCpu) {
+    IDLE.fetch_or(idle_bit(cpu), Ordering::SeqCst);
+    let has_work = runners().any(|other| other.scheduler.waiting.load(Ordering::SeqCst) != 0);
+    if !has_work {
+        interrupts::arm_timer(cpu.timers.next().min(next_tick()));
+        irq::wait();
+    }
+    IDLE.fetch_and(!idle_bit(cpu), Ordering::SeqCst);
+}
+
+fn next_tick() -> u64 {
+    tsc::now() + tsc::hz() / TICKS_PER_SECOND
+}
+
+/// Whether somebody waits for this pCPU.
+#[inline]
+pub(crate) fn others_wait(cpu: &PerCpu) -> bool {
+    cpu.scheduler.waiting.load(Ordering::Relaxed) != 0
+}
+
+/// Whether the running vCPU has to give way: its slice is over and somebody waits, or somebody has a better claim.
+pub(crate) fn is_due(cpu: &PerCpu) -> bool {
+    if !others_wait(cpu) {
+        return false;
+    }
+    let now = tsc::now();
+    let ran = now.saturating_sub(cpu.scheduler.started_at.load(Ordering::Relaxed));
+    let first = cpu.scheduler.first.load(Ordering::Relaxed);
+    ran >= tsc::hz() / SLICES_PER_SECOND || cpu.scheduler.running_time(now) > first.saturating_add(PREEMPTION_MARGIN)
+}
+
+/// Arms this pCPU's timer for what comes first: the vCPU's own timer, those of blocked vCPUs, the end of the slice, the
+/// next tick.
+pub(crate) fn arm(cpu: &PerCpu, deadline: Option<u64>) {
+    let mut earliest = next_tick().min(cpu.timers.next()).min(deadline.unwrap_or(u64::MAX));
+    if others_wait(cpu) {
+        earliest = earliest.min(cpu.scheduler.started_at.load(Ordering::Relaxed) + tsc::hz() / SLICES_PER_SECOND);
+    }
+    interrupts::arm_timer(earliest);
+}
+
+/// Tells the run queue how far the running vCPU has come.
+fn advance(cpu: &PerCpu, time: VirtualTime) {
+    let mut queue = cpu.scheduler.queue.lock();
+    queue.advance(time);
+    cpu.scheduler.publish(&queue);
+}

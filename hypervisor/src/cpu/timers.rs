@@ -1,0 +1,85 @@
+//! Timers of vCPUs that are blocked: each pCPU keeps those that blocked on it.
+//!
+//! A vCPU that runs needs none of this, its pCPU's own timer is armed for it. One that blocks leaves its deadline here
+//! and takes it back when it runs again, wherever that is.
+
+use alloc::collections::BTreeMap;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use sched::Pending;
+use spin::Mutex;
+
+use crate::vm::VcpuRef;
+
+/// The deadlines of one pCPU.
+#[derive(Default)]
+pub(crate) struct Timers {
+    list: Mutex<List>,
+    /// The earliest deadline, `u64::MAX` when there is none: what the owner looks at without the lock.
+    next: Next,
+}
+
+#[derive(Default)]
+struct List {
+    by_deadline: BTreeMap<Key, VcpuRef>,
+    added: u64,
+}
+
+struct Next(AtomicU64);
+
+impl Default for Next {
+    fn default() -> Self {
+        Self(AtomicU64::new(u64::MAX))
+    }
+}
+
+/// Names an entry: deadline in host TSC ticks, then order of arrival.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Key(u64, u64);
+
+impl Timers {
+    /// Adds a deadline.
+    pub(crate) fn add(&self, deadline: u64, vcpu: VcpuRef) -> Key {
+        let mut list = self.list.lock();
+        list.added += 1;
+        let key = Key(deadline, list.added);
+        list.by_deadline.insert(key, vcpu);
+        self.note_next(&list);
+        key
+    }
+
+    /// Takes a deadline back, if it has not passed already.
+    pub(crate) fn remove(&self, key: Key) {
+        let mut list = self.list.lock();
+        let removed = list.by_deadline.remove(&key);
+        self.note_next(&list);
+        drop(list);
+        // Dropped outside of the lock: it may be the last reference to its VM.
+        drop(removed);
+    }
+
+    /// The earliest deadline, `u64::MAX` when there is none.
+    #[inline]
+    pub(crate) fn next(&self) -> u64 {
+        self.next.0.load(Ordering::Relaxed)
+    }
+
+    /// Posts to all whose deadline has passed by `now`.
+    pub(crate) fn expire(&self, now: u64) {
+        while self.next() <= now {
+            let mut list = self.list.lock();
+            let due = match list.by_deadline.first_entry() {
+                Some(first) if first.key().0 <= now => first.remove(),
+                _ => break,
+            };
+            self.note_next(&list);
+            drop(list);
+            due.vm.post(due.index, Pending::TIMER);
+        }
+    }
+
+    fn note_next(&self, list: &List) {
+        let next = list.by_deadline.first_key_value().map_or(u64::MAX, |(key, _)| key.0);
+        self.next.0.store(next, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,167 @@
+//! Interrupt messages: what one APIC says to the others.
+//!
+//! Local APICs (an IPI) and I/O APICs (a device's pin) speak the same language: a vector, what to do with it, and whom
+//! it is for. Sender and receiver never meet here; whoever owns all vCPUs of the VM resolves a [`Target`] to vCPUs and
+//! hands each of them the vector.
+//!
+//! A target arrives already decoded. The same 32 bits mean different things when written by an xAPIC (8-bit
+//! destination, broadcast 0xff) and by an x2APIC (32-bit destination, broadcast 0xffff_ffff), so only the sender can
+//! read them; [`Target`] says what they meant.
+
+/// One interrupt message on its way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Message {
+    /// Interrupt vector; for [`Kind::Startup`] the page number of the first instruction; else without meaning.
+    pub(crate) vector: u8,
+    /// What the receiver does with it.
+    pub(crate) kind: Kind,
+    /// Who receives it.
+    pub(crate) target: Target,
+    /// Level-triggered: the receiver's EOI must be told to the I/O APIC. Never set for IPIs.
+    pub(crate) level: bool,
+}
+
+/// Delivery mode of a message (APM vol. 2, 16.5). SMI and external (8259) interrupts do not exist in our guests: they
+/// are dropped where they are sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// The vector is requested at each target.
+    Fixed,
+    /// The vector is requested at one of the targets.
+    LowestPriority,
+    /// Non-maskable interrupt.
+    Nmi,
+    /// INIT: the target is reset and waits for [`Kind::Startup`].
+    Init,
+    /// Startup: a target that waits after INIT begins in real mode at `vector << 12`.
+    Startup,
+}
+
+impl Kind {
+    /// Reads the three-bit delivery mode field; `None` for modes that our guests do not have.
+    pub(super) const fn from_delivery_mode(mode: u32) -> Option<Self> {
+        match mode & 7 {
+            0 => Some(Self::Fixed),
+            1 => Some(Self::LowestPriority),
+            4 => Some(Self::Nmi),
+            5 => Some(Self::Init),
+            6 => Some(Self::Startup),
+            _ => None,
+        }
+    }
+
+    /// Whether the message requests a vector at its target's local APIC.
+    pub(super) const fn has_vector(self) -> bool {
+        matches!(self, Self::Fixed | Self::LowestPriority)
+    }
+}
+
+/// Whom a message is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// The sender.
+    SelfOnly,
+    /// All APICs.
+    AllIncludingSelf,
+    /// All APICs but the sender's.
+    AllButSelf,
+    /// The APIC with this id. Broadcast ids have become [`Target::AllIncludingSelf`].
+    Physical(u32),
+    /// Every APIC whose [`LogicalId`] matches this eight-bit destination (APM vol. 2, 16.6.1).
+    Logical(u8),
+    /// x2APIC logical mode: up to sixteen APICs of one cluster, see [`cluster_members`].
+    Cluster {
+        /// Upper bits of the APIC ids.
+        cluster: u16,
+        /// Bit n stands for the APIC with id `cluster * 16 + n`.
+        members: u16,
+    },
+}
+
+impl Target {
+    /// Reads a destination as an xAPIC or I/O APIC writes it. 0xff is everyone in both modes.
+    pub(super) const fn from_xapic(destination: u8, logical: bool) -> Self {
+        match (destination, logical) {
+            (0xff, _) => Self::AllIncludingSelf,
+            (id, false) => Self::Physical(id as u32),
+            (mask, true) => Self::Logical(mask),
+        }
+    }
+
+    /// Reads a destination as an x2APIC writes it. 0xffff_ffff is everyone in both modes.
+    pub(super) const fn from_x2apic(destination: u32, logical: bool) -> Self {
+        match (destination, logical) {
+            (u32::MAX, _) => Self::AllIncludingSelf,
+            (id, false) => Self::Physical(id),
+            (mask, true) => {
+                let [members_low, members_high, cluster_low, cluster_high] = mask.to_le_bytes();
+                Self::Cluster {
+                    cluster: u16::from_le_bytes([cluster_low, cluster_high]),
+                    members: u16::from_le_bytes([members_low, members_high]),
+                }
+            }
+        }
+    }
+}
+
+/// The APIC ids that a [`Target::Cluster`] names, in ascending order. They need not exist.
+pub(crate) fn cluster_members(cluster: u16, members: u16) -> impl Iterator<Item = u32> {
+    let first = u32::from(cluster) << 4;
+    (0..16).filter(move |bit| members >> bit & 1 != 0).map(move |bit| first | bit)
+}
+
+/// How an APIC answers to eight-bit logical destinations: its logical id and the model that the guest chose for
+/// reading it (APM vol. 2, 16.6.1).
+///
+/// Senders run on other pCPUs than the owner of the APIC, so this is small enough to be published in an atomic
+/// ([`LogicalId::to_bits`]) whenever it changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LogicalId {
+    id: u8,
+    model: u8,
+}
+
+const FLAT_MODEL: u8 = 0xf;
+const CLUSTER_MODEL: u8 = 0;
+
+impl LogicalId {
+    /// Answers to nobody: an APIC that is off.
+    pub(crate) const NONE: Self = Self { id: 0, model: FLAT_MODEL };
+
+    /// From the upper bytes of the logical and format registers of an xAPIC.
+    pub(super) const fn from_xapic(logical_destination: u32, destination_format: u32) -> Self {
+        Self { id: logical_destination.to_be_bytes()[0], model: destination_format.to_be_bytes()[0] >> 4 }
+    }
+
+    /// An x2APIC hears an eight-bit destination (from an I/O APIC) as members 0 to 7 of cluster 0.
+    pub(super) const fn from_x2apic(id: u32) -> Self {
+        Self { id: if id < 8 { 1 << id } else { 0 }, model: FLAT_MODEL }
+    }
+
+    /// Whether a message for [`Target::Logical`] `destination` is meant for this APIC.
+    #[must_use]
+    pub(crate) const fn matches(self, destination: u8) -> bool {
+        let id = self.id;
+        match self.model {
+            FLAT_MODEL => destination & id != 0,
+            CLUSTER_MODEL => {
+                let same_cluster = destination >> 4 == id >> 4 || destination >> 4 == 0xf;
+                same_cluster && destination & id & 0xf != 0
+            }
+            _ => false,
+        }
+    }
+
+    /// For publishing in an atomic.
+    #[must_use]
+    pub(crate) const fn to_bits(self) -> u16 {
+        u16::from_le_bytes([self.id, self.model])
+    }
+
+    /// What [`LogicalId::to_bits`] was made from.
+    #[must_use]
+    pub(crate) const fn from_bits(bits: u16) -> Self {
+        let [id, model] = bits.to_le_bytes();
+        Self { id, model }
+    }
+}

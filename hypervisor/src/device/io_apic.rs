@@ -1,0 +1,219 @@
+//! The I/O APIC: turns a device's line into an interrupt message (82093AA, version 0x11, 24 pins).
+//!
+//! Each pin has a redirection entry. An edge-triggered pin sends one message whenever its line becomes asserted. A
+//! level-triggered pin sends one and remembers it (*remote IRR*) until the local APIC reports the end of that interrupt;
+//! if the line is still asserted then, it sends again.
+//!
+//! Lines are logical: a device says whether it asks for service, not how many volts that is, so the polarity in an
+//! entry is kept but means nothing. Messages go out in the order in which they are returned here, and the caller
+//! holds whatever lock makes this one device one at a time.
+
+#[cfg(test)]
+mod tests;
+
+use super::interrupt::{Kind, Message, Target};
+
+/// Number of pins, and of global system interrupts.
+pub(crate) const PINS: usize = 24;
+
+/// Where guests expect the first I/O APIC's registers.
+pub(crate) const MMIO_BASE: u64 = 0xfec0_0000;
+
+/// An I/O APIC.
+#[derive(Debug)]
+pub(crate) struct IoApic {
+    entries: [Entry; PINS],
+    /// Bit n: the line at pin n is asserted.
+    lines: u32,
+    /// Register that the window shows.
+    selected: u8,
+    id: u8,
+}
+
+impl IoApic {
+    /// After reset: all pins masked, all lines quiet.
+    #[must_use]
+    pub(crate) const fn new(id: u8) -> Self {
+        Self { entries: [Entry::MASKED; PINS], lines: 0, selected: 0, id: id & 0xf }
+    }
+
+    /// The device at `pin` asserts its line, or ceases to. A pin that does not exist is ignored.
+    pub(crate) fn set_line(&mut self, pin: usize, asserted: bool) -> Option<Message> {
+        let entry = self.entries.get_mut(pin)?;
+        let line = 1 << pin;
+        let was_asserted = self.lines & line != 0;
+        if !asserted {
+            self.lines &= !line;
+            return None;
+        }
+        self.lines |= line;
+        // An edge at a masked pin is lost, a level is found when the pin is unmasked.
+        if entry.is_level() { entry.send_level() } else { entry.send_edge(!was_asserted) }
+    }
+
+    /// A local APIC ended the level-triggered interrupt `vector`. The result are the messages of pins whose lines are
+    /// asserted still.
+    pub(crate) fn end_of_interrupt(&mut self, vector: u8) -> impl Iterator<Item = Message> {
+        let mut again = [None; PINS];
+        for (pin, entry) in self.entries.iter_mut().enumerate() {
+            if entry.is_level() && entry.has(REMOTE_IRR) && entry.vector() == vector {
+                entry.0 &= !REMOTE_IRR;
+                if self.lines >> pin & 1 != 0 {
+                    again[pin] = entry.send_level();
+                }
+            }
+        }
+        again.into_iter().flatten()
+    }
+
+    /// A 32-bit read at `offset` in the page of registers. Where there is none, zero.
+    #[must_use]
+    pub(crate) fn read(&self, offset: u16) -> u32 {
+        match offset {
+            SELECT => self.selected.into(),
+            WINDOW => self.read_selected(),
+            _ => 0,
+        }
+    }
+
+    /// A 32-bit write at `offset` in the page of registers. An entry that becomes able to send a level which is
+    /// asserted sends at once.
+    pub(crate) fn write(&mut self, offset: u16, value: u32) -> Option<Message> {
+        match offset {
+            SELECT => self.selected = value.to_le_bytes()[0],
+            WINDOW => return self.write_selected(value),
+            _ => {}
+        }
+        None
+    }
+
+    fn read_selected(&self) -> u32 {
+        match Register::at(self.selected) {
+            Some(Register::Id | Register::Arbitration) => u32::from(self.id) << 24,
+            Some(Register::Version) => VERSION,
+            Some(Register::EntryLow(pin)) => lower_half(self.entries[pin].0),
+            Some(Register::EntryHigh(pin)) => lower_half(self.entries[pin].0 >> 32),
+            None => 0,
+        }
+    }
+
+    fn write_selected(&mut self, value: u32) -> Option<Message> {
+        match Register::at(self.selected)? {
+            Register::Id => self.id = value.to_be_bytes()[0] & 0xf,
+            Register::Version | Register::Arbitration => {}
+            Register::EntryHigh(pin) => {
+                let entry = &mut self.entries[pin];
+                entry.0 = entry.0 & 0xffff_ffff | u64::from(value & 0xff00_0000) << 32;
+            }
+            Register::EntryLow(pin) => {
+                let entry = &mut self.entries[pin];
+                entry.write_low(value);
+                if entry.is_level() && self.lines >> pin & 1 != 0 {
+                    return entry.send_level();
+                }
+            }
+        }
+        None
+    }
+}
+
+/// A redirection entry.
+#[derive(Clone, Copy, Debug)]
+struct Entry(u64);
+
+impl Entry {
+    const MASKED: Self = Self(MASK);
+
+    const fn has(self, bits: u64) -> bool {
+        self.0 & bits != 0
+    }
+
+    const fn vector(self) -> u8 {
+        self.0.to_le_bytes()[0]
+    }
+
+    const fn kind(self) -> Option<Kind> {
+        match Kind::from_delivery_mode(lower_half(self.0 >> 8)) {
+            // Startup exists between local APICs only.
+            Some(Kind::Startup) => None,
+            kind => kind,
+        }
+    }
+
+    /// Only what ends in an EOI can be level-triggered; NMI and INIT are edges, whatever the entry says.
+    fn is_level(self) -> bool {
+        self.has(LEVEL_TRIGGERED) && self.kind().is_some_and(Kind::has_vector)
+    }
+
+    fn write_low(&mut self, value: u32) {
+        self.0 = self.0 & !WRITABLE_LOW | u64::from(value) & WRITABLE_LOW;
+        // There is no EOI for an edge. Kernels also switch an entry to edge and back to get rid of a stuck remote IRR.
+        if !self.is_level() {
+            self.0 &= !REMOTE_IRR;
+        }
+    }
+
+    /// Sends for an asserted line unless the last message has not been ended yet.
+    fn send_level(&mut self) -> Option<Message> {
+        if self.has(MASK | REMOTE_IRR) {
+            return None;
+        }
+        self.0 |= REMOTE_IRR;
+        self.message(true)
+    }
+
+    fn send_edge(self, has_risen: bool) -> Option<Message> {
+        if self.has(MASK) || !has_risen { None } else { self.message(false) }
+    }
+
+    fn message(self, level: bool) -> Option<Message> {
+        let destination = self.0.to_be_bytes()[0];
+        let target = Target::from_xapic(destination, self.has(LOGICAL));
+        Some(Message { vector: self.vector(), kind: self.kind()?, target, level })
+    }
+}
+
+/// What the window can show.
+enum Register {
+    Id,
+    Version,
+    Arbitration,
+    EntryLow(usize),
+    EntryHigh(usize),
+}
+
+impl Register {
+    fn at(selected: u8) -> Option<Self> {
+        match selected {
+            0 => return Some(Self::Id),
+            1 => return Some(Self::Version),
+            2 => return Some(Self::Arbitration),
+            _ => {}
+        }
+        let half = usize::from(selected.checked_sub(FIRST_ENTRY)?);
+        let pin = half / 2;
+        let register = if half.is_multiple_of(2) { Self::EntryLow(pin) } else { Self::EntryHigh(pin) };
+        (pin < PINS).then_some(register)
+    }
+}
+
+const SELECT: u16 = 0x00;
+const WINDOW: u16 = 0x10;
+const FIRST_ENTRY: u8 = 0x10;
+
+/// Version and number of the last pin.
+const VERSION: u32 = 0x11 | 23 << 16;
+const _: () = assert!(VERSION as usize >> 16 == PINS - 1);
+
+const LOGICAL: u64 = 1 << 11;
+const POLARITY: u64 = 1 << 13;
+const REMOTE_IRR: u64 = 1 << 14;
+const LEVEL_TRIGGERED: u64 = 1 << 15;
+const MASK: u64 = 1 << 16;
+/// Delivery status always reads idle, as a message is on its way at once; remote IRR is ours.
+const WRITABLE_LOW: u64 = MASK | LEVEL_TRIGGERED | POLARITY | LOGICAL | 0x7ff;
+
+#[expect(clippy::cast_possible_truncation, reason = "the lower half is what is wanted")]
+const fn lower_half(value: u64) -> u32 {
+    value as u32
+}

@@ -1,0 +1,166 @@
+//! The local APIC's timer, without its interrupt.
+//!
+//! The guest sees a counter that steps down at a fixed rate; here nothing counts. Kept is the tick at which the counter
+//! reaches zero, and the counter is computed from it when read. So the timer costs nothing while it runs, it does not
+//! drift however late it is looked at, and a masked timer needs no host timer at all.
+//!
+//! Ticks are those of the time-stamp counter. The owner calls [`Timer::take_due`] when [`Timer::expiry`] has come, and
+//! before any change, so that what happened earlier is seen to happen first.
+
+use super::TSC_TICKS_PER_TIMER_TICK;
+
+/// What happens when the counter reaches zero (bits 17 and 18 of the timer's LVT entry).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mode {
+    /// The counter stays at zero.
+    OneShot,
+    /// The counter starts again from the initial count.
+    Periodic,
+    /// There is no counter; the guest writes the tick of the next expiry.
+    Deadline,
+    /// A reserved setting: the timer never runs.
+    Reserved,
+}
+
+impl Mode {
+    pub(super) const fn from_lvt(entry: u32) -> Self {
+        match entry >> 17 & 3 {
+            0 => Self::OneShot,
+            1 => Self::Periodic,
+            2 => Self::Deadline,
+            _ => Self::Reserved,
+        }
+    }
+
+    const fn counts(self) -> bool {
+        matches!(self, Self::OneShot | Self::Periodic)
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Timer {
+    /// Tick of the next expiry; `None` while stopped.
+    expiry: Option<u64>,
+    mode: Mode,
+    initial_count: u32,
+    divide: u32,
+    shortest_period: u64,
+}
+
+impl Timer {
+    /// A stopped one-shot timer. Periods are stretched to at least `shortest_period` ticks.
+    pub(super) const fn new(shortest_period: u64) -> Self {
+        Self { expiry: None, mode: Mode::OneShot, initial_count: 0, divide: 0, shortest_period }
+    }
+
+    /// When [`Timer::take_due`] will next have something to say.
+    #[inline]
+    pub(super) const fn expiry(&self) -> Option<u64> {
+        self.expiry
+    }
+
+    /// Whether the timer expired at or before `now` since the last call. Several missed periods are one expiry.
+    #[inline]
+    pub(super) fn take_due(&mut self, now: u64) -> bool {
+        let Some(expiry) = self.expiry.filter(|&expiry| expiry <= now) else {
+            return false;
+        };
+        self.expiry = match self.mode {
+            Mode::Periodic => Some(self.first_boundary_after(expiry, now)),
+            _ => None,
+        };
+        true
+    }
+
+    /// The grid of periods through `expiry` is kept, so a late look does not shift later periods.
+    fn first_boundary_after(&self, expiry: u64, now: u64) -> u64 {
+        let period = self.period();
+        let missed = (now - expiry) / period;
+        expiry.saturating_add(period.saturating_mul(missed + 1))
+    }
+
+    /// Changes the mode. Between counting and deadline mode the timer is disarmed (SDM vol. 3, "TSC-Deadline Mode").
+    pub(super) fn set_mode(&mut self, mode: Mode) {
+        if self.mode.counts() != mode.counts() || mode == Mode::Reserved {
+            self.expiry = None;
+            self.initial_count = 0;
+        }
+        self.mode = mode;
+    }
+
+    pub(super) const fn initial_count(&self) -> u32 {
+        self.initial_count
+    }
+
+    /// Starts counting down from `count`; zero stops. Without effect in deadline mode.
+    pub(super) fn start(&mut self, count: u32, now: u64) {
+        if !self.mode.counts() {
+            return;
+        }
+        self.initial_count = count;
+        self.expiry = match (count, self.mode) {
+            (0, _) => None,
+            (_, Mode::Periodic) => Some(now.saturating_add(self.period())),
+            _ => Some(now.saturating_add(self.ticks(count))),
+        };
+    }
+
+    /// What the counter shows; zero when stopped and in deadline mode.
+    pub(super) fn current_count(&self, now: u64) -> u32 {
+        let Some(expiry) = self.expiry.filter(|_| self.mode.counts()) else {
+            return 0;
+        };
+        let left = match expiry.checked_sub(now) {
+            Some(left) => left,
+            // Due, but nobody looked: a masked timer wraps without being told.
+            None if self.mode == Mode::Periodic => self.first_boundary_after(expiry, now) - now,
+            None => 0,
+        };
+        // A stretched period counts from more than the guest asked for; it sees the count stand still at first.
+        u32::try_from(left.div_ceil(self.ticks(1))).unwrap_or(u32::MAX).min(self.initial_count)
+    }
+
+    pub(super) const fn divide(&self) -> u32 {
+        self.divide
+    }
+
+    /// Changes the divider; the count goes on from where it is at the new rate.
+    pub(super) fn set_divide(&mut self, divide: u32, now: u64) {
+        let count = self.current_count(now);
+        self.divide = divide;
+        if self.expiry.is_some() && self.mode.counts() {
+            self.expiry = Some(now.saturating_add(self.ticks(count)));
+        }
+    }
+
+    pub(super) fn is_in_deadline_mode(&self) -> bool {
+        self.mode == Mode::Deadline
+    }
+
+    /// The tick that the guest last wrote; zero once it has come, and in other modes.
+    pub(super) fn deadline(&self, now: u64) -> u64 {
+        self.expiry.filter(|&expiry| self.is_in_deadline_mode() && expiry > now).unwrap_or(0)
+    }
+
+    /// Arms the timer for the tick `deadline`, zero disarms. Without effect in other modes.
+    #[inline]
+    pub(super) fn set_deadline(&mut self, deadline: u64) {
+        if self.is_in_deadline_mode() {
+            self.expiry = (deadline != 0).then_some(deadline);
+        }
+    }
+
+    fn period(&self) -> u64 {
+        self.ticks(self.initial_count).max(self.shortest_period).max(1)
+    }
+
+    /// `count` steps of the counter, in ticks. At most 2^32 * 4 * 128, so it cannot overflow.
+    const fn ticks(&self, count: u32) -> u64 {
+        (count as u64 * TSC_TICKS_PER_TIMER_TICK) << self.divide_shift()
+    }
+
+    /// The divider's register holds log2 of the divisor less one, modulo 8, in bits 3, 1 and 0 (APM vol. 2, 16.4.1).
+    const fn divide_shift(&self) -> u32 {
+        ((self.divide >> 1 & 4 | self.divide & 3) + 1) & 7
+    }
+}

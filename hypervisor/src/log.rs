@@ -1,0 +1,117 @@
+//! The log: lines on the UART, for people.
+//!
+//! ```text
+//! [    1.234567] cpu0 info  4 pCPUs, 983 MiB free
+//! ```
+//!
+//! Seconds since boot by the host's clock, the pCPU that speaks, the level, the message. One lock keeps lines whole.
+//! A panic must be heard even when the lock's holder has been stopped, so [`emergency`] waits for it a bounded time
+//! and then speaks anyway.
+
+use core::fmt::{self, Write};
+
+use log::{LevelFilter, Log, Metadata, Record};
+use spin::Mutex;
+
+use crate::arch::serial::Serial;
+use crate::arch::tsc;
+use crate::cpu;
+
+static LOGGER: Logger = Logger { serial: Mutex::new(Serial::closed()) };
+
+/// How often [`emergency`] tries the lock: some milliseconds, in which the holder either ends its line or is stopped.
+const LOCK_PATIENCE: u32 = 1_000_000;
+
+/// Opens the UART. Messages up to `info` are written until [`set_level`] says otherwise.
+pub(crate) fn init() {
+    *LOGGER.serial.lock() = Serial::open();
+    // Fails only when a logger is set already: ours.
+    let _ = log::set_logger(&LOGGER);
+    log::set_max_level(LevelFilter::Info);
+}
+
+/// Sets the level to the one named (`off`, `error`, `warn`, `info`, `debug`, `trace`); an unknown name changes nothing.
+pub(crate) fn set_level(name: &str) {
+    match name.parse() {
+        Ok(level) => log::set_max_level(level),
+        Err(_) => log::warn!("unknown log level \"{name}\": off, error, warn, info, debug and trace are known"),
+    }
+}
+
+/// Lets `report` write lines of level "panic", whoever holds the lock.
+pub(crate) fn emergency(report: impl FnOnce(&mut dyn Write)) {
+    let mut guard = (0..LOCK_PATIENCE).find_map(|_| LOGGER.serial.try_lock());
+    let mut second;
+    let serial = match &mut guard {
+        Some(serial) => &mut **serial,
+        // The holder has been stopped in the middle of a line, or is the one who panics.
+        None => {
+            second = Serial::open();
+            second.send(b"\r\n");
+            &mut second
+        }
+    };
+    let mut lines = Lines { serial };
+    begin_line(&mut lines, "panic");
+    report(&mut lines);
+    let _ = lines.write_str("\n");
+}
+
+/// Writes bytes as they are, between lines of the log.
+pub(crate) fn raw(bytes: &[u8]) {
+    LOGGER.serial.lock().send(bytes);
+}
+
+struct Logger {
+    serial: Mutex<Serial>,
+}
+
+impl Log for Logger {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        let level = match record.level() {
+            log::Level::Error => "error",
+            log::Level::Warn => "warn",
+            log::Level::Info => "info",
+            log::Level::Debug => "debug",
+            log::Level::Trace => "trace",
+        };
+        let mut serial = self.serial.lock();
+        let mut lines = Lines { serial: &mut serial };
+        begin_line(&mut lines, level);
+        let _ = lines.write_fmt(*record.args());
+        let _ = lines.write_str("\n");
+    }
+
+    fn flush(&self) {}
+}
+
+/// Writing to the UART does not fail (what it does not take in time is dropped), so results are ignored here.
+fn begin_line(out: &mut dyn Write, level: &str) {
+    let micros = tsc::nanos() / 1000;
+    let cpu = cpu::try_this().map_or(0, |cpu| cpu.id.index());
+    let _ = write!(out, "[{:5}.{:06}] cpu{cpu} {level:<5} ", micros / 1_000_000, micros % 1_000_000);
+}
+
+/// Ends lines the way a terminal on a serial line wants it.
+struct Lines<'a> {
+    serial: &'a mut Serial,
+}
+
+impl Write for Lines<'_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        for line in text.split_inclusive('\n') {
+            match line.strip_suffix('\n') {
+                Some(line) => {
+                    self.serial.send(line.as_bytes());
+                    self.serial.send(b"\r\n");
+                }
+                None => self.serial.send(line.as_bytes()),
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,84 @@
+//! Dunlin, a type-1 hypervisor for virtual machines with many vCPUs.
+//!
+//! Bring-up runs on one pCPU in `arch/*/boot.rs` and ends in [`start`]; the other pCPUs come straight to [`run_cpu`].
+//! The portable modules also compile on the developer's machine, where their tests run; what needs the bare machine is
+//! left out there.
+
+#![cfg_attr(target_os = "none", no_std, no_main)]
+
+#[cfg(any(target_os = "none", test))]
+extern crate alloc;
+
+#[cfg(target_os = "none")]
+mod arch;
+#[cfg(any(target_os = "none", test))]
+mod boot;
+#[cfg(target_os = "none")]
+mod control;
+#[cfg(target_os = "none")]
+mod cpu;
+#[cfg(any(target_os = "none", test))]
+mod device;
+#[cfg(target_os = "none")]
+mod frames;
+#[cfg(target_os = "none")]
+mod heap;
+#[cfg(target_os = "none")]
+mod log;
+#[cfg(any(target_os = "none", test))]
+mod memory_map;
+#[cfg(target_os = "none")]
+mod panic;
+#[cfg(target_os = "none")]
+mod selftest;
+#[cfg(target_os = "none")]
+mod vcpu;
+#[cfg(target_os = "none")]
+mod vm;
+
+/// Where bring-up ends: all pCPUs are up, and this is the first of them.
+#[cfg(target_os = "none")]
+fn start(boot: &boot::Boot) -> ! {
+    selftest::run(boot);
+    if let Err(why) = start_vms(boot) {
+        ::log::error!("cannot start: {why}");
+        arch::power::exit(abi::exit_code::REFUSED)
+    }
+    run_cpu()
+}
+
+/// Creates and starts the VMs of the payload, one after the other; those that are started run meanwhile on other pCPUs.
+#[cfg(target_os = "none")]
+fn start_vms(boot: &boot::Boot) -> Result<(), alloc::string::String> {
+    use abi::payload::Payload;
+    use alloc::string::ToString;
+
+    arch::virtualization::check().map_err(|missing| missing.to_string())?;
+    ::log::info!("{}", arch::virtualization::describe());
+    let bytes = boot.payload.ok_or("no boot module; start the hypervisor with `dunlin run`")?;
+    let payload = Payload::read(bytes).map_err(|error| error.to_string())?;
+
+    control::init(payload.manifest.exit_when_idle);
+    for (number, config) in (0..).zip(&payload.manifest.vms) {
+        control::vm_creating(number);
+        match vm::Vm::create(number, config.clone(), &payload) {
+            Ok(vm) => {
+                control::vm_started(&vm);
+                vm.start();
+            }
+            Err(why) => control::vm_failed(number, config.clone(), why),
+        }
+    }
+    control::payload_complete();
+    Ok(())
+}
+
+/// What every pCPU does from here on.
+#[cfg(target_os = "none")]
+fn run_cpu() -> ! {
+    cpu::scheduler::run_vcpus(cpu::this())
+}
+
+/// The hypervisor is not a program for an operating system.
+#[cfg(not(target_os = "none"))]
+fn main() {}

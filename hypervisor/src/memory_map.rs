@@ -1,0 +1,246 @@
+//! The memory map that firmware and boot loader pass on, and what follows from it.
+//!
+//! Such maps come from outside and may be wrong: entries that overlap, in any order, not in whole pages. What is
+//! derived here errs on the safe side: a page is RAM only if some entry says so for the whole of it, and none says
+//! otherwise for any part.
+
+use addr::{Hpa, HpaRange, PAGE_BYTES};
+
+/// Entries that are kept.
+const LIMIT: usize = 128;
+
+/// Use of a range of physical memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Free for everyone.
+    Ram,
+    /// RAM that holds ACPI tables.
+    Acpi,
+    /// Not RAM, or firmware's own.
+    Reserved,
+}
+
+impl Kind {
+    /// From the number that BIOS call E820h and its descendants use (ACPI 15.1).
+    pub(crate) const fn of_e820(number: u32) -> Self {
+        match number {
+            1 => Self::Ram,
+            3 | 4 => Self::Acpi,
+            _ => Self::Reserved,
+        }
+    }
+}
+
+/// The map.
+pub(crate) struct MemoryMap {
+    entries: [Option<(HpaRange, Kind)>; LIMIT],
+}
+
+impl MemoryMap {
+    /// A machine without memory.
+    pub(crate) const fn new() -> Self {
+        Self { entries: [None; LIMIT] }
+    }
+
+    /// Adds an entry; false when there is no room for it.
+    #[must_use]
+    pub(crate) fn add(&mut self, range: HpaRange, kind: Kind) -> bool {
+        let free = self.entries.iter_mut().find(|entry| entry.is_none());
+        free.is_some_and(|entry| {
+            *entry = Some((range, kind));
+            true
+        })
+    }
+
+    /// Whole pages of free RAM.
+    pub(crate) fn ram(&self) -> Ranges {
+        self.only(|kind| kind == Kind::Ram)
+    }
+
+    /// Whole pages of RAM, with those that hold ACPI tables.
+    pub(crate) fn ram_and_acpi(&self) -> Ranges {
+        self.only(|kind| kind != Kind::Reserved)
+    }
+
+    /// Whether all of `range` is free RAM.
+    pub(crate) fn is_ram(&self, range: &HpaRange) -> bool {
+        self.ram().iter().any(|ram| ram.start <= range.start && range.end() <= ram.end())
+    }
+
+    fn only(&self, wanted: impl Fn(Kind) -> bool) -> Ranges {
+        let mut ranges = Ranges::new();
+        let entries = || self.entries.iter().flatten();
+        for (range, _) in entries().filter(|(_, kind)| wanted(*kind)) {
+            // A page that is listed twice is added once.
+            ranges.remove(range);
+            ranges.push(range);
+        }
+        for (range, _) in entries().filter(|(_, kind)| !wanted(*kind)) {
+            ranges.remove(range);
+        }
+        ranges
+    }
+}
+
+/// Disjoint ranges of whole pages.
+pub(crate) struct Ranges {
+    ranges: [Option<HpaRange>; 2 * LIMIT],
+}
+
+impl Ranges {
+    const fn new() -> Self {
+        Self { ranges: [None; 2 * LIMIT] }
+    }
+
+    /// The ranges, in no particular order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &HpaRange> {
+        self.ranges.iter().flatten()
+    }
+
+    /// Takes out every page that `taken` touches.
+    pub(crate) fn remove(&mut self, taken: &HpaRange) {
+        if taken.bytes() == 0 {
+            return;
+        }
+        let first = taken.start.0 & !(PAGE_BYTES - 1);
+        let end = page_up(taken.end().0);
+        for index in 0..self.ranges.len() {
+            let Some(range) = self.ranges[index].filter(|range| range.start.0 < end && first < range.end().0) else {
+                continue;
+            };
+            self.ranges[index] = None;
+            for (from, to) in [(range.start.0, first), (end, range.end().0)] {
+                if let Some(rest) = to.checked_sub(from).and_then(|bytes| HpaRange::new(Hpa(from), bytes)) {
+                    self.push(&rest);
+                }
+            }
+        }
+    }
+
+    /// Adds the whole pages of `range`, which are not in here yet. Without room for them, they are not used.
+    fn push(&mut self, range: &HpaRange) {
+        let first = page_up(range.start.0);
+        let end = range.end().0 & !(PAGE_BYTES - 1);
+        let free = self.ranges.iter_mut().find(|slot| slot.is_none());
+        if let (Some(slot), true) = (free, first < end) {
+            *slot = HpaRange::new(Hpa(first), end - first);
+        }
+    }
+}
+
+/// The next page boundary; the last one of the address space when there is no next.
+fn page_up(address: u64) -> u64 {
+    address.checked_next_multiple_of(PAGE_BYTES).unwrap_or(!(PAGE_BYTES - 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Kind, MemoryMap, Ranges};
+    use addr::{Hpa, HpaRange, PAGE_BYTES};
+
+    fn range(start: u64, end: u64) -> HpaRange {
+        HpaRange::new(Hpa(start), end - start).expect("start is before end")
+    }
+
+    fn map(entries: &[(u64, u64, Kind)]) -> MemoryMap {
+        let mut map = MemoryMap::new();
+        for &(start, end, kind) in entries {
+            assert!(map.add(range(start, end), kind));
+        }
+        map
+    }
+
+    fn sorted(ranges: &Ranges) -> Vec<(u64, u64)> {
+        let mut all: Vec<_> = ranges.iter().map(|range| (range.start.0, range.end().0)).collect();
+        all.sort_unstable();
+        all
+    }
+
+    #[test]
+    fn page_that_is_only_partly_ram_is_not_used() {
+        let map = map(&[(0, 0x9fc00, Kind::Ram), (0x10_0800, 0x20_0000, Kind::Ram)]);
+        assert_eq!(sorted(&map.ram()), [(0, 0x9f000), (0x10_1000, 0x20_0000)]);
+    }
+
+    #[test]
+    fn reserved_wins_over_ram_in_either_order() {
+        let expected = [(0x1000, 0x3000), (0x5000, 0x9000)];
+        for entries in [
+            [(0x1000, 0x9000, Kind::Ram), (0x3800, 0x4001, Kind::Reserved)],
+            [(0x3800, 0x4001, Kind::Reserved), (0x1000, 0x9000, Kind::Ram)],
+        ] {
+            assert_eq!(sorted(&map(&entries).ram()), expected);
+        }
+    }
+
+    #[test]
+    fn acpi_memory_is_mapped_but_not_free() {
+        let map = map(&[(0x1000, 0x4000, Kind::Ram), (0x4000, 0x6000, Kind::Acpi)]);
+        assert_eq!(sorted(&map.ram()), [(0x1000, 0x4000)]);
+        assert_eq!(sorted(&map.ram_and_acpi()), [(0x1000, 0x4000), (0x4000, 0x6000)]);
+        assert!(map.is_ram(&range(0x2001, 0x3fff)));
+        assert!(!map.is_ram(&range(0x3000, 0x4001)));
+    }
+
+    #[test]
+    fn unknown_e820_types_are_reserved() {
+        assert_eq!([0, 1, 2, 3, 4, 5, 0xf000_0000].map(Kind::of_e820), {
+            [Kind::Reserved, Kind::Ram, Kind::Reserved, Kind::Acpi, Kind::Acpi, Kind::Reserved, Kind::Reserved]
+        });
+    }
+
+    #[test]
+    fn entry_beyond_the_limit_is_refused() {
+        let mut map = MemoryMap::new();
+        for page in 0..super::LIMIT as u64 {
+            assert!(map.add(range(page * 0x2000, page * 0x2000 + 0x1000), Kind::Ram));
+        }
+        assert!(!map.add(range(0, 1), Kind::Reserved));
+        assert_eq!(map.ram().iter().count(), super::LIMIT);
+    }
+
+    #[test]
+    fn ranges_at_the_end_of_the_address_space_do_no_harm() {
+        let mut ranges = map(&[(0x1000, u64::MAX, Kind::Ram)]).ram();
+        ranges.remove(&range(u64::MAX - 1, u64::MAX));
+        ranges.remove(&range(0x2000, 0x2000));
+        assert_eq!(sorted(&ranges)[0].0, 0x1000);
+    }
+
+    /// Random maps over 64 pages, in units of a quarter page, against a model with one flag per unit.
+    #[test]
+    fn random_maps_agree_with_a_model_that_knows_every_unit() {
+        const UNITS: u64 = 256;
+        const UNIT: u64 = PAGE_BYTES / 4;
+        let mut state = 1u64;
+        let mut below = |limit: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % limit
+        };
+        for _ in 0..500 {
+            let mut map = MemoryMap::new();
+            let mut ram = [false; UNITS as usize];
+            let mut other = [false; UNITS as usize];
+            for _ in 0..below(12) {
+                let start = below(UNITS);
+                let end = start + below(UNITS - start + 1);
+                let kind = if below(3) == 0 { Kind::Reserved } else { Kind::Ram };
+                assert!(map.add(range(start * UNIT, end * UNIT), kind));
+                let flags = if kind == Kind::Ram { &mut ram } else { &mut other };
+                flags[start as usize..end as usize].fill(true);
+            }
+
+            let ranges = map.ram();
+            for page in 0..UNITS / 4 {
+                let units = page as usize * 4..page as usize * 4 + 4;
+                let count = ranges.iter().filter(|range| range.contains(Hpa(page * PAGE_BYTES))).count();
+                let blocked = other[units.clone()].contains(&true);
+                assert!(count <= 1, "a page is listed once");
+                // Two entries may cover a page only together: then it may be left out, never the other way round.
+                if count == 1 {
+                    assert!(!blocked && !ram[units].contains(&false));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! The end of a hypervisor that has found a bug in itself.
+//!
+//! The first pCPU that panics stops the others by NMI, says what, where and on which pCPU, and ends the machine. A
+//! second panic, on the same pCPU while it reports the first, ends the machine at once.
+
+use core::fmt;
+use core::panic::PanicInfo;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use crate::arch;
+use crate::{cpu, log};
+
+/// Index of the pCPU that panics, plus one; 0 while all is well.
+static PANICKING: AtomicU32 = AtomicU32::new(0);
+
+/// Whether some pCPU panics. Asked by the NMI handler, which then stays.
+pub(crate) fn in_progress() -> bool {
+    PANICKING.load(Ordering::Acquire) != 0
+}
+
+#[panic_handler]
+fn panic(info: &PanicInfo<'_>) -> ! {
+    report(format_args!("{}", Facts(info)), arch::irq::stack_pointer())
+}
+
+/// Reports `facts` and ends the machine; `stack` is where the search for return addresses begins.
+pub(crate) fn report(facts: fmt::Arguments<'_>, stack: u64) -> ! {
+    arch::irq::mask();
+    let me = cpu::try_this().map_or(1, |cpu| u32::from(u8::try_from(cpu.id.index()).unwrap_or(u8::MAX)) + 1);
+    match PANICKING.compare_exchange(0, me, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => {}
+        Err(other) if other == me => {
+            log::emergency(|out| {
+                let _ = out.write_str("a second panic while the first was being reported");
+            });
+            arch::power::exit(abi::exit_code::PANIC)
+        }
+        // Someone else is reporting, and its NMI would come for us anyway.
+        Err(_) => arch::power::stop_this_cpu(),
+    }
+    arch::interrupts::stop_others();
+
+    log::emergency(|out| {
+        let _ = out.write_fmt(facts);
+        let _ = out.write_str("\n    return addresses on the stack:");
+        arch::irq::for_each_return_address(stack, &mut |address| {
+            let _ = write!(out, " {address:#x}");
+        });
+    });
+    arch::power::exit(abi::exit_code::PANIC)
+}
+
+struct Facts<'a>(&'a PanicInfo<'a>);
+
+impl fmt::Display for Facts<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.location() {
+            Some(location) => write!(f, "{location}: {}", self.0.message()),
+            None => write!(f, "{}", self.0.message()),
+        }
+    }
+}

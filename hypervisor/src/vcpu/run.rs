@@ -1,0 +1,152 @@
+//! The loop: settle what is pending, enter, handle the exit.
+//!
+//! While a vCPU is in here, host interrupts are held off ([`gate::hold`]) from the test of the pending word until the guest
+//! runs, and again from the exit on. A request that is posted in between comes with a kick, and the kick that is held off
+//! ends the new entry at once. So the word is tested once per entry, and no request waits longer than that.
+
+use sched::Pending;
+
+use super::{Owner, Vcpu};
+use crate::arch::{self, gate};
+use crate::cpu::{self, PerCpu, scheduler};
+use crate::vm::Vm;
+
+/// A vCPU on the pCPU that runs it.
+pub(crate) struct Running<'a> {
+    /// The pCPU.
+    pub(crate) cpu: &'static PerCpu,
+    /// The VM.
+    pub(crate) vm: &'a Vm,
+    /// The vCPU's number within its VM.
+    pub(crate) index: u32,
+    /// The part that everybody sees.
+    pub(crate) vcpu: &'a Vcpu,
+    /// Whether the vCPU ran on this pCPU last.
+    pub(crate) came_back: bool,
+    /// The part that this pCPU owns now.
+    pub(crate) owner: &'a mut Owner,
+}
+
+/// What to do after an exit was handled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// Enter again.
+    Resume,
+    /// A host interrupt waits: take it, see whether the slice is over.
+    Interrupted,
+    /// The guest has nothing to do until something is posted.
+    Idle,
+    /// The guest only spins: let somebody else run if anybody waits.
+    Yield,
+}
+
+/// How a stay on a pCPU ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Left {
+    /// The vCPU waits for a post; whoever posts puts it into a run queue.
+    Blocked,
+    /// Others are due; the vCPU goes back into a run queue.
+    Preempted,
+    /// The VM ends; the vCPU never runs again.
+    Dead,
+}
+
+/// Runs the vCPU until it blocks, others are due, or its VM ends.
+pub(crate) fn run(run: &mut Running<'_>) -> Left {
+    // Made on first use, which turns virtualization on: before the gate, whose instructions belong to it.
+    let host = run.cpu.host_context();
+    gate::hold();
+    run.owner.arch.load(host, run.came_back);
+    run.owner.arch.intercept_pause(scheduler::others_wait(run.cpu));
+    run.unpark();
+
+    let left = loop {
+        // Shootdowns, stops, interrupts of others: all land here, and only here.
+        if run.vcpu.mailbox().has_work() && settle(run) {
+            break Left::Dead;
+        }
+
+        if !run.owner.arch.is_active() && !run.owner.arch.try_wake() {
+            if run.block() {
+                break Left::Blocked;
+            }
+            continue;
+        }
+
+        run.owner.arch.enter(host, run.vcpu.counters());
+
+        match arch::exit::handle(run) {
+            Next::Resume | Next::Idle => {}
+            Next::Interrupted => {
+                gate::take();
+                cpu::housekeeping(run.cpu);
+                run.owner.arch.expire_timer(arch::tsc::now());
+                if scheduler::is_due(run.cpu) {
+                    break Left::Preempted;
+                }
+                run.owner.arch.intercept_pause(scheduler::others_wait(run.cpu));
+                scheduler::arm(run.cpu, run.owner.arch.deadline());
+            }
+            Next::Yield => {
+                if scheduler::others_wait(run.cpu) {
+                    break Left::Preempted;
+                }
+                run.owner.arch.intercept_pause(false);
+            }
+        }
+    };
+
+    run.owner.arch.unload();
+    gate::release();
+    left
+}
+
+/// Takes the pending work. Says whether the VM ends.
+#[cold]
+fn settle(run: &mut Running<'_>) -> bool {
+    let work = run.vcpu.mailbox().take();
+    if work.contains(Pending::STOP) {
+        return true;
+    }
+    arch::routing::take_posted(&mut run.owner.arch, run.vcpu.posted(), work);
+    if work.contains(Pending::TIMER) {
+        run.owner.arch.expire_timer(arch::tsc::now());
+    }
+    false
+}
+
+impl Running<'_> {
+    /// Blocks the vCPU unless something was posted meanwhile. Says whether it blocked.
+    fn block(&mut self) -> bool {
+        // A timer that came due while nobody looked ends the halt as well.
+        let now = arch::tsc::now();
+        if self.owner.arch.deadline().is_some_and(|deadline| deadline <= now) {
+            self.owner.arch.expire_timer(now);
+            if self.owner.arch.try_wake() {
+                return false;
+            }
+        }
+        self.vcpu.set_virtual_time(scheduler::time_of_running(self.cpu));
+        self.park();
+        if !self.vcpu.mailbox().block() {
+            self.unpark();
+            return false;
+        }
+        self.vcpu.counters().blocks.add(1);
+        true
+    }
+
+    /// Counts the vCPU among those that only another vCPU can make run again, if it is one.
+    fn park(&mut self) {
+        if self.owner.arch.is_parked() {
+            self.owner.parked = true;
+            self.vm.vcpu_parked();
+        }
+    }
+
+    fn unpark(&mut self) {
+        if core::mem::take(&mut self.owner.parked) {
+            self.vm.vcpu_unparked();
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! A virtual machine: its memory, its vCPUs, its devices, and how it ends.
+
+pub(crate) mod memory;
+pub(crate) mod serial;
+
+use alloc::format;
+use alloc::string::{String, ToString};
+use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
+use core::fmt;
+use core::sync::atomic::{AtomicU32, Ordering, fence};
+
+use abi::control::{Line, StopReason};
+use abi::payload::{Payload, VmConfig};
+use log::info;
+use sched::{CpuId, Notify, Pending};
+use spin::Once;
+
+use crate::arch::platform::Platform;
+use crate::arch::vcpu::ArchVcpu;
+use crate::arch::{interrupts, loader};
+use crate::cpu::{self, scheduler};
+use crate::vcpu::Vcpu;
+use memory::{Memory, MemoryError};
+use serial::SerialLine;
+
+/// A VM. Shared by its vCPUs, wherever they wait or run; its memory is freed with the last of them.
+pub(crate) struct Vm {
+    me: Weak<Vm>,
+    /// Number on the control port.
+    pub(crate) number: u32,
+    pub(crate) config: VmConfig,
+    pub(crate) memory: Memory,
+    platform: Platform,
+    serial: [SerialLine; 2],
+    vcpus: Vec<Vcpu>,
+    /// vCPUs that have not left for good.
+    alive: AtomicU32,
+    /// vCPUs that only another vCPU can make run again.
+    parked: AtomicU32,
+    ending: Once<Ending>,
+}
+
+/// Why a VM ended.
+#[derive(Clone, Debug)]
+pub(crate) struct Ending {
+    pub(crate) reason: StopReason,
+    /// One line for people.
+    pub(crate) detail: String,
+}
+
+/// One vCPU of a VM, as run queues and timers hold it.
+#[derive(Clone)]
+pub(crate) struct VcpuRef {
+    pub(crate) vm: Arc<Vm>,
+    pub(crate) index: u32,
+}
+
+impl VcpuRef {
+    /// The vCPU itself.
+    pub(crate) fn vcpu(&self) -> &Vcpu {
+        &self.vm.vcpus[self.index as usize]
+    }
+}
+
+/// The number of a serial line within its VM.
+pub(crate) fn line_index(line: Line) -> usize {
+    match line {
+        Line::Console => 0,
+        Line::Agent => 1,
+    }
+}
+
+/// The serial lines, in the order of [`line_index`].
+pub(crate) const LINES: [Line; 2] = [Line::Console, Line::Agent];
+
+impl Vm {
+    /// Takes memory, loads the kernel, and makes the vCPUs, none of which runs yet.
+    ///
+    /// # Errors
+    /// One line that says what is wrong with the VM's description, or what the host lacks.
+    pub(crate) fn create(number: u32, config: VmConfig, payload: &Payload<'_>) -> Result<Arc<Self>, String> {
+        let wanted_mib = config.memory_bytes >> 20;
+        let mut memory = Memory::new(loader::ram_layout(config.memory_bytes)).map_err(|error| match error {
+            MemoryError::Exhausted => {
+                let free_mib = crate::frames::free_bytes() >> 20;
+                format!("memory {wanted_mib} MiB: the host has {free_mib} MiB left, in pieces of at least 2 MiB")
+            }
+            MemoryError::Map(error) => format!("memory {wanted_mib} MiB: {error}"),
+        })?;
+        let entry = loader::load(&config, payload, &mut memory).map_err(|error| error.to_string())?;
+
+        let root = memory.stage2_root();
+        let vcpu_count = config.vcpus;
+        // Neighbours start on different pCPUs; where they go from there is the scheduler's business.
+        let mut homes = scheduler::runners().map(|cpu| cpu.id).cycle().skip(number as usize);
+        let vm = Arc::new_cyclic(|me| Self {
+            me: me.clone(),
+            number,
+            platform: Platform::new(&config),
+            memory,
+            serial: [SerialLine::new(), SerialLine::new()],
+            vcpus: (0..vcpu_count)
+                .map(|index| {
+                    let home = homes.next().unwrap_or(CpuId(0));
+                    Vcpu::new(ArchVcpu::new(index, config.apic, root), home)
+                })
+                .collect(),
+            config,
+            alive: AtomicU32::new(vcpu_count),
+            parked: AtomicU32::new(vcpu_count),
+            ending: Once::new(),
+        });
+
+        vm.vcpus[0].own().arch.start_at(&entry);
+        info!(
+            "{}: {} vCPUs, {wanted_mib} MiB, {} KiB of stage-2 tables",
+            vm.name(),
+            vcpu_count,
+            vm.memory.table_bytes() >> 10
+        );
+        Ok(vm)
+    }
+
+    /// Lets the first vCPU run.
+    pub(crate) fn start(&self) {
+        // A start-up message without a message: it only brings the vCPU into a run queue.
+        self.post(0, Pending::STARTUP);
+    }
+
+    /// The VM's name.
+    pub(crate) fn name(&self) -> &str {
+        &self.config.name
+    }
+
+    /// What the architecture keeps per VM.
+    #[inline]
+    pub(crate) fn platform(&self) -> &Platform {
+        &self.platform
+    }
+
+    /// The vCPUs.
+    #[inline]
+    pub(crate) fn vcpus(&self) -> &[Vcpu] {
+        &self.vcpus
+    }
+
+    /// A serial line.
+    pub(crate) fn serial(&self, line: Line) -> &SerialLine {
+        &self.serial[line_index(line)]
+    }
+
+    /// Posts work to a vCPU, and does what is needed for it to be noticed.
+    pub(crate) fn post(&self, index: u32, work: Pending) {
+        let Some(vcpu) = self.vcpus.get(index as usize) else { return };
+        match vcpu.mailbox().post(work) {
+            Notify::Nothing => {}
+            // This pCPU settles its own vCPU's work before it enters again.
+            Notify::Kick(cpu) if cpu == cpu::this().id => {}
+            Notify::Kick(cpu) => interrupts::kick(cpu),
+            Notify::Enqueue => {
+                if let Some(vm) = self.me.upgrade() {
+                    scheduler::wake(VcpuRef { vm, index });
+                }
+            }
+        }
+    }
+
+    /// Ends the VM: all its vCPUs leave the guest for good. The first reason counts.
+    pub(crate) fn stop(&self, reason: StopReason, detail: fmt::Arguments<'_>) {
+        self.ending.call_once(|| Ending { reason, detail: detail.to_string() });
+        for index in 0..self.config.vcpus {
+            self.post(index, Pending::STOP);
+        }
+    }
+
+    /// A vCPU has left the guest for good. Says why the VM ended when it was the last one.
+    pub(crate) fn vcpu_left(&self) -> Option<&Ending> {
+        if self.alive.fetch_sub(1, Ordering::AcqRel) != 1 {
+            return None;
+        }
+        self.ending.get()
+    }
+
+    /// A vCPU is about to block, and only another vCPU can make it run again.
+    pub(crate) fn vcpu_parked(&self) {
+        self.parked.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// A parked vCPU runs again.
+    pub(crate) fn vcpu_unparked(&self) {
+        self.parked.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Ends the VM if every vCPU waits for another. Called by a parked vCPU after it has blocked, so the last one of
+    /// them sees all the others blocked.
+    pub(crate) fn stop_if_all_parked(&self) {
+        fence(Ordering::SeqCst);
+        if self.parked.load(Ordering::SeqCst) == self.config.vcpus
+            && self.vcpus.iter().all(|vcpu| vcpu.mailbox().is_blocked())
+        {
+            self.stop(StopReason::Halted, format_args!("every vCPU is halted with interrupts off"));
+        }
+    }
+}
+
+impl Drop for Vm {
+    fn drop(&mut self) {
+        info!("{}: memory freed", self.config.name);
+    }
+}
