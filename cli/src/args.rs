@@ -1,0 +1,205 @@
+//! The command line, and the help that teaches it.
+
+use std::path::PathBuf;
+
+use clap::{Args as ClapArgs, Parser, Subcommand};
+
+const ABOUT: &str = "Runs virtual machines on the Dunlin hypervisor";
+
+const LONG_ABOUT: &str = "\
+Runs virtual machines on the Dunlin hypervisor and shows what they cost.
+
+Dunlin is a type-1 hypervisor. `dunlin run` starts it in QEMU, hands it the VMs that a TOML file
+describes, and stays until they have ended. `dunlin list`, `stats`, `top` and `stop` work from another
+terminal on hosts that run. Without a word, `dunlin` is `dunlin run`.";
+
+const STATUSES: &str = "\
+Exit statuses:
+  0    the VMs ended as they should (with --exec: the command's own status, whatever it is)
+  1    the run failed: a VM crashed, the hypervisor stopped, the command never finished
+  2    bad input: nothing was started
+  124  the time limit ended the run
+  130  Ctrl-C; 143 for SIGTERM";
+
+const EXAMPLES: &str = "\
+Examples:
+  dunlin run                              Debian's cloud kernel, 4 vCPUs on 2 pCPUs
+  dunlin run vms/two.toml                 two VMs side by side
+  dunlin run --vcpus 16 --exec 'nproc'    one command in a guest; its output, its status
+  dunlin run --kernel bzImage --append 'debug' --exec 'dmesg | tail'
+  dunlin run --json > run.json            a fixed script; all that was measured as one object
+  dunlin stats --vm default               exits by reason, in the columns of perf kvm stat
+  dunlin top                              the same, live";
+
+const RUN_HELP: &str = "\
+What it does:
+  On a terminal, one VM without --exec: the guest's console. Ctrl-] leaves and ends the VM.
+  With --exec 'CMD': CMD runs in the guest by `sh`; its output appears here, its status becomes ours.
+  Otherwise: a fixed script (kernel, CPUs, interrupts, errors, a small parallel job) and a summary.
+  A VM with an initrd of your own has its console copied to standard output instead.
+
+Options that describe a VM apply to every VM of the file.
+
+Examples:
+  dunlin run vms/large.toml --vcpus 64 --pcpus 2
+  dunlin run --kernel /boot/vmlinuz-6.1.0 --initrd none --append 'panic=-1' --time-limit 30s
+  dunlin run --exec 'cat /proc/interrupts' --json
+  dunlin run --qemu-arg=-icount --qemu-arg=shift=0,sleep=off
+
+Keys of a file (vms/default.toml explains each):
+  [host]   pcpus, memory, accel, time_limit, qemu
+  [[vm]]   name, vcpus, memory, kernel, initrd, cmdline, apic
+
+Environment:
+  DUNLIN_ASSETS    directory of the hypervisor, the initrd and the kernels;
+                   else `../dunlin`, seen from this program's directory
+  XDG_RUNTIME_DIR  where other tools find a running host; else a directory in /tmp
+
+";
+
+/// `dunlin`.
+#[derive(Debug, Parser)]
+#[command(name = "dunlin", version, max_term_width = 110, about = ABOUT, long_about = LONG_ABOUT, after_help = EXAMPLES,
+    after_long_help = format!("{EXAMPLES}\n\n{STATUSES}"))]
+pub(crate) struct Args {
+    /// What to do; without it, `run`.
+    #[command(subcommand)]
+    pub(crate) verb: Option<Verb>,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Verb {
+    /// Start a host and its VMs, stay until they end
+    #[command(after_long_help = format!("{RUN_HELP}{STATUSES}"))]
+    Run(Box<RunArgs>),
+    /// List the VMs of a running host
+    #[command(visible_alias = "ls")]
+    List(ListArgs),
+    /// Show exits by reason and where time went
+    Stats(StatsArgs),
+    /// Watch a running host (q quits)
+    #[command(after_help = "Keys: q quits; up/down choose a VM; v shows its vCPUs; +/- change the delay.")]
+    Top(TopArgs),
+    /// End a VM at once, as if its power were cut
+    Stop(StopArgs),
+}
+
+/// `dunlin run`.
+#[derive(Debug, Default, ClapArgs)]
+pub(crate) struct RunArgs {
+    /// What to run [default: one VM, the text of vms/default.toml]
+    #[arg(value_name = "FILE.toml")]
+    pub(crate) file: Option<PathBuf>,
+
+    /// Kernel: debian-cloud, debian, measuring-guest, or a path
+    #[arg(long, value_name = "KERNEL", help_heading = "For every VM")]
+    pub(crate) kernel: Option<String>,
+    /// Initial RAM disk: dunlin, none, or a path
+    #[arg(long, value_name = "INITRD", help_heading = "For every VM")]
+    pub(crate) initrd: Option<String>,
+    /// Number of vCPUs
+    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "For every VM")]
+    pub(crate) vcpus: Option<i64>,
+    /// Memory, such as 512M
+    #[arg(long, value_name = "SIZE", help_heading = "For every VM")]
+    pub(crate) memory: Option<String>,
+    /// Kernel command line, in place of the file's
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true, help_heading = "For every VM")]
+    pub(crate) cmdline: Option<String>,
+    /// More kernel command line, after the file's or after --cmdline
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true, help_heading = "For every VM")]
+    pub(crate) append: Option<String>,
+    /// Run CMD in the guest by our initrd, print its output, end with its status
+    #[arg(long, value_name = "CMD", allow_hyphen_values = true, help_heading = "For every VM")]
+    pub(crate) exec: Option<String>,
+
+    /// Number of physical CPUs of the host
+    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "For the host")]
+    pub(crate) pcpus: Option<i64>,
+    /// auto, tcg (emulation) or kvm (needs nested SVM)
+    #[arg(long, value_name = "ACCEL", help_heading = "For the host")]
+    pub(crate) accel: Option<String>,
+    /// End the run after this long, such as 60s [default: none on a terminal, else 120s]
+    #[arg(long, value_name = "TIME", help_heading = "For the host")]
+    pub(crate) time_limit: Option<String>,
+    /// QEMU to use [default: qemu-system-x86_64]
+    #[arg(long, value_name = "PATH", help_heading = "For the host")]
+    pub(crate) qemu: Option<PathBuf>,
+    /// One more argument for QEMU, as it is; may be given several times
+    #[arg(long, value_name = "ARG", allow_hyphen_values = true, help_heading = "For the host")]
+    pub(crate) qemu_arg: Vec<String>,
+
+    /// Print one JSON object at the end on standard output; everything else goes to standard error
+    #[arg(long, help_heading = "What to show")]
+    pub(crate) json: bool,
+    /// Show the hypervisor's log as it comes, on standard error
+    #[arg(long, help_heading = "What to show")]
+    pub(crate) log: bool,
+    /// Print QEMU's command line and start nothing
+    #[arg(long, help_heading = "What to show")]
+    pub(crate) dry_run: bool,
+    /// Show the guests' consoles too, on standard error
+    #[arg(short, long, help_heading = "What to show")]
+    pub(crate) verbose: bool,
+}
+
+/// Which running host.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct HostArgs {
+    /// Process id of the `dunlin run`, when several run
+    #[arg(long, value_name = "PID")]
+    pub(crate) host: Option<u32>,
+}
+
+/// `dunlin list`.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct ListArgs {
+    #[command(flatten)]
+    pub(crate) host: HostArgs,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `dunlin stats`.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct StatsArgs {
+    #[command(flatten)]
+    pub(crate) host: HostArgs,
+    /// Only this VM (name or number)
+    #[arg(long, value_name = "VM")]
+    pub(crate) vm: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// One line per vCPU too
+    #[arg(short, long)]
+    pub(crate) verbose: bool,
+}
+
+/// `dunlin top`.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct TopArgs {
+    #[command(flatten)]
+    pub(crate) host: HostArgs,
+    /// Print plain text instead of drawing
+    #[arg(short, long)]
+    pub(crate) batch: bool,
+    /// End after N pictures
+    #[arg(short = 'n', long, value_name = "N")]
+    pub(crate) iterations: Option<u64>,
+    /// Time between two pictures
+    #[arg(short, long, value_name = "TIME", default_value = "1s")]
+    pub(crate) delay: String,
+}
+
+/// `dunlin stop`.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct StopArgs {
+    #[command(flatten)]
+    pub(crate) host: HostArgs,
+    /// The VM (name or number)
+    #[arg(value_name = "VM")]
+    pub(crate) vm: String,
+}

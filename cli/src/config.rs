@@ -1,0 +1,737 @@
+//! What to run: a TOML file, and options that override it.
+//!
+//! Every value remembers its [`Place`]: the file, line and key that it was written at, or the option. So whatever finds
+//! a value wanting, here or later (a kernel that is no kernel, more memory than the computer has), can say where to mend it.
+//! The file is read key by key instead of by a derived deserializer for the same reason: each key is asked for by name,
+//! and what nobody asked for is an unknown key.
+
+use std::fmt;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use abi::payload::{ApicMode, MAX_VCPUS};
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use crate::args::RunArgs;
+use crate::failure::Failure;
+use crate::quantity::{MIB, parse_size, parse_time, show_size};
+
+/// The file that is run when none is given.
+const DEFAULT: &str = include_str!("../../vms/default.toml");
+/// What the default is called in messages.
+const DEFAULT_NAME: &str = "vms/default.toml (built in)";
+/// Most pCPUs: QEMU's q35 takes no more without interrupt remapping.
+const MAX_PCPUS: u32 = 255;
+/// Memory of a VM is given out in pieces of this size.
+const MEMORY_GRAIN: u64 = 2 * MIB;
+
+/// A whole file, overridden.
+#[derive(Clone, Debug)]
+pub(crate) struct Config {
+    /// The host.
+    pub(crate) host: HostConfig,
+    /// The VMs, at least one, no two of the same name.
+    pub(crate) vms: Vec<VmConfig>,
+}
+
+/// `[host]`.
+#[derive(Clone, Debug)]
+pub(crate) struct HostConfig {
+    /// Number of physical CPUs.
+    pub(crate) pcpus: Placed<u32>,
+    /// Memory in bytes; without it, what the VMs need.
+    pub(crate) memory: Option<Placed<u64>>,
+    /// How QEMU runs the host.
+    pub(crate) accel: Placed<Accel>,
+    /// When to end the run.
+    pub(crate) time_limit: Option<Duration>,
+    /// The QEMU to use.
+    pub(crate) qemu: Option<Placed<PathBuf>>,
+}
+
+/// `[[vm]]`.
+#[derive(Clone, Debug)]
+pub(crate) struct VmConfig {
+    /// Its name.
+    pub(crate) name: Placed<String>,
+    /// Number of vCPUs.
+    pub(crate) vcpus: Placed<u32>,
+    /// Memory in bytes.
+    pub(crate) memory: Placed<u64>,
+    /// The kernel.
+    pub(crate) kernel: Placed<Kernel>,
+    /// The initial RAM disk.
+    pub(crate) initrd: Placed<Initrd>,
+    /// The kernel's command line.
+    pub(crate) cmdline: Placed<String>,
+    /// How the local APIC is presented.
+    pub(crate) apic: Placed<ApicMode>,
+}
+
+/// How QEMU runs the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Accel {
+    /// KVM if it can nest SVM, otherwise emulation.
+    Auto,
+    /// Emulation.
+    Tcg,
+    /// KVM with nested SVM.
+    Kvm,
+}
+
+impl Accel {
+    const NAMES: &'static [&'static str] = &["auto", "tcg", "kvm"];
+}
+
+/// Where a kernel comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Kernel {
+    /// Debian's `linux-image-cloud-amd64`.
+    DebianCloud,
+    /// Debian's `linux-image-amd64`.
+    Debian,
+    /// The guest that measures exits.
+    MeasuringGuest,
+    /// A file.
+    File(PathBuf),
+}
+
+impl Kernel {
+    const NAMES: &'static [&'static str] = &["debian-cloud", "debian", "measuring-guest"];
+}
+
+/// Where an initial RAM disk comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Initrd {
+    /// Ours: busybox, and the agent that speaks to this tool.
+    Dunlin,
+    /// None at all.
+    None,
+    /// A file.
+    File(PathBuf),
+}
+
+impl Initrd {
+    const NAMES: &'static [&'static str] = &["dunlin", "none"];
+}
+
+/// Where a value was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// A key of a file.
+    Key {
+        /// The file as it was named.
+        file: String,
+        /// Line, counted from 1.
+        line: usize,
+        /// The key.
+        key: &'static str,
+    },
+    /// A key that the file leaves to its default.
+    Absent {
+        /// The file as it was named.
+        file: String,
+        /// Line of the table that could have it, counted from 1.
+        line: usize,
+        /// The key.
+        key: &'static str,
+    },
+    /// An option.
+    Option(&'static str),
+}
+
+impl Place {
+    /// Bad input at this place.
+    pub(crate) fn bad(&self, what: impl fmt::Display) -> Failure {
+        Failure::bad_input(format!("{self}: {what}"))
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Key { file, line, key } => write!(f, "{file}:{line}: key '{key}'"),
+            Self::Absent { file, line, key } => write!(f, "{file}:{line}: key '{key}' (default)"),
+            Self::Option(option) => write!(f, "option '{option}'"),
+        }
+    }
+}
+
+/// A value and where it was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Placed<T> {
+    /// The value.
+    pub(crate) value: T,
+    /// Where it was written.
+    pub(crate) place: Place,
+}
+
+impl Config {
+    /// Reads the file that the command line names, or the default, and applies the command line's overrides.
+    pub(crate) fn load(args: &RunArgs) -> Result<Self, Failure> {
+        let mut config = match &args.file {
+            None => Self::parse(DEFAULT, DEFAULT_NAME, Path::new(""))?,
+            Some(path) => {
+                let name = path.display().to_string();
+                let text = std::fs::read_to_string(path).map_err(|error| {
+                    Failure::bad_input(format!("{name}: cannot be read: {error}"))
+                        .help("name a TOML file such as vms/default.toml, which explains the keys")
+                })?;
+                Self::parse(&text, &name, path.parent().unwrap_or(Path::new("")))?
+            }
+        };
+        config.apply(args)?;
+        Ok(config)
+    }
+
+    /// Reads `text`, the contents of the file called `name`; paths in it start at `directory`.
+    fn parse(text: &str, name: &str, directory: &Path) -> Result<Self, Failure> {
+        let source = Source { text, name, directory };
+        let root = DeTable::parse(text).map_err(|error| {
+            let (line, column) = source.position(error.span().map_or(0, |span| span.start));
+            Failure::bad_input(format!("{name}:{line}:{column}: not TOML: {}", error.message().replace('\n', ", ")))
+                .help("vms/default.toml shows how a file looks and explains the keys")
+        })?;
+
+        let mut root = Table::new(&source, root.get_ref(), 0, "file");
+        let host = HostConfig::read(root.table("host")?)?;
+        let mut vms = Vec::new();
+        for table in root.tables("vm")? {
+            vms.push(VmConfig::read(table)?);
+        }
+        root.finish()?;
+
+        if vms.is_empty() {
+            return Err(Failure::bad_input(format!("{name}: no [[vm]]: there is nothing to run"))
+                .help("add a table [[vm]] with at least name = \"...\"; vms/default.toml explains the keys"));
+        }
+        for (at, vm) in vms.iter().enumerate() {
+            if let Some(first) = vms[..at].iter().find(|first| first.name.value == vm.name.value) {
+                let place = &first.name.place;
+                return Err(vm
+                    .name
+                    .place
+                    .bad(format!("a second VM called '{}'", vm.name.value))
+                    .help(format!("the first is at {place}; give each VM a name of its own")));
+            }
+        }
+        Ok(Self { host, vms })
+    }
+
+    fn apply(&mut self, args: &RunArgs) -> Result<(), Failure> {
+        // Paths on the command line start at the current directory, as everywhere.
+        let here = Path::new("");
+        for vm in &mut self.vms {
+            if let Some(text) = &args.kernel {
+                let place = Place::Option("--kernel");
+                vm.kernel = kernel(text, here, place.clone())?;
+                if vm.kernel.value == Kernel::MeasuringGuest {
+                    vm.cmdline = Placed { value: String::new(), place };
+                }
+            }
+            if let Some(text) = &args.initrd {
+                vm.initrd = initrd(text, here, Place::Option("--initrd"))?;
+            }
+            if let Some(count) = args.vcpus {
+                vm.vcpus = vcpus(count, Place::Option("--vcpus"))?;
+            }
+            if let Some(text) = &args.memory {
+                vm.memory = vm_memory(text, Place::Option("--memory"))?;
+            }
+            if let Some(text) = &args.cmdline {
+                vm.cmdline = cmdline(text, Place::Option("--cmdline"))?;
+            }
+            if let Some(text) = &args.append {
+                let all = format!("{} {text}", vm.cmdline.value);
+                vm.cmdline = cmdline(all.trim(), Place::Option("--append"))?;
+            }
+        }
+
+        let host = &mut self.host;
+        if let Some(count) = args.pcpus {
+            host.pcpus = pcpus(count, Place::Option("--pcpus"))?;
+        }
+        if let Some(text) = &args.accel {
+            host.accel = accel(text, Place::Option("--accel"))?;
+        }
+        if let Some(text) = &args.time_limit {
+            host.time_limit = Some(time_limit(text, &Place::Option("--time-limit"))?);
+        }
+        if let Some(path) = &args.qemu {
+            host.qemu = Some(Placed { value: path.clone(), place: Place::Option("--qemu") });
+        }
+        Ok(())
+    }
+}
+
+impl HostConfig {
+    fn read(table: Option<Table<'_>>) -> Result<Self, Failure> {
+        let absent = Place::Absent { file: DEFAULT_NAME.to_string(), line: 1, key: "pcpus" };
+        let Some(mut table) = table else {
+            let pcpus = Placed { value: 2, place: absent.clone() };
+            let accel = Placed { value: Accel::Auto, place: absent };
+            return Ok(Self { pcpus, memory: None, accel, time_limit: None, qemu: None });
+        };
+
+        let directory = table.source.directory;
+        let (count, place) = table.integer("pcpus", 2)?;
+        let pcpus = pcpus(count, place)?;
+        let memory = match table.text("memory")? {
+            Some((text, place)) => Some(Placed { value: parse_size(&text).map_err(|what| place.bad(what))?, place }),
+            None => None,
+        };
+        let (text, place) = table.text_or("accel", "auto")?;
+        let accel = accel(&text, place)?;
+        let time_limit = match table.text("time_limit")? {
+            Some((text, place)) => Some(time_limit(&text, &place)?),
+            None => None,
+        };
+        let qemu = table.text("qemu")?.map(|(text, place)| {
+            // A bare name is looked for in PATH, as a shell does.
+            let value = if text.contains('/') { directory.join(text) } else { PathBuf::from(text) };
+            Placed { value, place }
+        });
+        table.finish()?;
+        Ok(Self { pcpus, memory, accel, time_limit, qemu })
+    }
+}
+
+impl VmConfig {
+    fn read(mut table: Table<'_>) -> Result<Self, Failure> {
+        let directory = table.source.directory;
+        let Some((text, place)) = table.text("name")? else {
+            let what = format!("{}: [[vm]] has no key 'name'", table.at());
+            return Err(Failure::bad_input(what).help("add name = \"...\"; logs and commands call the VM by it"));
+        };
+        let name = vm_name(text, place)?;
+        let (count, place) = table.integer("vcpus", 1)?;
+        let vcpus = vcpus(count, place)?;
+        let (text, place) = table.text_or("memory", "512M")?;
+        let memory = vm_memory(&text, place)?;
+        let (text, place) = table.text_or("kernel", "debian-cloud")?;
+        let kernel = kernel(&text, directory, place)?;
+        let (text, place) = table.text_or("initrd", "dunlin")?;
+        let initrd = initrd(&text, directory, place)?;
+        // The measuring guest has words of its own, and would complain of Linux's.
+        let default = if kernel.value == Kernel::MeasuringGuest { "" } else { "console=ttyS0 quiet" };
+        let (text, place) = table.text_or("cmdline", default)?;
+        let cmdline = cmdline(&text, place)?;
+        let (text, place) = table.text_or("apic", "x2apic")?;
+        let apic = apic(&text, place)?;
+        table.finish()?;
+        Ok(Self { name, vcpus, memory, kernel, initrd, cmdline, apic })
+    }
+}
+
+fn vm_name(text: String, place: Place) -> Result<Placed<String>, Failure> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    if text.is_empty() || text.len() > 64 || !text.chars().all(plain) {
+        return Err(place
+            .bad(format!("{text:?} cannot be a name"))
+            .help("a name has 1 to 64 of the characters a-z A-Z 0-9 - _ ."));
+    }
+    Ok(Placed { value: text, place })
+}
+
+fn vcpus(count: i64, place: Place) -> Result<Placed<u32>, Failure> {
+    match u32::try_from(count) {
+        Ok(value @ 1..=MAX_VCPUS) => Ok(Placed { value, place }),
+        _ => Err(place
+            .bad(format!("{count} vCPUs; a VM needs 1 to {MAX_VCPUS}"))
+            .help("vCPUs may outnumber the pCPUs; 4 on 2 is the default")),
+    }
+}
+
+fn pcpus(count: i64, place: Place) -> Result<Placed<u32>, Failure> {
+    match u32::try_from(count) {
+        Ok(value @ 1..=MAX_PCPUS) => Ok(Placed { value, place }),
+        _ => Err(place
+            .bad(format!("{count} pCPUs; QEMU gives a host 1 to {MAX_PCPUS}"))
+            .help("more pCPUs than this VM has CPUs only make the run slower")),
+    }
+}
+
+fn vm_memory(text: &str, place: Place) -> Result<Placed<u64>, Failure> {
+    let value = parse_size(text).map_err(|what| place.bad(what))?;
+    if value == 0 {
+        return Err(place.bad("no memory; a VM needs some").help("write a size such as \"512M\""));
+    }
+    if !value.is_multiple_of(MEMORY_GRAIN) {
+        let near = value.next_multiple_of(MEMORY_GRAIN);
+        return Err(place
+            .bad(format!("{text} is not a multiple of {}", show_size(MEMORY_GRAIN)))
+            .help(format!("the next that is: \"{}M\"", near / MIB)));
+    }
+    Ok(Placed { value, place })
+}
+
+fn cmdline(text: &str, place: Place) -> Result<Placed<String>, Failure> {
+    match text.chars().find(|c| c.is_control()) {
+        Some(odd) => Err(place.bad(format!("{odd:?} cannot be in a kernel command line")).help("put all on one line")),
+        None => Ok(Placed { value: text.to_string(), place }),
+    }
+}
+
+fn accel(text: &str, place: Place) -> Result<Placed<Accel>, Failure> {
+    let value = match text {
+        "auto" => Accel::Auto,
+        "tcg" => Accel::Tcg,
+        "kvm" => Accel::Kvm,
+        _ => return Err(no_such(text, "way to run QEMU", Accel::NAMES, &place)),
+    };
+    Ok(Placed { value, place })
+}
+
+fn apic(text: &str, place: Place) -> Result<Placed<ApicMode>, Failure> {
+    let value = match text {
+        "x2apic" => ApicMode::X2Apic,
+        "xapic" => ApicMode::XApic,
+        _ => return Err(no_such(text, "kind of local APIC", &["x2apic", "xapic"], &place)),
+    };
+    Ok(Placed { value, place })
+}
+
+fn kernel(text: &str, directory: &Path, place: Place) -> Result<Placed<Kernel>, Failure> {
+    let value = match text {
+        "debian-cloud" => Kernel::DebianCloud,
+        "debian" => Kernel::Debian,
+        "measuring-guest" => Kernel::MeasuringGuest,
+        _ => Kernel::File(file(text, directory, Kernel::NAMES, &place)?),
+    };
+    Ok(Placed { value, place })
+}
+
+fn initrd(text: &str, directory: &Path, place: Place) -> Result<Placed<Initrd>, Failure> {
+    let value = match text {
+        "dunlin" => Initrd::Dunlin,
+        "none" => Initrd::None,
+        _ => Initrd::File(file(text, directory, Initrd::NAMES, &place)?),
+    };
+    Ok(Placed { value, place })
+}
+
+/// The path `text` below `directory`; what is neither a file nor looks like one was meant to be one of `names`.
+fn file(text: &str, directory: &Path, names: &[&str], place: &Place) -> Result<PathBuf, Failure> {
+    let path = directory.join(text);
+    if path.is_file() {
+        return Ok(path);
+    }
+    let what = if path.exists() { "is not a file" } else { "does not exist" };
+    let names = names.iter().map(|name| format!("\"{name}\"")).collect::<Vec<_>>().join(", ");
+    Err(place
+        .bad(format!("'{}' {what}", path.display()))
+        .help(format!("name a file (from the directory of the TOML file), or one of {names}")))
+}
+
+fn time_limit(text: &str, place: &Place) -> Result<Duration, Failure> {
+    parse_time(text).map_err(|what| place.bad(what).help("write a length of time such as \"60s\" or \"5m\""))
+}
+
+fn no_such(text: &str, what: &str, names: &[&str], place: &Place) -> Failure {
+    place.bad(format!("'{text}' is no {what}")).help(format!("one of {}", names.join(", ")))
+}
+
+/// The text of a file, for the places of what is in it.
+struct Source<'a> {
+    text: &'a str,
+    name: &'a str,
+    directory: &'a Path,
+}
+
+impl Source<'_> {
+    /// Line and column of a byte, counted from 1.
+    fn position(&self, at: usize) -> (usize, usize) {
+        let before = self.text.get(..at).unwrap_or(self.text);
+        let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
+        (before.matches('\n').count() + 1, before[line_start..].chars().count() + 1)
+    }
+}
+
+/// A table that is being read: each key that is asked for is known, the rest is not.
+struct Table<'a> {
+    source: &'a Source<'a>,
+    entries: &'a DeTable<'a>,
+    start: usize,
+    title: &'static str,
+    known: Vec<&'static str>,
+}
+
+impl<'a> Table<'a> {
+    fn new(source: &'a Source<'a>, entries: &'a DeTable<'a>, start: usize, title: &'static str) -> Self {
+        Self { source, entries, start, title, known: Vec::new() }
+    }
+
+    fn at(&self) -> String {
+        format!("{}:{}", self.source.name, self.source.position(self.start).0)
+    }
+
+    fn place(&self, key: &'static str, span: Range<usize>) -> Place {
+        Place::Key { file: self.source.name.to_string(), line: self.source.position(span.start).0, key }
+    }
+
+    fn find(&mut self, key: &'static str) -> Option<&'a Spanned<DeValue<'a>>> {
+        self.known.push(key);
+        self.entries.iter().find(|(name, _)| name.get_ref() == key).map(|(_, value)| value)
+    }
+
+    fn text(&mut self, key: &'static str) -> Result<Option<(String, Place)>, Failure> {
+        let Some(value) = self.find(key) else { return Ok(None) };
+        let place = self.place(key, value.span());
+        match value.get_ref() {
+            DeValue::String(text) => Ok(Some((text.to_string(), place))),
+            DeValue::Integer(number) if key == "memory" => Ok(Some((number.to_string(), place))),
+            other => {
+                Err(place.bad(format!("{} where text belongs", describe(other))).help(format!("write {key} = \"...\"")))
+            }
+        }
+    }
+
+    fn text_or(&mut self, key: &'static str, default: &str) -> Result<(String, Place), Failure> {
+        let absent = self.absent(key);
+        Ok(self.text(key)?.unwrap_or_else(|| (default.to_string(), absent)))
+    }
+
+    fn integer(&mut self, key: &'static str, default: i64) -> Result<(i64, Place), Failure> {
+        let Some(value) = self.find(key) else { return Ok((default, self.absent(key))) };
+        let place = self.place(key, value.span());
+        match value.get_ref() {
+            DeValue::Integer(number) => match i64::from_str_radix(number.as_str(), number.radix()) {
+                Ok(number) => Ok((number, place)),
+                Err(_) => Err(place.bad(format!("{number} is out of all bounds"))),
+            },
+            other => {
+                let help = format!("write {key} = {default}, without quotes");
+                Err(place.bad(format!("{} where a number belongs", describe(other))).help(help))
+            }
+        }
+    }
+
+    fn table(&mut self, key: &'static str) -> Result<Option<Self>, Failure> {
+        let Some(value) = self.find(key) else { return Ok(None) };
+        match value.get_ref() {
+            DeValue::Table(table) => Ok(Some(Self::new(self.source, table, value.span().start, "[host]"))),
+            other => Err(self
+                .place(key, value.span())
+                .bad(format!("{} where a table belongs", describe(other)))
+                .help(format!("write [{key}] on a line of its own, and its keys below"))),
+        }
+    }
+
+    fn tables(&mut self, key: &'static str) -> Result<Vec<Self>, Failure> {
+        let Some(value) = self.find(key) else { return Ok(Vec::new()) };
+        let wrong = |value: &Spanned<DeValue<'_>>| {
+            self.place(key, value.span())
+                .bad(format!("{} where a list of tables belongs", describe(value.get_ref())))
+                .help(format!("write [[{key}]] on a line of its own for each VM, and its keys below"))
+        };
+        let DeValue::Array(array) = value.get_ref() else { return Err(wrong(value)) };
+        array
+            .iter()
+            .map(|value| match value.get_ref() {
+                DeValue::Table(table) => Ok(Self::new(self.source, table, value.span().start, "[[vm]]")),
+                _ => Err(wrong(value)),
+            })
+            .collect()
+    }
+
+    /// Refuses the first key that nobody asked for.
+    fn finish(self) -> Result<(), Failure> {
+        let unknown = self.entries.keys().filter(|key| !self.known.contains(&key.get_ref().as_ref()));
+        let Some(key) = unknown.min_by_key(|key| key.span().start) else { return Ok(()) };
+
+        let (line, column) = self.source.position(key.span().start);
+        let Self { source, title, known, .. } = &self;
+        let failure = Failure::bad_input(format!(
+            "{}:{line}:{column}: key '{}': unknown in {}",
+            source.name,
+            key.get_ref(),
+            if *title == "file" { "a file of VMs" } else { title }
+        ));
+        let nearest = known
+            .iter()
+            .map(|name| (strsim::normalized_damerau_levenshtein(&key.get_ref().to_lowercase(), name), name))
+            .max_by(|(one, _), (other, _)| one.total_cmp(other));
+        Err(match nearest {
+            Some((likeness, name)) if likeness >= 0.5 => {
+                failure.help(format!("did you mean '{name}'? (known here: {})", known.join(", ")))
+            }
+            _ => failure.help(format!("known here: {}", known.join(", "))),
+        })
+    }
+
+    fn absent(&self, key: &'static str) -> Place {
+        Place::Absent { file: self.source.name.to_string(), line: self.source.position(self.start).0, key }
+    }
+}
+
+fn describe(value: &DeValue<'_>) -> String {
+    match value {
+        DeValue::String(text) => format!("the text {text:?}"),
+        DeValue::Integer(number) => format!("the number {number}"),
+        DeValue::Float(number) => format!("the number {number}"),
+        DeValue::Boolean(value) => format!("{value}"),
+        DeValue::Datetime(time) => format!("the time {time}"),
+        DeValue::Array(_) => "a list".to_string(),
+        DeValue::Table(_) => "a table".to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::{prop, proptest};
+
+    use super::*;
+
+    /// What files are made of, and what they are not.
+    const WORDS: &[&str] = &[
+        "[[vm]]",
+        "[vm]",
+        "[host]",
+        "[",
+        "]",
+        "\n",
+        "\n",
+        " = ",
+        "name = \"a\"",
+        "vcpus = ",
+        "memory = ",
+        "pcpus",
+        "kernel",
+        "initrd",
+        "-1",
+        "99999999999999999999",
+        "0x10",
+        "\"512M\"",
+        "\"",
+        "é",
+        "#",
+        "1.5",
+        "true",
+        "{}",
+        "1979-05-27",
+        "\0",
+    ];
+
+    fn parse(text: &str) -> Result<Config, Failure> {
+        Config::parse(text, "x.toml", Path::new("/nowhere"))
+    }
+
+    fn error(text: &str) -> String {
+        parse(text).expect_err("must be refused").to_string()
+    }
+
+    #[test]
+    fn default_is_four_vcpus_on_two_pcpus() {
+        let config = Config::load(&RunArgs::default()).expect("is good");
+        assert_eq!(config.host.pcpus.value, 2);
+        assert_eq!(config.vms.len(), 1);
+        assert_eq!(config.vms[0].vcpus.value, 4);
+        assert_eq!(config.vms[0].memory.value, 512 * MIB);
+        assert_eq!(config.vms[0].kernel.value, Kernel::DebianCloud);
+    }
+
+    #[test]
+    fn every_file_of_the_repository_is_good() {
+        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../vms");
+        let mut seen = 0;
+        for entry in std::fs::read_dir(directory).expect("is there") {
+            let path = entry.expect("is readable").path();
+            if path.extension().is_some_and(|extension| extension == "toml") {
+                let args = RunArgs { file: Some(path.clone()), ..RunArgs::default() };
+                if let Err(failure) = Config::load(&args) {
+                    panic!("{}: {failure}", path.display());
+                }
+                seen += 1;
+            }
+        }
+        assert!(seen >= 4);
+    }
+
+    #[test]
+    fn unknown_key_is_named_with_the_nearest_known_one() {
+        let text = "[host]\npcpus = 2\n\n[[vm]]\nname = \"a\"\n  vcpu = 4\n";
+        assert_eq!(
+            error(text),
+            "x.toml:6:3: key 'vcpu': unknown in [[vm]]\n\
+             help: did you mean 'vcpus'? (known here: name, vcpus, memory, kernel, initrd, cmdline, apic)"
+        );
+        assert!(error("[hosts]\n").contains("did you mean 'host'?"));
+        assert!(error("[host]\nzzz = 1\n[[vm]]\nname='a'").contains("help: known here: pcpus"));
+    }
+
+    #[test]
+    fn value_out_of_bounds_names_line_key_and_remedy() {
+        let text = "[[vm]]\nname = \"a\"\nvcpus = 0\n";
+        assert!(error(text).starts_with("x.toml:3: key 'vcpus': 0 vCPUs; a VM needs 1 to 512\nhelp: "));
+        for count in ["513", "-1", "99999999999999999999", "4.5", "\"4\"", "true", "[4]"] {
+            let text = error(&format!("[[vm]]\nname = \"a\"\nvcpus = {count}\n"));
+            assert!(text.starts_with("x.toml:3: key 'vcpus': "), "{text}");
+        }
+    }
+
+    #[test]
+    fn memory_is_checked_where_it_is_written() {
+        for (memory, says) in [
+            ("0", "no memory"),
+            ("\"0\"", "no memory"),
+            ("512", "has no unit"),
+            ("\"1M\"", "not a multiple of 2 MiB"),
+            ("\"lots\"", "is no unit"),
+            ("false", "false where text belongs"),
+        ] {
+            let text = error(&format!("[[vm]]\nname = \"a\"\nmemory = {memory}\n"));
+            assert!(text.starts_with("x.toml:3: key 'memory': ") && text.contains(says), "{text}");
+        }
+    }
+
+    #[test]
+    fn names_are_given_and_differ() {
+        assert!(error("[[vm]]\nvcpus = 1\n").starts_with("x.toml:1: [[vm]] has no key 'name'"));
+        let text = error("[[vm]]\nname = \"a\"\n[[vm]]\nname = \"a\"\n");
+        assert!(text.starts_with("x.toml:4: key 'name': a second VM called 'a'"), "{text}");
+        assert!(text.contains("x.toml:2"), "{text}");
+        assert!(error("[[vm]]\nname = \"a b\"\n").contains("cannot be a name"));
+    }
+
+    #[test]
+    fn file_without_vms_is_refused() {
+        assert!(error("").starts_with("x.toml: no [[vm]]"));
+        assert!(error("vm = 3").contains("list of tables"));
+        assert!(error("vm = [3]").contains("list of tables"));
+        assert!(error("host = 3").contains("where a table belongs"));
+    }
+
+    #[test]
+    fn syntax_error_has_line_and_column() {
+        assert!(error("[[vm]]\nname = \"a\n").starts_with("x.toml:2:"));
+    }
+
+    #[test]
+    fn missing_kernel_names_the_path_and_the_known_names() {
+        let text = error("[[vm]]\nname = \"a\"\nkernel = \"bzImage\"\n");
+        assert!(text.starts_with("x.toml:3: key 'kernel': '/nowhere/bzImage' does not exist"), "{text}");
+        assert!(text.contains("\"debian-cloud\""), "{text}");
+    }
+
+    #[test]
+    fn options_override_every_vm_and_are_named_in_errors() {
+        let mut config = parse("[[vm]]\nname='a'\n[[vm]]\nname='b'\nvcpus=3").expect("is good");
+        let args = RunArgs { vcpus: Some(7), append: Some("debug".to_string()), ..RunArgs::default() };
+        config.apply(&args).expect("is good");
+        assert!(config.vms.iter().all(|vm| vm.vcpus.value == 7 && vm.cmdline.value == "console=ttyS0 quiet debug"));
+
+        let args = RunArgs { vcpus: Some(0), ..RunArgs::default() };
+        let text = config.apply(&args).expect_err("is bad").to_string();
+        assert!(text.starts_with("option '--vcpus': 0 vCPUs; a VM needs 1 to 512"), "{text}");
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_the_reader_panic(words in prop::collection::vec(prop::sample::select(WORDS), 0..12)) {
+            let text = words.concat();
+            let _ = parse(&text);
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! Our end of the control port: requests out, messages in.
+//!
+//! The peer is a hypervisor under test or another version of this tool. Nothing that it sends can do more than be
+//! refused: frames are cut and checked by [`abi::control`], and what does not decode arrives here as an error to
+//! report.
+
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::Sender;
+use std::thread;
+use std::time::Duration;
+
+use abi::control::{Answer, Command, FrameError, Message, Receiver, Refusal, Request, encode};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::failure::Failure;
+
+/// How long a peer may take to read what we write, and to answer when we wait.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Writes one frame.
+pub(crate) fn send<T: Serialize>(stream: &mut UnixStream, message: &T) -> io::Result<()> {
+    let frame = encode(message).map_err(|error| io::Error::other(error.to_string()))?;
+    stream.write_all(&frame)
+}
+
+/// Reads frames until the peer hangs up, and passes each to `deliver`, which says whether to go on.
+pub(crate) fn receive<T: DeserializeOwned>(
+    stream: &mut UnixStream,
+    mut deliver: impl FnMut(Result<T, FrameError>) -> bool,
+) -> io::Result<()> {
+    let mut receiver = Receiver::default();
+    let mut bytes = [0; 16384];
+    loop {
+        let count = match stream.read(&mut bytes) {
+            Ok(0) => return Ok(()),
+            Ok(count) => count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(error),
+        };
+        for &byte in &bytes[..count] {
+            if let Some(message) = receiver.push(byte)
+                && !deliver(message)
+            {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// Delivers what `stream` receives to `events`, and `end` after the last, from a thread of its own.
+pub(crate) fn listen<T, E>(
+    mut stream: UnixStream,
+    events: Sender<E>,
+    wrap: impl Fn(Result<T, FrameError>) -> E + Send + 'static,
+    end: E,
+) where
+    T: DeserializeOwned,
+    E: Send + 'static,
+{
+    thread::spawn(move || {
+        // How the peer hung up makes no difference.
+        let _ = receive(&mut stream, |message| events.send(wrap(message)).is_ok());
+        let _ = events.send(end);
+    });
+}
+
+/// Makes writes to a peer that does not read fail in the end, instead of waiting forever.
+pub(crate) fn limit_patience(stream: &UnixStream) -> io::Result<()> {
+    stream.set_write_timeout(Some(PATIENCE))
+}
+
+/// A connection on which one question is asked at a time.
+#[derive(Debug)]
+pub(crate) struct Client {
+    stream: UnixStream,
+    next_id: u32,
+}
+
+impl Client {
+    /// Speaks on `stream`.
+    pub(crate) fn new(stream: UnixStream) -> io::Result<Self> {
+        limit_patience(&stream)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        Ok(Self { stream, next_id: 1 })
+    }
+
+    /// Asks and waits for the answer.
+    pub(crate) fn ask(&mut self, command: Command) -> Result<Result<Answer, Refusal>, Failure> {
+        let id = self.next_id;
+        self.next_id = self.next_id.wrapping_add(1);
+        let lost = |error: io::Error| match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+                Failure::failed(format!("the host did not answer within {} s", PATIENCE.as_secs()))
+            }
+            _ => Failure::failed(format!("the host is gone: {error}")),
+        };
+        send(&mut self.stream, &Request { id, command }).map_err(lost)?;
+
+        let mut answer = Err(Failure::failed("the host has ended"));
+        let received = receive(&mut self.stream, |message| match message {
+            Ok(Message::Reply { id: of, result }) if of == id => {
+                answer = Ok(result);
+                false
+            }
+            Ok(Message::Bye) => false,
+            Ok(Message::Refused(error)) => {
+                answer = Err(Failure::failed(format!("the host refused our request: {error}")));
+                false
+            }
+            Ok(_) => true,
+            Err(FrameError::Version(version)) => {
+                let error = FrameError::Version(version);
+                answer = Err(Failure::failed(format!("the host speaks another {error}"))
+                    .help("use the `dunlin` that started it"));
+                false
+            }
+            Err(_) => true,
+        });
+        received.map_err(lost)?;
+        answer
+    }
+}
+
+/// A refusal in words.
+pub(crate) fn refusal(refusal: Refusal) -> &'static str {
+    match refusal {
+        Refusal::NoSuchVm => "there is no such VM",
+        Refusal::NotRunning => "the VM has ended",
+        Refusal::NoSuchVcpu => "the VM has no such vCPU",
+    }
+}

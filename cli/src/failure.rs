@@ -1,0 +1,56 @@
+//! What went wrong, for the person who has to mend it.
+//!
+//! A failure says where (file and line, or option), what, and what to do about it. It also carries the status that the
+//! tool ends with, so that a script can tell a mistake in its input from a run that failed.
+
+use std::fmt;
+
+/// Exit status of a run that failed.
+pub(crate) const FAILED: u8 = 1;
+/// Exit status for bad input: nothing was started.
+pub(crate) const BAD_INPUT: u8 = 2;
+/// Exit status when the time limit ended the run, as timeout(1) has it.
+pub(crate) const TIMED_OUT: u8 = 124;
+
+/// One failure: a line that says what, and perhaps a second one that says what to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Failure {
+    /// The status to end with.
+    pub(crate) status: u8,
+    what: String,
+    help: Option<String>,
+}
+
+impl Failure {
+    /// Something in the input cannot be used.
+    pub(crate) fn bad_input(what: impl Into<String>) -> Self {
+        Self { status: BAD_INPUT, what: what.into(), help: None }
+    }
+
+    /// The input was good, and yet it did not work.
+    pub(crate) fn failed(what: impl Into<String>) -> Self {
+        Self { status: FAILED, what: what.into(), help: None }
+    }
+
+    /// The same failure with another exit status.
+    pub(crate) fn with_status(mut self, status: u8) -> Self {
+        self.status = status;
+        self
+    }
+
+    /// The same failure with a second line: what to do.
+    pub(crate) fn help(mut self, help: impl Into<String>) -> Self {
+        self.help = Some(help.into());
+        self
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.what)?;
+        match &self.help {
+            Some(help) => write!(f, "\nhelp: {help}"),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! `dunlin`: runs virtual machines on the Dunlin hypervisor and shows what they cost.
+//!
+//! `dunlin run` reads a file of VMs (`config`), checks and packs what they need (`assets`, `payload`), starts the
+//! hypervisor in QEMU (`qemu`) and follows the run to its end (`session`) over the control port (`control`). What a
+//! guest runs and answers is in `exec`, the terminal in `console`, what was seen in `summary`. `dunlin list`, `stats`,
+//! `top` and `stop` reach a running host through the `dunlin run` that started it (`share`).
+
+mod args;
+mod assets;
+mod config;
+mod console;
+mod control;
+mod exec;
+mod failure;
+mod payload;
+mod progress;
+mod qemu;
+mod quantity;
+mod session;
+mod share;
+mod stats;
+mod summary;
+mod top;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::args::{Args, RunArgs, Verb};
+use crate::failure::Failure;
+
+fn main() -> ExitCode {
+    let mut words = std::env::args_os().skip(1);
+    if words.next().is_some_and(|word| word == qemu::BECOME) {
+        return fail(&qemu::become_qemu(words));
+    }
+    restore_terminal_on_panic();
+
+    let result = match Args::parse().verb {
+        None => session::run(&RunArgs::default()),
+        Some(Verb::Run(args)) => session::run(&args),
+        Some(Verb::List(args)) => stats::run_list(&args).map(|()| 0),
+        Some(Verb::Stats(args)) => stats::run_stats(&args).map(|()| 0),
+        Some(Verb::Top(args)) => top::run(&args).map(|()| 0),
+        Some(Verb::Stop(args)) => stats::run_stop(&args).map(|()| 0),
+    };
+    match result {
+        Ok(status) => ExitCode::from(status),
+        Err(failure) => fail(&failure),
+    }
+}
+
+fn fail(failure: &Failure) -> ExitCode {
+    eprintln!("{failure}");
+    ExitCode::from(failure.status)
+}
+
+/// A panic ends the process without unwinding, so what the terminal was is restored here.
+fn restore_terminal_on_panic() {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        // If there is no terminal to restore, that is as well.
+        let _ = crossterm::terminal::disable_raw_mode();
+        report(info);
+    }));
+}

@@ -1,0 +1,183 @@
+//! From a configuration to what the hypervisor is started with, every file checked on the way.
+//!
+//! All that can be found wrong before anything boots is found here: files that are no kernels, initrds that do not fit,
+//! more memory than there is. The kernel's part of it is asked of the crate that loads kernels in the hypervisor, so
+//! both agree.
+
+use std::path::Path;
+
+use abi::payload::{Blob, Builder, VmConfig as PackedVm};
+use x86_boot::{Boot, Error as BootError};
+
+use crate::assets::Assets;
+use crate::config::{Config, Initrd, Kernel, Placed, VmConfig};
+use crate::exec;
+use crate::failure::Failure;
+use crate::quantity::{MIB, show_size};
+
+/// What the hypervisor takes for itself, however small the VMs: image, heap, stacks, the frames' bookkeeping.
+const HOST_OVERHEAD: u64 = 128 * MIB;
+/// What it takes for each vCPU: control block, saved state, stack.
+const VCPU_OVERHEAD: u64 = MIB / 4;
+/// Of each VM's memory, the part that stage-2 tables may take if every page is mapped alone (1/512, doubled).
+const TABLES_PART: u64 = 256;
+
+/// What the hypervisor is started with.
+#[derive(Debug)]
+pub(crate) struct Payload {
+    /// The archive, as [`abi::payload`] defines it.
+    pub(crate) bytes: Vec<u8>,
+    /// Memory in bytes that the host needs.
+    pub(crate) host_memory: u64,
+}
+
+/// Reads and checks the files of all VMs and packs them; `script` goes into our initrd.
+pub(crate) fn pack(config: &Config, assets: &Assets, script: Option<&str>) -> Result<Payload, Failure> {
+    // The tool ends the host itself once it has read the last counters: a host that ends on its own would take them
+    // along.
+    let mut files = Files { builder: Builder::new(false), packed: Vec::new() };
+    for vm in &config.vms {
+        let packed = check_and_add(vm, assets, script, &mut files)?;
+        files.builder.add_vm(packed);
+    }
+    let bytes = files
+        .builder
+        .finish()
+        .map_err(|error| Failure::bad_input(format!("the VMs cannot be packed for the hypervisor: {error}")))?;
+
+    let host_memory = host_memory(config, bytes.len() as u64, available_memory())?;
+    Ok(Payload { bytes, host_memory })
+}
+
+fn check_and_add(vm: &VmConfig, assets: &Assets, script: Option<&str>, files: &mut Files) -> Result<PackedVm, Failure> {
+    let path = assets.kernel(&vm.kernel.value, &vm.kernel.place)?;
+    let kernel = read(&path, &vm.kernel)?;
+
+    let mut initrd = match assets.initrd(initrd_of(vm), &vm.initrd.place)? {
+        Some(path) => Some(read(&path, &vm.initrd)?),
+        None => None,
+    };
+    if let (Some(initrd), Some(script), Initrd::Dunlin) = (&mut initrd, script, &vm.initrd.value) {
+        exec::add_script(initrd, script)
+            .map_err(|error| Failure::bad_input(format!("the command cannot be packed for the guest: {error}")))?;
+    }
+
+    let boot = Boot {
+        kernel: &kernel,
+        initrd: initrd.as_deref(),
+        cmdline: &vm.cmdline.value,
+        memory_bytes: vm.memory.value,
+        vcpus: vm.vcpus.value,
+        apic: vm.apic.value,
+    };
+    x86_boot::check(&boot).map_err(|error| blame(vm, &path, error))?;
+
+    Ok(PackedVm {
+        name: vm.name.value.clone(),
+        vcpus: vm.vcpus.value,
+        memory_bytes: vm.memory.value,
+        kernel: files.add(kernel),
+        initrd: initrd.map(|initrd| files.add(initrd)),
+        cmdline: vm.cmdline.value.clone(),
+        apic: vm.apic.value,
+    })
+}
+
+/// The measuring guest has no use for an initrd; all other kernels get the one that is named.
+fn initrd_of(vm: &VmConfig) -> &Initrd {
+    match vm.kernel.value {
+        Kernel::MeasuringGuest => &Initrd::None,
+        _ => &vm.initrd.value,
+    }
+}
+
+/// Whether the VM runs our initrd, whose agent speaks to this tool.
+pub(crate) fn has_agent(vm: &VmConfig) -> bool {
+    *initrd_of(vm) == Initrd::Dunlin
+}
+
+fn read<T>(path: &Path, placed: &Placed<T>) -> Result<Vec<u8>, Failure> {
+    std::fs::read(path).map_err(|error| placed.place.bad(format!("'{}' cannot be read: {error}", path.display())))
+}
+
+/// Which key of the VM is to be mended, and how.
+fn blame(vm: &VmConfig, kernel: &Path, error: BootError) -> Failure {
+    match error {
+        BootError::MemoryTooSmall { needs, .. } => vm.memory.place.bad(error).help(format!(
+            "\"{}M\" is the least for {}",
+            needs.next_multiple_of(2 * MIB) / MIB,
+            kernel.display()
+        )),
+        BootError::InitrdTooLarge { .. } => vm.initrd.place.bad(error).help(format!("{} has little", vm.memory.place)),
+        BootError::CmdlineTooLong { .. } | BootError::CmdlineHasNul { .. } => {
+            vm.cmdline.place.bad(error).help("shorten it; a kernel cuts off the rest without a word")
+        }
+        BootError::Vcpus { .. } => {
+            vm.vcpus.place.bad(error).help(format!("fewer vCPUs, or \"x2apic\" ({})", vm.apic.place))
+        }
+        _ => vm
+            .kernel
+            .place
+            .bad(format!("{}: {error}", kernel.display()))
+            .help("name an x86-64 bzImage (Debian: /boot/vmlinuz-*) or an ELF with a PVH note"),
+    }
+}
+
+/// The memory that the host gets: what the file says if that is enough, else what the VMs need.
+fn host_memory(config: &Config, payload: u64, available: Option<u64>) -> Result<u64, Failure> {
+    let vm_memory: u64 = config.vms.iter().map(|vm| vm.memory.value).fold(0, u64::saturating_add);
+    let vcpus: u64 = config.vms.iter().map(|vm| u64::from(vm.vcpus.value)).sum();
+    let overhead = HOST_OVERHEAD + payload + vcpus * VCPU_OVERHEAD + vm_memory / TABLES_PART;
+    let needed = vm_memory.saturating_add(overhead).checked_next_multiple_of(2 * MIB).unwrap_or(u64::MAX);
+
+    let (bytes, place) = match (&config.host.memory, config.vms.iter().max_by_key(|vm| vm.memory.value)) {
+        (Some(given), _) if given.value < needed => {
+            return Err(given
+                .place
+                .bad(format!(
+                    "{} for the host; its VMs have {} and the hypervisor needs {} besides",
+                    show_size(given.value),
+                    show_size(vm_memory),
+                    show_size(needed - vm_memory)
+                ))
+                .help(format!("\"{}M\" is the least; without the key the host gets just that", needed / MIB)));
+        }
+        (Some(given), _) => (given.value, Some(&given.place)),
+        (None, largest) => (needed, largest.map(|vm| &vm.memory.place)),
+    };
+    match (available, place) {
+        (Some(available), Some(place)) if bytes > available => Err(place
+            .bad(format!(
+                "the host would need {}, this computer has {} to spare",
+                show_size(bytes),
+                show_size(available / MIB * MIB)
+            ))
+            .help("give the VMs less memory, or run fewer of them")),
+        _ => Ok(bytes),
+    }
+}
+
+/// Memory in bytes that could be used without swapping, if the kernel tells (`/proc/meminfo`).
+fn available_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+/// The files in a payload; equal ones are packed once.
+struct Files {
+    builder: Builder,
+    packed: Vec<(Vec<u8>, Blob)>,
+}
+
+impl Files {
+    fn add(&mut self, bytes: Vec<u8>) -> Blob {
+        if let Some((_, blob)) = self.packed.iter().find(|(packed, _)| *packed == bytes) {
+            return *blob;
+        }
+        let blob = self.builder.add_blob(&bytes);
+        self.packed.push((bytes, blob));
+        blob
+    }
+}

@@ -1,0 +1,320 @@
+//! The PC that the hypervisor runs on: QEMU, its command line, its process.
+//!
+//! QEMU must not outlive the tool, whatever ends the tool. A [`Process`] is killed when it is dropped, which covers
+//! errors and signals that are caught. For the rest (`kill -9`, a panic) the tool starts QEMU through a second copy of
+//! itself ([`become_qemu`]) that first asks the kernel for a signal at its parent's death.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
+
+use crate::config::{Accel, Placed};
+use crate::failure::Failure;
+use crate::quantity::MIB;
+
+/// First argument of the copy of this program that becomes QEMU.
+pub(crate) const BECOME: &str = "__become-qemu";
+/// Oldest QEMU whose emulation of SVM is known to work.
+const OLDEST: (u32, u32) = (7, 2);
+const INSTALL: &str = "install it: 'apt install qemu-system-x86' (Debian, Ubuntu), 'dnf install qemu-system-x86-core' \
+                       (Fedora), 'brew install qemu'; or name another with --qemu";
+
+/// A QEMU that is there and new enough.
+#[derive(Clone, Debug)]
+pub(crate) struct Qemu {
+    program: PathBuf,
+    /// Its version, as it writes it.
+    pub(crate) version: String,
+}
+
+impl Qemu {
+    /// Looks for QEMU and asks for its version.
+    pub(crate) fn find(named: Option<&Placed<PathBuf>>) -> Result<Self, Failure> {
+        let program = named.map_or_else(|| PathBuf::from("qemu-system-x86_64"), |placed| placed.value.clone());
+        let bad = |what: String| match named {
+            Some(Placed { place, .. }) => place.bad(what),
+            None => Failure::bad_input(what),
+        };
+
+        let shown = program.display();
+        let output = Command::new(&program).arg("--version").stdin(Stdio::null()).output().map_err(|error| {
+            let why = match error.kind() {
+                std::io::ErrorKind::NotFound => "is not there".to_string(),
+                _ => format!("cannot be run: {error}"),
+            };
+            bad(format!("QEMU: '{shown}' {why}")).help(INSTALL)
+        })?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        let Some((version, number)) = parse_version(&text) else {
+            return Err(bad(format!("QEMU: '{shown}' does not say its version; is it QEMU?")).help(INSTALL));
+        };
+        if number < OLDEST {
+            let what = format!("QEMU: '{shown}' is version {version}; at least {}.{} is needed", OLDEST.0, OLDEST.1);
+            return Err(bad(what).help(INSTALL));
+        }
+        Ok(Self { program, version })
+    }
+}
+
+fn parse_version(text: &str) -> Option<(String, (u32, u32))> {
+    let version = text.lines().next()?.split_once("version ")?.1.split_whitespace().next()?;
+    let mut numbers = version.split('.').map(str::parse);
+    let number = (numbers.next()?.ok()?, numbers.next()?.ok()?);
+    Some((version.to_string(), number))
+}
+
+/// How QEMU runs the host, decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Acceleration {
+    /// Emulation, and why not KVM.
+    Tcg(&'static str),
+    /// KVM with nested SVM.
+    Kvm,
+}
+
+impl Acceleration {
+    /// Decides; KVM is an error only when it was asked for by name.
+    pub(crate) fn choose(wanted: &Placed<Accel>) -> Result<Self, Failure> {
+        match (wanted.value, obstacle_to_kvm()) {
+            (Accel::Tcg, _) => Ok(Self::Tcg("as asked for")),
+            (Accel::Auto | Accel::Kvm, None) => Ok(Self::Kvm),
+            (Accel::Auto, Some(why)) => Ok(Self::Tcg(why)),
+            (Accel::Kvm, Some(why)) => Err(wanted
+                .place
+                .bad(format!("KVM cannot be used: {why}"))
+                .help("\"auto\" and \"tcg\" emulate instead: counts are real, times are not")),
+        }
+    }
+
+    /// `tcg` or `kvm`.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Tcg(_) => "tcg",
+            Self::Kvm => "kvm",
+        }
+    }
+}
+
+/// What stands between us and KVM with nested SVM, if anything.
+fn obstacle_to_kvm() -> Option<&'static str> {
+    let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let has_svm =
+        cpu.lines().any(|line| line.starts_with("flags") && line.split_whitespace().any(|flag| flag == "svm"));
+    if !has_svm {
+        return Some("no AMD SVM");
+    }
+    if File::options().read(true).write(true).open("/dev/kvm").is_err() {
+        return Some("/dev/kvm cannot be opened");
+    }
+    let nested = std::fs::read_to_string("/sys/module/kvm_amd/parameters/nested").unwrap_or_default();
+    if !matches!(nested.trim(), "1" | "Y") {
+        return Some("kvm_amd does not nest (nested=0)");
+    }
+    None
+}
+
+/// What of QEMU's command line differs from run to run.
+#[derive(Debug)]
+pub(crate) struct Pc<'a> {
+    /// How to run it.
+    pub(crate) acceleration: Acceleration,
+    /// Physical CPUs.
+    pub(crate) pcpus: u32,
+    /// Memory in bytes.
+    pub(crate) memory: u64,
+    /// The hypervisor's ELF.
+    pub(crate) hypervisor: &'a Path,
+    /// The payload's file.
+    pub(crate) payload: &'a Path,
+    /// Where the hypervisor's log goes.
+    pub(crate) log: &'a Path,
+    /// The Unix socket on which we wait for the control port.
+    pub(crate) control: &'a Path,
+    /// More arguments, as they are.
+    pub(crate) more: &'a [String],
+}
+
+impl Pc<'_> {
+    /// QEMU's arguments.
+    pub(crate) fn arguments(&self) -> Vec<OsString> {
+        let mut line: Vec<OsString> = Vec::new();
+        let mut add = |words: &[&OsStr]| line.extend(words.iter().map(OsString::from));
+        let (accel, cpu) = match self.acceleration {
+            Acceleration::Tcg(_) => ("tcg,thread=multi", "max"),
+            Acceleration::Kvm => ("kvm", "host"),
+        };
+        // `-icount` cannot be had with a thread per CPU, and asks for it to be said.
+        let icount = self.more.iter().any(|argument| argument.contains("icount"));
+        let accel = if icount { "tcg,thread=single" } else { accel };
+        // The hypervisor spares the first CPU of QEMU's emulation when there are others (`virtualization` in its
+        // source says why), so it gets one more than are to run vCPUs.
+        let emulated = matches!(self.acceleration, Acceleration::Tcg(_));
+        let housekeeper = u32::from(emulated && !(icount && self.pcpus == 1));
+        let pcpus = (self.pcpus + housekeeper).to_string();
+        let memory = format!("{}M", self.memory.div_ceil(MIB));
+
+        for (option, value) in [
+            ("-machine", "q35"),
+            ("-accel", accel),
+            ("-cpu", cpu),
+            ("-smp", &pcpus),
+            ("-m", &memory),
+            ("-display", "none"),
+            ("-monitor", "none"),
+            ("-device", "isa-debug-exit,iobase=0xf4,iosize=4"),
+            // Port 1, not port 0: the latter is a `virtconsole`, which drops bytes when we do not read at once.
+            ("-device", "virtio-serial-pci,max_ports=2"),
+            ("-device", "virtserialport,nr=1,chardev=control"),
+            ("-append", "log=info"),
+        ] {
+            add(&[option.as_ref(), value.as_ref()]);
+        }
+        add(&["-nodefaults".as_ref(), "-no-user-config".as_ref(), "-no-reboot".as_ref()]);
+        add(&["-serial".as_ref(), &joined("file:", self.log)]);
+        add(&["-chardev".as_ref(), &joined("socket,id=control,path=", self.control)]);
+        add(&["-kernel".as_ref(), self.hypervisor.as_os_str()]);
+        add(&["-initrd".as_ref(), self.payload.as_os_str()]);
+        line.extend(self.more.iter().map(OsString::from));
+        line
+    }
+}
+
+fn joined(option: &str, path: &Path) -> OsString {
+    let mut joined = OsString::from(option);
+    // In the value of an option, QEMU reads a doubled comma as one that is part of it.
+    joined.push(path.to_string_lossy().replace(',', ",,"));
+    joined
+}
+
+/// A command line that a shell reads back as it was.
+pub(crate) fn quoted(qemu: &Qemu, arguments: &[OsString]) -> String {
+    let words = std::iter::once(qemu.program.as_os_str()).chain(arguments.iter().map(OsString::as_os_str));
+    let quote = |word: &OsStr| {
+        let word = word.to_string_lossy();
+        let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=,:+@%".contains(c);
+        if !word.is_empty() && word.chars().all(plain) {
+            word.into_owned()
+        } else {
+            format!("'{}'", word.replace('\'', "'\\''"))
+        }
+    };
+    words.map(quote).collect::<Vec<_>>().join(" ")
+}
+
+/// A running QEMU; dropping it ends it.
+#[derive(Debug)]
+pub(crate) struct Process {
+    child: Child,
+    ended: Option<ExitStatus>,
+}
+
+impl Process {
+    /// Starts QEMU; what it prints goes to `messages`. To be called from the main thread: the kernel's signal at the
+    /// parent's death is one at the death of the thread.
+    pub(crate) fn start(qemu: &Qemu, arguments: &[OsString], messages: &Path) -> Result<Self, Failure> {
+        let failed = |error: std::io::Error| Failure::failed(format!("QEMU cannot be started: {error}"));
+        let output = File::create(messages).map_err(failed)?;
+        let child = Command::new(std::env::current_exe().map_err(failed)?)
+            .arg(BECOME)
+            .arg(std::process::id().to_string())
+            .arg(&qemu.program)
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(output.try_clone().map_err(failed)?)
+            .stderr(output)
+            // Ctrl-C on the terminal is for us alone; we end QEMU when we are done.
+            .process_group(0)
+            .spawn()
+            .map_err(failed)?;
+        Ok(Self { child, ended: None })
+    }
+
+    /// How it ended, if it has.
+    pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
+        if self.ended.is_none() {
+            self.ended = self.child.try_wait().ok().flatten();
+        }
+        self.ended
+    }
+
+    /// Waits for its end, but not for longer than `patience`.
+    pub(crate) fn wait(&mut self, patience: Duration) -> Option<ExitStatus> {
+        let deadline = Instant::now() + patience;
+        while self.ended().is_none() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        self.ended
+    }
+
+    /// Ends it now.
+    pub(crate) fn kill(&mut self) {
+        if self.ended().is_none() {
+            // It can only fail when the process has ended by itself.
+            let _ = self.child.kill();
+            self.ended = self.child.wait().ok();
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Turns this process into QEMU, with a signal at the death of the parent. Returns only if that fails.
+pub(crate) fn become_qemu(mut arguments: impl Iterator<Item = OsString>) -> Failure {
+    let parent = arguments.next().and_then(|pid| pid.to_str()?.parse().ok()).and_then(Pid::from_raw);
+    let Some(program) = arguments.next() else { return Failure::failed("no program to become") };
+    if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
+        return Failure::failed(format!("no signal at the parent's death: {error}"));
+    }
+    // The parent may have died before the signal was asked for.
+    if getppid() != parent {
+        return Failure::failed("the parent is gone");
+    }
+    let error = Command::new(&program).args(arguments).exec();
+    Failure::failed(format!("'{}' cannot be run: {error}", Path::new(&program).display()))
+}
+
+/// The host in words, for the first line of progress.
+pub(crate) fn introduce(qemu: &Qemu, acceleration: Acceleration) -> String {
+    match acceleration {
+        Acceleration::Kvm => format!("QEMU {}, KVM with nested SVM", qemu.version),
+        Acceleration::Tcg(why) => {
+            format!("QEMU {}, {why} -> software emulation (counts are real, times are not)", qemu.version)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_read_as_distributions_write_them() {
+        let debian = "QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u18)\nCopyright";
+        assert_eq!(parse_version(debian), Some(("7.2.22".to_string(), (7, 2))));
+        assert_eq!(parse_version("QEMU emulator version 10.0.0"), Some(("10.0.0".to_string(), (10, 0))));
+        assert_eq!(parse_version("qemu"), None);
+        assert_eq!(parse_version(""), None);
+        assert_eq!(parse_version("version x.y"), None);
+    }
+
+    #[test]
+    fn command_line_survives_a_shell() {
+        let qemu = Qemu { program: "/opt/my qemu".into(), version: String::new() };
+        let line = quoted(&qemu, &["-append".into(), "it's".into(), "a,b=c".into(), "".into()]);
+        assert_eq!(line, r"'/opt/my qemu' -append 'it'\''s' a,b=c ''");
+    }
+
+    #[test]
+    fn comma_in_a_path_stays_part_of_it() {
+        assert_eq!(joined("file:", Path::new("/tmp/a,b")), "file:/tmp/a,,b");
+    }
+}

@@ -1,0 +1,739 @@
+//! One `dunlin run`, from the file to the exit status.
+//!
+//! Everything is checked before anything starts ([`run`]). Then one loop ([`Session::follow`]) meets whatever happens:
+//! messages of the hypervisor, keys, signals, questions of other tools, the end of QEMU, the end of patience. Other
+//! threads only wait for one of these and pass it on, so nothing here is shared.
+
+mod verdict;
+
+use std::collections::{HashMap, VecDeque};
+use std::io::{self, Write};
+use std::net::Shutdown;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use abi::control::{
+    Answer, CONSOLE_CHUNK, Command, FrameError, HostInfo, Line, Message, Refusal, Request, STATS_CHUNK, VmEvent,
+};
+use abi::counters::VcpuCounters;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::args::RunArgs;
+use crate::assets::Assets;
+use crate::config::Config;
+use crate::console::{self, RawTerminal, Typed};
+use crate::control;
+use crate::exec::{Agent, FIXED_SCRIPT};
+use crate::failure::Failure;
+use crate::payload::{self, Payload};
+use crate::progress::{Follower, Progress};
+use crate::qemu::{self, Acceleration, Pc, Process, Qemu};
+use crate::quantity::{seconds, show_size};
+use crate::share::{Asked, Share};
+use crate::stats::{Snapshot, printable};
+use crate::summary::{Record, VmRecord};
+
+/// Time limit of a run that nobody watches.
+const UNWATCHED_LIMIT: Duration = Duration::from_secs(120);
+/// How long the host may take for the last counters, and for ending itself.
+const LAST_WORDS: Duration = Duration::from_secs(5);
+/// How often the loop looks around when nothing happens.
+const TICK: Duration = Duration::from_millis(50);
+/// Bytes of each console that are kept for the report of a failure.
+const TAIL_BYTES: usize = 8192;
+/// Most bytes of output that are kept for JSON, and of keys that wait for the guest.
+const KEPT_BYTES: usize = 1 << 20;
+
+/// Runs what `args` say and returns the status to end with.
+pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
+    // All that can be wrong is found before anything is started.
+    let config = Config::load(args)?;
+    let purpose = Purpose::of(args, &config)?;
+    let assets = Assets::locate();
+    let hypervisor = assets.hypervisor()?;
+    let Payload { bytes, host_memory } = payload::pack(&config, &assets, purpose.script())?;
+    let qemu = Qemu::find(config.host.qemu.as_ref())?;
+    let acceleration = Acceleration::choose(&config.host.accel)?;
+
+    let failed = |what: &str, error: io::Error| Failure::failed(format!("{what}: {error}"));
+    let directory = tempfile::Builder::new()
+        .prefix("dunlin-run-")
+        .tempdir()
+        .map_err(|error| failed("no directory for the run", error))?;
+    let [payload, log, control, messages] =
+        ["payload", "hypervisor.log", "control", "qemu.log"].map(|name| directory.path().join(name));
+    let pc = Pc {
+        acceleration,
+        pcpus: config.host.pcpus.value,
+        memory: host_memory,
+        hypervisor: &hypervisor,
+        payload: &payload,
+        log: &log,
+        control: &control,
+        more: &args.qemu_arg,
+    };
+    let arguments = pc.arguments();
+    if args.dry_run {
+        println!("{}", qemu::quoted(&qemu, &arguments));
+        return Ok(0);
+    }
+
+    let progress = Progress::new();
+    progress.say(&format!("host: {}", qemu::introduce(&qemu, acceleration)));
+    std::fs::write(&payload, bytes).map_err(|error| failed(&payload.display().to_string(), error))?;
+
+    // Signals are caught before there is a QEMU that a signal could leave behind.
+    let (sender, events) = channel();
+    catch_signals(&sender).map_err(|error| failed("signals cannot be caught", error))?;
+    let listener = UnixListener::bind(&control).map_err(|error| failed(&control.display().to_string(), error))?;
+    accept(listener, sender.clone());
+    let process = Process::start(&qemu, &arguments, &messages)?;
+
+    let record = Record {
+        accel: acceleration.name().to_string(),
+        qemu: qemu.version.clone(),
+        host: None,
+        vms: config.vms.iter().map(VmRecord::of).collect(),
+    };
+    let mut session = Session::new(args, &config, purpose, record, progress, &log, sender, process);
+    session.follow(&events);
+
+    let (status, failures) = session.judge(&log, &messages);
+    session.report(status, &failures);
+    if !failures.is_empty() {
+        // What may tell more stays; the payload would only fill the disk.
+        let kept = directory.keep();
+        let _ = std::fs::remove_file(&payload);
+        let _ = std::fs::remove_file(&control);
+        session.progress.print(&format!("The hypervisor's log: {}", kept.join("hypervisor.log").display()));
+    }
+    Ok(status)
+}
+
+/// What the run is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Purpose {
+    /// Somebody sits at the console of the one VM.
+    Console,
+    /// A command of the user's.
+    Exec(String),
+    /// The fixed script, and a summary.
+    Script,
+}
+
+impl Purpose {
+    fn of(args: &RunArgs, config: &Config) -> Result<Self, Failure> {
+        if let Some(command) = &args.exec {
+            return match config.vms.iter().find(|vm| !payload::has_agent(vm)) {
+                None => Ok(Self::Exec(command.clone())),
+                Some(vm) => Err(vm
+                    .initrd
+                    .place
+                    .bad(format!("--exec needs our initrd, and vm \"{}\" does not run it", vm.name.value))
+                    .help(
+                        "the agent that runs commands is part of the initrd \"dunlin\"; use that, or leave --exec out",
+                    )),
+            };
+        }
+        match config.vms.as_slice() {
+            [_] if !args.json && console::has_terminal() => Ok(Self::Console),
+            _ => Ok(Self::Script),
+        }
+    }
+
+    /// What our initrd is given to run.
+    fn script(&self) -> Option<&str> {
+        match self {
+            Self::Console => None,
+            Self::Exec(command) => Some(command),
+            Self::Script => Some(FIXED_SCRIPT),
+        }
+    }
+}
+
+impl VmRecord {
+    fn of(vm: &crate::config::VmConfig) -> Self {
+        Self { name: vm.name.value.clone(), vcpus: vm.vcpus.value, memory_bytes: vm.memory.value, ..Self::default() }
+    }
+}
+
+/// Whatever can happen.
+#[derive(Debug)]
+enum Event {
+    /// QEMU has connected the control port.
+    Connected(UnixStream),
+    /// The hypervisor says something, or something that cannot be used.
+    Host(Result<Message, FrameError>),
+    /// The control port is closed.
+    Closed,
+    /// Somebody typed.
+    Typed(Typed),
+    /// We received a signal.
+    Signal(i32),
+    /// Another tool asks.
+    Asked(Asked),
+}
+
+fn catch_signals(events: &Sender<Event>) -> io::Result<()> {
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
+    let events = events.clone();
+    thread::spawn(move || {
+        for signal in signals.forever() {
+            if events.send(Event::Signal(signal)).is_err() {
+                return;
+            }
+        }
+    });
+    Ok(())
+}
+
+fn accept(listener: UnixListener, events: Sender<Event>) {
+    thread::spawn(move || {
+        if let Ok((stream, _)) = listener.accept() {
+            let _ = events.send(Event::Connected(stream));
+        }
+    });
+}
+
+/// What a VM's serial lines are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    /// Its console is our terminal.
+    Console,
+    /// It runs a command and says how that ended.
+    Command,
+    /// It does as it likes; its console is copied out.
+    Watch,
+}
+
+/// A VM while it is followed.
+#[derive(Debug)]
+struct Followed {
+    role: Role,
+    agent: Agent,
+    /// When the agent line said its first byte.
+    first_word_ns: Option<u64>,
+    /// The end of what the console said.
+    tail: Vec<u8>,
+    /// Whether counters were asked for when the command ended.
+    asked_at_end: bool,
+    /// Output that is not a whole line yet, when lines are labelled.
+    partial: Vec<u8>,
+}
+
+/// Whom a reply is for.
+#[derive(Debug)]
+enum Asker {
+    /// The counters of that number.
+    Counters(u32),
+    /// So many keys.
+    Keys(usize),
+    /// Another tool, which knows its question under this id.
+    Tool(UnixStream, u32),
+}
+
+/// Counters that arrive in pieces.
+#[derive(Debug)]
+struct Gathering {
+    vm: usize,
+    at_ns: u64,
+    vcpus: Vec<Option<VcpuCounters>>,
+}
+
+/// Why the loop ended before QEMU did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cut {
+    TimeLimit,
+    Signal(i32),
+    /// The control port was closed while QEMU ran.
+    Closed,
+    /// QEMU would not end although it was told to.
+    Stuck,
+}
+
+/// A run while it is followed.
+struct Session<'a> {
+    purpose: Purpose,
+    json: bool,
+    verbose: bool,
+    record: Record,
+    progress: Progress,
+    vms: Vec<Followed>,
+    deadline: Option<(Instant, Duration)>,
+    log: Option<Follower>,
+    events: Sender<Event>,
+    process: Process,
+    link: Option<UnixStream>,
+    share: Option<Share>,
+    closed: Option<Instant>,
+    next_id: u32,
+    asked: HashMap<u32, Asker>,
+    gatherings: HashMap<u32, Gathering>,
+    next_gathering: u32,
+    terminal: Option<RawTerminal>,
+    keys: VecDeque<u8>,
+    keys_after: Instant,
+    all_over: Option<Instant>,
+    told_to_end: Option<Instant>,
+    left: bool,
+    cut: Option<Cut>,
+    waiting_was_told: bool,
+    log_path: &'a Path,
+}
+
+impl<'a> Session<'a> {
+    #[expect(clippy::too_many_arguments, reason = "called once; a struct for these would be the session itself")]
+    fn new(
+        args: &RunArgs,
+        config: &Config,
+        purpose: Purpose,
+        record: Record,
+        progress: Progress,
+        log_path: &'a Path,
+        events: Sender<Event>,
+        process: Process,
+    ) -> Self {
+        let vms = config.vms.iter().map(|vm| Followed {
+            role: match purpose {
+                Purpose::Console => Role::Console,
+                _ if payload::has_agent(vm) => Role::Command,
+                _ => Role::Watch,
+            },
+            agent: Agent::default(),
+            first_word_ns: None,
+            tail: Vec::new(),
+            asked_at_end: false,
+            partial: Vec::new(),
+        });
+        let limit = config.host.time_limit.or((!console::has_terminal()).then_some(UNWATCHED_LIMIT));
+        Self {
+            vms: vms.collect(),
+            purpose,
+            json: args.json,
+            verbose: args.verbose,
+            record,
+            progress,
+            deadline: limit.map(|limit| (Instant::now() + limit, limit)),
+            log: args.log.then(|| Follower::new(log_path)),
+            events,
+            process,
+            link: None,
+            share: None,
+            closed: None,
+            next_id: 1,
+            asked: HashMap::new(),
+            gatherings: HashMap::new(),
+            next_gathering: 0,
+            terminal: None,
+            keys: VecDeque::new(),
+            keys_after: Instant::now(),
+            all_over: None,
+            told_to_end: None,
+            left: false,
+            cut: None,
+            waiting_was_told: false,
+            log_path,
+        }
+    }
+
+    /// Follows the run until QEMU has ended, by itself or by us.
+    fn follow(&mut self, events: &Receiver<Event>) {
+        while self.process.ended().is_none() && self.cut.is_none() {
+            match events.recv_timeout(self.patience()) {
+                Ok(event) => self.meet(event),
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
+            }
+            self.look_around();
+        }
+
+        // What the hypervisor said last may still be under way from the thread that reads it.
+        if self.cut.is_none() {
+            let deadline = Instant::now() + LAST_WORDS;
+            while self.link.is_some() && self.closed.is_none() {
+                match events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                    Ok(event) => self.meet(event),
+                    Err(_) => break,
+                }
+            }
+        }
+        self.process.kill();
+        self.share = None;
+        self.show_log();
+        self.terminal = None;
+        self.progress.set_raw(false);
+        for vm in 0..self.vms.len() {
+            self.flush_output(vm);
+        }
+    }
+
+    fn patience(&self) -> Duration {
+        let limit = self.deadline.map(|(deadline, _)| deadline.saturating_duration_since(Instant::now()));
+        limit.map_or(TICK, |limit| limit.min(TICK))
+    }
+
+    /// What is due without an event.
+    fn look_around(&mut self) {
+        self.show_log();
+        self.send_keys();
+
+        let now = Instant::now();
+        if self.deadline.is_some_and(|(deadline, _)| now >= deadline) {
+            self.cut.get_or_insert(Cut::TimeLimit);
+        }
+        if self.closed.is_some_and(|since| now > since + LAST_WORDS) {
+            self.cut.get_or_insert(Cut::Closed);
+        }
+        if self.told_to_end.is_some_and(|since| now > since + LAST_WORDS) {
+            self.cut.get_or_insert(Cut::Stuck);
+        }
+        if self.record.host.is_none() && !self.waiting_was_told && self.progress.elapsed() > Duration::from_secs(15) {
+            self.waiting_was_told = true;
+            self.progress.say(&format!("still waiting for the hypervisor; its log: {}", self.log_path.display()));
+        }
+
+        // The host ends when the last counters of the last VM are here, or overdue.
+        if self.record.vms.iter().all(VmRecord::is_over) {
+            let since = *self.all_over.get_or_insert(now);
+            if self.gatherings.is_empty() || now > since + LAST_WORDS {
+                self.end_host();
+            }
+        }
+    }
+
+    fn meet(&mut self, event: Event) {
+        match event {
+            Event::Connected(stream) => self.connect(stream),
+            Event::Host(Ok(message)) => self.hear(message),
+            Event::Host(Err(error)) => {
+                self.progress.say(&format!("a frame of the hypervisor cannot be used: {error}"));
+            }
+            Event::Closed => {
+                self.closed.get_or_insert(Instant::now());
+            }
+            Event::Typed(Typed::Keys(bytes)) => {
+                if self.keys.len() + bytes.len() <= KEPT_BYTES {
+                    self.keys.extend(bytes);
+                }
+            }
+            Event::Typed(Typed::Leave) => {
+                self.left = true;
+                self.progress.print("\n");
+                self.progress.say("leaving: the host is ended");
+                for vm in 0..self.vms.len() {
+                    self.gather(vm);
+                }
+                self.end_host();
+            }
+            Event::Signal(signal) => {
+                self.cut.get_or_insert(Cut::Signal(signal));
+            }
+            Event::Asked(Asked { request, asker }) => {
+                self.ask(request.command, Asker::Tool(asker, request.id));
+            }
+        }
+    }
+
+    fn connect(&mut self, stream: UnixStream) {
+        let reader = control::limit_patience(&stream).and_then(|()| stream.try_clone());
+        match reader {
+            Ok(reader) => {
+                control::listen(reader, self.events.clone(), Event::Host, Event::Closed);
+                self.link = Some(stream);
+                // Other tools are let in from now on: before, there was nobody to answer.
+                match Share::open(&self.events, Event::Asked) {
+                    Ok(share) => self.share = Some(share),
+                    Err(error) => self.progress.say(&format!("other tools cannot reach this host: {error}")),
+                }
+            }
+            Err(error) => {
+                self.progress.say(&format!("the control port cannot be used: {error}"));
+                self.closed.get_or_insert(Instant::now());
+            }
+        }
+    }
+
+    /// What the hypervisor says.
+    fn hear(&mut self, message: Message) {
+        match message {
+            Message::Up(info) => self.introduce(info),
+            Message::Reply { id, result } => self.deliver(id, result),
+            Message::Console { vm, line, at_ns, bytes } => {
+                if let Some(vm) = self.known(vm) {
+                    self.print(vm, line, at_ns, &bytes);
+                }
+            }
+            Message::Vm { vm, at_ns, event } => {
+                if let Some(vm) = self.known(vm) {
+                    self.note(vm, at_ns, event);
+                }
+            }
+            Message::Refused(error) => {
+                self.progress.say(&format!("the hypervisor refused a frame of ours: {error}"));
+            }
+            // QEMU's end follows.
+            Message::Bye => {}
+        }
+    }
+
+    fn known(&self, vm: u32) -> Option<usize> {
+        usize::try_from(vm).ok().filter(|&vm| vm < self.vms.len())
+    }
+
+    fn introduce(&mut self, info: HostInfo) {
+        let processor = printable(&info.processor);
+        let memory = show_size(info.memory_bytes >> 20 << 20);
+        let version = printable(&info.version);
+        self.progress.say(&format!("hypervisor {version}: {} pCPUs, {memory} for VMs, {processor}", info.pcpus));
+        self.record.host = Some(info);
+    }
+
+    fn note(&mut self, vm: usize, at_ns: u64, event: VmEvent) {
+        let record = &mut self.record.vms[vm];
+        let name = record.name.clone();
+        match event {
+            VmEvent::Creating => record.creating_ns = Some(at_ns),
+            VmEvent::Started => {
+                record.started_ns = Some(at_ns);
+                let (vcpus, memory) = (record.vcpus, show_size(record.memory_bytes));
+                self.progress.say(&format!("vm \"{name}\": started, {vcpus} vCPUs, {memory}"));
+                if self.vms[vm].role == Role::Console {
+                    self.open_terminal();
+                }
+            }
+            VmEvent::Failed(why) => {
+                self.progress.say(&format!("vm \"{name}\": cannot be created: {}", printable(&why)));
+                record.failed.get_or_insert(why);
+            }
+            // It ends once, whatever is said.
+            VmEvent::Stopped { .. } if record.stopped.is_some() => {}
+            VmEvent::Stopped { reason, detail } => {
+                let followed = &mut self.vms[vm];
+                record.exit_status = followed.agent.status();
+                let rest = followed.agent.finish();
+                let shown = printable(&detail);
+                let colon = if shown.is_empty() { "" } else { ": " };
+                record.stopped = Some((reason, detail, at_ns));
+                self.output(vm, &rest);
+                self.flush_output(vm);
+                self.progress.say(&format!("vm \"{name}\": ended, {}{colon}{shown}", reason.name()));
+                self.gather(vm);
+            }
+        }
+    }
+
+    fn open_terminal(&mut self) {
+        if self.terminal.is_some() {
+            return;
+        }
+        self.progress.say("this is its console; Ctrl-] leaves and ends it");
+        match RawTerminal::open(&self.events, Event::Typed) {
+            Ok(terminal) => {
+                self.terminal = Some(terminal);
+                self.progress.set_raw(true);
+            }
+            Err(error) => self.progress.say(&format!("the terminal cannot be used for keys: {error}")),
+        }
+    }
+
+    /// What a guest wrote to a serial line.
+    fn print(&mut self, vm: usize, line: Line, at_ns: u64, bytes: &[u8]) {
+        let followed = &mut self.vms[vm];
+        match (line, followed.role) {
+            (Line::Agent, Role::Console | Role::Command) => {
+                let first_word = *followed.first_word_ns.get_or_insert(at_ns);
+                let output = followed.agent.push(bytes);
+                self.greet(vm, first_word);
+                if self.vms[vm].role == Role::Command {
+                    self.output(vm, &output);
+                }
+                // The counters of a VM may be gone with it, so they are asked for while it powers off, too.
+                let followed = &mut self.vms[vm];
+                if followed.agent.status().is_some() && !followed.asked_at_end {
+                    followed.asked_at_end = true;
+                    self.gather(vm);
+                }
+            }
+            (Line::Agent, Role::Watch) => self.output(vm, bytes),
+            (Line::Console, role) => {
+                followed.tail.extend_from_slice(bytes);
+                let surplus = followed.tail.len().saturating_sub(TAIL_BYTES);
+                followed.tail.drain(..surplus);
+                match role {
+                    Role::Console => write_out(&mut io::stdout(), bytes),
+                    Role::Watch => self.output(vm, bytes),
+                    Role::Command if self.verbose => write_out(&mut io::stderr(), bytes),
+                    Role::Command => {}
+                }
+            }
+        }
+    }
+
+    fn greet(&mut self, vm: usize, at_ns: u64) {
+        let record = &mut self.record.vms[vm];
+        if let (None, Some(hello)) = (&record.hello, self.vms[vm].agent.hello()) {
+            record.hello = Some((hello.clone(), at_ns));
+            let (name, kernel, cpus) = (&record.name, &hello.kernel, hello.cpus);
+            let after = record.boot_ns().map_or(String::new(), |ns| format!(", {:.2} s after its start", seconds(ns)));
+            let text = format!("vm \"{name}\": Linux {kernel}, {cpus} CPUs online, user space reached{after}");
+            self.progress.say(&text);
+        }
+    }
+
+    /// Output of a VM: kept for JSON, shown with the VM's name when there are several.
+    fn output(&mut self, vm: usize, bytes: &[u8]) {
+        let kept = &mut self.record.vms[vm].output;
+        if self.json {
+            kept.extend_from_slice(&bytes[..bytes.len().min(KEPT_BYTES.saturating_sub(kept.len()))]);
+        }
+        if self.vms.len() == 1 {
+            return self.write_output(bytes);
+        }
+        let label = format!("{}| ", self.record.vms[vm].name);
+        let mut labelled = Vec::new();
+        let partial = &mut self.vms[vm].partial;
+        for &byte in bytes {
+            partial.push(byte);
+            if byte == b'\n' || partial.len() >= CONSOLE_CHUNK {
+                labelled.extend_from_slice(label.as_bytes());
+                labelled.append(partial);
+                if byte != b'\n' {
+                    labelled.push(b'\n');
+                }
+            }
+        }
+        self.write_output(&labelled);
+    }
+
+    fn flush_output(&mut self, vm: usize) {
+        if !self.vms[vm].partial.is_empty() {
+            self.vms[vm].partial.push(b'\n');
+            let line = std::mem::take(&mut self.vms[vm].partial);
+            let label = format!("{}| ", self.record.vms[vm].name);
+            self.write_output(&[label.as_bytes(), &line].concat());
+        }
+    }
+
+    fn write_output(&self, bytes: &[u8]) {
+        if self.json {
+            write_out(&mut io::stderr(), bytes);
+        } else {
+            write_out(&mut io::stdout(), bytes);
+        }
+    }
+
+    fn show_log(&mut self) {
+        if let Some(lines) = self.log.as_mut().and_then(Follower::lines) {
+            self.progress.print(&lines);
+        }
+    }
+
+    /// Asks the hypervisor; the reply goes to `asker`.
+    fn ask(&mut self, command: Command, asker: Asker) {
+        let Some(link) = &mut self.link else {
+            if let Asker::Tool(stream, _) = asker {
+                // Hanging up is the answer: nobody is there any more. It may have hung up itself.
+                let _ = stream.shutdown(Shutdown::Both);
+            }
+            return;
+        };
+        let id = self.next_id;
+        self.next_id = self.next_id.wrapping_add(1);
+        match control::send(link, &Request { id, command }) {
+            Ok(()) => {
+                self.asked.insert(id, asker);
+            }
+            Err(_) => {
+                // A request cut short would spoil the next; nothing more is sent.
+                self.closed.get_or_insert(Instant::now());
+                self.link = None;
+            }
+        }
+    }
+
+    fn deliver(&mut self, id: u32, result: Result<Answer, Refusal>) {
+        match (self.asked.remove(&id), result) {
+            (Some(Asker::Tool(mut stream, id)), result) => {
+                // If it has hung up meanwhile, the answer is nobody's.
+                let _ = control::send(&mut stream, &Message::Reply { id, result });
+            }
+            (Some(Asker::Keys(_)), Ok(Answer::Accepted(count))) => {
+                let count = usize::try_from(count).unwrap_or(usize::MAX).min(self.keys.len());
+                self.keys.drain(..count);
+                if count == 0 {
+                    self.keys_after = Instant::now() + TICK;
+                }
+                self.send_keys();
+            }
+            (Some(Asker::Keys(count)), _) => {
+                self.keys.drain(..count.min(self.keys.len()));
+            }
+            (Some(Asker::Counters(number)), Ok(Answer::Stats { first, at_ns, vcpus, .. })) => {
+                self.collect(number, first, at_ns, vcpus);
+            }
+            (Some(Asker::Counters(number)), _) => {
+                self.gatherings.remove(&number);
+            }
+            (None, _) => {}
+        }
+    }
+
+    /// Sends what was typed, one request at a time: the guest may take less than was sent.
+    fn send_keys(&mut self) {
+        let busy = self.asked.values().any(|asker| matches!(asker, Asker::Keys(_)));
+        let running = self.record.vms.iter().all(|vm| vm.started_ns.is_some() && !vm.is_over());
+        if self.keys.is_empty() || busy || !running || Instant::now() < self.keys_after {
+            return;
+        }
+        let bytes: Vec<u8> = self.keys.iter().copied().take(CONSOLE_CHUNK).collect();
+        let count = bytes.len();
+        self.ask(Command::Input { vm: 0, line: Line::Console, bytes }, Asker::Keys(count));
+    }
+
+    /// Asks for all counters of a VM.
+    fn gather(&mut self, vm: usize) {
+        if self.link.is_none() {
+            return;
+        }
+        let number = self.next_gathering;
+        self.next_gathering = self.next_gathering.wrapping_add(1);
+        let vcpus = self.record.vms[vm].vcpus;
+        let room = vec![None; usize::try_from(vcpus).unwrap_or(0)];
+        self.gatherings.insert(number, Gathering { vm, at_ns: 0, vcpus: room });
+        for first in (0..vcpus).step_by(STATS_CHUNK) {
+            let vm = u32::try_from(vm).unwrap_or(u32::MAX);
+            self.ask(Command::Stats { vm, first }, Asker::Counters(number));
+        }
+    }
+
+    fn collect(&mut self, number: u32, first: u32, at_ns: u64, counters: Vec<VcpuCounters>) {
+        let Some(gathering) = self.gatherings.get_mut(&number) else { return };
+        gathering.at_ns = at_ns;
+        let first = usize::try_from(first).unwrap_or(usize::MAX);
+        for (slot, counters) in gathering.vcpus.iter_mut().skip(first).zip(counters) {
+            *slot = Some(counters);
+        }
+        if let Some(vcpus) = gathering.vcpus.iter().copied().collect::<Option<Vec<_>>>() {
+            self.record.vms[gathering.vm].counters = Some(Snapshot { at_ns, vcpus });
+            self.gatherings.remove(&number);
+        }
+    }
+
+    fn end_host(&mut self) {
+        if self.told_to_end.is_some() {
+            return;
+        }
+        self.told_to_end = Some(Instant::now());
+        let Some(link) = &mut self.link else { return };
+        // If it cannot be told, patience ends and it is killed.
+        let _ = control::send(link, &Request { id: 0, command: Command::PowerOff });
+    }
+}
+
+fn write_out(stream: &mut impl Write, bytes: &[u8]) {
+    // A reader that has gone (`| head`) is no reason to leave the guest half way.
+    let _ = stream.write_all(bytes).and_then(|()| stream.flush());
+}

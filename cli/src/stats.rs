@@ -1,0 +1,309 @@
+//! Counters: summed, as tables for people, as JSON for programs. And `dunlin list`, `stats` and `stop`, which ask a
+//! running host.
+
+use std::fmt::Write;
+
+use abi::control::{Answer, Command, HostInfo, VmInfo, VmState};
+use abi::counters::{ExitReason, VcpuCounters};
+use serde_json::{Value, json};
+
+use crate::args::{ListArgs, StatsArgs, StopArgs};
+use crate::control::{Client, refusal};
+use crate::failure::Failure;
+use crate::quantity::{percent, seconds, show_count, show_size};
+use crate::share;
+
+/// Most vCPUs that a VM is believed to have, whatever a host claims.
+pub(crate) const BELIEVABLE_VCPUS: u32 = abi::payload::MAX_VCPUS;
+
+/// All counters of a VM at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Snapshot {
+    /// When, in nanoseconds of the host since it came up.
+    pub(crate) at_ns: u64,
+    /// Counters by vCPU.
+    pub(crate) vcpus: Vec<VcpuCounters>,
+}
+
+impl Snapshot {
+    /// The sums over all vCPUs. They saturate: a host that reports nonsense is shown, not believed.
+    pub(crate) fn total(&self) -> VcpuCounters {
+        let mut sum = VcpuCounters::default();
+        for vcpu in &self.vcpus {
+            let fields = [
+                (&mut sum.entries, vcpu.entries),
+                (&mut sum.irq_injections, vcpu.irq_injections),
+                (&mut sum.nmi_injections, vcpu.nmi_injections),
+                (&mut sum.exception_injections, vcpu.exception_injections),
+                (&mut sum.blocks, vcpu.blocks),
+                (&mut sum.migrations, vcpu.migrations),
+                (&mut sum.tlb_flushes, vcpu.tlb_flushes),
+                (&mut sum.guest_ticks, vcpu.guest_ticks),
+                (&mut sum.host_ticks, vcpu.host_ticks),
+                (&mut sum.wait_ticks, vcpu.wait_ticks),
+            ];
+            let exits = sum.exits.iter_mut().zip(vcpu.exits);
+            for (sum, value) in fields.into_iter().chain(exits) {
+                *sum = sum.saturating_add(value);
+            }
+        }
+        sum
+    }
+}
+
+/// Sum of all exits, saturating.
+pub(crate) fn exits(counters: &VcpuCounters) -> u64 {
+    counters.exits.iter().fold(0, |sum, &count| sum.saturating_add(count))
+}
+
+/// Exit reasons that occurred with their counts, most frequent first.
+pub(crate) fn ranking(counters: &VcpuCounters) -> Vec<(&'static str, u64)> {
+    let mut ranking: Vec<_> = ExitReason::ALL
+        .iter()
+        .map(|&reason| (reason.name(), counters.exits_for(reason)))
+        .filter(|&(_, count)| count > 0)
+        .collect();
+    ranking.sort_by_key(|&(_, count)| std::cmp::Reverse(count));
+    ranking
+}
+
+/// Time in the guest, in the host and waiting, in per cent of their sum.
+pub(crate) fn time_shares(counters: &VcpuCounters) -> [f64; 3] {
+    let parts = [counters.guest_ticks, counters.host_ticks, counters.wait_ticks];
+    let whole = parts.iter().fold(0, |sum: u64, &ticks| sum.saturating_add(ticks));
+    parts.map(|part| percent(part, whole))
+}
+
+/// The exit table, in the columns of `perf kvm stat`, and where time went.
+pub(crate) fn table(snapshot: &Snapshot, per_vcpu: bool) -> String {
+    let total = snapshot.total();
+    let all = exits(&total);
+    let [guest, host, wait] = time_shares(&total);
+    let mut text = String::new();
+    // Writing to a String cannot fail.
+    let _ = writeln!(text, "  {:<22}{:>16}{:>10}", "VM-EXIT", "Samples", "Samples%");
+    for (name, count) in ranking(&total) {
+        let _ = writeln!(text, "  {name:<22}{:>16}{:>9.2}%", show_count(count), percent(count, all));
+    }
+    let _ = writeln!(text, "  {:<22}{:>16}{:>9.2}%", "all", show_count(all), percent(all, all));
+    let _ = writeln!(
+        text,
+        "  entries {}, injected {} interrupts, {} NMIs, {} exceptions; {} halts that blocked, {} migrations, {} TLB flushes",
+        show_count(total.entries),
+        show_count(total.irq_injections),
+        show_count(total.nmi_injections),
+        show_count(total.exception_injections),
+        show_count(total.blocks),
+        show_count(total.migrations),
+        show_count(total.tlb_flushes)
+    );
+    let _ = writeln!(text, "  time: guest {guest:.1} %, host {host:.1} %, waiting {wait:.1} %");
+    if per_vcpu {
+        let _ =
+            writeln!(text, "  {:>5}{:>14}{:>14}{:>9}{:>9}{:>9}", "vCPU", "exits", "injected", "guest", "host", "wait");
+        for (number, vcpu) in snapshot.vcpus.iter().enumerate() {
+            let [guest, host, wait] = time_shares(vcpu);
+            let _ = writeln!(
+                text,
+                "  {number:>5}{:>14}{:>14}{guest:>8.1}%{host:>8.1}%{wait:>8.1}%",
+                show_count(exits(vcpu)),
+                show_count(vcpu.irq_injections)
+            );
+        }
+    }
+    text
+}
+
+/// Counters as JSON; times in seconds if the host's clock is known.
+pub(crate) fn json(counters: &VcpuCounters, tsc_hz: u64) -> Value {
+    let by_reason: serde_json::Map<_, _> =
+        ExitReason::ALL.iter().map(|&reason| (reason.name().to_string(), json!(counters.exits_for(reason)))).collect();
+    let time = |ticks: u64| if tsc_hz == 0 { Value::Null } else { json!(ticks as f64 / tsc_hz as f64) };
+    json!({
+        "entries": counters.entries,
+        "exits_total": exits(counters),
+        "exits": by_reason,
+        "irq_injections": counters.irq_injections,
+        "nmi_injections": counters.nmi_injections,
+        "exception_injections": counters.exception_injections,
+        "blocks": counters.blocks,
+        "migrations": counters.migrations,
+        "tlb_flushes": counters.tlb_flushes,
+        "guest_seconds": time(counters.guest_ticks),
+        "host_seconds": time(counters.host_ticks),
+        "wait_seconds": time(counters.wait_ticks),
+    })
+}
+
+/// Who the host is.
+pub(crate) fn host(client: &mut Client) -> Result<HostInfo, Failure> {
+    match client.ask(Command::Hello)? {
+        Ok(Answer::Host(info)) => Ok(info),
+        other => Err(unexpected(other.map_err(refusal))),
+    }
+}
+
+/// The VMs of the host.
+pub(crate) fn list(client: &mut Client) -> Result<Vec<VmInfo>, Failure> {
+    match client.ask(Command::List)? {
+        Ok(Answer::Vms(vms)) => Ok(vms),
+        other => Err(unexpected(other.map_err(refusal))),
+    }
+}
+
+/// All counters of a VM, or why there are none.
+pub(crate) fn snapshot(client: &mut Client, vm: u32, vcpus: u32) -> Result<Result<Snapshot, &'static str>, Failure> {
+    let mut snapshot = Snapshot::default();
+    let vcpus = vcpus.min(BELIEVABLE_VCPUS);
+    while let Some(first) = u32::try_from(snapshot.vcpus.len()).ok().filter(|&first| first < vcpus) {
+        match client.ask(Command::Stats { vm, first })? {
+            Ok(Answer::Stats { vm: of, first: from, at_ns, vcpus: counters })
+                if of == vm && from == first && !counters.is_empty() =>
+            {
+                snapshot.at_ns = at_ns;
+                snapshot.vcpus.extend(counters);
+            }
+            Err(why) => return Ok(Err(refusal(why))),
+            other => return Err(unexpected(other.map_err(refusal))),
+        }
+    }
+    Ok(Ok(snapshot))
+}
+
+/// A VM's state in words.
+pub(crate) fn state(state: &VmState) -> String {
+    match state {
+        VmState::Running => "running".to_string(),
+        VmState::Stopped(reason) => format!("ended: {}", reason.name()),
+        VmState::Failed => "could not be created".to_string(),
+    }
+}
+
+/// `dunlin list`.
+pub(crate) fn run_list(args: &ListArgs) -> Result<(), Failure> {
+    let vms = list(&mut share::attach(args.host.host)?)?;
+    if args.json {
+        let vms: Vec<_> = vms
+            .iter()
+            .enumerate()
+            .map(|(number, vm)| {
+                json!({ "vm": number, "name": vm.name, "vcpus": vm.vcpus, "memory_bytes": vm.memory_bytes,
+                        "state": state(&vm.state) })
+            })
+            .collect();
+        println!("{}", Value::from(vms));
+        return Ok(());
+    }
+    println!("{:>3}  {:<20}{:>6}{:>12}  STATE", "VM", "NAME", "vCPUs", "MEMORY");
+    for (number, vm) in vms.iter().enumerate() {
+        let memory = show_size(vm.memory_bytes);
+        println!("{number:>3}  {:<20}{:>6}{memory:>12}  {}", printable(&vm.name), vm.vcpus, state(&vm.state));
+    }
+    Ok(())
+}
+
+/// `dunlin stats`.
+pub(crate) fn run_stats(args: &StatsArgs) -> Result<(), Failure> {
+    let mut client = share::attach(args.host.host)?;
+    let info = host(&mut client)?;
+    let vms = list(&mut client)?;
+    let chosen = match &args.vm {
+        Some(name) => vec![find(&vms, name)?],
+        None => (0..vms.len()).collect(),
+    };
+
+    let mut all = Vec::new();
+    for number in chosen {
+        let vm = &vms[number];
+        let index = u32::try_from(number).unwrap_or(u32::MAX);
+        let snapshot = match snapshot(&mut client, index, vm.vcpus)? {
+            Ok(snapshot) => snapshot,
+            Err(why) if args.vm.is_some() => return Err(Failure::failed(format!("vm \"{}\": {why}", vm.name))),
+            Err(why) => {
+                eprintln!("vm \"{}\": {why}", printable(&vm.name));
+                continue;
+            }
+        };
+        if args.json {
+            let vcpus: Vec<_> = snapshot.vcpus.iter().map(|vcpu| json(vcpu, info.tsc_hz)).collect();
+            all.push(json!({ "vm": number, "name": vm.name, "state": state(&vm.state),
+                "at_seconds": seconds(snapshot.at_ns), "total": json(&snapshot.total(), info.tsc_hz), "vcpus": vcpus }));
+        } else {
+            let (name, state) = (printable(&vm.name), state(&vm.state));
+            println!("vm \"{name}\", {} vCPUs, {state}, {:.1} s", vm.vcpus, seconds(snapshot.at_ns));
+            print!("{}", table(&snapshot, args.verbose));
+        }
+    }
+    if args.json {
+        println!("{}", Value::from(all));
+    }
+    Ok(())
+}
+
+/// `dunlin stop`.
+pub(crate) fn run_stop(args: &StopArgs) -> Result<(), Failure> {
+    let mut client = share::attach(args.host.host)?;
+    let vms = list(&mut client)?;
+    let number = find(&vms, &args.vm)?;
+    match client.ask(Command::Stop { vm: u32::try_from(number).unwrap_or(u32::MAX) })? {
+        Ok(_) => Ok(()),
+        Err(why) => Err(Failure::failed(format!("vm \"{}\": {}", args.vm, refusal(why)))),
+    }
+}
+
+/// The VM of that name, or else of that number.
+fn find(vms: &[VmInfo], wanted: &str) -> Result<usize, Failure> {
+    let by_name = vms.iter().position(|vm| vm.name == wanted);
+    let by_number = || wanted.parse().ok().filter(|&number: &usize| number < vms.len());
+    by_name.or_else(by_number).ok_or_else(|| {
+        let names = vms.iter().map(|vm| printable(&vm.name)).collect::<Vec<_>>().join(", ");
+        Failure::bad_input(format!("there is no VM '{wanted}'")).help(format!("this host has: {names}"))
+    })
+}
+
+/// Text from a host, without what could move a terminal's cursor.
+pub(crate) fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+fn unexpected(answer: Result<Answer, &'static str>) -> Failure {
+    match answer {
+        Ok(_) => Failure::failed("the host answered another question than ours").help("is it of another version?"),
+        Err(why) => Failure::failed(why),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_of_nonsense_saturate() {
+        let most = VcpuCounters { exits: [u64::MAX; ExitReason::COUNT], guest_ticks: u64::MAX, ..Default::default() };
+        let snapshot = Snapshot { at_ns: 0, vcpus: vec![most, most] };
+        assert_eq!(exits(&snapshot.total()), u64::MAX);
+        assert!(table(&snapshot, true).contains("guest 100.0 %"));
+    }
+
+    #[test]
+    fn reasons_are_ranked_and_absent_ones_left_out() {
+        let mut counters = VcpuCounters::default();
+        counters.count_exit(ExitReason::Halt);
+        counters.count_exit(ExitReason::PortIo);
+        counters.count_exit(ExitReason::PortIo);
+        assert_eq!(ranking(&counters), [("io_exits", 2), ("halt_exits", 1)]);
+        let text = table(&Snapshot { at_ns: 0, vcpus: vec![counters] }, false);
+        assert!(text.contains("io_exits") && text.contains("66.67%") && !text.contains("mmio"), "{text}");
+    }
+
+    #[test]
+    fn vm_that_never_ran_has_a_table() {
+        let text = table(&Snapshot::default(), true);
+        assert!(text.contains("guest 0.0 %, host 0.0 %, waiting 0.0 %"), "{text}");
+    }
+
+    #[test]
+    fn names_from_a_host_cannot_move_the_cursor() {
+        assert_eq!(printable("a\u{1b}[2Jb\n"), "a?[2Jb?");
+    }
+}

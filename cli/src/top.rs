@@ -1,0 +1,338 @@
+//! `dunlin top`: a running host, live.
+//!
+//! A [`Picture`] is what the host says at one moment; what is shown are the differences of two pictures, so all numbers
+//! are of the last interval. Times are in per cent of one pCPU, as in top(1): a VM of four busy vCPUs has up to 400.
+
+use std::fmt::Write;
+use std::io::{IsTerminal, stdout};
+use std::time::{Duration, Instant};
+
+use abi::control::{HostInfo, VmInfo};
+use abi::counters::VcpuCounters;
+use crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
+use ratatui::Frame;
+use ratatui::layout::{Constraint, Layout};
+use ratatui::style::{Modifier, Style};
+use ratatui::text::Line;
+use ratatui::widgets::{Block, Paragraph, Row, Table, TableState};
+
+use crate::args::TopArgs;
+use crate::control::Client;
+use crate::failure::Failure;
+use crate::quantity::{parse_time, seconds, show_size};
+use crate::share;
+use crate::stats::{self, Snapshot, printable};
+
+/// Shortest and longest time between two pictures.
+const DELAYS: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(60)];
+
+/// What the host says at one moment.
+#[derive(Clone, Debug)]
+struct Picture {
+    host: HostInfo,
+    vms: Vec<(VmInfo, Option<Snapshot>)>,
+}
+
+impl Picture {
+    fn take(client: &mut Client) -> Result<Self, Failure> {
+        let host = stats::host(client)?;
+        let mut vms = Vec::new();
+        for (number, vm) in (0..).zip(stats::list(client)?) {
+            // A VM that has ended has no counters, and is still worth a line.
+            let snapshot = stats::snapshot(client, number, vm.vcpus)?.ok();
+            vms.push((vm, snapshot));
+        }
+        Ok(Self { host, vms })
+    }
+}
+
+/// What one VM or one vCPU did between two pictures.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Activity {
+    /// Time in guest, host and waiting, in per cent of one pCPU.
+    time: [f64; 3],
+    /// Exits per second.
+    exits: f64,
+    /// Exits per second by reason, most first.
+    reasons: Vec<(&'static str, f64)>,
+}
+
+impl Activity {
+    /// Between `old` and `new`, over `ns` nanoseconds of a clock with `tsc_hz` ticks per second.
+    fn between(old: &VcpuCounters, new: &VcpuCounters, ns: u64, tsc_hz: u64) -> Self {
+        let mut difference = VcpuCounters::default();
+        for (at, exits) in difference.exits.iter_mut().enumerate() {
+            *exits = new.exits[at].saturating_sub(old.exits[at]);
+        }
+        let rate = |count: u64| if ns == 0 { 0.0 } else { count as f64 / seconds(ns) };
+        let time =
+            [(new.guest_ticks, old.guest_ticks), (new.host_ticks, old.host_ticks), (new.wait_ticks, old.wait_ticks)]
+                .map(
+                    |(new, old)| if tsc_hz == 0 { 0.0 } else { 100.0 * rate(new.saturating_sub(old)) / tsc_hz as f64 },
+                );
+        let ranking = stats::ranking(&difference).into_iter();
+        Self {
+            time,
+            exits: rate(stats::exits(&difference)),
+            reasons: ranking.map(|(name, count)| (name, rate(count))).collect(),
+        }
+    }
+
+    fn top_reasons(&self) -> String {
+        let shown = self.reasons.iter().take(3);
+        shown.map(|(name, rate)| format!("{name} {:.0} %", 100.0 * rate / self.exits)).collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// Activity of VM `number` and of each of its vCPUs, if both pictures have its counters.
+fn activity(old: Option<&Picture>, new: &Picture, number: usize) -> Option<(Activity, Vec<Activity>)> {
+    let now = new.vms.get(number)?.1.as_ref()?;
+    // Without an earlier picture, all since the VM was created.
+    let nothing = Snapshot { at_ns: 0, vcpus: vec![VcpuCounters::default(); now.vcpus.len()] };
+    let before = match old {
+        None => &nothing,
+        Some(old) => old.vms.get(number)?.1.as_ref()?,
+    };
+    let ns = now.at_ns.saturating_sub(before.at_ns);
+    let hz = new.host.tsc_hz;
+    let vcpus = before.vcpus.iter().zip(&now.vcpus).map(|(old, new)| Activity::between(old, new, ns, hz)).collect();
+    Some((Activity::between(&before.total(), &now.total(), ns, hz), vcpus))
+}
+
+/// `dunlin top`.
+pub(crate) fn run(args: &TopArgs) -> Result<(), Failure> {
+    let delay = parse_time(&args.delay).map_err(|what| Failure::bad_input(format!("option '--delay': {what}")))?;
+    let delay = delay.clamp(DELAYS[0], DELAYS[1]);
+    let mut client = share::attach(args.host.host)?;
+    if args.batch || !stdout().is_terminal() {
+        return batch(&mut client, delay, args.iterations.unwrap_or(if args.batch { u64::MAX } else { 1 }));
+    }
+    let mut terminal = ratatui::init();
+    let result = interactive(&mut terminal, &mut client, delay, args.iterations);
+    ratatui::restore();
+    result
+}
+
+fn batch(client: &mut Client, delay: Duration, iterations: u64) -> Result<(), Failure> {
+    let mut old = None;
+    for round in 0..iterations {
+        if round > 0 {
+            std::thread::sleep(delay);
+        }
+        let new = Picture::take(client)?;
+        print!("{}", text(old.as_ref(), &new));
+        old = Some(new);
+    }
+    Ok(())
+}
+
+/// A picture as plain text.
+fn text(old: Option<&Picture>, new: &Picture) -> String {
+    let mut text = header(new);
+    text.push('\n');
+    // Writing to a String cannot fail.
+    let _ = writeln!(
+        text,
+        "{:<20}{:>6}{:>9}{:>9}{:>9}{:>12}  EXITS BY REASON",
+        "NAME", "vCPUs", "GUEST%", "HOST%", "WAIT%", "EXITS/s"
+    );
+    for (number, (vm, _)) in new.vms.iter().enumerate() {
+        let name = printable(&vm.name);
+        let _ = match activity(old, new, number) {
+            Some((Activity { time: [guest, host, wait], exits, .. }, _)) if exits.is_finite() => {
+                let reasons = activity(old, new, number).map_or(String::new(), |(all, _)| all.top_reasons());
+                writeln!(text, "{name:<20}{:>6}{guest:>9.1}{host:>9.1}{wait:>9.1}{exits:>12.0}  {reasons}", vm.vcpus)
+            }
+            _ => writeln!(text, "{name:<20}{:>6}  {}", vm.vcpus, stats::state(&vm.state)),
+        };
+    }
+    text
+}
+
+fn header(picture: &Picture) -> String {
+    let host = &picture.host;
+    let up = picture.vms.iter().filter_map(|(_, snapshot)| snapshot.as_ref()).map(|snapshot| snapshot.at_ns).max();
+    let up = up.map_or(String::new(), |ns| format!(", up {:.0} s", seconds(ns)));
+    let memory = show_size(host.memory_bytes >> 20 << 20);
+    let (version, processor) = (printable(&host.version), printable(&host.processor));
+    format!("dunlin {version}: {} pCPUs, {memory}{up}; {processor}", host.pcpus)
+}
+
+/// What the keys have chosen.
+struct View {
+    delay: Duration,
+    chosen: TableState,
+    vcpus: bool,
+}
+
+fn interactive(
+    terminal: &mut ratatui::DefaultTerminal,
+    client: &mut Client,
+    delay: Duration,
+    iterations: Option<u64>,
+) -> Result<(), Failure> {
+    let broken = |error: std::io::Error| Failure::failed(format!("the terminal cannot be used: {error}"));
+    let mut view = View { delay, chosen: TableState::new().with_selected(0), vcpus: false };
+    let mut old = None;
+    let mut new = Picture::take(client)?;
+    let mut rounds = 1;
+    loop {
+        let next = Instant::now() + view.delay;
+        while Instant::now() < next {
+            terminal.draw(|frame| draw(frame, old.as_ref(), &new, &mut view)).map_err(broken)?;
+            let ready = event::poll(next.saturating_duration_since(Instant::now())).map_err(broken)?;
+            if ready && obey(&event::read().map_err(broken)?, &mut view, new.vms.len()) {
+                return Ok(());
+            }
+        }
+        if iterations.is_some_and(|most| rounds >= most) {
+            return Ok(());
+        }
+        rounds += 1;
+        old = Some(std::mem::replace(&mut new, Picture::take(client)?));
+    }
+}
+
+/// Does what a key says; true to quit.
+fn obey(event: &Event, view: &mut View, vms: usize) -> bool {
+    let Event::Key(key) = event else { return false };
+    if key.kind != KeyEventKind::Press {
+        return false;
+    }
+    let chosen = view.chosen.selected().unwrap_or(0);
+    match key.code {
+        KeyCode::Char('q') | KeyCode::Esc => return true,
+        KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => return true,
+        KeyCode::Up | KeyCode::Char('k') => view.chosen.select(Some(chosen.saturating_sub(1))),
+        KeyCode::Down | KeyCode::Char('j') => view.chosen.select(Some((chosen + 1).min(vms.saturating_sub(1)))),
+        KeyCode::Char('v') => view.vcpus = !view.vcpus,
+        KeyCode::Char('+') => view.delay = (view.delay * 2).min(DELAYS[1]),
+        KeyCode::Char('-') => view.delay = (view.delay / 2).max(DELAYS[0]),
+        _ => {}
+    }
+    false
+}
+
+fn draw(frame: &mut Frame<'_>, old: Option<&Picture>, new: &Picture, view: &mut View) {
+    let bold = Style::new().add_modifier(Modifier::BOLD);
+    let rows = u16::try_from(new.vms.len()).unwrap_or(u16::MAX).saturating_add(3).min(frame.area().height / 2);
+    let [top, vms, below, keys] =
+        Layout::vertical([Constraint::Length(1), Constraint::Length(rows), Constraint::Min(0), Constraint::Length(1)])
+            .areas(frame.area());
+
+    frame.render_widget(Paragraph::new(header(new)).style(bold), top);
+
+    let line = |(number, (vm, _)): (usize, &(VmInfo, Option<Snapshot>))| {
+        let mut cells = vec![printable(&vm.name), vm.vcpus.to_string(), show_size(vm.memory_bytes)];
+        match activity(old, new, number) {
+            Some((all, _)) => {
+                cells.extend(all.time.map(|share| format!("{share:.1}")));
+                cells.extend([format!("{:.0}", all.exits), all.top_reasons()]);
+            }
+            None => cells.extend(["", "", "", "", &stats::state(&vm.state)].map(str::to_string)),
+        }
+        Row::new(cells)
+    };
+    let widths = [16, 6, 9, 7, 7, 7, 9].map(Constraint::Length).into_iter().chain([Constraint::Min(20)]);
+    let table = Table::new(new.vms.iter().enumerate().map(line), widths)
+        .header(Row::new(["NAME", "vCPUs", "MEMORY", "GUEST%", "HOST%", "WAIT%", "EXITS/s", "MOST"]).style(bold))
+        .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED))
+        .block(Block::bordered().title(" VMs "));
+    frame.render_stateful_widget(table, vms, &mut view.chosen);
+
+    let number = view.chosen.selected().unwrap_or(0);
+    let name = new.vms.get(number).map_or(String::new(), |(vm, _)| printable(&vm.name));
+    if let Some((all, vcpus)) = activity(old, new, number) {
+        let table = if view.vcpus { vcpu_table(&vcpus) } else { reason_table(&all) };
+        frame.render_widget(table.block(Block::bordered().title(format!(" {name} "))), below);
+    } else {
+        frame.render_widget(Block::bordered().title(format!(" {name}: no counters ")), below);
+    }
+
+    let help = format!(" q quit   up/down VM   v vCPUs   +/- delay ({:.1} s)", view.delay.as_secs_f64());
+    frame.render_widget(Line::from(help), keys);
+}
+
+fn reason_table(all: &Activity) -> Table<'static> {
+    let rows = all.reasons.iter().map(|&(name, rate)| {
+        // As a fraction of the whole, so that the bars of all reasons together have one length.
+        let share = rate / all.exits;
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share is between 0 and 1")]
+        let bar = "▇".repeat((share * 40.0) as usize);
+        Row::new([name.to_string(), format!("{rate:.0}"), format!("{:.1}", 100.0 * share), bar])
+    });
+    Table::new(rows, [22, 12, 8, 40].map(Constraint::Length)).header(Row::new(["VM-EXIT", "per s", "%", ""]))
+}
+
+fn vcpu_table(vcpus: &[Activity]) -> Table<'static> {
+    let rows = vcpus.iter().enumerate().map(|(number, vcpu)| {
+        let [guest, host, wait] = vcpu.time.map(|share| format!("{share:.1}"));
+        Row::new([number.to_string(), guest, host, wait, format!("{:.0}", vcpu.exits), vcpu.top_reasons()])
+    });
+    let widths = [5, 8, 8, 8, 10, 60].map(Constraint::Length);
+    Table::new(rows, widths).header(Row::new(["vCPU", "GUEST%", "HOST%", "WAIT%", "EXITS/s", "MOST"]))
+}
+
+#[cfg(test)]
+mod tests {
+    use abi::control::VmState;
+    use abi::counters::ExitReason;
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+
+    use super::*;
+
+    fn picture(at_ns: u64, halts: u64, guest_ticks: u64) -> Picture {
+        let mut counters = VcpuCounters { guest_ticks, ..VcpuCounters::default() };
+        counters.exits[ExitReason::Halt as usize] = halts;
+        let host = HostInfo {
+            version: "0.1.0".to_string(),
+            pcpus: 2,
+            memory_bytes: 1 << 30,
+            tsc_hz: 1_000_000_000,
+            processor: "Test\u{1b}[2J".to_string(),
+        };
+        let info = |name: &str, state| VmInfo { name: name.to_string(), vcpus: 2, memory_bytes: 512 << 20, state };
+        let ended = info("gone", VmState::Stopped(abi::control::StopReason::PowerOff));
+        let snapshot = Snapshot { at_ns, vcpus: vec![counters, counters] };
+        Picture { host, vms: vec![(info("default", VmState::Running), Some(snapshot)), (ended, None)] }
+    }
+
+    #[test]
+    fn numbers_are_of_the_last_interval() {
+        let (old, new) = (picture(1_000_000_000, 100, 500_000_000), picture(3_000_000_000, 300, 1_500_000_000));
+        let (all, vcpus) = activity(Some(&old), &new, 0).expect("has counters");
+        assert_eq!((all.exits, all.time[0]), (200.0, 100.0));
+        assert_eq!((vcpus[0].exits, vcpus[1].time[0]), (100.0, 50.0));
+        assert_eq!(activity(Some(&old), &new, 1), None);
+        assert_eq!(activity(Some(&old), &new, 9), None);
+    }
+
+    #[test]
+    fn counters_that_run_backwards_show_as_nothing() {
+        let (old, new) = (picture(3, 300, 3), picture(3, 100, 1));
+        let (all, _) = activity(Some(&old), &new, 0).expect("has counters");
+        assert_eq!(all, Activity::default());
+        assert!(text(Some(&old), &new).contains("default"));
+    }
+
+    #[test]
+    fn text_and_screen_show_the_same_vms() {
+        let (old, new) = (picture(1_000_000_000, 100, 0), picture(2_000_000_000, 300, 0));
+        let text = text(Some(&old), &new);
+        assert!(text.contains("halt_exits 100 %") && text.contains("ended: power off"), "{text}");
+        assert!(!text.contains('\u{1b}'));
+
+        let mut terminal = Terminal::new(TestBackend::new(110, 20)).expect("is made of memory");
+        let mut view = View { delay: DELAYS[0], chosen: TableState::new().with_selected(0), vcpus: false };
+        for vcpus in [false, true] {
+            view.vcpus = vcpus;
+            terminal.draw(|frame| draw(frame, Some(&old), &new, &mut view)).expect("is made of memory");
+            let screen = terminal.backend().to_string();
+            assert!(screen.contains("default") && screen.contains("halt_exits") && screen.contains("400"), "{screen}");
+        }
+        // A terminal of no size must not upset anything.
+        let mut terminal = Terminal::new(TestBackend::new(1, 1)).expect("is made of memory");
+        terminal.draw(|frame| draw(frame, None, &new, &mut view)).expect("is made of memory");
+    }
+}

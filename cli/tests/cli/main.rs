@@ -1,0 +1,7 @@
+//! `dunlin` from outside: what it says to bad input, and whole runs against a host that only plays one.
+
+mod bad_input;
+mod console;
+mod rig;
+mod run;
+mod share;

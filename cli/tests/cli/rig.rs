@@ -1,0 +1,309 @@
+//! A directory of assets that pass all checks, and a QEMU that is a shell script: it writes down its arguments, waits
+//! for a status, and ends with it. The control port is played by a thread of the test, so that a test reads as a
+//! conversation.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use abi::control::{Answer, HostInfo, Line, Message, Receiver, Request, StopReason, VmEvent, VmInfo, VmState, encode};
+use abi::counters::{ExitReason, VcpuCounters};
+use abi::exit_code::{CLEAN, qemu_status};
+use abi::payload::{Manifest, Payload};
+
+const QEMU: &str = r#"#!/bin/sh
+here=$(dirname "$0")
+if [ "$1" = --version ]; then
+    cat "$here/version"
+    exit
+fi
+cat "$here/complaint" >&2
+echo $$ >"$here/pid"
+printf '%s\n' "$@" >"$here/arguments.new"
+mv "$here/arguments.new" "$here/arguments"
+read -r status <"$here/end"
+exit "$status"
+"#;
+
+/// How long anything may take.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A second of the host's clock, in nanoseconds.
+pub(crate) const SECOND: u64 = 1_000_000_000;
+
+/// Assets, and a QEMU.
+pub(crate) struct Rig {
+    directory: tempfile::TempDir,
+}
+
+impl Rig {
+    pub(crate) fn new() -> Self {
+        let directory = tempfile::tempdir().expect("can be made");
+        let rig = Self { directory };
+        rig.write("hypervisor", b"an ELF that nobody runs");
+        rig.write("vmlinuz-cloud", &kernel());
+        rig.write("vmlinuz-full", &kernel());
+        rig.write("initrd.cpio.gz", b"compressed");
+        rig.write("version", b"QEMU emulator version 7.2.22 (a shell script)\n");
+        rig.write("complaint", b"");
+        let qemu = rig.write("qemu", QEMU.as_bytes());
+        fs::set_permissions(qemu, fs::Permissions::from_mode(0o755)).expect("is ours");
+        let made = Command::new("mkfifo").arg(rig.path("end")).status().expect("is installed");
+        assert!(made.success());
+        rig
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    pub(crate) fn write(&self, name: &str, bytes: &[u8]) -> PathBuf {
+        let path = self.path(name);
+        fs::write(&path, bytes).expect("can be written");
+        path
+    }
+
+    /// `dunlin` with these words, seeing nothing but this rig.
+    pub(crate) fn dunlin(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(assert_cmd::cargo::cargo_bin!("dunlin"));
+        command
+            .args(words)
+            .env("DUNLIN_ASSETS", self.directory.path())
+            .env("XDG_RUNTIME_DIR", self.directory.path())
+            .env("TMPDIR", self.directory.path())
+            .current_dir(self.directory.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+    }
+
+    /// `dunlin run` with this rig's QEMU.
+    pub(crate) fn run(&self, words: &[&str]) -> Command {
+        let qemu = self.path("qemu");
+        let mut command = self.dunlin(&["run", "--qemu"]);
+        command.arg(qemu).args(words);
+        command
+    }
+
+    /// Plays the host of the next run.
+    pub(crate) fn play(&self, script: impl FnOnce(&mut Host) + Send + 'static) -> JoinHandle<()> {
+        let directory = self.directory.path().to_path_buf();
+        thread::spawn(move || script(&mut Host::connect(directory)))
+    }
+
+    /// Waits until the control port is connected.
+    pub(crate) fn wait_for_connection(&self) {
+        wait_for(|| self.path("connected").exists().then_some(())).expect("is connected in the end");
+    }
+
+    /// Process id of the QEMU that was started.
+    pub(crate) fn qemu_pid(&self) -> i32 {
+        let pid = wait_for(|| fs::read_to_string(self.path("pid")).ok()?.trim().parse().ok());
+        pid.expect("QEMU was started")
+    }
+}
+
+/// The smallest file that is a bzImage: a boot sector, a setup header, a kernel of one sector.
+pub(crate) fn kernel() -> Vec<u8> {
+    let mut file = vec![0; 3 * 512];
+    for (offset, bytes) in [
+        (0x1f1, &[1][..]),                  // setup_sects
+        (0x1f4, &[33, 0, 0, 0]),            // syssize, in 16 bytes
+        (0x200, &[0xeb, 0x66]),             // jump over the header
+        (0x202, b"HdrS"),                   // magic
+        (0x206, &[0x0f, 0x02]),             // protocol 2.15
+        (0x211, &[1]),                      // loadflags: loaded high
+        (0x22c, &[0xff, 0xff, 0xff, 0x7f]), // initrd_addr_max
+        (0x236, &[1, 0]),                   // xloadflags: 64-bit entry
+        (0x238, &[0xff, 0x07, 0, 0]),       // cmdline_size
+        (0x258, &[0, 0, 0, 1, 0, 0, 0, 0]), // pref_address: 16 MiB
+        (0x260, &[0, 0, 0x40, 3]),          // init_size: 52 MiB
+    ] {
+        file[offset..offset + bytes.len()].copy_from_slice(bytes);
+    }
+    file.resize(2 * 512 + 33 * 16, 0);
+    file
+}
+
+/// What `look` finds, as soon as it does.
+pub(crate) fn wait_for<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
+    let deadline = Instant::now() + PATIENCE;
+    while Instant::now() < deadline {
+        if let Some(found) = look() {
+            return Some(found);
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    None
+}
+
+/// Whether a process exists and is no zombie.
+pub(crate) fn is_alive(pid: i32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    !matches!(status.rsplit(") ").next().and_then(|rest| rest.chars().next()), None | Some('Z' | 'X'))
+}
+
+/// The hypervisor, played.
+pub(crate) struct Host {
+    directory: PathBuf,
+    pub(crate) arguments: Vec<String>,
+    pub(crate) manifest: Manifest,
+    pub(crate) payload: Vec<u8>,
+    pub(crate) stream: UnixStream,
+    receiver: Receiver,
+    stopped: Vec<bool>,
+}
+
+impl Host {
+    fn connect(directory: PathBuf) -> Self {
+        let arguments = wait_for(|| fs::read_to_string(directory.join("arguments")).ok()).expect("QEMU was started");
+        let arguments: Vec<String> = arguments.lines().map(String::from).collect();
+        let socket = arguments.iter().find_map(|word| word.strip_prefix("socket,id=control,path=")).expect("is there");
+        let stream = UnixStream::connect(socket).expect("is listened on");
+        fs::write(directory.join("connected"), "").expect("can be written");
+        let payload = fs::read(after(&arguments, "-initrd")).expect("is there");
+        let manifest = Payload::read(&payload).expect("is a payload").manifest;
+        let stopped = vec![false; manifest.vms.len()];
+        Self { directory, arguments, manifest, payload, stream, receiver: Receiver::default(), stopped }
+    }
+
+    pub(crate) fn say(&mut self, message: &Message) {
+        self.stream.write_all(&encode(message).expect("fits")).expect("is read");
+    }
+
+    pub(crate) fn up(&mut self) {
+        self.say(&Message::Up(info()));
+    }
+
+    pub(crate) fn event(&mut self, vm: u32, at_ns: u64, event: VmEvent) {
+        self.say(&Message::Vm { vm, at_ns, event });
+    }
+
+    pub(crate) fn start(&mut self, vm: u32) {
+        self.event(vm, SECOND, VmEvent::Creating);
+        self.event(vm, SECOND * 3 / 2, VmEvent::Started);
+    }
+
+    pub(crate) fn line(&mut self, vm: u32, line: Line, bytes: &[u8]) {
+        self.say(&Message::Console { vm, line, at_ns: 4 * SECOND, bytes: bytes.to_vec() });
+    }
+
+    /// Starts a VM and lets its agent say these bytes after its greeting.
+    pub(crate) fn agent(&mut self, vm: u32, bytes: &[u8]) {
+        self.start(vm);
+        self.line(vm, Line::Agent, b"hello kernel=6.1.0-test cpus=4 uptime=2.25\n");
+        self.line(vm, Line::Agent, bytes);
+    }
+
+    pub(crate) fn stop(&mut self, vm: u32, reason: StopReason, detail: &str) {
+        if let Some(stopped) = self.stopped.get_mut(vm as usize) {
+            *stopped = true;
+        }
+        self.event(vm, 6 * SECOND, VmEvent::Stopped { reason, detail: detail.to_string() });
+    }
+
+    /// The next request; none when the tool has hung up.
+    pub(crate) fn next(&mut self) -> Option<Request> {
+        let mut byte = [0];
+        while self.stream.read(&mut byte).ok()? == 1 {
+            if let Some(request) = self.receiver.push(byte[0]) {
+                return Some(request.expect("the tool's frames are good"));
+            }
+        }
+        None
+    }
+
+    /// Answers what is asked until the power goes off, then ends as the real one does.
+    pub(crate) fn serve(&mut self) {
+        while let Some(request) = self.next() {
+            if request.command == abi::control::Command::PowerOff {
+                self.say(&Message::Bye);
+                return self.end(qemu_status(CLEAN));
+            }
+            self.answer(request);
+        }
+    }
+
+    pub(crate) fn answer(&mut self, Request { id, command }: Request) {
+        use abi::control::Command;
+        let result = Ok(match command {
+            Command::Hello => Answer::Host(info()),
+            Command::List => Answer::Vms(self.list()),
+            Command::Stats { vm, first } => {
+                let vcpus = self.manifest.vms[vm as usize].vcpus - first;
+                let vcpus = vec![counters(); (vcpus as usize).min(abi::control::STATS_CHUNK)];
+                Answer::Stats { vm, first, at_ns: 5 * SECOND, vcpus }
+            }
+            Command::Stop { vm } => {
+                self.stop(vm, StopReason::Commanded, "");
+                Answer::Done
+            }
+            Command::Input { bytes, .. } => Answer::Accepted(u32::try_from(bytes.len()).expect("is short")),
+            Command::PowerOff => Answer::Done,
+        });
+        self.say(&Message::Reply { id, result });
+    }
+
+    fn list(&self) -> Vec<VmInfo> {
+        let vms = self.manifest.vms.iter().zip(&self.stopped);
+        vms.map(|(vm, &stopped)| VmInfo {
+            name: vm.name.clone(),
+            vcpus: vm.vcpus,
+            memory_bytes: vm.memory_bytes,
+            state: if stopped { VmState::Stopped(StopReason::Commanded) } else { VmState::Running },
+        })
+        .collect()
+    }
+
+    /// Lets QEMU end with `status`.
+    pub(crate) fn end(&mut self, status: i32) {
+        // Open for both, so that nobody waits should QEMU be gone.
+        let mut end = fs::File::options().read(true).write(true).open(self.directory.join("end")).expect("is there");
+        writeln!(end, "{status}").expect("has room");
+        // The line stays in the FIFO only while it is open.
+        let pid = fs::read_to_string(self.directory.join("pid")).expect("was written").trim().parse().expect("is one");
+        wait_for(|| (!is_alive(pid)).then_some(()));
+    }
+
+    /// The hypervisor's log says this.
+    pub(crate) fn log(&self, text: &str) {
+        let path = self.arguments.iter().find_map(|word| word.strip_prefix("file:")).expect("is there");
+        fs::write(Path::new(path), text).expect("can be written");
+    }
+}
+
+/// The word after `option`.
+pub(crate) fn after<'a>(arguments: &'a [String], option: &str) -> &'a str {
+    let at = arguments.iter().position(|word| word == option).expect("is there");
+    &arguments[at + 1]
+}
+
+fn info() -> HostInfo {
+    HostInfo {
+        version: "0.1.0".to_string(),
+        pcpus: 2,
+        memory_bytes: 600 << 20,
+        tsc_hz: SECOND,
+        processor: "A processor, SVM, NPT".to_string(),
+    }
+}
+
+/// What every vCPU has counted.
+pub(crate) fn counters() -> VcpuCounters {
+    let mut counters = VcpuCounters {
+        entries: 1001,
+        guest_ticks: 3 * SECOND,
+        host_ticks: SECOND / 2,
+        wait_ticks: SECOND / 2,
+        ..VcpuCounters::default()
+    };
+    counters.exits[ExitReason::PortIo as usize] = 900;
+    counters.exits[ExitReason::Halt as usize] = 100;
+    counters
+}

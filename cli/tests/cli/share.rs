@@ -1,0 +1,93 @@
+//! A running host, seen from another terminal.
+
+use std::os::unix::net::UnixListener;
+use std::process::Output;
+
+use abi::control::StopReason;
+use serde_json::Value;
+
+use crate::console::Terminal;
+use crate::rig::{Rig, wait_for};
+
+/// Runs a host and, while it runs, `look`.
+fn while_running(look: impl FnOnce(&Rig)) -> Output {
+    let rig = Rig::new();
+    rig.write("two.toml", b"[[vm]]\nname = \"left\"\nvcpus = 20\n[[vm]]\nname = \"right\"\n");
+    let host = rig.play(|host| {
+        host.up();
+        host.start(0);
+        host.start(1);
+        host.serve();
+    });
+    let tool = rig.run(&["two.toml", "--initrd", "none"]).spawn().expect("runs");
+    wait_for(|| dunlin(&rig, &["list"]).status.success().then_some(())).expect("answers in the end");
+    look(&rig);
+    let output = tool.wait_with_output().expect("is ours");
+    host.join().expect("was not upset");
+    output
+}
+
+fn dunlin(rig: &Rig, words: &[&str]) -> Output {
+    rig.dunlin(words).output().expect("runs")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn running_host_can_be_listed_measured_watched_and_stopped() {
+    let output = while_running(|rig| {
+        let list = text(&dunlin(rig, &["list"]).stdout);
+        assert!(list.lines().any(|line| line.starts_with("  0  left") && line.ends_with("running")), "{list}");
+        let json: Value = serde_json::from_slice(&dunlin(rig, &["ls", "--json"]).stdout).expect("is JSON");
+        assert_eq!(json[1]["name"], "right");
+
+        let stats = text(&dunlin(rig, &["stats", "--vm", "left", "-v"]).stdout);
+        assert!(stats.contains("vm \"left\", 20 vCPUs, running"), "{stats}");
+        assert!(stats.contains("io_exits") && stats.contains("18,000") && stats.contains("90.00%"), "{stats}");
+        assert!(stats.contains("guest 75.0 %") && !stats.contains("right"), "{stats}");
+        let json: Value = serde_json::from_slice(&dunlin(rig, &["stats", "--json"]).stdout).expect("is JSON");
+        assert_eq!(json[0]["vcpus"].as_array().map(Vec::len), Some(20));
+        assert_eq!(json[1]["total"]["exits"]["halt_exits"], 100);
+
+        let top = dunlin(rig, &["top", "-b", "-n", "2", "-d", "100ms"]);
+        assert!(top.status.success(), "{}", text(&top.stderr));
+        assert_eq!(text(&top.stdout).matches("left").count(), 2);
+
+        let mut terminal = Terminal::open();
+        let before = terminal.modes();
+        let mut top = rig.dunlin(&["top", "-d", "100ms"]);
+        let mut top = top.stdin(terminal.stdio()).stdout(terminal.stdio()).spawn().expect("runs");
+        terminal.until("left");
+        terminal.until("io_exits 90 %");
+        terminal.key(b"jv+-kq");
+        assert_eq!(top.wait().expect("is ours").code(), Some(0));
+        assert_eq!(terminal.modes(), before);
+
+        let wrong = dunlin(rig, &["stop", "middle"]);
+        assert_eq!(wrong.status.code(), Some(2));
+        assert!(text(&wrong.stderr).contains("this host has: left, right"), "{}", text(&wrong.stderr));
+        assert_eq!(dunlin(rig, &["list", "--host", "1"]).status.code(), Some(2));
+
+        assert!(dunlin(rig, &["stop", "left"]).status.success());
+        let list = text(&dunlin(rig, &["list"]).stdout);
+        assert!(list.contains(&format!("ended: {}", StopReason::Commanded.name())), "{list}");
+        assert!(dunlin(rig, &["stop", "1"]).status.success());
+    });
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+}
+
+#[test]
+fn without_a_host_there_is_an_answer_and_stale_sockets_are_removed() {
+    let rig = Rig::new();
+    let directory = rig.path("dunlin");
+    std::fs::create_dir(&directory).expect("can be made");
+    // No process has this id: Linux ends at 2^22.
+    let stale = directory.join("99999999.sock");
+    drop(UnixListener::bind(&stale).expect("can be made"));
+    let output = dunlin(&rig, &["stats"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).starts_with("no host is running\nhelp: start one"), "{}", text(&output.stderr));
+    assert!(!stale.exists());
+}
