@@ -1,0 +1,16 @@
+//! The machine. The only file that names an architecture.
+//!
+//! Each architecture defines the same names: `apic` (interrupts between CPUs, timer), `attempt` (instructions that may
+//! fault), `boot`, `control` (identification and control registers), `cpu_local`, `interrupts`, `power`, `registers`,
+//! `round_trip` (loops to be measured), `serial`, `tsc`, `window` (pages that experiments map and unmap).
+
+#![expect(
+    unsafe_code,
+    reason = "this is where the guest meets the machine: instructions, tables that hardware reads, entry from assembly"
+)]
+
+#[cfg(target_arch = "x86_64")]
+mod x86_64;
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use x86_64::*;

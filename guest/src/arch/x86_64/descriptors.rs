@@ -1,0 +1,110 @@
+//! GDT, TSS and interrupt stacks of each CPU, and the IDT that all share (APM vol. 2, 4.7, 8.9, 12.2.5).
+
+use core::arch::asm;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use super::boot::MAX_CPUS;
+use super::{interrupts, window};
+
+/// Selector of the code segment, as in `boot.s`.
+const CODE: u64 = 0x08;
+/// Selector of the TSS.
+const TSS: u16 = 0x20;
+
+/// Interrupt stacks 1 (double fault), 2 (NMI), 3 (machine check).
+const OWN_STACKS: usize = 3;
+const STACK_WORDS: usize = 1024;
+
+#[repr(C, align(16))]
+struct Tables {
+    gdt: [AtomicU64; 6],
+    /// 104 bytes; as 32-bit words because its 64-bit fields are not aligned.
+    tss: [AtomicU32; 26],
+    stacks: [[AtomicU64; STACK_WORDS]; OWN_STACKS],
+}
+
+static TABLES: [Tables; MAX_CPUS] = [const {
+    Tables {
+        gdt: [const { AtomicU64::new(0) }; 6],
+        tss: [const { AtomicU32::new(0) }; 26],
+        stacks: [const { [const { AtomicU64::new(0) }; STACK_WORDS] }; OWN_STACKS],
+    }
+}; MAX_CPUS];
+
+#[repr(C, align(4096))]
+struct Idt([[AtomicU64; 2]; 256]);
+
+static IDT: Idt = Idt([const { [const { AtomicU64::new(0) }; 2] }; 256]);
+
+#[repr(C, packed)]
+struct Pointer {
+    limit: u16,
+    base: u64,
+}
+
+/// Fills and loads the tables of CPU `index`.
+pub(super) fn load(index: usize) {
+    let tables = &TABLES[index];
+
+    // I/O permission map beyond the limit: none. Stack 4 lies in the window, where its page may be missing.
+    tables.tss[25].store(104 << 16, Ordering::Relaxed);
+    for (ist, stack) in tables.stacks.iter().enumerate() {
+        set_ist(tables, ist, stack.as_ptr_range().end as u64);
+    }
+    set_ist(tables, OWN_STACKS, window::stack_top(index));
+
+    let tss = &raw const tables.tss as u64;
+    let descriptors = [
+        0,
+        0x00af_9b00_0000_ffff,
+        0x00cf_9300_0000_ffff,
+        0,
+        // A 64-bit TSS, available: limit 103, base in four parts.
+        103 | (tss & 0x00ff_ffff) << 16 | 0x89 << 40 | (tss >> 24 & 0xff) << 56,
+        tss >> 32,
+    ];
+    for (entry, value) in tables.gdt.iter().zip(descriptors) {
+        entry.store(value, Ordering::Relaxed);
+    }
+
+    for vector in 0..=255u8 {
+        let ist = match vector {
+            8 => 1,
+            2 => 2,
+            18 => 3,
+            interrupts::WINDOW_STACK => 4,
+            _ => 0,
+        };
+        let handler = interrupts::entry(vector);
+        let gate = &IDT.0[usize::from(vector)];
+        // Present, interrupt gate: delivery clears IF.
+        gate[0].store(
+            handler & 0xffff | CODE << 16 | ist << 32 | 0x8e << 40 | (handler >> 16 & 0xffff) << 48,
+            Ordering::Relaxed,
+        );
+        gate[1].store(handler >> 32, Ordering::Relaxed);
+    }
+
+    let gdt = Pointer { limit: 47, base: &raw const tables.gdt as u64 };
+    // SAFETY: the table is static and holds, at the selectors in use, the same segments as before, plus a TSS.
+    unsafe { asm!("lgdt [{}]", in(reg) &raw const gdt, options(nostack, readonly)) };
+    // SAFETY: the selector names the TSS descriptor just written, not yet busy.
+    unsafe { asm!("ltr {:x}", in(reg) TSS, options(nostack)) };
+    load_idt(4095);
+}
+
+/// Loads the IDT with `limit`; anything but 4095 makes deliveries fail.
+pub(super) fn load_idt(limit: u16) {
+    let idt = Pointer { limit, base: &raw const IDT as u64 };
+    // SAFETY: every gate that the limit includes names an entry stub; with a short limit a fault ends the VM, which is
+    // what the caller wants to see.
+    unsafe { asm!("lidt [{}]", in(reg) &raw const idt, options(nostack, readonly)) };
+}
+
+fn set_ist(tables: &Tables, ist: usize, top: u64) {
+    // IST1 begins at byte 36 of the TSS.
+    #[expect(clippy::cast_possible_truncation, reason = "the two halves")]
+    for (half, word) in [top as u32, (top >> 32) as u32].into_iter().enumerate() {
+        tables.tss[9 + 2 * ist + half].store(word, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,24 @@
+//! x86-64.
+//!
+//! **What "safe" means here.** This kernel exists to misuse the machine: a random MSR write or a store to nowhere is an
+//! experiment, and ending the VM is one of its answers. So functions such as [`attempt::wrmsr`] are safe to call by
+//! decision, although a badly chosen value takes the ground from under the kernel. What they never do is corrupt
+//! Rust's own state behind the caller's back on a machine that behaves as the manual says: memory is only written
+//! through the window and through addresses that name no RAM, and the control registers that code generation relies on
+//! are put back before the function returns.
+
+pub(crate) mod apic;
+pub(crate) mod attempt;
+pub(crate) mod boot;
+pub(crate) mod control;
+pub(crate) mod cpu_local;
+mod descriptors;
+pub(crate) mod forms;
+pub(crate) mod interrupts;
+pub(crate) mod port;
+pub(crate) mod power;
+pub(crate) mod registers;
+pub(crate) mod round_trip;
+pub(crate) mod serial;
+pub(crate) mod tsc;
+pub(crate) mod window;

@@ -1,0 +1,147 @@
+//! Patterns in registers, to see that they survive being preempted.
+//!
+//! The kernel is built without SSE, so vector registers belong to this file alone: what is loaded once must still be
+//! there after any number of interrupts, halts and exits.
+
+use core::arch::{asm, naked_asm};
+
+use super::control;
+
+/// General registers under test: all but RSP, RDI, RSI and RCX, which the loop itself needs.
+pub(crate) const GENERAL: usize = 12;
+/// Vector registers outside of AVX-512.
+pub(crate) const VECTORS: usize = 16;
+
+/// Contents of the vector registers: 16 times 256 bits; without AVX the upper halves stay zero.
+#[repr(C, align(32))]
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct VectorPattern([[u64; 4]; VECTORS]);
+
+impl VectorPattern {
+    /// A pattern that differs by register, by lane and by `seed`.
+    pub(crate) fn new(seed: u64) -> Self {
+        let lanes = if control::avx_is_on() { 4 } else { 2 };
+        Self(core::array::from_fn(|register| {
+            core::array::from_fn(|lane| {
+                if lane < lanes {
+                    seed.rotate_left(u32::try_from(register * 4 + lane).unwrap_or(0)).wrapping_add(lane as u64)
+                } else {
+                    0
+                }
+            })
+        }))
+    }
+
+    /// Puts the pattern into this CPU's registers.
+    pub(crate) fn load(&self) {
+        let load = if control::avx_is_on() { load_avx } else { load_sse };
+        // SAFETY: reads inside the pattern and writes vector registers, in which compiled code of this target keeps
+        // nothing. AVX is used only where it is on.
+        unsafe { load(self) };
+    }
+
+    /// What this CPU's registers hold now.
+    pub(crate) fn held() -> Self {
+        let mut held = Self([[0; 4]; VECTORS]);
+        let store = if control::avx_is_on() { store_avx } else { store_sse };
+        // SAFETY: writes inside the 512 bytes of `held`; AVX is used only where it is on.
+        unsafe { store(&mut held) };
+        held
+    }
+
+    /// The first register in which two patterns differ.
+    pub(crate) fn first_difference(&self, other: &Self) -> Option<usize> {
+        self.0.iter().zip(&other.0).position(|(a, b)| a != b)
+    }
+}
+
+macro_rules! for_each_vector {
+    ($name:ident, $argument:ty, $before:literal, $middle:literal, $after:literal) => {
+        #[unsafe(naked)]
+        unsafe extern "C" fn $name(pattern: $argument) {
+            naked_asm!(
+                concat!(".irp i, 0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15\n", $before, $middle, $after, "\n.endr"),
+                "ret"
+            )
+        }
+    };
+}
+
+for_each_vector!(load_sse, &VectorPattern, "movdqu xmm\\i", ", [rdi + 32*\\i]", "");
+for_each_vector!(load_avx, &VectorPattern, "vmovdqu ymm\\i", ", [rdi + 32*\\i]", "");
+for_each_vector!(store_sse, &mut VectorPattern, "movdqu [rdi + 32*\\i]", ", xmm\\i", "");
+for_each_vector!(store_avx, &mut VectorPattern, "vmovdqu [rdi + 32*\\i]", ", ymm\\i", "");
+
+/// Loads `pattern` into the general registers, spins `spins` times, and answers what the registers hold then.
+pub(crate) fn hold_general(pattern: &[u64; GENERAL], spins: u32) -> [u64; GENERAL] {
+    let mut held = [0; GENERAL];
+    // SAFETY: reads and writes the two arrays, keeps what the calling convention wants kept.
+    unsafe { hold(pattern, &mut held, spins) };
+    held
+}
+
+#[unsafe(naked)]
+unsafe extern "C" fn hold(pattern: &[u64; GENERAL], held: &mut [u64; GENERAL], spins: u32) {
+    naked_asm!(
+        "push rbx",
+        "push rbp",
+        "push r12",
+        "push r13",
+        "push r14",
+        "push r15",
+        "mov ecx, edx",
+        "inc ecx",
+        "mov rax, [rdi]",
+        "mov rdx, [rdi + 8]",
+        "mov rbx, [rdi + 16]",
+        "mov rbp, [rdi + 24]",
+        "mov r8, [rdi + 32]",
+        "mov r9, [rdi + 40]",
+        "mov r10, [rdi + 48]",
+        "mov r11, [rdi + 56]",
+        "mov r12, [rdi + 64]",
+        "mov r13, [rdi + 72]",
+        "mov r14, [rdi + 80]",
+        "mov r15, [rdi + 88]",
+        "2:",
+        "dec ecx",
+        "jnz 2b",
+        "mov [rsi], rax",
+        "mov [rsi + 8], rdx",
+        "mov [rsi + 16], rbx",
+        "mov [rsi + 24], rbp",
+        "mov [rsi + 32], r8",
+        "mov [rsi + 40], r9",
+        "mov [rsi + 48], r10",
+        "mov [rsi + 56], r11",
+        "mov [rsi + 64], r12",
+        "mov [rsi + 72], r13",
+        "mov [rsi + 80], r14",
+        "mov [rsi + 88], r15",
+        "pop r15",
+        "pop r14",
+        "pop r13",
+        "pop r12",
+        "pop rbp",
+        "pop rbx",
+        "ret",
+    )
+}
+
+/// Sets MXCSR and the x87 control word.
+pub(crate) fn set_float_control(mxcsr: u32, x87: u16) {
+    // SAFETY: compiled code of this target uses neither.
+    unsafe { asm!("ldmxcsr [{}]", in(reg) &raw const mxcsr, options(nostack)) };
+    // SAFETY: as above.
+    unsafe { asm!("fldcw [{}]", in(reg) &raw const x87, options(nostack)) };
+}
+
+/// MXCSR and the x87 control word.
+pub(crate) fn float_control() -> (u32, u16) {
+    let (mut mxcsr, mut x87) = (0u32, 0u16);
+    // SAFETY: writes the variable.
+    unsafe { asm!("stmxcsr [{}]", in(reg) &raw mut mxcsr, options(nostack)) };
+    // SAFETY: writes the variable.
+    unsafe { asm!("fnstcw [{}]", in(reg) &raw mut x87, options(nostack)) };
+    (mxcsr, x87)
+}

@@ -1,0 +1,118 @@
+//! The guest's command line: `key=value` words, and the nearest known word for one that is not known.
+
+/// What the command line asked for. Absent means: the experiment's own default.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Settings<'a> {
+    /// `experiments=a,b,c`: run these in this order; `list` prints what there is.
+    pub experiments: Option<&'a str>,
+    /// `iterations=N`: rounds of each loop.
+    pub iterations: Option<u64>,
+    /// `cpus=N`: use at most so many CPUs.
+    pub cpus: Option<usize>,
+    /// `seconds=N`: how long an experiment that is measured in time runs.
+    pub seconds: Option<u64>,
+    /// `seed=N`: start of the random numbers.
+    pub seed: Option<u64>,
+    /// `apic=xapic`: use the memory-mapped local APIC even if x2APIC is offered.
+    pub force_xapic: bool,
+    /// `tsc_khz=N`: the TSC's frequency, if it is better known outside.
+    pub tsc_khz: Option<u64>,
+    /// `stall=N`: seconds without progress after which a CPU counts as stuck.
+    pub stall: Option<u64>,
+}
+
+/// The keys that [`Settings::parse`] understands.
+pub const KEYS: [&str; 8] = ["experiments", "iterations", "cpus", "seconds", "seed", "apic", "tsc_khz", "stall"];
+
+/// A word of the command line that was not understood. The rest is used nevertheless.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mistake<'a> {
+    /// No such key; `nearest` is one that exists.
+    UnknownKey {
+        /// The key as it was written.
+        key: &'a str,
+        /// The known key that differs least.
+        nearest: &'static str,
+    },
+    /// The key exists, but its value is not one that it takes.
+    BadValue {
+        /// The key.
+        key: &'a str,
+        /// The value as it was written.
+        value: &'a str,
+    },
+}
+
+impl<'a> Settings<'a> {
+    /// Reads `text`. Each word that is not understood is handed to `mistake`.
+    pub fn parse(text: &'a str, mut mistake: impl FnMut(Mistake<'a>)) -> Self {
+        let mut settings = Self::default();
+
+        for word in text.split_ascii_whitespace() {
+            let (key, value) = word.split_once('=').unwrap_or((word, ""));
+            let understood = match key {
+                "experiments" => set(&mut settings.experiments, Some(value).filter(|list| !list.is_empty())),
+                "iterations" => set(&mut settings.iterations, number(value).filter(|n| *n > 0)),
+                "cpus" => {
+                    set(&mut settings.cpus, number(value).filter(|n| *n > 0).and_then(|n| usize::try_from(n).ok()))
+                }
+                "seconds" => set(&mut settings.seconds, number(value)),
+                "seed" => set(&mut settings.seed, number(value)),
+                "tsc_khz" => set(&mut settings.tsc_khz, number(value).filter(|n| *n > 0)),
+                "stall" => set(&mut settings.stall, number(value).filter(|n| *n > 0)),
+                "apic" => {
+                    settings.force_xapic = value == "xapic";
+                    matches!(value, "xapic" | "x2apic")
+                }
+                _ => {
+                    mistake(Mistake::UnknownKey { key, nearest: nearest(key, KEYS).unwrap_or(KEYS[0]) });
+                    true
+                }
+            };
+            if !understood {
+                mistake(Mistake::BadValue { key, value });
+            }
+        }
+
+        settings
+    }
+}
+
+fn set<T>(field: &mut Option<T>, value: Option<T>) -> bool {
+    let understood = value.is_some();
+    *field = value.or(field.take());
+    understood
+}
+
+/// A decimal number, or a hexadecimal one after `0x`.
+fn number(text: &str) -> Option<u64> {
+    match text.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16).ok(),
+        None => text.parse().ok(),
+    }
+}
+
+/// The candidate that `word` was most likely meant to be: the one with the smallest edit distance.
+pub fn nearest<'c>(word: &str, candidates: impl IntoIterator<Item = &'c str>) -> Option<&'c str> {
+    candidates.into_iter().min_by_key(|candidate| distance(word.as_bytes(), candidate.as_bytes()))
+}
+
+/// Edit distance (insert, delete, replace) of the first bytes of two words.
+fn distance(a: &[u8], b: &[u8]) -> usize {
+    const LONGEST: usize = 40;
+    let a = &a[..a.len().min(LONGEST)];
+    let b = &b[..b.len().min(LONGEST)];
+
+    // One row of the classic table: row[j] is the distance of the part of `a` read so far to the first j bytes of `b`.
+    let mut row: [usize; LONGEST + 1] = core::array::from_fn(|j| j);
+    for (i, &left) in a.iter().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, &right) in b.iter().enumerate() {
+            let replaced = diagonal + usize::from(left != right);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}

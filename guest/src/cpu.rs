@@ -1,0 +1,163 @@
+//! The CPUs of the guest, and how work is handed to them.
+//!
+//! CPU 0 runs the experiments. The others wait, asleep with interrupts on, for a job: a function that is called with
+//! the CPU's index. A CPU is busy from the moment it is given a job until it has returned from it.
+
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use guest_model::acpi;
+use spin::Mutex;
+
+use crate::arch::boot::{self, BootInfo, IdentityMap, MAX_CPUS};
+use crate::arch::{apic, control, interrupts, tsc};
+use crate::interrupt::WAKE;
+use crate::record::record;
+
+/// Work for one CPU.
+pub(crate) type Job = fn(usize);
+
+#[repr(align(128))]
+struct Cpu {
+    apic_id: AtomicU32,
+    up: AtomicBool,
+    busy: AtomicBool,
+    job: Mutex<Option<Job>>,
+}
+
+static CPUS: [Cpu; MAX_CPUS] = [const {
+    Cpu { apic_id: AtomicU32::new(0), up: AtomicBool::new(false), busy: AtomicBool::new(false), job: Mutex::new(None) }
+}; MAX_CPUS];
+
+/// Physical address of the I/O APIC, zero without.
+static IO_APIC: AtomicU64 = AtomicU64::new(0);
+
+/// CPUs that were found and started.
+static COUNT: AtomicUsize = AtomicUsize::new(1);
+
+/// Finds the CPUs in the MADT and starts up to `limit` of them. Answers how many did not come up.
+pub(crate) fn start_all(info: &BootInfo, limit: usize) -> usize {
+    let own = control::apic_id();
+    CPUS[0].apic_id.store(own, Ordering::SeqCst);
+    CPUS[0].up.store(true, Ordering::SeqCst);
+
+    let Some(madt) = acpi::madt(&IdentityMap, info.rsdp) else {
+        record!("note", about = "no-madt", cpus = 1);
+        return 0;
+    };
+    IO_APIC.store(madt.io_apic().unwrap_or(0), Ordering::SeqCst);
+    let reachable = if apic::is_x2apic() { u32::MAX } else { 0xfe };
+    let mut others = madt.cpus().filter(|id| *id != own && *id <= reachable);
+    let others: [Option<u32>; MAX_CPUS] = core::array::from_fn(|_| others.next());
+
+    // The tables are not looked at again from here on.
+    boot::write_trampoline();
+    let mut missing = 0;
+    for apic_id in others.into_iter().flatten() {
+        let index = count();
+        if index >= limit.min(MAX_CPUS) {
+            break;
+        }
+        CPUS[index].apic_id.store(apic_id, Ordering::SeqCst);
+        if start(index) {
+            COUNT.store(index + 1, Ordering::SeqCst);
+        } else {
+            missing += 1;
+            record!("error", about = "cpu-did-not-start", apic_id = apic_id);
+        }
+    }
+    missing
+}
+
+/// Starts CPU `index` by INIT and SIPI, whatever it was doing. Answers whether it came up.
+pub(crate) fn start(index: usize) -> bool {
+    let cpu = &CPUS[index];
+    cpu.up.store(false, Ordering::SeqCst);
+    let up = boot::start_cpu(index, apic_id(index), || cpu.up.load(Ordering::SeqCst));
+    if up {
+        // Whatever job it had died with it.
+        cpu.busy.store(false, Ordering::SeqCst);
+    }
+    up
+}
+
+/// Physical address of the I/O APIC that the MADT names.
+pub(crate) fn io_apic() -> Option<u64> {
+    Some(IO_APIC.load(Ordering::Relaxed)).filter(|at| *at != 0)
+}
+
+/// How many CPUs there are, CPU 0 included.
+pub(crate) fn count() -> usize {
+    COUNT.load(Ordering::Relaxed)
+}
+
+/// APIC id of CPU `index`.
+pub(crate) fn apic_id(index: usize) -> u32 {
+    CPUS[index].apic_id.load(Ordering::Relaxed)
+}
+
+/// Gives CPU `index` (not 0) a job. Answers whether it was free to take it.
+pub(crate) fn give(index: usize, job: Job) -> bool {
+    let cpu = &CPUS[index];
+    if !cpu.up.load(Ordering::SeqCst) || cpu.busy.swap(true, Ordering::SeqCst) {
+        return false;
+    }
+    interrupts::held_off(|| *cpu.job.lock() = Some(job));
+    apic::send(apic_id(index), WAKE);
+    true
+}
+
+/// Whether CPU `index` has no job.
+pub(crate) fn is_free(index: usize) -> bool {
+    !CPUS[index].busy.load(Ordering::SeqCst)
+}
+
+/// Counts CPU `index` as gone: it gets no more jobs.
+pub(crate) fn retire(index: usize) {
+    CPUS[index].up.store(false, Ordering::SeqCst);
+}
+
+/// Whether CPU `index` can be given jobs.
+pub(crate) fn is_up(index: usize) -> bool {
+    CPUS[index].up.load(Ordering::SeqCst)
+}
+
+/// Waits, with interrupts on, until `done` or for `patience` ticks. Answers whether it is done.
+pub(crate) fn wait_until(patience: u64, done: impl Fn() -> bool) -> bool {
+    let last = tsc::now().saturating_add(patience);
+    interrupts::enable();
+    let result = loop {
+        if done() {
+            break true;
+        }
+        if tsc::now() > last {
+            break done();
+        }
+        core::hint::spin_loop();
+    };
+    interrupts::disable();
+    result
+}
+
+/// Waits until all CPUs but 0 are free. Answers the first that is not, after `patience` ticks.
+pub(crate) fn wait_for_all(patience: u64) -> Option<usize> {
+    let all_free = || (1..count()).all(|index| !is_up(index) || is_free(index));
+    if wait_until(patience, all_free) { None } else { (1..count()).find(|index| is_up(*index) && !is_free(*index)) }
+}
+
+/// What CPUs other than 0 do all their life.
+pub(crate) fn serve(index: usize) -> ! {
+    let cpu = &CPUS[index];
+    cpu.up.store(true, Ordering::SeqCst);
+    loop {
+        let job = cpu.job.lock().take();
+        match job {
+            Some(job) => {
+                job(index);
+                interrupts::disable();
+                cpu.busy.store(false, Ordering::SeqCst);
+            }
+            // Interrupts are off, so a job given since the look above wakes this at once.
+            None => interrupts::sleep(),
+        }
+    }
+}

@@ -1,0 +1,17 @@
+//! The half of the measuring guest that needs no machine: reading what it was booted with, and arithmetic on results.
+//!
+//! * [`command_line`]: the settings, and the nearest known word for a misspelt one.
+//! * [`acpi`]: which CPUs there are, from RSDP to MADT.
+//! * [`random`]: the generator of the random experiments, repeatable from a seed.
+//! * [`batches`]: median and minimum of repeated measurements.
+
+#![no_std]
+#![forbid(unsafe_code)]
+
+pub mod acpi;
+pub mod batches;
+pub mod command_line;
+pub mod random;
+
+#[cfg(test)]
+mod tests;

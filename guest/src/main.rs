@@ -1,0 +1,152 @@
+//! The measuring guest: one small bare-metal kernel, a list of named experiments, records out.
+//!
+//! It boots by PVH (`-kernel` of QEMU, Xen, Firecracker, and our hypervisor), starts the CPUs of the MADT, runs the
+//! experiments that its command line names, writes what it saw as one line per record to COM1, and powers off.
+//!
+//! It is linked at 2 MiB and needs 16 MiB of memory.
+//!
+//! | record | when |
+//! |---|---|
+//! | `hello` | once, with what the guest found |
+//! | `record`, `progress` | what an experiment measured |
+//! | `violation` | something was not as the architecture has it: `expected=` and `seen=` |
+//! | `unsupported` | this machine lacks what the experiment needs |
+//! | `error`, `exception`, `panic` | the guest could not go on, or not with all it was asked for |
+//! | `result` | after each experiment |
+//! | `done` | once, at the end |
+//!
+//! A violation counts as a failure under a hypervisor only. QEMU's own CPU emulation is known to let things pass, and
+//! is a tool here, not the subject.
+
+#![no_std]
+#![no_main]
+
+mod arch;
+mod cpu;
+mod experiments;
+mod interrupt;
+mod record;
+
+use core::fmt;
+use core::panic::PanicInfo;
+
+use guest_model::command_line::{Mistake, Settings, nearest};
+
+use arch::boot::{BootInfo, MAX_CPUS};
+use arch::{apic, control, cpu_local, power, serial, tsc};
+use experiments::{Context, EXPERIMENTS, Experiment, Outcome};
+use record::{Text, record};
+
+/// CPU 0, in long mode, with its own tables loaded.
+fn main(info: &BootInfo) -> ! {
+    serial::prepare();
+    let mut failures = 0;
+    let settings = Settings::parse(info.command_line(), |mistake| {
+        failures += 1;
+        report(mistake);
+    });
+
+    let tsc_source = tsc::calibrate(settings.tsc_khz);
+    apic::prepare(settings.force_xapic);
+    failures += cpu::start_all(info, settings.cpus.unwrap_or(MAX_CPUS)) as u64;
+
+    let hypervisor = control::hypervisor();
+    let context = Context { judged: hypervisor.is_some_and(|it| !it.is(b"TCGTCGTCGTCG")), settings: &settings };
+    record!(
+        "hello",
+        guest = "dunlin-guest",
+        cpus = cpu::count(),
+        apic = if apic::is_x2apic() { "x2apic" } else { "xapic" },
+        tsc_khz = tsc::khz(),
+        tsc_source = tsc_source,
+        apic_timer_khz = apic::timer_khz(),
+        tsc_deadline = control::has_tsc_deadline(),
+        cpu = control::maker(),
+        hypervisor = Shown(hypervisor),
+        judged = context.judged,
+    );
+
+    let mut run = 0;
+    match settings.experiments {
+        Some("list") => EXPERIMENTS.iter().for_each(describe),
+        Some(names) => {
+            for name in names.split(',').filter(|name| !name.is_empty()) {
+                run += 1;
+                failures += match EXPERIMENTS.iter().find(|experiment| experiment.name == name) {
+                    Some(experiment) => perform(experiment, &context),
+                    None => unknown(name),
+                };
+            }
+        }
+        None => {
+            for experiment in EXPERIMENTS.iter().filter(|experiment| experiment.by_default) {
+                run += 1;
+                failures += perform(experiment, &context);
+            }
+        }
+    }
+
+    record!("done", experiments = run, failures = failures);
+    power::off(failures == 0)
+}
+
+/// Runs one experiment and answers how many failures it adds.
+fn perform(experiment: &Experiment, context: &Context) -> u64 {
+    let start = tsc::now();
+    let outcome = (experiment.run)(context);
+    let microseconds = tsc::microseconds(tsc::now() - start);
+    match outcome {
+        Outcome::Done { failures } => {
+            record!("result", experiment = experiment.name, failures = failures, microseconds = microseconds);
+            failures
+        }
+        Outcome::Unsupported(why) => {
+            record!("unsupported", experiment = experiment.name, why = Text(why));
+            0
+        }
+    }
+}
+
+fn describe(experiment: &Experiment) {
+    record!("experiment", name = experiment.name, default = experiment.by_default, about = Text(experiment.about));
+}
+
+fn unknown(name: &str) -> u64 {
+    let nearest = nearest(name, EXPERIMENTS.iter().map(|experiment| experiment.name)).unwrap_or("");
+    record!("error", about = "unknown-experiment", name = Text(name), nearest = nearest);
+    1
+}
+
+fn report(mistake: Mistake<'_>) {
+    match mistake {
+        Mistake::UnknownKey { key, nearest } => {
+            record!("error", about = "unknown-key", key = Text(key), nearest = nearest);
+        }
+        Mistake::BadValue { key, value } => record!("error", about = "bad-value", key = key, value = Text(value)),
+    }
+}
+
+/// An optional name; `none` without.
+struct Shown<T>(Option<T>);
+
+impl<T: fmt::Display> fmt::Display for Shown<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Some(name) => name.fmt(f),
+            None => f.write_str("none"),
+        }
+    }
+}
+
+#[panic_handler]
+fn panic(info: &PanicInfo<'_>) -> ! {
+    let (file, line) = info.location().map_or(("", 0), |at| (at.file(), at.line()));
+    record!(
+        "panic",
+        cpu = cpu_local::index(),
+        file = file,
+        line = line,
+        message = format_args!("\"{}\"", info.message())
+    );
+    power::off(false)
+}

@@ -1,0 +1,176 @@
+//! Tests of what the guest can decide without a machine.
+
+extern crate std;
+
+use std::string::String;
+use std::vec;
+use std::vec::Vec;
+
+use crate::acpi::{self, Physical};
+use crate::batches::{Batches, per_iteration};
+use crate::command_line::{KEYS, Mistake, Settings, nearest};
+use crate::random::Random;
+
+#[test]
+fn settings_are_read_in_any_order() {
+    let settings =
+        Settings::parse("seconds=0 experiments=cpuid,rdmsr  seed=0x10 cpus=2 apic=xapic", |m| panic!("{m:?}"));
+    assert_eq!(settings.experiments, Some("cpuid,rdmsr"));
+    assert_eq!(settings.seconds, Some(0));
+    assert_eq!(settings.seed, Some(16));
+    assert_eq!(settings.cpus, Some(2));
+    assert!(settings.force_xapic);
+    assert_eq!(settings.iterations, None);
+}
+
+#[test]
+fn a_misspelt_key_is_named_with_the_nearest_one() {
+    let mut mistakes = Vec::new();
+    Settings::parse("iteration=5 cpu", |m| mistakes.push(m));
+    assert_eq!(
+        mistakes,
+        [
+            Mistake::UnknownKey { key: "iteration", nearest: "iterations" },
+            Mistake::UnknownKey { key: "cpu", nearest: "cpus" }
+        ]
+    );
+}
+
+#[test]
+fn a_bad_value_is_named_and_leaves_the_earlier_one() {
+    let mut mistakes = Vec::new();
+    let settings = Settings::parse("cpus=3 cpus=many cpus=0 iterations= apic=no", |m| mistakes.push(m));
+    assert_eq!(settings.cpus, Some(3));
+    assert_eq!(mistakes.len(), 4);
+    assert_eq!(mistakes[0], Mistake::BadValue { key: "cpus", value: "many" });
+}
+
+#[test]
+fn hostile_words_never_panic() {
+    let mut random = Random::new(1, 0);
+    for _ in 0..2000 {
+        let text: String = (0..random.index(60)).map(|_| char::from((random.bits() % 0x60) as u8 + 0x20)).collect();
+        Settings::parse(&text, |_| {});
+        assert!(nearest(&text, KEYS).is_some());
+    }
+}
+
+#[test]
+fn streams_of_one_seed_differ() {
+    let firsts: std::collections::BTreeSet<u64> = (0..256).map(|cpu| Random::new(7, cpu).bits()).collect();
+    assert_eq!(firsts.len(), 256);
+    assert_eq!(Random::new(7, 3).bits(), Random::new(7, 3).bits());
+}
+
+#[test]
+fn numbers_stay_below_their_bound() {
+    let mut random = Random::new(0, 0);
+    assert_eq!(random.below(0), 0);
+    assert!((0..1000).all(|_| random.below(10) < 10));
+}
+
+#[test]
+fn median_and_min_ignore_the_warm_up() {
+    let mut values = [100, 9, 1, 8, 2, 7, 3, 6, 4, 5].into_iter();
+    let batches = Batches::measure(|| values.next().expect("ten values"));
+    assert_eq!((batches.min(), batches.median(), batches.max()), (1, 5, 9));
+}
+
+#[test]
+fn per_iteration_rounds_and_never_divides_by_zero() {
+    assert_eq!(per_iteration(1000, 0, 3), 333);
+    assert_eq!(per_iteration(1001, 0, 2), 501);
+    assert_eq!(per_iteration(5, 10, 4), 0);
+    assert_eq!(per_iteration(5, 0, 0), 5);
+    assert_eq!(per_iteration(u64::MAX, 0, 2), u64::MAX / 2);
+}
+
+/// Physical memory of a made-up machine: one block at 0.
+struct Memory(Vec<u8>);
+
+impl Physical for Memory {
+    fn bytes(&self, at: u64, length: usize) -> Option<&[u8]> {
+        let at = usize::try_from(at).ok()?;
+        self.0.get(at..at.checked_add(length)?)
+    }
+}
+
+impl Memory {
+    fn put(&mut self, at: usize, bytes: &[u8]) {
+        self.0[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+
+    fn fix_checksum(&mut self, at: usize, length: usize, field: usize) {
+        self.0[at + field] = 0;
+        let sum = self.0[at..at + length].iter().fold(0u8, |s, b| s.wrapping_add(*b));
+        self.0[at + field] = sum.wrapping_neg();
+    }
+
+    fn table(&mut self, at: usize, signature: &[u8; 4], body: &[u8]) {
+        let length = 36 + body.len();
+        self.put(at, signature);
+        self.put(at + 4, &u32::try_from(length).expect("small").to_le_bytes());
+        self.put(at + 36, body);
+        self.fix_checksum(at, length, 9);
+    }
+
+    /// RSDP at 0x100, root table at 0x200, MADT at 0x400.
+    fn machine(revision: u8) -> Self {
+        let mut memory = Self(vec![0; 0x1000]);
+        memory.put(0x100, b"RSD PTR ");
+        memory.0[0x100 + 15] = revision;
+        memory.put(0x110, &0x200u32.to_le_bytes());
+        memory.fix_checksum(0x100, 20, 8);
+        if revision >= 2 {
+            memory.put(0x118, &0x200u64.to_le_bytes());
+            memory.fix_checksum(0x100, 36, 32);
+            memory.table(0x200, b"XSDT", &[&0x400u64.to_le_bytes()[..]].concat());
+        } else {
+            memory.table(0x200, b"RSDT", &0x400u32.to_le_bytes());
+        }
+        let mut body = vec![0; 8];
+        body.extend([0, 8, 0, 0, 1, 0, 0, 0]); // APIC id 0, enabled
+        body.extend([0, 8, 1, 5, 0, 0, 0, 0]); // APIC id 5, not enabled
+        body.extend([1, 12, 0, 0, 0, 0, 0xc0, 0xfe, 0, 0, 0, 0]); // I/O APIC
+        body.extend([9, 16, 0, 0, 0x2c, 1, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0]); // x2APIC id 300
+        memory.table(0x400, b"APIC", &body);
+        memory
+    }
+}
+
+#[test]
+fn cpus_are_found_through_both_kinds_of_root_table() {
+    for revision in [0, 2] {
+        let memory = Memory::machine(revision);
+        let madt = acpi::madt(&memory, 0x100).expect("the tables are good");
+        assert_eq!(madt.cpus().collect::<Vec<_>>(), [0, 300]);
+        assert_eq!(madt.io_apic(), Some(0xfec0_0000));
+    }
+}
+
+#[test]
+fn a_table_with_a_wrong_checksum_is_absent() {
+    for at in [0x100, 0x204, 0x430] {
+        let mut memory = Memory::machine(2);
+        memory.0[at] ^= 0x40;
+        assert!(acpi::madt(&memory, 0x100).is_none(), "changed byte {at:#x}");
+    }
+}
+
+#[test]
+fn random_damage_never_panics() {
+    let mut random = Random::new(3, 0);
+    for _ in 0..5000 {
+        let mut memory = Memory::machine(2);
+        for _ in 0..4 {
+            let at = 0x400 + random.index(0x80);
+            memory.0[at] = (random.bits() & 0xff) as u8;
+        }
+        // Make the checksum right again, so that the damage gets past it.
+        let length = usize::from(memory.0[0x404]).max(36);
+        memory.fix_checksum(0x400, length, 9);
+        if let Some(madt) = acpi::madt(&memory, 0x100) {
+            let _ = (madt.cpus().count(), madt.io_apic());
+        }
+    }
+}
