@@ -1,0 +1,70 @@
+#!/bin/sh
+# Installs what building and testing Dunlin needs and this machine lacks, and says what it does. `make` calls it before
+# cargo, so it needs nothing but a Debian system and rustup, and takes a tenth of a second when nothing is missing.
+#
+# Guest kernels and BusyBox are not installed: `cargo xtask build` unpacks them below target/ (xtask/src/debian.rs).
+set -eu
+cd "$(dirname "$0")/.."
+
+say() { echo "setup: $*" >&2; }
+
+# Debian packages: PROGRAM that shows that the package is there, and the PACKAGE.
+missing=
+need() {
+    command -v "$1" >/dev/null 2>&1 || missing="$missing $2"
+}
+need cc gcc                                  # links what runs on this machine
+need qemu-system-x86_64 qemu-system-x86      # the machine that the hypervisor runs on
+[ -e /usr/include/stdio.h ] || missing="$missing libc6-dev"
+
+# As root directly, otherwise by sudo, otherwise the user has to.
+as_root=
+[ "$(id -u)" = 0 ] || as_root=sudo
+if [ -n "$missing" ]; then
+    install="apt-get install --yes --no-install-recommends$missing"
+    if ! command -v apt-get >/dev/null 2>&1; then
+        say "missing:$missing (names of the Debian packages), and this is not a Debian system."
+        say "Please install the like of them and try again."
+        exit 1
+    fi
+    if [ -n "$as_root" ] && ! command -v sudo >/dev/null 2>&1; then
+        say "missing Debian packages. Please run as root, then try again:"
+        say "    apt-get update && $install"
+        exit 1
+    fi
+    # The lists may be empty (a fresh container) or too old to find the packages: then refresh them, once.
+    say "installing Debian packages:$missing"
+    say "    $as_root $install"
+    $as_root env DEBIAN_FRONTEND=noninteractive $install || {
+        say "    $as_root apt-get update"
+        $as_root apt-get update
+        $as_root env DEBIAN_FRONTEND=noninteractive $install
+    }
+fi
+
+# The toolchain of rust-toolchain.toml. It is installed by name here, because rustup does so by itself only where
+# RUSTUP_AUTO_INSTALL allows it.
+if ! command -v rustup >/dev/null 2>&1; then
+    say "rustup is missing. Please install it (Debian package rustup, or https://rustup.rs) and try again."
+    exit 1
+fi
+list_of() { sed -n "s/^$1 *= *\[\(.*\)\].*/\1/p" rust-toolchain.toml | tr -d ' "'; }
+channel=$(sed -n 's/^channel *= *"\(.*\)".*/\1/p' rust-toolchain.toml)
+components=$(list_of components)
+targets=$(list_of targets)
+
+installed=$(rustup component list --toolchain "$channel" --installed 2>/dev/null || true)
+complete=yes
+for part in cargo $(echo "$components" | tr , ' ') $(echo "$targets" | sed 's/[^,]*/rust-std-&/g' | tr , ' '); do
+    # Components are listed with the host's name behind theirs, `rust-std` with its target's.
+    case "
+$installed" in
+    *"
+$part"*) ;;
+    *) complete=no ;;
+    esac
+done
+if [ $complete = no ]; then
+    say "installing the Rust toolchain $channel ($components; $targets)"
+    rustup toolchain install "$channel" --profile minimal --component "$components" --target "$targets" --no-self-update
+fi

@@ -1,0 +1,134 @@
+//! What is built and where it is left.
+//!
+//! ```text
+//! target/release/dunlin             the tool
+//! target/dunlin/hypervisor          ELF with a PVH note
+//! target/dunlin/guest               the measuring guest
+//! target/dunlin/initrd.cpio.gz      BusyBox and initrd/
+//! target/dunlin/vmlinuz-cloud       Debian's kernel for virtual machines
+//! target/dunlin/vmlinuz-full        Debian's kernel for all machines
+//! ```
+//!
+//! `CARGO_TARGET_DIR` moves all of it.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::{debian, initrd};
+
+/// Where things are.
+#[derive(Debug)]
+pub(crate) struct Places {
+    /// The repository.
+    pub(crate) root: PathBuf,
+    /// Cargo's target directory, absolute.
+    pub(crate) target: PathBuf,
+}
+
+/// How much to build.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    /// What `dunlin run` without arguments needs: the large kernel is not fetched.
+    ForDefaultVm,
+    /// What the tests need.
+    Everything,
+}
+
+/// The target of the hypervisor and of the measuring guest.
+pub(crate) const BARE_METAL: &str = "x86_64-unknown-none";
+/// The packages built for [`BARE_METAL`], with the name under which the program is left in `target/dunlin`.
+pub(crate) const BARE_METAL_PROGRAMS: [(&str, &str); 2] =
+    [("dunlin-hypervisor", "hypervisor"), ("dunlin-guest", "guest")];
+
+impl Places {
+    pub(crate) fn find() -> Result<Self> {
+        // As `cargo run` sets it, not as it was when this program was built: clones may share a target directory.
+        let manifest = env::var_os("CARGO_MANIFEST_DIR").context("start this as `cargo xtask`")?;
+        let root = Path::new(&manifest).parent().context("xtask is not in a repository")?.to_path_buf();
+        let target = match env::var_os("CARGO_TARGET_DIR") {
+            Some(directory) => env::current_dir()?.join(directory),
+            None => root.join("target"),
+        };
+        Ok(Self { root, target })
+    }
+
+    pub(crate) fn tool(&self) -> PathBuf {
+        self.target.join("release/dunlin")
+    }
+
+    /// The directory of what is handed to `dunlin`.
+    pub(crate) fn assets(&self) -> PathBuf {
+        self.target.join("dunlin")
+    }
+
+    /// A `cargo` command in the repository with our target directory.
+    pub(crate) fn cargo(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        command.current_dir(&self.root).env("CARGO_TARGET_DIR", &self.target).args(arguments);
+        command
+    }
+}
+
+/// Builds and fetches what is wanted. Quick when all is there.
+pub(crate) fn build(places: &Places, wanted: Wanted) -> Result<()> {
+    run(&mut places.cargo(&["build", "--release", "--package", "dunlin-cli"]))?;
+    let mut bare_metal = places.cargo(&["build", "--release", "--target", BARE_METAL]);
+    for (package, _) in BARE_METAL_PROGRAMS {
+        bare_metal.args(["--package", package]);
+    }
+    run(&mut bare_metal)?;
+    std::fs::create_dir_all(places.assets())?;
+    for (package, name) in BARE_METAL_PROGRAMS {
+        place_program(places, package, name)?;
+    }
+    assets(places, wanted)
+}
+
+/// The part of [`build`] that needs no compiler: guest kernels and the initrd.
+pub(crate) fn assets(places: &Places, wanted: Wanted) -> Result<()> {
+    std::fs::create_dir_all(places.assets())?;
+    debian::kernel(places, "linux-image-cloud-amd64", "vmlinuz-cloud")?;
+    if wanted == Wanted::Everything {
+        debian::kernel(places, "linux-image-amd64", "vmlinuz-full")?;
+    }
+    initrd::build(places)
+}
+
+/// Copies the program of `package` to `target/dunlin/name`.
+fn place_program(places: &Places, package: &str, name: &str) -> Result<()> {
+    let built = places.target.join(BARE_METAL).join("release");
+    let program = [package, name].map(|file| built.join(file)).into_iter().find(|path| path.is_file());
+    let Some(program) = program else {
+        bail!("{package} left no program `{package}` or `{name}` in {}", built.display())
+    };
+    std::fs::copy(&program, places.assets().join(name))
+        .with_context(|| format!("cannot copy {}", program.display()))?;
+    Ok(())
+}
+
+/// Runs `command` with our own standard streams; its failure is an error that shows the command.
+pub(crate) fn run(command: &mut Command) -> Result<()> {
+    let status = command.status().with_context(|| format!("cannot run {}", command.get_program().display()))?;
+    if !status.success() {
+        bail!("{} ({status})", shown(command));
+    }
+    Ok(())
+}
+
+/// Runs `command` and returns its standard output.
+pub(crate) fn output(command: &mut Command) -> Result<String> {
+    let output = command.output().with_context(|| format!("cannot run {}", command.get_program().display()))?;
+    if !output.status.success() {
+        bail!("{} ({}): {}", shown(command), output.status, String::from_utf8_lossy(&output.stderr).trim());
+    }
+    String::from_utf8(output.stdout).with_context(|| format!("{} wrote no UTF-8", shown(command)))
+}
+
+/// The command as a person would type it.
+pub(crate) fn shown(command: &Command) -> String {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
+}

@@ -1,0 +1,167 @@
+//! What a continuous integration runs: named steps, each with its time, and a summary.
+//!
+//! A failed step does not stop the others, so that one run tells all; a step whose ground is missing is skipped and
+//! says so. Steps are in order of cost: what fails most often fails first.
+
+use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+
+use crate::artifacts::{self, BARE_METAL, BARE_METAL_PROGRAMS, Places, Wanted, run as execute};
+use crate::house;
+
+struct Step {
+    name: &'static str,
+    what: &'static str,
+    /// The step without which this one means nothing.
+    needs: Option<&'static str>,
+    action: fn(&Places) -> Result<()>,
+}
+
+const STEPS: [Step; 9] = [
+    Step { name: "fmt", what: "the code is formatted", needs: None, action: fmt },
+    Step { name: "house", what: "the rules of the house hold", needs: None, action: house_checks },
+    Step { name: "clippy", what: "no warnings in what runs on the host", needs: None, action: clippy },
+    Step {
+        name: "clippy-bare-metal",
+        what: "no warnings in hypervisor and guest",
+        needs: None,
+        action: clippy_bare_metal,
+    },
+    Step { name: "unit", what: "unit and model tests", needs: None, action: unit },
+    Step { name: "loom", what: "the small races, all interleavings", needs: None, action: loom },
+    Step { name: "doc", what: "the documentation builds without warnings", needs: None, action: doc },
+    Step { name: "build", what: "all that the system tests boot", needs: None, action: build },
+    Step { name: "system", what: "hypervisor and guests in QEMU", needs: Some("build"), action: system },
+];
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Outcome {
+    Passed,
+    Failed,
+    Skipped,
+}
+
+/// Runs all steps, or those named.
+pub(crate) fn run(places: &Places, names: &[String]) -> Result<ExitCode> {
+    if names.iter().any(|name| name == "--list") {
+        for step in &STEPS {
+            println!("{:18} {}", step.name, step.what);
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    if let Some(unknown) = names.iter().find(|name| !STEPS.iter().any(|step| step.name == name.as_str())) {
+        bail!("no step `{unknown}`; `cargo xtask test --list` shows them");
+    }
+
+    let mut results: Vec<(&Step, Outcome, Duration)> = Vec::new();
+    for step in STEPS.iter().filter(|step| names.is_empty() || names.iter().any(|name| name == step.name)) {
+        println!("\n== {}: {}", step.name, step.what);
+        let started = Instant::now();
+        let missing =
+            results.iter().any(|(done, outcome, _)| Some(done.name) == step.needs && *outcome != Outcome::Passed);
+        let outcome = if missing {
+            Outcome::Skipped
+        } else {
+            match (step.action)(places) {
+                Ok(()) => Outcome::Passed,
+                Err(error) => {
+                    println!("{error:#}");
+                    Outcome::Failed
+                }
+            }
+        };
+        results.push((step, outcome, started.elapsed()));
+    }
+
+    println!("\n== summary");
+    for (step, outcome, took) in &results {
+        let word = match outcome {
+            Outcome::Passed => "passed",
+            Outcome::Failed => "FAILED",
+            Outcome::Skipped => "skipped",
+        };
+        println!("{:18} {word:8} {:6.1} s", step.name, took.as_secs_f64());
+    }
+    let whole: Duration = results.iter().map(|(_, _, took)| *took).sum();
+    println!("{:18} {:8} {:6.1} s", "in total", "", whole.as_secs_f64());
+    let passed = results.iter().all(|(_, outcome, _)| *outcome == Outcome::Passed);
+    Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn fmt(places: &Places) -> Result<()> {
+    execute(&mut places.cargo(&["fmt", "--all", "--check"]))
+}
+
+fn house_checks(places: &Places) -> Result<()> {
+    if house::report(&places.root)? != ExitCode::SUCCESS {
+        bail!("a rule of the house is broken");
+    }
+    Ok(())
+}
+
+fn clippy(places: &Places) -> Result<()> {
+    let deny = ["--", "--deny", "warnings"];
+    execute(on_host(places, "clippy").arg("--all-targets").args(deny))?;
+    // Of the bare-metal packages, what is tested on the host.
+    let mut tested = places.cargo(&["clippy", "--tests"]);
+    for (package, _) in BARE_METAL_PROGRAMS {
+        tested.args(["--package", package]);
+    }
+    execute(tested.args(deny))
+}
+
+fn clippy_bare_metal(places: &Places) -> Result<()> {
+    execute(on_bare_metal(places, "clippy").args(["--", "--deny", "warnings"]))
+}
+
+fn unit(places: &Places) -> Result<()> {
+    // Includes the parts of hypervisor and guest that need no machine.
+    execute(&mut places.cargo(&["test", "--workspace", "--exclude", "dunlin-system-tests"]))
+}
+
+fn loom(places: &Places) -> Result<()> {
+    // `--cfg loom` is for all crates, so what is built here is of no use to the other steps: a directory of its own
+    // keeps it from replacing theirs. Loom explores more in the same time when optimised, but not when linked longer.
+    let mut command = places.cargo(&["test", "--release", "--package", "dunlin-sched", "--test", "loom"]);
+    command
+        .env("RUSTFLAGS", "--cfg loom")
+        .env("CARGO_TARGET_DIR", places.target.join("loom"))
+        .env("CARGO_PROFILE_RELEASE_LTO", "off")
+        .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
+    execute(&mut command)
+}
+
+fn doc(places: &Places) -> Result<()> {
+    let flags = ("RUSTDOCFLAGS", "--deny warnings");
+    execute(on_host(places, "doc").arg("--no-deps").env(flags.0, flags.1))?;
+    execute(on_bare_metal(places, "doc").arg("--no-deps").env(flags.0, flags.1))
+}
+
+fn build(places: &Places) -> Result<()> {
+    artifacts::build(places, Wanted::Everything)
+}
+
+fn system(places: &Places) -> Result<()> {
+    let arguments = ["test", "--release", "--package", "dunlin-system-tests", "--", "--test-threads=1"];
+    execute(&mut places.cargo(&arguments))
+}
+
+/// A cargo command for all packages but hypervisor and guest.
+fn on_host(places: &Places, command: &str) -> Command {
+    let mut command = places.cargo(&[command, "--workspace"]);
+    for (package, _) in BARE_METAL_PROGRAMS {
+        command.args(["--exclude", package]);
+    }
+    command
+}
+
+/// A cargo command for hypervisor and guest.
+fn on_bare_metal(places: &Places, command: &str) -> Command {
+    let mut command = places.cargo(&[command, "--target", BARE_METAL]);
+    for (package, _) in BARE_METAL_PROGRAMS {
+        command.args(["--package", package]);
+    }
+    command
+}

@@ -1,0 +1,146 @@
+//! What is not ours comes from Debian packages: guest kernels and BusyBox.
+//!
+//! `apt-get download` fetches a package from the mirrors that the machine is set up for and checks it against their
+//! signed lists; the wanted file is taken out of it below `target/`. Nothing is installed, and nothing of it (it is all GPL) is ever
+//! part of this repository.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+use crate::artifacts::{Places, output, run, shown};
+
+/// Leaves the kernel that the package `meta` depends on at `target/dunlin/name`, if there is none yet.
+pub(crate) fn kernel(places: &Places, meta: &str, name: &str) -> Result<()> {
+    let wanted = places.assets().join(name);
+    if wanted.is_file() {
+        return Ok(());
+    }
+
+    with_fresh_lists(|| {
+        let package = kernel_package(&output(Command::new("apt-cache").args(["depends", meta]))?)
+            .with_context(|| format!("the package {meta} depends on no kernel"))?;
+        println!("xtask: fetching the guest kernel {package} (Debian package, unpacked below target, not installed)");
+        take_file(places, &package, "./boot/vmlinuz-*", &wanted)
+    })
+    .with_context(|| format!("no guest kernel {name}; `dunlin run --kernel FILE` takes any other"))
+}
+
+/// A statically linked BusyBox: the installed one of the package busybox-static, or one taken from that package.
+pub(crate) fn busybox(places: &Places) -> Result<PathBuf> {
+    // The path alone says nothing: the package `busybox` puts a dynamically linked program there.
+    let installed = Path::new("/bin/busybox");
+    let state = Command::new("dpkg-query").args(["-W", "-f", "${Status}", "busybox-static"]).output();
+    if state.is_ok_and(|state| state.stdout == b"install ok installed") && installed.is_file() {
+        return Ok(installed.to_path_buf());
+    }
+
+    let fetched = places.assets().join("busybox");
+    if !fetched.is_file() {
+        println!("xtask: fetching busybox-static (Debian package, unpacked below target, not installed)");
+        with_fresh_lists(|| take_file(places, "busybox-static", "*/bin/busybox", &fetched))?;
+    }
+    Ok(fetched)
+}
+
+/// The first kernel among the dependencies that `apt-cache depends` lists.
+fn kernel_package(depends: &str) -> Option<String> {
+    let mut packages = depends.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
+    packages.find(|package| package.starts_with("linux-image-")).map(str::to_owned)
+}
+
+/// Tries once, and after `apt-get update` a second time: the lists may be empty (a fresh container) or name a package
+/// that the mirror has replaced since.
+fn with_fresh_lists(attempt: impl Fn() -> Result<()>) -> Result<()> {
+    let Err(first) = attempt() else { return Ok(()) };
+    println!("xtask: {first:#}");
+
+    let mut update = if is_root()? {
+        Command::new("apt-get")
+    } else {
+        let mut sudo = Command::new("sudo");
+        sudo.arg("apt-get");
+        sudo
+    };
+    update.arg("update");
+    println!("xtask: refreshing apt's lists: {}", shown(&update));
+    run(&mut update).context("apt's lists could not be refreshed; run `apt-get update` as root and try again")?;
+    attempt()
+}
+
+/// Downloads `package` and takes out the one file that matches `pattern`.
+fn take_file(places: &Places, package: &str, pattern: &str, to: &Path) -> Result<()> {
+    let scratch = places.assets().join(format!("unpack-{package}"));
+    let _ = fs::remove_dir_all(&scratch);
+    fs::create_dir_all(&scratch)?;
+
+    let mut download = Command::new("apt-get");
+    download.current_dir(&scratch).args(["--quiet=2", "download"]);
+    if is_root()? {
+        // As root, apt would hand the download to its own user, who may not write here.
+        download.args(["-o", "APT::Sandbox::User=root"]);
+    }
+    run(download.arg(package))?;
+    let archive = only_file_below(&scratch)?;
+
+    // A kernel package holds thousands of modules; only one file is unpacked.
+    let mut unpacked = Command::new("dpkg-deb").arg("--fsys-tarfile").arg(&archive).stdout(Stdio::piped()).spawn()?;
+    let stream = unpacked.stdout.take().context("dpkg-deb has no output")?;
+    let files = scratch.join("files");
+    fs::create_dir(&files)?;
+    let mut tar = Command::new("tar");
+    tar.args(["--extract", "--wildcards", "--no-same-owner"]).arg("--directory").arg(&files).arg(pattern);
+    run(tar.stdin(stream))?;
+    let status = unpacked.wait()?;
+    if !status.success() {
+        bail!("dpkg-deb --fsys-tarfile {} ({status})", archive.display());
+    }
+
+    // The rename comes last, so that an interrupted run leaves nothing that looks complete.
+    fs::rename(only_file_below(&files)?, to)?;
+    fs::remove_dir_all(&scratch)?;
+    Ok(())
+}
+
+/// The single regular file in a directory tree.
+fn only_file_below(directory: &Path) -> Result<PathBuf> {
+    let mut files = Vec::new();
+    let mut open = vec![directory.to_path_buf()];
+    while let Some(next) = open.pop() {
+        for entry in fs::read_dir(next)? {
+            let entry = entry?;
+            let kind = entry.file_type()?;
+            if kind.is_dir() {
+                open.push(entry.path());
+            } else if kind.is_file() {
+                files.push(entry.path());
+            }
+        }
+    }
+    match <[PathBuf; 1]>::try_from(files) {
+        Ok([file]) => Ok(file),
+        Err(files) => bail!("expected one file below {}, found {}", directory.display(), files.len()),
+    }
+}
+
+fn is_root() -> Result<bool> {
+    Ok(output(Command::new("id").arg("-u"))?.trim() == "0")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::kernel_package;
+
+    #[test]
+    fn the_kernel_is_found_among_the_dependencies() {
+        let listed = "linux-image-cloud-amd64\n  Depends: linux-base\n  Depends: linux-image-6.1.0-56-cloud-amd64\n";
+        assert_eq!(kernel_package(listed).as_deref(), Some("linux-image-6.1.0-56-cloud-amd64"));
+    }
+
+    #[test]
+    fn a_package_without_a_kernel_gives_none() {
+        assert_eq!(kernel_package("linux-image-amd64\n  Suggests: linux-image-6.1.0-1-amd64\n"), None);
+    }
+}

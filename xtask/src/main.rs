@@ -1,0 +1,74 @@
+//! `cargo xtask`: builds and checks Dunlin. The Makefile's targets are names for these commands.
+//!
+//! * [`artifacts`] knows what is built and where it is left;
+//! * [`debian`] fetches what is not ours: guest kernels and BusyBox, from Debian packages;
+//! * [`initrd`] packs the guest's first RAM disk;
+//! * [`ci`] is what a continuous integration runs, one named step after the other;
+//! * [`house`] holds the rules of the house that no compiler knows.
+
+mod artifacts;
+mod ci;
+mod debian;
+mod house;
+mod initrd;
+
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result, bail};
+
+use artifacts::{Places, Wanted};
+
+const HELP: &str = "\
+cargo xtask COMMAND
+
+  build          hypervisor, measuring guest, tool, initrd and guest kernels
+  assets         only initrd and guest kernels
+  run [ARGS]     build, then `dunlin run ARGS`
+  test [STEP..]  what CI runs; with names, only these steps (`test --list` shows them)
+  bench [ARGS]   build, then the measurements of system_tests
+  house          only the house checks
+";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let result = match arguments.split_first() {
+        Some((command, rest)) => dispatch(command, rest),
+        None => Err(anyhow::anyhow!("which command?\n\n{HELP}")),
+    };
+    match result {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn dispatch(command: &str, rest: &[String]) -> Result<ExitCode> {
+    let places = Places::find()?;
+    match command {
+        "build" => artifacts::build(&places, Wanted::Everything)?,
+        "assets" => artifacts::assets(&places, Wanted::Everything)?,
+        "run" => run_default(&places, rest)?,
+        "bench" => bench(&places, rest)?,
+        "test" => return ci::run(&places, rest),
+        "house" => return house::report(&places.root),
+        "help" | "--help" | "-h" => print!("{HELP}"),
+        other => bail!("no command `{other}`\n\n{HELP}"),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Builds what `dunlin run` needs and replaces this process with it, so that terminal and exit status are its own.
+fn run_default(places: &Places, rest: &[String]) -> Result<()> {
+    artifacts::build(places, Wanted::ForDefaultVm)?;
+    let error = Command::new(places.tool()).arg("run").args(rest).exec();
+    Err(error).with_context(|| format!("cannot run {}", places.tool().display()))
+}
+
+fn bench(places: &Places, rest: &[String]) -> Result<()> {
+    artifacts::build(places, Wanted::Everything)?;
+    let arguments = ["run", "--quiet", "--release", "--package", "dunlin-system-tests", "--bin", "measure", "--"];
+    artifacts::run(places.cargo(&arguments).args(rest))
+}
