@@ -273,7 +273,7 @@ fn extended_leaf(number: u32, vcpus: u32) -> Registers {
 ///
 /// A kernel wants two things from a hypervisor before anything else: the frequency of the TSC, and a word that it may
 /// keep the x2APIC without interrupt remapping. The smallest interface that gives both to unmodified kernels is
-/// VMware's: one leaf with the frequencies, and two calls (`docs/decisions/0003-guest-clock.md`).
+/// VMware's: one leaf with the frequencies, and two calls (`docs/decisions/0004-guest-clock.md`).
 fn hypervisor_leaf(number: u32) -> Registers {
     /// The calls are made by VMMCALL.
     const CALLS_BY_VMMCALL: u32 = 1 << 0;

@@ -119,8 +119,8 @@ pub(crate) fn check() -> Result<(), Missing> {
 /// QEMU's emulation keeps GIF, nested paging and the like as bits of one word per CPU. An XRSTOR on *any* CPU clears
 /// another bit in the *first* CPU's word, by a read and a write with nothing to keep them together (`cpu_clear_ignne`,
 /// seen in 7.2). When that falls onto a #VMEXIT of the first CPU, its nested paging stays on in the host, and the
-/// host's state ends up in the guest's VMCB. It was seen in one boot of ten with 32 vCPUs. A CPU that never runs a guest
-/// has no such bits to lose.
+/// host's state ends up in the guest's VMCB. It was seen in three boots of nine with 32 vCPUs. A CPU that never runs a guest
+/// has no such bits to lose (docs/decisions/0005-first-cpu.md).
 pub(crate) fn spares_first_cpu() -> bool {
     const EMULATED: [u8; 12] = *b"TCGTCGTCGTCG";
     let CpuidResult { ebx, ecx, edx, .. } = __cpuid(0x4000_0000);
