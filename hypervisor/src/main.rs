@@ -5,6 +5,10 @@
 //! left out there.
 
 #![cfg_attr(target_os = "none", no_std, no_main)]
+#![cfg_attr(
+    not(target_os = "none"),
+    allow(dead_code, unused_imports, reason = "on the host only the tests use the portable modules")
+)]
 
 #[cfg(any(target_os = "none", test))]
 extern crate alloc;

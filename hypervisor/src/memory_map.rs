@@ -134,6 +134,7 @@ fn page_up(address: u64) -> u64 {
 }
 
 #[cfg(test)]
+#[expect(clippy::cast_possible_truncation, reason = "tests run on 64-bit hosts")]
 mod tests {
     use super::{Kind, MemoryMap, Ranges};
     use addr::{Hpa, HpaRange, PAGE_BYTES};

@@ -223,7 +223,6 @@ impl LocalApic {
     }
 
     /// Whether a vector waits only because the task priority holds it back, so that a lower one must be noticed.
-    #[cfg(test)]
     #[must_use]
     pub(crate) fn is_held_by_task_priority(&self) -> bool {
         let above_service = classes_above(highest(self.in_service));
@@ -231,7 +230,6 @@ impl LocalApic {
     }
 
     /// Whether anything is requested, deliverable or not.
-    #[cfg(test)]
     #[inline]
     #[must_use]
     pub(crate) fn has_any_request(&self) -> bool {

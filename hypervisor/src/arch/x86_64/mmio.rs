@@ -70,7 +70,7 @@ pub(super) fn access(run: &mut Running<'_>, gpa: Gpa) -> Next {
     Next::Resume
 }
 
-/// MOV to CR8, which leaves the guest only while an interrupt window is open.
+/// MOV to CR8, which leaves the guest only while an interrupt waits for a window or for a lower task priority.
 pub(super) fn write_cr8(run: &mut Running<'_>) -> Next {
     let state = state_of(&run.owner.arch);
     // The instruction is MOV CR8, reg: F0 as a prefix before MOV CR0 on old code, or REX.R; 0F 22 /0.
@@ -95,7 +95,7 @@ pub(super) fn write_cr8(run: &mut Running<'_>) -> Next {
 
     let arch = &mut run.owner.arch;
     let [class, ..] = state.gprs[register].to_le_bytes();
-    arch.vmcb.control.int_ctl = arch.vmcb.control.int_ctl.with_v_tpr(class);
+    arch.write_cr8(class);
     arch.skip(length as u64);
     Next::Resume
 }

@@ -270,6 +270,9 @@ impl ArchVcpu {
     #[inline]
     pub(crate) fn enter(&mut self, cpu: &HostContext, counters: &Counters) {
         self.prepare_event(counters);
+        // CR8 is a view of the task priority. The guest may change either side: the APIC's register leaves the guest, CR8
+        // does not.
+        self.vmcb.control.int_ctl = self.vmcb.control.int_ctl.with_v_tpr(self.apic.cr8());
 
         if self.vmcb.control.tlb_control != TlbControl::DoNothing {
             counters.tlb_flushes.add(1);
@@ -286,6 +289,9 @@ impl ArchVcpu {
         self.left_at = tsc::now();
         counters.guest_ticks.add(self.left_at.wrapping_sub(entered_at));
         self.vmcb.control.tlb_control = TlbControl::DoNothing;
+        if self.vmcb.control.int_ctl.v_tpr() != self.apic.cr8() {
+            self.apic.set_cr8(self.vmcb.control.int_ctl.v_tpr());
+        }
     }
 
     /// Chooses the event that the next entry delivers (APM vol. 2, 15.20): first what the last exit interrupted, then
@@ -297,17 +303,17 @@ impl ArchVcpu {
     fn prepare_event(&mut self, counters: &Counters) {
         let control = &mut self.vmcb.control;
 
-        // The guest's CR8 is a view of its TPR.
-        if control.int_ctl.v_tpr() != self.apic.cr8() {
-            self.apic.set_cr8(control.int_ctl.v_tpr());
-        }
-
         let interrupted = control.exit_int_info;
         if interrupted.is_valid() | self.exception.is_valid() | self.nmi_waits {
             return self.prepare_rare_event(counters);
         }
 
-        let Some(vector) = self.apic.pending() else { return };
+        let Some(vector) = self.apic.pending() else {
+            if self.apic.has_any_request() {
+                self.watch_task_priority();
+            }
+            return;
+        };
         if self.takes_interrupts() {
             self.apic.deliver(vector);
             self.vmcb.control.event_inj = Event::interrupt(vector);
@@ -353,7 +359,21 @@ impl ArchVcpu {
         control.int_ctl.0 |= IntCtl::V_IRQ | IntCtl::V_INTR_PRIO_MAX | IntCtl::V_IGN_TPR;
         control.intercept_1.insert(Intercept1::VINTR);
         // A guest that lowers CR8 while V_IRQ is set brings down QEMU 7.2 (an assertion); so it leaves the guest then.
-        control.intercept_cr_write |= 1 << 8;
+        control.intercept_cr_write |= CR8;
+    }
+
+    /// Asks for an exit when the guest changes its task priority, if that is all that holds an interrupt back.
+    #[cold]
+    fn watch_task_priority(&mut self) {
+        if self.apic.is_held_by_task_priority() {
+            self.vmcb.control.intercept_cr_write |= CR8;
+        }
+    }
+
+    /// The guest writes CR8, the class of its task priority.
+    pub(super) fn write_cr8(&mut self, class: u8) {
+        self.apic.set_cr8(class);
+        self.vmcb.control.intercept_cr_write &= !CR8;
     }
 
     /// Takes back what [`Self::open_window`] asked for.
@@ -363,7 +383,7 @@ impl ArchVcpu {
         if control.int_ctl.0 & IntCtl::V_IRQ != 0 {
             control.int_ctl.0 &= !(IntCtl::V_IRQ | IntCtl::V_INTR_PRIO_MAX | IntCtl::V_IGN_TPR);
             control.intercept_1.remove(Intercept1::VINTR);
-            control.intercept_cr_write &= !(1 << 8);
+            control.intercept_cr_write &= !CR8;
         }
     }
 
@@ -472,6 +492,9 @@ impl ArchVcpu {
 
 /// The ASID of all guests. Zero is the host's.
 const GUEST_ASID: u32 = 1;
+
+/// CR8 among the intercepts of control registers.
+const CR8: u16 = 1 << 8;
 
 /// DR6: the cause was a single step.
 const DR6_SINGLE_STEP: u64 = 1 << 14;
