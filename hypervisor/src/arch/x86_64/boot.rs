@@ -5,7 +5,7 @@
 //! on long mode with page tables that map the first 4 GiB twice (at their physical addresses, and the first one where
 //! the image is linked), copies what the loader says, makes the real page tables, and goes on with a guarded stack.
 //!
-//! The other pCPUs come in through [`smp`](super::smp) and use the same boot page tables for a few instructions.
+//! The other pCPUs come in through [`smp`] and use the same boot page tables for a few instructions.
 
 #![expect(unsafe_code, reason = "entry from the loader, and what it left in memory")]
 

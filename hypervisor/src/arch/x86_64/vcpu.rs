@@ -1,7 +1,7 @@
 //! A vCPU on SVM: its registers, its local APIC, and what is delivered to it next.
 //!
 //! Everything here belongs to the pCPU that runs the vCPU; others reach it through its mailbox and through
-//! [`super::interrupts::Posted`].
+//! [`super::routing::Posted`].
 
 #![expect(unsafe_code, reason = "loads debug registers and TSC_AUX, and enters the guest")]
 
