@@ -83,6 +83,94 @@ pub(crate) enum Verb {
     Top(TopArgs),
     /// End a VM at once, as if its power were cut
     Stop(StopArgs),
+    /// Measure (docs/measuring.md); without a word: exits, budget and boot
+    Bench(BenchArgs),
+}
+
+/// `dunlin bench`.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct BenchArgs {
+    /// What to measure
+    #[command(subcommand)]
+    pub(crate) what: Option<Measurement>,
+}
+
+/// What can be measured.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Measurement {
+    /// Count the instructions of each kind of exit, exactly
+    Exits(ExitsArgs),
+    /// Boot to user space, in turn with the same kernel on QEMU alone
+    Boot(BootArgs),
+    /// Count the exits of one boot with 2 vCPUs
+    Budget(BudgetArgs),
+    /// Mixed load that the guest checks, for a long time
+    Soak(SoakArgs),
+}
+
+/// `dunlin bench exits`.
+#[derive(Debug, Default, ClapArgs)]
+pub(crate) struct ExitsArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Fail when a figure is more than 2 % above this file's, or above its target
+    #[arg(long, value_name = "FILE")]
+    pub(crate) check: Option<PathBuf>,
+    /// Write the figures to this file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) write: Option<PathBuf>,
+}
+
+/// `dunlin bench boot`.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct BootArgs {
+    /// vCPUs of the guest, and CPUs of QEMU alone
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    pub(crate) vcpus: u32,
+    /// pCPUs of the host
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    pub(crate) pcpus: u32,
+    /// Memory of the guest
+    #[arg(long, value_name = "SIZE", default_value = "512M")]
+    pub(crate) memory: String,
+    /// How often, in turn
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub(crate) pairs: u32,
+    /// Leave QEMU alone out
+    #[arg(long)]
+    pub(crate) only_dunlin: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+impl Default for BootArgs {
+    fn default() -> Self {
+        Self { vcpus: 4, pcpus: 2, memory: "512M".to_string(), pairs: 5, only_dunlin: false, json: false }
+    }
+}
+
+/// `dunlin bench budget`.
+#[derive(Debug, Default, ClapArgs)]
+pub(crate) struct BudgetArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `dunlin bench soak`.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct SoakArgs {
+    /// For how long, by the guest's clock
+    #[arg(long, value_name = "N", default_value_t = 230)]
+    pub(crate) seconds: u32,
+    /// vCPUs of the guest
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    pub(crate) vcpus: u32,
+    /// pCPUs of the host
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    pub(crate) pcpus: u32,
 }
 
 /// `dunlin run`.

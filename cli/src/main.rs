@@ -2,11 +2,12 @@
 //!
 //! `dunlin run` reads a file of VMs (`config`), checks and packs what they need (`assets`, `payload`), starts the
 //! hypervisor in QEMU (`qemu`) and follows the run to its end (`session`) over the control port (`control`). What a
-//! guest runs and answers is in `exec`, the terminal in `console`, what was seen in `summary`. `dunlin list`, `stats`,
+//! guest runs and answers is in `exec`, the terminal in `console`, what was seen in `summary`. `bench` measures by such runs. `dunlin list`, `stats`,
 //! `top` and `stop` reach a running host through the `dunlin run` that started it (`share`).
 
 mod args;
 mod assets;
+mod bench;
 mod config;
 mod console;
 mod control;
@@ -43,6 +44,7 @@ fn main() -> ExitCode {
         Some(Verb::Stats(args)) => stats::run_stats(&args).map(|()| 0),
         Some(Verb::Top(args)) => top::run(&args).map(|()| 0),
         Some(Verb::Stop(args)) => stats::run_stop(&args).map(|()| 0),
+        Some(Verb::Bench(args)) => bench::run(&args),
     };
     match result {
         Ok(status) => ExitCode::from(status),

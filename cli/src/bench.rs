@@ -1,0 +1,126 @@
+//! `dunlin bench`: measurements that anybody can repeat with one command.
+//!
+//! Each is a series of runs of this very program (`dunlin run --json`) or of QEMU, and a table of what they said. What
+//! each figure means, and what can be believed, is in docs/measuring.md. Emulated times are only ever compared with
+//! times from the same series, taken in turn.
+
+mod boot;
+mod budget;
+mod exits;
+mod soak;
+
+use std::io::Write as _;
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use serde_json::Value;
+
+use crate::args::{BenchArgs, Measurement};
+use crate::failure::Failure;
+
+/// Measures what `args` say; without a word, all that take no longer than some minutes.
+pub(crate) fn run(args: &BenchArgs) -> Result<u8, Failure> {
+    match &args.what {
+        Some(Measurement::Exits(exits)) => exits::run(exits),
+        Some(Measurement::Boot(boot)) => boot::run(boot),
+        Some(Measurement::Budget(budget)) => budget::run(budget),
+        Some(Measurement::Soak(soak)) => soak::run(soak),
+        None => {
+            println!("Instructions per exit (dunlin bench exits)\n");
+            let exits = exits::run(&crate::args::ExitsArgs::default())?;
+            println!("\nExits of a boot (dunlin bench budget)\n");
+            budget::run(&crate::args::BudgetArgs::default())?;
+            println!("\nBoot, in turn with QEMU alone (dunlin bench boot)\n");
+            boot::run(&crate::args::BootArgs::default())?;
+            Ok(exits)
+        }
+    }
+}
+
+/// Says on standard error what takes its time.
+fn progress(what: &str) {
+    eprintln!("  {what}");
+}
+
+/// One `dunlin run --json` with these arguments; its JSON.
+fn dunlin_run(arguments: &[&str]) -> Result<Value, Failure> {
+    let program = std::env::current_exe().map_err(|error| Failure::failed(format!("where am I? {error}")))?;
+    let output = Command::new(program)
+        .args(["run", "--json"])
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|error| Failure::failed(format!("a run cannot be started: {error}")))?;
+    let failed = |why: &str| {
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        Failure::failed(format!("dunlin run {}: {why}\n{}", arguments.join(" "), said.trim_end()))
+    };
+    if !output.status.success() {
+        return Err(failed(&format!("{}", output.status)));
+    }
+    serde_json::from_slice(&output.stdout).map_err(|error| failed(&error.to_string()))
+}
+
+/// As [`dunlin_run`], for the VMs that `toml` describes.
+fn dunlin_run_vms(toml: &str, arguments: &[&str]) -> Result<Value, Failure> {
+    let cannot = |error: std::io::Error| Failure::failed(format!("a temporary file: {error}"));
+    let mut file = tempfile::Builder::new().prefix("dunlin-bench-").suffix(".toml").tempfile().map_err(cannot)?;
+    file.write_all(toml.as_bytes()).map_err(cannot)?;
+    let path = file.path().to_string_lossy().into_owned();
+    let mut all = vec![path.as_str()];
+    all.extend(arguments);
+    dunlin_run(&all)
+}
+
+/// The only VM of a run.
+fn only_vm(run: &Value) -> &Value {
+    &run["vms"][0]
+}
+
+/// Median, least and greatest.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Spread {
+    median: f64,
+    least: f64,
+    greatest: f64,
+}
+
+impl Spread {
+    /// Of at least one value.
+    fn of(values: &[f64]) -> Option<Self> {
+        let mut sorted = values.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        let (&least, &greatest) = (sorted.first()?, sorted.last()?);
+        let middle = sorted.len() / 2;
+        let median =
+            if sorted.len() % 2 == 1 { sorted[middle] } else { f64::midpoint(sorted[middle - 1], sorted[middle]) };
+        Some(Self { median, least, greatest })
+    }
+}
+
+impl std::fmt::Display for Spread {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:.2} ({:.2}-{:.2})", self.median, self.least, self.greatest)
+    }
+}
+
+/// Seconds since `start`.
+fn since(start: Instant) -> f64 {
+    start.elapsed().as_secs_f64()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Spread;
+
+    #[test]
+    fn median_of_an_even_number_lies_between_the_middle_two() {
+        let spread = Spread::of(&[4.0, 1.0, 3.0, 2.0]).expect("has values");
+        assert_eq!(spread, Spread { median: 2.5, least: 1.0, greatest: 4.0 });
+    }
+
+    #[test]
+    fn nothing_has_no_median() {
+        assert_eq!(Spread::of(&[]), None);
+    }
+}

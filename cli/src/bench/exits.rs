@@ -1,0 +1,205 @@
+//! Instructions per exit: the whole round trip as the guest sees it, counted exactly.
+//!
+//! Under `-icount shift=0` QEMU's time stamp counter counts instructions, of guest and hypervisor together, and
+//! with a fixed seed and clock every run is the same. The measuring guest reads it around many repetitions of one exit and
+//! takes away the empty loop.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use super::{dunlin_run_vms, only_vm, progress};
+use crate::args::ExitsArgs;
+use crate::failure::Failure;
+
+/// An exit that is measured.
+struct Exit {
+    /// The experiment of the measuring guest.
+    experiment: &'static str,
+    /// What it is, in words.
+    what: &'static str,
+    /// What it may cost at most, if that was promised.
+    target: Option<u64>,
+    /// What KVM of Linux 6.1 needs on the same emulated machine (its own guest, the same way of counting).
+    kvm: Option<u64>,
+}
+
+const fn exit(experiment: &'static str, what: &'static str, target: Option<u64>, kvm: Option<u64>) -> Exit {
+    Exit { experiment, what, target, kvm }
+}
+
+/// Measured in x2APIC mode.
+const X2APIC: [Exit; 11] = [
+    exit("cpuid", "CPUID", Some(270), Some(2681)),
+    exit("rdmsr", "RDMSR APIC_BASE", Some(300), Some(2766)),
+    exit("wrmsr", "WRMSR TSC_DEADLINE", Some(300), None),
+    exit("x2apic-read", "x2APIC version read", None, Some(2850)),
+    exit("x2apic-eoi", "x2APIC EOI", Some(280), Some(2822)),
+    exit("port-in", "port read, handled inside", Some(350), Some(1745)),
+    exit("port-out", "port write, handled inside", Some(350), None),
+    exit("self-ipi", "self IPI by its own register, whole", Some(1500), None),
+    exit("self-ipi-icr", "self IPI by ICR, whole", Some(1500), Some(7609)),
+    exit("vmmcall", "VMMCALL, unknown call", None, Some(2826)),
+    exit("page-fault", "page fault within the guest (no exit)", None, None),
+];
+/// Measured in xAPIC mode.
+const XAPIC: [Exit; 2] = [
+    exit("xapic-read", "xAPIC version read (MMIO)", None, Some(3758)),
+    exit("xapic-eoi", "xAPIC EOI (MMIO)", None, Some(3659)),
+];
+
+/// By how much a figure may grow before `--check` fails: 2 %.
+const TOLERANCE_PERCENT: u64 = 2;
+
+/// The file of `--check` and `--write`.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Golden {
+    instructions: BTreeMap<String, u64>,
+}
+
+pub(crate) fn run(args: &ExitsArgs) -> Result<u8, Failure> {
+    let first = measure()?;
+    let again = measure()?;
+    let repeatable = first == again;
+
+    if args.json {
+        println!("{:#}", json!({ "instructions": first, "repeatable": repeatable }));
+    } else {
+        table(&first);
+        println!(
+            "\nTwo runs {}. Emulated by QEMU; instructions are counted, not timed.",
+            if repeatable { "agree exactly" } else { "DIFFER: the larger is what counts" }
+        );
+    }
+
+    if let Some(path) = &args.write {
+        write(path, &first)?;
+    }
+    let complaints = args.check.as_deref().map_or(Ok(Vec::new()), |path| check(path, &first))?;
+    for complaint in &complaints {
+        eprintln!("{complaint}");
+    }
+    Ok(u8::from(!complaints.is_empty()))
+}
+
+/// All figures, by experiment.
+fn measure() -> Result<BTreeMap<String, u64>, Failure> {
+    let mut figures = experiments("x2apic", &X2APIC)?;
+    figures.extend(experiments("xapic", &XAPIC)?);
+    Ok(figures)
+}
+
+fn experiments(apic: &str, exits: &[Exit]) -> Result<BTreeMap<String, u64>, Failure> {
+    progress(&format!("counting {} kinds of exit in {apic} mode", exits.len()));
+    let names: Vec<&str> = exits.iter().map(|exit| exit.experiment).collect();
+    let toml = format!(
+        "[host]\npcpus = 1\n[[vm]]\nname = \"measuring\"\nvcpus = 1\nmemory = \"64M\"\nkernel = \"measuring-guest\"\n\
+         initrd = \"none\"\napic = \"{apic}\"\ncmdline = \"experiments={} iterations=1000\"\n",
+        names.join(",")
+    );
+    let exact = ["-icount", "shift=0,sleep=off", "-seed", "7", "-rtc", "base=2026-01-01,clock=vm"];
+    let arguments: Vec<String> = exact
+        .iter()
+        .map(|argument| format!("--qemu-arg={argument}"))
+        .chain(["--time-limit=120s".to_string()])
+        .collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let run = dunlin_run_vms(&toml, &arguments)?;
+
+    let output = only_vm(&run)["output"].as_str().unwrap_or_default();
+    let figures = figures(output);
+    match names.iter().find(|name| !figures.contains_key(**name)) {
+        None => Ok(figures),
+        Some(missing) => Err(Failure::failed(format!("the measuring guest has no figure for {missing}:\n{output}"))),
+    }
+}
+
+/// The figures in what the measuring guest wrote.
+fn figures(output: &str) -> BTreeMap<String, u64> {
+    let field = |line: &str, name: &str| {
+        line.split_ascii_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix('=').map(str::to_string))
+    };
+    let records = output.lines().filter(|line| line.starts_with("record "));
+    records
+        .filter_map(|line| Some((field(line, "experiment")?, field(line, "ticks_per_iteration")?.parse().ok()?)))
+        .collect()
+}
+
+fn table(figures: &BTreeMap<String, u64>) {
+    println!("{:38} {:>8} {:>8} {:>8} {:>7}", "exit", "Dunlin", "target", "KVM 6.1", "ratio");
+    for exit in X2APIC.iter().chain(&XAPIC) {
+        let Some(&figure) = figures.get(exit.experiment) else { continue };
+        let or_dash = |number: Option<u64>| number.map_or("-".to_string(), |number| number.to_string());
+        #[expect(clippy::cast_precision_loss, reason = "a ratio for people")]
+        let ratio = exit.kvm.map_or("-".to_string(), |kvm| format!("{:.3}", figure as f64 / kvm as f64));
+        println!("{:38} {figure:>8} {:>8} {:>8} {ratio:>7}", exit.what, or_dash(exit.target), or_dash(exit.kvm));
+    }
+}
+
+fn write(path: &Path, figures: &BTreeMap<String, u64>) -> Result<(), Failure> {
+    let mut text = String::from(
+        "# Instructions per exit, whole round trip: `dunlin bench exits --write docs/exits.toml` renews this file,\n\
+         # `--check` fails when a figure has grown by more than 2 % or exceeds its target.\n[instructions]\n",
+    );
+    for (name, figure) in figures {
+        text += &format!("{name} = {figure}\n");
+    }
+    std::fs::write(path, text).map_err(|error| Failure::failed(format!("{}: {error}", path.display())))
+}
+
+/// What has become worse than the file says, or than was promised.
+fn check(path: &Path, figures: &BTreeMap<String, u64>) -> Result<Vec<String>, Failure> {
+    let bad = |error: String| Failure::bad_input(format!("{}: {error}", path.display()));
+    let text = std::fs::read_to_string(path).map_err(|error| bad(error.to_string()))?;
+    let golden: Golden = toml::from_str(&text).map_err(|error| bad(error.to_string()))?;
+    let mut complaints = Vec::new();
+    for exit in X2APIC.iter().chain(&XAPIC) {
+        let Some(&figure) = figures.get(exit.experiment) else { continue };
+        if let Some(target) = exit.target.filter(|&target| figure > target) {
+            complaints.push(format!("{}: {figure} instructions, more than the target of {target}", exit.what));
+        }
+        match golden.instructions.get(exit.experiment) {
+            None => complaints.push(format!("{}: no figure for {} in {}", exit.what, exit.experiment, path.display())),
+            Some(&before) if figure * 100 > before * (100 + TOLERANCE_PERCENT) => complaints.push(format!(
+                "{}: {figure} instructions, {before} before; if that is meant, renew {} by --write",
+                exit.what,
+                path.display()
+            )),
+            Some(_) => {}
+        }
+    }
+    Ok(complaints)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use super::{check, figures};
+
+    #[test]
+    fn figures_are_read_from_records_alone() {
+        let output = "hello guest=x\nrecord experiment=cpuid iterations=9 ticks_per_iteration=171 min=1\nresult a=b\n";
+        assert_eq!(figures(output).into_iter().collect::<Vec<_>>(), [("cpuid".to_string(), 171)]);
+    }
+
+    #[test]
+    fn growth_by_more_than_two_percent_is_named_and_less_is_not() {
+        let mut file = tempfile::NamedTempFile::new().expect("a file");
+        write!(file, "[instructions]\ncpuid = 200\nrdmsr = 200\n").expect("is written");
+        let now = [("cpuid".to_string(), 205), ("rdmsr".to_string(), 204)].into();
+        let complaints = check(file.path(), &now).expect("is read");
+        assert_eq!(complaints.len(), 1);
+        assert!(complaints[0].starts_with("CPUID: 205"), "{complaints:?}");
+    }
+
+    #[test]
+    fn figure_above_its_target_is_named_whatever_was_before() {
+        let mut file = tempfile::NamedTempFile::new().expect("a file");
+        write!(file, "[instructions]\ncpuid = 400\n").expect("is written");
+        let complaints = check(file.path(), &[("cpuid".to_string(), 400)].into()).expect("is read");
+        assert!(complaints[0].contains("target of 270"), "{complaints:?}");
+    }
+}

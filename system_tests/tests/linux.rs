@@ -1,0 +1,98 @@
+//! Unmodified Debian kernels, as `dunlin run` boots them.
+
+use system_tests::{debian_vm, dunlin_run, dunlin_run_vms, measuring_vm, vm};
+
+#[test]
+fn default_vm_tells_its_kernel_and_four_cpus() {
+    let run = dunlin_run(120, &["--json"]).expect_status(0);
+    let json = run.json();
+    let vm = vm(&json, "default");
+    assert_eq!(vm["cpus_online"], 4);
+    assert!(vm["kernel"].as_str().is_some_and(|kernel| kernel.contains("cloud-amd64")), "{json:#}");
+    assert_eq!(vm["stop_reason"], "power off");
+    assert!(vm["counters"]["entries"].as_u64().is_some_and(|entries| entries > 1000), "{json:#}");
+}
+
+#[test]
+fn command_in_the_guest_passes_its_output_and_its_status() {
+    let run = dunlin_run(120, &["--exec", "echo one two; exit 7"]).expect_status(7);
+    assert_eq!(run.stdout, "one two\n");
+}
+
+#[test]
+fn hundred_kilobytes_of_output_arrive_whole() {
+    let run = dunlin_run(180, &["--exec", "seq 1 17000"]).expect_status(0);
+    let lines: Vec<&str> = run.stdout.lines().collect();
+    assert_eq!(lines.len(), 17000);
+    assert!(lines.iter().enumerate().all(|(at, line)| line.parse() == Ok(at + 1)));
+}
+
+#[test]
+fn one_vcpu_reaches_user_space() {
+    reaches_user_space(1, &[]);
+}
+
+#[test]
+fn two_vcpus_reach_user_space() {
+    reaches_user_space(2, &[]);
+}
+
+#[test]
+fn sixteen_vcpus_on_two_pcpus_reach_user_space() {
+    reaches_user_space(16, &["--memory", "1G"]);
+}
+
+#[test]
+fn sixty_four_vcpus_on_two_pcpus_reach_user_space() {
+    reaches_user_space(64, &["--memory", "1G"]);
+}
+
+#[test]
+fn four_vcpus_share_one_pcpu() {
+    reaches_user_space(4, &["--pcpus", "1"]);
+}
+
+#[test]
+fn four_vcpus_have_a_pcpu_each() {
+    reaches_user_space(4, &["--pcpus", "4"]);
+}
+
+#[test]
+fn four_vcpus_have_eight_pcpus_to_choose_from() {
+    reaches_user_space(4, &["--pcpus", "8"]);
+}
+
+#[test]
+fn full_kernel_reaches_user_space() {
+    let run = dunlin_run(180, &["--kernel", "debian", "--exec", "uname -r; nproc"]).expect_status(0);
+    let lines: Vec<&str> = run.stdout.lines().collect();
+    assert!(lines[0].ends_with("-amd64") && !lines[0].contains("cloud"), "{run:#?}");
+    assert_eq!(lines[1], "4");
+}
+
+#[test]
+fn kernel_without_x2apic_reaches_user_space() {
+    let toml = format!("{}apic = \"xapic\"\n", debian_vm("memory-mapped", 4));
+    let run = dunlin_run_vms(180, &toml, &["--exec", "grep -c x2apic /proc/cpuinfo; nproc"]).expect_status(0);
+    assert_eq!(run.stdout, "0\n4\n");
+}
+
+#[test]
+fn neighbour_of_a_triple_fault_finishes_its_script() {
+    let toml = format!("{}\n{}", measuring_vm("faulty", 4, "experiments=triple-fault"), debian_vm("steady", 4));
+    let run = dunlin_run_vms(180, &toml, &["--json"]);
+    let json = run.json();
+    assert_eq!(vm(&json, "faulty")["stop_reason"], "triple fault");
+    assert!(vm(&json, "faulty")["stop_detail"].as_str().is_some_and(|detail| detail.starts_with("vCPU ")), "{json:#}");
+    assert_eq!(vm(&json, "steady")["stop_reason"], "power off");
+    assert_eq!(vm(&json, "steady")["cpus_online"], 4);
+    assert_eq!(run.status, 1, "a VM that ends by a triple fault is a failed run");
+}
+
+fn reaches_user_space(vcpus: u32, more: &[&str]) {
+    let count = vcpus.to_string();
+    let mut arguments = vec!["--vcpus", &count, "--exec", "nproc"];
+    arguments.extend(more);
+    let run = dunlin_run(180, &arguments).expect_status(0);
+    assert_eq!(run.stdout.trim(), count);
+}
