@@ -4,13 +4,13 @@
 //! blocks, until its slice is over and others wait, or until one that wakes has a better claim. A woken vCPU goes to the
 //! pCPU it ran on last, or to an idle one; a pCPU without work takes some from the busiest queue before it idles.
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use log::info;
 use sched::{CpuId, RunQueue, VirtualTime};
 use spin::{Mutex, Once};
 
-use super::{PerCpu, all, by_id, housekeeping};
+use super::{PerCpu, all, by_id, housekeeping, this};
 use crate::arch::{interrupts, irq, tsc, virtualization};
 use crate::control;
 use crate::vcpu::run::{Left, Running, run};
@@ -34,6 +34,8 @@ pub(crate) struct Scheduler {
     /// The vCPU that runs now: its virtual time when it started, and when that was in host TSC ticks. Owner writes.
     started_with: AtomicU64,
     started_at: AtomicU64,
+    /// Whether a vCPU runs now. Owner writes.
+    is_running: AtomicBool,
 }
 
 impl Scheduler {
@@ -45,6 +47,7 @@ impl Scheduler {
             first: AtomicU64::new(u64::MAX),
             started_with: AtomicU64::new(0),
             started_at: AtomicU64::new(0),
+            is_running: AtomicBool::new(false),
         }
     }
 
@@ -120,7 +123,10 @@ fn run_one(cpu: &'static PerCpu, time: VirtualTime, vcpu: VcpuRef) {
     }
     arm(cpu, owner.arch.deadline());
 
+    cpu.scheduler.is_running.store(true, Ordering::Relaxed);
     let left = run(&mut Running { cpu, vm: &vcpu.vm, index: vcpu.index, vcpu: shared, came_back, owner: &mut owner });
+
+    cpu.scheduler.is_running.store(false, Ordering::Relaxed);
 
     let time = cpu.scheduler.running_time(tsc::now());
     advance(cpu, time);
@@ -155,7 +161,9 @@ pub(crate) fn time_of_running(cpu: &PerCpu) -> VirtualTime {
 /// Puts a vCPU that was blocked into a run queue.
 pub(crate) fn wake(vcpu: VcpuRef) {
     let home = by_id(vcpu.vcpu().home());
-    let target = idle_one(home).unwrap_or(home);
+    // A home that is this very pCPU and runs nothing takes it next; to wake another would only move it.
+    let picks_next = home.id == this().id && !home.scheduler.is_running.load(Ordering::Relaxed);
+    let target = if picks_next && !others_wait(home) { home } else { idle_one(home).unwrap_or(home) };
     let time = vcpu.vcpu().virtual_time();
     let now = tsc::now();
     vcpu.vcpu().set_queued_at(now);

@@ -100,6 +100,11 @@ pub(super) fn write_cr8(run: &mut Running<'_>) -> Next {
     Next::Resume
 }
 
+/// The byte that the guest fetches next, if it can be fetched.
+pub(super) fn next_byte(run: &Running<'_>) -> Option<u8> {
+    fetch_byte(&state_of(&run.owner.arch), &run.vm.memory, 0)
+}
+
 fn fetch_byte(state: &CpuState, memory: &Memory, offset: u64) -> Option<u8> {
     let linear = match state.mode() {
         Mode::Bits64 => state.rip.wrapping_add(offset),
