@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args as ClapArgs, Parser, Subcommand};
+use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
 const ABOUT: &str = "Runs virtual machines on the Dunlin hypervisor";
 
@@ -30,6 +30,13 @@ Examples:
   dunlin run --json > run.json            a fixed script; all that was measured as one object
   dunlin stats --vm default               exits by reason, in the columns of perf kvm stat
   dunlin top                              the same, live";
+
+const BENCH_EXAMPLES: &str = "\
+Examples:
+  dunlin bench exits --check docs/exits.toml          fails when an exit has become longer
+  dunlin bench boot --pairs 3
+  dunlin bench boot --vcpus 48 --memory 1G --pairs 1 --only dunlin
+  dunlin bench soak --seconds 3600";
 
 const RUN_HELP: &str = "\
 What it does:
@@ -89,6 +96,7 @@ pub(crate) enum Verb {
 
 /// `dunlin bench`.
 #[derive(Debug, ClapArgs)]
+#[command(after_help = BENCH_EXAMPLES)]
 pub(crate) struct BenchArgs {
     /// What to measure
     #[command(subcommand)]
@@ -102,7 +110,7 @@ pub(crate) enum Measurement {
     Exits(ExitsArgs),
     /// Boot to user space, in turn with the same kernel on QEMU alone
     Boot(BootArgs),
-    /// Count the exits of one boot with 2 vCPUs
+    /// Count the exits of one boot with 2 vCPUs, up to user space
     Budget(BudgetArgs),
     /// Mixed load that the guest checks, for a long time
     Soak(SoakArgs),
@@ -137,17 +145,26 @@ pub(crate) struct BootArgs {
     /// How often, in turn
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub(crate) pairs: u32,
-    /// Leave QEMU alone out
-    #[arg(long)]
-    pub(crate) only_dunlin: bool,
+    /// Measure only one of the two
+    #[arg(long, value_name = "WHICH")]
+    pub(crate) only: Option<Contender>,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
 }
 
+/// What boots the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Contender {
+    /// Dunlin, in QEMU
+    Dunlin,
+    /// QEMU alone
+    Qemu,
+}
+
 impl Default for BootArgs {
     fn default() -> Self {
-        Self { vcpus: 4, pcpus: 2, memory: "512M".to_string(), pairs: 5, only_dunlin: false, json: false }
+        Self { vcpus: 4, pcpus: 2, memory: "512M".to_string(), pairs: 5, only: None, json: false }
     }
 }
 
@@ -163,8 +180,11 @@ pub(crate) struct BudgetArgs {
 #[derive(Debug, ClapArgs)]
 pub(crate) struct SoakArgs {
     /// For how long, by the guest's clock
-    #[arg(long, value_name = "N", default_value_t = 230)]
-    pub(crate) seconds: u32,
+    #[arg(long, value_name = "N", conflicts_with = "exits")]
+    pub(crate) seconds: Option<u32>,
+    /// Until the host has counted so many exits [default: 10000000]
+    #[arg(long, value_name = "N")]
+    pub(crate) exits: Option<u64>,
     /// vCPUs of the guest
     #[arg(long, value_name = "N", default_value_t = 8)]
     pub(crate) vcpus: u32,

@@ -2,8 +2,9 @@
 //!
 //! `dunlin run` reads a file of VMs (`config`), checks and packs what they need (`assets`, `payload`), starts the
 //! hypervisor in QEMU (`qemu`) and follows the run to its end (`session`) over the control port (`control`). What a
-//! guest runs and answers is in `exec`, the terminal in `console`, what was seen in `summary`. `bench` measures by such runs. `dunlin list`, `stats`,
-//! `top` and `stop` reach a running host through the `dunlin run` that started it (`share`).
+//! guest runs and answers is in `exec`, the terminal in `console`, what was seen in `summary`. `bench` measures by such
+//! runs. `dunlin list`, `stats`, `top` and `stop` reach a running host through the `dunlin run` that started it
+//! (`share`).
 
 mod args;
 mod assets;

@@ -240,6 +240,8 @@ enum Asker {
 #[derive(Debug)]
 struct Gathering {
     vm: usize,
+    /// Whether it was begun because the guest had just reached user space.
+    at_hello: bool,
     at_ns: u64,
     vcpus: Vec<Option<VcpuCounters>>,
 }
@@ -424,7 +426,7 @@ impl<'a> Session<'a> {
                 self.progress.print("\n");
                 self.progress.say("leaving: the host is ended");
                 for vm in 0..self.vms.len() {
-                    self.gather(vm);
+                    self.gather(vm, false);
                 }
                 self.end_host();
             }
@@ -520,7 +522,7 @@ impl<'a> Session<'a> {
                 self.output(vm, &rest);
                 self.flush_output(vm);
                 self.progress.say(&format!("vm \"{name}\": ended, {}{colon}{shown}", reason.name()));
-                self.gather(vm);
+                self.gather(vm, false);
             }
         }
     }
@@ -554,7 +556,7 @@ impl<'a> Session<'a> {
                 let followed = &mut self.vms[vm];
                 if followed.agent.status().is_some() && !followed.asked_at_end {
                     followed.asked_at_end = true;
-                    self.gather(vm);
+                    self.gather(vm, false);
                 }
             }
             (Line::Agent, Role::Watch) => self.output(vm, bytes),
@@ -576,10 +578,12 @@ impl<'a> Session<'a> {
         let record = &mut self.record.vms[vm];
         if let (None, Some(hello)) = (&record.hello, self.vms[vm].agent.hello()) {
             record.hello = Some((hello.clone(), at_ns));
+            record.hello_after = Some(self.progress.elapsed());
             let (name, kernel, cpus) = (&record.name, &hello.kernel, hello.cpus);
             let after = record.boot_ns().map_or(String::new(), |ns| format!(", {:.2} s after its start", seconds(ns)));
             let text = format!("vm \"{name}\": Linux {kernel}, {cpus} CPUs online, user space reached{after}");
             self.progress.say(&text);
+            self.gather(vm, true);
         }
     }
 
@@ -693,8 +697,8 @@ impl<'a> Session<'a> {
         self.ask(Command::Input { vm: 0, line: Line::Console, bytes }, Asker::Keys(count));
     }
 
-    /// Asks for all counters of a VM.
-    fn gather(&mut self, vm: usize) {
+    /// Asks for all counters of a VM; those `at_hello` are kept apart.
+    fn gather(&mut self, vm: usize, at_hello: bool) {
         if self.link.is_none() {
             return;
         }
@@ -702,7 +706,7 @@ impl<'a> Session<'a> {
         self.next_gathering = self.next_gathering.wrapping_add(1);
         let vcpus = self.record.vms[vm].vcpus;
         let room = vec![None; usize::try_from(vcpus).unwrap_or(0)];
-        self.gatherings.insert(number, Gathering { vm, at_ns: 0, vcpus: room });
+        self.gatherings.insert(number, Gathering { vm, at_hello, at_ns: 0, vcpus: room });
         for first in (0..vcpus).step_by(STATS_CHUNK) {
             let vm = u32::try_from(vm).unwrap_or(u32::MAX);
             self.ask(Command::Stats { vm, first }, Asker::Counters(number));
@@ -717,7 +721,9 @@ impl<'a> Session<'a> {
             *slot = Some(counters);
         }
         if let Some(vcpus) = gathering.vcpus.iter().copied().collect::<Option<Vec<_>>>() {
-            self.record.vms[gathering.vm].counters = Some(Snapshot { at_ns, vcpus });
+            let record = &mut self.record.vms[gathering.vm];
+            let place = if gathering.at_hello { &mut record.counters_at_hello } else { &mut record.counters };
+            *place = Some(Snapshot { at_ns, vcpus });
             self.gatherings.remove(&number);
         }
     }

@@ -25,6 +25,10 @@ pub(crate) struct VmRecord {
     pub(crate) started_ns: Option<u64>,
     /// What it said when it reached user space, and when that was.
     pub(crate) hello: Option<(Hello, u64)>,
+    /// When that was heard here, since just before QEMU was started.
+    pub(crate) hello_after: Option<Duration>,
+    /// The counters as soon as they could be read after that.
+    pub(crate) counters_at_hello: Option<Snapshot>,
     /// The last counters that were read.
     pub(crate) counters: Option<Snapshot>,
     /// Why it could not be created.
@@ -119,6 +123,7 @@ impl VmRecord {
             "guest_uptime_seconds": hello.map(|hello| hello.uptime),
             "creation_seconds": self.creation_ns().map(seconds),
             "boot_seconds": self.boot_ns().map(seconds),
+            "hello_wall_seconds": self.hello_after.map(|after| after.as_secs_f64()),
             "run_seconds": self.stopped.as_ref().and_then(|(.., at)| at.checked_sub(self.started_ns?)).map(seconds),
             "exit_status": self.exit_status,
             "output": String::from_utf8_lossy(&self.output),
@@ -126,6 +131,7 @@ impl VmRecord {
             "stop_detail": self.stopped.as_ref().map(|(_, detail, _)| detail),
             "failure": self.failed,
             "counters": counters.map(|snapshot| stats::json(&snapshot.total(), tsc_hz)),
+            "counters_at_hello": self.counters_at_hello.as_ref().map(|snapshot| stats::json(&snapshot.total(), tsc_hz)),
             "vcpu_counters": counters.map(|snapshot| {
                 snapshot.vcpus.iter().map(|vcpu| stats::json(vcpu, tsc_hz)).collect::<Vec<_>>()
             }),

@@ -26,7 +26,7 @@ cargo xtask COMMAND
   assets         only initrd and guest kernels
   run [ARGS]     build, then `dunlin run ARGS`
   test [STEP..]  what CI runs; with names, only these steps (`test --list` shows them)
-  bench [ARGS]   build, then the measurements of system_tests
+  bench [ARGS]   build, then `dunlin bench ARGS`
   house          only the house checks
 ";
 
@@ -67,8 +67,9 @@ fn run_default(places: &Places, rest: &[String]) -> Result<()> {
     Err(error).with_context(|| format!("cannot run {}", places.tool().display()))
 }
 
+/// Builds what `dunlin bench` needs and replaces this process with it.
 fn bench(places: &Places, rest: &[String]) -> Result<()> {
-    artifacts::build(places, Wanted::Everything)?;
-    let arguments = ["run", "--quiet", "--release", "--package", "dunlin-system-tests", "--bin", "measure", "--"];
-    artifacts::run(places.cargo(&arguments).args(rest))
+    artifacts::build(places, Wanted::ForDefaultVm)?;
+    let error = Command::new(places.tool()).arg("bench").args(rest).exec();
+    Err(error).with_context(|| format!("cannot run {}", places.tool().display()))
 }

@@ -31,7 +31,7 @@ const fn exit(experiment: &'static str, what: &'static str, target: Option<u64>,
 }
 
 /// Measured in x2APIC mode.
-const X2APIC: [Exit; 11] = [
+const X2APIC: [Exit; 12] = [
     exit("cpuid", "CPUID", Some(270), Some(2681)),
     exit("rdmsr", "RDMSR APIC_BASE", Some(300), Some(2766)),
     exit("wrmsr", "WRMSR TSC_DEADLINE", Some(300), None),
@@ -41,6 +41,7 @@ const X2APIC: [Exit; 11] = [
     exit("port-out", "port write, handled inside", Some(350), None),
     exit("self-ipi", "self IPI by its own register, whole", Some(1500), None),
     exit("self-ipi-icr", "self IPI by ICR, whole", Some(1500), Some(7609)),
+    exit("hlt-wake", "HLT, woken by the timer: beyond the delay", None, None),
     exit("vmmcall", "VMMCALL, unknown call", None, Some(2826)),
     exit("page-fault", "page fault within the guest (no exit)", None, None),
 ];
@@ -53,6 +54,10 @@ const XAPIC: [Exit; 2] = [
 /// By how much a figure may grow before `--check` fails: 2 %.
 const TOLERANCE_PERCENT: u64 = 2;
 
+/// Measured, but not held against a file: ticks of the host's own timer fall into it, and where they fall moves it by a
+/// few per cent when anything at all changes.
+const UNCHECKED: [&str; 1] = ["hlt-wake"];
+
 /// The file of `--check` and `--write`.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Golden {
@@ -62,26 +67,45 @@ struct Golden {
 pub(crate) fn run(args: &ExitsArgs) -> Result<u8, Failure> {
     let first = measure()?;
     let again = measure()?;
-    let repeatable = first == again;
+    let differ = differing(&first, &again);
+    let figures = larger(first, &again);
 
     if args.json {
-        println!("{:#}", json!({ "instructions": first, "repeatable": repeatable }));
+        println!("{:#}", json!({ "instructions": figures, "repeatable": differ.is_empty(), "differ": differ }));
     } else {
-        table(&first);
-        println!(
-            "\nTwo runs {}. Emulated by QEMU; instructions are counted, not timed.",
-            if repeatable { "agree exactly" } else { "DIFFER: the larger is what counts" }
-        );
+        table(&figures);
+        if differ.is_empty() {
+            println!("\nTwo runs agree exactly. Emulated by QEMU; instructions are counted, not timed.");
+        } else {
+            println!("\nTwo runs DIFFER in {}; the larger figure is shown.", differ.join(", "));
+        }
     }
 
     if let Some(path) = &args.write {
-        write(path, &first)?;
+        write(path, &figures)?;
     }
-    let complaints = args.check.as_deref().map_or(Ok(Vec::new()), |path| check(path, &first))?;
+    let mut complaints = Vec::new();
+    if let Some(path) = &args.check {
+        complaints = check(path, &figures)?;
+        complaints.extend(differ.iter().map(|name| format!("{name}: differs from one run to the next")));
+    }
     for complaint in &complaints {
         eprintln!("{complaint}");
     }
     Ok(u8::from(!complaints.is_empty()))
+}
+
+/// Names of the figures that are not the same in both.
+fn differing(a: &BTreeMap<String, u64>, b: &BTreeMap<String, u64>) -> Vec<String> {
+    a.keys().filter(|&name| a.get(name) != b.get(name)).cloned().collect()
+}
+
+/// Of each figure the larger.
+fn larger(mut a: BTreeMap<String, u64>, b: &BTreeMap<String, u64>) -> BTreeMap<String, u64> {
+    for (name, figure) in &mut a {
+        *figure = b.get(name).map_or(*figure, |&other| other.max(*figure));
+    }
+    a
 }
 
 /// All figures, by experiment.
@@ -103,7 +127,7 @@ fn experiments(apic: &str, exits: &[Exit]) -> Result<BTreeMap<String, u64>, Fail
     let arguments: Vec<String> = exact
         .iter()
         .map(|argument| format!("--qemu-arg={argument}"))
-        .chain(["--time-limit=120s".to_string()])
+        .chain(["--accel=tcg".to_string(), "--time-limit=120s".to_string()])
         .collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let run = dunlin_run_vms(&toml, &arguments)?;
@@ -128,13 +152,14 @@ fn figures(output: &str) -> BTreeMap<String, u64> {
 }
 
 fn table(figures: &BTreeMap<String, u64>) {
-    println!("{:38} {:>8} {:>8} {:>8} {:>7}", "exit", "Dunlin", "target", "KVM 6.1", "ratio");
+    println!("{:40} {:>8} {:>8} {:>8} {:>7}", "instructions of one exit", "Dunlin", "target", "KVM 6.1", "ratio");
     for exit in X2APIC.iter().chain(&XAPIC) {
         let Some(&figure) = figures.get(exit.experiment) else { continue };
+        let mark = if exit.target.is_some_and(|target| figure > target) { " too many" } else { "" };
         let or_dash = |number: Option<u64>| number.map_or("-".to_string(), |number| number.to_string());
         #[expect(clippy::cast_precision_loss, reason = "a ratio for people")]
         let ratio = exit.kvm.map_or("-".to_string(), |kvm| format!("{:.3}", figure as f64 / kvm as f64));
-        println!("{:38} {figure:>8} {:>8} {:>8} {ratio:>7}", exit.what, or_dash(exit.target), or_dash(exit.kvm));
+        println!("{:40} {figure:>8} {:>8} {:>8} {ratio:>7}{mark}", exit.what, or_dash(exit.target), or_dash(exit.kvm));
     }
 }
 
@@ -143,7 +168,7 @@ fn write(path: &Path, figures: &BTreeMap<String, u64>) -> Result<(), Failure> {
         "# Instructions per exit, whole round trip: `dunlin bench exits --write docs/exits.toml` renews this file,\n\
          # `--check` fails when a figure has grown by more than 2 % or exceeds its target.\n[instructions]\n",
     );
-    for (name, figure) in figures {
+    for (name, figure) in figures.iter().filter(|(name, _)| !UNCHECKED.contains(&name.as_str())) {
         text += &format!("{name} = {figure}\n");
     }
     std::fs::write(path, text).map_err(|error| Failure::failed(format!("{}: {error}", path.display())))
@@ -161,6 +186,7 @@ fn check(path: &Path, figures: &BTreeMap<String, u64>) -> Result<Vec<String>, Fa
             complaints.push(format!("{}: {figure} instructions, more than the target of {target}", exit.what));
         }
         match golden.instructions.get(exit.experiment) {
+            _ if UNCHECKED.contains(&exit.experiment) => {}
             None => complaints.push(format!("{}: no figure for {} in {}", exit.what, exit.experiment, path.display())),
             Some(&before) if figure * 100 > before * (100 + TOLERANCE_PERCENT) => complaints.push(format!(
                 "{}: {figure} instructions, {before} before; if that is meant, renew {} by --write",
@@ -177,7 +203,15 @@ fn check(path: &Path, figures: &BTreeMap<String, u64>) -> Result<Vec<String>, Fa
 mod tests {
     use std::io::Write as _;
 
-    use super::{check, figures};
+    use super::{check, differing, figures, larger};
+
+    #[test]
+    fn of_two_runs_that_differ_the_larger_figure_counts_and_is_named() {
+        let first = [("cpuid".to_string(), 5), ("rdmsr".to_string(), 7)].into();
+        let again = [("cpuid".to_string(), 6), ("rdmsr".to_string(), 7)].into();
+        assert_eq!(differing(&first, &again), ["cpuid"]);
+        assert_eq!(larger(first, &again), again);
+    }
 
     #[test]
     fn figures_are_read_from_records_alone() {
