@@ -55,9 +55,9 @@ enum SlotState {
     Failed,
 }
 
-/// Opens the port, if the machine has one, and says hello.
+/// Takes over the port, if the machine has one, and says hello.
 pub(crate) fn init(exit_when_idle: bool) {
-    let port = ControlPort::new();
+    let port = ControlPort::take();
     if port.is_none() {
         warn!("no control port (virtio console): consoles go to this log, commands cannot be given");
     }

@@ -13,6 +13,7 @@
 use core::ptr::NonNull;
 
 use addr::{Hpa, Hva, PAGE_BYTES};
+use spin::Mutex;
 use virtio_drivers::queue::VirtQueue;
 use virtio_drivers::transport::pci::bus::{Command, ConfigurationAccess, DeviceFunction, PciRoot};
 use virtio_drivers::transport::pci::{PciTransport, virtio_device_type};
@@ -66,9 +67,26 @@ pub(crate) struct ControlPort {
 // SAFETY: the registers and the memory behind the pointers belong to this object alone, whichever pCPU has it.
 unsafe impl Send for ControlPort {}
 
+/// The control port from [`open`] until [`ControlPort::take`].
+static OPENED: Mutex<Option<ControlPort>> = Mutex::new(None);
+
+/// Opens the control port, if the machine has one that works.
+///
+/// It must be called while this pCPU is the only one: finding out how large a device's registers are moves them
+/// through the address space for a moment. On hardware that is no matter, but QEMU 7.2 may carry out an access that
+/// another CPU makes meanwhile, to its local APIC say, on the wrong device, and then ends with a failed assertion.
+pub(super) fn open() {
+    *OPENED.lock() = ControlPort::new();
+}
+
 impl ControlPort {
+    /// The port that was opened at boot; `None` when there is none, or somebody has it already.
+    pub(crate) fn take() -> Option<Self> {
+        OPENED.lock().take()
+    }
+
     /// Finds the first virtio console on PCI bus 0 and takes it over; `None` when there is none that works.
-    pub(crate) fn new() -> Option<Self> {
+    fn new() -> Option<Self> {
         let (mut root, console) =
             acpi::machine()?.ecam.iter().filter(|window| window.first_bus == 0).find_map(|window| {
                 let root = PciRoot::new(Bus0::new(window));
