@@ -1,0 +1,302 @@
+//! Words of a hypercall: the control word that goes in, the result that comes out, and the page that a guest calls
+//! (TLFS, "Hypercall Interface").
+//!
+//! A call is *simple* (one input) or *rep* (a list of elements, done in order, from a start to a count). A call with a
+//! *variable header* has more input between its fixed header and its list.
+
+/// Calls that this crate can read. Whatever else a guest asks for does not exist here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u16)]
+pub enum Code {
+    /// Flush the TLBs of up to 64 VPs.
+    FlushVirtualAddressSpace = 0x0002,
+    /// Flush a list of addresses from the TLBs of up to 64 VPs.
+    FlushVirtualAddressList = 0x0003,
+    /// A spin lock has been waited for very long.
+    NotifyLongSpinWait = 0x0008,
+    /// Send an interrupt to up to 64 VPs.
+    SendSyntheticClusterIpi = 0x000b,
+    /// Flush the TLBs of a sparse set of VPs.
+    FlushVirtualAddressSpaceEx = 0x0013,
+    /// Flush a list of addresses from the TLBs of a sparse set of VPs.
+    FlushVirtualAddressListEx = 0x0014,
+    /// Send an interrupt to a sparse set of VPs.
+    SendSyntheticClusterIpiEx = 0x0015,
+}
+
+impl Code {
+    /// All of them.
+    pub const ALL: [Self; 7] = [
+        Self::FlushVirtualAddressSpace,
+        Self::FlushVirtualAddressList,
+        Self::NotifyLongSpinWait,
+        Self::SendSyntheticClusterIpi,
+        Self::FlushVirtualAddressSpaceEx,
+        Self::FlushVirtualAddressListEx,
+        Self::SendSyntheticClusterIpiEx,
+    ];
+
+    /// What the call's input is made of.
+    #[must_use]
+    pub const fn shape(self) -> Shape {
+        let (fixed_header_bytes, variable, rep) = match self {
+            Self::FlushVirtualAddressSpace => (24, false, false),
+            Self::FlushVirtualAddressList => (24, false, true),
+            Self::NotifyLongSpinWait => (8, false, false),
+            Self::SendSyntheticClusterIpi => (16, false, false),
+            Self::FlushVirtualAddressSpaceEx => (32, true, false),
+            Self::FlushVirtualAddressListEx => (32, true, true),
+            Self::SendSyntheticClusterIpiEx => (24, true, false),
+        };
+        Shape { fixed_header_bytes, variable, rep: if rep { Some(WORD_BYTES) } else { None } }
+    }
+}
+
+impl TryFrom<u16> for Code {
+    type Error = Status;
+
+    fn try_from(code: u16) -> Result<Self, Status> {
+        Self::ALL.into_iter().find(|known| *known as u16 == code).ok_or(Status::InvalidHypercallCode)
+    }
+}
+
+/// Bytes in a word: the unit of variable headers, and the size of the elements of all lists here.
+pub const WORD_BYTES: usize = 8;
+
+/// What the input of a call is made of, in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Bytes in the fixed header.
+    pub fixed_header_bytes: usize,
+    /// Whether a variable header may follow, of as many words as the control word tells.
+    pub variable: bool,
+    /// Bytes in each element of the list that follows, if it is a rep call.
+    pub rep: Option<usize>,
+}
+
+impl Shape {
+    /// Bytes of input before the list.
+    #[must_use]
+    pub const fn header_bytes(&self, control: Control) -> usize {
+        self.fixed_header_bytes + if self.variable { control.variable_words() as usize * WORD_BYTES } else { 0 }
+    }
+
+    /// Bytes of input in all: headers, and the list from its first element, done or not.
+    /// At most 32 + 1023 words + 4095 words, so the sum cannot overflow.
+    #[must_use]
+    pub const fn input_bytes(&self, control: Control) -> usize {
+        let list = match self.rep {
+            Some(element) => control.rep_count() as usize * element,
+            None => 0,
+        };
+        self.header_bytes(control) + list
+    }
+}
+
+/// The control word: RCX for a 64-bit caller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Control(pub u64);
+
+impl Control {
+    /// Bits that must be zero: 30:27, 47:44, 63:60, and bit 31, which addresses the hypervisor below us.
+    pub const RESERVED: u64 = 0xf << 27 | 1 << Self::NESTED_BIT | 0xf << 44 | 0xf << 60;
+
+    const FAST_BIT: u32 = 16;
+    const VARIABLE_SHIFT: u32 = 17;
+    const VARIABLE_MASK: u64 = 0x3ff;
+    const NESTED_BIT: u32 = 31;
+    const REP_COUNT_SHIFT: u32 = 32;
+    const REP_START_SHIFT: u32 = 48;
+    const REP_MASK: u64 = 0xfff;
+
+    /// A simple call with its input in memory.
+    #[must_use]
+    pub const fn new(code: Code) -> Self {
+        Self(code as u64)
+    }
+
+    /// The same call with its input in registers.
+    #[must_use]
+    pub const fn with_fast(self) -> Self {
+        Self(self.0 | 1 << Self::FAST_BIT)
+    }
+
+    /// The same call with a variable header of `words` (10 bits count).
+    #[must_use]
+    pub const fn with_variable_words(self, words: u16) -> Self {
+        self.with_field(Self::VARIABLE_SHIFT, Self::VARIABLE_MASK, words)
+    }
+
+    /// The same call with a list of `count` elements (12 bits count).
+    #[must_use]
+    pub const fn with_rep_count(self, count: u16) -> Self {
+        self.with_field(Self::REP_COUNT_SHIFT, Self::REP_MASK, count)
+    }
+
+    /// The same call from element `start` on (12 bits count): what a caller has in RCX after the first part was done.
+    #[must_use]
+    pub const fn with_rep_start(self, start: u16) -> Self {
+        self.with_field(Self::REP_START_SHIFT, Self::REP_MASK, start)
+    }
+
+    const fn with_field(self, shift: u32, mask: u64, value: u16) -> Self {
+        Self(self.0 & !(mask << shift) | (value as u64 & mask) << shift)
+    }
+
+    /// Bits 15:0: which call.
+    #[must_use]
+    pub const fn code(self) -> u16 {
+        self.field(0, 0xffff)
+    }
+
+    /// Bit 16: the input is in registers.
+    #[must_use]
+    pub const fn is_fast(self) -> bool {
+        self.0 & 1 << Self::FAST_BIT != 0
+    }
+
+    /// Bits 26:17: words in the variable header.
+    #[must_use]
+    pub const fn variable_words(self) -> u16 {
+        self.field(Self::VARIABLE_SHIFT, Self::VARIABLE_MASK)
+    }
+
+    /// Bit 31: meant for the hypervisor below the one that is called.
+    #[must_use]
+    pub const fn is_nested(self) -> bool {
+        self.0 & 1 << Self::NESTED_BIT != 0
+    }
+
+    /// Bits 43:32: elements in the list.
+    #[must_use]
+    pub const fn rep_count(self) -> u16 {
+        self.field(Self::REP_COUNT_SHIFT, Self::REP_MASK)
+    }
+
+    /// Bits 59:48: the element to begin with.
+    #[must_use]
+    pub const fn rep_start(self) -> u16 {
+        self.field(Self::REP_START_SHIFT, Self::REP_MASK)
+    }
+
+    const fn field(self, shift: u32, mask: u64) -> u16 {
+        #[expect(clippy::cast_possible_truncation, reason = "no field is wider than 16 bits")]
+        let field = (self.0 >> shift & mask) as u16;
+        field
+    }
+
+    /// Whether the word fits a call of this shape: no reserved bits, a list exactly for rep calls with something left
+    /// to do in it, a variable header only where there may be one.
+    ///
+    /// # Errors
+    ///
+    /// [`Status::InvalidHypercallInput`].
+    pub const fn check_shape(self, shape: &Shape) -> Result<(), Status> {
+        let list_fits = match shape.rep {
+            Some(_) => self.rep_start() < self.rep_count(),
+            None => self.rep_count() == 0 && self.rep_start() == 0,
+        };
+        let header_fits = shape.variable || self.variable_words() == 0;
+        if self.0 & Self::RESERVED == 0 && list_fits && header_fits {
+            Ok(())
+        } else {
+            Err(Status::InvalidHypercallInput)
+        }
+    }
+}
+
+/// How a call ended. If several errors apply, any of them may be given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u16)]
+pub enum Status {
+    /// Done.
+    Success = 0x00,
+    /// No such call.
+    InvalidHypercallCode = 0x02,
+    /// The control word does not fit the call, or the input cannot be read.
+    InvalidHypercallInput = 0x03,
+    /// The input is misaligned, crosses a page, or is beyond the guest's address space.
+    InvalidAlignment = 0x04,
+    /// A field of the input says something that it may not.
+    InvalidParameter = 0x05,
+    /// The guest was not granted this call.
+    AccessDenied = 0x06,
+    /// Not in this state.
+    OperationDenied = 0x08,
+    /// The hypervisor has no memory for it.
+    InsufficientMemory = 0x0b,
+    /// No such partition.
+    InvalidPartitionId = 0x0d,
+    /// No such VP.
+    InvalidVpIndex = 0x0e,
+    /// The feature is there but not now.
+    FeatureUnavailable = 0x1e,
+}
+
+/// The result word: RAX for a 64-bit caller. Status in bits 15:0, elements done in bits 43:32, counted from the list's
+/// first element and not from where the call began. The rest is zero: FreeBSD tests the word as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Answer(pub u64);
+
+impl Answer {
+    /// A result word.
+    #[must_use]
+    pub const fn new(status: Status, reps: u16) -> Self {
+        Self(status as u64 | (reps as u64 & Control::REP_MASK) << Control::REP_COUNT_SHIFT)
+    }
+
+    /// The status as a number.
+    #[must_use]
+    pub const fn status(self) -> u16 {
+        Control(self.0).code()
+    }
+
+    /// Elements done.
+    #[must_use]
+    pub const fn reps(self) -> u16 {
+        Control(self.0).rep_count()
+    }
+}
+
+impl From<Status> for Answer {
+    /// The answer to a call of which nothing was done.
+    fn from(status: Status) -> Self {
+        Self::new(status, 0)
+    }
+}
+
+/// Bytes in the hypercall page.
+pub const PAGE_BYTES: usize = 4096;
+
+/// The instruction by which a guest leaves for the hypervisor, and RET: what the hypercall page begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CallInstruction {
+    /// VMMCALL, on AMD.
+    Vmmcall,
+    /// VMCALL, on Intel.
+    Vmcall,
+}
+
+impl CallInstruction {
+    /// The instruction and a RET.
+    #[must_use]
+    pub const fn code(self) -> [u8; 4] {
+        match self {
+            Self::Vmmcall => [0x0f, 0x01, 0xd9, 0xc3],
+            Self::Vmcall => [0x0f, 0x01, 0xc1, 0xc3],
+        }
+    }
+
+    /// The whole page: [`Self::code`], then INT3, so that a stray jump into the page is noticed where it lands.
+    #[must_use]
+    pub const fn page(self) -> [u8; PAGE_BYTES] {
+        const INT3: u8 = 0xcc;
+        let mut page = [INT3; PAGE_BYTES];
+        let [a, b, c, d] = self.code();
+        page[0] = a;
+        page[1] = b;
+        page[2] = c;
+        page[3] = d;
+        page
+    }
+}

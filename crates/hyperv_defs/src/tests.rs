@@ -1,0 +1,43 @@
+//! Inputs made up word by word, well-formed and not, and what must come out of them. The letters and numbers above a test
+//! are those of the conformance cases that it covers.
+
+mod call;
+mod data;
+mod flush;
+mod ipi;
+mod targets;
+
+use alloc::vec::Vec;
+
+use crate::{Call, Control, FlushCall, IpiCall, Offered, Refusal, Status, parse};
+
+/// Words as the bytes that a guest would have in memory.
+fn bytes(words: &[u64]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+fn refusal(control: Control, words: &[u64], offered: Offered) -> Refusal {
+    parse(control, &bytes(words), offered).expect_err("it is malformed")
+}
+
+/// The status of a call that is refused although everything is offered.
+fn status(control: Control, words: &[u64]) -> Status {
+    match refusal(control, words, Offered::all()) {
+        Refusal::Status(status) => status,
+        Refusal::InvalidOpcode => panic!("everything is offered"),
+    }
+}
+
+fn flush_of(control: Control, input: &[u8]) -> FlushCall<'_> {
+    match parse(control, input, Offered::all()) {
+        Ok(Call::Flush(flush)) => flush,
+        other => panic!("not a flush: {other:?}"),
+    }
+}
+
+fn ipi_of(control: Control, input: &[u8]) -> IpiCall<'_> {
+    match parse(control, input, Offered::all()) {
+        Ok(Call::Ipi(ipi)) => ipi,
+        other => panic!("not an IPI: {other:?}"),
+    }
+}

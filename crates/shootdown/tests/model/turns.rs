@@ -1,0 +1,121 @@
+//! Threads that take turns: one runs at a time, and at each step chance decides which. The same seed gives the same
+//! run.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::{self, Thread};
+
+/// Whose turn it is, and who is left.
+pub(crate) struct Turns {
+    holder: AtomicUsize,
+    /// Those that are not done, as far as they have begun; the thread of each.
+    threads: Mutex<Vec<(usize, Thread)>>,
+    chance: Mutex<Chance>,
+    steps_left: AtomicU64,
+    is_over: AtomicBool,
+}
+
+impl Turns {
+    pub(crate) fn new(seed: u64, steps: u64) -> Self {
+        Self {
+            holder: AtomicUsize::new(usize::MAX),
+            threads: Mutex::new(Vec::new()),
+            chance: Mutex::new(Chance(seed)),
+            steps_left: AtomicU64::new(steps),
+            is_over: AtomicBool::new(false),
+        }
+    }
+
+    /// Runs `body(0)` to `body(count - 1)`, each in a thread of its own, and begins with the first.
+    pub(crate) fn run(&self, count: usize, body: impl Fn(usize) + Sync) {
+        thread::scope(|scope| {
+            let body = &body;
+            let mut threads = locked(&self.threads);
+            for me in 0..count {
+                let handle = scope.spawn(move || {
+                    let _done = Done { turns: self, me };
+                    self.wait_for_turn(me);
+                    body(me);
+                });
+                threads.push((me, handle.thread().clone()));
+            }
+            self.holder.store(0, Ordering::Release);
+            threads[0].1.unpark();
+        });
+    }
+
+    /// Lets another go on, or not.
+    pub(crate) fn step(&self, me: usize) {
+        if self.steps_left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_err() {
+            self.end();
+        }
+        if self.below(2) == 0 {
+            self.pass_on();
+            self.wait_for_turn(me);
+        }
+    }
+
+    /// Nothing new is begun from now on.
+    pub(crate) fn end(&self) {
+        self.is_over.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Relaxed)
+    }
+
+    /// A number below `end`.
+    pub(crate) fn below(&self, end: usize) -> usize {
+        locked(&self.chance).below(end)
+    }
+
+    fn pass_on(&self) {
+        let threads = locked(&self.threads);
+        if !threads.is_empty() {
+            let (next, thread) = &threads[self.below(threads.len())];
+            self.holder.store(*next, Ordering::Release);
+            thread.unpark();
+        }
+    }
+
+    fn wait_for_turn(&self, me: usize) {
+        while self.holder.load(Ordering::Acquire) != me {
+            thread::park();
+        }
+    }
+}
+
+/// A thread ends, be it by a panic: the others go on without it.
+struct Done<'a> {
+    turns: &'a Turns,
+    me: usize,
+}
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.turns.end();
+        }
+        locked(&self.turns.threads).retain(|&(other, _)| other != self.me);
+        self.turns.pass_on();
+    }
+}
+
+/// Pseudo-random numbers (SplitMix64).
+struct Chance(u64);
+
+impl Chance {
+    fn below(&mut self, end: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        let bounded = u128::from(mixed ^ mixed >> 31) * end as u128;
+        usize::try_from(bounded >> 64).expect("below `end`")
+    }
+}
+
+/// The data behind a lock; who panicked with it is reported elsewhere.
+pub(crate) fn locked<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
+    lock.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,143 @@
+//! What entries cost on the machine that runs this: for `cargo bench` and for `dunlin bench tags`.
+//!
+//! Each round measures all figures one after the other, so that whatever else the machine does meets all of them alike;
+//! reported are medians over many rounds, less the empty loop. Cycles are derived from a chain of multiplications and
+//! additions whose latency is the same on all current x86-64 and AArch64 cores (3 and 1 cycles), measured in the same
+//! round: no counter of the CPU is needed, and a core that changes its clock changes both.
+
+extern crate std;
+
+use std::hint::black_box;
+use std::time::Instant;
+use std::vec::Vec;
+
+use crate::{CpuTags, Pool, Scheme, TagRange, VcpuTags};
+
+/// One figure.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Figure {
+    /// What was measured.
+    pub name: &'static str,
+    /// Cycles per operation beyond the empty loop: the median of all rounds.
+    pub cycles: f64,
+    /// The smallest of the rounds.
+    pub min: f64,
+    /// The largest of the rounds.
+    pub max: f64,
+}
+
+const ROUNDS: usize = 31;
+const OPERATIONS: u32 = 20_000;
+/// Cycles of one step of the chain.
+const CHAIN_CYCLES: f64 = 4.0;
+
+/// Measures everything; takes about a second.
+#[must_use]
+pub fn all() -> Vec<Figure> {
+    let mut subjects = subjects();
+    let mut rounds: Vec<Vec<f64>> = (0..subjects.len()).map(|_| Vec::new()).collect();
+    for round in 0..=ROUNDS {
+        let cycle = chain() / CHAIN_CYCLES;
+        let empty = nanos(&mut || {
+            black_box(0_u64);
+        });
+        for (subject, results) in subjects.iter_mut().zip(&mut rounds) {
+            let result = (nanos(&mut subject.operation) - empty) / cycle;
+            // The first round warms up.
+            if round > 0 {
+                results.push(result);
+            }
+        }
+    }
+    let figures = subjects.iter().zip(rounds).map(|(subject, mut results)| {
+        results.sort_unstable_by(f64::total_cmp);
+        Figure { name: subject.name, cycles: results[ROUNDS / 2], min: results[0], max: results[ROUNDS - 1] }
+    });
+    figures.collect()
+}
+
+struct Subject {
+    name: &'static str,
+    operation: std::boxed::Box<dyn FnMut()>,
+}
+
+fn subjects() -> Vec<Subject> {
+    let mut epoch = rig(Scheme::Epoch, 63);
+    let check = rig(Scheme::Epoch, 63);
+    let mut generation = rig(Scheme::Generation, 63);
+    let mut assignment = rig(Scheme::Generation, u32::MAX);
+    let mut rollover = rig(Scheme::Generation, 1);
+    let mut flush = rig(Scheme::Epoch, 63);
+    let mut arrival = rig(Scheme::Epoch, 63);
+    std::vec![
+        Subject::new("epoch: check alone", move || {
+            black_box(check.vcpu.is_current(&check.cpu, black_box(0)));
+        }),
+        Subject::new("epoch: check and entry", move || enter(&mut epoch, 0)),
+        Subject::new("generation: check and entry", move || enter(&mut generation, 0)),
+        Subject::new("generation: assignment", move || {
+            assignment.vcpu.void();
+            enter(&mut assignment, 0);
+        }),
+        Subject::new("generation: new generation", move || {
+            rollover.vcpu.void();
+            enter(&mut rollover, 0);
+        }),
+        Subject::new("epoch: flush of own tag", move || {
+            flush.vcpu.void();
+            enter(&mut flush, 0);
+        }),
+        Subject::new("epoch: arrival from another pCPU", move || {
+            arrival.vcpu.arrive(&mut arrival.cpu, false);
+            enter(&mut arrival, 0);
+        }),
+    ]
+}
+
+impl Subject {
+    fn new(name: &'static str, operation: impl FnMut() + 'static) -> Self {
+        Self { name, operation: std::boxed::Box::new(operation) }
+    }
+}
+
+struct Rig {
+    cpu: CpuTags,
+    vcpu: VcpuTags,
+}
+
+fn rig(scheme: Scheme, tags: u32) -> Rig {
+    let pool = Pool::new(scheme, TagRange::new(1, tags), true);
+    let (mut cpu, mut vcpu) = (pool.cpu(), pool.vcpu());
+    vcpu.arrive(&mut cpu, false);
+    vcpu.enter(&mut cpu, 0).completed();
+    Rig { cpu, vcpu }
+}
+
+#[inline]
+fn enter(rig: &mut Rig, epoch: u64) {
+    let entry = rig.vcpu.enter(&mut rig.cpu, black_box(epoch));
+    let _ = black_box((entry.tag(), entry.flush()));
+    entry.completed();
+}
+
+/// Nanoseconds per operation.
+fn nanos(operation: &mut dyn FnMut()) -> f64 {
+    let start = Instant::now();
+    for _ in 0..OPERATIONS {
+        operation();
+    }
+    start.elapsed().as_secs_f64() * 1e9 / f64::from(OPERATIONS)
+}
+
+/// Nanoseconds per step of the chain.
+fn chain() -> f64 {
+    let mut value = black_box(1_u64);
+    let factor = black_box(0x5851_f42d_4c95_7f2d_u64);
+    let start = Instant::now();
+    for _ in 0..OPERATIONS {
+        value = value.wrapping_mul(factor).wrapping_add(1);
+    }
+    let elapsed = start.elapsed().as_secs_f64() * 1e9 / f64::from(OPERATIONS);
+    black_box(value);
+    elapsed
+}

@@ -1,0 +1,212 @@
+//! What a vCPU has of a pool, and one entry into its guest. Written by the pCPU that runs the vCPU.
+
+use crate::cpu::{CpuTags, FIRST_GENERATION};
+use crate::pool::Scheme;
+use crate::tag::Tag;
+
+/// What an entry must flush before the guest's first instruction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Flush {
+    /// Nothing.
+    Nothing,
+    /// The entries of the entry's own tag (SVM: TLB_CONTROL 3).
+    Tag,
+    /// The entries of all tags of the pCPU (SVM: TLB_CONTROL 1).
+    Everything,
+}
+
+/// The tag of a vCPU, and what it owes.
+#[derive(Debug)]
+pub struct VcpuTags {
+    scheme: Scheme,
+    name: u64,
+    /// Index of the tag that is its own on all pCPUs.
+    home: Option<u32>,
+    /// Index of the tag that it has on the pCPU where it arrived last.
+    index: u32,
+    tag: Tag,
+    /// The generation of `tag`; [`VOID`] when it has none.
+    generation: u64,
+    /// The epoch of the VM that its entries are of, with [`SEEN`]; [`VOID`] when they must all go.
+    seen: u64,
+    /// Since its last entry it was given a tag that it had not before.
+    moved: bool,
+}
+
+/// No generation, and with [`SEEN`] no epoch, is zero.
+const VOID: u64 = 0;
+/// Marks an epoch that was seen, so that none is taken for [`VOID`].
+const SEEN: u64 = 1 << 63;
+
+impl VcpuTags {
+    pub(crate) fn new(scheme: Scheme, name: u64, home: Option<u32>, tag: Tag) -> Self {
+        let generation = if scheme == Scheme::Generation { VOID } else { FIRST_GENERATION };
+        Self { scheme, name, home, index: home.unwrap_or(u32::MAX), tag, generation, seen: VOID, moved: false }
+    }
+
+    pub(crate) fn home(&self) -> Option<u32> {
+        self.home
+    }
+
+    /// The vCPU comes to a pCPU, to stay for some entries. `came_back`: it was here last, and nowhere since.
+    pub fn arrive(&mut self, cpu: &mut CpuTags, came_back: bool) {
+        match self.scheme {
+            Scheme::FlushAlways => {}
+            Scheme::Generation if came_back => {}
+            // Two pCPUs may count the same generation by accident; a tag means nothing beyond its pCPU.
+            Scheme::Generation => self.generation = VOID,
+            Scheme::Epoch if came_back && cpu.cache.holds(self.index, self.name) => {}
+            Scheme::Epoch => {
+                let held = cpu.cache.holds(self.index, self.name);
+                self.index = cpu.cache.take(self.name, self.home, self.index);
+                self.tag = cpu.range.at(self.index);
+                self.seen = VOID;
+                self.moved = !held;
+                cpu.counts.assignments += u64::from(!held);
+            }
+        }
+    }
+
+    /// Whether an entry has to do nothing about tags: the tag is the one of the last entry, and nothing is owed. This is
+    /// what each entry pays.
+    #[must_use]
+    #[inline]
+    pub fn is_current(&self, cpu: &CpuTags, epoch: u64) -> bool {
+        // Both at once, without asking for the scheme: what a scheme does not use never differs, and for the one
+        // that flushes always, the epoch always does.
+        (self.seen ^ (epoch | SEEN)) | (self.generation ^ cpu.generations.valid) == 0
+    }
+
+    /// Prepares an entry on the pCPU where the vCPU arrived. `epoch` is the VM's, which counts the times that all of its
+    /// TLB entries became void; it is below 2^63.
+    #[inline]
+    pub fn enter<'a>(&'a mut self, cpu: &'a mut CpuTags, epoch: u64) -> Entry<'a> {
+        let seen = epoch | SEEN;
+        if self.is_current(cpu, epoch) {
+            return Entry { vcpu: self, cpu, seen, flush: Flush::Nothing, assigned: false, new_generation: false };
+        }
+        match self.scheme {
+            Scheme::Generation => self.enter_generation(cpu, seen),
+            Scheme::Epoch if cpu.can_flush_one_tag => self.enter_flushing(cpu, seen, Flush::Tag),
+            Scheme::Epoch | Scheme::FlushAlways => self.enter_flushing(cpu, seen, Flush::Everything),
+        }
+    }
+
+    fn enter_flushing<'a>(&'a mut self, cpu: &'a mut CpuTags, seen: u64, flush: Flush) -> Entry<'a> {
+        let assigned = core::mem::take(&mut self.moved);
+        Entry { vcpu: self, cpu, seen, flush, assigned, new_generation: false }
+    }
+
+    #[cold]
+    fn enter_generation<'a>(&'a mut self, cpu: &'a mut CpuTags, seen: u64) -> Entry<'a> {
+        if self.seen != seen {
+            if self.seen != VOID {
+                cpu.generations.meet_epoch(seen);
+            }
+            self.seen = seen;
+            self.generation = VOID;
+        }
+        let assigned = self.generation != cpu.generations.current();
+        let mut new_generation = false;
+        if assigned {
+            (self.tag, new_generation) = cpu.generations.assign(cpu.range);
+            self.generation = cpu.generations.current();
+            cpu.counts.assignments += 1;
+            cpu.counts.generations += u64::from(new_generation);
+        }
+        let flush = if cpu.generations.owes_flush() { Flush::Everything } else { Flush::Nothing };
+        Entry { vcpu: self, cpu, seen, flush, assigned, new_generation }
+    }
+
+    /// All TLB entries of the vCPU must go before its guest's next instruction.
+    #[inline]
+    pub fn void(&mut self) {
+        match self.scheme {
+            Scheme::FlushAlways => {}
+            Scheme::Generation => self.generation = VOID,
+            Scheme::Epoch => self.seen = VOID,
+        }
+    }
+
+    /// Whether all entries of the vCPU go at its next entry anyway, so that no single page needs to be flushed.
+    #[must_use]
+    #[inline]
+    pub fn is_void(&self) -> bool {
+        match self.scheme {
+            Scheme::FlushAlways => true,
+            Scheme::Generation => self.generation == VOID,
+            Scheme::Epoch => self.seen == VOID,
+        }
+    }
+
+    /// The tag of the entries that it has on the pCPU where it arrived. Without meaning while it [is
+    /// void](Self::is_void).
+    #[must_use]
+    #[inline]
+    pub fn tag(&self) -> Tag {
+        self.tag
+    }
+}
+
+/// An entry that is about to happen. Dropped, it has not happened, and all that it would have flushed is still owed.
+#[derive(Debug)]
+#[must_use]
+pub struct Entry<'a> {
+    vcpu: &'a mut VcpuTags,
+    cpu: &'a mut CpuTags,
+    seen: u64,
+    flush: Flush,
+    assigned: bool,
+    new_generation: bool,
+}
+
+impl Entry<'_> {
+    /// The tag to enter with.
+    #[inline]
+    pub fn tag(&self) -> Tag {
+        self.vcpu.tag
+    }
+
+    /// What the entry must flush.
+    #[inline]
+    pub fn flush(&self) -> Flush {
+        self.flush
+    }
+
+    /// Whether the vCPU was given another tag for this entry.
+    #[must_use]
+    #[inline]
+    pub fn assigned(&self) -> bool {
+        self.assigned
+    }
+
+    /// Whether a new generation begins with it.
+    #[must_use]
+    #[inline]
+    pub fn new_generation(&self) -> bool {
+        self.new_generation
+    }
+
+    /// The entry has happened: what it had to flush is flushed.
+    #[inline]
+    pub fn completed(self) {
+        if self.flush != Flush::Nothing {
+            self.pay();
+        }
+    }
+
+    fn pay(self) {
+        match self.flush {
+            Flush::Nothing => {}
+            Flush::Tag => self.cpu.counts.tag_flushes += 1,
+            Flush::Everything => {
+                self.cpu.counts.full_flushes += 1;
+                self.cpu.generations.flushed();
+            }
+        }
+        if self.vcpu.scheme != Scheme::FlushAlways {
+            self.vcpu.seen = self.seen;
+        }
+    }
+}

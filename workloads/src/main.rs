@@ -1,0 +1,78 @@
+//! Work for Linux guests that needs many remote TLB flushes.
+//!
+//! A static program that runs inside an unmodified guest and needs nothing of Dunlin. The guest's kernel turns what the
+//! program does with its memory into TLB flushes on other CPUs, by IPI or by hypercall, as the kernel was told at boot.
+//!
+//! * [`storm`]: all threads map, protect, discard and unmap memory, and look for what a forgotten flush would show;
+//! * [`latency`]: how long one call takes that must flush the TLBs of busy CPUs;
+//! * [`compile`]: C files, as many at a time as there are CPUs;
+//! * [`interrupts`]: how the kernel flushed, by its own counts.
+//!
+//! A run ends with one line of `key=value` on standard output; progress goes to standard error. The status is 0 when all
+//! was right, 1 when something wrong was seen, 2 when the program was called wrongly.
+
+mod compile;
+mod interrupts;
+mod latencies;
+mod latency;
+mod memory;
+mod options;
+mod stale;
+mod storm;
+
+use std::process::ExitCode;
+
+use options::Options;
+
+const HELP: &str = "\
+dunlin-workloads storm   [--threads N] [--seconds S]               map, protect, discard, unmap; look for stale reads
+dunlin-workloads latency [--threads N] [--calls K] [--pages P]     time mprotect of P pages while N-1 threads spin
+dunlin-workloads compile [--jobs N] [--rounds R] [--files F]       compile C files (at most F), R times over
+
+N is the number of online CPUs when left out.
+";
+
+/// How a run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    /// All that was seen was right.
+    Right,
+    /// The line that was printed counts something that must not happen.
+    Wrong,
+}
+
+/// Does the work and prints its line.
+type Run = fn(&Options) -> anyhow::Result<Verdict>;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let (command, rest) = match arguments.split_first() {
+        Some((command, rest)) => (command.as_str(), rest),
+        None => ("", [].as_slice()),
+    };
+    let (known, run): (&[&str], Run) = match command {
+        "storm" => (&storm::OPTIONS, storm::run),
+        "latency" => (&latency::OPTIONS, latency::run),
+        "compile" => (&compile::OPTIONS, compile::run),
+        _ => {
+            eprint!("{HELP}");
+            return ExitCode::from(2);
+        }
+    };
+    let options = match Options::parse(rest, known) {
+        Ok(options) => options,
+        Err(error) => {
+            eprint!("dunlin-workloads {command}: {error}\n\n{HELP}");
+            return ExitCode::from(2);
+        }
+    };
+
+    match run(&options) {
+        Ok(Verdict::Right) => ExitCode::SUCCESS,
+        Ok(Verdict::Wrong) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("dunlin-workloads {command}: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
