@@ -5,18 +5,21 @@
 //! The file is read key by key instead of by a derived deserializer for the same reason: each key is asked for by name,
 //! and what nobody asked for is an unknown key.
 
+mod reader;
+mod translation;
+
 use std::fmt;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use abi::payload::{ApicMode, MAX_VCPUS};
-use toml::Spanned;
-use toml::de::{DeTable, DeValue};
+use toml::de::DeTable;
 
 use crate::args::RunArgs;
 use crate::failure::Failure;
 use crate::quantity::{MIB, parse_size, parse_time, show_size};
+use reader::{Source, Table};
+pub(crate) use translation::Translation;
 
 /// The file that is run when none is given.
 const DEFAULT: &str = include_str!("../../vms/default.toml");
@@ -68,6 +71,8 @@ pub(crate) struct VmConfig {
     pub(crate) cmdline: Placed<String>,
     /// How the local APIC is presented.
     pub(crate) apic: Placed<ApicMode>,
+    /// How TLBs are flushed, and tagged.
+    pub(crate) translation: Translation,
 }
 
 /// How QEMU runs the host.
@@ -320,8 +325,9 @@ impl VmConfig {
         let cmdline = cmdline(&text, place)?;
         let (text, place) = table.text_or("apic", "x2apic")?;
         let apic = apic(&text, place)?;
+        let translation = Translation::read(&mut table)?;
         table.finish()?;
-        Ok(Self { name, vcpus, memory, kernel, initrd, cmdline, apic })
+        Ok(Self { name, vcpus, memory, kernel, initrd, cmdline, apic, translation })
     }
 }
 
@@ -433,305 +439,5 @@ fn no_such(text: &str, what: &str, names: &[&str], place: &Place) -> Failure {
     place.bad(format!("'{text}' is no {what}")).help(format!("one of {}", names.join(", ")))
 }
 
-/// The text of a file, for the places of what is in it.
-struct Source<'a> {
-    text: &'a str,
-    name: &'a str,
-    directory: &'a Path,
-}
-
-impl Source<'_> {
-    /// Line and column of a byte, counted from 1.
-    fn position(&self, at: usize) -> (usize, usize) {
-        let before = self.text.get(..at).unwrap_or(self.text);
-        let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
-        (before.matches('\n').count() + 1, before[line_start..].chars().count() + 1)
-    }
-}
-
-/// A table that is being read: each key that is asked for is known, the rest is not.
-struct Table<'a> {
-    source: &'a Source<'a>,
-    entries: &'a DeTable<'a>,
-    start: usize,
-    title: &'static str,
-    known: Vec<&'static str>,
-}
-
-impl<'a> Table<'a> {
-    fn new(source: &'a Source<'a>, entries: &'a DeTable<'a>, start: usize, title: &'static str) -> Self {
-        Self { source, entries, start, title, known: Vec::new() }
-    }
-
-    fn at(&self) -> String {
-        format!("{}:{}", self.source.name, self.source.position(self.start).0)
-    }
-
-    fn place(&self, key: &'static str, span: Range<usize>) -> Place {
-        Place::Key { file: self.source.name.to_string(), line: self.source.position(span.start).0, key }
-    }
-
-    fn find(&mut self, key: &'static str) -> Option<&'a Spanned<DeValue<'a>>> {
-        self.known.push(key);
-        self.entries.iter().find(|(name, _)| name.get_ref() == key).map(|(_, value)| value)
-    }
-
-    fn text(&mut self, key: &'static str) -> Result<Option<(String, Place)>, Failure> {
-        let Some(value) = self.find(key) else { return Ok(None) };
-        let place = self.place(key, value.span());
-        match value.get_ref() {
-            DeValue::String(text) => Ok(Some((text.to_string(), place))),
-            DeValue::Integer(number) if key == "memory" => Ok(Some((number.to_string(), place))),
-            other => {
-                Err(place.bad(format!("{} where text belongs", describe(other))).help(format!("write {key} = \"...\"")))
-            }
-        }
-    }
-
-    fn text_or(&mut self, key: &'static str, default: &str) -> Result<(String, Place), Failure> {
-        let absent = self.absent(key);
-        Ok(self.text(key)?.unwrap_or_else(|| (default.to_string(), absent)))
-    }
-
-    fn integer(&mut self, key: &'static str, default: i64) -> Result<(i64, Place), Failure> {
-        let Some(value) = self.find(key) else { return Ok((default, self.absent(key))) };
-        let place = self.place(key, value.span());
-        match value.get_ref() {
-            DeValue::Integer(number) => match i64::from_str_radix(number.as_str(), number.radix()) {
-                Ok(number) => Ok((number, place)),
-                Err(_) => Err(place.bad(format!("{number} is out of all bounds"))),
-            },
-            other => {
-                let help = format!("write {key} = {default}, without quotes");
-                Err(place.bad(format!("{} where a number belongs", describe(other))).help(help))
-            }
-        }
-    }
-
-    fn table(&mut self, key: &'static str) -> Result<Option<Self>, Failure> {
-        let Some(value) = self.find(key) else { return Ok(None) };
-        match value.get_ref() {
-            DeValue::Table(table) => Ok(Some(Self::new(self.source, table, value.span().start, "[host]"))),
-            other => Err(self
-                .place(key, value.span())
-                .bad(format!("{} where a table belongs", describe(other)))
-                .help(format!("write [{key}] on a line of its own, and its keys below"))),
-        }
-    }
-
-    fn tables(&mut self, key: &'static str) -> Result<Vec<Self>, Failure> {
-        let Some(value) = self.find(key) else { return Ok(Vec::new()) };
-        let wrong = |value: &Spanned<DeValue<'_>>| {
-            self.place(key, value.span())
-                .bad(format!("{} where a list of tables belongs", describe(value.get_ref())))
-                .help(format!("write [[{key}]] on a line of its own for each VM, and its keys below"))
-        };
-        let DeValue::Array(array) = value.get_ref() else { return Err(wrong(value)) };
-        array
-            .iter()
-            .map(|value| match value.get_ref() {
-                DeValue::Table(table) => Ok(Self::new(self.source, table, value.span().start, "[[vm]]")),
-                _ => Err(wrong(value)),
-            })
-            .collect()
-    }
-
-    /// Refuses the first key that nobody asked for.
-    fn finish(self) -> Result<(), Failure> {
-        let unknown = self.entries.keys().filter(|key| !self.known.contains(&key.get_ref().as_ref()));
-        let Some(key) = unknown.min_by_key(|key| key.span().start) else { return Ok(()) };
-
-        let (line, column) = self.source.position(key.span().start);
-        let Self { source, title, known, .. } = &self;
-        let failure = Failure::bad_input(format!(
-            "{}:{line}:{column}: key '{}': unknown in {}",
-            source.name,
-            key.get_ref(),
-            if *title == "file" { "a file of VMs" } else { title }
-        ));
-        let nearest = known
-            .iter()
-            .map(|name| (strsim::normalized_damerau_levenshtein(&key.get_ref().to_lowercase(), name), name))
-            .max_by(|(one, _), (other, _)| one.total_cmp(other));
-        Err(match nearest {
-            Some((likeness, name)) if likeness >= 0.5 => {
-                failure.help(format!("did you mean '{name}'? (known here: {})", known.join(", ")))
-            }
-            _ => failure.help(format!("known here: {}", known.join(", "))),
-        })
-    }
-
-    fn absent(&self, key: &'static str) -> Place {
-        Place::Absent { file: self.source.name.to_string(), line: self.source.position(self.start).0, key }
-    }
-}
-
-fn describe(value: &DeValue<'_>) -> String {
-    match value {
-        DeValue::String(text) => format!("the text {text:?}"),
-        DeValue::Integer(number) => format!("the number {number}"),
-        DeValue::Float(number) => format!("the number {number}"),
-        DeValue::Boolean(value) => format!("{value}"),
-        DeValue::Datetime(time) => format!("the time {time}"),
-        DeValue::Array(_) => "a list".to_string(),
-        DeValue::Table(_) => "a table".to_string(),
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::{prop, proptest};
-
-    use super::*;
-
-    /// What files are made of, and what they are not.
-    const WORDS: &[&str] = &[
-        "[[vm]]",
-        "[vm]",
-        "[host]",
-        "[",
-        "]",
-        "\n",
-        "\n",
-        " = ",
-        "name = \"a\"",
-        "vcpus = ",
-        "memory = ",
-        "pcpus",
-        "kernel",
-        "initrd",
-        "-1",
-        "99999999999999999999",
-        "0x10",
-        "\"512M\"",
-        "\"",
-        "é",
-        "#",
-        "1.5",
-        "true",
-        "{}",
-        "1979-05-27",
-        "\0",
-    ];
-
-    fn parse(text: &str) -> Result<Config, Failure> {
-        Config::parse(text, "x.toml", Path::new("/nowhere"))
-    }
-
-    fn error(text: &str) -> String {
-        parse(text).expect_err("must be refused").to_string()
-    }
-
-    #[test]
-    fn default_is_four_vcpus_on_two_pcpus() {
-        let config = Config::load(&RunArgs::default()).expect("is good");
-        assert_eq!(config.host.pcpus.value, 2);
-        assert_eq!(config.vms.len(), 1);
-        assert_eq!(config.vms[0].vcpus.value, 4);
-        assert_eq!(config.vms[0].memory.value, 512 * MIB);
-        assert_eq!(config.vms[0].kernel.value, Kernel::DebianCloud);
-    }
-
-    #[test]
-    fn every_file_of_the_repository_is_good() {
-        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../vms");
-        let mut seen = 0;
-        for entry in std::fs::read_dir(directory).expect("is there") {
-            let path = entry.expect("is readable").path();
-            if path.extension().is_some_and(|extension| extension == "toml") {
-                let args = RunArgs { file: Some(path.clone()), ..RunArgs::default() };
-                if let Err(failure) = Config::load(&args) {
-                    panic!("{}: {failure}", path.display());
-                }
-                seen += 1;
-            }
-        }
-        assert!(seen >= 4);
-    }
-
-    #[test]
-    fn unknown_key_is_named_with_the_nearest_known_one() {
-        let text = "[host]\npcpus = 2\n\n[[vm]]\nname = \"a\"\n  vcpu = 4\n";
-        assert_eq!(
-            error(text),
-            "x.toml:6:3: key 'vcpu': unknown in [[vm]]\n\
-             help: did you mean 'vcpus'? (known here: name, vcpus, memory, kernel, initrd, cmdline, apic)"
-        );
-        assert!(error("[hosts]\n").contains("did you mean 'host'?"));
-        assert!(error("[host]\nzzz = 1\n[[vm]]\nname='a'").contains("help: known here: pcpus"));
-    }
-
-    #[test]
-    fn value_out_of_bounds_names_line_key_and_remedy() {
-        let text = "[[vm]]\nname = \"a\"\nvcpus = 0\n";
-        assert!(error(text).starts_with("x.toml:3: key 'vcpus': 0 vCPUs; a VM needs 1 to 512\nhelp: "));
-        for count in ["513", "-1", "99999999999999999999", "4.5", "\"4\"", "true", "[4]"] {
-            let text = error(&format!("[[vm]]\nname = \"a\"\nvcpus = {count}\n"));
-            assert!(text.starts_with("x.toml:3: key 'vcpus': "), "{text}");
-        }
-    }
-
-    #[test]
-    fn memory_is_checked_where_it_is_written() {
-        for (memory, says) in [
-            ("0", "no memory"),
-            ("\"0\"", "no memory"),
-            ("512", "has no unit"),
-            ("\"1M\"", "not a multiple of 2 MiB"),
-            ("\"lots\"", "is no unit"),
-            ("false", "false where text belongs"),
-        ] {
-            let text = error(&format!("[[vm]]\nname = \"a\"\nmemory = {memory}\n"));
-            assert!(text.starts_with("x.toml:3: key 'memory': ") && text.contains(says), "{text}");
-        }
-    }
-
-    #[test]
-    fn names_are_given_and_differ() {
-        assert!(error("[[vm]]\nvcpus = 1\n").starts_with("x.toml:1: [[vm]] has no key 'name'"));
-        let text = error("[[vm]]\nname = \"a\"\n[[vm]]\nname = \"a\"\n");
-        assert!(text.starts_with("x.toml:4: key 'name': a second VM called 'a'"), "{text}");
-        assert!(text.contains("x.toml:2"), "{text}");
-        assert!(error("[[vm]]\nname = \"a b\"\n").contains("cannot be a name"));
-    }
-
-    #[test]
-    fn file_without_vms_is_refused() {
-        assert!(error("").starts_with("x.toml: no [[vm]]"));
-        assert!(error("vm = 3").contains("list of tables"));
-        assert!(error("vm = [3]").contains("list of tables"));
-        assert!(error("host = 3").contains("where a table belongs"));
-    }
-
-    #[test]
-    fn syntax_error_has_line_and_column() {
-        assert!(error("[[vm]]\nname = \"a\n").starts_with("x.toml:2:"));
-    }
-
-    #[test]
-    fn missing_kernel_names_the_path_and_the_known_names() {
-        let text = error("[[vm]]\nname = \"a\"\nkernel = \"bzImage\"\n");
-        assert!(text.starts_with("x.toml:3: key 'kernel': '/nowhere/bzImage' does not exist"), "{text}");
-        assert!(text.contains("\"debian-cloud\""), "{text}");
-    }
-
-    #[test]
-    fn options_override_every_vm_and_are_named_in_errors() {
-        let mut config = parse("[[vm]]\nname='a'\n[[vm]]\nname='b'\nvcpus=3").expect("is good");
-        let args = RunArgs { vcpus: Some(7), append: Some("debug".to_string()), ..RunArgs::default() };
-        config.apply(&args).expect("is good");
-        assert!(config.vms.iter().all(|vm| vm.vcpus.value == 7 && vm.cmdline.value == "console=ttyS0 quiet debug"));
-
-        let args = RunArgs { vcpus: Some(0), ..RunArgs::default() };
-        let text = config.apply(&args).expect_err("is bad").to_string();
-        assert!(text.starts_with("option '--vcpus': 0 vCPUs; a VM needs 1 to 512"), "{text}");
-    }
-
-    proptest! {
-        #[test]
-        fn no_text_makes_the_reader_panic(words in prop::collection::vec(prop::sample::select(WORDS), 0..12)) {
-            let text = words.concat();
-            let _ = parse(&text);
-        }
-    }
-}
+mod tests;

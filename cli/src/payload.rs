@@ -80,6 +80,10 @@ fn check_and_add(vm: &VmConfig, assets: &Assets, script: Option<&str>, files: &m
         initrd: initrd.map(|initrd| files.add(initrd)),
         cmdline: vm.cmdline.value.clone(),
         apic: vm.apic.value,
+        hyperv: vm.translation.hyperv,
+        flush: vm.translation.flush,
+        tags: vm.translation.tags,
+        tag_limit: vm.translation.tag_limit,
     })
 }
 

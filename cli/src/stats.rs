@@ -38,6 +38,16 @@ impl Snapshot {
                 (&mut sum.blocks, vcpu.blocks),
                 (&mut sum.migrations, vcpu.migrations),
                 (&mut sum.tlb_flushes, vcpu.tlb_flushes),
+                (&mut sum.tlb_flushes_all, vcpu.tlb_flushes_all),
+                (&mut sum.tag_assignments, vcpu.tag_assignments),
+                (&mut sum.tag_generations, vcpu.tag_generations),
+                (&mut sum.flush_calls, vcpu.flush_calls),
+                (&mut sum.flush_targets, vcpu.flush_targets),
+                (&mut sum.flush_kicks, vcpu.flush_kicks),
+                (&mut sum.flush_wait_ticks, vcpu.flush_wait_ticks),
+                (&mut sum.flush_pages, vcpu.flush_pages),
+                (&mut sum.flush_whole, vcpu.flush_whole),
+                (&mut sum.ipi_calls, vcpu.ipi_calls),
                 (&mut sum.guest_ticks, vcpu.guest_ticks),
                 (&mut sum.host_ticks, vcpu.host_ticks),
                 (&mut sum.wait_ticks, vcpu.wait_ticks),
@@ -88,15 +98,34 @@ pub(crate) fn table(snapshot: &Snapshot, per_vcpu: bool) -> String {
     let _ = writeln!(text, "  {:<22}{:>16}{:>9.2}%", "all", show_count(all), percent(all, all));
     let _ = writeln!(
         text,
-        "  entries {}, injected {} interrupts, {} NMIs, {} exceptions; {} halts that blocked, {} migrations, {} TLB flushes",
+        "  entries {}, injected {} interrupts, {} NMIs, {} exceptions; {} halts that blocked, {} migrations",
         show_count(total.entries),
         show_count(total.irq_injections),
         show_count(total.nmi_injections),
         show_count(total.exception_injections),
         show_count(total.blocks),
-        show_count(total.migrations),
-        show_count(total.tlb_flushes)
+        show_count(total.migrations)
     );
+    let _ = writeln!(
+        text,
+        "  tags: {} entries flushed TLB entries ({} of them those of all tags), {} assignments, {} new generations",
+        show_count(total.tlb_flushes),
+        show_count(total.tlb_flushes_all),
+        show_count(total.tag_assignments),
+        show_count(total.tag_generations)
+    );
+    if total.flush_calls.max(total.ipi_calls) > 0 {
+        let _ = writeln!(
+            text,
+            "  shootdowns: {} calls for {} other vCPUs, {} of them kicked; flushed {} pages, {} times everything; {} calls sent IPIs",
+            show_count(total.flush_calls),
+            show_count(total.flush_targets),
+            show_count(total.flush_kicks),
+            show_count(total.flush_pages),
+            show_count(total.flush_whole),
+            show_count(total.ipi_calls)
+        );
+    }
     let _ = writeln!(text, "  time: guest {guest:.1} %, host {host:.1} %, waiting {wait:.1} %");
     if per_vcpu {
         let _ =
@@ -129,6 +158,16 @@ pub(crate) fn json(counters: &VcpuCounters, tsc_hz: u64) -> Value {
         "blocks": counters.blocks,
         "migrations": counters.migrations,
         "tlb_flushes": counters.tlb_flushes,
+        "tlb_flushes_all": counters.tlb_flushes_all,
+        "tag_assignments": counters.tag_assignments,
+        "tag_generations": counters.tag_generations,
+        "flush_calls": counters.flush_calls,
+        "flush_targets": counters.flush_targets,
+        "flush_kicks": counters.flush_kicks,
+        "flush_pages": counters.flush_pages,
+        "flush_whole": counters.flush_whole,
+        "ipi_calls": counters.ipi_calls,
+        "flush_wait_seconds": time(counters.flush_wait_ticks),
         "guest_seconds": time(counters.guest_ticks),
         "host_seconds": time(counters.host_ticks),
         "wait_seconds": time(counters.wait_ticks),

@@ -24,6 +24,8 @@ mod cpu;
 #[cfg(any(target_os = "none", test))]
 mod device;
 #[cfg(target_os = "none")]
+mod exit;
+#[cfg(target_os = "none")]
 mod frames;
 #[cfg(target_os = "none")]
 mod heap;
@@ -62,6 +64,8 @@ fn start_vms(boot: &boot::Boot) -> Result<(), alloc::string::String> {
     let bytes = boot.payload.ok_or("no boot module; start the hypervisor with `dunlin run`")?;
     let payload = Payload::read(bytes).map_err(|error| error.to_string())?;
 
+    let virtualization = arch::virtualization::features();
+    vm::tags::init(&payload.manifest.vms, virtualization.tags, virtualization.can_flush_one_tag)?;
     control::init(payload.manifest.exit_when_idle);
     for (number, config) in (0..).zip(&payload.manifest.vms) {
         control::vm_creating(number);

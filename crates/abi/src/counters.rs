@@ -83,8 +83,28 @@ pub struct VcpuCounters {
     pub blocks: u64,
     /// Times the vCPU was picked by a pCPU other than the one before.
     pub migrations: u64,
-    /// Entries that flushed the guest's TLB entries.
+    /// Entries that flushed TLB entries, of this vCPU alone or of all.
     pub tlb_flushes: u64,
+    /// Of these, entries that flushed the entries of all guests on the pCPU.
+    pub tlb_flushes_all: u64,
+    /// Entries that gave the vCPU another tag.
+    pub tag_assignments: u64,
+    /// Entries that began a new generation of tags on their pCPU.
+    pub tag_generations: u64,
+    /// Hypercalls by which this vCPU had TLBs of others flushed.
+    pub flush_calls: u64,
+    /// vCPUs that these calls were for, the caller not counted.
+    pub flush_targets: u64,
+    /// Of these, vCPUs that were in the guest and were kicked out of it; the others flush before they next enter.
+    pub flush_kicks: u64,
+    /// Ticks that these calls waited for kicked vCPUs to leave the guest.
+    pub flush_wait_ticks: u64,
+    /// Pages of this vCPU that were flushed one by one, for whoever asked.
+    pub flush_pages: u64,
+    /// Requests to flush all of this vCPU's entries, whoever asked.
+    pub flush_whole: u64,
+    /// Hypercalls by which this vCPU sent interrupts.
+    pub ipi_calls: u64,
     /// Ticks in the guest.
     pub guest_ticks: u64,
     /// Ticks in the hypervisor on behalf of this vCPU.

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 /// First eight bytes of a payload.
 pub const MAGIC: [u8; 8] = *b"DUNLINPL";
 /// Version of the layout and of [`Manifest`]; readers accept exactly their own.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Blobs start at multiples of this many bytes.
 pub const BLOB_ALIGN: usize = 4096;
 
@@ -54,6 +54,45 @@ pub struct VmConfig {
     pub cmdline: String,
     /// How the guest finds its local APIC.
     pub apic: ApicMode,
+    /// What of the Hyper-V interface the guest is offered.
+    pub hyperv: HyperV,
+    /// How the guest flushes TLBs of other vCPUs, if it is offered the Hyper-V interface at all.
+    pub flush: RemoteFlush,
+    /// How the TLB tags of the VM's vCPUs are managed.
+    pub tags: TagScheme,
+    /// Most tags that the VM's vCPUs share on a pCPU; all that the machine has, without.
+    pub tag_limit: Option<u32>,
+}
+
+/// What of the Hyper-V interface a guest is offered (TLFS, feature discovery).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum HyperV {
+    /// Nothing: the guest finds no Hyper-V.
+    Off,
+    /// The interface, with remote TLB flush by hypercall recommended.
+    Flush,
+    /// The same, with IPIs by hypercall recommended as well.
+    FlushIpi,
+}
+
+/// How a guest that is offered the Hyper-V interface flushes TLBs of other vCPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RemoteFlush {
+    /// By interrupts of its own: the recommendation is withheld, the rest of the interface is as it is.
+    Ipi,
+    /// By hypercall.
+    Hypercall,
+}
+
+/// How the TLB tags (ASIDs, VMIDs) of a VM's vCPUs are managed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum TagScheme {
+    /// One tag for all, and a flush at each entry: what was usual before tags were managed.
+    FlushAlways,
+    /// Tags handed out round robin per pCPU, with a generation: Xen on AMD-V, 2007.
+    Generation,
+    /// A tag for life per vCPU while there are enough, and an epoch per VM.
+    Epoch,
 }
 
 /// How the guest's local APIC is presented.

@@ -6,7 +6,7 @@ use proptest::prelude::{any, prop, proptest};
 
 use crate::control::{self, Command, FRAME_LIMIT, FrameError, Line, Message, Receiver, Request};
 use crate::counters::{ExitReason, VcpuCounters};
-use crate::payload::{ApicMode, Blob, Builder, Payload, PayloadError, VmConfig};
+use crate::payload::{ApicMode, Blob, Builder, HyperV, Payload, PayloadError, RemoteFlush, TagScheme, VmConfig};
 
 fn vm(kernel: Blob, initrd: Option<Blob>) -> VmConfig {
     VmConfig {
@@ -17,6 +17,10 @@ fn vm(kernel: Blob, initrd: Option<Blob>) -> VmConfig {
         initrd,
         cmdline: "console=ttyS0".to_string(),
         apic: ApicMode::X2Apic,
+        hyperv: HyperV::FlushIpi,
+        flush: RemoteFlush::Hypercall,
+        tags: TagScheme::Epoch,
+        tag_limit: Some(63),
     }
 }
 
@@ -112,6 +116,16 @@ fn largest_messages_fit_a_frame() {
         blocks: u64::MAX,
         migrations: u64::MAX,
         tlb_flushes: u64::MAX,
+        tlb_flushes_all: u64::MAX,
+        tag_assignments: u64::MAX,
+        tag_generations: u64::MAX,
+        flush_calls: u64::MAX,
+        flush_targets: u64::MAX,
+        flush_kicks: u64::MAX,
+        flush_wait_ticks: u64::MAX,
+        flush_pages: u64::MAX,
+        flush_whole: u64::MAX,
+        ipi_calls: u64::MAX,
         guest_ticks: u64::MAX,
         host_ticks: u64::MAX,
         wait_ticks: u64::MAX,

@@ -37,6 +37,9 @@ bitflags! {
         const TIMER = 1 << 4;
         /// The VM ends: leave the guest for good.
         const STOP = 1 << 5;
+        /// Others have asked for TLB entries to be flushed. Quiet: it does not wake a vCPU that is blocked, which meets
+        /// it before its next entry, whenever that is.
+        const FLUSH = 1 << 6;
     }
 }
 
@@ -64,7 +67,7 @@ impl core::fmt::Display for CpuId {
 pub enum Notify {
     /// Nothing: it will be seen before the next entry, or somebody else was told already.
     Nothing,
-    /// Make this pCPU leave the guest.
+    /// Make this pCPU leave the guest, if the vCPU is in it.
     Kick(CpuId),
     /// The vCPU was blocked and is now queued in name: put it into a run queue.
     Enqueue,
@@ -77,6 +80,8 @@ pub struct Mailbox {
 }
 
 const PENDING: u64 = 0xffff;
+/// Work that a blocked vCPU sleeps through.
+const QUIET: u64 = Pending::FLUSH.bits() as u64;
 const STATE: u64 = 3 << 16;
 const BLOCKED: u64 = 0 << 16;
 const QUEUED: u64 = 1 << 16;
@@ -88,6 +93,14 @@ impl Mailbox {
     #[must_use]
     pub fn blocked() -> Self {
         Self { word: AtomicU64::new(BLOCKED) }
+    }
+
+    /// Adds quiet work ([`Pending::FLUSH`]): where the vCPU is does not change, and a blocked one stays blocked. Says whether
+    /// the vCPU had no work before; if it had, whoever gave it that sees to it that the vCPU leaves its guest.
+    ///
+    /// As for [`Mailbox::post`], what the caller wrote before is seen after the [`Mailbox::take`] that returns the work.
+    pub fn leave(&self, work: Pending) -> bool {
+        self.word.fetch_or(u64::from(work.bits()), Ordering::AcqRel) & PENDING == 0
     }
 
     /// Adds work and says whom the caller has to tell.
@@ -111,9 +124,9 @@ impl Mailbox {
 
         match old & STATE {
             BLOCKED => Notify::Enqueue,
-            // The first poster kicks. A later one finds its bit set: the vCPU has not taken it yet, and will before
-            // it enters again.
-            RUNNING if old & work != work => Notify::Kick(CpuId((old >> CPU_SHIFT) as u32)),
+            // The first poster kicks. A later one finds work that was not taken yet: the vCPU takes all of it before it
+            // enters again, and if it is in its guest now, the first poster has met it there.
+            RUNNING if old & PENDING == 0 => Notify::Kick(CpuId((old >> CPU_SHIFT) as u32)),
             _ => Notify::Nothing,
         }
     }
@@ -157,10 +170,10 @@ impl Mailbox {
         (word & STATE == RUNNING).then_some(CpuId((word >> CPU_SHIFT) as u32))
     }
 
-    /// Whether the vCPU waits for a post and nothing is posted.
+    /// Whether the vCPU waits for a post and nothing is posted that would wake it.
     #[must_use]
     pub fn is_blocked(&self) -> bool {
-        self.word.load(Ordering::SeqCst) & (STATE | PENDING) == BLOCKED
+        self.word.load(Ordering::SeqCst) & (STATE | PENDING & !QUIET) == BLOCKED
     }
 
     fn change_state(&self, state: u64, cpu: CpuId) {

@@ -17,14 +17,39 @@ fn post_to_a_blocked_vcpu_enqueues_it_once() {
 }
 
 #[test]
-fn running_vcpu_is_kicked_once_for_each_new_kind_of_work() {
+fn running_vcpu_is_kicked_by_the_first_of_several_posters() {
     let mailbox = Mailbox::blocked();
     let _ = mailbox.post(Pending::STARTUP);
     mailbox.run_on(CpuId(7));
     let _ = mailbox.take();
     assert_eq!(mailbox.post(Pending::INTERRUPT), Notify::Kick(CpuId(7)));
     assert_eq!(mailbox.post(Pending::INTERRUPT), Notify::Nothing);
+    assert_eq!(mailbox.post(Pending::STOP), Notify::Nothing);
+    assert_eq!(mailbox.take(), Pending::INTERRUPT | Pending::STOP);
     assert_eq!(mailbox.post(Pending::STOP), Notify::Kick(CpuId(7)));
+}
+
+#[test]
+fn quiet_work_neither_wakes_a_blocked_vcpu_nor_gets_lost() {
+    let mailbox = Mailbox::blocked();
+    assert!(mailbox.leave(Pending::FLUSH));
+    assert!(!mailbox.leave(Pending::FLUSH), "the first has left it already");
+    assert!(mailbox.is_blocked());
+    assert_eq!(mailbox.post(Pending::INTERRUPT), Notify::Enqueue, "it can still be woken");
+    mailbox.run_on(CpuId(1));
+    assert_eq!(mailbox.take(), Pending::FLUSH | Pending::INTERRUPT);
+}
+
+#[test]
+fn vcpu_does_not_block_before_it_has_flushed() {
+    let mailbox = Mailbox::blocked();
+    let _ = mailbox.post(Pending::STARTUP);
+    mailbox.run_on(CpuId(0));
+    let _ = mailbox.take();
+    assert!(mailbox.leave(Pending::FLUSH));
+    assert!(!mailbox.block());
+    assert_eq!(mailbox.take(), Pending::FLUSH);
+    assert!(mailbox.block());
 }
 
 #[test]

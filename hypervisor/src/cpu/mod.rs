@@ -9,12 +9,13 @@ pub(crate) mod timers;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use spin::Once;
+use spin::{Mutex, MutexGuard, Once};
 
 use crate::arch::percpu::ArchPerCpu;
 use crate::arch::tsc;
 use crate::arch::virtualization::HostContext;
 use crate::control;
+use crate::vm::tags::CpuPools;
 
 /// Most pCPUs that are used; a machine's further ones stay asleep.
 pub(crate) const MAX_CPUS: usize = 64;
@@ -40,6 +41,8 @@ pub(crate) struct PerCpu {
     /// Who runs next.
     pub(crate) scheduler: scheduler::Scheduler,
     host_context: Once<HostContext>,
+    /// TLB tags as this pCPU has handed them out. Locked once per stay of a vCPU, by this pCPU alone.
+    tags: Once<Mutex<CpuPools>>,
 }
 
 /// Host interrupts that a pCPU has taken. Written by their handlers on the owner only.
@@ -69,6 +72,7 @@ impl PerCpu {
             timers: timers::Timers::default(),
             scheduler: scheduler::Scheduler::new(),
             host_context: Once::new(),
+            tags: Once::new(),
         }
     }
 
@@ -76,6 +80,11 @@ impl PerCpu {
     #[inline]
     pub(crate) fn host_context(&self) -> &HostContext {
         self.host_context.call_once(crate::arch::virtualization::enable)
+    }
+
+    /// The TLB tags that this pCPU has handed out.
+    pub(crate) fn tags(&self) -> MutexGuard<'_, CpuPools> {
+        self.tags.call_once(|| Mutex::new(CpuPools::new())).lock()
     }
 }
 

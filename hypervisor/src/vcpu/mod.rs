@@ -11,21 +11,33 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use abi::counters::{ExitReason, VcpuCounters};
 use crossbeam_utils::CachePadded;
 use sched::{CpuId, Mailbox, VirtualTime};
+use shootdown::{Presence, Requests};
 use spin::{Mutex, MutexGuard};
+use tlb_tag::VcpuTags;
 
 use crate::arch::routing::Posted;
 use crate::arch::vcpu::ArchVcpu;
 
 /// One vCPU of a VM.
 pub(crate) struct Vcpu {
+    reach: Reach,
     mailbox: CachePadded<MailboxLines>,
     counters: CachePadded<Counters>,
     owner: CachePadded<Mutex<Owner>>,
 }
 
-/// What everybody writes.
-struct MailboxLines {
+/// What a shootdown touches of each target: one cache line, and the whole of it.
+#[repr(C, align(64))]
+struct Reach {
     mailbox: Mailbox,
+    presence: Presence,
+    requests: Requests,
+}
+
+const _: () = assert!(size_of::<Reach>() == 64);
+
+/// What everybody writes, beyond [`Reach`].
+struct MailboxLines {
     posted: Posted,
     /// When the vCPU was last put into a run queue, in host TSC ticks.
     queued_at: AtomicU64,
@@ -51,8 +63,8 @@ impl Vcpu {
     /// A vCPU that waits for its first post.
     pub(crate) fn new(arch: ArchVcpu, home: CpuId) -> Self {
         Self {
+            reach: Reach { mailbox: Mailbox::blocked(), presence: Presence::new(), requests: Requests::new() },
             mailbox: CachePadded::new(MailboxLines {
-                mailbox: Mailbox::blocked(),
                 posted: Posted::new(),
                 queued_at: AtomicU64::new(0),
                 home: AtomicU32::new(home.0),
@@ -66,7 +78,19 @@ impl Vcpu {
     /// The word through which others reach the vCPU.
     #[inline]
     pub(crate) fn mailbox(&self) -> &Mailbox {
-        &self.mailbox.mailbox
+        &self.reach.mailbox
+    }
+
+    /// Whether it is in its guest, and where.
+    #[inline]
+    pub(crate) fn presence(&self) -> &Presence {
+        &self.reach.presence
+    }
+
+    /// What it was asked to flush.
+    #[inline]
+    pub(crate) fn requests(&self) -> &Requests {
+        &self.reach.requests
     }
 
     /// What others left for its interrupt controller.
@@ -84,6 +108,11 @@ impl Vcpu {
     /// Takes the owner's part; waits if the pCPU that ran the vCPU before has not quite let go.
     pub(crate) fn own(&self) -> MutexGuard<'_, Owner> {
         self.owner.lock()
+    }
+
+    /// What is left to give back when the vCPU is gone for good.
+    pub(crate) fn into_tags(self) -> VcpuTags {
+        self.owner.into_inner().into_inner().arch.into_tags()
     }
 
     /// The pCPU that ran it last.
@@ -127,7 +156,8 @@ impl Counter {
         self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(amount), Ordering::Relaxed);
     }
 
-    fn get(&self) -> u64 {
+    /// As it stands.
+    pub(crate) fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }
@@ -145,6 +175,16 @@ pub(crate) struct Counters {
     pub(crate) blocks: Counter,
     pub(crate) migrations: Counter,
     pub(crate) tlb_flushes: Counter,
+    pub(crate) tlb_flushes_all: Counter,
+    pub(crate) tag_assignments: Counter,
+    pub(crate) tag_generations: Counter,
+    pub(crate) flush_calls: Counter,
+    pub(crate) flush_targets: Counter,
+    pub(crate) flush_kicks: Counter,
+    pub(crate) flush_wait_ticks: Counter,
+    pub(crate) flush_pages: Counter,
+    pub(crate) flush_whole: Counter,
+    pub(crate) ipi_calls: Counter,
     pub(crate) wait_ticks: Counter,
 }
 
@@ -166,6 +206,16 @@ impl Counters {
             blocks: self.blocks.get(),
             migrations: self.migrations.get(),
             tlb_flushes: self.tlb_flushes.get(),
+            tlb_flushes_all: self.tlb_flushes_all.get(),
+            tag_assignments: self.tag_assignments.get(),
+            tag_generations: self.tag_generations.get(),
+            flush_calls: self.flush_calls.get(),
+            flush_targets: self.flush_targets.get(),
+            flush_kicks: self.flush_kicks.get(),
+            flush_wait_ticks: self.flush_wait_ticks.get(),
+            flush_pages: self.flush_pages.get(),
+            flush_whole: self.flush_whole.get(),
+            ipi_calls: self.ipi_calls.get(),
             guest_ticks: self.guest_ticks.get(),
             host_ticks: self.host_ticks.get(),
             wait_ticks: self.wait_ticks.get(),

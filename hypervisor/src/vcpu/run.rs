@@ -1,8 +1,10 @@
 //! The loop: settle what is pending, enter, handle the exit.
 //!
-//! While a vCPU is in here, host interrupts are held off ([`gate::hold`]) from the test of the pending word until the guest
-//! runs, and again from the exit on. A request that is posted in between comes with a kick, and the kick that is held off
-//! ends the new entry at once. So the word is tested once per entry, and no request waits longer than that.
+//! Before each entry the vCPU says that it is about to be in its guest, and only then tests whether work is pending.
+//! Whoever posts work does it the other way round: posts, then looks whether the vCPU is in its guest, and kicks it if so.
+//! One of the two sees the other (`shootdown::Presence`). Host interrupts are held off meanwhile ([`gate::hold`]), so a
+//! kick that comes between the test and the guest ends the new entry at once. The word is tested once per entry, and no
+//! request waits longer than that.
 
 use sched::Pending;
 
@@ -55,25 +57,38 @@ pub(crate) enum Left {
 pub(crate) fn run(run: &mut Running<'_>) -> Left {
     // Made on first use, which turns virtualization on: before the gate, whose instructions belong to it.
     let host = run.cpu.host_context();
+    let mut pools = run.cpu.tags();
+    let tags = pools.of(run.vm.memory.tag_pool());
     gate::hold();
-    run.owner.arch.load(host, run.came_back);
+    run.owner.arch.load(host, tags, run.came_back);
     run.owner.arch.intercept_pause(scheduler::others_wait(run.cpu));
     run.unpark();
 
     let left = loop {
-        // Shootdowns, stops, interrupts of others: all land here, and only here.
-        if run.vcpu.mailbox().has_work() && settle(run) {
-            break Left::Dead;
+        if !run.owner.arch.is_active() {
+            if run.vcpu.mailbox().has_work() && settle(run) {
+                break Left::Dead;
+            }
+            if !run.owner.arch.is_active() && !run.owner.arch.try_wake() {
+                if run.block() {
+                    break Left::Blocked;
+                }
+                continue;
+            }
         }
 
-        if !run.owner.arch.is_active() && !run.owner.arch.try_wake() {
-            if run.block() {
-                break Left::Blocked;
+        // Shootdowns, stops, interrupts of others: all land here.
+        run.vcpu.presence().enter(run.cpu.id.0);
+        if run.vcpu.mailbox().has_work() {
+            run.vcpu.presence().leave();
+            if settle(run) {
+                break Left::Dead;
             }
             continue;
         }
 
-        run.owner.arch.enter(host, run.vcpu.counters());
+        run.owner.arch.enter(host, tags, run.vm.memory.epoch(), run.vcpu.counters());
+        run.vcpu.presence().leave();
 
         match arch::exit::handle(run) {
             Next::Resume | Next::Idle => {}
@@ -107,6 +122,9 @@ fn settle(run: &mut Running<'_>) -> bool {
     let work = run.vcpu.mailbox().take();
     if work.contains(Pending::STOP) {
         return true;
+    }
+    if work.contains(Pending::FLUSH) {
+        run.vm.memory.settle_flush(run.vcpu, run.owner);
     }
     arch::routing::take_posted(&mut run.owner.arch, run.vcpu.posted(), work);
     if work.contains(Pending::TIMER) {

@@ -2,6 +2,7 @@
 
 pub(crate) mod memory;
 pub(crate) mod serial;
+pub(crate) mod tags;
 
 use alloc::format;
 use alloc::string::{String, ToString};
@@ -81,7 +82,8 @@ impl Vm {
     /// One line that says what is wrong with the VM's description, or what the host lacks.
     pub(crate) fn create(number: u32, config: VmConfig, payload: &Payload<'_>) -> Result<Arc<Self>, String> {
         let wanted_mib = config.memory_bytes >> 20;
-        let mut memory = Memory::new(loader::ram_layout(config.memory_bytes)).map_err(|error| match error {
+        let pool = tags::pool_for(&config);
+        let mut memory = Memory::new(loader::ram_layout(config.memory_bytes), pool).map_err(|error| match error {
             MemoryError::Exhausted => {
                 let free_mib = crate::frames::free_bytes() >> 20;
                 format!("memory {wanted_mib} MiB: the host has {free_mib} MiB left, in pieces of at least 2 MiB")
@@ -103,7 +105,7 @@ impl Vm {
             vcpus: (0..vcpu_count)
                 .map(|index| {
                     let home = homes.next().unwrap_or(CpuId(0));
-                    Vcpu::new(ArchVcpu::new(index, config.apic, root), home)
+                    Vcpu::new(ArchVcpu::new(index, config.apic, root, pool.pool().vcpu()), home)
                 })
                 .collect(),
             config,
@@ -157,7 +159,13 @@ impl Vm {
             Notify::Nothing => {}
             // This pCPU settles its own vCPU's work before it enters again.
             Notify::Kick(cpu) if cpu == cpu::this().id => {}
-            Notify::Kick(cpu) => interrupts::kick(cpu),
+            Notify::Kick(cpu) => {
+                // Posted before we look: a vCPU that enters between the two finds the work itself.
+                fence(Ordering::SeqCst);
+                if vcpu.presence().is_inside() {
+                    interrupts::kick(cpu);
+                }
+            }
             Notify::Enqueue => {
                 if let Some(vm) = self.me.upgrade() {
                     scheduler::wake(VcpuRef { vm, index });
@@ -206,6 +214,9 @@ impl Vm {
 
 impl Drop for Vm {
     fn drop(&mut self) {
+        for vcpu in core::mem::take(&mut self.vcpus) {
+            self.memory.tag_pool().pool().release(vcpu.into_tags());
+        }
         info!("{}: memory freed", self.config.name);
     }
 }

@@ -1,6 +1,7 @@
 //! The local APIC of the host: kicks, the timer, waking and stopping other pCPUs.
 //!
-//! Registers are MSRs when the CPU has x2APIC, otherwise uncached memory. Destinations are physical ids in both cases
+//! Registers are MSRs when the CPU has x2APIC, otherwise uncached memory. Single destinations are physical ids, sets of
+//! them logical ones: one command reaches 16 neighbours with x2APIC, and all CPUs of a machine of up to eight without
 //! (APM vol. 2, chapter 16).
 //!
 //! The timer counts in TSC ticks where the CPU can do that. Where it cannot, it runs in periodic mode and never stops:
@@ -20,6 +21,7 @@ use x86_64::registers::model_specific::Msr;
 use super::irq::{KICK, SPURIOUS, TIMER};
 use super::{paging, port, power, tsc};
 use crate::cpu::{self, CpuId};
+use shootdown::CpuSet;
 
 /// Where the registers are in memory; firmware that has moved them is refused.
 const REGISTERS: u64 = 0xfee0_0000;
@@ -36,6 +38,7 @@ const TSC_DEADLINE_MSR: u32 = 0x6e0;
 
 const TPR: u32 = 0x80;
 const EOI: u32 = 0xb0;
+const LOGICAL_DESTINATION: u32 = 0xd0;
 const SPURIOUS_VECTOR: u32 = 0xf0;
 const ICR_LOW: u32 = 0x300;
 const ICR_HIGH: u32 = 0x310;
@@ -53,6 +56,7 @@ const MODE_DEADLINE: u32 = 2 << 17;
 const DELIVER_NMI: u32 = 4 << 8;
 const DELIVER_INIT: u32 = 5 << 8;
 const DELIVER_STARTUP: u32 = 6 << 8;
+const LOGICAL: u32 = 1 << 11;
 const DELIVERY_PENDING: u32 = 1 << 12;
 const ASSERT: u32 = 1 << 14;
 const ALL_BUT_SELF: u32 = 3 << 18;
@@ -80,6 +84,42 @@ static TIMER_HZ: AtomicU64 = AtomicU64::new(0);
 #[inline]
 pub(crate) fn kick(cpu: CpuId) {
     send(cpu::by_id(cpu).arch.apic_id, ASSERT | u32::from(KICK));
+}
+
+/// Interrupts several pCPUs with the vector [`KICK`], with as few commands as the machine allows.
+pub(crate) fn kick_all(cpus: CpuSet) {
+    if X2APIC.load(Ordering::Relaxed) {
+        // The logical id of an x2APIC is its cluster, the upper bits of its id, and one of 16 bits (APM vol. 2, 16.14.2).
+        let mut rest = cpus;
+        while let Some(first) = rest.first() {
+            let cluster = apic_id(first) >> 4;
+            let mut members = 0;
+            for cpu in rest.iter().filter(|&cpu| apic_id(cpu) >> 4 == cluster) {
+                members |= 1 << (apic_id(cpu) & 15);
+                rest.remove(cpu);
+            }
+            send(cluster << 16 | members, LOGICAL | ASSERT | u32::from(KICK));
+        }
+    } else if cpu::count() <= FLAT_CPUS && cpus.len() > 1 {
+        let members = cpus.iter().fold(0, |members, cpu| members | 1 << cpu);
+        send(members, LOGICAL | ASSERT | u32::from(KICK));
+    } else {
+        cpus.iter().for_each(|cpu| kick(CpuId(cpu)));
+    }
+}
+
+fn apic_id(cpu: u32) -> u32 {
+    cpu::by_id(CpuId(cpu)).arch.apic_id
+}
+
+/// Without x2APIC, a logical id has one bit for each of so many CPUs.
+const FLAT_CPUS: usize = 8;
+
+/// Gives this pCPU its logical id, one bit, where ids are not fixed and bits suffice for all.
+pub(super) fn take_logical_id(cpu: CpuId) {
+    if !X2APIC.load(Ordering::Relaxed) && cpu.index() < FLAT_CPUS {
+        write(LOGICAL_DESTINATION, 1 << (24 + cpu.0));
+    }
 }
 
 /// Sees to it that the timer interrupts this pCPU not later than at `deadline`, in TSC ticks.

@@ -213,6 +213,7 @@ extern "sysv64" fn on_guarded_stack(stack: u64) -> ! {
     percpu::install(cpu::by_id(CpuId(0)));
     power::init(machine);
     apic::init_boot();
+    apic::take_logical_id(CpuId(0));
     tsc::calibrate(machine);
     wall_clock::init(machine);
     apic::start_timer();

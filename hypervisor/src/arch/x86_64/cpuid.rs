@@ -7,12 +7,13 @@
 use alloc::vec::Vec;
 use core::arch::x86_64::{__cpuid, __cpuid_count};
 
-use abi::payload::ApicMode;
+use abi::payload::{ApicMode, VmConfig};
 use x86_defs::cpuid::{Registers, leaf_1_ecx, leaf_7_ecx};
 use x86_defs::registers::cr4;
 
 use super::entry::gpr;
 use super::fpu;
+use super::hyperv::{self, Profile};
 use super::tsc;
 use super::vcpu::ArchVcpu;
 use crate::device::local_apic::TSC_TICKS_PER_TIMER_TICK;
@@ -45,7 +46,7 @@ const LEAF_8000_0001_ECX_CMP_LEGACY: u32 = 1 << 1;
 
 const BASIC_MAX: u32 = 0xd;
 const HYPERVISOR_FIRST: u32 = 0x4000_0000;
-const HYPERVISOR_MAX: u32 = 0x4000_0010;
+const VMWARE_MAX: u32 = 0x4000_0010;
 const EXTENDED_FIRST: u32 = 0x8000_0000;
 const EXTENDED_MAX: u32 = 0x8000_0008;
 
@@ -95,13 +96,16 @@ impl Leaf {
 }
 
 impl CpuidTable {
-    /// The answers for a VM of `vcpus` vCPUs.
-    pub(crate) fn new(vcpus: u32, apic: ApicMode) -> Self {
+    /// The answers for a VM.
+    pub(crate) fn new(config: &VmConfig) -> Self {
+        let (vcpus, apic) = (config.vcpus, config.apic);
+        let hypervisor = match Profile::of(config) {
+            Some(profile) => (HYPERVISOR_FIRST..=hyperv::MAX_LEAF).map(|number| profile.leaf(number)).collect(),
+            None => (HYPERVISOR_FIRST..=VMWARE_MAX).map(vmware_leaf).collect::<Vec<_>>(),
+        };
         Self {
             basic: (0..=BASIC_MAX).map(|number| basic_leaf(number, vcpus, apic)).collect(),
-            hypervisor: (HYPERVISOR_FIRST..=HYPERVISOR_MAX)
-                .map(|number| Leaf::plain(hypervisor_leaf(number)))
-                .collect(),
+            hypervisor: hypervisor.into_iter().map(Leaf::plain).collect(),
             extended: (EXTENDED_FIRST..=EXTENDED_MAX).map(|number| Leaf::plain(extended_leaf(number, vcpus))).collect(),
         }
     }
@@ -269,22 +273,22 @@ fn extended_leaf(number: u32, vcpus: u32) -> Registers {
     }
 }
 
-/// The hypervisor's own leaves.
+/// The hypervisor's own leaves, for a VM that is offered no Hyper-V interface.
 ///
 /// A kernel wants two things from a hypervisor before anything else: the frequency of the TSC, and a word that it may
 /// keep the x2APIC without interrupt remapping. The smallest interface that gives both to unmodified kernels is
 /// VMware's: one leaf with the frequencies, and two calls (`docs/decisions/0004-guest-clock.md`).
-fn hypervisor_leaf(number: u32) -> Registers {
+fn vmware_leaf(number: u32) -> Registers {
     /// The calls are made by VMMCALL.
     const CALLS_BY_VMMCALL: u32 = 1 << 0;
     match number {
         HYPERVISOR_FIRST => Registers {
-            eax: HYPERVISOR_MAX,
+            eax: VMWARE_MAX,
             ebx: u32::from_le_bytes(*b"VMwa"),
             ecx: u32::from_le_bytes(*b"reVM"),
             edx: u32::from_le_bytes(*b"ware"),
         },
-        HYPERVISOR_MAX => {
+        VMWARE_MAX => {
             Registers { eax: kilohertz(tsc::hz()), ebx: kilohertz(timer_hertz()), ecx: CALLS_BY_VMMCALL, edx: 0 }
         }
         _ => Registers::default(),

@@ -32,6 +32,10 @@ pub(crate) mod gpr {
     pub(crate) const RSP: usize = 4;
     /// RSI.
     pub(crate) const RSI: usize = 6;
+    /// RDI.
+    pub(crate) const RDI: usize = 7;
+    /// R8.
+    pub(crate) const R8: usize = 8;
 }
 
 /// Runs the guest of the VMCB at `guest` until its next exit.

@@ -15,7 +15,7 @@ use super::entry::gpr;
 use super::platform;
 use super::tsc;
 use super::vcpu::Activity;
-use super::{cpuid, fpu, mmio, msr, routing};
+use super::{cpuid, fpu, hyperv, mmio, msr, routing};
 use crate::arch::apic as host_apic;
 use crate::device::interrupt::{Kind, Target};
 use crate::device::local_apic::{Effect, GeneralProtection, Mode};
@@ -67,8 +67,10 @@ pub(crate) fn handle(run: &mut Running<'_>) -> Next {
         }
         code::VMMCALL => {
             counters.exit(ExitReason::Hypercall);
-            hypercall(run);
-            Next::Resume
+            match run.vm.platform().hyperv {
+                Some(_) => hyperv::hypercall(run),
+                None => vmware_call(run),
+            }
         }
         code::IRET => {
             counters.exit(ExitReason::NmiWindow);
@@ -276,8 +278,9 @@ fn stage2_fault(run: &mut Running<'_>) -> Next {
     mmio::access(run, gpa)
 }
 
-/// VMMCALL: the two calls of the VMware interface that a kernel makes (see [`cpuid`]); all others answer "no".
-fn hypercall(run: &mut Running<'_>) {
+/// VMMCALL without Hyper-V: the two calls of the VMware interface that a kernel makes (see [`cpuid`]); all others answer
+/// "no".
+fn vmware_call(run: &mut Running<'_>) -> Next {
     const MAGIC: u32 = 0x564d_5868;
     const GET_HERTZ: u32 = 45;
     const GET_VCPU_INFO: u32 = 68;
@@ -301,6 +304,7 @@ fn hypercall(run: &mut Running<'_>) {
         }
         _ => arch.vmcb.save.rax = NO,
     }
+    Next::Resume
 }
 
 /// XSETBV, where the CPU honours its intercept.

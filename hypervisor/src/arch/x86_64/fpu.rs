@@ -82,6 +82,26 @@ impl FpuState {
     }
 }
 
+/// The first six 128-bit registers of the guest that just left, low half first: they are still in place.
+pub(super) fn first_vector_registers() -> [u64; 12] {
+    let mut registers = [0; 12];
+    // SAFETY: writes the 96 bytes of the array. CR4.OSFXSR was set when SVM was enabled on this pCPU, and the host's CR0
+    // has neither EM nor TS.
+    unsafe {
+        asm!(
+            "movups [{to}], xmm0",
+            "movups [{to} + 16], xmm1",
+            "movups [{to} + 32], xmm2",
+            "movups [{to} + 48], xmm3",
+            "movups [{to} + 64], xmm4",
+            "movups [{to} + 80], xmm5",
+            to = in(reg) registers.as_mut_ptr(),
+            options(nostack, preserves_flags),
+        );
+    }
+    registers
+}
+
 /// The components that both the machine has and a guest may enable.
 pub(crate) fn host_xcr0() -> u64 {
     static HOST: Once<u64> = Once::new();

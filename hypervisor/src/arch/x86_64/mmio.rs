@@ -28,7 +28,10 @@ pub(super) fn access(run: &mut Running<'_>, gpa: Gpa) -> Next {
     let mut bus = Bus { vm: run.vm, apic: &mut run.owner.arch.apic, effect: Effect::None, message: None, nobody: None };
     let control = &run.owner.arch.vmcb.control;
     let bytes = &control.instruction_bytes[..usize::from(control.instruction_length.min(15))];
+    // Whoever changes the guest's page tables and then flushes waits until this instruction is through with them.
+    run.vcpu.presence().emulate(run.cpu.id.0);
     let outcome = x86_emulate::emulate_fetched(&mut state, bytes, &run.vm.memory, &mut bus, gpa);
+    run.vcpu.presence().leave();
     let Bus { effect, message, nobody, .. } = bus;
 
     match outcome {

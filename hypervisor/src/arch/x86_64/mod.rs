@@ -14,6 +14,7 @@ mod entry;
 pub(crate) mod exit;
 mod fpu;
 pub(crate) mod gate;
+pub(crate) mod hyperv;
 pub(crate) mod irq;
 pub(crate) mod loader;
 mod mmio;

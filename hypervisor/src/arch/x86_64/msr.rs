@@ -7,6 +7,7 @@ use x86_defs::msr;
 use x86_defs::registers::{cr0, efer};
 
 use super::exit::apply;
+use super::hyperv;
 use super::tsc;
 use crate::device::local_apic::GeneralProtection;
 use crate::vcpu::run::Running;
@@ -34,6 +35,7 @@ pub(super) fn read(run: &mut Running<'_>, number: u32) -> Result<u64, GeneralPro
         msr::PAT => Ok(arch.vmcb.save.g_pat),
         msr::HWCR => Ok(HWCR_TSC_FREQ_SEL),
         msr::DE_CFG => Ok(DE_CFG_LFENCE_SERIALIZES),
+        hyperv::FIRST_MSR..=hyperv::LAST_MSR => hyperv::read_msr(run, number),
         number if reads_as_zero(number) => Ok(0),
         number => arch.memory_types.read(number).ok_or(GeneralProtection),
     }
@@ -56,6 +58,7 @@ pub(super) fn write(run: &mut Running<'_>, number: u32, value: u64) -> Result<()
         }
         // The TSC is the host's and the same for all; a kernel writes it only to undo differences that there are not.
         msr::TSC | msr::TSC_ADJUST | msr::HWCR | msr::DE_CFG => return Ok(()),
+        hyperv::FIRST_MSR..=hyperv::LAST_MSR => return hyperv::write_msr(run, number, value),
         number if reads_as_zero(number) => return Ok(()),
         number => return arch.memory_types.write(number, value).ok_or(GeneralProtection),
     };

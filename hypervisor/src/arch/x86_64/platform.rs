@@ -10,6 +10,7 @@ use spin::Mutex;
 use x86_boot::layout::{RTC_PORT, SERIAL_PORTS};
 
 use super::cpuid::CpuidTable;
+use super::hyperv::HyperV;
 use super::routing;
 use super::{tsc, wall_clock};
 use crate::device::io_apic::IoApic;
@@ -23,6 +24,8 @@ use crate::vm::serial::LineChanged;
 /// Devices and tables of one VM.
 pub(crate) struct Platform {
     pub(super) cpuid: CpuidTable,
+    /// The Hyper-V interface, where it is offered.
+    pub(super) hyperv: Option<HyperV>,
     pub(super) io_apic: Mutex<IoApic>,
     rtc: Mutex<Rtc>,
 }
@@ -41,7 +44,8 @@ const PIT_LAST: u16 = 0x43;
 impl Platform {
     pub(crate) fn new(config: &VmConfig) -> Self {
         Self {
-            cpuid: CpuidTable::new(config.vcpus, config.apic),
+            cpuid: CpuidTable::new(config),
+            hyperv: HyperV::new(config),
             io_apic: Mutex::new(IoApic::new(0)),
             rtc: Mutex::new(Rtc::new()),
         }

@@ -6,6 +6,7 @@
 
 use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
+use addr::Gpa;
 use sched::Pending;
 
 use super::vcpu::ArchVcpu;
@@ -63,6 +64,15 @@ pub(super) fn send(vm: &Vm, sender: Option<u32>, message: &Message) {
         }
     }
 }
+
+/// Sends an edge-triggered interrupt to vCPUs by index.
+pub(crate) fn send_fixed(vm: &Vm, vector: u8, ids: impl IntoIterator<Item = u32>) {
+    let message = Message { kind: Kind::Fixed, vector, level: false, target: Target::AllIncludingSelf };
+    post_to(vm, ids, &message);
+}
+
+/// The end of guest physical addresses: 48 bits.
+pub(crate) const PHYSICAL_ADDRESSES_END: Gpa = Gpa(1 << 48);
 
 fn post_to(vm: &Vm, ids: impl IntoIterator<Item = u32>, message: &Message) {
     for id in ids {

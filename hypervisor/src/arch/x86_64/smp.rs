@@ -177,6 +177,7 @@ extern "sysv64" fn main(cpu: &'static PerCpu) -> ! {
     irq::load();
     percpu::install(cpu);
     apic::init();
+    apic::take_logical_id(cpu.id);
     apic::start_timer();
     cpu.online.store(true, Ordering::Release);
     crate::run_cpu()

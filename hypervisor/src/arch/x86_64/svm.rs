@@ -31,8 +31,6 @@ pub(crate) struct HostContext {
     host_state: Box<Vmcb>,
     /// Identity of the [`super::fpu::FpuState`] that the vector registers hold; 0 when nobody's.
     pub(super) fpu_holder: AtomicU64,
-    /// Identity of the vCPU whose TLB entries this pCPU holds; 0 when nobody's.
-    pub(super) tlb_holder: AtomicU64,
 }
 
 /// A page that only hardware reads and writes.
@@ -44,10 +42,10 @@ struct Page([u8; 4096]);
 pub(crate) struct Features {
     /// The VMCB tells the next RIP after an intercepted instruction.
     pub(crate) next_rip: bool,
-    /// One ASID can be flushed by itself.
-    pub(crate) flush_by_asid: bool,
-    /// Number of ASIDs, the host's included.
-    pub(crate) asids: u32,
+    /// The entries of one TLB tag (ASID) can be flushed by themselves.
+    pub(crate) can_flush_one_tag: bool,
+    /// Number of TLB tags (ASIDs) for guests: 1 to this.
+    pub(crate) tags: u32,
 }
 
 static FEATURES: Once<Features> = Once::new();
@@ -108,11 +106,17 @@ pub(crate) fn check() -> Result<(), Missing> {
 
     FEATURES.call_once(|| Features {
         next_rip: svm.edx & svm_feature::NRIP_SAVE != 0,
-        flush_by_asid: svm.edx & svm_feature::FLUSH_BY_ASID != 0,
-        asids: svm.ebx,
+        can_flush_one_tag: svm.edx & svm_feature::FLUSH_BY_ASID != 0 || is_emulated(),
+        // ASID 0 is the host's.
+        tags: if is_emulated() { CURRENT_ASIDS } else { svm.ebx }.saturating_sub(1).max(1),
     });
     Ok(())
 }
+
+/// What current CPUs report (Milan, Genoa, Turin). QEMU's emulation reports 16 and no flush of a single one, but takes
+/// any number and any flush, and needs neither: its TLB has no tags and loses everything at each entry and exit. There,
+/// tags are managed as on a current CPU, so that what is counted means something.
+const CURRENT_ASIDS: u32 = 0x8000;
 
 /// Whether the first pCPU must not run guests.
 ///
@@ -122,6 +126,11 @@ pub(crate) fn check() -> Result<(), Missing> {
 /// host's state ends up in the guest's VMCB. It was seen in three boots of nine with 32 vCPUs. A CPU that never runs a guest
 /// has no such bits to lose (docs/decisions/0005-first-cpu.md).
 pub(crate) fn spares_first_cpu() -> bool {
+    is_emulated()
+}
+
+/// Whether QEMU's TCG emulates this machine.
+fn is_emulated() -> bool {
     const EMULATED: [u8; 12] = *b"TCGTCGTCGTCG";
     let CpuidResult { ebx, ecx, edx, .. } = __cpuid(0x4000_0000);
     let mut signature = [ebx, ecx, edx].into_iter().flat_map(u32::to_le_bytes);
@@ -153,8 +162,8 @@ pub(crate) fn describe() -> String {
     }
     let features = features();
     let mut text = String::from(name.trim());
-    let _ = write!(text, "; SVM with nested paging, {} ASIDs", features.asids);
-    for (present, name) in [(features.next_rip, "next RIP"), (features.flush_by_asid, "flush by ASID")] {
+    let _ = write!(text, "; SVM with nested paging, {} ASIDs for guests", features.tags);
+    for (present, name) in [(features.next_rip, "next RIP"), (features.can_flush_one_tag, "flush by ASID")] {
         if present {
             let _ = write!(text, ", {name}");
         }
@@ -169,14 +178,15 @@ pub(crate) fn enable() -> HostContext {
 
     // SAFETY: the bit exists (`check`). While no guest runs it changes nothing but which instructions are legal.
     unsafe { Efer::update(|efer| efer.insert(EferFlags::SECURE_VIRTUAL_MACHINE_ENABLE)) };
-    // SAFETY: XSAVE exists (`check`). The bit makes XSAVE and XSETBV legal, which the switch of guests' state needs.
-    unsafe { Cr4::update(|cr4| cr4.insert(Cr4Flags::OSXSAVE)) };
+    // SAFETY: XSAVE exists (`check`), and so does all that came before it. The bits make XSAVE and XSETBV legal, which the
+    // switch of guests' state needs, and moves of vector registers, which may hold a hypercall's input.
+    unsafe { Cr4::update(|cr4| cr4.insert(Cr4Flags::OSXSAVE | Cr4Flags::OSFXSR)) };
     // SAFETY: the page is ours and is kept, untouched, for as long as SVM is on: `HostContext` is never dropped.
     unsafe { Msr::new(msr::VM_HSAVE_PA).write(hpa_of(&*host_save).0) };
     // SAFETY: the page is ours; VMSAVE writes only within it.
     unsafe { asm!("vmsave rax", in("rax") hpa_of(&*host_state).0, options(nostack)) };
 
-    HostContext { _host_save: host_save, host_state, fpu_holder: AtomicU64::new(0), tlb_holder: AtomicU64::new(0) }
+    HostContext { _host_save: host_save, host_state, fpu_holder: AtomicU64::new(0) }
 }
 
 impl HostContext {

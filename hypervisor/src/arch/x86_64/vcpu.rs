@@ -5,17 +5,20 @@
 
 #![expect(unsafe_code, reason = "loads debug registers and TSC_AUX, and enters the guest")]
 
-use alloc::boxed::Box;
-use core::arch::asm;
-use core::sync::atomic::{AtomicU64, Ordering};
-
 use abi::payload::ApicMode;
 use addr::Hpa;
+use alloc::boxed::Box;
+use core::arch::asm;
+use hyperv_defs::msr::VpAssistMsr;
+use shootdown::Pages;
+use tlb_tag::{CpuTags, Flush, VcpuTags};
 use x86_64::registers::model_specific::Msr;
 use x86_boot::{Entry, Mode, long64, protected32};
 use x86_defs::cpuid::leaf_8000_0001_edx;
 use x86_defs::registers::{cr0, efer, rflags, vector};
-use x86_defs::vmcb::{Event, EventKind, IntCtl, Intercept1, Intercept2, Intercept3, Segment, TlbControl, Vmcb};
+use x86_defs::vmcb::{
+    ControlArea, Event, EventKind, IntCtl, Intercept1, Intercept2, Intercept3, Segment, TlbControl, Vmcb,
+};
 use x86_defs::{exit_code, msr};
 
 use super::entry::{self, Gprs, gpr};
@@ -49,8 +52,10 @@ pub(crate) struct ArchVcpu {
     fpu: FpuState,
     debug_addresses: [u64; 4],
     tsc_aux: u64,
-    /// Tells this vCPU's TLB entries from all others'.
-    identity: u64,
+    /// Where the guest has its Hyper-V assist page. Nothing is written there after its first word was cleared.
+    pub(super) vp_assist: VpAssistMsr,
+    /// The ASID of its TLB entries, and what they owe.
+    tags: VcpuTags,
 }
 
 /// What a vCPU does.
@@ -63,8 +68,6 @@ pub(crate) enum Activity {
     /// Was reset and waits for a start-up message.
     WaitsForStartup,
 }
-
-static IDENTITIES: AtomicU64 = AtomicU64::new(1);
 
 /// The fastest periodic timer that a guest gets: 20 µs.
 const SHORTEST_PERIODS_PER_SECOND: u64 = 50_000;
@@ -94,7 +97,7 @@ fn flat(selector: u16, attributes: u16) -> Segment {
 
 impl ArchVcpu {
     /// A vCPU after power-on that waits for a start-up message. `stage2_root` is the HPA of the VM's nested page table.
-    pub(crate) fn new(index: u32, mode: ApicMode, stage2_root: Hpa) -> Self {
+    pub(crate) fn new(index: u32, mode: ApicMode, stage2_root: Hpa, tags: VcpuTags) -> Self {
         let mut vmcb = Box::new(Vmcb::zeroed());
         let control = &mut vmcb.control;
         control.intercept_1 = Intercept1::INTR
@@ -115,7 +118,6 @@ impl ArchVcpu {
         let maps = svm::permission_maps();
         control.msrpm_base = maps.msrs().0;
         control.iopm_base = maps.ports().0;
-        control.guest_asid = GUEST_ASID;
         control.int_ctl = IntCtl(IntCtl::V_INTR_MASKING);
         control.np_control = 1;
         control.n_cr3 = stage2_root.0;
@@ -140,7 +142,8 @@ impl ArchVcpu {
             fpu: FpuState::new(),
             debug_addresses: [0; 4],
             tsc_aux: 0,
-            identity: IDENTITIES.fetch_add(1, Ordering::Relaxed),
+            vp_assist: VpAssistMsr::default(),
+            tags,
         };
         vcpu.reset_registers();
         vcpu
@@ -231,7 +234,7 @@ impl ArchVcpu {
     }
 
     /// The vCPU comes to this pCPU; `came_back` when it ran here last, and nowhere since.
-    pub(crate) fn load(&mut self, cpu: &HostContext, came_back: bool) {
+    pub(crate) fn load(&mut self, cpu: &HostContext, tags: &mut CpuTags, came_back: bool) {
         self.fpu.load(cpu, came_back);
         if has_tsc_aux() {
             // SAFETY: the MSR exists; the hypervisor uses neither RDTSCP nor RDPID. The value came from the same MSR.
@@ -239,13 +242,8 @@ impl ArchVcpu {
         }
         write_debug_addresses(&self.debug_addresses);
 
-        // One ASID serves all guests, so entries of another vCPU must go, and so must our own from before a stay on
-        // another pCPU, where the guest may have invalidated what is still cached here. A vCPU that comes straight back
-        // finds only its own, and those are good: nested tables never lose rights while their VM lives.
-        if !came_back || cpu.tlb_holder.load(Ordering::Relaxed) != self.identity {
-            cpu.tlb_holder.store(self.identity, Ordering::Relaxed);
-            self.vmcb.control.tlb_control = TlbControl::FlushAll;
-        }
+        // What is cached here from before a stay on another pCPU is stale: the guest may have flushed it there.
+        self.tags.arrive(tags, came_back);
         // A VMCB that another pCPU wrote to memory is read afresh.
         self.vmcb.control.clean = 0;
         self.left_at = tsc::now();
@@ -266,17 +264,18 @@ impl ArchVcpu {
         self.vmcb.control.intercept_1.set(Intercept1::PAUSE, others_wait);
     }
 
-    /// Runs the guest until its next exit.
+    /// Runs the guest until its next exit. `epoch` is the VM's: entries of the TLB from before it are not used.
     #[inline]
-    pub(crate) fn enter(&mut self, cpu: &HostContext, counters: &Counters) {
+    pub(crate) fn enter(&mut self, cpu: &HostContext, tags: &mut CpuTags, epoch: u64, counters: &Counters) {
         self.prepare_event(counters);
         // CR8 is a view of the task priority. The guest may change either side: the APIC's register leaves the guest, CR8
         // does not.
         self.vmcb.control.int_ctl = self.vmcb.control.int_ctl.with_v_tpr(self.apic.cr8());
 
-        if self.vmcb.control.tlb_control != TlbControl::DoNothing {
-            counters.tlb_flushes.add(1);
-        }
+        let tags_entry = match self.tags.is_current(tags, epoch) {
+            true => None,
+            false => Some(prepare_tag(self.tags.enter(tags, epoch), &mut self.vmcb.control, counters)),
+        };
         let entered_at = tsc::now();
         counters.host_ticks.add(entered_at.wrapping_sub(self.left_at));
         counters.entries.add(1);
@@ -288,10 +287,43 @@ impl ArchVcpu {
 
         self.left_at = tsc::now();
         counters.guest_ticks.add(self.left_at.wrapping_sub(entered_at));
-        self.vmcb.control.tlb_control = TlbControl::DoNothing;
+        if let Some(entry) = tags_entry {
+            complete(entry, &mut self.vmcb.control);
+        }
         if self.vmcb.control.int_ctl.v_tpr() != self.apic.cr8() {
             self.apic.set_cr8(self.vmcb.control.int_ctl.v_tpr());
         }
+    }
+
+    /// Ticks that the vCPU has had: in the guest, and in the hypervisor on its behalf.
+    pub(super) fn runtime(&self, counters: &Counters) -> u64 {
+        counters.guest_ticks.get() + counters.host_ticks.get() + tsc::now().wrapping_sub(self.left_at)
+    }
+
+    /// All TLB entries of the guest go before its next instruction.
+    pub(crate) fn flush_whole(&mut self) {
+        self.tags.void();
+    }
+
+    /// The TLB entries for `pages` of the guest's address space go, unless all of them are going anyway. Says how many
+    /// pages were flushed one by one.
+    pub(crate) fn flush_pages(&mut self, pages: Pages) -> u64 {
+        if self.tags.is_void() {
+            return 0;
+        }
+        let asid = self.tags.tag().get();
+        for page in 0..pages.count() {
+            let address = pages.first().wrapping_add(page << 12);
+            // SAFETY: INVLPGA drops TLB entries, which are only copies (APM vol. 3, INVLPGA). SVM is on: this pCPU has
+            // loaded the vCPU.
+            unsafe { asm!("invlpga rax, ecx", in("rax") address, in("ecx") asid, options(nostack, preserves_flags)) };
+        }
+        pages.count()
+    }
+
+    /// What is to be given back when the vCPU is gone.
+    pub(crate) fn into_tags(self) -> VcpuTags {
+        self.tags
     }
 
     /// Chooses the event that the next entry delivers (APM vol. 2, 15.20): first what the last exit interrupted, then
@@ -490,14 +522,38 @@ impl ArchVcpu {
     }
 }
 
-/// The ASID of all guests. Zero is the host's.
-const GUEST_ASID: u32 = 1;
-
 /// CR8 among the intercepts of control registers.
 const CR8: u16 = 1 << 8;
 
 /// DR6: the cause was a single step.
 const DR6_SINGLE_STEP: u64 = 1 << 14;
+
+/// The next entry has another tag, or something to flush.
+#[cold]
+fn prepare_tag<'a>(entry: tlb_tag::Entry<'a>, control: &mut ControlArea, counters: &Counters) -> tlb_tag::Entry<'a> {
+    control.guest_asid = entry.tag().get();
+    control.tlb_control = match entry.flush() {
+        Flush::Nothing => TlbControl::DoNothing,
+        Flush::Tag => TlbControl::FlushThisAsid,
+        Flush::Everything => TlbControl::FlushAll,
+    };
+    counters.tlb_flushes.add((entry.flush() != Flush::Nothing).into());
+    counters.tlb_flushes_all.add((entry.flush() == Flush::Everything).into());
+    counters.tag_assignments.add(entry.assigned().into());
+    counters.tag_generations.add(entry.new_generation().into());
+    entry
+}
+
+/// The guest was left after such an entry, or could not be entered: a VMRUN that is refused flushes nothing.
+#[cold]
+fn complete(entry: tlb_tag::Entry<'_>, control: &mut ControlArea) {
+    control.tlb_control = TlbControl::DoNothing;
+    #[expect(clippy::cast_possible_truncation, reason = "the low half is the exit code, see x86_defs::exit_code")]
+    let reason = control.exit_code as u32;
+    if reason != exit_code::INVALID {
+        entry.completed();
+    }
+}
 
 /// The form in which an interrupted event is delivered again (APM vol. 2, 15.20): interrupts, NMIs and exceptions as
 /// they were. INTn, INT3 and INTO are repeated by running the instruction again, since RIP still points at it.

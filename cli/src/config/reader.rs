@@ -1,0 +1,155 @@
+//! A TOML table read key by key: what is asked for by name is known, what nobody asked for is an error.
+
+use std::ops::Range;
+use std::path::Path;
+
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::Place;
+use crate::failure::Failure;
+
+/// The text of a file, for the places of what is in it.
+pub(super) struct Source<'a> {
+    pub(super) text: &'a str,
+    pub(super) name: &'a str,
+    pub(super) directory: &'a Path,
+}
+
+impl Source<'_> {
+    /// Line and column of a byte, counted from 1.
+    pub(super) fn position(&self, at: usize) -> (usize, usize) {
+        let before = self.text.get(..at).unwrap_or(self.text);
+        let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
+        (before.matches('\n').count() + 1, before[line_start..].chars().count() + 1)
+    }
+}
+
+/// A table that is being read: each key that is asked for is known, the rest is not.
+pub(super) struct Table<'a> {
+    pub(super) source: &'a Source<'a>,
+    entries: &'a DeTable<'a>,
+    start: usize,
+    title: &'static str,
+    known: Vec<&'static str>,
+}
+
+impl<'a> Table<'a> {
+    pub(super) fn new(source: &'a Source<'a>, entries: &'a DeTable<'a>, start: usize, title: &'static str) -> Self {
+        Self { source, entries, start, title, known: Vec::new() }
+    }
+
+    pub(super) fn at(&self) -> String {
+        format!("{}:{}", self.source.name, self.source.position(self.start).0)
+    }
+
+    pub(super) fn place(&self, key: &'static str, span: Range<usize>) -> Place {
+        Place::Key { file: self.source.name.to_string(), line: self.source.position(span.start).0, key }
+    }
+
+    fn find(&mut self, key: &'static str) -> Option<&'a Spanned<DeValue<'a>>> {
+        self.known.push(key);
+        self.entries.iter().find(|(name, _)| name.get_ref() == key).map(|(_, value)| value)
+    }
+
+    pub(super) fn text(&mut self, key: &'static str) -> Result<Option<(String, Place)>, Failure> {
+        let Some(value) = self.find(key) else { return Ok(None) };
+        let place = self.place(key, value.span());
+        match value.get_ref() {
+            DeValue::String(text) => Ok(Some((text.to_string(), place))),
+            DeValue::Integer(number) if key == "memory" => Ok(Some((number.to_string(), place))),
+            other => {
+                Err(place.bad(format!("{} where text belongs", describe(other))).help(format!("write {key} = \"...\"")))
+            }
+        }
+    }
+
+    pub(super) fn text_or(&mut self, key: &'static str, default: &str) -> Result<(String, Place), Failure> {
+        let absent = self.absent(key);
+        Ok(self.text(key)?.unwrap_or_else(|| (default.to_string(), absent)))
+    }
+
+    pub(super) fn integer(&mut self, key: &'static str, default: i64) -> Result<(i64, Place), Failure> {
+        let Some(value) = self.find(key) else { return Ok((default, self.absent(key))) };
+        let place = self.place(key, value.span());
+        match value.get_ref() {
+            DeValue::Integer(number) => match i64::from_str_radix(number.as_str(), number.radix()) {
+                Ok(number) => Ok((number, place)),
+                Err(_) => Err(place.bad(format!("{number} is out of all bounds"))),
+            },
+            other => {
+                let help = format!("write {key} = {default}, without quotes");
+                Err(place.bad(format!("{} where a number belongs", describe(other))).help(help))
+            }
+        }
+    }
+
+    pub(super) fn table(&mut self, key: &'static str) -> Result<Option<Self>, Failure> {
+        let Some(value) = self.find(key) else { return Ok(None) };
+        match value.get_ref() {
+            DeValue::Table(table) => Ok(Some(Self::new(self.source, table, value.span().start, "[host]"))),
+            other => Err(self
+                .place(key, value.span())
+                .bad(format!("{} where a table belongs", describe(other)))
+                .help(format!("write [{key}] on a line of its own, and its keys below"))),
+        }
+    }
+
+    pub(super) fn tables(&mut self, key: &'static str) -> Result<Vec<Self>, Failure> {
+        let Some(value) = self.find(key) else { return Ok(Vec::new()) };
+        let wrong = |value: &Spanned<DeValue<'_>>| {
+            self.place(key, value.span())
+                .bad(format!("{} where a list of tables belongs", describe(value.get_ref())))
+                .help(format!("write [[{key}]] on a line of its own for each VM, and its keys below"))
+        };
+        let DeValue::Array(array) = value.get_ref() else { return Err(wrong(value)) };
+        array
+            .iter()
+            .map(|value| match value.get_ref() {
+                DeValue::Table(table) => Ok(Self::new(self.source, table, value.span().start, "[[vm]]")),
+                _ => Err(wrong(value)),
+            })
+            .collect()
+    }
+
+    /// Refuses the first key that nobody asked for.
+    pub(super) fn finish(self) -> Result<(), Failure> {
+        let unknown = self.entries.keys().filter(|key| !self.known.contains(&key.get_ref().as_ref()));
+        let Some(key) = unknown.min_by_key(|key| key.span().start) else { return Ok(()) };
+
+        let (line, column) = self.source.position(key.span().start);
+        let Self { source, title, known, .. } = &self;
+        let failure = Failure::bad_input(format!(
+            "{}:{line}:{column}: key '{}': unknown in {}",
+            source.name,
+            key.get_ref(),
+            if *title == "file" { "a file of VMs" } else { title }
+        ));
+        let nearest = known
+            .iter()
+            .map(|name| (strsim::normalized_damerau_levenshtein(&key.get_ref().to_lowercase(), name), name))
+            .max_by(|(one, _), (other, _)| one.total_cmp(other));
+        Err(match nearest {
+            Some((likeness, name)) if likeness >= 0.5 => {
+                failure.help(format!("did you mean '{name}'? (known here: {})", known.join(", ")))
+            }
+            _ => failure.help(format!("known here: {}", known.join(", "))),
+        })
+    }
+
+    fn absent(&self, key: &'static str) -> Place {
+        Place::Absent { file: self.source.name.to_string(), line: self.source.position(self.start).0, key }
+    }
+}
+
+fn describe(value: &DeValue<'_>) -> String {
+    match value {
+        DeValue::String(text) => format!("the text {text:?}"),
+        DeValue::Integer(number) => format!("the number {number}"),
+        DeValue::Float(number) => format!("the number {number}"),
+        DeValue::Boolean(value) => format!("{value}"),
+        DeValue::Datetime(time) => format!("the time {time}"),
+        DeValue::Array(_) => "a list".to_string(),
+        DeValue::Table(_) => "a table".to_string(),
+    }
+}

@@ -1,0 +1,185 @@
+use proptest::prelude::{prop, proptest};
+
+use abi::payload::{HyperV, RemoteFlush, TagScheme};
+
+use super::*;
+
+/// What files are made of, and what they are not.
+const WORDS: &[&str] = &[
+    "[[vm]]",
+    "[vm]",
+    "[host]",
+    "[",
+    "]",
+    "\n",
+    "\n",
+    " = ",
+    "name = \"a\"",
+    "vcpus = ",
+    "memory = ",
+    "pcpus",
+    "kernel",
+    "initrd",
+    "-1",
+    "99999999999999999999",
+    "0x10",
+    "\"512M\"",
+    "\"",
+    "é",
+    "#",
+    "1.5",
+    "true",
+    "{}",
+    "1979-05-27",
+    "\0",
+];
+
+fn parse(text: &str) -> Result<Config, Failure> {
+    Config::parse(text, "x.toml", Path::new("/nowhere"))
+}
+
+fn error(text: &str) -> String {
+    parse(text).expect_err("must be refused").to_string()
+}
+
+#[test]
+fn default_is_four_vcpus_on_two_pcpus() {
+    let config = Config::load(&RunArgs::default()).expect("is good");
+    assert_eq!(config.host.pcpus.value, 2);
+    assert_eq!(config.vms.len(), 1);
+    assert_eq!(config.vms[0].vcpus.value, 4);
+    assert_eq!(config.vms[0].memory.value, 512 * MIB);
+    assert_eq!(config.vms[0].kernel.value, Kernel::DebianCloud);
+}
+
+#[test]
+fn every_file_of_the_repository_is_good() {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../vms");
+    let mut seen = 0;
+    for entry in std::fs::read_dir(directory).expect("is there") {
+        let path = entry.expect("is readable").path();
+        if path.extension().is_some_and(|extension| extension == "toml") {
+            let args = RunArgs { file: Some(path.clone()), ..RunArgs::default() };
+            if let Err(failure) = Config::load(&args) {
+                panic!("{}: {failure}", path.display());
+            }
+            seen += 1;
+        }
+    }
+    assert!(seen >= 4);
+}
+
+#[test]
+fn unknown_key_is_named_with_the_nearest_known_one() {
+    let text = "[host]\npcpus = 2\n\n[[vm]]\nname = \"a\"\n  vcpu = 4\n";
+    assert_eq!(
+        error(text),
+        "x.toml:6:3: key 'vcpu': unknown in [[vm]]\n\
+         help: did you mean 'vcpus'? (known here: name, vcpus, memory, kernel, initrd, cmdline, apic, hyperv, flush, tags, tag_limit)"
+    );
+    assert!(error("[hosts]\n").contains("did you mean 'host'?"));
+    assert!(error("[host]\nzzz = 1\n[[vm]]\nname='a'").contains("help: known here: pcpus"));
+}
+
+#[test]
+fn value_out_of_bounds_names_line_key_and_remedy() {
+    let text = "[[vm]]\nname = \"a\"\nvcpus = 0\n";
+    assert!(error(text).starts_with("x.toml:3: key 'vcpus': 0 vCPUs; a VM needs 1 to 512\nhelp: "));
+    for count in ["513", "-1", "99999999999999999999", "4.5", "\"4\"", "true", "[4]"] {
+        let text = error(&format!("[[vm]]\nname = \"a\"\nvcpus = {count}\n"));
+        assert!(text.starts_with("x.toml:3: key 'vcpus': "), "{text}");
+    }
+}
+
+#[test]
+fn memory_is_checked_where_it_is_written() {
+    for (memory, says) in [
+        ("0", "no memory"),
+        ("\"0\"", "no memory"),
+        ("512", "has no unit"),
+        ("\"1M\"", "not a multiple of 2 MiB"),
+        ("\"lots\"", "is no unit"),
+        ("false", "false where text belongs"),
+    ] {
+        let text = error(&format!("[[vm]]\nname = \"a\"\nmemory = {memory}\n"));
+        assert!(text.starts_with("x.toml:3: key 'memory': ") && text.contains(says), "{text}");
+    }
+}
+
+#[test]
+fn names_are_given_and_differ() {
+    assert!(error("[[vm]]\nvcpus = 1\n").starts_with("x.toml:1: [[vm]] has no key 'name'"));
+    let text = error("[[vm]]\nname = \"a\"\n[[vm]]\nname = \"a\"\n");
+    assert!(text.starts_with("x.toml:4: key 'name': a second VM called 'a'"), "{text}");
+    assert!(text.contains("x.toml:2"), "{text}");
+    assert!(error("[[vm]]\nname = \"a b\"\n").contains("cannot be a name"));
+}
+
+#[test]
+fn file_without_vms_is_refused() {
+    assert!(error("").starts_with("x.toml: no [[vm]]"));
+    assert!(error("vm = 3").contains("list of tables"));
+    assert!(error("vm = [3]").contains("list of tables"));
+    assert!(error("host = 3").contains("where a table belongs"));
+}
+
+#[test]
+fn syntax_error_has_line_and_column() {
+    assert!(error("[[vm]]\nname = \"a\n").starts_with("x.toml:2:"));
+}
+
+#[test]
+fn missing_kernel_names_the_path_and_the_known_names() {
+    let text = error("[[vm]]\nname = \"a\"\nkernel = \"bzImage\"\n");
+    assert!(text.starts_with("x.toml:3: key 'kernel': '/nowhere/bzImage' does not exist"), "{text}");
+    assert!(text.contains("\"debian-cloud\""), "{text}");
+}
+
+#[test]
+fn options_override_every_vm_and_are_named_in_errors() {
+    let mut config = parse("[[vm]]\nname='a'\n[[vm]]\nname='b'\nvcpus=3").expect("is good");
+    let args = RunArgs { vcpus: Some(7), append: Some("debug".to_string()), ..RunArgs::default() };
+    config.apply(&args).expect("is good");
+    assert!(config.vms.iter().all(|vm| vm.vcpus.value == 7 && vm.cmdline.value == "console=ttyS0 quiet debug"));
+
+    let args = RunArgs { vcpus: Some(0), ..RunArgs::default() };
+    let text = config.apply(&args).expect_err("is bad").to_string();
+    assert!(text.starts_with("option '--vcpus': 0 vCPUs; a VM needs 1 to 512"), "{text}");
+}
+
+proptest! {
+    #[test]
+    fn no_text_makes_the_reader_panic(words in prop::collection::vec(prop::sample::select(WORDS), 0..12)) {
+        let text = words.concat();
+        let _ = parse(&text);
+    }
+}
+
+#[test]
+fn vm_is_offered_everything_and_uses_epochs_unless_told_otherwise() {
+    let config = parse("[[vm]]\nname = \"a\"").expect("is good");
+    let translation = &config.vms[0].translation;
+    assert_eq!((translation.hyperv, translation.flush), (HyperV::FlushIpi, RemoteFlush::Hypercall));
+    assert_eq!((translation.tags, translation.tag_limit), (TagScheme::Epoch, None));
+}
+
+#[test]
+fn keys_about_tlbs_are_read_and_bad_ones_named() {
+    let config =
+        parse("[[vm]]\nname = \"a\"\nhyperv = \"flush\"\nflush = \"ipi\"\ntags = \"generation\"\ntag_limit = 2");
+    let translation = config.expect("is good").vms[0].translation.clone();
+    assert_eq!((translation.hyperv, translation.flush), (HyperV::Flush, RemoteFlush::Ipi));
+    assert_eq!((translation.tags, translation.tag_limit), (TagScheme::Generation, Some(2)));
+
+    for (lines, wanted) in [
+        ("hyperv = \"on\"", "x.toml:3: key 'hyperv'"),
+        ("flush = \"nmi\"", "x.toml:3: key 'flush'"),
+        ("tags = \"asid\"", "x.toml:3: key 'tags'"),
+        ("tag_limit = 0", "x.toml:3: key 'tag_limit': 0 tags; a VM needs 1 to 32767"),
+        ("hyperv = \"off\"\nflush = \"hypercall\"", "x.toml:4: key 'flush': the guest is offered no hypercalls"),
+    ] {
+        let error = error(&format!("[[vm]]\nname = \"a\"\n{lines}\n"));
+        assert!(error.starts_with(wanted), "{error}");
+    }
+    assert!(parse("[[vm]]\nname = \"a\"\nhyperv = \"off\"").is_ok());
+}

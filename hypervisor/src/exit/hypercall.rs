@@ -1,0 +1,131 @@
+//! Hypercalls of the Hyper-V interface: what a guest asks for, carried out.
+//!
+//! The architecture hands over the control word and where the input is ([`Input`]) and puts the answer into the guest's
+//! registers. Input in memory is copied before it is looked at: another vCPU may change it meanwhile.
+
+use addr::{Gpa, PageSize};
+use hyperv_defs::GvaRanges;
+use hyperv_defs::call::FAST_XMM_BYTES;
+use hyperv_defs::{Answer, Call, Checked, Control, FlushCall, IpiCall, Offered, Refusal, Scope, Status, check};
+use shootdown::{CutOff, Pages, Plan};
+
+use crate::arch::{routing, tsc};
+use crate::vcpu::run::Running;
+use crate::vm::Vm;
+use crate::vm::memory::Targets;
+
+/// Where the input of a call is.
+pub(crate) enum Input {
+    /// In registers, as many bytes as there are of them.
+    Registers([u8; FAST_XMM_BYTES]),
+    /// In guest memory.
+    Memory(Gpa),
+}
+
+/// How a call ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// With this result for the guest.
+    With(Answer),
+    /// With this result, and the guest only spins.
+    Spinning(Answer),
+    /// With #UD.
+    InvalidOpcode,
+    /// Not yet: the guest calls again with this control word. Interrupts may come in between.
+    NotYet(Control),
+}
+
+/// How long a list may take before the guest has to call again for the rest: 50 µs (TLFS, "Hypercall Continuation").
+const BUDGET_NANOS: u64 = 50_000;
+/// Elements of a list between two looks at the clock.
+const BETWEEN_LOOKS: u16 = 32;
+
+/// Carries out a call. `input` says where its input is, once it is known to be needed.
+pub(crate) fn call(
+    run: &mut Running<'_>,
+    control: Control,
+    offered: Offered,
+    input: impl FnOnce(&Checked) -> Input,
+) -> Ended {
+    let checked = match check(control, offered) {
+        Ok(checked) => checked,
+        Err(Refusal::InvalidOpcode) => return Ended::InvalidOpcode,
+        Err(Refusal::Status(status)) => return Ended::With(status.into()),
+    };
+    let result = match input(&checked) {
+        Input::Registers(bytes) => perform(run, &checked, &bytes),
+        // Most inputs are short, and most of the cost of a page would be to clear it.
+        Input::Memory(at) if checked.input_bytes() <= SHORT => from_memory::<SHORT>(run, &checked, at),
+        Input::Memory(at) => from_memory::<LONGEST>(run, &checked, at),
+    };
+    result.unwrap_or_else(|status| Ended::With(checked.failure(status)))
+}
+
+/// Bytes that flush calls for up to a few hundred vCPUs have.
+const SHORT: usize = 96;
+/// An input lies in one page.
+const LONGEST: usize = PageSize::Size4K.bytes() as usize;
+
+fn from_memory<const ROOM: usize>(run: &mut Running<'_>, checked: &Checked, at: Gpa) -> Result<Ended, Status> {
+    checked.check_placement(at, routing::PHYSICAL_ADDRESSES_END)?;
+    let mut bytes = [0; ROOM];
+    let bytes = &mut bytes[..checked.input_bytes()];
+    if !run.vm.memory.read(at, bytes) {
+        return Err(Status::InvalidHypercallInput);
+    }
+    perform(run, checked, bytes)
+}
+
+fn perform(run: &mut Running<'_>, checked: &Checked, input: &[u8]) -> Result<Ended, Status> {
+    match checked.parse(input)? {
+        Call::Flush(call) => Ok(flush(run, checked, &call)),
+        Call::Ipi(call) => {
+            send(run.vm, &call);
+            run.vcpu.counters().ipi_calls.add(1);
+            Ok(Ended::With(checked.success()))
+        }
+        Call::SpinWait(_) => Ok(Ended::Spinning(checked.success())),
+    }
+}
+
+fn flush(run: &mut Running<'_>, checked: &Checked, call: &FlushCall<'_>) -> Ended {
+    let control = checked.control();
+    let (plan, done) = match &call.scope {
+        Scope::Everything => (Plan::whole(), control.rep_count()),
+        Scope::List(ranges) => plan_for(ranges.clone(), control),
+    };
+
+    run.vcpu.counters().flush_calls.add(1);
+    if !plan.is_empty() {
+        let targets = Targets { set: call.targets, me: run.index };
+        run.vm.memory.flush(&plan, run.vm.vcpus(), targets, &mut run.owner.arch);
+    }
+    if done < control.rep_count() {
+        Ended::NotYet(control.with_rep_start(done))
+    } else {
+        Ended::With(checked.success())
+    }
+}
+
+/// What a list asks for, as far as it was read in the time that a call may take, and how far that is.
+fn plan_for(ranges: GvaRanges<'_>, control: Control) -> (Plan, u16) {
+    let mut plan = Plan::new(CutOff::default());
+    let started = tsc::now();
+    for (done, pages) in (control.rep_start() + 1..).zip(ranges) {
+        plan.add(Pages::new(pages.first().0, pages.small_pages()));
+        if plan.is_whole() {
+            // More would change nothing.
+            break;
+        }
+        let is_over_budget = || tsc::now().saturating_sub(started) > tsc::nanos_to_ticks(BUDGET_NANOS);
+        if done % BETWEEN_LOOKS == 0 && is_over_budget() {
+            return (plan, done);
+        }
+    }
+    (plan, control.rep_count())
+}
+
+/// Each target gets the interrupt once; those that do not exist get nothing.
+fn send(vm: &Vm, call: &IpiCall<'_>) {
+    routing::send_fixed(vm, call.vector, call.targets.indices(vm.config.vcpus));
+}

@@ -1,0 +1,3 @@
+//! What exits mean, where that is not the architecture's own business.
+
+pub(crate) mod hypercall;

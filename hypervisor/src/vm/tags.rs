@@ -1,0 +1,104 @@
+//! The pools of TLB tags that VMs draw from.
+//!
+//! A machine has one space of tags. VMs may manage theirs in different ways (`tags`, `tag_limit`), so the space is cut
+//! into pools, one for each way that a VM of the payload asks for; VMs that ask for the same share a pool. It is cut
+//! once, before the first VM is made: a tag then never passes from one way of counting to another.
+
+use alloc::format;
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use abi::payload::{TagScheme, VmConfig};
+use spin::Once;
+use tlb_tag::{CpuTags, Pool, Scheme, TagRange};
+
+/// What VMs that share a pool have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Kind {
+    scheme: TagScheme,
+    limit: Option<u32>,
+}
+
+impl Kind {
+    fn of(config: &VmConfig) -> Self {
+        // One tag is all that this scheme ever uses.
+        let limit = if config.tags == TagScheme::FlushAlways { Some(1) } else { config.tag_limit };
+        Self { scheme: config.tags, limit }
+    }
+}
+
+static POOLS: Once<Vec<(Kind, Pool)>> = Once::new();
+
+/// Most tags in one pool. More vCPUs than that do not fit a host of [`crate::cpu::MAX_CPUS`] pCPUs in any useful way.
+const LARGEST_POOL: u32 = 4095;
+
+/// Cuts the machine's `tags` (numbers from 1 on) into pools for these VMs. `can_flush_one`: the machine can flush the
+/// entries of one tag.
+///
+/// # Errors
+/// When there are more pools than tags.
+pub(crate) fn init(vms: &[VmConfig], tags: u32, can_flush_one: bool) -> Result<(), String> {
+    let mut kinds: Vec<Kind> = Vec::new();
+    for kind in vms.iter().map(Kind::of) {
+        if !kinds.contains(&kind) {
+            kinds.push(kind);
+        }
+    }
+
+    let wanted: u32 = kinds.iter().filter_map(|kind| kind.limit).sum();
+    let unlimited = u32::try_from(kinds.iter().filter(|kind| kind.limit.is_none()).count()).unwrap_or(u32::MAX);
+    if wanted.saturating_add(unlimited) > tags {
+        return Err(format!("the VMs ask for {wanted} TLB tags and more, the machine has {tags}; lower `tag_limit`"));
+    }
+    let share = (tags - wanted).checked_div(unlimited).unwrap_or(0).min(LARGEST_POOL);
+
+    let mut first = 1;
+    let pools = kinds.into_iter().map(|kind| {
+        let count = kind.limit.unwrap_or(share);
+        let scheme = match kind.scheme {
+            TagScheme::FlushAlways => Scheme::FlushAlways,
+            TagScheme::Generation => Scheme::Generation,
+            TagScheme::Epoch => Scheme::Epoch,
+        };
+        let pool = Pool::new(scheme, TagRange::new(first, count), can_flush_one);
+        first += count;
+        (kind, pool)
+    });
+    POOLS.call_once(|| pools.collect());
+    Ok(())
+}
+
+/// A VM's pool, by its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PoolId(usize);
+
+/// The pool for a VM of the payload.
+pub(crate) fn pool_for(config: &VmConfig) -> PoolId {
+    let kind = Kind::of(config);
+    PoolId(pools().iter().position(|(other, _)| *other == kind).unwrap_or(0))
+}
+
+impl PoolId {
+    /// The pool.
+    pub(crate) fn pool(self) -> &'static Pool {
+        &pools()[self.0].1
+    }
+}
+
+/// What one pCPU keeps of all pools.
+pub(crate) struct CpuPools(Vec<CpuTags>);
+
+impl CpuPools {
+    pub(crate) fn new() -> Self {
+        Self(pools().iter().map(|(_, pool)| pool.cpu()).collect())
+    }
+
+    /// The pCPU's part of one pool.
+    pub(crate) fn of(&mut self, id: PoolId) -> &mut CpuTags {
+        &mut self.0[id.0]
+    }
+}
+
+fn pools() -> &'static [(Kind, Pool)] {
+    POOLS.get().map_or(&[], Vec::as_slice)
+}
