@@ -19,10 +19,83 @@ pub struct Settings<'a> {
     pub tsc_khz: Option<u64>,
     /// `stall=N`: seconds without progress after which a CPU counts as stuck.
     pub stall: Option<u64>,
+    /// `approach=ipi,hypercall`: the ways to flush remotely that are used.
+    pub approach: Option<Choice<Approach>>,
+    /// `pages=1,8,33,whole`: what one flush covers.
+    pub pages: Option<Choice<Extent>>,
+    /// `targets=idle`: the CPUs that are flushed are halted, not busy.
+    pub idle_targets: bool,
+    /// `form=mask`: name the CPUs one by one even when all are meant.
+    pub by_mask: bool,
 }
 
+/// Up to four words of a list, in the order in which they were written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Choice<T>([Option<T>; 4]);
+
+impl<T: Copy> Choice<T> {
+    /// The chosen ones.
+    pub fn iter(&self) -> impl Iterator<Item = T> + '_ {
+        self.0.iter().filter_map(|word| *word)
+    }
+
+    /// `text` cut at commas; `None` if it is empty, too long, or one of the words means nothing.
+    fn parse(text: &str, word: impl Fn(&str) -> Option<T>) -> Option<Self> {
+        let mut chosen = [None; 4];
+        for (at, name) in text.split(',').enumerate() {
+            *chosen.get_mut(at)? = Some(word(name)?);
+        }
+        Some(Self(chosen))
+    }
+}
+
+/// A way to flush the TLBs of other CPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Approach {
+    /// An interrupt to each, which answers.
+    Ipi,
+    /// A Hyper-V hypercall.
+    Hypercall,
+}
+
+impl Approach {
+    /// As it is written.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ipi => "ipi",
+            Self::Hypercall => "hypercall",
+        }
+    }
+}
+
+/// What one flush covers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// So many pages.
+    Pages(u64),
+    /// The whole address space.
+    Whole,
+}
+
+/// The most pages that [`Extent::Pages`] names: as many as are mapped to be flushed.
+pub const MOST_PAGES: u64 = 64;
+
 /// The keys that [`Settings::parse`] understands.
-pub const KEYS: [&str; 8] = ["experiments", "iterations", "cpus", "seconds", "seed", "apic", "tsc_khz", "stall"];
+pub const KEYS: [&str; 12] = [
+    "experiments",
+    "iterations",
+    "cpus",
+    "seconds",
+    "seed",
+    "apic",
+    "tsc_khz",
+    "stall",
+    "approach",
+    "pages",
+    "targets",
+    "form",
+];
 
 /// A word of the command line that was not understood. The rest is used nevertheless.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +137,16 @@ impl<'a> Settings<'a> {
                     settings.force_xapic = value == "xapic";
                     matches!(value, "xapic" | "x2apic")
                 }
+                "approach" => set(&mut settings.approach, Choice::parse(value, approach)),
+                "pages" => set(&mut settings.pages, Choice::parse(value, extent)),
+                "targets" => {
+                    settings.idle_targets = value == "idle";
+                    matches!(value, "idle" | "busy")
+                }
+                "form" => {
+                    settings.by_mask = value == "mask";
+                    matches!(value, "mask" | "all")
+                }
                 _ => {
                     mistake(Mistake::UnknownKey { key, nearest: nearest(key, KEYS).unwrap_or(KEYS[0]) });
                     true
@@ -82,6 +165,17 @@ fn set<T>(field: &mut Option<T>, value: Option<T>) -> bool {
     let understood = value.is_some();
     *field = value.or(field.take());
     understood
+}
+
+fn approach(word: &str) -> Option<Approach> {
+    [Approach::Ipi, Approach::Hypercall].into_iter().find(|approach| approach.name() == word)
+}
+
+fn extent(word: &str) -> Option<Extent> {
+    match word {
+        "whole" => Some(Extent::Whole),
+        _ => number(word).filter(|pages| (1..=MOST_PAGES).contains(pages)).map(Extent::Pages),
+    }
 }
 
 /// A decimal number, or a hexadecimal one after `0x`.

@@ -6,10 +6,11 @@
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use guest_model::acpi;
+use guest_model::cpu_set::CpuSet;
 use spin::Mutex;
 
 use crate::arch::boot::{self, BootInfo, IdentityMap, MAX_CPUS};
-use crate::arch::{apic, control, interrupts, tsc};
+use crate::arch::{apic, control, hyperv, interrupts, tsc};
 use crate::interrupt::WAKE;
 use crate::record::record;
 
@@ -31,6 +32,9 @@ static CPUS: [Cpu; MAX_CPUS] = [const {
 /// Physical address of the I/O APIC, zero without.
 static IO_APIC: AtomicU64 = AtomicU64::new(0);
 
+/// Whether there are CPUs that were not to be started.
+static STRANGERS: AtomicBool = AtomicBool::new(false);
+
 /// CPUs that were found and started.
 static COUNT: AtomicUsize = AtomicUsize::new(1);
 
@@ -48,6 +52,7 @@ pub(crate) fn start_all(info: &BootInfo, limit: usize) -> usize {
     let reachable = if apic::is_x2apic() { u32::MAX } else { 0xfe };
     let mut others = madt.cpus().filter(|id| *id != own && *id <= reachable);
     let others: [Option<u32>; MAX_CPUS] = core::array::from_fn(|_| others.next());
+    STRANGERS.store(others.iter().flatten().count() >= limit.min(MAX_CPUS), Ordering::SeqCst);
 
     // The tables are not looked at again from here on.
     boot::write_trampoline();
@@ -78,6 +83,12 @@ pub(crate) fn start(index: usize) -> bool {
         cpu.busy.store(false, Ordering::SeqCst);
     }
     up
+}
+
+/// Whether every CPU of the machine but those that failed to come up is ours, so that an interrupt to all others
+/// disturbs no stranger.
+pub(crate) fn all_are_ours() -> bool {
+    !STRANGERS.load(Ordering::Relaxed)
 }
 
 /// Physical address of the I/O APIC that the MADT names.
@@ -121,6 +132,11 @@ pub(crate) fn is_up(index: usize) -> bool {
     CPUS[index].up.load(Ordering::SeqCst)
 }
 
+/// The CPUs that can be given jobs.
+pub(crate) fn up() -> CpuSet {
+    (0..count()).filter(|index| is_up(*index)).collect()
+}
+
 /// Waits, with interrupts on, until `done` or for `patience` ticks. Answers whether it is done.
 pub(crate) fn wait_until(patience: u64, done: impl Fn() -> bool) -> bool {
     let last = tsc::now().saturating_add(patience);
@@ -147,6 +163,7 @@ pub(crate) fn wait_for_all(patience: u64) -> Option<usize> {
 /// What CPUs other than 0 do all their life.
 pub(crate) fn serve(index: usize) -> ! {
     let cpu = &CPUS[index];
+    hyperv::prepare_cpu(index);
     cpu.up.store(true, Ordering::SeqCst);
     loop {
         let job = cpu.job.lock().take();

@@ -7,11 +7,16 @@ use crate::arch::interrupts::{Frame, WINDOW_STACK};
 use crate::arch::{apic, cpu_local, power, tsc};
 use crate::experiments::mixed;
 use crate::record::record;
+use crate::shootdown;
 
 /// The local APIC's timer.
 pub(crate) const TIMER: u8 = 0x40;
 /// Only wakes a CPU that sleeps.
 pub(crate) const WAKE: u8 = 0x41;
+/// A CPU wants others to flush translations.
+pub(crate) const SHOOTDOWN: u8 = 0x42;
+/// Only counted.
+pub(crate) const COUNTED: u8 = 0x43;
 /// First of the vectors by which CPUs message each other in `mixed`: the sender's index modulo 16 is added.
 pub(crate) const MAILBOX: u8 = 0x50;
 /// Vectors from [`MAILBOX`] on.
@@ -27,6 +32,8 @@ pub(crate) struct Taken {
     pub(crate) timer_at: AtomicU64,
     /// Wake-ups.
     pub(crate) wake: AtomicU64,
+    /// Interrupts [`COUNTED`].
+    pub(crate) counted: AtomicU64,
     /// Interrupts on the stack in the window.
     pub(crate) window_stack: AtomicU64,
     /// Interrupts that nobody asked for.
@@ -38,6 +45,7 @@ static TAKEN: [Taken; MAX_CPUS] = [const {
         timer: AtomicU64::new(0),
         timer_at: AtomicU64::new(0),
         wake: AtomicU64::new(0),
+        counted: AtomicU64::new(0),
         window_stack: AtomicU64::new(0),
         unexpected: AtomicU64::new(0),
     }
@@ -59,6 +67,10 @@ pub(crate) fn handle(vector: u8) {
         }
         WAKE => {
             taken.wake.fetch_add(1, Ordering::Release);
+        }
+        SHOOTDOWN => shootdown::serve(cpu),
+        COUNTED => {
+            taken.counted.fetch_add(1, Ordering::Release);
         }
         MAILBOX..0x60 => mixed::collect(cpu, usize::from(vector - MAILBOX)),
         WINDOW_STACK => {

@@ -8,8 +8,12 @@ use std::vec::Vec;
 
 use crate::acpi::{self, Physical};
 use crate::batches::{Batches, per_iteration};
-use crate::command_line::{KEYS, Mistake, Settings, nearest};
+use crate::command_line::{Approach, Choice, Extent, KEYS, Mistake, Settings, nearest};
+use crate::cpu_set::{self, CpuSet};
+use crate::hypercall::{self, Control};
+use crate::percentiles::{Summary, nanoseconds, net_of_absence, scaled};
 use crate::random::Random;
+use crate::sequence::{FRAMES, frame_of, is_stale};
 
 #[test]
 fn settings_are_read_in_any_order() {
@@ -173,4 +177,141 @@ fn random_damage_never_panics() {
             let _ = (madt.cpus().count(), madt.io_apic());
         }
     }
+}
+
+#[test]
+fn lists_of_words_are_read_in_their_order() {
+    let settings = Settings::parse("approach=hypercall,ipi pages=whole,33 targets=idle form=mask", |m| panic!("{m:?}"));
+    let approaches: Vec<_> = settings.approach.iter().flat_map(Choice::iter).collect();
+    assert_eq!(approaches, [Approach::Hypercall, Approach::Ipi]);
+    let pages: Vec<_> = settings.pages.iter().flat_map(Choice::iter).collect();
+    assert_eq!(pages, [Extent::Whole, Extent::Pages(33)]);
+    assert!(settings.idle_targets && settings.by_mask);
+}
+
+#[test]
+fn a_list_with_a_bad_word_is_refused_whole() {
+    for text in ["pages=1,65", "pages=0", "pages=1,,2", "pages=", "pages=1,2,3,4,5", "approach=ipi,smoke", "targets=x"]
+    {
+        let mut mistakes = 0;
+        let settings = Settings::parse(text, |_| mistakes += 1);
+        assert_eq!((mistakes, settings.pages, settings.approach), (1, None, None), "{text}");
+    }
+}
+
+#[test]
+fn a_set_holds_what_was_put_in_and_nothing_else() {
+    let mut random = Random::new(5, 0);
+    for _ in 0..500 {
+        let wanted: std::collections::BTreeSet<usize> =
+            (0..random.index(40)).map(|_| random.index(cpu_set::ROOM)).collect();
+        let mut set: CpuSet = wanted.iter().copied().collect();
+        assert!(set.iter().eq(wanted.iter().copied()));
+        assert_eq!((set.len(), set.is_empty()), (wanted.len(), wanted.is_empty()));
+        assert_eq!(set.banks().len(), wanted.last().map_or(0, |last| last / 64 + 1));
+        if let Some(&one) = wanted.first() {
+            assert!(set.contains(one));
+            set = set.without(one);
+            assert!(!set.contains(one));
+            assert_eq!(set.len() + 1, wanted.len());
+        }
+    }
+    let mut empty = CpuSet::EMPTY;
+    assert!(!empty.insert(cpu_set::ROOM));
+    assert_eq!(CpuSet::first(1000).len(), cpu_set::ROOM);
+}
+
+#[test]
+fn sparse_sets_list_their_banks_without_gaps() {
+    let set: CpuSet = [0, 5, 130].into_iter().collect();
+    assert_eq!(hypercall::sparse(&set), (0x7, &[0x21, 0, 0x4][..]));
+    assert_eq!(hypercall::sparse(&CpuSet::EMPTY), (0, &[][..]));
+}
+
+#[test]
+fn lists_name_each_page_once() {
+    for (start, pages) in [(0x1000, 1), (0x20_0fff, 33), (0, 4096), (0x7000, 4097), (0x40_0000, 16_896), (0, 0)] {
+        let mut next = start & !0xfff;
+        for entry in hypercall::ranges(start, pages) {
+            assert_eq!(entry & !0xfff, next);
+            next += ((entry & 0xfff) + 1) * 4096;
+        }
+        assert_eq!(next, (start & !0xfff) + pages * 4096, "{start:#x} {pages}");
+    }
+    assert_eq!(hypercall::ranges(0, 16_896).count(), 5);
+}
+
+#[test]
+fn control_words_put_each_field_in_its_place() {
+    assert_eq!(Control::simple(hypercall::SEND_IPI).fast().0, 0x1_000b);
+    assert_eq!(Control::rep(hypercall::FLUSH_LIST, 3).start(1).0, 1 << 48 | 3 << 32 | 3);
+    assert_eq!(Control::rep(hypercall::FLUSH_LIST_EX, 6).variable(5).0, 6 << 32 | 5 << 17 | 0x14);
+    assert_eq!((hypercall::status(0x2_0000_0005), hypercall::reps(0x2_0000_0005)), (5, 2));
+}
+
+#[test]
+fn percentiles_are_those_of_the_nearest_rank() {
+    let mut values: Vec<u64> = (1..=1000).rev().collect();
+    let summary = Summary::of(&mut values);
+    assert_eq!((summary.count, summary.mean), (1000, 500));
+    assert_eq!((summary.p50, summary.p99, summary.p999, summary.max), (500, 990, 999, 1000));
+
+    assert_eq!(Summary::of(&mut []), Summary::default());
+    let one = Summary::of(&mut [7]);
+    assert_eq!((one.mean, one.p50, one.p999, one.max), (7, 7, 7, 7));
+    assert_eq!(Summary::of(&mut [u64::MAX, u64::MAX]).mean, u64::MAX);
+    assert_eq!(one.map(|value| value * 2).max, 14);
+}
+
+#[test]
+fn time_away_is_what_the_clock_has_and_the_run_time_lacks() {
+    // There all the time: the run time has what passed, and what its reading costs.
+    assert_eq!(net_of_absence(1000, 1050, 50), 1000);
+    // Away for 700.
+    assert_eq!(net_of_absence(1000, 350, 50), 300);
+    // The run time is coarse: more than there can have been is all of it.
+    assert_eq!(net_of_absence(1000, 1200, 50), 1000);
+    assert_eq!(net_of_absence(1000, 0, 50), 0);
+    assert_eq!(net_of_absence(u64::MAX, 0, u64::MAX), 0);
+}
+
+#[test]
+fn ticks_convert_without_overflow() {
+    assert_eq!(nanoseconds(3_000, 1_000_000), 3_000);
+    assert_eq!(nanoseconds(u64::MAX, 1), u64::MAX);
+    assert_eq!(scaled(7, 1, 0), 7);
+}
+
+/// One page, its writer and readers, in every order that the rules allow, with TLBs that keep all that they may.
+#[test]
+fn good_translations_never_look_stale_and_stale_ones_do() {
+    let mut random = Random::new(9, 0);
+    let mut alarms = 0;
+    for omit_flush in [false, true] {
+        let mut frames = [0u64; FRAMES];
+        let (mut mapped, mut tlb, mut published) = (0, None, 0);
+        for number in 1..5000u64 {
+            let mut read = |frames: &[u64; FRAMES], mapped: usize, published: u64| {
+                // The reader may be anywhere between taking the promise and reading, or keep an old entry.
+                let frame = *tlb.get_or_insert(mapped);
+                if random.below(3) == 0 {
+                    tlb = None;
+                }
+                is_stale(published, frames[frame])
+            };
+            frames[frame_of(number)] = number;
+            let early = read(&frames, mapped, published);
+            mapped = frame_of(number);
+            let between = read(&frames, mapped, published);
+            if !omit_flush {
+                tlb = None;
+            }
+            published = number;
+            let mut read_late = || is_stale(published, frames[*tlb.get_or_insert(mapped)]);
+            let late = read_late();
+            assert!(omit_flush || !(early || between || late), "false alarm at {number}");
+            alarms += u32::from(early || between || late);
+        }
+    }
+    assert!(alarms > 100, "only {alarms} of the omitted flushes were noticed");
 }

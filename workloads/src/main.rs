@@ -8,8 +8,8 @@
 //! * [`compile`]: C files, as many at a time as there are CPUs;
 //! * [`interrupts`]: how the kernel flushed, by its own counts.
 //!
-//! A run ends with one line of `key=value` on standard output; progress goes to standard error. The status is 0 when all
-//! was right, 1 when something wrong was seen, 2 when the program was called wrongly.
+//! A run ends with one line of `key=value` on standard output; progress goes to standard error. The status is 0 when
+//! all was right, 1 when something wrong was seen, 2 when the program was called wrongly.
 
 mod compile;
 mod interrupts;

@@ -74,7 +74,7 @@ impl Region {
             Access::Read => MprotectFlags::READ,
             Access::ReadWrite => MprotectFlags::READ | MprotectFlags::WRITE,
         };
-        // SAFETY: the pages are ours, no reference into them exists, and `writable` keeps writes from those that refuse.
+        // SAFETY: the pages are ours, no reference into them exists, and `writable` tells which ones refuse writes.
         unsafe { mprotect(start, bytes, flags) }?;
         for page in pages {
             match access {

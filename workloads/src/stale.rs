@@ -15,8 +15,8 @@
 //!
 //! No false alarm: what is announced is shown already, so a correct machine shows `a` or something newer; and the 0 is
 //! written when no translation to that frame is left. No silence either: through a stale translation an old number is
-//! seen or the 0, and both are below what is announced. (The frames are used in turn, so a translation that has outlived
-//! [`FRAMES`] replacements may show a number that is too new to be told; it was wrong and visible in all of the time before.)
+//! seen or the 0, and both are below what is announced. (The frames are used in turn, so a translation that has
+//! outlived [`FRAMES`] replacements may show a number that is new again; in all of the time before it was visible.)
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, TryLockError};

@@ -177,7 +177,7 @@ impl Worker<'_> {
         self.check(&region, &expected);
         self.fill(&mut region, &mut expected);
 
-        // The right to write is taken from a part and given back; the pages are written again, so that it has to be real.
+        // The right to write is taken from a part and given back. The pages are written again, so it has to be real.
         let part = self.random.part_of(pages);
         self.tally.timed(|| region.protect(part.clone(), Access::Read))?;
         self.check(&region, &expected);

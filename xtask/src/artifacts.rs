@@ -5,6 +5,8 @@
 //! target/dunlin/hypervisor          ELF with a PVH note
 //! target/dunlin/guest               the measuring guest
 //! target/dunlin/initrd.cpio.gz      BusyBox and initrd/
+//! target/dunlin/workloads.cpio      workloads/, to follow the initrd
+//! target/dunlin/compile.cpio        a C compiler and C sources, to follow that (`cargo xtask workloads` only)
 //! target/dunlin/vmlinuz-cloud       Debian's kernel for virtual machines
 //! target/dunlin/vmlinuz-full        Debian's kernel for all machines
 //! ```
@@ -17,7 +19,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::{debian, initrd};
+use crate::{debian, initrd, workloads};
 
 /// Where things are.
 #[derive(Debug)]
@@ -31,7 +33,7 @@ pub(crate) struct Places {
 /// How much to build.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wanted {
-    /// What `dunlin run` without arguments needs: the large kernel is not fetched.
+    /// What `dunlin run` without arguments needs: neither the large kernel nor the workloads.
     ForDefaultVm,
     /// What the tests need.
     Everything,
@@ -83,6 +85,9 @@ pub(crate) fn build(places: &Places, wanted: Wanted) -> Result<()> {
     std::fs::create_dir_all(places.assets())?;
     for (package, name) in BARE_METAL_PROGRAMS {
         place_program(places, package, name)?;
+    }
+    if wanted == Wanted::Everything {
+        workloads::build(places)?;
     }
     assets(places, wanted)
 }

@@ -1,8 +1,8 @@
-//! What is not ours comes from Debian packages: guest kernels and BusyBox.
+//! What is not ours comes from Debian packages: guest kernels, BusyBox, a C compiler with something to compile.
 //!
 //! `apt-get download` fetches a package from the mirrors that the machine is set up for and checks it against their
-//! signed lists; the wanted file is taken out of it below `target/`. Nothing is installed, and nothing of it (it is all GPL) is ever
-//! part of this repository.
+//! signed lists; what is wanted is taken out of it below `target/`. Nothing is installed, and nothing of it (most is
+//! GPL) is ever part of this repository.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -47,13 +47,17 @@ pub(crate) fn busybox(places: &Places) -> Result<PathBuf> {
 
 /// The first kernel among the dependencies that `apt-cache depends` lists.
 fn kernel_package(depends: &str) -> Option<String> {
-    let mut packages = depends.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
-    packages.find(|package| package.starts_with("linux-image-")).map(str::to_owned)
+    dependencies_in(depends).find(|package| package.starts_with("linux-image-")).map(str::to_owned)
+}
+
+/// The direct dependencies that `apt-cache depends` lists.
+fn dependencies_in(depends: &str) -> impl Iterator<Item = &str> {
+    depends.lines().filter_map(|line| line.trim().strip_prefix("Depends: "))
 }
 
 /// Tries once, and after `apt-get update` a second time: the lists may be empty (a fresh container) or name a package
 /// that the mirror has replaced since.
-fn with_fresh_lists(attempt: impl Fn() -> Result<()>) -> Result<()> {
+fn with_fresh_lists(mut attempt: impl FnMut() -> Result<()>) -> Result<()> {
     let Err(first) = attempt() else { return Ok(()) };
     println!("xtask: {first:#}");
 
@@ -70,25 +74,85 @@ fn with_fresh_lists(attempt: impl Fn() -> Result<()>) -> Result<()> {
     attempt()
 }
 
+/// Unpacks `packages` and all that they depend on below `root`, which need not exist.
+pub(crate) fn unpack_with_dependencies(places: &Places, packages: &[&str], root: &Path) -> Result<()> {
+    with_fresh_lists(|| {
+        let depends = output(Command::new("apt-cache").args(["depends", "--recurse", "--important"]).args(packages))?;
+        let all = packages_in(&depends);
+        if let Some(missing) = packages.iter().find(|package| !all.contains(package)) {
+            bail!("there is no package {missing}");
+        }
+        all.iter().try_for_each(|package| extract(places, package, root))
+    })
+}
+
+/// Unpacks `package` below `root`, which need not exist.
+pub(crate) fn unpack(places: &Places, package: &str, root: &Path) -> Result<()> {
+    with_fresh_lists(|| extract(places, package, root))
+}
+
+fn extract(places: &Places, package: &str, root: &Path) -> Result<()> {
+    println!("xtask: fetching {package} (Debian package, unpacked below target, not installed)");
+    let scratch = Scratch::new(places, package)?;
+    fs::create_dir_all(root)?;
+    run(Command::new("dpkg-deb").arg("--extract").arg(scratch.download(package)?).arg(root))
+}
+
+/// The packages that the package `meta` depends on directly.
+pub(crate) fn dependencies(meta: &str) -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    with_fresh_lists(|| {
+        let depends = output(Command::new("apt-cache").args(["depends", "--important", meta]))?;
+        found = dependencies_in(&depends).map(str::to_owned).collect();
+        Ok(())
+    })?;
+    Ok(found)
+}
+
+/// The packages that `apt-cache depends --recurse` lists: each begins a line; virtual ones are in angle brackets.
+fn packages_in(depends: &str) -> Vec<&str> {
+    depends.lines().filter(|line| !line.starts_with([' ', '|', '<']) && !line.is_empty()).collect()
+}
+
+/// A directory for one package, empty at first and gone in the end.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(places: &Places, package: &str) -> Result<Self> {
+        let directory = places.assets().join(format!("unpack-{package}"));
+        let _ = fs::remove_dir_all(&directory);
+        fs::create_dir_all(&directory)?;
+        Ok(Self(directory))
+    }
+
+    /// Downloads `package` and returns where it lies.
+    fn download(&self, package: &str) -> Result<PathBuf> {
+        let mut download = Command::new("apt-get");
+        download.current_dir(&self.0).args(["--quiet=2", "download"]);
+        if is_root()? {
+            // As root, apt would hand the download to its own user, who may not write here.
+            download.args(["-o", "APT::Sandbox::User=root"]);
+        }
+        run(download.arg(package))?;
+        only_file_below(&self.0)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
 /// Downloads `package` and takes out the one file that matches `pattern`.
 fn take_file(places: &Places, package: &str, pattern: &str, to: &Path) -> Result<()> {
-    let scratch = places.assets().join(format!("unpack-{package}"));
-    let _ = fs::remove_dir_all(&scratch);
-    fs::create_dir_all(&scratch)?;
-
-    let mut download = Command::new("apt-get");
-    download.current_dir(&scratch).args(["--quiet=2", "download"]);
-    if is_root()? {
-        // As root, apt would hand the download to its own user, who may not write here.
-        download.args(["-o", "APT::Sandbox::User=root"]);
-    }
-    run(download.arg(package))?;
-    let archive = only_file_below(&scratch)?;
+    let scratch = Scratch::new(places, package)?;
+    let archive = scratch.download(package)?;
 
     // A kernel package holds thousands of modules; only one file is unpacked.
     let mut unpacked = Command::new("dpkg-deb").arg("--fsys-tarfile").arg(&archive).stdout(Stdio::piped()).spawn()?;
     let stream = unpacked.stdout.take().context("dpkg-deb has no output")?;
-    let files = scratch.join("files");
+    let files = scratch.0.join("files");
     fs::create_dir(&files)?;
     let mut tar = Command::new("tar");
     tar.args(["--extract", "--wildcards", "--no-same-owner"]).arg("--directory").arg(&files).arg(pattern);
@@ -100,7 +164,6 @@ fn take_file(places: &Places, package: &str, pattern: &str, to: &Path) -> Result
 
     // The rename comes last, so that an interrupted run leaves nothing that looks complete.
     fs::rename(only_file_below(&files)?, to)?;
-    fs::remove_dir_all(&scratch)?;
     Ok(())
 }
 
@@ -131,7 +194,13 @@ fn is_root() -> Result<bool> {
 
 #[cfg(test)]
 mod tests {
-    use super::kernel_package;
+    use super::{kernel_package, packages_in};
+
+    #[test]
+    fn packages_begin_a_line_and_virtual_ones_are_none() {
+        let listed = "cpp-12\n  Depends: libc6\n |Depends: <a>\n    b\nlibc6\n<a>\nb\n";
+        assert_eq!(packages_in(listed), ["cpp-12", "libc6", "b"]);
+    }
 
     #[test]
     fn the_kernel_is_found_among_the_dependencies() {

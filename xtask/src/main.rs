@@ -2,15 +2,17 @@
 //!
 //! * [`artifacts`] knows what is built and where it is left;
 //! * [`debian`] fetches what is not ours: guest kernels and BusyBox, from Debian packages;
-//! * [`initrd`] packs the guest's first RAM disk;
+//! * [`initrd`] packs the guest's first RAM disk, [`workloads`] what guests may be given to do, both as an [`archive`];
 //! * [`ci`] is what a continuous integration runs, one named step after the other;
 //! * [`house`] holds the rules of the house that no compiler knows.
 
+mod archive;
 mod artifacts;
 mod ci;
 mod debian;
 mod house;
 mod initrd;
+mod workloads;
 
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
@@ -24,6 +26,7 @@ cargo xtask COMMAND
 
   build          hypervisor, measuring guest, tool, initrd and guest kernels
   assets         only initrd and guest kernels
+  workloads      what guests may be given to do, with a C compiler and sources from Debian packages
   run [ARGS]     build, then `dunlin run ARGS`
   test [STEP..]  what CI runs; with names, only these steps (`test --list` shows them)
   bench [ARGS]   build, then `dunlin bench ARGS`
@@ -50,6 +53,7 @@ fn dispatch(command: &str, rest: &[String]) -> Result<ExitCode> {
     match command {
         "build" => artifacts::build(&places, Wanted::Everything)?,
         "assets" => artifacts::assets(&places, Wanted::Everything)?,
+        "workloads" => workloads::build_all(&places)?,
         "run" => run_default(&places, rest)?,
         "bench" => bench(&places, rest)?,
         "test" => return ci::run(&places, rest),
@@ -70,6 +74,7 @@ fn run_default(places: &Places, rest: &[String]) -> Result<()> {
 /// Builds what `dunlin bench` needs and replaces this process with it.
 fn bench(places: &Places, rest: &[String]) -> Result<()> {
     artifacts::build(places, Wanted::ForDefaultVm)?;
+    workloads::build(places)?;
     let error = Command::new(places.tool()).arg("bench").args(rest).exec();
     Err(error).with_context(|| format!("cannot run {}", places.tool().display()))
 }

@@ -1,8 +1,9 @@
 //! The machine. The only file that names an architecture.
 //!
 //! Each architecture defines the same names: `apic` (interrupts between CPUs, timer), `attempt` (instructions that may
-//! fault), `boot`, `control` (identification and control registers), `cpu_local`, `interrupts`, `power`, `registers`,
-//! `round_trip` (loops to be measured), `serial`, `tsc`, `window` (pages that experiments map and unmap).
+//! fault), `boot`, `control` (identification and control registers), `cpu_local`, `hyperv` (the Hyper-V interface as
+//! guests see it), `interrupts`, `modes` (short trips into other CPU modes), `power`, `registers`, `remap` (pages that
+//! all CPUs see), `round_trip` (loops to be measured), `serial`, `tlb`, `tsc`, `window` (pages that experiments map and unmap).
 
 #![expect(
     unsafe_code,

@@ -63,7 +63,8 @@ fn ends_the_vm(port: u16, judged: bool) -> bool {
 pub(super) fn msrs(context: &Context) -> Outcome {
     let mut random = context.random(0);
     let rounds = context.settings.iterations.unwrap_or(4);
-    for (first, last) in [(0u32, 0x1fff), (0xc000_0000, 0xc000_1fff), (0xc001_0000, 0xc001_1fff)] {
+    let ranges = [(0u32, 0x1fff), (0x4000_0000, 0x4000_01ff), (0xc000_0000, 0xc000_1fff), (0xc001_0000, 0xc001_1fff)];
+    for (first, last) in ranges {
         let (mut readable, mut accepted, mut refused) = (0u32, 0u32, 0u32);
         for msr in first..=last {
             let Ok(value) = attempt::rdmsr(msr) else { continue };
@@ -115,6 +116,8 @@ fn moves_the_ground(msr: u32, judged: bool) -> bool {
         0x10 | 0x1b | 0x3b | 0x11 | 0x12 | 0x1d9 | 0x200..=0x2ff => true,
         // Interrupt command and self-IPI.
         0x830 | 0x83f => true,
+        // Hyper-V's introduction and the pages that it writes to: hypercalls, reference TSC, VP assist.
+        0x4000_0000 | 0x4000_0001 | 0x4000_0021 | 0x4000_0073 => true,
         // EFER; FS, GS and KERNEL_GS base; TSC_AUX is read as the CPU's index by `mixed`, and is put back.
         0xc000_0080 | 0xc000_0100..=0xc000_0102 => true,
         // SYSCFG, TOP_MEM, SMM base and the like are the machine's own without a hypervisor, as is the host save area.

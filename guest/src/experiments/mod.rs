@@ -1,9 +1,13 @@
 //! The experiments: what there is, by name.
 
+mod flush_cost;
 mod fuzz;
+mod hyperv;
 mod misbehave;
 pub(crate) mod mixed;
 mod round_trip;
+mod shootdown;
+mod stale;
 
 use core::fmt;
 
@@ -53,7 +57,7 @@ impl Context<'_> {
         &self,
         experiment: &str,
         of: fmt::Arguments<'_>,
-        expected: &str,
+        expected: impl fmt::Display,
         seen: fmt::Arguments<'_>,
         matches: bool,
     ) -> u64 {
@@ -74,7 +78,7 @@ const fn on_request(name: &'static str, about: &'static str, run: fn(&Context) -
 }
 
 /// All experiments, in the order in which they run by default.
-pub(crate) const EXPERIMENTS: [Experiment; 38] = [
+pub(crate) const EXPERIMENTS: [Experiment; 47] = [
     by_default("empty", "one pass of an empty loop: what all others are compared with", round_trip::empty),
     by_default("cpuid", "CPUID leaf 0", round_trip::cpuid_0),
     by_default("cpuid-1", "CPUID leaf 1", round_trip::cpuid_1),
@@ -109,11 +113,7 @@ pub(crate) const EXPERIMENTS: [Experiment; 38] = [
         mixed::run,
     ),
     on_request("cr-fuzz", "values that control registers cannot take must raise #GP", fuzz::control_registers),
-    on_request(
-        "msr-fuzz",
-        "reads all MSRs of three ranges, then writes random values to those that answer",
-        fuzz::msrs,
-    ),
+    on_request("msr-fuzz", "reads all MSRs of four ranges, then writes random values to those that answer", fuzz::msrs),
     on_request("port-fuzz", "reads all ports, writes random values to all that do not end the VM", fuzz::ports),
     on_request("mmio-fuzz", "APIC and I/O APIC pages: all offsets, odd widths, many instruction forms", fuzz::mmio),
     on_request("hypercall-fuzz", "hypercalls with random numbers and arguments", fuzz::hypercalls),
@@ -126,6 +126,15 @@ pub(crate) const EXPERIMENTS: [Experiment; 38] = [
     on_request("init-self-other", "INIT to CPU 1 while it works, then SIPI: it must come back", misbehave::init_other),
     on_request("halt-cli", "CPU 1 halts for ever with interrupts off; the others go on", misbehave::halt_cli),
     on_request("spin-cli", "all CPUs spin with interrupts off, for seconds=N (2; 0 is for ever)", misbehave::spin_cli),
+    on_request("shootdown", "how long a remote TLB flush takes, by each approach in turn", shootdown::run),
+    on_request("flush-storm", "all CPUs flush all CPUs as fast as they can, for seconds=N (5)", shootdown::storm),
+    on_request("stale", "all CPUs move and flush pages: none is ever read through an old translation", stale::run),
+    on_request("stale-selftest", "the same without a flush: can a stale translation be seen here?", stale::selftest),
+    on_request("hypercall-flush", "what a flush hypercall costs, of this CPU and of halted others", flush_cost::run),
+    on_request("hv-discovery", "Hyper-V interface, cases A: CPUID leaves and MSRs", hyperv::discovery::run),
+    on_request("hv-abi", "Hyper-V interface, cases B: control words, input, registers", hyperv::abi::run),
+    on_request("hv-flush", "Hyper-V interface, cases C: flushes do what they say", hyperv::flush::run),
+    on_request("hv-ipi", "Hyper-V interface, cases D: interrupts by hypercall", hyperv::ipi::run),
     on_request("unexpected-exception", "an invalid opcode: a record, and the end", misbehave::unexpected_exception),
     on_request("panic", "the guest's own panic: a record, and the end", misbehave::panic),
     on_request("power-off", "powers off at once", misbehave::power_off),

@@ -16,7 +16,7 @@ use loom::model::Builder;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use loom::thread;
-use shootdown::{CpuSet, Flush, Outcome, Pages, Presence, Requests};
+use shootdown::{CpuSet, Flush, Pages, Presence, Requests};
 
 /// What is said when a translation outlives its flush.
 const STALE: &str = "used a translation after its flush";
@@ -95,32 +95,26 @@ impl Vcpu {
 }
 
 /// Has the page flushed from the TLBs of `targets`.
-fn flush<'a>(targets: &[&'a Vcpu], meanwhile: impl FnOnce()) -> Outcome {
+fn flush(targets: &[&Vcpu]) {
     let kick = |cpus: CpuSet| {
         assert!(!cpus.is_empty());
         targets.iter().for_each(|target| target.is_kicked.store(true, Ordering::Relaxed));
     };
-    shootdown::run(
-        targets.iter().copied(),
-        |target| &target.presence,
-        Vcpu::publish,
-        kick,
-        meanwhile,
-        thread::yield_now,
-    )
+    shootdown::run(targets.iter().copied(), |target| &target.presence, Vcpu::publish, kick, || {}, thread::yield_now);
 }
 
 /// Takes the page away and gives its frame to somebody else.
 fn take_away(page: &Page, targets: &[&Vcpu]) {
     page.is_gone.store(true, Ordering::Relaxed);
-    flush(targets, || {});
+    flush(targets);
     page.is_reused.store(true, Ordering::Relaxed);
 }
 
-/// With at most this many preemptions per execution. Unlimited takes minutes; the faults that are planted need two.
+/// With at most this many preemptions per execution. The faults that are planted need two; without a limit the slowest
+/// models take minutes.
 fn model_with(preemptions: usize, check: impl Fn() + Send + Sync + 'static) {
     let mut builder = Builder::new();
-    builder.preemption_bound = match std::env::var("PB").ok() { Some(x) if x == "none" => None, Some(x) => x.parse().ok(), None => Some(preemptions) };
+    builder.preemption_bound = Some(preemptions);
     builder.check(check);
 }
 
@@ -230,8 +224,8 @@ fn emulated_instruction_is_waited_for_without_a_kick() {
     });
 }
 
-/// Askers that each change a table and then ask, and the vCPU, which takes once while they do and once when they are
-/// done. Says what became of each change: seen by the last take that found something, or not.
+/// Two that each change a table and then ask, after so many requests of others; and the vCPU, which takes once while
+/// they do and once when they are done.
 fn nothing_is_lost(before: u64, wanted: [Flush; 2]) {
     model_with(4, move || {
         let requests = Arc::new(Requests::new());

@@ -140,6 +140,16 @@ pub(crate) fn send_self(vector: u8) {
     command(0, 0x4_4000 | u32::from(vector));
 }
 
+/// Sends a fixed interrupt to every CPU but this one, by the shorthand.
+pub(crate) fn send_others(vector: u8) {
+    command(0, 0xc_4000 | u32::from(vector));
+}
+
+/// Accepts interrupts on this CPU, or none: what is sent meanwhile is lost.
+pub(crate) fn accept(on: bool) {
+    write(SPURIOUS, if on { 0x1ff } else { 0xff });
+}
+
 /// Sends INIT to one CPU.
 pub(crate) fn send_init(apic_id: u32) {
     command(apic_id, 0xc500);

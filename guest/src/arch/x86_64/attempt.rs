@@ -96,7 +96,8 @@ pub(super) fn resume_after(rip: u64) -> Option<u64> {
     list.iter().find(|[at, _]| *at == rip).map(|[_, resume]| *resume)
 }
 
-const fn halves(value: u64) -> (u32, u32) {
+/// The low and the high half.
+pub(super) const fn halves(value: u64) -> (u32, u32) {
     #[expect(clippy::cast_possible_truncation, reason = "the two halves")]
     (value as u32, (value >> 32) as u32)
 }

@@ -4,10 +4,8 @@ use core::arch::asm;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::boot::MAX_CPUS;
-use super::{interrupts, window};
+use super::{interrupts, modes, window};
 
-/// Selector of the code segment, as in `boot.s`.
-const CODE: u64 = 0x08;
 /// Selector of the TSS.
 const TSS: u16 = 0x20;
 
@@ -17,7 +15,7 @@ const STACK_WORDS: usize = 1024;
 
 #[repr(C, align(16))]
 struct Tables {
-    gdt: [AtomicU64; 6],
+    gdt: [AtomicU64; 8],
     /// 104 bytes; as 32-bit words because its 64-bit fields are not aligned.
     tss: [AtomicU32; 26],
     stacks: [[AtomicU64; STACK_WORDS]; OWN_STACKS],
@@ -25,7 +23,7 @@ struct Tables {
 
 static TABLES: [Tables; MAX_CPUS] = [const {
     Tables {
-        gdt: [const { AtomicU64::new(0) }; 6],
+        gdt: [const { AtomicU64::new(0) }; 8],
         tss: [const { AtomicU32::new(0) }; 26],
         stacks: [const { [const { AtomicU64::new(0) }; STACK_WORDS] }; OWN_STACKS],
     }
@@ -52,16 +50,22 @@ pub(super) fn load(index: usize) {
         set_ist(tables, ist, stack.as_ptr_range().end as u64);
     }
     set_ist(tables, OWN_STACKS, window::stack_top(index));
+    // What comes from CPL 3 is only ever the exception that ends a short trip: it may use the double fault's stack.
+    set_stack(tables, 1, tables.stacks[0].as_ptr_range().end as u64);
 
     let tss = &raw const tables.tss as u64;
     let descriptors = [
         0,
         0x00af_9b00_0000_ffff,
         0x00cf_9300_0000_ffff,
-        0,
+        // 32-bit code.
+        0x00cf_9b00_0000_ffff,
         // A 64-bit TSS, available: limit 103, base in four parts.
         103 | (tss & 0x00ff_ffff) << 16 | 0x89 << 40 | (tss >> 24 & 0xff) << 56,
         tss >> 32,
+        // Data and 64-bit code of CPL 3.
+        0x00cf_f300_0000_ffff,
+        0x00af_fb00_0000_ffff,
     ];
     for (entry, value) in tables.gdt.iter().zip(descriptors) {
         entry.store(value, Ordering::Relaxed);
@@ -79,13 +83,13 @@ pub(super) fn load(index: usize) {
         let gate = &IDT.0[usize::from(vector)];
         // Present, interrupt gate: delivery clears IF.
         gate[0].store(
-            handler & 0xffff | CODE << 16 | ist << 32 | 0x8e << 40 | (handler >> 16 & 0xffff) << 48,
+            handler & 0xffff | modes::CODE << 16 | ist << 32 | 0x8e << 40 | (handler >> 16 & 0xffff) << 48,
             Ordering::Relaxed,
         );
         gate[1].store(handler >> 32, Ordering::Relaxed);
     }
 
-    let gdt = Pointer { limit: 47, base: &raw const tables.gdt as u64 };
+    let gdt = Pointer { limit: 63, base: &raw const tables.gdt as u64 };
     // SAFETY: the table is static and holds, at the selectors in use, the same segments as before, plus a TSS.
     unsafe { asm!("lgdt [{}]", in(reg) &raw const gdt, options(nostack, readonly)) };
     // SAFETY: the selector names the TSS descriptor just written, not yet busy.
@@ -103,8 +107,13 @@ pub(super) fn load_idt(limit: u16) {
 
 fn set_ist(tables: &Tables, ist: usize, top: u64) {
     // IST1 begins at byte 36 of the TSS.
+    set_stack(tables, 9 + 2 * ist, top);
+}
+
+/// Writes the stack pointer at 32-bit word `word` of the TSS; RSP0 is at 1.
+fn set_stack(tables: &Tables, word: usize, top: u64) {
     #[expect(clippy::cast_possible_truncation, reason = "the two halves")]
-    for (half, word) in [top as u32, (top >> 32) as u32].into_iter().enumerate() {
-        tables.tss[9 + 2 * ist + half].store(word, Ordering::Relaxed);
+    for (half, value) in [top as u32, (top >> 32) as u32].into_iter().enumerate() {
+        tables.tss[word + half].store(value, Ordering::Relaxed);
     }
 }

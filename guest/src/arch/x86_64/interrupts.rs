@@ -3,7 +3,7 @@
 use core::arch::{asm, global_asm, naked_asm};
 
 use super::attempt::Fault;
-use super::{apic, attempt, cpu_local, window};
+use super::{apic, attempt, cpu_local, modes, window};
 use crate::interrupt;
 
 /// Vector of an interrupt that is delivered on a stack in the window.
@@ -32,6 +32,17 @@ impl Frame {
     /// Where the CPU was.
     pub(crate) fn rip(&self) -> u64 {
         self.rip
+    }
+
+    /// The code segment that the CPU was in; its lowest two bits are the privilege level.
+    pub(super) fn cs(&self) -> u64 {
+        self.cs
+    }
+
+    /// Lets the CPU go on elsewhere, with interrupts off and `r11` in R11.
+    pub(super) fn go_to(&mut self, rip: u64, cs: u64, rsp: u64, ss: u64, r11: u64) {
+        (self.rip, self.cs, self.rsp, self.ss, self.rflags) = (rip, cs, rsp, ss, 2);
+        self.registers[R11] = r11;
     }
 }
 
@@ -151,6 +162,14 @@ fn exception(vector: u8, frame: &mut Frame) {
     if let Some(resume) = attempt::resume_after(frame.rip) {
         frame.registers[R11] = Fault::encode(vector, frame.error);
         frame.rip = resume;
+        return;
+    }
+    if modes::end_user_trip(vector, frame.error, frame) {
+        return;
+    }
+    // The APIC takes vectors from 16 on: then it is an interrupt that somebody sent with an exception's number.
+    if vector >= 16 && apic::is_in_service(vector) {
+        interrupt::handle(vector);
         return;
     }
     interrupt::unexpected_exception(vector, frame.error, cr2, frame);

@@ -1,12 +1,13 @@
 //! Time: the TSC, and how fast it runs.
 //!
-//! The frequency is taken from the first source that knows it, in this order: the command line, CPUID leaf 15h, the
-//! timing leaf of hypervisors (4000_0010), VMware's hypercall, KVM's clock page, and last the PIT, counted against.
+//! The frequency is taken from the first source that knows it, in this order: the command line, CPUID leaf 15h,
+//! Hyper-V's MSR, the timing leaf of hypervisors (4000_0010), VMware's hypercall, KVM's clock page, and last the PIT,
+//! counted against.
 
 use core::arch::asm;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use super::{attempt, control, port};
+use super::{attempt, control, hyperv, port};
 
 static KHZ: AtomicU64 = AtomicU64::new(1_000_000);
 
@@ -55,9 +56,10 @@ pub(crate) fn pause_until(deadline: u64) {
 
 /// Finds the frequency and answers the name of the source.
 pub(crate) fn calibrate(from_command_line: Option<u64>) -> &'static str {
-    let sources: [(&str, &dyn Fn() -> Option<u64>); 6] = [
+    let sources: [(&str, &dyn Fn() -> Option<u64>); 7] = [
         ("command-line", &|| from_command_line),
         ("cpuid-15h", &from_crystal),
+        ("hyperv-msr", &|| hyperv::tsc_hz().map(|hz| hz / 1000)),
         ("hypervisor-leaf", &from_hypervisor_leaf),
         ("vmware-hypercall", &from_vmware),
         ("kvmclock", &from_kvmclock),

@@ -6,12 +6,13 @@
 //! | 8 | a frame | an interrupt stack whose page is missing |
 //! | 9 | anything | device pages and addresses without memory, by [`map_physical`] |
 //!
-//! Each CPU touches only its own part, so no other CPU's TLB is ever involved.
+//! Each CPU touches only its own part, so no other CPU's TLB is ever involved. Pages that all CPUs share are in `remap`.
 
-use core::arch::asm;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::boot::{BOOT_ROOT, MAX_CPUS};
+use super::remap;
+use super::tlb::flush_page;
 
 /// Pages mapped on demand.
 pub(crate) const DEMAND_PAGES: usize = 8;
@@ -25,6 +26,7 @@ const SPAN: u64 = 2 << 20;
 const PAGE: u64 = 4096;
 
 const PRESENT_WRITABLE: u64 = 3;
+const FOR_USER: u64 = 4;
 const UNCACHED: u64 = 0x18;
 
 /// A page table, or a page.
@@ -36,8 +38,16 @@ impl Table {
         Self([const { AtomicU64::new(0) }; 512])
     }
 
-    fn address(&self) -> u64 {
+    pub(super) fn address(&self) -> u64 {
         &raw const *self as u64
+    }
+
+    pub(super) fn get(&self, index: usize) -> u64 {
+        self.0[index].load(Ordering::SeqCst)
+    }
+
+    pub(super) fn set(&self, index: usize, entry: u64) {
+        self.0[index].store(entry, Ordering::SeqCst);
     }
 }
 
@@ -56,8 +66,15 @@ pub(super) fn prepare() {
     for (entry, table) in DIRECTORY.0.iter().zip(&TABLES) {
         entry.store(table.address() | PRESENT_WRITABLE, Ordering::SeqCst);
     }
-    POINTERS.0[0].store(DIRECTORY.address() | PRESENT_WRITABLE, Ordering::SeqCst);
-    BOOT_ROOT.0[1].store(POINTERS.address() | PRESENT_WRITABLE, Ordering::SeqCst);
+    POINTERS.set(0, DIRECTORY.address() | PRESENT_WRITABLE);
+    remap::prepare(&POINTERS);
+    // A page is for CPL 3 if every level says so; here the lower levels have the say.
+    BOOT_ROOT.set(1, POINTERS.address() | PRESENT_WRITABLE | FOR_USER);
+}
+
+/// Physical address of frame `index` of CPU `cpu`.
+pub(super) fn frame(cpu: usize, index: usize) -> u64 {
+    BACKING[cpu][index].address()
 }
 
 fn page_address(cpu: usize, page: usize) -> u64 {
@@ -98,18 +115,13 @@ pub(crate) fn unmap_stack(cpu: usize) {
 pub(crate) fn map_physical(cpu: usize, at: u64) -> u64 {
     TABLES[cpu].0[DEVICE_PAGE].store(at & !(PAGE - 1) | PRESENT_WRITABLE | UNCACHED, Ordering::SeqCst);
     let address = page_address(cpu, DEVICE_PAGE);
-    invalidate(address);
+    flush_page(address);
     address + at % PAGE
 }
 
 fn remove(cpu: usize, page: usize) {
     TABLES[cpu].0[page].store(0, Ordering::SeqCst);
-    invalidate(page_address(cpu, page));
-}
-
-fn invalidate(address: u64) {
-    // SAFETY: drops a translation from this CPU's TLB; the tables say what holds.
-    unsafe { asm!("invlpg [{}]", in(reg) address, options(nostack)) };
+    flush_page(page_address(cpu, page));
 }
 
 /// The page-fault handler's question: is `address` a missing page of CPU `cpu` that may be mapped now? Maps it.

@@ -1,0 +1,315 @@
+//! Remote TLB flushes, as a guest kernel does them: one function, native by interrupt at first, replaced once the
+//! Hyper-V interface has been found.
+//!
+//! | operation | FreeBSD's `invl_op` | by interrupt | by hypercall |
+//! |---|---|---|---|
+//! | [`Operation::Whole`] | TLB, TLB_INVPCID, TLB_PCID (1 to 4) | each reloads CR3 | 0x0002 or 0x0013, this root, NON_GLOBAL |
+//! | [`Operation::Range`] | PGRNG (5 to 7) | INVLPG for each page, beyond 33 CR3 | 0x0003 or 0x0014, one entry per 4096 pages |
+//! | [`Operation::Page`] | PG (8 to 10) | INVLPG | 0x0003 or 0x0014, one entry, as Linux has it |
+//!
+//! Both take a set of CPUs in which the caller may be, and return when the flush has been done on all of it.
+//!
+//! **By interrupt.** Each CPU has one request of its own, and an inbox with a bit per sender. The sender fills its request
+//! in, sets its bit in each target's inbox, interrupts the targets (all others by one command, where that meets no
+//! stranger; otherwise one by one), flushes itself, and waits until nobody is left to answer. While it waits it serves
+//! its own inbox, so that two who flush each other with interrupts off both come to an end.
+//!
+//! **By hypercall.** As Linux has it: interrupts off, the input in this CPU's page, VP indices below 64 by the calls with a
+//! mask, others by a sparse set, all processors by a flag. A status other than zero leads to the native function.
+
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+
+use guest_model::command_line::Approach;
+use guest_model::cpu_set::{CpuSet, ROOM};
+use guest_model::hypercall::{
+    self, ALL_PROCESSORS, Control, FLUSH_LIST, FLUSH_LIST_EX, FLUSH_SPACE, FLUSH_SPACE_EX, NON_GLOBAL, SPARSE, SUCCESS,
+};
+
+use crate::arch::boot::MAX_CPUS;
+use crate::arch::{apic, cpu_local, hyperv, interrupts, tlb, tsc};
+use crate::cpu;
+use crate::interrupt::SHOOTDOWN;
+use crate::record::record;
+
+/// What is flushed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Operation {
+    /// The address space: all that is not global.
+    Whole,
+    /// `pages` pages from `start` on.
+    Range {
+        /// First address.
+        start: u64,
+        /// Number of pages.
+        pages: u64,
+    },
+    /// One page.
+    Page {
+        /// An address in it.
+        at: u64,
+    },
+}
+
+/// Ranges of more pages are flushed whole (Linux' `tlb_single_page_flush_ceiling`).
+const CEILING: u64 = 33;
+
+/// Which function [`smp_targeted_tlb_shootdown`] stands for; an index into [`IMPLEMENTATIONS`].
+static CURRENT: AtomicU8 = AtomicU8::new(0);
+const IMPLEMENTATIONS: [fn(&CpuSet, Operation); 2] = [native, by_hypercall];
+
+/// Whether a set of all CPUs is named one by one nevertheless.
+static BY_MASK: AtomicBool = AtomicBool::new(false);
+/// Hypercalls that did not succeed.
+static FALLBACKS: AtomicU64 = AtomicU64::new(0);
+
+/// Flushes what `operation` names on all CPUs of `set`. When it returns, it is done.
+pub(crate) fn smp_targeted_tlb_shootdown(set: &CpuSet, operation: Operation) {
+    IMPLEMENTATIONS[usize::from(CURRENT.load(Ordering::Relaxed)) & 1](set, operation);
+}
+
+/// The same, by a given approach, which must be offered.
+pub(crate) fn shoot_down_by(approach: Approach, set: &CpuSet, operation: Operation) {
+    match approach {
+        Approach::Ipi => native(set, operation),
+        Approach::Hypercall => by_hypercall(set, operation),
+    }
+}
+
+/// Chooses the function. `false`, and nothing changed, if the machine lacks it.
+pub(crate) fn choose(approach: Approach) -> bool {
+    let offered = match approach {
+        Approach::Ipi => true,
+        Approach::Hypercall => hypercall_is_offered(),
+    };
+    if offered {
+        CURRENT.store(u8::from(approach == Approach::Hypercall), Ordering::SeqCst);
+    }
+    offered
+}
+
+/// What is in use.
+pub(crate) fn chosen() -> Approach {
+    if CURRENT.load(Ordering::Relaxed) == 0 { Approach::Ipi } else { Approach::Hypercall }
+}
+
+/// Whether remote flush by hypercall is advised, and the interface is up.
+pub(crate) fn hypercall_is_offered() -> bool {
+    hyperv::features().is_some_and(|features| features.flush()) && hyperv::is_up()
+}
+
+/// Lets the hypercall name all CPUs by a flag when all are meant (as guests do), or one by one.
+pub(crate) fn name_one_by_one(on: bool) {
+    BY_MASK.store(on, Ordering::SeqCst);
+}
+
+/// How many hypercalls did not succeed so far.
+pub(crate) fn fallbacks() -> u64 {
+    FALLBACKS.load(Ordering::Relaxed)
+}
+
+/// Flushes on this CPU.
+fn perform(operation: Operation) {
+    match operation {
+        Operation::Range { start, pages } if pages <= CEILING => {
+            (0..pages).for_each(|page| tlb::flush_page(start + page * 4096));
+        }
+        Operation::Page { at } => tlb::flush_page(at),
+        Operation::Whole | Operation::Range { .. } => tlb::flush_all(),
+    }
+}
+
+/// What one CPU asks of the others. Written by its CPU while `unanswered` is zero, read by those it has a bit with.
+#[repr(align(128))]
+struct Request {
+    /// `invl_op`: 1 whole, 5 range, 8 page.
+    code: AtomicU8,
+    start: AtomicU64,
+    pages: AtomicU64,
+    /// Targets that have yet to flush.
+    unanswered: AtomicU64,
+}
+
+const INBOX_WORDS: usize = MAX_CPUS.div_ceil(64);
+
+/// Who waits for this CPU to flush.
+#[repr(align(128))]
+struct Inbox([AtomicU64; INBOX_WORDS]);
+
+static REQUESTS: [Request; MAX_CPUS] = [const {
+    Request {
+        code: AtomicU8::new(0),
+        start: AtomicU64::new(0),
+        pages: AtomicU64::new(0),
+        unanswered: AtomicU64::new(0),
+    }
+}; MAX_CPUS];
+static INBOXES: [Inbox; MAX_CPUS] = [const { Inbox([const { AtomicU64::new(0) }; INBOX_WORDS]) }; MAX_CPUS];
+
+impl Request {
+    fn write(&self, operation: Operation, targets: u64) {
+        let (code, start, pages) = match operation {
+            Operation::Whole => (1, 0, 0),
+            Operation::Range { start, pages } => (5, start, pages),
+            Operation::Page { at } => (8, at, 1),
+        };
+        self.code.store(code, Ordering::Relaxed);
+        self.start.store(start, Ordering::Relaxed);
+        self.pages.store(pages, Ordering::Relaxed);
+        // The bit in the inbox, set later, is what makes all of this visible.
+        self.unanswered.store(targets, Ordering::Relaxed);
+    }
+
+    fn operation(&self) -> Operation {
+        let start = self.start.load(Ordering::Relaxed);
+        match self.code.load(Ordering::Relaxed) {
+            5 => Operation::Range { start, pages: self.pages.load(Ordering::Relaxed) },
+            8 => Operation::Page { at: start },
+            _ => Operation::Whole,
+        }
+    }
+}
+
+/// Seconds without an answer after which a record says so. The wait goes on.
+const PATIENCE: u64 = 60;
+
+/// By interrupt.
+fn native(set: &CpuSet, operation: Operation) {
+    interrupts::held_off(|| {
+        let own = cpu_local::index();
+        let others = set.without(own);
+        let request = &REQUESTS[own];
+
+        if !others.is_empty() {
+            request.write(operation, others.len() as u64);
+            for target in others.iter() {
+                INBOXES[target].0[own / 64].fetch_or(1 << (own % 64), Ordering::SeqCst);
+            }
+            if cpu::all_are_ours() && others == CpuSet::first(cpu::count()).without(own) {
+                apic::send_others(SHOOTDOWN);
+            } else {
+                others.iter().for_each(|target| apic::send(cpu::apic_id(target), SHOOTDOWN));
+            }
+        }
+
+        if set.contains(own) {
+            perform(operation);
+        }
+
+        let mut patience = Some(tsc::now() + tsc::seconds(PATIENCE));
+        while request.unanswered.load(Ordering::Acquire) != 0 {
+            serve(own);
+            core::hint::spin_loop();
+            if patience.is_some_and(|last| tsc::now() > last) {
+                patience = None;
+                let missing = request.unanswered.load(Ordering::Relaxed);
+                record!("error", about = "shootdown-unanswered", cpu = own, missing = missing);
+            }
+        }
+    });
+}
+
+/// The target's part: does what the inbox of this CPU asks for, and answers.
+pub(crate) fn serve(own: usize) {
+    for (at, word) in INBOXES[own].0.iter().enumerate() {
+        if word.load(Ordering::Relaxed) == 0 {
+            continue;
+        }
+        let senders = word.swap(0, Ordering::SeqCst);
+        for bit in (0..64).filter(|bit| senders >> bit & 1 != 0) {
+            let request = &REQUESTS[at * 64 + bit];
+            perform(request.operation());
+            request.unanswered.fetch_sub(1, Ordering::Release);
+        }
+    }
+}
+
+/// By hypercall, or natively if that fails.
+fn by_hypercall(set: &CpuSet, operation: Operation) {
+    if interrupts::held_off(|| ask(set, operation).is_none()) {
+        FALLBACKS.fetch_add(1, Ordering::Relaxed);
+        native(set, operation);
+    }
+}
+
+fn ask(set: &CpuSet, operation: Operation) -> Option<()> {
+    let page = hyperv::input_page(cpu_local::index());
+    let words = page.words();
+    let put = |at: usize, value: u64| words[at].store(value, Ordering::Relaxed);
+
+    let list = match operation {
+        Operation::Whole => None,
+        Operation::Range { start, pages } => Some((start, pages)),
+        Operation::Page { at } => Some((at, 1)),
+    };
+    let flags = if list.is_some() { 0 } else { NON_GLOBAL };
+    put(0, tlb::root());
+
+    // Who: all, a mask of 64, or banks.
+    let everybody = !BY_MASK.load(Ordering::Relaxed) && cpu::all_are_ours() && *set == CpuSet::first(cpu::count());
+    let (banks, end) = if everybody {
+        put(1, flags | ALL_PROCESSORS);
+        put(2, 0);
+        (0, 3)
+    } else {
+        put(1, flags);
+        let processors = processors(set)?;
+        match processors.banks() {
+            [] => return Some(()),
+            [mask] => {
+                put(2, *mask);
+                (0, 3)
+            }
+            _ => {
+                let (valid, banks) = hypercall::sparse(&processors);
+                put(2, SPARSE);
+                put(3, valid);
+                banks.iter().enumerate().for_each(|(at, bank)| put(4 + at, *bank));
+                (banks.len(), 4 + banks.len())
+            }
+        }
+    };
+
+    // What.
+    let mut entries = 0;
+    if let Some((start, pages)) = list {
+        for entry in hypercall::ranges(start, pages) {
+            words.get(end + entries)?.store(entry, Ordering::Relaxed);
+            entries += 1;
+        }
+    }
+
+    let code = match (list, banks) {
+        (None, 0) => FLUSH_SPACE,
+        (None, _) => FLUSH_SPACE_EX,
+        (Some(_), 0) => FLUSH_LIST,
+        (Some(_), _) => FLUSH_LIST_EX,
+    };
+    let control = Control::rep(code, entries as u64).variable(banks as u64);
+    let mut done = 0;
+    loop {
+        let result = hyperv::call(control.start(done).0, page.address(), 0);
+        if list.is_none() {
+            // As FreeBSD has it: any bit set is a failure.
+            return (result == 0).then_some(());
+        }
+        // A list may come back half done, but never without progress.
+        let progress = hypercall::reps(result);
+        if hypercall::status(result) != SUCCESS || progress <= done {
+            return None;
+        }
+        if progress >= entries as u64 {
+            return Some(());
+        }
+        done = progress;
+    }
+}
+
+/// The VP indices of a set of CPUs; `None` if one is not known or too large.
+fn processors(set: &CpuSet) -> Option<CpuSet> {
+    let mut processors = CpuSet::EMPTY;
+    for cpu in set.iter() {
+        let index = hyperv::vp_index(cpu).filter(|index| *index < ROOM)?;
+        processors.insert(index);
+    }
+    Some(processors)
+}
