@@ -6,12 +6,14 @@
 //! * [`storm`]: all threads map, protect, discard and unmap memory, and look for what a forgotten flush would show;
 //! * [`latency`]: how long one call takes that must flush the TLBs of busy CPUs;
 //! * [`compile`]: C files, as many at a time as there are CPUs;
+//! * [`cut_off`]: what flushing pages costs against flushing everything, natively;
 //! * [`interrupts`]: how the kernel flushed, by its own counts.
 //!
 //! A run ends with one line of `key=value` on standard output; progress goes to standard error. The status is 0 when
 //! all was right, 1 when something wrong was seen, 2 when the program was called wrongly.
 
 mod compile;
+mod cut_off;
 mod interrupts;
 mod latencies;
 mod latency;
@@ -27,6 +29,7 @@ use options::Options;
 const HELP: &str = "\
 dunlin-workloads storm   [--threads N] [--seconds S]               map, protect, discard, unmap; look for stale reads
 dunlin-workloads latency [--threads N] [--calls K] [--pages P]     time mprotect of P pages while N-1 threads spin
+dunlin-workloads cut-off [--rounds R]                              what flushing pages, or everything, costs here
 dunlin-workloads compile [--jobs N] [--rounds R] [--files F]       compile C files (at most F), R times over
 
 N is the number of online CPUs when left out.
@@ -53,6 +56,7 @@ fn main() -> ExitCode {
     let (known, run): (&[&str], Run) = match command {
         "storm" => (&storm::OPTIONS, storm::run),
         "latency" => (&latency::OPTIONS, latency::run),
+        "cut-off" => (&cut_off::OPTIONS, cut_off::run),
         "compile" => (&compile::OPTIONS, compile::run),
         _ => {
             eprint!("{HELP}");

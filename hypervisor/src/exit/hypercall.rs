@@ -3,13 +3,13 @@
 //! The architecture hands over the control word and where the input is ([`Input`]) and puts the answer into the guest's
 //! registers. Input in memory is copied before it is looked at: another vCPU may change it meanwhile.
 
-use addr::{Gpa, PageSize};
+use addr::Gpa;
 use hyperv_defs::GvaRanges;
 use hyperv_defs::call::FAST_XMM_BYTES;
 use hyperv_defs::{Answer, Call, Checked, Control, FlushCall, IpiCall, Offered, Refusal, Scope, Status, check};
 use shootdown::{CutOff, Pages, Plan};
 
-use crate::arch::{routing, tsc};
+use crate::arch::{cpuid, routing, tsc};
 use crate::vcpu::run::Running;
 use crate::vm::Vm;
 use crate::vm::memory::Targets;
@@ -64,10 +64,10 @@ pub(crate) fn call(
 /// Bytes that flush calls for up to a few hundred vCPUs have.
 const SHORT: usize = 96;
 /// An input lies in one page.
-const LONGEST: usize = PageSize::Size4K.bytes() as usize;
+const LONGEST: usize = 4096;
 
 fn from_memory<const ROOM: usize>(run: &mut Running<'_>, checked: &Checked, at: Gpa) -> Result<Ended, Status> {
-    checked.check_placement(at, routing::PHYSICAL_ADDRESSES_END)?;
+    checked.check_placement(at, cpuid::physical_addresses_end())?;
     let mut bytes = [0; ROOM];
     let bytes = &mut bytes[..checked.input_bytes()];
     if !run.vm.memory.read(at, bytes) {

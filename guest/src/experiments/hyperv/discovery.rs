@@ -240,9 +240,10 @@ fn clocks(cases: &mut Cases) {
 
     // The counter runs at 10 MHz by definition, so it tells how fast the TSC is.
     let hz = rdmsr(msr::TSC_FREQUENCY).unwrap_or(0);
-    let (count, start) = (rdmsr(msr::TIME_REF_COUNT).unwrap_or(0), tsc::now());
+    let (first_count, start) = both_clocks();
     tsc::pause_until(start + hz / 4);
-    let (count, ticks) = (rdmsr(msr::TIME_REF_COUNT).unwrap_or(0).saturating_sub(count), tsc::now() - start);
+    let (last_count, end) = both_clocks();
+    let (count, ticks) = (last_count.saturating_sub(first_count), end - start);
     let measured = u128::from(ticks) * 10_000_000 / u128::from(count.max(1));
     let difference = measured.abs_diff(u128::from(hz));
     let refused = wrmsr(msr::TSC_FREQUENCY, hz).err().is_some_and(|fault| fault.vector == Fault::GP);
@@ -253,6 +254,18 @@ fn clocks(cases: &mut Cases) {
         format_args!("{hz} Hz, measured {measured} Hz, write refused {refused}"),
         hz != 0 && difference * 1000 <= u128::from(hz) && refused,
     );
+}
+
+/// The reference counter and the TSC at nearly the same moment: of several readings the one that was interrupted least.
+fn both_clocks() -> (u64, u64) {
+    let readings = (0..20).map(|_| {
+        let before = tsc::now();
+        let count = rdmsr(msr::TIME_REF_COUNT).unwrap_or(0);
+        let after = tsc::now();
+        (after - before, count, before + (after - before) / 2)
+    });
+    let (_, count, ticks) = readings.min().unwrap_or_default();
+    (count, ticks)
 }
 
 /// Words of the page: sequence, scale, offset (TLFS, "Reference TSC page").

@@ -8,6 +8,8 @@ use alloc::vec::Vec;
 use core::arch::x86_64::{__cpuid, __cpuid_count};
 
 use abi::payload::{ApicMode, VmConfig};
+use addr::Gpa;
+use spin::Once;
 use x86_defs::cpuid::{Registers, leaf_1_ecx, leaf_7_ecx};
 use x86_defs::registers::cr4;
 
@@ -298,6 +300,12 @@ fn vmware_leaf(number: u32) -> Registers {
 /// Frequency of the guests' APIC timers, before their dividers.
 pub(super) fn timer_hertz() -> u64 {
     tsc::hz() / TSC_TICKS_PER_TIMER_TICK
+}
+
+/// The end of the guests' physical addresses: they have as many bits as the host's, which leaf 8000_0008 tells them.
+pub(crate) fn physical_addresses_end() -> Gpa {
+    static BITS: Once<u32> = Once::new();
+    Gpa(1 << *BITS.call_once(|| host(0x8000_0008).eax & 0xff))
 }
 
 fn kilohertz(hertz: u64) -> u32 {

@@ -20,7 +20,6 @@ use x86_defs::registers::{cr0, efer};
 
 use super::entry::gpr;
 use super::fpu;
-use super::routing::PHYSICAL_ADDRESSES_END;
 use super::vcpu::ArchVcpu;
 use super::{cpuid, tsc};
 use crate::device::local_apic::GeneralProtection;
@@ -174,7 +173,7 @@ pub(super) fn write_msr(run: &mut Running<'_>, number: u32, value: u64) -> Resul
         msr::HYPERCALL if registers.hypercall.is_locked() => {}
         msr::HYPERCALL => {
             let mut wanted = HypercallMsr(value);
-            if wanted.page() >= PHYSICAL_ADDRESSES_END {
+            if wanted.page() >= cpuid::physical_addresses_end() {
                 return Err(GeneralProtection);
             }
             if hyperv.guest_os_id.load(Ordering::Relaxed) == 0 {

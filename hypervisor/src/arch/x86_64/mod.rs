@@ -9,7 +9,7 @@
 pub(crate) mod acpi;
 pub(crate) mod apic;
 pub(crate) mod boot;
-mod cpuid;
+pub(crate) mod cpuid;
 mod entry;
 pub(crate) mod exit;
 mod fpu;

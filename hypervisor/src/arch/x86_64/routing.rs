@@ -6,7 +6,6 @@
 
 use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
-use addr::Gpa;
 use sched::Pending;
 
 use super::vcpu::ArchVcpu;
@@ -70,9 +69,6 @@ pub(crate) fn send_fixed(vm: &Vm, vector: u8, ids: impl IntoIterator<Item = u32>
     let message = Message { kind: Kind::Fixed, vector, level: false, target: Target::AllIncludingSelf };
     post_to(vm, ids, &message);
 }
-
-/// The end of guest physical addresses: 48 bits.
-pub(crate) const PHYSICAL_ADDRESSES_END: Gpa = Gpa(1 << 48);
 
 fn post_to(vm: &Vm, ids: impl IntoIterator<Item = u32>, message: &Message) {
     for id in ids {
