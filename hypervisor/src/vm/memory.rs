@@ -11,11 +11,12 @@
 //! those are kicked out, all at once, and waited for. Nobody waits for a vCPU that does not run.
 
 use alloc::vec::Vec;
+use core::cell::Cell;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use addr::{Gpa, GpaRange, Hpa, PageSize};
 use sched::Pending;
-use shootdown::{Flush, Plan};
+use shootdown::{CpuSet, Flush, Plan};
 use stage2::{Access, MapError, Tree};
 use tlb_tag::Scheme;
 
@@ -37,6 +38,16 @@ pub(crate) struct Memory {
     epoch: AtomicU64,
     pool: PoolId,
 }
+
+/// A wait for kicked vCPUs, in host TSC ticks.
+struct Wait {
+    since: u64,
+    kicked_at: u64,
+}
+
+/// How long a kicked vCPU has to leave its guest before it is kicked again: 100 µs, where an exit takes one or two. QEMU
+/// (7.2) may forget to tell a CPU of an interrupt that comes while it enters a guest, until the next one comes.
+const PATIENCE_NANOS: u64 = 100_000;
 
 /// Whose TLBs are flushed.
 #[derive(Clone, Copy)]
@@ -132,18 +143,28 @@ impl Memory {
                 plan.flushes().for_each(|flush| flush_own(arch, mine, flush));
             }
         };
-        let mut waited_since = None;
+        let kicked = Cell::new(CpuSet::new());
+        let kick = |cpus| {
+            kicked.set(cpus);
+            interrupts::kick_all(cpus);
+        };
+        let mut wait: Option<Wait> = None;
         let relax = || {
-            waited_since.get_or_insert_with(tsc::now);
+            let now = tsc::now();
+            let wait = wait.get_or_insert(Wait { since: now, kicked_at: now });
+            if now.saturating_sub(wait.kicked_at) > tsc::nanos_to_ticks(PATIENCE_NANOS) {
+                wait.kicked_at = now;
+                interrupts::kick_all(kicked.get());
+            }
             core::hint::spin_loop();
         };
-        let outcome = shootdown::run(others, Vcpu::presence, publish, interrupts::kick_all, meanwhile, relax);
+        let outcome = shootdown::run(others, Vcpu::presence, publish, kick, meanwhile, relax);
 
         let counters = mine.counters();
         counters.flush_targets.add(outcome.targets.into());
         counters.flush_kicks.add(outcome.kicked.into());
-        if let Some(since) = waited_since {
-            counters.flush_wait_ticks.add(tsc::now().saturating_sub(since));
+        if let Some(wait) = wait {
+            counters.flush_wait_ticks.add(tsc::now().saturating_sub(wait.since));
         }
     }
 
