@@ -1,8 +1,12 @@
 //! The command line, and the help that teaches it.
 
+mod tlb;
+
 use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+
+pub(crate) use tlb::{Part, Targets, TlbArgs};
 
 const ABOUT: &str = "Runs virtual machines on the Dunlin hypervisor";
 
@@ -36,7 +40,27 @@ Examples:
   dunlin bench exits --check docs/exits.toml          fails when an exit has become longer
   dunlin bench boot --pairs 3
   dunlin bench boot --vcpus 48 --memory 1G --pairs 1 --only dunlin
-  dunlin bench soak --seconds 3600";
+  dunlin bench soak --seconds 3600
+  dunlin bench tags --native
+  dunlin bench tlb --vcpus 8 --overcommit 4";
+
+const TAGS_HELP: &str = "\
+A tag (ASID) tells the TLB entries of one vCPU from those of others. Three schemes hand them out (keys
+`tags` and `tag_limit`, see vms/default.toml); each is run with 63 tags down to one, 8 vCPUs on 2 pCPUs.
+
+What it prints:
+  checks       entries into the guest: each compares the tag it has with what it must be
+  assigned     entries that gave the vCPU another tag
+  new gen.     entries that found no tag left and voided all of their pCPU
+  own tag      entries that flushed the vCPU's own TLB entries
+  all tags     entries that flushed everything, neighbours' entries too
+Then the instructions of one exit under each scheme, and the same code natively, in cycles, beside
+what was published of Xen. Takes some minutes; `--native` a second.
+
+Examples:
+  dunlin bench tags
+  dunlin bench tags --native
+  dunlin bench tags --json > tags.jsonl     \"emulated\" says which counts are an emulator's";
 
 const RUN_HELP: &str = "\
 What it does:
@@ -114,6 +138,12 @@ pub(crate) enum Measurement {
     Budget(BudgetArgs),
     /// Mixed load that the guest checks, for a long time
     Soak(SoakArgs),
+    /// What the tags of TLB entries cost, by scheme and by how many there are
+    #[command(after_help = TAGS_HELP)]
+    Tags(TagsArgs),
+    /// Shoot down TLBs by IPI and by hypercall: time, exits and instructions of one
+    #[command(after_long_help = tlb::HELP)]
+    Tlb(Box<TlbArgs>),
 }
 
 /// `dunlin bench exits`.
@@ -193,6 +223,17 @@ pub(crate) struct SoakArgs {
     pub(crate) pcpus: u32,
 }
 
+/// `dunlin bench tags`.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct TagsArgs {
+    /// Print JSON, one record a line
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Only time the code for tags on this computer; no emulator is started
+    #[arg(long)]
+    pub(crate) native: bool,
+}
+
 /// `dunlin run`.
 #[derive(Debug, Default, ClapArgs)]
 pub(crate) struct RunArgs {
@@ -203,7 +244,7 @@ pub(crate) struct RunArgs {
     /// Kernel: debian-cloud, debian, measuring-guest, or a path
     #[arg(long, value_name = "KERNEL", help_heading = "For every VM")]
     pub(crate) kernel: Option<String>,
-    /// Initial RAM disk: dunlin, none, or a path
+    /// Initial RAM disk: dunlin, workloads, compile, none, or a path
     #[arg(long, value_name = "INITRD", help_heading = "For every VM")]
     pub(crate) initrd: Option<String>,
     /// Number of vCPUs

@@ -1,4 +1,4 @@
-//! What the build leaves for the tool: the hypervisor, our initrd, Debian's kernels, the measuring guest.
+//! What the build leaves for the tool: the hypervisor, our initrds, Debian's kernels, the measuring guest.
 
 use std::path::{Path, PathBuf};
 
@@ -42,16 +42,19 @@ impl Assets {
         self.existing(name).map_err(|path| missing(place.bad(format!("no kernel at {}", path.display()))))
     }
 
-    /// The file of an initrd, if it has one.
-    pub(crate) fn initrd(&self, initrd: &Initrd, place: &Place) -> Result<Option<PathBuf>, Failure> {
-        match initrd {
-            Initrd::None => Ok(None),
-            Initrd::File(path) => Ok(Some(path.clone())),
-            Initrd::Dunlin => self
-                .existing("initrd.cpio.gz")
-                .map(Some)
-                .map_err(|path| missing(place.bad(format!("no initrd at {}", path.display())))),
+    /// The files that make up an initrd, in the order in which the kernel unpacks them; none if it has none.
+    pub(crate) fn initrd(&self, initrd: &Initrd, place: &Place) -> Result<Vec<PathBuf>, Failure> {
+        if let Initrd::File(path) = initrd {
+            return Ok(vec![path.clone()]);
         }
+        let archive = |name: &&str| {
+            self.existing(name).map_err(|path| {
+                let failure = place.bad(format!("no initrd at {}", path.display()));
+                // The one archive that no ordinary build makes.
+                if *name == "compile.cpio" { failure.help(NO_COMPILER) } else { missing(failure) }
+            })
+        };
+        initrd.archives().iter().map(archive).collect()
     }
 
     fn existing(&self, name: &str) -> Result<PathBuf, PathBuf> {
@@ -60,6 +63,50 @@ impl Assets {
     }
 }
 
+const NO_COMPILER: &str =
+    "run 'cargo xtask workloads' first: it fetches a C compiler and C sources from Debian's packages";
+
 fn missing(failure: Failure) -> Failure {
     failure.help("run 'make build' first, or set DUNLIN_ASSETS to the directory with the built files")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLACE: Place = Place::Option("--initrd");
+
+    fn assets(names: &[&str]) -> (tempfile::TempDir, Assets) {
+        let directory = tempfile::tempdir().expect("a directory");
+        for name in names {
+            std::fs::write(directory.path().join(name), name).expect("is written");
+        }
+        let assets = Assets { directory: directory.path().to_path_buf() };
+        (directory, assets)
+    }
+
+    #[test]
+    fn initrd_is_its_archives_in_the_order_of_unpacking() {
+        let (directory, assets) = assets(&["initrd.cpio.gz", "workloads.cpio", "compile.cpio"]);
+        let files = |initrd| assets.initrd(&initrd, &PLACE).expect("all are there");
+        let paths = |names: &[&str]| names.iter().map(|name| directory.path().join(name)).collect::<Vec<_>>();
+        assert_eq!(files(Initrd::Dunlin), paths(&["initrd.cpio.gz"]));
+        assert_eq!(files(Initrd::Workloads), paths(&["initrd.cpio.gz", "workloads.cpio"]));
+        assert_eq!(files(Initrd::Compile), paths(&["initrd.cpio.gz", "workloads.cpio", "compile.cpio"]));
+        assert_eq!(files(Initrd::None), paths(&[]));
+        assert_eq!(files(Initrd::File("/a".into())), [PathBuf::from("/a")]);
+    }
+
+    #[test]
+    fn missing_archive_names_the_command_that_makes_it() {
+        let (_directory, assets) = assets(&["initrd.cpio.gz"]);
+        let error = |initrd| assets.initrd(&initrd, &PLACE).expect_err("something is missing").to_string();
+        let text = error(Initrd::Workloads);
+        assert!(text.contains("workloads.cpio") && text.contains("help: run 'make build' first"), "{text}");
+
+        std::fs::write(assets.directory.join("workloads.cpio"), "").expect("is written");
+        let text = error(Initrd::Compile);
+        assert!(text.starts_with("option '--initrd': no initrd at ") && text.contains("compile.cpio"), "{text}");
+        assert!(text.contains("help: run 'cargo xtask workloads' first"), "{text}");
+    }
 }

@@ -6,8 +6,13 @@
 
 mod boot;
 mod budget;
+mod circumstances;
 mod exits;
+mod guest;
+mod record;
 mod soak;
+mod tags;
+mod tlb;
 
 use std::io::{BufReader, Read as _, Write as _};
 use std::process::{Command, Stdio};
@@ -27,6 +32,8 @@ pub(crate) fn run(args: &BenchArgs) -> Result<u8, Failure> {
         Some(Measurement::Boot(boot)) => boot::run(boot),
         Some(Measurement::Budget(budget)) => budget::run(budget),
         Some(Measurement::Soak(soak)) => soak::run(soak),
+        Some(Measurement::Tags(tags)) => tags::run(tags),
+        Some(Measurement::Tlb(tlb)) => tlb::run(tlb),
         None => {
             println!("Instructions per exit (dunlin bench exits)\n");
             let exits = exits::run(&ExitsArgs::default())?;

@@ -112,6 +112,10 @@ impl Kernel {
 pub(crate) enum Initrd {
     /// Ours: busybox, and the agent that speaks to this tool.
     Dunlin,
+    /// Ours, and programs that change mappings with many threads.
+    Workloads,
+    /// Ours, these programs, a C compiler and C sources.
+    Compile,
     /// None at all.
     None,
     /// A file.
@@ -119,7 +123,22 @@ pub(crate) enum Initrd {
 }
 
 impl Initrd {
-    const NAMES: &'static [&'static str] = &["dunlin", "none"];
+    const NAMES: &'static [&'static str] = &["dunlin", "workloads", "compile", "none"];
+
+    /// The archives that the build leaves for it, in the order in which the kernel unpacks them; none if it is not ours.
+    pub(crate) fn archives(&self) -> &'static [&'static str] {
+        match self {
+            Self::Dunlin => &["initrd.cpio.gz"],
+            Self::Workloads => &["initrd.cpio.gz", "workloads.cpio"],
+            Self::Compile => &["initrd.cpio.gz", "workloads.cpio", "compile.cpio"],
+            Self::None | Self::File(_) => &[],
+        }
+    }
+
+    /// Whether it is ours, with the agent that speaks to this tool.
+    pub(crate) fn has_agent(&self) -> bool {
+        !self.archives().is_empty()
+    }
 }
 
 /// Where a value was written.
@@ -412,6 +431,8 @@ fn kernel(text: &str, directory: &Path, place: Place) -> Result<Placed<Kernel>, 
 fn initrd(text: &str, directory: &Path, place: Place) -> Result<Placed<Initrd>, Failure> {
     let value = match text {
         "dunlin" => Initrd::Dunlin,
+        "workloads" => Initrd::Workloads,
+        "compile" => Initrd::Compile,
         "none" => Initrd::None,
         _ => Initrd::File(file(text, directory, Initrd::NAMES, &place)?),
     };

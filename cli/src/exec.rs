@@ -1,6 +1,6 @@
 //! Commands in a guest: how they get in, how their output and status come out.
 //!
-//! A command goes in as `/dunlin/exec` in a second archive behind our initrd; Linux unpacks one after the other. What
+//! A command goes in as `/dunlin/exec` in one more archive behind our initrd; Linux unpacks one after the other. What
 //! comes out on the agent line (COM2) is
 //!
 //! ```text
@@ -41,13 +41,19 @@ echo "Parallel job: $finished of $cpus workers finished"
 [ "$finished" -eq "$cpus" ]
 "#;
 
+/// Appends an archive (compressed or not) to an initrd.
+pub(crate) fn append(initrd: &mut Vec<u8>, archive: &[u8]) {
+    // Linux looks for the next archive at multiples of four bytes, after any zeros.
+    initrd.resize(initrd.len().next_multiple_of(4), 0);
+    initrd.extend_from_slice(archive);
+}
+
 /// Appends an archive that holds `command` as a shell script to an initrd (compressed or not).
 pub(crate) fn add_script(initrd: &mut Vec<u8>, command: &str) -> io::Result<()> {
     const DIRECTORY: u32 = 0o040_755;
     const PROGRAM: u32 = 0o100_755;
 
-    // Linux looks for the next archive at multiples of four bytes, after any zeros.
-    initrd.resize(initrd.len().next_multiple_of(4), 0);
+    append(initrd, &[]);
     let script = format!("#!/bin/sh\n{command}\n");
     let bytes = u32::try_from(script.len()).map_err(|_| io::Error::other("the command is too long"))?;
 
@@ -175,6 +181,15 @@ mod tests {
         let rest = reader.to_writer(&mut script).expect("is whole");
         assert_eq!(script, b"#!/bin/sh\necho hi\n");
         assert!(newc::Reader::new(rest).expect("has a trailer").entry().is_trailer());
+    }
+
+    #[test]
+    fn archives_start_at_multiples_of_four() {
+        let mut initrd = Vec::new();
+        for archive in [&b"abcde"[..], b"", b"fghi", b"j"] {
+            append(&mut initrd, archive);
+        }
+        assert_eq!(initrd, b"abcde\0\0\0fghij");
     }
 
     #[test]

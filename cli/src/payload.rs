@@ -10,7 +10,7 @@ use abi::payload::{Blob, Builder, VmConfig as PackedVm};
 use x86_boot::{Boot, Error as BootError};
 
 use crate::assets::Assets;
-use crate::config::{Config, Initrd, Kernel, Placed, VmConfig};
+use crate::config::{Config, Initrd, Kernel, Place, VmConfig};
 use crate::exec;
 use crate::failure::Failure;
 use crate::quantity::{MIB, show_size};
@@ -51,13 +51,13 @@ pub(crate) fn pack(config: &Config, assets: &Assets, script: Option<&str>) -> Re
 
 fn check_and_add(vm: &VmConfig, assets: &Assets, script: Option<&str>, files: &mut Files) -> Result<PackedVm, Failure> {
     let path = assets.kernel(&vm.kernel.value, &vm.kernel.place)?;
-    let kernel = read(&path, &vm.kernel)?;
+    let kernel = read(&path, &vm.kernel.place)?;
 
-    let mut initrd = match assets.initrd(initrd_of(vm), &vm.initrd.place)? {
-        Some(path) => Some(read(&path, &vm.initrd)?),
-        None => None,
-    };
-    if let (Some(initrd), Some(script), Initrd::Dunlin) = (&mut initrd, script, &vm.initrd.value) {
+    let mut initrd: Option<Vec<u8>> = None;
+    for path in assets.initrd(initrd_of(vm), &vm.initrd.place)? {
+        exec::append(initrd.get_or_insert_default(), &read(&path, &vm.initrd.place)?);
+    }
+    if let (Some(initrd), Some(script), true) = (&mut initrd, script, has_agent(vm)) {
         exec::add_script(initrd, script)
             .map_err(|error| Failure::bad_input(format!("the command cannot be packed for the guest: {error}")))?;
     }
@@ -95,13 +95,13 @@ fn initrd_of(vm: &VmConfig) -> &Initrd {
     }
 }
 
-/// Whether the VM runs our initrd, whose agent speaks to this tool.
+/// Whether the VM runs an initrd of ours, whose agent speaks to this tool.
 pub(crate) fn has_agent(vm: &VmConfig) -> bool {
-    *initrd_of(vm) == Initrd::Dunlin
+    initrd_of(vm).has_agent()
 }
 
-fn read<T>(path: &Path, placed: &Placed<T>) -> Result<Vec<u8>, Failure> {
-    std::fs::read(path).map_err(|error| placed.place.bad(format!("'{}' cannot be read: {error}", path.display())))
+fn read(path: &Path, place: &Place) -> Result<Vec<u8>, Failure> {
+    std::fs::read(path).map_err(|error| place.bad(format!("'{}' cannot be read: {error}", path.display())))
 }
 
 /// Which key of the VM is to be mended, and how.

@@ -96,9 +96,7 @@ fn no_translation_is_used_after_its_flush_with_few_tags_and_three_vms() {
     let cmdline = "experiments=stale,stale-selftest iterations=4000";
     let vms: Vec<_> = [("a", 4, "epoch"), ("b", 3, "epoch"), ("c", 2, "generation")]
         .into_iter()
-        .map(|(name, vcpus, tags)| {
-            format!("{}tag_limit = 2\ntags = \"{tags}\"\n", measuring_vm(name, vcpus, cmdline))
-        })
+        .map(|(name, vcpus, tags)| format!("{}tag_limit = 2\ntags = \"{tags}\"\n", measuring_vm(name, vcpus, cmdline)))
         .collect();
     let json = dunlin_run_vms(240, &vms.join("\n"), &["--json"]).json();
     for name in ["a", "b", "c"] {
@@ -108,6 +106,29 @@ fn no_translation_is_used_after_its_flush_with_few_tags_and_three_vms() {
         // The detector works: without a flush it does see something.
         assert!(output.contains("noticed=true"), "{output}");
     }
+}
+
+#[test]
+fn several_pcpus_are_kicked_with_one_command() {
+    // As many pCPUs as one command reaches without x2APIC, and more.
+    for pcpus in ["4", "9"] {
+        let toml = measuring_vm("a", 5, "experiments=stale iterations=5000 approach=hypercall");
+        let json = dunlin_run_vms(240, &toml, &["--json", "--pcpus", pcpus]).json();
+        let output = vm(&json, "a")["output"].as_str().unwrap_or_default();
+        assert!(output.contains(" stale_reads=0 "), "{output}");
+        assert!(of(&json, "a")["flush_kicks"].as_u64().is_some_and(|kicks| kicks > 20), "{json:#}");
+    }
+}
+
+#[test]
+fn more_tags_than_the_machine_has_are_refused_with_the_figures() {
+    let vms = format!(
+        "{}tag_limit = 32000\n{}tag_limit = 1000\ntags = \"generation\"\n",
+        measuring_vm("a", 1, ""),
+        measuring_vm("b", 1, "")
+    );
+    let run = dunlin_run_vms(60, &vms, &[]).expect_status(1);
+    assert!(run.stderr.contains("ask for 33000 TLB tags"), "{run:#?}");
 }
 
 #[test]

@@ -105,7 +105,7 @@ fn boot_on_qemu(args: &BootArgs) -> Result<f64, Failure> {
     let assets = Assets::locate();
     let place = Place::Option("--kernel");
     let kernel = assets.kernel(&Kernel::DebianCloud, &place)?;
-    let initrd = assets.initrd(&Initrd::Dunlin, &place)?.unwrap_or_default();
+    let initrd = assets.initrd(&Initrd::Dunlin, &place)?.pop().unwrap_or_default();
     let cannot = |error: std::io::Error| Failure::failed(format!("a boot on QEMU alone: {error}"));
     let directory = tempfile::tempdir().map_err(cannot)?;
     let [agent, errors] = ["agent", "errors"].map(|name| directory.path().join(name));

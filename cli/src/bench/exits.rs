@@ -118,9 +118,14 @@ fn measure() -> Result<BTreeMap<String, u64>, Failure> {
 fn experiments(apic: &str, exits: &[Exit]) -> Result<BTreeMap<String, u64>, Failure> {
     progress(&format!("counting {} kinds of exit in {apic} mode", exits.len()));
     let names: Vec<&str> = exits.iter().map(|exit| exit.experiment).collect();
+    count_instructions(&names, &format!("apic = \"{apic}\"\n"))
+}
+
+/// Runs these experiments on one vCPU, its VM described further by `keys`; the instructions that each exit took.
+pub(super) fn count_instructions(names: &[&str], keys: &str) -> Result<BTreeMap<String, u64>, Failure> {
     let toml = format!(
         "[host]\npcpus = 1\n[[vm]]\nname = \"measuring\"\nvcpus = 1\nmemory = \"64M\"\nkernel = \"measuring-guest\"\n\
-         initrd = \"none\"\napic = \"{apic}\"\ncmdline = \"experiments={} iterations=1000\"\n",
+         initrd = \"none\"\n{keys}cmdline = \"experiments={} iterations=1000\"\n",
         names.join(",")
     );
     let exact = ["-icount", "shift=0,sleep=off", "-seed", "7", "-rtc", "base=2026-01-01,clock=vm"];

@@ -97,7 +97,7 @@ impl Sum {
 }
 
 /// Whether a guest that wrote this has finished, and found nothing wrong.
-fn is_clean(output: &str) -> bool {
+pub(super) fn is_clean(output: &str) -> bool {
     output.lines().last().is_some_and(|last| last.starts_with("done ") && last.trim_end().ends_with(" failures=0"))
         && !output.lines().any(|line| line.starts_with("violation "))
 }

@@ -147,6 +147,26 @@ fn options_override_every_vm_and_are_named_in_errors() {
     assert!(text.starts_with("option '--vcpus': 0 vCPUs; a VM needs 1 to 512"), "{text}");
 }
 
+#[test]
+fn initrds_of_ours_have_the_agent_and_others_do_not() {
+    for (name, wanted, has_agent) in [
+        ("dunlin", Initrd::Dunlin, true),
+        ("workloads", Initrd::Workloads, true),
+        ("compile", Initrd::Compile, true),
+        ("none", Initrd::None, false),
+    ] {
+        let config = parse(&format!("[[vm]]\nname = \"a\"\ninitrd = \"{name}\"")).expect("is good");
+        assert_eq!((&config.vms[0].initrd.value, wanted.has_agent()), (&wanted, has_agent));
+
+        let mut config = parse("[[vm]]\nname = \"a\"").expect("is good");
+        config.apply(&RunArgs { initrd: Some(name.to_string()), ..RunArgs::default() }).expect("is good");
+        assert_eq!(config.vms[0].initrd.value, wanted);
+    }
+    assert!(!Initrd::File("a".into()).has_agent());
+    let text = error("[[vm]]\nname = \"a\"\ninitrd = \"workload\"");
+    assert!(text.contains("one of \"dunlin\", \"workloads\", \"compile\", \"none\""), "{text}");
+}
+
 proptest! {
     #[test]
     fn no_text_makes_the_reader_panic(words in prop::collection::vec(prop::sample::select(WORDS), 0..12)) {

@@ -45,8 +45,6 @@
 extern crate alloc;
 
 mod cpu;
-#[cfg(feature = "measure")]
-pub mod measure;
 mod pool;
 mod sync;
 mod tag;

@@ -50,8 +50,9 @@ const PORT_ADD: u16 = 1;
 const PORT_READY: u16 = 3;
 const PORT_OPEN: u16 = 6;
 const CONTROL_BYTES: usize = 8;
-/// How long the device may take to announce its ports, in nanoseconds.
-const PATIENCE: u64 = 100_000_000;
+/// How long the device may take to announce its ports, in nanoseconds. It takes milliseconds, unless the device is a
+/// thread of QEMU that waits for a busy computer: 100 ms were too few once in 45 starts there.
+const PATIENCE: u64 = 5_000_000_000;
 
 /// A byte stream to the tool, in both directions.
 pub(crate) struct ControlPort {

@@ -1,29 +1,26 @@
-//! What entries cost on the machine that runs this: for `cargo bench` and for `dunlin bench tags`.
+//! What the hypervisor's own code for tags costs on the machine that runs this tool, natively.
 //!
 //! Each round measures all figures one after the other, so that whatever else the machine does meets all of them alike;
 //! reported are medians over many rounds, less the empty loop. Cycles are derived from a chain of multiplications and
 //! additions whose latency is the same on all current x86-64 and AArch64 cores (3 and 1 cycles), measured in the same
 //! round: no counter of the CPU is needed, and a core that changes its clock changes both.
 
-extern crate std;
-
 use std::hint::black_box;
 use std::time::Instant;
-use std::vec::Vec;
 
-use crate::{CpuTags, Pool, Scheme, TagRange, VcpuTags};
+use tlb_tag::{CpuTags, Pool, Scheme, TagRange, VcpuTags};
 
 /// One figure.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Figure {
+pub(super) struct Figure {
     /// What was measured.
-    pub name: &'static str,
+    pub(super) name: &'static str,
     /// Cycles per operation beyond the empty loop: the median of all rounds.
-    pub cycles: f64,
+    pub(super) cycles: f64,
     /// The smallest of the rounds.
-    pub min: f64,
+    pub(super) min: f64,
     /// The largest of the rounds.
-    pub max: f64,
+    pub(super) max: f64,
 }
 
 const ROUNDS: usize = 31;
@@ -32,8 +29,7 @@ const OPERATIONS: u32 = 20_000;
 const CHAIN_CYCLES: f64 = 4.0;
 
 /// Measures everything; takes about a second.
-#[must_use]
-pub fn all() -> Vec<Figure> {
+pub(super) fn all() -> Vec<Figure> {
     let mut subjects = subjects();
     let mut rounds: Vec<Vec<f64>> = (0..subjects.len()).map(|_| Vec::new()).collect();
     for round in 0..=ROUNDS {
@@ -58,7 +54,7 @@ pub fn all() -> Vec<Figure> {
 
 struct Subject {
     name: &'static str,
-    operation: std::boxed::Box<dyn FnMut()>,
+    operation: Box<dyn FnMut()>,
 }
 
 fn subjects() -> Vec<Subject> {
@@ -69,7 +65,7 @@ fn subjects() -> Vec<Subject> {
     let mut rollover = rig(Scheme::Generation, 1);
     let mut flush = rig(Scheme::Epoch, 63);
     let mut arrival = rig(Scheme::Epoch, 63);
-    std::vec![
+    vec![
         Subject::new("epoch: check alone", move || {
             black_box(check.vcpu.is_current(&check.cpu, black_box(0)));
         }),
@@ -96,7 +92,7 @@ fn subjects() -> Vec<Subject> {
 
 impl Subject {
     fn new(name: &'static str, operation: impl FnMut() + 'static) -> Self {
-        Self { name, operation: std::boxed::Box::new(operation) }
+        Self { name, operation: Box::new(operation) }
     }
 }
 
@@ -140,4 +136,39 @@ fn chain() -> f64 {
     let elapsed = start.elapsed().as_secs_f64() * 1e9 / f64::from(OPERATIONS);
     black_box(value);
     elapsed
+}
+
+#[cfg(test)]
+mod tests {
+    use tlb_tag::Flush;
+
+    use super::{Scheme, all, rig};
+
+    #[test]
+    fn every_operation_does_what_its_name_says() {
+        let mut epoch = rig(Scheme::Epoch, 63);
+        assert!(epoch.vcpu.is_current(&epoch.cpu, 0));
+        epoch.vcpu.void();
+        assert_eq!(epoch.vcpu.enter(&mut epoch.cpu, 0).flush(), Flush::Tag);
+        epoch.vcpu.enter(&mut epoch.cpu, 0).completed();
+        epoch.vcpu.arrive(&mut epoch.cpu, false);
+        assert_eq!(epoch.vcpu.enter(&mut epoch.cpu, 0).flush(), Flush::Tag);
+
+        let mut assignment = rig(Scheme::Generation, u32::MAX);
+        assignment.vcpu.void();
+        let entry = assignment.vcpu.enter(&mut assignment.cpu, 0);
+        assert_eq!((entry.assigned(), entry.new_generation(), entry.flush()), (true, false, Flush::Nothing));
+
+        let mut rollover = rig(Scheme::Generation, 1);
+        rollover.vcpu.void();
+        let entry = rollover.vcpu.enter(&mut rollover.cpu, 0);
+        assert_eq!((entry.assigned(), entry.new_generation(), entry.flush()), (true, true, Flush::Everything));
+    }
+
+    #[test]
+    fn least_median_and_greatest_are_in_order() {
+        for figure in all() {
+            assert!(figure.min <= figure.cycles && figure.cycles <= figure.max, "{figure:?}");
+        }
+    }
 }
