@@ -67,7 +67,7 @@ impl Target for OneLine {
             publish,
             kick,
             || {},
-            std::hint::spin_loop,
+            |_| std::hint::spin_loop(),
         ));
     }
 

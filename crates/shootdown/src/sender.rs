@@ -20,7 +20,7 @@ pub struct Outcome {
 ///
 /// `targets` are the vCPUs other than the caller's own; it is walked twice. `publish` leaves the request where the
 /// target finds it before its next entry. `kick` makes pCPUs leave their guests, `meanwhile` is the caller's own
-/// flush, and `relax` is called between two looks while there is somebody to wait for.
+/// flush, and `relax` is called between two looks with the pCPU that is waited for; it may kick it again.
 ///
 /// The caller holds no lock that a target may need to leave its guest, and there is nobody whom it has to let run.
 pub fn run<'a, T: 'a>(
@@ -29,7 +29,7 @@ pub fn run<'a, T: 'a>(
     publish: impl FnMut(&'a T),
     kick: impl FnOnce(CpuSet),
     meanwhile: impl FnOnce(),
-    mut relax: impl FnMut(),
+    mut relax: impl FnMut(u32),
 ) -> Outcome {
     targets.clone().for_each(publish);
 
@@ -69,7 +69,7 @@ pub fn run<'a, T: 'a>(
 
     for (presence, then) in inside.iter().filter_map(|cpu| seen[cpu as usize]) {
         while presence.look() == then {
-            relax();
+            relax(then.cpu());
         }
     }
     outcome

@@ -204,7 +204,7 @@ fn steps_of(targets: &[Presence], relax: impl Fn()) -> (Vec<Step>, Outcome) {
         |_| log(Step::Publish),
         |cpus| log(Step::Kick(cpus.iter().collect())),
         || log(Step::Meanwhile),
-        || {
+        |_| {
             log(Step::Wait);
             relax();
         },
@@ -276,7 +276,7 @@ fn of_two_seen_on_one_pcpu_neither_is_waited_for_any_more() {
         }
         &targets[at]
     };
-    let nobody = || panic!("the first has left, and the second entered after the request");
+    let nobody = |_| panic!("the first has left, and the second entered after the request");
     let outcome = run([0, 1].iter(), presence, |_| {}, |_| {}, || {}, nobody);
     assert_eq!(outcome, Outcome { targets: 2, kicked: 1, pcpus: 1 });
 }

@@ -11,12 +11,11 @@
 //! those are kicked out, all at once, and waited for. Nobody waits for a vCPU that does not run.
 
 use alloc::vec::Vec;
-use core::cell::Cell;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use addr::{Gpa, GpaRange, Hpa, PageSize};
-use sched::Pending;
-use shootdown::{CpuSet, Flush, Plan};
+use sched::{CpuId, Pending};
+use shootdown::{Flush, Plan};
 use stage2::{Access, MapError, Tree};
 use tlb_tag::Scheme;
 
@@ -42,11 +41,14 @@ pub(crate) struct Memory {
 /// A wait for kicked vCPUs, in host TSC ticks.
 struct Wait {
     since: u64,
-    kicked_at: u64,
+    /// When whoever is waited for then is kicked again, and how long after that once more.
+    kick_at: u64,
+    patience: u64,
 }
 
-/// How long a kicked vCPU has to leave its guest before it is kicked again: 100 µs, where an exit takes one or two. QEMU
-/// (7.2) may forget to tell a CPU of an interrupt that comes while it enters a guest, until the next one comes.
+/// How long kicked vCPUs have to leave their guests before one is kicked again: 100 µs, where an exit takes one or two;
+/// then twice as long. QEMU (7.2) may forget to tell a CPU of an interrupt that comes while it enters a guest, until the
+/// next one comes.
 const PATIENCE_NANOS: u64 = 100_000;
 
 /// Whose TLBs are flushed.
@@ -143,22 +145,19 @@ impl Memory {
                 plan.flushes().for_each(|flush| flush_own(arch, mine, flush));
             }
         };
-        let kicked = Cell::new(CpuSet::new());
-        let kick = |cpus| {
-            kicked.set(cpus);
-            interrupts::kick_all(cpus);
-        };
         let mut wait: Option<Wait> = None;
-        let relax = || {
+        let relax = |cpu| {
             let now = tsc::now();
-            let wait = wait.get_or_insert(Wait { since: now, kicked_at: now });
-            if now.saturating_sub(wait.kicked_at) > tsc::nanos_to_ticks(PATIENCE_NANOS) {
-                wait.kicked_at = now;
-                interrupts::kick_all(kicked.get());
+            let patience = tsc::nanos_to_ticks(PATIENCE_NANOS);
+            let wait = wait.get_or_insert(Wait { since: now, kick_at: now + patience, patience });
+            if now > wait.kick_at {
+                wait.patience *= 2;
+                wait.kick_at = now + wait.patience;
+                interrupts::kick(CpuId(cpu));
             }
             core::hint::spin_loop();
         };
-        let outcome = shootdown::run(others, Vcpu::presence, publish, kick, meanwhile, relax);
+        let outcome = shootdown::run(others, Vcpu::presence, publish, interrupts::kick_all, meanwhile, relax);
 
         let counters = mine.counters();
         counters.flush_targets.add(outcome.targets.into());

@@ -100,7 +100,14 @@ fn flush(targets: &[&Vcpu]) {
         assert!(!cpus.is_empty());
         targets.iter().for_each(|target| target.is_kicked.store(true, Ordering::Relaxed));
     };
-    shootdown::run(targets.iter().copied(), |target| &target.presence, Vcpu::publish, kick, || {}, thread::yield_now);
+    shootdown::run(
+        targets.iter().copied(),
+        |target| &target.presence,
+        Vcpu::publish,
+        kick,
+        || {},
+        |_| thread::yield_now(),
+    );
 }
 
 /// Takes the page away and gives its frame to somebody else.
@@ -218,7 +225,7 @@ fn emulated_instruction_is_waited_for_without_a_kick() {
         page.is_gone.store(true, Ordering::Relaxed);
         let nobody = |_| panic!("an emulation needs no kick");
         let target_of = iter::once(&*vcpu);
-        shootdown::run(target_of, |vcpu| &vcpu.presence, Vcpu::publish, nobody, || {}, thread::yield_now);
+        shootdown::run(target_of, |vcpu| &vcpu.presence, Vcpu::publish, nobody, || {}, |_| thread::yield_now());
         page.is_reused.store(true, Ordering::Relaxed);
         target.join().expect("no panic");
     });

@@ -308,7 +308,7 @@ impl Machine {
             self.turns.step(cpu);
         };
         let mut patience = 100_000;
-        let relax = || {
+        let relax = |_| {
             patience -= 1;
             assert!(patience > 0, "waits for somebody who does not leave");
             self.turns.step(cpu);
