@@ -25,7 +25,7 @@ pub struct Settings<'a> {
     pub pages: Option<Choice<Extent>>,
     /// `targets=idle`: the CPUs that are flushed are halted, not busy.
     pub idle_targets: bool,
-    /// `form=mask`: name the CPUs one by one even when all are meant.
+    /// `form=mask`: name the CPUs one by one even when all are meant, in hypercalls and in interrupt commands.
     pub by_mask: bool,
 }
 

@@ -184,7 +184,9 @@ fn native(set: &CpuSet, operation: Operation) {
             for target in others.iter() {
                 INBOXES[target].0[own / 64].fetch_or(1 << (own % 64), Ordering::SeqCst);
             }
-            if cpu::all_are_ours() && others == CpuSet::first(cpu::count()).without(own) {
+            // As a kernel does: one command for all others, one for each of some.
+            let everybody = !BY_MASK.load(Ordering::Relaxed) && cpu::all_are_ours();
+            if everybody && others == CpuSet::first(cpu::count()).without(own) {
                 apic::send_others(SHOOTDOWN);
             } else {
                 others.iter().for_each(|target| apic::send(cpu::apic_id(target), SHOOTDOWN));
