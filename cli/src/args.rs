@@ -79,7 +79,7 @@ Examples:
 
 Keys of a file (vms/default.toml explains each):
   [host]   pcpus, memory, accel, time_limit, qemu
-  [[vm]]   name, vcpus, memory, kernel, initrd, cmdline, apic, hyperv, flush, tags, tag_limit
+  [[vm]]   name, vcpus, memory, kernel, initrd, cmdline, apic, hyperv, flush, tags, tag_limit, decode_cache
 
 Environment:
   DUNLIN_ASSETS    directory of the hypervisor, the initrd and the kernels;

@@ -12,7 +12,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use abi::payload::{ApicMode, MAX_VCPUS};
+use abi::payload::{ApicMode, DecodeCache, MAX_VCPUS};
 use toml::de::DeTable;
 
 use crate::args::RunArgs;
@@ -71,6 +71,8 @@ pub(crate) struct VmConfig {
     pub(crate) cmdline: Placed<String>,
     /// How the local APIC is presented.
     pub(crate) apic: Placed<ApicMode>,
+    /// What is remembered of emulated instructions.
+    pub(crate) decode_cache: DecodeCache,
     /// How TLBs are flushed, and tagged.
     pub(crate) translation: Translation,
 }
@@ -345,8 +347,10 @@ impl VmConfig {
         let (text, place) = table.text_or("apic", "x2apic")?;
         let apic = apic(&text, place)?;
         let translation = Translation::read(&mut table)?;
+        let (text, place) = table.text_or("decode_cache", "bytes")?;
+        let decode_cache = decode_cache(&text, &place)?;
         table.finish()?;
-        Ok(Self { name, vcpus, memory, kernel, initrd, cmdline, apic, translation })
+        Ok(Self { name, vcpus, memory, kernel, initrd, cmdline, apic, translation, decode_cache })
     }
 }
 
@@ -407,6 +411,21 @@ fn accel(text: &str, place: Place) -> Result<Placed<Accel>, Failure> {
         _ => return Err(no_such(text, "way to run QEMU", Accel::NAMES, &place)),
     };
     Ok(Placed { value, place })
+}
+
+fn decode_cache(text: &str, place: &Place) -> Result<DecodeCache, Failure> {
+    match text {
+        "off" => Ok(DecodeCache::Off),
+        "write-protect" => Ok(DecodeCache::WriteProtect),
+        "write-protect-tables" => Ok(DecodeCache::WriteProtectTables),
+        "bytes" => Ok(DecodeCache::Bytes),
+        _ => Err(no_such(
+            text,
+            "way to remember decoded instructions",
+            &["bytes", "write-protect", "write-protect-tables", "off"],
+            place,
+        )),
+    }
 }
 
 fn apic(text: &str, place: Place) -> Result<Placed<ApicMode>, Failure> {

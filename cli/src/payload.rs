@@ -84,6 +84,7 @@ fn check_and_add(vm: &VmConfig, assets: &Assets, script: Option<&str>, files: &m
         flush: vm.translation.flush,
         tags: vm.translation.tags,
         tag_limit: vm.translation.tag_limit,
+        decode_cache: vm.decode_cache,
     })
 }
 

@@ -30,32 +30,7 @@ impl Snapshot {
     pub(crate) fn total(&self) -> VcpuCounters {
         let mut sum = VcpuCounters::default();
         for vcpu in &self.vcpus {
-            let fields = [
-                (&mut sum.entries, vcpu.entries),
-                (&mut sum.irq_injections, vcpu.irq_injections),
-                (&mut sum.nmi_injections, vcpu.nmi_injections),
-                (&mut sum.exception_injections, vcpu.exception_injections),
-                (&mut sum.blocks, vcpu.blocks),
-                (&mut sum.migrations, vcpu.migrations),
-                (&mut sum.tlb_flushes, vcpu.tlb_flushes),
-                (&mut sum.tlb_flushes_all, vcpu.tlb_flushes_all),
-                (&mut sum.tag_assignments, vcpu.tag_assignments),
-                (&mut sum.tag_generations, vcpu.tag_generations),
-                (&mut sum.flush_calls, vcpu.flush_calls),
-                (&mut sum.flush_targets, vcpu.flush_targets),
-                (&mut sum.flush_kicks, vcpu.flush_kicks),
-                (&mut sum.flush_wait_ticks, vcpu.flush_wait_ticks),
-                (&mut sum.flush_pages, vcpu.flush_pages),
-                (&mut sum.flush_whole, vcpu.flush_whole),
-                (&mut sum.ipi_calls, vcpu.ipi_calls),
-                (&mut sum.guest_ticks, vcpu.guest_ticks),
-                (&mut sum.host_ticks, vcpu.host_ticks),
-                (&mut sum.wait_ticks, vcpu.wait_ticks),
-            ];
-            let exits = sum.exits.iter_mut().zip(vcpu.exits);
-            for (sum, value) in fields.into_iter().chain(exits) {
-                *sum = sum.saturating_add(value);
-            }
+            sum.add(vcpu);
         }
         sum
     }
@@ -148,30 +123,16 @@ pub(crate) fn json(counters: &VcpuCounters, tsc_hz: u64) -> Value {
     let by_reason: serde_json::Map<_, _> =
         ExitReason::ALL.iter().map(|&reason| (reason.name().to_string(), json!(counters.exits_for(reason)))).collect();
     let time = |ticks: u64| if tsc_hz == 0 { Value::Null } else { json!(ticks as f64 / tsc_hz as f64) };
-    json!({
-        "entries": counters.entries,
-        "exits_total": exits(counters),
-        "exits": by_reason,
-        "irq_injections": counters.irq_injections,
-        "nmi_injections": counters.nmi_injections,
-        "exception_injections": counters.exception_injections,
-        "blocks": counters.blocks,
-        "migrations": counters.migrations,
-        "tlb_flushes": counters.tlb_flushes,
-        "tlb_flushes_all": counters.tlb_flushes_all,
-        "tag_assignments": counters.tag_assignments,
-        "tag_generations": counters.tag_generations,
-        "flush_calls": counters.flush_calls,
-        "flush_targets": counters.flush_targets,
-        "flush_kicks": counters.flush_kicks,
-        "flush_pages": counters.flush_pages,
-        "flush_whole": counters.flush_whole,
-        "ipi_calls": counters.ipi_calls,
-        "flush_wait_seconds": time(counters.flush_wait_ticks),
-        "guest_seconds": time(counters.guest_ticks),
-        "host_seconds": time(counters.host_ticks),
-        "wait_seconds": time(counters.wait_ticks),
-    })
+    let mut all = serde_json::Map::new();
+    all.insert("exits_total".to_string(), json!(exits(counters)));
+    all.insert("exits".to_string(), Value::Object(by_reason));
+    for (name, count) in counters.named() {
+        match name.strip_suffix("_ticks") {
+            Some(name) => all.insert(format!("{name}_seconds"), time(count)),
+            None => all.insert(name.to_string(), json!(count)),
+        };
+    }
+    Value::Object(all)
 }
 
 /// Who the host is.

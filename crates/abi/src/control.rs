@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use crate::counters::VcpuCounters;
 
 /// Version of the protocol, the first byte of each frame.
-pub const VERSION: u8 = 2;
+pub const VERSION: u8 = 3;
 /// Longest encoded frame in bytes, terminator included.
 pub const FRAME_LIMIT: usize = 8192;
 /// Most bytes that one [`Message::Console`] or [`Command::Input`] carries.

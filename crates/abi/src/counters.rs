@@ -66,52 +66,106 @@ exit_reasons! {
     Other = "other_exits",
 }
 
-/// Counters of one vCPU since its VM was created.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct VcpuCounters {
-    /// Entries into the guest.
-    pub entries: u64,
-    /// Exits by [`ExitReason`], in the order of [`ExitReason::ALL`].
-    pub exits: [u64; ExitReason::COUNT],
-    /// Interrupts delivered to the guest.
-    pub irq_injections: u64,
-    /// NMIs delivered to the guest.
-    pub nmi_injections: u64,
-    /// Exceptions delivered to the guest by the hypervisor.
-    pub exception_injections: u64,
-    /// Times the vCPU blocked in a halt (a halt that found work at once does not count).
-    pub blocks: u64,
-    /// Times the vCPU was picked by a pCPU other than the one before.
-    pub migrations: u64,
-    /// Entries that flushed TLB entries, of this vCPU alone or of all.
-    pub tlb_flushes: u64,
-    /// Of these, entries that flushed the entries of all guests on the pCPU.
-    pub tlb_flushes_all: u64,
-    /// Entries that gave the vCPU another tag.
-    pub tag_assignments: u64,
-    /// Entries that began a new generation of tags on their pCPU.
-    pub tag_generations: u64,
-    /// Hypercalls by which this vCPU had TLBs of others flushed.
-    pub flush_calls: u64,
-    /// vCPUs that these calls were for, the caller not counted.
-    pub flush_targets: u64,
-    /// Of these, vCPUs that were in the guest and were kicked out of it; the others flush before they next enter.
-    pub flush_kicks: u64,
-    /// Ticks that these calls waited for kicked vCPUs to leave the guest.
-    pub flush_wait_ticks: u64,
-    /// Pages of this vCPU that were flushed one by one, for whoever asked.
-    pub flush_pages: u64,
-    /// Requests to flush all of this vCPU's entries, whoever asked.
-    pub flush_whole: u64,
-    /// Hypercalls by which this vCPU sent interrupts.
-    pub ipi_calls: u64,
-    /// Ticks in the guest.
-    pub guest_ticks: u64,
-    /// Ticks in the hypervisor on behalf of this vCPU.
-    pub host_ticks: u64,
-    /// Ticks ready to run while every allowed pCPU was busy with others.
-    pub wait_ticks: u64,
+/// Names and describes the counters of a vCPU but for its exits, once for all who count, add up or show them: hands the
+/// list to the macro `then`.
+#[macro_export]
+macro_rules! vcpu_counters {
+    ($then:ident) => {
+        $then! {
+        /// Entries into the guest.
+            entries,
+        /// Interrupts delivered to the guest.
+            irq_injections,
+        /// NMIs delivered to the guest.
+            nmi_injections,
+        /// Exceptions delivered to the guest by the hypervisor.
+            exception_injections,
+        /// Times the vCPU blocked in a halt (a halt that found work at once does not count).
+            blocks,
+        /// Times the vCPU was picked by a pCPU other than the one before.
+            migrations,
+        /// Entries that flushed TLB entries, of this vCPU alone or of all.
+            tlb_flushes,
+        /// Of these, entries that flushed the entries of all guests on the pCPU.
+            tlb_flushes_all,
+        /// Entries that gave the vCPU another tag.
+            tag_assignments,
+        /// Entries that began a new generation of tags on their pCPU.
+            tag_generations,
+        /// Hypercalls by which this vCPU had TLBs of others flushed.
+            flush_calls,
+        /// vCPUs that these calls were for, the caller not counted.
+            flush_targets,
+        /// Of these, vCPUs that were in the guest and were kicked out of it; the others flush before they next enter.
+            flush_kicks,
+        /// Ticks that these calls waited for kicked vCPUs to leave the guest.
+            flush_wait_ticks,
+        /// Pages of this vCPU that were flushed one by one, for whoever asked.
+            flush_pages,
+        /// Requests to flush all of this vCPU's entries, whoever asked.
+            flush_whole,
+        /// Hypercalls by which this vCPU sent interrupts.
+            ipi_calls,
+        /// Emulated instructions that were known already. Hits and misses together are all that were looked for.
+            decode_hits,
+        /// Emulated instructions that had to be decoded.
+            decode_misses,
+        /// Decoded instructions that were remembered.
+            decode_insertions,
+        /// Remembered instructions that made room for others.
+            decode_replaced,
+        /// Remembered instructions that were forgotten because somebody wrote to the page of their code.
+            decode_evicted_by_code_writes,
+        /// Remembered instructions that were forgotten because somebody wrote to a page table on the way to their code.
+            decode_evicted_by_table_writes,
+        /// Remembered instructions that were forgotten because a processor walked a page table on the way to their code: nested
+        /// paging of SVM takes each walk for a write.
+            decode_evicted_by_walks,
+        /// Stage-2 faults of writes and walks to pages that are protected for remembered instructions.
+            decode_write_faults,
+        /// Walks of the guest's page tables by the emulator that a look at the entries of an earlier walk confirmed.
+            walk_hits,
+        /// Walks of the guest's page tables by the emulator that had to be done.
+            walk_misses,
+        /// Instructions that could not be emulated; the guest got an exception.
+            emulations_refused,
+        /// Ticks in the guest.
+            guest_ticks,
+        /// Ticks in the hypervisor on behalf of this vCPU.
+            host_ticks,
+        /// Ticks ready to run while every allowed pCPU was busy with others.
+            wait_ticks,
+        }
+    };
 }
+
+macro_rules! define {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// Counters of one vCPU since its VM was created.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+        pub struct VcpuCounters {
+            /// Exits by [`ExitReason`], in the order of [`ExitReason::ALL`].
+            pub exits: [u64; ExitReason::COUNT],
+            $($(#[$doc])* pub $name: u64,)*
+        }
+
+        impl VcpuCounters {
+            /// All counters but the exits, by name.
+            pub fn named(&self) -> impl Iterator<Item = (&'static str, u64)> {
+                [$((stringify!($name), self.$name),)*].into_iter()
+            }
+
+            /// Adds those of another vCPU.
+            pub fn add(&mut self, other: &Self) {
+                for (sum, more) in self.exits.iter_mut().zip(other.exits) {
+                    *sum = sum.saturating_add(more);
+                }
+                $(self.$name = self.$name.saturating_add(other.$name);)*
+            }
+        }
+    };
+}
+vcpu_counters!(define);
 
 impl VcpuCounters {
     /// Sum of all exits.

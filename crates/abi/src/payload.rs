@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 /// First eight bytes of a payload.
 pub const MAGIC: [u8; 8] = *b"DUNLINPL";
 /// Version of the layout and of [`Manifest`]; readers accept exactly their own.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// Blobs start at multiples of this many bytes.
 pub const BLOB_ALIGN: usize = 4096;
 
@@ -62,6 +62,8 @@ pub struct VmConfig {
     pub tags: TagScheme,
     /// Most tags that the VM's vCPUs share on a pCPU; all that the machine has, without.
     pub tag_limit: Option<u32>,
+    /// What is remembered of the instructions that are emulated.
+    pub decode_cache: DecodeCache,
 }
 
 /// What of the Hyper-V interface a guest is offered (TLFS, feature discovery).
@@ -93,6 +95,20 @@ pub enum TagScheme {
     Generation,
     /// A tag for life per vCPU while there are enough, and an epoch per VM.
     Epoch,
+}
+
+/// What is remembered of the guest's instructions that were emulated, so that they need not be decoded again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DecodeCache {
+    /// Nothing: each is fetched and decoded anew.
+    Off,
+    /// The decoded instruction at an address, for the whole VM, as long as nobody writes to the page of its code
+    /// (bhyve, 2015). Page tables are looked at each time, since nested paging of SVM cannot protect them.
+    WriteProtect,
+    /// The same as it was published, page tables protected as well.
+    WriteProtectTables,
+    /// What certain bytes mean, for each vCPU.
+    Bytes,
 }
 
 /// How the guest's local APIC is presented.

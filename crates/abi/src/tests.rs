@@ -6,7 +6,10 @@ use proptest::prelude::{any, prop, proptest};
 
 use crate::control::{self, Command, FRAME_LIMIT, FrameError, Line, Message, Receiver, Request};
 use crate::counters::{ExitReason, VcpuCounters};
-use crate::payload::{ApicMode, Blob, Builder, HyperV, Payload, PayloadError, RemoteFlush, TagScheme, VmConfig};
+use crate::payload::{
+    ApicMode, Blob, Builder, DecodeCache, HyperV, Payload, PayloadError, RemoteFlush, TagScheme, VmConfig,
+};
+use crate::vcpu_counters;
 
 fn vm(kernel: Blob, initrd: Option<Blob>) -> VmConfig {
     VmConfig {
@@ -21,6 +24,7 @@ fn vm(kernel: Blob, initrd: Option<Blob>) -> VmConfig {
         flush: RemoteFlush::Hypercall,
         tags: TagScheme::Epoch,
         tag_limit: Some(63),
+        decode_cache: DecodeCache::Bytes,
     }
 }
 
@@ -107,29 +111,12 @@ fn frame_of_another_version_is_named() {
 
 #[test]
 fn largest_messages_fit_a_frame() {
-    let counters = VcpuCounters {
-        entries: u64::MAX,
-        exits: [u64::MAX; ExitReason::COUNT],
-        irq_injections: u64::MAX,
-        nmi_injections: u64::MAX,
-        exception_injections: u64::MAX,
-        blocks: u64::MAX,
-        migrations: u64::MAX,
-        tlb_flushes: u64::MAX,
-        tlb_flushes_all: u64::MAX,
-        tag_assignments: u64::MAX,
-        tag_generations: u64::MAX,
-        flush_calls: u64::MAX,
-        flush_targets: u64::MAX,
-        flush_kicks: u64::MAX,
-        flush_wait_ticks: u64::MAX,
-        flush_pages: u64::MAX,
-        flush_whole: u64::MAX,
-        ipi_calls: u64::MAX,
-        guest_ticks: u64::MAX,
-        host_ticks: u64::MAX,
-        wait_ticks: u64::MAX,
-    };
+    macro_rules! largest {
+        ($($(#[$doc:meta])* $name:ident,)*) => {
+            VcpuCounters { exits: [u64::MAX; ExitReason::COUNT], $($name: u64::MAX,)* }
+        };
+    }
+    let counters = vcpu_counters!(largest);
     let vcpus = vec![counters; control::STATS_CHUNK];
     let stats = control::Answer::Stats { vm: u32::MAX, first: u32::MAX, at_ns: u64::MAX, vcpus };
     control::encode(&Message::Reply { id: u32::MAX, result: Ok(stats) }).expect("fits");

@@ -162,63 +162,32 @@ impl Counter {
     }
 }
 
-/// What is counted per vCPU; [`VcpuCounters`] says what each means.
-#[derive(Debug, Default)]
-pub(crate) struct Counters {
-    pub(crate) entries: Counter,
-    pub(crate) host_ticks: Counter,
-    pub(crate) guest_ticks: Counter,
-    exits: [Counter; ExitReason::COUNT],
-    pub(crate) irq_injections: Counter,
-    pub(crate) nmi_injections: Counter,
-    pub(crate) exception_injections: Counter,
-    pub(crate) blocks: Counter,
-    pub(crate) migrations: Counter,
-    pub(crate) tlb_flushes: Counter,
-    pub(crate) tlb_flushes_all: Counter,
-    pub(crate) tag_assignments: Counter,
-    pub(crate) tag_generations: Counter,
-    pub(crate) flush_calls: Counter,
-    pub(crate) flush_targets: Counter,
-    pub(crate) flush_kicks: Counter,
-    pub(crate) flush_wait_ticks: Counter,
-    pub(crate) flush_pages: Counter,
-    pub(crate) flush_whole: Counter,
-    pub(crate) ipi_calls: Counter,
-    pub(crate) wait_ticks: Counter,
+macro_rules! define {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// What is counted per vCPU; [`VcpuCounters`] says what each means.
+        #[derive(Debug, Default)]
+        pub(crate) struct Counters {
+            exits: [Counter; ExitReason::COUNT],
+            $($(#[$doc])* pub(crate) $name: Counter,)*
+        }
+
+        impl Counters {
+            /// All counters as they stand. Each is exact; they may be a few exits apart from each other.
+            pub(crate) fn snapshot(&self) -> VcpuCounters {
+                VcpuCounters {
+                    exits: core::array::from_fn(|reason| self.exits[reason].get()),
+                    $($name: self.$name.get(),)*
+                }
+            }
+        }
+    };
 }
+abi::vcpu_counters!(define);
 
 impl Counters {
     /// Counts an exit.
     #[inline]
     pub(crate) fn exit(&self, reason: ExitReason) {
         self.exits[reason as usize].add(1);
-    }
-
-    /// All counters as they stand. Each is exact; they may be a few exits apart from each other.
-    pub(crate) fn snapshot(&self) -> VcpuCounters {
-        VcpuCounters {
-            entries: self.entries.get(),
-            exits: core::array::from_fn(|reason| self.exits[reason].get()),
-            irq_injections: self.irq_injections.get(),
-            nmi_injections: self.nmi_injections.get(),
-            exception_injections: self.exception_injections.get(),
-            blocks: self.blocks.get(),
-            migrations: self.migrations.get(),
-            tlb_flushes: self.tlb_flushes.get(),
-            tlb_flushes_all: self.tlb_flushes_all.get(),
-            tag_assignments: self.tag_assignments.get(),
-            tag_generations: self.tag_generations.get(),
-            flush_calls: self.flush_calls.get(),
-            flush_targets: self.flush_targets.get(),
-            flush_kicks: self.flush_kicks.get(),
-            flush_wait_ticks: self.flush_wait_ticks.get(),
-            flush_pages: self.flush_pages.get(),
-            flush_whole: self.flush_whole.get(),
-            ipi_calls: self.ipi_calls.get(),
-            guest_ticks: self.guest_ticks.get(),
-            host_ticks: self.host_ticks.get(),
-            wait_ticks: self.wait_ticks.get(),
-        }
     }
 }
