@@ -29,13 +29,15 @@
 //!   table waits for the next mapping; it costs 4 KiB for each 2 MiB that was once mapped in small pages.
 //!
 //! The hardware walks the tree at any time and may set Accessed and Dirty bits in it, so every entry is an atomic.
-//! Changes of software need `&mut Tree`, which is how the lock of the guest's memory shows in the types.
+//! Changes of ranges need `&mut Tree`, which is how the lock of the guest's memory shows in the types. The rights of a
+//! single page ([`Tree::protect_page`]) are changed by any number of processors at once.
 
 #![no_std]
 #![forbid(unsafe_code)]
 
 mod format;
 mod npt;
+mod page;
 mod stale;
 mod tree;
 

@@ -13,7 +13,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 /// same one. A tree that is dropped instead of [destroyed](Self::destroy) leaks its tables.
 #[derive(Debug)]
 pub struct Tree<F> {
-    format: F,
+    pub(crate) format: F,
     root: Hpa,
 }
 
@@ -184,7 +184,7 @@ impl<F: Format> Tree<F> {
     }
 
     /// The entry that decides about `gpa`: the first on the way down that is not a table.
-    fn descend<'p>(&self, pages: &'p impl Pages, gpa: Gpa) -> Slot<'p> {
+    pub(crate) fn descend<'p>(&self, pages: &'p impl Pages, gpa: Gpa) -> Slot<'p> {
         let mut level = self.format.levels() - 1;
         let mut table = self.root;
         loop {
@@ -220,7 +220,7 @@ impl<F: Format> Tree<F> {
     }
 
     /// First address that the tree cannot translate.
-    fn limit(&self) -> Gpa {
+    pub(crate) fn limit(&self) -> Gpa {
         Gpa(span(self.format.levels()))
     }
 
@@ -245,17 +245,17 @@ impl<F: Format> Tree<F> {
         }
     }
 
-    fn check_access(&self, access: Access) -> Result<(), MapError> {
+    pub(crate) fn check_access(&self, access: Access) -> Result<(), MapError> {
         if self.format.expresses(access) { Ok(()) } else { Err(MapError::Inexpressible(access)) }
     }
 }
 
 /// An entry that is not a table, and where it stands.
-struct Slot<'p> {
-    entry_cell: &'p AtomicU64,
+pub(crate) struct Slot<'p> {
+    pub(crate) entry_cell: &'p AtomicU64,
     /// What the entry said when it was read.
-    entry: Entry,
-    level: u32,
+    pub(crate) entry: Entry,
+    pub(crate) level: u32,
     /// First address that the entry decides about.
     start: Gpa,
 }
@@ -348,7 +348,7 @@ fn range_between(start: Gpa, end: Gpa) -> GpaRange {
 }
 
 /// Atomically replaces the entry by what `change` makes of it.
-fn update(cell: &AtomicU64, change: impl Fn(u64) -> u64) {
+pub(crate) fn update(cell: &AtomicU64, change: impl Fn(u64) -> u64) {
     let mut bits = cell.load(Ordering::Relaxed);
     while let Err(changed) = cell.compare_exchange_weak(bits, change(bits), Ordering::Release, Ordering::Relaxed) {
         bits = changed;
