@@ -1,0 +1,106 @@
+//! One remembered instruction, read by all and written by one at a time: a sequence lock.
+//!
+//! The version is odd while somebody writes. A reader takes what it finds and believes it only if the version was even
+//! and is the same afterwards; a writer that finds another one at it goes away. So nobody waits for anybody.
+
+use crate::registry::Ticket;
+use crate::sync::{AtomicU64, Ordering, fence};
+
+/// Pages that an instruction can depend on: that of its code, and the page tables on the way there.
+pub(crate) const MAX_TICKETS: usize = 6;
+
+/// Two cache lines, shared with no other slot.
+#[repr(C, align(128))]
+pub(crate) struct Slot {
+    version: AtomicU64,
+    key: [AtomicU64; 3],
+    decoded: [AtomicU64; 4],
+    tickets: [AtomicU64; MAX_TICKETS],
+}
+
+#[cfg(not(loom))]
+const _: () = assert!(size_of::<Slot>() == 128);
+
+/// What a slot holds.
+#[derive(Clone, Copy)]
+pub(crate) struct Contents {
+    pub(crate) key: [u64; 3],
+    pub(crate) decoded: [u64; 4],
+    pub(crate) tickets: [Ticket; MAX_TICKETS],
+}
+
+impl Slot {
+    pub(crate) fn new() -> Self {
+        Self {
+            version: AtomicU64::new(0),
+            key: core::array::from_fn(|_| AtomicU64::new(0)),
+            decoded: core::array::from_fn(|_| AtomicU64::new(0)),
+            // What says that nothing is here: a key of zeros is as good as any.
+            tickets: core::array::from_fn(|_| AtomicU64::new(Ticket::VOID.0)),
+        }
+    }
+
+    /// The packed instruction that is remembered under this key, if its first `tickets` tickets are all current.
+    #[inline]
+    pub(crate) fn find(&self, key: [u64; 3], tickets: usize, current: impl Fn(Ticket) -> bool) -> Option<[u64; 4]> {
+        let version = self.version.load(Ordering::Acquire);
+        let same = |(here, wanted): (&AtomicU64, u64)| here.load(Ordering::Relaxed) == wanted;
+        if !version.is_multiple_of(2) || !self.key.iter().zip(key).all(same) {
+            return None;
+        }
+        let decoded = self.decoded.each_ref().map(|word| word.load(Ordering::Relaxed));
+        let current = |word: &AtomicU64| current(Ticket(word.load(Ordering::Relaxed)));
+        if !self.tickets.iter().take(tickets).all(current) {
+            return None;
+        }
+
+        // Whoever wrote a word that was read above has changed the version before, and that is seen now.
+        fence(Ordering::Acquire);
+        (self.version.load(Ordering::Relaxed) == version).then_some(decoded)
+    }
+
+    /// The right to write, or `None` if another one has it.
+    pub(crate) fn try_write(&self) -> Option<Writing<'_>> {
+        let version = self.version.load(Ordering::Relaxed);
+        if !version.is_multiple_of(2) {
+            return None;
+        }
+        self.version.compare_exchange(version, version + 1, Ordering::Acquire, Ordering::Relaxed).ok()?;
+        // A reader that sees a word written from now on must see the odd version too.
+        fence(Ordering::Release);
+        Some(Writing { slot: self, version })
+    }
+}
+
+/// The right to write to a slot. While it exists nothing is found there.
+pub(crate) struct Writing<'a> {
+    slot: &'a Slot,
+    version: u64,
+}
+
+impl Writing<'_> {
+    /// What is in the slot.
+    pub(crate) fn contents(&self) -> Contents {
+        let Slot { key, decoded, tickets, .. } = self.slot;
+        Contents {
+            key: key.each_ref().map(|word| word.load(Ordering::Relaxed)),
+            decoded: decoded.each_ref().map(|word| word.load(Ordering::Relaxed)),
+            tickets: tickets.each_ref().map(|word| Ticket(word.load(Ordering::Relaxed))),
+        }
+    }
+
+    pub(crate) fn write(&mut self, contents: &Contents) {
+        let to = self.slot.key.iter().chain(&self.slot.decoded).chain(&self.slot.tickets);
+        let tickets = contents.tickets.map(|ticket| ticket.0);
+        for (to, from) in to.zip(contents.key.iter().chain(&contents.decoded).chain(&tickets)) {
+            to.store(*from, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for Writing<'_> {
+    /// What was written, or was there before, is found again.
+    fn drop(&mut self) {
+        self.slot.version.store(self.version + 2, Ordering::Release);
+    }
+}

@@ -1,0 +1,29 @@
+//! Core's atomics and spin's lock, or loom's under `cfg(loom)`: the one switch.
+
+#[cfg(not(loom))]
+pub(crate) use core::sync::atomic::{AtomicU16, AtomicU64, Ordering, fence};
+#[cfg(not(loom))]
+pub(crate) use spin::Mutex;
+
+#[cfg(loom)]
+pub(crate) use loom::sync::atomic::{AtomicU16, AtomicU64, Ordering, fence};
+#[cfg(loom)]
+pub(crate) use model::Mutex;
+
+/// Loom's lock with the face of spin's.
+#[cfg(loom)]
+mod model {
+    use loom::sync::MutexGuard;
+
+    pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
+
+    impl<T> Mutex<T> {
+        pub(crate) fn new(value: T) -> Self {
+            Self(loom::sync::Mutex::new(value))
+        }
+
+        pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+            self.0.lock().expect("a model ends with the first panic")
+        }
+    }
+}
