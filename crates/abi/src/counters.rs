@@ -72,68 +72,67 @@ exit_reasons! {
 macro_rules! vcpu_counters {
     ($then:ident) => {
         $then! {
-        /// Entries into the guest.
+            /// Entries into the guest.
             entries,
-        /// Interrupts delivered to the guest.
+            /// Interrupts delivered to the guest.
             irq_injections,
-        /// NMIs delivered to the guest.
+            /// NMIs delivered to the guest.
             nmi_injections,
-        /// Exceptions delivered to the guest by the hypervisor.
+            /// Exceptions delivered to the guest by the hypervisor.
             exception_injections,
-        /// Times the vCPU blocked in a halt (a halt that found work at once does not count).
+            /// Times the vCPU blocked in a halt (a halt that found work at once does not count).
             blocks,
-        /// Times the vCPU was picked by a pCPU other than the one before.
+            /// Times the vCPU was picked by a pCPU other than the one before.
             migrations,
-        /// Entries that flushed TLB entries, of this vCPU alone or of all.
+            /// Entries that flushed TLB entries, of this vCPU alone or of all.
             tlb_flushes,
-        /// Of these, entries that flushed the entries of all guests on the pCPU.
+            /// Of these, entries that flushed the entries of all guests on the pCPU.
             tlb_flushes_all,
-        /// Entries that gave the vCPU another tag.
+            /// Entries that gave the vCPU another tag.
             tag_assignments,
-        /// Entries that began a new generation of tags on their pCPU.
+            /// Entries that began a new generation of tags on their pCPU.
             tag_generations,
-        /// Hypercalls by which this vCPU had TLBs of others flushed.
+            /// Hypercalls by which this vCPU had TLBs of others flushed.
             flush_calls,
-        /// vCPUs that these calls were for, the caller not counted.
+            /// vCPUs that these calls were for, the caller not counted.
             flush_targets,
-        /// Of these, vCPUs that were in the guest and were kicked out of it; the others flush before they next enter.
+            /// Of these, vCPUs that were in the guest and were kicked out of it; the others flush before they next enter.
             flush_kicks,
-        /// Ticks that these calls waited for kicked vCPUs to leave the guest.
+            /// Ticks that these calls waited for kicked vCPUs to leave the guest.
             flush_wait_ticks,
-        /// Pages of this vCPU that were flushed one by one, for whoever asked.
+            /// Pages of this vCPU that were flushed one by one, for whoever asked.
             flush_pages,
-        /// Requests to flush all of this vCPU's entries, whoever asked.
+            /// Requests to flush all of this vCPU's entries, whoever asked.
             flush_whole,
-        /// Hypercalls by which this vCPU sent interrupts.
+            /// Hypercalls by which this vCPU sent interrupts.
             ipi_calls,
-        /// Emulated instructions that were known already. Hits and misses together are all that were looked for.
+            /// Emulated instructions that were known already. Hits and misses together are all that were looked for.
             decode_hits,
-        /// Emulated instructions that had to be decoded.
+            /// Emulated instructions that had to be decoded.
             decode_misses,
-        /// Decoded instructions that were remembered.
+            /// Decoded instructions that were remembered.
             decode_insertions,
-        /// Remembered instructions that made room for others.
+            /// Remembered instructions that made room for others.
             decode_replaced,
-        /// Remembered instructions that were forgotten because somebody wrote to the page of their code.
+            /// Remembered instructions that were forgotten because somebody wrote to the page of their code.
             decode_evicted_by_code_writes,
-        /// Remembered instructions that were forgotten because somebody wrote to a page table on the way to their code.
+            /// Remembered instructions that were forgotten because somebody wrote to a page table on the way to their code.
             decode_evicted_by_table_writes,
-        /// Remembered instructions that were forgotten because a processor walked a page table on the way to their code: nested
-        /// paging of SVM takes each walk for a write.
+            /// Remembered instructions that were forgotten because a processor walked a page table on the way to their code: nested
+            /// paging of SVM takes each walk for a write.
             decode_evicted_by_walks,
-        /// Stage-2 faults of writes and walks to pages that are protected for remembered instructions.
+            /// Stage-2 faults of writes and walks to pages that are protected for remembered instructions.
             decode_write_faults,
-        /// Walks of the guest's page tables by the emulator that a look at the entries of an earlier walk confirmed.
-            walk_hits,
-        /// Walks of the guest's page tables by the emulator that had to be done.
-            walk_misses,
-        /// Instructions that could not be emulated; the guest got an exception.
+            /// Walks of the guest's page tables that the emulator has done; those that a look at the entries of an earlier
+            /// one confirmed are not counted.
+            emulator_walks,
+            /// Instructions that could not be emulated; the guest got an exception.
             emulations_refused,
-        /// Ticks in the guest.
+            /// Ticks in the guest.
             guest_ticks,
-        /// Ticks in the hypervisor on behalf of this vCPU.
+            /// Ticks in the hypervisor on behalf of this vCPU.
             host_ticks,
-        /// Ticks ready to run while every allowed pCPU was busy with others.
+            /// Ticks ready to run while every allowed pCPU was busy with others.
             wait_ticks,
         }
     };

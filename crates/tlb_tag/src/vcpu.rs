@@ -78,6 +78,14 @@ impl VcpuTags {
         (self.seen ^ (epoch | SEEN)) | (self.generation ^ cpu.generations.valid) == 0
     }
 
+    /// Whether the vCPU's last entry was in this epoch of its VM, and its entries are good: nobody has had them all flushed
+    /// since. A scheme that keeps none from one entry to the next never says so.
+    #[must_use]
+    #[inline]
+    pub fn has_seen(&self, epoch: u64) -> bool {
+        self.seen == epoch | SEEN
+    }
+
     /// Prepares an entry on the pCPU where the vCPU arrived. `epoch` is the VM's, which counts the times that all of its
     /// TLB entries became void; it is below 2^63.
     #[inline]

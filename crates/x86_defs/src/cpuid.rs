@@ -33,6 +33,8 @@ pub mod leaf_1_ecx {
 
 /// Leaf 7, ECX.
 pub mod leaf_7_ecx {
+    /// Protection keys for pages of user mode.
+    pub const PKU: u32 = 1 << 3;
     /// CR4.PKE is set.
     pub const OSPKE: u32 = 1 << 4;
 }

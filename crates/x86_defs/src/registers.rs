@@ -28,8 +28,12 @@ pub mod cr0 {
 
 /// CR4.
 pub mod cr4 {
+    /// Pages of 4 MiB without PAE.
+    pub const PSE: u64 = 1 << 4;
     /// Physical address extension.
     pub const PAE: u64 = 1 << 5;
+    /// Five levels of page tables.
+    pub const LA57: u64 = 1 << 12;
     /// The system uses XSAVE; CPUID shows it as OSXSAVE.
     pub const OSXSAVE: u64 = 1 << 18;
     /// Protection keys; CPUID shows it as OSPKE.

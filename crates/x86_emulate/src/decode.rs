@@ -1,120 +1,195 @@
-//! From bytes to what matters for a device access: operation, width and operands.
+//! From bytes to an [`Instruction`].
 //!
-//! The `yaxpeax-x86` crate reads the bytes. It has one decoder for each mode with types of its own; here their results
+//! The prefixes are read here, as the processor reads them: of several that say different things the last one counts, some
+//! are ignored in 64-bit mode, and so is a REX that is not the last of all. The rest of the instruction is read by the
+//! `yaxpeax-x86` crate, which has one decoder for each mode with types of its own; here their results
 //! become one type, and all instructions that are of no use for a device drop out.
 
-use crate::{Mode, Segment, Width};
-
-/// A decoded instruction with exactly one operand in memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Instruction {
-    pub(crate) operation: Operation,
-    /// Operand that is written, or compared with the other.
-    pub(crate) to: Operand,
-    pub(crate) from: Operand,
-    /// Width of the operand in memory.
-    pub(crate) memory_width: Width,
-    /// In bytes.
-    pub(crate) length: u8,
-}
-
-/// What an instruction does with its operands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Operation {
-    Move,
-    MoveZeroExtended,
-    MoveSignExtended,
-    Exchange,
-    Or,
-    And,
-    Xor,
-    Add,
-    Subtract,
-    Compare,
-    Test,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Operand {
-    Register(Register),
-    /// Sign-extended to 64 bits.
-    Immediate(u64),
-    Memory(Address),
-}
-
-/// A general register, or a part of one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Register {
-    /// Place in [`CpuState::gprs`](crate::CpuState::gprs), below 16.
-    pub(crate) number: u8,
-    pub(crate) width: Width,
-    /// Bits 15:8 instead of 7:0: AH, CH, DH, BH.
-    pub(crate) high: bool,
-}
-
-/// An operand's address: segment : base + index * scale + displacement, modulo `width`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Address {
-    pub(crate) segment: Segment,
-    pub(crate) base: Option<Base>,
-    /// Register number and scale.
-    pub(crate) index: Option<(u8, u8)>,
-    /// Sign-extended.
-    pub(crate) displacement: u64,
-    pub(crate) width: Width,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Base {
-    Register(u8),
-    /// RIP of the next instruction.
-    NextInstruction,
-}
+use crate::instruction::{Base, Form, Instruction, Operation, Register, Repeat};
+use crate::{MAX_LENGTH, Mode, Segment, Width};
 
 /// Why bytes gave no [`Instruction`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Refusal {
-    /// The bytes end before the instruction does; or it never ends, when they are as many as there can be.
+pub enum Refusal {
+    /// The bytes end before the instruction does.
     Incomplete,
+    /// The instruction has not ended after [`MAX_LENGTH`] bytes: #GP.
+    TooLong,
     /// No instruction, or none that is known here.
     Unknown,
 }
 
-/// Decodes the instruction that `bytes` start with.
-pub(crate) fn decode(mode: Mode, bytes: &[u8]) -> Result<Instruction, Refusal> {
-    match mode {
-        Mode::Bits16 => bits16::decode(bytes),
-        Mode::Bits32 => bits32::decode(bytes),
-        Mode::Bits64 if has_idle_rex(bytes) => Err(Refusal::Unknown),
-        Mode::Bits64 => bits64::decode(bytes),
+/// Decodes the instruction that `bytes` start with. No more than [`MAX_LENGTH`] of them are looked at.
+///
+/// # Errors
+/// Bytes that are not one of the instructions that can be emulated.
+pub fn decode(mode: Mode, bytes: &[u8]) -> Result<Instruction, Refusal> {
+    let bytes = &bytes[..bytes.len().min(MAX_LENGTH)];
+    let prefixes = Prefixes::read(mode, bytes);
+
+    // A REX that the processor ignores would not be ignored by the decoder. It does not know opcode 82, nor that a 15th
+    // byte may be the opcode.
+    let mut rewritten = [0; MAX_LENGTH];
+    let is_82 = mode != Mode::Bits64 && bytes.get(prefixes.count) == Some(&0x82);
+    let is_strange = prefixes.has_idle_rex || is_82 || prefixes.count == MAX_LENGTH - 1;
+    let read = if is_strange { prefixes.rewrite(bytes, is_82, &mut rewritten) } else { bytes };
+    #[expect(clippy::cast_possible_truncation, reason = "at most 15")]
+    let dropped = (bytes.len() - read.len()) as u8;
+    let decoded = match mode {
+        Mode::Bits16 => bits16::decode(read, &prefixes),
+        Mode::Bits32 => bits32::decode(read, &prefixes),
+        Mode::Bits64 => bits64::decode(read, &prefixes),
+    };
+    match decoded {
+        Ok(mut instruction) => {
+            instruction.length += dropped;
+            if instruction.locked && !instruction.may_be_locked() {
+                return Err(Refusal::Unknown);
+            }
+            Ok(instruction)
+        }
+        Err(Refusal::Incomplete) if bytes.len() == MAX_LENGTH => Err(Refusal::TooLong),
+        Err(refusal) => Err(refusal),
     }
+}
+
+/// What stands before the opcode (APM vol. 3, 1.2).
+struct Prefixes {
+    segment: Option<Segment>,
+    address_size: bool,
+    locked: bool,
+    repeat: Repeat,
+    rex_w: bool,
+    /// Of most instructions.
+    operand_width: Width,
+    /// Of PUSH and POP.
+    stack_width: Width,
+    /// A REX is ignored.
+    has_idle_rex: bool,
+    /// How many bytes all of them are.
+    count: usize,
+}
+
+impl Prefixes {
+    fn read(mode: Mode, bytes: &[u8]) -> Self {
+        let mut prefixes = Self {
+            segment: None,
+            address_size: false,
+            locked: false,
+            repeat: Repeat::Never,
+            rex_w: false,
+            operand_width: Width::Dword,
+            stack_width: Width::Dword,
+            has_idle_rex: false,
+            count: 0,
+        };
+        // A REX that waits to be the last.
+        let mut rex = None;
+        let mut operand_size = false;
+        for &byte in bytes {
+            if mode == Mode::Bits64 && is_rex(byte) {
+                prefixes.has_idle_rex |= rex.replace(byte).is_some();
+                prefixes.count += 1;
+                continue;
+            }
+            match byte {
+                // Of the segments, only two mean something in 64-bit mode.
+                0x26 | 0x2e | 0x36 | 0x3e if mode == Mode::Bits64 => {}
+                0x26 => prefixes.segment = Some(Segment::Es),
+                0x2e => prefixes.segment = Some(Segment::Cs),
+                0x36 => prefixes.segment = Some(Segment::Ss),
+                0x3e => prefixes.segment = Some(Segment::Ds),
+                0x64 => prefixes.segment = Some(Segment::Fs),
+                0x65 => prefixes.segment = Some(Segment::Gs),
+                0x66 => operand_size = true,
+                0x67 => prefixes.address_size = true,
+                0xf0 => prefixes.locked = true,
+                0xf2 => prefixes.repeat = Repeat::WhileDifferent,
+                0xf3 => prefixes.repeat = Repeat::WhileEqual,
+                _ => break,
+            }
+            prefixes.has_idle_rex |= rex.take().is_some();
+            prefixes.count += 1;
+        }
+        prefixes.rex_w = rex.is_some_and(|rex| rex & 8 != 0);
+        prefixes.operand_width = if prefixes.rex_w {
+            Width::Qword
+        } else if operand_size == (mode == Mode::Bits16) {
+            Width::Dword
+        } else {
+            Width::Word
+        };
+        prefixes.stack_width = match prefixes.operand_width {
+            Width::Dword if mode == Mode::Bits64 => Width::Qword,
+            width => width,
+        };
+        prefixes
+    }
+
+    /// The same instruction in fewer bytes: without the REX that are ignored and the prefixes that come again later, and
+    /// with opcode 80 for 82, which does the same (APM vol. 3, A.1).
+    fn rewrite<'a>(&self, bytes: &[u8], is_82: bool, into: &'a mut [u8; MAX_LENGTH]) -> &'a [u8] {
+        let mut length = 0;
+        for (place, &byte) in bytes.iter().enumerate() {
+            let later = bytes.get(place + 1..self.count).unwrap_or_default();
+            let is_idle = later.contains(&byte) || !later.is_empty() && is_rex(byte);
+            if !is_idle {
+                into[length] = if is_82 && place == self.count { 0x80 } else { byte };
+                length += 1;
+            }
+        }
+        &into[..length]
+    }
+}
+
+fn is_rex(byte: u8) -> bool {
+    byte & 0xf0 == 0x40
 }
 
 /// The numbers of SP and BP, whose use as a base selects the stack segment.
 const STACK_REGISTERS: core::ops::RangeInclusive<u8> = 4..=5;
 
-/// Legacy prefixes, those of segments first.
-pub(crate) const PREFIXES: [u8; 11] = [0x26, 0x2e, 0x36, 0x3e, 0x64, 0x65, 0x66, 0x67, 0xf0, 0xf2, 0xf3];
-
-/// Whether the prefixes of an instruction outside 64-bit mode name DS as their last segment. The decoder does not tell
-/// this from no segment at all, which makes a difference for addresses based on SP or BP.
-fn names_ds(bytes: &[u8]) -> bool {
-    let prefixes = bytes.iter().take_while(|byte| PREFIXES.contains(byte));
-    prefixes.filter(|byte| PREFIXES[..6].contains(byte)).last() == Some(&0x3e)
+impl Instruction {
+    /// Whether LOCK is allowed before it (APM vol. 3, 1.2.5).
+    fn may_be_locked(&self) -> bool {
+        use Operation::{
+            Add, AddWithCarry, And, BitComplement, BitReset, BitSet, CompareExchange, CompareExchangePair, Decrement,
+            Exchange, ExchangeAdd, Increment, Negate, Not, Or, Subtract, SubtractWithBorrow, Xor,
+        };
+        self.form != Form::FromMemory
+            && matches!(
+                self.operation,
+                Add | AddWithCarry
+                    | And
+                    | BitComplement
+                    | BitReset
+                    | BitSet
+                    | CompareExchange
+                    | CompareExchangePair
+                    | Decrement
+                    | Exchange
+                    | ExchangeAdd
+                    | Increment
+                    | Negate
+                    | Not
+                    | Or
+                    | Subtract
+                    | SubtractWithBorrow
+                    | Xor
+            )
+    }
 }
 
-/// Whether an instruction of 64-bit mode has a REX prefix with W, which comes behind all others.
-fn has_rex_w(bytes: &[u8]) -> bool {
-    let rex = bytes.iter().find(|byte| !PREFIXES.contains(byte));
-    rex.is_some_and(|byte| byte & 0xf8 == 0x48)
-}
-
-/// Whether a REX prefix of 64-bit mode is not the last prefix. The processor ignores it then, but the decoder does not.
-/// No compiler does this, so such an instruction is refused.
-pub(crate) fn has_idle_rex(bytes: &[u8]) -> bool {
-    let is_rex = |byte: &u8| byte & 0xf0 == 0x40;
-    let prefixes = bytes.iter().take_while(|byte| PREFIXES.contains(byte) || is_rex(byte)).count();
-    bytes[..prefixes.saturating_sub(1)].iter().any(is_rex)
+/// An operand of the decoder, in one type for all modes.
+enum Operand {
+    Register(Register),
+    /// Sign-extended to 64 bits.
+    Immediate(u64),
+    Memory {
+        base: Option<Base>,
+        index: Option<(u8, u8)>,
+        displacement: u64,
+    },
 }
 
 /// Defines `decode` for one of the decoder's three modes.
@@ -129,63 +204,160 @@ macro_rules! decoder {
         pointers: [$($pointer:ident),*]
     ) => {
         mod $name {
-            use super::{Address, Base, Instruction, Operand, Operation, Refusal, Register, STACK_REGISTERS, has_rex_w, names_ds};
+            use super::{Operand, Prefixes, Refusal, STACK_REGISTERS};
+            use crate::instruction::{Address, Base, Form, Index, Instruction, Operation, Register};
             use crate::{Segment, Width};
             use yaxpeax_arch::LengthedInstruction;
             use yaxpeax_x86::$arch as arch;
 
-            pub(super) fn decode(bytes: &[u8]) -> Result<Instruction, Refusal> {
+            pub(super) fn decode(bytes: &[u8], prefixes: &Prefixes) -> Result<Instruction, Refusal> {
                 let decoded = arch::InstDecoder::default().decode_slice(bytes).map_err(|error| match error {
-                    arch::DecodeError::ExhaustedInput | arch::DecodeError::TooLong => Refusal::Incomplete,
+                    arch::DecodeError::ExhaustedInput => Refusal::Incomplete,
+                    arch::DecodeError::TooLong => Refusal::TooLong,
                     _ => Refusal::Unknown,
                 })?;
-                convert(&decoded, bytes).ok_or(Refusal::Unknown)
+                convert(&decoded, prefixes).ok_or(Refusal::Unknown)
             }
 
-            fn convert(decoded: &arch::Instruction, bytes: &[u8]) -> Option<Instruction> {
-                if decoded.operand_count() != 2 {
-                    return None;
-                }
-                // Without REX.W, MOVSXD is a MOV that nobody uses; the decoder takes it for one that extends to 64 bits.
-                if decoded.opcode() == arch::Opcode::MOVSXD && !has_rex_w(bytes) {
-                    return None;
-                }
-                let (to, from) = (operand(decoded, 0, bytes)?, operand(decoded, 1, bytes)?);
-                let in_memory = [to, from].into_iter().filter(|operand| matches!(operand, Operand::Memory(_))).count();
-                if in_memory != 1 {
-                    return None;
-                }
-                Some(Instruction {
-                    operation: operation(decoded.opcode())?,
-                    to,
-                    from,
-                    memory_width: Width::from_bytes(decoded.mem_size()?.bytes_size()?)?,
+            fn convert(decoded: &arch::Instruction, prefixes: &Prefixes) -> Option<Instruction> {
+                let operation = operation(decoded.opcode(), prefixes)?;
+                let address_width = if prefixes.address_size { Width::$other_width } else { Width::$default_width };
+                let accumulator = Register { number: 0, width: Width::Byte, high: false };
+                let mut instruction = Instruction {
+                    operation,
+                    form: Form::Memory,
+                    width: memory_width(decoded, operation, prefixes)?,
+                    register: accumulator,
+                    address: Address {
+                        segment: prefixes.segment.unwrap_or(Segment::Ds),
+                        base: None,
+                        index: None,
+                        width: address_width,
+                    },
+                    displacement: 0,
+                    immediate: 0,
+                    repeat: prefixes.repeat,
+                    locked: prefixes.locked,
                     length: u8::try_from(decoded.len().to_const()).ok()?,
-                })
+                };
+                if operation.is_string() {
+                    return Some(instruction);
+                }
+
+                let to = operand(decoded, 0)?;
+                let from = if decoded.operand_count() == 2 { Some(operand(decoded, 1)?) } else { None };
+                let memory = match (to, from) {
+                    (memory @ Operand::Memory { .. }, None) => memory,
+                    (Operand::Register(register), Some(memory @ Operand::Memory { .. })) => {
+                        instruction.form =
+                            if operation == Operation::Exchange { Form::ToMemory } else { Form::FromMemory };
+                        instruction.register = register;
+                        memory
+                    }
+                    (memory @ Operand::Memory { .. }, Some(Operand::Register(register))) => {
+                        instruction.form = Form::ToMemory;
+                        instruction.register = register;
+                        memory
+                    }
+                    (memory @ Operand::Memory { .. }, Some(Operand::Immediate(value))) => {
+                        instruction.form = Form::ToMemoryImmediate;
+                        instruction.immediate = value;
+                        memory
+                    }
+                    _ => return None,
+                };
+                let extends = matches!(operation, Operation::MoveZeroExtended | Operation::MoveSignExtended);
+                let has_register = matches!(instruction.form, Form::FromMemory | Form::ToMemory);
+                if has_register && !extends && instruction.register.width != instruction.width {
+                    return None;
+                }
+                if decoded.operand_count() > 2 {
+                    return None;
+                }
+
+                let Operand::Memory { base, index, displacement } = memory else { return None };
+                // A 16-bit address [BP + SI] is based on BP even where BP comes second.
+                let on_stack = matches!(base, Some(Base::Register(number)) if STACK_REGISTERS.contains(&number));
+                if on_stack && prefixes.segment.is_none() {
+                    instruction.address.segment = Segment::Ss;
+                }
+                instruction.address.base = base;
+                instruction.address.index = index.map(|(register, scale)| Index { register, scale });
+                instruction.displacement = displacement;
+                Some(instruction)
             }
 
-            fn operation(opcode: arch::Opcode) -> Option<Operation> {
+            fn memory_width(
+                decoded: &arch::Instruction,
+                operation: Operation,
+                prefixes: &Prefixes,
+            ) -> Option<Width> {
+                match operation {
+                    // The decoder forgets the prefixes of some of these, but all have one width.
+                    Operation::BitTest | Operation::BitSet | Operation::BitReset | Operation::BitComplement => {
+                        return Some(prefixes.operand_width);
+                    }
+                    Operation::Push | Operation::Pop => return Some(prefixes.stack_width),
+                    _ => {}
+                }
+                let bytes = decoded.mem_size()?.bytes_size()?;
+                match operation {
+                    // Of a pair, one half.
+                    Operation::CompareExchangePair => Width::from_bytes(bytes / 2),
+                    // Ports have 32 bits at most, whatever a REX says.
+                    Operation::InString | Operation::OutString if bytes > 1 => {
+                        Some(prefixes.operand_width.min(Width::Dword))
+                    }
+                    _ => Width::from_bytes(bytes),
+                }
+            }
+
+            fn operation(opcode: arch::Opcode, prefixes: &Prefixes) -> Option<Operation> {
+                use arch::Opcode;
                 Some(match opcode {
-                    arch::Opcode::MOV => Operation::Move,
-                    arch::Opcode::MOVZX => Operation::MoveZeroExtended,
-                    arch::Opcode::MOVSX | arch::Opcode::MOVSXD => Operation::MoveSignExtended,
-                    arch::Opcode::XCHG => Operation::Exchange,
-                    arch::Opcode::OR => Operation::Or,
-                    arch::Opcode::AND => Operation::And,
-                    arch::Opcode::XOR => Operation::Xor,
-                    arch::Opcode::ADD => Operation::Add,
-                    arch::Opcode::SUB => Operation::Subtract,
-                    arch::Opcode::CMP => Operation::Compare,
-                    arch::Opcode::TEST => Operation::Test,
+                    Opcode::MOV | Opcode::MOVNTI => Operation::Move,
+                    Opcode::MOVZX => Operation::MoveZeroExtended,
+                    Opcode::MOVSX => Operation::MoveSignExtended,
+                    // Without REX.W, MOVSXD is a MOV that nobody uses; the decoder takes it for one that extends to 64 bits.
+                    Opcode::MOVSXD if prefixes.rex_w => Operation::MoveSignExtended,
+                    Opcode::XCHG => Operation::Exchange,
+                    Opcode::ADD => Operation::Add,
+                    Opcode::OR => Operation::Or,
+                    Opcode::ADC => Operation::AddWithCarry,
+                    Opcode::SBB => Operation::SubtractWithBorrow,
+                    Opcode::AND => Operation::And,
+                    Opcode::SUB => Operation::Subtract,
+                    Opcode::XOR => Operation::Xor,
+                    Opcode::CMP => Operation::Compare,
+                    Opcode::TEST => Operation::Test,
+                    Opcode::INC => Operation::Increment,
+                    Opcode::DEC => Operation::Decrement,
+                    Opcode::NOT => Operation::Not,
+                    Opcode::NEG => Operation::Negate,
+                    Opcode::BT => Operation::BitTest,
+                    Opcode::BTS => Operation::BitSet,
+                    Opcode::BTR => Operation::BitReset,
+                    Opcode::BTC => Operation::BitComplement,
+                    Opcode::CMPXCHG => Operation::CompareExchange,
+                    Opcode::CMPXCHG8B | Opcode::CMPXCHG16B => Operation::CompareExchangePair,
+                    Opcode::XADD => Operation::ExchangeAdd,
+                    Opcode::PUSH => Operation::Push,
+                    Opcode::POP => Operation::Pop,
+                    Opcode::STOS => Operation::StoreString,
+                    Opcode::MOVS => Operation::MoveString,
+                    Opcode::LODS => Operation::LoadString,
+                    Opcode::CMPS => Operation::CompareString,
+                    Opcode::SCAS => Operation::ScanString,
+                    Opcode::INS => Operation::InString,
+                    Opcode::OUTS => Operation::OutString,
                     _ => return None,
                 })
             }
 
-            fn operand(decoded: &arch::Instruction, place: u8, bytes: &[u8]) -> Option<Operand> {
+            fn operand(decoded: &arch::Instruction, place: u8) -> Option<Operand> {
                 use arch::Operand as From;
 
-                let full = if decoded.prefixes.address_size() { Width::$other_width } else { Width::$default_width };
-                let address = |base: Option<arch::RegSpec>, index: Option<(arch::RegSpec, u8)>, displacement: u64| {
+                let memory = |base: Option<arch::RegSpec>, index: Option<(arch::RegSpec, u8)>, displacement: u64| {
                     let base = match base {
                         Some(register) => Some(self::base(register)?),
                         None => None,
@@ -194,13 +366,7 @@ macro_rules! decoder {
                         Some((register, scale)) => Some((self::register(register)?.number, scale)),
                         None => None,
                     };
-                    // A 16-bit address [BP + SI] is based on BP even where BP comes second.
-                    let on_stack = matches!(base, Some(Base::Register(number)) if STACK_REGISTERS.contains(&number));
-                    let segment = match segment(decoded.prefixes.segment()) {
-                        Segment::Ds if on_stack && !names_ds(bytes) => Segment::Ss,
-                        segment => segment,
-                    };
-                    Some(Operand::Memory(Address { segment, base, index, displacement, width: full }))
+                    Some(Operand::Memory { base, index, displacement })
                 };
                 let signed = |displacement: i32| i64::from(displacement).cast_unsigned();
 
@@ -216,19 +382,19 @@ macro_rules! decoder {
 
                     $(From::$immediate { imm } => Some(Operand::Immediate(imm.cast_unsigned())),)*
 
-                    From::MemDeref { base } => address(Some(base), None, 0),
-                    From::$displaced { base, disp } => address(Some(base), None, signed(disp)),
-                    From::MemIndexScale { index, scale } => address(None, Some((index, scale)), 0),
+                    From::MemDeref { base } => memory(Some(base), None, 0),
+                    From::$displaced { base, disp } => memory(Some(base), None, signed(disp)),
+                    From::MemIndexScale { index, scale } => memory(None, Some((index, scale)), 0),
                     From::MemIndexScaleDisp { index, scale, disp } => {
-                        address(None, Some((index, scale)), signed(disp))
+                        memory(None, Some((index, scale)), signed(disp))
                     }
-                    From::MemBaseIndexScale { base, index, scale } => address(Some(base), Some((index, scale)), 0),
+                    From::MemBaseIndexScale { base, index, scale } => memory(Some(base), Some((index, scale)), 0),
                     From::MemBaseIndexScaleDisp { base, index, scale, disp } => {
-                        address(Some(base), Some((index, scale)), signed(disp))
+                        memory(Some(base), Some((index, scale)), signed(disp))
                     }
                     // In 64-bit mode, an address of 32 bits is sign-extended; elsewhere the bits above are cut off.
                     $(From::$absolute { addr } => {
-                        address(None, None, Width::$absolute_width.sign_extend(addr.into()))
+                        memory(None, None, Width::$absolute_width.sign_extend(addr.into()))
                     })*
 
                     _ => None,
@@ -261,17 +427,6 @@ macro_rules! decoder {
 
             fn is_instruction_pointer(class: arch::RegisterClass) -> bool {
                 $(class == arch::register_class::$pointer)||*
-            }
-
-            fn segment(segment: arch::Segment) -> Segment {
-                match segment {
-                    arch::Segment::ES => Segment::Es,
-                    arch::Segment::CS => Segment::Cs,
-                    arch::Segment::SS => Segment::Ss,
-                    arch::Segment::DS => Segment::Ds,
-                    arch::Segment::FS => Segment::Fs,
-                    arch::Segment::GS => Segment::Gs,
-                }
             }
         }
     };

@@ -1,239 +1,349 @@
 //! Plan, execute, commit.
 //!
-//! The plan names everything that the instruction will do and finds everything that can stop it. After the device was
-//! touched for the first time nothing can fail: registers, flags and RIP follow unconditionally.
+//! First the places of all operands are found, which is all that can go wrong. After the first access nothing can
+//! fail: registers, flags and RIP follow unconditionally.
 
-use crate::cpu::bits::{AF, CF, OF, PF, RF, SF, ZF};
-use crate::decode::{Address, Base, Instruction, Operand, Operation, Register};
-use crate::fetch::{Window, outcome};
-use crate::walk::{Access, translate};
-use crate::{CpuState, Device, Exception, Memory, Outcome, Segment, Width};
-use addr::{Gpa, PAGE_BYTES, PageSize};
+use crate::arithmetic::{self, Computed};
+use crate::cpu::bits::{CF, RF};
+use crate::cpu::{rip_after, stack_width};
+use crate::instruction::{Base, Form, Instruction, Operation, Register};
+use crate::operand::{Emulation, Place};
+use crate::walk::Access;
+use crate::walks::Walks;
+use crate::{Cause, Cpu, Device, Exception, Memory, Outcome, Segment, Width};
 
-/// Carries out `instruction`, which was found at RIP in `window`.
-pub(crate) fn execute(
-    state: &mut CpuState,
-    memory: &impl Memory,
+/// Carries out `instruction`, which was found at RIP.
+pub fn execute<M: Memory>(
+    cpu: &mut impl Cpu,
+    memory: &M,
     device: &mut impl Device,
-    fault_gpa: Gpa,
+    walks: &mut Walks<M>,
+    cause: Cause,
     instruction: &Instruction,
-    window: &Window,
 ) -> Outcome {
-    let width = instruction.memory_width;
-    let Some((address, plan)) = plan(instruction) else {
-        return window.unsupported_of(instruction.length);
-    };
-    let Some(linear) = linear(state, &address, instruction.length) else {
-        let is_stack = address.segment == Segment::Ss;
-        return Outcome::Fault(if is_stack { Exception::STACK } else { Exception::GENERAL_PROTECTION });
-    };
-    let gpa = match translate(state, memory, linear, plan.access()) {
-        Ok(gpa) => gpa,
-        Err(stop) => return outcome(stop),
-    };
-    if gpa.page(PageSize::Size4K) != fault_gpa.page(PageSize::Size4K) {
-        return Outcome::Retry;
-    }
-    if gpa.offset_in(PageSize::Size4K) + width.bytes() > PAGE_BYTES {
-        return window.unsupported_of(instruction.length);
-    }
-
-    match plan {
-        Plan::Store(source) => device.write(gpa, width, width.truncate(value(state, source))),
-
-        Plan::Load(register, is_signed) => {
-            let read = device.read(gpa, width);
-            let extended = if is_signed { width.sign_extend(read) } else { width.truncate(read) };
-            set_register(state, register, extended);
-        }
-
-        Plan::Exchange(register) => {
-            let old = width.truncate(device.read(gpa, width));
-            device.write(gpa, width, self::register(state, register));
-            set_register(state, register, old);
-        }
-
-        Plan::Modify(arithmetic, source) => {
-            let old = width.truncate(device.read(gpa, width));
-            let (result, flags) = arithmetic.compute(width, old, width.truncate(value(state, source)));
-            if arithmetic.keeps_result() {
-                device.write(gpa, width, result);
-            }
-            set_flags(state, flags);
-        }
-
-        Plan::Combine(arithmetic, register) => {
-            let read = width.truncate(device.read(gpa, width));
-            let (result, flags) = arithmetic.compute(width, self::register(state, register), read);
-            if arithmetic.keeps_result() {
-                set_register(state, register, result);
-            }
-            set_flags(state, flags);
-        }
-    }
-
-    state.rip = state.rip_after(instruction.length);
-    state.rflags &= !RF;
-    Outcome::Done { length: instruction.length }
+    Emulation::new(cpu, memory, device, walks, cause).execute(instruction)
 }
 
-/// What happens between the device and the vCPU.
-#[derive(Clone, Copy)]
-enum Plan {
-    /// The value goes to the device.
-    Store(Source),
-    /// The device's value goes to the register, sign-extended or zero-extended.
-    Load(Register, bool),
-    /// Both change places.
-    Exchange(Register),
-    /// The device's value is combined with the source, in place.
-    Modify(Arithmetic, Source),
-    /// The register is combined with the device's value, in the register.
-    Combine(Arithmetic, Register),
-}
-
-/// An operand that is not in memory.
-#[derive(Clone, Copy)]
-enum Source {
-    Register(Register),
-    Immediate(u64),
-}
-
-impl Plan {
-    fn access(&self) -> Access {
-        match self {
-            Self::Store(_) | Self::Exchange(_) => Access::Write,
-            Self::Modify(arithmetic, _) if arithmetic.keeps_result() => Access::Write,
-            Self::Load(..) | Self::Modify(..) | Self::Combine(..) => Access::Read,
-        }
-    }
-}
-
-/// The plan for an instruction, or `None` for a combination of operands that no processor has.
-fn plan(instruction: &Instruction) -> Option<(Address, Plan)> {
-    use Operand::{Immediate, Memory};
-    use Operation::{Exchange, Move, MoveSignExtended, MoveZeroExtended};
-
-    let width = instruction.memory_width;
-    let is_same_width = |register: Register| register.width == width;
-    let arithmetic = Arithmetic::of(instruction.operation);
-    match (instruction.operation, instruction.to, instruction.from) {
-        (MoveZeroExtended | MoveSignExtended, Operand::Register(register), Memory(address)) => {
-            Some((address, Plan::Load(register, instruction.operation == MoveSignExtended)))
-        }
-        (_, Operand::Register(register), Memory(address)) if is_same_width(register) => match instruction.operation {
-            Move => Some((address, Plan::Load(register, false))),
-            Exchange => Some((address, Plan::Exchange(register))),
-            _ => Some((address, Plan::Combine(arithmetic?, register))),
-        },
-        (_, Memory(address), Operand::Register(register)) if is_same_width(register) => match instruction.operation {
-            Move => Some((address, Plan::Store(Source::Register(register)))),
-            Exchange => Some((address, Plan::Exchange(register))),
-            _ => Some((address, Plan::Modify(arithmetic?, Source::Register(register)))),
-        },
-        (Move, Memory(address), Immediate(value)) => Some((address, Plan::Store(Source::Immediate(value)))),
-        (_, Memory(address), Immediate(value)) => Some((address, Plan::Modify(arithmetic?, Source::Immediate(value)))),
-        _ => None,
-    }
-}
-
-/// Linear address of an operand; `None` when it is not canonical.
-fn linear(state: &CpuState, address: &Address, length: u8) -> Option<u64> {
-    let base = match address.base {
-        Some(Base::Register(number)) => state.gprs[usize::from(number)],
-        Some(Base::NextInstruction) => state.rip_after(length),
-        None => 0,
-    };
-    let index = match address.index {
-        Some((number, scale)) => state.gprs[usize::from(number)].wrapping_mul(u64::from(scale)),
-        None => 0,
-    };
-    let offset = base.wrapping_add(index).wrapping_add(address.displacement);
-    state.linear(address.segment, address.width.truncate(offset))
-}
-
-fn value(state: &CpuState, source: Source) -> u64 {
-    match source {
-        Source::Register(register) => self::register(state, register),
-        Source::Immediate(value) => value,
-    }
-}
-
-/// The register's value, zero-extended.
-fn register(state: &CpuState, register: Register) -> u64 {
-    let whole = state.gprs[usize::from(register.number)];
-    if register.high { whole >> 8 & 0xff } else { register.width.truncate(whole) }
-}
-
-/// Sets the part that the register names. A 32-bit write clears the upper half, narrower ones keep what is above
-/// (APM vol. 1, 3.1.2).
-fn set_register(state: &mut CpuState, register: Register, value: u64) {
-    let whole = &mut state.gprs[usize::from(register.number)];
-    let value = register.width.truncate(value);
-    *whole = match register.width {
-        Width::Qword | Width::Dword => value,
-        Width::Byte if register.high => *whole & !0xff00 | value << 8,
-        Width::Word | Width::Byte => *whole & !register.width.truncate(u64::MAX) | value,
-    };
-}
-
-fn set_flags(state: &mut CpuState, flags: u64) {
-    state.rflags = state.rflags & !(CF | PF | AF | ZF | SF | OF) | flags;
-}
-
-/// An operation of two values that sets the flags.
+/// How far an instruction came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Arithmetic {
-    Or,
-    And,
-    Xor,
-    Add,
-    Subtract,
-    /// Subtraction for the flags only.
-    Compare,
-    /// AND for the flags only.
-    Test,
+pub(crate) enum Progress {
+    /// To its end.
+    Through,
+    /// Repetitions are left.
+    Partly,
 }
 
-impl Arithmetic {
-    fn of(operation: Operation) -> Option<Self> {
-        match operation {
-            Operation::Or => Some(Self::Or),
-            Operation::And => Some(Self::And),
-            Operation::Xor => Some(Self::Xor),
-            Operation::Add => Some(Self::Add),
-            Operation::Subtract => Some(Self::Subtract),
-            Operation::Compare => Some(Self::Compare),
-            Operation::Test => Some(Self::Test),
-            Operation::Move | Operation::MoveZeroExtended | Operation::MoveSignExtended | Operation::Exchange => None,
+impl<C: Cpu, M: Memory, D: Device> Emulation<'_, C, M, D> {
+    /// Carries out `instruction`, which was found at RIP.
+    #[inline(always)]
+    pub fn execute(&mut self, instruction: &Instruction) -> Outcome {
+        // Nearly all accesses to devices are moves.
+        let result = match instruction.operation {
+            Operation::Move => self.copy(instruction).map(|()| Progress::Through),
+            _ => self.run(instruction),
+        };
+        match result {
+            Ok(Progress::Through) => {
+                self.step_over(instruction.length);
+                Outcome::Done { length: instruction.length }
+            }
+            Ok(Progress::Partly) => Outcome::Again,
+            Err(outcome) => outcome,
         }
     }
 
-    fn keeps_result(self) -> bool {
-        !matches!(self, Self::Compare | Self::Test)
+    /// An instruction of `length` has been carried out.
+    #[inline(always)]
+    pub(crate) fn step_over(&mut self, length: u8) {
+        let next = rip_after(self.cpu, self.regime.mode, length);
+        self.cpu.set_rip(next);
+        let rflags = self.cpu.rflags();
+        self.cpu.set_rflags(rflags & !RF);
     }
 
-    /// The result and the six arithmetic flags, for operands that fit into `width` (APM vol. 1, 3.1.4). AF, undefined
-    /// after logic, is cleared.
-    pub(crate) fn compute(self, width: Width, left: u64, right: u64) -> (u64, u64) {
-        let flag = |condition: bool, flag: u64| if condition { flag } else { 0 };
-        let (result, carries) = match self {
-            Self::Or => (left | right, 0),
-            Self::Xor => (left ^ right, 0),
-            Self::And | Self::Test => (left & right, 0),
-            Self::Add => {
-                let result = width.truncate(left.wrapping_add(right));
-                let overflow = width.is_negative((left ^ result) & (right ^ result));
-                (result, flag(result < left, CF) | flag(overflow, OF) | (left ^ right ^ result) & AF)
+    #[inline(never)]
+    fn run(&mut self, instruction: &Instruction) -> Result<Progress, Outcome> {
+        use Operation::{
+            Add, AddWithCarry, And, BitComplement, BitReset, BitSet, BitTest, Compare, CompareExchange,
+            CompareExchangePair, CompareString, Decrement, Exchange, ExchangeAdd, InString, Increment, LoadString,
+            Move, MoveSignExtended, MoveString, MoveZeroExtended, Negate, Not, Or, OutString, Pop, Push, ScanString,
+            StoreString, Subtract, SubtractWithBorrow, Test, Xor,
+        };
+        match instruction.operation {
+            // Done by whoever called us.
+            Move => {}
+            MoveZeroExtended | MoveSignExtended => self.extend(instruction)?,
+            Add | Or | AddWithCarry | SubtractWithBorrow | And | Subtract | Xor | Compare | Test => {
+                self.combine(instruction)?;
             }
-            Self::Subtract | Self::Compare => {
-                let result = width.truncate(left.wrapping_sub(right));
-                let overflow = width.is_negative((left ^ right) & (left ^ result));
-                (result, flag(left < right, CF) | flag(overflow, OF) | (left ^ right ^ result) & AF)
+            Increment | Decrement | Not | Negate => self.change(instruction)?,
+            BitTest | BitSet | BitReset | BitComplement => self.bit(instruction)?,
+            Exchange => self.exchange(instruction)?,
+            ExchangeAdd => self.exchange_add(instruction)?,
+            CompareExchange => self.compare_exchange(instruction)?,
+            CompareExchangePair => self.compare_exchange_pair(instruction)?,
+            Push => self.push(instruction)?,
+            Pop => self.pop(instruction)?,
+            StoreString | MoveString | LoadString | CompareString | ScanString | InString | OutString => {
+                return self.string(instruction);
+            }
+        }
+        Ok(Progress::Through)
+    }
+
+    /// The place of the operand in memory, which is where the hardware stopped.
+    fn operand(&mut self, instruction: &Instruction, access: Access) -> Result<Place, Outcome> {
+        let offset = self.offset(instruction);
+        let place = self.find(instruction.address.segment, offset, instruction.width.bytes(), access)?;
+        self.confirm(&[place])?;
+        Ok(place)
+    }
+
+    /// The operand that is not in memory.
+    #[inline(always)]
+    pub(crate) fn source(&self, instruction: &Instruction) -> u64 {
+        match instruction.form {
+            Form::ToMemoryImmediate => instruction.width.truncate(instruction.immediate),
+            _ => self.register(instruction.register),
+        }
+    }
+
+    fn set_flags(&mut self, computed: Computed) {
+        let rflags = computed.flags_after(self.cpu.rflags());
+        self.cpu.set_rflags(rflags);
+    }
+
+    /// MOV.
+    #[inline(always)]
+    fn copy(&mut self, instruction: &Instruction) -> Result<(), Outcome> {
+        let Instruction { form, width, register, address, .. } = *instruction;
+        let offset = self.offset(instruction);
+        let access = if form == Form::FromMemory { Access::Read } else { Access::Write };
+        let Some(gpa) = self.find_here(address.segment, offset, width.bytes(), access)? else {
+            return self.copy_elsewhere(instruction);
+        };
+        match access {
+            Access::Read => {
+                let value = self.device.read(gpa, width);
+                self.set_register(register, value);
+            }
+            _ => self.device.write(gpa, width, width.truncate(self.source(instruction))),
+        }
+        Ok(())
+    }
+
+    /// MOV of an operand that lies on two pages, or outside 64-bit mode.
+    #[inline(never)]
+    fn copy_elsewhere(&mut self, instruction: &Instruction) -> Result<(), Outcome> {
+        let width = instruction.width;
+        if instruction.form == Form::FromMemory {
+            let place = self.operand(instruction, Access::Read)?;
+            let value = self.read(place, width);
+            self.set_register(instruction.register, value);
+        } else {
+            let place = self.operand(instruction, Access::Write)?;
+            self.write(place, width, self.source(instruction));
+        }
+        Ok(())
+    }
+
+    fn extend(&mut self, instruction: &Instruction) -> Result<(), Outcome> {
+        let width = instruction.width;
+        let place = self.operand(instruction, Access::Read)?;
+        let value = self.read(place, width);
+        let is_signed = instruction.operation == Operation::MoveSignExtended;
+        self.set_register(instruction.register, if is_signed { width.sign_extend(value) } else { value });
+        Ok(())
+    }
+
+    /// ADD and its like.
+    fn combine(&mut self, instruction: &Instruction) -> Result<(), Outcome> {
+        let Instruction { operation, width, form, register, .. } = *instruction;
+        let for_flags_only = matches!(operation, Operation::Compare | Operation::Test);
+        let writes = form != Form::FromMemory && !for_flags_only;
+        let place = self.operand(instruction, if writes { Access::Write } else { Access::Read })?;
+
+        let in_memory = self.read(place, width);
+        let other = self.source(instruction);
+        let (left, right) = if form == Form::FromMemory { (other, in_memory) } else { (in_memory, other) };
+        let carry = self.cpu.rflags() & CF != 0;
+        let Some(computed) = arithmetic::combine(operation, width, left, right, carry) else {
+            return Err(Outcome::Retry);
+        };
+        if writes {
+            self.write(place, width, computed.value);
+        } else if !for_flags_only {
+            self.set_register(register, computed.value);
+        }
+        self.set_flags(computed);
+        Ok(())
+    }
+
+    /// INC and its like.
+    fn change(&mut self, instruction: &Instruction) -> Result<(), Outcome> {
+        let width = instruction.width;
+        let place = self.operand(instruction, Access::Write)?;
+        let value = self.read(place, width);
+        let Some(computed) = arithmetic::change(instruction.operation, width, value) else {
+            return Err(Outcome::Retry);
+        };
+        self.write(place, width, computed.value);
+        self.set_flags(computed);
+        Ok(())
+    }
+
+    /// BT and its like. A bit number in a register reaches beyond the operand: it selects the operand as well
+    /// (APM vol. 3, BT).
+    fn bit(&mut self, instruction: &Instruction) -> Result<(), Outcome> {
+        let Instruction { operation, width, form, address, .. } = *instruction;
+        let number = self.source(instruction);
+        let mut offset = self.offset(instruction);
+        if form == Form::ToMemory {
+            let bits = width.sign_extend(number).cast_signed();
+            let operands = bits >> width.bits().trailing_zeros();
+            let bytes = operands.wrapping_mul(width.bytes().cast_signed());
+            offset = address.width.truncate(offset.wrapping_add_signed(bytes));
+        }
+        let writes = operation != Operation::BitTest;
+        let access = if writes { Access::Write } else { Access::Read };
+        let place = self.find(address.segment, offset, width.bytes(), access)?;
+        self.confirm(&[place])?;
+
+        let value = self.read(place, width);
+        let Some(computed) = arithmetic::bit(operation, value, number % u64::from(width.bits())) else {
+            return Err(Outcome::Retry);
+        };
+        if writes {
+            self.write(place, width, computed.value);
+        }
+        self.set_flags(computed);
+        Ok(())
+    }
+
+    fn exchange(&mut self, instruction: &Instruction) -> Result<(), Outcome> {
+        let place = self.operand(instruction, Access::Write)?;
+        let old = self.read(place, instruction.width);
+        self.write(place, instruction.width, self.register(instruction.register));
+        self.set_register(instruction.register, old);
+        Ok(())
+    }
+
+    fn exchange_add(&mut self, instruction: &Instruction) -> Result<(), Outcome> {
+        let Instruction { operation, width, register, .. } = *instruction;
+        let place = self.operand(instruction, Access::Write)?;
+        let old = self.read(place, width);
+        let Some(computed) = arithmetic::combine(operation, width, old, self.register(register), false) else {
+            return Err(Outcome::Retry);
+        };
+        self.write(place, width, computed.value);
+        self.set_register(register, old);
+        self.set_flags(computed);
+        Ok(())
+    }
+
+    /// CMPXCHG. It writes in any case: what it found, if that is not what was expected.
+    fn compare_exchange(&mut self, instruction: &Instruction) -> Result<(), Outcome> {
+        let Instruction { operation, width, register, .. } = *instruction;
+        let accumulator = Register { number: RAX, width, high: false };
+        let place = self.operand(instruction, Access::Write)?;
+        let found = self.read(place, width);
+        let expected = self.register(accumulator);
+        let Some(computed) = arithmetic::combine(operation, width, expected, found, false) else {
+            return Err(Outcome::Retry);
+        };
+        if computed.is_zero() {
+            self.write(place, width, self.register(register));
+        } else {
+            self.write(place, width, found);
+            self.set_register(accumulator, found);
+        }
+        self.set_flags(computed);
+        Ok(())
+    }
+
+    /// CMPXCHG8B and CMPXCHG16B: DX:AX against a pair in memory, CX:BX to replace it.
+    fn compare_exchange_pair(&mut self, instruction: &Instruction) -> Result<(), Outcome> {
+        let Instruction { width, address, .. } = *instruction;
+        let offset = self.offset(instruction);
+        let bytes = 2 * width.bytes();
+        let [expected, new] =
+            [[RAX, RDX], [RBX, RCX]].map(|pair| pair.map(|number| Register { number, width, high: false }));
+
+        // The longer of the two must be aligned (APM vol. 3, CMPXCHG16B).
+        if width == Width::Qword {
+            let base = self.cpu.segment(address.segment).base;
+            let has_base = matches!(address.segment, Segment::Fs | Segment::Gs);
+            let linear = if has_base { base.wrapping_add(offset) } else { offset };
+            if !linear.is_multiple_of(bytes) {
+                return Err(Outcome::Fault(Exception::GENERAL_PROTECTION));
+            }
+        }
+        // The shorter one may lie on two pages. Then its halves are found one by one.
+        let halves = match self.find(address.segment, offset, bytes, Access::Write)? {
+            place if place.is_whole() => [place, place.plus(width.bytes())],
+            _ => {
+                let second = address.width.truncate(offset.wrapping_add(width.bytes()));
+                [
+                    self.find(address.segment, offset, width.bytes(), Access::Write)?,
+                    self.find(address.segment, second, width.bytes(), Access::Write)?,
+                ]
             }
         };
-        // Parity is that of the lowest byte, whatever the width.
-        let parity = flag((result & 0xff).count_ones().is_multiple_of(2), PF);
-        (result, carries | parity | flag(result == 0, ZF) | flag(width.is_negative(result), SF))
+        self.confirm(&halves)?;
+
+        let found = halves.map(|half| self.read(half, width));
+        let is_equal = found == expected.map(|register| self.register(register));
+        let written = if is_equal { new.map(|register| self.register(register)) } else { found };
+        for (half, value) in halves.into_iter().zip(written) {
+            self.write(half, width, value);
+        }
+        if !is_equal {
+            for (register, value) in expected.into_iter().zip(found) {
+                self.set_register(register, value);
+            }
+        }
+        self.set_flags(arithmetic::equal(is_equal));
+        Ok(())
+    }
+
+    fn push(&mut self, instruction: &Instruction) -> Result<(), Outcome> {
+        let width = instruction.width;
+        let offset = self.offset(instruction);
+        let from = self.find(instruction.address.segment, offset, width.bytes(), Access::Read)?;
+        let pointer = Register { number: RSP, width: stack_width(self.cpu), high: false };
+        let top = pointer.width.truncate(self.register(pointer).wrapping_sub(width.bytes()));
+        let to = self.find(Segment::Ss, top, width.bytes(), Access::Write)?;
+        self.confirm(&[from, to])?;
+
+        let value = self.read(from, width);
+        self.write(to, width, value);
+        self.set_register(pointer, top);
+        Ok(())
+    }
+
+    /// POP. An address that is based on the stack pointer counts from its new value (APM vol. 3, POP).
+    fn pop(&mut self, instruction: &Instruction) -> Result<(), Outcome> {
+        let Instruction { width, address, .. } = *instruction;
+        let pointer = Register { number: RSP, width: stack_width(self.cpu), high: false };
+        let top = self.register(pointer);
+        let from = self.find(Segment::Ss, top, width.bytes(), Access::Read)?;
+        let grown = if address.base == Some(Base::Register(RSP)) { width.bytes() } else { 0 };
+        let offset = address.width.truncate(self.offset(instruction).wrapping_add(grown));
+        let to = self.find(address.segment, offset, width.bytes(), Access::Write)?;
+        self.confirm(&[from, to])?;
+
+        let value = self.read(from, width);
+        self.write(to, width, value);
+        self.set_register(pointer, top.wrapping_add(width.bytes()));
+        Ok(())
     }
 }
+
+/// Numbers of general registers that instructions imply.
+pub(crate) const RAX: u8 = 0;
+pub(crate) const RCX: u8 = 1;
+pub(crate) const RDX: u8 = 2;
+pub(crate) const RBX: u8 = 3;
+pub(crate) const RSP: u8 = 4;
+pub(crate) const RSI: u8 = 6;
+pub(crate) const RDI: u8 = 7;

@@ -1,73 +1,178 @@
-//! The bytes of an instruction, and with them the instruction.
+//! The bytes of an instruction.
 //!
 //! An instruction may lie across two pages, and then the second is translated only when the first does not hold all of
 //! it: the processor would not fault on a page that it does not need.
 
-use crate::decode::{self, Instruction, Refusal};
-use crate::walk::{Access, Stop, translate};
-use crate::{CpuState, Exception, MAX_LENGTH, Memory, Outcome, Segment};
-use addr::PAGE_BYTES;
+use crate::cpu::{Regime, linear};
+use crate::decode::{Refusal, decode};
+use crate::instruction::Instruction;
+use crate::walk::{Access, Stop};
+use crate::walks::{Found, Walks};
+use crate::{Cpu, Exception, MAX_LENGTH, Memory, Outcome, Segment};
+use addr::{Gpa, PAGE_BYTES, PageSize};
 
-/// Bytes at RIP, as far as they were read.
-#[derive(Clone, Copy)]
-pub(crate) struct Window {
-    bytes: [u8; MAX_LENGTH],
-    length: usize,
+/// 64-bit words in a page.
+const WORDS_PER_PAGE: usize = 512;
+
+/// Up to 15 bytes of code, in two words; what is not known of them is zero.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Window {
+    words: [u64; 2],
+    length: u8,
 }
 
 impl Window {
     /// The first of `bytes`, as many as an instruction can have.
-    pub(crate) fn of(bytes: &[u8]) -> Self {
-        let mut window = Self { bytes: [0; MAX_LENGTH], length: bytes.len().min(MAX_LENGTH) };
-        for (to, from) in window.bytes.iter_mut().zip(bytes) {
-            *to = *from;
-        }
-        window
+    #[must_use]
+    pub fn of(bytes: &[u8]) -> Self {
+        let mut window = [0; 16];
+        let length = bytes.len().min(MAX_LENGTH);
+        window[..length].copy_from_slice(&bytes[..length]);
+        let (low, high) = (u64::from_le_bytes(first_half(window)), u64::from_le_bytes(second_half(window)));
+        #[expect(clippy::cast_possible_truncation, reason = "at most 15")]
+        let length = length as u8;
+        Self { words: [low, high], length }
     }
 
-    pub(crate) fn bytes(&self) -> &[u8] {
-        &self.bytes[..self.length]
+    /// The bytes as two little-endian words, zero beyond the length.
+    #[must_use]
+    #[inline]
+    pub fn words(&self) -> [u64; 2] {
+        self.words
     }
 
-    /// The answer to what could not be decoded.
-    pub(crate) fn unsupported(&self) -> Outcome {
-        self.unsupported_of(u8::try_from(self.length).unwrap_or(u8::MAX))
+    /// How many bytes are known.
+    #[must_use]
+    #[inline]
+    pub fn length(&self) -> u8 {
+        self.length
     }
 
-    /// The answer to a decoded instruction of `length` that could not be executed.
-    pub(crate) fn unsupported_of(&self, length: u8) -> Outcome {
-        Outcome::Unsupported { bytes: self.bytes, length }
+    /// The bytes one by one; those from [`length`](Self::length) on are zero.
+    #[must_use]
+    pub fn to_bytes(&self) -> [u8; 16] {
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&self.words[0].to_le_bytes());
+        bytes[8..].copy_from_slice(&self.words[1].to_le_bytes());
+        bytes
+    }
+
+    /// The answer to an instruction of `length` that begins with these bytes and is not known.
+    pub(crate) fn unsupported(&self, length: u8) -> Outcome {
+        let mut bytes = [0; MAX_LENGTH];
+        bytes.copy_from_slice(&self.to_bytes()[..MAX_LENGTH]);
+        Outcome::Unsupported { bytes, length }
     }
 }
 
-/// Fetches and decodes the instruction at RIP.
-pub(crate) fn fetch(state: &CpuState, memory: &impl Memory) -> Result<(Instruction, Window), Outcome> {
-    let mut window = Window { bytes: [0; MAX_LENGTH], length: 0 };
-
-    // At most two rounds: to the end of the first page, then to the full length.
-    while window.length < MAX_LENGTH {
-        fill_to_page_end(&mut window, state, memory)?;
-        match decode::decode(state.mode(), window.bytes()) {
-            Ok(instruction) => return Ok((instruction, window)),
-            Err(Refusal::Unknown) => return Err(window.unsupported()),
-            Err(Refusal::Incomplete) => {}
-        }
-    }
-    // More than 15 bytes (APM vol. 3, 1.1).
-    Err(Outcome::Fault(Exception::GENERAL_PROTECTION))
+fn first_half(bytes: [u8; 16]) -> [u8; 8] {
+    core::array::from_fn(|at| bytes[at])
 }
 
-/// Reads on behind what the window holds, up to the end of that page.
-fn fill_to_page_end(window: &mut Window, state: &CpuState, memory: &impl Memory) -> Result<(), Outcome> {
-    let offset = state.rip.wrapping_add(window.length as u64);
-    let linear = state.linear(Segment::Cs, offset).ok_or(Outcome::Fault(Exception::GENERAL_PROTECTION))?;
-    let gpa = translate(state, memory, linear, Access::Execute).map_err(outcome)?;
+fn second_half(bytes: [u8; 16]) -> [u8; 8] {
+    core::array::from_fn(|at| bytes[8 + at])
+}
 
-    let left_in_page = usize::try_from(PAGE_BYTES - linear % PAGE_BYTES).unwrap_or(usize::MAX);
-    let end = MAX_LENGTH.min(window.length.saturating_add(left_in_page));
-    memory.read(gpa, &mut window.bytes[window.length..end]).ok_or(Outcome::Unbacked(gpa))?;
-    window.length = end;
-    Ok(())
+/// What was found at RIP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fetched {
+    /// The bytes, up to the end of the page.
+    pub window: Window,
+    /// Where the first of them is.
+    pub gpa: Gpa,
+}
+
+/// Reads what is at RIP, up to the end of the page.
+///
+/// # Errors
+/// The outcome of an instruction that cannot be fetched: an exception, or no memory there.
+pub fn fetch<M: Memory>(cpu: &impl Cpu, memory: &M, walks: &mut Walks<M>) -> Result<Fetched, Outcome> {
+    fetch_in(cpu, &Regime::of(cpu), memory, walks)
+}
+
+/// As [`fetch()`], where the regime is known.
+#[inline(always)]
+pub(crate) fn fetch_in<M: Memory>(
+    cpu: &impl Cpu,
+    regime: &Regime,
+    memory: &M,
+    walks: &mut Walks<M>,
+) -> Result<Fetched, Outcome> {
+    let found = locate(cpu, regime, memory, walks, cpu.rip())?;
+    let page = found.page.ok_or(Outcome::Unbacked(found.gpa))?;
+
+    let offset = found.gpa.offset_in(PageSize::Size4K);
+    let left = PAGE_BYTES - offset;
+    let word = (offset / 8) as usize;
+    let shift = offset % 8 * 8;
+    let load = |word: usize| if word < WORDS_PER_PAGE { memory.load(page, word) } else { 0 };
+    let mut words = [load(word), load(word + 1)];
+    if shift != 0 {
+        let third = load(word + 2);
+        words = [words[0] >> shift | words[1] << (64 - shift), words[1] >> shift | third << (64 - shift)];
+    }
+    words[1] &= u64::MAX >> 8;
+    #[expect(clippy::cast_possible_truncation, reason = "at most 15")]
+    let length = left.min(MAX_LENGTH as u64) as u8;
+    Ok(Fetched { window: Window { words, length }, gpa: found.gpa })
+}
+
+/// Decodes what was fetched, reading on behind the end of the page if the instruction does.
+///
+/// # Errors
+/// The outcome of bytes that are no instruction, of too many of them, or of a second page that cannot be fetched.
+pub fn decode_fetched<M: Memory>(
+    cpu: &impl Cpu,
+    memory: &M,
+    walks: &mut Walks<M>,
+    fetched: &Fetched,
+) -> Result<Instruction, Outcome> {
+    let Fetched { mut window, .. } = *fetched;
+    let mode = cpu.mode();
+    let mut decoded = decode(mode, &window.to_bytes()[..usize::from(window.length)]);
+    if decoded == Err(Refusal::Incomplete) {
+        window = complete(cpu, memory, walks, &window)?;
+        decoded = decode(mode, &window.to_bytes()[..usize::from(window.length)]);
+    }
+    decoded.map_err(|refusal| match refusal {
+        // More than 15 bytes (APM vol. 3, 1.1).
+        Refusal::TooLong => Outcome::Fault(Exception::GENERAL_PROTECTION),
+        Refusal::Unknown | Refusal::Incomplete => window.unsupported(window.length),
+    })
+}
+
+/// Reads what is at RIP, as many bytes as an instruction can have: from two pages, where the second can be fetched.
+///
+/// # Errors
+/// As [`fetch()`].
+pub fn fetch_whole<M: Memory>(cpu: &impl Cpu, memory: &M, walks: &mut Walks<M>) -> Result<Window, Outcome> {
+    let window = fetch(cpu, memory, walks)?.window;
+    if usize::from(window.length) == MAX_LENGTH {
+        return Ok(window);
+    }
+    Ok(complete(cpu, memory, walks, &window).unwrap_or(window))
+}
+
+/// The window with what follows on the next page.
+fn complete<M: Memory>(cpu: &impl Cpu, memory: &M, walks: &mut Walks<M>, window: &Window) -> Result<Window, Outcome> {
+    let known = usize::from(window.length);
+    let found = locate(cpu, &Regime::of(cpu), memory, walks, cpu.rip().wrapping_add(known as u64))?;
+    let mut bytes = window.to_bytes();
+    memory.read(found.gpa, &mut bytes[known..MAX_LENGTH]).ok_or(Outcome::Unbacked(found.gpa))?;
+    Ok(Window::of(&bytes[..MAX_LENGTH]))
+}
+
+/// Where the byte at `rip` is.
+#[inline(always)]
+fn locate<M: Memory>(
+    cpu: &impl Cpu,
+    regime: &Regime,
+    memory: &M,
+    walks: &mut Walks<M>,
+    rip: u64,
+) -> Result<Found<M>, Outcome> {
+    let linear = linear(cpu, regime, Segment::Cs, rip, 1, Access::Execute).map_err(Outcome::Fault)?;
+    walks.find(cpu, regime, memory, linear, Access::Execute).map_err(outcome)
 }
 
 /// What a failed translation means for the instruction.

@@ -6,12 +6,16 @@
 //!
 //! No table can lead the walk astray: it takes at most five steps, wherever they point.
 
-use crate::cpu::bits::{AC, CR0_PG, CR0_WP, CR4_LA57, CR4_PAE, CR4_PSE, CR4_SMAP, CR4_SMEP, EFER_LMA, EFER_NXE};
-use crate::{CpuState, Exception, Memory};
+use crate::cpu::bits::{
+    AC, CR0_PG, CR0_WP, CR4_LA57, CR4_PAE, CR4_PKE, CR4_PSE, CR4_SMAP, CR4_SMEP, EFER_LMA, EFER_NXE,
+};
+use crate::walks::{LEVELS, Step, Steps, page_of};
+use crate::{Cpu, Exception, Memory};
 use addr::Gpa;
 
 /// What an access is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
 pub enum Access {
     /// Data read.
     Read,
@@ -42,6 +46,12 @@ mod entry {
     /// Leaf above the lowest level.
     pub(super) const LARGE: u64 = 1 << 7;
     pub(super) const NO_EXECUTE: u64 = 1 << 63;
+    /// Bits 62:52 of a 64-bit entry, reserved where there is no long mode.
+    pub(super) const HIGH: u64 = 0x7ff0_0000_0000_0000;
+    /// Bits 8:5, reserved in the pointers at the top of PAE.
+    pub(super) const NOT_OF_POINTERS: u64 = 0x1e0;
+    /// Place of a leaf's protection key, four bits, in long mode.
+    pub(super) const KEY_SHIFT: u32 = 59;
     /// Bits 51:12 of a 64-bit entry.
     pub(super) const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 }
@@ -53,20 +63,30 @@ mod error {
     pub(super) const USER: u32 = 1 << 2;
     pub(super) const RESERVED: u32 = 1 << 3;
     pub(super) const FETCH: u32 = 1 << 4;
+    pub(super) const PROTECTION_KEY: u32 = 1 << 5;
 }
 
 /// How often a walk starts again because an entry changed under it.
 const ATTEMPTS: usize = 8;
 
-/// Translates `linear`, a guest virtual address that is canonical, for an access at the privilege of `state`.
-pub fn translate(state: &CpuState, memory: &impl Memory, linear: u64, access: Access) -> Result<Gpa, Stop> {
-    if state.cr0 & CR0_PG == 0 {
-        return Ok(Gpa(linear & 0xffff_ffff));
+/// Translates the page of `linear`, a guest virtual address that is canonical, for an access at the vCPU's privilege: the
+/// first byte of its 4 KiB page. The entries that this came from, as they are now, are left in `steps`.
+pub(crate) fn walk<M: Memory>(
+    cpu: &impl Cpu,
+    memory: &M,
+    linear: u64,
+    access: Access,
+    steps: &mut Steps<M>,
+) -> Result<Gpa, Stop> {
+    steps.clear();
+    if cpu.cr0() & CR0_PG == 0 {
+        return Ok(page_of(Gpa(linear & 0xffff_ffff)));
     }
     for _ in 0..ATTEMPTS {
-        if let Some(gpa) = walk(state, memory, linear, access)? {
+        if let Some(gpa) = attempt(cpu, memory, linear, access, steps)? {
             return Ok(gpa);
         }
+        steps.clear();
     }
     Err(Stop::Contended)
 }
@@ -82,14 +102,15 @@ struct Paging {
 }
 
 impl Paging {
-    fn of(state: &CpuState) -> Self {
-        if state.efer & EFER_LMA != 0 {
-            let levels = if state.cr4 & CR4_LA57 != 0 { 5 } else { 4 };
-            Self { levels, index_bits: 9, root: Gpa(state.cr3 & entry::ADDRESS) }
-        } else if state.cr4 & CR4_PAE != 0 {
-            Self { levels: 3, index_bits: 9, root: Gpa(state.cr3 & 0xffff_ffe0) }
+    fn of(cpu: &impl Cpu) -> Self {
+        let (cr3, cr4) = (cpu.cr3(), cpu.cr4());
+        if cpu.efer() & EFER_LMA != 0 {
+            let levels = if cr4 & CR4_LA57 != 0 { 5 } else { 4 };
+            Self { levels, index_bits: 9, root: Gpa(cr3 & entry::ADDRESS) }
+        } else if cr4 & CR4_PAE != 0 {
+            Self { levels: 3, index_bits: 9, root: Gpa(cr3 & 0xffff_ffe0) }
         } else {
-            Self { levels: 2, index_bits: 10, root: Gpa(state.cr3 & 0xffff_f000) }
+            Self { levels: 2, index_bits: 10, root: Gpa(cr3 & 0xffff_f000) }
         }
     }
 
@@ -113,23 +134,6 @@ impl Paging {
         Gpa(table.0 + index * if self.is_legacy() { 4 } else { 8 })
     }
 
-    fn read(&self, memory: &impl Memory, gpa: Gpa) -> Result<u64, Stop> {
-        let found = if self.is_legacy() { memory.read_u32(gpa).map(u64::from) } else { memory.read_u64(gpa) };
-        found.ok_or(Stop::Unbacked(gpa))
-    }
-
-    /// Sets `more` in the entry if it is still `found`; says whether it was.
-    fn set(&self, memory: &impl Memory, gpa: Gpa, found: u64, more: u64) -> Result<bool, Stop> {
-        if found & more == more {
-            return Ok(true);
-        }
-        let done = match (self.is_legacy(), u32::try_from(found), u32::try_from(found | more)) {
-            (true, Ok(current), Ok(new)) => memory.compare_exchange_u32(gpa, current, new),
-            _ => memory.compare_exchange_u64(gpa, found, found | more),
-        };
-        done.ok_or(Stop::Unbacked(gpa))
-    }
-
     /// Where the leaf `bits` at `level` maps the page that starts `linear & !mask`.
     fn page(&self, bits: u64, level: u32) -> u64 {
         let mask = (1 << self.shift(level)) - 1;
@@ -142,13 +146,13 @@ impl Paging {
     }
 
     /// Bits that must be zero in a present entry.
-    fn reserved(&self, state: &CpuState, level: u32, is_leaf: bool) -> u64 {
+    fn reserved(&self, cpu: &impl Cpu, level: u32, is_leaf: bool) -> u64 {
         if self.is_legacy() {
             return if is_leaf && level == 1 { 1 << 21 } else { 0 };
         }
-        let width = u32::from(state.physical_bits).clamp(32, 52);
+        let width = u32::from(cpu.physical_bits()).clamp(32, 52);
         let mut reserved = entry::ADDRESS & !((1 << width) - 1);
-        if state.efer & EFER_NXE == 0 {
+        if cpu.efer() & EFER_NXE == 0 {
             reserved |= entry::NO_EXECUTE;
         }
         if is_leaf && level > 0 {
@@ -158,90 +162,179 @@ impl Paging {
         if level >= 3 {
             reserved |= entry::LARGE;
         }
-        if self.has_pointer_table() && level == 2 {
-            reserved |= entry::WRITE | entry::USER | entry::NO_EXECUTE;
+        if self.has_pointer_table() {
+            reserved |= entry::HIGH;
+            if level == 2 {
+                reserved |= entry::WRITE | entry::USER | entry::NO_EXECUTE | entry::NOT_OF_POINTERS;
+            }
         }
         reserved
     }
 }
 
-/// One walk. `None` when an entry changed before its Accessed or Dirty bit could be set.
-fn walk(state: &CpuState, memory: &impl Memory, linear: u64, access: Access) -> Result<Option<Gpa>, Stop> {
-    let paging = Paging::of(state);
-    let fault = |code| Err(Stop::Fault(Exception::page_fault(code | intent(state, &paging, access), linear)));
+/// The word with the entry at `gpa`, and the entry in it.
+fn read_entry<M: Memory>(paging: &Paging, memory: &M, gpa: Gpa) -> Result<(Step<M>, u64), Stop> {
+    let word = memory.find(gpa).ok_or(Stop::Unbacked(gpa))?;
+    let value = memory.load(word, 0);
+    let bits = if paging.is_legacy() { value >> half_shift(gpa) & 0xffff_ffff } else { value };
+    Ok((Step { word, value }, bits))
+}
 
-    let mut seen = [(Gpa(0), 0); 5];
+/// Lowest bit, in its 64-bit word, of the 32-bit entry at `gpa`; zero for a 64-bit entry.
+fn half_shift(gpa: Gpa) -> u32 {
+    if gpa.0 % 8 == 4 { 32 } else { 0 }
+}
+
+/// One walk. `None` when an entry changed before its Accessed or Dirty bit could be set.
+fn attempt<M: Memory>(
+    cpu: &impl Cpu,
+    memory: &M,
+    linear: u64,
+    access: Access,
+    steps: &mut Steps<M>,
+) -> Result<Option<Gpa>, Stop> {
+    let paging = Paging::of(cpu);
+    let fault = |code| Err(Stop::Fault(Exception::page_fault(code | intent(cpu, &paging, access), linear)));
+
+    let mut halves = [0; LEVELS];
     let mut rights = entry::WRITE | entry::USER;
     let mut no_execute = 0;
     let mut table = paging.root;
     let mut level = paging.levels - 1;
-    let page = loop {
+    let (page, leaf) = loop {
         let at = paging.entry_address(table, level, linear);
-        let bits = paging.read(memory, at)?;
+        let (step, bits) = read_entry(&paging, memory, at)?;
         if bits & entry::PRESENT == 0 {
             return fault(0);
         }
-        let is_leaf = level == 0 || (bits & entry::LARGE != 0 && may_be_large(state, &paging, level));
-        if bits & paging.reserved(state, level, is_leaf) != 0 {
+        let is_leaf = level == 0 || (bits & entry::LARGE != 0 && may_be_large(cpu, &paging, level));
+        if bits & paging.reserved(cpu, level, is_leaf) != 0 {
             return fault(error::PRESENT | error::RESERVED);
         }
 
-        // The pointers at the top of PAE have no rights and no Accessed bit.
+        // The pointers at the top of PAE have no rights.
         if !(paging.has_pointer_table() && level == 2) {
             rights &= bits;
             no_execute |= bits & entry::NO_EXECUTE;
-            seen[level as usize] = (at, bits);
         }
+        halves[level as usize] = half_shift(at);
+        steps.push(step);
         if is_leaf {
-            break paging.page(bits, level);
+            break (paging.page(bits, level), bits);
         }
         table = Gpa(if paging.is_legacy() { bits & 0xffff_f000 } else { bits & entry::ADDRESS });
         level -= 1;
     };
 
-    if !is_allowed(state, access, rights, no_execute) {
+    if !is_allowed(cpu, access, rights, no_execute) {
         return fault(error::PRESENT);
     }
+    if !is_allowed_by_key(cpu, access, rights, leaf) {
+        return fault(error::PRESENT | error::PROTECTION_KEY);
+    }
 
-    for (place, (at, bits)) in seen.iter().enumerate().skip(level as usize) {
-        let is_leaf = place == level as usize;
-        let more = if is_leaf && access == Access::Write { entry::DIRTY } else { 0 } | entry::ACCESSED;
-        if *bits != 0 && !paging.set(memory, *at, *bits, more)? {
-            return Ok(None);
+    for (step, at) in steps.iter_mut().zip((level..paging.levels).rev()) {
+        // The pointers at the top of PAE have no Accessed bit either.
+        if paging.has_pointer_table() && at == 2 {
+            continue;
+        }
+        let dirty = if at == level && access == Access::Write { entry::DIRTY } else { 0 };
+        let new = step.value | (entry::ACCESSED | dirty) << halves[at as usize];
+        if new != step.value {
+            if !memory.compare_exchange(step.word, step.value, new) {
+                return Ok(None);
+            }
+            step.value = new;
         }
     }
-    Ok(Some(Gpa(page | linear & ((1 << paging.shift(level)) - 1))))
+    Ok(Some(page_of(Gpa(page | linear & ((1 << paging.shift(level)) - 1)))))
+}
+
+/// The way to a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Path {
+    tables: [Gpa; LEVELS],
+    count: usize,
+    /// First byte of the 4 KiB page at its end.
+    pub gpa: Gpa,
+}
+
+impl Path {
+    /// The pages of the tables on it, from the root on.
+    #[must_use]
+    pub fn tables(&self) -> &[Gpa] {
+        &self.tables[..self.count]
+    }
+}
+
+/// The way on which `linear` is translated. Nothing but a look: rights do not matter, and no bit is set in any entry.
+/// `None` if it leads nowhere.
+pub fn path(cpu: &impl Cpu, memory: &impl Memory, linear: u64) -> Option<Path> {
+    let mut path = Path { tables: [Gpa(0); LEVELS], count: 0, gpa: page_of(Gpa(linear & 0xffff_ffff)) };
+    if cpu.cr0() & CR0_PG == 0 {
+        return Some(path);
+    }
+    let paging = Paging::of(cpu);
+    let mut table = paging.root;
+    for level in (0..paging.levels).rev() {
+        path.tables[path.count] = page_of(table);
+        path.count += 1;
+        let (_, bits) = read_entry(&paging, memory, paging.entry_address(table, level, linear)).ok()?;
+        if bits & entry::PRESENT == 0 {
+            return None;
+        }
+        if level == 0 || (bits & entry::LARGE != 0 && may_be_large(cpu, &paging, level)) {
+            let offset = linear & ((1 << paging.shift(level)) - 1);
+            path.gpa = page_of(Gpa(paging.page(bits, level) | offset));
+            return Some(path);
+        }
+        table = Gpa(if paging.is_legacy() { bits & 0xffff_f000 } else { bits & entry::ADDRESS });
+    }
+    None
 }
 
 /// Whether entries at `level` can be leaves.
-fn may_be_large(state: &CpuState, paging: &Paging, level: u32) -> bool {
+fn may_be_large(cpu: &impl Cpu, paging: &Paging, level: u32) -> bool {
     match level {
-        1 => !paging.is_legacy() || state.cr4 & CR4_PSE != 0,
+        1 => !paging.is_legacy() || cpu.cr4() & CR4_PSE != 0,
         2 => !paging.has_pointer_table(),
         _ => false,
     }
 }
 
 /// Whether the combined `rights` of all levels allow the access (APM vol. 2, 5.6).
-fn is_allowed(state: &CpuState, access: Access, rights: u64, no_execute: u64) -> bool {
+fn is_allowed(cpu: &impl Cpu, access: Access, rights: u64, no_execute: u64) -> bool {
     let is_user_page = rights & entry::USER != 0;
-    let by_user = state.cpl == 3;
+    let by_user = cpu.cpl() == 3;
     if by_user && !is_user_page {
         return false;
     }
-    let is_kept_off = |feature| !by_user && is_user_page && state.cr4 & feature != 0;
-    let smap = is_kept_off(CR4_SMAP) && state.rflags & AC == 0;
+    let is_kept_off = |feature| !by_user && is_user_page && cpu.cr4() & feature != 0;
+    let smap = is_kept_off(CR4_SMAP) && cpu.rflags() & AC == 0;
     match access {
         Access::Read => !smap,
-        Access::Write => !smap && (rights & entry::WRITE != 0 || !by_user && state.cr0 & CR0_WP == 0),
+        Access::Write => !smap && (rights & entry::WRITE != 0 || !by_user && cpu.cr0() & CR0_WP == 0),
         Access::Execute => no_execute == 0 && !is_kept_off(CR4_SMEP),
     }
 }
 
+/// Whether the protection key in `leaf` allows the access: to data, on pages of user mode (APM vol. 2, 5.6.7).
+fn is_allowed_by_key(cpu: &impl Cpu, access: Access, rights: u64, leaf: u64) -> bool {
+    let has_key = cpu.cr4() & CR4_PKE != 0 && cpu.efer() & EFER_LMA != 0 && rights & entry::USER != 0;
+    if !has_key || access == Access::Execute {
+        return true;
+    }
+    let key = leaf >> entry::KEY_SHIFT & 0xf;
+    let (no_access, no_write) = (cpu.pkru() >> (2 * key) & 1 != 0, cpu.pkru() >> (2 * key + 1) & 1 != 0);
+    let is_bound = cpu.cpl() == 3 || cpu.cr0() & CR0_WP != 0;
+    let denies_write = no_write && access == Access::Write && is_bound;
+    !no_access && !denies_write
+}
+
 /// The part of the error code that says what was tried.
-fn intent(state: &CpuState, paging: &Paging, access: Access) -> u32 {
-    let by_user = if state.cpl == 3 { error::USER } else { 0 };
-    let tells_fetches = state.cr4 & CR4_SMEP != 0 || !paging.is_legacy() && state.efer & EFER_NXE != 0;
+fn intent(cpu: &impl Cpu, paging: &Paging, access: Access) -> u32 {
+    let by_user = if cpu.cpl() == 3 { error::USER } else { 0 };
+    let tells_fetches = cpu.cr4() & CR4_SMEP != 0 || !paging.is_legacy() && cpu.efer() & EFER_NXE != 0;
     by_user
         | match access {
             Access::Write => error::WRITE,

@@ -18,8 +18,9 @@
 //! | `virtio` | `ControlPort`, the byte stream to the tool |
 //!
 //! Unsafe code lives in this folder and nowhere else. [`ram`] is the shell around host memory that both architectures
-//! share: it needs only their `paging::direct_map`.
+//! share: it needs only their `paging::direct_map`. [`bank`] is that around the memory of a VM.
 
+pub(crate) mod bank;
 pub(crate) mod ram;
 pub(crate) mod tables;
 

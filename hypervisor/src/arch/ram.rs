@@ -103,12 +103,12 @@ impl Frames {
         unsafe { zero(self.pointer(), native(self.bytes)) };
     }
 
-    /// The 64-bit word number `index` of the run, or `None` past its end.
-    pub(crate) fn atomic_u64(&self, index: usize) -> Option<&AtomicU64> {
-        let word = self.span((index as u64).checked_mul(8)?, 8)?;
-        // SAFETY: the word is aligned (runs start at frames), lies within the run, and the run stays ours for as long
-        // as the reference lives. All bit patterns are words.
-        Some(unsafe { AtomicU64::from_ptr(word.cast()) })
+    /// The run as 64-bit words.
+    #[inline]
+    pub(crate) fn words(&self) -> &[AtomicU64] {
+        // SAFETY: the run is ours for as long as the slice lives, present in the direct map, and aligned, since runs start at
+        // frames. Rust code reaches it through atomics and volatile accesses only; all bit patterns are words.
+        unsafe { core::slice::from_raw_parts(self.pointer().cast(), native(self.bytes / 8)) }
     }
 
     /// Pointer to `offset` when `bytes` from there on lie within the run.

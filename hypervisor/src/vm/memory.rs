@@ -13,14 +13,17 @@
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use addr::{Gpa, GpaRange, Hpa, PageSize};
+use addr::{Gpa, GpaRange, Hpa, PAGE_BYTES, PageSize};
+use decode_cache::{Cause, Lost, Protect, Protection, Size, Vouching, WriteProtect};
 use sched::{CpuId, Pending};
 use shootdown::{Flush, Plan};
 use stage2::{Access, MapError, Tree};
 use tlb_tag::Scheme;
 
 use super::tags::PoolId;
-use crate::arch::loader::stage2_format;
+use crate::arch::bank::{Bank, Word};
+use crate::arch::emulate::Decoded;
+use crate::arch::loader::{Stage2Format, stage2_format};
 use crate::arch::tables::TablePool;
 use crate::arch::vcpu::ArchVcpu;
 use crate::arch::{interrupts, tsc};
@@ -29,13 +32,16 @@ use crate::vcpu::{Owner, Vcpu};
 
 /// A VM's memory.
 pub(crate) struct Memory {
-    /// In ascending order, without overlaps.
-    regions: Vec<Region>,
+    /// In ascending order, without overlaps. Each is a run of the bank, in the same order.
+    regions: Vec<GpaRange>,
+    bank: Bank,
     tables: TablePool,
-    root: Hpa,
+    tree: Tree<Stage2Format>,
     /// Counts the times that all TLB entries of the VM became void.
     epoch: AtomicU64,
     pool: PoolId,
+    /// Decoded instructions, where they are remembered for the whole VM: the pages that they depend on are read-only.
+    decoded: Option<WriteProtect<Decoded>>,
 }
 
 /// A wait for kicked vCPUs, in host TSC ticks.
@@ -58,12 +64,6 @@ pub(crate) struct Targets<'a> {
     pub(crate) set: hyperv_defs::Targets<'a>,
     /// The one that asks; it may be in the set, or not.
     pub(crate) me: u32,
-}
-
-/// A contiguous run of the guest's memory.
-struct Region {
-    start: Gpa,
-    frames: Frames,
 }
 
 /// Why a VM's memory could not be set up.
@@ -89,7 +89,7 @@ impl Memory {
     pub(crate) fn new(ranges: impl Iterator<Item = GpaRange>, pool: PoolId) -> Result<Self, MemoryError> {
         let tables = TablePool::new();
         let mut tree = Tree::new(stage2_format(), &tables).map_err(MemoryError::Map)?;
-        let mut regions = Vec::new();
+        let (mut regions, mut runs) = (Vec::new(), Vec::new());
 
         for range in ranges {
             let mut at = range.start;
@@ -100,12 +100,13 @@ impl Memory {
                 // Nothing was mapped there before, so nothing can be stale.
                 let stale = tree.map(&tables, piece, frames.hpa(), Access::ALL).map_err(MemoryError::Map)?;
                 debug_assert!(stale.is_empty());
-                regions.push(Region { start: at, frames });
+                regions.push(piece);
+                runs.push(frames);
                 at = piece.end();
             }
         }
 
-        Ok(Self { regions, root: tree.root(), tables, epoch: AtomicU64::new(0), pool })
+        Ok(Self { regions, bank: Bank::new(runs), tree, tables, epoch: AtomicU64::new(0), pool, decoded: None })
     }
 
     /// The VM's epoch: an entry that has seen another must not use TLB entries from before.
@@ -145,18 +146,8 @@ impl Memory {
                 plan.flushes().for_each(|flush| flush_own(arch, mine, flush));
             }
         };
-        let mut wait: Option<Wait> = None;
-        let relax = |cpu| {
-            let now = tsc::now();
-            let patience = tsc::nanos_to_ticks(PATIENCE_NANOS);
-            let wait = wait.get_or_insert(Wait { since: now, kick_at: now + patience, patience });
-            if now > wait.kick_at {
-                wait.patience *= 2;
-                wait.kick_at = now + wait.patience;
-                interrupts::kick(CpuId(cpu));
-            }
-            core::hint::spin_loop();
-        };
+        let mut wait = None;
+        let relax = |cpu| kick_again(&mut wait, cpu);
         let outcome = shootdown::run(others, Vcpu::presence, publish, interrupts::kick_all, meanwhile, relax);
 
         let counters = mine.counters();
@@ -165,6 +156,42 @@ impl Memory {
         if let Some(wait) = wait {
             counters.flush_wait_ticks.add(tsc::now().saturating_sub(wait.since));
         }
+    }
+
+    /// Flushes everything of all `vcpus`. On return none of them runs its guest with what was flushed; the caller's own vCPU
+    /// does its part before it next enters.
+    fn flush_everybody(&self, vcpus: &[Vcpu]) {
+        let by_epoch = self.pool.pool().scheme() == Scheme::Epoch;
+        if by_epoch {
+            self.epoch.fetch_add(1, Ordering::SeqCst);
+        }
+        let publish = |target: &Vcpu| {
+            if !by_epoch {
+                target.requests().ask(Flush::Whole);
+                target.mailbox().leave(Pending::FLUSH);
+            }
+        };
+        let mut wait = None;
+        let relax = |cpu| kick_again(&mut wait, cpu);
+        let _ = shootdown::run(vcpus.iter(), Vcpu::presence, publish, interrupts::kick_all, || {}, relax);
+    }
+
+    /// Remembers decoded instructions for the whole VM from now on, and protects what they depend on from being written.
+    pub(crate) fn remember_decoded(&mut self, vouching: Vouching) {
+        self.decoded = Some(WriteProtect::new(Size::default(), vouching));
+    }
+
+    /// The decoded instructions that are remembered for the whole VM.
+    #[inline]
+    pub(crate) fn decoded(&self) -> Option<&WriteProtect<Decoded>> {
+        self.decoded.as_ref()
+    }
+
+    /// The guest was stopped as it wrote to `gpa`, where it has memory, or as its processor walked a page table there. Says
+    /// which remembered instructions are forgotten for that; the guest may try again in any case.
+    pub(crate) fn write_fault(&self, gpa: Gpa, cause: Cause) -> Lost {
+        let protected = Protected { memory: self, vcpus: &[] };
+        self.decoded.as_ref().and_then(|decoded| decoded.written(gpa, cause, &protected)).unwrap_or_default()
     }
 
     /// The vCPU, about to enter, does what others have asked it to flush.
@@ -179,7 +206,7 @@ impl Memory {
 
     /// HPA of the stage-2 tree's root table.
     pub(crate) fn stage2_root(&self) -> Hpa {
-        self.root
+        self.tree.root()
     }
 
     /// Bytes of host memory that the stage-2 tables take.
@@ -196,13 +223,50 @@ impl Memory {
     /// Copies `from` to guest memory at `gpa`. False when a part of it does not exist; what lies before it was written.
     #[must_use]
     pub(crate) fn write(&self, gpa: Gpa, from: &[u8]) -> bool {
-        self.pieces(gpa, from.len(), |frames, offset, piece| frames.write(offset, &from[piece]))
+        let mut at = gpa;
+        let mut left = from;
+        while !left.is_empty() {
+            // Page by page, as instructions are forgotten.
+            let bytes = usize::try_from(PAGE_BYTES - at.offset_in(PageSize::Size4K)).unwrap_or(usize::MAX);
+            let (piece, rest) = left.split_at(bytes.min(left.len()));
+            let copy = || self.pieces(at, piece.len(), |frames, offset, part| frames.write(offset, &piece[part]));
+            if !self.as_host(at, copy) {
+                return false;
+            }
+            let Some(next) = at.checked_add(piece.len() as u64) else { return rest.is_empty() };
+            (at, left) = (next, rest);
+        }
+        true
     }
 
-    /// The 64-bit word at `gpa`, a multiple of 8, for the guest's own page tables.
-    pub(crate) fn word(&self, gpa: Gpa) -> Option<&AtomicU64> {
-        let (region, offset) = self.find(gpa)?;
-        gpa.0.is_multiple_of(8).then(|| region.frames.atomic_u64((offset / 8) as usize))?
+    /// Atomically replaces a word if it is still `current`; says whether it was.
+    pub(crate) fn compare_exchange(&self, word: Word, current: u64, new: u64) -> bool {
+        let Some((run, offset)) = self.bank.place_of(word) else { return false };
+        let Some(region) = self.regions.get(run) else { return false };
+        self.as_host(Gpa(region.start.0 + offset), || self.bank.compare_exchange(word, current, new))
+    }
+
+    /// Carries out a write of our own to the page of `gpa`. All of them come through here: they meet no stage-2 fault that
+    /// would make remembered instructions forgotten.
+    #[inline]
+    fn as_host<R>(&self, gpa: Gpa, write: impl FnOnce() -> R) -> R {
+        match &self.decoded {
+            None => write(),
+            Some(decoded) => decoded.write_as_host(gpa, &Protected { memory: self, vcpus: &[] }, write).0,
+        }
+    }
+
+    /// The aligned 64-bit word that holds `gpa`, for going there again and again.
+    pub(crate) fn find_word(&self, gpa: Gpa) -> Option<Word> {
+        let region = self.find_index(gpa)?;
+        let offset = gpa.0 - self.regions.get(region)?.start.0;
+        self.bank.find(region, usize::try_from(offset / 8).ok()?)
+    }
+
+    /// Reads the word that is `ahead` words behind one that was found, on the same page.
+    #[inline]
+    pub(crate) fn load(&self, word: Word, ahead: usize) -> u64 {
+        self.bank.load(word, ahead)
     }
 
     /// Cuts a run of guest memory at the borders of regions.
@@ -214,12 +278,12 @@ impl Memory {
     ) -> bool {
         let mut done = 0;
         while done < bytes {
-            let Some((region, offset)) = gpa.checked_add(done as u64).and_then(|at| self.find(at)) else {
-                return false;
-            };
-            let left = usize::try_from(region.frames.bytes() - offset).unwrap_or(usize::MAX);
+            let found = gpa.checked_add(done as u64).and_then(|at| Some((at, self.find_index(at)?)));
+            let Some((at, index)) = found else { return false };
+            let (Some(region), Some(frames)) = (self.regions.get(index), self.bank.run(index)) else { return false };
+            let left = usize::try_from(region.end().0 - at.0).unwrap_or(usize::MAX);
             let piece = left.min(bytes - done);
-            if !copy(&region.frames, offset, done..done + piece) {
+            if !copy(frames, at.0 - region.start.0, done..done + piece) {
                 return false;
             }
             done += piece;
@@ -227,12 +291,60 @@ impl Memory {
         true
     }
 
-    fn find(&self, gpa: Gpa) -> Option<(&Region, u64)> {
-        let after = self.regions.partition_point(|region| region.start <= gpa);
-        let region = &self.regions[after.checked_sub(1)?];
-        let offset = gpa.0 - region.start.0;
-        (offset < region.frames.bytes()).then_some((region, offset))
+    /// Index of the region that holds `gpa`.
+    fn find_index(&self, gpa: Gpa) -> Option<usize> {
+        let index = self.regions.partition_point(|region| region.start <= gpa).checked_sub(1)?;
+        self.regions.get(index)?.contains(gpa).then_some(index)
     }
+}
+
+/// A VM's memory, as the cache of decoded instructions protects it. `vcpus` are those that must not write with rights from
+/// before; a write needs none.
+pub(crate) struct Protected<'a> {
+    pub(crate) memory: &'a Memory,
+    pub(crate) vcpus: &'a [Vcpu],
+}
+
+impl Protect for Protected<'_> {
+    fn protect(&self, page: Gpa) -> Protection {
+        let Memory { tree, tables, .. } = self.memory;
+        if self.memory.find_index(page).is_none() {
+            return Protection::Refused;
+        }
+        match tree.protect_page(tables, page, Access::READ_EXECUTE) {
+            Ok(stale) if stale.is_empty() => Protection::Already,
+            Ok(_) => Protection::Owed,
+            Err(_) => Protection::Refused,
+        }
+    }
+
+    fn flush(&self) {
+        self.memory.flush_everybody(self.vcpus);
+    }
+
+    fn unprotect(&self, page: Gpa) {
+        let Memory { tree, tables, .. } = self.memory;
+        // It is a leaf of its own since it was protected, so nothing has to be split; and rights that grow owe nothing.
+        let grown = tree.protect_page(tables, page, Access::ALL);
+        debug_assert!(grown.is_ok_and(|stale| stale.is_empty()));
+    }
+
+    fn read(&self, gpa: Gpa, bytes: &mut [u8]) -> bool {
+        self.memory.read(gpa, bytes)
+    }
+}
+
+/// A vCPU that runs on `cpu` is waited for since it was kicked: kicks it again, ever more rarely.
+fn kick_again(wait: &mut Option<Wait>, cpu: u32) {
+    let now = tsc::now();
+    let patience = tsc::nanos_to_ticks(PATIENCE_NANOS);
+    let wait = wait.get_or_insert(Wait { since: now, kick_at: now + patience, patience });
+    if now > wait.kick_at {
+        wait.patience *= 2;
+        wait.kick_at = now + wait.patience;
+        interrupts::kick(CpuId(cpu));
+    }
+    core::hint::spin_loop();
 }
 
 /// Whether `set` has all of `count` vCPUs in it.

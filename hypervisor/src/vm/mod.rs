@@ -12,7 +12,8 @@ use core::fmt;
 use core::sync::atomic::{AtomicU32, Ordering, fence};
 
 use abi::control::{Line, StopReason};
-use abi::payload::{Payload, VmConfig};
+use abi::payload::{DecodeCache, Payload, VmConfig};
+use decode_cache::Vouching;
 use log::info;
 use sched::{CpuId, Notify, Pending};
 use spin::Once;
@@ -90,6 +91,11 @@ impl Vm {
             }
             MemoryError::Map(error) => format!("memory {wanted_mib} MiB: {error}"),
         })?;
+        match config.decode_cache {
+            DecodeCache::WriteProtect => memory.remember_decoded(Vouching::Walk),
+            DecodeCache::WriteProtectTables => memory.remember_decoded(Vouching::Tables),
+            DecodeCache::Off | DecodeCache::Bytes => {}
+        }
         let entry = loader::load(&config, payload, &mut memory).map_err(|error| error.to_string())?;
 
         let root = memory.stage2_root();
@@ -105,7 +111,7 @@ impl Vm {
             vcpus: (0..vcpu_count)
                 .map(|index| {
                     let home = homes.next().unwrap_or(CpuId(0));
-                    Vcpu::new(ArchVcpu::new(index, config.apic, root, pool.pool().vcpu()), home)
+                    Vcpu::new(ArchVcpu::new(index, &config, root, pool.pool().vcpu()), home)
                 })
                 .collect(),
             config,

@@ -1,168 +1,11 @@
-//! The decoder against another one, `iced-x86`.
+//! Single instructions as the decoder sees them, and instructions as words.
 
-use super::Vec;
-use crate::decode::{Address, Base, Instruction, Operand, Operation, PREFIXES, Refusal, decode, has_idle_rex};
-use crate::{Mode, Segment};
-use iced_x86::{Decoder, DecoderOptions, Mnemonic, OpKind};
-use proptest::prelude::{ProptestConfig, Strategy, any, prop, prop_assert, prop_assert_eq, prop_oneof, proptest};
-use proptest::test_runner::TestCaseError;
+use super::random::{Random, Source};
+use crate::{
+    Address, Base, Form, Index, Instruction, Mode, Operation, Refusal, Register, Repeat, Segment, Width, decode,
+};
 
-/// Bytes that often are an instruction of the known kinds.
-fn likely() -> impl Strategy<Value = Vec<u8>> {
-    let prefixes = prop::collection::vec(prop::sample::select(&PREFIXES[..]), 0..3);
-    let rex = prop::option::of(0x40..0x50_u8);
-    let opcode = prop_oneof![
-        4 => prop::sample::select(&[0x88, 0x89, 0x8a, 0x8b, 0xc6, 0xc7, 0x63, 0x86, 0x87, 0x84, 0x85][..])
-            .prop_map(|opcode| Vec::from([opcode])),
-        2 => prop::sample::select(&[0xb6, 0xb7, 0xbe, 0xbf][..]).prop_map(|opcode| Vec::from([0x0f, opcode])),
-        2 => (0..0x40_u8).prop_map(|opcode| Vec::from([opcode])),
-        2 => prop::sample::select(&[0x80, 0x81, 0x83, 0xf6, 0xf7, 0xa0, 0xa1, 0xa2, 0xa3, 0x8c, 0x8e][..])
-            .prop_map(|opcode| Vec::from([opcode])),
-        1 => any::<u8>().prop_map(|opcode| Vec::from([opcode])),
-    ];
-    let rest = prop::array::uniform12(any::<u8>());
-    (prefixes, rex, opcode, rest).prop_map(|(prefixes, rex, opcode, rest)| {
-        let mut bytes = prefixes;
-        bytes.extend(rex);
-        bytes.extend(opcode);
-        bytes.extend(rest);
-        bytes.truncate(crate::MAX_LENGTH);
-        bytes
-    })
-}
-
-fn any_mode() -> impl Strategy<Value = Mode> {
-    prop::sample::select(&[Mode::Bits16, Mode::Bits32, Mode::Bits64][..])
-}
-
-fn operation(mnemonic: Mnemonic) -> Option<Operation> {
-    Some(match mnemonic {
-        Mnemonic::Mov => Operation::Move,
-        Mnemonic::Movzx => Operation::MoveZeroExtended,
-        Mnemonic::Movsx | Mnemonic::Movsxd => Operation::MoveSignExtended,
-        Mnemonic::Xchg => Operation::Exchange,
-        Mnemonic::Or => Operation::Or,
-        Mnemonic::And => Operation::And,
-        Mnemonic::Xor => Operation::Xor,
-        Mnemonic::Add => Operation::Add,
-        Mnemonic::Sub => Operation::Subtract,
-        Mnemonic::Cmp => Operation::Compare,
-        Mnemonic::Test => Operation::Test,
-        _ => return None,
-    })
-}
-
-fn other_decode(mode: Mode, bytes: &[u8]) -> iced_x86::Instruction {
-    let bits = match mode {
-        Mode::Bits16 => 16,
-        Mode::Bits32 => 32,
-        Mode::Bits64 => 64,
-    };
-    Decoder::with_ip(bits, bytes, 0, DecoderOptions::AMD).decode()
-}
-
-/// Whether the other decoder sees an instruction that we claim to know. Two that no compiler emits are none of ours:
-/// MOVSXD that does not extend, and opcode 82, a second spelling of 80.
-fn is_known(other: &iced_x86::Instruction) -> bool {
-    use iced_x86::Code;
-    let is_odd = matches!(other.code(), Code::Movsxd_r16_rm16 | Code::Movsxd_r32_rm32)
-        || (Code::Add_rm8_imm8_82 as usize..=Code::Cmp_rm8_imm8_82 as usize).contains(&(other.code() as usize));
-    let kinds = [other.op0_kind(), other.op1_kind()];
-    let is_general = |place| {
-        let register = other.op_register(place);
-        register == iced_x86::Register::None || register.is_gpr()
-    };
-    !other.is_invalid()
-        && !is_odd
-        && operation(other.mnemonic()).is_some()
-        && other.op_count() == 2
-        && kinds.iter().filter(|kind| **kind == OpKind::Memory).count() == 1
-        && is_general(0)
-        && is_general(1)
-}
-
-fn agree(mode: Mode, bytes: &[u8]) -> Result<(), TestCaseError> {
-    let other = other_decode(mode, bytes);
-    let ours = match decode(mode, bytes) {
-        Ok(ours) => ours,
-        Err(refusal) => {
-            let excused = !is_known(&other) || mode == Mode::Bits64 && has_idle_rex(bytes);
-            prop_assert!(excused, "{refusal:?}, but it is {:?} {:02x?}", other.code(), bytes);
-            return Ok(());
-        }
-    };
-    prop_assert!(is_known(&other), "{:?} is {:?}", ours, other.code());
-    prop_assert_eq!(usize::from(ours.length), other.len());
-    prop_assert_eq!(Some(ours.operation), operation(other.mnemonic()));
-    prop_assert_eq!(ours.memory_width.bytes(), other.memory_size().size() as u64);
-    same_operand(mode, &ours, ours.to, &other, 0)?;
-    same_operand(mode, &ours, ours.from, &other, 1)
-}
-
-fn same_operand(
-    mode: Mode,
-    ours: &Instruction,
-    operand: Operand,
-    other: &iced_x86::Instruction,
-    place: u32,
-) -> Result<(), TestCaseError> {
-    match operand {
-        Operand::Register(register) => {
-            use iced_x86::Register::{AH, BH, CH, DH};
-            let theirs = other.op_register(place);
-            prop_assert_eq!(usize::from(register.number), theirs.full_register().number());
-            prop_assert_eq!(register.width.bytes(), theirs.size() as u64);
-            prop_assert_eq!(register.high, [AH, BH, CH, DH].contains(&theirs));
-        }
-        Operand::Immediate(value) => {
-            let cut = |value| ours.memory_width.truncate(value);
-            prop_assert_eq!(cut(value), cut(other.immediate(place)));
-        }
-        Operand::Memory(address) => same_address(mode, ours, address, other)?,
-    }
-    Ok(())
-}
-
-fn same_address(
-    mode: Mode,
-    ours: &Instruction,
-    address: Address,
-    other: &iced_x86::Instruction,
-) -> Result<(), TestCaseError> {
-    prop_assert_eq!(other.op_kind(u32::from(!matches!(ours.to, Operand::Memory(_)))), OpKind::Memory);
-
-    // In 64-bit mode the other four segments are all the same.
-    let segment = other.memory_segment().number();
-    if mode != Mode::Bits64 || segment >= Segment::Fs as usize || address.segment as usize >= Segment::Fs as usize {
-        prop_assert_eq!(address.segment as usize, segment);
-    }
-
-    let number = |register: iced_x86::Register| u8::try_from(register.number()).expect("small");
-    let none = iced_x86::Register::None;
-    let mut displacement = address.displacement;
-    let (base, index) = (other.memory_base(), other.memory_index());
-    match address.base {
-        Some(Base::NextInstruction) => {
-            prop_assert!(base.is_ip());
-            displacement = displacement.wrapping_add(u64::from(ours.length));
-        }
-        Some(Base::Register(register)) => prop_assert_eq!(register, number(base)),
-        None => prop_assert_eq!(base, none),
-    }
-    match address.index {
-        Some((register, scale)) => {
-            prop_assert_eq!(register, number(index));
-            prop_assert_eq!(u32::from(scale), other.memory_index_scale());
-        }
-        None => prop_assert_eq!(index, none),
-    }
-    let cut = |value| address.width.truncate(value);
-    prop_assert_eq!(cut(displacement), cut(other.memory_displacement64()));
-    for register in [base, index] {
-        prop_assert!(register == none || register.size() as u64 == address.width.bytes());
-    }
-    Ok(())
-}
+const BYTE_ACCUMULATOR: Register = Register { number: 0, width: Width::Byte, high: false };
 
 #[test]
 fn every_prefix_of_an_instruction_asks_for_more() {
@@ -171,19 +14,157 @@ fn every_prefix_of_an_instruction_asks_for_more() {
     for length in 0..code.len() {
         assert_eq!(decode(Mode::Bits64, &code[..length]), Err(Refusal::Incomplete), "{length} bytes");
     }
-    assert_eq!(decode(Mode::Bits64, &code).map(|instruction| instruction.length), Ok(13));
+    let expected = Instruction {
+        operation: Operation::Move,
+        form: Form::ToMemoryImmediate,
+        width: Width::Qword,
+        register: BYTE_ACCUMULATOR,
+        address: Address {
+            segment: Segment::Gs,
+            base: Some(Base::Register(0)),
+            index: Some(Index { register: 1, scale: 4 }),
+            width: Width::Qword,
+        },
+        displacement: 0x1234_5678,
+        immediate: 0x1122_3344,
+        repeat: Repeat::Never,
+        locked: false,
+        length: 13,
+    };
+    assert_eq!(decode(Mode::Bits64, &code), Ok(expected));
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 20_000, failure_persistence: None, ..ProptestConfig::default() })]
+#[test]
+fn longest_instruction_has_15_bytes_and_one_more_is_too_many() {
+    // lock add dword ptr fs:[rax*2 + 0x12345678], 0x11223344 with DS prefixes that mean nothing
+    let code = [0x3e, 0x3e, 0xf0, 0x64, 0x81, 0x04, 0x45, 0x78, 0x56, 0x34, 0x12, 0x44, 0x33, 0x22, 0x11];
+    let decoded = decode(Mode::Bits64, &code).expect("15 bytes");
+    assert_eq!((decoded.length, decoded.locked, decoded.address.segment), (15, true, Segment::Fs));
 
-    #[test]
-    fn likely_bytes_mean_the_same_to_both_decoders(mode in any_mode(), bytes in likely()) {
-        agree(mode, &bytes)?;
-    }
+    let mut longer = [0x3e; 16];
+    longer[1..].copy_from_slice(&code);
+    assert_eq!(decode(Mode::Bits64, &longer), Err(Refusal::TooLong));
+    assert_eq!(decode(Mode::Bits64, &longer[..15]), Err(Refusal::TooLong));
+    assert_eq!(decode(Mode::Bits64, &longer[..14]), Err(Refusal::Incomplete));
+    assert_eq!(decode(Mode::Bits32, &[0x66; 15]), Err(Refusal::TooLong));
+    assert_eq!(decode(Mode::Bits64, &[0x48; 15]), Err(Refusal::TooLong));
+}
 
-    #[test]
-    fn random_bytes_mean_the_same_to_both_decoders(mode in any_mode(), bytes in prop::array::uniform15(any::<u8>())) {
-        agree(mode, &bytes)?;
+#[test]
+fn rex_that_is_not_last_counts_for_the_length_only() {
+    let width = |code: &[u8]| decode(Mode::Bits64, code).map(|instruction| (instruction.width, instruction.length));
+    assert_eq!(width(&[0x48, 0x89, 0x03]), Ok((Width::Qword, 3)), "REX.W");
+    assert_eq!(width(&[0x48, 0x66, 0x89, 0x03]), Ok((Width::Word, 4)), "REX.W, then 66");
+    assert_eq!(width(&[0x48, 0x40, 0x89, 0x03]), Ok((Width::Dword, 4)), "REX.W, then REX");
+    assert_eq!(width(&[0x40, 0x3e, 0x48, 0x89, 0x03]), Ok((Width::Qword, 5)), "REX, then DS, then REX.W");
+    assert_eq!(width(&[0x4f; 14]), Err(Refusal::Incomplete), "nothing but REX");
+}
+
+#[test]
+fn lock_is_refused_where_the_processor_refuses_it() {
+    for (code, allowed) in [
+        (&[0xf0, 0x01, 0x03][..], true),         // lock add [rbx], eax
+        (&[0xf0, 0x03, 0x03], false),            // lock add eax, [rbx]
+        (&[0xf0, 0x39, 0x03], false),            // lock cmp [rbx], eax
+        (&[0xf0, 0x85, 0x03], false),            // lock test [rbx], eax
+        (&[0xf0, 0x89, 0x03], false),            // lock mov [rbx], eax
+        (&[0xf0, 0x87, 0x03], true),             // lock xchg [rbx], eax
+        (&[0xf0, 0x0f, 0xa3, 0x03], false),      // lock bt [rbx], eax
+        (&[0xf0, 0x0f, 0xba, 0x23, 1], false),   // lock bt dword [rbx], 1
+        (&[0xf0, 0x0f, 0xba, 0x2b, 1], true),    // lock bts dword [rbx], 1
+        (&[0xf0, 0x0f, 0xb1, 0x0b], true),       // lock cmpxchg [rbx], ecx
+        (&[0xf0, 0x48, 0x0f, 0xc7, 0x0b], true), // lock cmpxchg16b [rbx]
+        (&[0xf0, 0x0f, 0xc1, 0x0b], true),       // lock xadd [rbx], ecx
+        (&[0xf0, 0xff, 0x03], true),             // lock inc dword [rbx]
+        (&[0xf0, 0xff, 0x33], false),            // lock push [rbx]
+        (&[0xf0, 0xa5], false),                  // lock movsd
+        (&[0xf0, 0x0f, 0xb6, 0x03], false),      // lock movzx eax, byte [rbx]
+    ] {
+        let decoded = decode(Mode::Bits64, code);
+        assert_eq!(
+            decoded.map(|instruction| instruction.locked),
+            if allowed { Ok(true) } else { Err(Refusal::Unknown) }
+        );
     }
+}
+
+#[test]
+fn last_of_two_repeat_prefixes_counts_and_the_last_segment() {
+    let repeat = |code: &[u8]| decode(Mode::Bits32, code).map(|instruction| instruction.repeat);
+    assert_eq!(repeat(&[0xa6]), Ok(Repeat::Never));
+    assert_eq!(repeat(&[0xf2, 0xf3, 0xa6]), Ok(Repeat::WhileEqual));
+    assert_eq!(repeat(&[0xf3, 0xf2, 0xa6]), Ok(Repeat::WhileDifferent));
+    let segment = |mode, code: &[u8]| decode(mode, code).map(|instruction| instruction.address.segment);
+    assert_eq!(segment(Mode::Bits32, &[0x64, 0x26, 0xac]), Ok(Segment::Es));
+    assert_eq!(segment(Mode::Bits64, &[0x64, 0x26, 0xac]), Ok(Segment::Fs), "ES means nothing in 64-bit mode");
+    assert_eq!(segment(Mode::Bits16, &[0x2e, 0x8a, 0x46, 0]), Ok(Segment::Cs));
+    assert_eq!(segment(Mode::Bits16, &[0x8a, 0x02]), Ok(Segment::Ss), "mov al, [bp + si]");
+}
+
+#[test]
+fn widths_of_stack_and_port_instructions_follow_their_own_rules() {
+    let width = |mode, code: &[u8]| decode(mode, code).map(|instruction| instruction.width);
+    for (code, bits16, bits32, bits64) in [
+        (&[0xff, 0x33][..], Width::Word, Width::Dword, Width::Qword), // push [..]
+        (&[0x66, 0xff, 0x33], Width::Dword, Width::Word, Width::Word),
+        (&[0x8f, 0x03], Width::Word, Width::Dword, Width::Qword), // pop [..]
+        (&[0x66, 0x8f, 0x03], Width::Dword, Width::Word, Width::Word),
+        (&[0x6d], Width::Word, Width::Dword, Width::Dword),      // ins
+        (&[0x66, 0x6f], Width::Dword, Width::Word, Width::Word), // outs
+        (&[0xa5], Width::Word, Width::Dword, Width::Dword),      // movs
+        (&[0x66, 0xa5], Width::Dword, Width::Word, Width::Word),
+    ] {
+        let widths = [Mode::Bits16, Mode::Bits32, Mode::Bits64].map(|mode| width(mode, code));
+        assert_eq!(widths, [bits16, bits32, bits64].map(Ok), "{code:02x?}");
+    }
+    assert_eq!(width(Mode::Bits64, &[0x48, 0x6d]), Ok(Width::Dword), "ports have no 64 bits");
+    assert_eq!(width(Mode::Bits64, &[0x48, 0xa5]), Ok(Width::Qword));
+    assert_eq!(width(Mode::Bits64, &[0x66, 0x48, 0xff, 0x33]), Ok(Width::Qword), "REX.W is stronger than 66");
+}
+
+#[test]
+fn movsxd_that_does_not_extend_is_refused() {
+    assert_eq!(decode(Mode::Bits64, &[0x63, 0x03]), Err(Refusal::Unknown));
+    assert!(decode(Mode::Bits64, &[0x48, 0x63, 0x03]).is_ok());
+}
+
+#[test]
+fn words_that_are_no_instruction_are_not_taken_for_one() {
+    let instruction = decode(Mode::Bits64, &[0x89, 0x44, 0x8b, 0x10]).expect("mov [rbx + rcx*4 + 0x10], eax");
+    let words = instruction.pack();
+    assert_eq!(Instruction::unpack(words), Some(instruction));
+    // In each place the first number that has no meaning there: operation, form, width, register, its width; segment, base.
+    for (word, byte, bad) in [
+        (0, 0, Operation::ALL.len() as u64),
+        (0, 1, Form::ALL.len() as u64),
+        (0, 2, 4),
+        (0, 3, 16),
+        (0, 4, 4),
+        (0, 6, 6),
+        (0, 7, 16),
+        (1, 0, 16),
+        (1, 2, 4),
+        (1, 3, Repeat::ALL.len() as u64),
+        (1, 6, 1),
+        (1, 7, 1),
+    ] {
+        let mut spoilt = words;
+        spoilt[word] = spoilt[word] & !(0xff << (8 * byte)) | bad << (8 * byte);
+        assert_eq!(Instruction::unpack(spoilt), None, "byte {byte} of word {word}");
+    }
+}
+
+#[test]
+fn random_words_unpack_to_nothing_or_to_what_packs_again() {
+    let mut source = Random(3);
+    let mut some = 0;
+    for _ in 0..100_000 {
+        // Small bytes have a meaning more often than any.
+        let words = core::array::from_fn(|_| source.word() & source.word() & source.word() & 0x0f0f_0f0f_0f0f_0f0f);
+        if let Some(instruction) = Instruction::unpack(words) {
+            some += 1;
+            assert_eq!(Instruction::unpack(instruction.pack()), Some(instruction));
+        }
+    }
+    assert!(some > 100, "{some} were instructions");
 }

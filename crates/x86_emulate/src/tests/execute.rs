@@ -1,12 +1,7 @@
 //! Whole instructions: what the device sees and what the vCPU keeps.
 
-use super::{CODE, DEVICE, Ram, Register, Seen, flat, long, run_long};
-use crate::execute::Arithmetic;
-use crate::{CpuState, Exception, Outcome, Width, emulate, emulate_fetched};
-use addr::Gpa;
-use proptest::prelude::{any, prop, prop_assert, prop_assert_eq, proptest};
-
-use super::Vec;
+use super::{CODE, DEVICE, Guest, RBX, RCX, Seen, Vec, run_long};
+use crate::{CpuState, Exception, Mode, Outcome, Segment, Width};
 
 const ONES: u64 = u64::MAX;
 const VALUE: u64 = 0x8899_aabb_ccdd_eeff;
@@ -87,12 +82,11 @@ fn addresses_are_formed_in_every_way() {
     assert_eq!(run_long(&code, |_| {}, 1).1, [Seen::Read(DEVICE + 0x31, Width::Dword)]);
 
     // mov eax, gs:[rcx], mov eax, ds:[rcx] with bases set: only GS counts
-    let bases = |state: &mut CpuState| state.segment_bases = [0x111, 0x222, 0x333, 0x444, 0x555, DEVICE];
+    let bases = |state: &mut CpuState| set_bases(state, [0x111, 0x222, 0x333, 0x444, 0x555, DEVICE]);
     assert_eq!(run_long(&[0x65, 0x8b, 0x01], bases, 1).1, [Seen::Read(DEVICE, Width::Dword)]);
     let ds = |state: &mut CpuState| {
         bases(state);
-        state.segment_bases[1] = 0;
-        state.gprs[1] = DEVICE;
+        state.gprs[RCX] = DEVICE;
     };
     assert_eq!(run_long(&[0x3e, 0x8b, 0x01], ds, 1).1, [Seen::Read(DEVICE, Width::Dword)]);
 
@@ -108,19 +102,24 @@ fn addresses_are_formed_in_every_way() {
 
 /// Runs one instruction outside 64-bit mode, without paging.
 fn run_flat(code: &[u8], prepare: impl FnOnce(&mut CpuState)) -> (CpuState, Vec<Seen>, Outcome) {
-    let ram = Ram::with_code(code);
-    let mut state = flat();
-    prepare(&mut state);
-    let mut device = Register { value: VALUE, ..Register::default() };
-    let outcome = emulate(&mut state, &ram, &mut device, Gpa(DEVICE));
-    (state, device.seen, outcome)
+    let mut guest = Guest::flat(Mode::Bits32, code);
+    prepare(&mut guest.state);
+    guest.device.value = VALUE;
+    let outcome = guest.run();
+    (guest.state, guest.device.seen, outcome)
+}
+
+fn set_bases(state: &mut CpuState, bases: [u64; 6]) {
+    for (segment, base) in state.segments.iter_mut().zip(bases) {
+        segment.base = base;
+    }
 }
 
 #[test]
 fn code_of_16_and_32_bits_uses_segments_and_wraps() {
     // mov eax, [ebx + 0x20] with DS based so that the sum wraps past 4 GiB
     let (state, seen, _) = run_flat(&[0x8b, 0x43, 0x20], |state| {
-        state.segment_bases[3] = DEVICE + 0x1000;
+        state.segments[Segment::Ds as usize].base = DEVICE + 0x1000;
         state.gprs[3] = 0xffff_f000;
     });
     assert_eq!(seen, [Seen::Read(DEVICE + 0x20, Width::Dword)]);
@@ -131,14 +130,17 @@ fn code_of_16_and_32_bits_uses_segments_and_wraps() {
     assert_eq!(run_flat(&[0xa2, 0x20, 0, 0xe0, 0xfe], |_| {}).1, [Seen::Write(DEVICE + 0x20, Width::Byte, 0)]);
 
     // mov eax, [ebp] goes by SS, mov eax, ds:[ebp] by DS
-    let bases = |state: &mut CpuState| state.segment_bases = [1, 0, DEVICE, DEVICE + 4, 5, 6];
+    let bases = |state: &mut CpuState| {
+        set_bases(state, [1, 0, DEVICE, DEVICE + 4, 5, 6]);
+        state.gprs[RBX] = 0;
+    };
     assert_eq!(run_flat(&[0x8b, 0x45, 0], bases).1, [Seen::Read(DEVICE, Width::Dword)]);
     assert_eq!(run_flat(&[0x3e, 0x8b, 0x45, 0], bases).1, [Seen::Read(DEVICE + 4, Width::Dword)]);
 
     // 16-bit code with CS based: mov ax, [bx + si]: the offset wraps at 64 KiB
     let real = |state: &mut CpuState| {
-        state.cs_default_32 = false;
-        state.segment_bases = [0, 0x1_0000, 0, DEVICE, 0, 0];
+        *state = CpuState::flat(Mode::Bits16, 0);
+        set_bases(state, [0, 0x1_0000, 0, DEVICE, 0, 0]);
         (state.rip, state.gprs[3], state.gprs[6]) = (0xff0, 0xfff0, 0x20);
     };
     let (state, seen, outcome) = run_flat(&[0x8b, 0], real);
@@ -179,61 +181,6 @@ fn compare_and_test_read_only() {
 }
 
 #[test]
-fn instruction_across_a_page_end_is_fetched_from_both_pages() {
-    let code = [0xc7, 0x83, 0xb0, 0, 0, 0, 0x44, 0x33, 0x22, 0x11]; // mov dword [rbx + 0xb0], 0x11223344
-    for in_first in 1..code.len() {
-        let ram = Ram::default();
-        let mut state = long(&ram);
-        state.gprs[3] = DEVICE;
-        state.rip = 0x1_1000 - in_first as u64;
-        ram.put(state.rip, &code[..in_first]);
-
-        // The second page does not exist yet: no memory, then no translation.
-        let mut device = Register::default();
-        let before = state.clone();
-        assert_eq!(emulate(&mut state, &ram, &mut device, Gpa(DEVICE)), Outcome::Unbacked(Gpa(0x1_1000)));
-        ram.put(0x1_1000, &code[in_first..]);
-        ram.put(0x1_1000 + (code.len() - in_first) as u64, &[0x90; 15]);
-        assert_eq!((&state, device.seen.len()), (&before, 0));
-
-        assert_eq!(emulate(&mut state, &ram, &mut device, Gpa(DEVICE)), Outcome::Done { length: 10 });
-        assert_eq!(device.seen, [Seen::Write(DEVICE + 0xb0, Width::Dword, 0x1122_3344)]);
-    }
-}
-
-#[test]
-fn second_page_is_touched_only_when_it_is_needed_and_faults_with_its_own_address() {
-    let ram = Ram::default();
-    let mut state = long(&ram);
-    // The last page of the first 2 MiB; the next is not present.
-    ram.put(0x1f_fff0, &[0x90; 16]);
-    state.gprs[3] = DEVICE;
-    state.rip = 0x1f_fffe;
-
-    ram.put(0x1f_fffe, &[0x89, 0x03]); // mov [rbx], eax: ends with the page
-    assert_eq!(emulate(&mut state, &ram, &mut Register::default(), Gpa(DEVICE)), Outcome::Done { length: 2 });
-
-    state.rip = 0x1f_fffe;
-    ram.put(0x1f_fffe, &[0x89, 0x43]); // mov [rbx + ?], eax
-    let outcome = emulate(&mut state, &ram, &mut Register::default(), Gpa(DEVICE));
-    assert_eq!(outcome, Outcome::Fault(Exception { vector: 14, error_code: 0x10, cr2: Some(0x20_0000) }));
-}
-
-#[test]
-fn fault_of_the_operand_comes_before_the_device() {
-    // or dword [rbx], 1 where the page may only be read
-    let ram = Ram::with_code(&[0x83, 0x0b, 1]);
-    let mut state = long(&ram);
-    ram.put(0x4000 + 8 * (DEVICE >> 21 & 0x1ff), &(DEVICE | 0x85).to_le_bytes());
-    state.gprs[3] = DEVICE + 8;
-    let before = state.clone();
-    let mut device = Register::default();
-    let outcome = emulate(&mut state, &ram, &mut device, Gpa(DEVICE));
-    assert_eq!(outcome, Outcome::Fault(Exception { vector: 14, error_code: 3, cr2: Some(DEVICE + 8) }));
-    assert_eq!((state, device.seen.len()), (before, 0));
-}
-
-#[test]
 fn address_that_is_not_canonical_is_a_fault_of_its_segment() {
     let bad = 1 << 47;
     let (_, _, outcome) = run_long(&[0x8b, 0x03], |state| state.gprs[3] = bad, 0); // mov eax, [rbx]
@@ -251,97 +198,59 @@ fn operand_in_another_page_than_reported_is_retried() {
 #[test]
 fn what_is_not_known_is_handed_back_with_its_bytes() {
     for code in [
-        &[0x0f, 0xb1, 0x0b][..], // cmpxchg [rbx], ecx
-        &[0xff, 0x33],           // push [rbx]
-        &[0x8c, 0x1b],           // mov [rbx], ds
-        &[0x0f, 0x11, 0x03],     // movups [rbx], xmm0
-        &[0xa5],                 // movsd
-        &[0x0f, 0xff],           // no instruction
-        &[0x89, 0xc8],           // mov eax, ecx: no memory
+        &[0x0f, 0xae, 0x03][..],      // fxsave [rbx]
+        &[0x8c, 0x1b],                // mov [rbx], ds
+        &[0x0f, 0x11, 0x03],          // movups [rbx], xmm0
+        &[0x0f, 0xff],                // no instruction
+        &[0x89, 0xc8],                // mov eax, ecx: no memory
+        &[0xf0, 0x89, 0x03],          // lock mov [rbx], eax
+        &[0xf7, 0x23],                // mul dword [rbx]
+        &[0xc1, 0x23, 1],             // shl dword [rbx], 1
+        &[0x6b, 0x03, 1],             // imul eax, [rbx], 1
+        &[0xff, 0x13],                // call [rbx]
+        &[0xc4, 0xe2, 0x78, 0xf2, 3], // andn eax, eax, [rbx]
     ] {
         let (state, seen, outcome) = run_long(code, |_| {}, 0);
         let Outcome::Unsupported { bytes, length } = outcome else { panic!("{code:02x?}: {outcome:?}") };
         assert!(usize::from(length) >= code.len() && bytes.starts_with(code));
         assert_eq!((state.rip, seen.len()), (CODE, 0));
     }
-
-    // An operand that reaches over the end of the page.
-    let (_, seen, outcome) = run_long(&[0x8b, 0x03], |state| state.gprs[3] = DEVICE + 0xffd, 0);
-    assert!(matches!(outcome, Outcome::Unsupported { length: 2, .. }) && seen.is_empty());
 }
 
 #[test]
-fn more_than_15_bytes_are_a_protection_fault() {
-    let code = [0x66; 15];
-    let (_, _, outcome) = run_long(&code, |_| {}, 0);
-    assert_eq!(outcome, Outcome::Fault(Exception { vector: 13, error_code: 0, cr2: None }));
+fn more_of_the_arithmetic_reaches_memory() {
+    for (code, before, after) in [
+        (&[0xff, 0x03][..], 0xffff_ffff, 0),       // inc dword [rbx]
+        (&[0xff, 0x0b], 0, 0xffff_ffff),           // dec dword [rbx]
+        (&[0xf7, 0x13], 0x1234_5678, 0xedcb_a987), // not dword [rbx]
+        (&[0xf7, 0x1b], 1, 0xffff_ffff),           // neg dword [rbx]
+        (&[0x83, 0x13, 1], 5, 7),                  // adc dword [rbx], 1, with carry
+        (&[0x83, 0x1b, 1], 5, 3),                  // sbb dword [rbx], 1, with carry
+        (&[0x29, 0x0b], 5, 2),                     // sub [rbx], ecx
+        (&[0x31, 0x0b], 5, 6),                     // xor [rbx], ecx
+    ] {
+        let prepare = |state: &mut CpuState| {
+            state.gprs[RCX] = 3;
+            state.rflags |= 1;
+        };
+        let (_, seen, _) = run_long(code, prepare, before);
+        let expected = [Seen::Read(DEVICE, Width::Dword), Seen::Write(DEVICE, Width::Dword, after)];
+        assert_eq!(seen, expected, "{code:02x?}");
+    }
+    // sbb ecx, [rbx], with carry: into the register, and only a read
+    let prepare = |state: &mut CpuState| {
+        state.gprs[RCX] = ONES;
+        state.rflags |= 1;
+    };
+    let (state, seen, _) = run_long(&[0x1b, 0x0b], prepare, 0xffff_ffff);
+    assert_eq!((state.gprs[RCX], state.rflags & 1), (0xffff_ffff, 1));
+    assert_eq!(seen, [Seen::Read(DEVICE, Width::Dword)]);
 }
 
 #[test]
-fn bytes_from_the_hardware_are_used_and_too_few_are_fetched() {
-    let ram = Ram::with_code(&[0x8b, 0x43, 0x20]);
-    let mut state = long(&ram);
-    state.gprs[3] = DEVICE;
-    let mut device = Register::default();
-    // mov ecx, [rbx + 0x30] instead of what is in memory
-    let outcome = emulate_fetched(&mut state, &[0x8b, 0x4b, 0x30, 0x90], &ram, &mut device, Gpa(DEVICE));
-    assert_eq!(
-        (outcome, &device.seen[..]),
-        (Outcome::Done { length: 3 }, &[Seen::Read(DEVICE + 0x30, Width::Dword)][..])
-    );
-
-    state.rip = CODE;
-    for bytes in [&[][..], &[0x8b], &[0x8b, 0x43]] {
-        state.rip = CODE;
-        assert_eq!(emulate_fetched(&mut state, bytes, &ram, &mut device, Gpa(DEVICE)), Outcome::Done { length: 3 });
-        assert_eq!(device.seen.last(), Some(&Seen::Read(DEVICE + 0x20, Width::Dword)));
-    }
-}
-
-proptest! {
-    #[test]
-    fn flags_agree_with_arithmetic_in_more_bits(left in any::<u64>(), right in any::<u64>(), bytes in 0..4_u32) {
-        let width = Width::from_bytes(1 << bytes).expect("a width");
-        let (left, right) = (width.truncate(left), width.truncate(right));
-        let signed = |value| i128::from(width.sign_extend(value).cast_signed());
-        // The low bits of a wide result, as they would be stored.
-        let low = |value: i128| width.truncate(u64::try_from(value & i128::from(u64::MAX)).expect("masked"));
-        let fits = |value: i128| signed(low(value)) == value;
-        let flag = |flags: u64, bit: u32| flags >> bit & 1 != 0;
-
-        let (sum, flags) = Arithmetic::Add.compute(width, left, right);
-        let wide = i128::from(left) + i128::from(right);
-        prop_assert_eq!(sum, low(wide));
-        prop_assert_eq!(flag(flags, 0), wide >> width.bits() != 0);
-        prop_assert_eq!(flag(flags, 4), left % 16 + right % 16 > 15);
-        prop_assert_eq!(flag(flags, 11), !fits(signed(left) + signed(right)));
-
-        let (difference, flags) = Arithmetic::Subtract.compute(width, left, right);
-        prop_assert_eq!(difference, low(signed(left) - signed(right)));
-        prop_assert_eq!(flag(flags, 0), left < right);
-        prop_assert_eq!(flag(flags, 4), left % 16 < right % 16);
-        prop_assert_eq!(flag(flags, 6), left == right);
-        prop_assert_eq!(flag(flags, 7) != flag(flags, 11), signed(left) < signed(right));
-
-        let (_, flags) = Arithmetic::Test.compute(width, left, right);
-        prop_assert_eq!(flag(flags, 2), (left & right & 0xff).count_ones() % 2 == 0);
-        prop_assert!(!flag(flags, 0) && !flag(flags, 11));
-    }
-
-    #[test]
-    fn hostile_bytes_never_panic_and_touch_the_device_only_when_done(
-        code in prop::array::uniform15(any::<u8>()), gprs in prop::array::uniform16(0..0x2000_u64),
-        long_mode in any::<bool>(), cs_default_32 in any::<bool>(),
-    ) {
-        let ram = Ram::with_code(&code);
-        let base = if long_mode { long(&ram) } else { CpuState { cs_default_32, ..flat() } };
-        let mut state = CpuState { gprs: gprs.map(|offset| DEVICE + offset), ..base };
-        let before = state.clone();
-        let mut device = Register { value: VALUE, ..Register::default() };
-        let outcome = emulate(&mut state, &ram, &mut device, Gpa(DEVICE));
-        match outcome {
-            Outcome::Done { .. } => prop_assert!((1..=2).contains(&device.seen.len())),
-            _ => prop_assert!(device.seen.is_empty() && state == before),
-        }
-    }
+fn resume_flag_ends_with_the_instruction() {
+    let (state, ..) = run_long(&[0x89, 0x03], |state| state.rflags |= 1 << 16, 0);
+    assert_eq!(state.rflags, 2);
+    let (state, ..) = run_long(&[0x89, 0x03], |state| (state.gprs[RBX], state.rflags) = (0, 2 | 1 << 16), 0);
+    assert_eq!(state.rflags, 2 | 1 << 16, "but not with an attempt");
 }

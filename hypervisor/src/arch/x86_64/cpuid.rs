@@ -302,10 +302,15 @@ pub(super) fn timer_hertz() -> u64 {
     tsc::hz() / TSC_TICKS_PER_TIMER_TICK
 }
 
-/// The end of the guests' physical addresses: they have as many bits as the host's, which leaf 8000_0008 tells them.
+/// Width of the guests' physical addresses: they have as many bits as the host's, which leaf 8000_0008 tells them.
+pub(super) fn physical_address_bits() -> u8 {
+    static BITS: Once<u8> = Once::new();
+    *BITS.call_once(|| host(0x8000_0008).eax.to_le_bytes()[0])
+}
+
+/// The end of the guests' physical addresses.
 pub(crate) fn physical_addresses_end() -> Gpa {
-    static BITS: Once<u32> = Once::new();
-    Gpa(1 << *BITS.call_once(|| host(0x8000_0008).eax & 0xff))
+    Gpa(1 << physical_address_bits())
 }
 
 fn kilohertz(hertz: u64) -> u32 {

@@ -6,6 +6,7 @@
 use abi::control::StopReason;
 use abi::counters::ExitReason;
 use addr::Gpa;
+use decode_cache::Cause;
 use log::debug;
 use x86_defs::exit_code as code;
 use x86_defs::msr as number;
@@ -17,9 +18,11 @@ use super::tsc;
 use super::vcpu::Activity;
 use super::{cpuid, fpu, hyperv, mmio, msr, routing};
 use crate::arch::apic as host_apic;
-use crate::device::interrupt::{Kind, Target};
-use crate::device::local_apic::{Effect, GeneralProtection, Mode};
+use crate::device::interrupt::{Kind, Message, Target};
+use crate::device::local_apic::{Effect, GeneralProtection, LocalApic, Mode};
+use crate::vcpu::Vcpu;
 use crate::vcpu::run::{Next, Running};
+use crate::vm::Vm;
 
 /// Handles the exit that the guest just made.
 pub(crate) fn handle(run: &mut Running<'_>) -> Next {
@@ -193,7 +196,7 @@ fn access_msr(run: &mut Running<'_>) -> Next {
             // By far the most frequent write; see `LocalApic::end_of_interrupt`.
             let effect = arch.apic.end_of_interrupt();
             arch.skip(2);
-            apply(run, effect);
+            apply(Origin::of(run), &mut run.owner.arch.apic, effect);
             return Next::Resume;
         }
         msr::write(run, register, value)
@@ -216,38 +219,54 @@ fn refuse_msr(run: &mut Running<'_>, register: u32, is_write: bool) {
     run.owner.arch.general_protection();
 }
 
+/// Who accessed a local APIC, or another device.
+#[derive(Clone, Copy)]
+pub(super) struct Origin<'a> {
+    pub(super) vm: &'a Vm,
+    pub(super) vcpu: &'a Vcpu,
+    pub(super) index: u32,
+}
+
+impl<'a> Origin<'a> {
+    #[inline]
+    pub(super) fn of(run: &Running<'a>) -> Self {
+        Self { vm: run.vm, vcpu: run.vcpu, index: run.index }
+    }
+}
+
 /// Carries out what an access to the local APIC asks for.
 #[inline]
-pub(super) fn apply(run: &mut Running<'_>, effect: Effect) {
+pub(super) fn apply(origin: Origin<'_>, apic: &mut LocalApic, effect: Effect) {
+    let Origin { vm, vcpu, index } = origin;
     match effect {
         Effect::None => {}
         Effect::Send(message) => {
             if message.target == Target::SelfOnly && message.kind == Kind::Fixed {
-                run.owner.arch.apic.accept(message.vector, message.level);
+                apic.accept(message.vector, message.level);
             } else if message.target == Target::SelfOnly {
-                routing::send(
-                    run.vm,
-                    Some(run.index),
-                    &crate::device::interrupt::Message { target: Target::Physical(run.index), ..message },
-                );
+                routing::send(vm, Some(index), &Message { target: Target::Physical(index), ..message });
             } else {
-                routing::send(run.vm, Some(run.index), &message);
+                routing::send(vm, Some(index), &message);
             }
         }
         Effect::TimerChanged => {
-            if let Some(deadline) = run.owner.arch.apic.deadline() {
+            if let Some(deadline) = apic.deadline() {
                 host_apic::arm_timer(deadline);
             }
         }
-        Effect::EndOfInterrupt { vector } => platform::end_of_interrupt(run.vm, vector),
+        Effect::EndOfInterrupt { vector } => platform::end_of_interrupt(vm, vector),
         Effect::LogicalIdChanged | Effect::ModeChanged => {
-            run.vcpu.posted().publish_logical_id(run.owner.arch.apic.logical_id());
+            vcpu.posted().publish_logical_id(apic.logical_id());
         }
     }
 }
 
 /// Nested page fault: nothing is mapped there, or not for this access.
 fn stage2_fault(run: &mut Running<'_>) -> Next {
+    /// Something is mapped there, but not for this access.
+    const PRESENT: u64 = 1 << 0;
+    /// The access was a write.
+    const WRITE: u64 = 1 << 1;
     /// The access was an instruction fetch.
     const FETCH: u64 = 1 << 4;
     /// The access was to the guest's own page tables.
@@ -256,6 +275,12 @@ fn stage2_fault(run: &mut Running<'_>) -> Next {
     let control = &run.owner.arch.vmcb.control;
     let gpa = Gpa(control.exit_info_2);
     let error = control.exit_info_1;
+    if error & (PRESENT | WRITE) == PRESENT | WRITE {
+        // All of the guest's memory can be written, but for pages that remembered instructions depend on.
+        let cause = if error & TABLE_WALK != 0 { Cause::Walk } else { Cause::Write };
+        write_fault(run, gpa, cause);
+        return Next::Resume;
+    }
     run.vcpu.counters().exit(ExitReason::Mmio);
     if control.exit_int_info.is_valid() {
         // Not an instruction's access: the guest's descriptor tables or its stack lie where there is no memory. Trying
@@ -276,6 +301,22 @@ fn stage2_fault(run: &mut Running<'_>) -> Next {
         return Next::Resume;
     }
     mmio::access(run, gpa)
+}
+
+/// The guest wrote to a page of its memory that is protected, or was until a moment ago. An event whose delivery did so is
+/// delivered again.
+#[cold]
+fn write_fault(run: &Running<'_>, gpa: Gpa, cause: Cause) {
+    let counters = run.vcpu.counters();
+    counters.exit(ExitReason::Stage2Fault);
+    counters.decode_write_faults.add(1);
+    let lost = run.vm.memory.write_fault(gpa, cause);
+    if cause == Cause::Walk {
+        counters.decode_evicted_by_walks.add(lost.entries().into());
+    } else {
+        counters.decode_evicted_by_code_writes.add(lost.code.into());
+        counters.decode_evicted_by_table_writes.add(lost.tables.into());
+    }
 }
 
 /// VMMCALL without Hyper-V: the two calls of the VMware interface that a kernel makes (see [`cpuid`]); all others answer

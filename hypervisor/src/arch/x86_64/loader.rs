@@ -14,8 +14,11 @@ pub(crate) fn ram_layout(bytes: u64) -> impl Iterator<Item = GpaRange> {
     x86_boot::layout::ram_layout(bytes)
 }
 
+/// The kind of stage-2 tables of this architecture.
+pub(crate) type Stage2Format = Npt;
+
 /// The format of the stage-2 tables that this machine walks.
-pub(crate) fn stage2_format() -> Npt {
+pub(crate) fn stage2_format() -> Stage2Format {
     Npt { one_gib_pages: svm::leaf(0x8000_0001).edx & leaf_8000_0001_edx::PAGE_1G != 0 }
 }
 

@@ -1,56 +1,79 @@
-//! Accesses to device registers in memory: the local APIC in xAPIC mode and the I/O APIC.
+//! Instructions that the hypervisor carries out for the guest: accesses to device registers in memory (the local APIC in
+//! xAPIC mode, the I/O APIC), and strings to and from ports.
 //!
 //! The CPU says at which guest physical address the guest was stopped, the crate `x86_emulate` finds out what it wanted.
 
 use abi::control::StopReason;
 use addr::{Gpa, PageSize};
-use core::sync::atomic::Ordering;
 use log::debug;
-use x86_defs::vmcb::{Event, Segment};
-use x86_emulate::{Access, CpuState, Device, Mode, Outcome, Width};
+use x86_defs::vmcb::Event;
+use x86_emulate::{Cause, Cpu as _, Device, Outcome, Walks, Width, Window};
 
-use super::entry::gpr;
-use super::exit::{apply, stop};
-use super::routing;
-use super::svm;
-use super::tsc;
+use super::emulate::{self, Registers};
+use super::exit::{Origin, apply, stop};
 use super::vcpu::ArchVcpu;
-use crate::device::interrupt::Message;
+use super::{platform, routing, tsc};
 use crate::device::local_apic::{Effect, LocalApic};
 use crate::device::{io_apic, local_apic};
+use crate::vcpu::Vcpu;
 use crate::vcpu::run::{Next, Running};
-use crate::vm::Vm;
-use crate::vm::memory::Memory;
 
 /// The guest accessed `gpa`, where it has no memory.
 pub(super) fn access(run: &mut Running<'_>, gpa: Gpa) -> Next {
-    let mut state = state_of(&run.owner.arch);
-    let mut bus = Bus { vm: run.vm, apic: &mut run.owner.arch.apic, effect: Effect::None, message: None, nobody: None };
-    let control = &run.owner.arch.vmcb.control;
-    let bytes = &control.instruction_bytes[..usize::from(control.instruction_length.min(15))];
+    carry_out(run, Cause::Access(gpa))
+}
+
+/// The guest is at INS or OUTS, to a port that it may use.
+pub(super) fn port_string(run: &mut Running<'_>) -> Next {
+    carry_out(run, Cause::Port)
+}
+
+/// Carries out the instruction at RIP.
+fn carry_out(run: &mut Running<'_>, cause: Cause) -> Next {
     // Whoever changes the guest's page tables and then flushes waits until this instruction is through with them.
     run.vcpu.presence().emulate(run.cpu.id.0);
-    let outcome = x86_emulate::emulate_fetched(&mut state, bytes, &run.vm.memory, &mut bus, gpa);
+    let origin = Origin::of(run);
+    let arch = &mut run.owner.arch;
+    let given_count = match arch.vmcb.control.instruction_length {
+        0 => 0,
+        count => usable_bytes(arch, run.vcpu, run.vm.memory.epoch(), count),
+    };
+    let given = &arch.vmcb.control.instruction_bytes[..given_count];
+    let mut registers = Registers::of(&mut arch.gprs, &mut arch.vmcb.save);
+    let mut bus = Bus { origin, apic: &mut arch.apic, nobody: None };
+    let outcome = arch.emulator.carry_out(&mut registers, &run.vm.memory, &mut bus, cause, given, run.vcpu.counters());
+    let nobody = bus.nobody;
+    registers.put_back();
     run.vcpu.presence().leave();
-    let Bus { effect, message, nobody, .. } = bus;
+    if run.owner.arch.emulator.has_learnt() {
+        emulate::remember(run, matches!(outcome, Outcome::Done { .. } | Outcome::Again));
+    }
 
-    match outcome {
-        Outcome::Done { .. } => {
-            store(&mut run.owner.arch, &state);
-            if let Some(gpa) = nobody {
-                debug!(
-                    "{} vCPU {}: nothing answers at GPA {gpa}, {}",
-                    run.vm.name(),
-                    run.index,
-                    run.owner.arch.whereabouts()
-                );
-            }
-            apply(run, effect);
-            if let Some(message) = message {
-                routing::send(run.vm, None, &message);
-            }
+    if let Outcome::Done { .. } | Outcome::Again = outcome {
+        let rip = run.owner.arch.vmcb.save.rip;
+        run.owner.arch.skip_to(rip);
+        if let Some(gpa) = nobody {
+            tell_of_nobody(run, gpa);
         }
-        Outcome::Retry => {}
+    } else {
+        end(run, cause, outcome);
+    }
+    Next::Resume
+}
+
+/// How many of the `count` bytes that the CPU has saved of the instruction can be used: none that may be from before a flush
+/// that was asked for since the exit. Who asked before we said that we emulate does not wait for us.
+#[cold]
+fn usable_bytes(arch: &ArchVcpu, vcpu: &Vcpu, epoch: u64, count: u8) -> usize {
+    let is_current = !vcpu.mailbox().has_work() && arch.has_seen(epoch);
+    if is_current { usize::from(count.min(15)) } else { 0 }
+}
+
+/// Tells the guest about an instruction that was not carried out.
+#[cold]
+fn end(run: &mut Running<'_>, cause: Cause, outcome: Outcome) {
+    match outcome {
+        Outcome::Done { .. } | Outcome::Again | Outcome::Retry => {}
         Outcome::Fault(exception) => {
             let arch = &mut run.owner.arch;
             if let Some(address) = exception.cr2 {
@@ -58,11 +81,7 @@ pub(super) fn access(run: &mut Running<'_>, gpa: Gpa) -> Next {
             }
             arch.exception = Event::exception_with_code(exception.vector, exception.error_code);
         }
-        Outcome::Unsupported { bytes, length } => {
-            let shown = &bytes[..usize::from(length).min(bytes.len())];
-            debug!("{} vCPU {}: cannot emulate {shown:02x?} at GPA {gpa}: #UD", run.vm.name(), run.index);
-            run.owner.arch.undefined();
-        }
+        Outcome::Unsupported { bytes, length } => refuse(run, cause, &bytes, length),
         Outcome::Unbacked(at) => {
             run.vm.stop(
                 StopReason::Unsupported,
@@ -70,91 +89,62 @@ pub(super) fn access(run: &mut Running<'_>, gpa: Gpa) -> Next {
             );
         }
     }
-    Next::Resume
+}
+
+/// A device that nobody has.
+#[cold]
+fn tell_of_nobody(run: &Running<'_>, gpa: Gpa) {
+    let whereabouts = run.owner.arch.whereabouts();
+    debug!("{} vCPU {}: nothing answers at GPA {gpa}, {whereabouts}", run.vm.name(), run.index);
+}
+
+/// An instruction that is not emulated.
+#[cold]
+fn refuse(run: &mut Running<'_>, cause: Cause, bytes: &[u8], length: u8) {
+    let shown = &bytes[..usize::from(length).min(bytes.len())];
+    debug!("{} vCPU {}: cannot emulate {shown:02x?} for {cause:x?}: #UD", run.vm.name(), run.index);
+    run.vcpu.counters().emulations_refused.add(1);
+    run.owner.arch.undefined();
 }
 
 /// MOV to CR8, which leaves the guest only while an interrupt waits for a window or for a lower task priority.
 pub(super) fn write_cr8(run: &mut Running<'_>) -> Next {
-    let state = state_of(&run.owner.arch);
     // The instruction is MOV CR8, reg: F0 as a prefix before MOV CR0 on old code, or REX.R; 0F 22 /0.
-    let mut bytes = [0; 15];
-    let mut length = 0;
-    for at in 0..bytes.len() {
-        match fetch_byte(&state, &run.vm.memory, at as u64) {
-            Some(byte) => bytes[at] = byte,
-            None => break,
-        }
-        length = at + 1;
-        if at >= 2 && bytes[at - 2] == 0x0f && bytes[at - 1] == 0x22 {
-            break;
-        }
-    }
-    let code = &bytes[..length];
-    let [.., 0x0f, 0x22, modrm] = *code else {
+    let window = bytes_at_rip(run).unwrap_or_default();
+    let bytes = window.to_bytes();
+    let known = &bytes[..usize::from(window.length())];
+    let opcode = known.windows(2).position(|pair| pair == [0x0f, 0x22]);
+    let Some((opcode, &modrm)) = opcode.and_then(|at| Some((at, known.get(at + 2)?))) else {
         return stop(run, StopReason::Unsupported, "wrote CR8 by an instruction that cannot be read");
     };
-    let rex = code.iter().copied().find(|byte| byte & 0xf0 == 0x40).unwrap_or(0);
+    let rex = known[..opcode].iter().copied().find(|byte| byte & 0xf0 == 0x40).unwrap_or(0);
     let register = usize::from(modrm & 7 | (rex & 1) << 3);
 
     let arch = &mut run.owner.arch;
-    let [class, ..] = state.gprs[register].to_le_bytes();
+    let registers = Registers::of(&mut arch.gprs, &mut arch.vmcb.save);
+    let [class, ..] = registers.gprs()[register].to_le_bytes();
     arch.write_cr8(class);
-    arch.skip(length as u64);
+    arch.skip(opcode as u64 + 3);
     Next::Resume
 }
 
 /// The byte that the guest fetches next, if it can be fetched.
-pub(super) fn next_byte(run: &Running<'_>) -> Option<u8> {
-    fetch_byte(&state_of(&run.owner.arch), &run.vm.memory, 0)
+pub(super) fn next_byte(run: &mut Running<'_>) -> Option<u8> {
+    let window = bytes_at_rip(run)?;
+    Some(window.to_bytes()[0])
 }
 
-fn fetch_byte(state: &CpuState, memory: &Memory, offset: u64) -> Option<u8> {
-    let linear = match state.mode() {
-        Mode::Bits64 => state.rip.wrapping_add(offset),
-        _ => state.segment_bases[1].wrapping_add(state.rip).wrapping_add(offset) & 0xffff_ffff,
-    };
-    let gpa = x86_emulate::translate(state, memory, linear, Access::Execute).ok()?;
-    let mut byte = [0];
-    Memory::read(memory, gpa, &mut byte).then_some(byte[0])
+/// What the guest fetches next, if it can be fetched, up to the end of the page; or on behind it.
+fn bytes_at_rip(run: &mut Running<'_>) -> Option<Window> {
+    let arch = &mut run.owner.arch;
+    let registers = Registers::of(&mut arch.gprs, &mut arch.vmcb.save);
+    x86_emulate::fetch_whole(&registers, &run.vm.memory, &mut Walks::forgetful()).ok()
 }
 
-/// The state that the emulator works on.
-fn state_of(arch: &ArchVcpu) -> CpuState {
-    let save = &arch.vmcb.save;
-    let mut gprs = arch.gprs;
-    gprs[gpr::RAX] = save.rax;
-    gprs[gpr::RSP] = save.rsp;
-    CpuState {
-        gprs,
-        rip: save.rip,
-        rflags: save.rflags,
-        segment_bases: [save.es.base, save.cs.base, save.ss.base, save.ds.base, save.fs.base, save.gs.base],
-        cs_long: save.cs.attributes & Segment::LONG != 0,
-        cs_default_32: save.cs.attributes & Segment::BIG != 0,
-        cpl: save.cpl,
-        cr0: save.cr0,
-        cr3: save.cr3,
-        cr4: save.cr4,
-        efer: save.efer,
-        physical_bits: svm::leaf(0x8000_0008).eax.to_le_bytes()[0],
-    }
-}
-
-/// What an emulated instruction may have changed goes back.
-fn store(arch: &mut ArchVcpu, state: &CpuState) {
-    arch.gprs = state.gprs;
-    arch.vmcb.save.rax = state.gprs[gpr::RAX];
-    arch.vmcb.save.rsp = state.gprs[gpr::RSP];
-    arch.vmcb.save.rflags = state.rflags;
-    arch.skip_to(state.rip);
-}
-
-/// The devices behind memory addresses. What they ask for is carried out after the instruction.
+/// The devices. What an access asks of others is carried out at once: none of it waits for anybody.
 struct Bus<'a> {
-    vm: &'a Vm,
+    origin: Origin<'a>,
     apic: &'a mut LocalApic,
-    effect: Effect,
-    message: Option<Message>,
     nobody: Option<Gpa>,
 }
 
@@ -162,7 +152,8 @@ const LOCAL_APIC: Gpa = Gpa(local_apic::MMIO_BASE);
 const IO_APIC: Gpa = Gpa(io_apic::MMIO_BASE);
 
 impl Device for Bus<'_> {
-    fn read(&mut self, gpa: Gpa, width: Width) -> u64 {
+    #[inline]
+    fn read(&mut self, gpa: Gpa, _: Width) -> u64 {
         // Registers have 32 bits and begin at multiples of 16. A narrower read takes its part of one; a wider one finds
         // nothing behind it.
         let (register, shift) = (gpa.0 & !3, (gpa.0 & 3) * 8);
@@ -170,15 +161,16 @@ impl Device for Bus<'_> {
         let offset = Gpa(register).offset_in(PageSize::Size4K) as u16;
         let value = match gpa.page(PageSize::Size4K) {
             LOCAL_APIC => self.apic.read_mmio(offset, tsc::now()),
-            IO_APIC => self.vm.platform().io_apic.lock().read(offset),
+            IO_APIC => self.origin.vm.platform().io_apic.lock().read(offset),
             _ => {
                 self.nobody = Some(gpa);
                 return u64::MAX;
             }
         };
-        width.truncate(u64::from(value) >> shift)
+        u64::from(value) >> shift
     }
 
+    #[inline]
     fn write(&mut self, gpa: Gpa, width: Width, value: u64) {
         #[expect(clippy::cast_possible_truncation, reason = "an offset in a page")]
         let offset = gpa.offset_in(PageSize::Size4K) as u16;
@@ -187,40 +179,28 @@ impl Device for Bus<'_> {
         match gpa.page(PageSize::Size4K) {
             // The manuals define 32-bit accesses only; narrower ones and ones between registers are ignored.
             LOCAL_APIC | IO_APIC if width < Width::Dword || !gpa.0.is_multiple_of(4) => {}
-            LOCAL_APIC => self.effect = self.apic.write_mmio(offset, low, tsc::now()),
-            IO_APIC => self.message = self.vm.platform().io_apic.lock().write(offset, low),
+            LOCAL_APIC => {
+                let effect = self.apic.write_mmio(offset, low, tsc::now());
+                if effect != Effect::None {
+                    apply(self.origin, self.apic, effect);
+                }
+            }
+            IO_APIC => {
+                let message = self.origin.vm.platform().io_apic.lock().write(offset, low);
+                if let Some(message) = message {
+                    routing::send(self.origin.vm, None, &message);
+                }
+            }
             _ => self.nobody = Some(gpa),
         }
     }
-}
 
-/// Guest memory as the emulator sees it.
-impl x86_emulate::Memory for Memory {
-    fn read(&self, gpa: Gpa, bytes: &mut [u8]) -> Option<()> {
-        Self::read(self, gpa, bytes).then_some(())
+    fn read_port(&mut self, port: u16, width: Width) -> u64 {
+        width.truncate(platform::read(self.origin.vm, port).into())
     }
 
-    fn read_u32(&self, gpa: Gpa) -> Option<u32> {
-        let mut bytes = [0; 4];
-        Self::read(self, gpa, &mut bytes).then(|| u32::from_le_bytes(bytes))
-    }
-
-    fn read_u64(&self, gpa: Gpa) -> Option<u64> {
-        Some(self.word(gpa)?.load(Ordering::Relaxed))
-    }
-
-    fn compare_exchange_u32(&self, gpa: Gpa, current: u32, new: u32) -> Option<bool> {
-        // The entry is one half of a 64-bit word; the other half must stay as it is.
-        let word = self.word(Gpa(gpa.0 & !7))?;
-        let shift = (gpa.0 & 4) * 8;
-        let old = word.load(Ordering::Relaxed);
-        #[expect(clippy::cast_possible_truncation, reason = "takes one half")]
-        let half = (old >> shift) as u32;
-        let replaced = old & !(0xffff_ffff << shift) | u64::from(new) << shift;
-        Some(half == current && word.compare_exchange(old, replaced, Ordering::SeqCst, Ordering::Relaxed).is_ok())
-    }
-
-    fn compare_exchange_u64(&self, gpa: Gpa, current: u64, new: u64) -> Option<bool> {
-        Some(self.word(gpa)?.compare_exchange(current, new, Ordering::SeqCst, Ordering::Relaxed).is_ok())
+    fn write_port(&mut self, port: u16, _: Width, value: u64) {
+        let [value, ..] = value.to_le_bytes();
+        platform::write(self.origin.vm, self.origin.index, port, value);
     }
 }

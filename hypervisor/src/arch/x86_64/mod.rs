@@ -10,6 +10,7 @@ pub(crate) mod acpi;
 pub(crate) mod apic;
 pub(crate) mod boot;
 pub(crate) mod cpuid;
+pub(crate) mod emulate;
 mod entry;
 pub(crate) mod exit;
 mod fpu;

@@ -6,7 +6,7 @@
 use x86_defs::msr;
 use x86_defs::registers::{cr0, efer};
 
-use super::exit::apply;
+use super::exit::{Origin, apply};
 use super::hyperv;
 use super::tsc;
 use crate::device::local_apic::GeneralProtection;
@@ -62,7 +62,7 @@ pub(super) fn write(run: &mut Running<'_>, number: u32, value: u64) -> Result<()
         number if reads_as_zero(number) => return Ok(()),
         number => return arch.memory_types.write(number, value).ok_or(GeneralProtection),
     };
-    apply(run, effect);
+    apply(Origin::of(run), &mut run.owner.arch.apic, effect);
     Ok(())
 }
 

@@ -5,12 +5,12 @@
 
 use abi::control::{Line, StopReason};
 use abi::payload::VmConfig;
-use log::debug;
 use spin::Mutex;
 use x86_boot::layout::{RTC_PORT, SERIAL_PORTS};
 
 use super::cpuid::CpuidTable;
 use super::hyperv::HyperV;
+use super::mmio;
 use super::routing;
 use super::{tsc, wall_clock};
 use crate::device::io_apic::IoApic;
@@ -65,7 +65,7 @@ pub(super) fn port_access(run: &mut Running<'_>) -> Next {
     let control = &run.owner.arch.vmcb.control;
     let (details, next_rip) = (control.exit_info_1, control.exit_info_2);
     if details & info::STRING != 0 {
-        return refuse_string(run);
+        return mmio::port_string(run);
     }
     #[expect(clippy::cast_possible_truncation, reason = "the field has 16 bits")]
     let port = (details >> info::PORT_SHIFT) as u16;
@@ -83,7 +83,7 @@ pub(super) fn port_access(run: &mut Running<'_>) -> Next {
         *rax = if mask == 0xffff_ffff { value } else { *rax & !mask | value };
     } else {
         let [value, ..] = (arch.vmcb.save.rax & mask).to_le_bytes();
-        write(run, port, value);
+        write(run.vm, run.index, port, value);
     }
 
     let arch = &mut run.owner.arch;
@@ -92,7 +92,7 @@ pub(super) fn port_access(run: &mut Running<'_>) -> Next {
 }
 
 /// A read of a port. Devices here have byte registers; the upper bytes of a wider access find an empty bus.
-fn read(vm: &Vm, port: u16) -> u32 {
+pub(super) fn read(vm: &Vm, port: u16) -> u32 {
     const EMPTY: u32 = u32::MAX;
     let byte = match port {
         COM1..=COM1_LAST => read_serial(vm, Line::Console, port - COM1),
@@ -105,8 +105,8 @@ fn read(vm: &Vm, port: u16) -> u32 {
     EMPTY << 8 | u32::from(byte)
 }
 
-fn write(run: &mut Running<'_>, port: u16, value: u8) {
-    let vm = run.vm;
+/// A write to a port by vCPU `index`.
+pub(super) fn write(vm: &Vm, index: u32, port: u16, value: u8) {
     match port {
         COM1..=COM1_LAST => write_serial(vm, Line::Console, port - COM1, value),
         COM2..=COM2_LAST => write_serial(vm, Line::Agent, port - COM2, value),
@@ -117,7 +117,7 @@ fn write(run: &mut Running<'_>, port: u16, value: u8) {
                 Some(PowerEvent::Reset) => (StopReason::Reset, "reset the machine"),
                 None => return,
             };
-            vm.stop(reason, format_args!("vCPU {} {verb}, port {port:#x} value {value:#x}", run.index));
+            vm.stop(reason, format_args!("vCPU {index} {verb}, port {port:#x} value {value:#x}"));
         }
         _ => {}
     }
@@ -165,12 +165,4 @@ pub(super) fn end_of_interrupt(vm: &Vm, vector: u8) {
 /// Seconds since 1970.
 fn wall_clock_seconds() -> u64 {
     wall_clock::boot_seconds() + tsc::nanos() / 1_000_000_000
-}
-
-/// INS and OUTS: no device here is driven by them, so they are not emulated.
-#[cold]
-fn refuse_string(run: &mut Running<'_>) -> Next {
-    debug!("{} vCPU {}: INS or OUTS gets #UD, {}", run.vm.name(), run.index, run.owner.arch.whereabouts());
-    run.owner.arch.undefined();
-    Next::Resume
 }

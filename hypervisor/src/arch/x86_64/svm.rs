@@ -17,7 +17,7 @@ use addr::{Hpa, Hva};
 use spin::Once;
 use x86_64::registers::control::{Cr4, Cr4Flags};
 use x86_64::registers::model_specific::{Efer, EferFlags, Msr};
-use x86_defs::cpuid::{leaf_1_ecx, leaf_8000_0001_ecx, svm_feature};
+use x86_defs::cpuid::{leaf_1_ecx, leaf_7_ecx, leaf_8000_0001_ecx, svm_feature};
 use x86_defs::msr;
 use x86_defs::vmcb::Vmcb;
 
@@ -171,6 +171,11 @@ pub(crate) fn describe() -> String {
     text
 }
 
+/// Whether the processor has protection keys for pages of user mode.
+pub(super) fn has_protection_keys() -> bool {
+    leaf(0).eax >= 7 && leaf(7).ecx & leaf_7_ecx::PKU != 0
+}
+
 /// Turns SVM on for this pCPU. [`check`] must have succeeded.
 pub(crate) fn enable() -> HostContext {
     let host_save = Box::new(Page([0; 4096]));
@@ -181,6 +186,11 @@ pub(crate) fn enable() -> HostContext {
     // SAFETY: XSAVE exists (`check`), and so does all that came before it. The bits make XSAVE and XSETBV legal, which the
     // switch of guests' state needs, and moves of vector registers, which may hold a hypercall's input.
     unsafe { Cr4::update(|cr4| cr4.insert(Cr4Flags::OSXSAVE | Cr4Flags::OSFXSR)) };
+    if has_protection_keys() {
+        // SAFETY: protection keys exist, and concern pages of user mode only, of which the hypervisor has none. The bit
+        // makes RDPKRU legal.
+        unsafe { Cr4::update(|cr4| cr4.insert(Cr4Flags::PROTECTION_KEY_USER)) };
+    }
     // SAFETY: the page is ours and is kept, untouched, for as long as SVM is on: `HostContext` is never dropped.
     unsafe { Msr::new(msr::VM_HSAVE_PA).write(hpa_of(&*host_save).0) };
     // SAFETY: the page is ours; VMSAVE writes only within it.

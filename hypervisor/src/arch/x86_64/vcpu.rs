@@ -5,7 +5,7 @@
 
 #![expect(unsafe_code, reason = "loads debug registers and TSC_AUX, and enters the guest")]
 
-use abi::payload::ApicMode;
+use abi::payload::{ApicMode, VmConfig};
 use addr::Hpa;
 use alloc::boxed::Box;
 use core::arch::asm;
@@ -21,6 +21,7 @@ use x86_defs::vmcb::{
 };
 use x86_defs::{exit_code, msr};
 
+use super::emulate::Emulator;
 use super::entry::{self, Gprs, gpr};
 use super::fpu::FpuState;
 use super::msr::MemoryTypes;
@@ -56,6 +57,8 @@ pub(crate) struct ArchVcpu {
     pub(super) vp_assist: VpAssistMsr,
     /// The ASID of its TLB entries, and what they owe.
     tags: VcpuTags,
+    /// What is kept for the emulation of instructions.
+    pub(super) emulator: Emulator,
 }
 
 /// What a vCPU does.
@@ -97,7 +100,7 @@ fn flat(selector: u16, attributes: u16) -> Segment {
 
 impl ArchVcpu {
     /// A vCPU after power-on that waits for a start-up message. `stage2_root` is the HPA of the VM's nested page table.
-    pub(crate) fn new(index: u32, mode: ApicMode, stage2_root: Hpa, tags: VcpuTags) -> Self {
+    pub(crate) fn new(index: u32, config: &VmConfig, stage2_root: Hpa, tags: VcpuTags) -> Self {
         let mut vmcb = Box::new(Vmcb::zeroed());
         let control = &mut vmcb.control;
         control.intercept_1 = Intercept1::INTR
@@ -130,7 +133,7 @@ impl ArchVcpu {
             activity: Activity::WaitsForStartup,
             apic: LocalApic::new(local_apic::Config {
                 id: index,
-                x2apic_offered: mode == ApicMode::X2Apic,
+                x2apic_offered: config.apic == ApicMode::X2Apic,
                 bootstrap: index == 0,
                 shortest_period: tsc::hz() / SHORTEST_PERIODS_PER_SECOND,
             }),
@@ -144,6 +147,7 @@ impl ArchVcpu {
             tsc_aux: 0,
             vp_assist: VpAssistMsr::default(),
             tags,
+            emulator: Emulator::new(config.decode_cache),
         };
         vcpu.reset_registers();
         vcpu
@@ -298,6 +302,11 @@ impl ArchVcpu {
     /// Ticks that the vCPU has had: in the guest, and in the hypervisor on its behalf.
     pub(super) fn runtime(&self, counters: &Counters) -> u64 {
         counters.guest_ticks.get() + counters.host_ticks.get() + tsc::now().wrapping_sub(self.left_at)
+    }
+
+    /// Whether nobody has had all TLB entries of the VM flushed since the vCPU's last entry, when its epoch is `epoch` now.
+    pub(super) fn has_seen(&self, epoch: u64) -> bool {
+        self.tags.has_seen(epoch)
     }
 
     /// All TLB entries of the guest go before its next instruction.

@@ -1,0 +1,262 @@
+//! Where operands lie: in a device, in RAM, or partly in each.
+//!
+//! Finding a place is all that can fail. Once all operands of an instruction have theirs, they can be read and written.
+
+use crate::cpu::{Regime, linear, rip_after};
+use crate::fetch::{Fetched, decode_fetched, fetch_in, outcome};
+use crate::instruction::{Base, Instruction, Register};
+use crate::walk::Access;
+use crate::walks::{Walks, page_of};
+use crate::{Cause, Cpu, Device, Memory, Mode, Outcome, Segment, Width};
+use addr::{Gpa, PAGE_BYTES, PageSize};
+
+/// One instruction, and all that it can reach. Its steps can be taken one by one: [`fetch`](Self::fetch),
+/// [`decode`](Self::decode), [`execute`](Self::execute).
+pub struct Emulation<'a, C, M: Memory, D> {
+    pub(crate) cpu: &'a mut C,
+    pub(crate) memory: &'a M,
+    pub(crate) device: &'a mut D,
+    pub(crate) walks: &'a mut Walks<M>,
+    /// The page that the hardware stopped at, or [`NO_PAGE`].
+    pub(crate) fault_page: Gpa,
+    pub(crate) regime: Regime,
+}
+
+/// In the place of a page, when the hardware stopped at none.
+pub(crate) const NO_PAGE: Gpa = Gpa(u64::MAX);
+
+/// Where an operand lies: on one page, or on two that need not be neighbours.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    first: Gpa,
+    /// How many bytes are on the first page, and where the others start.
+    rest: Option<(u64, Gpa)>,
+}
+
+impl Place {
+    fn is_on(&self, page: Gpa) -> bool {
+        page_of(self.first) == page || self.rest.is_some_and(|(_, second)| page_of(second) == page)
+    }
+
+    /// Whether it lies on one page.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.rest.is_none()
+    }
+
+    /// The place `bytes` further on, of an operand that lies on one page.
+    pub(crate) fn plus(self, bytes: u64) -> Self {
+        Self { first: Gpa(self.first.0 + bytes), ..self }
+    }
+}
+
+impl<'a, C: Cpu, M: Memory, D: Device> Emulation<'a, C, M, D> {
+    /// Of the instruction at RIP. Between here and [`execute`](Self::execute) nothing of `cpu` changes.
+    #[inline(always)]
+    pub fn new(cpu: &'a mut C, memory: &'a M, device: &'a mut D, walks: &'a mut Walks<M>, cause: Cause) -> Self {
+        let fault_page = match cause {
+            Cause::Access(gpa) => page_of(gpa),
+            Cause::Port => NO_PAGE,
+        };
+        let regime = Regime::of(cpu);
+        Self { cpu, memory, device, walks, fault_page, regime }
+    }
+
+    /// How the code is decoded.
+    #[inline]
+    pub fn mode(&self) -> Mode {
+        self.regime.mode
+    }
+
+    /// Reads what is at RIP, up to the end of the page.
+    ///
+    /// # Errors
+    /// The outcome of an instruction that cannot be fetched: an exception, or no memory there.
+    #[inline(always)]
+    pub fn fetch(&mut self) -> Result<Fetched, Outcome> {
+        fetch_in(self.cpu, &self.regime, self.memory, self.walks)
+    }
+
+    /// The linear address of the instruction.
+    ///
+    /// # Errors
+    /// The exception that a fetch from there causes.
+    #[inline]
+    pub fn linear_rip(&self) -> Result<u64, Outcome> {
+        linear(self.cpu, &self.regime, Segment::Cs, self.cpu.rip(), 1, Access::Execute).map_err(Outcome::Fault)
+    }
+
+    /// The linear address of the instruction, and where it is.
+    ///
+    /// # Errors
+    /// As [`fetch`](Self::fetch).
+    #[inline(always)]
+    pub fn locate(&mut self) -> Result<(u64, Gpa), Outcome> {
+        let linear = self.linear_rip()?;
+        let found = self.walks.find(self.cpu, &self.regime, self.memory, linear, Access::Execute).map_err(outcome)?;
+        Ok((linear, found.gpa))
+    }
+
+    /// The vCPU.
+    pub fn cpu(&self) -> &C {
+        self.cpu
+    }
+
+    /// Decodes what was fetched, reading on behind the end of the page if the instruction does.
+    ///
+    /// # Errors
+    /// The outcome of bytes that are no instruction, of too many of them, or of a second page that cannot be fetched.
+    pub fn decode(&mut self, fetched: &Fetched) -> Result<Instruction, Outcome> {
+        decode_fetched(self.cpu, self.memory, self.walks, fetched)
+    }
+
+    /// The offset in its segment of the operand in memory.
+    #[inline(always)]
+    pub(crate) fn offset(&self, instruction: &Instruction) -> u64 {
+        let Instruction { address, displacement, length, .. } = *instruction;
+        let gprs = self.cpu.gprs();
+        let base = match address.base {
+            Some(Base::Register(number)) => gprs[usize::from(number & 15)],
+            Some(Base::NextInstruction) => rip_after(self.cpu, self.regime.mode, length),
+            None => 0,
+        };
+        let index = match address.index {
+            Some(index) => gprs[usize::from(index.register & 15)].wrapping_mul(u64::from(index.scale)),
+            None => 0,
+        };
+        address.width.truncate(base.wrapping_add(index).wrapping_add(displacement))
+    }
+
+    /// Finds `bytes`, at most a page, at `offset` in `segment`.
+    #[inline(never)]
+    pub(crate) fn find(&mut self, segment: Segment, offset: u64, bytes: u64, access: Access) -> Result<Place, Outcome> {
+        let linear = linear(self.cpu, &self.regime, segment, offset, bytes, access).map_err(Outcome::Fault)?;
+        let first = self.walks.find(self.cpu, &self.regime, self.memory, linear, access).map_err(outcome)?.gpa;
+        let on_first = PAGE_BYTES - linear % PAGE_BYTES;
+        if bytes <= on_first {
+            return Ok(Place { first, rest: None });
+        }
+        let next = linear.wrapping_add(on_first);
+        // A segment with a base may reach over the end of the 32-bit address space.
+        let next = if self.regime.mode == Mode::Bits64 { next } else { Width::Dword.truncate(next) };
+        let second = self.walks.find(self.cpu, &self.regime, self.memory, next, access).map_err(outcome)?.gpa;
+        Ok(Place { first, rest: Some((on_first, second)) })
+    }
+
+    /// As [`find`](Self::find) and [`confirm`](Self::confirm), for what nearly all accesses are: of an operand on one page,
+    /// which is the one that the hardware stopped at. `None` if this is another, or may be.
+    #[inline(always)]
+    pub(crate) fn find_here(
+        &mut self,
+        segment: Segment,
+        offset: u64,
+        bytes: u64,
+        access: Access,
+    ) -> Result<Option<Gpa>, Outcome> {
+        let linear = linear(self.cpu, &self.regime, segment, offset, 1, access).map_err(Outcome::Fault)?;
+        if linear % PAGE_BYTES + bytes > PAGE_BYTES || self.regime.mode != Mode::Bits64 {
+            return Ok(None);
+        }
+        let gpa = self.walks.find(self.cpu, &self.regime, self.memory, linear, access).map_err(outcome)?.gpa;
+        Ok((page_of(gpa) == self.fault_page).then_some(gpa))
+    }
+
+    /// Whether the hardware may have stopped at one of these.
+    pub(crate) fn confirm(&self, places: &[Place]) -> Result<(), Outcome> {
+        if places.iter().any(|place| place.is_on(self.fault_page)) { Ok(()) } else { Err(Outcome::Retry) }
+    }
+
+    /// Reads an operand.
+    pub(crate) fn read(&mut self, place: Place, width: Width) -> u64 {
+        match place.rest {
+            None => self.read_piece(place.first, width),
+            Some((on_first, second)) => self.read_parted(place.first, on_first, second, width),
+        }
+    }
+
+    /// Writes an operand.
+    pub(crate) fn write(&mut self, place: Place, width: Width, value: u64) {
+        match place.rest {
+            None => self.write_piece(place.first, width, width.truncate(value)),
+            Some((on_first, second)) => self.write_parted(place.first, on_first, second, width, value),
+        }
+    }
+
+    /// Reads from one page, whatever is there.
+    #[inline(never)]
+    fn read_piece(&mut self, gpa: Gpa, width: Width) -> u64 {
+        if page_of(gpa) != self.fault_page {
+            let mut bytes = [0; 8];
+            #[expect(clippy::cast_possible_truncation, reason = "at most 8")]
+            let wanted = &mut bytes[..width.bytes() as usize];
+            if self.memory.read(gpa, wanted).is_some() {
+                return u64::from_le_bytes(bytes);
+            }
+        }
+        width.truncate(self.device.read(gpa, width))
+    }
+
+    /// Writes to one page, whatever is there.
+    #[inline(never)]
+    fn write_piece(&mut self, gpa: Gpa, width: Width, value: u64) {
+        #[expect(clippy::cast_possible_truncation, reason = "at most 8")]
+        let bytes = width.bytes() as usize;
+        let is_memory =
+            page_of(gpa) != self.fault_page && self.memory.write(gpa, &value.to_le_bytes()[..bytes]).is_some();
+        if !is_memory {
+            self.device.write(gpa, width, value);
+        }
+    }
+
+    /// Reads an operand that lies on two pages.
+    #[cold]
+    fn read_parted(&mut self, first: Gpa, on_first: u64, second: Gpa, width: Width) -> u64 {
+        let mut value = 0;
+        for (gpa, width, shift) in pieces(first, on_first, second, width) {
+            value |= self.read_piece(gpa, width) << shift;
+        }
+        value
+    }
+
+    #[cold]
+    fn write_parted(&mut self, first: Gpa, on_first: u64, second: Gpa, width: Width, value: u64) {
+        for (gpa, width, shift) in pieces(first, on_first, second, width) {
+            self.write_piece(gpa, width, width.truncate(value >> shift));
+        }
+    }
+
+    /// A register's value, zero-extended.
+    #[inline(always)]
+    pub(crate) fn register(&self, register: Register) -> u64 {
+        let whole = self.cpu.gprs()[usize::from(register.number & 15)];
+        if register.high { whole >> 8 & 0xff } else { register.width.truncate(whole) }
+    }
+
+    /// Sets the part that the register names.
+    #[inline(always)]
+    pub(crate) fn set_register(&mut self, register: Register, value: u64) {
+        let whole = &mut self.cpu.gprs_mut()[usize::from(register.number & 15)];
+        *whole = if register.high {
+            *whole & !0xff00 | Width::Byte.truncate(value) << 8
+        } else {
+            register.width.merge(*whole, value)
+        };
+    }
+}
+
+/// The aligned pieces, from the lowest on, of an operand of which `on_first` bytes lie on the page of `first` and the others
+/// at `second`; with each the place of its lowest bit in the operand.
+fn pieces(first: Gpa, on_first: u64, second: Gpa, width: Width) -> impl Iterator<Item = (Gpa, Width, u64)> {
+    let mut done = 0;
+    core::iter::from_fn(move || {
+        let (gpa, left) = match done < on_first {
+            true => (Gpa(first.0 + done), on_first - done),
+            false => (Gpa(second.0 + done - on_first), width.bytes() - done),
+        };
+        let fits =
+            |width: &Width| width.bytes() <= left && gpa.offset_in(PageSize::Size4K).is_multiple_of(width.bytes());
+        let piece = Width::ALL.into_iter().rev().find(fits).filter(|_| left > 0)?;
+        let shift = done * 8;
+        done += piece.bytes();
+        Some((gpa, piece, shift))
+    })
+}

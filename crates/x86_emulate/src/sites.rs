@@ -1,0 +1,246 @@
+//! Accesses that come again and again from the same places.
+//!
+//! A driver reaches a device register by one instruction at one address, thousands of times. A [`Site`] is all that came out
+//! the last time: where the code and the operand were found, which bytes were there, what they mean. Everything that
+//! this depended on is kept beside it and looked at again: the state of the vCPU, every page-table entry of both walks,
+//! and the bytes. If all of it is what it was, then so is the result; if anything is not, the instruction takes the long
+//! way and the site is learnt anew. Nothing is invalidated, and nothing can be stale.
+//!
+//! Sites are kept for moves of 64-bit code between a general register, or an immediate, and one page, by an address with a
+//! base at most: by that nearly all drivers reach their devices. The address must not depend on a segment.
+
+use crate::cpu::Regime;
+use crate::decode::decode;
+use crate::instruction::{Base, Form, Instruction, Operation};
+use crate::operand::Emulation;
+use crate::walk::Access;
+use crate::walks::{Steps, Walks};
+use crate::{Cpu, Device, Memory, Mode, Outcome, Segment, Width};
+use addr::{Gpa, PAGE_BYTES, PageSize};
+
+/// How many places are remembered.
+const SITES: usize = 16;
+
+/// Most aligned words that an instruction can lie in: up to seven bytes before it, then fifteen.
+const CODE_WORDS: usize = 3;
+
+/// 64-bit words in a page.
+const WORDS_PER_PAGE: usize = 512;
+const _: () = assert!(WORDS_PER_PAGE as u64 * 8 == PAGE_BYTES);
+
+/// What a vCPU remembers of places that access devices.
+pub struct Sites<M: Memory> {
+    sites: [Site<M>; SITES],
+}
+
+/// One place, and all that was found out from there.
+struct Site<M: Memory> {
+    /// Where it is, in which address space, in which state of the vCPU.
+    rip: u64,
+    root: u64,
+    regime: u64,
+
+    /// The walk to the code, and the words in which the instruction lies: the first, what they said, and which of their
+    /// bits are the instruction's.
+    code_walk: Steps<M>,
+    code: M::Word,
+    words: [u64; CODE_WORDS],
+    masks: [u64; CODE_WORDS],
+    instruction: Instruction,
+
+    /// The operand's page, and the walk to it.
+    linear_page: u64,
+    data_walk: Steps<M>,
+    page: Gpa,
+}
+
+impl<M: Memory> Sites<M> {
+    /// Nothing is remembered yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { sites: core::array::from_fn(|_| Site::none()) }
+    }
+
+    #[inline(always)]
+    fn index(rip: u64) -> usize {
+        const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
+        #[expect(clippy::cast_possible_truncation, reason = "as many bits as an index has")]
+        let index = (rip.wrapping_mul(MULTIPLIER) >> (64 - SITES.trailing_zeros())) as usize;
+        index
+    }
+}
+
+impl<M: Memory> Default for Sites<M> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<M: Memory> Site<M> {
+    /// No place: no regime has this value, whose mode does not exist.
+    fn none() -> Self {
+        Self {
+            rip: 0,
+            root: 0,
+            regime: u64::MAX,
+            code_walk: Steps::none(),
+            code: M::Word::default(),
+            words: [0; CODE_WORDS],
+            masks: [0; CODE_WORDS],
+            instruction: Instruction::NONE,
+            linear_page: 0,
+            data_walk: Steps::none(),
+            page: Gpa(0),
+        }
+    }
+
+    /// Whether the code is what it was, and is found where it was.
+    #[inline(always)]
+    fn is_current(&self, memory: &M) -> bool {
+        if !self.code_walk.are_current(memory) {
+            return false;
+        }
+        let mut differ = (memory.load(self.code, 0) ^ self.words[0]) & self.masks[0];
+        for ahead in 1..CODE_WORDS {
+            if self.masks[ahead] == 0 {
+                break;
+            }
+            differ |= (memory.load(self.code, ahead) ^ self.words[ahead]) & self.masks[ahead];
+        }
+        differ == 0
+    }
+}
+
+/// The address of an operand that a site can have, but for a base that is a register.
+#[inline(always)]
+fn linear(cpu: &impl Cpu, instruction: &Instruction) -> u64 {
+    let base = match instruction.address.base {
+        Some(Base::Register(number)) => cpu.gprs()[usize::from(number & 15)],
+        Some(Base::NextInstruction) => cpu.rip().wrapping_add(instruction.length.into()),
+        None => 0,
+    };
+    base.wrapping_add(instruction.displacement)
+}
+
+/// Whether a site can have this instruction.
+fn is_fit(regime: &Regime, instruction: &Instruction) -> bool {
+    let Instruction { operation, address, .. } = instruction;
+    regime.mode == Mode::Bits64
+        && *operation == Operation::Move
+        && address.width == Width::Qword
+        && address.index.is_none()
+        && !matches!(address.segment, Segment::Fs | Segment::Gs)
+}
+
+impl<C: Cpu, M: Memory, D: Device> Emulation<'_, C, M, D> {
+    /// Carries out the instruction at RIP if it and its operand are known from the last time. `None`, and nothing is done,
+    /// if not.
+    #[inline(always)]
+    pub fn repeat(&mut self, sites: &Sites<M>) -> Option<Outcome> {
+        let rip = self.cpu.rip();
+        let site = &sites.sites[Sites::<M>::index(rip)];
+        let is_here = site.rip == rip && site.root == self.cpu.cr3() && site.regime == self.regime.walks;
+        if !is_here || !site.is_current(self.memory) {
+            return None;
+        }
+
+        let Instruction { form, width, register, length, .. } = site.instruction;
+        let linear = linear(self.cpu, &site.instruction);
+        let offset = linear % PAGE_BYTES;
+        let is_there = linear / PAGE_BYTES == site.linear_page && offset + width.bytes() <= PAGE_BYTES;
+        if !is_there || site.page != self.fault_page || !site.data_walk.are_current(self.memory) {
+            return None;
+        }
+
+        let gpa = Gpa(site.page.0 | offset);
+        if form == Form::FromMemory {
+            let value = self.device.read(gpa, width);
+            self.set_register(register, value);
+        } else {
+            self.device.write(gpa, width, width.truncate(self.source(&site.instruction)));
+        }
+        self.step_over(length);
+        Some(Outcome::Done { length })
+    }
+
+    /// Remembers the instruction at RIP, which is about to be carried out the long way. It can be called for any instruction,
+    /// and remembers those that [`repeat`](Self::repeat) can carry out.
+    #[inline(never)]
+    pub fn learn(&mut self, sites: &mut Sites<M>, instruction: &Instruction) {
+        if is_fit(&self.regime, instruction)
+            && let Some(site) = self.site(instruction)
+        {
+            let index = Sites::<M>::index(site.rip);
+            sites.sites[index] = site;
+        }
+    }
+
+    /// What is to be known of the place, if all of it can be found.
+    fn site(&mut self, instruction: &Instruction) -> Option<Site<M>> {
+        let (rip, root, regime) = (self.cpu.rip(), self.cpu.cr3(), self.regime.walks);
+        let Self { cpu, memory, walks, .. } = self;
+
+        let (code_walk, at, page) = walks.way(*cpu, &self.regime, memory, rip, Access::Execute)?;
+        let offset = at.offset_in(PageSize::Size4K);
+        let end = offset + u64::from(instruction.length);
+        if end > PAGE_BYTES {
+            return None;
+        }
+        let first = usize::try_from(offset / 8).ok()?;
+        let code = memory.find(Gpa(at.0 & !7)).filter(|_| page.is_some())?;
+        let (mut words, mut masks) = ([0; CODE_WORDS], [0; CODE_WORDS]);
+        for ahead in 0..CODE_WORDS.min(WORDS_PER_PAGE - first) {
+            masks[ahead] = bytes_between(offset % 8, end - offset / 8 * 8, ahead);
+            words[ahead] = memory.load(code, ahead);
+        }
+        // Another vCPU may have changed the code since it was decoded; then these words are of another instruction.
+        let mut bytes = [0; CODE_WORDS * 8];
+        for (bytes, word) in bytes.chunks_exact_mut(8).zip(words) {
+            bytes.copy_from_slice(&word.to_le_bytes());
+        }
+        let is_meant = decode(self.regime.mode, &bytes[usize::try_from(offset % 8).ok()?..]) == Ok(*instruction);
+        if !is_meant {
+            return None;
+        }
+
+        let linear = linear(*cpu, instruction);
+        let access = if instruction.form == Form::FromMemory { Access::Read } else { Access::Write };
+        let (data_walk, gpa, _) = walks.way(*cpu, &self.regime, memory, linear, access)?;
+        Some(Site {
+            rip,
+            root,
+            regime,
+            code_walk,
+            code,
+            words,
+            masks,
+            instruction: *instruction,
+            linear_page: linear / PAGE_BYTES,
+            data_walk,
+            page: gpa.page(PageSize::Size4K),
+        })
+    }
+}
+
+/// Ones for those bytes of the word of this number that lie from byte `start` on and before byte `end`, both counted from the
+/// first word on.
+fn bytes_between(start: u64, end: u64, word: usize) -> u64 {
+    let from = (word as u64) * 8;
+    (0..8).filter(|byte| (start..end).contains(&(from + byte))).map(|byte| 0xff << (8 * byte)).sum()
+}
+
+impl<M: Memory> Walks<M> {
+    /// The walk to `linear` that is remembered for it, where it leads, and the first word of the page there. `None` if there is
+    /// none, or it is no longer true.
+    fn way(
+        &self,
+        cpu: &impl Cpu,
+        regime: &Regime,
+        memory: &M,
+        linear: u64,
+        access: Access,
+    ) -> Option<(Steps<M>, Gpa, Option<M::Word>)> {
+        let walk = self.remembered(cpu, regime, memory, linear, access)?;
+        Some((walk.steps.clone(), Gpa(walk.gpa.0 + linear % PAGE_BYTES), walk.page))
+    }
+}

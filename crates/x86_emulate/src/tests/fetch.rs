@@ -1,0 +1,150 @@
+//! Where an instruction's bytes come from, and what happens where they cannot be had.
+
+use super::{CODE, DEVICE, GENERAL_PROTECTION, Guest, RBX, Ram, Register, Seen, long};
+use crate::{
+    Cause, Exception, Fetched, MAX_LENGTH, Mode, Outcome, Segment, Walks, Width, Window, decode_fetched, execute,
+    fetch, fetch_whole,
+};
+use addr::Gpa;
+
+/// mov dword [rbx + 0xb0], 0x11223344
+const STORE: [u8; 10] = [0xc7, 0x83, 0xb0, 0, 0, 0, 0x44, 0x33, 0x22, 0x11];
+
+/// 64-bit code that is in memory at `rip` only as far as given.
+fn guest_at(rip: u64, code: &[u8]) -> Guest {
+    let mut guest = Guest::long(&[]);
+    guest.ram.put(rip, code);
+    guest.state.rip = rip;
+    guest
+}
+
+#[test]
+fn instruction_across_a_page_end_is_fetched_from_both_pages() {
+    for in_first in 1..STORE.len() {
+        let mut guest = guest_at(0x1_1000 - in_first as u64, &STORE[..in_first]);
+
+        // The second page does not exist yet.
+        assert_eq!(guest.refused(), Outcome::Unbacked(Gpa(0x1_1000)));
+        guest.ram.put(0x1_1000, &STORE[in_first..]);
+        assert_eq!(guest.run(), Outcome::Done { length: 10 });
+        assert_eq!(guest.device.seen, [Seen::Write(DEVICE + 0xb0, Width::Dword, 0x1122_3344)]);
+    }
+}
+
+#[test]
+fn code_on_two_pages_that_are_no_neighbours_is_read_where_they_are() {
+    for in_first in 1..STORE.len() {
+        // The last bytes of the first 2 MiB, mapped one to one; what follows lies below.
+        let mut guest = guest_at(0x20_0000 - in_first as u64, &STORE[..in_first]);
+        guest.ram.put_u64(0x3008, 0x5007);
+        guest.ram.put_u64(0x5000, 0x6007);
+        guest.ram.put(0x6000, &STORE[in_first..]);
+        assert_eq!(guest.run(), Outcome::Done { length: 10 }, "{in_first} bytes on the first");
+    }
+}
+
+#[test]
+fn second_page_is_touched_only_when_it_is_needed_and_faults_with_its_own_address() {
+    // The last bytes of the first 2 MiB; what follows is not present.
+    let mut guest = guest_at(0x1f_fffe, &[0x89, 0x03]); // mov [rbx], eax: ends with the page
+    assert_eq!(guest.run(), Outcome::Done { length: 2 });
+
+    let mut guest = guest_at(0x1f_fffe, &[0x89, 0x43]); // mov [rbx + ?], eax
+    assert_eq!(guest.refused(), Outcome::Fault(Exception { vector: 14, error_code: 0x10, cr2: Some(0x20_0000) }));
+}
+
+#[test]
+fn fault_of_the_second_page_comes_before_that_of_the_operand() {
+    let mut guest = guest_at(0x1f_fffe, &[0x89, 0x43]).set(RBX, 0x40_0000);
+    assert_eq!(guest.refused(), Outcome::Fault(Exception { vector: 14, error_code: 0x10, cr2: Some(0x20_0000) }));
+}
+
+#[test]
+fn code_that_is_gone_is_a_fault_or_unbacked() {
+    let mut guest = guest_at(0x20_0000, &[]);
+    assert_eq!(guest.refused(), Outcome::Fault(Exception { vector: 14, error_code: 0x10, cr2: Some(0x20_0000) }));
+    let mut guest = guest_at(0x1f_0000, &[]);
+    assert_eq!(guest.refused(), Outcome::Unbacked(Gpa(0x1f_0000)), "mapped to where nothing is");
+    let mut guest = Guest::long(&[]);
+    guest.state.rip = 1 << 47;
+    assert_eq!(guest.refused(), Outcome::Fault(GENERAL_PROTECTION), "not canonical");
+    let mut guest = Guest::flat(Mode::Bits32, &[0x89, 0x03]);
+    guest.state.segments[Segment::Cs as usize].limit = 0xffff;
+    assert_eq!(guest.refused(), Outcome::Fault(GENERAL_PROTECTION), "behind the end of the segment");
+}
+
+#[test]
+fn more_than_15_bytes_are_a_protection_fault() {
+    for prefix in [0x66, 0x48, 0xf3] {
+        let mut guest = Guest::long(&[prefix; 15]);
+        assert_eq!(guest.refused(), Outcome::Fault(GENERAL_PROTECTION));
+    }
+    // 14 of them before the end of a page, the others behind.
+    let mut guest = guest_at(CODE + 2, &[0x66; 20]);
+    assert_eq!(guest.refused(), Outcome::Fault(GENERAL_PROTECTION));
+}
+
+#[test]
+fn window_holds_what_is_there_at_every_distance_from_the_page_end() {
+    let ram = Ram::default();
+    let mut state = long(&ram);
+    let bytes: [u8; 64] = core::array::from_fn(|at| u8::try_from(at).expect("small") | 0x80);
+    ram.put(0x1_0fe0, &bytes);
+    for distance in 1..=32 {
+        state.rip = 0x1_1000 - distance;
+        let start = usize::try_from(32 - distance).expect("small");
+        let length = usize::try_from(distance.min(15)).expect("small");
+
+        let fetched = fetch(&state, &ram, &mut Walks::forgetful()).expect("memory");
+        assert_eq!((fetched.gpa, fetched.window), (Gpa(state.rip), Window::of(&bytes[start..][..length])));
+        assert_eq!(usize::from(fetched.window.length()), length);
+        assert_eq!(fetched.window.to_bytes()[..length], bytes[start..][..length]);
+        let words = fetched.window.words();
+        assert_eq!(u128::from(words[1]) << 64 | u128::from(words[0]), u128::from_le_bytes(fetched.window.to_bytes()));
+        // The 64-bit loads end with the page; no byte behind it shows, nor one behind the 15th.
+        assert!(length == 15 || fetched.window.to_bytes()[length..].iter().all(|&byte| byte == 0));
+
+        assert_eq!(fetch_whole(&state, &ram, &mut Walks::forgetful()), Ok(Window::of(&bytes[start..][..15])));
+    }
+}
+
+#[test]
+fn window_of_bytes_is_these_bytes_and_no_more_than_15() {
+    let bytes: [u8; 20] = core::array::from_fn(|at| u8::try_from(at).expect("small") + 1);
+    for length in 0..=20 {
+        let window = Window::of(&bytes[..length]);
+        let known = length.min(MAX_LENGTH);
+        assert_eq!(usize::from(window.length()), known);
+        assert_eq!(window.to_bytes()[..known], bytes[..known]);
+        assert!(window.to_bytes()[known..].iter().all(|&byte| byte == 0));
+    }
+}
+
+#[test]
+fn whole_fetch_is_content_with_one_page_where_the_second_is_missing() {
+    let guest = guest_at(0x1f_fffe, &[0x89, 0x03]);
+    let window = fetch_whole(&guest.state, &guest.ram, &mut Walks::forgetful());
+    assert_eq!(window, Ok(Window::of(&[0x89, 0x03])));
+}
+
+#[test]
+fn steps_one_by_one_use_the_bytes_that_they_are_given_and_fetch_what_is_missing() {
+    let mut guest = Guest::long(&[0x8b, 0x43, 0x20]); // mov eax, [rbx + 0x20]
+    let mut walks = Walks::new();
+    let fetched = fetch(&guest.state, &guest.ram, &mut walks).expect("memory");
+    let mut run = |guest: &mut Guest, bytes: &[u8]| {
+        let mut device = Register::default();
+        let fetched = Fetched { window: Window::of(bytes), ..fetched };
+        let instruction = decode_fetched(&guest.state, &guest.ram, &mut walks, &fetched).expect("an instruction");
+        let cause = Cause::Access(Gpa(DEVICE));
+        let outcome = execute(&mut guest.state, &guest.ram, &mut device, &mut walks, cause, &instruction);
+        assert_eq!(outcome, Outcome::Done { length: 3 });
+        guest.state.rip = CODE;
+        device.seen[0]
+    };
+    // mov ecx, [rbx + 0x30] instead of what is in memory
+    assert_eq!(run(&mut guest, &[0x8b, 0x4b, 0x30, 0x90]), Seen::Read(DEVICE + 0x30, Width::Dword));
+    for bytes in [&[][..], &[0x8b], &[0x8b, 0x43], &[0x8b, 0x43, 0x20]] {
+        assert_eq!(run(&mut guest, bytes), Seen::Read(DEVICE + 0x20, Width::Dword), "{bytes:02x?}");
+    }
+}
