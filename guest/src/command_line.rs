@@ -27,6 +27,20 @@ pub struct Settings<'a> {
     pub idle_targets: bool,
     /// `form=mask`: name the CPUs one by one even when all are meant, in hypercalls and in interrupt commands.
     pub by_mask: bool,
+    /// `rips=N`: different addresses from which a device is accessed.
+    pub rips: Option<usize>,
+    /// `forms=many`: the accesses differ in encoding and registers.
+    pub many_forms: bool,
+    /// `device=id|version|tpr|eoi|ioapic`: the register that is accessed.
+    pub device: Option<Register>,
+    /// `vcpus=all`: all CPUs at once.
+    pub all_cpus: bool,
+    /// `write=beside`: what is written is data on the page of the code, not the instruction itself.
+    pub write_beside: bool,
+    /// `every=N`: accesses between two writes.
+    pub every: Option<u64>,
+    /// `variant=b`: the second of two meanings of the instruction at one address.
+    pub second_variant: bool,
 }
 
 /// Up to four words of a list, in the order in which they were written.
@@ -78,11 +92,46 @@ pub enum Extent {
     Whole,
 }
 
+/// A device register in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Register {
+    /// The local APIC's id, read.
+    Id,
+    /// The local APIC's version, read.
+    Version,
+    /// The local APIC's task priority, read.
+    TaskPriority,
+    /// The local APIC's end of interrupt, written.
+    EndOfInterrupt,
+    /// The I/O APIC's data window, read.
+    IoApic,
+}
+
+impl Register {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Id, Self::Version, Self::TaskPriority, Self::EndOfInterrupt, Self::IoApic];
+
+    /// As it is written.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Id => "id",
+            Self::Version => "version",
+            Self::TaskPriority => "tpr",
+            Self::EndOfInterrupt => "eoi",
+            Self::IoApic => "ioapic",
+        }
+    }
+}
+
+/// The most addresses that `rips` takes: as many instructions as fit into the pages that there are for code.
+pub const MOST_RIPS: usize = 1024;
+
 /// The most pages that [`Extent::Pages`] names: as many as are mapped to be flushed.
 pub const MOST_PAGES: u64 = 64;
 
 /// The keys that [`Settings::parse`] understands.
-pub const KEYS: [&str; 12] = [
+pub const KEYS: [&str; 19] = [
     "experiments",
     "iterations",
     "cpus",
@@ -95,6 +144,13 @@ pub const KEYS: [&str; 12] = [
     "pages",
     "targets",
     "form",
+    "rips",
+    "forms",
+    "device",
+    "vcpus",
+    "write",
+    "every",
+    "variant",
 ];
 
 /// A word of the command line that was not understood. The rest is used nevertheless.
@@ -147,6 +203,18 @@ impl<'a> Settings<'a> {
                     settings.by_mask = value == "mask";
                     matches!(value, "mask" | "all")
                 }
+                "rips" => {
+                    let rips = number(value).and_then(|n| usize::try_from(n).ok());
+                    set(&mut settings.rips, rips.filter(|n| (1..=MOST_RIPS).contains(n)))
+                }
+                "forms" => either(&mut settings.many_forms, value, "many", "one"),
+                "device" => {
+                    set(&mut settings.device, Register::ALL.into_iter().find(|register| register.name() == value))
+                }
+                "vcpus" => either(&mut settings.all_cpus, value, "all", "one"),
+                "write" => either(&mut settings.write_beside, value, "beside", "instruction"),
+                "every" => set(&mut settings.every, number(value).filter(|n| (1..=1_000_000).contains(n))),
+                "variant" => either(&mut settings.second_variant, value, "b", "a"),
                 _ => {
                     mistake(Mistake::UnknownKey { key, nearest: nearest(key, KEYS).unwrap_or(KEYS[0]) });
                     true
@@ -164,6 +232,15 @@ impl<'a> Settings<'a> {
 fn set<T>(field: &mut Option<T>, value: Option<T>) -> bool {
     let understood = value.is_some();
     *field = value.or(field.take());
+    understood
+}
+
+/// Sets `field` by one of two words.
+fn either(field: &mut bool, value: &str, on: &str, off: &str) -> bool {
+    let understood = value == on || value == off;
+    if understood {
+        *field = value == on;
+    }
     understood
 }
 

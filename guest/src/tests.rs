@@ -8,7 +8,7 @@ use std::vec::Vec;
 
 use crate::acpi::{self, Physical};
 use crate::batches::{Batches, per_iteration};
-use crate::command_line::{Approach, Choice, Extent, KEYS, Mistake, Settings, nearest};
+use crate::command_line::{Approach, Choice, Extent, KEYS, Mistake, Register, Settings, nearest};
 use crate::cpu_set::{self, CpuSet};
 use crate::hypercall::{self, Control};
 use crate::percentiles::{Summary, nanoseconds, net_of_absence, scaled};
@@ -47,6 +47,24 @@ fn a_bad_value_is_named_and_leaves_the_earlier_one() {
     assert_eq!(settings.cpus, Some(3));
     assert_eq!(mistakes.len(), 4);
     assert_eq!(mistakes[0], Mistake::BadValue { key: "cpus", value: "many" });
+}
+
+#[test]
+fn words_about_emulated_accesses_are_read_and_bad_ones_refused() {
+    let settings = Settings::parse("rips=512 forms=many device=ioapic vcpus=all write=beside every=8 variant=b", |m| {
+        panic!("{m:?}")
+    });
+    assert_eq!((settings.rips, settings.device, settings.every), (Some(512), Some(Register::IoApic), Some(8)));
+    assert!(settings.many_forms && settings.all_cpus && settings.write_beside && settings.second_variant);
+    for register in Register::ALL {
+        let text = ["device=", register.name()].concat();
+        assert_eq!(Settings::parse(&text, |m| panic!("{m:?}")).device, Some(register));
+    }
+
+    let mut mistakes = 0;
+    let words = "rips=0 rips=1025 forms=some device=hpet vcpus=2 write=both every=0 variant=c";
+    assert_eq!(Settings::parse(words, |_| mistakes += 1), Settings::default());
+    assert_eq!(mistakes, 8);
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! The experiments: what there is, by name.
 
+mod cases;
+mod decode;
 mod flush_cost;
 mod fuzz;
 mod hyperv;
@@ -78,7 +80,7 @@ const fn on_request(name: &'static str, about: &'static str, run: fn(&Context) -
 }
 
 /// All experiments, in the order in which they run by default.
-pub(crate) const EXPERIMENTS: [Experiment; 47] = [
+pub(crate) const EXPERIMENTS: [Experiment; 54] = [
     by_default("empty", "one pass of an empty loop: what all others are compared with", round_trip::empty),
     by_default("cpuid", "CPUID leaf 0", round_trip::cpuid_0),
     by_default("cpuid-1", "CPUID leaf 1", round_trip::cpuid_1),
@@ -135,6 +137,25 @@ pub(crate) const EXPERIMENTS: [Experiment; 47] = [
     on_request("hv-abi", "Hyper-V interface, cases B: control words, input, registers", hyperv::abi::run),
     on_request("hv-flush", "Hyper-V interface, cases C: flushes do what they say", hyperv::flush::run),
     on_request("hv-ipi", "Hyper-V interface, cases D: interrupts by hypercall", hyperv::ipi::run),
+    on_request("decode-loop", "accesses to a device from rips=N addresses of code", decode::measure::steady),
+    on_request("decode-smc", "the same while the code's page is written", decode::measure::rewriting),
+    on_request("decode-churn", "the same while other CPUs change page tables", decode::measure::churn),
+    on_request(
+        "decode-coherence",
+        "the instruction at an address changes its meaning, in many ways",
+        decode::coherence::run,
+    ),
+    on_request(
+        "decode-variant",
+        "for seconds=N (5): at a fixed address an instruction that differs by variant",
+        decode::variant::run,
+    ),
+    on_request("emulate-forms", "each instruction form on a device and on memory: the same result", decode::forms::run),
+    on_request(
+        "emulator-torture",
+        "code and operands made to confuse an emulator, for seconds=N (10)",
+        decode::torture::run,
+    ),
     on_request("unexpected-exception", "an invalid opcode: a record, and the end", misbehave::unexpected_exception),
     on_request("panic", "the guest's own panic: a record, and the end", misbehave::panic),
     on_request("power-off", "powers off at once", misbehave::power_off),

@@ -4,7 +4,7 @@ use core::arch::asm;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::boot::MAX_CPUS;
-use super::{interrupts, modes, window};
+use super::{interrupts, modes, probe, window};
 
 /// Selector of the TSS.
 const TSS: u16 = 0x20;
@@ -50,6 +50,8 @@ pub(super) fn load(index: usize) {
         set_ist(tables, ist, stack.as_ptr_range().end as u64);
     }
     set_ist(tables, OWN_STACKS, window::stack_top(index));
+    // Stack 5: code made at run time ends there, whatever its own stack pointer is.
+    set_ist(tables, OWN_STACKS + 1, probe::stack_top(index));
     // What comes from CPL 3 is only ever the exception that ends a short trip: it may use the double fault's stack.
     set_stack(tables, 1, tables.stacks[0].as_ptr_range().end as u64);
 
@@ -79,14 +81,9 @@ pub(super) fn load(index: usize) {
             interrupts::WINDOW_STACK => 4,
             _ => 0,
         };
-        let handler = interrupts::entry(vector);
-        let gate = &IDT.0[usize::from(vector)];
-        // Present, interrupt gate: delivery clears IF.
-        gate[0].store(
-            handler & 0xffff | modes::CODE << 16 | ist << 32 | 0x8e << 40 | (handler >> 16 & 0xffff) << 48,
-            Ordering::Relaxed,
-        );
-        gate[1].store(handler >> 32, Ordering::Relaxed);
+        for (word, value) in IDT.0[usize::from(vector)].iter().zip(gate(interrupts::entry(vector), ist, 0)) {
+            word.store(value, Ordering::Relaxed);
+        }
     }
 
     let gdt = Pointer { limit: 63, base: &raw const tables.gdt as u64 };
@@ -103,6 +100,19 @@ pub(super) fn load_idt(limit: u16) {
     // SAFETY: every gate that the limit includes names an entry stub; with a short limit a fault ends the VM, which is
     // what the caller wants to see.
     unsafe { asm!("lidt [{}]", in(reg) &raw const idt, options(nostack, readonly)) };
+}
+
+/// Loads an IDT of 256 gates at `base`, whose entries deal with whatever comes.
+pub(super) fn load_idt_at(base: u64) {
+    let idt = Pointer { limit: 4095, base };
+    // SAFETY: the caller's table names an entry stub in every gate.
+    unsafe { asm!("lidt [{}]", in(reg) &raw const idt, options(nostack, readonly)) };
+}
+
+/// The two words of an interrupt gate (delivery clears IF) to `handler` on interrupt stack `ist`, for CPL `level` and below.
+pub(super) const fn gate(handler: u64, ist: u64, level: u64) -> [u64; 2] {
+    let low = handler & 0xffff | modes::CODE << 16 | ist << 32 | (0x8e | level << 5) << 40;
+    [low | (handler >> 16 & 0xffff) << 48, handler >> 32]
 }
 
 fn set_ist(tables: &Tables, ist: usize, top: u64) {

@@ -10,15 +10,18 @@
 pub(crate) mod apic;
 pub(crate) mod attempt;
 pub(crate) mod boot;
+pub(crate) mod code_pages;
 pub(crate) mod control;
 pub(crate) mod cpu_local;
 mod descriptors;
+pub(crate) mod encode;
 pub(crate) mod forms;
 pub(crate) mod hyperv;
 pub(crate) mod interrupts;
 pub(crate) mod modes;
 pub(crate) mod port;
 pub(crate) mod power;
+pub(crate) mod probe;
 pub(crate) mod registers;
 pub(crate) mod remap;
 pub(crate) mod round_trip;

@@ -16,10 +16,10 @@ use super::{apic, attempt, remap, tlb, tsc};
 
 /// Selectors of the GDT in `descriptors.rs`.
 pub(super) const CODE: u64 = 0x08;
-const DATA: u64 = 0x10;
-const CODE_32: u64 = 0x18;
-const USER_DATA: u64 = 0x33;
-const USER_CODE: u64 = 0x3b;
+pub(super) const DATA: u64 = 0x10;
+pub(super) const CODE_32: u64 = 0x18;
+pub(super) const USER_DATA: u64 = 0x33;
+pub(super) const USER_CODE: u64 = 0x3b;
 
 /// Where the stack was when the trip to CPL 3 began.
 static USER_TRIP_STACK: AtomicU64 = AtomicU64::new(0);

@@ -72,6 +72,9 @@ pub(crate) const PORT_OUT: Pair = pair!("", "out dx, al", eax = 0x5a, ecx = 0, e
 /// xAPIC: the version register.
 pub(crate) const XAPIC_READ: Pair =
     pair!("", "mov eax, [rsi]", eax = 0, ecx = 0, edx = 0u16, rsi = apic::XAPIC_PAGE + apic::VERSION);
+/// xAPIC: the task priority register, at 0x80 (APM vol. 2, table 16-2).
+pub(crate) const XAPIC_TPR_READ: Pair =
+    pair!("", "mov eax, [rsi]", eax = 0, ecx = 0, edx = 0u16, rsi = apic::XAPIC_PAGE + 0x80);
 /// xAPIC: end of interrupt with none in service.
 pub(crate) const XAPIC_EOI: Pair =
     pair!("", "mov [rsi], eax", eax = 0, ecx = 0, edx = 0u16, rsi = apic::XAPIC_PAGE + apic::EOI);

@@ -11,14 +11,15 @@
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::boot::{BOOT_ROOT, MAX_CPUS};
-use super::remap;
 use super::tlb::flush_page;
+use super::{code_pages, remap};
 
 /// Pages mapped on demand.
 pub(crate) const DEMAND_PAGES: usize = 8;
 const STACK_PAGE: usize = DEMAND_PAGES;
 const DEVICE_PAGE: usize = DEMAND_PAGES + 1;
-const FRAMES: usize = DEMAND_PAGES + 1;
+/// Frames of each CPU.
+pub(super) const FRAMES: usize = DEMAND_PAGES + 1;
 
 /// Root entry 1: 512 GiB.
 const BASE: u64 = 1 << 39;
@@ -68,6 +69,7 @@ pub(super) fn prepare() {
     }
     POINTERS.set(0, DIRECTORY.address() | PRESENT_WRITABLE);
     remap::prepare(&POINTERS);
+    code_pages::prepare(&POINTERS);
     // A page is for CPL 3 if every level says so; here the lower levels have the say.
     BOOT_ROOT.set(1, POINTERS.address() | PRESENT_WRITABLE | FOR_USER);
 }
@@ -75,6 +77,16 @@ pub(super) fn prepare() {
 /// Physical address of frame `index` of CPU `cpu`.
 pub(super) fn frame(cpu: usize, index: usize) -> u64 {
     BACKING[cpu][index].address()
+}
+
+/// The frame that lies `frames` frames behind frame 0 of CPU 0: all of them are one array.
+pub(super) fn frame_behind_the_first(frames: usize) -> u64 {
+    BACKING[frames / FRAMES][frames % FRAMES].address()
+}
+
+/// The entries of 1 GiB below [`BOOT_ROOT`]'s second.
+pub(super) fn pointers() -> &'static Table {
+    &POINTERS
 }
 
 fn page_address(cpu: usize, page: usize) -> u64 {

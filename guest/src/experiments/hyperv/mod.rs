@@ -17,12 +17,12 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use guest_model::hypercall::{Control, reps, status};
 
+use super::cases::{Cases, Line};
 use super::{Context, Outcome};
 use crate::arch::attempt::Fault;
+use crate::arch::cpu_local;
 use crate::arch::hyperv::{self, Instruction, R8, RAX, RCX, RDX, Registers};
-use crate::arch::{cpu_local, tsc};
 use crate::cpu;
-use crate::record::{Text, record};
 
 const NO_INTERFACE: Outcome = Outcome::Unsupported("no Hyper-V interface");
 
@@ -31,34 +31,7 @@ const NEEDS_TWO: &str = "needs two CPUs";
 const FLUSH_WITHHELD: &str = "the flush calls are withheld from this VM";
 const SETS_WITHHELD: &str = "the calls with sets are withheld from this VM";
 
-/// Counts how the cases of one experiment end.
-struct Cases<'a, 'b> {
-    context: &'a Context<'b>,
-    experiment: &'static str,
-    passed: u64,
-    failed: u64,
-    failures: u64,
-    skipped: u64,
-}
-
-impl<'a, 'b> Cases<'a, 'b> {
-    fn new(context: &'a Context<'b>, experiment: &'static str) -> Self {
-        Self { context, experiment, passed: 0, failed: 0, failures: 0, skipped: 0 }
-    }
-
-    /// A case that was tried.
-    fn check(&mut self, name: &str, about: &str, expected: &str, seen: fmt::Arguments<'_>, matches: bool) {
-        let outcome = if matches { "pass" } else { "fail" };
-        record!("case", name = name, about = Text(about), outcome = outcome, why = format_args!("\"{seen}\""));
-        if matches {
-            self.passed += 1;
-        } else {
-            self.failed += 1;
-            let (of, seen) = (format_args!("{name}"), format_args!("\"{seen}\""));
-            self.failures += self.context.expect(self.experiment, of, Text(expected), seen, false);
-        }
-    }
-
+impl Cases<'_, '_> {
     /// A case whose result must be exactly `expected`.
     fn result(&mut self, name: &str, about: &str, expected: u64, answer: Answer) {
         let text = Line::of(format_args!("{}", ShownAnswer(Ok(expected))));
@@ -70,28 +43,6 @@ impl<'a, 'b> Cases<'a, 'b> {
         let matches = answer.is_ok_and(|result| allowed.contains(&status(result)));
         let text = Line::of(format_args!("status {allowed:?}"));
         self.check(name, about, text.text(), format_args!("{}", ShownAnswer(answer)), matches);
-    }
-
-    /// A case that does not apply here.
-    fn skip(&mut self, name: &str, about: &str, why: &str) {
-        self.skipped += 1;
-        record!("case", name = name, about = Text(about), outcome = "skipped", why = Text(why));
-    }
-
-    fn done(self) -> Outcome {
-        record!(
-            "record",
-            experiment = self.experiment,
-            passed = self.passed,
-            failed = self.failed,
-            skipped = self.skipped,
-        );
-        Outcome::Done { failures: self.failures }
-    }
-
-    /// How long another CPU may take, in ticks.
-    fn patience(&self) -> u64 {
-        tsc::seconds(self.context.settings.stall.unwrap_or(30))
     }
 }
 
@@ -107,35 +58,6 @@ impl fmt::Display for ShownAnswer {
             Ok(result) => write!(f, "status {} reps {}", status(result), reps(result)),
             Err(fault) => write!(f, "#{fault}"),
         }
-    }
-}
-
-/// A short text made on the spot; what does not fit is cut.
-struct Line {
-    bytes: [u8; 64],
-    length: usize,
-}
-
-impl Line {
-    fn of(content: fmt::Arguments<'_>) -> Self {
-        let mut line = Self { bytes: [0; 64], length: 0 };
-        // `Line` never fails, it cuts.
-        let _ = fmt::Write::write_fmt(&mut line, content);
-        line
-    }
-
-    fn text(&self) -> &str {
-        str::from_utf8(&self.bytes[..self.length]).unwrap_or("")
-    }
-}
-
-impl fmt::Write for Line {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        for byte in text.bytes().filter(u8::is_ascii).take(self.bytes.len() - self.length) {
-            self.bytes[self.length] = byte;
-            self.length += 1;
-        }
-        Ok(())
     }
 }
 
