@@ -1,11 +1,13 @@
 //! The command line, and the help that teaches it.
 
+mod decode;
 mod tlb;
 
 use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
+pub(crate) use decode::{DecodeArgs, Setting};
 pub(crate) use tlb::{Part, Targets, TlbArgs};
 
 const ABOUT: &str = "Runs virtual machines on the Dunlin hypervisor";
@@ -42,7 +44,8 @@ Examples:
   dunlin bench boot --vcpus 48 --memory 1G --pairs 1 --only dunlin
   dunlin bench soak --seconds 3600
   dunlin bench tags --native
-  dunlin bench tlb --vcpus 8 --overcommit 4";
+  dunlin bench tlb --vcpus 8 --overcommit 4
+  dunlin bench decode --quick";
 
 const TAGS_HELP: &str = "\
 A tag (ASID) tells the TLB entries of one vCPU from those of others. Three schemes hand them out (keys
@@ -144,6 +147,9 @@ pub(crate) enum Measurement {
     /// Shoot down TLBs by IPI and by hypercall: time, exits and instructions of one
     #[command(after_long_help = tlb::HELP)]
     Tlb(Box<TlbArgs>),
+    /// What emulated accesses cost, by what is remembered of their instructions
+    #[command(after_long_help = decode::HELP)]
+    Decode(DecodeArgs),
 }
 
 /// `dunlin bench exits`.

@@ -7,6 +7,7 @@
 mod boot;
 mod budget;
 mod circumstances;
+mod decode;
 mod exits;
 mod guest;
 mod record;
@@ -34,6 +35,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<u8, Failure> {
         Some(Measurement::Soak(soak)) => soak::run(soak),
         Some(Measurement::Tags(tags)) => tags::run(tags),
         Some(Measurement::Tlb(tlb)) => tlb::run(tlb),
+        Some(Measurement::Decode(decode)) => decode::run(decode),
         None => {
             println!("Instructions per exit (dunlin bench exits)\n");
             let exits = exits::run(&ExitsArgs::default())?;

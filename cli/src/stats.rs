@@ -1,6 +1,8 @@
 //! Counters: summed, as tables for people, as JSON for programs. And `dunlin list`, `stats` and `stop`, which ask a
 //! running host.
 
+mod emulation;
+
 use std::fmt::Write;
 
 use abi::control::{Answer, Command, HostInfo, VmInfo, VmState};
@@ -12,6 +14,7 @@ use crate::control::{Client, refusal};
 use crate::failure::Failure;
 use crate::quantity::{percent, seconds, show_count, show_size};
 use crate::share;
+pub(crate) use emulation::Emulation;
 
 /// Most vCPUs that a VM is believed to have, whatever a host claims.
 pub(crate) const BELIEVABLE_VCPUS: u32 = abi::payload::MAX_VCPUS;
@@ -51,6 +54,21 @@ pub(crate) fn ranking(counters: &VcpuCounters) -> Vec<(&'static str, u64)> {
     ranking.sort_by_key(|&(_, count)| std::cmp::Reverse(count));
     ranking
 }
+
+macro_rules! difference {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// What `new` counted since `old`; nothing where it counts less.
+        pub(crate) fn difference(old: &VcpuCounters, new: &VcpuCounters) -> VcpuCounters {
+            let mut difference = VcpuCounters::default();
+            for (at, exits) in difference.exits.iter_mut().enumerate() {
+                *exits = new.exits[at].saturating_sub(old.exits[at]);
+            }
+            $(difference.$name = new.$name.saturating_sub(old.$name);)*
+            difference
+        }
+    };
+}
+abi::vcpu_counters!(difference);
 
 /// Time in the guest, in the host and waiting, in per cent of their sum.
 pub(crate) fn time_shares(counters: &VcpuCounters) -> [f64; 3] {
@@ -100,6 +118,9 @@ pub(crate) fn table(snapshot: &Snapshot, per_vcpu: bool) -> String {
             show_count(total.flush_whole),
             show_count(total.ipi_calls)
         );
+    }
+    if let Some(emulation) = Emulation::of(&total) {
+        let _ = writeln!(text, "  {emulation}");
     }
     let _ = writeln!(text, "  time: guest {guest:.1} %, host {host:.1} %, waiting {wait:.1} %");
     if per_vcpu {
@@ -294,6 +315,26 @@ mod tests {
         assert_eq!(ranking(&counters), [("io_exits", 2), ("halt_exits", 1)]);
         let text = table(&Snapshot { at_ns: 0, vcpus: vec![counters] }, false);
         assert!(text.contains("io_exits") && text.contains("66.67%") && !text.contains("mmio"), "{text}");
+    }
+
+    #[test]
+    fn emulation_has_a_line_only_if_there_was_any() {
+        let mut counters = VcpuCounters::default();
+        counters.count_exit(ExitReason::Halt);
+        let table_of = |counters| table(&Snapshot { at_ns: 0, vcpus: vec![counters, counters] }, false);
+        assert!(!table_of(counters).contains("emulation"));
+        counters.count_exit(ExitReason::Mmio);
+        assert!(table_of(counters).contains("\n  emulation: 2 accesses\n"));
+    }
+
+    #[test]
+    fn difference_is_of_every_counter_and_never_below_nothing() {
+        let old = VcpuCounters { entries: 5, decode_hits: 9, ..VcpuCounters::default() };
+        let mut new = VcpuCounters { entries: 7, decode_hits: 8, emulations_refused: 3, ..VcpuCounters::default() };
+        new.count_exit(ExitReason::Mmio);
+        let mut expected = VcpuCounters { entries: 2, emulations_refused: 3, ..VcpuCounters::default() };
+        expected.count_exit(ExitReason::Mmio);
+        assert_eq!(difference(&old, &new), expected);
     }
 
     #[test]

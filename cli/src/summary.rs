@@ -89,6 +89,9 @@ impl VmRecord {
             let ranking = stats::ranking(&total).into_iter();
             let reasons = ranking.map(|(name, count)| format!("{name} {}", show_count(count))).collect::<Vec<_>>();
             let _ = writeln!(text, "  exits  {} ({})", show_count(all), reasons.join(", "));
+            if let Some(emulation) = stats::Emulation::of(&total) {
+                let _ = writeln!(text, "  {emulation}");
+            }
             let [guest, host, wait] = stats::time_shares(&total);
             let _ = writeln!(text, "  time   guest {guest:.1} %, host {host:.1} %, waiting for a pCPU {wait:.1} %");
         }

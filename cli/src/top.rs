@@ -21,7 +21,7 @@ use crate::control::Client;
 use crate::failure::Failure;
 use crate::quantity::{parse_time, seconds, show_size};
 use crate::share;
-use crate::stats::{self, Snapshot, printable};
+use crate::stats::{self, Emulation, Snapshot, printable};
 
 /// Shortest and longest time between two pictures.
 const DELAYS: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(60)];
@@ -55,26 +55,23 @@ struct Activity {
     exits: f64,
     /// Exits per second by reason, most first.
     reasons: Vec<(&'static str, f64)>,
+    /// What was emulated, in words; empty if nothing was.
+    emulation: String,
 }
 
 impl Activity {
     /// Between `old` and `new`, over `ns` nanoseconds of a clock with `tsc_hz` ticks per second.
     fn between(old: &VcpuCounters, new: &VcpuCounters, ns: u64, tsc_hz: u64) -> Self {
-        let mut difference = VcpuCounters::default();
-        for (at, exits) in difference.exits.iter_mut().enumerate() {
-            *exits = new.exits[at].saturating_sub(old.exits[at]);
-        }
+        let difference = stats::difference(old, new);
         let rate = |count: u64| if ns == 0 { 0.0 } else { count as f64 / seconds(ns) };
-        let time =
-            [(new.guest_ticks, old.guest_ticks), (new.host_ticks, old.host_ticks), (new.wait_ticks, old.wait_ticks)]
-                .map(
-                    |(new, old)| if tsc_hz == 0 { 0.0 } else { 100.0 * rate(new.saturating_sub(old)) / tsc_hz as f64 },
-                );
+        let time = [difference.guest_ticks, difference.host_ticks, difference.wait_ticks]
+            .map(|ticks| if tsc_hz == 0 { 0.0 } else { 100.0 * rate(ticks) / tsc_hz as f64 });
         let ranking = stats::ranking(&difference).into_iter();
         Self {
             time,
             exits: rate(stats::exits(&difference)),
             reasons: ranking.map(|(name, count)| (name, rate(count))).collect(),
+            emulation: Emulation::of(&difference).map_or(String::new(), |emulation| emulation.to_string()),
         }
     }
 
@@ -139,9 +136,15 @@ fn text(old: Option<&Picture>, new: &Picture) -> String {
     for (number, (vm, _)) in new.vms.iter().enumerate() {
         let name = printable(&vm.name);
         let _ = match activity(old, new, number) {
-            Some((Activity { time: [guest, host, wait], exits, .. }, _)) if exits.is_finite() => {
-                let reasons = activity(old, new, number).map_or(String::new(), |(all, _)| all.top_reasons());
-                writeln!(text, "{name:<20}{:>6}{guest:>9.1}{host:>9.1}{wait:>9.1}{exits:>12.0}  {reasons}", vm.vcpus)
+            Some((all, _)) if all.exits.is_finite() => {
+                let Activity { time: [guest, host, wait], exits, emulation, .. } = &all;
+                let reasons = all.top_reasons();
+                let _ = writeln!(
+                    text,
+                    "{name:<20}{:>6}{guest:>9.1}{host:>9.1}{wait:>9.1}{exits:>12.0}  {reasons}",
+                    vm.vcpus
+                );
+                if emulation.is_empty() { Ok(()) } else { writeln!(text, "{:20}{emulation}", "") }
             }
             _ => writeln!(text, "{name:<20}{:>6}  {}", vm.vcpus, stats::state(&vm.state)),
         };
@@ -244,7 +247,11 @@ fn draw(frame: &mut Frame<'_>, old: Option<&Picture>, new: &Picture, view: &mut 
     let name = new.vms.get(number).map_or(String::new(), |(vm, _)| printable(&vm.name));
     if let Some((all, vcpus)) = activity(old, new, number) {
         let table = if view.vcpus { vcpu_table(&vcpus) } else { reason_table(&all) };
-        frame.render_widget(table.block(Block::bordered().title(format!(" {name} "))), below);
+        let mut block = Block::bordered().title(format!(" {name} "));
+        if !all.emulation.is_empty() {
+            block = block.title_bottom(format!(" {} ", all.emulation));
+        }
+        frame.render_widget(table.block(block), below);
     } else {
         frame.render_widget(Block::bordered().title(format!(" {name}: no counters ")), below);
     }
@@ -306,6 +313,27 @@ mod tests {
         assert_eq!((vcpus[0].exits, vcpus[1].time[0]), (100.0, 50.0));
         assert_eq!(activity(Some(&old), &new, 1), None);
         assert_eq!(activity(Some(&old), &new, 9), None);
+    }
+
+    #[test]
+    fn emulation_of_the_last_interval_is_told_if_there_was_any() {
+        let emulating = |at_ns, accesses| {
+            let mut picture = picture(at_ns, 0, 0);
+            for vcpu in picture.vms[0].1.iter_mut().flat_map(|snapshot| &mut snapshot.vcpus) {
+                vcpu.exits[ExitReason::Mmio as usize] = accesses;
+                vcpu.decode_hits = accesses;
+            }
+            picture
+        };
+        let (old, new) = (emulating(1_000_000_000, 100), emulating(2_000_000_000, 350));
+        let text_of = |old, new| text(Some(old), new);
+        assert!(text_of(&old, &new).contains("emulation: 500 accesses, hits 100.0 %\n"), "{}", text_of(&old, &new));
+        assert!(!text_of(&new, &emulating(3_000_000_000, 350)).contains("emulation"));
+
+        let mut terminal = Terminal::new(TestBackend::new(110, 20)).expect("is made of memory");
+        let mut view = View { delay: DELAYS[0], chosen: TableState::new().with_selected(0), vcpus: false };
+        terminal.draw(|frame| draw(frame, Some(&old), &new, &mut view)).expect("is made of memory");
+        assert!(terminal.backend().to_string().contains(" emulation: 500 accesses, hits 100.0 % "));
     }
 
     #[test]

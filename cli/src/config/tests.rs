@@ -203,3 +203,24 @@ fn keys_about_tlbs_are_read_and_bad_ones_named() {
     }
     assert!(parse("[[vm]]\nname = \"a\"\nhyperv = \"off\"").is_ok());
 }
+
+#[test]
+fn what_is_remembered_of_instructions_is_chosen_by_name() {
+    assert_eq!(parse("[[vm]]\nname = \"a\"").expect("is good").vms[0].decode_cache, DecodeCache::Bytes);
+    for (name, wanted) in [
+        ("bytes", DecodeCache::Bytes),
+        ("write-protect", DecodeCache::WriteProtect),
+        ("write-protect-tables", DecodeCache::WriteProtectTables),
+        ("off", DecodeCache::Off),
+    ] {
+        let config = parse(&format!("[[vm]]\nname = \"a\"\ndecode_cache = \"{name}\"")).expect("is good");
+        assert_eq!(config.vms[0].decode_cache, wanted);
+    }
+
+    for value in ["\"on\"", "\"Bytes\"", "\"write_protect\"", "\"\"", "true", "64"] {
+        let text = error(&format!("[[vm]]\nname = \"a\"\ndecode_cache = {value}\n"));
+        assert!(text.starts_with("x.toml:3: key 'decode_cache': "), "{text}");
+    }
+    let text = error("[[vm]]\nname = \"a\"\ndecode_cache = \"write\"\n");
+    assert!(text.contains("one of bytes, write-protect, write-protect-tables, off"), "{text}");
+}

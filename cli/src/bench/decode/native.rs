@@ -1,0 +1,190 @@
+//! What the emulator's own code costs on the machine that runs this tool, natively.
+//!
+//! Each round measures all figures one after the other, so that whatever else the machine does meets all of them alike;
+//! reported are medians over many rounds, less the loop around them. Cycles are derived from a chain of multiplications and
+//! additions whose latency is the same on all current x86-64 and AArch64 cores (3 and 1 cycles), measured in the same
+//! round: no counter of the CPU is needed, and a core that changes its clock changes both.
+//!
+//! [`machine`] is what is emulated, [`emulator`] how, [`subjects`] what is timed, [`threads`] the same on two threads at once.
+
+mod emulator;
+mod machine;
+mod subjects;
+mod threads;
+
+use std::fmt;
+use std::hint::black_box;
+use std::time::Instant;
+
+use serde_json::{Value, json};
+
+use super::Report;
+use super::verdict::Target;
+use crate::bench::{Spread, progress};
+use subjects::{Kind, Subject};
+use threads::Scaling;
+
+/// One figure: cycles per operation beyond the empty loop.
+#[derive(Clone, Debug, PartialEq)]
+struct Figure {
+    name: String,
+    kind: Kind,
+    cycles: Spread,
+}
+
+const ROUNDS: usize = 31;
+const OPERATIONS: u32 = 20_000;
+/// Steps of the chain, and the cycles of one.
+const STEPS: u32 = 20_000;
+const CHAIN_CYCLES: f64 = 4.0;
+
+/// What was promised.
+const MOST_CYCLES_OF_A_HIT: f64 = 10.0;
+const MOST_CYCLES_OF_AN_EMULATION: f64 = 300.0;
+const MOST_TIMES_AS_LONG: f64 = 1.1;
+
+/// What others have been measured to need, in cycles.
+const PUBLISHED: [(&str, &str); 4] = [
+    ("KVM, one emulated instruction (2014, Sandy Bridge)", "720-1100"),
+    ("bhyve, by which a hit shortened an access (2015), ticks", "3800"),
+    ("cache behind a read-write lock, one core (our machine)", "41"),
+    ("the same on two cores at once", "350-410"),
+];
+
+pub(super) fn run(report: &mut Report) -> Vec<Target> {
+    progress("timing the emulator's code on this computer");
+    let figures = all();
+    report.say("\nThe emulator's code on this computer, natively: cycles beyond an empty loop, median of 31 rounds\n");
+    report.say(&format!("{:70}{:>9}   least-greatest", "operation", "cycles"));
+    for figure in &figures {
+        report.say(&figure.to_string());
+        report.json(figure.json());
+    }
+
+    progress("the same on two threads at once");
+    let all = threads::all();
+    let measured = all.len();
+    let scalings: Vec<Scaling> = all.into_iter().flatten().collect();
+    report.say("\nWhole emulation of a read, cycles of one thread: alone, and while another one does the same\n");
+    report.say(&Scaling::columns());
+    for scaling in &scalings {
+        report.say(&scaling.to_string());
+        report.json(scaling.json());
+    }
+    if scalings.len() < measured {
+        let why = "no second core was free for long enough; try again when the computer has less to do";
+        report.failed = true;
+        report.say(why);
+        report.json(json!({ "part": "failure", "what": "native, two threads", "why": why }));
+        eprintln!("two threads: {why}");
+    }
+
+    report.say("\nPublished, or measured elsewhere (another CPU: shapes compare, cycles do not)\n");
+    for (name, cycles) in PUBLISHED {
+        report.say(&format!("{name:70}{cycles:>9}"));
+    }
+    targets(&figures, &scalings)
+}
+
+/// Measures everything on one thread; takes some seconds.
+fn all() -> Vec<Figure> {
+    let mut subjects = subjects::all();
+    let mut rounds: Vec<Vec<f64>> = (0..subjects.len()).map(|_| Vec::new()).collect();
+    for round in 0..=ROUNDS {
+        let cycle = cycle();
+        for (Subject { operation, empty, .. }, results) in subjects.iter_mut().zip(&mut rounds) {
+            let result = (nanos(operation) - nanos(empty)) / cycle;
+            // The first round warms up.
+            if round > 0 {
+                results.push(result);
+            }
+        }
+    }
+    let figures = subjects.into_iter().zip(rounds);
+    figures
+        .filter_map(|(Subject { name, kind, .. }, results)| Some(Figure { name, kind, cycles: Spread::of(&results)? }))
+        .collect()
+}
+
+impl fmt::Display for Figure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Spread { median, least, greatest } = self.cycles;
+        write!(f, "{:70}{median:>9.1}   {least:.1}-{greatest:.1}", self.name)
+    }
+}
+
+impl Figure {
+    fn json(&self) -> Value {
+        let Spread { median, least, greatest } = self.cycles;
+        json!({ "part": "native", "emulated": false, "name": self.name, "cycles": median, "min": least,
+            "max": greatest })
+    }
+}
+
+/// The promises about which something was measured, each judged by the figure that is furthest from it.
+fn targets(figures: &[Figure], scalings: &[Scaling]) -> Vec<Target> {
+    let longest = |kind, what, most: f64| {
+        let longest = figures
+            .iter()
+            .filter(|figure| figure.kind == kind)
+            .max_by(|one, other| one.cycles.median.total_cmp(&other.cycles.median))?;
+        let median = longest.cycles.median;
+        Some(Target::new(what, format!("{median:.1} cycles, {}", longest.name.trim()), median <= most))
+    };
+    let scaling = scalings
+        .iter()
+        .filter(|scaling| scaling.is_promised)
+        .max_by(|one, other| one.ratio.median.total_cmp(&other.ratio.median));
+    let apart = scalings.iter().find(|scaling| !scaling.is_promised).map(|apart| apart.ratio.median);
+    let scaling = scaling.map(|worst| {
+        let apart = apart.map_or(String::new(), |apart| format!("; {apart:.2}x with nothing shared"));
+        let figures = format!("{:.2}x, {}{apart}", worst.ratio.median, worst.name);
+        let what = "a vCPU beside another one is at most 10 % slower than alone, most";
+        Target::new(what, figures, worst.ratio.median <= MOST_TIMES_AS_LONG)
+    });
+    [
+        longest(Kind::Hit, "a hit with bytes takes at most 10 cycles beyond the fetch, most", MOST_CYCLES_OF_A_HIT),
+        longest(
+            Kind::Emulation,
+            "whole emulation of a known form with bytes takes at most 300 cycles, most",
+            MOST_CYCLES_OF_AN_EMULATION,
+        ),
+        scaling,
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+/// What is done over and over.
+type Operation = Box<dyn FnMut() + Send>;
+
+/// Nanoseconds per operation.
+fn nanos(operation: &mut Operation) -> f64 {
+    let start = Instant::now();
+    for _ in 0..OPERATIONS {
+        operation();
+    }
+    start.elapsed().as_secs_f64() * 1e9 / f64::from(OPERATIONS)
+}
+
+/// Nanoseconds per cycle: the least of some tries, as whatever comes between can only make them longer.
+fn cycle() -> f64 {
+    (0..4).map(|_| chain() / CHAIN_CYCLES).fold(f64::INFINITY, f64::min)
+}
+
+/// Nanoseconds per step of the chain.
+fn chain() -> f64 {
+    let mut value = black_box(1_u64);
+    let factor = black_box(0x5851_f42d_4c95_7f2d_u64);
+    let start = Instant::now();
+    for _ in 0..STEPS {
+        value = value.wrapping_mul(factor).wrapping_add(1);
+    }
+    let elapsed = start.elapsed().as_secs_f64() * 1e9 / f64::from(STEPS);
+    black_box(value);
+    elapsed
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,187 @@
+//! What is timed.
+
+use std::hint::black_box;
+use std::sync::Arc;
+
+use addr::Gpa;
+use decode_cache::{ByBytes, Bytes, Decoded as _, Place, Size, Vouching, WriteProtect};
+use iced_x86::{Decoder, DecoderOptions};
+use x86_emulate::{Mode, Walks, decode, fetch};
+
+use super::Operation;
+use super::emulator::{BITS_64, Emulator, Known, Vm};
+use super::machine::{BETWEEN, FORMS, Form, ROOT, Ram, TABLES, Vcpu};
+use crate::args::Setting;
+
+/// What a figure is of, as far as something was promised of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Nothing was promised.
+    Other,
+    /// A hit with `bytes`.
+    Hit,
+    /// Whole emulation with `bytes`.
+    Emulation,
+}
+
+/// Something that is timed, and the same without what is of interest.
+pub(super) struct Subject {
+    pub(super) name: String,
+    pub(super) kind: Kind,
+    pub(super) operation: Operation,
+    pub(super) empty: Operation,
+}
+
+impl Subject {
+    /// One and the same operation, over and over.
+    fn same(name: &str, kind: Kind, operation: impl FnMut() + Send + 'static) -> Self {
+        let empty = Box::new(|| {
+            black_box(0_u64);
+        });
+        Self { name: name.to_string(), kind, operation: Box::new(operation), empty }
+    }
+
+    /// An operation on a form that is another one each time, in an order that nothing can foresee.
+    fn mixed(name: &str, kind: Kind, mut operation: impl FnMut(usize) + Send + 'static) -> Self {
+        let (mut order, mut same_order) = (Order::new(), Order::new());
+        Self {
+            name: name.to_string(),
+            kind,
+            operation: Box::new(move || operation(order.next())),
+            empty: Box::new(move || {
+                black_box(same_order.next());
+            }),
+        }
+    }
+}
+
+/// Numbers of forms, before they are taken modulo how many there are.
+struct Order {
+    numbers: Box<[u8; Self::LENGTH]>,
+    at: usize,
+}
+
+impl Order {
+    /// More than a processor remembers of its branches.
+    const LENGTH: usize = 1 << 14;
+
+    fn new() -> Self {
+        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+        let numbers = std::array::from_fn(|_| {
+            // The highest bits are the best of such a generator.
+            state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+            state.to_be_bytes()[0]
+        });
+        Self { numbers: Box::new(numbers), at: 0 }
+    }
+
+    #[inline]
+    fn next(&mut self) -> usize {
+        self.at = (self.at + 1) % Self::LENGTH;
+        usize::from(self.numbers[self.at]) % FORMS.len()
+    }
+}
+
+/// The forms that drivers use most, whose whole emulation is timed.
+const KNOWN: [Form; 3] = [FORMS[0], FORMS[1], FORMS[2]];
+
+pub(super) fn all() -> Vec<Subject> {
+    let mut all = vec![
+        fetching("fetch: walk confirmed, 4 levels", Walks::new()),
+        fetching("fetch: walk done", Walks::forgetful()),
+        Subject::mixed("decode by yaxpeax-x86: 8 forms in random order", Kind::Other, |form| {
+            let _ = black_box(decode(Mode::Bits64, black_box(FORMS[form].code)));
+        }),
+        Subject::mixed("decode by iced-x86, a decoder each time: the same", Kind::Other, |form| {
+            let mut decoder = Decoder::new(64, black_box(FORMS[form].code), DecoderOptions::NONE);
+            black_box(decoder.decode());
+        }),
+    ];
+
+    all.extend(hits());
+    for setting in Setting::ALL {
+        let kind = if setting == Setting::Bytes { Kind::Emulation } else { Kind::Other };
+        for form in KNOWN {
+            let emulator = Emulator::new(setting, Arc::new(Vm::new(setting)));
+            all.push(emulating(setting.name(), kind, emulator, form));
+        }
+        if setting == Setting::Off {
+            // What is left for a cache to gain once walks are remembered, which has nothing to do with it.
+            let emulator = Emulator::with_walks(setting, Arc::new(Vm::new(setting)), Walks::new());
+            all.push(emulating("off, walks remembered", Kind::Other, emulator, KNOWN[0]));
+        }
+    }
+    all
+}
+
+fn emulating(what: &str, kind: Kind, mut emulator: Emulator, form: Form) -> Subject {
+    Subject::same(&format!("whole emulation, {what}: {}", form.name), kind, move || {
+        black_box(emulator.emulate(form));
+    })
+}
+
+fn fetching(name: &str, mut walks: Walks<Ram>) -> Subject {
+    let vm = Vm::new(Setting::Off);
+    let vcpu = Vcpu::new();
+    Subject::same(name, Kind::Other, move || {
+        let _ = black_box(fetch(black_box(&vcpu.cpu), &vm.ram, &mut walks));
+    })
+}
+
+/// What is fetched of a form: itself, and what follows it on its page.
+pub(super) fn fetched(form: Form) -> Bytes {
+    let mut bytes = [BETWEEN; decode_cache::MAX_LENGTH];
+    bytes[..form.code.len()].copy_from_slice(form.code);
+    Bytes::new(&bytes)
+}
+
+pub(super) fn place(form: Form) -> Place {
+    Place { rip: form.rip(), space: ROOT, mode: BITS_64, gpa: Some(Gpa(form.rip())) }
+}
+
+pub(super) fn known(form: Form) -> Known {
+    Known(decode(Mode::Bits64, form.code).expect("the forms are known instructions"))
+}
+
+/// A cache of bytes that knows all forms.
+pub(super) fn by_bytes() -> Box<ByBytes<Known>> {
+    let mut cache = Box::<ByBytes<Known>>::default();
+    for form in FORMS {
+        cache.insert(BITS_64, &fetched(form), known(form));
+    }
+    cache
+}
+
+/// A cache of places that knows all forms.
+pub(super) fn by_place(vouching: Vouching) -> WriteProtect<Known> {
+    let (cache, ram) = (WriteProtect::new(Size::default(), vouching), Ram::new());
+    for form in FORMS {
+        let _ = cache.insert(&place(form), &fetched(form), known(form), &TABLES, &ram, || true);
+    }
+    cache
+}
+
+/// Lookups that find what they look for.
+fn hits() -> Vec<Subject> {
+    let (one, many) = (by_bytes(), by_bytes());
+    let (walked, vouched) = (by_place(Vouching::Walk), by_place(Vouching::Tables));
+    let (bytes, places) = (FORMS.map(fetched), FORMS.map(place));
+    let packed = FORMS.map(|form| known(form).pack());
+    vec![
+        Subject::same("hit, bytes: one form", Kind::Hit, move || {
+            black_box(one.find(BITS_64, black_box(&bytes[0])));
+        }),
+        Subject::mixed("hit, bytes: 8 forms in random order", Kind::Hit, move |form| {
+            black_box(many.find(BITS_64, black_box(&bytes[form])));
+        }),
+        Subject::mixed("hit, write-protect: the same", Kind::Other, move |form| {
+            black_box(walked.find(black_box(&places[form])));
+        }),
+        Subject::mixed("  of that, unpacking the instruction", Kind::Other, move |form| {
+            black_box(Known::unpack(black_box(packed[form])));
+        }),
+        Subject::mixed("hit, write-protect-tables: the same, and no fetch", Kind::Other, move |form| {
+            black_box(vouched.find(black_box(&places[form])));
+        }),
+    ]
+}

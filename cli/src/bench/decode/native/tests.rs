@@ -1,0 +1,98 @@
+//! What is timed does what its name says.
+
+use std::sync::Arc;
+
+use decode_cache::Vouching;
+use x86_emulate::{Mode, Outcome, Walks, decode, fetch};
+
+use super::emulator::{BITS_64, Emulator, Vm, bytes_of};
+use super::machine::{FORMS, VALUE, Vcpu};
+use super::subjects::{by_bytes, by_place, fetched, known, place};
+use super::{Figure, Kind, Operation, targets};
+use crate::args::Setting;
+use crate::bench::Spread;
+
+#[test]
+fn forms_are_whole_instructions_for_both_decoders() {
+    for form in FORMS {
+        let instruction = decode(Mode::Bits64, form.code).expect("is known");
+        assert_eq!(usize::from(instruction.length), form.code.len(), "{}", form.name);
+        let mut decoder = iced_x86::Decoder::new(64, form.code, iced_x86::DecoderOptions::NONE);
+        assert_eq!(decoder.decode().len(), form.code.len(), "{}", form.name);
+    }
+}
+
+#[test]
+fn every_form_reaches_the_device_under_every_setting_the_first_time_and_later() {
+    for setting in Setting::ALL {
+        let mut emulator = Emulator::new(setting, Arc::new(Vm::new(setting)));
+        for (form, pass) in FORMS.into_iter().flat_map(|form| (0..3).map(move |pass| (form, pass))) {
+            let (reads, length) = (emulator.vcpu().device.reads, form.code.len());
+            let (outcome, was_known) = emulator.emulate(form);
+            assert!(
+                matches!(outcome, Outcome::Done { length: it } if usize::from(it) == length),
+                "{}, {}, pass {pass}: {outcome:?}",
+                setting.name(),
+                form.name
+            );
+            // Decoded the first time, and known from then on.
+            assert_eq!(was_known, setting != Setting::Off && pass > 0, "{}, {}", setting.name(), form.name);
+            let vcpu = emulator.vcpu();
+            let writes_only = form.name.starts_with("mov [") || form.name.contains("EOI");
+            assert_eq!(vcpu.device.reads - reads, u64::from(!writes_only), "{}", form.name);
+            assert_eq!(vcpu.cpu.rip, form.rip() + length as u64);
+        }
+        assert_eq!(emulator.vcpu().cpu.gprs[0], VALUE);
+        assert!(emulator.vcpu().device.written.is_some());
+    }
+}
+
+#[test]
+fn what_is_timed_as_a_hit_is_one_and_none_of_the_forms_takes_the_room_of_another() {
+    let by_bytes = by_bytes();
+    for form in FORMS {
+        assert_eq!(by_bytes.find(BITS_64, &fetched(form)), Some(&known(form)), "{}", form.name);
+    }
+    for vouching in [Vouching::Walk, Vouching::Tables] {
+        let by_place = by_place(vouching);
+        for form in FORMS {
+            assert_eq!(by_place.find(&place(form)), Some(known(form)), "{}, {vouching:?}", form.name);
+        }
+    }
+}
+
+#[test]
+fn bytes_that_are_looked_for_are_those_that_would_be_fetched() {
+    let vm = Vm::new(Setting::Off);
+    let mut vcpu = Vcpu::new();
+    for form in FORMS {
+        vcpu.cpu.rip = form.rip();
+        let found = fetch(&vcpu.cpu, &vm.ram, &mut Walks::new()).expect("is mapped");
+        assert_eq!(bytes_of(&found), fetched(form), "{}", form.name);
+        assert_eq!(Some(found.gpa), place(form).gpa);
+    }
+}
+
+fn figure(kind: Kind, cycles: f64) -> Figure {
+    let cycles = Spread::of(&[cycles]).expect("has a value");
+    Figure { name: "x".to_string(), kind, cycles }
+}
+
+#[test]
+fn promises_are_judged_by_the_longest() {
+    let met = |figures: &[Figure]| targets(figures, &[]).iter().map(|target| target.met).collect::<Vec<_>>();
+    let (hit, emulation) = (|cycles| figure(Kind::Hit, cycles), |cycles| figure(Kind::Emulation, cycles));
+    assert_eq!(met(&[hit(9.0), hit(10.0), emulation(300.0), figure(Kind::Other, 999.0)]), [true, true]);
+    assert_eq!(met(&[hit(9.0), hit(10.1), emulation(299.0), emulation(301.0)]), [false, false]);
+    assert!(met(&[]).is_empty());
+}
+
+#[test]
+fn operations_can_be_timed_many_times() {
+    for mut subject in super::subjects::all() {
+        let run = |operation: &mut Operation| (0..1000).for_each(|_| operation());
+        run(&mut subject.operation);
+        run(&mut subject.empty);
+        assert!(!subject.name.is_empty());
+    }
+}
