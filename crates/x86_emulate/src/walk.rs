@@ -99,19 +99,20 @@ struct Paging {
     /// Bits of address that select an entry; an entry has 8 bytes if 9, 4 if 10.
     index_bits: u32,
     root: Gpa,
+    reserved_everywhere: u64,
 }
 
 impl Paging {
     fn of(cpu: &impl Cpu) -> Self {
         let (cr3, cr4) = (cpu.cr3(), cpu.cr4());
-        if cpu.efer() & EFER_LMA != 0 {
-            let levels = if cr4 & CR4_LA57 != 0 { 5 } else { 4 };
-            Self { levels, index_bits: 9, root: Gpa(cr3 & entry::ADDRESS) }
+        let (levels, index_bits, root) = if cpu.efer() & EFER_LMA != 0 {
+            (if cr4 & CR4_LA57 != 0 { 5 } else { 4 }, 9, cr3 & entry::ADDRESS)
         } else if cr4 & CR4_PAE != 0 {
-            Self { levels: 3, index_bits: 9, root: Gpa(cr3 & 0xffff_ffe0) }
+            (3, 9, cr3 & 0xffff_ffe0)
         } else {
-            Self { levels: 2, index_bits: 10, root: Gpa(cr3 & 0xffff_f000) }
-        }
+            (2, 10, cr3 & 0xffff_f000)
+        };
+        Self { levels, index_bits, root: Gpa(root), reserved_everywhere: reserved_everywhere(cpu, levels) }
     }
 
     fn has_pointer_table(&self) -> bool {
@@ -146,15 +147,12 @@ impl Paging {
     }
 
     /// Bits that must be zero in a present entry.
-    fn reserved(&self, cpu: &impl Cpu, level: u32, is_leaf: bool) -> u64 {
+    #[inline]
+    fn reserved(&self, level: u32, is_leaf: bool) -> u64 {
         if self.is_legacy() {
             return if is_leaf && level == 1 { 1 << 21 } else { 0 };
         }
-        let width = u32::from(cpu.physical_bits()).clamp(32, 52);
-        let mut reserved = entry::ADDRESS & !((1 << width) - 1);
-        if cpu.efer() & EFER_NXE == 0 {
-            reserved |= entry::NO_EXECUTE;
-        }
+        let mut reserved = self.reserved_everywhere;
         if is_leaf && level > 0 {
             // Address bits within the page, but for bit 12, which selects a memory type.
             reserved |= ((1 << self.shift(level)) - 1) & !0x1fff;
@@ -162,17 +160,23 @@ impl Paging {
         if level >= 3 {
             reserved |= entry::LARGE;
         }
-        if self.has_pointer_table() {
-            reserved |= entry::HIGH;
-            if level == 2 {
-                reserved |= entry::WRITE | entry::USER | entry::NO_EXECUTE | entry::NOT_OF_POINTERS;
-            }
+        if self.has_pointer_table() && level == 2 {
+            reserved |= entry::WRITE | entry::USER | entry::NO_EXECUTE | entry::NOT_OF_POINTERS;
         }
         reserved
     }
 }
 
+/// Bits that must be zero in a present entry of 64 bits, wherever it is.
+fn reserved_everywhere(cpu: &impl Cpu, levels: u32) -> u64 {
+    let width = u32::from(cpu.physical_bits()).clamp(32, 52);
+    let addresses = entry::ADDRESS & !((1 << width) - 1);
+    let no_execute = if cpu.efer() & EFER_NXE == 0 { entry::NO_EXECUTE } else { 0 };
+    addresses | no_execute | if levels == 3 { entry::HIGH } else { 0 }
+}
+
 /// The word with the entry at `gpa`, and the entry in it.
+#[inline]
 fn read_entry<M: Memory>(paging: &Paging, memory: &M, gpa: Gpa) -> Result<(Step<M>, u64), Stop> {
     let word = memory.find(gpa).ok_or(Stop::Unbacked(gpa))?;
     let value = memory.load(word, 0);
@@ -208,7 +212,7 @@ fn attempt<M: Memory>(
             return fault(0);
         }
         let is_leaf = level == 0 || (bits & entry::LARGE != 0 && may_be_large(cpu, &paging, level));
-        if bits & paging.reserved(cpu, level, is_leaf) != 0 {
+        if bits & paging.reserved(level, is_leaf) != 0 {
             return fault(error::PRESENT | error::RESERVED);
         }
 

@@ -80,7 +80,7 @@ const fn on_request(name: &'static str, about: &'static str, run: fn(&Context) -
 }
 
 /// All experiments, in the order in which they run by default.
-pub(crate) const EXPERIMENTS: [Experiment; 54] = [
+pub(crate) const EXPERIMENTS: [Experiment; 55] = [
     by_default("empty", "one pass of an empty loop: what all others are compared with", round_trip::empty),
     by_default("cpuid", "CPUID leaf 0", round_trip::cpuid_0),
     by_default("cpuid-1", "CPUID leaf 1", round_trip::cpuid_1),
@@ -93,6 +93,7 @@ pub(crate) const EXPERIMENTS: [Experiment; 54] = [
     by_default("self-ipi", "send to oneself by the self-IPI register, deliver, end of interrupt", round_trip::self_ipi),
     by_default("self-ipi-icr", "the same by the interrupt command register", round_trip::self_ipi_icr),
     by_default("xapic-read", "read of the xAPIC version register (boot with apic=xapic)", round_trip::xapic_read),
+    by_default("xapic-tpr-read", "read of the xAPIC task priority (apic=xapic)", round_trip::xapic_tpr_read),
     by_default("xapic-eoi", "xAPIC end of interrupt with none in service (apic=xapic)", round_trip::xapic_eoi),
     by_default("hlt-wake", "arm the timer, halt, wake: the time beyond the delay", round_trip::hlt_wake),
     by_default("vmmcall", "a hypercall that means nothing", round_trip::vmmcall),
