@@ -10,7 +10,7 @@
 //! base at most: by that nearly all drivers reach their devices. The address must not depend on a segment.
 
 use crate::cpu::Regime;
-use crate::decode::decode;
+use crate::fetch::Window;
 use crate::instruction::{Base, Form, Instruction, Operation};
 use crate::operand::Emulation;
 use crate::walk::Access;
@@ -31,6 +31,8 @@ const _: () = assert!(WORDS_PER_PAGE as u64 * 8 == PAGE_BYTES);
 /// What a vCPU remembers of places that access devices.
 pub struct Sites<M: Memory> {
     sites: [Site<M>; SITES],
+    /// For each of them, the place that was to be remembered last: what comes twice in a row is worth another's room.
+    candidates: [u64; SITES],
 }
 
 /// One place, and all that was found out from there.
@@ -58,7 +60,7 @@ impl<M: Memory> Sites<M> {
     /// Nothing is remembered yet.
     #[must_use]
     pub fn new() -> Self {
-        Self { sites: core::array::from_fn(|_| Site::none()) }
+        Self { sites: core::array::from_fn(|_| Site::none()), candidates: [0; SITES] }
     }
 
     #[inline(always)]
@@ -163,12 +165,24 @@ impl<C: Cpu, M: Memory, D: Device> Emulation<'_, C, M, D> {
         Some(Outcome::Done { length })
     }
 
-    /// Remembers the instruction at RIP, which is about to be carried out the long way. It can be called for any instruction,
-    /// and remembers those that [`repeat`](Self::repeat) can carry out.
+    /// Remembers the instruction at RIP, which was decoded from `window` and is about to be carried out the long way, if it comes
+    /// again before another that would take its room. It can be called for any instruction, and remembers those that
+    /// [`repeat`](Self::repeat) can carry out.
+    #[inline]
+    pub fn learn(&mut self, sites: &mut Sites<M>, window: &Window, instruction: &Instruction) {
+        let rip = self.cpu.rip();
+        let candidate = &mut sites.candidates[Sites::<M>::index(rip)];
+        if *candidate == rip {
+            self.learn_now(sites, window, instruction);
+        } else {
+            *candidate = rip;
+        }
+    }
+
     #[inline(never)]
-    pub fn learn(&mut self, sites: &mut Sites<M>, instruction: &Instruction) {
+    fn learn_now(&mut self, sites: &mut Sites<M>, window: &Window, instruction: &Instruction) {
         if is_fit(&self.regime, instruction)
-            && let Some(site) = self.site(instruction)
+            && let Some(site) = self.site(window, instruction)
         {
             let index = Sites::<M>::index(site.rip);
             sites.sites[index] = site;
@@ -176,7 +190,7 @@ impl<C: Cpu, M: Memory, D: Device> Emulation<'_, C, M, D> {
     }
 
     /// What is to be known of the place, if all of it can be found.
-    fn site(&mut self, instruction: &Instruction) -> Option<Site<M>> {
+    fn site(&mut self, window: &Window, instruction: &Instruction) -> Option<Site<M>> {
         let (rip, root, regime) = (self.cpu.rip(), self.cpu.cr3(), self.regime.walks);
         let Self { cpu, memory, walks, .. } = self;
 
@@ -198,8 +212,9 @@ impl<C: Cpu, M: Memory, D: Device> Emulation<'_, C, M, D> {
         for (bytes, word) in bytes.chunks_exact_mut(8).zip(words) {
             bytes.copy_from_slice(&word.to_le_bytes());
         }
-        let is_meant = decode(self.regime.mode, &bytes[usize::try_from(offset % 8).ok()?..]) == Ok(*instruction);
-        if !is_meant {
+        let length = usize::from(instruction.length);
+        let found = bytes.get(usize::try_from(offset % 8).ok()?..)?.get(..length)?;
+        if window.to_bytes().get(..length)? != found {
             return None;
         }
 

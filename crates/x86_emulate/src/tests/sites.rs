@@ -28,10 +28,10 @@ impl Vcpu {
             self.repeated += 1;
             return outcome;
         }
-        match emulation.fetch().and_then(|fetched| emulation.decode(&fetched)) {
-            Ok(instruction) => {
+        match emulation.fetch().and_then(|fetched| Ok((fetched, emulation.decode(&fetched)?))) {
+            Ok((fetched, instruction)) => {
                 meanwhile(ram);
-                emulation.learn(&mut self.sites, &instruction);
+                emulation.learn(&mut self.sites, &fetched.window, &instruction);
                 emulation.execute(&instruction)
             }
             Err(outcome) => outcome,

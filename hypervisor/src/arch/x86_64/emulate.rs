@@ -223,7 +223,7 @@ impl Emulator {
             (None, Some(shared)) => by_place(&mut emulation, shared, learnt, counters),
             (None, None) => {
                 counters.decode_misses.add(1);
-                anew(&mut emulation, given).map_or_else(|outcome| outcome, |(_, outcome)| outcome)
+                anew(&mut emulation, given)
             }
         };
         if *walks_done != walks.done() {
@@ -243,17 +243,17 @@ impl Emulator {
 /// An instruction of a vCPU that is being emulated.
 type This<'a, 'r, D> = Emulation<'a, Registers<'r>, Memory, D>;
 
-/// Fetches, decodes, and carries out. Also says what was decoded.
+/// Fetches, decodes, and carries out.
 #[cold]
-fn anew<D: Device>(this: &mut This<'_, '_, D>, given: &[u8]) -> Result<(Decoded, Outcome), Outcome> {
-    let instruction = match x86_emulate::decode(this.mode(), given) {
-        Ok(instruction) => instruction,
-        Err(_) => {
-            let fetched = this.fetch()?;
-            this.decode(&fetched)?
-        }
+fn anew<D: Device>(this: &mut This<'_, '_, D>, given: &[u8]) -> Outcome {
+    let decoded = match x86_emulate::decode(this.mode(), given) {
+        Ok(instruction) => Ok(instruction),
+        Err(_) => this.fetch().and_then(|fetched| this.decode(&fetched)),
     };
-    Ok((Decoded(instruction), this.execute(&instruction)))
+    match decoded {
+        Ok(instruction) => this.execute(&instruction),
+        Err(outcome) => outcome,
+    }
 }
 
 /// Carries out the instruction at RIP, which is known from the last time, or by its bytes, or not yet.
@@ -287,26 +287,25 @@ fn by_bytes_elsewhere<D: Device>(
     let Known { sites, bytes: cache } = known;
     if let Some(Decoded(instruction)) = cache.find(mode, &bytes) {
         counters.decode_hits.add(1);
-        // The walk to the operand is done by now if this is not the first time, and the site is whole.
-        this.learn(sites, instruction);
+        // The walk to the operand is known by now if this is not the first time, and the place can be remembered whole.
+        this.learn(sites, &window, instruction);
         return this.execute(instruction);
     }
 
     counters.decode_misses.add(1);
-    match anew(this, given) {
-        Ok((decoded, outcome)) => {
-            match cache.insert(mode, &bytes, decoded) {
-                Inserted::Stored => counters.decode_insertions.add(1),
-                Inserted::Replaced => {
-                    counters.decode_insertions.add(1);
-                    counters.decode_replaced.add(1);
-                }
-                Inserted::Refused(_) => {}
-            }
-            outcome
+    // What is remembered under these bytes is what these bytes mean: by now there may be others.
+    let Ok(instruction) = x86_emulate::decode(this.mode(), &window.to_bytes()[..usize::from(window.length())]) else {
+        return anew(this, &[]);
+    };
+    match cache.insert(mode, &bytes, Decoded(instruction)) {
+        Inserted::Stored => counters.decode_insertions.add(1),
+        Inserted::Replaced => {
+            counters.decode_insertions.add(1);
+            counters.decode_replaced.add(1);
         }
-        Err(outcome) => outcome,
+        Inserted::Refused(_) => {}
     }
+    this.execute(&instruction)
 }
 
 /// Carries out the instruction that is where RIP leads.
