@@ -135,7 +135,7 @@ fn targets(figures: &[Figure], scalings: &[Scaling]) -> Vec<Target> {
         .iter()
         .filter(|scaling| scaling.is_promised)
         .max_by(|one, other| one.ratio.median.total_cmp(&other.ratio.median));
-    let apart = scalings.iter().find(|scaling| !scaling.is_promised).map(|apart| apart.ratio.median);
+    let apart = scalings.iter().rfind(|scaling| !scaling.is_promised).map(|apart| apart.ratio.median);
     let scaling = scaling.map(|worst| {
         let apart = apart.map_or(String::new(), |apart| format!("; {apart:.2}x with nothing shared"));
         let figures = format!("{:.2}x, {}{apart}", worst.ratio.median, worst.name);

@@ -6,7 +6,7 @@ use addr::Gpa;
 use decode_cache::{
     ByBytes, Bytes, Decoded, Mode as ModeNumber, Place, Protect, Protection, Size, Vouching, WriteProtect,
 };
-use x86_emulate::{Cause, CpuState, Emulation, Fetched, Instruction, Memory, Mode, Outcome, Walks};
+use x86_emulate::{Cause, CpuState, Emulation, Fetched, Instruction, Memory, Mode, Outcome, Sites, Walks};
 
 use super::machine::{DEVICE, Form, ROOT, Ram, Register, TABLES, Vcpu};
 use crate::args::Setting;
@@ -73,30 +73,42 @@ pub(super) struct Emulator {
     vm: Arc<Vm>,
     vcpu: Vcpu,
     walks: Walks<Ram>,
-    bytes: Option<Box<ByBytes<Known>>>,
+    known: Option<Box<KnownOf>>,
+}
+
+/// What a vCPU remembers with the setting `bytes`.
+#[derive(Default)]
+struct KnownOf {
+    /// The places from which it reaches the device; none are kept when each access is to come as from a new place.
+    sites: Option<Sites<Ram>>,
+    bytes: ByBytes<Known>,
 }
 
 impl Emulator {
     pub(super) fn new(setting: Setting, vm: Arc<Vm>) -> Self {
         let walks = if setting == Setting::Off { Walks::forgetful() } else { Walks::new() };
-        Self::with_walks(setting, vm, walks)
+        let mut emulator = Self::with_walks(setting, vm, walks);
+        if let Some(known) = &mut emulator.known {
+            known.sites = Some(Sites::new());
+        }
+        emulator
     }
 
-    /// One that remembers walks or does not, whatever is usual with the setting.
+    /// One that remembers walks or does not, whatever is usual with the setting, and no places.
     pub(super) fn with_walks(setting: Setting, vm: Arc<Vm>, walks: Walks<Ram>) -> Self {
-        Self { vm, vcpu: Vcpu::new(), walks, bytes: (setting == Setting::Bytes).then(Box::default) }
+        Self { vm, vcpu: Vcpu::new(), walks, known: (setting == Setting::Bytes).then(Box::default) }
     }
 
     /// Emulates one access to the device, and says whether the instruction was known.
     #[inline]
     pub(super) fn emulate(&mut self, form: Form) -> (Outcome, bool) {
         self.vcpu.cpu.rip = form.rip();
-        let Self { vm, vcpu: Vcpu { cpu, device }, walks, bytes, .. } = self;
-        let this = Emulation::new(cpu, &vm.ram, device, walks, Cause::Access(DEVICE));
-        let done = match (bytes, &vm.remembered) {
-            (Some(bytes), _) => by_bytes(this, bytes),
-            (None, Some(shared)) => by_place(this, shared, vm),
-            (None, None) => anew(this).map(|(_, outcome)| (outcome, false)),
+        let Self { vm, vcpu: Vcpu { cpu, device }, walks, known, .. } = self;
+        let mut this = Emulation::new(cpu, &vm.ram, device, walks, Cause::Access(DEVICE));
+        let done = match (known, &vm.remembered) {
+            (Some(known), _) => by_bytes(&mut this, known),
+            (None, Some(shared)) => by_place(&mut this, shared, vm),
+            (None, None) => anew(&mut this).map(|(_, outcome)| (outcome, false)),
         };
         done.unwrap_or_else(|outcome| (outcome, false))
     }
@@ -115,25 +127,33 @@ type This<'a> = Emulation<'a, CpuState, Ram, Register>;
 type Done = Result<(Outcome, bool), Outcome>;
 
 /// Fetches, decodes, and carries out. Also says what was decoded.
-fn anew(mut this: This<'_>) -> Result<(Known, Outcome), Outcome> {
+fn anew(this: &mut This<'_>) -> Result<(Known, Outcome), Outcome> {
     let fetched = this.fetch()?;
     let instruction = this.decode(&fetched)?;
     Ok((Known(instruction), this.execute(&instruction)))
 }
 
 #[inline]
-fn by_bytes(mut this: This<'_>, known: &mut ByBytes<Known>) -> Done {
-    let bytes = bytes_of(&this.fetch()?);
-    if let Some(Known(instruction)) = known.find(BITS_64, &bytes) {
+fn by_bytes(this: &mut This<'_>, known: &mut KnownOf) -> Done {
+    let KnownOf { sites, bytes: cache } = known;
+    if let Some(outcome) = sites.as_ref().and_then(|sites| this.repeat(sites)) {
+        return Ok((outcome, true));
+    }
+    let fetched = this.fetch()?;
+    let bytes = bytes_of(&fetched);
+    if let Some(Known(instruction)) = cache.find(BITS_64, &bytes) {
+        if let Some(sites) = sites {
+            this.learn(sites, &fetched.window, instruction);
+        }
         return Ok((this.execute(instruction), true));
     }
-    let (decoded, outcome) = anew(this)?;
-    known.insert(BITS_64, &bytes, decoded);
-    Ok((outcome, false))
+    let instruction = this.decode(&fetched)?;
+    cache.insert(BITS_64, &bytes, Known(instruction));
+    Ok((this.execute(&instruction), false))
 }
 
 #[inline]
-fn by_place(mut this: This<'_>, shared: &WriteProtect<Known>, vm: &Vm) -> Done {
+fn by_place(this: &mut This<'_>, shared: &WriteProtect<Known>, vm: &Vm) -> Done {
     let (rip, gpa) = match shared.vouching() {
         Vouching::Walk => this.locate().map(|(linear, gpa)| (linear, Some(gpa)))?,
         Vouching::Tables => (this.linear_rip()?, None),
@@ -153,5 +173,5 @@ fn by_place(mut this: This<'_>, shared: &WriteProtect<Known>, vm: &Vm) -> Done {
 
 #[inline]
 pub(super) fn bytes_of(fetched: &Fetched) -> Bytes {
-    Bytes::from_words(fetched.window.words(), fetched.window.length())
+    Bytes::from_zero_padded(fetched.window.words(), fetched.window.length())
 }

@@ -110,6 +110,11 @@ pub(super) fn all() -> Vec<Subject> {
             let emulator = Emulator::with_walks(setting, Arc::new(Vm::new(setting)), Walks::new());
             all.push(emulating("off, walks remembered", Kind::Other, emulator, KNOWN[0]));
         }
+        if setting == Setting::Bytes {
+            // What an access costs that comes from a new place: its bytes are known.
+            let emulator = Emulator::with_walks(setting, Arc::new(Vm::new(setting)), Walks::new());
+            all.push(emulating("bytes, from a new place", Kind::Emulation, emulator, KNOWN[0]));
+        }
     }
     all
 }
