@@ -89,12 +89,17 @@ pub(super) static WILD: AtomicU64 = AtomicU64::new(0);
 pub(super) static DISTURBED: AtomicU64 = AtomicU64::new(0);
 /// The longest time by which a timer interrupt was late.
 pub(super) static LATEST: AtomicU64 = AtomicU64::new(0);
+/// Timer interrupts that came with interrupts off: a second time. QEMU (7.2) forgets that it has delivered an interrupt
+/// with an entry into a guest, and delivers it once more if something else wants its attention before the next exit.
+pub(super) static TWICE: AtomicU64 = AtomicU64::new(0);
+/// How many interrupts there must be for one that comes twice; more often is not QEMU's doing.
+const TWICE_AT_MOST_IN: u64 = 1000;
 
 pub(in crate::experiments) fn run(context: &Context) -> Outcome {
     if apic::is_x2apic() {
         return NEEDS_XAPIC;
     }
-    for counter in ENDS.iter().chain([&VIOLATIONS, &KNOWN, &WILD, &DISTURBED, &LATEST, &BEGUN]) {
+    for counter in ENDS.iter().chain([&VIOLATIONS, &KNOWN, &WILD, &DISTURBED, &LATEST, &TWICE, &BEGUN]) {
         counter.store(0, Ordering::SeqCst);
     }
     ARRIVED.store(0, Ordering::SeqCst);
@@ -126,6 +131,11 @@ pub(in crate::experiments) fn run(context: &Context) -> Outcome {
             seen = "stuck"
         );
     }
+    let twice = TWICE.load(Ordering::SeqCst);
+    if twice > 1 + ENDS[32].load(Ordering::SeqCst) / TWICE_AT_MOST_IN {
+        VIOLATIONS.fetch_add(1, Ordering::SeqCst);
+        record!("violation", experiment = "emulator-torture", of = "twice", expected = "interrupts once", seen = twice);
+    }
     let failures = if context.judged { VIOLATIONS.load(Ordering::SeqCst) } else { 0 };
     Outcome::Done { failures: failures + u64::from(stuck.is_some()) }
 }
@@ -150,6 +160,7 @@ fn report(context: &Context, members: usize) {
         gp = ends(13),
         pf = ends(14),
         timer = ends(32),
+        timer_twice = TWICE.load(Ordering::SeqCst),
         other = others,
         latest_interrupt_us = tsc::microseconds(LATEST.load(Ordering::SeqCst)),
         violations = VIOLATIONS.load(Ordering::SeqCst),
