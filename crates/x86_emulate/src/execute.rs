@@ -278,17 +278,9 @@ impl<C: Cpu, M: Memory, D: Device> Emulation<'_, C, M, D> {
                 return Err(Outcome::Fault(Exception::GENERAL_PROTECTION));
             }
         }
-        // The shorter one may lie on two pages. Then its halves are found one by one.
-        let halves = match self.find(address.segment, offset, bytes, Access::Write)? {
-            place if place.is_whole() => [place, place.plus(width.bytes())],
-            _ => {
-                let second = address.width.truncate(offset.wrapping_add(width.bytes()));
-                [
-                    self.find(address.segment, offset, width.bytes(), Access::Write)?,
-                    self.find(address.segment, second, width.bytes(), Access::Write)?,
-                ]
-            }
-        };
+        // The shorter one may lie on two pages, and so may each half.
+        let place = self.find(address.segment, offset, bytes, Access::Write)?;
+        let halves = [place.part(0, width.bytes()), place.part(width.bytes(), width.bytes())];
         self.confirm(&halves)?;
 
         let found = halves.map(|half| self.read(half, width));

@@ -38,14 +38,17 @@ impl Place {
         page_of(self.first) == page || self.rest.is_some_and(|(_, second)| page_of(second) == page)
     }
 
-    /// Whether it lies on one page.
-    pub(crate) fn is_whole(&self) -> bool {
-        self.rest.is_none()
-    }
-
-    /// The place `bytes` further on, of an operand that lies on one page.
-    pub(crate) fn plus(self, bytes: u64) -> Self {
-        Self { first: Gpa(self.first.0 + bytes), ..self }
+    /// The place of `bytes` of it, from `start` on.
+    pub(crate) fn part(self, start: u64, bytes: u64) -> Self {
+        match self.rest {
+            Some((on_first, second)) if start >= on_first => {
+                Self { first: Gpa(second.0 + (start - on_first)), rest: None }
+            }
+            Some((on_first, second)) if start + bytes > on_first => {
+                Self { first: Gpa(self.first.0 + start), rest: Some((on_first - start, second)) }
+            }
+            _ => Self { first: Gpa(self.first.0 + start), rest: None },
+        }
     }
 }
 

@@ -74,6 +74,17 @@ fn pair(found: [u64; 2]) -> Guest {
     guest
 }
 
+/// The address is cut to 32 bits once, not for each half: what follows it is what follows it in memory.
+#[test]
+fn pair_whose_address_ends_at_4_gib_goes_on_behind_it() {
+    let mut guest = Guest::long(&[0x64, 0x67, 0x0f, 0xc7, 0x4d, 0]); // cmpxchg8b fs:[ebp]
+    guest.state.gprs[RBP] = 0xffff_fffd;
+    guest.state.segments[4].base = (DEVICE + 0xffd).wrapping_sub(0xffff_fffd);
+    let guest = guest.done();
+    assert_eq!(guest.device.seen.first(), Some(&Seen::Read(DEVICE + 0xffd, Width::Byte)));
+    assert!(guest.device.seen.contains(&Seen::Read(DEVICE + 0x1001, Width::Dword)), "{:x?}", guest.device.seen);
+}
+
 #[test]
 fn pair_is_exchanged_when_both_halves_are_equal() {
     let reads = [Seen::Read(DEVICE + 0x10, Width::Dword), Seen::Read(DEVICE + 0x14, Width::Dword)];

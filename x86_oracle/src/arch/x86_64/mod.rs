@@ -1,0 +1,137 @@
+//! Executes an instruction in this very process.
+//!
+//! A signal handler can give the interrupted code any registers that it likes, code and stack segment included. So the
+//! way in is an INT3 here, whose handler puts the case's registers in place of ours; and the way out is the INT3 behind
+//! the instruction, or the exception that it causes, whose handler puts ours back. No assembly has to save anything.
+
+mod memory;
+mod segments;
+mod signals;
+
+use crate::machine::{Case, Ended};
+use crate::operands::Confined;
+use memory::Mapped;
+use segments::Selectors;
+use signals::{Handlers, Left};
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use x86_emulate::{Exception, Mode};
+
+/// There is one address space, and one handler of each signal.
+static TAKEN: Mutex<()> = Mutex::new(());
+
+/// Why the processor cannot be asked.
+#[derive(Debug)]
+pub struct Unavailable {
+    what: &'static str,
+    error: std::io::Error,
+}
+
+impl Unavailable {
+    fn last(what: &'static str) -> Self {
+        Self { what, error: std::io::Error::last_os_error() }
+    }
+}
+
+impl fmt::Display for Unavailable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.what, self.error)
+    }
+}
+
+impl std::error::Error for Unavailable {}
+
+/// The processor, as far as a process can use it. One thread has it at a time.
+pub struct Processor {
+    // In the order in which they are given back.
+    handlers: Handlers,
+    memory: Mapped,
+    has_segments: bool,
+    _taken: MutexGuard<'static, ()>,
+}
+
+/// The vector of INT3 (APM vol. 2, 8.2.4).
+const BREAKPOINT: u8 = 3;
+/// The vector of page faults, which alone set CR2.
+const PAGE_FAULT: u8 = 14;
+
+impl Processor {
+    /// Waits until no other thread has it.
+    ///
+    /// # Errors
+    /// The kernel does not give what is needed.
+    pub fn take() -> Result<Self, Unavailable> {
+        let taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let memory = Mapped::new()?;
+        let handlers = Handlers::install()?;
+        Ok(Self { handlers, memory, has_segments: segments::describe(), _taken: taken })
+    }
+
+    /// Whether there are segments of our own, and so 16- and 32-bit code.
+    #[must_use]
+    pub fn has_segments(&self) -> bool {
+        self.has_segments
+    }
+
+    /// Whether FS and GS can have any base.
+    #[must_use]
+    pub fn has_bases(&self) -> bool {
+        segments::has_base_instructions()
+    }
+
+    /// Writes to the window, from `offset` on; to its read-only page as well.
+    pub(crate) fn write(&mut self, offset: usize, bytes: &[u8]) {
+        self.memory.write(offset, bytes);
+    }
+
+    /// The whole window.
+    pub(crate) fn read(&self, into: &mut [u8]) {
+        self.memory.read(into);
+    }
+
+    /// Executes the case's instruction.
+    ///
+    /// # Panics
+    /// If the case needs segments or bases that are not there.
+    pub(crate) fn run(&mut self, case: &Confined) -> Ended {
+        let case = case.case();
+        assert!(case.mode == Mode::Bits64 || self.has_segments, "there are no segments of our own");
+        assert!(case.bases == [0; 2] || self.has_bases(), "FS and GS have no bases of our own");
+        self.memory.put_code(case.place.into(), case.instruction());
+        let ended = self.handlers.visit(case, Selectors::of(case));
+        self.memory.clear_code(case.place.into(), case.instruction().len());
+
+        let registers = ended.registers;
+        let (rip, exception) = if ended.vector == BREAKPOINT {
+            (registers.rip.wrapping_sub(1), None)
+        } else {
+            (registers.rip, Some(exception(&ended)))
+        };
+        Ended { gprs: registers.gprs, rip, flags: registers.flags, exception }
+    }
+}
+
+/// The exception as the processor raised it.
+fn exception(left: &Left) -> Exception {
+    const PRESENT: u32 = 1 << 0;
+    const END_OF_PROCESS: u64 = 0x7fff_ffff_f000;
+    let cr2 = (left.vector == PAGE_FAULT).then_some(left.cr2);
+    // Linux sets this bit for all addresses that no process can have, whatever is there (arch/x86/mm/fault.c). Nothing is.
+    let hidden = if cr2.is_some_and(|address| address >= END_OF_PROCESS) { PRESENT } else { 0 };
+    Exception { vector: left.vector, error_code: left.error_code & !hidden, cr2 }
+}
+
+/// What is given to the instruction, and what it leaves.
+#[derive(Clone, Copy, Debug)]
+struct Registers {
+    gprs: [u64; 16],
+    rip: u64,
+    flags: u64,
+}
+
+impl Registers {
+    fn of(case: &Case) -> Self {
+        const ALWAYS: u64 = 0x202;
+        Self { gprs: case.gprs, rip: case.rip(), flags: case.flags | ALWAYS }
+    }
+}
