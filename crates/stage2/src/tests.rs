@@ -364,7 +364,7 @@ impl Model {
         for step in steps {
             let range = match *step {
                 Step::Map(range, ..) | Step::Unmap(range) | Step::Protect(range, _) => range,
-                Step::ProtectPage(gpa, _) => self::range(gpa.0, 4096),
+                Step::ProtectPage(gpa, _) => range(gpa.0, 4096),
             };
             for edge in [range.start.0, range.end().0] {
                 for page in [(edge >> 12).saturating_sub(1), edge >> 12, (edge >> 12) + 1] {

@@ -43,7 +43,7 @@ impl Pages for Pool {
 
 #[test]
 fn threads_that_protect_pages_of_one_leaf_split_it_once_and_lose_nothing() {
-    const THREADS: u64 = 4;
+    const THREADS: usize = 4;
     for _ in 0..200 {
         let pool = Pool::of(16);
         let mut tree = Tree::new(Npt { one_gib_pages: true }, &pool).expect("pool");
@@ -52,11 +52,11 @@ fn threads_that_protect_pages_of_one_leaf_split_it_once_and_lose_nothing() {
         let before = pool.left();
 
         std::thread::scope(|scope| {
-            for thread in 0..THREADS {
+            for thread in 0..THREADS as u64 {
                 let (tree, pool) = (&tree, &pool);
                 scope.spawn(move || {
                     // Pages of all threads lie side by side in the same two megabytes.
-                    for page in (thread..512).step_by(THREADS as usize) {
+                    for page in (thread..512).step_by(THREADS) {
                         let stale = tree.protect_page(pool, Gpa(page << 12), Access::READ_EXECUTE).expect("tables");
                         assert!(!stale.is_empty(), "a right was lost");
                         if page % 3 == 0 {
