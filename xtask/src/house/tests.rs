@@ -71,6 +71,8 @@ fn arrows_point_from_binaries_to_algorithms_to_vocabulary() {
         ("crates/addr/Cargo.toml", ""),
         ("crates/hw_model/Cargo.toml", "[dependencies]\nstage2.workspace = true"),
         ("cli/Cargo.toml", "[dependencies]\nabi.workspace = true"),
+        ("crates/vcpu_layout/Cargo.toml", "[dependencies]\nvcpu_layout_derive.workspace = true"),
+        ("crates/vcpu_layout_derive/Cargo.toml", ""),
     ];
     assert_eq!(places(arrows, &good), NOWHERE);
 
@@ -87,6 +89,9 @@ fn arrows_point_from_binaries_to_algorithms_to_vocabulary() {
     let renamed = "[target.'cfg(unix)'.dependencies]\nx = { package = 'dunlin-stage2', path = '' }";
     assert_eq!(with("crates/sched/Cargo.toml", renamed).len(), 1);
     assert_eq!(with("crates/sched/Cargo.toml", "[dev-dependencies]\nstage2.workspace = true").len(), 1);
+    // An algorithm's macros belong to that algorithm, and not the other way round.
+    assert_eq!(with("crates/sched/Cargo.toml", "[dependencies]\nvcpu_layout_derive.workspace = true").len(), 1);
+    assert_eq!(with("crates/vcpu_layout_derive/Cargo.toml", "[dependencies]\nvcpu_layout.workspace = true").len(), 1);
     // The vocabulary.
     assert_eq!(with("crates/abi/Cargo.toml", "[dependencies]\nsched.workspace = true"), ["crates/abi/Cargo.toml:2"]);
     // The model in a product, and a program as a library.

@@ -1,0 +1,197 @@
+//! How a field is reached follows from its class.
+//!
+//! What the owner writes is behind [`Owned`], a lock that is taken once per stay on a pCPU: having it is being the one
+//! that runs the vCPU. Words that the owner writes and others read at any time are [`OwnerWord`]s; to write one, show
+//! the [`Proof`] that comes with the lock.
+
+use core::fmt;
+use core::marker::PhantomData;
+use core::ops::{Deref, DerefMut};
+use core::sync::atomic::{
+    AtomicBool, AtomicI8, AtomicI16, AtomicI32, AtomicI64, AtomicIsize, AtomicPtr, AtomicU8, AtomicU16, AtomicU32,
+    AtomicU64, AtomicUsize, Ordering,
+};
+
+use spin::{Mutex, MutexGuard, Once};
+
+/// What may be a field of class `owner`: only one pCPU at a time can write it.
+///
+/// To be implemented for a struct is to claim that for all that is in it.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be of class `owner`: others than the owner can write it, or it cannot be written at all",
+    label = "not reached through `Running` alone",
+    note = "put it into `Owned`, or make it an `OwnerWord`; what others write is `mailbox`"
+)]
+pub trait OwnerField {}
+
+/// What may be a field of class `mailbox`: everybody writes it through a shared reference, by atomic operations or
+/// having taken a lock that is in it.
+///
+/// To be implemented for a struct is to claim that for all that is in it.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be of class `mailbox`: it is not made of atomics or locks",
+    label = "not for everybody to write",
+    note = "what only the owner writes is `owner`; what is never written again is `frozen`"
+)]
+pub trait MailboxField: Sync {}
+
+macro_rules! mailbox {
+    ($($atomic:ty,)*) => { $(impl MailboxField for $atomic {})* };
+}
+mailbox!(
+    AtomicBool,
+    AtomicU8,
+    AtomicU16,
+    AtomicU32,
+    AtomicU64,
+    AtomicUsize,
+    AtomicI8,
+    AtomicI16,
+    AtomicI32,
+    AtomicI64,
+    AtomicIsize,
+);
+impl<T> MailboxField for AtomicPtr<T> {}
+impl<T: Send> MailboxField for Mutex<T> {}
+impl<T: MailboxField, const N: usize> MailboxField for [T; N] {}
+
+impl<T: Send> OwnerField for Owned<T> {}
+impl OwnerField for OwnerWord {}
+impl<T: OwnerField, const N: usize> OwnerField for [T; N] {}
+/// Made by the owner, when it is needed first.
+impl<T: OwnerField> OwnerField for Once<T> {}
+
+/// What one pCPU at a time owns.
+#[derive(Default)]
+pub struct Owned<T>(Mutex<T>);
+
+impl<T> Owned<T> {
+    /// Not run by anybody yet.
+    pub const fn new(value: T) -> Self {
+        Self(Mutex::new(value))
+    }
+
+    /// Becomes the owner; waits for the one before to let go.
+    #[inline]
+    pub fn run(&self) -> Running<'_, T> {
+        Running(self.0.lock())
+    }
+
+    /// Becomes the owner, unless there is one.
+    #[inline]
+    pub fn try_run(&self) -> Option<Running<'_, T>> {
+        self.0.try_lock().map(Running)
+    }
+
+    /// What there is, when nobody else can reach it.
+    pub fn get_mut(&mut self) -> &mut T {
+        self.0.get_mut()
+    }
+
+    /// What is left when the vCPU is gone.
+    pub fn into_inner(self) -> T {
+        self.0.into_inner()
+    }
+}
+
+impl<T> fmt::Debug for Owned<T> {
+    /// Does not show what is inside: it may be in use.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Owned").finish_non_exhaustive()
+    }
+}
+
+/// What could be written through a shared reference but is not, once those who read it can reach it: a claim, where the
+/// type alone would be taken for `mailbox` or `owner`.
+#[derive(Debug, Default)]
+#[repr(transparent)]
+pub struct Frozen<T>(T);
+
+impl<T> Frozen<T> {
+    /// Holds `value`.
+    pub const fn new(value: T) -> Self {
+        Self(value)
+    }
+}
+
+impl<T> Deref for Frozen<T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+/// Being the one that runs a vCPU, until dropped.
+pub struct Running<'a, T>(MutexGuard<'a, T>);
+
+impl<T> Running<'_, T> {
+    /// What is owned, and the proof that it is, to be used side by side.
+    #[inline]
+    pub fn split(&mut self) -> (&mut T, Proof<'_>) {
+        (&mut self.0, Proof(PhantomData))
+    }
+}
+
+impl<T> Deref for Running<'_, T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<T> DerefMut for Running<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.0
+    }
+}
+
+/// Whoever has it owns what it is about. Takes no space.
+///
+/// It does not say *which* vCPU is owned: a function that has two of them can still mistake one for the other.
+#[derive(Clone, Copy, Debug)]
+pub struct Proof<'a>(PhantomData<&'a mut ()>);
+
+impl Proof<'static> {
+    /// The place in the program is the proof: code that writes to the block of the pCPU it runs on.
+    #[inline]
+    #[must_use]
+    pub const fn by_place() -> Self {
+        Self(PhantomData)
+    }
+}
+
+/// A word that its owner writes and anybody reads at any time, such as a counter.
+#[derive(Debug, Default)]
+#[repr(transparent)]
+pub struct OwnerWord(AtomicU64);
+
+impl OwnerWord {
+    /// Holds `value`.
+    #[must_use]
+    pub const fn new(value: u64) -> Self {
+        Self(AtomicU64::new(value))
+    }
+
+    /// As it stands.
+    #[inline]
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Replaces it.
+    #[inline]
+    pub fn set(&self, _: Proof<'_>, value: u64) {
+        self.0.store(value, Ordering::Relaxed);
+    }
+
+    /// Adds `amount`. An ordinary load and store, not a locked instruction: there is one writer.
+    #[inline]
+    pub fn add(&self, proof: Proof<'_>, amount: u64) {
+        self.set(proof, self.get().wrapping_add(amount));
+    }
+}
