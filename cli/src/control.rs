@@ -129,5 +129,6 @@ pub(crate) fn refusal(refusal: Refusal) -> &'static str {
         Refusal::NoSuchVm => "there is no such VM",
         Refusal::NotRunning => "the VM has ended",
         Refusal::NoSuchVcpu => "the VM has no such vCPU",
+        Refusal::NoSuchLayout => "the host has no such kind of block",
     }
 }

@@ -30,6 +30,8 @@ mod frames;
 #[cfg(target_os = "none")]
 mod heap;
 #[cfg(target_os = "none")]
+mod layout;
+#[cfg(target_os = "none")]
 mod log;
 #[cfg(any(target_os = "none", test))]
 mod memory_map;

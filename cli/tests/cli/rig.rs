@@ -245,7 +245,7 @@ impl Host {
                 Answer::Done
             }
             Command::Input { bytes, .. } => Answer::Accepted(u32::try_from(bytes.len()).expect("is short")),
-            Command::PowerOff => Answer::Done,
+            Command::Layout { .. } | Command::Places { .. } | Command::PowerOff => Answer::Done,
         });
         self.say(&Message::Reply { id, result });
     }

@@ -18,15 +18,18 @@ use core::fmt;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::counters::VcpuCounters;
+use crate::layout::{Layout, Place};
 
 /// Version of the protocol, the first byte of each frame.
-pub const VERSION: u8 = 3;
+pub const VERSION: u8 = 4;
 /// Longest encoded frame in bytes, terminator included.
 pub const FRAME_LIMIT: usize = 8192;
 /// Most bytes that one [`Message::Console`] or [`Command::Input`] carries.
 pub const CONSOLE_CHUNK: usize = 2048;
 /// Most vCPUs in one [`Answer::Stats`].
 pub const STATS_CHUNK: usize = 16;
+/// Most places in one [`Answer::Places`].
+pub const PLACES_CHUNK: usize = 128;
 
 const CRC: crc::Crc<u32> = crc::Crc::<u32>::new(&crc::CRC_32_ISO_HDLC);
 const CRC_BYTES: usize = 4;
@@ -67,6 +70,16 @@ pub enum Command {
         line: Line,
         /// What was typed, at most [`CONSOLE_CHUNK`] bytes.
         bytes: Vec<u8>,
+    },
+    /// How a kind of the hypervisor's own blocks is laid out. Answered by [`Answer::Layout`].
+    Layout {
+        /// Number of the kind, from 0 on.
+        kind: u32,
+    },
+    /// Where the blocks are: up to [`PLACES_CHUNK`] of them, from `first` on. Answered by [`Answer::Places`].
+    Places {
+        /// First place wanted.
+        first: u32,
     },
     /// End all VMs and the machine.
     PowerOff,
@@ -189,6 +202,10 @@ pub enum Answer {
     },
     /// To [`Command::Input`]: how many of the bytes were taken; send the rest again later.
     Accepted(u32),
+    /// To [`Command::Layout`].
+    Layout(Layout),
+    /// To [`Command::Places`]: fewer than [`PLACES_CHUNK`] are the last ones.
+    Places(Vec<Place>),
     /// Done, nothing to tell.
     Done,
 }
@@ -202,6 +219,8 @@ pub enum Refusal {
     NotRunning,
     /// The VM has no vCPU of that number.
     NoSuchVcpu,
+    /// There are fewer kinds of blocks.
+    NoSuchLayout,
 }
 
 /// The host.

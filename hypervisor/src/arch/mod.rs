@@ -18,9 +18,11 @@
 //! | `virtio` | `ControlPort`, the byte stream to the tool |
 //!
 //! Unsafe code lives in this folder and nowhere else. [`ram`] is the shell around host memory that both architectures
-//! share: it needs only their `paging::direct_map`. [`bank`] is that around the memory of a VM.
+//! share: it needs only their `paging::direct_map`. [`bank`] is that around the memory of a VM,
+//! [`block`] that around what a CPU has to itself.
 
 pub(crate) mod bank;
+pub(crate) mod block;
 pub(crate) mod ram;
 pub(crate) mod tables;
 

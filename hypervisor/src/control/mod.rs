@@ -10,8 +10,8 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use abi::control::{
-    Answer, CONSOLE_CHUNK, Command, HostInfo, Line, Message, Receiver, Refusal, Request, STATS_CHUNK, VmEvent, VmInfo,
-    VmState, encode,
+    Answer, CONSOLE_CHUNK, Command, HostInfo, Line, Message, PLACES_CHUNK, Receiver, Refusal, Request, STATS_CHUNK,
+    VmEvent, VmInfo, VmState, encode,
 };
 use abi::counters::VcpuCounters;
 use abi::exit_code;
@@ -22,7 +22,7 @@ use spin::Mutex;
 use crate::arch::virtio::ControlPort;
 use crate::arch::{platform, power, tsc, virtualization};
 use crate::vm::{Ending, LINES, Vm};
-use crate::{cpu, frames};
+use crate::{cpu, frames, layout};
 
 /// Bytes that may wait for the port before consoles are left where they are.
 const OUTGOING_LIMIT: usize = 64 * 1024;
@@ -186,6 +186,11 @@ impl Control {
                 }
                 Ok(Answer::Accepted(u32::try_from(taken).unwrap_or(u32::MAX)))
             }
+            Command::Layout { kind } => layout::kind(kind).map(Answer::Layout).ok_or(Refusal::NoSuchLayout),
+            Command::Places { first } => {
+                let all = layout::places(self.vms.iter().filter_map(Slot::running)).into_iter();
+                Ok(Answer::Places(all.skip(first as usize).take(PLACES_CHUNK).collect()))
+            }
             Command::PowerOff => {
                 self.exit_when_idle = true;
                 for slot in &self.vms {
@@ -299,6 +304,13 @@ impl Control {
 }
 
 impl Slot {
+    fn running(&self) -> Option<&Vm> {
+        match &self.state {
+            SlotState::Running(vm) => Some(vm),
+            _ => None,
+        }
+    }
+
     fn info(&self) -> VmInfo {
         VmInfo {
             name: self.config.name.clone(),

@@ -1,16 +1,18 @@
 //! Physical CPUs and what each has of its own.
 //!
-//! A [`PerCpu`] block is written by the pCPU that owns it; others read it. Blocks are made once, when the machine's
+//! A [`PerCpu`] block is laid out by who writes it: the pCPU that it belongs to, or everybody. Blocks are made once, when the machine's
 //! CPUs are known, and live for ever, so that `&'static PerCpu` is what everyone passes around.
 
 pub(crate) mod scheduler;
 pub(crate) mod timers;
 
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, Ordering};
 
-use spin::{Mutex, MutexGuard, Once};
+use spin::Once;
+use vcpu_layout::{MailboxField, Owned, OwnerField, OwnerWord, Running, lay_out};
 
+use crate::arch::block::Block;
 use crate::arch::percpu::ArchPerCpu;
 use crate::arch::tsc;
 use crate::arch::virtualization::HostContext;
@@ -23,48 +25,60 @@ pub(crate) const MAX_CPUS: usize = 64;
 /// Number of a pCPU: 0 is the one that booted, the others follow without gaps.
 pub(crate) use sched::CpuId;
 
-/// What one pCPU owns.
-///
-/// Aligned so that no two blocks share a cache line, nor the pair of lines that the prefetcher fetches together.
-#[repr(C, align(128))]
+/// What a pCPU has of its own.
+#[lay_out]
 pub(crate) struct PerCpu {
     /// The architecture's part; first, because the way to find the block begins in it.
+    #[layout(nested)]
     pub(crate) arch: ArchPerCpu,
     /// Which pCPU this is.
+    #[layout(frozen)]
     pub(crate) id: CpuId,
     /// Whether the pCPU has come up.
+    #[layout(cold)]
     pub(crate) online: AtomicBool,
     /// Host interrupts taken, by vector.
+    #[layout(owner)]
     pub(crate) taken: Taken,
     /// Deadlines of the vCPUs that blocked here.
+    #[layout(mailbox)]
     pub(crate) timers: timers::Timers,
     /// Who runs next.
+    #[layout(nested)]
     pub(crate) scheduler: scheduler::Scheduler,
+    #[layout(owner)]
     host_context: Once<HostContext>,
-    /// TLB tags as this pCPU has handed them out. Locked once per stay of a vCPU, by this pCPU alone.
-    tags: Once<Mutex<CpuPools>>,
+    /// TLB tags as this pCPU has handed them out: had once per stay of a vCPU, by this pCPU alone.
+    #[layout(owner)]
+    tags: Once<Owned<CpuPools>>,
 }
+
+const _: () = assert!(PerCpu::OFFSET_ARCH == 0);
+
+impl MailboxField for timers::Timers {}
+impl OwnerField for Taken {}
+impl OwnerField for HostContext {}
 
 /// Host interrupts that a pCPU has taken. Written by their handlers on the owner only.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub(crate) struct Taken {
     /// Kicks by other pCPUs.
-    pub(crate) kick: AtomicU64,
+    pub(crate) kick: OwnerWord,
     /// The pCPU's own timer.
-    pub(crate) timer: AtomicU64,
+    pub(crate) timer: OwnerWord,
     /// Devices of the host.
-    pub(crate) device: AtomicU64,
+    pub(crate) device: OwnerWord,
     /// Interrupts that were gone when they should be taken.
-    pub(crate) spurious: AtomicU64,
+    pub(crate) spurious: OwnerWord,
     /// Non-maskable interrupts.
-    pub(crate) nmi: AtomicU64,
+    pub(crate) nmi: OwnerWord,
 }
 
 impl PerCpu {
     /// The block of a pCPU that has not come up yet.
     pub(crate) fn new(id: CpuId, arch: ArchPerCpu) -> Self {
-        Self {
+        Self::lay_out(PerCpuFields {
             arch,
             id,
             online: AtomicBool::new(false),
@@ -73,7 +87,7 @@ impl PerCpu {
             scheduler: scheduler::Scheduler::new(),
             host_context: Once::new(),
             tags: Once::new(),
-        }
+        })
     }
 
     /// What this pCPU needs to run guests; made when it is asked for first, on the pCPU itself.
@@ -83,16 +97,16 @@ impl PerCpu {
     }
 
     /// The TLB tags that this pCPU has handed out.
-    pub(crate) fn tags(&self) -> MutexGuard<'_, CpuPools> {
-        self.tags.call_once(|| Mutex::new(CpuPools::new())).lock()
+    pub(crate) fn tags(&self) -> Running<'_, CpuPools> {
+        self.tags.call_once(|| Owned::new(CpuPools::new())).run()
     }
 }
 
-static BLOCKS: Once<Vec<PerCpu>> = Once::new();
+static BLOCKS: Once<Vec<Block<PerCpu>>> = Once::new();
 
 /// Fixes the set of pCPUs, in order of their numbers. Called once, before any of them looks for its block.
-pub(crate) fn init(blocks: Vec<PerCpu>) {
-    BLOCKS.call_once(|| blocks);
+pub(crate) fn init(blocks: impl Iterator<Item = PerCpu>) {
+    BLOCKS.call_once(|| blocks.enumerate().map(|(number, block)| Block::new(number, block)).collect());
 }
 
 /// The block of the pCPU that runs this: one load.
@@ -107,7 +121,7 @@ pub(crate) fn try_this() -> Option<&'static PerCpu> {
 }
 
 /// All pCPUs, in order of their numbers.
-pub(crate) fn all() -> &'static [PerCpu] {
+pub(crate) fn all() -> &'static [Block<PerCpu>] {
     BLOCKS.get().map_or(&[], Vec::as_slice)
 }
 

@@ -4,11 +4,12 @@
 //! blocks, until its slice is over and others wait, or until one that wakes has a better claim. A woken vCPU goes to the
 //! pCPU it ran on last, or to an idle one; a pCPU without work takes some from the busiest queue before it idles.
 
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use log::info;
 use sched::{CpuId, RunQueue, VirtualTime};
 use spin::{Mutex, Once};
+use vcpu_layout::{OwnerWord, Proof, lay_out};
 
 use super::{PerCpu, all, by_id, housekeeping, this};
 use crate::arch::{interrupts, irq, tsc, virtualization};
@@ -25,30 +26,38 @@ const TICKS_PER_SECOND: u64 = 100;
 const PREEMPTION_MARGIN: VirtualTime = 2_000_000;
 
 /// What a pCPU has for scheduling.
+#[lay_out]
 pub(crate) struct Scheduler {
+    #[layout(mailbox)]
     queue: Mutex<RunQueue<VcpuRef>>,
     /// Copies of the queue's length, of its floor and of its first virtual time, for those who do not hold the lock.
+    #[layout(mailbox)]
     waiting: AtomicU64,
+    #[layout(mailbox)]
     floor: AtomicU64,
+    #[layout(mailbox)]
     first: AtomicU64,
-    /// The vCPU that runs now: its virtual time when it started, and when that was in host TSC ticks. Owner writes.
-    started_with: AtomicU64,
-    started_at: AtomicU64,
-    /// Whether a vCPU runs now. Owner writes.
-    is_running: AtomicBool,
+    /// The vCPU that runs now: its virtual time when it started, and when that was in host TSC ticks.
+    #[layout(owner)]
+    started_with: OwnerWord,
+    #[layout(owner)]
+    started_at: OwnerWord,
+    /// Whether a vCPU runs now: 1, or else 0.
+    #[layout(owner)]
+    is_running: OwnerWord,
 }
 
 impl Scheduler {
     pub(crate) fn new() -> Self {
-        Self {
+        Self::lay_out(SchedulerFields {
             queue: Mutex::default(),
             waiting: AtomicU64::new(0),
             floor: AtomicU64::new(0),
             first: AtomicU64::new(u64::MAX),
-            started_with: AtomicU64::new(0),
-            started_at: AtomicU64::new(0),
-            is_running: AtomicBool::new(false),
-        }
+            started_with: OwnerWord::new(0),
+            started_at: OwnerWord::new(0),
+            is_running: OwnerWord::new(0),
+        })
     }
 
     /// Keeps the copies true. Called before the lock of `queue` is released.
@@ -60,8 +69,8 @@ impl Scheduler {
 
     /// The running vCPU's virtual time by `now`.
     fn running_time(&self, now: u64) -> VirtualTime {
-        let ran = now.saturating_sub(self.started_at.load(Ordering::Relaxed));
-        self.started_with.load(Ordering::Relaxed).saturating_add(ran)
+        let ran = now.saturating_sub(self.started_at.get());
+        self.started_with.get().saturating_add(ran)
     }
 }
 
@@ -77,7 +86,7 @@ fn runs_vcpus(cpu: &PerCpu) -> bool {
 
 /// The pCPUs that run vCPUs.
 pub(crate) fn runners() -> impl DoubleEndedIterator<Item = &'static PerCpu> + Clone {
-    all().iter().filter(|cpu| runs_vcpus(cpu))
+    all().iter().map(|cpu| &**cpu).filter(|cpu| runs_vcpus(cpu))
 }
 
 fn idle_bit(cpu: &PerCpu) -> u64 {
@@ -106,27 +115,31 @@ pub(crate) fn run_vcpus(cpu: &'static PerCpu) -> ! {
 /// One stay of a vCPU on this pCPU.
 fn run_one(cpu: &'static PerCpu, time: VirtualTime, vcpu: VcpuRef) {
     let now = tsc::now();
-    cpu.scheduler.started_with.store(time, Ordering::Relaxed);
-    cpu.scheduler.started_at.store(now, Ordering::Relaxed);
+    // This is the pCPU that `cpu` belongs to.
+    let here = Proof::by_place();
+    cpu.scheduler.started_with.set(here, time);
+    cpu.scheduler.started_at.set(here, now);
 
     let shared = vcpu.vcpu();
-    let mut owner = shared.own();
+    let mut held = shared.own();
+    let (owner, proof) = held.split();
     shared.mailbox().run_on(cpu.id);
-    shared.counters().wait_ticks.add(shared.waited(now));
+    let tally = shared.tally(proof);
+    tally.add(|count| &count.wait_ticks, shared.waited(now));
     let came_back = owner.ran_on.replace(cpu.id) == Some(cpu.id);
     if !came_back {
         shared.set_home(cpu.id);
-        shared.counters().migrations.add(1);
+        tally.add(|count| &count.migrations, 1);
     }
     if let Some((at, key)) = owner.timer.take() {
         by_id(at).timers.remove(key);
     }
     arm(cpu, owner.arch.deadline());
 
-    cpu.scheduler.is_running.store(true, Ordering::Relaxed);
-    let left = run(&mut Running { cpu, vm: &vcpu.vm, index: vcpu.index, vcpu: shared, came_back, owner: &mut owner });
+    cpu.scheduler.is_running.set(here, 1);
+    let left = run(&mut Running { cpu, vm: vcpu.vm(), index: vcpu.index(), vcpu: shared, came_back, owner, tally });
 
-    cpu.scheduler.is_running.store(false, Ordering::Relaxed);
+    cpu.scheduler.is_running.set(here, 0);
 
     let time = cpu.scheduler.running_time(tsc::now());
     advance(cpu, time);
@@ -136,18 +149,19 @@ fn run_one(cpu: &'static PerCpu, time: VirtualTime, vcpu: VcpuRef) {
             if let Some(deadline) = owner.arch.deadline() {
                 owner.timer = Some((cpu.id, cpu.timers.add(deadline, vcpu.clone())));
             }
-            drop(owner);
-            vcpu.vm.stop_if_all_parked();
+            drop(held);
+            vcpu.vm().stop_if_all_parked();
         }
         Left::Preempted => {
             shared.mailbox().requeue();
-            drop(owner);
+            drop(held);
             put_back(cpu, time, vcpu);
         }
         Left::Dead => {
-            drop(owner);
-            if let Some(ending) = vcpu.vm.vcpu_left() {
-                control::vm_ended(&vcpu.vm, ending);
+            drop(held);
+            shared.rise();
+            if let Some(ending) = vcpu.vm().vcpu_left() {
+                control::vm_ended(vcpu.vm(), ending);
             }
         }
     }
@@ -162,7 +176,7 @@ pub(crate) fn time_of_running(cpu: &PerCpu) -> VirtualTime {
 pub(crate) fn wake(vcpu: VcpuRef) {
     let home = by_id(vcpu.vcpu().home());
     // A home that is this very pCPU and runs nothing takes it next; to wake another would only move it.
-    let picks_next = home.id == this().id && !home.scheduler.is_running.load(Ordering::Relaxed);
+    let picks_next = home.id == this().id && home.scheduler.is_running.get() == 0;
     let target = if picks_next && !others_wait(home) { home } else { idle_one(home).unwrap_or(home) };
     let time = vcpu.vcpu().virtual_time();
     let now = tsc::now();
@@ -266,7 +280,7 @@ pub(crate) fn is_due(cpu: &PerCpu) -> bool {
         return false;
     }
     let now = tsc::now();
-    let ran = now.saturating_sub(cpu.scheduler.started_at.load(Ordering::Relaxed));
+    let ran = now.saturating_sub(cpu.scheduler.started_at.get());
     let first = cpu.scheduler.first.load(Ordering::Relaxed);
     ran >= tsc::hz() / SLICES_PER_SECOND || cpu.scheduler.running_time(now) > first.saturating_add(PREEMPTION_MARGIN)
 }
@@ -276,7 +290,7 @@ pub(crate) fn is_due(cpu: &PerCpu) -> bool {
 pub(crate) fn arm(cpu: &PerCpu, deadline: Option<u64>) {
     let mut earliest = next_tick().min(cpu.timers.next()).min(deadline.unwrap_or(u64::MAX));
     if others_wait(cpu) {
-        earliest = earliest.min(cpu.scheduler.started_at.load(Ordering::Relaxed) + tsc::hz() / SLICES_PER_SECOND);
+        earliest = earliest.min(cpu.scheduler.started_at.get() + tsc::hz() / SLICES_PER_SECOND);
     }
     interrupts::arm_timer(earliest);
 }

@@ -74,7 +74,7 @@ impl Timers {
             };
             self.note_next(&list);
             drop(list);
-            due.vm.post(due.index, Pending::TIMER);
+            due.vm().post(due.index(), Pending::TIMER);
         }
     }
 

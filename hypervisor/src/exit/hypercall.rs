@@ -12,7 +12,7 @@ use shootdown::{CutOff, Pages, Plan};
 use crate::arch::{cpuid, routing, tsc};
 use crate::vcpu::run::Running;
 use crate::vm::Vm;
-use crate::vm::memory::Targets;
+use crate::vm::memory::{Mine, Targets};
 
 /// Where the input of a call is.
 pub(crate) enum Input {
@@ -81,7 +81,7 @@ fn perform(run: &mut Running<'_>, checked: &Checked, input: &[u8]) -> Result<End
         Call::Flush(call) => Ok(flush(run, checked, &call)),
         Call::Ipi(call) => {
             send(run.vm, &call);
-            run.vcpu.counters().ipi_calls.add(1);
+            run.tally.add(|count| &count.ipi_calls, 1);
             Ok(Ended::With(checked.success()))
         }
         Call::SpinWait(_) => Ok(Ended::Spinning(checked.success())),
@@ -95,10 +95,11 @@ fn flush(run: &mut Running<'_>, checked: &Checked, call: &FlushCall<'_>) -> Ende
         Scope::List(ranges) => plan_for(ranges.clone(), control),
     };
 
-    run.vcpu.counters().flush_calls.add(1);
+    run.tally.add(|count| &count.flush_calls, 1);
     if !plan.is_empty() {
         let targets = Targets { set: call.targets, me: run.index };
-        run.vm.memory.flush(&plan, run.vm.vcpus(), targets, &mut run.owner.arch);
+        let mine = Mine { arch: &mut run.owner.arch, tally: run.tally };
+        run.vm.memory.flush(&plan, run.vm.vcpus(), targets, mine);
     }
     if done < control.rep_count() {
         Ended::NotYet(control.with_rep_start(done))

@@ -1,51 +1,72 @@
 //! A virtual CPU: what others see of it, what its pCPU owns, what is counted.
 //!
-//! The three live on cache lines of their own, told apart by who writes them: the mailbox by everybody, the counters by
-//! the pCPU that runs the vCPU and read by anybody, the rest by that pCPU alone. Who holds the lock of the owner's part is
-//! the one that runs the vCPU; it is taken once per stay on a pCPU, not per exit.
+//! All of it is one block, laid out by who writes: the mailbox by everybody, the counters and the owner's part by the pCPU
+//! that runs the vCPU. Who holds the lock of the owner's part is the one that runs it; the lock is taken once per stay on
+//! a pCPU, not per exit, and with it comes the proof that counting asks for.
 
 pub(crate) mod run;
 
+use alloc::vec::Vec;
+use core::ops::Deref;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use abi::counters::{ExitReason, VcpuCounters};
-use crossbeam_utils::CachePadded;
 use sched::{CpuId, Mailbox, VirtualTime};
 use shootdown::{Presence, Requests};
-use spin::{Mutex, MutexGuard};
+use spin::Mutex;
 use tlb_tag::VcpuTags;
+use vcpu_layout::{MailboxField, Owned, OwnerField, OwnerWord, Proof, Running as Held, lay_out};
 
 use crate::arch::routing::Posted;
 use crate::arch::vcpu::ArchVcpu;
+use crate::layout::OwnPages;
+use crate::vm::VcpuRef;
 
 /// One vCPU of a VM.
+#[lay_out]
 pub(crate) struct Vcpu {
+    #[layout(mailbox)]
     reach: Reach,
-    mailbox: CachePadded<MailboxLines>,
-    counters: CachePadded<Counters>,
-    owner: CachePadded<Mutex<Owner>>,
+    /// What others left for its interrupt controller.
+    #[layout(mailbox)]
+    posted: Posted,
+    /// When the vCPU was last put into a run queue, in host TSC ticks.
+    #[layout(mailbox)]
+    queued_at: AtomicU64,
+    /// The pCPU that ran the vCPU last, where it is woken again. Written by the owner when it moves.
+    #[layout(mailbox)]
+    home: AtomicU32,
+    /// Virtual time on the clock of the home pCPU's run queue, while blocked. Written by the owner when it blocks.
+    #[layout(mailbox)]
+    virtual_time: AtomicU64,
+    /// What whoever wakes it puts into a run queue, until it leaves its guest for good.
+    #[layout(mailbox)]
+    seat: Mutex<Option<VcpuRef>>,
+    /// Pages of its own beside this block.
+    #[layout(frozen)]
+    own_pages: Vec<OwnPages>,
+    #[layout(owner)]
+    counters: Counters,
+    #[layout(owner)]
+    owner: Owned<Owner>,
 }
 
-/// What a shootdown touches of each target: one cache line, and the whole of it.
-#[repr(C, align(64))]
+/// What a shootdown touches of each target: one line of 64 bytes, and the whole of it.
+///
+/// The owner writes here too, as it enters and leaves its guest: whoever looks for it finds all in one line, and as long
+/// as nobody does, the line stays with the owner.
+#[repr(C)]
 struct Reach {
     mailbox: Mailbox,
     presence: Presence,
     requests: Requests,
 }
 
-const _: () = assert!(size_of::<Reach>() == 64);
+const _: () = assert!(size_of::<Reach>() == 64 && Vcpu::OFFSET_REACH.is_multiple_of(64));
 
-/// What everybody writes, beyond [`Reach`].
-struct MailboxLines {
-    posted: Posted,
-    /// When the vCPU was last put into a run queue, in host TSC ticks.
-    queued_at: AtomicU64,
-    /// The pCPU that ran the vCPU last, where it is woken again. Written by the owner when it moves.
-    home: AtomicU32,
-    /// Virtual time on the clock of the home pCPU's run queue, while blocked. Written by the owner when it blocks.
-    virtual_time: AtomicU64,
-}
+impl MailboxField for Reach {}
+impl MailboxField for Posted {}
+impl OwnerField for Counters {}
 
 /// What the pCPU that runs the vCPU owns.
 pub(crate) struct Owner {
@@ -62,17 +83,34 @@ pub(crate) struct Owner {
 impl Vcpu {
     /// A vCPU that waits for its first post.
     pub(crate) fn new(arch: ArchVcpu, home: CpuId) -> Self {
-        Self {
+        Self::lay_out(VcpuFields {
             reach: Reach { mailbox: Mailbox::blocked(), presence: Presence::new(), requests: Requests::new() },
-            mailbox: CachePadded::new(MailboxLines {
-                posted: Posted::new(),
-                queued_at: AtomicU64::new(0),
-                home: AtomicU32::new(home.0),
-                virtual_time: AtomicU64::new(0),
-            }),
-            counters: CachePadded::new(Counters::default()),
-            owner: CachePadded::new(Mutex::new(Owner { arch, ran_on: None, timer: None, parked: true })),
-        }
+            posted: Posted::new(),
+            queued_at: AtomicU64::new(0),
+            home: AtomicU32::new(home.0),
+            virtual_time: AtomicU64::new(0),
+            seat: Mutex::new(None),
+            own_pages: arch.own_pages().collect(),
+            counters: Counters::default(),
+            owner: Owned::new(Owner { arch, ran_on: None, timer: None, parked: true }),
+        })
+    }
+
+    /// Gives it what wakes it.
+    pub(crate) fn sit(&self, seat: VcpuRef) {
+        *self.seat.lock() = Some(seat);
+    }
+
+    /// What to put into a run queue, unless it has left its guest for good.
+    pub(crate) fn seat(&self) -> Option<VcpuRef> {
+        self.seat.lock().clone()
+    }
+
+    /// It has left its guest for good: nothing of it keeps its VM any longer.
+    pub(crate) fn rise(&self) {
+        let seat = self.seat.lock().take();
+        // Dropped outside of the lock, which is part of what it may be the last to keep.
+        drop(seat);
     }
 
     /// The word through which others reach the vCPU.
@@ -93,72 +131,65 @@ impl Vcpu {
         &self.reach.requests
     }
 
+    /// Pages beside this block that only its owner writes.
+    pub(crate) fn own_pages(&self) -> &[OwnPages] {
+        &self.own_pages
+    }
+
     /// What others left for its interrupt controller.
     #[inline]
     pub(crate) fn posted(&self) -> &Posted {
-        &self.mailbox.posted
+        &self.posted
     }
 
-    /// What is counted.
+    /// What is counted, to be read.
     #[inline]
     pub(crate) fn counters(&self) -> &Counters {
         &self.counters
     }
 
+    /// What is counted, for who has the `proof` of running it.
+    #[inline]
+    pub(crate) fn tally<'a>(&'a self, proof: Proof<'a>) -> Tally<'a> {
+        Tally { counters: &self.counters, proof }
+    }
+
     /// Takes the owner's part; waits if the pCPU that ran the vCPU before has not quite let go.
-    pub(crate) fn own(&self) -> MutexGuard<'_, Owner> {
-        self.owner.lock()
+    pub(crate) fn own(&self) -> Held<'_, Owner> {
+        self.owner.run()
     }
 
     /// What is left to give back when the vCPU is gone for good.
     pub(crate) fn into_tags(self) -> VcpuTags {
-        self.owner.into_inner().into_inner().arch.into_tags()
+        self.owner.into_inner().arch.into_tags()
     }
 
     /// The pCPU that ran it last.
     pub(crate) fn home(&self) -> CpuId {
-        CpuId(self.mailbox.home.load(Ordering::Relaxed))
+        CpuId(self.home.load(Ordering::Relaxed))
     }
 
     pub(crate) fn set_home(&self, cpu: CpuId) {
-        self.mailbox.home.store(cpu.0, Ordering::Relaxed);
+        self.home.store(cpu.0, Ordering::Relaxed);
     }
 
     /// Its virtual time on the clock of its home, while blocked.
     pub(crate) fn virtual_time(&self) -> VirtualTime {
-        self.mailbox.virtual_time.load(Ordering::Relaxed)
+        self.virtual_time.load(Ordering::Relaxed)
     }
 
     pub(crate) fn set_virtual_time(&self, time: VirtualTime) {
-        self.mailbox.virtual_time.store(time, Ordering::Relaxed);
+        self.virtual_time.store(time, Ordering::Relaxed);
     }
 
     /// It waits for a pCPU since `now`.
     pub(crate) fn set_queued_at(&self, now: u64) {
-        self.mailbox.queued_at.store(now, Ordering::Relaxed);
+        self.queued_at.store(now, Ordering::Relaxed);
     }
 
     /// How long it has waited for a pCPU by `now`, in ticks. Clocks of two pCPUs may differ by a little.
     pub(crate) fn waited(&self, now: u64) -> u64 {
-        now.saturating_sub(self.mailbox.queued_at.load(Ordering::Relaxed))
-    }
-}
-
-/// A counter that one pCPU writes and others may read at any time.
-#[derive(Debug, Default)]
-#[repr(transparent)]
-pub(crate) struct Counter(AtomicU64);
-
-impl Counter {
-    /// Adds `amount`. An ordinary load and store, not a locked instruction: there is one writer.
-    #[inline]
-    pub(crate) fn add(&self, amount: u64) {
-        self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(amount), Ordering::Relaxed);
-    }
-
-    /// As it stands.
-    pub(crate) fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
+        now.saturating_sub(self.queued_at.load(Ordering::Relaxed))
     }
 }
 
@@ -167,8 +198,8 @@ macro_rules! define {
         /// What is counted per vCPU; [`VcpuCounters`] says what each means.
         #[derive(Debug, Default)]
         pub(crate) struct Counters {
-            exits: [Counter; ExitReason::COUNT],
-            $($(#[$doc])* pub(crate) $name: Counter,)*
+            exits: [OwnerWord; ExitReason::COUNT],
+            $($(#[$doc])* pub(crate) $name: OwnerWord,)*
         }
 
         impl Counters {
@@ -184,10 +215,32 @@ macro_rules! define {
 }
 abi::vcpu_counters!(define);
 
-impl Counters {
+/// The counters of a vCPU in the hands of the pCPU that runs it.
+#[derive(Clone, Copy)]
+pub(crate) struct Tally<'a> {
+    counters: &'a Counters,
+    proof: Proof<'a>,
+}
+
+impl Tally<'_> {
     /// Counts an exit.
     #[inline]
-    pub(crate) fn exit(&self, reason: ExitReason) {
-        self.exits[reason as usize].add(1);
+    pub(crate) fn exit(self, reason: ExitReason) {
+        self.counters.exits[reason as usize].add(self.proof, 1);
+    }
+
+    /// Adds `amount` to the counter that `which` chooses.
+    #[inline]
+    pub(crate) fn add(self, which: impl FnOnce(&Counters) -> &OwnerWord, amount: u64) {
+        which(self.counters).add(self.proof, amount);
+    }
+}
+
+impl Deref for Tally<'_> {
+    type Target = Counters;
+
+    #[inline]
+    fn deref(&self) -> &Counters {
+        self.counters
     }
 }

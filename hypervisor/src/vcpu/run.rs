@@ -8,7 +8,7 @@
 
 use sched::Pending;
 
-use super::{Owner, Vcpu};
+use super::{Owner, Tally, Vcpu};
 use crate::arch::{self, gate};
 use crate::cpu::{self, PerCpu, scheduler};
 use crate::vm::Vm;
@@ -27,6 +27,8 @@ pub(crate) struct Running<'a> {
     pub(crate) came_back: bool,
     /// The part that this pCPU owns now.
     pub(crate) owner: &'a mut Owner,
+    /// What is counted about it.
+    pub(crate) tally: Tally<'a>,
 }
 
 /// What to do after an exit was handled.
@@ -87,7 +89,7 @@ pub(crate) fn run(run: &mut Running<'_>) -> Left {
             continue;
         }
 
-        run.owner.arch.enter(host, tags, run.vm.memory.epoch(), run.vcpu.counters());
+        run.owner.arch.enter(host, tags, run.vm.memory.epoch(), run.tally);
         run.vcpu.presence().leave();
 
         match arch::exit::handle(run) {
@@ -124,7 +126,7 @@ fn settle(run: &mut Running<'_>) -> bool {
         return true;
     }
     if work.contains(Pending::FLUSH) {
-        run.vm.memory.settle_flush(run.vcpu, run.owner);
+        run.vm.memory.settle_flush(run.vcpu, run.owner, run.tally);
     }
     arch::routing::take_posted(&mut run.owner.arch, run.vcpu.posted(), work);
     if work.contains(Pending::TIMER) {
@@ -150,7 +152,7 @@ impl Running<'_> {
             self.unpark();
             return false;
         }
-        self.vcpu.counters().blocks.add(1);
+        self.tally.add(|count| &count.blocks, 1);
         true
     }
 

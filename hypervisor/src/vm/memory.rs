@@ -19,28 +19,38 @@ use sched::{CpuId, Pending};
 use shootdown::{Flush, Plan};
 use stage2::{Access, MapError, Tree};
 use tlb_tag::Scheme;
+use vcpu_layout::lay_out;
 
 use super::tags::PoolId;
 use crate::arch::bank::{Bank, Word};
+use crate::arch::block::Block;
 use crate::arch::emulate::Decoded;
 use crate::arch::loader::{Stage2Format, stage2_format};
 use crate::arch::tables::TablePool;
 use crate::arch::vcpu::ArchVcpu;
 use crate::arch::{interrupts, tsc};
 use crate::frames::{Exhausted, Frames};
-use crate::vcpu::{Owner, Vcpu};
+use crate::vcpu::{Owner, Tally, Vcpu};
 
 /// A VM's memory.
+#[lay_out]
 pub(crate) struct Memory {
     /// In ascending order, without overlaps. Each is a run of the bank, in the same order.
+    #[layout(frozen)]
     regions: Vec<GpaRange>,
+    #[layout(frozen)]
     bank: Bank,
+    #[layout(cold)]
     tables: TablePool,
+    #[layout(frozen)]
     tree: Tree<Stage2Format>,
     /// Counts the times that all TLB entries of the VM became void.
+    #[layout(mailbox)]
     epoch: AtomicU64,
+    #[layout(frozen)]
     pool: PoolId,
     /// Decoded instructions, where they are remembered for the whole VM: the pages that they depend on are read-only.
+    #[layout(frozen)]
     decoded: Option<WriteProtect<Decoded>>,
 }
 
@@ -64,6 +74,12 @@ pub(crate) struct Targets<'a> {
     pub(crate) set: hyperv_defs::Targets<'a>,
     /// The one that asks; it may be in the set, or not.
     pub(crate) me: u32,
+}
+
+/// The vCPU that asks for a flush, which this pCPU runs.
+pub(crate) struct Mine<'a> {
+    pub(crate) arch: &'a mut ArchVcpu,
+    pub(crate) tally: Tally<'a>,
 }
 
 /// Why a VM's memory could not be set up.
@@ -106,7 +122,15 @@ impl Memory {
             }
         }
 
-        Ok(Self { regions, bank: Bank::new(runs), tree, tables, epoch: AtomicU64::new(0), pool, decoded: None })
+        Ok(Self::lay_out(MemoryFields {
+            regions,
+            bank: Bank::new(runs),
+            tables,
+            tree,
+            epoch: AtomicU64::new(0),
+            pool,
+            decoded: None,
+        }))
     }
 
     /// The VM's epoch: an entry that has seen another must not use TLB entries from before.
@@ -123,12 +147,12 @@ impl Memory {
     }
 
     /// Flushes what `plan` says from the TLBs of the `targets` among `vcpus`. On return none of them runs its guest with
-    /// what was flushed. `arch` is the caller's own vCPU.
-    pub(crate) fn flush(&self, plan: &Plan, vcpus: &[Vcpu], targets: Targets<'_>, arch: &mut ArchVcpu) {
+    /// what was flushed. `mine` is the caller's own vCPU.
+    pub(crate) fn flush(&self, plan: &Plan, vcpus: &[Block<Vcpu>], targets: Targets<'_>, mine: Mine<'_>) {
         let count = u32::try_from(vcpus.len()).unwrap_or(u32::MAX);
         let Targets { set, me } = targets;
-        let mine = &vcpus[me as usize];
-        let others = set.indices(count).filter(|&target| target != me).map(|target| &vcpus[target as usize]);
+        let Mine { arch, tally } = mine;
+        let others = set.indices(count).filter(|&target| target != me).map(|target| &*vcpus[target as usize]);
 
         // Everything of everybody is one store. (A scheme that counts per pCPU would make others pay for it.)
         let by_epoch = plan.is_whole() && self.pool.pool().scheme() == Scheme::Epoch && is_everybody(set, count);
@@ -143,24 +167,23 @@ impl Memory {
         };
         let meanwhile = || {
             if !by_epoch && set.contains(me) {
-                plan.flushes().for_each(|flush| flush_own(arch, mine, flush));
+                plan.flushes().for_each(|flush| flush_own(arch, tally, flush));
             }
         };
         let mut wait = None;
         let relax = |cpu| kick_again(&mut wait, cpu);
         let outcome = shootdown::run(others, Vcpu::presence, publish, interrupts::kick_all, meanwhile, relax);
 
-        let counters = mine.counters();
-        counters.flush_targets.add(outcome.targets.into());
-        counters.flush_kicks.add(outcome.kicked.into());
+        tally.add(|count| &count.flush_targets, outcome.targets.into());
+        tally.add(|count| &count.flush_kicks, outcome.kicked.into());
         if let Some(wait) = wait {
-            counters.flush_wait_ticks.add(tsc::now().saturating_sub(wait.since));
+            tally.add(|count| &count.flush_wait_ticks, tsc::now().saturating_sub(wait.since));
         }
     }
 
     /// Flushes everything of all `vcpus`. On return none of them runs its guest with what was flushed; the caller's own vCPU
     /// does its part before it next enters.
-    fn flush_everybody(&self, vcpus: &[Vcpu]) {
+    fn flush_everybody(&self, vcpus: &[Block<Vcpu>]) {
         let by_epoch = self.pool.pool().scheme() == Scheme::Epoch;
         if by_epoch {
             self.epoch.fetch_add(1, Ordering::SeqCst);
@@ -173,7 +196,14 @@ impl Memory {
         };
         let mut wait = None;
         let relax = |cpu| kick_again(&mut wait, cpu);
-        let _ = shootdown::run(vcpus.iter(), Vcpu::presence, publish, interrupts::kick_all, || {}, relax);
+        let _ = shootdown::run(
+            vcpus.iter().map(|vcpu| &**vcpu),
+            Vcpu::presence,
+            publish,
+            interrupts::kick_all,
+            || {},
+            relax,
+        );
     }
 
     /// Remembers decoded instructions for the whole VM from now on, and protects what they depend on from being written.
@@ -195,12 +225,12 @@ impl Memory {
     }
 
     /// The vCPU, about to enter, does what others have asked it to flush.
-    pub(crate) fn settle_flush(&self, vcpu: &Vcpu, owner: &mut Owner) {
+    pub(crate) fn settle_flush(&self, vcpu: &Vcpu, owner: &mut Owner, tally: Tally<'_>) {
         let taken = vcpu.requests().take();
         if taken.whole() {
-            flush_own(&mut owner.arch, vcpu, Flush::Whole);
+            flush_own(&mut owner.arch, tally, Flush::Whole);
         } else {
-            taken.for_each(|pages| flush_own(&mut owner.arch, vcpu, Flush::Pages(pages)));
+            taken.for_each(|pages| flush_own(&mut owner.arch, tally, Flush::Pages(pages)));
         }
     }
 
@@ -302,7 +332,7 @@ impl Memory {
 /// before; a write needs none.
 pub(crate) struct Protected<'a> {
     pub(crate) memory: &'a Memory,
-    pub(crate) vcpus: &'a [Vcpu],
+    pub(crate) vcpus: &'a [Block<Vcpu>],
 }
 
 impl Protect for Protected<'_> {
@@ -353,12 +383,12 @@ fn is_everybody(set: hyperv_defs::Targets<'_>, count: u32) -> bool {
 }
 
 /// The running vCPU flushes its own entries: pages at once, everything by the next entry.
-fn flush_own(arch: &mut ArchVcpu, vcpu: &Vcpu, flush: Flush) {
+fn flush_own(arch: &mut ArchVcpu, tally: Tally<'_>, flush: Flush) {
     match flush {
         Flush::Whole => {
             arch.flush_whole();
-            vcpu.counters().flush_whole.add(1);
+            tally.add(|count| &count.flush_whole, 1);
         }
-        Flush::Pages(pages) => vcpu.counters().flush_pages.add(arch.flush_pages(pages)),
+        Flush::Pages(pages) => tally.add(|count| &count.flush_pages, arch.flush_pages(pages)),
     }
 }

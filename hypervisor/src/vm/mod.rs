@@ -6,7 +6,7 @@ pub(crate) mod tags;
 
 use alloc::format;
 use alloc::string::{String, ToString};
-use alloc::sync::{Arc, Weak};
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 use core::sync::atomic::{AtomicU32, Ordering, fence};
@@ -17,7 +17,9 @@ use decode_cache::Vouching;
 use log::info;
 use sched::{CpuId, Notify, Pending};
 use spin::Once;
+use vcpu_layout::lay_out;
 
+use crate::arch::block::Block;
 use crate::arch::platform::Platform;
 use crate::arch::vcpu::ArchVcpu;
 use crate::arch::{interrupts, loader};
@@ -27,19 +29,31 @@ use memory::{Memory, MemoryError};
 use serial::SerialLine;
 
 /// A VM. Shared by its vCPUs, wherever they wait or run; its memory is freed with the last of them.
+///
+/// What each exit reads of it stands on lines that are not written while guests run.
+#[lay_out]
 pub(crate) struct Vm {
-    me: Weak<Vm>,
     /// Number on the control port.
+    #[layout(frozen)]
     pub(crate) number: u32,
+    #[layout(frozen)]
     pub(crate) config: VmConfig,
+    #[layout(nested)]
     pub(crate) memory: Memory,
+    #[layout(frozen)]
+    vcpus: Vec<Block<Vcpu>>,
+    /// Devices of the VM, with locks of their own.
+    #[layout(cold)]
     platform: Platform,
+    #[layout(cold)]
     serial: [SerialLine; 2],
-    vcpus: Vec<Vcpu>,
     /// vCPUs that have not left for good.
+    #[layout(cold)]
     alive: AtomicU32,
     /// vCPUs that only another vCPU can make run again.
+    #[layout(cold)]
     parked: AtomicU32,
+    #[layout(cold)]
     ending: Once<Ending>,
 }
 
@@ -52,16 +66,34 @@ pub(crate) struct Ending {
 }
 
 /// One vCPU of a VM, as run queues and timers hold it.
+///
+/// References are counted per vCPU: a count per VM would be written whenever one of its vCPUs blocks or wakes.
 #[derive(Clone)]
-pub(crate) struct VcpuRef {
-    pub(crate) vm: Arc<Vm>,
-    pub(crate) index: u32,
+pub(crate) struct VcpuRef(Arc<Seat>);
+
+/// What keeps a VM for one of its vCPUs, until that has left its guest for good. The line before it is its count's.
+#[lay_out]
+struct Seat {
+    #[layout(frozen)]
+    vm: Arc<Vm>,
+    #[layout(frozen)]
+    index: u32,
 }
 
 impl VcpuRef {
+    /// The VM.
+    pub(crate) fn vm(&self) -> &Arc<Vm> {
+        &self.0.vm
+    }
+
+    /// The vCPU's number within its VM.
+    pub(crate) fn index(&self) -> u32 {
+        self.0.index
+    }
+
     /// The vCPU itself.
     pub(crate) fn vcpu(&self) -> &Vcpu {
-        &self.vm.vcpus[self.index as usize]
+        &self.0.vm.vcpus[self.0.index as usize]
     }
 }
 
@@ -102,8 +134,7 @@ impl Vm {
         let vcpu_count = config.vcpus;
         // Neighbours start on different pCPUs; where they go from there is the scheduler's business.
         let mut homes = scheduler::runners().map(|cpu| cpu.id).cycle().skip(number as usize);
-        let vm = Arc::new_cyclic(|me| Self {
-            me: me.clone(),
+        let vm = Arc::new(Self::lay_out(VmFields {
             number,
             platform: Platform::new(&config),
             memory,
@@ -111,15 +142,19 @@ impl Vm {
             vcpus: (0..vcpu_count)
                 .map(|index| {
                     let home = homes.next().unwrap_or(CpuId(0));
-                    Vcpu::new(ArchVcpu::new(index, &config, root, pool.pool().vcpu()), home)
+                    let vcpu = Vcpu::new(ArchVcpu::new(index, &config, root, pool.pool().vcpu()), home);
+                    Block::new(index as usize, vcpu)
                 })
                 .collect(),
             config,
             alive: AtomicU32::new(vcpu_count),
             parked: AtomicU32::new(vcpu_count),
             ending: Once::new(),
-        });
+        }));
 
+        for (index, vcpu) in (0..).zip(&vm.vcpus) {
+            vcpu.sit(VcpuRef(Arc::new(Seat::lay_out(SeatFields { vm: vm.clone(), index }))));
+        }
         vm.vcpus[0].own().arch.start_at(&entry);
         info!(
             "{}: {} vCPUs, {wanted_mib} MiB, {} KiB of stage-2 tables",
@@ -149,7 +184,7 @@ impl Vm {
 
     /// The vCPUs.
     #[inline]
-    pub(crate) fn vcpus(&self) -> &[Vcpu] {
+    pub(crate) fn vcpus(&self) -> &[Block<Vcpu>] {
         &self.vcpus
     }
 
@@ -173,8 +208,8 @@ impl Vm {
                 }
             }
             Notify::Enqueue => {
-                if let Some(vm) = self.me.upgrade() {
-                    scheduler::wake(VcpuRef { vm, index });
+                if let Some(seat) = vcpu.seat() {
+                    scheduler::wake(seat);
                 }
             }
         }
@@ -221,7 +256,7 @@ impl Vm {
 impl Drop for Vm {
     fn drop(&mut self) {
         for vcpu in core::mem::take(&mut self.vcpus) {
-            self.memory.tag_pool().pool().release(vcpu.into_tags());
+            self.memory.tag_pool().pool().release(vcpu.into_inner().into_tags());
         }
         info!("{}: memory freed", self.config.name);
     }

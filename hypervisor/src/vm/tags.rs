@@ -9,6 +9,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 
 use abi::payload::{TagScheme, VmConfig};
+use crossbeam_utils::CachePadded;
 use spin::Once;
 use tlb_tag::{CpuTags, Pool, Scheme, TagRange};
 
@@ -86,11 +87,11 @@ impl PoolId {
 }
 
 /// What one pCPU keeps of all pools.
-pub(crate) struct CpuPools(Vec<CpuTags>);
+pub(crate) struct CpuPools(Vec<CachePadded<CpuTags>>);
 
 impl CpuPools {
     pub(crate) fn new() -> Self {
-        Self(pools().iter().map(|(_, pool)| pool.cpu()).collect())
+        Self(pools().iter().map(|(_, pool)| CachePadded::new(pool.cpu())).collect())
     }
 
     /// The pCPU's part of one pool.

@@ -16,6 +16,7 @@ use core::arch::x86_64::{__cpuid, __cpuid_count};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use addr::Hpa;
+use vcpu_layout::Proof;
 use x86_64::registers::model_specific::Msr;
 
 use super::irq::{KICK, SPURIOUS, TIMER};
@@ -128,24 +129,24 @@ pub(super) fn take_logical_id(cpu: CpuId) {
 /// deadlines: after each timer interrupt, arm it again.
 #[inline]
 pub(crate) fn arm_timer(deadline: u64) {
-    let mine = &cpu::this().arch;
-    if mine.armed.load(Ordering::Relaxed) <= deadline {
+    let (mine, here) = (&cpu::this().arch, Proof::by_place());
+    if mine.armed.get() <= deadline {
         return;
     }
     if DEADLINE_TIMER.load(Ordering::Relaxed) {
-        mine.armed.store(deadline, Ordering::Relaxed);
+        mine.armed.set(here, deadline);
         // 0 would disarm it.
         write_msr(TSC_DEADLINE_MSR, deadline.max(1));
         return;
     }
     let ticks = deadline.saturating_sub(tsc::now());
     let counts = (u128::from(ticks) * u128::from(COUNTS_PER_TICK.load(Ordering::Relaxed))) >> 32;
-    let tick = mine.tick.load(Ordering::Relaxed);
+    let tick = u32::try_from(mine.tick.get()).unwrap_or(u32::MAX);
     // One that is no nearer than the tick needs nothing.
     if let Ok(counts) = u32::try_from(counts)
         && counts < tick
     {
-        mine.armed.store(deadline, Ordering::Relaxed);
+        mine.armed.set(here, deadline);
         write(TIMER_INITIAL, counts.max(tick / SHORTEST));
     }
 }
@@ -249,7 +250,7 @@ pub(super) fn start_timer() {
         unsafe { asm!("mfence", options(nostack, preserves_flags)) };
     } else {
         let tick = u32::try_from(TIMER_HZ.load(Ordering::Relaxed) / TICKS_PER_SECOND).unwrap_or(u32::MAX).max(SHORTEST);
-        cpu::this().arch.tick.store(tick, Ordering::Relaxed);
+        cpu::this().arch.tick.set(Proof::by_place(), tick.into());
         write(TIMER_DIVIDE, DIVIDE_BY_1);
         write(LVT_TIMER, MODE_PERIODIC | u32::from(TIMER));
         write(TIMER_INITIAL, tick);

@@ -8,9 +8,10 @@
 use core::arch::asm;
 
 use abi::payload::DecodeCache;
-use addr::Gpa;
+use addr::{Gpa, Hva};
 use alloc::boxed::Box;
 use decode_cache::{ByBytes, Bytes, Insertion, Lookup, Mode, Outcome as Inserted, Place, Vouching, WriteProtect};
+use vcpu_layout::LINE;
 use x86_defs::registers::{cr0, cr4, efer};
 use x86_defs::vmcb::{SaveArea, Segment as SavedSegment};
 use x86_emulate::{
@@ -20,7 +21,8 @@ use x86_emulate::{
 use super::entry::{Gprs, gpr};
 use super::{cpuid, svm};
 use crate::arch::bank::Word;
-use crate::vcpu::Counters;
+use crate::layout::OwnPages;
+use crate::vcpu::Tally;
 use crate::vcpu::run::Running;
 use crate::vm::memory::{Memory, Protected};
 
@@ -179,13 +181,16 @@ pub(super) struct Emulator {
     learnt: Option<Learnt>,
 }
 
-/// What a vCPU knows of its instructions.
+/// What a vCPU knows of its instructions: written by whoever runs it, so on lines of its own.
+#[repr(align(128))]
 struct Known {
     /// Places that access devices.
     sites: Sites<Memory>,
     /// What bytes mean, wherever they are.
     bytes: ByBytes<Decoded>,
 }
+
+const _: () = assert!(align_of::<Known>().is_multiple_of(LINE));
 
 /// An instruction that was decoded, to be remembered for the whole VM once it was carried out.
 struct Learnt {
@@ -214,23 +219,30 @@ impl Emulator {
         device: &mut impl Device,
         cause: Cause,
         given: &[u8],
-        counters: &Counters,
+        tally: Tally<'_>,
     ) -> Outcome {
         let Self { walks, walks_done, known, learnt } = self;
         let mut emulation = Emulation::new(cpu, memory, device, walks, cause);
         let outcome = match (known, memory.decoded()) {
-            (Some(known), _) => by_bytes(&mut emulation, known, given, counters),
-            (None, Some(shared)) => by_place(&mut emulation, shared, learnt, counters),
+            (Some(known), _) => by_bytes(&mut emulation, known, given, tally),
+            (None, Some(shared)) => by_place(&mut emulation, shared, learnt, tally),
             (None, None) => {
-                counters.decode_misses.add(1);
+                tally.add(|count| &count.decode_misses, 1);
                 anew(&mut emulation, given)
             }
         };
         if *walks_done != walks.done() {
-            counters.emulator_walks.add(walks.done() - *walks_done);
+            tally.add(|count| &count.emulator_walks, walks.done() - *walks_done);
             *walks_done = walks.done();
         }
         outcome
+    }
+
+    /// Where each vCPU remembers for itself.
+    pub(super) fn own_pages(&self) -> Option<OwnPages> {
+        let known = self.known.as_deref()?;
+        let hva = Hva(core::ptr::from_ref(known).addr() as u64);
+        Some(OwnPages { what: "decoded instructions", hva, bytes: size_of::<Known>() })
     }
 
     /// Whether the last instruction was decoded for the whole VM.
@@ -258,13 +270,13 @@ fn anew<D: Device>(this: &mut This<'_, '_, D>, given: &[u8]) -> Outcome {
 
 /// Carries out the instruction at RIP, which is known from the last time, or by its bytes, or not yet.
 #[inline(always)]
-fn by_bytes<D: Device>(this: &mut This<'_, '_, D>, known: &mut Known, given: &[u8], counters: &Counters) -> Outcome {
+fn by_bytes<D: Device>(this: &mut This<'_, '_, D>, known: &mut Known, given: &[u8], tally: Tally<'_>) -> Outcome {
     match this.repeat(&known.sites) {
         Some(outcome) => {
-            counters.decode_hits.add(1);
+            tally.add(|count| &count.decode_hits, 1);
             outcome
         }
-        None => by_bytes_elsewhere(this, known, given, counters),
+        None => by_bytes_elsewhere(this, known, given, tally),
     }
 }
 
@@ -273,7 +285,7 @@ fn by_bytes_elsewhere<D: Device>(
     this: &mut This<'_, '_, D>,
     known: &mut Known,
     given: &[u8],
-    counters: &Counters,
+    tally: Tally<'_>,
 ) -> Outcome {
     let window = match given {
         [] => match this.fetch() {
@@ -286,22 +298,22 @@ fn by_bytes_elsewhere<D: Device>(
     let mode = Mode(this.mode() as u8);
     let Known { sites, bytes: cache } = known;
     if let Some(Decoded(instruction)) = cache.find(mode, &bytes) {
-        counters.decode_hits.add(1);
+        tally.add(|count| &count.decode_hits, 1);
         // The walk to the operand is known by now if this is not the first time, and the place can be remembered whole.
         this.learn(sites, &window, instruction);
         return this.execute(instruction);
     }
 
-    counters.decode_misses.add(1);
+    tally.add(|count| &count.decode_misses, 1);
     // What is remembered under these bytes is what these bytes mean: by now there may be others.
     let Ok(instruction) = x86_emulate::decode(this.mode(), &window.to_bytes()[..usize::from(window.length())]) else {
         return anew(this, &[]);
     };
     match cache.insert(mode, &bytes, Decoded(instruction)) {
-        Inserted::Stored => counters.decode_insertions.add(1),
+        Inserted::Stored => tally.add(|count| &count.decode_insertions, 1),
         Inserted::Replaced => {
-            counters.decode_insertions.add(1);
-            counters.decode_replaced.add(1);
+            tally.add(|count| &count.decode_insertions, 1);
+            tally.add(|count| &count.decode_replaced, 1);
         }
         Inserted::Refused(_) => {}
     }
@@ -314,7 +326,7 @@ fn by_place<D: Device>(
     this: &mut This<'_, '_, D>,
     shared: &WriteProtect<Decoded>,
     learnt: &mut Option<Learnt>,
-    counters: &Counters,
+    tally: Tally<'_>,
 ) -> Outcome {
     // The guest's page tables are looked at, unless they are protected as well.
     let at = match shared.vouching() {
@@ -327,11 +339,11 @@ fn by_place<D: Device>(
     };
     let place = Place { rip, space: space(this.cpu()), mode: Mode(this.mode() as u8), gpa };
     if let Some(Decoded(instruction)) = shared.find(&place) {
-        counters.decode_hits.add(1);
+        tally.add(|count| &count.decode_hits, 1);
         return this.execute(&instruction);
     }
 
-    counters.decode_misses.add(1);
+    tally.add(|count| &count.decode_misses, 1);
     match this.fetch().and_then(|fetched| Ok((fetched, this.decode(&fetched)?))) {
         Ok((fetched, instruction)) => {
             let bytes = Bytes::from_words(fetched.window.words(), fetched.window.length());
@@ -371,10 +383,10 @@ pub(super) fn remember(run: &mut Running<'_>, is_done: bool) {
     let Insertion { outcome, lost, .. } =
         shared.insert(&lookup.place, &lookup.bytes, decoded, tables, &protected, rewalk);
 
-    let counters = run.vcpu.counters();
+    let tally = run.tally;
     if let Inserted::Stored | Inserted::Replaced = outcome {
-        counters.decode_insertions.add(1);
+        tally.add(|count| &count.decode_insertions, 1);
     }
     let replaced = u64::from(outcome == Inserted::Replaced) + u64::from(lost.entries());
-    counters.decode_replaced.add(replaced);
+    tally.add(|count| &count.decode_replaced, replaced);
 }

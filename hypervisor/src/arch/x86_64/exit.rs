@@ -28,85 +28,85 @@ use crate::vm::Vm;
 pub(crate) fn handle(run: &mut Running<'_>) -> Next {
     let arch = &mut run.owner.arch;
     arch.close_window();
-    let counters = run.vcpu.counters();
+    let tally = run.tally;
 
     #[expect(clippy::cast_possible_truncation, reason = "the low half is the exit code, see x86_defs::exit_code")]
     let reason = arch.vmcb.control.exit_code as u32;
     match reason {
         code::MSR => access_msr(run),
         code::CPUID => {
-            counters.exit(ExitReason::Cpuid);
+            tally.exit(ExitReason::Cpuid);
             run.vm.platform().cpuid.answer(arch);
             arch.skip(2);
             Next::Resume
         }
         code::INTR => {
-            counters.exit(ExitReason::HostInterrupt);
+            tally.exit(ExitReason::HostInterrupt);
             if arch.vmcb.control.interrupt_shadow & 1 != 0 {
                 halt_in_shadow(run);
             }
             Next::Interrupted
         }
         code::HLT => {
-            counters.exit(ExitReason::Halt);
+            tally.exit(ExitReason::Halt);
             arch.skip(1);
             arch.activity = Activity::Halted;
             Next::Idle
         }
         code::VINTR => {
             // The window was closed above; the interrupt goes in with the next entry.
-            counters.exit(ExitReason::InterruptWindow);
+            tally.exit(ExitReason::InterruptWindow);
             Next::Resume
         }
         code::IOIO => {
-            counters.exit(ExitReason::PortIo);
+            tally.exit(ExitReason::PortIo);
             platform::port_access(run)
         }
         code::NPF => stage2_fault(run),
         code::PAUSE => {
-            counters.exit(ExitReason::Pause);
+            tally.exit(ExitReason::Pause);
             arch.skip(2);
             Next::Yield
         }
         code::VMMCALL => {
-            counters.exit(ExitReason::Hypercall);
+            tally.exit(ExitReason::Hypercall);
             match run.vm.platform().hyperv {
                 Some(_) => hyperv::hypercall(run),
                 None => vmware_call(run),
             }
         }
         code::IRET => {
-            counters.exit(ExitReason::NmiWindow);
+            tally.exit(ExitReason::NmiWindow);
             // The IRET runs next, so an NMI that waits comes one instruction early; its handler nests, as after IRET.
             arch.nmi_ends();
             Next::Resume
         }
         code::XSETBV => {
-            counters.exit(ExitReason::ControlRegister);
+            tally.exit(ExitReason::ControlRegister);
             set_xcr0(run);
             Next::Resume
         }
         code::CR8_WRITE => {
-            counters.exit(ExitReason::ControlRegister);
+            tally.exit(ExitReason::ControlRegister);
             mmio::write_cr8(run)
         }
         code::NMI => {
-            counters.exit(ExitReason::HostInterrupt);
+            tally.exit(ExitReason::HostInterrupt);
             Next::Interrupted
         }
         code::INIT => {
             // The machine resets this pCPU next; nothing sends INIT once the pCPUs are up.
-            counters.exit(ExitReason::Other);
+            tally.exit(ExitReason::Other);
             Next::Interrupted
         }
         code::WBINVD | code::INVD => {
             // Caches are coherent and the guest has no device that reads memory behind them.
-            counters.exit(ExitReason::Other);
+            tally.exit(ExitReason::Other);
             arch.skip(2);
             Next::Resume
         }
         code::RDPMC => {
-            counters.exit(ExitReason::Other);
+            tally.exit(ExitReason::Other);
             arch.general_protection();
             Next::Resume
         }
@@ -127,12 +127,12 @@ pub(crate) fn handle(run: &mut Running<'_>) -> Next {
         | code::INVPCID
         | code::MCOMMIT
         | code::TLBSYNC => {
-            counters.exit(ExitReason::Other);
+            tally.exit(ExitReason::Other);
             arch.undefined();
             Next::Resume
         }
         code::EXCEPTION_BASE..=code::EXCEPTION_LAST => {
-            counters.exit(ExitReason::Exception);
+            tally.exit(ExitReason::Exception);
             if reason == code::EXCEPTION_BASE + u32::from(vector::MACHINE_CHECK) {
                 // Still pending in the machine: it is the host's, and taking it ends in a report.
                 return Next::Interrupted;
@@ -140,19 +140,19 @@ pub(crate) fn handle(run: &mut Running<'_>) -> Next {
             stop(run, StopReason::Unsupported, "met an exception that nothing intercepts")
         }
         code::SHUTDOWN => {
-            counters.exit(ExitReason::Other);
+            tally.exit(ExitReason::Other);
             stop(run, StopReason::TripleFault, "triple fault")
         }
         code::TASK_SWITCH => {
-            counters.exit(ExitReason::Other);
+            tally.exit(ExitReason::Other);
             stop(run, StopReason::Unsupported, "task switch by hardware, which is not emulated")
         }
         code::INVALID => {
-            counters.exit(ExitReason::Other);
+            tally.exit(ExitReason::Other);
             stop(run, StopReason::Unsupported, "put its control registers into a state that does not exist")
         }
         _ => {
-            counters.exit(ExitReason::Other);
+            tally.exit(ExitReason::Other);
             stop(run, StopReason::Unsupported, "left by an exit that is not known")
         }
     }
@@ -168,7 +168,7 @@ fn halt_in_shadow(run: &mut Running<'_>) {
     const HLT: u8 = 0xf4;
     if run.owner.arch.vmcb.save.cpl == 0 && mmio::next_byte(run) == Some(HLT) {
         let arch = &mut run.owner.arch;
-        run.vcpu.counters().exit(ExitReason::Halt);
+        run.tally.exit(ExitReason::Halt);
         arch.skip_to(arch.vmcb.save.rip.wrapping_add(1));
         arch.activity = Activity::Halted;
     }
@@ -190,7 +190,7 @@ fn access_msr(run: &mut Running<'_>) -> Next {
     let is_write = arch.vmcb.control.exit_info_1 & 1 != 0;
 
     let result = if is_write {
-        run.vcpu.counters().exit(ExitReason::SysregWrite);
+        run.tally.exit(ExitReason::SysregWrite);
         let value = arch.edx_eax();
         if register == number::X2APIC_EOI && value == 0 && arch.apic.mode() == Mode::X2Apic {
             // By far the most frequent write; see `LocalApic::end_of_interrupt`.
@@ -201,7 +201,7 @@ fn access_msr(run: &mut Running<'_>) -> Next {
         }
         msr::write(run, register, value)
     } else {
-        run.vcpu.counters().exit(ExitReason::SysregRead);
+        run.tally.exit(ExitReason::SysregRead);
         msr::read(run, register).map(|value| run.owner.arch.set_edx_eax(value))
     };
 
@@ -281,7 +281,7 @@ fn stage2_fault(run: &mut Running<'_>) -> Next {
         write_fault(run, gpa, cause);
         return Next::Resume;
     }
-    run.vcpu.counters().exit(ExitReason::Mmio);
+    run.tally.exit(ExitReason::Mmio);
     if control.exit_int_info.is_valid() {
         // Not an instruction's access: the guest's descriptor tables or its stack lie where there is no memory. Trying
         // again would fail again, before any interrupt of the host is seen.
@@ -307,15 +307,15 @@ fn stage2_fault(run: &mut Running<'_>) -> Next {
 /// delivered again.
 #[cold]
 fn write_fault(run: &Running<'_>, gpa: Gpa, cause: Cause) {
-    let counters = run.vcpu.counters();
-    counters.exit(ExitReason::Stage2Fault);
-    counters.decode_write_faults.add(1);
+    let tally = run.tally;
+    tally.exit(ExitReason::Stage2Fault);
+    tally.add(|count| &count.decode_write_faults, 1);
     let lost = run.vm.memory.write_fault(gpa, cause);
     if cause == Cause::Walk {
-        counters.decode_evicted_by_walks.add(lost.entries().into());
+        tally.add(|count| &count.decode_evicted_by_walks, lost.entries().into());
     } else {
-        counters.decode_evicted_by_code_writes.add(lost.code.into());
-        counters.decode_evicted_by_table_writes.add(lost.tables.into());
+        tally.add(|count| &count.decode_evicted_by_code_writes, lost.code.into());
+        tally.add(|count| &count.decode_evicted_by_table_writes, lost.tables.into());
     }
 }
 

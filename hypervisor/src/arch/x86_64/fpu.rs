@@ -8,14 +8,15 @@
 #![expect(unsafe_code, reason = "XSAVE and XRSTOR access registers and memory behind the compiler's back")]
 
 use alloc::boxed::Box;
-use alloc::vec;
 use core::arch::asm;
 use core::arch::x86_64::__cpuid_count;
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use addr::Hva;
 use spin::Once;
 
 use super::svm::HostContext;
+use crate::layout::OwnPages;
 
 /// XCR0 at reset: x87 only.
 const XCR0_RESET: u64 = 1;
@@ -23,14 +24,15 @@ const XCR0_RESET: u64 = 1;
 /// State components that a guest may enable: x87, SSE, AVX, AVX-512 (three), protection keys.
 pub(crate) const XCR0_OFFERED: u64 = 0b10_1110_0111;
 
-/// 64 bytes, the alignment that XSAVE wants.
-#[derive(Clone)]
-#[repr(C, align(64))]
-struct Line([u8; 64]);
+/// A page: XSAVE would be content with 64 bytes, but nobody else is to write beside it.
+#[repr(C, align(4096))]
+struct Page([u8; PAGE]);
+
+const PAGE: usize = 4096;
 
 /// One vCPU's state while it is not in the registers.
 pub(crate) struct FpuState {
-    area: Box<[Line]>,
+    area: Box<[Page]>,
     xcr0: u64,
     /// Tells this state from all others ever made; 0 is nobody's.
     identity: u64,
@@ -41,15 +43,21 @@ static IDENTITIES: AtomicU64 = AtomicU64::new(1);
 impl FpuState {
     /// The state after reset.
     pub(crate) fn new() -> Self {
-        let lines = (xsave_bytes() as usize).div_ceil(64);
-        let mut area = vec![Line([0; 64]); lines].into_boxed_slice();
+        let area = Box::<[Page]>::new_zeroed_slice((xsave_bytes() as usize).div_ceil(PAGE));
+        // SAFETY: all bytes of a page may be zero. (Made where they are to be: pages have no place on the stack.)
+        let mut area = unsafe { area.assume_init() };
         // An all-zero area is the initial configuration, but for two fields that XRSTOR takes as they are:
         // FCW 0x037f (all exceptions masked, extended precision) and MXCSR 0x1f80 (all masked).
         area[0].0[0..2].copy_from_slice(&0x037f_u16.to_le_bytes());
         area[0].0[24..28].copy_from_slice(&0x1f80_u32.to_le_bytes());
         // XSTATE_BV: x87 and SSE come from the area, so that the two fields count.
-        area[8].0[0] = 3;
+        area[0].0[512] = 3;
         Self { area, xcr0: XCR0_RESET, identity: IDENTITIES.fetch_add(1, Ordering::Relaxed) }
+    }
+
+    /// Where the state is kept.
+    pub(super) fn own_pages(&self) -> OwnPages {
+        OwnPages { what: "XSAVE area", hva: Hva(self.area.as_ptr().addr() as u64), bytes: size_of_val(&*self.area) }
     }
 
     /// Brings the state into this pCPU's registers, unless it is still there: the vCPU ran here last (`came_back`), and
@@ -62,7 +70,7 @@ impl FpuState {
         // XRSTOR can only restore what XCR0 enables. Everything is enabled for its duration, so that the components which
         // this guest has not enabled become initial instead of keeping a stranger's data.
         write_xcr0(host_xcr0());
-        // SAFETY: the area is 64-byte aligned, as large as CPUID says XSAVE needs for all of `host_xcr0`, and was filled
+        // SAFETY: the area is aligned to 64 bytes and more, as large as CPUID says XSAVE needs for all of `host_xcr0`, and was filled
         // by `new` or by XSAVE, both of which leave a header that XRSTOR accepts.
         unsafe {
             asm!("xrstor64 [{area}]", area = in(reg) self.area.as_ptr(), in("eax") u32::MAX, in("edx") u32::MAX, options(nostack));

@@ -140,7 +140,7 @@ pub(super) fn read_msr(run: &mut Running<'_>, number: u32) -> Result<u64, Genera
         msr::GUEST_OS_ID => hyperv.guest_os_id.load(Ordering::Relaxed),
         msr::HYPERCALL => hyperv.registers.lock().hypercall.0,
         msr::VP_INDEX => run.index.into(),
-        msr::VP_RUNTIME => tsc::ticks_to_nanos(run.owner.arch.runtime(run.vcpu.counters())) / NANOS_PER_UNIT,
+        msr::VP_RUNTIME => tsc::ticks_to_nanos(run.owner.arch.runtime(run.tally)) / NANOS_PER_UNIT,
         msr::TIME_REF_COUNT => hyperv.registers.lock().clock.time(tsc::now()),
         msr::REFERENCE_TSC => hyperv.registers.lock().reference_tsc.0,
         msr::TSC_FREQUENCY => tsc::hz(),

@@ -11,10 +11,10 @@
 
 use core::arch::{asm, naked_asm};
 use core::mem::offset_of;
-use core::sync::atomic::Ordering;
 
 use addr::{Hva, PAGE_BYTES};
 use spin::Once;
+use vcpu_layout::Proof;
 use x86_64::VirtAddr;
 use x86_64::registers::control::Cr2;
 use x86_64::structures::idt::InterruptDescriptorTable;
@@ -157,14 +157,14 @@ fn table() -> InterruptDescriptorTable {
 /// Offset of a counter of [`Taken`] from GS.
 macro_rules! counter {
     ($field:ident) => {
-        offset_of!(PerCpu, taken) + offset_of!(Taken, $field)
+        PerCpu::OFFSET_TAKEN + offset_of!(Taken, $field)
     };
 }
 
 /// The timer's deadline, from GS.
-const ARMED: usize = offset_of!(PerCpu, arch) + offset_of!(ArchPerCpu, armed);
+const ARMED: usize = PerCpu::OFFSET_ARCH + ArchPerCpu::OFFSET_ARMED;
 /// The timer's tick, from GS.
-const TICK: usize = offset_of!(PerCpu, arch) + offset_of!(ArchPerCpu, tick);
+const TICK: usize = PerCpu::OFFSET_ARCH + ArchPerCpu::OFFSET_TICK;
 
 /// Entry of an interrupt. Not to be called: it ends with `iretq`.
 type Handler = extern "C" fn();
@@ -323,8 +323,7 @@ extern "sysv64" fn handle_nmi() {
     if panic::in_progress() {
         power::stop_this_cpu();
     }
-    let count = &crate::cpu::this().taken.nmi;
-    count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    crate::cpu::this().taken.nmi.add(Proof::by_place(), 1);
 }
 
 /// Registers at an exception, in the order in which [`exception`] and the CPU have pushed them.

@@ -41,7 +41,7 @@ fn carry_out(run: &mut Running<'_>, cause: Cause) -> Next {
     let given = &arch.vmcb.control.instruction_bytes[..given_count];
     let mut registers = Registers::of(&mut arch.gprs, &mut arch.vmcb.save);
     let mut bus = Bus { origin, apic: &mut arch.apic, nobody: None };
-    let outcome = arch.emulator.carry_out(&mut registers, &run.vm.memory, &mut bus, cause, given, run.vcpu.counters());
+    let outcome = arch.emulator.carry_out(&mut registers, &run.vm.memory, &mut bus, cause, given, run.tally);
     let nobody = bus.nobody;
     registers.put_back();
     run.vcpu.presence().leave();
@@ -103,7 +103,7 @@ fn tell_of_nobody(run: &Running<'_>, gpa: Gpa) {
 fn refuse(run: &mut Running<'_>, cause: Cause, bytes: &[u8], length: u8) {
     let shown = &bytes[..usize::from(length).min(bytes.len())];
     debug!("{} vCPU {}: cannot emulate {shown:02x?} for {cause:x?}: #UD", run.vm.name(), run.index);
-    run.vcpu.counters().emulations_refused.add(1);
+    run.tally.add(|count| &count.emulations_refused, 1);
     run.owner.arch.undefined();
 }
 

@@ -8,9 +8,10 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::arch::asm;
 use core::ptr;
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicPtr, Ordering};
 
 use addr::Hva;
+use vcpu_layout::{Frozen, OwnerWord, lay_out};
 use x86_64::VirtAddr;
 use x86_64::instructions::segmentation::{CS, SS, Segment};
 use x86_64::instructions::tables::load_tss;
@@ -21,6 +22,7 @@ use x86_64::structures::tss::TaskStateSegment;
 use super::acpi::Machine;
 use super::{boot, paging};
 use crate::cpu::{self, CpuId, MAX_CPUS, PerCpu};
+use crate::layout::OwnPages;
 
 /// Bytes of each stack for an exception that must not rely on the interrupted one.
 const EXCEPTION_STACK_BYTES: u64 = 16 << 10;
@@ -33,21 +35,40 @@ pub(super) const IST_NMI: u16 = 1;
 pub(super) const IST_MACHINE_CHECK: u16 = 2;
 const ISTS: usize = 3;
 
-/// What an x86-64 pCPU has of its own.
-#[repr(C)]
+/// What an x86-64 pCPU has of its own. GS points here.
+#[lay_out]
 pub(crate) struct ArchPerCpu {
-    /// The block that this is part of; GS points here. First, so that finding it is `mov reg, gs:[0]`.
-    block: AtomicPtr<PerCpu>,
-    /// Deadline that the local timer is armed for, in TSC ticks; `u64::MAX` when it is not. Owner only.
-    pub(super) armed: AtomicU64,
-    /// Counts of the local timer's tick, when it has one. Owner only.
-    pub(super) tick: AtomicU32,
+    /// The block that this is part of: set before anybody looks.
+    #[layout(frozen)]
+    block: Frozen<AtomicPtr<PerCpu>>,
+    /// Deadline that the local timer is armed for, in TSC ticks; `u64::MAX` when it is not.
+    #[layout(owner)]
+    pub(super) armed: OwnerWord,
+    /// Counts of the local timer's tick, when it has one.
+    #[layout(owner)]
+    pub(super) tick: OwnerWord,
     /// Id of the local APIC: where interrupts for this pCPU are sent.
+    #[layout(frozen)]
     pub(crate) apic_id: u32,
     /// Top of the main stack.
+    #[layout(frozen)]
     pub(super) stack: Hva,
     /// Tops of the stacks for exceptions.
+    #[layout(frozen)]
     exception_stacks: [Hva; ISTS],
+}
+
+impl ArchPerCpu {
+    /// The stacks.
+    pub(crate) fn own_pages(&self) -> impl Iterator<Item = OwnPages> {
+        let below = |what, top: Hva, bytes: u64| {
+            let bytes_ = usize::try_from(bytes).unwrap_or(usize::MAX);
+            OwnPages { what, hva: Hva(top.0 - bytes), bytes: bytes_ }
+        };
+        let main = below("stack", self.stack, boot::STACK_BYTES);
+        let exceptions = self.exception_stacks.map(|top| below("exception stack", top, EXCEPTION_STACK_BYTES));
+        core::iter::once(main).chain(exceptions)
+    }
 }
 
 /// The block of the pCPU that runs this.
@@ -56,7 +77,14 @@ pub(crate) fn this() -> &'static PerCpu {
     let block: *const PerCpu;
     // SAFETY: since `install`, GS points to the pCPU's `ArchPerCpu`. The answer does not change while a function runs,
     // because the hypervisor never moves a stack to another pCPU: the compiler may ask once and keep it.
-    unsafe { asm!("mov {}, gs:[0]", out(reg) block, options(pure, nomem, nostack, preserves_flags)) };
+    unsafe {
+        asm!(
+            "mov {}, gs:[{}]",
+            out(reg) block,
+            const ArchPerCpu::OFFSET_BLOCK,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
     // SAFETY: blocks are never freed, and shared references are all that is ever made.
     unsafe { &*block }
 }
@@ -76,19 +104,19 @@ pub(super) fn make(machine: &Machine, boot_apic_id: u32, boot_stack: Hva) {
         log::warn!("the machine has {} pCPUs, only {MAX_CPUS} are supported; the others stay asleep", ids.len());
     }
     let blocks = ids.iter().take(MAX_CPUS).zip(0..).map(|(&apic_id, number)| {
-        let arch = ArchPerCpu {
-            block: AtomicPtr::new(ptr::null_mut()),
-            armed: AtomicU64::new(u64::MAX),
-            tick: AtomicU32::new(0),
+        let arch = ArchPerCpu::lay_out(ArchPerCpuFields {
+            block: Frozen::new(AtomicPtr::new(ptr::null_mut())),
+            armed: OwnerWord::new(u64::MAX),
+            tick: OwnerWord::new(0),
             apic_id,
             stack: if number == 0 { boot_stack } else { paging::map_stack(boot::STACK_BYTES) },
             exception_stacks: core::array::from_fn(|_| paging::map_stack(EXCEPTION_STACK_BYTES)),
-        };
+        });
         PerCpu::new(CpuId(number), arch)
     });
-    cpu::init(blocks.collect());
+    cpu::init(blocks);
     for cpu in cpu::all() {
-        cpu.arch.block.store(ptr::from_ref(cpu).cast_mut(), Ordering::Relaxed);
+        cpu.arch.block.store(ptr::from_ref(&**cpu).cast_mut(), Ordering::Relaxed);
     }
 }
 

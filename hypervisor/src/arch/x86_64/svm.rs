@@ -247,11 +247,17 @@ static MAPS: Once<PermissionMaps> = Once::new();
 /// The maps.
 pub(crate) fn permission_maps() -> &'static PermissionMaps {
     MAPS.call_once(|| {
-        let mut msrs = Box::new(MsrMap([0xff; 0x2000]));
+        // Made where they are to be: they have no place on the stack.
+        // SAFETY: all bytes of a map may be zero.
+        let mut msrs = unsafe { Box::<MsrMap>::new_zeroed().assume_init() };
+        // SAFETY: all bytes of a map may be zero.
+        let mut ports = unsafe { Box::<PortMap>::new_zeroed().assume_init() };
+        msrs.0.fill(0xff);
+        ports.0.fill(0xff);
         for number in PASSED_THROUGH {
             pass_through(&mut msrs.0, number);
         }
-        PermissionMaps { msrs, ports: Box::new(PortMap([0xff; 0x3000])) }
+        PermissionMaps { msrs, ports }
     })
 }
 

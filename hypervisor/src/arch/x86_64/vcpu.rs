@@ -6,7 +6,7 @@
 #![expect(unsafe_code, reason = "loads debug registers and TSC_AUX, and enters the guest")]
 
 use abi::payload::{ApicMode, VmConfig};
-use addr::Hpa;
+use addr::{Hpa, Hva};
 use alloc::boxed::Box;
 use core::arch::asm;
 use hyperv_defs::msr::VpAssistMsr;
@@ -28,7 +28,8 @@ use super::msr::MemoryTypes;
 use super::svm::{self, HostContext};
 use super::tsc;
 use crate::device::local_apic::{self, LocalApic};
-use crate::vcpu::Counters;
+use crate::layout::OwnPages;
+use crate::vcpu::Tally;
 
 /// Registers, interrupt state and save areas of one vCPU.
 pub(crate) struct ArchVcpu {
@@ -93,6 +94,10 @@ mod attributes {
     pub(super) const TSS: u16 = 0x08b;
 }
 
+fn hva_of<T>(object: &T) -> Hva {
+    Hva(core::ptr::from_ref(object).addr() as u64)
+}
+
 /// A segment over the whole address space.
 fn flat(selector: u16, attributes: u16) -> Segment {
     Segment { selector, attributes, limit: u32::MAX, base: 0 }
@@ -100,6 +105,7 @@ fn flat(selector: u16, attributes: u16) -> Segment {
 
 impl ArchVcpu {
     /// A vCPU after power-on that waits for a start-up message. `stage2_root` is the HPA of the VM's nested page table.
+    #[inline(never)]
     pub(crate) fn new(index: u32, config: &VmConfig, stage2_root: Hpa, tags: VcpuTags) -> Self {
         let mut vmcb = Box::new(Vmcb::zeroed());
         let control = &mut vmcb.control;
@@ -151,6 +157,12 @@ impl ArchVcpu {
         };
         vcpu.reset_registers();
         vcpu
+    }
+
+    /// Pages that only the pCPU that runs the vCPU writes.
+    pub(crate) fn own_pages(&self) -> impl Iterator<Item = OwnPages> {
+        let vmcb = OwnPages { what: "VMCB", hva: hva_of(&*self.vmcb), bytes: size_of::<Vmcb>() };
+        [vmcb, self.fpu.own_pages()].into_iter().chain(self.emulator.own_pages())
     }
 
     /// Registers as after INIT (APM vol. 2, table 14-1).
@@ -270,19 +282,19 @@ impl ArchVcpu {
 
     /// Runs the guest until its next exit. `epoch` is the VM's: entries of the TLB from before it are not used.
     #[inline]
-    pub(crate) fn enter(&mut self, cpu: &HostContext, tags: &mut CpuTags, epoch: u64, counters: &Counters) {
-        self.prepare_event(counters);
+    pub(crate) fn enter(&mut self, cpu: &HostContext, tags: &mut CpuTags, epoch: u64, tally: Tally<'_>) {
+        self.prepare_event(tally);
         // CR8 is a view of the task priority. The guest may change either side: the APIC's register leaves the guest, CR8
         // does not.
         self.vmcb.control.int_ctl = self.vmcb.control.int_ctl.with_v_tpr(self.apic.cr8());
 
         let tags_entry = match self.tags.is_current(tags, epoch) {
             true => None,
-            false => Some(prepare_tag(self.tags.enter(tags, epoch), &mut self.vmcb.control, counters)),
+            false => Some(prepare_tag(self.tags.enter(tags, epoch), &mut self.vmcb.control, tally)),
         };
         let entered_at = tsc::now();
-        counters.host_ticks.add(entered_at.wrapping_sub(self.left_at));
-        counters.entries.add(1);
+        tally.add(|count| &count.host_ticks, entered_at.wrapping_sub(self.left_at));
+        tally.add(|count| &count.entries, 1);
 
         // SAFETY: the vCPU loop holds GIF clear and IF set (`gate::hold`). The VMCB is ours alone; its intercepts were set
         // in `new` and are only ever added to or returned to that set; its nested table maps nothing but the VM's own
@@ -290,7 +302,7 @@ impl ArchVcpu {
         unsafe { entry::enter(&mut self.gprs, self.vmcb_hpa, cpu.host_state()) };
 
         self.left_at = tsc::now();
-        counters.guest_ticks.add(self.left_at.wrapping_sub(entered_at));
+        tally.add(|count| &count.guest_ticks, self.left_at.wrapping_sub(entered_at));
         if let Some(entry) = tags_entry {
             complete(entry, &mut self.vmcb.control);
         }
@@ -300,8 +312,8 @@ impl ArchVcpu {
     }
 
     /// Ticks that the vCPU has had: in the guest, and in the hypervisor on its behalf.
-    pub(super) fn runtime(&self, counters: &Counters) -> u64 {
-        counters.guest_ticks.get() + counters.host_ticks.get() + tsc::now().wrapping_sub(self.left_at)
+    pub(super) fn runtime(&self, tally: Tally<'_>) -> u64 {
+        tally.guest_ticks.get() + tally.host_ticks.get() + tsc::now().wrapping_sub(self.left_at)
     }
 
     /// Whether nobody has had all TLB entries of the VM flushed since the vCPU's last entry, when its epoch is `epoch` now.
@@ -341,12 +353,12 @@ impl ArchVcpu {
     /// Interrupts are delivered by EVENTINJ alone. V_IRQ serves only to learn when the guest can take one, and never
     /// carries a vector: an event may then not be delivered twice, whatever the emulator or CPU makes of V_IRQ.
     #[inline]
-    fn prepare_event(&mut self, counters: &Counters) {
+    fn prepare_event(&mut self, tally: Tally<'_>) {
         let control = &mut self.vmcb.control;
 
         let interrupted = control.exit_int_info;
         if interrupted.is_valid() | self.exception.is_valid() | self.nmi_waits {
-            return self.prepare_rare_event(counters);
+            return self.prepare_rare_event(tally);
         }
 
         let Some(vector) = self.apic.pending() else {
@@ -358,14 +370,14 @@ impl ArchVcpu {
         if self.takes_interrupts() {
             self.apic.deliver(vector);
             self.vmcb.control.event_inj = Event::interrupt(vector);
-            counters.irq_injections.add(1);
+            tally.add(|count| &count.irq_injections, 1);
         } else {
             self.open_window();
         }
     }
 
     #[cold]
-    fn prepare_rare_event(&mut self, counters: &Counters) {
+    fn prepare_rare_event(&mut self, tally: Tally<'_>) {
         let interrupted = core::mem::replace(&mut self.vmcb.control.exit_int_info, Event::NONE);
         if let Some(event) = repeatable(interrupted) {
             self.vmcb.control.event_inj = event;
@@ -374,18 +386,18 @@ impl ArchVcpu {
             self.exception = Event::NONE;
         } else if self.exception.is_valid() {
             self.vmcb.control.event_inj = core::mem::replace(&mut self.exception, Event::NONE);
-            counters.exception_injections.add(1);
+            tally.add(|count| &count.exception_injections, 1);
         } else if self.nmi_waits && !self.nmi_blocked {
             self.nmi_waits = false;
             self.nmi_blocked = true;
             // Its end is seen by the IRET.
             self.vmcb.control.intercept_1.insert(Intercept1::IRET);
             self.vmcb.control.event_inj = Event::nmi();
-            counters.nmi_injections.add(1);
+            tally.add(|count| &count.nmi_injections, 1);
         } else if let Some(vector) = self.apic.pending().filter(|_| self.takes_interrupts()) {
             self.apic.deliver(vector);
             self.vmcb.control.event_inj = Event::interrupt(vector);
-            counters.irq_injections.add(1);
+            tally.add(|count| &count.irq_injections, 1);
             return;
         }
         // Something else went first: an interrupt that waits is delivered when the guest next can take it.
@@ -539,17 +551,17 @@ const DR6_SINGLE_STEP: u64 = 1 << 14;
 
 /// The next entry has another tag, or something to flush.
 #[cold]
-fn prepare_tag<'a>(entry: tlb_tag::Entry<'a>, control: &mut ControlArea, counters: &Counters) -> tlb_tag::Entry<'a> {
+fn prepare_tag<'a>(entry: tlb_tag::Entry<'a>, control: &mut ControlArea, tally: Tally<'_>) -> tlb_tag::Entry<'a> {
     control.guest_asid = entry.tag().get();
     control.tlb_control = match entry.flush() {
         Flush::Nothing => TlbControl::DoNothing,
         Flush::Tag => TlbControl::FlushThisAsid,
         Flush::Everything => TlbControl::FlushAll,
     };
-    counters.tlb_flushes.add((entry.flush() != Flush::Nothing).into());
-    counters.tlb_flushes_all.add((entry.flush() == Flush::Everything).into());
-    counters.tag_assignments.add(entry.assigned().into());
-    counters.tag_generations.add(entry.new_generation().into());
+    tally.add(|count| &count.tlb_flushes, (entry.flush() != Flush::Nothing).into());
+    tally.add(|count| &count.tlb_flushes_all, (entry.flush() == Flush::Everything).into());
+    tally.add(|count| &count.tag_assignments, entry.assigned().into());
+    tally.add(|count| &count.tag_generations, entry.new_generation().into());
     entry
 }
 
