@@ -63,7 +63,7 @@ In QEMU, on 2 vCPUs and 2 pCPUs: loops of exits whose number is known, to show t
 exact.
 
 Examples:
-  dunlin bench layout                      about a minute
+  dunlin bench layout                      about 20 seconds
   dunlin bench layout --native             no emulator is started
   dunlin bench layout --native --only locked
   dunlin bench layout --json > layout.jsonl";
