@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -52,6 +52,7 @@ impl Tracer {
     /// Logs what is carried out in the next `time`.
     pub fn trace(&mut self, time: Duration) -> String {
         self.say("stop");
+        let before = fs::metadata(&self.log).map_or(0, |file| file.len());
         // QEMU 8.1 gave it another name.
         for command in ["singlestep on", "one-insn-per-tb on", "log cpu,nochain", "cont"] {
             self.say(command);
@@ -60,7 +61,12 @@ impl Tracer {
         for command in ["stop", "log none", "singlestep off", "one-insn-per-tb off", "cont"] {
             self.say(command);
         }
-        String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
+        let mut log = Vec::new();
+        if let Ok(mut file) = fs::File::open(&self.log) {
+            let _ = file.seek(SeekFrom::Start(before));
+            let _ = file.read_to_end(&mut log);
+        }
+        String::from_utf8_lossy(&log).into_owned()
     }
 
     /// Ends QEMU.
