@@ -15,66 +15,62 @@
 //!                                                        └─────────┘
 //! ```
 //!
-//! The algorithm exists once, in [`Tree`]. What differs between architectures is a [`Format`]: how many levels there
-//! are and how an entry is spelled. [`Npt`] are the nested page tables of SVM, [`Vmsa`] is stage 2 of Arm.
+//! The algorithms exist once, in [`Tree`]. What differs between architectures is a [`Format`]: how many levels there
+//! are, how an entry is spelled, and how a live one may be replaced. [`Npt`] are the nested page tables of SVM, [`Vmsa`] is
+//! stage 2 of Arm. What is beyond the tables is behind two traits: [`Pages`], where tables live, and [`Tlb`].
 //!
-//! Three rules hold throughout:
+//! Four rules hold throughout:
 //!
+//! - **Faults take no lock.** The hardware walks the tree at any time and records in it what was used and written, and
+//!   every processor handles faults at once. Each change is one conditional exchange of one entry. Only who maps, unmaps
+//!   or collapses does so alone, and has the [`Shape`] of the tree to show for it.
 //! - **Prepare may fail, commit may not.** An operation first checks its whole range and takes every table that it will
-//!   need from the pool. Only then does it touch the tree, and from there on nothing can go wrong. So an error leaves
-//!   the tree as it was, and a table that the hardware could have seen never goes back to the pool in a hurry.
+//!   need from the pool. Only then does it touch the tree. Tables that were not needed, because another processor was
+//!   quicker, go back; no other has seen them.
 //! - **A flush owed is a value.** Whatever takes a right away returns a [`Stale`]; until that is flushed from every TLB
 //!   that may hold it, the guest can still use the old translation.
-//! - **Tables stay until the tree is destroyed.** The hardware caches pointers to tables as well as leaves. An emptied
-//!   table waits for the next mapping; it costs 4 KiB for each 2 MiB that was once mapped in small pages.
-//!
-//! The hardware walks the tree at any time and may set Accessed and Dirty bits in it, so every entry is an atomic.
-//! Changes of ranges need `&mut Tree`, which is how the lock of the guest's memory shows in the types. The rights of a
-//! single page ([`Tree::protect_page`]) are changed by any number of processors at once.
+//! - **A table that was seen is freed late.** An emptied table waits for the next mapping. One that was [collapsed](Tree::collapse)
+//!   waits until all who may be in it have left ([`Epochs`]).
 
 #![no_std]
 #![forbid(unsafe_code)]
 
+mod collapse;
+mod dirty_log;
+mod epoch;
+mod fault;
 mod format;
+mod harvest;
+mod marks;
 mod npt;
-mod page;
+mod pages;
+mod range;
+mod spare;
+mod split;
 mod stale;
+mod sync;
 mod tree;
 mod vmsa;
 
-pub use format::{Entry, Format};
-pub use npt::Npt;
-pub use stale::Stale;
-pub use tree::Tree;
-pub use vmsa::Vmsa;
+pub use collapse::Collapse;
+pub use dirty_log::{Cleared, Copyable, DirtyLog, Policy, Rounds, Start};
+pub use epoch::{Epochs, Limbo, Quiescence, Walker, Walking};
+pub use fault::{Fault, Granularity};
+pub use format::{Entry, Format, Replace, Source};
+pub use marks::MarkWord;
+pub use npt::{Npt, NptOf};
+pub use pages::{Cell, Pages, Tlb};
+pub use spare::Spare;
+pub use split::BATCH;
+pub use stale::{FewPages, Reach, Stale, What};
+pub use tree::{Shape, Tree};
+pub use vmsa::{Vmsa, VmsaOf};
 
-use addr::{Gpa, GpaRange, Hpa, PageSize};
+use addr::{Gpa, GpaRange, Hpa};
 use core::fmt;
-use core::sync::atomic::AtomicU64;
 
 /// Entries in a table, for every format with 4 KiB tables of 64-bit entries.
 pub const ENTRIES: usize = 512;
-
-/// One table.
-pub type Table = [AtomicU64; ENTRIES];
-
-/// Where tables come from and how they are reached.
-///
-/// The hypervisor implements it over its direct map of host memory.
-pub trait Pages {
-    /// The table at `hpa`, which is a page that [`allocate`](Self::allocate) returned and that was not freed since.
-    fn table(&self, hpa: Hpa) -> &Table;
-
-    /// A zeroed page for a table, or `None` when the pool is exhausted.
-    fn allocate(&self) -> Option<Hpa>;
-
-    /// `count` zeroed pages for a root that is larger than a page, a power of two up to 16: side by side, the first at a
-    /// multiple of their whole size. They are freed one by one.
-    fn allocate_root(&self, count: u32) -> Option<Hpa>;
-
-    /// Takes back a page from [`allocate`](Self::allocate). It is no longer part of any tree, but need not be zero.
-    fn free(&self, hpa: Hpa);
-}
 
 /// What the guest may do with a page, before its own page tables restrict it further.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -116,10 +112,12 @@ pub enum Memory {
 /// A mapped page as [`Tree::lookup`] finds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Leaf {
-    /// First byte of the page in host memory; a multiple of `size`.
+    /// First byte of the page in host memory; a multiple of `bytes`.
     pub hpa: Hpa,
-    /// Size of the page.
-    pub size: PageSize,
+    /// Level of the entry; 0 is the smallest page.
+    pub level: u32,
+    /// Length of the page.
+    pub bytes: u64,
     /// What the guest may do with it.
     pub access: Access,
 }
@@ -128,11 +126,11 @@ impl Leaf {
     /// Where `gpa`, an address within this page, lies in host memory.
     #[must_use]
     pub const fn translate(&self, gpa: Gpa) -> Hpa {
-        Hpa(self.hpa.0 | gpa.offset_in(self.size))
+        Hpa(self.hpa.0 | gpa.0 & (self.bytes - 1))
     }
 }
 
-/// Why a tree was left as it was.
+/// Why something was not done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MapError {
     /// The pool has too few tables for this change.
@@ -167,5 +165,5 @@ impl fmt::Display for MapError {
 
 impl core::error::Error for MapError {}
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests;

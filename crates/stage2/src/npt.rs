@@ -3,9 +3,12 @@
 //! Two things are special to nested tables. The processor walks them as if the access came from user mode, so every
 //! entry has the User bit (15.25.5). And it uses the *host's* CR4 and EFER for them at VMRUN: four levels because
 //! the host runs with four, and No-Execute exists because the host sets EFER.NXE.
+//!
+//! Present entries that deny an access are walked again before the access faults, and pages of different sizes for one
+//! address are no fault as long as they agree. So rights that grow and leaves that are split owe nothing.
 
-use crate::{Access, Entry, Format, Memory};
-use addr::{Hpa, PageSize};
+use crate::{Access, Entry, Format, Memory, Replace, Source};
+use addr::Hpa;
 
 /// Bits of an entry (APM vol. 2, 5.3.3 and 5.4).
 const PRESENT: u64 = 1 << 0;
@@ -13,30 +16,44 @@ const WRITE: u64 = 1 << 1;
 const USER: u64 = 1 << 2;
 const WRITE_THROUGH: u64 = 1 << 3;
 const CACHE_DISABLE: u64 = 1 << 4;
+const ACCESSED: u64 = 1 << 5;
+const DIRTY: u64 = 1 << 6;
 /// Leaf above level 0. At level 0 the same bit is a part of the memory type and stays clear.
 const LARGE: u64 = 1 << 7;
 const NO_EXECUTE: u64 = 1 << 63;
 /// Bits 51:12.
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
+/// Bits that are left to us: the guest may write, but a dirty log stops the next write.
+const CLOSED: u64 = 1 << 9;
+/// Written, although the guest may no longer write.
+const MARKED: u64 = 1 << 10;
+/// Not present, and somebody is about to make the entry anew.
+const BUSY: u64 = 1 << 11;
+
 /// The nested page-table format of SVM with four levels: GPAs below 2^48.
+pub type Npt = NptOf<9>;
+
+/// [`Npt`] with tables of 2^`INDEX_BITS` entries. Hardware has 9; tests of races use fewer.
 #[derive(Clone, Copy, Debug)]
-pub struct Npt {
+pub struct NptOf<const INDEX_BITS: u32> {
     /// Whether the processor has 1 GiB pages (CPUID 8000_0001 EDX bit 26).
     pub one_gib_pages: bool,
 }
 
-impl Format for Npt {
+impl<const INDEX_BITS: u32> Format for NptOf<INDEX_BITS> {
+    const INDEX_BITS: u32 = INDEX_BITS;
+
     fn levels(&self) -> u32 {
         4
     }
 
     fn input_bits(&self) -> u32 {
-        48
+        12 + 4 * INDEX_BITS
     }
 
-    fn largest_leaf(&self) -> PageSize {
-        if self.one_gib_pages { PageSize::Size1G } else { PageSize::Size2M }
+    fn largest_leaf(&self) -> u32 {
+        if self.one_gib_pages { 2 } else { 1 }
     }
 
     fn host_limit(&self) -> Hpa {
@@ -48,27 +65,43 @@ impl Format for Npt {
         access.read
     }
 
+    fn replace(&self) -> Replace {
+        Replace::Freely
+    }
+
+    fn denials_are_cached(&self) -> bool {
+        false
+    }
+
+    fn records_writes(&self) -> bool {
+        true
+    }
+
     fn table(&self, hpa: Hpa) -> u64 {
         hpa.0 | PRESENT | WRITE | USER
     }
 
-    fn leaf(&self, hpa: Hpa, size: PageSize, access: Access, memory: Memory) -> u64 {
-        let large = if size == PageSize::Size4K { 0 } else { LARGE };
+    fn busy(&self) -> u64 {
+        BUSY
+    }
+
+    fn leaf(&self, hpa: Hpa, level: u32, access: Access, memory: Memory) -> u64 {
         let cache = match memory {
             Memory::Normal => 0,
             // Entry 3 of the host's PAT, which is uncacheable from reset on.
             Memory::Device => WRITE_THROUGH | CACHE_DISABLE,
         };
-        hpa.0 | PRESENT | USER | large | cache | rights(access)
+        let write = if access.write { WRITE } else { 0 };
+        hpa.0 | PRESENT | USER | large(level) | cache | write | no_execute(access)
     }
 
     fn decode(&self, level: u32, bits: u64) -> Entry {
         if bits & PRESENT == 0 {
-            return Entry::Empty;
+            return if bits == BUSY { Entry::Busy } else { Entry::Empty };
         }
         let hpa = Hpa(bits & ADDRESS);
         if level == 0 || bits & LARGE != 0 {
-            let access = Access { read: true, write: bits & WRITE != 0, execute: bits & NO_EXECUTE == 0 };
+            let access = Access { read: true, write: may_write(bits), execute: bits & NO_EXECUTE == 0 };
             Entry::Leaf { hpa, access }
         } else {
             Entry::Table(hpa)
@@ -76,18 +109,86 @@ impl Format for Npt {
     }
 
     fn with_access(&self, bits: u64, access: Access) -> u64 {
-        bits & !(WRITE | NO_EXECUTE) | rights(access)
+        let others = bits & !NO_EXECUTE | no_execute(access);
+        match (may_write(bits), access.write) {
+            (true, true) | (false, false) => others,
+            (false, true) => others | WRITE,
+            (true, false) => {
+                let marked = if bits & WRITE != 0 { MARKED } else { 0 };
+                others & !(WRITE | CLOSED) | marked
+            }
+        }
     }
 
-    fn part(&self, bits: u64, size: PageSize, index: u64) -> u64 {
-        let offset = index << size.shift();
-        let large = if size == PageSize::Size4K { 0 } else { LARGE };
-        (bits & !LARGE | large) + offset
+    fn part(&self, bits: u64, level: u32, index: u64) -> u64 {
+        (bits & !LARGE | large(level)) + (index << (12 + INDEX_BITS * level))
+    }
+
+    fn whole(&self, first: u64, level: u32) -> u64 {
+        first | large(level)
+    }
+
+    fn gathered(&self, bits: u64, other: u64) -> u64 {
+        bits | other & (ACCESSED | DIRTY | MARKED)
+    }
+
+    fn attributes(&self, bits: u64) -> u64 {
+        bits & !(ADDRESS | ACCESSED | DIRTY | MARKED)
+    }
+
+    fn is_touched(&self, bits: u64) -> bool {
+        bits & ACCESSED != 0
+    }
+
+    fn touched(&self, bits: u64) -> u64 {
+        bits | ACCESSED
+    }
+
+    fn aged(&self, bits: u64) -> u64 {
+        bits & !ACCESSED
+    }
+
+    fn is_writable(&self, bits: u64) -> bool {
+        bits & WRITE != 0
+    }
+
+    fn is_written(&self, bits: u64, source: Source) -> bool {
+        let by = match source {
+            Source::WriteProtect => WRITE,
+            Source::Hardware => DIRTY,
+        };
+        bits & (by | MARKED) != 0
+    }
+
+    fn closed(&self, bits: u64) -> u64 {
+        let closed = if may_write(bits) { CLOSED } else { 0 };
+        bits & !(WRITE | DIRTY | MARKED) | closed
+    }
+
+    fn watched(&self, bits: u64) -> u64 {
+        let write = if may_write(bits) { WRITE } else { 0 };
+        bits & !(CLOSED | DIRTY | MARKED) | write
+    }
+
+    fn opened(&self, bits: u64) -> u64 {
+        if may_write(bits) { bits & !CLOSED | WRITE | DIRTY } else { bits }
+    }
+
+    fn released(&self, bits: u64) -> u64 {
+        let write = if may_write(bits) { WRITE } else { 0 };
+        bits & !(CLOSED | MARKED) | write
     }
 }
 
-fn rights(access: Access) -> u64 {
-    let write = if access.write { WRITE } else { 0 };
-    let no_execute = if access.execute { 0 } else { NO_EXECUTE };
-    write | no_execute
+/// Whether the guest has the right to write, be it that a dirty log stops it for the moment.
+const fn may_write(bits: u64) -> bool {
+    bits & (WRITE | CLOSED) != 0
+}
+
+const fn large(level: u32) -> u64 {
+    if level == 0 { 0 } else { LARGE }
+}
+
+const fn no_execute(access: Access) -> u64 {
+    if access.execute { 0 } else { NO_EXECUTE }
 }

@@ -1,6 +1,9 @@
 //! The tree against a naive model: a map of 4 KiB pages.
 
-use crate::{Access, ENTRIES, Entry, Format, Leaf, MapError, Memory, Npt, Pages, Stale, Table, Tree, Vmsa};
+use crate::{
+    Access, Cell, ENTRIES, Entry, Format, Leaf, MapError, Memory, Npt, Pages, Reach, Replace, Shape, Source, Stale,
+    Tlb, Tree, Vmsa,
+};
 use addr::{Gpa, GpaRange, Hpa, PageSize};
 use core::cell::RefCell;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -9,6 +12,8 @@ use proptest::prelude::{Just, ProptestConfig, Strategy, any, prop, prop_assert, 
 extern crate std;
 use std::collections::{BTreeMap, BTreeSet};
 use std::vec::Vec;
+
+type Table = [AtomicU64; ENTRIES];
 
 /// A pool of a few tables, at host addresses that start above zero.
 struct Pool {
@@ -32,15 +37,15 @@ impl Pool {
         assert!(hpa.is_aligned(PageSize::Size4K) && hpa.0 >= POOL_START, "{hpa} is no table");
         usize::try_from((hpa.0 - POOL_START) >> 12).expect("small")
     }
-}
 
-impl Pages for Pool {
     fn table(&self, hpa: Hpa) -> &Table {
         let number = Self::number(hpa);
         assert!(!self.free.borrow().contains(&number), "table {hpa} is used after it was freed");
         &self.tables[number]
     }
+}
 
+impl Pages for Pool {
     fn allocate(&self) -> Option<Hpa> {
         let number = self.free.borrow_mut().pop_last()?;
         for entry in &self.tables[number] {
@@ -61,6 +66,61 @@ impl Pages for Pool {
         let number = Self::number(hpa);
         assert!(self.free.borrow_mut().insert(number), "table {hpa} is freed twice");
     }
+
+    fn load(&self, cell: Cell) -> u64 {
+        self.table(cell.table)[cell.index].load(Ordering::Acquire)
+    }
+
+    fn compare_exchange(&self, cell: Cell, old: u64, new: u64) -> Result<(), u64> {
+        let entry = &self.table(cell.table)[cell.index];
+        entry.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire).map(|_| ())
+    }
+
+    fn write_private(&self, cell: Cell, bits: u64) {
+        self.table(cell.table)[cell.index].store(bits, Ordering::Relaxed);
+    }
+}
+
+impl Tlb for Pool {
+    fn publish(&self) {}
+    fn flush(&self, _: Stale) {}
+    fn relax(&self) {
+        unreachable!("nobody else changes this tree");
+    }
+}
+
+/// A tree with the right to change it.
+struct Guest<F> {
+    tree: Tree<F>,
+    shape: Shape,
+}
+
+impl<F: Format> Guest<F> {
+    fn new(format: F, pool: &Pool) -> Result<Self, MapError> {
+        let (tree, shape) = Tree::new(format, pool)?;
+        Ok(Self { tree, shape })
+    }
+    fn map(&mut self, pool: &Pool, range: GpaRange, hpa: Hpa, access: Access) -> Result<Stale, MapError> {
+        self.tree.map(&mut self.shape, pool, pool, range, hpa, access).map(|()| Stale::EMPTY)
+    }
+    fn unmap(&mut self, pool: &Pool, range: GpaRange) -> Result<Stale, MapError> {
+        self.tree.unmap(&mut self.shape, pool, pool, range)
+    }
+    fn protect(&mut self, pool: &Pool, range: GpaRange, access: Access) -> Result<Stale, MapError> {
+        self.tree.protect(&mut self.shape, pool, pool, range, access)
+    }
+    fn protect_page(&self, pool: &Pool, gpa: Gpa, access: Access) -> Result<Stale, MapError> {
+        self.tree.protect_page(pool, pool, gpa, access)
+    }
+    fn lookup(&self, pool: &Pool, gpa: Gpa) -> Option<Leaf> {
+        self.tree.lookup(pool, gpa)
+    }
+    fn root(&self) -> Hpa {
+        self.tree.root()
+    }
+    fn destroy(self, pool: &Pool) {
+        self.tree.destroy(pool);
+    }
 }
 
 /// An invented format: three levels, leaves of 4 KiB only, rights in other places and inverted.
@@ -74,8 +134,8 @@ impl Format for Odd {
     fn input_bits(&self) -> u32 {
         39
     }
-    fn largest_leaf(&self) -> PageSize {
-        PageSize::Size4K
+    fn largest_leaf(&self) -> u32 {
+        0
     }
     fn host_limit(&self) -> Hpa {
         Hpa(1 << 40)
@@ -83,10 +143,22 @@ impl Format for Odd {
     fn expresses(&self, _: Access) -> bool {
         true
     }
+    fn replace(&self) -> Replace {
+        Replace::Freely
+    }
+    fn denials_are_cached(&self) -> bool {
+        false
+    }
+    fn records_writes(&self) -> bool {
+        false
+    }
     fn table(&self, hpa: Hpa) -> u64 {
         hpa.0 | 1
     }
-    fn leaf(&self, hpa: Hpa, _: PageSize, access: Access, _: Memory) -> u64 {
+    fn busy(&self) -> u64 {
+        2
+    }
+    fn leaf(&self, hpa: Hpa, _: u32, access: Access, _: Memory) -> u64 {
         hpa.0 | 1 | Self::rights(access)
     }
     fn decode(&self, level: u32, bits: u64) -> Entry {
@@ -103,8 +175,44 @@ impl Format for Odd {
     fn with_access(&self, bits: u64, access: Access) -> u64 {
         bits & !0xe | Self::rights(access)
     }
-    fn part(&self, _: u64, _: PageSize, _: u64) -> u64 {
+    fn part(&self, _: u64, _: u32, _: u64) -> u64 {
         unreachable!("there are no large leaves to split")
+    }
+    fn whole(&self, _: u64, _: u32) -> u64 {
+        unreachable!("there are no large leaves to make")
+    }
+    fn gathered(&self, bits: u64, _: u64) -> u64 {
+        bits
+    }
+    fn attributes(&self, bits: u64) -> u64 {
+        bits & 0xf
+    }
+    fn is_touched(&self, _: u64) -> bool {
+        true
+    }
+    fn touched(&self, bits: u64) -> u64 {
+        bits
+    }
+    fn aged(&self, bits: u64) -> u64 {
+        bits
+    }
+    fn is_writable(&self, bits: u64) -> bool {
+        bits & 4 == 0
+    }
+    fn is_written(&self, _: u64, _: Source) -> bool {
+        true
+    }
+    fn closed(&self, bits: u64) -> u64 {
+        bits
+    }
+    fn watched(&self, bits: u64) -> u64 {
+        bits
+    }
+    fn opened(&self, bits: u64) -> u64 {
+        bits
+    }
+    fn released(&self, bits: u64) -> u64 {
+        bits
     }
 }
 
@@ -123,7 +231,7 @@ fn range(start: u64, bytes: u64) -> GpaRange {
     GpaRange::new(Gpa(start), bytes).expect("fits")
 }
 
-fn leaf_at(tree: &Tree<impl Format>, pool: &Pool, gpa: u64) -> Option<Leaf> {
+fn leaf_at(tree: &Guest<impl Format>, pool: &Pool, gpa: u64) -> Option<Leaf> {
     tree.lookup(pool, Gpa(gpa))
 }
 
@@ -144,21 +252,16 @@ fn hardware_walk(pool: &Pool, root: Hpa, gpa: u64) -> &AtomicU64 {
 #[test]
 fn largest_leaves_that_both_alignments_allow_are_used() {
     let pool = Pool::of(16);
-    let mut tree = Tree::new(NPT, &pool).expect("pool");
+    let mut tree = Guest::new(NPT, &pool).expect("pool");
 
     // From 1 GiB - 2 MiB - 4 KiB: a small page, a 2 MiB page, a 1 GiB page, a small one again.
     let start = GIB - 2 * MIB - 4096;
     let stale = tree.map(&pool, range(start, GIB + 2 * MIB + 8192), Hpa(4 * GIB + start), Access::ALL).expect("maps");
     assert!(stale.is_empty());
 
-    for (gpa, size) in [
-        (start, PageSize::Size4K),
-        (GIB - 2 * MIB, PageSize::Size2M),
-        (GIB + 12345, PageSize::Size1G),
-        (2 * GIB, PageSize::Size4K),
-    ] {
+    for (gpa, level) in [(start, 0), (GIB - 2 * MIB, 1), (GIB + 12345, 2), (2 * GIB, 0)] {
         let leaf = leaf_at(&tree, &pool, gpa).expect("mapped");
-        assert_eq!((leaf.size, leaf.translate(Gpa(gpa))), (size, Hpa(4 * GIB + gpa)));
+        assert_eq!((leaf.level, leaf.translate(Gpa(gpa))), (level, Hpa(4 * GIB + gpa)));
     }
     assert_eq!(leaf_at(&tree, &pool, start - 1), None);
     assert_eq!(leaf_at(&tree, &pool, 2 * GIB + 4096), None);
@@ -169,34 +272,34 @@ fn largest_leaves_that_both_alignments_allow_are_used() {
 #[test]
 fn host_memory_that_is_aligned_differently_gets_smaller_leaves() {
     let pool = Pool::of(600);
-    let mut tree = Tree::new(NPT, &pool).expect("pool");
+    let mut tree = Guest::new(NPT, &pool).expect("pool");
     let _ = tree.map(&pool, range(0, GIB), Hpa(GIB + 2 * MIB), Access::ALL).expect("maps");
     let _ = tree.map(&pool, range(GIB, GIB), Hpa(4 * GIB + 4096), Access::ALL).expect("maps");
 
-    assert_eq!(leaf_at(&tree, &pool, 5 * MIB).expect("mapped").size, PageSize::Size2M);
+    assert_eq!(leaf_at(&tree, &pool, 5 * MIB).expect("mapped").level, 1);
     let small = leaf_at(&tree, &pool, GIB + 5 * MIB).expect("mapped");
-    assert_eq!((small.size, small.hpa), (PageSize::Size4K, Hpa(4 * GIB + 5 * MIB + 4096)));
+    assert_eq!((small.level, small.hpa), (0, Hpa(4 * GIB + 5 * MIB + 4096)));
 }
 
 #[test]
 fn processor_without_1_gib_pages_gets_none() {
     let pool = Pool::of(4);
-    let mut tree = Tree::new(Npt { one_gib_pages: false }, &pool).expect("pool");
+    let mut tree = Guest::new(Npt { one_gib_pages: false }, &pool).expect("pool");
     let _ = tree.map(&pool, range(0, GIB), Hpa(0), Access::ALL).expect("maps");
-    assert_eq!(leaf_at(&tree, &pool, 0).expect("mapped").size, PageSize::Size2M);
+    assert_eq!(leaf_at(&tree, &pool, 0).expect("mapped").level, 1);
 }
 
 #[test]
 fn npt_entries_are_spelled_as_the_manual_says() {
-    let (hpa, size) = (Hpa(0x12_3450_0000), PageSize::Size4K);
+    let (hpa, level) = (Hpa(0x12_3450_0000), 0);
     assert_eq!(NPT.table(hpa), 0x12_3450_0007);
-    assert_eq!(NPT.leaf(hpa, size, Access::ALL, Memory::Normal), 0x12_3450_0007);
-    assert_eq!(NPT.leaf(hpa, size, Access::READ, Memory::Normal), 0x8000_0012_3450_0005);
-    let gigabyte = NPT.leaf(Hpa(0x4000_0000), PageSize::Size1G, Access::READ_WRITE, Memory::Normal);
+    assert_eq!(NPT.leaf(hpa, level, Access::ALL, Memory::Normal), 0x12_3450_0007);
+    assert_eq!(NPT.leaf(hpa, level, Access::READ, Memory::Normal), 0x8000_0012_3450_0005);
+    let gigabyte = NPT.leaf(Hpa(0x4000_0000), 2, Access::READ_WRITE, Memory::Normal);
     assert_eq!(gigabyte, 0x8000_0000_4000_0087);
-    assert_eq!(NPT.leaf(hpa, size, Access::READ_WRITE, Memory::Device), 0x8000_0012_3450_001f);
-    assert_eq!(NPT.part(0x4000_0087 | DIRTY, PageSize::Size2M, 3), 0x4060_0087 | DIRTY);
-    assert_eq!(NPT.part(0x4060_0087 | DIRTY, PageSize::Size4K, 511), 0x407f_f007 | DIRTY);
+    assert_eq!(NPT.leaf(hpa, level, Access::READ_WRITE, Memory::Device), 0x8000_0012_3450_001f);
+    assert_eq!(NPT.part(0x4000_0087 | DIRTY, 1, 3), 0x4060_0087 | DIRTY);
+    assert_eq!(NPT.part(0x4060_0087 | DIRTY, 0, 511), 0x407f_f007 | DIRTY);
 }
 
 /// Descriptors as the manual has them, without our own code: attributes of a leaf of normal memory with all rights.
@@ -207,20 +310,20 @@ fn arm_descriptors_are_spelled_as_the_manual_says() {
     let vmsa = Vmsa::new(40, 40, false).expect("possible");
     let hpa = Hpa(0x12_4000_0000);
     assert_eq!(vmsa.table(hpa), hpa.0 | 0b11);
-    assert_eq!(vmsa.leaf(hpa, PageSize::Size4K, Access::ALL, Memory::Normal), hpa.0 | 0b11 | NORMAL_ALL);
-    assert_eq!(vmsa.leaf(hpa, PageSize::Size1G, Access::ALL, Memory::Normal), hpa.0 | 0b01 | NORMAL_ALL);
+    assert_eq!(vmsa.leaf(hpa, 0, Access::ALL, Memory::Normal), hpa.0 | 0b11 | NORMAL_ALL);
+    assert_eq!(vmsa.leaf(hpa, 2, Access::ALL, Memory::Normal), hpa.0 | 0b01 | NORMAL_ALL);
 
     // XN is bit 54, S2AP[1] bit 7, Device-nGnRE 0b0001.
-    let read = vmsa.leaf(hpa, PageSize::Size2M, Access::READ, Memory::Normal);
+    let read = vmsa.leaf(hpa, 1, Access::READ, Memory::Normal);
     assert_eq!(read, hpa.0 | 0b01 | (NORMAL_ALL & !(1 << 7)) | 1 << 54);
-    let device = vmsa.leaf(hpa, PageSize::Size4K, Access::READ_WRITE, Memory::Device);
+    let device = vmsa.leaf(hpa, 0, Access::READ_WRITE, Memory::Device);
     assert_eq!(device, hpa.0 | 0b11 | 0b0001 << 2 | 0b11 << 6 | 0b11 << 8 | 1 << 10 | 1 << 54);
 
     let forced = Vmsa::new(40, 40, true).expect("possible");
-    let normal = forced.leaf(hpa, PageSize::Size4K, Access::ALL, Memory::Normal);
+    let normal = forced.leaf(hpa, 0, Access::ALL, Memory::Normal);
     assert_eq!(normal >> 2 & 0b1111, 0b0110, "write-back, whatever stage 1 says");
-    assert_eq!(vmsa.part(hpa.0 | 0b01 | NORMAL_ALL, PageSize::Size2M, 3), (hpa.0 + 3 * (2 << 20)) | 0b01 | NORMAL_ALL);
-    assert_eq!(vmsa.part(hpa.0 | 0b01 | NORMAL_ALL, PageSize::Size4K, 511), (hpa.0 + 511 * 4096) | 0b11 | NORMAL_ALL);
+    assert_eq!(vmsa.part(hpa.0 | 0b01 | NORMAL_ALL, 1, 3), (hpa.0 + 3 * (2 << 20)) | 0b01 | NORMAL_ALL);
+    assert_eq!(vmsa.part(hpa.0 | 0b01 | NORMAL_ALL, 0, 511), (hpa.0 + 511 * 4096) | 0b11 | NORMAL_ALL);
 }
 
 #[test]
@@ -247,7 +350,7 @@ fn arm_walks_start_where_concatenated_roots_allow() {
         let vmsa = Vmsa::new(bits, 48, false).expect("possible");
         assert_eq!((vmsa.levels(), vmsa.sl0(), vmsa.t0sz()), (levels, sl0, 64 - u64::from(bits)), "{bits} bits");
         let pool = Pool::of(16);
-        let tree = Tree::new(vmsa, &pool).expect("pool");
+        let tree = Guest::new(vmsa, &pool).expect("pool");
         assert_eq!(16 - pool.left(), tables, "{bits} bits");
         assert_eq!(tree.root().0 % (tables as u64 * 4096), 0, "the root is aligned to its size");
         tree.destroy(&pool);
@@ -261,7 +364,7 @@ fn arm_walks_start_where_concatenated_roots_allow() {
 #[test]
 fn second_of_two_root_tables_maps_the_upper_half() {
     let pool = Pool::of(8);
-    let mut tree = Tree::new(Vmsa::new(40, 40, false).expect("possible"), &pool).expect("pool");
+    let mut tree = Guest::new(Vmsa::new(40, 40, false).expect("possible"), &pool).expect("pool");
     let end = 1 << 40;
     assert!(tree.map(&pool, range(end - GIB, GIB), Hpa(GIB), Access::ALL).expect("maps").is_empty());
     let last = pool.table(Hpa(tree.root().0 + 4096))[511].load(Ordering::Relaxed);
@@ -275,7 +378,7 @@ fn second_of_two_root_tables_maps_the_upper_half() {
 #[test]
 fn every_entry_on_the_way_is_a_user_entry() {
     let pool = Pool::of(16);
-    let mut tree = Tree::new(NPT, &pool).expect("pool");
+    let mut tree = Guest::new(NPT, &pool).expect("pool");
     let _ = tree.map(&pool, range(0, 8 * MIB + 4096), Hpa(0), Access::READ).expect("maps");
     let _ = tree.unmap(&pool, range(4 * MIB, 4096)).expect("unmaps");
     for entry in pool.tables.iter().flatten().map(|entry| entry.load(Ordering::Relaxed)) {
@@ -286,19 +389,19 @@ fn every_entry_on_the_way_is_a_user_entry() {
 #[test]
 fn unmap_in_the_middle_of_a_large_page_splits_it_and_owes_only_the_middle() {
     let pool = Pool::of(5);
-    let mut tree = Tree::new(NPT, &pool).expect("pool");
+    let mut tree = Guest::new(NPT, &pool).expect("pool");
     let _ = tree.map(&pool, range(0, GIB), Hpa(GIB), Access::ALL).expect("maps");
 
     let hole = range(3 * MIB, 8192);
     let stale = tree.unmap(&pool, hole).expect("splits with two tables");
-    assert_eq!(stale, Stale::of(hole));
+    assert_eq!(stale.reach(), Reach::Everybody);
     assert_eq!(stale.range(), hole);
 
     assert_eq!(leaf_at(&tree, &pool, 3 * MIB), None);
-    let size = |gpa| leaf_at(&tree, &pool, gpa).map(|leaf| (leaf.size, leaf.translate(Gpa(gpa))));
-    assert_eq!(size(3 * MIB - 1), Some((PageSize::Size4K, Hpa(GIB + 3 * MIB - 1))));
-    assert_eq!(size(3 * MIB + 8192), Some((PageSize::Size4K, Hpa(GIB + 3 * MIB + 8192))));
-    assert_eq!(size(4 * MIB), Some((PageSize::Size2M, Hpa(GIB + 4 * MIB))));
+    let leaf = |gpa| leaf_at(&tree, &pool, gpa).map(|leaf| (leaf.level, leaf.translate(Gpa(gpa))));
+    assert_eq!(leaf(3 * MIB - 1), Some((0, Hpa(GIB + 3 * MIB - 1))));
+    assert_eq!(leaf(3 * MIB + 8192), Some((0, Hpa(GIB + 3 * MIB + 8192))));
+    assert_eq!(leaf(4 * MIB), Some((1, Hpa(GIB + 4 * MIB))));
     assert_eq!(pool.left(), 1);
     tree.destroy(&pool);
     assert_eq!(pool.left(), 5);
@@ -307,32 +410,32 @@ fn unmap_in_the_middle_of_a_large_page_splits_it_and_owes_only_the_middle() {
 #[test]
 fn rights_that_grow_owe_no_flush_and_rights_that_shrink_do() {
     let pool = Pool::of(4);
-    let mut tree = Tree::new(NPT, &pool).expect("pool");
+    let mut tree = Guest::new(NPT, &pool).expect("pool");
     let page = range(0x5000, 4096);
     let _ = tree.map(&pool, page, Hpa(0x9000), Access::READ).expect("maps");
 
     assert!(tree.protect(&pool, page, Access::ALL).expect("grows").is_empty());
     assert!(tree.protect(&pool, page, Access::ALL).expect("same").is_empty());
-    assert_eq!(tree.protect(&pool, page, Access::READ_EXECUTE), Ok(Stale::of(page)));
+    assert_eq!(tree.protect(&pool, page, Access::READ_EXECUTE), Ok(Stale::leaf(page, 0)));
     // Neither more nor less: execute goes, write comes.
-    assert_eq!(tree.protect(&pool, page, Access::READ_WRITE), Ok(Stale::of(page)));
+    assert_eq!(tree.protect(&pool, page, Access::READ_WRITE), Ok(Stale::leaf(page, 0)));
     assert_eq!(leaf_at(&tree, &pool, 0x5000).map(|leaf| leaf.access), Some(Access::READ_WRITE));
 }
 
 #[test]
 fn protecting_a_part_of_a_large_page_with_what_it_has_does_not_split_it() {
     let pool = Pool::of(3);
-    let mut tree = Tree::new(NPT, &pool).expect("pool");
+    let mut tree = Guest::new(NPT, &pool).expect("pool");
     let _ = tree.map(&pool, range(0, 2 * MIB), Hpa(0), Access::ALL).expect("maps");
     assert!(tree.protect(&pool, range(4096, 4096), Access::ALL).expect("no table needed").is_empty());
     assert_eq!(tree.protect(&pool, range(4096, 4096), Access::READ), Err(MapError::OutOfTables));
-    assert_eq!(leaf_at(&tree, &pool, 4096).expect("mapped").size, PageSize::Size2M);
+    assert_eq!(leaf_at(&tree, &pool, 4096).expect("mapped").level, 1);
 }
 
 #[test]
 fn one_page_of_a_large_one_is_protected_and_the_others_keep_their_rights() {
     let pool = Pool::of(8);
-    let mut tree = Tree::new(NPT, &pool).expect("pool");
+    let mut tree = Guest::new(NPT, &pool).expect("pool");
     assert!(tree.map(&pool, range(0, 2 * MIB), Hpa(4 * GIB), Access::ALL).expect("maps").is_empty());
     let stale = tree.protect_page(&pool, Gpa(0x5_0123), Access::READ_EXECUTE).expect("one table is enough");
     assert_eq!(stale.range(), range(0x5_0000, 4096));
@@ -350,7 +453,7 @@ fn one_page_of_a_large_one_is_protected_and_the_others_keep_their_rights() {
 #[test]
 fn dirty_bit_of_the_hardware_survives_protect_and_split() {
     let pool = Pool::of(4);
-    let mut tree = Tree::new(NPT, &pool).expect("pool");
+    let mut tree = Guest::new(NPT, &pool).expect("pool");
     let _ = tree.map(&pool, range(0, 2 * MIB), Hpa(0), Access::ALL).expect("maps");
     hardware_walk(&pool, tree.root(), 0).fetch_or(DIRTY, Ordering::Relaxed);
 
@@ -363,7 +466,7 @@ fn dirty_bit_of_the_hardware_survives_protect_and_split() {
 #[test]
 fn overlap_is_refused_and_names_the_page_in_the_way() {
     let pool = Pool::of(8);
-    let mut tree = Tree::new(NPT, &pool).expect("pool");
+    let mut tree = Guest::new(NPT, &pool).expect("pool");
     let _ = tree.map(&pool, range(2 * MIB, 2 * MIB), Hpa(0), Access::ALL).expect("maps");
     let left = pool.left();
     let error = tree.map(&pool, range(0, 3 * MIB), Hpa(0), Access::ALL);
@@ -375,7 +478,7 @@ fn overlap_is_refused_and_names_the_page_in_the_way() {
 #[test]
 fn bad_ranges_are_refused() {
     let pool = Pool::of(8);
-    let mut tree = Tree::new(NPT, &pool).expect("pool");
+    let mut tree = Guest::new(NPT, &pool).expect("pool");
     let end = 1 << 48;
     let mut map = |range, hpa, access| tree.map(&pool, range, Hpa(hpa), access);
 
@@ -485,7 +588,7 @@ impl Model {
 
 fn run(format: impl Format, pool_size: usize, steps: &[Step]) -> Result<(), proptest::test_runner::TestCaseError> {
     let pool = Pool::of(pool_size);
-    let mut tree = Tree::new(format, &pool).expect("pool");
+    let mut tree = Guest::new(format, &pool).expect("pool");
     let mut model = Model::watching(steps);
 
     for step in steps {

@@ -7,10 +7,14 @@
 //! large root, which saves a whole level for address spaces that are only a little too large: 40 bits need two root tables
 //! and three levels, where a single root would need four.
 //!
-//! The Contiguous bit stays clear: a run of 16 entries would have to be broken and made as one (D8.16).
+//! How a live entry may be replaced depends on the processor (FEAT_BBM, D8.16). The Contiguous bit stays clear: a run of 16
+//! entries would have to be broken and made as one.
+//!
+//! Writes are recorded by the hardware (FEAT_HAFDBS, with VTCR_EL2.HD) in leaves that have DBM set: they look read-only
+//! until the first write, which sets S2AP[1]. So such a leaf is writable to the guest, and S2AP[1] says that it was written.
 
-use crate::{Access, Entry, Format, Memory};
-use addr::{Hpa, PageSize};
+use crate::{Access, Entry, Format, Memory, Replace, Source};
+use addr::Hpa;
 
 /// Bits of a descriptor (D8.3.1, D8.3.2).
 const VALID: u64 = 1 << 0;
@@ -22,34 +26,71 @@ const READ: u64 = 1 << 6;
 const WRITE: u64 = 1 << 7;
 const INNER_SHAREABLE: u64 = 0b11 << 8;
 const ACCESSED: u64 = 1 << 10;
+/// nT: a block that must not be cached.
+const NO_TRANSLATION_CACHED: u64 = 1 << 16;
+/// DBM.
+const DIRTY_MODIFIER: u64 = 1 << 51;
 /// XN[1]: no execution at EL1 and EL0. XN[0], which tells the two apart where FEAT_XNX exists, stays clear.
 const EXECUTE_NEVER: u64 = 1 << 54;
 /// Bits 47:12.
 const ADDRESS: u64 = 0x0000_ffff_ffff_f000;
 
+/// Bits 58:55 are left to software. The guest may write, but a dirty log stops the next write.
+const CLOSED: u64 = 1 << 55;
+/// Written, although the guest may no longer write.
+const MARKED: u64 = 1 << 56;
+/// Not valid, and somebody is about to make the entry anew.
+const BUSY: u64 = 1 << 57;
+
 /// The stage-2 format of Arm with the 4 KiB granule.
+pub type Vmsa = VmsaOf<9>;
+
+/// [`Vmsa`] with tables of 2^`INDEX_BITS` entries. Hardware has 9; tests of races use fewer.
 #[derive(Clone, Copy, Debug)]
-pub struct Vmsa {
+pub struct VmsaOf<const INDEX_BITS: u32> {
     ipa_bits: u32,
     pa_bits: u32,
     forced_write_back: bool,
+    replace: Replace,
+    records_writes: bool,
 }
 
-impl Vmsa {
+impl<const INDEX_BITS: u32> VmsaOf<INDEX_BITS> {
     /// The format for a guest address space of `ipa_bits` (the manual's IPA size) on a machine whose physical addresses
     /// have `pa_bits` (ID_AA64MMFR0_EL1.PARange). `None` when such a guest cannot be translated: the guest's addresses
     /// may be 32 to 48 bits long, but no longer than the machine's.
     ///
     /// `forced_write_back` says whether HCR_EL2.FWB is set (FEAT_S2FWB). It decides how memory types are spelled, so it must
     /// be the same on all processors that walk the tables.
+    ///
+    /// Of the processor nothing more is assumed: it wants entries broken before they are made, and records no writes.
     #[must_use]
     pub const fn new(ipa_bits: u32, pa_bits: u32, forced_write_back: bool) -> Option<Self> {
         // Descriptors of this granule hold more than 48 bits only with VTCR_EL2.DS set.
         let pa_bits = if pa_bits > 48 { 48 } else { pa_bits };
-        if ipa_bits < 32 || ipa_bits > pa_bits {
+        if ipa_bits < 14 + 2 * INDEX_BITS || ipa_bits > pa_bits {
             return None;
         }
-        Some(Self { ipa_bits, pa_bits, forced_write_back })
+        Some(Self { ipa_bits, pa_bits, forced_write_back, replace: Replace::BreakFirst, records_writes: false })
+    }
+
+    /// For processors with this level of FEAT_BBM (ID_AA64MMFR2_EL1.BBM), the lowest of all that walk the tables.
+    ///
+    /// From level 1 on, what the flush has not reached yet may raise a TLB conflict abort, which is taken to EL2.
+    #[must_use]
+    pub const fn with_bbm(self, level: u32) -> Self {
+        let replace = match level {
+            0 => Replace::BreakFirst,
+            1 => Replace::Uncached(NO_TRANSLATION_CACHED),
+            _ => Replace::OneStore,
+        };
+        Self { replace, ..self }
+    }
+
+    /// For processors that all record writes in leaves: FEAT_HAFDBS (ID_AA64MMFR1_EL1.HAFDBS is 2) with VTCR_EL2.HA and HD set.
+    #[must_use]
+    pub const fn with_recorded_writes(self) -> Self {
+        Self { records_writes: true, ..self }
     }
 
     /// VTCR_EL2.T0SZ.
@@ -66,7 +107,7 @@ impl Vmsa {
 
     /// As few levels as 16 concatenated root tables allow.
     const fn depth(&self) -> u32 {
-        (self.ipa_bits - 4 - 12).div_ceil(9)
+        (self.ipa_bits - 4 - 12).div_ceil(INDEX_BITS)
     }
 
     const fn mem_attr(&self, memory: Memory) -> u64 {
@@ -82,7 +123,9 @@ impl Vmsa {
     }
 }
 
-impl Format for Vmsa {
+impl<const INDEX_BITS: u32> Format for VmsaOf<INDEX_BITS> {
+    const INDEX_BITS: u32 = INDEX_BITS;
+
     fn levels(&self) -> u32 {
         self.depth()
     }
@@ -92,8 +135,8 @@ impl Format for Vmsa {
     }
 
     /// Blocks exist at the two levels above pages. A walk of two levels has only one of them.
-    fn largest_leaf(&self) -> PageSize {
-        if self.depth() > 2 { PageSize::Size1G } else { PageSize::Size2M }
+    fn largest_leaf(&self) -> u32 {
+        if self.depth() > 2 { 2 } else { 1 }
     }
 
     fn host_limit(&self) -> Hpa {
@@ -105,49 +148,136 @@ impl Format for Vmsa {
         access.read || !access.execute
     }
 
+    fn replace(&self) -> Replace {
+        self.replace
+    }
+
+    /// Only descriptors that fault on translation, address size or access flag are never cached (R_XCLRD).
+    fn denials_are_cached(&self) -> bool {
+        true
+    }
+
+    fn records_writes(&self) -> bool {
+        self.records_writes
+    }
+
     fn table(&self, hpa: Hpa) -> u64 {
         hpa.0 | VALID | TABLE_OR_PAGE
     }
 
+    fn busy(&self) -> u64 {
+        BUSY
+    }
+
     /// The access flag is set from the start: a guest pays no fault for it.
-    fn leaf(&self, hpa: Hpa, size: PageSize, access: Access, memory: Memory) -> u64 {
-        hpa.0 | VALID | kind(size) | self.mem_attr(memory) | INNER_SHAREABLE | ACCESSED | rights(access)
+    fn leaf(&self, hpa: Hpa, level: u32, access: Access, memory: Memory) -> u64 {
+        let write = if access.write { WRITE } else { 0 };
+        hpa.0
+            | VALID
+            | kind(level)
+            | self.mem_attr(memory)
+            | INNER_SHAREABLE
+            | ACCESSED
+            | write
+            | read_and_execute(access)
     }
 
     fn decode(&self, level: u32, bits: u64) -> Entry {
         let hpa = Hpa(bits & ADDRESS);
         match (bits & VALID != 0, bits & TABLE_OR_PAGE != 0) {
+            (false, _) if bits == BUSY => Entry::Busy,
             (false, _) => Entry::Empty,
             (true, true) if level > 0 => Entry::Table(hpa),
             // A block at level 0 is reserved, which the hardware takes for an invalid entry.
             (true, false) if level == 0 => Entry::Empty,
             (true, _) => {
                 let read = bits & READ != 0;
-                let access = Access { read, write: bits & WRITE != 0, execute: read && bits & EXECUTE_NEVER == 0 };
+                let access = Access { read, write: may_write(bits), execute: read && bits & EXECUTE_NEVER == 0 };
                 Entry::Leaf { hpa, access }
             }
         }
     }
 
     fn with_access(&self, bits: u64, access: Access) -> u64 {
-        bits & !(READ | WRITE | EXECUTE_NEVER) | rights(access)
+        let others = bits & !(READ | EXECUTE_NEVER) | read_and_execute(access);
+        match (may_write(bits), access.write) {
+            (true, true) | (false, false) => others,
+            (false, true) => others | WRITE,
+            (true, false) => {
+                let marked = if bits & WRITE != 0 { MARKED } else { 0 };
+                others & !(WRITE | DIRTY_MODIFIER | CLOSED) | marked
+            }
+        }
     }
 
-    fn part(&self, bits: u64, size: PageSize, index: u64) -> u64 {
-        (bits & !TABLE_OR_PAGE | kind(size)) + (index << size.shift())
+    fn part(&self, bits: u64, level: u32, index: u64) -> u64 {
+        (bits & !(TABLE_OR_PAGE | NO_TRANSLATION_CACHED) | kind(level)) + (index << (12 + INDEX_BITS * level))
+    }
+
+    fn whole(&self, first: u64, level: u32) -> u64 {
+        first & !TABLE_OR_PAGE | kind(level)
+    }
+
+    fn gathered(&self, bits: u64, other: u64) -> u64 {
+        bits | other & (ACCESSED | MARKED)
+    }
+
+    fn attributes(&self, bits: u64) -> u64 {
+        bits & !(ADDRESS | ACCESSED | MARKED | NO_TRANSLATION_CACHED)
+    }
+
+    fn is_touched(&self, bits: u64) -> bool {
+        bits & ACCESSED != 0
+    }
+
+    fn touched(&self, bits: u64) -> u64 {
+        bits | ACCESSED
+    }
+
+    fn aged(&self, bits: u64) -> u64 {
+        bits & !ACCESSED
+    }
+
+    fn is_writable(&self, bits: u64) -> bool {
+        bits & WRITE != 0 || (self.records_writes && bits & DIRTY_MODIFIER != 0)
+    }
+
+    /// S2AP[1] is what both sources have in common: we set it, or the hardware does.
+    fn is_written(&self, bits: u64, _: Source) -> bool {
+        bits & (WRITE | MARKED) != 0
+    }
+
+    fn closed(&self, bits: u64) -> u64 {
+        let closed = if may_write(bits) { CLOSED } else { 0 };
+        bits & !(WRITE | DIRTY_MODIFIER | MARKED) | closed
+    }
+
+    fn watched(&self, bits: u64) -> u64 {
+        let modifier = if may_write(bits) { DIRTY_MODIFIER } else { 0 };
+        bits & !(WRITE | CLOSED | MARKED) | modifier
+    }
+
+    fn opened(&self, bits: u64) -> u64 {
+        if may_write(bits) { bits & !CLOSED | WRITE } else { bits }
+    }
+
+    fn released(&self, bits: u64) -> u64 {
+        let write = if may_write(bits) { WRITE } else { 0 };
+        bits & !(CLOSED | DIRTY_MODIFIER | MARKED) | write
     }
 }
 
-const fn kind(size: PageSize) -> u64 {
-    match size {
-        PageSize::Size4K => TABLE_OR_PAGE,
-        PageSize::Size2M | PageSize::Size1G => 0,
-    }
+/// Whether the guest has the right to write, be it that a dirty log stops it for the moment.
+const fn may_write(bits: u64) -> bool {
+    bits & (WRITE | DIRTY_MODIFIER | CLOSED) != 0
 }
 
-fn rights(access: Access) -> u64 {
+const fn kind(level: u32) -> u64 {
+    if level == 0 { TABLE_OR_PAGE } else { 0 }
+}
+
+const fn read_and_execute(access: Access) -> u64 {
     let read = if access.read { READ } else { 0 };
-    let write = if access.write { WRITE } else { 0 };
     let never = if access.execute { 0 } else { EXECUTE_NEVER };
-    read | write | never
+    read | never
 }

@@ -4,7 +4,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use addr::{Gpa, GpaRange, Hpa};
-use stage2::{Access, ENTRIES, Npt, Pages, Table, Tree};
+use stage2::{Access, Cell, ENTRIES, Format, Npt, Pages, Stale, Tlb, Tree, Vmsa};
+
+type Table = [AtomicU64; ENTRIES];
 
 /// Tables at host addresses from 4 GiB on.
 struct Pool {
@@ -25,11 +27,13 @@ impl Pool {
     }
 }
 
-impl Pages for Pool {
-    fn table(&self, hpa: Hpa) -> &Table {
-        &self.tables[usize::try_from((hpa.0 - START) >> 12).expect("small")]
+impl Pool {
+    fn entry(&self, cell: Cell) -> &AtomicU64 {
+        &self.tables[usize::try_from((cell.table.0 - START) >> 12).expect("small")][cell.index]
     }
+}
 
+impl Pages for Pool {
     fn allocate(&self) -> Option<Hpa> {
         let number = self.free.lock().expect("nobody panics").pop()?;
         self.tables[number].iter().for_each(|entry| entry.store(0, Ordering::Relaxed));
@@ -43,16 +47,44 @@ impl Pages for Pool {
     fn free(&self, hpa: Hpa) {
         self.free.lock().expect("nobody panics").push(usize::try_from((hpa.0 - START) >> 12).expect("small"));
     }
+
+    fn load(&self, cell: Cell) -> u64 {
+        self.entry(cell).load(Ordering::Acquire)
+    }
+
+    fn compare_exchange(&self, cell: Cell, old: u64, new: u64) -> Result<(), u64> {
+        self.entry(cell).compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire).map(|_| ())
+    }
+
+    fn write_private(&self, cell: Cell, bits: u64) {
+        self.entry(cell).store(bits, Ordering::Relaxed);
+    }
+}
+
+/// No TLB remembers anything.
+impl Tlb for Pool {
+    fn publish(&self) {}
+    fn flush(&self, _: Stale) {}
+    fn relax(&self) {
+        std::thread::yield_now();
+    }
 }
 
 #[test]
 fn threads_that_protect_pages_of_one_leaf_split_it_once_and_lose_nothing() {
+    protect_in_parallel(Npt { one_gib_pages: true });
+    for bbm in 0..=2 {
+        protect_in_parallel(Vmsa::new(39, 40, false).expect("possible").with_bbm(bbm));
+    }
+}
+
+fn protect_in_parallel(format: impl Format + Copy + Sync) {
     const THREADS: usize = 4;
-    for _ in 0..200 {
+    for _ in 0..60 {
         let pool = Pool::of(16);
-        let mut tree = Tree::new(Npt { one_gib_pages: true }, &pool).expect("pool");
+        let (tree, mut shape) = Tree::new(format, &pool).expect("pool");
         let gib = GpaRange::new(Gpa(0), 1 << 30).expect("a range");
-        assert!(tree.map(&pool, gib, Hpa(1 << 30), Access::ALL).expect("maps").is_empty());
+        tree.map(&mut shape, &pool, &pool, gib, Hpa(1 << 30), Access::ALL).expect("maps");
         let before = pool.left();
 
         std::thread::scope(|scope| {
@@ -61,10 +93,11 @@ fn threads_that_protect_pages_of_one_leaf_split_it_once_and_lose_nothing() {
                 scope.spawn(move || {
                     // Pages of all threads lie side by side in the same two megabytes.
                     for page in (thread..512).step_by(THREADS) {
-                        let stale = tree.protect_page(pool, Gpa(page << 12), Access::READ_EXECUTE).expect("tables");
+                        let stale =
+                            tree.protect_page(pool, pool, Gpa(page << 12), Access::READ_EXECUTE).expect("tables");
                         assert!(!stale.is_empty(), "a right was lost");
                         if page % 3 == 0 {
-                            let stale = tree.protect_page(pool, Gpa(page << 12), Access::ALL).expect("tables");
+                            let stale = tree.protect_page(pool, pool, Gpa(page << 12), Access::ALL).expect("tables");
                             assert!(stale.is_empty(), "rights only grew");
                         }
                     }

@@ -7,11 +7,11 @@
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use addr::{Hpa, PAGE_BYTES, PageSize};
 use spin::Mutex;
-use stage2::{Pages, Table};
+use stage2::{Cell, ENTRIES, Pages};
 
 use super::ram::Frames;
 
@@ -57,7 +57,9 @@ impl TablePool {
     }
 }
 
-impl Pages for TablePool {
+type Table = [AtomicU64; ENTRIES];
+
+impl TablePool {
     /// # Panics
     /// When the page is not of this pool: the tree is damaged.
     fn table(&self, hpa: Hpa) -> &Table {
@@ -66,7 +68,9 @@ impl Pages for TablePool {
         // borrow of `self` outlives. It is only ever accessed as atomics, by us and by the hardware's walker.
         unsafe { &*page.cast::<Table>() }
     }
+}
 
+impl Pages for TablePool {
     fn allocate(&self) -> Option<Hpa> {
         let unused = self.0.lock().unused.pop();
         let Some(hpa) = unused else { return self.0.lock().grow(PAGE_BYTES) };
@@ -76,6 +80,19 @@ impl Pages for TablePool {
 
     fn allocate_root(&self, count: u32) -> Option<Hpa> {
         self.0.lock().grow(u64::from(count) * PAGE_BYTES)
+    }
+
+    fn load(&self, cell: Cell) -> u64 {
+        self.table(cell.table)[cell.index].load(Ordering::Acquire)
+    }
+
+    fn compare_exchange(&self, cell: Cell, old: u64, new: u64) -> Result<(), u64> {
+        let entry = &self.table(cell.table)[cell.index];
+        entry.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire).map(|_| ())
+    }
+
+    fn write_private(&self, cell: Cell, bits: u64) {
+        self.table(cell.table)[cell.index].store(bits, Ordering::Relaxed);
     }
 
     fn free(&self, hpa: Hpa) {

@@ -17,7 +17,7 @@ use addr::{Gpa, GpaRange, Hpa, PAGE_BYTES, PageSize};
 use decode_cache::{Cause, Lost, Protect, Protection, Size, Vouching, WriteProtect};
 use sched::{CpuId, Pending};
 use shootdown::{Flush, Plan};
-use stage2::{Access, MapError, Tree};
+use stage2::{Access, MapError, Stale, Tlb, Tree};
 use tlb_tag::Scheme;
 use vcpu_layout::lay_out;
 
@@ -104,7 +104,7 @@ impl Memory {
     /// When the host has too little; everything that was taken is given back.
     pub(crate) fn new(ranges: impl Iterator<Item = GpaRange>, pool: PoolId) -> Result<Self, MemoryError> {
         let tables = TablePool::new();
-        let mut tree = Tree::new(stage2_format(), &tables).map_err(MemoryError::Map)?;
+        let (tree, mut shape) = Tree::new(stage2_format(), &tables).map_err(MemoryError::Map)?;
         let (mut regions, mut runs) = (Vec::new(), Vec::new());
 
         for range in ranges {
@@ -113,9 +113,7 @@ impl Memory {
                 let frames = Frames::allocate_at_most(range.end().0 - at.0, PageSize::Size2M.bytes())?;
                 frames.zero();
                 let piece = GpaRange::new(at, frames.bytes()).ok_or(MemoryError::Exhausted)?;
-                // Nothing was mapped there before, so nothing can be stale.
-                let stale = tree.map(&tables, piece, frames.hpa(), Access::ALL).map_err(MemoryError::Map)?;
-                debug_assert!(stale.is_empty());
+                tree.map(&mut shape, &tables, &NoTlb, piece, frames.hpa(), Access::ALL).map_err(MemoryError::Map)?;
                 regions.push(piece);
                 runs.push(frames);
                 at = piece.end();
@@ -341,7 +339,7 @@ impl Protect for Protected<'_> {
         if self.memory.find_index(page).is_none() {
             return Protection::Refused;
         }
-        match tree.protect_page(tables, page, Access::READ_EXECUTE) {
+        match tree.protect_page(tables, self, page, Access::READ_EXECUTE) {
             Ok(stale) if stale.is_empty() => Protection::Already,
             Ok(_) => Protection::Owed,
             Err(_) => Protection::Refused,
@@ -355,13 +353,34 @@ impl Protect for Protected<'_> {
     fn unprotect(&self, page: Gpa) {
         let Memory { tree, tables, .. } = self.memory;
         // It is a leaf of its own since it was protected, so nothing has to be split; and rights that grow owe nothing.
-        let grown = tree.protect_page(tables, page, Access::ALL);
+        let grown = tree.protect_page(tables, self, page, Access::ALL);
         debug_assert!(grown.is_ok_and(|stale| stale.is_empty()));
     }
 
     fn read(&self, gpa: Gpa, bytes: &mut [u8]) -> bool {
         self.memory.read(gpa, bytes)
     }
+}
+
+impl Tlb for Protected<'_> {
+    fn publish(&self) {}
+
+    fn flush(&self, _: Stale) {
+        self.memory.flush_everybody(self.vcpus);
+    }
+
+    fn relax(&self) {
+        core::hint::spin_loop();
+    }
+}
+
+/// The TLBs of a VM that has no vCPUs yet.
+struct NoTlb;
+
+impl Tlb for NoTlb {
+    fn publish(&self) {}
+    fn flush(&self, _: Stale) {}
+    fn relax(&self) {}
 }
 
 /// A vCPU that runs on `cpu` is waited for since it was kicked: kicks it again, ever more rarely.

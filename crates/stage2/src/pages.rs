@@ -1,0 +1,64 @@
+//! The edge to the hardware: where tables live, and the TLBs that remember them.
+//!
+//! Everything that the algorithms do to a tree passes through these two traits, one entry at a time. The hypervisor
+//! implements them over its direct map and its flushes; the tests over a machine that takes every liberty that the
+//! manuals leave to it.
+
+use crate::Stale;
+use addr::Hpa;
+
+/// The place of one entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cell {
+    /// The table: a page that [`Pages`] gave out and has not had back.
+    pub table: Hpa,
+    /// Which of its entries, below 512.
+    pub index: usize,
+}
+
+/// Where tables come from and how they are reached.
+///
+/// Other processors, and the hardware's walkers, read and change entries at any time, so each access is atomic.
+pub trait Pages {
+    /// A zeroed page for a table, or `None` when the pool is exhausted.
+    fn allocate(&self) -> Option<Hpa>;
+
+    /// `count` zeroed pages for a root that is larger than a page, a power of two up to 16: side by side, the first at a
+    /// multiple of their whole size. They are freed one by one.
+    fn allocate_root(&self, count: u32) -> Option<Hpa>;
+
+    /// Takes back a page. It is no longer part of any tree, but need not be zero.
+    fn free(&self, hpa: Hpa);
+
+    /// Reads an entry. What was written before the entry is visible after it is read ([`Acquire`]).
+    ///
+    /// [`Acquire`]: core::sync::atomic::Ordering::Acquire
+    fn load(&self, cell: Cell) -> u64;
+
+    /// Writes `new` if the entry is still `old`, else says what it is. What was written before is visible to whoever reads
+    /// the new entry ([`AcqRel`](core::sync::atomic::Ordering::AcqRel)).
+    ///
+    /// # Errors
+    /// With what the entry says when that is not `old`.
+    fn compare_exchange(&self, cell: Cell, old: u64, new: u64) -> Result<(), u64>;
+
+    /// Writes an entry of a table that is in no tree, so that nobody else reads it.
+    fn write_private(&self, cell: Cell, bits: u64);
+}
+
+/// The TLBs of all processors that may run the guest.
+pub trait Tlb {
+    /// Makes all entries that were written so far visible to all walkers, as far as the hardware does not do so itself.
+    ///
+    /// Without it, a processor may fault again on what was just mapped; nothing worse.
+    fn publish(&self);
+
+    /// Pays a debt at once: on return no processor uses what it names any more.
+    ///
+    /// Called in the middle of operations that may not go on before: where the format
+    /// [breaks before it makes](crate::Replace), and when small pages are collapsed.
+    fn flush(&self, stale: Stale);
+
+    /// Lets a moment pass: another processor is about to finish a change of the same entry.
+    fn relax(&self);
+}

@@ -1,0 +1,188 @@
+//! A large leaf becomes a table of smaller ones, while the guest runs.
+//!
+//! Whatever the processor demands has three steps (Arm ARM, D8.16; [`Replace`]):
+//!
+//! ```text
+//!              begin                flush      finish
+//!  BreakFirst  leaf -> busy         yes        busy -> table          the guest may fault in between, and tries again
+//!  Uncached    leaf -> leaf, nT     yes        leaf, nT -> table      and owes a flush
+//!  OneStore                                    leaf -> table          and owes a flush
+//!  Freely                                      leaf -> table
+//! ```
+//!
+//! Many leaves begin together, are flushed by one broadcast, and finish together. Each exchange is conditional: the
+//! hardware may record a write in the leaf at any moment, and another processor may be quicker.
+
+use crate::tree::{Slot, Tree, entries};
+use crate::{Cell, Entry, Format, MapError, Pages, Replace, Spare, Stale, Tlb};
+use addr::{Gpa, GpaRange};
+
+/// Leaves that are broken together, so that one broadcast serves them all.
+pub const BATCH: usize = 64;
+
+/// What came of a split.
+pub(crate) enum Split {
+    /// There is a table now.
+    Done(Stale),
+    /// Another processor has changed the entry: look again.
+    Lost,
+}
+
+/// What the parts of a split leaf say.
+pub(crate) trait Dress {
+    /// Whether a part says less than the leaf did, so that the leaf must be gone from all TLBs before that counts.
+    fn restricts(&self) -> bool;
+
+    /// The part at `level`, made from one that says the same as the leaf.
+    fn part<F: Format>(&self, format: &F, level: u32, bits: u64) -> u64;
+}
+
+/// The parts say what the leaf said.
+pub(crate) struct AsBefore;
+
+impl Dress for AsBefore {
+    fn restricts(&self) -> bool {
+        false
+    }
+    fn part<F: Format>(&self, _: &F, _: u32, bits: u64) -> u64 {
+        bits
+    }
+}
+
+impl<F: Format> Tree<F> {
+    /// Replaces the leaf in `slot`, which is above level 0.
+    ///
+    /// # Errors
+    /// When there is no spare table.
+    pub(crate) fn split(
+        &self,
+        pages: &impl Pages,
+        tlb: &impl Tlb,
+        slot: Slot,
+        spare: &mut Spare,
+        dress: &impl Dress,
+    ) -> Result<Split, MapError> {
+        if spare.count() == 0 {
+            return Err(MapError::OutOfTables);
+        }
+        let Some(begun) = self.begin(pages, slot) else { return Ok(Split::Lost) };
+        if self.flushes_between() {
+            tlb.flush(self.broken(&begun));
+        }
+        let split = self.finish(pages, &begun, spare, dress);
+        tlb.publish();
+        Ok(split)
+    }
+
+    /// Replaces large leaves in `range` that `wanted` picks, at most [`BATCH`] of them and no more than there are spare
+    /// tables, and returns where to go on: the end of the range when all is done.
+    ///
+    /// A leaf that another processor changes at the same time is left as it is. After a leaf whose parts are large
+    /// themselves, these come next.
+    pub(crate) fn split_batch(
+        &self,
+        pages: &impl Pages,
+        tlb: &impl Tlb,
+        range: GpaRange,
+        spare: &mut Spare,
+        wanted: impl Fn(&F, u64) -> bool,
+        dress: &impl Dress,
+    ) -> (Stale, Gpa) {
+        let mut batch = [None; BATCH];
+        let mut owed = Stale::EMPTY;
+        let mut used = 0;
+        let mut gpa = range.start;
+        while gpa < range.end() && used < BATCH && (used as u64) < spare.count() {
+            let slot = self.descend(pages, gpa);
+            let is_meant = slot.level > 0 && slot.access().is_some() && wanted(&self.format, slot.bits);
+            if let Some(begun) = is_meant.then(|| self.begin(pages, slot)).flatten() {
+                owed = owed.merge(self.broken(&begun));
+                batch[used] = Some(begun);
+                used += 1;
+                if slot.level > 1 {
+                    break;
+                }
+            }
+            gpa = slot.page().end();
+        }
+
+        if self.flushes_between() {
+            tlb.flush(owed);
+        }
+        let mut stale = Stale::EMPTY;
+        for begun in batch.iter().flatten() {
+            if let Split::Done(owed) = self.finish(pages, begun, spare, dress) {
+                stale = stale.merge(owed);
+            }
+        }
+        tlb.publish();
+        (stale, gpa.min(range.end()))
+    }
+
+    /// Whether a leaf must be flushed between the two steps.
+    fn flushes_between(&self) -> bool {
+        matches!(self.format.replace(), Replace::BreakFirst | Replace::Uncached(_))
+    }
+
+    /// What must be gone from all TLBs before the second step.
+    fn broken(&self, begun: &Slot) -> Stale {
+        Stale::leaf(begun.page(), begun.level)
+    }
+
+    /// The first step. `None` when the entry has changed; else the slot with the leaf as the second step shall find it.
+    fn begin(&self, pages: &impl Pages, slot: Slot) -> Option<Slot> {
+        match self.format.replace() {
+            Replace::Freely | Replace::OneStore => Some(slot),
+            Replace::BreakFirst => slot.exchange(pages, self.format.busy()).then_some(slot),
+            Replace::Uncached(bit) => {
+                let bits = slot.bits | bit;
+                // It may have the bit from another processor that has not flushed yet: we flush in any case.
+                (bits == slot.bits || slot.exchange(pages, bits)).then_some(Slot { bits, ..slot })
+            }
+        }
+    }
+
+    /// The second step.
+    fn finish(&self, pages: &impl Pages, begun: &Slot, spare: &mut Spare, dress: &impl Dress) -> Split {
+        let table = spare.take(pages).expect("who begins a split has counted the spare tables");
+        let link = self.format.table(table);
+        let part_level = begun.level - 1;
+        let build = |bits| {
+            for (number, index) in (0..entries::<F>()).zip(0_u64..) {
+                let part = dress.part(&self.format, part_level, self.format.part(bits, part_level, index));
+                pages.write_private(Cell { table, index: number }, part);
+            }
+        };
+        let restricted = if dress.restricts() { Stale::of(begun.page()) } else { Stale::EMPTY };
+
+        let mut bits = begun.bits;
+        loop {
+            build(bits);
+            let (expected, owed) = match self.format.replace() {
+                Replace::BreakFirst => (self.format.busy(), Stale::EMPTY),
+                Replace::Freely => (bits, restricted),
+                Replace::OneStore | Replace::Uncached(_) => (bits, Stale::of(begun.page())),
+            };
+            match pages.compare_exchange(begun.cell, expected, link) {
+                Ok(()) => return Split::Done(owed),
+                // The hardware has recorded something, or somebody has changed rights: the parts must say so too.
+                Err(now) if self.is_still(begun, now) => bits = now,
+                Err(_) => {
+                    spare.put_back(pages, table, entries::<F>());
+                    return Split::Lost;
+                }
+            }
+        }
+    }
+
+    /// Whether an entry that has changed since the first step is still a leaf that may be replaced.
+    fn is_still(&self, begun: &Slot, bits: u64) -> bool {
+        let is_leaf = matches!(self.format.decode(begun.level, bits), Entry::Leaf { .. });
+        match self.format.replace() {
+            Replace::BreakFirst => unreachable!("who breaks an entry is the only one to make it"),
+            // Without the bit it is another leaf, made after ours was removed.
+            Replace::Uncached(bit) => is_leaf && bits & bit != 0,
+            Replace::Freely | Replace::OneStore => is_leaf,
+        }
+    }
+}
