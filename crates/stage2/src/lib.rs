@@ -49,6 +49,7 @@ mod spare;
 mod split;
 mod stale;
 mod sync;
+pub mod tlbi;
 mod tree;
 mod vmsa;
 

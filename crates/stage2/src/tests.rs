@@ -335,6 +335,14 @@ fn reserved_arm_descriptors_map_nothing() {
 }
 
 #[test]
+fn arm_block_that_must_not_be_cached_still_leads_to_its_memory() {
+    let vmsa = Vmsa::new(40, 40, false).expect("possible");
+    let block = vmsa.leaf(Hpa(0x4000_0000), 2, Access::ALL, Memory::Normal) | 1 << 16;
+    assert_eq!(vmsa.decode(2, block), Entry::Leaf { hpa: Hpa(0x4000_0000), access: Access::ALL });
+    assert_eq!(vmsa.part(block, 0, 0) >> 16 & 1, 0, "its parts may be cached");
+}
+
+#[test]
 fn arm_walks_start_where_concatenated_roots_allow() {
     // IPA bits -> levels, SL0, tables at the root (Arm ARM, D8.2.2, tables for the 4 KiB granule).
     for (bits, levels, sl0, tables) in [

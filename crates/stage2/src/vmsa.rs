@@ -183,7 +183,8 @@ impl<const INDEX_BITS: u32> Format for VmsaOf<INDEX_BITS> {
     }
 
     fn decode(&self, level: u32, bits: u64) -> Entry {
-        let hpa = Hpa(bits & ADDRESS);
+        // A block has other fields where its address is zero.
+        let hpa = Hpa(if bits & TABLE_OR_PAGE == 0 { bits & ADDRESS & !NO_TRANSLATION_CACHED } else { bits & ADDRESS });
         match (bits & VALID != 0, bits & TABLE_OR_PAGE != 0) {
             (false, _) if bits == BUSY => Entry::Busy,
             (false, _) => Entry::Empty,

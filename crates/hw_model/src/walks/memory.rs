@@ -1,0 +1,105 @@
+//! Memory as walkers see it: late.
+//!
+//! Every word keeps its history. The software reads and exchanges what is newest, but a walker may read any version that
+//! is not *known* on its pCPU to be overwritten. A version becomes known there when its writer, or somebody who has seen it,
+//! completes a DSB, or when the walker reads something that was written after it with release semantics.
+
+use std::collections::BTreeMap;
+
+/// For each thread, how many of its stores are known.
+type Clock = Vec<u64>;
+
+/// Address of a table, and the entry in it.
+pub(super) type Place = (u64, usize);
+
+#[derive(Clone, Debug)]
+struct Version {
+    bits: u64,
+    /// The thread and the number of the store, or `None` for what the hardware wrote, which is known everywhere.
+    writer: Option<(usize, u64)>,
+    /// What is known to who reads this.
+    released: Option<Clock>,
+}
+
+#[derive(Debug)]
+pub(super) struct Memory {
+    words: BTreeMap<Place, Vec<Version>>,
+    /// What each thread knows of all others' stores, itself included.
+    threads: Vec<Clock>,
+    /// What each pCPU's walker knows.
+    walkers: Vec<Clock>,
+}
+
+impl Memory {
+    pub(super) fn new(cpus: usize) -> Self {
+        Self { words: BTreeMap::new(), threads: vec![vec![0; cpus]; cpus], walkers: vec![vec![0; cpus]; cpus] }
+    }
+
+    /// A page of zeros that everybody knows of.
+    pub(super) fn add_table(&mut self, table: u64, entries: usize) {
+        for index in 0..entries {
+            self.words.insert((table, index), vec![Version { bits: 0, writer: None, released: None }]);
+        }
+    }
+
+    pub(super) fn newest(&self, place: Place) -> u64 {
+        self.words[&place].last().expect("each word has a version").bits
+    }
+
+    /// A thread reads, with acquire semantics.
+    pub(super) fn load(&mut self, thread: usize, place: Place) -> u64 {
+        let version = self.words[&place].last().expect("each word has a version");
+        if let Some(clock) = &version.released {
+            merge(&mut self.threads[thread], clock);
+        }
+        version.bits
+    }
+
+    /// A thread writes; with release semantics, or plainly.
+    pub(super) fn store(&mut self, thread: usize, place: Place, bits: u64, release: bool) {
+        self.threads[thread][thread] += 1;
+        let released = release.then(|| self.threads[thread].clone());
+        let version = Version { bits, writer: Some((thread, self.threads[thread][thread])), released };
+        self.words.get_mut(&place).expect("a word of a table").push(version);
+    }
+
+    /// The hardware replaces the newest version.
+    pub(super) fn hardware_store(&mut self, place: Place, bits: u64) {
+        self.words.get_mut(&place).expect("a word of a table").push(Version { bits, writer: None, released: None });
+    }
+
+    /// All that a thread knows is known to all walkers.
+    pub(super) fn publish(&mut self, thread: usize) {
+        for walker in &mut self.walkers {
+            merge(walker, &self.threads[thread]);
+        }
+    }
+
+    /// How many versions a walker may read; 0 is the newest.
+    pub(super) fn readable(&mut self, cpu: usize, place: Place) -> usize {
+        let walkers = &self.walkers;
+        let versions = self.words.get_mut(&place).expect("a word of a table");
+        let known =
+            |walker: &Clock, version: &Version| version.writer.is_none_or(|(thread, number)| walker[thread] >= number);
+        let oldest = |walker: &Clock, versions: &[Version]| {
+            versions.iter().rposition(|version| known(walker, version)).unwrap_or(0)
+        };
+        let keep = walkers.iter().map(|walker| oldest(walker, versions)).min().unwrap_or(0);
+        versions.drain(..keep);
+        versions.len() - oldest(&walkers[cpu], versions)
+    }
+
+    /// A walker reads the version that has `age` newer ones.
+    pub(super) fn walk(&mut self, cpu: usize, place: Place, age: usize) -> u64 {
+        let versions = &self.words[&place];
+        let version = &versions[versions.len() - 1 - age];
+        if let Some(clock) = &version.released {
+            merge(&mut self.walkers[cpu], clock);
+        }
+        version.bits
+    }
+}
+
+fn merge(into: &mut Clock, from: &Clock) {
+    into.iter_mut().zip(from).for_each(|(mine, theirs)| *mine = (*mine).max(*theirs));
+}

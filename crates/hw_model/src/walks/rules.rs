@@ -1,0 +1,106 @@
+//! What the manuals promise about entries, written down a second time: nothing here is shared with the code under test.
+
+/// Which manual holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rules {
+    /// Nested pages of SVM (APM vol. 2, 15.25): an entry that denies is walked again; leaves of different sizes may be
+    /// cached together as long as they agree.
+    Nested,
+    /// Stage 2 of Arm (Arm ARM, D8.16 and D8.17): an entry that denies may be cached.
+    Arm {
+        /// FEAT_BBM level. At 0, leaves of different sizes must never be cached together.
+        bbm: u32,
+        /// FEAT_HAFDBS: the hardware sets the access flag, and records writes in leaves with DBM.
+        hafdbs: bool,
+    },
+}
+
+/// What the hardware takes an entry for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Descriptor {
+    Invalid,
+    Table(u64),
+    Leaf(Leaf),
+}
+
+/// A leaf, as the hardware sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Leaf {
+    pub(super) output: u64,
+    pub(super) read: bool,
+    /// A write needs nothing else.
+    pub(super) write: bool,
+    /// A write is recorded in the leaf first.
+    pub(super) recorded: bool,
+    pub(super) accessed: bool,
+    /// Must not be cached (nT).
+    pub(super) uncached: bool,
+}
+
+const ADDRESS: u64 = 0x0000_ffff_ffff_f000;
+
+impl Rules {
+    pub(super) fn decode(self, level: u32, bits: u64) -> Descriptor {
+        let bit = |number: u32| bits >> number & 1 != 0;
+        if !bit(0) {
+            return Descriptor::Invalid;
+        }
+        let output = bits & ADDRESS;
+        match self {
+            Self::Nested if level > 0 && !bit(7) => Descriptor::Table(output),
+            Self::Nested => Descriptor::Leaf(Leaf {
+                output,
+                read: true,
+                write: bit(1) && bit(6),
+                recorded: bit(1) && !bit(6),
+                accessed: bit(5),
+                uncached: false,
+            }),
+            Self::Arm { .. } if level > 0 && bit(1) => Descriptor::Table(output),
+            Self::Arm { .. } if level == 0 && !bit(1) => Descriptor::Invalid,
+            Self::Arm { hafdbs, .. } => Descriptor::Leaf(Leaf {
+                // Bit 16 of a block is nT, not a part of the address.
+                output: if level > 0 { output & !(1 << 16) } else { output },
+                read: bit(6),
+                write: bit(7),
+                recorded: !bit(7) && bit(51) && hafdbs,
+                accessed: bit(10),
+                uncached: level > 0 && bit(16),
+            }),
+        }
+    }
+
+    /// The leaf with the access flag.
+    pub(super) fn with_accessed(self, bits: u64) -> u64 {
+        match self {
+            Self::Nested => bits | 1 << 5,
+            Self::Arm { .. } => bits | 1 << 10,
+        }
+    }
+
+    /// The leaf with a write recorded.
+    pub(super) fn with_write(self, bits: u64) -> u64 {
+        match self {
+            Self::Nested => bits | 1 << 6,
+            Self::Arm { .. } => bits | 1 << 7,
+        }
+    }
+
+    /// Whether the hardware sets the access flag itself.
+    pub(super) fn sets_accessed(self) -> bool {
+        match self {
+            Self::Nested => true,
+            Self::Arm { hafdbs, .. } => hafdbs,
+        }
+    }
+
+    /// Whether an entry of the TLB may deny an access that the tables allow.
+    pub(super) fn caches_denials(self) -> bool {
+        matches!(self, Self::Arm { .. })
+    }
+
+    /// Whether leaves of two sizes may be cached for one address.
+    pub(super) fn mixes_sizes(self) -> bool {
+        !matches!(self, Self::Arm { bbm: 0 | 1, .. })
+    }
+}

@@ -1,0 +1,88 @@
+//! What a processor may remember of its walks, and what makes it forget.
+
+/// TLB maintenance (Arm ARM, D8.17). Addresses are of the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Invalidate {
+    /// By range: what stage 2 alone says (IPAS2E1, RIPAS2E1).
+    Guest {
+        /// First address.
+        start: u64,
+        /// First address behind.
+        end: u64,
+        /// The level (0: pages) that entries are of; others need not go. `None`: any.
+        level: Option<u32>,
+        /// Leaves only, not what leads to them.
+        leaves: bool,
+    },
+    /// What both stages say together, of this VM (VMALLE1).
+    Combined,
+    /// All of this VM (VMALLS12E1).
+    All,
+}
+
+/// One thing that a processor remembers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Entry {
+    pub(super) kind: Kind,
+    pub(super) start: u64,
+    pub(super) bytes: u64,
+    /// The level of the entry that it was read from.
+    pub(super) level: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Where the next table is.
+    Table(u64),
+    /// A leaf, found by the guest physical address.
+    Leaf(Rights),
+    /// The same, found by the guest's virtual address: it does not know which physical one it was made from.
+    Combined(Rights),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Rights {
+    /// Distance from guest to host addresses.
+    pub(super) distance: u64,
+    pub(super) read: bool,
+    pub(super) write: bool,
+    /// A write is recorded in the tables first.
+    pub(super) recorded: bool,
+}
+
+impl Entry {
+    pub(super) fn covers(&self, address: u64) -> bool {
+        self.start <= address && address - self.start < self.bytes
+    }
+
+    pub(super) fn overlaps(&self, other: &Self) -> bool {
+        self.start < other.start + other.bytes && other.start < self.start + self.bytes
+    }
+
+    /// Rights, if it is a translation.
+    pub(super) fn rights(&self) -> Option<Rights> {
+        match self.kind {
+            Kind::Table(_) => None,
+            Kind::Leaf(rights) | Kind::Combined(rights) => Some(rights),
+        }
+    }
+
+    /// Whether the invalidation must remove it. What it may remove as well, it does not.
+    pub(super) fn goes(&self, invalidate: Invalidate, index_bits: u32) -> bool {
+        match (invalidate, self.kind) {
+            (Invalidate::All, _) | (Invalidate::Combined, Kind::Combined(_)) => true,
+            (Invalidate::Combined, _) | (Invalidate::Guest { .. }, Kind::Combined(_)) => false,
+            (Invalidate::Guest { leaves: true, .. }, Kind::Table(_)) => false,
+            (Invalidate::Guest { start, end, level, .. }, kind) => {
+                // A part of a large leaf goes when any address of the leaf is named.
+                let whole = match kind {
+                    Kind::Table(_) => self.bytes,
+                    Kind::Leaf(_) | Kind::Combined(_) => 1 << (12 + index_bits * self.level),
+                };
+                let first = self.start & !(whole - 1);
+                let is_meant = level.is_none_or(|level| level == self.level);
+                is_meant && first < end && start < first + whole
+            }
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! The code under test on `hw_model`'s walking machine: every access to a table and every instruction is a step, between
+//! two of which another thread may run and the hardware does as it likes. A [`Mutant`] spoils one of these steps.
+
+use std::collections::BTreeMap;
+
+use addr::{Gpa, Hpa};
+use hw_model::walks::{Barrier as Wait, Geometry, Invalidate, Rules, Walks};
+use shuttle::sync::{Arc, Mutex, MutexGuard};
+use stage2::tlbi::{Barrier, Features, Maintenance, Tlbi};
+use stage2::{Cell, Pages, Stale, Tlb};
+
+/// What is done wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mutant {
+    Nothing,
+    /// The first DSB of a payment is missing.
+    NoBarrierBefore,
+    /// The DSB between the two TLBIs is missing.
+    NoBarrierBetween,
+    /// The last DSB is missing.
+    NoBarrierAfter,
+    /// DSBs wait for stores only.
+    BarrierForStores,
+    /// DSBs wait for this processor only.
+    BarrierForOne,
+    /// The second TLBI, for what both stages say, is missing.
+    NoCombined,
+    /// TLBIs are not broadcast.
+    NotBroadcast,
+    /// Broken entries stay as they were until they are made.
+    NoBreak,
+    /// Exchanges do not look at what was there.
+    PlainStore,
+    /// The level that a TLBI names is off by one.
+    WrongLevel,
+    /// TLBIs leave pointers to tables alone.
+    LeavesOnly,
+    /// Tables are freed although somebody walks them.
+    FreedEarly,
+    /// Who was denied does not flush before it tries again.
+    NoLocal,
+    /// What is cleared is not flushed before it is copied.
+    NoFlush,
+    /// Pages are copied before they are cleared.
+    CopiedFirst,
+    /// The hypervisor marks before it writes.
+    MarkedFirst,
+    /// What was lost counts as received.
+    ForgottenOnCancel,
+    /// What is unmapped or protected is not flushed.
+    NoFlushOfRange,
+}
+
+/// All that there is, beside the code under test.
+pub(crate) struct World {
+    pub(crate) walks: Walks,
+    /// Guest memory by host page: what was written there last.
+    pub(crate) ram: BTreeMap<u64, u64>,
+    /// Number of DSBs since the last payment began.
+    barriers: u32,
+    next_value: u64,
+}
+
+pub(crate) struct Machine {
+    world: Mutex<World>,
+    pub(crate) rules: Rules,
+    features: Features,
+    pub(crate) mutant: Mutant,
+    /// What the hardware walks ahead of use: pages from zero on.
+    pages: u64,
+}
+
+impl Machine {
+    pub(crate) fn new(rules: Rules, geometry: Geometry, cpus: usize, pages: u64, mutant: Mutant) -> Arc<Self> {
+        use shuttle::rand::{Rng, thread_rng};
+        let walks = Walks::new(rules, geometry, cpus, thread_rng().r#gen());
+        let features = Features { ttl: thread_rng().r#gen(), ranges: thread_rng().r#gen() };
+        let world = World { walks, ram: BTreeMap::new(), barriers: 0, next_value: 1 };
+        Arc::new(Self { world: Mutex::new(world), rules, features, mutant, pages })
+    }
+
+    /// One step of a thread. Before it, the hardware moves.
+    pub(crate) fn step(&self) -> MutexGuard<'_, World> {
+        let mut world = self.world.lock().expect("nobody panics");
+        for _ in 0..world.walks.pick(3) {
+            let pages = self.pages;
+            world.walks.stir(0, pages);
+        }
+        if let Some(violation) = world.walks.violations().first() {
+            panic!("{violation}");
+        }
+        world
+    }
+}
+
+impl World {
+    /// Something is written to a page of host memory.
+    pub(crate) fn write(&mut self, hpa: u64) {
+        self.ram.insert(hpa & !0xfff, self.next_value);
+        self.next_value += 1;
+    }
+
+    pub(crate) fn read(&self, hpa: u64) -> u64 {
+        self.ram.get(&(hpa & !0xfff)).copied().unwrap_or(0)
+    }
+}
+
+/// A processor on which a thread of the code under test runs.
+#[derive(Clone)]
+pub(crate) struct Cpu {
+    pub(crate) machine: Arc<Machine>,
+    pub(crate) number: usize,
+}
+
+impl Cpu {
+    fn is(&self, mutant: Mutant) -> bool {
+        self.machine.mutant == mutant
+    }
+
+    /// Nested and Arm spell a broken entry so.
+    fn is_busy(&self, bits: u64) -> bool {
+        bits == 1 << if self.machine.rules == Rules::Nested { 11 } else { 57 }
+    }
+}
+
+impl Pages for Cpu {
+    fn allocate(&self) -> Option<Hpa> {
+        self.allocate_root(1)
+    }
+
+    fn allocate_root(&self, count: u32) -> Option<Hpa> {
+        Some(Hpa(self.machine.step().walks.allocate(count.into())))
+    }
+
+    fn free(&self, hpa: Hpa) {
+        self.machine.step().walks.free(hpa.0);
+    }
+
+    fn load(&self, cell: Cell) -> u64 {
+        self.machine.step().walks.load(self.number, (cell.table.0, cell.index))
+    }
+
+    fn compare_exchange(&self, cell: Cell, old: u64, new: u64) -> Result<(), u64> {
+        let mut world = self.machine.step();
+        let place = (cell.table.0, cell.index);
+        let breaks = self.is_busy(new) || self.is_busy(old);
+        if self.is(Mutant::NoBreak) && breaks {
+            if self.is_busy(old) {
+                world.walks.store(self.number, place, new, true);
+            }
+            return Ok(());
+        }
+        if self.is(Mutant::PlainStore) {
+            world.walks.store(self.number, place, new, true);
+            return Ok(());
+        }
+        world.walks.compare_exchange(self.number, place, old, new)
+    }
+
+    fn write_private(&self, cell: Cell, bits: u64) {
+        // Nobody else can see it, so it is no step of its own.
+        let mut world = self.machine.world.lock().expect("nobody panics");
+        world.walks.store(self.number, (cell.table.0, cell.index), bits, false);
+    }
+}
+
+impl Tlb for Cpu {
+    fn publish(&self) {
+        self.machine.step().walks.barrier(self.number, Wait::Stores);
+    }
+
+    fn flush(&self, stale: Stale) {
+        if self.machine.rules == Rules::Nested {
+            if stale.is_empty() {
+                return;
+            }
+            // Everybody is kicked out and flushes before it enters again; we wait.
+            self.machine.step().walks.invalidate(self.number, Invalidate::All, !self.is(Mutant::NotBroadcast));
+            self.machine.step().walks.barrier(self.number, Wait::Full);
+        } else {
+            self.machine.step().barriers = 0;
+            self.machine.features.pay(stale, self);
+        }
+    }
+
+    fn relax(&self) {
+        drop(self.machine.step());
+        shuttle::thread::yield_now();
+    }
+}
+
+impl Maintenance for Cpu {
+    fn dsb(&self, barrier: Barrier) {
+        let mut world = self.machine.step();
+        world.barriers += 1;
+        let left_out = match world.barriers {
+            1 => self.is(Mutant::NoBarrierBefore),
+            2 => self.is(Mutant::NoBarrierBetween),
+            _ => self.is(Mutant::NoBarrierAfter),
+        };
+        if left_out {
+            return;
+        }
+        let wait = match barrier {
+            Barrier::LocalStores => Wait::LocalStores,
+            Barrier::Stores => Wait::Stores,
+            Barrier::Local | Barrier::Full if self.is(Mutant::BarrierForStores) => Wait::Stores,
+            Barrier::Full if self.is(Mutant::BarrierForOne) => Wait::Local,
+            Barrier::Local => Wait::Local,
+            Barrier::Full => Wait::Full,
+        };
+        world.walks.barrier(self.number, wait);
+    }
+
+    fn isb(&self) {}
+
+    fn tlbi(&self, operation: Tlbi) {
+        let mut world = self.machine.step();
+        let by_address = |ipa: Gpa, level: Option<u32>, leaves| Invalidate::Guest {
+            start: ipa.0,
+            end: ipa.0 + operation.bytes(),
+            level: if self.is(Mutant::WrongLevel) { Some(level.map_or(1, |level| level + 1)) } else { level },
+            leaves: leaves || self.is(Mutant::LeavesOnly),
+        };
+        let (invalidate, everywhere) = match operation {
+            Tlbi::Ipa { leaves, everywhere, ipa, level } => (by_address(ipa, level, leaves), everywhere),
+            Tlbi::Range { leaves, ipa, .. } => (by_address(ipa, None, leaves), true),
+            Tlbi::Combined { .. } if self.is(Mutant::NoCombined) => return,
+            Tlbi::Combined { everywhere } => (Invalidate::Combined, everywhere),
+            Tlbi::All { everywhere } => (Invalidate::All, everywhere),
+        };
+        world.walks.invalidate(self.number, invalidate, everywhere && !self.is(Mutant::NotBroadcast));
+    }
+}

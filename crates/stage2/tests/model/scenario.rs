@@ -1,0 +1,330 @@
+//! What the threads do: two vCPUs that write, and a third processor that follows with a copy, takes memory away, or
+//! makes large pages of small ones.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use addr::{Gpa, GpaRange, Hpa};
+use hw_model::walks::{Geometry, Rules, Stop};
+use shuttle::scheduler::{PctScheduler, RandomScheduler};
+use shuttle::sync::Arc;
+use shuttle::{Config, Runner};
+use stage2::{
+    Access, Collapse, DirtyLog, Epochs, Fault, Format, Granularity, Limbo, MarkWord, Policy, Quiescence, Rounds,
+    Source, Spare, Start, Tree, Walker,
+};
+
+use crate::machine::{Cpu, Machine, Mutant};
+
+/// What is tried.
+#[derive(Clone, Copy)]
+pub(crate) struct Setting<F> {
+    pub(crate) format: F,
+    pub(crate) rules: Rules,
+    pub(crate) kind: Kind,
+    pub(crate) source: Source,
+    pub(crate) policy: Policy,
+    pub(crate) mutant: Mutant,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A copy follows what the guest and the hypervisor write.
+    Follow,
+    /// Pages are unmapped, protected, and given back.
+    TakeAway,
+    /// Tables are collapsed while the guest makes new ones.
+    Collapse,
+}
+
+/// Pages of the guest; with four entries in a table, two leaves of four pages each.
+const PAGES: u64 = 8;
+/// Where they are in host memory, at a multiple of what four levels translate.
+const HOST: u64 = 0x10_0000;
+const VCPUS: usize = 2;
+const OTHER: usize = VCPUS;
+/// A guest that faults so often in one access will do so for ever.
+const PATIENCE: u32 = 400;
+
+type Log = DirtyLog<Vec<MarkWord>>;
+
+/// Tries `schedules` schedules.
+///
+/// Half of them at random, which mixes steps finely; half with few preemptions, which leaves a thread behind for long.
+/// They are the same in every run, until `DUNLIN_SEED` says otherwise.
+pub(crate) fn run<F: Format + Copy + Send + Sync + 'static>(setting: Setting<F>, schedules: usize) {
+    const CHUNK: usize = 100;
+    let seed: u64 = std::env::var("DUNLIN_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0);
+    for (chunk, seed) in (0..schedules.div_ceil(2 * CHUNK)).zip(seed << 32..) {
+        let count = CHUNK.min(schedules.div_ceil(2) - chunk * CHUNK);
+        let fine = RandomScheduler::new_from_seed(seed, count);
+        Runner::new(fine, Config::default()).run(move || once(setting));
+        let coarse = PctScheduler::new_from_seed(seed, 3, count);
+        Runner::new(coarse, Config::default()).run(move || once(setting));
+    }
+}
+
+/// What is found to be wrong in one of `schedules` schedules, if anything is.
+pub(crate) fn caught<F: Format + Copy + Send + Sync + 'static>(
+    setting: Setting<F>,
+    schedules: usize,
+) -> Option<String> {
+    let payload = catch_unwind(AssertUnwindSafe(|| run(setting, schedules))).err()?;
+    let text = payload.downcast_ref::<String>().cloned();
+    Some(text.or_else(|| Some((*payload.downcast_ref::<&str>()?).to_string())).unwrap_or_default())
+}
+
+struct Guest<F> {
+    tree: Tree<F>,
+    log: Option<Log>,
+    epochs: Epochs<Vec<Walker>>,
+    /// Whether vCPUs give up an access to what is not mapped, or may not be written.
+    forgives: bool,
+}
+
+fn once<F: Format + Copy + Send + Sync + 'static>(setting: Setting<F>) {
+    let geometry = Geometry { index_bits: F::INDEX_BITS, levels: setting.format.levels() };
+    let machine = Machine::new(setting.rules, geometry, VCPUS + 1, PAGES, setting.mutant);
+    let other = Cpu { machine: machine.clone(), number: OTHER };
+    let (tree, mut shape) = Tree::new(setting.format, &other).expect("tables");
+    machine.step().walks.set_root(tree.root().0);
+    let all = range(0, PAGES);
+    tree.map(&mut shape, &other, &other, all, Hpa(HOST), Access::ALL).expect("maps");
+
+    let marks = vec![MarkWord::new()];
+    let log = DirtyLog::new(all, setting.source, setting.policy, marks).expect("enough marks");
+    let walkers = (0..=VCPUS).map(|_| Walker::new()).collect();
+    let forgives = setting.kind == Kind::TakeAway;
+    let log = (setting.kind != Kind::TakeAway).then_some(log);
+    let guest = Arc::new(Guest { tree, log, epochs: Epochs::new(walkers), forgives });
+
+    let vcpus: Vec<_> = (0..VCPUS)
+        .map(|number| {
+            let (guest, cpu) = (guest.clone(), Cpu { machine: machine.clone(), number });
+            shuttle::thread::spawn(move || run_vcpu(&guest, &cpu))
+        })
+        .collect();
+    let device = {
+        let (guest, cpu) = (guest.clone(), other.clone());
+        shuttle::thread::spawn(move || run_device(&guest, &cpu))
+    };
+    let join = move || {
+        vcpus.into_iter().for_each(|vcpu| vcpu.join().expect("a vCPU found nothing wrong"));
+        device.join().expect("a device found nothing wrong");
+    };
+
+    match setting.kind {
+        Kind::Follow => follow(&guest, &other, join),
+        Kind::TakeAway => {
+            take_away(&guest, &other, &mut shape);
+            join();
+        }
+        Kind::Collapse => {
+            collapse(&guest, &other, &mut shape);
+            join();
+        }
+    }
+    drop(machine.step());
+}
+
+/// A guest that writes, and a hypervisor that handles its faults.
+fn run_vcpu<F: Format>(guest: &Guest<F>, cpu: &Cpu) {
+    let mut spare = Spare::new();
+    for _ in 0..3 {
+        let page = cpu.machine.step().walks.pick(PAGES);
+        spare.fill(cpu, 2).expect("tables");
+        write(guest, cpu, &mut spare, page << 12);
+    }
+    spare.give_back(cpu);
+}
+
+fn write<F: Format>(guest: &Guest<F>, cpu: &Cpu, spare: &mut Spare, gpa: u64) {
+    for _ in 0..PATIENCE {
+        cpu.machine.step().walks.enter(cpu.number);
+        let stop = {
+            let mut world = cpu.machine.step();
+            let result = world.walks.access(cpu.number, gpa, true);
+            if let Ok(hpa) = result {
+                assert_eq!(hpa, HOST + gpa, "the guest writes elsewhere");
+                world.write(hpa);
+            }
+            result
+        };
+        cpu.machine.step().walks.leave(cpu.number);
+        if stop.is_ok() {
+            return;
+        }
+
+        let wanted = if stop == Err(Stop::AccessFlag) { Access::READ } else { Access::READ_WRITE };
+        let granularity = guest.log.as_ref().map_or(Granularity::Whole, Log::granularity);
+        let walking = guest.epochs.enter(cpu.number).expect("not walking yet");
+        let fault = guest.tree.fault(cpu, cpu, Gpa(gpa), wanted, granularity, spare);
+        drop(walking);
+        match fault {
+            Fault::Retry(stale) => {
+                if !stale.is_empty() && cpu.machine.mutant != Mutant::NoLocal {
+                    stage2::Tlb::flush(cpu, stale);
+                }
+                shuttle::thread::yield_now();
+            }
+            Fault::Unmapped | Fault::Denied(_) => {
+                assert!(guest.forgives, "{fault:?} where there is memory");
+                return;
+            }
+        }
+    }
+    panic!("a guest faults for ever at {gpa:#x}");
+}
+
+/// A sender: rounds of what is dirty, one of them lost, and a last one when the guest stands.
+fn follow<F: Format>(guest: &Guest<F>, cpu: &Cpu, join: impl FnOnce()) {
+    let log = guest.log.as_ref().expect("there is one");
+    let mut copy: Vec<u64> = (0..PAGES).map(|_| 0).collect();
+    let mut rounds = Rounds::new(log, vec![0; 1]).expect("enough bits");
+    let mut spare = Spare::new();
+    spare.fill(cpu, 4).expect("tables");
+
+    let from = if cpu.machine.step().walks.pick(2) == 0 { Start::AllDirty } else { Start::Clean };
+    let stale = log.start(&guest.tree, cpu, cpu, from, &mut spare).expect("tables");
+    stage2::Tlb::flush(cpu, stale);
+    if from == Start::Clean {
+        send(guest, cpu, &mut rounds, &mut copy, &[(1 << PAGES) - 1]);
+    }
+    let mut ahead = Gpa(0);
+    for round in 0..2 {
+        if log.granularity() == Granularity::Watched && ahead < log.slot().end() {
+            let (stale, next) = log.split_ahead(&guest.tree, cpu, cpu, ahead, &mut spare);
+            stage2::Tlb::flush(cpu, stale);
+            ahead = next;
+        }
+
+        let mut dirty = [0];
+        log.get(&guest.tree, cpu, cpu, 0, &mut dirty);
+        let before = copy.clone();
+        send(guest, cpu, &mut rounds, &mut copy, &dirty);
+        if round == 0 && cpu.machine.step().walks.pick(2) == 0 {
+            // The receiver has seen nothing of it.
+            copy = before;
+            if cpu.machine.mutant == Mutant::ForgottenOnCancel { rounds.acknowledge() } else { rounds.cancel(log) }
+        } else {
+            rounds.acknowledge();
+        }
+    }
+
+    join();
+    let mut dirty = [0];
+    log.get(&guest.tree, cpu, cpu, 0, &mut dirty);
+    send(guest, cpu, &mut rounds, &mut copy, &dirty);
+    let world = cpu.machine.step();
+    for (page, copied) in (0..).zip(&copy) {
+        assert_eq!(*copied, world.read(HOST + (page << 12)), "a write to page {page} is lost");
+    }
+    drop(world);
+    spare.give_back(cpu);
+}
+
+fn send<F: Format>(guest: &Guest<F>, cpu: &Cpu, rounds: &mut Rounds<Vec<u64>>, copy: &mut [u64], wanted: &[u64; 1]) {
+    let log = guest.log.as_ref().expect("there is one");
+    let mut copy_pages = |wanted: u64| {
+        for (page, copied) in (0..).zip(copy.iter_mut()).filter(|(page, _)| wanted >> page & 1 != 0) {
+            *copied = cpu.machine.step().read(HOST + (page << 12));
+        }
+    };
+    if cpu.machine.mutant == Mutant::CopiedFirst {
+        copy_pages(wanted[0]);
+    }
+    let cleared = rounds.clear(log, &guest.tree, cpu, cpu, 0, wanted);
+    match cpu.machine.mutant {
+        Mutant::NoFlush => copy_pages(wanted[0]),
+        Mutant::CopiedFirst => drop(cleared.flush(cpu)),
+        _ => copy_pages(cleared.flush(cpu).pages().map(|page| 1 << page).sum()),
+    }
+}
+
+/// The hypervisor itself writes to the guest's memory, as its devices do.
+fn run_device<F>(guest: &Guest<F>, cpu: &Cpu) {
+    let Some(log) = &guest.log else { return };
+    for _ in 0..2 {
+        let page = cpu.machine.step().walks.pick(PAGES);
+        let write = || cpu.machine.step().write(HOST + (page << 12));
+        if cpu.machine.mutant == Mutant::MarkedFirst {
+            log.mark(range(page, 1));
+            write();
+        } else {
+            log.write_as_host(range(page, 1), write);
+        }
+    }
+}
+
+/// Pages go, are write-protected, and come back.
+fn take_away<F: Format>(guest: &Guest<F>, cpu: &Cpu, shape: &mut stage2::Shape) {
+    let (tree, flushes) = (&guest.tree, cpu.machine.mutant != Mutant::NoFlushOfRange);
+    let first = cpu.machine.step().walks.pick(PAGES);
+    let count = 1 + cpu.machine.step().walks.pick(PAGES - first);
+    let part = range(first, count);
+    let pages = || (first..first + count).map(|page| page << 12);
+
+    let stale = tree.protect(shape, cpu, cpu, part, Access::READ_EXECUTE).expect("tables");
+    if flushes {
+        stage2::Tlb::flush(cpu, stale);
+    }
+    pages().for_each(|gpa| cpu.machine.step().walks.declare_read_only(gpa));
+    shuttle::thread::yield_now();
+
+    pages().for_each(|gpa| cpu.machine.step().walks.declare_usable(gpa));
+    let grown = tree.protect(shape, cpu, cpu, part, Access::ALL).expect("tables");
+    stage2::Tlb::flush(cpu, grown);
+    shuttle::thread::yield_now();
+
+    let stale = tree.unmap(shape, cpu, cpu, part).expect("tables");
+    if flushes {
+        stage2::Tlb::flush(cpu, stale);
+    }
+    pages().for_each(|gpa| cpu.machine.step().walks.declare_unmapped(gpa));
+    shuttle::thread::yield_now();
+
+    pages().for_each(|gpa| cpu.machine.step().walks.declare_usable(gpa));
+    tree.map(shape, cpu, cpu, part, Hpa(HOST + part.start.0), Access::ALL).expect("maps");
+}
+
+/// Small pages become large while vCPUs use them, and are split again by their faults.
+fn collapse<F: Format>(guest: &Guest<F>, cpu: &Cpu, shape: &mut stage2::Shape) {
+    let log = guest.log.as_ref().expect("there is one");
+    let mut limbo = Limbo::<4>::new();
+    let mut spare = Spare::new();
+    for _ in 0..2 {
+        let stale = log.start(&guest.tree, cpu, cpu, Start::Clean, &mut spare).expect("nothing to split");
+        stage2::Tlb::flush(cpu, stale);
+        shuttle::thread::yield_now();
+        log.stop(&guest.tree, cpu, cpu);
+        for gpa in [Gpa(0), Gpa((PAGES / 2) << 12)] {
+            let careless = Careless;
+            let result = if cpu.machine.mutant == Mutant::FreedEarly {
+                let result = guest.tree.collapse(shape, cpu, cpu, &mut limbo, &careless, gpa, 1);
+                limbo.reclaim(cpu, &careless);
+                result
+            } else {
+                let result = guest.tree.collapse(shape, cpu, cpu, &mut limbo, &guest.epochs, gpa, 1);
+                limbo.reclaim(cpu, &guest.epochs);
+                result
+            };
+            assert_ne!(result, Collapse::Full);
+        }
+    }
+    spare.give_back(cpu);
+}
+
+/// Believes that nobody ever walks.
+struct Careless;
+
+impl Quiescence for Careless {
+    fn end_epoch(&self) -> u64 {
+        0
+    }
+    fn have_left(&self, _: u64) -> bool {
+        true
+    }
+}
+
+fn range(first: u64, pages: u64) -> GpaRange {
+    GpaRange::new(Gpa(first << 12), pages << 12).expect("a range")
+}
