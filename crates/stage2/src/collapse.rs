@@ -55,7 +55,7 @@ impl<F: Format> Tree<F> {
         }
 
         let whole = self.freeze(pages, table, level - 1);
-        tlb.flush(Stale::of(slot.page()));
+        Stale::of(slot.page()).pay(tlb);
         let busy = Slot { bits: self.format.busy(), ..slot };
         let result = match whole {
             Ok(leaf) => {

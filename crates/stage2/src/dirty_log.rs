@@ -38,7 +38,7 @@ pub enum Policy {
 pub enum Start {
     /// Everything, since nothing was copied yet. Costs nothing: leaves are closed when they are cleared.
     AllDirty,
-    /// Nothing. All leaves are closed.
+    /// Nothing. All leaves are made clean.
     Clean,
 }
 
@@ -93,7 +93,7 @@ impl<W: AsRef<[MarkWord]>> DirtyLog<W> {
         tree.split_at(pages, tlb, self.slot.start, spare)?;
         tree.split_at(pages, tlb, self.slot.end(), spare)?;
         Ok(match from {
-            Start::Clean => tree.close(pages, tlb, self.slot),
+            Start::Clean => tree.clean_all(pages, tlb, self.slot, self.source),
             Start::AllDirty => {
                 self.mark(self.slot);
                 Stale::EMPTY
@@ -246,9 +246,7 @@ pub struct Cleared<'w> {
 impl<'w> Cleared<'w> {
     /// Flushes what was cleared. What is written from now on is logged again.
     pub fn flush(self, tlb: &impl Tlb) -> Copyable<'w> {
-        if !self.stale.is_empty() {
-            tlb.flush(self.stale);
-        }
+        self.stale.pay(tlb);
         Copyable { first_word: self.first_word, wanted: self.wanted }
     }
 }

@@ -51,15 +51,10 @@ impl<F: Format> Tree<F> {
             if !picked(piece) || !self.format.is_written(slot.bits, source) {
                 return true;
             }
-            let bits = if slot.level > 0 {
+            if slot.level > 0 {
                 spill(page);
-                self.format.closed(slot.bits)
-            } else if source == Source::Hardware {
-                self.format.watched(slot.bits)
-            } else {
-                self.format.closed(slot.bits)
-            };
-            let done = slot.exchange(pages, bits);
+            }
+            let done = slot.exchange(pages, self.cleaned(slot, source));
             if done {
                 stale = stale.merge(self.owed_for(page, slot.level));
             }
@@ -68,11 +63,11 @@ impl<F: Format> Tree<F> {
         stale
     }
 
-    /// Closes all leaves in `range`, so that the next write to each faults.
-    pub(crate) fn close(&self, pages: &impl Pages, tlb: &impl Tlb, range: GpaRange) -> Stale {
+    /// Makes all leaves in `range` clean, whatever they say.
+    pub(crate) fn clean_all(&self, pages: &impl Pages, tlb: &impl Tlb, range: GpaRange, source: Source) -> Stale {
         let mut stale = Stale::EMPTY;
         self.each_leaf(pages, tlb, range, |slot| {
-            let bits = self.format.closed(slot.bits);
+            let bits = self.cleaned(slot, source);
             let done = bits == slot.bits || slot.exchange(pages, bits);
             if done && self.format.is_writable(slot.bits) {
                 stale = stale.merge(self.owed_for(slot.page(), slot.level));
@@ -80,6 +75,15 @@ impl<F: Format> Tree<F> {
             done
         });
         stale
+    }
+
+    /// The leaf, clean: a page as `source` has it, a larger one so that its next write faults.
+    fn cleaned(&self, slot: &Slot, source: Source) -> u64 {
+        if slot.level == 0 && source == Source::Hardware {
+            self.format.watched(slot.bits)
+        } else {
+            self.format.closed(slot.bits)
+        }
     }
 
     /// Gives all leaves in `range` back the rights that a log has taken. Rights only grow, so nothing is owed.
@@ -122,7 +126,7 @@ impl<F: Format> Tree<F> {
             }
             spare.fill(pages, 1)?;
             if let Split::Done(stale) = self.split(pages, tlb, slot, spare, &crate::split::AsBefore)? {
-                tlb.flush(stale);
+                stale.pay(tlb);
             }
         }
         Ok(())

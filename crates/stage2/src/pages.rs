@@ -53,7 +53,7 @@ pub trait Tlb {
     /// Without it, a processor may fault again on what was just mapped; nothing worse.
     fn publish(&self);
 
-    /// Pays a debt at once: on return no processor uses what it names any more.
+    /// Pays a debt, which is not empty, at once: on return no processor uses what it names any more.
     ///
     /// Called in the middle of operations that may not go on before: where the format
     /// [breaks before it makes](crate::Replace), and when small pages are collapsed.

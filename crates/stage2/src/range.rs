@@ -177,7 +177,7 @@ impl<F: Format> Tree<F> {
                     Ok(Split::Lost) => {}
                     // Only a leaf that was populated since the first walk has not been counted.
                     Err(error) => {
-                        tlb.flush(stale);
+                        stale.pay(tlb);
                         return Err(error);
                     }
                 }

@@ -67,7 +67,7 @@ impl<F: Format> Tree<F> {
         }
         let Some(begun) = self.begin(pages, slot) else { return Ok(Split::Lost) };
         if self.flushes_between() {
-            tlb.flush(self.broken(&begun));
+            self.broken(&begun).pay(tlb);
         }
         let split = self.finish(pages, &begun, spare, dress);
         tlb.publish();
@@ -107,7 +107,7 @@ impl<F: Format> Tree<F> {
         }
 
         if self.flushes_between() {
-            tlb.flush(owed);
+            owed.pay(tlb);
         }
         let mut stale = Stale::EMPTY;
         for begun in batch.iter().flatten() {

@@ -3,6 +3,7 @@
 //! From least to most: nothing; one page of the processor that asks; a few pages of everybody; a range; all that the VM
 //! has. Debts are gathered and paid together: what a thousand changes owe is often one range.
 
+use crate::Tlb;
 use addr::{Gpa, GpaRange};
 
 /// Single pages that a debt remembers before it becomes a range.
@@ -159,6 +160,13 @@ impl Stale {
     #[must_use]
     pub fn range(&self) -> GpaRange {
         GpaRange::new(self.start, self.end.0 - self.start.0).expect("both ends are addresses")
+    }
+
+    /// Pays at once, if anything is owed.
+    pub fn pay(self, tlb: &impl Tlb) {
+        if !self.is_empty() {
+            tlb.flush(self);
+        }
     }
 
     /// The same debt, where entries of several sizes may be cached for what it names: no level is certain.

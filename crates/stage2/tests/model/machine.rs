@@ -47,6 +47,8 @@ pub(crate) enum Mutant {
     MarkedFirst,
     /// What was lost counts as received.
     ForgottenOnCancel,
+    /// Operations are not granted the flushes in their middle.
+    NoFlushInside,
     /// What is unmapped or protected is not flushed.
     NoFlushOfRange,
 }
@@ -170,10 +172,24 @@ impl Tlb for Cpu {
     }
 
     fn flush(&self, stale: Stale) {
+        if !self.is(Mutant::NoFlushInside) {
+            self.pay(stale);
+        }
+    }
+
+    fn relax(&self) {
+        drop(self.machine.step());
+        shuttle::thread::yield_now();
+    }
+}
+
+impl Cpu {
+    /// Pays a debt, if anything is owed.
+    pub(crate) fn pay(&self, stale: Stale) {
+        if stale.is_empty() {
+            return;
+        }
         if self.machine.rules == Rules::Nested {
-            if stale.is_empty() {
-                return;
-            }
             // Everybody is kicked out and flushes before it enters again; we wait.
             self.machine.step().walks.invalidate(self.number, Invalidate::All, !self.is(Mutant::NotBroadcast));
             self.machine.step().walks.barrier(self.number, Wait::Full);
@@ -182,10 +198,20 @@ impl Tlb for Cpu {
             self.machine.features.pay(stale, self);
         }
     }
+}
 
+/// The same processor, where the thread itself pays and no operation asks for it.
+pub(crate) struct Payer<'a>(pub(crate) &'a Cpu);
+
+impl Tlb for Payer<'_> {
+    fn publish(&self) {
+        self.0.publish();
+    }
+    fn flush(&self, stale: Stale) {
+        self.0.pay(stale);
+    }
     fn relax(&self) {
-        drop(self.machine.step());
-        shuttle::thread::yield_now();
+        self.0.relax();
     }
 }
 

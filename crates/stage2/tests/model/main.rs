@@ -10,6 +10,8 @@ mod machine;
 mod mutants;
 mod scenario;
 
+use std::sync::atomic::Ordering;
+
 use hw_model::walks::Rules;
 use machine::Mutant;
 use scenario::{Kind, Setting};
@@ -68,6 +70,19 @@ fn copy_equals_the_guest_on_arm_that_replaces_in_two_steps() {
 #[test]
 fn copy_equals_the_guest_on_arm_that_replaces_in_one_store() {
     try_all(arm(2, true), Kind::Follow, &[Source::WriteProtect, Source::Hardware]);
+}
+
+#[test]
+fn what_the_model_is_there_for_does_happen() {
+    for kind in [Kind::Follow, Kind::Collapse] {
+        let (format, rules) = arm(0, true);
+        let policy = Policy::Adaptive;
+        scenario::run(Setting { format, rules, kind, source: Source::Hardware, policy, mutant: Mutant::Nothing }, 400);
+    }
+    let seen = &scenario::SEEN;
+    for count in [&seen.recorded, &seen.broadcasts, &seen.locals, &seen.stops, &seen.collapsed, &seen.disturbed] {
+        assert!(count.load(Ordering::Relaxed) > 100, "{seen:?}");
+    }
 }
 
 #[test]

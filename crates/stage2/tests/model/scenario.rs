@@ -2,6 +2,7 @@
 //! makes large pages of small ones.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use addr::{Gpa, GpaRange, Hpa};
 use hw_model::walks::{Geometry, Rules, Stop};
@@ -13,7 +14,7 @@ use stage2::{
     Source, Spare, Start, Tree, Walker,
 };
 
-use crate::machine::{Cpu, Machine, Mutant};
+use crate::machine::{Cpu, Machine, Mutant, Payer};
 
 /// What is tried.
 #[derive(Clone, Copy)]
@@ -123,7 +124,35 @@ fn once<F: Format + Copy + Send + Sync + 'static>(setting: Setting<F>) {
             join();
         }
     }
-    drop(machine.step());
+    let events = machine.step().walks.events();
+    SEEN.recorded.fetch_add(events.recorded, Ordering::Relaxed);
+    SEEN.broadcasts.fetch_add(events.broadcasts, Ordering::Relaxed);
+    SEEN.locals.fetch_add(events.locals, Ordering::Relaxed);
+    SEEN.stops.fetch_add(events.stops, Ordering::Relaxed);
+}
+
+/// What has happened in all schedules together: a model in which nothing happens finds nothing.
+pub(crate) static SEEN: Seen = Seen {
+    recorded: AtomicU64::new(0),
+    broadcasts: AtomicU64::new(0),
+    locals: AtomicU64::new(0),
+    stops: AtomicU64::new(0),
+    collapsed: AtomicU64::new(0),
+    disturbed: AtomicU64::new(0),
+};
+
+#[derive(Debug)]
+pub(crate) struct Seen {
+    /// Writes that the hardware recorded.
+    pub(crate) recorded: AtomicU64,
+    pub(crate) broadcasts: AtomicU64,
+    pub(crate) locals: AtomicU64,
+    /// Faults.
+    pub(crate) stops: AtomicU64,
+    /// Tables that became leaves.
+    pub(crate) collapsed: AtomicU64,
+    /// Faults that met an entry that somebody was replacing.
+    pub(crate) disturbed: AtomicU64,
 }
 
 /// A guest that writes, and a hypervisor that handles its faults.
@@ -153,6 +182,8 @@ fn write<F: Format>(guest: &Guest<F>, cpu: &Cpu, spare: &mut Spare, gpa: u64) {
         if stop.is_ok() {
             return;
         }
+        let nothing_there = stop == Err(Stop::Translation) && !guest.forgives;
+        SEEN.disturbed.fetch_add(nothing_there.into(), Ordering::Relaxed);
 
         let wanted = if stop == Err(Stop::AccessFlag) { Access::READ } else { Access::READ_WRITE };
         let granularity = guest.log.as_ref().map_or(Granularity::Whole, Log::granularity);
@@ -161,8 +192,8 @@ fn write<F: Format>(guest: &Guest<F>, cpu: &Cpu, spare: &mut Spare, gpa: u64) {
         drop(walking);
         match fault {
             Fault::Retry(stale) => {
-                if !stale.is_empty() && cpu.machine.mutant != Mutant::NoLocal {
-                    stage2::Tlb::flush(cpu, stale);
+                if cpu.machine.mutant != Mutant::NoLocal {
+                    cpu.pay(stale);
                 }
                 shuttle::thread::yield_now();
             }
@@ -185,7 +216,7 @@ fn follow<F: Format>(guest: &Guest<F>, cpu: &Cpu, join: impl FnOnce()) {
 
     let from = if cpu.machine.step().walks.pick(2) == 0 { Start::AllDirty } else { Start::Clean };
     let stale = log.start(&guest.tree, cpu, cpu, from, &mut spare).expect("tables");
-    stage2::Tlb::flush(cpu, stale);
+    cpu.pay(stale);
     if from == Start::Clean {
         send(guest, cpu, &mut rounds, &mut copy, &[(1 << PAGES) - 1]);
     }
@@ -193,7 +224,7 @@ fn follow<F: Format>(guest: &Guest<F>, cpu: &Cpu, join: impl FnOnce()) {
     for round in 0..2 {
         if log.granularity() == Granularity::Watched && ahead < log.slot().end() {
             let (stale, next) = log.split_ahead(&guest.tree, cpu, cpu, ahead, &mut spare);
-            stage2::Tlb::flush(cpu, stale);
+            cpu.pay(stale);
             ahead = next;
         }
 
@@ -235,8 +266,8 @@ fn send<F: Format>(guest: &Guest<F>, cpu: &Cpu, rounds: &mut Rounds<Vec<u64>>, c
     let cleared = rounds.clear(log, &guest.tree, cpu, cpu, 0, wanted);
     match cpu.machine.mutant {
         Mutant::NoFlush => copy_pages(wanted[0]),
-        Mutant::CopiedFirst => drop(cleared.flush(cpu)),
-        _ => copy_pages(cleared.flush(cpu).pages().map(|page| 1 << page).sum()),
+        Mutant::CopiedFirst => drop(cleared.flush(&Payer(cpu))),
+        _ => copy_pages(cleared.flush(&Payer(cpu)).pages().map(|page| 1 << page).sum()),
     }
 }
 
@@ -265,19 +296,19 @@ fn take_away<F: Format>(guest: &Guest<F>, cpu: &Cpu, shape: &mut stage2::Shape) 
 
     let stale = tree.protect(shape, cpu, cpu, part, Access::READ_EXECUTE).expect("tables");
     if flushes {
-        stage2::Tlb::flush(cpu, stale);
+        cpu.pay(stale);
     }
     pages().for_each(|gpa| cpu.machine.step().walks.declare_read_only(gpa));
     shuttle::thread::yield_now();
 
     pages().for_each(|gpa| cpu.machine.step().walks.declare_usable(gpa));
     let grown = tree.protect(shape, cpu, cpu, part, Access::ALL).expect("tables");
-    stage2::Tlb::flush(cpu, grown);
+    cpu.pay(grown);
     shuttle::thread::yield_now();
 
     let stale = tree.unmap(shape, cpu, cpu, part).expect("tables");
     if flushes {
-        stage2::Tlb::flush(cpu, stale);
+        cpu.pay(stale);
     }
     pages().for_each(|gpa| cpu.machine.step().walks.declare_unmapped(gpa));
     shuttle::thread::yield_now();
@@ -293,7 +324,7 @@ fn collapse<F: Format>(guest: &Guest<F>, cpu: &Cpu, shape: &mut stage2::Shape) {
     let mut spare = Spare::new();
     for _ in 0..2 {
         let stale = log.start(&guest.tree, cpu, cpu, Start::Clean, &mut spare).expect("nothing to split");
-        stage2::Tlb::flush(cpu, stale);
+        cpu.pay(stale);
         shuttle::thread::yield_now();
         log.stop(&guest.tree, cpu, cpu);
         for gpa in [Gpa(0), Gpa((PAGES / 2) << 12)] {
@@ -308,6 +339,7 @@ fn collapse<F: Format>(guest: &Guest<F>, cpu: &Cpu, shape: &mut stage2::Shape) {
                 result
             };
             assert_ne!(result, Collapse::Full);
+            SEEN.collapsed.fetch_add((result == Collapse::Done).into(), Ordering::Relaxed);
         }
     }
     spare.give_back(cpu);

@@ -1,0 +1,158 @@
+//! Faults, first touches, ageing and collapse, one processor at a time.
+
+use super::{GIB, Guest, MIB, NPT, Pool, leaf_at, range};
+use crate::{
+    Access, Collapse, Epochs, Fault, Granularity, Limbo, MapError, Quiescence, Reach, Spare, Stale, Vmsa, Walker,
+};
+use addr::{Gpa, Hpa};
+
+extern crate std;
+use std::vec::Vec;
+
+fn arm(bbm: u32) -> Vmsa {
+    Vmsa::new(40, 40, false).expect("possible").with_bbm(bbm)
+}
+
+fn walkers() -> Epochs<[Walker; 2]> {
+    Epochs::new([Walker::new(), Walker::new()])
+}
+
+#[test]
+fn fault_where_nothing_is_mapped_or_allowed_says_so() {
+    let pool = Pool::of(8);
+    let mut guest = Guest::new(NPT, &pool).expect("pool");
+    let _ = guest.map(&pool, range(0, 4096), Hpa(0), Access::READ).expect("maps");
+    let fault = |gpa, wanted| {
+        let mut spare = Spare::new();
+        guest.tree.fault(&pool, &pool, Gpa(gpa), wanted, Granularity::Whole, &mut spare)
+    };
+    assert!(matches!(fault(4096, Access::READ), Fault::Unmapped));
+    assert!(matches!(fault(1 << 48, Access::READ), Fault::Unmapped));
+    assert!(matches!(fault(u64::MAX, Access::READ), Fault::Unmapped));
+    assert!(matches!(fault(0, Access::READ_WRITE), Fault::Denied(leaf) if leaf.access == Access::READ));
+}
+
+#[test]
+fn fault_that_finds_nothing_to_change_owes_only_its_own_processor() {
+    let pool = Pool::of(8);
+    let mut spare = Spare::new();
+    let mut guest = Guest::new(arm(0), &pool).expect("pool");
+    let _ = guest.map(&pool, range(0, 4096), Hpa(0), Access::ALL).expect("maps");
+    let fault = guest.tree.fault(&pool, &pool, Gpa(5), Access::READ_WRITE, Granularity::Whole, &mut spare);
+    let Fault::Retry(stale) = fault else { panic!("{fault:?}") };
+    assert_eq!((stale.reach(), stale.range()), (Reach::Local, range(0, 4096)));
+
+    // Nested pages are walked again before an access is denied.
+    let mut guest = Guest::new(NPT, &pool).expect("pool");
+    let _ = guest.map(&pool, range(0, 4096), Hpa(0), Access::ALL).expect("maps");
+    let fault = guest.tree.fault(&pool, &pool, Gpa(5), Access::READ_WRITE, Granularity::Whole, &mut spare);
+    assert!(matches!(fault, Fault::Retry(Stale::EMPTY)));
+}
+
+#[test]
+fn first_touch_maps_a_page_and_who_comes_second_is_told_of_it() {
+    let pool = Pool::of(8);
+    let guest = Guest::new(NPT, &pool).expect("pool");
+    let mut spare = Spare::new();
+    let populate = |spare: &mut Spare, gpa, hpa, level| {
+        guest.tree.populate(&pool, &pool, spare, Gpa(gpa), Hpa(hpa), level, Access::ALL)
+    };
+    assert_eq!(populate(&mut spare, 0x5123, 0x8000, 0), Err(MapError::OutOfTables));
+    spare.fill(&pool, 5).expect("pool");
+    let first = populate(&mut spare, 0x5123, 0x8000, 0).expect("three tables");
+    assert_eq!((first.hpa, first.level), (Hpa(0x8000), 0));
+    assert_eq!(populate(&mut spare, 0x5fff, 0x9000, 0), Ok(first), "another frame for the same page");
+    assert_eq!(spare.count(), 2);
+
+    // A large page where small tables are already comes in small pages.
+    let part = populate(&mut spare, 0x7000, 4 * MIB, 1).expect("no table needed");
+    assert_eq!((part.hpa, part.level), (Hpa(4 * MIB + 0x7000), 0));
+    let large = populate(&mut spare, 3 * MIB, 4 * MIB, 1).expect("no table needed");
+    assert_eq!((large.hpa, large.level, large.bytes), (Hpa(4 * MIB), 1, 2 * MIB));
+    assert_eq!(populate(&mut spare, GIB, 4096, 1), Err(MapError::MisalignedHost(Hpa(4096))));
+    spare.give_back(&pool);
+    guest.destroy(&pool);
+    assert_eq!(pool.left(), 8);
+}
+
+#[test]
+fn aged_page_is_touched_again_by_its_next_fault() {
+    let pool = Pool::of(8);
+    let mut guest = Guest::new(arm(0), &pool).expect("pool");
+    let _ = guest.map(&pool, range(0, 2 * MIB + 4096), Hpa(0), Access::ALL).expect("maps");
+    let touched = |guest: &Guest<Vmsa>| {
+        let mut found = Vec::new();
+        guest.tree.age(&pool, &pool, range(0, GIB), |page| found.push(page));
+        found
+    };
+    assert_eq!(touched(&guest), [range(0, 2 * MIB), range(2 * MIB, 4096)]);
+    assert!(touched(&guest).is_empty());
+    let mut spare = Spare::new();
+    let fault = guest.tree.fault(&pool, &pool, Gpa(2 * MIB), Access::READ, Granularity::Whole, &mut spare);
+    assert!(matches!(fault, Fault::Retry(_)));
+    assert_eq!(touched(&guest), [range(2 * MIB, 4096)]);
+}
+
+#[test]
+fn small_pages_that_belong_together_become_one_large_page() {
+    for bbm in 0..=2 {
+        let pool = Pool::of(8);
+        let mut guest = Guest::new(arm(bbm), &pool).expect("pool");
+        let _ = guest.map(&pool, range(0, 2 * MIB), Hpa(GIB), Access::ALL).expect("maps");
+        let before = pool.left();
+        let _ = guest.protect_page(&pool, Gpa(0x5000), Access::READ).expect("splits");
+        let (walkers, mut limbo) = (walkers(), Limbo::<1>::new());
+        let collapse = |guest: &mut Guest<Vmsa>, limbo: &mut Limbo<1>| {
+            guest.tree.collapse(&mut guest.shape, &pool, &pool, limbo, &walkers, Gpa(0x1234), 1)
+        };
+
+        assert_eq!(collapse(&mut guest, &mut limbo), Collapse::NotAlike, "one page has other rights");
+        assert_eq!(leaf_at(&guest, &pool, 0x5000).map(|leaf| leaf.access), Some(Access::READ));
+        let _ = guest.protect_page(&pool, Gpa(0x5000), Access::ALL).expect("grows");
+
+        let walking = walkers.enter(1).expect("is away");
+        pool.flushes.set(0);
+        assert_eq!(collapse(&mut guest, &mut limbo), Collapse::Done);
+        assert_eq!(pool.flushes.get(), 1);
+        let leaf = leaf_at(&guest, &pool, 0x5000).expect("mapped");
+        assert_eq!((leaf.level, leaf.hpa, leaf.access), (1, Hpa(GIB), Access::ALL));
+
+        // Somebody may still be in the table.
+        limbo.reclaim(&pool, &walkers);
+        assert_eq!((pool.left(), limbo.waiting()), (before - 1, 1));
+        assert_eq!(collapse(&mut guest, &mut limbo), Collapse::Full);
+        drop(walking);
+        let late = walkers.enter(0).expect("is away");
+        limbo.reclaim(&pool, &walkers);
+        drop(late);
+        assert_eq!((pool.left(), limbo.waiting()), (before, 0), "who starts later cannot be in it");
+        assert_eq!(collapse(&mut guest, &mut limbo), Collapse::NotAlike, "there is no table any more");
+    }
+}
+
+#[test]
+fn pages_that_lie_apart_in_host_memory_stay_small() {
+    let pool = Pool::of(8);
+    let mut guest = Guest::new(NPT, &pool).expect("pool");
+    let _ = guest.map(&pool, range(0, 2 * MIB - 4096), Hpa(GIB), Access::ALL).expect("maps");
+    let _ = guest.map(&pool, range(2 * MIB - 4096, 4096), Hpa(2 * GIB), Access::ALL).expect("maps");
+    let (walkers, mut limbo) = (walkers(), Limbo::<1>::new());
+    let result = guest.tree.collapse(&mut guest.shape, &pool, &pool, &mut limbo, &walkers, Gpa(0), 1);
+    assert_eq!(result, Collapse::NotAlike);
+    let _ = guest.unmap(&pool, range(2 * MIB - 4096, 4096)).expect("unmaps");
+    let result = guest.tree.collapse(&mut guest.shape, &pool, &pool, &mut limbo, &walkers, Gpa(0), 1);
+    assert_eq!(result, Collapse::NotAlike, "a hole");
+    assert_eq!((limbo.waiting(), pool.flushes.get()), (0, 0));
+}
+
+#[test]
+fn walker_announces_itself_once() {
+    let walkers = walkers();
+    let first = walkers.enter(0).expect("is away");
+    assert!(walkers.enter(0).is_none(), "it is walking already");
+    assert!(walkers.enter(2).is_none(), "there are two");
+    let epoch = walkers.end_epoch();
+    assert!(!walkers.have_left(epoch));
+    drop(first);
+    assert!(walkers.have_left(epoch));
+}
