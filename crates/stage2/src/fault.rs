@@ -13,8 +13,14 @@ use addr::{Gpa, GpaRange, Hpa};
 #[derive(Clone, Copy, Debug)]
 #[must_use = "a fault may owe a flush before the guest goes on"]
 pub enum Fault {
-    /// The guest may try again when this is paid. It may fault again when another processor was about to change the entry.
-    Retry(Stale),
+    /// The guest may try again. It may fault again when another processor was about to change the entry.
+    Retry {
+        /// To be paid before it does, by this processor for itself.
+        now: Stale,
+        /// To be paid some time, by anybody: a large leaf may still be cached that says the same as its parts, or less. Many
+        /// of these make one broadcast. Until then the hardware may report a conflict where it has FEAT_BBM.
+        later: Stale,
+    },
     /// Nothing is mapped there.
     Unmapped,
     /// The page does not allow this.
@@ -49,12 +55,15 @@ impl<F: Format> Tree<F> {
         if gpa >= self.limit() {
             return Fault::Unmapped;
         }
-        let mut stale = Stale::EMPTY;
+        let mut later = Stale::EMPTY;
         loop {
             let slot = self.descend(pages, gpa);
             let Entry::Leaf { hpa, access } = slot.entry else {
                 // Who replaces the entry is done in a moment; the guest comes back, or is interrupted meanwhile.
-                return if slot.entry == Entry::Busy { Fault::Retry(stale) } else { Fault::Unmapped };
+                return match slot.entry {
+                    Entry::Busy => Fault::Retry { now: Stale::EMPTY, later },
+                    _ => Fault::Unmapped,
+                };
             };
             if !access.includes(wanted) {
                 return Fault::Denied(Leaf { hpa, level: slot.level, bytes: slot.page().bytes(), access });
@@ -64,7 +73,7 @@ impl<F: Format> Tree<F> {
             let is_closed = wanted.write && !format.is_writable(slot.bits);
             if is_closed && slot.level > 0 && granularity != Granularity::Whole && spare.count() > 0 {
                 if let Ok(Split::Done(owed)) = self.split(pages, tlb, slot, spare, &Touch(granularity)) {
-                    stale = stale.merge(owed);
+                    later = later.merge(owed);
                 }
                 // Below the new table is the page itself, or a leaf that is still large.
                 continue;
@@ -74,7 +83,7 @@ impl<F: Format> Tree<F> {
             let bits = format.touched(bits);
             if bits == slot.bits || slot.exchange(pages, bits) {
                 tlb.publish();
-                return Fault::Retry(stale.merge(self.owed_for_denial(&slot)));
+                return Fault::Retry { now: self.owed_for_denial(&slot), later };
             }
         }
     }

@@ -84,7 +84,7 @@ impl<F: Hardware> Logged<F> {
                 return faults;
             }
             let fault = guest.tree.fault(pool, pool, Gpa(gpa), Access::READ_WRITE, granularity, spare);
-            assert!(matches!(fault, Fault::Retry(_)), "{fault:?}");
+            assert!(matches!(fault, Fault::Retry { .. }), "{fault:?}");
         }
         panic!("the guest faults for ever");
     }

@@ -2,7 +2,8 @@
 
 use super::{GIB, Guest, MIB, NPT, Pool, leaf_at, range};
 use crate::{
-    Access, Collapse, Epochs, Fault, Granularity, Limbo, MapError, Quiescence, Reach, Spare, Stale, Vmsa, Walker,
+    Access, Collapse, Epochs, Fault, Granularity, Limbo, MapError, Quiescence, Reach, Source, Spare, Stale, Vmsa,
+    Walker,
 };
 use addr::{Gpa, Hpa};
 
@@ -39,14 +40,38 @@ fn fault_that_finds_nothing_to_change_owes_only_its_own_processor() {
     let mut guest = Guest::new(arm(0), &pool).expect("pool");
     let _ = guest.map(&pool, range(0, 4096), Hpa(0), Access::ALL).expect("maps");
     let fault = guest.tree.fault(&pool, &pool, Gpa(5), Access::READ_WRITE, Granularity::Whole, &mut spare);
-    let Fault::Retry(stale) = fault else { panic!("{fault:?}") };
-    assert_eq!((stale.reach(), stale.range()), (Reach::Local, range(0, 4096)));
+    let Fault::Retry { now, later: Stale::EMPTY } = fault else { panic!("{fault:?}") };
+    assert_eq!((now.reach(), now.range()), (Reach::Local, range(0, 4096)));
 
     // Nested pages are walked again before an access is denied.
     let mut guest = Guest::new(NPT, &pool).expect("pool");
     let _ = guest.map(&pool, range(0, 4096), Hpa(0), Access::ALL).expect("maps");
     let fault = guest.tree.fault(&pool, &pool, Gpa(5), Access::READ_WRITE, Granularity::Whole, &mut spare);
-    assert!(matches!(fault, Fault::Retry(Stale::EMPTY)));
+    assert!(matches!(fault, Fault::Retry { now: Stale::EMPTY, later: Stale::EMPTY }));
+}
+
+#[test]
+fn split_by_a_fault_owes_its_broadcast_later_if_at_all() {
+    for (bbm, owes, flushes) in [(0, false, 1), (1, true, 1), (2, true, 0)] {
+        let pool = Pool::of(8);
+        let mut guest = Guest::new(arm(bbm), &pool).expect("pool");
+        let _ = guest.map(&pool, range(0, 4 * MIB), Hpa(0), Access::ALL).expect("maps");
+        let closed = guest.tree.clean_all(&pool, &pool, range(0, 4 * MIB), Source::WriteProtect);
+        assert_eq!(closed.range(), range(0, 4 * MIB));
+        let mut spare = Spare::new();
+        spare.fill(&pool, 2).expect("pool");
+
+        let mut broadcast = Stale::EMPTY;
+        for gpa in [0x3000, 2 * MIB + 0x5000] {
+            let fault = guest.tree.fault(&pool, &pool, Gpa(gpa), Access::READ_WRITE, Granularity::Closed, &mut spare);
+            let Fault::Retry { now, later } = fault else { panic!("{fault:?}") };
+            assert_eq!((now.reach(), now.range()), (Reach::Local, range(gpa, 4096)));
+            assert_eq!(later.is_empty(), !owes, "level {bbm}");
+            broadcast = broadcast.merge(later);
+        }
+        assert_eq!(broadcast.range(), range(0, if owes { 4 * MIB } else { 0 }), "one broadcast for both");
+        assert_eq!(pool.flushes.get(), 2 * flushes, "level {bbm}");
+    }
 }
 
 #[test]
@@ -89,7 +114,7 @@ fn aged_page_is_touched_again_by_its_next_fault() {
     assert!(touched(&guest).is_empty());
     let mut spare = Spare::new();
     let fault = guest.tree.fault(&pool, &pool, Gpa(2 * MIB), Access::READ, Granularity::Whole, &mut spare);
-    assert!(matches!(fault, Fault::Retry(_)));
+    assert!(matches!(fault, Fault::Retry { .. }));
     assert_eq!(touched(&guest), [range(2 * MIB, 4096)]);
 }
 

@@ -11,7 +11,7 @@ use shuttle::sync::Arc;
 use shuttle::{Config, Runner};
 use stage2::{
     Access, Collapse, DirtyLog, Epochs, Fault, Format, Granularity, Limbo, MarkWord, Policy, Quiescence, Rounds,
-    Source, Spare, Start, Tree, Walker,
+    Source, Spare, Stale, Start, Tree, Walker,
 };
 
 use crate::machine::{Cpu, Machine, Mutant, Payer};
@@ -158,15 +158,18 @@ pub(crate) struct Seen {
 /// A guest that writes, and a hypervisor that handles its faults.
 fn run_vcpu<F: Format>(guest: &Guest<F>, cpu: &Cpu) {
     let mut spare = Spare::new();
+    // Broadcasts that can wait do so until the end.
+    let mut owed = Stale::EMPTY;
     for _ in 0..3 {
         let page = cpu.machine.step().walks.pick(PAGES);
         spare.fill(cpu, 2).expect("tables");
-        write(guest, cpu, &mut spare, page << 12);
+        write(guest, cpu, &mut spare, &mut owed, page << 12);
     }
+    cpu.pay(owed);
     spare.give_back(cpu);
 }
 
-fn write<F: Format>(guest: &Guest<F>, cpu: &Cpu, spare: &mut Spare, gpa: u64) {
+fn write<F: Format>(guest: &Guest<F>, cpu: &Cpu, spare: &mut Spare, owed: &mut Stale, gpa: u64) {
     for _ in 0..PATIENCE {
         cpu.machine.step().walks.enter(cpu.number);
         let stop = {
@@ -191,10 +194,11 @@ fn write<F: Format>(guest: &Guest<F>, cpu: &Cpu, spare: &mut Spare, gpa: u64) {
         let fault = guest.tree.fault(cpu, cpu, Gpa(gpa), wanted, granularity, spare);
         drop(walking);
         match fault {
-            Fault::Retry(stale) => {
+            Fault::Retry { now, later } => {
                 if cpu.machine.mutant != Mutant::NoLocal {
-                    cpu.pay(stale);
+                    cpu.pay(now);
                 }
+                *owed = owed.merge(later);
                 shuttle::thread::yield_now();
             }
             Fault::Unmapped | Fault::Denied(_) => {
