@@ -4,6 +4,7 @@ mod dirty_log;
 mod faults;
 mod formats;
 mod operations;
+mod pace;
 mod sequences;
 mod tlbi;
 

@@ -243,7 +243,7 @@ impl<const INDEX_BITS: u32> Format for VmsaOf<INDEX_BITS> {
         bits & WRITE != 0 || (self.records_writes && bits & DIRTY_MODIFIER != 0)
     }
 
-    /// S2AP[1] is what both sources have in common: we set it, or the hardware does.
+    /// `S2AP[1]` is what both sources have in common: we set it, or the hardware does.
     fn is_written(&self, bits: u64, _: Source) -> bool {
         bits & (WRITE | MARKED) != 0
     }

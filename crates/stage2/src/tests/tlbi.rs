@@ -90,14 +90,14 @@ fn large_range_without_instructions_for_ranges_is_all_of_the_vm_at_once() {
 fn operands_are_spelled_as_the_manual_says() {
     let ipa = Gpa(0x12_3456_7000);
     let page = Tlbi::Ipa { leaves: false, everywhere: true, ipa, level: None };
-    assert_eq!(page.operand(), 0x1_2345_67);
+    assert_eq!(page.operand(), 0x0123_4567);
     // TTL is bits 47:44: 01 for 4 KiB, then Arm's level, 3 for pages and 1 for 1 GiB.
     let with_level = |level| Tlbi::Ipa { leaves: false, everywhere: true, ipa, level: Some(level) }.operand();
-    assert_eq!(with_level(0), 0b0111 << 44 | 0x1_2345_67);
-    assert_eq!(with_level(2), 0b0101 << 44 | 0x1_2345_67);
+    assert_eq!(with_level(0), 0b0111 << 44 | 0x0123_4567);
+    assert_eq!(with_level(2), 0b0101 << 44 | 0x0123_4567);
     // TG 47:46, SCALE 45:44, NUM 43:39.
     let piece = Tlbi::Range { leaves: true, ipa, scale: 2, num: 5 };
-    assert_eq!(piece.operand(), 0b01 << 46 | 2 << 44 | 5 << 39 | 0x1_2345_67);
+    assert_eq!(piece.operand(), 0b01 << 46 | 2 << 44 | 5 << 39 | 0x0123_4567);
     assert_eq!(piece.bytes(), 6 << 23);
 }
 

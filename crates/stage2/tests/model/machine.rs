@@ -58,6 +58,8 @@ pub(crate) struct World {
     pub(crate) walks: Walks,
     /// Guest memory by host page: what was written there last.
     pub(crate) ram: BTreeMap<u64, u64>,
+    /// Where guest pages turned out to be in host memory.
+    pub(crate) frames: BTreeMap<u64, u64>,
     /// Number of DSBs since the last payment began.
     barriers: u32,
     next_value: u64,
@@ -77,7 +79,7 @@ impl Machine {
         use shuttle::rand::{Rng, thread_rng};
         let walks = Walks::new(rules, geometry, cpus, thread_rng().r#gen());
         let features = Features { ttl: thread_rng().r#gen(), ranges: thread_rng().r#gen() };
-        let world = World { walks, ram: BTreeMap::new(), barriers: 0, next_value: 1 };
+        let world = World { walks, ram: BTreeMap::new(), frames: BTreeMap::new(), barriers: 0, next_value: 1 };
         Arc::new(Self { world: Mutex::new(world), rules, features, mutant, pages })
     }
 

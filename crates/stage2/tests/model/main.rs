@@ -94,6 +94,14 @@ fn what_is_taken_away_is_never_used_again() {
 }
 
 #[test]
+fn all_agree_on_the_frame_of_a_page_that_several_touch_first() {
+    try_all(nested(), Kind::FirstTouch, &[Source::WriteProtect]);
+    for bbm in 0..=2 {
+        try_all(arm(bbm, true), Kind::FirstTouch, &[Source::WriteProtect]);
+    }
+}
+
+#[test]
 fn large_pages_come_back_under_a_writing_guest() {
     try_all(nested(), Kind::Collapse, &[Source::Hardware]);
     for bbm in 0..=2 {

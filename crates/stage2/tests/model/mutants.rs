@@ -17,6 +17,7 @@ const TWO: &str = "two translations";
 const FREED: &str = "after it was freed";
 const EARLY: &str = "was freed while a TLB leads to it";
 const OPEN: &str = "before an invalidation was complete";
+const ELSEWHERE: &str = "the guest writes elsewhere";
 const FOR_EVER: &str = "faults for ever";
 
 fn expect<F: Format + Copy + Send + Sync + 'static>(
@@ -57,6 +58,7 @@ mutants! {
     replacement_in_two_steps_without_a_flush_is_caught: NoFlushInside, Follow, arm(1, true) => TWO;
     collapse_without_a_flush_is_caught: NoFlushInside, Collapse, arm(2, true) => EARLY | FREED;
     collapse_without_a_flush_is_caught_on_nested_pages: NoFlushInside, Collapse, nested() => EARLY | FREED;
+    first_touch_by_a_store_is_caught: PlainStore, FirstTouch, arm(2, true) => ELSEWHERE | TWO;
     store_in_the_place_of_an_exchange_is_caught: PlainStore, Follow, arm(0, true) => LOST | TWO;
     store_in_the_place_of_an_exchange_is_caught_on_nested_pages: PlainStore, Follow, nested() => LOST;
     invalidation_that_names_the_wrong_level_is_caught: WrongLevel, TakeAway, arm(0, true) => OLD | TWO | FOR_EVER;

@@ -35,6 +35,8 @@ pub(crate) enum Kind {
     TakeAway,
     /// Tables are collapsed while the guest makes new ones.
     Collapse,
+    /// Nothing is mapped before the guest touches it.
+    FirstTouch,
 }
 
 /// Pages of the guest; with four entries in a table, two leaves of four pages each.
@@ -78,8 +80,7 @@ struct Guest<F> {
     tree: Tree<F>,
     log: Option<Log>,
     epochs: Epochs<Vec<Walker>>,
-    /// Whether vCPUs give up an access to what is not mapped, or may not be written.
-    forgives: bool,
+    kind: Kind,
 }
 
 fn once<F: Format + Copy + Send + Sync + 'static>(setting: Setting<F>) {
@@ -89,14 +90,15 @@ fn once<F: Format + Copy + Send + Sync + 'static>(setting: Setting<F>) {
     let (tree, mut shape) = Tree::new(setting.format, &other).expect("tables");
     machine.step().walks.set_root(tree.root().0);
     let all = range(0, PAGES);
-    tree.map(&mut shape, &other, &other, all, Hpa(HOST), Access::ALL).expect("maps");
+    if setting.kind != Kind::FirstTouch {
+        tree.map(&mut shape, &other, &other, all, Hpa(HOST), Access::ALL).expect("maps");
+    }
 
     let marks = vec![MarkWord::new()];
     let log = DirtyLog::new(all, setting.source, setting.policy, marks).expect("enough marks");
     let walkers = (0..=VCPUS).map(|_| Walker::new()).collect();
-    let forgives = setting.kind == Kind::TakeAway;
-    let log = (setting.kind != Kind::TakeAway).then_some(log);
-    let guest = Arc::new(Guest { tree, log, epochs: Epochs::new(walkers), forgives });
+    let log = matches!(setting.kind, Kind::Follow | Kind::Collapse).then_some(log);
+    let guest = Arc::new(Guest { tree, log, epochs: Epochs::new(walkers), kind: setting.kind });
 
     let vcpus: Vec<_> = (0..VCPUS)
         .map(|number| {
@@ -123,6 +125,7 @@ fn once<F: Format + Copy + Send + Sync + 'static>(setting: Setting<F>) {
             collapse(&guest, &other, &mut shape);
             join();
         }
+        Kind::FirstTouch => join(),
     }
     let events = machine.step().walks.events();
     SEEN.recorded.fetch_add(events.recorded, Ordering::Relaxed);
@@ -176,7 +179,10 @@ fn write<F: Format>(guest: &Guest<F>, cpu: &Cpu, spare: &mut Spare, owed: &mut S
             let mut world = cpu.machine.step();
             let result = world.walks.access(cpu.number, gpa, true);
             if let Ok(hpa) = result {
-                assert_eq!(hpa, HOST + gpa, "the guest writes elsewhere");
+                // Who touches a page first has chosen its frame.
+                let is_choice = guest.kind == Kind::FirstTouch && !world.frames.contains_key(&gpa);
+                let frame = world.frames.entry(gpa).or_insert(if is_choice { hpa } else { HOST + gpa });
+                assert_eq!(hpa, *frame, "the guest writes elsewhere");
                 world.write(hpa);
             }
             result
@@ -185,7 +191,7 @@ fn write<F: Format>(guest: &Guest<F>, cpu: &Cpu, spare: &mut Spare, owed: &mut S
         if stop.is_ok() {
             return;
         }
-        let nothing_there = stop == Err(Stop::Translation) && !guest.forgives;
+        let nothing_there = stop == Err(Stop::Translation) && guest.kind != Kind::TakeAway;
         SEEN.disturbed.fetch_add(nothing_there.into(), Ordering::Relaxed);
 
         let wanted = if stop == Err(Stop::AccessFlag) { Access::READ } else { Access::READ_WRITE };
@@ -201,8 +207,17 @@ fn write<F: Format>(guest: &Guest<F>, cpu: &Cpu, spare: &mut Spare, owed: &mut S
                 *owed = owed.merge(later);
                 shuttle::thread::yield_now();
             }
+            Fault::Unmapped if guest.kind == Kind::FirstTouch => {
+                // Each vCPU has frames of its own at hand, for small pages and for large ones.
+                let level = u32::try_from(cpu.machine.step().walks.pick(2)).expect("small");
+                let page = gpa & !((1_u64 << (12 + F::INDEX_BITS * level)) - 1);
+                let frame = Hpa(HOST + ((cpu.number as u64) << 19) + page);
+                spare.fill(cpu, 3).expect("tables");
+                let found = guest.tree.populate(cpu, cpu, spare, Gpa(gpa), frame, level, Access::ALL).expect("tables");
+                cpu.machine.step().frames.entry(gpa).or_insert(found.translate(Gpa(gpa)).0);
+            }
             Fault::Unmapped | Fault::Denied(_) => {
-                assert!(guest.forgives, "{fault:?} where there is memory");
+                assert_eq!(guest.kind, Kind::TakeAway, "{fault:?} where there is memory");
                 return;
             }
         }
@@ -230,6 +245,10 @@ fn follow<F: Format>(guest: &Guest<F>, cpu: &Cpu, join: impl FnOnce()) {
             let (stale, next) = log.split_ahead(&guest.tree, cpu, cpu, ahead, &mut spare);
             cpu.pay(stale);
             ahead = next;
+        }
+
+        if cpu.machine.step().walks.pick(2) == 0 {
+            guest.tree.age(cpu, cpu, log.slot(), |_| {});
         }
 
         let mut dirty = [0];

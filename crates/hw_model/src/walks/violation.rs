@@ -1,0 +1,30 @@
+//! What must never be.
+
+use std::fmt;
+
+/// A rule that the code under test has broken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Violation {
+    /// Two cached translations of an address differ in where they lead, or in size where that is not allowed.
+    MultiHit(u64),
+    /// A guest reached memory, or wrote to it, by a translation that had been declared gone.
+    StaleUse(u64),
+    /// A table was read, by hardware or software, after it was freed.
+    FreedWalk(u64),
+    /// A table was freed while a TLB still leads to it.
+    FreedEarly(u64),
+    /// An invalidation was begun that its thread never completed before it went back to its guest.
+    NotCompleted,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::MultiHit(gpa) => write!(f, "two translations that must not be cached together for {gpa:#x}"),
+            Self::StaleUse(gpa) => write!(f, "an old translation of {gpa:#x} was used"),
+            Self::FreedWalk(table) => write!(f, "table {table:#x} was read after it was freed"),
+            Self::FreedEarly(table) => write!(f, "table {table:#x} was freed while a TLB leads to it"),
+            Self::NotCompleted => write!(f, "a guest was entered before an invalidation was complete"),
+        }
+    }
+}
