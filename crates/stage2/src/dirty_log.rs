@@ -12,6 +12,9 @@
 //! lost whichever step a failure comes between. The order is kept by types: only [`Cleared`], when it is flushed, hands out
 //! the pages to copy.
 //!
+//! What is mapped while a log runs counts as written. Who unmaps [marks](DirtyLog::mark) the range: its leaves, and what
+//! they knew, are gone.
+//!
 //! Large leaves are not split because somebody logs. They are closed, and what is never written stays large. The first
 //! write to a closed one faults; what happens then is the [`Policy`].
 
@@ -169,6 +172,15 @@ impl<W: AsRef<[MarkWord]>> DirtyLog<W> {
         crate::tree::range_between(place(first), place(first.saturating_add(count)))
     }
 
+    /// Which bits of a word stand for pages of the slot.
+    fn existing(&self, word: usize) -> u64 {
+        let first = (word as u64).saturating_mul(64);
+        match (self.slot.bytes() / PAGE_BYTES).saturating_sub(first) {
+            0 => 0,
+            count => u64::MAX >> 64_u64.saturating_sub(count),
+        }
+    }
+
     /// Numbers of the pages of `range` that are in the slot, from its start on.
     fn pages_of(&self, range: GpaRange) -> Range<u64> {
         let clamp = |gpa: Gpa| gpa.clamp(self.slot.start, self.slot.end()).0 - self.slot.start.0;
@@ -202,8 +214,8 @@ impl<S: AsMut<[u64]>> Rounds<S> {
         wanted: &'w [u64],
     ) -> Cleared<'w> {
         // In this order: what is no longer in one place is already in the one before it.
-        let sent = self.sent.as_mut().iter_mut().skip(first_word);
-        sent.zip(wanted).for_each(|(sent, wanted)| *sent |= wanted);
+        let sent = self.sent.as_mut().iter_mut().zip(0..).skip(first_word);
+        sent.zip(wanted).for_each(|((sent, word), wanted)| *sent |= wanted & log.existing(word));
         for (marks, wanted) in log.marks.as_ref().iter().skip(first_word).zip(wanted) {
             let _ = marks.take(*wanted);
         }
@@ -217,7 +229,7 @@ impl<S: AsMut<[u64]>> Rounds<S> {
             }
         };
         let stale = tree.clean(pages, tlb, log.chunk(first_word, wanted.len()), log.source, picked, spill);
-        Cleared { stale, first_word, wanted }
+        Cleared { stale, pages: Copyable { first_word, wanted, count: log.slot.bytes() / PAGE_BYTES } }
     }
 
     /// The receiver has all that was sent.
@@ -239,15 +251,14 @@ impl<S: AsMut<[u64]>> Rounds<S> {
 #[must_use = "the pages may still be written unnoticed until this is flushed"]
 pub struct Cleared<'w> {
     stale: Stale,
-    first_word: usize,
-    wanted: &'w [u64],
+    pages: Copyable<'w>,
 }
 
 impl<'w> Cleared<'w> {
     /// Flushes what was cleared. What is written from now on is logged again.
     pub fn flush(self, tlb: &impl Tlb) -> Copyable<'w> {
         self.stale.pay(tlb);
-        Copyable { first_word: self.first_word, wanted: self.wanted }
+        self.pages
     }
 }
 
@@ -257,12 +268,19 @@ impl<'w> Cleared<'w> {
 pub struct Copyable<'w> {
     first_word: usize,
     wanted: &'w [u64],
+    /// Pages of the slot.
+    count: u64,
 }
 
 impl Copyable<'_> {
-    /// Numbers of the pages, from the start of the slot.
+    /// Numbers of the pages, from the start of the slot. What was wanted beyond its end is not among them.
     pub fn pages(&self) -> impl Iterator<Item = u64> {
-        let words = self.wanted.iter().zip(self.first_word as u64..);
-        words.flat_map(|(bits, word)| (0..64).filter(move |bit| bits >> bit & 1 != 0).map(move |bit| word * 64 + bit))
+        let first = (self.first_word as u64).saturating_mul(64);
+        let words = self.wanted.iter().zip((0_u64..).step_by(64));
+        let set = move |(bits, ahead): (&u64, u64)| {
+            let bits = *bits;
+            (0..64).filter(move |bit| bits >> bit & 1 != 0).map(move |bit| first.saturating_add(ahead + bit))
+        };
+        words.flat_map(set).filter(|page| *page < self.count)
     }
 }

@@ -48,7 +48,7 @@ impl<F: Format> Tree<F> {
         self.each_leaf(pages, tlb, range, |slot| {
             let page = slot.page();
             let piece = slot.piece(page.start.max(range.start), range.end());
-            if !picked(piece) || !self.format.is_written(slot.bits, source) {
+            if !self.format.is_written(slot.bits, source) || !picked(piece) {
                 return true;
             }
             if slot.level > 0 {
@@ -153,10 +153,14 @@ impl<F: Format> Tree<F> {
     fn each_leaf(&self, pages: &impl Pages, tlb: &impl Tlb, range: GpaRange, mut change: impl FnMut(&Slot) -> bool) {
         let end = range.end().min(self.limit());
         let mut gpa = range.start;
+        let mut beside = None;
         while gpa < end {
-            let slot = self.settle(pages, tlb, gpa);
+            let slot = beside.unwrap_or_else(|| self.settle(pages, tlb, gpa));
             if !matches!(slot.entry, Entry::Leaf { .. }) || change(&slot) {
                 gpa = slot.page().end();
+                beside = self.beside(pages, &slot);
+            } else {
+                beside = None;
             }
         }
     }

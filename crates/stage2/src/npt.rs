@@ -91,7 +91,8 @@ impl<const INDEX_BITS: u32> Format for NptOf<INDEX_BITS> {
             // Entry 3 of the host's PAT, which is uncacheable from reset on.
             Memory::Device => WRITE_THROUGH | CACHE_DISABLE,
         };
-        let write = if access.write { WRITE } else { 0 };
+        // Dirty from the start: to a dirty log, a page that was just mapped is one that has changed.
+        let write = if access.write { WRITE | DIRTY } else { 0 };
         hpa.0 | PRESENT | USER | large(level) | cache | write | no_execute(access)
     }
 

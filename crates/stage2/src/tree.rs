@@ -109,6 +109,19 @@ impl<F: Format> Tree<F> {
         }
     }
 
+    /// The entry beside `slot` in the same table, if it decides about the address behind it: what is found without another
+    /// walk. A table that was cut off meanwhile has busy entries only.
+    pub(crate) fn beside(&self, pages: &impl Pages, slot: &Slot) -> Option<Slot> {
+        let cell = Cell { index: slot.cell.index + 1, ..slot.cell };
+        if cell.index == entries::<F>() {
+            return None;
+        }
+        let bits = pages.load(cell);
+        let entry = self.format.decode(slot.level, bits);
+        let decides = matches!(entry, Entry::Leaf { .. } | Entry::Empty);
+        decides.then_some(Slot { cell, bits, entry, start: slot.page().end(), ..*slot })
+    }
+
     /// The debt of a leaf that covers `page` and has lost a right.
     pub(crate) fn owed_for(&self, page: GpaRange, level: u32) -> Stale {
         match self.format.replace() {

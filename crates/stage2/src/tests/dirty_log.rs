@@ -5,7 +5,7 @@ use crate::{
     Access, DirtyLog, Entry, Fault, Format, Granularity, MarkWord, Npt, Policy, Rounds, Source, Spare, Start, Vmsa,
 };
 use addr::{Gpa, GpaRange, Hpa};
-use proptest::prelude::{Just, Strategy, any, prop, prop_assert, prop_oneof, proptest};
+use proptest::prelude::{Just, ProptestConfig, Strategy, any, prop, prop_assert, prop_oneof, proptest};
 
 extern crate std;
 use std::collections::BTreeSet;
@@ -256,6 +256,37 @@ fn page_that_loses_the_right_to_be_written_stays_dirty() {
 }
 
 #[test]
+fn what_is_wanted_beyond_the_end_of_the_slot_is_not_there() {
+    let mut logged = Logged::of(NPT, Source::Hardware, Policy::Lazy, range(SLOT_START, 3 * 4096));
+    logged.start(Start::AllDirty);
+    assert_eq!(logged.dirty(), [0, 1, 2]);
+    let Logged { guest, pool, log, rounds, .. } = &mut logged;
+    let cleared = rounds.clear(log, &guest.tree, pool, pool, 0, &[u64::MAX; WORDS]);
+    assert!(cleared.flush(pool).pages().eq(0..3));
+    let nowhere = rounds.clear(log, &guest.tree, pool, pool, usize::MAX, &[u64::MAX; WORDS]);
+    assert_eq!(nowhere.flush(pool).pages().count(), 0);
+    assert!(logged.dirty().is_empty());
+    logged.rounds.cancel(&logged.log);
+    assert_eq!(logged.dirty(), [0, 1, 2]);
+}
+
+#[test]
+fn page_that_is_mapped_while_the_log_runs_is_dirty() {
+    each_machine(None, |make| {
+        on!(make(Policy::Adaptive), logged => {
+            logged.start(Start::Clean);
+            let page = range(SLOT_START + 0x7000, 4096);
+            let _ = logged.guest.unmap(&logged.pool, page).expect("tables");
+            logged.log.mark(page);
+            assert_eq!(logged.dirty(), [7]);
+            logged.clear_all();
+            let _ = logged.guest.map(&logged.pool, page, Hpa(4 * GIB), Access::ALL).expect("maps");
+            assert_eq!(logged.dirty(), [7]);
+        });
+    });
+}
+
+#[test]
 fn large_page_over_the_border_of_a_slot_is_split_and_what_is_outside_is_not_logged() {
     let slot = range(SLOT_START + MIB, 4 * MIB);
     let mut logged = Logged::of(arm(0), Source::WriteProtect, Policy::Adaptive, slot);
@@ -401,6 +432,8 @@ fn follow<F: Hardware>(
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
     #[test]
     fn log_never_says_less_than_a_set_of_pages(
         steps in prop::collection::vec(any_step(), 1..40), all_dirty: bool, bbm in 0..=2_u32, nested: bool, hardware: bool,

@@ -11,11 +11,11 @@ const DIRTY: u64 = 1 << 6;
 fn npt_entries_are_spelled_as_the_manual_says() {
     let (hpa, level) = (Hpa(0x12_3450_0000), 0);
     assert_eq!(NPT.table(hpa), 0x12_3450_0007);
-    assert_eq!(NPT.leaf(hpa, level, Access::ALL, Memory::Normal), 0x12_3450_0007);
+    assert_eq!(NPT.leaf(hpa, level, Access::ALL, Memory::Normal), 0x12_3450_0047);
     assert_eq!(NPT.leaf(hpa, level, Access::READ, Memory::Normal), 0x8000_0012_3450_0005);
     let gigabyte = NPT.leaf(Hpa(0x4000_0000), 2, Access::READ_WRITE, Memory::Normal);
-    assert_eq!(gigabyte, 0x8000_0000_4000_0087);
-    assert_eq!(NPT.leaf(hpa, level, Access::READ_WRITE, Memory::Device), 0x8000_0012_3450_001f);
+    assert_eq!(gigabyte, 0x8000_0000_4000_00c7);
+    assert_eq!(NPT.leaf(hpa, level, Access::READ_WRITE, Memory::Device), 0x8000_0012_3450_005f);
     assert_eq!(NPT.part(0x4000_0087 | DIRTY, 1, 3), 0x4060_0087 | DIRTY);
     assert_eq!(NPT.part(0x4060_0087 | DIRTY, 0, 511), 0x407f_f007 | DIRTY);
 }

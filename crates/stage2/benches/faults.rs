@@ -1,0 +1,230 @@
+//! What faults, marks and rounds of a dirty log cost natively: nanoseconds each.
+//!
+//! `cargo bench -p dunlin-stage2 --bench faults`
+//!
+//! Faults and marks by one thread and by two, which never want the same page, take turns sample by sample, so that
+//! whatever else the machine does hits both alike. The median of all samples is shown.
+
+use std::hint::black_box;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::thread;
+use std::time::Instant;
+
+use addr::{Gpa, GpaRange, Hpa, PAGE_BYTES};
+use stage2::{
+    Access, Cell, DirtyLog, ENTRIES, Epochs, Fault, Format, Granularity, MarkWord, Npt, Pages, Policy, Rounds, Source,
+    Spare, Stale, Start, Tlb, Tree, Vmsa, Walker,
+};
+
+type Table = [AtomicU64; ENTRIES];
+
+/// Tables that are never freed.
+struct Pool {
+    tables: Vec<Table>,
+    next: AtomicUsize,
+}
+
+const START: u64 = 1 << 32;
+const LARGE: u64 = 2 << 20;
+const SAMPLES: usize = 31;
+/// Memory of one sample, in large pages.
+const REGIONS: u64 = 16;
+const PAGES: u64 = REGIONS * 512;
+
+impl Pool {
+    fn of(count: usize) -> Self {
+        let tables = (0..count).map(|_| core::array::from_fn(|_| AtomicU64::new(0))).collect();
+        Self { tables, next: AtomicUsize::new(0) }
+    }
+
+    #[inline]
+    fn entry(&self, cell: Cell) -> &AtomicU64 {
+        let number = usize::try_from((cell.table.0 - START) / PAGE_BYTES).expect("a table of ours");
+        &self.tables[number][cell.index]
+    }
+}
+
+impl Pages for Pool {
+    fn allocate(&self) -> Option<Hpa> {
+        self.allocate_root(1)
+    }
+    fn allocate_root(&self, count: u32) -> Option<Hpa> {
+        let first = self.next.fetch_add(count as usize, Ordering::Relaxed);
+        (first + count as usize <= self.tables.len()).then(|| Hpa(START + first as u64 * PAGE_BYTES))
+    }
+    fn free(&self, _: Hpa) {}
+    #[inline]
+    fn load(&self, cell: Cell) -> u64 {
+        self.entry(cell).load(Ordering::Acquire)
+    }
+    #[inline]
+    fn compare_exchange(&self, cell: Cell, old: u64, new: u64) -> Result<(), u64> {
+        self.entry(cell).compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire).map(|_| ())
+    }
+    #[inline]
+    fn write_private(&self, cell: Cell, bits: u64) {
+        self.entry(cell).store(bits, Ordering::Relaxed);
+    }
+}
+
+impl Tlb for Pool {
+    fn publish(&self) {}
+    fn flush(&self, stale: Stale) {
+        black_box(stale.range());
+    }
+    fn relax(&self) {
+        std::hint::spin_loop();
+    }
+}
+
+struct Guest<F> {
+    pool: Pool,
+    tree: Tree<F>,
+    log: DirtyLog<Vec<MarkWord>>,
+    epochs: Epochs<Vec<Walker>>,
+}
+
+fn guest<F: Format>(format: F, source: Source, policy: Policy) -> Guest<F> {
+    let pool = Pool::of(64 + usize::try_from(REGIONS).expect("few") * 2);
+    let (tree, mut shape) = Tree::new(format, &pool).expect("tables");
+    let all = GpaRange::new(Gpa(0), REGIONS * LARGE).expect("a range");
+    tree.map(&mut shape, &pool, &pool, all, Hpa(1 << 30), Access::ALL).expect("tables");
+    let marks = (0..PAGES / 64).map(|_| MarkWord::new()).collect();
+    let log = DirtyLog::new(all, source, policy, marks).expect("enough marks");
+    log.start(&tree, &pool, &pool, Start::Clean, &mut Spare::new()).expect("nothing to split").pay(&pool);
+    Guest { pool, tree, log, epochs: Epochs::new((0..2).map(|_| Walker::new()).collect()) }
+}
+
+impl<F: Format + Sync> Guest<F> {
+    /// One write fault, as a vCPU on pCPU `cpu` has it.
+    #[inline(never)]
+    fn fault(&self, cpu: usize, gpa: u64, spare: &mut Spare, granularity: Granularity) {
+        let walking = self.epochs.enter(cpu).expect("is away");
+        let fault = self.tree.fault(&self.pool, &self.pool, Gpa(gpa), Access::READ_WRITE, granularity, spare);
+        drop(walking);
+        let Fault::Retry { now, later } = fault else { panic!("{fault:?}") };
+        let _ = black_box((now, later));
+    }
+
+    /// Makes small pages of all memory, all of them closed.
+    fn split_all(&self) {
+        let mut spare = Spare::new();
+        spare.fill(&self.pool, REGIONS).expect("tables");
+        let (stale, _) = self.log.split_ahead(&self.tree, &self.pool, &self.pool, Gpa(0), &mut spare);
+        stale.pay(&self.pool);
+    }
+}
+
+/// Nanoseconds for each of `work`'s steps, by so many threads at once.
+fn time(threads: usize, steps: u64, work: impl Fn(usize) + Sync) -> f64 {
+    let barrier = Barrier::new(threads);
+    let longest = thread::scope(|scope| {
+        let run = |cpu| {
+            let (barrier, work) = (&barrier, &work);
+            scope.spawn(move || {
+                barrier.wait();
+                let started = Instant::now();
+                work(cpu);
+                started.elapsed()
+            })
+        };
+        let handles: Vec<_> = (0..threads).map(run).collect();
+        handles.into_iter().map(|handle| handle.join().expect("no panic")).max()
+    });
+    longest.map_or(0.0, |time| time.as_nanos() as f64) / steps as f64
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// One and two threads, turn by turn: each has its half of the regions, of which it does every step.
+fn one_and_two(name: &str, sample: impl Fn(usize) -> f64) {
+    let (mut one, mut two) = (Vec::new(), Vec::new());
+    for _ in 0..SAMPLES {
+        one.push(sample(1));
+        two.push(sample(2));
+    }
+    let (one, two) = (median(one), median(two));
+    println!("{name:44} {one:8.1} ns  {two:8.1} ns with two ({:+.0} %)", (two / one - 1.0) * 100.0);
+}
+
+fn faults<F: Format + Copy + Sync>(name: &str, format: F) {
+    let half = PAGES / 2;
+    one_and_two(&format!("{name}: write to a closed page"), |threads| {
+        let guest = guest(format, Source::WriteProtect, Policy::Lazy);
+        guest.split_all();
+        time(threads, half, |cpu| {
+            let mut spare = Spare::new();
+            let first = cpu as u64 * half;
+            (first..first + half).for_each(|page| guest.fault(cpu, page << 12, &mut spare, Granularity::Closed));
+        })
+    });
+    let half = REGIONS / 2;
+    one_and_two(&format!("{name}: write to a closed large page"), |threads| {
+        let guest = guest(format, Source::Hardware, Policy::Adaptive);
+        time(threads, half, |cpu| {
+            let mut spare = Spare::new();
+            spare.fill(&guest.pool, half).expect("tables");
+            let first = cpu as u64 * half;
+            (first..first + half).for_each(|large| guest.fault(cpu, large * LARGE, &mut spare, Granularity::Watched));
+        })
+    });
+}
+
+fn marks() {
+    const STEPS: u64 = 1 << 14;
+    for (name, is_set) in [("mark of a page that is marked already", true), ("mark of a page that is not", false)] {
+        one_and_two(name, |threads| {
+            let words: Vec<MarkWord> = (0..STEPS / 64 * 2).map(|_| MarkWord::new()).collect();
+            let mark = |cpu: usize| {
+                let words = &words[cpu * words.len() / 2..][..words.len() / 2];
+                for word in words {
+                    (0..64).for_each(|bit| word.write(1 << bit, || {}));
+                }
+            };
+            if is_set {
+                (0..threads).for_each(mark);
+            }
+            time(threads, STEPS, mark)
+        });
+    }
+}
+
+fn rounds<F: Format + Copy + Sync>(name: &str, format: F) {
+    for (what, every) in [("all", 1), ("one in 8", 8), ("one in 64", 64), ("none", PAGES)] {
+        let (mut gets, mut clears) = (Vec::new(), Vec::new());
+        for _ in 0..SAMPLES {
+            let guest = guest(format, Source::WriteProtect, Policy::Lazy);
+            let mut spare = Spare::new();
+            spare.fill(&guest.pool, REGIONS).expect("tables");
+            let dirty = (0..PAGES).step_by(usize::try_from(every).expect("small")).filter(|_| every < PAGES);
+            dirty.for_each(|page| guest.fault(0, page << 12, &mut spare, Granularity::Closed));
+            let mut words = vec![0; usize::try_from(PAGES / 64).expect("small")];
+            let mut rounds = Rounds::new(&guest.log, vec![0; words.len()]).expect("enough bits");
+            let started = Instant::now();
+            guest.log.get(&guest.tree, &guest.pool, &guest.pool, 0, &mut words);
+            gets.push(started.elapsed().as_nanos() as f64);
+            let started = Instant::now();
+            let cleared = rounds.clear(&guest.log, &guest.tree, &guest.pool, &guest.pool, 0, &words);
+            let _ = black_box(cleared.flush(&guest.pool));
+            clears.push(started.elapsed().as_nanos() as f64);
+        }
+        let per_page = |values| median(values) / PAGES as f64;
+        let (get, clear) = (per_page(gets), per_page(clears));
+        println!(
+            "{name}: a round, {what:9} of the pages written   get {get:6.2} ns  clear {clear:6.2} ns for each page there is"
+        );
+    }
+}
+
+fn main() {
+    let arm = Vmsa::new(40, 40, false).expect("possible").with_bbm(2).with_recorded_writes();
+    faults("nested", Npt { one_gib_pages: true });
+    faults("arm", arm);
+    marks();
+    rounds("nested", Npt { one_gib_pages: true });
+    rounds("arm", arm);
+}
