@@ -360,12 +360,12 @@ impl Walks {
         self.events.walks += 1;
         let (mut table, mut level) = self.start(gpa);
 
-        // Both stages together may also be made of what is remembered of the second.
+        // Both stages together may also be made of what is remembered of the second, where that may deny.
         let leaf = self.cpus[cpu].entries.iter().find_map(|entry| match entry.kind {
             Kind::Leaf(rights) if entry.covers(gpa) => Some((entry.level, rights)),
             Kind::Leaf(_) | Kind::Combined(_) | Kind::Table(_) => None,
         });
-        if let Some((level, rights)) = leaf.filter(|_| self.pick(2) == 0) {
+        if let Some((level, rights)) = leaf.filter(|_| self.rules.caches_denials() && self.pick(2) == 0) {
             self.remember(cpu, Kind::Combined(rights), gpa, level, 0);
             return Ok(rights);
         }
