@@ -1,6 +1,6 @@
 //! That the walking machine takes each of its liberties, and none that it has not.
 
-use hw_model::walks::{Barrier, Geometry, Invalidate, Rules, Stop, Violation, Walks};
+use hw_model::walks::{Barrier, Geometry, Invalidate, Rules, Violation, Walks};
 
 const ARM: Rules = Rules::Arm { bbm: 0, hafdbs: false };
 const GEOMETRY: Geometry = Geometry { index_bits: 2, levels: 2 };

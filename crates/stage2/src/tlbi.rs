@@ -159,6 +159,16 @@ impl Features {
     }
 }
 
+/// The processor has found two entries for one address and says so by a TLB conflict abort (fault status 0b110000). With
+/// FEAT_BBM that is possible until a split's debt is paid, and goes to EL2 even where the guest caused it (R_FWRMB). All of
+/// the VM goes from this processor's TLB (I_JCCRT), and the guest tries again.
+pub fn resolve_conflict(cpu: &impl Maintenance) {
+    cpu.dsb(Barrier::LocalStores);
+    cpu.tlbi(Tlbi::All { everywhere: false });
+    cpu.dsb(Barrier::Local);
+    cpu.isb();
+}
+
 /// The instructions for a range: the largest first, and a last odd page by itself.
 fn pieces(range: GpaRange, leaves: bool) -> impl Iterator<Item = Tlbi> {
     let mut ipa = range.start;

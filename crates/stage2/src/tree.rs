@@ -8,6 +8,9 @@ use addr::{Gpa, GpaRange, Hpa, PAGE_BYTES, PageSize};
 ///
 /// The tree owns its tables but holds no reference to their pool, so each call names the pool, and it must always be the
 /// same one. A tree that is dropped instead of [destroyed](Self::destroy) leaks its tables.
+///
+/// Where small pages are [collapsed](Self::collapse), whoever calls anything else meanwhile has
+/// [announced](crate::Epochs::enter) itself before: its way down may lead through a table that is cut off.
 #[derive(Debug)]
 pub struct Tree<F> {
     pub(crate) format: F,

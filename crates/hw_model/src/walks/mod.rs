@@ -44,6 +44,8 @@ pub enum Stop {
     Permission,
     /// The access flag is clear.
     AccessFlag,
+    /// Entries of two sizes are cached for the address, which is allowed, and so is saying so.
+    Conflict,
 }
 
 /// How the tables are laid out.
@@ -295,6 +297,10 @@ impl Walks {
 
     /// Any translation that is cached may answer, or a walk.
     fn translate(&mut self, cpu: usize, gpa: u64, write: bool) -> Result<u64, Stop> {
+        if self.conflicts(cpu, gpa) && (self.stubborn || self.pick(2) == 0) {
+            return Err(Stop::Conflict);
+        }
+
         // What denies may be the answer as well, where denials are cached; else the tables are asked again.
         let usable = |rights: &Rights| (rights.read && (!write || rights.write)) || self.rules.caches_denials();
         let cached: Vec<Rights> = self.cpus[cpu]
@@ -310,6 +316,15 @@ impl Walks {
             None => self.walk(cpu, gpa)?,
         };
         self.apply(gpa, write, rights, cpu)
+    }
+
+    /// Whether leaves of two sizes are cached for an address, on a processor that may report it.
+    fn conflicts(&self, cpu: usize, gpa: u64) -> bool {
+        let reports = matches!(self.rules, Rules::Arm { bbm: 2, .. });
+        let covering = self.cpus[cpu].entries.iter().filter(|entry| entry.covers(gpa) && entry.rights().is_some());
+        let mut levels = covering.map(|entry| entry.level);
+        let first = levels.next();
+        reports && levels.any(|level| Some(level) != first)
     }
 
     /// An access by these rights.

@@ -33,6 +33,10 @@ pub(crate) enum Mutant {
     PlainStore,
     /// The level that a TLBI names is off by one.
     WrongLevel,
+    /// TLBIs for pages name their level where leaves of another size may still be cached.
+    LevelNamed,
+    /// A reported conflict is not resolved.
+    ConflictStays,
     /// TLBIs leave pointers to tables alone.
     LeavesOnly,
     /// Tables are freed although somebody walks them.
@@ -247,7 +251,11 @@ impl Maintenance for Cpu {
         let by_address = |ipa: Gpa, level: Option<u32>, leaves| Invalidate::Guest {
             start: ipa.0,
             end: ipa.0 + operation.bytes(),
-            level: if self.is(Mutant::WrongLevel) { Some(level.map_or(1, |level| level + 1)) } else { level },
+            level: match self.machine.mutant {
+                Mutant::WrongLevel => Some(level.map_or(1, |level| level + 1)),
+                Mutant::LevelNamed if leaves => Some(0),
+                _ => level,
+            },
             leaves: leaves || self.is(Mutant::LeavesOnly),
         };
         let (invalidate, everywhere) = match operation {

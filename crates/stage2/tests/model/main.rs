@@ -74,13 +74,15 @@ fn copy_equals_the_guest_on_arm_that_replaces_in_one_store() {
 
 #[test]
 fn what_the_model_is_there_for_does_happen() {
-    for kind in [Kind::Follow, Kind::Collapse] {
-        let (format, rules) = arm(0, true);
+    for (kind, bbm) in [(Kind::Follow, 0), (Kind::Collapse, 0), (Kind::TakePages, 2)] {
+        let (format, rules) = arm(bbm, true);
         let policy = Policy::Adaptive;
         scenario::run(Setting { format, rules, kind, source: Source::Hardware, policy, mutant: Mutant::Nothing }, 400);
     }
     let seen = &scenario::SEEN;
-    for count in [&seen.recorded, &seen.broadcasts, &seen.locals, &seen.stops, &seen.collapsed, &seen.disturbed] {
+    for count in
+        [&seen.recorded, &seen.broadcasts, &seen.locals, &seen.stops, &seen.collapsed, &seen.disturbed, &seen.conflicts]
+    {
         assert!(count.load(Ordering::Relaxed) > 100, "{seen:?}");
     }
 }
@@ -90,6 +92,14 @@ fn what_is_taken_away_is_never_used_again() {
     try_all(nested(), Kind::TakeAway, &[Source::WriteProtect]);
     for bbm in 0..=2 {
         try_all(arm(bbm, true), Kind::TakeAway, &[Source::WriteProtect]);
+    }
+}
+
+#[test]
+fn pages_of_one_leaf_are_protected_by_two_at_once() {
+    try_all(nested(), Kind::TakePages, &[Source::WriteProtect]);
+    for bbm in 0..=2 {
+        try_all(arm(bbm, true), Kind::TakePages, &[Source::WriteProtect]);
     }
 }
 

@@ -62,6 +62,8 @@ mutants! {
     store_in_the_place_of_an_exchange_is_caught: PlainStore, Follow, arm(0, true) => LOST | TWO;
     store_in_the_place_of_an_exchange_is_caught_on_nested_pages: PlainStore, Follow, nested() => LOST;
     invalidation_that_names_the_wrong_level_is_caught: WrongLevel, TakeAway, arm(0, true) => OLD | TWO | FOR_EVER;
+    level_that_is_named_too_soon_is_caught: LevelNamed, TakePages, arm(2, true) => OLD;
+    conflict_that_is_not_resolved_is_caught: ConflictStays, TakePages, arm(2, true) => FOR_EVER;
     invalidation_that_leaves_pointers_to_tables_is_caught: LeavesOnly, Collapse, arm(0, true) => TWO | FREED | EARLY;
     table_that_is_freed_under_a_walker_is_caught: FreedEarly, Collapse, arm(0, true) => FREED;
     table_that_is_freed_under_a_walker_is_caught_on_nested_pages: FreedEarly, Collapse, nested() => FREED;

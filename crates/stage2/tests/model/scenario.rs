@@ -9,6 +9,7 @@ use hw_model::walks::{Geometry, Rules, Stop};
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::sync::Arc;
 use shuttle::{Config, Runner};
+use stage2::tlbi::resolve_conflict;
 use stage2::{
     Access, Collapse, DirtyLog, Epochs, Fault, Format, Granularity, Limbo, MarkWord, Policy, Quiescence, Rounds,
     Source, Spare, Stale, Start, Tree, Walker,
@@ -33,6 +34,8 @@ pub(crate) enum Kind {
     Follow,
     /// Pages are unmapped, protected, and given back.
     TakeAway,
+    /// Two processors protect single pages of the same large leaves, and give them back.
+    TakePages,
     /// Tables are collapsed while the guest makes new ones.
     Collapse,
     /// Nothing is mapped before the guest touches it.
@@ -41,10 +44,13 @@ pub(crate) enum Kind {
 
 /// Pages of the guest; with four entries in a table, two leaves of four pages each.
 const PAGES: u64 = 8;
+/// Those of the first leaf.
+const FEW: u64 = PAGES / 2;
 /// Where they are in host memory, at a multiple of what four levels translate.
 const HOST: u64 = 0x10_0000;
 const VCPUS: usize = 2;
 const OTHER: usize = VCPUS;
+const DEVICE: usize = VCPUS + 1;
 /// A guest that faults so often in one access will do so for ever.
 const PATIENCE: u32 = 400;
 
@@ -85,7 +91,7 @@ struct Guest<F> {
 
 fn once<F: Format + Copy + Send + Sync + 'static>(setting: Setting<F>) {
     let geometry = Geometry { index_bits: F::INDEX_BITS, levels: setting.format.levels() };
-    let machine = Machine::new(setting.rules, geometry, VCPUS + 1, PAGES, setting.mutant);
+    let machine = Machine::new(setting.rules, geometry, VCPUS + 2, PAGES, setting.mutant);
     let other = Cpu { machine: machine.clone(), number: OTHER };
     let (tree, mut shape) = Tree::new(setting.format, &other).expect("tables");
     machine.step().walks.set_root(tree.root().0);
@@ -107,8 +113,11 @@ fn once<F: Format + Copy + Send + Sync + 'static>(setting: Setting<F>) {
         })
         .collect();
     let device = {
-        let (guest, cpu) = (guest.clone(), other.clone());
-        shuttle::thread::spawn(move || run_device(&guest, &cpu))
+        let (guest, cpu) = (guest.clone(), Cpu { machine: machine.clone(), number: DEVICE });
+        shuttle::thread::spawn(move || match guest.kind {
+            Kind::TakePages => take_pages(&guest, &cpu),
+            _ => run_device(&guest, &cpu),
+        })
     };
     let join = move || {
         vcpus.into_iter().for_each(|vcpu| vcpu.join().expect("a vCPU found nothing wrong"));
@@ -123,6 +132,10 @@ fn once<F: Format + Copy + Send + Sync + 'static>(setting: Setting<F>) {
         }
         Kind::Collapse => {
             collapse(&guest, &other, &mut shape);
+            join();
+        }
+        Kind::TakePages => {
+            take_pages(&guest, &other);
             join();
         }
         Kind::FirstTouch => join(),
@@ -142,6 +155,7 @@ pub(crate) static SEEN: Seen = Seen {
     stops: AtomicU64::new(0),
     collapsed: AtomicU64::new(0),
     disturbed: AtomicU64::new(0),
+    conflicts: AtomicU64::new(0),
 };
 
 #[derive(Debug)]
@@ -156,6 +170,8 @@ pub(crate) struct Seen {
     pub(crate) collapsed: AtomicU64,
     /// Faults that met an entry that somebody was replacing.
     pub(crate) disturbed: AtomicU64,
+    /// Conflicts that the hardware reported.
+    pub(crate) conflicts: AtomicU64,
 }
 
 /// A guest that writes, and a hypervisor that handles its faults.
@@ -164,7 +180,7 @@ fn run_vcpu<F: Format>(guest: &Guest<F>, cpu: &Cpu) {
     // Broadcasts that can wait do so until the end.
     let mut owed = Stale::EMPTY;
     for _ in 0..3 {
-        let page = cpu.machine.step().walks.pick(PAGES);
+        let page = cpu.machine.step().walks.pick(if guest.kind == Kind::TakePages { FEW } else { PAGES });
         spare.fill(cpu, 2).expect("tables");
         write(guest, cpu, &mut spare, &mut owed, page << 12);
     }
@@ -194,6 +210,13 @@ fn write<F: Format>(guest: &Guest<F>, cpu: &Cpu, spare: &mut Spare, owed: &mut S
         let nothing_there = stop == Err(Stop::Translation) && guest.kind != Kind::TakeAway;
         SEEN.disturbed.fetch_add(nothing_there.into(), Ordering::Relaxed);
 
+        if stop == Err(Stop::Conflict) {
+            SEEN.conflicts.fetch_add(1, Ordering::Relaxed);
+            if cpu.machine.mutant != Mutant::ConflictStays {
+                resolve_conflict(cpu);
+            }
+            continue;
+        }
         let wanted = if stop == Err(Stop::AccessFlag) { Access::READ } else { Access::READ_WRITE };
         let granularity = guest.log.as_ref().map_or(Granularity::Whole, Log::granularity);
         let walking = guest.epochs.enter(cpu.number).expect("not walking yet");
@@ -217,7 +240,8 @@ fn write<F: Format>(guest: &Guest<F>, cpu: &Cpu, spare: &mut Spare, owed: &mut S
                 cpu.machine.step().frames.entry(gpa).or_insert(found.translate(Gpa(gpa)).0);
             }
             Fault::Unmapped | Fault::Denied(_) => {
-                assert_eq!(guest.kind, Kind::TakeAway, "{fault:?} where there is memory");
+                let is_meant = matches!(guest.kind, Kind::TakeAway | Kind::TakePages);
+                assert!(is_meant, "{fault:?} where there is memory");
                 return;
             }
         }
@@ -338,6 +362,22 @@ fn take_away<F: Format>(guest: &Guest<F>, cpu: &Cpu, shape: &mut stage2::Shape) 
 
     pages().for_each(|gpa| cpu.machine.step().walks.declare_usable(gpa));
     tree.map(shape, cpu, cpu, part, Hpa(HOST + part.start.0), Access::ALL).expect("maps");
+}
+
+/// Single pages become read-only and writable again; each processor has its own, in the same large leaves.
+fn take_pages<F: Format>(guest: &Guest<F>, cpu: &Cpu) {
+    for _ in 0..2 {
+        let page = cpu.machine.step().walks.pick(FEW / 2) * 2 + cpu.number as u64 % 2;
+        let gpa = page << 12;
+        let stale = guest.tree.protect_page(cpu, cpu, Gpa(gpa), Access::READ_EXECUTE).expect("tables");
+        shuttle::thread::yield_now();
+        cpu.pay(stale);
+        cpu.machine.step().walks.declare_read_only(gpa);
+        shuttle::thread::yield_now();
+
+        cpu.machine.step().walks.declare_usable(gpa);
+        cpu.pay(guest.tree.protect_page(cpu, cpu, Gpa(gpa), Access::ALL).expect("no table needed"));
+    }
 }
 
 /// Small pages become large while vCPUs use them, and are split again by their faults.
