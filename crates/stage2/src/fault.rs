@@ -203,10 +203,6 @@ impl<F: Format> Tree<F> {
 struct Touch(Granularity);
 
 impl Dress for Touch {
-    fn restricts(&self) -> bool {
-        false
-    }
-
     fn part<F: Format>(&self, format: &F, level: u32, bits: u64) -> u64 {
         // A part that is large itself stays closed: it is split in turn when its own first write comes.
         if self.0 == Granularity::Watched && level == 0 { format.watched(bits) } else { bits }

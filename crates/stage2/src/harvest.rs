@@ -170,10 +170,6 @@ impl<F: Format> Tree<F> {
 struct Ahead(Source);
 
 impl Dress for Ahead {
-    fn restricts(&self) -> bool {
-        false
-    }
-
     fn part<F: Format>(&self, format: &F, level: u32, bits: u64) -> u64 {
         // What was written stays written: watching it would forget that.
         if self.0 == Source::Hardware && level == 0 && !format.is_written(bits, self.0) {

@@ -28,11 +28,18 @@ pub(crate) enum Split {
     Lost,
 }
 
-/// What the parts of a split leaf say.
-pub(crate) trait Dress {
-    /// Whether a part says less than the leaf did, so that the leaf must be gone from all TLBs before that counts.
-    fn restricts(&self) -> bool;
+/// A leaf between the two steps.
+#[derive(Clone, Copy)]
+struct Begun {
+    cell: Cell,
+    /// The leaf as the second step shall find it; or as it was, if it is broken.
+    bits: u64,
+    level: u32,
+    page: GpaRange,
+}
 
+/// What the parts of a split leaf say: as much as the leaf did, or more, but not less.
+pub(crate) trait Dress {
     /// The part at `level`, made from one that says the same as the leaf.
     fn part<F: Format>(&self, format: &F, level: u32, bits: u64) -> u64;
 }
@@ -41,9 +48,6 @@ pub(crate) trait Dress {
 pub(crate) struct AsBefore;
 
 impl Dress for AsBefore {
-    fn restricts(&self) -> bool {
-        false
-    }
     fn part<F: Format>(&self, _: &F, _: u32, bits: u64) -> u64 {
         bits
     }
@@ -65,7 +69,7 @@ impl<F: Format> Tree<F> {
         if spare.count() == 0 {
             return Err(MapError::OutOfTables);
         }
-        let Some(begun) = self.begin(pages, slot) else { return Ok(Split::Lost) };
+        let Some(begun) = self.begin(pages, &slot) else { return Ok(Split::Lost) };
         if self.flushes_between() {
             self.broken(&begun).pay(tlb);
         }
@@ -95,7 +99,7 @@ impl<F: Format> Tree<F> {
         while gpa < range.end() && used < BATCH && (used as u64) < spare.count() {
             let slot = self.descend(pages, gpa);
             let is_meant = slot.level > 0 && slot.access().is_some() && wanted(&self.format, slot.bits);
-            if let Some(begun) = is_meant.then(|| self.begin(pages, slot)).flatten() {
+            if let Some(begun) = is_meant.then(|| self.begin(pages, &slot)).flatten() {
                 owed = owed.merge(self.broken(&begun));
                 batch[used] = Some(begun);
                 used += 1;
@@ -125,25 +129,26 @@ impl<F: Format> Tree<F> {
     }
 
     /// What must be gone from all TLBs before the second step.
-    fn broken(&self, begun: &Slot) -> Stale {
-        Stale::leaf(begun.page(), begun.level)
+    fn broken(&self, begun: &Begun) -> Stale {
+        Stale::leaf(begun.page, begun.level)
     }
 
-    /// The first step. `None` when the entry has changed; else the slot with the leaf as the second step shall find it.
-    fn begin(&self, pages: &impl Pages, slot: Slot) -> Option<Slot> {
-        match self.format.replace() {
-            Replace::Freely | Replace::OneStore => Some(slot),
-            Replace::BreakFirst => slot.exchange(pages, self.format.busy()).then_some(slot),
+    /// The first step. `None` when the entry has changed.
+    fn begin(&self, pages: &impl Pages, slot: &Slot) -> Option<Begun> {
+        let bits = match self.format.replace() {
+            Replace::Freely | Replace::OneStore => slot.bits,
+            Replace::BreakFirst => slot.exchange(pages, self.format.busy()).then_some(slot.bits)?,
             Replace::Uncached(bit) => {
                 let bits = slot.bits | bit;
                 // It may have the bit from another processor that has not flushed yet: we flush in any case.
-                (bits == slot.bits || slot.exchange(pages, bits)).then_some(Slot { bits, ..slot })
+                (bits == slot.bits || slot.exchange(pages, bits)).then_some(bits)?
             }
-        }
+        };
+        Some(Begun { cell: slot.cell, bits, level: slot.level, page: slot.page() })
     }
 
     /// The second step.
-    fn finish(&self, pages: &impl Pages, begun: &Slot, spare: &mut Spare, dress: &impl Dress) -> Split {
+    fn finish(&self, pages: &impl Pages, begun: &Begun, spare: &mut Spare, dress: &impl Dress) -> Split {
         let table = spare.take(pages).expect("who begins a split has counted the spare tables");
         let link = self.format.table(table);
         let part_level = begun.level - 1;
@@ -153,15 +158,14 @@ impl<F: Format> Tree<F> {
                 pages.write_private(Cell { table, index: number }, part);
             }
         };
-        let restricted = if dress.restricts() { Stale::of(begun.page()) } else { Stale::EMPTY };
 
         let mut bits = begun.bits;
         loop {
             build(bits);
             let (expected, owed) = match self.format.replace() {
                 Replace::BreakFirst => (self.format.busy(), Stale::EMPTY),
-                Replace::Freely => (bits, restricted),
-                Replace::OneStore | Replace::Uncached(_) => (bits, Stale::of(begun.page())),
+                Replace::Freely => (bits, Stale::EMPTY),
+                Replace::OneStore | Replace::Uncached(_) => (bits, Stale::of(begun.page)),
             };
             match pages.compare_exchange(begun.cell, expected, link) {
                 Ok(()) => return Split::Done(owed),
@@ -176,7 +180,7 @@ impl<F: Format> Tree<F> {
     }
 
     /// Whether an entry that has changed since the first step is still a leaf that may be replaced.
-    fn is_still(&self, begun: &Slot, bits: u64) -> bool {
+    fn is_still(&self, begun: &Begun, bits: u64) -> bool {
         let is_leaf = matches!(self.format.decode(begun.level, bits), Entry::Leaf { .. });
         match self.format.replace() {
             Replace::BreakFirst => unreachable!("who breaks an entry is the only one to make it"),

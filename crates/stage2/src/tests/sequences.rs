@@ -252,10 +252,10 @@ proptest! {
 proptest! {
     #[test]
     fn arm_agrees_with_the_model(
-        steps in prop::collection::vec(any_step(), 1..24), pool in 1..24_usize, ipa_bits in 32..=48_u32,
+        steps in prop::collection::vec(any_step(), 1..24), pool in 1..24_usize, ipa_bits in 32..=48_u32, bbm in 0..=2_u32,
     ) {
         // A root may need up to 16 of the tables.
-        run(Vmsa::new(ipa_bits, 48, false).expect("possible"), pool + 16, &steps)?;
+        run(Vmsa::new(ipa_bits, 48, false).expect("possible").with_bbm(bbm), pool + 16, &steps)?;
     }
 }
 
