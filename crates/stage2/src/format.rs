@@ -1,6 +1,6 @@
 //! How a stage-2 entry is spelled: what the walker asks of an architecture.
 
-use crate::Access;
+use crate::{Access, Memory};
 use addr::{Hpa, PageSize};
 
 /// What an entry says.
@@ -24,8 +24,12 @@ pub enum Entry {
 /// The all-zero entry is [`Entry::Empty`] at every level, so that a zeroed page is an empty table. Sizes of leaves have
 /// no gaps: when a size exists, all smaller ones do.
 pub trait Format {
-    /// Number of levels, 1 to 5; the root is at level `levels() - 1`, and `9 * levels() + 12` bits are translated.
+    /// Number of levels, 1 to 5; the root is at level `levels() - 1`.
     fn levels(&self) -> u32;
+
+    /// Bits of the guest addresses that are translated. What they need beyond the `9 * levels() + 12` of a tree with one
+    /// table at its root, at most 4, selects one of several tables that form the root side by side.
+    fn input_bits(&self) -> u32;
 
     /// The largest page that one leaf can map.
     fn largest_leaf(&self) -> PageSize;
@@ -40,7 +44,7 @@ pub trait Format {
     fn table(&self, hpa: Hpa) -> u64;
 
     /// The entry that maps a page of `size`, starting at `hpa`, with rights that [`expresses`](Self::expresses) accepted.
-    fn leaf(&self, hpa: Hpa, size: PageSize, access: Access) -> u64;
+    fn leaf(&self, hpa: Hpa, size: PageSize, access: Access, memory: Memory) -> u64;
 
     /// What `bits`, found in a table at `level`, say.
     fn decode(&self, level: u32, bits: u64) -> Entry;

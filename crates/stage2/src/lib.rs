@@ -16,7 +16,7 @@
 //! ```
 //!
 //! The algorithm exists once, in [`Tree`]. What differs between architectures is a [`Format`]: how many levels there
-//! are and how an entry is spelled. [`Npt`] is the first, the nested page tables of SVM.
+//! are and how an entry is spelled. [`Npt`] are the nested page tables of SVM, [`Vmsa`] is stage 2 of Arm.
 //!
 //! Three rules hold throughout:
 //!
@@ -40,11 +40,13 @@ mod npt;
 mod page;
 mod stale;
 mod tree;
+mod vmsa;
 
 pub use format::{Entry, Format};
 pub use npt::Npt;
 pub use stale::Stale;
 pub use tree::Tree;
+pub use vmsa::Vmsa;
 
 use addr::{Gpa, GpaRange, Hpa, PageSize};
 use core::fmt;
@@ -65,6 +67,10 @@ pub trait Pages {
 
     /// A zeroed page for a table, or `None` when the pool is exhausted.
     fn allocate(&self) -> Option<Hpa>;
+
+    /// `count` zeroed pages for a root that is larger than a page, a power of two up to 16: side by side, the first at a
+    /// multiple of their whole size. They are freed one by one.
+    fn allocate_root(&self, count: u32) -> Option<Hpa>;
 
     /// Takes back a page from [`allocate`](Self::allocate). It is no longer part of any tree, but need not be zero.
     fn free(&self, hpa: Hpa);
@@ -96,6 +102,15 @@ impl Access {
     pub const fn includes(self, other: Self) -> bool {
         (self.read || !other.read) && (self.write || !other.write) && (self.execute || !other.execute)
     }
+}
+
+/// How the hardware may treat accesses to a page, before the guest's own page tables say more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Memory {
+    /// RAM: cached, in any order, ahead of time.
+    Normal,
+    /// Device registers: each access once, in order, and none that nobody asked for.
+    Device,
 }
 
 /// A mapped page as [`Tree::lookup`] finds it.

@@ -4,15 +4,16 @@
 //! entry has the User bit (15.25.5). And it uses the *host's* CR4 and EFER for them at VMRUN: four levels because
 //! the host runs with four, and No-Execute exists because the host sets EFER.NXE.
 
-use crate::{Access, Entry, Format};
+use crate::{Access, Entry, Format, Memory};
 use addr::{Hpa, PageSize};
 
 /// Bits of an entry (APM vol. 2, 5.3.3 and 5.4).
 const PRESENT: u64 = 1 << 0;
 const WRITE: u64 = 1 << 1;
 const USER: u64 = 1 << 2;
-/// Leaf above level 0. At level 0 the same bit selects a memory type and stays clear: all our leaves are write-back, and
-/// the guest's own PAT combines with that.
+const WRITE_THROUGH: u64 = 1 << 3;
+const CACHE_DISABLE: u64 = 1 << 4;
+/// Leaf above level 0. At level 0 the same bit is a part of the memory type and stays clear.
 const LARGE: u64 = 1 << 7;
 const NO_EXECUTE: u64 = 1 << 63;
 /// Bits 51:12.
@@ -28,6 +29,10 @@ pub struct Npt {
 impl Format for Npt {
     fn levels(&self) -> u32 {
         4
+    }
+
+    fn input_bits(&self) -> u32 {
+        48
     }
 
     fn largest_leaf(&self) -> PageSize {
@@ -47,9 +52,14 @@ impl Format for Npt {
         hpa.0 | PRESENT | WRITE | USER
     }
 
-    fn leaf(&self, hpa: Hpa, size: PageSize, access: Access) -> u64 {
+    fn leaf(&self, hpa: Hpa, size: PageSize, access: Access, memory: Memory) -> u64 {
         let large = if size == PageSize::Size4K { 0 } else { LARGE };
-        hpa.0 | PRESENT | USER | large | rights(access)
+        let cache = match memory {
+            Memory::Normal => 0,
+            // Entry 3 of the host's PAT, which is uncacheable from reset on.
+            Memory::Device => WRITE_THROUGH | CACHE_DISABLE,
+        };
+        hpa.0 | PRESENT | USER | large | cache | rights(access)
     }
 
     fn decode(&self, level: u32, bits: u64) -> Entry {

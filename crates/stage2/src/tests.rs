@@ -1,6 +1,6 @@
 //! The tree against a naive model: a map of 4 KiB pages.
 
-use crate::{Access, ENTRIES, Entry, Format, Leaf, MapError, Npt, Pages, Stale, Table, Tree};
+use crate::{Access, ENTRIES, Entry, Format, Leaf, MapError, Memory, Npt, Pages, Stale, Table, Tree, Vmsa};
 use addr::{Gpa, GpaRange, Hpa, PageSize};
 use core::cell::RefCell;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -49,6 +49,14 @@ impl Pages for Pool {
         Some(Hpa(POOL_START + ((number as u64) << 12)))
     }
 
+    fn allocate_root(&self, count: u32) -> Option<Hpa> {
+        let count = count as usize;
+        let is_free = |first: &usize| (*first..first + count).all(|number| self.free.borrow().contains(&number));
+        let first = (0..self.tables.len()).step_by(count).find(is_free)?;
+        self.free.borrow_mut().retain(|number| !(first..first + count).contains(number));
+        Some(Hpa(POOL_START + ((first as u64) << 12)))
+    }
+
     fn free(&self, hpa: Hpa) {
         let number = Self::number(hpa);
         assert!(self.free.borrow_mut().insert(number), "table {hpa} is freed twice");
@@ -63,6 +71,9 @@ impl Format for Odd {
     fn levels(&self) -> u32 {
         3
     }
+    fn input_bits(&self) -> u32 {
+        39
+    }
     fn largest_leaf(&self) -> PageSize {
         PageSize::Size4K
     }
@@ -75,7 +86,7 @@ impl Format for Odd {
     fn table(&self, hpa: Hpa) -> u64 {
         hpa.0 | 1
     }
-    fn leaf(&self, hpa: Hpa, _: PageSize, access: Access) -> u64 {
+    fn leaf(&self, hpa: Hpa, _: PageSize, access: Access, _: Memory) -> u64 {
         hpa.0 | 1 | Self::rights(access)
     }
     fn decode(&self, level: u32, bits: u64) -> Entry {
@@ -179,11 +190,86 @@ fn processor_without_1_gib_pages_gets_none() {
 fn npt_entries_are_spelled_as_the_manual_says() {
     let (hpa, size) = (Hpa(0x12_3450_0000), PageSize::Size4K);
     assert_eq!(NPT.table(hpa), 0x12_3450_0007);
-    assert_eq!(NPT.leaf(hpa, size, Access::ALL), 0x12_3450_0007);
-    assert_eq!(NPT.leaf(hpa, size, Access::READ), 0x8000_0012_3450_0005);
-    assert_eq!(NPT.leaf(Hpa(0x4000_0000), PageSize::Size1G, Access::READ_WRITE), 0x8000_0000_4000_0087);
+    assert_eq!(NPT.leaf(hpa, size, Access::ALL, Memory::Normal), 0x12_3450_0007);
+    assert_eq!(NPT.leaf(hpa, size, Access::READ, Memory::Normal), 0x8000_0012_3450_0005);
+    let gigabyte = NPT.leaf(Hpa(0x4000_0000), PageSize::Size1G, Access::READ_WRITE, Memory::Normal);
+    assert_eq!(gigabyte, 0x8000_0000_4000_0087);
+    assert_eq!(NPT.leaf(hpa, size, Access::READ_WRITE, Memory::Device), 0x8000_0012_3450_001f);
     assert_eq!(NPT.part(0x4000_0087 | DIRTY, PageSize::Size2M, 3), 0x4060_0087 | DIRTY);
     assert_eq!(NPT.part(0x4060_0087 | DIRTY, PageSize::Size4K, 511), 0x407f_f007 | DIRTY);
+}
+
+/// Descriptors as the manual has them, without our own code: attributes of a leaf of normal memory with all rights.
+const NORMAL_ALL: u64 = 0b1111 << 2 | 0b11 << 6 | 0b11 << 8 | 1 << 10;
+
+#[test]
+fn arm_descriptors_are_spelled_as_the_manual_says() {
+    let vmsa = Vmsa::new(40, 40, false).expect("possible");
+    let hpa = Hpa(0x12_4000_0000);
+    assert_eq!(vmsa.table(hpa), hpa.0 | 0b11);
+    assert_eq!(vmsa.leaf(hpa, PageSize::Size4K, Access::ALL, Memory::Normal), hpa.0 | 0b11 | NORMAL_ALL);
+    assert_eq!(vmsa.leaf(hpa, PageSize::Size1G, Access::ALL, Memory::Normal), hpa.0 | 0b01 | NORMAL_ALL);
+
+    // XN is bit 54, S2AP[1] bit 7, Device-nGnRE 0b0001.
+    let read = vmsa.leaf(hpa, PageSize::Size2M, Access::READ, Memory::Normal);
+    assert_eq!(read, hpa.0 | 0b01 | (NORMAL_ALL & !(1 << 7)) | 1 << 54);
+    let device = vmsa.leaf(hpa, PageSize::Size4K, Access::READ_WRITE, Memory::Device);
+    assert_eq!(device, hpa.0 | 0b11 | 0b0001 << 2 | 0b11 << 6 | 0b11 << 8 | 1 << 10 | 1 << 54);
+
+    let forced = Vmsa::new(40, 40, true).expect("possible");
+    let normal = forced.leaf(hpa, PageSize::Size4K, Access::ALL, Memory::Normal);
+    assert_eq!(normal >> 2 & 0b1111, 0b0110, "write-back, whatever stage 1 says");
+    assert_eq!(vmsa.part(hpa.0 | 0b01 | NORMAL_ALL, PageSize::Size2M, 3), (hpa.0 + 3 * (2 << 20)) | 0b01 | NORMAL_ALL);
+    assert_eq!(vmsa.part(hpa.0 | 0b01 | NORMAL_ALL, PageSize::Size4K, 511), (hpa.0 + 511 * 4096) | 0b11 | NORMAL_ALL);
+}
+
+#[test]
+fn reserved_arm_descriptors_map_nothing() {
+    let vmsa = Vmsa::new(40, 40, false).expect("possible");
+    assert_eq!(vmsa.decode(0, 0x8000_0001), Entry::Empty, "a block at the last level");
+    assert_eq!(vmsa.decode(1, 0x8000_0002), Entry::Empty, "not valid");
+    assert!(!vmsa.expresses(Access { read: false, write: false, execute: true }), "fetches need the right to read");
+}
+
+#[test]
+fn arm_walks_start_where_concatenated_roots_allow() {
+    // IPA bits -> levels, SL0, tables at the root (Arm ARM, D8.2.2, tables for the 4 KiB granule).
+    for (bits, levels, sl0, tables) in [
+        (32, 2, 0, 4),
+        (34, 2, 0, 16),
+        (35, 3, 1, 1),
+        (39, 3, 1, 1),
+        (40, 3, 1, 2),
+        (43, 3, 1, 16),
+        (44, 4, 2, 1),
+        (48, 4, 2, 1),
+    ] {
+        let vmsa = Vmsa::new(bits, 48, false).expect("possible");
+        assert_eq!((vmsa.levels(), vmsa.sl0(), vmsa.t0sz()), (levels, sl0, 64 - u64::from(bits)), "{bits} bits");
+        let pool = Pool::of(16);
+        let tree = Tree::new(vmsa, &pool).expect("pool");
+        assert_eq!(16 - pool.left(), tables, "{bits} bits");
+        assert_eq!(tree.root().0 % (tables as u64 * 4096), 0, "the root is aligned to its size");
+        tree.destroy(&pool);
+        assert_eq!(pool.left(), 16);
+    }
+    for (ipa_bits, pa_bits) in [(31, 40), (41, 40), (49, 52)] {
+        assert!(Vmsa::new(ipa_bits, pa_bits, false).is_none(), "{ipa_bits} of {pa_bits} bits");
+    }
+}
+
+#[test]
+fn second_of_two_root_tables_maps_the_upper_half() {
+    let pool = Pool::of(8);
+    let mut tree = Tree::new(Vmsa::new(40, 40, false).expect("possible"), &pool).expect("pool");
+    let end = 1 << 40;
+    assert!(tree.map(&pool, range(end - GIB, GIB), Hpa(GIB), Access::ALL).expect("maps").is_empty());
+    let last = pool.table(Hpa(tree.root().0 + 4096))[511].load(Ordering::Relaxed);
+    assert_eq!(last, GIB | 0b01 | NORMAL_ALL);
+    assert_eq!(leaf_at(&tree, &pool, end - 1).map(|leaf| leaf.translate(Gpa(end - 1))), Some(Hpa(2 * GIB - 1)));
+    assert_eq!(tree.map(&pool, range(end, 4096), Hpa(0), Access::ALL), Err(MapError::Beyond(Gpa(end))));
+    let beyond = tree.map(&pool, range(0, 4096), Hpa(end), Access::ALL);
+    assert_eq!(beyond, Err(MapError::BeyondHost(Hpa(end))));
 }
 
 #[test]
@@ -454,6 +540,16 @@ proptest! {
         steps in prop::collection::vec(any_step(), 1..24), pool in 1..24_usize, one_gib_pages in any::<bool>(),
     ) {
         run(Npt { one_gib_pages }, pool, &steps)?;
+    }
+}
+
+proptest! {
+    #[test]
+    fn arm_agrees_with_the_model(
+        steps in prop::collection::vec(any_step(), 1..24), pool in 1..24_usize, ipa_bits in 32..=48_u32,
+    ) {
+        // A root may need up to 16 of the tables.
+        run(Vmsa::new(ipa_bits, 48, false).expect("possible"), pool + 16, &steps)?;
     }
 }
 

@@ -3,8 +3,8 @@
 //! All operations share one step, [`Tree::descend`]: from the root to the first entry that is not a table, which is the
 //! one that decides about an address. A range is handled entry by entry: decide, change, go on behind it.
 
-use crate::{Access, Entry, Format, Leaf, MapError, Pages, Stale};
-use addr::{Gpa, GpaRange, Hpa, PageSize};
+use crate::{Access, Entry, Format, Leaf, MapError, Memory, Pages, Stale};
+use addr::{Gpa, GpaRange, Hpa, PAGE_BYTES, PageSize};
 use core::sync::atomic::{AtomicU64, Ordering};
 
 /// A stage-2 translation: the tables of one VM.
@@ -18,13 +18,16 @@ pub struct Tree<F> {
 }
 
 impl<F: Format> Tree<F> {
-    /// An empty tree: one table, nothing mapped.
+    /// An empty tree: a root, nothing mapped.
     pub fn new(format: F, pages: &impl Pages) -> Result<Self, MapError> {
-        let root = pages.allocate().ok_or(MapError::OutOfTables)?;
-        Ok(Self { format, root })
+        let root = match root_tables(&format) {
+            1 => pages.allocate(),
+            count => pages.allocate_root(count),
+        };
+        Ok(Self { root: root.ok_or(MapError::OutOfTables)?, format })
     }
 
-    /// The root table, for the register that the hardware starts from (SVM: nCR3).
+    /// The root, for the register that the hardware starts from (SVM: nCR3; Arm: VTTBR_EL2).
     #[must_use]
     pub fn root(&self) -> Hpa {
         self.root
@@ -48,6 +51,28 @@ impl<F: Format> Tree<F> {
     ///
     /// Owes no flush on processors that do not cache empty entries; the result says so.
     pub fn map(&mut self, pages: &impl Pages, range: GpaRange, hpa: Hpa, access: Access) -> Result<Stale, MapError> {
+        self.map_as(pages, range, hpa, access, Memory::Normal)
+    }
+
+    /// Maps the registers of a device as [`map`](Self::map) maps memory.
+    pub fn map_device(
+        &mut self,
+        pages: &impl Pages,
+        range: GpaRange,
+        hpa: Hpa,
+        access: Access,
+    ) -> Result<Stale, MapError> {
+        self.map_as(pages, range, hpa, access, Memory::Device)
+    }
+
+    fn map_as(
+        &mut self,
+        pages: &impl Pages,
+        range: GpaRange,
+        hpa: Hpa,
+        access: Access,
+        memory: Memory,
+    ) -> Result<Stale, MapError> {
         self.check_range(range)?;
         self.check_host(hpa, range.bytes())?;
         self.check_access(access)?;
@@ -75,7 +100,7 @@ impl<F: Format> Tree<F> {
 
             match self.largest_leaf(gpa, target, range.end().0 - gpa.0, slot.level) {
                 Some(size) if size.level() == slot.level => {
-                    slot.entry_cell.store(self.format.leaf(target, size, access), Ordering::Release);
+                    slot.entry_cell.store(self.format.leaf(target, size, access, memory), Ordering::Release);
                     gpa = Gpa(gpa.0 + size.bytes());
                 }
                 _ => slot.entry_cell.store(self.format.table(spare.next(pages)), Ordering::Release),
@@ -104,7 +129,10 @@ impl<F: Format> Tree<F> {
     ///
     /// No processor may walk the tree any more: no vCPU runs on it, and every TLB that it was used from is flushed.
     pub fn destroy(self, pages: &impl Pages) {
-        self.free_below(pages, self.root, self.format.levels() - 1);
+        for number in 0..root_tables(&self.format) {
+            let table = Hpa(self.root.0 + u64::from(number) * PAGE_BYTES);
+            self.free_below(pages, table, self.format.levels() - 1);
+        }
     }
 
     /// Gives every leaf in `range` the rights `wanted`, or removes it.
@@ -186,7 +214,7 @@ impl<F: Format> Tree<F> {
     /// The entry that decides about `gpa`: the first on the way down that is not a table.
     pub(crate) fn descend<'p>(&self, pages: &'p impl Pages, gpa: Gpa) -> Slot<'p> {
         let mut level = self.format.levels() - 1;
-        let mut table = self.root;
+        let mut table = Hpa(self.root.0 + (gpa.0 >> (12 + 9 * self.format.levels())) * PAGE_BYTES);
         loop {
             let entry_cell = &pages.table(table)[index(gpa, level)];
             match self.format.decode(level, entry_cell.load(Ordering::Acquire)) {
@@ -221,7 +249,7 @@ impl<F: Format> Tree<F> {
 
     /// First address that the tree cannot translate.
     pub(crate) fn limit(&self) -> Gpa {
-        Gpa(span(self.format.levels()))
+        Gpa(1 << self.format.input_bits())
     }
 
     fn check_range(&self, range: GpaRange) -> Result<(), MapError> {
@@ -325,6 +353,11 @@ fn tables_below(level: u32, top: u32, piece: GpaRange) -> u64 {
             if at > top { touched } else { touched - covered }
         })
         .sum()
+}
+
+/// Number of tables that form the root.
+fn root_tables(format: &impl Format) -> u32 {
+    1 << format.input_bits().saturating_sub(12 + 9 * format.levels())
 }
 
 /// Bytes that one entry at `level` decides about.

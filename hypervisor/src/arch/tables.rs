@@ -7,8 +7,9 @@
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
+use core::sync::atomic::Ordering;
 
-use addr::{Hpa, PAGE_BYTES};
+use addr::{Hpa, PAGE_BYTES, PageSize};
 use spin::Mutex;
 use stage2::{Pages, Table};
 
@@ -19,10 +20,29 @@ pub(crate) struct TablePool(Mutex<Pool>);
 
 #[derive(Default)]
 struct Pool {
-    /// All pages of this pool, by address.
-    pages: BTreeMap<Hpa, Frames>,
-    /// Those that are in no tree.
+    /// All that this pool owns, by first address: single pages, and the runs of large roots.
+    runs: BTreeMap<Hpa, Frames>,
+    /// Pages that are in no tree.
     unused: Vec<Hpa>,
+}
+
+impl Pool {
+    /// Takes a run of `bytes` at a multiple of its size, all zero.
+    fn grow(&mut self, bytes: u64) -> Option<Hpa> {
+        let frames = Frames::allocate(bytes, bytes).ok()?;
+        frames.zero();
+        let hpa = frames.hpa();
+        self.runs.insert(hpa, frames);
+        Some(hpa)
+    }
+
+    /// The page at `hpa`, if it is the pool's.
+    fn page(&self, hpa: Hpa) -> Option<*mut u8> {
+        let (start, frames) = self.runs.range(..=hpa).next_back()?;
+        let offset = hpa.0 - start.0;
+        (offset < frames.bytes() && hpa.is_aligned(PageSize::Size4K))
+            .then(|| frames.pointer().wrapping_add(usize::try_from(offset).unwrap_or(usize::MAX)))
+    }
 }
 
 impl TablePool {
@@ -33,7 +53,7 @@ impl TablePool {
 
     /// Host memory that the pool has taken.
     pub(crate) fn bytes(&self) -> u64 {
-        self.0.lock().pages.len() as u64 * PAGE_BYTES
+        self.0.lock().runs.values().map(Frames::bytes).sum()
     }
 }
 
@@ -41,26 +61,21 @@ impl Pages for TablePool {
     /// # Panics
     /// When the page is not of this pool: the tree is damaged.
     fn table(&self, hpa: Hpa) -> &Table {
-        let pool = self.0.lock();
-        let frames = pool.pages.get(&hpa).expect("a tree names only tables of its own pool");
+        let page = self.0.lock().page(hpa).expect("a tree names only tables of its own pool");
         // SAFETY: the page is a whole frame, aligned, in the direct map, and ours until the pool is dropped, which the
         // borrow of `self` outlives. It is only ever accessed as atomics, by us and by the hardware's walker.
-        unsafe { &*frames.pointer().cast::<Table>() }
+        unsafe { &*page.cast::<Table>() }
     }
 
     fn allocate(&self) -> Option<Hpa> {
-        let mut pool = self.0.lock();
-        let hpa = match pool.unused.pop() {
-            Some(hpa) => hpa,
-            None => {
-                let frames = Frames::allocate(PAGE_BYTES, PAGE_BYTES).ok()?;
-                let hpa = frames.hpa();
-                pool.pages.insert(hpa, frames);
-                hpa
-            }
-        };
-        pool.pages.get(&hpa)?.zero();
+        let unused = self.0.lock().unused.pop();
+        let Some(hpa) = unused else { return self.0.lock().grow(PAGE_BYTES) };
+        self.table(hpa).iter().for_each(|entry| entry.store(0, Ordering::Relaxed));
         Some(hpa)
+    }
+
+    fn allocate_root(&self, count: u32) -> Option<Hpa> {
+        self.0.lock().grow(u64::from(count) * PAGE_BYTES)
     }
 
     fn free(&self, hpa: Hpa) {
