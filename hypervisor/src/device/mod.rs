@@ -9,6 +9,8 @@
 
 #[cfg(any(test, machine = "virt"))]
 pub(crate) mod affinity;
+#[cfg(any(test, machine = "virt"))]
+pub(crate) mod gic;
 #[cfg(any(test, machine = "pc"))]
 pub(crate) mod interrupt;
 #[cfg(any(test, machine = "pc"))]
