@@ -4,7 +4,7 @@
 //!
 //! An SPI is here or *held*: in a list register of the vCPU that it is for. Then its pending and active state are there,
 //! and what this side knows of them is as old as the holder's last visit. So whoever wants to change it leaves an order
-//! (`clear_pending`, `clear_active`, `set_active`, `recall`) and news for the holder; whoever wants to read it asks, and
+//! (`clear_pending`, `clear_active`, `set_active`) and news for the holder; whoever wants to read it asks, and
 //! repeats until the holder was here after the question. An edge that comes meanwhile stays in the latch here, for the
 //! holder to fetch: a held interrupt can be pending on both sides, and the two become one when it was not acknowledged
 //! before the edge, two when it was.
@@ -36,8 +36,9 @@ pub(crate) struct Distributor {
     /// Of held ones: the state at the holder's last visit.
     held_pending: [u32; WORDS],
     held_active: [u32; WORDS],
-    /// Of held ones: orders to the holder.
+    /// Of held ones: disabled since the holder's last visit.
     recall: [u32; WORDS],
+    /// Of held ones: orders to the holder.
     clear_pending: [u32; WORDS],
     clear_active: [u32; WORDS],
     set_active: [u32; WORDS],
@@ -322,7 +323,8 @@ impl Distributor {
             Some(Register::Enable { word: word @ 1..WORDS, set: false }) => {
                 let disabled = value & self.enabled[word];
                 self.enabled[word] &= !value;
-                self.recall(word, disabled);
+                self.recall[word] |= disabled & self.held[word];
+                self.update_all(word, disabled & self.held[word]);
             }
             Some(Register::Pending { word: word @ 1..WORDS, set: true }) => {
                 self.latch[word] |= value;
@@ -336,16 +338,14 @@ impl Distributor {
             Some(Register::Active { word: word @ 1..WORDS, set }) => self.write_active(word, value, set, vcpu),
             Some(Register::Priority { first: first @ 32.. }) => {
                 write_bytes(&mut self.priority, first, width, value);
-                for intid in first..(first + width.bytes() as usize).min(INTIDS as usize) {
-                    self.recall(intid / 32, 1 << (intid % 32));
-                }
+                let last = (first + width.bytes() as usize).min(INTIDS as usize);
+                (first..last).for_each(|intid| self.update_all(intid / 32, 1 << (intid % 32)));
             }
             Some(Register::Config { half }) if (2..WORDS * 2).contains(&half) => {
                 let (word, shift) = (half / 2, half % 2 * 16);
                 let edges = self.edge[word] & !(0xffff << shift) | gather(value) << shift;
                 let changed = edges ^ self.edge[word];
                 self.edge[word] = edges;
-                self.recall(word, changed);
                 self.update_all(word, changed);
             }
             Some(_) => {}
@@ -355,7 +355,6 @@ impl Distributor {
                     if let Some(intid) = routed(offset, width) {
                         self.route[intid] = value & ROUTE_FIELDS;
                         self.target[intid] = vcpu_at((value & ROUTE_FIELDS).into(), self.vcpus);
-                        self.recall(intid / 32, 1 << (intid % 32));
                         self.update_all(intid / 32, 1 << (intid % 32));
                     }
                 }
@@ -364,7 +363,7 @@ impl Distributor {
     }
 
     fn control(&self) -> u32 {
-        // Whoever switched off what is in another vCPU's list register sees here that it may still be taken.
+        // Whoever disabled what is in another vCPU's list register sees here that it may still be taken.
         let recalled = self.recall.iter().zip(&self.held).any(|(recall, held)| recall & held != 0);
         let enable = if self.forwards { ctlr::ENABLE_GROUP_1 } else { 0 };
         let waits = if recalled { ctlr::RWP } else { 0 };
@@ -395,13 +394,6 @@ impl Distributor {
         }
         assign(&mut self.active[word], here, set);
         self.update_all(word, ones);
-    }
-
-    /// Held ones among `set` must come back, because what was decided on has changed.
-    fn recall(&mut self, word: usize, set: u32) {
-        let held = set & self.held[word];
-        self.recall[word] |= held;
-        self.update_all(word, held);
     }
 
     /// Whether a vCPU other than the reader must be asked for the state of this word, and was not asked by `question`

@@ -1,4 +1,4 @@
-//! A list register: one interrupt in the hands of the processor (ICH_LR<n>_EL2, IHI 0069 12.4.6).
+//! A list register: one interrupt in the hands of the processor (ICH_LRn_EL2, IHI 0069 12.4.6).
 
 use super::PRIORITY_BITS;
 

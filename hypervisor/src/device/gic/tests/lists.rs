@@ -254,6 +254,29 @@ fn timer_is_linked_from_its_coming_to_its_end() {
 }
 
 #[test]
+fn end_by_the_guest_ends_the_link_at_once() {
+    let mut machine = Machine::running(1, 4);
+    let gic = &mut machine.cpu(0).gic;
+    gic.set_line(TIMER, true);
+    gic.prepare(None);
+    let list = gic.lists().find(|list| *list != 0).expect("loaded");
+    gic.fold(|_| list & !(3 << 62), 1, false);
+    assert!(!gic.holds_linked(TIMER), "or it would be delivered again before it came again");
+}
+
+#[test]
+fn with_a_split_end_the_count_of_ends_means_nothing() {
+    let mut machine = Machine::running(1, 2);
+    machine.write_r(0, 0x1_0300, 0b111);
+    machine.cpu(0).splits_end = true;
+    machine.settle_all();
+    let lists = machine.cpu(0).lists.clone();
+    machine.cpu(0).gic.fold(|index| lists[index], 1 | 3 << 27, true);
+    machine.enter(0);
+    assert_eq!(machine.read_r(0, 0x1_0300), 0b111);
+}
+
+#[test]
 fn only_linked_ppis_are_linked() {
     let machine = Machine::running(1, 2);
     for intid in [0, 26, 28, 32, 59, u32::MAX] {
@@ -292,7 +315,7 @@ fn spi_active_at_the_old_target_is_delivered_at_the_new_one_after_its_end() {
     machine.settle_all();
     assert_eq!(machine.cpu(1).acknowledge(), None);
     machine.cpu(0).end();
-    machine.settle_all();
+    machine.settle_told();
     assert_eq!((machine.cpu(0).acknowledge(), machine.cpu(1).acknowledge()), (None, Some(33)));
 }
 
@@ -345,6 +368,11 @@ fn disabling_what_another_vcpu_holds_shows_in_rwp_until_it_came_back() {
     assert_eq!(machine.try_read_d(0, 0), Read::Value(0x52));
     assert_eq!(machine.cpu(1).acknowledge(), None);
     assert_eq!(machine.read_d(0, 0x204), 0b10, "pending all the same");
+
+    machine.write_d(0, 0x104, 0b10);
+    machine.settle_all();
+    assert_eq!(intids(&machine, 1), [33]);
+    assert_eq!(machine.try_read_d(0, 0), Read::Value(0x52), "over and forgotten");
 }
 
 #[test]

@@ -182,6 +182,11 @@ impl Machine {
         for vcpu in 0..self.count() {
             self.settle(vcpu);
         }
+        self.settle_told();
+    }
+
+    /// Lets those vCPUs exit that have a reason to, until nobody has.
+    pub(super) fn settle_told(&mut self) {
         for _ in 0..50 {
             let waiting: Vec<u32> = (0..self.count()).filter(|&vcpu| self.wants_settling(vcpu)).collect();
             if waiting.is_empty() {
