@@ -25,8 +25,6 @@ pub(super) enum End {
 }
 
 impl State {
-    pub(super) const NONE: Self = Self { pending: false, active: false };
-
     pub(super) const fn is_none(self) -> bool {
         !self.pending && !self.active
     }
