@@ -253,6 +253,77 @@ unsafe fn zero(to: *mut u8, bytes: usize) {
     }
 }
 
+/// The general case of [`copy`]: pairs of words, then the bytes that remain.
+///
+/// # Safety
+/// As for [`copy`].
+#[cfg(target_arch = "aarch64")]
+unsafe fn copy_many(from: *const u8, to: *mut u8, bytes: usize) {
+    // SAFETY: reads and writes what the caller vouches for.
+    unsafe {
+        asm!(
+            "2:",
+            "subs {pairs}, {pairs}, #1",
+            "b.lo 3f",
+            "ldp {first}, {second}, [{from}], #16",
+            "stp {first}, {second}, [{to}], #16",
+            "b 2b",
+            "3:",
+            "subs {tail}, {tail}, #1",
+            "b.lo 4f",
+            "ldrb {first:w}, [{from}], #1",
+            "strb {first:w}, [{to}], #1",
+            "b 3b",
+            "4:",
+            pairs = inout(reg) bytes / 16 => _,
+            tail = inout(reg) bytes % 16 => _,
+            from = inout(reg) from => _,
+            to = inout(reg) to => _,
+            first = out(reg) _,
+            second = out(reg) _,
+            options(nostack),
+        );
+    }
+}
+
+/// Makes `bytes`, a multiple of 512, all zero; what is zero already is not written.
+///
+/// # Safety
+/// `to` is writable for `bytes`, as in [`copy`].
+#[cfg(target_arch = "aarch64")]
+unsafe fn zero(to: *mut u8, bytes: usize) {
+    // SAFETY: reads and writes what the caller vouches for.
+    unsafe {
+        asm!(
+            "2:",
+            "mov {sum}, xzr",
+            ".set at, 0",
+            ".rept 32",
+            "ldp {first}, {second}, [{to}, #at]",
+            "orr {first}, {first}, {second}",
+            "orr {sum}, {sum}, {first}",
+            ".set at, at + 16",
+            ".endr",
+            "cbz {sum}, 3f",
+            ".set at, 0",
+            ".rept 32",
+            "stp xzr, xzr, [{to}, #at]",
+            ".set at, at + 16",
+            ".endr",
+            "3:",
+            "add {to}, {to}, #512",
+            "subs {blocks}, {blocks}, #1",
+            "b.ne 2b",
+            sum = out(reg) _,
+            first = out(reg) _,
+            second = out(reg) _,
+            to = inout(reg) to => _,
+            blocks = inout(reg) bytes / 512 => _,
+            options(nostack),
+        );
+    }
+}
+
 /// Where the heap takes memory from, and gives it back to when a whole chunk is free.
 #[derive(Debug)]
 pub(crate) struct HeapSource;

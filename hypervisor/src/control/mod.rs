@@ -19,7 +19,7 @@ use abi::payload::VmConfig;
 use log::{error, info, warn};
 use spin::Mutex;
 
-use crate::arch::virtio::ControlPort;
+use crate::arch::control_port::ControlPort;
 use crate::arch::{platform, power, tsc, virtualization};
 use crate::vm::{Ending, LINES, Vm};
 use crate::{cpu, frames, layout};
