@@ -1,6 +1,7 @@
 //! The command line, and the help that teaches it.
 
 mod decode;
+mod layout;
 mod tlb;
 
 use std::path::PathBuf;
@@ -8,6 +9,7 @@ use std::path::PathBuf;
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
 pub(crate) use decode::{DecodeArgs, Setting};
+pub(crate) use layout::{LayoutArgs, LayoutBenchArgs};
 pub(crate) use tlb::{Part, Targets, TlbArgs};
 
 const ABOUT: &str = "Runs virtual machines on the Dunlin hypervisor";
@@ -35,6 +37,7 @@ Examples:
   dunlin run --kernel bzImage --append 'debug' --exec 'dmesg | tail'
   dunlin run --json > run.json            a fixed script; all that was measured as one object
   dunlin stats --vm default               exits by reason, in the columns of perf kvm stat
+  dunlin layout                           the hypervisor's own state, by who writes which cache line
   dunlin top                              the same, live";
 
 const BENCH_EXAMPLES: &str = "\
@@ -45,7 +48,8 @@ Examples:
   dunlin bench soak --seconds 3600
   dunlin bench tags --native
   dunlin bench tlb --vcpus 8 --overcommit 4
-  dunlin bench decode --quick";
+  dunlin bench decode --quick
+  dunlin bench layout --native";
 
 const TAGS_HELP: &str = "\
 A tag (ASID) tells the TLB entries of one vCPU from those of others. Three schemes hand them out (keys
@@ -118,6 +122,9 @@ pub(crate) enum Verb {
     Top(TopArgs),
     /// End a VM at once, as if its power were cut
     Stop(StopArgs),
+    /// Show how the hypervisor's own state lies in memory, by who writes it
+    #[command(after_long_help = layout::HELP)]
+    Layout(LayoutArgs),
     /// Measure (docs/measuring.md); without a word: exits, budget and boot
     Bench(BenchArgs),
 }
@@ -151,6 +158,9 @@ pub(crate) enum Measurement {
     /// What emulated accesses cost, by what is remembered of their instructions
     #[command(after_long_help = decode::HELP)]
     Decode(DecodeArgs),
+    /// State of two vCPUs side by side, packed as it comes and laid out by who writes it
+    #[command(after_long_help = layout::BENCH_HELP)]
+    Layout(LayoutBenchArgs),
 }
 
 /// `dunlin bench exits`.

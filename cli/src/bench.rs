@@ -7,12 +7,17 @@
 mod boot;
 mod budget;
 mod circumstances;
+mod cycle;
 mod decode;
 mod exits;
 mod guest;
+mod layout;
+mod pair;
 mod record;
+mod report;
 mod soak;
 mod tags;
+mod target;
 mod tlb;
 
 use std::io::{BufReader, Read as _, Write as _};
@@ -20,7 +25,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Instant;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::args::{BenchArgs, BootArgs, BudgetArgs, ExitsArgs, Measurement};
 use crate::failure::Failure;
@@ -36,6 +41,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<u8, Failure> {
         Some(Measurement::Tags(tags)) => tags::run(tags),
         Some(Measurement::Tlb(tlb)) => tlb::run(tlb),
         Some(Measurement::Decode(decode)) => decode::run(decode),
+        Some(Measurement::Layout(layout)) => layout::run(layout),
         None => {
             println!("Instructions per exit (dunlin bench exits)\n");
             let exits = exits::run(&ExitsArgs::default())?;
@@ -131,6 +137,11 @@ impl Spread {
         let median =
             if sorted.len() % 2 == 1 { sorted[middle] } else { f64::midpoint(sorted[middle - 1], sorted[middle]) };
         Some(Self { median, least, greatest })
+    }
+
+    fn json(self) -> Value {
+        let rounded = |value: f64| (value * 1000.0).round() / 1000.0;
+        json!({ "median": rounded(self.median), "min": rounded(self.least), "max": rounded(self.greatest) })
     }
 }
 

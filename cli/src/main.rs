@@ -14,6 +14,7 @@ mod console;
 mod control;
 mod exec;
 mod failure;
+mod layout;
 mod payload;
 mod progress;
 mod qemu;
@@ -45,6 +46,7 @@ fn main() -> ExitCode {
         Some(Verb::Stats(args)) => stats::run_stats(&args).map(|()| 0),
         Some(Verb::Top(args)) => top::run(&args).map(|()| 0),
         Some(Verb::Stop(args)) => stats::run_stop(&args).map(|()| 0),
+        Some(Verb::Layout(args)) => layout::run(&args),
         Some(Verb::Bench(args)) => bench::run(&args),
     };
     match result {

@@ -287,7 +287,8 @@ pub(crate) fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
-fn unexpected(answer: Result<Answer, &'static str>) -> Failure {
+/// What to say of an answer that was none to our question, or a refusal.
+pub(crate) fn unexpected(answer: Result<Answer, &'static str>) -> Failure {
     match answer {
         Ok(_) => Failure::failed("the host answered another question than ours").help("is it of another version?"),
         Err(why) => Failure::failed(why),

@@ -3,9 +3,12 @@
 //! The tests need the built tool, hypervisor, kernels and initrd (`make build`), and QEMU. They say so when something is
 //! missing. Each run has a time limit; none asserts how long something takes.
 
+pub mod stores;
+
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
 
 use serde_json::Value;
 use tempfile::TempDir;
@@ -40,6 +43,12 @@ impl Run {
         assert!(self.status == status, "expected status {status}: {self:#?}");
         self
     }
+}
+
+/// Runs `dunlin` with these arguments, in the folder of the workspace.
+#[must_use]
+pub fn dunlin(arguments: &[&str]) -> Run {
+    finished(Command::new(tool()).args(arguments).current_dir(workspace()))
 }
 
 /// Runs `dunlin run` with these arguments, for at most `seconds`.
@@ -105,11 +114,85 @@ pub fn bare_hypervisor(arguments: &[&str]) -> Run {
     finished(&mut command)
 }
 
+/// A host that runs, for at most `seconds`, with everything that it takes to look at it meanwhile.
+pub struct Host {
+    child: Child,
+    folder: TempDir,
+}
+
+impl Host {
+    /// Starts `dunlin run` on a host of `pcpus` with the VMs that `toml` describes. `more` makes further arguments, given a
+    /// folder that lives as long as the host.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    #[must_use]
+    pub fn start(seconds: u32, pcpus: u32, toml: &str, more: impl FnOnce(&Path) -> Vec<String>) -> Self {
+        let folder = TempDir::new().expect("a temporary folder can be made");
+        let file = folder.path().join("vms.toml");
+        fs::write(&file, format!("[host]\npcpus = {pcpus}\n\n{toml}")).expect("a file can be written there");
+        let mut command = Command::new(tool());
+        command
+            .args(["run", "--json", "--accel=tcg", "--time-limit", &format!("{seconds}s")])
+            .args(more(folder.path()))
+            .arg(file);
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+        Self {
+            child: child.unwrap_or_else(|error| panic!("dunlin cannot be started: {error}; run `make build` first")),
+            folder,
+        }
+    }
+
+    /// The folder.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// What `dunlin COMMAND --json` says about it, as soon as it answers.
+    ///
+    /// # Panics
+    /// When it does not answer within half a minute.
+    #[must_use]
+    pub fn ask(&self, command: &str) -> Value {
+        let pid = self.child.id().to_string();
+        until(command, || {
+            let run = finished(Command::new(tool()).args([command, "--json", "--host", &pid]));
+            (run.status == 0).then(|| run.json())
+        })
+    }
+
+    /// Waits for its end.
+    pub fn wait(mut self) {
+        let _ = self.child.wait();
+    }
+
+    /// Ends it, whatever it does.
+    pub fn end(self) {
+        let pid = self.child.id().to_string();
+        let _ = finished(Command::new("kill").args(["-TERM", &pid]));
+        self.wait();
+    }
+}
+
+/// Tries until there is something, for at most half a minute.
+///
+/// # Panics
+/// When there is nothing by then.
+pub fn until<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
+    for _ in 0..300 {
+        if let Some(found) = attempt() {
+            return found;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    panic!("{what}: nothing within half a minute")
+}
+
 fn finished(command: &mut Command) -> Run {
-    let Output { status, stdout, stderr } =
-        command.stdin(std::process::Stdio::null()).output().unwrap_or_else(|error| {
-            panic!("{} cannot be started: {error}; run `make build` first", command.get_program().display())
-        });
+    let Output { status, stdout, stderr } = command.stdin(Stdio::null()).output().unwrap_or_else(|error| {
+        panic!("{} cannot be started: {error}; run `make build` first", command.get_program().display())
+    });
     Run {
         status: status.code().unwrap_or(-1),
         stdout: String::from_utf8_lossy(&stdout).into_owned(),
@@ -122,11 +205,18 @@ fn tool() -> PathBuf {
     std::env::var_os("DUNLIN").map_or_else(|| target().join("release/dunlin"), PathBuf::from)
 }
 
-fn assets() -> PathBuf {
+/// Where hypervisor, kernels and initrds are: `$DUNLIN_ASSETS`, else where `make build` leaves them.
+#[must_use]
+pub fn assets() -> PathBuf {
     std::env::var_os("DUNLIN_ASSETS").map_or_else(|| target().join("dunlin"), PathBuf::from)
 }
 
 fn target() -> PathBuf {
-    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("."));
-    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace.join("target"), PathBuf::from)
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace().join("target"), PathBuf::from)
+}
+
+/// The folder that the sources are in.
+#[must_use]
+pub fn workspace() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("."))
 }

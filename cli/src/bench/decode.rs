@@ -12,14 +12,12 @@ mod loops;
 mod native;
 mod verdict;
 
-use serde_json::{Value, json};
-
-use super::circumstances::machine;
+use super::report::Report;
 use crate::args::{DecodeArgs, Setting};
 use crate::failure::Failure;
 
 pub(super) fn run(args: &DecodeArgs) -> Result<u8, Failure> {
-    let mut report = Report::new(args.json);
+    let mut report = Report::new("decode", args.json);
     let mut targets = Vec::new();
     if args.debian {
         targets.extend(debian::run(args, &mut report));
@@ -31,17 +29,11 @@ pub(super) fn run(args: &DecodeArgs) -> Result<u8, Failure> {
         targets.extend(native::run(&mut report));
     }
 
-    if !targets.is_empty() {
-        report.say("\nTargets:");
-    }
-    for target in &targets {
-        report.say(&target.to_string());
-        report.json(target.json());
-    }
+    let status = report.judge(&targets);
     if !args.native {
         report.say("\nEmulated (TCG): instructions and counts are real; compare times within this run only.");
     }
-    Ok(u8::from(report.failed || targets.iter().any(|target| !target.met)))
+    Ok(status)
 }
 
 /// The keys of a VM whose local APIC is memory, with this setting.
@@ -58,58 +50,6 @@ fn rotated(settings: &[Setting], round: u32) -> Vec<Setting> {
         settings.rotate_left(first);
     }
     settings
-}
-
-/// Where results go, and whether all was well.
-struct Report {
-    json: bool,
-    machine: Value,
-    failed: bool,
-}
-
-impl Report {
-    fn new(json: bool) -> Self {
-        // Until a run has said more.
-        Self { json, machine: machine(&Value::Null), failed: false }
-    }
-
-    /// Text for people.
-    fn say(&self, text: &str) {
-        if !self.json {
-            println!("{text}");
-        }
-    }
-
-    /// What was measured, if it was; else it says why not, and the rest goes on.
-    fn of<T>(&mut self, what: &str, measured: Result<(T, Value), Failure>) -> Option<T> {
-        match measured {
-            Ok((figures, run)) => {
-                self.machine = machine(&run);
-                Some(figures)
-            }
-            Err(failure) => {
-                self.failed = true;
-                self.say(&format!("{what}: FAILED, see standard error"));
-                self.json(json!({ "part": "failure", "what": what, "why": failure.to_string() }));
-                eprintln!("{what}: {failure}");
-                None
-            }
-        }
-    }
-
-    /// One line of JSON, if that is wanted: the figures, and what they were measured with.
-    fn json(&self, mut figures: Value) {
-        if !self.json {
-            return;
-        }
-        if let Some(object) = figures.as_object_mut() {
-            object.insert("bench".to_string(), json!("decode"));
-            object.entry("emulated").or_insert(json!(true));
-            object.insert("machine".to_string(), self.machine.clone());
-            object.insert("commit".to_string(), json!(env!("DUNLIN_COMMIT")));
-        }
-        println!("{figures}");
-    }
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod console;
+mod layout;
 mod rig;
 mod run;
 mod share;

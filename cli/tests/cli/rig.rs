@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use abi::control::{Answer, HostInfo, Line, Message, Receiver, Request, StopReason, VmEvent, VmInfo, VmState, encode};
 use abi::counters::{ExitReason, VcpuCounters};
 use abi::exit_code::{CLEAN, qemu_status};
+use abi::layout::{Content, Layout, Place, Row, Whose};
 use abi::payload::{Manifest, Payload};
 
 const QEMU: &str = r#"#!/bin/sh
@@ -232,7 +233,12 @@ impl Host {
 
     pub(crate) fn answer(&mut self, Request { id, command }: Request) {
         use abi::control::Command;
+        if matches!(command, Command::Layout { kind } if kind > 0) {
+            return self.say(&Message::Reply { id, result: Err(abi::control::Refusal::NoSuchLayout) });
+        }
         let result = Ok(match command {
+            Command::Layout { .. } => Answer::Layout(layout()),
+            Command::Places { first } => Answer::Places(places().into_iter().skip(first as usize).collect()),
             Command::Hello => Answer::Host(info()),
             Command::List => Answer::Vms(self.list()),
             Command::Stats { vm, first } => {
@@ -245,7 +251,7 @@ impl Host {
                 Answer::Done
             }
             Command::Input { bytes, .. } => Answer::Accepted(u32::try_from(bytes.len()).expect("is short")),
-            Command::Layout { .. } | Command::Places { .. } | Command::PowerOff => Answer::Done,
+            Command::PowerOff => Answer::Done,
         });
         self.say(&Message::Reply { id, result });
     }
@@ -292,6 +298,34 @@ fn info() -> HostInfo {
         tsc_hz: SECOND,
         processor: "A processor, SVM, NPT".to_string(),
     }
+}
+
+/// The only kind of block.
+pub(crate) fn layout() -> Layout {
+    let row = |offset, bytes, content, name: &str, kind: &str| Row {
+        depth: 0,
+        offset,
+        bytes,
+        content,
+        name: name.to_string(),
+        kind: kind.to_string(),
+    };
+    Layout {
+        name: "Vcpu".to_string(),
+        bytes: 256,
+        align: 128,
+        line: 128,
+        rows: vec![
+            row(0, 8, Content::Mailbox, "pending", "AtomicU64"),
+            row(8, 120, Content::Gap, "", ""),
+            row(128, 128, Content::Owner, "registers", "Owned<[u64; 16]>"),
+        ],
+    }
+}
+
+fn places() -> Vec<Place> {
+    let place = |vcpu, hva| Place { whose: Whose::Vcpu(0, vcpu), what: "Vcpu".to_string(), hva, bytes: 256 };
+    vec![place(0, 0x1000), place(1, 0x3080)]
 }
 
 /// What every vCPU has counted.

@@ -106,4 +106,6 @@ pub enum Whose {
     Vm(u32),
     /// A vCPU, by the numbers of its VM and of itself.
     Vcpu(u32, u32),
+    /// Every pCPU has one of its own, all at this address: registers of a device that is part of it.
+    EachPcpu,
 }

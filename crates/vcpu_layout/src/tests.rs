@@ -210,6 +210,10 @@ fn rows_account_for_every_byte_once() {
 #[test]
 fn types_are_named_as_they_were_written() {
     let kinds: Vec<_> = Vcpu::LAYOUT.fields.iter().map(|field| field.kind).collect();
+    assert_eq!(
+        kinds,
+        ["AtomicU64", "[AtomicU64; 3]", "u32", "&'static str", "Owned<[u64; 20]>", "OwnerWord", "[u8; 5]"]
+    );
 }
 
 #[test]

@@ -9,7 +9,7 @@
 use alloc::alloc::{alloc, dealloc, handle_alloc_error};
 use core::alloc::Layout;
 use core::mem::ManuallyDrop;
-use core::ops::Deref;
+use core::ops::{Deref, DerefMut};
 use core::ptr::NonNull;
 
 use addr::Hva;
@@ -74,6 +74,14 @@ impl<T> Deref for Block<T> {
     fn deref(&self) -> &T {
         // SAFETY: the value is there until the block is dropped or taken apart, and nobody has more than a shared reference.
         unsafe { self.0.as_ref() }
+    }
+}
+
+impl<T> DerefMut for Block<T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: as in `deref`, and there is no other reference while this one lives.
+        unsafe { self.0.as_mut() }
     }
 }
 

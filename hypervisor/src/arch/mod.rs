@@ -10,7 +10,7 @@
 //! | `paging` | host page tables: `direct_map`, `map_mmio`, `map_stack` |
 //! | `percpu` | `ArchPerCpu`, finding the block of this pCPU |
 //! | `irq` | exceptions, host interrupts, the two windows in which they are taken |
-//! | `interrupts` | the local interrupt controller: `kick`, `arm_timer`, `stop_others` |
+//! | `interrupts` | the local interrupt controller: `kick`, `arm_timer`, `stop_others`, `own_page` |
 //! | `tsc` | the host's clock: `now`, `hz`, `nanos` |
 //! | `serial` | the UART of the log |
 //! | `power` | `exit`, `stop_this_cpu` |

@@ -17,6 +17,7 @@ use core::sync::atomic::AtomicU64;
 
 use addr::{Hpa, HpaRange, Hva, PAGE_BYTES};
 use buddy_system_allocator::Heap;
+use crossbeam_utils::CachePadded;
 use spin::Mutex;
 
 use crate::arch::paging::{direct_map, direct_map_inverse};
@@ -24,7 +25,7 @@ use crate::arch::paging::{direct_map, direct_map_inverse};
 /// Blocks up to 2^47 bytes, half of the direct map.
 const ORDERS: u32 = 48;
 
-static POOL: Mutex<Heap<{ ORDERS as usize }>> = Mutex::new(Heap::empty());
+static POOL: CachePadded<Mutex<Heap<{ ORDERS as usize }>>> = CachePadded::new(Mutex::new(Heap::empty()));
 
 /// A run of host RAM: contiguous, owned, in whole frames. Dropping it returns it to the pool.
 #[derive(Debug)]

@@ -16,6 +16,7 @@ use abi::control::{
 use abi::counters::VcpuCounters;
 use abi::exit_code;
 use abi::payload::VmConfig;
+use crossbeam_utils::CachePadded;
 use log::{error, info, warn};
 use spin::Mutex;
 
@@ -30,9 +31,9 @@ const OUTGOING_LIMIT: usize = 64 * 1024;
 const FAREWELL_SECONDS: u64 = 2;
 
 /// What other pCPUs have to say.
-static EVENTS: Mutex<VecDeque<Message>> = Mutex::new(VecDeque::new());
+static EVENTS: CachePadded<Mutex<VecDeque<Message>>> = CachePadded::new(Mutex::new(VecDeque::new()));
 
-static CONTROL: Mutex<Option<Control>> = Mutex::new(None);
+static CONTROL: CachePadded<Mutex<Option<Control>>> = CachePadded::new(Mutex::new(None));
 
 struct Control {
     port: Option<ControlPort>,

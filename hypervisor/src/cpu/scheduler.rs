@@ -6,6 +6,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use crossbeam_utils::CachePadded;
 use log::info;
 use sched::{CpuId, RunQueue, VirtualTime};
 use spin::{Mutex, Once};
@@ -78,8 +79,8 @@ impl Scheduler {
     }
 }
 
-/// pCPUs that have nothing to run, one bit each.
-static IDLE: AtomicU64 = AtomicU64::new(0);
+/// pCPUs that have nothing to run, one bit each. On a line of its own: what stands beside it by chance is read all the time.
+static IDLE: CachePadded<AtomicU64> = CachePadded::new(AtomicU64::new(0));
 
 /// Whether a pCPU runs vCPUs: all do, but for the first where the machine demands that it is spared. A single one does
 /// in any case.

@@ -3,10 +3,11 @@
 use serde_json::{Value, json};
 
 use super::counts::Counts;
-use super::verdict::{self, Target};
+use super::verdict;
 use super::{Report, keys};
 use crate::args::{DecodeArgs, Setting};
 use crate::bench::guest::MeasuringGuest;
+use crate::bench::target::Target;
 use crate::bench::{only_vm, progress};
 use crate::failure::Failure;
 

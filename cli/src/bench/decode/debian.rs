@@ -6,12 +6,13 @@
 use serde_json::{Value, json};
 
 use super::counts::Counts;
-use super::verdict::{self, Target};
+use super::verdict;
 use super::{Report, keys};
 use crate::args::{DecodeArgs, Setting};
 use crate::assets::Assets;
 use crate::bench::circumstances::Watch;
 use crate::bench::record::Record;
+use crate::bench::target::Target;
 use crate::bench::{Spread, dunlin_run_vms, only_vm, progress};
 use crate::config::{Initrd, Place};
 use crate::failure::Failure;

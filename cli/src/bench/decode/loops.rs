@@ -5,12 +5,13 @@ use std::fmt;
 
 use serde_json::{Value, json};
 
-use super::verdict::{self, Target, gain_percent};
+use super::verdict::{self, gain_percent};
 use super::{Report, keys, rotated};
 use crate::args::{DecodeArgs, Setting};
 use crate::bench::circumstances::Watch;
 use crate::bench::guest::{MeasuringGuest, output};
 use crate::bench::record::Record;
+use crate::bench::target::Target;
 use crate::bench::{Spread, progress};
 use crate::failure::Failure;
 

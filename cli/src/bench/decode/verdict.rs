@@ -1,12 +1,9 @@
 //! What was promised, and what is known of others.
 
-use std::fmt;
-
-use serde_json::{Value, json};
-
 use super::counts::Counts;
 use super::loops::{Case, Figures};
 use crate::args::Setting;
+use crate::bench::target::Target;
 
 /// bhyve's cache of 2015: ticks of a read of the local APIC's ID without it and with it, and by how many per cent less.
 pub(super) const BHYVE_TICKS: [u32; 2] = [10_500, 6_700];
@@ -22,31 +19,6 @@ const MOST_INSTRUCTIONS: f64 = 600.0;
 /// KVM's instructions for an access to this register.
 pub(super) fn kvm(device: &str) -> Option<u64> {
     KVM.iter().find(|(name, _)| *name == device).map(|&(_, instructions)| instructions)
-}
-
-/// Something that was promised.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Target {
-    what: &'static str,
-    /// Where it is furthest from being met, or least far beyond.
-    figures: String,
-    pub(super) met: bool,
-}
-
-impl Target {
-    pub(super) fn new(what: &'static str, figures: String, met: bool) -> Self {
-        Self { what, figures, met }
-    }
-
-    pub(super) fn json(&self) -> Value {
-        json!({ "part": "target", "what": self.what, "met": self.met, "figures": self.figures })
-    }
-}
-
-impl fmt::Display for Target {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "  {:6} {}: {}", if self.met { "met" } else { "MISSED" }, self.what, self.figures)
-    }
 }
 
 /// The promises about instructions of an access. `ticks` are shown where they were published.
@@ -118,6 +90,8 @@ pub(super) fn nothing_forgotten(what: &'static str, runs: &[(&str, Counts)]) -> 
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::super::counts::tests::counters;
     use super::*;
 
@@ -130,7 +104,7 @@ mod tests {
     }
 
     fn met(target: Option<Target>) -> Option<bool> {
-        target.map(|target| target.met)
+        target.and_then(|target| target.met)
     }
 
     #[test]
@@ -150,7 +124,7 @@ mod tests {
             figures(&[(Case::LAPIC_ID, Setting::Off, off), (Case::LAPIC_ID, Setting::WriteProtect, cached)])
         };
         let target = published_gain(&pair(1000.0, 500.0), &pair(100.0, 90.0)).expect("was measured");
-        assert!(target.met && target.figures.ends_with("; 10.0 % of ticks (100 and 90)"), "{target}");
+        assert!(target.met == Some(true) && target.to_string().ends_with("; 10.0 % of ticks (100 and 90)"), "{target}");
     }
 
     #[test]
@@ -166,7 +140,7 @@ mod tests {
         // The median of both is no less than what it must be ahead of.
         all.add(many, Setting::Bytes, 501.0);
         let target = ahead_of_write_protect(&all).expect("was measured");
-        assert!(!target.met && target.figures.contains("64 RIPs"), "{target}");
+        assert!(target.is_missed() && target.to_string().contains("64 RIPs"), "{target}");
     }
 
     #[test]

@@ -15,13 +15,14 @@ use core::arch::asm;
 use core::arch::x86_64::{__cpuid, __cpuid_count};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use addr::Hpa;
+use addr::{Hpa, Hva};
 use vcpu_layout::Proof;
 use x86_64::registers::model_specific::Msr;
 
 use super::irq::{KICK, SPURIOUS, TIMER};
 use super::{paging, port, power, tsc};
 use crate::cpu::{self, CpuId};
+use crate::layout::OwnPages;
 use shootdown::CpuSet;
 
 /// Where the registers are in memory; firmware that has moved them is refused.
@@ -291,6 +292,11 @@ fn write(register: u32, value: u32) {
         // SAFETY: as in `read`.
         unsafe { register_pointer(register).write_volatile(value) };
     }
+}
+
+/// Where each pCPU reaches its own.
+pub(crate) fn own_page() -> OwnPages {
+    OwnPages { what: "local APIC", hva: Hva(paging::MMIO + REGISTERS), bytes: 4096 }
 }
 
 #[inline(always)]

@@ -8,10 +8,8 @@
 use core::arch::asm;
 
 use abi::payload::DecodeCache;
-use addr::{Gpa, Hva};
-use alloc::boxed::Box;
+use addr::Gpa;
 use decode_cache::{ByBytes, Bytes, Insertion, Lookup, Mode, Outcome as Inserted, Place, Vouching, WriteProtect};
-use vcpu_layout::LINE;
 use x86_defs::registers::{cr0, cr4, efer};
 use x86_defs::vmcb::{SaveArea, Segment as SavedSegment};
 use x86_emulate::{
@@ -21,6 +19,7 @@ use x86_emulate::{
 use super::entry::{Gprs, gpr};
 use super::{cpuid, svm};
 use crate::arch::bank::Word;
+use crate::arch::block::Block;
 use crate::layout::OwnPages;
 use crate::vcpu::Tally;
 use crate::vcpu::run::Running;
@@ -176,21 +175,18 @@ pub(super) struct Emulator {
     /// How many of them were counted.
     walks_done: u64,
     /// What is remembered, where each vCPU does so for itself.
-    known: Option<Box<Known>>,
+    known: Option<Block<Known>>,
     /// What the instruction that was carried out last has taught the VM.
     learnt: Option<Learnt>,
 }
 
-/// What a vCPU knows of its instructions: written by whoever runs it, so on lines of its own.
-#[repr(align(128))]
+/// What a vCPU knows of its instructions: written by whoever runs it, so in pages of its own.
 struct Known {
     /// Places that access devices.
     sites: Sites<Memory>,
     /// What bytes mean, wherever they are.
     bytes: ByBytes<Decoded>,
 }
-
-const _: () = assert!(align_of::<Known>().is_multiple_of(LINE));
 
 /// An instruction that was decoded, to be remembered for the whole VM once it was carried out.
 struct Learnt {
@@ -200,12 +196,13 @@ struct Learnt {
 }
 
 impl Emulator {
-    pub(super) fn new(cache: DecodeCache) -> Self {
+    /// That of vCPU `index`.
+    pub(super) fn new(index: u32, cache: DecodeCache) -> Self {
         Self {
             walks: if cache == DecodeCache::Off { Walks::forgetful() } else { Walks::new() },
             walks_done: 0,
             known: (cache == DecodeCache::Bytes)
-                .then(|| Box::new(Known { sites: Sites::new(), bytes: ByBytes::new() })),
+                .then(|| Block::new(index as usize, Known { sites: Sites::new(), bytes: ByBytes::new() })),
             learnt: None,
         }
     }
@@ -240,9 +237,8 @@ impl Emulator {
 
     /// Where each vCPU remembers for itself.
     pub(super) fn own_pages(&self) -> Option<OwnPages> {
-        let known = self.known.as_deref()?;
-        let hva = Hva(core::ptr::from_ref(known).addr() as u64);
-        Some(OwnPages { what: "decoded instructions", hva, bytes: size_of::<Known>() })
+        let known = self.known.as_ref()?;
+        Some(OwnPages { what: "decoded instructions", hva: known.hva(), bytes: size_of::<Known>() })
     }
 
     /// Whether the last instruction was decoded for the whole VM.

@@ -168,7 +168,6 @@ fn halt_in_shadow(run: &mut Running<'_>) {
     const HLT: u8 = 0xf4;
     if run.owner.arch.vmcb.save.cpl == 0 && mmio::next_byte(run) == Some(HLT) {
         let arch = &mut run.owner.arch;
-        run.tally.exit(ExitReason::Halt);
         arch.skip_to(arch.vmcb.save.rip.wrapping_add(1));
         arch.activity = Activity::Halted;
     }

@@ -153,7 +153,7 @@ impl ArchVcpu {
             tsc_aux: 0,
             vp_assist: VpAssistMsr::default(),
             tags,
-            emulator: Emulator::new(config.decode_cache),
+            emulator: Emulator::new(index, config.decode_cache),
         };
         vcpu.reset_registers();
         vcpu

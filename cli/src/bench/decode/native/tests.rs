@@ -8,7 +8,8 @@ use x86_emulate::{Mode, Outcome, Walks, decode, fetch};
 use super::emulator::{BITS_64, Emulator, Vm, bytes_of};
 use super::machine::{FORMS, VALUE, Vcpu};
 use super::subjects::{by_bytes, by_place, fetched, known, place};
-use super::{Figure, Kind, Operation, targets};
+use super::threads::Scaling;
+use super::{Figure, Kind, Operation, targets, undisturbed};
 use crate::args::Setting;
 use crate::bench::Spread;
 
@@ -82,9 +83,25 @@ fn figure(kind: Kind, cycles: f64) -> Figure {
 fn promises_are_judged_by_the_longest() {
     let met = |figures: &[Figure]| targets(figures, &[]).iter().map(|target| target.met).collect::<Vec<_>>();
     let (hit, emulation) = (|cycles| figure(Kind::Hit, cycles), |cycles| figure(Kind::Emulation, cycles));
-    assert_eq!(met(&[hit(9.0), hit(10.0), emulation(300.0), figure(Kind::Other, 999.0)]), [true, true]);
-    assert_eq!(met(&[hit(9.0), hit(10.1), emulation(299.0), emulation(301.0)]), [false, false]);
-    assert!(met(&[]).is_empty());
+    let [kept, broken] = [Some(true), Some(false)];
+    assert_eq!(met(&[hit(9.0), hit(10.0), emulation(300.0), figure(Kind::Other, 999.0)]), [kept, kept, None]);
+    assert_eq!(met(&[hit(9.0), hit(10.1), emulation(299.0), emulation(301.0)]), [broken, broken, None]);
+    assert_eq!(met(&[]), [None]);
+}
+
+fn scaling(ratio: f64, is_promised: bool, is_judged: bool) -> Scaling {
+    let [alone, together, ratio] =
+        [100.0, 100.0 * ratio, ratio].map(|value| Spread::of(&[value]).expect("has a value"));
+    Scaling { name: "x".to_string(), is_promised, is_judged, alone, together, ratio }
+}
+
+#[test]
+fn threads_are_judged_by_the_slowest_and_only_if_all_had_their_cores() {
+    let met = |scalings: &[Scaling]| undisturbed(scalings).and_then(|target| target.met);
+    assert_eq!(met(&[scaling(1.05, true, true), scaling(1.1, true, true), scaling(9.0, false, true)]), Some(true));
+    assert_eq!(met(&[scaling(1.05, true, true), scaling(1.11, true, true)]), Some(false));
+    assert_eq!(met(&[scaling(3.37, true, true), scaling(3.37, false, false)]), None);
+    assert_eq!(met(&[scaling(1.0, false, true)]), None, "nothing of which anything was promised");
 }
 
 #[test]

@@ -1,0 +1,90 @@
+//! Where a measurement's results go: text for people, or a line of JSON each; and whether all was well.
+
+use serde_json::{Value, json};
+
+use super::circumstances::machine;
+use super::target::Target;
+use crate::failure::Failure;
+
+/// The results of one `dunlin bench`.
+pub(super) struct Report {
+    bench: &'static str,
+    json: bool,
+    machine: Value,
+    /// Whether something could not be measured, or was found wrong.
+    pub(super) failed: bool,
+}
+
+impl Report {
+    /// Of the measurement called `bench`.
+    pub(super) fn new(bench: &'static str, json: bool) -> Self {
+        // Until a run has said more.
+        Self { bench, json, machine: machine(&Value::Null), failed: false }
+    }
+
+    /// Text for people.
+    pub(super) fn say(&self, text: &str) {
+        if !self.json {
+            println!("{text}");
+        }
+    }
+
+    /// What was measured, if it was; else it says why not, and the rest goes on.
+    pub(super) fn of<T>(&mut self, what: &str, measured: Result<(T, Value), Failure>) -> Option<T> {
+        match measured {
+            Ok((figures, run)) => {
+                self.machine = machine(&run);
+                Some(figures)
+            }
+            Err(failure) => {
+                self.failed = true;
+                self.say(&format!("{what}: FAILED, see standard error"));
+                self.json(json!({ "part": "failure", "what": what, "why": failure.to_string() }));
+                eprintln!("{what}: {failure}");
+                None
+            }
+        }
+    }
+
+    /// One line of JSON, if that is wanted: the figures, and what they were measured with.
+    pub(super) fn json(&self, mut figures: Value) {
+        if !self.json {
+            return;
+        }
+        if let Some(object) = figures.as_object_mut() {
+            object.insert("bench".to_string(), json!(self.bench));
+            object.entry("emulated").or_insert(json!(true));
+            object.insert("machine".to_string(), self.machine.clone());
+            object.insert("commit".to_string(), json!(env!("DUNLIN_COMMIT")));
+        }
+        println!("{figures}");
+    }
+
+    /// What was promised, and the status to end with.
+    pub(super) fn judge(&self, targets: &[Target]) -> u8 {
+        if !targets.is_empty() {
+            self.say("\nTargets:");
+        }
+        for target in targets {
+            self.say(&target.to_string());
+            self.json(target.json());
+        }
+        u8::from(self.failed || targets.iter().any(Target::is_missed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn status_tells_of_a_failure_and_of_a_target_that_was_missed_alone() {
+        let mut report = Report::new("x", true);
+        let target = |met| Target::new("x", String::new(), met);
+        assert_eq!(report.judge(&[]), 0);
+        assert_eq!(report.judge(&[target(true), Target::not_judged("x", "")]), 0);
+        assert_eq!(report.judge(&[target(true), target(false)]), 1);
+        report.failed = true;
+        assert_eq!(report.judge(&[target(true)]), 1);
+    }
+}

@@ -1,0 +1,60 @@
+//! Something that was promised of what is measured, and whether it is kept.
+
+use std::fmt;
+
+use serde_json::{Value, json};
+
+/// A promise, judged.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Target {
+    what: &'static str,
+    /// Where it is furthest from being met, or least far beyond; or why it was not judged.
+    figures: String,
+    /// Whether it is met; `None` when the circumstances allow no judgement.
+    pub(super) met: Option<bool>,
+}
+
+impl Target {
+    pub(super) fn new(what: &'static str, figures: String, met: bool) -> Self {
+        Self { what, figures, met: Some(met) }
+    }
+
+    /// One of which nothing can be said, because of `why`.
+    pub(super) fn not_judged(what: &'static str, why: impl Into<String>) -> Self {
+        Self { what, figures: why.into(), met: None }
+    }
+
+    pub(super) fn is_missed(&self) -> bool {
+        self.met == Some(false)
+    }
+
+    pub(super) fn json(&self) -> Value {
+        json!({ "part": "target", "what": self.what, "met": self.met, "figures": self.figures })
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let verdict = match self.met {
+            Some(true) => "met",
+            Some(false) => "MISSED",
+            None => "not judged",
+        };
+        write!(f, "  {verdict:10} {}: {}", self.what, self.figures)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_not_judged_is_neither_met_nor_missed() {
+        let target = Target::not_judged("x at most 1", "no second core");
+        assert!(!target.is_missed());
+        assert_eq!(target.to_string(), "  not judged x at most 1: no second core");
+        assert_eq!(target.json()["met"], Value::Null);
+        assert!(Target::new("x", String::new(), false).is_missed());
+        assert!(!Target::new("x", String::new(), true).is_missed());
+    }
+}
