@@ -22,6 +22,7 @@ use super::paging::map_mmio;
 use super::power;
 use super::register::{isb, read_register, write_register};
 use crate::cpu::{self, CpuId};
+use crate::layout::OwnPages;
 use crate::panic;
 
 /// SGI of a kick: another pCPU has something for this one.
@@ -122,6 +123,11 @@ pub(super) fn init() -> Result<(), Unusable> {
     unsafe { write_register!("cntv_ctl_el0", 0u64) };
     isb();
     Ok(())
+}
+
+/// What each pCPU has at one and the same address: nothing, redistributors have addresses of their own.
+pub(crate) fn own_page() -> Option<OwnPages> {
+    None
 }
 
 /// Finds the redistributor of the pCPU with this affinity.

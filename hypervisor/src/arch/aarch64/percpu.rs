@@ -7,6 +7,7 @@ use core::ptr;
 
 use aarch64_defs::registers::mpidr;
 use addr::Hva;
+use arm_gic::gicv3::registers::GicrSgi;
 use vcpu_layout::{OwnerWord, lay_out};
 
 use super::device_tree::Machine;
@@ -44,14 +45,17 @@ pub(super) const REPORT_STACK: usize = PerCpu::OFFSET_ARCH + ArchPerCpu::OFFSET_
 pub(super) const STACK: usize = PerCpu::OFFSET_ARCH + ArchPerCpu::OFFSET_STACK;
 
 impl ArchPerCpu {
-    /// The stacks.
+    /// The stacks, and the redistributor's two frames.
     pub(crate) fn own_pages(&self) -> impl Iterator<Item = OwnPages> {
         let below = |what, top: Hva, bytes: u64| {
             let length = usize::try_from(bytes).unwrap_or(usize::MAX);
             OwnPages { what, hva: Hva(top.0 - bytes), bytes: length }
         };
         let main = below("stack", self.stack, boot::STACK_BYTES);
-        [main, below("report stack", self.report_stack, REPORT_STACK_BYTES)].into_iter()
+        let report = below("report stack", self.report_stack, REPORT_STACK_BYTES);
+        let redistributor =
+            OwnPages { what: "redistributor", hva: Hva(self.redistributor.get()), bytes: size_of::<GicrSgi>() };
+        [main, report, redistributor].into_iter()
     }
 }
 
