@@ -1,26 +1,27 @@
 # Thin on purpose: each target is a name for an xtask command (`cargo xtask help`), after `setup` has made sure that the
 # machine has what they need. The same on a developer's machine and in CI.
 
-# `make run ARGS='--vcpus 8'`, `make test ARGS='unit loom'`
+# `make run ARGS='--vcpus 8'`, `make run ARCH=aarch64`, `make test ARGS='unit loom'`
 ARGS ?=
+ARCH ?=
 
 .PHONY: help setup build run test bench
 .DEFAULT_GOAL := help
 
 help:
-	@echo 'make run     boot the default VM: Debian on 4 vCPUs, on 2 CPUs (ARGS: see "dunlin run --help")'
+	@echo 'make run     boot the default VM: Debian on 4 vCPUs, on 2 CPUs (ARGS: see "dunlin run --help"; ARCH=aarch64)'
 	@echo 'make test    all that CI runs (ARGS: names of steps, see "cargo xtask test --list")'
 	@echo 'make bench   measure (docs/measuring.md)'
 	@echo 'make build   leave the tool at target/release/dunlin'
 
 setup:
-	@xtask/setup.sh
+	@ARCH=$(ARCH) xtask/setup.sh
 
 build: setup
 	@cargo xtask build
 
 run: setup
-	@cargo xtask run $(ARGS)
+	@cargo xtask run $(if $(ARCH),--arch $(ARCH)) $(ARGS)
 
 test: setup
 	@cargo xtask test $(ARGS)

@@ -1,4 +1,5 @@
 //! Links the bare-metal image by its own script: physical addresses for the loader, high virtual ones for the code.
+//! Says by `cfg(machine)` which kind of machine the guests see, and so which devices are needed.
 
 use std::env;
 use std::path::PathBuf;
@@ -7,9 +8,12 @@ fn main() {
     let target_os = env::var("CARGO_CFG_TARGET_OS").unwrap_or_default();
     let target_arch = env::var("CARGO_CFG_TARGET_ARCH").unwrap_or_default();
     println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rustc-check-cfg=cfg(machine, values(\"pc\", \"virt\"))");
     if target_os != "none" {
         return;
     }
+
+    println!("cargo::rustc-cfg=machine=\"{}\"", if target_arch == "x86_64" { "pc" } else { "virt" });
 
     let script = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").unwrap_or_default())
         .join("src/arch")

@@ -82,10 +82,11 @@ Examples:
   dunlin run vms/large.toml --vcpus 64 --pcpus 2
   dunlin run --kernel /boot/vmlinuz-6.1.0 --initrd none --append 'panic=-1' --time-limit 30s
   dunlin run --exec 'cat /proc/interrupts' --json
+  dunlin run --arch aarch64
   dunlin run --qemu-arg=-icount --qemu-arg=shift=0,sleep=off
 
 Keys of a file (vms/default.toml explains each):
-  [host]   pcpus, memory, accel, time_limit, qemu
+  [host]   arch, pcpus, memory, accel, time_limit, qemu
   [[vm]]   name, vcpus, memory, kernel, initrd, cmdline, apic, hyperv, flush, tags, tag_limit, decode_cache
 
 Environment:
@@ -279,6 +280,9 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "CMD", allow_hyphen_values = true, help_heading = "For every VM")]
     pub(crate) exec: Option<String>,
 
+    /// Architecture of the host and its guests: x86_64 or aarch64
+    #[arg(long, value_name = "ARCH", help_heading = "For the host")]
+    pub(crate) arch: Option<String>,
     /// Number of physical CPUs of the host
     #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "For the host")]
     pub(crate) pcpus: Option<i64>,
@@ -288,7 +292,7 @@ pub(crate) struct RunArgs {
     /// End the run after this long, such as 60s [default: none on a terminal, else 120s]
     #[arg(long, value_name = "TIME", help_heading = "For the host")]
     pub(crate) time_limit: Option<String>,
-    /// QEMU to use [default: qemu-system-x86_64]
+    /// QEMU to use [default: qemu-system-x86_64 or -aarch64]
     #[arg(long, value_name = "PATH", help_heading = "For the host")]
     pub(crate) qemu: Option<PathBuf>,
     /// One more argument for QEMU, as it is; may be given several times

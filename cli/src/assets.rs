@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::config::{Initrd, Kernel, Place};
+use crate::config::{Arch, Initrd, Kernel, Place};
 use crate::failure::Failure;
 
 /// The directory with the files that `make build` leaves.
@@ -25,7 +25,12 @@ impl Assets {
         Self { directory }
     }
 
-    /// The hypervisor's ELF.
+    /// Those of an architecture.
+    pub(crate) fn of(self, arch: Arch) -> Self {
+        Self { directory: self.directory.join(arch.folder()) }
+    }
+
+    /// The hypervisor: an ELF or an Image, as QEMU takes it.
     pub(crate) fn hypervisor(&self) -> Result<PathBuf, Failure> {
         self.existing("hypervisor")
             .map_err(|path| missing(Failure::bad_input(format!("no hypervisor at {}", path.display()))))

@@ -5,6 +5,7 @@
 //! The file is read key by key instead of by a derived deserializer for the same reason: each key is asked for by name,
 //! and what nobody asked for is an unknown key.
 
+mod arch;
 mod reader;
 mod translation;
 
@@ -18,6 +19,7 @@ use toml::de::DeTable;
 use crate::args::RunArgs;
 use crate::failure::Failure;
 use crate::quantity::{MIB, parse_size, parse_time, show_size};
+pub(crate) use arch::Arch;
 use reader::{Source, Table};
 pub(crate) use translation::Translation;
 
@@ -42,6 +44,8 @@ pub(crate) struct Config {
 /// `[host]`.
 #[derive(Clone, Debug)]
 pub(crate) struct HostConfig {
+    /// Its architecture.
+    pub(crate) arch: Placed<Arch>,
     /// Number of physical CPUs.
     pub(crate) pcpus: Placed<u32>,
     /// Memory in bytes; without it, what the VMs need.
@@ -276,6 +280,12 @@ impl Config {
         }
 
         let host = &mut self.host;
+        if let Some(text) = &args.arch {
+            host.arch = Arch::named(text, Place::Option("--arch"))?;
+        }
+        for vm in &mut self.vms {
+            vm.cmdline.value = host.arch.value.cmdline(&vm.cmdline.value);
+        }
         if let Some(count) = args.pcpus {
             host.pcpus = pcpus(count, Place::Option("--pcpus"))?;
         }
@@ -297,11 +307,14 @@ impl HostConfig {
         let absent = Place::Absent { file: DEFAULT_NAME.to_string(), line: 1, key: "pcpus" };
         let Some(mut table) = table else {
             let pcpus = Placed { value: 2, place: absent.clone() };
+            let arch = Placed { value: Arch::X86_64, place: absent.clone() };
             let accel = Placed { value: Accel::Auto, place: absent };
-            return Ok(Self { pcpus, memory: None, accel, time_limit: None, qemu: None });
+            return Ok(Self { arch, pcpus, memory: None, accel, time_limit: None, qemu: None });
         };
 
         let directory = table.source.directory;
+        let (text, place) = table.text_or("arch", "x86_64")?;
+        let arch = Arch::named(&text, place)?;
         let (count, place) = table.integer("pcpus", 2)?;
         let pcpus = pcpus(count, place)?;
         let memory = match table.text("memory")? {
@@ -320,7 +333,7 @@ impl HostConfig {
             Placed { value, place }
         });
         table.finish()?;
-        Ok(Self { pcpus, memory, accel, time_limit, qemu })
+        Ok(Self { arch, pcpus, memory, accel, time_limit, qemu })
     }
 }
 

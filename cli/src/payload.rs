@@ -6,11 +6,12 @@
 
 use std::path::Path;
 
+use aarch64_defs::image::{self, ImageError};
 use abi::payload::{Blob, Builder, VmConfig as PackedVm};
 use x86_boot::{Boot, Error as BootError};
 
 use crate::assets::Assets;
-use crate::config::{Config, Initrd, Kernel, Place, VmConfig};
+use crate::config::{Arch, Config, Initrd, Kernel, Place, VmConfig};
 use crate::exec;
 use crate::failure::Failure;
 use crate::quantity::{MIB, show_size};
@@ -37,7 +38,7 @@ pub(crate) fn pack(config: &Config, assets: &Assets, script: Option<&str>) -> Re
     // along.
     let mut files = Files { builder: Builder::new(false), packed: Vec::new() };
     for vm in &config.vms {
-        let packed = check_and_add(vm, assets, script, &mut files)?;
+        let packed = check_and_add(config.host.arch.value, vm, assets, script, &mut files)?;
         files.builder.add_vm(packed);
     }
     let bytes = files
@@ -49,7 +50,13 @@ pub(crate) fn pack(config: &Config, assets: &Assets, script: Option<&str>) -> Re
     Ok(Payload { bytes, host_memory })
 }
 
-fn check_and_add(vm: &VmConfig, assets: &Assets, script: Option<&str>, files: &mut Files) -> Result<PackedVm, Failure> {
+fn check_and_add(
+    arch: Arch,
+    vm: &VmConfig,
+    assets: &Assets,
+    script: Option<&str>,
+    files: &mut Files,
+) -> Result<PackedVm, Failure> {
     let path = assets.kernel(&vm.kernel.value, &vm.kernel.place)?;
     let kernel = read(&path, &vm.kernel.place)?;
 
@@ -62,15 +69,13 @@ fn check_and_add(vm: &VmConfig, assets: &Assets, script: Option<&str>, files: &m
             .map_err(|error| Failure::bad_input(format!("the command cannot be packed for the guest: {error}")))?;
     }
 
-    let boot = Boot {
-        kernel: &kernel,
-        initrd: initrd.as_deref(),
-        cmdline: &vm.cmdline.value,
-        memory_bytes: vm.memory.value,
-        vcpus: vm.vcpus.value,
-        apic: vm.apic.value,
-    };
-    x86_boot::check(&boot).map_err(|error| blame(vm, &path, error))?;
+    match arch {
+        Arch::X86_64 => check_on_x86(vm, &path, &kernel, initrd.as_deref())?,
+        Arch::Aarch64 => {
+            let initrd_bytes = initrd.as_ref().map_or(0, Vec::len) as u64;
+            image::place(&kernel, initrd_bytes, vm.memory.value).map_err(|error| blame_image(vm, &path, error))?;
+        }
+    }
 
     Ok(PackedVm {
         name: vm.name.value.clone(),
@@ -86,6 +91,18 @@ fn check_and_add(vm: &VmConfig, assets: &Assets, script: Option<&str>, files: &m
         tag_limit: vm.translation.tag_limit,
         decode_cache: vm.decode_cache,
     })
+}
+
+fn check_on_x86(vm: &VmConfig, path: &Path, kernel: &[u8], initrd: Option<&[u8]>) -> Result<(), Failure> {
+    let boot = Boot {
+        kernel,
+        initrd,
+        cmdline: &vm.cmdline.value,
+        memory_bytes: vm.memory.value,
+        vcpus: vm.vcpus.value,
+        apic: vm.apic.value,
+    };
+    x86_boot::check(&boot).map(|_| ()).map_err(|error| blame(vm, path, error))
 }
 
 /// The measuring guest has no use for an initrd; all other kernels get the one that is named.
@@ -125,6 +142,22 @@ fn blame(vm: &VmConfig, kernel: &Path, error: BootError) -> Failure {
             .place
             .bad(format!("{}: {error}", kernel.display()))
             .help("name an x86-64 bzImage (Debian: /boot/vmlinuz-*) or an ELF with a PVH note"),
+    }
+}
+
+/// As [`blame`], for kernels of arm64.
+fn blame_image(vm: &VmConfig, kernel: &Path, error: ImageError) -> Failure {
+    match error {
+        ImageError::MemoryTooSmall { needs, .. } => vm.memory.place.bad(error).help(format!(
+            "\"{}M\" is the least for {}",
+            needs.next_multiple_of(2 * MIB) / MIB,
+            kernel.display()
+        )),
+        _ => vm
+            .kernel
+            .place
+            .bad(format!("{}: {error}", kernel.display()))
+            .help("name an uncompressed Image for arm64 (Debian: /boot/vmlinuz-*)"),
     }
 }
 

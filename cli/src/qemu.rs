@@ -1,4 +1,4 @@
-//! The PC that the hypervisor runs on: QEMU, its command line, its process.
+//! The machine that the hypervisor runs on: QEMU, its command line, its process.
 //!
 //! QEMU must not outlive the tool, whatever ends the tool. A [`Process`] is killed when it is dropped, which covers
 //! errors and signals that are caught. For the rest (`kill -9`, a panic) the tool starts QEMU through a second copy of
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
-use crate::config::{Accel, Placed};
+use crate::config::{Accel, Arch, Placed};
 use crate::failure::Failure;
 use crate::quantity::MIB;
 
@@ -21,8 +21,22 @@ use crate::quantity::MIB;
 pub(crate) const BECOME: &str = "__become-qemu";
 /// Oldest QEMU whose emulation of SVM is known to work.
 const OLDEST: (u32, u32) = (7, 2);
-const INSTALL: &str = "install it: 'apt install qemu-system-x86' (Debian, Ubuntu), 'dnf install qemu-system-x86-core' \
-                       (Fedora), 'brew install qemu'; or name another with --qemu";
+
+/// The program, and how to come by it.
+const fn program_of(arch: Arch) -> (&'static str, &'static str) {
+    match arch {
+        Arch::X86_64 => (
+            "qemu-system-x86_64",
+            "install it: 'apt install qemu-system-x86' (Debian, Ubuntu), 'dnf install qemu-system-x86-core' (Fedora), \
+             'brew install qemu'; or name another with --qemu",
+        ),
+        Arch::Aarch64 => (
+            "qemu-system-aarch64",
+            "install it: 'apt install qemu-system-arm' (Debian, Ubuntu), 'dnf install qemu-system-aarch64-core' (Fedora), \
+             'brew install qemu'; or name another with --qemu",
+        ),
+    }
+}
 
 /// A QEMU that is there and new enough.
 #[derive(Clone, Debug)]
@@ -34,8 +48,9 @@ pub(crate) struct Qemu {
 
 impl Qemu {
     /// Looks for QEMU and asks for its version.
-    pub(crate) fn find(named: Option<&Placed<PathBuf>>) -> Result<Self, Failure> {
-        let program = named.map_or_else(|| PathBuf::from("qemu-system-x86_64"), |placed| placed.value.clone());
+    pub(crate) fn find(arch: Arch, named: Option<&Placed<PathBuf>>) -> Result<Self, Failure> {
+        let (usual, install) = program_of(arch);
+        let program = named.map_or_else(|| PathBuf::from(usual), |placed| placed.value.clone());
         let bad = |what: String| match named {
             Some(Placed { place, .. }) => place.bad(what),
             None => Failure::bad_input(what),
@@ -47,15 +62,15 @@ impl Qemu {
                 std::io::ErrorKind::NotFound => "is not there".to_string(),
                 _ => format!("cannot be run: {error}"),
             };
-            bad(format!("QEMU: '{shown}' {why}")).help(INSTALL)
+            bad(format!("QEMU: '{shown}' {why}")).help(install)
         })?;
         let text = String::from_utf8_lossy(&output.stdout);
         let Some((version, number)) = parse_version(&text) else {
-            return Err(bad(format!("QEMU: '{shown}' does not say its version; is it QEMU?")).help(INSTALL));
+            return Err(bad(format!("QEMU: '{shown}' does not say its version; is it QEMU?")).help(install));
         };
         if number < OLDEST {
             let what = format!("QEMU: '{shown}' is version {version}; at least {}.{} is needed", OLDEST.0, OLDEST.1);
-            return Err(bad(what).help(INSTALL));
+            return Err(bad(what).help(install));
         }
         Ok(Self { program, version })
     }
@@ -79,8 +94,12 @@ pub(crate) enum Acceleration {
 
 impl Acceleration {
     /// Decides; KVM is an error only when it was asked for by name.
-    pub(crate) fn choose(wanted: &Placed<Accel>) -> Result<Self, Failure> {
-        match (wanted.value, obstacle_to_kvm()) {
+    pub(crate) fn choose(arch: Arch, wanted: &Placed<Accel>) -> Result<Self, Failure> {
+        let obstacle = match arch {
+            Arch::X86_64 => obstacle_to_kvm(),
+            Arch::Aarch64 => Some("KVM gives no guest EL2"),
+        };
+        match (wanted.value, obstacle) {
             (Accel::Tcg, _) => Ok(Self::Tcg("as asked for")),
             (Accel::Auto | Accel::Kvm, None) => Ok(Self::Kvm),
             (Accel::Auto, Some(why)) => Ok(Self::Tcg(why)),
@@ -120,14 +139,16 @@ fn obstacle_to_kvm() -> Option<&'static str> {
 
 /// What of QEMU's command line differs from run to run.
 #[derive(Debug)]
-pub(crate) struct Pc<'a> {
+pub(crate) struct Machine<'a> {
+    /// Its architecture.
+    pub(crate) arch: Arch,
     /// How to run it.
     pub(crate) acceleration: Acceleration,
     /// Physical CPUs.
     pub(crate) pcpus: u32,
     /// Memory in bytes.
     pub(crate) memory: u64,
-    /// The hypervisor's ELF.
+    /// The hypervisor.
     pub(crate) hypervisor: &'a Path,
     /// The payload's file.
     pub(crate) payload: &'a Path,
@@ -139,41 +160,31 @@ pub(crate) struct Pc<'a> {
     pub(crate) more: &'a [String],
 }
 
-impl Pc<'_> {
+impl Machine<'_> {
     /// QEMU's arguments.
     pub(crate) fn arguments(&self) -> Vec<OsString> {
         let mut line: Vec<OsString> = Vec::new();
         let mut add = |words: &[&OsStr]| line.extend(words.iter().map(OsString::from));
-        let (accel, cpu) = match self.acceleration {
-            Acceleration::Tcg(_) => ("tcg,thread=multi", "max"),
-            Acceleration::Kvm => ("kvm", "host"),
-        };
         // `-icount` cannot be had with a thread per CPU, and asks for it to be said.
         let icount = self.more.iter().any(|argument| argument.contains("icount"));
-        let accel = if icount { "tcg,thread=single" } else { accel };
-        // The hypervisor spares the first CPU of QEMU's emulation when there are others (`virtualization` in its
-        // source says why), so it gets one more than are to run vCPUs.
-        let emulated = matches!(self.acceleration, Acceleration::Tcg(_));
-        let housekeeper = u32::from(emulated && !(icount && self.pcpus == 1));
-        let pcpus = (self.pcpus + housekeeper).to_string();
+        let accel = match self.acceleration {
+            Acceleration::Tcg(_) if icount => "tcg,thread=single",
+            Acceleration::Tcg(_) => "tcg,thread=multi",
+            Acceleration::Kvm => "kvm",
+        };
+        let pcpus = (self.pcpus + self.housekeepers(icount)).to_string();
         let memory = format!("{}M", self.memory.div_ceil(MIB));
-
-        for (option, value) in [
-            ("-machine", "q35"),
-            ("-accel", accel),
-            ("-cpu", cpu),
-            ("-smp", &pcpus),
-            ("-m", &memory),
-            ("-display", "none"),
-            ("-monitor", "none"),
-            ("-device", "isa-debug-exit,iobase=0xf4,iosize=4"),
-            // Port 1, not port 0: the latter is a `virtconsole`, which drops bytes when we do not read at once.
-            ("-device", "virtio-serial-pci,max_ports=2"),
-            ("-device", "virtserialport,nr=1,chardev=control"),
-            ("-append", "log=info"),
-        ] {
+        for (option, value) in
+            [("-accel", accel), ("-smp", &pcpus), ("-m", &memory), ("-display", "none"), ("-monitor", "none")]
+        {
             add(&[option.as_ref(), value.as_ref()]);
         }
+        for (option, value) in self.board() {
+            add(&[option.as_ref(), value.as_ref()]);
+        }
+        // Port 1, not port 0: the latter is a `virtconsole`, which drops bytes when we do not read at once.
+        add(&["-device".as_ref(), "virtserialport,nr=1,chardev=control".as_ref()]);
+        add(&["-append".as_ref(), "log=info".as_ref()]);
         add(&["-nodefaults".as_ref(), "-no-user-config".as_ref(), "-no-reboot".as_ref()]);
         add(&["-serial".as_ref(), &joined("file:", self.log)]);
         add(&["-chardev".as_ref(), &joined("socket,id=control,path=", self.control)]);
@@ -181,6 +192,38 @@ impl Pc<'_> {
         add(&["-initrd".as_ref(), self.payload.as_os_str()]);
         line.extend(self.more.iter().map(OsString::from));
         line
+    }
+
+    /// The board, its CPUs, and the devices that the hypervisor needs.
+    fn board(&self) -> &'static [(&'static str, &'static str)] {
+        match (self.arch, self.acceleration) {
+            (Arch::X86_64, Acceleration::Tcg(_)) => &[
+                ("-machine", "q35"),
+                ("-cpu", "max"),
+                ("-device", "isa-debug-exit,iobase=0xf4,iosize=4"),
+                ("-device", "virtio-serial-pci,max_ports=2"),
+            ],
+            (Arch::X86_64, Acceleration::Kvm) => &[
+                ("-machine", "q35"),
+                ("-cpu", "host"),
+                ("-device", "isa-debug-exit,iobase=0xf4,iosize=4"),
+                ("-device", "virtio-serial-pci,max_ports=2"),
+            ],
+            (Arch::Aarch64, _) => &[
+                ("-machine", "virt,virtualization=on,gic-version=3"),
+                // As the architecture has it, pointer authentication is a cipher, which is slow to emulate.
+                ("-cpu", "max,pauth-impdef=on"),
+                ("-global", "virtio-mmio.force-legacy=false"),
+                ("-device", "virtio-serial-device,max_ports=2"),
+            ],
+        }
+    }
+
+    /// CPUs beyond those that run vCPUs. The hypervisor spares the first CPU of QEMU's emulation of x86 when there are
+    /// others (`virtualization` in its source says why), so it gets one more.
+    fn housekeepers(&self, icount: bool) -> u32 {
+        let emulated = self.arch == Arch::X86_64 && matches!(self.acceleration, Acceleration::Tcg(_));
+        u32::from(emulated && !(icount && self.pcpus == 1))
     }
 }
 
@@ -304,6 +347,31 @@ mod tests {
         assert_eq!(parse_version("qemu"), None);
         assert_eq!(parse_version(""), None);
         assert_eq!(parse_version("version x.y"), None);
+    }
+
+    #[test]
+    fn each_architecture_gets_its_board_and_what_is_added_comes_last() {
+        let arguments = |arch| {
+            let machine = Machine {
+                arch,
+                acceleration: Acceleration::Tcg("asked for"),
+                pcpus: 2,
+                memory: 64 * MIB,
+                hypervisor: Path::new("h"),
+                payload: Path::new("p"),
+                log: Path::new("l"),
+                control: Path::new("c"),
+                more: &["-cpu".to_string(), "cortex-a57".to_string()],
+            };
+            let words: Vec<_> = machine.arguments().iter().map(|word| word.to_string_lossy().into_owned()).collect();
+            words.join(" ")
+        };
+        let pc = arguments(Arch::X86_64);
+        assert!(pc.contains("-machine q35") && pc.contains("-smp 3") && pc.contains("isa-debug-exit"), "{pc}");
+        let virt = arguments(Arch::Aarch64);
+        assert!(virt.contains("-machine virt,virtualization=on,gic-version=3"), "{virt}");
+        assert!(virt.contains("-smp 2") && !virt.contains("isa-"), "{virt}");
+        assert!(virt.ends_with("-cpu cortex-a57"), "QEMU takes the last of several: {virt}");
     }
 
     #[test]

@@ -24,14 +24,14 @@ use signal_hook::iterator::Signals;
 
 use crate::args::RunArgs;
 use crate::assets::Assets;
-use crate::config::Config;
+use crate::config::{Arch, Config};
 use crate::console::{self, RawTerminal, Typed};
 use crate::control;
 use crate::exec::{Agent, FIXED_SCRIPT};
 use crate::failure::Failure;
 use crate::payload::{self, Payload};
 use crate::progress::{Follower, Progress};
-use crate::qemu::{self, Acceleration, Pc, Process, Qemu};
+use crate::qemu::{self, Acceleration, Machine, Process, Qemu};
 use crate::quantity::{seconds, show_size};
 use crate::share::{Asked, Share};
 use crate::stats::{Snapshot, printable};
@@ -53,11 +53,12 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
     // All that can be wrong is found before anything is started.
     let config = Config::load(args)?;
     let purpose = Purpose::of(args, &config)?;
-    let assets = Assets::locate();
+    let arch = config.host.arch.value;
+    let assets = Assets::locate().of(arch);
     let hypervisor = assets.hypervisor()?;
     let Payload { bytes, host_memory } = payload::pack(&config, &assets, purpose.script())?;
-    let qemu = Qemu::find(config.host.qemu.as_ref())?;
-    let acceleration = Acceleration::choose(&config.host.accel)?;
+    let qemu = Qemu::find(arch, config.host.qemu.as_ref())?;
+    let acceleration = Acceleration::choose(arch, &config.host.accel)?;
 
     let failed = |what: &str, error: io::Error| Failure::failed(format!("{what}: {error}"));
     let directory = tempfile::Builder::new()
@@ -66,7 +67,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
         .map_err(|error| failed("no directory for the run", error))?;
     let [payload, log, control, messages] =
         ["payload", "hypervisor.log", "control", "qemu.log"].map(|name| directory.path().join(name));
-    let pc = Pc {
+    let machine = Machine {
+        arch,
         acceleration,
         pcpus: config.host.pcpus.value,
         memory: host_memory,
@@ -76,7 +78,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
         control: &control,
         more: &args.qemu_arg,
     };
-    let arguments = pc.arguments();
+    let arguments = machine.arguments();
     if args.dry_run {
         println!("{}", qemu::quoted(&qemu, &arguments));
         return Ok(0);
@@ -259,6 +261,7 @@ enum Cut {
 
 /// A run while it is followed.
 struct Session<'a> {
+    arch: Arch,
     purpose: Purpose,
     json: bool,
     verbose: bool,
@@ -314,6 +317,7 @@ impl<'a> Session<'a> {
         let limit = config.host.time_limit.or((!console::has_terminal()).then_some(UNWATCHED_LIMIT));
         Self {
             vms: vms.collect(),
+            arch: config.host.arch.value,
             purpose,
             json: args.json,
             verbose: args.verbose,

@@ -71,7 +71,7 @@ pub(crate) fn places<'a>(vms: impl Iterator<Item = &'a Vm>) -> Vec<Place> {
         places.push(block::<PerCpu>(whose, cpu.hva()));
         places.extend(cpu.arch.own_pages().map(|pages| own(whose, pages)));
     }
-    places.push(own(Whose::EachPcpu, interrupts::own_page()));
+    places.extend(interrupts::own_page().map(|page| own(Whose::EachPcpu, page)));
     for vm in vms {
         places.push(block::<Vm>(Whose::Vm(vm.number), Hva(core::ptr::from_ref(vm).addr() as u64)));
         for (index, vcpu) in (0..).zip(vm.vcpus()) {

@@ -4,6 +4,8 @@
 //! derived here errs on the safe side: a page is RAM only if some entry says so for the whole of it, and none says
 //! otherwise for any part.
 
+#![cfg_attr(machine = "virt", allow(dead_code, reason = "E820 and ACPI are of PCs"))]
+
 use addr::{Hpa, HpaRange, PAGE_BYTES};
 
 /// Entries that are kept.

@@ -9,6 +9,7 @@
 //! target/dunlin/compile.cpio        a C compiler and C sources, to follow that (`cargo xtask workloads` only)
 //! target/dunlin/vmlinuz-cloud       Debian's kernel for virtual machines
 //! target/dunlin/vmlinuz-full        Debian's kernel for all machines
+//! target/dunlin/aarch64/            hypervisor (an Image), initrd.cpio.gz and vmlinuz-cloud for that architecture
 //! ```
 //!
 //! `CARGO_TARGET_DIR` moves all of it.
@@ -39,6 +40,29 @@ pub(crate) enum Wanted {
     Everything,
 }
 
+/// The architectures of hosts and guests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Arch {
+    /// x86-64: all that there is.
+    X86_64,
+    /// AArch64: the hypervisor, and what the default VM needs.
+    Aarch64,
+}
+
+impl Arch {
+    /// The one with this name.
+    pub(crate) fn named(name: &str) -> Result<Self> {
+        match name {
+            "x86_64" => Ok(Self::X86_64),
+            "aarch64" => Ok(Self::Aarch64),
+            _ => bail!("no architecture `{name}`: x86_64 and aarch64 are known"),
+        }
+    }
+}
+
+/// The target of the hypervisor on AArch64. The one with floating point would let the compiler use guests' registers.
+const AARCH64_BARE_METAL: &str = "aarch64-unknown-none-softfloat";
+
 /// The target of the hypervisor and of the measuring guest.
 pub(crate) const BARE_METAL: &str = "x86_64-unknown-none";
 /// The packages built for [`BARE_METAL`], with the name under which the program is left in `target/dunlin`.
@@ -64,6 +88,14 @@ impl Places {
     /// The directory of what is handed to `dunlin`.
     pub(crate) fn assets(&self) -> PathBuf {
         self.target.join("dunlin")
+    }
+
+    /// The same, of an architecture.
+    pub(crate) fn assets_of(&self, arch: Arch) -> PathBuf {
+        match arch {
+            Arch::X86_64 => self.assets(),
+            Arch::Aarch64 => self.assets().join("aarch64"),
+        }
     }
 
     /// A `cargo` command in the repository with our target directory.
@@ -92,14 +124,51 @@ pub(crate) fn build(places: &Places, wanted: Wanted) -> Result<()> {
     assets(places, wanted)
 }
 
+/// Builds and fetches what the default VM needs on AArch64. Quick when all is there.
+pub(crate) fn build_aarch64(places: &Places) -> Result<()> {
+    run(&mut places.cargo(&["build", "--release", "--package", "dunlin-cli"]))?;
+    let arguments = ["build", "--release", "--target", AARCH64_BARE_METAL, "--package", "dunlin-hypervisor"];
+    run(&mut places.cargo(&arguments))?;
+    let assets = places.assets_of(Arch::Aarch64);
+    std::fs::create_dir_all(&assets)?;
+    let built = places.target.join(AARCH64_BARE_METAL).join("release/dunlin-hypervisor");
+    let elf = std::fs::read(&built).with_context(|| format!("cannot read {}", built.display()))?;
+    let image = flat_image(&elf).with_context(|| format!("{} is not as the linker script says", built.display()))?;
+    std::fs::write(assets.join("hypervisor"), image)?;
+    debian::kernel(places, Arch::Aarch64, "linux-image-cloud-arm64", "vmlinuz-cloud")?;
+    initrd::build(places, Arch::Aarch64)
+}
+
+/// What is loaded of an ELF, one byte after the other: the form in which boot loaders want an Image.
+fn flat_image(elf: &[u8]) -> Result<Vec<u8>> {
+    let file = elf::ElfBytes::<elf::endian::LittleEndian>::minimal_parse(elf)?;
+    let segments = file.segments().context("it has no segments")?;
+    let mut image: Vec<u8> = Vec::new();
+    let mut start = None;
+    for segment in segments.iter().filter(|segment| segment.p_type == elf::abi::PT_LOAD && segment.p_filesz != 0) {
+        let start = *start.get_or_insert(segment.p_paddr);
+        let at = segment.p_paddr.checked_sub(start).context("its segments are not in order")?;
+        let at = usize::try_from(at)?;
+        if at < image.len() {
+            bail!("its segments overlap");
+        }
+        image.resize(at, 0);
+        image.extend_from_slice(file.segment_data(&segment)?);
+    }
+    if image.get(56..60) != Some(b"ARM\x64") {
+        bail!("it does not begin with the header of an Image");
+    }
+    Ok(image)
+}
+
 /// The part of [`build`] that needs no compiler: guest kernels and the initrd.
 pub(crate) fn assets(places: &Places, wanted: Wanted) -> Result<()> {
     std::fs::create_dir_all(places.assets())?;
-    debian::kernel(places, "linux-image-cloud-amd64", "vmlinuz-cloud")?;
+    debian::kernel(places, Arch::X86_64, "linux-image-cloud-amd64", "vmlinuz-cloud")?;
     if wanted == Wanted::Everything {
-        debian::kernel(places, "linux-image-amd64", "vmlinuz-full")?;
+        debian::kernel(places, Arch::X86_64, "linux-image-amd64", "vmlinuz-full")?;
     }
-    initrd::build(places)
+    initrd::build(places, Arch::X86_64)
 }
 
 /// Copies the program of `package` to `target/dunlin/name`.

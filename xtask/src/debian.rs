@@ -10,37 +10,40 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-use crate::artifacts::{Places, output, run, shown};
+use crate::artifacts::{Arch, Places, output, run, shown};
 
-/// Leaves the kernel that the package `meta` depends on at `target/dunlin/name`, if there is none yet.
-pub(crate) fn kernel(places: &Places, meta: &str, name: &str) -> Result<()> {
-    let wanted = places.assets().join(name);
+/// Leaves the kernel that the package `meta` depends on at `name` among the assets, if there is none yet.
+pub(crate) fn kernel(places: &Places, arch: Arch, meta: &str, name: &str) -> Result<()> {
+    let wanted = places.assets_of(arch).join(name);
     if wanted.is_file() {
         return Ok(());
     }
 
-    with_fresh_lists(|| {
-        let package = kernel_package(&output(Command::new("apt-cache").args(["depends", meta]))?)
+    let apt = Apt::of(places, arch)?;
+    apt.with_fresh_lists(|| {
+        let package = kernel_package(&output(apt.command("apt-cache").args(["depends", meta]))?)
             .with_context(|| format!("the package {meta} depends on no kernel"))?;
         println!("xtask: fetching the guest kernel {package} (Debian package, unpacked below target, not installed)");
-        take_file(places, &package, "./boot/vmlinuz-*", &wanted)
+        take_file(places, &apt, &package, "./boot/vmlinuz-*", &wanted)
     })
     .with_context(|| format!("no guest kernel {name}; `dunlin run --kernel FILE` takes any other"))
 }
 
 /// A statically linked BusyBox: the installed one of the package busybox-static, or one taken from that package.
-pub(crate) fn busybox(places: &Places) -> Result<PathBuf> {
+pub(crate) fn busybox(places: &Places, arch: Arch) -> Result<PathBuf> {
+    let apt = Apt::of(places, arch)?;
     // The path alone says nothing: the package `busybox` puts a dynamically linked program there.
     let installed = Path::new("/bin/busybox");
     let state = Command::new("dpkg-query").args(["-W", "-f", "${Status}", "busybox-static"]).output();
-    if state.is_ok_and(|state| state.stdout == b"install ok installed") && installed.is_file() {
+    let is_installed = state.is_ok_and(|state| state.stdout == b"install ok installed") && installed.is_file();
+    if is_installed && arch == Arch::X86_64 {
         return Ok(installed.to_path_buf());
     }
 
-    let fetched = places.assets().join("busybox");
+    let fetched = places.assets_of(arch).join("busybox");
     if !fetched.is_file() {
         println!("xtask: fetching busybox-static (Debian package, unpacked below target, not installed)");
-        with_fresh_lists(|| take_file(places, "busybox-static", "*/bin/busybox", &fetched))?;
+        apt.with_fresh_lists(|| take_file(places, &apt, "busybox-static", "*/bin/busybox", &fetched))?;
     }
     Ok(fetched)
 }
@@ -55,24 +58,75 @@ fn dependencies_in(depends: &str) -> impl Iterator<Item = &str> {
     depends.lines().filter_map(|line| line.trim().strip_prefix("Depends: "))
 }
 
-/// Tries once, and after `apt-get update` a second time: the lists may be empty (a fresh container) or name a package
-/// that the mirror has replaced since.
-fn with_fresh_lists(mut attempt: impl FnMut() -> Result<()>) -> Result<()> {
-    let Err(first) = attempt() else { return Ok(()) };
-    println!("xtask: {first:#}");
-
-    let mut update = if is_root()? {
-        Command::new("apt-get")
-    } else {
-        let mut sudo = Command::new("sudo");
-        sudo.arg("apt-get");
-        sudo
-    };
-    update.arg("update");
-    println!("xtask: refreshing apt's lists: {}", shown(&update));
-    run(&mut update).context("apt's lists could not be refreshed; run `apt-get update` as root and try again")?;
-    attempt()
+/// APT, for packages of one architecture.
+///
+/// For the machine's own it is used as it is set up. For another it gets lists and a cache of its own below `target/`, so
+/// that nothing of the machine's set-up has to be changed; the mirrors and their keys are the machine's.
+struct Apt {
+    /// The file with what differs.
+    config: Option<PathBuf>,
 }
+
+impl Apt {
+    fn of(places: &Places, arch: Arch) -> Result<Self> {
+        if arch == Arch::X86_64 {
+            return Ok(Self { config: None });
+        }
+        let directory = places.assets_of(arch).join("apt");
+        fs::create_dir_all(directory.join("lists/partial"))?;
+        fs::create_dir_all(directory.join("cache/archives/partial"))?;
+        fs::write(directory.join("status"), "")?;
+        let shown = directory.display();
+        let text = format!(
+            "APT::Architecture \"arm64\";\nAPT::Architectures {{ \"arm64\"; }};\n\
+             Dir::State::lists \"{shown}/lists\";\nDir::State::status \"{shown}/status\";\n\
+             Dir::Cache \"{shown}/cache\";\n"
+        );
+        let config = directory.join("apt.conf");
+        fs::write(&config, text)?;
+        Ok(Self { config: Some(config) })
+    }
+
+    /// One of APT's programs.
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        if let Some(config) = &self.config {
+            command.env("APT_CONFIG", config);
+        }
+        command
+    }
+
+    /// Tries once, and after `apt-get update` a second time: the lists may be empty (a fresh container) or name a package
+    /// that the mirror has replaced since.
+    fn with_fresh_lists(&self, mut attempt: impl FnMut() -> Result<()>) -> Result<()> {
+        let Err(first) = attempt() else { return Ok(()) };
+        println!("xtask: {first:#}");
+
+        // Lists of our own need no rights but ours.
+        let mut update = if is_root()? || self.config.is_some() {
+            self.command("apt-get")
+        } else {
+            let mut sudo = Command::new("sudo");
+            sudo.arg("apt-get");
+            sudo
+        };
+        update.arg("update");
+        if is_root()? && self.config.is_some() {
+            update.args(["-o", "APT::Sandbox::User=root"]);
+        }
+        println!("xtask: refreshing apt's lists: {}", shown(&update));
+        run(&mut update).context("apt's lists could not be refreshed; run `apt-get update` as root and try again")?;
+        attempt()
+    }
+}
+
+/// As [`Apt::with_fresh_lists`], for packages of this machine's architecture.
+fn with_fresh_lists(attempt: impl FnMut() -> Result<()>) -> Result<()> {
+    OWN.with_fresh_lists(attempt)
+}
+
+/// APT as it is set up.
+const OWN: Apt = Apt { config: None };
 
 /// Unpacks `packages` and all that they depend on below `root`, which need not exist.
 pub(crate) fn unpack_with_dependencies(places: &Places, packages: &[&str], root: &Path) -> Result<()> {
@@ -95,7 +149,7 @@ fn extract(places: &Places, package: &str, root: &Path) -> Result<()> {
     println!("xtask: fetching {package} (Debian package, unpacked below target, not installed)");
     let scratch = Scratch::new(places, package)?;
     fs::create_dir_all(root)?;
-    run(Command::new("dpkg-deb").arg("--extract").arg(scratch.download(package)?).arg(root))
+    run(Command::new("dpkg-deb").arg("--extract").arg(scratch.download(&OWN, package)?).arg(root))
 }
 
 /// The packages that the package `meta` depends on directly.
@@ -126,8 +180,8 @@ impl Scratch {
     }
 
     /// Downloads `package` and returns where it lies.
-    fn download(&self, package: &str) -> Result<PathBuf> {
-        let mut download = Command::new("apt-get");
+    fn download(&self, apt: &Apt, package: &str) -> Result<PathBuf> {
+        let mut download = apt.command("apt-get");
         download.current_dir(&self.0).args(["--quiet=2", "download"]);
         if is_root()? {
             // As root, apt would hand the download to its own user, who may not write here.
@@ -145,9 +199,9 @@ impl Drop for Scratch {
 }
 
 /// Downloads `package` and takes out the one file that matches `pattern`.
-fn take_file(places: &Places, package: &str, pattern: &str, to: &Path) -> Result<()> {
+fn take_file(places: &Places, apt: &Apt, package: &str, pattern: &str, to: &Path) -> Result<()> {
     let scratch = Scratch::new(places, package)?;
-    let archive = scratch.download(package)?;
+    let archive = scratch.download(apt, package)?;
 
     // A kernel package holds thousands of modules; only one file is unpacked.
     let mut unpacked = Command::new("dpkg-deb").arg("--fsys-tarfile").arg(&archive).stdout(Stdio::piped()).spawn()?;

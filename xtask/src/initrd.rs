@@ -13,21 +13,29 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 
 use crate::archive::Archive;
-use crate::artifacts::{Places, output};
+use crate::artifacts::{Arch, Places, output};
 use crate::debian;
 
 /// Directories of the root file system; those of the applets come before what they hold.
 const DIRECTORIES: [&str; 12] =
     ["bin", "sbin", "usr", "usr/bin", "usr/sbin", "dev", "proc", "sys", "tmp", "root", "etc", "dunlin"];
 /// Device files: name, major and minor number. `/dev/console` is opened by the kernel for `/init`.
-const DEVICES: [(&str, u32, u32); 4] =
-    [("dev/console", 5, 1), ("dev/null", 1, 3), ("dev/ttyS0", 4, 64), ("dev/ttyS1", 4, 65)];
+const DEVICES: [(&str, u32, u32); 6] = [
+    ("dev/console", 5, 1),
+    ("dev/null", 1, 3),
+    ("dev/ttyS0", 4, 64),
+    ("dev/ttyS1", 4, 65),
+    ("dev/ttyAMA0", 204, 64),
+    ("dev/ttyAMA1", 204, 65),
+];
 
-/// Packs `target/dunlin/initrd.cpio.gz`. Equal input gives equal bytes.
-pub(crate) fn build(places: &Places) -> Result<()> {
-    let busybox = debian::busybox(places)?;
-    let applets = output(Command::new(&busybox).arg("--list-full"))
-        .with_context(|| format!("{} does not run on this machine", busybox.display()))?;
+/// Packs `initrd.cpio.gz`. Equal input gives equal bytes.
+pub(crate) fn build(places: &Places, arch: Arch) -> Result<()> {
+    let busybox = debian::busybox(places, arch)?;
+    // One that this machine can run tells the applets, which are the same everywhere.
+    let runs_here = debian::busybox(places, Arch::X86_64)?;
+    let applets = output(Command::new(&runs_here).arg("--list-full"))
+        .with_context(|| format!("{} does not run on this machine", runs_here.display()))?;
 
     let mut archive = Archive::default();
     for directory in DIRECTORIES {
@@ -43,7 +51,7 @@ pub(crate) fn build(places: &Places) -> Result<()> {
     archive.add_tree(&places.root.join("initrd"), "", |_| true)?;
 
     let packed = gzip(&archive.finish()?)?;
-    let to = places.assets().join("initrd.cpio.gz");
+    let to = places.assets_of(arch).join("initrd.cpio.gz");
     fs::write(&to, packed).with_context(|| format!("cannot write {}", to.display()))
 }
 

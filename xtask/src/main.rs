@@ -19,7 +19,7 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, bail};
 
-use artifacts::{Places, Wanted};
+use artifacts::{Arch, Places, Wanted};
 
 const HELP: &str = "\
 cargo xtask COMMAND
@@ -27,7 +27,7 @@ cargo xtask COMMAND
   build          hypervisor, measuring guest, tool, initrd and guest kernels
   assets         only initrd and guest kernels
   workloads      what guests may be given to do, with a C compiler and sources from Debian packages
-  run [ARGS]     build, then `dunlin run ARGS`
+  run [ARGS]     build, then `dunlin run ARGS` (also `--arch aarch64`)
   test [STEP..]  what CI runs; with names, only these steps (`test --list` shows them)
   bench [ARGS]   build, then `dunlin bench ARGS`
   house          only the house checks
@@ -64,9 +64,22 @@ fn dispatch(command: &str, rest: &[String]) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Which architecture `--arch` names among the arguments of `dunlin run`.
+fn arch_of(rest: &[String]) -> Result<Arch> {
+    let named = rest.iter().enumerate().find_map(|(at, word)| match word.strip_prefix("--arch") {
+        Some("") => rest.get(at + 1).map(String::as_str),
+        Some(joined) => joined.strip_prefix('='),
+        None => None,
+    });
+    named.map_or(Ok(Arch::X86_64), Arch::named)
+}
+
 /// Builds what `dunlin run` needs and replaces this process with it, so that terminal and exit status are its own.
 fn run_default(places: &Places, rest: &[String]) -> Result<()> {
-    artifacts::build(places, Wanted::ForDefaultVm)?;
+    match arch_of(rest)? {
+        Arch::X86_64 => artifacts::build(places, Wanted::ForDefaultVm)?,
+        Arch::Aarch64 => artifacts::build_aarch64(places)?,
+    }
     let error = Command::new(places.tool()).arg("run").args(rest).exec();
     Err(error).with_context(|| format!("cannot run {}", places.tool().display()))
 }

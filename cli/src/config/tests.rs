@@ -78,7 +78,7 @@ fn unknown_key_is_named_with_the_nearest_known_one() {
          help: did you mean 'vcpus'? (known here: name, vcpus, memory, kernel, initrd, cmdline, apic, hyperv, flush, tags, tag_limit, decode_cache)"
     );
     assert!(error("[hosts]\n").contains("did you mean 'host'?"));
-    assert!(error("[host]\nzzz = 1\n[[vm]]\nname='a'").contains("help: known here: pcpus"));
+    assert!(error("[host]\nzzz = 1\n[[vm]]\nname='a'").contains("help: known here: arch, pcpus"));
 }
 
 #[test]
@@ -223,4 +223,24 @@ fn what_is_remembered_of_instructions_is_chosen_by_name() {
     }
     let text = error("[[vm]]\nname = \"a\"\ndecode_cache = \"write\"\n");
     assert!(text.contains("one of bytes, write-protect, write-protect-tables, off"), "{text}");
+}
+
+#[test]
+fn console_of_the_other_architecture_has_the_name_that_its_kernels_use() {
+    let mut config = parse("[[vm]]\nname = 'a'\ncmdline = 'quiet console=ttyS0 x=console=ttyS0'").expect("is good");
+    let args = RunArgs { arch: Some("aarch64".to_string()), ..RunArgs::default() };
+    config.apply(&args).expect("is good");
+    assert_eq!(config.host.arch.value, Arch::Aarch64);
+    assert_eq!(config.vms[0].cmdline.value, "quiet console=ttyAMA0 x=console=ttyS0");
+
+    let mut config = parse("[host]\narch = 'x86_64'\n[[vm]]\nname = 'a'").expect("is good");
+    config.apply(&RunArgs::default()).expect("is good");
+    assert_eq!(config.vms[0].cmdline.value, "console=ttyS0 quiet");
+}
+
+#[test]
+fn architecture_that_there_is_not_is_refused() {
+    let text = error("[host]\narch = 'riscv64'\n[[vm]]\nname = 'a'");
+    assert!(text.starts_with("x.toml:2: key 'arch': 'riscv64' is no architecture"), "{text}");
+    assert!(text.contains("one of x86_64, aarch64"), "{text}");
 }

@@ -10,11 +10,11 @@ use abi::control::{Command, HostInfo, Message};
 use abi::payload::Builder;
 
 use crate::assets::Assets;
-use crate::config::{Accel, Place, Placed};
+use crate::config::{Accel, Arch, Place, Placed};
 use crate::control::{self, Client};
 use crate::failure::Failure;
 use crate::progress::last_lines;
-use crate::qemu::{Acceleration, Pc, Process, Qemu};
+use crate::qemu::{Acceleration, Machine, Process, Qemu};
 use crate::quantity::MIB;
 
 /// Memory of the machine: a host without VMs needs little.
@@ -43,8 +43,9 @@ impl Host {
     pub(super) fn start(qemu: Option<&PathBuf>) -> Result<Self, Failure> {
         let hypervisor = Assets::locate().hypervisor()?;
         let named = qemu.map(|path| Placed { value: path.clone(), place: Place::Option("--qemu") });
-        let qemu = Qemu::find(named.as_ref())?;
-        let acceleration = Acceleration::choose(&Placed { value: Accel::Auto, place: Place::Option("--accel") })?;
+        let qemu = Qemu::find(Arch::X86_64, named.as_ref())?;
+        let acceleration =
+            Acceleration::choose(Arch::X86_64, &Placed { value: Accel::Auto, place: Place::Option("--accel") })?;
 
         let failed = |error: io::Error| Failure::failed(format!("a host cannot be started: {error}"));
         let files = Files { directory: tempfile::Builder::new().prefix("dunlin-layout-").tempdir().map_err(failed)? };
@@ -54,7 +55,8 @@ impl Host {
         fs::write(&payload, nothing).map_err(failed)?;
         let listener = UnixListener::bind(&control).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
-        let pc = Pc {
+        let machine = Machine {
+            arch: Arch::X86_64,
             acceleration,
             pcpus: 1,
             memory: MEMORY,
@@ -64,7 +66,7 @@ impl Host {
             control: &control,
             more: &[],
         };
-        let mut process = Process::start(&qemu, &pc.arguments(), &messages)?;
+        let mut process = Process::start(&qemu, &machine.arguments(), &messages)?;
         match greet(&listener, &mut process) {
             Ok((info, stream)) => Ok(Self { client: Client::new(stream).map_err(failed)?, info, process, files }),
             Err(why) => {

@@ -13,6 +13,7 @@ use abi::control::StopReason;
 use abi::exit_code::{CLEAN, PANIC, REFUSED, qemu_status};
 
 use super::{Cut, Followed, LAST_WORDS, Purpose, Role, Session, write_out};
+use crate::config::Arch;
 use crate::failure::{FAILED, Failure, TIMED_OUT};
 use crate::progress::{last_lines, last_lines_of};
 use crate::stats::printable;
@@ -79,6 +80,12 @@ impl Session<'_> {
                 Some(Failure::failed(format!("the hypervisor refused to start{}", quote(log))))
             }
             Some(0) if done => None,
+            // This machine has no place for a code: what happened is in the log.
+            Some(0) if self.arch == Arch::Aarch64 => {
+                let panicked = last_lines(log, usize::MAX).iter().any(|line| line.contains(" panic "));
+                let how = if panicked { "panicked" } else { "refused to start" };
+                Some(Failure::failed(format!("the hypervisor {how}{}", quote(log))))
+            }
             Some(0) => Some(
                 Failure::failed(format!("the host was reset{}", quote(log)))
                     .help("a fault that the hypervisor could not even report (triple fault) does that"),

@@ -8,13 +8,18 @@ pub(crate) use loom::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// Stores, and lets no later load of the caller overtake the store.
 ///
-/// An exchange does both at once where read-modify-writes are full barriers, and is cheaper there than a store and a
-/// fence: on x86 always, on AArch64 if it is one instruction (SWPAL, from Armv8.1 on) but not if it is a loop of
-/// LDAXR and STLXR. The language alone promises less, which is why loom is given the fence.
+/// An exchange does both at once where every read-modify-write is a full barrier, and is cheaper there than a store and a
+/// fence: that is on x86. On AArch64 an exchange is one only as a single instruction (SWPAL, from Armv8.1 on), not as the
+/// loop of LDAXR and STLXR that is made for all processors. The language alone promises less.
 #[cfg(not(loom))]
 #[inline(always)]
 pub(crate) fn store_then_look(word: &AtomicU64, value: u64) {
-    word.swap(value, Ordering::SeqCst);
+    if cfg!(target_arch = "x86_64") {
+        word.swap(value, Ordering::SeqCst);
+    } else {
+        word.store(value, Ordering::Release);
+        fence(Ordering::SeqCst);
+    }
 }
 
 /// As above. Loom takes sequentially consistent accesses for acquire and release only, but knows such a fence.

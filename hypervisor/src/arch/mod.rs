@@ -12,22 +12,39 @@
 //! | `irq` | exceptions, host interrupts, the two windows in which they are taken |
 //! | `interrupts` | the local interrupt controller: `kick`, `arm_timer`, `stop_others`, `own_page` |
 //! | `tsc` | the host's clock: `now`, `hz`, `nanos` |
-//! | `wall_clock` | `boot_seconds` |
 //! | `serial` | the UART of the log |
 //! | `power` | `exit`, `stop_this_cpu` |
-//! | `virtio` | `ControlPort`, the byte stream to the tool |
+//! | `virtio` | `find_console`, where the control port's device is |
+//! | `virtualization` | what the machine offers for guests, `HostContext` |
+//! | `gate` | who may interrupt the vCPU loop: `hold`, `take`, `release` |
+//! | `vcpu` | `ArchVcpu`, a vCPU's state: `load`, `enter`, `unload` and what the loop asks of it |
+//! | `exit` | `handle`, the one match on why a guest was left |
+//! | `routing` | `Posted`, what others leave for a vCPU; `take_posted`, `prepare` |
+//! | `platform` | `Platform`, what vCPUs of a VM share; `serial_interrupt` |
+//! | `uart` | `Uart`, the serial port that guests have |
+//! | `loader` | `ram_layout`, `load`, the format of stage-2 tables |
+//! | `emulate` | `Decoded`, what is remembered of instructions that are emulated |
 //!
 //! Unsafe code lives in this folder and nowhere else. [`ram`] is the shell around host memory that both architectures
-//! share: it needs only their `paging::direct_map`. [`bank`] is that around the memory of a VM,
-//! [`block`] that around what a CPU has to itself.
+//! share: it needs only their `paging::direct_map`. [`bank`] is that around the memory of a VM, [`block`] that around what
+//! a CPU has to itself, [`control_port`] that around the device of the byte stream to the tool.
 
+#[cfg_attr(
+    target_arch = "aarch64",
+    allow(dead_code, reason = "no instructions are emulated there, and nothing is read often")
+)]
 pub(crate) mod bank;
 pub(crate) mod block;
+pub(crate) mod control_port;
 pub(crate) mod ram;
 pub(crate) mod tables;
 
+#[cfg(target_arch = "aarch64")]
+mod aarch64;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 
+#[cfg(target_arch = "aarch64")]
+pub(crate) use aarch64::*;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86_64::*;

@@ -95,6 +95,8 @@ impl Frames {
         let Some(to) = self.span(offset, from.len()) else { return false };
         // SAFETY: `span` has checked that the target is ours; `from` is a live slice of that length.
         unsafe { copy(from.as_ptr(), to, from.len()) };
+        // SAFETY: what was just written.
+        unsafe { clean(to, from.len()) };
         true
     }
 
@@ -102,6 +104,8 @@ impl Frames {
     pub(crate) fn zero(&self) {
         // SAFETY: the whole run is ours, and is a multiple of 4096 bytes long, but not empty.
         unsafe { zero(self.pointer(), native(self.bytes)) };
+        // SAFETY: as above.
+        unsafe { clean(self.pointer(), native(self.bytes)) };
     }
 
     /// The run as 64-bit words.
@@ -249,6 +253,119 @@ unsafe fn zero(to: *mut u8, bytes: usize) {
             out("rax") _,
             inout("rcx") bytes / 512 => _,
             inout("rdi") to => _,
+            options(nostack),
+        );
+    }
+}
+
+/// The general case of [`copy`]: pairs of words, then the bytes that remain.
+///
+/// # Safety
+/// As for [`copy`].
+#[cfg(target_arch = "aarch64")]
+unsafe fn copy_many(from: *const u8, to: *mut u8, bytes: usize) {
+    // SAFETY: reads and writes what the caller vouches for.
+    unsafe {
+        asm!(
+            "2:",
+            "subs {pairs}, {pairs}, #1",
+            "b.lo 3f",
+            "ldp {first}, {second}, [{from}], #16",
+            "stp {first}, {second}, [{to}], #16",
+            "b 2b",
+            "3:",
+            "subs {tail}, {tail}, #1",
+            "b.lo 4f",
+            "ldrb {first:w}, [{from}], #1",
+            "strb {first:w}, [{to}], #1",
+            "b 3b",
+            "4:",
+            pairs = inout(reg) bytes / 16 => _,
+            tail = inout(reg) bytes % 16 => _,
+            from = inout(reg) from => _,
+            to = inout(reg) to => _,
+            first = out(reg) _,
+            second = out(reg) _,
+            options(nostack),
+        );
+    }
+}
+
+/// Makes `bytes`, a multiple of 512, all zero; what is zero already is not written.
+///
+/// # Safety
+/// `to` is writable for `bytes`, as in [`copy`].
+#[cfg(target_arch = "aarch64")]
+unsafe fn zero(to: *mut u8, bytes: usize) {
+    // SAFETY: reads and writes what the caller vouches for.
+    unsafe {
+        asm!(
+            "2:",
+            "mov {sum}, xzr",
+            ".set at, 0",
+            ".rept 32",
+            "ldp {first}, {second}, [{to}, #at]",
+            "orr {first}, {first}, {second}",
+            "orr {sum}, {sum}, {first}",
+            ".set at, at + 16",
+            ".endr",
+            "cbz {sum}, 3f",
+            ".set at, 0",
+            ".rept 32",
+            "stp xzr, xzr, [{to}, #at]",
+            ".set at, at + 16",
+            ".endr",
+            "3:",
+            "add {to}, {to}, #512",
+            "subs {blocks}, {blocks}, #1",
+            "b.ne 2b",
+            sum = out(reg) _,
+            first = out(reg) _,
+            second = out(reg) _,
+            to = inout(reg) to => _,
+            blocks = inout(reg) bytes / 512 => _,
+            options(nostack),
+        );
+    }
+}
+
+/// Makes what was written visible to those who read past the caches. On x86 nobody does.
+///
+/// # Safety
+/// `at` is readable for `bytes`.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+const unsafe fn clean(_at: *const u8, _bytes: usize) {}
+
+/// Makes what was written visible to those who read past the caches: a guest does until it has turned its caches on (Arm
+/// ARM, D7.5).
+///
+/// # Safety
+/// `at` is readable for `bytes`.
+#[cfg(target_arch = "aarch64")]
+unsafe fn clean(at: *const u8, bytes: usize) {
+    if bytes == 0 {
+        return;
+    }
+    // SAFETY: cleaning changes nothing that is read through the caches.
+    unsafe {
+        asm!(
+            "mrs {line}, ctr_el0",
+            "ubfx {line}, {line}, #16, #4",
+            "mov {step}, #4",
+            "lsl {step}, {step}, {line}",
+            "sub {line}, {step}, #1",
+            "bic {at}, {at}, {line}",
+            "2:",
+            "dc cvac, {at}",
+            "add {at}, {at}, {step}",
+            "cmp {at}, {end}",
+            "b.lo 2b",
+            "dsb sy",
+            line = out(reg) _,
+            step = out(reg) _,
+            at = inout(reg) at => _,
+            end = in(reg) at.wrapping_add(bytes),
             options(nostack),
         );
     }

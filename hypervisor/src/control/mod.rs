@@ -20,7 +20,7 @@ use crossbeam_utils::CachePadded;
 use log::{error, info, warn};
 use spin::Mutex;
 
-use crate::arch::virtio::ControlPort;
+use crate::arch::control_port::ControlPort;
 use crate::arch::{platform, power, tsc, virtualization};
 use crate::vm::{Ending, LINES, Vm};
 use crate::{cpu, frames, layout};

@@ -18,12 +18,15 @@ use crate::control;
 use crate::vcpu::run::{Left, Running, run};
 use crate::vm::VcpuRef;
 
-/// Slices per second: a vCPU runs for at most 5 ms while others wait.
-const SLICES_PER_SECOND: u64 = 200;
+/// Slices per second: for how long a vCPU runs while others wait.
+const SLICES_PER_SECOND: u64 = virtualization::SLICES_PER_SECOND;
 /// Each pCPU looks around at least this often, 100 times a second: it takes no more than that to get over an interrupt
 /// that the machine lost.
 const TICKS_PER_SECOND: u64 = 100;
-/// By how much a woken vCPU must be behind the running one to take its place, in ticks; less is not worth the switch.
+/// Virtual time runs about this fast, and not slower than the host's ticks, which may be far fewer: `sched` and what
+/// follows here count on it.
+const VIRTUAL_HZ: u64 = 2_000_000_000;
+/// By how much a woken vCPU must be behind the running one to take its place; less is not worth the switch.
 const PREEMPTION_MARGIN: VirtualTime = 2_000_000;
 
 /// What a pCPU has for scheduling.
@@ -71,7 +74,8 @@ impl Scheduler {
     /// The running vCPU's virtual time by `now`.
     fn running_time(&self, now: u64) -> VirtualTime {
         let ran = now.saturating_sub(self.started_at.get());
-        self.started_with.get().saturating_add(ran)
+        let scale = VIRTUAL_HZ.checked_div(tsc::hz()).unwrap_or(1).max(1);
+        self.started_with.get().saturating_add(ran.saturating_mul(scale))
     }
 }
 

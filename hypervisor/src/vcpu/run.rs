@@ -67,6 +67,7 @@ pub(crate) fn run(run: &mut Running<'_>) -> Left {
     run.unpark();
 
     let left = loop {
+        arch::routing::prepare(run);
         if !run.owner.arch.is_active() {
             if run.vcpu.mailbox().has_work() && settle(run) {
                 break Left::Dead;
@@ -132,6 +133,7 @@ fn settle(run: &mut Running<'_>) -> bool {
     if work.contains(Pending::TIMER) {
         run.owner.arch.expire_timer(arch::tsc::now());
     }
+    arch::routing::prepare(run);
     false
 }
 

@@ -10,6 +10,14 @@
 //! the VM, which each entry compares with the one it has seen. Only then is it looked who is in the guest at this moment;
 //! those are kicked out, all at once, and waited for. Nobody waits for a vCPU that does not run.
 
+#![cfg_attr(
+    machine = "virt",
+    allow(
+        dead_code,
+        reason = "guests of that machine flush TLBs by themselves, and none of their instructions is decoded"
+    )
+)]
+
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -297,6 +305,11 @@ impl Memory {
         self.bank.load(word, ahead)
     }
 
+    /// Whether the guest has memory at `gpa`.
+    pub(crate) fn has(&self, gpa: Gpa) -> bool {
+        self.find_index(gpa).is_some()
+    }
+
     /// Cuts a run of guest memory at the borders of regions.
     fn pieces(
         &self,
@@ -336,7 +349,7 @@ pub(crate) struct Protected<'a> {
 impl Protect for Protected<'_> {
     fn protect(&self, page: Gpa) -> Protection {
         let Memory { tree, tables, .. } = self.memory;
-        if self.memory.find_index(page).is_none() {
+        if !self.memory.has(page) {
             return Protection::Refused;
         }
         match tree.protect_page(tables, self, page, Access::READ_EXECUTE) {

@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 use spin::Mutex;
 
 use crate::arch;
-use crate::device::uart::{FIFO_BYTES, Uart};
+use crate::arch::uart::{FIFO_BYTES, Register, Uart};
 
 /// Bytes that may wait for the control port.
 const CAPACITY: usize = 16 * 1024;
@@ -35,14 +35,14 @@ impl SerialLine {
     }
 
     /// The guest reads a register.
-    pub(crate) fn read(&self, offset: u16) -> (u8, Option<LineChanged>) {
+    pub(crate) fn read(&self, offset: u16) -> (Register, Option<LineChanged>) {
         let state = &mut *self.0.lock();
         let value = state.uart.read(offset);
         (value, state.line_changed())
     }
 
     /// The guest writes a register.
-    pub(crate) fn write(&self, offset: u16, value: u8) -> Option<LineChanged> {
+    pub(crate) fn write(&self, offset: u16, value: Register) -> Option<LineChanged> {
         let state = &mut *self.0.lock();
         if let Some(byte) = state.uart.write(offset, value) {
             if state.output.is_empty() {

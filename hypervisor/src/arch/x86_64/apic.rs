@@ -295,8 +295,8 @@ fn write(register: u32, value: u32) {
 }
 
 /// Where each pCPU reaches its own.
-pub(crate) fn own_page() -> OwnPages {
-    OwnPages { what: "local APIC", hva: Hva(paging::MMIO + REGISTERS), bytes: 4096 }
+pub(crate) fn own_page() -> Option<OwnPages> {
+    Some(OwnPages { what: "local APIC", hva: Hva(paging::MMIO + REGISTERS), bytes: 4096 })
 }
 
 #[inline(always)]

@@ -15,7 +15,8 @@ use addr::{Hpa, HpaRange, Hva, PAGE_BYTES};
 use spin::Once;
 
 use super::paging::direct_map;
-use super::{acpi, apic, irq, paging, percpu, power, smp, tsc, virtio, wall_clock};
+use super::{acpi, apic, irq, paging, percpu, power, smp, tsc, wall_clock};
+use crate::arch::control_port;
 use crate::boot::Boot;
 use crate::cpu::{self, CpuId};
 use crate::log as uart_log;
@@ -217,7 +218,7 @@ extern "sysv64" fn on_guarded_stack(stack: u64) -> ! {
     tsc::calibrate(machine);
     wall_clock::init(machine);
     apic::start_timer();
-    virtio::open();
+    control_port::open();
     smp::start_others();
     log::info!(
         "{} pCPUs, {} MiB free, TSC {} kHz, timer {}",

@@ -10,6 +10,7 @@ use sched::Pending;
 
 use super::vcpu::ArchVcpu;
 use crate::device::interrupt::{Kind, LogicalId, Message, Target, cluster_members};
+use crate::vcpu::run::Running;
 use crate::vm::Vm;
 
 /// What others leave for a vCPU's local APIC.
@@ -103,6 +104,11 @@ fn post_to(vm: &Vm, ids: impl IntoIterator<Item = u32>, message: &Message) {
         }
     }
 }
+
+/// Before an entry, and before it is asked whether something ends a wait: nothing is to be done here, events are
+/// chosen on the way into the guest.
+#[inline(always)]
+pub(crate) fn prepare(_: &mut Running<'_>) {}
 
 /// The owner takes over what `work` announced.
 pub(crate) fn take_posted(vcpu: &mut ArchVcpu, posted: &Posted, work: Pending) {

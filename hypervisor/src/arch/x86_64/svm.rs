@@ -118,6 +118,9 @@ pub(crate) fn check() -> Result<(), Missing> {
 /// tags are managed as on a current CPU, so that what is counted means something.
 const CURRENT_ASIDS: u32 = 0x8000;
 
+/// A vCPU runs for at most 5 ms while others wait. One that only spins is found out before (PAUSE).
+pub(crate) const SLICES_PER_SECOND: u64 = 200;
+
 /// Whether the first pCPU must not run guests.
 ///
 /// QEMU's emulation keeps GIF, nested paging and the like as bits of one word per CPU. An XRSTOR on *any* CPU clears

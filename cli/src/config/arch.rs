@@ -1,0 +1,51 @@
+//! The architecture of the host, which is that of its guests.
+//!
+//! The VMs of a file are described once. What differs is small: the name of a guest's first serial port, and which
+//! files the build has left.
+
+use crate::failure::Failure;
+
+use super::{Place, Placed, no_such};
+
+/// An architecture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Arch {
+    /// x86-64 with AMD SVM, on QEMU's q35.
+    X86_64,
+    /// AArch64 at EL2, on QEMU's virt.
+    Aarch64,
+}
+
+impl Arch {
+    const NAMES: &'static [&'static str] = &["x86_64", "aarch64"];
+
+    /// The one with this name.
+    pub(super) fn named(text: &str, place: Place) -> Result<Placed<Self>, Failure> {
+        let value = match text {
+            "x86_64" => Self::X86_64,
+            "aarch64" => Self::Aarch64,
+            _ => return Err(no_such(text, "architecture", Self::NAMES, &place)),
+        };
+        Ok(Placed { value, place })
+    }
+
+    /// Where below the directory of built files those of this architecture are.
+    pub(crate) const fn folder(self) -> &'static str {
+        match self {
+            Self::X86_64 => "",
+            Self::Aarch64 => "aarch64",
+        }
+    }
+
+    /// The command line of a kernel as this architecture's kernels want it: files say `console=ttyS0` for the first
+    /// serial port, whatever a kernel calls it.
+    pub(super) fn cmdline(self, text: &str) -> String {
+        match self {
+            Self::X86_64 => text.to_string(),
+            Self::Aarch64 => {
+                let words = text.split(' ').map(|word| if word == "console=ttyS0" { "console=ttyAMA0" } else { word });
+                words.collect::<Vec<_>>().join(" ")
+            }
+        }
+    }
+}

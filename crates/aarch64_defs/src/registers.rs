@@ -1,0 +1,179 @@
+//! Fields of system registers, by the manual's names (Arm ARM DDI 0487, chapter D19).
+
+/// HCR_EL2: what of the guest is translated, trapped and routed to EL2.
+pub mod hcr_el2 {
+    /// Stage 2 translates.
+    pub const VM: u64 = 1 << 0;
+    /// A stage-1 table walk that meets device memory in stage 2 faults.
+    pub const PTW: u64 = 1 << 2;
+    /// FIQs come to EL2, virtual ones go to the guest.
+    pub const FMO: u64 = 1 << 3;
+    /// IRQs come to EL2, virtual ones go to the guest.
+    pub const IMO: u64 = 1 << 4;
+    /// SErrors come to EL2, virtual ones go to the guest.
+    pub const AMO: u64 = 1 << 5;
+    /// A virtual SError waits.
+    pub const VSE: u64 = 1 << 8;
+    /// Barriers of the guest reach at least the inner shareable domain.
+    pub const BSU_INNER: u64 = 1 << 10;
+    /// WFI traps.
+    pub const TWI: u64 = 1 << 13;
+    /// WFE traps.
+    pub const TWE: u64 = 1 << 14;
+    /// ID registers of group 1 (REVIDR, AIDR) trap.
+    pub const TID1: u64 = 1 << 16;
+    /// ID registers of group 3 (features) trap.
+    pub const TID3: u64 = 1 << 18;
+    /// SMC traps.
+    pub const TSC: u64 = 1 << 19;
+    /// Implementation-defined registers trap.
+    pub const TIDCP: u64 = 1 << 20;
+    /// ACTLR_EL1 traps.
+    pub const TACR: u64 = 1 << 21;
+    /// Cache maintenance by set and way traps.
+    pub const TSW: u64 = 1 << 22;
+    /// EL1 is AArch64.
+    pub const RW: u64 = 1 << 31;
+    /// Registers of error records trap.
+    pub const TERR: u64 = 1 << 36;
+    /// Keys for pointer authentication do not trap.
+    pub const APK: u64 = 1 << 40;
+    /// Instructions for pointer authentication do not trap.
+    pub const API: u64 = 1 << 41;
+    /// Scratch registers of software context numbers do not trap.
+    pub const EN_SCXT: u64 = 1 << 53;
+}
+
+/// SCTLR_EL2 and SCTLR_EL1.
+pub mod sctlr {
+    /// Translation is on.
+    pub const M: u64 = 1 << 0;
+    /// Data accesses are cacheable.
+    pub const C: u64 = 1 << 2;
+    /// The stack pointer must be aligned.
+    pub const SA: u64 = 1 << 3;
+    /// Instruction fetches are cacheable.
+    pub const I: u64 = 1 << 12;
+    /// What is writable is not executable.
+    pub const WXN: u64 = 1 << 19;
+    /// Bits of SCTLR_EL2 that are one (with HCR_EL2.E2H clear).
+    pub const EL2_RES1: u64 = 0x30c5_0830;
+    /// SCTLR_EL1 at reset: translation and caches off, bits that are one on processors of Armv8.0.
+    pub const EL1_RESET: u64 = 0x30d0_0800;
+}
+
+/// TCR_EL2 without HCR_EL2.E2H.
+pub mod tcr_el2 {
+    /// 48-bit addresses, 4 KiB pages, walks in write-back inner-shareable memory; RES1 bits.
+    pub const FOUR_LEVELS: u64 = 0x8080_3510;
+    /// Shift of the physical address size.
+    pub const PS_SHIFT: u32 = 16;
+}
+
+/// MAIR_EL2: the memory types that entries of EL2's own tables name by index.
+pub mod mair {
+    /// Index of normal memory, write-back, allocating on reads and writes.
+    pub const NORMAL: u64 = 0;
+    /// Index of device memory, nGnRE.
+    pub const DEVICE: u64 = 1;
+    /// The register's value.
+    pub const VALUE: u64 = 0xff | 0x04 << 8;
+}
+
+/// SPSR_EL2 and the like: the state in which EL2 was entered, or is to be left.
+pub mod spsr {
+    /// Mode field: EL1 with its own stack pointer.
+    pub const EL1H: u64 = 0b0101;
+    /// Mode field: EL2 with its own stack pointer.
+    pub const EL2H: u64 = 0b1001;
+    /// Mode and width of registers.
+    pub const MODE: u64 = 0x1f;
+    /// FIQs masked.
+    pub const F: u64 = 1 << 6;
+    /// IRQs masked.
+    pub const I: u64 = 1 << 7;
+    /// SErrors masked.
+    pub const A: u64 = 1 << 8;
+    /// Debug exceptions masked.
+    pub const D: u64 = 1 << 9;
+    /// The illegal execution state.
+    pub const IL: u64 = 1 << 20;
+    /// Single-stepping.
+    pub const SS: u64 = 1 << 21;
+    /// Privileged access never.
+    pub const PAN: u64 = 1 << 22;
+}
+
+/// MPIDR_EL1: where a processor is.
+pub mod mpidr {
+    /// The four levels of affinity.
+    pub const AFFINITY: u64 = 0xff_00ff_ffff;
+    /// A bit that is one.
+    pub const RES1: u64 = 1 << 31;
+}
+
+/// VTCR_EL2: how stage 2 is walked.
+pub mod vtcr_el2 {
+    /// Walks in write-back, inner-shareable memory; 4 KiB pages; the bit that is one.
+    pub const WALKS: u64 = 1 << 8 | 1 << 10 | 0b11 << 12 | 1 << 31;
+    /// Shift of the start level.
+    pub const SL0_SHIFT: u32 = 6;
+    /// Shift of the physical address size.
+    pub const PS_SHIFT: u32 = 16;
+    /// VMIDs have 16 bits.
+    pub const VS: u64 = 1 << 19;
+}
+
+/// VTTBR_EL2: where stage 2 starts.
+pub mod vttbr_el2 {
+    /// Shift of the VMID.
+    pub const VMID_SHIFT: u32 = 48;
+}
+
+/// CPTR_EL2 without HCR_EL2.E2H: which extensions trap.
+pub mod cptr_el2 {
+    /// Bits that are one.
+    pub const RES1: u64 = 0x32ff & !(TZ | TSM);
+    /// SVE traps. Where it does not exist the bit is one.
+    pub const TZ: u64 = 1 << 8;
+    /// SME traps. Where it does not exist the bit is one.
+    pub const TSM: u64 = 1 << 12;
+    /// Trace registers trap.
+    pub const TTA: u64 = 1 << 20;
+}
+
+/// MDCR_EL2: debug and performance monitors.
+pub mod mdcr_el2 {
+    /// The performance monitors trap.
+    pub const TPM: u64 = 1 << 6;
+    /// PMCR_EL0 traps.
+    pub const TPMCR: u64 = 1 << 5;
+    /// Debug registers trap.
+    pub const TDA: u64 = 1 << 9;
+    /// Registers of the OS lock and the like trap.
+    pub const TDOSA: u64 = 1 << 10;
+    /// Addresses of the debug ROM trap.
+    pub const TDRA: u64 = 1 << 11;
+    /// Filters of trace trap.
+    pub const TTRF: u64 = 1 << 19;
+    /// Counters that are the guest's.
+    pub const HPMN: u64 = 0x1f;
+}
+
+/// CNTHCTL_EL2 without HCR_EL2.E2H: what of the timers does not trap.
+pub mod cnthctl_el2 {
+    /// Reads of the physical counter.
+    pub const EL1PCTEN: u64 = 1 << 0;
+    /// The physical timer.
+    pub const EL1PCEN: u64 = 1 << 1;
+}
+
+/// CNTV_CTL_EL0 and its like.
+pub mod timer_control {
+    /// The timer runs.
+    pub const ENABLE: u64 = 1 << 0;
+    /// Its interrupt is masked.
+    pub const IMASK: u64 = 1 << 1;
+    /// Its condition holds.
+    pub const ISTATUS: u64 = 1 << 2;
+}

@@ -1,0 +1,170 @@
+//! What the device tree says about the machine (Devicetree Specification 0.4, and the bindings of Linux).
+//!
+//! Read once, before there is a heap and before anything else is known. What is missing or makes no sense is left out;
+//! whoever needs it refuses the machine then.
+
+use aarch64_defs::registers::mpidr;
+use addr::{Hpa, HpaRange};
+use dtoolkit::fdt::{Fdt, FdtNode};
+use dtoolkit::standard::NodeStandard;
+use dtoolkit::{Node, Property};
+
+use super::power::Conduit;
+use crate::cpu::MAX_CPUS;
+use crate::memory_map::{Kind, MemoryMap};
+
+/// Regions of redistributors that are kept.
+pub(super) const MAX_REDISTRIBUTOR_REGIONS: usize = 8;
+/// Transports of virtio devices that are kept.
+const MAX_VIRTIO: usize = 64;
+
+/// The machine.
+pub(super) struct Machine {
+    /// RAM, and what of it is not ours.
+    pub(super) memory: MemoryMap,
+    /// The initrd.
+    pub(super) payload: Option<HpaRange>,
+    /// The hypervisor's command line.
+    pub(super) command_line: &'static str,
+    /// How PSCI is called.
+    pub(super) conduit: Conduit,
+    /// Affinities of the pCPUs, the first `cpu_count` of them, in the tree's order.
+    cpus: [u64; MAX_CPUS],
+    cpu_count: usize,
+    /// pCPUs that there are, kept or not.
+    pub(super) cpus_found: usize,
+    /// Registers of the first PL011.
+    pub(super) uart: Option<HpaRange>,
+    /// Registers of the GICv3's distributor.
+    pub(super) distributor: Option<HpaRange>,
+    /// Registers of its redistributors.
+    pub(super) redistributors: [Option<HpaRange>; MAX_REDISTRIBUTOR_REGIONS],
+    /// Registers of virtio transports.
+    pub(super) virtio: [Option<HpaRange>; MAX_VIRTIO],
+}
+
+/// The device tree is none, or is damaged.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Unreadable;
+
+impl Machine {
+    /// Affinities of the pCPUs.
+    pub(super) fn cpus(&self) -> &[u64] {
+        &self.cpus[..self.cpu_count]
+    }
+}
+
+/// Reads the tree.
+///
+/// # Errors
+/// When it is damaged.
+pub(super) fn read(bytes: &'static [u8]) -> Result<Machine, Unreadable> {
+    let tree = Fdt::new(bytes).map_err(|_| Unreadable)?;
+    let root = tree.root();
+    let mut machine = Machine {
+        memory: MemoryMap::new(),
+        payload: None,
+        command_line: "",
+        conduit: Conduit::None,
+        cpus: [0; MAX_CPUS],
+        cpu_count: 0,
+        cpus_found: 0,
+        uart: None,
+        distributor: None,
+        redistributors: [None; MAX_REDISTRIBUTOR_REGIONS],
+        virtio: [None; MAX_VIRTIO],
+    };
+
+    for reserved in tree.memory_reservations() {
+        machine.keep(HpaRange::new(Hpa(reserved.address()), reserved.size()), Kind::Reserved);
+    }
+    machine.read_below(root);
+    for node in root.children() {
+        match node.name_without_address() {
+            "memory" => registers(node).for_each(|range| machine.keep(Some(range), Kind::Ram)),
+            "reserved-memory" => {
+                node.children().flat_map(registers).for_each(|range| machine.keep(Some(range), Kind::Reserved))
+            }
+            "chosen" => machine.read_chosen(node),
+            "cpus" => node.children().for_each(|cpu| machine.read_cpu(cpu)),
+            "psci" => {
+                let method = node.property("method").and_then(|method| method.value_as::<&str>().ok());
+                machine.conduit = Conduit::named(method.unwrap_or_default());
+            }
+            // Buses without an address translation of their own.
+            "soc" | "platform-bus" => machine.read_below(node),
+            _ => {}
+        }
+    }
+    Ok(machine)
+}
+
+impl Machine {
+    /// Adds to the memory map. More entries than it takes come from no sane firmware; RAM is then not used.
+    fn keep(&mut self, range: Option<HpaRange>, kind: Kind) {
+        if let Some(range) = range {
+            let _ = self.memory.add(range, kind);
+        }
+    }
+
+    /// Devices among the children of `bus`.
+    fn read_below(&mut self, bus: FdtNode<'static>) {
+        for node in bus.children() {
+            if node.is_compatible("arm,pl011") {
+                self.uart = self.uart.or_else(|| registers(node).next());
+            } else if node.is_compatible("arm,gic-v3") && self.distributor.is_none() {
+                let mut regions = registers(node);
+                let count = node.property("#redistributor-regions").and_then(|count| count.value_as::<u32>().ok());
+                self.distributor = regions.next();
+                let redistributors = regions.take(count.unwrap_or(1) as usize);
+                for (slot, region) in self.redistributors.iter_mut().zip(redistributors) {
+                    *slot = Some(region);
+                }
+            } else if node.is_compatible("virtio,mmio")
+                && let Some(slot) = self.virtio.iter_mut().find(|slot| slot.is_none())
+            {
+                *slot = registers(node).next();
+            }
+        }
+    }
+
+    fn read_chosen(&mut self, chosen: FdtNode<'static>) {
+        if let Some(line) = chosen.property("bootargs").and_then(|line| line.value_as::<&'static str>().ok()) {
+            self.command_line = line;
+        }
+        let address = |name| chosen.property(name).and_then(|property| number(property.value()));
+        if let (Some(start), Some(end)) = (address("linux,initrd-start"), address("linux,initrd-end")) {
+            self.payload = end.checked_sub(start).and_then(|bytes| HpaRange::new(Hpa(start), bytes));
+        }
+    }
+
+    fn read_cpu(&mut self, node: FdtNode<'static>) {
+        let device_type = node.property("device_type").and_then(|kind| kind.value_as::<&str>().ok());
+        let Some(affinity) = node.property("reg").and_then(|reg| number(reg.value())) else { return };
+        if device_type != Some("cpu") {
+            return;
+        }
+        self.cpus_found += 1;
+        if let Some(slot) = self.cpus.get_mut(self.cpu_count) {
+            *slot = affinity & mpidr::AFFINITY;
+            self.cpu_count += 1;
+        }
+    }
+}
+
+/// The register ranges of a node that are within the address space.
+fn registers(node: FdtNode<'static>) -> impl Iterator<Item = HpaRange> {
+    node.reg().ok().flatten().into_iter().flatten().filter_map(|reg| {
+        let start = reg.address::<u64>().ok()?;
+        HpaRange::new(Hpa(start), reg.size::<u64>().ok()?)
+    })
+}
+
+/// A number of one or two cells.
+fn number(bytes: &[u8]) -> Option<u64> {
+    match *bytes {
+        [a, b, c, d] => Some(u32::from_be_bytes([a, b, c, d]).into()),
+        [a, b, c, d, e, f, g, h] => Some(u64::from_be_bytes([a, b, c, d, e, f, g, h])),
+        _ => None,
+    }
+}

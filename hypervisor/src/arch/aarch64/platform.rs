@@ -1,0 +1,58 @@
+//! The machine that a guest sees, as far as its vCPUs share it, and how interrupts of its devices reach them.
+
+use abi::control::Line;
+use abi::payload::VmConfig;
+use sched::Pending;
+use spin::Mutex;
+
+use super::layout;
+use crate::device::gic::{Distributor, FIRST_SPI};
+use crate::vm::Vm;
+use crate::vm::serial::LineChanged;
+
+/// Devices of one VM.
+pub(crate) struct Platform {
+    /// The part of the interrupt controller that all vCPUs share.
+    pub(super) distributor: Mutex<Distributor>,
+}
+
+impl Platform {
+    pub(crate) fn new(config: &VmConfig) -> Self {
+        Self { distributor: Mutex::new(Distributor::new(config.vcpus)) }
+    }
+}
+
+/// Delivers the news that a change of the distributor has made.
+pub(super) fn deliver_news(vm: &Vm) {
+    loop {
+        let next = vm.platform().distributor.lock().next_news();
+        let Some(index) = next else { return };
+        if let Some(vcpu) = vm.vcpus().get(index as usize) {
+            vcpu.posted().interrupts.announce_spis();
+            vm.post(index, Pending::INTERRUPT);
+        }
+    }
+}
+
+#[inline]
+pub(super) fn read_serial(vm: &Vm, line: Line, offset: u16) -> u32 {
+    let (value, changed) = vm.serial(line).read(offset);
+    if let Some(changed) = changed {
+        serial_interrupt(vm, line, changed);
+    }
+    value
+}
+
+#[inline]
+pub(super) fn write_serial(vm: &Vm, line: Line, offset: u16, value: u32) {
+    if let Some(changed) = vm.serial(line).write(offset, value) {
+        serial_interrupt(vm, line, changed);
+    }
+}
+
+/// Tells the interrupt controller about the line of a serial port.
+pub(crate) fn serial_interrupt(vm: &Vm, line: Line, LineChanged(asserted): LineChanged) {
+    let (_, interrupt) = layout::serial(line);
+    vm.platform().distributor.lock().set_line(FIRST_SPI + interrupt, asserted);
+    deliver_news(vm);
+}

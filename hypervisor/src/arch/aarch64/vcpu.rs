@@ -1,0 +1,482 @@
+//! A vCPU at EL2: its registers, its timer, its part of the interrupt controller.
+//!
+//! Everything here belongs to the pCPU that runs the vCPU; others reach it through its mailbox and through
+//! [`super::routing::Posted`].
+
+#![expect(unsafe_code, reason = "loads what decides about the guest, and enters it")]
+
+use core::arch::asm;
+use core::sync::atomic::Ordering;
+
+use aarch64_defs::registers::{hcr_el2, mpidr, spsr, timer_control};
+use aarch64_defs::syndrome::{Syndrome, class_name};
+use abi::payload::VmConfig;
+use addr::Hpa;
+use shootdown::Pages;
+use tlb_tag::{CpuTags, VcpuTags};
+
+use super::el1::El1;
+use super::entry::{self, Registers};
+use super::fpu::FpuState;
+use super::gic::GUEST_TIMER;
+use super::loader::Entry;
+use super::register::{isb, read_register, write_register};
+use super::routing::Start;
+use super::virtualization::HostContext;
+use super::{tsc, virtualization, vmid};
+use crate::device::affinity::affinity;
+use crate::device::gic::{self, MAX_LISTS, VcpuGic};
+use crate::layout::OwnPages;
+use crate::vcpu::Tally;
+
+/// Registers, interrupt state and timer of one vCPU.
+pub(crate) struct ArchVcpu {
+    /// What each exit stores.
+    pub(super) registers: Registers,
+    /// What the vCPU does.
+    pub(super) activity: Activity,
+    /// When the guest was last left, in host ticks.
+    pub(super) left_at: u64,
+    el1: El1,
+    fpu: FpuState,
+    /// VMPIDR_EL2: who the guest believes to be.
+    affinity: u64,
+    vmid: u16,
+    stage2_root: Hpa,
+    /// HCR_EL2.
+    hcr: u64,
+    timer: Timer,
+    /// Interrupts: those of the vCPU alone, and what is in list registers.
+    pub(super) gic: VcpuGic,
+    /// The guest's side of the interrupt controller while it is not in the pCPU.
+    interface: Interface,
+    /// The list registers of this pCPU are known to be empty.
+    lists_are_clear: bool,
+    /// Whether registers of EL1 and timer are in the pCPU, not here.
+    is_loaded: bool,
+    tags: VcpuTags,
+}
+
+/// What a vCPU does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Activity {
+    /// Runs instructions.
+    Active,
+    /// Waits for an interrupt.
+    Waiting,
+    /// Is off until another vCPU turns it on.
+    Off,
+}
+
+/// The guest's virtual timer while it is not in the pCPU. The guest's counter is the host's.
+#[derive(Clone, Copy, Debug, Default)]
+struct Timer {
+    control: u64,
+    deadline: u64,
+}
+
+impl Timer {
+    /// When its interrupt comes, if it is on.
+    fn due(self) -> Option<u64> {
+        (self.control & (timer_control::ENABLE | timer_control::IMASK) == timer_control::ENABLE)
+            .then_some(self.deadline)
+    }
+}
+
+/// The guest's side of the interrupt controller: what its ICC registers stand for.
+#[derive(Clone, Copy, Debug, Default)]
+struct Interface {
+    /// ICH_VMCR_EL2: priority mask, enables.
+    control: u64,
+    /// ICH_AP0R0_EL2 and ICH_AP1R0_EL2: priorities of what is being handled. With five bits of priority there are no more.
+    active: [u64; 2],
+}
+
+impl Interface {
+    fn load(&self) {
+        // SAFETY: the guest's side of the interrupt controller.
+        unsafe { write_register!("ich_vmcr_el2", self.control) };
+        // SAFETY: as above.
+        unsafe { write_register!("ich_ap0r0_el2", self.active[0]) };
+        // SAFETY: as above.
+        unsafe { write_register!("ich_ap1r0_el2", self.active[1]) };
+    }
+
+    fn save(&mut self) {
+        self.control = read_register!("ich_vmcr_el2");
+        self.active = [read_register!("ich_ap0r0_el2"), read_register!("ich_ap1r0_el2")];
+    }
+}
+
+/// PSTATE at start: EL1 with its own stack, everything masked.
+const PSTATE_AT_START: u64 = spsr::EL1H | spsr::D | spsr::A | spsr::I | spsr::F;
+
+impl ArchVcpu {
+    /// A vCPU that is off. `stage2_root` is the HPA of the VM's stage-2 root.
+    pub(crate) fn new(index: u32, config: &VmConfig, stage2_root: Hpa, tags: VcpuTags) -> Self {
+        Self {
+            registers: Registers::default(),
+            activity: Activity::Off,
+            left_at: 0,
+            el1: El1::new(),
+            fpu: FpuState::new(),
+            affinity: affinity(index) | mpidr::RES1,
+            // The loader has joined before, and keeps the number from running out.
+            vmid: vmid::join(stage2_root).unwrap_or(0),
+            stage2_root,
+            hcr: virtualization::hcr(),
+            timer: Timer::default(),
+            gic: VcpuGic::new(gic::Config {
+                number: index,
+                vcpus: config.vcpus,
+                lists: super::gic::list_registers().clamp(2, MAX_LISTS),
+                linked: 1 << GUEST_TIMER,
+            }),
+            interface: Interface::default(),
+            lists_are_clear: false,
+            is_loaded: false,
+            tags,
+        }
+    }
+
+    /// Pages that only the pCPU that runs the vCPU writes: none, all of it is in its block.
+    #[expect(clippy::unused_self, reason = "each architecture has this function")]
+    pub(crate) fn own_pages(&self) -> impl Iterator<Item = OwnPages> {
+        core::iter::empty()
+    }
+
+    /// Starts the first vCPU as the kernel's boot protocol wants it.
+    pub(crate) fn start_at(&mut self, entry: &Entry) {
+        // The vCPUs have joined; the loader's part ends.
+        vmid::leave(self.vmid);
+        self.start(Start { entry: entry.pc.0, context: entry.device_tree.0 });
+    }
+
+    /// Turns the vCPU on: registers as after reset.
+    pub(super) fn start(&mut self, start: Start) {
+        self.registers = Registers { pc: start.entry, pstate: PSTATE_AT_START, ..Registers::default() };
+        self.registers.x[0] = start.context;
+        self.el1 = El1::new();
+        self.timer = Timer::default();
+        self.interface = Interface::default();
+        if self.is_loaded {
+            self.el1.load();
+            self.load_timer();
+            self.interface.load();
+        }
+        self.activity = Activity::Active;
+    }
+
+    /// Whether it is on.
+    pub(super) fn is_on(&self) -> bool {
+        self.activity != Activity::Off
+    }
+
+    /// The vCPU comes to this pCPU; `came_back` when it ran here last, and nowhere since.
+    pub(crate) fn load(&mut self, cpu: &HostContext, _: &mut CpuTags, came_back: bool) {
+        // SAFETY: the VM's own tables, which stay for as long as the vCPU does, under its own VMID.
+        unsafe { write_register!("vttbr_el2", vmid::vttbr(self.stage2_root, self.vmid)) };
+        // SAFETY: who the guest believes to be means nothing to EL2.
+        unsafe { write_register!("vmpidr_el2", self.affinity) };
+        // SAFETY: made by `virtualization::hcr`: stage 2 is on, interrupts come to EL2.
+        unsafe { write_register!("hcr_el2", self.hcr) };
+        isb();
+        self.el1.load();
+        self.fpu.load(cpu, came_back);
+        self.load_timer();
+        self.interface.load();
+        self.lists_are_clear = false;
+        // The physical interrupt that the guest's timer stands for must not come again before the guest has ended it.
+        if self.gic.holds_linked(GUEST_TIMER) {
+            super::gic::set_guest_timer_active(true);
+        }
+        self.is_loaded = true;
+
+        // vCPUs of a VM share a VMID, but not what they have cached: a kernel may keep mappings of one CPU alone, and flush
+        // them on that CPU alone. So what another vCPU has left here goes, and so does what this one has not flushed here
+        // because it was elsewhere.
+        let last = cpu.last_of.get(usize::from(self.vmid));
+        let was_last =
+            last.is_some_and(|last| last.swap(self.fpu.identity(), Ordering::Relaxed) == self.fpu.identity());
+        if !(was_last && came_back) {
+            flush_here();
+        }
+        self.left_at = tsc::now();
+    }
+
+    /// The vCPU leaves this pCPU.
+    pub(crate) fn unload(&mut self) {
+        self.timer = Timer { control: read_register!("cntv_ctl_el0"), deadline: read_register!("cntv_cval_el0") };
+        // SAFETY: the guest's timer, which must not fire without its guest.
+        unsafe { write_register!("cntv_ctl_el0", 0u64) };
+        self.take_timer();
+        if self.gic.holds_linked(GUEST_TIMER) {
+            super::gic::set_guest_timer_active(false);
+        }
+        self.interface.save();
+        self.el1.save();
+        self.fpu.save();
+        self.is_loaded = false;
+    }
+
+    fn load_timer(&self) {
+        // SAFETY: the guest's timer; its interrupt comes to EL2.
+        unsafe { write_register!("cntv_cval_el0", self.timer.deadline) };
+        // SAFETY: as above.
+        unsafe { write_register!("cntv_ctl_el0", self.timer.control) };
+    }
+
+    /// Whether WFE leaves the guest: worth it only while somebody waits for the pCPU.
+    pub(crate) fn intercept_pause(&mut self, others_wait: bool) {
+        let hcr = if others_wait { self.hcr | hcr_el2::TWE } else { self.hcr & !hcr_el2::TWE };
+        if hcr != self.hcr {
+            self.hcr = hcr;
+            // SAFETY: as in `load`, and WFE traps or does not.
+            unsafe { write_register!("hcr_el2", hcr) };
+        }
+    }
+
+    /// Runs the guest until its next exit.
+    #[inline]
+    pub(crate) fn enter(&mut self, _: &HostContext, _: &mut CpuTags, _: u64, tally: Tally<'_>) {
+        let entered_at = tsc::now();
+        tally.add(|count| &count.host_ticks, entered_at.wrapping_sub(self.left_at));
+        tally.add(|count| &count.entries, 1);
+
+        let is_idle = self.gic.is_idle();
+        if !(is_idle && self.lists_are_clear) {
+            self.lists_are_clear = is_idle;
+            self.gic.lists().enumerate().for_each(|(index, list)| super::gic::write_list(index, list));
+        }
+        // SAFETY: says how the list registers, which are the guest's, are used.
+        unsafe { write_register!("ich_hcr_el2", self.gic.control()) };
+
+        // SAFETY: `load` has brought everything that decides about this guest into this pCPU, and the vCPU has not left it
+        // since. Its stage 2 maps nothing but the VM's own memory.
+        unsafe { entry::enter(&mut self.registers) };
+
+        self.left_at = tsc::now();
+        tally.add(|count| &count.guest_ticks, self.left_at.wrapping_sub(entered_at));
+    }
+
+    /// All TLB entries of the guest on this pCPU go before its next instruction.
+    pub(crate) fn flush_whole(&mut self) {
+        if self.is_loaded {
+            flush_here();
+        }
+    }
+
+    /// As [`Self::flush_whole`]: no guest asks for pages, since its own instructions flush what it wants. Says that no
+    /// pages were flushed one by one.
+    pub(crate) fn flush_pages(&mut self, _: Pages) -> u64 {
+        self.flush_whole();
+        0
+    }
+
+    /// What is to be given back when the vCPU is gone.
+    pub(crate) fn into_tags(self) -> VcpuTags {
+        vmid::leave(self.vmid);
+        self.tags
+    }
+
+    /// Whether a vCPU that waits has something that ends its wait; if so it is active again.
+    pub(crate) fn try_wake(&mut self) -> bool {
+        let wakes = self.activity == Activity::Waiting
+            && (self.gic.interrupts(self.priority_mask())
+                || (!self.gic.holds_linked(GUEST_TIMER) && self.timer_is_due()));
+        if wakes {
+            self.activity = Activity::Active;
+        }
+        wakes
+    }
+
+    /// Whether the condition of the guest's timer holds, and it may interrupt.
+    fn timer_is_due(&self) -> bool {
+        if self.is_loaded {
+            const CONDITION: u64 = timer_control::ENABLE | timer_control::ISTATUS;
+            read_register!("cntv_ctl_el0") & (CONDITION | timer_control::IMASK) == CONDITION
+        } else {
+            self.timer.due().is_some_and(|due| due <= tsc::now())
+        }
+    }
+
+    /// Whether the vCPU runs instructions.
+    #[inline]
+    pub(crate) fn is_active(&self) -> bool {
+        self.activity == Activity::Active
+    }
+
+    /// Whether nothing but another vCPU can ever make this one run again.
+    pub(crate) fn is_parked(&self) -> bool {
+        self.activity == Activity::Off
+    }
+
+    /// When the vCPU's own timer is due, in host ticks. While the vCPU is on a pCPU, the timer is the pCPU's business.
+    #[inline]
+    pub(crate) fn deadline(&self) -> Option<u64> {
+        if self.is_loaded || self.gic.holds_linked(GUEST_TIMER) { None } else { self.timer.due() }
+    }
+
+    /// Lets a due timer fire: it does so by itself when the vCPU is back on a pCPU.
+    pub(crate) fn expire_timer(&mut self, _: u64) {}
+
+    /// The guest was left: what it did with its interrupts.
+    #[inline]
+    pub(super) fn fold_interrupts(&mut self) {
+        if !self.gic.is_idle() {
+            const SPLITS_END: u64 = 1 << 9;
+            let splits_end = read_register!("ich_vmcr_el2") & SPLITS_END != 0;
+            self.gic.fold(super::gic::read_list, read_register!("ich_hcr_el2"), splits_end);
+        }
+        // What the guest's interrupts ask of us has been seen; off, so that it is not asked again.
+        // SAFETY: until the next entry nobody uses the list registers.
+        unsafe { write_register!("ich_hcr_el2", 0u64) };
+        isb();
+    }
+
+    /// The guest's timer has interrupted this pCPU.
+    #[inline]
+    pub(super) fn take_timer(&mut self) {
+        if super::gic::guest_timer_fired() {
+            self.gic.set_line(GUEST_TIMER, true);
+        }
+    }
+
+    /// The guest has written registers of its interrupt controller: if the timer's interrupt was ended that way, the physical
+    /// one must end as well.
+    pub(super) fn check_timer_link(&mut self) {
+        if !self.gic.holds_linked(GUEST_TIMER) {
+            super::gic::set_guest_timer_active(false);
+        }
+    }
+
+    /// What is not more urgent than this does not interrupt the guest: it has masked it, or is at something as urgent.
+    fn priority_mask(&self) -> u8 {
+        const ENABLED: u64 = 1 << 1;
+        let mut interface = self.interface;
+        if self.is_loaded {
+            interface.save();
+        }
+        if interface.control & ENABLED == 0 {
+            return 0;
+        }
+        let [_, _, _, mask, ..] = interface.control.to_le_bytes();
+        // A bit for each of the 32 priorities that something is being handled with, the most urgent lowest.
+        let handled = (interface.active[0] | interface.active[1]).trailing_zeros();
+        u8::try_from(handled * 8).map_or(mask, |handled| mask.min(handled))
+    }
+
+    /// Where the guest is, for a log line.
+    pub(crate) fn whereabouts(&self) -> Whereabouts<'_> {
+        Whereabouts(self)
+    }
+
+    /// Why the guest was left.
+    #[inline]
+    pub(super) fn syndrome(&self) -> Syndrome {
+        Syndrome(self.registers.esr)
+    }
+
+    /// A general register; number 31 is zero.
+    #[inline]
+    pub(super) fn general(&self, number: u8) -> u64 {
+        self.registers.x.get(usize::from(number)).copied().unwrap_or(0)
+    }
+
+    /// Sets a general register; number 31 takes nothing.
+    #[inline]
+    pub(super) fn set_general(&mut self, number: u8, value: u64) {
+        if let Some(register) = self.registers.x.get_mut(usize::from(number)) {
+            *register = value;
+        }
+    }
+
+    /// Goes on behind the instruction that was emulated.
+    #[inline]
+    pub(super) fn skip(&mut self) {
+        self.registers.pc = self.registers.pc.wrapping_add(if self.syndrome().is_long() { 4 } else { 2 });
+        if self.registers.pstate & spsr::SS != 0 {
+            // The step is done.
+            self.registers.pstate &= !spsr::SS;
+        }
+    }
+
+    /// The guest gets an undefined-instruction exception.
+    #[cold]
+    pub(super) fn undefined(&mut self) {
+        self.raise(IL);
+    }
+
+    /// The guest gets a synchronous external abort for the access that was left.
+    #[cold]
+    pub(super) fn external_abort(&mut self, is_fetch: bool) {
+        const INSTRUCTION: u64 = 0x20 << 26;
+        const DATA: u64 = 0x24 << 26;
+        /// The same class, from the same level.
+        const SAME_LEVEL: u64 = 1 << 26;
+        const EXTERNAL: u64 = 0x10;
+        let class = if is_fetch { INSTRUCTION } else { DATA };
+        let level = if self.registers.pstate & spsr::MODE == 0 || self.is_in_aarch32() { 0 } else { SAME_LEVEL };
+        // SAFETY: a register of the guest's.
+        unsafe { write_register!("far_el1", self.registers.far) };
+        self.raise(class | level | IL | EXTERNAL);
+    }
+
+    fn is_in_aarch32(&self) -> bool {
+        self.registers.pstate & 0x10 != 0
+    }
+
+    /// Takes a synchronous exception to EL1 (Arm ARM, D1.3.6).
+    fn raise(&mut self, esr: u64) {
+        const SP_EL0_VECTORS: u64 = 0;
+        const SAME_LEVEL: u64 = 0x200;
+        const LOWER_64: u64 = 0x400;
+        const LOWER_32: u64 = 0x600;
+        /// SCTLR_EL1.SPAN: PAN stays as it is.
+        const SPAN: u64 = 1 << 23;
+        let pstate = self.registers.pstate;
+        let offset = match pstate & spsr::MODE {
+            spsr::EL1H => SAME_LEVEL,
+            0b0100 => SP_EL0_VECTORS,
+            0b0000 => LOWER_64,
+            _ => LOWER_32,
+        };
+        debug_assert!(self.is_loaded, "only a vCPU that just left its guest raises exceptions");
+        let control = read_register!("sctlr_el1");
+        // SAFETY: registers of the guest's.
+        unsafe { write_register!("esr_el1", esr) };
+        // SAFETY: as above.
+        unsafe { write_register!("elr_el1", self.registers.pc) };
+        // SAFETY: as above.
+        unsafe { write_register!("spsr_el1", pstate) };
+        let has_pan = read_register!("id_aa64mmfr1_el1") >> 20 & 0xf != 0;
+        let pan = if has_pan && control & SPAN == 0 { spsr::PAN } else { pstate & spsr::PAN };
+        const FLAGS: u64 = 0xf << 28;
+        self.registers.pstate = pstate & FLAGS | pan | PSTATE_AT_START;
+        self.registers.pc = read_register!("vbar_el1").wrapping_add(offset);
+    }
+}
+
+/// ESR_EL1.IL: an instruction of 32 bits; class zero is "unknown reason".
+const IL: u64 = 1 << 25;
+
+/// Drops what this pCPU has cached under the VMID in VTTBR_EL2: translations and instructions.
+fn flush_here() {
+    // SAFETY: what is cached are copies.
+    unsafe { asm!("tlbi vmalle1", "ic iallu", "dsb nsh", "isb", options(nostack, preserves_flags)) };
+}
+
+/// See [`ArchVcpu::whereabouts`].
+pub(crate) struct Whereabouts<'a>(&'a ArchVcpu);
+
+impl core::fmt::Display for Whereabouts<'_> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let Registers { pc, pstate, esr, far, hpfar, x, .. } = &self.0.registers;
+        write!(
+            f,
+            "at pc {pc:#x} pstate {pstate:#x} x30 {:#x}, {}, syndrome {esr:#x} far {far:#x} hpfar {hpfar:#x}",
+            x[30],
+            class_name(Syndrome(*esr).class()),
+        )
+    }
+}

@@ -1,0 +1,252 @@
+//! EL2 on this machine: what it offers, and what each pCPU needs to run guests.
+//!
+//! VHE is not used: without it the same code runs on all processors, and stage 2 can stay on for ever (HCR_EL2.VM does
+//! not concern EL2), so that no exit costs a TLB.
+
+#![expect(unsafe_code, reason = "registers that decide what guests can reach")]
+
+use alloc::boxed::Box;
+use alloc::format;
+use alloc::string::String;
+use core::arch::asm;
+use core::fmt;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use aarch64_defs::registers::{cnthctl_el2, cptr_el2, hcr_el2, mdcr_el2, vtcr_el2};
+use spin::Once;
+use stage2::Vmsa;
+
+use super::register::{isb, read_register, write_register};
+use super::{gic, vmid};
+
+/// What one pCPU needs to run guests.
+pub(crate) struct HostContext {
+    /// Identity of the vCPU whose floating-point state the registers hold; 0 when nobody's.
+    pub(super) fp_holder: AtomicU64,
+    /// By VMID: identity of the vCPU that was last entered with it here. Entries of the TLB are its own alone.
+    pub(super) last_of: Box<[AtomicU64]>,
+}
+
+/// What the machine's EL2 offers.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Features {
+    /// TLB tags for guests that the pools are cut from.
+    pub(crate) tags: u32,
+    /// The entries of one tag can be flushed by themselves.
+    pub(crate) can_flush_one_tag: bool,
+    /// Bits of a physical address.
+    pub(super) physical_bits: u32,
+    /// VMIDs have 16 bits, not 8.
+    pub(super) wide_vmids: bool,
+    /// There are keys for pointer authentication.
+    pub(super) has_pointer_authentication: bool,
+    /// Registers of error records exist.
+    pub(super) has_ras: bool,
+    /// HCRX_EL2 exists.
+    pub(super) has_hcrx: bool,
+}
+
+/// Bits of a guest's physical address, where the machine has as many.
+const GUEST_BITS: u32 = 40;
+
+static FEATURES: Once<Features> = Once::new();
+
+/// What this machine's EL2 offers.
+pub(crate) fn features() -> Features {
+    FEATURES.get().copied().unwrap_or_default()
+}
+
+/// What a machine lacks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Missing {
+    /// Tables of 4 KiB pages.
+    SmallPages,
+    /// Physical addresses of at least 32 bits that stage 2 can translate.
+    Addresses,
+    /// List registers.
+    ListRegisters,
+}
+
+impl fmt::Display for Missing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::SmallPages => write!(f, "this machine has no 4 KiB pages (ID_AA64MMFR0_EL1.TGran4)"),
+            Self::Addresses => {
+                write!(f, "this machine's stage 2 has no format that is known (ID_AA64MMFR0_EL1.PARange)")
+            }
+            Self::ListRegisters => {
+                write!(f, "this machine's interrupt controller has no virtual interface (ICH_VTR_EL2)")
+            }
+        }
+    }
+}
+
+/// A field of four bits of an ID register.
+const fn field(register: u64, shift: u32) -> u64 {
+    register >> shift & 0xf
+}
+
+/// Looks at what the machine has. Once, before [`enable`].
+///
+/// # Errors
+/// The first thing that is missing.
+pub(crate) fn check() -> Result<(), Missing> {
+    let (mmfr0, mmfr1) = (read_register!("id_aa64mmfr0_el1"), read_register!("id_aa64mmfr1_el1"));
+    let pfr0 = read_register!("id_aa64pfr0_el1");
+    let isar1 = read_register!("id_aa64isar1_el1");
+    // ID_AA64ISAR2_EL1, by its encoding: older assemblers do not know the name.
+    let isar2 = read_register!("s3_0_c0_c6_2");
+    if field(mmfr0, 28) == 0xf {
+        return Err(Missing::SmallPages);
+    }
+    if field(pfr0, 24) == 0 {
+        return Err(Missing::ListRegisters);
+    }
+    let physical_bits = match field(mmfr0, 0) {
+        0 => 32,
+        1 => 36,
+        2 => 40,
+        3 => 42,
+        4 => 44,
+        // Descriptors of our kind hold no more.
+        _ => 48,
+    };
+    let wide_vmids = field(mmfr1, 4) == 2;
+    let features = Features {
+        tags: vmid::COUNT - 1,
+        can_flush_one_tag: true,
+        physical_bits,
+        wide_vmids,
+        has_pointer_authentication: isar1 & 0xff00_0ff0 != 0 || isar2 & 0xff00 != 0,
+        has_ras: field(pfr0, 28) != 0,
+        has_hcrx: field(mmfr1, 40) != 0,
+    };
+    if Vmsa::new(GUEST_BITS.min(physical_bits), physical_bits, false).is_none() {
+        return Err(Missing::Addresses);
+    }
+    FEATURES.call_once(|| features);
+    Ok(())
+}
+
+/// The format of the stage-2 tables of guests.
+///
+/// # Panics
+/// Before [`check`] has succeeded.
+pub(super) fn stage2_format() -> Vmsa {
+    let bits = features().physical_bits;
+    Vmsa::new(GUEST_BITS.min(bits), bits, false).expect("checked before any VM is made")
+}
+
+/// A vCPU runs for at most 1 ms while others wait. Whether it only spins cannot be found out: YIELD does not trap, and when
+/// all vCPUs of a large VM wait for each other that way, it takes a slice of each for one step.
+pub(crate) const SLICES_PER_SECOND: u64 = 1000;
+
+/// No pCPU is spared: nothing is wrong with the first one.
+pub(crate) fn spares_first_cpu() -> bool {
+    false
+}
+
+/// The processor in words, with the features in use.
+pub(crate) fn describe() -> String {
+    let midr = read_register!("midr_el1");
+    let Features { physical_bits, wide_vmids, .. } = features();
+    let part = match midr >> 4 & 0xfff {
+        0xd07 => "Cortex-A57",
+        0xd0b => "Cortex-A76",
+        0xd0c => "Neoverse N1",
+        0x051 => "QEMU's max",
+        _ => "AArch64 processor",
+    };
+    format!(
+        "{part} (MIDR {midr:#x}); EL2 with stage 2, {physical_bits}-bit physical addresses, {}-bit VMIDs, {} list registers",
+        if wide_vmids { 16 } else { 8 },
+        gic::list_registers(),
+    )
+}
+
+/// HCR_EL2 while a guest runs, without what changes from entry to entry.
+pub(super) fn hcr() -> u64 {
+    let Features { has_pointer_authentication, has_ras, .. } = features();
+    let mut value = hcr_el2::VM
+        | hcr_el2::PTW
+        | hcr_el2::FMO
+        | hcr_el2::IMO
+        | hcr_el2::AMO
+        | hcr_el2::BSU_INNER
+        | hcr_el2::TWI
+        | hcr_el2::TID1
+        | hcr_el2::TID3
+        | hcr_el2::TSC
+        | hcr_el2::TIDCP
+        | hcr_el2::TACR
+        | hcr_el2::TSW
+        | hcr_el2::RW;
+    if has_pointer_authentication {
+        value |= hcr_el2::APK | hcr_el2::API;
+    }
+    if has_ras {
+        value |= hcr_el2::TERR;
+    }
+    value
+}
+
+/// Prepares this pCPU for guests. [`check`] must have succeeded.
+pub(crate) fn enable() -> HostContext {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    let features = features();
+    let format = stage2_format();
+    let size = read_register!("id_aa64mmfr0_el1") & 0xf;
+    let mut vtcr =
+        vtcr_el2::WALKS | format.t0sz() | format.sl0() << vtcr_el2::SL0_SHIFT | size.min(5) << vtcr_el2::PS_SHIFT;
+    if features.wide_vmids {
+        vtcr |= vtcr_el2::VS;
+    }
+    let debug = read_register!("id_aa64dfr0_el1");
+    // The number of counters is PMCR_EL0.N, where there are any.
+    let counters =
+        if matches!(field(debug, 8), 0 | 0xf) { 0 } else { read_register!("pmcr_el0") >> 11 & mdcr_el2::HPMN };
+    let mut mdcr = mdcr_el2::TPM | mdcr_el2::TPMCR | mdcr_el2::TDA | mdcr_el2::TDOSA | mdcr_el2::TDRA | counters;
+    if field(debug, 40) != 0 {
+        mdcr |= mdcr_el2::TTRF;
+    }
+    let midr = read_register!("midr_el1");
+    let cptr = cptr_el2::RES1 | cptr_el2::TZ | cptr_el2::TSM | cptr_el2::TTA;
+
+    // SAFETY: EL2's own registers, or registers that only a guest's translation uses; no guest runs. They keep guests away
+    // from everything but what stage 2 maps.
+    unsafe {
+        asm!(
+            "msr vtcr_el2, {vtcr}",
+            "msr hcr_el2, {hcr}",
+            "msr cptr_el2, {cptr}",
+            "msr mdcr_el2, {mdcr}",
+            "msr hstr_el2, xzr",
+            "msr cnthctl_el2, {timers}",
+            "msr cntvoff_el2, xzr",
+            "msr vpidr_el2, {midr}",
+            "isb",
+            // Whatever the TLB holds of guests is from before our time.
+            "tlbi alle1",
+            "ic iallu",
+            "dsb nsh",
+            "isb",
+            vtcr = in(reg) vtcr,
+            hcr = in(reg) hcr(),
+            cptr = in(reg) cptr,
+            mdcr = in(reg) mdcr,
+            timers = in(reg) cnthctl_el2::EL1PCTEN,
+            midr = in(reg) midr,
+            options(nostack, preserves_flags),
+        );
+    }
+    if features.has_hcrx {
+        // HCRX_EL2, by its encoding.
+        // SAFETY: as above: nothing of what it could enable is enabled.
+        unsafe { write_register!("s3_4_c1_c2_2", 0u64) };
+    }
+    isb();
+    if !SAID.swap(true, Ordering::Relaxed) {
+        log::debug!("VTCR_EL2 {vtcr:#x}, HCR_EL2 {:#x}, CPTR_EL2 {cptr:#x}, MDCR_EL2 {mdcr:#x}", hcr());
+    }
+    HostContext { fp_holder: AtomicU64::new(0), last_of: (0..vmid::COUNT).map(|_| AtomicU64::new(0)).collect() }
+}

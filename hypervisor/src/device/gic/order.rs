@@ -1,0 +1,82 @@
+//! Which interrupts get a list register when there are more than list registers: those that the guest needs first.
+//!
+//! * By priority, active before pending. The most urgent active one is what the guest ends next, unless something more
+//!   urgent preempts it, which then comes before it.
+//! * But pending before active if the guest splits the end of an interrupt in two (EOImode = 1): what has had the
+//!   first half of its end no longer keeps others from being delivered, and would keep them from their place.
+
+use super::{FIRST_SPI, MAX_LISTS};
+
+/// Whether interrupts of a kind found no place in the list registers.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Left {
+    pub(super) private_pending: bool,
+    pub(super) private_active: bool,
+    pub(super) spi_pending: bool,
+    pub(super) spi_active: bool,
+}
+
+/// An interrupt that wants a place, as a number: the lower, the earlier.
+///
+/// ```text
+///  19          18       11 10       9       0
+/// +-----------+-----------+--------+---------+
+/// | can wait  | priority  | pending|  INTID  |
+/// +-----------+-----------+--------+---------+
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Candidate(u32);
+
+impl Candidate {
+    pub(super) fn new(intid: u32, priority: u8, active: bool, splits_end: bool) -> Self {
+        let can_wait = u32::from(active && splits_end);
+        Self(can_wait << 19 | u32::from(priority) << 11 | u32::from(!active) << 10 | intid & 0x3ff)
+    }
+
+    pub(super) const fn intid(self) -> u32 {
+        self.0 & 0x3ff
+    }
+
+    const fn is_pending(self) -> bool {
+        self.0 & 1 << 10 != 0
+    }
+}
+
+/// The first few candidates, in order.
+pub(super) struct First {
+    candidates: [Candidate; MAX_LISTS],
+    count: usize,
+    places: usize,
+}
+
+impl First {
+    pub(super) const fn new(places: usize) -> Self {
+        Self { candidates: [Candidate(u32::MAX); MAX_LISTS], count: 0, places }
+    }
+
+    /// Adds a candidate. If that leaves one without a place, notes in `left` of which kind it is.
+    pub(super) fn add(&mut self, candidate: Candidate, left: &mut Left) {
+        let at = self.candidates[..self.count].partition_point(|earlier| *earlier < candidate);
+        let dropped = if self.count < self.places {
+            self.count += 1;
+            None
+        } else {
+            Some(if at == self.count { candidate } else { self.candidates[self.count - 1] })
+        };
+        if at < self.count {
+            self.candidates[at..self.count].rotate_right(1);
+            self.candidates[at] = candidate;
+        }
+        let Some(dropped) = dropped else { return };
+        *match (dropped.intid() < FIRST_SPI, dropped.is_pending()) {
+            (true, true) => &mut left.private_pending,
+            (true, false) => &mut left.private_active,
+            (false, true) => &mut left.spi_pending,
+            (false, false) => &mut left.spi_active,
+        } = true;
+    }
+
+    pub(super) fn chosen(&self) -> impl Iterator<Item = Candidate> {
+        self.candidates[..self.count].iter().copied()
+    }
+}

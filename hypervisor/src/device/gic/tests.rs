@@ -1,0 +1,4 @@
+mod lists;
+mod machine;
+mod model;
+mod registers;

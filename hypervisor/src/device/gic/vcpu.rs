@@ -1,0 +1,502 @@
+//! The interrupts of one vCPU, as the pCPU that runs it sees them: what is in its list registers, and what should be.
+//!
+//! Mostly everything that is pending or active fits, and then the order in the list registers means nothing: a new
+//! interrupt goes into a free one ([`insert`](VcpuGic::insert)). When there are more, all are put in the order in which the
+//! guest will need them ([`order`](super::order)), and the first get a place ([`rebuild`](VcpuGic::rebuild)).
+//!
+//! For what found no place, the processor has to tell: when no list register is pending any more (or, where none was, when
+//! all but one are empty) and when an interrupt ends that it cannot find. It only counts those, so their number is
+//! *owed*. Interrupts end in the order of their priority, so it was the most urgent one outside.
+
+use super::distributor::{Distributor, Question};
+use super::list_register::{ListRegister, State, control};
+use super::order::{Candidate, First, Left};
+use super::posted::Taken;
+use super::private::Private;
+use super::registers::{SGI_FRAME, Width, gicr, read_identity, waker};
+use super::{FIRST_SPI, MAX_LISTS, Read, bits};
+
+/// Interrupt state of a vCPU: its redistributor and its list registers.
+#[derive(Debug)]
+pub(crate) struct VcpuGic {
+    lists: [ListRegister; MAX_LISTS],
+    /// List registers that the processor has.
+    count: usize,
+    /// List registers in use, a bit each. One whose SPI has ended is in use until the distributor knows.
+    used: u32,
+    /// Those whose pending state came from a latch, not from a line.
+    latched: u32,
+    /// Private INTIDs that are in list registers.
+    in_lists: u32,
+    private: Private,
+    /// GICR_WAKER.ProcessorSleep: nothing is delivered.
+    asleep: bool,
+    /// The distributor lets interrupts through.
+    forwards: bool,
+    /// The list registers may not be what they should.
+    dirty: bool,
+    /// The distributor has to be visited.
+    spi_news: bool,
+    /// What found no place.
+    left: Left,
+    /// Ends of interrupts that the processor did not find.
+    owed: u32,
+    /// EOImode of the guest.
+    splits_end: bool,
+    question: Option<Question>,
+    number: u32,
+    vcpus: u32,
+}
+
+/// What is fixed for the life of a vCPU's interrupt state.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Config {
+    /// Of the vCPU, and of its like in the VM.
+    pub(crate) number: u32,
+    pub(crate) vcpus: u32,
+    /// List registers of the processor, at least two (ICH_VTR_EL2.ListRegs + 1).
+    pub(crate) lists: usize,
+    /// PPIs that stand for physical interrupts of the same number, a bit each: the virtual timer's.
+    pub(crate) linked: u32,
+}
+
+/// The way from one exit to the next entry.
+impl VcpuGic {
+    /// After reset: asleep, all disabled.
+    ///
+    /// # Panics
+    ///
+    /// With fewer than two list registers, or more than the architecture has.
+    #[must_use]
+    pub(crate) fn new(config: Config) -> Self {
+        assert!((2..=MAX_LISTS).contains(&config.lists), "{} list registers", config.lists);
+        Self {
+            lists: [ListRegister::default(); MAX_LISTS],
+            count: config.lists,
+            used: 0,
+            latched: 0,
+            in_lists: 0,
+            private: Private::new(config.linked),
+            asleep: true,
+            forwards: false,
+            dirty: false,
+            spi_news: true,
+            left: Left::default(),
+            owed: 0,
+            splits_end: false,
+            question: None,
+            number: config.number,
+            vcpus: config.vcpus,
+        }
+    }
+
+    /// The guest has exited. `read` reads a list register, `control` is ICH_HCR_EL2, and `splits_end` is
+    /// ICH_VMCR_EL2.VEOIM.
+    pub(crate) fn fold(&mut self, mut read: impl FnMut(usize) -> u64, control: u64, splits_end: bool) {
+        for index in bits(self.used) {
+            let state = ListRegister(read(index as usize)).state();
+            if state != self.lists[index as usize].state() {
+                self.change(index, state);
+            }
+        }
+        if splits_end != self.splits_end {
+            self.splits_end = splits_end;
+            self.dirty = true;
+        }
+        // With a split end, it is the second half that ends an interrupt, and that exits.
+        let ends = control::eoi_count(control);
+        if ends != 0 && !splits_end {
+            self.owed += ends;
+            self.dirty = true;
+        }
+    }
+
+    /// Takes over what others have posted.
+    pub(crate) fn accept(&mut self, posted: Taken) {
+        self.private.latch |= posted.raised();
+        self.dirty |= posted.raised() != 0;
+        self.spi_news |= posted.has_spis();
+    }
+
+    /// The line of the vCPU's own PPI `intid` is asserted, or not. For a linked one: the physical interrupt came, or it
+    /// turned out that its cause is gone. Other INTIDs are ignored.
+    pub(crate) fn set_line(&mut self, intid: u32, asserted: bool) {
+        if (16..FIRST_SPI).contains(&intid) {
+            self.private.set_line(1 << intid, asserted);
+            self.dirty = true;
+        }
+    }
+
+    /// The vCPU sends the SGI `intid` to itself.
+    pub(crate) fn raise(&mut self, intid: u32) {
+        if intid < 16 {
+            self.private.latch |= 1 << intid;
+            self.dirty = true;
+        }
+    }
+
+    /// Whether [`VcpuGic::prepare`] wants the distributor.
+    #[must_use]
+    pub(crate) fn needs_distributor(&self) -> bool {
+        let has_spis = || bits(self.used).any(|index| self.lists[index as usize].intid() >= FIRST_SPI);
+        let overflows = || self.outside().count_ones() as usize > self.count - self.used.count_ones() as usize;
+        self.spi_news || self.dirty && (self.left.spi_pending || self.left.spi_active || overflows() && has_spis())
+    }
+
+    /// Brings the list registers up to date. Without the distributor, SPIs stay as they are; with it, there may be news
+    /// to deliver.
+    pub(crate) fn prepare(&mut self, distributor: Option<&mut Distributor>) {
+        match distributor {
+            Some(distributor) => self.rebuild(Some(distributor)),
+            None if !self.dirty => return,
+            None => {
+                self.pay(None);
+                if !self.insert() {
+                    self.rebuild(None);
+                }
+            }
+        }
+        self.dirty = false;
+    }
+
+    /// What to load: the list registers, those of the processor and no more.
+    pub(crate) fn lists(&self) -> impl ExactSizeIterator<Item = u64> {
+        // An empty one may still ask for an exit at its end, which has been seen.
+        self.lists[..self.count].iter().map(|list| if list.state().is_none() { 0 } else { list.0 })
+    }
+
+    /// Whether all list registers are empty.
+    #[must_use]
+    pub(crate) const fn is_idle(&self) -> bool {
+        self.used == 0
+    }
+
+    /// What to load into ICH_HCR_EL2.
+    #[must_use]
+    pub(crate) fn control(&self) -> u64 {
+        let mut bits = control::EN;
+        if self.left.private_pending || self.left.spi_pending {
+            // Where nothing is pending that could be taken, the second would be met at once and for ever.
+            bits |= if self.deliverable() == 0 { control::UIE } else { control::NPIE };
+        }
+        if self.left.private_active || self.left.spi_active {
+            bits |= control::LRENPIE;
+            if self.splits_end {
+                bits |= control::TDIR;
+            }
+        }
+        bits
+    }
+
+    /// Whether something waits that a CPU with this priority mask (ICH_VMCR_EL2.VPMR) would be interrupted by, at least
+    /// when it has ended what it is at. Asked after [`VcpuGic::prepare`], of a vCPU that waits. With its group disabled
+    /// (ICH_VMCR_EL2.VENG1) nothing interrupts it: that is a mask of zero.
+    #[must_use]
+    pub(crate) fn interrupts(&self, mask: u8) -> bool {
+        bits(self.deliverable()).any(|index| self.lists[index as usize].priority() < mask)
+    }
+
+    /// The guest wrote ICC_DIR_EL1, which exits only if [`VcpuGic::control`] said so: the second half of an
+    /// interrupt's end.
+    pub(crate) fn deactivate(&mut self, intid: u32, distributor: &mut Distributor) {
+        let list = bits(self.used).find(|&index| self.lists[index as usize].intid() == intid);
+        if let Some(index) = list {
+            let state = self.lists[index as usize].state();
+            self.change(index, State { active: false, ..state });
+        } else if intid < FIRST_SPI {
+            self.private.deactivate(1 << intid);
+        } else {
+            distributor.deactivate(intid);
+        }
+        self.dirty = true;
+    }
+
+    /// Whether the physical interrupt that the PPI `intid` is linked with must be active on this pCPU: it stands for
+    /// one that the guest has not ended yet. If not, and the guest did not end it by itself, it has to be deactivated.
+    #[must_use]
+    pub(crate) const fn holds_linked(&self, intid: u32) -> bool {
+        let bit = 1_u32.wrapping_shl(intid);
+        let held = self.private.latch | self.private.line | self.private.active | self.in_lists;
+        intid < 32 && held & bit & self.private.linked() != 0
+    }
+
+    /// The vCPU goes off: SPIs that it holds go back, the rest waits in the redistributor until it is on again. Until
+    /// then it need not look at news. May make news.
+    pub(crate) fn park(&mut self, distributor: &mut Distributor) {
+        self.pay(Some(distributor));
+        let given_back = self.unload(Some(distributor));
+        self.offer(given_back, distributor);
+        self.dirty = true;
+        self.spi_news = true;
+    }
+}
+
+/// The registers.
+impl VcpuGic {
+    /// The guest reads the distributor at `offset`.
+    pub(crate) fn read_distributor(&mut self, distributor: &mut Distributor, offset: u32, width: Width) -> Read {
+        // So that the distributor knows all that is known here.
+        self.rebuild(Some(distributor));
+        distributor.read(offset, width, self.number, &mut self.question)
+    }
+
+    /// The guest writes the distributor at `offset`. May make news, for this vCPU too.
+    pub(crate) fn write_distributor(&mut self, distributor: &mut Distributor, offset: u32, width: Width, value: u64) {
+        self.rebuild(Some(distributor));
+        distributor.write(offset, width, value, self.number);
+        // Whatever it was, this vCPU sees the result before it goes on.
+        self.spi_news = true;
+    }
+
+    /// The guest reads at `offset` in the redistributor of vCPU `number`, its own or another.
+    ///
+    /// Of others only the identity can be read: enough to find one's own among them. The rest reads zero.
+    pub(crate) fn read_redistributor(
+        &mut self,
+        distributor: &mut Distributor,
+        number: u32,
+        offset: u32,
+        width: Width,
+    ) -> u64 {
+        if number != self.number {
+            return if number < self.vcpus { read_identity(number, self.vcpus, offset, width) } else { 0 };
+        }
+        if let Some(offset) = offset.checked_sub(SGI_FRAME) {
+            self.unload_private(distributor);
+            return self.private.read(offset, width);
+        }
+        if (offset, width) == (gicr::WAKER, Width::Word) {
+            let sleep = waker::PROCESSOR_SLEEP | waker::CHILDREN_ASLEEP;
+            return if self.asleep { sleep.into() } else { 0 };
+        }
+        read_identity(number, self.vcpus, offset, width)
+    }
+
+    /// The guest writes at `offset` in the redistributor of vCPU `number`. Writes to others than its own are ignored.
+    pub(crate) fn write_redistributor(
+        &mut self,
+        distributor: &mut Distributor,
+        number: u32,
+        offset: u32,
+        width: Width,
+        value: u64,
+    ) {
+        if number != self.number {
+            return;
+        }
+        self.unload_private(distributor);
+        let [b0, b1, b2, b3, ..] = value.to_le_bytes();
+        let value = u32::from_le_bytes([b0, b1, b2, b3]);
+        if let Some(offset) = offset.checked_sub(SGI_FRAME) {
+            self.private.write(offset, width, value);
+        } else if (offset, width) == (gicr::WAKER, Width::Word) {
+            self.asleep = value & waker::PROCESSOR_SLEEP != 0;
+            // SPIs go back to where they wait, or come.
+            self.spi_news = true;
+        }
+    }
+}
+
+/// Keeping the list registers.
+impl VcpuGic {
+    /// The interrupt in list register `index` is in another state now.
+    fn change(&mut self, index: u32, state: State) {
+        let list = &mut self.lists[index as usize];
+        list.set_state(state);
+        if !state.pending {
+            self.latched &= !(1 << index);
+        }
+        // There may be a place now, or the processor must be told anew when to exit.
+        self.dirty |= state.is_none() || self.left.private_pending || self.left.spi_pending;
+        if !state.is_none() {
+            return;
+        }
+
+        let intid = list.intid();
+        if intid < FIRST_SPI {
+            self.used &= !(1 << index);
+            self.in_lists &= !(1 << intid);
+            self.private.forget_linked(1 << intid);
+        } else {
+            // The distributor still believes that it is held.
+            self.spi_news = true;
+        }
+    }
+
+    /// Private interrupts that should be in list registers and are not.
+    fn outside(&self) -> u32 {
+        let pending = if self.delivers() { self.private.ready() } else { 0 };
+        (self.private.active | pending) & !self.in_lists
+    }
+
+    const fn delivers(&self) -> bool {
+        self.forwards && !self.asleep
+    }
+
+    /// Puts private interrupts into free list registers, as far as there are any; says whether all found a place.
+    fn insert(&mut self) -> bool {
+        for index in bits(self.used) {
+            if self.lists[index as usize].intid() < FIRST_SPI {
+                self.refresh(index);
+            }
+        }
+        for intid in bits(self.outside()) {
+            let Some(index) = self.free() else { return false };
+            self.load_private(index, intid);
+        }
+        self.left.private_pending = false;
+        self.left.private_active = false;
+        true
+    }
+
+    /// A private interrupt in a list register: news of its line and its latch.
+    fn refresh(&mut self, index: u32) {
+        let list = self.lists[index as usize];
+        let bit = 1 << list.intid();
+        let mut state = list.state();
+
+        let risen = self.private.latch & bit != 0;
+        let joins = if self.private.is_edge(bit) {
+            // Pending once more while active, or still pending.
+            state.pending || self.delivers() && self.private.is_enabled(bit)
+        } else {
+            state.pending
+        };
+        if risen && joins {
+            self.private.latch &= !bit;
+            self.latched |= 1 << index;
+            state.pending = true;
+        }
+        if state.pending && self.latched & 1 << index == 0 && self.private.line & bit == 0 {
+            state.pending = false;
+        }
+        if state != list.state() {
+            self.change(index, state);
+        }
+    }
+
+    /// Orders all that is pending or active and gives places to the first.
+    fn rebuild(&mut self, mut distributor: Option<&mut Distributor>) {
+        self.pay(distributor.as_deref_mut());
+        let given_back = self.unload(distributor.as_deref_mut());
+        if let Some(distributor) = &distributor {
+            self.forwards = distributor.forwards();
+            self.left = Left::default();
+        } else {
+            self.left.private_pending = false;
+            self.left.private_active = false;
+        }
+
+        let mut first = First::new(self.count - self.used.count_ones() as usize);
+        for intid in bits(self.outside()) {
+            let active = self.private.active & 1 << intid != 0;
+            first.add(Candidate::new(intid, self.private.priority(intid), active, self.splits_end), &mut self.left);
+        }
+        if let Some(distributor) = &distributor {
+            let delivers = self.delivers();
+            for (intid, priority, active) in distributor.candidates(self.number).filter(|spi| delivers || spi.2) {
+                first.add(Candidate::new(intid, priority, active, self.splits_end), &mut self.left);
+            }
+        }
+
+        for candidate in first.chosen() {
+            let Some(index) = self.free() else { break };
+            match &mut distributor {
+                Some(distributor) if candidate.intid() >= FIRST_SPI => {
+                    let loaded = distributor.take(candidate.intid(), self.number);
+                    self.place(index, loaded);
+                }
+                _ => self.load_private(index, candidate.intid()),
+            }
+        }
+
+        if let Some(distributor) = distributor {
+            self.offer(given_back, distributor);
+            distributor.answer(self.number);
+            self.spi_news = false;
+        }
+        self.dirty = false;
+    }
+
+    /// Takes interrupts out of the list registers: private ones, and SPIs if there is the distributor to give them to.
+    /// Returns INTIDs of the latter.
+    fn unload(&mut self, mut distributor: Option<&mut Distributor>) -> [Option<u32>; MAX_LISTS] {
+        let mut given_back = [None; MAX_LISTS];
+        for index in bits(self.used) {
+            let list = self.lists[index as usize];
+            let latched = self.latched & 1 << index != 0;
+            if list.intid() < FIRST_SPI {
+                self.private.unload(list.intid(), list.state(), latched);
+                self.in_lists &= !(1 << list.intid());
+            } else if let Some(distributor) = &mut distributor {
+                distributor.give_back(list.intid(), list.state(), latched);
+                given_back[index as usize] = Some(list.intid());
+            } else {
+                continue;
+            }
+            self.lists[index as usize] = ListRegister::default();
+            self.used &= !(1 << index);
+            self.latched &= !(1 << index);
+        }
+        given_back
+    }
+
+    /// Before an access to the private interrupts' registers: all state is where those are.
+    fn unload_private(&mut self, distributor: &mut Distributor) {
+        // What is owed was ended before this access, and may be a private one or an SPI.
+        self.pay(Some(distributor));
+        self.unload(None);
+        self.dirty = true;
+    }
+
+    /// SPIs that were given back and not taken again may be for somebody else now.
+    fn offer(&self, given_back: [Option<u32>; MAX_LISTS], distributor: &mut Distributor) {
+        for intid in given_back.into_iter().flatten() {
+            distributor.offer(intid, self.number);
+        }
+    }
+
+    /// Ends what the guest ended and the processor did not find.
+    fn pay(&mut self, mut distributor: Option<&mut Distributor>) {
+        if distributor.is_none() && self.left.spi_active {
+            // It may have been one of those; `needs_distributor` says so.
+            return;
+        }
+        for _ in 0..core::mem::take(&mut self.owed) {
+            let private = bits(self.private.active & !self.in_lists).map(|intid| (self.private.priority(intid), intid));
+            let shared = distributor.as_deref().map(|distributor| distributor.active_of(self.number));
+            let shared = shared.into_iter().flatten().map(|(intid, priority)| (priority, intid));
+            let Some((_, intid)) = private.chain(shared).min() else { return };
+            match &mut distributor {
+                Some(distributor) if intid >= FIRST_SPI => distributor.deactivate(intid),
+                _ => self.private.deactivate(1 << intid),
+            }
+        }
+    }
+
+    fn load_private(&mut self, index: u32, intid: u32) {
+        self.in_lists |= 1 << intid;
+        let loaded = self.private.load(intid, self.delivers());
+        self.place(index, loaded);
+    }
+
+    fn place(&mut self, index: u32, (list, latched): (ListRegister, bool)) {
+        self.lists[index as usize] = list;
+        self.used |= 1 << index;
+        if latched {
+            self.latched |= 1 << index;
+        }
+    }
+
+    fn free(&self) -> Option<u32> {
+        let index = (!self.used).trailing_zeros();
+        ((index as usize) < self.count).then_some(index)
+    }
+
+    /// List registers whose interrupt the processor may deliver: pending, and not active as well.
+    fn deliverable(&self) -> u32 {
+        bits(self.used)
+            .filter(|&index| self.lists[index as usize].state() == State { pending: true, active: false })
+            .fold(0, |set, index| set | 1 << index)
+    }
+}

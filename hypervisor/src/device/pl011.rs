@@ -1,0 +1,315 @@
+//! A serial port: Arm's PrimeCell UART, PL011 r1p5, with its FIFOs of 32 bytes (DDI 0183).
+//!
+//! Linux uses it in two ways: early consoles write to DR and look at FR; the driver (`amba-pl011`) has interrupts for
+//! receiving and sending. What has no meaning here is remembered and does nothing: baud rate, word length, parity.
+//!
+//! There is no wire, so a byte takes no time. A byte written leaves at once (`write` returns it) and the FIFO is empty
+//! again. Where the consumer cannot take more, [`Pl011::set_transmit_room`] stops the transmitter: FR says that the
+//! FIFO is full, and the interrupt comes when there is room. Received bytes wait in a backlog behind the FIFO and
+//! refill it as it is read, so a long paste does not overrun.
+//!
+//! **The transmit interrupt** is where emulations and drivers part. On hardware it is raised when the FIFO drains through
+//! its trigger level, and some drivers send a first byte by hand to make that happen. Linux does not need to, if it sees
+//! the interrupt as soon as it unmasks it with an empty FIFO. Here the raw status is raised after reset, after each byte
+//! that left, and when room comes back; it stays until the guest clears it.
+
+use alloc::collections::VecDeque;
+
+/// Bytes that the registers occupy.
+pub(crate) const MMIO_SIZE: u64 = 0x1000;
+/// Bytes that the FIFOs hold: after one look at FR.TXFF a driver may write so many (the revision is in PeriphID2).
+pub(crate) const FIFO_BYTES: usize = 32;
+/// Most received bytes that wait for the guest, FIFO included.
+pub(crate) const RECEIVE_BYTES: usize = 4096;
+
+/// Offsets of registers.
+mod register {
+    pub(super) const DR: u16 = 0x00;
+    /// Receive status when read, error clear when written.
+    pub(super) const RSR: u16 = 0x04;
+    pub(super) const FR: u16 = 0x18;
+    pub(super) const ILPR: u16 = 0x20;
+    pub(super) const IBRD: u16 = 0x24;
+    pub(super) const FBRD: u16 = 0x28;
+    pub(super) const LCR_H: u16 = 0x2c;
+    pub(super) const CR: u16 = 0x30;
+    pub(super) const IFLS: u16 = 0x34;
+    pub(super) const IMSC: u16 = 0x38;
+    pub(super) const RIS: u16 = 0x3c;
+    pub(super) const MIS: u16 = 0x40;
+    pub(super) const ICR: u16 = 0x44;
+    pub(super) const DMACR: u16 = 0x48;
+    /// Four of PeriphID, then four of CellID, a byte in each.
+    pub(super) const FIRST_ID: u16 = 0xfe0;
+    pub(super) const LAST_ID: u16 = 0xffc;
+}
+
+/// Flag register.
+mod fr {
+    pub(super) const CTS: u16 = 1 << 0;
+    pub(super) const DSR: u16 = 1 << 1;
+    pub(super) const DCD: u16 = 1 << 2;
+    pub(super) const BUSY: u16 = 1 << 3;
+    pub(super) const RXFE: u16 = 1 << 4;
+    pub(super) const TXFF: u16 = 1 << 5;
+    pub(super) const RXFF: u16 = 1 << 6;
+    pub(super) const TXFE: u16 = 1 << 7;
+    /// What a terminal that is there and ready shows.
+    pub(super) const CONNECTED: u16 = CTS | DSR | DCD;
+}
+
+/// Interrupts, in the bits of IMSC, RIS, MIS and ICR.
+mod interrupt {
+    pub(super) const RECEIVE: u16 = 1 << 4;
+    pub(super) const TRANSMIT: u16 = 1 << 5;
+    /// Bytes wait in the FIFO, fewer than its trigger level.
+    pub(super) const RECEIVE_TIMEOUT: u16 = 1 << 6;
+    pub(super) const OVERRUN: u16 = 1 << 10;
+    pub(super) const ALL: u16 = 0x7ff;
+}
+
+/// Line control register: FIFOs on.
+const LCR_H_FEN: u16 = 1 << 4;
+
+/// Control register.
+mod cr {
+    pub(super) const UARTEN: u16 = 1 << 0;
+    pub(super) const LBE: u16 = 1 << 7;
+    pub(super) const TXE: u16 = 1 << 8;
+    pub(super) const RXE: u16 = 1 << 9;
+    pub(super) const RECEIVES: u16 = UARTEN | RXE;
+    pub(super) const ALL: u16 = 0xff87;
+}
+
+/// Receive status: a byte found no place.
+const RSR_OVERRUN: u16 = 1 << 3;
+/// The same in the data register, with the first byte that found a place again.
+const DR_OVERRUN: u16 = 1 << 11;
+
+/// Receive trigger levels by IFLS bits 5:3, in bytes of the FIFO; the others are reserved and act as the last.
+const TRIGGERS: [usize; 8] = [4, 8, 16, 24, 28, 28, 28, 28];
+
+/// Part 0x011 of designer 0x41, revision 3 (r1p5), configuration 0; then what every PrimeCell shows.
+const IDENTIFICATION: [u8; 8] = [0x11, 0x10, 0x34, 0x00, 0x0d, 0xf0, 0x05, 0xb1];
+
+/// One serial port.
+#[derive(Debug)]
+pub(crate) struct Pl011 {
+    control: u16,
+    line_control: u16,
+    fifo_levels: u16,
+    interrupt_mask: u16,
+    /// Interrupts raised and not cleared: [`interrupt`]'s bits.
+    raw: u16,
+    /// Baud rate, low-power and DMA registers: remembered, of no effect.
+    integer_divisor: u16,
+    fractional_divisor: u16,
+    low_power_divisor: u16,
+    dma_control: u16,
+    /// RSR: an overrun since the last clear; and whether DR has yet to tell of it.
+    overrun: bool,
+    overrun_to_tell: bool,
+    /// Received bytes, oldest first: those in the FIFO and those behind it.
+    received: VecDeque<u8>,
+    /// The consumer takes bytes.
+    room: bool,
+}
+
+impl Default for Pl011 {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Pl011 {
+    /// A UART after reset, connected to a terminal that is ready.
+    #[must_use]
+    pub(crate) fn new() -> Self {
+        Self {
+            control: cr::TXE | cr::RXE,
+            line_control: 0,
+            fifo_levels: 0x12,
+            interrupt_mask: 0,
+            raw: interrupt::TRANSMIT,
+            integer_divisor: 0,
+            fractional_divisor: 0,
+            low_power_divisor: 0,
+            dma_control: 0,
+            overrun: false,
+            overrun_to_tell: false,
+            // All of it now: a device does not allocate while the guest runs.
+            received: VecDeque::with_capacity(RECEIVE_BYTES),
+            room: true,
+        }
+    }
+
+    /// The guest reads the register at `offset`, by a byte, half-word or word. Registers have up to 16 bits; what is
+    /// above, between them, or nowhere reads zero. May change [`interrupt`](Self::interrupt).
+    pub(crate) fn read(&mut self, offset: u16) -> u32 {
+        let value = match offset {
+            register::DR => self.read_data(),
+            register::RSR => flag(self.overrun, RSR_OVERRUN),
+            register::FR => self.flags(),
+            register::ILPR => self.low_power_divisor,
+            register::IBRD => self.integer_divisor,
+            register::FBRD => self.fractional_divisor,
+            register::LCR_H => self.line_control,
+            register::CR => self.control,
+            register::IFLS => self.fifo_levels,
+            register::IMSC => self.interrupt_mask,
+            register::RIS => self.raw,
+            register::MIS => self.raw & self.interrupt_mask,
+            register::DMACR => self.dma_control,
+            register::FIRST_ID..=register::LAST_ID if offset.is_multiple_of(4) => {
+                IDENTIFICATION[usize::from(offset - register::FIRST_ID) / 4].into()
+            }
+            _ => 0,
+        };
+        value.into()
+    }
+
+    /// The guest writes the register at `offset`. Returns the byte that this sends, if it does. May change
+    /// [`interrupt`](Self::interrupt).
+    #[must_use = "a byte that was sent must reach its consumer"]
+    pub(crate) fn write(&mut self, offset: u16, value: u32) -> Option<u8> {
+        let [low, high, ..] = value.to_le_bytes();
+        let value = u16::from_le_bytes([low, high]);
+        match offset {
+            register::DR => return self.write_data(low),
+            register::RSR => self.overrun = false,
+            register::ILPR => self.low_power_divisor = low.into(),
+            register::IBRD => self.integer_divisor = value,
+            register::FBRD => self.fractional_divisor = value & 0x3f,
+            register::LCR_H => self.write_line_control(low.into()),
+            register::CR => {
+                self.control = value & cr::ALL;
+                self.sample_receiver();
+            }
+            register::IFLS => {
+                self.fifo_levels = value & 0x3f;
+                self.sample_receiver();
+            }
+            register::IMSC => self.interrupt_mask = value & interrupt::ALL,
+            register::ICR => self.clear_interrupts(value),
+            register::DMACR => self.dma_control = value & 0b111,
+            // The others are for reading.
+            _ => {}
+        }
+        None
+    }
+
+    /// Bytes arrive for the guest. Returns how many were taken; the caller keeps the rest for later.
+    /// May change [`interrupt`](Self::interrupt).
+    #[must_use = "bytes that were not taken must be offered again"]
+    pub(crate) fn receive(&mut self, bytes: &[u8]) -> usize {
+        // Before the driver is there nobody listens. In loopback the receiver is cut off from the line.
+        if self.control & (cr::RECEIVES | cr::LBE) != cr::RECEIVES {
+            return 0;
+        }
+        let taken = bytes.len().min(RECEIVE_BYTES.saturating_sub(self.received.len()));
+        self.received.extend(&bytes[..taken]);
+        if taken != 0 {
+            self.sample_receiver();
+        }
+        taken
+    }
+
+    /// Whether the consumer of sent bytes takes more. May change [`interrupt`](Self::interrupt).
+    ///
+    /// Without room the transmitter's FIFO looks full. The caller says so while it can still take [`FIFO_BYTES`] bytes:
+    /// so many may follow one look of the driver at a register. A driver that does not look loses what finds no place.
+    pub(crate) fn set_transmit_room(&mut self, room: bool) {
+        if room != self.room {
+            self.room = room;
+            self.raw = self.raw & !interrupt::TRANSMIT | flag(room, interrupt::TRANSMIT);
+        }
+    }
+
+    /// Whether the interrupt line is high now.
+    #[must_use]
+    pub(crate) fn interrupt(&self) -> bool {
+        self.raw & self.interrupt_mask != 0
+    }
+
+    const fn fifo_bytes(&self) -> usize {
+        if self.line_control & LCR_H_FEN == 0 { 1 } else { FIFO_BYTES }
+    }
+
+    /// Bytes in the FIFO; the others are still "on the wire".
+    fn receiver_level(&self) -> usize {
+        self.received.len().min(self.fifo_bytes())
+    }
+
+    fn trigger(&self) -> usize {
+        if self.line_control & LCR_H_FEN == 0 { 1 } else { TRIGGERS[usize::from(self.fifo_levels >> 3 & 7)] }
+    }
+
+    fn flags(&self) -> u16 {
+        fr::CONNECTED
+            | flag(self.received.is_empty(), fr::RXFE)
+            | flag(self.receiver_level() == self.fifo_bytes(), fr::RXFF)
+            | if self.room { fr::TXFE } else { fr::TXFF | fr::BUSY }
+    }
+
+    fn read_data(&mut self) -> u16 {
+        let data = u16::from(self.received.pop_front().unwrap_or(0));
+        let told = core::mem::take(&mut self.overrun_to_tell);
+        self.sample_receiver();
+        data | flag(told, DR_OVERRUN)
+    }
+
+    fn write_data(&mut self, byte: u8) -> Option<u8> {
+        // Hardware sends only while enabled. Early consoles trust that firmware has enabled it, so it always is.
+        self.raw = self.raw & !interrupt::TRANSMIT | flag(self.room, interrupt::TRANSMIT);
+        if self.control & cr::LBE == 0 {
+            return Some(byte);
+        }
+        if self.control & cr::RECEIVES != cr::RECEIVES {
+            return None;
+        }
+        if self.received.len() < self.fifo_bytes() {
+            self.received.push_back(byte);
+        } else {
+            self.overrun = true;
+            self.overrun_to_tell = true;
+            self.raw |= interrupt::OVERRUN;
+        }
+        self.sample_receiver();
+        None
+    }
+
+    fn write_line_control(&mut self, value: u16) {
+        // Switching the FIFOs flushes them.
+        if (value ^ self.line_control) & LCR_H_FEN != 0 {
+            self.received.drain(..self.receiver_level());
+        }
+        self.line_control = value;
+        self.sample_receiver();
+    }
+
+    fn clear_interrupts(&mut self, value: u16) {
+        // What the guest has not read still has something to tell: clearing it would leave bytes that nobody asks for.
+        // Hardware clears until the next byte comes; drivers clear what they then serve, so they see no difference.
+        self.raw &= !value;
+        self.sample_receiver();
+    }
+
+    /// Receive interrupts follow from what is in the FIFO. The timeout is 32 bit periods long, which here is no time.
+    fn sample_receiver(&mut self) {
+        let level = self.receiver_level();
+        let listens = self.control & cr::RECEIVES == cr::RECEIVES;
+        self.raw &= !(interrupt::RECEIVE | interrupt::RECEIVE_TIMEOUT);
+        if listens && level >= self.trigger() {
+            self.raw |= interrupt::RECEIVE;
+        } else if listens && level != 0 {
+            self.raw |= interrupt::RECEIVE_TIMEOUT;
+        }
+    }
+}
+
+const fn flag(set: bool, bits: u16) -> u16 {
+    if set { bits } else { 0 }
+}
+
+#[cfg(test)]
+mod tests;

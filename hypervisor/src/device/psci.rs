@@ -1,0 +1,183 @@
+//! What guests ask of firmware: PSCI 1.1 (DEN0022, power) by the SMC calling convention 1.1 (DEN0028).
+//!
+//! A call is a number in W0 and arguments behind it. Most calls have an answer at once; the others come out as what
+//! the hypervisor has to do, with arguments that are checked as far as they can be without looking at a vCPU. Numbers
+//! and error codes are those of the `smccc` crate.
+//!
+//! Functions come in a 32-bit and a 64-bit form, told apart by bit 30 of the number. The arguments of a 32-bit form are
+//! the lower halves of the registers, whatever the upper ones hold. Errors are sign-extended to 64 bits for both: who
+//! calls a 32-bit form looks at W0 alone.
+
+use smccc::arch::{SMCCC_ARCH_FEATURES, SMCCC_VERSION};
+use smccc::psci::error::{INVALID_ADDRESS, INVALID_PARAMETERS, NOT_SUPPORTED};
+use smccc::psci::{
+    PSCI_AFFINITY_INFO_32, PSCI_AFFINITY_INFO_64, PSCI_CPU_OFF, PSCI_CPU_ON_32, PSCI_CPU_ON_64, PSCI_CPU_SUSPEND_32,
+    PSCI_CPU_SUSPEND_64, PSCI_FEATURES, PSCI_MIGRATE_INFO_TYPE, PSCI_SYSTEM_OFF, PSCI_SYSTEM_RESET,
+    PSCI_SYSTEM_RESET2_32, PSCI_SYSTEM_RESET2_64, PSCI_VERSION,
+};
+
+use super::affinity::vcpu_at;
+
+/// What a call asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Call {
+    /// Nothing that the caller would not know by this answer.
+    Answer(Answer),
+    /// Start a vCPU. The answer is [`Answer::SUCCESS`], or why it cannot be started.
+    CpuOn {
+        /// Number of a vCPU that exists, possibly the caller.
+        vcpu: u32,
+        /// Where it starts: a GPA, multiple of four.
+        entry: u64,
+        /// What it finds in X0.
+        context: u64,
+    },
+    /// The caller stops until it is started again. There is an answer only if that is refused.
+    CpuOff,
+    /// Whether a vCPU runs: the answer is made by [`Answer::affinity_info`].
+    AffinityInfo {
+        /// Number of a vCPU that exists.
+        vcpu: u32,
+    },
+    /// Wait for an interrupt, as WFI does, and then answer [`Answer::SUCCESS`]. A request to power down may be met by
+    /// less, and as nothing is lost the caller's entry address is not needed.
+    Suspend,
+    /// End the VM. No answer.
+    SystemOff,
+    /// Start the VM anew. No answer.
+    SystemReset,
+    /// No function that there is. The answer is [`Answer::NOT_SUPPORTED`].
+    Unknown,
+}
+
+/// What the caller finds in X0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Answer(pub(crate) u64);
+
+/// State of a vCPU as AFFINITY_INFO tells it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PowerState {
+    /// Runs, or waits for an interrupt.
+    On,
+    /// Never started, or turned itself off.
+    Off,
+    /// Start was asked for and has not happened yet.
+    OnPending,
+}
+
+impl Answer {
+    pub(crate) const SUCCESS: Self = Self(0);
+    pub(crate) const NOT_SUPPORTED: Self = Self::error(NOT_SUPPORTED);
+    pub(crate) const INVALID_PARAMETERS: Self = Self::error(INVALID_PARAMETERS);
+    /// [`Call::CpuOn`] with an entry address where the VM has no memory.
+    pub(crate) const INVALID_ADDRESS: Self = Self::error(INVALID_ADDRESS);
+    /// [`Call::CpuOn`] for a vCPU that runs.
+    pub(crate) const ALREADY_ON: Self = Self::error(smccc::psci::error::ALREADY_ON);
+    /// [`Call::CpuOn`] for a vCPU that is about to run.
+    pub(crate) const ON_PENDING: Self = Self::error(smccc::psci::error::ON_PENDING);
+
+    const fn error(code: i32) -> Self {
+        Self((code as i64).cast_unsigned())
+    }
+
+    /// Of [`Call::AffinityInfo`].
+    pub(crate) const fn affinity_info(state: PowerState) -> Self {
+        Self(match state {
+            PowerState::On => 0,
+            PowerState::Off => 1,
+            PowerState::OnPending => 2,
+        })
+    }
+}
+
+/// Reads a call by SMC or HVC with this `immediate`, `x` being X0 to X3, in a VM that has `vcpus`.
+#[must_use]
+pub(crate) fn decode(immediate: u16, x: &[u64; 4], vcpus: u32) -> Call {
+    let number = lower_half(x[0]);
+    // The convention is for immediate zero; others are free to mean something else, and mean nothing here.
+    if immediate != 0 {
+        return Call::Unknown;
+    }
+    let [first, second, third] = if number & SMC64 == 0 {
+        [x[1], x[2], x[3]].map(|argument| lower_half(argument).into())
+    } else {
+        [x[1], x[2], x[3]]
+    };
+
+    match number {
+        SMCCC_VERSION => answer(SMCCC_1_1),
+        SMCCC_ARCH_FEATURES => match lower_half(first) {
+            SMCCC_VERSION | SMCCC_ARCH_FEATURES => Call::Answer(Answer::SUCCESS),
+            _ => Call::Answer(Answer::NOT_SUPPORTED),
+        },
+        PSCI_VERSION => answer(PSCI_1_1),
+        PSCI_FEATURES => Call::Answer(features(lower_half(first))),
+        PSCI_MIGRATE_INFO_TYPE => answer(NO_MIGRATION_NEEDED),
+        PSCI_CPU_ON_32 | PSCI_CPU_ON_64 => match vcpu_at(first, vcpus) {
+            None => Call::Answer(Answer::INVALID_PARAMETERS),
+            Some(_) if second % 4 != 0 => Call::Answer(Answer::INVALID_ADDRESS),
+            Some(vcpu) => Call::CpuOn { vcpu, entry: second, context: third },
+        },
+        PSCI_CPU_OFF => Call::CpuOff,
+        PSCI_CPU_SUSPEND_32 | PSCI_CPU_SUSPEND_64 if lower_half(first) & !POWER_STATE_FIELDS != 0 => {
+            Call::Answer(Answer::INVALID_PARAMETERS)
+        }
+        PSCI_CPU_SUSPEND_32 | PSCI_CPU_SUSPEND_64 => Call::Suspend,
+        // Levels above the single CPU need not be supported since PSCI 1.0.
+        PSCI_AFFINITY_INFO_32 | PSCI_AFFINITY_INFO_64 => match vcpu_at(first, vcpus) {
+            Some(vcpu) if second == 0 => Call::AffinityInfo { vcpu },
+            _ => Call::Answer(Answer::INVALID_PARAMETERS),
+        },
+        PSCI_SYSTEM_OFF => Call::SystemOff,
+        PSCI_SYSTEM_RESET => Call::SystemReset,
+        PSCI_SYSTEM_RESET2_32 | PSCI_SYSTEM_RESET2_64 if lower_half(first) == WARM_RESET => Call::SystemReset,
+        PSCI_SYSTEM_RESET2_32 | PSCI_SYSTEM_RESET2_64 => Call::Answer(Answer::INVALID_PARAMETERS),
+        _ => Call::Unknown,
+    }
+}
+
+/// PSCI_FEATURES: no flags for what is there. For CPU_SUSPEND that means the original format of its argument and no
+/// OS-initiated mode.
+fn features(number: u32) -> Answer {
+    match number {
+        SMCCC_VERSION
+        | PSCI_VERSION
+        | PSCI_FEATURES
+        | PSCI_MIGRATE_INFO_TYPE
+        | PSCI_CPU_ON_32
+        | PSCI_CPU_ON_64
+        | PSCI_CPU_OFF
+        | PSCI_CPU_SUSPEND_32
+        | PSCI_CPU_SUSPEND_64
+        | PSCI_AFFINITY_INFO_32
+        | PSCI_AFFINITY_INFO_64
+        | PSCI_SYSTEM_OFF
+        | PSCI_SYSTEM_RESET
+        | PSCI_SYSTEM_RESET2_32
+        | PSCI_SYSTEM_RESET2_64 => Answer::SUCCESS,
+        _ => Answer::NOT_SUPPORTED,
+    }
+}
+
+const fn answer(value: u64) -> Call {
+    Call::Answer(Answer(value))
+}
+
+/// Bit of a function number: arguments are 64 bits wide.
+const SMC64: u32 = 1 << 30;
+const SMCCC_1_1: u64 = 1 << 16 | 1;
+const PSCI_1_1: u64 = 1 << 16 | 1;
+/// MIGRATE_INFO_TYPE: there is no trusted OS that would have to be moved before a CPU goes off.
+const NO_MIGRATION_NEEDED: u64 = 2;
+/// CPU_SUSPEND: state id, type and level in the original format (DEN0022, 5.4.2).
+const POWER_STATE_FIELDS: u32 = 0xffff | 1 << 16 | 0b11 << 24;
+/// SYSTEM_RESET2: the one type that is not the vendor's.
+const WARM_RESET: u32 = 0;
+
+#[expect(clippy::cast_possible_truncation, reason = "the lower half is what is wanted")]
+const fn lower_half(value: u64) -> u32 {
+    value as u32
+}
+
+#[cfg(test)]
+mod tests;
