@@ -23,7 +23,8 @@ build: setup
 run: setup
 	@cargo xtask run $(if $(ARCH),--arch $(ARCH)) $(ARGS)
 
-test: setup
+test:
+	@ARCH=aarch64 xtask/setup.sh
 	@cargo xtask test $(ARGS)
 
 bench: setup

@@ -15,7 +15,7 @@ need() {
 }
 need cc gcc                                  # links what runs on this machine
 need qemu-system-x86_64 qemu-system-x86      # the machine that the hypervisor runs on
-# For the other architecture only when it is asked for (`make run ARCH=aarch64`).
+# For the other architecture only when it is asked for (`make run ARCH=aarch64`), or tested.
 [ "${ARCH:-}" != aarch64 ] || need qemu-system-aarch64 qemu-system-arm
 [ -e /usr/include/stdio.h ] || missing="$missing libc6-dev"
 

@@ -61,7 +61,7 @@ impl Arch {
 }
 
 /// The target of the hypervisor on AArch64. The one with floating point would let the compiler use guests' registers.
-const AARCH64_BARE_METAL: &str = "aarch64-unknown-none-softfloat";
+pub(crate) const AARCH64_BARE_METAL: &str = "aarch64-unknown-none-softfloat";
 
 /// The target of the hypervisor and of the measuring guest.
 pub(crate) const BARE_METAL: &str = "x86_64-unknown-none";

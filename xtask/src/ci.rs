@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
-use crate::artifacts::{self, BARE_METAL, BARE_METAL_PROGRAMS, Places, Wanted, run as execute};
+use crate::artifacts::{self, AARCH64_BARE_METAL, BARE_METAL, BARE_METAL_PROGRAMS, Places, Wanted, run as execute};
 use crate::house;
 
 struct Step {
@@ -113,7 +113,10 @@ fn clippy(places: &Places) -> Result<()> {
 }
 
 fn clippy_bare_metal(places: &Places) -> Result<()> {
-    execute(on_bare_metal(places, "clippy").args(["--", "--deny", "warnings"]))
+    let deny = ["--", "--deny", "warnings"];
+    execute(on_bare_metal(places, "clippy").args(deny))?;
+    let other = ["clippy", "--target", AARCH64_BARE_METAL, "--package", "dunlin-hypervisor"];
+    execute(places.cargo(&other).args(deny))
 }
 
 fn unit(places: &Places) -> Result<()> {
@@ -143,7 +146,8 @@ fn doc(places: &Places) -> Result<()> {
 }
 
 fn build(places: &Places) -> Result<()> {
-    artifacts::build(places, Wanted::Everything)
+    artifacts::build(places, Wanted::Everything)?;
+    artifacts::build_aarch64(places)
 }
 
 fn system(places: &Places) -> Result<()> {
