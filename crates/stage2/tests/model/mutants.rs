@@ -8,7 +8,7 @@ use crate::scenario::{Kind, Setting, caught};
 use crate::{arm, nested};
 
 /// Far more than is needed: the run ends with the first that shows it.
-const SCHEDULES: usize = 20_000;
+const SCHEDULES: usize = 200_000;
 
 /// What must have been found to be wrong.
 const LOST: &str = "is lost";

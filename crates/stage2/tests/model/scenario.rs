@@ -364,17 +364,25 @@ fn take_away<F: Format>(guest: &Guest<F>, cpu: &Cpu, shape: &mut stage2::Shape) 
     tree.map(shape, cpu, cpu, part, Hpa(HOST + part.start.0), Access::ALL).expect("maps");
 }
 
-/// Single pages become read-only and writable again; each processor has its own, in the same large leaves.
+/// Single pages become read-only and writable again; each processor has its own, in the same large leaf. What is owed for
+/// one may be paid with the next.
 fn take_pages<F: Format>(guest: &Guest<F>, cpu: &Cpu) {
+    let mut owed = Stale::EMPTY;
+    let mut taken = Vec::new();
     for _ in 0..2 {
         let page = cpu.machine.step().walks.pick(FEW / 2) * 2 + cpu.number as u64 % 2;
-        let gpa = page << 12;
-        let stale = guest.tree.protect_page(cpu, cpu, Gpa(gpa), Access::READ_EXECUTE).expect("tables");
+        let stale = guest.tree.protect_page(cpu, cpu, Gpa(page << 12), Access::READ_EXECUTE).expect("tables");
+        owed = owed.merge(stale);
+        taken.push(page << 12);
         shuttle::thread::yield_now();
-        cpu.pay(stale);
-        cpu.machine.step().walks.declare_read_only(gpa);
-        shuttle::thread::yield_now();
-
+        if cpu.machine.step().walks.pick(2) == 0 {
+            cpu.pay(core::mem::replace(&mut owed, Stale::EMPTY));
+            taken.iter().for_each(|gpa| cpu.machine.step().walks.declare_read_only(*gpa));
+            shuttle::thread::yield_now();
+        }
+    }
+    cpu.pay(owed);
+    for gpa in taken {
         cpu.machine.step().walks.declare_usable(gpa);
         cpu.pay(guest.tree.protect_page(cpu, cpu, Gpa(gpa), Access::ALL).expect("no table needed"));
     }
