@@ -1,7 +1,7 @@
 //! The attribute [`macro@lay_out`]: part of the crate `vcpu_layout`, apart from it because the compiler wants macros in
 //! crates of their own. What it means is explained there.
 //!
-//! Two steps: [`input`] reads the struct and complains about what cannot be laid out, [`output`] writes it again in its
+//! Two steps: `input` reads the struct and complains about what cannot be laid out, `output` writes it again in its
 //! new order, with all that is to be proven about it.
 
 #![no_std]
