@@ -8,7 +8,7 @@ fn boot(vcpus: u32, pcpus: u32, more: &[&str]) {
     let mut arguments = vec!["--arch", "aarch64", "--vcpus", &vcpus, "--pcpus", &pcpus, "--json"];
     arguments.extend(more);
     let json = dunlin_run(240, &arguments).expect_status(0).json();
-    let vm = vm(&json, "debian");
+    let vm = vm(&json, "default");
     assert_eq!(vm["cpus_online"].to_string(), vcpus, "{json:#}");
     assert!(vm["kernel"].as_str().is_some_and(|kernel| kernel.contains("arm64")), "{json:#}");
     assert_eq!(vm["exit_status"], 0, "{json:#}");
