@@ -27,7 +27,7 @@
 //!
 //! Unsafe code lives in this folder and nowhere else. [`ram`] is the shell around host memory that both architectures
 //! share: it needs only their `paging::direct_map`. [`bank`] is that around the memory of a VM, [`block`] that around what
-//! a CPU has to itself, [`control_port`] that around the device of the byte stream to the tool.
+//! a CPU has to itself, [`control_port`] that around the device of the byte stream to the tool. `clock` is what both make of their ticks.
 
 #[cfg_attr(
     target_arch = "aarch64",
@@ -35,6 +35,7 @@
 )]
 pub(crate) mod bank;
 pub(crate) mod block;
+mod clock;
 pub(crate) mod control_port;
 pub(crate) mod ram;
 pub(crate) mod tables;

@@ -7,10 +7,10 @@
 #![expect(unsafe_code, reason = "the instruction that reads the counter")]
 
 use core::arch::x86_64::{__cpuid, _rdtsc};
-use core::sync::atomic::{AtomicU64, Ordering};
 
 use super::acpi::{Machine, PmTimer};
 use super::{apic, port, power};
+use crate::arch::clock::Clock;
 
 /// Rate of the ACPI PM timer (ACPI 4.8.3.3).
 const PM_HZ: u32 = 3_579_545;
@@ -19,10 +19,7 @@ const WINDOW_PM_TICKS: u32 = PM_HZ / 100;
 /// Readings at each end of which the quickest counts.
 const READINGS: usize = 24;
 
-static START: AtomicU64 = AtomicU64::new(0);
-static HZ: AtomicU64 = AtomicU64::new(0);
-/// Nanoseconds per tick, times 2^32.
-static NANOS_PER_TICK: AtomicU64 = AtomicU64::new(0);
+static CLOCK: Clock = Clock::new();
 
 /// The counter now.
 #[inline(always)]
@@ -34,33 +31,25 @@ pub(crate) fn now() -> u64 {
 /// Ticks per second; 0 before it is known.
 #[inline]
 pub(crate) fn hz() -> u64 {
-    HZ.load(Ordering::Relaxed)
+    CLOCK.hz()
 }
 
 /// Nanoseconds since boot; 0 while the rate is not known.
 #[inline]
 pub(crate) fn nanos() -> u64 {
-    ticks_to_nanos(now().wrapping_sub(START.load(Ordering::Relaxed)))
+    CLOCK.nanos(now())
 }
 
 /// Nanoseconds that `ticks` take.
 #[inline]
 pub(crate) fn ticks_to_nanos(ticks: u64) -> u64 {
-    let nanos = (u128::from(ticks) * u128::from(NANOS_PER_TICK.load(Ordering::Relaxed))) >> 32;
-    wrap(nanos)
-}
-
-/// The lower half: 2^64 nanoseconds are 584 years.
-#[expect(clippy::cast_possible_truncation, reason = "the host does not run that long")]
-const fn wrap(nanos: u128) -> u64 {
-    nanos as u64
+    CLOCK.ticks_to_nanos(ticks)
 }
 
 /// Ticks that `nanos` take.
 #[inline]
 pub(crate) fn nanos_to_ticks(nanos: u64) -> u64 {
-    let ticks = u128::from(nanos) * u128::from(hz()) / 1_000_000_000;
-    u64::try_from(ticks).unwrap_or(u64::MAX)
+    CLOCK.nanos_to_ticks(nanos)
 }
 
 /// Busy for `micros` microseconds. For bring-up only.
@@ -73,7 +62,7 @@ pub(super) fn delay(micros: u64) {
 
 /// Lets [`nanos`] count from here.
 pub(super) fn start() {
-    START.store(now(), Ordering::Relaxed);
+    CLOCK.start_at(now());
 }
 
 /// Finds the rates of the counter and of the local APIC's timer.
@@ -91,9 +80,7 @@ pub(super) fn calibrate(machine: &Machine) {
             power::exit(abi::exit_code::REFUSED)
         }
     };
-    HZ.store(hz, Ordering::Relaxed);
-    let nanos = (1_000_000_000u128 << 32) / u128::from(hz.max(1));
-    NANOS_PER_TICK.store(u64::try_from(nanos).unwrap_or(u64::MAX), Ordering::Relaxed);
+    CLOCK.set_rate(hz);
     apic::set_rate(timer_hz, hz);
     log::debug!("TSC {hz} Hz, local APIC timer {timer_hz} Hz");
 }

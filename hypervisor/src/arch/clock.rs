@@ -1,0 +1,63 @@
+//! A clock that counts ticks: how many there are in a second, and what that is in nanoseconds.
+//!
+//! Each architecture's `tsc` says how the ticks are read and what their rate is.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+/// Set once, by the first pCPU, before others look.
+pub(super) struct Clock {
+    start: AtomicU64,
+    hz: AtomicU64,
+    /// Nanoseconds per tick, times 2^32.
+    nanos_per_tick: AtomicU64,
+}
+
+impl Clock {
+    /// One whose rate is not known yet.
+    pub(super) const fn new() -> Self {
+        Self { start: AtomicU64::new(0), hz: AtomicU64::new(0), nanos_per_tick: AtomicU64::new(0) }
+    }
+
+    /// Nanoseconds are counted from this tick.
+    pub(super) fn start_at(&self, tick: u64) {
+        self.start.store(tick, Ordering::Relaxed);
+    }
+
+    /// It has `hz` ticks per second.
+    pub(super) fn set_rate(&self, hz: u64) {
+        self.hz.store(hz, Ordering::Relaxed);
+        self.nanos_per_tick.store((1_000_000_000 << 32) / hz.max(1), Ordering::Relaxed);
+    }
+
+    /// Ticks per second; 0 before it is known.
+    #[inline]
+    pub(super) fn hz(&self) -> u64 {
+        self.hz.load(Ordering::Relaxed)
+    }
+
+    /// Nanoseconds from the start to the tick `now`; 0 while the rate is not known.
+    #[inline]
+    pub(super) fn nanos(&self, now: u64) -> u64 {
+        self.ticks_to_nanos(now.wrapping_sub(self.start.load(Ordering::Relaxed)))
+    }
+
+    /// Nanoseconds that `ticks` take.
+    #[inline]
+    pub(super) fn ticks_to_nanos(&self, ticks: u64) -> u64 {
+        let nanos = (u128::from(ticks) * u128::from(self.nanos_per_tick.load(Ordering::Relaxed))) >> 32;
+        wrap(nanos)
+    }
+
+    /// Ticks that `nanos` take.
+    #[inline]
+    pub(super) fn nanos_to_ticks(&self, nanos: u64) -> u64 {
+        let ticks = u128::from(nanos) * u128::from(self.hz()) / 1_000_000_000;
+        u64::try_from(ticks).unwrap_or(u64::MAX)
+    }
+}
+
+/// The lower half: 2^64 nanoseconds are 584 years.
+#[expect(clippy::cast_possible_truncation, reason = "the host does not run that long")]
+const fn wrap(nanos: u128) -> u64 {
+    nanos as u64
+}
