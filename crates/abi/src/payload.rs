@@ -60,7 +60,7 @@ pub struct VmConfig {
     pub flush: RemoteFlush,
     /// How the TLB tags of the VM's vCPUs are managed.
     pub tags: TagScheme,
-    /// Most tags that the VM's vCPUs share on a pCPU; all that the machine has, without.
+    /// Most tags that are shared with VMs of the same scheme and limit; all that the machine has, without.
     pub tag_limit: Option<u32>,
     /// What is remembered of the instructions that are emulated.
     pub decode_cache: DecodeCache,

@@ -20,7 +20,8 @@
 //! ```
 //!
 //! The rules are those of SVM (APM vol. 2, 15.15 and 15.16): entries are told apart by pCPU, tag and page; an
-//! invalidation concerns one pCPU; a walk may happen at any time while a guest runs, asked for or not.
+//! invalidation concerns one pCPU; a walk may happen at any time while a guest runs, asked for or not. On Arm there are
+//! also invalidations that reach all pCPUs ([`Machine::flush_page_everywhere`] and its like), by the tag of the one that asks.
 
 //!
 //! What walks find, the test says here. A machine that walks stage-2 tables by itself, as they are being changed, is
@@ -52,6 +53,8 @@ pub struct Counts {
     pub tags: u64,
     /// Of one page of one tag.
     pub pages: u64,
+    /// Of one tag, or one page of it, on all pCPUs.
+    pub broadcasts: u64,
 }
 
 impl<T: Copy + Ord> Machine<T> {
@@ -88,6 +91,18 @@ impl<T: Copy + Ord> Machine<T> {
     pub fn flush_page(&mut self, cpu: usize, tag: Tag, page: u64) {
         self.tlbs[cpu].remove(&(tag, page));
         self.counts.pages += 1;
+    }
+
+    /// The entries of one page of one tag go from all pCPUs.
+    pub fn flush_page_everywhere(&mut self, tag: Tag, page: u64) {
+        self.tlbs.iter_mut().for_each(|tlb| drop(tlb.remove(&(tag, page))));
+        self.counts.broadcasts += 1;
+    }
+
+    /// The entries of one tag go from all pCPUs.
+    pub fn flush_tag_everywhere(&mut self, tag: Tag) {
+        self.tlbs.iter_mut().for_each(|tlb| tlb.retain(|&(owner, _), _| owner != tag));
+        self.counts.broadcasts += 1;
     }
 
     /// Invalidations so far.

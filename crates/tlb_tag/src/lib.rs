@@ -38,12 +38,16 @@
 //! * On one pCPU a tag names one vCPU's translations at a time, or the change is an entry that flushes.
 //! * Generations are compared only on the pCPU that counts them; a change of pCPU voids.
 //! * Tags are never 0, which is the host's, and never beyond the range.
+//!
+//! Here each vCPU has a tag of its own, and each pCPU hands tags out by itself. Where a guest can flush the TLBs of all
+//! its vCPUs by one instruction, as on Arm, tags must be VMs' and the same on all pCPUs: that is [`by_vm`].
 
 #![no_std]
 #![forbid(unsafe_code)]
 
 extern crate alloc;
 
+pub mod by_vm;
 mod cpu;
 mod pool;
 mod sync;

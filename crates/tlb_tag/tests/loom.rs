@@ -9,7 +9,7 @@ use std::panic::catch_unwind;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use loom::thread;
-use tlb_tag::{Flush, Pool, Scheme, TagRange};
+use tlb_tag::{Flush, Pool, Scheme, TagRange, by_vm};
 
 /// Two vCPUs are made while one is given back: no tag is the home of two.
 #[test]
@@ -102,4 +102,82 @@ fn nothing_is_used_after_the_epoch_was_bumped_and_all_guests_were_left() {
 #[test]
 fn without_the_fences_something_is() {
     assert!(catch_unwind(|| remap_against_entry(false)).is_err());
+}
+
+/// By pCPU: the VM, above, and the tag that it is in its guest with; 0 when it is not.
+type Inside = [AtomicU64; 2];
+
+/// A pCPU and what its TLB may hold: by tag, the VM whose entries are there.
+struct Cpu {
+    tags: by_vm::CpuTags,
+    number: usize,
+    tlb: [u64; 3],
+    inside: Arc<Inside>,
+}
+
+impl Cpu {
+    /// A stay of one entry. Whoever is in its guest at the same time has another tag if it is another VM, and the same if it
+    /// is the same; and what is found under the tag is the VM's own. `keeps`: the stay lasts until the guest was left.
+    fn visit(&mut self, vm: u64, vcpu: &mut by_vm::VcpuTags, keeps: bool) {
+        vcpu.arrive(&mut self.tags, false);
+        if !keeps {
+            vcpu.depart(&mut self.tags);
+        }
+        let entry = vcpu.enter(&mut self.tags, 0);
+        let tag = entry.tag().get();
+        let found = &mut self.tlb[tag as usize];
+        match entry.flush() {
+            by_vm::Flush::Everything => self.tlb = [0; 3],
+            by_vm::Flush::Tag => *found = 0,
+            by_vm::Flush::OwnTables | by_vm::Flush::Nothing => {}
+        }
+        entry.completed();
+
+        self.inside[self.number].store(vm << 32 | u64::from(tag), Ordering::SeqCst);
+        let other = self.inside[1 - self.number].load(Ordering::SeqCst);
+        let same_tag = other & 0xffff_ffff == u64::from(tag);
+        assert!(other == 0 || same_tag == (other >> 32 == vm), "two VMs with one tag, or one with two");
+        let found = core::mem::replace(&mut self.tlb[tag as usize], vm);
+        assert!(found == 0 || found == vm, "entries of another VM");
+        self.inside[self.number].store(0, Ordering::SeqCst);
+        if keeps {
+            vcpu.depart(&mut self.tags);
+        }
+    }
+}
+
+/// One pCPU enters a VM, another one and the first again; the other pCPU enters the first and two more. There are two tags, so
+/// generations begin on the way, on either.
+fn rollover_against_entry(keeps: bool) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(move || {
+        let pool = by_vm::Pool::new(Scheme::Generation, TagRange::new(1, 2), 2);
+        let vms = [pool.vm(), pool.vm(), pool.vm()];
+        let inside = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
+        let cpu = |number| Cpu { tags: pool.cpu(number), number, tlb: [0; 3], inside: inside.clone() };
+        let vcpus = || vms.each_ref().map(by_vm::VmTags::vcpu);
+
+        let (mut there, mut guests) = (cpu(1), vcpus());
+        let other = thread::spawn(move || {
+            for vm in [0, 1, 0] {
+                there.visit(vm as u64 + 1, &mut guests[vm], keeps);
+            }
+        });
+        let (mut here, mut guests) = (cpu(0), vcpus());
+        for vm in [0, 2, 1] {
+            here.visit(vm as u64 + 1, &mut guests[vm], keeps);
+        }
+        other.join().expect("no panic");
+    });
+}
+
+#[test]
+fn vm_that_enters_while_another_pcpu_rolls_over_has_one_tag_and_has_it_alone() {
+    rollover_against_entry(true);
+}
+
+#[test]
+fn without_a_slot_that_says_what_runs_it_has_not() {
+    assert!(catch_unwind(|| rollover_against_entry(false)).is_err());
 }

@@ -16,6 +16,7 @@
 //! | `power` | `exit`, `stop_this_cpu` |
 //! | `virtio` | `find_console`, where the control port's device is |
 //! | `virtualization` | what the machine offers for guests, `HostContext` |
+//! | `tags` | TLB tags: what a VM, a vCPU and a pCPU have of a `Pool` |
 //! | `gate` | who may interrupt the vCPU loop: `hold`, `take`, `release` |
 //! | `vcpu` | `ArchVcpu`, a vCPU's state: `load`, `enter`, `unload` and what the loop asks of it |
 //! | `exit` | `handle`, the one match on why a guest was left |

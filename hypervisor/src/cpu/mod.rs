@@ -98,7 +98,7 @@ impl PerCpu {
 
     /// The TLB tags that this pCPU has handed out.
     pub(crate) fn tags(&self) -> Running<'_, CpuPools> {
-        self.tags.call_once(|| Owned::new(CpuPools::new())).run()
+        self.tags.call_once(|| Owned::new(CpuPools::new(self.id))).run()
     }
 }
 

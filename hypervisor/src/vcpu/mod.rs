@@ -14,10 +14,10 @@ use abi::counters::{ExitReason, VcpuCounters};
 use sched::{CpuId, Mailbox, VirtualTime};
 use shootdown::{Presence, Requests};
 use spin::Mutex;
-use tlb_tag::VcpuTags;
 use vcpu_layout::{MailboxField, Owned, OwnerField, OwnerWord, Proof, Running as Held, lay_out};
 
 use crate::arch::routing::Posted;
+use crate::arch::tags::VcpuTags;
 use crate::arch::vcpu::ArchVcpu;
 use crate::layout::OwnPages;
 use crate::vm::VcpuRef;

@@ -114,7 +114,7 @@ pub(crate) fn run(run: &mut Running<'_>) -> Left {
         }
     };
 
-    run.owner.arch.unload();
+    run.owner.arch.unload(tags);
     gate::release();
     left
 }

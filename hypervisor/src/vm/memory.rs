@@ -29,7 +29,7 @@ use stage2::{Access, MapError, Stale, Tlb, Tree};
 use tlb_tag::Scheme;
 use vcpu_layout::lay_out;
 
-use super::tags::PoolId;
+use super::tags::{PoolId, VmTags};
 use crate::arch::bank::{Bank, Word};
 use crate::arch::block::Block;
 use crate::arch::emulate::Decoded;
@@ -56,7 +56,7 @@ pub(crate) struct Memory {
     #[layout(mailbox)]
     epoch: AtomicU64,
     #[layout(frozen)]
-    pool: PoolId,
+    tags: VmTags,
     /// Decoded instructions, where they are remembered for the whole VM: the pages that they depend on are read-only.
     #[layout(frozen)]
     decoded: Option<WriteProtect<Decoded>>,
@@ -110,7 +110,7 @@ impl Memory {
     ///
     /// # Errors
     /// When the host has too little; everything that was taken is given back.
-    pub(crate) fn new(ranges: impl Iterator<Item = GpaRange>, pool: PoolId) -> Result<Self, MemoryError> {
+    pub(crate) fn new(ranges: impl Iterator<Item = GpaRange>, tags: VmTags) -> Result<Self, MemoryError> {
         let tables = TablePool::new();
         let (tree, mut shape) = Tree::new(stage2_format(), &tables).map_err(MemoryError::Map)?;
         let (mut regions, mut runs) = (Vec::new(), Vec::new());
@@ -134,7 +134,7 @@ impl Memory {
             tables,
             tree,
             epoch: AtomicU64::new(0),
-            pool,
+            tags,
             decoded: None,
         }))
     }
@@ -149,7 +149,12 @@ impl Memory {
     /// The pool that its vCPUs' tags come from.
     #[inline]
     pub(crate) fn tag_pool(&self) -> PoolId {
-        self.pool
+        self.tags.pool()
+    }
+
+    /// What it has of that pool.
+    pub(crate) fn tags(&self) -> &VmTags {
+        &self.tags
     }
 
     /// Flushes what `plan` says from the TLBs of the `targets` among `vcpus`. On return none of them runs its guest with
@@ -161,7 +166,7 @@ impl Memory {
         let others = set.indices(count).filter(|&target| target != me).map(|target| &*vcpus[target as usize]);
 
         // Everything of everybody is one store. (A scheme that counts per pCPU would make others pay for it.)
-        let by_epoch = plan.is_whole() && self.pool.pool().scheme() == Scheme::Epoch && is_everybody(set, count);
+        let by_epoch = plan.is_whole() && self.tag_pool().pool().scheme() == Scheme::Epoch && is_everybody(set, count);
         if by_epoch {
             self.epoch.fetch_add(1, Ordering::SeqCst);
         }
@@ -190,7 +195,7 @@ impl Memory {
     /// Flushes everything of all `vcpus`. On return none of them runs its guest with what was flushed; the caller's own vCPU
     /// does its part before it next enters.
     fn flush_everybody(&self, vcpus: &[Block<Vcpu>]) {
-        let by_epoch = self.pool.pool().scheme() == Scheme::Epoch;
+        let by_epoch = self.tag_pool().pool().scheme() == Scheme::Epoch;
         if by_epoch {
             self.epoch.fetch_add(1, Ordering::SeqCst);
         }

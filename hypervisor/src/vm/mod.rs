@@ -27,6 +27,7 @@ use crate::cpu::{self, scheduler};
 use crate::vcpu::Vcpu;
 use memory::{Memory, MemoryError};
 use serial::SerialLine;
+use tags::VmTags;
 
 /// A VM. Shared by its vCPUs, wherever they wait or run; its memory is freed with the last of them.
 ///
@@ -115,8 +116,8 @@ impl Vm {
     /// One line that says what is wrong with the VM's description, or what the host lacks.
     pub(crate) fn create(number: u32, config: VmConfig, payload: &Payload<'_>) -> Result<Arc<Self>, String> {
         let wanted_mib = config.memory_bytes >> 20;
-        let pool = tags::pool_for(&config);
-        let mut memory = Memory::new(loader::ram_layout(config.memory_bytes), pool).map_err(|error| match error {
+        let tags = VmTags::new(&config);
+        let mut memory = Memory::new(loader::ram_layout(config.memory_bytes), tags).map_err(|error| match error {
             MemoryError::Exhausted => {
                 let free_mib = crate::frames::free_bytes() >> 20;
                 format!("memory {wanted_mib} MiB: the host has {free_mib} MiB left, in pieces of at least 2 MiB")
@@ -137,15 +138,15 @@ impl Vm {
         let vm = Arc::new(Self::lay_out(VmFields {
             number,
             platform: Platform::new(&config),
-            memory,
             serial: [SerialLine::new(), SerialLine::new()],
             vcpus: (0..vcpu_count)
                 .map(|index| {
                     let home = homes.next().unwrap_or(CpuId(0));
-                    let vcpu = Vcpu::new(ArchVcpu::new(index, &config, root, pool.pool().vcpu()), home);
+                    let vcpu = Vcpu::new(ArchVcpu::new(index, &config, root, memory.tags().vcpu()), home);
                     Block::new(index as usize, vcpu)
                 })
                 .collect(),
+            memory,
             config,
             alive: AtomicU32::new(vcpu_count),
             parked: AtomicU32::new(vcpu_count),
@@ -256,7 +257,7 @@ impl Vm {
 impl Drop for Vm {
     fn drop(&mut self) {
         for vcpu in core::mem::take(&mut self.vcpus) {
-            self.memory.tag_pool().pool().release(vcpu.into_inner().into_tags());
+            self.memory.tags().release(vcpu.into_inner().into_tags());
         }
         info!("{}: memory freed", self.config.name);
     }

@@ -11,7 +11,10 @@ use alloc::vec::Vec;
 use abi::payload::{TagScheme, VmConfig};
 use crossbeam_utils::CachePadded;
 use spin::Once;
-use tlb_tag::{CpuTags, Pool, Scheme, TagRange};
+use tlb_tag::{Scheme, TagRange};
+
+use crate::arch::tags::{self, CpuTags, Pool, VcpuTags};
+use crate::cpu::CpuId;
 
 /// What VMs that share a pool have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +64,7 @@ pub(crate) fn init(vms: &[VmConfig], tags: u32, can_flush_one: bool) -> Result<(
             TagScheme::Generation => Scheme::Generation,
             TagScheme::Epoch => Scheme::Epoch,
         };
-        let pool = Pool::new(scheme, TagRange::new(first, count), can_flush_one);
+        let pool = tags::pool(scheme, TagRange::new(first, count), can_flush_one);
         first += count;
         (kind, pool)
     });
@@ -74,7 +77,7 @@ pub(crate) fn init(vms: &[VmConfig], tags: u32, can_flush_one: bool) -> Result<(
 pub(crate) struct PoolId(usize);
 
 /// The pool for a VM of the payload.
-pub(crate) fn pool_for(config: &VmConfig) -> PoolId {
+fn pool_for(config: &VmConfig) -> PoolId {
     let kind = Kind::of(config);
     PoolId(pools().iter().position(|(other, _)| *other == kind).unwrap_or(0))
 }
@@ -86,12 +89,41 @@ impl PoolId {
     }
 }
 
+/// What a VM has of its pool.
+pub(crate) struct VmTags {
+    pool: PoolId,
+    own: tags::VmTags,
+}
+
+impl VmTags {
+    pub(crate) fn new(config: &VmConfig) -> Self {
+        let pool = pool_for(config);
+        Self { pool, own: tags::VmTags::new(pool.pool()) }
+    }
+
+    /// The pool.
+    #[inline]
+    pub(crate) fn pool(&self) -> PoolId {
+        self.pool
+    }
+
+    /// A new vCPU's part.
+    pub(crate) fn vcpu(&self) -> VcpuTags {
+        self.own.vcpu(self.pool.pool())
+    }
+
+    /// A vCPU is gone for good.
+    pub(crate) fn release(&self, vcpu: VcpuTags) {
+        self.own.release(self.pool.pool(), vcpu);
+    }
+}
+
 /// What one pCPU keeps of all pools.
 pub(crate) struct CpuPools(Vec<CachePadded<CpuTags>>);
 
 impl CpuPools {
-    pub(crate) fn new() -> Self {
-        Self(pools().iter().map(|(_, pool)| CachePadded::new(pool.cpu())).collect())
+    pub(crate) fn new(cpu: CpuId) -> Self {
+        Self(pools().iter().map(|(_, pool)| CachePadded::new(tags::cpu(pool, cpu))).collect())
     }
 
     /// The pCPU's part of one pool.

@@ -17,7 +17,7 @@ use crate::vcpu::run::{Next, Running};
 pub(crate) fn handle(run: &mut Running<'_>) -> Next {
     let tally = run.tally;
     let arch = &mut run.owner.arch;
-    arch.fold_interrupts();
+    arch.fold_interrupts(tally);
     match arch.registers.vector {
         vector::SYNCHRONOUS => {}
         vector::IRQ | vector::FIQ => {

@@ -18,7 +18,7 @@ pub(super) struct FpuState {
     q: [[u64; 2]; 32],
     fpsr: u64,
     fpcr: u64,
-    /// Tells this state, and its vCPU, from all others ever made; 0 is nobody's.
+    /// Tells this state from all others ever made; 0 is nobody's.
     identity: u64,
 }
 
@@ -28,11 +28,6 @@ impl FpuState {
     /// The state at reset: all zero.
     pub(super) fn new() -> Self {
         Self { q: [[0; 2]; 32], fpsr: 0, fpcr: 0, identity: IDENTITIES.fetch_add(1, Ordering::Relaxed) }
-    }
-
-    /// Tells the vCPU from all others ever made; never 0.
-    pub(super) fn identity(&self) -> u64 {
-        self.identity
     }
 
     /// Brings the state into this pCPU's registers, unless it is still there: the vCPU ran here last (`came_back`), and

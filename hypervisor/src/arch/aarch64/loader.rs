@@ -8,7 +8,7 @@ use abi::payload::{Payload, VmConfig};
 use addr::{Gpa, GpaRange};
 use stage2::Vmsa;
 
-use super::{guest_tree, layout, virtualization, vmid};
+use super::{guest_tree, layout, virtualization};
 use crate::vm::memory::Memory;
 
 /// Where the first vCPU begins.
@@ -29,8 +29,6 @@ pub(crate) enum Error {
     DeviceTree,
     /// More vCPUs than there is place for redistributors.
     Vcpus,
-    /// More VMs than the TLB can tell apart.
-    Vms,
 }
 
 impl fmt::Display for Error {
@@ -41,7 +39,6 @@ impl fmt::Display for Error {
                 write!(f, "the VM's description does not fit into a device tree (a NUL in the command line?)")
             }
             Self::Vcpus => write!(f, "a guest of this architecture has at most {} vCPUs", layout::MAX_VCPUS),
-            Self::Vms => write!(f, "there are more VMs than the {} that the TLB can tell apart", vmid::COUNT - 1),
         }
     }
 }
@@ -82,7 +79,5 @@ pub(crate) fn load(config: &VmConfig, payload: &Payload<'_>, memory: &mut Memory
         let written = memory.write(place(offset), bytes);
         debug_assert!(written);
     }
-    // The vCPUs join before this reference is dropped.
-    vmid::join(memory.stage2_root()).map_err(|_| Error::Vms)?;
     Ok(Entry { pc: place(placed.kernel), device_tree: place(placed.device_tree) })
 }

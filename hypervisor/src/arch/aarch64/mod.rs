@@ -30,11 +30,11 @@ pub(crate) mod routing;
 pub(crate) mod serial;
 mod smp;
 mod sysreg;
+pub(crate) mod tags;
 pub(crate) mod tsc;
 pub(crate) mod uart;
 pub(crate) mod vcpu;
 pub(crate) mod virtio;
 pub(crate) mod virtualization;
-mod vmid;
 
 pub(crate) use gic as interrupts;

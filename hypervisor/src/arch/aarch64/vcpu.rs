@@ -5,15 +5,12 @@
 
 #![expect(unsafe_code, reason = "loads what decides about the guest, and enters it")]
 
-use core::arch::asm;
-use core::sync::atomic::Ordering;
-
 use aarch64_defs::registers::{hcr_el2, mpidr, spsr, timer_control};
 use aarch64_defs::syndrome::{Syndrome, class_name};
 use abi::payload::VmConfig;
 use addr::Hpa;
 use shootdown::Pages;
-use tlb_tag::{CpuTags, VcpuTags};
+use tlb_tag::by_vm::Flush;
 
 use super::el1::El1;
 use super::entry::{self, Registers};
@@ -22,8 +19,9 @@ use super::gic::GUEST_TIMER;
 use super::loader::Entry;
 use super::register::{isb, read_register, write_register};
 use super::routing::Start;
+use super::tags::{self, CpuTags, VcpuTags};
 use super::virtualization::HostContext;
-use super::{tsc, virtualization, vmid};
+use super::{tsc, virtualization};
 use crate::device::affinity::affinity;
 use crate::device::gic::{self, MAX_LISTS, VcpuGic};
 use crate::layout::OwnPages;
@@ -41,7 +39,6 @@ pub(crate) struct ArchVcpu {
     fpu: FpuState,
     /// VMPIDR_EL2: who the guest believes to be.
     affinity: u64,
-    vmid: u16,
     stage2_root: Hpa,
     /// HCR_EL2.
     hcr: u64,
@@ -121,8 +118,6 @@ impl ArchVcpu {
             el1: El1::new(),
             fpu: FpuState::new(),
             affinity: affinity(index) | mpidr::RES1,
-            // The loader has joined before, and keeps the number from running out.
-            vmid: vmid::join(stage2_root).unwrap_or(0),
             stage2_root,
             hcr: virtualization::hcr(),
             timer: Timer::default(),
@@ -147,8 +142,6 @@ impl ArchVcpu {
 
     /// Starts the first vCPU as the kernel's boot protocol wants it.
     pub(crate) fn start_at(&mut self, entry: &Entry) {
-        // The vCPUs have joined; the loader's part ends.
-        vmid::leave(self.vmid);
         self.start(Start { entry: entry.pc.0, context: entry.device_tree.0 });
     }
 
@@ -173,9 +166,10 @@ impl ArchVcpu {
     }
 
     /// The vCPU comes to this pCPU; `came_back` when it ran here last, and nowhere since.
-    pub(crate) fn load(&mut self, cpu: &HostContext, _: &mut CpuTags, came_back: bool) {
-        // SAFETY: the VM's own tables, which stay for as long as the vCPU does, under its own VMID.
-        unsafe { write_register!("vttbr_el2", vmid::vttbr(self.stage2_root, self.vmid)) };
+    pub(crate) fn load(&mut self, cpu: &HostContext, tags: &mut CpuTags, came_back: bool) {
+        self.tags.arrive(tags, came_back);
+        // SAFETY: the VM's own tables, which stay for as long as the vCPU does, under the VM's own tag until it departs.
+        unsafe { write_register!("vttbr_el2", tags::vttbr(self.stage2_root, self.tags.tag())) };
         // SAFETY: who the guest believes to be means nothing to EL2.
         unsafe { write_register!("vmpidr_el2", self.affinity) };
         // SAFETY: made by `virtualization::hcr`: stage 2 is on, interrupts come to EL2.
@@ -191,21 +185,13 @@ impl ArchVcpu {
             super::gic::set_guest_timer_active(true);
         }
         self.is_loaded = true;
-
-        // vCPUs of a VM share a VMID, but not what they have cached: a kernel may keep mappings of one CPU alone, and flush
-        // them on that CPU alone. So what another vCPU has left here goes, and so does what this one has not flushed here
-        // because it was elsewhere.
-        let last = cpu.last_of.get(usize::from(self.vmid));
-        let was_last =
-            last.is_some_and(|last| last.swap(self.fpu.identity(), Ordering::Relaxed) == self.fpu.identity());
-        if !(was_last && came_back) {
-            flush_here();
-        }
         self.left_at = tsc::now();
     }
 
     /// The vCPU leaves this pCPU.
-    pub(crate) fn unload(&mut self) {
+    pub(crate) fn unload(&mut self, tags: &mut CpuTags) {
+        tags::complete_guests_flushes();
+        self.tags.depart(tags);
         self.timer = Timer { control: read_register!("cntv_ctl_el0"), deadline: read_register!("cntv_cval_el0") };
         // SAFETY: the guest's timer, which must not fire without its guest.
         unsafe { write_register!("cntv_ctl_el0", 0u64) };
@@ -238,11 +224,14 @@ impl ArchVcpu {
 
     /// Runs the guest until its next exit.
     #[inline]
-    pub(crate) fn enter(&mut self, _: &HostContext, _: &mut CpuTags, _: u64, tally: Tally<'_>) {
+    pub(crate) fn enter(&mut self, _: &HostContext, tags: &mut CpuTags, epoch: u64, tally: Tally<'_>) {
         let entered_at = tsc::now();
         tally.add(|count| &count.host_ticks, entered_at.wrapping_sub(self.left_at));
         tally.add(|count| &count.entries, 1);
 
+        if !self.tags.is_current(epoch) {
+            flush(self.tags.enter(tags, epoch), tally);
+        }
         let is_idle = self.gic.is_idle();
         if !(is_idle && self.lists_are_clear) {
             self.lists_are_clear = is_idle;
@@ -261,9 +250,7 @@ impl ArchVcpu {
 
     /// All TLB entries of the guest on this pCPU go before its next instruction.
     pub(crate) fn flush_whole(&mut self) {
-        if self.is_loaded {
-            flush_here();
-        }
+        self.tags.void();
     }
 
     /// As [`Self::flush_whole`]: no guest asks for pages, since its own instructions flush what it wants. Says that no
@@ -275,7 +262,6 @@ impl ArchVcpu {
 
     /// What is to be given back when the vCPU is gone.
     pub(crate) fn into_tags(self) -> VcpuTags {
-        vmid::leave(self.vmid);
         self.tags
     }
 
@@ -322,11 +308,12 @@ impl ArchVcpu {
 
     /// The guest was left: what it did with its interrupts.
     #[inline]
-    pub(super) fn fold_interrupts(&mut self) {
+    pub(super) fn fold_interrupts(&mut self, tally: Tally<'_>) {
         if !self.gic.is_idle() {
             const SPLITS_END: u64 = 1 << 9;
             let splits_end = read_register!("ich_vmcr_el2") & SPLITS_END != 0;
-            self.gic.fold(super::gic::read_list, read_register!("ich_hcr_el2"), splits_end);
+            let taken = self.gic.fold(super::gic::read_list, read_register!("ich_hcr_el2"), splits_end);
+            tally.add(|count| &count.irq_injections, taken);
         }
         // What the guest's interrupts ask of us has been seen; off, so that it is not asked again.
         // SAFETY: until the next entry nobody uses the list registers.
@@ -460,10 +447,17 @@ impl ArchVcpu {
 /// ESR_EL1.IL: an instruction of 32 bits; class zero is "unknown reason".
 const IL: u64 = 1 << 25;
 
-/// Drops what this pCPU has cached under the VMID in VTTBR_EL2: translations and instructions.
-fn flush_here() {
-    // SAFETY: what is cached are copies.
-    unsafe { asm!("tlbi vmalle1", "ic iallu", "dsb nsh", "isb", options(nostack, preserves_flags)) };
+/// Does what an entry owes to this pCPU's TLB.
+#[cold]
+fn flush(entry: tlb_tag::by_vm::Entry<'_>, tally: Tally<'_>) {
+    let what = entry.flush();
+    tags::flush(what);
+    tally.add(|count| &count.tlb_flushes, (what != Flush::Nothing).into());
+    tally.add(|count| &count.tlb_flushes_all, (what == Flush::Everything).into());
+    tally.add(|count| &count.tag_assignments, entry.assigned().into());
+    tally.add(|count| &count.tag_generations, entry.new_generation().into());
+    // From here to the guest nothing can go wrong.
+    entry.completed();
 }
 
 /// See [`ArchVcpu::whereabouts`].

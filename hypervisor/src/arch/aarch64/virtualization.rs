@@ -5,7 +5,6 @@
 
 #![expect(unsafe_code, reason = "registers that decide what guests can reach")]
 
-use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::String;
 use core::arch::asm;
@@ -16,15 +15,13 @@ use aarch64_defs::registers::{cnthctl_el2, cptr_el2, hcr_el2, mdcr_el2, vtcr_el2
 use spin::Once;
 use stage2::Vmsa;
 
+use super::gic;
 use super::register::{isb, read_register, write_register};
-use super::{gic, vmid};
 
 /// What one pCPU needs to run guests.
 pub(crate) struct HostContext {
     /// Identity of the vCPU whose floating-point state the registers hold; 0 when nobody's.
     pub(super) fp_holder: AtomicU64,
-    /// By VMID: identity of the vCPU that was last entered with it here. Entries of the TLB are its own alone.
-    pub(super) last_of: Box<[AtomicU64]>,
 }
 
 /// What the machine's EL2 offers.
@@ -113,7 +110,7 @@ pub(crate) fn check() -> Result<(), Missing> {
     };
     let wide_vmids = field(mmfr1, 4) == 2;
     let features = Features {
-        tags: vmid::COUNT - 1,
+        tags: if wide_vmids { 0xffff } else { 0xff },
         can_flush_one_tag: true,
         physical_bits,
         wide_vmids,
@@ -248,5 +245,5 @@ pub(crate) fn enable() -> HostContext {
     if !SAID.swap(true, Ordering::Relaxed) {
         log::debug!("VTCR_EL2 {vtcr:#x}, HCR_EL2 {:#x}, CPTR_EL2 {cptr:#x}, MDCR_EL2 {mdcr:#x}", hcr());
     }
-    HostContext { fp_holder: AtomicU64::new(0), last_of: (0..vmid::COUNT).map(|_| AtomicU64::new(0)).collect() }
+    HostContext { fp_holder: AtomicU64::new(0) }
 }

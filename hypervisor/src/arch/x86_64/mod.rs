@@ -29,6 +29,7 @@ pub(crate) mod routing;
 pub(crate) mod serial;
 pub(crate) mod smp;
 pub(crate) mod svm;
+pub(crate) mod tags;
 pub(crate) mod tsc;
 pub(crate) mod uart;
 pub(crate) mod vcpu;

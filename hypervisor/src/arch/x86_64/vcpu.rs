@@ -266,7 +266,7 @@ impl ArchVcpu {
     }
 
     /// The vCPU leaves this pCPU.
-    pub(crate) fn unload(&mut self) {
+    pub(crate) fn unload(&mut self, _: &mut CpuTags) {
         self.fpu.save();
         if has_tsc_aux() {
             // SAFETY: the MSR exists; reading it has no effect.

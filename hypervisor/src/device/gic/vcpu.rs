@@ -91,11 +91,14 @@ impl VcpuGic {
     }
 
     /// The guest has exited. `read` reads a list register, `control` is ICH_HCR_EL2, and `splits_end` is
-    /// ICH_VMCR_EL2.VEOIM.
-    pub(crate) fn fold(&mut self, mut read: impl FnMut(usize) -> u64, control: u64, splits_end: bool) {
+    /// ICH_VMCR_EL2.VEOIM. Says how many interrupts the guest has acknowledged since it was entered.
+    pub(crate) fn fold(&mut self, mut read: impl FnMut(usize) -> u64, control: u64, splits_end: bool) -> u64 {
+        let mut acknowledged = 0;
         for index in bits(self.used) {
             let state = ListRegister(read(index as usize)).state();
-            if state != self.lists[index as usize].state() {
+            let before = self.lists[index as usize].state();
+            if state != before {
+                acknowledged += u64::from(before.pending && !state.pending);
                 self.change(index, state);
             }
         }
@@ -109,6 +112,7 @@ impl VcpuGic {
             self.owed += ends;
             self.dirty = true;
         }
+        acknowledged
     }
 
     /// Takes over what others have posted.

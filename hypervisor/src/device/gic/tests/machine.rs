@@ -26,6 +26,8 @@ pub(super) struct Cpu {
     pub(super) lists: Vec<u64>,
     pub(super) control: u64,
     ends: u32,
+    /// Interrupts acknowledged since the last exit.
+    acknowledged: u64,
     /// EOImode of the guest.
     pub(super) splits_end: bool,
     /// Acknowledged and not ended: priority and INTID, the last one on top.
@@ -56,6 +58,7 @@ impl Cpu {
         }
         *list ^= 3 << 62;
         self.stack.push((priority(*list), intid(*list)));
+        self.acknowledged += 1;
         Some(intid(*list))
     }
 
@@ -100,6 +103,7 @@ impl Machine {
             lists: vec![0; lists],
             control: 1,
             ends: 0,
+            acknowledged: 0,
             splits_end: false,
             stack: Vec::new(),
             timer: false,
@@ -141,7 +145,8 @@ impl Machine {
         let lists = cpu.lists.clone();
         let control = cpu.control | u64::from(cpu.ends.min(31)) << 27;
         cpu.ends -= cpu.ends.min(31);
-        cpu.gic.fold(|index| lists[index], control, cpu.splits_end);
+        let seen = cpu.gic.fold(|index| lists[index], control, cpu.splits_end);
+        assert_eq!(seen, core::mem::take(&mut cpu.acknowledged), "what was acknowledged is counted once");
         // Physical interrupts come to a pCPU that is out of the guest, or they bring it there.
         if cpu.timer && !cpu.timer_active {
             cpu.timer_active = true;

@@ -1,0 +1,177 @@
+//! What a vCPU has of its VM's tag, and one entry into its guest. Written by the pCPU that runs the vCPU.
+
+use super::cpu::{CpuTags, Found, Name};
+use super::pool::{Id, VmTags};
+use crate::pool::Scheme;
+use crate::tag::Tag;
+
+/// What an entry must flush on its pCPU before the guest's first instruction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Flush {
+    /// Nothing.
+    Nothing,
+    /// Under the entry's own tag, what was made with the guest's own tables; what stage 2 alone has made may stay (Arm: TLBI
+    /// VMALLE1).
+    OwnTables,
+    /// All entries of the entry's own tag (Arm: TLBI VMALLS12E1).
+    Tag,
+    /// The entries of all tags (Arm: TLBI ALLE1).
+    Everything,
+}
+
+/// The tag of a vCPU, and what it owes.
+#[derive(Debug)]
+pub struct VcpuTags {
+    vm: VmTags,
+    name: Name,
+    /// The tag since it arrived last.
+    id: Id,
+    /// The epoch of the VM that its entries are of, with [`SEEN`]; [`VOID`] when an entry has to look.
+    seen: u64,
+    /// All entries must go, whoever ran last.
+    is_void: bool,
+    /// Since its last entry it was given a tag that it had not before, or began a generation.
+    assigned: bool,
+    began: bool,
+}
+
+/// With [`SEEN`] no epoch is zero.
+const VOID: u64 = 0;
+/// Marks an epoch that was seen, so that none is taken for [`VOID`].
+const SEEN: u64 = 1 << 63;
+
+impl VcpuTags {
+    pub(super) fn new(vm: VmTags, name: Name) -> Self {
+        Self { vm, name, id: Id::NONE, seen: VOID, is_void: false, assigned: false, began: false }
+    }
+
+    /// The vCPU comes to a pCPU, to stay for some entries. `came_back`: it was here last, and nowhere since. Its tag is
+    /// its own from here on, until it departs.
+    pub fn arrive(&mut self, cpu: &mut CpuTags, came_back: bool) {
+        let (id, began) = self.vm.claim(cpu.number);
+        let epoch = self.seen & !SEEN;
+        // Elsewhere the guest may have flushed entries that it has here: an instruction of its own that concerns one pCPU.
+        let is_here = came_back && id == self.id && cpu.find(id, self.name, epoch) == Found::Mine;
+        if !is_here {
+            self.seen = VOID;
+        }
+        self.assigned |= self.id == Id::NONE || id.index() != self.id.index();
+        self.began |= began;
+        self.id = id;
+    }
+
+    /// It leaves the pCPU.
+    pub fn depart(&mut self, cpu: &mut CpuTags) {
+        self.vm.release(cpu.number);
+    }
+
+    /// Whether an entry has to do nothing about tags. This is what each entry pays.
+    #[must_use]
+    #[inline]
+    pub fn is_current(&self, epoch: u64) -> bool {
+        self.seen == epoch | SEEN
+    }
+
+    /// Prepares an entry on the pCPU where the vCPU arrived. `epoch` is the VM's, which counts the times that all of its
+    /// TLB entries became void; it is below 2^63.
+    #[inline]
+    pub fn enter<'a>(&'a mut self, cpu: &'a mut CpuTags, epoch: u64) -> Entry<'a> {
+        let is_current = self.is_current(epoch);
+        let flush = if is_current { Flush::Nothing } else { self.owed(cpu, epoch) };
+        Entry { vcpu: self, cpu, epoch, flush, is_current }
+    }
+
+    #[cold]
+    fn owed(&self, cpu: &CpuTags, epoch: u64) -> Flush {
+        match cpu.find(self.id, self.name, epoch) {
+            _ if self.vm.shared().scheme == Scheme::FlushAlways => Flush::Tag,
+            Found::Unknown => Flush::Everything,
+            Found::Nothing => Flush::Nothing,
+            Found::Mine | Found::Sibling if !self.is_void => Flush::OwnTables,
+            Found::Mine | Found::Sibling | Found::Other => Flush::Tag,
+        }
+    }
+
+    /// All TLB entries of the vCPU must go before its guest's next instruction.
+    #[inline]
+    pub fn void(&mut self) {
+        self.seen = VOID;
+        self.is_void = true;
+    }
+
+    /// The tag that it has had since it arrived last.
+    #[must_use]
+    #[inline]
+    pub fn tag(&self) -> Tag {
+        self.vm.shared().range.at(self.id.index())
+    }
+}
+
+/// An entry that is about to happen. Dropped, it has not happened, and all that it would have flushed is still owed.
+#[derive(Debug)]
+#[must_use]
+pub struct Entry<'a> {
+    vcpu: &'a mut VcpuTags,
+    cpu: &'a mut CpuTags,
+    epoch: u64,
+    flush: Flush,
+    is_current: bool,
+}
+
+impl Entry<'_> {
+    /// The tag to enter with.
+    #[inline]
+    #[must_use]
+    pub fn tag(&self) -> Tag {
+        self.vcpu.tag()
+    }
+
+    /// What the entry must flush.
+    #[inline]
+    pub fn flush(&self) -> Flush {
+        self.flush
+    }
+
+    /// Whether the vCPU was given another tag since its last entry.
+    #[must_use]
+    #[inline]
+    pub fn assigned(&self) -> bool {
+        self.vcpu.assigned
+    }
+
+    /// Whether a new generation began with its arrival.
+    #[must_use]
+    #[inline]
+    pub fn new_generation(&self) -> bool {
+        self.vcpu.began
+    }
+
+    /// The entry has happened: what it had to flush is flushed.
+    #[inline]
+    pub fn completed(self) {
+        if !self.is_current {
+            self.pay();
+        }
+    }
+
+    fn pay(self) {
+        let Self { vcpu, cpu, epoch, flush, .. } = self;
+        match flush {
+            Flush::Nothing => {}
+            Flush::OwnTables => cpu.counts.own_flushes += 1,
+            Flush::Tag => cpu.counts.tag_flushes += 1,
+            Flush::Everything => {
+                cpu.counts.full_flushes += 1;
+                cpu.flushed(vcpu.id);
+            }
+        }
+        cpu.counts.assignments += u64::from(core::mem::take(&mut vcpu.assigned));
+        cpu.counts.generations += u64::from(core::mem::take(&mut vcpu.began));
+        cpu.entered(vcpu.id, vcpu.name, epoch);
+        vcpu.is_void = false;
+        if vcpu.vm.shared().scheme != Scheme::FlushAlways {
+            vcpu.seen = epoch | SEEN;
+        }
+    }
+}

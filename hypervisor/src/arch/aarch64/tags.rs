@@ -1,0 +1,79 @@
+//! TLB tags of this architecture: VMIDs (Arm ARM, D8.16), and the flushes of this pCPU that an entry may owe.
+//!
+//! A guest flushes TLBs of all its vCPUs by one instruction, and the processor does so for the VMID of the one that asks. So
+//! all vCPUs of a VM run under one: [`tlb_tag::by_vm`]. Which of two ways a VM has its tag is its own choice, and there is
+//! a third to compare with; `docs/decisions/0011-vmids.md` says why.
+//!
+//! Tables are not shared between pCPUs' TLBs (VTTBR_EL2.CnP is clear), so what one VMID means on a pCPU is that pCPU's
+//! own affair.
+
+#![expect(unsafe_code, reason = "TLB maintenance")]
+
+use core::arch::asm;
+
+use aarch64_defs::registers::vttbr_el2;
+use addr::Hpa;
+use sched::CpuId;
+pub(crate) use tlb_tag::by_vm::{CpuTags, Pool, VcpuTags};
+use tlb_tag::by_vm::{Flush, VmTags as OfVm};
+use tlb_tag::{Scheme, Tag, TagRange};
+
+use crate::cpu;
+
+/// A pool for VMs of one scheme. The entries of one VMID can always be flushed by themselves.
+pub(crate) fn pool(scheme: Scheme, range: TagRange, _: bool) -> Pool {
+    Pool::new(scheme, range, cpu::count())
+}
+
+/// What a pCPU keeps of a pool.
+pub(crate) fn cpu(pool: &Pool, id: CpuId) -> CpuTags {
+    pool.cpu(id.index())
+}
+
+/// What a VM has of a pool: its VMID.
+pub(crate) struct VmTags(OfVm);
+
+impl VmTags {
+    pub(crate) fn new(pool: &Pool) -> Self {
+        Self(pool.vm())
+    }
+
+    /// A new vCPU's part.
+    pub(crate) fn vcpu(&self, _: &Pool) -> VcpuTags {
+        self.0.vcpu()
+    }
+
+    /// The vCPU is gone for good. The VMID goes back with the last who knows it.
+    #[expect(clippy::unused_self, reason = "each architecture has this function")]
+    pub(crate) fn release(&self, _: &Pool, vcpu: VcpuTags) {
+        drop(vcpu);
+    }
+}
+
+/// VTTBR_EL2 for a VM.
+pub(super) fn vttbr(root: Hpa, tag: Tag) -> u64 {
+    root.0 | u64::from(tag.get()) << vttbr_el2::VMID_SHIFT
+}
+
+/// Drops entries of this pCPU's TLB, those of a tag for the one in VTTBR_EL2. With them goes what is cached of instructions,
+/// since a guest's local flush of those is as local as that of its TLB.
+pub(super) fn flush(what: Flush) {
+    match what {
+        Flush::Nothing => return,
+        // SAFETY: what is cached are copies.
+        Flush::OwnTables => unsafe { asm!("tlbi vmalle1", options(nostack, preserves_flags)) },
+        // SAFETY: as above.
+        Flush::Tag => unsafe { asm!("tlbi vmalls12e1", options(nostack, preserves_flags)) },
+        // SAFETY: as above.
+        Flush::Everything => unsafe { asm!("tlbi alle1", options(nostack, preserves_flags)) },
+    }
+    // SAFETY: as above.
+    unsafe { asm!("ic iallu", "dsb nsh", "isb", options(nostack, preserves_flags)) };
+}
+
+/// Waits until all pCPUs have done what the guest has asked of their TLBs and caches: it may wait for that on another pCPU,
+/// which would not know of it.
+pub(super) fn complete_guests_flushes() {
+    // SAFETY: a barrier.
+    unsafe { asm!("dsb ish", options(nostack, preserves_flags)) };
+}

@@ -1,0 +1,36 @@
+//! TLB tags of this architecture: ASIDs, which each pCPU hands out by itself. Every vCPU has one of its own, and a VM none.
+
+use sched::CpuId;
+pub(crate) use tlb_tag::{CpuTags, Pool, VcpuTags};
+use tlb_tag::{Scheme, TagRange};
+
+/// A pool for VMs of one scheme.
+pub(crate) fn pool(scheme: Scheme, range: TagRange, can_flush_one: bool) -> Pool {
+    Pool::new(scheme, range, can_flush_one)
+}
+
+/// What a pCPU keeps of a pool.
+pub(crate) fn cpu(pool: &Pool, _: CpuId) -> CpuTags {
+    pool.cpu()
+}
+
+/// What a VM has of a pool: nothing.
+pub(crate) struct VmTags;
+
+impl VmTags {
+    pub(crate) fn new(_: &Pool) -> Self {
+        Self
+    }
+
+    /// A new vCPU's part.
+    #[expect(clippy::unused_self, reason = "each architecture has this function")]
+    pub(crate) fn vcpu(&self, pool: &Pool) -> VcpuTags {
+        pool.vcpu()
+    }
+
+    /// The vCPU is gone for good.
+    #[expect(clippy::unused_self, reason = "each architecture has this function")]
+    pub(crate) fn release(&self, pool: &Pool, vcpu: VcpuTags) {
+        pool.release(vcpu);
+    }
+}
