@@ -261,7 +261,6 @@ enum Cut {
 
 /// A run while it is followed.
 struct Session<'a> {
-    arch: Arch,
     purpose: Purpose,
     json: bool,
     verbose: bool,
@@ -317,7 +316,6 @@ impl<'a> Session<'a> {
         let limit = config.host.time_limit.or((!console::has_terminal()).then_some(UNWATCHED_LIMIT));
         Self {
             vms: vms.collect(),
-            arch: config.host.arch.value,
             purpose,
             json: args.json,
             verbose: args.verbose,

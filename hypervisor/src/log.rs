@@ -40,6 +40,18 @@ pub(crate) fn set_level(name: &str) {
 
 /// Lets `report` write lines of level "panic", whoever holds the lock.
 pub(crate) fn emergency(report: impl FnOnce(&mut dyn Write)) {
+    speak_anyway("panic", report);
+}
+
+/// Writes the last line of all, whoever holds the lock.
+#[cfg_attr(machine = "pc", expect(dead_code, reason = "that machine is told in another way how it ends"))]
+pub(crate) fn last_words(words: impl fmt::Display) {
+    speak_anyway("end", |out| {
+        let _ = write!(out, "{words}");
+    });
+}
+
+fn speak_anyway(level: &str, report: impl FnOnce(&mut dyn Write)) {
     let mut guard = (0..LOCK_PATIENCE).find_map(|_| LOGGER.serial.try_lock());
     let mut second;
     let serial = match &mut guard {
@@ -52,7 +64,7 @@ pub(crate) fn emergency(report: impl FnOnce(&mut dyn Write)) {
         }
     };
     let mut lines = Lines { serial };
-    begin_line(&mut lines, "panic");
+    begin_line(&mut lines, level);
     report(&mut lines);
     let _ = lines.write_str("\n");
 }

@@ -10,10 +10,9 @@ use std::process::ExitStatus;
 use std::time::Duration;
 
 use abi::control::StopReason;
-use abi::exit_code::{CLEAN, PANIC, REFUSED, qemu_status};
+use abi::exit_code::{CLEAN, PANIC, REFUSED, qemu_status, told_status};
 
 use super::{Cut, Followed, LAST_WORDS, Purpose, Role, Session, write_out};
-use crate::config::Arch;
 use crate::failure::{FAILED, Failure, TIMED_OUT};
 use crate::progress::{last_lines, last_lines_of};
 use crate::stats::printable;
@@ -71,7 +70,13 @@ impl Session<'_> {
 
         let status = self.process.wait(LAST_WORDS)?;
         let done = self.told_to_end.is_some();
-        match status.code() {
+        // A machine that has no place for a status says it in its log.
+        let told = || last_lines(log, 1).first().and_then(|line| told_status(line));
+        let code = match status.code() {
+            Some(0) => told().or(Some(0)),
+            code => code,
+        };
+        match code {
             Some(code) if code == qemu_status(CLEAN) => None,
             Some(code) if code == qemu_status(PANIC) => {
                 Some(Failure::failed(format!("the hypervisor panicked{}", quote(log))))
@@ -80,12 +85,6 @@ impl Session<'_> {
                 Some(Failure::failed(format!("the hypervisor refused to start{}", quote(log))))
             }
             Some(0) if done => None,
-            // This machine has no place for a code: what happened is in the log.
-            Some(0) if self.arch == Arch::Aarch64 => {
-                let panicked = last_lines(log, usize::MAX).iter().any(|line| line.contains(" panic "));
-                let how = if panicked { "panicked" } else { "refused to start" };
-                Some(Failure::failed(format!("the hypervisor {how}{}", quote(log))))
-            }
             Some(0) => Some(
                 Failure::failed(format!("the host was reset{}", quote(log)))
                     .help("a fault that the hypervisor could not even report (triple fault) does that"),

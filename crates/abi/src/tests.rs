@@ -138,3 +138,14 @@ fn received<T: serde::de::DeserializeOwned>(stream: &[u8]) -> Vec<Result<T, Fram
     let mut receiver = Receiver::default();
     stream.iter().filter_map(|&byte| receiver.push(byte)).collect()
 }
+
+#[test]
+fn status_is_told_by_the_last_words_and_by_nothing_else() {
+    use crate::exit_code::{PANIC, last_words, qemu_status, told_status};
+
+    let line = alloc::format!("[    1.234567] cpu0 end   {}\r", last_words(PANIC));
+    assert_eq!(told_status(&line), Some(qemu_status(PANIC)));
+    for other in ["", "cpu0 info  all well", "the machine ends with status ", "the machine ends with status 6x"] {
+        assert_eq!(told_status(other), None, "{other}");
+    }
+}

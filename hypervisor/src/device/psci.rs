@@ -8,7 +8,9 @@
 //! the lower halves of the registers, whatever the upper ones hold. Errors are sign-extended to 64 bits for both: who
 //! calls a 32-bit form looks at W0 alone.
 
-use smccc::arch::{SMCCC_ARCH_FEATURES, SMCCC_VERSION};
+use smccc::arch::{
+    SMCCC_ARCH_FEATURES, SMCCC_ARCH_WORKAROUND_1, SMCCC_ARCH_WORKAROUND_2, SMCCC_ARCH_WORKAROUND_3, SMCCC_VERSION,
+};
 use smccc::psci::error::{INVALID_ADDRESS, INVALID_PARAMETERS, NOT_SUPPORTED};
 use smccc::psci::{
     PSCI_AFFINITY_INFO_32, PSCI_AFFINITY_INFO_64, PSCI_CPU_OFF, PSCI_CPU_ON_32, PSCI_CPU_ON_64, PSCI_CPU_SUSPEND_32,
@@ -46,8 +48,33 @@ pub(crate) enum Call {
     SystemOff,
     /// Start the VM anew. No answer.
     SystemReset,
+    /// The host's firmware has to make this pCPU forget what it has predicted: the function to call there. The answer is
+    /// [`Answer::SUCCESS`].
+    Mitigate(u32),
     /// No function that there is. The answer is [`Answer::NOT_SUPPORTED`].
     Unknown,
+}
+
+/// What the host's firmware does against attacks by speculation: its answers to SMCCC_ARCH_FEATURES for the
+/// [functions](Mitigations::FUNCTIONS).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Mitigations(pub(crate) [i32; 3]);
+
+impl Mitigations {
+    /// SMCCC_ARCH_WORKAROUND_1 to 3.
+    pub(crate) const FUNCTIONS: [u32; 3] = [SMCCC_ARCH_WORKAROUND_1, SMCCC_ARCH_WORKAROUND_2, SMCCC_ARCH_WORKAROUND_3];
+    /// A firmware that knows of none.
+    pub(crate) const NONE: Self = Self([NOT_SUPPORTED; 3]);
+
+    /// What a guest is told of a function: 0 when it does something, 1 when it need not be called.
+    fn features(self, number: u32) -> Answer {
+        match Self::FUNCTIONS.iter().position(|function| *function == number).map(|at| self.0[at]) {
+            // This one is a switch, of the pCPU. It is on, and stays on for whoever runs there next.
+            Some(0 | 1) if number == SMCCC_ARCH_WORKAROUND_2 => Answer(1),
+            Some(answer @ (0 | 1)) => Answer::error(answer),
+            _ => Answer::NOT_SUPPORTED,
+        }
+    }
 }
 
 /// What the caller finds in X0.
@@ -90,9 +117,10 @@ impl Answer {
     }
 }
 
-/// Reads a call by SMC or HVC with this `immediate`, `x` being X0 to X3, in a VM that has `vcpus`.
+/// Reads a call by SMC or HVC with this `immediate`, `x` being X0 to X3, in a VM that has `vcpus`, on a host with these
+/// `mitigations`.
 #[must_use]
-pub(crate) fn decode(immediate: u16, x: &[u64; 4], vcpus: u32) -> Call {
+pub(crate) fn decode(immediate: u16, x: &[u64; 4], vcpus: u32, mitigations: Mitigations) -> Call {
     let number = lower_half(x[0]);
     // The convention is for immediate zero; others are free to mean something else, and mean nothing here.
     if immediate != 0 {
@@ -108,8 +136,17 @@ pub(crate) fn decode(immediate: u16, x: &[u64; 4], vcpus: u32) -> Call {
         SMCCC_VERSION => answer(SMCCC_1_1),
         SMCCC_ARCH_FEATURES => match lower_half(first) {
             SMCCC_VERSION | SMCCC_ARCH_FEATURES => Call::Answer(Answer::SUCCESS),
-            _ => Call::Answer(Answer::NOT_SUPPORTED),
+            other => Call::Answer(mitigations.features(other)),
         },
+        SMCCC_ARCH_WORKAROUND_1 | SMCCC_ARCH_WORKAROUND_3 if mitigations.features(number) == Answer::SUCCESS => {
+            Call::Mitigate(number)
+        }
+        // Nothing needs to be done, and the caller expects no answer.
+        SMCCC_ARCH_WORKAROUND_1 | SMCCC_ARCH_WORKAROUND_2 | SMCCC_ARCH_WORKAROUND_3
+            if mitigations.features(number) != Answer::NOT_SUPPORTED =>
+        {
+            Call::Answer(Answer::SUCCESS)
+        }
         PSCI_VERSION => answer(PSCI_1_1),
         PSCI_FEATURES => Call::Answer(features(lower_half(first))),
         PSCI_MIGRATE_INFO_TYPE => answer(NO_MIGRATION_NEEDED),

@@ -6,10 +6,13 @@ use core::arch::asm;
 use core::sync::atomic::{AtomicU8, Ordering};
 
 use addr::Hpa;
-use smccc::psci;
-use smccc::{Hvc, Smc};
+use smccc::arch::{SMCCC_ARCH_FEATURES, SMCCC_VERSION};
+use smccc::psci::{self, PSCI_FEATURES};
+use smccc::{Call, Hvc, Smc};
+use spin::Once;
 
 use super::device_tree::Machine;
+use crate::device::psci::Mitigations;
 
 /// By which instruction the firmware is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,9 +48,40 @@ impl Conduit {
 
 static CONDUIT: AtomicU8 = AtomicU8::new(0);
 
-/// Remembers how this machine is turned off.
+static MITIGATIONS: Once<Mitigations> = Once::new();
+
+/// Remembers how this machine's firmware is called, and asks what it can do for guests.
 pub(super) fn init(machine: &Machine) {
     CONDUIT.store(machine.conduit as u8, Ordering::Relaxed);
+    MITIGATIONS.call_once(|| {
+        // Before 1.1 of the calling convention, and from firmware that does not know PSCI_FEATURES, the answer means nothing.
+        let has_features = ask(PSCI_FEATURES, SMCCC_VERSION) == 0 && ask(SMCCC_VERSION, 0) >= 0x1_0001;
+        if !has_features {
+            return Mitigations::NONE;
+        }
+        Mitigations(Mitigations::FUNCTIONS.map(|function| ask(SMCCC_ARCH_FEATURES, function)))
+    });
+}
+
+/// What the firmware does against attacks by speculation.
+pub(super) fn mitigations() -> Mitigations {
+    MITIGATIONS.get().copied().unwrap_or(Mitigations::NONE)
+}
+
+/// Has the firmware carry out one of [`Mitigations::FUNCTIONS`], which it has said it can.
+pub(super) fn mitigate(function: u32) {
+    ask(function, 0);
+}
+
+/// Calls the firmware with one argument. Its answer, which is -1 when there is no firmware.
+fn ask(function: u32, argument: u32) -> i32 {
+    let arguments = [argument, 0, 0, 0, 0, 0, 0];
+    let [answer, ..] = match conduit() {
+        Conduit::Smc => Smc::call32(function, arguments),
+        Conduit::Hvc => Hvc::call32(function, arguments),
+        Conduit::None => return -1,
+    };
+    answer.cast_signed()
 }
 
 fn conduit() -> Conduit {
@@ -68,9 +102,9 @@ pub(super) fn cpu_on(affinity: u64, entry: Hpa, context: u64) -> bool {
     result.is_ok()
 }
 
-/// Ends the machine. A machine has no place for the `code`, one of [`abi::exit_code`]: what happened is said on the
-/// control port and in the log.
-pub(crate) fn exit(_code: u8) -> ! {
+/// Ends the machine. The firmware has no place for the `code`, one of [`abi::exit_code`]: the last line of the log says it.
+pub(crate) fn exit(code: u8) -> ! {
+    crate::log::last_words(abi::exit_code::last_words(code));
     // When the firmware refuses there is nothing else to try.
     let _ = match conduit() {
         Conduit::Smc => psci::system_off::<Smc>(),

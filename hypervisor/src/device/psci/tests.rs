@@ -1,9 +1,9 @@
-use super::{Answer, Call, PowerState, decode};
+use super::{Answer, Call, Mitigations, PowerState, decode};
 
 const VCPUS: u32 = 40;
 
 fn call(number: u32, arguments: [u64; 3]) -> Call {
-    decode(0, &[number.into(), arguments[0], arguments[1], arguments[2]], VCPUS)
+    decode(0, &[number.into(), arguments[0], arguments[1], arguments[2]], VCPUS, Mitigations::NONE)
 }
 
 #[test]
@@ -94,7 +94,35 @@ fn nonsense_is_unknown() {
     for number in [0, 1, 0x0400_0000, 0xc400_0000, 0xc400_0008, 0x8400_0050, 0x8600_ff01, 0xc500_0020, u32::MAX] {
         assert_eq!(call(number, [0; 3]), Call::Unknown, "{number:#x}");
     }
-    assert_eq!(decode(1, &[0x8400_0008, 0, 0, 0], VCPUS), Call::Unknown, "another immediate");
+    assert_eq!(decode(1, &[0x8400_0008, 0, 0, 0], VCPUS, Mitigations::NONE), Call::Unknown, "another immediate");
     let dirty = [0xdead_beef_8400_0008, 0, 0, 0];
-    assert_eq!(decode(0, &dirty, VCPUS), Call::SystemOff, "the number is in W0");
+    assert_eq!(decode(0, &dirty, VCPUS, Mitigations::NONE), Call::SystemOff, "the number is in W0");
+}
+
+#[test]
+fn mitigations_are_those_of_the_host_and_a_switch_stays_on() {
+    const FUNCTIONS: [u64; 3] = [0x8000_8000, 0x8000_7fff, 0x8000_3fff];
+    let call = |number, argument, answers| decode(0, &[number, argument, 0, 0], VCPUS, Mitigations(answers));
+    for function in FUNCTIONS {
+        assert_eq!(call(0x8000_0001, function, [-1; 3]), Call::Answer(Answer::NOT_SUPPORTED));
+        assert_eq!(call(function, 0, [-1; 3]), Call::Unknown);
+        assert_eq!(call(0x8000_0001, function, [1; 3]), Call::Answer(Answer(1)));
+        assert_eq!(call(function, 0, [1; 3]), Call::Answer(Answer::SUCCESS));
+        // What firmware must not answer is not passed on.
+        assert_eq!(call(0x8000_0001, function, [7; 3]), Call::Answer(Answer::NOT_SUPPORTED));
+    }
+    let features = FUNCTIONS.map(|function| call(0x8000_0001, function, [0; 3]));
+    assert_eq!(features, [Answer::SUCCESS, Answer(1), Answer::SUCCESS].map(Call::Answer));
+    assert_eq!(call(FUNCTIONS[0], 0, [0; 3]), Call::Mitigate(0x8000_8000));
+    assert_eq!(call(FUNCTIONS[1], 0, [0; 3]), Call::Answer(Answer::SUCCESS), "a guest does not turn it off");
+    assert_eq!(call(FUNCTIONS[2], 0, [0; 3]), Call::Mitigate(0x8000_3fff));
+}
+
+#[test]
+fn services_that_do_not_exist_say_so() {
+    // Random numbers, the hypervisor's own, stolen time, identity of the chip, trusted firmware.
+    for number in [0x8400_0050, 0xc400_0053, 0x8600_ff01, 0xc500_0020, 0x8000_0002, 0x8200_0000, 0xbf00_ff01] {
+        assert_eq!(call(number, [0; 3]), Call::Unknown, "{number:#x}");
+        assert_eq!(call(0x8000_0001, [number.into(), 0, 0]), Call::Answer(Answer::NOT_SUPPORTED));
+    }
 }
