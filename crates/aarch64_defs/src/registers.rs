@@ -138,6 +138,8 @@ pub mod cptr_el2 {
     pub const TZ: u64 = 1 << 8;
     /// SME traps. Where it does not exist the bit is one.
     pub const TSM: u64 = 1 << 12;
+    /// Vector and floating-point registers trap, those of EL2 as well.
+    pub const TFP: u64 = 1 << 10;
     /// Trace registers trap.
     pub const TTA: u64 = 1 << 20;
 }
@@ -158,6 +160,20 @@ pub mod mdcr_el2 {
     pub const TTRF: u64 = 1 << 19;
     /// Counters that are the guest's.
     pub const HPMN: u64 = 0x1f;
+}
+
+/// MDSCR_EL1: what a debugger inside asks for.
+pub mod mdscr_el1 {
+    /// Single steps.
+    pub const SS: u64 = 1 << 0;
+    /// Debug exceptions of EL1 itself.
+    pub const KDE: u64 = 1 << 13;
+    /// Breakpoints, watchpoints.
+    pub const MDE: u64 = 1 << 15;
+    /// Any of these has an effect that only the processor can have.
+    pub const ASKS: u64 = SS | KDE | MDE;
+    /// What is a guest's to set. The rest belongs to external debuggers.
+    pub const GUESTS: u64 = ASKS | 1 << 12;
 }
 
 /// CNTHCTL_EL2 without HCR_EL2.E2H: what of the timers does not trap.

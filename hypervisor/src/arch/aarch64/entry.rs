@@ -35,8 +35,10 @@ pub(super) mod vector {
     pub(in super::super) const SYNCHRONOUS: u64 = 0;
     /// A physical interrupt.
     pub(in super::super) const IRQ: u64 = 1;
-    /// A fast one. What is left is a physical SError.
+    /// A fast one.
     pub(in super::super) const FIQ: u64 = 2;
+    /// A physical SError.
+    pub(in super::super) const ERROR: u64 = 3;
 }
 
 /// Runs the guest until its next exit.

@@ -69,6 +69,11 @@ pub(crate) fn handle(run: &mut Running<'_>) -> Next {
             arch.skip();
             firmware::call(run)
         }
+        class::FP if arch.open_fpu(run.cpu.host_context()) => {
+            // The instruction is tried again.
+            tally.exit(ExitReason::Other);
+            Next::Resume
+        }
         // Extensions that the ID registers hide.
         class::FP | class::SVE | class::SME | class::PAUTH => {
             tally.exit(ExitReason::Other);

@@ -1,15 +1,17 @@
 //! Vector and floating-point state of guests.
 //!
 //! The hypervisor uses no vector registers, so a guest's stay where they are across its exits, and across a wait from
-//! which the vCPU comes back to the same pCPU. They are saved when the vCPU leaves the pCPU and loaded again only if
-//! somebody else's state is in the registers by then. SVE and SME are hidden from guests.
+//! which the vCPU comes back to the same pCPU, unless somebody else's state was loaded meanwhile. A vCPU that comes from
+//! elsewhere finds the registers closed (CPTR_EL2.TFP): its state is loaded when the guest first wants it, which in a
+//! short stay may be never, and what was not loaded need not be saved. SVE and SME are hidden from guests.
 
 #![expect(unsafe_code, reason = "vector registers are accessed behind the compiler's back")]
 
 use core::arch::asm;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use super::virtualization::HostContext;
+use super::register::{isb, write_register};
+use super::virtualization::{self, HostContext};
 
 /// One vCPU's state while it is not in the registers.
 #[repr(C, align(16))]
@@ -20,6 +22,8 @@ pub(super) struct FpuState {
     fpcr: u64,
     /// Tells this state from all others ever made; 0 is nobody's.
     identity: u64,
+    /// The registers hold the state, and the guest may use them.
+    is_open: bool,
 }
 
 static IDENTITIES: AtomicU64 = AtomicU64::new(1);
@@ -27,15 +31,38 @@ static IDENTITIES: AtomicU64 = AtomicU64::new(1);
 impl FpuState {
     /// The state at reset: all zero.
     pub(super) fn new() -> Self {
-        Self { q: [[0; 2]; 32], fpsr: 0, fpcr: 0, identity: IDENTITIES.fetch_add(1, Ordering::Relaxed) }
+        Self { q: [[0; 2]; 32], fpsr: 0, fpcr: 0, identity: IDENTITIES.fetch_add(1, Ordering::Relaxed), is_open: false }
     }
 
-    /// Brings the state into this pCPU's registers, unless it is still there: the vCPU ran here last (`came_back`), and
-    /// nobody else's state has been loaded since.
-    pub(super) fn load(&mut self, cpu: &HostContext, came_back: bool) {
-        if came_back && cpu.fp_holder.load(Ordering::Relaxed) == self.identity {
-            return;
+    /// The vCPU comes to this pCPU. Its registers are open if they still hold its state: it ran here last (`came_back`), and
+    /// nobody else's state has been loaded since. Takes effect at the next entry.
+    pub(super) fn arrive(&mut self, cpu: &HostContext, came_back: bool) {
+        self.is_open = came_back && cpu.fp_holder.load(Ordering::Relaxed) == self.identity;
+        set_open(self.is_open);
+    }
+
+    /// The guest wants the registers. False when they are open already.
+    #[must_use]
+    pub(super) fn open(&mut self, cpu: &HostContext) -> bool {
+        if self.is_open {
+            return false;
         }
+        self.is_open = true;
+        set_open(true);
+        isb();
+        self.load();
+        cpu.fp_holder.store(self.identity, Ordering::Relaxed);
+        true
+    }
+
+    /// The vCPU leaves this pCPU: saves what it may have changed. The registers go on holding it.
+    pub(super) fn depart(&mut self) {
+        if self.is_open {
+            self.save();
+        }
+    }
+
+    fn load(&self) {
         // SAFETY: reads the 512 bytes of the array. CPTR_EL2 lets EL2 use the registers, which it does nowhere else.
         unsafe {
             asm!(
@@ -65,11 +92,9 @@ impl FpuState {
                 options(nostack, preserves_flags),
             );
         }
-        cpu.fp_holder.store(self.identity, Ordering::Relaxed);
     }
 
-    /// Saves the state from this pCPU's registers; they go on holding it.
-    pub(super) fn save(&mut self) {
+    fn save(&mut self) {
         // SAFETY: writes the 512 bytes of the array; nobody else refers to it while we hold it exclusively.
         unsafe {
             asm!(
@@ -100,4 +125,10 @@ impl FpuState {
             );
         }
     }
+}
+
+/// Lets the guest, and us, use vector and floating-point registers, or does not.
+fn set_open(open: bool) {
+    // SAFETY: guests have no other traps than before; EL2 uses the registers only after it has opened them.
+    unsafe { write_register!("cptr_el2", virtualization::cptr(open)) };
 }

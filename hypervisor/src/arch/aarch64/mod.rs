@@ -7,6 +7,7 @@
 //! left; `sysreg`, `mmio` and `firmware` are what an exit may lead to, `platform` is what vCPUs share.
 
 pub(crate) mod boot;
+mod debug;
 mod device_tree;
 mod el1;
 pub(crate) mod emulate;

@@ -81,12 +81,15 @@ pub(crate) fn take_posted(vcpu: &mut ArchVcpu, posted: &Posted, work: Pending) {
 #[inline]
 pub(crate) fn prepare(run: &mut Running<'_>) {
     let arch = &mut run.owner.arch;
-    arch.take_timer();
+    let is_gone = arch.take_timer();
     if arch.gic.needs_distributor() {
         arch.gic.prepare(Some(&mut run.vm.platform().distributor.lock()));
         platform::deliver_news(run.vm);
     } else {
         arch.gic.prepare(None);
+    }
+    if is_gone {
+        run.owner.arch.check_timer_link();
     }
 }
 

@@ -19,7 +19,7 @@ pub(super) fn access(run: &mut Running<'_>, access: SystemAccess) -> Next {
     let tally = run.tally;
     if is_read {
         tally.exit(ExitReason::SysregRead);
-        match read(register) {
+        match read(register).or_else(|| run.owner.arch.debug.read(register)) {
             Some(value) => {
                 run.owner.arch.set_general(general, value);
                 run.owner.arch.skip();
@@ -109,10 +109,7 @@ fn read(register: SystemRegister) -> Option<u64> {
         (3, 0, 0, 0, 6) | (3, 1, 0, 0, 7) => 0,
         // ACTLR_EL1.
         (3, 0, 1, 0, 1) => 0,
-        // OSLSR_EL1: the lock exists and is open.
-        (2, 0, 1, 1, 4) => 1 << 3,
-        // All other debug registers.
-        (2, 0, 0 | 1, _, _) => 0,
+        // Debug registers: [`super::debug`].
         _ => return None,
     };
     Some(value)
@@ -140,8 +137,6 @@ fn write(run: &mut Running<'_>, register: SystemRegister, value: u64) -> bool {
         (1, 0, 7, 6 | 10 | 14, 2) => true,
         // ACTLR_EL1, CSSELR_EL1 where it traps.
         (3, 0, 1, 0, 1) => true,
-        // Debug registers: breakpoints do not exist for guests.
-        (2, 0, 0 | 1, _, _) => true,
-        _ => false,
+        _ => run.owner.arch.debug.write(register, value),
     }
 }

@@ -12,6 +12,7 @@ use addr::Hpa;
 use shootdown::Pages;
 use tlb_tag::by_vm::Flush;
 
+use super::debug::Debug;
 use super::el1::El1;
 use super::entry::{self, Registers};
 use super::fpu::FpuState;
@@ -37,6 +38,8 @@ pub(crate) struct ArchVcpu {
     pub(super) left_at: u64,
     el1: El1,
     fpu: FpuState,
+    /// Breakpoints and the like.
+    pub(super) debug: Debug,
     /// VMPIDR_EL2: who the guest believes to be.
     affinity: u64,
     stage2_root: Hpa,
@@ -49,6 +52,8 @@ pub(crate) struct ArchVcpu {
     interface: Interface,
     /// The list registers of this pCPU are known to be empty.
     lists_are_clear: bool,
+    /// The machine has reported an error that is this guest's, after the guest was left.
+    has_erred: bool,
     /// Whether registers of EL1 and timer are in the pCPU, not here.
     is_loaded: bool,
     tags: VcpuTags,
@@ -117,6 +122,7 @@ impl ArchVcpu {
             left_at: 0,
             el1: El1::new(),
             fpu: FpuState::new(),
+            debug: Debug::new(),
             affinity: affinity(index) | mpidr::RES1,
             stage2_root,
             hcr: virtualization::hcr(),
@@ -129,6 +135,7 @@ impl ArchVcpu {
             }),
             interface: Interface::default(),
             lists_are_clear: false,
+            has_erred: false,
             is_loaded: false,
             tags,
         }
@@ -153,10 +160,12 @@ impl ArchVcpu {
         self.timer = Timer::default();
         self.interface = Interface::default();
         if self.is_loaded {
+            self.debug.depart();
             self.el1.load();
             self.load_timer();
             self.interface.load();
         }
+        self.debug = Debug::new();
         self.activity = Activity::Active;
     }
 
@@ -176,7 +185,8 @@ impl ArchVcpu {
         unsafe { write_register!("hcr_el2", self.hcr) };
         isb();
         self.el1.load();
-        self.fpu.load(cpu, came_back);
+        self.fpu.arrive(cpu, came_back);
+        self.debug.arrive();
         self.load_timer();
         self.interface.load();
         self.lists_are_clear = false;
@@ -191,17 +201,19 @@ impl ArchVcpu {
     /// The vCPU leaves this pCPU.
     pub(crate) fn unload(&mut self, tags: &mut CpuTags) {
         tags::complete_guests_flushes();
+        self.has_erred |= take_error();
         self.tags.depart(tags);
         self.timer = Timer { control: read_register!("cntv_ctl_el0"), deadline: read_register!("cntv_cval_el0") };
         // SAFETY: the guest's timer, which must not fire without its guest.
         unsafe { write_register!("cntv_ctl_el0", 0u64) };
-        self.take_timer();
+        self.note_timer();
         if self.gic.holds_linked(GUEST_TIMER) {
             super::gic::set_guest_timer_active(false);
         }
         self.interface.save();
         self.el1.save();
-        self.fpu.save();
+        self.fpu.depart();
+        self.debug.depart();
         self.is_loaded = false;
     }
 
@@ -222,9 +234,14 @@ impl ArchVcpu {
         }
     }
 
-    /// Runs the guest until its next exit.
+    /// Runs the guest until its next exit. After an error it does not: it is left for that again.
     #[inline]
     pub(crate) fn enter(&mut self, _: &HostContext, tags: &mut CpuTags, epoch: u64, tally: Tally<'_>) {
+        if self.has_erred {
+            tally.add(|count| &count.entries, 1);
+            self.registers.vector = entry::vector::ERROR;
+            return;
+        }
         let entered_at = tsc::now();
         tally.add(|count| &count.host_ticks, entered_at.wrapping_sub(self.left_at));
         tally.add(|count| &count.entries, 1);
@@ -294,7 +311,24 @@ impl ArchVcpu {
 
     /// Whether nothing but another vCPU can ever make this one run again.
     pub(crate) fn is_parked(&self) -> bool {
-        self.activity == Activity::Off
+        match self.activity {
+            Activity::Active => false,
+            Activity::Off => true,
+            Activity::Waiting => {
+                let timer = if self.timer_is_on() { 1 << GUEST_TIMER } else { 0 };
+                !self.gic.hears(self.priority_mask(), timer)
+            }
+        }
+    }
+
+    /// Whether the guest's timer interrupts it at some time.
+    fn timer_is_on(&self) -> bool {
+        if self.is_loaded {
+            let control = read_register!("cntv_ctl_el0");
+            control & (timer_control::ENABLE | timer_control::IMASK) == timer_control::ENABLE
+        } else {
+            self.timer.due().is_some()
+        }
     }
 
     /// When the vCPU's own timer is due, in host ticks. While the vCPU is on a pCPU, the timer is the pCPU's business.
@@ -305,6 +339,12 @@ impl ArchVcpu {
 
     /// Lets a due timer fire: it does so by itself when the vCPU is back on a pCPU.
     pub(crate) fn expire_timer(&mut self, _: u64) {}
+
+    /// The guest wants its vector registers. False when it has them.
+    #[must_use]
+    pub(super) fn open_fpu(&mut self, cpu: &HostContext) -> bool {
+        self.fpu.open(cpu)
+    }
 
     /// The guest was left: what it did with its interrupts.
     #[inline]
@@ -321,16 +361,28 @@ impl ArchVcpu {
         isb();
     }
 
-    /// The guest's timer has interrupted this pCPU.
+    /// The guest's timer may have interrupted this pCPU.
     #[inline]
-    pub(super) fn take_timer(&mut self) {
+    fn note_timer(&mut self) {
         if super::gic::guest_timer_fired() {
             self.gic.set_line(GUEST_TIMER, true);
         }
     }
 
-    /// The guest has written registers of its interrupt controller: if the timer's interrupt was ended that way, the physical
-    /// one must end as well.
+    /// The guest's timer has interrupted this pCPU; or it had, and the guest has set it anew before it took the interrupt,
+    /// which is none then. Says whether the latter may be.
+    #[inline]
+    pub(super) fn take_timer(&mut self) -> bool {
+        self.note_timer();
+        let is_gone = self.gic.holds_linked(GUEST_TIMER) && !self.timer_is_due();
+        if is_gone {
+            self.gic.set_line(GUEST_TIMER, false);
+        }
+        is_gone
+    }
+
+    /// The guest has written registers of its interrupt controller, or set its timer anew: if the timer's interrupt was
+    /// ended that way, the physical one must end as well, or there would never be another.
     pub(super) fn check_timer_link(&mut self) {
         if !self.gic.holds_linked(GUEST_TIMER) {
             super::gic::set_guest_timer_active(false);
@@ -446,6 +498,24 @@ impl ArchVcpu {
 
 /// ESR_EL1.IL: an instruction of 32 bits; class zero is "unknown reason".
 const IL: u64 = 1 << 25;
+
+/// Whether the machine has an error to report that nobody has been told of (SError). It came of what ran here, and is not to be
+/// found by the next guest. Without the RAS extension nobody can ask: there the next one that enters is told.
+fn take_error() -> bool {
+    const ERROR: u64 = 1 << 31;
+    if !virtualization::features().has_ras {
+        return false;
+    }
+    // SAFETY: ESB, a barrier: what waits becomes a bit of DISR_EL1.
+    unsafe { core::arch::asm!("hint #16", options(nostack, preserves_flags)) };
+    // DISR_EL1, by its encoding.
+    let has_error = read_register!("s3_0_c12_c1_1") & ERROR != 0;
+    if has_error {
+        // SAFETY: it was seen.
+        unsafe { write_register!("s3_0_c12_c1_1", 0u64) };
+    }
+    has_error
+}
 
 /// Does what an entry owes to this pCPU's TLB.
 #[cold]

@@ -15,8 +15,8 @@ use aarch64_defs::registers::{cnthctl_el2, cptr_el2, hcr_el2, mdcr_el2, vtcr_el2
 use spin::Once;
 use stage2::Vmsa;
 
-use super::gic;
 use super::register::{isb, read_register, write_register};
+use super::{debug, gic};
 
 /// What one pCPU needs to run guests.
 pub(crate) struct HostContext {
@@ -187,6 +187,23 @@ pub(super) fn hcr() -> u64 {
     value
 }
 
+/// CPTR_EL2 while a guest runs. `open`: vector and floating-point registers hold its own state.
+pub(super) fn cptr(open: bool) -> u64 {
+    let closed = if open { 0 } else { cptr_el2::TFP };
+    cptr_el2::RES1 | cptr_el2::TZ | cptr_el2::TSM | cptr_el2::TTA | closed
+}
+
+/// MDCR_EL2 while a guest runs. `open`: the debug registers hold its own state.
+pub(super) fn mdcr(open: bool) -> u64 {
+    let debug = read_register!("id_aa64dfr0_el1");
+    // The number of counters is PMCR_EL0.N, where there are any.
+    let counters =
+        if matches!(field(debug, 8), 0 | 0xf) { 0 } else { read_register!("pmcr_el0") >> 11 & mdcr_el2::HPMN };
+    let closed = if open { 0 } else { mdcr_el2::TDA };
+    let trace = if field(debug, 40) != 0 { mdcr_el2::TTRF } else { 0 };
+    mdcr_el2::TPM | mdcr_el2::TPMCR | mdcr_el2::TDOSA | mdcr_el2::TDRA | counters | closed | trace
+}
+
 /// Prepares this pCPU for guests. [`check`] must have succeeded.
 pub(crate) fn enable() -> HostContext {
     static SAID: AtomicBool = AtomicBool::new(false);
@@ -198,16 +215,9 @@ pub(crate) fn enable() -> HostContext {
     if features.wide_vmids {
         vtcr |= vtcr_el2::VS;
     }
-    let debug = read_register!("id_aa64dfr0_el1");
-    // The number of counters is PMCR_EL0.N, where there are any.
-    let counters =
-        if matches!(field(debug, 8), 0 | 0xf) { 0 } else { read_register!("pmcr_el0") >> 11 & mdcr_el2::HPMN };
-    let mut mdcr = mdcr_el2::TPM | mdcr_el2::TPMCR | mdcr_el2::TDA | mdcr_el2::TDOSA | mdcr_el2::TDRA | counters;
-    if field(debug, 40) != 0 {
-        mdcr |= mdcr_el2::TTRF;
-    }
+    let mdcr = mdcr(false);
     let midr = read_register!("midr_el1");
-    let cptr = cptr_el2::RES1 | cptr_el2::TZ | cptr_el2::TSM | cptr_el2::TTA;
+    let cptr = cptr(false);
 
     // SAFETY: EL2's own registers, or registers that only a guest's translation uses; no guest runs. They keep guests away
     // from everything but what stage 2 maps.
@@ -242,6 +252,7 @@ pub(crate) fn enable() -> HostContext {
         unsafe { write_register!("s3_4_c1_c2_2", 0u64) };
     }
     isb();
+    debug::unlock();
     if !SAID.swap(true, Ordering::Relaxed) {
         log::debug!("VTCR_EL2 {vtcr:#x}, HCR_EL2 {:#x}, CPTR_EL2 {cptr:#x}, MDCR_EL2 {mdcr:#x}", hcr());
     }

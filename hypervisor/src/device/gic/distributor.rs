@@ -134,6 +134,11 @@ impl Distributor {
         self.forwards
     }
 
+    /// Whether any SPI is enabled.
+    pub(super) fn has_enabled(&self) -> bool {
+        self.enabled.iter().any(|word| *word != 0)
+    }
+
     /// All that could be in a list register of `vcpu` and is not held by anybody: INTID, priority, and whether active.
     pub(super) fn candidates(&self, vcpu: u32) -> impl Iterator<Item = (u32, u8, bool)> {
         self.all(|word| !self.held[word] & (self.active[word] | self.ready(word))).filter_map(move |intid| {
@@ -268,6 +273,17 @@ impl Distributor {
         }
     }
 
+    /// Whether any device can end a wait is something that all must know when it changes.
+    fn tell_of_devices(&mut self, before: bool) {
+        if before != self.has_enabled() {
+            self.tell_all();
+        }
+    }
+
+    fn tell_all(&mut self) {
+        (0..self.vcpus).for_each(|vcpu| self.tell(vcpu));
+    }
+
     fn tell(&mut self, vcpu: u32) {
         if vcpu < self.vcpus {
             self.news[vcpu as usize / 64] |= 1 << (vcpu % 64);
@@ -317,12 +333,16 @@ impl Distributor {
         match Register::at(offset, width) {
             Some(Register::Enable { word: word @ 1..WORDS, set: true }) => {
                 let enabled = value & !self.enabled[word];
+                let had = self.has_enabled();
                 self.enabled[word] |= value;
                 self.update_all(word, enabled);
+                self.tell_of_devices(had);
             }
             Some(Register::Enable { word: word @ 1..WORDS, set: false }) => {
                 let disabled = value & self.enabled[word];
+                let had = self.has_enabled();
                 self.enabled[word] &= !value;
+                self.tell_of_devices(had);
                 self.recall[word] |= disabled & self.held[word];
                 self.update_all(word, disabled & self.held[word]);
             }
@@ -374,9 +394,7 @@ impl Distributor {
         let forwards = value & ctlr::ENABLE_GROUP_1 != 0;
         if forwards != self.forwards {
             self.forwards = forwards;
-            for vcpu in 0..self.vcpus {
-                self.tell(vcpu);
-            }
+            self.tell_all();
         }
     }
 

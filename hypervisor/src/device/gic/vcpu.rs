@@ -33,6 +33,8 @@ pub(crate) struct VcpuGic {
     asleep: bool,
     /// The distributor lets interrupts through.
     forwards: bool,
+    /// Some SPI is enabled.
+    has_spis: bool,
     /// The list registers may not be what they should.
     dirty: bool,
     /// The distributor has to be visited.
@@ -79,6 +81,7 @@ impl VcpuGic {
             private: Private::new(config.linked),
             asleep: true,
             forwards: false,
+            has_spis: false,
             dirty: false,
             spi_news: true,
             left: Left::default(),
@@ -198,6 +201,14 @@ impl VcpuGic {
     #[must_use]
     pub(crate) fn interrupts(&self, mask: u8) -> bool {
         bits(self.deliverable()).any(|index| self.lists[index as usize].priority() < mask)
+    }
+
+    /// Whether a CPU with this priority mask, which waits, can ever be interrupted by anything but another vCPU: by a
+    /// device, or by one of its own `sources`, a bit for each PPI.
+    #[must_use]
+    pub(crate) fn hears(&self, mask: u8, sources: u32) -> bool {
+        let own = bits(sources).any(|intid| self.private.is_enabled(1 << intid) && self.private.priority(intid) < mask);
+        self.delivers() && (own || self.has_spis && mask != 0)
     }
 
     /// The guest wrote ICC_DIR_EL1, which exits only if [`VcpuGic::control`] said so: the second half of an
@@ -385,6 +396,7 @@ impl VcpuGic {
         let given_back = self.unload(distributor.as_deref_mut());
         if let Some(distributor) = &distributor {
             self.forwards = distributor.forwards();
+            self.has_spis = distributor.has_enabled();
             self.left = Left::default();
         } else {
             self.left.private_pending = false;

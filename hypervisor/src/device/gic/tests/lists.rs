@@ -478,3 +478,29 @@ fn lines_of_interrupts_that_do_not_exist_are_ignored() {
     machine.settle_all();
     assert!(machine.cpu(0).gic.is_idle());
 }
+
+#[test]
+fn vcpu_that_waits_hears_its_timer_and_devices_only_as_far_as_they_are_let_through() {
+    const LOWEST: u8 = 0xf0;
+    let timer = 1 << TIMER;
+    let mut machine = Machine::running(2, 4);
+    for word in 1..8 {
+        machine.write_d(0, 0x180 + word * 4, 0xffff_ffff);
+    }
+    machine.settle_all();
+    let hears = |machine: &mut Machine, mask, sources| machine.cpu(1).gic.hears(mask, sources);
+    assert!(hears(&mut machine, LOWEST, timer));
+    assert!(!hears(&mut machine, LOWEST, 0), "no timer, no device");
+    assert!(!hears(&mut machine, 0xa0, timer), "it is at something as urgent");
+    machine.write_r(1, 0x1_0180, timer);
+    assert!(!hears(&mut machine, LOWEST, timer), "disabled");
+
+    // Another vCPU lets a device through; there is news of it, though it interrupts nobody yet.
+    machine.write_d(0, 0x104, 1 << 3);
+    machine.settle_all();
+    assert!(hears(&mut machine, LOWEST, 0));
+    assert!(!hears(&mut machine, 0, 0), "nothing gets through this mask");
+    machine.write_d(0, 0, 0);
+    machine.settle_all();
+    assert!(!hears(&mut machine, LOWEST, timer), "the distributor is off");
+}
