@@ -238,6 +238,12 @@ pub(super) fn acknowledge_all() {
     }
 }
 
+/// Whether the guest's timer has interrupted this pCPU, and nobody was told yet.
+#[inline]
+pub(super) fn has_guest_timer_fired() -> bool {
+    cpu::this().arch.guest_timer_fired.get() != 0
+}
+
 /// Whether the guest's timer has interrupted this pCPU since it was asked last.
 #[inline]
 pub(super) fn guest_timer_fired() -> bool {

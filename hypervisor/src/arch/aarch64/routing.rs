@@ -80,6 +80,12 @@ pub(crate) fn take_posted(vcpu: &mut ArchVcpu, posted: &Posted, work: Pending) {
 /// Before an entry, and before it is asked whether something ends a wait: what is pending goes into list registers.
 #[inline]
 pub(crate) fn prepare(run: &mut Running<'_>) {
+    if run.owner.arch.has_interrupt_news() {
+        prepare_lists(run);
+    }
+}
+
+fn prepare_lists(run: &mut Running<'_>) {
     let arch = &mut run.owner.arch;
     let is_gone = arch.take_timer();
     if arch.gic.needs_distributor() {

@@ -253,15 +253,15 @@ impl ArchVcpu {
         if !(is_idle && self.lists_are_clear) {
             self.lists_are_clear = is_idle;
             self.gic.lists().enumerate().for_each(|(index, list)| super::gic::write_list(index, list));
+            // SAFETY: says how the list registers, which are the guest's, are used.
+            unsafe { write_register!("ich_hcr_el2", self.gic.control()) };
         }
-        // SAFETY: says how the list registers, which are the guest's, are used.
-        unsafe { write_register!("ich_hcr_el2", self.gic.control()) };
 
         // SAFETY: `load` has brought everything that decides about this guest into this pCPU, and the vCPU has not left it
         // since. Its stage 2 maps nothing but the VM's own memory.
         unsafe { entry::enter(&mut self.registers) };
 
-        self.left_at = tsc::now();
+        self.left_at = tsc::now_after_exit();
         tally.add(|count| &count.guest_ticks, self.left_at.wrapping_sub(entered_at));
     }
 
@@ -349,16 +349,24 @@ impl ArchVcpu {
     /// The guest was left: what it did with its interrupts.
     #[inline]
     pub(super) fn fold_interrupts(&mut self, tally: Tally<'_>) {
+        // With nothing in list registers the interface has nothing to tell, and stays as it is.
         if !self.gic.is_idle() {
             const SPLITS_END: u64 = 1 << 9;
             let splits_end = read_register!("ich_vmcr_el2") & SPLITS_END != 0;
             let taken = self.gic.fold(super::gic::read_list, read_register!("ich_hcr_el2"), splits_end);
             tally.add(|count| &count.irq_injections, taken);
+            // What the guest's interrupts ask of us has been seen; off, so that it is not asked again.
+            // SAFETY: until the next entry nobody uses the list registers.
+            unsafe { write_register!("ich_hcr_el2", 0u64) };
+            isb();
+            self.lists_are_clear = false;
         }
-        // What the guest's interrupts ask of us has been seen; off, so that it is not asked again.
-        // SAFETY: until the next entry nobody uses the list registers.
-        unsafe { write_register!("ich_hcr_el2", 0u64) };
-        isb();
+    }
+
+    /// Whether anything has to be done about interrupts before the next entry.
+    #[inline]
+    pub(super) fn has_interrupt_news(&self) -> bool {
+        self.gic.has_changed() || self.gic.holds_linked(GUEST_TIMER) || super::gic::has_guest_timer_fired()
     }
 
     /// The guest's timer may have interrupted this pCPU.

@@ -142,6 +142,13 @@ impl VcpuGic {
         }
     }
 
+    /// Whether [`VcpuGic::prepare`] has anything to do.
+    #[must_use]
+    #[inline]
+    pub(crate) const fn has_changed(&self) -> bool {
+        self.dirty || self.spi_news
+    }
+
     /// Whether [`VcpuGic::prepare`] wants the distributor.
     #[must_use]
     pub(crate) fn needs_distributor(&self) -> bool {
