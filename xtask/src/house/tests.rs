@@ -52,9 +52,21 @@ fn an_architecture_is_named_in_arch_only() {
         ("hypervisor/src/vcpu/run.rs", "// svm\nuse crate::arch::x86_64::enter;"),
         ("hypervisor/src/cpu/mod.rs", "fn f(area: SvmArea) {}"),
         ("hypervisor/src/device/pit.rs", "use x86_64::f;\n#[cfg(target_arch = \"x86_64\")]\nfn f() {}"),
-        ("crates/stage2/src/lib.rs", "mod aarch64;"),
+        ("crates/stage2/src/lib.rs", "mod npt;\nmod aarch64;"),
+        ("crates/sched/src/sync.rs", "#[cfg(target_arch = \"x86_64\")]\nuse aarch64::f;"),
+        ("crates/sched/src/lib.rs", "const A: bool = cfg!(target_arch = \"x86_64\");"),
+        ("crates/aarch64_defs/src/lib.rs", "mod aarch64;"),
+        ("crates/x86_boot/tests/all.rs", "use x86_64::f;"),
+        ("cli/src/qemu.rs", "use Arch::Aarch64;"),
     ];
-    let found = ["hypervisor/src/cpu/mod.rs:1", "hypervisor/src/device/pit.rs:2", "hypervisor/src/vcpu/run.rs:2"];
+    let found = [
+        "crates/sched/src/lib.rs:1",
+        "crates/sched/src/sync.rs:2",
+        "crates/stage2/src/lib.rs:2",
+        "hypervisor/src/cpu/mod.rs:1",
+        "hypervisor/src/device/pit.rs:2",
+        "hypervisor/src/vcpu/run.rs:2",
+    ];
     assert_eq!(places(arch_named_once, &files), found);
 }
 

@@ -138,16 +138,17 @@ global_asm!(
     boot_secondary:
         msr daifset, #0xf
         mov x19, x0
+        mov x0, xzr
         bl boot_check_level
         bl boot_translate
         ldr x1, =smp_high
         br x1
 
-    /* The processor must be at EL2, where it can be turned into one without VHE. Elsewhere this cannot run: off. */
+    /* The processor must be at EL2, where it can be turned into one without VHE. Elsewhere this cannot run. */
     boot_check_level:
         mrs x1, CurrentEL
         cmp x1, #0x8
-        b.ne 9f
+        b.ne boot_refuse
         msr tpidr_el2, xzr
         mov x1, #(1 << 31)
         msr hcr_el2, x1
@@ -155,6 +156,45 @@ global_asm!(
         msr sctlr_el2, x1
         isb
         ret
+
+    /* Says so, where there is anybody to hear it: in the device tree at X0, if there is one, the name of the UART of QEMU's
+       `virt` is looked for. Then off. */
+    boot_refuse:
+        cbz x0, 9f
+        tst x0, #7
+        b.ne 9f
+        ldr w1, [x0]
+        rev w1, w1
+        movz w2, #0xd00d, lsl #16
+        movk w2, #0xfeed
+        cmp w1, w2
+        b.ne 9f
+        ldr w1, [x0, #4]
+        rev w1, w1
+        mov w2, #{device_tree_limit}
+        cmp w1, w2
+        b.hi 9f
+        add x1, x0, x1
+        adr x2, boot_uart_name
+    2:  cmp x0, x1
+        b.hs 9f
+        mov x3, #0
+    3:  ldrb w4, [x2, x3]
+        cbz w4, 4f
+        ldrb w5, [x0, x3]
+        add x3, x3, #1
+        cmp w4, w5
+        b.eq 3b
+        add x0, x0, #1
+        b 2b
+    4:  adr x2, boot_refusal
+        mov x1, #0x09000000
+    5:  ldrb w3, [x2], #1
+        cbz w3, 9f
+    6:  ldr w4, [x1, #0x18]             /* its flags: full */
+        tbnz w4, #5, 6b
+        str w3, [x1]
+        b 5b
     9:  movz w0, #0x8
         movk w0, #0x8400, lsl #16       /* PSCI SYSTEM_OFF */
         mov w19, w0
@@ -202,6 +242,14 @@ global_asm!(
         ret
     .ltorg
 
+    boot_uart_name:
+        .asciz "pl011@9000000"
+    boot_refusal:
+        .ascii "[    0.000000] cpu0 error cannot start: this machine boots at EL1, where no guests can be run "
+        .ascii "(on QEMU: `-machine virt,virtualization=on`)\r\n"
+        .asciz "[    0.000000] cpu0 end   the machine ends with status {refused}\r\n"
+    .balign 4
+
     .section .boot.bss, "aw", @nobits
     .balign 4096
     .global boot_l0
@@ -224,6 +272,7 @@ global_asm!(
     tcr = const tcr_el2::FOUR_LEVELS,
     ps_shift = const tcr_el2::PS_SHIFT,
     sctlr_off = const sctlr::EL2_RES1,
+    refused = const abi::exit_code::qemu_status(abi::exit_code::REFUSED),
     sctlr_boot = const sctlr::EL2_RES1 | sctlr::M | sctlr::C | sctlr::I | sctlr::SA,
 );
 
