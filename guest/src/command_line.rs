@@ -19,7 +19,7 @@ pub struct Settings<'a> {
     pub tsc_khz: Option<u64>,
     /// `stall=N`: seconds without progress after which a CPU counts as stuck.
     pub stall: Option<u64>,
-    /// `approach=ipi,hypercall`: the ways to flush remotely that are used.
+    /// `approach=ipi,hypercall,broadcast`: the ways to flush remotely that are used.
     pub approach: Option<Choice<Approach>>,
     /// `pages=1,8,33,whole`: what one flush covers.
     pub pages: Option<Choice<Extent>>,
@@ -39,6 +39,8 @@ pub struct Settings<'a> {
     pub write_beside: bool,
     /// `every=N`: accesses between two writes.
     pub every: Option<u64>,
+    /// `burst=N`: exits in a row, where `mixed` makes some (1).
+    pub burst: Option<u64>,
     /// `variant=b`: the second of two meanings of the instruction at one address.
     pub second_variant: bool,
 }
@@ -70,6 +72,8 @@ pub enum Approach {
     Ipi,
     /// A Hyper-V hypercall.
     Hypercall,
+    /// An instruction that all CPUs hear.
+    Broadcast,
 }
 
 impl Approach {
@@ -79,6 +83,7 @@ impl Approach {
         match self {
             Self::Ipi => "ipi",
             Self::Hypercall => "hypercall",
+            Self::Broadcast => "broadcast",
         }
     }
 }
@@ -131,7 +136,7 @@ pub const MOST_RIPS: usize = 1024;
 pub const MOST_PAGES: u64 = 64;
 
 /// The keys that [`Settings::parse`] understands.
-pub const KEYS: [&str; 19] = [
+pub const KEYS: [&str; 20] = [
     "experiments",
     "iterations",
     "cpus",
@@ -151,6 +156,7 @@ pub const KEYS: [&str; 19] = [
     "write",
     "every",
     "variant",
+    "burst",
 ];
 
 /// A word of the command line that was not understood. The rest is used nevertheless.
@@ -214,6 +220,7 @@ impl<'a> Settings<'a> {
                 "vcpus" => either(&mut settings.all_cpus, value, "all", "one"),
                 "write" => either(&mut settings.write_beside, value, "beside", "instruction"),
                 "every" => set(&mut settings.every, number(value).filter(|n| (1..=1_000_000).contains(n))),
+                "burst" => set(&mut settings.burst, number(value).filter(|n| (1..=1_000_000).contains(n))),
                 "variant" => either(&mut settings.second_variant, value, "b", "a"),
                 _ => {
                     mistake(Mistake::UnknownKey { key, nearest: nearest(key, KEYS).unwrap_or(KEYS[0]) });
@@ -245,7 +252,7 @@ fn either(field: &mut bool, value: &str, on: &str, off: &str) -> bool {
 }
 
 fn approach(word: &str) -> Option<Approach> {
-    [Approach::Ipi, Approach::Hypercall].into_iter().find(|approach| approach.name() == word)
+    [Approach::Ipi, Approach::Hypercall, Approach::Broadcast].into_iter().find(|approach| approach.name() == word)
 }
 
 fn extent(word: &str) -> Option<Extent> {

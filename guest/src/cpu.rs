@@ -3,14 +3,13 @@
 //! CPU 0 runs the experiments. The others wait, asleep with interrupts on, for a job: a function that is called with
 //! the CPU's index. A CPU is busy from the moment it is given a job until it has returned from it.
 
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
-use guest_model::acpi;
 use guest_model::cpu_set::CpuSet;
 use spin::Mutex;
 
-use crate::arch::boot::{self, BootInfo, IdentityMap, MAX_CPUS};
-use crate::arch::{apic, control, hyperv, interrupts, tsc};
+use crate::arch::boot::{self, BootInfo, MAX_CPUS};
+use crate::arch::{control, controller, interrupts, remote, tsc};
 use crate::interrupt::WAKE;
 use crate::record::record;
 
@@ -19,18 +18,20 @@ pub(crate) type Job = fn(usize);
 
 #[repr(align(128))]
 struct Cpu {
-    apic_id: AtomicU32,
+    hardware_id: AtomicU32,
     up: AtomicBool,
     busy: AtomicBool,
     job: Mutex<Option<Job>>,
 }
 
 static CPUS: [Cpu; MAX_CPUS] = [const {
-    Cpu { apic_id: AtomicU32::new(0), up: AtomicBool::new(false), busy: AtomicBool::new(false), job: Mutex::new(None) }
+    Cpu {
+        hardware_id: AtomicU32::new(0),
+        up: AtomicBool::new(false),
+        busy: AtomicBool::new(false),
+        job: Mutex::new(None),
+    }
 }; MAX_CPUS];
-
-/// Physical address of the I/O APIC, zero without.
-static IO_APIC: AtomicU64 = AtomicU64::new(0);
 
 /// Whether there are CPUs that were not to be started.
 static STRANGERS: AtomicBool = AtomicBool::new(false);
@@ -38,46 +39,40 @@ static STRANGERS: AtomicBool = AtomicBool::new(false);
 /// CPUs that were found and started.
 static COUNT: AtomicUsize = AtomicUsize::new(1);
 
-/// Finds the CPUs in the MADT and starts up to `limit` of them. Answers how many did not come up.
+/// Finds the CPUs in the firmware tables and starts up to `limit` of them. Answers how many did not come up.
 pub(crate) fn start_all(info: &BootInfo, limit: usize) -> usize {
-    let own = control::apic_id();
-    CPUS[0].apic_id.store(own, Ordering::SeqCst);
+    let own = control::hardware_id();
+    CPUS[0].hardware_id.store(own, Ordering::SeqCst);
     CPUS[0].up.store(true, Ordering::SeqCst);
 
-    let Some(madt) = acpi::madt(&IdentityMap, info.rsdp) else {
-        record!("note", about = "no-madt", cpus = 1);
+    let Some(others) = boot::find_others(info, own) else {
+        record!("note", about = "no-firmware-tables", cpus = 1);
         return 0;
     };
-    IO_APIC.store(madt.io_apic().unwrap_or(0), Ordering::SeqCst);
-    let reachable = if apic::is_x2apic() { u32::MAX } else { 0xfe };
-    let mut others = madt.cpus().filter(|id| *id != own && *id <= reachable);
-    let others: [Option<u32>; MAX_CPUS] = core::array::from_fn(|_| others.next());
     STRANGERS.store(others.iter().flatten().count() >= limit.min(MAX_CPUS), Ordering::SeqCst);
 
-    // The tables are not looked at again from here on.
-    boot::write_trampoline();
     let mut missing = 0;
-    for apic_id in others.into_iter().flatten() {
+    for hardware_id in others.into_iter().flatten() {
         let index = count();
         if index >= limit.min(MAX_CPUS) {
             break;
         }
-        CPUS[index].apic_id.store(apic_id, Ordering::SeqCst);
+        CPUS[index].hardware_id.store(hardware_id, Ordering::SeqCst);
         if start(index) {
             COUNT.store(index + 1, Ordering::SeqCst);
         } else {
             missing += 1;
-            record!("error", about = "cpu-did-not-start", apic_id = apic_id);
+            record!("error", about = "cpu-did-not-start", hardware_id = hardware_id);
         }
     }
     missing
 }
 
-/// Starts CPU `index` by INIT and SIPI, whatever it was doing. Answers whether it came up.
+/// Starts CPU `index`, which is off (on x86-64: whatever it was doing). Answers whether it came up.
 pub(crate) fn start(index: usize) -> bool {
     let cpu = &CPUS[index];
     cpu.up.store(false, Ordering::SeqCst);
-    let up = boot::start_cpu(index, apic_id(index), || cpu.up.load(Ordering::SeqCst));
+    let up = boot::start_cpu(index, hardware_id(index), || cpu.up.load(Ordering::SeqCst));
     if up {
         // Whatever job it had died with it.
         cpu.busy.store(false, Ordering::SeqCst);
@@ -91,19 +86,14 @@ pub(crate) fn all_are_ours() -> bool {
     !STRANGERS.load(Ordering::Relaxed)
 }
 
-/// Physical address of the I/O APIC that the MADT names.
-pub(crate) fn io_apic() -> Option<u64> {
-    Some(IO_APIC.load(Ordering::Relaxed)).filter(|at| *at != 0)
-}
-
 /// How many CPUs there are, CPU 0 included.
 pub(crate) fn count() -> usize {
     COUNT.load(Ordering::Relaxed)
 }
 
-/// APIC id of CPU `index`.
-pub(crate) fn apic_id(index: usize) -> u32 {
-    CPUS[index].apic_id.load(Ordering::Relaxed)
+/// How the machine names CPU `index`: its APIC id, or its affinity.
+pub(crate) fn hardware_id(index: usize) -> u32 {
+    CPUS[index].hardware_id.load(Ordering::Relaxed)
 }
 
 /// Gives CPU `index` (not 0) a job. Answers whether it was free to take it.
@@ -113,7 +103,7 @@ pub(crate) fn give(index: usize, job: Job) -> bool {
         return false;
     }
     interrupts::held_off(|| *cpu.job.lock() = Some(job));
-    apic::send(apic_id(index), WAKE);
+    controller::send(hardware_id(index), WAKE);
     true
 }
 
@@ -163,7 +153,7 @@ pub(crate) fn wait_for_all(patience: u64) -> Option<usize> {
 /// What CPUs other than 0 do all their life.
 pub(crate) fn serve(index: usize) -> ! {
     let cpu = &CPUS[index];
-    hyperv::prepare_cpu(index);
+    remote::prepare_cpu(index);
     cpu.up.store(true, Ordering::SeqCst);
     loop {
         let job = cpu.job.lock().take();

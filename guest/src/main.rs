@@ -1,9 +1,10 @@
 //! The measuring guest: one small bare-metal kernel, a list of named experiments, records out.
 //!
-//! It boots by PVH (`-kernel` of QEMU, Xen, Firecracker, and our hypervisor), starts the CPUs of the MADT, runs the
-//! experiments that its command line names, writes what it saw as one line per record to COM1, and powers off.
+//! It boots by PVH on x86-64 and as a Linux Image on AArch64 (`-kernel` of QEMU, and our hypervisor; Xen and Firecracker
+//! take the former), starts the CPUs that the firmware tables name, runs the experiments that its command line names,
+//! writes what it saw as one line per record to the first serial port, and powers off.
 //!
-//! It is linked at 2 MiB and needs 20 MiB of memory.
+//! It is linked for the start of memory and needs 20 MiB of it.
 //!
 //! | record | when |
 //! |---|---|
@@ -32,11 +33,11 @@ mod shootdown;
 use core::fmt;
 use core::panic::PanicInfo;
 
-use guest_model::command_line::{Approach, Mistake, Settings, nearest};
+use guest_model::command_line::{Mistake, Settings, nearest};
 
 use arch::boot::{BootInfo, MAX_CPUS};
-use arch::{apic, control, cpu_local, hyperv, power, serial, tsc};
-use experiments::{Context, EXPERIMENTS, Experiment, Outcome};
+use arch::{control, controller, cpu_local, power, remote, serial, tsc};
+use experiments::{Context, Experiment, Outcome};
 use record::{Text, record};
 
 /// CPU 0, in long mode, with its own tables loaded.
@@ -49,50 +50,50 @@ fn main(info: &BootInfo) -> ! {
     });
 
     // Early, as kernels do, so that each CPU can find out its index as it comes up.
-    let hypercalls = hyperv::bring_up();
-    hyperv::prepare_cpu(0);
+    let remote = remote::bring_up();
+    remote::prepare_cpu(0);
 
     let tsc_source = tsc::calibrate(settings.tsc_khz);
-    apic::prepare(settings.force_xapic);
+    controller::prepare(info, settings.force_xapic);
     failures += cpu::start_all(info, settings.cpus.unwrap_or(MAX_CPUS)) as u64;
 
-    if hypercalls {
-        shootdown::choose(Approach::Hypercall);
+    if remote {
+        shootdown::choose(remote::APPROACH);
     }
     shootdown::name_one_by_one(settings.by_mask);
 
     let hypervisor = control::hypervisor();
-    let context = Context { judged: hypervisor.is_some_and(|it| !it.is(b"TCGTCGTCGTCG")), settings: &settings };
+    let context = Context { judged: control::is_judged(), settings: &settings };
     record!(
         "hello",
         guest = "dunlin-guest",
         cpus = cpu::count(),
-        apic = if apic::is_x2apic() { "x2apic" } else { "xapic" },
+        apic = controller::name(),
         tsc_khz = tsc::khz(),
         tsc_source = tsc_source,
-        apic_timer_khz = apic::timer_khz(),
-        tsc_deadline = control::has_tsc_deadline(),
+        apic_timer_khz = controller::timer_khz(),
+        tsc_deadline = controller::has_deadline(),
         cpu = control::maker(),
         hypervisor = Shown(hypervisor),
-        hypercalls = hypercalls,
+        hypercalls = remote,
         shootdown = shootdown::chosen().name(),
         judged = context.judged,
     );
 
     let mut run = 0;
     match settings.experiments {
-        Some("list") => EXPERIMENTS.iter().for_each(describe),
+        Some("list") => experiments::all().for_each(describe),
         Some(names) => {
             for name in names.split(',').filter(|name| !name.is_empty()) {
                 run += 1;
-                failures += match EXPERIMENTS.iter().find(|experiment| experiment.name == name) {
+                failures += match experiments::all().find(|experiment| experiment.name == name) {
                     Some(experiment) => perform(experiment, &context),
                     None => unknown(name),
                 };
             }
         }
         None => {
-            for experiment in EXPERIMENTS.iter().filter(|experiment| experiment.by_default) {
+            for experiment in experiments::all().filter(|experiment| experiment.by_default) {
                 run += 1;
                 failures += perform(experiment, &context);
             }
@@ -125,7 +126,7 @@ fn describe(experiment: &Experiment) {
 }
 
 fn unknown(name: &str) -> u64 {
-    let nearest = nearest(name, EXPERIMENTS.iter().map(|experiment| experiment.name)).unwrap_or("");
+    let nearest = nearest(name, experiments::all().map(|experiment| experiment.name)).unwrap_or("");
     record!("error", about = "unknown-experiment", name = Text(name), nearest = nearest);
     1
 }

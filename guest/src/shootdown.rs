@@ -1,5 +1,5 @@
-//! Remote TLB flushes, as a guest kernel does them: one function, native by interrupt at first, replaced once the
-//! Hyper-V interface has been found.
+//! Remote TLB flushes, as a guest kernel does them: one function, native by interrupt at first, replaced once the machine's
+//! own way has been found (`arch::remote`): a hypercall, or an instruction that all CPUs hear.
 //!
 //! | operation | FreeBSD's `invl_op` | by interrupt | by hypercall |
 //! |---|---|---|---|
@@ -13,20 +13,14 @@
 //! in, sets its bit in each target's inbox, interrupts the targets (all others by one command, where that meets no
 //! stranger; otherwise one by one), flushes itself, and waits until nobody is left to answer. While it waits it serves
 //! its own inbox, so that two who flush each other with interrupts off both come to an end.
-//!
-//! **By hypercall.** As Linux has it: interrupts off, the input in this CPU's page, VP indices below 64 by the calls with a
-//! mask, others by a sparse set, all processors by a flag. A status other than zero leads to the native function.
 
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use guest_model::command_line::Approach;
-use guest_model::cpu_set::{CpuSet, ROOM};
-use guest_model::hypercall::{
-    self, ALL_PROCESSORS, Control, FLUSH_LIST, FLUSH_LIST_EX, FLUSH_SPACE, FLUSH_SPACE_EX, NON_GLOBAL, SPARSE, SUCCESS,
-};
+use guest_model::cpu_set::CpuSet;
 
 use crate::arch::boot::MAX_CPUS;
-use crate::arch::{apic, cpu_local, hyperv, interrupts, tlb, tsc};
+use crate::arch::{controller, cpu_local, interrupts, remote, tlb, tsc};
 use crate::cpu;
 use crate::interrupt::SHOOTDOWN;
 use crate::record::record;
@@ -51,11 +45,11 @@ pub(crate) enum Operation {
 }
 
 /// Ranges of more pages are flushed whole (Linux' `tlb_single_page_flush_ceiling`).
-const CEILING: u64 = 33;
+pub(crate) const CEILING: u64 = 33;
 
 /// Which function [`smp_targeted_tlb_shootdown`] stands for; an index into [`IMPLEMENTATIONS`].
 static CURRENT: AtomicU8 = AtomicU8::new(0);
-const IMPLEMENTATIONS: [fn(&CpuSet, Operation); 2] = [native, by_hypercall];
+const IMPLEMENTATIONS: [fn(&CpuSet, Operation); 2] = [native, remotely];
 
 /// Whether a set of all CPUs is named one by one nevertheless.
 static BY_MASK: AtomicBool = AtomicBool::new(false);
@@ -71,7 +65,7 @@ pub(crate) fn smp_targeted_tlb_shootdown(set: &CpuSet, operation: Operation) {
 pub(crate) fn shoot_down_by(approach: Approach, set: &CpuSet, operation: Operation) {
     match approach {
         Approach::Ipi => native(set, operation),
-        Approach::Hypercall => by_hypercall(set, operation),
+        Approach::Hypercall | Approach::Broadcast => remotely(set, operation),
     }
 }
 
@@ -79,22 +73,17 @@ pub(crate) fn shoot_down_by(approach: Approach, set: &CpuSet, operation: Operati
 pub(crate) fn choose(approach: Approach) -> bool {
     let offered = match approach {
         Approach::Ipi => true,
-        Approach::Hypercall => hypercall_is_offered(),
+        other => other == remote::APPROACH && remote::is_offered(),
     };
     if offered {
-        CURRENT.store(u8::from(approach == Approach::Hypercall), Ordering::SeqCst);
+        CURRENT.store(u8::from(approach != Approach::Ipi), Ordering::SeqCst);
     }
     offered
 }
 
 /// What is in use.
 pub(crate) fn chosen() -> Approach {
-    if CURRENT.load(Ordering::Relaxed) == 0 { Approach::Ipi } else { Approach::Hypercall }
-}
-
-/// Whether remote flush by hypercall is advised, and the interface is up.
-pub(crate) fn hypercall_is_offered() -> bool {
-    hyperv::features().is_some_and(|features| features.flush()) && hyperv::is_up()
+    if CURRENT.load(Ordering::Relaxed) == 0 { Approach::Ipi } else { remote::APPROACH }
 }
 
 /// Lets the hypercall name all CPUs by a flag when all are meant (as guests do), or one by one.
@@ -187,9 +176,9 @@ fn native(set: &CpuSet, operation: Operation) {
             // As a kernel does: one command for all others, one for each of some.
             let everybody = !BY_MASK.load(Ordering::Relaxed) && cpu::all_are_ours();
             if everybody && others == CpuSet::first(cpu::count()).without(own) {
-                apic::send_others(SHOOTDOWN);
+                controller::send_others(SHOOTDOWN);
             } else {
-                others.iter().for_each(|target| apic::send(cpu::apic_id(target), SHOOTDOWN));
+                others.iter().for_each(|target| controller::send(cpu::hardware_id(target), SHOOTDOWN));
             }
         }
 
@@ -225,93 +214,11 @@ pub(crate) fn serve(own: usize) {
     }
 }
 
-/// By hypercall, or natively if that fails.
-fn by_hypercall(set: &CpuSet, operation: Operation) {
-    if interrupts::held_off(|| ask(set, operation).is_none()) {
+/// As this machine has it, or natively if that fails.
+fn remotely(set: &CpuSet, operation: Operation) {
+    let everybody = !BY_MASK.load(Ordering::Relaxed) && cpu::all_are_ours() && *set == CpuSet::first(cpu::count());
+    if interrupts::held_off(|| remote::flush(set, operation, everybody).is_none()) {
         FALLBACKS.fetch_add(1, Ordering::Relaxed);
         native(set, operation);
     }
-}
-
-fn ask(set: &CpuSet, operation: Operation) -> Option<()> {
-    let page = hyperv::input_page(cpu_local::index());
-    let words = page.words();
-    let put = |at: usize, value: u64| words[at].store(value, Ordering::Relaxed);
-
-    let list = match operation {
-        Operation::Whole => None,
-        Operation::Range { start, pages } => Some((start, pages)),
-        Operation::Page { at } => Some((at, 1)),
-    };
-    let flags = if list.is_some() { 0 } else { NON_GLOBAL };
-    put(0, tlb::root());
-
-    // Who: all, a mask of 64, or banks.
-    let everybody = !BY_MASK.load(Ordering::Relaxed) && cpu::all_are_ours() && *set == CpuSet::first(cpu::count());
-    let (banks, end) = if everybody {
-        put(1, flags | ALL_PROCESSORS);
-        put(2, 0);
-        (0, 3)
-    } else {
-        put(1, flags);
-        let processors = processors(set)?;
-        match processors.banks() {
-            [] => return Some(()),
-            [mask] => {
-                put(2, *mask);
-                (0, 3)
-            }
-            _ => {
-                let (valid, banks) = hypercall::sparse(&processors);
-                put(2, SPARSE);
-                put(3, valid);
-                banks.iter().enumerate().for_each(|(at, bank)| put(4 + at, *bank));
-                (banks.len(), 4 + banks.len())
-            }
-        }
-    };
-
-    // What.
-    let mut entries = 0;
-    if let Some((start, pages)) = list {
-        for entry in hypercall::ranges(start, pages) {
-            words.get(end + entries)?.store(entry, Ordering::Relaxed);
-            entries += 1;
-        }
-    }
-
-    let code = match (list, banks) {
-        (None, 0) => FLUSH_SPACE,
-        (None, _) => FLUSH_SPACE_EX,
-        (Some(_), 0) => FLUSH_LIST,
-        (Some(_), _) => FLUSH_LIST_EX,
-    };
-    let control = Control::rep(code, entries as u64).variable(banks as u64);
-    let mut done = 0;
-    loop {
-        let result = hyperv::call(control.start(done).0, page.address(), 0);
-        if list.is_none() {
-            // As FreeBSD has it: any bit set is a failure.
-            return (result == 0).then_some(());
-        }
-        // A list may come back half done, but never without progress.
-        let progress = hypercall::reps(result);
-        if hypercall::status(result) != SUCCESS || progress <= done {
-            return None;
-        }
-        if progress >= entries as u64 {
-            return Some(());
-        }
-        done = progress;
-    }
-}
-
-/// The VP indices of a set of CPUs; `None` if one is not known or too large.
-fn processors(set: &CpuSet) -> Option<CpuSet> {
-    let mut processors = CpuSet::EMPTY;
-    for cpu in set.iter() {
-        let index = hyperv::vp_index(cpu).filter(|index| *index < ROOM)?;
-        processors.insert(index);
-    }
-    Some(processors)
 }

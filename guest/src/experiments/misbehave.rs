@@ -1,16 +1,17 @@
-//! A guest that does what it should not: each ends in the architecture's answer, or in the end of this VM alone.
+//! A guest that does what it should not, on any machine: each ends in the architecture's answer, or in the end of this
+//! VM alone.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::{Context, Outcome};
 use crate::arch::attempt::{self, Fault};
-use crate::arch::{apic, control, cpu_local, interrupts, power, tsc, window};
+use crate::arch::{control, controller, cpu_local, interrupts, power, tsc, window};
 use crate::cpu;
 use crate::interrupt::{TIMER, taken};
 use crate::record::record;
 
 /// Name of what an instruction did: the exception, or `none`.
-fn name<T>(seen: &Result<T, Fault>) -> impl core::fmt::Display + use<T> {
+pub(super) fn name<T>(seen: &Result<T, Fault>) -> impl core::fmt::Display + use<T> {
     struct Seen(Option<Fault>);
     impl core::fmt::Display for Seen {
         fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
@@ -21,129 +22,6 @@ fn name<T>(seen: &Result<T, Fault>) -> impl core::fmt::Display + use<T> {
         }
     }
     Seen(seen.as_ref().err().copied())
-}
-
-fn raised<T>(seen: &Result<T, Fault>, vector: u8) -> bool {
-    seen.as_ref().err().is_some_and(|fault| fault.vector == vector)
-}
-
-pub(super) fn reserved_msr(context: &Context) -> Outcome {
-    let mut failures = 0;
-    for msr in [0x12345u32, 0xc001_ffff, 0x4fff_fff0] {
-        let read = attempt::rdmsr(msr);
-        let written = attempt::wrmsr(msr, 0);
-        record!(
-            "record",
-            experiment = "reserved-msr",
-            msr = format_args!("{msr:#x}"),
-            expected = "gp",
-            rdmsr = name(&read),
-            wrmsr = name(&written),
-        );
-        let of = format_args!("msr-{msr:#x}");
-        failures += context.expect("reserved-msr", of, "gp", format_args!("{}", name(&read)), raised(&read, Fault::GP));
-        failures +=
-            context.expect("reserved-msr", of, "gp", format_args!("{}", name(&written)), raised(&written, Fault::GP));
-    }
-    Outcome::Done { failures }
-}
-
-pub(super) fn svm_instructions(context: &Context) -> Outcome {
-    const EFER: u32 = 0xc000_0080;
-    if attempt::rdmsr(EFER).is_ok_and(|efer| efer >> 12 & 1 != 0) {
-        return Outcome::Unsupported("EFER.SVME is set");
-    }
-    let mut failures = 0;
-    for (instruction, seen) in attempt::svm_instructions() {
-        record!("record", experiment = "svm-instructions", of = instruction, expected = "ud", seen = name(&seen));
-        failures += context.expect(
-            "svm-instructions",
-            format_args!("{instruction}"),
-            "ud",
-            format_args!("{}", name(&seen)),
-            raised(&seen, Fault::UD),
-        );
-    }
-    record!("record", experiment = "svm-instructions", svm_offered = control::has_svm());
-    Outcome::Done { failures }
-}
-
-pub(super) fn xsetbv_bad(context: &Context) -> Outcome {
-    if attempt::read_cr4() & control::CR4_OSXSAVE == 0 {
-        return Outcome::Unsupported("no XSAVE");
-    }
-    let good = attempt::xgetbv();
-    let mut failures = 0;
-    // x87 clear; AVX without SSE; a reserved bit; bit 63; an XCR that does not exist.
-    for (register, value) in [(0, 0), (0, 5), (0, good | 1 << 62), (0, good | 1 << 63), (7, good)] {
-        let seen = attempt::xsetbv(register, value);
-        if seen.is_ok() && attempt::xsetbv(0, good).is_err() {
-            record!("error", about = "xcr0-not-restored");
-        }
-        record!(
-            "record",
-            experiment = "xsetbv-bad",
-            xcr = register,
-            value = format_args!("{value:#x}"),
-            expected = "gp",
-            seen = name(&seen),
-        );
-        failures += context.expect(
-            "xsetbv-bad",
-            format_args!("xcr{register}={value:#x}"),
-            "gp",
-            format_args!("{}", name(&seen)),
-            raised(&seen, Fault::GP),
-        );
-    }
-    Outcome::Done { failures }
-}
-
-/// An event whose delivery faults. A software interrupt is executed again after the page fault, so its handler must
-/// run exactly once. An external interrupt is already acknowledged when its delivery faults; that case is reported.
-pub(super) fn nested_event(context: &Context) -> Outcome {
-    let cpu = cpu_local::index();
-    let handled = &taken(cpu).window_stack;
-    let mut failures = 0;
-
-    window::serve_demand(cpu, true);
-    for _ in 0..context.settings.iterations.unwrap_or(100) {
-        let (before, mapped) = (handled.load(Ordering::Acquire), window::mapped_on_demand(cpu));
-        window::unmap_stack(cpu);
-        interrupts::raise_on_window_stack();
-        let runs = handled.load(Ordering::Acquire) - before;
-        let faults = window::mapped_on_demand(cpu) - mapped;
-        failures += context.expect(
-            "nested-event",
-            format_args!("software-interrupt"),
-            "one-fault-one-run",
-            format_args!("{faults}-faults-{runs}-runs"),
-            (faults, runs) == (1, 1),
-        );
-        if failures > 5 {
-            break;
-        }
-    }
-
-    let (before, mapped) = (handled.load(Ordering::Acquire), window::mapped_on_demand(cpu));
-    window::unmap_stack(cpu);
-    apic::send_self(interrupts::WINDOW_STACK);
-    cpu::wait_until(tsc::ticks(20_000), || handled.load(Ordering::Acquire) != before);
-    let in_service = apic::is_in_service(interrupts::WINDOW_STACK);
-    record!(
-        "record",
-        experiment = "nested-event",
-        of = "external-interrupt",
-        faults = window::mapped_on_demand(cpu) - mapped,
-        runs = handled.load(Ordering::Acquire) - before,
-        left_in_service = in_service,
-        left_requested = apic::is_requested(interrupts::WINDOW_STACK),
-    );
-    if in_service {
-        apic::end_of_interrupt();
-    }
-    window::serve_demand(cpu, false);
-    Outcome::Done { failures }
 }
 
 pub(super) fn write_nowhere(context: &Context) -> Outcome {
@@ -179,17 +57,17 @@ pub(super) fn timer_storm(context: &Context) -> Outcome {
     let mut passes = 0u64;
 
     interrupts::enable();
-    apic::arm_periodic(TIMER, 1);
+    controller::arm_periodic(TIMER, controller::STORM);
     while tsc::now() < end {
         passes += 1;
     }
-    apic::disarm();
+    controller::disarm();
     interrupts::disable();
 
     let interrupts = timer.load(Ordering::Acquire) - before;
-    record!("record", experiment = "lapic-timer-storm", passes = passes, interrupts = interrupts);
+    record!("record", experiment = "timer-storm", passes = passes, interrupts = interrupts);
     let failures = context.expect(
-        "lapic-timer-storm",
+        "timer-storm",
         format_args!("progress"),
         "passes-and-interrupts",
         format_args!("{passes}-passes-{interrupts}-interrupts"),
@@ -198,50 +76,7 @@ pub(super) fn timer_storm(context: &Context) -> Outcome {
     Outcome::Done { failures }
 }
 
-/// Passes of the loop that CPU 1 is interrupted in.
-static PASSES: AtomicU64 = AtomicU64::new(0);
 static REACHED: AtomicBool = AtomicBool::new(false);
-
-pub(super) fn init_other(context: &Context) -> Outcome {
-    if !cpu::is_up(1) {
-        return Outcome::Unsupported("needs two CPUs");
-    }
-    let mut failures = 0;
-    for round in 0..context.settings.iterations.unwrap_or(5) {
-        PASSES.store(0, Ordering::SeqCst);
-        let given = cpu::give(1, |_| {
-            loop {
-                PASSES.fetch_add(1, Ordering::SeqCst);
-            }
-        });
-        let worked = given && cpu::wait_until(tsc::seconds(5), || PASSES.load(Ordering::SeqCst) > 1000);
-        let came_back = cpu::start(1);
-
-        // It must have stopped what it did, and must take work again.
-        let stopped = {
-            let passes = PASSES.load(Ordering::SeqCst);
-            tsc::pause_until(tsc::now() + tsc::ticks(1000));
-            passes == PASSES.load(Ordering::SeqCst)
-        };
-        REACHED.store(false, Ordering::SeqCst);
-        let works = came_back
-            && cpu::give(1, |_| REACHED.store(true, Ordering::SeqCst))
-            && cpu::wait_until(tsc::seconds(5), || REACHED.load(Ordering::SeqCst) && cpu::is_free(1));
-        if !(worked && came_back && stopped && works) {
-            record!(
-                "violation",
-                experiment = "init-self-other",
-                round = round,
-                worked = worked,
-                came_back = came_back,
-                stopped = stopped,
-                works = works,
-            );
-            failures += 1;
-        }
-    }
-    Outcome::Done { failures }
-}
 
 pub(super) fn halt_cli(context: &Context) -> Outcome {
     if !cpu::is_up(1) {
@@ -257,7 +92,7 @@ pub(super) fn halt_cli(context: &Context) -> Outcome {
     record!("record", experiment = "halt-cli", cpu = 1, halted = halted);
 
     // Mail to a CPU that will never look: it stays pending there and harms nobody.
-    apic::send(cpu::apic_id(1), TIMER);
+    controller::send(cpu::hardware_id(1), TIMER);
     match super::mixed::run(context) {
         Outcome::Done { failures } => Outcome::Done { failures: failures + u64::from(!halted) },
         other => other,
@@ -304,29 +139,5 @@ pub(super) fn reset(_: &Context) -> Outcome {
     power::reset();
     tsc::pause_until(tsc::now() + tsc::seconds(1));
     record!("violation", experiment = "reset", expected = "reset", seen = "nothing");
-    Outcome::Done { failures: 1 }
-}
-
-pub(super) fn triple_fault(_: &Context) -> Outcome {
-    record!("record", experiment = "triple-fault", cpu = 0, about = "now");
-    power::triple_fault()
-}
-
-pub(super) fn ap_triple_fault(_: &Context) -> Outcome {
-    if !cpu::is_up(1) {
-        return Outcome::Unsupported("needs two CPUs");
-    }
-    record!("record", experiment = "ap-triple-fault", cpu = 1, about = "now");
-    cpu::give(1, |_| power::triple_fault());
-    cpu::wait_until(tsc::seconds(10), || false);
-    record!("violation", experiment = "ap-triple-fault", expected = "vm-stops", seen = "nothing");
-    Outcome::Done { failures: 1 }
-}
-
-pub(super) fn init_self(_: &Context) -> Outcome {
-    record!("record", experiment = "init-self", about = "now");
-    apic::send_init(cpu::apic_id(0));
-    tsc::pause_until(tsc::now() + tsc::seconds(1));
-    record!("violation", experiment = "init-self", expected = "gone", seen = "nothing");
     Outcome::Done { failures: 1 }
 }

@@ -6,9 +6,9 @@
 //! | timer, spinning or halted | it comes, and not before its time |
 //! | halt until an IPI or a timer | something wakes the CPU |
 //! | touch of an unmapped page | the page is mapped by the handler and holds what was stored |
-//! | CPUID, MSR, port | the answer is the one for this CPU |
+//! | trapped registers, devices | the answer is the one for this CPU |
 //! | general registers over a spin | they hold what they held |
-//! | always | vector registers, float control, DR0, FS, GS, KERNEL_GS, TSC_AUX, the TSC never runs backwards |
+//! | always | vector registers, float control, what else a CPU has of its own; the clock never runs backwards |
 //!
 //! IPIs of one vector coalesce, so they cannot be counted. Instead each pair of CPUs has a counter of mail: the sender
 //! increments it, then sends the IPI, and sends no other until the receiver's handler has copied the counter. With
@@ -25,8 +25,8 @@ use guest_model::random::Random;
 
 use super::{Context, Outcome};
 use crate::arch::boot::MAX_CPUS;
-use crate::arch::registers::{self, GENERAL, VectorPattern};
-use crate::arch::{apic, attempt, control, cpu_local, interrupts, port, serial, tsc, window};
+use crate::arch::registers::{self, FloatControl, GENERAL, VectorPattern};
+use crate::arch::{attempt, controller, interrupts, tsc, window};
 use crate::cpu;
 use crate::interrupt::{MAILBOX, MAILBOXES, TIMER, taken};
 use crate::record::record;
@@ -87,6 +87,8 @@ static SEED: AtomicU64 = AtomicU64::new(0);
 static ROUNDS: AtomicU64 = AtomicU64::new(0);
 static PATIENCE: AtomicU64 = AtomicU64::new(0);
 static DURATION: AtomicU64 = AtomicU64::new(0);
+/// Exits in a row.
+static BURST: AtomicU64 = AtomicU64::new(1);
 
 /// Failures that are described one by one; the rest is only counted.
 const DESCRIBED: u64 = 20;
@@ -151,7 +153,7 @@ pub(crate) fn collect(to: usize, slot: usize) {
     }
 }
 
-pub(super) fn run(context: &Context) -> Outcome {
+pub(in crate::experiments) fn run(context: &Context) -> Outcome {
     let settings = context.settings;
     let default_seconds = if settings.iterations.is_some() { 0 } else { 5 };
     let patience = tsc::seconds(settings.stall.unwrap_or(30));
@@ -159,6 +161,7 @@ pub(super) fn run(context: &Context) -> Outcome {
     ROUNDS.store(settings.iterations.unwrap_or(0), Ordering::SeqCst);
     DURATION.store(tsc::seconds(settings.seconds.unwrap_or(default_seconds)), Ordering::SeqCst);
     PATIENCE.store(patience, Ordering::SeqCst);
+    BURST.store(settings.burst.unwrap_or(1), Ordering::SeqCst);
     FAILURES.store(0, Ordering::SeqCst);
     NEWEST_TSC.store(0, Ordering::SeqCst);
     STOP.store(false, Ordering::SeqCst);
@@ -308,21 +311,12 @@ struct Worker {
     neighbour_reported: bool,
 }
 
-/// MXCSR and the x87 control word of a CPU: all exceptions masked, and a rounding mode that differs by index.
-fn float_control(cpu: usize) -> (u32, u16) {
-    let mode = u16::try_from(cpu & 3).unwrap_or(0);
-    (0x1f80 | u32::from(mode) << 13, 0x037f | mode << 10)
-}
-
 impl Worker {
     fn prepare(&mut self) {
-        let (mxcsr, x87) = float_control(self.cpu);
-        registers::set_float_control(mxcsr, x87);
+        FloatControl::of(self.cpu).set();
         self.vectors.load();
-        attempt::write_msr(cpu_local::FS_BASE, self.mark | 1);
-        attempt::write_msr(cpu_local::KERNEL_GS_BASE, self.mark | 2);
-        if attempt::write_dr0(self.mark | 3).is_err() {
-            failure!(of = "dr0", cpu = self.cpu, expected = "written", seen = "fault");
+        if !registers::mark(self.mark) {
+            failure!(of = "marks", cpu = self.cpu, expected = "written", seen = "fault");
         }
         for page in 0..window::DEMAND_PAGES {
             window::unmap(self.cpu, page);
@@ -337,7 +331,7 @@ impl Worker {
 
     fn finish(&mut self) {
         interrupts::disable();
-        apic::disarm();
+        controller::disarm();
         window::serve_demand(self.cpu, false);
         wait_mark(self.cpu, Waiting::Finished);
     }
@@ -372,7 +366,7 @@ impl Worker {
         let number = sent.fetch_add(1, Ordering::SeqCst).wrapping_add(1);
         self.sent_at[to] = tsc::now();
         let slot = u8::try_from(self.cpu % usize::from(MAILBOXES)).unwrap_or(0);
-        apic::send(cpu::apic_id(to), MAILBOX + slot);
+        controller::send(cpu::hardware_id(to), MAILBOX + slot);
         count(self.cpu, Count::IpisSent);
 
         if wait {
@@ -407,17 +401,17 @@ impl Worker {
     fn timer(&mut self, halted: bool) {
         let taken = taken(self.cpu);
         let delay = tsc::ticks(5 + self.random.below(500));
-        let by_deadline = has_deadline() && self.random.below(2) == 0;
+        let by_deadline = controller::has_deadline() && self.random.below(2) == 0;
 
         interrupts::disable();
         let before = taken.timer.load(Ordering::Acquire);
         let start = tsc::now();
         // A count is rounded and its clock was calibrated: allow for 2 % and 5 us.
         let (due, slack) = if by_deadline {
-            apic::arm_deadline(TIMER, start + delay);
+            controller::arm_deadline(TIMER, start + delay);
             (start + delay, 0)
         } else {
-            let real = apic::arm_once(TIMER, delay);
+            let real = controller::arm_once(TIMER, delay);
             (start + real, real / 50 + tsc::ticks(5))
         };
 
@@ -441,7 +435,7 @@ impl Worker {
 
         count(self.cpu, Count::Timers);
         if !came() {
-            apic::disarm();
+            controller::disarm();
             failure!(of = "timer", cpu = self.cpu, expected = "came", seen = "lost", by_deadline = by_deadline);
             return;
         }
@@ -466,14 +460,14 @@ impl Worker {
         let mail = &STATES[self.cpu].counts[Count::Mail as usize];
         interrupts::disable();
         let before = (taken.timer.load(Ordering::Acquire), mail.load(Ordering::Acquire));
-        apic::arm_once(TIMER, tsc::ticks(1000 + self.random.below(4000)));
+        controller::arm_once(TIMER, tsc::ticks(1000 + self.random.below(4000)));
         wait_mark(self.cpu, Waiting::AnyInterrupt);
         while (taken.timer.load(Ordering::Acquire), mail.load(Ordering::Acquire)) == before {
             interrupts::sleep();
             count(self.cpu, Count::Halts);
         }
         // With interrupts off: a timer that fires now must not be taken for the next one.
-        apic::disarm();
+        controller::disarm();
         interrupts::enable();
     }
 
@@ -495,17 +489,12 @@ impl Worker {
 
     /// A few exits whose answers are known.
     fn exits(&mut self) {
-        count(self.cpu, Count::Exits);
-        let own = cpu::apic_id(self.cpu);
-        let (what, matches) = match self.random.below(5) {
-            0 => ("cpuid-apic-id", control::apic_id() == own),
-            1 => ("cpuid-repeats", control::maker() == control::maker()),
-            2 => ("apic-base", attempt::rdmsr(apic::APIC_BASE).is_ok_and(|base| base >> 11 & 1 == 1)),
-            3 => ("apic-id", apic::id() == own),
-            _ => ("line-status", port::read(serial::LINE_STATUS, 1) != 0xff),
-        };
-        if !matches {
-            failure!(of = what, cpu = self.cpu, expected = "own", seen = "other");
+        for _ in 0..BURST.load(Ordering::Relaxed) {
+            count(self.cpu, Count::Exits);
+            let (what, matches) = registers::ask(self.random.index(registers::QUESTIONS), cpu::hardware_id(self.cpu));
+            if !matches {
+                failure!(of = what, cpu = self.cpu, expected = "own", seen = "other");
+            }
         }
     }
 
@@ -527,17 +516,11 @@ impl Worker {
             failure!(of = "vector-register", cpu = self.cpu, register = register, expected = "kept", seen = "changed");
             self.vectors.load();
         }
-        if registers::float_control() != float_control(self.cpu) {
+        if FloatControl::held() != FloatControl::of(self.cpu) {
             failure!(of = "float-control", cpu = self.cpu, expected = "kept", seen = "changed");
-            let (mxcsr, x87) = float_control(self.cpu);
-            registers::set_float_control(mxcsr, x87);
+            FloatControl::of(self.cpu).set();
         }
-        for (what, held, kept) in [
-            ("fs-base", attempt::read_msr(cpu_local::FS_BASE), self.mark | 1),
-            ("kernel-gs-base", attempt::read_msr(cpu_local::KERNEL_GS_BASE), self.mark | 2),
-            ("gs-base", attempt::read_msr(cpu_local::GS_BASE), cpu_local::gs_base(self.cpu)),
-            ("dr0", attempt::read_dr0(), self.mark | 3),
-        ] {
+        for (what, held, kept) in registers::marks(self.mark, self.cpu) {
             if held != kept {
                 failure!(
                     of = what,
@@ -549,15 +532,7 @@ impl Worker {
         }
 
         let newest = NEWEST_TSC.load(Ordering::SeqCst);
-        let now = if has_rdtscp() {
-            let (now, aux) = tsc::now_with_aux();
-            if aux as usize != self.cpu {
-                failure!(of = "tsc-aux", cpu = self.cpu, expected = self.cpu, seen = aux);
-            }
-            now
-        } else {
-            tsc::now()
-        };
+        let now = tsc::now();
         if now < self.last_tsc {
             failure!(
                 of = "tsc",
@@ -599,15 +574,4 @@ impl Worker {
             );
         }
     }
-}
-
-/// CPUID exits would drown what is being mixed, so these two answers are asked for once.
-fn has_deadline() -> bool {
-    static ANSWER: spin::Once<bool> = spin::Once::new();
-    *ANSWER.call_once(control::has_tsc_deadline)
-}
-
-fn has_rdtscp() -> bool {
-    static ANSWER: spin::Once<bool> = spin::Once::new();
-    *ANSWER.call_once(control::has_rdtscp)
 }

@@ -11,9 +11,9 @@ use guest_model::cpu_set::CpuSet;
 use guest_model::percentiles::{Summary, nanoseconds, net_of_absence, scaled};
 use spin::Mutex;
 
-use super::{Context, Outcome};
+use super::{Context, NOT_OFFERED, Outcome};
 use crate::arch::boot::MAX_CPUS;
-use crate::arch::{cpu_local, hyperv, interrupts, remap, tsc};
+use crate::arch::{cpu_local, interrupts, remap, remote, tsc};
 use crate::cpu;
 use crate::record::record;
 use crate::shootdown::{self, Operation};
@@ -52,10 +52,10 @@ pub(super) fn run(context: &Context) -> Outcome {
     }
     let settings = context.settings;
     let asked = |approach| settings.approach.is_none_or(|wanted| wanted.iter().any(|it| it == approach));
-    let approaches: [Option<Approach>; 2] = [Approach::Ipi, Approach::Hypercall]
+    let approaches: [Option<Approach>; 2] = [Approach::Ipi, remote::APPROACH]
         .map(|approach| Some(approach).filter(|approach| asked(*approach) && shootdown::choose(*approach)));
     if approaches.iter().all(Option::is_none) {
-        return Outcome::Unsupported("the Hyper-V interface does not offer flushes");
+        return Outcome::Unsupported(NOT_OFFERED);
     }
 
     map_range();
@@ -173,12 +173,12 @@ fn run_round(
 
 /// Ticks of one shootdown, as seen and net of the caller's absence.
 fn time_one(set: &CpuSet, operation: Operation, overhead: Option<u64>) -> (u64, u64) {
-    let ran_before = overhead.and_then(|_| hyperv::runtime());
+    let ran_before = overhead.and_then(|_| remote::runtime());
     let start = tsc::now();
     shootdown::smp_targeted_tlb_shootdown(set, operation);
     let seen = tsc::now() - start;
 
-    let ran = ran_before.and_then(|before| Some(hyperv::runtime()?.saturating_sub(before)));
+    let ran = ran_before.and_then(|before| Some(remote::runtime()?.saturating_sub(before)));
     let net = ran.map_or(seen, |ran| net_of_absence(seen, runtime_ticks(ran), overhead.unwrap_or(0)));
     (seen, net)
 }
@@ -193,10 +193,10 @@ fn runtime_ticks(units: u64) -> u64 {
 fn runtime_overhead() -> Option<u64> {
     let mut overheads = [0; 63];
     for overhead in &mut overheads {
-        let before = hyperv::runtime()?;
+        let before = remote::runtime()?;
         let start = tsc::now();
         let seen = tsc::now() - start;
-        let ran = runtime_ticks(hyperv::runtime()?.saturating_sub(before));
+        let ran = runtime_ticks(remote::runtime()?.saturating_sub(before));
         *overhead = ran.saturating_sub(seen);
     }
     Some(Summary::of(&mut overheads).p50)
@@ -252,7 +252,7 @@ pub(super) fn storm(context: &Context) -> Outcome {
     if let Some(approach) = settings.approach.and_then(|wanted| wanted.iter().next())
         && !shootdown::choose(approach)
     {
-        return Outcome::Unsupported("the Hyper-V interface does not offer flushes");
+        return Outcome::Unsupported(NOT_OFFERED);
     }
     STOP.store(false, Ordering::SeqCst);
     WORK.iter().for_each(|work| work.0.store(0, Ordering::SeqCst));

@@ -16,9 +16,9 @@ use guest_model::cpu_set::CpuSet;
 use guest_model::random::Random;
 use guest_model::sequence::{FRAMES, frame_of, is_stale};
 
-use super::{Context, Outcome};
+use super::{Context, NOT_OFFERED, Outcome};
 use crate::arch::boot::MAX_CPUS;
-use crate::arch::{apic, control, interrupts, remap, tsc};
+use crate::arch::{control, controller, interrupts, remap, remote, tsc};
 use crate::cpu;
 use crate::interrupt::TIMER;
 use crate::record::record;
@@ -34,7 +34,7 @@ static PROMISES: [Promises; MAX_CPUS] = [const { Promises([const { AtomicU64::ne
 #[repr(align(128))]
 struct Done {
     by_ipi: AtomicU64,
-    by_hypercall: AtomicU64,
+    by_remote: AtomicU64,
     reads: AtomicU64,
     halts: AtomicU64,
     exits: AtomicU64,
@@ -43,7 +43,7 @@ struct Done {
 static DONE: [Done; MAX_CPUS] = [const {
     Done {
         by_ipi: AtomicU64::new(0),
-        by_hypercall: AtomicU64::new(0),
+        by_remote: AtomicU64::new(0),
         reads: AtomicU64::new(0),
         halts: AtomicU64::new(0),
         exits: AtomicU64::new(0),
@@ -55,7 +55,7 @@ static WANTED: AtomicU64 = AtomicU64::new(0);
 static END: AtomicU64 = AtomicU64::new(0);
 static SEED: AtomicU64 = AtomicU64::new(0);
 static WITH_IPI: AtomicBool = AtomicBool::new(true);
-static WITH_HYPERCALL: AtomicBool = AtomicBool::new(false);
+static WITH_REMOTE: AtomicBool = AtomicBool::new(false);
 
 /// Whether pages are moved but not flushed, to see whether that is noticed.
 static OMIT_FLUSH: AtomicBool = AtomicBool::new(false);
@@ -84,7 +84,7 @@ fn prepare(context: &Context) {
         remap::point(cpu, remap::frame(cpu, frame_of(0)), remap::Kind::Plain);
         PROMISES[cpu].0.iter().for_each(|promise| promise.store(0, Ordering::SeqCst));
         let done = &DONE[cpu];
-        for counter in [&done.by_ipi, &done.by_hypercall, &done.reads, &done.halts, &done.exits] {
+        for counter in [&done.by_ipi, &done.by_remote, &done.reads, &done.halts, &done.exits] {
             counter.store(0, Ordering::SeqCst);
         }
     }
@@ -98,14 +98,14 @@ fn prepare(context: &Context) {
 pub(super) fn run(context: &Context) -> Outcome {
     let settings = context.settings;
     let asked = |approach| settings.approach.is_none_or(|wanted| wanted.iter().any(|it| it == approach));
-    let by_hypercall = asked(Approach::Hypercall) && shootdown::hypercall_is_offered();
+    let by_remote = asked(remote::APPROACH) && remote::is_offered();
     let by_ipi = asked(Approach::Ipi);
-    if !by_hypercall && !by_ipi {
-        return Outcome::Unsupported("the Hyper-V interface does not offer flushes");
+    if !by_remote && !by_ipi {
+        return Outcome::Unsupported(NOT_OFFERED);
     }
     prepare(context);
     WITH_IPI.store(by_ipi, Ordering::SeqCst);
-    WITH_HYPERCALL.store(by_hypercall, Ordering::SeqCst);
+    WITH_REMOTE.store(by_remote, Ordering::SeqCst);
     WANTED.store(settings.iterations.unwrap_or(20_000), Ordering::SeqCst);
     let start = tsc::now();
     END.store(settings.seconds.map_or(u64::MAX, |seconds| start + tsc::seconds(seconds)), Ordering::SeqCst);
@@ -141,12 +141,13 @@ fn let_all_work(stall: u64) -> Option<usize> {
 
 fn report(kind: &str, start: u64) {
     crate::record::emit(format_args!(
-        "{kind} experiment=stale cpus={} milliseconds={} shootdowns={} by_ipi={} by_hypercall={} reads={} halts={} exits={} stale_reads={} fallbacks={}",
+        "{kind} experiment=stale cpus={} milliseconds={} shootdowns={} by_ipi={} by_{}={} reads={} halts={} exits={} stale_reads={} fallbacks={}",
         cpu::count(),
         tsc::microseconds(tsc::now() - start) / 1000,
-        total(|done| &done.by_ipi) + total(|done| &done.by_hypercall),
+        total(|done| &done.by_ipi) + total(|done| &done.by_remote),
         total(|done| &done.by_ipi),
-        total(|done| &done.by_hypercall),
+        remote::APPROACH.name(),
+        total(|done| &done.by_remote),
         total(|done| &done.reads),
         total(|done| &done.halts),
         total(|done| &done.exits),
@@ -173,7 +174,7 @@ fn work(cpu: usize) {
         }
     }
     interrupts::disable();
-    apic::disarm();
+    controller::disarm();
 }
 
 struct Worker {
@@ -193,7 +194,7 @@ impl Worker {
             0..8 => self.shoot_down(),
             8..10 => {
                 add(&DONE[self.cpu].exits, 1);
-                control::maker();
+                control::leave();
             }
             10..12 => self.halt(),
             _ => {
@@ -234,23 +235,30 @@ impl Worker {
         let operation = self.operation();
 
         self.number += 1;
-        move_page(self.cpu, self.number);
+        if remap::BREAK_FIRST {
+            remap::clear(self.cpu);
+        } else {
+            move_page(self.cpu, self.number);
+        }
         if !OMIT_FLUSH.load(Ordering::Relaxed) {
             shootdown::shoot_down_by(approach, &set, operation);
+        }
+        if remap::BREAK_FIRST {
+            move_page(self.cpu, self.number);
         }
         for reader in set.iter() {
             PROMISES[reader].0[self.cpu].store(self.number, Ordering::Release);
         }
 
         let done = &DONE[self.cpu];
-        add(if approach == Approach::Ipi { &done.by_ipi } else { &done.by_hypercall }, 1);
+        add(if approach == Approach::Ipi { &done.by_ipi } else { &done.by_remote }, 1);
     }
 
     fn approach(&mut self) -> Approach {
-        match (WITH_IPI.load(Ordering::Relaxed), WITH_HYPERCALL.load(Ordering::Relaxed)) {
+        match (WITH_IPI.load(Ordering::Relaxed), WITH_REMOTE.load(Ordering::Relaxed)) {
             // Mostly the one that is on trial.
-            (true, true) if self.random.below(8) != 0 => Approach::Hypercall,
-            (false, true) => Approach::Hypercall,
+            (true, true) if self.random.below(8) != 0 => remote::APPROACH,
+            (false, true) => remote::APPROACH,
             _ => Approach::Ipi,
         }
     }
@@ -281,9 +289,9 @@ impl Worker {
     fn halt(&mut self) {
         add(&DONE[self.cpu].halts, 1);
         interrupts::disable();
-        apic::arm_once(TIMER, tsc::ticks(20 + self.random.below(400)));
+        controller::arm_once(TIMER, tsc::ticks(20 + self.random.below(400)));
         interrupts::sleep();
-        apic::disarm();
+        controller::disarm();
         interrupts::enable();
     }
 }

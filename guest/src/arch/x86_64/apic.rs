@@ -4,7 +4,10 @@
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use spin::Once;
+
 use super::attempt::{read_msr, write_msr};
+use super::boot::BootInfo;
 use super::{attempt, control, interrupts, tsc};
 
 /// APIC_BASE: bit 11 enables, bit 10 selects x2APIC.
@@ -32,6 +35,9 @@ const INITIAL_COUNT: u64 = 0x380;
 const CURRENT_COUNT: u64 = 0x390;
 const DIVIDE: u64 = 0x3e0;
 
+/// Counts of the fastest period that leaves time for anything else.
+pub(crate) const STORM: u32 = 1;
+
 const MASKED: u32 = 1 << 16;
 const PERIODIC: u32 = 1 << 17;
 const DEADLINE: u32 = 2 << 17;
@@ -41,7 +47,7 @@ static X2APIC: AtomicBool = AtomicBool::new(false);
 static TIMER_RATE: AtomicU64 = AtomicU64::new(1 << 20);
 
 /// Chooses the shape and enables the first CPU's APIC.
-pub(crate) fn prepare(force_xapic: bool) {
+pub(crate) fn prepare(_: &BootInfo, force_xapic: bool) {
     // A loader may have left x2APIC on, which can only be left through "off".
     X2APIC.store(control::has_x2apic() && !force_xapic, Ordering::SeqCst);
     if !is_x2apic() && read_msr(APIC_BASE) >> 10 & 1 != 0 {
@@ -112,7 +118,7 @@ pub(crate) fn restore_id(apic_id: u32) {
 }
 
 /// Ends the interrupt in service.
-pub(crate) fn end_of_interrupt() {
+pub(crate) fn end_of_interrupt(_: u8) {
     write(EOI, 0);
 }
 
@@ -177,6 +183,20 @@ fn command(destination: u32, low: u32) {
         }
     });
 }
+
+/// How this interrupt controller is called.
+pub(crate) fn name() -> &'static str {
+    if is_x2apic() { "x2apic" } else { "xapic" }
+}
+
+/// Whether the timer takes an absolute TSC value. CPUID exits, so it is asked once.
+pub(crate) fn has_deadline() -> bool {
+    static ANSWER: Once<bool> = Once::new();
+    *ANSWER.call_once(control::has_tsc_deadline)
+}
+
+/// The timer's interrupt has been taken: it asks for nothing.
+pub(crate) fn timer_was_taken() {}
 
 /// Arms the timer for TSC value `deadline`. The CPU must offer it.
 pub(crate) fn arm_deadline(vector: u8, deadline: u64) {

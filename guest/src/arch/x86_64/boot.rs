@@ -8,11 +8,11 @@ use core::arch::global_asm;
 use core::slice;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use guest_model::acpi::Physical;
+use guest_model::acpi::{self, Physical};
 use spin::Once;
 
-use super::window::Table;
-use super::{apic, control, cpu_local, descriptors, tsc, window};
+use super::{apic, code_pages, control, cpu_local, descriptors, tsc};
+use crate::arch::window::{self, Table};
 
 /// CPUs that there is room for.
 pub(crate) const MAX_CPUS: usize = 128;
@@ -28,7 +28,7 @@ global_asm!(".globl STACK_BYTES", ".set STACK_BYTES, {bytes}", bytes = const STA
 
 /// Root of the page tables that all CPUs share.
 #[unsafe(no_mangle)]
-pub(super) static BOOT_ROOT: Table = Table::new();
+pub(crate) static BOOT_ROOT: Table = Table::new();
 /// Entries of 1 GiB below the root's first entry; four are used.
 #[unsafe(no_mangle)]
 static BOOT_POINTERS: Table = Table::new();
@@ -58,7 +58,7 @@ pub(crate) struct BootInfo {
     command_line: [u8; 2048],
     length: usize,
     /// Physical address of the ACPI RSDP; zero if the loader has none.
-    pub(crate) rsdp: u64,
+    rsdp: u64,
 }
 
 impl BootInfo {
@@ -71,7 +71,7 @@ impl BootInfo {
 static BOOT_INFO: Once<BootInfo> = Once::new();
 
 /// The lowest 4 GiB, as they are mapped.
-pub(crate) struct IdentityMap;
+struct IdentityMap;
 
 impl Physical for IdentityMap {
     fn bytes(&self, at: u64, length: usize) -> Option<&[u8]> {
@@ -94,6 +94,7 @@ extern "C" fn enter_rust(index: u32, start_info: u32) -> ! {
     if index == 0 {
         let info = BOOT_INFO.call_once(|| read_start_info(u64::from(start_info)));
         window::prepare();
+        code_pages::prepare(window::pointers());
         crate::main(info)
     } else {
         apic::enable_this_cpu();
@@ -118,9 +119,29 @@ fn read_start_info(at: u64) -> BootInfo {
     info
 }
 
+/// Physical address of the I/O APIC, zero without.
+static IO_APIC: AtomicU64 = AtomicU64::new(0);
+
+/// Physical address of the I/O APIC that the MADT names.
+pub(crate) fn io_apic() -> Option<u64> {
+    Some(IO_APIC.load(Ordering::Relaxed)).filter(|at| *at != 0)
+}
+
+/// APIC ids of the CPUs in the MADT but `own`, as far as interrupts reach them. To be called once: afterwards further CPUs
+/// can be started, and the tables are not looked at again.
+pub(crate) fn find_others(info: &BootInfo, own: u32) -> Option<[Option<u32>; MAX_CPUS]> {
+    let madt = acpi::madt(&IdentityMap, info.rsdp)?;
+    IO_APIC.store(madt.io_apic().unwrap_or(0), Ordering::SeqCst);
+    let reachable = if apic::is_x2apic() { u32::MAX } else { 0xfe };
+    let mut others = madt.cpus().filter(|id| *id != own && *id <= reachable);
+    let others = core::array::from_fn(|_| others.next());
+    write_trampoline();
+    Some(others)
+}
+
 /// Puts the code that further CPUs start in below 1 MiB. Call it when nothing that the loader left there, ACPI tables
 /// included, is needed any more, and before [`start_cpu`].
-pub(crate) fn write_trampoline() {
+fn write_trampoline() {
     let start = (&raw const TRAMPOLINE_START) as usize;
     let end = (&raw const TRAMPOLINE_END) as usize;
     // SAFETY: the source is the code between two labels of boot.s; the destination is conventional memory below

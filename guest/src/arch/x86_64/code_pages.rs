@@ -10,7 +10,7 @@
 use core::sync::atomic::{AtomicU8, Ordering};
 
 use super::boot::{BOOT_ROOT, MAX_CPUS};
-use super::window::{self, Table};
+use crate::arch::window::{self, Table};
 
 /// Frames that each CPU has, all of them ordinary memory.
 pub(crate) const FRAMES: usize = window::FRAMES;

@@ -68,7 +68,7 @@ pub(crate) fn physical_bits() -> u32 {
 }
 
 /// This CPU's APIC id as CPUID gives it: leaf 0xb if there is one, otherwise the eight bits of leaf 1.
-pub(crate) fn apic_id() -> u32 {
+pub(crate) fn hardware_id() -> u32 {
     let extended = cpuid(0xb, 0);
     if extended.ebx != 0 { extended.edx } else { cpuid(1, 0).ebx >> 24 }
 }
@@ -130,6 +130,16 @@ pub(super) fn enable_vector_state() {
     if has_rdtscp() {
         attempt::write_msr(TSC_AUX, super::cpu_local::index() as u64);
     }
+}
+
+/// Makes an exit that changes nothing, if there is a hypervisor.
+pub(crate) fn leave() {
+    maker();
+}
+
+/// Whether a hypervisor is below, so that what is not as the architecture has it is its failure.
+pub(crate) fn is_judged() -> bool {
+    hypervisor().is_some_and(|it| !it.is(b"TCGTCGTCGTCG"))
 }
 
 static AVX_IS_ON: AtomicBool = AtomicBool::new(false);

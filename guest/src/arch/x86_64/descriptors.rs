@@ -4,7 +4,8 @@ use core::arch::asm;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::boot::MAX_CPUS;
-use super::{interrupts, modes, probe, window};
+use super::{interrupts, modes, probe};
+use crate::arch::window;
 
 /// Selector of the TSS.
 const TSS: u16 = 0x20;

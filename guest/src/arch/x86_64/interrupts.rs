@@ -1,13 +1,23 @@
 //! Interrupts and exceptions: the 256 entries, the one dispatcher, and the switch that holds interrupts off.
 
 use core::arch::{asm, global_asm, naked_asm};
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use super::attempt::Fault;
-use super::{apic, attempt, cpu_local, modes, window};
+use super::boot::MAX_CPUS;
+use super::{apic, attempt, cpu_local, modes, vectors};
+use crate::arch::window;
 use crate::interrupt;
 
 /// Vector of an interrupt that is delivered on a stack in the window.
 pub(crate) const WINDOW_STACK: u8 = 0x70;
+static WINDOW_STACK_TAKEN: [AtomicU64; MAX_CPUS] = [const { AtomicU64::new(0) }; MAX_CPUS];
+
+/// How many interrupts CPU `cpu` has taken on the stack in the window.
+pub(crate) fn window_stack_taken(cpu: usize) -> &'static AtomicU64 {
+    &WINDOW_STACK_TAKEN[cpu]
+}
+
 /// Vectors with the shortest possible handlers, for measuring: end of interrupt by x2APIC, and by xAPIC.
 pub(crate) const SELF_X2APIC: u8 = 0x60;
 pub(crate) const SELF_XAPIC: u8 = 0x61;
@@ -149,6 +159,15 @@ extern "C" fn self_by_xapic() {
 extern "C" fn dispatch_interrupt(frame: &mut Frame) {
     match u8::try_from(frame.vector) {
         Ok(vector @ 0..=31) => exception(vector, frame),
+        Ok(WINDOW_STACK) => {
+            WINDOW_STACK_TAKEN[cpu_local::index()].fetch_add(1, Ordering::Release);
+            // Reached by a software interrupt too, which leaves nothing in service.
+            if apic::is_in_service(WINDOW_STACK) {
+                apic::end_of_interrupt(WINDOW_STACK);
+            }
+        }
+        // Delivered without being taken into service (APM vol. 2, 16.4.7).
+        Ok(vectors::SPURIOUS) => {}
         Ok(vector) => interrupt::handle(vector),
         Err(_) => {}
     }
@@ -172,7 +191,10 @@ fn exception(vector: u8, frame: &mut Frame) {
         interrupt::handle(vector);
         return;
     }
-    interrupt::unexpected_exception(vector, frame.error, cr2, frame);
+    interrupt::unexpected_exception(format_args!(
+        "vector={vector} error={:#x} rip={:#x} cr2={cr2:#x}",
+        frame.error, frame.rip
+    ));
 }
 
 /// Lets interrupts in.

@@ -154,7 +154,7 @@ pub(crate) fn run_with_bases(start: &Registers, level: Level, bases: Option<[u64
         let end = run_once(cpu, &registers, level, bases);
         match end.vector {
             TIMER => {
-                apic::end_of_interrupt();
+                apic::end_of_interrupt(0);
                 return end;
             }
             2 => {}

@@ -5,7 +5,9 @@
 
 use core::arch::{asm, naked_asm};
 
-use super::control;
+use spin::Once;
+
+use super::{apic, attempt, control, cpu_local, port, serial, tsc};
 
 /// General registers under test: all but RSP, RDI, RSI and RCX, which the loop itself needs.
 pub(crate) const GENERAL: usize = 12;
@@ -128,20 +130,76 @@ unsafe extern "C" fn hold(pattern: &[u64; GENERAL], held: &mut [u64; GENERAL], s
     )
 }
 
-/// Sets MXCSR and the x87 control word.
-pub(crate) fn set_float_control(mxcsr: u32, x87: u16) {
-    // SAFETY: compiled code of this target uses neither.
-    unsafe { asm!("ldmxcsr [{}]", in(reg) &raw const mxcsr, options(nostack)) };
-    // SAFETY: as above.
-    unsafe { asm!("fldcw [{}]", in(reg) &raw const x87, options(nostack)) };
+/// MXCSR and the x87 control word.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct FloatControl {
+    mxcsr: u32,
+    x87: u16,
 }
 
-/// MXCSR and the x87 control word.
-pub(crate) fn float_control() -> (u32, u16) {
-    let (mut mxcsr, mut x87) = (0u32, 0u16);
-    // SAFETY: writes the variable.
-    unsafe { asm!("stmxcsr [{}]", in(reg) &raw mut mxcsr, options(nostack)) };
-    // SAFETY: writes the variable.
-    unsafe { asm!("fnstcw [{}]", in(reg) &raw mut x87, options(nostack)) };
-    (mxcsr, x87)
+impl FloatControl {
+    /// Those of a CPU: all exceptions masked, and a rounding mode that differs by index.
+    pub(crate) fn of(cpu: usize) -> Self {
+        let mode = u16::try_from(cpu & 3).unwrap_or(0);
+        Self { mxcsr: 0x1f80 | u32::from(mode) << 13, x87: 0x037f | mode << 10 }
+    }
+
+    /// Puts them into this CPU.
+    pub(crate) fn set(self) {
+        // SAFETY: compiled code of this target uses neither.
+        unsafe { asm!("ldmxcsr [{}]", in(reg) &raw const self.mxcsr, options(nostack)) };
+        // SAFETY: as above.
+        unsafe { asm!("fldcw [{}]", in(reg) &raw const self.x87, options(nostack)) };
+    }
+
+    /// What this CPU holds now.
+    pub(crate) fn held() -> Self {
+        let (mut mxcsr, mut x87) = (0u32, 0u16);
+        // SAFETY: writes the variable.
+        unsafe { asm!("stmxcsr [{}]", in(reg) &raw mut mxcsr, options(nostack)) };
+        // SAFETY: writes the variable.
+        unsafe { asm!("fnstcw [{}]", in(reg) &raw mut x87, options(nostack)) };
+        Self { mxcsr, x87 }
+    }
+}
+
+/// Puts `mark`, a canonical address with its low bits clear, into registers that a CPU has to itself. Says whether all
+/// of them took it.
+pub(crate) fn mark(mark: u64) -> bool {
+    attempt::write_msr(cpu_local::FS_BASE, mark | 1);
+    attempt::write_msr(cpu_local::KERNEL_GS_BASE, mark | 2);
+    attempt::write_dr0(mark | 3).is_ok()
+}
+
+/// Each of those registers: what it holds, and what it must hold on this CPU, whose index is `cpu`.
+pub(crate) fn marks(mark: u64, cpu: usize) -> impl Iterator<Item = (&'static str, u64, u64)> {
+    let aux = has_rdtscp().then(|| ("tsc-aux", u64::from(tsc::aux()), cpu as u64));
+    [
+        ("fs-base", attempt::read_msr(cpu_local::FS_BASE), mark | 1),
+        ("kernel-gs-base", attempt::read_msr(cpu_local::KERNEL_GS_BASE), mark | 2),
+        ("gs-base", attempt::read_msr(cpu_local::GS_BASE), cpu_local::gs_base(cpu)),
+        ("dr0", attempt::read_dr0(), mark | 3),
+    ]
+    .into_iter()
+    .chain(aux)
+}
+
+/// CPUID exits, so it is asked once.
+fn has_rdtscp() -> bool {
+    static ANSWER: Once<bool> = Once::new();
+    *ANSWER.call_once(control::has_rdtscp)
+}
+
+/// How many exits [`ask`] knows the answer of.
+pub(crate) const QUESTIONS: usize = 5;
+
+/// An exit whose answer is known on the CPU with this APIC id: its name, and whether the answer was right.
+pub(crate) fn ask(question: usize, own: u32) -> (&'static str, bool) {
+    match question {
+        0 => ("cpuid-apic-id", control::hardware_id() == own),
+        1 => ("cpuid-repeats", control::maker() == control::maker()),
+        2 => ("apic-base", attempt::rdmsr(apic::APIC_BASE).is_ok_and(|base| base >> 11 & 1 == 1)),
+        3 => ("apic-id", apic::id() == own),
+        _ => ("line-status", port::read(serial::LINE_STATUS, 1) != 0xff),
+    }
 }

@@ -15,7 +15,10 @@ use core::arch::asm;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use super::boot::{BOOT_ROOT, MAX_CPUS};
-use super::window::{self, Table};
+use crate::arch::window::{self, Table};
+
+/// A page may be pointed elsewhere at once, and flushed afterwards.
+pub(crate) const BREAK_FIRST: bool = false;
 
 /// First page of the range whose flush is timed.
 pub(crate) const RANGE: usize = 128;
@@ -53,7 +56,7 @@ pub(crate) enum Kind {
 }
 
 /// Hangs the pages into `pointers`, the table of root entry 1.
-pub(super) fn prepare(pointers: &Table) {
+pub(crate) fn prepare(pointers: &Table) {
     DIRECTORY.set(0, PAGES.address() | PRESENT_WRITABLE | FOR_USER);
     pointers.set(1, DIRECTORY.address() | PRESENT_WRITABLE | FOR_USER);
 }

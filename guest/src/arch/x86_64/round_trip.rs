@@ -90,7 +90,7 @@ pub(crate) const VMMCALL: Pair = pair!("mov eax, -1", "vmmcall", eax = 0, ecx = 
 /// A page fault that is handled inside of the guest: a load from a page that is missing, and its handler.
 pub(crate) const PAGE_FAULT: Pair = Pair {
     full: |n| {
-        let missing = super::window::demand_page(cpu_local::index(), 0);
+        let missing = crate::arch::window::demand_page(cpu_local::index(), 0);
         time(n, || attempt::load_u8(missing).is_err())
     },
     empty: |n| {

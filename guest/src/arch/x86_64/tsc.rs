@@ -19,12 +19,12 @@ pub(crate) fn now() -> u64 {
     high << 32 | low
 }
 
-/// The TSC together with TSC_AUX.
-pub(crate) fn now_with_aux() -> (u64, u32) {
-    let (low, high, aux): (u64, u64, u32);
+/// TSC_AUX.
+pub(super) fn aux() -> u32 {
+    let aux: u32;
     // SAFETY: reads registers; callers know from CPUID that RDTSCP exists.
-    unsafe { asm!("rdtscp", out("rax") low, out("rdx") high, out("ecx") aux, options(nostack, nomem)) };
-    (high << 32 | low, aux)
+    unsafe { asm!("rdtscp", out("rax") _, out("rdx") _, out("ecx") aux, options(nostack, nomem)) };
+    aux
 }
 
 /// The TSC's frequency in kHz.

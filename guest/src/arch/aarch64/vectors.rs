@@ -1,0 +1,18 @@
+//! INTIDs of the interrupts (GIC, 2.2.1): those below 16 are for CPUs to send to each other.
+
+/// The virtual timer.
+pub(crate) const TIMER: u8 = 27;
+/// Only wakes a CPU that sleeps.
+pub(crate) const WAKE: u8 = 0;
+/// A CPU wants others to flush translations.
+pub(crate) const SHOOTDOWN: u8 = 1;
+/// Only counted.
+pub(crate) const COUNTED: u8 = 2;
+/// Counted by the shortest possible handler, for measuring.
+pub(crate) const MEASURED: u8 = 3;
+/// First of those by which CPUs message each other in `mixed`: the sender's index modulo [`MAILBOXES`] is added.
+pub(crate) const MAILBOX: u8 = 8;
+/// How many there are from [`MAILBOX`] on.
+pub(crate) const MAILBOXES: u8 = 8;
+/// The last of them.
+pub(crate) const LAST_MAILBOX: u8 = MAILBOX + MAILBOXES - 1;

@@ -1,0 +1,313 @@
+//! Random and exhaustive pokes at every surface where an exit can be forced. The guest must get an answer, and live.
+//!
+//! What is left out hurts the guest itself, not what is below it: the ports that end the VM, MSRs that move the ground
+//! under this kernel, interrupt commands. On QEMU's own machine more is left out, because its devices are real.
+
+use crate::arch::attempt::{self, Fault};
+use crate::arch::forms::{Form, PLAIN_STORE, READS, WRITES};
+use crate::arch::{apic, boot, control, cpu_local, interrupts, port, window};
+use crate::cpu;
+use crate::experiments::{Context, Outcome};
+use crate::record::record;
+
+const DONE: Outcome = Outcome::Done { failures: 0 };
+
+pub(super) fn ports(context: &Context) -> Outcome {
+    let mut random = context.random(0);
+    let (mut ones, mut zeros) = (0u32, 0u32);
+    for number in 0..=u16::MAX {
+        match port::read(number, 1) {
+            0xff => ones += 1,
+            0 => zeros += 1,
+            _ => {}
+        }
+    }
+    record!("record", experiment = "port-fuzz", about = "reads", width = 1, all_ones = ones, zero = zeros);
+    for width in [2, 4] {
+        for _ in 0..4096 {
+            // The last port of all is in: a wide access there reaches over the end.
+            let number = if random.below(64) == 0 { 0xffff } else { (random.bits() & 0xffff) as u16 };
+            port::read(number, width);
+        }
+    }
+
+    let mut writes = 0u32;
+    for number in 0..=u16::MAX {
+        let width = [1, 2, 4][random.index(3)];
+        if (0..u16::from(width)).any(|offset| ends_the_vm(number.wrapping_add(offset), context.judged)) {
+            continue;
+        }
+        port::write(number, width, random.bits_u32());
+        writes += 1;
+    }
+    // A PIC that was set up by chance stays quiet.
+    port::write(0x21, 1, 0xff);
+    port::write(0xa1, 1, 0xff);
+    record!("record", experiment = "port-fuzz", about = "writes", written = writes);
+    DONE
+}
+
+/// Ports that a random value ends the VM by, or silences this guest.
+fn ends_the_vm(port: u16, judged: bool) -> bool {
+    match port {
+        // COM1; ACPI sleep control and QEMU's power management; both ways to reset; exit device.
+        0x3f8..=0x3ff | 0x600..=0x6ff | 0x64 | 0xcf9 | 0xf4..=0xf7 => true,
+        // Port 92h can reset, b2h raises an SMI, and PCI configuration moves devices.
+        0x60 | 0x92 | 0xb2 | 0xb3 | 0xcf8..=0xcff | 0x510..=0x51b => !judged,
+        // PCI devices of QEMU's machine may have been placed up here.
+        0xc000.. => !judged,
+        _ => false,
+    }
+}
+
+pub(super) fn msrs(context: &Context) -> Outcome {
+    let mut random = context.random(0);
+    let rounds = context.settings.iterations.unwrap_or(4);
+    let ranges = [(0u32, 0x1fff), (0x4000_0000, 0x4000_01ff), (0xc000_0000, 0xc000_1fff), (0xc001_0000, 0xc001_1fff)];
+    for (first, last) in ranges {
+        let (mut readable, mut accepted, mut refused) = (0u32, 0u32, 0u32);
+        for msr in first..=last {
+            let Ok(value) = attempt::rdmsr(msr) else { continue };
+            readable += 1;
+            if moves_the_ground(msr, context.judged) {
+                continue;
+            }
+            for _ in 0..rounds {
+                let mask = msr_mask(msr);
+                let written = match random.below(3) {
+                    0 => random.bits(),
+                    1 => value ^ 1 << random.below(64),
+                    _ => u64::MAX,
+                };
+                match attempt::wrmsr(msr, written | mask) {
+                    Ok(()) => accepted += 1,
+                    Err(_) => refused += 1,
+                }
+            }
+            // What it was; a register that takes writes only of its own kind may refuse that too.
+            let _ = attempt::wrmsr(msr, value | msr_mask(msr));
+        }
+        record!(
+            "record",
+            experiment = "msr-fuzz",
+            first = format_args!("{first:#x}"),
+            last = format_args!("{last:#x}"),
+            readable = readable,
+            writes_accepted = accepted,
+            writes_refused = refused,
+        );
+    }
+    settle();
+    DONE
+}
+
+/// Bits that must stay set, so that no local interrupt of a strange kind fires: the mask bit of the LVT registers.
+fn msr_mask(msr: u32) -> u64 {
+    match msr {
+        0x82f | 0x832..=0x837 => 1 << 16,
+        _ => 0,
+    }
+}
+
+/// MSRs whose value this kernel lives on, or by which memory is written from outside.
+fn moves_the_ground(msr: u32, judged: bool) -> bool {
+    match msr {
+        // TSC, APIC_BASE, TSC_ADJUST, KVM's old clock (writes to memory), DEBUGCTL, MTRRs and PAT.
+        0x10 | 0x1b | 0x3b | 0x11 | 0x12 | 0x1d9 | 0x200..=0x2ff => true,
+        // Interrupt command and self-IPI.
+        0x830 | 0x83f => true,
+        // Hyper-V's introduction and the pages that it writes to: hypercalls, reference TSC, VP assist.
+        0x4000_0000 | 0x4000_0001 | 0x4000_0021 | 0x4000_0073 => true,
+        // EFER; FS, GS and KERNEL_GS base; TSC_AUX is read as the CPU's index by `mixed`, and is put back.
+        0xc000_0080 | 0xc000_0100..=0xc000_0102 => true,
+        // SYSCFG, TOP_MEM, SMM base and the like are the machine's own without a hypervisor, as is the host save area.
+        0xc001_0000..=0xc001_1fff => !judged,
+        _ => false,
+    }
+}
+
+/// Puts the local APIC back and takes whatever is pending.
+fn settle() {
+    apic::restore_id(cpu::hardware_id(cpu_local::index()));
+    apic::enable_this_cpu();
+    apic::disarm();
+    for _ in 0..256 {
+        apic::end_of_interrupt(0);
+    }
+    interrupts::drain();
+}
+
+pub(super) fn mmio(context: &Context) -> Outcome {
+    let mut random = context.random(0);
+    let cpu = cpu_local::index();
+
+    let io_apic = boot::io_apic();
+    if io_apic.is_none() {
+        record!("record", experiment = "mmio-fuzz", page = "io-apic", about = "absent");
+    }
+    for (page, at) in [("local-apic", Some(apic::XAPIC_PAGE)), ("io-apic", io_apic)] {
+        let Some(at) = at else { continue };
+        let mapped = window::map_physical(cpu, at);
+        let (mut reads, mut writes, mut faults) = (0u32, 0u32, 0u32);
+        let mut first: Option<(&str, u64, Fault)> = None;
+        // The last bytes of the page are left to accesses that end inside of it.
+        for offset in 0..0xff8 {
+            for _ in 0..2 {
+                let (name, touch) = READS[random.index(READS.len())];
+                reads += 1;
+                if let Err(fault) = touch(mapped + offset, random.bits()) {
+                    faults += 1;
+                    first.get_or_insert((name, offset, fault));
+                }
+            }
+            let writes_here = harmless_writes(page == "io-apic", offset);
+            if !writes_here.is_empty() {
+                let (name, touch) = writes_here[random.index(writes_here.len())];
+                writes += 1;
+                if let Err(fault) = touch(mapped + offset, random.bits() | 0x0001_0000_0001_0000) {
+                    faults += 1;
+                    first.get_or_insert((name, offset, fault));
+                }
+            }
+        }
+        record!("record", experiment = "mmio-fuzz", page = page, reads = reads, writes = writes, faults = faults,);
+        if let Some((name, offset, fault)) = first {
+            record!(
+                "record",
+                experiment = "mmio-fuzz",
+                page = page,
+                first_fault = fault,
+                error = format_args!("{:#x}", fault.error),
+                offset = format_args!("{offset:#x}"),
+                form = crate::record::Text(name),
+            );
+        }
+    }
+
+    // The plain 32-bit access at a register's own offset is what every kernel uses: it must not fault.
+    let mut failures = 0;
+    if !apic::is_x2apic() {
+        let mapped = window::map_physical(cpu, apic::XAPIC_PAGE);
+        let seen = attempt::load_u32(mapped + apic::VERSION);
+        failures +=
+            context.expect("mmio-fuzz", format_args!("version-register"), "read", format_args!("fault"), seen.is_ok());
+    }
+    settle();
+    Outcome::Done { failures }
+}
+
+/// The forms that may write at an offset without sending an interrupt to anybody. Where a register holds a vector, only
+/// the plain store is left, whose value has the mask bit set.
+fn harmless_writes(io_apic: bool, offset: u64) -> &'static [Form] {
+    let aligned_store: &[Form] = if offset.is_multiple_of(4) { &WRITES[PLAIN_STORE..=PLAIN_STORE] } else { &[] };
+    match offset {
+        0..0x20 if io_apic => aligned_store,
+        _ if io_apic => &WRITES,
+        // Interrupt command, and what reaches into it.
+        0x2f8..0x314 => &[],
+        // Local vector table.
+        0x2e8..0x2f8 | 0x314..0x380 => aligned_store,
+        _ => &WRITES,
+    }
+}
+
+pub(super) fn hypercalls(context: &Context) -> Outcome {
+    let mut random = context.random(0);
+    let rounds = context.settings.iterations.unwrap_or(10_000);
+    let mut faults = 0u64;
+    for round in 0..rounds {
+        // Small numbers are where hypercalls are; the first round is all zeros.
+        let mut number = |shift: u64| if round == 0 { 0 } else { random.bits() >> random.below(shift) };
+        let (rax, rcx, rdx) = (number(64), number(64), number(64));
+        let others = core::array::from_fn(|_| number(64));
+        if attempt::vmmcall(rax, rcx, rdx, others).is_err() {
+            faults += 1;
+        }
+    }
+    record!("record", experiment = "hypercall-fuzz", calls = rounds, faults = faults);
+    DONE
+}
+
+type Register = (&'static str, fn(u64) -> Result<(), Fault>, fn() -> u64);
+
+pub(super) fn control_registers(context: &Context) -> Outcome {
+    const EFER: u32 = 0xc000_0080;
+    const CR0: Register = ("cr0", attempt::write_cr0, attempt::read_cr0);
+    const CR3: Register = ("cr3", attempt::write_cr3, attempt::read_cr3);
+    const CR4: Register = ("cr4", attempt::write_cr4, attempt::read_cr4);
+    const CR8: Register = ("cr8", attempt::write_cr8, attempt::read_cr8);
+    const DR6: Register = ("dr6", attempt::write_dr6, attempt::read_dr6);
+    const DR7: Register = ("dr7", attempt::write_dr7, attempt::read_dr7);
+    const EFER_MSR: Register =
+        ("efer", |value| attempt::wrmsr(EFER, value), || attempt::rdmsr(EFER).unwrap_or_default());
+
+    let (cr0, cr3, cr4) = (attempt::read_cr0(), attempt::read_cr3(), attempt::read_cr4());
+    let efer = attempt::rdmsr(EFER).unwrap_or_default();
+    let beyond = if control::physical_bits() < 52 { 1 << control::physical_bits() } else { 1 << 52 };
+
+    // QEMU's own CPU takes some of these and is gone, and stops for ever at a reserved bit of CR3 or CR4: they are for
+    // a hypervisor only.
+    let deadly: [(Register, &str, u64); 11] = [
+        (CR0, "pg-without-pe", cr0 & !1),
+        (CR0, "nw-without-cd", cr0 & !(1 << 30) | 1 << 29),
+        (CR0, "pg-clear-in-long-mode", cr0 & !(1 << 31)),
+        (CR4, "pae-clear-in-long-mode", cr4 & !(1 << 5)),
+        (CR4, "la57-in-long-mode", cr4 ^ 1 << 12),
+        (CR4, "bit-63", cr4 | 1 << 63),
+        (CR4, "bit-31", cr4 | 1 << 31),
+        (CR4, "bit-15", cr4 | 1 << 15),
+        (CR4, "smx", cr4 | 1 << 14),
+        (CR3, "beyond-physical-width", cr3 | beyond),
+        (EFER_MSR, "lme-clear-with-paging", efer & !(1 << 8)),
+    ];
+    let plain: [(Register, &str, u64); 8] = [
+        (CR0, "high-half", cr0 | 1 << 32),
+        (CR0, "bit-63", cr0 | 1 << 63),
+        (CR8, "bit-4", 1 << 4),
+        (CR8, "bit-63", 1 << 63),
+        (DR6, "high-half", 1 << 32),
+        (DR7, "high-half", 1 << 32 | 0x400),
+        (EFER_MSR, "reserved-bit-9", efer | 1 << 9),
+        (EFER_MSR, "bit-63", efer | 1 << 63),
+    ];
+    let offered: [(bool, (Register, &str, u64)); 3] = [
+        (control::has_pcid(), (CR4, "pcide-without-pcid", cr4 | 1 << 17)),
+        (control::has_vmx(), (CR4, "vmxe-without-vmx", cr4 | 1 << 13)),
+        (control::has_svm(), (EFER_MSR, "svme-without-svm", efer | 1 << 12)),
+    ];
+
+    let mut failures = 0;
+    let cases = plain.into_iter().chain(deadly.into_iter().filter(|_| context.judged)).chain(
+        offered
+            .into_iter()
+            .filter(|(there, (register, ..))| !there && (context.judged || register.0 != "cr4"))
+            .map(|(_, case)| case),
+    );
+    for ((register, write, read), of, value) in cases {
+        let before = read();
+        let seen = write(value);
+        let kept = read() == before;
+        if seen.is_ok() && write(before).is_err() {
+            record!("error", about = "register-not-restored", register = register);
+        }
+        let matches = seen.is_err_and(|fault| fault.vector == Fault::GP) && kept;
+        let shown = if seen.is_ok() {
+            "none"
+        } else if kept {
+            "fault"
+        } else {
+            "fault-and-changed"
+        };
+        record!(
+            "record",
+            experiment = "cr-fuzz",
+            register = register,
+            of = of,
+            value = format_args!("{value:#x}"),
+            expected = "gp",
+            seen = if matches { "gp" } else { shown },
+        );
+        failures += context.expect("cr-fuzz", format_args!("{register}-{of}"), "gp", format_args!("{shown}"), matches);
+    }
+    Outcome::Done { failures }
+}
