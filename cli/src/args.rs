@@ -8,6 +8,8 @@ use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
+use crate::config::Arch;
+
 pub(crate) use decode::{DecodeArgs, Setting};
 pub(crate) use layout::{LayoutArgs, LayoutBenchArgs};
 pub(crate) use tlb::{Part, Targets, TlbArgs};
@@ -166,6 +168,9 @@ pub(crate) enum Measurement {
 /// `dunlin bench exits`.
 #[derive(Debug, Default, ClapArgs)]
 pub(crate) struct ExitsArgs {
+    /// Architecture of the host and its guests
+    #[arg(long, value_name = "ARCH", default_value = "x86_64")]
+    pub(crate) arch: Arch,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -218,6 +223,9 @@ impl Default for BootArgs {
 /// `dunlin bench budget`.
 #[derive(Debug, Default, ClapArgs)]
 pub(crate) struct BudgetArgs {
+    /// Architecture of the host and its guests
+    #[arg(long, value_name = "ARCH", default_value = "x86_64")]
+    pub(crate) arch: Arch,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -226,6 +234,9 @@ pub(crate) struct BudgetArgs {
 /// `dunlin bench soak`.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct SoakArgs {
+    /// Architecture of the host and its guests
+    #[arg(long, value_name = "ARCH", default_value = "x86_64")]
+    pub(crate) arch: Arch,
     /// For how long, by the guest's clock
     #[arg(long, value_name = "N", conflicts_with = "exits")]
     pub(crate) seconds: Option<u32>,
@@ -243,6 +254,9 @@ pub(crate) struct SoakArgs {
 /// `dunlin bench tags`.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct TagsArgs {
+    /// Architecture of the host and its guests
+    #[arg(long, value_name = "ARCH", default_value = "x86_64")]
+    pub(crate) arch: Arch,
     /// Print JSON, one record a line
     #[arg(long)]
     pub(crate) json: bool,

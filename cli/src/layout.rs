@@ -76,7 +76,7 @@ fn ask(args: &LayoutArgs) -> Result<Told, Failure> {
         let places = Some(places(&mut client)?);
         return Ok(Told { host, layouts: layouts(&mut client)?, places });
     }
-    let mut started = Host::start(args.qemu.as_ref())?;
+    let mut started = Host::start(args.arch, args.qemu.as_ref())?;
     let layouts = layouts(started.client()).map_err(|failure| started.explain(failure))?;
     Ok(Told { host: started.end(), layouts, places: None })
 }

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
 
+use crate::config::Arch;
+
 pub(super) const HELP: &str = "\
 What belongs to a vCPU, a pCPU and a VM is in one block each, laid out by who writes it: two
 cores that write to one cache line take it from each other, even if they write different words
@@ -29,7 +31,7 @@ by class, its gaps.
 It starts a host without VMs and asks it; with --host a host that runs, and then it also tells
 where the blocks are, and whether two of them share a line.
 
-docs/layout.txt is what --write writes. The status is 1 if --check finds anything else, and it
+docs/layout.txt and, with --arch aarch64, docs/layout-aarch64.txt are what --write writes. The status is 1 if --check finds anything else, and it
 says what; it is also 1 if lines of two classes, or of two blocks, are found.
 
 Examples:
@@ -71,6 +73,9 @@ Examples:
 /// `dunlin layout`.
 #[derive(Clone, Debug, Default, ClapArgs)]
 pub(crate) struct LayoutArgs {
+    /// Architecture of the host that is started
+    #[arg(long, value_name = "ARCH", default_value = "x86_64", conflicts_with = "host")]
+    pub(crate) arch: Arch,
     /// Ask a running host instead of starting one: that of process PID, or the only one
     #[arg(long, value_name = "PID", num_args = 0..=1)]
     pub(crate) host: Option<Option<u32>>,
@@ -86,7 +91,7 @@ pub(crate) struct LayoutArgs {
     /// Draw a vCPU's block to this file, as SVG
     #[arg(long, value_name = "FILE", conflicts_with_all = ["json", "check", "write"])]
     pub(crate) picture: Option<PathBuf>,
-    /// QEMU to use for the host that is started [default: qemu-system-x86_64]
+    /// QEMU to use for the host that is started [default: qemu-system-x86_64 or -aarch64]
     #[arg(long, value_name = "PATH", conflicts_with = "host")]
     pub(crate) qemu: Option<PathBuf>,
 }
@@ -94,6 +99,9 @@ pub(crate) struct LayoutArgs {
 /// `dunlin bench layout`.
 #[derive(Clone, Debug, Default, ClapArgs)]
 pub(crate) struct LayoutBenchArgs {
+    /// Architecture of the emulated host
+    #[arg(long, value_name = "ARCH", default_value = "x86_64")]
+    pub(crate) arch: Arch,
     /// Only time packed and laid out state on this computer; no emulator is started
     #[arg(long, conflicts_with = "emulated")]
     pub(crate) native: bool,

@@ -1,6 +1,6 @@
 //! Instructions per exit: the whole round trip as the guest sees it, counted exactly.
 //!
-//! Under `-icount shift=0` QEMU's time stamp counter counts instructions, of guest and hypervisor together, and
+//! Under `-icount shift=0` a guest's clock counts instructions, of guest and hypervisor together, and
 //! with a fixed seed and clock every run is the same. The measuring guest reads it around many repetitions of one exit and
 //! takes away the empty loop.
 
@@ -12,6 +12,7 @@ use serde_json::json;
 
 use super::{dunlin_run_vms, only_vm, progress};
 use crate::args::ExitsArgs;
+use crate::config::Arch;
 use crate::failure::Failure;
 
 /// An exit that is measured.
@@ -22,12 +23,36 @@ struct Exit {
     what: &'static str,
     /// What it may cost at most, if that was promised.
     target: Option<u64>,
-    /// What KVM of Linux 6.1 needs on the same emulated machine (its own guest, the same way of counting).
+    /// What KVM of Linux 6.1 (on AArch64: 6.12) needs on the same emulated machine (its own guest, the same way of counting).
     kvm: Option<u64>,
 }
 
 const fn exit(experiment: &'static str, what: &'static str, target: Option<u64>, kvm: Option<u64>) -> Exit {
     Exit { experiment, what, target, kvm }
+}
+
+/// Exits that are measured in one run.
+struct Series {
+    what: &'static str,
+    /// What the VM's description has beyond the usual.
+    keys: &'static str,
+    exits: &'static [Exit],
+}
+
+/// Of x86-64: the local APIC has two shapes.
+const X86_64: [Series; 2] = [
+    Series { what: "x2APIC mode", keys: "apic = \"x2apic\"\n", exits: &X2APIC },
+    Series { what: "xAPIC mode", keys: "apic = \"xapic\"\n", exits: &XAPIC },
+];
+
+/// Of AArch64.
+const AARCH64: [Series; 1] = [Series { what: "AArch64", keys: "", exits: &AT_EL2 }];
+
+fn series(arch: Arch) -> &'static [Series] {
+    match arch {
+        Arch::X86_64 => &X86_64,
+        Arch::Aarch64 => &AARCH64,
+    }
 }
 
 /// Measured in x2APIC mode.
@@ -52,12 +77,31 @@ const XAPIC: [Exit; 3] = [
     exit("xapic-eoi", "xAPIC EOI (MMIO)", Some(600), Some(3659)),
 ];
 
+/// Measured at EL2.
+const AT_EL2: [Exit; 14] = [
+    exit("hvc", "HVC, version of the convention", None, None),
+    exit("smc", "SMC, the same", None, None),
+    exit("sysreg-read", "MRS of an ID register", None, None),
+    exit("sysreg-write", "MSR of ACTLR_EL1", None, None),
+    exit("mmio-read", "PL011 flags read (MMIO)", None, None),
+    exit("mmio-write", "PL011 divisor write (MMIO)", None, None),
+    exit("gic-read", "GICD_TYPER read (MMIO)", None, None),
+    exit("self-sgi", "SGI to oneself, whole", None, None),
+    exit("wfi-wake", "WFI, woken by the timer: beyond the delay", None, None),
+    exit("ctr-read", "MRS of CTR_EL0 (no exit)", None, None),
+    exit("tlbi-page", "TLBI of a page on all CPUs (no exit)", None, None),
+    exit("tlbi-all", "TLBI of everything (no exit)", None, None),
+    exit("page-fault", "page fault within the guest (no exit)", None, None),
+    // KVM splits what it has mapped large, page by page, while it logs what is written.
+    exit("fresh-pages", "first touch of a page, beyond the second", Some(369), Some(3697)),
+];
+
 /// By how much a figure may grow before `--check` fails: 2 %.
 const TOLERANCE_PERCENT: u64 = 2;
 
 /// Measured, but not held against a file: ticks of the host's own timer fall into it, and where they fall moves it by a
 /// few per cent when anything at all changes.
-const UNCHECKED: [&str; 1] = ["hlt-wake"];
+const UNCHECKED: [&str; 2] = ["hlt-wake", "wfi-wake"];
 
 /// The file of `--check` and `--write`.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -66,15 +110,15 @@ struct Golden {
 }
 
 pub(crate) fn run(args: &ExitsArgs) -> Result<u8, Failure> {
-    let first = measure()?;
-    let again = measure()?;
+    let first = measure(args.arch)?;
+    let again = measure(args.arch)?;
     let differ = differing(&first, &again);
     let figures = larger(first, &again);
 
     if args.json {
         println!("{:#}", json!({ "instructions": figures, "repeatable": differ.is_empty(), "differ": differ }));
     } else {
-        table(&figures);
+        table(args.arch, &figures);
         if differ.is_empty() {
             println!("\nTwo runs agree exactly. Emulated by QEMU; instructions are counted, not timed.");
         } else {
@@ -87,7 +131,7 @@ pub(crate) fn run(args: &ExitsArgs) -> Result<u8, Failure> {
     }
     let mut complaints = Vec::new();
     if let Some(path) = &args.check {
-        complaints = check(path, &figures)?;
+        complaints = check(args.arch, path, &figures)?;
         complaints.extend(differ.iter().map(|name| format!("{name}: differs from one run to the next")));
     }
     for complaint in &complaints {
@@ -110,24 +154,33 @@ fn larger(mut a: BTreeMap<String, u64>, b: &BTreeMap<String, u64>) -> BTreeMap<S
 }
 
 /// All figures, by experiment.
-fn measure() -> Result<BTreeMap<String, u64>, Failure> {
-    let mut figures = experiments("x2apic", &X2APIC)?;
-    figures.extend(experiments("xapic", &XAPIC)?);
+fn measure(arch: Arch) -> Result<BTreeMap<String, u64>, Failure> {
+    let mut figures = BTreeMap::new();
+    for Series { what, keys, exits } in series(arch) {
+        progress(&format!("counting {} kinds of exit, {what}", exits.len()));
+        // Some experiments have several figures.
+        let experiment = |exit: &Exit| if exit.experiment.starts_with("tlbi-") { "tlbi" } else { exit.experiment };
+        let mut experiments: Vec<&str> = exits.iter().map(experiment).collect();
+        experiments.dedup();
+        let names: Vec<&str> = exits.iter().map(|exit| exit.experiment).collect();
+        figures.extend(count_instructions(arch, &experiments, &names, keys)?);
+    }
     Ok(figures)
 }
 
-fn experiments(apic: &str, exits: &[Exit]) -> Result<BTreeMap<String, u64>, Failure> {
-    progress(&format!("counting {} kinds of exit in {apic} mode", exits.len()));
-    let names: Vec<&str> = exits.iter().map(|exit| exit.experiment).collect();
-    count_instructions(&names, &format!("apic = \"{apic}\"\n"))
-}
-
-/// Runs these experiments on one vCPU, its VM described further by `keys`; the instructions that each exit took.
-pub(super) fn count_instructions(names: &[&str], keys: &str) -> Result<BTreeMap<String, u64>, Failure> {
+/// Runs these experiments on one vCPU, its VM described further by `keys`; the instructions that each exit took, which
+/// is to have a figure under each of the `names`.
+pub(super) fn count_instructions(
+    arch: Arch,
+    experiments: &[&str],
+    names: &[&str],
+    keys: &str,
+) -> Result<BTreeMap<String, u64>, Failure> {
     let toml = format!(
-        "[host]\npcpus = 1\n[[vm]]\nname = \"measuring\"\nvcpus = 1\nmemory = \"64M\"\nkernel = \"measuring-guest\"\n\
-         initrd = \"none\"\n{keys}cmdline = \"experiments={} iterations=1000\"\n",
-        names.join(",")
+        "[host]\narch = \"{}\"\npcpus = 1\n[[vm]]\nname = \"measuring\"\nvcpus = 1\nmemory = \"64M\"\n\
+         kernel = \"measuring-guest\"\ninitrd = \"none\"\n{keys}cmdline = \"experiments={} iterations=1000\"\n",
+        arch.name(),
+        experiments.join(",")
     );
     let exact = ["-icount", "shift=0,sleep=off", "-seed", "7", "-rtc", "base=2026-01-01,clock=vm"];
     let arguments: Vec<String> = exact
@@ -157,9 +210,9 @@ fn figures(output: &str) -> BTreeMap<String, u64> {
         .collect()
 }
 
-fn table(figures: &BTreeMap<String, u64>) {
-    println!("{:40} {:>8} {:>8} {:>8} {:>7}", "instructions of one exit", "Dunlin", "target", "KVM 6.1", "ratio");
-    for exit in X2APIC.iter().chain(&XAPIC) {
+fn table(arch: Arch, figures: &BTreeMap<String, u64>) {
+    println!("{:40} {:>8} {:>8} {:>8} {:>7}", "instructions of one exit", "Dunlin", "target", "KVM", "ratio");
+    for exit in series(arch).iter().flat_map(|series| series.exits) {
         let Some(&figure) = figures.get(exit.experiment) else { continue };
         let mark = if exit.target.is_some_and(|target| figure > target) { " too many" } else { "" };
         let or_dash = |number: Option<u64>| number.map_or("-".to_string(), |number| number.to_string());
@@ -171,8 +224,8 @@ fn table(figures: &BTreeMap<String, u64>) {
 
 fn write(path: &Path, figures: &BTreeMap<String, u64>) -> Result<(), Failure> {
     let mut text = String::from(
-        "# Instructions per exit, whole round trip: `dunlin bench exits --write docs/exits.toml` renews this file,\n\
-         # `--check` fails when a figure has grown by more than 2 % or exceeds its target.\n[instructions]\n",
+        "# Instructions per exit, whole round trip: `dunlin bench exits --write` renews this file, `--check` fails when a\n\
+         # figure has grown by more than 2 % or exceeds its target.\n[instructions]\n",
     );
     for (name, figure) in figures.iter().filter(|(name, _)| !UNCHECKED.contains(&name.as_str())) {
         text += &format!("{name} = {figure}\n");
@@ -181,12 +234,12 @@ fn write(path: &Path, figures: &BTreeMap<String, u64>) -> Result<(), Failure> {
 }
 
 /// What has become worse than the file says, or than was promised.
-fn check(path: &Path, figures: &BTreeMap<String, u64>) -> Result<Vec<String>, Failure> {
+fn check(arch: Arch, path: &Path, figures: &BTreeMap<String, u64>) -> Result<Vec<String>, Failure> {
     let bad = |error: String| Failure::bad_input(format!("{}: {error}", path.display()));
     let text = std::fs::read_to_string(path).map_err(|error| bad(error.to_string()))?;
     let golden: Golden = toml::from_str(&text).map_err(|error| bad(error.to_string()))?;
     let mut complaints = Vec::new();
-    for exit in X2APIC.iter().chain(&XAPIC) {
+    for exit in series(arch).iter().flat_map(|series| series.exits) {
         let Some(&figure) = figures.get(exit.experiment) else { continue };
         if let Some(target) = exit.target.filter(|&target| figure > target) {
             complaints.push(format!("{}: {figure} instructions, more than the target of {target}", exit.what));
@@ -209,7 +262,7 @@ fn check(path: &Path, figures: &BTreeMap<String, u64>) -> Result<Vec<String>, Fa
 mod tests {
     use std::io::Write as _;
 
-    use super::{check, differing, figures, larger};
+    use super::{Arch, check, differing, figures, larger};
 
     #[test]
     fn of_two_runs_that_differ_the_larger_figure_counts_and_is_named() {
@@ -230,7 +283,7 @@ mod tests {
         let mut file = tempfile::NamedTempFile::new().expect("a file");
         write!(file, "[instructions]\ncpuid = 200\nrdmsr = 200\n").expect("is written");
         let now = [("cpuid".to_string(), 205), ("rdmsr".to_string(), 204)].into();
-        let complaints = check(file.path(), &now).expect("is read");
+        let complaints = check(Arch::X86_64, file.path(), &now).expect("is read");
         assert_eq!(complaints.len(), 1);
         assert!(complaints[0].starts_with("CPUID: 205"), "{complaints:?}");
     }
@@ -239,7 +292,7 @@ mod tests {
     fn figure_above_its_target_is_named_whatever_was_before() {
         let mut file = tempfile::NamedTempFile::new().expect("a file");
         write!(file, "[instructions]\ncpuid = 400\n").expect("is written");
-        let complaints = check(file.path(), &[("cpuid".to_string(), 400)].into()).expect("is read");
+        let complaints = check(Arch::X86_64, file.path(), &[("cpuid".to_string(), 400)].into()).expect("is read");
         assert!(complaints[0].contains("target of 270"), "{complaints:?}");
     }
 }

@@ -4,11 +4,14 @@ use serde_json::Value;
 
 use super::soak::is_clean;
 use super::{dunlin_run_vms, only_vm};
+use crate::config::Arch;
 use crate::failure::Failure;
 
 /// What to run.
 #[derive(Clone, Debug)]
 pub(super) struct MeasuringGuest<'a> {
+    /// Architecture of the host.
+    pub(super) arch: Arch,
     /// vCPUs of the VM.
     pub(super) vcpus: u32,
     /// pCPUs of the host.
@@ -42,9 +45,10 @@ impl MeasuringGuest<'_> {
     }
 
     fn toml(&self) -> String {
-        let Self { vcpus, pcpus, keys, cmdline, .. } = self;
+        let Self { arch, vcpus, pcpus, keys, cmdline, .. } = self;
+        let arch = arch.name();
         format!(
-            "[host]\npcpus = {pcpus}\n[[vm]]\nname = \"measuring\"\nvcpus = {vcpus}\nmemory = \"64M\"\n\
+            "[host]\narch = \"{arch}\"\npcpus = {pcpus}\n[[vm]]\nname = \"measuring\"\nvcpus = {vcpus}\nmemory = \"64M\"\n\
              kernel = \"measuring-guest\"\ninitrd = \"none\"\ncmdline = \"{cmdline}\"\n{keys}\n"
         )
     }

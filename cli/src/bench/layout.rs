@@ -26,7 +26,7 @@ pub(super) fn run(args: &LayoutBenchArgs) -> Result<u8, Failure> {
         targets.extend(measure_natively(args, &report));
     }
     if !args.native {
-        targets.extend(counters::run(&mut report));
+        targets.extend(counters::run(args.arch, &mut report));
     }
     Ok(report.judge(&targets))
 }

@@ -10,13 +10,28 @@ use serde_json::{Value, json};
 
 use super::exits::count_instructions;
 use super::soak::is_clean;
-use super::{dunlin_run_vms, only_vm, progress};
+use super::{dunlin_run_vms, progress};
 use crate::args::TagsArgs;
+use crate::config::Arch;
 use crate::failure::Failure;
 use crate::quantity::{percent, show_count};
 
-/// vCPUs of the guests whose entries are counted: more than most limits.
-const VCPUS: u32 = 8;
+/// The guests whose entries are counted. A tag is a vCPU's or a VM's: there are more of those than most limits allow.
+#[derive(Clone, Copy, Debug)]
+struct Guests {
+    arch: Arch,
+    vms: u32,
+    /// vCPUs of each.
+    vcpus: u32,
+}
+
+const fn guests(arch: Arch) -> Guests {
+    match arch {
+        Arch::X86_64 => Guests { arch, vms: 1, vcpus: 8 },
+        Arch::Aarch64 => Guests { arch, vms: 4, vcpus: 2 },
+    }
+}
+
 /// pCPUs of their host.
 const PCPUS: u32 = 2;
 /// Limits that are tried: more than the vCPUs, then fewer and fewer.
@@ -61,7 +76,7 @@ struct Load {
     cmdline: &'static str,
 }
 
-const LOADS: [Load; 2] = [
+const ON_X86_64: [Load; 2] = [
     Load {
         name: "mixed",
         what: "mixed load: interrupts, timers, halts, page faults, on all vCPUs",
@@ -74,13 +89,40 @@ const LOADS: [Load; 2] = [
     },
 ];
 
+const ON_AARCH64: [Load; 3] = [
+    Load {
+        name: "mixed",
+        what: "mixed load: interrupts, timers, waits, page faults, on all vCPUs of all VMs",
+        cmdline: "experiments=mixed seconds=3",
+    },
+    Load {
+        name: "own-data",
+        what: "the same addresses in all VMs, and in each other data, which it reads and compares",
+        cmdline: "experiments=own-data seconds=3",
+    },
+    Load {
+        name: "private",
+        what: "vCPUs with tables of their own, which they flush for themselves alone",
+        cmdline: "experiments=private-pages seconds=3",
+    },
+];
+
+/// What is tried on an architecture, and the quickest exit there is.
+const fn loads(arch: Arch) -> (&'static [Load], &'static str) {
+    match arch {
+        Arch::X86_64 => (&ON_X86_64, "cpuid"),
+        Arch::Aarch64 => (&ON_AARCH64, "hvc"),
+    }
+}
+
 pub(crate) fn run(args: &TagsArgs) -> Result<u8, Failure> {
     let mut clean = true;
     if !args.native {
-        for load in &LOADS {
-            clean &= count_entries(load, args.json)?;
+        let (loads, quickest) = loads(args.arch);
+        for load in loads {
+            clean &= count_entries(guests(args.arch), load, args.json)?;
         }
-        count_round_trips(args.json)?;
+        count_round_trips(args.arch, quickest, args.json)?;
     }
     measure_natively(args.json);
     Ok(u8::from(!clean))
@@ -94,7 +136,7 @@ fn heading(json: bool, text: &str) {
 }
 
 /// Entries of one VM, and what they had to do about tags. Each entry is one check.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Entries {
     entries: u64,
     assignments: u64,
@@ -116,6 +158,17 @@ impl Entries {
             flushes_all: counter("tlb_flushes_all")?,
             migrations: counter("migrations")?,
         })
+    }
+
+    fn plus(self, other: Self) -> Self {
+        Self {
+            entries: self.entries + other.entries,
+            assignments: self.assignments + other.assignments,
+            generations: self.generations + other.generations,
+            flushes: self.flushes + other.flushes,
+            flushes_all: self.flushes_all + other.flushes_all,
+            migrations: self.migrations + other.migrations,
+        }
     }
 
     /// Entries that flushed their own tag alone.
@@ -141,11 +194,11 @@ impl Entries {
         )
     }
 
-    fn json(self, load: &Load, case: Case, clean: bool) -> Value {
+    fn json(self, guests: Guests, load: &Load, case: Case, clean: bool) -> Value {
         let [assignments, generations, own, all] = self.shares();
         json!({
             "bench": "tags", "part": load.name, "emulated": true, "tags": case.tags, "tag_limit": case.limit,
-            "vcpus": VCPUS, "pcpus": PCPUS, "clean": clean,
+            "arch": guests.arch.name(), "vms": guests.vms, "vcpus": guests.vcpus, "pcpus": PCPUS, "clean": clean,
             "entries": self.entries, "checks": self.entries, "assignments": self.assignments,
             "generations": self.generations, "flushes_own": self.flushes_own(), "flushes_all": self.flushes_all,
             "migrations": self.migrations,
@@ -163,58 +216,77 @@ fn columns() -> String {
     )
 }
 
+/// The host: all VMs alike but for their random numbers, and for what their data is made of.
+fn described(Guests { arch, vms, vcpus }: Guests, load: &Load, case: Case) -> String {
+    let mut toml = format!("[host]\narch = \"{}\"\npcpus = {PCPUS}\n", arch.name());
+    for vm in 1..=vms {
+        toml += &format!(
+            "[[vm]]\nname = \"tags-{vm}\"\nvcpus = {vcpus}\nmemory = \"64M\"\nkernel = \"measuring-guest\"\n\
+             initrd = \"none\"\n{}cmdline = \"{} seed={vm}\"\n",
+            case.keys(),
+            load.cmdline
+        );
+    }
+    toml
+}
+
 /// Runs `load` with each scheme and limit. Returns whether every guest found its machine in order.
-fn count_entries(load: &Load, json: bool) -> Result<bool, Failure> {
+fn count_entries(guests: Guests, load: &Load, json: bool) -> Result<bool, Failure> {
     heading(
         json,
-        &format!("{}\n{VCPUS} vCPUs on {PCPUS} pCPUs; each entry is one check; per cent of entries\n", load.what),
+        &format!(
+            "{}\n{} x {} vCPUs on {PCPUS} pCPUs; each entry is one check; per cent of entries\n",
+            load.what, guests.vms, guests.vcpus
+        ),
     );
     heading(json, &columns());
     let mut all_clean = true;
     for case in Case::all() {
         progress(&format!("{} load, {}, tags: {}", load.name, case.tags, case.limit()));
-        let toml = format!(
-            "[host]\npcpus = {PCPUS}\n[[vm]]\nname = \"tags\"\nvcpus = {VCPUS}\nmemory = \"64M\"\n\
-             kernel = \"measuring-guest\"\ninitrd = \"none\"\n{}cmdline = \"{}\"\n",
-            case.keys(),
-            load.cmdline
-        );
-        let run = dunlin_run_vms(&toml, &["--accel=tcg", "--time-limit=180s"])?;
-        let vm = only_vm(&run);
-        let entries = Entries::read(&vm["counters"])
-            .ok_or_else(|| Failure::failed(format!("entries and flushes were not counted: {vm}")))?;
-        let output = vm["output"].as_str().unwrap_or_default();
-        let clean = is_clean(output);
+        let run = dunlin_run_vms(&described(guests, load, case), &["--accel=tcg", "--time-limit=180s"])?;
+        let vms = run["vms"].as_array().map_or(&[][..], Vec::as_slice);
+        let entries = vms
+            .iter()
+            .try_fold(Entries::default(), |sum, vm| Some(sum.plus(Entries::read(&vm["counters"])?)))
+            .filter(|sum| sum.entries > 0)
+            .ok_or_else(|| Failure::failed(format!("entries and flushes were not counted: {run}")))?;
+        let outputs = || vms.iter().map(|vm| vm["output"].as_str().unwrap_or_default());
+        let clean = outputs().all(is_clean);
         if json {
-            println!("{}", entries.json(load, case, clean));
+            println!("{}", entries.json(guests, load, case, clean));
         } else {
             println!("{}{}", entries.row(case), if clean { "" } else { "  NOT CLEAN" });
         }
         if !clean {
-            eprintln!("{output}");
+            outputs().for_each(|output| eprintln!("{output}"));
             all_clean = false;
         }
     }
     heading(
         json,
-        "\nFlushes of everything hit neighbours too. With epochs and no fewer tags than vCPUs, a vCPU flushes its own tag\n\
+        "\nFlushes of everything hit neighbours too. On x86-64, with epochs and no fewer tags than vCPUs, a vCPU flushes its tag\n\
          when it comes to another pCPU (migrations, its first arrival among them) or a flush was asked for, and never else.\n",
     );
     Ok(all_clean)
 }
 
-/// Counts the instructions of a CPUID exit for each scheme, and for one that begins a new generation at every assignment.
-fn count_round_trips(json: bool) -> Result<(), Failure> {
-    heading(json, "Instructions of a whole CPUID exit, guest and hypervisor, 1 vCPU on 1 pCPU (exact; not timed)\n");
+/// Counts the instructions of the quickest exit for each scheme, and for one that begins a new generation at every assignment.
+fn count_round_trips(arch: Arch, quickest: &str, json: bool) -> Result<(), Failure> {
+    heading(
+        json,
+        &format!(
+            "Instructions of a whole exit ({quickest}), guest and hypervisor, 1 vCPU on 1 pCPU (exact; not timed)\n"
+        ),
+    );
     heading(json, &format!("{:13}{:>6}{:>14}", "scheme", "tags", "instructions"));
     let cases = [("flush-always", None), ("generation", None), ("generation", Some(1)), ("epoch", None)];
     for case in cases.map(|(tags, limit)| Case { tags, limit }) {
         progress(&format!("counting instructions, {}, tags: {}", case.tags, case.limit()));
-        let figures = count_instructions(&["cpuid"], &case.keys())?;
-        let Some(&instructions) = figures.get("cpuid") else { continue };
+        let figures = count_instructions(arch, &[quickest], &[quickest], &case.keys())?;
+        let Some(&instructions) = figures.get(quickest) else { continue };
         if json {
             let record = json!({
-                "bench": "tags", "part": "cpuid_exit", "emulated": true, "tags": case.tags, "tag_limit": case.limit,
+                "bench": "tags", "part": format!("{quickest}_exit"), "arch": arch.name(), "emulated": true, "tags": case.tags, "tag_limit": case.limit,
                 "instructions": instructions,
             });
             println!("{record}");

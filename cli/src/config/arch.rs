@@ -3,21 +3,34 @@
 //! The VMs of a file are described once. What differs is small: the name of a guest's first serial port, and which
 //! files the build has left.
 
+use clap::ValueEnum;
+
 use crate::failure::Failure;
 
 use super::{Place, Placed, no_such};
 
 /// An architecture.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Arch {
     /// x86-64 with AMD SVM, on QEMU's q35.
+    #[default]
+    #[value(name = "x86_64")]
     X86_64,
     /// AArch64 at EL2, on QEMU's virt.
+    #[value(name = "aarch64")]
     Aarch64,
 }
 
 impl Arch {
     const NAMES: &'static [&'static str] = &["x86_64", "aarch64"];
+
+    /// As it is written.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::X86_64 => "x86_64",
+            Self::Aarch64 => "aarch64",
+        }
+    }
 
     /// The one with this name.
     pub(super) fn named(text: &str, place: Place) -> Result<Placed<Self>, Failure> {

@@ -40,12 +40,11 @@ struct Files {
 
 impl Host {
     /// Starts it, by this QEMU if one is named, and waits until it is up.
-    pub(super) fn start(qemu: Option<&PathBuf>) -> Result<Self, Failure> {
-        let hypervisor = Assets::locate().hypervisor()?;
+    pub(super) fn start(arch: Arch, qemu: Option<&PathBuf>) -> Result<Self, Failure> {
+        let hypervisor = Assets::locate().of(arch).hypervisor()?;
         let named = qemu.map(|path| Placed { value: path.clone(), place: Place::Option("--qemu") });
-        let qemu = Qemu::find(Arch::X86_64, named.as_ref())?;
-        let acceleration =
-            Acceleration::choose(Arch::X86_64, &Placed { value: Accel::Auto, place: Place::Option("--accel") })?;
+        let qemu = Qemu::find(arch, named.as_ref())?;
+        let acceleration = Acceleration::choose(arch, &Placed { value: Accel::Auto, place: Place::Option("--accel") })?;
 
         let failed = |error: io::Error| Failure::failed(format!("a host cannot be started: {error}"));
         let files = Files { directory: tempfile::Builder::new().prefix("dunlin-layout-").tempdir().map_err(failed)? };
@@ -56,7 +55,7 @@ impl Host {
         let listener = UnixListener::bind(&control).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
         let machine = Machine {
-            arch: Arch::X86_64,
+            arch,
             acceleration,
             pcpus: 1,
             memory: MEMORY,

@@ -9,6 +9,7 @@ use crate::args::{DecodeArgs, Setting};
 use crate::bench::guest::MeasuringGuest;
 use crate::bench::target::Target;
 use crate::bench::{only_vm, progress};
+use crate::config::Arch;
 use crate::failure::Failure;
 
 const VCPUS: u32 = 2;
@@ -75,6 +76,7 @@ pub(super) fn run(args: &DecodeArgs, report: &mut Report) -> Option<Target> {
 
 fn count(change: &Change, setting: Setting) -> Result<(Counts, Value), Failure> {
     let run = MeasuringGuest {
+        arch: Arch::X86_64,
         vcpus: VCPUS,
         pcpus: PCPUS,
         keys: &keys(setting),

@@ -13,6 +13,7 @@ use crate::bench::guest::{MeasuringGuest, output};
 use crate::bench::record::Record;
 use crate::bench::target::Target;
 use crate::bench::{Spread, progress};
+use crate::config::Arch;
 use crate::failure::Failure;
 
 /// A loop.
@@ -212,6 +213,7 @@ fn tick_row(case: Case, setting: Setting, figures: &Figures) -> String {
 fn access(case: Case, setting: Setting, exact: bool) -> Result<(f64, Value), Failure> {
     let iterations = if exact { EXACT_ITERATIONS } else { TIMED_ITERATIONS };
     let run = MeasuringGuest {
+        arch: Arch::X86_64,
         vcpus: 1,
         pcpus: 1,
         keys: &keys(setting),

@@ -11,6 +11,7 @@ use crate::bench::guest::MeasuringGuest;
 use crate::bench::report::Report;
 use crate::bench::target::Target;
 use crate::bench::{only_vm, progress};
+use crate::config::Arch;
 use crate::failure::Failure;
 
 const VCPUS: u32 = 2;
@@ -19,29 +20,42 @@ const ITERATIONS: [u64; 2] = [1000, 3000];
 /// How often the measuring guest runs each loop: once to warm up, and then for each of nine batches.
 const LOOPS: u64 = 10;
 
-/// The loops, and what is counted of each of their iterations. None of ports: the guest writes its records there.
-const EXPERIMENTS: [(&str, &str); 5] = [
+/// The loops, and what is counted of each of their iterations. None of what the guest writes its records by.
+const ON_X86_64: [(&str, &str); 5] = [
     ("cpuid", "cpuid_exits"),
     ("rdmsr", "msr_read_exits"),
     ("x2apic-read", "msr_read_exits"),
     ("wrmsr", "msr_write_exits"),
     ("x2apic-eoi", "msr_write_exits"),
 ];
+const ON_AARCH64: [(&str, &str); 4] = [
+    ("hvc", "hypercalls"),
+    ("smc", "hypercalls"),
+    ("sysreg-read", "msr_read_exits"),
+    ("sysreg-write", "msr_write_exits"),
+];
+
+const fn experiments(arch: Arch) -> &'static [(&'static str, &'static str)] {
+    match arch {
+        Arch::X86_64 => &ON_X86_64,
+        Arch::Aarch64 => &ON_AARCH64,
+    }
+}
 
 const SUMS: &str = "counters of a VM are the sums of its vCPUs', each of them";
 const ALGEBRA: &str = "each vCPU was left as often as it was entered";
 const GROWTH: &str = "more iterations, and no other exits than theirs, exactly";
 
-pub(super) fn run(report: &mut Report) -> Vec<Target> {
+pub(super) fn run(arch: Arch, report: &mut Report) -> Vec<Target> {
     report.say("\nCounts of two vCPUs on two pCPUs, emulated: loops of exits, with fewer and with more iterations\n");
     let [few, many] = ITERATIONS.map(|iterations| {
         progress(&format!("loops of {iterations} exits on two vCPUs"));
-        let counted = count(iterations);
+        let counted = count(arch, iterations);
         report.of(&format!("counters, {iterations} iterations"), counted)
     });
     let (Some(few), Some(many)) = (few, many) else { return Vec::new() };
 
-    let growth = growth(&few, &many);
+    let growth = growth(arch, &few, &many);
     report.say(&format!("{:20}{:>14}{:>14}{:>14}{:>14}", "exits", "fewer", "more", "difference", "expected"));
     for Growth { name, few, many, expected } in &growth {
         report.say(&format!("{name:20}{few:>14}{many:>14}{:>14}{expected:>14}", many.wrapping_sub(*few)));
@@ -69,9 +83,10 @@ struct Counted {
     vcpus: Vec<Counts>,
 }
 
-fn count(iterations: u64) -> Result<(Counted, Value), Failure> {
-    let names: Vec<_> = EXPERIMENTS.iter().map(|(name, _)| *name).collect();
+fn count(arch: Arch, iterations: u64) -> Result<(Counted, Value), Failure> {
+    let names: Vec<_> = experiments(arch).iter().map(|(name, _)| *name).collect();
     let guest = MeasuringGuest {
+        arch,
         vcpus: VCPUS,
         pcpus: VCPUS,
         keys: "apic = \"x2apic\"",
@@ -111,12 +126,12 @@ struct Growth {
     expected: u64,
 }
 
-fn growth(few: &Counted, many: &Counted) -> Vec<Growth> {
-    let mut names: Vec<&'static str> = EXPERIMENTS.iter().map(|(_, counter)| *counter).collect();
+fn growth(arch: Arch, few: &Counted, many: &Counted) -> Vec<Growth> {
+    let mut names: Vec<&'static str> = experiments(arch).iter().map(|(_, counter)| *counter).collect();
     names.dedup();
     let of = |counted: &Counted, name: &str| counted.total.get(name).copied().unwrap_or(0);
     let growth = names.into_iter().map(|name| {
-        let loops = EXPERIMENTS.iter().filter(|(_, counter)| *counter == name).count() as u64;
+        let loops = experiments(arch).iter().filter(|(_, counter)| *counter == name).count() as u64;
         let expected = loops * LOOPS * (ITERATIONS[1] - ITERATIONS[0]);
         Growth { name, few: of(few, name), many: of(many, name), expected }
     });
@@ -204,7 +219,7 @@ mod tests {
             Counted { total: total.map(|(name, count)| (name.to_string(), count)).into(), vcpus: Vec::new() }
         };
         let few = run(10, 20, 30);
-        let judge = |many: &Counted| judge_growth(&growth(&few, many)).met;
+        let judge = |many: &Counted| judge_growth(&growth(Arch::X86_64, &few, many)).met;
         assert_eq!(judge(&run(20_010, 40_020, 40_030)), Some(true));
         assert_eq!(judge(&run(20_010, 40_020, 40_029)), Some(false));
         assert_eq!(judge(&run(0, 0, 0)), Some(false));

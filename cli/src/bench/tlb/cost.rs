@@ -11,6 +11,7 @@ use crate::args::Targets;
 use crate::bench::guest::{MeasuringGuest, output};
 use crate::bench::only_vm;
 use crate::bench::record::Record;
+use crate::config::Arch;
 use crate::failure::Failure;
 
 /// Shootdowns of the shorter run, for exits.
@@ -41,6 +42,7 @@ pub(super) struct Exits {
 pub(super) fn exits(point: Point, approach: Approach) -> Result<(Exits, Value), Failure> {
     let [few, many] = [FEW, 2 * FEW].map(|shootdowns| {
         MeasuringGuest {
+            arch: Arch::X86_64,
             vcpus: point.vcpus,
             pcpus: point.pcpus(),
             keys: "",
@@ -167,6 +169,7 @@ pub(super) struct Instructions {
 pub(super) fn instructions(vcpus: u32, targets: Targets, approach: Approach) -> Result<(Instructions, Value), Failure> {
     let [few, many] = [FEW_EXACT, 2 * FEW_EXACT].map(|shootdowns| {
         MeasuringGuest {
+            arch: Arch::X86_64,
             vcpus,
             pcpus: 1,
             keys: "",

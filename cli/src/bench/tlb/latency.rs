@@ -8,6 +8,7 @@ use crate::args::{Targets, TlbArgs};
 use crate::bench::circumstances::Watch;
 use crate::bench::guest::{MeasuringGuest, output};
 use crate::bench::record::Record;
+use crate::config::Arch;
 use crate::failure::Failure;
 
 /// What many measurements came to, in nanoseconds.
@@ -104,6 +105,7 @@ pub(super) fn measure(args: &TlbArgs, point: Point, targets: Targets) -> Result<
         let form = if point.vcpus > 64 { " form=mask" } else { "" };
         let watch = Watch::start();
         last = MeasuringGuest {
+            arch: Arch::X86_64,
             vcpus: point.vcpus,
             pcpus: point.pcpus(),
             keys: "",
