@@ -2,8 +2,13 @@
 //!
 //! The tests need the built tool, hypervisor, kernels and initrd (`make build`), and QEMU. They say so when something is
 //! missing. Each run has a time limit; none asserts how long something takes.
+//!
+//! Tests of what every machine has are written once, with the machine as parameter: see [`each_machine`].
 
+pub mod machine;
 pub mod stores;
+
+pub use machine::Machine;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -59,12 +64,17 @@ pub fn dunlin_run(seconds: u32, arguments: &[&str]) -> Run {
     finished(&mut command)
 }
 
-/// Runs `dunlin run` on a host of 2 pCPUs with the VMs that `toml` describes, and `more` arguments.
+/// As [`Machine::run_vms`], on x86-64.
 #[must_use]
 pub fn dunlin_run_vms(seconds: u32, toml: &str, more: &[&str]) -> Run {
+    Machine::X86_64.run_vms(seconds, toml, more)
+}
+
+fn run_vms(arch: &str, seconds: u32, toml: &str, more: &[&str]) -> Run {
     let folder = TempDir::new().expect("a temporary folder can be made");
     let file = folder.path().join("vms.toml");
-    fs::write(&file, format!("[host]\npcpus = 2\n\n{toml}")).expect("a file can be written there");
+    let host = format!("[host]\narch = \"{arch}\"\npcpus = 2\n\n");
+    fs::write(&file, host + toml).expect("a file can be written there");
     let file = file.to_string_lossy().into_owned();
     let mut arguments = vec![file.as_str()];
     arguments.extend(more);
@@ -96,24 +106,6 @@ pub fn vm<'a>(json: &'a Value, name: &str) -> &'a Value {
     vms.iter().find(|vm| vm["name"] == name).unwrap_or_else(|| panic!("no VM \"{name}\" in {json:#}"))
 }
 
-/// Starts the hypervisor in QEMU without the tool, with these arguments besides the machine.
-///
-/// Gives QEMU's status and the hypervisor's log.
-#[must_use]
-pub fn bare_hypervisor(arguments: &[&str]) -> Run {
-    let hypervisor = assets().join("hypervisor");
-    assert!(hypervisor.is_file(), "{} is missing: run `make build` first", hypervisor.display());
-    // A guest of QEMU that hangs must not hang the tests.
-    let mut command = Command::new("timeout");
-    command
-        .args(["60", "qemu-system-x86_64", "-machine", "q35", "-accel", "tcg,thread=multi", "-m", "256M"])
-        .args(["-display", "none", "-nodefaults", "-no-reboot", "-serial", "stdio"])
-        .args(["-device", "isa-debug-exit,iobase=0xf4,iosize=4", "-kernel"])
-        .arg(hypervisor)
-        .args(arguments);
-    finished(&mut command)
-}
-
 /// A host that runs, for at most `seconds`, with everything that it takes to look at it meanwhile.
 pub struct Host {
     child: Child,
@@ -128,9 +120,25 @@ impl Host {
     /// When it cannot be started.
     #[must_use]
     pub fn start(seconds: u32, pcpus: u32, toml: &str, more: impl FnOnce(&Path) -> Vec<String>) -> Self {
+        Self::start_on(Machine::X86_64, seconds, pcpus, toml, more)
+    }
+
+    /// As [`Self::start`], on this machine.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    #[must_use]
+    pub fn start_on(
+        machine: Machine,
+        seconds: u32,
+        pcpus: u32,
+        toml: &str,
+        more: impl FnOnce(&Path) -> Vec<String>,
+    ) -> Self {
         let folder = TempDir::new().expect("a temporary folder can be made");
         let file = folder.path().join("vms.toml");
-        fs::write(&file, format!("[host]\npcpus = {pcpus}\n\n{toml}")).expect("a file can be written there");
+        let host = format!("[host]\narch = \"{}\"\npcpus = {pcpus}\n\n", machine.name());
+        fs::write(&file, host + toml).expect("a file can be written there");
         let mut command = Command::new(tool());
         command
             .args(["run", "--json", "--accel=tcg", "--time-limit", &format!("{seconds}s")])

@@ -1,26 +1,38 @@
 //! The measuring guest's own checks, with more vCPUs than pCPUs.
 
-use system_tests::{dunlin_run_vms, measuring_vm, vm};
+use system_tests::{Machine, each_machine, measuring_vm, vm};
 
-fn clean(toml: &str) {
-    let run = dunlin_run_vms(180, toml, &["--json"]).expect_status(0);
+fn clean(machine: Machine, toml: &str) {
+    let run = machine.run_vms(180, toml, &["--json"]).expect_status(0);
     let json = run.json();
     let output = vm(&json, "measuring")["output"].as_str().unwrap_or_default();
     let last = output.lines().last().unwrap_or_default();
     assert!(last.starts_with("done ") && last.ends_with("failures=0"), "{output}");
 }
 
-#[test]
-fn default_experiments_are_clean_in_x2apic_mode() {
-    clean(&measuring_vm("measuring", 4, ""));
+each_machine! {
+    fn default_experiments_are_clean(machine) {
+        clean(machine, &measuring_vm("measuring", 4, ""));
+    }
+
+    fn mixed_load_on_eight_vcpus_is_clean(machine) {
+        clean(machine, &measuring_vm("measuring", 8, "experiments=mixed seconds=10"));
+    }
+
+    fn no_cpu_reads_through_a_translation_that_was_flushed(machine) {
+        clean(machine, &measuring_vm("measuring", 4, "experiments=stale iterations=100000 seconds=8"));
+    }
+
+    fn unknown_experiment_is_named_with_the_nearest(machine) {
+        let toml = measuring_vm("measuring", 1, "experiments=mixxed");
+        let json = machine.run_vms(60, &toml, &["--json"]).json();
+        let output = vm(&json, "measuring")["output"].as_str().unwrap_or_default();
+        assert!(output.contains("error about=unknown-experiment name=\"mixxed\" nearest=mixed"), "{output}");
+        assert!(output.contains("done experiments=1 failures=1"), "{output}");
+    }
 }
 
 #[test]
 fn default_experiments_are_clean_in_xapic_mode() {
-    clean(&format!("{}apic = \"xapic\"\n", measuring_vm("measuring", 4, "")));
-}
-
-#[test]
-fn mixed_load_on_eight_vcpus_is_clean() {
-    clean(&measuring_vm("measuring", 8, "experiments=mixed seconds=10"));
+    clean(Machine::X86_64, &format!("{}apic = \"xapic\"\n", measuring_vm("measuring", 4, "")));
 }

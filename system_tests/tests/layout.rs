@@ -11,7 +11,7 @@ use std::time::Duration;
 use abi::layout::{Content, Layout, Place, Whose};
 use serde_json::{Value, from_value};
 use system_tests::stores::{Exit, Map, Store, Target, Text, Tracer, exits};
-use system_tests::{Host, assets, dunlin, dunlin_run_vms, measuring_vm, until, workspace};
+use system_tests::{Host, assets, dunlin, each_machine, measuring_vm, until, workspace};
 use tempfile::TempDir;
 
 /// As many operations as nobody waits for.
@@ -128,11 +128,71 @@ fn assert_own_lines_only(name: &str, exits: &[&Exit], map: &Map, handshakes_allo
     }
 }
 
-#[test]
-fn layout_is_as_it_is_in_the_documents() {
-    let run = dunlin(&["layout", "--check", "docs/layout.txt"]);
-    assert_eq!(run.status, 0, "{run:#?}");
+each_machine! {
+    fn layout_is_as_it_is_in_the_documents(machine) {
+        let arch = machine.name();
+        let run = dunlin(&["layout", "--arch", arch, "--check", &machine.document("layout", "txt")]);
+        assert_eq!(run.status, 0, "{run:#?}");
+    }
 
+    fn blocks_of_many_vcpus_share_no_line_and_begin_at_all_lines_of_their_pages(machine) {
+        let vm = measuring_vm("measuring", 64, "experiments=mixed seconds=20");
+        let host = Host::start_on(machine, 60, 2, &vm, |_| Vec::new());
+        until("64 vCPUs", || {
+            let placement = &host.ask("layout")["placement"];
+            let is_whole = placement["starts"]["Vcpu"]["count"] == 64;
+            is_whole.then(|| {
+                assert_eq!(placement["sharing_a_line"], Value::Array(Vec::new()));
+                assert_eq!(placement["not_at_a_line"], Value::Array(Vec::new()));
+                let all = placement["starts"].as_object().expect("there are blocks");
+                for what in ["Vcpu", "decoded instructions"].into_iter().filter(|what| all.contains_key(*what)) {
+                    // All 32 lines that a page has.
+                    assert_eq!(all[what]["different_lines_of_a_page"], 32, "{what}: {placement}");
+                }
+            })
+        });
+        host.end();
+    }
+
+    fn sums_of_counters_are_exact_while_vcpus_run_and_after(machine) {
+        let vm = measuring_vm("measuring", 4, "experiments=mixed seconds=4");
+        let host = Host::start_on(machine, 60, 2, &vm, |_| Vec::new());
+        for _ in 0..5 {
+            let stats = host.ask("stats");
+            let (total, vcpus) = (&stats[0]["total"], stats[0]["vcpus"].as_array().expect("one for each vCPU"));
+            assert_eq!(vcpus.len(), 4);
+            for name in ["entries", "exits_total", "irq_injections", "blocks", "migrations", "tlb_flushes"] {
+                assert_eq!(count(total, name), vcpus.iter().map(|vcpu| count(vcpu, name)).sum::<u64>(), "{name}: {stats}");
+            }
+            for vcpu in vcpus {
+                // The counters of a vCPU are read one after the other while it goes on: exits first, then entries.
+                assert!(count(vcpu, "exits_total") <= count(vcpu, "entries"), "{vcpu}");
+            }
+        }
+        host.wait();
+
+        // After the end there is nothing that an entry could still be without.
+        let json = machine.run_vms(60, &vm, &["--json"]).expect_status(0).json();
+        let counters = &system_tests::vm(&json, "measuring")["counters"];
+        assert_eq!(count(counters, "entries"), count(counters, "exits_total"), "{counters}");
+    }
+
+    fn as_many_exits_are_counted_as_the_guest_has_made(machine) {
+        let (experiment, counter) = machine.quickest_exit();
+        let counted = |iterations: u32| {
+            let vm = measuring_vm("measuring", 2, &format!("experiments={experiment} iterations={iterations}"));
+            let json = machine.run_vms(60, &vm, &["--json"]).expect_status(0).json();
+            count(&system_tests::vm(&json, "measuring")["counters"]["exits"], counter)
+        };
+        // The boot's own are the same each time, and each further operation is one exit in each batch.
+        let [some, more, most] = [1000, 2000, 4000].map(counted);
+        assert!(more > some + 1000, "{some}, {more}, {most}");
+        assert_eq!(2 * (more - some), most - more, "{some}, {more}, {most}");
+    }
+}
+
+#[test]
+fn picture_of_a_vcpu_is_as_it_is_in_the_documents() {
     let folder = TempDir::new().expect("a temporary folder can be made");
     let file = folder.path().join("layout.svg").to_string_lossy().into_owned();
     let run = dunlin(&["layout", "--picture", &file]);
@@ -142,64 +202,9 @@ fn layout_is_as_it_is_in_the_documents() {
     assert!(is_same, "`dunlin layout --picture docs/layout.svg` renews the picture");
 }
 
-#[test]
-fn blocks_of_many_vcpus_share_no_line_and_begin_at_all_lines_of_their_pages() {
-    let host = Host::start(60, 2, &measuring_vm("measuring", 64, "experiments=mixed seconds=20"), |_| Vec::new());
-    until("64 vCPUs", || {
-        let placement = &host.ask("layout")["placement"];
-        let is_whole = placement["starts"]["Vcpu"]["count"] == 64;
-        is_whole.then(|| {
-            assert_eq!(placement["sharing_a_line"], Value::Array(Vec::new()));
-            assert_eq!(placement["not_at_a_line"], Value::Array(Vec::new()));
-            for what in ["Vcpu", "decoded instructions"] {
-                // All 32 lines that a page has.
-                assert_eq!(placement["starts"][what]["different_lines_of_a_page"], 32, "{what}: {placement}");
-            }
-        })
-    });
-    host.end();
-}
-
 /// What `counters` has under `name`.
 fn count(counters: &Value, name: &str) -> u64 {
     counters[name].as_u64().unwrap_or_else(|| panic!("no {name} in {counters}"))
-}
-
-#[test]
-fn sums_of_counters_are_exact_while_vcpus_run_and_after() {
-    let vm = measuring_vm("measuring", 4, "experiments=mixed seconds=4");
-    let host = Host::start(60, 2, &vm, |_| Vec::new());
-    for _ in 0..5 {
-        let stats = host.ask("stats");
-        let (total, vcpus) = (&stats[0]["total"], stats[0]["vcpus"].as_array().expect("one for each vCPU"));
-        assert_eq!(vcpus.len(), 4);
-        for name in ["entries", "exits_total", "irq_injections", "blocks", "migrations", "tlb_flushes"] {
-            assert_eq!(count(total, name), vcpus.iter().map(|vcpu| count(vcpu, name)).sum::<u64>(), "{name}: {stats}");
-        }
-        for vcpu in vcpus {
-            // The counters of a vCPU are read one after the other while it goes on: exits first, then entries.
-            assert!(count(vcpu, "exits_total") <= count(vcpu, "entries"), "{vcpu}");
-        }
-    }
-    host.wait();
-
-    // After the end there is nothing that an entry could still be without.
-    let json = dunlin_run_vms(60, &vm, &["--json"]).expect_status(0).json();
-    let counters = &system_tests::vm(&json, "measuring")["counters"];
-    assert_eq!(count(counters, "entries"), count(counters, "exits_total"), "{counters}");
-}
-
-#[test]
-fn as_many_exits_are_counted_as_the_guest_has_made() {
-    let cpuids = |iterations: u32| {
-        let vm = measuring_vm("measuring", 2, &format!("experiments=cpuid iterations={iterations}"));
-        let json = dunlin_run_vms(60, &vm, &["--json"]).expect_status(0).json();
-        count(&system_tests::vm(&json, "measuring")["counters"]["exits"], "cpuid_exits")
-    };
-    // The boot's own are the same each time, and each further operation is one exit in each batch.
-    let [some, more, most] = [1000, 2000, 4000].map(cpuids);
-    assert!(more > some + 1000, "{some}, {more}, {most}");
-    assert_eq!(2 * (more - some), most - more, "{some}, {more}, {most}");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Unmodified Debian kernels, as `dunlin run` boots them.
 
-use system_tests::{debian_vm, dunlin_run, dunlin_run_vms, measuring_vm, vm};
+use serde_json::Value;
+use system_tests::{Machine, debian_vm, dunlin_run, dunlin_run_vms, each_machine, measuring_vm, vm};
 
 #[test]
 fn default_vm_tells_its_kernel_and_four_cpus() {
@@ -27,9 +28,26 @@ fn hundred_kilobytes_of_output_arrive_whole() {
     assert!(lines.iter().enumerate().all(|(at, line)| line.parse() == Ok(at + 1)));
 }
 
-#[test]
-fn one_vcpu_reaches_user_space() {
-    reaches_user_space(1, &[]);
+each_machine! {
+    fn one_vcpu_reaches_user_space_on_one_pcpu(machine) {
+        let json = machine.run(240, &["--vcpus", "1", "--pcpus", "1", "--json"]).expect_status(0).json();
+        boots(&json, 1);
+    }
+
+    fn four_vcpus_reach_user_space_on_two_pcpus(machine) {
+        let json = machine.run(240, &["--vcpus", "4", "--pcpus", "2", "--json"]).expect_status(0).json();
+        boots(&json, 4);
+        let kernel = vm(&json, "default")["kernel"].as_str().unwrap_or_default();
+        assert_eq!(kernel.contains("cloud-arm64"), machine == Machine::Aarch64, "{json:#}");
+    }
+}
+
+/// Our script has looked around and turned the machine off, and each entry was followed by an exit.
+fn boots(json: &Value, vcpus: u32) {
+    let vm = vm(json, "default");
+    assert_eq!(vm["cpus_online"], vcpus, "{json:#}");
+    assert_eq!(vm["exit_status"], 0, "{json:#}");
+    assert_eq!(vm["counters"]["entries"], vm["counters"]["exits_total"], "{json:#}");
 }
 
 #[test]

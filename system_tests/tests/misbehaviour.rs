@@ -3,14 +3,14 @@
 //! Either the guest's own record says that it got the architectural answer, or its VM ends with one line that says why.
 //! In both cases the neighbour finishes its checks without a failure, and the hypervisor does not panic.
 
-use system_tests::{Run, dunlin_run_vms, measuring_vm, vm};
+use system_tests::{Machine, Run, each_machine, measuring_vm, vm};
 
 /// The neighbour: all kinds of load on 2 vCPUs, with its own checks, for two seconds.
 const NEIGHBOUR: &str = "experiments=mixed seconds=2";
 
-fn beside_a_neighbour(cmdline: &str) -> Run {
+fn beside_a_neighbour(machine: Machine, cmdline: &str) -> Run {
     let toml = format!("{}\n{}", measuring_vm("hostile", 2, cmdline), measuring_vm("neighbour", 2, NEIGHBOUR));
-    let run = dunlin_run_vms(120, &toml, &["--json"]);
+    let run = machine.run_vms(120, &toml, &["--json"]);
     let json = run.json();
     assert_eq!(vm(&json, "neighbour")["stop_reason"], "power off", "{json:#}");
     let output = vm(&json, "neighbour")["output"].as_str().unwrap_or_default();
@@ -19,95 +19,130 @@ fn beside_a_neighbour(cmdline: &str) -> Run {
 }
 
 /// The guest goes on, and its record says that each answer was the architectural one.
-fn gets_the_right_answers(cmdline: &str) {
-    let run = beside_a_neighbour(cmdline);
+fn gets_the_right_answers(machine: Machine, cmdline: &str) {
+    let run = beside_a_neighbour(machine, cmdline);
     let json = run.json();
     let hostile = vm(&json, "hostile");
     let output = hostile["output"].as_str().unwrap_or_default();
-    assert!(output.contains("done experiments=1 failures=0"), "{json:#}");
+    let last = output.lines().last().unwrap_or_default();
+    assert!(last.starts_with("done ") && last.ends_with("failures=0"), "{json:#}");
     assert_eq!(hostile["stop_reason"], "power off");
 }
 
 /// The guest's VM ends for this reason, with a line that names the vCPU.
-fn ends_its_own_vm(cmdline: &str, reason: &str) {
-    let run = beside_a_neighbour(cmdline);
+fn ends_its_own_vm(machine: Machine, cmdline: &str, reason: &str) {
+    let run = beside_a_neighbour(machine, cmdline);
     let json = run.json();
     let hostile = vm(&json, "hostile");
     assert_eq!(hostile["stop_reason"], reason, "{json:#}");
     assert!(hostile["stop_detail"].as_str().is_some_and(|detail| detail.contains("vCPU")), "{json:#}");
 }
 
+each_machine! {
+    fn reset_ends_the_vm_and_says_so(machine) {
+        ends_its_own_vm(machine, "experiments=reset", "reset");
+    }
+
+    fn accesses_to_nowhere_harm_nobody(machine) {
+        gets_the_right_answers(machine, "experiments=write-nowhere");
+    }
+
+    fn loop_with_interrupts_off_costs_nobody_else(machine) {
+        gets_the_right_answers(machine, "experiments=spin-cli seconds=3");
+    }
+
+    fn vcpu_that_halts_for_ever_leaves_the_others_running(machine) {
+        gets_the_right_answers(machine, "experiments=halt-cli");
+    }
+
+    fn timer_storm_leaves_time_for_the_guest(machine) {
+        gets_the_right_answers(machine, "experiments=timer-storm");
+    }
+
+    fn random_device_accesses_harm_nobody(machine) {
+        gets_the_right_answers(machine, "experiments=mmio-fuzz");
+    }
+
+    fn random_calls_harm_nobody(machine) {
+        let experiment = match machine {
+            Machine::X86_64 => "hypercall-fuzz",
+            Machine::Aarch64 => "call-fuzz",
+        };
+        gets_the_right_answers(machine, &format!("experiments={experiment}"));
+    }
+
+    fn random_register_accesses_harm_nobody(machine) {
+        let experiment = match machine {
+            Machine::X86_64 => "msr-fuzz",
+            Machine::Aarch64 => "sysreg-sweep",
+        };
+        gets_the_right_answers(machine, &format!("experiments={experiment}"));
+    }
+
+    fn vcpu_goes_and_comes_back(machine) {
+        let experiment = match machine {
+            Machine::X86_64 => "init-self-other",
+            Machine::Aarch64 => "off-and-on",
+        };
+        gets_the_right_answers(machine, &format!("experiments={experiment}"));
+    }
+}
+
 #[test]
 fn triple_fault_of_a_second_vcpu_ends_its_vm() {
-    ends_its_own_vm("experiments=ap-triple-fault", "triple fault");
+    ends_its_own_vm(Machine::X86_64, "experiments=ap-triple-fault", "triple fault");
 }
 
 #[test]
-fn reset_ends_the_vm_and_says_so() {
-    ends_its_own_vm("experiments=reset", "reset");
+fn second_vcpu_turns_its_own_vm_off_alone() {
+    ends_its_own_vm(Machine::Aarch64, "experiments=off-by-another", "power off");
 }
 
-#[test]
-fn accesses_to_nowhere_find_an_empty_bus() {
-    gets_the_right_answers("experiments=write-nowhere");
-}
-
+/// Of x86-64 alone.
 #[test]
 fn reserved_registers_fault() {
-    gets_the_right_answers("experiments=reserved-msr");
+    gets_the_right_answers(Machine::X86_64, "experiments=reserved-msr");
 }
 
 #[test]
 fn svm_is_not_there_for_a_guest() {
-    gets_the_right_answers("experiments=svm-instructions");
+    gets_the_right_answers(Machine::X86_64, "experiments=svm-instructions");
 }
 
 #[test]
 fn bad_xcr0_faults() {
-    gets_the_right_answers("experiments=xsetbv-bad");
-}
-
-#[test]
-fn loop_with_interrupts_off_costs_nobody_else() {
-    gets_the_right_answers("experiments=spin-cli seconds=3");
-}
-
-#[test]
-fn vcpu_that_halts_for_ever_leaves_the_others_running() {
-    gets_the_right_answers("experiments=halt-cli");
-}
-
-#[test]
-fn init_and_startup_bring_a_vcpu_back() {
-    gets_the_right_answers("experiments=init-self-other");
+    gets_the_right_answers(Machine::X86_64, "experiments=xsetbv-bad");
 }
 
 #[test]
 fn fault_within_delivery_is_delivered() {
-    gets_the_right_answers("experiments=nested-event");
-}
-
-#[test]
-fn timer_storm_leaves_time_for_the_guest() {
-    gets_the_right_answers("experiments=lapic-timer-storm");
-}
-
-#[test]
-fn random_register_accesses_harm_nobody() {
-    gets_the_right_answers("experiments=msr-fuzz");
+    gets_the_right_answers(Machine::X86_64, "experiments=nested-event");
 }
 
 #[test]
 fn random_port_accesses_harm_nobody() {
-    gets_the_right_answers("experiments=port-fuzz");
+    gets_the_right_answers(Machine::X86_64, "experiments=port-fuzz");
+}
+
+/// Of AArch64 alone.
+#[test]
+fn accesses_that_say_too_little_are_aborted() {
+    gets_the_right_answers(Machine::Aarch64, "experiments=mmio-forms,fetch-nowhere,bad-tables");
 }
 
 #[test]
-fn random_device_accesses_harm_nobody() {
-    gets_the_right_answers("experiments=mmio-fuzz");
+fn debug_registers_and_programs_at_el0_get_their_exceptions() {
+    gets_the_right_answers(Machine::Aarch64, "experiments=debug,el0,timer-extremes");
 }
 
 #[test]
-fn random_hypercalls_harm_nobody() {
-    gets_the_right_answers("experiments=hypercall-fuzz");
+fn random_use_of_the_interrupt_controller_harms_nobody() {
+    gets_the_right_answers(Machine::Aarch64, "experiments=icc-fuzz,mixed seconds=2");
+}
+
+#[test]
+fn vcpu_without_tables_or_vectors_leaves_the_others_running() {
+    for experiment in ["lost-tables", "lost-vectors", "illegal-return"] {
+        gets_the_right_answers(Machine::Aarch64, &format!("experiments={experiment} seconds=1"));
+    }
 }

@@ -9,7 +9,7 @@
 //! target/dunlin/compile.cpio        a C compiler and C sources, to follow that (`cargo xtask workloads` only)
 //! target/dunlin/vmlinuz-cloud       Debian's kernel for virtual machines
 //! target/dunlin/vmlinuz-full        Debian's kernel for all machines
-//! target/dunlin/aarch64/            hypervisor (an Image), initrd.cpio.gz and vmlinuz-cloud for that architecture
+//! target/dunlin/aarch64/            hypervisor and guest (Images), initrd.cpio.gz and vmlinuz-cloud of that architecture
 //! ```
 //!
 //! `CARGO_TARGET_DIR` moves all of it.
@@ -60,12 +60,12 @@ impl Arch {
     }
 }
 
-/// The target of the hypervisor on AArch64. The one with floating point would let the compiler use guests' registers.
+/// The target of the same on AArch64. The one with floating point would let the compiler use guests' registers.
 pub(crate) const AARCH64_BARE_METAL: &str = "aarch64-unknown-none-softfloat";
 
 /// The target of the hypervisor and of the measuring guest.
 pub(crate) const BARE_METAL: &str = "x86_64-unknown-none";
-/// The packages built for [`BARE_METAL`], with the name under which the program is left in `target/dunlin`.
+/// The packages built for these two, with the name under which the program is left in `target/dunlin`.
 pub(crate) const BARE_METAL_PROGRAMS: [(&str, &str); 2] =
     [("dunlin-hypervisor", "hypervisor"), ("dunlin-guest", "guest")];
 
@@ -127,14 +127,20 @@ pub(crate) fn build(places: &Places, wanted: Wanted) -> Result<()> {
 /// Builds and fetches what the default VM needs on AArch64. Quick when all is there.
 pub(crate) fn build_aarch64(places: &Places) -> Result<()> {
     run(&mut places.cargo(&["build", "--release", "--package", "dunlin-cli"]))?;
-    let arguments = ["build", "--release", "--target", AARCH64_BARE_METAL, "--package", "dunlin-hypervisor"];
-    run(&mut places.cargo(&arguments))?;
+    let mut bare_metal = places.cargo(&["build", "--release", "--target", AARCH64_BARE_METAL]);
+    for (package, _) in BARE_METAL_PROGRAMS {
+        bare_metal.args(["--package", package]);
+    }
+    run(&mut bare_metal)?;
     let assets = places.assets_of(Arch::Aarch64);
     std::fs::create_dir_all(&assets)?;
-    let built = places.target.join(AARCH64_BARE_METAL).join("release/dunlin-hypervisor");
-    let elf = std::fs::read(&built).with_context(|| format!("cannot read {}", built.display()))?;
-    let image = flat_image(&elf).with_context(|| format!("{} is not as the linker script says", built.display()))?;
-    std::fs::write(assets.join("hypervisor"), image)?;
+    for (package, name) in BARE_METAL_PROGRAMS {
+        let built = places.target.join(AARCH64_BARE_METAL).join("release").join(package);
+        let elf = std::fs::read(&built).with_context(|| format!("cannot read {}", built.display()))?;
+        let image =
+            flat_image(&elf).with_context(|| format!("{} is not as the linker script says", built.display()))?;
+        std::fs::write(assets.join(name), image)?;
+    }
     debian::kernel(places, Arch::Aarch64, "linux-image-cloud-arm64", "vmlinuz-cloud")?;
     initrd::build(places, Arch::Aarch64)
 }

@@ -114,9 +114,8 @@ fn clippy(places: &Places) -> Result<()> {
 
 fn clippy_bare_metal(places: &Places) -> Result<()> {
     let deny = ["--", "--deny", "warnings"];
-    execute(on_bare_metal(places, "clippy").args(deny))?;
-    let other = ["clippy", "--target", AARCH64_BARE_METAL, "--package", "dunlin-hypervisor"];
-    execute(places.cargo(&other).args(deny))
+    execute(on_bare_metal(places, "clippy", BARE_METAL).args(deny))?;
+    execute(on_bare_metal(places, "clippy", AARCH64_BARE_METAL).args(deny))
 }
 
 fn unit(places: &Places) -> Result<()> {
@@ -142,7 +141,8 @@ fn loom(places: &Places) -> Result<()> {
 fn doc(places: &Places) -> Result<()> {
     let flags = ("RUSTDOCFLAGS", "--deny warnings");
     execute(on_host(places, "doc").arg("--no-deps").env(flags.0, flags.1))?;
-    execute(on_bare_metal(places, "doc").arg("--no-deps").env(flags.0, flags.1))
+    execute(on_bare_metal(places, "doc", BARE_METAL).arg("--no-deps").env(flags.0, flags.1))?;
+    execute(on_bare_metal(places, "doc", AARCH64_BARE_METAL).arg("--no-deps").env(flags.0, flags.1))
 }
 
 fn build(places: &Places) -> Result<()> {
@@ -165,8 +165,8 @@ fn on_host(places: &Places, command: &str) -> Command {
 }
 
 /// A cargo command for hypervisor and guest.
-fn on_bare_metal(places: &Places, command: &str) -> Command {
-    let mut command = places.cargo(&[command, "--target", BARE_METAL]);
+fn on_bare_metal(places: &Places, command: &str, target: &str) -> Command {
+    let mut command = places.cargo(&[command, "--target", target]);
     for (package, _) in BARE_METAL_PROGRAMS {
         command.args(["--package", package]);
     }

@@ -1,0 +1,149 @@
+//! The machines that the tests run on, and one source of tests for all of them.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use abi::exit_code::qemu_status;
+
+use crate::{Run, assets, dunlin_run, finished, run_vms};
+
+/// A machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Machine {
+    /// QEMU's q35 with AMD SVM.
+    X86_64,
+    /// QEMU's virt with EL2.
+    Aarch64,
+}
+
+/// Makes one test for each machine of functions that take one: `name::on_x86_64` and `name::on_aarch64`.
+///
+/// ```
+/// system_tests::each_machine! {
+///     fn every_machine_has_a_name(machine) {
+///         assert!(!machine.name().is_empty());
+///     }
+/// }
+/// ```
+#[macro_export]
+macro_rules! each_machine {
+    ($($(#[$attribute:meta])* fn $name:ident($machine:ident) $body:block)*) => {$(
+        $(#[$attribute])*
+        fn $name($machine: $crate::Machine) $body
+
+        mod $name {
+            #[test]
+            fn on_x86_64() {
+                super::$name($crate::Machine::X86_64);
+            }
+
+            #[test]
+            fn on_aarch64() {
+                super::$name($crate::Machine::Aarch64);
+            }
+        }
+    )*};
+}
+
+impl Machine {
+    /// As it is written.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::X86_64 => "x86_64",
+            Self::Aarch64 => "aarch64",
+        }
+    }
+
+    /// The quickest exit of a guest: the experiment that repeats it, and the counter of such exits.
+    #[must_use]
+    pub const fn quickest_exit(self) -> (&'static str, &'static str) {
+        match self {
+            Self::X86_64 => ("cpuid", "cpuid_exits"),
+            Self::Aarch64 => ("hvc", "hypercalls"),
+        }
+    }
+
+    /// The name of a file in the documents that there is one of for each machine, without and with its ending.
+    #[must_use]
+    pub fn document(self, name: &str, ending: &str) -> String {
+        match self {
+            Self::X86_64 => format!("docs/{name}.{ending}"),
+            Self::Aarch64 => format!("docs/{name}-aarch64.{ending}"),
+        }
+    }
+
+    /// Runs `dunlin run` with these arguments, for at most `seconds`.
+    #[must_use]
+    pub fn run(self, seconds: u32, arguments: &[&str]) -> Run {
+        let mut all = vec!["--arch", self.name()];
+        all.extend(arguments);
+        dunlin_run(seconds, &all)
+    }
+
+    /// Runs `dunlin run` on a host of 2 pCPUs with the VMs that `toml` describes, and `more` arguments.
+    #[must_use]
+    pub fn run_vms(self, seconds: u32, toml: &str, more: &[&str]) -> Run {
+        run_vms(self.name(), seconds, toml, more)
+    }
+
+    fn hypervisor(self) -> PathBuf {
+        match self {
+            Self::X86_64 => assets().join("hypervisor"),
+            Self::Aarch64 => assets().join("aarch64/hypervisor"),
+        }
+    }
+
+    /// The machine without what a hypervisor needs, and how the hypervisor calls that: without EL2 it turns the machine off
+    /// before it has found anything to say so by.
+    #[must_use]
+    pub const fn unable(self) -> (&'static [&'static str], &'static str) {
+        match self {
+            Self::X86_64 => (&["-machine", "q35", "-cpu", "max,-svm"], "no AMD SVM"),
+            Self::Aarch64 => (&["-machine", "virt,gic-version=3", "-cpu", "max"], ""),
+        }
+    }
+
+    /// Starts the hypervisor in QEMU without the tool, with these arguments besides the machine.
+    ///
+    /// Gives QEMU's status and the hypervisor's log.
+    #[must_use]
+    pub fn bare_hypervisor(self, arguments: &[&str]) -> Run {
+        let machine = match self {
+            Self::X86_64 => ["-machine", "q35", "-cpu", "max"],
+            Self::Aarch64 => ["-machine", "virt,virtualization=on,gic-version=3", "-cpu", "max,pauth-impdef=on"],
+        };
+        self.bare_hypervisor_on(&machine, arguments)
+    }
+
+    /// As [`Self::bare_hypervisor`], on a machine described by further arguments.
+    ///
+    /// # Panics
+    /// When there is no hypervisor.
+    #[must_use]
+    pub fn bare_hypervisor_on(self, machine: &[&str], arguments: &[&str]) -> Run {
+        let hypervisor = self.hypervisor();
+        assert!(hypervisor.is_file(), "{} is missing: run `make build` first", hypervisor.display());
+        // A guest of QEMU that hangs must not hang the tests.
+        let mut command = Command::new("timeout");
+        command
+            .args(["60", &format!("qemu-system-{}", self.name()), "-accel", "tcg,thread=multi", "-m", "256M"])
+            .args(["-display", "none", "-nodefaults", "-no-reboot", "-serial", "stdio"])
+            .args(machine);
+        if self == Self::X86_64 {
+            command.args(["-device", "isa-debug-exit,iobase=0xf4,iosize=4"]);
+        }
+        command.arg("-kernel").arg(hypervisor).args(arguments);
+        finished(&mut command)
+    }
+
+    /// QEMU's status when the hypervisor ends the machine with this code of [`abi::exit_code`]. Not every machine has a
+    /// place for it.
+    #[must_use]
+    pub fn status_of(self, code: u8) -> i32 {
+        match self {
+            Self::X86_64 => qemu_status(code),
+            Self::Aarch64 => 0,
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! VMs side by side that use the same virtual and physical addresses, under every scheme of tags, with tags enough and with
+//! too few: none ever sees what is another's, nor what it has flushed itself.
+
+use system_tests::{Machine, each_machine, measuring_vm};
+
+/// Three VMs, each with contents of its own, on two pCPUs.
+fn keep_to_themselves(machine: Machine, experiments: &str, keys: &str) {
+    let vms: String = (1..=3)
+        .map(|seed| {
+            let cmdline = format!("experiments={experiments} seconds=2 seed={seed}");
+            format!("{}{keys}\n", measuring_vm(&format!("vm-{seed}"), 2, &cmdline))
+        })
+        .collect();
+    let json = machine.run_vms(120, &vms, &["--json"]).expect_status(0).json();
+    for vm in json["vms"].as_array().expect("there are VMs") {
+        let output = vm["output"].as_str().unwrap_or_default();
+        let last = output.lines().last().unwrap_or_default();
+        assert!(last.starts_with("done ") && last.ends_with("failures=0"), "{keys}: {output}");
+        assert!(vm["counters"]["migrations"].as_u64().is_some_and(|count| count > 0), "{keys}: {vm:#}");
+    }
+}
+
+each_machine! {
+    fn vms_never_see_the_data_of_others(machine) {
+        for keys in ["tags = \"epoch\"", "tags = \"epoch\"\ntag_limit = 2", "tags = \"generation\"\ntag_limit = 2"] {
+            keep_to_themselves(machine, "own-data", keys);
+        }
+        keep_to_themselves(machine, "own-data", "tags = \"flush-always\"");
+    }
+}
+
+#[test]
+fn vcpus_of_a_vm_never_see_the_tables_of_their_siblings() {
+    for keys in ["tags = \"epoch\"", "tags = \"generation\"\ntag_limit = 2"] {
+        keep_to_themselves(Machine::Aarch64, "private-pages", keys);
+    }
+}
