@@ -18,7 +18,7 @@ pub enum Machine {
 
 /// Makes one test for each machine of functions that take one: `name::on_x86_64` and `name::on_aarch64`.
 ///
-/// ```
+/// ```text
 /// system_tests::each_machine! {
 ///     fn every_machine_has_a_name(machine) {
 ///         assert!(!machine.name().is_empty());
