@@ -176,13 +176,25 @@ fn faults<F: Format + Copy + Sync>(name: &str, format: F) {
 
 fn marks() {
     const STEPS: u64 = 1 << 14;
-    for (name, is_set) in [("mark of a page that is marked already", true), ("mark of a page that is not", false)] {
+    let cases = [
+        ("mark of a page that is marked already", true, false),
+        ("the same by a walker", true, true),
+        ("mark of a page that is not", false, false),
+        ("the same by a walker", false, true),
+    ];
+    for (name, is_set, walks) in cases {
         one_and_two(name, |threads| {
             let words: Vec<MarkWord> = (0..STEPS / 64 * 2).map(|_| MarkWord::new()).collect();
+            let epochs = Epochs::new([Walker::new(), Walker::new()]);
             let mark = |cpu: usize| {
                 let words = &words[cpu * words.len() / 2..][..words.len() / 2];
+                let walking = epochs.enter(cpu).expect("is away");
                 for word in words {
-                    (0..64).for_each(|bit| word.write(1 << bit, || {}));
+                    // One page after another, as writes come: not all of a word in one go.
+                    for bit in 0..64 {
+                        let page = black_box(1 << bit);
+                        if walks { word.write_as_walker(&walking, page, || {}) } else { word.write(page, || {}) }
+                    }
                 }
             };
             if is_set {
@@ -191,6 +203,20 @@ fn marks() {
             time(threads, STEPS, mark)
         });
     }
+}
+
+/// Nanoseconds of one cycle, by a chain of which each step takes four: a multiplication three, an exclusive or one.
+fn cycle() -> f64 {
+    const STEPS: u32 = 1 << 16;
+    let sample = || {
+        let mut value = black_box(3_u64);
+        let (by, with) = (black_box(0x9e37_79b9_7f4a_7c15), black_box(5));
+        let started = Instant::now();
+        (0..STEPS).for_each(|_| value = value.wrapping_mul(by) ^ with);
+        black_box(value);
+        started.elapsed().as_nanos() as f64 / f64::from(STEPS) / 4.0
+    };
+    median((0..SAMPLES).map(|_| sample()).collect())
 }
 
 fn rounds<F: Format + Copy + Sync>(name: &str, format: F) {
@@ -209,7 +235,7 @@ fn rounds<F: Format + Copy + Sync>(name: &str, format: F) {
             gets.push(started.elapsed().as_nanos() as f64);
             let started = Instant::now();
             let cleared = rounds.clear(&guest.log, &guest.tree, &guest.pool, &guest.pool, 0, &words);
-            let _ = black_box(cleared.flush(&guest.pool));
+            let _ = black_box(cleared.flush(&guest.pool, &guest.epochs));
             clears.push(started.elapsed().as_nanos() as f64);
         }
         let per_page = |values| median(values) / PAGES as f64;
@@ -221,6 +247,7 @@ fn rounds<F: Format + Copy + Sync>(name: &str, format: F) {
 }
 
 fn main() {
+    println!("a cycle takes {:.2} ns", cycle());
     let arm = Vmsa::new(40, 40, false).expect("possible").with_bbm(2).with_recorded_writes();
     faults("nested", Npt { one_gib_pages: true });
     faults("arm", arm);

@@ -3,7 +3,8 @@
 //! ```text
 //!   get    which pages are dirty: written by the guest (the leaves say so), or marked
 //!   clear  some of them, just before they are copied:   sent += pages;  marks -= pages;  leaves cleaned
-//!   flush  what clearing owes: until then the guest may still write by what its TLBs remember
+//!   flush  what clearing owes: until then the guest may still write by what its TLBs remember, and the hypervisor by
+//!          marks that it has found
 //!   copy   and when the receiver has all of the round:  acknowledge: sent = {}
 //!                or when it is lost:                    cancel: marks += sent
 //! ```
@@ -21,7 +22,8 @@
 use core::ops::Range;
 
 use crate::marks::{MarkWord, words_of};
-use crate::{Format, Granularity, MapError, Pages, Source, Spare, Stale, Tlb, Tree};
+use crate::sync::{Ordering, fence};
+use crate::{Format, Granularity, MapError, Pages, Quiescence, Source, Spare, Stale, Tlb, Tree, Walking};
 use addr::{Gpa, GpaRange, PAGE_BYTES, PageSize};
 
 /// When large leaves are split.
@@ -124,7 +126,8 @@ impl<W: AsRef<[MarkWord]>> DirtyLog<W> {
         tree.release(pages, tlb, self.slot);
     }
 
-    /// Carries out a write by the hypervisor or a device to `range`. All of them come through here: they meet no stage 2.
+    /// Carries out a write by the hypervisor or a device to `range`. All of them come through here or through
+    /// [`write_as_walker`](Self::write_as_walker): they meet no stage 2.
     ///
     /// The pages are dirty once the write is done. Before the last round whoever writes must have come back from here.
     pub fn write_as_host<R>(&self, range: GpaRange, write: impl FnOnce() -> R) -> R {
@@ -133,11 +136,27 @@ impl<W: AsRef<[MarkWord]>> DirtyLog<W> {
         result
     }
 
+    /// The same by a walker that senders [wait](Cleared::flush) for, as who has looked up the page in the tree is one: at a
+    /// fraction of the cost.
+    #[inline]
+    pub fn write_as_walker<R>(&self, _: &Walking<'_>, range: GpaRange, write: impl FnOnce() -> R) -> R {
+        let result = write();
+        self.mark_after_fence(range);
+        result
+    }
+
     /// Marks what was written in the part of `range` that lies in the slot.
     pub fn mark(&self, range: GpaRange) {
+        // The writes are visible, or who takes a mark that we find has not taken it yet.
+        fence(Ordering::SeqCst);
+        self.mark_after_fence(range);
+    }
+
+    #[inline]
+    fn mark_after_fence(&self, range: GpaRange) {
         for (word, bits) in words_of(self.pages_of(range)) {
             if let Some(marks) = self.marks.as_ref().get(word) {
-                marks.set(bits);
+                marks.set_after_fence(bits);
             }
         }
     }
@@ -217,8 +236,9 @@ impl<S: AsMut<[u64]>> Rounds<S> {
         let sent = self.sent.as_mut().iter_mut().zip(0..).skip(first_word);
         sent.zip(wanted).for_each(|((sent, word), wanted)| *sent |= wanted & log.existing(word));
         for (marks, wanted) in log.marks.as_ref().iter().skip(first_word).zip(wanted) {
-            let _ = marks.take(*wanted);
+            let _ = marks.take_before_fence(*wanted);
         }
+        fence(Ordering::SeqCst);
         let wanted_in = |word: usize| word.checked_sub(first_word).and_then(|at| wanted.get(at)).copied().unwrap_or(0);
         let picked = |piece| words_of(log.pages_of(piece)).any(|(word, bits)| wanted_in(word) & bits != 0);
         let spill = |leaf| {
@@ -255,9 +275,14 @@ pub struct Cleared<'w> {
 }
 
 impl<'w> Cleared<'w> {
-    /// Flushes what was cleared. What is written from now on is logged again.
-    pub fn flush(self, tlb: &impl Tlb) -> Copyable<'w> {
+    /// Flushes what was cleared, and waits for `walkers` who may have found marks that are taken. What is written from now
+    /// on is logged again.
+    ///
+    /// `walkers` are all who [write as such](DirtyLog::write_as_walker). The caller must not be one at this time: it
+    /// would wait for itself.
+    pub fn flush(self, tlb: &impl Tlb, walkers: &impl Quiescence) -> Copyable<'w> {
         self.stale.pay(tlb);
+        walkers.wait(|| tlb.relax());
         self.pages
     }
 }

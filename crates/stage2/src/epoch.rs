@@ -4,6 +4,8 @@
 //! it, since they walk without a lock. A processor that handles an exit of a vCPU announces itself before it walks and
 //! leaves before the vCPU goes back to its guest; at every exit, then, it holds nothing from before. A table that was cut
 //! off in one *epoch* is free when everybody who was walking in that epoch has left.
+//!
+//! The same announcement makes [marks](crate::MarkWord::write_as_walker) cheap: who takes marks waits for walkers, too.
 
 use crate::Pages;
 use crate::sync::{AtomicU64, Ordering, fence};
@@ -17,6 +19,15 @@ pub trait Quiescence {
 
     /// Whether everybody who was walking in `epoch`, or before, has left.
     fn have_left(&self, epoch: u64) -> bool;
+
+    /// Ends the current epoch and waits until all have left who walk in it: what they did is visible then, and who walks
+    /// now sees what the caller has done before. For nobody who walks, since that would be to wait for oneself.
+    fn wait(&self, relax: impl Fn()) {
+        let epoch = self.end_epoch();
+        while !self.have_left(epoch) {
+            relax();
+        }
+    }
 }
 
 /// One walker's announcement, on a cache line of its own: only it writes there.
@@ -64,7 +75,8 @@ impl<W: AsRef<[Walker]>> Epochs<W> {
         if walker.since.load(Ordering::Relaxed) != AWAY {
             return None;
         }
-        walker.since.store(self.current.load(Ordering::Relaxed), Ordering::Relaxed);
+        // Who sees this, and not that we were away in between, must have seen all that we did before.
+        walker.since.store(self.current.load(Ordering::Relaxed), Ordering::Release);
         // Announced before anything is read: who frees either sees us, or has cut off before we look.
         fence(Ordering::SeqCst);
         Some(Walking(walker))

@@ -53,6 +53,84 @@ fn mark_before_the_write_loses_it() {
     assert!(catch_unwind(|| device_and_sender(marked_first)).is_err());
 }
 
+/// Walkers that write to a page and only test its mark, and a sender that waits for `waited` walkers before it copies. The
+/// first walker writes `NEW` in the last of `sections` announcements.
+fn walkers_and_sender(
+    writers: usize,
+    sections: usize,
+    wait: impl Fn(&Epochs<[Walker; 2]>) + Copy + Sync + Send + 'static,
+) {
+    explore(move || {
+        let shared = Arc::new((
+            MarkWord::new(),
+            [AtomicU64::new(OLD), AtomicU64::new(OLD)],
+            Epochs::new([Walker::new(), Walker::new()]),
+        ));
+        shared.0.write(PAGE, || {});
+        let walkers: Vec<_> = (0..writers)
+            .map(|number| {
+                let shared = shared.clone();
+                thread::spawn(move || {
+                    for section in 0..sections {
+                        let walking = shared.2.enter(number).expect("is away");
+                        if section == 0 {
+                            shared.0.write_as_walker(&walking, PAGE, || shared.1[number].store(NEW, Ordering::Relaxed));
+                        }
+                        drop(walking);
+                    }
+                })
+            })
+            .collect();
+        // Each walker has its own part of the page.
+        let send = || {
+            (shared.0.take(PAGE) != 0).then(|| {
+                wait(&shared.2);
+                [0, 1].map(|part: usize| shared.1[part].load(Ordering::Relaxed))
+            })
+        };
+        let first = send();
+        walkers.into_iter().for_each(|walker| walker.join().expect("no panic"));
+        let copy = send().or(first).expect("marked from before");
+        assert!(copy[..writers].iter().all(|part| *part == NEW), "the write is lost");
+    });
+}
+
+fn wait(walkers: &Epochs<[Walker; 2]>) {
+    walkers.wait(thread::yield_now);
+}
+
+#[test]
+fn write_by_a_walker_is_in_this_copy_or_the_next() {
+    walkers_and_sender(1, 1, wait);
+}
+
+#[test]
+fn writes_by_two_walkers_are_in_this_copy_or_the_next() {
+    walkers_and_sender(2, 1, wait);
+}
+
+#[test]
+fn write_by_a_walker_who_came_again_is_in_this_copy_or_the_next() {
+    walkers_and_sender(1, 2, wait);
+}
+
+#[test]
+fn sender_that_does_not_wait_loses_a_walkers_write() {
+    assert!(catch_unwind(|| walkers_and_sender(1, 1, |_| {})).is_err());
+}
+
+#[test]
+fn sender_that_waits_for_an_earlier_epoch_loses_a_walkers_write() {
+    let too_early = |walkers: &Epochs<[Walker; 2]>| while !walkers.have_left(0) {};
+    assert!(catch_unwind(move || walkers_and_sender(1, 1, too_early)).is_err());
+}
+
+#[test]
+fn sender_that_waits_for_others_loses_a_walkers_write() {
+    let others = |_: &Epochs<[Walker; 2]>| Epochs::new([Walker::new()]).wait(thread::yield_now);
+    assert!(catch_unwind(move || walkers_and_sender(1, 1, others)).is_err());
+}
+
 /// A pointer to a table, and whether the table was freed.
 struct Tables {
     pointer: AtomicU64,

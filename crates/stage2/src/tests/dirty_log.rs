@@ -2,7 +2,8 @@
 
 use super::{GIB, Guest, MIB, NPT, Pool, leaf_at, range};
 use crate::{
-    Access, DirtyLog, Entry, Fault, Format, Granularity, MarkWord, Npt, Policy, Rounds, Source, Spare, Start, Vmsa,
+    Access, DirtyLog, Entry, Epochs, Fault, Format, Granularity, MarkWord, Npt, Policy, Rounds, Source, Spare, Start,
+    Vmsa, Walker,
 };
 use addr::{Gpa, GpaRange, Hpa};
 use proptest::prelude::{Just, ProptestConfig, Strategy, any, prop, prop_assert, prop_oneof, proptest};
@@ -40,6 +41,11 @@ struct Logged<F> {
     log: DirtyLog<Vec<MarkWord>>,
     rounds: Rounds<Vec<u64>>,
     spare: Spare,
+}
+
+/// Nobody walks while these tests clear.
+fn nobody() -> Epochs<[Walker; 0]> {
+    Epochs::new([])
 }
 
 const SLOT_START: u64 = 2 * MIB;
@@ -101,7 +107,7 @@ impl<F: Hardware> Logged<F> {
         pages.iter().for_each(|page| words[(page / 64) as usize] |= 1 << (page % 64));
         let Self { guest, pool, log, rounds, .. } = self;
         let cleared = rounds.clear(log, &guest.tree, pool, pool, 0, &words);
-        assert!(cleared.flush(pool).pages().eq(pages));
+        assert!(cleared.flush(pool, &nobody()).pages().eq(pages));
     }
 
     fn clear_all(&mut self) {
@@ -234,6 +240,11 @@ fn hypervisors_own_writes_are_dirty_in_the_slot_and_nowhere_else() {
     assert_eq!(logged.log.write_as_host(here, || 7), 7);
     assert_eq!(logged.dirty(), [3, 4], "it reaches over a border");
     logged.clear_all();
+    let walkers = Epochs::new([Walker::new()]);
+    let walking = walkers.enter(0).expect("is away");
+    assert_eq!(logged.log.write_as_walker(&walking, here, || 8), 8);
+    assert_eq!(logged.dirty(), [3, 4], "the same by a walker");
+    logged.clear_all();
     logged.log.mark(range(0, SLOT_START + 4096));
     logged.log.mark(range(SLOT_START + 8 * MIB - 4096, GIB));
     logged.log.mark(range(64 * GIB, GIB));
@@ -262,9 +273,9 @@ fn what_is_wanted_beyond_the_end_of_the_slot_is_not_there() {
     assert_eq!(logged.dirty(), [0, 1, 2]);
     let Logged { guest, pool, log, rounds, .. } = &mut logged;
     let cleared = rounds.clear(log, &guest.tree, pool, pool, 0, &[u64::MAX; WORDS]);
-    assert!(cleared.flush(pool).pages().eq(0..3));
+    assert!(cleared.flush(pool, &nobody()).pages().eq(0..3));
     let nowhere = rounds.clear(log, &guest.tree, pool, pool, usize::MAX, &[u64::MAX; WORDS]);
-    assert_eq!(nowhere.flush(pool).pages().count(), 0);
+    assert_eq!(nowhere.flush(pool, &nobody()).pages().count(), 0);
     assert!(logged.dirty().is_empty());
     logged.rounds.cancel(&logged.log);
     assert_eq!(logged.dirty(), [0, 1, 2]);

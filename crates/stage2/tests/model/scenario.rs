@@ -102,7 +102,7 @@ fn once<F: Format + Copy + Send + Sync + 'static>(setting: Setting<F>) {
 
     let marks = vec![MarkWord::new()];
     let log = DirtyLog::new(all, setting.source, setting.policy, marks).expect("enough marks");
-    let walkers = (0..=VCPUS).map(|_| Walker::new()).collect();
+    let walkers = (0..VCPUS + 2).map(|_| Walker::new()).collect();
     let log = matches!(setting.kind, Kind::Follow | Kind::Collapse).then_some(log);
     let guest = Arc::new(Guest { tree, log, epochs: Epochs::new(walkers), kind: setting.kind });
 
@@ -313,8 +313,8 @@ fn send<F: Format>(guest: &Guest<F>, cpu: &Cpu, rounds: &mut Rounds<Vec<u64>>, c
     let cleared = rounds.clear(log, &guest.tree, cpu, cpu, 0, wanted);
     match cpu.machine.mutant {
         Mutant::NoFlush => copy_pages(wanted[0]),
-        Mutant::CopiedFirst => drop(cleared.flush(&Payer(cpu))),
-        _ => copy_pages(cleared.flush(&Payer(cpu)).pages().map(|page| 1 << page).sum()),
+        Mutant::CopiedFirst => drop(cleared.flush(&Payer(cpu), &guest.epochs)),
+        _ => copy_pages(cleared.flush(&Payer(cpu), &guest.epochs).pages().map(|page| 1 << page).sum()),
     }
 }
 
@@ -324,9 +324,13 @@ fn run_device<F>(guest: &Guest<F>, cpu: &Cpu) {
     for _ in 0..2 {
         let page = cpu.machine.step().walks.pick(PAGES);
         let write = || cpu.machine.step().write(HOST + (page << 12));
+        let walks = cpu.machine.step().walks.pick(2) == 0;
         if cpu.machine.mutant == Mutant::MarkedFirst {
             log.mark(range(page, 1));
             write();
+        } else if walks {
+            let walking = guest.epochs.enter(cpu.number).expect("not walking yet");
+            log.write_as_walker(&walking, range(page, 1), write);
         } else {
             log.write_as_host(range(page, 1), write);
         }
