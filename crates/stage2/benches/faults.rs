@@ -29,7 +29,7 @@ const START: u64 = 1 << 32;
 const LARGE: u64 = 2 << 20;
 const SAMPLES: usize = 31;
 /// Memory of one sample, in large pages.
-const REGIONS: u64 = 16;
+const REGIONS: u64 = 64;
 const PAGES: u64 = REGIONS * 512;
 
 impl Pool {
@@ -56,11 +56,11 @@ impl Pages for Pool {
     fn free(&self, _: Hpa) {}
     #[inline]
     fn load(&self, cell: Cell) -> u64 {
-        self.entry(cell).load(Ordering::Acquire)
+        self.entry(cell).load(Ordering::SeqCst)
     }
     #[inline]
     fn compare_exchange(&self, cell: Cell, old: u64, new: u64) -> Result<(), u64> {
-        self.entry(cell).compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire).map(|_| ())
+        self.entry(cell).compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst).map(|_| ())
     }
     #[inline]
     fn write_private(&self, cell: Cell, bits: u64) {
@@ -219,30 +219,75 @@ fn cycle() -> f64 {
     median((0..SAMPLES).map(|_| sample()).collect())
 }
 
-fn rounds<F: Format + Copy + Sync>(name: &str, format: F) {
-    for (what, every) in [("all", 1), ("one in 8", 8), ("one in 64", 64), ("none", PAGES)] {
+/// A round of a guest whose memory is all in small pages, of which it writes some, every so many of a large page's, in some
+/// of the large pages, after rounds in which it wrote nothing.
+fn rounds<F: Format + Copy + Sync>(name: &str, format: F, source: Source, policy: Policy) {
+    let all = REGIONS;
+    for (what, regions, every) in [
+        ("all pages", all, 1),
+        ("one page in 8", all, 8),
+        ("one page in 64", all, 64),
+        ("one page in 512", all, 512),
+        ("one page in 64 of a quarter", all / 4, 64),
+        ("no page", 0, 1),
+    ] {
         let (mut gets, mut clears) = (Vec::new(), Vec::new());
         for _ in 0..SAMPLES {
-            let guest = guest(format, Source::WriteProtect, Policy::Lazy);
-            let mut spare = Spare::new();
-            spare.fill(&guest.pool, REGIONS).expect("tables");
-            let dirty = (0..PAGES).step_by(usize::try_from(every).expect("small")).filter(|_| every < PAGES);
-            dirty.for_each(|page| guest.fault(0, page << 12, &mut spare, Granularity::Closed));
+            let guest = guest(format, source, policy);
+            guest.split_all();
             let mut words = vec![0; usize::try_from(PAGES / 64).expect("small")];
             let mut rounds = Rounds::new(&guest.log, vec![0; words.len()]).expect("enough bits");
+            let mut spare = Spare::new();
+            let mut round = |words: &mut [u64]| {
+                let started = Instant::now();
+                guest.log.get(&guest.tree, &guest.pool, &guest.pool, 0, words);
+                let get = started.elapsed().as_nanos() as f64;
+                let started = Instant::now();
+                let cleared = rounds.clear(&guest.log, &guest.tree, &guest.pool, &guest.pool, 0, words);
+                let _ = black_box(cleared.flush(&guest.pool, &guest.epochs));
+                (get, started.elapsed().as_nanos() as f64)
+            };
+            (0..3).for_each(|_| {
+                let _ = round(&mut words);
+            });
+            for region in 0..regions {
+                for page in (0..512).step_by(every) {
+                    // As written, by whomever: there is no hardware here.
+                    guest.fault(0, region * LARGE + (page << 12), &mut spare, Granularity::Closed);
+                }
+            }
+            let (get, clear) = round(&mut words);
+            gets.push(get);
+            clears.push(clear);
+        }
+        let (get, clear) = (median(gets) / 1000.0, median(clears) / 1000.0);
+        let dirty = regions * 512 / every as u64;
+        let each = (get + clear) * 1000.0 / dirty as f64;
+        let each = if dirty > 0 { format!("{each:7.1} ns for each written page") } else { String::new() };
+        println!("{name}: {what:27} written of {REGIONS} x 512   get {get:6.2} us  clear {clear:6.2} us  {each}");
+    }
+}
+
+/// What a round costs where nobody has written for a while, for each GiB: in small pages, and in large ones.
+fn clean<F: Format + Copy + Sync>(name: &str, format: F, source: Source, policy: Policy) {
+    for splits in [true, false] {
+        let guest = guest(format, source, policy);
+        if splits {
+            guest.split_all();
+        }
+        let mut words = vec![0; usize::try_from(PAGES / 64).expect("small")];
+        let mut rounds = Rounds::new(&guest.log, vec![0; words.len()]).expect("enough bits");
+        let mut samples = Vec::new();
+        for _ in 0..SAMPLES * 20 {
             let started = Instant::now();
             guest.log.get(&guest.tree, &guest.pool, &guest.pool, 0, &mut words);
-            gets.push(started.elapsed().as_nanos() as f64);
-            let started = Instant::now();
             let cleared = rounds.clear(&guest.log, &guest.tree, &guest.pool, &guest.pool, 0, &words);
             let _ = black_box(cleared.flush(&guest.pool, &guest.epochs));
-            clears.push(started.elapsed().as_nanos() as f64);
+            samples.push(started.elapsed().as_nanos() as f64);
         }
-        let per_page = |values| median(values) / PAGES as f64;
-        let (get, clear) = (per_page(gets), per_page(clears));
-        println!(
-            "{name}: a round, {what:9} of the pages written   get {get:6.2} ns  clear {clear:6.2} ns for each page there is"
-        );
+        let gib = median(samples) * ((1 << 30) / LARGE / REGIONS) as f64 / 1000.0;
+        let size = if splits { "small" } else { "large" };
+        println!("{name}: a round of 1 GiB in {size} pages to which nobody writes  {gib:6.2} us");
     }
 }
 
@@ -252,6 +297,11 @@ fn main() {
     faults("nested", Npt { one_gib_pages: true });
     faults("arm", arm);
     marks();
-    rounds("nested", Npt { one_gib_pages: true });
-    rounds("arm", arm);
+    for (source, policy) in [(Source::WriteProtect, Policy::Lazy), (Source::Hardware, Policy::Adaptive)] {
+        println!("writes are recorded by {source:?}");
+        rounds("nested", Npt { one_gib_pages: true }, source, policy);
+        clean("nested", Npt { one_gib_pages: true }, source, policy);
+        rounds("arm", arm, source, policy);
+        clean("arm", arm, source, policy);
+    }
 }

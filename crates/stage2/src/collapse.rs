@@ -65,7 +65,8 @@ impl<F: Format> Tree<F> {
                 Collapse::Done
             }
             Err(()) => {
-                let made = busy.exchange(pages, slot.bits);
+                // Awake: a page may have been opened that found nobody to wake.
+                let made = busy.exchange(pages, self.format.table(table));
                 assert!(made, "who breaks an entry is the only one to make it");
                 Collapse::NotAlike
             }

@@ -81,7 +81,10 @@ impl<F: Format> Tree<F> {
 
             let bits = if is_closed { format.opened(slot.bits) } else { slot.bits };
             let bits = format.touched(bits);
-            if bits == slot.bits || slot.exchange(pages, bits) {
+            if bits == slot.bits || self.exchange(pages, &slot, bits) {
+                if is_closed {
+                    self.open_nearby(pages, &slot, granularity);
+                }
                 tlb.publish();
                 return Fault::Retry { now: self.owed_for_denial(&slot), later };
             }
@@ -122,7 +125,7 @@ impl<F: Format> Tree<F> {
                 // A table is there already, for whatever was mapped before: the page comes as one of its parts.
                 let offset = slot.page().start.0 - page.start.0;
                 let leaf = self.format.leaf(Hpa(hpa.0 + offset), slot.level, access, Memory::Normal);
-                let _ = slot.exchange(pages, leaf);
+                let _ = self.exchange(pages, &slot, leaf);
                 tlb.publish();
             } else {
                 let table = spare.take(pages).ok_or(MapError::OutOfTables)?;
@@ -171,7 +174,7 @@ impl<F: Format> Tree<F> {
             let slot = self.settle(pages, tlb, gpa);
             let Some(now) = slot.access().filter(|now| *now != wanted) else { return Ok(stale) };
             if slot.level == 0 {
-                if slot.exchange(pages, self.format.with_access(slot.bits, wanted)) {
+                if self.exchange(pages, &slot, self.format.with_access(slot.bits, wanted)) {
                     let owed = !wanted.includes(now);
                     return Ok(if owed { stale.merge(self.owed_for(slot.page(), 0)) } else { stale });
                 }

@@ -80,8 +80,16 @@ pub trait Format {
     /// Whether the hardware can record writes in leaves.
     fn records_writes(&self) -> bool;
 
-    /// The entry that names the table at `hpa`. It restricts nothing: rights are kept in leaves alone.
+    /// The entry that names the table at `hpa`, neither [quiet](Self::quiet) nor [idle](Self::idle). It restricts nothing:
+    /// rights are kept in leaves alone.
     fn table(&self, hpa: Hpa) -> u64;
+
+    /// A bit that the hardware ignores in entries that name tables, clear at first: no page below can be written without a
+    /// fault, and none was.
+    fn quiet(&self) -> u64;
+
+    /// Another: nothing was written below between one round of a dirty log and the next.
+    fn idle(&self) -> u64;
 
     /// The entry for [`Entry::Busy`].
     fn busy(&self) -> u64;

@@ -2,10 +2,11 @@
 //!
 //! So the path on which the guest writes changes nothing but the leaf, which it must change anyway, or which the hardware
 //! changes for us. To read the log is to look at the leaves; to clear it is to clean them, one conditional exchange each.
-//! Neither stops a fault.
+//! Neither stops a fault. Where nobody writes, nobody has to look: those tables are [quiet](crate::quiet).
 
 use crate::split::{Dress, Split};
 use crate::tree::{Slot, Tree};
+use crate::visit::{Each, Visitor, within};
 use crate::{Entry, Format, MapError, Pages, Source, Spare, Stale, Tlb};
 use addr::{Gpa, GpaRange};
 
@@ -18,14 +19,9 @@ impl<F: Format> Tree<F> {
         tlb: &impl Tlb,
         range: GpaRange,
         source: Source,
-        mut found: impl FnMut(GpaRange),
+        found: impl FnMut(GpaRange),
     ) {
-        self.each_leaf(pages, tlb, range, |slot| {
-            if self.format.is_written(slot.bits, source) {
-                found(slot.piece(slot.page().start.max(range.start), range.end()));
-            }
-            true
-        });
+        self.visit(pages, tlb, range, &mut Finder { tree: self, range, source, found });
     }
 
     /// Makes clean all leaves in `range` of which `picked` holds for a part, as far as they were written: a page at level 0
@@ -42,38 +38,28 @@ impl<F: Format> Tree<F> {
         range: GpaRange,
         source: Source,
         picked: impl Fn(GpaRange) -> bool,
-        mut spill: impl FnMut(GpaRange),
+        spill: impl FnMut(GpaRange),
     ) -> Stale {
-        let mut stale = Stale::EMPTY;
-        self.each_leaf(pages, tlb, range, |slot| {
-            let page = slot.page();
-            let piece = slot.piece(page.start.max(range.start), range.end());
-            if !self.format.is_written(slot.bits, source) || !picked(piece) {
-                return true;
-            }
-            if slot.level > 0 {
-                spill(page);
-            }
-            let done = slot.exchange(pages, self.cleaned(slot, source));
-            if done {
-                stale = stale.merge(self.owed_for(page, slot.level));
-            }
-            done
-        });
-        stale
+        let stale = Stale::EMPTY;
+        let mode = Mode::Leave;
+        let mut cleaner =
+            Cleaner { tree: self, pages, range, source, picked, spill, stale, mode, found: false, left: false };
+        self.visit(pages, tlb, range, &mut cleaner);
+        cleaner.stale
     }
 
     /// Makes all leaves in `range` clean, whatever they say.
     pub(crate) fn clean_all(&self, pages: &impl Pages, tlb: &impl Tlb, range: GpaRange, source: Source) -> Stale {
         let mut stale = Stale::EMPTY;
-        self.each_leaf(pages, tlb, range, |slot| {
+        let clean = |slot: &Slot| {
             let bits = self.cleaned(slot, source);
-            let done = bits == slot.bits || slot.exchange(pages, bits);
+            let done = bits == slot.bits || self.exchange(pages, slot, bits);
             if done && self.format.is_writable(slot.bits) {
                 stale = stale.merge(self.owed_for(slot.page(), slot.level));
             }
             done
-        });
+        };
+        self.visit(pages, tlb, range, &mut Each(clean));
         stale
     }
 
@@ -88,10 +74,11 @@ impl<F: Format> Tree<F> {
 
     /// Gives all leaves in `range` back the rights that a log has taken. Rights only grow, so nothing is owed.
     pub(crate) fn release(&self, pages: &impl Pages, tlb: &impl Tlb, range: GpaRange) {
-        self.each_leaf(pages, tlb, range, |slot| {
+        let release = |slot: &Slot| {
             let bits = self.format.released(slot.bits);
-            bits == slot.bits || slot.exchange(pages, bits)
-        });
+            bits == slot.bits || self.exchange(pages, slot, bits)
+        };
+        self.visit(pages, tlb, range, &mut Each(release));
         tlb.publish();
     }
 
@@ -137,32 +124,142 @@ impl<F: Format> Tree<F> {
     /// Nothing is owed: a processor that remembers a page may use it without touching it again, so the answer is late,
     /// not wrong.
     pub fn age(&self, pages: &impl Pages, tlb: &impl Tlb, range: GpaRange, mut found: impl FnMut(GpaRange)) {
-        self.each_leaf(pages, tlb, range, |slot| {
+        let age = |slot: &Slot| {
             if !self.format.is_touched(slot.bits) {
                 return true;
             }
-            let done = slot.exchange(pages, self.format.aged(slot.bits));
+            let done = self.exchange(pages, slot, self.format.aged(slot.bits));
             if done {
                 found(slot.page());
             }
             done
-        });
+        };
+        self.visit(pages, tlb, range, &mut Each(age));
+    }
+}
+
+/// Looks for leaves that were written.
+struct Finder<'a, F, C> {
+    tree: &'a Tree<F>,
+    range: GpaRange,
+    source: Source,
+    found: C,
+}
+
+impl<F: Format, C: FnMut(GpaRange)> Visitor for Finder<'_, F, C> {
+    fn enters(&mut self, table: &Slot, _: GpaRange) -> bool {
+        !self.tree.is_quiet(table)
     }
 
-    /// Calls `change` for each leaf that `range` touches, again while it says that another processor was quicker.
-    fn each_leaf(&self, pages: &impl Pages, tlb: &impl Tlb, range: GpaRange, mut change: impl FnMut(&Slot) -> bool) {
-        let end = range.end().min(self.limit());
-        let mut gpa = range.start;
-        let mut beside = None;
-        while gpa < end {
-            let slot = beside.unwrap_or_else(|| self.settle(pages, tlb, gpa));
-            if !matches!(slot.entry, Entry::Leaf { .. }) || change(&slot) {
-                gpa = slot.page().end();
-                beside = self.beside(pages, &slot);
-            } else {
-                beside = None;
-            }
+    #[inline]
+    fn passes(&mut self, bits: u64) -> bool {
+        !self.tree.format.is_written(bits, self.source)
+    }
+
+    fn leaf(&mut self, leaf: &Slot) -> bool {
+        if self.tree.format.is_written(leaf.bits, self.source) {
+            (self.found)(within(leaf.page(), self.range));
         }
+        true
+    }
+}
+
+/// What is to become of the table of pages that is being visited.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    /// It stays awake.
+    Leave,
+    /// It is quiet if all of its pages prove to be closed.
+    Hush,
+    /// The same, and its pages are closed for that.
+    Close,
+}
+
+/// Makes leaves clean.
+struct Cleaner<'a, F, P, Picked, Spill> {
+    tree: &'a Tree<F>,
+    pages: &'a P,
+    range: GpaRange,
+    source: Source,
+    picked: Picked,
+    spill: Spill,
+    stale: Stale,
+    mode: Mode,
+    /// A page of this table was written.
+    found: bool,
+    /// A page of this table stays open or written.
+    left: bool,
+}
+
+impl<F: Format, P: Pages, Picked: Fn(GpaRange) -> bool, Spill: FnMut(GpaRange)> Visitor
+    for Cleaner<'_, F, P, Picked, Spill>
+{
+    fn enters(&mut self, table: &Slot, part: GpaRange) -> bool {
+        let Entry::Table(pages) = table.entry else { return true };
+        if self.tree.is_quiet(table) {
+            return false;
+        }
+        let written = |bits| self.tree.format.is_written(bits, self.source);
+        self.mode = match self.source {
+            // Of the pages that are not visited nothing is known.
+            _ if part != table.page() => Mode::Leave,
+            Source::WriteProtect => Mode::Hush,
+            Source::Hardware if !self.tree.is_idle(table) => Mode::Leave,
+            Source::Hardware if self.tree.all_below(self.pages, pages, |bits| !written(bits)) => Mode::Close,
+            Source::Hardware => Mode::Leave,
+        };
+        (self.found, self.left) = (false, false);
+        if self.mode != Mode::Leave {
+            // Before the first page is looked at: who opens one behind us will see it.
+            self.tree.change_table(self.pages, table.cell, |bits| bits | self.tree.format.quiet());
+        }
+        true
+    }
+
+    #[inline]
+    fn passes(&mut self, bits: u64) -> bool {
+        let passes = self.mode != Mode::Close && !self.tree.format.is_written(bits, self.source);
+        self.left |= passes && !self.tree.is_still(bits);
+        passes
+    }
+
+    fn leaf(&mut self, leaf: &Slot) -> bool {
+        let page = leaf.page();
+        let is_written = self.tree.format.is_written(leaf.bits, self.source);
+        let is_meant = is_written && (self.picked)(within(page, self.range));
+        self.found |= is_written;
+        let mode = if leaf.level > 0 { Mode::Leave } else { self.mode };
+        let bits = match (is_meant, mode) {
+            (true, Mode::Leave) => self.tree.cleaned(leaf, self.source),
+            (true, Mode::Hush | Mode::Close) => self.tree.format.closed(leaf.bits),
+            (false, Mode::Close) if !is_written => self.tree.format.closed(leaf.bits),
+            (false, _) => leaf.bits,
+        };
+        if is_meant && leaf.level > 0 {
+            (self.spill)(page);
+        }
+        if bits != leaf.bits {
+            if !self.tree.exchange(self.pages, leaf, bits) {
+                return false;
+            }
+            self.stale = self.stale.merge(self.tree.owed_for(page, leaf.level));
+        }
+        self.left |= !self.tree.is_still(bits);
+        true
+    }
+
+    fn leaves(&mut self, table: &Slot) {
+        let format = &self.tree.format;
+        let (quiet, idle) = (format.quiet(), format.idle());
+        let change = |bits: u64| match (self.mode, self.found) {
+            (Mode::Leave, _) if self.source == Source::WriteProtect => bits,
+            (Mode::Leave, true) => bits & !idle,
+            (Mode::Leave, false) => bits | idle,
+            (Mode::Hush | Mode::Close, _) if self.left => bits & !(quiet | idle),
+            (Mode::Hush | Mode::Close, _) => bits & !idle,
+        };
+        self.tree.change_table(self.pages, table.cell, change);
+        self.mode = Mode::Leave;
     }
 }
 

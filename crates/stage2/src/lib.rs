@@ -45,6 +45,7 @@ mod marks;
 mod npt;
 mod pace;
 mod pages;
+mod quiet;
 mod range;
 mod spare;
 mod split;
@@ -52,6 +53,7 @@ mod stale;
 mod sync;
 pub mod tlbi;
 mod tree;
+mod visit;
 mod vmsa;
 
 pub use collapse::Collapse;

@@ -28,6 +28,9 @@ const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 const CLOSED: u64 = 1 << 9;
 /// Written, although the guest may no longer write.
 const MARKED: u64 = 1 << 10;
+/// The same two bits where the entry names a table.
+const QUIET: u64 = 1 << 9;
+const IDLE: u64 = 1 << 10;
 /// Not present, and somebody is about to make the entry anew.
 const BUSY: u64 = 1 << 11;
 
@@ -79,6 +82,14 @@ impl<const INDEX_BITS: u32> Format for NptOf<INDEX_BITS> {
 
     fn table(&self, hpa: Hpa) -> u64 {
         hpa.0 | PRESENT | WRITE | USER
+    }
+
+    fn quiet(&self) -> u64 {
+        QUIET
+    }
+
+    fn idle(&self) -> u64 {
+        IDLE
     }
 
     fn busy(&self) -> u64 {

@@ -18,7 +18,10 @@ pub struct Cell {
 
 /// Where tables come from and how they are reached.
 ///
-/// Other processors, and the hardware's walkers, read and change entries at any time, so each access is atomic.
+/// Other processors, and the hardware's walkers, read and change entries at any time, so each access is atomic. Reads and
+/// exchanges have one order that all processors agree on, over all entries
+/// ([`SeqCst`](core::sync::atomic::Ordering::SeqCst), on both architectures the same instructions as for `Acquire` and
+/// `AcqRel`): of two who each write one entry and then read the other's, one sees what the other has written.
 pub trait Pages {
     /// A zeroed page for a table, or `None` when the pool is exhausted.
     fn allocate(&self) -> Option<Hpa>;
@@ -30,13 +33,11 @@ pub trait Pages {
     /// Takes back a page. It is no longer part of any tree, but need not be zero.
     fn free(&self, hpa: Hpa);
 
-    /// Reads an entry. What was written before the entry is visible after it is read ([`Acquire`]).
-    ///
-    /// [`Acquire`]: core::sync::atomic::Ordering::Acquire
+    /// Reads an entry. What was written before the entry is visible after it is read.
     fn load(&self, cell: Cell) -> u64;
 
     /// Writes `new` if the entry is still `old`, else says what it is. What was written before is visible to whoever reads
-    /// the new entry ([`AcqRel`](core::sync::atomic::Ordering::AcqRel)).
+    /// the new entry.
     ///
     /// # Errors
     /// With what the entry says when that is not `old`.

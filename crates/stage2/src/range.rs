@@ -86,7 +86,7 @@ impl<F: Format> Tree<F> {
             }
             let level = self.largest_leaf_level(gpa, target, range.end().0 - gpa.0, slot.level);
             if level == slot.level {
-                if slot.exchange(pages, self.format.leaf(target, level, access, memory)) {
+                if self.exchange(pages, &slot, self.format.leaf(target, level, access, memory)) {
                     gpa = Gpa(gpa.0 + span::<F>(level));
                 }
             } else {
@@ -184,7 +184,7 @@ impl<F: Format> Tree<F> {
                 continue;
             }
             let bits = wanted.map_or(0, |access| self.format.with_access(slot.bits, access));
-            if !slot.exchange(pages, bits) {
+            if !self.exchange(pages, &slot, bits) {
                 continue;
             }
             if !wanted.is_some_and(|access| access.includes(now)) {

@@ -170,7 +170,7 @@ impl<F: Format> Tree<F> {
             match pages.compare_exchange(begun.cell, expected, link) {
                 Ok(()) => return Split::Done(owed),
                 // The hardware has recorded something, or somebody has changed rights: the parts must say so too.
-                Err(now) if self.is_still(begun, now) => bits = now,
+                Err(now) if self.may_finish(begun, now) => bits = now,
                 Err(_) => {
                     spare.put_back(pages, table, entries::<F>());
                     return Split::Lost;
@@ -180,7 +180,7 @@ impl<F: Format> Tree<F> {
     }
 
     /// Whether an entry that has changed since the first step is still a leaf that may be replaced.
-    fn is_still(&self, begun: &Begun, bits: u64) -> bool {
+    fn may_finish(&self, begun: &Begun, bits: u64) -> bool {
         let is_leaf = matches!(self.format.decode(begun.level, bits), Entry::Leaf { .. });
         match self.format.replace() {
             Replace::BreakFirst => unreachable!("who breaks an entry is the only one to make it"),

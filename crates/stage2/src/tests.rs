@@ -5,6 +5,7 @@ mod faults;
 mod formats;
 mod operations;
 mod pace;
+mod quiet;
 mod sequences;
 mod tlbi;
 
@@ -25,6 +26,8 @@ struct Pool {
     free: RefCell<BTreeSet<usize>>,
     /// Flushes in the middle of operations.
     flushes: CoreCell<u32>,
+    /// Entries that were read.
+    loads: CoreCell<u64>,
 }
 
 const POOL_START: u64 = 0x7_0000_0000;
@@ -36,6 +39,7 @@ impl Pool {
             tables: (0..count).map(|_| table()).collect(),
             free: RefCell::new((0..count).collect()),
             flushes: CoreCell::new(0),
+            loads: CoreCell::new(0),
         }
     }
 
@@ -78,12 +82,13 @@ impl Pages for Pool {
     }
 
     fn load(&self, cell: Cell) -> u64 {
-        self.table(cell.table)[cell.index].load(Ordering::Acquire)
+        self.loads.set(self.loads.get() + 1);
+        self.table(cell.table)[cell.index].load(Ordering::SeqCst)
     }
 
     fn compare_exchange(&self, cell: Cell, old: u64, new: u64) -> Result<(), u64> {
         let entry = &self.table(cell.table)[cell.index];
-        entry.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire).map(|_| ())
+        entry.compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst).map(|_| ())
     }
 
     fn write_private(&self, cell: Cell, bits: u64) {

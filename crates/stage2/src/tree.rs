@@ -83,17 +83,19 @@ impl<F: Format> Tree<F> {
     pub(crate) fn descend_to(&self, pages: &impl Pages, gpa: Gpa, lowest: u32) -> Slot {
         let mut level = self.format.levels() - 1;
         let mut table = Hpa(self.root.0 + (gpa.0 >> span::<F>(level + 1).trailing_zeros()) * PAGE_BYTES);
+        let mut above = None;
         loop {
             let cell = Cell { table, index: index::<F>(gpa, level) };
             let bits = pages.load(cell);
             match self.format.decode(level, bits) {
                 Entry::Table(next) if level > lowest => {
+                    above = Some(cell);
                     table = next;
                     level -= 1;
                 }
                 entry => {
                     let bytes = span::<F>(level);
-                    return Slot { cell, bits, entry, level, start: Gpa(gpa.0 & !(bytes - 1)), bytes };
+                    return Slot { cell, bits, entry, level, start: Gpa(gpa.0 & !(bytes - 1)), bytes, above };
                 }
             }
         }
@@ -103,26 +105,18 @@ impl<F: Format> Tree<F> {
     ///
     /// Not for those who are replacing one themselves: two of them would wait for each other.
     pub(crate) fn settle(&self, pages: &impl Pages, tlb: &impl Tlb, gpa: Gpa) -> Slot {
+        self.settle_to(pages, tlb, gpa, 0)
+    }
+
+    /// The same, but going no deeper than `lowest`.
+    pub(crate) fn settle_to(&self, pages: &impl Pages, tlb: &impl Tlb, gpa: Gpa, lowest: u32) -> Slot {
         loop {
-            let slot = self.descend(pages, gpa);
+            let slot = self.descend_to(pages, gpa, lowest);
             if slot.entry != Entry::Busy {
                 return slot;
             }
             tlb.relax();
         }
-    }
-
-    /// The entry beside `slot` in the same table, if it decides about the address behind it: what is found without another
-    /// walk. A table that was cut off meanwhile has busy entries only.
-    pub(crate) fn beside(&self, pages: &impl Pages, slot: &Slot) -> Option<Slot> {
-        let cell = Cell { index: slot.cell.index + 1, ..slot.cell };
-        if cell.index == entries::<F>() {
-            return None;
-        }
-        let bits = pages.load(cell);
-        let entry = self.format.decode(slot.level, bits);
-        let decides = matches!(entry, Entry::Leaf { .. } | Entry::Empty);
-        decides.then_some(Slot { cell, bits, entry, start: slot.page().end(), ..*slot })
     }
 
     /// The debt of a leaf that covers `page` and has lost a right.
@@ -176,6 +170,8 @@ pub(crate) struct Slot {
     /// First address that the entry decides about, and for how many bytes it does.
     pub(crate) start: Gpa,
     pub(crate) bytes: u64,
+    /// The entry that names the table in which this one stands, if it is not a root.
+    pub(crate) above: Option<Cell>,
 }
 
 impl Slot {
@@ -197,7 +193,7 @@ impl Slot {
         }
     }
 
-    /// Writes `new` if the entry is still what it was.
+    /// Writes `new` if the entry is still what it was. Leaves are exchanged by [`Tree::exchange`].
     pub(crate) fn exchange(&self, pages: &impl Pages, new: u64) -> bool {
         pages.compare_exchange(self.cell, self.bits, new).is_ok()
     }

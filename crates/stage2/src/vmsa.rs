@@ -39,6 +39,9 @@ const ADDRESS: u64 = 0x0000_ffff_ffff_f000;
 const CLOSED: u64 = 1 << 55;
 /// Written, although the guest may no longer write.
 const MARKED: u64 = 1 << 56;
+/// The same two bits where the descriptor names a table: its bits 58:51 are ignored (D8.3.1).
+const QUIET: u64 = 1 << 55;
+const IDLE: u64 = 1 << 56;
 /// Not valid, and somebody is about to make the entry anew.
 const BUSY: u64 = 1 << 57;
 
@@ -163,6 +166,14 @@ impl<const INDEX_BITS: u32> Format for VmsaOf<INDEX_BITS> {
 
     fn table(&self, hpa: Hpa) -> u64 {
         hpa.0 | VALID | TABLE_OR_PAGE
+    }
+
+    fn quiet(&self) -> u64 {
+        QUIET
+    }
+
+    fn idle(&self) -> u64 {
+        IDLE
     }
 
     fn busy(&self) -> u64 {

@@ -6,10 +6,14 @@
 
 use std::panic::catch_unwind;
 
+use addr::{Gpa, GpaRange, Hpa};
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering, fence};
 use loom::thread;
-use stage2::{Epochs, MarkWord, Quiescence, Walker};
+use stage2::{
+    Access, Cell, DirtyLog, Epochs, Fault, Granularity, MarkWord, NptOf, Pages, Policy, Quiescence, Rounds, Source,
+    Spare, Stale, Start, Tlb, Tree, Walker,
+};
 
 fn explore(model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
@@ -175,4 +179,111 @@ fn table_is_not_freed_while_somebody_may_be_in_it() {
 #[test]
 fn table_that_is_freed_without_asking_is_used_afterwards() {
     assert!(catch_unwind(|| walker_and_freer(|_, _| true)).is_err());
+}
+
+/// Tables of two entries. loom takes sequentially consistent accesses for weaker ones, so `ordered` says it with fences.
+struct Pool {
+    tables: Vec<[AtomicU64; 2]>,
+    next: core::sync::atomic::AtomicUsize,
+    ordered: bool,
+}
+
+const TABLES: u64 = 1 << 20;
+
+impl Pool {
+    fn new(ordered: bool) -> Self {
+        let tables = (0..5).map(|_| [AtomicU64::new(0), AtomicU64::new(0)]).collect();
+        Self { tables, next: Default::default(), ordered }
+    }
+
+    fn entry(&self, cell: Cell) -> &AtomicU64 {
+        &self.tables[usize::try_from((cell.table.0 - TABLES) >> 12).expect("a table of ours")][cell.index]
+    }
+
+    fn fence(&self) {
+        if self.ordered {
+            fence(Ordering::SeqCst);
+        }
+    }
+}
+
+impl Pages for Pool {
+    fn allocate(&self) -> Option<Hpa> {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        (number < self.tables.len()).then(|| Hpa(TABLES + ((number as u64) << 12)))
+    }
+    fn allocate_root(&self, _: u32) -> Option<Hpa> {
+        None
+    }
+    fn free(&self, _: Hpa) {}
+    fn load(&self, cell: Cell) -> u64 {
+        self.entry(cell).load(Ordering::Acquire)
+    }
+    fn compare_exchange(&self, cell: Cell, old: u64, new: u64) -> Result<(), u64> {
+        let result = self.entry(cell).compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire);
+        self.fence();
+        result.map(|_| ())
+    }
+    fn write_private(&self, cell: Cell, bits: u64) {
+        self.entry(cell).store(bits, Ordering::Relaxed);
+    }
+}
+
+impl Tlb for Pool {
+    fn publish(&self) {}
+    fn flush(&self, _: Stale) {}
+    fn relax(&self) {
+        thread::yield_now();
+    }
+}
+
+/// One opens a page while another makes its table quiet: what is open in the end is found.
+fn opener_and_cleaner(ordered: bool) {
+    explore(move || {
+        let pool = Pool::new(ordered);
+        let (tree, mut shape) = Tree::new(NptOf::<1> { one_gib_pages: true }, &pool).expect("tables");
+        let slot = GpaRange::new(Gpa(0), 2 << 12).expect("a range");
+        // Two pages that do not lie side by side in host memory are no large one.
+        for page in 0..2 {
+            let range = GpaRange::new(Gpa(page << 12), 1 << 12).expect("a range");
+            tree.map(&mut shape, &pool, &pool, range, Hpa((1 - page) << 12), Access::ALL).expect("tables");
+        }
+        let log = DirtyLog::new(slot, Source::WriteProtect, Policy::Lazy, [MarkWord::new()]).expect("enough marks");
+        log.start(&tree, &pool, &pool, Start::Clean, &mut Spare::new()).expect("nothing to split").pay(&pool);
+
+        let shared = Arc::new((pool, tree, log));
+        let opener = {
+            let shared = shared.clone();
+            thread::spawn(move || {
+                let (pool, tree, _) = &*shared;
+                let (wanted, granularity) = (Access::READ_WRITE, Granularity::Closed);
+                let fault = tree.fault(pool, pool, Gpa(1 << 12), wanted, granularity, &mut Spare::new());
+                assert!(matches!(fault, Fault::Retry { .. }));
+            })
+        };
+        let (pool, tree, log) = &*shared;
+        let mut rounds = Rounds::new(log, [0]).expect("enough bits");
+        let cleared = rounds.clear(log, tree, pool, pool, 0, &[0b11]);
+        let _ = cleared.flush(pool, &Epochs::new([]));
+        opener.join().expect("no panic");
+        fence(Ordering::SeqCst);
+
+        // The second page maps host page zero: its leaf is the only entry without an address.
+        let entries = pool.tables.iter().flatten().map(|entry| entry.load(Ordering::Relaxed));
+        let leaf = entries.into_iter().find(|bits| bits & 1 != 0 && bits & 0xf_ffff_ffff_f000 == 0).expect("mapped");
+        let is_open = leaf & 2 != 0;
+        let mut dirty = [0];
+        log.get(tree, pool, pool, 0, &mut dirty);
+        assert_eq!(dirty[0], if is_open { 0b10 } else { 0 }, "a page is open, and nobody will look at it");
+    });
+}
+
+#[test]
+fn page_that_is_opened_while_its_table_becomes_quiet_is_found() {
+    opener_and_cleaner(true);
+}
+
+#[test]
+fn without_one_order_of_all_exchanges_an_open_page_is_missed() {
+    assert!(catch_unwind(|| opener_and_cleaner(false)).is_err());
 }

@@ -49,11 +49,11 @@ impl Pages for Pool {
     }
 
     fn load(&self, cell: Cell) -> u64 {
-        self.entry(cell).load(Ordering::Acquire)
+        self.entry(cell).load(Ordering::SeqCst)
     }
 
     fn compare_exchange(&self, cell: Cell, old: u64, new: u64) -> Result<(), u64> {
-        self.entry(cell).compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire).map(|_| ())
+        self.entry(cell).compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst).map(|_| ())
     }
 
     fn write_private(&self, cell: Cell, bits: u64) {

@@ -14,7 +14,7 @@ use std::vec;
 use std::vec::Vec;
 
 /// What the hardware makes of a leaf as the guest writes; `None` when it faults.
-trait Hardware: Format {
+pub(super) trait Hardware: Format {
     fn write(&self, bits: u64) -> Option<u64>;
 }
 
@@ -30,17 +30,17 @@ impl Hardware for Vmsa {
     }
 }
 
-fn arm(bbm: u32) -> Vmsa {
+pub(super) fn arm(bbm: u32) -> Vmsa {
     Vmsa::new(40, 40, false).expect("possible").with_bbm(bbm)
 }
 
-/// A guest with 8 MiB from 2 MiB on, in large pages, all of which is logged unless said otherwise.
-struct Logged<F> {
-    guest: Guest<F>,
-    pool: Pool,
-    log: DirtyLog<Vec<MarkWord>>,
-    rounds: Rounds<Vec<u64>>,
-    spare: Spare,
+/// A guest with 8 MiB or more from 2 MiB on, in large pages, all of which is logged unless said otherwise.
+pub(super) struct Logged<F> {
+    pub(super) guest: Guest<F>,
+    pub(super) pool: Pool,
+    pub(super) log: DirtyLog<Vec<MarkWord>>,
+    pub(super) rounds: Rounds<Vec<u64>>,
+    pub(super) spare: Spare,
 }
 
 /// Nobody walks while these tests clear.
@@ -48,19 +48,20 @@ fn nobody() -> Epochs<[Walker; 0]> {
     Epochs::new([])
 }
 
-const SLOT_START: u64 = 2 * MIB;
+pub(super) const SLOT_START: u64 = 2 * MIB;
 const WORDS: usize = 32;
-const LARGE: u64 = 512;
+pub(super) const LARGE: u64 = 512;
 
 impl<F: Hardware> Logged<F> {
-    fn new(format: F, source: Source, policy: Policy) -> Self {
+    pub(super) fn new(format: F, source: Source, policy: Policy) -> Self {
         Self::of(format, source, policy, range(SLOT_START, 8 * MIB))
     }
 
-    fn of(format: F, source: Source, policy: Policy, slot: GpaRange) -> Self {
-        let pool = Pool::of(24);
+    pub(super) fn of(format: F, source: Source, policy: Policy, slot: GpaRange) -> Self {
+        let pool = Pool::of(16 + usize::try_from((slot.bytes() / MIB).max(8)).expect("small"));
         let mut guest = Guest::new(format, &pool).expect("pool");
-        let _ = guest.map(&pool, range(SLOT_START, 8 * MIB), Hpa(GIB + SLOT_START), Access::ALL).expect("maps");
+        let memory = range(SLOT_START, slot.bytes().max(8 * MIB));
+        let _ = guest.map(&pool, memory, Hpa(GIB + SLOT_START), Access::ALL).expect("maps");
         let words = usize::try_from(slot.bytes().div_ceil(64 << 12)).expect("small");
         let marks = (0..words).map(|_| MarkWord::new()).collect();
         let log = DirtyLog::new(slot, source, policy, marks).expect("enough marks");
@@ -70,13 +71,13 @@ impl<F: Hardware> Logged<F> {
         Self { guest, pool, log, rounds, spare }
     }
 
-    fn start(&mut self, from: Start) {
+    pub(super) fn start(&mut self, from: Start) {
         let stale = self.log.start(&self.guest.tree, &self.pool, &self.pool, from, &mut self.spare).expect("tables");
         assert_eq!(stale.is_empty(), from == Start::AllDirty);
     }
 
     /// The guest writes to a page of the slot, and this is how often it faults.
-    fn write(&mut self, page: u64) -> u32 {
+    pub(super) fn write(&mut self, page: u64) -> u32 {
         self.write_at(self.log.slot().start.0 + (page << 12) + 0x123, self.log.granularity())
     }
 
@@ -95,14 +96,20 @@ impl<F: Hardware> Logged<F> {
         panic!("the guest faults for ever");
     }
 
-    fn dirty(&self) -> Vec<u64> {
-        let mut words = [0; WORDS];
+    pub(super) fn dirty(&self) -> Vec<u64> {
+        let mut words = vec![0; self.words()];
         self.log.get(&self.guest.tree, &self.pool, &self.pool, 0, &mut words);
-        (0..WORDS as u64 * 64).filter(|page| words[(page / 64) as usize] >> (page % 64) & 1 != 0).collect()
+        let last = words.len() as u64 * 64;
+        (0..last).filter(|page| words[(page / 64) as usize] >> (page % 64) & 1 != 0).collect()
+    }
+
+    /// Words of the log, or what the tests of small slots ask for.
+    fn words(&self) -> usize {
+        WORDS.max(usize::try_from(self.log.slot().bytes() >> 18).expect("small"))
     }
 
     fn clear(&mut self, pages: impl IntoIterator<Item = u64>) {
-        let mut words = [0; WORDS];
+        let mut words = vec![0; self.words()];
         let pages: Vec<u64> = pages.into_iter().collect();
         pages.iter().for_each(|page| words[(page / 64) as usize] |= 1 << (page % 64));
         let Self { guest, pool, log, rounds, .. } = self;
@@ -110,14 +117,14 @@ impl<F: Hardware> Logged<F> {
         assert!(cleared.flush(pool, &nobody()).pages().eq(pages));
     }
 
-    fn clear_all(&mut self) {
+    pub(super) fn clear_all(&mut self) {
         let dirty = self.dirty();
         self.clear(dirty);
     }
 }
 
 /// The machines, and who records writes there.
-fn each_machine(source: Option<Source>, mut test: impl FnMut(&mut dyn FnMut(Policy) -> Case)) {
+pub(super) fn each_machine(source: Option<Source>, mut test: impl FnMut(&mut dyn FnMut(Policy) -> Case)) {
     let sources = [Source::WriteProtect, Source::Hardware];
     for source in sources.into_iter().filter(|one| source.is_none_or(|wanted| wanted == *one)) {
         test(&mut |policy| Case::Nested(Logged::new(NPT, source, policy)));
@@ -131,7 +138,7 @@ fn each_machine(source: Option<Source>, mut test: impl FnMut(&mut dyn FnMut(Poli
     }
 }
 
-enum Case {
+pub(super) enum Case {
     Nested(Logged<Npt>),
     Arm(Logged<Vmsa>),
 }
@@ -145,6 +152,7 @@ macro_rules! on {
         }
     };
 }
+pub(super) use on;
 
 #[test]
 fn each_written_large_page_takes_one_fault_and_cold_ones_stay_whole() {

@@ -41,6 +41,12 @@ impl Format for Odd {
     fn table(&self, hpa: Hpa) -> u64 {
         hpa.0 | 1
     }
+    fn quiet(&self) -> u64 {
+        1 << 50
+    }
+    fn idle(&self) -> u64 {
+        1 << 51
+    }
     fn busy(&self) -> u64 {
         2
     }

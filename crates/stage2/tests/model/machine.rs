@@ -49,6 +49,10 @@ pub(crate) enum Mutant {
     CopiedFirst,
     /// The hypervisor marks before it writes.
     MarkedFirst,
+    /// Who opens a page wakes its table first.
+    WokenFirst,
+    /// Who opens a page does not wake its table.
+    NotWoken,
     /// What was lost counts as received.
     ForgottenOnCancel,
     /// Operations are not granted the flushes in their middle.
@@ -64,6 +68,13 @@ pub(crate) struct World {
     pub(crate) ram: BTreeMap<u64, u64>,
     /// Where guest pages turned out to be in host memory.
     pub(crate) frames: BTreeMap<u64, u64>,
+    /// The entries that each processor has read last, the last one first.
+    read: BTreeMap<usize, [(u64, usize); 2]>,
+    /// Tables that are woken too early, by whom.
+    woken: BTreeMap<usize, (u64, usize)>,
+    /// Tables that became quiet, and that were woken.
+    pub(crate) hushed: u64,
+    pub(crate) awakened: u64,
     /// Number of DSBs since the last payment began.
     barriers: u32,
     next_value: u64,
@@ -83,7 +94,17 @@ impl Machine {
         use shuttle::rand::{Rng, thread_rng};
         let walks = Walks::new(rules, geometry, cpus, thread_rng().r#gen());
         let features = Features { ttl: thread_rng().r#gen(), ranges: thread_rng().r#gen() };
-        let world = World { walks, ram: BTreeMap::new(), frames: BTreeMap::new(), barriers: 0, next_value: 1 };
+        let world = World {
+            walks,
+            ram: BTreeMap::new(),
+            frames: BTreeMap::new(),
+            read: BTreeMap::new(),
+            woken: BTreeMap::new(),
+            hushed: 0,
+            awakened: 0,
+            barriers: 0,
+            next_value: 1,
+        };
         Arc::new(Self { world: Mutex::new(world), rules, features, mutant, pages })
     }
 
@@ -129,6 +150,28 @@ impl Cpu {
     fn is_busy(&self, bits: u64) -> bool {
         bits == 1 << if self.machine.rules == Rules::Nested { 11 } else { 57 }
     }
+
+    /// The bit of a quiet table, if this is an entry that names one: tables lie where no other memory is.
+    fn quiet(&self, bits: u64) -> u64 {
+        let names_table = bits & 1 != 0 && bits & 0xffff_ffff_f000 >= 1 << 32;
+        if !names_table {
+            return 0;
+        }
+        bits & 1 << if self.machine.rules == Rules::Nested { 9 } else { 55 }
+    }
+
+    /// The table is woken before the page is opened, and not after that.
+    fn wake_first(&self, place: (u64, usize), new: u64) {
+        let mut world = self.machine.step();
+        let Some([leaf, table]) = world.read.get(&self.number).copied() else { return };
+        let bits = world.walks.load(self.number, table);
+        if leaf == place && new & 1 != 0 && new & 0xffff_ffff_f000 < 1 << 32 {
+            if self.quiet(bits) != 0 {
+                world.walks.store(self.number, table, bits & !self.quiet(bits), true);
+            }
+            world.woken.insert(self.number, table);
+        }
+    }
 }
 
 impl Pages for Cpu {
@@ -145,12 +188,27 @@ impl Pages for Cpu {
     }
 
     fn load(&self, cell: Cell) -> u64 {
-        self.machine.step().walks.load(self.number, (cell.table.0, cell.index))
+        let mut world = self.machine.step();
+        let place = (cell.table.0, cell.index);
+        let last = world.read.get(&self.number).map_or((0, 0), |read| read[0]);
+        world.read.insert(self.number, [place, last]);
+        let bits = world.walks.load(self.number, place);
+        let was_woken = world.woken.remove(&self.number) == Some(place);
+        if was_woken { bits & !self.quiet(bits) } else { bits }
     }
 
     fn compare_exchange(&self, cell: Cell, old: u64, new: u64) -> Result<(), u64> {
-        let mut world = self.machine.step();
         let place = (cell.table.0, cell.index);
+        if self.is(Mutant::WokenFirst) {
+            self.wake_first(place, new);
+        }
+        let mut world = self.machine.step();
+        match (self.quiet(old) != 0, self.quiet(new) != 0) {
+            (true, false) if self.is(Mutant::NotWoken) => return Ok(()),
+            (true, false) => world.awakened += 1,
+            (false, true) => world.hushed += 1,
+            _ => {}
+        }
         let breaks = self.is_busy(new) || self.is_busy(old);
         if self.is(Mutant::NoBreak) && breaks {
             if self.is_busy(old) {

@@ -80,9 +80,16 @@ fn what_the_model_is_there_for_does_happen() {
         scenario::run(Setting { format, rules, kind, source: Source::Hardware, policy, mutant: Mutant::Nothing }, 400);
     }
     let seen = &scenario::SEEN;
-    for count in
-        [&seen.recorded, &seen.broadcasts, &seen.locals, &seen.stops, &seen.collapsed, &seen.disturbed, &seen.conflicts]
-    {
+    let counts = [
+        &seen.recorded,
+        &seen.broadcasts,
+        &seen.locals,
+        &seen.stops,
+        &seen.collapsed,
+        &seen.disturbed,
+        &seen.conflicts,
+    ];
+    for count in counts.into_iter().chain([&seen.hushed, &seen.awakened]) {
         assert!(count.load(Ordering::Relaxed) > 100, "{seen:?}");
     }
 }

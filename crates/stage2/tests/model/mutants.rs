@@ -26,7 +26,9 @@ fn expect<F: Format + Copy + Send + Sync + 'static>(
     mutant: Mutant,
     findings: &[&str],
 ) {
-    let source = if rules == (Rules::Arm { bbm: 0, hafdbs: false }) { Source::WriteProtect } else { Source::Hardware };
+    // Where the hardware records writes, a table takes two rounds to become quiet: it would have to be left open for both.
+    let faults = rules == (Rules::Arm { bbm: 0, hafdbs: false }) || mutant == Mutant::WokenFirst;
+    let source = if faults { Source::WriteProtect } else { Source::Hardware };
     let setting = Setting { format, rules, kind, source, policy: Policy::Adaptive, mutant };
     let found = caught(setting, SCHEDULES).expect("nobody has noticed");
     assert!(findings.iter().any(|finding| found.contains(finding)), "noticed for another reason: {found}");
@@ -73,6 +75,10 @@ mutants! {
     copy_before_the_clear_is_caught: CopiedFirst, Follow, arm(2, true) => LOST;
     copy_before_the_clear_is_caught_on_nested_pages: CopiedFirst, Follow, nested() => LOST;
     mark_before_the_write_is_caught: MarkedFirst, Follow, nested() => LOST;
+    table_that_is_woken_before_its_page_is_opened_is_caught: WokenFirst, Follow, arm(0, false) => LOST;
+    table_that_is_woken_before_its_page_is_opened_is_caught_on_nested_pages: WokenFirst, Follow, nested() => LOST;
+    table_that_is_not_woken_is_caught: NotWoken, Follow, arm(0, false) => LOST;
+    table_that_is_not_woken_is_caught_on_nested_pages: NotWoken, Follow, nested() => LOST;
     cancel_that_forgets_is_caught: ForgottenOnCancel, Follow, nested() => LOST;
     missing_flush_after_unmap_is_caught: NoFlushOfRange, TakeAway, arm(2, true) => OLD | TWO;
     missing_flush_after_unmap_is_caught_on_nested_pages: NoFlushOfRange, TakeAway, nested() => OLD;

@@ -140,7 +140,10 @@ fn once<F: Format + Copy + Send + Sync + 'static>(setting: Setting<F>) {
         }
         Kind::FirstTouch => join(),
     }
-    let events = machine.step().walks.events();
+    let world = machine.step();
+    SEEN.hushed.fetch_add(world.hushed, Ordering::Relaxed);
+    SEEN.awakened.fetch_add(world.awakened, Ordering::Relaxed);
+    let events = world.walks.events();
     SEEN.recorded.fetch_add(events.recorded, Ordering::Relaxed);
     SEEN.broadcasts.fetch_add(events.broadcasts, Ordering::Relaxed);
     SEEN.locals.fetch_add(events.locals, Ordering::Relaxed);
@@ -156,6 +159,8 @@ pub(crate) static SEEN: Seen = Seen {
     collapsed: AtomicU64::new(0),
     disturbed: AtomicU64::new(0),
     conflicts: AtomicU64::new(0),
+    hushed: AtomicU64::new(0),
+    awakened: AtomicU64::new(0),
 };
 
 #[derive(Debug)]
@@ -172,6 +177,9 @@ pub(crate) struct Seen {
     pub(crate) disturbed: AtomicU64,
     /// Conflicts that the hardware reported.
     pub(crate) conflicts: AtomicU64,
+    /// Tables that became quiet, and that were woken.
+    pub(crate) hushed: AtomicU64,
+    pub(crate) awakened: AtomicU64,
 }
 
 /// A guest that writes, and a hypervisor that handles its faults.
@@ -264,7 +272,9 @@ fn follow<F: Format>(guest: &Guest<F>, cpu: &Cpu, join: impl FnOnce()) {
         send(guest, cpu, &mut rounds, &mut copy, &[(1 << PAGES) - 1]);
     }
     let mut ahead = Gpa(0);
-    for round in 0..2 {
+    // The more, the more time for tables to become quiet and to be woken.
+    let count = 2 + cpu.machine.step().walks.pick(4);
+    for round in 0..count {
         if log.granularity() == Granularity::Watched && ahead < log.slot().end() {
             let (stale, next) = log.split_ahead(&guest.tree, cpu, cpu, ahead, &mut spare);
             cpu.pay(stale);

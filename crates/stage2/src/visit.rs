@@ -1,0 +1,130 @@
+//! The way through a range, leaf by leaf.
+//!
+//! Pages are visited table by table: one look at the entry that names a table tells whether those below are worth 512 more.
+
+use crate::tree::{Slot, Tree, entries, range_between, span};
+use crate::{Cell, Entry, Format, Pages, Tlb};
+use addr::{Gpa, GpaRange, Hpa};
+
+/// Who goes through a range.
+pub(crate) trait Visitor {
+    /// Whether to look at the pages that the table in this slot maps, from `part` of it.
+    fn enters(&mut self, table: &Slot, part: GpaRange) -> bool {
+        let _ = (table, part);
+        true
+    }
+
+    /// Whether an entry of a table of pages is none to stop at: quicker than to be shown it as a leaf.
+    fn passes(&mut self, bits: u64) -> bool {
+        let _ = bits;
+        false
+    }
+
+    /// A leaf. `false` when another processor was quicker, so that the entry has to be looked at once more.
+    fn leaf(&mut self, leaf: &Slot) -> bool;
+
+    /// All pages were visited that the table in this slot maps.
+    fn leaves(&mut self, table: &Slot) {
+        let _ = table;
+    }
+}
+
+/// Enters each table.
+pub(crate) struct Each<C>(pub(crate) C);
+
+impl<C: FnMut(&Slot) -> bool> Visitor for Each<C> {
+    fn leaf(&mut self, leaf: &Slot) -> bool {
+        (self.0)(leaf)
+    }
+}
+
+impl<F: Format> Tree<F> {
+    /// Shows `visitor` each leaf that `range` touches.
+    pub(crate) fn visit(&self, pages: &impl Pages, tlb: &impl Tlb, range: GpaRange, visitor: &mut impl Visitor) {
+        let end = range.end().min(self.limit());
+        let mut gpa = range.start;
+        let mut beside = None;
+        while gpa < end {
+            let slot = beside.take().unwrap_or_else(|| self.settle_to(pages, tlb, gpa, 1));
+            match slot.entry {
+                Entry::Table(table) => {
+                    if visitor.enters(&slot, slot.piece(gpa, end)) {
+                        let rest = slot.piece(gpa, end);
+                        if let Err(cut_off) = self.visit_pages(pages, &slot, table, rest, visitor) {
+                            gpa = cut_off;
+                            tlb.relax();
+                            continue;
+                        }
+                        visitor.leaves(&slot);
+                    }
+                }
+                Entry::Leaf { .. } if !visitor.leaf(&slot) => continue,
+                Entry::Leaf { .. } | Entry::Empty | Entry::Busy => {}
+            }
+            gpa = slot.page().end();
+            beside = self.beside(pages, &slot);
+        }
+    }
+
+    /// Shows `visitor` the pages in `part` of the table that `above` names. When the table is cut off meanwhile, the way goes
+    /// on from the root at the address that is returned.
+    fn visit_pages(
+        &self,
+        pages: &impl Pages,
+        above: &Slot,
+        table: Hpa,
+        part: GpaRange,
+        visitor: &mut impl Visitor,
+    ) -> Result<(), Gpa> {
+        let bytes = span::<F>(0);
+        let first = (part.start.0 - above.start.0) / bytes;
+        let start = Gpa(above.start.0 + first * bytes);
+        let numbers = (0..entries::<F>()).skip(usize::try_from(first).expect("entries of one table"));
+        for (index, start) in numbers.zip((start.0..part.end().0).step_by(1 << bytes.trailing_zeros()).map(Gpa)) {
+            let cell = Cell { table, index };
+            loop {
+                let bits = pages.load(cell);
+                if bits != self.format.busy() && visitor.passes(bits) {
+                    break;
+                }
+                let entry = self.format.decode(0, bits);
+                match entry {
+                    Entry::Busy => return Err(start),
+                    Entry::Empty | Entry::Table(_) => break,
+                    Entry::Leaf { .. } => {}
+                }
+                if visitor.leaf(&Slot { cell, bits, entry, level: 0, start, bytes, above: Some(above.cell) }) {
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The entry beside `slot` in the same table, if it is one to visit: found without another walk. A table that was cut off
+    /// meanwhile has busy entries only.
+    fn beside(&self, pages: &impl Pages, slot: &Slot) -> Option<Slot> {
+        let cell = Cell { index: slot.cell.index + 1, ..slot.cell };
+        if cell.index == entries::<F>() {
+            return None;
+        }
+        let bits = pages.load(cell);
+        let entry = self.format.decode(slot.level, bits);
+        let decides = match entry {
+            Entry::Leaf { .. } | Entry::Empty => true,
+            Entry::Table(_) => slot.level == 1,
+            Entry::Busy => false,
+        };
+        decides.then_some(Slot { cell, bits, entry, start: slot.page().end(), ..*slot })
+    }
+
+    /// All that the leaves below a table of pages say, one by one.
+    pub(crate) fn all_below(&self, pages: &impl Pages, table: Hpa, holds: impl Fn(u64) -> bool) -> bool {
+        (0..entries::<F>()).all(|index| holds(pages.load(Cell { table, index })))
+    }
+}
+
+/// The part of `page` that is in `range`.
+pub(crate) fn within(page: GpaRange, range: GpaRange) -> GpaRange {
+    range_between(page.start.max(range.start), page.end().min(range.end()))
+}
