@@ -89,7 +89,8 @@ Examples:
 
 Keys of a file (vms/default.toml explains each):
   [host]   arch, pcpus, memory, accel, time_limit, qemu
-  [[vm]]   name, vcpus, memory, kernel, initrd, cmdline, apic, hyperv, flush, tags, tag_limit, decode_cache
+  [[vm]]   name, vcpus, memory, kernel, initrd, cmdline, apic, hyperv, flush, tags, tag_limit, decode_cache,
+           populate, split, split_rate, dirty_source
 
 Environment:
   DUNLIN_ASSETS    directory of the hypervisor, the initrd and the kernels;

@@ -7,6 +7,7 @@
 
 mod arch;
 mod reader;
+mod stage2;
 mod translation;
 
 use std::fmt;
@@ -21,7 +22,8 @@ use crate::failure::Failure;
 use crate::quantity::{MIB, parse_size, parse_time, show_size};
 pub(crate) use arch::Arch;
 use reader::{Source, Table};
-pub(crate) use translation::Translation;
+use stage2::Stage2;
+use translation::Translation;
 
 /// The file that is run when none is given.
 const DEFAULT: &str = include_str!("../../vms/default.toml");
@@ -79,6 +81,8 @@ pub(crate) struct VmConfig {
     pub(crate) decode_cache: DecodeCache,
     /// How TLBs are flushed, and tagged.
     pub(crate) translation: Translation,
+    /// How memory is mapped, and writes to it logged.
+    pub(crate) stage2: Stage2,
 }
 
 /// How QEMU runs the host.
@@ -362,8 +366,9 @@ impl VmConfig {
         let translation = Translation::read(&mut table)?;
         let (text, place) = table.text_or("decode_cache", "bytes")?;
         let decode_cache = decode_cache(&text, &place)?;
+        let stage2 = Stage2::read(&mut table)?;
         table.finish()?;
-        Ok(Self { name, vcpus, memory, kernel, initrd, cmdline, apic, translation, decode_cache })
+        Ok(Self { name, vcpus, memory, kernel, initrd, cmdline, apic, translation, decode_cache, stage2 })
     }
 }
 

@@ -130,5 +130,13 @@ pub(crate) fn refusal(refusal: Refusal) -> &'static str {
         Refusal::NotRunning => "the VM has ended",
         Refusal::NoSuchVcpu => "the VM has no such vCPU",
         Refusal::NoSuchLayout => "the host has no such kind of block",
+        Refusal::NoMemoryThere => "the VM has no memory there",
+        Refusal::Busy => "the VM's last command is not done yet",
+        Refusal::Logging => "a dirty log runs already, or large pages are still coming back after the last one",
+        Refusal::NotLogging => "no dirty log runs",
+        Refusal::NoMirror => "the dirty log has no mirror (start it with --mirror)",
+        Refusal::NotPaused => "the VM is not paused",
+        Refusal::OutOfMemory => "the host has too little memory left",
+        Refusal::NoHardwareLog => "the machine does not record writes in stage 2 (use --source write-protect)",
     }
 }

@@ -90,6 +90,8 @@ fn check_and_add(
         tags: vm.translation.tags,
         tag_limit: vm.translation.tag_limit,
         decode_cache: vm.decode_cache,
+        populate: vm.stage2.populate,
+        dirty: vm.stage2.dirty,
     })
 }
 

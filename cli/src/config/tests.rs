@@ -1,6 +1,6 @@
 use proptest::prelude::{prop, proptest};
 
-use abi::payload::{HyperV, RemoteFlush, TagScheme};
+use abi::payload::{DirtyLogging, DirtySource, HyperV, Populate, RemoteFlush, Split, TagScheme};
 
 use super::*;
 
@@ -75,7 +75,7 @@ fn unknown_key_is_named_with_the_nearest_known_one() {
     assert_eq!(
         error(text),
         "x.toml:6:3: key 'vcpu': unknown in [[vm]]\n\
-         help: did you mean 'vcpus'? (known here: name, vcpus, memory, kernel, initrd, cmdline, apic, hyperv, flush, tags, tag_limit, decode_cache)"
+         help: did you mean 'vcpus'? (known here: name, vcpus, memory, kernel, initrd, cmdline, apic, hyperv, flush, tags, tag_limit, decode_cache, populate, split, split_rate, dirty_source)"
     );
     assert!(error("[hosts]\n").contains("did you mean 'host'?"));
     assert!(error("[host]\nzzz = 1\n[[vm]]\nname='a'").contains("help: known here: arch, pcpus"));
@@ -243,4 +243,28 @@ fn architecture_that_there_is_not_is_refused() {
     let text = error("[host]\narch = 'riscv64'\n[[vm]]\nname = 'a'");
     assert!(text.starts_with("x.toml:2: key 'arch': 'riscv64' is no architecture"), "{text}");
     assert!(text.contains("one of x86_64, aarch64"), "{text}");
+}
+
+#[test]
+fn how_memory_is_mapped_and_logged_is_chosen_by_name() {
+    let vm = |lines: &str| parse(&format!("[[vm]]\nname = 'a'\n{lines}")).expect("is good").vms[0].stage2;
+    let usual = DirtyLogging { split: Split::Adaptive, source: None, splits_per_second: None };
+    assert_eq!(vm(""), Stage2 { populate: Populate::AtStart, dirty: usual });
+    assert_eq!(vm("populate = 'touch-2M'").populate, Populate::Touch2M);
+    assert_eq!(vm("populate = 'touch-4K'").populate, Populate::Touch4K);
+    let chosen = vm("split = 'lazy'\nsplit_rate = 7\ndirty_source = 'write-protect'").dirty;
+    let wanted =
+        DirtyLogging { split: Split::Lazy, source: Some(DirtySource::WriteProtect), splits_per_second: Some(7) };
+    assert_eq!(chosen, wanted);
+
+    for (line, wanted) in [
+        ("populate = 'late'", "x.toml:3: key 'populate': "),
+        ("split = 'never'", "x.toml:3: key 'split': "),
+        ("split_rate = 0", "x.toml:3: key 'split_rate': "),
+        ("split_rate = 'fast'", "x.toml:3: key 'split_rate': "),
+        ("dirty_source = 'pml'", "x.toml:3: key 'dirty_source': "),
+    ] {
+        let text = error(&format!("[[vm]]\nname = 'a'\n{line}\n"));
+        assert!(text.starts_with(wanted), "{text}");
+    }
 }

@@ -251,7 +251,14 @@ impl Host {
                 Answer::Done
             }
             Command::Input { bytes, .. } => Answer::Accepted(u32::try_from(bytes.len()).expect("is short")),
-            Command::PowerOff => Answer::Done,
+            Command::PowerOff | Command::Pause { .. } | Command::Resume { .. } | Command::Write { .. } => Answer::Done,
+            Command::DirtyStart { .. }
+            | Command::DirtyRound { .. }
+            | Command::DirtyInfo { .. }
+            | Command::DirtyCompare { .. }
+            | Command::DirtyStop { .. } => {
+                return self.say(&Message::Reply { id, result: Err(abi::control::Refusal::NotLogging) });
+            }
         });
         self.say(&Message::Reply { id, result });
     }

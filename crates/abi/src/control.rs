@@ -18,10 +18,12 @@ use core::fmt;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::counters::VcpuCounters;
+use crate::dirty::{Comparison, DirtyInfo, Round};
 use crate::layout::{Layout, Place};
+use crate::payload::DirtyLogging;
 
 /// Version of the protocol, the first byte of each frame.
-pub const VERSION: u8 = 4;
+pub const VERSION: u8 = 5;
 /// Longest encoded frame in bytes, terminator included.
 pub const FRAME_LIMIT: usize = 8192;
 /// Most bytes that one [`Message::Console`] or [`Command::Input`] carries.
@@ -80,6 +82,57 @@ pub enum Command {
     Places {
         /// First place wanted.
         first: u32,
+    },
+    /// Stop a VM's vCPUs until [`Command::Resume`]. Answered by [`Answer::Done`] when the last of them has stopped.
+    Pause {
+        /// Number of the VM.
+        vm: u32,
+    },
+    /// Let the vCPUs of a paused VM run again. Answered by [`Answer::Done`].
+    Resume {
+        /// Number of the VM.
+        vm: u32,
+    },
+    /// Write to a VM's memory, as a device would. Answered by [`Answer::Done`].
+    Write {
+        /// Number of the VM.
+        vm: u32,
+        /// GPA of the first byte.
+        gpa: u64,
+        /// What to write, at most [`CONSOLE_CHUNK`] bytes.
+        bytes: Vec<u8>,
+    },
+    /// Begin to log which pages of a VM are written. All of them count as written at first. Answered by [`Answer::Done`].
+    DirtyStart {
+        /// Number of the VM.
+        vm: u32,
+        /// How; the VM's own settings, without.
+        how: Option<DirtyLogging>,
+        /// Keep a copy of the VM's memory on the host, which each round brings up to date.
+        mirror: bool,
+    },
+    /// Harvest once: which pages were written since they were last harvested, and copy them if there is a mirror. Answered by
+    /// [`Answer::Round`] when it is done.
+    DirtyRound {
+        /// Number of the VM.
+        vm: u32,
+        /// Lose what was copied, as a broken connection would: it is dirty again, and the mirror has nonsense in its place.
+        lose: bool,
+    },
+    /// How a VM's log stands. Answered by [`Answer::Dirty`].
+    DirtyInfo {
+        /// Number of the VM.
+        vm: u32,
+    },
+    /// Compare a paused VM's memory with its mirror, page by page. Answered by [`Answer::Compared`].
+    DirtyCompare {
+        /// Number of the VM.
+        vm: u32,
+    },
+    /// End the log. Large pages come back afterwards, by and by. Answered by [`Answer::Done`].
+    DirtyStop {
+        /// Number of the VM.
+        vm: u32,
     },
     /// End all VMs and the machine.
     PowerOff,
@@ -206,6 +259,12 @@ pub enum Answer {
     Layout(Layout),
     /// To [`Command::Places`]: fewer than [`PLACES_CHUNK`] are the last ones.
     Places(Vec<Place>),
+    /// To [`Command::DirtyRound`].
+    Round(Round),
+    /// To [`Command::DirtyInfo`].
+    Dirty(DirtyInfo),
+    /// To [`Command::DirtyCompare`].
+    Compared(Comparison),
     /// Done, nothing to tell.
     Done,
 }
@@ -221,6 +280,22 @@ pub enum Refusal {
     NoSuchVcpu,
     /// There are fewer kinds of blocks.
     NoSuchLayout,
+    /// The VM has no memory there.
+    NoMemoryThere,
+    /// The VM's last command is not done yet.
+    Busy,
+    /// A log runs already, or large pages are still coming back after the last one.
+    Logging,
+    /// No log runs.
+    NotLogging,
+    /// The log has no mirror.
+    NoMirror,
+    /// The VM is not paused.
+    NotPaused,
+    /// The host has too little memory left.
+    OutOfMemory,
+    /// The machine cannot record writes.
+    NoHardwareLog,
 }
 
 /// The host.

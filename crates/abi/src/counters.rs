@@ -128,6 +128,18 @@ macro_rules! vcpu_counters {
             emulator_walks,
             /// Instructions that could not be emulated; the guest got an exception.
             emulations_refused,
+            /// Pages that were mapped in stage 2 because this vCPU touched them first.
+            pages_populated,
+            /// Writes that a dirty log stopped, to be recorded.
+            dirty_faults,
+            /// Large stage-2 pages that these faults split.
+            dirty_splits,
+            /// Faults on memory after which this vCPU flushed entries of its own pCPU, and no others.
+            stage2_local_flushes,
+            /// Faults on memory after which this vCPU flushed entries of all pCPUs.
+            stage2_broadcasts,
+            /// Ticks from exit to entry in faults on memory: how long a dirty log, or memory that is mapped late, held this vCPU up.
+            stage2_stall_ticks,
             /// Ticks in the guest.
             guest_ticks,
             /// Ticks in the hypervisor on behalf of this vCPU.

@@ -3,6 +3,7 @@
 //! * [`payload`]: the one archive that the boot loader hands to the hypervisor: VM descriptions, kernels, initrds.
 //! * [`control`]: the control port, framed messages in both directions over a virtio console.
 //! * [`counters`]: what is counted per vCPU, and the names that every tool shows.
+//! * [`dirty`]: what is told about dirty logs.
 //! * [`layout`]: how the hypervisor's own state lies in memory.
 //! * [`exit_code`]: how the hypervisor ends QEMU.
 //!
@@ -16,6 +17,7 @@ extern crate alloc;
 
 pub mod control;
 pub mod counters;
+pub mod dirty;
 pub mod exit_code;
 pub mod layout;
 pub mod payload;

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 /// First eight bytes of a payload.
 pub const MAGIC: [u8; 8] = *b"DUNLINPL";
 /// Version of the layout and of [`Manifest`]; readers accept exactly their own.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// Blobs start at multiples of this many bytes.
 pub const BLOB_ALIGN: usize = 4096;
 
@@ -64,6 +64,52 @@ pub struct VmConfig {
     pub tag_limit: Option<u32>,
     /// What is remembered of the instructions that are emulated.
     pub decode_cache: DecodeCache,
+    /// When memory is mapped in stage 2.
+    pub populate: Populate,
+    /// How writes are logged, unless the command that starts the log says otherwise.
+    pub dirty: DirtyLogging,
+}
+
+/// When a VM's memory is mapped in stage 2. It is taken from the host and zeroed when the VM is created in any case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Populate {
+    /// When the VM is created, with the largest pages that fit: no vCPU ever faults on memory.
+    AtStart,
+    /// 2 MiB at a time, when a vCPU first touches them.
+    Touch2M,
+    /// 4 KiB at a time, when a vCPU first touches them.
+    Touch4K,
+}
+
+/// How it is found out which pages a guest writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DirtyLogging {
+    /// When large pages are split.
+    pub split: Split,
+    /// Who records the writes; the hardware where it can, without.
+    pub source: Option<DirtySource>,
+    /// Most large pages that are split in a second; any number, without.
+    pub splits_per_second: Option<u32>,
+}
+
+/// When large stage-2 pages are split for a dirty log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Split {
+    /// At the first write to one; each of its small pages then faults at its own first write.
+    Lazy,
+    /// All of them when the log starts, by the host's own CPU.
+    Eager,
+    /// Only those that are written, at the first write; where the hardware records writes, that is the only fault.
+    Adaptive,
+}
+
+/// Who records that a page was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum DirtySource {
+    /// The hypervisor: pages are read-only until their first write, which faults.
+    WriteProtect,
+    /// The hardware, in the page's stage-2 entry (NPT: the D bit; Arm: FEAT_HAFDBS).
+    Hardware,
 }
 
 /// What of the Hyper-V interface a guest is offered (TLFS, feature discovery).

@@ -7,7 +7,8 @@ use proptest::prelude::{any, prop, proptest};
 use crate::control::{self, Command, FRAME_LIMIT, FrameError, Line, Message, Receiver, Request};
 use crate::counters::{ExitReason, VcpuCounters};
 use crate::payload::{
-    ApicMode, Blob, Builder, DecodeCache, HyperV, Payload, PayloadError, RemoteFlush, TagScheme, VmConfig,
+    ApicMode, Blob, Builder, DecodeCache, DirtyLogging, DirtySource, HyperV, Payload, PayloadError, Populate,
+    RemoteFlush, Split, TagScheme, VmConfig,
 };
 use crate::vcpu_counters;
 
@@ -25,6 +26,8 @@ fn vm(kernel: Blob, initrd: Option<Blob>) -> VmConfig {
         tags: TagScheme::Epoch,
         tag_limit: Some(63),
         decode_cache: DecodeCache::Bytes,
+        populate: Populate::Touch4K,
+        dirty: DirtyLogging { split: Split::Eager, source: Some(DirtySource::Hardware), splits_per_second: Some(100) },
     }
 }
 
