@@ -136,7 +136,7 @@ pub(crate) fn refusal(refusal: Refusal) -> &'static str {
         Refusal::NotLogging => "no dirty log runs",
         Refusal::NoMirror => "the dirty log has no mirror (start it with --mirror)",
         Refusal::NotPaused => "the VM is not paused",
-        Refusal::OutOfMemory => "the host has too little memory left",
+        Refusal::OutOfMemory => "the host has too little memory left (key `memory` of [host])",
         Refusal::NoHardwareLog => "the machine does not record writes in stage 2 (use --source write-protect)",
     }
 }

@@ -17,6 +17,8 @@ use abi::exit_code::{CLEAN, qemu_status};
 use abi::layout::{Content, Layout, Place, Row, Whose};
 use abi::payload::{Manifest, Payload};
 
+use crate::played_log::PlayedLog;
+
 const QEMU: &str = r#"#!/bin/sh
 here=$(dirname "$0")
 if [ "$1" = --version ]; then
@@ -159,6 +161,7 @@ pub(crate) struct Host {
     pub(crate) stream: UnixStream,
     receiver: Receiver,
     stopped: Vec<bool>,
+    logs: Vec<PlayedLog>,
 }
 
 impl Host {
@@ -171,7 +174,8 @@ impl Host {
         let payload = fs::read(after(&arguments, "-initrd")).expect("is there");
         let manifest = Payload::read(&payload).expect("is a payload").manifest;
         let stopped = vec![false; manifest.vms.len()];
-        Self { directory, arguments, manifest, payload, stream, receiver: Receiver::default(), stopped }
+        let logs = manifest.vms.iter().map(|vm| PlayedLog::new(vm.dirty, vm.memory_bytes)).collect();
+        Self { directory, arguments, manifest, payload, stream, receiver: Receiver::default(), stopped, logs }
     }
 
     pub(crate) fn say(&mut self, message: &Message) {
@@ -251,13 +255,16 @@ impl Host {
                 Answer::Done
             }
             Command::Input { bytes, .. } => Answer::Accepted(u32::try_from(bytes.len()).expect("is short")),
-            Command::PowerOff | Command::Pause { .. } | Command::Resume { .. } | Command::Write { .. } => Answer::Done,
-            Command::DirtyStart { .. }
-            | Command::DirtyRound { .. }
-            | Command::DirtyInfo { .. }
-            | Command::DirtyCompare { .. }
-            | Command::DirtyStop { .. } => {
-                return self.say(&Message::Reply { id, result: Err(abi::control::Refusal::NotLogging) });
+            Command::PowerOff | Command::Write { .. } => Answer::Done,
+            Command::Pause { vm }
+            | Command::Resume { vm }
+            | Command::DirtyStart { vm, .. }
+            | Command::DirtyRound { vm, .. }
+            | Command::DirtyInfo { vm }
+            | Command::DirtyCompare { vm }
+            | Command::DirtyStop { vm } => {
+                let result = self.logs[vm as usize].answer(&command);
+                return self.say(&Message::Reply { id, result });
             }
         });
         self.say(&Message::Reply { id, result });

@@ -122,6 +122,10 @@ pub mod vtcr_el2 {
     pub const PS_SHIFT: u32 = 16;
     /// VMIDs have 16 bits.
     pub const VS: u64 = 1 << 19;
+    /// The hardware sets the access flag in leaves.
+    pub const HA: u64 = 1 << 21;
+    /// The hardware sets the right to write in leaves that have DBM, when they are written.
+    pub const HD: u64 = 1 << 22;
 }
 
 /// VTTBR_EL2: where stage 2 starts.

@@ -88,6 +88,13 @@ impl Syndrome {
         self.0 & 1 << 7 != 0
     }
 
+    /// For data aborts: the access was a write (WnR), or the maintenance of a cache.
+    #[must_use]
+    #[inline]
+    pub const fn is_write(self) -> bool {
+        self.0 & 1 << 6 != 0
+    }
+
     /// For aborts: the virtual address (FAR_EL2) is not known.
     #[must_use]
     pub const fn has_no_address(self) -> bool {

@@ -29,7 +29,7 @@ pub const FRAME_LIMIT: usize = 8192;
 /// Most bytes that one [`Message::Console`] or [`Command::Input`] carries.
 pub const CONSOLE_CHUNK: usize = 2048;
 /// Most vCPUs in one [`Answer::Stats`].
-pub const STATS_CHUNK: usize = 16;
+pub const STATS_CHUNK: usize = 12;
 /// Most places in one [`Answer::Places`].
 pub const PLACES_CHUNK: usize = 128;
 

@@ -40,6 +40,8 @@ bitflags! {
         /// Others have asked for TLB entries to be flushed. Quiet: it does not wake a vCPU that is blocked, which meets
         /// it before its next entry, whenever that is.
         const FLUSH = 1 << 6;
+        /// The VM is paused, or no longer: look.
+        const PAUSE = 1 << 7;
     }
 }
 

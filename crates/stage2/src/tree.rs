@@ -40,6 +40,12 @@ impl<F: Format> Tree<F> {
         self.root
     }
 
+    /// How its entries are spelled.
+    #[must_use]
+    pub fn format(&self) -> &F {
+        &self.format
+    }
+
     /// What is mapped at `gpa`. While another processor replaces the leaf, this is `None`.
     #[must_use]
     pub fn lookup(&self, pages: &impl Pages, gpa: Gpa) -> Option<Leaf> {

@@ -24,6 +24,7 @@
 //! | `platform` | `Platform`, what vCPUs of a VM share; `serial_interrupt` |
 //! | `uart` | `Uart`, the serial port that guests have |
 //! | `loader` | `ram_layout`, `load`, the format of stage-2 tables |
+//! | `tlb` | what changes of stage 2 owe to TLBs: `publish`, `flush`, `flush_local` |
 //! | `emulate` | `Decoded`, what is remembered of instructions that are emulated |
 //!
 //! Unsafe code lives in this folder and nowhere else. [`ram`] is the shell around host memory that both architectures

@@ -116,13 +116,13 @@ impl Pages for TablePool {
 
     #[inline]
     fn load(&self, cell: Cell) -> u64 {
-        self.table(cell.table)[cell.index].load(Ordering::Acquire)
+        self.table(cell.table)[cell.index].load(Ordering::SeqCst)
     }
 
     #[inline]
     fn compare_exchange(&self, cell: Cell, old: u64, new: u64) -> Result<(), u64> {
         let entry = &self.table(cell.table)[cell.index];
-        entry.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire).map(|_| ())
+        entry.compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst).map(|_| ())
     }
 
     #[inline]

@@ -4,6 +4,7 @@
 //! [`EVENTS`]. Nothing here waits for the other side: what does not fit into the port's buffers stays here, consoles
 //! stay in their VMs, and a guest whose console is full waits for itself.
 
+use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::string::String;
 use alloc::sync::Arc;
@@ -14,14 +15,17 @@ use abi::control::{
     VmEvent, VmInfo, VmState, encode,
 };
 use abi::counters::VcpuCounters;
+use abi::dirty::DirtyInfo;
 use abi::exit_code;
-use abi::payload::VmConfig;
+use abi::payload::{DirtyLogging, VmConfig};
+use addr::Gpa;
 use crossbeam_utils::CachePadded;
 use log::{error, info, warn};
 use spin::Mutex;
 
 use crate::arch::control_port::ControlPort;
 use crate::arch::{platform, power, tsc, virtualization};
+use crate::vm::dirty::{self, Done, Session, StartError};
 use crate::vm::{Ending, LINES, Vm};
 use crate::{cpu, frames, layout};
 
@@ -29,6 +33,8 @@ use crate::{cpu, frames, layout};
 const OUTGOING_LIMIT: usize = 64 * 1024;
 /// How long the last words may take, in seconds.
 const FAREWELL_SECONDS: u64 = 2;
+/// How long the first pCPU works at a time at what was asked for.
+const WORK_NANOS: u64 = 500_000;
 
 /// What other pCPUs have to say.
 static EVENTS: CachePadded<Mutex<VecDeque<Message>>> = CachePadded::new(Mutex::new(VecDeque::new()));
@@ -51,9 +57,19 @@ struct Slot {
 }
 
 enum SlotState {
-    Running(Arc<Vm>),
+    Running(Box<Active>),
     Ended { ending: Ending, counters: Vec<VcpuCounters> },
     Failed,
+}
+
+/// A VM that runs, and what is being done about it for whoever asked.
+struct Active {
+    vm: Arc<Vm>,
+    session: Option<Session>,
+    /// The request that [`Session`] is at work on.
+    awaited: Option<u32>,
+    /// The request that waits for all vCPUs to have stopped.
+    pausing: Option<u32>,
 }
 
 /// Takes over the port, if the machine has one, and says hello.
@@ -85,7 +101,8 @@ pub(crate) fn vm_creating(number: u32) {
 
 /// It was created.
 pub(crate) fn vm_started(vm: &Arc<Vm>) {
-    add(Slot { config: vm.config.clone(), state: SlotState::Running(vm.clone()) });
+    let active = Active { vm: vm.clone(), session: None, awaited: None, pausing: None };
+    add(Slot { config: vm.config.clone(), state: SlotState::Running(Box::new(active)) });
     tell(Message::Vm { vm: vm.number, at_ns: tsc::nanos(), event: VmEvent::Started });
 }
 
@@ -118,7 +135,10 @@ pub(crate) fn vm_ended(vm: &Arc<Vm>, ending: &Ending) {
     let Some(slot) = slot else { return };
     let last_reference = core::mem::replace(&mut slot.state, SlotState::Ended { ending: ending.clone(), counters });
     // What the guest still wrote goes out before the news of its end.
-    if let (Some(control), SlotState::Running(vm)) = (&mut *control, &last_reference) {
+    if let (Some(control), SlotState::Running(active)) = (&mut *control, &last_reference) {
+        for id in active.awaited.into_iter().chain(active.pausing) {
+            control.say(&Message::Reply { id, result: Err(Refusal::NotRunning) });
+        }
         control.console_output(vm, usize::MAX);
         control.say(&Message::Vm {
             vm: vm.number,
@@ -128,12 +148,14 @@ pub(crate) fn vm_ended(vm: &Arc<Vm>, ending: &Ending) {
     }
 }
 
-/// Listens and speaks, without waiting. Called by the first pCPU only.
-pub(crate) fn poll() {
-    let Some(mut guard) = CONTROL.try_lock() else { return };
-    let Some(control) = &mut *guard else { return };
+/// Listens and speaks, and works at what was asked for, without waiting. Called by the first pCPU only. Says whether there
+/// is more to do.
+pub(crate) fn poll() -> bool {
+    let Some(mut guard) = CONTROL.try_lock() else { return false };
+    let Some(control) = &mut *guard else { return false };
 
     control.listen();
+    let has_more = control.work();
     control.consoles();
     for message in EVENTS.lock().drain(..) {
         control.say(&message);
@@ -143,6 +165,7 @@ pub(crate) fn poll() {
     if control.exit_when_idle && control.complete && control.is_idle() {
         control.farewell();
     }
+    has_more
 }
 
 impl Control {
@@ -160,7 +183,11 @@ impl Control {
         }
         for request in requests {
             let message = match request {
-                Ok(Request { id, command }) => Message::Reply { id, result: self.obey(command) },
+                Ok(Request { id, command }) => match self.obey(id, command) {
+                    Ok(None) => continue,
+                    Ok(Some(answer)) => Message::Reply { id, result: Ok(answer) },
+                    Err(refusal) => Message::Reply { id, result: Err(refusal) },
+                },
                 Err(error) => {
                     warn!("control port: {error}; refused");
                     Message::Refused(error)
@@ -170,7 +197,21 @@ impl Control {
         }
     }
 
-    fn obey(&mut self, command: Command) -> Result<Answer, Refusal> {
+    /// Does what is asked for. What takes longer has no answer yet.
+    fn obey(&mut self, id: u32, command: Command) -> Result<Option<Answer>, Refusal> {
+        match command {
+            Command::Pause { vm } => self.active(vm)?.pause(id),
+            Command::Resume { vm } => self.active(vm)?.resume(),
+            Command::DirtyStart { vm, how, mirror } => self.active(vm)?.start_log(how, mirror),
+            Command::DirtyRound { vm, lose } => self.active(vm)?.begin_round(id, lose),
+            Command::DirtyCompare { vm } => self.active(vm)?.begin_comparison(id),
+            Command::DirtyStop { vm } => self.active(vm)?.stop_log(),
+            Command::DirtyInfo { vm } => Ok(Some(Answer::Dirty(self.active(vm)?.log_info()))),
+            at_once => self.answer(at_once).map(Some),
+        }
+    }
+
+    fn answer(&mut self, command: Command) -> Result<Answer, Refusal> {
         match command {
             Command::Hello => Ok(Answer::Host(host_info())),
             Command::List => Ok(Answer::Vms(self.vms.iter().map(Slot::info).collect())),
@@ -187,6 +228,10 @@ impl Control {
                 }
                 Ok(Answer::Accepted(u32::try_from(taken).unwrap_or(u32::MAX)))
             }
+            Command::Write { vm, gpa, bytes } => {
+                let is_written = self.running(vm)?.memory.write(Gpa(gpa), &bytes);
+                if is_written { Ok(Answer::Done) } else { Err(Refusal::NoMemoryThere) }
+            }
             Command::Layout { kind } => layout::kind(kind).map(Answer::Layout).ok_or(Refusal::NoSuchLayout),
             Command::Places { first } => {
                 let all = layout::places(self.vms.iter().filter_map(Slot::running)).into_iter();
@@ -196,11 +241,19 @@ impl Control {
                 self.exit_when_idle = true;
                 for slot in &self.vms {
                     if let SlotState::Running(vm) = &slot.state {
-                        commanded_stop(vm);
+                        commanded_stop(&vm.vm);
                     }
                 }
                 Ok(Answer::Done)
             }
+            // The others are done by and by.
+            Command::Pause { .. }
+            | Command::Resume { .. }
+            | Command::DirtyStart { .. }
+            | Command::DirtyRound { .. }
+            | Command::DirtyCompare { .. }
+            | Command::DirtyStop { .. }
+            | Command::DirtyInfo { .. } => Err(Refusal::Busy),
         }
     }
 
@@ -210,9 +263,32 @@ impl Control {
 
     fn running(&self, number: u32) -> Result<&Arc<Vm>, Refusal> {
         match &self.slot(number)?.state {
-            SlotState::Running(vm) => Ok(vm),
+            SlotState::Running(active) => Ok(&active.vm),
             _ => Err(Refusal::NotRunning),
         }
+    }
+
+    fn active(&mut self, number: u32) -> Result<&mut Active, Refusal> {
+        match &mut self.vms.get_mut(number as usize).ok_or(Refusal::NoSuchVm)?.state {
+            SlotState::Running(active) => Ok(active),
+            _ => Err(Refusal::NotRunning),
+        }
+    }
+
+    /// Goes on with what was asked for. Says whether there is more to do.
+    fn work(&mut self) -> bool {
+        let until = tsc::now() + tsc::nanos_to_ticks(WORK_NANOS);
+        let mut replies = Vec::new();
+        let mut has_more = false;
+        for slot in &mut self.vms {
+            if let SlotState::Running(active) = &mut slot.state {
+                has_more |= active.work(until, &mut replies);
+            }
+        }
+        for (id, answer) in replies {
+            self.say(&Message::Reply { id, result: Ok(answer) });
+        }
+        has_more
     }
 
     fn stats(&self, number: u32, first: u32) -> Result<Answer, Refusal> {
@@ -222,7 +298,9 @@ impl Control {
         }
         let wanted = (first as usize)..(first as usize + STATS_CHUNK).min(slot.config.vcpus as usize);
         let vcpus = match &slot.state {
-            SlotState::Running(vm) => vm.vcpus()[wanted].iter().map(|vcpu| vcpu.counters().snapshot()).collect(),
+            SlotState::Running(active) => {
+                active.vm.vcpus()[wanted].iter().map(|vcpu| vcpu.counters().snapshot()).collect()
+            }
             SlotState::Ended { counters, .. } => counters[wanted].to_vec(),
             SlotState::Failed => return Err(Refusal::NotRunning),
         };
@@ -235,7 +313,7 @@ impl Control {
             .vms
             .iter()
             .filter_map(|slot| match &slot.state {
-                SlotState::Running(vm) => Some(vm.clone()),
+                SlotState::Running(active) => Some(active.vm.clone()),
                 _ => None,
             })
             .collect();
@@ -304,10 +382,101 @@ impl Control {
     }
 }
 
+impl Active {
+    fn pause(&mut self, id: u32) -> Result<Option<Answer>, Refusal> {
+        if self.pausing.is_some() {
+            return Err(Refusal::Busy);
+        }
+        self.vm.pause(true);
+        self.pausing = Some(id);
+        Ok(None)
+    }
+
+    fn resume(&mut self) -> Result<Option<Answer>, Refusal> {
+        if self.pausing.is_some() || self.awaited.is_some() {
+            return Err(Refusal::Busy);
+        }
+        self.vm.pause(false);
+        Ok(Some(Answer::Done))
+    }
+
+    fn start_log(&mut self, how: Option<DirtyLogging>, mirror: bool) -> Result<Option<Answer>, Refusal> {
+        if self.session.as_ref().is_some_and(|session| !session.is_over()) {
+            return Err(Refusal::Logging);
+        }
+        let started = Session::start(&self.vm, how.unwrap_or(self.vm.config.dirty), mirror);
+        self.session = Some(started.map_err(|error| match error {
+            StartError::OutOfMemory => Refusal::OutOfMemory,
+            StartError::NoHardwareLog => Refusal::NoHardwareLog,
+        })?);
+        Ok(Some(Answer::Done))
+    }
+
+    /// The log, if it runs and nothing is being done with it.
+    fn log(&mut self) -> Result<&mut Session, Refusal> {
+        match &mut self.session {
+            Some(session) if session.is_busy() => Err(Refusal::Busy),
+            Some(session) if session.is_logging() => Ok(session),
+            _ => Err(Refusal::NotLogging),
+        }
+    }
+
+    fn begin_round(&mut self, id: u32, lose: bool) -> Result<Option<Answer>, Refusal> {
+        self.log()?.begin_round(lose);
+        self.awaited = Some(id);
+        Ok(None)
+    }
+
+    fn begin_comparison(&mut self, id: u32) -> Result<Option<Answer>, Refusal> {
+        let is_at_rest = self.vm.is_at_rest();
+        let session = self.log()?;
+        if !session.has_mirror() {
+            return Err(Refusal::NoMirror);
+        }
+        if !is_at_rest {
+            return Err(Refusal::NotPaused);
+        }
+        session.begin_comparison();
+        self.awaited = Some(id);
+        Ok(None)
+    }
+
+    fn stop_log(&mut self) -> Result<Option<Answer>, Refusal> {
+        let vm = self.vm.clone();
+        self.log()?.stop(&vm);
+        Ok(Some(Answer::Done))
+    }
+
+    fn log_info(&self) -> DirtyInfo {
+        self.session.as_ref().map_or_else(|| dirty::info_without_log(&self.vm), |session| session.info(&self.vm))
+    }
+
+    /// Goes on with what was asked for, not much longer than `until`. Says whether there is more to do.
+    fn work(&mut self, until: u64, replies: &mut Vec<(u32, Answer)>) -> bool {
+        if self.pausing.is_some() && self.vm.is_at_rest() {
+            replies.extend(self.pausing.take().map(|id| (id, Answer::Done)));
+        }
+        let Some(session) = &mut self.session else { return false };
+        while session.has_work() {
+            match session.step(&self.vm) {
+                Some(Done::Round(round)) => replies.extend(self.awaited.take().map(|id| (id, Answer::Round(round)))),
+                Some(Done::Compared(result)) => {
+                    replies.extend(self.awaited.take().map(|id| (id, Answer::Compared(result))))
+                }
+                None => {}
+            }
+            if tsc::now() > until {
+                break;
+            }
+        }
+        session.has_work()
+    }
+}
+
 impl Slot {
     fn running(&self) -> Option<&Vm> {
         match &self.state {
-            SlotState::Running(vm) => Some(vm),
+            SlotState::Running(active) => Some(&active.vm),
             _ => None,
         }
     }

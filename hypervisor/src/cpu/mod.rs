@@ -9,6 +9,7 @@ pub(crate) mod timers;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, Ordering};
 
+use crossbeam_utils::CachePadded;
 use spin::Once;
 use vcpu_layout::{MailboxField, Owned, OwnerField, OwnerWord, Running, lay_out};
 
@@ -143,12 +144,22 @@ pub(crate) fn all_online() -> bool {
     all().iter().all(|cpu| cpu.online.load(Ordering::Acquire))
 }
 
-/// What a pCPU does whenever it has left a guest for an interrupt, and before it idles.
-pub(crate) fn housekeeping(cpu: &PerCpu) {
+/// What a pCPU does whenever it has left a guest for an interrupt, and before it idles. Says whether it has more to do soon.
+pub(crate) fn housekeeping(cpu: &PerCpu) -> bool {
     cpu.timers.expire(tsc::now());
-    if cpu.id == BOOT {
-        control::poll();
+    cpu.id == BOOT && {
+        let has_more = control::poll();
+        BUSY.store(has_more, Ordering::Relaxed);
+        has_more
     }
+}
+
+/// Whether the pCPU that keeps house has more to do soon.
+static BUSY: CachePadded<AtomicBool> = CachePadded::new(AtomicBool::new(false));
+
+/// Whether this pCPU should soon keep house again.
+pub(crate) fn is_busy(cpu: &PerCpu) -> bool {
+    cpu.id == BOOT && BUSY.load(Ordering::Relaxed)
 }
 
 /// The pCPU that booted; it speaks on the control port.

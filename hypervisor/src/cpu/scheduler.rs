@@ -12,7 +12,7 @@ use sched::{CpuId, RunQueue, VirtualTime};
 use spin::{Mutex, Once};
 use vcpu_layout::{OwnerWord, Proof, lay_out};
 
-use super::{PerCpu, all, by_id, housekeeping, this};
+use super::{PerCpu, all, by_id, housekeeping, is_busy, this};
 use crate::arch::{interrupts, irq, tsc, virtualization};
 use crate::control;
 use crate::vcpu::run::{Left, Running, run};
@@ -23,6 +23,8 @@ const SLICES_PER_SECOND: u64 = virtualization::SLICES_PER_SECOND;
 /// Each pCPU looks around at least this often, 100 times a second: it takes no more than that to get over an interrupt
 /// that the machine lost.
 const TICKS_PER_SECOND: u64 = 100;
+/// The same for the pCPU that keeps house, while there is much to do: half of the time, as it works for half a millisecond.
+const TICKS_WHEN_BUSY: u64 = 1000;
 /// Virtual time runs about this fast, and not slower than the host's ticks, which may be far fewer: `sched` and what
 /// follows here count on it.
 const VIRTUAL_HZ: u64 = 2_000_000_000;
@@ -103,15 +105,17 @@ pub(crate) fn run_vcpus(cpu: &'static PerCpu) -> ! {
     if !runs_vcpus(cpu) {
         info!("keeps house and runs no vCPUs, as this machine's emulation demands of its first CPU");
         loop {
-            housekeeping(cpu);
-            interrupts::arm_timer(next_tick());
-            irq::wait();
+            if !housekeeping(cpu) {
+                interrupts::arm_timer(next_tick(cpu));
+                irq::wait();
+            }
         }
     }
     loop {
-        housekeeping(cpu);
+        let is_busy = housekeeping(cpu);
         match pick(cpu) {
             Some((time, vcpu)) => run_one(cpu, time, vcpu),
+            None if is_busy => {}
             None => idle(cpu),
         }
     }
@@ -157,6 +161,7 @@ fn run_one(cpu: &'static PerCpu, time: VirtualTime, vcpu: VcpuRef) {
             drop(held);
             vcpu.vm().stop_if_all_parked();
         }
+        Left::Paused => {}
         Left::Preempted => {
             shared.mailbox().requeue();
             drop(held);
@@ -263,14 +268,14 @@ fn idle(cpu: &PerCpu) {
     IDLE.fetch_or(idle_bit(cpu), Ordering::SeqCst);
     let has_work = runners().any(|other| other.scheduler.waiting.load(Ordering::SeqCst) != 0);
     if !has_work {
-        interrupts::arm_timer(cpu.timers.next().min(next_tick()));
+        interrupts::arm_timer(cpu.timers.next().min(next_tick(cpu)));
         irq::wait();
     }
     IDLE.fetch_and(!idle_bit(cpu), Ordering::SeqCst);
 }
 
-fn next_tick() -> u64 {
-    tsc::now() + tsc::hz() / TICKS_PER_SECOND
+fn next_tick(cpu: &PerCpu) -> u64 {
+    tsc::now() + tsc::hz() / if is_busy(cpu) { TICKS_WHEN_BUSY } else { TICKS_PER_SECOND }
 }
 
 /// Whether somebody waits for this pCPU.
@@ -293,7 +298,7 @@ pub(crate) fn is_due(cpu: &PerCpu) -> bool {
 /// Arms this pCPU's timer for what comes first: the vCPU's own timer, those of blocked vCPUs, the end of the slice, the
 /// next tick.
 pub(crate) fn arm(cpu: &PerCpu, deadline: Option<u64>) {
-    let mut earliest = next_tick().min(cpu.timers.next()).min(deadline.unwrap_or(u64::MAX));
+    let mut earliest = next_tick(cpu).min(cpu.timers.next()).min(deadline.unwrap_or(u64::MAX));
     if others_wait(cpu) {
         earliest = earliest.min(cpu.scheduler.started_at.get() + tsc::hz() / SLICES_PER_SECOND);
     }

@@ -21,6 +21,7 @@ use crate::arch::tags::VcpuTags;
 use crate::arch::vcpu::ArchVcpu;
 use crate::layout::OwnPages;
 use crate::vm::VcpuRef;
+use crate::vm::fault::Kit;
 
 /// One vCPU of a VM.
 #[lay_out]
@@ -78,6 +79,8 @@ pub(crate) struct Owner {
     pub(crate) timer: Option<(CpuId, crate::cpu::timers::Key)>,
     /// Whether the vCPU counts as one that only another vCPU can make run again.
     pub(crate) parked: bool,
+    /// What it needs when it faults on memory.
+    pub(crate) kit: Kit,
 }
 
 impl Vcpu {
@@ -92,7 +95,7 @@ impl Vcpu {
             seat: Mutex::new(None),
             own_pages: arch.own_pages().collect(),
             counters: Counters::default(),
-            owner: Owned::new(Owner { arch, ran_on: None, timer: None, parked: true }),
+            owner: Owned::new(Owner { arch, ran_on: None, timer: None, parked: true, kit: Kit::new() }),
         })
     }
 

@@ -9,6 +9,8 @@
 use sched::Pending;
 
 use super::{Owner, Tally, Vcpu};
+use crate::arch::tags::CpuTags;
+use crate::arch::virtualization::HostContext;
 use crate::arch::{self, gate};
 use crate::cpu::{self, PerCpu, scheduler};
 use crate::vm::Vm;
@@ -49,6 +51,8 @@ pub(crate) enum Next {
 pub(crate) enum Left {
     /// The vCPU waits for a post; whoever posts puts it into a run queue.
     Blocked,
+    /// The VM is paused: as if blocked, but no timer of its own wakes it.
+    Paused,
     /// Others are due; the vCPU goes back into a run queue.
     Preempted,
     /// The VM ends; the vCPU never runs again.
@@ -66,15 +70,28 @@ pub(crate) fn run(run: &mut Running<'_>) -> Left {
     run.owner.arch.intercept_pause(scheduler::others_wait(run.cpu));
     run.unpark();
 
-    let left = loop {
+    let held = if run.vm.is_paused() { run.hold() } else { None };
+    let left = held.unwrap_or_else(|| stay(run, host, tags));
+
+    run.owner.arch.unload(tags);
+    gate::release();
+    left
+}
+
+/// Enters the guest and handles its exits, again and again.
+#[inline]
+fn stay(run: &mut Running<'_>, host: &HostContext, tags: &mut CpuTags) -> Left {
+    loop {
         arch::routing::prepare(run);
         if !run.owner.arch.is_active() {
-            if run.vcpu.mailbox().has_work() && settle(run) {
-                break Left::Dead;
+            if run.vcpu.mailbox().has_work()
+                && let Some(left) = settle(run)
+            {
+                return left;
             }
             if !run.owner.arch.is_active() && !run.owner.arch.try_wake() {
                 if run.block() {
-                    break Left::Blocked;
+                    return Left::Blocked;
                 }
                 continue;
             }
@@ -84,8 +101,8 @@ pub(crate) fn run(run: &mut Running<'_>) -> Left {
         run.vcpu.presence().enter(run.cpu.id.0);
         if run.vcpu.mailbox().has_work() {
             run.vcpu.presence().leave();
-            if settle(run) {
-                break Left::Dead;
+            if let Some(left) = settle(run) {
+                return left;
             }
             continue;
         }
@@ -100,31 +117,36 @@ pub(crate) fn run(run: &mut Running<'_>) -> Left {
                 cpu::housekeeping(run.cpu);
                 run.owner.arch.expire_timer(arch::tsc::now());
                 if scheduler::is_due(run.cpu) {
-                    break Left::Preempted;
+                    return Left::Preempted;
                 }
                 run.owner.arch.intercept_pause(scheduler::others_wait(run.cpu));
                 scheduler::arm(run.cpu, run.owner.arch.deadline());
             }
             Next::Yield => {
                 if scheduler::others_wait(run.cpu) {
-                    break Left::Preempted;
+                    return Left::Preempted;
                 }
                 run.owner.arch.intercept_pause(false);
             }
         }
-    };
-
-    run.owner.arch.unload(tags);
-    gate::release();
-    left
+    }
 }
 
-/// Takes the pending work. Says whether the VM ends.
+/// Takes the pending work. Says how the stay ends, if it does.
 #[cold]
-fn settle(run: &mut Running<'_>) -> bool {
+fn settle(run: &mut Running<'_>) -> Option<Left> {
+    let work = carry_out(run);
+    if work.contains(Pending::STOP) {
+        return Some(Left::Dead);
+    }
+    if work.contains(Pending::PAUSE) { run.hold() } else { None }
+}
+
+/// Takes the pending work and does it, but for what concerns the VM.
+fn carry_out(run: &mut Running<'_>) -> Pending {
     let work = run.vcpu.mailbox().take();
     if work.contains(Pending::STOP) {
-        return true;
+        return work;
     }
     if work.contains(Pending::FLUSH) {
         run.vm.memory.settle_flush(run.vcpu, run.owner, run.tally);
@@ -134,7 +156,7 @@ fn settle(run: &mut Running<'_>) -> bool {
         run.owner.arch.expire_timer(arch::tsc::now());
     }
     arch::routing::prepare(run);
-    false
+    work
 }
 
 impl Running<'_> {
@@ -156,6 +178,21 @@ impl Running<'_> {
         }
         self.tally.add(|count| &count.blocks, 1);
         true
+    }
+
+    /// Blocks the vCPU, as long as its VM is paused. What is posted meanwhile is done, but the guest does not run.
+    #[cold]
+    fn hold(&mut self) -> Option<Left> {
+        while self.vm.is_paused() {
+            if self.vcpu.mailbox().has_work() && carry_out(self).contains(Pending::STOP) {
+                return Some(Left::Dead);
+            }
+            self.vcpu.set_virtual_time(scheduler::time_of_running(self.cpu));
+            if self.vcpu.mailbox().block() {
+                return Some(Left::Paused);
+            }
+        }
+        None
     }
 
     /// Counts the vCPU among those that only another vCPU can make run again, if it is one.

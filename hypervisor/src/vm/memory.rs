@@ -1,9 +1,9 @@
 //! A VM's memory: the frames it owns, the stage-2 tree through which the guest reaches them, the tags under which TLBs
 //! remember it, and how what they remember is flushed.
 //!
-//! All memory is taken, zeroed and mapped when the VM is created, with the largest leaves that its frames allow; a
-//! guest meets no stage-2 fault in its own memory. It goes back to the pool when the VM is dropped, after its last vCPU
-//! has left the guest for good.
+//! All memory is taken and zeroed when the VM is created, and mapped with the largest leaves that its frames allow, unless
+//! the VM wants that done when it is touched. It goes back to the pool when the VM is dropped, after its last vCPU has
+//! left the guest for good.
 //!
 //! A flush is asked for by one vCPU and concerns some or all of the VM ([`Memory::flush`]). It is left where each target meets it
 //! before it next runs the guest: single pages beside the target's mailbox, everything of everybody as a new *epoch* of
@@ -25,10 +25,12 @@ use addr::{Gpa, GpaRange, Hpa, PAGE_BYTES, PageSize};
 use decode_cache::{Cause, Lost, Protect, Protection, Size, Vouching, WriteProtect};
 use sched::{CpuId, Pending};
 use shootdown::{Flush, Plan};
-use stage2::{Access, MapError, Stale, Tlb, Tree};
+use spin::{Mutex, MutexGuard};
+use stage2::{Access, MapError, Shape, Stale, Tlb, Tree};
 use tlb_tag::Scheme;
 use vcpu_layout::lay_out;
 
+use super::logging::{AllTlbs, Logging};
 use super::tags::{PoolId, VmTags};
 use crate::arch::bank::{Bank, Word};
 use crate::arch::block::Block;
@@ -37,6 +39,7 @@ use crate::arch::loader::{Stage2Format, stage2_format};
 use crate::arch::tables::TablePool;
 use crate::arch::vcpu::ArchVcpu;
 use crate::arch::{interrupts, tsc};
+use crate::cpu;
 use crate::frames::{Exhausted, Frames};
 use crate::vcpu::{Owner, Tally, Vcpu};
 
@@ -52,6 +55,14 @@ pub(crate) struct Memory {
     tables: TablePool,
     #[layout(frozen)]
     tree: Tree<Stage2Format>,
+    #[layout(cold)]
+    shape: Mutex<Shape>,
+    /// The level of what is mapped when memory is touched; all is mapped already, without.
+    #[layout(frozen)]
+    level_on_touch: Option<u32>,
+    /// What its dirty log needs to hear.
+    #[layout(mailbox)]
+    logging: Logging,
     /// Counts the times that all TLB entries of the VM became void.
     #[layout(mailbox)]
     epoch: AtomicU64,
@@ -106,11 +117,16 @@ impl From<Exhausted> for MemoryError {
 }
 
 impl Memory {
-    /// Takes, zeroes and maps memory for `ranges`, whose lengths are multiples of 2 MiB.
+    /// Takes, zeroes and maps memory for `ranges`, whose lengths are multiples of 2 MiB. It is mapped when it is touched, in
+    /// pages of the given level, when there is one.
     ///
     /// # Errors
     /// When the host has too little; everything that was taken is given back.
-    pub(crate) fn new(ranges: impl Iterator<Item = GpaRange>, tags: VmTags) -> Result<Self, MemoryError> {
+    pub(crate) fn new(
+        ranges: impl Iterator<Item = GpaRange>,
+        tags: VmTags,
+        level_on_touch: Option<u32>,
+    ) -> Result<Self, MemoryError> {
         let tables = TablePool::new();
         let (tree, mut shape) = Tree::new(stage2_format(), &tables).map_err(MemoryError::Map)?;
         let (mut regions, mut runs) = (Vec::new(), Vec::new());
@@ -121,18 +137,25 @@ impl Memory {
                 let frames = Frames::allocate_at_most(range.end().0 - at.0, PageSize::Size2M.bytes())?;
                 frames.zero();
                 let piece = GpaRange::new(at, frames.bytes()).ok_or(MemoryError::Exhausted)?;
-                tree.map(&mut shape, &tables, &NoTlb, piece, frames.hpa(), Access::ALL).map_err(MemoryError::Map)?;
+                if level_on_touch.is_none() {
+                    let mapped = tree.map(&mut shape, &tables, &NoTlb, piece, frames.hpa(), Access::ALL);
+                    mapped.map_err(MemoryError::Map)?;
+                }
                 regions.push(piece);
                 runs.push(frames);
                 at = piece.end();
             }
         }
 
+        let logging = Logging::new(&regions, level_on_touch.is_some());
         Ok(Self::lay_out(MemoryFields {
             regions,
             bank: Bank::new(runs),
             tables,
             tree,
+            shape: Mutex::new(shape),
+            level_on_touch,
+            logging,
             epoch: AtomicU64::new(0),
             tags,
             decoded: None,
@@ -194,7 +217,7 @@ impl Memory {
 
     /// Flushes everything of all `vcpus`. On return none of them runs its guest with what was flushed; the caller's own vCPU
     /// does its part before it next enters.
-    fn flush_everybody(&self, vcpus: &[Block<Vcpu>]) {
+    pub(crate) fn flush_everybody(&self, vcpus: &[Block<Vcpu>]) {
         let by_epoch = self.tag_pool().pool().scheme() == Scheme::Epoch;
         if by_epoch {
             self.epoch.fetch_add(1, Ordering::SeqCst);
@@ -245,6 +268,42 @@ impl Memory {
         }
     }
 
+    /// The stage-2 tree.
+    #[inline]
+    pub(crate) fn tree(&self) -> &Tree<Stage2Format> {
+        &self.tree
+    }
+
+    /// Where its tables are.
+    #[inline]
+    pub(crate) fn tables(&self) -> &TablePool {
+        &self.tables
+    }
+
+    /// The right to change its shape.
+    pub(crate) fn shape(&self) -> MutexGuard<'_, Shape> {
+        self.shape.lock()
+    }
+
+    /// What its dirty log needs to hear.
+    #[inline]
+    pub(crate) fn logging(&self) -> &Logging {
+        &self.logging
+    }
+
+    /// The level of what is mapped when it is touched, unless all is mapped already.
+    pub(crate) fn level_on_touch(&self) -> Option<u32> {
+        self.level_on_touch
+    }
+
+    /// Where the page at `level` that holds `gpa` lies in host memory.
+    pub(crate) fn host_page(&self, gpa: Gpa, level: u32) -> Option<Hpa> {
+        let region = self.find_index(gpa)?;
+        let bytes = PAGE_BYTES << (9 * level);
+        let offset = (gpa.0 - self.regions.get(region)?.start.0) & !(bytes - 1);
+        Some(Hpa(self.bank.run(region)?.hpa().0 + offset))
+    }
+
     /// HPA of the stage-2 tree's root table.
     pub(crate) fn stage2_root(&self) -> Hpa {
         self.tree.root()
@@ -271,7 +330,7 @@ impl Memory {
             let bytes = usize::try_from(PAGE_BYTES - at.offset_in(PageSize::Size4K)).unwrap_or(usize::MAX);
             let (piece, rest) = left.split_at(bytes.min(left.len()));
             let copy = || self.pieces(at, piece.len(), |frames, offset, part| frames.write(offset, &piece[part]));
-            if !self.as_host(at, copy) {
+            if !self.as_host(at, piece.len(), copy) {
                 return false;
             }
             let Some(next) = at.checked_add(piece.len() as u64) else { return rest.is_empty() };
@@ -284,17 +343,20 @@ impl Memory {
     pub(crate) fn compare_exchange(&self, word: Word, current: u64, new: u64) -> bool {
         let Some((run, offset)) = self.bank.place_of(word) else { return false };
         let Some(region) = self.regions.get(run) else { return false };
-        self.as_host(Gpa(region.start.0 + offset), || self.bank.compare_exchange(word, current, new))
+        let gpa = Gpa(region.start.0 + offset);
+        self.as_host(gpa, size_of::<u64>(), || self.bank.compare_exchange(word, current, new))
     }
 
     /// Carries out a write of our own to the page of `gpa`. All of them come through here: they meet no stage-2 fault that
-    /// would make remembered instructions forgotten.
+    /// would make remembered instructions forgotten, or tell a dirty log.
     #[inline]
-    fn as_host<R>(&self, gpa: Gpa, write: impl FnOnce() -> R) -> R {
-        match &self.decoded {
+    fn as_host<R>(&self, gpa: Gpa, bytes: usize, write: impl FnOnce() -> R) -> R {
+        let result = match &self.decoded {
             None => write(),
             Some(decoded) => decoded.write_as_host(gpa, &Protected { memory: self, vcpus: &[] }, write).0,
-        }
+        };
+        self.logging.wrote(gpa, bytes as u64);
+        result
     }
 
     /// The aligned 64-bit word that holds `gpa`, for going there again and again.
@@ -310,9 +372,18 @@ impl Memory {
         self.bank.load(word, ahead)
     }
 
+    /// Whether a fault of stage 2 at `gpa` is about memory, and not about a device. `is_mapped`: something is mapped there, but
+    /// not for that access. Most devices are told apart by one look.
+    #[inline]
+    pub(crate) fn is_stopped_at(&self, gpa: Gpa, is_mapped: bool) -> bool {
+        (is_mapped || self.logging.has_gaps()) && self.has(gpa)
+    }
+
     /// Whether the guest has memory at `gpa`.
+    #[inline]
     pub(crate) fn has(&self, gpa: Gpa) -> bool {
-        self.find_index(gpa).is_some()
+        // Most VMs have one or two regions, and each access to a device asks.
+        self.regions.iter().any(|region| region.contains(gpa))
     }
 
     /// Cuts a run of guest memory at the borders of regions.
@@ -357,7 +428,8 @@ impl Protect for Protected<'_> {
         if !self.memory.has(page) {
             return Protection::Refused;
         }
-        match tree.protect_page(tables, self, page, Access::READ_EXECUTE) {
+        let _walking = self.memory.logging.walk(cpu::this().id);
+        match tree.protect_page(tables, &self.tlbs(), page, Access::READ_EXECUTE) {
             Ok(stale) if stale.is_empty() => Protection::Already,
             Ok(_) => Protection::Owed,
             Err(_) => Protection::Refused,
@@ -371,7 +443,8 @@ impl Protect for Protected<'_> {
     fn unprotect(&self, page: Gpa) {
         let Memory { tree, tables, .. } = self.memory;
         // It is a leaf of its own since it was protected, so nothing has to be split; and rights that grow owe nothing.
-        let grown = tree.protect_page(tables, self, page, Access::ALL);
+        let _walking = self.memory.logging.walk(cpu::this().id);
+        let grown = tree.protect_page(tables, &self.tlbs(), page, Access::ALL);
         debug_assert!(grown.is_ok_and(|stale| stale.is_empty()));
     }
 
@@ -380,15 +453,9 @@ impl Protect for Protected<'_> {
     }
 }
 
-impl Tlb for Protected<'_> {
-    fn publish(&self) {}
-
-    fn flush(&self, _: Stale) {
-        self.memory.flush_everybody(self.vcpus);
-    }
-
-    fn relax(&self) {
-        core::hint::spin_loop();
+impl Protected<'_> {
+    fn tlbs(&self) -> AllTlbs<'_> {
+        AllTlbs::new(self.memory, self.vcpus)
     }
 }
 

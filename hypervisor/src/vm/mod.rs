@@ -1,5 +1,8 @@
 //! A virtual machine: its memory, its vCPUs, its devices, and how it ends.
 
+pub(crate) mod dirty;
+pub(crate) mod fault;
+pub(crate) mod logging;
 pub(crate) mod memory;
 pub(crate) mod serial;
 pub(crate) mod tags;
@@ -9,10 +12,10 @@ use alloc::string::{String, ToString};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
-use core::sync::atomic::{AtomicU32, Ordering, fence};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 
 use abi::control::{Line, StopReason};
-use abi::payload::{DecodeCache, Payload, VmConfig};
+use abi::payload::{DecodeCache, Payload, Populate, VmConfig};
 use decode_cache::Vouching;
 use log::info;
 use sched::{CpuId, Notify, Pending};
@@ -56,6 +59,9 @@ pub(crate) struct Vm {
     parked: AtomicU32,
     #[layout(cold)]
     ending: Once<Ending>,
+    /// No vCPU enters its guest.
+    #[layout(cold)]
+    paused: AtomicBool,
 }
 
 /// Why a VM ended.
@@ -117,7 +123,13 @@ impl Vm {
     pub(crate) fn create(number: u32, config: VmConfig, payload: &Payload<'_>) -> Result<Arc<Self>, String> {
         let wanted_mib = config.memory_bytes >> 20;
         let tags = VmTags::new(&config);
-        let mut memory = Memory::new(loader::ram_layout(config.memory_bytes), tags).map_err(|error| match error {
+        let level_on_touch = match config.populate {
+            Populate::AtStart => None,
+            Populate::Touch4K => Some(0),
+            Populate::Touch2M => Some(1),
+        };
+        let ranges = loader::ram_layout(config.memory_bytes);
+        let mut memory = Memory::new(ranges, tags, level_on_touch).map_err(|error| match error {
             MemoryError::Exhausted => {
                 let free_mib = crate::frames::free_bytes() >> 20;
                 format!("memory {wanted_mib} MiB: the host has {free_mib} MiB left, in pieces of at least 2 MiB")
@@ -151,6 +163,7 @@ impl Vm {
             alive: AtomicU32::new(vcpu_count),
             parked: AtomicU32::new(vcpu_count),
             ending: Once::new(),
+            paused: AtomicBool::new(false),
         }));
 
         for (index, vcpu) in (0..).zip(&vm.vcpus) {
@@ -214,6 +227,24 @@ impl Vm {
                 }
             }
         }
+    }
+
+    /// Keeps all vCPUs out of their guests, or lets them in again.
+    pub(crate) fn pause(&self, paused: bool) {
+        self.paused.store(paused, Ordering::SeqCst);
+        for index in 0..self.config.vcpus {
+            self.post(index, Pending::PAUSE);
+        }
+    }
+
+    /// Whether the vCPUs are to stay out of their guests.
+    pub(crate) fn is_paused(&self) -> bool {
+        self.paused.load(Ordering::SeqCst)
+    }
+
+    /// Whether the VM is paused and all of its vCPUs have noticed.
+    pub(crate) fn is_at_rest(&self) -> bool {
+        self.is_paused() && self.vcpus.iter().all(|vcpu| vcpu.mailbox().is_blocked())
     }
 
     /// Ends the VM: all its vCPUs leave the guest for good. The first reason counts.

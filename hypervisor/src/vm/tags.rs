@@ -107,6 +107,12 @@ impl VmTags {
         self.pool
     }
 
+    /// The architecture's part.
+    #[cfg_attr(machine = "pc", allow(dead_code, reason = "nothing there is flushed by the tag of a VM"))]
+    pub(crate) fn own(&self) -> &tags::VmTags {
+        &self.own
+    }
+
     /// A new vCPU's part.
     pub(crate) fn vcpu(&self) -> VcpuTags {
         self.own.vcpu(self.pool.pool())

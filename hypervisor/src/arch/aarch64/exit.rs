@@ -55,9 +55,7 @@ pub(crate) fn handle(run: &mut Running<'_>) -> Next {
             if syndrome.fault() == Fault::TlbConflict {
                 return tlb_conflict(run);
             }
-            tally.exit(ExitReason::Mmio);
-            arch.external_abort(true);
-            Next::Resume
+            mmio::instruction_abort(run, syndrome)
         }
         class::HVC64 => {
             tally.exit(ExitReason::Hypercall);
@@ -97,7 +95,7 @@ pub(crate) fn handle(run: &mut Running<'_>) -> Next {
 #[cold]
 fn tlb_conflict(run: &mut Running<'_>) -> Next {
     run.tally.exit(ExitReason::Stage2Fault);
-    run.owner.arch.flush_whole();
+    super::tlb::resolve_conflict();
     Next::Resume
 }
 

@@ -8,17 +8,23 @@ use abi::control::{Line, StopReason};
 use abi::counters::ExitReason;
 use addr::Gpa;
 use log::debug;
+use stage2::Access;
 
 use super::exit::{gpa_of, stop};
-use super::{layout, platform};
+use super::{layout, platform, tlb};
 use crate::device::gic::{self, Width};
 use crate::vcpu::run::{Next, Running};
+use crate::vm::fault::{self, Settled};
 
 /// A data abort of stage 2.
 pub(super) fn data_abort(run: &mut Running<'_>, syndrome: Syndrome) -> Next {
+    let Some(gpa) = address(run, syndrome) else { return Next::Resume };
+    if is_at_memory(run, gpa, syndrome) {
+        let write = syndrome.is_write() || is_denied_walk(syndrome);
+        return memory_fault(run, gpa, Access { read: true, write, execute: false });
+    }
     run.tally.exit(ExitReason::Mmio);
     let arch = &mut run.owner.arch;
-    let gpa = gpa_of(arch.registers.hpfar, arch.registers.far);
     let is_plain = syndrome.fault() == Fault::Translation && !syndrome.is_table_walk();
     let Some(access) = syndrome.data_access().filter(|_| is_plain) else {
         if syndrome.fault() == Fault::Other {
@@ -50,6 +56,56 @@ pub(super) fn data_abort(run: &mut Running<'_>, syndrome: Syndrome) -> Next {
         run.owner.arch.external_abort(false);
     }
     Next::Resume
+}
+
+/// An instruction abort of stage 2.
+pub(super) fn instruction_abort(run: &mut Running<'_>, syndrome: Syndrome) -> Next {
+    let Some(gpa) = address(run, syndrome) else { return Next::Resume };
+    if is_at_memory(run, gpa, syndrome) {
+        let write = is_denied_walk(syndrome);
+        return memory_fault(run, gpa, Access { read: true, write, execute: !write });
+    }
+    run.tally.exit(ExitReason::Mmio);
+    run.owner.arch.external_abort(true);
+    Next::Resume
+}
+
+/// Whether the guest was stopped at memory.
+fn is_at_memory(run: &Running<'_>, gpa: Gpa, syndrome: Syndrome) -> bool {
+    let fault = syndrome.fault();
+    run.vm.memory.is_stopped_at(gpa, fault != Fault::Translation) && fault != Fault::Other
+}
+
+/// Whether a walk of the guest's own tables was not allowed: it writes to them where the processor keeps flags there, be it
+/// for a read or for the fetch of an instruction.
+fn is_denied_walk(syndrome: Syndrome) -> bool {
+    syndrome.is_table_walk() && syndrome.fault() == Fault::Permission
+}
+
+/// The physical address of an abort, if the guest's tables still lead there.
+fn address(run: &mut Running<'_>, syndrome: Syndrome) -> Option<Gpa> {
+    let registers = &run.owner.arch.registers;
+    if syndrome.fault() != Fault::Permission || syndrome.is_table_walk() {
+        return Some(gpa_of(registers.hpfar, registers.far));
+    }
+    let found = tlb::translate(registers.far).map(Gpa);
+    if found.is_none() {
+        // Another vCPU has changed the tables meanwhile: this one tries again.
+        run.tally.exit(ExitReason::Stage2Fault);
+    }
+    found
+}
+
+/// The guest was stopped at memory that it has.
+#[inline(never)]
+fn memory_fault(run: &mut Running<'_>, gpa: Gpa, wanted: Access) -> Next {
+    run.tally.exit(ExitReason::Stage2Fault);
+    match fault::settle(run, gpa, wanted) {
+        Settled::Again => Next::Resume,
+        Settled::OutOfTables => stop(run, StopReason::Unsupported, fault::OUT_OF_TABLES),
+        // All of the guest's memory is for everything.
+        Settled::NoMemory | Settled::Denied => stop(run, StopReason::Unsupported, fault::NOT_MAPPED),
+    }
 }
 
 /// The lower `bytes` of a value.

@@ -32,6 +32,7 @@ pub(crate) mod serial;
 mod smp;
 mod sysreg;
 pub(crate) mod tags;
+pub(crate) mod tlb;
 pub(crate) mod tsc;
 pub(crate) mod uart;
 pub(crate) mod vcpu;

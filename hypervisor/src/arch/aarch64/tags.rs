@@ -43,6 +43,11 @@ impl VmTags {
         self.0.vcpu()
     }
 
+    /// Under which TLBs may hold entries of the VM at this moment, see [`OfVm::tag`].
+    pub(super) fn tag(&self) -> Option<Tag> {
+        self.0.tag()
+    }
+
     /// The vCPU is gone for good. The VMID goes back with the last who knows it.
     #[expect(clippy::unused_self, reason = "each architecture has this function")]
     pub(crate) fn release(&self, _: &Pool, vcpu: VcpuTags) {

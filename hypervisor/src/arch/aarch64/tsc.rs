@@ -44,6 +44,12 @@ pub(crate) fn nanos() -> u64 {
 
 /// Ticks that `nanos` take.
 #[inline]
+pub(crate) fn ticks_to_nanos(ticks: u64) -> u64 {
+    CLOCK.ticks_to_nanos(ticks)
+}
+
+/// Ticks that `nanos` nanoseconds take.
+#[inline]
 pub(crate) fn nanos_to_ticks(nanos: u64) -> u64 {
     CLOCK.nanos_to_ticks(nanos)
 }

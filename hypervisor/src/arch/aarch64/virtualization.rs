@@ -14,6 +14,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use aarch64_defs::registers::{cnthctl_el2, cptr_el2, hcr_el2, mdcr_el2, vtcr_el2};
 use spin::Once;
 use stage2::Vmsa;
+use stage2::tlbi::Features as Tlbi;
 
 use super::register::{isb, read_register, write_register};
 use super::{debug, gic};
@@ -41,6 +42,12 @@ pub(crate) struct Features {
     pub(super) has_ras: bool,
     /// HCRX_EL2 exists.
     pub(super) has_hcrx: bool,
+    /// Level of FEAT_BBM.
+    pub(super) bbm: u32,
+    /// Stage 2 can record writes in leaves (FEAT_HAFDBS).
+    pub(super) records_writes: bool,
+    /// TLB maintenance.
+    pub(super) tlbi: Tlbi,
 }
 
 /// Bits of a guest's physical address, where the machine has as many.
@@ -89,6 +96,7 @@ const fn field(register: u64, shift: u32) -> u64 {
 /// The first thing that is missing.
 pub(crate) fn check() -> Result<(), Missing> {
     let (mmfr0, mmfr1) = (read_register!("id_aa64mmfr0_el1"), read_register!("id_aa64mmfr1_el1"));
+    let (mmfr2, isar0) = (read_register!("id_aa64mmfr2_el1"), read_register!("id_aa64isar0_el1"));
     let pfr0 = read_register!("id_aa64pfr0_el1");
     let isar1 = read_register!("id_aa64isar1_el1");
     // ID_AA64ISAR2_EL1, by its encoding: older assemblers do not know the name.
@@ -117,6 +125,13 @@ pub(crate) fn check() -> Result<(), Missing> {
         has_pointer_authentication: isar1 & 0xff00_0ff0 != 0 || isar2 & 0xff00 != 0,
         has_ras: field(pfr0, 28) != 0,
         has_hcrx: field(mmfr1, 40) != 0,
+        bbm: match field(mmfr2, 52) {
+            0 => 0,
+            1 => 1,
+            _ => 2,
+        },
+        records_writes: field(mmfr1, 0) >= 2,
+        tlbi: Tlbi { ttl: field(mmfr2, 48) != 0, ranges: field(isar0, 56) >= 2 },
     };
     if Vmsa::new(GUEST_BITS.min(physical_bits), physical_bits, false).is_none() {
         return Err(Missing::Addresses);
@@ -130,8 +145,9 @@ pub(crate) fn check() -> Result<(), Missing> {
 /// # Panics
 /// Before [`check`] has succeeded.
 pub(super) fn stage2_format() -> Vmsa {
-    let bits = features().physical_bits;
-    Vmsa::new(GUEST_BITS.min(bits), bits, false).expect("checked before any VM is made")
+    let Features { physical_bits: bits, bbm, records_writes, .. } = features();
+    let format = Vmsa::new(GUEST_BITS.min(bits), bits, false).expect("checked before any VM is made").with_bbm(bbm);
+    if records_writes { format.with_recorded_writes() } else { format }
 }
 
 /// A vCPU runs for at most 1 ms while others wait. Whether it only spins cannot be found out: YIELD does not trap, and when
@@ -146,7 +162,7 @@ pub(crate) fn spares_first_cpu() -> bool {
 /// The processor in words, with the features in use.
 pub(crate) fn describe() -> String {
     let midr = read_register!("midr_el1");
-    let Features { physical_bits, wide_vmids, .. } = features();
+    let Features { physical_bits, wide_vmids, bbm, records_writes, .. } = features();
     let part = match midr >> 4 & 0xfff {
         0xd07 => "Cortex-A57",
         0xd0b => "Cortex-A76",
@@ -155,8 +171,9 @@ pub(crate) fn describe() -> String {
         _ => "AArch64 processor",
     };
     format!(
-        "{part} (MIDR {midr:#x}); EL2 with stage 2, {physical_bits}-bit physical addresses, {}-bit VMIDs, {} list registers",
+        "{part} (MIDR {midr:#x}); EL2 with stage 2, {physical_bits}-bit physical addresses, {}-bit VMIDs, FEAT_BBM level {bbm}, {}, {} list registers",
         if wide_vmids { 16 } else { 8 },
+        if records_writes { "writes recorded in tables" } else { "writes not recorded" },
         gic::list_registers(),
     )
 }
@@ -214,6 +231,9 @@ pub(crate) fn enable() -> HostContext {
         vtcr_el2::WALKS | format.t0sz() | format.sl0() << vtcr_el2::SL0_SHIFT | size.min(5) << vtcr_el2::PS_SHIFT;
     if features.wide_vmids {
         vtcr |= vtcr_el2::VS;
+    }
+    if features.records_writes {
+        vtcr |= vtcr_el2::HA | vtcr_el2::HD;
     }
     let mdcr = mdcr(false);
     let midr = read_register!("midr_el1");

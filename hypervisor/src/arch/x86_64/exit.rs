@@ -8,6 +8,7 @@ use abi::counters::ExitReason;
 use addr::Gpa;
 use decode_cache::Cause;
 use log::debug;
+use stage2::Access;
 use x86_defs::exit_code as code;
 use x86_defs::msr as number;
 use x86_defs::registers::vector;
@@ -23,6 +24,7 @@ use crate::device::local_apic::{Effect, GeneralProtection, LocalApic, Mode};
 use crate::vcpu::Vcpu;
 use crate::vcpu::run::{Next, Running};
 use crate::vm::Vm;
+use crate::vm::fault::{self, Settled};
 
 /// Handles the exit that the guest just made.
 pub(crate) fn handle(run: &mut Running<'_>) -> Next {
@@ -274,11 +276,20 @@ fn stage2_fault(run: &mut Running<'_>) -> Next {
     let control = &run.owner.arch.vmcb.control;
     let gpa = Gpa(control.exit_info_2);
     let error = control.exit_info_1;
-    if error & (PRESENT | WRITE) == PRESENT | WRITE {
-        // All of the guest's memory can be written, but for pages that remembered instructions depend on.
-        let cause = if error & TABLE_WALK != 0 { Cause::Walk } else { Cause::Write };
-        write_fault(run, gpa, cause);
-        return Next::Resume;
+    if run.vm.memory.is_stopped_at(gpa, error & PRESENT != 0) {
+        run.tally.exit(ExitReason::Stage2Fault);
+        let wanted = Access { read: true, write: error & WRITE != 0, execute: error & FETCH != 0 };
+        return match fault::settle(run, gpa, wanted) {
+            Settled::Again => Next::Resume,
+            Settled::Denied => {
+                // All of the guest's memory can be written, but for pages that remembered instructions depend on.
+                let cause = if error & TABLE_WALK != 0 { Cause::Walk } else { Cause::Write };
+                write_fault(run, gpa, cause);
+                Next::Resume
+            }
+            Settled::OutOfTables => stop(run, StopReason::Unsupported, fault::OUT_OF_TABLES),
+            Settled::NoMemory => stop(run, StopReason::Unsupported, fault::NOT_MAPPED),
+        };
     }
     run.tally.exit(ExitReason::Mmio);
     if control.exit_int_info.is_valid() {
@@ -307,7 +318,6 @@ fn stage2_fault(run: &mut Running<'_>) -> Next {
 #[cold]
 fn write_fault(run: &Running<'_>, gpa: Gpa, cause: Cause) {
     let tally = run.tally;
-    tally.exit(ExitReason::Stage2Fault);
     tally.add(|count| &count.decode_write_faults, 1);
     let lost = run.vm.memory.write_fault(gpa, cause);
     if cause == Cause::Walk {

@@ -30,6 +30,7 @@ pub(crate) mod serial;
 pub(crate) mod smp;
 pub(crate) mod svm;
 pub(crate) mod tags;
+pub(crate) mod tlb;
 pub(crate) mod tsc;
 pub(crate) mod uart;
 pub(crate) mod vcpu;

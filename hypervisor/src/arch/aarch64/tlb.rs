@@ -1,0 +1,118 @@
+//! What changes of stage 2 owe to the TLBs, by the processor's own instructions (Arm ARM, D8.17).
+//!
+//! Which instructions in which order is told by [`stage2::tlbi`]; they concern the VM whose VMID is in VTTBR_EL2.
+
+#![expect(unsafe_code, reason = "TLB maintenance")]
+
+use core::arch::asm;
+
+use stage2::Stale;
+use stage2::tlbi::{self, Barrier, Maintenance, Tlbi};
+
+use super::register::{read_register, write_register};
+use super::{tags, virtualization};
+use crate::arch::block::Block;
+use crate::vcpu::Vcpu;
+use crate::vm::memory::Memory;
+
+/// Makes entries visible to all walkers.
+pub(crate) fn publish() {
+    ThisCpu.dsb(Barrier::Stores);
+}
+
+/// Pays what is owed to everybody. On return no pCPU uses what was `stale`.
+pub(crate) fn flush(memory: &Memory, _: &[Block<Vcpu>], stale: Stale) {
+    // The tag is read after the tables were changed: see there.
+    ThisCpu.dsb(Barrier::Stores);
+    let Some(tag) = memory.tags().own().tag() else { return };
+    let vttbr = tags::vttbr(memory.stage2_root(), tag);
+    let before = read_register!("vttbr_el2");
+    if before != vttbr {
+        // SAFETY: names the VM that instructions are about. No guest runs here, and at EL2 its tables are not walked.
+        unsafe { write_register!("vttbr_el2", vttbr) };
+        ThisCpu.isb();
+    }
+    features().pay(stale, &ThisCpu);
+    if before != vttbr {
+        // SAFETY: as it was.
+        unsafe { write_register!("vttbr_el2", before) };
+        ThisCpu.isb();
+    }
+}
+
+/// Pays what this pCPU owes to itself, for the VM whose vCPU it runs.
+pub(crate) fn flush_local(stale: Stale) {
+    features().pay(stale, &ThisCpu);
+}
+
+/// The TLB holds two entries for one address: all of the VM's go from this pCPU.
+pub(super) fn resolve_conflict() {
+    tlbi::resolve_conflict(&ThisCpu);
+}
+
+fn features() -> tlbi::Features {
+    virtualization::features().tlbi
+}
+
+/// Of the physical page of an abort, when the processor does not say so itself: it need not for faults of permission
+/// (HPFAR_EL2). What stage 1 makes of `address` now, which may be something else than it was, or nothing.
+pub(super) fn translate(address: u64) -> Option<u64> {
+    const FAILED: u64 = 1;
+    const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
+    let guests = read_register!("par_el1");
+    // SAFETY: walks the tables of the guest that this pCPU has just left, whose registers are still in place, and reports in
+    // PAR_EL1. The register is the guest's.
+    unsafe { asm!("at s1e1r, {}", "isb", in(reg) address, options(nostack, preserves_flags)) };
+    let found = read_register!("par_el1");
+    // SAFETY: as the guest has it.
+    unsafe { write_register!("par_el1", guests) };
+    (found & FAILED == 0).then_some(found & ADDRESS | address & 0xfff)
+}
+
+/// The processor that runs this.
+struct ThisCpu;
+
+macro_rules! operation {
+    ($text:literal) => {
+        // SAFETY: entries of the TLB are copies of tables; to lose one costs a walk.
+        unsafe { asm!($text, options(nostack, preserves_flags)) }
+    };
+    ($text:literal, $operand:expr) => {
+        // SAFETY: as above.
+        unsafe { asm!($text, in(reg) $operand, options(nostack, preserves_flags)) }
+    };
+}
+
+impl Maintenance for ThisCpu {
+    #[inline]
+    fn dsb(&self, barrier: Barrier) {
+        match barrier {
+            Barrier::LocalStores => operation!("dsb nshst"),
+            Barrier::Stores => operation!("dsb ishst"),
+            Barrier::Local => operation!("dsb nsh"),
+            Barrier::Full => operation!("dsb ish"),
+        }
+    }
+
+    #[inline]
+    fn isb(&self) {
+        operation!("isb");
+    }
+
+    fn tlbi(&self, operation: Tlbi) {
+        let operand = operation.operand();
+        match operation {
+            Tlbi::Ipa { leaves: false, everywhere: false, .. } => operation!("tlbi ipas2e1, {}", operand),
+            Tlbi::Ipa { leaves: true, everywhere: false, .. } => operation!("tlbi ipas2le1, {}", operand),
+            Tlbi::Ipa { leaves: false, everywhere: true, .. } => operation!("tlbi ipas2e1is, {}", operand),
+            Tlbi::Ipa { leaves: true, everywhere: true, .. } => operation!("tlbi ipas2le1is, {}", operand),
+            // RIPAS2E1IS and RIPAS2LE1IS by their encodings, which are only used where they exist.
+            Tlbi::Range { leaves: false, .. } => operation!("sys #4, c8, c0, #2, {}", operand),
+            Tlbi::Range { leaves: true, .. } => operation!("sys #4, c8, c0, #6, {}", operand),
+            Tlbi::Combined { everywhere: false } => operation!("tlbi vmalle1"),
+            Tlbi::Combined { everywhere: true } => operation!("tlbi vmalle1is"),
+            Tlbi::All { everywhere: false } => operation!("tlbi vmalls12e1"),
+            Tlbi::All { everywhere: true } => operation!("tlbi vmalls12e1is"),
+        }
+    }
+}

@@ -1,0 +1,24 @@
+//! What changes of stage 2 owe to the TLBs (APM vol. 2, 15.25).
+//!
+//! Nothing on this architecture invalidates entries of nested paging by guest physical address, so whoever owes anything
+//! has all vCPUs of the VM flush all of theirs, those that run at once. A fault never finds an entry that denies more than
+//! the tables do: the processor looks again before it reports one.
+
+use stage2::Stale;
+
+use crate::arch::block::Block;
+use crate::vcpu::Vcpu;
+use crate::vm::memory::Memory;
+
+/// Makes entries visible to all walkers. Stores are, in order.
+pub(crate) fn publish() {}
+
+/// Pays what is owed to everybody. On return none of the `vcpus` runs its guest with what was `stale`.
+pub(crate) fn flush(memory: &Memory, vcpus: &[Block<Vcpu>], _: Stale) {
+    memory.flush_everybody(vcpus);
+}
+
+/// Pays what this pCPU owes to itself.
+pub(crate) fn flush_local(stale: Stale) {
+    debug_assert!(stale.is_empty(), "denials are not cached");
+}

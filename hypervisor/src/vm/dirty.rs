@@ -1,0 +1,443 @@
+//! A dirty log at work: rounds of harvesting, a mirror that they keep up to date, and the return of large pages at the end.
+//!
+//! One pCPU does all of this, the one that keeps house, in steps that are short enough for it to do other things in
+//! between. Guests go on meanwhile: no step takes anything that a fault waits for. The copy of a page is made after
+//! the page was cleared and that was flushed, which the types of `stage2` see to.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+use abi::dirty::{Comparison, DirtyInfo, Round};
+use abi::payload::{DirtyLogging, DirtySource, Split};
+use addr::{Gpa, PAGE_BYTES, PageSize};
+use stage2::{BATCH, Collapse, Format, Limbo, Pace, Policy, Rounds, Shape, Source, Spare, Start};
+
+use super::Vm;
+use super::logging::{self, AllTlbs, SlotLog};
+use crate::arch::tsc;
+use crate::frames::Frames;
+
+/// Pages that are copied or compared in one step.
+const PAGES_AT_ONCE: usize = 64;
+/// Bytes of a page, as a length.
+const PAGE: usize = 4096;
+const _: () = assert!(PAGE as u64 == PAGE_BYTES);
+/// What a lost page is replaced by in the mirror.
+const NONSENSE: u8 = 0xa5;
+/// Tables that may wait for walkers to leave.
+const WAITING_TABLES: usize = 32;
+
+/// A log of a VM, from its start until its large pages are back.
+pub(crate) struct Session {
+    how: DirtyLogging,
+    source: Source,
+    /// A copy of each slot.
+    mirror: Option<Vec<Frames>>,
+    /// Which pages of each slot are sent and not acknowledged.
+    sent: Vec<Rounds<Vec<u64>>>,
+    rounds: u64,
+    pages: u64,
+    spare: Spare,
+    phase: Phase,
+    job: Option<Job>,
+    limbo: Box<Limbo<WAITING_TABLES>>,
+}
+
+/// What is done besides what is asked for.
+enum Phase {
+    /// Large pages from here on are still to be split ahead of the guest.
+    Splitting { slot: usize, from: Gpa, pace: Option<Pace>, splits: u64 },
+    /// Nothing.
+    Logging { splits: u64 },
+    /// The log has ended. This slot is opened next.
+    Releasing { slot: usize },
+    /// From here on small pages may become large again. At last, what still waits is freed.
+    Collapsing { slot: usize, from: Gpa },
+    /// All is as it was.
+    Over,
+}
+
+/// What was asked for.
+enum Job {
+    Round { slot: usize, found: Vec<u64>, copied: usize, lose: bool, began: u64, harvest_ticks: u64, round: Round },
+    Compare { page: u64, comparison: Comparison },
+}
+
+/// What came of what was asked for.
+pub(crate) enum Done {
+    Round(Round),
+    Compared(Comparison),
+}
+
+/// Why a log cannot start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StartError {
+    /// The host has too little memory.
+    OutOfMemory,
+    /// The machine does not record writes.
+    NoHardwareLog,
+}
+
+/// Who records writes for a log that is asked for in this way.
+fn source_of(vm: &Vm, how: &DirtyLogging) -> Result<Source, StartError> {
+    let records_writes = vm.memory.tree().format().records_writes();
+    match how.source {
+        None if records_writes => Ok(Source::Hardware),
+        None => Ok(Source::WriteProtect),
+        Some(DirtySource::Hardware) if !records_writes => Err(StartError::NoHardwareLog),
+        Some(source) => Ok(logging::source(source)),
+    }
+}
+
+impl Session {
+    /// Begins to log `vm`: all of its memory counts as written.
+    ///
+    /// # Errors
+    /// When the host lacks something. Nothing has changed then, but for large pages that were split where slots meet.
+    pub(crate) fn start(vm: &Vm, how: DirtyLogging, with_mirror: bool) -> Result<Self, StartError> {
+        let source = source_of(vm, &how)?;
+        let logging = vm.memory.logging();
+        let policy = logging::policy(how.split);
+        let slots = logging.slots();
+        let mirror = with_mirror
+            .then(|| slots.iter().map(|slot| Frames::allocate(slot.range.bytes(), PAGE_BYTES)).collect())
+            .transpose()
+            .map_err(|_| StartError::OutOfMemory)?;
+        let rounds = |log: SlotLog<'_>| {
+            let words = log.slot().bytes().div_ceil(64 * PAGE_BYTES);
+            Rounds::new(&log, (0..words).map(|_| 0).collect()).expect("there is a bit for each page")
+        };
+        let sent = slots.iter().map(|slot| rounds(slot.log(policy, source))).collect();
+
+        let mut spare = Spare::new();
+        let tlbs = AllTlbs::of(vm);
+        logging.begin(&how, source);
+        for slot in slots {
+            let log = slot.log(policy, source);
+            match log.start(vm.memory.tree(), vm.memory.tables(), &tlbs, Start::AllDirty, &mut spare) {
+                Ok(stale) => stale.pay(&tlbs),
+                Err(_) => {
+                    logging.end();
+                    return Err(StartError::OutOfMemory);
+                }
+            }
+        }
+        logging.count_flushes(tlbs.flushes());
+        let first = slots.first().map_or(Gpa(0), |slot| slot.range.start);
+        let phase = if how.split == Split::Eager {
+            let pace = how.splits_per_second.map(|rate| Pace::new(rate.into(), tsc::hz(), tsc::now()));
+            Phase::Splitting { slot: 0, from: first, pace, splits: 0 }
+        } else {
+            Phase::Logging { splits: 0 }
+        };
+        let limbo = Box::new(Limbo::new());
+        Ok(Self { how, source, mirror, sent, rounds: 0, pages: 0, spare, phase, job: None, limbo })
+    }
+
+    /// Ends the log. What it has changed is undone in the steps that follow.
+    pub(crate) fn stop(&mut self, vm: &Vm) {
+        vm.memory.logging().end();
+        self.mirror = None;
+        self.phase = Phase::Releasing { slot: 0 };
+    }
+
+    /// Whether the log runs.
+    pub(crate) fn is_logging(&self) -> bool {
+        matches!(self.phase, Phase::Splitting { .. } | Phase::Logging { .. })
+    }
+
+    /// Whether nothing is left to be done, for good.
+    pub(crate) fn is_over(&self) -> bool {
+        matches!(self.phase, Phase::Over)
+    }
+
+    /// Whether there is something to do now.
+    pub(crate) fn has_work(&self) -> bool {
+        self.job.is_some() || !matches!(self.phase, Phase::Logging { .. } | Phase::Over)
+    }
+
+    /// Whether something that was asked for is still being done.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.job.is_some()
+    }
+
+    /// Whether there is a mirror.
+    pub(crate) fn has_mirror(&self) -> bool {
+        self.mirror.is_some()
+    }
+
+    /// How the log stands.
+    pub(crate) fn info(&self, vm: &Vm) -> DirtyInfo {
+        let (splits_ahead, is_splitting) = match self.phase {
+            Phase::Splitting { splits, .. } => (splits, true),
+            Phase::Logging { splits } => (splits, false),
+            _ => (0, false),
+        };
+        DirtyInfo {
+            running: self.is_logging().then_some(DirtyLogging {
+                source: Some(match self.source {
+                    Source::WriteProtect => DirtySource::WriteProtect,
+                    Source::Hardware => DirtySource::Hardware,
+                }),
+                ..self.how
+            }),
+            mirror: self.has_mirror(),
+            rounds: self.rounds,
+            pages: self.pages,
+            splits_ahead,
+            is_splitting,
+            is_collapsing: matches!(self.phase, Phase::Releasing { .. } | Phase::Collapsing { .. }),
+            ..info_without_log(vm)
+        }
+    }
+
+    /// Begins a round.
+    pub(crate) fn begin_round(&mut self, lose: bool) {
+        self.rounds += 1;
+        let round = Round { number: self.rounds, at_ns: tsc::nanos(), ..Round::default() };
+        let began = tsc::now();
+        self.job = Some(Job::Round { slot: 0, found: Vec::new(), copied: 0, lose, began, harvest_ticks: 0, round });
+    }
+
+    /// Begins to compare the mirror with a VM that is paused.
+    pub(crate) fn begin_comparison(&mut self) {
+        self.job = Some(Job::Compare { page: 0, comparison: Comparison { pages: 0, different: 0, first: None } });
+    }
+
+    /// Does a little of what is to be done. Says what came of it when something that was asked for is complete.
+    pub(crate) fn step(&mut self, vm: &Vm) -> Option<Done> {
+        if self.job.is_some() {
+            return self.step_job(vm);
+        }
+        let tlbs = AllTlbs::of(vm);
+        match self.phase {
+            Phase::Splitting { .. } => self.split_ahead(vm, &tlbs),
+            Phase::Releasing { slot } => self.release(vm, &tlbs, slot),
+            Phase::Collapsing { slot, from } => self.collapse(vm, &tlbs, slot, from),
+            Phase::Logging { .. } | Phase::Over => {}
+        }
+        vm.memory.logging().count_flushes(tlbs.flushes());
+        None
+    }
+
+    fn step_job(&mut self, vm: &Vm) -> Option<Done> {
+        match self.job.take()? {
+            Job::Round { mut slot, mut found, mut copied, lose, began, mut harvest_ticks, mut round } => {
+                if copied < found.len() {
+                    self.copy(vm, slot - 1, &found[copied..], lose);
+                    copied += PAGES_AT_ONCE;
+                } else if slot < self.sent.len() {
+                    let since = tsc::now();
+                    found = self.harvest(vm, slot, &mut round);
+                    harvest_ticks += tsc::now().saturating_sub(since);
+                    round.pages += found.len() as u64;
+                    copied = if self.mirror.is_some() { 0 } else { found.len() };
+                    slot += 1;
+                } else {
+                    self.finish(vm, lose);
+                    round.nanos = tsc::ticks_to_nanos(tsc::now().saturating_sub(began));
+                    round.harvest_nanos = tsc::ticks_to_nanos(harvest_ticks);
+                    self.pages += round.pages;
+                    return Some(Done::Round(round));
+                }
+                self.job = Some(Job::Round { slot, found, copied, lose, began, harvest_ticks, round });
+                None
+            }
+            Job::Compare { page, comparison } => self.compare(vm, page, comparison),
+        }
+    }
+
+    fn log<'a>(&self, vm: &'a Vm, slot: usize) -> SlotLog<'a> {
+        vm.memory.logging().slots()[slot].log(logging::policy(self.how.split), self.source)
+    }
+
+    /// Finds what is dirty in a slot and makes it clean. Returns the numbers of the pages, which may now be copied.
+    fn harvest(&mut self, vm: &Vm, slot: usize, round: &mut Round) -> Vec<u64> {
+        let log = self.log(vm, slot);
+        let (tree, tables, tlbs) = (vm.memory.tree(), vm.memory.tables(), AllTlbs::of(vm));
+        let mut dirty: Vec<u64> = (0..log.slot().bytes().div_ceil(64 * PAGE_BYTES)).map(|_| 0).collect();
+        log.get(tree, tables, &tlbs, 0, &mut dirty);
+        if dirty.iter().all(|word| *word == 0) {
+            return Vec::new();
+        }
+        let cleared = self.sent[slot].clear(&log, tree, tables, &tlbs, 0, &dirty);
+        let found = cleared.flush(&tlbs, vm.memory.logging().walkers()).pages().collect();
+        round.flushes += tlbs.flushes();
+        vm.memory.logging().count_flushes(tlbs.flushes());
+        found
+    }
+
+    /// Brings some pages of the mirror up to date; with nonsense, if they shall be lost.
+    #[inline(never)]
+    fn copy(&self, vm: &Vm, slot: usize, pages: &[u64], lose: bool) {
+        let Some(mirror) = self.mirror.as_ref().and_then(|mirror| mirror.get(slot)) else { return };
+        let start = vm.memory.logging().slots()[slot].range.start;
+        let mut bytes = [NONSENSE; PAGE];
+        for page in pages.iter().take(PAGES_AT_ONCE) {
+            let offset = page * PAGE_BYTES;
+            let is_read = lose || vm.memory.read(Gpa(start.0 + offset), &mut bytes);
+            let is_written = mirror.write(offset, &bytes);
+            debug_assert!(is_read && is_written, "the mirror is as long as the slot");
+        }
+    }
+
+    /// All of a round was copied: it has arrived, or is lost.
+    fn finish(&mut self, vm: &Vm, lose: bool) {
+        for slot in 0..self.sent.len() {
+            if lose {
+                let log = self.log(vm, slot);
+                self.sent[slot].cancel(&log);
+            } else {
+                self.sent[slot].acknowledge();
+            }
+        }
+    }
+
+    #[inline(never)]
+    fn compare(&mut self, vm: &Vm, page: u64, mut comparison: Comparison) -> Option<Done> {
+        let mirror = self.mirror.as_ref()?;
+        let slots = vm.memory.logging().slots();
+        let mut first = 0;
+        let mut place = None;
+        for (slot, frames) in slots.iter().zip(mirror) {
+            let count = slot.range.bytes() / PAGE_BYTES;
+            if page < first + count {
+                place = Some((slot, frames, page - first, count));
+                break;
+            }
+            first += count;
+        }
+        let Some((slot, frames, from, count)) = place else { return Some(Done::Compared(comparison)) };
+        let end = count.min(from + PAGES_AT_ONCE as u64);
+        let mut here = [0; PAGE];
+        let mut there = [0; PAGE];
+        for number in from..end {
+            let offset = number * PAGE_BYTES;
+            let gpa = Gpa(slot.range.start.0 + offset);
+            let is_read = vm.memory.read(gpa, &mut here) && frames.read(offset, &mut there);
+            debug_assert!(is_read, "the mirror is as long as the slot");
+            comparison.pages += 1;
+            if here != there {
+                comparison.different += 1;
+                comparison.first.get_or_insert(gpa.0);
+            }
+        }
+        self.job = Some(Job::Compare { page: page + (end - from), comparison });
+        None
+    }
+
+    /// Splits large pages before the guest writes to them, as many as the pace allows.
+    fn split_ahead(&mut self, vm: &Vm, tlbs: &AllTlbs<'_>) {
+        let Phase::Splitting { slot, from, pace, splits } = &mut self.phase else { return };
+        let slots = vm.memory.logging().slots();
+        let Some(place) = slots.get(*slot) else {
+            self.phase = Phase::Logging { splits: *splits };
+            return;
+        };
+        let allowed = pace.as_mut().map_or(BATCH as u64, |pace| pace.allowed(tsc::now()).min(BATCH as u64));
+        if allowed == 0 {
+            return;
+        }
+        let (tree, tables) = (vm.memory.tree(), vm.memory.tables());
+        if allowed > self.spare.count() && self.spare.fill(tables, allowed).is_err() {
+            // The rest is split when it is written, or not at all.
+            self.phase = Phase::Logging { splits: *splits };
+            return;
+        }
+        let before = self.spare.count();
+        let log = place.log(Policy::Eager, self.source);
+        let (stale, next) = log.split_ahead(tree, tables, tlbs, *from, &mut self.spare);
+        stale.pay(tlbs);
+        let used = before - self.spare.count();
+        *splits += used;
+        if let Some(pace) = pace {
+            pace.spend(used);
+        }
+        *from = next;
+        if next >= place.range.end() {
+            *slot += 1;
+            *from = slots.get(*slot).map_or(next, |slot| slot.range.start);
+        }
+    }
+
+    /// Lets the guest write freely to a slot again.
+    fn release(&mut self, vm: &Vm, tlbs: &AllTlbs<'_>, slot: usize) {
+        let slots = vm.memory.logging().slots();
+        self.phase = match slots.get(slot) {
+            Some(_) => {
+                self.log(vm, slot).stop(vm.memory.tree(), vm.memory.tables(), tlbs);
+                Phase::Releasing { slot: slot + 1 }
+            }
+            None => Phase::Collapsing { slot: 0, from: slots.first().map_or(Gpa(0), |slot| slot.range.start) },
+        };
+    }
+
+    /// Makes the small pages around `from` large again, where nothing else keeps them apart.
+    fn collapse(&mut self, vm: &Vm, tlbs: &AllTlbs<'_>, slot: usize, from: Gpa) {
+        let memory = &vm.memory;
+        self.limbo.reclaim(memory.tables(), memory.logging().walkers());
+        let slots = memory.logging().slots();
+        let Some(place) = slots.get(slot) else {
+            if self.limbo.waiting() == 0 {
+                core::mem::take(&mut self.spare).give_back(memory.tables());
+                self.phase = Phase::Over;
+            }
+            return;
+        };
+        let mut shape = memory.shape();
+        let mut at = from;
+        // Where there is nothing to do, a few more are looked at.
+        for _ in 0..BATCH {
+            let next = Gpa(at.0 + PageSize::Size2M.bytes());
+            let outcome = self.collapse_at(vm, tlbs, &mut shape, at, 1);
+            if outcome == Collapse::Full {
+                self.phase = Phase::Collapsing { slot, from: at };
+                return;
+            }
+            // The last part of a larger one: perhaps that comes back as well.
+            let ends_large = next.is_aligned(PageSize::Size1G);
+            if ends_large && self.collapse_at(vm, tlbs, &mut shape, at, 2) == Collapse::Full {
+                self.phase = Phase::Collapsing { slot, from: at };
+                return;
+            }
+            at = next;
+            if outcome == Collapse::Done || at >= place.range.end() {
+                break;
+            }
+        }
+        self.phase = if at >= place.range.end() {
+            Phase::Collapsing { slot: slot + 1, from: slots.get(slot + 1).map_or(at, |slot| slot.range.start) }
+        } else {
+            Phase::Collapsing { slot, from: at }
+        };
+    }
+
+    fn collapse_at(&mut self, vm: &Vm, tlbs: &AllTlbs<'_>, shape: &mut Shape, at: Gpa, level: u32) -> Collapse {
+        let memory = &vm.memory;
+        let walkers = memory.logging().walkers();
+        let outcome = memory.tree().collapse(shape, memory.tables(), tlbs, &mut self.limbo, walkers, at, level);
+        if outcome == Collapse::Done {
+            memory.logging().count_collapse();
+        }
+        outcome
+    }
+}
+
+/// What there is to say about a VM without a log.
+pub(crate) fn info_without_log(vm: &Vm) -> DirtyInfo {
+    let (flushes, collapses) = vm.memory.logging().counts();
+    DirtyInfo {
+        at_ns: tsc::nanos(),
+        running: None,
+        mirror: false,
+        paused: vm.is_paused(),
+        rounds: 0,
+        pages: 0,
+        splits_ahead: 0,
+        is_splitting: false,
+        flushes,
+        collapses,
+        is_collapsing: false,
+        table_bytes: vm.memory.table_bytes(),
+    }
+}

@@ -1,0 +1,247 @@
+//! What faults and writes of the hypervisor's own need to know of a VM's dirty log, be one running or not; and the VM's
+//! TLBs, as stage 2 sees them.
+//!
+//! The log of a VM is kept in *slots*, pieces of its memory that are short enough for each to be harvested in one go. A
+//! fault looks at one word here to learn whether a log runs. What was written is said by the leaves of stage 2; here are
+//! only the marks of what nobody was stopped at, the writes of the hypervisor and of devices.
+
+use alloc::vec::Vec;
+use core::cell::Cell;
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
+
+use abi::payload::{DirtyLogging, DirtySource, Split};
+use addr::{Gpa, GpaRange, PAGE_BYTES};
+use sched::CpuId;
+use stage2::{DirtyLog, Epochs, Granularity, MarkWord, Policy, Source, Stale, Tlb, Walker, Walking};
+use vcpu_layout::MailboxField;
+
+use super::Vm;
+use super::memory::Memory;
+use crate::arch::block::Block;
+use crate::arch::tlb;
+use crate::cpu;
+use crate::vcpu::Vcpu;
+
+/// Bytes of a slot: 64 large pages.
+const SLOT_BYTES: u64 = 128 << 20;
+
+/// A VM's dirty log, as those see it who write.
+pub(crate) struct Logging {
+    /// What a write fault does: one of the numbers below.
+    state: AtomicU8,
+    /// Whether memory may be found unmapped: it is mapped when it is touched, or a log was ever started, at whose end large
+    /// pages are made of small ones. Never false again: a fault may be on its way.
+    has_gaps: AtomicBool,
+    /// Most splits in a second; no limit when it is 0.
+    splits_per_second: AtomicU32,
+    /// Number of the log.
+    number: AtomicU32,
+    slots: Vec<Slot>,
+    walkers: Epochs<Vec<Walker>>,
+    /// Flushes of everybody for the sake of stage 2, by the host's own CPU.
+    flushes: AtomicU64,
+    /// Large pages that came back.
+    collapses: AtomicU64,
+}
+
+impl MailboxField for Logging {}
+
+/// A piece of memory that is logged by itself.
+pub(crate) struct Slot {
+    /// Where it is.
+    pub(crate) range: GpaRange,
+    marks: Vec<MarkWord>,
+}
+
+const OFF: u8 = 0;
+const CLOSED: u8 = 1;
+const WATCHED: u8 = 2;
+
+/// A log of one slot.
+pub(crate) type SlotLog<'a> = DirtyLog<&'a [MarkWord]>;
+
+impl Slot {
+    /// The log of this slot, kept in this way.
+    pub(crate) fn log(&self, policy: Policy, source: Source) -> SlotLog<'_> {
+        DirtyLog::new(self.range, source, policy, self.marks.as_slice())
+            .expect("slots are made of pages and have their marks")
+    }
+}
+
+/// When pages are split, in the words of the crate.
+pub(crate) fn policy(split: Split) -> Policy {
+    match split {
+        Split::Lazy => Policy::Lazy,
+        Split::Eager => Policy::Eager,
+        Split::Adaptive => Policy::Adaptive,
+    }
+}
+
+/// Who records writes, in the words of the crate.
+pub(crate) fn source(source: DirtySource) -> Source {
+    match source {
+        DirtySource::WriteProtect => Source::WriteProtect,
+        DirtySource::Hardware => Source::Hardware,
+    }
+}
+
+impl Logging {
+    /// No log runs of these regions, which have gaps in stage 2 or not.
+    pub(crate) fn new(regions: &[GpaRange], has_gaps: bool) -> Self {
+        let slots = regions.iter().flat_map(|region| {
+            (0..region.bytes().div_ceil(SLOT_BYTES)).filter_map(|number| {
+                let start = region.start.0 + number * SLOT_BYTES;
+                let range = GpaRange::new(Gpa(start), SLOT_BYTES.min(region.end().0 - start))?;
+                let words = range.bytes().div_ceil(64 * PAGE_BYTES);
+                Some(Slot { range, marks: (0..words).map(|_| MarkWord::new()).collect() })
+            })
+        });
+        Self {
+            state: AtomicU8::new(OFF),
+            has_gaps: AtomicBool::new(has_gaps),
+            splits_per_second: AtomicU32::new(0),
+            number: AtomicU32::new(0),
+            slots: slots.collect(),
+            walkers: Epochs::new((0..cpu::count()).map(|_| Walker::new()).collect()),
+            flushes: AtomicU64::new(0),
+            collapses: AtomicU64::new(0),
+        }
+    }
+
+    /// The slots, in ascending order.
+    pub(crate) fn slots(&self) -> &[Slot] {
+        &self.slots
+    }
+
+    /// This pCPU is about to walk stage 2: no table that it can find is freed until what is returned is dropped.
+    ///
+    /// # Panics
+    /// When it walks already.
+    #[inline]
+    pub(crate) fn walk(&self, cpu: CpuId) -> Walking<'_> {
+        self.walkers.enter(cpu.index()).expect("a pCPU walks stage 2 for one reason at a time")
+    }
+
+    /// Who walks.
+    pub(crate) fn walkers(&self) -> &Epochs<Vec<Walker>> {
+        &self.walkers
+    }
+
+    /// Whether memory may be found unmapped.
+    #[inline]
+    pub(crate) fn has_gaps(&self) -> bool {
+        self.has_gaps.load(Ordering::Relaxed)
+    }
+
+    /// What a fault does with a large page: nothing when no log runs.
+    #[inline]
+    pub(crate) fn granularity(&self) -> Granularity {
+        match self.state.load(Ordering::Relaxed) {
+            CLOSED => Granularity::Closed,
+            WATCHED => Granularity::Watched,
+            _ => Granularity::Whole,
+        }
+    }
+
+    /// The log's number, and how many large pages may be split in a second, if that is limited.
+    pub(crate) fn rate(&self) -> Option<(u32, u32)> {
+        match self.splits_per_second.load(Ordering::Relaxed) {
+            0 => None,
+            rate => Some((self.number.load(Ordering::Relaxed), rate)),
+        }
+    }
+
+    /// A log runs from now on.
+    pub(crate) fn begin(&self, how: &DirtyLogging, by: Source) {
+        self.splits_per_second.store(how.splits_per_second.unwrap_or(0), Ordering::Relaxed);
+        self.number.fetch_add(1, Ordering::Relaxed);
+        self.has_gaps.store(true, Ordering::SeqCst);
+        let state = match policy(how.split) {
+            Policy::Eager | Policy::Adaptive if by == Source::Hardware => WATCHED,
+            _ => CLOSED,
+        };
+        self.state.store(state, Ordering::SeqCst);
+        // Before anything is copied: see `wrote`.
+        fence(Ordering::SeqCst);
+    }
+
+    /// No log runs any more.
+    pub(crate) fn end(&self) {
+        self.state.store(OFF, Ordering::SeqCst);
+    }
+
+    /// The hypervisor, or a device, has just written to `bytes` bytes from `gpa` on.
+    ///
+    /// Either a log that begins at this moment sees what was written, or we see that it has begun.
+    #[inline]
+    pub(crate) fn wrote(&self, gpa: Gpa, bytes: u64) {
+        fence(Ordering::SeqCst);
+        if self.state.load(Ordering::Relaxed) != OFF {
+            self.mark(gpa, bytes);
+        }
+    }
+
+    #[cold]
+    fn mark(&self, gpa: Gpa, bytes: u64) {
+        let Some(written) = GpaRange::new(gpa, bytes) else { return };
+        let first = self.slots.partition_point(|slot| slot.range.end() <= gpa);
+        for slot in self.slots.iter().skip(first).take_while(|slot| slot.range.start < written.end()) {
+            // How it is kept does not matter to marks.
+            slot.log(Policy::Lazy, Source::WriteProtect).mark(written);
+        }
+    }
+
+    /// Counts flushes of everybody.
+    pub(crate) fn count_flushes(&self, flushes: u64) {
+        self.flushes.fetch_add(flushes, Ordering::Relaxed);
+    }
+
+    /// Counts large pages that came back.
+    pub(crate) fn count_collapse(&self) {
+        self.collapses.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Flushes of everybody, and large pages that came back.
+    pub(crate) fn counts(&self) -> (u64, u64) {
+        (self.flushes.load(Ordering::Relaxed), self.collapses.load(Ordering::Relaxed))
+    }
+}
+
+/// The TLBs of all pCPUs that may have run a VM.
+pub(crate) struct AllTlbs<'a> {
+    memory: &'a Memory,
+    vcpus: &'a [Block<Vcpu>],
+    flushes: Cell<u64>,
+}
+
+impl<'a> AllTlbs<'a> {
+    /// Those of `vm`.
+    pub(crate) fn of(vm: &'a Vm) -> Self {
+        Self::new(&vm.memory, vm.vcpus())
+    }
+
+    /// Those of the VM with this memory and these vCPUs.
+    pub(crate) fn new(memory: &'a Memory, vcpus: &'a [Block<Vcpu>]) -> Self {
+        Self { memory, vcpus, flushes: Cell::new(0) }
+    }
+
+    /// How often all of them had to be flushed.
+    pub(crate) fn flushes(&self) -> u64 {
+        self.flushes.get()
+    }
+}
+
+impl Tlb for AllTlbs<'_> {
+    fn publish(&self) {
+        tlb::publish();
+    }
+
+    fn flush(&self, stale: Stale) {
+        self.flushes.set(self.flushes.get() + 1);
+        tlb::flush(self.memory, self.vcpus, stale);
+    }
+
+    fn relax(&self) {
+        core::hint::spin_loop();
+    }
+}
