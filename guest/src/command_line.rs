@@ -43,6 +43,12 @@ pub struct Settings<'a> {
     pub burst: Option<u64>,
     /// `variant=b`: the second of two meanings of the instruction at one address.
     pub second_variant: bool,
+    /// `memory=N`: MiB of memory that are used; all that there is, without.
+    pub memory: Option<u64>,
+    /// `writes=N`: of 100 accesses, so many write.
+    pub writes: Option<u64>,
+    /// `regions=N`: of 100 large pages, so many are used.
+    pub regions: Option<u64>,
 }
 
 /// Up to four words of a list, in the order in which they were written.
@@ -136,7 +142,7 @@ pub const MOST_RIPS: usize = 1024;
 pub const MOST_PAGES: u64 = 64;
 
 /// The keys that [`Settings::parse`] understands.
-pub const KEYS: [&str; 20] = [
+pub const KEYS: [&str; 23] = [
     "experiments",
     "iterations",
     "cpus",
@@ -157,6 +163,9 @@ pub const KEYS: [&str; 20] = [
     "every",
     "variant",
     "burst",
+    "memory",
+    "writes",
+    "regions",
 ];
 
 /// A word of the command line that was not understood. The rest is used nevertheless.
@@ -222,6 +231,9 @@ impl<'a> Settings<'a> {
                 "every" => set(&mut settings.every, number(value).filter(|n| (1..=1_000_000).contains(n))),
                 "burst" => set(&mut settings.burst, number(value).filter(|n| (1..=1_000_000).contains(n))),
                 "variant" => either(&mut settings.second_variant, value, "b", "a"),
+                "memory" => set(&mut settings.memory, number(value).filter(|n| *n > 0)),
+                "writes" => set(&mut settings.writes, number(value).filter(|n| *n <= 100)),
+                "regions" => set(&mut settings.regions, number(value).filter(|n| (1..=100).contains(n))),
                 _ => {
                     mistake(Mistake::UnknownKey { key, nearest: nearest(key, KEYS).unwrap_or(KEYS[0]) });
                     true

@@ -208,6 +208,17 @@ fn lists_of_words_are_read_in_their_order() {
 }
 
 #[test]
+fn shares_are_of_a_hundred_and_nothing_of_the_memory_is_no_experiment() {
+    let settings = Settings::parse("memory=64 writes=0 regions=10", |m| panic!("{m:?}"));
+    assert_eq!((settings.memory, settings.writes, settings.regions), (Some(64), Some(0), Some(10)));
+    for text in ["memory=0", "writes=101", "regions=0", "regions=101"] {
+        let mut mistakes = 0;
+        assert_eq!(Settings::parse(text, |_| mistakes += 1), Settings::default());
+        assert_eq!(mistakes, 1, "{text}");
+    }
+}
+
+#[test]
 fn a_list_with_a_bad_word_is_refused_whole() {
     for text in ["pages=1,65", "pages=0", "pages=1,,2", "pages=", "pages=1,2,3,4,5", "approach=ipi,smoke", "targets=x"]
     {

@@ -1,9 +1,10 @@
 //! The machine. The only file that names an architecture.
 //!
 //! Each architecture defines the same names: `attempt` (instructions that may fault), `boot`, `control` (identification and
-//! control registers), `controller` (interrupts between CPUs, timer), `cpu_local`, `entries` (of page tables),
-//! `interrupts`, `power`, `registers`, `remap` (pages that all CPUs see), `remote` (flushing other TLBs without interrupts),
-//! `round_trip` (loops to be measured), `serial`, `tlb`, `tsc`, `vectors`. What else it defines is for its own experiments.
+//! control registers), `controller` (interrupts between CPUs, timer), `cpu_local`, `entries` (of page tables), `host_writes`
+//! (instructions that have the hypervisor write to memory), `interrupts`, `power`, `registers`, `remap` (pages that all CPUs
+//! see), `remote` (flushing other TLBs without interrupts), `round_trip` (loops to be measured), `serial`, `tlb`, `tsc`,
+//! `vectors`. What else it defines is for its own experiments.
 
 #![expect(
     unsafe_code,
@@ -12,6 +13,7 @@
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
+pub(crate) mod ram;
 pub(crate) mod window;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;

@@ -4,6 +4,7 @@
 //! list of its own: `pc` for x86-64, `virt` for AArch64.
 
 mod cases;
+mod dirty;
 mod misbehave;
 pub(crate) mod mixed;
 mod own_data;
@@ -98,7 +99,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Experiment> {
 }
 
 /// Those that every machine has.
-const EXPERIMENTS: [Experiment; 16] = [
+const EXPERIMENTS: [Experiment; 19] = [
     by_default("empty", "one pass of an empty loop: what all others are compared with", round_trip::empty),
     by_default("page-fault", "a page fault of the guest's own, which should cost no exit", round_trip::page_fault),
     by_default(
@@ -118,6 +119,13 @@ const EXPERIMENTS: [Experiment; 16] = [
         "own-data",
         "memory that only this VM has, for seconds=N (5): run VMs with different seed=N",
         own_data::run,
+    ),
+    on_request("stride", "writes to page after page, for seconds=N (5): how much in each moment", dirty::stride::run),
+    on_request("scribble", "random writes everywhere until q is typed, or for iterations=N", dirty::scribble::run),
+    on_request(
+        "faults",
+        "one write to each page of memory=N MiB (16), pass by pass (n next, q end)",
+        dirty::faults::run,
     ),
     on_request("unexpected-exception", "an invalid opcode: a record, and the end", misbehave::unexpected_exception),
     on_request("panic", "the guest's own panic: a record, and the end", misbehave::panic),

@@ -11,6 +11,7 @@ use spin::Once;
 
 use super::firmware_tables::{self, Machine};
 use super::{cpu_local, gic, interrupts, power, serial, tsc};
+use crate::arch::ram;
 use crate::arch::window::{self, Table};
 
 /// CPUs that there is room for.
@@ -101,6 +102,8 @@ extern "C" fn enter_rust(index: u64, device_tree: u64) -> ! {
         power::choose(info.machine.conduit);
         serial::choose(info.machine.serial);
         window::prepare();
+        let (start, bytes) = spare_memory();
+        ram::set(start, bytes);
         crate::main(info)
     } else {
         gic::enable_this_cpu();

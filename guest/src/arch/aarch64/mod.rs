@@ -15,6 +15,7 @@ pub(crate) mod cpu_local;
 pub(crate) mod entries;
 mod firmware_tables;
 pub(crate) mod gic;
+pub(in crate::arch) mod host_writes;
 pub(crate) mod interrupts;
 pub(crate) mod lower_level;
 pub(crate) mod power;

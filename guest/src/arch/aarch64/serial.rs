@@ -9,6 +9,8 @@ const DATA: u64 = 0;
 pub(crate) const FLAGS: u64 = 0x18;
 /// Fractional divisor of the rate: holds a number and does nothing here.
 pub(crate) const DIVISOR: u64 = 0x28;
+/// Bit 4 of the flags: nothing was received.
+const EMPTY: u32 = 1 << 4;
 const LINE_CONTROL: u64 = 0x2c;
 const CONTROL: u64 = 0x30;
 const FULL: u32 = 1 << 5;
@@ -32,6 +34,13 @@ pub(crate) fn prepare() {
     for (register, value) in [(LINE_CONTROL, 0x70), (CONTROL, 0x301)] {
         let _ = attempt::store_u32(base() + register, value);
     }
+}
+
+/// The next byte that was typed, if there is one.
+pub(crate) fn receive() -> Option<u8> {
+    let is_there = attempt::load_u32(base() + FLAGS).is_ok_and(|flags| flags & EMPTY == 0);
+    let byte = is_there.then(|| attempt::load_u32(base() + DATA).ok()).flatten()?;
+    u8::try_from(byte & 0xff).ok()
 }
 
 /// Sends bytes. A transmitter that is never ready is written to all the same, after a bounded wait.

@@ -12,6 +12,7 @@ use guest_model::acpi::{self, Physical};
 use spin::Once;
 
 use super::{apic, code_pages, control, cpu_local, descriptors, tsc};
+use crate::arch::ram;
 use crate::arch::window::{self, Table};
 
 /// CPUs that there is room for.
@@ -25,6 +26,9 @@ const TRAMPOLINE: u64 = 0x8000;
 
 global_asm!(include_str!("boot.s"), options(att_syntax));
 global_asm!(".globl STACK_BYTES", ".set STACK_BYTES, {bytes}", bytes = const STACK_BYTES);
+
+/// What is mapped from here on is mapped uncached.
+const DEVICES: u64 = 3 << 30;
 
 /// Root of the page tables that all CPUs share.
 #[unsafe(no_mangle)]
@@ -102,7 +106,7 @@ extern "C" fn enter_rust(index: u32, start_info: u32) -> ! {
     }
 }
 
-/// Copies what is needed from `hvm_start_info`: magic at 0, command line at 24, RSDP at 32.
+/// Copies what is needed from `hvm_start_info`: magic at 0, command line at 24, RSDP at 32, memory map at 40.
 fn read_start_info(at: u64) -> BootInfo {
     let mut info = BootInfo { command_line: [0; 2048], length: 0, rsdp: 0 };
     let field =
@@ -112,6 +116,10 @@ fn read_start_info(at: u64) -> BootInfo {
     }
 
     info.rsdp = field(32).unwrap_or(0);
+    let entries = field(48).unwrap_or(0) & 0xffff_ffff;
+    if let Some(map) = field(40).filter(|map| *map != 0) {
+        ram::find((0..entries).map_while(|entry| memory_map_entry(map + entry * 24)));
+    }
     if let Some(text) = field(24).and_then(|text| IdentityMap.bytes(text, info.command_line.len())) {
         info.length = text.iter().position(|byte| *byte == 0).unwrap_or(0);
         info.command_line[..info.length].copy_from_slice(&text[..info.length]);
@@ -137,6 +145,15 @@ pub(crate) fn find_others(info: &BootInfo, own: u32) -> Option<[Option<u32>; MAX
     let others = core::array::from_fn(|_| others.next());
     write_trampoline();
     Some(others)
+}
+
+/// An entry of the memory map: address, size, type (1 is RAM). Answers where it begins and ends; an empty range for what is
+/// no RAM or lies beyond 3 GiB, where devices are mapped.
+fn memory_map_entry(at: u64) -> Option<(u64, u64)> {
+    let word =
+        |offset: u64| -> Option<u64> { IdentityMap.bytes(at + offset, 8)?.try_into().ok().map(u64::from_le_bytes) };
+    let (start, bytes, kind) = (word(0)?, word(8)?, word(16)? & 0xffff_ffff);
+    Some(if kind == 1 { (start, start.saturating_add(bytes).min(DEVICES)) } else { (0, 0) })
 }
 
 /// Puts the code that further CPUs start in below 1 MiB. Call it when nothing that the loader left there, ACPI tables

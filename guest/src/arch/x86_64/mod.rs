@@ -17,6 +17,7 @@ mod descriptors;
 pub(crate) mod encode;
 pub(super) mod entries;
 pub(crate) mod forms;
+pub(in crate::arch) mod host_writes;
 pub(crate) mod hyperv;
 pub(crate) mod interrupts;
 pub(crate) mod modes;

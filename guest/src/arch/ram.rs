@@ -1,0 +1,76 @@
+//! Memory that nobody else uses: from the end of the image to the end of the memory that the image lies in, whole 2 MiB.
+//!
+//! It is mapped one to one, by 2 MiB pages.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use super::host_writes;
+
+/// Size of the pages by which this kernel maps it.
+pub(crate) const LARGE_BYTES: u64 = 2 << 20;
+
+static START: AtomicU64 = AtomicU64::new(0);
+static BYTES: AtomicU64 = AtomicU64::new(0);
+
+#[cfg(machine = "pc")]
+unsafe extern "C" {
+    #[link_name = "image_end"]
+    static IMAGE_END: u8;
+}
+
+/// It is here: both are multiples of [`LARGE_BYTES`], and all of it is mapped as RAM.
+pub(super) fn set(start: u64, bytes: u64) {
+    START.store(start, Ordering::Relaxed);
+    BYTES.store(bytes, Ordering::Relaxed);
+}
+
+/// Finds it among the ranges of RAM, from address to address, that are mapped as such.
+#[cfg(machine = "pc")]
+pub(super) fn find(ranges: impl Iterator<Item = (u64, u64)>) {
+    let image_end = &raw const IMAGE_END as u64;
+    let start = image_end.next_multiple_of(LARGE_BYTES);
+    for (_, end) in ranges.filter(|(first, end)| (*first..*end).contains(&image_end)) {
+        let end = end & !(LARGE_BYTES - 1);
+        set(start, end.saturating_sub(start));
+    }
+}
+
+/// All of it, or nothing.
+#[derive(Clone, Copy)]
+pub(crate) struct Ram {
+    start: u64,
+    bytes: u64,
+}
+
+impl Ram {
+    /// All of it; empty if the machine does not say what it has.
+    pub(crate) fn all() -> Self {
+        Self { start: START.load(Ordering::Relaxed), bytes: BYTES.load(Ordering::Relaxed) }
+    }
+
+    /// Its size, a multiple of [`LARGE_BYTES`].
+    pub(crate) fn bytes(self) -> u64 {
+        self.bytes
+    }
+
+    /// The part of `bytes` from `offset` on; shorter if there is less.
+    pub(crate) fn part(self, offset: u64, bytes: u64) -> Self {
+        let offset = offset.min(self.bytes) & !(LARGE_BYTES - 1);
+        Self { start: self.start + offset, bytes: bytes.min(self.bytes - offset) & !(LARGE_BYTES - 1) }
+    }
+
+    /// The word that begins in the eight bytes around `offset`, which must lie within.
+    #[inline]
+    pub(crate) fn word(self, offset: u64) -> &'static AtomicU64 {
+        assert!(offset < self.bytes);
+        // SAFETY: within memory that is mapped, aligned, outside of the image, and only ever accessed by atomic operations of
+        // this kernel and, by `written_by_host`, by the machine below.
+        unsafe { &*((self.start + (offset & !7)) as *const AtomicU64) }
+    }
+
+    /// Has the hypervisor, if there is one below, write to the eight bytes around `offset`, in a way that `choice` chooses:
+    /// by an instruction that is emulated, with memory as its destination. Answers whether this machine knows such a way.
+    pub(crate) fn written_by_host(self, offset: u64, choice: u64) -> bool {
+        host_writes::write((&raw const *self.word(offset)) as u64, choice)
+    }
+}

@@ -1,0 +1,29 @@
+//! Instructions that an emulator has to carry out and whose destination is memory: what a port or a device register holds is
+//! moved there.
+
+use core::arch::asm;
+
+use super::boot;
+use super::serial::LINE_STATUS;
+
+/// Has some of the eight bytes at `at` written, in a way that `choice` chooses. Answers whether there is one.
+pub(in crate::arch) fn write(at: u64, choice: u64) -> bool {
+    match (choice % 2, boot::io_apic()) {
+        (0, _) | (_, None) => {
+            let count = 1 + choice / 2 % 4;
+            // SAFETY: writes one to four bytes of the word, which the caller owns: a port is read into them.
+            unsafe {
+                asm!("rep insb", inout("rdi") at => _, inout("rcx") count => _, in("dx") LINE_STATUS,
+                    options(nostack, preserves_flags));
+            }
+        }
+        (_, Some(device)) => {
+            // SAFETY: writes four bytes of the word: the I/O APIC's index register is read into them.
+            unsafe {
+                asm!("movs dword ptr [rdi], dword ptr [rsi]", inout("rdi") at => _, inout("rsi") device => _,
+                    options(nostack, preserves_flags));
+            }
+        }
+    }
+    true
+}
