@@ -1,6 +1,8 @@
 //! The command line, and the help that teaches it.
 
+mod bench_dirty;
 mod decode;
+mod dirty;
 mod layout;
 mod tlb;
 
@@ -10,7 +12,9 @@ use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
 use crate::config::Arch;
 
+pub(crate) use bench_dirty::{DirtyBenchArgs, DirtyPart};
 pub(crate) use decode::{DecodeArgs, Setting};
+pub(crate) use dirty::{DirtyArgs, DirtyVerb, HowArgs, RateArgs, RoundArgs, StartArgs, WhichArgs};
 pub(crate) use layout::{LayoutArgs, LayoutBenchArgs};
 pub(crate) use tlb::{Part, Targets, TlbArgs};
 
@@ -20,8 +24,8 @@ const LONG_ABOUT: &str = "\
 Runs virtual machines on the Dunlin hypervisor and shows what they cost.
 
 Dunlin is a type-1 hypervisor. `dunlin run` starts it in QEMU, hands it the VMs that a TOML file
-describes, and stays until they have ended. `dunlin list`, `stats`, `top` and `stop` work from another
-terminal on hosts that run. Without a word, `dunlin` is `dunlin run`.";
+describes, and stays until they have ended. `dunlin list`, `stats`, `top`, `stop`, `pause`, `resume` and
+`dirty` work from another terminal on hosts that run. Without a word, `dunlin` is `dunlin run`.";
 
 const STATUSES: &str = "\
 Exit statuses:
@@ -40,7 +44,8 @@ Examples:
   dunlin run --json > run.json            a fixed script; all that was measured as one object
   dunlin stats --vm default               exits by reason, in the columns of perf kvm stat
   dunlin layout                           the hypervisor's own state, by who writes which cache line
-  dunlin top                              the same, live";
+  dunlin top                              the same, live
+  dunlin dirty rate                       pages that the VM writes in a second";
 
 const BENCH_EXAMPLES: &str = "\
 Examples:
@@ -51,7 +56,8 @@ Examples:
   dunlin bench tags --native
   dunlin bench tlb --vcpus 8 --overcommit 4
   dunlin bench decode --quick
-  dunlin bench layout --native";
+  dunlin bench layout --native
+  dunlin bench dirty --picture dirty.svg";
 
 const TAGS_HELP: &str = "\
 A tag (ASID) tells the TLB entries of one vCPU from those of others. Three schemes hand them out (keys
@@ -125,6 +131,13 @@ pub(crate) enum Verb {
     Top(TopArgs),
     /// End a VM at once, as if its power were cut
     Stop(StopArgs),
+    /// Stop a VM's vCPUs until `dunlin resume`
+    Pause(WhichArgs),
+    /// Let a paused VM go on
+    Resume(WhichArgs),
+    /// Record which pages a VM writes, and what that costs it
+    #[command(after_long_help = dirty::HELP)]
+    Dirty(DirtyArgs),
     /// Show how the hypervisor's own state lies in memory, by who writes it
     #[command(after_long_help = layout::HELP)]
     Layout(LayoutArgs),
@@ -164,6 +177,9 @@ pub(crate) enum Measurement {
     /// State of two vCPUs side by side, packed as it comes and laid out by who writes it
     #[command(after_long_help = layout::BENCH_HELP)]
     Layout(LayoutBenchArgs),
+    /// What it costs a guest that its writes are logged: speed over time, instructions, tables
+    #[command(after_long_help = bench_dirty::HELP)]
+    Dirty(Box<DirtyBenchArgs>),
 }
 
 /// `dunlin bench exits`.

@@ -9,6 +9,7 @@ mod budget;
 mod circumstances;
 mod cycle;
 mod decode;
+mod dirty;
 mod exits;
 mod guest;
 mod layout;
@@ -42,6 +43,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<u8, Failure> {
         Some(Measurement::Tlb(tlb)) => tlb::run(tlb),
         Some(Measurement::Decode(decode)) => decode::run(decode),
         Some(Measurement::Layout(layout)) => layout::run(layout),
+        Some(Measurement::Dirty(dirty)) => dirty::run(dirty),
         None => {
             println!("Instructions per exit (dunlin bench exits)\n");
             let exits = exits::run(&ExitsArgs::default())?;

@@ -7,7 +7,7 @@
 
 mod arch;
 mod reader;
-mod stage2;
+pub(crate) mod stage2;
 mod translation;
 
 use std::fmt;

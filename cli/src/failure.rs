@@ -38,6 +38,11 @@ impl Failure {
         self
     }
 
+    /// Whether it says what to do.
+    pub(crate) fn has_help(&self) -> bool {
+        self.help.is_some()
+    }
+
     /// The same failure with a second line: what to do.
     pub(crate) fn help(mut self, help: impl Into<String>) -> Self {
         self.help = Some(help.into());

@@ -24,7 +24,7 @@ use signal_hook::iterator::Signals;
 
 use crate::args::RunArgs;
 use crate::assets::Assets;
-use crate::config::{Arch, Config};
+use crate::config::Config;
 use crate::console::{self, RawTerminal, Typed};
 use crate::control;
 use crate::exec::{Agent, FIXED_SCRIPT};

@@ -273,7 +273,7 @@ pub(crate) fn run_stop(args: &StopArgs) -> Result<(), Failure> {
 }
 
 /// The VM of that name, or else of that number.
-fn find(vms: &[VmInfo], wanted: &str) -> Result<usize, Failure> {
+pub(crate) fn find(vms: &[VmInfo], wanted: &str) -> Result<usize, Failure> {
     let by_name = vms.iter().position(|vm| vm.name == wanted);
     let by_number = || wanted.parse().ok().filter(|&number: &usize| number < vms.len());
     by_name.or_else(by_number).ok_or_else(|| {

@@ -29,6 +29,11 @@ pub(super) struct MeasuringGuest<'a> {
 /// With these arguments QEMU's clocks count instructions, one per nanosecond, of all CPUs together.
 const EXACT: [&str; 6] = ["-icount", "shift=0,sleep=off", "-seed", "7", "-rtc", "base=2026-01-01,clock=vm"];
 
+/// The same as a list for QEMU.
+pub(super) fn exact_arguments() -> Vec<String> {
+    EXACT.map(str::to_string).to_vec()
+}
+
 impl MeasuringGuest<'_> {
     /// The run's JSON, if the guest finished and found nothing wrong.
     pub(super) fn run(&self) -> Result<Value, Failure> {

@@ -2,7 +2,9 @@
 
 mod bad_input;
 mod console;
+mod dirty;
 mod layout;
+mod played_log;
 mod rig;
 mod run;
 mod share;

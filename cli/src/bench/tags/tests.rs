@@ -2,7 +2,8 @@
 
 use serde_json::json;
 
-use super::{Case, Entries, LOADS, columns, native, native_record};
+use super::{Case, Entries, columns, guests, loads, native, native_record};
+use crate::config::Arch;
 
 fn counters() -> serde_json::Value {
     json!({ "entries": 1000, "tag_assignments": 300, "tag_generations": 3, "tlb_flushes": 20, "tlb_flushes_all": 5,
@@ -64,10 +65,11 @@ fn rows_have_a_field_below_each_column() {
 #[test]
 fn every_record_says_whether_it_was_emulated() {
     let case = Case { tags: "epoch", limit: Some(4) };
-    let record = entries().json(&LOADS[0], case, true);
+    let (loads, _) = loads(Arch::Aarch64);
+    let record = entries().json(guests(Arch::Aarch64), &loads[0], case, true);
     assert_eq!(
-        (&record["emulated"], &record["part"], &record["tag_limit"]),
-        (&json!(true), &json!("mixed"), &json!(4))
+        (&record["emulated"], &record["part"], &record["tag_limit"], &record["arch"]),
+        (&json!(true), &json!("mixed"), &json!(4), &json!("aarch64"))
     );
     assert_eq!((&record["checks"], &record["flushes_own"]), (&json!(1000), &json!(15)));
 
