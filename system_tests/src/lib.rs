@@ -6,11 +6,12 @@
 //! Tests of what every machine has are written once, with the machine as parameter: see [`each_machine`].
 
 pub mod machine;
+pub mod port;
 pub mod stores;
 
 pub use machine::Machine;
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
@@ -106,6 +107,10 @@ pub fn vm<'a>(json: &'a Value, name: &str) -> &'a Value {
     vms.iter().find(|vm| vm["name"] == name).unwrap_or_else(|| panic!("no VM \"{name}\" in {json:#}"))
 }
 
+/// What a host says on standard output, and on standard error.
+const OUTPUT: &str = "output";
+const COMPLAINTS: &str = "complaints";
+
 /// A host that runs, for at most `seconds`, with everything that it takes to look at it meanwhile.
 pub struct Host {
     child: Child,
@@ -144,7 +149,10 @@ impl Host {
             .args(["run", "--json", "--accel=tcg", "--time-limit", &format!("{seconds}s")])
             .args(more(folder.path()))
             .arg(file);
-        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+        // Files take all that is said without anybody reading.
+        let [stdout, stderr] = [OUTPUT, COMPLAINTS]
+            .map(|name| File::create(folder.path().join(name)).expect("a file can be written there"));
+        let child = command.stdin(Stdio::null()).stdout(stdout).stderr(stderr).spawn();
         Self {
             child: child.unwrap_or_else(|error| panic!("dunlin cannot be started: {error}; run `make build` first")),
             folder,
@@ -168,6 +176,33 @@ impl Host {
             let run = finished(Command::new(tool()).args([command, "--json", "--host", &pid]));
             (run.status == 0).then(|| run.json())
         })
+    }
+
+    /// Process id of the tool.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What it has written to standard error so far: progress, and what the guests write.
+    #[must_use]
+    pub fn said(&self) -> String {
+        let bytes = fs::read(self.folder.path().join(COMPLAINTS)).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// Waits for its end, and gives what it said.
+    ///
+    /// # Panics
+    /// When that cannot be read.
+    #[must_use]
+    pub fn finish(mut self) -> Run {
+        let status = self.child.wait().ok().and_then(|status| status.code()).unwrap_or(-1);
+        let [stdout, stderr] = [OUTPUT, COMPLAINTS].map(|name| {
+            let bytes = fs::read(self.folder.path().join(name)).expect("was written");
+            String::from_utf8_lossy(&bytes).into_owned()
+        });
+        Run { status, stdout, stderr }
     }
 
     /// Waits for its end.

@@ -65,6 +65,8 @@ pub(crate) const AARCH64_BARE_METAL: &str = "aarch64-unknown-none-softfloat";
 
 /// The target of the hypervisor and of the measuring guest.
 pub(crate) const BARE_METAL: &str = "x86_64-unknown-none";
+/// The profile of both, see Cargo.toml.
+const IMAGE_PROFILE: &str = "image";
 /// The packages built for these two, with the name under which the program is left in `target/dunlin`.
 pub(crate) const BARE_METAL_PROGRAMS: [(&str, &str); 2] =
     [("dunlin-hypervisor", "hypervisor"), ("dunlin-guest", "guest")];
@@ -109,7 +111,7 @@ impl Places {
 /// Builds and fetches what is wanted. Quick when all is there.
 pub(crate) fn build(places: &Places, wanted: Wanted) -> Result<()> {
     run(&mut places.cargo(&["build", "--release", "--package", "dunlin-cli"]))?;
-    let mut bare_metal = places.cargo(&["build", "--release", "--target", BARE_METAL]);
+    let mut bare_metal = places.cargo(&["build", "--profile", IMAGE_PROFILE, "--target", BARE_METAL]);
     for (package, _) in BARE_METAL_PROGRAMS {
         bare_metal.args(["--package", package]);
     }
@@ -127,7 +129,7 @@ pub(crate) fn build(places: &Places, wanted: Wanted) -> Result<()> {
 /// Builds and fetches what the default VM needs on AArch64. Quick when all is there.
 pub(crate) fn build_aarch64(places: &Places) -> Result<()> {
     run(&mut places.cargo(&["build", "--release", "--package", "dunlin-cli"]))?;
-    let mut bare_metal = places.cargo(&["build", "--release", "--target", AARCH64_BARE_METAL]);
+    let mut bare_metal = places.cargo(&["build", "--profile", IMAGE_PROFILE, "--target", AARCH64_BARE_METAL]);
     for (package, _) in BARE_METAL_PROGRAMS {
         bare_metal.args(["--package", package]);
     }
@@ -135,7 +137,7 @@ pub(crate) fn build_aarch64(places: &Places) -> Result<()> {
     let assets = places.assets_of(Arch::Aarch64);
     std::fs::create_dir_all(&assets)?;
     for (package, name) in BARE_METAL_PROGRAMS {
-        let built = places.target.join(AARCH64_BARE_METAL).join("release").join(package);
+        let built = places.target.join(AARCH64_BARE_METAL).join(IMAGE_PROFILE).join(package);
         let elf = std::fs::read(&built).with_context(|| format!("cannot read {}", built.display()))?;
         let image =
             flat_image(&elf).with_context(|| format!("{} is not as the linker script says", built.display()))?;
@@ -179,7 +181,7 @@ pub(crate) fn assets(places: &Places, wanted: Wanted) -> Result<()> {
 
 /// Copies the program of `package` to `target/dunlin/name`.
 fn place_program(places: &Places, package: &str, name: &str) -> Result<()> {
-    let built = places.target.join(BARE_METAL).join("release");
+    let built = places.target.join(BARE_METAL).join(IMAGE_PROFILE);
     let program = [package, name].map(|file| built.join(file)).into_iter().find(|path| path.is_file());
     let Some(program) = program else {
         bail!("{package} left no program `{package}` or `{name}` in {}", built.display())
