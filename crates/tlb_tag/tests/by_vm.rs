@@ -317,7 +317,7 @@ impl Dice {
     }
 }
 
-/// Seeds of a hundred in which a life of 5000 steps finds the mistake.
+/// Seeds of a hundred in which a life of 20 000 steps finds the mistake.
 fn found(scheme: Scheme, mutant: Mutant) -> usize {
     (0..100)
         .filter(|&seed| {
@@ -325,7 +325,7 @@ fn found(scheme: Scheme, mutant: Mutant) -> usize {
             let tags = u32::try_from(dice.roll(3)).expect("is small");
             let tags = if scheme == Scheme::Generation { tags + 3 } else { tags + 1 };
             let mut host = Host::new(scheme, tags, mutant);
-            (0..5000).any(|_| {
+            (0..20_000).any(|_| {
                 host.step(&dice.step());
                 host.stale.is_some()
             })
