@@ -14,7 +14,7 @@ use crate::vcpu::run::Running;
 /// What others leave for a vCPU.
 #[derive(Debug)]
 pub(crate) struct Posted {
-    /// On, off, or between the two, see [`POWER`].
+    /// [`ON`], [`OFF`] or, between the two, [`ON_PENDING`].
     power: AtomicU8,
     /// Where it is to start.
     start: Mutex<Option<Start>>,
