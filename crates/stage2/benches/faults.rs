@@ -40,8 +40,8 @@ impl Pool {
 
     #[inline]
     fn entry(&self, cell: Cell) -> &AtomicU64 {
-        let number = usize::try_from((cell.table.0 - START) / PAGE_BYTES).expect("a table of ours");
-        &self.tables[number][cell.index]
+        let number = usize::try_from((cell.table().0 - START) / PAGE_BYTES).expect("a table of ours");
+        &self.tables[number][cell.index()]
     }
 }
 
@@ -101,10 +101,16 @@ impl<F: Format + Sync> Guest<F> {
     #[inline(never)]
     fn fault(&self, cpu: usize, gpa: u64, spare: &mut Spare, granularity: Granularity) {
         let walking = self.epochs.enter(cpu).expect("is away");
-        let fault = self.tree.fault(&self.pool, &self.pool, Gpa(gpa), Access::READ_WRITE, granularity, spare);
+        let (pool, wanted) = (&self.pool, Access::READ_WRITE);
+        let mut fault = self.tree.fault(pool, pool, Gpa(gpa), wanted, granularity);
+        let mut later = Stale::EMPTY;
+        while let Fault::Large = fault {
+            later = later.merge(self.tree.split_at_fault(pool, pool, Gpa(gpa), granularity, spare).expect("tables"));
+            fault = self.tree.fault(pool, pool, Gpa(gpa), wanted, granularity);
+        }
         drop(walking);
-        let Fault::Retry { now, later } = fault else { panic!("{fault:?}") };
-        let _ = black_box((now, later));
+        let Fault::Retry(denial) = fault else { panic!("{fault:?}") };
+        let _ = black_box((denial, later));
     }
 
     /// Makes small pages of all memory, all of them closed.

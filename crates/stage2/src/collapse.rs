@@ -47,8 +47,8 @@ impl<F: Format> Tree<F> {
         let slot = self.descend_to(pages, gpa, level);
         let Entry::Table(table) = slot.entry else { return Collapse::NotAlike };
         let alike = (0..entries::<F>()).all(|index| {
-            let bits = pages.load(Cell { table, index });
-            self.continues(pages.load(Cell { table, index: 0 }), bits, index, level - 1)
+            let bits = pages.load(Cell::new(table, index));
+            self.continues(pages.load(Cell::new(table, 0)), bits, index, level - 1)
         });
         if !alike || slot.level != level || !slot.exchange(pages, self.format.busy()) {
             return Collapse::NotAlike;
@@ -81,7 +81,7 @@ impl<F: Format> Tree<F> {
         let mut first = 0;
         let mut whole = 0;
         for index in 0..entries::<F>() {
-            let cell = Cell { table, index };
+            let cell = Cell::new(table, index);
             let taken = loop {
                 let bits = pages.load(cell);
                 let first = if index == 0 { bits } else { first };
@@ -109,7 +109,7 @@ impl<F: Format> Tree<F> {
     fn thaw(&self, pages: &impl Pages, table: Hpa, level: u32, whole: u64, count: usize) {
         for (index, number) in (0..count).zip(0_u64..) {
             let bits = self.format.part(whole, level, number);
-            let made = pages.compare_exchange(Cell { table, index }, self.format.busy(), bits).is_ok();
+            let made = pages.compare_exchange(Cell::new(table, index), self.format.busy(), bits).is_ok();
             assert!(made, "an entry that was taken is changed by nobody else");
         }
     }

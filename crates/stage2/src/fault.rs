@@ -7,24 +7,37 @@
 use crate::split::{AsBefore, Dress, Split};
 use crate::tree::{Slot, Tree, span};
 use crate::{Access, Entry, Format, Leaf, MapError, Memory, Pages, Spare, Stale, Tlb};
-use addr::{Gpa, GpaRange, Hpa};
+use addr::{Gpa, Hpa};
 
 /// What to do about a fault.
 #[derive(Clone, Copy, Debug)]
 #[must_use = "a fault may owe a flush before the guest goes on"]
 pub enum Fault {
-    /// The guest may try again. It may fault again when another processor was about to change the entry.
-    Retry {
-        /// To be paid before it does, by this processor for itself.
-        now: Stale,
-        /// To be paid some time, by anybody: a large leaf may still be cached that says the same as its parts, or less. Many
-        /// of these make one broadcast. Until then the hardware may report a conflict where it has FEAT_BBM.
-        later: Stale,
-    },
+    /// The guest may try again, when this processor has forgotten what it may remember. It may fault again when another
+    /// processor was about to change the entry.
+    Retry(Denial),
+    /// A dirty log has closed the large leaf that holds the page. It is to be [split](Tree::split_at_fault), and the fault looked
+    /// at again; or looked at again with [`Granularity::Whole`].
+    Large,
     /// Nothing is mapped there.
     Unmapped,
     /// The page does not allow this.
     Denied(Leaf),
+}
+
+/// What the processor that faulted may have in its TLB, and must [flush](crate::tlbi::forget) there before the guest tries
+/// again: that a page denies an access. Others may have it too: they fault once more, find nothing to change, and pay for
+/// themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "the guest may fault for ever on what its processor remembers"]
+pub struct Denial(Option<Gpa>);
+
+impl Denial {
+    /// An address in the page, which may be cached in any size; nothing if denials are not cached.
+    #[must_use]
+    pub fn gpa(self) -> Option<Gpa> {
+        self.0
+    }
 }
 
 /// How large leaves are split that a dirty log has closed, when the guest writes.
@@ -41,8 +54,9 @@ pub enum Granularity {
 impl<F: Format> Tree<F> {
     /// The guest was stopped as it wanted to use `gpa` in the ways that `wanted` names.
     ///
-    /// A leaf that a dirty log has closed is opened for writes, or split as `granularity` says. Where that needs more
-    /// tables than are in `spare`, the leaf is opened whole: more counts as written than was, and nobody waits.
+    /// A leaf that a dirty log has closed is opened for writes, or, if it is large and `granularity` says so, left to be split.
+    // All of it is carried out where this is called, so that nothing is built only to be handed on.
+    #[inline(always)]
     pub fn fault(
         &self,
         pages: &impl Pages,
@@ -50,52 +64,69 @@ impl<F: Format> Tree<F> {
         gpa: Gpa,
         wanted: Access,
         granularity: Granularity,
-        spare: &mut Spare,
     ) -> Fault {
         if gpa >= self.limit() {
             return Fault::Unmapped;
         }
-        let mut later = Stale::EMPTY;
-        loop {
-            let slot = self.descend(pages, gpa);
-            let Entry::Leaf { hpa, access } = slot.entry else {
-                // Who replaces the entry is done in a moment; the guest comes back, or is interrupted meanwhile.
-                return match slot.entry {
-                    Entry::Busy => Fault::Retry { now: Stale::EMPTY, later },
-                    _ => Fault::Unmapped,
-                };
-            };
-            if !access.includes(wanted) {
-                return Fault::Denied(Leaf { hpa, level: slot.level, bytes: slot.page().bytes(), access });
-            }
+        let slot = self.descend(pages, gpa);
+        let (hpa, access) = match slot.entry {
+            Entry::Leaf { hpa, access } => (hpa, access),
+            // Who replaces the entry is done in a moment; the guest comes back, or is interrupted meanwhile.
+            Entry::Busy => return Fault::Retry(Denial(None)),
+            Entry::Empty | Entry::Table(_) => return Fault::Unmapped,
+        };
+        if !access.includes(wanted) {
+            return Fault::Denied(Leaf { hpa, level: slot.level, bytes: slot.bytes, access });
+        }
 
-            let format = &self.format;
-            let is_closed = wanted.write && !format.is_writable(slot.bits);
-            if is_closed && slot.level > 0 && granularity != Granularity::Whole && spare.count() > 0 {
-                if let Ok(Split::Done(owed)) = self.split(pages, tlb, slot, spare, &Touch(granularity)) {
-                    later = later.merge(owed);
-                }
-                // Below the new table is the page itself, or a leaf that is still large.
-                continue;
-            }
+        let format = &self.format;
+        let is_closed = wanted.write && !format.is_writable(slot.bits);
+        if is_closed && slot.level > 0 && granularity != Granularity::Whole {
+            return Fault::Large;
+        }
+        let bits = if is_closed { format.opened(slot.bits) } else { slot.bits };
+        let bits = format.touched(bits);
+        if bits != slot.bits && !self.exchange(pages, &slot, bits) {
+            // Another processor was quicker, with this change or another one.
+            return Fault::Retry(Denial(None));
+        }
+        if is_closed && slot.level == 0 && granularity == Granularity::Watched {
+            self.open_table(pages, slot);
+        }
+        tlb.publish();
+        Fault::Retry(Denial(format.denials_are_cached().then_some(gpa)))
+    }
 
-            let bits = if is_closed { format.opened(slot.bits) } else { slot.bits };
-            let bits = format.touched(bits);
-            if bits == slot.bits || self.exchange(pages, &slot, bits) {
-                if is_closed {
-                    self.open_nearby(pages, &slot, granularity);
-                }
-                tlb.publish();
-                return Fault::Retry { now: self.owed_for_denial(&slot), later };
-            }
+    /// A fault has found a [large](Fault::Large) leaf at `gpa`: splits it, if it still is one, and gives back what is owed for
+    /// that some time, by anybody. The leaf may still be cached, which says the same as its parts, or less. Many of these debts
+    /// make one broadcast; until then the hardware may report a conflict where it has FEAT_BBM.
+    ///
+    /// # Errors
+    /// When there is no spare table.
+    pub fn split_at_fault(
+        &self,
+        pages: &impl Pages,
+        tlb: &impl Tlb,
+        gpa: Gpa,
+        granularity: Granularity,
+        spare: &mut Spare,
+    ) -> Result<Stale, MapError> {
+        let slot = self.descend(pages, gpa);
+        if slot.level == 0 || slot.access().is_none() {
+            return Ok(Stale::EMPTY);
+        }
+        match self.split(pages, tlb, slot, spare, &Touch(granularity))? {
+            Split::Done(owed) => Ok(owed),
+            Split::Lost => Ok(Stale::EMPTY),
         }
     }
 
     /// Maps the page at `level` that holds `gpa` to `hpa`, which starts such a page: the guest has touched it for the
-    /// first time. Says what is mapped there now, which is something else when another processor was quicker.
+    /// first time. Something else is mapped there when another processor was quicker.
     ///
     /// # Errors
     /// When a table is missing on the way and there is no spare one, or the page cannot be mapped like this.
+    #[inline]
     #[expect(clippy::too_many_arguments, reason = "the tree, its three helpers, and the four facts of a leaf")]
     pub fn populate(
         &self,
@@ -106,34 +137,70 @@ impl<F: Format> Tree<F> {
         hpa: Hpa,
         level: u32,
         access: Access,
-    ) -> Result<Leaf, MapError> {
+    ) -> Result<(), MapError> {
         let level = level.min(self.format.largest_leaf());
         let bytes = span::<F>(level);
-        let page = GpaRange::new(Gpa(gpa.0 & !(bytes - 1)), bytes).ok_or(MapError::Beyond(gpa))?;
-        self.check_range(page)?;
-        self.check_host(hpa, bytes)?;
-        self.check_access(access)?;
+        // Pages and limits are multiples of a page's size: what starts below a limit ends below it.
+        if gpa >= self.limit() {
+            return Err(MapError::Beyond(gpa));
+        }
+        if hpa >= self.format.host_limit() {
+            return Err(MapError::BeyondHost(hpa));
+        }
         if hpa.0 & (bytes - 1) != 0 {
             return Err(MapError::MisalignedHost(hpa));
         }
+        self.check_access(access)?;
+
+        // Most pages find their table and nobody else at work.
+        if self.fill(pages, tlb, &self.descend(pages, gpa), First::new::<F>(gpa, hpa, level, access)) {
+            return Ok(());
+        }
+        self.populate_without_table(pages, tlb, spare, gpa, hpa, level, access)
+    }
+
+    #[inline(never)]
+    #[expect(clippy::too_many_arguments, reason = "as above: nothing is built there to be handed on")]
+    fn populate_without_table(
+        &self,
+        pages: &impl Pages,
+        tlb: &impl Tlb,
+        spare: &mut Spare,
+        gpa: Gpa,
+        hpa: Hpa,
+        level: u32,
+        access: Access,
+    ) -> Result<(), MapError> {
+        let first = First::new::<F>(gpa, hpa, level, access);
         loop {
             let slot = self.settle(pages, tlb, gpa);
-            if let Entry::Leaf { hpa, access } = slot.entry {
-                return Ok(Leaf { hpa, level: slot.level, bytes: slot.page().bytes(), access });
+            if self.fill(pages, tlb, &slot, first) {
+                return Ok(());
             }
-            if slot.level <= level {
-                // A table is there already, for whatever was mapped before: the page comes as one of its parts.
-                let offset = slot.page().start.0 - page.start.0;
-                let leaf = self.format.leaf(Hpa(hpa.0 + offset), slot.level, access, Memory::Normal);
-                let _ = self.exchange(pages, &slot, leaf);
-                tlb.publish();
-            } else {
+            if slot.level > first.level && slot.entry == Entry::Empty {
                 let table = spare.take(pages).ok_or(MapError::OutOfTables)?;
                 if !slot.exchange(pages, self.format.table(table)) {
                     spare.put_back(pages, table, 0);
                 }
             }
         }
+    }
+
+    /// Maps the page, or as much of it as `slot` decides about, if nothing is mapped there. Says whether something is then; it
+    /// is not while a table is missing, or another processor is about to change the entry.
+    #[inline(always)]
+    fn fill(&self, pages: &impl Pages, tlb: &impl Tlb, slot: &Slot, page: First) -> bool {
+        if slot.entry != Entry::Empty || slot.level > page.level {
+            return matches!(slot.entry, Entry::Leaf { .. });
+        }
+        // A table may be there already, for whatever was mapped before: the page comes as one of its parts.
+        let hpa = Hpa(page.hpa.0 + (slot.start.0 - page.gpa.0));
+        let leaf = self.format.leaf(hpa, slot.level, page.access, Memory::Normal);
+        let done = self.exchange(pages, slot, leaf);
+        if done {
+            tlb.publish();
+        }
+        done
     }
 
     /// Gives the page at level 0 that holds `gpa` the rights `access`, and leaves all others as they are. A page that is
@@ -187,18 +254,22 @@ impl<F: Format> Tree<F> {
             }
         }
     }
+}
 
-    /// What the processor that faulted owes before it tries again: it may remember that the access was denied.
-    ///
-    /// Others may remember it too. They fault once more, find nothing to change, and pay for themselves.
-    fn owed_for_denial(&self, slot: &Slot) -> Stale {
-        if self.format.denials_are_cached() {
-            let local = Stale::local(slot.page(), slot.level);
-            // Denied may have been a page of another size.
-            local.of_any_size()
-        } else {
-            Stale::EMPTY
-        }
+/// A page that is mapped at its first touch: where, to what, and how.
+#[derive(Clone, Copy)]
+struct First {
+    gpa: Gpa,
+    hpa: Hpa,
+    level: u32,
+    access: Access,
+}
+
+impl First {
+    /// The page at `level` that holds `gpa`.
+    #[inline(always)]
+    fn new<F: Format>(gpa: Gpa, hpa: Hpa, level: u32, access: Access) -> Self {
+        Self { gpa: Gpa(gpa.0 & !(span::<F>(level) - 1)), hpa, level, access }
     }
 }
 

@@ -5,15 +5,44 @@
 //! manuals leave to it.
 
 use crate::Stale;
-use addr::Hpa;
+use addr::{Hpa, PageSize};
 
 /// The place of one entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cell {
-    /// The table: a page that [`Pages`] gave out and has not had back.
-    pub table: Hpa,
+pub struct Cell(Hpa);
+
+/// Bytes of an entry.
+const ENTRY_BYTES: usize = size_of::<u64>();
+
+impl Cell {
+    /// The entry with this number, below 512, of a table: a page that [`Pages`] gave out and has not had back.
+    #[inline]
+    #[must_use]
+    pub const fn new(table: Hpa, index: usize) -> Self {
+        Self(Hpa(table.0 | (index * ENTRY_BYTES) as u64))
+    }
+
+    /// Where the entry is.
+    #[inline]
+    #[must_use]
+    pub const fn hpa(self) -> Hpa {
+        self.0
+    }
+
+    /// The table.
+    #[inline]
+    #[must_use]
+    pub const fn table(self) -> Hpa {
+        self.0.page(PageSize::Size4K)
+    }
+
     /// Which of its entries, below 512.
-    pub index: usize,
+    #[inline]
+    #[must_use]
+    #[expect(clippy::cast_possible_truncation, reason = "an offset within a page")]
+    pub const fn index(self) -> usize {
+        self.0.offset_in(PageSize::Size4K) as usize / ENTRY_BYTES
+    }
 }
 
 /// Where tables come from and how they are reached.

@@ -22,11 +22,11 @@
 //! write faults, and opens all of them to the hardware again.
 
 use crate::tree::{Slot, Tree, entries};
-use crate::{Cell, Entry, Format, Granularity, Pages, Source};
+use crate::{Cell, Entry, Format, Pages, Source};
 
 impl<F: Format> Tree<F> {
     /// Writes `new` if the leaf or the hole in `slot` is still what it was. A page that can be written now wakes its table.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn exchange(&self, pages: &impl Pages, slot: &Slot, new: u64) -> bool {
         let done = slot.exchange(pages, new);
         if done && slot.level == 0 && !self.is_still(new) {
@@ -36,6 +36,7 @@ impl<F: Format> Tree<F> {
     }
 
     /// Whether the leaf was not written, and will not be without a fault.
+    #[inline]
     pub(crate) fn is_still(&self, bits: u64) -> bool {
         let format = &self.format;
         let is_written = |source| format.is_written(bits, source);
@@ -51,7 +52,7 @@ impl<F: Format> Tree<F> {
     }
 
     /// The table of which `leaf` is a page is not quiet any more.
-    #[inline]
+    #[inline(always)]
     fn wake(&self, pages: &impl Pages, leaf: &Slot) {
         if let Some(cell) = leaf.above {
             self.change_table(pages, cell, |bits| bits & !self.format.quiet());
@@ -62,11 +63,12 @@ impl<F: Format> Tree<F> {
     ///
     /// It need not be the table that it named before. Then the new one was made of what its pages say, and to wake it is only
     /// slow.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn change_table(&self, pages: &impl Pages, cell: Cell, change: impl Fn(u64) -> u64) {
         let mut bits = pages.load(cell);
-        while let (new, Entry::Table(_)) = (change(bits), self.format.decode(1, bits)) {
-            if new == bits {
+        loop {
+            let new = change(bits);
+            if new == bits || !matches!(self.format.decode(1, bits), Entry::Table(_)) {
                 return;
             }
             match pages.compare_exchange(cell, bits, new) {
@@ -76,20 +78,18 @@ impl<F: Format> Tree<F> {
         }
     }
 
-    /// The guest writes to a page that was closed. Where the hardware can record what else it writes nearby, it does so
-    /// from now on.
-    pub(crate) fn open_nearby(&self, pages: &impl Pages, slot: &Slot, granularity: Granularity) {
-        if granularity != Granularity::Watched || slot.level > 0 {
-            return;
-        }
+    /// The guest writes to a page that was closed, and the hardware can record writes: it does so from now on for all pages
+    /// of the table.
+    #[inline(never)]
+    pub(crate) fn open_table(&self, pages: &impl Pages, slot: Slot) {
         for index in 0..entries::<F>() {
-            let cell = Cell { index, ..slot.cell };
+            let cell = Cell::new(slot.cell.table(), index);
             let bits = pages.load(cell);
             let entry = self.format.decode(0, bits);
             let is_closed = matches!(entry, Entry::Leaf { access, .. } if access.write) && self.is_still(bits);
             if is_closed {
                 // Who was quicker has opened it, or has another use for it.
-                let _ = self.exchange(pages, &Slot { cell, bits, entry, ..*slot }, self.format.watched(bits));
+                let _ = self.exchange(pages, &Slot { cell, bits, entry, ..slot }, self.format.watched(bits));
             }
         }
     }

@@ -59,7 +59,7 @@ impl Spare {
     pub(crate) fn take(&mut self, pages: &impl Pages) -> Option<Hpa> {
         self.count = self.count.checked_sub(1)?;
         let table = self.head;
-        let link = Cell { table, index: 0 };
+        let link = Cell::new(table, 0);
         self.head = Hpa(pages.load(link));
         pages.write_private(link, 0);
         Some(table)
@@ -67,13 +67,13 @@ impl Spare {
 
     /// A table whose first `written` entries were written in vain: nobody else has ever seen it.
     pub(crate) fn put_back(&mut self, pages: &impl Pages, table: Hpa, written: usize) {
-        (0..written).for_each(|index| pages.write_private(Cell { table, index }, 0));
+        (0..written).for_each(|index| pages.write_private(Cell::new(table, index), 0));
         self.put(pages, table);
     }
 
     /// A table that is all zero and in no tree.
     fn put(&mut self, pages: &impl Pages, table: Hpa) {
-        pages.write_private(Cell { table, index: 0 }, self.head.0);
+        pages.write_private(Cell::new(table, 0), self.head.0);
         self.head = table;
         self.count += 1;
     }

@@ -155,7 +155,7 @@ impl<F: Format> Tree<F> {
         let build = |bits| {
             for (number, index) in (0..entries::<F>()).zip(0_u64..) {
                 let part = dress.part(&self.format, part_level, self.format.part(bits, part_level, index));
-                pages.write_private(Cell { table, index: number }, part);
+                pages.write_private(Cell::new(table, number), part);
             }
         };
 

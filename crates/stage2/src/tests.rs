@@ -9,7 +9,9 @@ mod quiet;
 mod sequences;
 mod tlbi;
 
-use crate::{Access, Cell, ENTRIES, Format, Leaf, MapError, Npt, Pages, Shape, Stale, Tlb, Tree};
+use crate::{
+    Access, Cell, ENTRIES, Fault, Format, Granularity, Leaf, MapError, Npt, Pages, Shape, Spare, Stale, Tlb, Tree,
+};
 use addr::{Gpa, GpaRange, Hpa, PageSize};
 use core::cell::{Cell as CoreCell, RefCell};
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -83,16 +85,16 @@ impl Pages for Pool {
 
     fn load(&self, cell: Cell) -> u64 {
         self.loads.set(self.loads.get() + 1);
-        self.table(cell.table)[cell.index].load(Ordering::SeqCst)
+        self.table(cell.table())[cell.index()].load(Ordering::SeqCst)
     }
 
     fn compare_exchange(&self, cell: Cell, old: u64, new: u64) -> Result<(), u64> {
-        let entry = &self.table(cell.table)[cell.index];
+        let entry = &self.table(cell.table())[cell.index()];
         entry.compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst).map(|_| ())
     }
 
     fn write_private(&self, cell: Cell, bits: u64) {
-        self.table(cell.table)[cell.index].store(bits, Ordering::Relaxed);
+        self.table(cell.table())[cell.index()].store(bits, Ordering::Relaxed);
     }
 }
 
@@ -129,6 +131,26 @@ impl<F: Format> Guest<F> {
     }
     fn protect_page(&self, pool: &Pool, gpa: Gpa, access: Access) -> Result<Stale, MapError> {
         self.tree.protect_page(pool, pool, gpa, access)
+    }
+    /// What comes of a fault, and what its splits owe.
+    fn fault(
+        &self,
+        pool: &Pool,
+        gpa: Gpa,
+        wanted: Access,
+        granularity: Granularity,
+        spare: &mut Spare,
+    ) -> (Fault, Stale) {
+        let mut later = Stale::EMPTY;
+        loop {
+            match self.tree.fault(pool, pool, gpa, wanted, granularity) {
+                Fault::Large => match self.tree.split_at_fault(pool, pool, gpa, granularity, spare) {
+                    Ok(owed) => later = later.merge(owed),
+                    Err(_) => return (self.tree.fault(pool, pool, gpa, wanted, Granularity::Whole), later),
+                },
+                fault => return (fault, later),
+            }
+        }
     }
     fn lookup(&self, pool: &Pool, gpa: Gpa) -> Option<Leaf> {
         self.tree.lookup(pool, gpa)

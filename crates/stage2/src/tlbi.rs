@@ -159,6 +159,18 @@ impl Features {
     }
 }
 
+/// This processor forgets that the page at `gpa` denies an access, in whatever size it is cached: what a fault owes that has
+/// made the tables allow it.
+#[inline]
+pub fn forget(gpa: Gpa, cpu: &impl Maintenance) {
+    cpu.dsb(Barrier::LocalStores);
+    cpu.tlbi(Tlbi::Ipa { leaves: true, everywhere: false, ipa: gpa, level: None });
+    cpu.dsb(Barrier::Local);
+    cpu.tlbi(Tlbi::Combined { everywhere: false });
+    cpu.dsb(Barrier::Local);
+    cpu.isb();
+}
+
 /// The processor has found two entries for one address and says so by a TLB conflict abort (fault status 0b110000). With
 /// FEAT_BBM that is possible until a split's debt is paid, and goes to EL2 even where the guest caused it (R_FWRMB). All of
 /// the VM goes from this processor's TLB (I_JCCRT), and the guest tries again.

@@ -72,7 +72,7 @@ impl<F: Format> Tree<F> {
     fn free_below(&self, pages: &impl Pages, table: Hpa, level: u32) {
         if level > 0 {
             for index in 0..entries::<F>() {
-                if let Entry::Table(next) = self.format.decode(level, pages.load(Cell { table, index })) {
+                if let Entry::Table(next) = self.format.decode(level, pages.load(Cell::new(table, index))) {
                     self.free_below(pages, next, level - 1);
                 }
             }
@@ -81,17 +81,28 @@ impl<F: Format> Tree<F> {
     }
 
     /// The entry that decides about `gpa`: the first on the way down that is not a table.
+    #[inline(always)]
     pub(crate) fn descend(&self, pages: &impl Pages, gpa: Gpa) -> Slot {
         self.descend_to(pages, gpa, 0)
     }
 
     /// The same, but going no deeper than `lowest`, where it may find a table.
+    #[inline(always)]
     pub(crate) fn descend_to(&self, pages: &impl Pages, gpa: Gpa, lowest: u32) -> Slot {
-        let mut level = self.format.levels() - 1;
+        // A walk of a known length is carried out without a loop.
+        match self.format.levels() {
+            3 => self.descend_from(2, pages, gpa, lowest),
+            4 => self.descend_from(3, pages, gpa, lowest),
+            levels => self.descend_from(levels - 1, pages, gpa, lowest),
+        }
+    }
+
+    #[inline(always)]
+    fn descend_from(&self, mut level: u32, pages: &impl Pages, gpa: Gpa, lowest: u32) -> Slot {
         let mut table = Hpa(self.root.0 + (gpa.0 >> span::<F>(level + 1).trailing_zeros()) * PAGE_BYTES);
         let mut above = None;
         loop {
-            let cell = Cell { table, index: index::<F>(gpa, level) };
+            let cell = Cell::new(table, index::<F>(gpa, level));
             let bits = pages.load(cell);
             match self.format.decode(level, bits) {
                 Entry::Table(next) if level > lowest => {
@@ -110,11 +121,13 @@ impl<F: Format> Tree<F> {
     /// As [`descend`](Self::descend), but waits where somebody else is replacing the entry.
     ///
     /// Not for those who are replacing one themselves: two of them would wait for each other.
+    #[inline]
     pub(crate) fn settle(&self, pages: &impl Pages, tlb: &impl Tlb, gpa: Gpa) -> Slot {
         self.settle_to(pages, tlb, gpa, 0)
     }
 
     /// The same, but going no deeper than `lowest`.
+    #[inline]
     pub(crate) fn settle_to(&self, pages: &impl Pages, tlb: &impl Tlb, gpa: Gpa, lowest: u32) -> Slot {
         loop {
             let slot = self.descend_to(pages, gpa, lowest);
@@ -135,10 +148,12 @@ impl<F: Format> Tree<F> {
     }
 
     /// First address that the tree cannot translate.
+    #[inline]
     pub(crate) fn limit(&self) -> Gpa {
         Gpa(1 << self.format.input_bits())
     }
 
+    #[inline]
     pub(crate) fn check_range(&self, range: GpaRange) -> Result<(), MapError> {
         if !range.start.is_aligned(PageSize::Size4K) || !range.end().is_aligned(PageSize::Size4K) {
             return Err(MapError::Misaligned(range));
@@ -149,6 +164,7 @@ impl<F: Format> Tree<F> {
         Ok(())
     }
 
+    #[inline]
     pub(crate) fn check_host(&self, hpa: Hpa, bytes: u64) -> Result<(), MapError> {
         if !hpa.is_aligned(PageSize::Size4K) {
             return Err(MapError::MisalignedHost(hpa));
@@ -160,6 +176,7 @@ impl<F: Format> Tree<F> {
         }
     }
 
+    #[inline]
     pub(crate) fn check_access(&self, access: Access) -> Result<(), MapError> {
         if self.format.expresses(access) { Ok(()) } else { Err(MapError::Inexpressible(access)) }
     }

@@ -81,7 +81,7 @@ impl<F: Format> Tree<F> {
         let start = Gpa(above.start.0 + first * bytes);
         let numbers = (0..entries::<F>()).skip(usize::try_from(first).expect("entries of one table"));
         for (index, start) in numbers.zip((start.0..part.end().0).step_by(1 << bytes.trailing_zeros()).map(Gpa)) {
-            let cell = Cell { table, index };
+            let cell = Cell::new(table, index);
             loop {
                 let bits = pages.load(cell);
                 if bits != self.format.busy() && visitor.passes(bits) {
@@ -104,10 +104,11 @@ impl<F: Format> Tree<F> {
     /// The entry beside `slot` in the same table, if it is one to visit: found without another walk. A table that was cut off
     /// meanwhile has busy entries only.
     fn beside(&self, pages: &impl Pages, slot: &Slot) -> Option<Slot> {
-        let cell = Cell { index: slot.cell.index + 1, ..slot.cell };
-        if cell.index == entries::<F>() {
+        let index = slot.cell.index() + 1;
+        if index == entries::<F>() {
             return None;
         }
+        let cell = Cell::new(slot.cell.table(), index);
         let bits = pages.load(cell);
         let entry = self.format.decode(slot.level, bits);
         let decides = match entry {
@@ -120,7 +121,7 @@ impl<F: Format> Tree<F> {
 
     /// All that the leaves below a table of pages say, one by one.
     pub(crate) fn all_below(&self, pages: &impl Pages, table: Hpa, holds: impl Fn(u64) -> bool) -> bool {
-        (0..entries::<F>()).all(|index| holds(pages.load(Cell { table, index })))
+        (0..entries::<F>()).all(|index| holds(pages.load(Cell::new(table, index))))
     }
 }
 

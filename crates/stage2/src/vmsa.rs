@@ -52,6 +52,7 @@ pub type Vmsa = VmsaOf<9>;
 #[derive(Clone, Copy, Debug)]
 pub struct VmsaOf<const INDEX_BITS: u32> {
     ipa_bits: u32,
+    levels: u32,
     pa_bits: u32,
     forced_write_back: bool,
     replace: Replace,
@@ -74,7 +75,9 @@ impl<const INDEX_BITS: u32> VmsaOf<INDEX_BITS> {
         if ipa_bits < 14 + 2 * INDEX_BITS || ipa_bits > pa_bits {
             return None;
         }
-        Some(Self { ipa_bits, pa_bits, forced_write_back, replace: Replace::BreakFirst, records_writes: false })
+        // As few as 16 concatenated root tables allow.
+        let levels = (ipa_bits - 4 - 12).div_ceil(INDEX_BITS);
+        Some(Self { ipa_bits, levels, pa_bits, forced_write_back, replace: Replace::BreakFirst, records_writes: false })
     }
 
     /// For processors with this level of FEAT_BBM (ID_AA64MMFR2_EL1.BBM), the lowest of all that walk the tables.
@@ -105,12 +108,7 @@ impl<const INDEX_BITS: u32> VmsaOf<INDEX_BITS> {
     /// VTCR_EL2.SL0: where the walk starts, one for each level that it has beyond two (D24.2, VTCR_EL2 for the 4 KiB granule).
     #[must_use]
     pub const fn sl0(&self) -> u64 {
-        self.depth() as u64 - 2
-    }
-
-    /// As few levels as 16 concatenated root tables allow.
-    const fn depth(&self) -> u32 {
-        (self.ipa_bits - 4 - 12).div_ceil(INDEX_BITS)
+        self.levels as u64 - 2
     }
 
     const fn mem_attr(&self, memory: Memory) -> u64 {
@@ -130,7 +128,7 @@ impl<const INDEX_BITS: u32> Format for VmsaOf<INDEX_BITS> {
     const INDEX_BITS: u32 = INDEX_BITS;
 
     fn levels(&self) -> u32 {
-        self.depth()
+        self.levels
     }
 
     fn input_bits(&self) -> u32 {
@@ -139,7 +137,7 @@ impl<const INDEX_BITS: u32> Format for VmsaOf<INDEX_BITS> {
 
     /// Blocks exist at the two levels above pages. A walk of two levels has only one of them.
     fn largest_leaf(&self) -> u32 {
-        if self.depth() > 2 { 2 } else { 1 }
+        if self.levels > 2 { 2 } else { 1 }
     }
 
     fn host_limit(&self) -> Hpa {

@@ -29,7 +29,7 @@ impl Pool {
 
 impl Pool {
     fn entry(&self, cell: Cell) -> &AtomicU64 {
-        &self.tables[usize::try_from((cell.table.0 - START) >> 12).expect("small")][cell.index]
+        &self.tables[usize::try_from((cell.table().0 - START) >> 12).expect("small")][cell.index()]
     }
 }
 

@@ -123,6 +123,40 @@ impl Frames {
     }
 }
 
+/// Words of a run whose length is a power of two, at a multiple of it. Any address names one of them, where the run repeats
+/// itself through all of the address space; so to find a word takes no comparison.
+#[derive(Debug)]
+pub(crate) struct Repeated {
+    run: Frames,
+    /// Its first byte in the direct map.
+    base: Hva,
+    /// The bits of an address that select a word.
+    mask: u64,
+}
+
+impl Repeated {
+    /// `None` when the run is not such a one.
+    pub(crate) fn new(run: Frames) -> Option<Self> {
+        let bytes = run.bytes();
+        let is_one = bytes.is_power_of_two() && run.hpa().0.is_multiple_of(bytes);
+        is_one.then(|| Self { base: direct_map(run.hpa()), mask: bytes - size_of::<AtomicU64>() as u64, run })
+    }
+
+    /// The run.
+    #[inline]
+    pub(crate) fn run(&self) -> &Frames {
+        &self.run
+    }
+
+    /// The word at `hpa`, or where the run has what it would have there.
+    #[inline]
+    pub(crate) fn word(&self, hpa: Hpa) -> &AtomicU64 {
+        let word = (self.base.0 + (hpa.0 & self.mask)) as *const AtomicU64;
+        // SAFETY: as in `words`. What is masked is below the run's length and a multiple of 8.
+        unsafe { &*word }
+    }
+}
+
 impl Drop for Frames {
     fn drop(&mut self) {
         let mut pool = POOL.lock();

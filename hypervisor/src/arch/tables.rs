@@ -1,113 +1,93 @@
 //! Pages for stage-2 tables, reached through the direct map.
 //!
-//! The tree names its tables by host physical address. The pool answers only for pages that it owns and keeps them until it
-//! is dropped itself, so a reference to a table stays good for as long as the pool does.
+//! The tree names its tables by host physical address, and each step of a fault asks the pool for the entry there, on all
+//! pCPUs at once. So the pool is one run of host memory, taken when the VM is created, as long as a power of two: an entry is
+//! found by a mask, without a lock or a comparison, and no address leads out of the run. Only who takes a page or gives one
+//! back waits for others who do the same.
 //!
-//! Every step of a fault asks the pool, on all pCPUs at once, so that takes no lock: the pool consists of a few *blocks*, each
-//! larger than the one before, that are never given back and can be looked through at any time. Only who takes a page or
-//! gives one back waits for others who do the same.
-
-#![expect(unsafe_code, reason = "turns a frame of host memory into a table")]
+//! The run is long enough for all of the VM's memory in the smallest pages, which is one byte for each 512, or for each 256 at
+//! worst. In return no guest is stopped because the host has no page left for a table.
 
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use addr::{Hpa, PAGE_BYTES, PageSize};
-use spin::{Mutex, Once};
-use stage2::{Cell, ENTRIES, Pages};
+use addr::{GpaRange, Hpa, PAGE_BYTES, PageSize};
+use crossbeam_utils::CachePadded;
+use spin::Mutex;
+use stage2::{BATCH, Cell, ENTRIES, Pages};
 
-use super::ram::Frames;
+use super::ram::Repeated;
+use crate::frames::{Exhausted, Frames};
 
-/// Bytes of the first block, and of the largest.
-const FIRST_BLOCK: u64 = 16 * PAGE_BYTES;
-const LARGEST_BLOCK: u64 = 4096 * PAGE_BYTES;
-/// With them, what 900 GiB need in small pages; less where host memory is in pieces.
-const BLOCKS: usize = 128;
-
-type Table = [AtomicU64; ENTRIES];
+/// Tables for the upper levels of any VM, its root among them: side by side, up to 16.
+const ROOT_TABLES: u64 = 32;
+/// Tables that wait for walkers to leave, or to be used by the next batch of splits, harvests and repairs.
+const TABLES_AT_HAND: u64 = 4 * BATCH as u64;
+/// Tables that each vCPU has ready for its next faults.
+const TABLES_OF_A_VCPU: u64 = 4;
 
 /// The tables of one VM.
 pub(crate) struct TablePool {
-    /// [`BLOCKS`] places, filled from the front. On the heap: stacks are small.
-    blocks: Vec<Once<Frames>>,
-    free: Mutex<Free>,
+    tables: Repeated,
+    /// On lines of its own: all faults read what stands beside it.
+    free: CachePadded<Mutex<Free>>,
 }
 
 /// Pages that are in no tree.
-#[derive(Default)]
 struct Free {
     /// Given back.
     used: Vec<Hpa>,
-    /// The part of the last block that was never taken.
+    /// The part of the run that was never taken. It is zero.
     fresh: Hpa,
-    end: Hpa,
-    /// Number of blocks.
-    blocks: usize,
 }
 
 impl TablePool {
-    /// An empty pool.
-    pub(crate) fn new() -> Self {
-        Self { blocks: (0..BLOCKS).map(|_| Once::new()).collect(), free: Mutex::new(Free::default()) }
+    /// For a VM that has memory in these regions, in pages of any size, and so many vCPUs.
+    ///
+    /// # Errors
+    /// When the host has no such run.
+    pub(crate) fn new(regions: &[GpaRange], vcpus: u32) -> Result<Self, Exhausted> {
+        let spanned = |size: PageSize| {
+            let whole = |region: &GpaRange| region.end().0.div_ceil(size.bytes()) - region.start.0 / size.bytes();
+            regions.iter().map(whole).sum::<u64>()
+        };
+        let below_root = spanned(PageSize::Size2M) + spanned(PageSize::Size1G) + regions.len() as u64;
+        let tables = ROOT_TABLES + below_root + TABLES_AT_HAND + TABLES_OF_A_VCPU * u64::from(vcpus);
+        let bytes = (tables * PAGE_BYTES).next_power_of_two();
+        let run = Frames::allocate(bytes, bytes)?;
+        run.zero();
+        let fresh = run.hpa();
+        let tables = Repeated::new(run).ok_or(Exhausted)?;
+        Ok(Self { tables, free: CachePadded::new(Mutex::new(Free { used: Vec::new(), fresh })) })
     }
 
-    /// Host memory that the pool has taken.
+    /// Host memory that tables take at this moment, of what is set aside for them.
     pub(crate) fn bytes(&self) -> u64 {
-        self.blocks().map(Frames::bytes).sum()
+        let free = self.free.lock();
+        free.fresh.0 - self.tables.run().hpa().0 - free.used.len() as u64 * PAGE_BYTES
     }
 
-    fn blocks(&self) -> impl Iterator<Item = &Frames> {
-        self.blocks.iter().map_while(Once::get)
-    }
-
-    /// # Panics
-    /// When the page is not of this pool: the tree is damaged.
     #[inline]
-    fn table(&self, hpa: Hpa) -> &Table {
-        let offset_in = |block: &Frames| hpa.0.checked_sub(block.hpa().0).filter(|offset| *offset < block.bytes());
-        let pointer = self.blocks().find_map(|block| {
-            let offset = usize::try_from(offset_in(block)?).ok()?;
-            hpa.is_aligned(PageSize::Size4K).then(|| block.pointer().wrapping_add(offset))
-        });
-        let page = pointer.expect("a tree names only tables of its own pool");
-        // SAFETY: the page is a whole frame, aligned, in the direct map, and ours until the pool is dropped, which the
-        // borrow of `self` outlives. It is only ever accessed as atomics, by us and by the hardware's walker.
-        unsafe { &*page.cast::<Table>() }
-    }
-
-    /// Takes a zeroed block of `bytes`, a power of two, at a multiple of its size.
-    fn grow(&self, free: &mut Free, bytes: u64) -> Option<Hpa> {
-        let place = self.blocks.get(free.blocks)?;
-        let frames = Frames::allocate(bytes, bytes).ok()?;
-        frames.zero();
-        let hpa = place.call_once(|| frames).hpa();
-        free.blocks += 1;
-        Some(hpa)
+    fn entry(&self, cell: Cell) -> &AtomicU64 {
+        let (run, hpa) = (self.tables.run(), cell.hpa());
+        debug_assert!(hpa.0.wrapping_sub(run.hpa().0) < run.bytes(), "{hpa}: a tree names only tables of its own pool");
+        self.tables.word(hpa)
     }
 }
 
 impl Pages for TablePool {
     fn allocate(&self) -> Option<Hpa> {
         let mut free = self.free.lock();
-        if let Some(hpa) = free.used.pop() {
+        if let Some(table) = free.used.pop() {
             drop(free);
-            self.table(hpa).iter().for_each(|entry| entry.store(0, Ordering::Relaxed));
-            return Some(hpa);
+            (0..ENTRIES).for_each(|index| self.write_private(Cell::new(table, index), 0));
+            return Some(table);
         }
-        if free.fresh == free.end {
-            // As much again as there is, or what the host still has in one piece.
-            let wanted = self.bytes().next_power_of_two().clamp(FIRST_BLOCK, LARGEST_BLOCK);
-            let mut sizes = core::iter::successors(Some(wanted), |bytes| (*bytes > PAGE_BYTES).then(|| bytes / 2));
-            let (start, bytes) = sizes.find_map(|bytes| Some((self.grow(&mut free, bytes)?, bytes)))?;
-            (free.fresh, free.end) = (start, Hpa(start.0 + bytes));
-        }
-        let hpa = free.fresh;
-        free.fresh = Hpa(hpa.0 + PAGE_BYTES);
-        Some(hpa)
+        free.take_fresh(self.tables.run(), 1)
     }
 
     fn allocate_root(&self, count: u32) -> Option<Hpa> {
-        self.grow(&mut self.free.lock(), u64::from(count) * PAGE_BYTES)
+        self.free.lock().take_fresh(self.tables.run(), count.into())
     }
 
     fn free(&self, hpa: Hpa) {
@@ -116,17 +96,28 @@ impl Pages for TablePool {
 
     #[inline]
     fn load(&self, cell: Cell) -> u64 {
-        self.table(cell.table)[cell.index].load(Ordering::SeqCst)
+        self.entry(cell).load(Ordering::SeqCst)
     }
 
     #[inline]
     fn compare_exchange(&self, cell: Cell, old: u64, new: u64) -> Result<(), u64> {
-        let entry = &self.table(cell.table)[cell.index];
-        entry.compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst).map(|_| ())
+        self.entry(cell).compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst).map(|_| ())
     }
 
     #[inline]
     fn write_private(&self, cell: Cell, bits: u64) {
-        self.table(cell.table)[cell.index].store(bits, Ordering::Relaxed);
+        self.entry(cell).store(bits, Ordering::Relaxed);
+    }
+}
+
+impl Free {
+    /// Takes `count` tables side by side, a power of two, at a multiple of their size.
+    fn take_fresh(&mut self, run: &Frames, count: u64) -> Option<Hpa> {
+        let start = Hpa(self.fresh.0.next_multiple_of(count * PAGE_BYTES));
+        let end = Hpa(start.0 + count * PAGE_BYTES);
+        (end.0 <= run.hpa().0 + run.bytes()).then(|| {
+            self.fresh = end;
+            start
+        })
     }
 }

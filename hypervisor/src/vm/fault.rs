@@ -8,7 +8,7 @@ use addr::Gpa;
 use stage2::{Access, BATCH, Fault, Granularity, MapError, Pace, Spare, Stale};
 
 use super::logging::AllTlbs;
-use super::memory::Memory;
+use super::memory::{Memory, Stopped};
 use crate::arch::{tlb, tsc};
 use crate::vcpu::run::Running;
 
@@ -53,59 +53,120 @@ impl Kit {
     }
 }
 
-/// The vCPU was stopped as it wanted to use `gpa` in the ways that `wanted` names.
-// By itself, so that other exits have no part in what it needs of the stack.
+/// The vCPU was stopped at memory, `at` this place, as it wanted to use `gpa` in the ways that `wanted` names.
+#[inline]
+pub(crate) fn settle(run: &mut Running<'_>, at: Stopped, gpa: Gpa, wanted: Access) -> Settled {
+    match run.vm.memory.level_on_touch() {
+        Some(level) if !at.is_mapped => populate(run, at.region, gpa, level),
+        _ => open(run, gpa, wanted),
+    }
+}
+
+/// Maps the page that holds `gpa`, in this region, where memory is mapped when it is touched.
+// This and the next are functions by themselves, so that other exits have no part in what they need of the stack.
 #[inline(never)]
-pub(crate) fn settle(run: &mut Running<'_>, gpa: Gpa, wanted: Access) -> Settled {
+fn populate(run: &mut Running<'_>, region: u32, gpa: Gpa, level: u32) -> Settled {
     let memory = &run.vm.memory;
-    if !memory.has(gpa) {
-        return Settled::NoMemory;
-    }
-    let began = tsc::now();
+    let Some(hpa) = memory.host_page(region, gpa, level) else { return Settled::NoMemory };
+    let (tables, spare) = (memory.tables(), &mut run.owner.kit.spare);
     // Tables that are cut off meanwhile stay until we are through.
-    let _walking = memory.logging().walk(run.cpu.id);
-    let tlbs = AllTlbs::of(run.vm);
+    let walking = memory.logging().walk(run.cpu.id);
+    let populated = memory.tree().populate(tables, &AllTlbs::of(run.vm), spare, gpa, hpa, level, Access::ALL);
+    drop(walking);
+    let settled = match populated {
+        Ok(()) => {
+            run.tally.add(|count| &count.pages_populated, 1);
+            Settled::Again
+        }
+        // The guest comes back, and finds a table.
+        Err(MapError::OutOfTables) if spare.fill(tables, TABLES_FOR_A_PAGE).is_ok() => Settled::Again,
+        Err(MapError::OutOfTables) => Settled::OutOfTables,
+        Err(_) => Settled::NoMemory,
+    };
+    count_stall(run);
+    settled
+}
+
+/// Opens the page for what is wanted, if the guest may do that.
+#[inline(never)]
+fn open(run: &mut Running<'_>, gpa: Gpa, wanted: Access) -> Settled {
+    let memory = &run.vm.memory;
     let granularity = memory.logging().granularity();
-    let kit = &mut run.owner.kit;
-    if wanted.write && granularity != Granularity::Whole {
-        kit.prepare(memory, run.vm.config.vcpus, began);
-    }
-    let before = kit.spare.count();
-    let fault = memory.tree().fault(memory.tables(), &tlbs, gpa, wanted, granularity, &mut kit.spare);
+    let walking = memory.logging().walk(run.cpu.id);
+    let fault = memory.tree().fault(memory.tables(), &AllTlbs::of(run.vm), gpa, wanted, granularity);
     let settled = match fault {
-        Fault::Retry { now, later } => {
-            if wanted.write && granularity != Granularity::Whole {
-                run.tally.add(|count| &count.dirty_faults, 1);
-                let splits = before - kit.spare.count();
-                if splits != 0 {
-                    run.tally.add(|count| &count.dirty_splits, splits);
-                    kit.owe(later, splits, &tlbs);
-                }
-            }
-            if !now.is_empty() {
-                tlb::flush_local(now);
+        Fault::Large => open_large(run, gpa, wanted, granularity),
+        fault => follow(run, fault),
+    };
+    drop(walking);
+    if wanted.write && granularity != Granularity::Whole {
+        run.tally.add(|count| &count.dirty_faults, 1);
+    }
+    count_stall(run);
+    settled
+}
+
+/// Splits the large page that holds `gpa` until it is a small one. Without a table, all of it counts as written.
+#[cold]
+#[inline(never)]
+fn open_large(run: &mut Running<'_>, gpa: Gpa, wanted: Access, mut granularity: Granularity) -> Settled {
+    loop {
+        if !split(run, gpa, granularity) {
+            granularity = Granularity::Whole;
+        }
+        let memory = &run.vm.memory;
+        match memory.tree().fault(memory.tables(), &AllTlbs::of(run.vm), gpa, wanted, granularity) {
+            Fault::Large => {}
+            fault => return follow(run, fault),
+        }
+    }
+}
+
+/// What becomes of the guest after a fault of a small page.
+#[inline(always)]
+fn follow(run: &Running<'_>, fault: Fault) -> Settled {
+    match fault {
+        Fault::Retry(denial) => {
+            if let Some(gpa) = denial.gpa() {
+                tlb::forget(gpa);
                 run.tally.add(|count| &count.stage2_local_flushes, 1);
             }
             Settled::Again
         }
         Fault::Denied(_) => Settled::Denied,
-        Fault::Unmapped => match kit.populate(memory, &tlbs, gpa) {
-            Ok(()) => {
-                run.tally.add(|count| &count.pages_populated, 1);
-                Settled::Again
-            }
-            Err(MapError::OutOfTables) => Settled::OutOfTables,
-            Err(_) => Settled::NoMemory,
-        },
+        Fault::Unmapped | Fault::Large => Settled::NoMemory,
+    }
+}
+
+/// The time since the exit is one that the guest has lost to stage 2.
+#[inline]
+fn count_stall(run: &Running<'_>) {
+    let stall = tsc::now().wrapping_sub(run.owner.arch.left_at());
+    run.tally.add(|count| &count.stage2_stall_ticks, stall);
+}
+
+/// Splits the large page that holds `gpa`, as far as the log's rate allows; says whether it did.
+fn split(run: &mut Running<'_>, gpa: Gpa, granularity: Granularity) -> bool {
+    let memory = &run.vm.memory;
+    let tlbs = AllTlbs::of(run.vm);
+    let kit = &mut run.owner.kit;
+    if !kit.prepare(memory, run.vm.config.vcpus, tsc::now()) {
+        return false;
+    }
+    let before = kit.spare.count();
+    let Ok(owed) = memory.tree().split_at_fault(memory.tables(), &tlbs, gpa, granularity, &mut kit.spare) else {
+        return false;
     };
+    let splits = before - kit.spare.count();
+    kit.owe(owed, splits, &tlbs);
+    run.tally.add(|count| &count.dirty_splits, splits);
     run.tally.add(|count| &count.stage2_broadcasts, tlbs.flushes());
-    run.tally.add(|count| &count.stage2_stall_ticks, tsc::now().saturating_sub(began));
-    settled
+    true
 }
 
 impl Kit {
-    /// Has tables ready for a write, as far as the log's rate allows. Without them, the large page counts as written whole.
-    fn prepare(&mut self, memory: &Memory, vcpus: u32, now: u64) {
+    /// Has tables ready for a write, and says whether there is one that the log's rate allows.
+    fn prepare(&mut self, memory: &Memory, vcpus: u32, now: u64) -> bool {
         let allowed = match memory.logging().rate() {
             None => TABLES_FOR_A_WRITE,
             Some((log, per_second)) => {
@@ -121,9 +182,10 @@ impl Kit {
             // What the pool does not have is done without.
             let _ = self.spare.fill(memory.tables(), allowed);
         }
+        allowed.min(self.spare.count()) > 0
     }
 
-    /// A fault of ours has split large pages, and owes `later` for it.
+    /// A fault of ours has split large pages, and owes `later` for it, which is paid when there is enough of it.
     fn owe(&mut self, later: Stale, splits: u64, tlbs: &AllTlbs<'_>) {
         if let Some((_, pace)) = &mut self.pace {
             pace.spend(splits);
@@ -134,15 +196,5 @@ impl Kit {
             core::mem::replace(&mut self.owed, Stale::EMPTY).pay(tlbs);
             self.splits = 0;
         }
-    }
-
-    /// Maps the page that holds `gpa`, where memory is mapped when it is touched.
-    fn populate(&mut self, memory: &Memory, tlbs: &AllTlbs<'_>, gpa: Gpa) -> Result<(), MapError> {
-        let unmapped = MapError::Beyond(gpa);
-        let level = memory.level_on_touch().ok_or(unmapped)?;
-        let hpa = memory.host_page(gpa, level).ok_or(unmapped)?;
-        self.spare.fill(memory.tables(), TABLES_FOR_A_PAGE)?;
-        memory.tree().populate(memory.tables(), tlbs, &mut self.spare, gpa, hpa, level, Access::ALL)?;
-        Ok(())
     }
 }

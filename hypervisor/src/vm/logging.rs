@@ -137,9 +137,9 @@ impl Logging {
     #[inline]
     pub(crate) fn granularity(&self) -> Granularity {
         match self.state.load(Ordering::Relaxed) {
+            OFF => Granularity::Whole,
             CLOSED => Granularity::Closed,
-            WATCHED => Granularity::Watched,
-            _ => Granularity::Whole,
+            _ => Granularity::Watched,
         }
     }
 

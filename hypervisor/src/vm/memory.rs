@@ -73,6 +73,15 @@ pub(crate) struct Memory {
     decoded: Option<WriteProtect<Decoded>>,
 }
 
+/// Where in its memory a guest was stopped.
+#[derive(Clone, Copy)]
+pub(crate) struct Stopped {
+    /// Number of the region.
+    pub(crate) region: u32,
+    /// Whether something is mapped there.
+    pub(crate) is_mapped: bool,
+}
+
 /// A wait for kicked vCPUs, in host TSC ticks.
 struct Wait {
     since: u64,
@@ -117,17 +126,18 @@ impl From<Exhausted> for MemoryError {
 }
 
 impl Memory {
-    /// Takes, zeroes and maps memory for `ranges`, whose lengths are multiples of 2 MiB. It is mapped when it is touched, in
-    /// pages of the given level, when there is one.
+    /// Takes, zeroes and maps memory for `ranges`, whose lengths are multiples of 2 MiB, of a VM with so many vCPUs. It is
+    /// mapped when it is touched, in pages of the given level, when there is one.
     ///
     /// # Errors
     /// When the host has too little; everything that was taken is given back.
     pub(crate) fn new(
-        ranges: impl Iterator<Item = GpaRange>,
+        ranges: &[GpaRange],
+        vcpus: u32,
         tags: VmTags,
         level_on_touch: Option<u32>,
     ) -> Result<Self, MemoryError> {
-        let tables = TablePool::new();
+        let tables = TablePool::new(ranges, vcpus)?;
         let (tree, mut shape) = Tree::new(stage2_format(), &tables).map_err(MemoryError::Map)?;
         let (mut regions, mut runs) = (Vec::new(), Vec::new());
 
@@ -296,12 +306,12 @@ impl Memory {
         self.level_on_touch
     }
 
-    /// Where the page at `level` that holds `gpa` lies in host memory.
-    pub(crate) fn host_page(&self, gpa: Gpa, level: u32) -> Option<Hpa> {
-        let region = self.find_index(gpa)?;
+    /// Where the page at `level` that holds `gpa`, of this region, lies in host memory.
+    #[inline]
+    pub(crate) fn host_page(&self, region: u32, gpa: Gpa, level: u32) -> Option<Hpa> {
+        let (region, run) = (self.regions.get(region as usize)?, self.bank.run(region as usize)?);
         let bytes = PAGE_BYTES << (9 * level);
-        let offset = (gpa.0 - self.regions.get(region)?.start.0) & !(bytes - 1);
-        Some(Hpa(self.bank.run(region)?.hpa().0 + offset))
+        Some(Hpa(run.hpa().0 + ((gpa.0 - region.start.0) & !(bytes - 1))))
     }
 
     /// HPA of the stage-2 tree's root table.
@@ -309,7 +319,7 @@ impl Memory {
         self.tree.root()
     }
 
-    /// Bytes of host memory that the stage-2 tables take.
+    /// Bytes of host memory that the stage-2 tables take at this moment.
     pub(crate) fn table_bytes(&self) -> u64 {
         self.tables.bytes()
     }
@@ -372,11 +382,15 @@ impl Memory {
         self.bank.load(word, ahead)
     }
 
-    /// Whether a fault of stage 2 at `gpa` is about memory, and not about a device. `is_mapped`: something is mapped there, but
-    /// not for that access. Most devices are told apart by one look.
+    /// Where in its memory the guest was stopped at `gpa` by a fault of stage 2; `None` if that is about a device.
+    /// `is_mapped`: something is mapped there, but not for that access. Most devices are told apart by one look.
     #[inline]
-    pub(crate) fn is_stopped_at(&self, gpa: Gpa, is_mapped: bool) -> bool {
-        (is_mapped || self.logging.has_gaps()) && self.has(gpa)
+    pub(crate) fn stopped_at(&self, gpa: Gpa, is_mapped: bool) -> Option<Stopped> {
+        if !is_mapped && !self.logging.has_gaps() {
+            return None;
+        }
+        let region = (0..).zip(&self.regions).find(|(_, region)| region.contains(gpa))?.0;
+        Some(Stopped { region, is_mapped })
     }
 
     /// Whether the guest has memory at `gpa`.

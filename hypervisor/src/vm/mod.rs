@@ -16,6 +16,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 
 use abi::control::{Line, StopReason};
 use abi::payload::{DecodeCache, Payload, Populate, VmConfig};
+use addr::GpaRange;
 use decode_cache::Vouching;
 use log::info;
 use sched::{CpuId, Notify, Pending};
@@ -128,8 +129,8 @@ impl Vm {
             Populate::Touch4K => Some(0),
             Populate::Touch2M => Some(1),
         };
-        let ranges = loader::ram_layout(config.memory_bytes);
-        let mut memory = Memory::new(ranges, tags, level_on_touch).map_err(|error| match error {
+        let ranges: Vec<GpaRange> = loader::ram_layout(config.memory_bytes).collect();
+        let mut memory = Memory::new(&ranges, config.vcpus, tags, level_on_touch).map_err(|error| match error {
             MemoryError::Exhausted => {
                 let free_mib = crate::frames::free_bytes() >> 20;
                 format!("memory {wanted_mib} MiB: the host has {free_mib} MiB left, in pieces of at least 2 MiB")

@@ -90,8 +90,8 @@ impl<F: Hardware> Logged<F> {
                 assert!(slot.exchange(pool, bits));
                 return faults;
             }
-            let fault = guest.tree.fault(pool, pool, Gpa(gpa), Access::READ_WRITE, granularity, spare);
-            assert!(matches!(fault, Fault::Retry { .. }), "{fault:?}");
+            let (fault, _) = guest.fault(pool, Gpa(gpa), Access::READ_WRITE, granularity, spare);
+            assert!(matches!(fault, Fault::Retry(_)), "{fault:?}");
         }
         panic!("the guest faults for ever");
     }

@@ -2,8 +2,7 @@
 
 use super::{GIB, Guest, MIB, NPT, Pool, leaf_at, range};
 use crate::{
-    Access, Collapse, Epochs, Fault, Granularity, Limbo, MapError, Quiescence, Reach, Source, Spare, Stale, Vmsa,
-    Walker,
+    Access, Collapse, Epochs, Fault, Granularity, Limbo, MapError, Quiescence, Source, Spare, Stale, Vmsa, Walker,
 };
 use addr::{Gpa, Hpa};
 
@@ -23,10 +22,7 @@ fn fault_where_nothing_is_mapped_or_allowed_says_so() {
     let pool = Pool::of(8);
     let mut guest = Guest::new(NPT, &pool).expect("pool");
     let _ = guest.map(&pool, range(0, 4096), Hpa(0), Access::READ).expect("maps");
-    let fault = |gpa, wanted| {
-        let mut spare = Spare::new();
-        guest.tree.fault(&pool, &pool, Gpa(gpa), wanted, Granularity::Whole, &mut spare)
-    };
+    let fault = |gpa, wanted| guest.fault(&pool, Gpa(gpa), wanted, Granularity::Whole, &mut Spare::new()).0;
     assert!(matches!(fault(4096, Access::READ), Fault::Unmapped));
     assert!(matches!(fault(1 << 48, Access::READ), Fault::Unmapped));
     assert!(matches!(fault(u64::MAX, Access::READ), Fault::Unmapped));
@@ -39,15 +35,17 @@ fn fault_that_finds_nothing_to_change_owes_only_its_own_processor() {
     let mut spare = Spare::new();
     let mut guest = Guest::new(arm(0), &pool).expect("pool");
     let _ = guest.map(&pool, range(0, 4096), Hpa(0), Access::ALL).expect("maps");
-    let fault = guest.tree.fault(&pool, &pool, Gpa(5), Access::READ_WRITE, Granularity::Whole, &mut spare);
-    let Fault::Retry { now, later: Stale::EMPTY } = fault else { panic!("{fault:?}") };
-    assert_eq!((now.reach(), now.range()), (Reach::Local, range(0, 4096)));
+    let (fault, later) = guest.fault(&pool, Gpa(5), Access::READ_WRITE, Granularity::Whole, &mut spare);
+    let Fault::Retry(denial) = fault else { panic!("{fault:?}") };
+    assert_eq!(denial.gpa(), Some(Gpa(5)));
+    assert_eq!(later, Stale::EMPTY);
 
     // Nested pages are walked again before an access is denied.
     let mut guest = Guest::new(NPT, &pool).expect("pool");
     let _ = guest.map(&pool, range(0, 4096), Hpa(0), Access::ALL).expect("maps");
-    let fault = guest.tree.fault(&pool, &pool, Gpa(5), Access::READ_WRITE, Granularity::Whole, &mut spare);
-    assert!(matches!(fault, Fault::Retry { now: Stale::EMPTY, later: Stale::EMPTY }));
+    let (fault, later) = guest.fault(&pool, Gpa(5), Access::READ_WRITE, Granularity::Whole, &mut spare);
+    assert!(matches!(fault, Fault::Retry(denial) if denial.gpa().is_none()));
+    assert_eq!(later, Stale::EMPTY);
 }
 
 #[test]
@@ -63,9 +61,9 @@ fn split_by_a_fault_owes_its_broadcast_later_if_at_all() {
 
         let mut broadcast = Stale::EMPTY;
         for gpa in [0x3000, 2 * MIB + 0x5000] {
-            let fault = guest.tree.fault(&pool, &pool, Gpa(gpa), Access::READ_WRITE, Granularity::Closed, &mut spare);
-            let Fault::Retry { now, later } = fault else { panic!("{fault:?}") };
-            assert_eq!((now.reach(), now.range()), (Reach::Local, range(gpa, 4096)));
+            let (fault, later) = guest.fault(&pool, Gpa(gpa), Access::READ_WRITE, Granularity::Closed, &mut spare);
+            let Fault::Retry(denial) = fault else { panic!("{fault:?}") };
+            assert_eq!(denial.gpa(), Some(Gpa(gpa)));
             assert_eq!(later.is_empty(), !owes, "level {bbm}");
             broadcast = broadcast.merge(later);
         }
@@ -75,7 +73,7 @@ fn split_by_a_fault_owes_its_broadcast_later_if_at_all() {
 }
 
 #[test]
-fn first_touch_maps_a_page_and_who_comes_second_is_told_of_it() {
+fn first_touch_maps_a_page_and_who_comes_second_changes_nothing() {
     let pool = Pool::of(8);
     let guest = Guest::new(NPT, &pool).expect("pool");
     let mut spare = Spare::new();
@@ -84,15 +82,18 @@ fn first_touch_maps_a_page_and_who_comes_second_is_told_of_it() {
     };
     assert_eq!(populate(&mut spare, 0x5123, 0x8000, 0), Err(MapError::OutOfTables));
     spare.fill(&pool, 5).expect("pool");
-    let first = populate(&mut spare, 0x5123, 0x8000, 0).expect("three tables");
+    populate(&mut spare, 0x5123, 0x8000, 0).expect("three tables");
+    populate(&mut spare, 0x5fff, 0x9000, 0).expect("another frame for the same page");
+    let first = leaf_at(&guest, &pool, 0x5123).expect("mapped");
     assert_eq!((first.hpa, first.level), (Hpa(0x8000), 0));
-    assert_eq!(populate(&mut spare, 0x5fff, 0x9000, 0), Ok(first), "another frame for the same page");
     assert_eq!(spare.count(), 2);
 
     // A large page where small tables are already comes in small pages.
-    let part = populate(&mut spare, 0x7000, 4 * MIB, 1).expect("no table needed");
+    populate(&mut spare, 0x7000, 4 * MIB, 1).expect("no table needed");
+    let part = leaf_at(&guest, &pool, 0x7000).expect("mapped");
     assert_eq!((part.hpa, part.level), (Hpa(4 * MIB + 0x7000), 0));
-    let large = populate(&mut spare, 3 * MIB, 4 * MIB, 1).expect("no table needed");
+    populate(&mut spare, 3 * MIB, 4 * MIB, 1).expect("no table needed");
+    let large = leaf_at(&guest, &pool, 3 * MIB).expect("mapped");
     assert_eq!((large.hpa, large.level, large.bytes), (Hpa(4 * MIB), 1, 2 * MIB));
     assert_eq!(populate(&mut spare, GIB, 4096, 1), Err(MapError::MisalignedHost(Hpa(4096))));
     spare.give_back(&pool);
@@ -113,8 +114,8 @@ fn aged_page_is_touched_again_by_its_next_fault() {
     assert_eq!(touched(&guest), [range(0, 2 * MIB), range(2 * MIB, 4096)]);
     assert!(touched(&guest).is_empty());
     let mut spare = Spare::new();
-    let fault = guest.tree.fault(&pool, &pool, Gpa(2 * MIB), Access::READ, Granularity::Whole, &mut spare);
-    assert!(matches!(fault, Fault::Retry { .. }));
+    let (fault, _) = guest.fault(&pool, Gpa(2 * MIB), Access::READ, Granularity::Whole, &mut spare);
+    assert!(matches!(fault, Fault::Retry(_)));
     assert_eq!(touched(&guest), [range(2 * MIB, 4096)]);
 }
 

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use addr::{Gpa, Hpa};
 use hw_model::walks::{Barrier as Wait, Geometry, Invalidate, Rules, Walks};
 use shuttle::sync::{Arc, Mutex, MutexGuard};
-use stage2::tlbi::{Barrier, Features, Maintenance, Tlbi};
+use stage2::tlbi::{self, Barrier, Features, Maintenance, Tlbi};
 use stage2::{Cell, Pages, Stale, Tlb};
 
 /// What is done wrong.
@@ -189,7 +189,7 @@ impl Pages for Cpu {
 
     fn load(&self, cell: Cell) -> u64 {
         let mut world = self.machine.step();
-        let place = (cell.table.0, cell.index);
+        let place = (cell.table().0, cell.index());
         let last = world.read.get(&self.number).map_or((0, 0), |read| read[0]);
         world.read.insert(self.number, [place, last]);
         let bits = world.walks.load(self.number, place);
@@ -198,7 +198,7 @@ impl Pages for Cpu {
     }
 
     fn compare_exchange(&self, cell: Cell, old: u64, new: u64) -> Result<(), u64> {
-        let place = (cell.table.0, cell.index);
+        let place = (cell.table().0, cell.index());
         if self.is(Mutant::WokenFirst) {
             self.wake_first(place, new);
         }
@@ -226,7 +226,7 @@ impl Pages for Cpu {
     fn write_private(&self, cell: Cell, bits: u64) {
         // Nobody else can see it, so it is no step of its own.
         let mut world = self.machine.world.lock().expect("nobody panics");
-        world.walks.store(self.number, (cell.table.0, cell.index), bits, false);
+        world.walks.store(self.number, (cell.table().0, cell.index()), bits, false);
     }
 }
 
@@ -261,6 +261,12 @@ impl Cpu {
             self.machine.step().barriers = 0;
             self.machine.features.pay(stale, self);
         }
+    }
+
+    /// Forgets a denial, as the processor that faulted does.
+    pub(crate) fn forget(&self, gpa: Gpa) {
+        self.machine.step().barriers = 0;
+        tlbi::forget(gpa, self);
     }
 }
 

@@ -226,16 +226,23 @@ fn write<F: Format>(guest: &Guest<F>, cpu: &Cpu, spare: &mut Spare, owed: &mut S
             continue;
         }
         let wanted = if stop == Err(Stop::AccessFlag) { Access::READ } else { Access::READ_WRITE };
-        let granularity = guest.log.as_ref().map_or(Granularity::Whole, Log::granularity);
+        let mut granularity = guest.log.as_ref().map_or(Granularity::Whole, Log::granularity);
         let walking = guest.epochs.enter(cpu.number).expect("not walking yet");
-        let fault = guest.tree.fault(cpu, cpu, Gpa(gpa), wanted, granularity, spare);
+        let fault = loop {
+            match guest.tree.fault(cpu, cpu, Gpa(gpa), wanted, granularity) {
+                Fault::Large => match guest.tree.split_at_fault(cpu, cpu, Gpa(gpa), granularity, spare) {
+                    Ok(later) => *owed = owed.merge(later),
+                    Err(_) => granularity = Granularity::Whole,
+                },
+                fault => break fault,
+            }
+        };
         drop(walking);
         match fault {
-            Fault::Retry { now, later } => {
-                if cpu.machine.mutant != Mutant::NoLocal {
-                    cpu.pay(now);
+            Fault::Retry(denial) => {
+                if let Some(gpa) = denial.gpa().filter(|_| cpu.machine.mutant != Mutant::NoLocal) {
+                    cpu.forget(gpa);
                 }
-                *owed = owed.merge(later);
                 shuttle::thread::yield_now();
             }
             Fault::Unmapped if guest.kind == Kind::FirstTouch => {
@@ -244,9 +251,11 @@ fn write<F: Format>(guest: &Guest<F>, cpu: &Cpu, spare: &mut Spare, owed: &mut S
                 let page = gpa & !((1_u64 << (12 + F::INDEX_BITS * level)) - 1);
                 let frame = Hpa(HOST + ((cpu.number as u64) << 19) + page);
                 spare.fill(cpu, 3).expect("tables");
-                let found = guest.tree.populate(cpu, cpu, spare, Gpa(gpa), frame, level, Access::ALL).expect("tables");
+                guest.tree.populate(cpu, cpu, spare, Gpa(gpa), frame, level, Access::ALL).expect("tables");
+                let found = guest.tree.lookup(cpu, Gpa(gpa)).expect("is mapped");
                 cpu.machine.step().frames.entry(gpa).or_insert(found.translate(Gpa(gpa)).0);
             }
+            Fault::Large => unreachable!("was split"),
             Fault::Unmapped | Fault::Denied(_) => {
                 let is_meant = matches!(guest.kind, Kind::TakeAway | Kind::TakePages);
                 assert!(is_meant, "{fault:?} where there is memory");

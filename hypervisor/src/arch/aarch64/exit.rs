@@ -3,7 +3,7 @@
 //! What is the architecture's own business (system registers, calls to the firmware) is settled here and in its
 //! neighbours; what any architecture has (a stage-2 fault, an idle guest) goes on as small typed facts.
 
-use aarch64_defs::syndrome::{Fault, class};
+use aarch64_defs::syndrome::class;
 use abi::control::StopReason;
 use abi::counters::ExitReason;
 use addr::Gpa;
@@ -45,18 +45,8 @@ pub(crate) fn handle(run: &mut Running<'_>) -> Next {
             Next::Idle
         }
         class::SYSTEM => sysreg::access(run, syndrome.system()),
-        class::DATA_ABORT => {
-            if syndrome.fault() == Fault::TlbConflict {
-                return tlb_conflict(run);
-            }
-            mmio::data_abort(run, syndrome)
-        }
-        class::INSTRUCTION_ABORT => {
-            if syndrome.fault() == Fault::TlbConflict {
-                return tlb_conflict(run);
-            }
-            mmio::instruction_abort(run, syndrome)
-        }
+        class::DATA_ABORT => mmio::data_abort(run, syndrome),
+        class::INSTRUCTION_ABORT => mmio::instruction_abort(run, syndrome),
         class::HVC64 => {
             tally.exit(ExitReason::Hypercall);
             firmware::call(run)
@@ -88,15 +78,6 @@ pub(crate) fn handle(run: &mut Running<'_>) -> Next {
             Next::Resume
         }
     }
-}
-
-/// The TLB holds two entries for one address, because the guest has changed its tables in a way that it must not. All its
-/// entries on this pCPU go, and it tries again (Arm ARM, I_JCCRT).
-#[cold]
-fn tlb_conflict(run: &mut Running<'_>) -> Next {
-    run.tally.exit(ExitReason::Stage2Fault);
-    super::tlb::resolve_conflict();
-    Next::Resume
 }
 
 /// Ends the VM because of what this vCPU did.

@@ -15,21 +15,36 @@ use super::{layout, platform, tlb};
 use crate::device::gic::{self, Width};
 use crate::vcpu::run::{Next, Running};
 use crate::vm::fault::{self, Settled};
+use crate::vm::memory::Stopped;
 
 /// A data abort of stage 2.
 pub(super) fn data_abort(run: &mut Running<'_>, syndrome: Syndrome) -> Next {
+    let fault = syndrome.fault();
+    let is_mapped = match fault {
+        Fault::Translation => false,
+        Fault::AccessFlag | Fault::Permission => true,
+        Fault::TlbConflict => return tlb_conflict(run),
+        Fault::Other => {
+            run.tally.exit(ExitReason::Mmio);
+            return stop(run, StopReason::Unsupported, "met an error of the machine's memory");
+        }
+    };
     let Some(gpa) = address(run, syndrome) else { return Next::Resume };
-    if is_at_memory(run, gpa, syndrome) {
+    if let Some(at) = run.vm.memory.stopped_at(gpa, is_mapped) {
         let write = syndrome.is_write() || is_denied_walk(syndrome);
-        return memory_fault(run, gpa, Access { read: true, write, execute: false });
+        return memory_fault(run, at, gpa, Access { read: true, write, execute: false });
     }
+    device_fault(run, gpa, syndrome)
+}
+
+/// The guest accesses a device, or nothing.
+// By itself, so that faults of memory have no part in what it needs of the stack.
+#[inline(never)]
+fn device_fault(run: &mut Running<'_>, gpa: Gpa, syndrome: Syndrome) -> Next {
     run.tally.exit(ExitReason::Mmio);
     let arch = &mut run.owner.arch;
     let is_plain = syndrome.fault() == Fault::Translation && !syndrome.is_table_walk();
     let Some(access) = syndrome.data_access().filter(|_| is_plain) else {
-        if syndrome.fault() == Fault::Other {
-            return stop(run, StopReason::Unsupported, "met an error of the machine's memory");
-        }
         debug!("{} vCPU {}: external abort at GPA {gpa}, {}", run.vm.name(), run.index, arch.whereabouts());
         arch.external_abort(false);
         return Next::Resume;
@@ -60,20 +75,28 @@ pub(super) fn data_abort(run: &mut Running<'_>, syndrome: Syndrome) -> Next {
 
 /// An instruction abort of stage 2.
 pub(super) fn instruction_abort(run: &mut Running<'_>, syndrome: Syndrome) -> Next {
+    let fault = syndrome.fault();
+    if fault == Fault::TlbConflict {
+        return tlb_conflict(run);
+    }
     let Some(gpa) = address(run, syndrome) else { return Next::Resume };
-    if is_at_memory(run, gpa, syndrome) {
+    let at = run.vm.memory.stopped_at(gpa, fault != Fault::Translation);
+    if let Some(at) = at.filter(|_| fault != Fault::Other) {
         let write = is_denied_walk(syndrome);
-        return memory_fault(run, gpa, Access { read: true, write, execute: !write });
+        return memory_fault(run, at, gpa, Access { read: true, write, execute: !write });
     }
     run.tally.exit(ExitReason::Mmio);
     run.owner.arch.external_abort(true);
     Next::Resume
 }
 
-/// Whether the guest was stopped at memory.
-fn is_at_memory(run: &Running<'_>, gpa: Gpa, syndrome: Syndrome) -> bool {
-    let fault = syndrome.fault();
-    run.vm.memory.is_stopped_at(gpa, fault != Fault::Translation) && fault != Fault::Other
+/// The TLB holds two entries for one address, because the guest has changed its tables in a way that it must not. All its
+/// entries on this pCPU go, and it tries again (Arm ARM, I_JCCRT).
+#[cold]
+fn tlb_conflict(run: &mut Running<'_>) -> Next {
+    run.tally.exit(ExitReason::Stage2Fault);
+    tlb::resolve_conflict();
+    Next::Resume
 }
 
 /// Whether a walk of the guest's own tables was not allowed: it writes to them where the processor keeps flags there, be it
@@ -97,10 +120,10 @@ fn address(run: &mut Running<'_>, syndrome: Syndrome) -> Option<Gpa> {
 }
 
 /// The guest was stopped at memory that it has.
-#[inline(never)]
-fn memory_fault(run: &mut Running<'_>, gpa: Gpa, wanted: Access) -> Next {
+#[inline]
+fn memory_fault(run: &mut Running<'_>, at: Stopped, gpa: Gpa, wanted: Access) -> Next {
     run.tally.exit(ExitReason::Stage2Fault);
-    match fault::settle(run, gpa, wanted) {
+    match fault::settle(run, at, gpa, wanted) {
         Settled::Again => Next::Resume,
         Settled::OutOfTables => stop(run, StopReason::Unsupported, fault::OUT_OF_TABLES),
         // All of the guest's memory is for everything.

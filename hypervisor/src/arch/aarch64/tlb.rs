@@ -6,6 +6,7 @@
 
 use core::arch::asm;
 
+use addr::Gpa;
 use stage2::Stale;
 use stage2::tlbi::{self, Barrier, Maintenance, Tlbi};
 
@@ -40,9 +41,9 @@ pub(crate) fn flush(memory: &Memory, _: &[Block<Vcpu>], stale: Stale) {
     }
 }
 
-/// Pays what this pCPU owes to itself, for the VM whose vCPU it runs.
-pub(crate) fn flush_local(stale: Stale) {
-    features().pay(stale, &ThisCpu);
+/// This pCPU forgets that the page at `gpa`, of the VM whose vCPU it runs, denies an access.
+pub(crate) fn forget(gpa: Gpa) {
+    tlbi::forget(gpa, &ThisCpu);
 }
 
 /// The TLB holds two entries for one address: all of the VM's go from this pCPU.
@@ -99,6 +100,7 @@ impl Maintenance for ThisCpu {
         operation!("isb");
     }
 
+    #[inline]
     fn tlbi(&self, operation: Tlbi) {
         let operand = operation.operand();
         match operation {

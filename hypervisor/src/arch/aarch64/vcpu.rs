@@ -277,6 +277,11 @@ impl ArchVcpu {
         0
     }
 
+    /// When the guest was last left, in host ticks.
+    pub(crate) fn left_at(&self) -> u64 {
+        self.left_at
+    }
+
     /// What is to be given back when the vCPU is gone.
     pub(crate) fn into_tags(self) -> VcpuTags {
         self.tags

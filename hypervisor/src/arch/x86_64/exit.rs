@@ -276,10 +276,10 @@ fn stage2_fault(run: &mut Running<'_>) -> Next {
     let control = &run.owner.arch.vmcb.control;
     let gpa = Gpa(control.exit_info_2);
     let error = control.exit_info_1;
-    if run.vm.memory.is_stopped_at(gpa, error & PRESENT != 0) {
+    if let Some(at) = run.vm.memory.stopped_at(gpa, error & PRESENT != 0) {
         run.tally.exit(ExitReason::Stage2Fault);
         let wanted = Access { read: true, write: error & WRITE != 0, execute: error & FETCH != 0 };
-        return match fault::settle(run, gpa, wanted) {
+        return match fault::settle(run, at, gpa, wanted) {
             Settled::Again => Next::Resume,
             Settled::Denied => {
                 // All of the guest's memory can be written, but for pages that remembered instructions depend on.

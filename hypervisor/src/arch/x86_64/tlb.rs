@@ -4,6 +4,7 @@
 //! has all vCPUs of the VM flush all of theirs, those that run at once. A fault never finds an entry that denies more than
 //! the tables do: the processor looks again before it reports one.
 
+use addr::Gpa;
 use stage2::Stale;
 
 use crate::arch::block::Block;
@@ -18,7 +19,7 @@ pub(crate) fn flush(memory: &Memory, vcpus: &[Block<Vcpu>], _: Stale) {
     memory.flush_everybody(vcpus);
 }
 
-/// Pays what this pCPU owes to itself.
-pub(crate) fn flush_local(stale: Stale) {
-    debug_assert!(stale.is_empty(), "denials are not cached");
+/// This pCPU forgets that the page at `gpa` denies an access. It looks again by itself.
+pub(crate) fn forget(gpa: Gpa) {
+    debug_assert!(false, "denials are not cached: {gpa}");
 }

@@ -311,6 +311,11 @@ impl ArchVcpu {
         }
     }
 
+    /// When the guest was last left, in host ticks.
+    pub(crate) fn left_at(&self) -> u64 {
+        self.left_at
+    }
+
     /// Ticks that the vCPU has had: in the guest, and in the hypervisor on its behalf.
     pub(super) fn runtime(&self, tally: Tally<'_>) -> u64 {
         tally.guest_ticks.get() + tally.host_ticks.get() + tsc::now().wrapping_sub(self.left_at)
