@@ -22,7 +22,6 @@
 //! The rules are those of SVM (APM vol. 2, 15.15 and 15.16): entries are told apart by pCPU, tag and page; an
 //! invalidation concerns one pCPU; a walk may happen at any time while a guest runs, asked for or not. On Arm there are
 //! also invalidations that reach all pCPUs ([`Machine::flush_page_everywhere`] and its like), by the tag of the one that asks.
-
 //!
 //! What walks find, the test says here. A machine that walks stage-2 tables by itself, as they are being changed, is
 //! [`Walks`](walks::Walks).

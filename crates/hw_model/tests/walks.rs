@@ -1,6 +1,6 @@
 //! That the walking machine takes each of its liberties, and none that it has not.
 
-use hw_model::walks::{Barrier, Geometry, Invalidate, Rules, Violation, Walks};
+use hw_model::walks::{Barrier, EARLIER_LIFE, Geometry, Invalidate, Rules, Violation, Walks};
 
 const ARM: Rules = Rules::Arm { bbm: 0, hafdbs: false };
 const GEOMETRY: Geometry = Geometry { index_bits: 2, levels: 2 };
@@ -14,7 +14,7 @@ const ALL: (u64, u64) = (0, 4);
 /// One table at the root, one below it for the first four pages, which are mapped.
 fn machine(rules: Rules, seed: u64) -> (Walks, u64, u64) {
     let mut walks = Walks::new(rules, GEOMETRY, 2, seed);
-    let (root, table) = (walks.allocate(1), walks.allocate(1));
+    let (root, table) = (walks.allocate(0, 1), walks.allocate(0, 1));
     walks.set_root(root);
     for page in 0..4 {
         walks.store(0, (table, page), (HOST + ((page as u64) << 12)) | PAGE, false);
@@ -55,11 +55,64 @@ fn store_is_seen_late_until_a_barrier() {
 }
 
 #[test]
+fn local_barrier_makes_stores_known_to_one_processor() {
+    let sees_old = |cpu, barrier| {
+        ever(|seed| {
+            let (mut walks, _, table) = machine(ARM, seed);
+            walks.enter(cpu);
+            walks.store(0, (table, 2), 0, true);
+            walks.barrier(0, barrier);
+            walks.access(cpu, 0x2000, true).is_ok()
+        })
+    };
+    for barrier in [Barrier::LocalStores, Barrier::Local] {
+        assert!(!sees_old(0, barrier) && sees_old(1, barrier), "{barrier:?}");
+    }
+}
+
+#[test]
+fn table_that_is_linked_without_a_release_may_be_seen_as_it_was_in_an_earlier_life() {
+    let seen = |rules, release| {
+        ever(|seed| {
+            let (mut walks, root, _) = machine(rules, seed);
+            let table = walks.allocate(0, 1);
+            walks.store(0, (root, 1), table | if rules == ARM { 0b11 } else { 0b111 }, release);
+            walks.enter(1);
+            walks.access(1, 0x5000, true).is_ok_and(|hpa| hpa == EARLIER_LIFE)
+        })
+    };
+    assert!(seen(ARM, false));
+    assert!(!seen(ARM, true));
+    assert!(!seen(Rules::Nested, false), "stores are seen in order");
+}
+
+#[test]
+fn invalidation_may_be_acted_on_before_the_store_that_it_is_meant_for_is_known() {
+    let stays = |barrier_before| {
+        ever(|seed| {
+            let (mut walks, _, table) = machine(ARM, seed);
+            walks.enter(1);
+            stir(&mut walks);
+            walks.store(0, (table, 2), 0, true);
+            if barrier_before {
+                walks.barrier(0, Barrier::Stores);
+            }
+            walks.invalidate(0, Invalidate::All, true);
+            stir(&mut walks);
+            walks.barrier(0, Barrier::Full);
+            walks.access(1, 0x2000, true).is_ok()
+        })
+    };
+    assert!(stays(false));
+    assert!(!stays(true));
+}
+
+#[test]
 fn table_that_is_linked_by_a_release_is_never_seen_half_written() {
     let half = |release| {
         ever(|seed| {
             let (mut walks, root, _) = machine(ARM, seed);
-            let table = walks.allocate(1);
+            let table = walks.allocate(0, 1);
             walks.store(0, (table, 0), HOST | PAGE, false);
             walks.store(0, (table, 1), HOST | PAGE, false);
             walks.store(0, (root, 1), table | 0b11, release);
@@ -223,7 +276,7 @@ fn write_is_recorded_once_and_not_again_while_that_is_remembered() {
 fn use_of_what_was_declared_gone_is_found() {
     let (mut walks, _, _) = machine(ARM, 7);
     walks.enter(1);
-    walks.declare_read_only(0x2abc);
+    walks.declare_read_only(0, 0x2abc);
     assert!(walks.access(1, 0x2000, false).is_ok() && walks.violations().is_empty());
     assert!(walks.access(1, 0x2000, true).is_ok());
     assert_eq!(walks.violations(), [Violation::StaleUse(0x2000)]);
@@ -235,4 +288,51 @@ fn guest_that_is_entered_too_early_is_found() {
     walks.invalidate(0, Invalidate::Combined, false);
     walks.enter(0);
     assert_eq!(walks.violations(), [Violation::NotCompleted]);
+}
+
+#[test]
+fn vmid_that_is_given_to_another_vm_without_an_invalidation_is_found() {
+    let found = |invalidated: bool, vmid: u32| {
+        ever(|seed| {
+            let (mut walks, root, _) = machine(ARM, seed);
+            walks.enter(1);
+            stir(&mut walks);
+            walks.leave(1);
+            if invalidated {
+                walks.invalidate(0, Invalidate::All, true);
+                walks.barrier(0, Barrier::Full);
+            }
+            let (other, table) = (walks.allocate(0, 1), walks.allocate(0, 1));
+            walks.store(0, (table, 0), (2 * HOST) | PAGE, false);
+            walks.store(0, (other, 0), table | 0b11, true);
+            walks.barrier(0, Barrier::Stores);
+            walks.load_vm(1, vmid, other);
+            assert_ne!(walks.loaded_vm(1), (0, root));
+            walks.enter(1);
+            stir(&mut walks);
+            !walks.violations().is_empty()
+        })
+    };
+    assert!(found(false, 0));
+    assert!(!found(true, 0));
+    assert!(!found(false, 1), "another number");
+}
+
+#[test]
+fn invalidation_concerns_the_vm_that_is_loaded_where_it_is_asked_for() {
+    let stays = |vmid| {
+        ever(|seed| {
+            let (mut walks, root, table) = machine(ARM, seed);
+            walks.enter(1);
+            stir(&mut walks);
+            walks.store(0, (table, 2), 0, true);
+            walks.barrier(0, Barrier::Stores);
+            walks.load_vm(0, vmid, root);
+            walks.invalidate(0, Invalidate::All, true);
+            walks.barrier(0, Barrier::Full);
+            walks.access(1, 0x2000, true).is_ok()
+        })
+    };
+    assert!(stays(1));
+    assert!(!stays(0));
 }

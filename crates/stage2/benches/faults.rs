@@ -2,6 +2,11 @@
 //!
 //! `cargo bench -p dunlin-stage2 --bench faults`
 //!
+//! Instructions of each kind of fault, without the pool's own and what an exit costs around it:
+//!
+//! `valgrind --tool=callgrind --toggle-collect='*a_fault*' target/release/deps/faults-... count-write`, which makes
+//! [`COUNTED`] faults, or one for each large page; also `count-touch` and `count-split`, each with `-arm` behind it or not.
+//!
 //! Faults and marks by one thread and by two, which never want the same page, take turns sample by sample, so that
 //! whatever else the machine does hits both alike. The median of all samples is shown.
 
@@ -97,6 +102,22 @@ fn guest<F: Format>(format: F, source: Source, policy: Policy) -> Guest<F> {
 }
 
 impl<F: Format + Sync> Guest<F> {
+    /// The same where the instructions are counted.
+    #[inline(never)]
+    fn a_fault_to_count(&self, gpa: u64, spare: &mut Spare, granularity: Granularity) {
+        self.fault(0, gpa, spare, granularity);
+    }
+
+    /// A first touch, of a page in a table that is there.
+    #[inline(never)]
+    fn a_fault_of_a_first_touch(&self, gpa: u64, spare: &mut Spare) {
+        let walking = self.epochs.enter(0).expect("is away");
+        let (at, frame) = (Gpa(gpa), Hpa((1 << 36) + gpa));
+        let leaf = self.tree.populate(&self.pool, &self.pool, spare, at, frame, 0, Access::ALL);
+        drop(walking);
+        assert!(black_box(leaf).is_ok());
+    }
+
     /// One write fault, as a vCPU on pCPU `cpu` has it.
     #[inline(never)]
     fn fault(&self, cpu: usize, gpa: u64, spare: &mut Spare, granularity: Granularity) {
@@ -297,9 +318,45 @@ fn clean<F: Format + Copy + Sync>(name: &str, format: F, source: Source, policy:
     }
 }
 
+/// Faults that are made to be counted.
+const COUNTED: u64 = 500;
+
+/// Makes faults of one kind.
+fn count<F: Format + Copy + Sync>(kind: &str, format: F) {
+    let guest = guest(format, Source::Hardware, Policy::Adaptive);
+    let mut spare = Spare::new();
+    spare.fill(&guest.pool, 64).expect("tables");
+    match kind {
+        "write" => {
+            guest.split_all();
+            let pages = (0..COUNTED).map(|page| page << 12);
+            pages.for_each(|gpa| guest.a_fault_to_count(gpa, &mut spare, Granularity::Closed));
+        }
+        "touch" => {
+            let above = REGIONS * LARGE;
+            // The tables come with the first page.
+            guest
+                .tree
+                .populate(&guest.pool, &guest.pool, &mut spare, Gpa(above), Hpa(0), 0, Access::ALL)
+                .expect("tables");
+            (1..=COUNTED).for_each(|page| guest.a_fault_of_a_first_touch(above + (page << 12), &mut spare));
+        }
+        _ => {
+            let pages = (0..REGIONS).map(|number| number * LARGE);
+            pages.for_each(|gpa| guest.a_fault_to_count(gpa, &mut spare, Granularity::Watched));
+        }
+    }
+}
+
 fn main() {
-    println!("a cycle takes {:.2} ns", cycle());
     let arm = Vmsa::new(40, 40, false).expect("possible").with_bbm(2).with_recorded_writes();
+    if let Some(kind) = std::env::args().find_map(|argument| argument.strip_prefix("count-").map(str::to_owned)) {
+        return match kind.strip_suffix("-arm") {
+            Some(kind) => count(kind, arm),
+            None => count(&kind, Npt { one_gib_pages: true }),
+        };
+    }
+    println!("a cycle takes {:.2} ns", cycle());
     faults("nested", Npt { one_gib_pages: true });
     faults("arm", arm);
     marks();

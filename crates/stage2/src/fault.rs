@@ -6,7 +6,7 @@
 
 use crate::split::{AsBefore, Dress, Split};
 use crate::tree::{Slot, Tree, span};
-use crate::{Access, Entry, Format, Leaf, MapError, Memory, Pages, Spare, Stale, Tlb};
+use crate::{Access, Entry, Format, Leaf, MapError, Memory, Pages, Source, Spare, Stale, Tlb};
 use addr::{Gpa, Hpa};
 
 /// What to do about a fault.
@@ -278,7 +278,9 @@ struct Touch(Granularity);
 
 impl Dress for Touch {
     fn part<F: Format>(&self, format: &F, level: u32, bits: u64) -> u64 {
-        // A part that is large itself stays closed: it is split in turn when its own first write comes.
-        if self.0 == Granularity::Watched && level == 0 { format.watched(bits) } else { bits }
+        // A part that is large itself stays closed: it is split in turn when its own first write comes. And if somebody without
+        // tables has opened the leaf whole meanwhile, it was written: watching would forget that.
+        let is_watched = self.0 == Granularity::Watched && level == 0 && !format.is_written(bits, Source::Hardware);
+        if is_watched { format.watched(bits) } else { bits }
     }
 }

@@ -35,10 +35,14 @@ impl Memory {
         Self { words: BTreeMap::new(), threads: vec![vec![0; cpus]; cpus], walkers: vec![vec![0; cpus]; cpus] }
     }
 
-    /// A page of zeros that everybody knows of.
-    pub(super) fn add_table(&mut self, table: u64, entries: usize) {
+    /// A page that everybody knows as it was in its earlier life, when each word said `before`. A thread has just written
+    /// zeros over it, plainly.
+    pub(super) fn add_table(&mut self, thread: usize, table: u64, entries: usize, before: u64) {
+        self.threads[thread][thread] += 1;
+        let writer = Some((thread, self.threads[thread][thread]));
         for index in 0..entries {
-            self.words.insert((table, index), vec![Version { bits: 0, writer: None, released: None }]);
+            let before = Version { bits: before, writer: None, released: None };
+            self.words.insert((table, index), vec![before, Version { bits: 0, writer, released: None }]);
         }
     }
 
@@ -70,9 +74,12 @@ impl Memory {
 
     /// All that a thread knows is known to all walkers.
     pub(super) fn publish(&mut self, thread: usize) {
-        for walker in &mut self.walkers {
-            merge(walker, &self.threads[thread]);
-        }
+        (0..self.walkers.len()).for_each(|cpu| self.publish_to(cpu, thread));
+    }
+
+    /// All that a thread knows is known to one walker.
+    pub(super) fn publish_to(&mut self, cpu: usize, thread: usize) {
+        merge(&mut self.walkers[cpu], &self.threads[thread]);
     }
 
     /// How many versions a walker may read; 0 is the newest.

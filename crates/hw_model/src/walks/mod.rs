@@ -6,20 +6,37 @@
 //! broadcasts as late as it may. Between any two steps of the code something of this happens ([`Walks::stir`]).
 //!
 //! What must never be is a [`Violation`]. Most are seen at once; that a write was lost, the test finds out by comparing
-//! pages with their copies.
+//! pages with their copies. What can go wrong, and who notices:
+//!
+//! | | what goes wrong | noticed |
+//! |---|---|---|
+//! | V1 | two translations of one address | [`Violation::MultiHit`]; where both sizes are allowed the guest may be stopped ([`Stop::Conflict`]), and faults for ever when nobody resolves it |
+//! | V2 | an old translation is used | [`Violation::StaleUse`], of pages that the test has declared gone |
+//! | V3 | a freed table is walked | [`Violation::FreedWalk`], by hardware and software alike |
+//! | V4 | a frame is given away too early | [`Violation::FreedEarly`] for tables; for guest memory it is V2 |
+//! | V5 | two VMs under one VMID | [`Violation::TwoVms`] |
+//! | V6 | a write is lost | by the test, which compares the guest's pages with their copies |
+//! | V7 | a store over what the hardware has recorded | as V6: the store wins, and what was recorded is gone |
+//! | V8 | an entry is made before the old one is gone | as V1: both are cached |
+//! | V9 | a barrier is missing or too weak | as V1 and V2: stores are read late, invalidations arrive late; [`Violation::NotCompleted`] when none follows at all. ISB is not modelled: entering the guest is one |
+//! | V10 | a fault that never ends | by the test, which loses patience |
+//! | V11 | half an entry is read | cannot be said: entries are read and written whole |
+//! | V12 | an invalidation of the wrong VM, level, or kind | as V1, V2 and V4: it removes nothing. It concerns the VM that its pCPU has [loaded](Walks::load_vm) |
+//!
+//! For [nested pages](Rules::Nested) there are no barriers, and denials are not cached: V8 to V10 cannot happen.
 
 mod memory;
 mod rules;
 mod tlb;
 mod violation;
+mod walker;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use memory::{Memory, Place};
+use memory::Memory;
 pub use rules::Rules;
-use rules::{Descriptor, Leaf};
 pub use tlb::Invalidate;
-use tlb::{Entry, Kind, Rights};
+use tlb::{Entry, Kind, Vm};
 pub use violation::Violation;
 
 /// Which barrier (Arm ARM, B2.3: DSB).
@@ -77,18 +94,19 @@ pub struct Events {
 pub struct Walks {
     rules: Rules,
     geometry: Geometry,
-    root: u64,
     memory: Memory,
     cpus: Vec<Cpu>,
     tables: BTreeSet<u64>,
     next_table: u64,
-    /// Pages whose translation, or whose right to be written, is declared gone.
-    gone: BTreeMap<u64, Gone>,
+    /// Pages of VMs whose translation, or whose right to be written, is declared gone.
+    gone: BTreeMap<(u32, u64), Gone>,
     violations: Vec<Violation>,
     events: Events,
     random: u64,
-    /// It uses what it remembers for as long as it can, the oldest first.
+    /// It uses what it remembers, and what tables were, for as long as it can, the oldest first.
     stubborn: bool,
+    /// An address that was invalidated not long ago: what is walked now may be what should not be found any more.
+    coveted: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,13 +119,34 @@ enum Gone {
 struct Cpu {
     entries: Vec<Entry>,
     /// Invalidations that it has yet to act on, and whose they are.
-    inbox: Vec<(Invalidate, usize)>,
+    inbox: Vec<Asked>,
+    /// The barrier that its thread needs to complete what it has asked for.
+    owes: Option<Barrier>,
+    vm: Vm,
     /// Whether it runs its guest, and so may walk.
     in_guest: bool,
 }
 
+impl Cpu {
+    /// What it remembers for an address of the VM that is loaded.
+    fn known(&self, gpa: u64) -> impl Iterator<Item = &Entry> {
+        self.entries.iter().filter(move |entry| entry.vm.vmid == self.vm.vmid && entry.covers(gpa))
+    }
+}
+
+/// An invalidation, whose it is, and of which VM.
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    invalidate: Invalidate,
+    thread: usize,
+    vmid: u32,
+}
+
 /// Where tables lie, so that none is mistaken for guest memory.
 const TABLES_START: u64 = 1 << 32;
+
+/// Host memory to which only what was in tables before they were allocated leads.
+pub const EARLIER_LIFE: u64 = 0xdead_0000;
 
 impl Walks {
     /// A machine without tables. `seed` decides what it does by itself.
@@ -116,7 +155,6 @@ impl Walks {
         Self {
             rules,
             geometry,
-            root: 0,
             memory: Memory::new(cpus),
             cpus: vec![Cpu::default(); cpus],
             tables: BTreeSet::new(),
@@ -126,12 +164,24 @@ impl Walks {
             events: Events::default(),
             random: seed | 1,
             stubborn: seed & 2 != 0,
+            coveted: None,
         }
     }
 
-    /// Where walks start. Changed only while nobody is in the guest.
+    /// Where walks start, on all pCPUs. Changed only while nobody is in the guest.
     pub fn set_root(&mut self, root: u64) {
-        self.root = root;
+        self.cpus.iter_mut().for_each(|cpu| cpu.vm = Vm { vmid: 0, root });
+    }
+
+    /// A pCPU that is not in its guest turns to the VM with this number, whose tables start at `root` (VTTBR_EL2).
+    pub fn load_vm(&mut self, cpu: usize, vmid: u32, root: u64) {
+        self.cpus[cpu].vm = Vm { vmid, root };
+    }
+
+    /// Number and root of the VM that is loaded.
+    #[must_use]
+    pub fn loaded_vm(&self, cpu: usize) -> (u32, u64) {
+        (self.cpus[cpu].vm.vmid, self.cpus[cpu].vm.root)
     }
 
     /// Rules that were broken so far.
@@ -146,14 +196,17 @@ impl Walks {
         self.events
     }
 
-    /// `count` tables of zeros, side by side, at a multiple of their size. None is ever given out twice.
-    pub fn allocate(&mut self, count: u64) -> u64 {
+    /// `count` tables side by side, at a multiple of their size, which `thread` has filled with zeros. Until that is known, a
+    /// walker may find in them what they were before: leaves that lead to [`EARLIER_LIFE`], or tables that are gone. None is
+    /// ever given out twice.
+    pub fn allocate(&mut self, thread: usize, count: u64) -> u64 {
         let first = self.next_table.next_multiple_of(count * 4096);
         self.next_table = first + count * 4096;
         for table in (first..self.next_table).step_by(4096) {
-            self.memory.add_table(table, 1 << self.geometry.index_bits);
+            self.memory.add_table(thread, table, 1 << self.geometry.index_bits, self.rules.earlier_life(EARLIER_LIFE));
             self.tables.insert(table);
         }
+        self.stored(thread);
         first
     }
 
@@ -189,6 +242,10 @@ impl Walks {
     pub fn store(&mut self, thread: usize, place: (u64, usize), bits: u64, release: bool) {
         self.check_live(place.0);
         self.memory.store(thread, place, bits, release);
+        self.stored(thread);
+    }
+
+    fn stored(&mut self, thread: usize) {
         if self.rules == Rules::Nested {
             // Walkers see stores in order, and exchanges at once.
             self.memory.publish(thread);
@@ -197,28 +254,47 @@ impl Walks {
 
     /// A thread waits for its stores, and perhaps for its invalidations.
     pub fn barrier(&mut self, thread: usize, barrier: Barrier) {
-        self.memory.publish(thread);
+        match barrier {
+            Barrier::LocalStores | Barrier::Local => self.memory.publish_to(thread, thread),
+            Barrier::Stores | Barrier::Full => self.memory.publish(thread),
+        }
         match barrier {
             Barrier::LocalStores | Barrier::Stores => {}
             Barrier::Local => self.deliver(thread, thread),
             Barrier::Full => (0..self.cpus.len()).for_each(|cpu| self.deliver(cpu, thread)),
         }
+        let owes = &mut self.cpus[thread].owes;
+        *owes = owes.filter(|needed| barrier != Barrier::Full && barrier != *needed);
     }
 
-    /// A thread invalidates, on its own pCPU or on all. It may take until the next barrier.
+    /// A thread invalidates, on its own pCPU or on all. Some act on it at once, even before they know of what the thread has
+    /// stored; others take until the next barrier.
     pub fn invalidate(&mut self, thread: usize, invalidate: Invalidate, everywhere: bool) {
+        let asked = Asked { invalidate, thread, vmid: self.cpus[thread].vm.vmid };
+        let cpus = if everywhere { 0..self.cpus.len() } else { thread..thread + 1 };
+        let owes = &mut self.cpus[thread].owes;
         if everywhere {
             self.events.broadcasts += 1;
-            self.cpus.iter_mut().for_each(|cpu| cpu.inbox.push((invalidate, thread)));
+            *owes = Some(Barrier::Full);
         } else {
             self.events.locals += 1;
-            self.cpus[thread].inbox.push((invalidate, thread));
+            *owes = owes.or(Some(Barrier::Local));
+        }
+        for cpu in cpus {
+            if self.pick(4) == 0 {
+                self.forget(cpu, asked);
+            } else {
+                self.cpus[cpu].inbox.push(asked);
+            }
+        }
+        if let Invalidate::Guest { start, .. } = invalidate {
+            self.coveted = Some(start);
         }
     }
 
     /// A pCPU enters its guest.
     pub fn enter(&mut self, cpu: usize) {
-        if self.cpus.iter().any(|other| other.inbox.iter().any(|(_, thread)| *thread == cpu)) {
+        if self.cpus[cpu].owes.is_some() {
             self.violations.push(Violation::NotCompleted);
         }
         self.cpus[cpu].in_guest = true;
@@ -229,19 +305,19 @@ impl Walks {
         self.cpus[cpu].in_guest = false;
     }
 
-    /// The page must not be translated any more, by anybody.
-    pub fn declare_unmapped(&mut self, gpa: u64) {
-        self.gone.insert(gpa & !0xfff, Gone::Translation);
+    /// The page of this VM must not be translated any more, by anybody.
+    pub fn declare_unmapped(&mut self, vmid: u32, gpa: u64) {
+        self.gone.insert((vmid, gpa & !0xfff), Gone::Translation);
     }
 
     /// The page must not be written any more.
-    pub fn declare_read_only(&mut self, gpa: u64) {
-        self.gone.insert(gpa & !0xfff, Gone::Write);
+    pub fn declare_read_only(&mut self, vmid: u32, gpa: u64) {
+        self.gone.insert((vmid, gpa & !0xfff), Gone::Write);
     }
 
     /// The page may be used again in any way that the tables allow.
-    pub fn declare_usable(&mut self, gpa: u64) {
-        self.gone.remove(&(gpa & !0xfff));
+    pub fn declare_usable(&mut self, vmid: u32, gpa: u64) {
+        self.gone.remove(&(vmid, gpa & !0xfff));
     }
 
     /// The guest on `cpu`, which is in it, reads or writes at `gpa`. Where in host memory, if it is not stopped.
@@ -251,7 +327,7 @@ impl Walks {
     pub fn access(&mut self, cpu: usize, gpa: u64, write: bool) -> Result<u64, Stop> {
         let result = self.translate(cpu, gpa, write);
         match result {
-            Ok(_) => match self.gone.get(&(gpa & !0xfff)) {
+            Ok(_) => match self.gone.get(&(self.cpus[cpu].vm.vmid, gpa & !0xfff)) {
                 Some(Gone::Translation) => self.violations.push(Violation::StaleUse(gpa)),
                 Some(Gone::Write) if write => self.violations.push(Violation::StaleUse(gpa)),
                 Some(Gone::Write) | None => {}
@@ -268,15 +344,16 @@ impl Walks {
         let cpu = usize::try_from(cpu).expect("few");
         match self.pick(8) {
             0..4 if self.cpus[cpu].in_guest => {
-                let gpa = from + self.pick(pages) * 4096;
+                let any = from + self.pick(pages) * 4096;
+                let gpa = self.coveted.filter(|_| any & 1 << 12 == 0).unwrap_or(any);
                 let _ = self.walk(cpu, gpa);
             }
             4 => {
                 let waiting = self.cpus[cpu].inbox.len() as u64;
                 if waiting > 0 {
                     let at = usize::try_from(self.pick(waiting)).expect("few");
-                    let (invalidate, _) = self.cpus[cpu].inbox.remove(at);
-                    self.forget(cpu, invalidate);
+                    let asked = self.cpus[cpu].inbox.remove(at);
+                    self.forget(cpu, asked);
                 }
             }
             5 if !self.stubborn && self.pick(4) == 0 && !self.cpus[cpu].entries.is_empty() => {
@@ -295,196 +372,22 @@ impl Walks {
         (self.random >> 11) % below
     }
 
-    /// Any translation that is cached may answer, or a walk.
-    fn translate(&mut self, cpu: usize, gpa: u64, write: bool) -> Result<u64, Stop> {
-        if self.conflicts(cpu, gpa) && (self.stubborn || self.pick(2) == 0) {
-            return Err(Stop::Conflict);
-        }
-
-        // What denies may be the answer as well, where denials are cached; else the tables are asked again.
-        let usable = |rights: &Rights| (rights.read && (!write || rights.write)) || self.rules.caches_denials();
-        let cached: Vec<Rights> = self.cpus[cpu]
-            .entries
-            .iter()
-            .filter(|entry| entry.covers(gpa))
-            .filter_map(Entry::rights)
-            .filter(usable)
-            .collect();
-        let at = if self.stubborn { 0 } else { self.pick(cached.len() as u64 + 1) };
-        let rights = match cached.get(usize::try_from(at).expect("few")) {
-            Some(rights) => *rights,
-            None => self.walk(cpu, gpa)?,
-        };
-        self.apply(gpa, write, rights, cpu)
-    }
-
-    /// Whether leaves of two sizes are cached for an address, on a processor that may report it.
-    fn conflicts(&self, cpu: usize, gpa: u64) -> bool {
-        let reports = matches!(self.rules, Rules::Arm { bbm: 2, .. });
-        let covering = self.cpus[cpu].entries.iter().filter(|entry| entry.covers(gpa) && entry.rights().is_some());
-        let mut levels = covering.map(|entry| entry.level);
-        let first = levels.next();
-        reports && levels.any(|level| Some(level) != first)
-    }
-
-    /// An access by these rights.
-    fn apply(&mut self, gpa: u64, write: bool, rights: Rights, cpu: usize) -> Result<u64, Stop> {
-        if !rights.read && !write {
-            return Err(Stop::Permission);
-        }
-        if !write || rights.write {
-            return Ok(gpa.wrapping_add(rights.distance));
-        }
-        if rights.recorded { self.record_write(cpu, gpa) } else { Err(Stop::Permission) }
-    }
-
-    /// A write that has to be recorded first: in the leaf as it is now, in one step.
-    fn record_write(&mut self, cpu: usize, gpa: u64) -> Result<u64, Stop> {
-        let (place, level, bits) = self.newest_leaf(gpa)?;
-        let Descriptor::Leaf(leaf) = self.rules.decode(level, bits) else { return Err(Stop::Translation) };
-        if !leaf.write && !leaf.recorded {
-            return Err(Stop::Permission);
-        }
-        if leaf.recorded {
-            self.events.recorded += 1;
-            self.memory.hardware_store(place, self.rules.with_write(self.rules.with_accessed(bits)));
-        }
-        let leaf = Leaf { write: true, recorded: false, ..leaf };
-        let rights = self.remember_leaf(cpu, gpa, level, leaf);
-        Ok(gpa.wrapping_add(rights.distance))
-    }
-
-    /// The leaf that translates an address now.
-    fn newest_leaf(&mut self, gpa: u64) -> Result<(Place, u32, u64), Stop> {
-        let (mut table, mut level) = self.start(gpa);
-        loop {
-            self.check_live(table);
-            let place = (table, self.index(gpa, level));
-            let bits = self.memory.newest(place);
-            match self.rules.decode(level, bits) {
-                Descriptor::Table(next) => (table, level) = (next, level - 1),
-                Descriptor::Leaf(_) => return Ok((place, level, bits)),
-                Descriptor::Invalid => return Err(Stop::Translation),
-            }
-        }
-    }
-
-    /// A walk: from the root or from any pointer to a table that is cached, by any version that may be read. What it
-    /// passes may be remembered, or not.
-    fn walk(&mut self, cpu: usize, gpa: u64) -> Result<Rights, Stop> {
-        self.events.walks += 1;
-        let (mut table, mut level) = self.start(gpa);
-
-        // Both stages together may also be made of what is remembered of the second, where that may deny.
-        let leaf = self.cpus[cpu].entries.iter().find_map(|entry| match entry.kind {
-            Kind::Leaf(rights) if entry.covers(gpa) => Some((entry.level, rights)),
-            Kind::Leaf(_) | Kind::Combined(_) | Kind::Table(_) => None,
-        });
-        if let Some((level, rights)) = leaf.filter(|_| self.rules.caches_denials() && self.pick(2) == 0) {
-            self.remember(cpu, Kind::Combined(rights), gpa, level, 0);
-            return Ok(rights);
-        }
-
-        let shortcuts: Vec<_> = self.cpus[cpu]
-            .entries
-            .iter()
-            .filter(|entry| entry.covers(gpa))
-            .filter_map(|entry| match entry.kind {
-                Kind::Table(next) => Some((next, entry.level - 1)),
-                Kind::Leaf(_) | Kind::Combined(_) => None,
-            })
-            .collect();
-        let way = usize::try_from(self.pick(shortcuts.len() as u64 + 1)).expect("few");
-        if let Some(&shortcut) = shortcuts.get(way) {
-            (table, level) = shortcut;
-        }
-
-        loop {
-            if !self.check_live(table) {
-                return Err(Stop::Translation);
-            }
-            let place = (table, self.index(gpa, level));
-            let versions = self.memory.readable(cpu, place) as u64;
-            let age = usize::try_from(self.pick(versions)).expect("few");
-            let bits = self.memory.walk(cpu, place, age);
-            match self.rules.decode(level, bits) {
-                Descriptor::Invalid => return Err(Stop::Translation),
-                Descriptor::Table(next) => {
-                    if self.pick(2) == 0 {
-                        self.remember(cpu, Kind::Table(next), gpa, level, level);
-                    }
-                    (table, level) = (next, level - 1);
-                }
-                Descriptor::Leaf(leaf) if !leaf.accessed => {
-                    if !self.rules.sets_accessed() {
-                        return Err(Stop::AccessFlag);
-                    }
-                    // In one step, so only in what is there now.
-                    if age != 0 {
-                        return Err(Stop::Translation);
-                    }
-                    self.memory.hardware_store(place, self.rules.with_accessed(bits));
-                    return Ok(self.remember_leaf(cpu, gpa, level, leaf));
-                }
-                Descriptor::Leaf(leaf) => return Ok(self.remember_leaf(cpu, gpa, level, leaf)),
-            }
-        }
-    }
-
-    fn remember_leaf(&mut self, cpu: usize, gpa: u64, level: u32, leaf: Leaf) -> Rights {
-        let start = gpa & !(self.span(level) - 1);
-        let distance = leaf.output.wrapping_sub(start);
-        let rights = Rights { distance, read: leaf.read, write: leaf.write, recorded: leaf.recorded };
-        if !leaf.uncached {
-            // A leaf may be kept in pieces of any size.
-            let piece = u32::try_from(self.pick(u64::from(level) + 1)).expect("few levels");
-            match self.pick(4) {
-                0 => {}
-                1 => self.remember(cpu, Kind::Leaf(rights), gpa, level, piece),
-                2 => self.remember(cpu, Kind::Combined(rights), gpa, level, piece),
-                _ => {
-                    self.remember(cpu, Kind::Leaf(rights), gpa, level, piece);
-                    self.remember(cpu, Kind::Combined(rights), gpa, level, piece);
-                }
-            }
-        }
-        rights
-    }
-
-    fn remember(&mut self, cpu: usize, kind: Kind, gpa: u64, level: u32, size: u32) {
-        let bytes = self.span(size);
-        let entry = Entry { kind, start: gpa & !(bytes - 1), bytes, level };
-        let mixes = self.rules.mixes_sizes();
-        let arm = self.rules.caches_denials();
-        let entries = &mut self.cpus[cpu].entries;
-        let conflict = entries.iter().any(|other| {
-            let Some((mine, theirs)) = entry.rights().zip(other.rights()) else { return false };
-            let differ = mine.distance != theirs.distance || (!mixes && entry.level != other.level);
-            arm && entry.overlaps(other) && differ
-        });
-        if conflict {
-            self.violations.push(Violation::MultiHit(gpa));
-        }
-        if !entries.contains(&entry) {
-            entries.push(entry);
-        }
-    }
-
     /// `cpu` acts on all that `thread` has asked of it.
     fn deliver(&mut self, cpu: usize, thread: usize) {
         let asked = std::mem::take(&mut self.cpus[cpu].inbox);
-        for (invalidate, by) in asked {
-            if by == thread {
-                self.forget(cpu, invalidate);
+        for asked in asked {
+            if asked.thread == thread {
+                self.forget(cpu, asked);
             } else {
-                self.cpus[cpu].inbox.push((invalidate, by));
+                self.cpus[cpu].inbox.push(asked);
             }
         }
     }
 
-    fn forget(&mut self, cpu: usize, invalidate: Invalidate) {
+    fn forget(&mut self, cpu: usize, asked: Asked) {
         let index_bits = self.geometry.index_bits;
-        self.cpus[cpu].entries.retain(|entry| !entry.goes(invalidate, index_bits));
+        let goes = |entry: &Entry| entry.vm.vmid == asked.vmid && entry.goes(asked.invalidate, index_bits);
+        self.cpus[cpu].entries.retain(|entry| !goes(entry));
     }
 
     fn check_live(&mut self, table: u64) -> bool {
@@ -493,19 +396,5 @@ impl Walks {
             self.violations.push(Violation::FreedWalk(table));
         }
         live
-    }
-
-    /// The root table for an address, and its level.
-    fn start(&self, gpa: u64) -> (u64, u32) {
-        let levels = self.geometry.levels;
-        (self.root + gpa / self.span(levels) * 4096, levels - 1)
-    }
-
-    fn index(&self, gpa: u64, level: u32) -> usize {
-        usize::try_from(gpa / self.span(level) % (1 << self.geometry.index_bits)).expect("small")
-    }
-
-    fn span(&self, level: u32) -> u64 {
-        1 << (12 + self.geometry.index_bits * level)
     }
 }

@@ -70,11 +70,28 @@ impl Rules {
         }
     }
 
+    /// What leads from a table of pages to `output`, with all rights, and from other tables to a table there.
+    pub(super) fn earlier_life(self, output: u64) -> u64 {
+        match self {
+            Self::Nested => output | 0b110_0111,
+            Self::Arm { .. } => output | 1 << 10 | 0b11 << 6 | 0b11,
+        }
+    }
+
     /// The leaf with the access flag.
     pub(super) fn with_accessed(self, bits: u64) -> u64 {
         match self {
             Self::Nested => bits | 1 << 5,
             Self::Arm { .. } => bits | 1 << 10,
+        }
+    }
+
+    /// The entry that names a table, after a walk has used it.
+    pub(super) fn with_used_table(self, bits: u64) -> u64 {
+        match self {
+            // The Accessed bit exists at all levels.
+            Self::Nested => bits | 1 << 5,
+            Self::Arm { .. } => bits,
         }
     }
 

@@ -24,10 +24,19 @@ pub enum Invalidate {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
     pub(super) kind: Kind,
+    /// The VM that was loaded. Entries are told apart by its number alone.
+    pub(super) vm: Vm,
     pub(super) start: u64,
     pub(super) bytes: u64,
     /// The level of the entry that it was read from.
     pub(super) level: u32,
+}
+
+/// A VM as a pCPU knows it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Vm {
+    pub(super) vmid: u32,
+    pub(super) root: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,6 +13,8 @@ pub enum Violation {
     FreedWalk(u64),
     /// A table was freed while a TLB still leads to it.
     FreedEarly(u64),
+    /// The TLB of one pCPU knows translations from two roots under one VMID.
+    TwoVms(u32),
     /// An invalidation was begun that its thread never completed before it went back to its guest.
     NotCompleted,
 }
@@ -24,6 +26,7 @@ impl fmt::Display for Violation {
             Self::StaleUse(gpa) => write!(f, "an old translation of {gpa:#x} was used"),
             Self::FreedWalk(table) => write!(f, "table {table:#x} was read after it was freed"),
             Self::FreedEarly(table) => write!(f, "table {table:#x} was freed while a TLB leads to it"),
+            Self::TwoVms(vmid) => write!(f, "translations of two VMs are cached under VMID {vmid}"),
             Self::NotCompleted => write!(f, "a guest was entered before an invalidation was complete"),
         }
     }

@@ -2,7 +2,8 @@
 
 use super::{GIB, Guest, MIB, NPT, Pool, leaf_at, range};
 use crate::{
-    Access, Collapse, Epochs, Fault, Granularity, Limbo, MapError, Quiescence, Source, Spare, Stale, Vmsa, Walker,
+    Access, Collapse, Epochs, Fault, Format, Granularity, Limbo, MapError, Quiescence, Source, Spare, Stale, Vmsa,
+    Walker,
 };
 use addr::{Gpa, Hpa};
 
@@ -70,6 +71,32 @@ fn split_by_a_fault_owes_its_broadcast_later_if_at_all() {
         assert_eq!(broadcast.range(), range(0, if owes { 4 * MIB } else { 0 }), "one broadcast for both");
         assert_eq!(pool.flushes.get(), 2 * flushes, "level {bbm}");
     }
+}
+
+/// One processor has seen that a leaf is closed, and is about to split it. Another has no table for that and opens it whole.
+#[test]
+fn leaf_that_is_opened_whole_before_it_is_split_stays_written() {
+    fn written_pages<F: Format>(format: F) -> u64 {
+        let pool = Pool::of(8);
+        let mut guest = Guest::new(format, &pool).expect("pool");
+        let large = range(0, 2 * MIB);
+        let _ = guest.map(&pool, large, Hpa(0), Access::ALL).expect("maps");
+        let _ = guest.tree.clean_all(&pool, &pool, large, Source::Hardware);
+        let mut spare = Spare::new();
+        spare.fill(&pool, 1).expect("pool");
+
+        let fault = |granularity| guest.tree.fault(&pool, &pool, Gpa(0), Access::READ_WRITE, granularity);
+        assert!(matches!(fault(Granularity::Watched), Fault::Large));
+        assert!(matches!(fault(Granularity::Whole), Fault::Retry(_)));
+        let owed = guest.tree.split_at_fault(&pool, &pool, Gpa(0), Granularity::Watched, &mut spare);
+        assert!(owed.is_ok() && leaf_at(&guest, &pool, 0).is_some_and(|leaf| leaf.level == 0));
+
+        let mut bytes = 0;
+        guest.tree.written(&pool, &pool, large, Source::Hardware, |page| bytes += page.bytes());
+        bytes / 4096
+    }
+    assert_eq!(written_pages(NPT), 512);
+    assert_eq!(written_pages(arm(2).with_recorded_writes()), 512);
 }
 
 #[test]

@@ -9,9 +9,21 @@ use shuttle::sync::{Arc, Mutex, MutexGuard};
 use stage2::tlbi::{self, Barrier, Features, Maintenance, Tlbi};
 use stage2::{Cell, Pages, Stale, Tlb};
 
-/// What is done wrong.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mutant {
+macro_rules! mutants {
+    ($($(#[$what:meta])* $name:ident,)*) => {
+        /// What is done wrong.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(crate) enum Mutant {
+            $($(#[$what])* $name,)*
+        }
+
+        impl Mutant {
+            pub(crate) const ALL: &[Self] = &[$(Self::$name),*];
+        }
+    };
+}
+
+mutants! {
     Nothing,
     /// The first DSB of a payment is missing.
     NoBarrierBefore,
@@ -23,6 +35,12 @@ pub(crate) enum Mutant {
     BarrierForStores,
     /// DSBs wait for this processor only.
     BarrierForOne,
+    /// DSBs make stores known to this processor only.
+    StoresForOne,
+    /// The DSB after a new entry is missing.
+    NotPublished,
+    /// Entries are written without release semantics.
+    NoRelease,
     /// The second TLBI, for what both stages say, is missing.
     NoCombined,
     /// TLBIs are not broadcast.
@@ -41,6 +59,10 @@ pub(crate) enum Mutant {
     LeavesOnly,
     /// Tables are freed although somebody walks them.
     FreedEarly,
+    /// TLBIs are asked for while another VM is loaded.
+    OtherVm,
+    /// Two VMs have one VMID.
+    SharedVmid,
     /// Who was denied does not flush before it tries again.
     NoLocal,
     /// What is cleared is not flushed before it is copied.
@@ -66,8 +88,10 @@ pub(crate) struct World {
     pub(crate) walks: Walks,
     /// Guest memory by host page: what was written there last.
     pub(crate) ram: BTreeMap<u64, u64>,
-    /// Where guest pages turned out to be in host memory.
-    pub(crate) frames: BTreeMap<u64, u64>,
+    /// Where pages of VMs turned out to be in host memory.
+    pub(crate) frames: BTreeMap<(usize, u64), u64>,
+    /// VMIDs and roots.
+    vms: Vec<(u32, u64)>,
     /// The entries that each processor has read last, the last one first.
     read: BTreeMap<usize, [(u64, usize); 2]>,
     /// Tables that are woken too early, by whom.
@@ -75,8 +99,8 @@ pub(crate) struct World {
     /// Tables that became quiet, and that were woken.
     pub(crate) hushed: u64,
     pub(crate) awakened: u64,
-    /// Number of DSBs since the last payment began.
-    barriers: u32,
+    /// Number of DSBs that each processor has had since its last payment began.
+    barriers: BTreeMap<usize, u32>,
     next_value: u64,
 }
 
@@ -98,11 +122,12 @@ impl Machine {
             walks,
             ram: BTreeMap::new(),
             frames: BTreeMap::new(),
+            vms: Vec::new(),
             read: BTreeMap::new(),
             woken: BTreeMap::new(),
             hushed: 0,
             awakened: 0,
-            barriers: 0,
+            barriers: BTreeMap::new(),
             next_value: 1,
         };
         Arc::new(Self { world: Mutex::new(world), rules, features, mutant, pages })
@@ -132,16 +157,51 @@ impl World {
     pub(crate) fn read(&self, hpa: u64) -> u64 {
         self.ram.get(&(hpa & !0xfff)).copied().unwrap_or(0)
     }
+
+    /// There is one VM more.
+    pub(crate) fn add_vm(&mut self, root: u64, mutant: Mutant) {
+        let number = u32::try_from(self.vms.len()).expect("few");
+        self.vms.push((if mutant == Mutant::SharedVmid { 0 } else { number }, root));
+    }
+
+    pub(crate) fn declare_unmapped(&mut self, vm: usize, gpa: u64) {
+        self.walks.declare_unmapped(self.vms[vm].0, gpa);
+    }
+
+    pub(crate) fn declare_read_only(&mut self, vm: usize, gpa: u64) {
+        self.walks.declare_read_only(self.vms[vm].0, gpa);
+    }
+
+    pub(crate) fn declare_usable(&mut self, vm: usize, gpa: u64) {
+        self.walks.declare_usable(self.vms[vm].0, gpa);
+    }
+
+    /// A processor turns to a VM.
+    pub(crate) fn load_vm(&mut self, cpu: usize, vm: usize) {
+        if let Some(&(vmid, root)) = self.vms.get(vm) {
+            self.walks.load_vm(cpu, vmid, root);
+        }
+    }
 }
 
-/// A processor on which a thread of the code under test runs.
+/// A processor on which a thread of the code under test runs, and the VM for which it does.
 #[derive(Clone)]
 pub(crate) struct Cpu {
     pub(crate) machine: Arc<Machine>,
     pub(crate) number: usize,
+    pub(crate) vm: usize,
 }
 
 impl Cpu {
+    /// The same processor, for another VM.
+    pub(crate) fn of(&self, vm: usize) -> Self {
+        Self { vm, ..self.clone() }
+    }
+
+    pub(crate) fn pick(&self, below: u64) -> u64 {
+        self.machine.step().walks.pick(below)
+    }
+
     fn is(&self, mutant: Mutant) -> bool {
         self.machine.mutant == mutant
     }
@@ -151,10 +211,9 @@ impl Cpu {
         bits == 1 << if self.machine.rules == Rules::Nested { 11 } else { 57 }
     }
 
-    /// The bit of a quiet table, if this is an entry that names one: tables lie where no other memory is.
+    /// The bit of a quiet table, if this is an entry that names one.
     fn quiet(&self, bits: u64) -> u64 {
-        let names_table = bits & 1 != 0 && bits & 0xffff_ffff_f000 >= 1 << 32;
-        if !names_table {
+        if !names_table(bits) {
             return 0;
         }
         bits & 1 << if self.machine.rules == Rules::Nested { 9 } else { 55 }
@@ -165,13 +224,23 @@ impl Cpu {
         let mut world = self.machine.step();
         let Some([leaf, table]) = world.read.get(&self.number).copied() else { return };
         let bits = world.walks.load(self.number, table);
-        if leaf == place && new & 1 != 0 && new & 0xffff_ffff_f000 < 1 << 32 {
+        if leaf == place && new & 1 != 0 && !names_table(new) {
             if self.quiet(bits) != 0 {
                 world.walks.store(self.number, table, bits & !self.quiet(bits), true);
             }
             world.woken.insert(self.number, table);
+            let dawdles = world.walks.pick(2) == 0;
+            drop(world);
+            if dawdles {
+                shuttle::thread::yield_now();
+            }
         }
     }
+}
+
+/// Tables lie where no other memory is.
+fn names_table(bits: u64) -> bool {
+    bits & 1 != 0 && bits & 0xffff_ffff_f000 >= 1 << 32
 }
 
 impl Pages for Cpu {
@@ -180,7 +249,7 @@ impl Pages for Cpu {
     }
 
     fn allocate_root(&self, count: u32) -> Option<Hpa> {
-        Some(Hpa(self.machine.step().walks.allocate(count.into())))
+        Some(Hpa(self.machine.step().walks.allocate(self.number, count.into())))
     }
 
     fn free(&self, hpa: Hpa) {
@@ -204,8 +273,8 @@ impl Pages for Cpu {
         }
         let mut world = self.machine.step();
         match (self.quiet(old) != 0, self.quiet(new) != 0) {
-            (true, false) if self.is(Mutant::NotWoken) => return Ok(()),
-            (true, false) => world.awakened += 1,
+            (true, false) if names_table(new) && self.is(Mutant::NotWoken) => return Ok(()),
+            (true, false) if names_table(new) => world.awakened += 1,
             (false, true) => world.hushed += 1,
             _ => {}
         }
@@ -220,6 +289,14 @@ impl Pages for Cpu {
             world.walks.store(self.number, place, new, true);
             return Ok(());
         }
+        if self.is(Mutant::NoRelease) {
+            let now = world.walks.load(self.number, place);
+            if now != old {
+                return Err(now);
+            }
+            world.walks.store(self.number, place, new, false);
+            return Ok(());
+        }
         world.walks.compare_exchange(self.number, place, old, new)
     }
 
@@ -232,7 +309,11 @@ impl Pages for Cpu {
 
 impl Tlb for Cpu {
     fn publish(&self) {
-        self.machine.step().walks.barrier(self.number, Wait::Stores);
+        match self.machine.mutant {
+            Mutant::NotPublished => {}
+            Mutant::StoresForOne => self.machine.step().walks.barrier(self.number, Wait::LocalStores),
+            _ => self.machine.step().walks.barrier(self.number, Wait::Stores),
+        }
     }
 
     fn flush(&self, stale: Stale) {
@@ -253,20 +334,34 @@ impl Cpu {
         if stale.is_empty() {
             return;
         }
+        self.begin_payment();
         if self.machine.rules == Rules::Nested {
             // Everybody is kicked out and flushes before it enters again; we wait.
             self.machine.step().walks.invalidate(self.number, Invalidate::All, !self.is(Mutant::NotBroadcast));
             self.machine.step().walks.barrier(self.number, Wait::Full);
         } else {
-            self.machine.step().barriers = 0;
             self.machine.features.pay(stale, self);
         }
     }
 
+    /// The hardware has reported a conflict.
+    pub(crate) fn resolve_conflict(&self) {
+        self.begin_payment();
+        tlbi::resolve_conflict(self);
+    }
+
     /// Forgets a denial, as the processor that faulted does.
     pub(crate) fn forget(&self, gpa: Gpa) {
-        self.machine.step().barriers = 0;
+        self.begin_payment();
         tlbi::forget(gpa, self);
+    }
+
+    /// What is paid concerns the VM that is loaded. Only who pays, or enters, has loaded one: what was loaded before is of no
+    /// use to anybody.
+    fn begin_payment(&self) {
+        let mut world = self.machine.step();
+        world.barriers.insert(self.number, 0);
+        world.load_vm(self.number, if self.is(Mutant::OtherVm) { 1 - self.vm } else { self.vm });
     }
 }
 
@@ -288,17 +383,24 @@ impl Tlb for Payer<'_> {
 impl Maintenance for Cpu {
     fn dsb(&self, barrier: Barrier) {
         let mut world = self.machine.step();
-        world.barriers += 1;
-        let left_out = match world.barriers {
+        let barriers = world.barriers.entry(self.number).or_default();
+        *barriers += 1;
+        let left_out = match *barriers {
             1 => self.is(Mutant::NoBarrierBefore),
             2 => self.is(Mutant::NoBarrierBetween),
             _ => self.is(Mutant::NoBarrierAfter),
         };
         if left_out {
+            let dawdles = world.walks.pick(4) == 0;
+            drop(world);
+            if dawdles {
+                shuttle::thread::yield_now();
+            }
             return;
         }
         let wait = match barrier {
             Barrier::LocalStores => Wait::LocalStores,
+            Barrier::Stores if self.is(Mutant::StoresForOne) => Wait::LocalStores,
             Barrier::Stores => Wait::Stores,
             Barrier::Local | Barrier::Full if self.is(Mutant::BarrierForStores) => Wait::Stores,
             Barrier::Full if self.is(Mutant::BarrierForOne) => Wait::Local,

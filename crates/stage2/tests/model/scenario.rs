@@ -1,26 +1,27 @@
-//! What the threads do: two vCPUs that write, and a third processor that follows with a copy, takes memory away, or
-//! makes large pages of small ones.
+//! What is tried: two vCPUs that write, and further processors that follow with a copy, take memory away, or make large pages
+//! of small ones.
 
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 
 use addr::{Gpa, GpaRange, Hpa};
-use hw_model::walks::{Geometry, Rules, Stop};
+use hw_model::walks::{Barrier as Wait, Geometry, Rules};
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::sync::Arc;
 use shuttle::{Config, Runner};
-use stage2::tlbi::resolve_conflict;
 use stage2::{
-    Access, Collapse, DirtyLog, Epochs, Fault, Format, Granularity, Limbo, MarkWord, Policy, Quiescence, Rounds,
-    Source, Spare, Stale, Start, Tree, Walker,
+    Access, Collapse, DirtyLog, Epochs, Format, Limbo, MarkWord, NptOf, Policy, Quiescence, Shape, Source, Spare,
+    Stale, Start, Tree, VmsaOf, Walker,
 };
 
-use crate::machine::{Cpu, Machine, Mutant, Payer};
+use crate::machine::{Cpu, Machine, Mutant};
+use crate::sender::{become_quiet, follow, follow_closely};
+use crate::vcpu::run_vcpu;
 
 /// What is tried.
-#[derive(Clone, Copy)]
-pub(crate) struct Setting<F> {
-    pub(crate) format: F,
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Setting {
     pub(crate) rules: Rules,
     pub(crate) kind: Kind,
     pub(crate) source: Source,
@@ -30,7 +31,7 @@ pub(crate) struct Setting<F> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A copy follows what the guest and the hypervisor write.
+    /// A copy follows what the guest and the hypervisor write. Some rounds are lost, and the log may end and begin again.
     Follow,
     /// Pages are unmapped, protected, and given back.
     TakeAway,
@@ -40,27 +41,29 @@ pub(crate) enum Kind {
     Collapse,
     /// Nothing is mapped before the guest touches it.
     FirstTouch,
+    /// A copy follows a guest that wakes up at last: it writes to pages of a table that has become quiet.
+    Awake,
+    /// Two VMs on the same processors: a copy follows one, pages of the other are taken away.
+    SideBySide,
 }
 
 /// Pages of the guest; with four entries in a table, two leaves of four pages each.
-const PAGES: u64 = 8;
+pub(crate) const PAGES: u64 = 8;
 /// Those of the first leaf.
-const FEW: u64 = PAGES / 2;
-/// Where they are in host memory, at a multiple of what four levels translate.
+pub(crate) const FEW: u64 = PAGES / 2;
+/// Where those of the first VM are in host memory, at a multiple of what four levels translate. The others' lie behind.
 const HOST: u64 = 0x10_0000;
 const VCPUS: usize = 2;
 const OTHER: usize = VCPUS;
 const DEVICE: usize = VCPUS + 1;
-/// A guest that faults so often in one access will do so for ever.
-const PATIENCE: u32 = 400;
 
-type Log = DirtyLog<Vec<MarkWord>>;
+pub(crate) type Log = DirtyLog<Vec<MarkWord>>;
 
 /// Tries `schedules` schedules.
 ///
 /// Half of them at random, which mixes steps finely; half with few preemptions, which leaves a thread behind for long.
 /// They are the same in every run, until `DUNLIN_SEED` says otherwise.
-pub(crate) fn run<F: Format + Copy + Send + Sync + 'static>(setting: Setting<F>, schedules: usize) {
+pub(crate) fn run(setting: Setting, schedules: usize) {
     const CHUNK: usize = 100;
     let seed: u64 = std::env::var("DUNLIN_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0);
     for (chunk, seed) in (0..schedules.div_ceil(2 * CHUNK)).zip(seed << 32..) {
@@ -73,50 +76,68 @@ pub(crate) fn run<F: Format + Copy + Send + Sync + 'static>(setting: Setting<F>,
 }
 
 /// What is found to be wrong in one of `schedules` schedules, if anything is.
-pub(crate) fn caught<F: Format + Copy + Send + Sync + 'static>(
-    setting: Setting<F>,
-    schedules: usize,
-) -> Option<String> {
+pub(crate) fn caught(setting: Setting, schedules: usize) -> Option<String> {
     let payload = catch_unwind(AssertUnwindSafe(|| run(setting, schedules))).err()?;
     let text = payload.downcast_ref::<String>().cloned();
     Some(text.or_else(|| Some((*payload.downcast_ref::<&str>()?).to_string())).unwrap_or_default())
 }
 
-struct Guest<F> {
-    tree: Tree<F>,
-    log: Option<Log>,
-    epochs: Epochs<Vec<Walker>>,
-    kind: Kind,
+/// One VM.
+pub(crate) struct Guest<F> {
+    pub(crate) tree: Tree<F>,
+    pub(crate) log: Option<Log>,
+    pub(crate) epochs: Epochs<Vec<Walker>>,
+    pub(crate) kind: Kind,
+    /// Its memory in the host.
+    pub(crate) host: u64,
+    /// How many pages it writes to, from the first on.
+    pub(crate) writable: AtomicU64,
 }
 
-fn once<F: Format + Copy + Send + Sync + 'static>(setting: Setting<F>) {
-    let geometry = Geometry { index_bits: F::INDEX_BITS, levels: setting.format.levels() };
-    let machine = Machine::new(setting.rules, geometry, VCPUS + 2, PAGES, setting.mutant);
-    let other = Cpu { machine: machine.clone(), number: OTHER };
-    let (tree, mut shape) = Tree::new(setting.format, &other).expect("tables");
-    machine.step().walks.set_root(tree.root().0);
-    let all = range(0, PAGES);
-    if setting.kind != Kind::FirstTouch {
-        tree.map(&mut shape, &other, &other, all, Hpa(HOST), Access::ALL).expect("maps");
+fn once(setting: Setting) {
+    match setting.rules {
+        Rules::Nested => once_on(setting, NptOf::<2> { one_gib_pages: true }),
+        Rules::Arm { bbm, hafdbs } => {
+            let format = VmsaOf::<2>::new(21, 40, false).expect("possible").with_bbm(bbm);
+            once_on(setting, if hafdbs { format.with_recorded_writes() } else { format });
+        }
     }
+}
 
-    let marks = vec![MarkWord::new()];
-    let log = DirtyLog::new(all, setting.source, setting.policy, marks).expect("enough marks");
-    let walkers = (0..VCPUS + 2).map(|_| Walker::new()).collect();
-    let log = matches!(setting.kind, Kind::Follow | Kind::Collapse).then_some(log);
-    let guest = Arc::new(Guest { tree, log, epochs: Epochs::new(walkers), kind: setting.kind });
+fn once_on<F: Format + Copy + Send + Sync + 'static>(setting: Setting, format: F) {
+    count(|seen| seen.schedules += 1);
+    let geometry = Geometry { index_bits: F::INDEX_BITS, levels: format.levels() };
+    let machine = Machine::new(setting.rules, geometry, VCPUS + 2, PAGES, setting.mutant);
+    let other = Cpu { machine: machine.clone(), number: OTHER, vm: 0 };
+    let kinds = match setting.kind {
+        Kind::SideBySide => vec![Kind::Follow, Kind::TakeAway],
+        kind => vec![kind],
+    };
+    let (guests, mut shapes): (Vec<_>, Vec<_>) =
+        (0..).zip(kinds).map(|(vm, kind)| guest(&setting, format, &other.of(vm), kind)).unzip();
+    if guests.len() == 1 {
+        // Its other VM never runs.
+        machine.step().add_vm(guests[0].tree.root().0, setting.mutant);
+    }
+    let guests = Arc::new(guests);
+    let quiet = (setting.kind == Kind::Awake).then(|| become_quiet(&guests[0], &other));
 
     let vcpus: Vec<_> = (0..VCPUS)
         .map(|number| {
-            let (guest, cpu) = (guest.clone(), Cpu { machine: machine.clone(), number });
-            shuttle::thread::spawn(move || run_vcpu(&guest, &cpu))
+            let (guests, cpu) = (guests.clone(), Cpu { number, ..other.clone() });
+            shuttle::thread::spawn(move || run_vcpu(&guests, &cpu))
         })
         .collect();
     let device = {
-        let (guest, cpu) = (guest.clone(), Cpu { machine: machine.clone(), number: DEVICE });
-        shuttle::thread::spawn(move || match guest.kind {
-            Kind::TakePages => take_pages(&guest, &cpu),
-            _ => run_device(&guest, &cpu),
+        let (guests, cpu) = (guests.clone(), Cpu { number: DEVICE, ..other.clone() });
+        let mut second = if guests.len() > 1 { shapes.pop() } else { None };
+        shuttle::thread::spawn(move || match (guests[0].kind, &mut second) {
+            (Kind::TakePages, _) => take_pages(&guests[0], &cpu),
+            (_, Some(shape)) => {
+                run_device(&guests[0], &cpu);
+                take_away(&guests[1], &cpu.of(1), shape);
+            }
+            (_, None) => run_device(&guests[0], &cpu),
         })
     };
     let join = move || {
@@ -124,226 +145,118 @@ fn once<F: Format + Copy + Send + Sync + 'static>(setting: Setting<F>) {
         device.join().expect("a device found nothing wrong");
     };
 
-    match setting.kind {
-        Kind::Follow => follow(&guest, &other, join),
+    let (first, shape) = (&guests[0], &mut shapes[0]);
+    match first.kind {
+        Kind::Follow | Kind::SideBySide => follow(first, &other, shape, join),
+        Kind::Awake => follow_closely(first, &other, quiet.expect("the log has begun"), join),
         Kind::TakeAway => {
-            take_away(&guest, &other, &mut shape);
+            take_away(first, &other, shape);
             join();
         }
         Kind::Collapse => {
-            collapse(&guest, &other, &mut shape);
+            collapse(first, &other, shape);
             join();
         }
         Kind::TakePages => {
-            take_pages(&guest, &other);
+            take_pages(first, &other);
             join();
         }
         Kind::FirstTouch => join(),
     }
     let world = machine.step();
-    SEEN.hushed.fetch_add(world.hushed, Ordering::Relaxed);
-    SEEN.awakened.fetch_add(world.awakened, Ordering::Relaxed);
     let events = world.walks.events();
-    SEEN.recorded.fetch_add(events.recorded, Ordering::Relaxed);
-    SEEN.broadcasts.fetch_add(events.broadcasts, Ordering::Relaxed);
-    SEEN.locals.fetch_add(events.locals, Ordering::Relaxed);
-    SEEN.stops.fetch_add(events.stops, Ordering::Relaxed);
+    count(|seen| {
+        seen.hushed += world.hushed;
+        seen.awakened += world.awakened;
+        seen.recorded += events.recorded;
+        seen.broadcasts += events.broadcasts;
+        seen.locals += events.locals;
+        seen.stops += events.stops;
+    });
 }
 
-/// What has happened in all schedules together: a model in which nothing happens finds nothing.
-pub(crate) static SEEN: Seen = Seen {
-    recorded: AtomicU64::new(0),
-    broadcasts: AtomicU64::new(0),
-    locals: AtomicU64::new(0),
-    stops: AtomicU64::new(0),
-    collapsed: AtomicU64::new(0),
-    disturbed: AtomicU64::new(0),
-    conflicts: AtomicU64::new(0),
-    hushed: AtomicU64::new(0),
-    awakened: AtomicU64::new(0),
-};
+/// A VM with memory, and a log of it if it is of such a kind.
+fn guest<F: Format>(setting: &Setting, format: F, cpu: &Cpu, kind: Kind) -> (Guest<F>, Shape) {
+    let (tree, mut shape) = Tree::new(format, cpu).expect("tables");
+    cpu.machine.step().add_vm(tree.root().0, setting.mutant);
+    let host = HOST + ((cpu.vm as u64) << 24);
+    let all = range(0, PAGES);
+    if kind != Kind::FirstTouch {
+        tree.map(&mut shape, cpu, cpu, all, Hpa(host), Access::ALL).expect("maps");
+    }
+    // Whoever enters it has been told of it.
+    cpu.machine.step().walks.barrier(cpu.number, Wait::Stores);
 
-#[derive(Debug)]
+    let log = DirtyLog::new(all, setting.source, setting.policy, vec![MarkWord::new()]).expect("enough marks");
+    let log = matches!(kind, Kind::Follow | Kind::Collapse | Kind::Awake).then_some(log);
+    let walkers = (0..VCPUS + 2).map(|_| Walker::new()).collect();
+    let writable = AtomicU64::new(if matches!(kind, Kind::TakePages | Kind::Awake) { FEW } else { PAGES });
+    (Guest { tree, log, epochs: Epochs::new(walkers), kind, host, writable }, shape)
+}
+
+thread_local! {
+    static SEEN: Cell<Seen> = const { Cell::new(Seen::NOTHING) };
+}
+
+/// What has happened in all schedules of this test: a model in which nothing happens finds nothing.
+pub(crate) fn seen() -> Seen {
+    SEEN.get()
+}
+
+pub(crate) fn count(happens: impl FnOnce(&mut Seen)) {
+    let mut seen = SEEN.get();
+    happens(&mut seen);
+    SEEN.set(seen);
+}
+
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Seen {
+    pub(crate) schedules: u64,
     /// Writes that the hardware recorded.
-    pub(crate) recorded: AtomicU64,
-    pub(crate) broadcasts: AtomicU64,
-    pub(crate) locals: AtomicU64,
+    pub(crate) recorded: u64,
+    pub(crate) broadcasts: u64,
+    pub(crate) locals: u64,
     /// Faults.
-    pub(crate) stops: AtomicU64,
+    pub(crate) stops: u64,
     /// Tables that became leaves.
-    pub(crate) collapsed: AtomicU64,
+    pub(crate) collapsed: u64,
     /// Faults that met an entry that somebody was replacing.
-    pub(crate) disturbed: AtomicU64,
+    pub(crate) disturbed: u64,
     /// Conflicts that the hardware reported.
-    pub(crate) conflicts: AtomicU64,
+    pub(crate) conflicts: u64,
     /// Tables that became quiet, and that were woken.
-    pub(crate) hushed: AtomicU64,
-    pub(crate) awakened: AtomicU64,
+    pub(crate) hushed: u64,
+    pub(crate) awakened: u64,
+    /// Rounds that were lost.
+    pub(crate) cancelled: u64,
+    /// Logs that ended and began again.
+    pub(crate) restarted: u64,
 }
 
-/// A guest that writes, and a hypervisor that handles its faults.
-fn run_vcpu<F: Format>(guest: &Guest<F>, cpu: &Cpu) {
-    let mut spare = Spare::new();
-    // Broadcasts that can wait do so until the end.
-    let mut owed = Stale::EMPTY;
-    for _ in 0..3 {
-        let page = cpu.machine.step().walks.pick(if guest.kind == Kind::TakePages { FEW } else { PAGES });
-        spare.fill(cpu, 2).expect("tables");
-        write(guest, cpu, &mut spare, &mut owed, page << 12);
-    }
-    cpu.pay(owed);
-    spare.give_back(cpu);
-}
-
-fn write<F: Format>(guest: &Guest<F>, cpu: &Cpu, spare: &mut Spare, owed: &mut Stale, gpa: u64) {
-    for _ in 0..PATIENCE {
-        cpu.machine.step().walks.enter(cpu.number);
-        let stop = {
-            let mut world = cpu.machine.step();
-            let result = world.walks.access(cpu.number, gpa, true);
-            if let Ok(hpa) = result {
-                // Who touches a page first has chosen its frame.
-                let is_choice = guest.kind == Kind::FirstTouch && !world.frames.contains_key(&gpa);
-                let frame = world.frames.entry(gpa).or_insert(if is_choice { hpa } else { HOST + gpa });
-                assert_eq!(hpa, *frame, "the guest writes elsewhere");
-                world.write(hpa);
-            }
-            result
-        };
-        cpu.machine.step().walks.leave(cpu.number);
-        if stop.is_ok() {
-            return;
-        }
-        let nothing_there = stop == Err(Stop::Translation) && guest.kind != Kind::TakeAway;
-        SEEN.disturbed.fetch_add(nothing_there.into(), Ordering::Relaxed);
-
-        if stop == Err(Stop::Conflict) {
-            SEEN.conflicts.fetch_add(1, Ordering::Relaxed);
-            if cpu.machine.mutant != Mutant::ConflictStays {
-                resolve_conflict(cpu);
-            }
-            continue;
-        }
-        let wanted = if stop == Err(Stop::AccessFlag) { Access::READ } else { Access::READ_WRITE };
-        let mut granularity = guest.log.as_ref().map_or(Granularity::Whole, Log::granularity);
-        let walking = guest.epochs.enter(cpu.number).expect("not walking yet");
-        let fault = loop {
-            match guest.tree.fault(cpu, cpu, Gpa(gpa), wanted, granularity) {
-                Fault::Large => match guest.tree.split_at_fault(cpu, cpu, Gpa(gpa), granularity, spare) {
-                    Ok(later) => *owed = owed.merge(later),
-                    Err(_) => granularity = Granularity::Whole,
-                },
-                fault => break fault,
-            }
-        };
-        drop(walking);
-        match fault {
-            Fault::Retry(denial) => {
-                if let Some(gpa) = denial.gpa().filter(|_| cpu.machine.mutant != Mutant::NoLocal) {
-                    cpu.forget(gpa);
-                }
-                shuttle::thread::yield_now();
-            }
-            Fault::Unmapped if guest.kind == Kind::FirstTouch => {
-                // Each vCPU has frames of its own at hand, for small pages and for large ones.
-                let level = u32::try_from(cpu.machine.step().walks.pick(2)).expect("small");
-                let page = gpa & !((1_u64 << (12 + F::INDEX_BITS * level)) - 1);
-                let frame = Hpa(HOST + ((cpu.number as u64) << 19) + page);
-                spare.fill(cpu, 3).expect("tables");
-                guest.tree.populate(cpu, cpu, spare, Gpa(gpa), frame, level, Access::ALL).expect("tables");
-                let found = guest.tree.lookup(cpu, Gpa(gpa)).expect("is mapped");
-                cpu.machine.step().frames.entry(gpa).or_insert(found.translate(Gpa(gpa)).0);
-            }
-            Fault::Large => unreachable!("was split"),
-            Fault::Unmapped | Fault::Denied(_) => {
-                let is_meant = matches!(guest.kind, Kind::TakeAway | Kind::TakePages);
-                assert!(is_meant, "{fault:?} where there is memory");
-                return;
-            }
-        }
-    }
-    panic!("a guest faults for ever at {gpa:#x}");
-}
-
-/// A sender: rounds of what is dirty, one of them lost, and a last one when the guest stands.
-fn follow<F: Format>(guest: &Guest<F>, cpu: &Cpu, join: impl FnOnce()) {
-    let log = guest.log.as_ref().expect("there is one");
-    let mut copy: Vec<u64> = (0..PAGES).map(|_| 0).collect();
-    let mut rounds = Rounds::new(log, vec![0; 1]).expect("enough bits");
-    let mut spare = Spare::new();
-    spare.fill(cpu, 4).expect("tables");
-
-    let from = if cpu.machine.step().walks.pick(2) == 0 { Start::AllDirty } else { Start::Clean };
-    let stale = log.start(&guest.tree, cpu, cpu, from, &mut spare).expect("tables");
-    cpu.pay(stale);
-    if from == Start::Clean {
-        send(guest, cpu, &mut rounds, &mut copy, &[(1 << PAGES) - 1]);
-    }
-    let mut ahead = Gpa(0);
-    // The more, the more time for tables to become quiet and to be woken.
-    let count = 2 + cpu.machine.step().walks.pick(4);
-    for round in 0..count {
-        if log.granularity() == Granularity::Watched && ahead < log.slot().end() {
-            let (stale, next) = log.split_ahead(&guest.tree, cpu, cpu, ahead, &mut spare);
-            cpu.pay(stale);
-            ahead = next;
-        }
-
-        if cpu.machine.step().walks.pick(2) == 0 {
-            guest.tree.age(cpu, cpu, log.slot(), |_| {});
-        }
-
-        let mut dirty = [0];
-        log.get(&guest.tree, cpu, cpu, 0, &mut dirty);
-        let before = copy.clone();
-        send(guest, cpu, &mut rounds, &mut copy, &dirty);
-        if round == 0 && cpu.machine.step().walks.pick(2) == 0 {
-            // The receiver has seen nothing of it.
-            copy = before;
-            if cpu.machine.mutant == Mutant::ForgottenOnCancel { rounds.acknowledge() } else { rounds.cancel(log) }
-        } else {
-            rounds.acknowledge();
-        }
-    }
-
-    join();
-    let mut dirty = [0];
-    log.get(&guest.tree, cpu, cpu, 0, &mut dirty);
-    send(guest, cpu, &mut rounds, &mut copy, &dirty);
-    let world = cpu.machine.step();
-    for (page, copied) in (0..).zip(&copy) {
-        assert_eq!(*copied, world.read(HOST + (page << 12)), "a write to page {page} is lost");
-    }
-    drop(world);
-    spare.give_back(cpu);
-}
-
-fn send<F: Format>(guest: &Guest<F>, cpu: &Cpu, rounds: &mut Rounds<Vec<u64>>, copy: &mut [u64], wanted: &[u64; 1]) {
-    let log = guest.log.as_ref().expect("there is one");
-    let mut copy_pages = |wanted: u64| {
-        for (page, copied) in (0..).zip(copy.iter_mut()).filter(|(page, _)| wanted >> page & 1 != 0) {
-            *copied = cpu.machine.step().read(HOST + (page << 12));
-        }
+impl Seen {
+    const NOTHING: Self = Self {
+        schedules: 0,
+        recorded: 0,
+        broadcasts: 0,
+        locals: 0,
+        stops: 0,
+        collapsed: 0,
+        disturbed: 0,
+        conflicts: 0,
+        hushed: 0,
+        awakened: 0,
+        cancelled: 0,
+        restarted: 0,
     };
-    if cpu.machine.mutant == Mutant::CopiedFirst {
-        copy_pages(wanted[0]);
-    }
-    let cleared = rounds.clear(log, &guest.tree, cpu, cpu, 0, wanted);
-    match cpu.machine.mutant {
-        Mutant::NoFlush => copy_pages(wanted[0]),
-        Mutant::CopiedFirst => drop(cleared.flush(&Payer(cpu), &guest.epochs)),
-        _ => copy_pages(cleared.flush(&Payer(cpu), &guest.epochs).pages().map(|page| 1 << page).sum()),
-    }
 }
 
 /// The hypervisor itself writes to the guest's memory, as its devices do.
 fn run_device<F>(guest: &Guest<F>, cpu: &Cpu) {
-    let Some(log) = &guest.log else { return };
+    let Some(log) = guest.log.as_ref().filter(|_| guest.kind != Kind::Awake) else { return };
     for _ in 0..2 {
-        let page = cpu.machine.step().walks.pick(PAGES);
-        let write = || cpu.machine.step().write(HOST + (page << 12));
-        let walks = cpu.machine.step().walks.pick(2) == 0;
+        let page = cpu.pick(PAGES);
+        let write = || cpu.machine.step().write(guest.host + (page << 12));
+        let walks = cpu.pick(2) == 0;
         if cpu.machine.mutant == Mutant::MarkedFirst {
             log.mark(range(page, 1));
             write();
@@ -357,10 +270,10 @@ fn run_device<F>(guest: &Guest<F>, cpu: &Cpu) {
 }
 
 /// Pages go, are write-protected, and come back.
-fn take_away<F: Format>(guest: &Guest<F>, cpu: &Cpu, shape: &mut stage2::Shape) {
+fn take_away<F: Format>(guest: &Guest<F>, cpu: &Cpu, shape: &mut Shape) {
     let (tree, flushes) = (&guest.tree, cpu.machine.mutant != Mutant::NoFlushOfRange);
-    let first = cpu.machine.step().walks.pick(PAGES);
-    let count = 1 + cpu.machine.step().walks.pick(PAGES - first);
+    let first = cpu.pick(PAGES);
+    let count = 1 + cpu.pick(PAGES - first);
     let part = range(first, count);
     let pages = || (first..first + count).map(|page| page << 12);
 
@@ -368,10 +281,10 @@ fn take_away<F: Format>(guest: &Guest<F>, cpu: &Cpu, shape: &mut stage2::Shape) 
     if flushes {
         cpu.pay(stale);
     }
-    pages().for_each(|gpa| cpu.machine.step().walks.declare_read_only(gpa));
+    pages().for_each(|gpa| cpu.machine.step().declare_read_only(cpu.vm, gpa));
     shuttle::thread::yield_now();
 
-    pages().for_each(|gpa| cpu.machine.step().walks.declare_usable(gpa));
+    pages().for_each(|gpa| cpu.machine.step().declare_usable(cpu.vm, gpa));
     let grown = tree.protect(shape, cpu, cpu, part, Access::ALL).expect("tables");
     cpu.pay(grown);
     shuttle::thread::yield_now();
@@ -380,11 +293,11 @@ fn take_away<F: Format>(guest: &Guest<F>, cpu: &Cpu, shape: &mut stage2::Shape) 
     if flushes {
         cpu.pay(stale);
     }
-    pages().for_each(|gpa| cpu.machine.step().walks.declare_unmapped(gpa));
+    pages().for_each(|gpa| cpu.machine.step().declare_unmapped(cpu.vm, gpa));
     shuttle::thread::yield_now();
 
-    pages().for_each(|gpa| cpu.machine.step().walks.declare_usable(gpa));
-    tree.map(shape, cpu, cpu, part, Hpa(HOST + part.start.0), Access::ALL).expect("maps");
+    pages().for_each(|gpa| cpu.machine.step().declare_usable(cpu.vm, gpa));
+    tree.map(shape, cpu, cpu, part, Hpa(guest.host + part.start.0), Access::ALL).expect("maps");
 }
 
 /// Single pages become read-only and writable again; each processor has its own, in the same large leaf. What is owed for
@@ -393,50 +306,55 @@ fn take_pages<F: Format>(guest: &Guest<F>, cpu: &Cpu) {
     let mut owed = Stale::EMPTY;
     let mut taken = Vec::new();
     for _ in 0..2 {
-        let page = cpu.machine.step().walks.pick(FEW / 2) * 2 + cpu.number as u64 % 2;
+        let page = cpu.pick(FEW / 2) * 2 + cpu.number as u64 % 2;
         let stale = guest.tree.protect_page(cpu, cpu, Gpa(page << 12), Access::READ_EXECUTE).expect("tables");
         owed = owed.merge(stale);
         taken.push(page << 12);
         shuttle::thread::yield_now();
-        if cpu.machine.step().walks.pick(2) == 0 {
+        if cpu.pick(2) == 0 {
             cpu.pay(core::mem::replace(&mut owed, Stale::EMPTY));
-            taken.iter().for_each(|gpa| cpu.machine.step().walks.declare_read_only(*gpa));
+            taken.iter().for_each(|gpa| cpu.machine.step().declare_read_only(cpu.vm, *gpa));
             shuttle::thread::yield_now();
         }
     }
     cpu.pay(owed);
     for gpa in taken {
-        cpu.machine.step().walks.declare_usable(gpa);
+        cpu.machine.step().declare_usable(cpu.vm, gpa);
         cpu.pay(guest.tree.protect_page(cpu, cpu, Gpa(gpa), Access::ALL).expect("no table needed"));
     }
 }
 
 /// Small pages become large while vCPUs use them, and are split again by their faults.
-fn collapse<F: Format>(guest: &Guest<F>, cpu: &Cpu, shape: &mut stage2::Shape) {
+fn collapse<F: Format>(guest: &Guest<F>, cpu: &Cpu, shape: &mut Shape) {
     let log = guest.log.as_ref().expect("there is one");
-    let mut limbo = Limbo::<4>::new();
+    let mut limbo = Limbo::new();
     let mut spare = Spare::new();
     for _ in 0..2 {
         let stale = log.start(&guest.tree, cpu, cpu, Start::Clean, &mut spare).expect("nothing to split");
         cpu.pay(stale);
         shuttle::thread::yield_now();
         log.stop(&guest.tree, cpu, cpu);
-        for gpa in [Gpa(0), Gpa((PAGES / 2) << 12)] {
-            let careless = Careless;
-            let result = if cpu.machine.mutant == Mutant::FreedEarly {
-                let result = guest.tree.collapse(shape, cpu, cpu, &mut limbo, &careless, gpa, 1);
-                limbo.reclaim(cpu, &careless);
-                result
-            } else {
-                let result = guest.tree.collapse(shape, cpu, cpu, &mut limbo, &guest.epochs, gpa, 1);
-                limbo.reclaim(cpu, &guest.epochs);
-                result
-            };
-            assert_ne!(result, Collapse::Full);
-            SEEN.collapsed.fetch_add((result == Collapse::Done).into(), Ordering::Relaxed);
-        }
+        enlarge(guest, cpu, shape, &mut limbo);
     }
     spare.give_back(cpu);
+}
+
+/// Both leaves become large again, if their pages allow it.
+pub(crate) fn enlarge<F: Format>(guest: &Guest<F>, cpu: &Cpu, shape: &mut Shape, limbo: &mut Limbo<4>) {
+    for gpa in [Gpa(0), Gpa((PAGES / 2) << 12)] {
+        let careless = Careless;
+        let result = if cpu.machine.mutant == Mutant::FreedEarly {
+            let result = guest.tree.collapse(shape, cpu, cpu, limbo, &careless, gpa, 1);
+            limbo.reclaim(cpu, &careless);
+            result
+        } else {
+            let result = guest.tree.collapse(shape, cpu, cpu, limbo, &guest.epochs, gpa, 1);
+            limbo.reclaim(cpu, &guest.epochs);
+            result
+        };
+        assert_ne!(result, Collapse::Full);
+        count(|seen| seen.collapsed += u64::from(result == Collapse::Done));
+    }
 }
 
 /// Believes that nobody ever walks.
@@ -451,6 +369,6 @@ impl Quiescence for Careless {
     }
 }
 
-fn range(first: u64, pages: u64) -> GpaRange {
+pub(crate) fn range(first: u64, pages: u64) -> GpaRange {
     GpaRange::new(Gpa(first << 12), pages << 12).expect("a range")
 }
