@@ -1,14 +1,16 @@
-//! What one exit costs, seen from inside: ticks of the TSC per operation, less the loop around it.
+//! What one exit costs, seen from inside: ticks of the clock per operation, less the loop around it. And what the first
+//! touch of memory costs.
 //!
 //! Under QEMU's `-icount shift=0` the TSC counts instructions, and the figures are exact and repeatable.
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use guest_model::batches::{BATCHES, Batches, per_iteration};
 
 use super::{Context, Outcome};
+use crate::arch::ram::Ram;
 use crate::arch::round_trip::{self as loops, Pair};
-use crate::arch::{controller, cpu_local, interrupts, tsc, window};
+use crate::arch::{controller, cpu_local, interrupts, tlb, tsc, window};
 use crate::interrupt::{TIMER, taken};
 use crate::record::record;
 
@@ -107,5 +109,43 @@ pub(super) fn wake(context: &Context, name: &str) -> Outcome {
     });
     controller::disarm();
     report(name, n, full, 0);
+    DONE
+}
+
+/// Bytes of a page.
+const PAGE: u64 = 4096;
+
+/// Touches pages that nobody has touched yet, one store each, then again, and again after the TLB was emptied: the first
+/// pass has the faults of stage 2 that the others do not have, if the machine maps memory when it is touched. A second run
+/// in the same boot finds other pages.
+pub(super) fn fresh_pages(context: &Context) -> Outcome {
+    static USED: AtomicU64 = AtomicU64::new(0);
+    let memory = Ram::all();
+    let used = USED.load(Ordering::Relaxed);
+    let pages = context.settings.iterations.unwrap_or(4096).min((memory.bytes() / PAGE).saturating_sub(used));
+    if pages == 0 {
+        return Outcome::Unsupported("there is no memory left that was not touched");
+    }
+    USED.store(used + pages, Ordering::Relaxed);
+    let pass = || {
+        let begin = tsc::now();
+        for page in used..used + pages {
+            memory.word(page * PAGE).store(page, Ordering::Relaxed);
+        }
+        tsc::now() - begin
+    };
+    let fresh = pass();
+    let again = pass();
+    tlb::flush_all();
+    let missed = pass();
+    record!(
+        "record",
+        experiment = "fresh-pages",
+        pages = pages,
+        ticks_per_page = fresh / pages,
+        again = again / pages,
+        tlb_missed = missed / pages,
+        ticks_per_iteration = fresh.saturating_sub(again) / pages,
+    );
     DONE
 }

@@ -139,7 +139,7 @@ pub(crate) fn entry_of_further() -> u64 {
 }
 
 /// Memory that nobody uses: first address and bytes, both at multiples of 2 MiB.
-pub(crate) fn spare_memory() -> (u64, u64) {
+fn spare_memory() -> (u64, u64) {
     const GRAIN: u64 = 2 << 20;
     let Some(machine) = machine() else { return (0, 0) };
     let (start, bytes) = machine.memory;

@@ -26,7 +26,7 @@ impl fmt::Display for Seen {
 }
 
 /// All of them, in the order in which they run by default.
-pub(super) const EXPERIMENTS: [Experiment; 31] = [
+pub(super) const EXPERIMENTS: [Experiment; 30] = [
     by_default("hvc", "HVC: the version of the calling convention", round_trip::hvc),
     by_default("smc", "the same by SMC", round_trip::smc),
     by_default("sysreg-read", "read of an ID register", round_trip::sysreg_read),
@@ -41,7 +41,6 @@ pub(super) const EXPERIMENTS: [Experiment; 31] = [
     by_default("tlbi", "pages dropped from all TLBs, which should cost no exit", round_trip::tlbi),
     by_default("timer-extremes", "times in the past and the far future", interrupts::timers),
     by_default("private-pages", "each CPU has a page at one address, and flushes it for itself alone", private::run),
-    on_request("fresh-pages", "first touch of so many pages (iterations=N, 4096)", round_trip::fresh_pages),
     on_request("call-fuzz", "calls of the firmware that make no sense", calls::run),
     on_request("off-and-on", "CPU 1 turns itself off and is turned on again", calls::off_and_on),
     on_request("mmio-forms", "devices and nowhere, by instructions that say little to a hypervisor", mmio::forms),

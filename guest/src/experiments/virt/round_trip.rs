@@ -1,16 +1,15 @@
-//! Round trips of AArch64: calls, trapped registers, devices, interrupts; and the first touch of memory.
+//! Round trips of AArch64: calls, trapped registers, devices, interrupts.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use guest_model::batches::{BATCHES, Batches};
 
 use crate::arch::round_trip as loops;
-use crate::arch::{attempt, boot, controller, interrupts, tlb, tsc};
+use crate::arch::{controller, interrupts, tsc};
 use crate::cpu;
-use crate::experiments::round_trip::{DONE, iterations, measure, measure_interrupts, report, wake};
+use crate::experiments::round_trip::{iterations, measure, measure_interrupts, report, wake};
 use crate::experiments::{Context, Outcome};
 use crate::interrupt::{COUNTED, WAKE, taken};
-use crate::record::record;
 
 pub(super) fn hvc(context: &Context) -> Outcome {
     if loops::has_hvc() { measure(context, "hvc", loops::HVC) } else { Outcome::Unsupported("HVC raises an exception") }
@@ -98,42 +97,4 @@ pub(super) fn other_sgi(context: &Context) -> Outcome {
 
 pub(super) fn wfi_wake(context: &Context) -> Outcome {
     wake(context, "wfi-wake")
-}
-
-/// Bytes of a page.
-const PAGE: u64 = 4096;
-
-/// Touches pages that nobody has touched yet, one store each, then again, and again after the TLB was emptied: the first
-/// pass has the faults of stage 2 that the others do not have. A second run in the same boot finds other pages.
-pub(super) fn fresh_pages(context: &Context) -> Outcome {
-    static USED: AtomicU64 = AtomicU64::new(0);
-    let (start, bytes) = boot::spare_memory();
-    let used = USED.load(Ordering::Relaxed);
-    let pages = context.settings.iterations.unwrap_or(4096).min((bytes / PAGE).saturating_sub(used));
-    if pages == 0 {
-        return Outcome::Unsupported("there is no memory left that was not touched");
-    }
-    USED.store(used + pages, Ordering::Relaxed);
-    let first = start + used * PAGE;
-    let pass = || {
-        let begin = tsc::now();
-        for page in 0..pages {
-            let _ = attempt::store_u64(first + page * PAGE, page);
-        }
-        tsc::now() - begin
-    };
-    let fresh = pass();
-    let again = pass();
-    tlb::flush_all();
-    let missed = pass();
-    record!(
-        "record",
-        experiment = "fresh-pages",
-        pages = pages,
-        ticks_per_page = fresh / pages,
-        again = again / pages,
-        tlb_missed = missed / pages,
-        ticks_per_iteration = fresh.saturating_sub(again) / pages,
-    );
-    DONE
 }
