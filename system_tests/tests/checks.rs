@@ -23,6 +23,10 @@ each_machine! {
         clean(machine, &measuring_vm("measuring", 4, "experiments=stale iterations=100000 seconds=8"));
     }
 
+    fn vector_registers_are_kept_while_their_vcpu_sleeps_and_moves(machine) {
+        clean(machine, &measuring_vm("measuring", 4, "experiments=idle-vectors"));
+    }
+
     fn unknown_experiment_is_named_with_the_nearest(machine) {
         let toml = measuring_vm("measuring", 1, "experiments=mixxed");
         let json = machine.run_vms(60, &toml, &["--json"]).json();

@@ -5,6 +5,7 @@
 
 mod cases;
 mod dirty;
+mod idle_vectors;
 mod misbehave;
 pub(crate) mod mixed;
 mod own_data;
@@ -99,7 +100,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Experiment> {
 }
 
 /// Those that every machine has.
-const EXPERIMENTS: [Experiment; 20] = [
+const EXPERIMENTS: [Experiment; 21] = [
     by_default("empty", "one pass of an empty loop: what all others are compared with", round_trip::empty),
     by_default("page-fault", "a page fault of the guest's own, which should cost no exit", round_trip::page_fault),
     by_default(
@@ -108,6 +109,11 @@ const EXPERIMENTS: [Experiment; 20] = [
         mixed::run,
     ),
     on_request("fresh-pages", "first touch of so many pages (iterations=N, 4096)", round_trip::fresh_pages),
+    on_request(
+        "idle-vectors",
+        "vector registers used now and then by one CPU that sleeps, for seconds=N (3)",
+        idle_vectors::run,
+    ),
     on_request("write-nowhere", "loads and stores where there is no memory", misbehave::write_nowhere),
     on_request("timer-storm", "the timer as fast as it goes, for a second; work must go on", misbehave::timer_storm),
     on_request("halt-cli", "CPU 1 halts for ever with interrupts off; the others go on", misbehave::halt_cli),

@@ -20,13 +20,15 @@ pub(super) struct FpuState {
     q: [[u64; 2]; 32],
     fpsr: u64,
     fpcr: u64,
-    /// Tells this state from all others ever made; 0 is nobody's.
+    /// Tells this state from all others ever made.
     identity: u64,
     /// The registers hold the state, and the guest may use them.
     is_open: bool,
 }
 
-static IDENTITIES: AtomicU64 = AtomicU64::new(1);
+/// No state's identity.
+pub(super) const NOBODY: u64 = 0;
+static IDENTITIES: AtomicU64 = AtomicU64::new(NOBODY + 1);
 
 impl FpuState {
     /// The state at reset: all zero.
@@ -37,7 +39,13 @@ impl FpuState {
     /// The vCPU comes to this pCPU. Its registers are open if they still hold its state: it ran here last (`came_back`), and
     /// nobody else's state has been loaded since. Takes effect at the next entry.
     pub(super) fn arrive(&mut self, cpu: &HostContext, came_back: bool) {
-        self.is_open = came_back && cpu.fp_holder.load(Ordering::Relaxed) == self.identity;
+        let were_held = cpu.fp_holder.load(Ordering::Relaxed) == self.identity;
+        self.is_open = came_back && were_held;
+        if were_held && !came_back {
+            // They hold what it had when it was here before. It may leave again without wanting them, and the next time it
+            // will have been here last.
+            cpu.fp_holder.store(NOBODY, Ordering::Relaxed);
+        }
         set_open(self.is_open);
     }
 

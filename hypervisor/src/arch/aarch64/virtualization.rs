@@ -17,11 +17,11 @@ use stage2::Vmsa;
 use stage2::tlbi::Features as Tlbi;
 
 use super::register::{isb, read_register, write_register};
-use super::{debug, gic};
+use super::{debug, fpu, gic};
 
 /// What one pCPU needs to run guests.
 pub(crate) struct HostContext {
-    /// Identity of the vCPU whose floating-point state the registers hold; 0 when nobody's.
+    /// Identity of the vCPU whose floating-point state the registers hold, or [`fpu::NOBODY`].
     pub(super) fp_holder: AtomicU64,
 }
 
@@ -276,5 +276,5 @@ pub(crate) fn enable() -> HostContext {
     if !SAID.swap(true, Ordering::Relaxed) {
         log::debug!("VTCR_EL2 {vtcr:#x}, HCR_EL2 {:#x}, CPTR_EL2 {cptr:#x}, MDCR_EL2 {mdcr:#x}", hcr());
     }
-    HostContext { fp_holder: AtomicU64::new(0) }
+    HostContext { fp_holder: AtomicU64::new(fpu::NOBODY) }
 }
