@@ -7,16 +7,16 @@
 //! | name | what |
 //! |---|---|
 //! | `boot` | entry from the boot loader; ends in [`crate::start`] on the boot pCPU and [`crate::run_cpu`] on the others |
-//! | `paging` | host page tables: `direct_map`, `map_mmio`, `map_stack` |
-//! | `percpu` | `ArchPerCpu`, finding the block of this pCPU |
-//! | `irq` | exceptions, host interrupts, the two windows in which they are taken |
-//! | `interrupts` | the local interrupt controller: `kick`, `arm_timer`, `stop_others`, `own_page` |
-//! | `tsc` | the host's clock: `now`, `hz`, `nanos` |
-//! | `serial` | the UART of the log |
+//! | `paging` | host page tables: `direct_map` and its inverse, `map_mmio`, `map_stack` |
+//! | `percpu` | `ArchPerCpu`; finding the block of this pCPU: `this`, `try_this` |
+//! | `irq` | exceptions, host interrupts: `wait`, `mask`; the stack that a panic shows: `stack_pointer`, `for_each_return_address`; `read_null` |
+//! | `interrupts` | the local interrupt controller: `kick`, `kick_all`, `arm_timer`, `stop_others`, `own_page` |
+//! | `tsc` | the host's clock: `now`, `hz`, `nanos`, and from one to the other |
+//! | `serial` | `Serial`, the UART of the log |
 //! | `power` | `exit`, `stop_this_cpu` |
-//! | `virtio` | `find_console`, where the control port's device is |
-//! | `virtualization` | what the machine offers for guests, `HostContext` |
-//! | `tags` | TLB tags: what a VM, a vCPU and a pCPU have of a `Pool` |
+//! | `virtio` | `find_console`, where the control port's device is, and its `ConsoleTransport` |
+//! | `virtualization` | what the machine offers for guests: `check`, `features`, `describe`; `enable` and `HostContext` of a pCPU; `SLICES_PER_SECOND`, `spares_first_cpu` |
+//! | `tags` | TLB tags: `pool`, `cpu`, and what a VM, a vCPU and a pCPU have of a `Pool` |
 //! | `gate` | who may interrupt the vCPU loop: `hold`, `take`, `release` |
 //! | `vcpu` | `ArchVcpu`, a vCPU's state: `load`, `enter`, `unload` and what the loop asks of it |
 //! | `exit` | `handle`, the one match on why a guest was left |
