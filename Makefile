@@ -11,7 +11,7 @@ ARCH ?=
 help:
 	@echo 'make run     boot the default VM: Debian on 4 vCPUs, on 2 CPUs (ARGS: see "dunlin run --help"; ARCH=aarch64)'
 	@echo 'make test    all that CI runs (ARGS: names of steps, see "cargo xtask test --list")'
-	@echo 'make bench   measure (docs/measuring.md)'
+	@echo 'make bench   measure all, and make a page of it, in a quarter of an hour (docs/measuring.md; ARGS: see "dunlin bench --help")'
 	@echo 'make build   leave the tool at target/release/dunlin'
 
 setup:

@@ -1,5 +1,6 @@
 //! The command line, and the help that teaches it.
 
+mod all;
 mod bench_dirty;
 mod decode;
 mod dirty;
@@ -12,6 +13,7 @@ use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
 use crate::config::Arch;
 
+pub(crate) use all::{AllArgs, CompareArgs};
 pub(crate) use bench_dirty::{DirtyBenchArgs, DirtyPart};
 pub(crate) use decode::{DecodeArgs, Setting};
 pub(crate) use dirty::{DirtyArgs, DirtyVerb, HowArgs, RateArgs, RoundArgs, StartArgs, WhichArgs};
@@ -49,6 +51,7 @@ Examples:
 
 const BENCH_EXAMPLES: &str = "\
 Examples:
+  dunlin bench all                                    everything, about a quarter of an hour
   dunlin bench exits --check docs/exits.toml          fails when an exit has become longer
   dunlin bench boot --pairs 3
   dunlin bench boot --vcpus 48 --memory 1G --pairs 1 --only dunlin
@@ -58,6 +61,23 @@ Examples:
   dunlin bench decode --quick
   dunlin bench layout --native
   dunlin bench dirty --picture dirty.svg";
+
+const METRICS_HELP: &str = "\
+Examples:
+  dunlin metrics                                 then http://127.0.0.1:9742/metrics
+  dunlin metrics --once | promtool check metrics
+  sum by (vm, reason) (rate(dunlin_vcpu_exits_total[1m]))
+  sum by (vm) (rate(dunlin_vcpu_guest_seconds_total[1m]))
+
+There is no password: listen on addresses that only those can reach who may know.";
+
+const REPORT_HELP: &str = "\
+Examples:
+  dunlin report results.jsonl -o report.html
+  dunlin report monday.jsonl tuesday.jsonl     taken together; the page says from which commits
+
+Results are what 'dunlin bench all' writes, and '--record FILE' of each 'dunlin bench'. The page is one
+file that needs no network. Lines that cannot be read and experiments that are missing are told there.";
 
 const TAGS_HELP: &str = "\
 A tag (ASID) tells the TLB entries of one vCPU from those of others. Three schemes hand them out (keys
@@ -127,8 +147,13 @@ pub(crate) enum Verb {
     /// Show exits by reason and where time went
     Stats(StatsArgs),
     /// Watch a running host (q quits)
-    #[command(after_help = "Keys: q quits; up/down choose a VM; v shows its vCPUs; +/- change the delay.")]
+    #[command(
+        after_help = "Keys: q quits; up/down choose a VM; v or 1 shows its vCPUs; P, E, M, N sort by time, exits, memory, number, R reverses; +/- change the delay."
+    )]
     Top(TopArgs),
+    /// Serve a running host's counters to Prometheus (OpenMetrics text over HTTP)
+    #[command(after_help = METRICS_HELP)]
+    Metrics(MetricsArgs),
     /// End a VM at once, as if its power were cut
     Stop(StopArgs),
     /// Stop a VM's vCPUs until `dunlin resume`
@@ -143,12 +168,18 @@ pub(crate) enum Verb {
     Layout(LayoutArgs),
     /// Measure (docs/measuring.md); without a word: exits, budget and boot
     Bench(BenchArgs),
+    /// Make one page of results, beside those of others
+    #[command(after_help = REPORT_HELP)]
+    Report(ReportArgs),
 }
 
 /// `dunlin bench`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = BENCH_EXAMPLES)]
 pub(crate) struct BenchArgs {
+    /// Append a record of each result to this file, one line of JSON each (docs/measuring.md)
+    #[arg(long, value_name = "FILE", global = true)]
+    pub(crate) record: Option<PathBuf>,
     /// What to measure
     #[command(subcommand)]
     pub(crate) what: Option<Measurement>,
@@ -174,12 +205,29 @@ pub(crate) enum Measurement {
     /// What emulated accesses cost, by what is remembered of their instructions
     #[command(after_long_help = decode::HELP)]
     Decode(DecodeArgs),
+    /// All of these in a short form, and a page of what they say
+    #[command(after_long_help = all::ALL_HELP)]
+    All(AllArgs),
+    /// What differs between two files of results, and whether that means something
+    #[command(after_long_help = all::COMPARE_HELP)]
+    Compare(CompareArgs),
     /// State of two vCPUs side by side, packed as it comes and laid out by who writes it
     #[command(after_long_help = layout::BENCH_HELP)]
     Layout(LayoutBenchArgs),
     /// What it costs a guest that its writes are logged: speed over time, instructions, tables
     #[command(after_long_help = bench_dirty::HELP)]
     Dirty(Box<DirtyBenchArgs>),
+}
+
+/// `dunlin report`.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct ReportArgs {
+    /// Files of results
+    #[arg(value_name = "RESULTS", required = true)]
+    pub(crate) results: Vec<PathBuf>,
+    /// The page
+    #[arg(short, long, value_name = "FILE", default_value = "report.html")]
+    pub(crate) output: PathBuf,
 }
 
 /// `dunlin bench exits`.
@@ -280,6 +328,9 @@ pub(crate) struct TagsArgs {
     /// Only time the code for tags on this computer; no emulator is started
     #[arg(long)]
     pub(crate) native: bool,
+    /// One load and fewer limits, about a minute
+    #[arg(long, conflicts_with = "native")]
+    pub(crate) quick: bool,
 }
 
 /// `dunlin run`.
@@ -386,12 +437,31 @@ pub(crate) struct TopArgs {
     /// Print plain text instead of drawing
     #[arg(short, long)]
     pub(crate) batch: bool,
+    /// Print one picture, of all that was counted so far, and end
+    #[arg(long, conflicts_with_all = ["batch", "iterations"])]
+    pub(crate) once: bool,
+    /// Print JSON, one line for each picture
+    #[arg(long)]
+    pub(crate) json: bool,
     /// End after N pictures
     #[arg(short = 'n', long, value_name = "N")]
     pub(crate) iterations: Option<u64>,
     /// Time between two pictures
     #[arg(short, long, value_name = "TIME", default_value = "1s")]
     pub(crate) delay: String,
+}
+
+/// `dunlin metrics`.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct MetricsArgs {
+    #[command(flatten)]
+    pub(crate) host: HostArgs,
+    /// Where to listen; port 0 is any that is free, and is told on standard error
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9742")]
+    pub(crate) listen: String,
+    /// Print the text once, and listen nowhere
+    #[arg(long, conflicts_with = "listen")]
+    pub(crate) once: bool,
 }
 
 /// `dunlin stop`.

@@ -4,9 +4,11 @@
 //! each figure means, and what can be believed, is in docs/measuring.md. Emulated times are only ever compared with
 //! times from the same series, taken in turn.
 
+mod all;
 mod boot;
 mod budget;
 mod circumstances;
+mod compare;
 mod cycle;
 mod decode;
 mod dirty;
@@ -21,6 +23,9 @@ mod tags;
 mod target;
 mod tlb;
 
+pub(crate) use all::{EXPERIMENTS, Form, steps};
+pub(crate) use exits::kvm_instructions;
+
 use std::io::{BufReader, Read as _, Write as _};
 use std::process::{Command, Stdio};
 use std::thread;
@@ -29,31 +34,52 @@ use std::time::Instant;
 use serde_json::{Value, json};
 
 use crate::args::{BenchArgs, BootArgs, BudgetArgs, ExitsArgs, Measurement};
-use crate::failure::Failure;
+use crate::failure::{FAILED, Failure};
+use crate::records::Log;
 use crate::stats::printable;
 
 /// Measures what `args` say; without a word, all that take no longer than some minutes.
 pub(crate) fn run(args: &BenchArgs) -> Result<u8, Failure> {
+    let measure = |name: &'static str, run: &dyn Fn(&Log) -> Result<u8, Failure>| recorded(args, name, run);
     match &args.what {
-        Some(Measurement::Exits(exits)) => exits::run(exits),
-        Some(Measurement::Boot(boot)) => boot::run(boot),
-        Some(Measurement::Budget(budget)) => budget::run(budget),
-        Some(Measurement::Soak(soak)) => soak::run(soak),
-        Some(Measurement::Tags(tags)) => tags::run(tags),
-        Some(Measurement::Tlb(tlb)) => tlb::run(tlb),
-        Some(Measurement::Decode(decode)) => decode::run(decode),
-        Some(Measurement::Layout(layout)) => layout::run(layout),
-        Some(Measurement::Dirty(dirty)) => dirty::run(dirty),
+        Some(Measurement::Exits(exits)) => measure("exits", &|log| exits::run(exits, log)),
+        Some(Measurement::Boot(boot)) => measure("boot", &|log| boot::run(boot, log)),
+        Some(Measurement::Budget(budget)) => measure("budget", &|log| budget::run(budget, log)),
+        Some(Measurement::Soak(soak)) => measure("soak", &|log| soak::run(soak, log)),
+        Some(Measurement::Tags(tags)) => measure("tags", &|log| tags::run(tags, log)),
+        Some(Measurement::Tlb(tlb)) => measure("tlb", &|log| tlb::run(tlb, log)),
+        Some(Measurement::Decode(decode)) => measure("decode", &|log| decode::run(decode, log)),
+        Some(Measurement::Layout(layout)) => measure("layout", &|log| layout::run(layout, log)),
+        Some(Measurement::Dirty(dirty)) => measure("dirty", &|log| dirty::run(dirty, log)),
+        Some(Measurement::All(_) | Measurement::Compare(_)) if args.record.is_some() => {
+            Err(Failure::bad_input("option '--record' is for single experiments").help("'dunlin bench all -o FILE'"))
+        }
+        Some(Measurement::All(all)) => all::run(all),
+        Some(Measurement::Compare(compare)) => compare::run(compare),
         None => {
             println!("Instructions per exit (dunlin bench exits)\n");
-            let exits = exits::run(&ExitsArgs::default())?;
+            let exits = measure("exits", &|log| exits::run(&ExitsArgs::default(), log))?;
             println!("\nExits of a boot (dunlin bench budget)\n");
-            let budget = budget::run(&BudgetArgs::default())?;
+            let budget = measure("budget", &|log| budget::run(&BudgetArgs::default(), log))?;
             println!("\nBoot, in turn with QEMU alone (dunlin bench boot)\n");
-            let boot = boot::run(&BootArgs { pairs: 3, ..BootArgs::default() })?;
+            let boot = measure("boot", &|log| boot::run(&BootArgs { pairs: 3, ..BootArgs::default() }, log))?;
             Ok(exits.max(budget).max(boot))
         }
     }
+}
+
+/// Measures with a log of the records that are wanted. A measurement that was given up is a record, too.
+fn recorded(
+    args: &BenchArgs,
+    experiment: &'static str,
+    run: &dyn Fn(&Log) -> Result<u8, Failure>,
+) -> Result<u8, Failure> {
+    let log = Log::open(experiment, args.record.as_deref())?;
+    let result = run(&log);
+    if let Err(failure) = &result {
+        log.failure("the rest of it", &failure.to_string());
+    }
+    Ok(if log.is_whole() { result? } else { result?.max(FAILED) })
 }
 
 /// Says on standard error what takes its time.
@@ -123,15 +149,18 @@ fn only_vm(run: &Value) -> &Value {
 
 /// Median, least and greatest.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Spread {
-    median: f64,
-    least: f64,
-    greatest: f64,
+pub(crate) struct Spread {
+    /// The middle one, or the mean of the middle two.
+    pub(crate) median: f64,
+    /// The least.
+    pub(crate) least: f64,
+    /// The greatest.
+    pub(crate) greatest: f64,
 }
 
 impl Spread {
     /// Of at least one value.
-    fn of(values: &[f64]) -> Option<Self> {
+    pub(crate) fn of(values: &[f64]) -> Option<Self> {
         let mut sorted = values.to_vec();
         sorted.sort_by(f64::total_cmp);
         let (&least, &greatest) = (sorted.first()?, sorted.last()?);

@@ -3,7 +3,7 @@
 //! `dunlin run` reads a file of VMs (`config`), checks and packs what they need (`assets`, `payload`), starts the
 //! hypervisor in QEMU (`qemu`) and follows the run to its end (`session`) over the control port (`control`). What a
 //! guest runs and answers is in `exec`, the terminal in `console`, what was seen in `summary`. `bench` measures by such
-//! runs. `dunlin list`, `stats`, `top`, `stop`, `pause`, `resume` and `dirty` reach a running host through the
+//! runs. `dunlin list`, `stats`, `top`, `metrics`, `stop`, `pause`, `resume` and `dirty` reach a running host through the
 //! `dunlin run` that started it (`share`).
 
 mod args;
@@ -16,10 +16,13 @@ mod dirty;
 mod exec;
 mod failure;
 mod layout;
+mod metrics;
 mod payload;
 mod progress;
 mod qemu;
 mod quantity;
+mod records;
+mod report;
 mod session;
 mod share;
 mod stats;
@@ -46,12 +49,14 @@ fn main() -> ExitCode {
         Some(Verb::List(args)) => stats::run_list(&args).map(|()| 0),
         Some(Verb::Stats(args)) => stats::run_stats(&args).map(|()| 0),
         Some(Verb::Top(args)) => top::run(&args).map(|()| 0),
+        Some(Verb::Metrics(args)) => metrics::run(&args).map(|()| 0),
         Some(Verb::Stop(args)) => stats::run_stop(&args).map(|()| 0),
         Some(Verb::Pause(args)) => dirty::run_pause(&args).map(|()| 0),
         Some(Verb::Resume(args)) => dirty::run_resume(&args).map(|()| 0),
         Some(Verb::Dirty(args)) => dirty::run(&args),
         Some(Verb::Layout(args)) => layout::run(&args),
         Some(Verb::Bench(args)) => bench::run(&args),
+        Some(Verb::Report(args)) => report::run(&args).map(|()| 0),
     };
     match result {
         Ok(status) => ExitCode::from(status),

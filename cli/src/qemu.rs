@@ -227,6 +227,12 @@ impl Machine<'_> {
     }
 }
 
+/// The CPU model that these arguments ask for. QEMU takes the last of several.
+pub(crate) fn cpu_model(arguments: &[OsString]) -> String {
+    let at = arguments.iter().rposition(|argument| argument == "-cpu");
+    at.and_then(|at| arguments.get(at + 1)).map_or(String::new(), |model| model.to_string_lossy().into_owned())
+}
+
 fn joined(option: &str, path: &Path) -> OsString {
     let mut joined = OsString::from(option);
     // In the value of an option, QEMU reads a doubled comma as one that is part of it.
@@ -372,6 +378,8 @@ mod tests {
         assert!(virt.contains("-machine virt,virtualization=on,gic-version=3"), "{virt}");
         assert!(virt.contains("-smp 2") && !virt.contains("isa-"), "{virt}");
         assert!(virt.ends_with("-cpu cortex-a57"), "QEMU takes the last of several: {virt}");
+        assert_eq!(cpu_model(&virt.split(' ').map(OsString::from).collect::<Vec<_>>()), "cortex-a57");
+        assert_eq!(cpu_model(&["-cpu".into()]), "");
     }
 
     #[test]

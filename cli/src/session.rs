@@ -98,6 +98,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
     let record = Record {
         accel: acceleration.name().to_string(),
         qemu: qemu.version.clone(),
+        cpu_model: qemu::cpu_model(&arguments),
+        arch: arch.name(),
         host: None,
         vms: config.vms.iter().map(VmRecord::of).collect(),
     };

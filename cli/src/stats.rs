@@ -2,6 +2,7 @@
 //! running host.
 
 mod emulation;
+mod picture;
 
 use std::fmt::Write;
 
@@ -15,6 +16,7 @@ use crate::failure::Failure;
 use crate::quantity::{percent, seconds, show_count, show_size};
 use crate::share;
 pub(crate) use emulation::Emulation;
+pub(crate) use picture::Picture;
 
 /// Most vCPUs that a VM is believed to have, whatever a host claims.
 pub(crate) const BELIEVABLE_VCPUS: u32 = abi::payload::MAX_VCPUS;

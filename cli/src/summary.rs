@@ -48,6 +48,10 @@ pub(crate) struct Record {
     pub(crate) accel: String,
     /// Version of QEMU.
     pub(crate) qemu: String,
+    /// The architecture of the host and its guests.
+    pub(crate) arch: &'static str,
+    /// The CPU model that QEMU was asked for.
+    pub(crate) cpu_model: String,
     /// Who the host said it was.
     pub(crate) host: Option<HostInfo>,
     /// The VMs.
@@ -153,6 +157,8 @@ impl Record {
             "accel": self.accel,
             "emulated": self.accel == "tcg",
             "qemu": self.qemu,
+            "cpu_model": self.cpu_model,
+            "arch": self.arch,
             "host": self.host.as_ref().map(|host| json!({
                 "version": host.version,
                 "pcpus": host.pcpus,

@@ -3,11 +3,11 @@
 //! A [`Picture`] is what the host says at one moment; what is shown are the differences of two pictures, so all numbers
 //! are of the last interval. Times are in per cent of one pCPU, as in top(1): a VM of four busy vCPUs has up to 400.
 
-use std::fmt::Write;
+use std::fmt::{self, Write};
 use std::io::{IsTerminal, stdout};
 use std::time::{Duration, Instant};
 
-use abi::control::{HostInfo, VmInfo};
+use abi::control::VmInfo;
 use abi::counters::VcpuCounters;
 use crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 use ratatui::Frame;
@@ -15,36 +15,17 @@ use ratatui::layout::{Constraint, Layout};
 use ratatui::style::{Modifier, Style};
 use ratatui::text::Line;
 use ratatui::widgets::{Block, Paragraph, Row, Table, TableState};
+use serde_json::{Map, Value, json};
 
 use crate::args::TopArgs;
 use crate::control::Client;
 use crate::failure::Failure;
 use crate::quantity::{parse_time, seconds, show_size};
 use crate::share;
-use crate::stats::{self, Emulation, Snapshot, printable};
+use crate::stats::{self, Emulation, Picture, Snapshot, printable};
 
 /// Shortest and longest time between two pictures.
 const DELAYS: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(60)];
-
-/// What the host says at one moment.
-#[derive(Clone, Debug)]
-struct Picture {
-    host: HostInfo,
-    vms: Vec<(VmInfo, Option<Snapshot>)>,
-}
-
-impl Picture {
-    fn take(client: &mut Client) -> Result<Self, Failure> {
-        let host = stats::host(client)?;
-        let mut vms = Vec::new();
-        for (number, vm) in (0..).zip(stats::list(client)?) {
-            // A VM that has ended has no counters, and is still worth a line.
-            let snapshot = stats::snapshot(client, number, vm.vcpus)?.ok();
-            vms.push((vm, snapshot));
-        }
-        Ok(Self { host, vms })
-    }
-}
 
 /// What one VM or one vCPU did between two pictures.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -57,6 +38,43 @@ struct Activity {
     reasons: Vec<(&'static str, f64)>,
     /// What was emulated, in words; empty if nothing was.
     emulation: String,
+    /// What tags and remote flushes came to.
+    flushes: Flushes,
+}
+
+/// Tags and remote flushes, per second.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Flushes {
+    /// Entries that flushed TLB entries, and those of them that flushed the entries of all tags.
+    entries: [f64; 2],
+    /// Tags that were assigned.
+    assignments: f64,
+    /// Calls for a flush of others.
+    sent: f64,
+    /// vCPUs that were kicked for one.
+    kicked: f64,
+    /// vCPUs that needed no kick: they flush before they next enter.
+    deferred: f64,
+}
+
+impl Flushes {
+    fn of(counters: &VcpuCounters, rate: impl Fn(u64) -> f64) -> Self {
+        Self {
+            entries: [rate(counters.tlb_flushes), rate(counters.tlb_flushes_all)],
+            assignments: rate(counters.tag_assignments),
+            sent: rate(counters.flush_calls),
+            kicked: rate(counters.flush_kicks),
+            deferred: rate(counters.flush_targets.saturating_sub(counters.flush_kicks)),
+        }
+    }
+}
+
+impl fmt::Display for Flushes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { entries: [own, all], assignments, sent, kicked, deferred } = self;
+        write!(f, "per s: {own:.0} entries flushed ({all:.0} all tags), {assignments:.0} tags assigned; ")?;
+        write!(f, "shootdowns {sent:.0} sent, {kicked:.0} kicked, {deferred:.0} deferred")
+    }
 }
 
 impl Activity {
@@ -72,7 +90,18 @@ impl Activity {
             exits: rate(stats::exits(&difference)),
             reasons: ranking.map(|(name, count)| (name, rate(count))).collect(),
             emulation: Emulation::of(&difference).map_or(String::new(), |emulation| emulation.to_string()),
+            flushes: Flushes::of(&difference, rate),
         }
+    }
+
+    fn json(&self) -> Value {
+        let Self { time: [guest, host, wait], exits, reasons, flushes, .. } = self;
+        let by_reason: Map<_, _> = reasons.iter().map(|&(name, rate)| (name.to_string(), json!(rate))).collect();
+        json!({ "guest_percent": guest, "host_percent": host, "wait_percent": wait, "exits_per_second": exits,
+            "exits_per_second_by_reason": by_reason, "flushing_entries_per_second": flushes.entries[0],
+            "all_tags_flushed_per_second": flushes.entries[1], "tag_assignments_per_second": flushes.assignments,
+            "shootdowns_per_second": flushes.sent, "kicked_per_second": flushes.kicked,
+            "deferred_per_second": flushes.deferred })
     }
 
     fn top_reasons(&self) -> String {
@@ -101,8 +130,13 @@ pub(crate) fn run(args: &TopArgs) -> Result<(), Failure> {
     let delay = parse_time(&args.delay).map_err(|what| Failure::bad_input(format!("option '--delay': {what}")))?;
     let delay = delay.clamp(DELAYS[0], DELAYS[1]);
     let mut client = share::attach(args.host.host)?;
-    if args.batch || !stdout().is_terminal() {
-        return batch(&mut client, delay, args.iterations.unwrap_or(if args.batch { u64::MAX } else { 1 }));
+    if args.once {
+        return plain(&mut client, delay, 1, args.json);
+    }
+    if args.batch || args.json || !stdout().is_terminal() {
+        let forever = args.batch || args.json;
+        let iterations = args.iterations.unwrap_or(if forever { u64::MAX } else { 1 });
+        return plain(&mut client, delay, iterations, args.json);
     }
     let mut terminal = ratatui::init();
     let result = interactive(&mut terminal, &mut client, delay, args.iterations);
@@ -110,17 +144,33 @@ pub(crate) fn run(args: &TopArgs) -> Result<(), Failure> {
     result
 }
 
-fn batch(client: &mut Client, delay: Duration, iterations: u64) -> Result<(), Failure> {
+fn plain(client: &mut Client, delay: Duration, iterations: u64, json: bool) -> Result<(), Failure> {
     let mut old = None;
     for round in 0..iterations {
         if round > 0 {
             std::thread::sleep(delay);
         }
         let new = Picture::take(client)?;
-        print!("{}", text(old.as_ref(), &new));
+        if json {
+            println!("{}", json_of(old.as_ref(), &new));
+        } else {
+            print!("{}", text(old.as_ref(), &new));
+        }
         old = Some(new);
     }
     Ok(())
+}
+
+/// A picture as JSON: rates since the picture before; of the first one, since each VM was created.
+fn json_of(old: Option<&Picture>, new: &Picture) -> Value {
+    let vm = |(number, (info, snapshot)): (usize, &(VmInfo, Option<Snapshot>))| {
+        let activity = activity(old, new, number);
+        let vcpus = activity.as_ref().map(|(_, vcpus)| vcpus.iter().map(Activity::json).collect::<Vec<_>>());
+        json!({ "vm": number, "name": info.name, "state": stats::state(&info.state), "memory_bytes": info.memory_bytes,
+            "at_seconds": snapshot.as_ref().map(|snapshot| seconds(snapshot.at_ns)),
+            "total": activity.as_ref().map(|(all, _)| all.json()), "vcpus": vcpus })
+    };
+    json!({ "pcpus": new.host.pcpus, "vms": new.vms.iter().enumerate().map(vm).collect::<Vec<_>>() })
 }
 
 /// A picture as plain text.
@@ -137,14 +187,17 @@ fn text(old: Option<&Picture>, new: &Picture) -> String {
         let name = printable(&vm.name);
         let _ = match activity(old, new, number) {
             Some((all, _)) if all.exits.is_finite() => {
-                let Activity { time: [guest, host, wait], exits, emulation, .. } = &all;
+                let Activity { time: [guest, host, wait], exits, emulation, flushes, .. } = &all;
                 let reasons = all.top_reasons();
                 let _ = writeln!(
                     text,
                     "{name:<20}{:>6}{guest:>9.1}{host:>9.1}{wait:>9.1}{exits:>12.0}  {reasons}",
                     vm.vcpus
                 );
-                if emulation.is_empty() { Ok(()) } else { writeln!(text, "{:20}{emulation}", "") }
+                if !emulation.is_empty() {
+                    let _ = writeln!(text, "{:20}{emulation}", "");
+                }
+                writeln!(text, "{:20}{flushes}", "")
             }
             _ => writeln!(text, "{name:<20}{:>6}  {}", vm.vcpus, stats::state(&vm.state)),
         };
@@ -166,6 +219,46 @@ struct View {
     delay: Duration,
     chosen: TableState,
     vcpus: bool,
+    order: Order,
+    reversed: bool,
+}
+
+/// By what VMs are sorted; keys as in top(1).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Order {
+    /// As the host has them.
+    #[default]
+    Number,
+    /// Most time in guest and host first.
+    Time,
+    /// Most memory first.
+    Memory,
+    /// Most exits first.
+    Exits,
+}
+
+impl View {
+    fn new(delay: Duration) -> Self {
+        let chosen = TableState::new().with_selected(0);
+        Self { delay, chosen, vcpus: false, order: Order::default(), reversed: false }
+    }
+
+    /// Numbers of the VMs, line by line.
+    fn order(&self, old: Option<&Picture>, new: &Picture) -> Vec<usize> {
+        let weight = |number: usize| match (self.order, activity(old, new, number)) {
+            (Order::Number, _) => 0.0,
+            (Order::Memory, _) => new.vms[number].0.memory_bytes as f64,
+            (_, None) => -1.0,
+            (Order::Time, Some((all, _))) => all.time[0] + all.time[1],
+            (Order::Exits, Some((all, _))) => all.exits,
+        };
+        let mut weighed: Vec<(usize, f64)> = (0..new.vms.len()).map(|number| (number, weight(number))).collect();
+        weighed.sort_by(|(_, one), (_, other)| other.total_cmp(one));
+        if self.reversed {
+            weighed.reverse();
+        }
+        weighed.into_iter().map(|(number, _)| number).collect()
+    }
 }
 
 fn interactive(
@@ -175,7 +268,7 @@ fn interactive(
     iterations: Option<u64>,
 ) -> Result<(), Failure> {
     let broken = |error: std::io::Error| Failure::failed(format!("the terminal cannot be used: {error}"));
-    let mut view = View { delay, chosen: TableState::new().with_selected(0), vcpus: false };
+    let mut view = View::new(delay);
     let mut old = None;
     let mut new = Picture::take(client)?;
     let mut rounds = 1;
@@ -208,7 +301,12 @@ fn obey(event: &Event, view: &mut View, vms: usize) -> bool {
         KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => return true,
         KeyCode::Up | KeyCode::Char('k') => view.chosen.select(Some(chosen.saturating_sub(1))),
         KeyCode::Down | KeyCode::Char('j') => view.chosen.select(Some((chosen + 1).min(vms.saturating_sub(1)))),
-        KeyCode::Char('v') => view.vcpus = !view.vcpus,
+        KeyCode::Char('v' | '1') => view.vcpus = !view.vcpus,
+        KeyCode::Char('P') => view.order = Order::Time,
+        KeyCode::Char('M') => view.order = Order::Memory,
+        KeyCode::Char('E') => view.order = Order::Exits,
+        KeyCode::Char('N') => view.order = Order::Number,
+        KeyCode::Char('R') => view.reversed = !view.reversed,
         KeyCode::Char('+') => view.delay = (view.delay * 2).min(DELAYS[1]),
         KeyCode::Char('-') => view.delay = (view.delay / 2).max(DELAYS[0]),
         _ => {}
@@ -225,7 +323,9 @@ fn draw(frame: &mut Frame<'_>, old: Option<&Picture>, new: &Picture, view: &mut 
 
     frame.render_widget(Paragraph::new(header(new)).style(bold), top);
 
-    let line = |(number, (vm, _)): (usize, &(VmInfo, Option<Snapshot>))| {
+    let order = view.order(old, new);
+    let line = |number: usize| {
+        let vm = &new.vms[number].0;
         let mut cells = vec![printable(&vm.name), vm.vcpus.to_string(), show_size(vm.memory_bytes)];
         match activity(old, new, number) {
             Some((all, _)) => {
@@ -237,17 +337,17 @@ fn draw(frame: &mut Frame<'_>, old: Option<&Picture>, new: &Picture, view: &mut 
         Row::new(cells)
     };
     let widths = [16, 6, 9, 7, 7, 7, 9].map(Constraint::Length).into_iter().chain([Constraint::Min(20)]);
-    let table = Table::new(new.vms.iter().enumerate().map(line), widths)
+    let table = Table::new(order.iter().copied().map(line), widths)
         .header(Row::new(["NAME", "vCPUs", "MEMORY", "GUEST%", "HOST%", "WAIT%", "EXITS/s", "MOST"]).style(bold))
         .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED))
         .block(Block::bordered().title(" VMs "));
     frame.render_stateful_widget(table, vms, &mut view.chosen);
 
-    let number = view.chosen.selected().unwrap_or(0);
+    let number = order.get(view.chosen.selected().unwrap_or(0)).copied().unwrap_or(0);
     let name = new.vms.get(number).map_or(String::new(), |(vm, _)| printable(&vm.name));
     if let Some((all, vcpus)) = activity(old, new, number) {
         let table = if view.vcpus { vcpu_table(&vcpus) } else { reason_table(&all) };
-        let mut block = Block::bordered().title(format!(" {name} "));
+        let mut block = Block::bordered().title(format!(" {name} ")).title_bottom(format!(" {} ", all.flushes));
         if !all.emulation.is_empty() {
             block = block.title_bottom(format!(" {} ", all.emulation));
         }
@@ -256,7 +356,10 @@ fn draw(frame: &mut Frame<'_>, old: Option<&Picture>, new: &Picture, view: &mut 
         frame.render_widget(Block::bordered().title(format!(" {name}: no counters ")), below);
     }
 
-    let help = format!(" q quit   up/down VM   v vCPUs   +/- delay ({:.1} s)", view.delay.as_secs_f64());
+    let help = format!(
+        " q quit  up/down VM  v vCPUs  sort: P time, E exits, M memory, N number, R reverse  +/- delay ({:.1} s)",
+        view.delay.as_secs_f64()
+    );
     frame.render_widget(Line::from(help), keys);
 }
 
@@ -282,7 +385,7 @@ fn vcpu_table(vcpus: &[Activity]) -> Table<'static> {
 
 #[cfg(test)]
 mod tests {
-    use abi::control::VmState;
+    use abi::control::{HostInfo, VmState};
     use abi::counters::ExitReason;
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
@@ -331,9 +434,44 @@ mod tests {
         assert!(!text_of(&new, &emulating(3_000_000_000, 350)).contains("emulation"));
 
         let mut terminal = Terminal::new(TestBackend::new(110, 20)).expect("is made of memory");
-        let mut view = View { delay: DELAYS[0], chosen: TableState::new().with_selected(0), vcpus: false };
+        let mut view = View::new(DELAYS[0]);
         terminal.draw(|frame| draw(frame, Some(&old), &new, &mut view)).expect("is made of memory");
         assert!(terminal.backend().to_string().contains(" emulation: 500 accesses, hits 100.0 % "));
+    }
+
+    #[test]
+    fn shootdowns_are_told_as_sent_kicked_and_deferred() {
+        let flushing = |at_ns, calls| {
+            let mut picture = picture(at_ns, 0, 0);
+            for vcpu in picture.vms[0].1.iter_mut().flat_map(|snapshot| &mut snapshot.vcpus) {
+                (vcpu.flush_calls, vcpu.flush_targets, vcpu.flush_kicks) = (calls, 3 * calls, calls / 2);
+                vcpu.tlb_flushes = calls;
+            }
+            picture
+        };
+        let (old, new) = (flushing(1_000_000_000, 100), flushing(2_000_000_000, 300));
+        let text = text(Some(&old), &new);
+        assert!(text.contains("shootdowns 400 sent, 200 kicked, 1000 deferred"), "{text}");
+        let json = json_of(Some(&old), &new);
+        assert_eq!(json["vms"][0]["total"]["deferred_per_second"], 1000.0);
+        assert_eq!(json["vms"][0]["vcpus"][1]["shootdowns_per_second"], 200.0);
+        assert_eq!((&json["vms"][1]["name"], &json["vms"][1]["total"]), (&json!("gone"), &Value::Null));
+    }
+
+    #[test]
+    fn vms_are_sorted_as_the_keys_say() {
+        let (mut old, mut new) = (picture(1_000_000_000, 100, 0), picture(2_000_000_000, 200, 0));
+        let (busier_before, busier) = (picture(1_000_000_000, 100, 0), picture(2_000_000_000, 900, 500_000_000));
+        old.vms.push(busier_before.vms[0].clone());
+        new.vms.push(busier.vms[0].clone());
+        let mut view = View::new(DELAYS[0]);
+        assert_eq!(view.order(Some(&old), &new), [0, 1, 2]);
+        for order in [Order::Time, Order::Exits] {
+            view.order = order;
+            assert_eq!(view.order(Some(&old), &new), [2, 0, 1], "one that has ended comes last");
+        }
+        view.reversed = true;
+        assert_eq!(view.order(Some(&old), &new), [1, 0, 2]);
     }
 
     #[test]
@@ -352,7 +490,7 @@ mod tests {
         assert!(!text.contains('\u{1b}'));
 
         let mut terminal = Terminal::new(TestBackend::new(110, 20)).expect("is made of memory");
-        let mut view = View { delay: DELAYS[0], chosen: TableState::new().with_selected(0), vcpus: false };
+        let mut view = View::new(DELAYS[0]);
         for vcpus in [false, true] {
             view.vcpus = vcpus;
             terminal.draw(|frame| draw(frame, Some(&old), &new, &mut view)).expect("is made of memory");

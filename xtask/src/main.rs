@@ -29,7 +29,7 @@ cargo xtask COMMAND
   workloads      what guests may be given to do, with a C compiler and sources from Debian packages
   run [ARGS]     build, then `dunlin run ARGS` (also `--arch aarch64`)
   test [STEP..]  what CI runs; with names, only these steps (`test --list` shows them)
-  bench [ARGS]   build, then `dunlin bench ARGS`
+  bench [ARGS]   build, then `dunlin bench ARGS`; without ARGS `dunlin bench all`, results in target/bench
   house          only the house checks
 ";
 
@@ -84,10 +84,17 @@ fn run_default(places: &Places, rest: &[String]) -> Result<()> {
     Err(error).with_context(|| format!("cannot run {}", places.tool().display()))
 }
 
-/// Builds what `dunlin bench` needs and replaces this process with it.
+/// Builds what `dunlin bench` needs and replaces this process with it. Without arguments all is measured.
 fn bench(places: &Places, rest: &[String]) -> Result<()> {
     artifacts::build(places, Wanted::ForDefaultVm)?;
     workloads::build(places)?;
-    let error = Command::new(places.tool()).arg("bench").args(rest).exec();
+    let mut command = Command::new(places.tool());
+    command.arg("bench");
+    if rest.is_empty() {
+        let results = places.target.join("bench");
+        std::fs::create_dir_all(&results).with_context(|| format!("cannot make {}", results.display()))?;
+        command.args(["all", "--output"]).arg(results);
+    }
+    let error = command.args(rest).exec();
     Err(error).with_context(|| format!("cannot run {}", places.tool().display()))
 }

@@ -9,13 +9,14 @@ use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{Spread, dunlin_run, only_vm, progress, since};
 use crate::args::{BootArgs, Contender, RunArgs};
 use crate::assets::Assets;
 use crate::config::{Config, Initrd, Kernel, Place};
 use crate::failure::Failure;
+use crate::records::{Class, Figure, Log};
 
 /// How long a boot without us may take.
 const PATIENCE: Duration = Duration::from_secs(180);
@@ -25,16 +26,26 @@ const LOOK: Duration = Duration::from_millis(2);
 /// The greatest ratio of the medians, Dunlin to QEMU alone, that the project allows itself.
 const TARGET: f64 = 0.9;
 
-pub(crate) fn run(args: &BootArgs) -> Result<u8, Failure> {
+pub(crate) fn run(args: &BootArgs, log: &Log) -> Result<u8, Failure> {
     let (mut dunlin, mut direct) = (Vec::new(), Vec::new());
+    let mut last = Value::Null;
     for pair in 1..=args.pairs {
         if args.only != Some(Contender::Qemu) {
             progress(&format!("{pair} of {}: Dunlin", args.pairs));
-            dunlin.push(boot_on_dunlin(args)?);
+            let (boot, run) = boot_on_dunlin(args)?;
+            record_boot(args, log, &run, &boot);
+            dunlin.push(boot);
+            last = run;
         }
         if args.only != Some(Contender::Dunlin) {
             progress(&format!("{pair} of {}: QEMU alone", args.pairs));
-            direct.push(boot_on_qemu(args)?);
+            let seconds = boot_on_qemu(args)?;
+            log.emulated(&last, figure(args, "boot of QEMU alone, from its start", Class::Time, "s", seconds));
+            direct.push(seconds);
+        }
+        if let (None, Some(dunlin), Some(direct)) = (args.only, dunlin.last(), direct.last()) {
+            let ratio = dunlin.booted / direct;
+            log.emulated(&last, figure(args, "boot, Dunlin to QEMU alone", Class::Ratio, "ratio", ratio));
         }
     }
     if dunlin.is_empty() && direct.is_empty() {
@@ -76,6 +87,22 @@ pub(crate) fn run(args: &BootArgs) -> Result<u8, Failure> {
     Ok(u8::from(ratio.is_some_and(|ratio| ratio > TARGET)))
 }
 
+/// A figure of one boot.
+fn figure(args: &BootArgs, quantity: &str, class: Class, unit: &'static str, sample: f64) -> Figure {
+    let figure = Figure::new(quantity, class, unit, [sample]).at("vcpus", args.vcpus).at("pcpus", args.pcpus);
+    figure.at("memory", args.memory.as_str())
+}
+
+fn record_boot(args: &BootArgs, log: &Log, run: &Value, boot: &Boot) {
+    for (quantity, seconds) in [
+        ("boot, from the start of the VM", boot.booted),
+        ("boot, with the creation of the VM", boot.created + boot.booted),
+        ("boot, from the start of QEMU and hypervisor", boot.wall),
+    ] {
+        log.emulated(run, figure(args, quantity, Class::Time, "s", seconds));
+    }
+}
+
 /// Times of one boot on Dunlin, in seconds.
 struct Boot {
     /// From the start of its creation to its first vCPU.
@@ -86,14 +113,14 @@ struct Boot {
     wall: f64,
 }
 
-fn boot_on_dunlin(args: &BootArgs) -> Result<Boot, Failure> {
+fn boot_on_dunlin(args: &BootArgs) -> Result<(Boot, Value), Failure> {
     let [vcpus, pcpus] = [args.vcpus, args.pcpus].map(|number| number.to_string());
     let host = ["--pcpus", &pcpus, "--accel", "tcg", "--time-limit", "180s"];
     let guest = ["--vcpus", &vcpus, "--memory", &args.memory, "--exec", "true"];
     let run = dunlin_run(&[&host[..], &guest[..]].concat())?;
     let vm = only_vm(&run);
     match ["creation_seconds", "boot_seconds", "hello_wall_seconds"].map(|name| vm[name].as_f64()) {
-        [Some(created), Some(booted), Some(wall)] => Ok(Boot { created, booted, wall }),
+        [Some(created), Some(booted), Some(wall)] => Ok((Boot { created, booted, wall }, run)),
         _ => Err(Failure::failed(format!("the run did not tell its times: {run}"))),
     }
 }

@@ -9,6 +9,7 @@ use super::{dunlin_run, only_vm, progress};
 use crate::args::BudgetArgs;
 use crate::config::Arch;
 use crate::failure::Failure;
+use crate::records::{Class, Figure, Log};
 
 /// Counters that belong together, and what they may come to.
 type Line = (&'static str, &'static [&'static str], u64);
@@ -41,7 +42,7 @@ const fn budget(arch: Arch) -> (&'static [Line], u64) {
     }
 }
 
-pub(crate) fn run(args: &BudgetArgs) -> Result<u8, Failure> {
+pub(crate) fn run(args: &BudgetArgs, log: &Log) -> Result<u8, Failure> {
     let (lines, in_all) = budget(args.arch);
     progress("booting two vCPUs on two pCPUs");
     // After its greeting the guest sleeps, so that little is added before the counters are read.
@@ -65,6 +66,7 @@ pub(crate) fn run(args: &BudgetArgs) -> Result<u8, Failure> {
     };
     let (total, total_at_end) = (of(at_hello)?, of(at_end)?);
     let status = u8::from(total > in_all);
+    record(log, &run, total);
     if args.json {
         println!("{:#}", json!({ "exits": at_hello["exits"], "exits_total": total, "budget_total": in_all }));
         return Ok(status);
@@ -84,4 +86,15 @@ pub(crate) fn run(args: &BudgetArgs) -> Result<u8, Failure> {
         "Kernel command line as in vms/default.toml (quiet). At power-off, after a script `sleep 1`: {total_at_end}."
     );
     Ok(status)
+}
+
+fn record(log: &Log, run: &Value, total: u64) {
+    let figure = |quantity: &str, count: u64| {
+        Figure::new(quantity, Class::Count, "exits", [count as f64]).at("vcpus", 2).at("pcpus", 2)
+    };
+    log.emulated(run, figure("exits of a boot", total));
+    for (reason, count) in only_vm(run)["counters_at_hello"]["exits"].as_object().into_iter().flatten() {
+        let count = count.as_u64().unwrap_or(0);
+        log.emulated(run, figure("exits of a boot, by reason", count).at("reason", reason.as_str()));
+    }
 }

@@ -26,6 +26,11 @@ pub(super) fn machine(run: &Value) -> Value {
     })
 }
 
+/// What records need of a run, without all that its guests wrote.
+pub(super) fn emulator(run: &Value) -> Value {
+    json!({ "qemu": run["qemu"], "accel": run["accel"], "cpu_model": run["cpu_model"], "arch": run["arch"] })
+}
+
 fn processor(cpuinfo: &str) -> Option<&str> {
     cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": ")).map(|(_, name)| name)
 }

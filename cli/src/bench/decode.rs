@@ -15,9 +15,10 @@ mod verdict;
 use super::report::Report;
 use crate::args::{DecodeArgs, Setting};
 use crate::failure::Failure;
+use crate::records::Log;
 
-pub(super) fn run(args: &DecodeArgs) -> Result<u8, Failure> {
-    let mut report = Report::new("decode", args.json);
+pub(super) fn run(args: &DecodeArgs, log: &Log) -> Result<u8, Failure> {
+    let mut report = Report::new("decode", args.json, log);
     let mut targets = Vec::new();
     if args.debian {
         targets.extend(debian::run(args, &mut report));

@@ -23,6 +23,7 @@ use super::{Spread, progress};
 use crate::args::{DirtyBenchArgs, DirtyPart};
 use crate::failure::Failure;
 use crate::quantity::{MIB, parse_size, parse_time, show_count, show_size};
+use crate::records::Log;
 use instructions::Pass;
 use measure::{Measured, Outcome, Setting, Times};
 
@@ -39,13 +40,13 @@ struct Series {
     runs: Vec<Outcome>,
 }
 
-pub(super) fn run(args: &DirtyBenchArgs) -> Result<u8, Failure> {
+pub(super) fn run(args: &DirtyBenchArgs, log: &Log) -> Result<u8, Failure> {
     let wanted = |part| args.part.is_empty() || args.part.contains(&part);
     let interval =
         parse_time(&args.interval).map_err(|what| Failure::bad_input(format!("option '--interval': {what}")))?;
     let times = Times { aside: ASIDE, interval, rounds: args.rounds };
     let settings = settings(args)?;
-    let mut report = Report::new("dirty", args.json);
+    let mut report = Report::new("dirty", args.json, log);
     report.say("A guest whose vCPUs all write, to one page after the other, while a dirty log runs.");
 
     let mut curves = Vec::new();
@@ -159,7 +160,7 @@ fn sparse_settings(args: &DirtyBenchArgs, settings: &[Setting]) -> Vec<Setting> 
 }
 
 /// Runs all of them in turn, `runs` times.
-fn series(settings: &[Setting], times: Times, runs: u32, report: &mut Report) -> Vec<Series> {
+fn series(settings: &[Setting], times: Times, runs: u32, report: &mut Report<'_>) -> Vec<Series> {
     let mut all: Vec<Series> =
         settings.iter().map(|setting| Series { setting: setting.clone(), runs: Vec::new() }).collect();
     for turn in 1..=runs {
@@ -185,7 +186,7 @@ fn series(settings: &[Setting], times: Times, runs: u32, report: &mut Report) ->
     all
 }
 
-fn count_instructions(arch: &str, cpu: Option<&String>, report: &mut Report) -> Vec<Pass> {
+fn count_instructions(arch: &str, cpu: Option<&String>, report: &mut Report<'_>) -> Vec<Pass> {
     let of = cpu.map_or(arch.to_string(), |cpu| format!("{arch} {cpu}"));
     progress(&format!("instructions of one fault, {of}"));
     let passes = report.of("instructions", instructions::count(arch, cpu)).unwrap_or_default();
@@ -214,7 +215,7 @@ impl Series {
     }
 }
 
-fn show(series: &Series, report: &Report) {
+fn show(series: &Series, report: &Report<'_>) {
     let Some(typical) = series.typical() else { return };
     let percent = |of: fn(&Outcome) -> f64| {
         series.spread(of).map_or(String::new(), |spread| {
@@ -262,7 +263,7 @@ fn show(series: &Series, report: &Report) {
         "after": series.spread(|run| run.shape.after).map(Spread::json) }));
 }
 
-fn show_sparse(series: &Series, report: &Report) {
+fn show_sparse(series: &Series, report: &Report<'_>) {
     let Some(run) = series.typical() else { return };
     report.say(&format!(
         "  {:50} {} splits, tables {} (before: {})",

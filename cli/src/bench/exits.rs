@@ -7,13 +7,15 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use clap::ValueEnum as _;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{dunlin_run_vms, only_vm, progress};
 use crate::args::ExitsArgs;
 use crate::config::Arch;
 use crate::failure::Failure;
+use crate::records::{Class, Figure, Log};
 
 /// An exit that is measured.
 struct Exit {
@@ -120,9 +122,16 @@ struct Golden {
     instructions: BTreeMap<String, u64>,
 }
 
-pub(crate) fn run(args: &ExitsArgs) -> Result<u8, Failure> {
-    let first = measure(args.arch)?;
-    let again = measure(args.arch)?;
+/// What KVM needs for this exit, if that was counted.
+pub(crate) fn kvm_instructions(arch: &str, experiment: &str) -> Option<u64> {
+    let arch = Arch::from_str(arch, false).ok()?;
+    series(arch).iter().flat_map(|series| series.exits).find(|exit| exit.experiment == experiment)?.kvm
+}
+
+pub(crate) fn run(args: &ExitsArgs, log: &Log) -> Result<u8, Failure> {
+    let (first, _) = measure(args.arch)?;
+    let (again, last) = measure(args.arch)?;
+    record(args.arch, log, &last, &first, &again);
     let differ = differing(&first, &again);
     let figures = larger(first, &again);
 
@@ -164,9 +173,20 @@ fn larger(mut a: BTreeMap<String, u64>, b: &BTreeMap<String, u64>) -> BTreeMap<S
     a
 }
 
-/// All figures, by experiment.
-fn measure(arch: Arch) -> Result<BTreeMap<String, u64>, Failure> {
-    let mut figures = BTreeMap::new();
+/// A record of each figure, as it was in both runs.
+fn record(arch: Arch, log: &Log, run: &Value, first: &BTreeMap<String, u64>, again: &BTreeMap<String, u64>) {
+    for exit in series(arch).iter().flat_map(|series| series.exits) {
+        let samples: Vec<f64> =
+            [first, again].into_iter().filter_map(|figures| Some(*figures.get(exit.experiment)? as f64)).collect();
+        let class = if UNCHECKED.contains(&exit.experiment) { Class::Count } else { Class::Exact };
+        let figure = Figure::new("instructions of one exit", class, "instructions", samples);
+        log.emulated(run, figure.at("exit", exit.experiment).at("what", exit.what).at("vcpus", 1).at("pcpus", 1));
+    }
+}
+
+/// All figures, by experiment. With the JSON of the last run.
+fn measure(arch: Arch) -> Result<(BTreeMap<String, u64>, Value), Failure> {
+    let (mut figures, mut last) = (BTreeMap::new(), Value::Null);
     for Series { what, keys, exits } in series(arch) {
         progress(&format!("counting {} kinds of exit, {what}", exits.len()));
         // Some experiments have several figures.
@@ -174,19 +194,21 @@ fn measure(arch: Arch) -> Result<BTreeMap<String, u64>, Failure> {
         let mut experiments: Vec<&str> = exits.iter().map(experiment).collect();
         experiments.dedup();
         let names: Vec<&str> = exits.iter().map(|exit| exit.experiment).collect();
-        figures.extend(count_instructions(arch, &experiments, &names, keys)?);
+        let (more, run) = count_instructions(arch, &experiments, &names, keys)?;
+        figures.extend(more);
+        last = run;
     }
-    Ok(figures)
+    Ok((figures, last))
 }
 
 /// Runs these experiments on one vCPU, its VM described further by `keys`; the instructions that each exit took, which
-/// is to have a figure under each of the `names`.
+/// is to have a figure under each of the `names`, and the run's JSON.
 pub(super) fn count_instructions(
     arch: Arch,
     experiments: &[&str],
     names: &[&str],
     keys: &str,
-) -> Result<BTreeMap<String, u64>, Failure> {
+) -> Result<(BTreeMap<String, u64>, Value), Failure> {
     let toml = format!(
         "[host]\narch = \"{}\"\npcpus = 1\n[[vm]]\nname = \"measuring\"\nvcpus = 1\nmemory = \"64M\"\n\
          kernel = \"measuring-guest\"\ninitrd = \"none\"\n{keys}cmdline = \"experiments={} iterations=1000\"\n",
@@ -205,7 +227,7 @@ pub(super) fn count_instructions(
     let output = only_vm(&run)["output"].as_str().unwrap_or_default();
     let figures = figures(output);
     match names.iter().find(|name| !figures.contains_key(**name)) {
-        None => Ok(figures),
+        None => Ok((figures, run)),
         Some(missing) => Err(Failure::failed(format!("the measuring guest has no figure for {missing}:\n{output}"))),
     }
 }

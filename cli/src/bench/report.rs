@@ -1,25 +1,29 @@
-//! Where a measurement's results go: text for people, or a line of JSON each; and whether all was well.
+//! Where a measurement's results go: text for people, or a line of JSON each, and records; and whether all was well.
 
 use serde_json::{Value, json};
 
-use super::circumstances::machine;
+use super::circumstances::{emulator, machine};
 use super::target::Target;
 use crate::failure::Failure;
+use crate::records::{Content, Figure, Ground, Log};
 
 /// The results of one `dunlin bench`.
-pub(super) struct Report {
+pub(super) struct Report<'a> {
     bench: &'static str,
     json: bool,
+    log: &'a Log,
     machine: Value,
+    /// What the last run said of its QEMU.
+    run: Value,
     /// Whether something could not be measured, or was found wrong.
     pub(super) failed: bool,
 }
 
-impl Report {
-    /// Of the measurement called `bench`.
-    pub(super) fn new(bench: &'static str, json: bool) -> Self {
+impl<'a> Report<'a> {
+    /// Of the measurement called `bench`, whose records go to `log`.
+    pub(super) fn new(bench: &'static str, json: bool, log: &'a Log) -> Self {
         // Until a run has said more.
-        Self { bench, json, machine: machine(&Value::Null), failed: false }
+        Self { bench, json, log, machine: machine(&Value::Null), run: Value::Null, failed: false }
     }
 
     /// Text for people.
@@ -34,16 +38,34 @@ impl Report {
         match measured {
             Ok((figures, run)) => {
                 self.machine = machine(&run);
+                self.run = emulator(&run);
                 Some(figures)
             }
             Err(failure) => {
                 self.failed = true;
                 self.say(&format!("{what}: FAILED, see standard error"));
                 self.json(json!({ "part": "failure", "what": what, "why": failure.to_string() }));
+                self.log.failure(what, &failure.to_string());
                 eprintln!("{what}: {failure}");
                 None
             }
         }
+    }
+
+    /// A record of something that could not be measured, although nothing failed.
+    pub(super) fn unmeasured(&self, what: &str, why: &str) {
+        let content = Content::Unmeasured { what: what.to_string(), why: why.to_string() };
+        self.log.write(Ground::Native, None, content);
+    }
+
+    /// A record of what was measured of the last run.
+    pub(super) fn emulated(&self, figure: Figure) {
+        self.log.emulated(&self.run, figure);
+    }
+
+    /// A record of what was measured on this computer as it is.
+    pub(super) fn native(&self, figure: Figure) {
+        self.log.native(figure);
     }
 
     /// One line of JSON, if that is wanted: the figures, and what they were measured with.
@@ -68,6 +90,7 @@ impl Report {
         for target in targets {
             self.say(&target.to_string());
             self.json(target.json());
+            target.record(self.log);
         }
         u8::from(self.failed || targets.iter().any(Target::is_missed))
     }
@@ -79,7 +102,8 @@ mod tests {
 
     #[test]
     fn status_tells_of_a_failure_and_of_a_target_that_was_missed_alone() {
-        let mut report = Report::new("x", true);
+        let log = Log::nowhere();
+        let mut report = Report::new("x", true, &log);
         let target = |met| Target::new("x", String::new(), met);
         assert_eq!(report.judge(&[]), 0);
         assert_eq!(report.judge(&[target(true), Target::not_judged("x", "")]), 0);

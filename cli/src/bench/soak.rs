@@ -11,6 +11,7 @@ use crate::args::SoakArgs;
 use crate::config::Arch;
 use crate::failure::Failure;
 use crate::quantity::show_count;
+use crate::records::{Class, Content, Figure, Ground, Log};
 
 /// Exits to reach when nothing else is said.
 const EXITS: u64 = 10_000_000;
@@ -19,15 +20,15 @@ const FIRST_ROUND: u32 = 20;
 /// Least and greatest length of a later round.
 const ROUND: (u64, u64) = (5, 600);
 
-pub(crate) fn run(args: &SoakArgs) -> Result<u8, Failure> {
+pub(crate) fn run(args: &SoakArgs, log: &Log) -> Result<u8, Failure> {
     let mut sum = Sum::default();
     if let Some(seconds) = args.seconds {
-        sum.round(args, seconds)?;
+        sum.round(args, seconds, log)?;
     } else {
         let wanted = args.exits.unwrap_or(EXITS);
         let mut seconds = FIRST_ROUND;
         while sum.clean && sum.exits < wanted {
-            sum.round(args, seconds)?;
+            sum.round(args, seconds, log)?;
             seconds = next_round(wanted.saturating_sub(sum.exits), sum.exits, sum.seconds);
         }
     }
@@ -43,6 +44,9 @@ pub(crate) fn run(args: &SoakArgs) -> Result<u8, Failure> {
     println!("  {:18} {:>14}", "others", show_count(others));
     let verdict = if sum.clean { "clean: no interrupt lost, no vCPU stuck, no register changed" } else { "NOT CLEAN" };
     println!("{verdict}");
+    let what = "mixed load: no interrupt lost, no vCPU stuck, no register changed".to_string();
+    let figures = format!("{} exits", show_count(sum.exits));
+    log.write(Ground::Emulated, None, Content::Promise { what, figures, met: Some(sum.clean) });
     Ok(u8::from(!sum.clean))
 }
 
@@ -78,7 +82,7 @@ impl Default for Sum {
 }
 
 impl Sum {
-    fn round(&mut self, args: &SoakArgs, seconds: u32) -> Result<(), Failure> {
+    fn round(&mut self, args: &SoakArgs, seconds: u32, log: &Log) -> Result<(), Failure> {
         self.rounds += 1;
         progress(&format!("round {}: mixed load on {} vCPUs for {seconds} s", self.rounds, args.vcpus));
         let toml = format!(
@@ -102,7 +106,10 @@ impl Sum {
         self.clean &= is_clean(output);
         self.seconds += u64::from(seconds);
         let exits = vm["counters"]["exits_total"].as_u64().filter(|&exits| exits > 0);
-        self.exits += exits.ok_or_else(|| Failure::failed(format!("no exits were counted: {vm}")))?;
+        let exits = exits.ok_or_else(|| Failure::failed(format!("no exits were counted: {vm}")))?;
+        let figure = Figure::new("exits of mixed load", Class::Count, "exits", [exits as f64]).at("seconds", seconds);
+        log.emulated(&run, figure.at("vcpus", args.vcpus).at("pcpus", args.pcpus));
+        self.exits += exits;
         for (name, count) in vm["counters"]["exits"].as_object().into_iter().flatten() {
             *self.by_reason.entry(name.clone()).or_default() += count.as_u64().unwrap_or(0);
         }

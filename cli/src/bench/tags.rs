@@ -15,6 +15,7 @@ use crate::args::TagsArgs;
 use crate::config::Arch;
 use crate::failure::Failure;
 use crate::quantity::{percent, show_count};
+use crate::records::{Class, Figure, Log};
 
 /// The guests whose entries are counted. A tag is a vCPU's or a VM's: there are more of those than most limits allow.
 #[derive(Clone, Copy, Debug)]
@@ -61,6 +62,20 @@ impl Case {
         format!("tags = \"{}\"\n{limit}", self.tags)
     }
 
+    /// Whether it is run where there is little time: one tag for each vCPU and more, fewer, and one for all.
+    fn is_quick(self) -> bool {
+        self.limit.is_none_or(|limit| [63, 4, 1].contains(&limit))
+    }
+
+    /// As settings of a record.
+    fn settings(self, figure: Figure) -> Figure {
+        let figure = figure.at("tags", self.tags);
+        match self.limit {
+            Some(limit) => figure.at("tag_limit", limit),
+            None => figure,
+        }
+    }
+
     fn limit(self) -> String {
         self.limit.map_or("-".to_string(), |limit| limit.to_string())
     }
@@ -74,6 +89,8 @@ struct Load {
     what: &'static str,
     /// Words of the measuring guest's command line.
     cmdline: &'static str,
+    /// Whether it is run where there is little time.
+    is_quick: bool,
 }
 
 const ON_X86_64: [Load; 2] = [
@@ -81,11 +98,13 @@ const ON_X86_64: [Load; 2] = [
         name: "mixed",
         what: "mixed load: interrupts, timers, halts, page faults, on all vCPUs",
         cmdline: "experiments=mixed seconds=3",
+        is_quick: true,
     },
     Load {
         name: "steady",
         what: "steady: one vCPU exits about 1,000,000 times for CPUID, the others halt",
         cmdline: "experiments=cpuid iterations=120000",
+        is_quick: false,
     },
 ];
 
@@ -94,16 +113,19 @@ const ON_AARCH64: [Load; 3] = [
         name: "mixed",
         what: "mixed load: interrupts, timers, waits, page faults, on all vCPUs of all VMs",
         cmdline: "experiments=mixed seconds=3",
+        is_quick: true,
     },
     Load {
         name: "own-data",
         what: "the same addresses in all VMs, and in each other data, which it reads and compares",
         cmdline: "experiments=own-data seconds=3",
+        is_quick: false,
     },
     Load {
         name: "private",
         what: "vCPUs with tables of their own, which they flush for themselves alone",
         cmdline: "experiments=private-pages seconds=3",
+        is_quick: false,
     },
 ];
 
@@ -115,16 +137,16 @@ const fn loads(arch: Arch) -> (&'static [Load], &'static str) {
     }
 }
 
-pub(crate) fn run(args: &TagsArgs) -> Result<u8, Failure> {
+pub(crate) fn run(args: &TagsArgs, log: &Log) -> Result<u8, Failure> {
     let mut clean = true;
     if !args.native {
         let (loads, quickest) = loads(args.arch);
-        for load in loads {
-            clean &= count_entries(guests(args.arch), load, args.json)?;
+        for load in loads.iter().filter(|load| !args.quick || load.is_quick) {
+            clean &= count_entries(guests(args.arch), load, args, log)?;
         }
-        count_round_trips(args.arch, quickest, args.json)?;
+        count_round_trips(args.arch, quickest, args.json, log)?;
     }
-    measure_natively(args.json);
+    measure_natively(args.json, log);
     Ok(u8::from(!clean))
 }
 
@@ -194,6 +216,25 @@ impl Entries {
         )
     }
 
+    fn record(self, log: &Log, run: &Value, guests: Guests, load: &Load, case: Case) {
+        let figure = |quantity: &str, unit, sample: f64| {
+            let figure = Figure::new(quantity, Class::Count, unit, [sample]).observations(self.entries);
+            let figure = case.settings(figure).at("load", load.name);
+            figure.at("vms", guests.vms).at("vcpus", guests.vcpus).at("pcpus", PCPUS)
+        };
+        let [assignments, generations, own, all] = self.shares();
+        for (quantity, share) in [
+            ("assignments of a tag", assignments),
+            ("new generations", generations),
+            ("flushes of the own tag", own),
+            ("flushes of all tags", all),
+        ] {
+            log.emulated(run, figure(quantity, "% of entries", share));
+        }
+        log.emulated(run, figure("entries", "entries", self.entries as f64));
+        log.emulated(run, figure("changes of pCPU", "changes", self.migrations as f64));
+    }
+
     fn json(self, guests: Guests, load: &Load, case: Case, clean: bool) -> Value {
         let [assignments, generations, own, all] = self.shares();
         json!({
@@ -231,7 +272,8 @@ fn described(Guests { arch, vms, vcpus }: Guests, load: &Load, case: Case) -> St
 }
 
 /// Runs `load` with each scheme and limit. Returns whether every guest found its machine in order.
-fn count_entries(guests: Guests, load: &Load, json: bool) -> Result<bool, Failure> {
+fn count_entries(guests: Guests, load: &Load, args: &TagsArgs, log: &Log) -> Result<bool, Failure> {
+    let json = args.json;
     heading(
         json,
         &format!(
@@ -241,7 +283,7 @@ fn count_entries(guests: Guests, load: &Load, json: bool) -> Result<bool, Failur
     );
     heading(json, &columns());
     let mut all_clean = true;
-    for case in Case::all() {
+    for case in Case::all().into_iter().filter(|case| !args.quick || case.is_quick()) {
         progress(&format!("{} load, {}, tags: {}", load.name, case.tags, case.limit()));
         let run = dunlin_run_vms(&described(guests, load, case), &["--accel=tcg", "--time-limit=180s"])?;
         let vms = run["vms"].as_array().map_or(&[][..], Vec::as_slice);
@@ -252,6 +294,7 @@ fn count_entries(guests: Guests, load: &Load, json: bool) -> Result<bool, Failur
             .ok_or_else(|| Failure::failed(format!("entries and flushes were not counted: {run}")))?;
         let outputs = || vms.iter().map(|vm| vm["output"].as_str().unwrap_or_default());
         let clean = outputs().all(is_clean);
+        entries.record(log, &run, guests, load, case);
         if json {
             println!("{}", entries.json(guests, load, case, clean));
         } else {
@@ -271,7 +314,7 @@ fn count_entries(guests: Guests, load: &Load, json: bool) -> Result<bool, Failur
 }
 
 /// Counts the instructions of the quickest exit for each scheme, and for one that begins a new generation at every assignment.
-fn count_round_trips(arch: Arch, quickest: &str, json: bool) -> Result<(), Failure> {
+fn count_round_trips(arch: Arch, quickest: &str, json: bool, log: &Log) -> Result<(), Failure> {
     heading(
         json,
         &format!(
@@ -282,8 +325,10 @@ fn count_round_trips(arch: Arch, quickest: &str, json: bool) -> Result<(), Failu
     let cases = [("flush-always", None), ("generation", None), ("generation", Some(1)), ("epoch", None)];
     for case in cases.map(|(tags, limit)| Case { tags, limit }) {
         progress(&format!("counting instructions, {}, tags: {}", case.tags, case.limit()));
-        let figures = count_instructions(arch, &[quickest], &[quickest], &case.keys())?;
+        let (figures, run) = count_instructions(arch, &[quickest], &[quickest], &case.keys())?;
         let Some(&instructions) = figures.get(quickest) else { continue };
+        let figure = Figure::new("instructions of one exit", Class::Exact, "instructions", [instructions as f64]);
+        log.emulated(&run, case.settings(figure).at("exit", quickest).at("vcpus", 1).at("pcpus", 1));
         if json {
             let record = json!({
                 "bench": "tags", "part": format!("{quickest}_exit"), "arch": arch.name(), "emulated": true, "tags": case.tags, "tag_limit": case.limit,
@@ -309,9 +354,12 @@ const XEN: [(&str, &str, &str); 4] = [
     ("flush", "-", "1.5 %"),
 ];
 
-fn measure_natively(json: bool) {
+fn measure_natively(json: bool, log: &Log) {
     progress("timing the code for tags on this computer");
     let figures = native::all();
+    for native::Figure { name, rounds, .. } in &figures {
+        log.native(Figure::new("tag code", Class::Time, "cycles", rounds.as_slice()).at("operation", *name));
+    }
     if json {
         for figure in figures {
             println!("{}", native_record(figure));
@@ -320,7 +368,7 @@ fn measure_natively(json: bool) {
     }
     println!("The code for tags on this computer, natively: cycles beyond an empty loop, median of 31 rounds\n");
     println!("{:34}{:>9}   least-greatest", "operation", "cycles");
-    for native::Figure { name, cycles, min, max } in figures {
+    for native::Figure { name, cycles, min, max, .. } in figures {
         println!("{name:34}{cycles:>9.1}   {min:.1}-{max:.1}");
     }
     println!("\nXen on AMD-V, as published (Biemueller, 2007)\n");
@@ -335,7 +383,7 @@ fn measure_natively(json: bool) {
 }
 
 fn native_record(figure: native::Figure) -> Value {
-    let native::Figure { name, cycles, min, max } = figure;
+    let native::Figure { name, cycles, min, max, .. } = figure;
     json!({ "bench": "tags", "part": "native", "emulated": false, "name": name, "cycles": cycles, "min": min, "max": max })
 }
 

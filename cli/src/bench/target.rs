@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde_json::{Value, json};
 
+use crate::records::{Content, Ground, Log};
+
 /// A promise, judged.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Target {
@@ -30,6 +32,15 @@ impl Target {
 
     pub(super) fn json(&self) -> Value {
         json!({ "part": "target", "what": self.what, "met": self.met, "figures": self.figures })
+    }
+}
+
+impl Target {
+    /// A record of it.
+    pub(super) fn record(&self, log: &Log) {
+        let Self { what, figures, met } = self;
+        let content = Content::Promise { what: (*what).to_string(), figures: figures.clone(), met: *met };
+        log.write(Ground::Emulated, None, content);
     }
 }
 

@@ -12,10 +12,11 @@ mod verdict;
 
 use serde_json::{Value, json};
 
-use super::circumstances::{host_cores, machine};
+use super::circumstances::{emulator, host_cores, machine};
 use super::progress;
 use crate::args::{Part, TlbArgs};
 use crate::failure::Failure;
+use crate::records::{Figure, Ground, Log};
 use cost::{Exits, Instructions};
 use latency::Row;
 use matrix::Matrix;
@@ -39,13 +40,13 @@ impl Approach {
     }
 }
 
-pub(super) fn run(args: &TlbArgs) -> Result<u8, Failure> {
+pub(super) fn run(args: &TlbArgs, log: &Log) -> Result<u8, Failure> {
     if args.debian {
-        return debian::run(args);
+        return debian::run(args, log);
     }
     let matrix = Matrix::of(args)?;
     let wanted = |part| args.part.is_empty() || args.part.contains(&part);
-    let mut report = Report::new(args);
+    let mut report = Report::new(args, log);
     report.say("Remote TLB flush of all vCPUs of a VM, by interrupts of the guest's own (ipi) and by hypercall.");
     let cores = host_cores();
     report.say(&format!(
@@ -74,6 +75,7 @@ pub(super) fn run(args: &TlbArgs) -> Result<u8, Failure> {
     }
     for target in &targets {
         report.json(target.json());
+        log.write(Ground::Emulated, None, target.record());
     }
     Ok(u8::from(report.failed || targets.iter().any(|target| !target.met)))
 }
@@ -94,6 +96,7 @@ fn latencies(args: &TlbArgs, matrix: &Matrix, report: &mut Report<'_>) -> Vec<Ro
         for row in &rows {
             report.json(row.json());
         }
+        latency::figures(&rows).into_iter().for_each(|figure| report.record(figure));
         all.extend(rows);
     }
     all
@@ -118,6 +121,7 @@ fn exits_per_shootdown(matrix: &Matrix, report: &mut Report<'_>) -> Vec<Exits> {
                 cost::print_exits(&row, ipi);
             }
             report.json(row.json());
+            row.figures().into_iter().for_each(|figure| report.record(figure));
             all.push(row);
         }
     }
@@ -144,6 +148,7 @@ fn instructions_per_shootdown(matrix: &Matrix, report: &mut Report<'_>) {
                 cost::print_instructions(&row, all.iter().filter(same).find(|_| approach == Approach::Hypercall));
             }
             report.json(row.json());
+            row.figures().into_iter().for_each(|figure| report.record(figure));
             all.push(row);
         }
     }
@@ -152,13 +157,16 @@ fn instructions_per_shootdown(matrix: &Matrix, report: &mut Report<'_>) {
 /// Where results go, and whether all was well.
 struct Report<'a> {
     args: &'a TlbArgs,
+    log: &'a Log,
     machine: Value,
+    /// What the last run said of its QEMU.
+    run: Value,
     failed: bool,
 }
 
 impl<'a> Report<'a> {
-    fn new(args: &'a TlbArgs) -> Self {
-        Self { args, machine: Value::Null, failed: false }
+    fn new(args: &'a TlbArgs, log: &'a Log) -> Self {
+        Self { args, log, machine: Value::Null, run: Value::Null, failed: false }
     }
 
     /// Text for people.
@@ -173,16 +181,23 @@ impl<'a> Report<'a> {
         match measured {
             Ok((figures, run)) => {
                 self.machine = machine(&run);
+                self.run = emulator(&run);
                 Some(figures)
             }
             Err(failure) => {
                 self.failed = true;
                 self.say(&format!("{what}: FAILED, see standard error"));
                 self.json(json!({ "bench": "tlb", "part": "failure", "what": what, "why": failure.to_string() }));
+                self.log.failure(what, &failure.to_string());
                 eprintln!("{what}: {failure}");
                 None
             }
         }
+    }
+
+    /// A record of what was measured of the last run.
+    fn record(&self, figure: Figure) {
+        self.log.emulated(&self.run, figure);
     }
 
     /// One line of JSON, if that is wanted: the figures, and what they were measured with.

@@ -24,14 +24,6 @@ pub(crate) enum Arch {
 impl Arch {
     const NAMES: &'static [&'static str] = &["x86_64", "aarch64"];
 
-    /// As it is written.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::X86_64 => "x86_64",
-            Self::Aarch64 => "aarch64",
-        }
-    }
-
     /// The one with this name.
     pub(super) fn named(text: &str, place: Place) -> Result<Placed<Self>, Failure> {
         let value = match text {
@@ -40,6 +32,14 @@ impl Arch {
             _ => return Err(no_such(text, "architecture", Self::NAMES, &place)),
         };
         Ok(Placed { value, place })
+    }
+
+    /// Its name, as files and options have it.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::X86_64 => "x86_64",
+            Self::Aarch64 => "aarch64",
+        }
     }
 
     /// Where below the directory of built files those of this architecture are.

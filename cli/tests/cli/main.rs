@@ -5,6 +5,7 @@ mod console;
 mod dirty;
 mod layout;
 mod played_log;
+mod results;
 mod rig;
 mod run;
 mod share;

@@ -1,7 +1,9 @@
 //! A running host, seen from another terminal.
 
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpStream;
 use std::os::unix::net::UnixListener;
-use std::process::Output;
+use std::process::{Command, Output, Stdio};
 
 use abi::control::StopReason;
 use serde_json::Value;
@@ -55,6 +57,12 @@ fn running_host_can_be_listed_measured_watched_and_stopped() {
         assert!(top.status.success(), "{}", text(&top.stderr));
         assert_eq!(text(&top.stdout).matches("left").count(), 2);
 
+        let once = dunlin(rig, &["top", "--once", "--json"]);
+        let json: Value = serde_json::from_slice(&once.stdout).expect("is one line of JSON");
+        assert_eq!((&json["vms"][0]["name"], &json["pcpus"]), (&"left".into(), &2.into()));
+        assert!(text(&dunlin(rig, &["top", "--once"]).stdout).contains("shootdowns 0 sent"));
+        metrics_are_served(rig);
+
         let mut terminal = Terminal::open();
         let before = terminal.modes();
         let mut top = rig.dunlin(&["top", "-d", "100ms"]);
@@ -76,6 +84,50 @@ fn running_host_can_be_listed_measured_watched_and_stopped() {
         assert!(dunlin(rig, &["stop", "1"]).status.success());
     });
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+}
+
+/// What Prometheus would get, read by its own parser where that is installed.
+fn metrics_are_served(rig: &Rig) {
+    let mut server = rig.dunlin(&["metrics", "--listen", "127.0.0.1:0"]).spawn().expect("runs");
+    let mut said = String::new();
+    BufReader::new(server.stderr.take().expect("is piped")).read_line(&mut said).expect("says where");
+    let address =
+        said.trim().strip_prefix("http://").and_then(|it| it.strip_suffix("/metrics")).expect("is an address");
+    let get = |request: &str| {
+        let mut stream = TcpStream::connect(address).expect("is listened on");
+        stream
+            .write_all(format!("{request} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").as_bytes())
+            .expect("is read");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("is text");
+        answer
+    };
+    let answer = get("GET /metrics");
+    assert!(
+        answer.starts_with("HTTP/1.1 200") && answer.contains("application/openmetrics-text; version=1.0.0"),
+        "{answer}"
+    );
+    assert!(answer.contains("dunlin_vcpu_exits_total{vm=\"left\",vcpu=\"19\",reason=\"io_exits\"} 900"), "{answer}");
+    assert!(get("GET /else").starts_with("HTTP/1.1 404") && get("POST /metrics").starts_with("HTTP/1.1 405"));
+    server.kill().expect("is ours");
+    server.wait().expect("is ours");
+
+    let once = dunlin(rig, &["metrics", "--once"]).stdout;
+    assert!(text(&once).contains("dunlin_vcpu_guest_seconds_total{vm=\"right\",vcpu=\"0\"} 3"), "{}", text(&once));
+    let parser = "import sys; from prometheus_client.openmetrics.parser import text_string_to_metric_families as read; \
+                  print(len(list(read(sys.stdin.read()))))";
+    let has_parser = Command::new("python3").args(["-c", "import prometheus_client"]).stderr(Stdio::null()).status();
+    if !has_parser.is_ok_and(|status| status.success()) {
+        println!("not read by Prometheus' parser: python3-prometheus-client is not installed");
+        return;
+    }
+    let mut python = Command::new("python3");
+    let python = python.args(["-c", parser]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut python = python.spawn().expect("was there a moment ago");
+    python.stdin.take().expect("is piped").write_all(&once).expect("is read");
+    let read = python.wait_with_output().expect("is ours");
+    assert!(read.status.success(), "{}", text(&read.stderr));
+    assert!(text(&read.stdout).trim().parse::<u32>().is_ok_and(|families| families > 20), "{}", text(&read.stdout));
 }
 
 #[test]

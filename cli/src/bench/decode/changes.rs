@@ -49,7 +49,7 @@ const CHANGES: [Change; 4] = [
 ];
 
 /// Shows what happened, and says whether `bytes` had to forget anything.
-pub(super) fn run(args: &DecodeArgs, report: &mut Report) -> Option<Target> {
+pub(super) fn run(args: &DecodeArgs, report: &mut Report<'_>) -> Option<Target> {
     report.say(&format!(
         "\nA guest that changes its code and its page tables, {VCPUS} vCPUs on {PCPUS} pCPUs (counts of whole runs)"
     ));
@@ -63,6 +63,10 @@ pub(super) fn run(args: &DecodeArgs, report: &mut Report) -> Option<Target> {
             report.say(&format!("{:22}{}", setting.name(), counts.row()));
             report.json(json!({ "part": "changes", "change": change.name, "decode_cache": setting.name(),
                 "vcpus": VCPUS, "pcpus": PCPUS, "counts": counts.json() }));
+            for figure in counts.figures() {
+                let figure = figure.at("change", change.name).at("decode_cache", setting.name());
+                report.emulated(figure.at("vcpus", VCPUS).at("pcpus", PCPUS));
+            }
             if setting == Setting::Bytes {
                 with_bytes.push((change.name, counts));
             }

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::quantity::{percent, show_count};
+use crate::records::{Class, Figure};
 
 /// Sums over all vCPUs of a VM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -89,6 +90,18 @@ impl Counts {
             show_count(self.write_faults),
             show_count(self.walks_done),
         )
+    }
+
+    /// What matters of them, as figures.
+    pub(super) fn figures(self) -> [Figure; 5] {
+        let figure = |quantity: &str, count: u64| Figure::new(quantity, Class::Count, "in a run", [count as f64]);
+        [
+            figure("lookups", self.lookups()),
+            Figure::new("hits", Class::Count, "% of lookups", [percent(self.hits, self.lookups())]),
+            figure("evictions", self.evictions()),
+            figure("write faults", self.write_faults),
+            figure("walks done", self.walks_done),
+        ]
     }
 
     pub(super) fn json(self) -> Value {

@@ -16,6 +16,7 @@ use crate::bench::target::Target;
 use crate::bench::{Spread, dunlin_run_vms, only_vm, progress};
 use crate::config::{Initrd, Place};
 use crate::failure::Failure;
+use crate::records::{Class, Figure};
 
 const VCPUS: u32 = 4;
 const PCPUS: u32 = 2;
@@ -71,7 +72,7 @@ struct Run {
 }
 
 /// Runs all work, and says whether `bytes` had to forget anything.
-pub(super) fn run(args: &DecodeArgs, report: &mut Report) -> Option<Target> {
+pub(super) fn run(args: &DecodeArgs, report: &mut Report<'_>) -> Option<Target> {
     report.say(&format!(
         "Debian's kernel, its local APIC in memory, {VCPUS} vCPUs on {PCPUS} pCPUs, settings in turn: {} rounds.\n\
          Counts are of the work alone, one line per run.",
@@ -96,7 +97,7 @@ pub(super) fn run(args: &DecodeArgs, report: &mut Report) -> Option<Target> {
     verdict::nothing_forgotten("Debian at work: bytes forgets nothing and watches nothing, most", &with_bytes)
 }
 
-fn in_turn(work: &Work, args: &DecodeArgs, report: &mut Report) -> Vec<Run> {
+fn in_turn(work: &Work, args: &DecodeArgs, report: &mut Report<'_>) -> Vec<Run> {
     let mut runs = Vec::new();
     for round in 1..=args.rounds() {
         for setting in super::rotated(&args.settings(), round) {
@@ -110,13 +111,18 @@ fn in_turn(work: &Work, args: &DecodeArgs, report: &mut Report) -> Vec<Run> {
             report.json(json!({ "part": "debian", "work": work.name, "decode_cache": setting.name(), "round": round,
                 "vcpus": VCPUS, "pcpus": PCPUS, "seconds": run.seconds, "counts": run.counts.json(),
                 "others_share": others }));
+            let seconds = Figure::new("Debian: work", Class::Time, "s", [run.seconds]).others(others);
+            for figure in run.counts.figures().into_iter().chain([seconds]) {
+                let figure = figure.at("work", work.name).at("decode_cache", setting.name());
+                report.emulated(figure.at("vcpus", VCPUS).at("pcpus", PCPUS));
+            }
             runs.push(run);
         }
     }
     runs
 }
 
-fn summarize(work: &Work, runs: &[Run], report: &Report) {
+fn summarize(work: &Work, runs: &[Run], report: &Report<'_>) {
     for setting in Setting::ALL {
         let seconds: Vec<f64> = runs.iter().filter(|run| run.setting == setting).map(|run| run.seconds).collect();
         if let Some(spread) = Spread::of(&seconds) {

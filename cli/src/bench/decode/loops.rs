@@ -15,6 +15,7 @@ use crate::bench::target::Target;
 use crate::bench::{Spread, progress};
 use crate::config::Arch;
 use crate::failure::Failure;
+use crate::records::{Class, Figure};
 
 /// A loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -42,6 +43,12 @@ impl Case {
     /// Whether it is one instruction, over and over.
     pub(super) const fn is_single(self) -> bool {
         self.rips == 1
+    }
+
+    /// With the settings of a record.
+    fn settings(self, figure: Figure, setting: Setting) -> Figure {
+        let figure = figure.at("device", self.device).at("rips", self.rips).at("decode_cache", setting.name());
+        figure.at("vcpus", 1).at("pcpus", 1)
     }
 
     /// Words of the measuring guest's command line.
@@ -104,14 +111,14 @@ impl Figures {
     }
 }
 
-pub(super) fn run(args: &DecodeArgs, report: &mut Report, targets: &mut Vec<Target>) {
+pub(super) fn run(args: &DecodeArgs, report: &mut Report<'_>, targets: &mut Vec<Target>) {
     let settings = args.settings();
     let instructions = count(args, &settings, report);
     let ticks = time(args, &settings, report);
     targets.extend(verdict::of_loops(&instructions, &ticks));
 }
 
-fn count(args: &DecodeArgs, settings: &[Setting], report: &mut Report) -> Figures {
+fn count(args: &DecodeArgs, settings: &[Setting], report: &mut Report<'_>) -> Figures {
     let cases = if args.quick { QUICK.to_vec() } else { [&SINGLE[..], &MANY].concat() };
     report.say(
         "Instructions of one access, guest and hypervisor, 1 vCPU on 1 pCPU, the local APIC in memory (exact; not timed)\n",
@@ -124,6 +131,8 @@ fn count(args: &DecodeArgs, settings: &[Setting], report: &mut Report) -> Figure
             progress(&what);
             let Some(instructions) = report.of(&what, access(case, setting, true)) else { continue };
             figures.add(case, setting, instructions);
+            let figure = Figure::new("instructions of one access", Class::Exact, "instructions", [instructions]);
+            report.emulated(case.settings(figure, setting));
             report.json(json!({ "part": "instructions", "device": case.device, "rips": case.rips,
                 "decode_cache": setting.name(), "vcpus": 1, "pcpus": 1, "instructions": instructions,
                 "kvm_instructions": verdict::kvm(case.device).filter(|_| case.is_single()) }));
@@ -158,7 +167,7 @@ fn or_dash(value: Option<f64>, digits: usize) -> String {
     value.map_or("-".to_string(), |value| format!("{value:.digits$}"))
 }
 
-fn time(args: &DecodeArgs, settings: &[Setting], report: &mut Report) -> Figures {
+fn time(args: &DecodeArgs, settings: &[Setting], report: &mut Report<'_>) -> Figures {
     let cases: &[Case] = if args.quick { &QUICK_TIMED } else { &TIMED };
     let rounds = args.rounds();
     report.say(&format!("\nTicks of one access, the same without counting, settings in turn: {rounds} rounds\n"));
@@ -167,13 +176,28 @@ fn time(args: &DecodeArgs, settings: &[Setting], report: &mut Report) -> Figures
     for &case in cases {
         let watch = Watch::start();
         for round in 1..=rounds {
+            let mut without = None;
+            let mut of_round = Vec::new();
             for setting in rotated(settings, round) {
                 let what = format!("ticks of {case}, {} (round {round} of {rounds})", setting.name());
                 progress(&what);
                 let Some(ticks) = report.of(&what, access(case, setting, false)) else { continue };
                 figures.add(case, setting, ticks);
+                report.emulated(
+                    case.settings(Figure::new("ticks of one access", Class::Time, "ticks", [ticks]), setting),
+                );
+                match setting {
+                    Setting::Off => without = Some(ticks),
+                    _ => of_round.push((setting, ticks)),
+                }
                 report.json(json!({ "part": "ticks", "device": case.device, "rips": case.rips,
                     "decode_cache": setting.name(), "vcpus": 1, "pcpus": 1, "round": round, "ticks": ticks }));
+            }
+            for (setting, ticks) in of_round {
+                let Some(without) = without.filter(|&without| without > 0.0) else { continue };
+                let figure =
+                    Figure::new("ticks of one access, to those with off", Class::Ratio, "ratio", [ticks / without]);
+                report.emulated(case.settings(figure, setting));
             }
         }
         for &setting in settings {

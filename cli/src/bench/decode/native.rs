@@ -19,6 +19,7 @@ use super::Report;
 use crate::bench::cycle::nanos_per_cycle;
 use crate::bench::target::Target;
 use crate::bench::{Spread, progress};
+use crate::records::{self, Class};
 use subjects::{Kind, Subject};
 use threads::Scaling;
 
@@ -28,6 +29,7 @@ struct Figure {
     name: String,
     kind: Kind,
     cycles: Spread,
+    rounds: Vec<f64>,
 }
 
 const ROUNDS: usize = 31;
@@ -49,7 +51,7 @@ const PUBLISHED: [(&str, &str); 4] = [
     ("the same on two cores at once", "350-410"),
 ];
 
-pub(super) fn run(report: &mut Report) -> Vec<Target> {
+pub(super) fn run(report: &mut Report<'_>) -> Vec<Target> {
     progress("timing the emulator's code on this computer");
     let figures = all();
     report.say("\nThe emulator's code on this computer, natively: cycles beyond an empty loop, median of 31 rounds\n");
@@ -57,6 +59,8 @@ pub(super) fn run(report: &mut Report) -> Vec<Target> {
     for figure in &figures {
         report.say(&figure.to_string());
         report.json(figure.json());
+        let record = records::Figure::new("emulator's code", Class::Time, "cycles", figure.rounds.as_slice());
+        report.native(record.at("operation", figure.name.trim()));
     }
 
     progress("the same on two threads at once");
@@ -68,6 +72,7 @@ pub(super) fn run(report: &mut Report) -> Vec<Target> {
     for scaling in &scalings {
         report.say(&scaling.to_string());
         report.json(scaling.json());
+        scaling.figures().into_iter().for_each(|figure| report.native(figure));
     }
     if scalings.len() < measured || scalings.iter().any(|scaling| !scaling.is_judged) {
         report.say(NOT_FREE);
@@ -99,7 +104,9 @@ fn all() -> Vec<Figure> {
     }
     let figures = subjects.into_iter().zip(rounds);
     figures
-        .filter_map(|(Subject { name, kind, .. }, results)| Some(Figure { name, kind, cycles: Spread::of(&results)? }))
+        .filter_map(|(Subject { name, kind, .. }, rounds)| {
+            Some(Figure { name, kind, cycles: Spread::of(&rounds)?, rounds })
+        })
         .collect()
 }
 

@@ -13,6 +13,7 @@ use crate::bench::target::Target;
 use crate::bench::{only_vm, progress};
 use crate::config::Arch;
 use crate::failure::Failure;
+use crate::records::{Class, Figure};
 
 const VCPUS: u32 = 2;
 /// Iterations of each loop, in the two runs.
@@ -46,7 +47,7 @@ const SUMS: &str = "counters of a VM are the sums of its vCPUs', each of them";
 const ALGEBRA: &str = "each vCPU was left as often as it was entered";
 const GROWTH: &str = "more iterations, and no other exits than theirs, exactly";
 
-pub(super) fn run(arch: Arch, report: &mut Report) -> Vec<Target> {
+pub(super) fn run(arch: Arch, report: &mut Report<'_>) -> Vec<Target> {
     report.say("\nCounts of two vCPUs on two pCPUs, emulated: loops of exits, with fewer and with more iterations\n");
     let [few, many] = ITERATIONS.map(|iterations| {
         progress(&format!("loops of {iterations} exits on two vCPUs"));
@@ -58,6 +59,9 @@ pub(super) fn run(arch: Arch, report: &mut Report) -> Vec<Target> {
     let growth = growth(arch, &few, &many);
     report.say(&format!("{:20}{:>14}{:>14}{:>14}{:>14}", "exits", "fewer", "more", "difference", "expected"));
     for Growth { name, few, many, expected } in &growth {
+        let more = many.saturating_sub(*few) as f64;
+        let figure = Figure::new("exits more with more iterations", Class::Exact, "exits", [more]).at("reason", *name);
+        report.emulated(figure.at("vcpus", VCPUS).at("pcpus", VCPUS));
         report.say(&format!("{name:20}{few:>14}{many:>14}{:>14}{expected:>14}", many.wrapping_sub(*few)));
     }
     for (counted, iterations) in [(&few, ITERATIONS[0]), (&many, ITERATIONS[1])] {

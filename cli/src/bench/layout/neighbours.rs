@@ -13,6 +13,7 @@ use crate::bench::pair::{alone, beside, in_turns, judge_on_free_cores};
 use crate::bench::report::Report;
 use crate::bench::target::Target;
 use crate::bench::{Spread, progress};
+use crate::records::{Class, Figure};
 
 /// What a vCPU that is laid out may be slower beside another one than alone.
 const MOST_BESIDE: f64 = 1.05;
@@ -42,6 +43,8 @@ pub(super) struct Compared {
     ratio: Spread,
     /// How much longer laid out takes beside another vCPU than alone.
     beside: Spread,
+    /// Cycles packed and laid out, beside and alone, turn by turn.
+    turns: Vec<[f64; 4]>,
 }
 
 /// All comparisons, and the kernels of those that had no figures.
@@ -51,7 +54,7 @@ pub(super) struct Results {
     missing: Vec<&'static str>,
 }
 
-pub(super) fn run(args: &LayoutBenchArgs, report: &Report) -> Results {
+pub(super) fn run(args: &LayoutBenchArgs, report: &Report<'_>) -> Results {
     let cases: Vec<_> = cases().into_iter().filter(|case| args.wants(case.kernel)).collect();
     if cases.is_empty() {
         return Results::default();
@@ -70,10 +73,12 @@ pub(super) fn run(args: &LayoutBenchArgs, report: &Report) -> Results {
             Some(compared) => {
                 report.say(&compared.row());
                 report.json(compared.json());
+                compared.figures().into_iter().for_each(|figure| report.native(figure));
                 results.compared.push(compared);
             }
             None => {
                 report.say(&format!("{:27}{:22}  {NOT_FREE}", case.kernel, case.structure));
+                report.unmeasured(&what, NOT_FREE);
                 results.missing.push(case.kernel);
             }
         }
@@ -113,6 +118,7 @@ fn compare(case: &mut Case) -> Option<Compared> {
         laid_out_alone: spread(&|turn| turn[3])?,
         ratio: spread(&|turn| turn[0] / turn[1])?,
         beside: spread(&|turn| turn[1] / turn[3])?,
+        turns,
     })
 }
 
@@ -122,6 +128,20 @@ impl Compared {
         let [packed, laid_out, ratio, beside] = [packed, laid_out, ratio, beside].map(ToString::to_string);
         let mark = if self.is_judged { "" } else { "  cores were not free" };
         format!("{kernel:27}{structure:22}{packed:>22}{laid_out:>22}{ratio:>22}   {beside}{mark}")
+    }
+
+    fn figures(&self) -> [Figure; 4] {
+        let figure = |quantity: &str, class, unit, value: fn(&[f64; 4]) -> f64| {
+            let samples: Vec<f64> = self.turns.iter().map(value).collect();
+            let figure = Figure::new(quantity, class, unit, samples).at("kernel", self.kernel);
+            figure.at("structure", self.structure).at("judged", self.is_judged)
+        };
+        [
+            figure("packed, beside another vCPU", Class::Time, "cycles", |turn| turn[0]),
+            figure("laid out, beside another vCPU", Class::Time, "cycles", |turn| turn[1]),
+            figure("packed to laid out", Class::Ratio, "ratio", |turn| turn[0] / turn[1]),
+            figure("laid out, beside to alone", Class::Ratio, "ratio", |turn| turn[1] / turn[3]),
+        ]
     }
 
     fn json(&self) -> Value {
@@ -136,6 +156,7 @@ impl Compared {
             laid_out_alone,
             ratio,
             beside,
+            turns: _,
         } = self;
         json!({
             "part": "neighbours", "emulated": false, "kernel": kernel, "structure": structure, "quiet": is_quiet,
@@ -196,6 +217,7 @@ mod tests {
             laid_out_alone: one(10.0 / beside),
             ratio: one(ratio),
             beside: one(beside),
+            turns: Vec::new(),
         }
     }
 

@@ -20,6 +20,7 @@ use crate::bench::cycle::nanos_per_cycle;
 use crate::bench::pair::{beside, in_turns, judge_on_free_cores};
 use crate::bench::report::Report;
 use crate::bench::{Spread, progress};
+use crate::records::{Class, Figure};
 
 /// Passes of the posting vCPU per post; none at all, too.
 const RATES: [Option<u32>; 4] = [None, Some(256), Some(16), Some(1)];
@@ -161,9 +162,11 @@ struct Compared {
     apart: [Spread; 2],
     /// How much longer apart takes, each side.
     ratio: [Spread; 2],
+    /// How much longer apart takes both sides, turn by turn.
+    turns: Vec<f64>,
 }
 
-pub(super) fn run(report: &Report) {
+pub(super) fn run(report: &Report<'_>) {
     report.say(
         "\nThe word that says a vCPU is in its guest, beside its mailbox and on a line of its owner: cycles of a pass of\n\
          the vCPU that is posted to, and of the one that posts; median of 25 turns (least-greatest)\n",
@@ -185,6 +188,7 @@ pub(super) fn run(report: &Report) {
         let compared = Compared { is_judged, ..compared };
         report.say(&compared.to_string());
         report.json(compared.json());
+        report.native(compared.figure());
         all.push(compared);
     }
     report.say(&conclusion(&all));
@@ -213,12 +217,14 @@ fn compare([together, apart]: &mut [Work; 2], rate: Option<u32>) -> Option<Compa
     let sides = |value: &dyn Fn(&[[f64; 2]; 2], usize) -> f64| {
         Some([spread(&|turn| value(turn, 0))?, spread(&|turn| value(turn, 1))?])
     };
+    let sum = |[one, other]: [f64; 2]| one + other;
     Some(Compared {
         rate,
         is_judged: false,
         together: sides(&|[together, _], side| together[side])?,
         apart: sides(&|[_, apart], side| apart[side])?,
         ratio: sides(&|[together, apart], side| apart[side] / together[side])?,
+        turns: turns.iter().map(|&[together, apart]| sum(apart) / sum(together)).collect(),
     })
 }
 
@@ -236,6 +242,12 @@ impl fmt::Display for Compared {
 }
 
 impl Compared {
+    fn figure(&self) -> Figure {
+        let quantity = "presence on a line of its owner, to beside the mailbox";
+        let figure = Figure::new(quantity, Class::Ratio, "ratio", self.turns.as_slice());
+        figure.at("posts", in_words(self.rate)).at("judged", self.is_judged)
+    }
+
     fn json(&self) -> Value {
         let of = |sides: &[Spread; 2]| json!({ "posted_to": sides[0].json(), "posts": sides[1].json() });
         json!({ "part": "presence", "emulated": false, "passes_per_post": self.rate, "judged": self.is_judged,
@@ -276,7 +288,14 @@ mod tests {
     fn compared(together: [f64; 2], apart: [f64; 2]) -> Compared {
         let one = |value| Spread::of(&[value]).expect("has a value");
         let ratio = [apart[0] / together[0], apart[1] / together[1]].map(one);
-        Compared { rate: Some(16), is_judged: true, together: together.map(one), apart: apart.map(one), ratio }
+        Compared {
+            rate: Some(16),
+            is_judged: true,
+            together: together.map(one),
+            apart: apart.map(one),
+            ratio,
+            turns: Vec::new(),
+        }
     }
 
     #[test]

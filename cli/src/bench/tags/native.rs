@@ -11,7 +11,7 @@ use std::time::Instant;
 use tlb_tag::{CpuTags, Pool, Scheme, TagRange, VcpuTags};
 
 /// One figure.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Figure {
     /// What was measured.
     pub(super) name: &'static str,
@@ -21,6 +21,8 @@ pub(super) struct Figure {
     pub(super) min: f64,
     /// The largest of the rounds.
     pub(super) max: f64,
+    /// All of them, the smallest first.
+    pub(super) rounds: Vec<f64>,
 }
 
 const ROUNDS: usize = 31;
@@ -47,7 +49,8 @@ pub(super) fn all() -> Vec<Figure> {
     }
     let figures = subjects.iter().zip(rounds).map(|(subject, mut results)| {
         results.sort_unstable_by(f64::total_cmp);
-        Figure { name: subject.name, cycles: results[ROUNDS / 2], min: results[0], max: results[ROUNDS - 1] }
+        let (cycles, min, max) = (results[ROUNDS / 2], results[0], results[ROUNDS - 1]);
+        Figure { name: subject.name, cycles, min, max, rounds: results }
     });
     figures.collect()
 }

@@ -73,6 +73,6 @@ fn every_record_says_whether_it_was_emulated() {
     );
     assert_eq!((&record["checks"], &record["flushes_own"]), (&json!(1000), &json!(15)));
 
-    let figure = native::Figure { name: "check", cycles: 1.5, min: 1.0, max: 2.0 };
+    let figure = native::Figure { name: "check", cycles: 1.5, min: 1.0, max: 2.0, rounds: vec![1.0] };
     assert_eq!(native_record(figure)["emulated"], json!(false));
 }

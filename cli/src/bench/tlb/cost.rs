@@ -13,6 +13,7 @@ use crate::bench::only_vm;
 use crate::bench::record::Record;
 use crate::config::Arch;
 use crate::failure::Failure;
+use crate::records::{Class, Figure};
 
 /// Shootdowns of the shorter run, for exits.
 const FEW: u64 = 100;
@@ -90,6 +91,23 @@ impl Exits {
 
     fn reason(&self, name: &str) -> f64 {
         self.by_reason.iter().find(|(reason, _)| reason == name).map_or(0.0, |(_, count)| *count)
+    }
+
+    /// As figures: all exits, kicks, and exits by reason.
+    pub(super) fn figures(&self) -> Vec<Figure> {
+        let figure = |quantity: &str, unit, sample: f64| {
+            let figure = Figure::new(quantity, Class::Count, unit, [sample]).observations(self.count);
+            let figure = figure.at("vcpus", self.point.vcpus).at("pcpus", self.point.pcpus());
+            figure.at("overcommit", self.point.overcommit).at("approach", self.approach.name())
+        };
+        let mut figures = vec![
+            figure("exits of one shootdown", "exits", self.all),
+            figure("kicks of one shootdown", "kicks", self.kicks),
+        ];
+        for (reason, count) in self.by_reason.iter().filter(|(_, count)| *count != 0.0) {
+            figures.push(figure("exits of one shootdown, by reason", "exits", *count).at("reason", reason.as_str()));
+        }
+        figures
     }
 
     pub(super) fn json(&self) -> Value {
@@ -199,6 +217,18 @@ impl Instructions {
             |run: &Value| Some(only_vm(run)["counters"]["host_seconds"].as_f64()? * run["host"]["tsc_hz"].as_f64()?);
         let machine = shootdown_record(many)?.number("mean_ns")?;
         Some(Self { vcpus, targets, approach, machine, hypervisor: (ticks(many)? - ticks(few)?) / count as f64 })
+    }
+
+    /// As figures: of the whole machine, and of the hypervisor alone.
+    pub(super) fn figures(&self) -> [Figure; 2] {
+        [
+            ("instructions of one shootdown, whole machine", self.machine as f64),
+            ("instructions of one shootdown, hypervisor", self.hypervisor.round()),
+        ]
+        .map(|(quantity, sample)| {
+            let figure = Figure::new(quantity, Class::Exact, "instructions", [sample]).at("vcpus", self.vcpus);
+            figure.at("pcpus", 1).at("targets", self.targets.name()).at("approach", self.approach.name())
+        })
     }
 
     pub(super) fn json(&self) -> Value {

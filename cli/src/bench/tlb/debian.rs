@@ -13,6 +13,7 @@ use crate::bench::record::Record;
 use crate::bench::{Spread, dunlin_run_vms, only_vm, progress};
 use crate::config::{Initrd, Place};
 use crate::failure::Failure;
+use crate::records::{self, Class, Log};
 
 /// A program in the guest, and what it reports.
 struct Workload {
@@ -34,11 +35,13 @@ struct Figure {
     key: &'static str,
     what: &'static str,
     unit: f64,
+    /// The name of that unit.
+    name: &'static str,
     more_is_better: bool,
 }
 
 const fn micros(key: &'static str, what: &'static str) -> Figure {
-    Figure { key, what, unit: 1e3, more_is_better: false }
+    Figure { key, what, unit: 1e3, name: "µs", more_is_better: false }
 }
 
 const STORM: Workload = Workload {
@@ -48,7 +51,7 @@ const STORM: Workload = Workload {
     options: "--seconds 10",
     limit: 300,
     figures: &[
-        Figure { key: "ops_per_second", what: "calls/s", unit: 1.0, more_is_better: true },
+        Figure { key: "ops_per_second", what: "calls/s", unit: 1.0, name: "calls/s", more_is_better: true },
         micros("mean_ns", "mean, µs"),
         micros("p99_ns", "p99, µs"),
     ],
@@ -69,7 +72,7 @@ const COMPILE: Workload = Workload {
     memory: "1G",
     options: "--files 60",
     limit: 1200,
-    figures: &[Figure { key: "seconds", what: "seconds", unit: 1.0, more_is_better: false }],
+    figures: &[Figure { key: "seconds", what: "seconds", unit: 1.0, name: "s", more_is_better: false }],
 };
 
 const AT_FOUR: [Point; 1] = [Point { vcpus: 4, overcommit: 2 }];
@@ -86,9 +89,9 @@ struct Run {
     others: Option<f64>,
 }
 
-pub(super) fn run(args: &TlbArgs) -> Result<u8, Failure> {
+pub(super) fn run(args: &TlbArgs, log: &Log) -> Result<u8, Failure> {
     let points = Point::asked_for(args)?;
-    let mut report = Report::new(args);
+    let mut report = Report::new(args, log);
     report.say(&format!(
         "Debian's kernel under load, flush = \"ipi\" and \"hypercall\" in turn: median (least-greatest) of {}\n\
          TLB is the line of /proc/interrupts, all CPUs, after less before: flushes by IPI. Calls: flushes by hypercall.\n",
@@ -136,6 +139,7 @@ fn in_turn(workload: &Workload, point: Point, report: &mut Report<'_>) -> Vec<Ru
             progress(&what);
             let Some(run) = report.of(&what, one(workload, point, approach)) else { continue };
             report.json(run.json(workload, point, pair));
+            run.figures(workload, point).into_iter().for_each(|figure| report.record(figure));
             runs.push(run);
         }
     }
@@ -175,6 +179,21 @@ impl Run {
     /// Flushes by IPI, as the guest's kernel counted them.
     fn tlb(&self) -> Option<u64> {
         self.record.number::<u64>("tlb_after")?.checked_sub(self.record.number("tlb_before")?)
+    }
+
+    fn figures(&self, workload: &Workload, point: Point) -> Vec<records::Figure> {
+        let settings = |figure: records::Figure| {
+            let figure = figure.at("workload", workload.name).at("approach", self.approach.name()).others(self.others);
+            figure.at("vcpus", point.vcpus).at("pcpus", point.pcpus()).at("overcommit", point.overcommit)
+        };
+        let measured = workload.figures.iter().filter_map(|figure| {
+            let value = self.figure(figure)?;
+            Some(settings(records::Figure::new(format!("Debian: {}", figure.key), Class::Time, figure.name, [value])))
+        });
+        let tlb = self.tlb().map(|count| {
+            settings(records::Figure::new("Debian: flushes by IPI", Class::Count, "flushes", [count as f64]))
+        });
+        measured.chain(tlb).collect()
     }
 
     fn json(&self, workload: &Workload, point: Point, pair: u32) -> Value {

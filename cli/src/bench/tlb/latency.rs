@@ -10,6 +10,7 @@ use crate::bench::guest::{MeasuringGuest, output};
 use crate::bench::record::Record;
 use crate::config::Arch;
 use crate::failure::Failure;
+use crate::records::{Class, Figure};
 
 /// What many measurements came to, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,6 +70,12 @@ impl Row {
         self.net.filter(|_| self.count >= 100).map(|net| net.p99)
     }
 
+    fn settings(&self, figure: Figure) -> Figure {
+        let figure = figure.at("vcpus", self.point.vcpus).at("pcpus", self.point.pcpus());
+        let figure = figure.at("overcommit", self.point.overcommit).at("cramped", self.point.is_cramped());
+        figure.at("targets", self.targets.name()).at("pages", self.pages.as_str())
+    }
+
     pub(super) fn json(&self) -> Value {
         let times = |times: &Times| {
             json!({ "mean_ns": times.mean, "p50_ns": times.p50, "p99_ns": times.p99, "p999_ns": times.p999,
@@ -80,6 +87,34 @@ impl Row {
             "net": self.net.as_ref().map(times), "busy_work": self.work, "fallbacks": self.fallbacks,
             "others_share": self.others })
     }
+}
+
+/// Rows of one size as figures, and how many times longer the IPI takes.
+pub(super) fn figures(rows: &[Row]) -> Vec<Figure> {
+    let mut figures = Vec::new();
+    for row in rows {
+        let mut add = |quantity: &str, ns: Option<u64>| {
+            let Some(ns) = ns else { return };
+            let figure = Figure::new(quantity, Class::Time, "ns", [ns as f64]).observations(row.count);
+            figures.push(row.settings(figure).at("approach", row.approach.name()).others(row.others));
+        };
+        add("latency mean", Some(row.seen.mean));
+        add("latency p50", Some(row.seen.p50));
+        add("latency p99", row.p99());
+        add("latency net of the caller's own absence, p50", row.net.map(|net| net.p50));
+        add("latency net of the caller's own absence, p99", row.net_p99());
+
+        let ipi = rows.iter().find(|ipi| ipi.approach == Approach::Ipi && ipi.pages == row.pages);
+        let Some(ipi) = ipi.filter(|_| row.approach == Approach::Hypercall) else { continue };
+        for (quantity, long, short) in [
+            ("latency mean, IPI to hypercall", ipi.seen.mean, row.seen.mean),
+            ("latency p50, IPI to hypercall", ipi.seen.p50, row.seen.p50),
+        ] {
+            let figure = Figure::new(quantity, Class::Ratio, "ratio", [long as f64 / short.max(1) as f64]);
+            figures.push(row.settings(figure).others(row.others));
+        }
+    }
+    figures
 }
 
 fn times(record: &Record, prefix: &str) -> Option<Times> {

@@ -6,6 +6,7 @@ use super::Approach;
 use super::cost::Exits;
 use super::latency::{Row, micros};
 use crate::args::Targets;
+use crate::records::Content;
 
 /// KVM of Linux 6.1 with its Hyper-V flush hypercall, on the same emulated machine with two cores: one page by mprotect,
 /// all other threads busy; the measuring program ran in a Linux guest, not in ours. Nanoseconds.
@@ -125,6 +126,10 @@ pub(super) struct Target {
 impl Target {
     pub(super) fn print(&self) {
         println!("  {:6} {}: {}", if self.met { "met" } else { "MISSED" }, self.what, self.figures);
+    }
+
+    pub(super) fn record(&self) -> Content {
+        Content::Promise { what: self.what.to_string(), figures: self.figures.clone(), met: Some(self.met) }
     }
 
     pub(super) fn json(&self) -> Value {

@@ -76,7 +76,7 @@ fn bytes_that_are_looked_for_are_those_that_would_be_fetched() {
 
 fn figure(kind: Kind, cycles: f64) -> Figure {
     let cycles = Spread::of(&[cycles]).expect("has a value");
-    Figure { name: "x".to_string(), kind, cycles }
+    Figure { name: "x".to_string(), kind, cycles, rounds: vec![1.0] }
 }
 
 #[test]
@@ -92,7 +92,7 @@ fn promises_are_judged_by_the_longest() {
 fn scaling(ratio: f64, is_promised: bool, is_judged: bool) -> Scaling {
     let [alone, together, ratio] =
         [100.0, 100.0 * ratio, ratio].map(|value| Spread::of(&[value]).expect("has a value"));
-    Scaling { name: "x".to_string(), is_promised, is_judged, alone, together, ratio }
+    Scaling { name: "x".to_string(), is_promised, is_judged, alone, together, ratio, turns: Vec::new() }
 }
 
 #[test]

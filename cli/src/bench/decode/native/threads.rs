@@ -15,6 +15,7 @@ use crate::args::Setting;
 use crate::bench::cycle::nanos_per_cycle;
 use crate::bench::pair::{alone, beside, in_turns, judge_on_free_cores};
 use crate::bench::{Spread, progress};
+use crate::records::{Class, Figure};
 
 /// Operations of a batch.
 const OPERATIONS: u32 = 100;
@@ -30,6 +31,8 @@ pub(super) struct Scaling {
     pub(super) alone: Spread,
     pub(super) together: Spread,
     pub(super) ratio: Spread,
+    /// Cycles alone and beside another, turn by turn.
+    pub(super) turns: Vec<(f64, f64)>,
 }
 
 /// What is compared.
@@ -90,6 +93,7 @@ impl Subject {
             alone: spread(|(alone, _)| *alone)?,
             together: spread(|(_, together)| *together)?,
             ratio: spread(|(alone, together)| together / alone)?,
+            turns,
         })
     }
 }
@@ -97,6 +101,18 @@ impl Subject {
 impl Scaling {
     pub(super) fn columns() -> String {
         format!("{:46}{:>9}{:>12}{:>9}   least-greatest", "setting", "alone", "beside one", "ratio")
+    }
+
+    pub(super) fn figures(&self) -> [Figure; 3] {
+        let figure = |quantity: &str, class, unit, value: fn(&(f64, f64)) -> f64| {
+            let samples: Vec<f64> = self.turns.iter().map(value).collect();
+            Figure::new(quantity, class, unit, samples).at("setting", self.name.as_str()).at("judged", self.is_judged)
+        };
+        [
+            figure("emulation, alone", Class::Time, "cycles", |(alone, _)| *alone),
+            figure("emulation, beside another vCPU", Class::Time, "cycles", |(_, together)| *together),
+            figure("emulation, beside to alone", Class::Ratio, "ratio", |(alone, together)| together / alone),
+        ]
     }
 
     pub(super) fn json(&self) -> Value {

@@ -1,0 +1,231 @@
+//! What is measured, in which order, and how long that takes.
+
+use crate::failure::Failure;
+
+/// A step: some commands of `dunlin bench`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Step {
+    /// Its name.
+    pub(crate) name: &'static str,
+    /// What is measured, in words.
+    pub(crate) what: &'static str,
+    /// In which form it is part of.
+    form: Option<Form>,
+    /// Words after `dunlin bench`, in the short form and in the full one.
+    commands: [&'static [&'static str]; 2],
+    /// How often, in turn.
+    times: [u32; 2],
+    /// Seconds that it took on two cores, all times together.
+    seconds: [u32; 2],
+}
+
+/// How much is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// What fits into a quarter of an hour.
+    Short,
+    /// What each experiment measures by itself.
+    Full,
+}
+
+impl Form {
+    /// As records have it.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Short => "short",
+            Self::Full => "full",
+        }
+    }
+}
+
+/// The experiments that a complete file has figures of.
+pub(crate) const EXPERIMENTS: [&str; 7] = ["exits", "budget", "boot", "tlb", "tags", "decode", "layout"];
+
+/// All steps, in order: what is short and fails first comes first.
+pub(super) const STEPS: [Step; 11] = [
+    Step {
+        name: "exits",
+        what: "instructions per exit",
+        form: None,
+        commands: [&["exits"], &["exits"]],
+        times: [1, 1],
+        seconds: [12, 12],
+    },
+    Step {
+        name: "budget",
+        what: "exits of a boot",
+        form: None,
+        commands: [&["budget"], &["budget"]],
+        times: [3, 5],
+        seconds: [18, 30],
+    },
+    Step {
+        name: "boot",
+        what: "boot, in turn with QEMU alone",
+        form: None,
+        commands: [&["boot", "--pairs", "3"], &["boot", "--pairs", "7"]],
+        times: [1, 1],
+        seconds: [27, 63],
+    },
+    Step {
+        name: "layout",
+        what: "vCPU state packed and laid out",
+        form: None,
+        commands: [&["layout"], &["layout"]],
+        times: [1, 1],
+        seconds: [45, 45],
+    },
+    Step {
+        name: "tlb-latency",
+        what: "latency of a shootdown",
+        form: None,
+        commands: [
+            &[
+                "tlb",
+                "--part",
+                "latency",
+                "--pages",
+                "1",
+                "--targets",
+                "busy",
+                "--vcpus",
+                "2,4,8",
+                "--overcommit",
+                "1,2,4",
+                "--seconds",
+                "2",
+            ],
+            &["tlb", "--part", "latency"],
+        ],
+        times: [3, 3],
+        seconds: [190, 1200],
+    },
+    Step {
+        name: "tlb-exits",
+        what: "exits of a shootdown",
+        form: None,
+        commands: [
+            &["tlb", "--part", "exits", "--vcpus", "2,4,8", "--overcommit", "1,4", "--targets", "busy"],
+            &["tlb", "--part", "exits"],
+        ],
+        times: [1, 3],
+        seconds: [80, 500],
+    },
+    Step {
+        name: "tlb-instructions",
+        what: "instructions of a shootdown",
+        form: None,
+        commands: [
+            &["tlb", "--part", "instructions", "--vcpus", "2,4,8,16", "--targets", "idle"],
+            &["tlb", "--part", "instructions"],
+        ],
+        times: [1, 1],
+        seconds: [50, 150],
+    },
+    Step {
+        name: "tags",
+        what: "flushes by scheme and number of tags",
+        form: None,
+        commands: [&["tags", "--quick"], &["tags"]],
+        times: [1, 1],
+        seconds: [60, 240],
+    },
+    Step {
+        name: "decode",
+        what: "emulated accesses by decode cache",
+        form: None,
+        commands: [&["decode", "--quick"], &["decode"]],
+        times: [1, 1],
+        seconds: [90, 200],
+    },
+    Step {
+        name: "tlb-debian",
+        what: "Debian's kernel under load that needs flushes",
+        form: Some(Form::Full),
+        commands: [&[], &["tlb", "--macro"]],
+        times: [0, 1],
+        seconds: [0, 900],
+    },
+    Step {
+        name: "decode-debian",
+        what: "Debian's kernel with its local APIC in memory",
+        form: Some(Form::Full),
+        commands: [&[], &["decode", "--macro"]],
+        times: [0, 1],
+        seconds: [0, 600],
+    },
+];
+
+impl Step {
+    /// Words after `dunlin bench`.
+    pub(super) const fn command(&self, form: Form) -> &'static [&'static str] {
+        self.commands[form as usize]
+    }
+
+    /// How often.
+    pub(super) const fn times(&self, form: Form) -> u32 {
+        self.times[form as usize]
+    }
+
+    /// How long it takes, in seconds, on a computer like the one where that was tried.
+    pub(super) fn seconds(&self, form: Form) -> f64 {
+        f64::from(self.seconds[form as usize])
+    }
+}
+
+/// The steps of this form; if names are given, only those.
+pub(crate) fn steps(form: Form, only: &[String]) -> Result<Vec<Step>, Failure> {
+    let all = || STEPS.iter().filter(|step| step.form.is_none_or(|of| of == form));
+    if let Some(unknown) = only.iter().find(|name| !all().any(|step| step.name == name.as_str())) {
+        let names = all().map(|step| step.name).collect::<Vec<_>>().join(", ");
+        return Err(Failure::bad_input(format!("option '--only': no step '{unknown}'"))
+            .help(format!("in the {} form there are: {names}", form.name())));
+    }
+    Ok(all().filter(|step| only.is_empty() || only.iter().any(|name| name == step.name)).copied().collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::args::Args;
+
+    #[test]
+    fn short_form_fits_into_a_quarter_of_an_hour() {
+        let seconds: f64 = steps(Form::Short, &[]).expect("is good").iter().map(|step| step.seconds(Form::Short)).sum();
+        assert!((60.0..900.0).contains(&seconds), "{seconds}");
+    }
+
+    #[test]
+    fn every_command_is_one_that_the_tool_takes() {
+        for form in [Form::Short, Form::Full] {
+            for step in steps(form, &[]).expect("is good") {
+                let words = ["dunlin", "bench"].iter().chain(step.command(form));
+                assert!(Args::try_parse_from(words).is_ok(), "{}, {}", step.name, form.name());
+                assert!(step.times(form) > 0 && step.seconds(form) > 0.0, "{}", step.name);
+                assert!(EXPERIMENTS.contains(&step.command(form)[0]), "{}", step.name);
+            }
+        }
+    }
+
+    #[test]
+    fn every_experiment_has_a_step_in_both_forms() {
+        for form in [Form::Short, Form::Full] {
+            let steps = steps(form, &[]).expect("is good");
+            for experiment in EXPERIMENTS {
+                assert!(steps.iter().any(|step| step.command(form)[0] == experiment), "{experiment}");
+            }
+        }
+    }
+
+    #[test]
+    fn steps_are_chosen_by_name_and_unknown_ones_are_told() {
+        let only = |names: &[&str]| steps(Form::Short, &names.iter().map(ToString::to_string).collect::<Vec<_>>());
+        let names: Vec<_> = only(&["tags", "exits"]).expect("is good").iter().map(|step| step.name).collect();
+        assert_eq!(names, ["exits", "tags"]);
+        let failure = only(&["tag"]).expect_err("there is no such step").to_string();
+        assert!(failure.contains("no step 'tag'") && failure.contains("tlb-latency"), "{failure}");
+        assert!(only(&["tlb-debian"]).is_err(), "it takes too long for the short form");
+    }
+}

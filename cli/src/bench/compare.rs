@@ -1,0 +1,300 @@
+//! `dunlin bench compare`: two files of results, figure by figure, and a verdict only where there is ground for one.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use serde_json::json;
+
+use super::Spread;
+use crate::args::CompareArgs;
+use crate::failure::{FAILED, Failure};
+use crate::records::{Class, Content, Ground, Key, Records, Series, pool, read};
+
+/// By how much an exact count may differ, in per cent, and still be called the same.
+const TOLERANCE_PERCENT: f64 = 1.0;
+/// Fewer samples than these have no spread to speak of.
+const LEAST_SAMPLES: usize = 3;
+
+pub(super) fn run(args: &CompareArgs) -> Result<u8, Failure> {
+    let files = [read(&args.before)?, read(&args.after)?];
+    for bad in files.iter().flat_map(|file| &file.bad) {
+        eprintln!("{bad}");
+    }
+    let pooled = [&files[0], &files[1]].map(|file| pool(&file.records));
+    if let Some(at) = pooled.iter().position(BTreeMap::is_empty) {
+        return Err(Failure::bad_input(format!("{}: has no figures", files[at].path.display())));
+    }
+    let compared = compare(&pooled[0], &pooled[1]);
+    if args.json {
+        compared.iter().for_each(|one| println!("{}", one.json()));
+    } else {
+        describe(&files);
+        print(&compared, args.verbose);
+        absent(&pooled, &files);
+        println!("\n{}", summary(&compared));
+    }
+    Ok(if compared.iter().any(|one| one.verdict.is_difference()) { FAILED } else { 0 })
+}
+
+/// One figure in both files.
+#[derive(Clone, Debug, PartialEq)]
+struct Compared<'a> {
+    key: &'a Key,
+    before: Spread,
+    after: Spread,
+    samples: [usize; 2],
+    verdict: Verdict,
+}
+
+/// What can be said of it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Verdict {
+    /// Equal to the last digit.
+    Identical,
+    /// An exact count, by not more than [`TOLERANCE_PERCENT`].
+    AsGoodAsIdentical,
+    /// The medians are no further apart than the samples of one file.
+    WithinSpread,
+    /// By so many per cent more than before; fewer, if negative.
+    Differs(f64),
+    /// Nothing, and why.
+    NotJudged(&'static str),
+}
+
+impl Verdict {
+    const fn is_difference(self) -> bool {
+        matches!(self, Self::Differs(_))
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Identical => f.write_str("identical"),
+            Self::AsGoodAsIdentical => write!(f, "within {TOLERANCE_PERCENT:.0} %"),
+            Self::WithinSpread => f.write_str("within the spread"),
+            Self::Differs(percent) => write!(f, "DIFFERS: {percent:+.1} %"),
+            Self::NotJudged(why) => write!(f, "not judged: {why}"),
+        }
+    }
+}
+
+fn compare<'a>(before: &'a BTreeMap<Key, Series>, after: &BTreeMap<Key, Series>) -> Vec<Compared<'a>> {
+    let both = before.iter().filter_map(|(key, old)| {
+        let new = after.get(key)?;
+        let (before, after) = (old.spread()?, new.spread()?);
+        let samples = [old.samples.len(), new.samples.len()];
+        Some(Compared { key, before, after, samples, verdict: judge(key, before, after, samples) })
+    });
+    both.collect()
+}
+
+fn judge(key: &Key, before: Spread, after: Spread, samples: [usize; 2]) -> Verdict {
+    let percent = percent(before.median, after.median);
+    let widest = width(before).max(width(after));
+    let is_exact = key.class == Class::Exact && samples.iter().all(|&count| count > 0);
+    if is_exact && widest <= before.median.abs() * TOLERANCE_PERCENT / 100.0 {
+        return match percent {
+            _ if before.median == after.median => Verdict::Identical,
+            percent if percent.abs() <= TOLERANCE_PERCENT => Verdict::AsGoodAsIdentical,
+            percent => Verdict::Differs(percent),
+        };
+    }
+    if key.class == Class::Time && key.ground == Ground::Emulated {
+        return Verdict::NotJudged("emulated time");
+    }
+    if key.settings.get("judged").is_some_and(|judged| judged == "false") {
+        return Verdict::NotJudged("the cores were not free");
+    }
+    if before == after && widest == 0.0 {
+        return Verdict::Identical;
+    }
+    if samples.iter().any(|&count| count < LEAST_SAMPLES) {
+        return Verdict::NotJudged("fewer than 3 samples");
+    }
+    if (after.median - before.median).abs() <= widest { Verdict::WithinSpread } else { Verdict::Differs(percent) }
+}
+
+/// From the least to the greatest.
+fn width(spread: Spread) -> f64 {
+    spread.greatest - spread.least
+}
+
+/// How many per cent `after` is more than `before`.
+fn percent(before: f64, after: f64) -> f64 {
+    match before {
+        0.0 if after == 0.0 => 0.0,
+        0.0 => f64::INFINITY.copysign(after),
+        _ => 100.0 * (after - before) / before.abs(),
+    }
+}
+
+impl Compared<'_> {
+    fn json(&self) -> serde_json::Value {
+        let Self { key, before, after, samples, verdict } = self;
+        let difference = if let Verdict::Differs(percent) = verdict { json!(percent) } else { json!(null) };
+        json!({ "experiment": key.experiment, "quantity": key.quantity, "settings": key.settings, "unit": key.unit,
+            "class": key.class, "ground": key.ground, "arch": key.arch, "before": before.json(), "after": after.json(),
+            "samples": samples, "verdict": verdict.to_string(), "difference_percent": difference })
+    }
+}
+
+/// What the files are of; what makes them hard to compare is said here.
+fn describe(files: &[Records; 2]) {
+    let of = |file: &Records, what: fn(&crate::records::Record) -> String| {
+        file.records.iter().map(what).collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>().join(", ")
+    };
+    for (name, file) in ["A", "B"].into_iter().zip(files) {
+        let commits = of(file, |record| record.circumstances.commit.clone());
+        println!("{name}: {}, commit {commits}", file.path.display());
+        if commits.contains(',') {
+            println!("   The results are of several commits, and are taken together.");
+        }
+    }
+    let machines = [&files[0], &files[1]].map(|file| of(file, |record| record.circumstances.machine.to_string()));
+    if machines[0] != machines[1] {
+        println!("The computers differ: {} and {}. Only exact counts can be compared.", machines[0], machines[1]);
+    }
+    let emulator =
+        |record: &crate::records::Record| record.circumstances.qemu.as_ref().map_or(String::new(), ToString::to_string);
+    let qemus = [&files[0], &files[1]].map(|file| of(file, emulator));
+    if qemus[0] != qemus[1] {
+        println!("QEMU differs: {} and {}. Counts of instructions are those of one QEMU.", qemus[0], qemus[1]);
+    }
+}
+
+fn print(compared: &[Compared<'_>], verbose: bool) {
+    let shown = |one: &&Compared<'_>| verbose || one.verdict.is_difference();
+    let mut experiment = "";
+    for one in compared.iter().filter(shown) {
+        if one.key.experiment != experiment {
+            experiment = &one.key.experiment;
+            println!("\n{experiment}");
+        }
+        let settings: Vec<_> = one.key.settings.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        println!("  {} [{}; {}, {}]", one.key.quantity, one.key.unit, one.key.ground, one.key.class.words());
+        println!("    {}", settings.join(" "));
+        let side = |spread: &Spread, count: usize| format!("{spread} of {count}");
+        let (before, after) = (side(&one.before, one.samples[0]), side(&one.after, one.samples[1]));
+        println!("    A {before:36} B {after:36} {}", one.verdict);
+    }
+}
+
+/// What only one of the files has.
+fn absent(pooled: &[BTreeMap<Key, Series>; 2], files: &[Records; 2]) {
+    for (name, has, other) in [("A", 0, 1), ("B", 1, 0)] {
+        let only: Vec<&Key> = pooled[has].keys().filter(|key| !pooled[other].contains_key(*key)).collect();
+        let experiments: BTreeSet<&str> = only.iter().map(|key| key.experiment.as_str()).collect();
+        if !only.is_empty() {
+            let experiments = experiments.into_iter().collect::<Vec<_>>().join(", ");
+            println!("\nOnly {name} has {} figures of: {experiments}", only.len());
+        }
+        for record in &files[has].records {
+            if let Content::Failure { what, why } | Content::Unmeasured { what, why } = &record.content {
+                println!("{name}: {}: {what}: {}", record.experiment, first_line(why));
+            }
+        }
+    }
+}
+
+fn first_line(text: &str) -> &str {
+    text.lines().next().unwrap_or_default()
+}
+
+fn summary(compared: &[Compared<'_>]) -> String {
+    let mut lines = vec![format!("{} figures are in both.", compared.len())];
+    for class in [Class::Exact, Class::Count, Class::Ratio, Class::Time] {
+        let of: Vec<_> = compared.iter().filter(|one| one.key.class == class).collect();
+        let count = |is: fn(Verdict) -> bool| of.iter().filter(|one| is(one.verdict)).count();
+        if of.is_empty() {
+            continue;
+        }
+        lines.push(format!(
+            "{:20}{:>5}: {} identical, {} within {TOLERANCE_PERCENT:.0} %, {} within the spread, {} differ, {} not judged",
+            class.words(),
+            of.len(),
+            count(|it| it == Verdict::Identical),
+            count(|it| it == Verdict::AsGoodAsIdentical),
+            count(|it| it == Verdict::WithinSpread),
+            count(Verdict::is_difference),
+            count(|it| matches!(it, Verdict::NotJudged(_))),
+        ));
+    }
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(class: Class, ground: Ground) -> Key {
+        Key {
+            experiment: "x".to_string(),
+            quantity: "y".to_string(),
+            settings: BTreeMap::new(),
+            unit: "z".to_string(),
+            ground,
+            arch: "a".to_string(),
+            class,
+        }
+    }
+
+    fn judged(class: Class, ground: Ground, before: &[f64], after: &[f64]) -> Verdict {
+        let spread = |samples| Spread::of(samples).expect("has samples");
+        judge(&key(class, ground), spread(before), spread(after), [before.len(), after.len()])
+    }
+
+    #[test]
+    fn exact_counts_are_judged_by_one_sample_and_one_per_cent() {
+        let exact = |before: &[f64], after: &[f64]| judged(Class::Exact, Ground::Emulated, before, after);
+        assert_eq!(exact(&[195.0], &[195.0, 195.0]), Verdict::Identical);
+        assert_eq!(exact(&[200.0], &[202.0]), Verdict::AsGoodAsIdentical);
+        assert_eq!(exact(&[200.0], &[203.0]), Verdict::Differs(1.5));
+        assert_eq!(exact(&[200.0], &[150.0]), Verdict::Differs(-25.0));
+        assert_eq!(exact(&[0.0], &[0.0]), Verdict::Identical);
+        assert!(exact(&[0.0], &[1.0]).is_difference());
+    }
+
+    #[test]
+    fn exact_count_that_was_not_the_same_each_time_is_judged_by_its_spread() {
+        let exact = |before: &[f64], after: &[f64]| judged(Class::Exact, Ground::Emulated, before, after);
+        assert_eq!(exact(&[100.0, 150.0, 160.0], &[170.0, 171.0, 172.0]), Verdict::WithinSpread);
+        assert_eq!(exact(&[100.0, 150.0], &[170.0]), Verdict::NotJudged("fewer than 3 samples"));
+    }
+
+    #[test]
+    fn others_differ_only_when_the_medians_are_further_apart_than_the_samples_of_either() {
+        let ratio = |before: &[f64], after: &[f64]| judged(Class::Ratio, Ground::Emulated, before, after);
+        assert_eq!(ratio(&[1.0, 1.1, 1.4], &[1.2, 1.5, 1.5]), Verdict::WithinSpread);
+        assert_eq!(ratio(&[1.0, 1.0, 1.1], &[1.4, 1.5, 1.5]), Verdict::Differs(50.0));
+        assert_eq!(ratio(&[1.0, 1.0], &[9.0, 9.0, 9.0]), Verdict::NotJudged("fewer than 3 samples"));
+    }
+
+    #[test]
+    fn emulated_times_are_never_judged_and_native_ones_are() {
+        let time = |ground| judged(Class::Time, ground, &[1.0, 1.0, 1.0], &[9.0, 9.0, 9.0]);
+        assert_eq!(time(Ground::Emulated), Verdict::NotJudged("emulated time"));
+        assert_eq!(time(Ground::Native), Verdict::Differs(800.0));
+    }
+
+    #[test]
+    fn what_was_measured_without_free_cores_is_not_judged() {
+        let mut key = key(Class::Time, Ground::Native);
+        key.settings.insert("judged".to_string(), "false".to_string());
+        let spread = |value| Spread::of(&[value; 3]).expect("has samples");
+        assert_eq!(judge(&key, spread(1.0), spread(9.0), [3, 3]), Verdict::NotJudged("the cores were not free"));
+    }
+
+    #[test]
+    fn summary_counts_every_figure_once() {
+        let (exact, ratio) = (key(Class::Exact, Ground::Emulated), key(Class::Ratio, Ground::Emulated));
+        let series = |samples: &[f64]| Series { samples: samples.to_vec(), ..Series::default() };
+        let before = BTreeMap::from([(exact.clone(), series(&[5.0])), (ratio.clone(), series(&[1.0]))]);
+        let after = BTreeMap::from([(exact, series(&[5.0])), (ratio, series(&[2.0]))]);
+        let compared = compare(&before, &after);
+        let text = summary(&compared);
+        assert!(text.starts_with("2 figures are in both."), "{text}");
+        assert!(text.contains("    1: 1 identical, 0 within 1 %"), "{text}");
+        assert!(text.contains("0 differ, 1 not judged"), "{text}");
+    }
+}

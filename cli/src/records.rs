@@ -1,0 +1,219 @@
+//! Records of measurements: one JSON line for each result, which says by itself what was measured, how, and on what.
+//!
+//! `dunlin bench` writes them ([`Log`]), `dunlin bench compare` and `dunlin report` read them ([`read`]). A file of them
+//! only grows, line by line, each written in one piece as soon as it is known: whatever ends a measurement, what was
+//! measured stays. The same thing measured again is another line; who reads takes the samples of all of them together
+//! ([`series`]).
+
+mod log;
+mod reader;
+mod series;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+pub(crate) use log::{Figure, Log};
+#[cfg(test)]
+pub(crate) use reader::parse;
+pub(crate) use reader::{BadLine, Records, read};
+pub(crate) use series::{Key, Series, pool};
+
+/// The version of the form. A reader refuses others: what a field means must not be guessed.
+pub(crate) const SCHEMA: u32 = 1;
+
+/// One line.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Record {
+    /// [`SCHEMA`].
+    pub(crate) schema: u32,
+    /// What measured it, such as `tlb`: the word after `dunlin bench`.
+    pub(crate) experiment: String,
+    /// What it says.
+    #[serde(flatten)]
+    pub(crate) content: Content,
+    /// Where and when.
+    #[serde(flatten)]
+    pub(crate) circumstances: Circumstances,
+}
+
+/// Settings by name; values are text, numbers, or truths.
+pub(crate) type Settings = BTreeMap<String, Value>;
+
+/// What a line says.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub(crate) enum Content {
+    /// Something was measured.
+    Figure {
+        /// What, such as `latency p50`.
+        quantity: String,
+        /// Under which settings.
+        settings: Settings,
+        /// What the number is of.
+        unit: String,
+        /// How far it can be believed.
+        class: Class,
+        /// All values that were measured, in order.
+        samples: Vec<f64>,
+        /// How many observations each sample sums up: 2000 shootdowns of which this is the mean.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        observations: Option<u64>,
+        /// Share of the computer that other programs used meanwhile, from 0 to 1.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        others_share: Option<f64>,
+    },
+    /// Something was promised.
+    Promise {
+        /// What.
+        what: String,
+        /// The figures that decide.
+        figures: String,
+        /// Whether it is kept; nothing when that could not be judged.
+        met: Option<bool>,
+    },
+    /// Something could not be measured.
+    Failure {
+        /// What.
+        what: String,
+        /// Why, in the words of whoever noticed.
+        why: String,
+    },
+    /// Circumstances did not allow to measure something: no second core, say.
+    Unmeasured {
+        /// What.
+        what: String,
+        /// Why.
+        why: String,
+    },
+    /// A step of `dunlin bench all` has ended.
+    Step {
+        /// Its name.
+        step: String,
+        /// `short` or `full`.
+        form: String,
+        /// How long it took.
+        seconds: f64,
+        /// Whether all of it was measured.
+        complete: bool,
+    },
+}
+
+/// What kind of number a figure is, and so what may be compared with what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Class {
+    /// Counted, and the same every time.
+    Exact,
+    /// Counted, of something that depends on time.
+    Count,
+    /// Timed. Of an emulated machine, comparable within one run only.
+    Time,
+    /// A ratio of two times of one run.
+    Ratio,
+}
+
+impl Class {
+    /// In words.
+    pub(crate) const fn words(self) -> &'static str {
+        match self {
+            Self::Exact => "exact count",
+            Self::Count => "count",
+            Self::Time => "time",
+            Self::Ratio => "ratio within a run",
+        }
+    }
+}
+
+/// What the code that was measured ran on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Ground {
+    /// A machine that QEMU emulates.
+    Emulated,
+    /// A virtual machine, by hardware that can do so within a virtual machine (KVM).
+    Virtualized,
+    /// The computer itself, without hypervisor and guest.
+    Native,
+}
+
+impl fmt::Display for Ground {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Emulated => "emulated",
+            Self::Virtualized => "virtualized",
+            Self::Native => "native",
+        })
+    }
+}
+
+/// Where and when something was measured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Circumstances {
+    /// On what.
+    pub(crate) ground: Ground,
+    /// The computer.
+    pub(crate) machine: Machine,
+    /// QEMU, if there was one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) qemu: Option<Qemu>,
+    /// The commit that the tool was built from.
+    pub(crate) commit: String,
+    /// When, in UTC.
+    pub(crate) date: String,
+}
+
+impl Circumstances {
+    /// The architecture of what was measured: that of the emulated machine, or of the computer.
+    pub(crate) fn arch(&self) -> &str {
+        self.qemu.as_ref().map_or(&self.machine.arch, |qemu| &qemu.arch)
+    }
+
+    /// The computer, and its QEMU if there was one.
+    pub(crate) fn place(&self) -> String {
+        match &self.qemu {
+            Some(qemu) => format!("{}; {qemu}", self.machine),
+            None => self.machine.to_string(),
+        }
+    }
+}
+
+/// A computer.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) struct Machine {
+    /// Its processor, as its kernel calls it.
+    pub(crate) processor: String,
+    /// Its architecture.
+    pub(crate) arch: String,
+    /// Cores that we may use.
+    pub(crate) cores: u32,
+}
+
+/// A QEMU.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) struct Qemu {
+    /// Its version.
+    pub(crate) version: String,
+    /// `tcg` or `kvm`.
+    pub(crate) accel: String,
+    /// The CPU that the host has there, as `-cpu` names it.
+    pub(crate) cpu: String,
+    /// The architecture of host and guests.
+    pub(crate) arch: String,
+}
+
+impl fmt::Display for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, {} cores, {}", self.processor, self.cores, self.arch)
+    }
+}
+
+impl fmt::Display for Qemu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "QEMU {}, {}, {}, -cpu {}", self.version, self.accel, self.arch, self.cpu)
+    }
+}

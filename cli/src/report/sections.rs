@@ -1,0 +1,112 @@
+//! One section for each mechanism: ours in all its settings, as tables and plots.
+
+mod decode;
+mod exits;
+mod layout;
+mod tags;
+mod tlb;
+
+use maud::{Markup, html};
+
+use super::data::Data;
+use super::number::{scaled, spread};
+
+/// A section of the page.
+pub(super) struct Section {
+    /// The experiment that it is of.
+    pub(super) experiment: &'static str,
+    /// Its heading.
+    pub(super) title: &'static str,
+    /// What is at stake, in a sentence or two.
+    pub(super) lead: &'static str,
+    /// How to measure it alone.
+    pub(super) command: &'static str,
+    /// Tables and plots of what there is.
+    pub(super) body: fn(&Data) -> Markup,
+}
+
+/// All sections, in order.
+pub(super) const ALL: [Section; 7] = [
+    Section {
+        experiment: "tlb",
+        title: "Remote TLB flush",
+        lead: "A guest that flushes the TLBs of its other CPUs by interrupts waits for vCPUs that may not be running. By hypercall, only those that are in the guest are kicked; the others flush before they next enter.",
+        command: "dunlin bench tlb",
+        body: tlb::body,
+    },
+    Section {
+        experiment: "tags",
+        title: "TLB tags",
+        lead: "Without tags, every entry into a guest flushes the TLB. Two ways to hand out tags, and what happens when there are fewer tags than vCPUs.",
+        command: "dunlin bench tags",
+        body: tags::body,
+    },
+    Section {
+        experiment: "layout",
+        title: "State of neighbouring vCPUs",
+        lead: "Two CPUs that write into one cache line take it from each other at every write. Packed is a vCPU's state as it comes to mind; laid out is the same by who writes it.",
+        command: "dunlin bench layout",
+        body: layout::body,
+    },
+    Section {
+        experiment: "decode",
+        title: "Emulated accesses to devices",
+        lead: "An access to an emulated device says where, not what: its instruction has to be fetched through the guest's page tables and decoded. What is remembered of that differs by design.",
+        command: "dunlin bench decode",
+        body: decode::body,
+    },
+    Section {
+        experiment: "exits",
+        title: "Instructions per exit",
+        lead: "The whole round trip as the guest sees it: its instruction, world switch, handling, world switch. Counted exactly (QEMU -icount).",
+        command: "dunlin bench exits",
+        body: exits::exits,
+    },
+    Section {
+        experiment: "budget",
+        title: "Exits of a boot",
+        lead: "Debian's kernel with two vCPUs on two pCPUs, up to user space.",
+        command: "dunlin bench budget",
+        body: exits::budget,
+    },
+    Section {
+        experiment: "boot",
+        title: "Boot",
+        lead: "The same kernel under Dunlin and directly on QEMU, in turn.",
+        command: "dunlin bench boot",
+        body: exits::boot,
+    },
+];
+
+/// The mark of a figure that was put together from several builds or computers.
+pub(super) const MIXED: &str = "†";
+
+/// A table; the first column is text, the others are numbers.
+fn table(caption: &str, head: &[&str], rows: &[Vec<String>]) -> Markup {
+    html! {
+        @if !rows.is_empty() {
+            div class="scroll" tabindex="0" {
+                table {
+                    caption { (caption) }
+                    thead { tr { @for name in head { th scope="col" { (name) } } } }
+                    tbody {
+                        @for row in rows {
+                            tr {
+                                @for (at, cell) in row.iter().enumerate() {
+                                    @if at == 0 { th scope="row" { (cell) } } @else { td { (cell) } }
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A figure as a cell: median (least–greatest), multiplied by `by`; a dash if there is none.
+fn cell(data: &Data, experiment: &str, quantity: &str, settings: &[(&str, &str)], by: f64) -> String {
+    let Some(series) = data.one(experiment, quantity, settings) else { return "–".to_string() };
+    let shown = series.spread().map_or("–".to_string(), |of| spread(scaled(of, by)));
+    if series.is_mixed() { format!("{shown} {MIXED}") } else { shown }
+}

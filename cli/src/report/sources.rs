@@ -1,0 +1,152 @@
+//! What others have published or were measured to need, each with its circumstances, and what of it can be compared with
+//! what is measured here. (Where "counted here" is said: on the same emulated machine, with a guest of their own, see
+//! docs/measuring.md.)
+
+/// A figure of somebody else.
+pub(super) struct Source {
+    /// What was measured.
+    pub(super) what: &'static str,
+    /// What came out.
+    pub(super) figures: &'static str,
+    /// By whom, on what.
+    pub(super) circumstances: &'static str,
+}
+
+/// All that is put beside one of our experiments.
+pub(super) struct Beside {
+    /// Our experiment.
+    pub(super) experiment: &'static str,
+    /// Theirs.
+    pub(super) sources: &'static [Source],
+    /// What can be compared.
+    pub(super) comparable: &'static str,
+    /// What cannot.
+    pub(super) not_comparable: &'static str,
+}
+
+const fn source(what: &'static str, figures: &'static str, circumstances: &'static str) -> Source {
+    Source { what, figures, circumstances }
+}
+
+/// What is beside an experiment.
+pub(super) fn beside(experiment: &str) -> Option<&'static Beside> {
+    ALL.iter().find(|beside| beside.experiment == experiment)
+}
+
+const ALL: [Beside; 6] = [
+    Beside {
+        experiment: "tlb",
+        sources: &[
+            source(
+                "Mean of one shootdown, 48 vCPUs: IPI → hypercall",
+                "27 → 14.7 µs (factor 1.84)",
+                "FreeBSD in Azure, Xeon 8370C, hardware (talk “FreeBSD TLB shootdown enhancement in Azure”)",
+            ),
+            source(
+                "The same, 48 vCPUs",
+                "40.1 → 25 µs (1.60)",
+                "FreeBSD in Azure, EPYC 7763, hardware (the same talk)",
+            ),
+            source(
+                "The same, 16 vCPUs",
+                "12 → 7.7 µs (1.56)",
+                "FreeBSD in Azure, Xeon 8473C, hardware (the same talk)",
+            ),
+            source(
+                "A shootdown, 32 vCPUs: IPI → hypercall",
+                "112.4 → 8.33 µs (13.5)",
+                "Xen as a guest of Xen, 80 hardware threads (commit 17b997aa1e of Xen)",
+            ),
+            source(
+                "KVM's Hyper-V flush: mean, p50, p99 in µs",
+                "2 vCPUs: 158, 133, 573; 4: 3 200, 81, 23 900; 8: 6 000, 122, 48 500",
+                "Linux 6.1 on the same emulated machine, 2 pCPUs; a Linux guest, by mprotect; the first on a quiet computer, the others on a busy one",
+            ),
+            source(
+                "KVM, flush by IPI: mean, p50, p99 in µs",
+                "2 vCPUs: 102, 85, 444; 4: 17 000, 16 000, 28 000; 8: 42 600, 36 000, 88 800",
+                "as above",
+            ),
+            source(
+                "Xen HVM, flush by IPI: mean, p50, p99 in µs",
+                "4 vCPUs: 3 000, 2 600, 10 500; 8: 9 000, 7 800, 25 400",
+                "Xen 4.17 on the same emulated machine, 2 pCPUs, a busy computer",
+            ),
+        ],
+        comparable: "Which way is ahead, by what factor, and how that changes as vCPUs outnumber pCPUs. Exits, kicks and instructions of one shootdown: these are counts, and hold on hardware.",
+        not_comparable: "Microseconds with those of hardware: an exit costs some 10 µs in the emulator and far less on a processor, so that one to one the hypercall gains less here than it can there. KVM's and Xen's figures are of other days and of a busier computer.",
+    },
+    Beside {
+        experiment: "tags",
+        sources: &[
+            source(
+                "Check that the tag is good",
+                "20 cycles, at 100 % of VMRUNs",
+                "Xen on AMD-V (Biemueller, 2007), 63 tags, hardware",
+            ),
+            source("Assignment of another tag", "42 cycles, at 30 % of VMRUNs", "the same"),
+            source("New generation", "460–600 cycles, at 0.3 % of VMRUNs", "the same, with its flush"),
+            source("Entries that flush", "1.5 % of VMRUNs, instead of 100 %", "the same"),
+        ],
+        comparable: "Which part of an entry is rare and which is dear. Shares of entries, where a guest changes its address space as seldom as ours.",
+        not_comparable: "Cycles of a processor of 2007 with those of today's. Xen's guest changed its address space far more often than ours do. What a flush costs afterwards, when the TLB is empty, is in none of these figures.",
+    },
+    Beside {
+        experiment: "layout",
+        sources: &[source(
+            "Build of Linux in a guest with 16 vCPUs: packed → padded",
+            "11 min 32 s → 11 min 09 s (3.3 % less)",
+            "bhyve on illumos (Gerdts, 2018), hardware; struct vcpu padded to 256 bytes and aligned",
+        )],
+        comparable: "That neighbours in one cache line slow each other down, and that laying them out apart ends it.",
+        not_comparable: "Factors: ours are of the exit path alone, natively and with nothing else to do; theirs is of a whole guest, which does other things than leave. What is measured here is what an exit loses, not what a guest loses.",
+    },
+    Beside {
+        experiment: "decode",
+        sources: &[
+            source(
+                "Read of the local APIC's ID: without → with the cache",
+                "10 500 → 6 700 ticks (36 % less)",
+                "bhyve's instruction cache (Carabas, Natu, AsiaBSDCon 2015), hardware",
+            ),
+            source("buildworld: without → with the cache", "13 938 → 13 900 s (0.3 % less)", "the same"),
+            source("Hits in a shell loop", "98.5 %", "the same"),
+            source(
+                "Instructions of one access: version register, EOI, TPR",
+                "3 758, 3 659, 81 574",
+                "KVM of Linux 6.1, counted on the same emulated machine; nothing is cached, TPR goes to its user space",
+            ),
+            source(
+                "One emulated instruction",
+                "720–1 100 cycles",
+                "KVM on Sandy Bridge (2014), after a series of optimisations",
+            ),
+        ],
+        comparable: "By how many per cent remembering shortens an access; instructions of ours with those of KVM, which were counted in the same way.",
+        not_comparable: "Ticks of an emulator with those of hardware: entering and leaving a guest is so dear in the emulator that what happens in between shows little. bhyve's 3 800 ticks were mostly its walk of the guest's page tables, each page held on the way, and a slow decoder.",
+    },
+    Beside {
+        experiment: "boot",
+        sources: &[
+            source(
+                "The same kernel under KVM and QEMU's microvm: 1, 2, 4 vCPUs",
+                "2.56, 2.47, 2.75 s",
+                "Linux 6.1 on the same emulated machine, quiet computer, one run each",
+            ),
+            source("The same under KVM and q35", "4.02, 3.76, 4.18 s", "the same"),
+            source("The same kernel directly on the emulator", "2.1 s (1 and 2 CPUs), 2.5 s (4)", "the same"),
+        ],
+        comparable: "The ratio of both boots of a pair, which are taken in turn.",
+        not_comparable: "Seconds, with anything: they are those of an emulator on a computer that does other things.",
+    },
+    Beside {
+        experiment: "budget",
+        sources: &[source(
+            "Exits of a boot to user space, 2 vCPUs",
+            "5 560",
+            "a small test hypervisor without I/O APIC and UART interrupts; what must not be exceeded is 6 000",
+        )],
+        comparable: "The number of exits, and what they are for.",
+        not_comparable: "Exits that depend on time (host interrupts, halts, timers) vary by some per cent from run to run.",
+    },
+];

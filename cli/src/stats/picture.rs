@@ -1,0 +1,30 @@
+//! All that a running host says at one moment.
+
+use abi::control::{HostInfo, VmInfo};
+
+use super::{Snapshot, host, list, snapshot};
+use crate::control::Client;
+use crate::failure::Failure;
+
+/// What the host says at one moment.
+#[derive(Clone, Debug)]
+pub(crate) struct Picture {
+    /// Who it is.
+    pub(crate) host: HostInfo,
+    /// Its VMs, each with its counters if it has any.
+    pub(crate) vms: Vec<(VmInfo, Option<Snapshot>)>,
+}
+
+impl Picture {
+    /// Asks the host.
+    pub(crate) fn take(client: &mut Client) -> Result<Self, Failure> {
+        let host = host(client)?;
+        let mut vms = Vec::new();
+        for (number, vm) in (0..).zip(list(client)?) {
+            // A VM that has ended has no counters, and is still worth a line.
+            let snapshot = snapshot(client, number, vm.vcpus)?.ok();
+            vms.push((vm, snapshot));
+        }
+        Ok(Self { host, vms })
+    }
+}
