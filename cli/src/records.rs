@@ -21,7 +21,7 @@ pub(crate) use log::{Figure, Log};
 #[cfg(test)]
 pub(crate) use reader::parse;
 pub(crate) use reader::{BadLine, Records, read};
-pub(crate) use series::{Key, Series, pool};
+pub(crate) use series::{Key, Series, pool, texts};
 
 /// The version of the form. A reader refuses others: what a field means must not be guessed.
 pub(crate) const SCHEMA: u32 = 1;
@@ -67,6 +67,8 @@ pub(crate) enum Content {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         others_share: Option<f64>,
     },
+    /// Something was measured over time.
+    Course(Course),
     /// Something was promised.
     Promise {
         /// What.
@@ -101,6 +103,30 @@ pub(crate) enum Content {
         /// Whether all of it was measured.
         complete: bool,
     },
+}
+
+/// How something went over time, in pieces of equal length.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Course {
+    /// What, such as `speed`.
+    pub(crate) quantity: String,
+    /// Under which settings.
+    pub(crate) settings: Settings,
+    /// What the samples are of.
+    pub(crate) unit: String,
+    /// How far it can be believed.
+    pub(crate) class: Class,
+    /// When the first piece began, in seconds from the moment about which it is all about: usually less than zero.
+    pub(crate) from: f64,
+    /// Seconds of a piece.
+    pub(crate) step: f64,
+    /// The mean of each piece.
+    pub(crate) samples: Vec<f64>,
+    /// When what happened, in the same seconds.
+    pub(crate) moments: BTreeMap<String, Vec<f64>>,
+    /// Share of the computer that other programs used meanwhile, from 0 to 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) others_share: Option<f64>,
 }
 
 /// What kind of number a figure is, and so what may be compared with what.

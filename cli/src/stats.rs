@@ -2,6 +2,7 @@
 //! running host.
 
 mod emulation;
+mod faults;
 mod picture;
 
 use std::fmt::Write;
@@ -16,6 +17,7 @@ use crate::failure::Failure;
 use crate::quantity::{percent, seconds, show_count, show_size};
 use crate::share;
 pub(crate) use emulation::Emulation;
+pub(crate) use faults::Faults;
 pub(crate) use picture::Picture;
 
 /// Most vCPUs that a VM is believed to have, whatever a host claims.
@@ -123,6 +125,9 @@ pub(crate) fn table(snapshot: &Snapshot, per_vcpu: bool) -> String {
     }
     if let Some(emulation) = Emulation::of(&total) {
         let _ = writeln!(text, "  {emulation}");
+    }
+    if let Some(faults) = Faults::of(&total) {
+        let _ = writeln!(text, "  {faults}");
     }
     let _ = writeln!(text, "  time: guest {guest:.1} %, host {host:.1} %, waiting {wait:.1} %");
     if per_vcpu {

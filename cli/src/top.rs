@@ -14,7 +14,7 @@ use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout};
 use ratatui::style::{Modifier, Style};
 use ratatui::text::Line;
-use ratatui::widgets::{Block, Paragraph, Row, Table, TableState};
+use ratatui::widgets::{Block, Paragraph, Row, Table, TableState, Wrap};
 use serde_json::{Map, Value, json};
 
 use crate::args::TopArgs;
@@ -22,7 +22,7 @@ use crate::control::Client;
 use crate::failure::Failure;
 use crate::quantity::{parse_time, seconds, show_size};
 use crate::share;
-use crate::stats::{self, Emulation, Picture, Snapshot, printable};
+use crate::stats::{self, Emulation, Faults, Picture, Snapshot, printable};
 
 /// Shortest and longest time between two pictures.
 const DELAYS: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(60)];
@@ -38,8 +38,25 @@ struct Activity {
     reasons: Vec<(&'static str, f64)>,
     /// What was emulated, in words; empty if nothing was.
     emulation: String,
+    /// What memory that came late and dirty logs did, in words; empty if there was neither.
+    faults: String,
+    /// The same in numbers, per second, and the share of the time that it took in per cent.
+    memory: Memory,
     /// What tags and remote flushes came to.
     flushes: Flushes,
+}
+
+/// Faults on memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Memory {
+    /// Pages that were mapped when they were first touched, per second.
+    populated: f64,
+    /// Writes that a dirty log stopped, per second.
+    recorded: f64,
+    /// Large pages that these split, per second.
+    split: f64,
+    /// Share of the vCPUs' time for which they were held up, in per cent.
+    stall: f64,
 }
 
 /// Tags and remote flushes, per second.
@@ -90,18 +107,33 @@ impl Activity {
             exits: rate(stats::exits(&difference)),
             reasons: ranking.map(|(name, count)| (name, rate(count))).collect(),
             emulation: Emulation::of(&difference).map_or(String::new(), |emulation| emulation.to_string()),
+            faults: Faults::of(&difference).map_or(String::new(), |faults| faults.to_string()),
+            memory: Memory {
+                populated: rate(difference.pages_populated),
+                recorded: rate(difference.dirty_faults),
+                split: rate(difference.dirty_splits),
+                stall: Faults::of(&difference).map_or(0.0, Faults::stall_percent),
+            },
             flushes: Flushes::of(&difference, rate),
         }
     }
 
     fn json(&self) -> Value {
-        let Self { time: [guest, host, wait], exits, reasons, flushes, .. } = self;
+        let Self { time: [guest, host, wait], exits, reasons, flushes, memory, .. } = self;
         let by_reason: Map<_, _> = reasons.iter().map(|&(name, rate)| (name.to_string(), json!(rate))).collect();
         json!({ "guest_percent": guest, "host_percent": host, "wait_percent": wait, "exits_per_second": exits,
             "exits_per_second_by_reason": by_reason, "flushing_entries_per_second": flushes.entries[0],
             "all_tags_flushed_per_second": flushes.entries[1], "tag_assignments_per_second": flushes.assignments,
             "shootdowns_per_second": flushes.sent, "kicked_per_second": flushes.kicked,
-            "deferred_per_second": flushes.deferred })
+            "deferred_per_second": flushes.deferred, "pages_populated_per_second": memory.populated,
+            "dirty_faults_per_second": memory.recorded, "dirty_splits_per_second": memory.split,
+            "stage2_stall_percent": memory.stall })
+    }
+
+    /// What there is to say beside the table of exits, a line each.
+    fn notes(&self) -> Vec<String> {
+        let notes = [self.flushes.to_string(), self.emulation.clone(), self.faults.clone()];
+        notes.into_iter().filter(|note| !note.is_empty()).collect()
     }
 
     fn top_reasons(&self) -> String {
@@ -187,17 +219,14 @@ fn text(old: Option<&Picture>, new: &Picture) -> String {
         let name = printable(&vm.name);
         let _ = match activity(old, new, number) {
             Some((all, _)) if all.exits.is_finite() => {
-                let Activity { time: [guest, host, wait], exits, emulation, flushes, .. } = &all;
+                let Activity { time: [guest, host, wait], exits, .. } = &all;
                 let reasons = all.top_reasons();
                 let _ = writeln!(
                     text,
                     "{name:<20}{:>6}{guest:>9.1}{host:>9.1}{wait:>9.1}{exits:>12.0}  {reasons}",
                     vm.vcpus
                 );
-                if !emulation.is_empty() {
-                    let _ = writeln!(text, "{:20}{emulation}", "");
-                }
-                writeln!(text, "{:20}{flushes}", "")
+                all.notes().iter().try_for_each(|note| writeln!(text, "{:20}{note}", ""))
             }
             _ => writeln!(text, "{name:<20}{:>6}  {}", vm.vcpus, stats::state(&vm.state)),
         };
@@ -347,11 +376,14 @@ fn draw(frame: &mut Frame<'_>, old: Option<&Picture>, new: &Picture, view: &mut 
     let name = new.vms.get(number).map_or(String::new(), |(vm, _)| printable(&vm.name));
     if let Some((all, vcpus)) = activity(old, new, number) {
         let table = if view.vcpus { vcpu_table(&vcpus) } else { reason_table(&all) };
-        let mut block = Block::bordered().title(format!(" {name} ")).title_bottom(format!(" {} ", all.flushes));
-        if !all.emulation.is_empty() {
-            block = block.title_bottom(format!(" {} ", all.emulation));
-        }
-        frame.render_widget(table.block(block), below);
+        let block = Block::bordered().title(format!(" {name} "));
+        let inside = block.inner(below);
+        let notes = Paragraph::new(all.notes().join("\n")).wrap(Wrap { trim: true });
+        let lines = notes_height(&all.notes(), inside.width).min(inside.height / 2);
+        let [upper, lower] = Layout::vertical([Constraint::Length(lines), Constraint::Min(0)]).areas(inside);
+        frame.render_widget(block, below);
+        frame.render_widget(notes, upper);
+        frame.render_widget(table, lower);
     } else {
         frame.render_widget(Block::bordered().title(format!(" {name}: no counters ")), below);
     }
@@ -361,6 +393,14 @@ fn draw(frame: &mut Frame<'_>, old: Option<&Picture>, new: &Picture, view: &mut 
         view.delay.as_secs_f64()
     );
     frame.render_widget(Line::from(help), keys);
+}
+
+/// Lines that notes need, on a terminal of this width. Words that do not fit go to the next line, so that a line holds less
+/// than its width: one more, for those that have to be broken.
+fn notes_height(notes: &[String], width: u16) -> u16 {
+    let width = usize::from(width).max(1);
+    let lines: usize = notes.iter().map(|note| note.chars().count()).map(|n| n.div_ceil(width) + n / width).sum();
+    u16::try_from(lines).unwrap_or(u16::MAX)
 }
 
 fn reason_table(all: &Activity) -> Table<'static> {
@@ -436,7 +476,37 @@ mod tests {
         let mut terminal = Terminal::new(TestBackend::new(110, 20)).expect("is made of memory");
         let mut view = View::new(DELAYS[0]);
         terminal.draw(|frame| draw(frame, Some(&old), &new, &mut view)).expect("is made of memory");
-        assert!(terminal.backend().to_string().contains(" emulation: 500 accesses, hits 100.0 % "));
+        assert!(terminal.backend().to_string().contains("emulation: 500 accesses, hits 100.0 %"));
+    }
+
+    #[test]
+    fn faults_on_memory_are_told_in_numbers_and_on_every_screen() {
+        let logging = |at_ns, faults| {
+            let mut picture = picture(at_ns, 0, at_ns / 2);
+            for vcpu in picture.vms[0].1.iter_mut().flat_map(|snapshot| &mut snapshot.vcpus) {
+                (vcpu.dirty_faults, vcpu.dirty_splits, vcpu.stage2_stall_ticks) = (faults, faults / 100, 1000 * faults);
+                vcpu.flush_calls = faults;
+            }
+            picture
+        };
+        let (old, new) = (logging(1_000_000_000, 1000), logging(2_000_000_000, 3000));
+        let json = json_of(Some(&old), &new);
+        let total = &json["vms"][0]["total"];
+        assert_eq!(
+            (&total["dirty_faults_per_second"], &total["dirty_splits_per_second"]),
+            (&json!(4000.0), &json!(40.0))
+        );
+        assert_eq!(total["stage2_stall_percent"], 0.4);
+        // However narrow: words go to the next line, and none is cut off.
+        for (width, height) in [(110, 20), (60, 30), (40, 60)] {
+            let mut terminal = Terminal::new(TestBackend::new(width, height)).expect("is made of memory");
+            let mut view = View::new(DELAYS[0]);
+            terminal.draw(|frame| draw(frame, Some(&old), &new, &mut view)).expect("is made of memory");
+            let screen = terminal.backend().to_string();
+            for word in ["deferred", "recorded", "0.40", "time"] {
+                assert!(screen.contains(word), "{word} at {width}:\n{screen}");
+            }
+        }
     }
 
     #[test]

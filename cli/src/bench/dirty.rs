@@ -1,6 +1,7 @@
 //! What it costs a guest that its writes are logged: the worst case, in which every vCPU writes all the time.
 //!
 //! * [`measure`]: one run, on a host of our own ([`host`]). [`curve`] says what the speed over time comes to, [`picture`] draws it.
+//!   [`records`] keeps both.
 //! * [`instructions`]: what one fault costs, exactly.
 //!
 //! Settings are run in turn, several times; what is shown of them is the median, and its spread.
@@ -10,6 +11,7 @@ mod host;
 mod instructions;
 mod measure;
 mod picture;
+mod records;
 mod verdict;
 
 use std::fs;
@@ -173,6 +175,7 @@ fn series(settings: &[Setting], times: Times, runs: u32, report: &mut Report<'_>
                     let run = outcome.run.clone();
                     if let Some(outcome) = report.of(&what, Ok((*outcome, run))) {
                         report.json(outcome.json(&series.setting));
+                        records::run(&series.setting, &outcome, report);
                         series.runs.push(outcome);
                     }
                 }
@@ -194,6 +197,7 @@ fn count_instructions(arch: &str, cpu: Option<&String>, report: &mut Report<'_>)
     for pass in &passes {
         report.say(&pass.line());
         report.json(pass.json(arch, cpu));
+        records::pass(pass, cpu, report);
     }
     passes
 }

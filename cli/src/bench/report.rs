@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::circumstances::{emulator, machine};
 use super::target::Target;
 use crate::failure::Failure;
-use crate::records::{Content, Figure, Ground, Log};
+use crate::records::{Content, Course, Figure, Ground, Log};
 
 /// The results of one `dunlin bench`.
 pub(super) struct Report<'a> {
@@ -61,6 +61,11 @@ impl<'a> Report<'a> {
     /// A record of what was measured of the last run.
     pub(super) fn emulated(&self, figure: Figure) {
         self.log.emulated(&self.run, figure);
+    }
+
+    /// A record of how something went over the time of the last run.
+    pub(super) fn course(&self, course: Course) {
+        self.log.course(&self.run, course);
     }
 
     /// A record of what was measured on this computer as it is.

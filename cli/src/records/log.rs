@@ -9,7 +9,7 @@ use std::time::SystemTime;
 
 use serde_json::Value;
 
-use super::{Circumstances, Class, Content, Ground, Machine, Qemu, Record, SCHEMA, Settings};
+use super::{Circumstances, Class, Content, Course, Ground, Machine, Qemu, Record, SCHEMA, Settings};
 use crate::failure::Failure;
 
 /// Where the results of one experiment go; nowhere, if nobody wants them.
@@ -96,6 +96,15 @@ impl Log {
         self.write(ground(run), qemu(run), figure.content());
     }
 
+    /// How something went over the time of a run.
+    pub(crate) fn course(&self, run: &Value, mut course: Course) {
+        for number in course.samples.iter_mut().chain(course.moments.values_mut().flatten()) {
+            *number = rounded(*number);
+        }
+        course.from = rounded(course.from);
+        self.write(ground(run), qemu(run), Content::Course(course));
+    }
+
     /// What was measured on this computer as it is.
     pub(crate) fn native(&self, figure: Figure) {
         self.write(Ground::Native, None, figure.content());
@@ -111,7 +120,11 @@ impl Log {
     pub(crate) fn write(&self, ground: Ground, qemu: Option<Qemu>, content: Content) {
         let Some((path, file)) = &self.file else { return };
         // A figure that was never measured has no place among those that were.
-        if matches!(&content, Content::Figure { samples, .. } if samples.is_empty()) {
+        let samples = match &content {
+            Content::Figure { samples, .. } | Content::Course(Course { samples, .. }) => Some(samples),
+            _ => None,
+        };
+        if samples.is_some_and(Vec::is_empty) {
             return;
         }
         let record = Record {

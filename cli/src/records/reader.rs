@@ -87,7 +87,12 @@ fn record(line: &[u8]) -> Result<Record, String> {
 
 /// What the types do not say.
 fn check(record: &Record) -> Result<(), String> {
-    let Content::Figure { settings, samples, others_share, .. } = &record.content else { return Ok(()) };
+    let (settings, samples, others_share) = match &record.content {
+        Content::Figure { settings, samples, others_share, .. } => (settings, samples, others_share),
+        Content::Course(course) if course.step <= 0.0 => return Err("`step` is not above 0".to_string()),
+        Content::Course(course) => (&course.settings, &course.samples, &course.others_share),
+        _ => return Ok(()),
+    };
     if samples.is_empty() {
         return Err("a figure without samples".to_string());
     }

@@ -103,7 +103,8 @@ pub(crate) fn pool<'a>(records: impl IntoIterator<Item = &'a Record>) -> BTreeMa
     all
 }
 
-fn texts(settings: &Settings) -> BTreeMap<String, String> {
+/// Settings as text, by name.
+pub(crate) fn texts(settings: &Settings) -> BTreeMap<String, String> {
     let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_string);
     settings.iter().map(|(name, value)| (name.clone(), text(value))).collect()
 }

@@ -3,7 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::bench::{EXPERIMENTS, Form, Spread, steps};
-use crate::records::{BadLine, Content, Ground, Key, Record, Records, Series, pool};
+use crate::records::{BadLine, Content, Course, Ground, Key, Record, Records, Series, pool, texts};
+
+/// Settings as text, by name.
+pub(super) type Settings = BTreeMap<String, String>;
 
 /// Everything that was read.
 pub(super) struct Data {
@@ -57,6 +60,19 @@ impl Data {
         quantity: &'a str,
     ) -> impl Iterator<Item = (&'a Key, &'a Series)> + 'a {
         self.figures.iter().filter(move |(key, _)| key.experiment == experiment && key.quantity == quantity)
+    }
+
+    /// How this quantity went over time: all runs of each setting together.
+    pub(super) fn courses(&self, experiment: &str, quantity: &str) -> Vec<(Settings, Vec<&Course>)> {
+        let mut all: BTreeMap<Settings, Vec<&Course>> = BTreeMap::new();
+        for record in self.records.iter().filter(|record| record.experiment == experiment) {
+            if let Content::Course(course) = &record.content
+                && course.quantity == quantity
+            {
+                all.entry(texts(&course.settings)).or_default().push(course);
+            }
+        }
+        all.into_iter().collect()
     }
 
     /// The only series of this quantity with these settings.
@@ -143,7 +159,7 @@ impl Data {
     }
 
     fn measured(&self) -> impl Iterator<Item = &Record> {
-        self.records.iter().filter(|record| matches!(record.content, Content::Figure { .. }))
+        self.records.iter().filter(|record| matches!(record.content, Content::Figure { .. } | Content::Course(_)))
     }
 
     /// Experiments of which there is nothing.

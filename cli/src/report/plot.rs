@@ -4,6 +4,8 @@
 //! size that can be read at the width of a phone, and legends are text of the page that wraps. Plotting crates write
 //! fixed colours and sizes (docs/decisions/0002-crates.md).
 
+pub(super) mod over_time;
+
 use maud::{Markup, html};
 
 use super::number::number;

@@ -1,6 +1,7 @@
 //! One section for each mechanism: ours in all its settings, as tables and plots.
 
 mod decode;
+mod dirty;
 mod exits;
 mod layout;
 mod tags;
@@ -26,7 +27,7 @@ pub(super) struct Section {
 }
 
 /// All sections, in order.
-pub(super) const ALL: [Section; 7] = [
+pub(super) const ALL: [Section; 8] = [
     Section {
         experiment: "tlb",
         title: "Remote TLB flush",
@@ -54,6 +55,13 @@ pub(super) const ALL: [Section; 7] = [
         lead: "An access to an emulated device says where, not what: its instruction has to be fetched through the guest's page tables and decoded. What is remembered of that differs by design.",
         command: "dunlin bench decode",
         body: decode::body,
+    },
+    Section {
+        experiment: "dirty",
+        title: "Dirty logs",
+        lead: "Who wants to know which pages a guest writes takes away its right to write them, and learns of each first write by a fault. On large pages that means to split them, and a guest that writes everywhere can come to a standstill. Here every vCPU writes all the time, to one page after the other, while a log is started, harvested and stopped.",
+        command: "dunlin bench dirty",
+        body: dirty::body,
     },
     Section {
         experiment: "exits",

@@ -39,10 +39,10 @@ impl Form {
 }
 
 /// The experiments that a complete file has figures of.
-pub(crate) const EXPERIMENTS: [&str; 7] = ["exits", "budget", "boot", "tlb", "tags", "decode", "layout"];
+pub(crate) const EXPERIMENTS: [&str; 8] = ["exits", "budget", "boot", "tlb", "tags", "decode", "layout", "dirty"];
 
 /// All steps, in order: what is short and fails first comes first.
-pub(super) const STEPS: [Step; 11] = [
+pub(super) const STEPS: [Step; 12] = [
     Step {
         name: "exits",
         what: "instructions per exit",
@@ -137,6 +137,17 @@ pub(super) const STEPS: [Step; 11] = [
         commands: [&["decode", "--quick"], &["decode"]],
         times: [1, 1],
         seconds: [90, 200],
+    },
+    Step {
+        name: "dirty",
+        what: "a guest that writes while its writes are logged",
+        form: None,
+        commands: [
+            &["dirty", "--vcpus", "2", "--memory", "128M", "--rounds", "3", "--part", "curve,instructions"],
+            &["dirty"],
+        ],
+        times: [1, 1],
+        seconds: [150, 420],
     },
     Step {
         name: "tlb-debian",

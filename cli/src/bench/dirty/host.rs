@@ -13,6 +13,7 @@ use abi::control::{
 };
 use abi::counters::VcpuCounters;
 use abi::dirty::DirtyInfo;
+use serde_json::{Value, json};
 
 use crate::args::RunArgs;
 use crate::assets::Assets;
@@ -22,7 +23,7 @@ use crate::control::{self, refusal};
 use crate::failure::Failure;
 use crate::payload::{self, Payload};
 use crate::progress::last_lines;
-use crate::qemu::{Acceleration, Machine, Process, Qemu};
+use crate::qemu::{Acceleration, Machine, Process, Qemu, cpu_model};
 
 /// How long a host may take to come up, and to answer.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -39,8 +40,8 @@ pub(super) struct Host {
     vcpus: u32,
     /// Who it is.
     pub(super) info: HostInfo,
-    /// QEMU's version, and how it runs the host.
-    pub(super) qemu: (String, &'static str),
+    /// QEMU, how it runs the host, and on which CPUs.
+    emulator: Value,
     /// Whole lines that the guest wrote, with the time of the first byte of the message in which they began; those that
     /// were looked at are gone.
     lines: VecDeque<(u64, String)>,
@@ -85,7 +86,8 @@ impl Host {
             control: &control,
             more: qemu_arguments,
         };
-        let mut process = Process::start(&qemu, &machine.arguments(), &messages)?;
+        let machine_arguments = machine.arguments();
+        let mut process = Process::start(&qemu, &machine_arguments, &messages)?;
         let stream = match accept(&listener, &mut process) {
             Ok(stream) => stream,
             Err(why) => {
@@ -104,7 +106,8 @@ impl Host {
             next_id: 1,
             vcpus,
             info: HostInfo { version: String::new(), pcpus: 0, memory_bytes: 0, tsc_hz: 0, processor: String::new() },
-            qemu: (qemu.version, acceleration.name()),
+            emulator: json!({ "qemu": qemu.version, "accel": acceleration.name(),
+                "cpu_model": cpu_model(&machine_arguments), "arch": arch.name() }),
             lines: VecDeque::new(),
             partial: None,
             said: String::new(),
@@ -218,6 +221,13 @@ impl Host {
             self.note(message);
         }
         Ok(())
+    }
+
+    /// What records say of it.
+    pub(super) fn run(&self) -> Value {
+        let mut run = self.emulator.clone();
+        run["host"] = json!({ "version": self.info.version });
+        run
     }
 
     /// Ends it.

@@ -94,8 +94,7 @@ fn first_touch(setting: &Setting) -> Result<(Vec<Pass>, Value), Failure> {
         median_per_page: first.median.saturating_sub(open.median),
         kvm: Some(KVM_FIRST_TOUCH),
     };
-    let (qemu, accel) = &host.qemu;
-    let run = json!({ "qemu": qemu, "accel": accel, "host": { "version": host.info.version } });
+    let run = host.run();
     host.end();
     Ok((vec![found], run))
 }

@@ -13,6 +13,7 @@ use super::host::Host;
 use crate::bench::circumstances::Watch;
 use crate::dirty::{source_name, split_name};
 use crate::failure::Failure;
+use crate::records::{Figure, Settings};
 use crate::stats;
 
 /// What a run is of.
@@ -118,6 +119,31 @@ impl Setting {
         Host::start(&toml, self.vcpus, &arguments)
     }
 
+    /// On a figure of it.
+    pub(super) fn on(&self, figure: Figure) -> Figure {
+        self.settings().into_iter().fold(figure, |figure, (name, value)| figure.at(&name, value))
+    }
+
+    /// What records have of it. (Their circumstances have the architecture.)
+    pub(super) fn settings(&self) -> Settings {
+        let mut settings = Settings::new();
+        let mut set = |name: &str, value: Value| settings.insert(name.to_string(), value);
+        set("vcpus", json!(self.vcpus));
+        set("pcpus", json!(self.vcpus.min(MOST_PCPUS)));
+        set("memory_mib", json!(self.memory));
+        set("regions_percent", json!(self.regions));
+        set("split", json!(split_name(self.split)));
+        set("source", json!(source_name(Some(self.source))));
+        for (name, value) in
+            [("cpu", self.cpu.as_ref().map(|cpu| json!(cpu))), ("splits_per_second", self.rate.map(|rate| json!(rate)))]
+        {
+            if let Some(value) = value {
+                set(name, value);
+            }
+        }
+        settings
+    }
+
     pub(super) fn json(&self) -> Value {
         json!({ "arch": self.arch, "cpu": self.cpu, "vcpus": self.vcpus, "memory_mib": self.memory,
             "regions_percent": self.regions, "split": split_name(self.split),
@@ -174,8 +200,7 @@ fn follow(host: &mut Host, setting: &Setting, times: Times) -> Result<Measured, 
     let Some(shape) = curve.shape(&moments) else {
         return Err(Failure::failed("the guest counted too little for a judgement"));
     };
-    let (qemu, accel) = &host.qemu;
-    let run = json!({ "qemu": qemu, "accel": accel, "host": { "version": host.info.version } });
+    let run = host.run();
     Ok(Measured::Outcome(Box::new(Outcome {
         curve,
         moments,
