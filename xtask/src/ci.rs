@@ -1,7 +1,7 @@
 //! What a continuous integration runs: named steps, each with its time, and a summary.
 //!
 //! A failed step does not stop the others, so that one run tells all; a step whose ground is missing is skipped and
-//! says so. Steps are in order of cost: what fails most often fails first.
+//! says so, and one for which this machine lacks a program is not run and says which. Steps are in order of cost: what fails most often fails first.
 
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
@@ -16,31 +16,66 @@ struct Step {
     what: &'static str,
     /// The step without which this one means nothing.
     needs: Option<&'static str>,
+    /// What of this machine it needs and nothing installs, because it is large or of no other use here. Without it the step is
+    /// not run, which is no failure and told at the end.
+    wants: Option<Program>,
     action: fn(&Places) -> Result<()>,
 }
 
-const STEPS: [Step; 9] = [
-    Step { name: "fmt", what: "the code is formatted", needs: None, action: fmt },
-    Step { name: "house", what: "the rules of the house hold", needs: None, action: house_checks },
-    Step { name: "clippy", what: "no warnings in what runs on the host", needs: None, action: clippy },
+/// A program that may be there.
+#[derive(Clone, Copy)]
+struct Program {
+    package: &'static str,
+    /// Commands of which one ends with success where it is.
+    shown_by: &'static [&'static [&'static str]],
+}
+
+const BROWSER: Program = Program {
+    package: "chromium-headless-shell",
+    shown_by: &[
+        &["chromium-headless-shell", "--version"],
+        &["chromium", "--version"],
+        &["google-chrome", "--version"],
+        &["chrome", "--version"],
+    ],
+};
+const PROMETHEUS: Program =
+    Program { package: "python3-prometheus-client", shown_by: &[&["python3", "-c", "import prometheus_client"]] };
+
+const STEPS: [Step; 11] = [
+    Step { name: "fmt", what: "the code is formatted", needs: None, wants: None, action: fmt },
+    Step { name: "house", what: "the rules of the house hold", needs: None, wants: None, action: house_checks },
+    Step { name: "clippy", what: "no warnings in what runs on the host", needs: None, wants: None, action: clippy },
     Step {
         name: "clippy-bare-metal",
         what: "no warnings in hypervisor and guest",
         needs: None,
+        wants: None,
         action: clippy_bare_metal,
     },
-    Step { name: "unit", what: "unit and model tests", needs: None, action: unit },
-    Step { name: "loom", what: "the small races, all interleavings", needs: None, action: loom },
-    Step { name: "doc", what: "the documentation builds without warnings", needs: None, action: doc },
-    Step { name: "build", what: "all that the system tests boot", needs: None, action: build },
-    Step { name: "system", what: "hypervisor and guests in QEMU", needs: Some("build"), action: system },
+    Step { name: "unit", what: "unit and model tests", needs: None, wants: None, action: unit },
+    Step {
+        name: "openmetrics",
+        what: "Prometheus reads our metrics",
+        needs: None,
+        wants: Some(PROMETHEUS),
+        action: openmetrics,
+    },
+    Step { name: "browser", what: "a browser shows the report", needs: None, wants: Some(BROWSER), action: browser },
+    Step { name: "loom", what: "the small races, all interleavings", needs: None, wants: None, action: loom },
+    Step { name: "doc", what: "the documentation builds without warnings", needs: None, wants: None, action: doc },
+    Step { name: "build", what: "all that the system tests boot", needs: None, wants: None, action: build },
+    Step { name: "system", what: "hypervisor and guests in QEMU", needs: Some("build"), wants: None, action: system },
 ];
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Outcome {
     Passed,
     Failed,
+    /// A step before it failed.
     Skipped,
+    /// This machine lacks the package.
+    NotRun(&'static str),
 }
 
 /// Runs all steps, or those named.
@@ -63,6 +98,9 @@ pub(crate) fn run(places: &Places, names: &[String]) -> Result<ExitCode> {
             results.iter().any(|(done, outcome, _)| Some(done.name) == step.needs && *outcome != Outcome::Passed);
         let outcome = if missing {
             Outcome::Skipped
+        } else if let Some(program) = step.wants.filter(|program| !program.is_there()) {
+            println!("not run: the package {} is not installed", program.package);
+            Outcome::NotRun(program.package)
         } else {
             match (step.action)(places) {
                 Ok(()) => Outcome::Passed,
@@ -81,13 +119,27 @@ pub(crate) fn run(places: &Places, names: &[String]) -> Result<ExitCode> {
             Outcome::Passed => "passed",
             Outcome::Failed => "FAILED",
             Outcome::Skipped => "skipped",
+            Outcome::NotRun(package) => {
+                println!("{:18} not run: {package} is not installed", step.name);
+                continue;
+            }
         };
         println!("{:18} {word:8} {:6.1} s", step.name, took.as_secs_f64());
     }
     let whole: Duration = results.iter().map(|(_, _, took)| *took).sum();
     println!("{:18} {:8} {:6.1} s", "in total", "", whole.as_secs_f64());
-    let passed = results.iter().all(|(_, outcome, _)| *outcome == Outcome::Passed);
+    let passed = results.iter().all(|(_, outcome, _)| matches!(outcome, Outcome::Passed | Outcome::NotRun(_)));
     Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+impl Program {
+    fn is_there(self) -> bool {
+        let succeeds = |words: &&[&str]| {
+            let mut command = Command::new(words[0]);
+            command.args(&words[1..]).output().is_ok_and(|output| output.status.success())
+        };
+        self.shown_by.iter().any(succeeds)
+    }
 }
 
 fn fmt(places: &Places) -> Result<()> {
@@ -121,6 +173,19 @@ fn clippy_bare_metal(places: &Places) -> Result<()> {
 fn unit(places: &Places) -> Result<()> {
     // Includes the parts of hypervisor and guest that need no machine.
     execute(&mut places.cargo(&["test", "--workspace", "--exclude", "dunlin-system-tests"]))
+}
+
+/// Tests that need a program which may be absent are ignored by `cargo test`, and run here where it is there.
+fn openmetrics(places: &Places) -> Result<()> {
+    ignored(places, "metrics_are_read_by_the_parser_of_prometheus_itself")
+}
+
+fn browser(places: &Places) -> Result<()> {
+    ignored(places, "report_can_be_read_on_phone_and_desktop_in_light_and_dark")
+}
+
+fn ignored(places: &Places, test: &str) -> Result<()> {
+    execute(&mut places.cargo(&["test", "--package", "dunlin-cli", "--test", "cli", "--", "--ignored", test]))
 }
 
 fn loom(places: &Places) -> Result<()> {

@@ -240,6 +240,24 @@ mod tests {
     }
 
     #[test]
+    fn another_parser_reads_every_sample_with_its_labels() {
+        let text = openmetrics(Some(&picture()));
+        let lines = text.lines().map(|line| Ok(line.to_string()));
+        let read = prometheus_parse::Scrape::parse(lines).expect("is read");
+        assert_eq!(read.samples.len(), text.lines().filter(|line| !line.starts_with('#')).count());
+        let halts = read.samples.iter().find(|sample| {
+            sample.metric == "dunlin_vcpu_exits_total"
+                && sample.labels.get("reason") == Some("halt_exits")
+                && sample.labels.get("vcpu") == Some("0")
+        });
+        let value = halts.map(|sample| sample.value.clone());
+        // The older format has `_total` in the name of the type, so that this one is of none to it.
+        assert!(matches!(value, Some(prometheus_parse::Value::Untyped(count)) if count == 42.0), "{value:?}");
+        let host = read.samples.iter().find(|sample| sample.metric == "dunlin_host_info").expect("is told");
+        assert_eq!(host.labels.get("processor"), Some("Test?\"\\"));
+    }
+
+    #[test]
     fn host_that_is_gone_is_down_and_has_nothing_else() {
         let text = openmetrics(None);
         assert!(text.contains("dunlin_up 0\n") && text.ends_with("# EOF\n"), "{text}");

@@ -14,7 +14,7 @@ use crate::bench::Spread;
 /// Of a plot's own coordinates. A phone shows about 360 of them one to one.
 const WIDTH: f64 = 440.0;
 const HEIGHT: f64 = 250.0;
-const LEFT: f64 = 58.0;
+const LEFT: f64 = 66.0;
 const RIGHT: f64 = 10.0;
 const TOP: f64 = 12.0;
 const BOTTOM: f64 = 44.0;

@@ -89,25 +89,38 @@ pub(super) const ALL: [Section; 8] = [
 /// The mark of a figure that was put together from several builds or computers.
 pub(super) const MIXED: &str = "†";
 
-/// A table; the first column is text, the others are numbers.
+/// A table; the first column is text, the others are numbers. What it is of stands above it and outside of what scrolls, so
+/// that it wraps at the width of the page, not of the table.
 fn table(caption: &str, head: &[&str], rows: &[Vec<String>]) -> Markup {
     html! {
         @if !rows.is_empty() {
-            div class="scroll" tabindex="0" {
-                table {
-                    caption { (caption) }
-                    thead { tr { @for name in head { th scope="col" { (name) } } } }
-                    tbody {
-                        @for row in rows {
-                            tr {
-                                @for (at, cell) in row.iter().enumerate() {
-                                    @if at == 0 { th scope="row" { (cell) } } @else { td { (cell) } }
+            figure class="table" {
+                figcaption { (caption) }
+                div class="scroll" tabindex="0" {
+                    table {
+                        thead { tr { @for name in head { th scope="col" { (name) } } } }
+                        tbody {
+                            @for row in rows {
+                                tr {
+                                    @for (at, cell) in row.iter().enumerate() {
+                                        @if at == 0 { th scope="row" { (cell) } } @else { td { (with_spread(cell)) } }
+                                    }
                                 }
                             }
                         }
                     }
                 }
             }
+        }
+    }
+}
+
+/// The spread below its median, and smaller.
+fn with_spread(cell: &str) -> Markup {
+    html! {
+        @match cell.split_once(" (") {
+            Some((median, rest)) => { (median) " " span class="spread-of" { "(" (rest) } }
+            None => (cell),
         }
     }
 }

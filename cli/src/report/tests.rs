@@ -46,7 +46,7 @@ fn page_of_real_results_is_good_html_with_all_sections_and_plots() {
         let text = text_of(&html, &format!("section#{experiment}"));
         assert!(!text.contains("Not measured"), "{experiment}");
     }
-    for experiment in ["tlb", "tags", "layout", "decode", "budget"] {
+    for experiment in ["tlb", "tags", "layout", "decode", "budget", "dirty"] {
         assert!(!select(&html, &format!("section#{experiment} figure svg.plot")).is_empty(), "no plot of {experiment}");
     }
     // In place, not at the end: ours first, then what others have.

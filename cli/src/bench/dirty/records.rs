@@ -55,6 +55,9 @@ fn course(setting: &Setting, outcome: &Outcome) -> Option<Course> {
     let Curve { begin_ns, window_ns, accesses } = curve;
     let end = begin_ns + window_ns * accesses.len() as u64;
     let begins: Vec<u64> = (*begin_ns..=end.checked_sub(STEP_NS)?).step_by(usize::try_from(STEP_NS).ok()?).collect();
+    if begins.is_empty() {
+        return None;
+    }
     let share = |at: &u64| 100.0 * curve.speed(*at, at + STEP_NS).unwrap_or(0.0) / shape.before;
     let seconds = |ns: u64| (ns as f64 - moments.started_ns as f64) / 1e9;
     let moments_of = BTreeMap::from([

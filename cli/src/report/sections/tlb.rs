@@ -51,7 +51,7 @@ fn latency_plot(data: &Data) -> Option<Markup> {
                 })
                 .collect();
             if points.iter().any(Option::is_some) {
-                lines.push(Line { name: format!("{name}, {overcommit} vCPUs per pCPU"), colour, dash, points });
+                lines.push(Line { name: format!("{name}, {overcommit} vCPU(s) per pCPU"), colour, dash, points });
             }
         }
     }
