@@ -244,7 +244,8 @@ fn finished(command: &mut Command) -> Run {
 }
 
 /// The tool: `$DUNLIN`, else where `make build` leaves it.
-fn tool() -> PathBuf {
+#[must_use]
+pub fn tool() -> PathBuf {
     std::env::var_os("DUNLIN").map_or_else(|| target().join("release/dunlin"), PathBuf::from)
 }
 

@@ -39,8 +39,10 @@ const BROWSER: Program = Program {
         &["chrome", "--version"],
     ],
 };
-const PROMETHEUS: Program =
-    Program { package: "python3-prometheus-client", shown_by: &[&["python3", "-c", "import prometheus_client"]] };
+const PROMETHEUS: Program = Program {
+    package: "python3-prometheus-client",
+    shown_by: &[&["/usr/bin/python3", "-c", "import prometheus_client"]],
+};
 
 const STEPS: [Step; 11] = [
     Step { name: "fmt", what: "the code is formatted", needs: None, wants: None, action: fmt },

@@ -123,7 +123,8 @@ fn metrics_are_read_by_the_parser_of_prometheus_itself() {
         let once = dunlin(rig, &["metrics", "--once"]).stdout;
         let parser = "import sys; from prometheus_client.openmetrics.parser import text_string_to_metric_families as read; \
                       print(len(list(read(sys.stdin.read()))))";
-        let mut python = Command::new("python3");
+        // Debian's, which has Debian's packages, whatever else is called so.
+        let mut python = Command::new("/usr/bin/python3");
         let python = python.args(["-c", parser]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut python = python.spawn().expect("is installed");
         python.stdin.take().expect("is piped").write_all(&once).expect("is read");

@@ -113,12 +113,11 @@ fn row(data: &Data, settings: &Settings, quantities: &[(&str, f64)]) -> Vec<Stri
 }
 
 fn shapes(data: &Data) -> Markup {
-    const QUANTITIES: [(&str, f64); 5] = [
+    const QUANTITIES: [(&str, f64); 4] = [
         ("worst 100 ms without a log", 1.0),
         (WORST, 1.0),
         ("speed while the log runs", 1.0),
         ("speed after the log", 1.0),
-        ("time until it is back at 90 %", 1.0),
     ];
     let rows: Vec<_> = settings_of(data, WORST)
         .iter()
@@ -136,7 +135,6 @@ fn shapes(data: &Data) -> Markup {
             "worst 100 ms with a log",
             "mean with a log",
             "after",
-            "back at 90 % after s",
             "others",
         ],
         &rows,
