@@ -5,6 +5,7 @@
 
 use serde_json::{Value, json};
 
+use super::circumstances::Watch;
 use super::{dunlin_run, only_vm, progress};
 use crate::args::BudgetArgs;
 use crate::config::Arch;
@@ -45,6 +46,7 @@ const fn budget(arch: Arch) -> (&'static [Line], u64) {
 pub(crate) fn run(args: &BudgetArgs, log: &Log) -> Result<u8, Failure> {
     let (lines, in_all) = budget(args.arch);
     progress("booting two vCPUs on two pCPUs");
+    let watch = Watch::start();
     // After its greeting the guest sleeps, so that little is added before the counters are read.
     let run = dunlin_run(&[
         "--arch",
@@ -66,7 +68,7 @@ pub(crate) fn run(args: &BudgetArgs, log: &Log) -> Result<u8, Failure> {
     };
     let (total, total_at_end) = (of(at_hello)?, of(at_end)?);
     let status = u8::from(total > in_all);
-    record(log, &run, total);
+    record(log, &run, total, watch.others());
     if args.json {
         println!("{:#}", json!({ "exits": at_hello["exits"], "exits_total": total, "budget_total": in_all }));
         return Ok(status);
@@ -88,9 +90,9 @@ pub(crate) fn run(args: &BudgetArgs, log: &Log) -> Result<u8, Failure> {
     Ok(status)
 }
 
-fn record(log: &Log, run: &Value, total: u64) {
+fn record(log: &Log, run: &Value, total: u64, others: Option<f64>) {
     let figure = |quantity: &str, count: u64| {
-        Figure::new(quantity, Class::Count, "exits", [count as f64]).at("vcpus", 2).at("pcpus", 2)
+        Figure::new(quantity, Class::Count, "exits", [count as f64]).at("vcpus", 2).at("pcpus", 2).others(others)
     };
     log.emulated(run, figure("exits of a boot", total));
     for (reason, count) in only_vm(run)["counters_at_hello"]["exits"].as_object().into_iter().flatten() {

@@ -12,8 +12,10 @@ use crate::records::{Class, Content, Ground, Key, Records, Series, pool, read};
 
 /// By how much an exact count may differ, in per cent, and still be called the same.
 const TOLERANCE_PERCENT: f64 = 1.0;
-/// Fewer samples than these have no spread to speak of.
-const LEAST_SAMPLES: usize = 3;
+/// Fewer runs than these have no spread to speak of.
+const LEAST_RUNS: usize = 3;
+/// A computer of which others used a greater share was not ours to measure on.
+const MOST_OTHERS: f64 = 0.25;
 
 pub(super) fn run(args: &CompareArgs) -> Result<u8, Failure> {
     let files = [read(&args.before)?, read(&args.after)?];
@@ -84,16 +86,15 @@ fn compare<'a>(before: &'a BTreeMap<Key, Series>, after: &BTreeMap<Key, Series>)
         let new = after.get(key)?;
         let (before, after) = (old.spread()?, new.spread()?);
         let samples = [old.samples.len(), new.samples.len()];
-        Some(Compared { key, before, after, samples, verdict: judge(key, before, after, samples) })
+        Some(Compared { key, before, after, samples, verdict: judge(key, [old, new], before, after) })
     });
     both.collect()
 }
 
-fn judge(key: &Key, before: Spread, after: Spread, samples: [usize; 2]) -> Verdict {
+fn judge(key: &Key, series: [&Series; 2], before: Spread, after: Spread) -> Verdict {
     let percent = percent(before.median, after.median);
     let widest = width(before).max(width(after));
-    let is_exact = key.class == Class::Exact && samples.iter().all(|&count| count > 0);
-    if is_exact && widest <= before.median.abs() * TOLERANCE_PERCENT / 100.0 {
+    if key.class == Class::Exact && widest <= before.median.abs() * TOLERANCE_PERCENT / 100.0 {
         return match percent {
             _ if before.median == after.median => Verdict::Identical,
             percent if percent.abs() <= TOLERANCE_PERCENT => Verdict::AsGoodAsIdentical,
@@ -109,8 +110,11 @@ fn judge(key: &Key, before: Spread, after: Spread, samples: [usize; 2]) -> Verdi
     if before == after && widest == 0.0 {
         return Verdict::Identical;
     }
-    if samples.iter().any(|&count| count < LEAST_SAMPLES) {
-        return Verdict::NotJudged("fewer than 3 samples");
+    if series.iter().any(|series| series.runs < LEAST_RUNS) {
+        return Verdict::NotJudged("fewer than 3 runs");
+    }
+    if series.iter().any(|series| series.others_share.is_some_and(|share| share > MOST_OTHERS)) {
+        return Verdict::NotJudged("others used more than a quarter of the computer");
     }
     if (after.median - before.median).abs() <= widest { Verdict::WithinSpread } else { Verdict::Differs(percent) }
 }
@@ -240,8 +244,17 @@ mod tests {
     }
 
     fn judged(class: Class, ground: Ground, before: &[f64], after: &[f64]) -> Verdict {
-        let spread = |samples| Spread::of(samples).expect("has samples");
-        judge(&key(class, ground), spread(before), spread(after), [before.len(), after.len()])
+        judged_as(&key(class, ground), [&runs(before), &runs(after)])
+    }
+
+    /// Each sample of a run of its own.
+    fn runs(samples: &[f64]) -> Series {
+        Series { samples: samples.to_vec(), runs: samples.len(), ..Series::default() }
+    }
+
+    fn judged_as(key: &Key, series: [&Series; 2]) -> Verdict {
+        let [before, after] = series.map(|series| series.spread().expect("has samples"));
+        judge(key, series, before, after)
     }
 
     #[test]
@@ -259,7 +272,7 @@ mod tests {
     fn exact_count_that_was_not_the_same_each_time_is_judged_by_its_spread() {
         let exact = |before: &[f64], after: &[f64]| judged(Class::Exact, Ground::Emulated, before, after);
         assert_eq!(exact(&[100.0, 150.0, 160.0], &[170.0, 171.0, 172.0]), Verdict::WithinSpread);
-        assert_eq!(exact(&[100.0, 150.0], &[170.0]), Verdict::NotJudged("fewer than 3 samples"));
+        assert_eq!(exact(&[100.0, 150.0], &[170.0]), Verdict::NotJudged("fewer than 3 runs"));
     }
 
     #[test]
@@ -267,7 +280,7 @@ mod tests {
         let ratio = |before: &[f64], after: &[f64]| judged(Class::Ratio, Ground::Emulated, before, after);
         assert_eq!(ratio(&[1.0, 1.1, 1.4], &[1.2, 1.5, 1.5]), Verdict::WithinSpread);
         assert_eq!(ratio(&[1.0, 1.0, 1.1], &[1.4, 1.5, 1.5]), Verdict::Differs(50.0));
-        assert_eq!(ratio(&[1.0, 1.0], &[9.0, 9.0, 9.0]), Verdict::NotJudged("fewer than 3 samples"));
+        assert_eq!(ratio(&[1.0, 1.0], &[9.0, 9.0, 9.0]), Verdict::NotJudged("fewer than 3 runs"));
     }
 
     #[test]
@@ -281,14 +294,30 @@ mod tests {
     fn what_was_measured_without_free_cores_is_not_judged() {
         let mut key = key(Class::Time, Ground::Native);
         key.settings.insert("judged".to_string(), "false".to_string());
-        let spread = |value| Spread::of(&[value; 3]).expect("has samples");
-        assert_eq!(judge(&key, spread(1.0), spread(9.0), [3, 3]), Verdict::NotJudged("the cores were not free"));
+        let verdict = judged_as(&key, [&runs(&[1.0; 3]), &runs(&[9.0; 3])]);
+        assert_eq!(verdict, Verdict::NotJudged("the cores were not free"));
+    }
+
+    #[test]
+    fn samples_of_one_process_say_nothing_of_how_processes_differ() {
+        let key = key(Class::Ratio, Ground::Native);
+        let one = |sample| Series { runs: 1, ..runs(&[sample; 25]) };
+        assert_eq!(judged_as(&key, [&one(3.4), &one(1.0)]), Verdict::NotJudged("fewer than 3 runs"));
+        assert!(judged_as(&key, [&runs(&[3.4; 3]), &runs(&[1.0; 3])]).is_difference());
+    }
+
+    #[test]
+    fn what_was_measured_while_others_were_at_work_is_not_judged_but_exact_counts_are() {
+        let busy = |samples: &[f64]| Series { others_share: Some(0.3), ..runs(samples) };
+        let judged = |class| judged_as(&key(class, Ground::Emulated), [&busy(&[1.0; 3]), &runs(&[9.0; 3])]);
+        assert_eq!(judged(Class::Ratio), Verdict::NotJudged("others used more than a quarter of the computer"));
+        assert!(judged(Class::Exact).is_difference());
     }
 
     #[test]
     fn summary_counts_every_figure_once() {
         let (exact, ratio) = (key(Class::Exact, Ground::Emulated), key(Class::Ratio, Ground::Emulated));
-        let series = |samples: &[f64]| Series { samples: samples.to_vec(), ..Series::default() };
+        let series = runs;
         let before = BTreeMap::from([(exact.clone(), series(&[5.0])), (ratio.clone(), series(&[1.0]))]);
         let after = BTreeMap::from([(exact, series(&[5.0])), (ratio, series(&[2.0]))]);
         let compared = compare(&before, &after);

@@ -32,6 +32,9 @@ pub(crate) struct Key {
 pub(crate) struct Series {
     /// In the order of the records.
     pub(crate) samples: Vec<f64>,
+    /// How many records they are of. Samples of one record were taken by one process, one after the other: what differs from one
+    /// process to the next, such as where its memory lies, is the same in all of them.
+    pub(crate) runs: usize,
     /// Observations behind them, if each is a sum of some.
     pub(crate) observations: Option<u64>,
     /// The greatest share of the computer that others used meanwhile.
@@ -91,6 +94,7 @@ pub(crate) fn pool<'a>(records: impl IntoIterator<Item = &'a Record>) -> BTreeMa
         };
         let series = all.entry(key).or_default();
         series.samples.extend(samples);
+        series.runs += 1;
         series.commits.insert(circumstances.commit.clone());
         series.machines.insert(circumstances.place());
         if let Some(more) = observations {

@@ -7,6 +7,7 @@ use std::fmt;
 use std::hint::black_box;
 use std::sync::Arc;
 
+use crossbeam_utils::CachePadded;
 use serde_json::{Value, json};
 
 use super::emulator::{Emulator, Vm};
@@ -72,7 +73,9 @@ impl Subject {
     fn measure(&self) -> Option<Scaling> {
         let Self { name, is_promised, vms, setting } = self;
         let [mut first, mut second] = vms.clone().map(|vm| {
-            let mut emulator = Emulator::new(*setting, vm);
+            // On lines of its own: beside each other on the stack, the two would take lines from each other that no two vCPUs
+            // share, or would not, as the stack happens to lie.
+            let mut emulator = CachePadded::new(Emulator::new(*setting, vm));
             move |times: u32| {
                 for _ in 0..times {
                     black_box(emulator.emulate(FORMS[0]));
