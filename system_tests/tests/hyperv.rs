@@ -135,13 +135,13 @@ fn more_tags_than_the_machine_has_are_refused_with_the_figures() {
 fn steady_vcpus_with_a_tag_each_do_not_flush_whatever_a_neighbour_does() {
     let vms = format!(
         "{}\n{}",
-        measuring_vm("steady", 2, "experiments=cpuid iterations=200000"),
-        measuring_vm("storm", 2, "experiments=flush-storm seconds=60")
+        measuring_vm("steady", 2, "experiments=cpuid iterations=60000"),
+        measuring_vm("storm", 2, "experiments=flush-storm seconds=15")
     );
     // The storm goes on while the other counts; both end with the run.
     let json = dunlin_run_vms(300, &vms, &["--json"]).json();
     let counter = |name: &str, counter: &str| -> u64 { of(&json, name)[counter].as_u64().unwrap_or(u64::MAX) };
-    assert!(counter("steady", "entries") > 1_000_000, "{json:#}");
+    assert!(counter("steady", "entries") > 500_000, "{json:#}");
     // Each vCPU flushes when it comes to another pCPU, and at no other time.
     let (flushes, moves) = (counter("steady", "tlb_flushes"), counter("steady", "migrations"));
     assert!(flushes <= moves, "{flushes} flushes, {moves} moves: {json:#}");
