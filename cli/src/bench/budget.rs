@@ -6,6 +6,7 @@
 use serde_json::{Value, json};
 
 use super::circumstances::Watch;
+use super::target::Target;
 use super::{dunlin_run, only_vm, progress};
 use crate::args::BudgetArgs;
 use crate::config::Arch;
@@ -69,6 +70,8 @@ pub(crate) fn run(args: &BudgetArgs, log: &Log) -> Result<u8, Failure> {
     let (total, total_at_end) = (of(at_hello)?, of(at_end)?);
     let status = u8::from(total > in_all);
     record(log, &run, total, watch.others());
+    Target::new("exits of a boot, at most as many as budgeted", format!("{total} of {in_all}"), status == 0)
+        .record(log);
     if args.json {
         println!("{:#}", json!({ "exits": at_hello["exits"], "exits_total": total, "budget_total": in_all }));
         return Ok(status);
