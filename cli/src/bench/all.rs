@@ -121,11 +121,13 @@ fn done(args: &AllArgs, form: Form) -> Result<Vec<String>, Failure> {
     Ok(complete.collect())
 }
 
-/// How to go on after an interruption.
+/// How to go on after an interruption, with the tool as it was called: `make bench` has it in no directory that a shell looks
+/// in.
 fn resume(args: &AllArgs, path: &Path) -> String {
     let full = if args.full { " --full" } else { "" };
     let only = if args.only.is_empty() { String::new() } else { format!(" --only {}", args.only.join(",")) };
-    format!("dunlin bench all --resume {}{full}{only}", path.display())
+    let tool = std::env::args().next().unwrap_or_else(|| "dunlin".to_string());
+    format!("{tool} bench all --resume {}{full}{only}", path.display())
 }
 
 /// The signal that has come, or zero.
