@@ -87,7 +87,12 @@ fn run_default(places: &Places, rest: &[String]) -> Result<()> {
 /// Builds what `dunlin bench` needs and replaces this process with it. Without arguments all is measured.
 fn bench(places: &Places, rest: &[String]) -> Result<()> {
     artifacts::build(places, Wanted::ForDefaultVm)?;
-    workloads::build(places)?;
+    // A compiler for guests, of some 40 MB, is fetched only for those who measure with it.
+    if rest.iter().any(|word| word == "--full" || word == "--macro") {
+        workloads::build_all(places)?;
+    } else {
+        workloads::build(places)?;
+    }
     let mut command = Command::new(places.tool());
     command.arg("bench");
     if rest.is_empty() {
