@@ -15,8 +15,8 @@ pub(crate) struct Step {
     commands: [&'static [&'static str]; 2],
     /// How often, in turn.
     times: [u32; 2],
-    /// Seconds that it took on two cores that others used up to three quarters of, all times together: on free ones less. (Of the
-    /// full form only some were tried; the others are what the sizes come to.)
+    /// Seconds that it took in the short form on two cores of which others used up to three quarters, all times together: on
+    /// free ones less. Those of the full form are estimates, from its sizes.
     seconds: [u32; 2],
 }
 
