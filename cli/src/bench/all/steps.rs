@@ -15,8 +15,8 @@ pub(crate) struct Step {
     commands: [&'static [&'static str]; 2],
     /// How often, in turn.
     times: [u32; 2],
-    /// Seconds that it took in the short form on two cores of which others used up to three quarters, all times together: on
-    /// free ones less. Those of the full form are estimates, from its sizes.
+    /// Seconds that it took in the short form on two cores of which others used about half, all times together: on free
+    /// ones less. Those of the full form are estimates, from its sizes.
     seconds: [u32; 2],
 }
 
@@ -50,7 +50,7 @@ pub(super) const STEPS: [Step; 12] = [
         form: None,
         commands: [&["exits"], &["exits"]],
         times: [1, 1],
-        seconds: [18, 18],
+        seconds: [14, 14],
     },
     Step {
         name: "budget",
@@ -58,7 +58,7 @@ pub(super) const STEPS: [Step; 12] = [
         form: None,
         commands: [&["budget"], &["budget"]],
         times: [3, 5],
-        seconds: [17, 30],
+        seconds: [13, 30],
     },
     Step {
         name: "boot",
@@ -66,7 +66,7 @@ pub(super) const STEPS: [Step; 12] = [
         form: None,
         commands: [&["boot", "--pairs", "3"], &["boot", "--pairs", "7"]],
         times: [1, 1],
-        seconds: [31, 63],
+        seconds: [22, 63],
     },
     Step {
         name: "layout",
@@ -74,7 +74,7 @@ pub(super) const STEPS: [Step; 12] = [
         form: None,
         commands: [&["layout"], &["layout"]],
         times: [1, 1],
-        seconds: [124, 124],
+        seconds: [64, 64],
     },
     Step {
         name: "tlb-latency",
@@ -99,7 +99,7 @@ pub(super) const STEPS: [Step; 12] = [
             &["tlb", "--part", "latency"],
         ],
         times: [3, 3],
-        seconds: [110, 1200],
+        seconds: [92, 1200],
     },
     Step {
         name: "tlb-exits",
@@ -110,7 +110,7 @@ pub(super) const STEPS: [Step; 12] = [
             &["tlb", "--part", "exits"],
         ],
         times: [1, 3],
-        seconds: [98, 500],
+        seconds: [49, 500],
     },
     Step {
         name: "tlb-instructions",
@@ -121,7 +121,7 @@ pub(super) const STEPS: [Step; 12] = [
             &["tlb", "--part", "instructions"],
         ],
         times: [1, 1],
-        seconds: [31, 150],
+        seconds: [24, 150],
     },
     Step {
         name: "tags",
@@ -129,7 +129,7 @@ pub(super) const STEPS: [Step; 12] = [
         form: None,
         commands: [&["tags", "--quick"], &["tags"]],
         times: [1, 1],
-        seconds: [40, 240],
+        seconds: [30, 240],
     },
     Step {
         name: "decode",
@@ -137,7 +137,7 @@ pub(super) const STEPS: [Step; 12] = [
         form: None,
         commands: [&["decode", "--quick"], &["decode"]],
         times: [1, 1],
-        seconds: [166, 200],
+        seconds: [156, 200],
     },
     Step {
         name: "dirty",
@@ -148,7 +148,7 @@ pub(super) const STEPS: [Step; 12] = [
             &["dirty"],
         ],
         times: [1, 1],
-        seconds: [160, 420],
+        seconds: [137, 420],
     },
     Step {
         name: "tlb-debian",
