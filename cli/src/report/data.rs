@@ -117,12 +117,12 @@ impl Data {
         })
     }
 
-    /// What was promised of an experiment; of each promise the last judgement.
-    pub(super) fn promises(&self, experiment: &str) -> BTreeMap<&str, (&str, Option<bool>)> {
-        let mut promises = BTreeMap::new();
+    /// What was promised of an experiment: of each promise all judgements, in order.
+    pub(super) fn promises(&self, experiment: &str) -> BTreeMap<&str, Vec<(&str, Option<bool>)>> {
+        let mut promises: BTreeMap<&str, Vec<_>> = BTreeMap::new();
         for record in self.records.iter().filter(|record| record.experiment == experiment) {
             if let Content::Promise { what, figures, met } = &record.content {
-                promises.insert(what.as_str(), (figures.as_str(), *met));
+                promises.entry(what.as_str()).or_default().push((figures.as_str(), *met));
             }
         }
         promises

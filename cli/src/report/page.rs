@@ -180,14 +180,19 @@ fn promises(data: &Data, experiment: &str) -> Markup {
         @if !promises.is_empty() {
             h3 { "What was promised" }
             ul {
-                @for (what, (figures, met)) in &promises {
+                @for (what, judgements) in &promises {
+                    @let met = judgements.iter().filter(|(_, met)| *met == Some(true)).count();
+                    @let missed = judgements.iter().filter(|(_, met)| *met == Some(false)).count();
                     li {
-                        @match met {
-                            Some(true) => span class="good" { "met" },
-                            Some(false) => span class="bad" { "missed" },
-                            None => span { "not judged" },
+                        @match (met, missed) {
+                            (0, 0) => span { "not judged" },
+                            (_, 0) => span class="good" { "met" },
+                            (0, _) => span class="bad" { "missed" },
+                            (_, _) => span class="bad" { "missed in " (missed) " of " (met + missed) " runs" },
                         }
-                        ": " (what) ": " (figures)
+                        ": " (what) ": "
+                        // The last judgement, or the last that tells of a miss.
+                        (judgements.iter().rfind(|(_, met)| missed == 0 || *met == Some(false)).map_or("", |(figures, _)| figures))
                     }
                 }
             }

@@ -164,6 +164,19 @@ fn figures_of_two_architectures_are_told_apart() {
 }
 
 #[test]
+fn promise_that_was_kept_in_some_runs_only_is_missed_and_the_runs_are_counted() {
+    let promise = |met: bool| {
+        let record = records(REAL).records.into_iter().next().expect("has records");
+        serde_json::json!({ "schema": 1, "experiment": "tlb", "kind": "promise", "what": "as fast as light",
+            "figures": if met { "at once" } else { "later" }, "met": met, "ground": "emulated",
+            "machine": record.circumstances.machine, "commit": record.circumstances.commit, "date": "2026-11-21T00:00:00Z" })
+    };
+    let html = parsed(&format!("{REAL}{}\n{}\n{}\n", promise(true), promise(false), promise(true)));
+    let section = text_of(&html, "section#tlb");
+    assert!(section.contains("missed in 1 of 3 runs: as fast as light: later"), "{section}");
+}
+
+#[test]
 fn hostile_names_are_text() {
     let hostile = REAL
         .lines()
