@@ -163,6 +163,9 @@ pub(crate) enum Verb {
     /// Record which pages a VM writes, and what that costs it
     #[command(after_long_help = dirty::HELP)]
     Dirty(DirtyArgs),
+    /// Write down each exit, kick and flush of a running host for a while, as a file that Perfetto opens
+    #[command(after_help = TRACE_HELP)]
+    Trace(TraceArgs),
     /// Show how the hypervisor's own state lies in memory, by who writes it
     #[command(after_long_help = layout::HELP)]
     Layout(LayoutArgs),
@@ -463,6 +466,28 @@ pub(crate) struct MetricsArgs {
     #[arg(long, conflicts_with = "listen")]
     pub(crate) once: bool,
 }
+
+/// `dunlin trace`.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct TraceArgs {
+    #[command(flatten)]
+    pub(crate) host: HostArgs,
+    /// For how long; Ctrl-C ends it earlier and keeps what was seen
+    #[arg(short, long, value_name = "TIME", default_value = "2s")]
+    pub(crate) time: String,
+    /// The file to write
+    #[arg(short, long, value_name = "FILE", default_value = "trace.json")]
+    pub(crate) output: PathBuf,
+    /// Print what was seen as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+const TRACE_HELP: &str = "\
+Open the file at https://ui.perfetto.dev (nothing is sent anywhere) or in chrome://tracing. There is a row for each
+pCPU, with the vCPUs that it ran, and one for each vCPU, with its exits by reason; in between it was in its guest.
+Kicks are marks on the pCPU that sent them. While nobody traces, an exit costs nothing more; while somebody does, the
+host is slower, and events that come faster than they are read are lost and counted.";
 
 /// `dunlin stop`.
 #[derive(Debug, ClapArgs)]

@@ -137,6 +137,7 @@ pub(crate) fn refusal(refusal: Refusal) -> &'static str {
         Refusal::NoMirror => "the dirty log has no mirror (start it with --mirror)",
         Refusal::NotPaused => "the VM is not paused",
         Refusal::OutOfMemory => "the host has too little memory left (key `memory` of [host])",
+        Refusal::NoSuchPcpu => "this host has no such pCPU",
         Refusal::NoHardwareLog => "the machine does not record writes in stage 2 (use --source write-protect)",
     }
 }

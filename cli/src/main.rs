@@ -3,7 +3,7 @@
 //! `dunlin run` reads a file of VMs (`config`), checks and packs what they need (`assets`, `payload`), starts the
 //! hypervisor in QEMU (`qemu`) and follows the run to its end (`session`) over the control port (`control`). What a
 //! guest runs and answers is in `exec`, the terminal in `console`, what was seen in `summary`. `bench` measures by such
-//! runs. `dunlin list`, `stats`, `top`, `metrics`, `stop`, `pause`, `resume` and `dirty` reach a running host through the
+//! runs. `dunlin list`, `stats`, `top`, `metrics`, `trace`, `stop`, `pause`, `resume` and `dirty` reach a running host through the
 //! `dunlin run` that started it (`share`).
 
 mod args;
@@ -28,6 +28,7 @@ mod share;
 mod stats;
 mod summary;
 mod top;
+mod trace;
 
 use std::process::ExitCode;
 
@@ -54,6 +55,7 @@ fn main() -> ExitCode {
         Some(Verb::Pause(args)) => dirty::run_pause(&args).map(|()| 0),
         Some(Verb::Resume(args)) => dirty::run_resume(&args).map(|()| 0),
         Some(Verb::Dirty(args)) => dirty::run(&args),
+        Some(Verb::Trace(args)) => trace::run(&args).map(|()| 0),
         Some(Verb::Layout(args)) => layout::run(&args),
         Some(Verb::Bench(args)) => bench::run(&args),
         Some(Verb::Report(args)) => report::run(&args).map(|()| 0),

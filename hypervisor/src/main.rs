@@ -39,6 +39,8 @@ mod memory_map;
 mod panic;
 #[cfg(target_os = "none")]
 mod selftest;
+#[cfg(any(target_os = "none", test))]
+mod trace;
 #[cfg(target_os = "none")]
 mod vcpu;
 #[cfg(target_os = "none")]

@@ -16,6 +16,7 @@ use abi::counters::{ExitReason, VcpuCounters};
 use abi::exit_code::{CLEAN, qemu_status};
 use abi::layout::{Content, Layout, Place, Row, Whose};
 use abi::payload::{Manifest, Payload};
+use abi::trace::{Departure, Event, Events, What};
 
 use crate::played_log::PlayedLog;
 
@@ -162,6 +163,8 @@ pub(crate) struct Host {
     receiver: Receiver,
     stopped: Vec<bool>,
     logs: Vec<PlayedLog>,
+    /// When the last events were, while somebody traces.
+    traced: Option<u64>,
 }
 
 impl Host {
@@ -175,7 +178,17 @@ impl Host {
         let manifest = Payload::read(&payload).expect("is a payload").manifest;
         let stopped = vec![false; manifest.vms.len()];
         let logs = manifest.vms.iter().map(|vm| PlayedLog::new(vm.dirty, vm.memory_bytes)).collect();
-        Self { directory, arguments, manifest, payload, stream, receiver: Receiver::default(), stopped, logs }
+        Self {
+            directory,
+            arguments,
+            manifest,
+            payload,
+            stream,
+            receiver: Receiver::default(),
+            stopped,
+            logs,
+            traced: None,
+        }
     }
 
     pub(crate) fn say(&mut self, message: &Message) {
@@ -237,6 +250,9 @@ impl Host {
 
     pub(crate) fn answer(&mut self, Request { id, command }: Request) {
         use abi::control::Command;
+        if matches!(command, Command::TraceRead { pcpu } if pcpu > 1) {
+            return self.say(&Message::Reply { id, result: Err(abi::control::Refusal::NoSuchPcpu) });
+        }
         if matches!(command, Command::Layout { kind } if kind > 0) {
             return self.say(&Message::Reply { id, result: Err(abi::control::Refusal::NoSuchLayout) });
         }
@@ -255,6 +271,15 @@ impl Host {
                 Answer::Done
             }
             Command::Input { bytes, .. } => Answer::Accepted(u32::try_from(bytes.len()).expect("is short")),
+            Command::TraceRead { .. } => Answer::Events(Events { lost: 0, events: self.events() }),
+            Command::TraceStart => {
+                self.traced = Some(0);
+                Answer::Done
+            }
+            Command::TraceStop => {
+                self.traced = None;
+                Answer::Done
+            }
             Command::PowerOff | Command::Write { .. } => Answer::Done,
             Command::Pause { vm }
             | Command::Resume { vm }
@@ -268,6 +293,18 @@ impl Host {
             }
         });
         self.say(&Message::Reply { id, result });
+    }
+
+    /// The same events each time, a little later: a vCPU comes, leaves its guest once, and goes.
+    fn events(&mut self) -> Vec<Event> {
+        let Some(at) = self.traced.as_mut() else { return Vec::new() };
+        *at += 1000;
+        let event = |after, what| Event { at: *at + after, what };
+        vec![
+            event(0, What::Arrived { vm: 0, vcpu: 1 }),
+            event(100, What::Exit { reason: ExitReason::Cpuid, ticks: 50 }),
+            event(900, What::Left(Departure::Blocked)),
+        ]
     }
 
     fn list(&self) -> Vec<VmInfo> {

@@ -117,6 +117,30 @@ fn metrics_are_served(rig: &Rig) {
 }
 
 #[test]
+fn trace_is_a_file_of_slices_and_a_path_that_cannot_be_written_is_told_first() {
+    while_running(|rig| {
+        let path = rig.path("trace.json");
+        let words = ["trace", "--time", "200ms", "--json", "-o", path.to_str().expect("is text")];
+        let output = dunlin(rig, &words);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let seen: Value = serde_json::from_slice(&output.stdout).expect("is JSON");
+        let trace: Value = serde_json::from_slice(&std::fs::read(&path).expect("was written")).expect("is JSON");
+        let events = trace["traceEvents"].as_array().expect("a list");
+        let exits = events.iter().filter(|event| event["cat"] == "exit").count();
+        assert!(exits > 0 && seen["exits"] == exits && seen["lost"] == 0 && seen["pcpus"] == 2, "{seen}");
+        assert!(events.iter().any(|event| event["name"] == "left vCPU 1" && event["args"]["then"] == "blocked"));
+
+        let nowhere = dunlin(rig, &["trace", "-o", "/nowhere/at/all.json"]);
+        assert_eq!(nowhere.status.code(), Some(1));
+        assert!(text(&nowhere.stderr).contains("/nowhere/at/all.json"), "{}", text(&nowhere.stderr));
+        assert_eq!(dunlin(rig, &["trace", "--time", "soon"]).status.code(), Some(2));
+        for vm in ["left", "right"] {
+            assert!(dunlin(rig, &["stop", vm]).status.success());
+        }
+    });
+}
+
+#[test]
 #[ignore = "needs python3-prometheus-client; `cargo xtask test openmetrics` runs it where that is installed"]
 fn metrics_are_read_by_the_parser_of_prometheus_itself() {
     let output = while_running(|rig| {

@@ -21,15 +21,18 @@ use crate::counters::VcpuCounters;
 use crate::dirty::{Comparison, DirtyInfo, Round};
 use crate::layout::{Layout, Place};
 use crate::payload::DirtyLogging;
+use crate::trace::Events;
 
 /// Version of the protocol, the first byte of each frame.
-pub const VERSION: u8 = 5;
+pub const VERSION: u8 = 6;
 /// Longest encoded frame in bytes, terminator included.
 pub const FRAME_LIMIT: usize = 8192;
 /// Most bytes that one [`Message::Console`] or [`Command::Input`] carries.
 pub const CONSOLE_CHUNK: usize = 2048;
 /// Most vCPUs in one [`Answer::Stats`].
 pub const STATS_CHUNK: usize = 12;
+/// Most events in one [`Answer::Events`].
+pub const EVENTS_CHUNK: usize = 200;
 /// Most places in one [`Answer::Places`].
 pub const PLACES_CHUNK: usize = 128;
 
@@ -134,6 +137,15 @@ pub enum Command {
         /// Number of the VM.
         vm: u32,
     },
+    /// Begin to write down what happens on each pCPU; what was not read before is forgotten. Answered by [`Answer::Done`].
+    TraceStart,
+    /// The oldest events of a pCPU, which are forgotten now. Answered by [`Answer::Events`].
+    TraceRead {
+        /// Number of the pCPU.
+        pcpu: u32,
+    },
+    /// Write nothing down any more. What was written can still be read. Answered by [`Answer::Done`].
+    TraceStop,
     /// End all VMs and the machine.
     PowerOff,
 }
@@ -265,6 +277,8 @@ pub enum Answer {
     Dirty(DirtyInfo),
     /// To [`Command::DirtyCompare`].
     Compared(Comparison),
+    /// To [`Command::TraceRead`]: up to [`EVENTS_CHUNK`], none when all were read.
+    Events(Events),
     /// Done, nothing to tell.
     Done,
 }
@@ -296,6 +310,8 @@ pub enum Refusal {
     OutOfMemory,
     /// The machine cannot record writes.
     NoHardwareLog,
+    /// There is no pCPU of that number.
+    NoSuchPcpu,
 }
 
 /// The host.

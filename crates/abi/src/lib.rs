@@ -21,6 +21,7 @@ pub mod dirty;
 pub mod exit_code;
 pub mod layout;
 pub mod payload;
+pub mod trace;
 
 #[cfg(test)]
 mod tests;

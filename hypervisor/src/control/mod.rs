@@ -27,7 +27,7 @@ use crate::arch::control_port::ControlPort;
 use crate::arch::{platform, power, tsc, virtualization};
 use crate::vm::dirty::{self, Done, Session, StartError};
 use crate::vm::{Ending, LINES, Vm};
-use crate::{cpu, frames, layout};
+use crate::{cpu, frames, layout, trace};
 
 /// Bytes that may wait for the port before consoles are left where they are.
 const OUTGOING_LIMIT: usize = 64 * 1024;
@@ -237,6 +237,15 @@ impl Control {
                 let all = layout::places(self.vms.iter().filter_map(Slot::running)).into_iter();
                 Ok(Answer::Places(all.skip(first as usize).take(PLACES_CHUNK).collect()))
             }
+            Command::TraceStart => match trace::start() {
+                Ok(()) => Ok(Answer::Done),
+                Err(_) => Err(Refusal::OutOfMemory),
+            },
+            Command::TraceRead { pcpu } => trace::read(pcpu).map(Answer::Events).ok_or(Refusal::NoSuchPcpu),
+            Command::TraceStop => {
+                trace::stop();
+                Ok(Answer::Done)
+            }
             Command::PowerOff => {
                 self.exit_when_idle = true;
                 for slot in &self.vms {
@@ -285,6 +294,7 @@ impl Control {
                 has_more |= active.work(until, &mut replies);
             }
         }
+        has_more |= trace::goes_on();
         for (id, answer) in replies {
             self.say(&Message::Reply { id, result: Ok(answer) });
         }

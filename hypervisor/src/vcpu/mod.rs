@@ -206,10 +206,15 @@ macro_rules! define {
         }
 
         impl Counters {
+            /// Exits by reason.
+            pub(crate) fn exits(&self) -> [u64; ExitReason::COUNT] {
+                core::array::from_fn(|reason| self.exits[reason].get())
+            }
+
             /// All counters as they stand. Each is exact; they may be a few exits apart from each other.
             pub(crate) fn snapshot(&self) -> VcpuCounters {
                 VcpuCounters {
-                    exits: core::array::from_fn(|reason| self.exits[reason].get()),
+                    exits: self.exits(),
                     $($name: self.$name.get(),)*
                 }
             }

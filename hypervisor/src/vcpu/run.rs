@@ -6,6 +6,7 @@
 //! kick that comes between the test and the guest ends the new entry at once. The word is tested once per entry, and no
 //! request waits longer than that.
 
+use abi::counters::ExitReason;
 use sched::Pending;
 
 use super::{Owner, Tally, Vcpu};
@@ -13,6 +14,7 @@ use crate::arch::tags::CpuTags;
 use crate::arch::virtualization::HostContext;
 use crate::arch::{self, gate};
 use crate::cpu::{self, PerCpu, scheduler};
+use crate::trace;
 use crate::vm::Vm;
 
 /// A vCPU on the pCPU that runs it.
@@ -70,8 +72,12 @@ pub(crate) fn run(run: &mut Running<'_>) -> Left {
     run.owner.arch.intercept_pause(scheduler::others_wait(run.cpu));
     run.unpark();
 
+    let mut traced = trace::is_on().then(|| Traced::begin(run));
     let held = if run.vm.is_paused() { run.hold() } else { None };
-    let left = held.unwrap_or_else(|| stay(run, host, tags));
+    let left = held.unwrap_or_else(|| stay(run, host, tags, &mut traced));
+    if let Some(traced) = traced {
+        traced.end(run, left);
+    }
 
     run.owner.arch.unload(tags);
     gate::release();
@@ -80,21 +86,26 @@ pub(crate) fn run(run: &mut Running<'_>) -> Left {
 
 /// Enters the guest and handles its exits, again and again.
 #[inline]
-fn stay(run: &mut Running<'_>, host: &HostContext, tags: &mut CpuTags) -> Left {
+fn stay(run: &mut Running<'_>, host: &HostContext, tags: &mut CpuTags, traced: &mut Option<Traced>) -> Left {
     loop {
         arch::routing::prepare(run);
         if !run.owner.arch.is_active() {
+            if let Some(traced) = traced {
+                traced.look(run);
+            }
             if run.vcpu.mailbox().has_work()
                 && let Some(left) = settle(run)
             {
                 return left;
             }
-            if !run.owner.arch.is_active() && !run.owner.arch.try_wake() {
+            if !run.owner.arch.is_awake() && !run.owner.arch.try_wake() {
                 if run.block() {
                     return Left::Blocked;
                 }
+                run.owner.arch.watch(traced.is_some());
                 continue;
             }
+            run.owner.arch.watch(traced.is_some());
         }
 
         // Shootdowns, stops, interrupts of others: all land here.
@@ -116,7 +127,7 @@ fn stay(run: &mut Running<'_>, host: &HostContext, tags: &mut CpuTags) -> Left {
                 gate::take();
                 cpu::housekeeping(run.cpu);
                 run.owner.arch.expire_timer(arch::tsc::now());
-                if scheduler::is_due(run.cpu) {
+                if scheduler::is_due(run.cpu) || trace::is_on() != traced.is_some() {
                     return Left::Preempted;
                 }
                 run.owner.arch.intercept_pause(scheduler::others_wait(run.cpu));
@@ -129,6 +140,43 @@ fn stay(run: &mut Running<'_>, host: &HostContext, tags: &mut CpuTags) -> Left {
                 run.owner.arch.intercept_pause(false);
             }
         }
+    }
+}
+
+/// A stay of which each exit is written down.
+///
+/// Its vCPU is [watched](crate::arch::vcpu::ArchVcpu::watch): to the loop it is one that waits for something, so that it comes
+/// by here between two entries. Others pay nothing for that.
+struct Traced {
+    /// When the guest was left last, of what is written down.
+    left_at: u64,
+    /// The exits that were counted until then.
+    exits: [u64; ExitReason::COUNT],
+}
+
+impl Traced {
+    fn begin(run: &mut Running<'_>) -> Self {
+        trace::arrived(run.vm.number, run.index);
+        run.owner.arch.watch(true);
+        Self { left_at: run.owner.arch.left_at(), exits: run.tally.exits() }
+    }
+
+    /// Writes down the last exit, if there was one since the last look: its reason is what was counted meanwhile.
+    fn look(&mut self, run: &Running<'_>) {
+        let left_at = run.owner.arch.left_at();
+        if left_at == self.left_at {
+            return;
+        }
+        let exits = run.tally.exits();
+        let counted = ExitReason::ALL.iter().find(|&&reason| exits[reason as usize] != self.exits[reason as usize]);
+        trace::exit(left_at, *counted.unwrap_or(&ExitReason::Other));
+        *self = Self { left_at, exits };
+    }
+
+    fn end(mut self, run: &mut Running<'_>, left: Left) {
+        self.look(run);
+        run.owner.arch.watch(false);
+        trace::left(left);
     }
 }
 

@@ -41,6 +41,7 @@ use crate::arch::vcpu::ArchVcpu;
 use crate::arch::{interrupts, tsc};
 use crate::cpu;
 use crate::frames::{Exhausted, Frames};
+use crate::trace;
 use crate::vcpu::{Owner, Tally, Vcpu};
 
 /// A VM's memory.
@@ -214,12 +215,14 @@ impl Memory {
                 plan.flushes().for_each(|flush| flush_own(arch, tally, flush));
             }
         };
+        let began = tsc::now();
         let mut wait = None;
         let relax = |cpu| kick_again(&mut wait, cpu);
         let outcome = shootdown::run(others, Vcpu::presence, publish, interrupts::kick_all, meanwhile, relax);
 
         tally.add(|count| &count.flush_targets, outcome.targets.into());
         tally.add(|count| &count.flush_kicks, outcome.kicked.into());
+        trace::flushed(began, outcome.targets, outcome.kicked);
         if let Some(wait) = wait {
             tally.add(|count| &count.flush_wait_ticks, tsc::now().saturating_sub(wait.since));
         }

@@ -23,7 +23,7 @@ use super::power;
 use super::register::{isb, read_register, write_register};
 use crate::cpu::{self, CpuId};
 use crate::layout::OwnPages;
-use crate::panic;
+use crate::{panic, trace};
 
 /// SGI of a kick: another pCPU has something for this one.
 const KICK: u32 = 0;
@@ -159,6 +159,7 @@ fn pointer<T>(at: Hva) -> NonNull<T> {
 /// Interrupts a pCPU. What it is to find must be in memory before.
 #[inline]
 pub(crate) fn kick(cpu: CpuId) {
+    trace::kicked(1, cpu.0);
     send(cpu::by_id(cpu).arch.affinity, 0);
 }
 

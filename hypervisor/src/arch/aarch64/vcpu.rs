@@ -64,6 +64,8 @@ pub(crate) struct ArchVcpu {
 pub(super) enum Activity {
     /// Runs instructions.
     Active,
+    /// The same, and somebody wants to have a look before each entry.
+    Watched,
     /// Waits for an interrupt.
     Waiting,
     /// Is off until another vCPU turns it on.
@@ -314,10 +316,22 @@ impl ArchVcpu {
         self.activity == Activity::Active
     }
 
+    /// Whether it runs, be it watched or not.
+    pub(crate) fn is_awake(&self) -> bool {
+        matches!(self.activity, Activity::Active | Activity::Watched)
+    }
+
+    /// Whether somebody wants to have a look before each entry: then it is not [active](Self::is_active), but awake.
+    pub(crate) fn watch(&mut self, is_watched: bool) {
+        if self.is_awake() {
+            self.activity = if is_watched { Activity::Watched } else { Activity::Active };
+        }
+    }
+
     /// Whether nothing but another vCPU can ever make this one run again.
     pub(crate) fn is_parked(&self) -> bool {
         match self.activity {
-            Activity::Active => false,
+            Activity::Active | Activity::Watched => false,
             Activity::Off => true,
             Activity::Waiting => {
                 let timer = if self.timer_is_on() { 1 << GUEST_TIMER } else { 0 };

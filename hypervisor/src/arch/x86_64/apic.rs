@@ -23,6 +23,7 @@ use super::irq::{KICK, SPURIOUS, TIMER};
 use super::{paging, port, power, tsc};
 use crate::cpu::{self, CpuId};
 use crate::layout::OwnPages;
+use crate::trace;
 use shootdown::CpuSet;
 
 /// Where the registers are in memory; firmware that has moved them is refused.
@@ -85,11 +86,18 @@ static TIMER_HZ: AtomicU64 = AtomicU64::new(0);
 /// Interrupts a pCPU with the vector [`KICK`]. What it is to find must be in memory before.
 #[inline]
 pub(crate) fn kick(cpu: CpuId) {
-    send(cpu::by_id(cpu).arch.apic_id, ASSERT | u32::from(KICK));
+    trace::kicked(1, cpu.0);
+    send_kick(cpu.0);
+}
+
+#[inline]
+fn send_kick(cpu: u32) {
+    send(apic_id(cpu), ASSERT | u32::from(KICK));
 }
 
 /// Interrupts several pCPUs with the vector [`KICK`], with as few commands as the machine allows.
 pub(crate) fn kick_all(cpus: CpuSet) {
+    trace::kicked(cpus.len(), cpus.first().unwrap_or(0));
     if X2APIC.load(Ordering::Relaxed) {
         // The logical id of an x2APIC is its cluster, the upper bits of its id, and one of 16 bits (APM vol. 2, 16.14.2).
         let mut rest = cpus;
@@ -106,7 +114,7 @@ pub(crate) fn kick_all(cpus: CpuSet) {
         let members = cpus.iter().fold(0, |members, cpu| members | 1 << cpu);
         send(members, LOGICAL | ASSERT | u32::from(KICK));
     } else {
-        cpus.iter().for_each(|cpu| kick(CpuId(cpu)));
+        cpus.iter().for_each(send_kick);
     }
 }
 

@@ -67,6 +67,8 @@ pub(crate) struct ArchVcpu {
 pub(crate) enum Activity {
     /// Runs instructions.
     Active,
+    /// The same, and somebody wants to have a look before each entry.
+    Watched,
     /// Halted until an interrupt that it takes.
     Halted,
     /// Was reset and waits for a start-up message.
@@ -475,10 +477,22 @@ impl ArchVcpu {
         self.activity == Activity::Active
     }
 
+    /// Whether it runs, be it watched or not.
+    pub(crate) fn is_awake(&self) -> bool {
+        matches!(self.activity, Activity::Active | Activity::Watched)
+    }
+
+    /// Whether somebody wants to have a look before each entry: then it is not [active](Self::is_active), but awake.
+    pub(crate) fn watch(&mut self, is_watched: bool) {
+        if self.is_awake() {
+            self.activity = if is_watched { Activity::Watched } else { Activity::Active };
+        }
+    }
+
     /// Whether nothing but an NMI, an INIT or a start-up message from another vCPU can ever make this one run again.
     pub(crate) fn is_parked(&self) -> bool {
         match self.activity {
-            Activity::Active => false,
+            Activity::Active | Activity::Watched => false,
             Activity::Halted => self.vmcb.save.rflags & rflags::IF == 0,
             Activity::WaitsForStartup => true,
         }

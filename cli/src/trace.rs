@@ -1,0 +1,153 @@
+//! `dunlin trace`: what happens on each pCPU of a running host, event by event, as a file that Perfetto opens.
+//!
+//! The host writes events into rings, which are emptied here as fast as the control port allows. [`timeline`] makes slices of
+//! them, one for each stay of a vCPU on a pCPU and one for each exit.
+
+mod timeline;
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use abi::control::{Answer, Command, Refusal};
+use abi::trace::Events;
+use serde_json::json;
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+use crate::args::TraceArgs;
+use crate::control::{Client, refusal};
+use crate::failure::Failure;
+use crate::progress::Progress;
+use crate::quantity::{parse_time, show_count};
+use crate::{share, stats};
+use timeline::Timeline;
+
+/// Between two looks at rings that were empty.
+const PAUSE: Duration = Duration::from_millis(2);
+/// Between two lines of progress.
+const TELL: Duration = Duration::from_secs(2);
+
+/// `dunlin trace`.
+pub(crate) fn run(args: &TraceArgs) -> Result<(), Failure> {
+    let time = parse_time(&args.time).map_err(|what| Failure::bad_input(format!("option '--time': {what}")))?;
+    let mut client = share::attach(args.host.host)?;
+    let info = stats::host(&mut client)?;
+    let names = stats::list(&mut client)?.into_iter().map(|vm| vm.name).collect();
+
+    // Opened before anything is traced: a path that cannot be written is told at once.
+    let at = |error: std::io::Error| Failure::failed(format!("{}: {error}", args.output.display()));
+    let file = BufWriter::new(File::create(&args.output).map_err(at)?);
+    let mut timeline = Timeline::new(file, info.tsc_hz, names).map_err(at)?;
+
+    let is_over = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register(signal, is_over.clone())
+            .map_err(|error| Failure::failed(format!("signals: {error}")))?;
+    }
+    ask(&mut client, Command::TraceStart)?;
+    let result = follow(&mut client, time, &is_over, &mut timeline).and_then(|pcpus| {
+        ask(&mut client, Command::TraceStop)?;
+        // What was written until then.
+        drain(&mut client, pcpus, &mut timeline)?;
+        Ok(pcpus)
+    });
+    if result.is_err() {
+        // What failed first is what is told.
+        let _ = client.ask(Command::TraceStop);
+    }
+    // A host that has ended leaves what was seen of it.
+    let seen = timeline.finish().map_err(at)?;
+    let pcpus = result?;
+
+    let path = args.output.display();
+    if args.json {
+        println!(
+            "{}",
+            json!({ "file": path.to_string(), "pcpus": pcpus, "events": seen.events, "exits": seen.exits, "stays": seen.stays,
+                "kicks": seen.kicks, "flushes": seen.flushes, "lost": seen.lost, "seconds": seen.seconds })
+        );
+        return Ok(());
+    }
+    println!(
+        "{path}: {:.2} s of {pcpus} pCPUs: {} exits, {} stays of vCPUs on pCPUs, {} kicks, {} flushes of others' TLBs",
+        seen.seconds,
+        show_count(seen.exits),
+        show_count(seen.stays),
+        show_count(seen.kicks),
+        show_count(seen.flushes)
+    );
+    if seen.lost > 0 {
+        println!("{} events were lost: they came faster than they were read", show_count(seen.lost));
+    }
+    println!("open it at https://ui.perfetto.dev");
+    Ok(())
+}
+
+/// Reads until the time is over or somebody wants an end. Says how many pCPUs there are.
+fn follow<W: Write>(
+    client: &mut Client,
+    time: Duration,
+    is_over: &AtomicBool,
+    timeline: &mut Timeline<W>,
+) -> Result<u32, Failure> {
+    let progress = Progress::new();
+    let begin = Instant::now();
+    let mut told = begin;
+    let mut pcpus = 0;
+    while begin.elapsed() < time && !is_over.load(Ordering::Relaxed) {
+        let (count, events) = pass(client, timeline)?;
+        pcpus = count;
+        if told.elapsed() > TELL {
+            told = Instant::now();
+            progress.say(&format!("{} exits", show_count(timeline.exits())));
+        }
+        if events == 0 {
+            std::thread::sleep(PAUSE);
+        }
+    }
+    Ok(pcpus)
+}
+
+/// Reads each ring until it is empty.
+fn drain<W: Write>(client: &mut Client, pcpus: u32, timeline: &mut Timeline<W>) -> Result<(), Failure> {
+    for pcpu in 0..pcpus {
+        while let Some(read) = read(client, pcpu)?.filter(|read| !read.events.is_empty()) {
+            add(timeline, pcpu, &read)?;
+        }
+    }
+    Ok(())
+}
+
+/// Reads a message's worth from each ring, says how many pCPUs and events there were.
+fn pass<W: Write>(client: &mut Client, timeline: &mut Timeline<W>) -> Result<(u32, usize), Failure> {
+    let mut events = 0;
+    let mut pcpu = 0;
+    while let Some(read) = read(client, pcpu)? {
+        events += read.events.len();
+        add(timeline, pcpu, &read)?;
+        pcpu += 1;
+    }
+    Ok((pcpu, events))
+}
+
+fn add<W: Write>(timeline: &mut Timeline<W>, pcpu: u32, read: &Events) -> Result<(), Failure> {
+    timeline.add(pcpu, read).map_err(|error| Failure::failed(format!("the trace cannot be written: {error}")))
+}
+
+/// The oldest events of a pCPU, if there is one.
+fn read(client: &mut Client, pcpu: u32) -> Result<Option<Events>, Failure> {
+    match client.ask(Command::TraceRead { pcpu })? {
+        Ok(Answer::Events(events)) => Ok(Some(events)),
+        Err(Refusal::NoSuchPcpu) => Ok(None),
+        other => Err(stats::unexpected(other.map_err(refusal))),
+    }
+}
+
+fn ask(client: &mut Client, command: Command) -> Result<(), Failure> {
+    match client.ask(command)? {
+        Ok(Answer::Done) => Ok(()),
+        other => Err(stats::unexpected(other.map_err(refusal))),
+    }
+}

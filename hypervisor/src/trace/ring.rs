@@ -1,0 +1,179 @@
+//! The events of one pCPU: it alone writes them, and the one that answers the control port alone reads them.
+
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use abi::control::EVENTS_CHUNK;
+use abi::counters::ExitReason;
+use abi::trace::{Departure, Event, Events, What};
+use crossbeam_utils::CachePadded;
+
+/// Events that a pCPU keeps until they are read.
+const EVENTS: usize = 8192;
+
+/// The host has too little memory for a ring.
+#[derive(Debug)]
+pub(crate) struct OutOfMemory;
+
+/// An event as it is kept: when, and three words that say what.
+type Slot = [AtomicU64; 3];
+
+/// The ring.
+pub(super) struct Ring {
+    slots: Vec<Slot>,
+    /// Events that were ever written, and ever lost.
+    written: CachePadded<AtomicU64>,
+    lost: AtomicU64,
+    /// The writer is at work: what an interrupt finds then to write is lost.
+    is_busy: AtomicBool,
+    /// Events that were ever read, and how many had been lost when the trace began.
+    read: CachePadded<AtomicU64>,
+    lost_before: AtomicU64,
+}
+
+impl Ring {
+    /// An empty one.
+    pub(super) fn new() -> Result<Self, OutOfMemory> {
+        let mut slots: Vec<Slot> = Vec::new();
+        slots.try_reserve_exact(EVENTS).map_err(|_| OutOfMemory)?;
+        slots.extend((0..EVENTS).map(|_| Slot::default()));
+        Ok(Self {
+            slots,
+            written: CachePadded::default(),
+            lost: AtomicU64::new(0),
+            is_busy: AtomicBool::new(false),
+            read: CachePadded::default(),
+            lost_before: AtomicU64::new(0),
+        })
+    }
+
+    fn slot(&self, number: u64) -> Option<&Slot> {
+        self.slots.get(usize::try_from(number).ok()? % EVENTS)
+    }
+
+    /// Writes an event, or loses it.
+    pub(super) fn push(&self, event: Event) {
+        let lose = || self.lost.store(self.lost.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        if self.is_busy.load(Ordering::Relaxed) {
+            return lose();
+        }
+        self.is_busy.store(true, Ordering::Relaxed);
+        let number = self.written.load(Ordering::Relaxed);
+        // The reader is done with what it says it has read.
+        let is_full = number - self.read.load(Ordering::Acquire) >= EVENTS as u64;
+        match self.slot(number) {
+            Some(slot) if !is_full => {
+                slot.iter().zip(packed(event)).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
+                self.written.store(number + 1, Ordering::Release);
+            }
+            _ => lose(),
+        }
+        self.is_busy.store(false, Ordering::Relaxed);
+    }
+
+    /// Nothing of what was written is to be read.
+    pub(super) fn forget(&self) {
+        self.read.store(self.written.load(Ordering::Acquire), Ordering::Release);
+        self.lost_before.store(self.lost.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
+    /// The oldest events, which make room for others.
+    pub(super) fn take(&self) -> Events {
+        let first = self.read.load(Ordering::Relaxed);
+        let end = self.written.load(Ordering::Acquire).min(first + EVENTS_CHUNK as u64);
+        let events = (first..end).filter_map(|number| {
+            let slot = self.slot(number)?;
+            unpacked(core::array::from_fn(|word| slot[word].load(Ordering::Relaxed)))
+        });
+        let events = events.collect();
+        self.read.store(end, Ordering::Release);
+        let lost = self.lost.load(Ordering::Relaxed) - self.lost_before.load(Ordering::Relaxed);
+        Events { lost, events }
+    }
+}
+
+const ARRIVED: u64 = 0;
+const LEFT: u64 = 1;
+const EXIT: u64 = 2;
+const KICKED: u64 = 3;
+const FLUSHED: u64 = 4;
+
+const DEPARTURES: [Departure; 4] = [Departure::Blocked, Departure::Paused, Departure::Preempted, Departure::Ended];
+
+/// An event in three words: when; two numbers of 32 bits; what, and a third number.
+fn packed(Event { at, what }: Event) -> [u64; 3] {
+    let (kind, first, second, third) = match what {
+        What::Arrived { vm, vcpu } => (ARRIVED, vm, vcpu, 0),
+        What::Left(departure) => (LEFT, departure as u32, 0, 0),
+        What::Exit { reason, ticks } => (EXIT, reason as u32, ticks, 0),
+        What::Kicked { pcpus, first } => (KICKED, pcpus, first, 0),
+        What::Flushed { targets, kicked, ticks } => (FLUSHED, targets, kicked, ticks),
+    };
+    [at, u64::from(first) << 32 | u64::from(second), kind << 32 | u64::from(third)]
+}
+
+fn unpacked([at, numbers, kind]: [u64; 3]) -> Option<Event> {
+    let (first, second) = (upper(numbers), lower(numbers));
+    let what = match kind >> 32 {
+        ARRIVED => What::Arrived { vm: first, vcpu: second },
+        LEFT => What::Left(*DEPARTURES.get(first as usize)?),
+        EXIT => What::Exit { reason: *ExitReason::ALL.get(first as usize)?, ticks: second },
+        KICKED => What::Kicked { pcpus: first, first: second },
+        FLUSHED => What::Flushed { targets: first, kicked: second, ticks: lower(kind) },
+        _ => return None,
+    };
+    Some(Event { at, what })
+}
+
+const fn upper(word: u64) -> u32 {
+    (word >> 32) as u32
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "the lower half is wanted")]
+const fn lower(word: u64) -> u32 {
+    word as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn events() -> impl Iterator<Item = Event> {
+        let exits = ExitReason::ALL.iter().map(|&reason| What::Exit { reason, ticks: u32::MAX });
+        let departures = DEPARTURES.into_iter().map(What::Left);
+        let others = [
+            What::Arrived { vm: u32::MAX, vcpu: 3 },
+            What::Kicked { pcpus: 64, first: 63 },
+            What::Flushed { targets: 1, kicked: u32::MAX, ticks: 7 },
+        ];
+        (u64::MAX - 100..).zip(exits.chain(departures).chain(others)).map(|(at, what)| Event { at, what })
+    }
+
+    #[test]
+    fn event_is_read_as_it_was_written() {
+        let ring = Ring::new().expect("memory");
+        events().for_each(|event| ring.push(event));
+        assert_eq!(ring.take(), Events { lost: 0, events: events().collect() });
+        assert_eq!(ring.take(), Events { lost: 0, events: Vec::new() });
+    }
+
+    #[test]
+    fn newest_events_are_lost_and_counted_when_nobody_reads() {
+        let ring = Ring::new().expect("memory");
+        let event = |at| Event { at, what: What::Left(Departure::Blocked) };
+        (0..EVENTS as u64 + 5).for_each(|at| ring.push(event(at)));
+        let mut seen = Vec::new();
+        loop {
+            let Events { lost, events } = ring.take();
+            assert_eq!(lost, 5);
+            if events.is_empty() {
+                break;
+            }
+            seen.extend(events.into_iter().map(|event| event.at));
+        }
+        assert!(seen.into_iter().eq(0..EVENTS as u64));
+        ring.push(event(77));
+        ring.forget();
+        assert_eq!(ring.take(), Events { lost: 0, events: Vec::new() });
+    }
+}

@@ -1,0 +1,120 @@
+//! Who writes events, and who reads them.
+
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use abi::counters::ExitReason;
+use abi::trace::{Departure, Event, Events, What};
+use crossbeam_utils::CachePadded;
+use spin::Once;
+
+use super::ring::{OutOfMemory, Ring};
+use crate::arch::{interrupts, tsc};
+use crate::cpu::{self, scheduler};
+use crate::vcpu::run::Left;
+
+/// Whether somebody traces.
+static IS_ON: CachePadded<AtomicBool> = CachePadded::new(AtomicBool::new(false));
+/// When events were last asked for, in host ticks.
+static ASKED_AT: AtomicU64 = AtomicU64::new(0);
+static RINGS: Once<Vec<Ring>> = Once::new();
+/// A trace ends when nobody has asked for its events for so long: who began it is gone.
+const FORGOTTEN_SECONDS: u64 = 10;
+
+/// Whether somebody traces.
+#[inline]
+pub(crate) fn is_on() -> bool {
+    IS_ON.load(Ordering::Relaxed)
+}
+
+/// Begins; forgets what was not read before.
+///
+/// # Errors
+/// When there is too little memory for the rings, the first time.
+pub(crate) fn start() -> Result<(), OutOfMemory> {
+    let rings = match RINGS.get() {
+        Some(rings) => rings,
+        None => {
+            let rings = (0..cpu::count()).map(|_| Ring::new()).collect::<Result<Vec<_>, _>>()?;
+            RINGS.call_once(|| rings)
+        }
+    };
+    rings.iter().for_each(Ring::forget);
+    ASKED_AT.store(tsc::now(), Ordering::Relaxed);
+    IS_ON.store(true, Ordering::SeqCst);
+    // vCPUs that have their pCPUs for themselves would not come by for long.
+    scheduler::runners().for_each(|cpu| interrupts::kick(cpu.id));
+    Ok(())
+}
+
+/// Ends. What was written stays to be read.
+pub(crate) fn stop() {
+    IS_ON.store(false, Ordering::SeqCst);
+}
+
+/// Whether a trace goes on, and events will be asked for soon. Ends one that was forgotten.
+pub(crate) fn goes_on() -> bool {
+    if is_on() && tsc::now().wrapping_sub(ASKED_AT.load(Ordering::Relaxed)) > FORGOTTEN_SECONDS * tsc::hz() {
+        stop();
+    }
+    is_on()
+}
+
+/// The oldest events of a pCPU. `None` when there is no such pCPU.
+pub(crate) fn read(pcpu: u32) -> Option<Events> {
+    if pcpu as usize >= cpu::count() {
+        return None;
+    }
+    ASKED_AT.store(tsc::now(), Ordering::Relaxed);
+    let ring = RINGS.get().and_then(|rings| rings.get(pcpu as usize));
+    Some(ring.map_or(Events { lost: 0, events: Vec::new() }, Ring::take))
+}
+
+/// A vCPU was given this pCPU.
+pub(crate) fn arrived(vm: u32, vcpu: u32) {
+    push(tsc::now(), What::Arrived { vm, vcpu });
+}
+
+/// It leaves again.
+pub(crate) fn left(left: Left) {
+    let departure = match left {
+        Left::Blocked => Departure::Blocked,
+        Left::Paused => Departure::Paused,
+        Left::Preempted => Departure::Preempted,
+        Left::Dead => Departure::Ended,
+    };
+    push(tsc::now(), What::Left(departure));
+}
+
+/// The guest was left `at` this time, and its exit has been handled.
+pub(crate) fn exit(at: u64, reason: ExitReason) {
+    push(at, What::Exit { reason, ticks: short(tsc::now().wrapping_sub(at)) });
+}
+
+/// This pCPU kicks so many others, of which this is the first.
+#[inline]
+pub(crate) fn kicked(pcpus: u32, first: u32) {
+    if is_on() {
+        push(tsc::now(), What::Kicked { pcpus, first });
+    }
+}
+
+/// The running vCPU has flushed TLBs of others, which it began `at` this time.
+#[inline]
+pub(crate) fn flushed(at: u64, targets: u32, kicked: u32) {
+    if is_on() {
+        push(at, What::Flushed { targets, kicked, ticks: short(tsc::now().wrapping_sub(at)) });
+    }
+}
+
+#[cold]
+fn push(at: u64, what: What) {
+    let cpu = cpu::this().id.index();
+    if let Some(ring) = RINGS.get().and_then(|rings| rings.get(cpu)) {
+        ring.push(Event { at, what });
+    }
+}
+
+fn short(ticks: u64) -> u32 {
+    u32::try_from(ticks).unwrap_or(u32::MAX)
+}
