@@ -24,10 +24,11 @@
 //! also invalidations that reach all pCPUs ([`Machine::flush_page_everywhere`] and its like), by the tag of the one that asks.
 //!
 //! What walks find, the test says here. A machine that walks stage-2 tables by itself, as they are being changed, is
-//! [`Walks`](walks::Walks).
+//! [`Walks`](walks::Walks). It also judges what a real host has done: [`trace`].
 
 #![forbid(unsafe_code)]
 
+pub mod trace;
 pub mod walks;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -46,6 +46,14 @@ impl Memory {
         }
     }
 
+    /// A page that a thread has just written zeros over, plainly. What it said in an earlier life as a table is remembered.
+    pub(super) fn add_table_again(&mut self, thread: usize, table: u64, entries: usize, before: u64) {
+        if !self.words.contains_key(&(table, 0)) {
+            return self.add_table(thread, table, entries, before);
+        }
+        (0..entries).for_each(|index| self.store(thread, (table, index), 0, false));
+    }
+
     pub(super) fn newest(&self, place: Place) -> u64 {
         self.words[&place].last().expect("each word has a version").bits
     }

@@ -26,6 +26,7 @@
 //! For [nested pages](Rules::Nested) there are no barriers, and denials are not cached: V8 to V10 cannot happen.
 
 mod memory;
+mod replayed;
 mod rules;
 mod tlb;
 mod violation;
@@ -386,7 +387,8 @@ impl Walks {
 
     fn forget(&mut self, cpu: usize, asked: Asked) {
         let index_bits = self.geometry.index_bits;
-        let goes = |entry: &Entry| entry.vm.vmid == asked.vmid && entry.goes(asked.invalidate, index_bits);
+        let is_meant = |entry: &Entry| asked.invalidate == Invalidate::Everything || entry.vm.vmid == asked.vmid;
+        let goes = |entry: &Entry| is_meant(entry) && entry.goes(asked.invalidate, index_bits);
         self.cpus[cpu].entries.retain(|entry| !goes(entry));
     }
 

@@ -103,6 +103,15 @@ impl Rules {
         }
     }
 
+    /// Bits of leaves, and of entries that name tables, which the hardware sets by itself.
+    pub(super) fn recorded_bits(self) -> u64 {
+        match self {
+            Self::Nested => 1 << 6 | 1 << 5,
+            Self::Arm { hafdbs: true, .. } => 1 << 10 | 1 << 7,
+            Self::Arm { hafdbs: false, .. } => 0,
+        }
+    }
+
     /// Whether the hardware sets the access flag itself.
     pub(super) fn sets_accessed(self) -> bool {
         match self {

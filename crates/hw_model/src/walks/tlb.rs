@@ -18,6 +18,8 @@ pub enum Invalidate {
     Combined,
     /// All of this VM (VMALLS12E1).
     All,
+    /// All of all VMs (ALLE1).
+    Everything,
 }
 
 /// One thing that a processor remembers.
@@ -79,7 +81,7 @@ impl Entry {
     /// Whether the invalidation must remove it. What it may remove as well, it does not.
     pub(super) fn goes(&self, invalidate: Invalidate, index_bits: u32) -> bool {
         match (invalidate, self.kind) {
-            (Invalidate::All, _) | (Invalidate::Combined, Kind::Combined(_)) => true,
+            (Invalidate::All | Invalidate::Everything, _) | (Invalidate::Combined, Kind::Combined(_)) => true,
             (Invalidate::Combined, _) | (Invalidate::Guest { .. }, Kind::Combined(_)) => false,
             (Invalidate::Guest { leaves: true, .. }, Kind::Table(_)) => false,
             (Invalidate::Guest { start, end, level, .. }, kind) => {
