@@ -24,12 +24,13 @@
 //! | `platform` | `Platform`, what vCPUs of a VM share; `serial_interrupt` |
 //! | `uart` | `Uart`, the serial port that guests have |
 //! | `loader` | `ram_layout`, `load`, the format of stage-2 tables |
-//! | `tlb` | what changes of stage 2 owe to TLBs: `publish`, `flush`, `flush_local` |
+//! | `tlb` | what changes of stage 2 owe to TLBs: `publish`, `flush`, `flush_local`; `rules`, by which a trace is judged |
 //! | `emulate` | `Decoded`, what is remembered of instructions that are emulated |
 //!
 //! Unsafe code lives in this folder and nowhere else. [`ram`] is the shell around host memory that both architectures
 //! share: it needs only their `paging::direct_map`. [`bank`] is that around the memory of a VM, [`block`] that around what
-//! a CPU has to itself, [`control_port`] that around the device of the byte stream to the tool. `clock` is what both make of their ticks.
+//! a CPU has to itself, [`control_port`] that around the device of the byte stream to the tool. `clock` is what both make of their ticks,
+//! [`trace`] what debug builds tell of stage 2.
 
 #[cfg_attr(
     target_arch = "aarch64",
@@ -41,6 +42,7 @@ mod clock;
 pub(crate) mod control_port;
 pub(crate) mod ram;
 pub(crate) mod tables;
+pub(crate) mod trace;
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;

@@ -17,6 +17,7 @@ use spin::Mutex;
 use stage2::{BATCH, Cell, ENTRIES, Pages};
 
 use super::ram::Repeated;
+use super::trace::{self, Event};
 use crate::frames::{Exhausted, Frames};
 
 /// Tables for the upper levels of any VM, its root among them: side by side, up to 16.
@@ -80,18 +81,21 @@ impl Pages for TablePool {
         let mut free = self.free.lock();
         if let Some(table) = free.used.pop() {
             drop(free);
-            (0..ENTRIES).for_each(|index| self.write_private(Cell::new(table, index), 0));
+            (0..ENTRIES).for_each(|index| self.entry(Cell::new(table, index)).store(0, Ordering::Relaxed));
+            trace::note(|| Event::Allocate { table, count: 1 });
             return Some(table);
         }
-        free.take_fresh(self.tables.run(), 1)
+        take_fresh(&mut free, self.tables.run(), 1)
     }
 
     fn allocate_root(&self, count: u32) -> Option<Hpa> {
-        self.free.lock().take_fresh(self.tables.run(), count.into())
+        take_fresh(&mut self.free.lock(), self.tables.run(), count)
     }
 
     fn free(&self, hpa: Hpa) {
-        self.free.lock().used.push(hpa);
+        let mut free = self.free.lock();
+        trace::note(|| Event::Free { table: hpa });
+        free.used.push(hpa);
     }
 
     #[inline]
@@ -101,13 +105,23 @@ impl Pages for TablePool {
 
     #[inline]
     fn compare_exchange(&self, cell: Cell, old: u64, new: u64) -> Result<(), u64> {
-        self.entry(cell).compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst).map(|_| ())
+        trace::step(
+            || self.entry(cell).compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst).map(|_| ()),
+            |done| done.is_ok().then_some(Event::Exchange { cell, old, new }),
+        )
     }
 
     #[inline]
     fn write_private(&self, cell: Cell, bits: u64) {
-        self.entry(cell).store(bits, Ordering::Relaxed);
+        trace::step(|| self.entry(cell).store(bits, Ordering::Relaxed), |()| Some(Event::Store { cell, bits }));
     }
+}
+
+/// Tables that were never taken.
+fn take_fresh(free: &mut Free, run: &Frames, count: u32) -> Option<Hpa> {
+    let table = free.take_fresh(run, count.into())?;
+    trace::note(|| Event::Allocate { table, count });
+    Some(table)
 }
 
 impl Free {

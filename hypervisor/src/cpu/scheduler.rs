@@ -13,7 +13,7 @@ use spin::{Mutex, Once};
 use vcpu_layout::{OwnerWord, Proof, lay_out};
 
 use super::{PerCpu, all, by_id, housekeeping, is_busy, this};
-use crate::arch::{interrupts, irq, tsc, virtualization};
+use crate::arch::{interrupts, irq, trace, tsc, virtualization};
 use crate::control;
 use crate::vcpu::run::{Left, Running, run};
 use crate::vm::VcpuRef;
@@ -171,6 +171,7 @@ fn run_one(cpu: &'static PerCpu, time: VirtualTime, vcpu: VcpuRef) {
             drop(held);
             shared.rise();
             if let Some(ending) = vcpu.vm().vcpu_left() {
+                trace::tell();
                 control::vm_ended(vcpu.vm(), ending);
             }
         }

@@ -38,7 +38,7 @@ use crate::arch::emulate::Decoded;
 use crate::arch::loader::{Stage2Format, stage2_format};
 use crate::arch::tables::TablePool;
 use crate::arch::vcpu::ArchVcpu;
-use crate::arch::{interrupts, tsc};
+use crate::arch::{interrupts, tlb, tsc};
 use crate::cpu;
 use crate::frames::{Exhausted, Frames};
 use crate::trace;
@@ -157,6 +157,9 @@ impl Memory {
                 at = piece.end();
             }
         }
+
+        // A walker on another pCPU may else find in the root what that page was before.
+        tlb::publish();
 
         let logging = Logging::new(&regions, level_on_touch.is_some());
         Ok(Self::lay_out(MemoryFields {

@@ -18,6 +18,7 @@ pub(crate) use tlb_tag::by_vm::{CpuTags, Pool, VcpuTags};
 use tlb_tag::by_vm::{Flush, VmTags as OfVm};
 use tlb_tag::{Scheme, Tag, TagRange};
 
+use crate::arch::trace::{self, Event};
 use crate::cpu;
 
 /// A pool for VMs of one scheme. The entries of one VMID can always be flushed by themselves.
@@ -60,9 +61,27 @@ pub(super) fn vttbr(root: Hpa, tag: Tag) -> u64 {
     root.0 | u64::from(tag.get()) << vttbr_el2::VMID_SHIFT
 }
 
+/// What the trace says when a pCPU turns to the VM that this VTTBR_EL2 names.
+pub(super) fn load_of(vttbr: u64) -> Event {
+    let tag = (vttbr >> vttbr_el2::VMID_SHIFT) as u32;
+    Event::Load { tag, root: Hpa(vttbr & ((1 << vttbr_el2::VMID_SHIFT) - 2)) }
+}
+
 /// Drops entries of this pCPU's TLB, those of a tag for the one in VTTBR_EL2. With them goes what is cached of instructions,
 /// since a guest's local flush of those is as local as that of its TLB.
 pub(super) fn flush(what: Flush) {
+    trace::step(
+        || (),
+        |()| {
+            let name = match what {
+                Flush::Nothing => return None,
+                Flush::OwnTables => "vmalle1",
+                Flush::Tag => "vmalls12e1",
+                Flush::Everything => "alle1",
+            };
+            Some(Event::TlbiAll { name })
+        },
+    );
     match what {
         Flush::Nothing => return,
         // SAFETY: what is cached are copies.
@@ -74,6 +93,7 @@ pub(super) fn flush(what: Flush) {
     }
     // SAFETY: as above.
     unsafe { asm!("ic iallu", "dsb nsh", "isb", options(nostack, preserves_flags)) };
+    trace::note(|| Event::Barrier { name: "nsh" });
 }
 
 /// Waits until all pCPUs have done what the guest has asked of their TLBs and caches: it may wait for that on another pCPU,
@@ -81,4 +101,5 @@ pub(super) fn flush(what: Flush) {
 pub(super) fn complete_guests_flushes() {
     // SAFETY: a barrier.
     unsafe { asm!("dsb ish", options(nostack, preserves_flags)) };
+    trace::note(|| Event::Barrier { name: "ish" });
 }

@@ -13,6 +13,7 @@ use stage2::tlbi::{self, Barrier, Maintenance, Tlbi};
 use super::register::{read_register, write_register};
 use super::{tags, virtualization};
 use crate::arch::block::Block;
+use crate::arch::trace::{self, Event};
 use crate::vcpu::Vcpu;
 use crate::vm::memory::Memory;
 
@@ -25,19 +26,24 @@ pub(crate) fn publish() {
 pub(crate) fn flush(memory: &Memory, _: &[Block<Vcpu>], stale: Stale) {
     // The tag is read after the tables were changed: see there.
     ThisCpu.dsb(Barrier::Stores);
+    let root = memory.stage2_root();
+    trace::note(|| Event::Flush { root });
     let Some(tag) = memory.tags().own().tag() else { return };
-    let vttbr = tags::vttbr(memory.stage2_root(), tag);
+    let vttbr = tags::vttbr(root, tag);
     let before = read_register!("vttbr_el2");
     if before != vttbr {
         // SAFETY: names the VM that instructions are about. No guest runs here, and at EL2 its tables are not walked.
         unsafe { write_register!("vttbr_el2", vttbr) };
         ThisCpu.isb();
+        trace::note(|| tags::load_of(vttbr));
     }
     features().pay(stale, &ThisCpu);
+    trace::paid(root, stale);
     if before != vttbr {
         // SAFETY: as it was.
         unsafe { write_register!("vttbr_el2", before) };
         ThisCpu.isb();
+        trace::note(|| tags::load_of(before));
     }
 }
 
@@ -93,6 +99,14 @@ impl Maintenance for ThisCpu {
             Barrier::Local => operation!("dsb nsh"),
             Barrier::Full => operation!("dsb ish"),
         }
+        trace::note(|| Event::Barrier {
+            name: match barrier {
+                Barrier::LocalStores => "nshst",
+                Barrier::Stores => "ishst",
+                Barrier::Local => "nsh",
+                Barrier::Full => "ish",
+            },
+        });
     }
 
     #[inline]
@@ -102,6 +116,7 @@ impl Maintenance for ThisCpu {
 
     #[inline]
     fn tlbi(&self, operation: Tlbi) {
+        trace::note(|| noted(operation));
         let operand = operation.operand();
         match operation {
             Tlbi::Ipa { leaves: false, everywhere: false, .. } => operation!("tlbi ipas2e1, {}", operand),
@@ -117,4 +132,34 @@ impl Maintenance for ThisCpu {
             Tlbi::All { everywhere: true } => operation!("tlbi vmalls12e1is"),
         }
     }
+}
+
+/// A TLBI as the trace has it.
+fn noted(operation: Tlbi) -> Event {
+    let bytes = operation.bytes();
+    match operation {
+        Tlbi::Ipa { leaves, everywhere, ipa, level } => {
+            let name = match (leaves, everywhere) {
+                (false, false) => "ipas2e1",
+                (true, false) => "ipas2le1",
+                (false, true) => "ipas2e1is",
+                (true, true) => "ipas2le1is",
+            };
+            Event::Tlbi { name, start: ipa, bytes, level }
+        }
+        Tlbi::Range { leaves, ipa, .. } => {
+            Event::Tlbi { name: if leaves { "ripas2le1is" } else { "ripas2e1is" }, start: ipa, bytes, level: None }
+        }
+        Tlbi::Combined { everywhere } => Event::TlbiAll { name: if everywhere { "vmalle1is" } else { "vmalle1" } },
+        Tlbi::All { everywhere } => Event::TlbiAll { name: if everywhere { "vmalls12e1is" } else { "vmalls12e1" } },
+    }
+}
+
+/// The rules of this processor, as the trace has them.
+#[cfg(debug_assertions)]
+pub(crate) fn rules() -> alloc::string::String {
+    use stage2::Format;
+    let features = virtualization::features();
+    let levels = virtualization::stage2_format().levels();
+    alloc::format!("rules=arm bbm={} hafdbs={} levels={levels}", features.bbm, u32::from(features.records_writes))
 }

@@ -23,6 +23,7 @@ use super::routing::Start;
 use super::tags::{self, CpuTags, VcpuTags};
 use super::virtualization::HostContext;
 use super::{tsc, virtualization};
+use crate::arch::trace::{self, Event};
 use crate::device::affinity::affinity;
 use crate::device::gic::{self, MAX_LISTS, VcpuGic};
 use crate::layout::OwnPages;
@@ -181,6 +182,7 @@ impl ArchVcpu {
         self.tags.arrive(tags, came_back);
         // SAFETY: the VM's own tables, which stay for as long as the vCPU does, under the VM's own tag until it departs.
         unsafe { write_register!("vttbr_el2", tags::vttbr(self.stage2_root, self.tags.tag())) };
+        trace::note(|| tags::load_of(tags::vttbr(self.stage2_root, self.tags.tag())));
         // SAFETY: who the guest believes to be means nothing to EL2.
         unsafe { write_register!("vmpidr_el2", self.affinity) };
         // SAFETY: made by `virtualization::hcr`: stage 2 is on, interrupts come to EL2.
@@ -259,9 +261,11 @@ impl ArchVcpu {
             unsafe { write_register!("ich_hcr_el2", self.gic.control()) };
         }
 
+        trace::note(|| Event::Enter { tag: self.tags.tag().get(), root: self.stage2_root });
         // SAFETY: `load` has brought everything that decides about this guest into this pCPU, and the vCPU has not left it
         // since. Its stage 2 maps nothing but the VM's own memory.
         unsafe { entry::enter(&mut self.registers) };
+        trace::note(|| Event::Leave { tag: self.tags.tag().get(), root: self.stage2_root });
 
         self.left_at = tsc::now_after_exit();
         tally.add(|count| &count.guest_ticks, self.left_at.wrapping_sub(entered_at));

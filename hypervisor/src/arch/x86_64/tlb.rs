@@ -8,6 +8,7 @@ use addr::Gpa;
 use stage2::Stale;
 
 use crate::arch::block::Block;
+use crate::arch::trace::{self, Event};
 use crate::vcpu::Vcpu;
 use crate::vm::memory::Memory;
 
@@ -15,11 +16,21 @@ use crate::vm::memory::Memory;
 pub(crate) fn publish() {}
 
 /// Pays what is owed to everybody. On return none of the `vcpus` runs its guest with what was `stale`.
-pub(crate) fn flush(memory: &Memory, vcpus: &[Block<Vcpu>], _: Stale) {
+pub(crate) fn flush(memory: &Memory, vcpus: &[Block<Vcpu>], stale: Stale) {
+    let root = memory.stage2_root();
+    trace::note(|| Event::Flush { root });
     memory.flush_everybody(vcpus);
+    trace::paid(root, stale);
 }
 
 /// This pCPU forgets that the page at `gpa` denies an access. It looks again by itself.
 pub(crate) fn forget(gpa: Gpa) {
     debug_assert!(false, "denials are not cached: {gpa}");
+}
+
+/// The rules of this processor, as the trace has them.
+#[cfg(debug_assertions)]
+pub(crate) fn rules() -> alloc::string::String {
+    use stage2::Format;
+    alloc::format!("rules=nested levels={}", super::loader::stage2_format().levels())
 }

@@ -27,6 +27,7 @@ use super::fpu::FpuState;
 use super::msr::MemoryTypes;
 use super::svm::{self, HostContext};
 use super::tsc;
+use crate::arch::trace::{self, Event as Trace};
 use crate::device::local_apic::{self, LocalApic};
 use crate::layout::OwnPages;
 use crate::vcpu::Tally;
@@ -298,10 +299,12 @@ impl ArchVcpu {
         tally.add(|count| &count.host_ticks, entered_at.wrapping_sub(self.left_at));
         tally.add(|count| &count.entries, 1);
 
+        note_entry(&self.vmcb.control);
         // SAFETY: the vCPU loop holds GIF clear and IF set (`gate::hold`). The VMCB is ours alone; its intercepts were set
         // in `new` and are only ever added to or returned to that set; its nested table maps nothing but the VM's own
         // memory. `HostContext::host_state` was saved on this pCPU, whose FS, GS, TR and LDTR do not change any more.
         unsafe { entry::enter(&mut self.gprs, self.vmcb_hpa, cpu.host_state()) };
+        trace::note(|| Trace::Leave { tag: self.vmcb.control.guest_asid, root: Hpa(self.vmcb.control.n_cr3) });
 
         self.left_at = tsc::now();
         tally.add(|count| &count.guest_ticks, self.left_at.wrapping_sub(entered_at));
@@ -582,6 +585,24 @@ fn prepare_tag<'a>(entry: tlb_tag::Entry<'a>, control: &mut ControlArea, tally: 
     tally.add(|count| &count.tag_assignments, entry.assigned().into());
     tally.add(|count| &count.tag_generations, entry.new_generation().into());
     entry
+}
+
+/// What the trace says of an entry.
+#[inline(always)]
+fn note_entry(control: &ControlArea) {
+    let (tag, root) = (control.guest_asid, Hpa(control.n_cr3));
+    trace::step(
+        || (),
+        |()| {
+            let what = match control.tlb_control {
+                TlbControl::DoNothing => return None,
+                TlbControl::FlushAll => "all",
+                _ => "tag",
+            };
+            Some(Trace::EntryFlushes { what })
+        },
+    );
+    trace::note(|| Trace::Enter { tag, root });
 }
 
 /// The guest was left after such an entry, or could not be entered: a VMRUN that is refused flushes nothing.
