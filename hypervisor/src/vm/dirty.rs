@@ -24,6 +24,10 @@ const PAGE: usize = 4096;
 const _: () = assert!(PAGE as u64 == PAGE_BYTES);
 /// What a lost page is replaced by in the mirror.
 const NONSENSE: u8 = 0xa5;
+/// Large pages that come back in a hundredth of a second, which is how often an idle pCPU looks around: 200 in a second. A guest
+/// that walks through all of its memory feels each of them, as it feels any flush, and nobody is in a hurry.
+const COLLAPSES: u64 = 2;
+const COLLAPSE_PERIODS: u64 = 100;
 /// Tables that may wait for walkers to leave.
 const WAITING_TABLES: usize = 32;
 
@@ -41,6 +45,8 @@ pub(crate) struct Session {
     phase: Phase,
     job: Option<Job>,
     limbo: Box<Limbo<WAITING_TABLES>>,
+    /// How fast large pages come back: each flushes all of the VM's TLBs.
+    comeback: Pace,
 }
 
 /// What is done besides what is asked for.
@@ -131,7 +137,8 @@ impl Session {
             Phase::Logging { splits: 0 }
         };
         let limbo = Box::new(Limbo::new());
-        Ok(Self { how, source, mirror, sent, rounds: 0, pages: 0, spare, phase, job: None, limbo })
+        let comeback = Pace::new(COLLAPSES, tsc::hz() / COLLAPSE_PERIODS, tsc::now());
+        Ok(Self { how, source, mirror, sent, rounds: 0, pages: 0, spare, phase, job: None, limbo, comeback })
     }
 
     /// Ends the log. What it has changed is undone in the steps that follow.
@@ -152,8 +159,13 @@ impl Session {
     }
 
     /// Whether there is something to do now.
-    pub(crate) fn has_work(&self) -> bool {
-        self.job.is_some() || !matches!(self.phase, Phase::Logging { .. } | Phase::Over)
+    pub(crate) fn has_work(&mut self) -> bool {
+        self.job.is_some()
+            || match self.phase {
+                Phase::Logging { .. } | Phase::Over => false,
+                Phase::Collapsing { .. } => self.comeback.allowed(tsc::now()) > 0,
+                Phase::Splitting { .. } | Phase::Releasing { .. } => true,
+            }
     }
 
     /// Whether something that was asked for is still being done.
@@ -418,6 +430,7 @@ impl Session {
         let outcome = memory.tree().collapse(shape, memory.tables(), tlbs, &mut self.limbo, walkers, at, level);
         if outcome == Collapse::Done {
             memory.logging().count_collapse();
+            self.comeback.spend(1);
         }
         outcome
     }
