@@ -98,6 +98,6 @@ fn flushes_by_hypercall_are_within_the_hypercall_that_asked_for_them() {
             let [from, to] = span(call);
             call["tid"] == flush["tid"] && from <= begin && end <= to + 0.001
         };
-        assert!(calls.iter().any(|call| asked(call)), "{flush}");
+        assert!(calls.iter().any(asked), "{flush}");
     }
 }
