@@ -134,6 +134,9 @@ fn follow(run: &Running<'_>, fault: Fault) -> Settled {
             Settled::Again
         }
         Fault::Denied(_) => Settled::Denied,
+        // The processor has seen a page. Where it does not say at which address, that was found out by a walk of the guest's
+        // tables, which another vCPU may have changed meanwhile: to memory that nobody has touched. The guest tries again.
+        Fault::Unmapped if run.vm.memory.level_on_touch().is_some() => Settled::Again,
         Fault::Unmapped | Fault::Large => Settled::NoMemory,
     }
 }
