@@ -26,8 +26,8 @@ const LONG_ABOUT: &str = "\
 Runs virtual machines on the Dunlin hypervisor and shows what they cost.
 
 Dunlin is a type-1 hypervisor. `dunlin run` starts it in QEMU, hands it the VMs that a TOML file
-describes, and stays until they have ended. `dunlin list`, `stats`, `top`, `stop`, `pause`, `resume` and
-`dirty` work from another terminal on hosts that run. Without a word, `dunlin` is `dunlin run`.";
+describes, and stays until they have ended. `dunlin list`, `stats`, `top`, `metrics`, `trace`, `stop`, `pause`,
+`resume` and `dirty` work from another terminal on hosts that run. Without a word, `dunlin` is `dunlin run`.";
 
 const STATUSES: &str = "\
 Exit statuses:
