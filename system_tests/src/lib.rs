@@ -218,6 +218,16 @@ impl Host {
     }
 }
 
+impl Drop for Host {
+    /// A test that fails leaves no host behind.
+    fn drop(&mut self) {
+        if matches!(self.child.try_wait(), Ok(None)) {
+            let _ = finished(Command::new("kill").args(["-TERM", &self.child.id().to_string()]));
+            let _ = self.child.wait();
+        }
+    }
+}
+
 /// Tries until there is something, for at most half a minute.
 ///
 /// # Panics
