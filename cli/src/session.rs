@@ -41,6 +41,8 @@ use crate::summary::{Record, VmRecord};
 const UNWATCHED_LIMIT: Duration = Duration::from_secs(120);
 /// How long the host may take for the last counters, and for ending itself.
 const LAST_WORDS: Duration = Duration::from_secs(5);
+/// How long it may take for the counters of a VM that is cut off.
+const LAST_COUNTERS: Duration = Duration::from_secs(1);
 /// How often the loop looks around when nothing happens.
 const TICK: Duration = Duration::from_millis(50);
 /// Bytes of each console that are kept for the report of a failure.
@@ -286,6 +288,8 @@ struct Session<'a> {
     all_over: Option<Instant>,
     told_to_end: Option<Instant>,
     left: bool,
+    /// Why the run is about to be cut, and since when it waits for the last counters.
+    cutting: Option<(Cut, Instant)>,
     cut: Option<Cut>,
     waiting_was_told: bool,
     log_path: &'a Path,
@@ -340,6 +344,7 @@ impl<'a> Session<'a> {
             all_over: None,
             told_to_end: None,
             left: false,
+            cutting: None,
             cut: None,
             waiting_was_told: false,
             log_path,
@@ -377,8 +382,12 @@ impl<'a> Session<'a> {
     }
 
     fn patience(&self) -> Duration {
-        let limit = self.deadline.map(|(deadline, _)| deadline.saturating_duration_since(Instant::now()));
-        limit.map_or(TICK, |limit| limit.min(TICK))
+        match self.deadline {
+            Some((deadline, _)) if self.cutting.is_none() => {
+                TICK.min(deadline.saturating_duration_since(Instant::now()))
+            }
+            _ => TICK,
+        }
     }
 
     /// What is due without an event.
@@ -388,7 +397,12 @@ impl<'a> Session<'a> {
 
         let now = Instant::now();
         if self.deadline.is_some_and(|(deadline, _)| now >= deadline) {
-            self.cut.get_or_insert(Cut::TimeLimit);
+            self.cut_soon(Cut::TimeLimit);
+        }
+        if let Some((why, since)) = self.cutting
+            && (self.gatherings.is_empty() || now > since + LAST_COUNTERS)
+        {
+            self.cut.get_or_insert(why);
         }
         if self.closed.is_some_and(|since| now > since + LAST_WORDS) {
             self.cut.get_or_insert(Cut::Closed);
@@ -434,11 +448,24 @@ impl<'a> Session<'a> {
                 }
                 self.end_host();
             }
-            Event::Signal(signal) => {
+            Event::Signal(signal) if self.cutting.is_some() => {
                 self.cut.get_or_insert(Cut::Signal(signal));
             }
+            Event::Signal(signal) => self.cut_soon(Cut::Signal(signal)),
             Event::Asked(Asked { request, asker }) => {
                 self.ask(request.command, Asker::Tool(asker, request.id));
+            }
+        }
+    }
+
+    /// Cuts the run off as soon as it is known what the VMs that still run have done so far.
+    fn cut_soon(&mut self, why: Cut) {
+        if self.cutting.is_none() {
+            self.cutting = Some((why, Instant::now()));
+            for vm in 0..self.vms.len() {
+                if self.record.vms[vm].started_ns.is_some() && !self.record.vms[vm].is_over() {
+                    self.gather(vm, false);
+                }
             }
         }
     }

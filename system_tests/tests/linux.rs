@@ -35,6 +35,14 @@ each_machine! {
     }
 }
 
+#[test]
+fn run_that_its_time_limit_cuts_off_tells_what_its_vm_has_done_so_far() {
+    let json = dunlin_run(6, &["--json", "--exec", "sleep 1000"]).expect_status(124).json();
+    let vm = vm(&json, "default");
+    assert!(vm["counters"]["entries"].as_u64().is_some_and(|entries| entries > 0), "{json:#}");
+    assert_eq!(vm["vcpu_counters"].as_array().map(Vec::len), Some(4), "{json:#}");
+}
+
 /// Our script has looked around and turned the machine off, and each entry was followed by an exit.
 fn boots(json: &Value, vcpus: u32) {
     let vm = vm(json, "default");
