@@ -222,10 +222,8 @@ impl Control {
             Command::Stats { vm, first } => self.stats(vm, first),
             Command::Input { vm, line, bytes } => {
                 let vm = self.running(vm)?;
-                let (taken, changed) = vm.serial(line).receive(&bytes);
-                if let Some(changed) = changed {
-                    platform::serial_interrupt(vm, line, changed);
-                }
+                let tell = |asserted| platform::serial_interrupt(vm, line, asserted);
+                let taken = vm.serial(line).receive(&bytes, tell);
                 Ok(Answer::Accepted(u32::try_from(taken).unwrap_or(u32::MAX)))
             }
             Command::Write { vm, gpa, bytes } => {
@@ -335,10 +333,8 @@ impl Control {
     fn console_output(&mut self, vm: &Arc<Vm>, limit: usize) {
         for line in LINES {
             while self.outgoing.len() < limit {
-                let Some((at_ns, bytes, changed)) = vm.serial(line).take_output(CONSOLE_CHUNK) else { break };
-                if let Some(changed) = changed {
-                    platform::serial_interrupt(vm, line, changed);
-                }
+                let tell = |asserted| platform::serial_interrupt(vm, line, asserted);
+                let Some((at_ns, bytes)) = vm.serial(line).take_output(CONSOLE_CHUNK, tell) else { break };
                 if self.port.is_none() && line == Line::Console {
                     crate::log::raw(&bytes);
                 }

@@ -27,3 +27,4 @@ pub(crate) mod psci;
 pub(crate) mod rtc;
 #[cfg(any(test, machine = "pc"))]
 pub(crate) mod uart;
+pub(crate) mod wired;

@@ -5,84 +5,79 @@
 
 use alloc::vec::Vec;
 
-use spin::Mutex;
-
 use crate::arch;
 use crate::arch::uart::{FIFO_BYTES, Register, Uart};
+use crate::device::wired::{Interrupts, Wired};
 
 /// Bytes that may wait for the control port.
 const CAPACITY: usize = 16 * 1024;
 
-/// One serial line.
-pub(crate) struct SerialLine(Mutex<State>);
+/// One serial line. Whoever uses it passes on changes of its interrupt, by `tell`: whether it is asserted now.
+pub(crate) struct SerialLine(Wired<State>);
 
 struct State {
     uart: Uart,
     output: Vec<u8>,
     /// When the first byte of `output` was written, in nanoseconds of the host.
     since_ns: u64,
-    /// The interrupt line as the interrupt controller last heard of it.
-    asserted: bool,
 }
 
-/// The UART's interrupt line changed to this level.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct LineChanged(pub(crate) bool);
+impl Interrupts for State {
+    #[inline]
+    fn interrupt(&self) -> bool {
+        self.uart.interrupt()
+    }
+}
 
 impl SerialLine {
     pub(crate) fn new() -> Self {
-        Self(Mutex::new(State { uart: Uart::new(), output: Vec::new(), since_ns: 0, asserted: false }))
+        Self(Wired::new(State { uart: Uart::new(), output: Vec::new(), since_ns: 0 }))
     }
 
     /// The guest reads a register.
-    pub(crate) fn read(&self, offset: u16) -> (Register, Option<LineChanged>) {
-        let state = &mut *self.0.lock();
-        let value = state.uart.read(offset);
-        (value, state.line_changed())
+    #[inline]
+    pub(crate) fn read(&self, offset: u16, tell: impl FnOnce(bool)) -> Register {
+        self.0.with(|state| state.uart.read(offset), tell)
     }
 
     /// The guest writes a register.
-    pub(crate) fn write(&self, offset: u16, value: Register) -> Option<LineChanged> {
-        let state = &mut *self.0.lock();
-        if let Some(byte) = state.uart.write(offset, value) {
-            if state.output.is_empty() {
-                state.since_ns = arch::tsc::nanos();
-            }
-            // A guest that ignores the UART's "wait" loses what does not fit.
-            if state.output.len() < CAPACITY {
-                state.output.push(byte);
-            }
-            if state.output.len() + FIFO_BYTES > CAPACITY {
-                state.uart.set_transmit_room(false);
-            }
-        }
-        state.line_changed()
+    #[inline]
+    pub(crate) fn write(&self, offset: u16, value: Register, tell: impl FnOnce(bool)) {
+        self.0.with(|state| state.write(offset, value), tell);
     }
 
     /// Bytes were typed. Says how many were taken.
-    pub(crate) fn receive(&self, bytes: &[u8]) -> (usize, Option<LineChanged>) {
-        let state = &mut *self.0.lock();
-        let taken = state.uart.receive(bytes);
-        (taken, state.line_changed())
+    pub(crate) fn receive(&self, bytes: &[u8], tell: impl FnOnce(bool)) -> usize {
+        self.0.with(|state| state.uart.receive(bytes), tell)
     }
 
     /// Takes up to `most` bytes of output, and when the first of them was written.
-    pub(crate) fn take_output(&self, most: usize) -> Option<(u64, Vec<u8>, Option<LineChanged>)> {
-        let state = &mut *self.0.lock();
-        if state.output.is_empty() {
-            return None;
-        }
-        let taken: Vec<u8> = state.output.drain(..most.min(state.output.len())).collect();
-        let since = state.since_ns;
-        state.uart.set_transmit_room(true);
-        Some((since, taken, state.line_changed()))
+    pub(crate) fn take_output(&self, most: usize, tell: impl FnOnce(bool)) -> Option<(u64, Vec<u8>)> {
+        self.0.with(|state| state.take_output(most), tell)
     }
 }
 
 impl State {
-    #[inline]
-    fn line_changed(&mut self) -> Option<LineChanged> {
-        let asserted = self.uart.interrupt();
-        (core::mem::replace(&mut self.asserted, asserted) != asserted).then_some(LineChanged(asserted))
+    fn write(&mut self, offset: u16, value: Register) {
+        let Some(byte) = self.uart.write(offset, value) else { return };
+        if self.output.is_empty() {
+            self.since_ns = arch::tsc::nanos();
+        }
+        // A guest that ignores the UART's "wait" loses what does not fit.
+        if self.output.len() < CAPACITY {
+            self.output.push(byte);
+        }
+        if self.output.len() + FIFO_BYTES > CAPACITY {
+            self.uart.set_transmit_room(false);
+        }
+    }
+
+    fn take_output(&mut self, most: usize) -> Option<(u64, Vec<u8>)> {
+        if self.output.is_empty() {
+            return None;
+        }
+        let taken: Vec<u8> = self.output.drain(..most.min(self.output.len())).collect();
+        self.uart.set_transmit_room(true);
+        Some((self.since_ns, taken))
     }
 }

@@ -8,7 +8,6 @@ use spin::Mutex;
 use super::layout;
 use crate::device::gic::{Distributor, FIRST_SPI};
 use crate::vm::Vm;
-use crate::vm::serial::LineChanged;
 
 /// Devices of one VM.
 pub(crate) struct Platform {
@@ -36,22 +35,17 @@ pub(super) fn deliver_news(vm: &Vm) {
 
 #[inline]
 pub(super) fn read_serial(vm: &Vm, line: Line, offset: u16) -> u32 {
-    let (value, changed) = vm.serial(line).read(offset);
-    if let Some(changed) = changed {
-        serial_interrupt(vm, line, changed);
-    }
-    value
+    vm.serial(line).read(offset, |asserted| serial_interrupt(vm, line, asserted))
 }
 
 #[inline]
 pub(super) fn write_serial(vm: &Vm, line: Line, offset: u16, value: u32) {
-    if let Some(changed) = vm.serial(line).write(offset, value) {
-        serial_interrupt(vm, line, changed);
-    }
+    vm.serial(line).write(offset, value, |asserted| serial_interrupt(vm, line, asserted));
 }
 
 /// Tells the interrupt controller about the line of a serial port.
-pub(crate) fn serial_interrupt(vm: &Vm, line: Line, LineChanged(asserted): LineChanged) {
+#[cold]
+pub(crate) fn serial_interrupt(vm: &Vm, line: Line, asserted: bool) {
     let (_, interrupt) = layout::serial(line);
     vm.platform().distributor.lock().set_line(FIRST_SPI + interrupt, asserted);
     deliver_news(vm);

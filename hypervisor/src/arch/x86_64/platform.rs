@@ -19,7 +19,6 @@ use crate::device::rtc::Rtc;
 use crate::device::uart;
 use crate::vcpu::run::{Next, Running};
 use crate::vm::Vm;
-use crate::vm::serial::LineChanged;
 
 /// Devices and tables of one VM.
 pub(crate) struct Platform {
@@ -125,22 +124,17 @@ pub(super) fn write(vm: &Vm, index: u32, port: u16, value: u8) {
 
 #[inline]
 fn read_serial(vm: &Vm, line: Line, offset: u16) -> u8 {
-    let (value, changed) = vm.serial(line).read(offset);
-    if let Some(changed) = changed {
-        serial_interrupt(vm, line, changed);
-    }
-    value
+    vm.serial(line).read(offset, |asserted| serial_interrupt(vm, line, asserted))
 }
 
 #[inline]
 fn write_serial(vm: &Vm, line: Line, offset: u16, value: u8) {
-    if let Some(changed) = vm.serial(line).write(offset, value) {
-        serial_interrupt(vm, line, changed);
-    }
+    vm.serial(line).write(offset, value, |asserted| serial_interrupt(vm, line, asserted));
 }
 
 /// Tells the I/O APIC about the interrupt line of a serial port.
-pub(crate) fn serial_interrupt(vm: &Vm, line: Line, LineChanged(asserted): LineChanged) {
+#[cold]
+pub(crate) fn serial_interrupt(vm: &Vm, line: Line, asserted: bool) {
     let (_, pin) = SERIAL_PORTS[crate::vm::line_index(line)];
     let message = vm.platform().io_apic.lock().set_line(pin as usize, asserted);
     if let Some(message) = message {

@@ -1,0 +1,45 @@
+//! A device and its interrupt line.
+//!
+//! Several pCPUs may use one device at the same time, and each use may change its interrupt line. The interrupt controller hears
+//! of a change before anybody else gets at the device: told later, two changes could arrive the wrong way round, and the
+//! controller would wait for ever for an edge that has been.
+
+#[cfg(test)]
+mod tests;
+
+use spin::Mutex;
+
+/// A device that may ask for service.
+pub(crate) trait Interrupts {
+    /// Whether its interrupt line is asserted now.
+    fn interrupt(&self) -> bool;
+}
+
+/// A device that is used by several pCPUs, one at a time.
+pub(crate) struct Wired<D>(Mutex<State<D>>);
+
+struct State<D> {
+    device: D,
+    /// The line as the interrupt controller last heard of it.
+    asserted: bool,
+}
+
+impl<D: Interrupts> Wired<D> {
+    /// A device whose line is quiet.
+    pub(crate) fn new(device: D) -> Self {
+        Self(Mutex::new(State { device, asserted: false }))
+    }
+
+    /// Uses the device. If that changes its line, `tell` hears whether it is asserted now; changes are told one at a time, in
+    /// the order in which they happened.
+    #[inline]
+    pub(crate) fn with<R>(&self, access: impl FnOnce(&mut D) -> R, tell: impl FnOnce(bool)) -> R {
+        let state = &mut *self.0.lock();
+        let result = access(&mut state.device);
+        let asserted = state.device.interrupt();
+        if core::mem::replace(&mut state.asserted, asserted) != asserted {
+            tell(asserted);
+        }
+        result
+    }
+}
