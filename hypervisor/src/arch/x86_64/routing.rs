@@ -126,17 +126,19 @@ pub(crate) fn take_posted(vcpu: &mut ArchVcpu, posted: &Posted, work: Pending) {
         vcpu.request_nmi();
     }
     if work.contains(Pending::INTERRUPT) {
-        let take = |words: &[AtomicU64; 4]| {
-            // Mostly all but one are empty, and a read is cheaper than a swap.
-            [0, 1, 2, 3].map(|word: usize| match words[word].load(Ordering::Relaxed) {
-                0 => 0,
-                _ => words[word].swap(0, Ordering::Relaxed),
-            })
-        };
-        // Vectors first: a level bit is set before its vector's bit, so that it is there when the vector is.
-        let vectors = take(&posted.vectors);
+        // Mostly all but one are empty, and a read is cheaper than a swap.
+        let vectors = [0, 1, 2, 3].map(|word: usize| match posted.vectors[word].load(Ordering::Relaxed) {
+            0 => 0,
+            _ => posted.vectors[word].swap(0, Ordering::Relaxed),
+        });
         vcpu.apic.accept_words(&vectors);
-        let levels = take(&posted.levels);
+        // A level bit is set before its vector's bit, so that it is there when the vector is. One whose vector is still on
+        // its way stays: taken for itself, it would be forgotten when the vector follows as an edge.
+        let levels =
+            [0, 1, 2, 3].map(|word: usize| match posted.levels[word].load(Ordering::Relaxed) & vectors[word] {
+                0 => 0,
+                with_vector => posted.levels[word].fetch_and(!with_vector, Ordering::Relaxed) & with_vector,
+            });
         if levels != [0; 4] {
             for vector in 0..=u8::MAX {
                 if levels[usize::from(vector >> 6)] >> (vector & 63) & 1 != 0 {
