@@ -37,6 +37,11 @@ each_machine! {
 }
 
 #[test]
+fn code_that_another_vcpu_has_patched_is_executed_as_it_is_in_memory() {
+    clean(Machine::X86_64, &measuring_vm("measuring", 2, "experiments=patched-code seconds=3 stall=5"));
+}
+
+#[test]
 fn default_experiments_are_clean_in_xapic_mode() {
     clean(Machine::X86_64, &format!("{}apic = \"xapic\"\n", measuring_vm("measuring", 4, "")));
 }

@@ -26,6 +26,8 @@ pub const RDPMC: u32 = 0x6f;
 pub const CPUID: u32 = 0x72;
 /// IRET.
 pub const IRET: u32 = 0x74;
+/// INT n or INT3.
+pub const SWINT: u32 = 0x75;
 /// INVD.
 pub const INVD: u32 = 0x76;
 /// PAUSE.

@@ -161,6 +161,8 @@ bitflags! {
         const CPUID = 1 << 18;
         /// IRET.
         const IRET = 1 << 20;
+        /// INT n and INT3.
+        const INTN = 1 << 21;
         /// INVD.
         const INVD = 1 << 22;
         /// PAUSE.

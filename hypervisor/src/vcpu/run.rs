@@ -69,7 +69,7 @@ pub(crate) fn run(run: &mut Running<'_>) -> Left {
     let tags = pools.of(run.vm.memory.tag_pool());
     gate::hold();
     run.owner.arch.load(host, tags, run.came_back);
-    run.owner.arch.intercept_pause(scheduler::others_wait(run.cpu));
+    run.owner.arch.renew_intercepts(scheduler::others_wait(run.cpu));
     run.unpark();
 
     let mut traced = trace::is_on().then(|| Traced::begin(run));
@@ -130,14 +130,14 @@ fn stay(run: &mut Running<'_>, host: &HostContext, tags: &mut CpuTags, traced: &
                 if scheduler::is_due(run.cpu) || trace::is_on() != traced.is_some() {
                     return Left::Preempted;
                 }
-                run.owner.arch.intercept_pause(scheduler::others_wait(run.cpu));
+                run.owner.arch.renew_intercepts(scheduler::others_wait(run.cpu));
                 scheduler::arm(run.cpu, run.owner.arch.deadline());
             }
             Next::Yield => {
                 if scheduler::others_wait(run.cpu) {
                     return Left::Preempted;
                 }
-                run.owner.arch.intercept_pause(false);
+                run.owner.arch.renew_intercepts(false);
             }
         }
     }

@@ -6,6 +6,8 @@ use super::{code_pages, tsc};
 
 /// `INT3`: the planned end of a piece of code.
 pub(crate) const END: u8 = 0xcc;
+/// `NOP`.
+pub(crate) const NOP: u8 = 0x90;
 
 /// `mov eax, [rdi]` and its like, named by what differs.
 pub(crate) const LOAD_RDI: &[u8] = &[0x8b, 0x07];

@@ -6,12 +6,13 @@ mod fuzz;
 mod hyperv;
 mod line;
 mod misbehave;
+mod patched;
 mod round_trip;
 
 use super::{Experiment, by_default, on_request};
 
 /// All of them, in the order in which they run by default.
-pub(super) const EXPERIMENTS: [Experiment; 40] = [
+pub(super) const EXPERIMENTS: [Experiment; 41] = [
     by_default("cpuid", "CPUID leaf 0", round_trip::cpuid_0),
     by_default("cpuid-1", "CPUID leaf 1", round_trip::cpuid_1),
     by_default("rdmsr", "RDMSR of APIC_BASE", round_trip::rdmsr),
@@ -69,6 +70,7 @@ pub(super) const EXPERIMENTS: [Experiment; 40] = [
         "code and operands made to confuse an emulator, for seconds=N (10)",
         decode::torture::run,
     ),
+    on_request("patched-code", "one CPU patches code that the others execute, for seconds=N (5)", patched::run),
     on_request("triple-fault", "an exception that cannot be delivered", misbehave::triple_fault),
     on_request("ap-triple-fault", "the same on CPU 1, while CPU 0 waits", misbehave::ap_triple_fault),
     on_request("init-self", "CPU 0 sends INIT to itself and is gone", misbehave::init_self),

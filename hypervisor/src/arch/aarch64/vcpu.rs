@@ -228,8 +228,8 @@ impl ArchVcpu {
         unsafe { write_register!("cntv_ctl_el0", self.timer.control) };
     }
 
-    /// Whether WFE leaves the guest: worth it only while somebody waits for the pCPU.
-    pub(crate) fn intercept_pause(&mut self, others_wait: bool) {
+    /// Makes WFE leave the guest or not: worth it only while somebody waits for the pCPU.
+    pub(crate) fn renew_intercepts(&mut self, others_wait: bool) {
         let hcr = if others_wait { self.hcr | hcr_el2::TWE } else { self.hcr & !hcr_el2::TWE };
         if hcr != self.hcr {
             self.hcr = hcr;

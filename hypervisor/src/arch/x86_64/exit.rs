@@ -12,6 +12,7 @@ use stage2::Access;
 use x86_defs::exit_code as code;
 use x86_defs::msr as number;
 use x86_defs::registers::vector;
+use x86_emulate::Fetched;
 
 use super::entry::gpr;
 use super::platform;
@@ -81,6 +82,11 @@ pub(crate) fn handle(run: &mut Running<'_>) -> Next {
             tally.exit(ExitReason::NmiWindow);
             // The IRET runs next, so an NMI that waits comes one instruction early; its handler nests, as after IRET.
             arch.nmi_ends();
+            Next::Resume
+        }
+        code::SWINT => {
+            tally.exit(ExitReason::Exception);
+            look_at_interrupt(run);
             Next::Resume
         }
         code::XSETBV => {
@@ -172,6 +178,25 @@ fn halt_in_shadow(run: &mut Running<'_>) {
         let arch = &mut run.owner.arch;
         arch.skip_to(arch.vmcb.save.rip.wrapping_add(1));
         arch.activity = Activity::Halted;
+    }
+}
+
+/// The guest is about to execute an INT, which it does when it is entered again, unless there is none: see
+/// [`svm::may_keep_old_code`].
+#[cold]
+fn look_at_interrupt(run: &mut Running<'_>) {
+    const INT3: u8 = 0xcc;
+    const INT: u8 = 0xcd;
+    run.owner.arch.let_interrupt_itself();
+    let Some(Fetched { window, gpa }) = mmio::fetch(run) else { return };
+    if matches!(window.to_bytes()[0], INT3 | INT) {
+        return;
+    }
+    // A write makes the emulator read the code again. It changes nothing, and another vCPU's write is not undone.
+    let memory = &run.vm.memory;
+    if let Some(word) = memory.find_word(gpa) {
+        let now = memory.load(word, 0);
+        memory.compare_exchange(word, now, now);
     }
 }
 

@@ -7,7 +7,7 @@ use abi::control::StopReason;
 use addr::{Gpa, PageSize};
 use log::debug;
 use x86_defs::vmcb::Event;
-use x86_emulate::{Cause, Cpu as _, Device, Outcome, Walks, Width, Window};
+use x86_emulate::{Cause, Cpu as _, Device, Fetched, Outcome, Walks, Width, Window};
 
 use super::emulate::{self, Registers};
 use super::exit::{Origin, apply, stop};
@@ -126,6 +126,13 @@ pub(super) fn write_cr8(run: &mut Running<'_>) -> Next {
     arch.write_cr8(class);
     arch.skip(opcode as u64 + 3);
     Next::Resume
+}
+
+/// What the guest fetches next and where that is, if it can be fetched.
+pub(super) fn fetch(run: &mut Running<'_>) -> Option<Fetched> {
+    let arch = &mut run.owner.arch;
+    let registers = Registers::of(&mut arch.gprs, &mut arch.vmcb.save);
+    x86_emulate::fetch(&registers, &run.vm.memory, &mut Walks::forgetful()).ok()
 }
 
 /// The byte that the guest fetches next, if it can be fetched.

@@ -132,6 +132,16 @@ pub(crate) fn spares_first_cpu() -> bool {
     is_emulated()
 }
 
+/// Whether a CPU may execute an instruction over and over that another CPU has overwritten.
+///
+/// QEMU before 8.1 takes no lock while it translates code: what a CPU translates while another one writes there may be
+/// kept, although it is no longer what is in memory. A kernel that patches its code puts an INT3 there for a moment; a CPU that
+/// keeps that never gets past it, since its handler finds that there is no INT3 and tries again. It was seen in two
+/// boots of 520 with 4 vCPUs (docs/decisions/0013-old-code.md).
+pub(crate) fn may_keep_old_code() -> bool {
+    is_emulated()
+}
+
 /// Whether QEMU's TCG emulates this machine.
 fn is_emulated() -> bool {
     const EMULATED: [u8; 12] = *b"TCGTCGTCGTCG";

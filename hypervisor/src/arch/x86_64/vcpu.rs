@@ -61,6 +61,8 @@ pub(crate) struct ArchVcpu {
     tags: VcpuTags,
     /// What is kept for the emulation of instructions.
     pub(super) emulator: Emulator,
+    /// INTN where INT instructions have to be looked at, see [`svm::may_keep_old_code`]; else nothing.
+    looks_at: Intercept1,
 }
 
 /// What a vCPU does.
@@ -157,6 +159,7 @@ impl ArchVcpu {
             vp_assist: VpAssistMsr::default(),
             tags,
             emulator: Emulator::new(index, config.decode_cache),
+            looks_at: if svm::may_keep_old_code() { Intercept1::INTN } else { Intercept1::empty() },
         };
         vcpu.reset_registers();
         vcpu
@@ -278,9 +281,17 @@ impl ArchVcpu {
         self.debug_addresses = read_debug_addresses();
     }
 
-    /// Whether PAUSE leaves the guest: worth it only while somebody waits for the pCPU.
-    pub(crate) fn intercept_pause(&mut self, others_wait: bool) {
-        self.vmcb.control.intercept_1.set(Intercept1::PAUSE, others_wait);
+    /// Makes those instructions leave the guest that do so now and then: PAUSE, worth it only while somebody waits for the
+    /// pCPU, and INT, once for each time that this is called.
+    pub(crate) fn renew_intercepts(&mut self, others_wait: bool) {
+        let intercepts = &mut self.vmcb.control.intercept_1;
+        intercepts.set(Intercept1::PAUSE, others_wait);
+        intercepts.insert(self.looks_at);
+    }
+
+    /// INT does not leave the guest until [`renew_intercepts`](Self::renew_intercepts).
+    pub(super) fn let_interrupt_itself(&mut self) {
+        self.vmcb.control.intercept_1.remove(Intercept1::INTN);
     }
 
     /// Runs the guest until its next exit. `epoch` is the VM's: entries of the TLB from before it are not used.
