@@ -13,7 +13,7 @@
 //! Many leaves begin together, are flushed by one broadcast, and finish together. Each exchange is conditional: the
 //! hardware may record a write in the leaf at any moment, and another processor may be quicker.
 
-use crate::tree::{Slot, Tree, entries};
+use crate::tree::{Slot, Tree, entries, span};
 use crate::{Cell, Entry, Format, MapError, Pages, Replace, Spare, Stale, Tlb};
 use addr::{Gpa, GpaRange};
 
@@ -153,9 +153,11 @@ impl<F: Format> Tree<F> {
         let link = self.format.table(table);
         let part_level = begun.level - 1;
         let build = |bits| {
-            for (number, index) in (0..entries::<F>()).zip(0_u64..) {
-                let part = dress.part(&self.format, part_level, self.format.part(bits, part_level, index));
+            let mut part = dress.part(&self.format, part_level, self.format.part(bits, part_level, 0));
+            for number in 0..entries::<F>() {
                 pages.write_private(Cell::new(table, number), part);
+                // Parts lie side by side, and differ in nothing else.
+                part += span::<F>(part_level);
             }
         };
 
