@@ -20,6 +20,9 @@ pub(crate) fn flush_all() {
     unsafe { asm!("dsb nshst", "tlbi vmalle1", "dsb nsh", "isb", options(nostack, preserves_flags)) };
 }
 
+/// Whether QEMU flushes its TLB only when it is told to.
+pub(crate) const KEPT_BY_EMULATOR: bool = true;
+
 /// Drops the pages from the TLBs of all CPUs.
 pub(crate) fn flush_pages_of_all(addresses: impl Iterator<Item = u64>) {
     // SAFETY: waits until all walks find what the tables hold.

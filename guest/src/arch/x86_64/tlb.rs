@@ -19,6 +19,9 @@ pub(crate) fn flush_all() {
     unsafe { asm!("mov {0}, cr3", "mov cr3, {0}", out(reg) _, options(nostack)) };
 }
 
+/// Whether QEMU flushes its TLB only when it is told to. Here it does so at each exit.
+pub(crate) const KEPT_BY_EMULATOR: bool = false;
+
 /// Root of the page tables in use on this CPU: CR3 without its flag bits.
 pub(crate) fn root() -> u64 {
     attempt::read_cr3() & 0x000f_ffff_ffff_f000

@@ -5,6 +5,10 @@
 //! clocks to agree: the record `begin` has this machine's clock at the moment when the record was sent, and whoever
 //! receives it knows that moment by a clock of its own. Window 0 begins at that moment.
 //!
+//! QEMU's TLB has a size that changes when it is flushed: it doubles where most of it was in use, and shrinks where little
+//! was. What a log has made small would stay so for ever on a machine that flushes seldom. So there each CPU flushes its TLB
+//! ten times a second, before the log, while it runs, and after it.
+//!
 //! `memory=` is how much is written, `writes=` the share of accesses that write, `regions=` the share of large pages
 //! that are touched at all.
 
@@ -16,7 +20,7 @@ use spin::Mutex;
 use super::{NO_MEMORY, PAGE, is_to_quit, memory};
 use crate::arch::boot::MAX_CPUS;
 use crate::arch::ram::{LARGE_BYTES, Ram};
-use crate::arch::tsc;
+use crate::arch::{tlb, tsc};
 use crate::cpu;
 use crate::experiments::{Context, Outcome};
 use crate::record::record;
@@ -33,6 +37,12 @@ const SUMS: u64 = 32;
 /// Windows between two looks at what was typed.
 const LOOK: u64 = 10;
 
+/// Passes over all memory before it begins, with a flush after each: QEMU's TLB begins with 256 pages.
+const PASSES_BEFORE: u32 = 14;
+
+/// Microseconds between two flushes.
+const BETWEEN_FLUSHES: u64 = 100_000;
+
 const PAGES_PER_REGION: u64 = LARGE_BYTES / PAGE;
 
 /// What all CPUs do.
@@ -47,6 +57,7 @@ struct Plan {
     writes: u64,
     window_ticks: u64,
     windows: u64,
+    windows_between_flushes: u64,
 }
 
 static PLAN: Mutex<Option<Plan>> = Mutex::new(None);
@@ -75,6 +86,7 @@ pub(in crate::experiments) fn run(context: &Context) -> Outcome {
         writes: settings.writes.unwrap_or(100),
         window_ticks: tsc::ticks(window).max(1),
         windows: (microseconds / window).clamp(1, WINDOWS),
+        windows_between_flushes: (BETWEEN_FLUSHES / window).max(1),
     };
     *PLAN.lock() = Some(plan);
     READY.store(0, Ordering::SeqCst);
@@ -107,14 +119,18 @@ fn stride(cpu: usize) {
     for window in 0..WINDOWS {
         count(&plan, cpu, window).store(0, Ordering::Relaxed);
     }
-    // Nothing is touched for the first time later on.
-    for page in share.first..share.end {
-        plan.memory.word(share.offset(&plan, page)).store(1, Ordering::Relaxed);
+    // Nothing is touched for the first time later on, and QEMU's TLB has grown.
+    for _ in 0..PASSES_BEFORE {
+        for page in share.first..share.end {
+            plan.memory.word(share.offset(&plan, page)).store(1, Ordering::Relaxed);
+        }
+        tlb::flush_all();
     }
     READY.fetch_add(1, Ordering::SeqCst);
 
     let begin = if cpu == 0 { begin(&plan) } else { wait_for_begin() };
     let mut page = share.first;
+    let mut flushed = 0;
     let mut credit = 0;
     let mut current = 0;
     let mut looked = 0;
@@ -136,6 +152,10 @@ fn stride(cpu: usize) {
         }
         let count = count(&plan, cpu, current);
         count.store(count.load(Ordering::Relaxed) + BATCH, Ordering::Relaxed);
+        if tlb::KEPT_BY_EMULATOR && current >= flushed + plan.windows_between_flushes {
+            flushed = current;
+            tlb::flush_all();
+        }
         if cpu == 0 && current >= looked + LOOK {
             looked = current;
             if is_to_quit() {
