@@ -22,6 +22,15 @@ pub enum Collapse {
     Full,
 }
 
+/// A table that nothing leads to any more.
+struct Cut {
+    /// The entry that named it, which is busy now.
+    slot: Slot,
+    table: Hpa,
+    /// What says the same as its entries did, which are busy now; or they could not all be taken and are as they were.
+    leaf: Result<u64, ()>,
+}
+
 impl<F: Format> Tree<F> {
     /// Makes one leaf at `level` of the table that maps what is around `gpa`, if all of its entries are leaves with equal
     /// rights that lie side by side in host memory. The table goes to `limbo`.
@@ -30,7 +39,7 @@ impl<F: Format> Tree<F> {
     #[expect(clippy::too_many_arguments, reason = "the tree, those who help to change it, and where")]
     pub fn collapse<const N: usize>(
         &self,
-        _: &mut Shape,
+        shape: &mut Shape,
         pages: &impl Pages,
         tlb: &impl Tlb,
         limbo: &mut Limbo<N>,
@@ -38,41 +47,79 @@ impl<F: Format> Tree<F> {
         gpa: Gpa,
         level: u32,
     ) -> Collapse {
-        if gpa >= self.limit() || level == 0 || level > self.format.largest_leaf() {
-            return Collapse::NotAlike;
+        let [outcome] = self.collapse_together(shape, pages, tlb, limbo, walkers, [gpa], level);
+        outcome
+    }
+
+    /// As [`collapse`](Self::collapse) for several places, in different tables, with one flush for all of them.
+    #[expect(clippy::too_many_arguments, reason = "as above")]
+    pub fn collapse_together<const N: usize, const M: usize>(
+        &self,
+        _: &mut Shape,
+        pages: &impl Pages,
+        tlb: &impl Tlb,
+        limbo: &mut Limbo<N>,
+        walkers: &impl Quiescence,
+        places: [Gpa; M],
+        level: u32,
+    ) -> [Collapse; M] {
+        let mut room = N - limbo.waiting();
+        let mut stale = Stale::EMPTY;
+        let cut_off = places.map(|gpa| {
+            if gpa >= self.limit() || level == 0 || level > self.format.largest_leaf() {
+                return Err(Collapse::NotAlike);
+            }
+            if room == 0 {
+                return Err(Collapse::Full);
+            }
+            let cut = self.cut_off(pages, gpa, level).ok_or(Collapse::NotAlike)?;
+            room -= 1;
+            stale = stale.merge(Stale::of(cut.slot.page()));
+            Ok(cut)
+        });
+        let is_any = !stale.is_empty();
+        stale.pay(tlb);
+        let outcomes = cut_off.map(|cut| match cut {
+            Ok(cut) => self.put_together(pages, limbo, walkers, cut),
+            Err(outcome) => outcome,
+        });
+        if is_any {
+            tlb.publish();
         }
-        if limbo.is_full() {
-            return Collapse::Full;
-        }
+        outcomes
+    }
+
+    /// Breaks the entry that names the table around `gpa`, and takes out the entries of the table.
+    fn cut_off(&self, pages: &impl Pages, gpa: Gpa, level: u32) -> Option<Cut> {
         let slot = self.descend_to(pages, gpa, level);
-        let Entry::Table(table) = slot.entry else { return Collapse::NotAlike };
+        let Entry::Table(table) = slot.entry else { return None };
         let alike = (0..entries::<F>()).all(|index| {
             let bits = pages.load(Cell::new(table, index));
             self.continues(pages.load(Cell::new(table, 0)), bits, index, level - 1)
         });
         if !alike || slot.level != level || !slot.exchange(pages, self.format.busy()) {
+            return None;
+        }
+        Some(Cut { table, leaf: self.freeze(pages, table, level - 1), slot })
+    }
+
+    /// Makes the entry again, when no TLB knows anything of what was there.
+    fn put_together<const N: usize>(
+        &self,
+        pages: &impl Pages,
+        limbo: &mut Limbo<N>,
+        walkers: &impl Quiescence,
+        Cut { slot, table, leaf }: Cut,
+    ) -> Collapse {
+        // Where it stays a table, awake: a page may have been opened that found nobody to wake.
+        let bits = leaf.unwrap_or_else(|()| self.format.table(table));
+        let made = Slot { bits: self.format.busy(), ..slot }.exchange(pages, bits);
+        assert!(made, "who breaks an entry is the only one to make it");
+        if leaf.is_err() {
             return Collapse::NotAlike;
         }
-
-        let whole = self.freeze(pages, table, level - 1);
-        Stale::of(slot.page()).pay(tlb);
-        let busy = Slot { bits: self.format.busy(), ..slot };
-        let result = match whole {
-            Ok(leaf) => {
-                let made = busy.exchange(pages, leaf);
-                assert!(made, "who breaks an entry is the only one to make it");
-                limbo.retire(table, walkers);
-                Collapse::Done
-            }
-            Err(()) => {
-                // Awake: a page may have been opened that found nobody to wake.
-                let made = busy.exchange(pages, self.format.table(table));
-                assert!(made, "who breaks an entry is the only one to make it");
-                Collapse::NotAlike
-            }
-        };
-        tlb.publish();
-        result
+        limbo.retire(table, walkers);
+        Collapse::Done
     }
 
     /// Takes all entries out of a table that nothing leads to any more, and returns the leaf that says the same. When

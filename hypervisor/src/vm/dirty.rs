@@ -24,10 +24,13 @@ const PAGE: usize = 4096;
 const _: () = assert!(PAGE as u64 == PAGE_BYTES);
 /// What a lost page is replaced by in the mirror.
 const NONSENSE: u8 = 0xa5;
-/// Large pages that come back in a hundredth of a second, which is how often an idle pCPU looks around: 200 in a second. A guest
-/// that walks through all of its memory feels each of them, as it feels any flush, and nobody is in a hurry.
-const COLLAPSES: u64 = 2;
-const COLLAPSE_PERIODS: u64 = 100;
+/// Large pages that come back at a time: one flush for all of them.
+const COLLAPSES: usize = 16;
+/// How often in a second: 400 large pages. A guest that walks through all of its memory feels each time, as it feels any flush,
+/// and nobody is in a hurry.
+const COLLAPSE_PERIODS: u64 = 25;
+/// How often it is looked for some in a step, where there are none.
+const LOOKS: usize = 4;
 /// Tables that may wait for walkers to leave.
 const WAITING_TABLES: usize = 32;
 
@@ -45,7 +48,7 @@ pub(crate) struct Session {
     phase: Phase,
     job: Option<Job>,
     limbo: Box<Limbo<WAITING_TABLES>>,
-    /// How fast large pages come back: each flushes all of the VM's TLBs.
+    /// How often large pages come back: each time flushes all of the VM's TLBs.
     comeback: Pace,
 }
 
@@ -137,7 +140,7 @@ impl Session {
             Phase::Logging { splits: 0 }
         };
         let limbo = Box::new(Limbo::new());
-        let comeback = Pace::new(COLLAPSES, tsc::hz() / COLLAPSE_PERIODS, tsc::now());
+        let comeback = Pace::new(1, tsc::hz() / COLLAPSE_PERIODS, tsc::now());
         Ok(Self { how, source, mirror, sent, rounds: 0, pages: 0, spare, phase, job: None, limbo, comeback })
     }
 
@@ -396,43 +399,52 @@ impl Session {
             }
             return;
         };
+        let end = place.range.end();
         let mut shape = memory.shape();
         let mut at = from;
         // Where there is nothing to do, a few more are looked at.
-        for _ in 0..BATCH {
-            let next = Gpa(at.0 + PageSize::Size2M.bytes());
-            let outcome = self.collapse_at(vm, tlbs, &mut shape, at, 1);
-            if outcome == Collapse::Full {
-                self.phase = Phase::Collapsing { slot, from: at };
-                return;
-            }
+        for _ in 0..LOOKS {
+            let place = |number: usize| Gpa(at.0 + number as u64 * PageSize::Size2M.bytes());
+            let next = place(COLLAPSES);
+            let places: [Gpa; COLLAPSES] = core::array::from_fn(place);
+            let outcomes = self.collapse_at(vm, tlbs, &mut shape, places, 1);
             // The last part of a larger one: perhaps that comes back as well.
-            let ends_large = next.is_aligned(PageSize::Size1G);
-            if ends_large && self.collapse_at(vm, tlbs, &mut shape, at, 2) == Collapse::Full {
-                self.phase = Phase::Collapsing { slot, from: at };
-                return;
+            let ends_larger = next.page(PageSize::Size1G) > at && !outcomes.contains(&Collapse::Full);
+            let larger = ends_larger.then(|| self.collapse_at(vm, tlbs, &mut shape, [at], 2));
+            if outcomes.contains(&Collapse::Full) || larger == Some([Collapse::Full]) {
+                // Those that are back already are found to be large.
+                break;
             }
             at = next;
-            if outcome == Collapse::Done || at >= place.range.end() {
+            if outcomes.contains(&Collapse::Done) || at >= end {
                 break;
             }
         }
-        self.phase = if at >= place.range.end() {
+        self.phase = if at >= end {
             Phase::Collapsing { slot: slot + 1, from: slots.get(slot + 1).map_or(at, |slot| slot.range.start) }
         } else {
             Phase::Collapsing { slot, from: at }
         };
     }
 
-    fn collapse_at(&mut self, vm: &Vm, tlbs: &AllTlbs<'_>, shape: &mut Shape, at: Gpa, level: u32) -> Collapse {
+    fn collapse_at<const M: usize>(
+        &mut self,
+        vm: &Vm,
+        tlbs: &AllTlbs<'_>,
+        shape: &mut Shape,
+        places: [Gpa; M],
+        level: u32,
+    ) -> [Collapse; M] {
         let memory = &vm.memory;
         let walkers = memory.logging().walkers();
-        let outcome = memory.tree().collapse(shape, memory.tables(), tlbs, &mut self.limbo, walkers, at, level);
-        if outcome == Collapse::Done {
-            memory.logging().count_collapse();
+        let tree = memory.tree();
+        let outcomes = tree.collapse_together(shape, memory.tables(), tlbs, &mut self.limbo, walkers, places, level);
+        let done = outcomes.iter().filter(|&&outcome| outcome == Collapse::Done).count() as u64;
+        memory.logging().count_collapses(done);
+        if done != 0 {
             self.comeback.spend(1);
         }
-        outcome
+        outcomes
     }
 }
 

@@ -197,8 +197,8 @@ impl Logging {
     }
 
     /// Counts large pages that came back.
-    pub(crate) fn count_collapse(&self) {
-        self.collapses.fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn count_collapses(&self, count: u64) {
+        self.collapses.fetch_add(count, Ordering::Relaxed);
     }
 
     /// Flushes of everybody, and large pages that came back.

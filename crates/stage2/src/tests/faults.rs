@@ -184,6 +184,33 @@ fn small_pages_that_belong_together_become_one_large_page() {
 }
 
 #[test]
+fn several_large_pages_come_back_with_one_flush_and_no_more_than_can_wait() {
+    let pool = Pool::of(12);
+    let mut guest = Guest::new(NPT, &pool).expect("pool");
+    let _ = guest.map(&pool, range(0, 8 * MIB), Hpa(GIB), Access::ALL).expect("maps");
+    for at in [0, 2, 6] {
+        let _ = guest.protect_page(&pool, Gpa(at * MIB), Access::READ).expect("splits");
+        let _ = guest.protect_page(&pool, Gpa(at * MIB), Access::ALL).expect("grows");
+    }
+    let (walkers, mut limbo) = (walkers(), Limbo::<2>::new());
+    let mut collapse = |limbo: &mut Limbo<2>| {
+        let places = [0, 2, 4, 6].map(|at| Gpa(at * MIB));
+        pool.flushes.set(0);
+        (guest.tree.collapse_together(&mut guest.shape, &pool, &pool, limbo, &walkers, places, 1), pool.flushes.get())
+    };
+
+    // The third is large already, and the limbo has no room for the fourth.
+    let (outcomes, flushes) = collapse(&mut limbo);
+    assert_eq!(outcomes, [Collapse::Done, Collapse::Done, Collapse::Full, Collapse::Full]);
+    assert_eq!((flushes, limbo.waiting()), (1, 2));
+    limbo.reclaim(&pool, &walkers);
+    let (outcomes, flushes) = collapse(&mut limbo);
+    assert_eq!(outcomes, [Collapse::NotAlike, Collapse::NotAlike, Collapse::NotAlike, Collapse::Done]);
+    assert_eq!(flushes, 1);
+    assert!([0, 2, 4, 6].iter().all(|at| leaf_at(&guest, &pool, at * MIB).is_some_and(|leaf| leaf.level == 1)));
+}
+
+#[test]
 fn pages_that_lie_apart_in_host_memory_stay_small() {
     let pool = Pool::of(8);
     let mut guest = Guest::new(NPT, &pool).expect("pool");

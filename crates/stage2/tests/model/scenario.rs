@@ -341,17 +341,17 @@ fn collapse<F: Format>(guest: &Guest<F>, cpu: &Cpu, shape: &mut Shape) {
 
 /// Both leaves become large again, if their pages allow it.
 pub(crate) fn enlarge<F: Format>(guest: &Guest<F>, cpu: &Cpu, shape: &mut Shape, limbo: &mut Limbo<4>) {
-    for gpa in [Gpa(0), Gpa((PAGES / 2) << 12)] {
-        let careless = Careless;
-        let result = if cpu.machine.mutant == Mutant::FreedEarly {
-            let result = guest.tree.collapse(shape, cpu, cpu, limbo, &careless, gpa, 1);
-            limbo.reclaim(cpu, &careless);
-            result
-        } else {
-            let result = guest.tree.collapse(shape, cpu, cpu, limbo, &guest.epochs, gpa, 1);
-            limbo.reclaim(cpu, &guest.epochs);
-            result
-        };
+    let places = [Gpa(0), Gpa((PAGES / 2) << 12)];
+    let results = if cpu.machine.mutant == Mutant::FreedEarly {
+        let results = guest.tree.collapse_together(shape, cpu, cpu, limbo, &Careless, places, 1);
+        limbo.reclaim(cpu, &Careless);
+        results
+    } else {
+        let results = guest.tree.collapse_together(shape, cpu, cpu, limbo, &guest.epochs, places, 1);
+        limbo.reclaim(cpu, &guest.epochs);
+        results
+    };
+    for result in results {
         assert_ne!(result, Collapse::Full);
         count(|seen| seen.collapsed += u64::from(result == Collapse::Done));
     }
