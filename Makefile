@@ -27,5 +27,6 @@ test:
 	@ARCH=aarch64 xtask/setup.sh
 	@cargo xtask test $(ARGS)
 
-bench: setup
+bench:
+	@ARCH=aarch64 xtask/setup.sh
 	@cargo xtask bench $(ARGS)

@@ -42,7 +42,7 @@ fn main() -> ExitCode {
     if words.next().is_some_and(|word| word == qemu::BECOME) {
         return fail(&qemu::become_qemu(words));
     }
-    restore_terminal_on_panic();
+    end_well_on_panic();
 
     let result = match Args::parse().verb {
         None => session::run(&RunArgs::default()),
@@ -71,12 +71,20 @@ fn fail(failure: &Failure) -> ExitCode {
     ExitCode::from(failure.status)
 }
 
-/// A panic ends the process without unwinding, so what the terminal was is restored here.
-fn restore_terminal_on_panic() {
+/// Status of a process that wrote to a pipe that nobody reads, as shells have it: 128 and SIGPIPE.
+const NOBODY_READS: i32 = 141;
+
+/// A panic ends the process without unwinding, so what the terminal was is restored here. One is none: `println!` panics when
+/// the reader has gone (`dunlin bench exits | head`).
+fn end_well_on_panic() {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
         // If there is no terminal to restore, that is as well.
         let _ = crossterm::terminal::disable_raw_mode();
+        let text = info.payload().downcast_ref::<String>().map_or("", String::as_str);
+        if text.starts_with("failed printing to stdout") && text.contains("Broken pipe") {
+            std::process::exit(NOBODY_READS);
+        }
         report(info);
     }));
 }

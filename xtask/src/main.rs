@@ -86,7 +86,14 @@ fn run_default(places: &Places, rest: &[String]) -> Result<()> {
 
 /// Builds what `dunlin bench` needs and replaces this process with it. Without arguments all is measured.
 fn bench(places: &Places, rest: &[String]) -> Result<()> {
-    artifacts::build(places, Wanted::ForDefaultVm)?;
+    let is_all = rest.first().is_none_or(|word| word == "all");
+    let arch = arch_of(rest)?;
+    if is_all || arch == Arch::X86_64 {
+        artifacts::build(places, Wanted::ForDefaultVm)?;
+    }
+    if is_all || arch == Arch::Aarch64 {
+        artifacts::build_aarch64(places)?;
+    }
     // A compiler for guests, of some 40 MB, is fetched only for those who measure with it.
     if rest.iter().any(|word| word == "--full" || word == "--macro") {
         workloads::build_all(places)?;

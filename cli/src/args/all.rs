@@ -25,8 +25,10 @@ For each figure that both files have: median, least and greatest of both, and a 
 
   exact counts            the same, or by how much they differ; up to 1 % is no difference
   counts, ratios, cycles  a verdict only where the medians are further apart than the samples of
-                          either file are among themselves, both are of at least three runs, and
-                          others used no more than a quarter of the computer
+                          either file are among themselves (than three times that where there are
+                          three, 1.5 times where there are four: so few show a part of their
+                          spread), both are of at least three runs, and others used no more than a
+                          quarter of the computer
   times of an emulator    shown, and never judged: they mean something within one run only
 
 The status is 0 when no verdict is a difference, 1 when some are, 2 for bad input.";

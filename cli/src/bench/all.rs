@@ -147,6 +147,8 @@ enum Outcome {
     Complete,
     /// Something failed; what was measured is in the file.
     Incomplete,
+    /// This computer lacks what it needs, which the file says.
+    Unmeasured,
     /// By this signal, to us.
     Interrupted(u8),
 }
@@ -155,6 +157,13 @@ enum Outcome {
 fn measure(step: &Step, form: Form, path: &Path, signal: &AtomicUsize, show: &mut Show) -> Result<Outcome, Failure> {
     let before = failures(path)?;
     show.step_begins(step);
+    if let Some(why) = step.lacks(form) {
+        let log = Log::open(experiment(step, form), Some(path))?;
+        let (what, first) = (step.what.to_string(), why.lines().next().unwrap_or_default());
+        show.say(&format!("{}: not measured: {first}", step.name));
+        log.write(Ground::Emulated, None, Content::Unmeasured { what, why });
+        return Ok(Outcome::Unmeasured);
+    }
     for _ in 0..step.times(form) {
         let mut child = Child::start(step.command(form), path)?;
         while !child.has_ended()? {

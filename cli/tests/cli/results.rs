@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -65,6 +65,31 @@ fn host_that_dies_becomes_a_record_that_says_so_and_is_measured_again() {
     let refused = all(&["-o", "r.jsonl"]);
     assert_eq!(refused.status.code(), Some(2));
     assert!(text(&refused.stderr).contains("'--resume r.jsonl'"), "{}", text(&refused.stderr));
+}
+
+#[test]
+fn experiment_on_an_architecture_that_is_not_built_is_told_and_is_no_failure() {
+    let rig = Rig::new();
+    let words = ["bench", "all", "--only", "exits-aarch64", "-o", "r.jsonl"];
+    let output = dunlin(&rig, DYING, &words).output().expect("runs");
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    assert!(said.contains("exits-aarch64: not measured: no hypervisor at "), "{said}");
+    let found = records(&rig, "r.jsonl");
+    assert_eq!(kinds(&found), ["unmeasured", "step"]);
+    assert_eq!((&found[0]["experiment"], &found[1]["complete"]), (&"exits".into(), &false.into()));
+    let page = fs::read_to_string(rig.path("r.html")).expect("was written");
+    assert!(page.contains("instructions per exit, on AArch64"), "{page}");
+}
+
+#[test]
+fn reader_that_has_gone_ends_the_output_and_is_no_crash() {
+    let rig = Rig::new();
+    let mut child =
+        rig.dunlin(&["bench", "all", "--list"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("runs");
+    drop(child.stdout.take());
+    let output = child.wait_with_output().expect("ends");
+    assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(141), ""));
 }
 
 #[test]

@@ -1,6 +1,11 @@
 //! What is measured, in which order, and how long that takes.
 
+use clap::ValueEnum as _;
+
+use crate::assets::Assets;
+use crate::config::Arch;
 use crate::failure::Failure;
+use crate::qemu::Qemu;
 
 /// A step: some commands of `dunlin bench`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -43,7 +48,7 @@ impl Form {
 pub(crate) const EXPERIMENTS: [&str; 8] = ["exits", "budget", "boot", "tlb", "tags", "decode", "layout", "dirty"];
 
 /// All steps, in order: what is short and fails first comes first.
-pub(super) const STEPS: [Step; 12] = [
+pub(super) const STEPS: [Step; 15] = [
     Step {
         name: "exits",
         what: "instructions per exit",
@@ -64,9 +69,25 @@ pub(super) const STEPS: [Step; 12] = [
         name: "boot",
         what: "boot, in turn with QEMU alone",
         form: None,
-        commands: [&["boot", "--pairs", "3"], &["boot", "--pairs", "7"]],
+        commands: [&["boot", "--pairs", "5"], &["boot", "--pairs", "7"]],
         times: [1, 1],
-        seconds: [22, 63],
+        seconds: [37, 63],
+    },
+    Step {
+        name: "exits-aarch64",
+        what: "instructions per exit, on AArch64",
+        form: None,
+        commands: [&["exits", "--arch", "aarch64"], &["exits", "--arch", "aarch64"]],
+        times: [1, 1],
+        seconds: [4, 4],
+    },
+    Step {
+        name: "budget-aarch64",
+        what: "exits of a boot, on AArch64",
+        form: None,
+        commands: [&["budget", "--arch", "aarch64"], &["budget", "--arch", "aarch64"]],
+        times: [3, 5],
+        seconds: [15, 25],
     },
     Step {
         name: "layout",
@@ -151,6 +172,35 @@ pub(super) const STEPS: [Step; 12] = [
         seconds: [137, 420],
     },
     Step {
+        name: "dirty-aarch64",
+        what: "the same on AArch64, with and without FEAT_BBM level 2",
+        form: None,
+        commands: [
+            &[
+                "dirty",
+                "--arch",
+                "aarch64",
+                "--cpu",
+                "max,neoverse-n1",
+                "--vcpus",
+                "2",
+                "--memory",
+                "128M",
+                "--split",
+                "adaptive,lazy",
+                "--source",
+                "hardware",
+                "--rounds",
+                "3",
+                "--part",
+                "curve,instructions",
+            ],
+            &["dirty", "--arch", "aarch64", "--cpu", "max,neoverse-n1"],
+        ],
+        times: [1, 1],
+        seconds: [90, 600],
+    },
+    Step {
         name: "tlb-debian",
         what: "Debian's kernel under load that needs flushes",
         form: Some(Form::Full),
@@ -177,6 +227,15 @@ impl Step {
     /// How often.
     pub(super) const fn times(&self, form: Form) -> u32 {
         self.times[form as usize]
+    }
+
+    /// Why this computer cannot take it, if it cannot: what it is about may be of an architecture that nobody has built for.
+    pub(super) fn lacks(&self, form: Form) -> Option<String> {
+        let words = self.command(form);
+        let at = words.iter().position(|&word| word == "--arch")?;
+        let arch = Arch::from_str(words.get(at + 1)?, false).ok()?;
+        let hypervisor = Assets::locate().of(arch).hypervisor().map(drop);
+        hypervisor.and_then(|()| Qemu::find(arch, None).map(drop)).err().map(|failure| failure.to_string())
     }
 
     /// How long it takes, in seconds, on a computer like the one where that was tried.
