@@ -188,8 +188,6 @@ pub(super) const STEPS: [Step; 15] = [
                 "128M",
                 "--split",
                 "adaptive,lazy",
-                "--source",
-                "hardware",
                 "--rounds",
                 "3",
                 "--part",
@@ -198,7 +196,7 @@ pub(super) const STEPS: [Step; 15] = [
             &["dirty", "--arch", "aarch64", "--cpu", "max,neoverse-n1"],
         ],
         times: [1, 1],
-        seconds: [90, 600],
+        seconds: [130, 600],
     },
     Step {
         name: "tlb-debian",
