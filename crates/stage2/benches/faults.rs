@@ -126,7 +126,8 @@ impl<F: Format + Sync> Guest<F> {
         let mut fault = self.tree.fault(pool, pool, Gpa(gpa), wanted, granularity);
         let mut later = Stale::EMPTY;
         while let Fault::Large = fault {
-            later = later.merge(self.tree.split_at_fault(pool, pool, Gpa(gpa), granularity, spare).expect("tables"));
+            later =
+                later.merge(self.tree.split_at_fault(pool, pool, Gpa(gpa), granularity, 0, spare).expect("tables").0);
             fault = self.tree.fault(pool, pool, Gpa(gpa), wanted, granularity);
         }
         drop(walking);

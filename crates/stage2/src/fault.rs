@@ -7,7 +7,7 @@
 use crate::split::{AsBefore, Dress, Split};
 use crate::tree::{Slot, Tree, span};
 use crate::{Access, Entry, Format, Leaf, MapError, Memory, Pages, Source, Spare, Stale, Tlb};
-use addr::{Gpa, Hpa};
+use addr::{Gpa, GpaRange, Hpa};
 
 /// What to do about a fault.
 #[derive(Clone, Copy, Debug)]
@@ -101,6 +101,10 @@ impl<F: Format> Tree<F> {
     /// that some time, by anybody. The leaf may still be cached, which says the same as its parts, or less. Many of these debts
     /// make one broadcast; until then the hardware may report a conflict where it has FEAT_BBM.
     ///
+    /// Up to `ahead` leaves behind it are split as well, together, where they are as large and closed as well, and as far as there
+    /// are spare tables: for a guest that writes to one after the other, see [`Stream`](crate::Stream). Also says where the last
+    /// of them ends.
+    ///
     /// # Errors
     /// When there is no spare table.
     pub fn split_at_fault(
@@ -109,15 +113,27 @@ impl<F: Format> Tree<F> {
         tlb: &impl Tlb,
         gpa: Gpa,
         granularity: Granularity,
+        ahead: u64,
         spare: &mut Spare,
-    ) -> Result<Stale, MapError> {
+    ) -> Result<(Stale, Gpa), MapError> {
         let slot = self.descend(pages, gpa);
+        let page = slot.page();
         if slot.level == 0 || slot.access().is_none() {
-            return Ok(Stale::EMPTY);
+            return Ok((Stale::EMPTY, page.end()));
         }
-        match self.split(pages, tlb, slot, spare, &Touch(granularity))? {
-            Split::Done(owed) => Ok(owed),
-            Split::Lost => Ok(Stale::EMPTY),
+        let dress = Touch(granularity);
+        if ahead > 0 && slot.level == 1 && spare.count() > 1 {
+            let bytes = page.bytes().saturating_mul(ahead.saturating_add(1)).min(self.limit().0 - page.start.0);
+            let range = GpaRange::new(page.start, bytes).unwrap_or(page);
+            let is_closed = |format: &F, bits| match format.decode(1, bits) {
+                Entry::Leaf { access, .. } => access.write && !format.is_writable(bits),
+                Entry::Empty | Entry::Busy | Entry::Table(_) => false,
+            };
+            return Ok(self.split_batch(pages, tlb, range, spare, is_closed, &dress));
+        }
+        match self.split(pages, tlb, slot, spare, &dress)? {
+            Split::Done(owed) => Ok((owed, page.end())),
+            Split::Lost => Ok((Stale::EMPTY, page.end())),
         }
     }
 

@@ -50,6 +50,7 @@ mod range;
 mod spare;
 mod split;
 mod stale;
+mod stream;
 mod sync;
 pub mod tlbi;
 mod tree;
@@ -68,6 +69,7 @@ pub use pages::{Cell, Pages, Tlb};
 pub use spare::Spare;
 pub use split::BATCH;
 pub use stale::{FewPages, Reach, Stale, What};
+pub use stream::Stream;
 pub use tree::{Shape, Tree};
 pub use vmsa::{Vmsa, VmsaOf};
 

@@ -107,7 +107,8 @@ impl<F: Format> Tree<F> {
                     break;
                 }
             }
-            gpa = slot.page().end();
+            // Small leaves fill their table: the next one that is not small is behind it.
+            gpa = if slot.level == 0 { Gpa((gpa.0 | (span::<F>(1) - 1)).saturating_add(1)) } else { slot.page().end() };
         }
 
         if self.flushes_between() {

@@ -144,8 +144,8 @@ impl<F: Format> Guest<F> {
         let mut later = Stale::EMPTY;
         loop {
             match self.tree.fault(pool, pool, gpa, wanted, granularity) {
-                Fault::Large => match self.tree.split_at_fault(pool, pool, gpa, granularity, spare) {
-                    Ok(owed) => later = later.merge(owed),
+                Fault::Large => match self.tree.split_at_fault(pool, pool, gpa, granularity, 0, spare) {
+                    Ok((owed, _)) => later = later.merge(owed),
                     Err(_) => return (self.tree.fault(pool, pool, gpa, wanted, Granularity::Whole), later),
                 },
                 fault => return (fault, later),

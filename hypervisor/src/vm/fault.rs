@@ -4,8 +4,8 @@
 //! Nothing is waited for and nothing that the whole VM uses is written, but for the one entry of stage 2 that the fault
 //! is about. Tables for entries that have to be split are kept ready by each vCPU.
 
-use addr::Gpa;
-use stage2::{Access, BATCH, Fault, Granularity, MapError, Pace, Spare, Stale};
+use addr::{Gpa, PageSize};
+use stage2::{Access, BATCH, Fault, Granularity, MapError, Pace, Spare, Stale, Stream};
 
 use super::logging::AllTlbs;
 use super::memory::{Memory, Stopped};
@@ -21,6 +21,8 @@ pub(crate) struct Kit {
     splits: u64,
     /// How many it may do, for the log of that number.
     pace: Option<(u32, Pace)>,
+    /// Where it splits.
+    stream: Stream,
 }
 
 /// Tables that mapping one page can take: all below the root.
@@ -49,7 +51,7 @@ pub(crate) const NOT_MAPPED: &str = "has memory that stage 2 does not map";
 impl Kit {
     /// Nothing yet.
     pub(crate) const fn new() -> Self {
-        Self { spare: Spare::new(), owed: Stale::EMPTY, splits: 0, pace: None }
+        Self { spare: Spare::new(), owed: Stale::EMPTY, splits: 0, pace: None, stream: Stream::new() }
     }
 }
 
@@ -148,18 +150,19 @@ fn count_stall(run: &Running<'_>) {
     run.tally.add(|count| &count.stage2_stall_ticks, stall);
 }
 
-/// Splits the large page that holds `gpa`, as far as the log's rate allows; says whether it did.
+/// Splits the large page that holds `gpa`, and those behind it if the guest goes from one to the next, as far as the log's
+/// rate allows; says whether it did.
 fn split(run: &mut Running<'_>, gpa: Gpa, granularity: Granularity) -> bool {
     let memory = &run.vm.memory;
     let tlbs = AllTlbs::of(run.vm);
     let kit = &mut run.owner.kit;
-    if !kit.prepare(memory, run.vm.config.vcpus, tsc::now()) {
-        return false;
-    }
+    let ahead = kit.stream.ahead_of(gpa, PageSize::Size2M.bytes());
+    let Some(tables) = kit.prepare(memory, run.vm.config.vcpus, tsc::now(), ahead) else { return false };
+    let ahead = ahead.min(tables - 1);
     let before = kit.spare.count();
-    let Ok(owed) = memory.tree().split_at_fault(memory.tables(), &tlbs, gpa, granularity, &mut kit.spare) else {
-        return false;
-    };
+    let split = memory.tree().split_at_fault(memory.tables(), &tlbs, gpa, granularity, ahead, &mut kit.spare);
+    let Ok((owed, end)) = split else { return false };
+    kit.stream.has_split(ahead, end);
     let splits = before - kit.spare.count();
     kit.owe(owed, splits, &tlbs);
     run.tally.add(|count| &count.dirty_splits, splits);
@@ -168,24 +171,26 @@ fn split(run: &mut Running<'_>, gpa: Gpa, granularity: Granularity) -> bool {
 }
 
 impl Kit {
-    /// Has tables ready for a write, and says whether there is one that the log's rate allows.
-    fn prepare(&mut self, memory: &Memory, vcpus: u32, now: u64) -> bool {
+    /// Has tables ready for a write and for `ahead` large pages more, and says how many of them the log's rate allows, if any.
+    fn prepare(&mut self, memory: &Memory, vcpus: u32, now: u64, ahead: u64) -> Option<u64> {
+        let wanted = TABLES_FOR_A_WRITE + ahead;
         let allowed = match memory.logging().rate() {
-            None => TABLES_FOR_A_WRITE,
+            None => wanted,
             Some((log, per_second)) => {
                 let share = u64::from(per_second.div_ceil(vcpus));
                 let pace = match &mut self.pace {
                     Some((of, pace)) if *of == log => pace,
                     pace => &mut pace.insert((log, Pace::new(share, tsc::hz(), now))).1,
                 };
-                pace.allowed(now).min(TABLES_FOR_A_WRITE)
+                pace.allowed(now).min(wanted)
             }
         };
-        if allowed > self.spare.count() {
+        if allowed > self.spare.count() && self.spare.fill(memory.tables(), allowed).is_err() {
             // What the pool does not have is done without.
-            let _ = self.spare.fill(memory.tables(), allowed);
+            let _ = self.spare.fill(memory.tables(), allowed.min(TABLES_FOR_A_WRITE));
         }
-        allowed.min(self.spare.count()) > 0
+        let tables = allowed.min(self.spare.count());
+        (tables > 0).then_some(tables)
     }
 
     /// A fault of ours has split large pages, and owes `later` for it, which is paid when there is enough of it.

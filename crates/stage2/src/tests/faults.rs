@@ -88,7 +88,7 @@ fn leaf_that_is_opened_whole_before_it_is_split_stays_written() {
         let fault = |granularity| guest.tree.fault(&pool, &pool, Gpa(0), Access::READ_WRITE, granularity);
         assert!(matches!(fault(Granularity::Watched), Fault::Large));
         assert!(matches!(fault(Granularity::Whole), Fault::Retry(_)));
-        let owed = guest.tree.split_at_fault(&pool, &pool, Gpa(0), Granularity::Watched, &mut spare);
+        let owed = guest.tree.split_at_fault(&pool, &pool, Gpa(0), Granularity::Watched, 0, &mut spare);
         assert!(owed.is_ok() && leaf_at(&guest, &pool, 0).is_some_and(|leaf| leaf.level == 0));
 
         let mut bytes = 0;
@@ -180,6 +180,27 @@ fn small_pages_that_belong_together_become_one_large_page() {
         drop(late);
         assert_eq!((pool.left(), limbo.waiting()), (before, 0), "who starts later cannot be in it");
         assert_eq!(collapse(&mut guest, &mut limbo), Collapse::NotAlike, "there is no table any more");
+    }
+}
+
+#[test]
+fn split_ahead_of_a_fault_takes_only_what_the_log_has_closed() {
+    for bbm in [0, 2] {
+        let pool = Pool::of(16);
+        let mut guest = Guest::new(arm(bbm), &pool).expect("pool");
+        let _ = guest.map(&pool, range(0, 12 * MIB), Hpa(GIB), Access::ALL).expect("maps");
+        let logged = range(2 * MIB, 6 * MIB);
+        let _ = guest.tree.clean_all(&pool, &pool, logged, Source::WriteProtect);
+        let mut spare = Spare::new();
+        spare.fill(&pool, 9).expect("pool");
+        pool.flushes.set(0);
+        let split = guest.tree.split_at_fault(&pool, &pool, Gpa(4 * MIB + 5), Granularity::Closed, 7, &mut spare);
+        let (owed, end) = split.expect("there are tables");
+        // With break-before-make there is one broadcast for all of them, and nothing is owed.
+        assert_eq!((pool.flushes.get(), owed.is_empty()), if bbm == 0 { (1, true) } else { (0, false) });
+        let levels = [0, 2, 4, 6, 8, 10].map(|at| leaf_at(&guest, &pool, at * MIB).map(|leaf| leaf.level));
+        assert_eq!(levels, [Some(1), Some(1), Some(0), Some(0), Some(1), Some(1)]);
+        assert_eq!((end, spare.count()), (Gpa(20 * MIB), 7));
     }
 }
 

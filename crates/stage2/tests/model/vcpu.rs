@@ -68,10 +68,13 @@ pub(crate) fn write<F: Format>(guest: &Guest<F>, cpu: &Cpu, spare: &mut Spare, o
         let walking = guest.epochs.enter(cpu.number).expect("not walking yet");
         let fault = loop {
             match guest.tree.fault(cpu, cpu, Gpa(gpa), wanted, granularity) {
-                Fault::Large => match guest.tree.split_at_fault(cpu, cpu, Gpa(gpa), granularity, spare) {
-                    Ok(later) => *owed = owed.merge(later),
-                    Err(_) => granularity = Granularity::Whole,
-                },
+                // Every other page tells that the guest walks on to the next leaf.
+                Fault::Large => {
+                    match guest.tree.split_at_fault(cpu, cpu, Gpa(gpa), granularity, gpa >> 12 & 1, spare) {
+                        Ok((later, _)) => *owed = owed.merge(later),
+                        Err(_) => granularity = Granularity::Whole,
+                    }
+                }
                 fault => break fault,
             }
         };
