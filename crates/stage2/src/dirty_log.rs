@@ -34,7 +34,8 @@ pub enum Policy {
     /// Before anything is written, by whoever calls [`DirtyLog::split_ahead`]; what comes earlier, as with `Adaptive`.
     Eager,
     /// At the first write to one, and the hardware records the writes to its pages from then on: one fault for each
-    /// written leaf. Without hardware that does so this is `Lazy`.
+    /// written leaf, or for some of them that are written one after the other ([`Stream`](crate::Stream)). Without hardware
+    /// that does so this is `Lazy`.
     Adaptive,
 }
 

@@ -156,7 +156,9 @@ fn split(run: &mut Running<'_>, gpa: Gpa, granularity: Granularity) -> bool {
     let memory = &run.vm.memory;
     let tlbs = AllTlbs::of(run.vm);
     let kit = &mut run.owner.kit;
-    let ahead = kit.stream.ahead_of(gpa, PageSize::Size2M.bytes());
+    // Where each small page faults by itself, the faults of large ones are few among them.
+    let is_stream = granularity == Granularity::Watched;
+    let ahead = if is_stream { kit.stream.ahead_of(gpa, PageSize::Size2M.bytes()) } else { 0 };
     let Some(tables) = kit.prepare(memory, run.vm.config.vcpus, tsc::now(), ahead) else { return false };
     let ahead = ahead.min(tables - 1);
     let before = kit.spare.count();
