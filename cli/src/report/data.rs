@@ -147,6 +147,12 @@ impl Data {
         self.measured().filter_map(|record| Some(record.circumstances.qemu.as_ref()?.to_string())).collect()
     }
 
+    /// Their versions, and how each ran. What CPU each had is part of what was measured: figures of two are never one.
+    pub(super) fn emulators(&self) -> BTreeSet<(&str, &str)> {
+        let qemus = self.measured().filter_map(|record| record.circumstances.qemu.as_ref());
+        qemus.map(|qemu| (qemu.version.as_str(), qemu.accel.as_str())).collect()
+    }
+
     /// On what it was measured.
     pub(super) fn grounds(&self) -> BTreeSet<Ground> {
         self.measured().map(|record| record.circumstances.ground).collect()

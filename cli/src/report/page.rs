@@ -85,11 +85,11 @@ fn how_to_read(data: &Data) -> Markup {
 
 /// What is missing or doubtful.
 fn doubts(data: &Data) -> Markup {
-    let (commits, machines, qemus) = (data.commits(), data.machines(), data.qemus());
+    let (commits, machines, emulators) = (data.commits(), data.machines(), data.emulators());
     let (missing, unfinished) = (data.missing(), data.unfinished());
     let is_clean = commits.len() < 2
         && machines.len() < 2
-        && qemus.len() < 2
+        && emulators.len() < 2
         && data.bad.is_empty()
         && missing.is_empty()
         && unfinished.is_empty();
@@ -104,8 +104,8 @@ fn doubts(data: &Data) -> Markup {
                     @if machines.len() > 1 {
                         li { "These are results of " (machines.len()) " computers: times of one say nothing about the other." }
                     }
-                    @if qemus.len() > 1 {
-                        li { "These are results of " (qemus.len()) " emulators or CPU models: counts of instructions may differ for that reason." }
+                    @if emulators.len() > 1 {
+                        li { "These are results of " (emulators.len()) " versions of QEMU, or ways to run it: counts of instructions may differ for that reason." }
                     }
                     @for experiment in &missing {
                         li { "Nothing of " a href=(format!("#{experiment}")) { (experiment) } " is there." }

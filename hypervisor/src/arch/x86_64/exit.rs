@@ -182,7 +182,7 @@ fn halt_in_shadow(run: &mut Running<'_>) {
 }
 
 /// The guest is about to execute an INT, which it does when it is entered again, unless there is none: see
-/// [`svm::may_keep_old_code`].
+/// [`may_keep_old_code`](super::svm::may_keep_old_code).
 #[cold]
 fn look_at_interrupt(run: &mut Running<'_>) {
     const INT3: u8 = 0xcc;
