@@ -2,6 +2,9 @@
 # Installs what building and testing Dunlin needs and this machine lacks, and says what it does. `make` calls it before
 # cargo, so it needs nothing but a Debian system and rustup, and takes a tenth of a second when nothing is missing.
 #
+# Arguments name what only some want: `browser` and `prometheus`, for the steps of `cargo xtask test` that call this script
+# for them. A browser is large, and `make run` has no use for it.
+#
 # Guest kernels and BusyBox are not installed: `cargo xtask build` unpacks them below target/ (xtask/src/debian.rs).
 set -eu
 cd "$(dirname "$0")/.."
@@ -18,6 +21,26 @@ need qemu-system-x86_64 qemu-system-x86      # the machine that the hypervisor r
 # For the other architecture only when it is asked for (`make run ARCH=aarch64`), or tested.
 [ "${ARCH:-}" != aarch64 ] || need qemu-system-aarch64 qemu-system-arm
 [ -e /usr/include/stdio.h ] || missing="$missing libc6-dev"
+for wanted in "$@"; do
+    case $wanted in
+    browser)
+        # Any of the browsers that cli/tests/cli/browser.rs knows will do. The headless one is the smallest.
+        found=
+        for name in chromium-headless-shell chromium google-chrome chrome; do
+            ! $name --version >/dev/null 2>&1 || found=$name
+        done
+        [ -n "$found" ] || missing="$missing chromium-headless-shell"
+        ;;
+    prometheus)
+        # Debian's own interpreter, because packages of Debian are for that one; the package brings it where it is missing.
+        /usr/bin/python3 -c 'import prometheus_client' 2>/dev/null || missing="$missing python3-prometheus-client"
+        ;;
+    *)
+        say "no such thing as \`$wanted\`: browser and prometheus are known"
+        exit 1
+        ;;
+    esac
+done
 
 # As root directly, otherwise by sudo, otherwise the user has to.
 as_root=

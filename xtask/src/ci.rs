@@ -1,7 +1,7 @@
 //! What a continuous integration runs: named steps, each with its time, and a summary.
 //!
 //! A failed step does not stop the others, so that one run tells all; a step whose ground is missing is skipped and
-//! says so, and one for which this machine lacks a program is not run and says which. Steps are in order of cost: what fails most often fails first.
+//! says so. What a step needs of the machine is installed first. Steps are in order of cost: what fails most often fails first.
 
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
@@ -16,33 +16,10 @@ struct Step {
     what: &'static str,
     /// The step without which this one means nothing.
     needs: Option<&'static str>,
-    /// What of this machine it needs and nothing installs, because it is large or of no other use here. Without it the step is
-    /// not run, which is no failure and told at the end.
-    wants: Option<Program>,
+    /// What it needs of this machine that no other command does, by the name that `setup.sh` has for it.
+    wants: Option<&'static str>,
     action: fn(&Places) -> Result<()>,
 }
-
-/// A program that may be there.
-#[derive(Clone, Copy)]
-struct Program {
-    package: &'static str,
-    /// Commands of which one ends with success where it is.
-    shown_by: &'static [&'static [&'static str]],
-}
-
-const BROWSER: Program = Program {
-    package: "chromium-headless-shell",
-    shown_by: &[
-        &["chromium-headless-shell", "--version"],
-        &["chromium", "--version"],
-        &["google-chrome", "--version"],
-        &["chrome", "--version"],
-    ],
-};
-const PROMETHEUS: Program = Program {
-    package: "python3-prometheus-client",
-    shown_by: &[&["/usr/bin/python3", "-c", "import prometheus_client"]],
-};
 
 const STEPS: [Step; 11] = [
     Step { name: "fmt", what: "the code is formatted", needs: None, wants: None, action: fmt },
@@ -60,10 +37,10 @@ const STEPS: [Step; 11] = [
         name: "openmetrics",
         what: "Prometheus reads our metrics",
         needs: None,
-        wants: Some(PROMETHEUS),
+        wants: Some("prometheus"),
         action: openmetrics,
     },
-    Step { name: "browser", what: "a browser shows the report", needs: None, wants: Some(BROWSER), action: browser },
+    Step { name: "browser", what: "a browser shows the report", needs: None, wants: Some("browser"), action: browser },
     Step { name: "loom", what: "the small races, all interleavings", needs: None, wants: None, action: loom },
     Step { name: "doc", what: "the documentation builds without warnings", needs: None, wants: None, action: doc },
     Step { name: "build", what: "all that the system tests boot", needs: None, wants: None, action: build },
@@ -76,8 +53,6 @@ enum Outcome {
     Failed,
     /// A step before it failed.
     Skipped,
-    /// This machine lacks the package.
-    NotRun(&'static str),
 }
 
 /// Runs all steps, or those named.
@@ -100,11 +75,8 @@ pub(crate) fn run(places: &Places, names: &[String]) -> Result<ExitCode> {
             results.iter().any(|(done, outcome, _)| Some(done.name) == step.needs && *outcome != Outcome::Passed);
         let outcome = if missing {
             Outcome::Skipped
-        } else if let Some(program) = step.wants.filter(|program| !program.is_there()) {
-            println!("not run: the package {} is not installed", program.package);
-            Outcome::NotRun(program.package)
         } else {
-            match (step.action)(places) {
+            match step.wants.map_or(Ok(()), |what| set_up(places, what)).and_then(|()| (step.action)(places)) {
                 Ok(()) => Outcome::Passed,
                 Err(error) => {
                     println!("{error:#}");
@@ -121,27 +93,18 @@ pub(crate) fn run(places: &Places, names: &[String]) -> Result<ExitCode> {
             Outcome::Passed => "passed",
             Outcome::Failed => "FAILED",
             Outcome::Skipped => "skipped",
-            Outcome::NotRun(package) => {
-                println!("{:18} not run: {package} is not installed", step.name);
-                continue;
-            }
         };
         println!("{:18} {word:8} {:6.1} s", step.name, took.as_secs_f64());
     }
     let whole: Duration = results.iter().map(|(_, _, took)| *took).sum();
     println!("{:18} {:8} {:6.1} s", "in total", "", whole.as_secs_f64());
-    let passed = results.iter().all(|(_, outcome, _)| matches!(outcome, Outcome::Passed | Outcome::NotRun(_)));
+    let passed = results.iter().all(|(_, outcome, _)| *outcome == Outcome::Passed);
     Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-impl Program {
-    fn is_there(self) -> bool {
-        let succeeds = |words: &&[&str]| {
-            let mut command = Command::new(words[0]);
-            command.args(&words[1..]).output().is_ok_and(|output| output.status.success())
-        };
-        self.shown_by.iter().any(succeeds)
-    }
+/// Has `setup.sh` install what a step wants and this machine lacks. A step that cannot run has failed.
+fn set_up(places: &Places, what: &str) -> Result<()> {
+    execute(Command::new(places.root.join("xtask/setup.sh")).arg(what))
 }
 
 fn fmt(places: &Places) -> Result<()> {
@@ -184,7 +147,7 @@ fn unit(places: &Places) -> Result<()> {
     execute(&mut command)
 }
 
-/// Tests that need a program which may be absent are ignored by `cargo test`, and run here where it is there.
+/// Tests that need a program that only they need are ignored by `cargo test`, and run here, where it has been installed.
 fn openmetrics(places: &Places) -> Result<()> {
     ignored(places, "metrics_are_read_by_the_parser_of_prometheus_itself")
 }

@@ -69,6 +69,8 @@ fn picture(rig: &Rig, page: &str, width: u32, is_dark: bool) -> Picture {
     let picture = rig.path("picture.png");
     let mut command = Command::new(browser());
     command.args(["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--force-device-scale-factor=1"]);
+    // A test asks nobody on the network for anything: no updates, no synchronisation, no look-ups in the background.
+    command.args(["--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run"]);
     command.arg(format!("--user-data-dir={}", rig.path("profile").display()));
     command.arg(format!("--blink-settings=preferredColorScheme={}", if is_dark { 0 } else { 1 }));
     command.arg(format!("--window-size={width},{HEIGHT}")).arg(format!("--screenshot={}", picture.display()));
@@ -87,7 +89,7 @@ fn colour(of: &str, style: &str) -> [u8; 3] {
 }
 
 #[test]
-#[ignore = "needs Chromium; `cargo xtask test browser` runs it where that is installed"]
+#[ignore = "needs Chromium; `cargo xtask test browser` installs it and runs this test"]
 fn report_can_be_read_on_phone_and_desktop_in_light_and_dark() {
     let rig = Rig::new();
     rig.write("r.jsonl", REAL.as_bytes());

@@ -141,7 +141,7 @@ fn trace_is_a_file_of_slices_and_a_path_that_cannot_be_written_is_told_first() {
 }
 
 #[test]
-#[ignore = "needs python3-prometheus-client; `cargo xtask test openmetrics` runs it where that is installed"]
+#[ignore = "needs python3-prometheus-client; `cargo xtask test openmetrics` installs it and runs this test"]
 fn metrics_are_read_by_the_parser_of_prometheus_itself() {
     let output = while_running(|rig| {
         let once = dunlin(rig, &["metrics", "--once"]).stdout;
