@@ -4,6 +4,7 @@
 //! look at code with comments and strings blanked out (see [`source`]), so that writing about a thing is not doing it.
 //! That each unsafe block says why it is sound is not here: clippy sees to it.
 
+mod figures;
 mod source;
 #[cfg(test)]
 mod tests;
@@ -24,7 +25,7 @@ struct Check {
     find: fn(&Tree) -> Vec<Broken>,
 }
 
-const CHECKS: [Check; 11] = [
+const CHECKS: [Check; 12] = [
     Check {
         name: "unsafe-in-arch",
         why: "what can break memory safety is read in few places: the folders called arch and workloads/src/memory.rs",
@@ -75,6 +76,11 @@ const CHECKS: [Check; 11] = [
         name: "crates-explained",
         why: "a crate of a third party is there for a reason, given in docs/decisions/0002-crates.md",
         find: crates_explained,
+    },
+    Check {
+        name: "figures",
+        why: "instructions per exit in prose are those of docs/exits*.toml, or say of which day they are",
+        find: figures::find,
     },
 ];
 
@@ -128,6 +134,19 @@ pub(crate) fn report(root: &Path) -> Result<ExitCode> {
     }
     println!("house: {} rules, {} files, {broken} places to mend", CHECKS.len(), tree.files.len());
     Ok(if broken == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Brings the figures in documents and comments up to date with `docs/exits*.toml`, and says where it did.
+pub(crate) fn renew_figures(root: &Path) -> Result<()> {
+    let tree = Tree::read(root)?;
+    let texts = tree.with_extension("md").chain(tree.rust());
+    for (path, text) in texts {
+        if let Some(renewed) = figures::renewed(&tree, text) {
+            fs::write(root.join(path), renewed).with_context(|| format!("cannot write {path}"))?;
+            println!("{path}: renewed");
+        }
+    }
+    Ok(())
 }
 
 impl Tree {

@@ -31,6 +31,7 @@ cargo xtask COMMAND
   test [STEP..]  what CI runs; with names, only these steps (`test --list` shows them)
   bench [ARGS]   build, then `dunlin bench ARGS`; without ARGS `dunlin bench all`, results in target/bench
   house          only the house checks
+  figures        renew the instructions per exit in documents, from docs/exits*.toml
 ";
 
 fn main() -> ExitCode {
@@ -57,6 +58,7 @@ fn dispatch(command: &str, rest: &[String]) -> Result<ExitCode> {
         "run" => run_default(&places, rest)?,
         "bench" => bench(&places, rest)?,
         "test" => return ci::run(&places, rest),
+        "figures" => house::renew_figures(&places.root)?,
         "house" => return house::report(&places.root),
         "help" | "--help" | "-h" => print!("{HELP}"),
         other => bail!("no command `{other}`\n\n{HELP}"),

@@ -193,6 +193,97 @@ fn a_crate_without_an_explanation_is_found() {
     assert_eq!(places(crates_explained, &files), ["Cargo.toml:3"]);
 }
 
+/// The files that figures are compared with, and these.
+fn with_figures<'a>(files: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
+    let figures = [
+        ("docs/exits.toml", "[instructions]\ncpuid = 195\nself-ipi = 1540\n"),
+        ("docs/exits-aarch64.toml", "[instructions]\nhvc = 198\n"),
+    ];
+    figures.iter().chain(files).copied().collect()
+}
+
+#[test]
+fn a_marked_figure_that_is_not_its_files_is_found_with_both() {
+    let files = with_figures(&[
+        ("README.md", "x\n\n[195](docs/exits.toml \"cpuid\") and [1 540](docs/exits.toml \"self-ipi\"), right."),
+        (
+            "docs/a.md",
+            "A CPUID takes [194](exits.toml \"cpuid\")\ninstructions, an HVC [195](exits-aarch64.toml \"hvc\").",
+        ),
+        ("docs/b.md", "| CPUID | [195](exits-aarch64.toml \"cpuid\") |\n| HVC | [198](exits-aarch64.toml) |"),
+        ("docs/c.md", "[exits.toml](exits.toml) and [exits](exits.toml \"cpuid\") are links to a file."),
+        ("crates/addr/src/lib.rs", "//! As quick as [209](docs/exits.toml \"cpuid\") instructions.\nfn f() {}"),
+    ]);
+    let found: Vec<String> = figures::find(&tree(&files)).iter().map(ToString::to_string).collect();
+    let wanted = [
+        "docs/a.md:1: says 194, docs/exits.toml says 195 for `cpuid` (`cargo xtask figures` mends it)",
+        "docs/a.md:2: says 195, docs/exits-aarch64.toml says 198 for `hvc` (`cargo xtask figures` mends it)",
+        "docs/b.md:1: docs/exits-aarch64.toml has no `cpuid`",
+        "docs/b.md:2: `198`: the link's title has to name the figure in docs/exits-aarch64.toml",
+        "crates/addr/src/lib.rs:1: says 209, docs/exits.toml says 195 for `cpuid` (`cargo xtask figures` mends it)",
+    ];
+    assert_eq!(found, wanted);
+}
+
+#[test]
+fn a_figure_without_a_mark_is_found_in_sentences_tables_listings_and_comments() {
+    let files = [
+        ("a.md", "An EOI takes 210 instructions, of which\n1 207\ninstructions are ours, and 305 guest instructions."),
+        ("b.md", "```text\ncarry it out, 552 instructions in all\n```"),
+        ("c.md", "| exit | Dunlin |\n|---|---|\n| EOI, instructions | 555 of 600 |\n| boot, seconds | 555 |"),
+        (
+            "d.md",
+            "| exit | instructions | ticks | KVM's instructions |\n|---|---|---|---|\n| CPUID | 176 | 177 | 2 681 |",
+        ),
+        ("e.md", "With KVM it is 3 659 instructions."),
+        (
+            "f.rs",
+            "//! Opens.\n//!\n//! Each takes 190 instructions.\nfn f() {}\n    // It is 191 instructions.\n    let a = 1;",
+        ),
+    ];
+    let found = ["a.md:1", "a.md:2", "a.md:3", "b.md:2", "c.md:3", "d.md:3", "e.md:1", "f.rs:3", "f.rs:5"];
+    assert_eq!(places(figures::find, &files), found);
+}
+
+#[test]
+fn a_figure_of_a_day_a_commit_or_a_version_of_kvm_stands() {
+    let files = [
+        ("a.md", "On 2026-11-20 it was 605 instructions."),
+        ("b.md", "Before `a69958e` it was\n605 instructions."),
+        ("c.md", "KVM 6.1 needs 3 758 instructions, KVM/arm64 6.12 3 697 instructions."),
+        ("d.md", "## Figures of 2026-11-21\n\nIt was 605 instructions.\n\n## Today\n\nIt is 606 instructions."),
+        (
+            "e.md",
+            "Measured on 2026-11-21:\n\n| a | b |\n|---|---|\n| instructions | 605 |\n\n| a | b |\n|---|---|\n| instructions | 605 |",
+        ),
+        ("f.md", "KVM 6.1 needs 3 758 instructions. Dunlin needs 525 instructions."),
+        ("g.md", "Since `exits` on port 4-10-20 it is 605 instructions."),
+    ];
+    assert_eq!(places(figures::find, &files), ["d.md:7", "e.md:9", "f.md:1", "g.md:1"]);
+}
+
+#[test]
+fn numbers_that_are_no_cost_of_an_exit_stand() {
+    let files = [
+        (
+            "a.md",
+            "42 million instructions, 16 instructions, 10 500 instructions, 0.195 instructions, section 15-210 instructions.",
+        ),
+        ("b.md", "Instructions are counted 195 times, and a line of 128 bytes has instructions."),
+        ("c.rs", "//! Opens.\nconst A: &str = \"at most 600 instructions\";"),
+    ];
+    assert_eq!(places(figures::find, &files), NOWHERE);
+}
+
+#[test]
+fn figures_are_renewed_where_they_are_marked_and_nothing_else_changes() {
+    let tree = tree(&with_figures(&[]));
+    let old = "| [1](exits.toml \"self-ipi\") | [195](a/exits.toml \"cpuid\") | 7 | [8](exits.toml \"gone\") |\n[2](x.toml \"hvc\")";
+    let new = "| [1 540](exits.toml \"self-ipi\") | [195](a/exits.toml \"cpuid\") | 7 | [8](exits.toml \"gone\") |\n[2](x.toml \"hvc\")";
+    assert_eq!(figures::renewed(&tree, old).as_deref(), Some(new));
+    assert_eq!(figures::renewed(&tree, new), None);
+}
+
 #[test]
 fn every_rule_has_a_name_of_its_own() {
     let names: std::collections::BTreeSet<_> = CHECKS.iter().map(|check| check.name).collect();
