@@ -137,6 +137,24 @@ impl Machine {
         finished(&mut command)
     }
 
+    /// Runs the measuring guest on QEMU's own machine, without the hypervisor.
+    ///
+    /// # Panics
+    /// When there is no guest, or not for this machine.
+    #[must_use]
+    pub fn plain_guest(self, cmdline: &str) -> Run {
+        assert!(self == Self::X86_64, "the guest is an image for Dunlin's own loader there");
+        let guest = assets().join("guest");
+        assert!(guest.is_file(), "{} is missing: run `make build` first", guest.display());
+        let mut command = Command::new("timeout");
+        command
+            .args(["60", "qemu-system-x86_64", "-accel", "tcg,thread=multi", "-machine", "q35", "-cpu", "max"])
+            .args(["-m", "256M", "-display", "none", "-nodefaults", "-no-reboot", "-serial", "stdio"])
+            .args(["-device", "isa-debug-exit,iobase=0xf4,iosize=4", "-append", cmdline, "-kernel"])
+            .arg(guest);
+        finished(&mut command)
+    }
+
     /// QEMU's status when the hypervisor ends the machine with this code of [`abi::exit_code`]. Not every machine has a
     /// place for it.
     #[must_use]

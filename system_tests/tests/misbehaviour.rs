@@ -93,6 +93,12 @@ fn triple_fault_of_a_second_vcpu_ends_its_vm() {
     ends_its_own_vm(Machine::X86_64, "experiments=ap-triple-fault", "triple fault");
 }
 
+/// QEMU's CPU takes a CR3 for which a processor raises #GP, and refuses the next entry.
+#[test]
+fn state_that_the_cpu_refuses_to_enter_ends_its_own_vm() {
+    ends_its_own_vm(Machine::X86_64, "experiments=cr3-beyond-width", "unsupported");
+}
+
 #[test]
 fn second_vcpu_turns_its_own_vm_off_alone() {
     ends_its_own_vm(Machine::Aarch64, "experiments=off-by-another", "power off");
@@ -107,6 +113,13 @@ fn reserved_registers_fault() {
 #[test]
 fn svm_is_not_there_for_a_guest() {
     gets_the_right_answers(Machine::X86_64, "experiments=svm-instructions");
+}
+
+/// All that VMRUN would refuse is among what is written, beside a neighbour that must not notice.
+#[test]
+fn bad_control_registers_harm_nobody() {
+    let json = beside_a_neighbour(Machine::X86_64, "experiments=control-registers").json();
+    assert_eq!(vm(&json, "hostile")["stop_reason"], "power off", "{json:#}");
 }
 
 #[test]

@@ -65,10 +65,11 @@ fn series(arch: Arch) -> &'static [Series] {
 }
 
 /// Measured in x2APIC mode.
-const X2APIC: [Exit; 12] = [
+const X2APIC: [Exit; 13] = [
     exit("cpuid", "CPUID", Some(270), Some(2681)),
     exit("rdmsr", "RDMSR APIC_BASE", Some(300), Some(2766)),
     exit("wrmsr", "WRMSR TSC_DEADLINE", Some(300), None),
+    exit("cr4-write", "CR4 write, PGE changed", None, None),
     exit("x2apic-read", "x2APIC version read", None, Some(2850)),
     exit("x2apic-eoi", "x2APIC EOI", Some(280), Some(2822)),
     exit("port-in", "port read, handled inside", Some(350), Some(1745)),

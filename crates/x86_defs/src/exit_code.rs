@@ -4,6 +4,8 @@
 
 /// Write of CR0 to CR15: this plus the register's number.
 pub const CR_WRITE_BASE: u32 = 0x10;
+/// Write of CR4.
+pub const CR4_WRITE: u32 = CR_WRITE_BASE + 4;
 /// Write of CR8.
 pub const CR8_WRITE: u32 = CR_WRITE_BASE + 8;
 /// Exception: this plus the vector.
@@ -20,6 +22,8 @@ pub const SMI: u32 = 0x62;
 pub const INIT: u32 = 0x63;
 /// A virtual interrupt would be taken now: the interrupt window is open.
 pub const VINTR: u32 = 0x64;
+/// Write of CR0 that changes more than TS and MP, or LMSW.
+pub const CR0_SEL_WRITE: u32 = 0x65;
 /// RDPMC.
 pub const RDPMC: u32 = 0x6f;
 /// CPUID.

@@ -16,8 +16,20 @@ pub mod rflags {
 pub mod cr0 {
     /// Protected mode.
     pub const PE: u64 = 1 << 0;
+    /// Monitor the coprocessor.
+    pub const MP: u64 = 1 << 1;
+    /// Emulate x87.
+    pub const EM: u64 = 1 << 2;
+    /// Task switched.
+    pub const TS: u64 = 1 << 3;
     /// Extension type, always one.
     pub const ET: u64 = 1 << 4;
+    /// x87 errors are exceptions.
+    pub const NE: u64 = 1 << 5;
+    /// Read-only pages are so for the supervisor, too.
+    pub const WP: u64 = 1 << 16;
+    /// Alignment checks are allowed.
+    pub const AM: u64 = 1 << 18;
     /// Not write-through.
     pub const NW: u64 = 1 << 29;
     /// Cache disable.
@@ -28,16 +40,46 @@ pub mod cr0 {
 
 /// CR4.
 pub mod cr4 {
+    /// Virtual-8086 mode extensions.
+    pub const VME: u64 = 1 << 0;
+    /// Virtual interrupts in protected mode.
+    pub const PVI: u64 = 1 << 1;
+    /// RDTSC is the supervisor's.
+    pub const TSD: u64 = 1 << 2;
+    /// Debugging extensions.
+    pub const DE: u64 = 1 << 3;
     /// Pages of 4 MiB without PAE.
     pub const PSE: u64 = 1 << 4;
     /// Physical address extension.
     pub const PAE: u64 = 1 << 5;
+    /// Machine checks are exceptions, and no shutdown.
+    pub const MCE: u64 = 1 << 6;
+    /// Global pages.
+    pub const PGE: u64 = 1 << 7;
+    /// RDPMC for everybody.
+    pub const PCE: u64 = 1 << 8;
+    /// The system uses FXSAVE.
+    pub const OSFXSR: u64 = 1 << 9;
+    /// The system handles SIMD exceptions.
+    pub const OSXMMEXCPT: u64 = 1 << 10;
+    /// SGDT, SIDT, SLDT, STR and SMSW are the supervisor's.
+    pub const UMIP: u64 = 1 << 11;
     /// Five levels of page tables.
     pub const LA57: u64 = 1 << 12;
+    /// RDFSBASE and its kin.
+    pub const FSGSBASE: u64 = 1 << 16;
+    /// Process-context identifiers.
+    pub const PCIDE: u64 = 1 << 17;
     /// The system uses XSAVE; CPUID shows it as OSXSAVE.
     pub const OSXSAVE: u64 = 1 << 18;
+    /// The supervisor executes no pages of the user's.
+    pub const SMEP: u64 = 1 << 20;
+    /// The supervisor accesses no pages of the user's.
+    pub const SMAP: u64 = 1 << 21;
     /// Protection keys; CPUID shows it as OSPKE.
     pub const PKE: u64 = 1 << 22;
+    /// Control-flow enforcement.
+    pub const CET: u64 = 1 << 23;
 }
 
 /// EFER (MSR C000_0080).
@@ -54,6 +96,16 @@ pub mod efer {
     pub const SVME: u64 = 1 << 12;
     /// Fast FXSAVE.
     pub const FFXSR: u64 = 1 << 14;
+    /// Translation cache extension.
+    pub const TCE: u64 = 1 << 15;
+    /// MCOMMIT is enabled.
+    pub const MCOMMIT: u64 = 1 << 17;
+    /// WBINVD can be interrupted.
+    pub const INTWB: u64 = 1 << 18;
+    /// Upper addresses are ignored.
+    pub const UAIE: u64 = 1 << 20;
+    /// Automatic IBRS.
+    pub const AIBRSE: u64 = 1 << 21;
 }
 
 /// Exception vectors.

@@ -155,6 +155,8 @@ bitflags! {
         const INIT = 1 << 3;
         /// Virtual interrupt about to be taken.
         const VINTR = 1 << 4;
+        /// Writes of CR0 that change more than TS and MP, and LMSW.
+        const CR0_SEL_WRITE = 1 << 5;
         /// RDPMC.
         const RDPMC = 1 << 15;
         /// CPUID.

@@ -112,6 +112,16 @@ impl<'a, C: Cpu, M: Memory, D: Device> Emulation<'a, C, M, D> {
         decode_fetched(self.cpu, self.memory, self.walks, fetched)
     }
 
+    /// Reads the operand in memory of an instruction that is carried out elsewhere, in a device or not.
+    ///
+    /// # Errors
+    /// The outcome of an operand that cannot be read.
+    pub fn load(&mut self, instruction: &Instruction) -> Result<u64, Outcome> {
+        let (segment, offset) = (instruction.address.segment, self.offset(instruction));
+        let place = self.find(segment, offset, instruction.width.bytes(), Access::Read)?;
+        Ok(self.read(place, instruction.width))
+    }
+
     /// The offset in its segment of the operand in memory.
     #[inline(always)]
     pub(crate) fn offset(&self, instruction: &Instruction) -> u64 {

@@ -54,11 +54,6 @@ pub(crate) fn has_pcid() -> bool {
     cpuid(1, 0).ecx >> 17 & 1 != 0
 }
 
-/// VMX (leaf 1, ECX bit 5).
-pub(crate) fn has_vmx() -> bool {
-    cpuid(1, 0).ecx >> 5 & 1 != 0
-}
-
 /// Width of a physical address in bits (leaf 8000_0008, EAX).
 pub(crate) fn physical_bits() -> u32 {
     match cpuid(0x8000_0008, 0).eax & 0xff {

@@ -12,6 +12,7 @@ pub(crate) mod attempt;
 pub(crate) mod boot;
 pub(crate) mod code_pages;
 pub(crate) mod control;
+pub(crate) mod control_forms;
 pub(crate) mod cpu_local;
 mod descriptors;
 pub(crate) mod encode;

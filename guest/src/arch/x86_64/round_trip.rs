@@ -59,6 +59,9 @@ pub(crate) const CPUID_1: Pair = pair!("mov eax, 1\n xor ecx, ecx", "cpuid", eax
 pub(crate) const RDMSR: Pair = pair!("", "rdmsr", eax = 0, ecx = apic::APIC_BASE, edx = 0u16, rsi = 0);
 /// WRMSR of TSC_DEADLINE with 0: disarms a timer that is not armed.
 pub(crate) const WRMSR: Pair = pair!("", "wrmsr", eax = 0, ecx = apic::TSC_DEADLINE, edx = 0u16, rsi = 0);
+/// CR4 with PGE changed each time, as a kernel without INVPCID flushes global pages.
+pub(crate) const CR4_WRITE: Pair =
+    pair!("xor eax, 0x80", "mov cr4, rax", eax = attempt::halves(attempt::read_cr4()).0, ecx = 0, edx = 0u16, rsi = 0);
 /// x2APIC: the version register.
 pub(crate) const X2APIC_READ: Pair = pair!("", "rdmsr", eax = 0, ecx = 0x803, edx = 0u16, rsi = 0);
 /// x2APIC: the task priority, written with 0.

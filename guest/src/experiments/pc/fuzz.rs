@@ -5,7 +5,7 @@
 
 use crate::arch::attempt::{self, Fault};
 use crate::arch::forms::{Form, PLAIN_STORE, READS, WRITES};
-use crate::arch::{apic, boot, control, cpu_local, interrupts, port, window};
+use crate::arch::{apic, boot, cpu_local, interrupts, port, window};
 use crate::cpu;
 use crate::experiments::{Context, Outcome};
 use crate::record::record;
@@ -226,88 +226,4 @@ pub(super) fn hypercalls(context: &Context) -> Outcome {
     }
     record!("record", experiment = "hypercall-fuzz", calls = rounds, faults = faults);
     DONE
-}
-
-type Register = (&'static str, fn(u64) -> Result<(), Fault>, fn() -> u64);
-
-pub(super) fn control_registers(context: &Context) -> Outcome {
-    const EFER: u32 = 0xc000_0080;
-    const CR0: Register = ("cr0", attempt::write_cr0, attempt::read_cr0);
-    const CR3: Register = ("cr3", attempt::write_cr3, attempt::read_cr3);
-    const CR4: Register = ("cr4", attempt::write_cr4, attempt::read_cr4);
-    const CR8: Register = ("cr8", attempt::write_cr8, attempt::read_cr8);
-    const DR6: Register = ("dr6", attempt::write_dr6, attempt::read_dr6);
-    const DR7: Register = ("dr7", attempt::write_dr7, attempt::read_dr7);
-    const EFER_MSR: Register =
-        ("efer", |value| attempt::wrmsr(EFER, value), || attempt::rdmsr(EFER).unwrap_or_default());
-
-    let (cr0, cr3, cr4) = (attempt::read_cr0(), attempt::read_cr3(), attempt::read_cr4());
-    let efer = attempt::rdmsr(EFER).unwrap_or_default();
-    let beyond = if control::physical_bits() < 52 { 1 << control::physical_bits() } else { 1 << 52 };
-
-    // QEMU's own CPU takes some of these and is gone, and stops for ever at a reserved bit of CR3 or CR4: they are for
-    // a hypervisor only.
-    let deadly: [(Register, &str, u64); 11] = [
-        (CR0, "pg-without-pe", cr0 & !1),
-        (CR0, "nw-without-cd", cr0 & !(1 << 30) | 1 << 29),
-        (CR0, "pg-clear-in-long-mode", cr0 & !(1 << 31)),
-        (CR4, "pae-clear-in-long-mode", cr4 & !(1 << 5)),
-        (CR4, "la57-in-long-mode", cr4 ^ 1 << 12),
-        (CR4, "bit-63", cr4 | 1 << 63),
-        (CR4, "bit-31", cr4 | 1 << 31),
-        (CR4, "bit-15", cr4 | 1 << 15),
-        (CR4, "smx", cr4 | 1 << 14),
-        (CR3, "beyond-physical-width", cr3 | beyond),
-        (EFER_MSR, "lme-clear-with-paging", efer & !(1 << 8)),
-    ];
-    let plain: [(Register, &str, u64); 8] = [
-        (CR0, "high-half", cr0 | 1 << 32),
-        (CR0, "bit-63", cr0 | 1 << 63),
-        (CR8, "bit-4", 1 << 4),
-        (CR8, "bit-63", 1 << 63),
-        (DR6, "high-half", 1 << 32),
-        (DR7, "high-half", 1 << 32 | 0x400),
-        (EFER_MSR, "reserved-bit-9", efer | 1 << 9),
-        (EFER_MSR, "bit-63", efer | 1 << 63),
-    ];
-    let offered: [(bool, (Register, &str, u64)); 3] = [
-        (control::has_pcid(), (CR4, "pcide-without-pcid", cr4 | 1 << 17)),
-        (control::has_vmx(), (CR4, "vmxe-without-vmx", cr4 | 1 << 13)),
-        (control::has_svm(), (EFER_MSR, "svme-without-svm", efer | 1 << 12)),
-    ];
-
-    let mut failures = 0;
-    let cases = plain.into_iter().chain(deadly.into_iter().filter(|_| context.judged)).chain(
-        offered
-            .into_iter()
-            .filter(|(there, (register, ..))| !there && (context.judged || register.0 != "cr4"))
-            .map(|(_, case)| case),
-    );
-    for ((register, write, read), of, value) in cases {
-        let before = read();
-        let seen = write(value);
-        let kept = read() == before;
-        if seen.is_ok() && write(before).is_err() {
-            record!("error", about = "register-not-restored", register = register);
-        }
-        let matches = seen.is_err_and(|fault| fault.vector == Fault::GP) && kept;
-        let shown = if seen.is_ok() {
-            "none"
-        } else if kept {
-            "fault"
-        } else {
-            "fault-and-changed"
-        };
-        record!(
-            "record",
-            experiment = "cr-fuzz",
-            register = register,
-            of = of,
-            value = format_args!("{value:#x}"),
-            expected = "gp",
-            seen = if matches { "gp" } else { shown },
-        );
-        failures += context.expect("cr-fuzz", format_args!("{register}-{of}"), "gp", format_args!("{shown}"), matches);
-    }
-    Outcome::Done { failures }
 }

@@ -85,6 +85,21 @@ pub(super) fn xsetbv_bad(context: &Context) -> Outcome {
     Outcome::Done { failures }
 }
 
+/// A processor refuses this with #GP. QEMU's takes it, and refuses to run it as soon as it is a guest's: the VM ends.
+pub(super) fn cr3_beyond_width(context: &Context) -> Outcome {
+    let good = attempt::read_cr3();
+    let seen = attempt::write_cr3(good | 1 << control::physical_bits());
+    if seen.is_ok() {
+        // An exit, and with it the entry that is refused.
+        control::leave();
+        let _ = attempt::write_cr3(good);
+    }
+    let of = format_args!("cr3");
+    let failures =
+        context.expect("cr3-beyond-width", of, "gp", format_args!("{}", name(&seen)), raised(&seen, Fault::GP));
+    Outcome::Done { failures }
+}
+
 /// An event whose delivery faults. A software interrupt is executed again after the page fault, so its handler must
 /// run exactly once. An external interrupt is already acknowledged when its delivery faults; that case is reported.
 pub(super) fn nested_event(context: &Context) -> Outcome {

@@ -1,5 +1,6 @@
 //! Experiments of x86-64: what no other machine can be asked.
 
+mod control;
 mod decode;
 mod flush_cost;
 mod fuzz;
@@ -12,11 +13,12 @@ mod round_trip;
 use super::{Experiment, by_default, on_request};
 
 /// All of them, in the order in which they run by default.
-pub(super) const EXPERIMENTS: [Experiment; 41] = [
+pub(super) const EXPERIMENTS: [Experiment; 43] = [
     by_default("cpuid", "CPUID leaf 0", round_trip::cpuid_0),
     by_default("cpuid-1", "CPUID leaf 1", round_trip::cpuid_1),
     by_default("rdmsr", "RDMSR of APIC_BASE", round_trip::rdmsr),
     by_default("wrmsr", "WRMSR of a register that is handled: TSC_DEADLINE, or the x2APIC's TPR", round_trip::wrmsr),
+    by_default("cr4-write", "write of CR4 that changes PGE, to flush global pages", round_trip::cr4_write),
     by_default("x2apic-read", "read of the x2APIC version register", round_trip::x2apic_read),
     by_default("x2apic-eoi", "x2APIC end of interrupt with none in service", round_trip::x2apic_eoi),
     by_default("port-in", "byte from COM1's line status", round_trip::port_in),
@@ -40,7 +42,7 @@ pub(super) const EXPERIMENTS: [Experiment; 41] = [
         "page fault while an interrupt is delivered: its stack is missing",
         misbehave::nested_event,
     ),
-    on_request("cr-fuzz", "values that control registers cannot take must raise #GP", fuzz::control_registers),
+    on_request("control-registers", "each bit of CR0, CR4 and EFER, by each instruction that writes it", control::run),
     on_request("msr-fuzz", "reads all MSRs of four ranges, then writes random values to those that answer", fuzz::msrs),
     on_request("port-fuzz", "reads all ports, writes random values to all that do not end the VM", fuzz::ports),
     on_request("mmio-fuzz", "APIC and I/O APIC pages: all offsets, odd widths, many instruction forms", fuzz::mmio),
@@ -71,6 +73,7 @@ pub(super) const EXPERIMENTS: [Experiment; 41] = [
         decode::torture::run,
     ),
     on_request("patched-code", "one CPU patches code that the others execute, for seconds=N (5)", patched::run),
+    on_request("cr3-beyond-width", "a bit of CR3 that no physical address has", misbehave::cr3_beyond_width),
     on_request("triple-fault", "an exception that cannot be delivered", misbehave::triple_fault),
     on_request("ap-triple-fault", "the same on CPU 1, while CPU 0 waits", misbehave::ap_triple_fault),
     on_request("init-self", "CPU 0 sends INIT to itself and is gone", misbehave::init_self),

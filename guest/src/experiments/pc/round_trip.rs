@@ -31,6 +31,10 @@ pub(super) fn wrmsr(context: &Context) -> Outcome {
     }
 }
 
+pub(super) fn cr4_write(context: &Context) -> Outcome {
+    measure(context, "cr4-write", loops::CR4_WRITE)
+}
+
 pub(super) fn x2apic_read(context: &Context) -> Outcome {
     if apic::is_x2apic() { measure(context, "x2apic-read", loops::X2APIC_READ) } else { NEEDS_X2APIC }
 }

@@ -10,6 +10,7 @@ use core::arch::x86_64::{__cpuid, __cpuid_count};
 use abi::payload::{ApicMode, VmConfig};
 use addr::Gpa;
 use spin::Once;
+use x86_defs::control::{Leaves, Offered};
 use x86_defs::cpuid::{Registers, leaf_1_ecx, leaf_7_ecx};
 use x86_defs::registers::cr4;
 
@@ -67,6 +68,8 @@ pub(crate) struct CpuidTable {
     basic: Vec<Leaf>,
     hypervisor: Vec<Leaf>,
     extended: Vec<Leaf>,
+    /// Bits of control registers that go with the features that are shown.
+    offered: Offered,
 }
 
 /// Answers to one leaf, by subleaf; beyond the last subleaf everything is zero.
@@ -105,11 +108,26 @@ impl CpuidTable {
             Some(profile) => (HYPERVISOR_FIRST..=hyperv::MAX_LEAF).map(|number| profile.leaf(number)).collect(),
             None => (HYPERVISOR_FIRST..=VMWARE_MAX).map(vmware_leaf).collect::<Vec<_>>(),
         };
-        Self {
+        let mut table = Self {
             basic: (0..=BASIC_MAX).map(|number| basic_leaf(number, vcpus, apic)).collect(),
             hypervisor: hypervisor.into_iter().map(Leaf::plain).collect(),
             extended: (EXTENDED_FIRST..=EXTENDED_MAX).map(|number| Leaf::plain(extended_leaf(number, vcpus))).collect(),
-        }
+            offered: Offered::default(),
+        };
+        let first = |number| table.find(number).and_then(|leaf| leaf.subleaves.first()).copied().unwrap_or_default();
+        table.offered = Offered::by(&Leaves {
+            leaf_1: first(1),
+            leaf_7: first(7),
+            leaf_8000_0001: first(0x8000_0001),
+            leaf_8000_0008: first(0x8000_0008),
+            leaf_8000_0021: first(0x8000_0021),
+        });
+        table
+    }
+
+    /// Bits of control registers that go with the features that the guest sees.
+    pub(super) fn offered(&self) -> &Offered {
+        &self.offered
     }
 
     fn find(&self, number: u32) -> Option<&Leaf> {

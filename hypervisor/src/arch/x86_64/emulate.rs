@@ -235,6 +235,11 @@ impl Emulator {
         outcome
     }
 
+    /// Walks that were done before, for those who read the guest's code for reasons of their own.
+    pub(super) fn walks(&mut self) -> &mut Walks<Memory> {
+        &mut self.walks
+    }
+
     /// Where each vCPU remembers for itself.
     pub(super) fn own_pages(&self) -> Option<OwnPages> {
         let known = self.known.as_ref()?;

@@ -18,7 +18,7 @@ use super::entry::gpr;
 use super::platform;
 use super::tsc;
 use super::vcpu::Activity;
-use super::{cpuid, fpu, hyperv, mmio, msr, routing};
+use super::{control, cpuid, fpu, hyperv, mmio, msr, routing};
 use crate::arch::apic as host_apic;
 use crate::device::interrupt::{Kind, Message, Target};
 use crate::device::local_apic::{Effect, GeneralProtection, LocalApic, Mode};
@@ -94,9 +94,17 @@ pub(crate) fn handle(run: &mut Running<'_>) -> Next {
             set_xcr0(run);
             Next::Resume
         }
+        code::CR0_SEL_WRITE => {
+            tally.exit(ExitReason::ControlRegister);
+            control::write(run, 0)
+        }
+        code::CR4_WRITE => {
+            tally.exit(ExitReason::ControlRegister);
+            control::write(run, 4)
+        }
         code::CR8_WRITE => {
             tally.exit(ExitReason::ControlRegister);
-            mmio::write_cr8(run)
+            control::write(run, 8)
         }
         code::NMI => {
             tally.exit(ExitReason::HostInterrupt);

@@ -7,10 +7,10 @@ use abi::control::StopReason;
 use addr::{Gpa, PageSize};
 use log::debug;
 use x86_defs::vmcb::Event;
-use x86_emulate::{Cause, Cpu as _, Device, Fetched, Outcome, Walks, Width, Window};
+use x86_emulate::{Cause, Device, Emulation, Fetched, Outcome, Walks, Width, Window};
 
 use super::emulate::{self, Registers};
-use super::exit::{Origin, apply, stop};
+use super::exit::{Origin, apply};
 use super::vcpu::ArchVcpu;
 use super::{platform, routing, tsc};
 use crate::device::local_apic::{Effect, LocalApic};
@@ -107,25 +107,23 @@ fn refuse(run: &mut Running<'_>, cause: Cause, bytes: &[u8], length: u8) {
     run.owner.arch.undefined();
 }
 
-/// MOV to CR8, which leaves the guest only while an interrupt waits for a window or for a lower task priority.
-pub(super) fn write_cr8(run: &mut Running<'_>) -> Next {
-    // The instruction is MOV CR8, reg: F0 as a prefix before MOV CR0 on old code, or REX.R; 0F 22 /0.
-    let window = bytes_at_rip(run).unwrap_or_default();
-    let bytes = window.to_bytes();
-    let known = &bytes[..usize::from(window.length())];
-    let opcode = known.windows(2).position(|pair| pair == [0x0f, 0x22]);
-    let Some((opcode, &modrm)) = opcode.and_then(|at| Some((at, known.get(at + 2)?))) else {
-        return stop(run, StopReason::Unsupported, "wrote CR8 by an instruction that cannot be read");
-    };
-    let rex = known[..opcode].iter().copied().find(|byte| byte & 0xf0 == 0x40).unwrap_or(0);
-    let register = usize::from(modrm & 7 | (rex & 1) << 3);
-
+/// Carries out the load of a word that `bytes` are, and says what it loads and how long the instruction is. `None` if the
+/// guest has to be told something else first.
+#[cold]
+pub(super) fn load_word(run: &mut Running<'_>, bytes: &[u8]) -> Option<(u64, u8)> {
+    run.vcpu.presence().emulate(run.cpu.id.0);
+    let origin = Origin::of(run);
     let arch = &mut run.owner.arch;
-    let registers = Registers::of(&mut arch.gprs, &mut arch.vmcb.save);
-    let [class, ..] = registers.gprs()[register].to_le_bytes();
-    arch.write_cr8(class);
-    arch.skip(opcode as u64 + 3);
-    Next::Resume
+    let mut registers = Registers::of(&mut arch.gprs, &mut arch.vmcb.save);
+    let mut bus = Bus { origin, apic: &mut arch.apic, nobody: None };
+    let mut walks = Walks::forgetful();
+    let mut emulation = Emulation::new(&mut registers, &run.vm.memory, &mut bus, &mut walks, Cause::Port);
+    let outcome = match x86_emulate::decode(emulation.mode(), bytes) {
+        Ok(instruction) => emulation.load(&instruction).map(|word| (word, instruction.length)),
+        Err(_) => Err(Outcome::Retry),
+    };
+    run.vcpu.presence().leave();
+    outcome.map_err(|outcome| end(run, Cause::Port, outcome)).ok()
 }
 
 /// What the guest fetches next and where that is, if it can be fetched.
@@ -142,10 +140,10 @@ pub(super) fn next_byte(run: &mut Running<'_>) -> Option<u8> {
 }
 
 /// What the guest fetches next, if it can be fetched, up to the end of the page; or on behind it.
-fn bytes_at_rip(run: &mut Running<'_>) -> Option<Window> {
+pub(super) fn bytes_at_rip(run: &mut Running<'_>) -> Option<Window> {
     let arch = &mut run.owner.arch;
     let registers = Registers::of(&mut arch.gprs, &mut arch.vmcb.save);
-    x86_emulate::fetch_whole(&registers, &run.vm.memory, &mut Walks::forgetful()).ok()
+    x86_emulate::fetch_whole(&registers, &run.vm.memory, arch.emulator.walks()).ok()
 }
 
 /// The devices. What an access asks of others is carried out at once: none of it waits for anybody.

@@ -9,6 +9,7 @@
 pub(crate) mod acpi;
 pub(crate) mod apic;
 pub(crate) mod boot;
+mod control;
 pub(crate) mod cpuid;
 pub(crate) mod emulate;
 mod entry;

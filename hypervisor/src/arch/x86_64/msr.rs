@@ -3,17 +3,16 @@
 //! A register that is not named here does not exist: the guest gets #GP, as on a CPU that lacks it. What VMLOAD and
 //! VMSAVE switch is passed through and does not come here (see [`super::svm`]).
 
+use x86_defs::control::Refused;
 use x86_defs::msr;
-use x86_defs::registers::{cr0, efer};
+use x86_defs::registers::efer;
 
+use super::control;
 use super::exit::{Origin, apply};
 use super::hyperv;
 use super::tsc;
 use crate::device::local_apic::GeneralProtection;
 use crate::vcpu::run::Running;
-
-/// What a guest may set in EFER.
-const EFER_WRITABLE: u64 = efer::SCE | efer::LME | efer::NXE | efer::FFXSR;
 
 /// HWCR: the TSC counts at the P0 frequency whatever the CPU does.
 const HWCR_TSC_FREQ_SEL: u64 = 1 << 24;
@@ -51,7 +50,7 @@ pub(super) fn write(run: &mut Running<'_>, number: u32, value: u64) -> Result<()
         msr::X2APIC_FIRST..=msr::X2APIC_LAST => arch.apic.write_msr(number, value, tsc::now())?,
         msr::TSC_DEADLINE => arch.apic.set_tsc_deadline(value, tsc::now()),
         msr::APIC_BASE => arch.apic.set_base_msr(value)?,
-        msr::EFER => return write_efer(run, value),
+        msr::EFER => return control::write_efer(run, value).map_err(|Refused| GeneralProtection),
         msr::PAT if is_valid_pat(value) => {
             arch.vmcb.save.g_pat = value;
             return Ok(());
@@ -80,17 +79,6 @@ fn reads_as_zero(number: u32) -> bool {
                 | msr::INT_PENDING
                 | msr::DC_CFG
     )
-}
-
-/// EFER (APM vol. 2, 3.1.7). SVME is the host's and stays set; LMA follows LME and paging, and is not written.
-fn write_efer(run: &mut Running<'_>, value: u64) -> Result<(), GeneralProtection> {
-    let save = &mut run.owner.arch.vmcb.save;
-    let changed = value ^ save.efer;
-    if value & !(EFER_WRITABLE | efer::LMA) != 0 || (changed & efer::LME != 0 && save.cr0 & cr0::PG != 0) {
-        return Err(GeneralProtection);
-    }
-    save.efer = save.efer & !EFER_WRITABLE | value & EFER_WRITABLE;
-    Ok(())
 }
 
 /// Eight memory types, one a byte: uncacheable, write-combining, write-through, write-protected, write-back, UC-.

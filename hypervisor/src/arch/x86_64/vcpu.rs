@@ -117,6 +117,7 @@ impl ArchVcpu {
         control.intercept_1 = Intercept1::INTR
             | Intercept1::NMI
             | Intercept1::INIT
+            | Intercept1::CR0_SEL_WRITE
             | Intercept1::CPUID
             | Intercept1::RDPMC
             | Intercept1::INVD
@@ -126,7 +127,8 @@ impl ArchVcpu {
             | Intercept1::MSR
             | Intercept1::TASK_SWITCH
             | Intercept1::SHUTDOWN;
-        control.intercept_2 = Intercept2::all() - Intercept2::RDPRU;
+        control.intercept_cr_write = CR4;
+        control.intercept_2 = Intercept2::all();
         control.intercept_3 = Intercept3::empty();
         control.intercept_exceptions = 1 << vector::MACHINE_CHECK;
         let maps = svm::permission_maps();
@@ -576,7 +578,8 @@ impl ArchVcpu {
     }
 }
 
-/// CR8 among the intercepts of control registers.
+/// CR4 and CR8 among the intercepts of control registers.
+const CR4: u16 = 1 << 4;
 const CR8: u16 = 1 << 8;
 
 /// DR6: the cause was a single step.
