@@ -25,6 +25,16 @@ fn panic(info: &PanicInfo<'_>) -> ! {
 
 /// Reports `facts` and ends the machine; `stack` is where the search for return addresses begins.
 pub(crate) fn report(facts: fmt::Arguments<'_>, stack: u64) -> ! {
+    end(facts, stack, abi::exit_code::PANIC)
+}
+
+/// The same, when not the hypervisor but the machine below it has failed.
+#[cfg_attr(machine = "virt", expect(dead_code, reason = "errors of that machine are reported to its firmware"))]
+pub(crate) fn hardware_error(facts: fmt::Arguments<'_>, stack: u64) -> ! {
+    end(facts, stack, abi::exit_code::HARDWARE_ERROR)
+}
+
+fn end(facts: fmt::Arguments<'_>, stack: u64, code: u8) -> ! {
     arch::irq::mask();
     let me = cpu::try_this().map_or(1, |cpu| u32::from(u8::try_from(cpu.id.index()).unwrap_or(u8::MAX)) + 1);
     match PANICKING.compare_exchange(0, me, Ordering::AcqRel, Ordering::Acquire) {
@@ -47,7 +57,7 @@ pub(crate) fn report(facts: fmt::Arguments<'_>, stack: u64) -> ! {
             let _ = write!(out, " {address:#x}");
         });
     });
-    arch::power::exit(abi::exit_code::PANIC)
+    arch::power::exit(code)
 }
 
 struct Facts<'a>(&'a PanicInfo<'a>);

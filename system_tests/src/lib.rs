@@ -6,6 +6,7 @@
 //! Tests of what every machine has are written once, with the machine as parameter: see [`each_machine`].
 
 pub mod machine;
+pub mod monitor;
 pub mod port;
 pub mod stores;
 

@@ -6,18 +6,19 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{Read, Seek, SeekFrom};
 use std::ops::Range;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use abi::layout::{Content, Layout, Place, Whose};
 use iced_x86::{Code, Decoder, DecoderOptions, Instruction, InstructionInfoFactory, OpAccess, Register};
 
+use crate::monitor::Monitor;
+
 /// A QEMU that can be made to log instructions.
 pub struct Tracer {
-    monitor: UnixStream,
+    monitor: Monitor,
     log: PathBuf,
 }
 
@@ -25,10 +26,10 @@ impl Tracer {
     /// Arguments for QEMU by which [`Tracer::attach`] finds it. Only what runs within `text` is logged.
     #[must_use]
     pub fn qemu_arguments(folder: &Path, text: &Range<u64>) -> Vec<String> {
-        let monitor = format!("unix:{},server=on,wait=off", folder.join("monitor").display());
+        let [name, monitor] = Monitor::qemu_arguments(folder);
         let filter = format!("{:#x}..{:#x}", text.start, text.end - 1);
         let log = folder.join("instructions").display().to_string();
-        [["-monitor", &monitor], ["-dfilter", &filter], ["-D", &log]]
+        [[name.as_str(), &monitor], ["-dfilter", &filter], ["-D", &log]]
             .into_iter()
             .flatten()
             .map(|argument| format!("--qemu-arg={argument}"))
@@ -41,25 +42,20 @@ impl Tracer {
     /// When it does not come within half a minute.
     #[must_use]
     pub fn attach(folder: &Path) -> Self {
-        let path = folder.join("monitor");
-        let monitor = super::until("QEMU's monitor", || UnixStream::connect(&path).ok());
-        monitor.set_read_timeout(Some(Duration::from_secs(20))).expect("a socket has a time limit");
-        let mut tracer = Self { monitor, log: folder.join("instructions") };
-        tracer.prompt();
-        tracer
+        Self { monitor: Monitor::attach(folder), log: folder.join("instructions") }
     }
 
     /// Logs what is carried out in the next `time`.
     pub fn trace(&mut self, time: Duration) -> String {
-        self.say("stop");
+        self.monitor.say("stop");
         let before = fs::metadata(&self.log).map_or(0, |file| file.len());
         // QEMU 8.1 gave it another name.
         for command in ["singlestep on", "one-insn-per-tb on", "log cpu,nochain", "cont"] {
-            self.say(command);
+            self.monitor.say(command);
         }
         std::thread::sleep(time);
         for command in ["stop", "log none", "singlestep off", "one-insn-per-tb off", "cont"] {
-            self.say(command);
+            self.monitor.say(command);
         }
         let mut log = Vec::new();
         if let Ok(mut file) = fs::File::open(&self.log) {
@@ -70,22 +66,8 @@ impl Tracer {
     }
 
     /// Ends QEMU.
-    pub fn quit(mut self) {
-        let _ = self.monitor.write_all(b"quit\n");
-        let _ = self.monitor.read_to_end(&mut Vec::new());
-    }
-
-    fn say(&mut self, command: &str) {
-        self.monitor.write_all(format!("{command}\n").as_bytes()).expect("the monitor listens");
-        self.prompt();
-    }
-
-    fn prompt(&mut self) {
-        let (mut heard, mut byte) = (Vec::new(), [0]);
-        while !heard.ends_with(b"(qemu) ") {
-            assert!(matches!(self.monitor.read(&mut byte), Ok(1)), "{}", String::from_utf8_lossy(&heard));
-            heard.push(byte[0]);
-        }
+    pub fn quit(self) {
+        self.monitor.quit();
     }
 }
 

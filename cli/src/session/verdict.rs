@@ -10,7 +10,7 @@ use std::process::ExitStatus;
 use std::time::Duration;
 
 use abi::control::StopReason;
-use abi::exit_code::{CLEAN, PANIC, REFUSED, qemu_status, told_status};
+use abi::exit_code::{CLEAN, HARDWARE_ERROR, PANIC, REFUSED, qemu_status, told_status};
 
 use super::{Cut, Followed, LAST_WORDS, Purpose, Role, Session, write_out};
 use crate::failure::{FAILED, Failure, TIMED_OUT};
@@ -80,6 +80,9 @@ impl Session<'_> {
             Some(code) if code == qemu_status(CLEAN) => None,
             Some(code) if code == qemu_status(PANIC) => {
                 Some(Failure::failed(format!("the hypervisor panicked{}", quote(log))))
+            }
+            Some(code) if code == qemu_status(HARDWARE_ERROR) => {
+                Some(Failure::failed(format!("the host's hardware failed{}", quote(log))))
             }
             Some(code) if code == qemu_status(REFUSED) => {
                 Some(Failure::failed(format!("the hypervisor refused to start{}", quote(log))))
@@ -168,7 +171,7 @@ fn judge_vm(record: &VmRecord, followed: &Followed, purpose: &Purpose, left: boo
                 if record.hello.is_some() { " finished" } else { "" }
             )))
         }
-        (_, StopReason::TripleFault | StopReason::Unsupported | StopReason::Halted) => {
+        (_, StopReason::TripleFault | StopReason::Unsupported | StopReason::Halted | StopReason::HardwareError) => {
             Err(Failure::failed(format!("vm \"{name}\" crashed: {why}{colon}{detail}{tail}")))
         }
         (_, StopReason::PowerOff | StopReason::Reset | StopReason::Commanded) => Ok(0),

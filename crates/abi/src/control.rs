@@ -230,6 +230,8 @@ pub enum StopReason {
     Halted,
     /// A [`Command::Stop`] or [`Command::PowerOff`].
     Commanded,
+    /// The hardware could not correct an error that came while a vCPU ran.
+    HardwareError,
 }
 
 impl StopReason {
@@ -243,6 +245,7 @@ impl StopReason {
             Self::Unsupported => "unsupported",
             Self::Halted => "halted for good",
             Self::Commanded => "stopped by command",
+            Self::HardwareError => "hardware error",
         }
     }
 }

@@ -17,6 +17,8 @@ pub const CLEAN: u8 = 0x10;
 pub const PANIC: u8 = 0x20;
 /// The hypervisor could not start: no SVM, no payload, not enough memory. The log says which. QEMU's exit status: 97.
 pub const REFUSED: u8 = 0x30;
+/// The machine below the hypervisor reported an error that nothing can go on with. QEMU's exit status: 129.
+pub const HARDWARE_ERROR: u8 = 0x40;
 
 const WORDS: &str = "the machine ends with status ";
 

@@ -31,6 +31,14 @@ pub mod leaf_1_ecx {
     pub const HYPERVISOR: u32 = 1 << 31;
 }
 
+/// Leaf 1, EDX.
+pub mod leaf_1_edx {
+    /// Machine checks are exceptions.
+    pub const MCE: u32 = 1 << 7;
+    /// Machine-check architecture: banks.
+    pub const MCA: u32 = 1 << 14;
+}
+
 /// Leaf 7, ECX.
 pub mod leaf_7_ecx {
     /// Protection keys for pages of user mode.
@@ -51,6 +59,14 @@ pub mod leaf_8000_0001_edx {
     pub const PAGE_1G: u32 = 1 << 26;
     /// RDTSCP.
     pub const RDTSCP: u32 = 1 << 27;
+}
+
+/// Leaf 8000_0007, EBX.
+pub mod leaf_8000_0007_ebx {
+    /// An error that a bank had no room for was no worse than the one in it.
+    pub const MCA_OVERFLOW_RECOV: u32 = 1 << 0;
+    /// Banks have 16 registers each, from C000_2000 on.
+    pub const SCALABLE_MCA: u32 = 1 << 3;
 }
 
 /// Leaf 8000_000A, EDX: features of SVM (APM vol. 3, E.4.9).

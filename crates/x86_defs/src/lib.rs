@@ -5,6 +5,7 @@
 //! * [`msr`]: numbers of the model-specific registers that a guest may meet.
 //! * [`cpuid`]: CPUID leaves and the feature bits that we speak of by name.
 //! * [`control`]: what may be written to control registers.
+//! * [`machine_check`]: what banks of errors say, and who can go on.
 //! * [`registers`]: bits of RFLAGS, CR0, CR4, EFER; exception vectors.
 //!
 //! Compiles on any host, so that everything built on it can be tested on any host.
@@ -15,6 +16,7 @@
 pub mod control;
 pub mod cpuid;
 pub mod exit_code;
+pub mod machine_check;
 pub mod msr;
 pub mod registers;
 pub mod vmcb;

@@ -16,6 +16,16 @@ pub const SYSENTER_CS: u32 = 0x174;
 pub const SYSENTER_ESP: u32 = 0x175;
 /// SYSENTER instruction pointer.
 pub const SYSENTER_EIP: u32 = 0x176;
+/// What the machine-check architecture offers: bits 7:0 are the number of banks.
+pub const MCG_CAP: u32 = 0x179;
+/// Whether a machine check is being handled, and whether what it interrupted can go on.
+pub const MCG_STATUS: u32 = 0x17a;
+/// Which banks report, where MCG_CAP says that it is there.
+pub const MCG_CTL: u32 = 0x17b;
+/// Control of bank 0. Status, address and details follow, then the next bank's.
+pub const MC0_CTL: u32 = 0x400;
+/// Control of bank 0 where the banks are scalable ones, 16 registers each.
+pub const MCA_CTL_0: u32 = 0xc000_2000;
 /// Debug control.
 pub const DEBUG_CTL: u32 = 0x1d9;
 /// First variable memory-type range: base and mask alternate from here.

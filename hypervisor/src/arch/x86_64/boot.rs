@@ -15,7 +15,7 @@ use addr::{Hpa, HpaRange, Hva, PAGE_BYTES};
 use spin::Once;
 
 use super::paging::direct_map;
-use super::{acpi, apic, irq, paging, percpu, power, smp, tsc, wall_clock};
+use super::{acpi, apic, irq, machine_check, paging, percpu, power, smp, tsc, wall_clock};
 use crate::arch::control_port;
 use crate::boot::Boot;
 use crate::cpu::{self, CpuId};
@@ -212,6 +212,7 @@ extern "sysv64" fn on_guarded_stack(stack: u64) -> ! {
     let apic_id = apic::id_by_cpuid();
     percpu::make(machine, apic_id, Hva(stack));
     percpu::install(cpu::by_id(CpuId(0)));
+    machine_check::enable();
     power::init(machine);
     apic::init_boot();
     apic::take_logical_id(CpuId(0));

@@ -18,7 +18,7 @@ use super::entry::gpr;
 use super::platform;
 use super::tsc;
 use super::vcpu::Activity;
-use super::{control, cpuid, fpu, hyperv, mmio, msr, routing};
+use super::{control, cpuid, fpu, hyperv, machine_check, mmio, msr, routing};
 use crate::arch::apic as host_apic;
 use crate::device::interrupt::{Kind, Message, Target};
 use crate::device::local_apic::{Effect, GeneralProtection, LocalApic, Mode};
@@ -150,14 +150,13 @@ pub(crate) fn handle(run: &mut Running<'_>) -> Next {
         code::EXCEPTION_BASE..=code::EXCEPTION_LAST => {
             tally.exit(ExitReason::Exception);
             if reason == code::EXCEPTION_BASE + u32::from(vector::MACHINE_CHECK) {
-                // Still pending in the machine: it is the host's, and taking it ends in a report.
-                return Next::Interrupted;
+                return machine_check::intercepted(run);
             }
             stop(run, StopReason::Unsupported, "met an exception that nothing intercepts")
         }
         code::SHUTDOWN => {
             tally.exit(ExitReason::Other);
-            stop(run, StopReason::TripleFault, "triple fault")
+            machine_check::explain_shutdown(run).unwrap_or_else(|| stop(run, StopReason::TripleFault, "triple fault"))
         }
         code::TASK_SWITCH => {
             tally.exit(ExitReason::Other);

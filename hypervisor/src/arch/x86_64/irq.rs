@@ -20,7 +20,7 @@ use x86_64::registers::control::Cr2;
 use x86_64::structures::idt::InterruptDescriptorTable;
 
 use super::percpu::{ArchPerCpu, IST_DOUBLE_FAULT, IST_MACHINE_CHECK, IST_NMI};
-use super::{apic, paging, power};
+use super::{apic, machine_check, paging, power};
 use crate::cpu::{PerCpu, Taken};
 use crate::panic;
 
@@ -140,7 +140,7 @@ fn table() -> InterruptDescriptorTable {
     }
     own_stack! {
         double_fault, exception::<8>, IST_DOUBLE_FAULT;
-        machine_check, exception::<18>, IST_MACHINE_CHECK;
+        machine_check, machine_check::entry, IST_MACHINE_CHECK;
         non_maskable_interrupt, nmi, IST_NMI;
     }
 

@@ -19,6 +19,7 @@ pub(crate) mod gate;
 pub(crate) mod hyperv;
 pub(crate) mod irq;
 pub(crate) mod loader;
+mod machine_check;
 mod mmio;
 mod msr;
 pub(crate) mod paging;

@@ -14,7 +14,7 @@ use x86_64::registers::control::Cr0;
 
 use super::boot::{BOOT_STACK, BOOT_STACK_BYTES};
 use super::paging::{CR0, ROOT, direct_map};
-use super::{apic, irq, paging, percpu, power, tsc};
+use super::{apic, irq, machine_check, paging, percpu, power, tsc};
 use crate::cpu::{self, PerCpu};
 
 /// Page of the start-up code; its number is the start-up vector. Low RAM is never in the pool, and the loader's data
@@ -176,6 +176,7 @@ extern "sysv64" fn main(cpu: &'static PerCpu) -> ! {
     unsafe { Cr0::write(CR0) };
     irq::load();
     percpu::install(cpu);
+    machine_check::enable();
     apic::init();
     apic::take_logical_id(cpu.id);
     apic::start_timer();
