@@ -10,6 +10,7 @@
 pub(crate) mod apic;
 pub(crate) mod attempt;
 pub(crate) mod boot;
+pub(crate) mod bounds;
 pub(crate) mod code_pages;
 pub(crate) mod control;
 pub(crate) mod control_forms;

@@ -4,6 +4,7 @@ mod control;
 mod decode;
 mod flush_cost;
 mod fuzz;
+mod hidden_state;
 mod hyperv;
 mod line;
 mod misbehave;
@@ -13,7 +14,7 @@ mod round_trip;
 use super::{Experiment, by_default, on_request};
 
 /// All of them, in the order in which they run by default.
-pub(super) const EXPERIMENTS: [Experiment; 43] = [
+pub(super) const EXPERIMENTS: [Experiment; 44] = [
     by_default("cpuid", "CPUID leaf 0", round_trip::cpuid_0),
     by_default("cpuid-1", "CPUID leaf 1", round_trip::cpuid_1),
     by_default("rdmsr", "RDMSR of APIC_BASE", round_trip::rdmsr),
@@ -43,6 +44,11 @@ pub(super) const EXPERIMENTS: [Experiment; 43] = [
         misbehave::nested_event,
     ),
     on_request("control-registers", "each bit of CR0, CR4 and EFER, by each instruction that writes it", control::run),
+    on_request(
+        "hidden-state",
+        "extended state that CPUID hides, for seconds=N (3): run VMs with different seed=N",
+        hidden_state::run,
+    ),
     on_request("msr-fuzz", "reads all MSRs of four ranges, then writes random values to those that answer", fuzz::msrs),
     on_request("port-fuzz", "reads all ports, writes random values to all that do not end the VM", fuzz::ports),
     on_request("mmio-fuzz", "APIC and I/O APIC pages: all offsets, odd widths, many instruction forms", fuzz::mmio),

@@ -4,6 +4,10 @@
 //! which the vCPU comes back to the same pCPU. They are saved when the vCPU leaves the pCPU and loaded again only if
 //! somebody else's state is in the registers by then. XCR0 says which state there is, and it is the guest's: it is read
 //! back when the vCPU leaves, because not every machine honours the intercept of XSETBV.
+//!
+//! For the same reason all components that the machine has are switched, not only those that guests are offered: a guest of
+//! such a machine reaches the others, and would find there what another VM left. Supervisor components are none of them: XSS
+//! is the host's, stays zero, and guests are offered neither it nor XSAVES.
 
 #![expect(unsafe_code, reason = "XSAVE and XRSTOR access registers and memory behind the compiler's back")]
 
@@ -69,8 +73,8 @@ impl FpuState {
         }
         // XRSTOR can only restore what XCR0 enables. Everything is enabled for its duration, so that the components which
         // this guest has not enabled become initial instead of keeping a stranger's data.
-        write_xcr0(host_xcr0());
-        // SAFETY: the area is aligned to 64 bytes and more, as large as CPUID says XSAVE needs for all of `host_xcr0`, and was filled
+        write_xcr0(machine_xcr0());
+        // SAFETY: the area is aligned to 64 bytes and more, as large as CPUID says XSAVE needs for all of `machine_xcr0`, and was filled
         // by `new` or by XSAVE, both of which leave a header that XRSTOR accepts.
         unsafe {
             asm!("xrstor64 [{area}]", area = in(reg) self.area.as_ptr(), in("eax") u32::MAX, in("edx") u32::MAX, options(nostack));
@@ -82,7 +86,7 @@ impl FpuState {
     /// Saves the state from this pCPU's registers; they go on holding it.
     pub(super) fn save(&mut self) {
         self.xcr0 = read_xcr0();
-        write_xcr0(host_xcr0());
+        write_xcr0(machine_xcr0());
         // SAFETY: as for XRSTOR above; nobody else refers to the area while we hold it exclusively.
         unsafe {
             asm!("xsave64 [{area}]", area = in(reg) self.area.as_mut_ptr(), in("eax") u32::MAX, in("edx") u32::MAX, options(nostack));
@@ -112,10 +116,15 @@ pub(super) fn first_vector_registers() -> [u64; 12] {
 
 /// The components that both the machine has and a guest may enable.
 pub(crate) fn host_xcr0() -> u64 {
-    static HOST: Once<u64> = Once::new();
-    *HOST.call_once(|| {
+    machine_xcr0() & XCR0_OFFERED
+}
+
+/// All components that the machine can have enabled (CPUID leaf D, subleaf 0). Together they are always a valid XCR0.
+fn machine_xcr0() -> u64 {
+    static MACHINE: Once<u64> = Once::new();
+    *MACHINE.call_once(|| {
         let leaf = __cpuid_count(0xd, 0);
-        (u64::from(leaf.edx) << 32 | u64::from(leaf.eax)) & XCR0_OFFERED
+        u64::from(leaf.edx) << 32 | u64::from(leaf.eax)
     })
 }
 
