@@ -46,7 +46,7 @@ pub struct VmConfig {
     pub vcpus: u32,
     /// Guest memory in bytes, a multiple of 2 MiB.
     pub memory_bytes: u64,
-    /// Kernel: a bzImage with a 64-bit entry, or an ELF with a PVH note.
+    /// Kernel: a bzImage, or an ELF with a PVH note.
     pub kernel: Blob,
     /// Initial RAM disk.
     pub initrd: Option<Blob>,

@@ -1,10 +1,13 @@
-//! Linux bzImage by the 64-bit boot protocol (Linux `Documentation/arch/x86/boot.rst`).
+//! Linux bzImage by the 64-bit or the 32-bit boot protocol (Linux `Documentation/arch/x86/boot.rst`).
 //!
 //! ```text
 //! 0                      boot sector, setup header at 0x1f1
 //! 512                    real-mode setup code: not used here
-//! 512 * (setup_sects+1)  the kernel that unpacks itself: goes to pref_address, entered at +0x200
+//! 512 * (setup_sects+1)  the kernel that unpacks itself: goes to pref_address, entered at +0x200 in long mode,
+//!                        or at its first byte in protected mode, when it has no 64-bit entry
 //! ```
+//!
+//! Other programs follow the same protocol, such as memtest86+.
 //!
 //! The kernel unpacks itself around the place where it was loaded, and needs `init_size` bytes from there for that.
 //! The zero page tells it the rest: its own setup header, filled in, and the memory map.
@@ -14,8 +17,10 @@ use alloc::string::String;
 use addr::{Gpa, GpaRange};
 
 use crate::bytes::{array_at, put, u16_at, u32_at, u64_at};
-use crate::layout::{BOOT_INFORMATION, BOOT_PAGE_TABLES, CMDLINE, CMDLINE_BYTES, HIGH_RAM, HOLE, RSDP, memory_map};
-use crate::{Boot, Error, GuestMemory, Mode, OutsideMemory, long_mode};
+use crate::layout::{
+    BOOT_INFORMATION, BOOT_INFORMATION_32, BOOT_PAGE_TABLES, CMDLINE, CMDLINE_BYTES, HIGH_RAM, HOLE, RSDP, memory_map,
+};
+use crate::{Boot, Error, GuestMemory, Mode, OutsideMemory, descriptors};
 
 /// Offsets of the setup header's fields, the same in the file and in the zero page.
 mod header {
@@ -53,6 +58,8 @@ mod zero_page {
 
 const MAGIC: &[u8; 4] = b"HdrS";
 const SECTOR: usize = 512;
+/// What `syssize` counts.
+const PARAGRAPH: u64 = 16;
 /// First protocol with `xloadflags`.
 const OLDEST_PROTOCOL: u16 = 0x020c;
 const LOADED_HIGH: u8 = 1 << 0;
@@ -74,8 +81,26 @@ pub(crate) struct Image<'a> {
     payload: usize,
     /// Load address, and the bytes that the kernel needs from there.
     range: GpaRange,
+    width: Width,
     cmdline_size: u32,
     initrd_addr_max: u32,
+}
+
+/// In which mode the kernel is entered.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Width {
+    Bits32,
+    Bits64,
+}
+
+impl Width {
+    /// Distance from the load address to the entry.
+    const fn entry(self) -> u64 {
+        match self {
+            Self::Bits32 => 0,
+            Self::Bits64 => ENTRY_64,
+        }
+    }
 }
 
 impl<'a> Image<'a> {
@@ -96,9 +121,8 @@ impl<'a> Image<'a> {
         if byte(header::LOADFLAGS)? & LOADED_HIGH == 0 {
             return Err(Error::LoadedLow);
         }
-        if u16_at(file, header::XLOADFLAGS).ok_or(too_short)? & XLF_KERNEL_64 == 0 {
-            return Err(Error::NoEntry64);
-        }
+        let has_entry_64 = u16_at(file, header::XLOADFLAGS).ok_or(too_short)? & XLF_KERNEL_64 != 0;
+        let width = if has_entry_64 { Width::Bits64 } else { Width::Bits32 };
 
         // A setup_sects of 0 means 4, for kernels older than the protocol.
         let setup_sects = match byte(header::SETUP_SECTS)? {
@@ -106,10 +130,14 @@ impl<'a> Image<'a> {
             sectors => usize::from(sectors),
         };
         let payload = (setup_sects + 1) * SECTOR;
-        let syssize = u64::from(u32_at(file, header::SYSSIZE).ok_or(too_short)?) * 16;
-        let needs = payload as u64 + syssize.max(ENTRY_64 + 1);
+        let syssize = u64::from(u32_at(file, header::SYSSIZE).ok_or(too_short)?);
         let has = file.len() as u64;
-        if has < needs {
+        // syssize counts paragraphs, so it says nothing about the length of the last one: the file may end within it.
+        // memtest86+ 6.10 does, and boot loaders accept it. Its entry must be there whatever syssize says.
+        let paragraphs = has.saturating_sub(payload as u64).div_ceil(PARAGRAPH);
+        let entry_is_there = payload as u64 + width.entry() < has;
+        if paragraphs < syssize || !entry_is_there {
+            let needs = payload as u64 + (syssize * PARAGRAPH).max(width.entry() + 1);
             return Err(Error::Truncated { needs, has });
         }
 
@@ -125,6 +153,7 @@ impl<'a> Image<'a> {
             file,
             payload,
             range,
+            width,
             cmdline_size: u32_at(file, header::CMDLINE_SIZE).ok_or(too_short)?,
             initrd_addr_max: u32_at(file, header::INITRD_ADDR_MAX).ok_or(too_short)?,
         })
@@ -152,11 +181,11 @@ impl<'a> Image<'a> {
     }
 
     pub(crate) fn entry(&self) -> Mode {
-        Mode::Long64 {
-            rip: Gpa(self.range.start.0 + ENTRY_64),
-            rsi: BOOT_INFORMATION,
-            cr3: BOOT_PAGE_TABLES,
-            gdt: long_mode::GDTR,
+        let at = self.range.start.0 + self.width.entry();
+        let gdt = descriptors::GDTR;
+        match self.width {
+            Width::Bits64 => Mode::Long64 { rip: Gpa(at), rsi: BOOT_INFORMATION, cr3: BOOT_PAGE_TABLES, gdt },
+            Width::Bits32 => Mode::Protected32 { eip: low(at), ebx: 0, esi: BOOT_INFORMATION_32, gdt },
         }
     }
 
@@ -202,5 +231,5 @@ impl<'a> Image<'a> {
 
 /// An address or length below the hole, as the 32-bit fields hold it.
 fn low(value: u64) -> u32 {
-    u32::try_from(value).expect("boot information, command line and initrd lie below the hole at 3 GiB")
+    u32::try_from(value).expect("boot information, command line, kernel and initrd lie below the hole at 3 GiB")
 }

@@ -29,12 +29,17 @@ pub enum Mode {
         /// GDTR. CS is selector 0x10, DS, ES, SS, FS and GS are 0x18, TR is 0x20.
         gdt: DescriptorTable,
     },
-    /// 32-bit protected mode without paging (Xen `docs/misc/pvh.pandoc`). Constants: [`crate::protected32`].
+    /// 32-bit protected mode without paging (Xen `docs/misc/pvh.pandoc`, and Linux x86 boot protocol, "32-bit Boot
+    /// Protocol"). Constants: [`crate::protected32`].
     Protected32 {
         /// First instruction; linear and physical address are the same.
         eip: u32,
-        /// EBX: `hvm_start_info`.
+        /// EBX: `hvm_start_info`, for a PVH kernel.
         ebx: u32,
+        /// ESI: the zero page, for a bzImage.
+        esi: u32,
+        /// GDTR. CS is selector 0x10, DS, ES and SS are 0x18.
+        gdt: DescriptorTable,
     },
 }
 
@@ -76,7 +81,7 @@ pub mod long64 {
 
 /// Control registers and hidden segment registers for [`Mode::Protected32`]; attributes as in [`long64`](mod@crate::long64).
 ///
-/// There is no GDT in memory: GDTR and IDTR are zero and the guest loads its own before it loads a selector.
+/// Linux' protocol demands a GDT with these selectors, PVH's demands none and takes any selector. IDTR is zero.
 pub mod protected32 {
     /// CR0: NE, ET, PE.
     pub const CR0: u64 = 0x31;
@@ -84,9 +89,13 @@ pub mod protected32 {
     pub const CR4: u64 = 0;
     /// EFER, as the guest sees it.
     pub const EFER: u64 = 0;
-    /// CS: 32-bit code, readable, accessed, 4 KiB granularity. Base 0, limit 0xffff_ffff; any selector.
+    /// Selector in CS.
+    pub const CS: u16 = super::long64::CS;
+    /// Selector in DS, ES and SS.
+    pub const DS: u16 = super::long64::DS;
+    /// CS: 32-bit code, readable, accessed, 4 KiB granularity. Base 0, limit 0xffff_ffff.
     pub const CS_ATTRIBUTES: u16 = 0xc9b;
-    /// DS, ES, SS: writable, accessed, 32-bit, 4 KiB granularity. Base 0, limit 0xffff_ffff; any selector.
+    /// DS, ES, SS: writable, accessed, 32-bit, 4 KiB granularity. Base 0, limit 0xffff_ffff.
     pub const DS_ATTRIBUTES: u16 = 0xc93;
     /// TR: busy 32-bit TSS. Base 0, limit [`TR_LIMIT`].
     pub const TR_ATTRIBUTES: u16 = 0x08b;

@@ -20,13 +20,11 @@ pub enum Error {
         /// Bytes there are.
         has: u64,
     },
-    /// A bzImage of a boot protocol before 2.12, which is the first that says where its 64-bit entry is.
+    /// A bzImage of a boot protocol before 2.12, which is the first that says whether there is a 64-bit entry.
     ProtocolTooOld {
         /// Protocol version of the kernel, major in the high byte.
         version: u16,
     },
-    /// A bzImage for 32-bit processors.
-    NoEntry64,
     /// A zImage, which wants to be loaded below 1 MiB.
     LoadedLow,
     /// A bzImage that wants an address where no RAM can be.
@@ -131,7 +129,6 @@ impl fmt::Display for Error {
                 version >> 8,
                 version & 0xff
             ),
-            Self::NoEntry64 => write!(f, "the kernel has no 64-bit entry: it is built for 32-bit processors"),
             Self::LoadedLow => write!(f, "the kernel is a zImage, only bzImages can be booted"),
             Self::LoadAddress { start, bytes } => write!(
                 f,

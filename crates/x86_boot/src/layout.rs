@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! 0x0000_0000  4 KiB      free (real-mode vectors)
-//! 0x0000_1000  4 KiB      boot GDT                                      Long64 only
+//! 0x0000_1000  4 KiB      boot GDT
 //! 0x0000_2000  24 KiB     boot page tables: 4 GiB identity, 2 MiB pages Long64 only
 //! 0x0000_8000  4 KiB      zero page (bzImage) or hvm_start_info (PVH)
 //! 0x0001_0000  64 KiB     command line, NUL-terminated
@@ -23,12 +23,16 @@ use addr::{Gpa, GpaRange};
 
 use crate::checked_range;
 
-/// Boot GDT (see [`crate::long64`]).
+/// Boot GDT (see [`crate::long64`] and [`crate::protected32`]).
 pub const BOOT_GDT: Gpa = Gpa(0x1000);
 /// Root of the boot page tables; five more tables follow it.
 pub const BOOT_PAGE_TABLES: Gpa = Gpa(0x2000);
 /// Linux' zero page, or PVH's start information with its lists.
 pub const BOOT_INFORMATION: Gpa = Gpa(0x8000);
+/// The same, as it goes into a register of 32 bits.
+#[expect(clippy::cast_possible_truncation, reason = "asserted below")]
+pub(crate) const BOOT_INFORMATION_32: u32 = BOOT_INFORMATION.0 as u32;
+const _: () = assert!(BOOT_INFORMATION_32 as u64 == BOOT_INFORMATION.0);
 /// The command line.
 pub const CMDLINE: Gpa = Gpa(0x1_0000);
 /// Room for the command line, with its NUL.

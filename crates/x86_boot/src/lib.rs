@@ -8,6 +8,7 @@
 //! | kernel | recognised by | loaded to | entry |
 //! |---|---|---|---|
 //! | bzImage, 64-bit boot protocol | `HdrS` at 0x202, protocol 2.12 or later | its `pref_address` | long mode, load address + 0x200 |
+//! | bzImage, 32-bit boot protocol | the same, without `XLF_KERNEL_64` | its `pref_address` | 32-bit protected mode, load address |
 //! | ELF with a PVH note | ELF magic, note 18 of `Xen` | its `p_paddr` | 32-bit protected mode, the note's address |
 //!
 //! Where everything lies is one table, in [`layout`].
@@ -52,6 +53,7 @@ extern crate alloc;
 mod acpi;
 mod bytes;
 mod bzimage;
+mod descriptors;
 mod entry;
 mod error;
 pub mod layout;
@@ -101,7 +103,7 @@ pub struct Boot<'a> {
 /// Kind of kernel file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// Linux bzImage with a 64-bit entry.
+    /// Linux bzImage, or what follows its boot protocol.
     BzImage,
     /// ELF with a PVH entry note.
     PvhElf,
@@ -157,7 +159,6 @@ pub fn load(boot: &Boot<'_>, memory: &mut impl GuestMemory) -> Result<Entry, Err
         placement::Image::BzImage(image) => {
             image.load(memory)?;
             image.write_zero_page(boot, initrd, memory)?;
-            long_mode::write_tables(memory)?;
             image.entry()
         }
         placement::Image::Pvh(image) => {
@@ -166,6 +167,14 @@ pub fn load(boot: &Boot<'_>, memory: &mut impl GuestMemory) -> Result<Entry, Err
             image.entry()
         }
     };
+
+    match mode {
+        Mode::Long64 { .. } => {
+            descriptors::write(descriptors::CODE_64, memory)?;
+            long_mode::write_tables(memory)?;
+        }
+        Mode::Protected32 { .. } => descriptors::write(descriptors::CODE_32, memory)?,
+    }
 
     Ok(Entry { mode, kernel: placement.image.range(), initrd })
 }

@@ -1,16 +1,13 @@
-//! GDT and page tables for a start in 64-bit mode.
+//! Page tables for a start in 64-bit mode.
 //!
-//! The kernel replaces both within its first instructions. 2 MiB pages, because 1 GiB pages are a CPU feature that the
+//! The kernel replaces them within its first instructions. 2 MiB pages, because 1 GiB pages are a CPU feature that the
 //! guest may not be offered.
 
 use addr::{Gpa, PAGE_BYTES, PageSize};
 use alloc::vec::Vec;
 
-use crate::layout::{BOOT_GDT, BOOT_PAGE_TABLES};
-use crate::{DescriptorTable, GuestMemory, OutsideMemory};
-
-/// Selectors 0x10 (code), 0x18 (data) and 0x20 (TSS, two slots) as the boot protocol and `entry::long64` have them.
-const GDT: [u64; 6] = [0, 0, 0x00af_9b00_0000_ffff, 0x00cf_9300_0000_ffff, 0x0000_8b00_0000_0067, 0];
+use crate::layout::BOOT_PAGE_TABLES;
+use crate::{GuestMemory, OutsideMemory};
 
 const PRESENT_WRITABLE: u64 = 0b11;
 const LARGE: u64 = 1 << 7;
@@ -23,12 +20,7 @@ const LEVEL_2: Gpa = Gpa(LEVEL_3.0 + PAGE_BYTES);
 
 const _: () = assert!(LEVEL_2.0 + DIRECTORIES * PAGE_BYTES <= crate::layout::BOOT_INFORMATION.0);
 
-/// GDTR for the tables that [`write_tables`] writes.
-pub(crate) const GDTR: DescriptorTable = DescriptorTable { base: BOOT_GDT, limit: 8 * 6 - 1 };
-
 pub(crate) fn write_tables(memory: &mut impl GuestMemory) -> Result<(), OutsideMemory> {
-    memory.write(BOOT_GDT, &table(GDT))?;
-
     memory.write(BOOT_PAGE_TABLES, &table([LEVEL_3.0 | PRESENT_WRITABLE]))?;
     memory.write(LEVEL_3, &table((0..DIRECTORIES).map(|n| (LEVEL_2.0 + n * PAGE_BYTES) | PRESENT_WRITABLE)))?;
     let leaf = |n| (n * PageSize::Size2M.bytes()) | LARGE | PRESENT_WRITABLE;

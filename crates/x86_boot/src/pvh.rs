@@ -14,8 +14,8 @@ use elf::parse::ParseError;
 use elf::segment::ProgramHeader;
 
 use crate::bytes::{put, u32_at, u64_at};
-use crate::layout::{BOOT_INFORMATION, CMDLINE, HIGH_RAM, HOLE, RSDP, memory_map};
-use crate::{Boot, Error, GuestMemory, Mode, OutsideMemory, checked_range};
+use crate::layout::{BOOT_INFORMATION, BOOT_INFORMATION_32, CMDLINE, HIGH_RAM, HOLE, RSDP, memory_map};
+use crate::{Boot, Error, GuestMemory, Mode, OutsideMemory, checked_range, descriptors};
 
 /// Longest command line: PVH sets no limit, Linux keeps 2048 bytes with the NUL.
 pub(crate) const CMDLINE_LIMIT: usize = 2047;
@@ -95,7 +95,7 @@ impl<'a> Image<'a> {
     }
 
     pub(crate) fn entry(&self) -> Mode {
-        Mode::Protected32 { eip: self.entry, ebx: BOOT_INFORMATION_32 }
+        Mode::Protected32 { eip: self.entry, ebx: BOOT_INFORMATION_32, esi: 0, gdt: descriptors::GDTR }
     }
 
     /// Writes what the file holds; what it leaves out is zero already.
@@ -154,11 +154,6 @@ fn describe(error: &ParseError, file: &[u8]) -> Error {
         _ => Error::BadElf("its headers are damaged"),
     }
 }
-
-/// [`BOOT_INFORMATION`] as it goes into EBX.
-#[expect(clippy::cast_possible_truncation, reason = "asserted below")]
-const BOOT_INFORMATION_32: u32 = BOOT_INFORMATION.0 as u32;
-const _: () = assert!(BOOT_INFORMATION_32 as u64 == BOOT_INFORMATION.0);
 
 pub(crate) fn write_start_info(
     boot: &Boot<'_>,

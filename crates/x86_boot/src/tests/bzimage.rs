@@ -3,6 +3,7 @@
 use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::vec;
+use alloc::vec::Vec;
 
 use abi::payload::{ApicMode, MAX_VCPUS};
 use addr::{Gpa, GpaRange};
@@ -10,6 +11,13 @@ use addr::{Gpa, GpaRange};
 use super::{MIB, PAYLOAD, Ram, boot, bzimage};
 use crate::bytes::put;
 use crate::{Boot, DescriptorTable, Error, Format, Mode, check, load, probe};
+
+/// The same kernel, built for 32-bit processors.
+fn bzimage_of_32_bits() -> Vec<u8> {
+    let mut kernel = bzimage();
+    put(&mut kernel, 0x236, &0x7e_u16.to_le_bytes());
+    kernel
+}
 
 #[test]
 fn probe_reads_version_and_needs() {
@@ -218,24 +226,70 @@ fn files_that_are_not_kernels_are_named_by_their_first_bytes() {
 
 #[test]
 fn truncated_kernels_are_refused_at_every_length() {
-    let kernel = bzimage();
-    for length in 0x206..kernel.len() {
-        match probe(&kernel[..length]) {
-            Err(Error::Truncated { needs, has }) => assert!(has == length as u64 && needs > has),
-            other => panic!("{length}: {other:?}"),
+    for kernel in [bzimage(), bzimage_of_32_bits()] {
+        for length in 0x206..=kernel.len() - 16 {
+            match probe(&kernel[..length]) {
+                Err(Error::Truncated { needs, has }) => assert!(has == length as u64 && needs > has),
+                other => panic!("{length}: {other:?}"),
+            }
+        }
+    }
+    assert_eq!(
+        probe(&bzimage()[..2032]).expect_err("a paragraph is missing").to_string(),
+        "the kernel is truncated: its headers speak of 2048 bytes, the file has 2032"
+    );
+}
+
+#[test]
+fn kernels_that_end_within_their_last_paragraph_are_loaded_as_far_as_they_go() {
+    for kernel in [bzimage(), bzimage_of_32_bits()] {
+        for missing in 1..16 {
+            let short = &kernel[..kernel.len() - missing];
+            let mut ram = Ram::new(64 * MIB);
+            let entry = load(&boot(short), &mut ram).expect("the last paragraph is there, in part");
+            let start = entry.kernel.start;
+            assert_eq!(ram.at(start, 1024 - missing), &short[1024..], "{missing}");
+            assert!(ram.at(Gpa(start.0 + 1024 - missing as u64), missing).iter().all(|byte| *byte == 0), "{missing}");
         }
     }
 }
 
 #[test]
-fn kernels_that_cannot_be_entered_in_long_mode_are_refused() {
+fn kernels_that_end_before_their_entry_are_refused_whatever_syssize_says() {
+    let mut kernel = bzimage();
+    put(&mut kernel, 0x1f4, &0_u32.to_le_bytes());
+    assert_eq!(probe(&kernel[..1024 + 0x200]), Err(Error::Truncated { needs: 1024 + 0x201, has: 1024 + 0x200 }));
+    assert!(probe(&kernel[..1024 + 0x201]).is_ok());
+
+    let mut kernel = bzimage_of_32_bits();
+    put(&mut kernel, 0x1f4, &0_u32.to_le_bytes());
+    assert_eq!(probe(&kernel[..1024]), Err(Error::Truncated { needs: 1025, has: 1024 }));
+    assert!(probe(&kernel[..1025]).is_ok());
+}
+
+#[test]
+fn kernel_without_a_64_bit_entry_is_entered_in_protected_mode_at_its_first_byte() {
+    let kernel = bzimage_of_32_bits();
+    let mut ram = Ram::new(64 * MIB);
+    let entry = load(&boot(&kernel), &mut ram).expect("it fits");
+
+    let gdt = DescriptorTable { base: Gpa(0x1000), limit: 47 };
+    assert_eq!(entry.mode, Mode::Protected32 { eip: 0x100_0000, ebx: 0, esi: 0x8000, gdt });
+    // Selectors 0x10 and 0x18: code and data of 32 bits over all addresses.
+    assert_eq!([ram.u64(0x1010), ram.u64(0x1018)], [0x00cf_9b00_0000_ffff, 0x00cf_9300_0000_ffff]);
+    // It is told the same as a kernel of 64 bits.
+    assert_eq!((ram.u32(0x8228), ram.u64(0x8070)), (0x1_0000, 0xe_0000));
+    assert_eq!(ram.at(Gpa(0x1_0000), 20), b"console=ttyS0 quiet\0");
+}
+
+#[test]
+fn kernels_that_cannot_be_entered_as_the_protocol_says_are_refused() {
     let with = |offset: usize, bytes: &[u8]| {
         let mut kernel = bzimage();
         put(&mut kernel, offset, bytes);
         probe(&kernel).map(|_| ())
     };
     assert_eq!(with(0x206, &[0x0b, 2]), Err(Error::ProtocolTooOld { version: 0x020b }));
-    assert_eq!(with(0x236, &[0x7e, 0]), Err(Error::NoEntry64));
     assert_eq!(with(0x211, &[0]), Err(Error::LoadedLow));
     assert_eq!(
         Error::ProtocolTooOld { version: 0x0209 }.to_string(),

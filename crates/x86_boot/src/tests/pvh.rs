@@ -6,7 +6,7 @@ use addr::{Gpa, GpaRange};
 
 use super::{MIB, Ram, boot, pvh_elf};
 use crate::bytes::put;
-use crate::{Boot, Error, Format, Mode, check, load, probe};
+use crate::{Boot, DescriptorTable, Error, Format, Mode, check, load, probe};
 
 /// Offsets in `pvh_elf`.
 const SEGMENT_0: usize = 64;
@@ -29,7 +29,8 @@ fn segments_go_to_their_physical_addresses_and_the_note_names_the_entry() {
     let mut ram = Ram::new(64 * MIB);
     let entry = load(&boot(&kernel), &mut ram).expect("it fits");
 
-    assert_eq!(entry.mode, Mode::Protected32 { eip: 0x10_0004, ebx: 0x8000 });
+    let gdt = DescriptorTable { base: Gpa(0x1000), limit: 47 };
+    assert_eq!(entry.mode, Mode::Protected32 { eip: 0x10_0004, ebx: 0x8000, esi: 0, gdt });
     assert_eq!(Some(entry.kernel), GpaRange::new(Gpa(MIB), MIB + 16));
     assert_eq!(ram.at(Gpa(MIB), 16), b"first segment...");
     assert_eq!(ram.at(Gpa(2 * MIB), 16), b"second segment..");

@@ -219,14 +219,15 @@ impl ArchVcpu {
                 save.rip = rip.0;
                 self.gprs[gpr::RSI] = rsi.0;
             }
-            Mode::Protected32 { eip, ebx } => {
-                let data = flat(0, protected32::DS_ATTRIBUTES);
-                save.cs = flat(0, protected32::CS_ATTRIBUTES);
+            Mode::Protected32 { eip, ebx, esi, gdt } => {
+                let data = flat(protected32::DS, protected32::DS_ATTRIBUTES);
+                save.cs = flat(protected32::CS, protected32::CS_ATTRIBUTES);
                 (save.ds, save.es, save.ss) = (data, data, data);
                 save.tr = Segment { limit: protected32::TR_LIMIT, ..flat(0, protected32::TR_ATTRIBUTES) };
+                save.gdtr = Segment { limit: gdt.limit.into(), base: gdt.base.0, ..Segment::default() };
                 (save.cr0, save.cr4) = (protected32::CR0, protected32::CR4);
                 save.rip = eip.into();
-                self.gprs[gpr::RBX] = ebx.into();
+                (self.gprs[gpr::RBX], self.gprs[gpr::RSI]) = (ebx.into(), esi.into());
             }
         }
         self.gprs[gpr::RDX] = 0;

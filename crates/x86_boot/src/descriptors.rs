@@ -1,0 +1,27 @@
+//! The GDT of a kernel's first instructions, until it loads its own.
+//!
+//! Selectors 0x10 (code), 0x18 (data) and 0x20 (TSS, two slots) are the same in both modes, as the Linux x86 boot protocol
+//! has them; only the width of the code segment differs.
+
+use crate::layout::BOOT_GDT;
+use crate::{DescriptorTable, GuestMemory, OutsideMemory};
+
+/// Descriptor of a code segment over all addresses, as `entry::long64` has it.
+pub(crate) const CODE_64: u64 = 0x00af_9b00_0000_ffff;
+/// The same, as `entry::protected32` has it.
+pub(crate) const CODE_32: u64 = 0x00cf_9b00_0000_ffff;
+
+const DATA: u64 = 0x00cf_9300_0000_ffff;
+/// Its upper half, with bits 63:32 of the base, is the next slot, and zero.
+const TSS: u64 = 0x0000_8b00_0000_0067;
+
+/// GDTR for the table that [`write`] writes.
+pub(crate) const GDTR: DescriptorTable = DescriptorTable { base: BOOT_GDT, limit: 8 * 6 - 1 };
+
+pub(crate) fn write(code: u64, memory: &mut impl GuestMemory) -> Result<(), OutsideMemory> {
+    let mut table = [0; 8 * 6];
+    for (to, descriptor) in table.chunks_exact_mut(8).zip([0, 0, code, DATA, TSS, 0]) {
+        to.copy_from_slice(&descriptor.to_le_bytes());
+    }
+    memory.write(BOOT_GDT, &table)
+}
