@@ -12,6 +12,27 @@ pub mod rflags {
     pub const RF: u64 = 1 << 16;
 }
 
+/// DR6, the causes of a #DB (APM vol. 2, 13.1.1.3).
+pub mod dr6 {
+    /// B0 to B3: the breakpoints that were hit.
+    pub const BREAKPOINTS: u64 = 0xf;
+    /// BD: an access to a debug register while DR7.GD was set.
+    pub const GENERAL_DETECT: u64 = 1 << 13;
+    /// BS: a single step.
+    pub const SINGLE_STEP: u64 = 1 << 14;
+    /// BT: a task switch.
+    pub const TASK_SWITCH: u64 = 1 << 15;
+}
+
+/// DR7, which breakpoints are enabled (APM vol. 2, 13.1.1.4).
+pub mod dr7 {
+    /// L and G of breakpoint `number`.
+    #[must_use]
+    pub const fn enables(number: u32) -> u64 {
+        3 << (2 * number)
+    }
+}
+
 /// CR0.
 pub mod cr0 {
     /// Protected mode.
@@ -110,6 +131,8 @@ pub mod efer {
 
 /// Exception vectors.
 pub mod vector {
+    /// #DE, divide error.
+    pub const DIVIDE_ERROR: u8 = 0;
     /// #DB, debug.
     pub const DEBUG: u8 = 1;
     /// Non-maskable interrupt.
@@ -122,10 +145,14 @@ pub mod vector {
     pub const INVALID_OPCODE: u8 = 6;
     /// #DF, double fault.
     pub const DOUBLE_FAULT: u8 = 8;
+    /// #TS, invalid TSS: the first of four that concern segments (10 to 13).
+    pub const INVALID_TSS: u8 = 10;
     /// #GP, general protection.
     pub const GENERAL_PROTECTION: u8 = 13;
     /// #PF, page fault.
     pub const PAGE_FAULT: u8 = 14;
+    /// #AC, alignment check.
+    pub const ALIGNMENT_CHECK: u8 = 17;
     /// #MC, machine check.
     pub const MACHINE_CHECK: u8 = 18;
 }

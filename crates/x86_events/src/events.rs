@@ -1,0 +1,283 @@
+//! The events of one vCPU that wait, and the choice among them.
+
+use bitflags::bitflags;
+use x86_defs::registers::vector;
+
+use crate::combine::{Combined, combine};
+
+/// An event that an entry injects, or whose delivery an exit cut short.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// An external interrupt.
+    Interrupt(u8),
+    /// A non-maskable interrupt.
+    Nmi,
+    /// An exception. Its return address is RIP as it stands.
+    Exception(Exception),
+    /// INT n, INT3 or INTO. Its return address is RIP as it stands, which must already be behind the instruction.
+    SoftwareInterrupt(u8),
+}
+
+/// An exception with its error code, if it has one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Exception {
+    /// The vector, 0 to 31.
+    pub vector: u8,
+    /// The error code.
+    pub code: Option<u32>,
+}
+
+impl Exception {
+    /// An exception without an error code.
+    #[must_use]
+    pub const fn new(vector: u8) -> Self {
+        Self { vector, code: None }
+    }
+
+    /// An exception with an error code.
+    #[must_use]
+    pub const fn with_code(vector: u8, code: u32) -> Self {
+        Self { vector, code: Some(code) }
+    }
+}
+
+/// What the guest's registers say of the instruction boundary that it is at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Boundary {
+    /// RFLAGS.IF.
+    pub interrupts_enabled: bool,
+    /// The instruction before was STI or MOV SS: events wait for one more instruction.
+    pub shadow: bool,
+}
+
+/// How the hypervisor gets control again for the event that is due next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Until {
+    /// Nothing waits: any exit will do.
+    Exit,
+    /// An interrupt waits: an exit as soon as the guest takes interrupts.
+    Window,
+    /// One instruction has to complete first. Nothing is injected, and no window is opened.
+    Step,
+    /// An exit as soon as the injected event is delivered, before the first instruction of its handler.
+    Delivered,
+}
+
+/// What the next entry does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// The event to inject. It ends an interrupt shadow.
+    pub inject: Option<Event>,
+    /// When the guest has to be left.
+    pub until: Until,
+    /// An interrupt whose delivery failed, which goes back to the interrupt controller and waits there again.
+    pub retract: Option<u8>,
+}
+
+bitflags! {
+    /// What makes the choice more than "an interrupt, if there is one".
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    struct Urgent: u8 {
+        /// The last exit owes an exception or a software interrupt.
+        const OWED = 1 << 0;
+        /// An NMI waits that is not masked.
+        const NMI = 1 << 1;
+        /// An IRET that ends an NMI's mask is about to be executed.
+        const RETURNING = 1 << 2;
+        /// The guest is in an interrupt shadow that the next entry would lose.
+        const SHADOW = 1 << 3;
+        /// The last entry injected a software interrupt. It ended with the delivery, so what was cut short is that event, and
+        /// no INT that the guest has executed since.
+        const SOFTWARE = 1 << 4;
+    }
+}
+
+/// The events of one vCPU, but for the interrupts in its local APIC.
+#[derive(Clone, Debug)]
+pub struct Events {
+    urgent: Urgent,
+    /// Counts when [`Urgent::OWED`] is set.
+    owed: Event,
+    /// NMIs that wait: one while NMIs are masked, otherwise up to two, since the processor would have taken the first.
+    waiting_nmis: u8,
+    /// An NMI is being handled: no other is taken until an IRET has completed (APM vol. 2, 8.2.3).
+    masks_nmis: bool,
+}
+
+impl Events {
+    /// None.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { urgent: Urgent::empty(), owed: Event::Nmi, waiting_nmis: 0, masks_nmis: false }
+    }
+
+    /// INIT: what waits is forgotten (APM vol. 2, 14.1.3).
+    pub const fn reset(&mut self) {
+        *self = Self::new();
+    }
+
+    /// Whether nothing but an interrupt of the local APIC can be due. Then [`Self::next`] need not be asked, provided that the
+    /// last exit cut no delivery short.
+    #[inline]
+    #[must_use]
+    pub const fn is_quiet(&self) -> bool {
+        self.urgent.is_empty()
+    }
+
+    /// The last exit owes the guest this exception.
+    #[inline]
+    pub fn raise(&mut self, exception: Exception) {
+        self.owed = Event::Exception(exception);
+        self.urgent.insert(Urgent::OWED);
+    }
+
+    /// The guest was left at an INT n, INT3 or INTO, which the hypervisor carries out. RIP is already behind the instruction.
+    pub fn raise_software_interrupt(&mut self, vector: u8) {
+        self.owed = Event::SoftwareInterrupt(vector);
+        self.urgent.insert(Urgent::OWED);
+    }
+
+    /// `count` NMIs were sent. A processor latches one behind the one that it handles.
+    pub fn request_nmis(&mut self, count: u8) {
+        let most = if self.masks_nmis { 1 } else { 2 };
+        self.waiting_nmis = self.waiting_nmis.saturating_add(count).min(most);
+        self.urgent.set(Urgent::NMI, self.waiting_nmis > 0 && !self.masks_nmis);
+    }
+
+    /// Whether NMIs are masked. Then IRET has to leave the guest: [`Self::at_iret`].
+    #[must_use]
+    pub const fn masks_nmis(&self) -> bool {
+        self.masks_nmis
+    }
+
+    /// Whether something other than an interrupt ends a halt.
+    #[must_use]
+    pub const fn wakes(&self) -> bool {
+        self.urgent.intersects(Urgent::OWED.union(Urgent::NMI))
+    }
+
+    /// The guest was left at an IRET. The mask of NMIs ends when that IRET has completed, and not if it faults.
+    pub fn at_iret(&mut self) {
+        self.urgent.set(Urgent::RETURNING, self.masks_nmis);
+    }
+
+    /// The guest was left in an interrupt shadow that this machine does not restore at an entry: the shadow is kept by a step.
+    pub fn keep_shadow(&mut self) {
+        self.urgent.insert(Urgent::SHADOW);
+    }
+
+    /// Whether the step that is due is over an IRET.
+    #[must_use]
+    pub const fn is_returning(&self) -> bool {
+        self.urgent.contains(Urgent::RETURNING)
+    }
+
+    /// The instruction that was stepped over has completed.
+    pub fn stepped(&mut self) {
+        if self.urgent.contains(Urgent::RETURNING) {
+            self.masks_nmis = false;
+        }
+        self.abandon_step();
+        self.urgent.set(Urgent::NMI, self.waiting_nmis > 0 && !self.masks_nmis);
+    }
+
+    /// The instruction to be stepped over will not be executed next after all, or has faulted.
+    pub fn abandon_step(&mut self) {
+        self.urgent.remove(Urgent::RETURNING | Urgent::SHADOW);
+    }
+
+    /// Chooses the event of the next entry, and says when the guest has to be left for the one after it.
+    ///
+    /// `interrupt` is the local APIC's most urgent vector, if its priority allows one; the caller takes it into service when the
+    /// plan injects it. `interrupted` is the event whose delivery the last exit cut short.
+    #[must_use]
+    pub fn next(&mut self, at: Boundary, interrupt: Option<u8>, interrupted: Option<Event>) -> Plan {
+        let was_injected = self.urgent.contains(Urgent::SOFTWARE);
+        self.urgent.remove(Urgent::SOFTWARE);
+
+        let again = interrupted.and_then(|event| repeated(event, was_injected));
+        if self.urgent.contains(Urgent::OWED) {
+            return self.owed_goes_first(again, interrupt);
+        }
+        if let Some(event) = again {
+            return self.inject(event, interrupt, None);
+        }
+        if self.urgent.contains(Urgent::NMI) && !at.shadow {
+            // Of two that waited, one is latched behind this one.
+            self.waiting_nmis -= 1;
+            return self.inject(Event::Nmi, interrupt, None);
+        }
+        if let Some(vector) = interrupt
+            && at.interrupts_enabled
+            && !at.shadow
+        {
+            return self.inject(Event::Interrupt(vector), None, None);
+        }
+        let steps = self.urgent.intersects(Urgent::RETURNING.union(Urgent::SHADOW).union(Urgent::NMI));
+        let until = match interrupt {
+            _ if steps => Until::Step,
+            Some(_) => Until::Window,
+            None => Until::Exit,
+        };
+        Plan { inject: None, until, retract: None }
+    }
+
+    /// What the last exit owes goes first. If it was raised while something else was delivered, that comes again later.
+    fn owed_goes_first(&mut self, interrupted: Option<Event>, interrupt: Option<u8>) -> Plan {
+        self.urgent.remove(Urgent::OWED);
+        let mut owed = self.owed;
+        let mut retract = None;
+        match (interrupted, owed) {
+            (Some(Event::Exception(first)), Event::Exception(second)) if combine(first, second) != Combined::Second => {
+                // A shutdown comes of double faults only. The hardware delivers those itself, and reports the shutdown.
+                owed = Event::Exception(Exception::with_code(vector::DOUBLE_FAULT, 0));
+            }
+            (Some(Event::Interrupt(vector)), _) => retract = Some(vector),
+            (Some(Event::Nmi), _) => {
+                self.masks_nmis = false;
+                self.request_nmis(1);
+            }
+            _ => {}
+        }
+        self.inject(owed, interrupt.or(retract), retract)
+    }
+
+    /// A plan that injects `event`; `interrupt` waits behind it.
+    fn inject(&mut self, event: Event, interrupt: Option<u8>, retract: Option<u8>) -> Plan {
+        match event {
+            Event::Nmi => {
+                self.masks_nmis = true;
+                self.urgent.remove(Urgent::NMI);
+            }
+            Event::SoftwareInterrupt(_) => self.urgent.insert(Urgent::SOFTWARE),
+            Event::Interrupt(_) | Event::Exception(_) => {}
+        }
+        // The handler's first instruction is next, not the one that was to be stepped over.
+        self.abandon_step();
+        let until = match interrupt {
+            _ if self.urgent.intersects(Urgent::NMI.union(Urgent::SOFTWARE)) => Until::Delivered,
+            Some(_) => Until::Window,
+            None => Until::Exit,
+        };
+        Plan { inject: Some(event), until, retract }
+    }
+}
+
+impl Default for Events {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// The form in which an interrupted event is injected again (APM vol. 2, 15.20): interrupts, NMIs and exceptions as they were.
+/// INT n, INT3 and INTO are repeated by executing the instruction again, since RIP still points at it; unless the hypervisor
+/// had injected the event, and RIP is behind the instruction.
+fn repeated(event: Event, was_injected: bool) -> Option<Event> {
+    match event {
+        Event::SoftwareInterrupt(_) => was_injected.then_some(event),
+        Event::Exception(Exception { vector: vector @ (vector::BREAKPOINT | vector::OVERFLOW), .. }) => {
+            was_injected.then_some(Event::SoftwareInterrupt(vector))
+        }
+        Event::Interrupt(_) | Event::Nmi | Event::Exception(_) => Some(event),
+    }
+}
