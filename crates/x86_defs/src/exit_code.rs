@@ -28,6 +28,10 @@ pub const CR0_SEL_WRITE: u32 = 0x65;
 pub const RDPMC: u32 = 0x6f;
 /// CPUID.
 pub const CPUID: u32 = 0x72;
+/// PUSHF.
+pub const PUSHF: u32 = 0x70;
+/// POPF.
+pub const POPF: u32 = 0x71;
 /// IRET.
 pub const IRET: u32 = 0x74;
 /// INT n or INT3.

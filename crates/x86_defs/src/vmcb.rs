@@ -159,6 +159,10 @@ bitflags! {
         const CR0_SEL_WRITE = 1 << 5;
         /// RDPMC.
         const RDPMC = 1 << 15;
+        /// PUSHF.
+        const PUSHF = 1 << 16;
+        /// POPF.
+        const POPF = 1 << 17;
         /// CPUID.
         const CPUID = 1 << 18;
         /// IRET.
@@ -308,6 +312,18 @@ impl Event {
     #[must_use]
     pub const fn exception_with_code(vector: u8, code: u32) -> Self {
         Self(Self::exception(vector).0 | Self::ERROR_CODE_VALID | ((code as u64) << 32))
+    }
+
+    /// INT n, INT3 or INTO, as the instruction itself would raise it.
+    #[must_use]
+    pub const fn software_interrupt(vector: u8) -> Self {
+        Self(Self::VALID | (4 << 8) | vector as u64)
+    }
+
+    /// The error code, if the event has one.
+    #[must_use]
+    pub const fn error_code(self) -> Option<u32> {
+        if self.0 & Self::ERROR_CODE_VALID == 0 { None } else { Some((self.0 >> 32) as u32) }
     }
 
     /// Whether there is an event. After a successful delivery the other bits may be stale.

@@ -254,6 +254,18 @@ impl LocalApic {
         self.open = classes_above(class) & self.enabled;
     }
 
+    /// `vector`, which [`LocalApic::deliver`] took into service last, did not reach the guest: it is requested again.
+    pub(crate) fn retract(&mut self, vector: u8) {
+        let (class, bit) = split(vector);
+        if self.in_service >> class & 1 == 0 || self.service_vector[class] != vector {
+            return;
+        }
+        self.in_service &= !(1 << class);
+        self.request[class] |= bit;
+        self.requested |= 1 << class;
+        self.reopen();
+    }
+
     /// The guest ends the interrupt of the highest class in service. Without one, nothing happens.
     ///
     /// This is what a write of the EOI register does; the caller may come here directly when it knows that the guest is

@@ -13,6 +13,7 @@ use x86_defs::exit_code as code;
 use x86_defs::msr as number;
 use x86_defs::registers::vector;
 use x86_emulate::Fetched;
+use x86_events::Flags;
 
 use super::entry::gpr;
 use super::platform;
@@ -30,11 +31,13 @@ use crate::vm::fault::{self, Settled};
 /// Handles the exit that the guest just made.
 pub(crate) fn handle(run: &mut Running<'_>) -> Next {
     let arch = &mut run.owner.arch;
-    arch.close_window();
     let tally = run.tally;
 
     #[expect(clippy::cast_possible_truncation, reason = "the low half is the exit code, see x86_defs::exit_code")]
     let reason = arch.vmcb.control.exit_code as u32;
+    if arch.disarm(reason) {
+        return stepped(run);
+    }
     match reason {
         code::MSR => access_msr(run),
         code::CPUID => {
@@ -45,9 +48,7 @@ pub(crate) fn handle(run: &mut Running<'_>) -> Next {
         }
         code::INTR => {
             tally.exit(ExitReason::HostInterrupt);
-            if arch.vmcb.control.interrupt_shadow & 1 != 0 {
-                halt_in_shadow(run);
-            }
+            arch.before_instruction();
             Next::Interrupted
         }
         code::HLT => {
@@ -80,13 +81,22 @@ pub(crate) fn handle(run: &mut Running<'_>) -> Next {
         }
         code::IRET => {
             tally.exit(ExitReason::NmiWindow);
-            // The IRET runs next, so an NMI that waits comes one instruction early; its handler nests, as after IRET.
-            arch.nmi_ends();
+            arch.at_iret();
+            Next::Resume
+        }
+        code::POPF => {
+            tally.exit(ExitReason::Other);
+            arch.at_flags(Flags::Loaded);
+            Next::Resume
+        }
+        code::PUSHF => {
+            tally.exit(ExitReason::Other);
+            arch.at_flags(Flags::Saved);
             Next::Resume
         }
         code::SWINT => {
             tally.exit(ExitReason::Exception);
-            look_at_interrupt(run);
+            software_interrupt(run);
             Next::Resume
         }
         code::XSETBV => {
@@ -108,6 +118,7 @@ pub(crate) fn handle(run: &mut Running<'_>) -> Next {
         }
         code::NMI => {
             tally.exit(ExitReason::HostInterrupt);
+            arch.before_instruction();
             Next::Interrupted
         }
         code::INIT => {
@@ -152,7 +163,9 @@ pub(crate) fn handle(run: &mut Running<'_>) -> Next {
             if reason == code::EXCEPTION_BASE + u32::from(vector::MACHINE_CHECK) {
                 return machine_check::intercepted(run);
             }
-            stop(run, StopReason::Unsupported, "met an exception that nothing intercepts")
+            let [vector, ..] = (reason - code::EXCEPTION_BASE).to_le_bytes();
+            arch.give_back(vector);
+            Next::Resume
         }
         code::SHUTDOWN => {
             tally.exit(ExitReason::Other);
@@ -173,28 +186,37 @@ pub(crate) fn handle(run: &mut Running<'_>) -> Next {
     }
 }
 
-/// The guest was left between STI and the next instruction. If that is HLT, it is carried out here.
-///
-/// STI holds interrupts back for one instruction, so that none comes between it and the HLT that waits for it. Not every
-/// VMRUN brings that shadow back (QEMU 7.2 does not): an interrupt would be delivered before the HLT, and the vCPU
-/// would then wait for what it has had already.
+/// A step over one instruction is over.
 #[cold]
-fn halt_in_shadow(run: &mut Running<'_>) {
-    const HLT: u8 = 0xf4;
-    if run.owner.arch.vmcb.save.cpl == 0 && mmio::next_byte(run) == Some(HLT) {
-        let arch = &mut run.owner.arch;
-        arch.skip_to(arch.vmcb.save.rip.wrapping_add(1));
-        arch.activity = Activity::Halted;
+fn stepped(run: &mut Running<'_>) -> Next {
+    run.tally.exit(ExitReason::Exception);
+    if core::mem::take(&mut run.owner.arch.shows_trap_flag) {
+        mmio::clear_saved_trap_flag(run);
     }
+    Next::Resume
 }
 
-/// The guest is about to execute an INT, which it does when it is entered again, unless there is none: see
-/// [`may_keep_old_code`](super::svm::may_keep_old_code).
+/// The guest is about to execute an INT. It executes it when it is entered again, unless the INT is in an interrupt shadow, or
+/// there is none: see [`may_keep_old_code`](super::svm::may_keep_old_code).
+///
+/// In a shadow the INT goes before any interrupt that waits. It is injected, so that what waits finds the guest at the first
+/// instruction of its handler.
 #[cold]
-fn look_at_interrupt(run: &mut Running<'_>) {
+fn software_interrupt(run: &mut Running<'_>) {
     const INT3: u8 = 0xcc;
     const INT: u8 = 0xcd;
     run.owner.arch.let_interrupt_itself();
+    if run.owner.arch.is_in_shadow()
+        && let Some(window) = mmio::bytes_at_rip(run)
+    {
+        match window.to_bytes() {
+            [INT3, ..] => return run.owner.arch.interrupt_itself(vector::BREAKPOINT, 1),
+            [INT, vector, ..] if window.length() >= 2 => return run.owner.arch.interrupt_itself(vector, 2),
+            _ => {}
+        }
+    }
+    run.owner.arch.before_instruction();
+
     let Some(Fetched { window, gpa }) = mmio::fetch(run) else { return };
     if matches!(window.to_bytes()[0], INT3 | INT) {
         return;
@@ -312,7 +334,10 @@ fn stage2_fault(run: &mut Running<'_>) -> Next {
         run.tally.exit(ExitReason::Stage2Fault);
         let wanted = Access { read: true, write: error & WRITE != 0, execute: error & FETCH != 0 };
         return match fault::settle(run, at, gpa, wanted) {
-            Settled::Again => Next::Resume,
+            Settled::Again => {
+                run.owner.arch.before_instruction();
+                Next::Resume
+            }
             Settled::Denied => {
                 // All of the guest's memory can be written, but for pages that remembered instructions depend on.
                 let cause = if error & TABLE_WALK != 0 { Cause::Walk } else { Cause::Write };

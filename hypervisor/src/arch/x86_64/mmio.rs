@@ -6,10 +6,12 @@
 use abi::control::StopReason;
 use addr::{Gpa, PageSize};
 use log::debug;
-use x86_defs::vmcb::Event;
-use x86_emulate::{Cause, Device, Emulation, Fetched, Outcome, Walks, Width, Window};
+use x86_emulate::{
+    Access, Cause, Cpu as _, Device, Emulation, Fetched, Mode, Outcome, Segment, SegmentRegister, Walks, Width, Window,
+};
 
 use super::emulate::{self, Registers};
+use super::entry::gpr;
 use super::exit::{Origin, apply};
 use super::vcpu::ArchVcpu;
 use super::{platform, routing, tsc};
@@ -73,13 +75,14 @@ fn usable_bytes(arch: &ArchVcpu, vcpu: &Vcpu, epoch: u64, count: u8) -> usize {
 #[cold]
 fn end(run: &mut Running<'_>, cause: Cause, outcome: Outcome) {
     match outcome {
-        Outcome::Done { .. } | Outcome::Again | Outcome::Retry => {}
+        Outcome::Done { .. } | Outcome::Again => {}
+        Outcome::Retry => run.owner.arch.before_instruction(),
         Outcome::Fault(exception) => {
             let arch = &mut run.owner.arch;
             if let Some(address) = exception.cr2 {
                 arch.vmcb.save.cr2 = address;
             }
-            arch.exception = Event::exception_with_code(exception.vector, exception.error_code);
+            arch.raise(exception.vector, exception.error_code);
         }
         Outcome::Unsupported { bytes, length } => refuse(run, cause, &bytes, length),
         Outcome::Unbacked(at) => {
@@ -133,17 +136,36 @@ pub(super) fn fetch(run: &mut Running<'_>) -> Option<Fetched> {
     x86_emulate::fetch(&registers, &run.vm.memory, &mut Walks::forgetful()).ok()
 }
 
-/// The byte that the guest fetches next, if it can be fetched.
-pub(super) fn next_byte(run: &mut Running<'_>) -> Option<u8> {
-    let window = bytes_at_rip(run)?;
-    Some(window.to_bytes()[0])
-}
-
 /// What the guest fetches next, if it can be fetched, up to the end of the page; or on behind it.
 pub(super) fn bytes_at_rip(run: &mut Running<'_>) -> Option<Window> {
     let arch = &mut run.owner.arch;
     let registers = Registers::of(&mut arch.gprs, &mut arch.vmcb.save);
     x86_emulate::fetch_whole(&registers, &run.vm.memory, arch.emulator.walks()).ok()
+}
+
+/// Clears TF in the flags that the guest's PUSHF has just saved: it was the hypervisor's. If the stack cannot be written any more,
+/// the guest has changed its page tables meanwhile, and finds what it put there.
+pub(super) fn clear_saved_trap_flag(run: &mut Running<'_>) {
+    const TF_IN_SECOND_BYTE: u8 = 1;
+    let arch = &mut run.owner.arch;
+    let registers = Registers::of(&mut arch.gprs, &mut arch.vmcb.save);
+    let stack = registers.segment(Segment::Ss);
+    let linear = match registers.mode() {
+        Mode::Bits64 => registers.gprs()[gpr::RSP].wrapping_add(1),
+        _ => {
+            let width = if stack.attributes & SegmentRegister::BIG != 0 { 0xffff_ffff } else { 0xffff };
+            stack.base.wrapping_add(registers.gprs()[gpr::RSP].wrapping_add(1) & width) & 0xffff_ffff
+        }
+    };
+    let memory = &run.vm.memory;
+    let found = x86_emulate::translate(&registers, memory, &mut Walks::forgetful(), linear, Access::Write);
+    let mut byte = [0];
+    if let Ok(gpa) = found
+        && memory.read(gpa, &mut byte)
+    {
+        byte[0] &= !TF_IN_SECOND_BYTE;
+        let _ = memory.write(gpa, &byte);
+    }
 }
 
 /// The devices. What an access asks of others is carried out at once: none of it waits for anybody.

@@ -13,6 +13,7 @@ mod control;
 pub(crate) mod cpuid;
 pub(crate) mod emulate;
 mod entry;
+mod events;
 pub(crate) mod exit;
 mod fpu;
 pub(crate) mod gate;

@@ -4,7 +4,7 @@
 //! vCPU's mailbox, and posts; the owner takes them over before its next entry ([`take_posted`]). A vCPU that sends to
 //! itself skips the detour.
 
-use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use sched::Pending;
 
@@ -20,6 +20,8 @@ pub(crate) struct Posted {
     vectors: [AtomicU64; 4],
     /// Which of them are level-triggered.
     levels: [AtomicU64; 4],
+    /// NMIs that were sent: a bit for the first, and one for any further.
+    nmis: AtomicU8,
     /// Page of a start-up message, with [`STARTUP_VALID`]; zero when there is none.
     startup: AtomicU32,
     /// The APIC's [`LogicalId`], published by the owner for those who resolve logical destinations.
@@ -33,6 +35,7 @@ impl Posted {
         Self {
             vectors: Default::default(),
             levels: Default::default(),
+            nmis: AtomicU8::new(0),
             startup: AtomicU32::new(0),
             logical_id: AtomicU16::new(LogicalId::NONE.to_bits()),
         }
@@ -84,7 +87,13 @@ fn post_to(vm: &Vm, ids: impl IntoIterator<Item = u32>, message: &Message) {
                 posted.vectors[word].fetch_or(bit, Ordering::Relaxed);
                 Pending::INTERRUPT
             }
-            Kind::Nmi => Pending::NMI,
+            Kind::Nmi => {
+                // A processor takes one and latches one more; a vCPU that does not run must not make one of both.
+                if posted.nmis.fetch_or(1, Ordering::Relaxed) != 0 {
+                    posted.nmis.fetch_or(2, Ordering::Relaxed);
+                }
+                Pending::NMI
+            }
             Kind::Init => {
                 // A start-up message from before the reset has lost its meaning.
                 posted.startup.store(0, Ordering::Relaxed);
@@ -123,7 +132,8 @@ pub(crate) fn take_posted(vcpu: &mut ArchVcpu, posted: &Posted, work: Pending) {
         }
     }
     if work.contains(Pending::NMI) {
-        vcpu.request_nmi();
+        let [count, ..] = posted.nmis.swap(0, Ordering::Relaxed).count_ones().to_le_bytes();
+        vcpu.request_nmis(count);
     }
     if work.contains(Pending::INTERRUPT) {
         // Mostly all but one are empty, and a read is cheaper than a swap.

@@ -142,6 +142,12 @@ pub(crate) fn may_keep_old_code() -> bool {
     is_emulated()
 }
 
+/// Whether VMRUN forgets the interrupt shadow that the VMCB tells, as QEMU 7.2's does (APM vol. 2, 15.21.5, wants it loaded).
+/// An event would come between STI and the HLT that waits for it.
+pub(crate) fn loses_interrupt_shadow() -> bool {
+    is_emulated()
+}
+
 /// Whether QEMU's TCG emulates this machine.
 fn is_emulated() -> bool {
     const EMULATED: [u8; 12] = *b"TCGTCGTCGTCG";

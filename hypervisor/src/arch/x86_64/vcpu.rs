@@ -15,14 +15,14 @@ use tlb_tag::{CpuTags, Flush, VcpuTags};
 use x86_64::registers::model_specific::Msr;
 use x86_boot::{Entry, Mode, long64, protected32};
 use x86_defs::cpuid::leaf_8000_0001_edx;
-use x86_defs::registers::{cr0, efer, rflags, vector};
-use x86_defs::vmcb::{
-    ControlArea, Event, EventKind, IntCtl, Intercept1, Intercept2, Intercept3, Segment, TlbControl, Vmcb,
-};
+use x86_defs::registers::{cr0, dr6, efer, rflags, vector};
+use x86_defs::vmcb::{ControlArea, Event, IntCtl, Intercept1, Intercept2, Intercept3, Segment, TlbControl, Vmcb};
 use x86_defs::{exit_code, msr};
+use x86_events::{Events, Flags};
 
 use super::emulate::Emulator;
 use super::entry::{self, Gprs, gpr};
+use super::events::{self, Armed};
 use super::fpu::FpuState;
 use super::msr::MemoryTypes;
 use super::svm::{self, HostContext};
@@ -43,11 +43,16 @@ pub(crate) struct ArchVcpu {
     pub(super) activity: Activity,
     /// The local APIC, this pCPU's half of it.
     pub(super) apic: LocalApic,
-    /// An exception that the last exit owes the guest.
-    pub(super) exception: Event,
-    /// NMIs that wait, and whether one is being handled: until its IRET, no other is delivered.
-    nmi_waits: bool,
-    pub(super) nmi_blocked: bool,
+    /// Exceptions and NMIs that wait.
+    pub(super) events: Events,
+    /// What the entry asked for in order to get control again.
+    pub(super) armed: Armed,
+    /// What the instruction that the next step goes over does with RFLAGS.
+    pub(super) at_flags: Flags,
+    /// The PUSHF that was stepped over has saved the hypervisor's TF.
+    pub(super) shows_trap_flag: bool,
+    /// This machine's VMRUN does not restore an interrupt shadow.
+    pub(super) loses_shadow: bool,
     /// When the guest was last left, in host TSC ticks.
     pub(super) left_at: u64,
     /// Memory-type registers, kept for the guest and without effect.
@@ -130,7 +135,7 @@ impl ArchVcpu {
         control.intercept_cr_write = CR4;
         control.intercept_2 = Intercept2::all();
         control.intercept_3 = Intercept3::empty();
-        control.intercept_exceptions = 1 << vector::MACHINE_CHECK;
+        control.intercept_exceptions = events::EXCEPTIONS;
         let maps = svm::permission_maps();
         control.msrpm_base = maps.msrs().0;
         control.iopm_base = maps.ports().0;
@@ -150,9 +155,11 @@ impl ArchVcpu {
                 bootstrap: index == 0,
                 shortest_period: tsc::hz() / SHORTEST_PERIODS_PER_SECOND,
             }),
-            exception: Event::NONE,
-            nmi_waits: false,
-            nmi_blocked: false,
+            events: Events::new(),
+            armed: Armed::Nothing,
+            at_flags: Flags::Kept,
+            shows_trap_flag: false,
+            loses_shadow: svm::loses_interrupt_shadow(),
             left_at: 0,
             memory_types: MemoryTypes::new(),
             fpu: FpuState::new(),
@@ -199,8 +206,9 @@ impl ArchVcpu {
         control.interrupt_shadow = 0;
         control.exit_int_info = Event::NONE;
         control.int_ctl = control.int_ctl.with_v_tpr(0);
-        self.exception = Event::NONE;
-        (self.nmi_waits, self.nmi_blocked) = (false, false);
+        control.intercept_1.remove(Intercept1::IRET);
+        self.events.reset();
+        self.at_flags = Flags::Kept;
     }
 
     /// Starts the vCPU as a kernel's boot protocol wants it.
@@ -253,9 +261,9 @@ impl ArchVcpu {
         }
     }
 
-    /// An NMI was posted.
-    pub(crate) fn request_nmi(&mut self) {
-        self.nmi_waits = true;
+    /// NMIs were posted.
+    pub(crate) fn request_nmis(&mut self, count: u8) {
+        self.events.request_nmis(count);
     }
 
     /// The vCPU comes to this pCPU; `came_back` when it ran here last, and nowhere since.
@@ -371,77 +379,9 @@ impl ArchVcpu {
         self.tags
     }
 
-    /// Chooses the event that the next entry delivers (APM vol. 2, 15.20): first what the last exit interrupted, then
-    /// the exception that it owes, then an NMI, then the most urgent interrupt.
-    ///
-    /// Interrupts are delivered by EVENTINJ alone. V_IRQ serves only to learn when the guest can take one, and never
-    /// carries a vector: an event may then not be delivered twice, whatever the emulator or CPU makes of V_IRQ.
-    #[inline]
-    fn prepare_event(&mut self, tally: Tally<'_>) {
-        let control = &mut self.vmcb.control;
-
-        let interrupted = control.exit_int_info;
-        if interrupted.is_valid() | self.exception.is_valid() | self.nmi_waits {
-            return self.prepare_rare_event(tally);
-        }
-
-        let Some(vector) = self.apic.pending() else {
-            if self.apic.has_any_request() {
-                self.watch_task_priority();
-            }
-            return;
-        };
-        if self.takes_interrupts() {
-            self.apic.deliver(vector);
-            self.vmcb.control.event_inj = Event::interrupt(vector);
-            tally.add(|count| &count.irq_injections, 1);
-        } else {
-            self.open_window();
-        }
-    }
-
-    #[cold]
-    fn prepare_rare_event(&mut self, tally: Tally<'_>) {
-        let interrupted = core::mem::replace(&mut self.vmcb.control.exit_int_info, Event::NONE);
-        if let Some(event) = repeatable(interrupted) {
-            self.vmcb.control.event_inj = event;
-            // An exception that the exit owes on top would have to become a double fault by the guest's own rules; it
-            // is raised again when the instruction is tried again, so it is dropped here.
-            self.exception = Event::NONE;
-        } else if self.exception.is_valid() {
-            self.vmcb.control.event_inj = core::mem::replace(&mut self.exception, Event::NONE);
-            tally.add(|count| &count.exception_injections, 1);
-        } else if self.nmi_waits && !self.nmi_blocked {
-            self.nmi_waits = false;
-            self.nmi_blocked = true;
-            // Its end is seen by the IRET.
-            self.vmcb.control.intercept_1.insert(Intercept1::IRET);
-            self.vmcb.control.event_inj = Event::nmi();
-            tally.add(|count| &count.nmi_injections, 1);
-        } else if let Some(vector) = self.apic.pending().filter(|_| self.takes_interrupts()) {
-            self.apic.deliver(vector);
-            self.vmcb.control.event_inj = Event::interrupt(vector);
-            tally.add(|count| &count.irq_injections, 1);
-            return;
-        }
-        // Something else went first: an interrupt that waits is delivered when the guest next can take it.
-        if self.apic.pending().is_some() {
-            self.open_window();
-        }
-    }
-
-    /// Asks for an exit as soon as the guest can take an interrupt.
-    fn open_window(&mut self) {
-        let control = &mut self.vmcb.control;
-        control.int_ctl.0 |= IntCtl::V_IRQ | IntCtl::V_INTR_PRIO_MAX | IntCtl::V_IGN_TPR;
-        control.intercept_1.insert(Intercept1::VINTR);
-        // A guest that lowers CR8 while V_IRQ is set brings down QEMU 7.2 (an assertion); so it leaves the guest then.
-        control.intercept_cr_write |= CR8;
-    }
-
     /// Asks for an exit when the guest changes its task priority, if that is all that holds an interrupt back.
     #[cold]
-    fn watch_task_priority(&mut self) {
+    pub(super) fn watch_task_priority(&mut self) {
         if self.apic.is_held_by_task_priority() {
             self.vmcb.control.intercept_cr_write |= CR8;
         }
@@ -453,35 +393,16 @@ impl ArchVcpu {
         self.vmcb.control.intercept_cr_write &= !CR8;
     }
 
-    /// Takes back what [`Self::open_window`] asked for.
-    #[inline]
-    pub(super) fn close_window(&mut self) {
-        let control = &mut self.vmcb.control;
-        if control.int_ctl.0 & IntCtl::V_IRQ != 0 {
-            control.int_ctl.0 &= !(IntCtl::V_IRQ | IntCtl::V_INTR_PRIO_MAX | IntCtl::V_IGN_TPR);
-            control.intercept_1.remove(Intercept1::VINTR);
-            control.intercept_cr_write &= !CR8;
-        }
-    }
-
-    /// IRET ends an NMI.
-    pub(super) fn nmi_ends(&mut self) {
-        self.nmi_blocked = false;
-        self.vmcb.control.intercept_1.remove(Intercept1::IRET);
-    }
-
     /// Whether the guest takes an interrupt at its next instruction.
     #[inline]
-    fn takes_interrupts(&self) -> bool {
+    pub(super) fn takes_interrupts(&self) -> bool {
         self.vmcb.save.rflags & rflags::IF != 0 && self.vmcb.control.interrupt_shadow & 1 == 0
     }
 
     /// Whether a halted vCPU has something that ends its halt; if so it is active again.
     pub(crate) fn try_wake(&mut self) -> bool {
         let wakes = self.activity == Activity::Halted
-            && (self.exception.is_valid()
-                || (self.nmi_waits && !self.nmi_blocked)
-                || (self.takes_interrupts() && self.apic.pending().is_some()));
+            && (self.events.wakes() || (self.takes_interrupts() && self.apic.pending().is_some()));
         if wakes {
             self.activity = Activity::Active;
         }
@@ -547,22 +468,32 @@ impl ArchVcpu {
         let Vmcb { control, save, .. } = &mut *self.vmcb;
         save.rip = rip;
         control.interrupt_shadow = 0;
+        if save.rflags & (rflags::TF | rflags::RF) != 0 {
+            self.complete_with_flags();
+        }
+    }
+
+    /// An instruction was carried out with TF or RF set: the one traps behind it, the other ends (APM vol. 2, 13.1.4, 3.1.6).
+    #[cold]
+    fn complete_with_flags(&mut self) {
+        let save = &mut self.vmcb.save;
+        save.rflags &= !rflags::RF;
         if save.rflags & rflags::TF != 0 {
-            save.dr6 |= DR6_SINGLE_STEP;
-            self.exception = Event::exception(vector::DEBUG);
+            save.dr6 |= dr6::SINGLE_STEP;
+            self.raise(vector::DEBUG, 0);
         }
     }
 
     /// The guest gets #UD.
     #[cold]
     pub(super) fn undefined(&mut self) {
-        self.exception = Event::exception(vector::INVALID_OPCODE);
+        self.raise(vector::INVALID_OPCODE, 0);
     }
 
     /// The guest gets #GP(0).
     #[cold]
     pub(super) fn general_protection(&mut self) {
-        self.exception = Event::exception_with_code(vector::GENERAL_PROTECTION, 0);
+        self.raise(vector::GENERAL_PROTECTION, 0);
     }
 
     /// EDX:EAX.
@@ -581,10 +512,7 @@ impl ArchVcpu {
 
 /// CR4 and CR8 among the intercepts of control registers.
 const CR4: u16 = 1 << 4;
-const CR8: u16 = 1 << 8;
-
-/// DR6: the cause was a single step.
-const DR6_SINGLE_STEP: u64 = 1 << 14;
+pub(super) const CR8: u16 = 1 << 8;
 
 /// The next entry has another tag, or something to flush.
 #[cold]
@@ -628,23 +556,6 @@ fn complete(entry: tlb_tag::Entry<'_>, control: &mut ControlArea) {
     let reason = control.exit_code as u32;
     if reason != exit_code::INVALID {
         entry.completed();
-    }
-}
-
-/// The form in which an interrupted event is delivered again (APM vol. 2, 15.20): interrupts, NMIs and exceptions as
-/// they were. INTn, INT3 and INTO are repeated by running the instruction again, since RIP still points at it.
-fn repeatable(interrupted: Event) -> Option<Event> {
-    if !interrupted.is_valid() {
-        return None;
-    }
-    match interrupted.kind() {
-        EventKind::Interrupt | EventKind::Nmi => Some(interrupted),
-        EventKind::Exception => {
-            let software = matches!(interrupted.vector(), vector::BREAKPOINT | vector::OVERFLOW);
-            // Vectors from 31 on are no exceptions; VMRUN would refuse them.
-            (!software && interrupted.vector() < 31).then_some(interrupted)
-        }
-        EventKind::SoftwareInterrupt | EventKind::Reserved => None,
     }
 }
 

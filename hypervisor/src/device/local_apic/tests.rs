@@ -218,6 +218,23 @@ fn cr8_shows_the_class_and_keeps_the_rest_of_the_task_priority() {
 }
 
 #[test]
+fn interrupt_that_did_not_reach_the_guest_is_requested_again() {
+    let mut apic = x2apic();
+    apic.accept(0x41, false);
+    apic.accept(0x93, true);
+    for vector in [0x93, 0x93, 0x93] {
+        assert_eq!(deliver_next(&mut apic), Some(vector));
+        apic.retract(vector);
+    }
+    // Not in service: nothing happens.
+    apic.retract(0x41);
+    assert_eq!(deliver_next(&mut apic), Some(0x93));
+    assert_eq!(apic.pending(), None, "the lower one waits");
+    assert_eq!(apic.end_of_interrupt(), Effect::EndOfInterrupt { vector: 0x93 });
+    assert_eq!(deliver_next(&mut apic), Some(0x41));
+}
+
+#[test]
 fn deliver_leaves_alone_what_may_not_be_delivered() {
     let mut apic = x2apic();
     apic.deliver(0x40);
