@@ -146,6 +146,31 @@ pub(crate) fn send_self(vector: u8) {
     command(0, 0x4_4000 | u32::from(vector));
 }
 
+/// Sends an NMI to this CPU. (The shorthand is for fixed interrupts only.)
+pub(crate) fn send_self_nmi() {
+    command(id(), 0x4400);
+}
+
+/// Where the command register is.
+pub(crate) fn command_place() -> Place {
+    if is_x2apic() { Place::Msr(msr(COMMAND)) } else { Place::Memory(XAPIC_PAGE + COMMAND) }
+}
+
+/// Where a register is.
+#[derive(Clone, Copy)]
+pub(crate) enum Place {
+    /// An MSR, to which both halves are written at once.
+    Msr(u32),
+    /// In memory; the upper half comes before the lower.
+    Memory(u64),
+}
+
+/// What the command register has to be written so that this CPU gets `vector`, or an NMI: the upper and the lower half.
+pub(crate) fn command_to_self(vector: Option<u8>) -> (u32, u32) {
+    let destination = if is_x2apic() { id() } else { id() << 24 };
+    (destination, vector.map_or(0x4400, |vector| 0x4000 | u32::from(vector)))
+}
+
 /// Sends a fixed interrupt to every CPU but this one, by the shorthand.
 pub(crate) fn send_others(vector: u8) {
     command(0, 0xc_4000 | u32::from(vector));

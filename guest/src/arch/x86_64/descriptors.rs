@@ -116,6 +116,15 @@ pub(super) const fn gate(handler: u64, ist: u64, level: u64) -> [u64; 2] {
     [low | (handler >> 16 & 0xffff) << 48, handler >> 32]
 }
 
+/// Gives the gate of `vector` another interrupt stack, and makes it a trap gate (delivery leaves IF) or an interrupt gate.
+pub(super) fn change_gate(vector: u8, ist: u64, is_trap: bool) {
+    let mut words = gate(interrupts::entry(vector), ist, 0);
+    words[0] |= u64::from(is_trap) << 40;
+    for (word, value) in IDT.0[usize::from(vector)].iter().zip(words) {
+        word.store(value, Ordering::SeqCst);
+    }
+}
+
 fn set_ist(tables: &Tables, ist: usize, top: u64) {
     // IST1 begins at byte 36 of the TSS.
     set_stack(tables, 9 + 2 * ist, top);

@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use super::attempt::Fault;
 use super::boot::MAX_CPUS;
-use super::{apic, attempt, cpu_local, modes, vectors};
+use super::{apic, attempt, cpu_local, event_log, modes, vectors};
 use crate::arch::window;
 use crate::interrupt;
 
@@ -42,6 +42,16 @@ impl Frame {
     /// Where the CPU was.
     pub(crate) fn rip(&self) -> u64 {
         self.rip
+    }
+
+    /// Where the CPU goes on.
+    pub(super) fn set_rip(&mut self, rip: u64) {
+        self.rip = rip;
+    }
+
+    /// The flags that were saved.
+    pub(super) fn rflags(&self) -> u64 {
+        self.rflags
     }
 
     /// The code segment that the CPU was in; its lowest two bits are the privilege level.
@@ -157,6 +167,11 @@ extern "C" fn self_by_xapic() {
 /// Called by the entry code, on the interrupted stack or on an interrupt stack.
 #[unsafe(no_mangle)]
 extern "C" fn dispatch_interrupt(frame: &mut Frame) {
+    if event_log::is_active()
+        && let Ok(vector) = u8::try_from(frame.vector)
+    {
+        return event_log::note(vector, frame);
+    }
     match u8::try_from(frame.vector) {
         Ok(vector @ 0..=31) => exception(vector, frame),
         Ok(WINDOW_STACK) => {

@@ -18,6 +18,7 @@ pub(crate) mod cpu_local;
 mod descriptors;
 pub(crate) mod encode;
 pub(super) mod entries;
+pub(crate) mod event_log;
 pub(crate) mod forms;
 pub(in crate::arch) mod host_writes;
 pub(crate) mod hyperv;

@@ -2,6 +2,7 @@
 
 mod control;
 mod decode;
+mod events;
 mod flush_cost;
 mod fuzz;
 mod hidden_state;
@@ -14,7 +15,7 @@ mod round_trip;
 use super::{Experiment, by_default, on_request};
 
 /// All of them, in the order in which they run by default.
-pub(super) const EXPERIMENTS: [Experiment; 44] = [
+pub(super) const EXPERIMENTS: [Experiment; 45] = [
     by_default("cpuid", "CPUID leaf 0", round_trip::cpuid_0),
     by_default("cpuid-1", "CPUID leaf 1", round_trip::cpuid_1),
     by_default("rdmsr", "RDMSR of APIC_BASE", round_trip::rdmsr),
@@ -78,6 +79,7 @@ pub(super) const EXPERIMENTS: [Experiment; 44] = [
         "code and operands made to confuse an emulator, for seconds=N (10)",
         decode::torture::run,
     ),
+    on_request("events", "interrupts, NMIs, debug traps, shadows and IRETs in all combinations", events::run),
     on_request("patched-code", "one CPU patches code that the others execute, for seconds=N (5)", patched::run),
     on_request("cr3-beyond-width", "a bit of CR3 that no physical address has", misbehave::cr3_beyond_width),
     on_request("triple-fault", "an exception that cannot be delivered", misbehave::triple_fault),
