@@ -1,6 +1,6 @@
 //! Generated code, run with handlers that write down each event: its vector, where it came, and the flags that were saved.
 //!
-//! While a [`run`] lasts, the dispatcher hands everything to [`note`]. An NMI then uses no stack of its own, so that a second one
+//! While a [`run`] lasts, the dispatcher hands everything but resolved page faults to [`note`]. An NMI then uses no stack of its own, so that a second one
 //! may come while the first is handled; and the code itself can run within the handler of an NMI, where further ones wait.
 
 use core::arch::asm;

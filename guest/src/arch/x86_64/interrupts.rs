@@ -167,11 +167,6 @@ extern "C" fn self_by_xapic() {
 /// Called by the entry code, on the interrupted stack or on an interrupt stack.
 #[unsafe(no_mangle)]
 extern "C" fn dispatch_interrupt(frame: &mut Frame) {
-    if event_log::is_active()
-        && let Ok(vector) = u8::try_from(frame.vector)
-    {
-        return event_log::note(vector, frame);
-    }
     match u8::try_from(frame.vector) {
         Ok(vector @ 0..=31) => exception(vector, frame),
         Ok(WINDOW_STACK) => {
@@ -183,6 +178,7 @@ extern "C" fn dispatch_interrupt(frame: &mut Frame) {
         }
         // Delivered without being taken into service (APM vol. 2, 16.4.7).
         Ok(vectors::SPURIOUS) => {}
+        Ok(vector) if event_log::is_active() => event_log::note(vector, frame),
         Ok(vector) => interrupt::handle(vector),
         Err(_) => {}
     }
@@ -192,6 +188,9 @@ fn exception(vector: u8, frame: &mut Frame) {
     let cr2 = attempt::read_cr2();
     if vector == Fault::PF && window::resolve(cpu_local::index(), cr2) {
         return;
+    }
+    if event_log::is_active() {
+        return event_log::note(vector, frame);
     }
     if let Some(resume) = attempt::resume_after(frame.rip) {
         frame.registers[R11] = Fault::encode(vector, frame.error);
