@@ -1,4 +1,5 @@
-//! Which CPUs there are: from the RSDP through the root table to the MADT (ACPI 6.5, 5.2.5 to 5.2.12).
+//! Which CPUs there are, and where PCI is: from the RSDP through the root table to the MADT (ACPI 6.5, 5.2.5 to 5.2.12) and
+//! the MCFG.
 //!
 //! Tables are read through a function that hands out physical memory, so that the whole walk runs on the host in
 //! tests. A table with a wrong checksum or length is treated as absent.
@@ -21,6 +22,18 @@ pub struct Madt<'a>(&'a [u8]);
 /// Finds the MADT, starting at the RSDP at physical address `rsdp`.
 #[must_use]
 pub fn madt(memory: &impl Physical, rsdp: u64) -> Option<Madt<'_>> {
+    find(memory, rsdp, b"APIC").map(Madt)
+}
+
+/// Physical address of the configuration spaces of PCI bus 0: the first entry of the MCFG (PCI Firmware Specification 3.2,
+/// 4.1.2).
+#[must_use]
+pub fn ecam(memory: &impl Physical, rsdp: u64) -> Option<u64> {
+    u64_at(find(memory, rsdp, b"MCFG")?, HEADER + 8)
+}
+
+/// Finds the first table with this signature.
+fn find<'m>(memory: &'m impl Physical, rsdp: u64, signature: &[u8; 4]) -> Option<&'m [u8]> {
     let first = memory.bytes(rsdp, 20)?;
     if !first.starts_with(b"RSD PTR ") || sum(first) != 0 {
         return None;
@@ -29,17 +42,16 @@ pub fn madt(memory: &impl Physical, rsdp: u64) -> Option<Madt<'_>> {
     // Revision 2 has a second part with a 64-bit pointer; firmware may leave that pointer zero.
     let extended = if first[15] >= 2 { memory.bytes(rsdp, 36).filter(|bytes| sum(bytes) == 0) } else { None };
     let xsdt = extended.and_then(|bytes| u64_at(bytes, 24)).filter(|&at| at != 0);
-    let (root, signature, width) = match xsdt {
+    let (root, root_signature, width) = match xsdt {
         Some(at) => (at, b"XSDT", 8),
         None => (u64::from(u32_at(first, 16)?), b"RSDT", 4),
     };
 
-    let entries = table(memory, root, signature)?.get(HEADER..)?;
+    let entries = table(memory, root, root_signature)?.get(HEADER..)?;
     entries
         .chunks_exact(width)
         .filter_map(|entry| if width == 8 { u64_at(entry, 0) } else { u32_at(entry, 0).map(u64::from) })
-        .find_map(|at| table(memory, at, b"APIC"))
-        .map(Madt)
+        .find_map(|at| table(memory, at, signature))
 }
 
 impl Madt<'_> {

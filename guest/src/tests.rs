@@ -136,7 +136,7 @@ impl Memory {
         self.fix_checksum(at, length, 9);
     }
 
-    /// RSDP at 0x100, root table at 0x200, MADT at 0x400.
+    /// RSDP at 0x100, root table at 0x200, MADT at 0x400, MCFG at 0x500.
     fn machine(revision: u8) -> Self {
         let mut memory = Self(vec![0; 0x1000]);
         memory.put(0x100, b"RSD PTR ");
@@ -146,9 +146,9 @@ impl Memory {
         if revision >= 2 {
             memory.put(0x118, &0x200u64.to_le_bytes());
             memory.fix_checksum(0x100, 36, 32);
-            memory.table(0x200, b"XSDT", &[&0x400u64.to_le_bytes()[..]].concat());
+            memory.table(0x200, b"XSDT", &[0x500u64.to_le_bytes(), 0x400u64.to_le_bytes()].concat());
         } else {
-            memory.table(0x200, b"RSDT", &0x400u32.to_le_bytes());
+            memory.table(0x200, b"RSDT", &[0x500u32.to_le_bytes(), 0x400u32.to_le_bytes()].concat());
         }
         let mut body = vec![0; 8];
         body.extend([0, 8, 0, 0, 1, 0, 0, 0]); // APIC id 0, enabled
@@ -156,6 +156,9 @@ impl Memory {
         body.extend([1, 12, 0, 0, 0, 0, 0xc0, 0xfe, 0, 0, 0, 0]); // I/O APIC
         body.extend([9, 16, 0, 0, 0x2c, 1, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0]); // x2APIC id 300
         memory.table(0x400, b"APIC", &body);
+        // Reserved bytes, then where the configuration spaces are, a segment, and which buses.
+        let mcfg = [&[0; 8][..], &0xe000_0000u64.to_le_bytes(), &[0, 0, 0, 0, 0, 0, 0, 0]].concat();
+        memory.table(0x500, b"MCFG", &mcfg);
         memory
     }
 }
@@ -167,6 +170,7 @@ fn cpus_are_found_through_both_kinds_of_root_table() {
         let madt = acpi::madt(&memory, 0x100).expect("the tables are good");
         assert_eq!(madt.cpus().collect::<Vec<_>>(), [0, 300]);
         assert_eq!(madt.io_apic(), Some(0xfec0_0000));
+        assert_eq!(acpi::ecam(&memory, 0x100), Some(0xe000_0000));
     }
 }
 

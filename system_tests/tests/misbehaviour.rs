@@ -137,6 +137,17 @@ fn random_port_accesses_harm_nobody() {
     gets_the_right_answers(Machine::X86_64, "experiments=port-fuzz");
 }
 
+#[test]
+fn pci_has_one_answer_by_both_doors_whatever_is_written_there() {
+    let run = beside_a_neighbour(Machine::X86_64, "experiments=pci-doors,pci-fuzz");
+    let json = run.json();
+    let output = vm(&json, "hostile")["output"].as_str().unwrap_or_default();
+    // Once before the random writes, and once after them.
+    let bridges = output.matches("record experiment=pci-doors function=00.0 id=1b36:0008 class=060000").count();
+    assert!(bridges == 2 && output.contains("record experiment=pci-fuzz accesses=24000 faults=0"), "{output}");
+    assert!(output.contains("done experiments=2 failures=0"), "{output}");
+}
+
 /// Of AArch64 alone.
 #[test]
 fn accesses_that_say_too_little_are_aborted() {

@@ -1,8 +1,9 @@
 //! The ACPI tables: how a guest finds its processors, interrupt controllers, serial ports, clock, and the off switch.
 //!
 //! ```text
-//! RSDP -> XSDT -> FADT (hardware-reduced) -> DSDT: \_S5, COM1, COM2, RTC
+//! RSDP -> XSDT -> FADT (hardware-reduced) -> DSDT: \_S5, COM1, COM2, RTC, PCI0, MBRD
 //!              -> MADT: one local APIC per vCPU, one I/O APIC
+//!              -> MCFG: the configuration spaces of PCI bus 0
 //! ```
 //!
 //! Hardware-reduced means: no PIC, no PIT, no power management timer, no SCI, no FACS, no fixed registers other than
@@ -15,10 +16,14 @@
 use alloc::vec::Vec;
 
 use abi::payload::MAX_VCPUS;
-use acpi_tables::aml::{Device, EISAName, IO, Interrupt, Name, Package, ResourceTemplate, Scope};
+use acpi_tables::aml::{
+    AddressSpace, AddressSpaceCacheable, Device, EISAName, IO, Interrupt, Memory32Fixed, Name, Package,
+    ResourceTemplate, Scope,
+};
 use acpi_tables::fadt::{FADT, FADTBuilder, Flags};
-use acpi_tables::gas::{AccessSize, AddressSpace, GAS};
+use acpi_tables::gas::{AccessSize, AddressSpace as RegisterSpace, GAS};
 use acpi_tables::madt::{EnabledStatus, IoApic, ProcessorLocalApic};
+use acpi_tables::mcfg::MCFG;
 use acpi_tables::rsdp::Rsdp;
 use acpi_tables::sdt::Sdt;
 use acpi_tables::xsdt::XSDT;
@@ -26,8 +31,8 @@ use acpi_tables::{Aml, AmlSink};
 use addr::Gpa;
 
 use crate::layout::{
-    IO_APIC, LOCAL_APIC, RESET_PORT, RESET_STUB, RESET_VALUE, RSDP, RTC_PORT, SERIAL_PORTS, SLEEP_CONTROL_PORT,
-    SLEEP_STATUS_PORT, SLEEP_TYPE_OFF,
+    IO_APIC, LOCAL_APIC, PCI_ADDRESS_PORT, PCI_DATA_PORT, PCI_ECAM, PCI_ECAM_BYTES, PCI_MEMORY, RESET_PORT, RESET_STUB,
+    RESET_VALUE, RSDP, RTC_PORT, SERIAL_PORTS, SLEEP_CONTROL_PORT, SLEEP_STATUS_PORT, SLEEP_TYPE_OFF,
 };
 use crate::{GuestMemory, OutsideMemory};
 
@@ -66,9 +71,11 @@ pub(crate) fn tables(vcpus: u32) -> Vec<(Gpa, Vec<u8>)> {
     let dsdt = place(dsdt());
     let fadt = place(bytes(&fadt(dsdt)));
     let madt = place(madt(vcpus));
+    let mcfg = place(bytes(&mcfg()));
     let mut xsdt = XSDT::new(OEM, OEM_TABLE, OEM_REVISION);
     xsdt.add_entry(fadt.0);
     xsdt.add_entry(madt.0);
+    xsdt.add_entry(mcfg.0);
     let xsdt = place(bytes(&xsdt));
 
     tables.push((RSDP, bytes(&Rsdp::new(OEM, xsdt.0))));
@@ -96,7 +103,7 @@ fn fadt(dsdt: Gpa) -> FADT {
 }
 
 fn io_register(port: u16) -> GAS {
-    GAS::new(AddressSpace::SystemIo, 8, 0, AccessSize::ByteAccess, u64::from(port))
+    GAS::new(RegisterSpace::SystemIo, 8, 0, AccessSize::ByteAccess, u64::from(port))
 }
 
 /// Multiple APIC description table (ACPI 6.5, 5.2.12): APIC id and processor uid are the vCPU's index.
@@ -138,7 +145,7 @@ fn dsdt() -> Vec<u8> {
         .zip(["COM1", "COM2"])
         .zip(1..)
         .map(|((&(port, pin), name), uid)| serial_port(name, uid, port, pin))
-        .chain([real_time_clock()])
+        .chain([real_time_clock(), pci_host_bridge(), reserved_memory()])
         .collect();
 
     let mut dsdt = Sdt::new(*b"DSDT", HEADER_BYTES, 2, OEM, OEM_TABLE, OEM_REVISION);
@@ -175,6 +182,56 @@ fn real_time_clock() -> Vec<u8> {
     ))
 }
 
+/// Where the configuration spaces of the PCI bus are (PCI Firmware Specification 3.2, 4.1.2).
+fn mcfg() -> MCFG {
+    let mut mcfg = MCFG::new(OEM, OEM_TABLE, OEM_REVISION);
+    mcfg.add_ecam(PCI_ECAM.0, 0, 0, LAST_BUS);
+    mcfg
+}
+
+/// The last bus that the ECAM has room for.
+const LAST_BUS: u8 = 0;
+const _: () = assert!(PCI_ECAM_BYTES == (LAST_BUS as u64 + 1) << 20);
+
+/// The bridge to the PCI bus: which buses, ports and addresses lie behind it. Its own ports are the eight of configuration
+/// mechanism #1; all others, and the memory below the ECAM, are for what is on the bus. No device there has an interrupt pin,
+/// so that there is no table of them (`_PRT`).
+fn pci_host_bridge() -> Vec<u8> {
+    let buses = AddressSpace::new_bus_number(0, u16::from(LAST_BUS));
+    let own_ports = IO::new(PCI_ADDRESS_PORT, PCI_ADDRESS_PORT, 1, 8);
+    let low_ports = AddressSpace::<u16>::new_io(0, PCI_ADDRESS_PORT - 1, None);
+    let high_ports = AddressSpace::<u16>::new_io(PCI_DATA_PORT + 4, u16::MAX, None);
+    let memory =
+        AddressSpace::new_memory(AddressSpaceCacheable::NotCacheable, true, low(PCI_MEMORY), low(PCI_ECAM) - 1, None);
+    let resources = ResourceTemplate::new([&buses as &dyn Aml, &own_ports, &low_ports, &high_ports, &memory].into());
+    bytes(&Device::new(
+        "PCI0".into(),
+        [
+            // A PCI Express host bridge, which is one of conventional PCI as well.
+            &Name::new("_HID".into(), &EISAName::new("PNP0A08")) as &dyn Aml,
+            &Name::new("_CID".into(), &EISAName::new("PNP0A03")),
+            &Name::new("_UID".into(), &0_u8),
+            &Name::new("_SEG".into(), &0_u8),
+            &Name::new("_BBN".into(), &0_u8),
+            &Name::new("_CRS".into(), &resources),
+        ]
+        .into(),
+    ))
+}
+
+/// A "motherboard resource" that keeps others off the ECAM: the MCFG alone reserves nothing (PCI Firmware Specification 3.2,
+/// 4.1.2, note 2), and Linux believes an MCFG only when its memory is reserved here.
+fn reserved_memory() -> Vec<u8> {
+    #[expect(clippy::cast_possible_truncation, reason = "one megabyte")]
+    let ecam = Memory32Fixed::new(true, low(PCI_ECAM), PCI_ECAM_BYTES as u32);
+    let resources = ResourceTemplate::new([&ecam as &dyn Aml].into());
+    bytes(&Device::new(
+        "MBRD".into(),
+        [&Name::new("_HID".into(), &EISAName::new("PNP0C02")) as &dyn Aml, &Name::new("_CRS".into(), &resources)]
+            .into(),
+    ))
+}
+
 fn bytes(table: &dyn Aml) -> Vec<u8> {
     let mut bytes = Vec::new();
     table.to_aml_bytes(&mut bytes);
@@ -183,5 +240,5 @@ fn bytes(table: &dyn Aml) -> Vec<u8> {
 
 /// A register's address as the 32-bit fields hold it.
 fn low(gpa: Gpa) -> u32 {
-    u32::try_from(gpa.0).expect("the APICs' registers lie below 4 GiB")
+    u32::try_from(gpa.0).expect("device registers lie below 4 GiB")
 }

@@ -11,6 +11,8 @@
 //! 0x000f_fff0  16         reset stub                                    reserved in the memory map
 //! 0x0010_0000             kernel from its own address on; initrd as high as it fits below the hole
 //! 0xc000_0000  1 GiB      hole: no RAM
+//!   0xc000_0000  512 MiB    for the memory of PCI devices
+//!   0xe000_0000  1 MiB      configuration spaces of PCI bus 0 (ECAM)    reserved in the memory map
 //!   0xfec0_0000  4 KiB      I/O APIC
 //!   0xfee0_0000  4 KiB      local APIC
 //! 0x1_0000_0000           the rest of the RAM
@@ -47,6 +49,12 @@ pub const RESET_STUB: Gpa = Gpa(0xf_fff0);
 pub const HIGH_RAM: Gpa = Gpa(0x10_0000);
 /// End of the RAM below 4 GiB, when the guest has that much.
 pub const HOLE: Gpa = Gpa(3 << 30);
+/// Where PCI devices may have their memory; up to [`PCI_ECAM`].
+pub const PCI_MEMORY: Gpa = HOLE;
+/// The configuration spaces of the PCI bus, 4 KiB for each of 256 functions.
+pub const PCI_ECAM: Gpa = Gpa(0xe000_0000);
+/// Size of [`PCI_ECAM`]: one bus, since each further one costs a kernel that looks for devices two exits for each place on it.
+pub const PCI_ECAM_BYTES: u64 = 1 << 20;
 /// The I/O APIC's registers.
 pub const IO_APIC: Gpa = Gpa(0xfec0_0000);
 /// The local APIC's registers, in xAPIC mode.
@@ -64,6 +72,10 @@ pub const SLEEP_TYPE_OFF: u8 = 5;
 pub const RESET_PORT: u16 = 0xcf9;
 /// Value that resets the machine.
 pub const RESET_VALUE: u8 = 6;
+/// I/O port of PCI configuration mechanism #1: which register.
+pub const PCI_ADDRESS_PORT: u16 = 0xcf8;
+/// The first of four I/O ports of PCI configuration mechanism #1: what is in it.
+pub const PCI_DATA_PORT: u16 = 0xcfc;
 /// First I/O ports of the serial ports COM1 and COM2, and their I/O APIC pins.
 pub const SERIAL_PORTS: [(u16, u32); 2] = [(0x3f8, 4), (0x2f8, 3)];
 /// I/O port of the real-time clock's index register; data is the next.
@@ -101,9 +113,16 @@ pub enum MapKind {
 
 /// The memory map of a guest with `memory_bytes` of RAM, in ascending order.
 pub fn memory_map(memory_bytes: u64) -> impl Iterator<Item = MapEntry> {
-    let entry = |start: u64, end: u64, kind| checked_range(start, end).map(|range| MapEntry { range, kind });
+    fn entry(start: u64, end: u64, kind: MapKind) -> Option<MapEntry> {
+        checked_range(start, end).map(|range| MapEntry { range, kind })
+    }
     let low = [entry(0, LOW_RAM_END.0.min(memory_bytes), MapKind::Ram), entry(RSDP.0, HIGH_RAM.0, MapKind::Reserved)];
-    let high =
-        ram_layout(memory_bytes).map(move |range| entry(range.start.0.max(HIGH_RAM.0), range.end().0, MapKind::Ram));
-    low.into_iter().chain(high).flatten().filter(|entry| entry.range.bytes() > 0)
+    let high = |above_4g: bool| {
+        ram_layout(memory_bytes)
+            .filter(move |range| (range.start >= RAM_ABOVE_4G) == above_4g)
+            .map(|range| entry(range.start.0.max(HIGH_RAM.0), range.end().0, MapKind::Ram))
+    };
+    let ecam = entry(PCI_ECAM.0, PCI_ECAM.0 + PCI_ECAM_BYTES, MapKind::Reserved);
+    let all = low.into_iter().chain(high(false)).chain([ecam]).chain(high(true));
+    all.flatten().filter(|entry| entry.range.bytes() > 0)
 }

@@ -17,6 +17,8 @@ pub(crate) mod interrupt;
 pub(crate) mod io_apic;
 #[cfg(any(test, machine = "pc"))]
 pub(crate) mod local_apic;
+#[cfg(any(test, machine = "pc"))]
+pub(crate) mod pci;
 #[cfg(any(test, machine = "virt"))]
 pub(crate) mod pl011;
 #[cfg(any(test, machine = "pc"))]

@@ -8,7 +8,7 @@ use addr::{Gpa, GpaRange};
 
 use crate::acpi::tables;
 use crate::bytes::{u16_at, u32_at, u64_at};
-use crate::layout::{RESET_STUB, RSDP};
+use crate::layout::{MapKind, RESET_STUB, RSDP, memory_map, ram_layout};
 
 /// Follows the pointers from the RSDP, as a guest does, and checks length and checksum of each table on the way.
 fn found(vcpus: u32) -> BTreeMap<[u8; 4], Vec<u8>> {
@@ -52,7 +52,7 @@ fn madt_entries(madt: &[u8]) -> Vec<(u8, Vec<u8>)> {
 fn every_table_is_reached_from_the_rsdp_with_a_good_checksum() {
     for vcpus in [1, 2, 255, 256, MAX_VCPUS] {
         let names: Vec<_> = found(vcpus).into_keys().collect();
-        assert_eq!(names, [*b"APIC", *b"DSDT", *b"FACP"]);
+        assert_eq!(names, [*b"APIC", *b"DSDT", *b"FACP", *b"MCFG"]);
     }
 }
 
@@ -125,4 +125,31 @@ fn serial_interrupts_are_edge_triggered_and_active_high() {
 #[test]
 fn tables_start_where_linux_is_told() {
     assert!(tables(1).iter().any(|(gpa, _)| *gpa == Gpa(0xe_0000)));
+}
+
+#[test]
+fn mcfg_names_one_bus_whose_memory_the_memory_map_reserves() {
+    let mcfg = &found(1)[b"MCFG"];
+    let (base, buses) = (u64_at(mcfg, 44).expect("an entry"), [mcfg[54], mcfg[55]]);
+    assert_eq!((mcfg.len(), base, u16_at(mcfg, 52), buses), (60, 0xe000_0000, Some(0), [0, 0]));
+    let ecam = GpaRange::new(Gpa(base), 1 << 20).expect("a low address");
+    assert!(memory_map(64 << 20).any(|entry| entry.kind == MapKind::Reserved && entry.range == ecam));
+    assert!(!ram_layout(u64::MAX).any(|ram| ram.overlaps(&ecam)));
+}
+
+#[test]
+fn dsdt_declares_a_pci_host_bridge_and_reserves_its_ecam() {
+    let dsdt = &found(1)[b"DSDT"];
+    let has = |bytes: &[u8]| dsdt.windows(bytes.len()).any(|window| window == bytes);
+    // _HID and _CID are compressed names: PNP0A08, PNP0A03, PNP0C02.
+    for (name, id) in
+        [(b"_HID", [0x41, 0xd0, 0x0a, 0x08]), (b"_CID", [0x41, 0xd0, 0x0a, 0x03]), (b"_HID", [0x41, 0xd0, 0x0c, 0x02])]
+    {
+        assert!(has(&[&name[..], &[0x0c], &id].concat()), "{id:x?}");
+    }
+    // A word descriptor for bus numbers: fixed, 0 to 0.
+    assert!(has(&[0x88, 13, 0, 2, 0x0c, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0]));
+    // The eight ports of configuration mechanism #1, and fixed memory of 1 MiB.
+    assert!(has(&[0x47, 1, 0xf8, 0x0c, 0xf8, 0x0c, 1, 8]));
+    assert!(has(&[0x86, 9, 0, 1, 0, 0, 0, 0xe0, 0, 0, 0x10, 0]));
 }

@@ -69,9 +69,10 @@ fn zero_page_tells_command_line_memory_and_tables() {
     assert_eq!(ram.at(Gpa(0xe_0000), 8), b"RSD PTR ");
     assert_eq!((ram.u32(0x8218), ram.u32(0x821c)), (0, 0), "no initrd");
 
-    assert_eq!(ram.at(Gpa(0x81e8), 1), [3]);
+    assert_eq!(ram.at(Gpa(0x81e8), 1), [4]);
     let e820 = |n: u64| (ram.u64(0x82d0 + 20 * n), ram.u64(0x82d8 + 20 * n), ram.u32(0x82e0 + 20 * n));
     assert_eq!([e820(0), e820(1), e820(2)], [(0, 0x9_fc00, 1), (0xe_0000, 0x2_0000, 2), (MIB, 63 * MIB, 1)]);
+    assert_eq!(e820(3), (0xe000_0000, 0x10_0000, 2), "PCI's configuration spaces");
 
     // Nothing of the header reaches into the fields after it, nothing before it is set that is not meant.
     assert!(ram.at(Gpa(0x826c), 0x64).iter().all(|byte| *byte == 0));

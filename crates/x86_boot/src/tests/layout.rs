@@ -30,7 +30,7 @@ fn ram_beyond_3_gib_goes_on_at_4_gib() {
 #[test]
 fn absurd_memory_sizes_end_with_the_address_space() {
     assert_eq!(ranges(u64::MAX), [(0, 3 * GIB), (4 * GIB, u64::MAX - 4 * GIB)]);
-    assert_eq!(memory_map(u64::MAX).count(), 4);
+    assert_eq!(memory_map(u64::MAX).count(), 5);
 }
 
 #[test]
@@ -42,6 +42,7 @@ fn memory_map_keeps_the_tables_from_the_kernel() {
             (0, 0x9_fc00, MapKind::Ram),
             (0xe_0000, 0x10_0000, MapKind::Reserved),
             (0x10_0000, 3 * GIB, MapKind::Ram),
+            (0xe000_0000, 0xe010_0000, MapKind::Reserved),
             (4 * GIB, 5 * GIB, MapKind::Ram),
         ]
     );

@@ -54,9 +54,10 @@ fn start_information_tells_command_line_memory_tables_and_initrd() {
     assert_eq!(ram.at(Gpa(start), 5000), initrd);
 
     let map = ram.u64(0x8028);
-    assert_eq!(ram.u32(0x8030), 3);
+    assert_eq!(ram.u32(0x8030), 4);
     let entry = |n: u64| (ram.u64(map + 24 * n), ram.u64(map + 24 * n + 8), ram.u32(map + 24 * n + 16));
     assert_eq!([entry(0), entry(1), entry(2)], [(0, 0x9_fc00, 1), (0xe_0000, 0x2_0000, 2), (MIB, 63 * MIB, 1)]);
+    assert_eq!(entry(3), (0xe000_0000, 0x10_0000, 2), "PCI's configuration spaces");
 }
 
 #[test]

@@ -198,6 +198,13 @@ pub(crate) fn load_u8(at: u64) -> Result<u8, Fault> {
     Ok(value)
 }
 
+/// Loads 16 bits.
+pub(crate) fn load_u16(at: u64) -> Result<u16, Fault> {
+    let value: u16;
+    attempt!("mov ax, word ptr [rdx]", out("ax") value, in("rdx") at)?;
+    Ok(value)
+}
+
 /// Loads 32 bits.
 pub(crate) fn load_u32(at: u64) -> Result<u32, Fault> {
     let value: u32;

@@ -130,6 +130,14 @@ fn read_start_info(at: u64) -> BootInfo {
 /// Physical address of the I/O APIC, zero without.
 static IO_APIC: AtomicU64 = AtomicU64::new(0);
 
+/// Physical address of PCI's configuration spaces, zero without.
+static ECAM: AtomicU64 = AtomicU64::new(0);
+
+/// Physical address of the configuration spaces of PCI bus 0, where the MCFG names them.
+pub(crate) fn ecam() -> Option<u64> {
+    Some(ECAM.load(Ordering::Relaxed)).filter(|at| *at != 0)
+}
+
 /// Physical address of the I/O APIC that the MADT names.
 pub(crate) fn io_apic() -> Option<u64> {
     Some(IO_APIC.load(Ordering::Relaxed)).filter(|at| *at != 0)
@@ -140,6 +148,7 @@ pub(crate) fn io_apic() -> Option<u64> {
 pub(crate) fn find_others(info: &BootInfo, own: u32) -> Option<[Option<u32>; MAX_CPUS]> {
     let madt = acpi::madt(&IdentityMap, info.rsdp)?;
     IO_APIC.store(madt.io_apic().unwrap_or(0), Ordering::SeqCst);
+    ECAM.store(acpi::ecam(&IdentityMap, info.rsdp).unwrap_or(0), Ordering::SeqCst);
     let reachable = if apic::is_x2apic() { u32::MAX } else { 0xfe };
     let mut others = madt.cpus().filter(|id| *id != own && *id <= reachable);
     let others = core::array::from_fn(|_| others.next());

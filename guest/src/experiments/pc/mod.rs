@@ -10,12 +10,13 @@ mod hyperv;
 mod line;
 mod misbehave;
 mod patched;
+mod pci;
 mod round_trip;
 
 use super::{Experiment, by_default, on_request};
 
 /// All of them, in the order in which they run by default.
-pub(super) const EXPERIMENTS: [Experiment; 45] = [
+pub(super) const EXPERIMENTS: [Experiment; 47] = [
     by_default("cpuid", "CPUID leaf 0", round_trip::cpuid_0),
     by_default("cpuid-1", "CPUID leaf 1", round_trip::cpuid_1),
     by_default("rdmsr", "RDMSR of APIC_BASE", round_trip::rdmsr),
@@ -53,6 +54,8 @@ pub(super) const EXPERIMENTS: [Experiment; 45] = [
     on_request("msr-fuzz", "reads all MSRs of four ranges, then writes random values to those that answer", fuzz::msrs),
     on_request("port-fuzz", "reads all ports, writes random values to all that do not end the VM", fuzz::ports),
     on_request("mmio-fuzz", "APIC and I/O APIC pages: all offsets, odd widths, many instruction forms", fuzz::mmio),
+    on_request("pci-doors", "PCI's configuration spaces by ports and by memory: the same bytes", pci::doors),
+    on_request("pci-fuzz", "the same after random accesses of all forms", pci::fuzz),
     on_request("hypercall-fuzz", "hypercalls with random numbers and arguments", fuzz::hypercalls),
     on_request("init-self-other", "INIT to CPU 1 while it works, then SIPI: it must come back", misbehave::init_other),
     on_request("hypercall-flush", "what a flush hypercall costs, of this CPU and of halted others", flush_cost::run),

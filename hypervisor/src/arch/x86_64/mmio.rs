@@ -1,11 +1,12 @@
 //! Instructions that the hypervisor carries out for the guest: accesses to device registers in memory (the local APIC in
-//! xAPIC mode, the I/O APIC), and strings to and from ports.
+//! xAPIC mode, the I/O APIC, PCI's configuration spaces), and strings to and from ports.
 //!
 //! The CPU says at which guest physical address the guest was stopped, the crate `x86_emulate` finds out what it wanted.
 
 use abi::control::StopReason;
 use addr::{Gpa, PageSize};
 use log::debug;
+use x86_boot::layout::{PCI_ECAM, PCI_ECAM_BYTES};
 use x86_emulate::{
     Access, Cause, Cpu as _, Device, Emulation, Fetched, Mode, Outcome, Segment, SegmentRegister, Walks, Width, Window,
 };
@@ -175,12 +176,42 @@ struct Bus<'a> {
     nobody: Option<Gpa>,
 }
 
+impl Bus<'_> {
+    /// PCI's configuration spaces, or nothing.
+    #[cold]
+    fn read_elsewhere(&mut self, gpa: Gpa, width: Width) -> u64 {
+        let Some(offset) = offset_in_ecam(gpa) else {
+            self.nobody = Some(gpa);
+            return u64::MAX;
+        };
+        self.origin.vm.platform().pci.lock().read_memory(offset, width.bytes())
+    }
+
+    #[cold]
+    fn write_elsewhere(&mut self, gpa: Gpa, width: Width, value: u64) {
+        let Some(offset) = offset_in_ecam(gpa) else {
+            self.nobody = Some(gpa);
+            return;
+        };
+        self.origin.vm.platform().pci.lock().write_memory(offset, width.bytes(), value);
+    }
+}
+
+/// As ports count it.
+fn bytes(width: Width) -> u8 {
+    width.bytes().to_le_bytes()[0]
+}
+
+fn offset_in_ecam(gpa: Gpa) -> Option<u64> {
+    gpa.0.checked_sub(PCI_ECAM.0).filter(|offset| *offset < PCI_ECAM_BYTES)
+}
+
 const LOCAL_APIC: Gpa = Gpa(local_apic::MMIO_BASE);
 const IO_APIC: Gpa = Gpa(io_apic::MMIO_BASE);
 
 impl Device for Bus<'_> {
     #[inline]
-    fn read(&mut self, gpa: Gpa, _: Width) -> u64 {
+    fn read(&mut self, gpa: Gpa, width: Width) -> u64 {
         // Registers have 32 bits and begin at multiples of 16. A narrower read takes its part of one; a wider one finds
         // nothing behind it.
         let (register, shift) = (gpa.0 & !3, (gpa.0 & 3) * 8);
@@ -189,10 +220,7 @@ impl Device for Bus<'_> {
         let value = match gpa.page(PageSize::Size4K) {
             LOCAL_APIC => self.apic.read_mmio(offset, tsc::now()),
             IO_APIC => self.origin.vm.platform().io_apic.lock().read(offset),
-            _ => {
-                self.nobody = Some(gpa);
-                return u64::MAX;
-            }
+            _ => return self.read_elsewhere(gpa, width),
         };
         u64::from(value) >> shift
     }
@@ -218,16 +246,16 @@ impl Device for Bus<'_> {
                     routing::send(self.origin.vm, None, &message);
                 }
             }
-            _ => self.nobody = Some(gpa),
+            _ => self.write_elsewhere(gpa, width, value),
         }
     }
 
     fn read_port(&mut self, port: u16, width: Width) -> u64 {
-        width.truncate(platform::read(self.origin.vm, port).into())
+        width.truncate(platform::read(self.origin.vm, port, bytes(width)).into())
     }
 
-    fn write_port(&mut self, port: u16, _: Width, value: u64) {
-        let [value, ..] = value.to_le_bytes();
-        platform::write(self.origin.vm, self.origin.index, port, value);
+    fn write_port(&mut self, port: u16, width: Width, value: u64) {
+        #[expect(clippy::cast_possible_truncation, reason = "at most 32 bits")]
+        platform::write(self.origin.vm, self.origin.index, port, bytes(width), value as u32);
     }
 }

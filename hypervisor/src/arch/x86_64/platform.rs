@@ -1,12 +1,12 @@
 //! The PC that a guest sees: which device answers at which port, and how their interrupts reach the vCPUs.
 //!
 //! There is no more than a Debian kernel needs: two serial ports, a clock, the registers that turn the machine off,
-//! an I/O APIC. Everything else is an empty bus: reads give ones, writes go nowhere.
+//! an I/O APIC, a PCI bus with nothing but its bridge. Everything else is an empty bus: reads give ones, writes go nowhere.
 
 use abi::control::{Line, StopReason};
 use abi::payload::VmConfig;
 use spin::Mutex;
-use x86_boot::layout::{RTC_PORT, SERIAL_PORTS};
+use x86_boot::layout::{PCI_ADDRESS_PORT, RTC_PORT, SERIAL_PORTS};
 
 use super::cpuid::CpuidTable;
 use super::hyperv::HyperV;
@@ -14,6 +14,7 @@ use super::mmio;
 use super::routing;
 use super::{tsc, wall_clock};
 use crate::device::io_apic::IoApic;
+use crate::device::pci::{self, Pci};
 use crate::device::power::{self, PowerEvent};
 use crate::device::rtc::Rtc;
 use crate::device::uart;
@@ -26,6 +27,7 @@ pub(crate) struct Platform {
     /// The Hyper-V interface, where it is offered.
     pub(super) hyperv: Option<HyperV>,
     pub(super) io_apic: Mutex<IoApic>,
+    pub(super) pci: Mutex<Pci>,
     rtc: Mutex<Rtc>,
 }
 
@@ -46,6 +48,7 @@ impl Platform {
             cpuid: CpuidTable::new(config),
             hyperv: HyperV::new(config),
             io_apic: Mutex::new(IoApic::new(0)),
+            pci: Mutex::new(Pci::new()),
             rtc: Mutex::new(Rtc::new()),
         }
     }
@@ -60,15 +63,17 @@ mod info {
 }
 
 /// IN and OUT.
+#[expect(clippy::cast_possible_truncation, reason = "the port has 16 bits, the size 3, and EAX is the low half of RAX")]
 pub(super) fn port_access(run: &mut Running<'_>) -> Next {
     let control = &run.owner.arch.vmcb.control;
     let (details, next_rip) = (control.exit_info_1, control.exit_info_2);
     if details & info::STRING != 0 {
         return mmio::port_string(run);
     }
-    #[expect(clippy::cast_possible_truncation, reason = "the field has 16 bits")]
     let port = (details >> info::PORT_SHIFT) as u16;
-    let mask = match details >> info::SIZE_SHIFT & 7 {
+    // One bit says 8, 16 or 32: as many bytes as the field's value.
+    let bytes = (details >> info::SIZE_SHIFT & 7) as u8;
+    let mask = match bytes {
         1 => 0xff,
         2 => 0xffff,
         _ => 0xffff_ffff,
@@ -76,13 +81,13 @@ pub(super) fn port_access(run: &mut Running<'_>) -> Next {
 
     let arch = &mut run.owner.arch;
     if details & info::IN != 0 {
-        let value = u64::from(read(run.vm, port)) & mask;
+        let value = u64::from(read(run.vm, port, bytes)) & mask;
         let rax = &mut arch.vmcb.save.rax;
         // A 32-bit result clears the upper half of the register, a smaller one keeps the rest.
         *rax = if mask == 0xffff_ffff { value } else { *rax & !mask | value };
     } else {
-        let [value, ..] = (arch.vmcb.save.rax & mask).to_le_bytes();
-        write(run.vm, run.index, port, value);
+        let value = arch.vmcb.save.rax as u32;
+        write(run.vm, run.index, port, bytes, value);
     }
 
     let arch = &mut run.owner.arch;
@@ -90,22 +95,34 @@ pub(super) fn port_access(run: &mut Running<'_>) -> Next {
     Next::Resume
 }
 
-/// A read of a port. Devices here have byte registers; the upper bytes of a wider access find an empty bus.
-pub(super) fn read(vm: &Vm, port: u16) -> u32 {
-    const EMPTY: u32 = u32::MAX;
+/// A read of `bytes` at a port. All devices but PCI's bridge have byte registers; the upper bytes of a wider access find an empty bus.
+pub(super) fn read(vm: &Vm, port: u16, bytes: u8) -> u32 {
     let byte = match port {
         COM1..=COM1_LAST => read_serial(vm, Line::Console, port - COM1),
         COM2..=COM2_LAST => read_serial(vm, Line::Agent, port - COM2),
         RTC_PORT..=RTC_LAST => vm.platform().rtc.lock().read(port - RTC_PORT, wall_clock_seconds()),
         PIT_FIRST..=PIT_LAST => 0,
         port if power::PORTS.contains(&port) => power::read(),
-        _ => return EMPTY,
+        _ => return read_wide(vm, port, bytes),
     };
     EMPTY << 8 | u32::from(byte)
 }
 
-/// A write to a port by vCPU `index`.
-pub(super) fn write(vm: &Vm, index: u32, port: u16, value: u8) {
+/// What a bus reads where nothing is.
+const EMPTY: u32 = u32::MAX;
+
+/// A read of a register that may be wider than a byte; or of nothing.
+#[cold]
+fn read_wide(vm: &Vm, port: u16, bytes: u8) -> u32 {
+    match port {
+        PCI_ADDRESS_PORT..=pci::LAST_PORT => vm.platform().pci.lock().read_port(port, bytes),
+        _ => EMPTY,
+    }
+}
+
+/// A write of the low `bytes` of `wide` to a port by vCPU `index`.
+pub(super) fn write(vm: &Vm, index: u32, port: u16, bytes: u8, wide: u32) {
+    let [value, ..] = wide.to_le_bytes();
     match port {
         COM1..=COM1_LAST => write_serial(vm, Line::Console, port - COM1, value),
         COM2..=COM2_LAST => write_serial(vm, Line::Agent, port - COM2, value),
@@ -118,7 +135,15 @@ pub(super) fn write(vm: &Vm, index: u32, port: u16, value: u8) {
             };
             vm.stop(reason, format_args!("vCPU {index} {verb}, port {port:#x} value {value:#x}"));
         }
-        _ => {}
+        _ => write_wide(vm, port, bytes, wide),
+    }
+}
+
+/// A write to a register that may be wider than a byte; or to nothing.
+#[cold]
+fn write_wide(vm: &Vm, port: u16, bytes: u8, value: u32) {
+    if (PCI_ADDRESS_PORT..=pci::LAST_PORT).contains(&port) {
+        vm.platform().pci.lock().write_port(port, bytes, value);
     }
 }
 

@@ -1,0 +1,145 @@
+//! The PCI bus of a PC: its functions, and the two doors to their configuration spaces.
+//!
+//! | door | where | names a register by |
+//! |---|---|---|
+//! | configuration mechanism #1 | ports 0xcf8 (address) and 0xcfc (data) | bus, device, function and register in the address |
+//! | ECAM | memory, announced by ACPI's MCFG | the same in the bits of the memory address |
+//!
+//! Both lead to the same bytes. A function is data, a [`ConfigSpace`]; there is one bus, number 0, and on it nothing but the host
+//! bridge itself. Where no function is, reads give ones and writes go nowhere: a real bridge answers so when no device does.
+//!
+//! A function is asked byte by byte. So an access of any width at any address has an answer, and an access that reaches from
+//! one register into the next, or beyond what a door covers, needs no rule of its own.
+
+mod config_space;
+#[cfg(test)]
+mod tests;
+
+use alloc::vec::Vec;
+
+use config_space::ConfigSpace;
+use x86_boot::layout::{PCI_ADDRESS_PORT, PCI_DATA_PORT};
+
+/// The last port of configuration mechanism #1.
+pub(crate) const LAST_PORT: u16 = PCI_DATA_PORT + 3;
+
+/// What software can write of the address register. The other bits are reserved, or the two lowest of a register number,
+/// and read zero (PCI Local Bus Specification 3.0, 3.2.2.3.2).
+const ADDRESS_FIELDS: u32 = ADDRESS_ENABLE | 0x00ff_fffc;
+/// Address register: accesses to the data ports are for a configuration space.
+const ADDRESS_ENABLE: u32 = 1 << 31;
+
+/// What an empty bus reads.
+const EMPTY: u8 = 0xff;
+
+/// A bus, and the address register that belongs to its bridge.
+#[derive(Debug)]
+pub(crate) struct Pci {
+    address: u32,
+    functions: Vec<(Place, ConfigSpace)>,
+}
+
+/// Where a function is: bus, device (5 bits) and function (3 bits).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place(u16);
+
+/// A byte of a configuration space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Register {
+    place: Place,
+    number: u16,
+}
+
+impl Register {
+    /// The register that the data ports lead to.
+    fn from_address(address: u32) -> Self {
+        let [number, device_and_function, bus, _] = address.to_le_bytes();
+        Self { place: Place(u16::from_be_bytes([bus, device_and_function])), number: number.into() }
+    }
+
+    /// The register at `offset` in the ECAM (PCI Express Base Specification 5.0, 7.2.2). `None` beyond the last bus.
+    fn from_offset(offset: u64) -> Option<Self> {
+        let place = u16::try_from(offset >> 12).ok()?;
+        let number = u16::try_from(offset & 0xfff).ok()?;
+        Some(Self { place: Place(place), number })
+    }
+}
+
+impl Pci {
+    /// A bus with its bridge at device 0, function 0, where software looks for it.
+    pub(crate) fn new() -> Self {
+        Self { address: 0, functions: Vec::from([(Place(0), ConfigSpace::host_bridge())]) }
+    }
+
+    /// A read of `bytes` bytes at `port`, one of those from [`PCI_ADDRESS_PORT`] to [`LAST_PORT`]. Bits above are ones.
+    ///
+    /// The address register is there for accesses to all of it alone; others find the bus behind the bridge, on which nothing
+    /// has these ports. An access that only begins before the data ports, or ends behind them, has its part of them: a CPU
+    /// makes two of one that is not aligned.
+    pub(crate) fn read_port(&self, port: u16, bytes: u8) -> u32 {
+        if port == PCI_ADDRESS_PORT && bytes == 4 {
+            return self.address;
+        }
+        let mut value = [EMPTY; 4];
+        for (byte, port) in value.iter_mut().zip(port..).take(bytes.into()) {
+            if let Some(register) = self.data_register(port) {
+                *byte = self.read(register);
+            }
+        }
+        u32::from_le_bytes(value)
+    }
+
+    /// A write of the low `bytes` bytes of `value`, as [`Self::read_port`].
+    pub(crate) fn write_port(&mut self, port: u16, bytes: u8, value: u32) {
+        if port == PCI_ADDRESS_PORT && bytes == 4 {
+            self.address = value & ADDRESS_FIELDS;
+            return;
+        }
+        for (byte, port) in value.to_le_bytes().into_iter().zip(port..).take(bytes.into()) {
+            if let Some(register) = self.data_register(port) {
+                self.write(register, byte);
+            }
+        }
+    }
+
+    /// The byte of a configuration space that `port` is now, if it is one.
+    fn data_register(&self, port: u16) -> Option<Register> {
+        let within = port.checked_sub(PCI_DATA_PORT).filter(|within| *within < 4)?;
+        if self.address & ADDRESS_ENABLE == 0 {
+            return None;
+        }
+        Some(Register::from_address(self.address & !ADDRESS_ENABLE | u32::from(within)))
+    }
+
+    /// A read of `bytes` bytes at `offset` in the ECAM. Bits above are ones.
+    pub(crate) fn read_memory(&self, offset: u64, bytes: u64) -> u64 {
+        let mut value = [EMPTY; 8];
+        for (byte, within) in value.iter_mut().zip(0..bytes) {
+            if let Some(register) = Register::from_offset(offset.wrapping_add(within)) {
+                *byte = self.read(register);
+            }
+        }
+        u64::from_le_bytes(value)
+    }
+
+    /// A write of the low `bytes` bytes of `value` at `offset` in the ECAM.
+    pub(crate) fn write_memory(&mut self, offset: u64, bytes: u64, value: u64) {
+        for (byte, within) in value.to_le_bytes().into_iter().zip(0..bytes) {
+            if let Some(register) = Register::from_offset(offset.wrapping_add(within)) {
+                self.write(register, byte);
+            }
+        }
+    }
+
+    fn read(&self, register: Register) -> u8 {
+        let function = self.functions.iter().find(|(place, _)| *place == register.place);
+        function.map_or(EMPTY, |(_, space)| space.read(register.number))
+    }
+
+    fn write(&mut self, register: Register, value: u8) {
+        let function = self.functions.iter_mut().find(|(place, _)| *place == register.place);
+        if let Some((_, space)) = function {
+            space.write(register.number, value);
+        }
+    }
+}
