@@ -88,10 +88,7 @@ impl Machine {
     }
 
     fn hypervisor(self) -> PathBuf {
-        match self {
-            Self::X86_64 => assets().join("hypervisor"),
-            Self::Aarch64 => assets().join("aarch64/hypervisor"),
-        }
+        self.assets().join("hypervisor")
     }
 
     /// The machine without what a hypervisor needs, and how the hypervisor calls that: without EL2 it turns the machine off
@@ -144,7 +141,7 @@ impl Machine {
     #[must_use]
     pub fn plain_guest(self, cmdline: &str) -> Run {
         assert!(self == Self::X86_64, "the guest is an image for Dunlin's own loader there");
-        let guest = assets().join("guest");
+        let guest = self.assets().join("guest");
         assert!(guest.is_file(), "{} is missing: run `make build` first", guest.display());
         let mut command = Command::new("timeout");
         command
@@ -153,6 +150,15 @@ impl Machine {
             .args(["-device", "isa-debug-exit,iobase=0xf4,iosize=4", "-append", cmdline, "-kernel"])
             .arg(guest);
         finished(&mut command)
+    }
+
+    /// Where hypervisor, guest, kernels and initrds of this machine are.
+    #[must_use]
+    pub fn assets(self) -> PathBuf {
+        match self {
+            Self::X86_64 => assets(),
+            Self::Aarch64 => assets().join("aarch64"),
+        }
     }
 
     /// QEMU's status when the hypervisor ends the machine with this code of [`abi::exit_code`]. Not every machine has a

@@ -9,7 +9,8 @@
 //! target/dunlin/compile.cpio        a C compiler and C sources, to follow that (`cargo xtask workloads` only)
 //! target/dunlin/vmlinuz-cloud       Debian's kernel for virtual machines
 //! target/dunlin/vmlinuz-full        Debian's kernel for all machines
-//! target/dunlin/aarch64/            hypervisor and guest (Images), initrd.cpio.gz and vmlinuz-cloud of that architecture
+//! target/dunlin/vmlinuz-newest      Debian's newest kernel for virtual machines, for the tests
+//! target/dunlin/aarch64/            hypervisor and guest (Images), initrd.cpio.gz, vmlinuz-cloud and vmlinuz-newest of that architecture
 //! ```
 //!
 //! `CARGO_TARGET_DIR` moves all of it.
@@ -20,7 +21,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::{debian, initrd, workloads};
+use crate::debian::{self, Suite};
+use crate::{initrd, workloads};
 
 /// Where things are.
 #[derive(Debug)]
@@ -34,7 +36,7 @@ pub(crate) struct Places {
 /// How much to build.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wanted {
-    /// What `dunlin run` without arguments needs: neither the large kernel nor the workloads.
+    /// What `dunlin run` without arguments needs: neither the other kernels nor the workloads.
     ForDefaultVm,
     /// What the tests need.
     Everything,
@@ -126,8 +128,8 @@ pub(crate) fn build(places: &Places, wanted: Wanted) -> Result<()> {
     assets(places, wanted)
 }
 
-/// Builds and fetches what the default VM needs on AArch64. Quick when all is there.
-pub(crate) fn build_aarch64(places: &Places) -> Result<()> {
+/// Builds and fetches what is wanted on AArch64. Quick when all is there.
+pub(crate) fn build_aarch64(places: &Places, wanted: Wanted) -> Result<()> {
     run(&mut places.cargo(&["build", "--release", "--package", "dunlin-cli"]))?;
     let mut bare_metal = places.cargo(&["build", "--profile", IMAGE_PROFILE, "--target", AARCH64_BARE_METAL]);
     for (package, _) in BARE_METAL_PROGRAMS {
@@ -143,7 +145,10 @@ pub(crate) fn build_aarch64(places: &Places) -> Result<()> {
             flat_image(&elf).with_context(|| format!("{} is not as the linker script says", built.display()))?;
         std::fs::write(assets.join(name), image)?;
     }
-    debian::kernel(places, Arch::Aarch64, "linux-image-cloud-arm64", "vmlinuz-cloud")?;
+    debian::kernel(places, Arch::Aarch64, Suite::Machines, "linux-image-cloud-arm64", "vmlinuz-cloud")?;
+    if wanted == Wanted::Everything {
+        debian::kernel(places, Arch::Aarch64, Suite::Newest, "linux-image-cloud-arm64", "vmlinuz-newest")?;
+    }
     initrd::build(places, Arch::Aarch64)
 }
 
@@ -172,9 +177,10 @@ fn flat_image(elf: &[u8]) -> Result<Vec<u8>> {
 /// The part of [`build`] that needs no compiler: guest kernels and the initrd.
 pub(crate) fn assets(places: &Places, wanted: Wanted) -> Result<()> {
     std::fs::create_dir_all(places.assets())?;
-    debian::kernel(places, Arch::X86_64, "linux-image-cloud-amd64", "vmlinuz-cloud")?;
+    debian::kernel(places, Arch::X86_64, Suite::Machines, "linux-image-cloud-amd64", "vmlinuz-cloud")?;
     if wanted == Wanted::Everything {
-        debian::kernel(places, Arch::X86_64, "linux-image-amd64", "vmlinuz-full")?;
+        debian::kernel(places, Arch::X86_64, Suite::Machines, "linux-image-amd64", "vmlinuz-full")?;
+        debian::kernel(places, Arch::X86_64, Suite::Newest, "linux-image-cloud-amd64", "vmlinuz-newest")?;
     }
     initrd::build(places, Arch::X86_64)
 }

@@ -183,7 +183,7 @@ fn doc(places: &Places) -> Result<()> {
 
 fn build(places: &Places) -> Result<()> {
     artifacts::build(places, Wanted::Everything)?;
-    artifacts::build_aarch64(places)
+    artifacts::build_aarch64(places, Wanted::Everything)
 }
 
 fn system(places: &Places) -> Result<()> {

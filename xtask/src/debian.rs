@@ -12,26 +12,48 @@ use anyhow::{Context, Result, bail};
 
 use crate::artifacts::{Arch, Places, output, run, shown};
 
+/// Where a package is from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Suite {
+    /// From the suites that this machine is set up for.
+    Machines,
+    /// From where Debian offers its newest kernels to a stable system.
+    Newest,
+}
+
+/// The suite meant by [`Suite::Newest`].
+const NEWEST: &str = "trixie-backports";
+/// The mirror to take it from on a machine whose own mirrors are no archive of Debian.
+const ANY_MIRROR: &str = "http://deb.debian.org/debian";
+/// Debian's keys, which are on each of its systems.
+const DEBIAN_KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+
 /// Leaves the kernel that the package `meta` depends on at `name` among the assets, if there is none yet.
-pub(crate) fn kernel(places: &Places, arch: Arch, meta: &str, name: &str) -> Result<()> {
+pub(crate) fn kernel(places: &Places, arch: Arch, suite: Suite, meta: &str, name: &str) -> Result<()> {
     let wanted = places.assets_of(arch).join(name);
     if wanted.is_file() {
         return Ok(());
     }
 
-    let apt = Apt::of(places, arch)?;
+    let apt = Apt::of(places, arch, suite)?;
     apt.with_fresh_lists(|| {
-        let package = kernel_package(&output(apt.command("apt-cache").args(["depends", meta]))?)
+        let depends = |package: &str| output(apt.command("apt-cache").args(["depends", package]));
+        let image = named("linux-image-", &depends(meta)?)
             .with_context(|| format!("the package {meta} depends on no kernel"))?;
+        // Newer kernels are in a package of their own, which that of the image depends on.
+        let (package, file) = match named("linux-binary-", &depends(&image)?) {
+            Some(binary) => (binary, "./usr/lib/modules/*/vmlinuz"),
+            None => (image, "./boot/vmlinuz-*"),
+        };
         println!("xtask: fetching the guest kernel {package} (Debian package, unpacked below target, not installed)");
-        take_file(places, &apt, &package, "./boot/vmlinuz-*", &wanted)
+        take_file(places, &apt, &package, file, &wanted)
     })
     .with_context(|| format!("no guest kernel {name}; `dunlin run --kernel FILE` takes any other"))
 }
 
 /// A statically linked BusyBox: the installed one of the package busybox-static, or one taken from that package.
 pub(crate) fn busybox(places: &Places, arch: Arch) -> Result<PathBuf> {
-    let apt = Apt::of(places, arch)?;
+    let apt = Apt::of(places, arch, Suite::Machines)?;
     // The path alone says nothing: the package `busybox` puts a dynamically linked program there.
     let installed = Path::new("/bin/busybox");
     let state = Command::new("dpkg-query").args(["-W", "-f", "${Status}", "busybox-static"]).output();
@@ -48,9 +70,9 @@ pub(crate) fn busybox(places: &Places, arch: Arch) -> Result<PathBuf> {
     Ok(fetched)
 }
 
-/// The first kernel among the dependencies that `apt-cache depends` lists.
-fn kernel_package(depends: &str) -> Option<String> {
-    dependencies_in(depends).find(|package| package.starts_with("linux-image-")).map(str::to_owned)
+/// The first package whose name begins with `prefix` among the dependencies that `apt-cache depends` lists.
+fn named(prefix: &str, depends: &str) -> Option<String> {
+    dependencies_in(depends).find(|package| package.starts_with(prefix)).map(str::to_owned)
 }
 
 /// The direct dependencies that `apt-cache depends` lists.
@@ -58,9 +80,9 @@ fn dependencies_in(depends: &str) -> impl Iterator<Item = &str> {
     depends.lines().filter_map(|line| line.trim().strip_prefix("Depends: "))
 }
 
-/// APT, for packages of one architecture.
+/// APT, for packages of one architecture and suite.
 ///
-/// For the machine's own it is used as it is set up. For another it gets lists and a cache of its own below `target/`, so
+/// For the machine's own it is used as it is set up. For others it gets lists and a cache of its own below `target/`, so
 /// that nothing of the machine's set-up has to be changed; the mirrors and their keys are the machine's.
 struct Apt {
     /// The file with what differs.
@@ -68,20 +90,33 @@ struct Apt {
 }
 
 impl Apt {
-    fn of(places: &Places, arch: Arch) -> Result<Self> {
-        if arch == Arch::X86_64 {
-            return Ok(Self { config: None });
-        }
-        let directory = places.assets_of(arch).join("apt");
+    fn of(places: &Places, arch: Arch, suite: Suite) -> Result<Self> {
+        let (folder, sources) = match (arch, suite) {
+            (Arch::X86_64, Suite::Machines) => return Ok(Self { config: None }),
+            (_, Suite::Machines) => ("apt", None),
+            (_, Suite::Newest) => ("apt-newest", Some(newest_source()?)),
+        };
+        let directory = places.assets_of(arch).join(folder);
         fs::create_dir_all(directory.join("lists/partial"))?;
         fs::create_dir_all(directory.join("cache/archives/partial"))?;
         fs::write(directory.join("status"), "")?;
         let shown = directory.display();
-        let text = format!(
-            "APT::Architecture \"arm64\";\nAPT::Architectures {{ \"arm64\"; }};\n\
+        let architecture = match arch {
+            Arch::X86_64 => "amd64",
+            Arch::Aarch64 => "arm64",
+        };
+        let mut text = format!(
+            "APT::Architecture \"{architecture}\";\nAPT::Architectures {{ \"{architecture}\"; }};\n\
              Dir::State::lists \"{shown}/lists\";\nDir::State::status \"{shown}/status\";\n\
              Dir::Cache \"{shown}/cache\";\n"
         );
+        if let Some(sources) = sources {
+            fs::create_dir_all(directory.join("no-more-sources"))?;
+            fs::write(directory.join("sources.list"), sources)?;
+            text += &format!(
+                "Dir::Etc::sourcelist \"{shown}/sources.list\";\nDir::Etc::sourceparts \"{shown}/no-more-sources\";\n"
+            );
+        }
         let config = directory.join("apt.conf");
         fs::write(&config, text)?;
         Ok(Self { config: Some(config) })
@@ -118,6 +153,20 @@ impl Apt {
         run(&mut update).context("apt's lists could not be refreshed; run `apt-get update` as root and try again")?;
         attempt()
     }
+}
+
+/// The line of a `sources.list` for [`NEWEST`], at the mirror that this machine uses.
+fn newest_source() -> Result<String> {
+    let mut indexes = Command::new("apt-get");
+    indexes.args(["indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"]);
+    let listed = output(&mut indexes)?;
+    let mirror = archive_in(&listed).unwrap_or(ANY_MIRROR);
+    Ok(format!("deb [signed-by={DEBIAN_KEYS}] {mirror} {NEWEST} main\n"))
+}
+
+/// The first of these addresses that is an archive of Debian.
+fn archive_in(listed: &str) -> Option<&str> {
+    listed.lines().map(|line| line.trim_end_matches('/')).find(|address| address.ends_with("/debian"))
 }
 
 /// As [`Apt::with_fresh_lists`], for packages of this machine's architecture.
@@ -248,7 +297,7 @@ fn is_root() -> Result<bool> {
 
 #[cfg(test)]
 mod tests {
-    use super::{kernel_package, packages_in};
+    use super::{archive_in, named, packages_in};
 
     #[test]
     fn packages_begin_a_line_and_virtual_ones_are_none() {
@@ -259,11 +308,19 @@ mod tests {
     #[test]
     fn the_kernel_is_found_among_the_dependencies() {
         let listed = "linux-image-cloud-amd64\n  Depends: linux-base\n  Depends: linux-image-6.1.0-56-cloud-amd64\n";
-        assert_eq!(kernel_package(listed).as_deref(), Some("linux-image-6.1.0-56-cloud-amd64"));
+        assert_eq!(named("linux-image-", listed).as_deref(), Some("linux-image-6.1.0-56-cloud-amd64"));
+        assert_eq!(named("linux-binary-", listed), None);
     }
 
     #[test]
     fn a_package_without_a_kernel_gives_none() {
-        assert_eq!(kernel_package("linux-image-amd64\n  Suggests: linux-image-6.1.0-1-amd64\n"), None);
+        assert_eq!(named("linux-image-", "linux-image-amd64\n  Suggests: linux-image-6.1.0-1-amd64\n"), None);
+    }
+    #[test]
+    fn the_mirror_of_debian_is_found_among_others() {
+        let listed =
+            "https://example.org/node/\nhttp://mirror.example/debian-security/\nhttp://mirror.example/debian/\n";
+        assert_eq!(archive_in(listed), Some("http://mirror.example/debian"));
+        assert_eq!(archive_in("https://example.org/ubuntu/\n"), None);
     }
 }

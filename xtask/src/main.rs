@@ -80,7 +80,7 @@ fn arch_of(rest: &[String]) -> Result<Arch> {
 fn run_default(places: &Places, rest: &[String]) -> Result<()> {
     match arch_of(rest)? {
         Arch::X86_64 => artifacts::build(places, Wanted::ForDefaultVm)?,
-        Arch::Aarch64 => artifacts::build_aarch64(places)?,
+        Arch::Aarch64 => artifacts::build_aarch64(places, Wanted::ForDefaultVm)?,
     }
     let error = Command::new(places.tool()).arg("run").args(rest).exec();
     Err(error).with_context(|| format!("cannot run {}", places.tool().display()))
@@ -94,7 +94,7 @@ fn bench(places: &Places, rest: &[String]) -> Result<()> {
         artifacts::build(places, Wanted::ForDefaultVm)?;
     }
     if is_all || arch == Arch::Aarch64 {
-        artifacts::build_aarch64(places)?;
+        artifacts::build_aarch64(places, Wanted::ForDefaultVm)?;
     }
     // A compiler for guests, of some 40 MB, is fetched only for those who measure with it.
     if rest.iter().any(|word| word == "--full" || word == "--macro") {
