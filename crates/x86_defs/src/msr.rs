@@ -26,6 +26,8 @@ pub const MCG_CTL: u32 = 0x17b;
 pub const MC0_CTL: u32 = 0x400;
 /// Control of bank 0 where the banks are scalable ones, 16 registers each.
 pub const MCA_CTL_0: u32 = 0xc000_2000;
+/// Features of Intel's that can be switched off.
+pub const MISC_ENABLE: u32 = 0x1a0;
 /// Debug control.
 pub const DEBUG_CTL: u32 = 0x1d9;
 /// First variable memory-type range: base and mask alternate from here.

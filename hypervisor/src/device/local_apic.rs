@@ -29,8 +29,8 @@ use timer::Timer;
 /// Ticks of the time-stamp counter per step of the APIC timer, before the guest's divider.
 pub(crate) const TSC_TICKS_PER_TIMER_TICK: u64 = 4;
 
-/// Where the xAPIC's page of registers is. It cannot be moved.
-pub(crate) const MMIO_BASE: u64 = 0xfee0_0000;
+/// Where the xAPIC's page of registers is after power-on.
+const MMIO_BASE: u64 = 0xfee0_0000;
 
 /// First MSR of the x2APIC.
 pub(crate) const FIRST_MSR: u32 = 0x800;
@@ -69,6 +69,8 @@ pub(crate) struct LocalApic {
     command: u64,
     logical_destination: u32,
     destination_format: u32,
+    /// Where the page of registers is.
+    base: u64,
     config: Config,
 }
 
@@ -148,6 +150,7 @@ impl LocalApic {
             command: 0,
             logical_destination: 0,
             destination_format: u32::MAX,
+            base: MMIO_BASE,
             config,
         }
     }
@@ -328,11 +331,22 @@ impl LocalApic {
 
 /// Identity and mode.
 impl LocalApic {
-    /// INIT: everything as after power-on but the mode, which survives together with the id.
+    /// INIT: everything as after power-on but MSR 0x1b, which survives together with the id.
     pub(crate) fn init(&mut self) {
-        let mode = self.mode;
-        *self = Self::new(self.config);
-        self.mode = mode;
+        self.reset_to(self.mode);
+    }
+
+    /// Everything as after power-on, but where the registers are, and the mode.
+    fn reset_to(&mut self, mode: Mode) {
+        *self = Self { mode, base: self.base, ..Self::new(self.config) };
+    }
+
+    /// Where the page of registers is in xAPIC mode. Memory of the guest at that address hides it: there is one map of the
+    /// memory for all vCPUs, and it knows only the place after power-on.
+    #[inline]
+    #[must_use]
+    pub(crate) const fn mmio_base(&self) -> u64 {
+        self.base
     }
 
     /// APIC id.
@@ -374,19 +388,20 @@ impl LocalApic {
             Mode::X2Apic => BASE_ENABLE | BASE_X2APIC,
         };
         let bootstrap = if self.config.bootstrap { BASE_BOOTSTRAP } else { 0 };
-        MMIO_BASE | mode | bootstrap
+        self.base | mode | bootstrap
     }
 
     /// A write of MSR 0x1b. Modes change as the manual allows (SDM vol. 3, "x2APIC State Transitions"): an x2APIC can only be
-    /// switched off, and what is off comes back as an xAPIC after reset.
+    /// switched off, and what is off comes back as an xAPIC after reset. In any mode the registers may be moved (APM
+    /// vol. 2, 16.3.1).
     ///
     /// # Errors
     ///
-    /// On other changes of mode, on reserved bits, and on another address of the registers. Whether the vCPU is the one
-    /// that boots cannot be changed; what is written there is ignored.
+    /// On other changes of mode, and on reserved bits; which bits of the address are reserved is the caller's to know. Whether
+    /// the vCPU is the one that boots cannot be changed; what is written there is ignored.
     pub(crate) fn set_base_msr(&mut self, value: u64) -> Result<Effect, GeneralProtection> {
         const FIELDS: u64 = BASE_ENABLE | BASE_X2APIC | BASE_BOOTSTRAP;
-        if value & !FIELDS != MMIO_BASE {
+        if value & !(FIELDS | BASE_ADDRESS) != 0 {
             return Err(GeneralProtection);
         }
         let mode = match (value & BASE_ENABLE != 0, value & BASE_X2APIC != 0) {
@@ -396,20 +411,22 @@ impl LocalApic {
             _ => return Err(GeneralProtection),
         };
 
-        match (self.mode, mode) {
-            (old, new) if old == new => return Ok(Effect::None),
+        let effect = match (self.mode, mode) {
+            (old, new) if old == new => Effect::None,
             (Mode::XApic, Mode::X2Apic) => {
                 // The upper half of the command register is not kept; the logical id is now a function of the id.
                 self.command = 0;
                 self.mode = mode;
+                Effect::ModeChanged
             }
             (_, Mode::Disabled) | (Mode::Disabled, Mode::XApic) => {
-                *self = Self::new(self.config);
-                self.mode = mode;
+                self.reset_to(mode);
+                Effect::ModeChanged
             }
             _ => return Err(GeneralProtection),
-        }
-        Ok(Effect::ModeChanged)
+        };
+        self.base = value & BASE_ADDRESS;
+        Ok(effect)
     }
 }
 
@@ -491,6 +508,7 @@ const LVT_MASKED: u32 = 1 << 16;
 const BASE_BOOTSTRAP: u64 = 1 << 8;
 const BASE_X2APIC: u64 = 1 << 10;
 const BASE_ENABLE: u64 = 1 << 11;
+const BASE_ADDRESS: u64 = !0xfff;
 
 bitflags! {
     /// Error status register (APM vol. 2, 16.4.6).

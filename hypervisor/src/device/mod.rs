@@ -18,6 +18,8 @@ pub(crate) mod io_apic;
 #[cfg(any(test, machine = "pc"))]
 pub(crate) mod local_apic;
 #[cfg(any(test, machine = "pc"))]
+pub(crate) mod memory_types;
+#[cfg(any(test, machine = "pc"))]
 pub(crate) mod pci;
 #[cfg(any(test, machine = "virt"))]
 pub(crate) mod pl011;

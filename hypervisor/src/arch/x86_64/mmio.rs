@@ -16,8 +16,8 @@ use super::entry::gpr;
 use super::exit::{Origin, apply};
 use super::vcpu::ArchVcpu;
 use super::{platform, routing, tsc};
+use crate::device::io_apic;
 use crate::device::local_apic::{Effect, LocalApic};
-use crate::device::{io_apic, local_apic};
 use crate::vcpu::Vcpu;
 use crate::vcpu::run::{Next, Running};
 
@@ -177,6 +177,12 @@ struct Bus<'a> {
 }
 
 impl Bus<'_> {
+    /// Where the local APIC of the vCPU has its registers.
+    #[inline]
+    fn local_apic(&self) -> Gpa {
+        Gpa(self.apic.mmio_base())
+    }
+
     /// PCI's configuration spaces, or nothing.
     #[cold]
     fn read_elsewhere(&mut self, gpa: Gpa, width: Width) -> u64 {
@@ -206,7 +212,6 @@ fn offset_in_ecam(gpa: Gpa) -> Option<u64> {
     gpa.0.checked_sub(PCI_ECAM.0).filter(|offset| *offset < PCI_ECAM_BYTES)
 }
 
-const LOCAL_APIC: Gpa = Gpa(local_apic::MMIO_BASE);
 const IO_APIC: Gpa = Gpa(io_apic::MMIO_BASE);
 
 impl Device for Bus<'_> {
@@ -218,7 +223,7 @@ impl Device for Bus<'_> {
         #[expect(clippy::cast_possible_truncation, reason = "an offset in a page")]
         let offset = Gpa(register).offset_in(PageSize::Size4K) as u16;
         let value = match gpa.page(PageSize::Size4K) {
-            LOCAL_APIC => self.apic.read_mmio(offset, tsc::now()),
+            page if page == self.local_apic() => self.apic.read_mmio(offset, tsc::now()),
             IO_APIC => self.origin.vm.platform().io_apic.lock().read(offset),
             _ => return self.read_elsewhere(gpa, width),
         };
@@ -231,10 +236,12 @@ impl Device for Bus<'_> {
         let offset = gpa.offset_in(PageSize::Size4K) as u16;
         #[expect(clippy::cast_possible_truncation, reason = "registers have 32 bits")]
         let low = value as u32;
-        match gpa.page(PageSize::Size4K) {
+        let (page, local_apic) = (gpa.page(PageSize::Size4K), self.local_apic());
+        let is_register = width >= Width::Dword && gpa.0.is_multiple_of(4);
+        match page {
             // The manuals define 32-bit accesses only; narrower ones and ones between registers are ignored.
-            LOCAL_APIC | IO_APIC if width < Width::Dword || !gpa.0.is_multiple_of(4) => {}
-            LOCAL_APIC => {
+            page if !is_register && (page == local_apic || page == IO_APIC) => {}
+            page if page == local_apic => {
                 let effect = self.apic.write_mmio(offset, low, tsc::now());
                 if effect != Effect::None {
                     apply(self.origin, self.apic, effect);

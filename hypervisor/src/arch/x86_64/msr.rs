@@ -3,21 +3,31 @@
 //! A register that is not named here does not exist: the guest gets #GP, as on a CPU that lacks it. What VMLOAD and
 //! VMSAVE switch is passed through and does not come here (see [`super::svm`]).
 
+use addr::Gpa;
 use x86_defs::control::Refused;
 use x86_defs::msr;
 use x86_defs::registers::efer;
 
 use super::control;
 use super::exit::{Origin, apply};
-use super::hyperv;
-use super::tsc;
-use crate::device::local_apic::GeneralProtection;
+use super::vcpu::ArchVcpu;
+use super::{cpuid, hyperv, tsc};
+use crate::device::local_apic::{Effect, GeneralProtection};
+use crate::device::memory_types;
 use crate::vcpu::run::Running;
 
 /// HWCR: the TSC counts at the P0 frequency whatever the CPU does.
 const HWCR_TSC_FREQ_SEL: u64 = 1 << 24;
 /// DE_CFG: LFENCE waits for all earlier instructions.
 const DE_CFG_LFENCE_SERIALIZES: u64 = 1 << 1;
+
+/// MISC_ENABLE is Intel's, and no bit of CPUID tells of it. QEMU and KVM have it on every vendor's CPU, and so there is software that
+/// does not ask for the vendor. What is written is kept, and has no effect: the features that it would switch are not offered.
+const MISC_ENABLE_WRITABLE: u64 = 1 << 0 | 1 << 3 | 1 << 16 | 1 << 18 | 1 << 22 | 1 << 23 | 1 << 34;
+/// No branch trace, no event sampling.
+const MISC_ENABLE_READ_ONLY: u64 = 1 << 11 | 1 << 12;
+/// After reset: fast strings.
+pub(super) const MISC_ENABLE_RESET: u64 = MISC_ENABLE_READ_ONLY | 1 << 0;
 
 /// Reads a register for the guest.
 ///
@@ -32,10 +42,11 @@ pub(super) fn read(run: &mut Running<'_>, number: u32) -> Result<u64, GeneralPro
         msr::TSC => Ok(tsc::now()),
         msr::EFER => Ok(arch.vmcb.save.efer & !efer::SVME),
         msr::PAT => Ok(arch.vmcb.save.g_pat),
+        msr::MISC_ENABLE => Ok(arch.misc_enable),
         msr::HWCR => Ok(HWCR_TSC_FREQ_SEL),
         msr::DE_CFG => Ok(DE_CFG_LFENCE_SERIALIZES),
         hyperv::FIRST_MSR..=hyperv::LAST_MSR => hyperv::read_msr(run, number),
-        number if reads_as_zero(number) => Ok(0),
+        number if reads_as_zero(number) || number == msr::MCG_CAP => Ok(0),
         number => arch.memory_types.read(number).ok_or(GeneralProtection),
     }
 }
@@ -49,9 +60,9 @@ pub(super) fn write(run: &mut Running<'_>, number: u32, value: u64) -> Result<()
     let effect = match number {
         msr::X2APIC_FIRST..=msr::X2APIC_LAST => arch.apic.write_msr(number, value, tsc::now())?,
         msr::TSC_DEADLINE => arch.apic.set_tsc_deadline(value, tsc::now()),
-        msr::APIC_BASE => arch.apic.set_base_msr(value)?,
+        msr::APIC_BASE => set_apic_base(arch, value)?,
         msr::EFER => return control::write_efer(run, value).map_err(|Refused| GeneralProtection),
-        msr::PAT if is_valid_pat(value) => {
+        msr::PAT if memory_types::is_valid_pat(value) => {
             arch.vmcb.save.g_pat = value;
             return Ok(());
         }
@@ -59,9 +70,31 @@ pub(super) fn write(run: &mut Running<'_>, number: u32, value: u64) -> Result<()
         msr::TSC | msr::TSC_ADJUST | msr::HWCR | msr::DE_CFG => return Ok(()),
         hyperv::FIRST_MSR..=hyperv::LAST_MSR => return hyperv::write_msr(run, number, value),
         number if reads_as_zero(number) => return Ok(()),
-        number => return arch.memory_types.write(number, value).ok_or(GeneralProtection),
+        number => return write_kept(arch, number, value),
     };
     apply(Origin::of(run), &mut run.owner.arch.apic, effect);
+    Ok(())
+}
+
+/// IA32_APIC_BASE, whose address has as many bits as the guest's others.
+#[cold]
+fn set_apic_base(arch: &mut ArchVcpu, value: u64) -> Result<Effect, GeneralProtection> {
+    if Gpa(value) >= cpuid::physical_addresses_end() {
+        return Err(GeneralProtection);
+    }
+    arch.apic.set_base_msr(value)
+}
+
+/// Registers that a guest finds as it left them, and that have no effect.
+#[cold]
+fn write_kept(arch: &mut ArchVcpu, number: u32, value: u64) -> Result<(), GeneralProtection> {
+    if number != msr::MISC_ENABLE {
+        return arch.memory_types.write(number, value, cpuid::physical_address_bits()).ok_or(GeneralProtection);
+    }
+    if value & !MISC_ENABLE_WRITABLE != MISC_ENABLE_READ_ONLY {
+        return Err(GeneralProtection);
+    }
+    arch.misc_enable = value;
     Ok(())
 }
 
@@ -79,64 +112,4 @@ fn reads_as_zero(number: u32) -> bool {
                 | msr::INT_PENDING
                 | msr::DC_CFG
     )
-}
-
-/// Eight memory types, one a byte: uncacheable, write-combining, write-through, write-protected, write-back, UC-.
-fn is_valid_pat(value: u64) -> bool {
-    value.to_le_bytes().iter().all(|kind| matches!(kind, 0 | 1 | 4..=7))
-}
-
-/// The memory-type range registers (APM vol. 2, 7.7), kept so that a kernel finds what it wrote.
-///
-/// They have no effect: a guest has nothing but RAM and emulated devices. As after a PC's firmware, they are on and
-/// everything is write-back.
-pub(crate) struct MemoryTypes {
-    variable: [u64; VARIABLE_REGISTERS],
-    fixed: [u64; 11],
-    default: u64,
-}
-
-const VARIABLE_REGISTERS: usize = (msr::MTRR_PHYS_MASK_7 - msr::MTRR_PHYS_BASE_0 + 1) as usize;
-/// Eight variable ranges, fixed ranges, write-combining.
-const CAPABILITIES: u64 = 8 | 1 << 8 | 1 << 10;
-/// Ranges are on, and what is in none of them is write-back.
-const ON_AND_WRITE_BACK: u64 = 1 << 11 | 6;
-const DEFAULT_WRITABLE: u64 = 0b1100_0000_0111;
-
-impl MemoryTypes {
-    pub(super) fn new() -> Self {
-        Self { variable: [0; VARIABLE_REGISTERS], fixed: [0x0606_0606_0606_0606; 11], default: ON_AND_WRITE_BACK }
-    }
-
-    fn read(&self, number: u32) -> Option<u64> {
-        match number {
-            msr::MTRR_CAP => Some(CAPABILITIES),
-            msr::MTRR_DEF_TYPE => Some(self.default),
-            msr::MTRR_PHYS_BASE_0..=msr::MTRR_PHYS_MASK_7 => {
-                Some(self.variable[(number - msr::MTRR_PHYS_BASE_0) as usize])
-            }
-            _ => Some(self.fixed[fixed_index(number)?]),
-        }
-    }
-
-    fn write(&mut self, number: u32, value: u64) -> Option<()> {
-        match number {
-            msr::MTRR_DEF_TYPE if value & !DEFAULT_WRITABLE == 0 => self.default = value,
-            msr::MTRR_PHYS_BASE_0..=msr::MTRR_PHYS_MASK_7 => {
-                self.variable[(number - msr::MTRR_PHYS_BASE_0) as usize] = value;
-            }
-            _ => self.fixed[fixed_index(number)?] = value,
-        }
-        Some(())
-    }
-}
-
-fn fixed_index(number: u32) -> Option<usize> {
-    match number {
-        msr::MTRR_FIX_64K => Some(0),
-        msr::MTRR_FIX_16K_0 => Some(1),
-        msr::MTRR_FIX_16K_1 => Some(2),
-        msr::MTRR_FIX_4K_0..=msr::MTRR_FIX_4K_7 => Some(3 + (number - msr::MTRR_FIX_4K_0) as usize),
-        _ => None,
-    }
 }

@@ -24,11 +24,12 @@ use super::emulate::Emulator;
 use super::entry::{self, Gprs, gpr};
 use super::events::{self, Armed};
 use super::fpu::FpuState;
-use super::msr::MemoryTypes;
+use super::msr::MISC_ENABLE_RESET;
 use super::svm::{self, HostContext};
 use super::tsc;
 use crate::arch::trace::{self, Event as Trace};
 use crate::device::local_apic::{self, LocalApic};
+use crate::device::memory_types::MemoryTypes;
 use crate::layout::OwnPages;
 use crate::vcpu::Tally;
 
@@ -57,6 +58,8 @@ pub(crate) struct ArchVcpu {
     pub(super) left_at: u64,
     /// Memory-type registers, kept for the guest and without effect.
     pub(super) memory_types: MemoryTypes,
+    /// MISC_ENABLE, the same.
+    pub(super) misc_enable: u64,
     fpu: FpuState,
     debug_addresses: [u64; 4],
     tsc_aux: u64,
@@ -162,6 +165,7 @@ impl ArchVcpu {
             loses_shadow: svm::loses_interrupt_shadow(),
             left_at: 0,
             memory_types: MemoryTypes::new(),
+            misc_enable: MISC_ENABLE_RESET,
             fpu: FpuState::new(),
             debug_addresses: [0; 4],
             tsc_aux: 0,

@@ -489,14 +489,41 @@ fn modes_change_as_the_manual_allows() {
 }
 
 #[test]
-fn base_register_refuses_other_addresses_and_reserved_bits() {
+fn base_register_refuses_reserved_bits() {
     let mut apic = LocalApic::new(Config { bootstrap: true, ..config() });
     assert_eq!(apic.base_msr(), XAPIC_BASE | 1 << 8);
-    for value in [XAPIC_BASE | 1, XAPIC_BASE | 1 << 9, XAPIC_BASE | 1 << 12, XAPIC_BASE | 1 << 52, 0x800, u64::MAX] {
-        assert_eq!(apic.set_base_msr(value), Err(GeneralProtection));
+    for bit in [0, 1, 2, 3, 4, 5, 6, 7, 9] {
+        assert_eq!(apic.set_base_msr(XAPIC_BASE | 1 << bit), Err(GeneralProtection));
     }
+    assert_eq!(apic.set_base_msr(u64::MAX), Err(GeneralProtection));
+    assert_eq!(apic.base_msr(), XAPIC_BASE | 1 << 8);
     assert_eq!(apic.set_base_msr(XAPIC_BASE), Ok(Effect::None));
     assert_eq!(apic.base_msr(), XAPIC_BASE | 1 << 8, "the boot processor stays what it is");
+}
+
+#[test]
+fn registers_move_in_any_mode_and_stay_there_through_resets() {
+    let mut apic = xapic();
+    let _effect = apic.write_mmio(mmio(TPR), 0x20, 0);
+    assert_eq!(apic.set_base_msr(0xfed4_0800), Ok(Effect::None));
+    assert_eq!((apic.mmio_base(), apic.base_msr()), (0xfed4_0000, 0xfed4_0800));
+    assert_eq!(apic.read_mmio(mmio(TPR), 0), 0x20, "nothing but the address has changed");
+
+    assert_eq!(apic.set_base_msr(0xfed4_0c00), Ok(Effect::ModeChanged));
+    assert_eq!(apic.base_msr(), 0xfed4_0c00);
+    apic.init();
+    assert_eq!(apic.base_msr(), 0xfed4_0c00, "INIT leaves the MSR as it is");
+    assert_eq!(apic.set_base_msr(0xfed5_0000), Ok(Effect::ModeChanged));
+    assert_eq!(apic.base_msr(), 0xfed5_0000);
+    assert_eq!(apic.set_base_msr(XAPIC_BASE), Ok(Effect::ModeChanged));
+    assert_eq!((apic.mmio_base(), apic.base_msr()), (0xfee0_0000, XAPIC_BASE));
+}
+
+#[test]
+fn refused_write_of_the_base_register_moves_nothing() {
+    let mut apic = x2apic();
+    assert_eq!(apic.set_base_msr(0xfed4_0800), Err(GeneralProtection), "from x2APIC to xAPIC");
+    assert_eq!((apic.mmio_base(), apic.base_msr()), (0xfee0_0000, X2APIC_BASE));
 }
 
 #[test]
