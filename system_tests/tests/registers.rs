@@ -47,3 +47,12 @@ fn msrs_take_what_is_legal_and_refuse_all_else() {
         }
     }
 }
+
+#[test]
+fn local_apic_goes_through_all_its_modes_and_cpuid_follows() {
+    for apic in MODES {
+        let output = output(apic, "apic-modes");
+        let passed = output.matches("outcome=pass").count();
+        assert!(passed >= if apic == "x2apic" { 22 } else { 16 }, "{apic}: {passed} cases\n{output}");
+    }
+}

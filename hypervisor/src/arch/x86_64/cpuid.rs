@@ -19,8 +19,10 @@ use super::fpu;
 use super::hyperv::{self, Profile};
 use super::tsc;
 use super::vcpu::ArchVcpu;
-use crate::device::local_apic::TSC_TICKS_PER_TIMER_TICK;
+use crate::device::local_apic::{Mode, TSC_TICKS_PER_TIMER_TICK};
 
+/// Leaves 1 and 8000_0001, EDX: there is a local APIC. Shown while IA32_APIC_BASE leaves it on (APM vol. 2, 16.3.1).
+const EDX_APIC: u32 = 1 << 9;
 /// Leaf 1, ECX: SSE3 to RDRAND, without MONITOR, VMX, PCID, and without what needs a device.
 const LEAF_1_ECX: u32 = bits(&[0, 1, 9, 12, 13, 19, 20, 22, 23, 25, 26, 28, 29, 30]);
 /// Leaf 1, EDX: all that an AMD CPU has but machine checks, thermal and the like; VME, APIC, MTRR, PAT, FXSR, SSE2, HTT.
@@ -43,6 +45,9 @@ const LEAF_8000_0001_EDX: u32 = LEAF_1_EDX & 0x0183_f3ff | bits(&[11, 20, 22, 25
 const INVARIANT_TSC: u32 = 1 << 8;
 /// Leaf 8000_0008, EBX: CLZERO, XSAVEERPTR, WBNOINVD.
 const LEAF_8000_0008_EBX: u32 = bits(&[0, 2, 9]);
+
+/// Leaf 8000_0008, EAX: width of a linear address without LA57.
+const LINEAR_ADDRESS_BITS: u32 = 48;
 
 const LEAF_1_EDX_HTT: u32 = 1 << 28;
 const LEAF_8000_0001_ECX_CMP_LEGACY: u32 = 1 << 1;
@@ -84,8 +89,10 @@ struct Leaf {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fill {
     Nothing,
-    /// Leaf 1: APIC id and CR4.OSXSAVE.
+    /// Leaf 1: APIC id, whether the APIC is on, and CR4.OSXSAVE.
     Features,
+    /// Leaf 8000_0001: whether the APIC is on.
+    ExtendedFeatures,
     /// Leaf 7: CR4.PKE.
     MoreFeatures,
     /// Leaf B: x2APIC id.
@@ -111,7 +118,7 @@ impl CpuidTable {
         let mut table = Self {
             basic: (0..=BASIC_MAX).map(|number| basic_leaf(number, vcpus, apic)).collect(),
             hypervisor: hypervisor.into_iter().map(Leaf::plain).collect(),
-            extended: (EXTENDED_FIRST..=EXTENDED_MAX).map(|number| Leaf::plain(extended_leaf(number, vcpus))).collect(),
+            extended: (EXTENDED_FIRST..=EXTENDED_MAX).map(|number| extended_leaf(number, vcpus)).collect(),
             offered: Offered::default(),
         };
         let first = |number| table.find(number).and_then(|leaf| leaf.subleaves.first()).copied().unwrap_or_default();
@@ -172,7 +179,9 @@ fn fill(registers: &mut Registers, fill: Fill, subleaf: u32, vcpu: &ArchVcpu) {
             if guest_cr4 & cr4::OSXSAVE != 0 {
                 registers.ecx |= leaf_1_ecx::OSXSAVE;
             }
+            hide_apic_that_is_off(registers, vcpu);
         }
+        Fill::ExtendedFeatures => hide_apic_that_is_off(registers, vcpu),
         Fill::MoreFeatures if subleaf == 0 && guest_cr4 & cr4::PKE != 0 => registers.ecx |= leaf_7_ecx::OSPKE,
         Fill::MoreFeatures => {}
         Fill::Topology => {
@@ -183,6 +192,12 @@ fn fill(registers: &mut Registers, fill: Fill, subleaf: u32, vcpu: &ArchVcpu) {
         // The guest's XCR0 is in the register while the guest is handled, so the CPU works the size out.
         Fill::ExtendedState if subleaf == 0 => registers.ebx = __cpuid_count(0xd, 0).ebx,
         Fill::ExtendedState => {}
+    }
+}
+
+fn hide_apic_that_is_off(registers: &mut Registers, vcpu: &ArchVcpu) {
+    if vcpu.apic.mode() == Mode::Disabled {
+        registers.edx &= !EDX_APIC;
     }
 }
 
@@ -269,7 +284,12 @@ fn extended_state() -> Vec<Registers> {
     [first, second].into_iter().chain(components).collect()
 }
 
-fn extended_leaf(number: u32, vcpus: u32) -> Registers {
+fn extended_leaf(number: u32, vcpus: u32) -> Leaf {
+    let fill = if number == 0x8000_0001 { Fill::ExtendedFeatures } else { Fill::Nothing };
+    Leaf { fill, ..Leaf::plain(extended_registers(number, vcpus)) }
+}
+
+fn extended_registers(number: u32, vcpus: u32) -> Registers {
     let found = host(number);
     match number {
         0x8000_0000 => Registers { eax: EXTENDED_MAX, ..found },
@@ -283,7 +303,8 @@ fn extended_leaf(number: u32, vcpus: u32) -> Registers {
         0x8000_0002..=0x8000_0006 => found,
         0x8000_0007 => Registers { edx: INVARIANT_TSC, ..Registers::default() },
         0x8000_0008 => Registers {
-            eax: found.eax & 0xffff,
+            // Physical addresses are as wide as the host's; linear ones have four levels of tables, since LA57 is not offered.
+            eax: found.eax & 0xff | LINEAR_ADDRESS_BITS << 8,
             ebx: found.ebx & LEAF_8000_0008_EBX,
             // Cores less one, and how many bits of an APIC id count them.
             ecx: id_bits(vcpus) << 12 | (vcpus - 1).min(0xff),
