@@ -17,6 +17,9 @@ extern crate alloc;
 mod arch;
 #[cfg(any(target_os = "none", test))]
 mod boot;
+#[cfg(any(target_os = "none", test))]
+#[cfg_attr(machine = "virt", expect(dead_code, reason = "the counter of that machine is one for all CPUs"))]
+mod clock_offset;
 #[cfg(target_os = "none")]
 mod control;
 #[cfg(target_os = "none")]

@@ -1,4 +1,5 @@
-//! Faults on purpose: `selftest=panic`, `overflow` or `null` on the command line, to see that each ends in a report.
+//! Faults on purpose: `selftest=panic`, `overflow` or `null` on the command line, to see that each ends in a report, and
+//! `tsc-skew`, to see that clocks which are apart are set right.
 
 use core::fmt;
 use core::hint::black_box;
@@ -9,7 +10,8 @@ use crate::boot::Boot;
 /// Does what the command line asks for, if it asks for anything.
 pub(crate) fn run(boot: &Boot) {
     match boot.option("selftest") {
-        None => {}
+        // The clocks of pCPUs are set apart before they are compared, where pCPUs are started.
+        None | Some("tsc-skew") => {}
         Some("panic") => panic!("asked for by selftest=panic"),
         Some("nested") => panic!("asked for by selftest=nested: {}", PanicsWhenShown),
         Some("overflow") => {
@@ -18,7 +20,9 @@ pub(crate) fn run(boot: &Boot) {
         Some("null") => {
             black_box(arch::irq::read_null());
         }
-        Some(unknown) => log::warn!("unknown selftest \"{unknown}\": panic, nested, overflow and null are known"),
+        Some(unknown) => {
+            log::warn!("unknown selftest \"{unknown}\": panic, nested, overflow, null and tsc-skew are known")
+        }
     }
 }
 

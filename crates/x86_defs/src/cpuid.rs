@@ -69,6 +69,12 @@ pub mod leaf_8000_0007_ebx {
     pub const SCALABLE_MCA: u32 = 1 << 3;
 }
 
+/// Leaf 8000_0007, EDX.
+pub mod leaf_8000_0007_edx {
+    /// The TSC runs at one rate.
+    pub const TSC_INVARIANT: u32 = 1 << 8;
+}
+
 /// Leaf 8000_000A, EDX: features of SVM (APM vol. 3, E.4.9).
 pub mod svm_feature {
     /// Nested paging.

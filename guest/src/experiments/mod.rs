@@ -8,6 +8,7 @@ mod dirty;
 mod idle_vectors;
 mod misbehave;
 pub(crate) mod mixed;
+mod one_clock;
 mod own_data;
 #[cfg(machine = "pc")]
 mod pc;
@@ -100,7 +101,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Experiment> {
 }
 
 /// Those that every machine has.
-const EXPERIMENTS: [Experiment; 21] = [
+const EXPERIMENTS: [Experiment; 22] = [
     by_default("empty", "one pass of an empty loop: what all others are compared with", round_trip::empty),
     by_default("page-fault", "a page fault of the guest's own, which should cost no exit", round_trip::page_fault),
     by_default(
@@ -127,6 +128,7 @@ const EXPERIMENTS: [Experiment; 21] = [
         "memory that only this VM has, for seconds=N (5): run VMs with different seed=N",
         own_data::run,
     ),
+    on_request("one-clock", "all CPUs read the counter in turn, for seconds=N (3): it never goes back", one_clock::run),
     on_request("stride", "writes to page after page, for seconds=N (5): how much in each moment", dirty::stride::run),
     on_request("scribble", "random writes everywhere until q is typed, or for iterations=N", dirty::scribble::run),
     on_request(

@@ -144,8 +144,8 @@ pub(crate) fn arm_timer(deadline: u64) {
     }
     if DEADLINE_TIMER.load(Ordering::Relaxed) {
         mine.armed.set(here, deadline);
-        // 0 would disarm it.
-        write_msr(TSC_DEADLINE_MSR, deadline.max(1));
+        // It is compared with the counter as it is. 0 would disarm it.
+        write_msr(TSC_DEADLINE_MSR, deadline.wrapping_sub(tsc::offset()).max(1));
         return;
     }
     let ticks = deadline.saturating_sub(tsc::now());

@@ -220,12 +220,16 @@ extern "sysv64" fn on_guarded_stack(stack: u64) -> ! {
     wall_clock::init(machine);
     apic::start_timer();
     control_port::open();
+    if boot.option("selftest") == Some("tsc-skew") {
+        tsc::plant_skew();
+    }
     smp::start_others();
     log::info!(
-        "{} pCPUs, {} MiB free, TSC {} kHz, timer {}",
+        "{} pCPUs, {} MiB free, TSC {} kHz, {}, timer {}",
         cpu::count(),
         crate::frames::free_bytes() >> 20,
         tsc::hz() / 1000,
+        tsc::describe(),
         apic::timer_name(),
     );
 

@@ -11,7 +11,7 @@ use abi::payload::{ApicMode, VmConfig};
 use addr::Gpa;
 use spin::Once;
 use x86_defs::control::{Leaves, Offered};
-use x86_defs::cpuid::{Registers, leaf_1_ecx, leaf_7_ecx};
+use x86_defs::cpuid::{Registers, leaf_1_ecx, leaf_7_ecx, leaf_8000_0007_edx};
 use x86_defs::registers::cr4;
 
 use super::entry::gpr;
@@ -41,8 +41,6 @@ const LEAF_D_1_EAX: u32 = bits(&[0, 2]);
 const LEAF_8000_0001_ECX: u32 = bits(&[0, 4, 5, 6, 7, 8, 11, 16, 21]);
 /// Leaf 8000_0001, EDX: as leaf 1, and SYSCALL, NX, FXSR optimizations, 1 GiB pages, RDTSCP, long mode.
 const LEAF_8000_0001_EDX: u32 = LEAF_1_EDX & 0x0183_f3ff | bits(&[11, 20, 22, 25, 26, 27, 29]);
-/// Leaf 8000_0007, EDX: the TSC runs at one rate.
-const INVARIANT_TSC: u32 = 1 << 8;
 /// Leaf 8000_0008, EBX: CLZERO, XSAVEERPTR, WBNOINVD.
 const LEAF_8000_0008_EBX: u32 = bits(&[0, 2, 9]);
 
@@ -301,7 +299,9 @@ fn extended_registers(number: u32, vcpus: u32) -> Registers {
         },
         // The name, and what the caches are like.
         0x8000_0002..=0x8000_0006 => found,
-        0x8000_0007 => Registers { edx: INVARIANT_TSC, ..Registers::default() },
+        0x8000_0007 if tsc::is_invariant() => {
+            Registers { edx: leaf_8000_0007_edx::TSC_INVARIANT, ..Registers::default() }
+        }
         0x8000_0008 => Registers {
             // Physical addresses are as wide as the host's; linear ones have four levels of tables, since LA57 is not offered.
             eax: found.eax & 0xff | LINEAR_ADDRESS_BITS << 8,

@@ -82,7 +82,10 @@ impl Profile {
             leaf::INTERFACE => Registers { eax: leaf::SIGNATURE, ..zero },
             // Version 10.0, as other implementations of the interface say.
             leaf::VERSION => Registers { eax: 0x3839, ebx: 0x000a_0000, ..zero },
-            leaf::FEATURES => Registers { eax: PRIVILEGES.bits(), edx: FEATURES.bits(), ..zero },
+            leaf::FEATURES => {
+                let hidden = if tsc::is_invariant() { Privileges::empty() } else { Privileges::TSC_INVARIANT };
+                Registers { eax: PRIVILEGES.difference(hidden).bits(), edx: FEATURES.bits(), ..zero }
+            }
             leaf::RECOMMENDATIONS => {
                 Registers { eax: self.recommendations.bits(), ebx: leaf::SPIN_NEVER_NOTIFY, ..zero }
             }

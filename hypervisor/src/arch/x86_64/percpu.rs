@@ -47,6 +47,9 @@ pub(crate) struct ArchPerCpu {
     /// Counts of the local timer's tick, when it has one.
     #[layout(owner)]
     pub(super) tick: OwnerWord,
+    /// What is added to this pCPU's TSC, so that all agree: see [`super::tsc::meet`].
+    #[layout(owner)]
+    pub(super) clock_offset: OwnerWord,
     /// Id of the local APIC: where interrupts for this pCPU are sent.
     #[layout(frozen)]
     pub(crate) apic_id: u32,
@@ -108,6 +111,7 @@ pub(super) fn make(machine: &Machine, boot_apic_id: u32, boot_stack: Hva) {
             block: Frozen::new(AtomicPtr::new(ptr::null_mut())),
             armed: OwnerWord::new(u64::MAX),
             tick: OwnerWord::new(0),
+            clock_offset: OwnerWord::new(0),
             apic_id,
             stack: if number == 0 { boot_stack } else { paging::map_stack(boot::STACK_BYTES) },
             exception_stacks: core::array::from_fn(|_| paging::map_stack(EXCEPTION_STACK_BYTES)),
@@ -118,6 +122,11 @@ pub(super) fn make(machine: &Machine, boot_apic_id: u32, boot_stack: Hva) {
     for cpu in cpu::all() {
         cpu.arch.block.store(ptr::from_ref(&**cpu).cast_mut(), Ordering::Relaxed);
     }
+}
+
+/// Makes `cpu` the block of the pCPU that runs this: from here on [`this`] can be asked, and the time.
+pub(super) fn find_by_gs(cpu: &'static PerCpu) {
+    GsBase::write(VirtAddr::from_ptr(&raw const cpu.arch));
 }
 
 /// Makes `cpu` the block of the pCPU that runs this, with descriptor tables of its own.
@@ -143,5 +152,5 @@ pub(super) fn install(cpu: &'static PerCpu) {
     unsafe { SS::set_reg(data) };
     // SAFETY: the descriptor of a TSS that lives for ever, loaded by this pCPU only.
     unsafe { load_tss(task) };
-    GsBase::write(VirtAddr::from_ptr(&raw const cpu.arch));
+    find_by_gs(cpu);
 }

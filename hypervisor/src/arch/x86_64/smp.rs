@@ -131,6 +131,8 @@ pub(super) fn start_others() {
         }
         core::hint::spin_loop();
     }
+    // One after the other: whoever waits for its turn sleeps, since an emulator may have few threads for many pCPUs.
+    others().for_each(|cpu| tsc::answer(cpu));
 }
 
 fn copy_start_code() {
@@ -161,7 +163,10 @@ struct Start {
 extern "sysv64" fn find_block() -> Start {
     let apic_id = apic::id_by_cpuid();
     match cpu::all().iter().find(|cpu| cpu.arch.apic_id == apic_id) {
-        Some(block) => Start { stack: block.arch.stack.0, block },
+        Some(block) => {
+            percpu::find_by_gs(block);
+            Start { stack: block.arch.stack.0, block }
+        }
         // Nobody has asked this one to start.
         None => {
             LOCK.store(0, Ordering::Release);
@@ -181,5 +186,6 @@ extern "sysv64" fn main(cpu: &'static PerCpu) -> ! {
     apic::take_logical_id(cpu.id);
     apic::start_timer();
     cpu.online.store(true, Ordering::Release);
+    tsc::meet(cpu.id);
     crate::run_cpu()
 }

@@ -3,14 +3,27 @@
 //! Its rate is what CPUID leaf 15h says, or is measured once against the ACPI PM timer, together with the rate of the
 //! local APIC's timer. A reading of several clocks is as good as the time it took: the pCPU may be taken away in the
 //! middle of it when it is a thread of an emulator. So each end of the measurement is the quickest of many readings.
+//!
+//! Firmware may leave the counters of some pCPUs apart. Each pCPU compares its own with the first's when it starts ([`meet`]),
+//! and adds what is missing wherever it reads the counter. Guests read it without an exit, so the VMCB has the same
+//! difference as TSC_OFFSET (APM vol. 2, table B-1), and a vCPU that moves sees one clock.
 
-#![expect(unsafe_code, reason = "the instruction that reads the counter")]
+#![expect(unsafe_code, reason = "the instructions that read the counter, in their order, and a word by GS")]
 
-use core::arch::x86_64::{__cpuid, _rdtsc};
+use core::arch::asm;
+use core::arch::x86_64::{__cpuid, _mm_lfence, _rdtsc};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+use sched::CpuId;
+use vcpu_layout::Proof;
+use x86_defs::cpuid::leaf_8000_0007_edx;
 
 use super::acpi::{Machine, PmTimer};
-use super::{apic, port, power};
+use super::percpu::ArchPerCpu;
+use super::{apic, irq, port, power, svm};
 use crate::arch::clock::Clock;
+use crate::clock_offset::{Agreement, Comparison, Exchange};
+use crate::cpu::{self, PerCpu};
 
 /// Rate of the ACPI PM timer (ACPI 4.8.3.3).
 const PM_HZ: u32 = 3_579_545;
@@ -21,11 +34,39 @@ const READINGS: usize = 24;
 
 static CLOCK: Clock = Clock::new();
 
-/// The counter now.
+/// This pCPU's counter as it is: for durations, of which both ends are on this pCPU.
 #[inline(always)]
-pub(crate) fn now() -> u64 {
+pub(super) fn raw() -> u64 {
     // SAFETY: every x86-64 CPU has the instruction, and nobody disables it in the hypervisor.
     unsafe { _rdtsc() }
+}
+
+/// The time now: the counter, made the same on all pCPUs. Not before the pCPU has its block.
+#[inline(always)]
+pub(crate) fn now() -> u64 {
+    at(raw())
+}
+
+/// The time when this pCPU's counter was `raw`.
+#[inline(always)]
+pub(super) fn at(raw: u64) -> u64 {
+    raw.wrapping_add(offset())
+}
+
+/// What is added to this pCPU's counter, see [`meet`]; also to what its guests read.
+#[inline(always)]
+pub(super) fn offset() -> u64 {
+    let offset;
+    // SAFETY: GS points to the pCPU's `ArchPerCpu`, of which this reads a word.
+    unsafe {
+        asm!(
+            "mov {}, gs:[{}]",
+            out(reg) offset,
+            const ArchPerCpu::OFFSET_CLOCK_OFFSET,
+            options(pure, readonly, nostack, preserves_flags)
+        );
+    }
+    offset
 }
 
 /// Ticks per second; 0 before it is known.
@@ -37,7 +78,8 @@ pub(crate) fn hz() -> u64 {
 /// Nanoseconds since boot; 0 while the rate is not known.
 #[inline]
 pub(crate) fn nanos() -> u64 {
-    CLOCK.nanos(now())
+    // What is logged before the rate is known may come before the pCPU has its block, too.
+    if hz() == 0 { 0 } else { CLOCK.nanos(now()) }
 }
 
 /// Nanoseconds that `ticks` take.
@@ -62,7 +104,7 @@ pub(super) fn delay(micros: u64) {
 
 /// Lets [`nanos`] count from here.
 pub(super) fn start() {
-    CLOCK.start_at(now());
+    CLOCK.start_at(raw());
 }
 
 /// Finds the rates of the counter and of the local APIC's timer.
@@ -144,4 +186,111 @@ fn measure_timer(hz: u64) -> u64 {
     }
     let (ticks, counts) = (now() - start, apic::count() - first);
     u64::from(counts) * hz / ticks
+}
+
+/// Questions of a comparison, at least.
+const LEAST_ROUNDS: u32 = 32;
+/// A comparison goes on until its error is below 1 µs. On a machine all questions take less than that together. Under an
+/// emulator with fewer threads than pCPUs some take milliseconds: clocks that agree are given 20 ms, others 20 s.
+const FINE_PER_SECOND: u64 = 1_000_000;
+
+/// Whose turn it is to compare clocks: its number; the first pCPU answers.
+static TURN: AtomicU32 = AtomicU32::new(NOBODY);
+const NOBODY: u32 = u32::MAX;
+/// A question, and the answer to it: a reading of the first pCPU's clock, or [`NO_ANSWER`].
+static ASKED: AtomicBool = AtomicBool::new(false);
+static ANSWER: AtomicU64 = AtomicU64::new(NO_ANSWER);
+const NO_ANSWER: u64 = 0;
+/// A pCPU whose clock runs at another rate was found.
+static DRIFTS: AtomicBool = AtomicBool::new(false);
+/// What the clock of each pCPU is set apart by, times its number, for `selftest=tsc-skew`.
+static SKEW: AtomicU64 = AtomicU64::new(0);
+
+/// Lets the counters of the other pCPUs look as if firmware had left them apart, by 0.2 to 0.4 s each.
+pub(super) fn plant_skew() {
+    SKEW.store((hz() / 5).wrapping_neg(), Ordering::Relaxed);
+}
+
+/// Whether guests are told that the counter runs at one rate, whatever the processor does (CPUID 8000_0007 EDX\[8\]).
+///
+/// QEMU's emulation does not report it. Its counter is the host's clock, which is the same for all its CPUs.
+pub(super) fn is_invariant() -> bool {
+    let told = svm::leaf(0x8000_0007).edx & leaf_8000_0007_edx::TSC_INVARIANT != 0;
+    (told || svm::is_emulated()) && !DRIFTS.load(Ordering::Relaxed)
+}
+
+/// The first pCPU answers `other` until that has compared its clock.
+pub(super) fn answer(other: &PerCpu) {
+    TURN.store(other.id.0, Ordering::Release);
+    apic::kick(other.id);
+    while TURN.load(Ordering::Acquire) != NOBODY {
+        if ASKED.swap(false, Ordering::Acquire) {
+            ANSWER.store(now_in_order().max(1), Ordering::Release);
+        }
+        core::hint::spin_loop();
+    }
+}
+
+/// Compares this pCPU's clock with the first's, when it is its turn, and sets it by that.
+pub(super) fn meet(here: CpuId) {
+    while TURN.load(Ordering::Acquire) != here.0 {
+        // The first pCPU kicks the one whose turn it is.
+        irq::wait();
+    }
+    let mine = &cpu::this().arch.clock_offset;
+    mine.set(Proof::by_place(), SKEW.load(Ordering::Relaxed).wrapping_mul(here.0.into()));
+
+    let (mut comparison, begin) = (Comparison::default(), raw());
+    for round in 0_u32.. {
+        let patience = if comparison.agreement() == Agreement::Same { hz() / 50 } else { hz() * 20 };
+        let is_fine = round >= LEAST_ROUNDS && comparison.error() <= hz() / FINE_PER_SECOND;
+        if is_fine || raw().wrapping_sub(begin) > patience {
+            break;
+        }
+        comparison.take(ask());
+    }
+    match comparison.agreement() {
+        Agreement::Same | Agreement::Unknown => {}
+        Agreement::Apart { offset, error } => {
+            mine.set(Proof::by_place(), mine.get().wrapping_add_signed(offset));
+            let (ticks, side) = (offset.unsigned_abs(), if offset > 0 { "behind" } else { "ahead of" });
+            log::warn!("TSC of {here} is {ticks} ticks {side} the first pCPU's: corrected, to {error} ticks");
+        }
+        Agreement::Drifts => {
+            DRIFTS.store(true, Ordering::Relaxed);
+            log::warn!(
+                "TSC of {here} does not run at the rate of the first pCPU's: guests are told of no invariant TSC"
+            );
+        }
+    }
+    TURN.store(NOBODY, Ordering::Release);
+}
+
+/// Asks the first pCPU for the time.
+fn ask() -> Exchange {
+    ANSWER.store(NO_ANSWER, Ordering::Relaxed);
+    let asked = now_in_order();
+    ASKED.store(true, Ordering::Release);
+    let answered = loop {
+        match ANSWER.load(Ordering::Acquire) {
+            NO_ANSWER => core::hint::spin_loop(),
+            answered => break answered,
+        }
+    };
+    Exchange { asked, answered, heard: now_in_order() }
+}
+
+/// As [`now`], not before what comes before it nor after what comes after (APM vol. 3, RDTSC).
+fn now_in_order() -> u64 {
+    // SAFETY: waits for earlier instructions, nothing else. SSE2 is part of x86-64.
+    unsafe { _mm_lfence() };
+    let now = now();
+    // SAFETY: as above.
+    unsafe { _mm_lfence() };
+    now
+}
+
+/// What the log says about the counter.
+pub(super) fn describe() -> &'static str {
+    if is_invariant() { "invariant" } else { "not invariant: guests are told so" }
 }

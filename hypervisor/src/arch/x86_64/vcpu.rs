@@ -54,7 +54,7 @@ pub(crate) struct ArchVcpu {
     pub(super) shows_trap_flag: bool,
     /// This machine's VMRUN does not restore an interrupt shadow.
     pub(super) loses_shadow: bool,
-    /// When the guest was last left, in host TSC ticks.
+    /// When the guest was last left, by this pCPU's counter.
     pub(super) left_at: u64,
     /// Memory-type registers, kept for the guest and without effect.
     pub(super) memory_types: MemoryTypes,
@@ -283,7 +283,8 @@ impl ArchVcpu {
         self.tags.arrive(tags, came_back);
         // A VMCB that another pCPU wrote to memory is read afresh.
         self.vmcb.control.clean = 0;
-        self.left_at = tsc::now();
+        self.vmcb.control.tsc_offset = tsc::offset();
+        self.left_at = tsc::raw();
     }
 
     /// The vCPU leaves this pCPU.
@@ -321,7 +322,7 @@ impl ArchVcpu {
             true => None,
             false => Some(prepare_tag(self.tags.enter(tags, epoch), &mut self.vmcb.control, tally)),
         };
-        let entered_at = tsc::now();
+        let entered_at = tsc::raw();
         tally.add(|count| &count.host_ticks, entered_at.wrapping_sub(self.left_at));
         tally.add(|count| &count.entries, 1);
 
@@ -332,7 +333,7 @@ impl ArchVcpu {
         unsafe { entry::enter(&mut self.gprs, self.vmcb_hpa, cpu.host_state()) };
         trace::note(|| Trace::Leave { tag: self.vmcb.control.guest_asid, root: Hpa(self.vmcb.control.n_cr3) });
 
-        self.left_at = tsc::now();
+        self.left_at = tsc::raw();
         tally.add(|count| &count.guest_ticks, self.left_at.wrapping_sub(entered_at));
         if let Some(entry) = tags_entry {
             complete(entry, &mut self.vmcb.control);
@@ -342,14 +343,14 @@ impl ArchVcpu {
         }
     }
 
-    /// When the guest was last left, in host ticks.
+    /// When the guest was last left.
     pub(crate) fn left_at(&self) -> u64 {
-        self.left_at
+        tsc::at(self.left_at)
     }
 
     /// Ticks that the vCPU has had: in the guest, and in the hypervisor on its behalf.
     pub(super) fn runtime(&self, tally: Tally<'_>) -> u64 {
-        tally.guest_ticks.get() + tally.host_ticks.get() + tsc::now().wrapping_sub(self.left_at)
+        tally.guest_ticks.get() + tally.host_ticks.get() + tsc::raw().wrapping_sub(self.left_at)
     }
 
     /// Whether nobody has had all TLB entries of the VM flushed since the vCPU's last entry, when its epoch is `epoch` now.
