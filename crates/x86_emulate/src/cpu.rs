@@ -27,8 +27,8 @@ pub(crate) mod bits {
     pub(crate) const AC: u64 = 1 << 18;
 }
 
-use crate::Width;
 use crate::walk::Access;
+use crate::{Vendor, Width};
 use bits::{
     AC, CR0_PE, CR0_PG, CR0_WP, CR4_LA57, CR4_PAE, CR4_PKE, CR4_PSE, CR4_SMAP, CR4_SMEP, EFER_LMA, EFER_NXE, VM,
 };
@@ -63,6 +63,8 @@ pub trait Cpu {
     fn pkru(&self) -> u32;
     /// Width of the guest's physical addresses in bits, as its CPUID 8000_0008 says.
     fn physical_bits(&self) -> u8;
+    /// Whose rules hold where processors differ: those of the processor that runs the guest between two emulations.
+    fn vendor(&self) -> Vendor;
 
     /// The mode that decides how code is decoded.
     #[inline]
@@ -178,7 +180,7 @@ const _: () = {
 /// The linear address of `bytes` at `offset` in `segment`.
 ///
 /// # Errors
-/// #GP(0), or #SS(0) for the stack segment: the operand is not canonical, or the segment does not allow the access.
+/// #GP(0), or #SS(0) for the stack segment: the operand's address is not canonical, or the segment does not allow the access.
 #[inline(always)]
 pub(crate) fn linear(
     cpu: &impl Cpu,
@@ -190,12 +192,21 @@ pub(crate) fn linear(
 ) -> Result<u64, Exception> {
     let error = || if segment == Segment::Ss { Exception::STACK } else { Exception::GENERAL_PROTECTION };
     if regime.mode == Mode::Bits64 {
-        let base = if matches!(segment, Segment::Fs | Segment::Gs) { cpu.segment(segment).base } else { 0 };
-        let linear = base.wrapping_add(offset);
-        let is_whole = is_canonical(regime, linear) && is_canonical(regime, linear.wrapping_add(bytes - 1));
-        return if is_whole { Ok(linear) } else { Err(error()) };
+        let linear = match segment {
+            Segment::Fs | Segment::Gs => linear_by_base(cpu, regime, segment, offset, bytes).ok_or_else(error)?,
+            _ => offset,
+        };
+        return if are_canonical(regime, linear, bytes) { Ok(linear) } else { Err(error()) };
     }
     linear_by_segment(cpu, segment, offset, bytes, access).ok_or_else(error)
+}
+
+/// As [`linear`], through FS or GS in 64-bit mode, but for whether the linear address is canonical; `None` if the effective
+/// address must be canonical and is not.
+#[inline(never)]
+fn linear_by_base(cpu: &impl Cpu, regime: &Regime, segment: Segment, offset: u64, bytes: u64) -> Option<u64> {
+    let is_allowed = !cpu.vendor().checks_effective_address() || are_canonical(regime, offset, bytes);
+    is_allowed.then(|| cpu.segment(segment).base.wrapping_add(offset))
 }
 
 /// As [`linear`], outside 64-bit mode; `None` if the segment does not allow the access.
@@ -207,11 +218,15 @@ fn linear_by_segment(cpu: &impl Cpu, segment: Segment, offset: u64, bytes: u64, 
     allowed.then(|| register.base.wrapping_add(offset) & 0xffff_ffff)
 }
 
-/// Whether all bits above the translated ones are equal (APM vol. 2, 5.3.1).
+/// Whether the addresses of `bytes`, at most a page, from `first` on are canonical: each has all bits above the translated
+/// ones equal (APM vol. 2, 5.3.1).
 #[inline(always)]
-fn is_canonical(regime: &Regime, linear: u64) -> bool {
-    let extended = (linear << regime.unused).cast_signed() >> regime.unused;
-    extended.cast_unsigned() == linear
+fn are_canonical(regime: &Regime, first: u64, bytes: u64) -> bool {
+    let is_canonical = |address: u64| {
+        let extended = (address << regime.unused).cast_signed() >> regime.unused;
+        extended.cast_unsigned() == address
+    };
+    is_canonical(first) && is_canonical(first.wrapping_add(bytes - 1))
 }
 
 /// The value of RIP after `length` more bytes.
@@ -257,10 +272,12 @@ pub struct CpuState {
     pub pkru: u32,
     /// See [`Cpu::physical_bits`].
     pub physical_bits: u8,
+    /// See [`Cpu::vendor`].
+    pub vendor: Vendor,
 }
 
 impl CpuState {
-    /// A vCPU whose segments reach over the whole address space and whose paging is off, at `rip`.
+    /// A vCPU of AMD's whose segments reach over the whole address space and whose paging is off, at `rip`.
     #[must_use]
     pub fn flat(mode: Mode, rip: u64) -> Self {
         const PRESENT_READ_WRITE: u16 = 0x93;
@@ -289,6 +306,7 @@ impl CpuState {
             efer: if mode == Mode::Bits64 { EFER_LMA } else { 0 },
             pkru: 0,
             physical_bits: 40,
+            vendor: Vendor::Amd,
         }
     }
 }
@@ -335,6 +353,9 @@ impl Cpu for CpuState {
     }
     fn physical_bits(&self) -> u8 {
         self.physical_bits
+    }
+    fn vendor(&self) -> Vendor {
+        self.vendor
     }
 }
 

@@ -37,6 +37,7 @@ mod instruction;
 mod operand;
 mod sites;
 mod strings;
+mod vendor;
 mod walk;
 mod walks;
 mod width;
@@ -49,6 +50,7 @@ pub use instruction::{Address, Base, Form, Index, Instruction, Operation, Regist
 pub use operand::Emulation;
 pub use sites::Sites;
 pub use strings::BATCH;
+pub use vendor::Vendor;
 pub use walk::{Access, Path, Stop, path};
 pub use walks::{Walks, translate};
 pub use width::Width;

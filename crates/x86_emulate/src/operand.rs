@@ -165,8 +165,12 @@ impl<'a, C: Cpu, M: Memory, D: Device> Emulation<'a, C, M, D> {
         bytes: u64,
         access: Access,
     ) -> Result<Option<Gpa>, Outcome> {
+        if self.regime.mode != Mode::Bits64 || matches!(segment, Segment::Fs | Segment::Gs) {
+            return Ok(None);
+        }
+        // Where segments are nothing, an operand on one page is canonical if its first byte is.
         let linear = linear(self.cpu, &self.regime, segment, offset, 1, access).map_err(Outcome::Fault)?;
-        if linear % PAGE_BYTES + bytes > PAGE_BYTES || self.regime.mode != Mode::Bits64 {
+        if linear % PAGE_BYTES + bytes > PAGE_BYTES {
             return Ok(None);
         }
         let gpa = self.walks.find(self.cpu, &self.regime, self.memory, linear, access).map_err(outcome)?.gpa;

@@ -1,7 +1,7 @@
 //! What segments allow outside 64-bit mode, and what is canonical in it.
 
-use super::{DEVICE, GENERAL_PROTECTION, Guest, RAX, RBP, RBX, RSI, STACK_FAULT, Seen};
-use crate::{Exception, Mode, Outcome, Segment, SegmentRegister, Width};
+use super::{DEVICE, GENERAL_PROTECTION, Guest, RAX, RBP, RBX, RCX, RSI, STACK_FAULT, Seen};
+use crate::{Exception, Mode, Outcome, Segment, SegmentRegister, Vendor, Width};
 
 const WRITABLE: u16 = 0x93;
 const READ_ONLY: u16 = 0x91;
@@ -180,4 +180,83 @@ fn every_byte_of_an_operand_must_be_canonical() {
         assert_eq!(run(&[0x8b, 0x03], edge - 4), not_present(edge - 4));
         assert_eq!(run(&[0x8b, 0x03], edge.wrapping_neg()), not_present(edge.wrapping_neg()));
     }
+}
+
+/// The outcome of an access through GS, in 64-bit mode with 4 or 5 levels of tables: `code` uses RBX and RBP.
+fn through_gs(vendor: Vendor, levels_5: bool, code: &[u8], base: u64, address: u64) -> Outcome {
+    let mut guest = Guest::long(code).set(RBX, address).set(RBP, address);
+    guest.state.vendor = vendor;
+    guest.state.segments[Segment::Gs as usize].base = base;
+    if levels_5 {
+        guest.state.cr4 |= 1 << 12;
+        guest.state.cr3 = 0x6000;
+        guest.ram.put_u64(0x6000, 0x1007);
+    }
+    guest.run()
+}
+
+/// mov eax, gs:[rbx]; mov gs:[rbx], eax; mov eax, gs:[rbp]
+const THROUGH_GS: [&[u8]; 3] = [&[0x65, 0x8b, 0x03], &[0x65, 0x89, 0x03], &[0x65, 0x8b, 0x45, 0]];
+
+#[test]
+fn amd_wants_effective_addresses_through_gs_canonical_and_intel_does_not() {
+    for (levels_5, edge) in [(false, 1_u64 << 47), (true, 1 << 56)] {
+        // Linear addresses are the device's, which is canonical; effective addresses lie around the end of the lower half and
+        // the start of the upper one.
+        for (address, is_canonical) in [
+            (edge - 5, true),
+            (edge - 4, true),
+            (edge - 3, false), // its last byte is not
+            (edge - 1, false),
+            (edge, false),
+            (edge + 0xfff, false),
+            (1 << 62, false),
+            (edge.wrapping_neg() - 5, false),
+            (edge.wrapping_neg() - 1, false),
+            (edge.wrapping_neg(), true),
+            (u64::MAX - 1, true),
+        ] {
+            for code in THROUGH_GS {
+                let base = DEVICE.wrapping_sub(address);
+                let done = Outcome::Done { length: u8::try_from(code.len()).expect("short") };
+                let on_amd = if is_canonical { done } else { Outcome::Fault(GENERAL_PROTECTION) };
+                let run = |vendor| through_gs(vendor, levels_5, code, base, address);
+                assert_eq!(run(Vendor::Amd), on_amd, "{code:02x?} at {base:#x} + {address:#x}");
+                assert_eq!(run(Vendor::Intel), done, "{code:02x?} at {base:#x} + {address:#x}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_was_seen_on_zen_3_and_zen_4_through_gs() {
+    let at = |vendor, base: u64, address| through_gs(vendor, false, THROUGH_GS[0], base, address);
+    let not_present = |address| Outcome::Fault(Exception { vector: 14, error_code: 0, cr2: Some(address) });
+    let refused = Outcome::Fault(GENERAL_PROTECTION);
+    for (base, address, linear) in [
+        (0_u64.wrapping_sub(4), 0x8000_0000_0000, 0x7fff_ffff_fffc),
+        (0_u64.wrapping_sub(0x1000), 0x8000_0000_0ffc, 0x7fff_ffff_fffc),
+    ] {
+        assert_eq!(at(Vendor::Amd, base, address), refused);
+        assert_eq!(at(Vendor::Intel, base, address), not_present(linear));
+    }
+    // What is canonical itself may wrap around, but not to what is not.
+    for vendor in [Vendor::Amd, Vendor::Intel] {
+        assert_eq!(at(vendor, 0x7fff_ffff_e000, 0xffff_ffff_ffff_0000), not_present(0x7fff_fffe_e000));
+        assert_eq!(at(vendor, 0x7fff_ffff_0000, 0x1_0001), refused);
+        assert_eq!(at(vendor, 0x7fff_ffff_0000, 0xfffd), refused, "its last byte");
+        assert_eq!(at(vendor, 0x7fff_ffff_0000, 0xfffc), not_present(0x7fff_ffff_fffc));
+    }
+}
+
+#[test]
+fn a_repeated_instruction_ends_where_the_effective_address_is_no_longer_canonical() {
+    // rep lodsb through FS
+    let mut guest = Guest::long(&[0x64, 0xf3, 0xac]).set(RCX, 5).set(RSI, (1 << 47) - 2);
+    guest.state.segments[Segment::Fs as usize].base = DEVICE.wrapping_sub((1 << 47) - 2);
+    assert_eq!(guest.run(), Outcome::Again);
+    assert_eq!(guest.device.seen.len(), 2);
+    assert_eq!((guest.state.gprs[RCX], guest.state.gprs[RSI]), (3, 1 << 47));
+    guest.device.seen.clear();
+    assert_eq!(guest.refused(), Outcome::Fault(GENERAL_PROTECTION));
 }

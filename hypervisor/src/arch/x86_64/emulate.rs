@@ -13,7 +13,8 @@ use decode_cache::{ByBytes, Bytes, Insertion, Lookup, Mode, Outcome as Inserted,
 use x86_defs::registers::{cr0, cr4, efer};
 use x86_defs::vmcb::{SaveArea, Segment as SavedSegment};
 use x86_emulate::{
-    Cause, Cpu, Device, Emulation, Instruction, Outcome, Path, Segment, SegmentRegister, Sites, Walks, Window, path,
+    Cause, Cpu, Device, Emulation, Instruction, Outcome, Path, Segment, SegmentRegister, Sites, Vendor, Walks, Window,
+    path,
 };
 
 use super::entry::{Gprs, gpr};
@@ -121,6 +122,11 @@ impl Cpu for Registers<'_> {
     }
     fn physical_bits(&self) -> u8 {
         cpuid::physical_address_bits()
+    }
+    /// SVM is AMD's.
+    #[inline]
+    fn vendor(&self) -> Vendor {
+        Vendor::Amd
     }
 }
 
