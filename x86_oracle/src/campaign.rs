@@ -6,11 +6,11 @@ use crate::coverage::{Class, Coverage};
 use crate::emulator::{Emulator, Way};
 use crate::generate::{Abilities, Made, Trial, generate};
 use crate::machine::{Case, Ended, PAGE, WINDOW_BYTES, index};
-use crate::operands::{decode, operands};
+use crate::operands::{Operand, decode, is_canonical, operands, segment};
 use crate::random::Random;
 use iced_x86::FastFormatter;
 use std::fmt;
-use x86_emulate::{Base, Instruction, MAX_LENGTH, Mode, Operation, Repeat, Segment, Width};
+use x86_emulate::{Base, Instruction, MAX_LENGTH, Mode, Operation, Repeat, Segment, Vendor, Width};
 
 /// Changes what the emulator answered, as if its semantics were others: to see that this is noticed.
 pub type Alteration<'a> = &'a dyn Fn(&Case, &Instruction, &mut Ended, &mut [u8]);
@@ -21,6 +21,7 @@ pub struct Campaign {
     emulator: Emulator,
     random: Random,
     abilities: Abilities,
+    vendor: Vendor,
     coverage: Coverage,
     /// Of the processor, after the case.
     window: Vec<u8>,
@@ -65,12 +66,14 @@ impl Campaign {
             bases: processor.has_bases(),
             holes: has_48_bit_addresses(),
         };
+        let identity = processor.identity();
         let mut campaign = Self {
             processor,
-            emulator: Emulator::new(),
+            emulator: Emulator::new(identity.vendor()),
             random: Random::new(seed),
             abilities,
-            coverage: Coverage::default(),
+            vendor: identity.vendor(),
+            coverage: Coverage::of_processor(identity),
             window: vec![0; WINDOW_BYTES],
         };
         campaign.fill();
@@ -94,6 +97,12 @@ impl Campaign {
     #[must_use]
     pub fn has_segments(&self) -> bool {
         self.abilities.segments
+    }
+
+    /// Whether FS and GS have bases of the case's own.
+    #[must_use]
+    pub fn has_bases(&self) -> bool {
+        self.abilities.bases
     }
 
     /// Makes a case and compares.
@@ -131,7 +140,8 @@ impl Campaign {
                 if let Some(alter) = alteration {
                     alter(case, instruction, &mut emulated, window);
                 }
-                let mut differences = compare(case, instruction, (&native, &self.window), (&emulated, window));
+                let mut differences =
+                    compare(self.vendor, case, instruction, (&native, &self.window), (&emulated, window));
                 if instruction.operation == Operation::CompareString
                     && let [Difference::Exception(Some(_), Some(_))] = differences[..]
                     && self.emulator.exception_of_destination(case, &native.gprs) == native.exception
@@ -196,6 +206,9 @@ fn note_events(coverage: &mut Coverage, trial: &Trial, native: &Ended) {
     }
     if matches!(instruction.address.segment, Segment::Fs | Segment::Gs) {
         coverage.note("segment FS or GS");
+        if is_effective_address_odd(case) {
+            coverage.note("effective address not canonical, linear is");
+        }
     }
     if instruction.register.high {
         coverage.note("AH, CH, DH or BH");
@@ -207,6 +220,18 @@ fn note_events(coverage: &mut Coverage, trial: &Trial, native: &Ended) {
     if u64::from(case.place) % PAGE + u64::from(case.length) > PAGE {
         coverage.note("code over the end of a page");
     }
+}
+
+/// Whether a byte of an operand through FS or GS has an effective address that is not canonical, and the linear addresses of
+/// all its bytes are: vendors differ.
+fn is_effective_address_odd(case: &Case) -> bool {
+    let Some(instruction) = decode(case) else { return false };
+    let [operand, _] = operands(case, &instruction, &case.gprs);
+    operand.is_some_and(|Operand { linear, bytes }| {
+        let effective = linear.wrapping_sub(case.base(segment(instruction.memory_segment())));
+        let is_whole = |first: u64| is_canonical(first) && is_canonical(first.wrapping_add(bytes - 1));
+        case.mode == Mode::Bits64 && is_whole(linear) && !is_whole(effective)
+    })
 }
 
 /// Whether linear addresses have 48 bits. Linux says so of those processors on which it lets them have more.

@@ -2,7 +2,7 @@
 
 use crate::machine::{Case, Ended, FLAGS, RCX, RDI, RSI, WINDOW};
 use std::fmt;
-use x86_emulate::{Exception, Instruction, Mode, Operation, Repeat, Width};
+use x86_emulate::{Exception, Instruction, Mode, Operation, Repeat, Vendor, Width};
 
 const PF: u64 = 1 << 2;
 const AF: u64 = 1 << 4;
@@ -26,9 +26,10 @@ pub enum Difference {
     Misdeed(String),
 }
 
-/// All differences between what the processor made of an instruction and what the emulator did.
+/// All differences between what the processor, one of this vendor, made of an instruction and what the emulator did.
 #[must_use]
 pub fn compare(
+    vendor: Vendor,
     case: &Case,
     instruction: &Instruction,
     (native, native_window): (&Ended, &[u8]),
@@ -38,7 +39,9 @@ pub fn compare(
     // The halves that 16- and 32-bit code cannot see are not defined after a change of mode (APM vol. 1, 2.1.3).
     let visible = if case.mode == Mode::Bits64 { u64::MAX } else { 0xffff_ffff };
     for (number, (&here, &there)) in native.gprs.iter().zip(&emulated.gprs).enumerate() {
-        let is_lost = here == there & 0xffff_ffff && may_lose_upper_half(case, instruction, native, number);
+        let is_lost = vendor == Vendor::Intel
+            && here == there & 0xffff_ffff
+            && may_lose_upper_half(case, instruction, native, number);
         if (here ^ there) & visible != 0 && !is_lost {
             differences.push(Difference::Register(number, here, there));
         }

@@ -1,5 +1,6 @@
 //! What has been compared, and what there is to compare.
 
+use crate::identity::Identity;
 use std::collections::BTreeMap;
 use std::fmt;
 use x86_emulate::{Form, Instruction, Mode, Operation, Width};
@@ -67,14 +68,20 @@ impl Class {
 }
 
 /// How often what was compared.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Coverage {
+    identity: Identity,
     classes: BTreeMap<[u8; 4], u64>,
     /// By name: what happened beside the instruction itself.
     events: BTreeMap<String, u64>,
 }
 
 impl Coverage {
+    /// Nothing yet, on this processor.
+    pub(crate) fn of_processor(identity: Identity) -> Self {
+        Self { identity, classes: BTreeMap::new(), events: BTreeMap::new() }
+    }
+
     pub(crate) fn count(&mut self, class: Class) {
         *self.classes.entry(class.key()).or_default() += 1;
     }
@@ -100,9 +107,10 @@ impl Coverage {
     }
 }
 
-/// A line for each operation, with the numbers of its widths in 64-, 32- and 16-bit code; then events.
+/// The processor; a line for each operation, with the numbers of its widths in 64-, 32- and 16-bit code; then events.
 impl fmt::Display for Coverage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}", self.identity)?;
         writeln!(
             f,
             "{:20} {:>10} {:>10} {:>10}   of them 8, 16, 32, 64 bits",

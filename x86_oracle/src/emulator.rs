@@ -7,7 +7,8 @@ use crate::operands::{Confined, Operand, decode, operands};
 use addr::Gpa;
 use std::cell::Cell;
 use x86_emulate::{
-    Cause, CpuState, Device, Emulation, Exception, Memory, Mode, Outcome, Segment, SegmentRegister, Sites, Walks, Width,
+    Cause, CpuState, Device, Emulation, Exception, Memory, Mode, Outcome, Segment, SegmentRegister, Sites, Vendor,
+    Walks, Width,
 };
 
 /// Where the page tables are: one of each level.
@@ -20,6 +21,7 @@ pub(crate) struct Emulator {
     window: Window,
     walks: Walks<Ram>,
     sites: Sites<Ram>,
+    vendor: Vendor,
 }
 
 /// How the emulator is to come to its result.
@@ -35,8 +37,9 @@ pub(crate) enum Way {
 pub(crate) type Misdeed = String;
 
 impl Emulator {
-    pub(crate) fn new() -> Self {
-        Self { ram: Ram::new(), window: Window::new(), walks: Walks::new(), sites: Sites::new() }
+    /// One that follows this vendor's rules.
+    pub(crate) fn new(vendor: Vendor) -> Self {
+        Self { ram: Ram::new(), window: Window::new(), walks: Walks::new(), sites: Sites::new(), vendor }
     }
 
     /// The window's bytes.
@@ -57,7 +60,7 @@ impl Emulator {
         let case = case.case();
         let place = usize::from(case.place);
         self.ram.put_code(place, case.instruction());
-        let mut state = state(case);
+        let mut state = CpuState { vendor: self.vendor, ..state(case) };
         let instruction = decode(case).ok_or("unknown")?;
         let mut was_learnt = false;
 

@@ -208,17 +208,34 @@ impl Aim<'_> {
         if needs { target & !(pair.max(1) - 1) } else { target }
     }
 
-    /// Sees to it that FS or GS, if it is that, has a base from which so few bits reach the target.
+    /// Sees to it that FS or GS, if it is that, has a base from which so few bits reach the target, or from which only an address
+    /// does that vendors judge differently.
     fn reach(&mut self, segment: Segment, target: u64, width: usize) {
-        if self.case.mode == Mode::Bits64 && width == 4 && self.abilities.bases {
+        if self.case.mode != Mode::Bits64 || !self.abilities.bases {
+            return;
+        }
+        if width == 8 {
+            // Now and then so that the address is where the lower half of all addresses ends: not canonical, while the
+            // target is.
+            let offset = 0x8000_0000_0000 + self.random.below(0x40) - 16;
+            let base = target.wrapping_sub(offset);
+            if self.abilities.holes && self.random.one_in(8) && is_canonical(base) {
+                self.set_base(segment, base);
+            }
+        } else if width == 4 {
             // Now and then so that the address is the last one there is, or nearly.
             let offset = if self.random.one_in(8) { u64::MAX - self.random.below(16) } else { self.random.corner() };
             let base = target.wrapping_sub(offset & 0xffff_ffff);
-            match segment {
-                Segment::Fs => self.case.bases[0] = base,
-                Segment::Gs => self.case.bases[1] = base,
-                _ => {}
-            }
+            self.set_base(segment, base);
+        }
+    }
+
+    /// Sets a base, if the segment has one.
+    fn set_base(&mut self, segment: Segment, base: u64) {
+        match segment {
+            Segment::Fs => self.case.bases[0] = base,
+            Segment::Gs => self.case.bases[1] = base,
+            _ => {}
         }
     }
 

@@ -11,6 +11,9 @@
 //! Where an operand lies is computed here by way of `iced-x86`, not by the emulator: an address that the emulator gets
 //! wrong shows as a difference.
 //!
+//! AMD and Intel differ here and there ([`Vendor`](x86_emulate::Vendor)): the emulator is asked for what the processor at
+//! hand should do, which is found out by CPUID ([`Identity`]).
+//!
 //! What cannot be asked this way: port I/O, which a process may not do; paging structures and privilege, which are the
 //! kernel's; real mode and virtual-8086 mode, for which 16-bit segments of protected mode have to stand in.
 //!
@@ -25,6 +28,7 @@ mod compare;
 mod coverage;
 mod emulator;
 mod generate;
+mod identity;
 mod machine;
 mod operands;
 mod random;
@@ -33,4 +37,5 @@ pub use arch::{Processor, Unavailable};
 pub use campaign::{Alteration, Campaign, Mismatch, Step};
 pub use compare::{Difference, compare};
 pub use coverage::{Class, Coverage};
+pub use identity::Identity;
 pub use machine::{Case, Ended, WINDOW, WINDOW_BYTES};

@@ -8,8 +8,10 @@ mod memory;
 mod segments;
 mod signals;
 
+use crate::identity::Identity;
 use crate::machine::{Case, Ended};
 use crate::operands::Confined;
+use core::arch::x86_64::__cpuid;
 use memory::Mapped;
 use segments::Selectors;
 use signals::{Handlers, Left};
@@ -65,6 +67,13 @@ impl Processor {
         let memory = Mapped::new()?;
         let handlers = Handlers::install()?;
         Ok(Self { handlers, memory, has_segments: segments::describe(), _taken: taken })
+    }
+
+    /// Which one it is.
+    #[must_use]
+    pub fn identity(&self) -> Identity {
+        let names = __cpuid(0);
+        Identity::from_leaves([names.ebx, names.edx, names.ecx], __cpuid(1).eax)
     }
 
     /// Whether there are segments of our own, and so 16- and 32-bit code.
