@@ -6,7 +6,7 @@
 //!              -> MCFG: the configuration spaces of PCI bus 0
 //! ```
 //!
-//! Hardware-reduced means: no PIC, no PIT, no power management timer, no SCI, no FACS, no fixed registers other than
+//! Hardware-reduced means: no PIC, no PIT that interrupts, no power management timer, no SCI, no FACS, no fixed registers other than
 //! sleep control, sleep status and reset. Linux then assumes no ISA interrupt either, so that the defaults for
 //! IRQ 0-15 (edge, active high, identity mapped) do not exist. The serial ports therefore name their I/O APIC pin by an
 //! *extended* interrupt descriptor, whose trigger mode and polarity Linux takes as they are; for the short ISA

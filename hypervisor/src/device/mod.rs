@@ -21,6 +21,8 @@ pub(crate) mod local_apic;
 pub(crate) mod memory_types;
 #[cfg(any(test, machine = "pc"))]
 pub(crate) mod pci;
+#[cfg(any(test, machine = "pc"))]
+pub(crate) mod pit;
 #[cfg(any(test, machine = "virt"))]
 pub(crate) mod pl011;
 #[cfg(any(test, machine = "pc"))]

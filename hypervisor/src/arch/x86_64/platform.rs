@@ -1,7 +1,7 @@
 //! The PC that a guest sees: which device answers at which port, and how their interrupts reach the vCPUs.
 //!
-//! There is no more than a Debian kernel needs: two serial ports, a clock, the registers that turn the machine off,
-//! an I/O APIC, a PCI bus with nothing but its bridge. Everything else is an empty bus: reads give ones, writes go nowhere.
+//! There is no more than kernels need: two serial ports, a clock, the counter that others' clocks are measured by, the registers
+//! that turn the machine off, an I/O APIC, a PCI bus with nothing but its bridge. Everything else is an empty bus: reads give ones, writes go nowhere.
 
 use abi::control::{Line, StopReason};
 use abi::payload::VmConfig;
@@ -15,6 +15,7 @@ use super::routing;
 use super::{tsc, wall_clock};
 use crate::device::io_apic::IoApic;
 use crate::device::pci::{self, Pci};
+use crate::device::pit::{self, Pit};
 use crate::device::power::{self, PowerEvent};
 use crate::device::rtc::Rtc;
 use crate::device::uart;
@@ -28,6 +29,7 @@ pub(crate) struct Platform {
     pub(super) hyperv: Option<HyperV>,
     pub(super) io_apic: Mutex<IoApic>,
     pub(super) pci: Mutex<Pci>,
+    pit: Mutex<Pit>,
     rtc: Mutex<Rtc>,
 }
 
@@ -37,11 +39,6 @@ const COM2: u16 = SERIAL_PORTS[1].0;
 const COM2_LAST: u16 = COM2 + uart::PORTS - 1;
 const RTC_LAST: u16 = RTC_PORT + 1;
 
-/// The programmable interval timer, which is not there. It reads as zero: a kernel that finds ones polls it for a long
-/// time before it gives up.
-const PIT_FIRST: u16 = 0x40;
-const PIT_LAST: u16 = 0x43;
-
 impl Platform {
     pub(crate) fn new(config: &VmConfig) -> Self {
         Self {
@@ -49,6 +46,7 @@ impl Platform {
             hyperv: HyperV::new(config),
             io_apic: Mutex::new(IoApic::new(0)),
             pci: Mutex::new(Pci::new()),
+            pit: Mutex::new(Pit::new()),
             rtc: Mutex::new(Rtc::new()),
         }
     }
@@ -101,7 +99,6 @@ pub(super) fn read(vm: &Vm, port: u16, bytes: u8) -> u32 {
         COM1..=COM1_LAST => read_serial(vm, Line::Console, port - COM1),
         COM2..=COM2_LAST => read_serial(vm, Line::Agent, port - COM2),
         RTC_PORT..=RTC_LAST => vm.platform().rtc.lock().read(port - RTC_PORT, wall_clock_seconds()),
-        PIT_FIRST..=PIT_LAST => 0,
         port if power::PORTS.contains(&port) => power::read(),
         _ => return read_wide(vm, port, bytes),
     };
@@ -111,10 +108,13 @@ pub(super) fn read(vm: &Vm, port: u16, bytes: u8) -> u32 {
 /// What a bus reads where nothing is.
 const EMPTY: u32 = u32::MAX;
 
-/// A read of a register that may be wider than a byte; or of nothing.
+/// A read of a register that may be wider than a byte, or that no guest reads often; or of nothing.
 #[cold]
 fn read_wide(vm: &Vm, port: u16, bytes: u8) -> u32 {
     match port {
+        pit::FIRST_PORT..=pit::LAST_PORT | pit::GATE_PORT => {
+            EMPTY << 8 | u32::from(vm.platform().pit.lock().read(port, tsc::nanos()))
+        }
         PCI_ADDRESS_PORT..=pci::LAST_PORT => vm.platform().pci.lock().read_port(port, bytes),
         _ => EMPTY,
     }
@@ -139,11 +139,14 @@ pub(super) fn write(vm: &Vm, index: u32, port: u16, bytes: u8, wide: u32) {
     }
 }
 
-/// A write to a register that may be wider than a byte; or to nothing.
+/// A write to a register that may be wider than a byte, or that no guest writes often; or to nothing.
 #[cold]
-fn write_wide(vm: &Vm, port: u16, bytes: u8, value: u32) {
-    if (PCI_ADDRESS_PORT..=pci::LAST_PORT).contains(&port) {
-        vm.platform().pci.lock().write_port(port, bytes, value);
+fn write_wide(vm: &Vm, port: u16, bytes: u8, wide: u32) {
+    let [value, ..] = wide.to_le_bytes();
+    match port {
+        pit::FIRST_PORT..=pit::LAST_PORT | pit::GATE_PORT => vm.platform().pit.lock().write(port, value, tsc::nanos()),
+        PCI_ADDRESS_PORT..=pci::LAST_PORT => vm.platform().pci.lock().write_port(port, bytes, wide),
+        _ => {}
     }
 }
 
