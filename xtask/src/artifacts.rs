@@ -10,6 +10,7 @@
 //! target/dunlin/vmlinuz-cloud       Debian's kernel for virtual machines
 //! target/dunlin/vmlinuz-full        Debian's kernel for all machines
 //! target/dunlin/vmlinuz-newest      Debian's newest kernel for virtual machines, for the tests
+//! target/dunlin/memtest86+*.bin     Debian's memtest86+, for 64-bit and 32-bit processors, for the tests
 //! target/dunlin/aarch64/            hypervisor and guest (Images), initrd.cpio.gz, vmlinuz-cloud and vmlinuz-newest of that architecture
 //! ```
 //!
@@ -181,6 +182,7 @@ pub(crate) fn assets(places: &Places, wanted: Wanted) -> Result<()> {
     if wanted == Wanted::Everything {
         debian::kernel(places, Arch::X86_64, Suite::Machines, "linux-image-amd64", "vmlinuz-full")?;
         debian::kernel(places, Arch::X86_64, Suite::Newest, "linux-image-cloud-amd64", "vmlinuz-newest")?;
+        debian::memtest(places)?;
     }
     initrd::build(places, Arch::X86_64)
 }

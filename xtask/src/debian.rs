@@ -1,4 +1,4 @@
-//! What is not ours comes from Debian packages: guest kernels, BusyBox, a C compiler with something to compile.
+//! What is not ours comes from Debian packages: guest kernels, memtest86+, BusyBox, a C compiler with something to compile.
 //!
 //! `apt-get download` fetches a package from the mirrors that the machine is set up for and checks it against their
 //! signed lists; what is wanted is taken out of it below `target/`. Nothing is installed, and nothing of it (most is
@@ -49,6 +49,20 @@ pub(crate) fn kernel(places: &Places, arch: Arch, suite: Suite, meta: &str, name
         take_file(places, &apt, &package, file, &wanted)
     })
     .with_context(|| format!("no guest kernel {name}; `dunlin run --kernel FILE` takes any other"))
+}
+
+/// Leaves the two images of memtest86+ among the assets, if they are not there yet.
+pub(crate) fn memtest(places: &Places) -> Result<()> {
+    const PACKAGE: &str = "memtest86+";
+    let apt = Apt::of(places, Arch::X86_64, Suite::Machines)?;
+    for name in ["memtest86+x64.bin", "memtest86+ia32.bin"] {
+        let wanted = places.assets().join(name);
+        if !wanted.is_file() {
+            println!("xtask: fetching {name} (Debian package, unpacked below target, not installed)");
+            apt.with_fresh_lists(|| take_file(places, &apt, PACKAGE, &format!("./boot/{name}"), &wanted))?;
+        }
+    }
+    Ok(())
 }
 
 /// A statically linked BusyBox: the installed one of the package busybox-static, or one taken from that package.
