@@ -223,7 +223,7 @@ impl Device for Bus<'_> {
         #[expect(clippy::cast_possible_truncation, reason = "an offset in a page")]
         let offset = Gpa(register).offset_in(PageSize::Size4K) as u16;
         let value = match gpa.page(PageSize::Size4K) {
-            page if page == self.local_apic() => self.apic.read_mmio(offset, tsc::now()),
+            page if page == self.local_apic() => self.apic.read_mmio(offset, tsc::now),
             IO_APIC => self.origin.vm.platform().io_apic.lock().read(offset),
             _ => return self.read_elsewhere(gpa, width),
         };

@@ -36,7 +36,7 @@ pub(super) const MISC_ENABLE_RESET: u64 = MISC_ENABLE_READ_ONLY | 1 << 0;
 pub(super) fn read(run: &mut Running<'_>, number: u32) -> Result<u64, GeneralProtection> {
     let arch = &mut run.owner.arch;
     match number {
-        msr::X2APIC_FIRST..=msr::X2APIC_LAST => arch.apic.read_msr(number, tsc::now()),
+        msr::X2APIC_FIRST..=msr::X2APIC_LAST => arch.apic.read_msr(number, tsc::now),
         msr::TSC_DEADLINE => Ok(arch.apic.tsc_deadline(tsc::now())),
         msr::APIC_BASE => Ok(arch.apic.base_msr()),
         msr::TSC => Ok(tsc::now()),

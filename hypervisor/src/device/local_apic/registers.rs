@@ -11,12 +11,12 @@ use crate::device::interrupt::{Kind, Message, Target};
 
 /// Registers as MSRs, in x2APIC mode.
 impl LocalApic {
-    /// A read of MSR `msr`, 0x800 to 0x8ff.
+    /// A read of MSR `msr`, 0x800 to 0x8ff. `now` is asked where the register depends on the time: asking takes time itself.
     ///
     /// # Errors
     ///
     /// In other modes, and if the register does not exist or cannot be read.
-    pub(crate) fn read_msr(&mut self, msr: u32, now: u64) -> Result<u64, GeneralProtection> {
+    pub(crate) fn read_msr(&mut self, msr: u32, now: impl FnOnce() -> u64) -> Result<u64, GeneralProtection> {
         if self.mode != Mode::X2Apic {
             return Err(GeneralProtection);
         }
@@ -69,8 +69,9 @@ impl LocalApic {
 
 /// Registers as a page of memory, in xAPIC mode.
 impl LocalApic {
-    /// A 32-bit read at `offset` in the page. In other modes there is no page: all bits read one.
-    pub(crate) fn read_mmio(&mut self, offset: u16, now: u64) -> u32 {
+    /// A 32-bit read at `offset` in the page. In other modes there is no page: all bits read one. `now` is asked
+    /// as by [`Self::read_msr`].
+    pub(crate) fn read_mmio(&mut self, offset: u16, now: impl FnOnce() -> u64) -> u32 {
         if self.mode != Mode::XApic {
             return u32::MAX;
         }
@@ -130,7 +131,7 @@ impl LocalApic {
 /// What both modes have in common.
 impl LocalApic {
     /// Reads a register; `None` if there is none that can be read.
-    fn read(&self, register: u32, now: u64) -> Option<u32> {
+    fn read(&self, register: u32, now: impl FnOnce() -> u64) -> Option<u32> {
         let value = match register {
             register::VERSION => VERSION,
             register::TASK_PRIORITY => self.task_priority.into(),
@@ -144,7 +145,7 @@ impl LocalApic {
             register::ERROR_STATUS => self.errors_shown.bits(),
             register::LVT_TIMER..=register::LVT_ERROR => self.local_vector_table[lvt_index(register)],
             register::INITIAL_COUNT => self.timer.initial_count(),
-            register::CURRENT_COUNT => self.timer.current_count(now),
+            register::CURRENT_COUNT => self.timer.current_count(now()),
             register::DIVIDE => self.timer.divide(),
             _ => return None,
         };

@@ -76,7 +76,7 @@ fn read(apic: &mut LocalApic, register: u32) -> u64 {
 }
 
 fn read_at(apic: &mut LocalApic, register: u32, now: u64) -> u64 {
-    apic.read_msr(BASE + register, now).expect("a legal read")
+    apic.read_msr(BASE + register, || now).expect("a legal read")
 }
 
 fn mmio(register: u32) -> u16 {
@@ -507,7 +507,7 @@ fn registers_move_in_any_mode_and_stay_there_through_resets() {
     let _effect = apic.write_mmio(mmio(TPR), 0x20, 0);
     assert_eq!(apic.set_base_msr(0xfed4_0800), Ok(Effect::None));
     assert_eq!((apic.mmio_base(), apic.base_msr()), (0xfed4_0000, 0xfed4_0800));
-    assert_eq!(apic.read_mmio(mmio(TPR), 0), 0x20, "nothing but the address has changed");
+    assert_eq!(apic.read_mmio(mmio(TPR), || 0), 0x20, "nothing but the address has changed");
 
     assert_eq!(apic.set_base_msr(0xfed4_0c00), Ok(Effect::ModeChanged));
     assert_eq!(apic.base_msr(), 0xfed4_0c00);
@@ -552,11 +552,11 @@ fn apic_comes_back_from_disabled_as_after_reset() {
     assert_eq!(apic.set_base_msr(DISABLED_BASE), Ok(Effect::ModeChanged));
     apic.accept(0x55, false);
     assert_eq!((apic.is_enabled(), apic.pending(), apic.has_any_request()), (false, None, false));
-    assert_eq!(apic.read_mmio(mmio(SVR), 0), u32::MAX);
-    assert_eq!(apic.read_msr(BASE + SVR, 0), Err(GeneralProtection));
+    assert_eq!(apic.read_mmio(mmio(SVR), || 0), u32::MAX);
+    assert_eq!(apic.read_msr(BASE + SVR, || 0), Err(GeneralProtection));
 
     assert_eq!(apic.set_base_msr(XAPIC_BASE), Ok(Effect::ModeChanged));
-    assert_eq!(apic.read_mmio(mmio(SVR), 0), 0xff);
+    assert_eq!(apic.read_mmio(mmio(SVR), || 0), 0xff);
     assert!(!apic.has_any_request());
 }
 
@@ -577,12 +577,12 @@ fn init_resets_all_but_id_and_mode() {
 #[test]
 fn each_mode_has_its_own_door() {
     let mut apic = xapic();
-    assert_eq!(apic.read_msr(BASE + SVR, 0), Err(GeneralProtection));
+    assert_eq!(apic.read_msr(BASE + SVR, || 0), Err(GeneralProtection));
     assert_eq!(apic.write_msr(BASE + EOI, 0, 0), Err(GeneralProtection));
-    assert_eq!(apic.read_mmio(0x20, 0), ID << 24);
+    assert_eq!(apic.read_mmio(0x20, || 0), ID << 24);
 
     let mut apic = x2apic();
-    assert_eq!(apic.read_mmio(0x20, 0), u32::MAX);
+    assert_eq!(apic.read_mmio(0x20, || 0), u32::MAX);
     assert_eq!(apic.write_mmio(mmio(TPR), 0x30, 0), Effect::None);
     assert_eq!(read(&mut apic, TPR), 0);
 }
@@ -598,11 +598,11 @@ fn x2apic_refuses_registers_that_do_not_exist_or_go_the_other_way() {
     for register in 0..=0xff {
         let is_readable = read_only.contains(&register) || both.contains(&register) || (ISR..ESR).contains(&register);
         let is_writable = write_only.contains(&register) || both.contains(&register);
-        assert_eq!(apic.read_msr(BASE + register, 0).is_ok(), is_readable, "read of {register:#x}");
+        assert_eq!(apic.read_msr(BASE + register, || 0).is_ok(), is_readable, "read of {register:#x}");
         assert_eq!(apic.write_msr(BASE + register, 0, 0).is_ok(), is_writable, "write of {register:#x}");
     }
     for msr in [0, 0x7ff, 0x900, u32::MAX] {
-        assert_eq!(apic.read_msr(msr, 0), Err(GeneralProtection));
+        assert_eq!(apic.read_msr(msr, || 0), Err(GeneralProtection));
         assert_eq!(apic.write_msr(msr, 0, 0), Err(GeneralProtection));
     }
 }
@@ -640,9 +640,9 @@ fn version_tells_six_local_vectors() {
 fn local_vectors_keep_what_is_writable() {
     let mut apic = xapic();
     for (register, fields) in [(LVT_TIMER, 0x0007_00ff), (LVT_LINT0, 0x0001_a7ff), (LVT_ERROR, 0x0001_07ff)] {
-        assert_eq!(apic.read_mmio(mmio(register), 0), 0x0001_0000);
+        assert_eq!(apic.read_mmio(mmio(register), || 0), 0x0001_0000);
         let _effect = apic.write_mmio(mmio(register), u32::MAX, 0);
-        assert_eq!(apic.read_mmio(mmio(register), 0), fields);
+        assert_eq!(apic.read_mmio(mmio(register), || 0), fields);
     }
 }
 
@@ -650,14 +650,14 @@ fn local_vectors_keep_what_is_writable() {
 fn reserved_register_of_an_xapic_reads_zero_and_is_noted() {
     for offset in [0x00, 0x40, 0x24, 0x2f0, 0x3a0, 0x3f0, 0x400, 0xff0, 0xffff] {
         let mut apic = xapic();
-        assert_eq!(apic.read_mmio(offset, 0), 0);
+        assert_eq!(apic.read_mmio(offset, || 0), 0);
         let _effect = apic.write_mmio(mmio(ESR), 0, 0);
-        assert_eq!(apic.read_mmio(mmio(ESR), 0), 0x80, "read of {offset:#x}");
+        assert_eq!(apic.read_mmio(mmio(ESR), || 0), 0x80, "read of {offset:#x}");
 
         let _effect = apic.write_mmio(mmio(ESR), 0, 0);
         assert_eq!(apic.write_mmio(offset, 1, 0), Effect::None);
         let _effect = apic.write_mmio(mmio(ESR), 0, 0);
-        assert_eq!(apic.read_mmio(mmio(ESR), 0), 0x80, "write of {offset:#x}");
+        assert_eq!(apic.read_mmio(mmio(ESR), || 0), 0x80, "write of {offset:#x}");
     }
 }
 
@@ -665,12 +665,12 @@ fn reserved_register_of_an_xapic_reads_zero_and_is_noted() {
 fn writing_a_read_only_register_of_an_xapic_is_no_error() {
     let mut apic = xapic();
     for register in [0x02, 0x03, PPR, ISR, TMR, IRR, 0x27, CURRENT_COUNT] {
-        let before = apic.read_mmio(mmio(register), 0);
+        let before = apic.read_mmio(mmio(register), || 0);
         assert_eq!(apic.write_mmio(mmio(register), u32::MAX, 0), Effect::None);
-        assert_eq!(apic.read_mmio(mmio(register), 0), before);
+        assert_eq!(apic.read_mmio(mmio(register), || 0), before);
     }
     let _effect = apic.write_mmio(mmio(ESR), 0, 0);
-    assert_eq!(apic.read_mmio(mmio(ESR), 0), 0);
+    assert_eq!(apic.read_mmio(mmio(ESR), || 0), 0);
 }
 
 #[test]
@@ -763,11 +763,11 @@ fn xapic_sends_on_the_write_of_the_lower_half() {
     for (high, low, effect) in table {
         assert_eq!(apic.write_mmio(mmio(ICR_HIGH), high, 0), Effect::None);
         assert_eq!(apic.write_mmio(mmio(ICR), low, 0), effect);
-        assert_eq!(apic.read_mmio(mmio(ICR_HIGH), 0), high & 0xff00_0000);
+        assert_eq!(apic.read_mmio(mmio(ICR_HIGH), || 0), high & 0xff00_0000);
     }
     // Delivery status always reads idle.
     let _effect = apic.write_mmio(mmio(ICR), 0x50fb, 0);
-    assert_eq!(apic.read_mmio(mmio(ICR), 0), 0x40fb);
+    assert_eq!(apic.read_mmio(mmio(ICR), || 0), 0x40fb);
 }
 
 #[test]
@@ -811,8 +811,8 @@ fn xapic_logical_id_is_read_flat_or_by_cluster() {
     let mut matches = |format: u32, id: u32, destination: u8| {
         assert_eq!(apic.write_mmio(mmio(DFR), format, 0), Effect::LogicalIdChanged);
         assert_eq!(apic.write_mmio(mmio(LDR), id << 24 | 0x12_3456, 0), Effect::LogicalIdChanged);
-        assert_eq!(apic.read_mmio(mmio(LDR), 0), id << 24);
-        assert_eq!(apic.read_mmio(mmio(DFR), 0), format | 0x0fff_ffff);
+        assert_eq!(apic.read_mmio(mmio(LDR), || 0), id << 24);
+        assert_eq!(apic.read_mmio(mmio(DFR), || 0), format | 0x0fff_ffff);
         let logical = apic.logical_id();
         assert_eq!(LogicalId::from_bits(logical.to_bits()), logical);
         logical.matches(destination)
@@ -1094,13 +1094,13 @@ fn nothing_that_a_guest_does_panics() {
                     let _result = apic.write_msr(msr, value, now);
                 }
                 4..=5 => {
-                    let _result = apic.read_msr(msr, now);
+                    let _result = apic.read_msr(msr, || now);
                 }
                 6..=9 => {
                     let _effect = apic.write_mmio(offset, low ^ high, now);
                 }
                 10 => {
-                    apic.read_mmio(offset, now);
+                    apic.read_mmio(offset, || now);
                 }
                 11 => {
                     let _effect = apic.set_tsc_deadline(value, now);
