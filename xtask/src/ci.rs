@@ -1,6 +1,6 @@
 //! What a continuous integration runs: named steps, each with its time, and a summary.
 //!
-//! A failed step does not stop the others, so that one run tells all; a step whose ground is missing is skipped and
+//! A failed step does not stop the others, nor a failed test its step, so that one run tells all; a step whose ground is missing is skipped and
 //! says so. What a step needs of the machine is installed first. Steps are in order of cost: what fails most often fails first.
 
 use std::process::{Command, ExitCode};
@@ -140,7 +140,7 @@ const LONG_SEQUENCES: [&str; 6] =
 
 fn unit(places: &Places) -> Result<()> {
     // Includes the parts of hypervisor and guest that need no machine.
-    let mut command = places.cargo(&["test", "--workspace", "--exclude", "dunlin-system-tests"]);
+    let mut command = places.cargo(&["test", "--no-fail-fast", "--workspace", "--exclude", "dunlin-system-tests"]);
     for package in LONG_SEQUENCES {
         command.args(["--config", &format!("profile.dev.package.{package}.opt-level=1")]);
     }
@@ -187,7 +187,8 @@ fn build(places: &Places) -> Result<()> {
 }
 
 fn system(places: &Places) -> Result<()> {
-    let arguments = ["test", "--release", "--package", "dunlin-system-tests", "--", "--test-threads=1"];
+    let arguments =
+        ["test", "--no-fail-fast", "--release", "--package", "dunlin-system-tests", "--", "--test-threads=1"];
     execute(&mut places.cargo(&arguments))
 }
 
