@@ -34,6 +34,8 @@ pub mod hcr_el2 {
     pub const TSW: u64 = 1 << 22;
     /// EL1 is AArch64.
     pub const RW: u64 = 1 << 31;
+    /// Registers of limited ordering regions trap.
+    pub const TLOR: u64 = 1 << 35;
     /// Registers of error records trap.
     pub const TERR: u64 = 1 << 36;
     /// Keys for pointer authentication do not trap.
@@ -146,6 +148,8 @@ pub mod cptr_el2 {
     pub const TFP: u64 = 1 << 10;
     /// Trace registers trap.
     pub const TTA: u64 = 1 << 20;
+    /// Registers of activity monitors trap.
+    pub const TAM: u64 = 1 << 30;
 }
 
 /// MDCR_EL2: debug and performance monitors.
@@ -160,10 +164,52 @@ pub mod mdcr_el2 {
     pub const TDOSA: u64 = 1 << 10;
     /// Addresses of the debug ROM trap.
     pub const TDRA: u64 = 1 << 11;
+    /// Registers of statistical profiling trap. (Those of its buffer do while E2PB is zero.)
+    pub const TPMS: u64 = 1 << 14;
+    /// The debug communications channel traps (FEAT_FGT).
+    pub const TDCC: u64 = 1 << 27;
     /// Filters of trace trap.
     pub const TTRF: u64 = 1 << 19;
     /// Counters that are the guest's.
     pub const HPMN: u64 = 0x1f;
+}
+
+/// HCRX_EL2: what else of the guest is trapped, or allowed.
+pub mod hcrx_el2 {
+    /// Writes of PSTATE.ALLINT trap (FEAT_NMI).
+    pub const TALLINT: u64 = 1 << 6;
+}
+
+/// HDFGRTR_EL2 and HDFGWTR_EL2: which debug registers trap when they are read, or written (FEAT_FGT).
+pub mod hdfgxtr_el2 {
+    /// DBGCLAIMSET_EL1, DBGCLAIMCLR_EL1.
+    pub const DBGCLAIM: u64 = 1 << 5;
+    /// OSECCR_EL1.
+    pub const OSECCR: u64 = 1 << 10;
+}
+
+/// MPAM2_EL2: partitions of caches and memory bandwidth (FEAT_MPAM).
+pub mod mpam2_el2 {
+    /// MPAM1_EL1 traps.
+    pub const TRAPMPAM1EL1: u64 = 1 << 48;
+    /// MPAM0_EL1 traps.
+    pub const TRAPMPAM0EL1: u64 = 1 << 49;
+    /// MPAMIDR_EL1 traps, where MPAMIDR_EL1.HAS_TIDR says that there is this bit.
+    pub const TIDR: u64 = 1 << 58;
+}
+
+/// MPAMIDR_EL1.
+pub mod mpamidr_el1 {
+    /// MPAMHCR_EL2 exists.
+    pub const HAS_HCR: u64 = 1 << 17;
+    /// MPAM2_EL2.TIDR exists.
+    pub const HAS_TIDR: u64 = 1 << 58;
+}
+
+/// MPAMHCR_EL2.
+pub mod mpamhcr_el2 {
+    /// MPAMIDR_EL1 traps.
+    pub const TRAP_MPAMIDR_EL1: u64 = 1 << 31;
 }
 
 /// MDSCR_EL1: what a debugger inside asks for.

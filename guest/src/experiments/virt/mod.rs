@@ -1,6 +1,7 @@
 //! Experiments of AArch64: what no other machine can be asked.
 
 mod calls;
+mod hidden;
 mod interrupts;
 mod mmio;
 mod private;
@@ -26,7 +27,7 @@ impl fmt::Display for Seen {
 }
 
 /// All of them, in the order in which they run by default.
-pub(super) const EXPERIMENTS: [Experiment; 30] = [
+pub(super) const EXPERIMENTS: [Experiment; 32] = [
     by_default("hvc", "HVC: the version of the calling convention", round_trip::hvc),
     by_default("smc", "the same by SMC", round_trip::smc),
     by_default("sysreg-read", "read of an ID register", round_trip::sysreg_read),
@@ -48,6 +49,12 @@ pub(super) const EXPERIMENTS: [Experiment; 30] = [
     on_request("fetch-nowhere", "instructions from devices and from nowhere", mmio::fetches),
     on_request("icc-fuzz", "the interrupt controller's CPU interface with random data", interrupts::interface),
     on_request("sysreg-sweep", "every encoding of a system register or instruction", system::sweep),
+    on_request("id-registers", "the ID registers, and registers that they hide", hidden::id_registers),
+    on_request(
+        "hidden-registers",
+        "registers that hold a pattern, for seconds=N (3): run VMs with seed=1 to 4",
+        hidden::registers,
+    ),
     on_request("debug", "breakpoints, steps, event counters, extensions that are not there", system::debug),
     on_request("el0", "programs of 64 and 32 bits that overstep", system::lower),
     on_request("bad-tables", "the guest's own tables outside of memory and at themselves", tables::run),

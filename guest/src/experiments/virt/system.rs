@@ -8,25 +8,25 @@ use crate::experiments::{Context, Outcome};
 use crate::record::record;
 
 /// The five numbers by which a system register or instruction is encoded.
-type Encoding = (u32, u32, u32, u32, u32);
+pub(super) type Encoding = (u32, u32, u32, u32, u32);
 
 /// The instruction with X0 as its register; a read, or a write.
-const fn instruction((op0, op1, crn, crm, op2): Encoding, is_read: bool) -> u32 {
+pub(super) const fn instruction((op0, op1, crn, crm, op2): Encoding, is_read: bool) -> u32 {
     0xd500_0000 | (is_read as u32) << 21 | op0 << 19 | op1 << 16 | crn << 12 | crm << 8 | op2 << 5
 }
 
 /// All encodings with this `op0`.
-fn all(op0: u32) -> impl Iterator<Item = Encoding> {
+pub(super) fn all(op0: u32) -> impl Iterator<Item = Encoding> {
     (0..1 << 14).map(move |bits: u32| (op0, bits >> 11, bits >> 7 & 15, bits >> 3 & 15, bits & 7))
 }
 
 /// Reads that do something: they acknowledge interrupts.
-fn acknowledges(encoding: Encoding) -> bool {
+pub(super) fn acknowledges(encoding: Encoding) -> bool {
     matches!(encoding, (3, 0, 12, 8 | 12, 0))
 }
 
 /// Writes that take the ground from under this kernel, or interrupt others.
-fn moves_the_ground(encoding: Encoding, judged: bool) -> bool {
+pub(super) fn moves_the_ground(encoding: Encoding, judged: bool) -> bool {
     match encoding {
         // SCTLR_EL1 and its second part; TTBR0_EL1, TCR_EL1, its second part.
         (3, 0, 1, 0, 0 | 3) | (3, 0, 2, 0, 0 | 2 | 3) => true,

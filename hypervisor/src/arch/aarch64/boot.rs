@@ -17,7 +17,7 @@ use spin::Once;
 
 use super::device_tree::{self, Machine};
 use super::paging::{self, direct_map};
-use super::{gic, irq, percpu, power, smp, tsc};
+use super::{gic, id_registers, irq, percpu, power, smp, tsc};
 use crate::arch::control_port;
 use crate::boot::Boot;
 use crate::cpu::{self, CpuId};
@@ -338,6 +338,7 @@ extern "C" fn on_guarded_stack(stack: u64) -> ! {
         power::exit(abi::exit_code::REFUSED)
     }
     control_port::open();
+    id_registers::add_this_cpu();
     smp::start_others();
     log::info!(
         "{} pCPUs, {} MiB free, counter {} kHz, PSCI by {}",

@@ -18,6 +18,7 @@ mod fpu;
 pub(crate) mod gate;
 pub(crate) mod gic;
 mod guest_tree;
+mod id_registers;
 pub(crate) mod irq;
 mod layout;
 pub(crate) mod loader;

@@ -10,7 +10,7 @@ use core::sync::atomic::Ordering;
 
 use addr::Hva;
 
-use super::{gic, irq, paging, percpu, power, tsc};
+use super::{gic, id_registers, irq, paging, percpu, power, tsc};
 use crate::cpu::{self, PerCpu};
 
 /// How long the others have to come up, in nanoseconds. An emulator may have few threads for many of them.
@@ -79,6 +79,7 @@ extern "C" fn main(cpu: &'static PerCpu) -> ! {
         log::error!("cannot use the interrupt controller: {why}");
         power::exit(abi::exit_code::REFUSED)
     }
+    id_registers::add_this_cpu();
     cpu.online.store(true, Ordering::Release);
     crate::run_cpu()
 }

@@ -189,6 +189,7 @@ impl ArchVcpu {
         unsafe { write_register!("hcr_el2", self.hcr) };
         isb();
         self.el1.load();
+        virtualization::clear_hidden(cpu);
         self.fpu.arrive(cpu, came_back);
         self.debug.arrive();
         self.load_timer();

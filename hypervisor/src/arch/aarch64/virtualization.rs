@@ -11,18 +11,25 @@ use core::arch::asm;
 use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use aarch64_defs::registers::{cnthctl_el2, cptr_el2, hcr_el2, mdcr_el2, vtcr_el2};
+use aarch64_defs::features::GUEST_PHYSICAL_BITS as GUEST_BITS;
+use aarch64_defs::registers::{
+    cnthctl_el2, cptr_el2, hcr_el2, hcrx_el2, hdfgxtr_el2, mdcr_el2, mpam2_el2, mpamhcr_el2, mpamidr_el1, vtcr_el2,
+};
 use spin::Once;
 use stage2::Vmsa;
 use stage2::tlbi::Features as Tlbi;
 
 use super::register::{isb, read_register, write_register};
-use super::{debug, fpu, gic};
+use super::{debug, fpu, gic, id_registers};
 
 /// What one pCPU needs to run guests.
 pub(crate) struct HostContext {
     /// Identity of the vCPU whose floating-point state the registers hold, or [`fpu::NOBODY`].
     pub(super) fp_holder: AtomicU64,
+    /// VDISR_EL2 exists, which a guest reaches by the name of DISR_EL1.
+    pub(super) has_vdisr: bool,
+    /// TPIDR2_EL0 exists.
+    pub(super) has_tpidr2: bool,
 }
 
 /// What the machine's EL2 offers.
@@ -36,12 +43,12 @@ pub(crate) struct Features {
     pub(super) physical_bits: u32,
     /// VMIDs have 16 bits, not 8.
     pub(super) wide_vmids: bool,
-    /// There are keys for pointer authentication.
+    /// Guests are offered keys for pointer authentication.
     pub(super) has_pointer_authentication: bool,
-    /// Registers of error records exist.
+    /// Registers of error records exist, at least on some pCPU.
     pub(super) has_ras: bool,
-    /// HCRX_EL2 exists.
-    pub(super) has_hcrx: bool,
+    /// Limited ordering regions exist.
+    has_lor: bool,
     /// Level of FEAT_BBM.
     pub(super) bbm: u32,
     /// Stage 2 can record writes in leaves (FEAT_HAFDBS).
@@ -49,9 +56,6 @@ pub(crate) struct Features {
     /// TLB maintenance.
     pub(super) tlbi: Tlbi,
 }
-
-/// Bits of a guest's physical address, where the machine has as many.
-const GUEST_BITS: u32 = 40;
 
 static FEATURES: Once<Features> = Once::new();
 
@@ -98,9 +102,6 @@ pub(crate) fn check() -> Result<(), Missing> {
     let (mmfr0, mmfr1) = (read_register!("id_aa64mmfr0_el1"), read_register!("id_aa64mmfr1_el1"));
     let (mmfr2, isar0) = (read_register!("id_aa64mmfr2_el1"), read_register!("id_aa64isar0_el1"));
     let pfr0 = read_register!("id_aa64pfr0_el1");
-    let isar1 = read_register!("id_aa64isar1_el1");
-    // ID_AA64ISAR2_EL1, by its encoding: older assemblers do not know the name.
-    let isar2 = read_register!("s3_0_c0_c6_2");
     if field(mmfr0, 28) == 0xf {
         return Err(Missing::SmallPages);
     }
@@ -122,9 +123,9 @@ pub(crate) fn check() -> Result<(), Missing> {
         can_flush_one_tag: true,
         physical_bits,
         wide_vmids,
-        has_pointer_authentication: isar1 & 0xff00_0ff0 != 0 || isar2 & 0xff00 != 0,
-        has_ras: field(pfr0, 28) != 0,
-        has_hcrx: field(mmfr1, 40) != 0,
+        has_pointer_authentication: id_registers::offered().has_pointer_authentication(),
+        has_ras: id_registers::any_ras(),
+        has_lor: id_registers::any_lor(),
         bbm: match field(mmfr2, 52) {
             0 => 0,
             1 => 1,
@@ -135,6 +136,9 @@ pub(crate) fn check() -> Result<(), Missing> {
     };
     if Vmsa::new(GUEST_BITS.min(physical_bits), physical_bits, false).is_none() {
         return Err(Missing::Addresses);
+    }
+    if id_registers::differ() {
+        log::info!("the pCPUs are not alike: guests are offered what all of them have");
     }
     FEATURES.call_once(|| features);
     Ok(())
@@ -180,7 +184,7 @@ pub(crate) fn describe() -> String {
 
 /// HCR_EL2 while a guest runs, without what changes from entry to entry.
 pub(super) fn hcr() -> u64 {
-    let Features { has_pointer_authentication, has_ras, .. } = features();
+    let Features { has_pointer_authentication, has_ras, has_lor, .. } = features();
     let mut value = hcr_el2::VM
         | hcr_el2::PTW
         | hcr_el2::FMO
@@ -201,13 +205,17 @@ pub(super) fn hcr() -> u64 {
     if has_ras {
         value |= hcr_el2::TERR;
     }
+    if has_lor {
+        value |= hcr_el2::TLOR;
+    }
     value
 }
 
 /// CPTR_EL2 while a guest runs. `open`: vector and floating-point registers hold its own state.
 pub(super) fn cptr(open: bool) -> u64 {
     let closed = if open { 0 } else { cptr_el2::TFP };
-    cptr_el2::RES1 | cptr_el2::TZ | cptr_el2::TSM | cptr_el2::TTA | closed
+    let monitors = if field(read_register!("id_aa64pfr0_el1"), 44) != 0 { cptr_el2::TAM } else { 0 };
+    cptr_el2::RES1 | cptr_el2::TZ | cptr_el2::TSM | cptr_el2::TTA | monitors | closed
 }
 
 /// MDCR_EL2 while a guest runs. `open`: the debug registers hold its own state.
@@ -218,7 +226,98 @@ pub(super) fn mdcr(open: bool) -> u64 {
         if matches!(field(debug, 8), 0 | 0xf) { 0 } else { read_register!("pmcr_el0") >> 11 & mdcr_el2::HPMN };
     let closed = if open { 0 } else { mdcr_el2::TDA };
     let trace = if field(debug, 40) != 0 { mdcr_el2::TTRF } else { 0 };
-    mdcr_el2::TPM | mdcr_el2::TPMCR | mdcr_el2::TDOSA | mdcr_el2::TDRA | counters | closed | trace
+    let profiling = if field(debug, 32) != 0 { mdcr_el2::TPMS } else { 0 };
+    let channel = if has_fine_traps() { mdcr_el2::TDCC } else { 0 };
+    let always = mdcr_el2::TPM | mdcr_el2::TPMCR | mdcr_el2::TDOSA | mdcr_el2::TDRA;
+    always | counters | closed | trace | profiling | channel
+}
+
+/// Fine-grained traps exist on this pCPU (FEAT_FGT).
+fn has_fine_traps() -> bool {
+    field(read_register!("id_aa64mmfr0_el1"), 56) != 0
+}
+
+/// Sets what decides about extensions that this pCPU has and guests are not offered, and that no older register closes. Firmware
+/// may have left anything there. Registers are named by their encodings, since older assemblers do not know them.
+fn close_extensions() {
+    let (pfr0, pfr1) = (read_register!("id_aa64pfr0_el1"), read_register!("id_aa64pfr1_el1"));
+
+    if field(read_register!("id_aa64mmfr1_el1"), 40) != 0 {
+        // HCRX_EL2. Most of its bits allow something, and are clear: EnAS0, EnALS, EnASR (LS64), MSCEn (MOPS), TCR2En, SCTLR2En, D128En,
+        // EnFPM, GCSEn, EnSDERR, EnSNERR, PACMEn. FnXS and FGTnXS are clear: a TLBI of the guest's completes as the guest says.
+        let interrupts = if field(pfr1, 36) != 0 { hcrx_el2::TALLINT } else { 0 };
+        // SAFETY: nothing of what it could enable is enabled.
+        unsafe { write_register!("s3_4_c1_c2_2", interrupts) };
+    }
+
+    if has_fine_traps() {
+        // Bits of extensions since Armv8.7 trap when they are clear (TPIDR2_EL0, SMPRI_EL1, ACCDATA_EL1, guarded stacks, permission
+        // indirection, branch records); older ones trap when they are set, and have bits elsewhere that close them. So all are
+        // clear, but for debug registers that are open to a guest while it uses breakpoints, and are not switched.
+        let debug = hdfgxtr_el2::DBGCLAIM | hdfgxtr_el2::OSECCR;
+        // SAFETY: HFGRTR_EL2: traps more than what was there, or what other registers decide about.
+        unsafe { write_register!("s3_4_c1_c1_4", 0u64) };
+        // SAFETY: HFGWTR_EL2, as above.
+        unsafe { write_register!("s3_4_c1_c1_5", 0u64) };
+        // SAFETY: HFGITR_EL2, as above.
+        unsafe { write_register!("s3_4_c1_c1_6", 0u64) };
+        // SAFETY: HDFGRTR_EL2, as above.
+        unsafe { write_register!("s3_4_c3_c1_4", debug) };
+        // SAFETY: HDFGWTR_EL2, as above.
+        unsafe { write_register!("s3_4_c3_c1_5", debug) };
+        if field(pfr0, 44) != 0 {
+            // SAFETY: HAFGRTR_EL2: CPTR_EL2.TAM traps all of it.
+            unsafe { write_register!("s3_4_c3_c1_6", 0u64) };
+        }
+    }
+    if field(read_register!("id_aa64mmfr0_el1"), 56) >= 2 {
+        // FEAT_FGT2: HFGRTR2_EL2, HFGWTR2_EL2, HFGITR2_EL2, HDFGRTR2_EL2, HDFGWTR2_EL2. Clear, they trap all registers that they know.
+        // SAFETY: as above.
+        unsafe { write_register!("s3_4_c3_c1_2", 0u64) };
+        // SAFETY: as above.
+        unsafe { write_register!("s3_4_c3_c1_3", 0u64) };
+        // SAFETY: as above.
+        unsafe { write_register!("s3_4_c3_c1_7", 0u64) };
+        // SAFETY: as above.
+        unsafe { write_register!("s3_4_c3_c1_0", 0u64) };
+        // SAFETY: as above.
+        unsafe { write_register!("s3_4_c3_c1_1", 0u64) };
+    }
+
+    // FEAT_MPAM: guests run with partition 0, and cannot ask for others.
+    if field(pfr0, 40) != 0 || field(pfr1, 16) != 0 {
+        let identity = read_register!("s3_0_c10_c4_4");
+        let hides_identity = if identity & mpamidr_el1::HAS_TIDR != 0 { mpam2_el2::TIDR } else { 0 };
+        let traps = mpam2_el2::TRAPMPAM0EL1 | mpam2_el2::TRAPMPAM1EL1 | hides_identity;
+        // SAFETY: MPAM1_EL1: partition 0, which is the one after reset, for EL1.
+        unsafe { write_register!("s3_0_c10_c5_0", 0u64) };
+        // SAFETY: MPAM0_EL1: the same for EL0.
+        unsafe { write_register!("s3_0_c10_c5_1", 0u64) };
+        // SAFETY: MPAM2_EL2: the same for EL2, and the two above trap.
+        unsafe { write_register!("s3_4_c10_c5_0", traps) };
+        if identity & mpamidr_el1::HAS_HCR != 0 {
+            // SAFETY: MPAMHCR_EL2: partitions are not mapped, and MPAMIDR_EL1 traps.
+            unsafe { write_register!("s3_4_c10_c4_0", mpamhcr_el2::TRAP_MPAMIDR_EL1) };
+        }
+    }
+
+    if field(pfr0, 28) != 0 {
+        // SAFETY: VSESR_EL2: the syndrome of virtual SErrors, of which there are none.
+        unsafe { write_register!("s3_4_c5_c2_3", 0u64) };
+    }
+}
+
+/// Clears, for the vCPU that comes to this pCPU, what it can reach and is not offered. (DISR_EL1 stands for VDISR_EL2 there, by
+/// HCR_EL2.AMO, and nothing traps it. TPIDR2_EL0 is trapped by FEAT_FGT alone.)
+pub(super) fn clear_hidden(cpu: &HostContext) {
+    if cpu.has_vdisr {
+        // SAFETY: VDISR_EL2: a record of virtual SErrors, of which there are none.
+        unsafe { write_register!("s3_4_c12_c1_1", 0u64) };
+    }
+    if cpu.has_tpidr2 {
+        // SAFETY: TPIDR2_EL0: means nothing to EL2.
+        unsafe { write_register!("s3_3_c13_c0_5", 0u64) };
+    }
 }
 
 /// Prepares this pCPU for guests. [`check`] must have succeeded.
@@ -266,15 +365,15 @@ pub(crate) fn enable() -> HostContext {
             options(nostack, preserves_flags),
         );
     }
-    if features.has_hcrx {
-        // HCRX_EL2, by its encoding.
-        // SAFETY: as above: nothing of what it could enable is enabled.
-        unsafe { write_register!("s3_4_c1_c2_2", 0u64) };
-    }
+    close_extensions();
     isb();
     debug::unlock();
     if !SAID.swap(true, Ordering::Relaxed) {
         log::debug!("VTCR_EL2 {vtcr:#x}, HCR_EL2 {:#x}, CPTR_EL2 {cptr:#x}, MDCR_EL2 {mdcr:#x}", hcr());
     }
-    HostContext { fp_holder: AtomicU64::new(fpu::NOBODY) }
+    HostContext {
+        fp_holder: AtomicU64::new(fpu::NOBODY),
+        has_vdisr: field(read_register!("id_aa64pfr0_el1"), 28) != 0,
+        has_tpidr2: field(read_register!("id_aa64pfr1_el1"), 24) != 0,
+    }
 }
