@@ -159,6 +159,18 @@ fn debug_registers_and_programs_at_el0_get_their_exceptions() {
     gets_the_right_answers(Machine::Aarch64, "experiments=debug,el0,timer-extremes");
 }
 
+/// QEMU 7.2 has no processor with FEAT_WFxT: there, how it is decoded and decided is seen by unit tests alone. The log says which it was.
+#[test]
+fn waits_with_a_time_end_at_it() {
+    let toml = measuring_vm("measuring", 1, "experiments=timed-waits");
+    let json = Machine::Aarch64.run_vms(60, &toml, &["--json"]).expect_status(0).json();
+    let output = vm(&json, "measuring")["output"].as_str().unwrap_or_default();
+    let is_there = !output.contains("unsupported experiment=timed-waits");
+    eprintln!("WFIT and WFET: {}", if is_there { "tried" } else { "not on this QEMU, not tried" });
+    assert!(!is_there || output.contains("record experiment=timed-waits passed=6"), "{output}");
+    assert!(output.contains("done experiments=1 failures=0"), "{output}");
+}
+
 #[test]
 fn random_use_of_the_interrupt_controller_harms_nobody() {
     gets_the_right_answers(Machine::Aarch64, "experiments=icc-fuzz,mixed seconds=2");

@@ -237,12 +237,13 @@ const REGISTERS: &[Register] = &[
             (56, UpTo(1)),
         ],
     ),
-    // ID_AA64ISAR2_EL1: RPRES, GPA3, APA3, BC, PAC_frac, CLRBHB, RPRFM, CSSC. Not: WFxT; MOPS, which needs HCRX_EL2.MSCEn, and of which
+    // ID_AA64ISAR2_EL1: WFxT, RPRES, GPA3, APA3, BC, PAC_frac, CLRBHB, RPRFM, CSSC. Not: MOPS, which needs HCRX_EL2.MSCEn, and of which
     // pCPUs may have different kinds in the middle of one copy.
     wide(
         6,
         2,
         &[
+            (0, UpTo(2)),
             (4, UpTo(1)),
             (8, Same(1)),
             (12, Same(5)),

@@ -44,11 +44,17 @@ impl Syndrome {
         self.0 & 1 << 25 != 0
     }
 
-    /// For [`class::WFX`]: whether it is WFE, not WFI.
+    /// For [`class::WFX`]: the instruction.
     #[must_use]
     #[inline]
-    pub const fn is_wfe(self) -> bool {
-        self.0 & 1 != 0
+    pub const fn wait(self) -> Wait {
+        // ISS.TI: bit 0 tells WFE from WFI, bit 1 says that there is a time (FEAT_WFxT). RV says that RN names its register.
+        let limit = match (self.0 & 1 << 1 != 0, self.0 & 1 << 2 != 0) {
+            (false, _) => Limit::None,
+            (true, true) => Limit::General(self.bits(5, 5)),
+            (true, false) => Limit::Unknown,
+        };
+        Wait { is_event: self.0 & 1 != 0, limit }
     }
 
     /// For [`class::SYSTEM`]: the instruction.
@@ -120,6 +126,56 @@ impl Syndrome {
     #[expect(clippy::cast_possible_truncation, reason = "masked to at most 6 bits")]
     const fn bits(self, shift: u32, count: u32) -> u8 {
         (self.0 >> shift & ((1 << count) - 1)) as u8
+    }
+}
+
+/// WFI, WFE, WFIT or WFET.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wait {
+    /// It waits for an event (WFE, WFET), not for an interrupt.
+    pub is_event: bool,
+    /// How long it waits at most.
+    pub limit: Limit,
+}
+
+/// When a wait ends without an interrupt or event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// Never.
+    None,
+    /// When CNTVCT_EL0 is not below this general register; 31 is the zero register.
+    General(u8),
+    /// The syndrome does not say when.
+    Unknown,
+}
+
+/// What a wait comes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rest {
+    /// The guest only spins: others may run, and it goes on afterwards. A wait for an event may end at any time.
+    Yield,
+    /// It is over already.
+    Over,
+    /// Until an interrupt, or until this count of CNTVCT_EL0.
+    Sleep(Option<u64>),
+}
+
+impl Wait {
+    /// What to do at the count `now` of CNTVCT_EL0, when `general` gives the contents of a general register (Arm ARM, WFIT:
+    /// counts are unsigned).
+    #[must_use]
+    #[inline]
+    pub fn rest(self, now: u64, general: impl FnOnce(u8) -> u64) -> Rest {
+        match self {
+            Self { is_event: true, .. } => Rest::Yield,
+            Self { limit: Limit::None, .. } => Rest::Sleep(None),
+            Self { limit: Limit::General(number), .. } => {
+                let end = general(number);
+                if now < end { Rest::Sleep(Some(end)) } else { Rest::Over }
+            }
+            // Too early is right, too late is not.
+            Self { limit: Limit::Unknown, .. } => Rest::Over,
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Syndromes as the manual spells them, taken from exits that were seen.
 
-use super::{DataAccess, Fault, Syndrome, SystemRegister, class};
+use super::{DataAccess, Fault, Limit, Rest, Syndrome, SystemRegister, Wait, class};
 
 #[test]
 fn load_of_a_word_is_described() {
@@ -58,5 +58,47 @@ fn parts_of_a_register_come_back_as_they_went_in() {
                 }
             }
         }
+    }
+}
+
+#[test]
+fn four_instructions_that_wait_are_told_apart() {
+    // Condition always (COND 14, CV), X3 in RN, RV.
+    const WFX: u64 = 0x01 << 26 | 1 << 25 | 1 << 24 | 14 << 20;
+    let timed = WFX | 3 << 5 | 1 << 2;
+    for (iss, is_event, limit) in [
+        (WFX, false, Limit::None),
+        (WFX | 1, true, Limit::None),
+        (timed | 2, false, Limit::General(3)),
+        (timed | 3, true, Limit::General(3)),
+        (WFX | 2, false, Limit::Unknown),
+        // Without a time, what is in RN means nothing.
+        (timed, false, Limit::None),
+    ] {
+        let syndrome = Syndrome(iss);
+        assert_eq!((syndrome.class(), syndrome.wait()), (class::WFX, Wait { is_event, limit }));
+    }
+}
+
+#[test]
+fn wait_with_a_time_sleeps_until_then_and_not_longer() {
+    let wait = Wait { is_event: false, limit: Limit::General(7) };
+    let at = |end: u64, now: u64| {
+        wait.rest(now, |number| {
+            assert_eq!(number, 7);
+            end
+        })
+    };
+    assert_eq!(at(100, 99), Rest::Sleep(Some(100)));
+    assert_eq!(at(100, 100), Rest::Over);
+    assert_eq!(at(100, 101), Rest::Over);
+    assert_eq!(at(0, 0), Rest::Over);
+    // Unsigned: the largest time is far, not past.
+    assert_eq!(at(u64::MAX, 5), Rest::Sleep(Some(u64::MAX)));
+    let rest = |is_event, limit| Wait { is_event, limit }.rest(5, |_| 0);
+    assert_eq!(rest(false, Limit::None), Rest::Sleep(None));
+    assert_eq!(rest(false, Limit::Unknown), Rest::Over);
+    for limit in [Limit::None, Limit::General(0), Limit::Unknown] {
+        assert_eq!(rest(true, limit), Rest::Yield);
     }
 }

@@ -32,6 +32,11 @@ pub(crate) fn has_atomics() -> bool {
     read_register!("id_aa64isar0_el1") >> 20 & 0xf != 0
 }
 
+/// Whether there are WFIT and WFET (ID_AA64ISAR2_EL1.WFxT).
+pub(crate) fn has_timed_waits() -> bool {
+    read_register!("s3_0_c0_c6_2") & 0xf == 2
+}
+
 /// Makes an exit that changes nothing, if there is a hypervisor that wants to be asked.
 pub(crate) fn leave() {
     let _ = read_register!("id_aa64pfr0_el1");

@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering;
 
 use super::attempt::{self, Fault};
 use super::registers::{read_register, write_register};
-use super::{cpu_local, gic, lower_level, vectors};
+use super::{cpu_local, gic, lower_level, tsc, vectors};
 use crate::arch::window;
 use crate::interrupt;
 
@@ -193,6 +193,20 @@ pub(crate) fn disable() {
 pub(crate) fn sleep() {
     // SAFETY: the handlers that run meanwhile save what they change.
     unsafe { asm!("dsb sy", "wfi", "msr daifclr, #2", "isb", "msr daifset, #2", options(nostack)) };
+}
+
+/// As [`sleep`], but not beyond a time, in ticks (WFIT X0, which older assemblers do not know).
+pub(crate) fn sleep_until(end: u64) {
+    // SAFETY: as above.
+    unsafe {
+        asm!("dsb sy", ".inst 0xd5031020", "msr daifclr, #2", "isb", "msr daifset, #2", in("x0") tsc::counts(end), options(nostack));
+    }
+}
+
+/// Waits for an event, but not beyond a time, in ticks (WFET X0).
+pub(crate) fn wait_for_event_until(end: u64) {
+    // SAFETY: waits.
+    unsafe { asm!(".inst 0xd5031000", in("x0") tsc::counts(end), options(nostack)) };
 }
 
 /// Runs `work` with interrupts off, and restores what was before.

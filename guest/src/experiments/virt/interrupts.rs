@@ -2,7 +2,7 @@
 
 use core::sync::atomic::Ordering;
 
-use crate::arch::{controller, cpu_local, interrupts, tsc};
+use crate::arch::{control, controller, cpu_local, interrupts, tsc};
 use crate::cpu;
 use crate::experiments::cases::Cases;
 use crate::experiments::{Context, Outcome};
@@ -45,6 +45,35 @@ pub(super) fn still_work(context: &Context, experiment: &str) -> u64 {
     let came = cpu::wait_until(patience, || timer.load(Ordering::Acquire) != before);
     failures += context.expect(experiment, format_args!("timer"), "delivered", format_args!("lost"), came);
     failures
+}
+
+/// WFIT and WFET (FEAT_WFxT): they end at their time, with nothing else to wake them.
+pub(super) fn timed_waits(context: &Context) -> Outcome {
+    if !control::has_timed_waits() {
+        return Outcome::Unsupported("no WFIT (ID_AA64ISAR2_EL1.WFxT)");
+    }
+    let mut cases = Cases::new(context, "timed-waits");
+    controller::disarm();
+    for (name, delay) in [("past", 0), ("short", 50), ("long", 20_000)] {
+        let start = tsc::now();
+        let end = start + tsc::ticks(delay);
+        interrupts::sleep_until(end);
+        let now = tsc::now();
+        // Without another wake-up it sleeps to the end; WFIT may end earlier, but under a hypervisor that lets it sleep it does not.
+        cases.check(
+            name,
+            "a wait for an interrupt with a time",
+            "ends at its time",
+            format_args!("{} us of {delay}", tsc::microseconds(now - start)),
+            now >= end,
+        );
+        let start = tsc::now();
+        while tsc::now() < start + tsc::ticks(delay) {
+            interrupts::wait_for_event_until(start + tsc::ticks(delay));
+        }
+        cases.check(name, "a wait for an event with a time", "ends", format_args!("ended"), true);
+    }
+    cases.done()
 }
 
 /// Times in the past and in the far future, and a wait for all of them.

@@ -3,13 +3,12 @@
 //! What is the architecture's own business (system registers, calls to the firmware) is settled here and in its
 //! neighbours; what any architecture has (a stage-2 fault, an idle guest) goes on as small typed facts.
 
-use aarch64_defs::syndrome::class;
+use aarch64_defs::syndrome::{Rest, class};
 use abi::control::StopReason;
 use abi::counters::ExitReason;
 use addr::Gpa;
 
 use super::entry::vector;
-use super::vcpu::Activity;
 use super::{firmware, mmio, sysreg};
 use crate::vcpu::run::{Next, Running};
 
@@ -33,17 +32,24 @@ pub(crate) fn handle(run: &mut Running<'_>) -> Next {
 
     let syndrome = arch.syndrome();
     match syndrome.class() {
-        class::WFX if syndrome.is_wfe() => {
-            tally.exit(ExitReason::Pause);
-            arch.skip();
-            Next::Yield
-        }
-        class::WFX => {
-            tally.exit(ExitReason::Halt);
-            arch.skip();
-            arch.activity = Activity::Waiting;
-            Next::Idle
-        }
+        class::WFX => match arch.rest(syndrome) {
+            Rest::Yield => {
+                tally.exit(ExitReason::Pause);
+                arch.skip();
+                Next::Yield
+            }
+            Rest::Over => {
+                tally.exit(ExitReason::Halt);
+                arch.skip();
+                Next::Resume
+            }
+            Rest::Sleep(until) => {
+                tally.exit(ExitReason::Halt);
+                arch.skip();
+                arch.sleep(until);
+                Next::Idle
+            }
+        },
         class::SYSTEM => sysreg::access(run, syndrome.system()),
         class::DATA_ABORT => mmio::data_abort(run, syndrome),
         class::INSTRUCTION_ABORT => mmio::instruction_abort(run, syndrome),

@@ -6,7 +6,7 @@
 #![expect(unsafe_code, reason = "loads what decides about the guest, and enters it")]
 
 use aarch64_defs::registers::{hcr_el2, mpidr, spsr, timer_control};
-use aarch64_defs::syndrome::{Syndrome, class_name};
+use aarch64_defs::syndrome::{Rest, Syndrome, class_name};
 use abi::payload::VmConfig;
 use addr::Hpa;
 use shootdown::Pages;
@@ -37,6 +37,8 @@ pub(crate) struct ArchVcpu {
     pub(super) activity: Activity,
     /// When the guest was last left, in host ticks.
     pub(super) left_at: u64,
+    /// When it goes on without an interrupt, if it waits: the time of a WFIT, by CNTVCT_EL0.
+    wait_ends_at: Option<u64>,
     el1: El1,
     fpu: FpuState,
     /// Breakpoints and the like.
@@ -123,6 +125,7 @@ impl ArchVcpu {
             registers: Registers::default(),
             activity: Activity::Off,
             left_at: 0,
+            wait_ends_at: None,
             el1: El1::new(),
             fpu: FpuState::new(),
             debug: Debug::new(),
@@ -170,6 +173,7 @@ impl ArchVcpu {
         }
         self.debug = Debug::new();
         self.activity = Activity::Active;
+        self.wait_ends_at = None;
     }
 
     /// Whether it is on.
@@ -297,10 +301,12 @@ impl ArchVcpu {
     /// Whether a vCPU that waits has something that ends its wait; if so it is active again.
     pub(crate) fn try_wake(&mut self) -> bool {
         let wakes = self.activity == Activity::Waiting
-            && (self.gic.interrupts(self.priority_mask())
+            && (self.wait_ends_at.is_some_and(|end| end <= tsc::now())
+                || self.gic.interrupts(self.priority_mask())
                 || (!self.gic.holds_linked(GUEST_TIMER) && self.timer_is_due()));
         if wakes {
             self.activity = Activity::Active;
+            self.wait_ends_at = None;
         }
         wakes
     }
@@ -338,6 +344,7 @@ impl ArchVcpu {
         match self.activity {
             Activity::Active | Activity::Watched => false,
             Activity::Off => true,
+            Activity::Waiting if self.wait_ends_at.is_some() => false,
             Activity::Waiting => {
                 let timer = if self.timer_is_on() { 1 << GUEST_TIMER } else { 0 };
                 !self.gic.hears(self.priority_mask(), timer)
@@ -355,10 +362,12 @@ impl ArchVcpu {
         }
     }
 
-    /// When the vCPU's own timer is due, in host ticks. While the vCPU is on a pCPU, the timer is the pCPU's business.
+    /// When the vCPU's own timer is due, or its wait is over, in host ticks. While the vCPU is on a pCPU, the timer is the pCPU's
+    /// business.
     #[inline]
     pub(crate) fn deadline(&self) -> Option<u64> {
-        if self.is_loaded || self.gic.holds_linked(GUEST_TIMER) { None } else { self.timer.due() }
+        let timer = if self.is_loaded || self.gic.holds_linked(GUEST_TIMER) { None } else { self.timer.due() };
+        earliest(timer, self.wait_ends_at)
     }
 
     /// Lets a due timer fire: it does so by itself when the vCPU is back on a pCPU.
@@ -440,6 +449,20 @@ impl ArchVcpu {
     /// Where the guest is, for a log line.
     pub(crate) fn whereabouts(&self) -> Whereabouts<'_> {
         Whereabouts(self)
+    }
+
+    /// What the instruction comes to by which the guest waits.
+    #[inline]
+    pub(super) fn rest(&self, syndrome: Syndrome) -> Rest {
+        // The guest's counter is the host's.
+        syndrome.wait().rest(tsc::now(), |number| self.general(number))
+    }
+
+    /// The vCPU waits for an interrupt, at most until its counter is at `until`.
+    #[inline]
+    pub(super) fn sleep(&mut self, until: Option<u64>) {
+        self.activity = Activity::Waiting;
+        self.wait_ends_at = until;
     }
 
     /// Why the guest was left.
@@ -526,6 +549,11 @@ impl ArchVcpu {
         self.registers.pstate = pstate & FLAGS | pan | PSTATE_AT_START;
         self.registers.pc = read_register!("vbar_el1").wrapping_add(offset);
     }
+}
+
+/// The earlier of two times.
+fn earliest(a: Option<u64>, b: Option<u64>) -> Option<u64> {
+    a.into_iter().chain(b).min()
 }
 
 /// ESR_EL1.IL: an instruction of 32 bits; class zero is "unknown reason".
