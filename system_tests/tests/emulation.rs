@@ -1,8 +1,11 @@
 //! Emulated instructions as guests see them, with each way of remembering them: they do what the manual says, whatever the guest
 //! does to its code and its page tables, and nothing that a guest aims at the emulator harms anybody.
 
+use abi::control::Command;
+use abi::payload::{DirtyLogging, DirtySource, Split};
 use serde_json::Value;
-use system_tests::{Run, dunlin_run_vms, measuring_vm, vm};
+use system_tests::port::Port;
+use system_tests::{Host, Run, dunlin_run_vms, measuring_vm, vm};
 
 /// The values of the key `decode_cache`.
 const SETTINGS: [&str; 4] = ["bytes", "write-protect", "write-protect-tables", "off"];
@@ -89,6 +92,32 @@ fn hostile_instructions_harm_neither_host_nor_neighbours() {
             assert_clean(output(&json, name), 1);
         }
         assert!(counter(&json, "hostile", "emulations_refused") > 0, "{setting}: nothing was refused\n{json:#}");
+    }
+}
+
+/// The end of a log replaces entries of stage 2, with a flush that waits for vCPUs whose instructions are being carried out. These
+/// write to pages that another vCPU protects, in an entry that is being replaced. `LOGS` is how many logs end; 600 is the long
+/// form.
+#[test]
+fn ends_of_dirty_logs_and_protected_code_never_wait_for_each_other() {
+    let logs: u32 = std::env::var("LOGS").map_or(80, |text| text.parse().expect("LOGS is a number"));
+    for setting in ["write-protect", "write-protect-tables"] {
+        let host = Host::start(3600, 3, &xapic_vm("a", 4, setting, "experiments=decode-spread"), |_| Vec::new());
+        let mut port = Port::of(&host);
+        let source = Some(DirtySource::WriteProtect);
+        let how = DirtyLogging { split: Split::Eager, source, splits_per_second: None };
+        for _ in 0..logs {
+            assert!(port.start_log(how, false), "write protection needs no hardware");
+            port.round(false);
+            port.done(Command::DirtyStop { vm: 0 });
+        }
+        let collapses = port.info().collapses;
+        port.type_keys(b"q");
+        let json = host.finish().json();
+        assert_clean(output(&json, "a"), 1);
+        let faults = counter(&json, "a", "decode_write_faults");
+        println!("{setting}: {logs} logs, {collapses} large pages came back, {faults} writes to protected pages");
+        assert!(collapses > u64::from(logs) && faults > u64::from(logs), "{collapses}, {faults}: {json:#}");
     }
 }
 

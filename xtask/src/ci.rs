@@ -164,8 +164,8 @@ fn loom(places: &Places) -> Result<()> {
     // `--cfg loom` is for all crates, so what is built here is of no use to the other steps: a directory of its own
     // keeps it from replacing theirs. Loom explores more in the same time when optimised, but not when linked longer.
     let mut command = places.cargo(&["test", "--release", "--test", "loom"]);
-    for package in ["dunlin-decode-cache", "dunlin-sched", "dunlin-shootdown", "dunlin-stage2", "dunlin-tlb-tag"] {
-        command.args(["--package", package]);
+    for package in ["decode-cache", "hw-model", "sched", "shootdown", "stage2", "tlb-tag"] {
+        command.args(["--package", &format!("dunlin-{package}")]);
     }
     command
         .env("RUSTFLAGS", "--cfg loom")

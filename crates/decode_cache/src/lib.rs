@@ -61,7 +61,7 @@ pub use bytes::ByBytes;
 pub use either::{DecodeCache, Lookup, Needs};
 pub use fetched::Bytes;
 pub use place::{Mode, Place};
-pub use protect::{Cause, Lost, Protect, Protection};
+pub use protect::{Cause, Lost, Protect, Protection, Unprotection};
 pub use registry::WALK_LIMIT;
 pub use write_protect::{Insertion, MAX_TABLES, Size, Vouching, WriteProtect};
 
@@ -108,6 +108,6 @@ pub enum Refusal {
     Walked,
     /// Its bytes, or the way to them, changed meanwhile; or a page was evicted.
     Changed,
-    /// Another vCPU writes to the same slot now.
+    /// Another vCPU writes to the same slot now, or another processor changes stage 2 at one of the pages.
     Busy,
 }

@@ -4,8 +4,10 @@ use addr::Gpa;
 
 /// What is done to a VM's memory so that remembered instructions stay true.
 ///
-/// `protect` and `unprotect` are called with a small lock held: they must not come back to the cache, and should be as
-/// short as a change of one stage-2 leaf. `flush` and `read` are called without any lock.
+/// `protect` and `unprotect` are called with a small lock held: they must not come back to the cache, should be as
+/// short as a change of one stage-2 leaf, and **wait for nobody**. A processor that replaces the leaf may itself wait for a
+/// flush; the flush waits for a vCPU whose instruction is being carried out; and that vCPU may need the lock. So they answer
+/// `Busy` instead. `flush` and `read` are called without any lock.
 pub trait Protect {
     /// Makes the page read-only for the guest in stage 2.
     fn protect(&self, page: Gpa) -> Protection;
@@ -15,7 +17,7 @@ pub trait Protect {
 
     /// Undoes `protect`: gives back the right to write, unless there is another reason to withhold it. Rights grow, so
     /// nothing needs to be flushed; whoever still uses the lack of it faults once more.
-    fn unprotect(&self, page: Gpa);
+    fn unprotect(&self, page: Gpa) -> Unprotection;
 
     /// Reads bytes of one page. False if there is no memory.
     fn read(&self, gpa: Gpa, bytes: &mut [u8]) -> bool;
@@ -31,6 +33,18 @@ pub enum Protection {
     Already,
     /// It cannot be.
     Refused,
+    /// Another processor changes stage 2 there. The page has its rights as before.
+    Busy,
+}
+
+/// What became of a page that was to be writable again.
+#[must_use]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unprotection {
+    /// It is.
+    Done,
+    /// Another processor changes stage 2 there. The page is read-only as before.
+    Busy,
 }
 
 /// Why remembered instructions are forgotten.

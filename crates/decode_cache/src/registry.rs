@@ -4,7 +4,10 @@
 //! keeps the generation that it was registered under ([`Ticket`]) and is worth something only while it is the slot's. So
 //! one store forgets all that depends on a page, however much that is, and nobody needs to know what.
 //!
-//! A slot has a small lock, for whoever registers a page or forgets it. Lookups read the generation without it.
+//! A slot has a small lock, for whoever registers a page or forgets it. Lookups read the generation without it. Who holds it
+//! waits for nobody: a vCPU whose instruction is being carried out may come for the lock, and whoever changes stage 2 may wait
+//! for that vCPU ([`Protect`]). A page that cannot become writable at the moment stays registered, with a new generation, until
+//! the next one asks.
 //!
 //! The order that all depends on, in [`evict`](Registry::evict): the generation first, then the right to write.
 
@@ -14,7 +17,7 @@ use addr::{Gpa, PAGE_BYTES};
 
 use crate::bytes::MULTIPLIER;
 use crate::sync::{AtomicU16, AtomicU64, Mutex, Ordering, fence};
-use crate::{Cause, Lost, Protect, Protection, Refusal};
+use crate::{Cause, Lost, Protect, Protection, Refusal, Unprotection};
 
 /// How often walks may evict a page before it is not protected any more. A walk needs all its tables writable at once: were
 /// they protected again and again, two vCPUs that remember instructions could keep a third one from ever getting through.
@@ -120,9 +123,12 @@ impl Registry {
         let held = slot.page.load(Ordering::Relaxed);
         if held != number(page) {
             if held != NOBODY {
-                let more = self.evict(slot, &mut state, protect);
+                let (more, unprotection) = self.evict(slot, &mut state, protect);
                 lost.code += more.code;
                 lost.tables += more.tables;
+                if unprotection == Unprotection::Busy {
+                    return Err(Refusal::Busy);
+                }
             }
             // Told before it is read-only, so that whoever faults finds it here.
             slot.page.store(number(page), Ordering::Release);
@@ -130,10 +136,11 @@ impl Registry {
             match protect.protect(page.page(addr::PageSize::Size4K)) {
                 Protection::Owed => state.owed = true,
                 Protection::Already => state.owed = false,
-                Protection::Refused => {
+                failure @ (Protection::Refused | Protection::Busy) => {
                     slot.page.store(NOBODY, Ordering::Release);
                     self.count.fetch_sub(1, Ordering::Release);
-                    return Err(Refusal::Unprotected);
+                    let is_busy = failure == Protection::Busy;
+                    return Err(if is_busy { Refusal::Busy } else { Refusal::Unprotected });
                 }
             }
         }
@@ -171,7 +178,8 @@ impl Registry {
             && self.slots[self.index(gpa)].page.load(Ordering::Acquire) == number(gpa)
     }
 
-    /// Forgets all that depends on the page, then makes it writable. `None` if it is not registered.
+    /// Forgets all that depends on the page, then makes it writable if that can be done without waiting. `None` if it is not
+    /// registered.
     pub(crate) fn forget(&self, gpa: Gpa, cause: Cause, protect: &impl Protect) -> Option<Lost> {
         // Under the lock also the question whether it is registered: a fault may be here before the one who caused it by
         // registering the page has let go of it.
@@ -180,28 +188,34 @@ impl Registry {
         if slot.page.load(Ordering::Relaxed) != number(gpa) {
             return None;
         }
-        if cause == Cause::Walk {
+        let (lost, unprotection) = self.evict(slot, &mut state, protect);
+        // The walk that finds the page read-only still is counted when it comes back.
+        if cause == Cause::Walk && unprotection == Unprotection::Done {
             let walks = &self.walks[self.walks_index(gpa)];
             // Not beyond the limit, whatever happens: the count must not come round.
             if walks.load(Ordering::Relaxed) <= WALK_LIMIT {
                 walks.fetch_add(1, Ordering::Relaxed);
             }
         }
-        Some(self.evict(slot, &mut state, protect))
+        Some(lost)
     }
 
     /// The lock is held. What is registered here becomes void before the first write can happen.
-    fn evict(&self, slot: &Slot, state: &mut State, protect: &impl Protect) -> Lost {
+    fn evict(&self, slot: &Slot, state: &mut State, protect: &impl Protect) -> (Lost, Unprotection) {
         let page = slot.page.load(Ordering::Relaxed);
         slot.generation.store(slot.generation.load(Ordering::Relaxed) + 1, Ordering::Release);
         // Not only what came before the store, also what comes after it must keep its side.
         fence(Ordering::SeqCst);
-        protect.unprotect(Gpa(page * PAGE_BYTES));
+        let entries = core::mem::take(&mut state.entries);
+        let unprotection = protect.unprotect(Gpa(page * PAGE_BYTES));
 
-        // Last, so that who does not find the page here finds it writable.
-        slot.page.store(NOBODY, Ordering::Release);
-        self.count.fetch_sub(1, Ordering::Release);
-        core::mem::take(state).entries
+        if unprotection == Unprotection::Done {
+            state.owed = false;
+            // Last, so that who does not find the page here finds it writable.
+            slot.page.store(NOBODY, Ordering::Release);
+            self.count.fetch_sub(1, Ordering::Release);
+        }
+        (entries, unprotection)
     }
 
     fn while_current(&self, ticket: Ticket, then: impl FnOnce(&mut State)) -> bool {

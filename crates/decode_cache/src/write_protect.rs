@@ -22,7 +22,9 @@
 //! writes, with the old bytes read in step 3.
 //!
 //! **Bounds.** Memory is fixed at creation. A lookup waits for nobody. No lock is held while anything is flushed, read or
-//! walked.
+//! walked, nor while another processor is waited for that changes stage 2. So [`written`](WriteProtect::written) and
+//! [`write_as_host`](WriteProtect::write_as_host) wait for changes of single leaves at most, and may be called by whom a flush
+//! waits for.
 
 #[cfg(test)]
 pub(crate) mod tests;
@@ -235,10 +237,11 @@ impl<D: Decoded> WriteProtect<D> {
     }
 
     /// Somebody is about to write to this page, walks it as a table, or takes it away: what depends on it is forgotten,
-    /// and then it is writable. Says how much that was; `None` if the page is not one of ours.
+    /// and then it is writable, unless another processor changes stage 2 there at the moment. Says how much that was; `None` if
+    /// the page is not one of ours.
     ///
-    /// For the guest's writes, at the stage-2 fault: before asking whether the guest may write at all. `None` may also
-    /// mean that another vCPU has been faster; the guest may write then too, and finds that out when it tries again.
+    /// For the guest's writes, at the stage-2 fault: before asking whether the guest may write at all. The guest tries again in
+    /// any case, and faults again while the page is read-only. `None` may also mean that another vCPU has been faster.
     pub fn written(&self, gpa: Gpa, cause: Cause, protect: &impl Protect) -> Option<Lost> {
         self.registry.forget(gpa, cause, protect)
     }

@@ -7,7 +7,9 @@
 use std::panic::catch_unwind;
 
 use addr::Gpa;
-use decode_cache::{Bytes, Cause, Decoded, Mode, Place, Protect, Protection, Size, Vouching, WriteProtect};
+use decode_cache::{
+    Bytes, Cause, Decoded, Mode, Place, Protect, Protection, Size, Unprotection, Vouching, WriteProtect,
+};
 use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use loom::sync::{Arc, Mutex};
 use loom::thread;
@@ -90,8 +92,9 @@ impl Protect for Vm {
         Protection::Owed
     }
     fn flush(&self) {}
-    fn unprotect(&self, page: Gpa) {
+    fn unprotect(&self, page: Gpa) -> Unprotection {
         self.writable.lock().expect("no panic")[at(page)] = true;
+        Unprotection::Done
     }
     fn read(&self, gpa: Gpa, bytes: &mut [u8]) -> bool {
         bytes[0] = self.fetch(gpa);
@@ -156,8 +159,9 @@ impl Protect for Leaf {
         Protection::Owed
     }
     fn flush(&self) {}
-    fn unprotect(&self, _: Gpa) {
+    fn unprotect(&self, _: Gpa) -> Unprotection {
         self.0.store(true, Ordering::Relaxed);
+        Unprotection::Done
     }
     fn read(&self, _: Gpa, bytes: &mut [u8]) -> bool {
         bytes[0] = OLD;

@@ -62,7 +62,8 @@
 //!
 //! * A vCPU in the hypervisor counts as done. Senders are in the hypervisor, so no sender waits for another.
 //! * A sender waits with no lock held that a kicked pCPU could need on its way out of the guest.
-//! * Between `emulate` and `leave` nobody waits for anything.
+//! * Between `emulate` and `leave` nobody waits for anything but short locks, and whoever holds one of these waits for nobody:
+//!   not for a sender, nor for what a sender is in the middle of.
 //! * Each stay has a number: a target that has left and entered again since it was seen is not waited for.
 //!
 //! # What it costs

@@ -45,7 +45,7 @@ impl Presence {
 
     /// The hypervisor on `cpu` uses the guest's translations from now on: it carries out one of the guest's
     /// instructions. It is waited for like the guest itself, but needs no kick. Until [`Presence::leave`] this pCPU
-    /// waits for nobody: it would be waited for meanwhile.
+    /// waits for nobody who could wait for a shootdown: it would be waited for meanwhile.
     #[inline]
     pub fn emulate(&self, cpu: u32) {
         self.begin(cpu, EMULATING);

@@ -22,7 +22,8 @@ pub struct Outcome {
 /// target finds it before its next entry. `kick` makes pCPUs leave their guests, `meanwhile` is the caller's own
 /// flush, and `relax` is called between two looks with the pCPU that is waited for; it may kick it again.
 ///
-/// The caller holds no lock that a target may need to leave its guest, and there is nobody whom it has to let run.
+/// The caller holds no lock that a target may need to leave its guest, nor has it begun anything that the holder of such a lock
+/// waits for, and there is nobody whom it has to let run.
 pub fn run<'a, T: 'a>(
     targets: impl Iterator<Item = &'a T> + Clone,
     presence: impl Fn(&'a T) -> &'a Presence,

@@ -40,6 +40,17 @@ impl Denial {
     }
 }
 
+/// What came of an [attempt](Tree::try_protect_page) to change a page's rights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "what was done may owe a flush"]
+pub enum Attempt {
+    /// The page has the rights, or is not mapped.
+    Done(Stale),
+    /// Another processor replaces the entry. The page has its old rights, but larger leaves around it may have been split, and
+    /// owe this.
+    Busy(Stale),
+}
+
 /// How large leaves are split that a dirty log has closed, when the guest writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Granularity {
@@ -224,6 +235,9 @@ impl<F: Format> Tree<F> {
     ///
     /// Rights that grow owe no flush: a guest that does not know of them yet [faults](Self::fault) on its old entry.
     ///
+    /// Waits while another processor replaces the entry, which may itself wait for a flush. So the caller holds nothing that
+    /// anybody needs to do that flush; see [`try_protect_page`](Self::try_protect_page).
+    ///
     /// # Errors
     /// When `access` cannot be expressed, or the pool has no table left to split a large leaf with; the page keeps its
     /// rights.
@@ -234,32 +248,58 @@ impl<F: Format> Tree<F> {
         gpa: Gpa,
         access: Access,
     ) -> Result<Stale, MapError> {
+        let mut stale = Stale::EMPTY;
+        loop {
+            match self.try_protect_page(pages, tlb, gpa, access)? {
+                Attempt::Done(owed) => return Ok(stale.merge(owed)),
+                Attempt::Busy(owed) => stale = stale.merge(owed),
+            }
+            tlb.relax();
+        }
+    }
+
+    /// As [`protect_page`](Self::protect_page), but never waits for another processor: for callers who hold a lock. Only where
+    /// the format [breaks](crate::Replace) large leaves, `tlb` is asked for a flush.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn try_protect_page(
+        &self,
+        pages: &impl Pages,
+        tlb: &impl Tlb,
+        gpa: Gpa,
+        access: Access,
+    ) -> Result<Attempt, MapError> {
         self.check_access(access)?;
         if gpa >= self.limit() {
             return Err(MapError::Beyond(gpa));
         }
         let mut spare = Spare::new();
-        let result = self.protect_page_with(pages, tlb, gpa, access, &mut spare);
+        let result = self.try_protect_page_with(pages, tlb, gpa, access, &mut spare);
         spare.give_back(pages);
         result
     }
 
-    fn protect_page_with(
+    fn try_protect_page_with(
         &self,
         pages: &impl Pages,
         tlb: &impl Tlb,
         gpa: Gpa,
         wanted: Access,
         spare: &mut Spare,
-    ) -> Result<Stale, MapError> {
+    ) -> Result<Attempt, MapError> {
         let mut stale = Stale::EMPTY;
         loop {
-            let slot = self.settle(pages, tlb, gpa);
-            let Some(now) = slot.access().filter(|now| *now != wanted) else { return Ok(stale) };
+            let slot = self.descend(pages, gpa);
+            if slot.entry == Entry::Busy {
+                return Ok(Attempt::Busy(stale));
+            }
+            let Some(now) = slot.access().filter(|now| *now != wanted) else { return Ok(Attempt::Done(stale)) };
             if slot.level == 0 {
                 if self.exchange(pages, &slot, self.format.with_access(slot.bits, wanted)) {
                     let owed = !wanted.includes(now);
-                    return Ok(if owed { stale.merge(self.owed_for(slot.page(), 0)) } else { stale });
+                    let stale = if owed { stale.merge(self.owed_for(slot.page(), 0)) } else { stale };
+                    return Ok(Attempt::Done(stale));
                 }
                 continue;
             }

@@ -60,7 +60,7 @@ mod vmsa;
 pub use collapse::Collapse;
 pub use dirty_log::{Cleared, Copyable, DirtyLog, Policy, Rounds, Start};
 pub use epoch::{Epochs, Limbo, Quiescence, Walker, Walking};
-pub use fault::{Denial, Fault, Granularity};
+pub use fault::{Attempt, Denial, Fault, Granularity};
 pub use format::{Entry, Format, Replace, Source};
 pub use marks::MarkWord;
 pub use npt::{Npt, NptOf};

@@ -73,4 +73,11 @@ impl Ram {
     pub(crate) fn written_by_host(self, offset: u64, choice: u64) -> bool {
         host_writes::write((&raw const *self.word(offset)) as u64, choice)
     }
+
+    /// As [`written_by_host`](Self::written_by_host), all of the `bytes` from `offset` on, which begins a word, by one instruction.
+    #[cfg(machine = "pc")]
+    pub(crate) fn filled_by_host(self, offset: u64, bytes: u64) {
+        assert!(offset < self.bytes && bytes <= self.bytes - offset);
+        host_writes::fill((&raw const *self.word(offset)) as u64, bytes);
+    }
 }

@@ -22,11 +22,11 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use addr::{Gpa, GpaRange, Hpa, PAGE_BYTES, PageSize};
-use decode_cache::{Cause, Lost, Protect, Protection, Size, Vouching, WriteProtect};
+use decode_cache::{Cause, Lost, Protect, Protection, Size, Unprotection, Vouching, WriteProtect};
 use sched::{CpuId, Pending};
 use shootdown::{Flush, Plan};
 use spin::{Mutex, MutexGuard};
-use stage2::{Access, MapError, Shape, Stale, Tlb, Tree};
+use stage2::{Access, Attempt, MapError, Shape, Stale, Tlb, Tree};
 use tlb_tag::Scheme;
 use vcpu_layout::lay_out;
 
@@ -449,9 +449,11 @@ impl Protect for Protected<'_> {
             return Protection::Refused;
         }
         let _walking = self.memory.logging.walk(cpu::this().id);
-        match tree.protect_page(tables, &self.tlbs(), page, Access::READ_EXECUTE) {
-            Ok(stale) if stale.is_empty() => Protection::Already,
-            Ok(_) => Protection::Owed,
+        // Nested pages owe nothing for a leaf that was split before the page was found to be busy.
+        match tree.try_protect_page(tables, &self.tlbs(), page, Access::READ_EXECUTE) {
+            Ok(Attempt::Done(stale)) if stale.is_empty() => Protection::Already,
+            Ok(Attempt::Done(_)) => Protection::Owed,
+            Ok(Attempt::Busy(_)) => Protection::Busy,
             Err(_) => Protection::Refused,
         }
     }
@@ -460,12 +462,13 @@ impl Protect for Protected<'_> {
         self.memory.flush_everybody(self.vcpus);
     }
 
-    fn unprotect(&self, page: Gpa) {
+    fn unprotect(&self, page: Gpa) -> Unprotection {
         let Memory { tree, tables, .. } = self.memory;
         // It is a leaf of its own since it was protected, so nothing has to be split; and rights that grow owe nothing.
         let _walking = self.memory.logging.walk(cpu::this().id);
-        let grown = tree.protect_page(tables, &self.tlbs(), page, Access::ALL);
-        debug_assert!(grown.is_ok_and(|stale| stale.is_empty()));
+        let grown = tree.try_protect_page(tables, &self.tlbs(), page, Access::ALL);
+        debug_assert!(matches!(grown, Ok(Attempt::Done(Stale::EMPTY) | Attempt::Busy(Stale::EMPTY))), "{grown:?}");
+        if let Ok(Attempt::Busy(_)) = grown { Unprotection::Busy } else { Unprotection::Done }
     }
 
     fn read(&self, gpa: Gpa, bytes: &mut [u8]) -> bool {

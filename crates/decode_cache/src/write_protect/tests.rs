@@ -11,13 +11,15 @@ use addr::{Gpa, PAGE_BYTES};
 
 use super::{Size, Vouching, WriteProtect};
 use crate::tests::{Instruction, MODE, MOST, instruction};
-use crate::{Bytes, Cause, Lost, Mode, Outcome, Place, Protect, Protection, Refusal, WALK_LIMIT};
+use crate::{Bytes, Cause, Lost, Mode, Outcome, Place, Protect, Protection, Refusal, Unprotection, WALK_LIMIT};
 
 /// A VM's memory: bytes, and what is done to it.
 pub(crate) struct Memory {
     bytes: RefCell<Vec<u8>>,
     read_only: RefCell<BTreeSet<u64>>,
     refused: Cell<Option<u64>>,
+    /// The page whose entry of stage 2 somebody is about to replace.
+    busy: Cell<Option<u64>>,
     already: Cell<bool>,
     flushes: Cell<u32>,
 }
@@ -31,6 +33,7 @@ impl Memory {
             bytes: RefCell::new(bytes),
             read_only: RefCell::default(),
             refused: Cell::new(None),
+            busy: Cell::new(None),
             already: Cell::new(false),
             flushes: Cell::new(0),
         }
@@ -55,6 +58,9 @@ impl Protect for Memory {
         if self.refused.get() == Some(page.0 / PAGE_BYTES) {
             return Protection::Refused;
         }
+        if self.busy.get() == Some(page.0 / PAGE_BYTES) {
+            return Protection::Busy;
+        }
         assert!(self.read_only.borrow_mut().insert(page.0 / PAGE_BYTES), "protected twice");
         if self.already.get() { Protection::Already } else { Protection::Owed }
     }
@@ -63,8 +69,12 @@ impl Protect for Memory {
         self.flushes.set(self.flushes.get() + 1);
     }
 
-    fn unprotect(&self, page: Gpa) {
+    fn unprotect(&self, page: Gpa) -> Unprotection {
+        if self.busy.get() == Some(page.0 / PAGE_BYTES) {
+            return Unprotection::Busy;
+        }
         assert!(self.read_only.borrow_mut().remove(&(page.0 / PAGE_BYTES)), "was not protected");
+        Unprotection::Done
     }
 
     fn read(&self, gpa: Gpa, bytes: &mut [u8]) -> bool {
@@ -265,8 +275,8 @@ fn page_that_another_one_still_flushes_for_is_flushed_for_again() {
             self.2.set(insertion.flushed);
             self.1.flush();
         }
-        fn unprotect(&self, page: Gpa) {
-            self.1.unprotect(page);
+        fn unprotect(&self, page: Gpa) -> Unprotection {
+            self.1.unprotect(page)
         }
         fn read(&self, gpa: Gpa, bytes: &mut [u8]) -> bool {
             self.1.read(gpa, bytes)
@@ -292,8 +302,8 @@ fn flush_does_not_pay_for_what_was_registered_since() {
             let refused = insert(self.0, &place(2, 0x3001), instruction(1, 2), &[page(4)], self.1);
             assert_eq!(refused, Outcome::Refused(Refusal::Unprotected));
         }
-        fn unprotect(&self, page: Gpa) {
-            self.1.unprotect(page);
+        fn unprotect(&self, page: Gpa) -> Unprotection {
+            self.1.unprotect(page)
         }
         fn read(&self, gpa: Gpa, bytes: &mut [u8]) -> bool {
             self.1.read(gpa, bytes)
@@ -318,6 +328,70 @@ fn page_that_needs_the_registrys_slot_evicts_the_other() {
     assert_eq!((insertion.outcome, insertion.lost), (Outcome::Stored, Lost { code: 1, tables: 0 }));
     assert_eq!(memory.read_only(), [4]);
     assert_eq!((cache.find(&one), cache.find(&other)), (None, Some(instruction(1, 2))));
+}
+
+#[test]
+fn page_that_is_busy_is_not_protected_and_nobody_waits_for_it() {
+    let (cache, memory) = (cache(64, 8, Vouching::Walk), Memory::new());
+    memory.busy.set(Some(3));
+    assert_eq!(insert(&cache, &place(1, 0x3000), instruction(1, 1), &[], &memory), Outcome::Refused(Refusal::Busy));
+    assert!(!cache.covers(Gpa(0x3000)) && memory.read_only().is_empty());
+    memory.busy.set(None);
+    assert_eq!(insert(&cache, &place(1, 0x3000), instruction(1, 1), &[], &memory), Outcome::Stored);
+}
+
+#[test]
+fn what_depends_on_a_busy_page_is_forgotten_and_the_page_is_read_only_until_somebody_asks_again() {
+    let (cache, memory) = (cache(64, 8, Vouching::Walk), Memory::new());
+    let here = place(1, 0x3000);
+    assert_eq!(insert(&cache, &here, instruction(1, 1), &[], &memory), Outcome::Stored);
+    memory.busy.set(Some(3));
+    assert_eq!(cache.written(Gpa(0x3000), Cause::Write, &memory), Some(Lost { code: 1, tables: 0 }));
+    assert_eq!(cache.find(&here), None);
+    assert_eq!(memory.read_only(), [3]);
+    assert!(cache.covers(Gpa(0x3000)), "who writes is still stopped, and must find the page here");
+    assert_eq!(cache.write_as_host(Gpa(0x3000), &memory, || ()).1, Lost::default(), "nothing is left to forget");
+
+    memory.busy.set(None);
+    assert_eq!(cache.written(Gpa(0x3000), Cause::Write, &memory), Some(Lost::default()));
+    assert!(!cache.covers(Gpa(0x3000)) && memory.read_only().is_empty());
+}
+
+/// It may be remembered from again: it is read-only all the time, and what it held is read once more.
+#[test]
+fn page_that_stayed_read_only_owes_what_it_owed_before() {
+    let (cache, memory) = (cache(64, 16, Vouching::Tables), Memory::new());
+    memory.refused.set(Some(4));
+    let refused = insert(&cache, &place(1, 0x3000), instruction(1, 1), &[page(4)], &memory);
+    assert_eq!((refused, memory.flushes.get()), (Outcome::Refused(Refusal::Unprotected), 0));
+    memory.busy.set(Some(3));
+    assert!(cache.written(Gpa(0x3000), Cause::Write, &memory).is_some());
+    memory.busy.set(None);
+    let again = insert(&cache, &place(1, 0x3000), instruction(1, 1), &[], &memory);
+    assert_eq!((again, memory.flushes.get()), (Outcome::Stored, 1));
+    assert!(cache.find(&place(1, 0x3000)).is_some());
+}
+
+#[test]
+fn busy_page_keeps_its_slot_from_another() {
+    let (cache, memory) = (cache(64, 1, Vouching::Walk), Memory::new());
+    assert_eq!(insert(&cache, &place(1, 0x3000), instruction(1, 1), &[], &memory), Outcome::Stored);
+    memory.busy.set(Some(3));
+    let bytes = memory.at(Gpa(0x4000));
+    let insertion = cache.insert(&place(2, 0x4000), &bytes, instruction(1, 2), &[], &memory, || true);
+    assert_eq!((insertion.outcome, insertion.lost.code), (Outcome::Refused(Refusal::Busy), 1));
+    assert_eq!((cache.find(&place(1, 0x3000)), memory.read_only()), (None, vec![3]));
+}
+
+#[test]
+fn walks_that_find_a_page_busy_count_once() {
+    let (cache, memory) = (cache(64, 1, Vouching::Walk), Memory::new());
+    assert_eq!(insert(&cache, &place(1, 0x3000), instruction(1, 1), &[], &memory), Outcome::Stored);
+    memory.busy.set(Some(3));
+    (0..2 * WALK_LIMIT).for_each(|_| assert!(cache.written(Gpa(0x3000), Cause::Walk, &memory).is_some()));
+    memory.busy.set(None);
+    assert!(cache.written(Gpa(0x3000), Cause::Walk, &memory).is_some());
+    assert_eq!(insert(&cache, &place(1, 0x3000), instruction(1, 1), &[], &memory), Outcome::Stored);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! What a VM's memory does when its cache calls back, and what others do meanwhile.
 
 use addr::Gpa;
-use decode_cache::{Bytes, Protect, Protection};
+use decode_cache::{Bytes, Protect, Protection, Unprotection};
 
 use super::{PAGE, Vm, World};
 use crate::Mutant;
@@ -49,6 +49,9 @@ impl Protect for Hosting<'_> {
             return Protection::Already;
         }
         self.world.interfere_without_locks(self.vm, number);
+        if self.world.is_busy() {
+            return Protection::Busy;
+        }
         let had = std::mem::replace(&mut self.machine().writable.borrow_mut()[number as usize], false);
         self.world.interfere_without_locks(self.vm, number);
         if had { Protection::Owed } else { Protection::Already }
@@ -62,10 +65,14 @@ impl Protect for Hosting<'_> {
         self.world.interfere(self.vm);
     }
 
-    fn unprotect(&self, page: Gpa) {
+    fn unprotect(&self, page: Gpa) -> Unprotection {
         let number = page.0 / PAGE;
+        if self.world.is_busy() {
+            return Unprotection::Busy;
+        }
         self.machine().writable.borrow_mut()[number as usize] = true;
         self.world.interfere_without_locks(self.vm, number);
+        Unprotection::Done
     }
 
     fn read(&self, gpa: Gpa, bytes: &mut [u8]) -> bool {

@@ -354,6 +354,11 @@ impl World {
         (x.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32) % limit
     }
 
+    /// Whether somebody is about to replace an entry of stage 2.
+    fn is_busy(&self) -> bool {
+        self.below(5) == 0
+    }
+
     fn byte(&self) -> u8 {
         self.below(16) as u8
     }

@@ -24,14 +24,14 @@ const NEXT: u8 = b'n';
 const PAGE: u64 = 4096;
 
 /// Whether [`QUIT`] was typed meanwhile. Everything else that was typed is forgotten.
-fn is_to_quit() -> bool {
+pub(super) fn is_to_quit() -> bool {
     core::iter::from_fn(serial::receive).any(|byte| byte == QUIT)
 }
 
 /// `mebibytes` of the memory, from `offset` on; all of it without; as much as there is if there is less.
-fn memory(offset: u64, mebibytes: Option<u64>) -> Option<Ram> {
+pub(super) fn memory(offset: u64, mebibytes: Option<u64>) -> Option<Ram> {
     let ram = Ram::all().part(offset, mebibytes.map_or(u64::MAX, |count| count.saturating_mul(1 << 20)));
     Some(ram).filter(|ram| ram.bytes() > 0)
 }
 
-const NO_MEMORY: Outcome = Outcome::Unsupported("no memory is left beside the image");
+pub(super) const NO_MEMORY: Outcome = Outcome::Unsupported("no memory is left beside the image");

@@ -18,7 +18,7 @@ mod round_trip;
 use super::{Experiment, by_default, on_request};
 
 /// All of them, in the order in which they run by default.
-pub(super) const EXPERIMENTS: [Experiment; 49] = [
+pub(super) const EXPERIMENTS: [Experiment; 50] = [
     by_default("cpuid", "CPUID leaf 0", round_trip::cpuid_0),
     by_default("cpuid-1", "CPUID leaf 1", round_trip::cpuid_1),
     by_default("rdmsr", "RDMSR of APIC_BASE", round_trip::rdmsr),
@@ -79,6 +79,11 @@ pub(super) const EXPERIMENTS: [Experiment; 49] = [
         "decode-variant",
         "for seconds=N (5): at a fixed address an instruction that differs by variant",
         decode::variant::run,
+    ),
+    on_request(
+        "decode-spread",
+        "code on pages all over the memory that are written to as well, until q is typed or for seconds=N",
+        decode::spread::run,
     ),
     on_request("emulate-forms", "each instruction form on a device and on memory: the same result", decode::forms::run),
     on_request(

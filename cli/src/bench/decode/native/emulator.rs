@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use addr::Gpa;
 use decode_cache::{
-    ByBytes, Bytes, Decoded, Mode as ModeNumber, Place, Protect, Protection, Size, Vouching, WriteProtect,
+    ByBytes, Bytes, Decoded, Mode as ModeNumber, Place, Protect, Protection, Size, Unprotection, Vouching, WriteProtect,
 };
 use x86_emulate::{Cause, CpuState, Emulation, Fetched, Instruction, Memory, Mode, Outcome, Sites, Walks};
 
@@ -40,7 +40,9 @@ impl Protect for Ram {
 
     fn flush(&self) {}
 
-    fn unprotect(&self, _: Gpa) {}
+    fn unprotect(&self, _: Gpa) -> Unprotection {
+        Unprotection::Done
+    }
 
     fn read(&self, gpa: Gpa, bytes: &mut [u8]) -> bool {
         Memory::read(self, gpa, bytes).is_some()

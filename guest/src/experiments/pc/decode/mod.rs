@@ -6,6 +6,7 @@
 //! * [`variant`]: the same for two VMs that agree in address and root.
 //! * [`forms`]: each form does on a device what it does on memory.
 //! * [`torture`]: code that aims at the emulator.
+//! * [`spread`]: code on many pages, executed and written to, for somebody who changes how memory is mapped.
 //!
 //! All need the local APIC in memory (`apic=xapic`).
 
@@ -16,6 +17,7 @@ mod forms_list;
 pub(super) mod measure;
 mod partner;
 mod ports;
+pub(super) mod spread;
 pub(super) mod torture;
 mod torture_known;
 mod torture_wild;
