@@ -159,6 +159,16 @@ fn debug_registers_and_programs_at_el0_get_their_exceptions() {
     gets_the_right_answers(Machine::Aarch64, "experiments=debug,el0,timer-extremes");
 }
 
+/// Alone, so that the CPU sleeps, and beside others on the same pCPUs.
+#[test]
+fn physical_timer_is_as_the_architecture_has_it() {
+    gets_the_right_answers(Machine::Aarch64, "experiments=physical-timer");
+    let toml = measuring_vm("measuring", 1, "experiments=physical-timer");
+    let json = Machine::Aarch64.run_vms(60, &toml, &["--json"]).expect_status(0).json();
+    let output = vm(&json, "measuring")["output"].as_str().unwrap_or_default();
+    assert!(output.contains("record experiment=physical-timer passed=14 failed=0"), "{output}");
+}
+
 /// QEMU 7.2 has no processor with FEAT_WFxT: there, how it is decoded and decided is seen by unit tests alone. The log says which it was.
 #[test]
 fn waits_with_a_time_end_at_it() {

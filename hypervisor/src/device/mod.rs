@@ -10,6 +10,8 @@
 #[cfg(any(test, machine = "virt"))]
 pub(crate) mod affinity;
 #[cfg(any(test, machine = "virt"))]
+pub(crate) mod generic_timer;
+#[cfg(any(test, machine = "virt"))]
 pub(crate) mod gic;
 #[cfg(any(test, machine = "pc"))]
 pub(crate) mod interrupt;

@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use super::attempt;
 use super::boot::BootInfo;
 use super::registers::{isb, read_register, write_register};
-use super::vectors::TIMER;
+use super::vectors::{PHYSICAL_TIMER, TIMER};
 use super::{boot, control, cpu_local, tsc};
 
 /// Registers of the distributor.
@@ -59,7 +59,7 @@ fn prepare_redistributor(at: u64) {
     for word in 0..8 {
         let _ = attempt::store_u32(at + GICR_IPRIORITYR + 4 * word, 0x8080_8080);
     }
-    let _ = attempt::store_u32(at + GICR_ISENABLER0, 0xffff | 1 << TIMER);
+    let _ = attempt::store_u32(at + GICR_ISENABLER0, 0xffff | 1 << TIMER | 1 << PHYSICAL_TIMER);
 }
 
 fn prepare_interface() {
@@ -210,6 +210,64 @@ pub(crate) fn restore() {
     // SAFETY: nothing is being handled.
     unsafe { write_register!("icc_ap1r0_el1", 0u64) };
     prepare_interface();
+}
+
+/// Interrupts of the physical timer that were taken, and how many are to be before it is masked.
+static PHYSICAL: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+
+/// The physical timer's registers: CNTPCT_EL0, CNTP_TVAL_EL0, CNTP_CTL_EL0, CNTP_CVAL_EL0.
+pub(crate) fn physical_timer() -> [u64; 4] {
+    isb();
+    [
+        read_register!("cntpct_el0"),
+        read_register!("cntp_tval_el0"),
+        read_register!("cntp_ctl_el0"),
+        read_register!("cntp_cval_el0"),
+    ]
+}
+
+/// CNTVCT_EL0.
+pub(crate) fn virtual_count() -> u64 {
+    isb();
+    read_register!("cntvct_el0")
+}
+
+/// Sets CNTP_CVAL_EL0.
+pub(crate) fn set_physical_compare(count: u64) {
+    // SAFETY: nobody else uses this timer.
+    unsafe { write_register!("cntp_cval_el0", count) };
+    isb();
+}
+
+/// Sets CNTP_TVAL_EL0.
+pub(crate) fn set_physical_value(count: u64) {
+    // SAFETY: as above.
+    unsafe { write_register!("cntp_tval_el0", count) };
+    isb();
+}
+
+/// Sets CNTP_CTL_EL0. Its interrupt is taken `times` times before the handler masks it.
+pub(crate) fn set_physical_control(control: u64, times: u64) {
+    PHYSICAL[0].store(0, Ordering::SeqCst);
+    PHYSICAL[1].store(times, Ordering::SeqCst);
+    // SAFETY: as above.
+    unsafe { write_register!("cntp_ctl_el0", control) };
+    isb();
+}
+
+/// How many times the interrupt was taken since then.
+pub(crate) fn physical_interrupts() -> u64 {
+    PHYSICAL[0].load(Ordering::SeqCst)
+}
+
+/// The physical timer's interrupt was acknowledged.
+pub(super) fn physical_timer_was_taken() {
+    if PHYSICAL[0].fetch_add(1, Ordering::SeqCst) + 1 >= PHYSICAL[1].load(Ordering::SeqCst) {
+        // SAFETY: as above.
+        unsafe { write_register!("cntp_ctl_el0", 3u64) };
+        isb();
+    }
+    end_of_interrupt(PHYSICAL_TIMER);
 }
 
 const ENABLE: u64 = 1;

@@ -137,6 +137,7 @@ fn interrupts() {
                 cpu_local::own().own_sgis.fetch_add(1, Ordering::Release);
                 gic::end_of_interrupt(vectors::MEASURED);
             }
+            Ok(vectors::PHYSICAL_TIMER) => gic::physical_timer_was_taken(),
             Ok(vectors::TIMER) if !gic::timer_is_due() => {
                 // It was disarmed while its interrupt was on its way.
                 cpu_local::own().late_timers.fetch_add(1, Ordering::Relaxed);

@@ -2,6 +2,8 @@
 
 /// The virtual timer.
 pub(crate) const TIMER: u8 = 27;
+/// The physical timer of EL1.
+pub(crate) const PHYSICAL_TIMER: u8 = 30;
 /// Only wakes a CPU that sleeps.
 pub(crate) const WAKE: u8 = 0;
 /// A CPU wants others to flush translations.

@@ -47,6 +47,94 @@ pub(super) fn still_work(context: &Context, experiment: &str) -> u64 {
     failures
 }
 
+/// The physical timer of EL1: its registers, its interrupt, its mask, its level, and that it wakes a CPU that sleeps.
+pub(super) fn physical_timer(context: &Context) -> Outcome {
+    const ENABLE: u64 = 1;
+    const IMASK: u64 = 2;
+    const ISTATUS: u64 = 4;
+    let mut cases = Cases::new(context, "physical-timer");
+    let ms = controller::timer_khz();
+    let control = || controller::physical_timer()[2];
+    let taken = controller::physical_interrupts;
+    let mut check = |name: &str, expected: &str, seen: u64, matches: bool| {
+        cases.check(name, "the physical timer", expected, format_args!("{seen:#x}"), matches);
+    };
+
+    controller::set_physical_control(0, 1);
+    for _ in 0..1000 {
+        let (before, [count, ..], after) =
+            (controller::virtual_count(), controller::physical_timer(), controller::virtual_count());
+        if !(before..=after).contains(&count) {
+            check("one-counter", "between two reads of the virtual counter", count, false);
+        }
+    }
+    let [now, ..] = controller::physical_timer();
+    controller::set_physical_compare(now + 1000 * ms);
+    let [later, value, off, compare] = controller::physical_timer();
+    check("compare", "as written", compare, compare == now + 1000 * ms);
+    check(
+        "value",
+        "the counts from here to there",
+        value,
+        value <= 1000 * ms && value + 500 * ms > 1000 * ms && later >= now,
+    );
+    check("off", "no condition", off, off == 0);
+    controller::set_physical_value(0xffff_ffff);
+    let [now, _, _, compare] = controller::physical_timer();
+    check("negative", "in the past", compare, compare < now && now - compare < 1000 * ms);
+
+    // Off, and then masked: nothing comes, but what holds is seen.
+    cpu::wait_until(tsc::ticks(3000), || taken() != 0);
+    check("off-and-past", "no interrupt", taken(), taken() == 0);
+    controller::set_physical_control(ENABLE | IMASK, 1);
+    cpu::wait_until(tsc::ticks(3000), || taken() != 0);
+    check("masked", "no interrupt", taken(), taken() == 0);
+    check("masked-status", "on, masked, holds", control(), control() == ENABLE | IMASK | ISTATUS);
+    controller::set_physical_control(ENABLE, 1);
+    cpu::wait_until(tsc::seconds(5), || taken() != 0);
+    check("unmasked", "one interrupt", taken(), taken() == 1);
+
+    // Later, awake: not before its time.
+    controller::set_physical_control(0, 1);
+    let [start, ..] = controller::physical_timer();
+    controller::set_physical_compare(start + 5 * ms);
+    controller::set_physical_control(ENABLE, 1);
+    check("not-yet", "on", control(), control() == ENABLE || controller::physical_timer()[0] >= start + 5 * ms);
+    cpu::wait_until(tsc::seconds(5), || taken() != 0);
+    let [end, ..] = controller::physical_timer();
+    check("fires", "after 5 ms", end - start, taken() == 1 && end >= start + 5 * ms);
+
+    // As long as the condition holds, it comes again.
+    controller::set_physical_control(ENABLE, 3);
+    cpu::wait_until(tsc::seconds(5), || taken() >= 3);
+    check("level", "three interrupts", taken(), taken() == 3);
+
+    // Asleep: nothing else wakes this CPU.
+    controller::disarm();
+    for delay in [1, 50] {
+        let [start, ..] = controller::physical_timer();
+        controller::set_physical_control(0, 1);
+        controller::set_physical_value(delay * ms);
+        controller::set_physical_control(ENABLE, 1);
+        while taken() == 0 {
+            interrupts::sleep();
+        }
+        let [end, ..] = controller::physical_timer();
+        check("wakes", "not before its time", end - start, end >= start + delay * ms);
+    }
+
+    // Held off until the condition is gone: nothing comes.
+    controller::set_physical_control(ENABLE, 1);
+    tsc::pause_until(tsc::now() + tsc::ticks(2000));
+    let held = control();
+    let [now, ..] = controller::physical_timer();
+    controller::set_physical_compare(now + 100_000 * ms);
+    cpu::wait_until(tsc::ticks(3000), || taken() != 0);
+    check("taken-back", "held, and no interrupt", taken(), held == ENABLE | ISTATUS && taken() == 0);
+    controller::set_physical_control(0, 1);
+    cases.done()
+}
+
 /// WFIT and WFET (FEAT_WFxT): they end at their time, with nothing else to wake them.
 pub(super) fn timed_waits(context: &Context) -> Outcome {
     if !control::has_timed_waits() {

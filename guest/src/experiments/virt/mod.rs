@@ -27,7 +27,7 @@ impl fmt::Display for Seen {
 }
 
 /// All of them, in the order in which they run by default.
-pub(super) const EXPERIMENTS: [Experiment; 33] = [
+pub(super) const EXPERIMENTS: [Experiment; 34] = [
     by_default("hvc", "HVC: the version of the calling convention", round_trip::hvc),
     by_default("smc", "the same by SMC", round_trip::smc),
     by_default("sysreg-read", "read of an ID register", round_trip::sysreg_read),
@@ -49,6 +49,11 @@ pub(super) const EXPERIMENTS: [Experiment; 33] = [
     on_request("fetch-nowhere", "instructions from devices and from nowhere", mmio::fetches),
     on_request("icc-fuzz", "the interrupt controller's CPU interface with random data", interrupts::interface),
     on_request("sysreg-sweep", "every encoding of a system register or instruction", system::sweep),
+    on_request(
+        "physical-timer",
+        "the physical timer: its registers, its interrupt, its level",
+        interrupts::physical_timer,
+    ),
     on_request("timed-waits", "WFIT and WFET, where there are such", interrupts::timed_waits),
     on_request("id-registers", "the ID registers, and registers that they hide", hidden::id_registers),
     on_request(

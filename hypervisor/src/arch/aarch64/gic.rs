@@ -33,6 +33,8 @@ const MAINTENANCE: u32 = 25;
 const TIMER: u32 = 26;
 /// PPI of the guest's virtual timer.
 pub(super) const GUEST_TIMER: u32 = 27;
+/// PPI of the guest's physical timer, which is emulated: there is no such interrupt of the host's.
+pub(super) const GUEST_PHYSICAL_TIMER: u32 = 30;
 /// From here on, numbers mean that there is nothing.
 const SPECIAL: u32 = 1020;
 

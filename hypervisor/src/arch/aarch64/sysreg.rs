@@ -8,6 +8,8 @@ use abi::counters::ExitReason;
 use log::debug;
 
 use super::{id_registers, platform, routing};
+use crate::cpu::scheduler;
+use crate::device::generic_timer::Register;
 use crate::vcpu::run::{Next, Running};
 
 /// MRS, MSR and system instructions.
@@ -17,7 +19,8 @@ pub(super) fn access(run: &mut Running<'_>, access: SystemAccess) -> Next {
     let tally = run.tally;
     if is_read {
         tally.exit(ExitReason::SysregRead);
-        match read(register).or_else(|| run.owner.arch.debug.read(register)) {
+        let timer = || timer_register(register).map(|register| run.owner.arch.read_physical_timer(register));
+        match read(register).or_else(timer).or_else(|| run.owner.arch.debug.read(register)) {
             Some(value) => {
                 run.owner.arch.set_general(general, value);
                 run.owner.arch.skip();
@@ -57,12 +60,30 @@ fn read(register: SystemRegister) -> Option<u64> {
     Some(value)
 }
 
+/// The register of the physical timer that this is, if any.
+fn timer_register(register: SystemRegister) -> Option<Register> {
+    match register.parts() {
+        (3, 3, 14, 2, 0) => Some(Register::Value),
+        (3, 3, 14, 2, 1) => Some(Register::Control),
+        (3, 3, 14, 2, 2) => Some(Register::Compare),
+        _ => None,
+    }
+}
+
 /// What a guest writes; false where it has no such register.
 fn write(run: &mut Running<'_>, register: SystemRegister, value: u64) -> bool {
     match register.parts() {
         // ICC_SGI1R_EL1.
         (3, 0, 12, 11, 5) => {
             routing::send_sgi(run, value);
+            true
+        }
+        // The physical timer: the pCPU's own goes off not later than this one.
+        (3, 3, 14, 2, 0..=2) => {
+            if let Some(register) = timer_register(register) {
+                run.owner.arch.write_physical_timer(register, value);
+                scheduler::arm(run.cpu, run.owner.arch.deadline());
+            }
             true
         }
         // ICC_ASGI1R_EL1, ICC_SGI0R_EL1: for groups of interrupts that do not exist.

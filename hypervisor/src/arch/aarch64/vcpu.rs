@@ -16,7 +16,7 @@ use super::debug::Debug;
 use super::el1::El1;
 use super::entry::{self, Registers};
 use super::fpu::FpuState;
-use super::gic::GUEST_TIMER;
+use super::gic::{GUEST_PHYSICAL_TIMER, GUEST_TIMER};
 use super::loader::Entry;
 use super::register::{isb, read_register, write_register};
 use super::routing::Start;
@@ -25,6 +25,7 @@ use super::virtualization::HostContext;
 use super::{tsc, virtualization};
 use crate::arch::trace::{self, Event};
 use crate::device::affinity::affinity;
+use crate::device::generic_timer::{GenericTimer, Register};
 use crate::device::gic::{self, MAX_LISTS, VcpuGic};
 use crate::layout::OwnPages;
 use crate::vcpu::Tally;
@@ -49,6 +50,8 @@ pub(crate) struct ArchVcpu {
     /// HCR_EL2.
     hcr: u64,
     timer: Timer,
+    /// Its physical timer (CNTP), which traps.
+    physical_timer: GenericTimer,
     /// Interrupts: those of the vCPU alone, and what is in list registers.
     pub(super) gic: VcpuGic,
     /// The guest's side of the interrupt controller while it is not in the pCPU.
@@ -133,6 +136,7 @@ impl ArchVcpu {
             stage2_root,
             hcr: virtualization::hcr(),
             timer: Timer::default(),
+            physical_timer: GenericTimer::default(),
             gic: VcpuGic::new(gic::Config {
                 number: index,
                 vcpus: config.vcpus,
@@ -164,6 +168,8 @@ impl ArchVcpu {
         self.registers.x[0] = start.context;
         self.el1 = El1::new();
         self.timer = Timer::default();
+        self.write_physical_timer(Register::Control, 0);
+        self.physical_timer = GenericTimer::default();
         self.interface = Interface::default();
         if self.is_loaded {
             self.debug.depart();
@@ -347,7 +353,8 @@ impl ArchVcpu {
             Activity::Waiting if self.wait_ends_at.is_some() => false,
             Activity::Waiting => {
                 let timer = if self.timer_is_on() { 1 << GUEST_TIMER } else { 0 };
-                !self.gic.hears(self.priority_mask(), timer)
+                let physical = if self.physical_timer.interrupts() { 1 << GUEST_PHYSICAL_TIMER } else { 0 };
+                !self.gic.hears(self.priority_mask(), timer | physical)
             }
         }
     }
@@ -367,11 +374,28 @@ impl ArchVcpu {
     #[inline]
     pub(crate) fn deadline(&self) -> Option<u64> {
         let timer = if self.is_loaded || self.gic.holds_linked(GUEST_TIMER) { None } else { self.timer.due() };
-        earliest(timer, self.wait_ends_at)
+        earliest(earliest(timer, self.physical_timer.deadline()), self.wait_ends_at)
     }
 
-    /// Lets a due timer fire: it does so by itself when the vCPU is back on a pCPU.
-    pub(crate) fn expire_timer(&mut self, _: u64) {}
+    /// Lets a due timer fire: the physical one. The virtual one does so by itself when the vCPU is back on a pCPU.
+    #[inline]
+    pub(crate) fn expire_timer(&mut self, now: u64) {
+        if let Some(level) = self.physical_timer.settle(now) {
+            self.gic.set_line(GUEST_PHYSICAL_TIMER, level);
+        }
+    }
+
+    /// The guest reads its physical timer. Its counter is the host's, by both names.
+    pub(super) fn read_physical_timer(&self, register: Register) -> u64 {
+        self.physical_timer.read(register, tsc::now())
+    }
+
+    /// The guest writes its physical timer.
+    pub(super) fn write_physical_timer(&mut self, register: Register, value: u64) {
+        let now = tsc::now();
+        self.physical_timer.write(register, value, now);
+        self.expire_timer(now);
+    }
 
     /// The guest wants its vector registers. False when it has them.
     #[must_use]

@@ -1,0 +1,80 @@
+//! A timer of the architecture (Arm ARM, D11.2, "The AArch64 view of the Generic Timer"): a compare value, a control register, a level.
+//!
+//! Guests have two. The virtual one is the processor's. This is the physical one of EL1, which hardly anybody uses: its registers trap.
+
+/// The registers of a timer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Register {
+    /// CNTP_TVAL_EL0: counts from now on, 32 bits with a sign.
+    Value,
+    /// CNTP_CTL_EL0.
+    Control,
+    /// CNTP_CVAL_EL0: the count at which the condition begins to hold.
+    Compare,
+}
+
+/// CNTP_CTL_EL0: the timer is on.
+const ENABLE: u64 = 1 << 0;
+/// Its interrupt is masked.
+const IMASK: u64 = 1 << 1;
+/// Its condition holds. Read-only.
+const ISTATUS: u64 = 1 << 2;
+
+/// One timer. Times are counts of the counter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct GenericTimer {
+    /// ENABLE and IMASK.
+    control: u64,
+    compare: u64,
+    /// The level of its interrupt, as it was told last.
+    is_asserted: bool,
+}
+
+impl GenericTimer {
+    /// What the guest reads at the count `now`.
+    pub(crate) fn read(&self, register: Register, now: u64) -> u64 {
+        match register {
+            Register::Value => self.compare.wrapping_sub(now) & 0xffff_ffff,
+            Register::Control => self.control | if self.holds(now) { ISTATUS } else { 0 },
+            Register::Compare => self.compare,
+        }
+    }
+
+    /// The guest writes at the count `now`. Then [`GenericTimer::settle`] is due.
+    pub(crate) fn write(&mut self, register: Register, value: u64, now: u64) {
+        match register {
+            Register::Value => {
+                let [a, b, c, d, ..] = value.to_le_bytes();
+                self.compare = now.wrapping_add_signed(i32::from_le_bytes([a, b, c, d]).into());
+            }
+            Register::Control => self.control = value & (ENABLE | IMASK),
+            Register::Compare => self.compare = value,
+        }
+    }
+
+    /// The level of the interrupt at the count `now`, if it is another than was told last.
+    pub(crate) fn settle(&mut self, now: u64) -> Option<bool> {
+        let level = self.holds(now) && self.control & IMASK == 0;
+        (core::mem::replace(&mut self.is_asserted, level) != level).then_some(level)
+    }
+
+    /// When the level will rise, if it does by itself: the count at which [`GenericTimer::settle`] is due.
+    #[inline]
+    pub(crate) fn deadline(&self) -> Option<u64> {
+        (self.interrupts() && !self.is_asserted).then_some(self.compare)
+    }
+
+    /// Whether it is on, and its interrupt not masked.
+    #[inline]
+    pub(crate) fn interrupts(&self) -> bool {
+        self.control & (ENABLE | IMASK) == ENABLE
+    }
+
+    /// Whether the condition holds: counts are unsigned.
+    fn holds(&self, now: u64) -> bool {
+        self.control & ENABLE != 0 && now >= self.compare
+    }
+}
+
+#[cfg(test)]
+mod tests;
