@@ -69,6 +69,16 @@ impl MemoryMap {
         self.ram().iter().any(|ram| ram.start <= range.start && range.end() <= ram.end())
     }
 
+    /// A page of free RAM outside of `taken` at which a CPU can start. Page 0 is left to firmware.
+    pub(crate) fn start_page(&self, taken: Option<HpaRange>) -> Option<StartPage> {
+        let mut free = self.ram();
+        if let Some(taken) = &taken {
+            free.remove(taken);
+        }
+        let is_free = |page: &StartPage| free.iter().any(|range| range.contains(page.hpa()));
+        (1..StartPage::END).map(StartPage).find(is_free)
+    }
+
     fn only(&self, wanted: impl Fn(Kind) -> bool) -> Ranges {
         let mut ranges = Ranges::new();
         let entries = || self.entries.iter().flatten();
@@ -81,6 +91,25 @@ impl MemoryMap {
             ranges.remove(range);
         }
         ranges
+    }
+}
+
+/// A page at which a start-up interrupt can make a CPU begin (Intel SDM vol. 3, 9.4.4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct StartPage(u8);
+
+impl StartPage {
+    /// The page behind the last one: 640 KiB, from where a PC has its video memory.
+    const END: u8 = 0xa0;
+
+    /// The vector of the start-up interrupt.
+    pub(crate) const fn vector(self) -> u8 {
+        self.0
+    }
+
+    /// Where the page is.
+    pub(crate) const fn hpa(self) -> Hpa {
+        Hpa(self.0 as u64 * PAGE_BYTES)
     }
 }
 
@@ -183,6 +212,22 @@ mod tests {
         assert_eq!(sorted(&map.ram_and_acpi()), [(0x1000, 0x4000), (0x4000, 0x6000)]);
         assert!(map.is_ram(&range(0x2001, 0x3fff)));
         assert!(!map.is_ram(&range(0x3000, 0x4001)));
+    }
+
+    #[test]
+    fn cpus_start_at_the_first_free_page_below_640_kib() {
+        let vector = |map: &MemoryMap, taken| map.start_page(taken).map(super::StartPage::vector);
+        let usual =
+            map(&[(0, 0x9fc00, Kind::Ram), (0x9fc00, 0xa0000, Kind::Reserved), (0x10_0000, 0x20_0000, Kind::Ram)]);
+        assert_eq!(vector(&usual, None), Some(1));
+        assert_eq!(usual.start_page(None).map(super::StartPage::hpa), Some(Hpa(0x1000)));
+        // A boot loader under UEFI leaves small modules there.
+        assert_eq!(vector(&usual, Some(range(0x1800, 0x9001))), Some(0x0a));
+        assert_eq!(vector(&usual, Some(range(0x1000, 0x9f000))), None);
+        let crumbs = map(&[(0, 0x1000, Kind::Ram), (0x5800, 0x7800, Kind::Ram), (0x8000, 0x9000, Kind::Acpi)]);
+        assert_eq!(vector(&crumbs, None), Some(6));
+        let high = map(&[(0xa_0000, 0xb_0000, Kind::Ram), (0x10_0000, 0x20_0000, Kind::Ram)]);
+        assert_eq!(vector(&high, None), None);
     }
 
     #[test]

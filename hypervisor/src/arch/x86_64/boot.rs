@@ -223,7 +223,7 @@ extern "sysv64" fn on_guarded_stack(stack: u64) -> ! {
     if boot.option("selftest") == Some("tsc-skew") {
         tsc::plant_skew();
     }
-    smp::start_others();
+    smp::start_others(loader.memory.start_page(loader.payload));
     log::info!(
         "{} pCPUs, {} MiB free, TSC {} kHz, {}, timer {}",
         cpu::count(),

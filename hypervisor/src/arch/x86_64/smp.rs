@@ -1,25 +1,23 @@
 //! Bringing up the other pCPUs.
 //!
-//! A pCPU starts in real mode below 1 MiB. A page of code copied there takes it to long mode on the boot page tables;
-//! then it loads the real ones, finds its block by the id of its local APIC, and goes on with its own stack. All are
-//! started at once; the few steps on the shared boot stack are behind a lock.
+//! A pCPU starts in real mode, on a page below 1 MiB that the memory map says is free: which one differs by firmware and boot
+//! loader. A few instructions copied there, which run at any address, take it to protected mode and into the image; there it goes
+//! to long mode on the boot page tables, then loads the real ones, finds its block by the id of its local APIC, and goes on with
+//! its own stack. All are started at once; the few steps on the shared boot stack are behind a lock.
 
 #![expect(unsafe_code, reason = "code for a CPU that is in real mode, and the change of stacks after it")]
 
 use core::arch::global_asm;
 use core::sync::atomic::{AtomicU8, Ordering};
 
-use addr::{Hpa, PAGE_BYTES};
+use addr::PAGE_BYTES;
 use x86_64::registers::control::Cr0;
 
 use super::boot::{BOOT_STACK, BOOT_STACK_BYTES};
 use super::paging::{CR0, ROOT, direct_map};
 use super::{apic, irq, machine_check, paging, percpu, power, tsc};
 use crate::cpu::{self, PerCpu};
-
-/// Page of the start-up code; its number is the start-up vector. Low RAM is never in the pool, and the loader's data
-/// has been copied by the time this is written.
-const START_PAGE: u8 = 8;
+use crate::memory_map::StartPage;
 
 /// How long the others have to come up, in microseconds. An emulator may have few threads for many of them.
 const PATIENCE_MICROS: u64 = 10_000_000;
@@ -33,27 +31,34 @@ global_asm!(
     .code16
         cli
         cld
-        xor ax, ax
+        mov ax, cs
         mov ds, ax
         .byte 0x66, 0x0f, 0x01, 0x16    /* lgdt with a 32-bit base */
-        .word {base} + (smp_gdt_pointer - smp_code)
+        .word smp_gdt_pointer - smp_code
         mov eax, cr0
         or eax, 1
         mov cr0, eax
         .byte 0x66, 0xea                /* far jump with a 32-bit offset */
-        .long {base} + (smp_32 - smp_code)
+        .long smp_32
         .word 0x18
+    .balign 4
+    smp_gdt_pointer:
+        .word 31
+        .long boot_gdt
+    smp_code_end:
+
+    .section .boot.text, "ax"
     .code32
     smp_32:
         mov ax, 0x10
         mov ds, ax
         mov es, ax
         mov ss, ax
-        mov esp, {base} + 0x1000
-        mov eax, offset boot_long_mode
-        call eax
+        /* Several may be here at once: what they push is the same for all. */
+        lea esp, [boot_stack_low]
+        call boot_long_mode
         .byte 0xea
-        .long {base} + (smp_64 - smp_code)
+        .long smp_64
         .word 0x08
     .code64
     smp_64:
@@ -65,11 +70,6 @@ global_asm!(
         mov gs, eax
         movabs rax, offset smp_high
         jmp rax
-    .balign 8
-    smp_gdt_pointer:
-        .word 31
-        .long boot_gdt
-    smp_code_end:
 
     .text
     smp_high:
@@ -91,7 +91,6 @@ global_asm!(
         call {main}
         ud2
     "#,
-    base = const (START_PAGE as u32) << 12,
     root = sym ROOT,
     lock = sym LOCK,
     boot_stack = sym BOOT_STACK,
@@ -103,21 +102,25 @@ global_asm!(
 /// Held by the pCPU that is on the boot stack.
 static LOCK: AtomicU8 = AtomicU8::new(0);
 
-/// Starts all pCPUs but this one and waits until they are up.
-pub(super) fn start_others() {
+/// Starts all pCPUs but this one and waits until they are up. `start` is a page in which code can be left for them.
+pub(super) fn start_others(start: Option<StartPage>) {
     cpu::this().online.store(true, Ordering::Release);
     let others = || cpu::all().iter().filter(|cpu| cpu.id != cpu::this().id);
     if others().next().is_none() {
         return;
     }
-    copy_start_code();
+    let Some(start) = start else {
+        log::error!("there is no free RAM below 640 KiB for the start-up code of the pCPUs");
+        power::exit(abi::exit_code::REFUSED)
+    };
+    copy_start_code(start);
 
     // INIT, 10 ms, start-up; and once more for CPUs that have missed the first (Intel SDM vol. 3, 9.4.4).
     others().for_each(|cpu| apic::send_init(cpu.arch.apic_id));
     tsc::delay(10_000);
     for _ in 0..2 {
         let asleep = || others().filter(|cpu| !cpu.online.load(Ordering::Acquire));
-        asleep().for_each(|cpu| apic::send_startup(cpu.arch.apic_id, START_PAGE));
+        asleep().for_each(|cpu| apic::send_startup(cpu.arch.apic_id, start.vector()));
         tsc::delay(200);
     }
 
@@ -135,20 +138,18 @@ pub(super) fn start_others() {
     others().for_each(|cpu| tsc::answer(cpu));
 }
 
-fn copy_start_code() {
+fn copy_start_code(start_page: StartPage) {
     unsafe extern "C" {
         static smp_code: u8;
         static smp_code_end: u8;
     }
     let start = &raw const smp_code;
     let bytes = (&raw const smp_code_end).addr() - start.addr();
-    let page = direct_map(Hpa(u64::from(START_PAGE) * PAGE_BYTES));
+    let page = direct_map(start_page.hpa());
     assert!(bytes as u64 <= PAGE_BYTES, "the start-up code fits into its page");
-    if !paging::is_mapped(page) {
-        log::error!("there is no RAM at {:#x} for the start-up code of the pCPUs", u64::from(START_PAGE) * PAGE_BYTES);
-        power::exit(abi::exit_code::REFUSED)
-    }
-    // SAFETY: the code is part of the image; the page is RAM that nobody else uses, and the code fits.
+    assert!(paging::is_mapped(page), "RAM is in the direct map");
+    // SAFETY: the code is part of the image; the page is RAM that nobody else uses: it is below
+    // 1 MiB, not the payload's, and what the loader has left there was copied. The code fits.
     unsafe { core::ptr::copy_nonoverlapping(start, page.0 as *mut u8, bytes) };
 }
 
