@@ -296,7 +296,8 @@ impl Pit {
             // Behind zero it goes on at the largest count.
             _ => count.wrapping_sub(elapsed),
         };
-        (left % LARGEST) as u16
+        let [low, high, ..] = left.to_le_bytes();
+        u16::from_le_bytes([low, high])
     }
 
     /// The output.
