@@ -1,5 +1,8 @@
 //! What the boot loader handed over, in a form that no longer depends on how it booted us.
 
+#[cfg(any(test, machine = "pc"))]
+pub(crate) mod handover;
+
 /// What the hypervisor starts from.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Boot {

@@ -14,6 +14,7 @@ use addr::Hpa;
 use spin::Once;
 
 use super::{paging, power};
+use crate::boot::handover::RootTable;
 
 /// The facts that bring-up needs.
 #[derive(Debug, Default)]
@@ -59,15 +60,21 @@ pub(super) fn machine() -> Option<&'static Machine> {
 }
 
 /// Reads the tables; `None` when there are none, or not the one that names the pCPUs.
-pub(super) fn read(rsdp: Option<Hpa>) -> Option<&'static Machine> {
-    MACHINE.try_call_once(|| parse(rsdp).ok_or(())).ok()
+pub(super) fn read(root: Option<RootTable>) -> Option<&'static Machine> {
+    MACHINE.try_call_once(|| parse(root).ok_or(())).ok()
 }
 
-fn parse(rsdp: Option<Hpa>) -> Option<Machine> {
-    let rsdp = usize::try_from(rsdp?.0).ok()?;
-    // SAFETY: the loader says that the RSDP is there; the crate checks signature and checksum of all it reads.
-    let tables =
-        unsafe { AcpiTables::from_rsdp(Firmware, rsdp) }.inspect_err(|error| log::error!("ACPI: {error:?}")).ok()?;
+fn parse(root: Option<RootTable>) -> Option<Machine> {
+    let address = |hpa: Hpa| usize::try_from(hpa.0).ok();
+    let tables = match root? {
+        // SAFETY: the loader says that it is there; the crate checks signature and checksum of all it reads.
+        RootTable::Rsdp(rsdp) => unsafe { AcpiTables::from_rsdp(Firmware, address(rsdp)?) },
+        // SAFETY: the same.
+        RootTable::Sdt { revision, address: sdt } => unsafe {
+            AcpiTables::from_rsdt(Firmware, revision, address(sdt)?)
+        },
+    };
+    let tables = tables.inspect_err(|error| log::error!("ACPI: {error:?}")).ok()?;
     let mut machine = Machine::default();
 
     let madt = tables.find_table::<Madt>().inspect_err(|error| log::error!("ACPI: {error:?}")).ok()?;

@@ -1,9 +1,16 @@
 //! From the boot loader's hands into Rust.
 //!
-//! The loader follows PVH: it finds the entry point in an ELF note, enters in 32-bit protected mode without paging,
-//! and passes the physical address of `hvm_start_info` in EBX (Xen, `arch-x86/hvm/start_info.h`). The code here turns
-//! on long mode with page tables that map the first 4 GiB twice (at their physical addresses, and the first one where
-//! the image is linked), copies what the loader says, makes the real page tables, and goes on with a guarded stack.
+//! Loaders of two kinds come in by one door, in 32-bit protected mode without paging:
+//!
+//! | | finds the door by | passes |
+//! |---|---|---|
+//! | PVH (QEMU, Xen) | an ELF note | in EBX where `hvm_start_info` is |
+//! | multiboot2 (GRUB, on BIOS and UEFI) | the ELF's entry point, once it has seen the header | in EBX where the boot information is, in EAX a magic number |
+//!
+//! The code here takes nothing else as given: control registers are set whole, for UEFI leaves bits in CR4 and some BIOS
+//! leaves caches off. It turns on long mode with page tables that map the first 4 GiB twice (at their physical addresses, and
+//! the first one where the image is linked), copies what the loader says, makes the real page tables, and goes on with a
+//! guarded stack.
 //!
 //! The other pCPUs come in through [`smp`] and use the same boot page tables for a few instructions.
 
@@ -11,22 +18,22 @@
 
 use core::arch::{asm, global_asm};
 
-use addr::{Hpa, HpaRange, Hva, PAGE_BYTES};
+use addr::Hva;
 use spin::Once;
 
 use super::paging::direct_map;
-use super::{acpi, apic, irq, machine_check, paging, percpu, power, smp, tsc, wall_clock};
+use super::{acpi, apic, irq, loader_data, machine_check, paging, percpu, power, smp, tsc, wall_clock};
 use crate::arch::control_port;
 use crate::boot::Boot;
+use crate::boot::handover::Handover;
 use crate::cpu::{self, CpuId};
 use crate::log as uart_log;
-use crate::memory_map::{Kind, MemoryMap};
 
 /// Bytes of each pCPU's main stack.
 pub(super) const STACK_BYTES: u64 = 64 << 10;
 
-/// Longest command line that is kept.
-const COMMAND_LINE_LIMIT: usize = 4096;
+/// By which a multiboot2 loader knows the header.
+const MULTIBOOT2_HEADER_MAGIC: u32 = 0xe852_50d6;
 
 // The note, the entry, the boot page tables and descriptors. Everything here is linked at its physical address; the
 // last jump leaves for where the rest of the image is linked.
@@ -36,16 +43,32 @@ global_asm!(
     .balign 4
     .long 4, 8, 18                      /* name and descriptor length; XEN_ELFNOTE_PHYS32_ENTRY */
     .asciz "Xen"
-    .quad pvh_entry
+    .quad boot_entry
+
+    /* Multiboot2 Specification 2.0, 3.1: in the first 32 KiB of the file, at a multiple of 8. */
+    .section .boot.multiboot2, "a"
+    .balign 8
+    multiboot2_header:
+        .long {header_magic}, 0, multiboot2_header_end - multiboot2_header
+        .long -({header_magic} + multiboot2_header_end - multiboot2_header)
+        /* Modules begin at page boundaries. */
+        .balign 8
+        .word 6, 0
+        .long 8
+        .balign 8
+        .word 0, 0
+        .long 8
+    multiboot2_header_end:
 
     .section .boot.text, "ax"
     .code32
-    .global pvh_entry
-    pvh_entry:
+    .global boot_entry
+    boot_entry:
         cli
         cld
         lea esp, [boot_stack_low]
         mov ebp, ebx
+        mov esi, eax
 
         /* Long mode (CPUID 8000_0001 EDX 29)? */
         mov eax, 0x80000000
@@ -103,14 +126,13 @@ global_asm!(
     /* Turns on long mode with the boot page tables. Also called by the other pCPUs. */
     .global boot_long_mode
     boot_long_mode:
-        mov eax, cr4
-        or eax, 0x20                    /* PAE */
+        mov eax, 0x20                   /* PAE, and nothing that firmware has left */
         mov cr4, eax
         lea eax, [boot_pml4]
         mov cr3, eax
         mov ecx, 0xc0000080             /* EFER: LME, NXE */
-        rdmsr
-        or eax, 0x900
+        mov eax, 0x900
+        xor edx, edx
         wrmsr
         mov eax, 0x80000031             /* PG, NE, ET, PE; caches on */
         mov cr0, eax
@@ -123,7 +145,8 @@ global_asm!(
         mov ss, eax
         mov fs, eax
         mov gs, eax
-        mov edi, ebp
+        mov edi, esi
+        mov esi, ebp
         movabs rsp, offset {stack} + {stack_bytes}
         xor ebp, ebp
         movabs rax, offset {main}
@@ -152,6 +175,7 @@ global_asm!(
     .skip 256
     boot_stack_low:
     "#,
+    header_magic = const MULTIBOOT2_HEADER_MAGIC,
     exit_port = const abi::exit_code::PORT,
     exit_refused = const abi::exit_code::REFUSED,
     stack = sym BOOT_STACK,
@@ -172,16 +196,23 @@ unsafe impl Sync for BootStack {}
 pub(super) static BOOT_STACK: BootStack = BootStack(core::cell::UnsafeCell::new([0; BOOT_STACK_BYTES]));
 
 /// What the loader said, copied before its memory can be taken for something else.
-static LOADER: Once<Loader> = Once::new();
+static HANDOVER: Once<Handover> = Once::new();
 
-/// The first function in Rust: on the boot stack and the boot page tables, with interrupts off.
-extern "sysv64" fn boot_main(start_info: u32) -> ! {
+/// The first function in Rust: on the boot stack and the boot page tables, with interrupts off. Loaders pass `magic` in EAX and
+/// `information` in EBX.
+extern "sysv64" fn boot_main(magic: u32, information: u32) -> ! {
     tsc::start();
     uart_log::init();
     irq::load();
-    let loader = LOADER.call_once(|| Loader::read(u64::from(start_info)));
+    let handover = HANDOVER.call_once(|| match loader_data::read(magic, information) {
+        Ok(handover) => handover,
+        Err(why) => {
+            log::error!("cannot start: {why}");
+            power::exit(abi::exit_code::REFUSED)
+        }
+    });
     // SAFETY: once, on the boot page tables; the loader's memory map is all we have to believe.
-    unsafe { paging::init(&loader.memory, loader.payload) };
+    unsafe { paging::init(&handover.memory, handover.payload) };
     let top = paging::map_stack(STACK_BYTES);
     // SAFETY: a fresh stack, and nothing on the old one is needed by `on_guarded_stack`.
     unsafe {
@@ -199,13 +230,13 @@ extern "sysv64" fn boot_main(start_info: u32) -> ! {
 
 /// The rest of the boot pCPU's way, on its final stack.
 extern "sysv64" fn on_guarded_stack(stack: u64) -> ! {
-    let loader = LOADER.get().expect("set before the stack was switched");
-    let boot = Boot { payload: loader.payload(), command_line: loader.command_line() };
+    let handover = HANDOVER.get().expect("set before the stack was switched");
+    let boot = Boot { payload: payload(handover), command_line: handover.command_line.text() };
     if let Some(level) = boot.option("log") {
         uart_log::set_level(level);
     }
 
-    let Some(machine) = acpi::read(loader.rsdp) else {
+    let Some(machine) = acpi::read(handover.root_table) else {
         log::error!("no usable ACPI tables: cannot find the pCPUs and a clock");
         power::exit(abi::exit_code::REFUSED)
     };
@@ -223,7 +254,7 @@ extern "sysv64" fn on_guarded_stack(stack: u64) -> ! {
     if boot.option("selftest") == Some("tsc-skew") {
         tsc::plant_skew();
     }
-    smp::start_others(loader.memory.start_page(loader.payload));
+    smp::start_others(handover.memory.start_page(handover.payload));
     log::info!(
         "{} pCPUs, {} MiB free, TSC {} kHz, {}, timer {}",
         cpu::count(),
@@ -236,119 +267,14 @@ extern "sysv64" fn on_guarded_stack(stack: u64) -> ! {
     crate::start(&boot)
 }
 
-/// What the loader says about the machine.
-pub(super) struct Loader {
-    memory: MemoryMap,
-    payload: Option<HpaRange>,
-    rsdp: Option<Hpa>,
-    command_line: [u8; COMMAND_LINE_LIMIT],
-    command_line_bytes: usize,
-}
-
-/// `hvm_start_info`, version 1.
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct StartInfo {
-    magic: u32,
-    version: u32,
-    flags: u32,
-    module_count: u32,
-    modules: u64,
-    command_line: u64,
-    rsdp: u64,
-    memory_map: u64,
-    memory_map_entries: u32,
-    reserved: u32,
-}
-
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Module {
-    start: u64,
-    bytes: u64,
-    command_line: u64,
-    reserved: u64,
-}
-
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct MemoryEntry {
-    start: u64,
-    bytes: u64,
-    kind: u32,
-    reserved: u32,
-}
-
-const START_INFO_MAGIC: u32 = 0x336e_c578;
-
-impl Loader {
-    fn read(start_info: u64) -> Self {
-        let mut loader = Self {
-            memory: MemoryMap::new(),
-            payload: None,
-            rsdp: None,
-            command_line: [0; COMMAND_LINE_LIMIT],
-            command_line_bytes: 0,
-        };
-        let info: StartInfo = peek(start_info);
-        if info.magic != START_INFO_MAGIC || info.version < 1 {
-            log::error!("the boot loader passed no PVH start info with a memory map");
-            power::exit(abi::exit_code::REFUSED)
-        }
-
-        for index in 0..u64::from(info.memory_map_entries) {
-            let entry: MemoryEntry = peek(info.memory_map + index * size_of::<MemoryEntry>() as u64);
-            let Some(range) = HpaRange::new(Hpa(entry.start), entry.bytes) else { continue };
-            if !loader.memory.add(range, Kind::of_e820(entry.kind)) {
-                log::warn!("the memory map has {} entries, too many; the rest is not used", info.memory_map_entries);
-                break;
-            }
-        }
-        if info.module_count != 0 {
-            let module: Module = peek(info.modules);
-            loader.payload = HpaRange::new(Hpa(module.start), module.bytes);
-        }
-        if info.command_line != 0 {
-            while loader.command_line_bytes < COMMAND_LINE_LIMIT {
-                match peek(info.command_line + loader.command_line_bytes as u64) {
-                    0 => break,
-                    byte => loader.command_line[loader.command_line_bytes] = byte,
-                }
-                loader.command_line_bytes += 1;
-            }
-        }
-        loader.rsdp = (info.rsdp != 0).then_some(Hpa(info.rsdp));
-        loader
+/// The payload's bytes, if they are in RAM.
+fn payload(handover: &Handover) -> Option<&'static [u8]> {
+    let range = handover.payload?;
+    if !handover.memory.is_ram(&range) {
+        log::warn!("the boot module at {} is not in RAM, ignored", range.start);
+        return None;
     }
-
-    /// The command line up to the first byte that is not UTF-8.
-    fn command_line(&'static self) -> &'static str {
-        let bytes = &self.command_line[..self.command_line_bytes];
-        match str::from_utf8(bytes) {
-            Ok(text) => text,
-            Err(error) => str::from_utf8(&bytes[..error.valid_up_to()]).unwrap_or_default(),
-        }
-    }
-
-    /// The boot module's bytes, if they are in RAM.
-    fn payload(&self) -> Option<&'static [u8]> {
-        let range = self.payload?;
-        if !self.memory.is_ram(&range) {
-            log::warn!("the boot module at {} is not in RAM, ignored", range.start);
-            return None;
-        }
-        let start = direct_map(range.start).0 as *const u8;
-        // SAFETY: RAM in the direct map that was kept out of the pool, so nobody ever writes it.
-        Some(unsafe { core::slice::from_raw_parts(start, usize::try_from(range.bytes()).ok()?) })
-    }
-}
-
-/// Copies a value that the loader left in the first 4 GiB.
-fn peek<T: Copy>(address: u64) -> T {
-    if address == 0 || address >= (4 << 30) - PAGE_BYTES {
-        log::error!("the boot loader's data at {address:#x} is out of reach");
-        power::exit(abi::exit_code::REFUSED)
-    }
-    // SAFETY: the boot page tables map the first 4 GiB; the types read are plain numbers, at any alignment.
-    unsafe { (address as *const T).read_unaligned() }
+    let start = direct_map(range.start).0 as *const u8;
+    // SAFETY: RAM in the direct map that was kept out of the pool, so nobody ever writes it.
+    Some(unsafe { core::slice::from_raw_parts(start, usize::try_from(range.bytes()).ok()?) })
 }

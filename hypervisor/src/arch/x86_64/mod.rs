@@ -20,6 +20,7 @@ pub(crate) mod gate;
 pub(crate) mod hyperv;
 pub(crate) mod irq;
 pub(crate) mod loader;
+mod loader_data;
 mod machine_check;
 mod mmio;
 mod msr;

@@ -325,7 +325,7 @@ unsafe extern "C" {
 }
 
 /// The whole image, with what ran before paging.
-fn image() -> HpaRange {
+pub(super) fn image() -> HpaRange {
     between((&raw const image_start).addr() as u64, (&raw const data_end).addr() as u64 - IMAGE_OFFSET)
 }
 

@@ -1,0 +1,140 @@
+//! Reads what a boot loader has left in memory: by PVH (Xen, `arch-x86/hvm/start_info.h`) or by multiboot2 (Multiboot2
+//! Specification 2.0, 3.6).
+
+#![expect(unsafe_code, reason = "reads what a loader says is there")]
+
+use addr::{Hpa, PAGE_BYTES};
+use multiboot2::{BootInformation, BootInformationHeader};
+
+use super::paging;
+use crate::boot::handover::{Handover, Module, Refused, RootTable};
+
+/// Copies what the loader says that left `magic` in EAX and `information` in EBX.
+///
+/// # Errors
+/// When that is not enough to start with.
+pub(super) fn read(magic: u32, information: u32) -> Result<Handover, Refused> {
+    let address = u64::from(information);
+    // PVH defines nothing in EAX, so its own magic number is asked first.
+    let start_info: StartInfo = peek(address)?;
+    if start_info.magic == START_INFO_MAGIC && start_info.version >= 1 {
+        return by_pvh(&start_info);
+    }
+    if magic != multiboot2::MAGIC {
+        return Err(Refused::NoLoader);
+    }
+    // The information says first how long it is.
+    let bytes: u32 = peek(address)?;
+    if address + u64::from(bytes) > REACH {
+        return Err(Refused::Damaged);
+    }
+    // SAFETY: the loader has left it there, in the first 4 GiB, which are mapped; nothing writes it before all is copied. The crate
+    // checks that it is aligned, and that its tags end where it ends.
+    let information = unsafe { BootInformation::load(address as *const BootInformationHeader) };
+    by_multiboot2(&information.map_err(|_| Refused::Damaged)?)
+}
+
+/// `hvm_start_info`, version 1.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct StartInfo {
+    magic: u32,
+    version: u32,
+    flags: u32,
+    module_count: u32,
+    modules: u64,
+    command_line: u64,
+    rsdp: u64,
+    memory_map: u64,
+    memory_map_entries: u32,
+    reserved: u32,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct PvhModule {
+    start: u64,
+    bytes: u64,
+    command_line: u64,
+    reserved: u64,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct MemoryEntry {
+    start: u64,
+    bytes: u64,
+    kind: u32,
+    reserved: u32,
+}
+
+const START_INFO_MAGIC: u32 = 0x336e_c578;
+
+/// The first module is the payload.
+fn by_pvh(info: &StartInfo) -> Result<Handover, Refused> {
+    let mut handover = Handover::new();
+    let entry = |index| peek::<MemoryEntry>(info.memory_map + u64::from(index) * size_of::<MemoryEntry>() as u64);
+    if info.memory_map_entries == 0 {
+        return Err(Refused::NoMemoryMap);
+    }
+    entry(info.memory_map_entries - 1)?;
+    let entries = || (0..info.memory_map_entries).map_while(|index| entry(index).ok());
+    warn_of(handover.set_memory(|| entries().map(|entry| (entry.start, entry.bytes, entry.kind)))?);
+
+    if info.module_count != 0 {
+        let module: PvhModule = peek(info.modules)?;
+        let (start, end) = (Hpa(module.start), Hpa(module.start.checked_add(module.bytes).ok_or(Refused::Damaged)?));
+        handover.set_payload([Module { start, end, command_line: "" }].into_iter(), &paging::image())?;
+    }
+    if info.command_line != 0 {
+        handover.command_line.set((info.command_line..).map_while(|address| peek(address).ok()));
+    }
+    handover.root_table = (info.rsdp != 0).then_some(RootTable::Rsdp(Hpa(info.rsdp)));
+    Ok(handover)
+}
+
+/// Bytes of an entry of multiboot2's memory map, in the one version that there is.
+const ENTRY_BYTES: u32 = 24;
+
+fn by_multiboot2(info: &BootInformation<'_>) -> Result<Handover, Refused> {
+    let mut handover = Handover::new();
+    let map = info.memory_map_tag().filter(|map| map.entry_size() == ENTRY_BYTES).ok_or(Refused::NoMemoryMap)?;
+    let kind = |area: &multiboot2::MemoryArea| area.typ().val();
+    let areas = || map.memory_areas().iter();
+    warn_of(handover.set_memory(|| areas().map(|area| (area.start_address(), area.size(), kind(area))))?);
+
+    let modules = info.module_tags().map(|module| Module {
+        start: Hpa(module.start_address().into()),
+        end: Hpa(module.end_address().into()),
+        command_line: module.cmdline().unwrap_or_default(),
+    });
+    handover.set_payload(modules, &paging::image())?;
+    if let Some(Ok(text)) = info.command_line_tag().map(|tag| tag.cmdline()) {
+        handover.command_line.set(text.bytes());
+    }
+
+    // The tags hold a copy of ACPI's root pointer. One without an XSDT is read as one of ACPI 1.0, whatever its revision.
+    let new = info.rsdp_v2_tag().filter(|tag| tag.checksum_is_valid()).map(|tag| (tag.revision(), tag.xsdt_address()));
+    let old = || info.rsdp_v1_tag().filter(|tag| tag.checksum_is_valid()).map(|tag| (0, tag.rsdt_address()));
+    let named = new.filter(|&(revision, address)| revision != 0 && address != 0).or_else(old);
+    handover.root_table = named.map(|(revision, address)| RootTable::Sdt { revision, address: Hpa(address as u64) });
+    Ok(handover)
+}
+
+fn warn_of(left_out: u32) {
+    if left_out != 0 {
+        log::warn!("the memory map has too many ranges; {left_out} ranges of RAM are not used");
+    }
+}
+
+/// Where the boot page tables end.
+const REACH: u64 = (4 << 30) - PAGE_BYTES;
+
+/// Copies a value that the loader left in the first 4 GiB.
+fn peek<T: Copy>(address: u64) -> Result<T, Refused> {
+    if address == 0 || address >= REACH {
+        return Err(Refused::OutOfReach(address));
+    }
+    // SAFETY: the boot page tables map the first 4 GiB; the types read are plain numbers, at any alignment.
+    Ok(unsafe { (address as *const T).read_unaligned() })
+}

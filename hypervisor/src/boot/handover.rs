@@ -1,0 +1,257 @@
+//! What a boot loader hands over about the machine, in a form that no longer depends on which loader it was.
+//!
+//! All of it is copied: the memory in which the loader left it may be taken for something else from then on. Only the payload
+//! stays where it is, and is kept out of the pool of free memory.
+
+use core::fmt;
+
+use addr::{Hpa, HpaRange};
+
+use crate::memory_map::{Kind, MemoryMap};
+
+/// Longest command line that is kept, in bytes.
+const COMMAND_LINE_LIMIT: usize = 4096;
+
+/// What the loader says.
+pub(crate) struct Handover {
+    pub(crate) memory: MemoryMap,
+    /// The boot module that says what to run.
+    pub(crate) payload: Option<HpaRange>,
+    pub(crate) root_table: Option<RootTable>,
+    pub(crate) command_line: CommandLine,
+}
+
+/// Where ACPI's tables begin (ACPI 5.2.5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RootTable {
+    /// The root pointer is there.
+    Rsdp(Hpa),
+    /// A root pointer of this revision names this RSDT (revision 0) or XSDT.
+    Sdt { revision: u8, address: Hpa },
+}
+
+/// A file that the loader has put into memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Module<'a> {
+    pub(crate) start: Hpa,
+    /// Behind its last byte.
+    pub(crate) end: Hpa,
+    /// What follows the file's name in the loader's configuration, as in `module2 /boot/payload payload`.
+    pub(crate) command_line: &'a str,
+}
+
+/// The command line of the module that is the payload begins so.
+const PAYLOAD: &str = "payload";
+
+/// The command line.
+pub(crate) struct CommandLine {
+    bytes: [u8; COMMAND_LINE_LIMIT],
+    length: usize,
+}
+
+/// What of a loader is not accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refused {
+    /// Neither a PVH start info nor a multiboot2 boot information is where one should be.
+    NoLoader,
+    /// What it passed is damaged.
+    Damaged,
+    /// It passed an address beyond the first 4 GiB, or none.
+    OutOfReach(u64),
+    /// It has no memory map.
+    NoMemoryMap,
+    /// The memory map has so many ranges that are not RAM that not all can be kept; without them it would claim too much RAM.
+    TooManyRanges,
+    /// Several modules could be the payload.
+    SeveralPayloads,
+    /// The payload lies where the image does.
+    PayloadOverImage(HpaRange),
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoLoader => {
+                f.write_str("the boot loader passed neither a PVH start info nor a multiboot2 boot information")
+            }
+            Self::Damaged => f.write_str("what the boot loader passed is damaged"),
+            Self::OutOfReach(address) => write!(f, "the boot loader's data at {address:#x} is out of reach"),
+            Self::NoMemoryMap => f.write_str("the boot loader passed no memory map"),
+            Self::TooManyRanges => f.write_str("the memory map has too many ranges"),
+            Self::SeveralPayloads => f.write_str(
+                "several boot modules, of which not exactly one is called payload: write `module2 FILE payload`",
+            ),
+            Self::PayloadOverImage(range) => {
+                write!(f, "the boot module at {} lies over the hypervisor's image", range.start)
+            }
+        }
+    }
+}
+
+impl Handover {
+    /// What a loader says that has said nothing yet.
+    pub(crate) const fn new() -> Self {
+        Self {
+            memory: MemoryMap::new(),
+            payload: None,
+            root_table: None,
+            command_line: CommandLine { bytes: [0; COMMAND_LINE_LIMIT], length: 0 },
+        }
+    }
+
+    /// Chooses the payload of these modules, for an image that lies at `image`: the module that is called so, or the only one.
+    ///
+    /// # Errors
+    /// When it could be several, ends before it begins, or lies over the image.
+    pub(crate) fn set_payload<'a>(
+        &mut self,
+        modules: impl Iterator<Item = Module<'a>> + Clone,
+        image: &HpaRange,
+    ) -> Result<(), Refused> {
+        let is_named = |module: &Module<'_>| module.command_line.split_ascii_whitespace().next() == Some(PAYLOAD);
+        let (at, module) = match (modules.clone().count(), modules.clone().filter(is_named).count()) {
+            (0, _) => return Ok(()),
+            (1, _) => modules.clone().enumerate().next(),
+            (_, 1) => modules.clone().enumerate().find(|(_, module)| is_named(module)),
+            _ => None,
+        }
+        .ok_or(Refused::SeveralPayloads)?;
+        for (_, other) in modules.enumerate().filter(|(other, _)| *other != at) {
+            log::warn!("the boot module '{}' is not used", other.command_line);
+        }
+        let bytes = module.end.0.checked_sub(module.start.0).ok_or(Refused::Damaged)?;
+        let range = HpaRange::new(module.start, bytes).ok_or(Refused::Damaged)?;
+        if range.start < image.end() && image.start < range.end() {
+            return Err(Refused::PayloadOverImage(range));
+        }
+        self.payload = Some(range);
+        Ok(())
+    }
+
+    /// Takes over the memory map: start and bytes of each range, and E820's number of what is there. Gives the number of ranges of
+    /// RAM for which there was no room.
+    ///
+    /// # Errors
+    /// When there is no room for a range that is not RAM.
+    pub(crate) fn set_memory<M: Iterator<Item = (u64, u64, u32)>>(
+        &mut self,
+        ranges: impl Fn() -> M,
+    ) -> Result<u32, Refused> {
+        let of_kind = |wants_ram: bool| {
+            ranges().filter_map(move |(start, bytes, number)| {
+                let kind = Kind::of_e820(number);
+                let range = HpaRange::new(Hpa(start), bytes)?;
+                ((kind == Kind::Ram) == wants_ram).then_some((range, kind))
+            })
+        };
+        // RAM comes last. To know less of it than there is does no harm.
+        for (range, kind) in of_kind(false) {
+            if !self.memory.add(range, kind) {
+                return Err(Refused::TooManyRanges);
+            }
+        }
+        Ok(of_kind(true).map(|(range, kind)| u32::from(!self.memory.add(range, kind))).sum())
+    }
+}
+
+impl CommandLine {
+    /// Takes over what there is room for of `bytes`, up to a NUL.
+    pub(crate) fn set(&mut self, bytes: impl Iterator<Item = u8>) {
+        self.length = 0;
+        for (slot, byte) in self.bytes.iter_mut().zip(bytes.take_while(|&byte| byte != 0)) {
+            *slot = byte;
+            self.length += 1;
+        }
+    }
+
+    /// The command line up to the first byte that is not UTF-8.
+    pub(crate) fn text(&self) -> &str {
+        let bytes = &self.bytes[..self.length];
+        match str::from_utf8(bytes) {
+            Ok(text) => text,
+            Err(error) => str::from_utf8(&bytes[..error.valid_up_to()]).unwrap_or_default(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{COMMAND_LINE_LIMIT, Handover, Module, PAYLOAD, Refused};
+    use addr::{Hpa, HpaRange};
+
+    const PAGE: u64 = 0x1000;
+    const MIB: u64 = 1 << 20;
+
+    /// Which payload is chosen of modules of this many MiB, from and to, with these command lines; the image is at 2 to 5 MiB.
+    fn chosen(modules: &[(u64, u64, &str)]) -> Result<Option<HpaRange>, Refused> {
+        let module =
+            |&(start, end, command_line)| Module { start: Hpa(start * MIB), end: Hpa(end * MIB), command_line };
+        let mut handover = Handover::new();
+        handover.set_payload(modules.iter().map(module), &range(2, 5))?;
+        Ok(handover.payload)
+    }
+
+    fn range(start: u64, end: u64) -> HpaRange {
+        HpaRange::new(Hpa(start * MIB), (end - start) * MIB).expect("start is before end")
+    }
+
+    #[test]
+    fn payload_is_the_only_module_or_the_one_called_so() {
+        assert_eq!(chosen(&[]), Ok(None));
+        for name in ["", "whatever", PAYLOAD] {
+            assert_eq!(chosen(&[(16, 18, name)]), Ok(Some(range(16, 18))));
+        }
+        assert_eq!(chosen(&[(16, 18, "microcode"), (32, 34, PAYLOAD)]), Ok(Some(range(32, 34))));
+        assert_eq!(chosen(&[(16, 18, "payload of mine"), (32, 34, "")]), Ok(Some(range(16, 18))));
+        assert_eq!(chosen(&[(16, 18, "a"), (32, 34, "b")]), Err(Refused::SeveralPayloads));
+        assert_eq!(chosen(&[(16, 18, PAYLOAD), (32, 34, PAYLOAD)]), Err(Refused::SeveralPayloads));
+    }
+
+    #[test]
+    fn payload_over_the_image_or_with_its_end_first_is_refused() {
+        for (start, end, is_over) in
+            [(0, 2, false), (1, 3, true), (3, 4, true), (4, 9, true), (1, 9, true), (5, 6, false)]
+        {
+            let expected =
+                if is_over { Err(Refused::PayloadOverImage(range(start, end))) } else { Ok(Some(range(start, end))) };
+            assert_eq!(chosen(&[(start, end, "")]), expected);
+        }
+        assert_eq!(chosen(&[(9, 8, "")]), Err(Refused::Damaged));
+    }
+
+    #[test]
+    fn command_line_ends_at_nul_at_bad_utf8_and_at_the_limit() {
+        let mut handover = Handover::new();
+        for (bytes, text) in [(&b"log=debug\0x"[..], "log=debug"), (b"a=b \xff c", "a=b "), (b"", "")] {
+            handover.command_line.set(bytes.iter().copied());
+            assert_eq!(handover.command_line.text(), text);
+        }
+        handover.command_line.set(core::iter::repeat(b'x'));
+        assert_eq!(handover.command_line.text().len(), COMMAND_LINE_LIMIT);
+    }
+
+    #[test]
+    fn ram_that_has_no_room_is_left_out_and_what_is_no_ram_is_not() {
+        let crumbs = |number: u32| (0..10_000u64).map(move |at| (at * 2 * PAGE, PAGE, number));
+        let mut handover = Handover::new();
+        let left_out = handover.set_memory(|| crumbs(1)).expect("RAM can be left out");
+        assert!(left_out > 0 && left_out < 10_000, "{left_out}");
+
+        let mut handover = Handover::new();
+        assert_eq!(handover.set_memory(|| crumbs(2)), Err(Refused::TooManyRanges));
+
+        // What is reserved is kept, though it comes last.
+        let mut handover = Handover::new();
+        let map = || crumbs(1).chain([(0, 20_000 * PAGE, 2)]);
+        assert!(handover.set_memory(map).is_ok());
+        assert_eq!(handover.memory.ram().iter().count(), 0);
+    }
+
+    #[test]
+    fn ranges_at_the_end_of_the_address_space_are_ignored() {
+        let mut handover = Handover::new();
+        let ranges = [(u64::MAX, 2, 1), (0xfd_0000_0000, 3 << 32, 2), (0x10_0000, 0x10_0000, 1)];
+        assert_eq!(handover.set_memory(|| ranges.into_iter()), Ok(0));
+        assert_eq!(handover.memory.ram().iter().count(), 1);
+    }
+}
