@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use crossbeam_utils::CachePadded;
 use log::info;
-use sched::{CpuId, RunQueue, VirtualTime};
+use sched::{IdleSet, RunQueue, VirtualTime};
 use spin::{Mutex, Once};
 use vcpu_layout::{OwnerWord, Proof, lay_out};
 
@@ -81,8 +81,8 @@ impl Scheduler {
     }
 }
 
-/// pCPUs that have nothing to run, one bit each. On a line of its own: what stands beside it by chance is read all the time.
-static IDLE: CachePadded<AtomicU64> = CachePadded::new(AtomicU64::new(0));
+/// pCPUs that have nothing to run. On a line of its own: what stands beside it by chance is read all the time.
+static IDLE: CachePadded<IdleSet> = CachePadded::new(IdleSet::new());
 
 /// Whether a pCPU runs vCPUs: all do, but for the first where the machine demands that it is spared. A single one does
 /// in any case.
@@ -94,10 +94,6 @@ fn runs_vcpus(cpu: &PerCpu) -> bool {
 /// The pCPUs that run vCPUs.
 pub(crate) fn runners() -> impl DoubleEndedIterator<Item = &'static PerCpu> + Clone {
     all().iter().map(|cpu| &**cpu).filter(|cpu| runs_vcpus(cpu))
-}
-
-fn idle_bit(cpu: &PerCpu) -> u64 {
-    1 << cpu.id.index()
 }
 
 /// What a pCPU does for ever: run vCPUs, and keep house in between.
@@ -187,8 +183,8 @@ pub(crate) fn time_of_running(cpu: &PerCpu) -> VirtualTime {
 pub(crate) fn wake(vcpu: VcpuRef) {
     let home = by_id(vcpu.vcpu().home());
     // A home that is this very pCPU and runs nothing takes it next; to wake another would only move it.
-    let picks_next = home.id == this().id && home.scheduler.is_running.get() == 0;
-    let target = if picks_next && !others_wait(home) { home } else { idle_one(home).unwrap_or(home) };
+    let picks_next = home.id == this().id && home.scheduler.is_running.get() == 0 && !others_wait(home);
+    let target = if picks_next { home } else { idle_one(home).unwrap_or(home) };
     let time = vcpu.vcpu().virtual_time();
     let now = tsc::now();
     vcpu.vcpu().set_queued_at(now);
@@ -201,13 +197,23 @@ pub(crate) fn wake(vcpu: VcpuRef) {
     target.scheduler.publish(&queue);
     drop(queue);
 
-    // The queue was published before this is read; a pCPU that goes idle does it the other way round. One sees the other.
-    let is_idle = IDLE.load(Ordering::SeqCst) & idle_bit(target) != 0;
-    let has_better_claim = target.scheduler.running_time(now) > time.saturating_add(PREEMPTION_MARGIN);
-    if is_idle || has_better_claim {
+    if picks_next {
+        return;
+    }
+    let has_better_claim = || target.scheduler.running_time(now) > time.saturating_add(PREEMPTION_MARGIN);
+    if !kick_idle(target) && has_better_claim() {
         // This pCPU, too, may be in the middle of a vCPU: the kick ends that vCPU's next entry at once.
         interrupts::kick(target.id);
     }
+}
+
+/// A vCPU was pushed into the queue of `target`: kicks an idle pCPU, if there is one, which finds it there.
+fn kick_idle(target: &PerCpu) -> bool {
+    let idle = IDLE.claim(target.id);
+    if let Some(idle) = idle {
+        interrupts::kick(idle);
+    }
+    idle.is_some()
 }
 
 /// Puts a vCPU that ran on `cpu` back, there or where fewer wait.
@@ -226,20 +232,17 @@ fn put_back(cpu: &'static PerCpu, time: VirtualTime, vcpu: VcpuRef) {
     };
     queue.push(time, vcpu);
     target.scheduler.publish(&queue);
+    // This pCPU takes one from its queue next.
+    let waits = target.id != cpu.id || queue.len() > 1;
     drop(queue);
-    if target.id != cpu.id && IDLE.load(Ordering::SeqCst) & idle_bit(target) != 0 {
-        interrupts::kick(target.id);
+    if waits {
+        kick_idle(target);
     }
 }
 
 /// An idle pCPU, `preferred` if it is one.
 fn idle_one(preferred: &'static PerCpu) -> Option<&'static PerCpu> {
-    let idle = IDLE.load(Ordering::SeqCst);
-    match idle {
-        0 => None,
-        idle if idle & idle_bit(preferred) != 0 => Some(preferred),
-        idle => Some(by_id(CpuId(idle.trailing_zeros()))),
-    }
+    IDLE.find(preferred.id).map(by_id)
 }
 
 /// The vCPU to run next: the first of this pCPU's queue, else one from the longest queue.
@@ -266,13 +269,13 @@ fn steal(cpu: &PerCpu) -> Option<(VirtualTime, VcpuRef)> {
 
 /// Sleeps until an interrupt, unless there is work after all.
 fn idle(cpu: &PerCpu) {
-    IDLE.fetch_or(idle_bit(cpu), Ordering::SeqCst);
+    IDLE.announce(cpu.id);
     let has_work = runners().any(|other| other.scheduler.waiting.load(Ordering::SeqCst) != 0);
     if !has_work {
         interrupts::arm_timer(cpu.timers.next().min(next_tick(cpu)));
         irq::wait();
     }
-    IDLE.fetch_and(!idle_bit(cpu), Ordering::SeqCst);
+    IDLE.withdraw(cpu.id);
 }
 
 fn next_tick(cpu: &PerCpu) -> u64 {
