@@ -170,6 +170,25 @@ impl Spread {
         Some(Self { median, least, greatest })
     }
 
+    /// What the median of all values is at least, of which these are some: less in 2.5 % of cases. Below it lie so many of
+    /// these values as fewer than which would be below the true median in that many cases only.
+    pub(crate) fn median_at_least(values: &[f64]) -> Option<f64> {
+        const MISTAKEN: f64 = 0.025;
+        let mut sorted = values.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        // Each value is below the true median with probability 1/2: how many are is binomially distributed.
+        let count = sorted.len() as f64;
+        let mut exactly = 0.5_f64.powf(count);
+        let mut at_most = exactly;
+        let mut below = 0;
+        while below + 1 < sorted.len() && at_most <= MISTAKEN {
+            below += 1;
+            exactly *= (count - below as f64 + 1.0) / below as f64;
+            at_most += exactly;
+        }
+        sorted.get(below.saturating_sub(1)).copied()
+    }
+
     fn json(self) -> Value {
         let rounded = |value: f64| (value * 1000.0).round() / 1000.0;
         json!({ "median": rounded(self.median), "min": rounded(self.least), "max": rounded(self.greatest) })
@@ -190,6 +209,16 @@ fn since(start: Instant) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::{Spread, pass_on_progress};
+
+    #[test]
+    fn true_median_is_hardly_ever_below_the_bound() {
+        // Order statistics of the binomial distribution with 1/2: of 25 the 8th is the last that will do, of 13 the 3rd.
+        for (count, place) in [(25, 8), (13, 3), (6, 1), (1, 1)] {
+            let values: Vec<f64> = (1..=count).rev().map(f64::from).collect();
+            assert_eq!(Spread::median_at_least(&values), Some(f64::from(place)), "of {count}");
+        }
+        assert_eq!(Spread::median_at_least(&[]), None);
+    }
 
     #[test]
     fn median_of_an_even_number_lies_between_the_middle_two() {

@@ -5,9 +5,11 @@
 //! too. A batch counts only if the other thread was truly at it meanwhile. Of those that count the lower quartile is
 //! taken: what comes between makes batches longer, never shorter.
 //!
-//! Whether two threads have two cores at all is measured, not asked: see [`calibration`].
+//! Whether two threads have two cores at all is measured, not asked: see [`calibration`]. What they do to each other even if
+//! they share nothing is measured too: see [`control`](mod@control).
 
 mod calibration;
+mod control;
 #[cfg(test)]
 mod tests;
 
@@ -20,6 +22,7 @@ use crossbeam_utils::CachePadded;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 pub(super) use calibration::{Calibration, judge_on_free_cores};
+pub(super) use control::control;
 
 /// Does something, so many times.
 pub(super) type Side<'a> = &'a mut (dyn FnMut(u32) + Send);
