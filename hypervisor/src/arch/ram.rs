@@ -96,16 +96,21 @@ impl Frames {
         // SAFETY: `span` has checked that the target is ours; `from` is a live slice of that length.
         unsafe { copy(from.as_ptr(), to, from.len()) };
         // SAFETY: what was just written.
-        unsafe { clean(to, from.len()) };
+        unsafe { write_back(to, from.len()) };
         true
     }
 
     /// Makes the whole run zero, quickly where it is zero already.
     pub(crate) fn zero(&self) {
-        // SAFETY: the whole run is ours, and is a multiple of 4096 bytes long, but not empty.
+        // What is zero is looked for in memory, not in a cache: a guest that had this memory may have written it past the caches,
+        // while a line of zeros from before was in one, of the direct map. Such a line is clean, so nothing would ever write it
+        // back: the line would be found zero, be dropped some day, and the next owner would read the data of the last.
+        // SAFETY: the whole run is ours.
+        unsafe { write_back(self.pointer(), native(self.bytes)) };
+        // SAFETY: as above. It is a multiple of 4096 bytes long, but not empty.
         unsafe { zero(self.pointer(), native(self.bytes)) };
         // SAFETY: as above.
-        unsafe { clean(self.pointer(), native(self.bytes)) };
+        unsafe { write_back(self.pointer(), native(self.bytes)) };
     }
 
     /// The run as 64-bit words.
@@ -369,19 +374,21 @@ unsafe fn zero(to: *mut u8, bytes: usize) {
 /// `at` is readable for `bytes`.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-const unsafe fn clean(_at: *const u8, _bytes: usize) {}
+const unsafe fn write_back(_at: *const u8, _bytes: usize) {}
 
 /// Makes what was written visible to those who read past the caches: a guest does until it has turned its caches on (Arm
-/// ARM, D7.5).
+/// ARM, D7.5). No line stays behind, so that what they write past the caches is what is read here afterwards: to clean alone would
+/// leave lines that are right now and wrong then. Stage 2 could force guests to use the caches instead (FEAT_S2FWB), but not on
+/// processors before Armv8.4.
 ///
 /// # Safety
 /// `at` is readable for `bytes`.
 #[cfg(target_arch = "aarch64")]
-unsafe fn clean(at: *const u8, bytes: usize) {
+unsafe fn write_back(at: *const u8, bytes: usize) {
     if bytes == 0 {
         return;
     }
-    // SAFETY: cleaning changes nothing that is read through the caches.
+    // SAFETY: cleaning and invalidating changes nothing that is read through the caches.
     unsafe {
         asm!(
             "mrs {line}, ctr_el0",
@@ -391,7 +398,7 @@ unsafe fn clean(at: *const u8, bytes: usize) {
             "sub {line}, {step}, #1",
             "bic {at}, {at}, {line}",
             "2:",
-            "dc cvac, {at}",
+            "dc civac, {at}",
             "add {at}, {at}, {step}",
             "cmp {at}, {end}",
             "b.lo 2b",
