@@ -64,6 +64,14 @@ pub mod sctlr {
     pub const EL1_RESET: u64 = 0x30d0_0800;
 }
 
+/// TCR_EL1.
+pub mod tcr_el1 {
+    /// What TTBR0_EL1 would translate is not walked for: it faults.
+    pub const EPD0: u64 = 1 << 7;
+    /// The same of TTBR1_EL1.
+    pub const EPD1: u64 = 1 << 23;
+}
+
 /// TCR_EL2 without HCR_EL2.E2H.
 pub mod tcr_el2 {
     /// 48-bit addresses, 4 KiB pages, walks in write-back inner-shareable memory; RES1 bits.

@@ -11,7 +11,7 @@ use stage2::Stale;
 use stage2::tlbi::{self, Barrier, Maintenance, Tlbi};
 
 use super::register::{read_register, write_register};
-use super::{tags, virtualization};
+use super::{el1, tags, virtualization};
 use crate::arch::block::Block;
 use crate::arch::trace::{self, Event};
 use crate::vcpu::Vcpu;
@@ -31,8 +31,11 @@ pub(crate) fn flush(memory: &Memory, _: &[Block<Vcpu>], stale: Stale) {
     let Some(tag) = memory.tags().own().tag() else { return };
     let vttbr = tags::vttbr(root, tag);
     let before = read_register!("vttbr_el2");
+    let mut walks = None;
     if before != vttbr {
-        // SAFETY: names the VM that instructions are about. No guest runs here, and at EL2 its tables are not walked.
+        // A guest's registers may be in this pCPU, and are not of this VM: see `el1`.
+        walks = Some(el1::park());
+        // SAFETY: names the VM that instructions are about. No guest runs here, and its tables are not walked.
         unsafe { write_register!("vttbr_el2", vttbr) };
         ThisCpu.isb();
         trace::note(|| tags::load_of(vttbr));
@@ -44,6 +47,9 @@ pub(crate) fn flush(memory: &Memory, _: &[Block<Vcpu>], stale: Stale) {
         unsafe { write_register!("vttbr_el2", before) };
         ThisCpu.isb();
         trace::note(|| tags::load_of(before));
+    }
+    if let Some(walks) = walks {
+        walks.resume();
     }
 }
 

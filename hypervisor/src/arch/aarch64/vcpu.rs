@@ -13,7 +13,7 @@ use shootdown::Pages;
 use tlb_tag::by_vm::Flush;
 
 use super::debug::Debug;
-use super::el1::El1;
+use super::el1::{self, El1};
 use super::entry::{self, Registers};
 use super::fpu::FpuState;
 use super::gic::{GUEST_PHYSICAL_TIMER, GUEST_TIMER};
@@ -173,6 +173,7 @@ impl ArchVcpu {
         self.interface = Interface::default();
         if self.is_loaded {
             self.debug.depart();
+            el1::park();
             self.el1.load();
             self.load_timer();
             self.interface.load();

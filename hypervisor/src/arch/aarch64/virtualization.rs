@@ -20,7 +20,7 @@ use stage2::Vmsa;
 use stage2::tlbi::Features as Tlbi;
 
 use super::register::{isb, read_register, write_register};
-use super::{debug, fpu, gic, id_registers};
+use super::{debug, el1, fpu, gic, id_registers};
 
 /// What one pCPU needs to run guests.
 pub(crate) struct HostContext {
@@ -365,6 +365,7 @@ pub(crate) fn enable() -> HostContext {
             options(nostack, preserves_flags),
         );
     }
+    el1::park();
     close_extensions();
     isb();
     debug::unlock();
