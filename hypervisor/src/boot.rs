@@ -2,6 +2,8 @@
 
 #[cfg(any(test, machine = "pc"))]
 pub(crate) mod handover;
+#[cfg(any(test, machine = "pc"))]
+pub(crate) mod soft_off;
 
 /// What the hypervisor starts from.
 #[derive(Clone, Copy, Debug, Default)]

@@ -9,12 +9,13 @@ use ::acpi::address::{AddressSpace, GenericAddress};
 use ::acpi::fadt::Fadt;
 use ::acpi::madt::{Madt, MadtEntry};
 use ::acpi::mcfg::Mcfg;
-use ::acpi::{AcpiHandler, AcpiTables, PhysicalMapping};
+use ::acpi::{AcpiHandler, AcpiTables, AmlTable, PhysicalMapping};
 use addr::Hpa;
 use spin::Once;
 
 use super::{paging, power};
 use crate::boot::handover::RootTable;
+use crate::boot::soft_off::{self, SleepTypes};
 
 /// The facts that bring-up needs.
 #[derive(Debug, Default)]
@@ -25,6 +26,8 @@ pub(crate) struct Machine {
     pub(crate) pm_timer: Option<PmTimer>,
     /// Writing the value to the port resets the machine (ACPI 4.8.3.6).
     pub(crate) reset: Option<(u16, u8)>,
+    /// How the machine is turned off (ACPI 4.8.3.2.1).
+    pub(crate) soft_off: Option<SoftOff>,
     /// Index of the century in the CMOS RTC, 0 when it has none.
     pub(crate) rtc_century: u8,
     /// Memory windows into PCI configuration space.
@@ -38,6 +41,17 @@ pub(crate) struct PmTimer {
     pub(crate) port: u16,
     /// All bits that it counts with: 24 or 32 of them.
     pub(crate) mask: u32,
+}
+
+/// The registers that turn the machine off, and what to write to them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SoftOff {
+    /// Ports of the PM1 control registers.
+    pub(crate) control_a: u16,
+    pub(crate) control_b: Option<u16>,
+    pub(crate) types: SleepTypes,
+    /// Where firmware is told to hand the registers over, and by what, if it has to be.
+    pub(crate) enable: Option<(u16, u8)>,
 }
 
 /// Configuration space of the buses of a PCI segment, in memory (PCI Express 7.2.2).
@@ -99,6 +113,7 @@ fn parse(root: Option<RootTable>) -> Option<Machine> {
             machine.reset = register.as_ref().and_then(port).map(|port| (port, fadt.reset_value));
         }
         machine.rtc_century = fadt.century;
+        machine.soft_off = tables.dsdt().ok().and_then(|dsdt| soft_off(&fadt, aml(&dsdt)?));
     }
     if let Ok(mcfg) = tables.find_table::<Mcfg>() {
         // Only segment 0 is looked at: what the hypervisor drives itself is there.
@@ -107,6 +122,24 @@ fn parse(root: Option<RootTable>) -> Option<Machine> {
         }
     }
     Some(machine)
+}
+
+/// How these tables say that the machine is turned off.
+fn soft_off(fadt: &Fadt, dsdt: &[u8]) -> Option<SoftOff> {
+    let enable = u16::try_from(fadt.smi_cmd_port).ok().filter(|&port| port != 0 && fadt.acpi_enable != 0);
+    Some(SoftOff {
+        control_a: port(&fadt.pm1a_control_block().ok()?)?,
+        control_b: fadt.pm1b_control_block().ok().flatten().as_ref().and_then(port),
+        types: soft_off::find(dsdt)?,
+        enable: enable.map(|port| (port, fadt.acpi_enable)),
+    })
+}
+
+/// The program in a table.
+fn aml(table: &AmlTable) -> Option<&'static [u8]> {
+    let start = paging::map_firmware(Hpa(table.address as u64), u64::from(table.length))?;
+    // SAFETY: mapped for that many bytes, for good, and firmware's tables are not written.
+    Some(unsafe { core::slice::from_raw_parts(start.0 as *const u8, table.length as usize) })
 }
 
 /// The I/O port that a register is at, if it is at one.

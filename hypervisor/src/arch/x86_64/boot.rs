@@ -235,6 +235,9 @@ extern "sysv64" fn on_guarded_stack(stack: u64) -> ! {
     if let Some(level) = boot.option("log") {
         uart_log::set_level(level);
     }
+    if let Some(how) = boot.option("panic") {
+        power::set_panic(how);
+    }
 
     let Some(machine) = acpi::read(handover.root_table) else {
         log::error!("no usable ACPI tables: cannot find the pCPUs and a clock");

@@ -18,6 +18,18 @@ pub(crate) fn read_u32(port: u16) -> u32 {
     unsafe { Port::new(port).read() }
 }
 
+/// Reads two bytes.
+pub(crate) fn read_u16(port: u16) -> u16 {
+    // SAFETY: as above.
+    unsafe { Port::new(port).read() }
+}
+
+/// Writes two bytes.
+pub(crate) fn write_u16(port: u16, value: u16) {
+    // SAFETY: as above.
+    unsafe { Port::new(port).write(value) }
+}
+
 /// Writes a byte.
 pub(crate) fn write_u8(port: u16, value: u8) {
     // SAFETY: as above.

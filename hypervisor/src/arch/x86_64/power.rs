@@ -3,10 +3,26 @@
 #![expect(unsafe_code, reason = "halting a pCPU, and a triple fault as the last resort")]
 
 use core::arch::asm;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use super::acpi::Machine;
+use super::acpi::{self, Machine, SoftOff};
 use super::port;
+
+/// PM1 control register (ACPI 4.8.3.2.1): the machine is in ACPI mode; the type of the sleep; begin it.
+mod pm1 {
+    pub(super) const SCI_ENABLED: u16 = 1 << 0;
+    pub(super) const SLEEP_TYPE_SHIFT: u16 = 10;
+    pub(super) const SLEEP_TYPE: u16 = 7 << SLEEP_TYPE_SHIFT;
+    pub(super) const SLEEP_ENABLE: u16 = 1 << 13;
+}
+
+/// How often a machine that is to change to ACPI mode is asked whether it has: about a second.
+const ENABLE_PATIENCE: u32 = 1_000_000;
+/// How often it is looked whether the machine is off yet: the power goes some milliseconds after it was told so.
+const OFF_PATIENCE: u32 = 1_000_000;
+
+/// Whether an end that is no success resets the machine. Otherwise it stops, with the reason on its console.
+static RESETS: AtomicBool = AtomicBool::new(false);
 
 /// Port in the upper half, value in the lower; 0 when there is no reset register.
 static RESET: AtomicU32 = AtomicU32::new(0);
@@ -18,12 +34,49 @@ pub(super) fn init(machine: &Machine) {
     }
 }
 
+/// What an end that is no success does, as `panic=` says it: `halt` or `reset`.
+pub(super) fn set_panic(how: &str) {
+    match how {
+        "halt" => RESETS.store(false, Ordering::Relaxed),
+        "reset" => RESETS.store(true, Ordering::Relaxed),
+        unknown => log::warn!("unknown value \"{unknown}\" of panic=: halt and reset are known"),
+    }
+}
+
 /// Ends the machine with one of [`abi::exit_code`].
 ///
-/// QEMU ends at the first step. A machine without the debug-exit device is reset: by ACPI, by a triple fault.
+/// QEMU ends at the first step. A machine without the debug-exit device is turned off after a success; after anything else it
+/// stops, so that a person can read why, or is reset if `panic=reset` says so.
 pub(crate) fn exit(code: u8) -> ! {
     port::write_u8(abi::exit_code::PORT, code);
+    if code == abi::exit_code::CLEAN {
+        if let Some(off) = acpi::machine().and_then(|machine| machine.soft_off.as_ref()) {
+            turn_off(off);
+        }
+        log::info!("this machine does not say how it is turned off; it can be, by hand");
+        stop_this_cpu()
+    }
+    if RESETS.load(Ordering::Relaxed) { reset() } else { stop_this_cpu() }
+}
 
+/// Turns the machine off. Comes back when it does not go off.
+fn turn_off(off: &SoftOff) {
+    if let Some((command, enable)) = off.enable.filter(|_| port::read_u16(off.control_a) & pm1::SCI_ENABLED == 0) {
+        port::write_u8(command, enable);
+        let _ = (0..ENABLE_PATIENCE).find(|_| port::read_u16(off.control_a) & pm1::SCI_ENABLED != 0);
+    }
+    for (control, kind) in [(Some(off.control_a), off.types.a), (off.control_b, off.types.b)] {
+        let Some(control) = control else { continue };
+        let kept = port::read_u16(control) & !(pm1::SLEEP_TYPE | pm1::SLEEP_ENABLE);
+        port::write_u16(control, kept | u16::from(kind) << pm1::SLEEP_TYPE_SHIFT | pm1::SLEEP_ENABLE);
+    }
+    for _ in 0..OFF_PATIENCE {
+        let _ = port::read_u16(off.control_a);
+    }
+}
+
+/// Resets the machine: by ACPI, by a triple fault.
+fn reset() -> ! {
     let [port_high, port_low, _, value] = RESET.load(Ordering::Relaxed).to_be_bytes();
     let reset_port = u16::from_be_bytes([port_high, port_low]);
     if reset_port != 0 {
