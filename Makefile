@@ -5,11 +5,12 @@
 ARGS ?=
 ARCH ?=
 
-.PHONY: help setup build run test bench
+.PHONY: help setup build run image test bench
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make run     boot the default VM: Debian on 4 vCPUs, on 2 CPUs (ARGS: see "dunlin run --help"; ARCH=aarch64)'
+	@echo 'make image   write target/dunlin.iso: the default VM for any PC, from a stick or a CD (ARGS: see "dunlin image --help")'
 	@echo 'make test    all that CI runs (ARGS: names of steps, see "cargo xtask test --list")'
 	@echo 'make bench   measure all, and make a page of it, in a quarter of an hour (docs/measuring.md; ARGS: see "dunlin bench --help")'
 	@echo 'make build   leave the tool at target/release/dunlin'
@@ -22,6 +23,10 @@ build: setup
 
 run: setup
 	@cargo xtask run $(if $(ARCH),--arch $(ARCH)) $(ARGS)
+
+image:
+	@xtask/setup.sh image
+	@cargo xtask image $(ARGS)
 
 test:
 	@ARCH=aarch64 xtask/setup.sh

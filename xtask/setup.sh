@@ -2,8 +2,8 @@
 # Installs what building and testing Dunlin needs and this machine lacks, and says what it does. `make` calls it before
 # cargo, so it needs nothing but a Debian system and rustup, and takes a tenth of a second when nothing is missing.
 #
-# Arguments name what only some want: `browser` and `prometheus`, for the steps of `cargo xtask test` that call this script
-# for them. A browser is large, and `make run` has no use for it.
+# Arguments name what only some want: `browser`, `prometheus` and `uefi`, for the steps of `cargo xtask test` that call this script
+# for them, and `image`, for those and for `make image`. A browser is large, and `make run` has no use for it.
 #
 # Guest kernels and BusyBox are not installed: `cargo xtask build` unpacks them below target/ (xtask/src/debian.rs).
 set -eu
@@ -35,8 +35,19 @@ for wanted in "$@"; do
         # Debian's own interpreter, because packages of Debian are for that one; the package brings it where it is missing.
         /usr/bin/python3 -c 'import prometheus_client' 2>/dev/null || missing="$missing python3-prometheus-client"
         ;;
+    image)
+        # GRUB for BIOS and UEFI, and what its tool writes images with.
+        need grub-mkrescue grub-common
+        need xorriso xorriso
+        need mformat mtools
+        [ -d /usr/lib/grub/i386-pc ] || missing="$missing grub-pc-bin"
+        [ -d /usr/lib/grub/x86_64-efi ] || missing="$missing grub-efi-amd64-bin"
+        ;;
+    uefi)
+        [ -e /usr/share/OVMF/OVMF_CODE_4M.fd ] || missing="$missing ovmf"
+        ;;
     *)
-        say "no such thing as \`$wanted\`: browser and prometheus are known"
+        say "no such thing as \`$wanted\`: browser, prometheus, image and uefi are known"
         exit 1
         ;;
     esac

@@ -47,6 +47,7 @@ Examples:
   dunlin stats --vm default               exits by reason, in the columns of perf kvm stat
   dunlin layout                           the hypervisor's own state, by who writes which cache line
   dunlin top                              the same, live
+  dunlin image -o dunlin.iso              a host with its VMs for any PC, from a stick
   dunlin dirty rate                       pages that the VM writes in a second";
 
 const BENCH_EXAMPLES: &str = "\
@@ -97,6 +98,19 @@ Examples:
   dunlin bench tags --native
   dunlin bench tags --json > tags.jsonl     \"emulated\" says which counts are an emulator's";
 
+const IMAGE_HELP: &str = "\
+The image starts from BIOS and from UEFI (with Secure Boot off), as a CD and as a USB stick:
+  dd if=dunlin.iso of=/dev/sdX bs=4M conv=fsync
+It writes to no disk of the computer. Messages are on the first serial port, 115200 baud. The machine turns off
+when the last VM has ended; where the hypervisor cannot start, it says why and stops.
+
+Examples:
+  dunlin image
+  dunlin image vms/two.toml -o two.iso
+  qemu-system-x86_64 -machine q35 -cpu max -smp 2 -m 1G -cdrom dunlin.iso -nographic
+
+It is made by grub-mkrescue of GRUB (Debian: grub-common, grub-pc-bin, grub-efi-amd64-bin, xorriso, mtools).";
+
 const RUN_HELP: &str = "\
 What it does:
   On a terminal, one VM without --exec: the guest's console. Ctrl-] leaves and ends the VM.
@@ -141,6 +155,9 @@ pub(crate) enum Verb {
     /// Start a host and its VMs, stay until they end
     #[command(after_long_help = format!("{RUN_HELP}{STATUSES}"))]
     Run(Box<RunArgs>),
+    /// Write an image that starts a host and its VMs on any PC, from a stick or a CD
+    #[command(after_help = IMAGE_HELP)]
+    Image(ImageArgs),
     /// List the VMs of a running host
     #[command(visible_alias = "ls")]
     List(ListArgs),
@@ -396,6 +413,26 @@ pub(crate) struct RunArgs {
     /// Show the guests' consoles too, on standard error
     #[arg(short, long, help_heading = "What to show")]
     pub(crate) verbose: bool,
+}
+
+/// `dunlin image`.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct ImageArgs {
+    /// What to run [default: one VM, the text of vms/default.toml]
+    #[arg(value_name = "FILE.toml")]
+    pub(crate) file: Option<PathBuf>,
+    /// The image
+    #[arg(short, long, value_name = "FILE", default_value = "dunlin.iso")]
+    pub(crate) output: PathBuf,
+    /// Run CMD in each guest by our initrd, in place of a script that shows a few facts
+    #[arg(long, value_name = "CMD", allow_hyphen_values = true)]
+    pub(crate) exec: Option<String>,
+    /// Number of vCPUs of each VM
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub(crate) vcpus: Option<i64>,
+    /// Memory of each VM, such as 512M
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) memory: Option<String>,
 }
 
 /// Which running host.

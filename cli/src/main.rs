@@ -4,7 +4,7 @@
 //! hypervisor in QEMU (`qemu`) and follows the run to its end (`session`) over the control port (`control`). What a
 //! guest runs and answers is in `exec`, the terminal in `console`, what was seen in `summary`. `bench` measures by such
 //! runs. `dunlin list`, `stats`, `top`, `metrics`, `trace`, `stop`, `pause`, `resume` and `dirty` reach a running host through the
-//! `dunlin run` that started it (`share`).
+//! `dunlin run` that started it (`share`). `dunlin image` writes what any PC starts from (`image`).
 
 mod args;
 mod assets;
@@ -15,6 +15,7 @@ mod control;
 mod dirty;
 mod exec;
 mod failure;
+mod image;
 mod layout;
 mod metrics;
 mod payload;
@@ -47,6 +48,7 @@ fn main() -> ExitCode {
     let result = match Args::parse().verb {
         None => session::run(&RunArgs::default()),
         Some(Verb::Run(args)) => session::run(&args),
+        Some(Verb::Image(args)) => image::run(&args).map(|()| 0),
         Some(Verb::List(args)) => stats::run_list(&args).map(|()| 0),
         Some(Verb::Stats(args)) => stats::run_stats(&args).map(|()| 0),
         Some(Verb::Top(args)) => top::run(&args).map(|()| 0),

@@ -32,11 +32,19 @@ pub(crate) struct Payload {
     pub(crate) host_memory: u64,
 }
 
+/// Who starts the hypervisor with a payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Start {
+    /// This tool, on this computer. It ends the host itself once it has read the last counters: a host that ends on its own would
+    /// take them along.
+    Here,
+    /// A boot loader, on any computer. The host ends with its VMs.
+    Elsewhere,
+}
+
 /// Reads and checks the files of all VMs and packs them; `script` goes into our initrd.
-pub(crate) fn pack(config: &Config, assets: &Assets, script: Option<&str>) -> Result<Payload, Failure> {
-    // The tool ends the host itself once it has read the last counters: a host that ends on its own would take them
-    // along.
-    let mut files = Files { builder: Builder::new(false), packed: Vec::new() };
+pub(crate) fn pack(config: &Config, assets: &Assets, script: Option<&str>, start: Start) -> Result<Payload, Failure> {
+    let mut files = Files { builder: Builder::new(start == Start::Elsewhere), packed: Vec::new() };
     for vm in &config.vms {
         let packed = check_and_add(config.host.arch.value, vm, assets, script, &mut files)?;
         files.builder.add_vm(packed);
@@ -46,7 +54,8 @@ pub(crate) fn pack(config: &Config, assets: &Assets, script: Option<&str>) -> Re
         .finish()
         .map_err(|error| Failure::bad_input(format!("the VMs cannot be packed for the hypervisor: {error}")))?;
 
-    let host_memory = host_memory(config, bytes.len() as u64, available_memory())?;
+    let available = (start == Start::Here).then(available_memory).flatten();
+    let host_memory = host_memory(config, bytes.len() as u64, available)?;
     Ok(Payload { bytes, host_memory })
 }
 

@@ -29,7 +29,7 @@ use crate::console::{self, RawTerminal, Typed};
 use crate::control;
 use crate::exec::{Agent, FIXED_SCRIPT};
 use crate::failure::Failure;
-use crate::payload::{self, Payload};
+use crate::payload::{self, Payload, Start};
 use crate::progress::{Follower, Progress};
 use crate::qemu::{self, Acceleration, Machine, Process, Qemu};
 use crate::quantity::{seconds, show_size};
@@ -58,7 +58,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
     let arch = config.host.arch.value;
     let assets = Assets::locate().of(arch);
     let hypervisor = assets.hypervisor()?;
-    let Payload { bytes, host_memory } = payload::pack(&config, &assets, purpose.script())?;
+    let Payload { bytes, host_memory } = payload::pack(&config, &assets, purpose.script(), Start::Here)?;
     let qemu = Qemu::find(arch, config.host.qemu.as_ref())?;
     let acceleration = Acceleration::choose(arch, &config.host.accel)?;
 

@@ -16,35 +16,41 @@ struct Step {
     what: &'static str,
     /// The step without which this one means nothing.
     needs: Option<&'static str>,
-    /// What it needs of this machine that no other command does, by the name that `setup.sh` has for it.
-    wants: Option<&'static str>,
+    /// What it needs of this machine that no other command does, by the names that `setup.sh` has for it.
+    wants: &'static [&'static str],
     action: fn(&Places) -> Result<()>,
 }
 
 const STEPS: [Step; 11] = [
-    Step { name: "fmt", what: "the code is formatted", needs: None, wants: None, action: fmt },
-    Step { name: "house", what: "the rules of the house hold", needs: None, wants: None, action: house_checks },
-    Step { name: "clippy", what: "no warnings in what runs on the host", needs: None, wants: None, action: clippy },
+    Step { name: "fmt", what: "the code is formatted", needs: None, wants: &[], action: fmt },
+    Step { name: "house", what: "the rules of the house hold", needs: None, wants: &[], action: house_checks },
+    Step { name: "clippy", what: "no warnings in what runs on the host", needs: None, wants: &[], action: clippy },
     Step {
         name: "clippy-bare-metal",
         what: "no warnings in hypervisor and guest",
         needs: None,
-        wants: None,
+        wants: &[],
         action: clippy_bare_metal,
     },
-    Step { name: "unit", what: "unit and model tests", needs: None, wants: None, action: unit },
+    Step { name: "unit", what: "unit and model tests", needs: None, wants: &[], action: unit },
     Step {
         name: "openmetrics",
         what: "Prometheus reads our metrics",
         needs: None,
-        wants: Some("prometheus"),
+        wants: &["prometheus"],
         action: openmetrics,
     },
-    Step { name: "browser", what: "a browser shows the report", needs: None, wants: Some("browser"), action: browser },
-    Step { name: "loom", what: "the small races, all interleavings", needs: None, wants: None, action: loom },
-    Step { name: "doc", what: "the documentation builds without warnings", needs: None, wants: None, action: doc },
-    Step { name: "build", what: "all that the system tests boot", needs: None, wants: None, action: build },
-    Step { name: "system", what: "hypervisor and guests in QEMU", needs: Some("build"), wants: None, action: system },
+    Step { name: "browser", what: "a browser shows the report", needs: None, wants: &["browser"], action: browser },
+    Step { name: "loom", what: "the small races, all interleavings", needs: None, wants: &[], action: loom },
+    Step { name: "doc", what: "the documentation builds without warnings", needs: None, wants: &[], action: doc },
+    Step { name: "build", what: "all that the system tests boot", needs: None, wants: &[], action: build },
+    Step {
+        name: "system",
+        what: "hypervisor and guests in QEMU",
+        needs: Some("build"),
+        wants: &["image", "uefi"],
+        action: system,
+    },
 ];
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -76,7 +82,7 @@ pub(crate) fn run(places: &Places, names: &[String]) -> Result<ExitCode> {
         let outcome = if missing {
             Outcome::Skipped
         } else {
-            match step.wants.map_or(Ok(()), |what| set_up(places, what)).and_then(|()| (step.action)(places)) {
+            match set_up(places, step.wants).and_then(|()| (step.action)(places)) {
                 Ok(()) => Outcome::Passed,
                 Err(error) => {
                     println!("{error:#}");
@@ -103,8 +109,11 @@ pub(crate) fn run(places: &Places, names: &[String]) -> Result<ExitCode> {
 }
 
 /// Has `setup.sh` install what a step wants and this machine lacks. A step that cannot run has failed.
-fn set_up(places: &Places, what: &str) -> Result<()> {
-    execute(Command::new(places.root.join("xtask/setup.sh")).arg(what))
+fn set_up(places: &Places, wants: &[&str]) -> Result<()> {
+    if wants.is_empty() {
+        return Ok(());
+    }
+    execute(Command::new(places.root.join("xtask/setup.sh")).args(wants))
 }
 
 fn fmt(places: &Places) -> Result<()> {

@@ -28,6 +28,7 @@ cargo xtask COMMAND
   assets         only initrd and guest kernels
   workloads      what guests may be given to do, with a C compiler and sources from Debian packages
   run [ARGS]     build, then `dunlin run ARGS` (also `--arch aarch64`)
+  image [ARGS]   build, then `dunlin image ARGS`; the image is target/dunlin.iso unless ARGS say otherwise
   test [STEP..]  what CI runs; with names, only these steps (`test --list` shows them)
   bench [ARGS]   build, then `dunlin bench ARGS`; without ARGS `dunlin bench all`, results in target/bench
   house          only the house checks
@@ -56,6 +57,7 @@ fn dispatch(command: &str, rest: &[String]) -> Result<ExitCode> {
         "assets" => artifacts::assets(&places, Wanted::Everything)?,
         "workloads" => workloads::build_all(&places)?,
         "run" => run_default(&places, rest)?,
+        "image" => image(&places, rest)?,
         "bench" => bench(&places, rest)?,
         "test" => return ci::run(&places, rest),
         "figures" => house::renew_figures(&places.root)?,
@@ -83,6 +85,18 @@ fn run_default(places: &Places, rest: &[String]) -> Result<()> {
         Arch::Aarch64 => artifacts::build_aarch64(places, Wanted::ForDefaultVm)?,
     }
     let error = Command::new(places.tool()).arg("run").args(rest).exec();
+    Err(error).with_context(|| format!("cannot run {}", places.tool().display()))
+}
+
+/// Builds what an image is made of and replaces this process with `dunlin image`.
+fn image(places: &Places, rest: &[String]) -> Result<()> {
+    artifacts::build(places, Wanted::ForDefaultVm)?;
+    let mut command = Command::new(places.tool());
+    command.arg("image");
+    if !rest.iter().any(|word| word.starts_with("-o") || word.starts_with("--output")) {
+        command.arg("--output").arg(places.target.join("dunlin.iso"));
+    }
+    let error = command.args(rest).exec();
     Err(error).with_context(|| format!("cannot run {}", places.tool().display()))
 }
 

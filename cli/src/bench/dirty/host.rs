@@ -21,7 +21,7 @@ use crate::bench::record::Record;
 use crate::config::Config;
 use crate::control::{self, refusal};
 use crate::failure::Failure;
-use crate::payload::{self, Payload};
+use crate::payload::{self, Payload, Start};
 use crate::progress::last_lines;
 use crate::qemu::{Acceleration, Machine, Process, Qemu, cpu_model};
 
@@ -69,7 +69,7 @@ impl Host {
         let arch = config.host.arch.value;
         let assets = Assets::locate().of(arch);
         let hypervisor = assets.hypervisor()?;
-        let Payload { bytes, host_memory } = payload::pack(&config, &assets, None)?;
+        let Payload { bytes, host_memory } = payload::pack(&config, &assets, None, Start::Here)?;
         fs::write(&payload, bytes).map_err(failed)?;
         let qemu = Qemu::find(arch, None)?;
         let acceleration = Acceleration::choose(arch, &config.host.accel)?;
