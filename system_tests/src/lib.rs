@@ -243,7 +243,12 @@ pub fn until<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
     panic!("{what}: nothing within half a minute")
 }
 
-fn finished(command: &mut Command) -> Run {
+/// Runs a program to its end.
+///
+/// # Panics
+/// When it cannot be started.
+#[must_use]
+pub fn finished(command: &mut Command) -> Run {
     let Output { status, stdout, stderr } = command.stdin(Stdio::null()).output().unwrap_or_else(|error| {
         panic!("{} cannot be started: {error}; run `make build` first", command.get_program().display())
     });

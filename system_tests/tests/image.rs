@@ -1,0 +1,143 @@
+//! GRUB starts the hypervisor: from the image that `dunlin image` writes, by BIOS and by UEFI, as a CD and as a USB disk; and what it
+//! says when GRUB was given nothing to run, or too much.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use abi::exit_code::{REFUSED, qemu_status};
+use system_tests::{assets, dunlin, finished};
+use tempfile::TempDir;
+
+/// Debian's UEFI for QEMU: its code, and the variables that it changes.
+const UEFI: [&str; 2] = ["/usr/share/OVMF/OVMF_CODE_4M.fd", "/usr/share/OVMF/OVMF_VARS_4M.fd"];
+
+/// How the PC finds the image.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Medium {
+    Cd,
+    UsbDisk,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Firmware {
+    Bios,
+    Uefi,
+}
+
+/// Starts a PC from `image`, waits until it turns itself off, and gives QEMU's status and what came over the serial port.
+fn start(folder: &Path, image: &Path, firmware: Firmware, medium: Medium, more: &[&str]) -> (i32, String) {
+    let serial = folder.join("serial.log");
+    let mut command = Command::new("timeout");
+    command
+        .args(["120", "qemu-system-x86_64", "-accel", "tcg,thread=multi", "-machine", "q35", "-cpu", "max"])
+        .args(["-display", "none", "-nodefaults", "-no-reboot"])
+        .args(["-serial", &format!("file:{}", serial.display())])
+        .args(more);
+    match medium {
+        Medium::Cd => command.arg("-cdrom").arg(image),
+        Medium::UsbDisk => command
+            .args(["-drive", &format!("if=none,id=stick,format=raw,readonly=on,file={}", image.display())])
+            .args(["-device", "qemu-xhci", "-device", "usb-storage,drive=stick"]),
+    };
+    if firmware == Firmware::Uefi {
+        // It remembers how it started the last time, so each start gets a fresh copy.
+        let variables = folder.join("variables.fd");
+        fs::copy(UEFI[1], &variables).expect("UEFI's variables are there: `cargo xtask test system` installs them");
+        command
+            .args(["-drive", &format!("if=pflash,format=raw,readonly=on,file={}", UEFI[0])])
+            .args(["-drive", &format!("if=pflash,format=raw,file={}", variables.display())]);
+    }
+    let run = finished(&mut command);
+    let log = fs::read(&serial).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
+    (run.status, log)
+}
+
+fn folder() -> TempDir {
+    TempDir::new().expect("a temporary folder can be made")
+}
+
+/// The image of the default VM starts, its guest does its work, and the machine goes off by itself.
+fn runs_the_default_vm(firmware: Firmware, medium: Medium, more: &[&str]) {
+    let folder = folder();
+    let image = folder.path().join("dunlin.iso");
+    let _run = dunlin(&["image", "--vcpus", "2", "-o", &image.to_string_lossy()]).expect_status(0);
+    let (status, log) = start(folder.path(), &image, firmware, medium, more);
+    for line in ["CPUs online: 2", "Parallel job: 2 of 2 workers finished", "all VMs have ended"] {
+        assert!(log.contains(line), "no '{line}' in {log}");
+    }
+    assert_eq!(status, 0, "the machine turns itself off by ACPI: {log}");
+}
+
+#[test]
+fn image_starts_from_bios_as_a_cd() {
+    runs_the_default_vm(Firmware::Bios, Medium::Cd, &["-smp", "2", "-m", "1G"]);
+}
+
+#[test]
+fn image_starts_from_bios_as_a_usb_disk_with_eight_cpus_and_memory_above_4_gib() {
+    runs_the_default_vm(Firmware::Bios, Medium::UsbDisk, &["-smp", "8", "-m", "6G"]);
+}
+
+#[test]
+fn image_starts_from_uefi_as_a_cd_with_one_cpu() {
+    runs_the_default_vm(Firmware::Uefi, Medium::Cd, &["-smp", "1", "-m", "1G"]);
+}
+
+#[test]
+fn image_starts_from_uefi_as_a_usb_disk() {
+    runs_the_default_vm(Firmware::Uefi, Medium::UsbDisk, &["-smp", "2", "-m", "1G"]);
+}
+
+/// An image of our own with these files and lines of GRUB's configuration.
+fn image_of(folder: &Path, files: &[(&str, &[u8])], lines: &str) -> PathBuf {
+    let boot = folder.join("tree/boot");
+    fs::create_dir_all(boot.join("grub")).expect("folders can be made");
+    fs::copy(assets().join("hypervisor"), boot.join("dunlin"))
+        .expect("the hypervisor is built: run `make build` first");
+    for (name, bytes) in files {
+        fs::write(boot.join(name), bytes).expect("a file can be written");
+    }
+    let menu = format!("set timeout=0\nmenuentry x {{\n{lines}\n}}\n");
+    fs::write(boot.join("grub/grub.cfg"), menu).expect("a file can be written");
+    let image = folder.join("own.iso");
+    let _run = finished(Command::new("grub-mkrescue").arg("-o").arg(&image).arg(folder.join("tree"))).expect_status(0);
+    image
+}
+
+/// The hypervisor says why it does not start, and ends with a status of its own.
+fn refuses(files: &[(&str, &[u8])], lines: &str, more: &[&str], why: &str) {
+    let folder = folder();
+    let image = image_of(folder.path(), files, lines);
+    let mut all = vec!["-smp", "2", "-m", "256M", "-device", "isa-debug-exit,iobase=0xf4,iosize=4"];
+    all.extend(more);
+    let (status, log) = start(folder.path(), &image, Firmware::Bios, Medium::Cd, &all);
+    assert!(log.contains(why), "no '{why}' in {log}");
+    assert_eq!(status, qemu_status(REFUSED), "{log}");
+}
+
+#[test]
+fn without_a_payload_it_says_so() {
+    refuses(&[], "multiboot2 /boot/dunlin", &[], "cannot start: no boot module");
+}
+
+#[test]
+fn of_two_modules_one_must_be_called_payload() {
+    let lines = "multiboot2 /boot/dunlin\nmodule2 /boot/a\nmodule2 /boot/b";
+    refuses(&[("a", b"a"), ("b", b"b")], lines, &[], "cannot start: several boot modules");
+}
+
+#[test]
+fn damaged_payload_is_refused() {
+    let lines = "multiboot2 /boot/dunlin\nmodule2 /boot/payload payload";
+    let mut bytes = b"DUNLINPL".to_vec();
+    bytes.resize(9000, 0xa5);
+    refuses(&[("payload", &bytes)], lines, &[], "cannot start: ");
+    refuses(&[("payload", &bytes[..20])], lines, &[], "cannot start: ");
+}
+
+#[test]
+fn option_in_grubs_line_is_the_hypervisors() {
+    let lines = "multiboot2 /boot/dunlin log=debug selftest=unknown";
+    refuses(&[], lines, &[], "unknown selftest \"unknown\"");
+}
