@@ -38,6 +38,8 @@ mod layout;
 mod log;
 #[cfg(any(target_os = "none", test))]
 mod memory_map;
+#[cfg(any(target_os = "none", test))]
+mod output;
 #[cfg(target_os = "none")]
 mod panic;
 #[cfg(target_os = "none")]
@@ -73,7 +75,7 @@ fn start_vms(boot: &boot::Boot) -> Result<(), alloc::string::String> {
 
     let virtualization = arch::virtualization::features();
     vm::tags::init(&payload.manifest.vms, virtualization.tags, virtualization.can_flush_one_tag)?;
-    control::init(payload.manifest.exit_when_idle);
+    control::init(payload.manifest.exit_when_idle, boot.option("selftest") == Some("slow-log"));
     for (number, config) in (0..).zip(&payload.manifest.vms) {
         control::vm_creating(number);
         match vm::Vm::create(number, config.clone(), &payload) {

@@ -4,6 +4,7 @@
 //! list of its own: `pc` for x86-64, `virt` for AArch64.
 
 mod cases;
+mod console;
 mod dirty;
 mod idle_vectors;
 mod misbehave;
@@ -101,7 +102,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Experiment> {
 }
 
 /// Those that every machine has.
-const EXPERIMENTS: [Experiment; 22] = [
+const EXPERIMENTS: [Experiment; 24] = [
     by_default("empty", "one pass of an empty loop: what all others are compared with", round_trip::empty),
     by_default("page-fault", "a page fault of the guest's own, which should cost no exit", round_trip::page_fault),
     by_default(
@@ -129,6 +130,8 @@ const EXPERIMENTS: [Experiment; 22] = [
         own_data::run,
     ),
     on_request("one-clock", "all CPUs read the counter in turn, for seconds=N (3): it never goes back", one_clock::run),
+    on_request("flood", "all CPUs write to the console as fast as they can, for seconds=N (5)", console::flood),
+    on_request("chatter", "a line on the console each second, for seconds=N (5)", console::chatter),
     on_request("stride", "writes to page after page, for seconds=N (5): how much in each moment", dirty::stride::run),
     on_request("scribble", "random writes everywhere until q is typed, or for iterations=N", dirty::scribble::run),
     on_request(

@@ -25,12 +25,20 @@ use spin::Mutex;
 
 use crate::arch::control_port::ControlPort;
 use crate::arch::{platform, power, tsc, virtualization};
+use crate::output::Turns;
 use crate::vm::dirty::{self, Done, Session, StartError};
 use crate::vm::{Ending, LINES, Vm};
 use crate::{cpu, frames, layout, trace};
 
 /// Bytes that may wait for the port before consoles are left where they are.
 const OUTGOING_LIMIT: usize = 64 * 1024;
+/// Bytes that one turn of a console takes of the log's UART, where there is no port: enough for most lines, so that they stay
+/// whole. At 115 200 Bd they take 22 ms.
+const LOG_CHUNK: usize = 256;
+/// Bytes that one poll writes there at most, where the UART is faster.
+const LOG_LIMIT: usize = 4096;
+/// What a byte takes at 38 400 Bd, for the selftest: less than an emulated guest writes in that time.
+const SLOW_BYTE_NANOS: u64 = 1_000_000_000 / 3_840;
 /// How long the last words may take, in seconds.
 const FAREWELL_SECONDS: u64 = 2;
 /// How long the first pCPU works at a time at what was asked for.
@@ -43,6 +51,12 @@ static CONTROL: CachePadded<Mutex<Option<Control>>> = CachePadded::new(Mutex::ne
 
 struct Control {
     port: Option<ControlPort>,
+    /// Whose console is next.
+    turns: Turns,
+    /// Without a port: consoles wait until then, so that the UART takes half of this pCPU's time at most.
+    log_rests_until: u64,
+    /// The log's UART is taken for as slow as a real one.
+    log_is_slow: bool,
     receiver: Receiver,
     outgoing: VecDeque<u8>,
     vms: Vec<Slot>,
@@ -72,14 +86,18 @@ struct Active {
     pausing: Option<u32>,
 }
 
-/// Takes over the port, if the machine has one, and says hello.
-pub(crate) fn init(exit_when_idle: bool) {
-    let port = ControlPort::take();
+/// Takes over the port, if the machine has one, and says hello. `slow_log`: does without, and takes the log's UART for as slow
+/// as a real one.
+pub(crate) fn init(exit_when_idle: bool, slow_log: bool) {
+    let port = if slow_log { None } else { ControlPort::take() };
     if port.is_none() {
         warn!("no control port (virtio console): consoles go to this log, commands cannot be given");
     }
     *CONTROL.lock() = Some(Control {
         port,
+        turns: Turns::new(),
+        log_rests_until: 0,
+        log_is_slow: slow_log,
         receiver: Receiver::default(),
         outgoing: VecDeque::new(),
         vms: Vec::new(),
@@ -139,7 +157,7 @@ pub(crate) fn vm_ended(vm: &Arc<Vm>, ending: &Ending) {
         for id in active.awaited.into_iter().chain(active.pausing) {
             control.say(&Message::Reply { id, result: Err(Refusal::NotRunning) });
         }
-        control.console_output(vm, usize::MAX);
+        while LINES.into_iter().any(|line| control.console_output(vm, line, CONSOLE_CHUNK) != 0) {}
         control.say(&Message::Vm {
             vm: vm.number,
             at_ns: tsc::nanos(),
@@ -155,8 +173,8 @@ pub(crate) fn poll() -> bool {
     let Some(control) = &mut *guard else { return false };
 
     control.listen();
-    let has_more = control.work();
-    control.consoles();
+    let mut has_more = control.work();
+    has_more |= control.consoles();
     for message in EVENTS.lock().drain(..) {
         control.say(&message);
     }
@@ -315,8 +333,8 @@ impl Control {
         Ok(Answer::Stats { vm: number, first, at_ns: tsc::nanos(), vcpus })
     }
 
-    /// Takes what guests wrote, as long as there is room.
-    fn consoles(&mut self) {
+    /// Takes what guests wrote, in turn, as long as there is room. Says whether there is more for the log.
+    fn consoles(&mut self) -> bool {
         let running: Vec<Arc<Vm>> = self
             .vms
             .iter()
@@ -325,22 +343,58 @@ impl Control {
                 _ => None,
             })
             .collect();
-        for vm in running {
-            self.console_output(&vm, OUTGOING_LIMIT);
-        }
+        let sources: Vec<_> = running.iter().flat_map(|vm| LINES.map(|line| (vm, line))).collect();
+        let mut turns = core::mem::take(&mut self.turns);
+        let has_more = if self.port.is_some() {
+            let room = OUTGOING_LIMIT.saturating_sub(self.outgoing.len());
+            let allowed = |taken: usize| CONSOLE_CHUNK.min(room.saturating_sub(taken));
+            turns.deal(sources.len(), allowed, |source, most| {
+                let (vm, line) = sources[source];
+                self.console_output(vm, line, most)
+            });
+            // The port's pace decides, not this pCPU's.
+            false
+        } else {
+            self.consoles_to_log(&mut turns, &sources)
+        };
+        self.turns = turns;
+        has_more
     }
 
-    fn console_output(&mut self, vm: &Arc<Vm>, limit: usize) {
-        for line in LINES {
-            while self.outgoing.len() < limit {
-                let tell = |asserted| platform::serial_interrupt(vm, line, asserted);
-                let Some((at_ns, bytes)) = vm.serial(line).take_output(CONSOLE_CHUNK, tell) else { break };
-                if self.port.is_none() && line == Line::Console {
-                    crate::log::raw(&bytes);
+    /// Without a port: the UART of the log takes as long as it takes, and this pCPU waits for it. So this ends after one chunk
+    /// where the UART is slow.
+    fn consoles_to_log(&mut self, turns: &mut Turns, sources: &[(&Arc<Vm>, Line)]) -> bool {
+        let since = tsc::now();
+        if since < self.log_rests_until {
+            return false;
+        }
+        let until = since + tsc::nanos_to_ticks(WORK_NANOS);
+        let allowed = |taken| if taken < LOG_LIMIT && tsc::now() < until { LOG_CHUNK } else { 0 };
+        let has_more = turns.deal(sources.len(), allowed, |source, most| {
+            let (vm, line) = sources[source];
+            self.console_output(vm, line, most)
+        });
+        let now = tsc::now();
+        self.log_rests_until = now + (now - since);
+        has_more
+    }
+
+    /// Takes up to `most` bytes that the guest wrote to a line. Says how many it took.
+    fn console_output(&mut self, vm: &Arc<Vm>, line: Line, most: usize) -> usize {
+        let tell = |asserted| platform::serial_interrupt(vm, line, asserted);
+        let Some((at_ns, bytes)) = vm.serial(line).take_output(most, tell) else { return 0 };
+        let count = bytes.len();
+        if self.port.is_none() && line == Line::Console {
+            crate::log::raw(&bytes);
+            if self.log_is_slow {
+                let until = tsc::now() + tsc::nanos_to_ticks(SLOW_BYTE_NANOS * count as u64);
+                while tsc::now() < until {
+                    core::hint::spin_loop();
                 }
-                self.say(&Message::Console { vm: vm.number, line, at_ns, bytes });
             }
         }
+        self.say(&Message::Console { vm: vm.number, line, at_ns, bytes });
+        count
     }
 
     fn say(&mut self, message: &Message) {

@@ -1,0 +1,112 @@
+//! Turns on the way out: what guests write to their consoles is taken a little at a time from each, whatever the others write.
+//!
+//! Whose turn is next is remembered from one poll to the next, so where the room is too small for all, each has its part of
+//! it. One poll takes no more than its caller allows: the rest stays with the guests, whose UARTs tell them to wait.
+
+/// Whose turn it is, of some sources with numbers from 0 on.
+#[derive(Debug, Default)]
+pub(crate) struct Turns {
+    next: usize,
+}
+
+impl Turns {
+    /// Nobody has had a turn.
+    pub(crate) const fn new() -> Self {
+        Self { next: 0 }
+    }
+
+    /// Takes from one of `sources` after the other, until none has anything or no more may be taken. Says whether there may be
+    /// more.
+    ///
+    /// `allowed` is how much may be taken next, in bytes, when so many were taken. `take` takes at most so many from the source
+    /// with that number, and says how many that were.
+    pub(crate) fn deal(
+        &mut self,
+        sources: usize,
+        mut allowed: impl FnMut(usize) -> usize,
+        mut take: impl FnMut(usize, usize) -> usize,
+    ) -> bool {
+        let mut taken = 0;
+        let mut silent = 0;
+        while silent < sources {
+            let most = allowed(taken);
+            if most == 0 {
+                return true;
+            }
+            let source = self.next % sources;
+            self.next = (source + 1) % sources;
+            match take(source, most) {
+                0 => silent += 1,
+                bytes => {
+                    silent = 0;
+                    taken += bytes;
+                }
+            }
+        }
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Turns;
+
+    /// Sources with so much to say, and what each could say in one poll.
+    fn poll(turns: &mut Turns, sources: &mut [usize], budget: usize, chunk: usize) -> (Vec<usize>, bool) {
+        let mut said = vec![0; sources.len()];
+        let allowed = |taken: usize| chunk.min(budget.saturating_sub(taken));
+        let has_more = turns.deal(sources.len(), allowed, |source, most| {
+            let bytes = most.min(sources[source]);
+            sources[source] -= bytes;
+            said[source] += bytes;
+            bytes
+        });
+        (said, has_more)
+    }
+
+    #[test]
+    fn all_is_taken_where_there_is_room() {
+        let mut sources = [0, 1000, 7, 0];
+        assert_eq!(poll(&mut Turns::new(), &mut sources, 4096, 100), (vec![0, 1000, 7, 0], false));
+    }
+
+    #[test]
+    fn source_that_never_ends_leaves_room_for_the_others() {
+        for flooding in 0..3 {
+            let mut sources = [150; 3];
+            sources[flooding] = usize::MAX;
+            let (said, has_more) = poll(&mut Turns::new(), &mut sources, 1000, 100);
+            assert!(has_more, "the flood goes on");
+            assert!((0..3).all(|source| source == flooding || said[source] == 150), "{said:?}");
+        }
+    }
+
+    #[test]
+    fn one_poll_is_bounded_though_nothing_is_ever_empty() {
+        let (said, has_more) = poll(&mut Turns::new(), &mut [usize::MAX; 5], 1000, 64);
+        assert_eq!((said.iter().sum::<usize>(), has_more), (1000, true));
+    }
+
+    #[test]
+    fn turns_go_on_where_the_last_poll_ended() {
+        let mut turns = Turns::new();
+        let mut sources = [usize::MAX; 4];
+        let said: Vec<_> = (0..8).map(|_| poll(&mut turns, &mut sources, 64, 64).0).collect();
+        for source in 0..4 {
+            assert_eq!(said.iter().map(|said| said[source]).sum::<usize>(), 128, "{said:?}");
+        }
+    }
+
+    #[test]
+    fn sources_may_come_and_go_between_polls() {
+        let mut turns = Turns::new();
+        assert!(poll(&mut turns, &mut [usize::MAX; 4], 192, 64).1);
+        assert_eq!(poll(&mut turns, &mut [10], 64, 64), (vec![10], false));
+        assert_eq!(poll(&mut turns, &mut [], 64, 64), (vec![], false));
+    }
+
+    #[test]
+    fn nothing_is_taken_without_room() {
+        assert_eq!(poll(&mut Turns::new(), &mut [10; 2], 0, 64), (vec![0, 0], true));
+    }
+}
