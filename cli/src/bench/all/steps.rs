@@ -62,8 +62,8 @@ pub(super) const STEPS: [Step; 15] = [
         what: "exits of a boot",
         form: None,
         commands: [&["budget"], &["budget"]],
-        times: [3, 5],
-        seconds: [13, 30],
+        times: [1, 2],
+        seconds: [10, 20],
     },
     Step {
         name: "boot",
@@ -86,8 +86,8 @@ pub(super) const STEPS: [Step; 15] = [
         what: "exits of a boot, on AArch64",
         form: None,
         commands: [&["budget", "--arch", "aarch64"], &["budget", "--arch", "aarch64"]],
-        times: [3, 5],
-        seconds: [15, 25],
+        times: [1, 2],
+        seconds: [15, 30],
     },
     Step {
         name: "layout",
