@@ -4,7 +4,7 @@
 //! that of AArch64 is a tenth of what KVM needs. What must not be exceeded is the sum; the lines tell where it goes.
 //!
 //! A guest's ticks, and with them its halts, its timer and the host's, come as often as its boot takes long. So that this does
-//! not depend on the computer, QEMU's clocks count instructions: every run of the same binaries makes the same exits.
+//! not depend on the computer, QEMU's clocks count instructions. What is left is what an idle guest adds until its counters are read.
 
 use serde_json::{Value, json};
 
@@ -52,7 +52,7 @@ pub(crate) fn run(args: &BudgetArgs, log: &Log) -> Result<u8, Failure> {
     let (lines, in_all) = budget(args.arch);
     progress("booting two vCPUs on two pCPUs");
     let watch = Watch::start();
-    // After its greeting the guest sleeps, so that nothing is added before the counters are read.
+    // After its greeting the guest sleeps, so that little is added before the counters are read.
     let what = ["--vcpus=2", "--pcpus=2", "--exec=sleep 1", "--accel=tcg", "--time-limit=240s"].map(str::to_string);
     let clock = exact_arguments().into_iter().map(|argument| format!("--qemu-arg={argument}"));
     let arguments: Vec<_> = [format!("--arch={}", args.arch.name())].into_iter().chain(what).chain(clock).collect();
