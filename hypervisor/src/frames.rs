@@ -3,6 +3,10 @@
 //! All RAM that is not the hypervisor's image, its boot payload, firmware's or below 1 MiB is in one pool. A caller
 //! owns what it took as [`Frames`], and gives it back by dropping it. Nothing is zeroed on the way: who shows memory to
 //! a guest calls [`Frames::zero`] first.
+//!
+//! The heap grows from the same pool, and cannot be refused. So a reserve is set aside that only the heap gets: what VMs take
+//! may be all that there is, and the hypervisor's own objects still find room. Whoever makes many objects for a VM asks
+//! [`is_low`] in between, and gives up while there is a reserve.
 
 use addr::PAGE_BYTES;
 
@@ -33,6 +37,24 @@ impl Frames {
         frames.truncate(bytes.max(align));
         Ok(frames)
     }
+}
+
+/// Bytes of the reserve: some thousands of messages, timers and places in run queues; eight times by what the heap grows.
+const RESERVE_ORDER: u32 = 23;
+/// The heap's step of growth.
+pub(crate) const HEAP_CHUNK_ORDER: u32 = 20;
+
+/// Sets the heap's reserve aside, before the first VM takes anything.
+///
+/// # Errors
+/// When the host does not even have that.
+pub(crate) fn set_reserve_aside() -> Result<(), Exhausted> {
+    if ram::set_reserve_aside(RESERVE_ORDER) { Ok(()) } else { Err(Exhausted) }
+}
+
+/// Whether the heap lives on its reserve: there is nothing left for what can be refused.
+pub(crate) fn is_low() -> bool {
+    ram::is_reserve_used() && Frames::take_block(HEAP_CHUNK_ORDER).is_none()
 }
 
 /// Bytes free now.

@@ -66,6 +66,7 @@ fn start(boot: &boot::Boot) -> ! {
 #[cfg(target_os = "none")]
 fn start_vms(boot: &boot::Boot) -> Result<(), alloc::string::String> {
     use abi::payload::Payload;
+    use alloc::format;
     use alloc::string::ToString;
 
     arch::virtualization::check().map_err(|missing| missing.to_string())?;
@@ -75,6 +76,9 @@ fn start_vms(boot: &boot::Boot) -> Result<(), alloc::string::String> {
 
     let virtualization = arch::virtualization::features();
     vm::tags::init(&payload.manifest.vms, virtualization.tags, virtualization.can_flush_one_tag)?;
+    frames::set_reserve_aside().map_err(|_| {
+        format!("the host has {} MiB of memory left, too little for any VM", frames::free_bytes() >> 20)
+    })?;
     control::init(payload.manifest.exit_when_idle, boot.option("selftest") == Some("slow-log"));
     for (number, config) in (0..).zip(&payload.manifest.vms) {
         control::vm_creating(number);

@@ -27,6 +27,26 @@ const ORDERS: u32 = 48;
 
 static POOL: CachePadded<Mutex<Heap<{ ORDERS as usize }>>> = CachePadded::new(Mutex::new(Heap::empty()));
 
+/// A block that only the heap takes from, when the pool has nothing for it.
+static RESERVE: CachePadded<Mutex<Reserve>> = CachePadded::new(Mutex::new(Reserve::new()));
+
+struct Reserve {
+    free: Heap<{ ORDERS as usize }>,
+    /// Where the block is; empty until it is set aside.
+    start: Hpa,
+    bytes: u64,
+}
+
+impl Reserve {
+    const fn new() -> Self {
+        Self { free: Heap::empty(), start: Hpa(0), bytes: 0 }
+    }
+
+    fn holds(&self, hpa: Hpa) -> bool {
+        hpa.0.wrapping_sub(self.start.0) < self.bytes
+    }
+}
+
 /// A run of host RAM: contiguous, owned, in whole frames. Dropping it returns it to the pool.
 #[derive(Debug)]
 pub(crate) struct Frames {
@@ -188,6 +208,24 @@ pub(crate) unsafe fn donate(range: HpaRange) {
     let start = native(direct_map(range.start).0);
     // SAFETY: passed on to the caller.
     unsafe { POOL.lock().add_to_heap(start, start + native(range.bytes())) };
+}
+
+/// Takes a block of 2^`order` bytes out of the pool, for good, that only the heap gets. Says whether there was one. To be called
+/// once.
+pub(crate) fn set_reserve_aside(order: u32) -> bool {
+    let Some(block) = Frames::take_block(order) else { return false };
+    let mut reserve = RESERVE.lock();
+    (reserve.start, reserve.bytes) = (block.hpa(), block.bytes());
+    let start = native(block.pointer() as u64);
+    // SAFETY: the block is RAM in whole frames and present in the direct map; nobody uses it, and its owner is forgotten.
+    unsafe { reserve.free.add_to_heap(start, start + native(block.bytes())) };
+    core::mem::forget(block);
+    true
+}
+
+/// Whether the heap has taken something of its reserve, and has not given it back.
+pub(crate) fn is_reserve_used() -> bool {
+    RESERVE.lock().free.stats_alloc_actual() != 0
 }
 
 /// Bytes in the pool now, and bytes ever given to it.
@@ -412,24 +450,36 @@ unsafe fn write_back(at: *const u8, bytes: usize) {
     }
 }
 
-/// Where the heap takes memory from, and gives it back to when a whole chunk is free.
+/// Where the heap takes memory from, and gives it back to when a whole chunk is free: the pool, and where that has none, the
+/// reserve.
 #[derive(Debug)]
 pub(crate) struct HeapSource;
 
-// SAFETY: blocks come from the pool, which hands out each once; a block is at least as large and as aligned as asked.
+// SAFETY: blocks come from the pool or the reserve, which hand out each once; a block is at least as large and as aligned as
+// asked. It goes back to where it came from.
 unsafe impl GlobalAlloc for HeapSource {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let bytes = layout.size().max(layout.align()).max(native(PAGE_BYTES));
-        let Some(block) = bytes.checked_next_power_of_two().and_then(|bytes| Frames::take_block(bytes.ilog2())) else {
-            return ptr::null_mut();
-        };
-        let pointer = block.pointer();
-        core::mem::forget(block);
-        pointer
+        let Some(bytes) = bytes.checked_next_power_of_two() else { return ptr::null_mut() };
+        if let Some(block) = Frames::take_block(bytes.ilog2()) {
+            let pointer = block.pointer();
+            core::mem::forget(block);
+            return pointer;
+        }
+        let Ok(layout) = Layout::from_size_align(bytes, bytes) else { return ptr::null_mut() };
+        RESERVE.lock().free.alloc(layout).map_or(ptr::null_mut(), NonNull::as_ptr)
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         let bytes = layout.size().max(layout.align()).max(native(PAGE_BYTES)).next_power_of_two();
-        drop(Frames { start: direct_map_inverse(Hva(pointer as u64)), bytes: bytes as u64 });
+        let start = direct_map_inverse(Hva(pointer as u64));
+        let mut reserve = RESERVE.lock();
+        if !reserve.holds(start) {
+            drop(reserve);
+            drop(Frames { start, bytes: bytes as u64 });
+        } else if let (Some(block), Ok(layout)) = (NonNull::new(pointer), Layout::from_size_align(bytes, bytes)) {
+            // SAFETY: it was taken from the reserve with this layout, and is given back once.
+            unsafe { reserve.free.dealloc(block, layout) };
+        }
     }
 }

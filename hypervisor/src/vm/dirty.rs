@@ -15,7 +15,7 @@ use stage2::{BATCH, Collapse, Format, Limbo, Pace, Policy, Rounds, Shape, Source
 use super::Vm;
 use super::logging::{self, AllTlbs, SlotLog};
 use crate::arch::tsc;
-use crate::frames::Frames;
+use crate::frames::{self, Frames};
 
 /// Pages that are copied or compared in one step.
 const PAGES_AT_ONCE: usize = 64;
@@ -117,6 +117,9 @@ impl Session {
             Rounds::new(&log, (0..words).map(|_| 0).collect()).expect("there is a bit for each page")
         };
         let sent = slots.iter().map(|slot| rounds(slot.log(policy, source))).collect();
+        if frames::is_low() {
+            return Err(StartError::OutOfMemory);
+        }
 
         let mut spare = Spare::new();
         let tlbs = AllTlbs::of(vm);

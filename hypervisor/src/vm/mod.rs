@@ -28,6 +28,7 @@ use crate::arch::platform::Platform;
 use crate::arch::vcpu::ArchVcpu;
 use crate::arch::{interrupts, loader};
 use crate::cpu::{self, scheduler};
+use crate::frames;
 use crate::vcpu::Vcpu;
 use memory::{Memory, MemoryError};
 use serial::SerialLine;
@@ -132,7 +133,7 @@ impl Vm {
         let ranges: Vec<GpaRange> = loader::ram_layout(config.memory_bytes).collect();
         let mut memory = Memory::new(&ranges, config.vcpus, tags, level_on_touch).map_err(|error| match error {
             MemoryError::Exhausted => {
-                let free_mib = crate::frames::free_bytes() >> 20;
+                let free_mib = frames::free_bytes() >> 20;
                 format!("memory {wanted_mib} MiB: the host has {free_mib} MiB left, in pieces of at least 2 MiB")
             }
             MemoryError::Map(error) => format!("memory {wanted_mib} MiB: {error}"),
@@ -148,17 +149,20 @@ impl Vm {
         let vcpu_count = config.vcpus;
         // Neighbours start on different pCPUs; where they go from there is the scheduler's business.
         let mut homes = scheduler::runners().map(|cpu| cpu.id).cycle().skip(number as usize);
+        let mut vcpus = Vec::with_capacity(vcpu_count as usize);
+        for index in 0..vcpu_count {
+            let home = homes.next().unwrap_or(CpuId(0));
+            let vcpu = Vcpu::new(ArchVcpu::new(index, &config, root, memory.tags().vcpu()), home);
+            vcpus.push(Block::new(index as usize, vcpu));
+            if frames::is_low() {
+                return Err(format!("{vcpu_count} vCPUs: the host has no memory left from vCPU {index} on"));
+            }
+        }
         let vm = Arc::new(Self::lay_out(VmFields {
             number,
             platform: Platform::new(&config),
             serial: [SerialLine::new(), SerialLine::new()],
-            vcpus: (0..vcpu_count)
-                .map(|index| {
-                    let home = homes.next().unwrap_or(CpuId(0));
-                    let vcpu = Vcpu::new(ArchVcpu::new(index, &config, root, memory.tags().vcpu()), home);
-                    Block::new(index as usize, vcpu)
-                })
-                .collect(),
+            vcpus,
             memory,
             config,
             alive: AtomicU32::new(vcpu_count),
