@@ -91,7 +91,7 @@ fn work(cpu: usize) {
     tlb::flush_all();
     let mut random = Random::new(SEED.load(Ordering::Relaxed), cpu as u64);
     while !STOP.load(Ordering::Relaxed) {
-        if cpu % 2 == 0 {
+        if cpu.is_multiple_of(2) {
             let page = random.below(count(memory));
             PAGES[cpu].store(page, Ordering::Relaxed);
             (0..EXECUTIONS).for_each(|_| execute(cpu, memory, page));
