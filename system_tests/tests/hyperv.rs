@@ -142,9 +142,11 @@ fn steady_vcpus_with_a_tag_each_do_not_flush_whatever_a_neighbour_does() {
     let json = dunlin_run_vms(300, &vms, &["--json"]).json();
     let counter = |name: &str, counter: &str| -> u64 { of(&json, name)[counter].as_u64().unwrap_or(u64::MAX) };
     assert!(counter("steady", "entries") > 500_000, "{json:#}");
-    // Each vCPU flushes when it comes to another pCPU, and at no other time.
+    // Each vCPU flushes when it comes to another pCPU, when its own kernel turns paging or global pages on or off, and at no other
+    // time.
     let (flushes, moves) = (counter("steady", "tlb_flushes"), counter("steady", "migrations"));
-    assert!(flushes <= moves, "{flushes} flushes, {moves} moves: {json:#}");
+    let of_its_own = of(&json, "steady")["exits"]["cr_exits"].as_u64().expect("exits are counted by reason");
+    assert!(flushes <= moves + of_its_own, "{flushes} flushes, {moves} moves, {of_its_own} of its own: {json:#}");
     assert_eq!(counter("steady", "tlb_flushes_all"), 0);
     assert!(counter("storm", "flush_calls") > 100, "{json:#}");
 }
