@@ -101,7 +101,7 @@ Examples:
 const IMAGE_HELP: &str = "\
 The image starts from BIOS and from UEFI (with Secure Boot off), as a CD and as a USB stick:
   dd if=dunlin.iso of=/dev/sdX bs=4M conv=fsync
-It writes to no disk of the computer. Messages are on the first serial port, 115200 baud. The machine turns off
+It writes to no disk of the computer. Messages are on the screen and on the first serial port, 115200 baud. The machine turns off
 when the last VM has ended; where the hypervisor cannot start, it says why and stops.
 
 Examples:

@@ -42,6 +42,8 @@ mod memory_map;
 mod output;
 #[cfg(target_os = "none")]
 mod panic;
+#[cfg(any(test, machine = "pc"))]
+mod screen;
 #[cfg(target_os = "none")]
 mod selftest;
 #[cfg(any(target_os = "none", test))]

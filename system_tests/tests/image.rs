@@ -3,10 +3,11 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use abi::exit_code::{REFUSED, qemu_status};
-use system_tests::{assets, dunlin, finished};
+use system_tests::monitor::Monitor;
+use system_tests::{assets, dunlin, finished, until};
 use tempfile::TempDir;
 
 /// Debian's UEFI for QEMU: its code, and the variables that it changes.
@@ -140,4 +141,45 @@ fn damaged_payload_is_refused() {
 fn option_in_grubs_line_is_the_hypervisors() {
     let lines = "multiboot2 /boot/dunlin log=debug selftest=unknown";
     refuses(&[], lines, &[], "unknown selftest \"unknown\"");
+}
+
+/// Height of a character on the screen, in pixels.
+const CELL_HEIGHT: usize = 16;
+
+#[test]
+fn what_is_logged_is_shown_on_the_screen_and_stays_there_after_a_refusal() {
+    let folder = folder();
+    let image = image_of(folder.path(), &[], "insmod all_video\nmultiboot2 /boot/dunlin");
+    let serial = folder.path().join("serial.log");
+    // Without the debug exit: the machine stops, and its screen can be read.
+    let mut qemu = Command::new("timeout")
+        .args(["60", "qemu-system-x86_64", "-accel", "tcg,thread=multi", "-machine", "q35", "-cpu", "max", "-smp", "2"])
+        .args(["-m", "256M", "-display", "none", "-nodefaults", "-no-reboot", "-vga", "std"])
+        .args(["-serial", &format!("file:{}", serial.display())])
+        .args(Monitor::qemu_arguments(folder.path()))
+        .arg("-cdrom")
+        .arg(image)
+        .stdin(Stdio::null())
+        .spawn()
+        .expect("QEMU can be started");
+    let log = until("the reason for the refusal", || {
+        let log = String::from_utf8_lossy(&fs::read(&serial).ok()?).into_owned();
+        log.contains("cannot start: no boot module").then_some(log)
+    });
+    let picture = folder.path().join("screen.ppm");
+    let mut monitor = Monitor::attach(folder.path());
+    let said = monitor.say(&format!("screendump {}", picture.display()));
+    monitor.quit();
+    let _ = qemu.wait();
+
+    // A header of three lines (format, size, largest value), then three bytes for each pixel.
+    let bytes = fs::read(&picture).unwrap_or_else(|error| panic!("no picture ({error}): {said}"));
+    let header = b"P6\n1024 768\n255\n";
+    assert!(bytes.starts_with(header), "{:?}", String::from_utf8_lossy(&bytes[..20]));
+    let lit_rows: Vec<bool> =
+        bytes[header.len()..].chunks(1024 * 3).map(|row| row.iter().any(|&byte| byte > 128)).collect();
+    let text_rows = lit_rows.chunks(CELL_HEIGHT).filter(|cell| cell.contains(&true)).count();
+    // What GRUB writes does not count; a line may go on in the next row.
+    let lines = log.lines().filter(|line| line.starts_with('[') && line.contains("cpu0 ")).count();
+    assert!(lines >= 2 && (lines..2 * lines).contains(&text_rows), "{text_rows} rows of text for {log}");
 }

@@ -18,8 +18,46 @@ pub(crate) struct Handover {
     /// The boot module that says what to run.
     pub(crate) payload: Option<HpaRange>,
     pub(crate) root_table: Option<RootTable>,
+    /// Where the loader has set up a screen.
+    pub(crate) framebuffer: Option<Framebuffer>,
     pub(crate) command_line: CommandLine,
 }
+
+/// A framebuffer with 32 bits for each pixel, 8 of them for each colour.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Framebuffer {
+    pub(crate) start: Hpa,
+    /// What is shown, in pixels.
+    pub(crate) width: u16,
+    pub(crate) height: u16,
+    /// From one row to the next, in pixels.
+    pub(crate) row_pixels: u32,
+    /// Where in a pixel red, green and blue begin, in bits.
+    pub(crate) shifts: [u8; 3],
+}
+
+impl Framebuffer {
+    /// The framebuffer at `start`, of rows of `pitch` bytes with `width` pixels of `bits`; of each colour where it begins and how many
+    /// bits it has. `None` where this is of another kind, or makes no sense.
+    pub(crate) fn new(start: u64, pitch: u32, size: (u32, u32), bits: u8, colours: [(u8, u8); 3]) -> Option<Self> {
+        let (width, height) = (u16::try_from(size.0).ok()?, u16::try_from(size.1).ok()?);
+        let is_known = bits == 32 && colours.iter().all(|&(shift, bits)| bits == 8 && shift <= 24);
+        let fits = pitch.is_multiple_of(4) && pitch / 4 >= size.0 && start.is_multiple_of(4);
+        let framebuffer =
+            Self { start: Hpa(start), width, height, row_pixels: pitch / 4, shifts: colours.map(|(shift, _)| shift) };
+        let is_there =
+            start != 0 && HpaRange::new(Hpa(start), framebuffer.bytes()).is_some_and(|range| range.end().0 < END);
+        (is_known && fits && is_there && width != 0 && height != 0).then_some(framebuffer)
+    }
+
+    /// Bytes from the first pixel to behind the last row.
+    pub(crate) const fn bytes(&self) -> u64 {
+        self.row_pixels as u64 * 4 * self.height as u64
+    }
+}
+
+/// No framebuffer is beyond this address (16 TiB).
+const END: u64 = 1 << 44;
 
 /// Where ACPI's tables begin (ACPI 5.2.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,6 +133,7 @@ impl Handover {
             memory: MemoryMap::new(),
             payload: None,
             root_table: None,
+            framebuffer: None,
             command_line: CommandLine { bytes: [0; COMMAND_LINE_LIMIT], length: 0 },
         }
     }
@@ -176,7 +215,7 @@ impl CommandLine {
 
 #[cfg(test)]
 mod tests {
-    use super::{COMMAND_LINE_LIMIT, Handover, Module, PAYLOAD, Refused};
+    use super::{COMMAND_LINE_LIMIT, Framebuffer, Handover, Module, PAYLOAD, Refused};
     use addr::{Hpa, HpaRange};
 
     const PAGE: u64 = 0x1000;
@@ -245,6 +284,30 @@ mod tests {
         let map = || crumbs(1).chain([(0, 20_000 * PAGE, 2)]);
         assert!(handover.set_memory(map).is_ok());
         assert_eq!(handover.memory.ram().iter().count(), 0);
+    }
+
+    #[test]
+    fn framebuffers_of_other_kinds_and_impossible_ones_are_not_used() {
+        let usual = [(16, 8), (8, 8), (0, 8)];
+        let new = |start, pitch, size, bits, colours| Framebuffer::new(start, pitch, size, bits, colours);
+        let known = new(0xfd00_0000, 4096, (1024, 768), 32, usual).expect("is a framebuffer");
+        assert_eq!((known.bytes(), known.row_pixels, known.shifts), (4096 * 768, 1024, [16, 8, 0]));
+        for unusable in [
+            new(0, 4096, (1024, 768), 32, usual),
+            new(0xfd00_0002, 4096, (1024, 768), 32, usual),
+            new(0xfd00_0000, 4092, (1024, 768), 32, usual),
+            new(0xfd00_0000, 4098, (1024, 768), 32, usual),
+            new(0xfd00_0000, 4096, (0, 768), 32, usual),
+            new(0xfd00_0000, 4096, (1024, 0), 32, usual),
+            new(0xfd00_0000, 4096, (1024, 1 << 16), 32, usual),
+            new(0xfd00_0000, 4096, (1024, 768), 24, usual),
+            new(0xfd00_0000, 4096, (1024, 768), 32, [(16, 8), (8, 8), (25, 8)]),
+            new(0xfd00_0000, 4096, (1024, 768), 32, [(11, 5), (5, 6), (0, 5)]),
+            new(u64::MAX - 3, 4096, (1024, 768), 32, usual),
+            new(1 << 45, 4096, (1024, 768), 32, usual),
+        ] {
+            assert_eq!(unusable, None);
+        }
     }
 
     #[test]

@@ -22,7 +22,7 @@ use addr::Hva;
 use spin::Once;
 
 use super::paging::direct_map;
-use super::{acpi, apic, irq, loader_data, machine_check, paging, percpu, power, smp, tsc, wall_clock};
+use super::{acpi, apic, framebuffer, irq, loader_data, machine_check, paging, percpu, power, smp, tsc, wall_clock};
 use crate::arch::control_port;
 use crate::boot::Boot;
 use crate::boot::handover::Handover;
@@ -55,6 +55,10 @@ global_asm!(
         .balign 8
         .word 6, 0
         .long 8
+        /* A framebuffer, if there can be one: of this size, with 32 bits a pixel. */
+        .balign 8
+        .word 5, 1
+        .long 20, 1024, 768, 32
         .balign 8
         .word 0, 0
         .long 8
@@ -231,6 +235,9 @@ extern "sysv64" fn boot_main(magic: u32, information: u32) -> ! {
 /// The rest of the boot pCPU's way, on its final stack.
 extern "sysv64" fn on_guarded_stack(stack: u64) -> ! {
     let handover = HANDOVER.get().expect("set before the stack was switched");
+    if let Some(framebuffer) = &handover.framebuffer {
+        framebuffer::open(framebuffer);
+    }
     let boot = Boot { payload: payload(handover), command_line: handover.command_line.text() };
     if let Some(level) = boot.option("log") {
         uart_log::set_level(level);

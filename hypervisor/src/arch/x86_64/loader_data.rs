@@ -4,10 +4,10 @@
 #![expect(unsafe_code, reason = "reads what a loader says is there")]
 
 use addr::{Hpa, PAGE_BYTES};
-use multiboot2::{BootInformation, BootInformationHeader};
+use multiboot2::{BootInformation, BootInformationHeader, FramebufferType};
 
 use super::paging;
-use crate::boot::handover::{Handover, Module, Refused, RootTable};
+use crate::boot::handover::{Framebuffer, Handover, Module, Refused, RootTable};
 
 /// Copies what the loader says that left `magic` in EAX and `information` in EBX.
 ///
@@ -111,6 +111,14 @@ fn by_multiboot2(info: &BootInformation<'_>) -> Result<Handover, Refused> {
     handover.set_payload(modules, &paging::image())?;
     if let Some(Ok(text)) = info.command_line_tag().map(|tag| tag.cmdline()) {
         handover.command_line.set(text.bytes());
+    }
+
+    if let Some(Ok(tag)) = info.framebuffer_tag()
+        && let Ok(FramebufferType::RGB { red, green, blue }) = tag.buffer_type()
+    {
+        let colours = [red, green, blue].map(|colour| (colour.position, colour.size));
+        let size = (tag.width(), tag.height());
+        handover.framebuffer = Framebuffer::new(tag.address(), tag.pitch(), size, tag.bpp(), colours);
     }
 
     // The tags hold a copy of ACPI's root pointer. One without an XSDT is read as one of ACPI 1.0, whatever its revision.

@@ -16,6 +16,7 @@ mod entry;
 mod events;
 pub(crate) mod exit;
 mod fpu;
+mod framebuffer;
 pub(crate) mod gate;
 pub(crate) mod hyperv;
 pub(crate) mod irq;

@@ -1,9 +1,11 @@
-//! The UART of the log: COM1, 115200 8N1, polled.
+//! The UART of the log: COM1, 115200 8N1, polled. What goes there is shown on the screen, too, where the machine has one.
 
 #![expect(unsafe_code, reason = "taking possession of the UART's ports")]
 
 use uart_16550::backend::PioBackend;
 use uart_16550::{BaudRate, Config, Uart16550};
+
+use super::framebuffer;
 
 /// I/O ports of COM1.
 const COM1: u16 = 0x3f8;
@@ -36,6 +38,7 @@ impl Serial {
 
     /// Sends the bytes, or as many as the other end takes in bounded time.
     pub(crate) fn send(&mut self, mut bytes: &[u8]) {
+        framebuffer::write(bytes);
         let Some(uart) = &mut self.uart else { return };
         let mut patience = PATIENCE;
         while !bytes.is_empty() && patience != 0 {
