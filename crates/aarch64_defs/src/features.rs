@@ -1,6 +1,6 @@
 //! What guests are offered of a processor: its ID registers, field by field (Arm ARM DDI 0487, D24.2, "ID_AA64...").
 //!
-//! [`REGISTERS`] is an allow-list. A field that is not in it reads as zero, which nearly everywhere means "not implemented"; where
+//! `REGISTERS` is an allow-list. A field that is not in it reads as zero, which nearly everywhere means "not implemented"; where
 //! another value says so, the field is in the list with that value. A field in the list reads as the processor has it, but not higher
 //! than the list says, so that a feature that is newer than this list is not offered. What a feature needs of EL2 (a trap
 //! to be off, registers to be switched) is done where it is offered.
