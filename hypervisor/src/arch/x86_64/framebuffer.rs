@@ -40,7 +40,7 @@ impl Pixels for Mapped {
     fn set(&mut self, x: usize, y: usize, intensity: u8) {
         let (width, height) = self.size();
         assert!(x < width && y < height, "a pixel of the framebuffer");
-        let value = self.framebuffer.shifts.iter().map(|&shift| u32::from(intensity) << shift).sum::<u32>();
+        let value = self.framebuffer.shifts.iter().fold(0, |pixel, &shift| pixel | u32::from(intensity) << shift);
         // SAFETY: within the framebuffer, which is mapped for good: a row has at least as many pixels as are shown.
         let pixel = unsafe { self.start.add(y * self.framebuffer.row_pixels as usize + x) };
         // SAFETY: the same, and nobody else writes there.
