@@ -34,7 +34,7 @@ pub(crate) enum Agreement {
 }
 
 /// A comparison of two clocks: what all exchanges so far leave possible of their difference.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Comparison {
     /// The least and the most that may have to be added to the asking CPU's clock.
     bounds: Option<(i64, i64)>,

@@ -188,10 +188,12 @@ fn measure_timer(hz: u64) -> u64 {
     u64::from(counts) * hz / ticks
 }
 
-/// Questions of a comparison, at least.
-const LEAST_ROUNDS: u32 = 32;
-/// A comparison goes on until its error is below 1 µs. On a machine all questions take less than that together. Under an
-/// emulator with fewer threads than pCPUs some take milliseconds: clocks that agree are given 20 ms, others 20 s.
+/// A comparison goes on until so many questions in a row have told nothing new. Only the quickest message there and the
+/// quickest back count, and guests' messages may be as quick: what is left of the error after the first few is enough for
+/// a guest's vCPU to read less than another has read before.
+const QUESTIONS_IN_VAIN: u32 = 1000;
+/// And until its error is below 1 µs. A machine answers in less. Under an emulator with fewer threads than pCPUs some answers
+/// take milliseconds: clocks that agree are given 20 ms, others 20 s.
 const FINE_PER_SECOND: u64 = 1_000_000;
 
 /// Whose turn it is to compare clocks: its number; the first pCPU answers.
@@ -241,13 +243,16 @@ pub(super) fn meet(here: CpuId) {
     mine.set(Proof::by_place(), SKEW.load(Ordering::Relaxed).wrapping_mul(here.0.into()));
 
     let (mut comparison, begin) = (Comparison::default(), raw());
-    for round in 0_u32.. {
+    let mut in_vain = 0;
+    loop {
         let patience = if comparison.agreement() == Agreement::Same { hz() / 50 } else { hz() * 20 };
-        let is_fine = round >= LEAST_ROUNDS && comparison.error() <= hz() / FINE_PER_SECOND;
+        let is_fine = in_vain >= QUESTIONS_IN_VAIN && comparison.error() <= hz() / FINE_PER_SECOND;
         if is_fine || raw().wrapping_sub(begin) > patience {
             break;
         }
+        let known = comparison;
         comparison.take(ask());
+        in_vain = if comparison == known { in_vain + 1 } else { 0 };
     }
     match comparison.agreement() {
         Agreement::Same | Agreement::Unknown => {}
