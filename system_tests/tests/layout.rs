@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
+use std::thread::sleep;
 use std::time::Duration;
 
 use abi::layout::{Content, Layout, Place, Whose};
@@ -14,6 +15,8 @@ use system_tests::stores::{Exit, Map, Store, Target, Text, Tracer, exits};
 use system_tests::{Host, assets, dunlin, each_machine, measuring_vm, until, workspace};
 use tempfile::TempDir;
 
+/// From one look at a VM to the next: long enough for many exits, even on a busy computer.
+const A_WHILE: Duration = Duration::from_millis(300);
 /// As many operations as nobody waits for.
 const FOR_EVER: u32 = 20_000_000;
 /// A vCPU says that it goes into its guest, and that it has left. One whose instruction is emulated says so of that, too.
@@ -32,23 +35,25 @@ struct Traced {
 fn trace(vcpus: u32, pcpus: u32, apic: &str, cmdline: &str, pace: u64, is_enough: fn(&[Exit]) -> bool) -> Traced {
     let text = Text::of(&assets().join("hypervisor"));
     let vm = format!("{}apic = \"{apic}\"\n", measuring_vm("measuring", vcpus, cmdline));
-    let host = Host::start(60, pcpus, &vm, |folder| Tracer::qemu_arguments(folder, &text.range()));
+    let host = Host::start(120, pcpus, &vm, |folder| Tracer::qemu_arguments(folder, &text.range()));
     let mut tracer = Tracer::attach(host.folder());
     // The guest's loop without the operation makes no exits but those of the host's tick.
     let entries = || host.ask("stats")[0]["total"]["entries"].as_u64().unwrap_or(0);
     until("the experiment", || {
         let before = entries();
+        sleep(A_WHILE);
         (entries() > before + pace).then_some(())
     });
     let map = map(&host.ask("layout"));
-    // On a busy computer little is done in a moment.
-    let exits = until("exits", || {
-        let exits = exits(&tracer.trace(Duration::from_millis(400)), &text, &map);
-        is_enough(&exits).then_some(exits)
+    // On a busy computer little is done in a moment: what several found is put together.
+    let mut all = Vec::new();
+    until("exits", || {
+        all.extend(exits(&tracer.trace(A_WHILE), &text, &map));
+        is_enough(&all).then_some(())
     });
     tracer.quit();
     host.wait();
-    Traced { map, exits }
+    Traced { map, exits: all }
 }
 
 /// What the host says about its blocks.
