@@ -1,9 +1,13 @@
 //! What the boot loader handed over, in a form that no longer depends on how it booted us.
 
 #[cfg(any(test, machine = "pc"))]
+pub(crate) mod console;
+#[cfg(any(test, machine = "pc"))]
 pub(crate) mod handover;
 #[cfg(any(test, machine = "pc"))]
 pub(crate) mod soft_off;
+#[cfg(any(test, machine = "pc"))]
+pub(crate) mod spcr;
 
 /// What the hypervisor starts from.
 #[derive(Clone, Copy, Debug, Default)]

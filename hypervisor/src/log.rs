@@ -5,6 +5,7 @@
 //! ```
 //!
 //! Seconds since boot by the host's clock, the pCPU that speaks, the level, the message. One lock keeps lines whole.
+//! Lines from before the consoles are known are kept until they are.
 //! A panic must be heard even when the lock's holder has been stopped, so [`emergency`] waits for it a bounded time
 //! and then speaks anyway.
 
@@ -16,18 +17,29 @@ use spin::Mutex;
 use crate::arch::serial::Serial;
 use crate::arch::tsc;
 use crate::cpu;
+use crate::output::Tail;
 
-static LOGGER: Logger = Logger { serial: Mutex::new(Serial::closed()) };
+static LOGGER: Logger =
+    Logger { console: Mutex::new(Console { serial: Serial::closed(), is_open: false, early: Tail::new() }) };
+
+/// Bytes that are kept of what is logged before there is a console.
+const EARLY_BYTES: usize = 2048;
 
 /// How often [`emergency`] tries the lock: some milliseconds, in which the holder either ends its line or is stopped.
 const LOCK_PATIENCE: u32 = 1_000_000;
 
-/// Opens the UART. Messages up to `info` are written until [`set_level`] says otherwise.
+/// Begins to keep what is logged. Messages up to `info` count until [`set_level`] says otherwise.
 pub(crate) fn init() {
-    *LOGGER.serial.lock() = Serial::open();
     // Fails only when a logger is set already: ours.
     let _ = log::set_logger(&LOGGER);
     log::set_max_level(LevelFilter::Info);
+}
+
+/// Opens the consoles, and writes what was logged so far. Does nothing when they are open, or while somebody else writes.
+pub(crate) fn open() {
+    if let Some(mut console) = LOGGER.console.try_lock() {
+        console.open();
+    }
 }
 
 /// Sets the level to the one named (`off`, `error`, `warn`, `info`, `debug`, `trace`); an unknown name changes nothing.
@@ -52,10 +64,13 @@ pub(crate) fn last_words(words: impl fmt::Display) {
 }
 
 fn speak_anyway(level: &str, report: impl FnOnce(&mut dyn Write)) {
-    let mut guard = (0..LOCK_PATIENCE).find_map(|_| LOGGER.serial.try_lock());
+    let mut guard = (0..LOCK_PATIENCE).find_map(|_| LOGGER.console.try_lock());
     let mut second;
     let serial = match &mut guard {
-        Some(serial) => &mut **serial,
+        Some(console) => {
+            console.open();
+            &mut console.serial
+        }
         // The holder has been stopped in the middle of a line, or is the one who panics.
         None => {
             second = Serial::open();
@@ -63,7 +78,7 @@ fn speak_anyway(level: &str, report: impl FnOnce(&mut dyn Write)) {
             &mut second
         }
     };
-    let mut lines = Lines { serial };
+    let mut lines = Lines(|bytes: &[u8]| serial.send(bytes));
     begin_line(&mut lines, level);
     report(&mut lines);
     let _ = lines.write_str("\n");
@@ -71,11 +86,35 @@ fn speak_anyway(level: &str, report: impl FnOnce(&mut dyn Write)) {
 
 /// Writes bytes as they are, between lines of the log.
 pub(crate) fn raw(bytes: &[u8]) {
-    LOGGER.serial.lock().send(bytes);
+    LOGGER.console.lock().send(bytes);
 }
 
 struct Logger {
-    serial: Mutex<Serial>,
+    console: Mutex<Console>,
+}
+
+/// Where lines go.
+struct Console {
+    serial: Serial,
+    is_open: bool,
+    /// What was logged before.
+    early: Tail<EARLY_BYTES>,
+}
+
+impl Console {
+    fn open(&mut self) {
+        if !self.is_open {
+            self.serial = Serial::open();
+            self.is_open = true;
+            let (older, newer) = self.early.as_slices();
+            self.serial.send(older);
+            self.serial.send(newer);
+        }
+    }
+
+    fn send(&mut self, bytes: &[u8]) {
+        if self.is_open { self.serial.send(bytes) } else { self.early.push(bytes) }
+    }
 }
 
 impl Log for Logger {
@@ -91,8 +130,8 @@ impl Log for Logger {
             log::Level::Debug => "debug",
             log::Level::Trace => "trace",
         };
-        let mut serial = self.serial.lock();
-        let mut lines = Lines { serial: &mut serial };
+        let mut console = self.console.lock();
+        let mut lines = Lines(|bytes: &[u8]| console.send(bytes));
         begin_line(&mut lines, level);
         let _ = lines.write_fmt(*record.args());
         let _ = lines.write_str("\n");
@@ -101,7 +140,7 @@ impl Log for Logger {
     fn flush(&self) {}
 }
 
-/// Writing to the UART does not fail (what it does not take in time is dropped), so results are ignored here.
+/// Writing to the consoles does not fail (what they do not take in time is dropped), so results are ignored here.
 fn begin_line(out: &mut dyn Write, level: &str) {
     let micros = tsc::nanos() / 1000;
     let cpu = cpu::try_this().map_or(0, |cpu| cpu.id.index());
@@ -109,19 +148,17 @@ fn begin_line(out: &mut dyn Write, level: &str) {
 }
 
 /// Ends lines the way a terminal on a serial line wants it.
-struct Lines<'a> {
-    serial: &'a mut Serial,
-}
+struct Lines<F>(F);
 
-impl Write for Lines<'_> {
+impl<F: FnMut(&[u8])> Write for Lines<F> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         for line in text.split_inclusive('\n') {
             match line.strip_suffix('\n') {
                 Some(line) => {
-                    self.serial.send(line.as_bytes());
-                    self.serial.send(b"\r\n");
+                    (self.0)(line.as_bytes());
+                    (self.0)(b"\r\n");
                 }
-                None => self.serial.send(line.as_bytes()),
+                None => (self.0)(line.as_bytes()),
             }
         }
         Ok(())

@@ -46,6 +46,8 @@ mod panic;
 mod screen;
 #[cfg(target_os = "none")]
 mod selftest;
+#[cfg(any(test, machine = "pc"))]
+mod serial_port;
 #[cfg(any(target_os = "none", test))]
 mod trace;
 #[cfg(target_os = "none")]

@@ -47,9 +47,49 @@ impl Turns {
     }
 }
 
+/// The last bytes of what somebody wrote, at most so many.
+#[derive(Debug)]
+pub(crate) struct Tail<const BYTES: usize> {
+    bytes: [u8; BYTES],
+    /// How many were written in all.
+    written: usize,
+}
+
+impl<const BYTES: usize> Tail<BYTES> {
+    /// Nothing was written.
+    pub(crate) const fn new() -> Self {
+        Self { bytes: [0; BYTES], written: 0 }
+    }
+
+    /// Keeps `more`, instead of the oldest.
+    pub(crate) fn push(&mut self, more: &[u8]) {
+        for &byte in more {
+            self.bytes[self.written % BYTES] = byte;
+            self.written += 1;
+        }
+    }
+
+    /// What is kept, in two pieces, the older first.
+    pub(crate) fn as_slices(&self) -> (&[u8], &[u8]) {
+        let (newer, older) = self.bytes.split_at(self.written % BYTES);
+        (if self.written < BYTES { &[] } else { older }, newer)
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::Turns;
+    use super::{Tail, Turns};
+
+    #[test]
+    fn tail_is_what_was_written_last() {
+        for pieces in [&[][..], &["abc"], &["abcd"], &["abcde"], &["abc", "", "defgh", "i"], &["0123456789abcdef"]] {
+            let mut tail = Tail::<4>::new();
+            pieces.iter().for_each(|piece| tail.push(piece.as_bytes()));
+            let all = pieces.concat();
+            let (older, newer) = tail.as_slices();
+            assert_eq!([older, newer].concat(), &all.as_bytes()[all.len().saturating_sub(4)..], "{pieces:?}");
+        }
+    }
 
     /// Sources with so much to say, and what each could say in one poll.
     fn poll(turns: &mut Turns, sources: &mut [usize], budget: usize, chunk: usize) -> (Vec<usize>, bool) {

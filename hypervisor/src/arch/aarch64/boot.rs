@@ -307,6 +307,7 @@ extern "C" fn boot_main(image: u64, device_tree_bytes: usize) -> ! {
     // SAFETY: once, on the boot tables; the device tree is all we have to believe.
     unsafe { paging::init(&machine.memory, Hpa(image), machine.payload) };
     uart_log::init();
+    uart_log::open();
     let top = paging::map_stack(STACK_BYTES);
     // SAFETY: a fresh stack, and nothing on the old one is needed by `on_guarded_stack`.
     unsafe {

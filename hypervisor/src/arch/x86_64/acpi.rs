@@ -9,13 +9,15 @@ use ::acpi::address::{AddressSpace, GenericAddress};
 use ::acpi::fadt::Fadt;
 use ::acpi::madt::{Madt, MadtEntry};
 use ::acpi::mcfg::Mcfg;
-use ::acpi::{AcpiHandler, AcpiTables, AmlTable, PhysicalMapping};
+use ::acpi::sdt::{SdtHeader, Signature};
+use ::acpi::{AcpiHandler, AcpiTable, AcpiTables, PhysicalMapping};
 use addr::Hpa;
 use spin::Once;
 
 use super::{paging, power};
 use crate::boot::handover::RootTable;
 use crate::boot::soft_off::{self, SleepTypes};
+use crate::boot::spcr::{self, Spcr};
 
 /// The facts that bring-up needs.
 #[derive(Debug, Default)]
@@ -32,6 +34,8 @@ pub(crate) struct Machine {
     pub(crate) rtc_century: u8,
     /// Memory windows into PCI configuration space.
     pub(crate) ecam: Vec<Ecam>,
+    /// What firmware says about its own serial console, if it says anything.
+    pub(crate) spcr: Option<Spcr>,
 }
 
 /// The ACPI PM timer: counts up at 3.579545 MHz.
@@ -113,7 +117,7 @@ fn parse(root: Option<RootTable>) -> Option<Machine> {
             machine.reset = register.as_ref().and_then(port).map(|port| (port, fadt.reset_value));
         }
         machine.rtc_century = fadt.century;
-        machine.soft_off = tables.dsdt().ok().and_then(|dsdt| soft_off(&fadt, aml(&dsdt)?));
+        machine.soft_off = tables.dsdt().ok().and_then(|dsdt| soft_off(&fadt, bytes(dsdt.address, dsdt.length)?));
     }
     if let Ok(mcfg) = tables.find_table::<Mcfg>() {
         // Only segment 0 is looked at: what the hypervisor drives itself is there.
@@ -121,7 +125,23 @@ fn parse(root: Option<RootTable>) -> Option<Machine> {
             machine.ecam.push(Ecam { base: Hpa(window.base_address), first_bus: window.bus_number_start });
         }
     }
+    if let Ok(table) = tables.find_table::<SpcrHeader>() {
+        machine.spcr = bytes(table.physical_start(), table.header().length).map(spcr::read);
+    }
     Some(machine)
+}
+
+/// The header of an SPCR. The crate finds the table by it; what the crate knows of the rest is as long as no table of an older revision.
+#[repr(transparent)]
+struct SpcrHeader(SdtHeader);
+
+// SAFETY: each table begins with a header, and no more is read by this type.
+unsafe impl AcpiTable for SpcrHeader {
+    const SIGNATURE: Signature = Signature::SPCR;
+
+    fn header(&self) -> &SdtHeader {
+        &self.0
+    }
 }
 
 /// How these tables say that the machine is turned off.
@@ -135,11 +155,11 @@ fn soft_off(fadt: &Fadt, dsdt: &[u8]) -> Option<SoftOff> {
     })
 }
 
-/// The program in a table.
-fn aml(table: &AmlTable) -> Option<&'static [u8]> {
-    let start = paging::map_firmware(Hpa(table.address as u64), u64::from(table.length))?;
+/// The bytes of a table.
+fn bytes(address: usize, length: u32) -> Option<&'static [u8]> {
+    let start = paging::map_firmware(Hpa(address as u64), u64::from(length))?;
     // SAFETY: mapped for that many bytes, for good, and firmware's tables are not written.
-    Some(unsafe { core::slice::from_raw_parts(start.0 as *const u8, table.length as usize) })
+    Some(unsafe { core::slice::from_raw_parts(start.0 as *const u8, length as usize) })
 }
 
 /// The I/O port that a register is at, if it is at one.

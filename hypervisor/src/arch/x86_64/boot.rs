@@ -18,14 +18,18 @@
 
 use core::arch::{asm, global_asm};
 
-use addr::Hva;
+use addr::{Hpa, HpaRange, Hva};
 use spin::Once;
 
 use super::paging::direct_map;
-use super::{acpi, apic, framebuffer, irq, loader_data, machine_check, paging, percpu, power, smp, tsc, wall_clock};
+use super::{
+    acpi, apic, framebuffer, irq, loader_data, machine_check, paging, percpu, power, serial, smp, tsc, wall_clock,
+};
 use crate::arch::control_port;
 use crate::boot::Boot;
+use crate::boot::console::{Place, Uart};
 use crate::boot::handover::Handover;
+use crate::boot::spcr::Spcr;
 use crate::cpu::{self, CpuId};
 use crate::log as uart_log;
 
@@ -246,7 +250,10 @@ extern "sysv64" fn on_guarded_stack(stack: u64) -> ! {
         power::set_panic(how);
     }
 
-    let Some(machine) = acpi::read(handover.root_table) else {
+    let machine = acpi::read(handover.root_table);
+    serial::choose(boot.option("console"), machine.and_then(|machine| firmwares_uart(machine.spcr?, handover)));
+    uart_log::open();
+    let Some(machine) = machine else {
         log::error!("no usable ACPI tables: cannot find the pCPUs and a clock");
         power::exit(abi::exit_code::REFUSED)
     };
@@ -275,6 +282,30 @@ extern "sysv64" fn on_guarded_stack(stack: u64) -> ! {
     );
 
     crate::start(&boot)
+}
+
+/// The UART that firmware uses as its console, if it says that it does and can be believed.
+fn firmwares_uart(spcr: Spcr, handover: &Handover) -> Option<Uart> {
+    let uart = match spcr {
+        Spcr::Uart(uart) => uart,
+        Spcr::None => return None,
+        Spcr::Other(kind) => {
+            log::debug!("firmware's console (SPCR) is of interface type {kind:#x}, which is not known here");
+            return None;
+        }
+        Spcr::Damaged => {
+            log::warn!("ACPI: the table SPCR, which names firmware's console, is damaged");
+            return None;
+        }
+    };
+    let is_ram = |start: Hpa| HpaRange::new(start, 1).is_none_or(|range| handover.memory.is_ram(&range));
+    match uart.place {
+        Place::Memory { start, .. } if is_ram(start) => {
+            log::warn!("ACPI: the table SPCR says that {} is firmware's console, where there is RAM", uart.place);
+            None
+        }
+        _ => Some(uart),
+    }
 }
 
 /// The payload's bytes, if they are in RAM.

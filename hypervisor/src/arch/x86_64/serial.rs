@@ -1,52 +1,137 @@
-//! The UART of the log: COM1, 115200 8N1, polled. What goes there is shown on the screen, too, where the machine has one.
+//! The consoles of the machine: serial ports, and what goes there is shown on the screen, too, where the machine has one.
 
-#![expect(unsafe_code, reason = "taking possession of the UART's ports")]
+#![expect(unsafe_code, reason = "registers in memory")]
 
-use uart_16550::backend::PioBackend;
-use uart_16550::{BaudRate, Config, Uart16550};
+use addr::Hva;
+use spin::Once;
 
-use super::framebuffer;
+use super::{framebuffer, paging, port};
+use crate::boot::console::{self, Consoles, MOST_UARTS, Place, Uart};
+use crate::serial_port::{Registers, SerialPort};
 
-/// I/O ports of COM1.
-const COM1: u16 = 0x3f8;
+/// What was chosen, once it was.
+static CHOSEN: Once<Consoles> = Once::new();
 
-/// How often a full transmitter is asked again before the rest of a line is dropped: whoever should read the other
-/// end must not be able to stall a pCPU. At 115200 baud a full FIFO drains in 1.4 ms, far less than this takes.
-const PATIENCE: u32 = 100_000;
+/// Chooses the consoles: by the value of `console=`, if there is one, of a machine whose firmware says that it uses this UART.
+/// Until then it is COM1 and the screen.
+pub(super) fn choose(option: Option<&str>, firmware: Option<Uart>) {
+    let mut complaint = None;
+    let consoles = CHOSEN.call_once(|| {
+        let (consoles, why) = console::choose(option, firmware, |uart| {
+            map(uart.place);
+            answers(uart)
+        });
+        complaint = why;
+        consoles
+    });
+    if let Some(complaint) = complaint {
+        log::warn!("{complaint}");
+    }
+    for uart in consoles.uarts() {
+        let whose = if uart.is_of_firmware { ", as firmware says (SPCR)" } else { "" };
+        log::debug!("console: {}{whose}", uart.place);
+    }
+}
 
-/// COM1 as a sink for text.
+fn answers(uart: &Uart) -> bool {
+    let mut registers = Access::to(uart.place);
+    if uart.is_of_firmware { SerialPort::is_there(&mut registers) } else { SerialPort::answers(&mut registers) }
+}
+
+/// The consoles as a sink for text.
 pub(crate) struct Serial {
-    uart: Option<Uart16550<PioBackend>>,
+    ports: [Option<SerialPort<Access>>; MOST_UARTS],
+    has_screen: bool,
 }
 
 impl Serial {
-    /// A UART that is not open yet and swallows everything.
+    /// Consoles that are not open yet and swallow everything.
     pub(crate) const fn closed() -> Self {
-        Self { uart: None }
+        Self { ports: [const { None }; MOST_UARTS], has_screen: false }
     }
 
-    /// Opens COM1; where there is none, the result stays closed.
+    /// Opens the consoles that were chosen. What is not there stays closed.
+    ///
+    /// Nothing else in the hypervisor drives their UARTs. (A panic opens them a second time, when the first owner has been stopped for
+    /// good.)
     pub(crate) fn open() -> Self {
-        // SAFETY: nothing else in the hypervisor drives COM1. (A panic opens it a second time, when the first owner
-        // has been stopped for good.)
-        let Ok(mut uart) = (unsafe { Uart16550::new_port(COM1) }) else { return Self::closed() };
-        match uart.init(Config { baud_rate: BaudRate::Baud115200, ..Config::DEFAULT }) {
-            Ok(()) => Self { uart: Some(uart) },
-            Err(_) => Self::closed(),
+        let consoles = CHOSEN.get().copied().unwrap_or(Consoles::FIRST);
+        let mut serial = Self { has_screen: consoles.has_screen, ..Self::closed() };
+        for (slot, uart) in serial.ports.iter_mut().zip(consoles.uarts().filter(answers)) {
+            *slot = Some(SerialPort::open(Access::to(uart.place), uart.is_of_firmware));
+        }
+        serial
+    }
+
+    /// Sends the bytes to each of them, or as many as its other end takes in bounded time.
+    pub(crate) fn send(&mut self, bytes: &[u8]) {
+        if self.has_screen {
+            framebuffer::write(bytes);
+        }
+        for port in self.ports.iter_mut().flatten() {
+            port.send(bytes);
         }
     }
+}
 
-    /// Sends the bytes, or as many as the other end takes in bounded time.
-    pub(crate) fn send(&mut self, mut bytes: &[u8]) {
-        framebuffer::write(bytes);
-        let Some(uart) = &mut self.uart else { return };
-        let mut patience = PATIENCE;
-        while !bytes.is_empty() && patience != 0 {
-            let sent = uart.send_bytes(bytes);
-            bytes = &bytes[sent..];
-            if sent == 0 {
-                patience -= 1;
+/// How the registers of a UART are reached.
+enum Access {
+    /// From this I/O port on.
+    Ports(u16),
+    /// In memory, so many bytes from one to the next, and so many at a time.
+    Memory { start: Hva, distance: u8, access_bytes: u8 },
+}
+
+impl Access {
+    /// To a UART at ports, or to one in memory that [`map`] was called for.
+    fn to(place: Place) -> Self {
+        match place {
+            Place::Ports(first) => Self::Ports(first),
+            Place::Memory { start, distance, access_bytes } => {
+                Self::Memory { start: Hva(paging::MMIO + start.0), distance, access_bytes }
             }
+        }
+    }
+}
+
+/// Maps the registers of a UART. Not for a panic: it takes a lock.
+fn map(place: Place) {
+    if let Place::Memory { start, distance, .. } = place {
+        paging::map_mmio(start, u64::from(distance) * 8);
+    }
+}
+
+impl Registers for Access {
+    fn read(&mut self, offset: u8) -> u8 {
+        let (start, distance, access_bytes) = match *self {
+            Self::Ports(first) => return port::read_u8(first + u16::from(offset)),
+            Self::Memory { start, distance, access_bytes } => (start, distance, access_bytes),
+        };
+        let register = start.0 + u64::from(offset) * u64::from(distance);
+        let value = match access_bytes {
+            // SAFETY: a register of the UART, mapped for good, at a multiple of its width.
+            4 => unsafe { (register as *const u32).read_volatile() },
+            // SAFETY: the same.
+            2 => u32::from(unsafe { (register as *const u16).read_volatile() }),
+            // SAFETY: the same.
+            _ => u32::from(unsafe { (register as *const u8).read_volatile() }),
+        };
+        value.to_le_bytes()[0]
+    }
+
+    fn write(&mut self, offset: u8, value: u8) {
+        let (start, distance, access_bytes) = match *self {
+            Self::Ports(first) => return port::write_u8(first + u16::from(offset), value),
+            Self::Memory { start, distance, access_bytes } => (start, distance, access_bytes),
+        };
+        let register = start.0 + u64::from(offset) * u64::from(distance);
+        match access_bytes {
+            // SAFETY: a register of the UART, mapped for good, at a multiple of its width.
+            4 => unsafe { (register as *mut u32).write_volatile(value.into()) },
+            // SAFETY: the same.
+            2 => unsafe { (register as *mut u16).write_volatile(value.into()) },
+            // SAFETY: the same.
+            _ => unsafe { (register as *mut u8).write_volatile(value) },
         }
     }
 }

@@ -1,0 +1,152 @@
+//! Drives a UART of the host that is programmed like a 16550, without interrupts.
+//!
+//! A UART may be missing, or take nothing because its other end does not: whoever waits for it waits a bounded time, and after a wait
+//! in vain not at all until it takes something again. Registers and their bits are those of the data sheet (National Semiconductor
+//! PC16550D, table 2).
+
+/// The eight registers, by their offsets.
+pub(crate) trait Registers {
+    fn read(&mut self, offset: u8) -> u8;
+    fn write(&mut self, offset: u8, value: u8);
+}
+
+const DATA: u8 = 0;
+const INTERRUPT_ENABLE: u8 = 1;
+const FIFO_CONTROL: u8 = 2;
+/// The same register, when it is read.
+const INTERRUPT_IDENTIFICATION: u8 = 2;
+const LINE_CONTROL: u8 = 3;
+const MODEM_CONTROL: u8 = 4;
+const LINE_STATUS: u8 = 5;
+const MODEM_STATUS: u8 = 6;
+const SCRATCH: u8 = 7;
+
+mod fcr {
+    /// FIFOs on, both empty, the receiver's level at 8 bytes.
+    pub(super) const ON: u8 = 0x87;
+}
+
+mod iir {
+    /// Both bits are set where there are FIFOs that work.
+    pub(super) const FIFOS: u8 = 0xc0;
+}
+
+mod lcr {
+    /// 8 bits, no parity, one stop bit.
+    pub(super) const EIGHT_BITS: u8 = 0x03;
+    /// The first two registers are the divisor's.
+    pub(super) const DIVISOR: u8 = 0x80;
+}
+
+mod mcr {
+    /// DTR and RTS: ready.
+    pub(super) const READY: u8 = 0x03;
+    pub(super) const RTS: u8 = 0x02;
+    pub(super) const OUT2: u8 = 0x08;
+    pub(super) const LOOPBACK: u8 = 0x10;
+}
+
+mod lsr {
+    /// The transmitter takes bytes: one, or as many as its FIFO has.
+    pub(super) const TRANSMITTER_READY: u8 = 1 << 5;
+    /// All that was written has been sent.
+    pub(super) const ALL_SENT: u8 = 1 << 6;
+    /// What a bus without a device reads; a UART never says all of this at once.
+    pub(super) const NOTHING_THERE: u8 = 0xff;
+}
+
+mod msr {
+    pub(super) const CTS: u8 = 1 << 4;
+    pub(super) const DCD: u8 = 1 << 7;
+    /// The four inputs.
+    pub(super) const LINES: u8 = 0xf0;
+}
+
+/// How often a busy transmitter is asked again in one call, before the rest is dropped. An access takes about a microsecond on real
+/// machines, so this is a tenth of a second. A full FIFO leaves in 1.4 ms at 115 200 Bd.
+const PATIENCE: u32 = 100_000;
+/// Bytes that a transmitter's FIFO holds.
+const FIFO_BYTES: usize = 16;
+/// The divisor of 115 200 Bd, with the clock that all PCs have.
+const FASTEST: u8 = 1;
+
+/// A UART that is there.
+pub(crate) struct SerialPort<R> {
+    registers: R,
+    /// Bytes that an empty transmitter takes.
+    room: usize,
+    /// Bytes that it surely takes now.
+    free: usize,
+    /// The last wait was in vain.
+    is_stuck: bool,
+}
+
+impl<R: Registers> SerialPort<R> {
+    /// Whether anything is there, where firmware says that a UART is. Some of management controllers have not all registers.
+    pub(crate) fn is_there(registers: &mut R) -> bool {
+        registers.read(LINE_STATUS) != lsr::NOTHING_THERE
+    }
+
+    /// Whether a UART answers: its scratch register keeps what is written, and in loopback its outputs are its inputs. Nothing is sent.
+    pub(crate) fn answers(registers: &mut R) -> bool {
+        if !Self::is_there(registers) {
+            return false;
+        }
+        let old = registers.read(SCRATCH);
+        let keeps = [0x5a, 0xa5].into_iter().all(|value| {
+            registers.write(SCRATCH, value);
+            registers.read(SCRATCH) == value
+        });
+        registers.write(SCRATCH, old);
+
+        let old = registers.read(MODEM_CONTROL);
+        registers.write(MODEM_CONTROL, mcr::LOOPBACK | mcr::OUT2 | mcr::RTS);
+        let loops = registers.read(MODEM_STATUS) & msr::LINES == msr::DCD | msr::CTS;
+        registers.write(MODEM_CONTROL, old);
+        keeps && loops
+    }
+
+    /// Takes possession of a UART that has answered: 8N1, without interrupts. `keeps_speed`: at the speed that it has, if it has one;
+    /// else at 115 200 Bd.
+    pub(crate) fn open(mut registers: R, keeps_speed: bool) -> Self {
+        // What the boot loader has written last is not cut off.
+        let is_stuck = !(0..PATIENCE).any(|_| registers.read(LINE_STATUS) & lsr::ALL_SENT != 0);
+
+        registers.write(LINE_CONTROL, lcr::DIVISOR);
+        let is_set = registers.read(DATA) != 0 || registers.read(INTERRUPT_ENABLE) != 0;
+        if !(keeps_speed && is_set) {
+            registers.write(DATA, FASTEST);
+            registers.write(INTERRUPT_ENABLE, 0);
+        }
+        registers.write(LINE_CONTROL, lcr::EIGHT_BITS);
+        registers.write(INTERRUPT_ENABLE, 0);
+        registers.write(FIFO_CONTROL, fcr::ON);
+        registers.write(MODEM_CONTROL, mcr::READY);
+        let has_fifos = registers.read(INTERRUPT_IDENTIFICATION) & iir::FIFOS == iir::FIFOS;
+        Self { registers, room: if has_fifos { FIFO_BYTES } else { 1 }, free: 0, is_stuck }
+    }
+
+    /// Sends the bytes, or as many of them as the UART takes in bounded time. Gives how many.
+    pub(crate) fn send(&mut self, bytes: &[u8]) -> usize {
+        let mut patience = if self.is_stuck { 1 } else { PATIENCE };
+        for (at, &byte) in bytes.iter().enumerate() {
+            while self.free == 0 {
+                if patience == 0 {
+                    self.is_stuck = true;
+                    return at;
+                }
+                patience -= 1;
+                if self.registers.read(LINE_STATUS) & lsr::TRANSMITTER_READY != 0 {
+                    self.free = self.room;
+                    self.is_stuck = false;
+                }
+            }
+            self.free -= 1;
+            self.registers.write(DATA, byte);
+        }
+        bytes.len()
+    }
+}
+
+#[cfg(test)]
+mod tests;
