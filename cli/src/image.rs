@@ -91,6 +91,7 @@ fn menu(names: &[&str]) -> String {
         (format!("Dunlin: {vms}"), "log=info"),
         (format!("Dunlin: {vms}, with all messages"), "log=debug"),
         (format!("Dunlin: {vms}, reset on failure"), "log=info panic=reset"),
+        (String::from("Dunlin: check what this machine has for VMs, start none"), "log=info check"),
     ] {
         text += &format!(
             "menuentry \"{title}\" {{\n    multiboot2 /boot/dunlin {options}\n    module2 /boot/payload payload\n}}\n"
@@ -107,9 +108,9 @@ mod tests {
     fn each_entry_of_the_menu_starts_the_hypervisor_with_the_payload() {
         let text = menu(&["one", "two"]);
         let entries: Vec<&str> = text.split("menuentry").skip(1).collect();
-        assert_eq!(entries.len(), 3);
+        assert_eq!(entries.len(), 4);
+        assert!(entries[..3].iter().all(|entry| entry.starts_with(" \"Dunlin: one, two")), "{text}");
         for entry in entries {
-            assert!(entry.starts_with(" \"Dunlin: one, two"), "{entry}");
             assert!(entry.contains("multiboot2 /boot/dunlin log="), "{entry}");
             assert!(entry.contains("module2 /boot/payload payload\n"), "{entry}");
         }

@@ -27,6 +27,11 @@ impl Boot {
             .filter_map(|(name, value)| (name == key).then_some(value))
             .next_back()
     }
+
+    /// Whether the command line has this word.
+    pub(crate) fn has(&self, word: &str) -> bool {
+        self.command_line.split_ascii_whitespace().any(|other| other == word)
+    }
 }
 
 #[cfg(test)]

@@ -17,6 +17,8 @@ extern crate alloc;
 mod arch;
 #[cfg(any(target_os = "none", test))]
 mod boot;
+#[cfg(target_os = "none")]
+mod check;
 #[cfg(any(target_os = "none", test))]
 #[cfg_attr(machine = "virt", expect(dead_code, reason = "the counter of that machine is one for all CPUs"))]
 mod clock_offset;
@@ -59,6 +61,9 @@ mod vm;
 #[cfg(target_os = "none")]
 fn start(boot: &boot::Boot) -> ! {
     selftest::run(boot);
+    if boot.has("check") {
+        check::run(boot);
+    }
     if let Err(why) = start_vms(boot) {
         ::log::error!("cannot start: {why}");
         arch::power::exit(abi::exit_code::REFUSED)

@@ -13,9 +13,9 @@
 //! | `interrupts` | the local interrupt controller: `kick`, `kick_all`, `arm_timer`, `stop_others`, `own_page` |
 //! | `tsc` | the host's clock: `now`, `hz`, `nanos`, and from one to the other |
 //! | `serial` | `Serial`, the UART of the log |
-//! | `power` | `exit`, `stop_this_cpu` |
+//! | `power` | `exit`, `stay`, `stop_this_cpu` |
 //! | `virtio` | `find_console`, where the control port's device is, and its `ConsoleTransport` |
-//! | `virtualization` | what the machine offers for guests: `check`, `features`, `describe`; `enable` and `HostContext` of a pCPU; `SLICES_PER_SECOND`, `spares_first_cpu` |
+//! | `virtualization` | what the machine offers for guests: `check`, `findings`, `features`, `describe`; `enable` and `HostContext` of a pCPU; `SLICES_PER_SECOND`, `spares_first_cpu` |
 //! | `tags` | TLB tags: `pool`, `cpu`, and what a VM, a vCPU and a pCPU have of a `Pool` |
 //! | `gate` | who may interrupt the vCPU loop: `hold`, `take`, `release` |
 //! | `vcpu` | `ArchVcpu`, a vCPU's state: `load`, `enter`, `unload` and what the loop asks of it |

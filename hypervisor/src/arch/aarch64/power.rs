@@ -114,6 +114,11 @@ pub(crate) fn exit(code: u8) -> ! {
     stop_this_cpu()
 }
 
+/// Stops with one of [`abi::exit_code`], with nothing more to read. There is no screen that would have to stay as it is.
+pub(crate) fn stay(code: u8) -> ! {
+    exit(code)
+}
+
 /// Stops this pCPU until the machine is reset.
 pub(crate) fn stop_this_cpu() -> ! {
     loop {

@@ -5,8 +5,9 @@
 
 #![expect(unsafe_code, reason = "registers that decide what guests can reach")]
 
-use alloc::format;
-use alloc::string::String;
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+use alloc::{format, vec};
 use core::arch::asm;
 use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,7 +21,8 @@ use stage2::Vmsa;
 use stage2::tlbi::Features as Tlbi;
 
 use super::register::{isb, read_register, write_register};
-use super::{debug, el1, fpu, gic, id_registers};
+use super::{debug, el1, fpu, gic, id_registers, tsc};
+use crate::check::{Finding, Verdict};
 
 /// What one pCPU needs to run guests.
 pub(crate) struct HostContext {
@@ -92,6 +94,18 @@ impl fmt::Display for Missing {
 /// A field of four bits of an ID register.
 const fn field(register: u64, shift: u32) -> u64 {
     register >> shift & 0xf
+}
+
+/// What `check` says about the machine.
+pub(crate) fn findings() -> Vec<Finding> {
+    let found = match check() {
+        Ok(()) => Finding::good("EL2", describe()),
+        Err(missing) => {
+            let verdict = Verdict::Missing(String::from("this needs another processor"));
+            Finding { about: "EL2", found: missing.to_string(), verdict }
+        }
+    };
+    vec![found, Finding::good("clock", format!("{} kHz", tsc::hz() / 1000))]
 }
 
 /// Looks at what the machine has. Once, before [`enable`].

@@ -23,7 +23,7 @@ use spin::Once;
 
 use super::paging::direct_map;
 use super::{
-    acpi, apic, framebuffer, irq, loader_data, machine_check, paging, percpu, power, serial, smp, tsc, wall_clock,
+    acpi, apic, framebuffer, irq, loader_data, machine_check, paging, percpu, power, serial, smp, svm, tsc, wall_clock,
 };
 use crate::arch::control_port;
 use crate::boot::Boot;
@@ -270,6 +270,9 @@ extern "sysv64" fn on_guarded_stack(stack: u64) -> ! {
     control_port::open();
     if boot.option("selftest") == Some("tsc-skew") {
         tsc::plant_skew();
+    }
+    if boot.option("selftest") == Some("svm-locked") {
+        svm::plant_lock();
     }
     smp::start_others(handover.memory.start_page(handover.payload));
     log::info!(

@@ -34,13 +34,9 @@ pub(super) fn init(machine: &Machine) {
     }
 }
 
-/// What an end that is no success does, as `panic=` says it: `halt` or `reset`.
+/// What an end that is no success does, as `panic=` says it: `reset`, or else `halt`.
 pub(super) fn set_panic(how: &str) {
-    match how {
-        "halt" => RESETS.store(false, Ordering::Relaxed),
-        "reset" => RESETS.store(true, Ordering::Relaxed),
-        unknown => log::warn!("unknown value \"{unknown}\" of panic=: halt and reset are known"),
-    }
+    RESETS.store(how == "reset", Ordering::Relaxed);
 }
 
 /// Ends the machine with one of [`abi::exit_code`].
@@ -58,6 +54,12 @@ pub(crate) fn exit(code: u8) -> ! {
         stop_this_cpu()
     }
     if RESETS.load(Ordering::Relaxed) { reset() } else { stop_this_cpu() }
+}
+
+/// Stops with one of [`abi::exit_code`] and leaves what is on the screen there, also after a success.
+pub(crate) fn stay(code: u8) -> ! {
+    port::write_u8(abi::exit_code::PORT, code);
+    stop_this_cpu()
 }
 
 /// Turns the machine off. Comes back when it does not go off.

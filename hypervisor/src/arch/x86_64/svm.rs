@@ -8,10 +8,12 @@
 
 use alloc::boxed::Box;
 use alloc::string::String;
+use alloc::vec::Vec;
+use alloc::{format, vec};
 use core::arch::asm;
 use core::arch::x86_64::{__cpuid, CpuidResult};
 use core::fmt;
-use core::sync::atomic::AtomicU64;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use addr::{Hpa, Hva};
 use spin::Once;
@@ -21,7 +23,8 @@ use x86_defs::cpuid::{leaf_1_ecx, leaf_7_ecx, leaf_8000_0001_ecx, svm_feature};
 use x86_defs::msr;
 use x86_defs::vmcb::Vmcb;
 
-use super::paging;
+use super::{acpi, apic, paging, tsc};
+use crate::check::{Finding, Verdict};
 
 /// What one pCPU needs to run guests.
 pub(crate) struct HostContext {
@@ -55,6 +58,9 @@ pub(crate) fn features() -> Features {
     FEATURES.get().copied().unwrap_or_default()
 }
 
+/// VM_CR: SVM is turned off (APM vol. 2, 15.30.1).
+const VM_CR_SVMDIS: u64 = 1 << 4;
+
 /// What a machine lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Missing {
@@ -68,20 +74,56 @@ pub(crate) enum Missing {
     Xsave,
 }
 
-impl fmt::Display for Missing {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl Missing {
+    /// What is so, and what can be done about it.
+    const fn explained(self) -> (&'static str, &'static str) {
+        const ANOTHER: &str = "this needs another processor";
         match self {
-            Self::Svm => write!(
-                f,
-                "this machine has no AMD SVM (CPUID 8000_0001 ECX bit 2); on QEMU use `-cpu max` or `-cpu host` with nesting"
+            Self::Svm => (
+                "this machine has no AMD SVM (CPUID 8000_0001 ECX bit 2)",
+                "on QEMU use `-cpu max`, in a VM let its hypervisor nest, otherwise this needs a processor of AMD",
             ),
-            Self::LockedByFirmware => {
-                write!(f, "the firmware has locked SVM off (VM_CR.SVMDIS); allow it in the firmware's set-up")
-            }
-            Self::NestedPaging => write!(f, "this machine's SVM has no nested paging (CPUID 8000_000A EDX bit 0)"),
-            Self::Xsave => write!(f, "this machine has no XSAVE (CPUID 1 ECX bit 26)"),
+            Self::LockedByFirmware => (
+                "the firmware has locked SVM off (VM_CR.SVMDIS)",
+                "allow it in the firmware's set-up, where it is called SVM Mode or Virtualization",
+            ),
+            Self::NestedPaging => ("this machine's SVM has no nested paging (CPUID 8000_000A EDX bit 0)", ANOTHER),
+            Self::Xsave => ("this machine has no XSAVE (CPUID 1 ECX bit 26)", ANOTHER),
         }
     }
+}
+
+impl fmt::Display for Missing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (what, remedy) = self.explained();
+        write!(f, "{what}: {remedy}")
+    }
+}
+
+/// SVM is taken for locked, for `selftest=svm-locked`.
+static LOCK_IS_PLANTED: AtomicBool = AtomicBool::new(false);
+
+/// Lets it look as if firmware had locked SVM off.
+pub(super) fn plant_lock() {
+    LOCK_IS_PLANTED.store(true, Ordering::Relaxed);
+}
+
+/// What of the necessary the machine lacks. What the later ones are about may need the earlier.
+fn missing() -> impl Iterator<Item = Missing> {
+    let has_svm = leaf(0x8000_0001).ecx & leaf_8000_0001_ecx::SVM != 0;
+    // SAFETY: VM_CR exists wherever CPUID reports SVM (APM vol. 2, 15.30.1); reading it has no effect.
+    let is_off = || unsafe { Msr::new(msr::VM_CR).read() } & VM_CR_SVMDIS != 0;
+    let is_locked = has_svm && (is_off() || LOCK_IS_PLANTED.load(Ordering::Relaxed));
+    let has_nested_paging = leaf(0x8000_000a).edx & svm_feature::NP != 0;
+    let has_xsave = leaf(1).ecx & leaf_1_ecx::XSAVE != 0;
+    [
+        (!has_svm, Missing::Svm),
+        (is_locked, Missing::LockedByFirmware),
+        (has_svm && !has_nested_paging, Missing::NestedPaging),
+        (!has_xsave, Missing::Xsave),
+    ]
+    .into_iter()
+    .filter_map(|(is_missing, what)| is_missing.then_some(what))
 }
 
 /// Looks at what the machine has. Once, before [`enable`].
@@ -89,21 +131,10 @@ impl fmt::Display for Missing {
 /// # Errors
 /// The first thing that is missing.
 pub(crate) fn check() -> Result<(), Missing> {
-    if leaf(0x8000_0001).ecx & leaf_8000_0001_ecx::SVM == 0 {
-        return Err(Missing::Svm);
-    }
-    // SAFETY: VM_CR exists wherever CPUID reports SVM (APM vol. 2, 15.30.1); reading it has no effect.
-    if unsafe { Msr::new(msr::VM_CR).read() } & (1 << 4) != 0 {
-        return Err(Missing::LockedByFirmware);
+    if let Some(missing) = missing().next() {
+        return Err(missing);
     }
     let svm = leaf(0x8000_000a);
-    if svm.edx & svm_feature::NP == 0 {
-        return Err(Missing::NestedPaging);
-    }
-    if leaf(1).ecx & leaf_1_ecx::XSAVE == 0 {
-        return Err(Missing::Xsave);
-    }
-
     FEATURES.call_once(|| Features {
         next_rip: svm.edx & svm_feature::NRIP_SAVE != 0,
         can_flush_one_tag: svm.edx & svm_feature::FLUSH_BY_ASID != 0 || is_emulated(),
@@ -164,23 +195,74 @@ pub(crate) fn leaf(number: u32) -> CpuidResult {
     __cpuid(number)
 }
 
+/// The processor's name for itself.
+fn processor() -> String {
+    let words = (0x8000_0002..=0x8000_0004).map(leaf).flat_map(|leaf| [leaf.eax, leaf.ebx, leaf.ecx, leaf.edx]);
+    let name: String = characters(words).collect();
+    String::from(name.trim())
+}
+
+/// The characters in registers of CPUID.
+fn characters(words: impl IntoIterator<Item = u32>) -> impl Iterator<Item = char> {
+    words.into_iter().flat_map(u32::to_le_bytes).filter(|byte| byte.is_ascii_graphic() || *byte == b' ').map(char::from)
+}
+
+/// What `check` says about the machine.
+pub(crate) fn findings() -> Vec<Finding> {
+    let (maker, version) = (leaf(0), leaf(1).eax);
+    let maker: String = characters([maker.ebx, maker.edx, maker.ecx]).collect();
+    // The extended family counts beside family 15 only (APM vol. 3, appendix E.3.2).
+    let family = version >> 8 & 0xf;
+    let family = if family == 0xf { family + (version >> 20 & 0xff) } else { family };
+    let model = (version >> 12 & 0xf0) | version >> 4 & 0xf;
+    let named = format!("{} {maker}, family {family:#x}, model {model:#x}, stepping {}", processor(), version & 0xf);
+    let mut findings = vec![Finding::good("processor", String::from(named.trim()))];
+
+    findings.extend(missing().map(|missing| {
+        let (what, remedy) = missing.explained();
+        Finding { about: "virtualization", found: String::from(what), verdict: Verdict::Missing(String::from(remedy)) }
+    }));
+    if leaf(0x8000_0001).ecx & leaf_8000_0001_ecx::SVM != 0 {
+        let svm = leaf(0x8000_000a);
+        let has = |bit: u32| if svm.edx & bit != 0 { "" } else { "no " };
+        let found = format!(
+            "SVM: {} ASIDs, {}next RIP, {}flush by ASID, {}decode assists, {}AVIC, {}virtual GIF",
+            svm.ebx,
+            has(svm_feature::NRIP_SAVE),
+            has(svm_feature::FLUSH_BY_ASID),
+            has(svm_feature::DECODE_ASSISTS),
+            has(svm_feature::AVIC),
+            has(svm_feature::VGIF),
+        );
+        findings.push(Finding::good("features", found));
+    }
+
+    let clock = format!("{} kHz, {}", tsc::hz() / 1000, tsc::describe());
+    findings.push(Finding {
+        about: "TSC",
+        found: clock,
+        verdict: if tsc::is_invariant() {
+            Verdict::Good
+        } else {
+            Verdict::Worse(String::from("guests will take another clock, which costs exits"))
+        },
+    });
+    findings.push(Finding::good("interrupts", format!("timer: {}", apic::timer_name())));
+    let off = acpi::machine().is_some_and(|machine| machine.soft_off.is_some());
+    findings.push(if off {
+        Finding::good("power off", String::from("by ACPI"))
+    } else {
+        let why = String::from("when all VMs have ended, turn it off by hand");
+        Finding { about: "power off", found: String::from("ACPI does not say how"), verdict: Verdict::Worse(why) }
+    });
+    findings
+}
+
 /// The processor in words, with the features in use.
 pub(crate) fn describe() -> String {
     use core::fmt::Write;
-    let mut name = String::new();
-    for number in 0x8000_0002..=0x8000_0004 {
-        let CpuidResult { eax, ebx, ecx, edx } = leaf(number);
-        for word in [eax, ebx, ecx, edx] {
-            name.extend(
-                word.to_le_bytes()
-                    .iter()
-                    .filter(|byte| byte.is_ascii_graphic() || **byte == b' ')
-                    .map(|&b| char::from(b)),
-            );
-        }
-    }
     let features = features();
-    let mut text = String::from(name.trim());
+    let mut text = processor();
     let _ = write!(text, "; SVM with nested paging, {} ASIDs for guests", features.tags);
     for (present, name) in [(features.next_rip, "next RIP"), (features.can_flush_one_tag, "flush by ASID")] {
         if present {
