@@ -4,6 +4,7 @@
 pub(crate) mod console;
 #[cfg(any(test, machine = "pc"))]
 pub(crate) mod handover;
+mod options;
 #[cfg(any(test, machine = "pc"))]
 pub(crate) mod soft_off;
 #[cfg(any(test, machine = "pc"))]
@@ -31,6 +32,11 @@ impl Boot {
     /// Whether the command line has this word.
     pub(crate) fn has(&self, word: &str) -> bool {
         self.command_line.split_ascii_whitespace().any(|other| other == word)
+    }
+
+    /// The words of the command line that mean nothing. Needs the heap.
+    pub(crate) fn mistakes(&self) -> impl Iterator<Item = options::Mistake<'static>> {
+        options::mistakes(self.command_line)
     }
 }
 

@@ -44,9 +44,8 @@ pub(crate) fn open() {
 
 /// Sets the level to the one named (`off`, `error`, `warn`, `info`, `debug`, `trace`); an unknown name changes nothing.
 pub(crate) fn set_level(name: &str) {
-    match name.parse() {
-        Ok(level) => log::set_max_level(level),
-        Err(_) => log::warn!("unknown log level \"{name}\": off, error, warn, info, debug and trace are known"),
+    if let Ok(level) = name.parse() {
+        log::set_max_level(level);
     }
 }
 

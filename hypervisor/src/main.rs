@@ -60,6 +60,10 @@ mod vm;
 /// Where bring-up ends: all pCPUs are up, and this is the first of them.
 #[cfg(target_os = "none")]
 fn start(boot: &boot::Boot) -> ! {
+    let mistakes = boot.mistakes().inspect(|mistake| ::log::error!("cannot start: {mistake}")).count();
+    if mistakes != 0 {
+        arch::power::exit(abi::exit_code::REFUSED)
+    }
     selftest::run(boot);
     if boot.has("check") {
         check::run(boot);

@@ -140,7 +140,7 @@ fn damaged_payload_is_refused() {
 #[test]
 fn option_in_grubs_line_is_the_hypervisors() {
     let lines = "multiboot2 /boot/dunlin log=debug selftest=unknown";
-    refuses(&[], lines, &[], "unknown selftest \"unknown\"");
+    refuses(&[], lines, &[], "unknown value \"unknown\" of selftest=");
 }
 
 /// Height of a character on the screen, in pixels.

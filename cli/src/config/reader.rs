@@ -127,10 +127,10 @@ impl<'a> Table<'a> {
         ));
         let nearest = known
             .iter()
-            .map(|name| (strsim::normalized_damerau_levenshtein(&key.get_ref().to_lowercase(), name), name))
-            .max_by(|(one, _), (other, _)| one.total_cmp(other));
+            .map(|name| (textdistance::nstr::damerau_levenshtein(&key.get_ref().to_lowercase(), name), name))
+            .min_by(|(one, _), (other, _)| one.total_cmp(other));
         Err(match nearest {
-            Some((likeness, name)) if likeness >= 0.5 => {
+            Some((distance, name)) if distance <= 0.5 => {
                 failure.help(format!("did you mean '{name}'? (known here: {})", known.join(", ")))
             }
             _ => failure.help(format!("known here: {}", known.join(", "))),

@@ -1,0 +1,116 @@
+//! The words of the hypervisor's own command line: `name=value`, or a name alone.
+//!
+//! A word that means nothing is a mistake that stops the start: whoever wrote it wanted something, and would find out late
+//! that it was not done.
+
+use core::fmt;
+
+/// An option: its name, and what it takes.
+struct Known {
+    name: &'static str,
+    takes: Takes,
+}
+
+enum Takes {
+    Nothing,
+    OneOf(&'static [&'static str]),
+    /// Whatever others make of it.
+    Anything,
+}
+
+/// The options of both architectures.
+const KNOWN: &[Known] = &[
+    Known { name: "log", takes: Takes::OneOf(&["off", "error", "warn", "info", "debug", "trace"]) },
+    // Read by [`super::console`], which says what is wrong on all consoles that it finds.
+    Known { name: "console", takes: Takes::Anything },
+    Known { name: "panic", takes: Takes::OneOf(&["halt", "reset"]) },
+    Known {
+        name: "selftest",
+        takes: Takes::OneOf(&["panic", "nested", "overflow", "null", "tsc-skew", "slow-log", "svm-locked"]),
+    },
+    Known { name: "check", takes: Takes::Nothing },
+    // GRUB's `linux` puts the file's name there.
+    Known { name: "BOOT_IMAGE", takes: Takes::Anything },
+];
+
+/// A word that is no option as it stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mistake<'a> {
+    /// Nothing is called so.
+    Unknown { word: &'a str, nearest: &'static str },
+    /// The option has no such value.
+    Value { name: &'a str, value: &'a str, known: &'static [&'static str] },
+    /// The option needs a value.
+    NoValue { name: &'a str, known: &'static [&'static str] },
+    /// The option takes no value.
+    NeedlessValue { name: &'a str },
+}
+
+impl fmt::Display for Mistake<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unknown { word, nearest } => write!(f, "unknown option \"{word}\": did you mean {nearest}?")?,
+            Self::Value { name, value, .. } => write!(f, "unknown value \"{value}\" of {name}=")?,
+            Self::NoValue { name, .. } => write!(f, "the option {name} needs a value")?,
+            Self::NeedlessValue { name } => write!(f, "the option {name} takes no value")?,
+        }
+        if let Self::Value { known, .. } | Self::NoValue { known, .. } = self {
+            f.write_str(", one of")?;
+            for (at, value) in known.iter().enumerate() {
+                write!(f, "{} {value}", if at == 0 { ":" } else { "," })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The mistakes of a command line, in its order. Needs the heap.
+pub(super) fn mistakes(command_line: &str) -> impl Iterator<Item = Mistake<'_>> {
+    command_line.split_ascii_whitespace().filter_map(|word| {
+        let (name, value) = word.split_once('=').map_or((word, None), |(name, value)| (name, Some(value)));
+        let Some(known) = KNOWN.iter().find(|known| known.name == name) else {
+            let distance = |known: &&Known| textdistance::str::levenshtein(known.name, name);
+            let nearest = KNOWN.iter().min_by_key(distance).map_or("", |known| known.name);
+            return Some(Mistake::Unknown { word, nearest });
+        };
+        match (&known.takes, value) {
+            (Takes::Anything, _) | (Takes::Nothing, None) => None,
+            (Takes::OneOf(known), Some(value)) if known.contains(&value) => None,
+            (Takes::OneOf(known), Some(value)) => Some(Mistake::Value { name, value, known }),
+            (Takes::OneOf(known), None) => Some(Mistake::NoValue { name, known }),
+            (Takes::Nothing, Some(_)) => Some(Mistake::NeedlessValue { name }),
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{KNOWN, Mistake, Takes, mistakes};
+
+    #[test]
+    fn every_known_option_with_every_known_value_is_accepted() {
+        for known in KNOWN {
+            match known.takes {
+                Takes::Nothing => assert_eq!(mistakes(known.name).next(), None),
+                Takes::OneOf(values) => values
+                    .iter()
+                    .for_each(|value| assert_eq!(mistakes(&format!(" {}={value}\t", known.name)).next(), None)),
+                Takes::Anything => assert_eq!(mistakes(&format!("{}=/boot/dunlin", known.name)).next(), None),
+            }
+        }
+        assert_eq!(mistakes("").next(), None);
+    }
+
+    #[test]
+    fn each_word_that_means_nothing_is_told_with_what_would_be_right() {
+        let said = |text: &str| mistakes(text).map(|mistake| mistake.to_string()).collect::<Vec<_>>();
+        assert_eq!(
+            said("log=info lgo=debug selftst"),
+            ["unknown option \"lgo=debug\": did you mean log?", "unknown option \"selftst\": did you mean selftest?"]
+        );
+        assert_eq!(said("panic=stop"), ["unknown value \"stop\" of panic=, one of: halt, reset"]);
+        assert_eq!(said("panic"), ["the option panic needs a value, one of: halt, reset"]);
+        assert_eq!(said("check=all"), ["the option check takes no value"]);
+        assert!(matches!(mistakes("=").next(), Some(Mistake::Unknown { word: "=", .. })));
+    }
+}
