@@ -4,6 +4,8 @@
 pub(crate) mod console;
 #[cfg(any(test, machine = "pc"))]
 pub(crate) mod handover;
+#[cfg(any(test, machine = "pc"))]
+pub(crate) mod madt;
 mod options;
 #[cfg(any(test, machine = "pc"))]
 pub(crate) mod soft_off;

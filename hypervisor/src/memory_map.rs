@@ -8,8 +8,8 @@
 
 use addr::{Hpa, HpaRange, PAGE_BYTES};
 
-/// Entries that are kept.
-const LIMIT: usize = 128;
+/// Entries that are kept. Firmware of large servers makes more than a hundred, before a boot loader merges what it can.
+const LIMIT: usize = 256;
 
 /// Use of a range of physical memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,9 +44,16 @@ impl MemoryMap {
         Self { entries: [None; LIMIT] }
     }
 
-    /// Adds an entry; false when there is no room for it.
+    /// Adds an entry; false when there is no room for it. One that goes on where another of its kind ends makes that longer.
     #[must_use]
     pub(crate) fn add(&mut self, range: HpaRange, kind: Kind) -> bool {
+        let goes_on = |&&mut (before, other): &&mut (HpaRange, Kind)| other == kind && before.end() == range.start;
+        if let Some((before, _)) = self.entries.iter_mut().flatten().find(goes_on)
+            && let Some(both) = HpaRange::new(before.start, before.bytes() + range.bytes())
+        {
+            *before = both;
+            return true;
+        }
         let free = self.entries.iter_mut().find(|entry| entry.is_none());
         free.is_some_and(|entry| {
             *entry = Some((range, kind));
@@ -245,6 +252,17 @@ mod tests {
         }
         assert!(!map.add(range(0, 1), Kind::Reserved));
         assert_eq!(map.ram().iter().count(), super::LIMIT);
+    }
+
+    #[test]
+    fn entries_that_go_on_where_others_end_need_no_room() {
+        let mut map = MemoryMap::new();
+        for page in 0..10_000 {
+            let kind = if page < 5000 { Kind::Ram } else { Kind::Reserved };
+            assert!(map.add(range(page * 0x1000, (page + 1) * 0x1000), kind));
+        }
+        assert_eq!(sorted(&map.ram()), [(0, 5000 * 0x1000)]);
+        assert_eq!(map.entries.iter().flatten().count(), 2);
     }
 
     #[test]

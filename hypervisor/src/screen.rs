@@ -4,9 +4,6 @@
 //! change are drawn, and at the last line the text moves up by a quarter of the screen at once. Escape sequences, with which guests
 //! colour their consoles, are left out.
 
-use alloc::vec;
-use alloc::vec::Vec;
-
 use noto_sans_mono_bitmap::{FontWeight, RasterHeight, get_raster, get_raster_width};
 
 const WEIGHT: FontWeight = FontWeight::Regular;
@@ -37,30 +34,33 @@ enum Escape {
     Control,
 }
 
+/// Bytes for the cells of a screen with 4096 by 2160 pixels. A larger one is used in part.
+pub(crate) const MOST_CELLS: usize = (4096 / CELL_WIDTH) * (2160 / CELL_HEIGHT);
+
 /// The terminal.
-pub(crate) struct Screen<P> {
+pub(crate) struct Screen<'c, P> {
     pixels: P,
     columns: usize,
     rows: usize,
     /// What each cell shows, row by row.
-    cells: Vec<u8>,
+    cells: &'c mut [u8],
     column: usize,
     row: usize,
     escape: Escape,
 }
 
-impl<P: Pixels> Screen<P> {
-    /// An empty screen. `None` where not one character fits.
-    pub(crate) fn new(mut pixels: P) -> Option<Self> {
+impl<'c, P: Pixels> Screen<'c, P> {
+    /// An empty screen, with room in `cells` for what it shows. `None` where not one character fits.
+    pub(crate) fn new(mut pixels: P, cells: &'c mut [u8]) -> Option<Self> {
         let (width, height) = pixels.size();
-        let (columns, rows) = (width / CELL_WIDTH, height / CELL_HEIGHT);
-        if columns == 0 || rows == 0 {
-            return None;
-        }
+        let columns = width / CELL_WIDTH;
+        let rows = (height / CELL_HEIGHT).min(cells.len().checked_div(columns)?);
+        let cells = cells.get_mut(..columns * rows).filter(|cells| !cells.is_empty())?;
         for y in 0..height {
             (0..width).for_each(|x| pixels.set(x, y, 0));
         }
-        Some(Self { pixels, columns, rows, cells: vec![b' '; columns * rows], column: 0, row: 0, escape: Escape::No })
+        cells.fill(b' ');
+        Some(Self { pixels, columns, rows, cells, column: 0, row: 0, escape: Escape::No })
     }
 
     /// Writes text. Bytes that are no ASCII are a question mark for each character.

@@ -5,6 +5,7 @@
 //!
 //! Tests of what every machine has are written once, with the machine as parameter: see [`each_machine`].
 
+pub mod boot_loader;
 pub mod machine;
 pub mod monitor;
 pub mod port;

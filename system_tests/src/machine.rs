@@ -87,7 +87,9 @@ impl Machine {
         run_vms(self.name(), seconds, toml, more)
     }
 
-    fn hypervisor(self) -> PathBuf {
+    /// Its hypervisor, as QEMU's `-kernel` takes it.
+    #[must_use]
+    pub fn hypervisor(self) -> PathBuf {
         self.assets().join("hypervisor")
     }
 

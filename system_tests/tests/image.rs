@@ -146,10 +146,11 @@ fn option_in_grubs_line_is_the_hypervisors() {
 /// Height of a character on the screen, in pixels.
 const CELL_HEIGHT: usize = 16;
 
-#[test]
-fn what_is_logged_is_shown_on_the_screen_and_stays_there_after_a_refusal() {
+/// The screen of a machine that GRUB has started with these lines, once it has come to its end and said `why`: the log, and a
+/// flag for each row of characters that has any. Also kept as `DUNLIN_SCREENS/{name}.ppm`, if that is set.
+fn screen(lines: &str, files: &[(&str, &[u8])], why: &str, name: &str) -> (String, Vec<bool>) {
     let folder = folder();
-    let image = image_of(folder.path(), &[], "insmod all_video\nmultiboot2 /boot/dunlin");
+    let image = image_of(folder.path(), files, &format!("insmod all_video\n{lines}"));
     let serial = folder.path().join("serial.log");
     // Without the debug exit: the machine stops, and its screen can be read.
     let mut qemu = Command::new("timeout")
@@ -164,22 +165,41 @@ fn what_is_logged_is_shown_on_the_screen_and_stays_there_after_a_refusal() {
         .expect("QEMU can be started");
     let log = until("the reason for the refusal", || {
         let log = String::from_utf8_lossy(&fs::read(&serial).ok()?).into_owned();
-        log.contains("cannot start: no boot module").then_some(log)
+        log.contains(why).then_some(log)
     });
     let picture = folder.path().join("screen.ppm");
     let mut monitor = Monitor::attach(folder.path());
     let said = monitor.say(&format!("screendump {}", picture.display()));
     monitor.quit();
     let _ = qemu.wait();
+    if let Some(screens) = std::env::var_os("DUNLIN_SCREENS") {
+        let kept = Path::new(&screens).join(format!("{name}.ppm"));
+        fs::copy(&picture, kept).expect("a picture can be kept there");
+    }
 
     // A header of three lines (format, size, largest value), then three bytes for each pixel.
     let bytes = fs::read(&picture).unwrap_or_else(|error| panic!("no picture ({error}): {said}"));
     let header = b"P6\n1024 768\n255\n";
     assert!(bytes.starts_with(header), "{:?}", String::from_utf8_lossy(&bytes[..20]));
-    let lit_rows: Vec<bool> =
-        bytes[header.len()..].chunks(1024 * 3).map(|row| row.iter().any(|&byte| byte > 128)).collect();
-    let text_rows = lit_rows.chunks(CELL_HEIGHT).filter(|cell| cell.contains(&true)).count();
+    let lit: Vec<bool> = bytes[header.len()..].chunks(1024 * 3).map(|row| row.iter().any(|&byte| byte > 128)).collect();
+    (log, lit.chunks(CELL_HEIGHT).map(|cell| cell.contains(&true)).collect())
+}
+
+#[test]
+fn what_is_logged_is_shown_on_the_screen_and_stays_there_after_a_refusal() {
+    let lines = "multiboot2 /boot/dunlin selftest=svm-locked";
+    let (log, rows) = screen(lines, &[], "cannot start: the firmware has locked SVM off", "refused");
     // What GRUB writes does not count; a line may go on in the next row.
     let lines = log.lines().filter(|line| line.starts_with('[') && line.contains("cpu0 ")).count();
-    assert!(lines >= 2 && (lines..2 * lines).contains(&text_rows), "{text_rows} rows of text for {log}");
+    let text_rows = rows.into_iter().filter(|is_text| *is_text).count();
+    assert!(lines >= 2 && (lines..=2 * lines).contains(&text_rows), "{text_rows} rows of text for {log}");
+}
+
+#[test]
+fn start_that_ends_before_there_is_memory_is_told_on_the_screen_too() {
+    let lines = "multiboot2 /boot/dunlin\nmodule2 /boot/a\nmodule2 /boot/b";
+    let (_, rows) = screen(lines, &[("a", b"a"), ("b", b"b")], "cannot start: several boot modules", "early");
+    // Nothing but the reason, at the top.
+    let text: Vec<usize> = rows.iter().enumerate().filter_map(|(row, is_text)| is_text.then_some(row)).collect();
+    assert!(text == [0] || text == [0, 1], "{text:?}");
 }

@@ -1,6 +1,6 @@
 //! The terminal, on a surface that checks its bounds.
 
-use super::{CELL_HEIGHT, CELL_WIDTH, Pixels, Screen};
+use super::{CELL_HEIGHT, CELL_WIDTH, MOST_CELLS, Pixels, Screen};
 
 /// Pixels of a surface of this many cells, and a few that are too few for a cell.
 struct Surface {
@@ -27,12 +27,12 @@ impl Pixels for Surface {
     }
 }
 
-fn screen(columns: usize, rows: usize) -> Screen<Surface> {
-    Screen::new(Surface::of(columns, rows)).expect("cells fit")
+fn screen(columns: usize, rows: usize) -> Screen<'static, Surface> {
+    Screen::new(Surface::of(columns, rows), vec![0; MOST_CELLS].leak()).expect("cells fit")
 }
 
 /// The rows without the blanks at their ends.
-fn rows(screen: &Screen<Surface>) -> Vec<String> {
+fn rows(screen: &Screen<'_, Surface>) -> Vec<String> {
     let row = |cells: &[u8]| String::from_utf8_lossy(cells).trim_end().to_string();
     screen.cells.chunks(screen.columns).map(row).collect()
 }
@@ -72,7 +72,7 @@ fn what_is_no_ascii_is_one_character_each() {
 fn characters_are_drawn_in_their_cells_only() {
     let mut screen = screen(3, 2);
     screen.write(b"\n M");
-    let lit = |screen: &Screen<Surface>, column: usize, row: usize| {
+    let lit = |screen: &Screen<'_, Surface>, column: usize, row: usize| {
         let cell = (0..CELL_HEIGHT).flat_map(|y| (0..CELL_WIDTH).map(move |x| (x, y)));
         cell.filter(|(x, y)| {
             let at = (row * CELL_HEIGHT + y) * screen.pixels.width + column * CELL_WIDTH + x;
@@ -92,8 +92,19 @@ fn characters_are_drawn_in_their_cells_only() {
 #[test]
 fn surface_without_room_for_a_character_is_no_screen() {
     for (columns, rows) in [(0, 1), (1, 0), (0, 0)] {
-        assert!(Screen::new(Surface::of(columns, rows)).is_none());
+        assert!(Screen::new(Surface::of(columns, rows), &mut [0; 100]).is_none());
     }
+    assert!(Screen::new(Surface::of(10, 10), &mut [0; 9]).is_none());
+}
+
+#[test]
+fn screen_of_more_cells_than_there_is_room_for_is_used_in_its_upper_part() {
+    let mut cells = [0; 35];
+    let mut screen = Screen::new(Surface::of(10, 10), &mut cells).expect("cells fit");
+    for _ in 0..100 {
+        screen.write(b"0123456789");
+    }
+    assert_eq!(screen.rows, 3);
 }
 
 #[test]

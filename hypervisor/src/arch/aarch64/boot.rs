@@ -280,7 +280,7 @@ global_asm!(
 const IMAGE_BLOCKS: u64 = 16;
 
 /// Bytes of the stack that is used until a guarded one exists.
-const BOOT_STACK_BYTES: usize = 64 << 10;
+const BOOT_STACK_BYTES: usize = 128 << 10;
 
 /// The stack until a guarded one exists.
 #[repr(C, align(16))]

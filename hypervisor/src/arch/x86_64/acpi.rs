@@ -16,6 +16,7 @@ use spin::Once;
 
 use super::{paging, power};
 use crate::boot::handover::RootTable;
+use crate::boot::madt;
 use crate::boot::soft_off::{self, SleepTypes};
 use crate::boot::spcr::{self, Spcr};
 
@@ -96,6 +97,12 @@ fn parse(root: Option<RootTable>) -> Option<Machine> {
     let mut machine = Machine::default();
 
     let madt = tables.find_table::<Madt>().inspect_err(|error| log::error!("ACPI: {error:?}")).ok()?;
+    let entries =
+        bytes(madt.physical_start(), madt.get().header.length).and_then(|table| table.get(size_of::<Madt>()..));
+    if !entries.is_some_and(madt::is_well_formed) {
+        log::error!("ACPI: the MADT's entries do not fill it");
+        return None;
+    }
     for entry in madt.get().entries() {
         let (id, flags) = match entry {
             MadtEntry::LocalApic(cpu) => (u32::from(cpu.apic_id), cpu.flags),
@@ -170,15 +177,18 @@ fn port(register: &GenericAddress) -> Option<u16> {
     }
 }
 
+/// No table is longer than this. The crate reads as far as a table says that it goes, to take its checksum.
+const LONGEST_TABLE: usize = 16 << 20;
+
 /// Gives the crate access to physical memory.
 #[derive(Clone, Copy)]
 struct Firmware;
 
 impl AcpiHandler for Firmware {
     unsafe fn map_physical_region<T>(&self, address: usize, bytes: usize) -> PhysicalMapping<Self, T> {
-        let start = paging::map_firmware(Hpa(address as u64), bytes as u64);
+        let start = (bytes <= LONGEST_TABLE).then(|| paging::map_firmware(Hpa(address as u64), bytes as u64)).flatten();
         let Some(start) = start.and_then(|start| NonNull::new(start.0 as *mut T)) else {
-            log::error!("an ACPI table at {address:#x} with {bytes} bytes cannot be mapped");
+            log::error!("cannot start: no ACPI table can be at {address:#x} with {bytes} bytes");
             power::exit(abi::exit_code::REFUSED)
         };
         // SAFETY: mapped for that many bytes, and mappings stay.

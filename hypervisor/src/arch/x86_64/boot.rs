@@ -17,9 +17,11 @@
 #![expect(unsafe_code, reason = "entry from the loader, and what it left in memory")]
 
 use core::arch::{asm, global_asm};
+use core::fmt::Display;
 
 use addr::{Hpa, HpaRange, Hva};
 use spin::Once;
+use x86_64::structures::gdt::GlobalDescriptorTable;
 
 use super::paging::direct_map;
 use super::{
@@ -121,11 +123,39 @@ global_asm!(
         push eax
         retf
 
-        /* No long mode: nothing of this can run. Say so with a byte and end QEMU. */
-    9:  mov dx, 0x3f8
-        mov al, 0x21
+        /* No long mode: nothing else of this can run. Say so on the text screen and on COM1 (115200 8N1), and end QEMU. */
+    9:  mov dx, 0x3fb
+        mov al, 0x83
         out dx, al
-        mov dx, {exit_port}
+        mov dx, 0x3f8
+        mov al, 1
+        out dx, al
+        inc edx
+        xor eax, eax
+        out dx, al
+        mov dx, 0x3fb
+        mov al, 3
+        out dx, al
+        lea esi, [boot_no_long_mode]
+        mov edi, 0xb8000
+    7:  lodsb
+        test al, al
+        jz 5f
+        mov ah, 0x07
+        stosw
+        mov bl, al
+        mov dx, 0x3fd
+        mov ecx, 100000                 /* nobody may be there */
+    6:  in al, dx
+        test al, 0x20
+        jnz 6f
+        dec ecx
+        jnz 6b
+    6:  mov dx, 0x3f8
+        mov al, bl
+        out dx, al
+        jmp 7b
+    5:  mov dx, {exit_port}
         mov al, {exit_refused}
         out dx, al
     8:  hlt
@@ -162,6 +192,8 @@ global_asm!(
         ud2
 
     .section .boot.data, "aw"
+    boot_no_long_mode:
+        .asciz "Dunlin cannot start: this processor has no 64-bit mode\r\n"
     .balign 8
     .global boot_gdt
     boot_gdt:
@@ -191,8 +223,8 @@ global_asm!(
     main = sym boot_main,
 );
 
-/// Bytes of the stack that is used until a guarded one exists.
-pub(super) const BOOT_STACK_BYTES: usize = 64 << 10;
+/// Bytes of the stack that is used until a guarded one exists. Memory maps are worked on there, at 12 KiB each.
+pub(super) const BOOT_STACK_BYTES: usize = 128 << 10;
 
 /// The stack until a guarded one exists; afterwards the first stack of the other pCPUs, one at a time.
 #[repr(C, align(16))]
@@ -206,21 +238,31 @@ pub(super) static BOOT_STACK: BootStack = BootStack(core::cell::UnsafeCell::new(
 /// What the loader said, copied before its memory can be taken for something else.
 static HANDOVER: Once<Handover> = Once::new();
 
+/// Where the memory ends that the boot page tables map.
+pub(super) const REACH: u64 = 4 << 30;
+
+/// The descriptors of `boot_gdt`, where they stay mapped when the boot page tables go: without them an exception could not be
+/// reported. They are marked as accessed, for they cannot be written.
+static GDT: GlobalDescriptorTable<3> =
+    GlobalDescriptorTable::from_raw_entries(&[0, 0x00af_9b00_0000_ffff, 0x00cf_9300_0000_ffff]);
+
 /// The first function in Rust: on the boot stack and the boot page tables, with interrupts off. Loaders pass `magic` in EAX and
 /// `information` in EBX.
 extern "sysv64" fn boot_main(magic: u32, information: u32) -> ! {
     tsc::start();
+    GDT.load();
     uart_log::init();
     irq::load();
-    let handover = HANDOVER.call_once(|| match loader_data::read(magic, information) {
-        Ok(handover) => handover,
-        Err(why) => {
-            log::error!("cannot start: {why}");
-            power::exit(abi::exit_code::REFUSED)
-        }
-    });
+    let mut handover = Handover::new();
+    let read = loader_data::read(magic, information, &mut handover);
+    let handover = HANDOVER.call_once(|| handover);
+    if let Err(why) = read {
+        refuse(handover, why);
+    }
     // SAFETY: once, on the boot page tables; the loader's memory map is all we have to believe.
-    unsafe { paging::init(&handover.memory, handover.payload) };
+    if let Err(why) = unsafe { paging::init(&handover.memory, handover.payload) } {
+        refuse(handover, why);
+    }
     let top = paging::map_stack(STACK_BYTES);
     // SAFETY: a fresh stack, and nothing on the old one is needed by `on_guarded_stack`.
     unsafe {
@@ -236,12 +278,21 @@ extern "sysv64" fn boot_main(magic: u32, information: u32) -> ! {
     }
 }
 
+/// Says on each console why the machine is not started, while the boot page tables are in use.
+fn refuse(handover: &'static Handover, why: impl Display) -> ! {
+    framebuffer::open_at_boot(handover);
+    let boot = Boot { payload: None, command_line: handover.command_line.text() };
+    log::error!("cannot start: {why}");
+    if let Some(how) = boot.option("panic") {
+        power::set_panic(how);
+    }
+    power::exit(abi::exit_code::REFUSED)
+}
+
 /// The rest of the boot pCPU's way, on its final stack.
 extern "sysv64" fn on_guarded_stack(stack: u64) -> ! {
     let handover = HANDOVER.get().expect("set before the stack was switched");
-    if let Some(framebuffer) = &handover.framebuffer {
-        framebuffer::open(framebuffer);
-    }
+    framebuffer::open(handover);
     let boot = Boot { payload: payload(handover), command_line: handover.command_line.text() };
     if let Some(level) = boot.option("log") {
         uart_log::set_level(level);

@@ -2,18 +2,46 @@
 
 #![expect(unsafe_code, reason = "writes to the pixels that the boot loader says are there")]
 
-use spin::Mutex;
+use addr::{HpaRange, Hva};
+use spin::{Mutex, MutexGuard};
 
-use super::paging;
-use crate::boot::handover::Framebuffer;
-use crate::screen::{Pixels, Screen};
+use super::{boot, paging};
+use crate::boot::handover::{Framebuffer, Handover};
+use crate::screen::{MOST_CELLS, Pixels, Screen};
 
-static SCREEN: Mutex<Option<Screen<Mapped>>> = Mutex::new(None);
+static SCREEN: Mutex<Option<Screen<'static, Mapped>>> = Mutex::new(None);
 
-/// Shows from now on what is logged, on a screen that is empty at first. Needs the heap.
-pub(super) fn open(framebuffer: &Framebuffer) {
-    let start = paging::map_mmio(framebuffer.start, framebuffer.bytes());
-    *SCREEN.lock() = Screen::new(Mapped { framebuffer: *framebuffer, start: start.0 as *mut u32 });
+/// What the screen shows.
+static CELLS: Mutex<[u8; MOST_CELLS]> = Mutex::new([0; MOST_CELLS]);
+
+/// Shows from now on what is logged, on a screen that is empty at first. Once, with the final page tables.
+pub(super) fn open(handover: &Handover) {
+    if let Some(framebuffer) = usable(handover, paging::physical_end().0) {
+        show_on(framebuffer, paging::map_mmio(framebuffer.start, framebuffer.bytes()));
+    }
+}
+
+/// As [`open`], where the boot page tables are still in use and will stay so: the start ends here. They have framebuffers
+/// below 4 GiB only.
+pub(super) fn open_at_boot(handover: &Handover) {
+    if let Some(framebuffer) = usable(handover, boot::REACH) {
+        show_on(framebuffer, Hva(framebuffer.start.0));
+    }
+}
+
+/// The framebuffer, if it ends below `end` and pixels there can be nothing else: neither the image nor RAM.
+fn usable(handover: &Handover, end: u64) -> Option<&Framebuffer> {
+    let framebuffer = handover.framebuffer.as_ref()?;
+    let range = HpaRange::new(framebuffer.start, framebuffer.bytes())?;
+    let is_taken = range.overlaps(&paging::image()) || handover.memory.ram().iter().any(|ram| ram.overlaps(&range));
+    (range.end().0 <= end && !is_taken).then_some(framebuffer)
+}
+
+fn show_on(framebuffer: &Framebuffer, start: Hva) {
+    let Some(cells) = CELLS.try_lock() else { return };
+    let pixels = Mapped { framebuffer: *framebuffer, start: start.0 as *mut u32 };
+    let cells: &'static mut [u8; MOST_CELLS] = MutexGuard::leak(cells);
+    *SCREEN.lock() = Screen::new(pixels, cells);
 }
 
 /// Shows the text. Where somebody else does so at this moment (which only a panic can be), it is lost.

@@ -6,32 +6,33 @@
 use addr::{Hpa, PAGE_BYTES};
 use multiboot2::{BootInformation, BootInformationHeader, FramebufferType};
 
+use super::boot::REACH;
 use super::paging;
 use crate::boot::handover::{Framebuffer, Handover, Module, Refused, RootTable};
 
-/// Copies what the loader says that left `magic` in EAX and `information` in EBX.
+/// Copies to `handover` what the loader says that left `magic` in EAX and `information` in EBX.
 ///
 /// # Errors
-/// When that is not enough to start with.
-pub(super) fn read(magic: u32, information: u32) -> Result<Handover, Refused> {
+/// When that is not enough to start with. What can be told of it anyway is there.
+pub(super) fn read(magic: u32, information: u32, handover: &mut Handover) -> Result<(), Refused> {
     let address = u64::from(information);
     // PVH defines nothing in EAX, so its own magic number is asked first.
     let start_info: StartInfo = peek(address)?;
     if start_info.magic == START_INFO_MAGIC && start_info.version >= 1 {
-        return by_pvh(&start_info);
+        return by_pvh(&start_info, handover);
     }
     if magic != multiboot2::MAGIC {
         return Err(Refused::NoLoader);
     }
     // The information says first how long it is.
     let bytes: u32 = peek(address)?;
-    if address + u64::from(bytes) > REACH {
+    if address + u64::from(bytes) > LAST {
         return Err(Refused::Damaged);
     }
     // SAFETY: the loader has left it there, in the first 4 GiB, which are mapped; nothing writes it before all is copied. The crate
     // checks that it is aligned, and that its tags end where it ends.
     let information = unsafe { BootInformation::load(address as *const BootInformationHeader) };
-    by_multiboot2(&information.map_err(|_| Refused::Damaged)?)
+    by_multiboot2(&information.map_err(|_| Refused::Damaged)?, handover)
 }
 
 /// `hvm_start_info`, version 1.
@@ -71,8 +72,10 @@ struct MemoryEntry {
 const START_INFO_MAGIC: u32 = 0x336e_c578;
 
 /// The first module is the payload.
-fn by_pvh(info: &StartInfo) -> Result<Handover, Refused> {
-    let mut handover = Handover::new();
+fn by_pvh(info: &StartInfo, handover: &mut Handover) -> Result<(), Refused> {
+    if info.command_line != 0 {
+        handover.command_line.set((info.command_line..).map_while(|address| peek(address).ok()));
+    }
     let entry = |index| peek::<MemoryEntry>(info.memory_map + u64::from(index) * size_of::<MemoryEntry>() as u64);
     if info.memory_map_entries == 0 {
         return Err(Refused::NoMemoryMap);
@@ -86,18 +89,26 @@ fn by_pvh(info: &StartInfo) -> Result<Handover, Refused> {
         let (start, end) = (Hpa(module.start), Hpa(module.start.checked_add(module.bytes).ok_or(Refused::Damaged)?));
         handover.set_payload([Module { start, end, command_line: "" }].into_iter(), &paging::image())?;
     }
-    if info.command_line != 0 {
-        handover.command_line.set((info.command_line..).map_while(|address| peek(address).ok()));
-    }
     handover.root_table = (info.rsdp != 0).then_some(RootTable::Rsdp(Hpa(info.rsdp)));
-    Ok(handover)
+    Ok(())
 }
 
 /// Bytes of an entry of multiboot2's memory map, in the one version that there is.
 const ENTRY_BYTES: u32 = 24;
 
-fn by_multiboot2(info: &BootInformation<'_>) -> Result<Handover, Refused> {
-    let mut handover = Handover::new();
+fn by_multiboot2(info: &BootInformation<'_>, handover: &mut Handover) -> Result<(), Refused> {
+    // What a refusal needs comes first.
+    if let Some(Ok(tag)) = info.framebuffer_tag()
+        && let Ok(FramebufferType::RGB { red, green, blue }) = tag.buffer_type()
+    {
+        let colours = [red, green, blue].map(|colour| (colour.position, colour.size));
+        let size = (tag.width(), tag.height());
+        handover.framebuffer = Framebuffer::new(tag.address(), tag.pitch(), size, tag.bpp(), colours);
+    }
+    if let Some(Ok(text)) = info.command_line_tag().map(|tag| tag.cmdline()) {
+        handover.command_line.set(text.bytes());
+    }
+
     let map = info.memory_map_tag().filter(|map| map.entry_size() == ENTRY_BYTES).ok_or(Refused::NoMemoryMap)?;
     let kind = |area: &multiboot2::MemoryArea| area.typ().val();
     let areas = || map.memory_areas().iter();
@@ -109,24 +120,12 @@ fn by_multiboot2(info: &BootInformation<'_>) -> Result<Handover, Refused> {
         command_line: module.cmdline().unwrap_or_default(),
     });
     handover.set_payload(modules, &paging::image())?;
-    if let Some(Ok(text)) = info.command_line_tag().map(|tag| tag.cmdline()) {
-        handover.command_line.set(text.bytes());
-    }
-
-    if let Some(Ok(tag)) = info.framebuffer_tag()
-        && let Ok(FramebufferType::RGB { red, green, blue }) = tag.buffer_type()
-    {
-        let colours = [red, green, blue].map(|colour| (colour.position, colour.size));
-        let size = (tag.width(), tag.height());
-        handover.framebuffer = Framebuffer::new(tag.address(), tag.pitch(), size, tag.bpp(), colours);
-    }
-
     // The tags hold a copy of ACPI's root pointer. One without an XSDT is read as one of ACPI 1.0, whatever its revision.
     let new = info.rsdp_v2_tag().filter(|tag| tag.checksum_is_valid()).map(|tag| (tag.revision(), tag.xsdt_address()));
     let old = || info.rsdp_v1_tag().filter(|tag| tag.checksum_is_valid()).map(|tag| (0, tag.rsdt_address()));
     let named = new.filter(|&(revision, address)| revision != 0 && address != 0).or_else(old);
     handover.root_table = named.map(|(revision, address)| RootTable::Sdt { revision, address: Hpa(address as u64) });
-    Ok(handover)
+    Ok(())
 }
 
 fn warn_of(left_out: u32) {
@@ -135,12 +134,12 @@ fn warn_of(left_out: u32) {
     }
 }
 
-/// Where the boot page tables end.
-const REACH: u64 = (4 << 30) - PAGE_BYTES;
+/// Where no more of a value fits that begins below.
+const LAST: u64 = REACH - PAGE_BYTES;
 
 /// Copies a value that the loader left in the first 4 GiB.
 fn peek<T: Copy>(address: u64) -> Result<T, Refused> {
-    if address == 0 || address >= REACH {
+    if address == 0 || address >= LAST {
         return Err(Refused::OutOfReach(address));
     }
     // SAFETY: the boot page tables map the first 4 GiB; the types read are plain numbers, at any alignment.

@@ -14,18 +14,22 @@
 #![expect(unsafe_code, reason = "page tables are what all other memory safety stands on")]
 
 use core::arch::x86_64::__cpuid;
+use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use addr::{Hpa, HpaRange, Hva, PAGE_BYTES};
 use spin::Mutex;
 use x86_64::registers::control::{Cr0, Cr0Flags, Cr3, Cr3Flags};
+use x86_64::registers::model_specific::Msr;
 use x86_64::structures::paging::mapper::MapToError;
 use x86_64::structures::paging::{
     FrameAllocator, Mapper, OffsetPageTable, Page, PageSize, PageTable, PageTableFlags, PhysFrame, Size1GiB, Size2MiB,
     Size4KiB,
 };
 use x86_64::{PhysAddr, VirtAddr};
+use x86_defs::msr;
 
+use super::{boot, svm};
 use crate::frames::{Exhausted, Frames};
 use crate::memory_map::{MemoryMap, Ranges};
 
@@ -72,7 +76,10 @@ pub(crate) const fn direct_map_inverse(hva: Hva) -> Hpa {
 /// # Safety
 /// Runs once, on the boot page tables, which map the first 4 GiB at their physical addresses. `memory` tells the
 /// truth about what is RAM, and nobody uses RAM above 1 MiB that is neither the image nor `payload`.
-pub(super) unsafe fn init(memory: &MemoryMap, payload: Option<HpaRange>) {
+///
+/// # Errors
+/// When there is too little memory. Then nothing is changed.
+pub(super) unsafe fn init(memory: &MemoryMap, payload: Option<HpaRange>) -> Result<(), NoMemory> {
     let image = image();
     // Below 1 MiB are the loader's data and the start-up code of the other pCPUs.
     let low = HpaRange::new(Hpa(0), 1 << 20);
@@ -81,8 +88,12 @@ pub(super) unsafe fn init(memory: &MemoryMap, payload: Option<HpaRange>) {
         free.remove(taken);
     }
     // Tables are taken from the top of the largest part that the boot page tables reach.
-    let mut early = EarlyFrames::new(&free);
-    let Some(root) = early.allocate_frame() else { panic!("no RAM for page tables") };
+    let bytes: u64 = free.iter().map(HpaRange::bytes).sum();
+    if bytes < LEAST_BYTES {
+        return Err(NoMemory);
+    }
+    let mut early = EarlyFrames::new(&free).ok_or(NoMemory)?;
+    let root = early.allocate_frame().ok_or(NoMemory)?;
 
     // SAFETY: the frame is free RAM below 4 GiB, mapped at its physical address.
     let table = unsafe { &mut *(root.start_address().as_u64() as *mut PageTable) };
@@ -90,18 +101,18 @@ pub(super) unsafe fn init(memory: &MemoryMap, payload: Option<HpaRange>) {
     // SAFETY: physical = virtual for all tables that `early` hands out.
     let mut mapper = unsafe { OffsetPageTable::new(table, VirtAddr::zero()) };
     let largest = largest_page();
-    let mut map = |virt, range: HpaRange, flags| match map(&mut mapper, &mut early, virt, range, flags, largest) {
-        Ok(()) => {}
-        Err(Exhausted) => panic!("no RAM for page tables"),
+    let mut map = |virt, range: HpaRange, flags| {
+        map(&mut mapper, &mut early, virt, range, flags, largest).map_err(|Exhausted| NoMemory)
     };
     let mut mapped = memory.ram_and_acpi();
     mapped.remove(&image);
-    for range in mapped.iter().filter(|range| range.start < DIRECT_MAP_END) {
-        map(direct_map(range.start), clamp(range, DIRECT_MAP_END), DATA);
+    let end = DIRECT_MAP_END.min(physical_end());
+    for range in mapped.iter().filter(|range| range.start < end) {
+        map(direct_map(range.start), clamp(range, end), DATA)?;
     }
     let parts = [(text(), TEXT), (constants(), CONSTANT), (data(), DATA)];
     for (part, flags) in parts {
-        map(Hva(part.start.0 + IMAGE_OFFSET), part, flags);
+        map(Hva(part.start.0 + IMAGE_OFFSET), part, flags)?;
     }
 
     // SAFETY: the new tables map all that is in use: text, data, the boot stack (data), and no more than that.
@@ -110,13 +121,45 @@ pub(super) unsafe fn init(memory: &MemoryMap, payload: Option<HpaRange>) {
     unsafe { Cr0::write(CR0) };
     ROOT.store(root.start_address().as_u64(), Ordering::Release);
 
-    let (taken, end) = early.taken();
+    let (taken, taken_from) = early.taken();
     for range in free.iter() {
-        let bytes = if range.end() == end { range.bytes() - taken } else { range.bytes() };
-        if let Some(range) = HpaRange::new(range.start, bytes).filter(|range| range.start < DIRECT_MAP_END) {
+        let bytes = if range.end() == taken_from { range.bytes() - taken } else { range.bytes() };
+        if let Some(range) = HpaRange::new(range.start, bytes).filter(|range| range.start < end) {
             // SAFETY: usable RAM, mapped above, without the image and without the tables.
-            unsafe { super::super::ram::donate(clamp(&range, DIRECT_MAP_END)) };
+            unsafe { super::super::ram::donate(clamp(&range, end)) };
         }
+    }
+    Ok(())
+}
+
+/// First HPA that no page table of this processor can name (APM vol. 3, CPUID 8000_0008 EAX, and 8000_001F EBX for the bits that
+/// memory encryption takes away).
+pub(super) fn physical_end() -> Hpa {
+    // Processors without the leaf have 36 bits (APM vol. 2, 5.3).
+    let bits = match svm::leaf(0x8000_0008).eax & 0xff {
+        0 => 36,
+        bits => bits,
+    };
+    let encryption = svm::leaf(0x8000_001f);
+    // SAFETY: the register exists where CPUID reports memory encryption (APM vol. 2, 7.10.1); reading it has no effect.
+    let is_encrypting = || unsafe { Msr::new(msr::SYSCFG).read() } & SYSCFG_MEMORY_ENCRYPTION != 0;
+    let taken = if encryption.eax & 1 != 0 && is_encrypting() { encryption.ebx >> 6 & 0x3f } else { 0 };
+    Hpa(1 << bits.saturating_sub(taken).min(52))
+}
+
+/// SYSCFG: memory encryption is on (APM vol. 2, 7.10.1).
+const SYSCFG_MEMORY_ENCRYPTION: u64 = 1 << 23;
+
+/// Free memory with which the hypervisor comes up, without any VM.
+const LEAST_BYTES: u64 = 4 << 20;
+
+/// There is less memory than that, or none for page tables.
+#[derive(Debug)]
+pub(super) struct NoMemory;
+
+impl fmt::Display for NoMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("too little memory is left beside the hypervisor and its boot module")
     }
 }
 
@@ -141,7 +184,7 @@ pub(crate) fn map_mmio(start: Hpa, bytes: u64) -> Hva {
 
 /// Makes firmware's tables readable in the direct map, wherever firmware has put them. Repeating is harmless.
 pub(super) fn map_firmware(start: Hpa, bytes: u64) -> Option<Hva> {
-    let range = HpaRange::new(start, bytes).filter(|range| range.end() <= DIRECT_MAP_END)?;
+    let range = HpaRange::new(start, bytes).filter(|range| range.end() <= DIRECT_MAP_END.min(physical_end()))?;
     let range = whole_pages(&range);
     add(direct_map(range.start), range, CONSTANT).ok()?;
     Some(direct_map(start))
@@ -278,12 +321,13 @@ struct EarlyFrames {
 
 impl EarlyFrames {
     /// What the boot page tables map.
-    const REACH: Hpa = Hpa(4 << 30);
+    const REACH: Hpa = Hpa(boot::REACH);
 
-    fn new(free: &Ranges) -> Self {
+    /// `None` without RAM that the boot page tables map.
+    fn new(free: &Ranges) -> Option<Self> {
         // A range that crosses the reach would need its middle taken; none does, since devices live below 4 GiB.
-        let range = free.iter().filter(|range| range.end() <= Self::REACH).max_by_key(|range| range.bytes()).copied();
-        Self { range: range.expect("RAM below 4 GiB"), taken: 0 }
+        let range = free.iter().filter(|range| range.end() <= Self::REACH).max_by_key(|range| range.bytes())?;
+        Some(Self { range: *range, taken: 0 })
     }
 
     /// Bytes taken, and the end of the range that they were taken from.
