@@ -214,6 +214,7 @@ impl Running<'_> {
         let now = arch::tsc::now();
         if self.owner.arch.deadline().is_some_and(|deadline| deadline <= now) {
             self.owner.arch.expire_timer(now);
+            arch::routing::prepare(self);
             if self.owner.arch.try_wake() {
                 return false;
             }

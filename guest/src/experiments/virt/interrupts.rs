@@ -52,6 +52,8 @@ pub(super) fn physical_timer(context: &Context) -> Outcome {
     const ENABLE: u64 = 1;
     const IMASK: u64 = 2;
     const ISTATUS: u64 = 4;
+    /// Times that are tried, in microseconds.
+    const SOON: u64 = 300;
     let mut cases = Cases::new(context, "physical-timer");
     let ms = controller::timer_khz();
     let control = || controller::physical_timer()[2];
@@ -122,6 +124,19 @@ pub(super) fn physical_timer(context: &Context) -> Outcome {
         let [end, ..] = controller::physical_timer();
         check("wakes", "not before its time", end - start, end >= start + delay * ms);
     }
+
+    // Asleep, from about when it is due: a little before, or a little after.
+    let mut woken = 0;
+    for delay in 0..SOON {
+        controller::set_physical_control(0, 1);
+        controller::set_physical_value(delay * ms / 1000);
+        controller::set_physical_control(ENABLE, 1);
+        while taken() == 0 {
+            interrupts::sleep();
+        }
+        woken += 1;
+    }
+    check("soon", "each wakes", woken, woken == SOON);
 
     // Held off until the condition is gone: nothing comes.
     controller::set_physical_control(ENABLE, 1);
