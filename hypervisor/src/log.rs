@@ -88,6 +88,14 @@ pub(crate) fn raw(bytes: &[u8]) {
     LOGGER.console.lock().send(bytes);
 }
 
+/// Waits a bounded time until what was written has left. For the end of the machine.
+#[cfg_attr(machine = "virt", expect(dead_code, reason = "QEMU's UART, the only one there so far, sends at once"))]
+pub(crate) fn flush() {
+    if let Some(mut console) = LOGGER.console.try_lock() {
+        console.serial.flush();
+    }
+}
+
 struct Logger {
     console: Mutex<Console>,
 }

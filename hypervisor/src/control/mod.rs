@@ -157,7 +157,9 @@ pub(crate) fn vm_ended(vm: &Arc<Vm>, ending: &Ending) {
         for id in active.awaited.into_iter().chain(active.pausing) {
             control.say(&Message::Reply { id, result: Err(Refusal::NotRunning) });
         }
-        while LINES.into_iter().any(|line| control.console_output(vm, line, CONSOLE_CHUNK) != 0) {}
+        // A UART waits once for each chunk: of longer ones a slow UART would lose the end.
+        let chunk = if control.port.is_some() { CONSOLE_CHUNK } else { LOG_CHUNK };
+        while LINES.into_iter().any(|line| control.console_output(vm, line, chunk) != 0) {}
         control.say(&Message::Vm {
             vm: vm.number,
             at_ns: tsc::nanos(),

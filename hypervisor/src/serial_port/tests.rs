@@ -157,3 +157,31 @@ fn uart_that_was_stuck_is_used_again_when_it_takes_something() {
     assert!(sent > 0 && !port.is_stuck);
     assert_eq!(port.send(&[b'y'; 100]), 100);
 }
+
+#[test]
+fn flush_waits_until_all_has_left_but_not_for_ever() {
+    // The transmitter takes bytes at once, and has sent them some looks later.
+    struct Sending(u32);
+    impl Registers for Sending {
+        fn read(&mut self, offset: u8) -> u8 {
+            if offset != LINE_STATUS {
+                return 0;
+            }
+            self.0 = self.0.saturating_sub(1);
+            lsr::TRANSMITTER_READY | if self.0 == 0 { lsr::ALL_SENT } else { 0 }
+        }
+        fn write(&mut self, _: u8, _: u8) {
+            self.0 = 40;
+        }
+    }
+    let mut port = SerialPort { registers: Sending(0), room: 16, free: 0, is_stuck: false };
+    assert_eq!(port.send(b"the last words"), 14);
+    assert_ne!(port.registers.0, 0);
+    port.flush();
+    assert_eq!(port.registers.0, 0);
+
+    let mut model = Model::stuck_until(u32::MAX);
+    let mut port = SerialPort { registers: &mut model, room: 16, free: 0, is_stuck: false };
+    port.flush();
+    assert_eq!(model.looks, PATIENCE);
+}

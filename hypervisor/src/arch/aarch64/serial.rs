@@ -51,4 +51,10 @@ impl Serial {
             uart.write_word(byte);
         }
     }
+
+    /// Waits a bounded time until all of it has left.
+    pub(crate) fn flush(&mut self) {
+        let Some(uart) = &mut self.uart else { return };
+        let _ = (0..PATIENCE).find(|_| !uart.is_busy());
+    }
 }

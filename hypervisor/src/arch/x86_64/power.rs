@@ -45,6 +45,7 @@ pub(super) fn set_panic(how: &str) {
 /// stops, so that a person can read why, or is reset if `panic=reset` says so.
 pub(crate) fn exit(code: u8) -> ! {
     crate::log::open();
+    crate::log::flush();
     port::write_u8(abi::exit_code::PORT, code);
     if code == abi::exit_code::CLEAN {
         if let Some(off) = acpi::machine().and_then(|machine| machine.soft_off.as_ref()) {

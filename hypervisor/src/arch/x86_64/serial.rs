@@ -72,6 +72,11 @@ impl Serial {
             port.send(bytes);
         }
     }
+
+    /// Waits a bounded time until all of it has left.
+    pub(crate) fn flush(&mut self) {
+        self.ports.iter_mut().flatten().for_each(SerialPort::flush);
+    }
 }
 
 /// How the registers of a UART are reached.
