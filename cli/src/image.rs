@@ -21,7 +21,7 @@ const TOOL: &str = "grub-mkrescue";
 const INSTALL: &str = "install it: 'apt install grub-common grub-pc-bin grub-efi-amd64-bin xorriso mtools' (Debian, Ubuntu); 'make image' does";
 
 /// The kernel's command line says where our agent writes: to the console, for nobody reads its own line.
-const AGENT_ON_CONSOLE: &str = "dunlin.agent=ttyS0";
+const AGENT_ON_CONSOLE: &str = " dunlin.agent=ttyS0";
 
 /// Makes the image that `args` ask for.
 pub(crate) fn run(args: &ImageArgs) -> Result<(), Failure> {
@@ -30,9 +30,9 @@ pub(crate) fn run(args: &ImageArgs) -> Result<(), Failure> {
         file: args.file.clone(),
         vcpus: args.vcpus,
         memory: args.memory.clone(),
-        append: Some(AGENT_ON_CONSOLE.to_string()),
         ..RunArgs::default()
     })?;
+    let config = tell_agents(config);
     let arch = &config.host.arch;
     if arch.value != Arch::X86_64 {
         return Err(arch.place.bad("images are made for x86_64 only, so far"));
@@ -79,6 +79,14 @@ pub(crate) fn run(args: &ImageArgs) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Has our agents write to the console. Kernels without one, such as the measuring guest, may not know the word.
+fn tell_agents(mut config: Config) -> Config {
+    for vm in config.vms.iter_mut().filter(|vm| payload::has_agent(vm)) {
+        vm.cmdline.value += AGENT_ON_CONSOLE;
+    }
+    config
+}
+
 /// GRUB's menu. Names of VMs are words without quotes, as the file of VMs has them.
 fn menu(names: &[&str]) -> String {
     let vms = names.join(", ");
@@ -102,7 +110,24 @@ fn menu(names: &[&str]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::menu;
+    use std::io::Write;
+
+    use super::{AGENT_ON_CONSOLE, menu, tell_agents};
+    use crate::args::RunArgs;
+    use crate::config::Config;
+
+    #[test]
+    fn only_vms_with_our_agent_are_told_where_it_writes() {
+        let mut file = tempfile::NamedTempFile::new().expect("a temporary file can be made");
+        let text = "[[vm]]\nname = \"a\"\ncmdline = \"quiet\"\n\
+                    [[vm]]\nname = \"b\"\nkernel = \"measuring-guest\"\ncmdline = \"cpus=1\"\n\
+                    [[vm]]\nname = \"c\"\ninitrd = \"none\"\ncmdline = \"quiet\"\n";
+        file.write_all(text.as_bytes()).expect("it can be written");
+        let args = RunArgs { file: Some(file.path().to_path_buf()), ..RunArgs::default() };
+        let config = tell_agents(Config::load(&args).expect("the file is right"));
+        let cmdlines: Vec<&str> = config.vms.iter().map(|vm| vm.cmdline.value.as_str()).collect();
+        assert_eq!(cmdlines, [&format!("quiet{AGENT_ON_CONSOLE}"), "cpus=1", "quiet"]);
+    }
 
     #[test]
     fn each_entry_of_the_menu_starts_the_hypervisor_with_the_payload() {
