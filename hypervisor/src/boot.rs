@@ -2,7 +2,9 @@
 
 #[cfg(any(test, machine = "pc"))]
 pub(crate) mod console;
-#[cfg(any(test, machine = "pc"))]
+#[cfg(any(test, machine = "virt"))]
+pub(crate) mod efi;
+#[cfg_attr(machine = "virt", allow(dead_code, reason = "modules, ACPI and screens are not handed over there"))]
 pub(crate) mod handover;
 #[cfg(any(test, machine = "pc"))]
 pub(crate) mod madt;

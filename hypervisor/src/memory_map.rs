@@ -61,6 +61,13 @@ impl MemoryMap {
         })
     }
 
+    /// Adds all entries of `other` for which there is room; RAM comes last.
+    pub(crate) fn add_all(&mut self, other: &Self) -> bool {
+        let entries =
+            |is_ram: bool| other.entries.iter().flatten().filter(move |(_, kind)| (*kind == Kind::Ram) == is_ram);
+        entries(false).chain(entries(true)).all(|(range, kind)| self.add(*range, *kind))
+    }
+
     /// Whole pages of free RAM.
     pub(crate) fn ram(&self) -> Ranges {
         self.only(|kind| kind == Kind::Ram)

@@ -11,7 +11,8 @@
 //! target/dunlin/vmlinuz-full        Debian's kernel for all machines
 //! target/dunlin/vmlinuz-newest      Debian's newest kernel for virtual machines, for the tests
 //! target/dunlin/memtest86+*.bin     Debian's memtest86+, for 64-bit and 32-bit processors, for the tests
-//! target/dunlin/aarch64/            hypervisor and guest (Images), initrd.cpio.gz, vmlinuz-cloud and vmlinuz-newest of that architecture
+//! target/dunlin/aarch64/            hypervisor and guest (Images), initrd.cpio.gz, vmlinuz-cloud and vmlinuz-newest of that architecture;
+//!                                   uefi.fd, firmware for the tests
 //! ```
 //!
 //! `CARGO_TARGET_DIR` moves all of it.
@@ -149,6 +150,7 @@ pub(crate) fn build_aarch64(places: &Places, wanted: Wanted) -> Result<()> {
     debian::kernel(places, Arch::Aarch64, Suite::Machines, "linux-image-cloud-arm64", "vmlinuz-cloud")?;
     if wanted == Wanted::Everything {
         debian::kernel(places, Arch::Aarch64, Suite::Newest, "linux-image-cloud-arm64", "vmlinuz-newest")?;
+        debian::firmware(places)?;
     }
     initrd::build(places, Arch::Aarch64)
 }
@@ -172,6 +174,8 @@ fn flat_image(elf: &[u8]) -> Result<Vec<u8>> {
     if image.get(56..60) != Some(b"ARM\x64") {
         bail!("it does not begin with the header of an Image");
     }
+    // A section of an EFI program has whole pages in the file.
+    image.resize(image.len().next_multiple_of(4096), 0);
     Ok(image)
 }
 

@@ -1,4 +1,4 @@
-//! What is not ours comes from Debian packages: guest kernels, memtest86+, BusyBox, a C compiler with something to compile.
+//! What is not ours comes from Debian packages: guest kernels, memtest86+, firmware, BusyBox, a C compiler with something to compile.
 //!
 //! `apt-get download` fetches a package from the mirrors that the machine is set up for and checks it against their
 //! signed lists; what is wanted is taken out of it below `target/`. Nothing is installed, and nothing of it (most is
@@ -63,6 +63,18 @@ pub(crate) fn memtest(places: &Places) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Leaves UEFI for QEMU's `virt` among the assets, if it is not there yet.
+pub(crate) fn firmware(places: &Places) -> Result<()> {
+    let wanted = places.assets_of(Arch::Aarch64).join("uefi.fd");
+    if wanted.is_file() {
+        return Ok(());
+    }
+    println!("xtask: fetching qemu-efi-aarch64 (Debian package, unpacked below target, not installed)");
+    let apt = Apt::of(places, Arch::Aarch64, Suite::Machines)?;
+    let file = "./usr/share/qemu-efi-aarch64/QEMU_EFI.fd";
+    apt.with_fresh_lists(|| take_file(places, &apt, "qemu-efi-aarch64", file, &wanted))
 }
 
 /// A statically linked BusyBox: the installed one of the package busybox-static, or one taken from that package.

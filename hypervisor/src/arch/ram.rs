@@ -422,7 +422,7 @@ const unsafe fn write_back(_at: *const u8, _bytes: usize) {}
 /// # Safety
 /// `at` is readable for `bytes`.
 #[cfg(target_arch = "aarch64")]
-unsafe fn write_back(at: *const u8, bytes: usize) {
+pub(super) unsafe fn write_back(at: *const u8, bytes: usize) {
     if bytes == 0 {
         return;
     }

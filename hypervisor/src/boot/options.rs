@@ -31,6 +31,8 @@ const KNOWN: &[Known] = &[
     Known { name: "check", takes: Takes::Nothing },
     // GRUB's `linux` puts the file's name there.
     Known { name: "BOOT_IMAGE", takes: Takes::Anything },
+    // And QEMU's firmware the initrd's.
+    Known { name: "initrd", takes: Takes::Anything },
 ];
 
 /// A word that is no option as it stands.

@@ -5,6 +5,8 @@
 //! The code here copies the device tree, turns translation on with tables that map the image twice (at its physical
 //! address, and where it is linked), makes the real tables, and goes on with a guarded stack.
 //!
+//! UEFI starts the same image another way, which ends in the same entry ([`efi`]).
+//!
 //! The other pCPUs come in through [`smp`] and use the same boot tables for a few instructions.
 
 #![expect(unsafe_code, reason = "entry from the loader, and what it left in memory")]
@@ -17,9 +19,10 @@ use spin::Once;
 
 use super::device_tree::{self, Machine};
 use super::paging::{self, direct_map};
-use super::{gic, id_registers, irq, percpu, power, smp, tsc};
+use super::{efi, gic, id_registers, irq, percpu, power, smp, tsc};
 use crate::arch::control_port;
 use crate::boot::Boot;
+use crate::boot::handover::Handover;
 use crate::cpu::{self, CpuId};
 use crate::log as uart_log;
 
@@ -27,21 +30,21 @@ use crate::log as uart_log;
 pub(super) const STACK_BYTES: u64 = 64 << 10;
 
 /// The boot protocol's limit for a device tree.
-const DEVICE_TREE_LIMIT: usize = 2 << 20;
+pub(super) const DEVICE_TREE_LIMIT: usize = 2 << 20;
 
 // The header, the entry, the boot tables. Code up to `boot_high` runs at physical addresses and names everything relative
 // to itself.
 global_asm!(
     r#"
     .section .boot.head, "ax"
+    ccmp x18, #0, #0xd, pl              /* "MZ", which only changes flags */
     b boot_entry
-    .long 0
     .quad 0                             /* offset from a multiple of 2 MiB */
     .quad image_bytes
     .quad 0xa                           /* little-endian, 4 KiB pages, anywhere */
     .quad 0, 0, 0
     .ascii "ARM\x64"
-    .long 0
+    .long pe_header
 
     .section .boot.text, "ax"
     boot_entry:
@@ -294,11 +297,15 @@ static BOOT_STACK: BootStack = BootStack(core::cell::UnsafeCell::new([0; BOOT_ST
 /// What the device tree says, once it was read.
 static MACHINE: Once<Machine> = Once::new();
 
+/// What UEFI said, if it has started us.
+static HANDOVER: Once<Handover> = Once::new();
+
 /// The first function in Rust: on the boot stack and the boot tables.
 extern "C" fn boot_main(image: u64, device_tree_bytes: usize) -> ! {
     irq::load();
     tsc::start();
-    let Ok(machine) = device_tree::read(device_tree(device_tree_bytes)) else {
+    let handover = efi::handed_over().map(|handover| HANDOVER.call_once(|| handover));
+    let Ok(machine) = device_tree::read(device_tree(device_tree_bytes), handover) else {
         // Nobody knows where a UART is.
         power::exit(abi::exit_code::REFUSED)
     };

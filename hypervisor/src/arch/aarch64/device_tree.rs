@@ -10,6 +10,7 @@ use dtoolkit::standard::NodeStandard;
 use dtoolkit::{Node, Property};
 
 use super::power::Conduit;
+use crate::boot::handover::Handover;
 use crate::cpu::MAX_CPUS;
 use crate::memory_map::{Kind, MemoryMap};
 
@@ -54,11 +55,29 @@ impl Machine {
     }
 }
 
-/// Reads the tree.
+/// What firmware's tree is asked before anything is begun.
+pub(super) struct Outline {
+    /// Whether it describes a machine.
+    pub(super) has_cpus: bool,
+    /// The initrd.
+    pub(super) payload: Option<HpaRange>,
+}
+
+/// Looks at the tree.
 ///
 /// # Errors
 /// When it is damaged.
-pub(super) fn read(bytes: &'static [u8]) -> Result<Machine, Unreadable> {
+pub(super) fn outline(bytes: &[u8]) -> Result<Outline, Unreadable> {
+    let root = Fdt::new(bytes).map_err(|_| Unreadable)?.root();
+    let child = |name| root.children().find(|node| node.name_without_address() == name);
+    Ok(Outline { has_cpus: child("cpus").is_some(), payload: child("chosen").and_then(initrd) })
+}
+
+/// Reads the tree. Of RAM, payload and command line firmware knows better, where it hands them over.
+///
+/// # Errors
+/// When it is damaged.
+pub(super) fn read(bytes: &'static [u8], firmware: Option<&'static Handover>) -> Result<Machine, Unreadable> {
     let tree = Fdt::new(bytes).map_err(|_| Unreadable)?;
     let root = tree.root();
     let mut machine = Machine {
@@ -81,11 +100,11 @@ pub(super) fn read(bytes: &'static [u8]) -> Result<Machine, Unreadable> {
     machine.read_below(root);
     for node in root.children() {
         match node.name_without_address() {
-            "memory" => registers(node).for_each(|range| machine.keep(Some(range), Kind::Ram)),
+            "memory" if firmware.is_none() => registers(node).for_each(|range| machine.keep(Some(range), Kind::Ram)),
             "reserved-memory" => {
                 node.children().flat_map(registers).for_each(|range| machine.keep(Some(range), Kind::Reserved))
             }
-            "chosen" => machine.read_chosen(node),
+            "chosen" if firmware.is_none() => machine.read_chosen(node),
             "cpus" => node.children().for_each(|cpu| machine.read_cpu(cpu)),
             "psci" => {
                 let method = node.property("method").and_then(|method| method.value_as::<&str>().ok());
@@ -95,6 +114,12 @@ pub(super) fn read(bytes: &'static [u8]) -> Result<Machine, Unreadable> {
             "soc" | "platform-bus" => machine.read_below(node),
             _ => {}
         }
+    }
+    if let Some(firmware) = firmware {
+        machine.payload = firmware.payload;
+        machine.command_line = firmware.command_line.text();
+        // What the tree reserves is in the map already.
+        let _ = machine.memory.add_all(&firmware.memory);
     }
     Ok(machine)
 }
@@ -132,10 +157,7 @@ impl Machine {
         if let Some(line) = chosen.property("bootargs").and_then(|line| line.value_as::<&'static str>().ok()) {
             self.command_line = line;
         }
-        let address = |name| chosen.property(name).and_then(|property| number(property.value()));
-        if let (Some(start), Some(end)) = (address("linux,initrd-start"), address("linux,initrd-end")) {
-            self.payload = end.checked_sub(start).and_then(|bytes| HpaRange::new(Hpa(start), bytes));
-        }
+        self.payload = initrd(chosen);
     }
 
     fn read_cpu(&mut self, node: FdtNode<'static>) {
@@ -150,6 +172,13 @@ impl Machine {
             self.cpu_count += 1;
         }
     }
+}
+
+/// Where the node `chosen` says that the initrd is.
+fn initrd(chosen: FdtNode<'_>) -> Option<HpaRange> {
+    let address = |name| chosen.property(name).and_then(|property| number(property.value()));
+    let start = address("linux,initrd-start")?;
+    HpaRange::new(Hpa(start), address("linux,initrd-end")?.checked_sub(start)?)
 }
 
 /// The register ranges of a node that are within the address space.

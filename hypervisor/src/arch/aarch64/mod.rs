@@ -1,6 +1,6 @@
 //! AArch64 at EL2.
 //!
-//! `boot` brings the first pCPU from the loader's hands into Rust, `smp` the others; `device_tree` says what the machine
+//! `boot` brings the first pCPU from the loader's hands into Rust, `efi` from those of UEFI into `boot`, `smp` the others; `device_tree` says what the machine
 //! is made of; `paging`, `percpu`, `irq` and `gic` are the machine as the hypervisor itself uses it.
 //!
 //! The guest's side: `vcpu` is a vCPU's state, `entry` the door into the guest, `exit` the one match on why it was
@@ -9,6 +9,7 @@
 pub(crate) mod boot;
 mod debug;
 mod device_tree;
+mod efi;
 mod el1;
 pub(crate) mod emulate;
 mod entry;

@@ -32,7 +32,7 @@ const DIRECT_MAP: u64 = 0x4000_0000_0000;
 const MMIO: u64 = 0x8000_0000_0000;
 const STACKS: u64 = 0xc000_0000_0000;
 /// Where the image is linked, as in the linker script.
-const IMAGE: u64 = 0xffff_8000_0000;
+pub(super) const IMAGE: u64 = 0xffff_8000_0000;
 
 /// First HPA that has no place in the direct map; RAM from there on is not used.
 const DIRECT_MAP_END: Hpa = Hpa(MMIO - DIRECT_MAP);

@@ -1,0 +1,98 @@
+//! UEFI starts the hypervisor on AArch64, and what it says on the firmware's console when it cannot start.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use system_tests::{Machine, finished, until};
+use tempfile::TempDir;
+
+/// The machine on which it can start.
+const MACHINE: &str = "virt,gic-version=3,virtualization=on,acpi=off";
+const CPU: &str = "max,pauth-impdef=on";
+
+/// QEMU with UEFI firmware, its serial line in this file.
+fn qemu(machine: &str, cpu: &str, serial: &Path) -> Command {
+    let firmware = Machine::Aarch64.assets().join("uefi.fd");
+    assert!(firmware.is_file(), "{} is missing: run `cargo xtask test build` first", firmware.display());
+    let mut command = Command::new("timeout");
+    command
+        .args(["60", "qemu-system-aarch64", "-accel", "tcg,thread=multi", "-machine", machine, "-cpu", cpu])
+        .args(["-m", "1G", "-smp", "2", "-display", "none", "-nodefaults", "-no-reboot"])
+        .arg("-bios")
+        .arg(firmware)
+        .args(["-serial", &format!("file:{}", serial.display())]);
+    command
+}
+
+fn folder() -> TempDir {
+    TempDir::new().expect("a temporary folder can be made")
+}
+
+/// Starts the machine, and waits until it said that it cannot start, because of `why`. The firmware goes on then, and would look
+/// for something else to start.
+fn refuses(machine: &str, arguments: &[String], why: &str) {
+    let folder = folder();
+    let serial = folder.path().join("serial.log");
+    let mut firmware =
+        qemu(machine, CPU, &serial).args(arguments).stdin(Stdio::null()).spawn().expect("QEMU can be started");
+    until(why, || {
+        let log = String::from_utf8_lossy(&fs::read(&serial).ok()?).into_owned();
+        log.contains(&format!("Dunlin cannot start: {why}")).then_some(())
+    });
+    // SIGTERM to `timeout`, which passes it on.
+    let _ = finished(Command::new("kill").arg(firmware.id().to_string()));
+    let _ = firmware.wait();
+}
+
+/// The arguments by which the firmware starts the hypervisor as a kernel.
+fn kernel(more: &[&str]) -> Vec<String> {
+    let hypervisor = Machine::Aarch64.assets().join("hypervisor").display().to_string();
+    ["-kernel", &hypervisor].iter().chain(more).map(|&word| word.to_string()).collect()
+}
+
+#[test]
+fn without_a_payload_it_says_so() {
+    refuses(MACHINE, &kernel(&[]), "no payload");
+}
+
+#[test]
+fn without_a_device_tree_it_says_what_to_do() {
+    let machine = MACHINE.replace(",acpi=off", "");
+    refuses(&machine, &kernel(&["-initrd", "/etc/services"]), "the firmware describes the machine by ACPI");
+}
+
+#[test]
+fn without_el2_it_says_so() {
+    let machine = MACHINE.replace(",virtualization=on", "");
+    refuses(&machine, &kernel(&["-initrd", "/etc/services"]), "the firmware runs at EL1");
+}
+
+/// Starts the machine, and gives what came over its serial line until it turned itself off.
+fn ends(cpu: &str, arguments: &[String]) -> String {
+    let folder = folder();
+    let serial = folder.path().join("serial.log");
+    let run = finished(qemu(MACHINE, cpu, &serial).args(arguments));
+    let log = fs::read(&serial).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
+    assert_eq!(run.status, 0, "{log}{run:?}");
+    log
+}
+
+fn has_lines(log: &str, lines: &[&str]) {
+    for line in lines {
+        assert!(log.contains(line), "no '{line}' in {log}");
+    }
+}
+
+#[test]
+fn firmware_passes_options_and_payload_on_each_processor() {
+    let payload = "not a Dunlin payload";
+    for (cpu, options, line) in [
+        (CPU, "log=info", payload),
+        ("neoverse-n1", "log=info", payload),
+        ("cortex-a57", "lgo=info", "unknown option \"lgo=info\""),
+    ] {
+        let log = ends(cpu, &kernel(&["-initrd", "/etc/services", "-append", options]));
+        has_lines(&log, &["2 pCPUs", line]);
+    }
+}
