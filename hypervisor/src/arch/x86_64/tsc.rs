@@ -6,7 +6,8 @@
 //!
 //! Firmware may leave the counters of some pCPUs apart. Each pCPU compares its own with the first's when it starts ([`meet`]),
 //! and adds what is missing wherever it reads the counter. Guests read it without an exit, so the VMCB has the same
-//! difference as TSC_OFFSET (APM vol. 2, table B-1), and a vCPU that moves sees one clock.
+//! difference as TSC_OFFSET (APM vol. 2, table B-1), and a vCPU that moves sees one clock, to within the error of that comparison,
+//! which is logged. Counters that agree are left as they are.
 
 #![expect(unsafe_code, reason = "the instructions that read the counter, in their order, and a word by GS")]
 
@@ -188,10 +189,9 @@ fn measure_timer(hz: u64) -> u64 {
     u64::from(counts) * hz / ticks
 }
 
-/// A comparison goes on until so many questions in a row have told nothing new. Only the quickest message there and the
-/// quickest back count, and guests' messages may be as quick: what is left of the error after the first few is enough for
-/// a guest's vCPU to read less than another has read before.
-const QUESTIONS_IN_VAIN: u32 = 1000;
+/// A comparison goes on until so many questions in a row have told nothing new, of clocks that agree and of others. Only the
+/// quickest message there and the quickest back count, and guests' messages may be as quick, seldom as that is.
+const QUESTIONS_IN_VAIN: [u32; 2] = [1000, 20_000];
 /// And until its error is below 1 µs. A machine answers in less. Under an emulator with fewer threads than pCPUs some answers
 /// take milliseconds: clocks that agree are given 20 ms, others 20 s.
 const FINE_PER_SECOND: u64 = 1_000_000;
@@ -225,11 +225,12 @@ pub(super) fn is_invariant() -> bool {
 pub(super) fn answer(other: &PerCpu) {
     TURN.store(other.id.0, Ordering::Release);
     apic::kick(other.id);
+    // Both sides look without a pause: the sooner each sees what the other wrote, and the more alike, the closer the bounds.
     while TURN.load(Ordering::Acquire) != NOBODY {
-        if ASKED.swap(false, Ordering::Acquire) {
+        if ASKED.load(Ordering::Acquire) {
+            ASKED.store(false, Ordering::Relaxed);
             ANSWER.store(now_in_order().max(1), Ordering::Release);
         }
-        core::hint::spin_loop();
     }
 }
 
@@ -245,8 +246,11 @@ pub(super) fn meet(here: CpuId) {
     let (mut comparison, begin) = (Comparison::default(), raw());
     let mut in_vain = 0;
     loop {
-        let patience = if comparison.agreement() == Agreement::Same { hz() / 50 } else { hz() * 20 };
-        let is_fine = in_vain >= QUESTIONS_IN_VAIN && comparison.error() <= hz() / FINE_PER_SECOND;
+        let (patience, vain) = match comparison.agreement() {
+            Agreement::Same => (hz() / 50, QUESTIONS_IN_VAIN[0]),
+            _ => (hz() * 20, QUESTIONS_IN_VAIN[1]),
+        };
+        let is_fine = in_vain >= vain && comparison.error() <= hz() / FINE_PER_SECOND;
         if is_fine || raw().wrapping_sub(begin) > patience {
             break;
         }
@@ -277,9 +281,9 @@ fn ask() -> Exchange {
     let asked = now_in_order();
     ASKED.store(true, Ordering::Release);
     let answered = loop {
-        match ANSWER.load(Ordering::Acquire) {
-            NO_ANSWER => core::hint::spin_loop(),
-            answered => break answered,
+        let answered = ANSWER.load(Ordering::Acquire);
+        if answered != NO_ANSWER {
+            break answered;
         }
     };
     Exchange { asked, answered, heard: now_in_order() }
