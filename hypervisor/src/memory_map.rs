@@ -62,6 +62,7 @@ impl MemoryMap {
     }
 
     /// Adds all entries of `other` for which there is room; RAM comes last.
+    #[cfg_attr(machine = "pc", expect(dead_code, reason = "the map of that machine comes from one place"))]
     pub(crate) fn add_all(&mut self, other: &Self) -> bool {
         let entries =
             |is_ram: bool| other.entries.iter().flatten().filter(move |(_, kind)| (*kind == Kind::Ram) == is_ram);
