@@ -427,6 +427,9 @@ pub(crate) struct ImageArgs {
     /// Run CMD in each guest by our initrd, in place of a script that shows a few facts
     #[arg(long, value_name = "CMD", allow_hyphen_values = true)]
     pub(crate) exec: Option<String>,
+    /// Give a shell on each guest's console, in place of that script
+    #[arg(long, conflicts_with = "exec")]
+    pub(crate) shell: bool,
     /// Number of vCPUs of each VM
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) vcpus: Option<i64>,

@@ -39,8 +39,9 @@ pub(crate) fn run(args: &ImageArgs) -> Result<(), Failure> {
     }
     let assets = Assets::locate().of(arch.value);
     let hypervisor = assets.hypervisor()?;
-    let script = args.exec.as_deref().unwrap_or(FIXED_SCRIPT);
-    let payload = payload::pack(&config, &assets, Some(script), Start::Elsewhere)?;
+    // Without a script there is a shell.
+    let script = (!args.shell).then(|| args.exec.as_deref().unwrap_or(FIXED_SCRIPT));
+    let payload = payload::pack(&config, &assets, script, Start::Elsewhere)?;
 
     let progress = Progress::new();
     let failed = |what: &Path, error: io::Error| Failure::failed(format!("{}: {error}", what.display()));

@@ -19,8 +19,9 @@ use crate::arch::tsc;
 use crate::cpu;
 use crate::output::Tail;
 
-static LOGGER: Logger =
-    Logger { console: Mutex::new(Console { serial: Serial::closed(), is_open: false, early: Tail::new() }) };
+static LOGGER: Logger = Logger {
+    console: Mutex::new(Console { serial: Serial::closed(), is_open: false, is_mid_line: false, early: Tail::new() }),
+};
 
 /// Bytes that are kept of what is logged before there is a console.
 const EARLY_BYTES: usize = 2048;
@@ -68,6 +69,7 @@ fn speak_anyway(level: &str, report: impl FnOnce(&mut dyn Write)) {
     let serial = match &mut guard {
         Some(console) => {
             console.open();
+            console.begin_line();
             &mut console.serial
         }
         // The holder has been stopped in the middle of a line, or is the one who panics.
@@ -85,7 +87,14 @@ fn speak_anyway(level: &str, report: impl FnOnce(&mut dyn Write)) {
 
 /// Writes bytes as they are, between lines of the log.
 pub(crate) fn raw(bytes: &[u8]) {
-    LOGGER.console.lock().send(bytes);
+    let mut console = LOGGER.console.lock();
+    console.send(bytes);
+    console.is_mid_line = bytes.last().is_some_and(|&byte| byte != b'\n');
+}
+
+/// Takes bytes that were typed on the consoles; 0 where there are none, or somebody writes at this moment.
+pub(crate) fn receive(into: &mut [u8]) -> usize {
+    LOGGER.console.try_lock().map_or(0, |mut console| console.serial.receive(into))
 }
 
 /// Waits a bounded time until what was written has left. For the end of the machine.
@@ -104,6 +113,8 @@ struct Logger {
 struct Console {
     serial: Serial,
     is_open: bool,
+    /// What was written last was no whole line.
+    is_mid_line: bool,
     /// What was logged before.
     early: Tail<EARLY_BYTES>,
 }
@@ -116,6 +127,13 @@ impl Console {
             let (older, newer) = self.early.as_slices();
             self.serial.send(older);
             self.serial.send(newer);
+        }
+    }
+
+    /// Ends a line that somebody has not ended.
+    fn begin_line(&mut self) {
+        if core::mem::take(&mut self.is_mid_line) {
+            self.send(b"\r\n");
         }
     }
 
@@ -138,6 +156,7 @@ impl Log for Logger {
             log::Level::Trace => "trace",
         };
         let mut console = self.console.lock();
+        console.begin_line();
         let mut lines = Lines(|bytes: &[u8]| console.send(bytes));
         begin_line(&mut lines, level);
         let _ = lines.write_fmt(*record.args());

@@ -51,6 +51,8 @@ mod selftest;
 #[cfg(any(test, machine = "pc"))]
 mod serial_port;
 #[cfg(any(target_os = "none", test))]
+mod terminal;
+#[cfg(any(target_os = "none", test))]
 mod trace;
 #[cfg(target_os = "none")]
 mod vcpu;
@@ -92,7 +94,7 @@ fn start_vms(boot: &boot::Boot) -> Result<(), alloc::string::String> {
     frames::set_reserve_aside().map_err(|_| {
         format!("the host has {} MiB of memory left, too little for any VM", frames::free_bytes() >> 20)
     })?;
-    control::init(payload.manifest.exit_when_idle, boot.option("selftest") == Some("slow-log"));
+    control::init(&payload.manifest, boot.option("selftest") == Some("slow-log"));
     for (number, config) in (0..).zip(&payload.manifest.vms) {
         control::vm_creating(number);
         match vm::Vm::create(number, config.clone(), &payload) {

@@ -74,6 +74,14 @@ impl<const BYTES: usize> Tail<BYTES> {
         let (newer, older) = self.bytes.split_at(self.written % BYTES);
         (if self.written < BYTES { &[] } else { older }, newer)
     }
+
+    /// The same, from the first line on of which nothing is missing; all of it, if there is no such line.
+    pub(crate) fn whole_lines(&self) -> impl Iterator<Item = u8> {
+        let (older, newer) = self.as_slices();
+        let kept = || older.iter().chain(newer).copied();
+        let cut = if self.written <= BYTES { 0 } else { kept().position(|byte| byte == b'\n').map_or(0, |at| at + 1) };
+        kept().skip(cut)
+    }
 }
 
 #[cfg(test)]

@@ -47,6 +47,9 @@ mod mcr {
 }
 
 mod lsr {
+    pub(super) const DATA_READY: u8 = 1 << 0;
+    /// The byte that comes next has a wrong parity or no stop bit, or is a break.
+    pub(super) const BAD: u8 = 7 << 2;
     /// The transmitter takes bytes: one, or as many as its FIFO has.
     pub(super) const TRANSMITTER_READY: u8 = 1 << 5;
     /// All that was written has been sent.
@@ -152,6 +155,24 @@ impl<R: Registers> SerialPort<R> {
     pub(crate) fn flush(&mut self) {
         let patience = if self.is_stuck { 1 } else { PATIENCE };
         let _ = (0..patience).any(|_| self.registers.read(LINE_STATUS) & lsr::ALL_SENT != 0);
+    }
+
+    /// Takes bytes that have arrived. Gives how many.
+    pub(crate) fn receive(&mut self, into: &mut [u8]) -> usize {
+        let mut taken = 0;
+        // What is damaged counts for the limit as well: a line that is pulled down for ever must not be a loop for ever.
+        for _ in 0..into.len() {
+            let status = self.registers.read(LINE_STATUS);
+            if status & lsr::DATA_READY == 0 || status == lsr::NOTHING_THERE {
+                break;
+            }
+            let byte = self.registers.read(DATA);
+            if status & lsr::BAD == 0 {
+                into[taken] = byte;
+                taken += 1;
+            }
+        }
+        taken
     }
 }
 

@@ -6,6 +6,7 @@
 //! Tests of what every machine has are written once, with the machine as parameter: see [`each_machine`].
 
 pub mod boot_loader;
+pub mod line;
 pub mod machine;
 pub mod monitor;
 pub mod port;

@@ -3,6 +3,9 @@
 //! Only the first pCPU speaks on the port ([`poll`], from its housekeeping). The others leave what they have to say in
 //! [`EVENTS`]. Nothing here waits for the other side: what does not fit into the port's buffers stays here, consoles
 //! stay in their VMs, and a guest whose console is full waits for itself.
+//!
+//! Where there is no port, the machine's own consoles are a terminal for the VMs ([`Terminal`]), and the first pCPU looks there now and
+//! then whether something was typed.
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -17,7 +20,7 @@ use abi::control::{
 use abi::counters::VcpuCounters;
 use abi::dirty::DirtyInfo;
 use abi::exit_code;
-use abi::payload::{DirtyLogging, VmConfig};
+use abi::payload::{DirtyLogging, Manifest, VmConfig};
 use addr::Gpa;
 use crossbeam_utils::CachePadded;
 use log::{error, info, warn};
@@ -26,6 +29,7 @@ use spin::Mutex;
 use crate::arch::control_port::ControlPort;
 use crate::arch::{platform, power, tsc, virtualization};
 use crate::output::Turns;
+use crate::terminal::{Key, Terminal};
 use crate::vm::dirty::{self, Done, Session, StartError};
 use crate::vm::{Ending, LINES, Vm};
 use crate::{cpu, frames, layout, trace};
@@ -37,6 +41,14 @@ const OUTGOING_LIMIT: usize = 64 * 1024;
 const LOG_CHUNK: usize = 256;
 /// Bytes that one poll writes there at most, where the UART is faster.
 const LOG_LIMIT: usize = 4096;
+/// How often it is looked whether something was typed, in nanoseconds: so often that nobody notices, and so seldom that reading a register
+/// each time, a microsecond, is nothing. While somebody types it is more often: a UART holds 16 bytes, which come in 1.4 ms.
+const TYPED_NANOS: u64 = 5_000_000;
+const TYPING_NANOS: u64 = 500_000;
+/// For so long after a key somebody types, in nanoseconds.
+const TYPING_LASTS_NANOS: u64 = 50_000_000;
+/// Most bytes that are taken at a time of what was typed.
+const TYPED_CHUNK: usize = 64;
 /// What a byte takes at 38 400 Bd, for the selftest: less than an emulated guest writes in that time.
 const SLOW_BYTE_NANOS: u64 = 1_000_000_000 / 3_840;
 /// How long the last words may take, in seconds.
@@ -51,9 +63,14 @@ static CONTROL: CachePadded<Mutex<Option<Control>>> = CachePadded::new(Mutex::ne
 
 struct Control {
     port: Option<ControlPort>,
+    /// Without a port: what the machine's own consoles show.
+    terminal: Option<Terminal>,
+    /// When it is looked next whether something was typed there, and until when somebody is taken to be typing.
+    look_at: u64,
+    typing_until: u64,
     /// Whose console is next.
     turns: Turns,
-    /// Without a port: consoles wait until then, so that the UART takes half of this pCPU's time at most.
+    /// Without a port: what guests wrote waits until then, so that the UARTs take half of this pCPU's time at most.
     log_rests_until: u64,
     /// The log's UART is taken for as slow as a real one.
     log_is_slow: bool,
@@ -88,20 +105,24 @@ struct Active {
 
 /// Takes over the port, if the machine has one, and says hello. `slow_log`: does without, and takes the log's UART for as slow
 /// as a real one.
-pub(crate) fn init(exit_when_idle: bool, slow_log: bool) {
+pub(crate) fn init(manifest: &Manifest, slow_log: bool) {
     let port = if slow_log { None } else { ControlPort::take() };
-    if port.is_none() {
-        warn!("no control port (virtio console): consoles go to this log, commands cannot be given");
-    }
+    let terminal = port.is_none().then(|| {
+        info!("no control port (virtio console): VMs have their consoles here; Ctrl-] ? tells the keys");
+        Terminal::new(manifest.vms.iter().map(|vm| vm.name.as_str()))
+    });
     *CONTROL.lock() = Some(Control {
         port,
+        terminal,
+        look_at: 0,
+        typing_until: 0,
         turns: Turns::new(),
         log_rests_until: 0,
         log_is_slow: slow_log,
         receiver: Receiver::default(),
         outgoing: VecDeque::new(),
         vms: Vec::new(),
-        exit_when_idle,
+        exit_when_idle: manifest.exit_when_idle,
         complete: false,
     });
     tell(Message::Up(host_info()));
@@ -157,9 +178,10 @@ pub(crate) fn vm_ended(vm: &Arc<Vm>, ending: &Ending) {
         for id in active.awaited.into_iter().chain(active.pausing) {
             control.say(&Message::Reply { id, result: Err(Refusal::NotRunning) });
         }
-        // A UART waits once for each chunk: of longer ones a slow UART would lose the end.
-        let chunk = if control.port.is_some() { CONSOLE_CHUNK } else { LOG_CHUNK };
-        while LINES.into_iter().any(|line| control.console_output(vm, line, chunk) != 0) {}
+        while LINES.into_iter().any(|line| control.console_output(vm, line, CONSOLE_CHUNK) != 0) {}
+        if let Some(terminal) = &mut control.terminal {
+            terminal.ended(vm.number as usize);
+        }
         control.say(&Message::Vm {
             vm: vm.number,
             at_ns: tsc::nanos(),
@@ -175,7 +197,8 @@ pub(crate) fn poll() -> bool {
     let Some(control) = &mut *guard else { return false };
 
     control.listen();
-    let mut has_more = control.work();
+    let mut has_more = control.typed();
+    has_more |= control.work();
     has_more |= control.consoles();
     for message in EVENTS.lock().drain(..) {
         control.say(&message);
@@ -217,6 +240,30 @@ impl Control {
         }
     }
 
+    /// Takes what was typed on the machine's own consoles. Says whether more may come soon.
+    fn typed(&mut self) -> bool {
+        let Some(terminal) = &mut self.terminal else { return false };
+        let now = tsc::now();
+        if now >= self.look_at {
+            let mut bytes = [0; TYPED_CHUNK];
+            let count = crate::log::receive(&mut bytes);
+            if count != 0 {
+                self.typing_until = now + tsc::nanos_to_ticks(TYPING_LASTS_NANOS);
+            }
+            for &byte in &bytes[..count] {
+                if let Key::Guest(guest, byte) = terminal.typed(byte)
+                    && let Some(vm) = self.vms.get(guest).and_then(Slot::running)
+                {
+                    // A guest that does not read loses what its UART has no room for.
+                    let _ = vm.type_on(Line::Console, &[byte]);
+                }
+            }
+            let pause = if now < self.typing_until { TYPING_NANOS } else { TYPED_NANOS };
+            self.look_at = now + tsc::nanos_to_ticks(pause);
+        }
+        now < self.typing_until
+    }
+
     /// Does what is asked for. What takes longer has no answer yet.
     fn obey(&mut self, id: u32, command: Command) -> Result<Option<Answer>, Refusal> {
         match command {
@@ -241,9 +288,7 @@ impl Control {
             }
             Command::Stats { vm, first } => self.stats(vm, first),
             Command::Input { vm, line, bytes } => {
-                let vm = self.running(vm)?;
-                let tell = |asserted| platform::serial_interrupt(vm, line, asserted);
-                let taken = vm.serial(line).receive(&bytes, tell);
+                let taken = self.running(vm)?.type_on(line, &bytes);
                 Ok(Answer::Accepted(u32::try_from(taken).unwrap_or(u32::MAX)))
             }
             Command::Write { vm, gpa, bytes } => {
@@ -357,37 +402,48 @@ impl Control {
             // The port's pace decides, not this pCPU's.
             false
         } else {
-            self.consoles_to_log(&mut turns, &sources)
+            self.consoles_to_terminal(&mut turns, &sources)
         };
         self.turns = turns;
         has_more
     }
 
-    /// Without a port: the UART of the log takes as long as it takes, and this pCPU waits for it. So this ends after one chunk
-    /// where the UART is slow.
-    fn consoles_to_log(&mut self, turns: &mut Turns, sources: &[(&Arc<Vm>, Line)]) -> bool {
+    /// Without a port: the UARTs take as long as they take, and this pCPU waits for them. So this ends after one chunk where they are
+    /// slow.
+    fn consoles_to_terminal(&mut self, turns: &mut Turns, sources: &[(&Arc<Vm>, Line)]) -> bool {
         let since = tsc::now();
-        if since < self.log_rests_until {
+        let rests = since < self.log_rests_until;
+        let has_more = turns.deal(
+            sources.len(),
+            |taken| LOG_CHUNK.min(LOG_LIMIT.saturating_sub(taken)),
+            |source, most| {
+                let (vm, line) = sources[source];
+                let room = self.terminal.as_ref().map_or(most, |terminal| terminal.room(vm.number as usize));
+                self.console_output(vm, line, most.min(room))
+            },
+        );
+        if rests {
             return false;
         }
         let until = since + tsc::nanos_to_ticks(WORK_NANOS);
-        let allowed = |taken| if taken < LOG_LIMIT && tsc::now() < until { LOG_CHUNK } else { 0 };
-        let has_more = turns.deal(sources.len(), allowed, |source, most| {
-            let (vm, line) = sources[source];
-            self.console_output(vm, line, most)
-        });
+        let is_empty = self.send_terminal(|| tsc::now() < until);
         let now = tsc::now();
         self.log_rests_until = now + (now - since);
-        has_more
+        has_more || !is_empty
     }
 
-    /// Takes up to `most` bytes that the guest wrote to a line. Says how many it took.
-    fn console_output(&mut self, vm: &Arc<Vm>, line: Line, most: usize) -> usize {
-        let tell = |asserted| platform::serial_interrupt(vm, line, asserted);
-        let Some((at_ns, bytes)) = vm.serial(line).take_output(most, tell) else { return 0 };
-        let count = bytes.len();
-        if self.port.is_none() && line == Line::Console {
-            crate::log::raw(&bytes);
+    /// Sends what waits for the machine's own consoles, as long as `goes_on`. Says whether nothing waits any more.
+    fn send_terminal(&mut self, goes_on: impl Fn() -> bool) -> bool {
+        let Some(terminal) = &mut self.terminal else { return true };
+        loop {
+            let bytes = terminal.next();
+            let bytes = &bytes[..bytes.len().min(LOG_CHUNK)];
+            if bytes.is_empty() || !goes_on() {
+                return bytes.is_empty();
+            }
+            crate::log::raw(bytes);
+            let count = bytes.len();
+            terminal.sent(count);
             if self.log_is_slow {
                 let until = tsc::now() + tsc::nanos_to_ticks(SLOW_BYTE_NANOS * count as u64);
                 while tsc::now() < until {
@@ -395,7 +451,22 @@ impl Control {
                 }
             }
         }
-        self.say(&Message::Console { vm: vm.number, line, at_ns, bytes });
+    }
+
+    /// Takes up to `most` bytes that the guest wrote to a line. Says how many it took.
+    fn console_output(&mut self, vm: &Arc<Vm>, line: Line, most: usize) -> usize {
+        if most == 0 {
+            return 0;
+        }
+        let tell = |asserted| platform::serial_interrupt(vm, line, asserted);
+        let Some((at_ns, bytes)) = vm.serial(line).take_output(most, tell) else { return 0 };
+        let count = bytes.len();
+        match &mut self.terminal {
+            Some(terminal) if line == Line::Console => terminal.wrote(vm.number as usize, &bytes),
+            // Nobody reads the other line.
+            Some(_) => {}
+            None => self.say(&Message::Console { vm: vm.number, line, at_ns, bytes }),
+        }
         count
     }
 
@@ -428,6 +499,8 @@ impl Control {
 
     /// Says good-bye and ends the machine.
     fn farewell(&mut self) -> ! {
+        let until = tsc::now() + FAREWELL_SECONDS * tsc::hz();
+        self.send_terminal(|| tsc::now() < until);
         info!("all VMs have ended");
         for message in EVENTS.lock().drain(..) {
             self.say(&message);

@@ -185,3 +185,24 @@ fn flush_waits_until_all_has_left_but_not_for_ever() {
     port.flush();
     assert_eq!(model.looks, PATIENCE);
 }
+
+#[test]
+fn bytes_that_arrived_are_taken_as_far_as_there_is_room() {
+    let mut model = Model::new();
+    let mut port = SerialPort::open(&mut model, false);
+    let mut bytes = [0; 4];
+    assert_eq!(port.receive(&mut bytes), 0);
+    assert_eq!(port.registers.uart.receive(b"typed"), 5);
+    assert_eq!((port.receive(&mut bytes), &bytes), (4, b"type"));
+    assert_eq!((port.receive(&mut bytes), bytes[0]), (1, b'd'));
+    assert_eq!(port.receive(&mut bytes), 0);
+}
+
+#[test]
+fn damaged_bytes_and_a_uart_that_is_gone_are_no_input() {
+    for status in [lsr::DATA_READY | 1 << 4, lsr::DATA_READY | 1 << 3, lsr::DATA_READY | 1 << 2, lsr::NOTHING_THERE, 0]
+    {
+        let mut port = SerialPort { registers: Constant(status), room: 16, free: 0, is_stuck: false };
+        assert_eq!(port.receive(&mut [0; 100]), 0, "{status:#x}");
+    }
+}

@@ -24,7 +24,7 @@ use spin::Once;
 use vcpu_layout::lay_out;
 
 use crate::arch::block::Block;
-use crate::arch::platform::Platform;
+use crate::arch::platform::{self, Platform};
 use crate::arch::vcpu::ArchVcpu;
 use crate::arch::{interrupts, loader};
 use crate::cpu::{self, scheduler};
@@ -210,6 +210,11 @@ impl Vm {
     /// A serial line.
     pub(crate) fn serial(&self, line: Line) -> &SerialLine {
         &self.serial[line_index(line)]
+    }
+
+    /// Bytes were typed on a serial line. Says how many the guest's UART had room for.
+    pub(crate) fn type_on(&self, line: Line, bytes: &[u8]) -> usize {
+        self.serial(line).receive(bytes, |asserted| platform::serial_interrupt(self, line, asserted))
     }
 
     /// Posts work to a vCPU, and does what is needed for it to be noticed.

@@ -57,4 +57,21 @@ impl Serial {
         let Some(uart) = &mut self.uart else { return };
         let _ = (0..PATIENCE).find(|_| !uart.is_busy());
     }
+
+    /// Takes bytes that were typed. Gives how many; what has arrived damaged is left out.
+    pub(crate) fn receive(&mut self, into: &mut [u8]) -> usize {
+        let Some(uart) = &mut self.uart else { return 0 };
+        let mut taken = 0;
+        for _ in 0..into.len() {
+            match uart.read_word() {
+                Ok(Some(byte)) => {
+                    into[taken] = byte;
+                    taken += 1;
+                }
+                Ok(None) => break,
+                Err(_) => {}
+            }
+        }
+        taken
+    }
 }

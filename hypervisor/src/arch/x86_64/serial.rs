@@ -77,6 +77,11 @@ impl Serial {
     pub(crate) fn flush(&mut self) {
         self.ports.iter_mut().flatten().for_each(SerialPort::flush);
     }
+
+    /// Takes bytes that were typed on one of them. Gives how many.
+    pub(crate) fn receive(&mut self, into: &mut [u8]) -> usize {
+        self.ports.iter_mut().flatten().map(|port| port.receive(into)).find(|&taken| taken != 0).unwrap_or(0)
+    }
 }
 
 /// How the registers of a UART are reached.

@@ -1,0 +1,227 @@
+//! The machine's own console as a terminal of the VMs: whose output it shows, and whose input it is.
+//!
+//! It shows either one VM's console, byte by byte, or the *log*: whole lines of all VMs, with their names in front. What is typed goes
+//! to the VM that is shown. Ctrl-] and a key change what is shown; the last kilobytes of each console are kept, and shown again
+//! when it is chosen. What the hypervisor itself logs appears at once in any case, and does not come by here.
+//!
+//! Nothing waits here: output that is to be sent is handed out bit by bit ([`Terminal::next`]), and while much of it waits the
+//! guests that are shown have to ([`Terminal::room`]).
+
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
+use alloc::format;
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use crate::output::Tail;
+
+/// The key that commands begin with: Ctrl-], as in `dunlin run`.
+const PREFIX: u8 = 0x1d;
+/// Bytes that are kept of each console.
+const KEPT: usize = 4096;
+/// A line of the log is broken when it is longer.
+const LONGEST_LINE: usize = 256;
+/// Bytes that may wait to be sent before guests have to wait.
+const WAITING: usize = 4096;
+
+/// What the console shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Shown {
+    /// Lines of all VMs.
+    Log,
+    /// The console of the VM with this index.
+    Guest(usize),
+}
+
+/// What a key means to others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Key {
+    /// Nothing.
+    Taken,
+    /// The VM with this index gets the byte.
+    Guest(usize, u8),
+}
+
+/// The terminal.
+pub(crate) struct Terminal {
+    shown: Shown,
+    /// The last key was the prefix.
+    is_command: bool,
+    /// It was said that what is shown takes no input.
+    has_warned: bool,
+    guests: Vec<Guest>,
+    /// What waits to be sent.
+    waiting: VecDeque<u8>,
+}
+
+struct Guest {
+    name: String,
+    has_ended: bool,
+    /// The end of all that it wrote.
+    tail: Box<Tail<KEPT>>,
+    /// The line that it writes, as far as it has come and was not shown in the log.
+    line: Vec<u8>,
+}
+
+impl Terminal {
+    /// The terminal of VMs with these names: a single VM's console is shown from the start, of several the log.
+    pub(crate) fn new<'a>(names: impl Iterator<Item = &'a str>) -> Self {
+        let guests: Vec<_> = names
+            .map(|name| Guest { name: name.into(), has_ended: false, tail: Box::new(Tail::new()), line: Vec::new() })
+            .collect();
+        Self {
+            shown: if guests.len() == 1 { Shown::Guest(0) } else { Shown::Log },
+            is_command: false,
+            has_warned: false,
+            guests,
+            waiting: VecDeque::new(),
+        }
+    }
+
+    /// How many bytes of a guest's output can be taken now.
+    pub(crate) fn room(&self, guest: usize) -> usize {
+        match self.shown {
+            Shown::Guest(shown) if shown != guest => KEPT,
+            _ => WAITING.saturating_sub(self.waiting.len()),
+        }
+    }
+
+    /// Takes what a guest wrote.
+    pub(crate) fn wrote(&mut self, guest: usize, bytes: &[u8]) {
+        let Some(Guest { name, tail, line, .. }) = self.guests.get_mut(guest) else { return };
+        tail.push(bytes);
+        match self.shown {
+            Shown::Guest(shown) if shown == guest => self.waiting.extend(bytes),
+            Shown::Guest(_) => {}
+            Shown::Log => {
+                for &byte in bytes {
+                    match byte {
+                        b'\n' => write_line(&mut self.waiting, name, line),
+                        b'\r' => {}
+                        _ => line.push(byte),
+                    }
+                    if line.len() >= LONGEST_LINE {
+                        write_line(&mut self.waiting, name, line);
+                    }
+                }
+            }
+        }
+    }
+
+    /// A guest has written its last byte.
+    pub(crate) fn ended(&mut self, guest: usize) {
+        let Some(Guest { name, has_ended, line, .. }) = self.guests.get_mut(guest) else { return };
+        *has_ended = true;
+        if !line.is_empty() {
+            write_line(&mut self.waiting, name, line);
+        }
+    }
+
+    /// What is to be sent next, as much of it as is in one piece.
+    pub(crate) fn next(&self) -> &[u8] {
+        self.waiting.as_slices().0
+    }
+
+    /// So many bytes of that were sent.
+    pub(crate) fn sent(&mut self, bytes: usize) {
+        self.waiting.drain(..bytes.min(self.waiting.len()));
+    }
+
+    /// A key was pressed.
+    pub(crate) fn typed(&mut self, key: u8) -> Key {
+        if !core::mem::take(&mut self.is_command) {
+            if key == PREFIX {
+                self.is_command = true;
+                return Key::Taken;
+            }
+            return self.input(key);
+        }
+        match key {
+            PREFIX => return self.input(key),
+            b'l' => self.show(Shown::Log),
+            b'n' => self.show(self.following()),
+            b'0'..=b'9' if usize::from(key - b'0') < self.guests.len() => self.show(Shown::Guest((key - b'0').into())),
+            _ => self.help(),
+        }
+        Key::Taken
+    }
+
+    fn input(&mut self, key: u8) -> Key {
+        match self.shown {
+            Shown::Guest(shown) if self.guests.get(shown).is_some_and(|guest| !guest.has_ended) => {
+                return Key::Guest(shown, key);
+            }
+            _ if self.has_warned => {}
+            _ => {
+                let title = self.title();
+                self.say(&format!("{title} takes no input; Ctrl-] n goes on to the next console"));
+                self.has_warned = true;
+            }
+        }
+        Key::Taken
+    }
+
+    /// What is shown after the next key of [`Shown`]'s own order: the VMs, then the log.
+    fn following(&self) -> Shown {
+        match self.shown {
+            Shown::Guest(shown) if shown + 1 < self.guests.len() => Shown::Guest(shown + 1),
+            Shown::Log if !self.guests.is_empty() => Shown::Guest(0),
+            _ => Shown::Log,
+        }
+    }
+
+    /// Changes what is shown. What still waits is of the old one, and is dropped: it is kept in its place.
+    fn show(&mut self, shown: Shown) {
+        self.shown = shown;
+        self.has_warned = false;
+        self.waiting.clear();
+        let title = self.title();
+        self.say(&title);
+        // Lines of the log begin with what comes next.
+        self.guests.iter_mut().for_each(|guest| guest.line.clear());
+        if let Shown::Guest(shown) = shown
+            && let Some(guest) = self.guests.get(shown)
+        {
+            self.waiting.extend(guest.tail.whole_lines());
+        }
+    }
+
+    /// What is shown, for people.
+    fn title(&self) -> String {
+        match self.shown {
+            Shown::Log => "the log of all VMs".into(),
+            Shown::Guest(shown) => match self.guests.get(shown) {
+                Some(guest) if guest.has_ended => {
+                    format!("the console of {} (VM {shown}), which has ended", guest.name)
+                }
+                Some(guest) => format!("the console of {} (VM {shown})", guest.name),
+                None => "nothing".into(),
+            },
+        }
+    }
+
+    fn help(&mut self) {
+        let title = self.title();
+        self.say(&format!("{title}; Ctrl-] and then: n the next, l the log, 0 to 9 that VM's console, Ctrl-] itself"));
+    }
+
+    /// Writes a line of the terminal's own. One that finds no room is not that important.
+    fn say(&mut self, text: &str) {
+        if self.waiting.len() < WAITING {
+            self.waiting.extend(b"\r\n--- ");
+            self.waiting.extend(text.as_bytes());
+            self.waiting.extend(b" ---\r\n");
+        }
+    }
+}
+
+/// Writes a line of the log, which is then empty.
+fn write_line(waiting: &mut VecDeque<u8>, name: &str, line: &mut Vec<u8>) {
+    waiting.extend(name.as_bytes());
+    waiting.extend(b"| ");
+    waiting.extend(line.drain(..));
+    waiting.extend(b"\r\n");
+}
+
+#[cfg(test)]
+mod tests;

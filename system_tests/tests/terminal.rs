@@ -1,0 +1,114 @@
+//! The machine's own console as a terminal of the VMs, where there is no control port: as on a PC that GRUB has started.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use system_tests::line::SerialLine;
+use system_tests::{dunlin, finished, until};
+use tempfile::TempDir;
+
+/// Ctrl-].
+const PREFIX: &str = "\x1d";
+
+/// A PC that starts from an image. Ends with the test.
+struct Pc(Child);
+
+impl Pc {
+    /// With three CPUs (in QEMU the first runs no vCPUs), and a serial port whose other end is in `folder`.
+    fn start(folder: &Path, image: &str, more: &[&str]) -> Self {
+        let mut command = Command::new("timeout");
+        command
+            .args(["300", "qemu-system-x86_64", "-accel", "tcg,thread=multi", "-machine", "q35", "-cpu", "max"])
+            .args(["-smp", "3", "-m", "1G", "-display", "none", "-nodefaults", "-no-reboot", "-cdrom", image])
+            .args(SerialLine::qemu_arguments(folder, "line"))
+            .args(more)
+            .stdin(Stdio::null());
+        Self(command.spawn().unwrap_or_else(|error| panic!("QEMU cannot be started: {error}")))
+    }
+
+    /// QEMU's status, once the machine is off.
+    fn status(&mut self) -> Option<i32> {
+        until("the end of QEMU", || self.0.try_wait().ok().flatten()).code()
+    }
+}
+
+impl Drop for Pc {
+    fn drop(&mut self) {
+        // `timeout` hands on this signal to QEMU.
+        let _ = finished(Command::new("kill").args(["-TERM", &self.0.id().to_string()]));
+        let _ = self.0.wait();
+    }
+}
+
+/// An image of Debian guests with these names, which have a shell on their consoles.
+fn image_with_shells(folder: &Path, names: &[&str]) -> String {
+    let vm =
+        |name: &&str| format!("[[vm]]\nname = \"{name}\"\nvcpus = 1\nmemory = \"160M\"\nkernel = \"debian-cloud\"\n");
+    let file = folder.join("vms.toml");
+    fs::write(&file, names.iter().map(vm).collect::<String>()).expect("a file can be written");
+    let image = folder.join("dunlin.iso").to_string_lossy().into_owned();
+    let _run = dunlin(&["image", &file.to_string_lossy(), "--shell", "-o", &image]).expect_status(0);
+    image
+}
+
+#[test]
+fn two_guests_share_the_machines_console() {
+    let folder = TempDir::new().expect("a temporary folder can be made");
+    let image = image_with_shells(folder.path(), &["left", "right"]);
+    let mut pc = Pc::start(folder.path(), &image, &["-serial", "chardev:line"]);
+    let mut line = SerialLine::attach(folder.path(), "line");
+    line.wait_for("Dunlin: left, right");
+    line.type_keys(b"\r");
+
+    // The log has whole lines of both, and nobody gets what is typed there. A flood of it does no harm.
+    line.wait_for("Ctrl-] ? tells the keys");
+    line.type_keys(&[b'x'; 5_000]);
+    line.wait_for("the log of all VMs takes no input");
+    for _ in 0..2 {
+        line.wait_for("| Dunlin: user space reached");
+    }
+    let log = line.heard();
+    assert!(log.contains("\nleft| Dunlin: user space") && log.contains("\nright| Dunlin: user space"), "{log}");
+
+    // A shell answers, and its prompt is shown though it was written before.
+    line.type_keys(PREFIX.as_bytes());
+    line.type_keys(b"0");
+    line.wait_for("--- the console of left (VM 0) ---");
+    line.wait_for("guest:/root# ");
+    line.type_keys(b"name=Left; echo $name-$((6 * 7))\r");
+    line.wait_for("Left-42");
+
+    // The other one knows nothing of that. What the first writes meanwhile appears when it is chosen again.
+    line.type_keys(b"(sleep 1; echo behind-your-$((1 + 1))-backs) &\r");
+    line.wait_for("guest:/root# ");
+    line.type_keys(PREFIX.as_bytes());
+    line.type_keys(b"n");
+    line.wait_for("--- the console of right (VM 1) ---");
+    line.wait_for("guest:/root# ");
+    line.type_keys(b"sleep 2; echo Right-$name-$((2 * 3))\r");
+    let meanwhile = line.wait_for("Right--6");
+    assert!(!meanwhile.contains("behind-your-2-backs"), "{meanwhile}");
+    line.type_keys(PREFIX.as_bytes());
+    line.type_keys(b"0");
+    line.wait_for("--- the console of left (VM 0) ---");
+    line.wait_for("behind-your-2-backs");
+
+    // A guest that does not read what is typed loses some, and nothing else.
+    line.type_keys(
+        b"stty raw -echo; echo deaf-$((3 + 4)); sleep 1; timeout 1 cat >/dev/null; stty sane; echo hears-$((4 + 5))\r",
+    );
+    line.wait_for("deaf-7");
+    line.type_keys(&[b'y'; 20_000]);
+    line.wait_for("hears-9");
+    line.type_keys(b"echo again-$((5 + 6))\r");
+    line.wait_for("again-11");
+
+    line.type_keys(b"exit\r");
+    line.wait_for("left: power off");
+    line.type_keys(b"1\x1dn");
+    line.wait_for("--- the console of right (VM 1) ---");
+    line.type_keys(b"exit\r");
+    line.wait_for("all VMs have ended");
+    assert_eq!(pc.status(), Some(0), "{}", line.heard());
+}
