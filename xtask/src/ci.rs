@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 
 use crate::artifacts::{self, AARCH64_BARE_METAL, BARE_METAL, BARE_METAL_PROGRAMS, Places, Wanted, run as execute};
+use crate::bochs;
 use crate::house;
 
 struct Step {
@@ -21,7 +22,7 @@ struct Step {
     action: fn(&Places) -> Result<()>,
 }
 
-const STEPS: [Step; 11] = [
+const STEPS: [Step; 12] = [
     Step { name: "fmt", what: "the code is formatted", needs: None, wants: &[], action: fmt },
     Step { name: "house", what: "the rules of the house hold", needs: None, wants: &[], action: house_checks },
     Step { name: "clippy", what: "no warnings in what runs on the host", needs: None, wants: &[], action: clippy },
@@ -50,6 +51,13 @@ const STEPS: [Step; 11] = [
         needs: Some("build"),
         wants: &["image", "uefi"],
         action: system,
+    },
+    Step {
+        name: "bochs",
+        what: "hypervisor and guests on a second emulator of SVM",
+        needs: Some("build"),
+        wants: &["image"],
+        action: bochs::short,
     },
 ];
 

@@ -120,9 +120,14 @@ impl Apt {
         let (folder, sources) = match (arch, suite) {
             (Arch::X86_64, Suite::Machines) => return Ok(Self { config: None }),
             (_, Suite::Machines) => ("apt", None),
-            (_, Suite::Newest) => ("apt-newest", Some(newest_source()?)),
+            (_, Suite::Newest) => ("apt-newest", Some(sources(&[NEWEST])?)),
         };
-        let directory = places.assets_of(arch).join(folder);
+        Self::apart(&places.assets_of(arch).join(folder), arch, sources)
+    }
+
+    /// With lists and a cache below `directory`, for packages from `sources`, the machine's own if there are none. No package
+    /// counts as installed.
+    fn apart(directory: &Path, arch: Arch, sources: Option<String>) -> Result<Self> {
         fs::create_dir_all(directory.join("lists/partial"))?;
         fs::create_dir_all(directory.join("cache/archives/partial"))?;
         fs::write(directory.join("status"), "")?;
@@ -163,6 +168,11 @@ impl Apt {
         let Err(first) = attempt() else { return Ok(()) };
         println!("xtask: {first:#}");
 
+        self.update()?;
+        attempt()
+    }
+
+    fn update(&self) -> Result<()> {
         // Lists of our own need no rights but ours.
         let mut update = if is_root()? || self.config.is_some() {
             self.command("apt-get")
@@ -172,22 +182,50 @@ impl Apt {
             sudo
         };
         update.arg("update");
-        if is_root()? && self.config.is_some() {
-            update.args(["-o", "APT::Sandbox::User=root"]);
+        if self.config.is_some() {
+            update.args(["--quiet=2", "-o", "Acquire::Languages=none"]);
+            if is_root()? {
+                update.args(["-o", "APT::Sandbox::User=root"]);
+            }
         }
         println!("xtask: refreshing apt's lists: {}", shown(&update));
-        run(&mut update).context("apt's lists could not be refreshed; run `apt-get update` as root and try again")?;
-        attempt()
+        run(&mut update).context("apt's lists could not be refreshed; run `apt-get update` as root and try again")
     }
 }
 
-/// The line of a `sources.list` for [`NEWEST`], at the mirror that this machine uses.
-fn newest_source() -> Result<String> {
+/// Unpacks `packages` and all that they depend on below `root`, which need not exist. They are programs for this machine from
+/// `suites` of Debian; where several have a package, from the last. `scratch` is for what is downloaded, and is gone in the end.
+pub(crate) fn unpack_from(suites: &[&str], packages: &[&str], scratch: &Path, root: &Path) -> Result<()> {
+    let scratch = Scratch::at(scratch.to_path_buf())?;
+    let apt = Apt::apart(&scratch.0, Arch::X86_64, Some(sources(suites)?))?;
+    apt.update()?;
+    let mut download = apt.command("apt-get");
+    download.args(["--quiet=2", "--yes", "--no-install-recommends", "--download-only", "install"]);
+    if is_root()? {
+        download.args(["-o", "APT::Sandbox::User=root"]);
+    }
+    // Backports are never taken unless they are asked for.
+    if let Some(last) = suites.last() {
+        download.args(["--target-release", last]);
+    }
+    run(download.args(packages))?;
+
+    for entry in fs::read_dir(scratch.0.join("cache/archives"))? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "deb") {
+            run(Command::new("dpkg-deb").arg("--extract").arg(&path).arg(root))?;
+        }
+    }
+    Ok(())
+}
+
+/// The lines of a `sources.list` for these suites, at the mirror that this machine uses.
+fn sources(suites: &[&str]) -> Result<String> {
     let mut indexes = Command::new("apt-get");
     indexes.args(["indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"]);
     let listed = output(&mut indexes)?;
     let mirror = archive_in(&listed).unwrap_or(ANY_MIRROR);
-    Ok(format!("deb [signed-by={DEBIAN_KEYS}] {mirror} {NEWEST} main\n"))
+    Ok(suites.iter().map(|suite| format!("deb [signed-by={DEBIAN_KEYS}] {mirror} {suite} main\n")).collect())
 }
 
 /// The first of these addresses that is an archive of Debian.
@@ -248,7 +286,10 @@ struct Scratch(PathBuf);
 
 impl Scratch {
     fn new(places: &Places, package: &str) -> Result<Self> {
-        let directory = places.assets().join(format!("unpack-{package}"));
+        Self::at(places.assets().join(format!("unpack-{package}")))
+    }
+
+    fn at(directory: PathBuf) -> Result<Self> {
         let _ = fs::remove_dir_all(&directory);
         fs::create_dir_all(&directory)?;
         Ok(Self(directory))

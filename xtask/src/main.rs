@@ -2,14 +2,17 @@
 //!
 //! * [`artifacts`] knows what is built and where it is left;
 //! * [`debian`] fetches what is not ours: guest kernels and BusyBox, from Debian packages;
+//! * [`emulators`] fetches others than this machine's, and [`bochs`] runs the hypervisor on one;
 //! * [`initrd`] packs the guest's first RAM disk, [`workloads`] what guests may be given to do, both as an [`archive`];
 //! * [`ci`] is what a continuous integration runs, one named step after the other;
 //! * [`house`] holds the rules of the house that no compiler knows.
 
 mod archive;
 mod artifacts;
+mod bochs;
 mod ci;
 mod debian;
+mod emulators;
 mod house;
 mod initrd;
 mod workloads;
@@ -30,6 +33,7 @@ cargo xtask COMMAND
   run [ARGS]     build, then `dunlin run ARGS` (also `--arch aarch64`)
   image [ARGS]   build, then `dunlin image ARGS`; the image is target/dunlin.iso unless ARGS say otherwise
   test [STEP..]  what CI runs; with names, only these steps (`test --list` shows them)
+  bochs [ARGS]   build, then run hypervisor and guests on Bochs, a second emulator of AMD SVM (`bochs --help`)
   bench [ARGS]   build, then `dunlin bench ARGS`; without ARGS `dunlin bench all`, results in target/bench
   house          only the house checks
   figures        renew the instructions per exit in documents, from docs/exits*.toml
@@ -59,6 +63,7 @@ fn dispatch(command: &str, rest: &[String]) -> Result<ExitCode> {
         "run" => run_default(&places, rest)?,
         "image" => image(&places, rest)?,
         "bench" => bench(&places, rest)?,
+        "bochs" => return bochs::command(&places, rest),
         "test" => return ci::run(&places, rest),
         "figures" => house::renew_figures(&places.root)?,
         "house" => return house::report(&places.root),

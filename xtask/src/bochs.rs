@@ -1,0 +1,235 @@
+//! `cargo xtask bochs`: the hypervisor and its guests on Bochs, a second emulator of AMD's SVM.
+//!
+//! QEMU's emulation of SVM was written once, and so are its mistakes. Bochs is another one, with what QEMU's lacks: the VMCB tells
+//! the next RIP, one ASID can be flushed, XSETBV and SVM's other intercepts work, VMRUN loads the interrupt shadow. Each run here
+//! starts a PC from an image that `dunlin image` made, through BIOS and GRUB, and ends when the machine turns itself off.
+//!
+//! What Bochs does otherwise than processors do is beside the runs that it concerns.
+
+mod machine;
+mod verdict;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use crate::artifacts::{self, Places, Wanted};
+use crate::emulators::{BOCHS, Unpacked};
+use machine::{End, Machine, Outcome};
+use verdict::Wants;
+
+const HELP: &str = "\
+cargo xtask bochs [--short] [--json] [--list] [--help] [RUN..]
+
+Starts the hypervisor and its guests on Bochs 3.0 (processor `ryzen`), from the image that `dunlin image` makes: a second emulation
+of AMD's SVM, written by others than QEMU's. Bochs comes from Debian trixie and is unpacked in the user's cache, not installed.
+Each run has a time limit, shows where it is every five seconds, and leaves its files in target/bochs/RUN:
+serial.log (what hypervisor and guests wrote), bochs.log, the image, and the configuration to start it again by hand.
+
+  --short   the runs that `cargo xtask test` makes, about two minutes
+  --json    one line of JSON for each run on standard output; progress goes to standard error
+  --list    the runs
+  RUN..     only these
+
+In the table, ticks are Bochs' clock: instructions of one CPU, or of all CPUs that are not halted at once; 50 million are a second of
+the machine's time. They nearly repeat from run to run; wall times are those of this computer. The status is 0 if all runs did what
+is expected of them.
+";
+
+/// What a machine is started with.
+enum Guest {
+    /// The default VM with so many vCPUs: boots Debian, works a little, powers off.
+    Debian { vcpus: u32 },
+    /// A VM of so many vCPUs that runs experiments of the measuring guest.
+    Measuring { vcpus: u32, cmdline: &'static str },
+}
+
+struct Run {
+    name: &'static str,
+    what: &'static str,
+    cpus: u32,
+    guest: Guest,
+    /// Several times what it takes on a computer that does nothing else.
+    limit: Duration,
+    is_short: bool,
+}
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// What is not among them, and why: VMRUN of Bochs 3.0 decides by the *guest's* IF whether physical interrupts are masked, although
+/// V_INTR_MASKING is set (APM vol. 2, 15.21.1). A guest that keeps IF clear is never left for the host's timer. Experiments that do so
+/// until another vCPU or the console gets a turn on that CPU wait for ever: `events`, `control-registers`, and `hv-*`. So may Debian with
+/// 2 vCPUs on one CPU when it powers off: the one waits with IF clear until the other has stopped.
+const RUNS: &[Run] = &[
+    Run {
+        name: "exits",
+        what: "exits by each instruction, MSRs, XSETBV, SVM's instructions, self-IPIs, halts, on 1 CPU",
+        cpus: 1,
+        guest: Guest::Measuring {
+            vcpus: 1,
+            cmdline: "iterations=200 experiments=reserved-msr,svm-instructions,xsetbv-bad,msr-values,page-fault,vmmcall,cpuid,\
+                      rdmsr,wrmsr,cr4-write,x2apic-read,x2apic-eoi,port-in,port-out,self-ipi,self-ipi-icr,hlt-wake",
+        },
+        limit: MINUTE.saturating_mul(3),
+        is_short: true,
+    },
+    Run {
+        name: "debian-1",
+        what: "Debian with 1 vCPU on 1 CPU reaches user space and powers off",
+        cpus: 1,
+        guest: Guest::Debian { vcpus: 1 },
+        limit: MINUTE.saturating_mul(10),
+        is_short: true,
+    },
+    Run {
+        name: "debian-2",
+        what: "Debian with 2 vCPUs on 2 CPUs",
+        cpus: 2,
+        guest: Guest::Debian { vcpus: 2 },
+        limit: MINUTE.saturating_mul(15),
+        is_short: false,
+    },
+];
+
+/// Runs what `rest` asks for.
+pub(crate) fn command(places: &Places, rest: &[String]) -> Result<ExitCode> {
+    let (mut is_short, mut is_json) = (false, false);
+    let mut names = Vec::new();
+    for word in rest {
+        match word.as_str() {
+            "--short" => is_short = true,
+            "--json" => is_json = true,
+            "--help" | "-h" => {
+                print!("{HELP}");
+                return Ok(ExitCode::SUCCESS);
+            }
+            "--list" => {
+                for Run { name, what, is_short, .. } in RUNS {
+                    println!("{name:14} {what}{}", if *is_short { " (short)" } else { "" });
+                }
+                return Ok(ExitCode::SUCCESS);
+            }
+            name if RUNS.iter().any(|run| run.name == name) => names.push(name),
+            unknown => bail!("no run `{unknown}`; `cargo xtask bochs --list` shows them, `--help` says what they are"),
+        }
+    }
+    let is_wanted = |run: &&Run| if names.is_empty() { run.is_short || !is_short } else { names.contains(&run.name) };
+
+    artifacts::run(Command::new(places.root.join("xtask/setup.sh")).arg("image"))?;
+    artifacts::build(places, Wanted::ForDefaultVm)?;
+    let bochs = BOCHS.unpack()?;
+    let results: Vec<_> = RUNS.iter().filter(is_wanted).map(|run| (run, run.perform(places, &bochs))).collect();
+    if is_json {
+        results.iter().for_each(|(run, result)| println!("{}", run.json(result)));
+    }
+    print_table(&results);
+    let all_well = results.iter().all(|(_, result)| result.as_ref().is_ok_and(|done| done.complaints.is_empty()));
+    Ok(if all_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The short form, for `cargo xtask test`.
+pub(crate) fn short(places: &Places) -> Result<()> {
+    match command(places, &["--short".to_string()])? {
+        ExitCode::SUCCESS => Ok(()),
+        _ => bail!("not all did what is expected of it; the table above says what"),
+    }
+}
+
+/// A run that came to an end.
+struct Done {
+    outcome: Outcome,
+    /// What is not as it should be.
+    complaints: Vec<String>,
+}
+
+impl Run {
+    fn perform(&self, places: &Places, bochs: &Unpacked) -> Result<Done> {
+        let folder = machine::folder(&places.target.join("bochs"), self.name)?;
+        let tell = |words: &str| eprintln!("bochs {:12} {words}", self.name);
+        tell(self.what);
+        let image = self.make_image(places, &folder)?;
+        let machine = Machine { bochs, image: &image, cpus: self.cpus, memory_mib: 1024, limit: self.limit };
+        let outcome = machine.run(&folder, &mut |words| tell(words))?;
+        let mut complaints = self.wants().missing_in(&outcome.serial);
+        if outcome.end != End::Off {
+            complaints.insert(0, format!("ended by {}, not by turning itself off", outcome.end.name()));
+        }
+        for complaint in &complaints {
+            tell(&format!("FAILED: {complaint}"));
+        }
+        if !complaints.is_empty() {
+            tell(&format!("all that was said: {}", folder.join("serial.log").display()));
+        }
+        Ok(Done { outcome, complaints })
+    }
+
+    fn make_image(&self, places: &Places, folder: &Path) -> Result<PathBuf> {
+        let image = folder.join("dunlin.iso");
+        let mut command = Command::new(places.tool());
+        command.arg("image").arg("--output").arg(&image).env("CARGO_TARGET_DIR", &places.target);
+        match &self.guest {
+            Guest::Debian { vcpus } => {
+                command.args(["--vcpus", &vcpus.to_string()]);
+            }
+            Guest::Measuring { vcpus, cmdline } => {
+                let file = folder.join("vms.toml");
+                fs::write(&file, measuring_vm(*vcpus, cmdline))?;
+                command.arg(file);
+            }
+        }
+        artifacts::output(command.current_dir(&places.root)).context("no image")?;
+        Ok(image)
+    }
+
+    fn wants(&self) -> Wants {
+        match &self.guest {
+            Guest::Debian { vcpus } => Wants::debian(self.cpus, *vcpus),
+            Guest::Measuring { .. } => Wants::experiments(self.cpus),
+        }
+    }
+
+    fn json(&self, result: &Result<Done>) -> serde_json::Value {
+        let mut line = serde_json::json!({ "run": self.name, "cpus": self.cpus });
+        match result {
+            Ok(Done { outcome, complaints }) => {
+                line["status"] = if complaints.is_empty() { "passed" } else { "failed" }.into();
+                line["end"] = outcome.end.name().into();
+                line["wall_seconds"] = outcome.wall.as_secs_f64().into();
+                line["ticks"] = outcome.ticks.into();
+                line["complaints"] = complaints.clone().into();
+            }
+            Err(error) => {
+                line["status"] = "not run".into();
+                line["complaints"] = vec![format!("{error:#}")].into();
+            }
+        }
+        line
+    }
+}
+
+fn measuring_vm(vcpus: u32, cmdline: &str) -> String {
+    format!(
+        "[[vm]]\nname = \"measuring\"\nvcpus = {vcpus}\nmemory = \"64M\"\nkernel = \"measuring-guest\"\n\
+         initrd = \"none\"\ncmdline = \"{cmdline}\"\n"
+    )
+}
+
+/// On standard error, where progress is: standard output is for programs.
+fn print_table(results: &[(&Run, Result<Done>)]) {
+    eprintln!("\n{:14} {:>4}  {:8} {:>8} {:>14}  what", "run", "CPUs", "status", "wall", "ticks");
+    for (run, result) in results {
+        match result {
+            Ok(Done { outcome, complaints }) => {
+                let status = if complaints.is_empty() { "passed" } else { "FAILED" };
+                let wall = format!("{:.1} s", outcome.wall.as_secs_f64());
+                let ticks = format!("{:.1} M", outcome.ticks as f64 / 1e6);
+                eprintln!("{:14} {:>4}  {status:8} {wall:>8} {ticks:>14}  {}", run.name, run.cpus, run.what);
+                complaints.iter().for_each(|complaint| eprintln!("{:14}       {complaint}", ""));
+            }
+            Err(error) => eprintln!("{:14} {:>4}  NOT RUN  {error:#}", run.name, run.cpus),
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! What a run has to write to its serial port, and what it must not.
+
+/// What is expected.
+pub(super) struct Wants {
+    /// Words that have to be there.
+    words: Vec<String>,
+    /// Words that must not be.
+    never: &'static [&'static str],
+}
+
+/// What the hypervisor says of a processor that has what QEMU's emulation lacks, and at its very end.
+const OF_THE_PROCESSOR: [&str; 2] = ["next RIP, flush by ASID", "all VMs have ended"];
+
+/// What a guest says that found something wrong, or could not go on.
+const COMPLAINTS: &[&str] = &["violation ", "outcome=fail", "exception ", "panic", "error about=", "unsupported"];
+
+impl Wants {
+    /// Debian with so many vCPUs on so many CPUs.
+    pub(super) fn debian(cpus: u32, vcpus: u32) -> Self {
+        let mut wants = Self::of_all(cpus);
+        wants.words.extend([
+            format!("CPUs online: {vcpus}"),
+            format!("Parallel job: {vcpus} of {vcpus} workers finished"),
+            "exit=0".to_string(),
+        ]);
+        wants.never = &["panic", "BUG:", "Oops", "rcu: INFO"];
+        wants
+    }
+
+    /// Experiments of the measuring guest, none of which finds anything wrong.
+    pub(super) fn experiments(cpus: u32) -> Self {
+        let mut wants = Self::of_all(cpus);
+        wants.words.push(" failures=0".to_string());
+        wants.words.push("done experiments=".to_string());
+        wants.never = COMPLAINTS;
+        wants
+    }
+
+    fn of_all(cpus: u32) -> Self {
+        let mut words: Vec<String> = OF_THE_PROCESSOR.map(String::from).into();
+        words.push(format!("{cpus} pCPUs"));
+        Self { words, never: &[] }
+    }
+
+    /// What is not as it should be in what was written, in words.
+    pub(super) fn missing_in(&self, serial: &str) -> Vec<String> {
+        let missing = self.words.iter().filter(|words| !serial.contains(words.as_str()));
+        let missing = missing.map(|words| format!("it did not say \"{}\"", words.trim()));
+        let unwanted = serial.lines().filter(|line| self.never.iter().any(|words| line.contains(words)));
+        missing.chain(unwanted.map(|line| format!("it said \"{}\"", line.trim_end()))).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Wants;
+
+    const BOOTED: &str = "[ 0.0] 2 pCPUs, 1 MiB free\n[ 0.0] Ryzen; next RIP, flush by ASID\nCPUs online: 4\r\n\
+                          Parallel job: 4 of 4 workers finished\r\n exit=0\r\n[ 9.0] all VMs have ended\r\n";
+
+    #[test]
+    fn boot_that_says_all_is_as_wanted() {
+        assert_eq!(Wants::debian(2, 4).missing_in(BOOTED), [""; 0]);
+    }
+
+    #[test]
+    fn what_is_missing_and_what_should_not_be_there_is_named() {
+        let text = BOOTED.replace("exit=0", "exit=1") + "Kernel panic - not syncing\r\n";
+        let complaints = Wants::debian(2, 4).missing_in(&text);
+        assert_eq!(complaints, ["it did not say \"exit=0\"", "it said \"Kernel panic - not syncing\""]);
+        assert_eq!(Wants::debian(1, 4).missing_in(BOOTED), ["it did not say \"1 pCPUs\""]);
+    }
+
+    #[test]
+    fn experiment_that_finds_something_wrong_fails() {
+        let text = "2 pCPUs; next RIP, flush by ASID\ndone experiments=1 failures=0\nall VMs have ended\n";
+        assert_eq!(Wants::experiments(2).missing_in(text), [""; 0]);
+        let wrong = format!("{text}violation experiment=x of=y expected=gp seen=none judged=true\n");
+        assert_eq!(Wants::experiments(2).missing_in(&wrong).len(), 1);
+        assert_eq!(Wants::experiments(2).missing_in("").len(), 5);
+    }
+}

@@ -1,0 +1,147 @@
+//! Emulators of a newer Debian than this machine's: Bochs.
+//!
+//! Their packages, with all that these depend on, are unpacked below the user's cache (`$XDG_CACHE_HOME/dunlin`), where all
+//! clones of the repository find them. Nothing is installed. They need newer libraries than this machine may have, so each is
+//! started by the loader that it was unpacked with, through a script of three lines that stands for the program.
+
+use std::env;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use crate::debian;
+
+/// A set of packages that belong together.
+#[derive(Debug)]
+pub(crate) struct Emulator {
+    /// The folder below the cache.
+    folder: &'static str,
+    /// Suites of Debian; packages come from the last that has them.
+    suites: &'static [&'static str],
+    packages: &'static [&'static str],
+    /// The programs that scripts stand for, each with arguments that come first.
+    programs: &'static [(&'static str, &'static [&'static str])],
+    /// What the programs find in their environment. `{root}` is where the packages have been unpacked.
+    environment: &'static [(&'static str, &'static str)],
+    /// How large the download is, in MB.
+    megabytes: u32,
+}
+
+/// Bochs 3.0. Version 3.1 stops Debian's kernel 6.1 at its start by a division that fails, and 2.7 does without posted interrupts.
+pub(crate) const BOCHS: Emulator = Emulator {
+    folder: "bochs-trixie",
+    suites: &["trixie"],
+    // It wants one of the displays that need more libraries; that for a terminal needs the fewest.
+    packages: &["bochs", "bochs-term", "bochsbios", "vgabios"],
+    programs: &[("bochs-bin", &[])],
+    environment: &[
+        ("LTDL_LIBRARY_PATH", "{root}/usr/lib/x86_64-linux-gnu/bochs/plugins"),
+        ("BXSHARE", "{root}/usr/share/bochs"),
+    ],
+    megabytes: 55,
+};
+
+/// An emulator that has been unpacked.
+#[derive(Debug)]
+pub(crate) struct Unpacked {
+    root: PathBuf,
+}
+
+impl Emulator {
+    /// Unpacks it, unless that has been done.
+    pub(crate) fn unpack(&self) -> Result<Unpacked> {
+        let cache = cache()?;
+        let done = Unpacked { root: cache.join(self.folder) };
+        if done.root.is_dir() {
+            return Ok(done);
+        }
+        println!(
+            "xtask: fetching {} and libraries from Debian {} ({} MB; unpacked in {}, not installed)",
+            self.packages.join(", "),
+            self.suites.join(" and "),
+            self.megabytes,
+            done.root.display()
+        );
+        let mine = |what: &str| cache.join(format!("{}-{what}-{}", self.folder, std::process::id()));
+        let unfinished = mine("unfinished");
+        let result = debian::unpack_from(self.suites, self.packages, &mine("download"), &unfinished)
+            .and_then(|()| self.write_scripts(&unfinished, &done.root));
+        // The rename comes last, so that what looks complete is complete. It fails where another clone was quicker.
+        let _ = result.is_ok().then(|| fs::rename(&unfinished, &done.root));
+        let _ = fs::remove_dir_all(&unfinished);
+        result.with_context(|| format!("{} could not be fetched", self.packages.join(", ")))?;
+        Ok(done)
+    }
+
+    /// Writes a script for each program into `folder`, for programs that will be in `root`.
+    fn write_scripts(&self, folder: &Path, root: &Path) -> Result<()> {
+        let root = root.to_str().context("the cache's path is not UTF-8")?;
+        let scripts = folder.join(SCRIPTS);
+        fs::create_dir_all(&scripts)?;
+        for (program, arguments) in self.programs {
+            let path = scripts.join(program);
+            fs::write(&path, self.script(program, arguments, root))?;
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
+        }
+        Ok(())
+    }
+
+    fn script(&self, program: &str, arguments: &[&str], root: &str) -> String {
+        let mut text = String::from("#!/bin/sh\n");
+        for (name, value) in self.environment {
+            text += &format!("export {name}='{}'\n", value.replace("{root}", root));
+        }
+        let libraries = format!("{root}/usr/lib/x86_64-linux-gnu");
+        text += &format!(
+            "exec '{root}/lib64/ld-linux-x86-64.so.2' --library-path '{libraries}:{libraries}/pulseaudio' '{root}/usr/bin/{program}'"
+        );
+        for argument in arguments {
+            text += &format!(" '{}'", argument.replace("{root}", root));
+        }
+        text + " \"$@\"\n"
+    }
+}
+
+/// The folder of scripts below that of an emulator.
+const SCRIPTS: &str = "dunlin";
+
+impl Unpacked {
+    /// The folder with a program for each of the emulator's, to be the first in PATH.
+    pub(crate) fn programs(&self) -> PathBuf {
+        self.root.join(SCRIPTS)
+    }
+
+    /// A file of its packages.
+    pub(crate) fn file(&self, path: &str) -> PathBuf {
+        self.root.join(path)
+    }
+}
+
+/// The folder of this project in the user's cache.
+fn cache() -> Result<PathBuf> {
+    let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let cache = set("XDG_CACHE_HOME").filter(|path| path.is_absolute());
+    let cache = cache.or_else(|| Some(set("HOME")?.join(".cache")));
+    let folder = cache.context("neither XDG_CACHE_HOME nor HOME says where the user's cache is")?.join("dunlin");
+    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    Ok(folder)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::BOCHS;
+
+    #[test]
+    fn script_starts_the_program_by_the_loader_that_it_came_with() {
+        let script = BOCHS.script("bochs-bin", &["-q"], "/c");
+        assert!(
+            script.starts_with("#!/bin/sh\nexport LTDL_LIBRARY_PATH='/c/usr/lib/x86_64-linux-gnu/bochs/plugins'\n")
+        );
+        assert!(script.ends_with(
+            "exec '/c/lib64/ld-linux-x86-64.so.2' --library-path \
+             '/c/usr/lib/x86_64-linux-gnu:/c/usr/lib/x86_64-linux-gnu/pulseaudio' '/c/usr/bin/bochs-bin' '-q' \"$@\"\n"
+        ));
+    }
+}
