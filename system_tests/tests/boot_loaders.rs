@@ -104,6 +104,16 @@ fn only_what_is_surely_ram_is_used_of_a_map_with_holes_overlaps_crumbs_and_unkno
 }
 
 #[test]
+fn more_than_a_tebibyte_is_used_around_the_hole_that_amds_machines_have_below_it() {
+    // None of it is there before it is touched.
+    let memory = "memory-backend-ram,id=memory,size=1100G,reserve=off";
+    let machine =
+        ["-machine", "q35,memory-backend=memory", "-object", memory, "-cpu", "max,phys-bits=48", "-m", "1100G"];
+    let run = start(&BootLoader::default(), &[&machine[..], &["-append", "check"]].concat());
+    assert!(run.status == qemu_status(CLEAN) && free_mib(&run) > 1099 << 10, "{run:#?}");
+}
+
+#[test]
 fn maps_without_enough_memory_or_with_too_many_ranges_are_refused() {
     refuses(&with_map([]), &[], "cannot start: the boot loader passed no memory map");
     refuses(&with_map([(0, 0x9_fc00, RAM), (MIB, 4 * MIB, RAM)]), &[], "cannot start: too little memory");
