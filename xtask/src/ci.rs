@@ -2,7 +2,11 @@
 //!
 //! A failed step does not stop the others, nor a failed test its step, so that one run tells all; a step whose ground is missing is skipped and
 //! says so. What a step needs of the machine is installed first. Steps are in order of cost: what fails most often fails first.
+//!
+//! The system tests take the QEMU that is first in PATH. `--qemu` puts another one there, and makes a short list of them run.
 
+use std::env;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
@@ -10,6 +14,7 @@ use anyhow::{Result, bail};
 
 use crate::artifacts::{self, AARCH64_BARE_METAL, BARE_METAL, BARE_METAL_PROGRAMS, Places, Wanted, run as execute};
 use crate::bochs;
+use crate::emulators::{QEMU_10, QEMU_11};
 use crate::house;
 
 struct Step {
@@ -69,9 +74,71 @@ enum Outcome {
     Skipped,
 }
 
-/// Runs all steps, or those named.
-pub(crate) fn run(places: &Places, names: &[String]) -> Result<ExitCode> {
-    if names.iter().any(|name| name == "--list") {
+/// The tests that are run with another QEMU than this machine's: boots on both architectures and from GRUB, what is emulated and
+/// what QEMU emulates of SVM, guests and devices that misbehave. Others ask nothing more of QEMU, or count its instructions.
+const WITH_ANOTHER_QEMU: [&str; 12] = [
+    "hypervisor",
+    "linux",
+    "image",
+    "console_choice",
+    "consoles",
+    "events",
+    "misbehaviour",
+    "control_registers",
+    "clocks",
+    "machine_checks",
+    "registers",
+    "id_registers",
+];
+
+/// Runs all steps, or those named. With `--qemu WHICH` the short list of system tests, with that QEMU.
+pub(crate) fn run(places: &Places, words: &[String]) -> Result<ExitCode> {
+    let mut words = words.iter();
+    let (mut names, mut qemu) = (Vec::new(), None);
+    while let Some(word) = words.next() {
+        match word.strip_prefix("--qemu") {
+            Some("") => qemu = Some(words.next().map_or("", String::as_str)),
+            Some(joined) if joined.starts_with('=') => qemu = Some(&joined[1..]),
+            _ => names.push(word),
+        }
+    }
+    let Some(qemu) = qemu else { return run_steps(places, &names) };
+    if names.first().is_none_or(|name| *name != "system") {
+        bail!("--qemu goes with the step `system`: `cargo xtask test system --qemu {qemu} [TEST..]`");
+    }
+    let tests: Vec<&str> = names.iter().skip(1).map(|name| name.as_str()).collect();
+    let tests = if tests.is_empty() { WITH_ANOTHER_QEMU.to_vec() } else { tests };
+    let folder = folder_of_qemu(qemu)?;
+    set_up(places, &["image", "uefi"])?;
+    build(places)?;
+    system_with(places, &folder, &tests)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The folder with the programs of this QEMU: a version that Debian has, or a folder.
+fn folder_of_qemu(which: &str) -> Result<PathBuf> {
+    Ok(match which {
+        "10" => QEMU_10.unpack()?.programs(),
+        "11" => QEMU_11.unpack()?.programs(),
+        folder if PathBuf::from(folder).join("qemu-system-x86_64").is_file() => PathBuf::from(folder).canonicalize()?,
+        other => bail!("--qemu takes 10, 11, or a folder with qemu-system-x86_64 in it, and not `{other}`"),
+    })
+}
+
+/// These system tests, with the QEMU whose programs are in `folder`.
+fn system_with(places: &Places, folder: &Path, tests: &[&str]) -> Result<()> {
+    let usual = env::var_os("PATH").unwrap_or_default();
+    let path = env::join_paths(std::iter::once(folder.to_path_buf()).chain(env::split_paths(&usual)))?;
+    execute(Command::new(folder.join("qemu-system-x86_64")).arg("--version"))?;
+    let mut command = places.cargo(&["test", "--no-fail-fast", "--release", "--package", "dunlin-system-tests"]);
+    for test in tests {
+        command.args(["--test", test]);
+    }
+    execute(command.args(["--", "--test-threads=1"]).env("PATH", path))
+}
+
+fn run_steps(places: &Places, names: &[&String]) -> Result<ExitCode> {
+    if names.iter().any(|name| *name == "--list") {
         for step in &STEPS {
             println!("{:18} {}", step.name, step.what);
         }
@@ -82,7 +149,7 @@ pub(crate) fn run(places: &Places, names: &[String]) -> Result<ExitCode> {
     }
 
     let mut results: Vec<(&Step, Outcome, Duration)> = Vec::new();
-    for step in STEPS.iter().filter(|step| names.is_empty() || names.iter().any(|name| name == step.name)) {
+    for step in STEPS.iter().filter(|step| names.is_empty() || names.iter().any(|name| *name == step.name)) {
         println!("\n== {}: {}", step.name, step.what);
         let started = Instant::now();
         let missing =

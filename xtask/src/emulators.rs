@@ -1,4 +1,4 @@
-//! Emulators of a newer Debian than this machine's: Bochs.
+//! Emulators of a newer Debian than this machine's: Bochs, and newer versions of QEMU.
 //!
 //! Their packages, with all that these depend on, are unpacked below the user's cache (`$XDG_CACHE_HOME/dunlin`), where all
 //! clones of the repository find them. Nothing is installed. They need newer libraries than this machine may have, so each is
@@ -43,6 +43,40 @@ pub(crate) const BOCHS: Emulator = Emulator {
     megabytes: 55,
 };
 
+const QEMU_PROGRAMS: &[(&str, &[&str])] = &[
+    ("qemu-system-x86_64", &["-L", "{root}/usr/share/qemu", "-L", "{root}/usr/share/seabios"]),
+    ("qemu-system-aarch64", &["-L", "{root}/usr/share/qemu"]),
+];
+const QEMU_ENVIRONMENT: &[(&str, &str)] = &[("QEMU_MODULE_DIR", "{root}/usr/lib/x86_64-linux-gnu/qemu")];
+
+/// QEMU 10.0.
+pub(crate) const QEMU_10: Emulator = Emulator {
+    folder: "qemu-trixie",
+    suites: &["trixie"],
+    packages: &["qemu-system-x86", "qemu-system-arm"],
+    programs: QEMU_PROGRAMS,
+    environment: QEMU_ENVIRONMENT,
+    megabytes: 48,
+};
+
+/// QEMU 11.1, or what Debian's backports have by then.
+pub(crate) const QEMU_11: Emulator = Emulator {
+    folder: "qemu-trixie-backports",
+    suites: &["trixie", "trixie-backports"],
+    packages: &["qemu-system-x86", "qemu-system-arm"],
+    programs: QEMU_PROGRAMS,
+    environment: QEMU_ENVIRONMENT,
+    megabytes: 48,
+};
+
+/// Unpacks all of them, and prints the folders that hold their programs.
+pub(crate) fn unpack_all() -> Result<()> {
+    for emulator in [&BOCHS, &QEMU_10, &QEMU_11] {
+        println!("{}", emulator.unpack()?.programs().display());
+    }
+    Ok(())
+}
+
 /// An emulator that has been unpacked.
 #[derive(Debug)]
 pub(crate) struct Unpacked {
@@ -50,11 +84,12 @@ pub(crate) struct Unpacked {
 }
 
 impl Emulator {
-    /// Unpacks it, unless that has been done.
+    /// Unpacks it, unless that has been done. The scripts are written in any case: they may be another version's.
     pub(crate) fn unpack(&self) -> Result<Unpacked> {
         let cache = cache()?;
         let done = Unpacked { root: cache.join(self.folder) };
         if done.root.is_dir() {
+            self.write_scripts(&done.root, &done.root)?;
             return Ok(done);
         }
         println!(
@@ -95,7 +130,7 @@ impl Emulator {
         }
         let libraries = format!("{root}/usr/lib/x86_64-linux-gnu");
         text += &format!(
-            "exec '{root}/lib64/ld-linux-x86-64.so.2' --library-path '{libraries}:{libraries}/pulseaudio' '{root}/usr/bin/{program}'"
+            "exec '{libraries}/ld-linux-x86-64.so.2' --library-path '{libraries}:{libraries}/pulseaudio' '{root}/usr/bin/{program}'"
         );
         for argument in arguments {
             text += &format!(" '{}'", argument.replace("{root}", root));
@@ -131,17 +166,24 @@ fn cache() -> Result<PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    use super::BOCHS;
+    use super::{BOCHS, QEMU_10, QEMU_11};
 
     #[test]
     fn script_starts_the_program_by_the_loader_that_it_came_with() {
-        let script = BOCHS.script("bochs-bin", &["-q"], "/c");
-        assert!(
-            script.starts_with("#!/bin/sh\nexport LTDL_LIBRARY_PATH='/c/usr/lib/x86_64-linux-gnu/bochs/plugins'\n")
+        let script = QEMU_11.script("qemu-system-x86_64", &["-L", "{root}/usr/share/qemu"], "/c");
+        assert_eq!(
+            script,
+            "#!/bin/sh\nexport QEMU_MODULE_DIR='/c/usr/lib/x86_64-linux-gnu/qemu'\n\
+             exec '/c/usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2' --library-path \
+             '/c/usr/lib/x86_64-linux-gnu:/c/usr/lib/x86_64-linux-gnu/pulseaudio' '/c/usr/bin/qemu-system-x86_64' \
+             '-L' '/c/usr/share/qemu' \"$@\"\n"
         );
-        assert!(script.ends_with(
-            "exec '/c/lib64/ld-linux-x86-64.so.2' --library-path \
-             '/c/usr/lib/x86_64-linux-gnu:/c/usr/lib/x86_64-linux-gnu/pulseaudio' '/c/usr/bin/bochs-bin' '-q' \"$@\"\n"
-        ));
+    }
+
+    #[test]
+    fn each_emulator_has_a_folder_of_its_own() {
+        let mut folders = [&BOCHS, &QEMU_10, &QEMU_11].map(|emulator| emulator.folder);
+        folders.sort_unstable();
+        assert!(folders.windows(2).all(|two| two[0] != two[1]));
     }
 }

@@ -32,7 +32,10 @@ cargo xtask COMMAND
   workloads      what guests may be given to do, with a C compiler and sources from Debian packages
   run [ARGS]     build, then `dunlin run ARGS` (also `--arch aarch64`)
   image [ARGS]   build, then `dunlin image ARGS`; the image is target/dunlin.iso unless ARGS say otherwise
+  emulators      fetch Bochs and QEMU 10 and 11 into the user's cache, for later, and say where they are
   test [STEP..]  what CI runs; with names, only these steps (`test --list` shows them)
+  test system --qemu 10|11|FOLDER [TEST..]
+                 system tests with another QEMU: version 10 or 11 of Debian, unpacked in the user's cache, or the one in FOLDER
   bochs [ARGS]   build, then run hypervisor and guests on Bochs, a second emulator of AMD SVM (`bochs --help`)
   bench [ARGS]   build, then `dunlin bench ARGS`; without ARGS `dunlin bench all`, results in target/bench
   house          only the house checks
@@ -64,6 +67,7 @@ fn dispatch(command: &str, rest: &[String]) -> Result<ExitCode> {
         "image" => image(&places, rest)?,
         "bench" => bench(&places, rest)?,
         "bochs" => return bochs::command(&places, rest),
+        "emulators" => emulators::unpack_all()?,
         "test" => return ci::run(&places, rest),
         "figures" => house::renew_figures(&places.root)?,
         "house" => return house::report(&places.root),
