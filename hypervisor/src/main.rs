@@ -94,7 +94,12 @@ fn start_vms(boot: &boot::Boot) -> Result<(), alloc::string::String> {
     frames::set_reserve_aside().map_err(|_| {
         format!("the host has {} MiB of memory left, too little for any VM", frames::free_bytes() >> 20)
     })?;
-    control::init(&payload.manifest, boot.option("selftest") == Some("slow-log"));
+    let exits_when_idle = match boot.option("when-idle") {
+        Some("poweroff") => true,
+        Some("stay") => false,
+        _ => payload.manifest.exit_when_idle,
+    };
+    control::init(&payload.manifest.vms, exits_when_idle, boot.option("selftest") == Some("slow-log"));
     for (number, config) in (0..).zip(&payload.manifest.vms) {
         control::vm_creating(number);
         match vm::Vm::create(number, config.clone(), &payload) {

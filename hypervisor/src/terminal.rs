@@ -40,6 +40,8 @@ pub(crate) enum Key {
     Taken,
     /// The VM with this index gets the byte.
     Guest(usize, u8),
+    /// The machine is to be turned off. All VMs have ended.
+    PowerOff,
 }
 
 /// The terminal.
@@ -140,6 +142,8 @@ impl Terminal {
             PREFIX => return self.input(key),
             b'l' => self.show(Shown::Log),
             b'n' => self.show(self.following()),
+            b'o' if self.guests.iter().all(|guest| guest.has_ended) => return Key::PowerOff,
+            b'o' => self.say("VMs run; when all have ended, Ctrl-] o turns the machine off"),
             b'0'..=b'9' if usize::from(key - b'0') < self.guests.len() => self.show(Shown::Guest((key - b'0').into())),
             _ => self.help(),
         }
@@ -202,7 +206,9 @@ impl Terminal {
 
     fn help(&mut self) {
         let title = self.title();
-        self.say(&format!("{title}; Ctrl-] and then: n the next, l the log, 0 to 9 that VM's console, Ctrl-] itself"));
+        self.say(&format!(
+            "{title}; Ctrl-] and then: n the next, l the log, 0 to 9 that VM's console, o off, Ctrl-] itself"
+        ));
     }
 
     /// Writes a line of the terminal's own. One that finds no room is not that important.

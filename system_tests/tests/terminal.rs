@@ -5,22 +5,23 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use system_tests::line::SerialLine;
-use system_tests::{dunlin, finished, until};
+use system_tests::{assets, dunlin, finished, measuring_vm, until};
 use tempfile::TempDir;
 
 /// Ctrl-].
 const PREFIX: &str = "\x1d";
 
-/// A PC that starts from an image. Ends with the test.
+/// A PC. Ends with the test.
 struct Pc(Child);
 
 impl Pc {
     /// With three CPUs (in QEMU the first runs no vCPUs), and a serial port whose other end is in `folder`.
-    fn start(folder: &Path, image: &str, more: &[&str]) -> Self {
+    fn start(folder: &Path, boot: &[String], more: &[&str]) -> Self {
         let mut command = Command::new("timeout");
         command
             .args(["300", "qemu-system-x86_64", "-accel", "tcg,thread=multi", "-machine", "q35", "-cpu", "max"])
-            .args(["-smp", "3", "-m", "1G", "-display", "none", "-nodefaults", "-no-reboot", "-cdrom", image])
+            .args(["-smp", "3", "-m", "1G", "-display", "none", "-nodefaults", "-no-reboot"])
+            .args(boot)
             .args(SerialLine::qemu_arguments(folder, "line"))
             .args(more)
             .stdin(Stdio::null());
@@ -56,7 +57,7 @@ fn image_with_shells(folder: &Path, names: &[&str]) -> String {
 fn two_guests_share_the_machines_console() {
     let folder = TempDir::new().expect("a temporary folder can be made");
     let image = image_with_shells(folder.path(), &["left", "right"]);
-    let mut pc = Pc::start(folder.path(), &image, &["-serial", "chardev:line"]);
+    let mut pc = Pc::start(folder.path(), &["-cdrom".to_string(), image], &["-serial", "chardev:line"]);
     let mut line = SerialLine::attach(folder.path(), "line");
     line.wait_for("Dunlin: left, right");
     line.type_keys(b"\r");
@@ -109,6 +110,36 @@ fn two_guests_share_the_machines_console() {
     line.type_keys(b"1\x1dn");
     line.wait_for("--- the console of right (VM 1) ---");
     line.type_keys(b"exit\r");
+    line.wait_for("all VMs have ended");
+    assert_eq!(pc.status(), Some(0), "{}", line.heard());
+}
+
+/// Arguments for QEMU that start the hypervisor with a measuring guest that soon ends, and these options.
+fn short_run(folder: &Path, options: &str) -> [String; 6] {
+    let [file, image, payload] =
+        ["vms.toml", "dunlin.iso", "payload"].map(|name| folder.join(name).to_string_lossy().into_owned());
+    fs::write(&file, measuring_vm("measuring", 1, "experiments=cpuid")).expect("a file can be written");
+    let _run = dunlin(&["image", &file, "-o", &image]).expect_status(0);
+    let mut extract = Command::new("xorriso");
+    extract.args(["-osirrox", "on", "-indev", &image, "-extract", "/boot/payload", &payload]);
+    let _run = finished(&mut extract).expect_status(0);
+    let hypervisor = assets().join("hypervisor").to_string_lossy().into_owned();
+    ["-kernel", &hypervisor, "-initrd", &payload, "-append", options].map(String::from)
+}
+
+#[test]
+fn machine_that_is_to_stay_is_turned_off_by_a_key_on_com2() {
+    let folder = TempDir::new().expect("a temporary folder can be made");
+    let arguments = short_run(folder.path(), "console=com2 when-idle=stay");
+    let mut pc = Pc::start(folder.path(), &arguments, &["-serial", "null", "-serial", "chardev:line"]);
+    let mut line = SerialLine::attach(folder.path(), "line");
+    line.wait_for("experiment=cpuid");
+    line.wait_for("all VMs have ended, and the machine stays on");
+    // Neither another key, nor this one alone.
+    line.type_keys(b"o\x1d?");
+    line.wait_for("Ctrl-] and then");
+    assert!(matches!(pc.0.try_wait(), Ok(None)), "{}", line.heard());
+    line.type_keys(b"\x1do");
     line.wait_for("all VMs have ended");
     assert_eq!(pc.status(), Some(0), "{}", line.heard());
 }

@@ -24,6 +24,7 @@ const KNOWN: &[Known] = &[
     // Read by [`super::console`], which says what is wrong on all consoles that it finds.
     Known { name: "console", takes: Takes::Anything },
     Known { name: "panic", takes: Takes::OneOf(&["halt", "reset"]) },
+    Known { name: "when-idle", takes: Takes::OneOf(&["poweroff", "stay"]) },
     Known {
         name: "selftest",
         takes: Takes::OneOf(&["panic", "nested", "overflow", "null", "tsc-skew", "slow-log", "svm-locked"]),

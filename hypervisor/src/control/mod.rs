@@ -20,7 +20,7 @@ use abi::control::{
 use abi::counters::VcpuCounters;
 use abi::dirty::DirtyInfo;
 use abi::exit_code;
-use abi::payload::{DirtyLogging, Manifest, VmConfig};
+use abi::payload::{DirtyLogging, VmConfig};
 use addr::Gpa;
 use crossbeam_utils::CachePadded;
 use log::{error, info, warn};
@@ -78,6 +78,8 @@ struct Control {
     outgoing: VecDeque<u8>,
     vms: Vec<Slot>,
     exit_when_idle: bool,
+    /// It was said that all VMs have ended, and the machine stays on.
+    has_told_idle: bool,
     /// All VMs of the payload were created or have failed.
     complete: bool,
 }
@@ -105,11 +107,11 @@ struct Active {
 
 /// Takes over the port, if the machine has one, and says hello. `slow_log`: does without, and takes the log's UART for as slow
 /// as a real one.
-pub(crate) fn init(manifest: &Manifest, slow_log: bool) {
+pub(crate) fn init(vms: &[VmConfig], exit_when_idle: bool, slow_log: bool) {
     let port = if slow_log { None } else { ControlPort::take() };
     let terminal = port.is_none().then(|| {
         info!("no control port (virtio console): VMs have their consoles here; Ctrl-] ? tells the keys");
-        Terminal::new(manifest.vms.iter().map(|vm| vm.name.as_str()))
+        Terminal::new(vms.iter().map(|vm| vm.name.as_str()))
     });
     *CONTROL.lock() = Some(Control {
         port,
@@ -122,7 +124,8 @@ pub(crate) fn init(manifest: &Manifest, slow_log: bool) {
         receiver: Receiver::default(),
         outgoing: VecDeque::new(),
         vms: Vec::new(),
-        exit_when_idle: manifest.exit_when_idle,
+        exit_when_idle,
+        has_told_idle: false,
         complete: false,
     });
     tell(Message::Up(host_info()));
@@ -149,6 +152,9 @@ pub(crate) fn vm_started(vm: &Arc<Vm>) {
 pub(crate) fn vm_failed(number: u32, config: VmConfig, why: String) {
     error!("{}: {why}", config.name);
     add(Slot { config, state: SlotState::Failed });
+    if let Some(Control { terminal: Some(terminal), .. }) = &mut *CONTROL.lock() {
+        terminal.ended(number as usize);
+    }
     tell(Message::Vm { vm: number, at_ns: tsc::nanos(), event: VmEvent::Failed(why) });
 }
 
@@ -205,8 +211,8 @@ pub(crate) fn poll() -> bool {
     }
     control.transmit();
 
-    if control.exit_when_idle && control.complete && control.is_idle() {
-        control.farewell();
+    if control.complete && control.is_idle() {
+        control.idle();
     }
     has_more
 }
@@ -251,11 +257,15 @@ impl Control {
                 self.typing_until = now + tsc::nanos_to_ticks(TYPING_LASTS_NANOS);
             }
             for &byte in &bytes[..count] {
-                if let Key::Guest(guest, byte) = terminal.typed(byte)
-                    && let Some(vm) = self.vms.get(guest).and_then(Slot::running)
-                {
-                    // A guest that does not read loses what its UART has no room for.
-                    let _ = vm.type_on(Line::Console, &[byte]);
+                match terminal.typed(byte) {
+                    Key::Taken => {}
+                    Key::Guest(guest, byte) => {
+                        if let Some(vm) = self.vms.get(guest).and_then(Slot::running) {
+                            // A guest that does not read loses what its UART has no room for.
+                            let _ = vm.type_on(Line::Console, &[byte]);
+                        }
+                    }
+                    Key::PowerOff => self.exit_when_idle = true,
                 }
             }
             let pause = if now < self.typing_until { TYPING_NANOS } else { TYPED_NANOS };
@@ -495,6 +505,17 @@ impl Control {
 
     fn is_idle(&self) -> bool {
         !self.vms.iter().any(|slot| matches!(slot.state, SlotState::Running(_)))
+    }
+
+    /// All VMs have ended: so does the machine, unless it is to stay.
+    fn idle(&mut self) {
+        if self.exit_when_idle {
+            self.farewell();
+        }
+        let is_shown = self.terminal.as_ref().is_some_and(|terminal| terminal.next().is_empty());
+        if is_shown && !core::mem::replace(&mut self.has_told_idle, true) {
+            info!("all VMs have ended, and the machine stays on; Ctrl-] o turns it off");
+        }
     }
 
     /// Says good-bye and ends the machine.

@@ -23,6 +23,7 @@ fn typed(terminal: &mut Terminal, keys: &[u8]) -> Vec<(usize, u8)> {
         .filter_map(|&key| match terminal.typed(key) {
             Key::Guest(guest, byte) => Some((guest, byte)),
             Key::Taken => None,
+            Key::PowerOff => panic!("nobody asked for it"),
         })
         .collect()
 }
@@ -158,4 +159,19 @@ fn keys_are_told_on_request() {
     }
     // No VM at all.
     assert_eq!(typed(&mut terminal(&[]), b"a\x1dn\x1d0\x1d?"), []);
+}
+
+#[test]
+fn machine_is_turned_off_by_a_key_when_all_vms_have_ended() {
+    let off = |terminal: &mut Terminal| {
+        assert_eq!(terminal.typed(PREFIX), Key::Taken);
+        terminal.typed(b'o')
+    };
+    let mut terminal = terminal(&["left", "right"]);
+    terminal.ended(1);
+    assert_eq!(off(&mut terminal), Key::Taken);
+    assert!(sent(&mut terminal).contains("VMs run"));
+    terminal.ended(0);
+    assert_eq!(off(&mut terminal), Key::PowerOff);
+    assert_eq!(terminal.typed(b'o'), Key::Taken, "alone it is a key like others");
 }
