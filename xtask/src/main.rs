@@ -4,6 +4,7 @@
 //! * [`debian`] fetches what is not ours: guest kernels and BusyBox, from Debian packages;
 //! * [`emulators`] fetches others than this machine's, and [`bochs`] runs the hypervisor on one;
 //! * [`initrd`] packs the guest's first RAM disk, [`workloads`] what guests may be given to do, both as an [`archive`];
+//! * [`image_matrix`] starts the image on many PCs;
 //! * [`ci`] is what a continuous integration runs, one named step after the other;
 //! * [`house`] holds the rules of the house that no compiler knows.
 
@@ -14,6 +15,7 @@ mod ci;
 mod debian;
 mod emulators;
 mod house;
+mod image_matrix;
 mod initrd;
 mod workloads;
 
@@ -33,6 +35,7 @@ cargo xtask COMMAND
   run [ARGS]     build, then `dunlin run ARGS` (also `--arch aarch64`)
   image [ARGS]   build, then `dunlin image ARGS`; the image is target/dunlin.iso unless ARGS say otherwise
   emulators      fetch Bochs and QEMU 10 and 11 into the user's cache, for later, and say where they are
+  image-matrix   build, then start the image on 72 PCs of QEMU (`image-matrix --help`)
   test [STEP..]  what CI runs; with names, only these steps (`test --list` shows them)
   test system --qemu 10|11|FOLDER [TEST..]
                  system tests with another QEMU: version 10 or 11 of Debian, unpacked in the user's cache, or the one in FOLDER
@@ -68,6 +71,7 @@ fn dispatch(command: &str, rest: &[String]) -> Result<ExitCode> {
         "bench" => bench(&places, rest)?,
         "bochs" => return bochs::command(&places, rest),
         "emulators" => emulators::unpack_all()?,
+        "image-matrix" => return image_matrix::command(&places, rest),
         "test" => return ci::run(&places, rest),
         "figures" => house::renew_figures(&places.root)?,
         "house" => return house::report(&places.root),

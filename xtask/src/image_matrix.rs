@@ -1,0 +1,217 @@
+//! `cargo xtask image-matrix`: starts the image of the default VM on many PCs of QEMU, and prints which of them it started on.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::artifacts::{self, Places, Wanted};
+use crate::emulators::{QEMU_10, QEMU_11};
+
+const HELP: &str = "\
+cargo xtask image-matrix [--json] [--list] [--help] [WORD..]
+
+Starts the image that `dunlin image` makes on each PC of 1, 2 and 8 CPUs, with 1 and 6 GiB, from BIOS (SeaBIOS) and UEFI (OVMF), as a CD
+and as a USB disk, with this machine's QEMU and with QEMU 10 and 11 of newer Debians, which are unpacked in the user's cache. Each
+has five minutes to boot Debian in the default VM and to turn itself off.
+
+  WORD..   only PCs that have all of these: qemu, qemu-10, qemu-11, cpus-1, cpus-2, cpus-8, 1G, 6G, bios, uefi, cd, usb
+  --json   one line of JSON for each PC on standard output
+  --list   the PCs
+
+The status is 0 if the image started on all of them. Serial logs are in target/image-matrix.
+";
+
+/// Debian's UEFI for QEMU: its code, and the variables that it changes.
+const UEFI: [&str; 2] = ["/usr/share/OVMF/OVMF_CODE_4M.fd", "/usr/share/OVMF/OVMF_VARS_4M.fd"];
+
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// What tells PCs apart: each word with the arguments of QEMU that it stands for.
+const QEMUS: [&str; 3] = ["qemu", "qemu-10", "qemu-11"];
+const CPUS: [(&str, &[&str]); 3] = [("cpus-1", &["-smp", "1"]), ("cpus-2", &["-smp", "2"]), ("cpus-8", &["-smp", "8"])];
+const MEMORY: [(&str, &[&str]); 2] = [("1G", &["-m", "1G"]), ("6G", &["-m", "6G"])];
+const FIRMWARE: [&str; 2] = ["bios", "uefi"];
+const MEDIA: [&str; 2] = ["cd", "usb"];
+
+/// A PC, by its words, and the arguments that its CPUs and memory stand for.
+struct Pc {
+    words: [&'static str; 5],
+    arguments: Vec<&'static str>,
+}
+
+struct Started {
+    complaints: Vec<String>,
+    wall: Duration,
+}
+
+/// All of them.
+fn all() -> Vec<Pc> {
+    let mut pcs = Vec::new();
+    for qemu in QEMUS {
+        for (cpus, smp) in CPUS {
+            for (memory, bytes) in MEMORY {
+                for firmware in FIRMWARE {
+                    for medium in MEDIA {
+                        let words = [qemu, cpus, memory, firmware, medium];
+                        pcs.push(Pc { words, arguments: [smp, bytes].concat() });
+                    }
+                }
+            }
+        }
+    }
+    pcs
+}
+
+/// Those that have all of the words.
+fn chosen(words: &[&str]) -> Result<Vec<Pc>> {
+    let all = all();
+    if let Some(unknown) = words.iter().find(|word| !all.iter().any(|pc| pc.words.contains(word))) {
+        bail!("no PC has `{unknown}`; `cargo xtask image-matrix --help` tells the words");
+    }
+    Ok(all.into_iter().filter(|pc| words.iter().all(|word| pc.words.contains(word))).collect())
+}
+
+pub(crate) fn command(places: &Places, rest: &[String]) -> Result<ExitCode> {
+    let is_flag = |name: &str| rest.iter().any(|word| word == name);
+    if is_flag("--help") || is_flag("-h") {
+        print!("{HELP}");
+        return Ok(ExitCode::SUCCESS);
+    }
+    let words: Vec<&str> =
+        rest.iter().map(String::as_str).filter(|word| !["--json", "--list"].contains(word)).collect();
+    let pcs = chosen(&words)?;
+    if is_flag("--list") {
+        pcs.iter().for_each(|pc| println!("{}", pc.words.join(" ")));
+        return Ok(ExitCode::SUCCESS);
+    }
+
+    artifacts::run(Command::new(places.root.join("xtask/setup.sh")).args(["image", "uefi"]))?;
+    artifacts::build(places, Wanted::ForDefaultVm)?;
+    let folder = places.target.join("image-matrix");
+    fs::create_dir_all(&folder)?;
+    let image = folder.join("dunlin.iso");
+    let mut make = Command::new(places.tool());
+    make.args(["image", "--vcpus", "2", "--output"]).arg(&image).env("CARGO_TARGET_DIR", &places.target);
+    artifacts::output(make.current_dir(&places.root)).context("no image")?;
+
+    let mut all_well = true;
+    let mut table = format!("{:32} {:8} {:>8}\n", "PC", "status", "wall");
+    for (at, pc) in (1..).zip(&pcs) {
+        let name = pc.words.join(" ");
+        let Started { complaints, wall } = pc.start(&folder, &image)?;
+        let status = if complaints.is_empty() { "passed" } else { "FAILED" };
+        eprintln!(
+            "{at:2} of {}: {name:32} {status} {:6.1} s  {}",
+            pcs.len(),
+            wall.as_secs_f64(),
+            complaints.join("; ")
+        );
+        if is_flag("--json") {
+            println!(
+                "{}",
+                serde_json::json!({
+                    "pc": pc.words, "status": status.to_lowercase(), "wall_seconds": wall.as_secs_f64(), "complaints": complaints,
+                })
+            );
+        }
+        table += &format!("{name:32} {status:8} {:>6.1} s  {}\n", wall.as_secs_f64(), complaints.join("; "));
+        all_well &= complaints.is_empty();
+    }
+    eprint!("\n{table}");
+    Ok(if all_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+impl Pc {
+    /// Starts it, waits until it turns itself off, and says what was not as it should be.
+    fn start(&self, folder: &Path, image: &Path) -> Result<Started> {
+        let [qemu, _, _, firmware, medium] = self.words;
+        let program = match qemu {
+            "qemu-10" => QEMU_10.unpack()?.programs().join(PROGRAM),
+            "qemu-11" => QEMU_11.unpack()?.programs().join(PROGRAM),
+            _ => PathBuf::from(PROGRAM),
+        };
+        let serial = folder.join(format!("{}.log", self.words.join("-")));
+        let _ = fs::remove_file(&serial);
+        let mut command = Command::new("timeout");
+        command
+            .arg(LIMIT.as_secs().to_string())
+            .arg(program)
+            .args([
+                "-accel",
+                "tcg,thread=multi",
+                "-machine",
+                "q35",
+                "-cpu",
+                "max",
+                "-display",
+                "none",
+                "-nodefaults",
+                "-no-reboot",
+            ])
+            .args(["-serial", &format!("file:{}", serial.display())])
+            .args(&self.arguments);
+        if medium == "cd" {
+            command.arg("-cdrom").arg(image);
+        } else {
+            command
+                .args(["-drive", &format!("if=none,id=stick,format=raw,readonly=on,file={}", image.display())])
+                .args(["-device", "qemu-xhci", "-device", "usb-storage,drive=stick"]);
+        }
+        if firmware == "uefi" {
+            // It remembers how it started the last time, so each start gets a fresh copy.
+            let variables = folder.join("variables.fd");
+            fs::copy(UEFI[1], &variables).with_context(|| format!("no {}", UEFI[1]))?;
+            command
+                .args(["-drive", &format!("if=pflash,format=raw,readonly=on,file={}", UEFI[0])])
+                .args(["-drive", &format!("if=pflash,format=raw,file={}", variables.display())]);
+        }
+        let started = Instant::now();
+        let status = command.stdin(Stdio::null()).stdout(Stdio::null()).status().context("cannot run `timeout`")?;
+        let log = fs::read(&serial).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
+        Ok(Started { complaints: complaints(status.code(), &log), wall: started.elapsed() })
+    }
+}
+
+const PROGRAM: &str = "qemu-system-x86_64";
+
+/// What is not as it should be with this status of `timeout` and this log.
+fn complaints(status: Option<i32>, log: &str) -> Vec<String> {
+    /// `timeout` had to end the program.
+    const TIME_LIMIT: i32 = 124;
+    let wanted = ["CPUs online: 2", "Parallel job: 2 of 2 workers finished", "all VMs have ended"];
+    let missing = wanted.into_iter().filter(|words| !log.contains(words)).map(|words| format!("no \"{words}\""));
+    let end = match status {
+        Some(0) => None,
+        Some(TIME_LIMIT) => Some("still running at the time limit".to_string()),
+        Some(status) => Some(format!("ended with status {status}")),
+        None => Some("ended by a signal".to_string()),
+    };
+    end.into_iter().chain(missing).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{all, chosen, complaints};
+
+    #[test]
+    fn each_pc_is_there_once_and_words_choose_among_them() {
+        let mut names: Vec<_> = all().iter().map(|pc| pc.words.join(" ")).collect();
+        assert_eq!(names.len(), 72);
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), 72);
+        assert_eq!(chosen(&["qemu-11", "uefi", "usb", "cpus-8"]).expect("known").len(), 2);
+        assert!(chosen(&["floppy"]).is_err());
+    }
+
+    #[test]
+    fn pc_that_did_its_work_and_went_off_is_as_wanted() {
+        let log = "CPUs online: 2\nParallel job: 2 of 2 workers finished\nall VMs have ended\n";
+        assert_eq!(complaints(Some(0), log), [""; 0]);
+        assert_eq!(complaints(Some(124), log), ["still running at the time limit"]);
+        assert_eq!(complaints(Some(0), "").len(), 3);
+    }
+}
