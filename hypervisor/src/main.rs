@@ -34,6 +34,8 @@ mod exit;
 mod frames;
 #[cfg(target_os = "none")]
 mod heap;
+#[cfg(any(test, machine = "pc"))]
+mod keyboard;
 #[cfg(target_os = "none")]
 mod layout;
 #[cfg(target_os = "none")]

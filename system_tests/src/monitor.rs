@@ -46,6 +46,11 @@ impl Monitor {
         self.0.write_all(format!("{command}\n").as_bytes()).expect("the monitor listens");
     }
 
+    /// Types a command to a QEMU that may have ended.
+    pub fn offer(&mut self, command: &str) {
+        let _ = self.0.write_all(format!("{command}\n").as_bytes());
+    }
+
     /// Ends QEMU.
     pub fn quit(mut self) {
         let _ = self.0.write_all(b"quit\n");

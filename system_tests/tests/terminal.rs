@@ -3,8 +3,11 @@
 use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Duration;
 
 use system_tests::line::SerialLine;
+use system_tests::monitor::Monitor;
 use system_tests::{assets, dunlin, finished, measuring_vm, until};
 use tempfile::TempDir;
 
@@ -142,4 +145,25 @@ fn machine_that_is_to_stay_is_turned_off_by_a_key_on_com2() {
     line.type_keys(b"\x1do");
     line.wait_for("all VMs have ended");
     assert_eq!(pc.status(), Some(0), "{}", line.heard());
+}
+
+#[test]
+fn machine_without_a_serial_line_is_turned_off_by_its_keyboard() {
+    let folder = TempDir::new().expect("a temporary folder can be made");
+    let arguments = short_run(folder.path(), "when-idle=stay");
+    let mut more = vec!["-serial", "none"];
+    let monitor = Monitor::qemu_arguments(folder.path());
+    more.extend(monitor.iter().map(String::as_str));
+    let mut pc = Pc::start(folder.path(), &arguments, &more);
+    let mut monitor = Monitor::attach(folder.path());
+    // Nothing tells when the VM has ended. Until then the key does nothing.
+    let status = until("the end of QEMU", || {
+        for key in ["ctrl-bracket_right", "o"] {
+            monitor.offer(&format!("sendkey {key}"));
+            // QEMU holds a key for a tenth of a second.
+            thread::sleep(Duration::from_millis(400));
+        }
+        pc.0.try_wait().ok().flatten()
+    });
+    assert_eq!(status.code(), Some(0));
 }

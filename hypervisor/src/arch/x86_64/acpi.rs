@@ -35,6 +35,8 @@ pub(crate) struct Machine {
     pub(crate) rtc_century: u8,
     /// Memory windows into PCI configuration space.
     pub(crate) ecam: Vec<Ecam>,
+    /// There is a controller for a keyboard and a mouse (8042).
+    pub(crate) has_keyboard_controller: bool,
     /// What firmware says about its own serial console, if it says anything.
     pub(crate) spcr: Option<Spcr>,
 }
@@ -124,6 +126,8 @@ fn parse(root: Option<RootTable>) -> Option<Machine> {
             machine.reset = register.as_ref().and_then(port).map(|port| (port, fadt.reset_value));
         }
         machine.rtc_century = fadt.century;
+        let boot_architecture = fadt.iapc_boot_arch;
+        machine.has_keyboard_controller = boot_architecture.motherboard_implements_8042();
         machine.soft_off = tables.dsdt().ok().and_then(|dsdt| soft_off(&fadt, bytes(dsdt.address, dsdt.length)?));
     }
     if let Ok(mcfg) = tables.find_table::<Mcfg>() {

@@ -25,7 +25,8 @@ use x86_64::structures::gdt::GlobalDescriptorTable;
 
 use super::paging::direct_map;
 use super::{
-    acpi, apic, framebuffer, irq, loader_data, machine_check, paging, percpu, power, serial, smp, svm, tsc, wall_clock,
+    acpi, apic, framebuffer, irq, keyboard, loader_data, machine_check, paging, percpu, power, serial, smp, svm, tsc,
+    wall_clock,
 };
 use crate::arch::control_port;
 use crate::boot::Boot;
@@ -313,6 +314,7 @@ extern "sysv64" fn on_guarded_stack(stack: u64) -> ! {
     percpu::install(cpu::by_id(CpuId(0)));
     machine_check::enable();
     power::init(machine);
+    keyboard::init(machine);
     apic::init_boot();
     apic::take_logical_id(CpuId(0));
     tsc::calibrate(machine);

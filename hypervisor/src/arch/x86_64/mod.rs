@@ -20,6 +20,7 @@ mod framebuffer;
 pub(crate) mod gate;
 pub(crate) mod hyperv;
 pub(crate) mod irq;
+mod keyboard;
 pub(crate) mod loader;
 mod loader_data;
 mod machine_check;

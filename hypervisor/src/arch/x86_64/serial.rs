@@ -5,7 +5,7 @@
 use addr::Hva;
 use spin::Once;
 
-use super::{framebuffer, paging, port};
+use super::{framebuffer, keyboard, paging, port};
 use crate::boot::console::{self, Consoles, MOST_UARTS, Place, Uart};
 use crate::serial_port::{Registers, SerialPort};
 
@@ -80,7 +80,9 @@ impl Serial {
 
     /// Takes bytes that were typed on one of them. Gives how many.
     pub(crate) fn receive(&mut self, into: &mut [u8]) -> usize {
-        self.ports.iter_mut().flatten().map(|port| port.receive(into)).find(|&taken| taken != 0).unwrap_or(0)
+        let typed = self.ports.iter_mut().flatten().map(|port| port.receive(into)).find(|&taken| taken != 0);
+        // Whoever has the screen has the keyboard.
+        typed.unwrap_or_else(|| if self.has_screen { keyboard::receive(into) } else { 0 })
     }
 }
 
