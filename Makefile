@@ -10,7 +10,7 @@ ARCH ?=
 
 help:
 	@echo 'make run     boot the default VM: Debian on 4 vCPUs, on 2 CPUs (ARGS: see "dunlin run --help"; ARCH=aarch64)'
-	@echo 'make image   write target/dunlin.iso: the default VM for any PC, from a stick or a CD (ARGS: see "dunlin image --help")'
+	@echo 'make image   write target/dunlin.iso: the default VM for any PC, from a stick or a CD (ARGS: see "dunlin image --help"; ARCH=aarch64)'
 	@echo 'make test    all that CI runs (ARGS: names of steps, see "cargo xtask test --list")'
 	@echo 'make bench   measure all, and make a page of it, in a quarter of an hour (docs/measuring.md; ARGS: see "dunlin bench --help")'
 	@echo 'make build   leave the tool at target/release/dunlin'
@@ -25,8 +25,8 @@ run: setup
 	@cargo xtask run $(if $(ARCH),--arch $(ARCH)) $(ARGS)
 
 image:
-	@xtask/setup.sh image
-	@cargo xtask image $(ARGS)
+	@ARCH=$(ARCH) xtask/setup.sh image
+	@cargo xtask image $(if $(ARCH),--arch $(ARCH)) $(ARGS)
 
 test:
 	@ARCH=aarch64 xtask/setup.sh

@@ -36,12 +36,15 @@ for wanted in "$@"; do
         /usr/bin/python3 -c 'import prometheus_client' 2>/dev/null || missing="$missing python3-prometheus-client"
         ;;
     image)
-        # GRUB for BIOS and UEFI, and what its tool writes images with.
+        # GRUB for BIOS and UEFI, and what its tool writes images with. For the other architecture, `cargo xtask` unpacks GRUB below
+        # target/ (xtask/src/debian.rs).
         need grub-mkrescue grub-common
         need xorriso xorriso
         need mformat mtools
-        [ -d /usr/lib/grub/i386-pc ] || missing="$missing grub-pc-bin"
-        [ -d /usr/lib/grub/x86_64-efi ] || missing="$missing grub-efi-amd64-bin"
+        if [ "${ARCH:-}" != aarch64 ]; then
+            [ -d /usr/lib/grub/i386-pc ] || missing="$missing grub-pc-bin"
+            [ -d /usr/lib/grub/x86_64-efi ] || missing="$missing grub-efi-amd64-bin"
+        fi
         ;;
     uefi)
         [ -e /usr/share/OVMF/OVMF_CODE_4M.fd ] || missing="$missing ovmf"

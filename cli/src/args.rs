@@ -103,13 +103,16 @@ The image starts from BIOS and from UEFI (with Secure Boot off), as a CD and as 
   dd if=dunlin.iso of=/dev/sdX bs=4M conv=fsync
 It writes to no disk of the computer. Messages are on the screen and on the first serial port, 115200 baud. The machine turns off
 when the last VM has ended; where the hypervisor cannot start, it says why and stops.
+With `--arch aarch64` it starts from UEFI on machines that are described by a device tree, and messages are on a PL011 only.
 
 Examples:
   dunlin image
   dunlin image vms/two.toml -o two.iso
   qemu-system-x86_64 -machine q35 -cpu max -smp 2 -m 1G -cdrom dunlin.iso -nographic
+  dunlin image --arch aarch64 -o dunlin-aarch64.iso
 
-It is made by grub-mkrescue of GRUB (Debian: grub-common, grub-pc-bin, grub-efi-amd64-bin, xorriso, mtools).";
+It is made by grub-mkrescue of GRUB (Debian: grub-common, xorriso, mtools; grub-pc-bin and grub-efi-amd64-bin, or
+grub-efi-arm64-bin).";
 
 const RUN_HELP: &str = "\
 What it does:
@@ -155,7 +158,7 @@ pub(crate) enum Verb {
     /// Start a host and its VMs, stay until they end
     #[command(after_long_help = format!("{RUN_HELP}{STATUSES}"))]
     Run(Box<RunArgs>),
-    /// Write an image that starts a host and its VMs on any PC, from a stick or a CD
+    /// Write an image that starts a host and its VMs on any PC, or an Arm machine with UEFI, from a stick or a CD
     #[command(after_help = IMAGE_HELP)]
     Image(ImageArgs),
     /// List the VMs of a running host
@@ -424,6 +427,9 @@ pub(crate) struct ImageArgs {
     /// The image
     #[arg(short, long, value_name = "FILE", default_value = "dunlin.iso")]
     pub(crate) output: PathBuf,
+    /// Architecture of the host and its guests: x86_64 or aarch64
+    #[arg(long, value_name = "ARCH")]
+    pub(crate) arch: Option<String>,
     /// Run CMD in each guest by our initrd, in place of a script that shows a few facts
     #[arg(long, value_name = "CMD", allow_hyphen_values = true)]
     pub(crate) exec: Option<String>,

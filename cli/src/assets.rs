@@ -36,6 +36,15 @@ impl Assets {
             .map_err(|path| missing(Failure::bad_input(format!("no hypervisor at {}", path.display()))))
     }
 
+    /// GRUB's modules for machines of this architecture: those that the build has fetched, else those that are installed.
+    pub(crate) fn grub(&self) -> Result<PathBuf, Failure> {
+        let fetched = self.directory.join("grub");
+        [fetched, PathBuf::from("/usr/lib/grub/arm64-efi")].into_iter().find(|path| path.join("modinfo.sh").is_file()).ok_or_else(|| {
+            Failure::bad_input("GRUB for arm64 is not there")
+                .help("'make image ARCH=aarch64' fetches it; or install it: 'apt install grub-efi-arm64-bin' (Debian, Ubuntu)")
+        })
+    }
+
     /// The file of a kernel.
     pub(crate) fn kernel(&self, kernel: &Kernel, place: &Place) -> Result<PathBuf, Failure> {
         let name = match kernel {

@@ -1,7 +1,7 @@
-//! `dunlin image`: the hypervisor, its VMs and GRUB in one file that a PC starts from, as a CD or from a stick.
+//! `dunlin image`: the hypervisor, its VMs and GRUB in one file that a machine starts from, as a CD or from a stick.
 //!
-//! GRUB's own tool makes the file, for BIOS and UEFI at once. Here is what it is made of: the hypervisor, the payload as a module,
-//! and GRUB's menu.
+//! GRUB's own tool makes the file, for BIOS and UEFI at once on a PC. Here is what it is made of: the hypervisor, the payload, and
+//! GRUB's menu, by which a PC gets the payload as a module, an Arm machine as the initrd.
 
 use std::io;
 use std::path::Path;
@@ -19,9 +19,8 @@ use crate::quantity::show_size;
 /// GRUB's tool, and how to come by it.
 const TOOL: &str = "grub-mkrescue";
 const INSTALL: &str = "install it: 'apt install grub-common grub-pc-bin grub-efi-amd64-bin xorriso mtools' (Debian, Ubuntu); 'make image' does";
-
-/// The kernel's command line says where our agent writes: to the console, for nobody reads its own line.
-const AGENT_ON_CONSOLE: &str = " dunlin.agent=ttyS0";
+const INSTALL_FOR_ARM: &str =
+    "install it: 'apt install grub-common xorriso mtools' (Debian, Ubuntu); 'make image ARCH=aarch64' does";
 
 /// Makes the image that `args` ask for.
 pub(crate) fn run(args: &ImageArgs) -> Result<(), Failure> {
@@ -30,14 +29,12 @@ pub(crate) fn run(args: &ImageArgs) -> Result<(), Failure> {
         file: args.file.clone(),
         vcpus: args.vcpus,
         memory: args.memory.clone(),
+        arch: args.arch.clone(),
         ..RunArgs::default()
     })?;
     let config = tell_agents(config);
-    let arch = &config.host.arch;
-    if arch.value != Arch::X86_64 {
-        return Err(arch.place.bad("images are made for x86_64 only, so far"));
-    }
-    let assets = Assets::locate().of(arch.value);
+    let arch = config.host.arch.value;
+    let assets = Assets::locate().of(arch);
     let hypervisor = assets.hypervisor()?;
     // Without a script there is a shell.
     let script = (!args.shell).then(|| args.exec.as_deref().unwrap_or(FIXED_SCRIPT));
@@ -54,57 +51,79 @@ pub(crate) fn run(args: &ImageArgs) -> Result<(), Failure> {
     std::fs::create_dir_all(&grub).map_err(|error| failed(&grub, error))?;
     std::fs::copy(&hypervisor, boot.join("dunlin")).map_err(|error| failed(&hypervisor, error))?;
     let names: Vec<&str> = config.vms.iter().map(|vm| vm.name.value.as_str()).collect();
-    for (path, bytes) in [(boot.join("payload"), payload.bytes), (grub.join("grub.cfg"), menu(&names).into_bytes())] {
+    for (path, bytes) in
+        [(boot.join("payload"), payload.bytes), (grub.join("grub.cfg"), menu(arch, &names).into_bytes())]
+    {
         std::fs::write(&path, bytes).map_err(|error| failed(&path, error))?;
     }
-    progress.say(&format!("{TOOL}: GRUB for BIOS and UEFI, the hypervisor, and {} of VMs", {
+    // The tool takes all platforms of GRUB that are installed, or the one that is named.
+    let (platforms, named, install) = match arch {
+        Arch::X86_64 => ("BIOS and UEFI", None, INSTALL),
+        Arch::Aarch64 => ("UEFI", Some(assets.grub()?), INSTALL_FOR_ARM),
+    };
+    progress.say(&format!("{TOOL}: GRUB for {platforms}, the hypervisor, and {} of VMs", {
         let bytes = std::fs::metadata(boot.join("payload")).map_or(0, |file| file.len());
         show_size(bytes)
     }));
 
     // The tool leaves half a file when it fails, so it gets a name of its own until all is well.
     let unfinished = directory.path().join("image");
-    let made =
-        Command::new(TOOL).arg("-o").arg(&unfinished).arg(boot.parent().unwrap_or(&boot)).stdin(Stdio::null()).output();
+    let mut tool = Command::new(TOOL);
+    if let Some(platform) = named {
+        tool.arg("-d").arg(platform);
+    }
+    let made = tool.arg("-o").arg(&unfinished).arg(boot.parent().unwrap_or(&boot)).stdin(Stdio::null()).output();
     let made = made.map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => Failure::bad_input(format!("{TOOL} is not there")).help(INSTALL),
+        io::ErrorKind::NotFound => Failure::bad_input(format!("{TOOL} is not there")).help(install),
         _ => failed(Path::new(TOOL), error),
     })?;
     if !made.status.success() {
         let said = String::from_utf8_lossy(&made.stderr);
         let reason = said.lines().rev().find(|line| line.contains("error")).unwrap_or("it does not say why");
-        return Err(Failure::failed(format!("{TOOL} ({}): {reason}", made.status)).help(INSTALL));
+        return Err(Failure::failed(format!("{TOOL} ({}): {reason}", made.status)).help(install));
     }
     std::fs::copy(&unfinished, &args.output).map_err(|error| failed(&args.output, error))?;
-    progress.say(&format!("{}: start a PC from it (`dunlin image --help` says how)", args.output.display()));
+    let machine = match arch {
+        Arch::X86_64 => "a PC",
+        Arch::Aarch64 => "a machine with UEFI and a device tree",
+    };
+    progress.say(&format!("{}: start {machine} from it (`dunlin image --help` says how)", args.output.display()));
     Ok(())
 }
 
-/// Has our agents write to the console. Kernels without one, such as the measuring guest, may not know the word.
+/// Has our agents write to the console, for nobody reads their own line. Kernels without one, such as the measuring guest, may not
+/// know the word.
 fn tell_agents(mut config: Config) -> Config {
+    let console = config.host.arch.value.console();
     for vm in config.vms.iter_mut().filter(|vm| payload::has_agent(vm)) {
-        vm.cmdline.value += AGENT_ON_CONSOLE;
+        vm.cmdline.value += &format!(" dunlin.agent={console}");
     }
     config
 }
 
 /// GRUB's menu. Names of VMs are words without quotes, as the file of VMs has them.
-fn menu(names: &[&str]) -> String {
+fn menu(arch: Arch, names: &[&str]) -> String {
     let vms = names.join(", ");
-    let mut text = String::from(
-        "insmod all_video\n\
-         if serial --unit=0 --speed=115200; then\n    terminal_input console serial\n    terminal_output console serial\nfi\n\
-         set timeout=3\nset default=0\n",
-    );
-    for (title, options) in [
-        (format!("Dunlin: {vms}"), "log=info"),
-        (format!("Dunlin: {vms}, with all messages"), "log=debug"),
-        (format!("Dunlin: {vms}, reset on failure"), "log=info panic=reset"),
-        (String::from("Dunlin: check what this machine has for VMs, start none"), "log=info check"),
+    // The consoles of a PC are GRUB's to set up, an Arm machine's are the firmware's.
+    let (consoles, [load, pass]) = match arch {
+        Arch::X86_64 => (
+            "insmod all_video\n\
+             if serial --unit=0 --speed=115200; then\n    terminal_input console serial\n    terminal_output console serial\nfi\n",
+            ["multiboot2 /boot/dunlin", "module2 /boot/payload payload"],
+        ),
+        Arch::Aarch64 => ("", ["linux /boot/dunlin", "initrd /boot/payload"]),
+    };
+    let mut text = format!("{consoles}set timeout=3\nset default=0\n");
+    for (on, title, options) in [
+        (true, format!("Dunlin: {vms}"), "log=info"),
+        (true, format!("Dunlin: {vms}, with all messages"), "log=debug"),
+        // There is nothing on a screen there that would have to stay.
+        (arch == Arch::X86_64, format!("Dunlin: {vms}, reset on failure"), "log=info panic=reset"),
+        (true, String::from("Dunlin: check what this machine has for VMs, start none"), "log=info check"),
     ] {
-        text += &format!(
-            "menuentry \"{title}\" {{\n    multiboot2 /boot/dunlin {options}\n    module2 /boot/payload payload\n}}\n"
-        );
+        if on {
+            text += &format!("menuentry \"{title}\" {{\n    {load} {options}\n    {pass}\n}}\n");
+        }
     }
     text
 }
@@ -113,7 +132,7 @@ fn menu(names: &[&str]) -> String {
 mod tests {
     use std::io::Write;
 
-    use super::{AGENT_ON_CONSOLE, menu, tell_agents};
+    use super::{Arch, menu, tell_agents};
     use crate::args::RunArgs;
     use crate::config::Config;
 
@@ -124,21 +143,29 @@ mod tests {
                     [[vm]]\nname = \"b\"\nkernel = \"measuring-guest\"\ncmdline = \"cpus=1\"\n\
                     [[vm]]\nname = \"c\"\ninitrd = \"none\"\ncmdline = \"quiet\"\n";
         file.write_all(text.as_bytes()).expect("it can be written");
-        let args = RunArgs { file: Some(file.path().to_path_buf()), ..RunArgs::default() };
-        let config = tell_agents(Config::load(&args).expect("the file is right"));
-        let cmdlines: Vec<&str> = config.vms.iter().map(|vm| vm.cmdline.value.as_str()).collect();
-        assert_eq!(cmdlines, [&format!("quiet{AGENT_ON_CONSOLE}"), "cpus=1", "quiet"]);
+        for (arch, agent) in [("x86_64", "quiet dunlin.agent=ttyS0"), ("aarch64", "quiet dunlin.agent=ttyAMA0")] {
+            let args =
+                RunArgs { file: Some(file.path().to_path_buf()), arch: Some(arch.to_string()), ..RunArgs::default() };
+            let config = tell_agents(Config::load(&args).expect("the file is right"));
+            let cmdlines: Vec<&str> = config.vms.iter().map(|vm| vm.cmdline.value.as_str()).collect();
+            assert_eq!(cmdlines, [agent, "cpus=1", "quiet"]);
+        }
     }
 
     #[test]
     fn each_entry_of_the_menu_starts_the_hypervisor_with_the_payload() {
-        let text = menu(&["one", "two"]);
-        let entries: Vec<&str> = text.split("menuentry").skip(1).collect();
-        assert_eq!(entries.len(), 4);
-        assert!(entries[..3].iter().all(|entry| entry.starts_with(" \"Dunlin: one, two")), "{text}");
-        for entry in entries {
-            assert!(entry.contains("multiboot2 /boot/dunlin log="), "{entry}");
-            assert!(entry.contains("module2 /boot/payload payload\n"), "{entry}");
+        for (arch, count, load, pass) in [
+            (Arch::X86_64, 4, "multiboot2 /boot/dunlin log=", "module2 /boot/payload payload\n"),
+            (Arch::Aarch64, 3, "linux /boot/dunlin log=", "initrd /boot/payload\n"),
+        ] {
+            let text = menu(arch, &["one", "two"]);
+            let entries: Vec<&str> = text.split("menuentry").skip(1).collect();
+            assert_eq!(entries.len(), count);
+            assert!(entries[..count - 1].iter().all(|entry| entry.starts_with(" \"Dunlin: one, two")), "{text}");
+            for entry in entries {
+                assert!(entry.contains(load), "{entry}");
+                assert!(entry.contains(pass), "{entry}");
+            }
         }
     }
 }

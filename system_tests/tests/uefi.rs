@@ -1,10 +1,11 @@
-//! UEFI starts the hypervisor on AArch64, and what it says on the firmware's console when it cannot start.
+//! UEFI starts the hypervisor on AArch64, by itself and by GRUB from the image that `dunlin image` writes; and what it says on the
+//! firmware's console when it cannot start.
 
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use system_tests::{Machine, finished, until};
+use system_tests::{Machine, dunlin, finished, until};
 use tempfile::TempDir;
 
 /// The machine on which it can start.
@@ -17,7 +18,7 @@ fn qemu(machine: &str, cpu: &str, serial: &Path) -> Command {
     assert!(firmware.is_file(), "{} is missing: run `cargo xtask test build` first", firmware.display());
     let mut command = Command::new("timeout");
     command
-        .args(["60", "qemu-system-aarch64", "-accel", "tcg,thread=multi", "-machine", machine, "-cpu", cpu])
+        .args(["120", "qemu-system-aarch64", "-accel", "tcg,thread=multi", "-machine", machine, "-cpu", cpu])
         .args(["-m", "1G", "-smp", "2", "-display", "none", "-nodefaults", "-no-reboot"])
         .arg("-bios")
         .arg(firmware)
@@ -27,6 +28,12 @@ fn qemu(machine: &str, cpu: &str, serial: &Path) -> Command {
 
 fn folder() -> TempDir {
     TempDir::new().expect("a temporary folder can be made")
+}
+
+/// The arguments by which the firmware finds this image on a USB stick.
+fn stick(image: &Path) -> [String; 6] {
+    let drive = format!("if=none,id=stick,format=raw,readonly=on,file={}", image.display());
+    ["-drive", &drive, "-device", "qemu-xhci", "-device", "usb-storage,drive=stick"].map(str::to_string)
 }
 
 /// Starts the machine, and waits until it said that it cannot start, because of `why`. The firmware goes on then, and would look
@@ -95,4 +102,24 @@ fn firmware_passes_options_and_payload_on_each_processor() {
         let log = ends(cpu, &kernel(&["-initrd", "/etc/services", "-append", options]));
         has_lines(&log, &["2 pCPUs", line]);
     }
+}
+
+/// What the guest of the default VM writes, and the hypervisor at the end.
+const WORK: [&str; 3] = ["CPUs online: 1", "Parallel job: 1 of 1 workers finished", "all VMs have ended"];
+
+#[test]
+fn image_and_what_is_in_it_run_the_default_vm() {
+    let folder = folder();
+    let image = folder.path().join("dunlin.iso");
+    let arguments = ["image", "--arch", "aarch64", "--vcpus", "1", "-o", &image.to_string_lossy()];
+    let _run = dunlin(&arguments).expect_status(0);
+    // By GRUB.
+    has_lines(&ends("neoverse-n1", &stick(&image)), &WORK);
+
+    // By the firmware alone.
+    let payload = folder.path().join("payload");
+    let mut extract = Command::new("xorriso");
+    extract.args(["-osirrox", "on", "-indev"]).arg(&image).args(["-extract", "/boot/payload"]).arg(&payload);
+    let _run = finished(&mut extract).expect_status(0);
+    has_lines(&ends(CPU, &kernel(&["-initrd", &payload.to_string_lossy()])), &WORK);
 }

@@ -12,7 +12,7 @@
 //! target/dunlin/vmlinuz-newest      Debian's newest kernel for virtual machines, for the tests
 //! target/dunlin/memtest86+*.bin     Debian's memtest86+, for 64-bit and 32-bit processors, for the tests
 //! target/dunlin/aarch64/            hypervisor and guest (Images), initrd.cpio.gz, vmlinuz-cloud and vmlinuz-newest of that architecture;
-//!                                   uefi.fd, firmware for the tests
+//!                                   uefi.fd, firmware for the tests, and grub/, GRUB's modules for images
 //! ```
 //!
 //! `CARGO_TARGET_DIR` moves all of it.
@@ -151,6 +151,7 @@ pub(crate) fn build_aarch64(places: &Places, wanted: Wanted) -> Result<()> {
     if wanted == Wanted::Everything {
         debian::kernel(places, Arch::Aarch64, Suite::Newest, "linux-image-cloud-arm64", "vmlinuz-newest")?;
         debian::firmware(places)?;
+        debian::grub(places)?;
     }
     initrd::build(places, Arch::Aarch64)
 }

@@ -1,4 +1,4 @@
-//! What is not ours comes from Debian packages: guest kernels, memtest86+, firmware, BusyBox, a C compiler with something to compile.
+//! What is not ours comes from Debian packages: guest kernels, memtest86+, firmware, GRUB, BusyBox, a C compiler with something to compile.
 //!
 //! `apt-get download` fetches a package from the mirrors that the machine is set up for and checks it against their
 //! signed lists; what is wanted is taken out of it below `target/`. Nothing is installed, and nothing of it (most is
@@ -75,6 +75,26 @@ pub(crate) fn firmware(places: &Places) -> Result<()> {
     let apt = Apt::of(places, Arch::Aarch64, Suite::Machines)?;
     let file = "./usr/share/qemu-efi-aarch64/QEMU_EFI.fd";
     apt.with_fresh_lists(|| take_file(places, &apt, "qemu-efi-aarch64", file, &wanted))
+}
+
+/// Leaves GRUB's modules for UEFI on AArch64 among the assets, if they are not there yet. The package is for machines of that
+/// architecture, so it cannot be installed here; images are made of what is in it.
+pub(crate) fn grub(places: &Places) -> Result<()> {
+    const PACKAGE: &str = "grub-efi-arm64-bin";
+    let wanted = places.assets_of(Arch::Aarch64).join("grub");
+    if wanted.is_dir() {
+        return Ok(());
+    }
+    println!("xtask: fetching {PACKAGE} (Debian package, unpacked below target, not installed)");
+    let apt = Apt::of(places, Arch::Aarch64, Suite::Machines)?;
+    apt.with_fresh_lists(|| {
+        let scratch = Scratch::new(places, PACKAGE)?;
+        let files = scratch.0.join("files");
+        let archive = scratch.download(&apt, PACKAGE)?;
+        run(Command::new("dpkg-deb").arg("--extract").arg(archive).arg(&files))?;
+        // Last, so that an interrupted run leaves nothing that looks complete.
+        Ok(fs::rename(files.join("usr/lib/grub/arm64-efi"), &wanted)?)
+    })
 }
 
 /// A statically linked BusyBox: the installed one of the package busybox-static, or one taken from that package.

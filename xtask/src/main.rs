@@ -34,6 +34,7 @@ cargo xtask COMMAND
   workloads      what guests may be given to do, with a C compiler and sources from Debian packages
   run [ARGS]     build, then `dunlin run ARGS` (also `--arch aarch64`)
   image [ARGS]   build, then `dunlin image ARGS`; the image is target/dunlin.iso unless ARGS say otherwise
+                 (`--arch aarch64`: target/dunlin-aarch64.iso)
   emulators      fetch Bochs and QEMU 10 and 11 into the user's cache, for later, and say where they are
   image-matrix   build, then start the image on 72 PCs of QEMU (`image-matrix --help`)
   test [STEP..]  what CI runs; with names, only these steps (`test --list` shows them)
@@ -81,7 +82,7 @@ fn dispatch(command: &str, rest: &[String]) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Which architecture `--arch` names among the arguments of `dunlin run`.
+/// Which architecture `--arch` names among the arguments of `dunlin run` and `dunlin image`.
 fn arch_of(rest: &[String]) -> Result<Arch> {
     let named = rest.iter().enumerate().find_map(|(at, word)| match word.strip_prefix("--arch") {
         Some("") => rest.get(at + 1).map(String::as_str),
@@ -103,11 +104,21 @@ fn run_default(places: &Places, rest: &[String]) -> Result<()> {
 
 /// Builds what an image is made of and replaces this process with `dunlin image`.
 fn image(places: &Places, rest: &[String]) -> Result<()> {
-    artifacts::build(places, Wanted::ForDefaultVm)?;
+    let usual = match arch_of(rest)? {
+        Arch::X86_64 => {
+            artifacts::build(places, Wanted::ForDefaultVm)?;
+            "dunlin.iso"
+        }
+        Arch::Aarch64 => {
+            artifacts::build_aarch64(places, Wanted::ForDefaultVm)?;
+            debian::grub(places)?;
+            "dunlin-aarch64.iso"
+        }
+    };
     let mut command = Command::new(places.tool());
     command.arg("image");
     if !rest.iter().any(|word| word.starts_with("-o") || word.starts_with("--output")) {
-        command.arg("--output").arg(places.target.join("dunlin.iso"));
+        command.arg("--output").arg(places.target.join(usual));
     }
     let error = command.args(rest).exec();
     Err(error).with_context(|| format!("cannot run {}", places.tool().display()))

@@ -50,6 +50,14 @@ impl Arch {
         }
     }
 
+    /// What kernels call the first serial port.
+    pub(crate) const fn console(self) -> &'static str {
+        match self {
+            Self::X86_64 => "ttyS0",
+            Self::Aarch64 => "ttyAMA0",
+        }
+    }
+
     /// The command line of a kernel as this architecture's kernels want it: files say `console=ttyS0` for the first
     /// serial port, whatever a kernel calls it.
     pub(super) fn cmdline(self, text: &str) -> String {
