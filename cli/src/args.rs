@@ -356,6 +356,13 @@ pub(crate) struct TagsArgs {
     pub(crate) quick: bool,
 }
 
+/// What starts a PC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Firmware {
+    Bios,
+    Uefi,
+}
+
 /// `dunlin run`.
 #[derive(Debug, Default, ClapArgs)]
 pub(crate) struct RunArgs {
@@ -400,6 +407,9 @@ pub(crate) struct RunArgs {
     /// QEMU to use [default: qemu-system-x86_64 or -aarch64]
     #[arg(long, value_name = "PATH", help_heading = "For the host")]
     pub(crate) qemu: Option<PathBuf>,
+    /// Start as a PC does: this firmware, then GRUB from an image as `dunlin image` makes it [default: QEMU loads the hypervisor]
+    #[arg(long, value_name = "bios|uefi", value_enum, help_heading = "For the host")]
+    pub(crate) firmware: Option<Firmware>,
     /// One more argument for QEMU, as it is; may be given several times
     #[arg(long, value_name = "ARG", allow_hyphen_values = true, help_heading = "For the host")]
     pub(crate) qemu_arg: Vec<String>,

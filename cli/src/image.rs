@@ -41,6 +41,33 @@ pub(crate) fn run(args: &ImageArgs) -> Result<(), Failure> {
     let payload = payload::pack(&config, &assets, script, Start::Elsewhere)?;
 
     let progress = Progress::new();
+    let names: Vec<&str> = config.vms.iter().map(|vm| vm.name.value.as_str()).collect();
+    let contents = Contents { hypervisor: &hypervisor, payload: &payload.bytes, menu: menu(arch, &names) };
+    write(arch, &assets, &contents, &args.output, &progress)?;
+    let machine = match arch {
+        Arch::X86_64 => "a PC",
+        Arch::Aarch64 => "a machine with UEFI and a device tree",
+    };
+    progress.say(&format!("{}: start {machine} from it (`dunlin image --help` says how)", args.output.display()));
+    Ok(())
+}
+
+/// What is in an image beside GRUB.
+pub(crate) struct Contents<'a> {
+    pub(crate) hypervisor: &'a Path,
+    pub(crate) payload: &'a [u8],
+    /// GRUB's configuration.
+    pub(crate) menu: String,
+}
+
+/// Writes an image.
+pub(crate) fn write(
+    arch: Arch,
+    assets: &Assets,
+    contents: &Contents<'_>,
+    output: &Path,
+    progress: &Progress,
+) -> Result<(), Failure> {
     let failed = |what: &Path, error: io::Error| Failure::failed(format!("{}: {error}", what.display()));
     let directory = tempfile::Builder::new()
         .prefix("dunlin-image-")
@@ -49,11 +76,8 @@ pub(crate) fn run(args: &ImageArgs) -> Result<(), Failure> {
     let boot = directory.path().join("boot");
     let grub = boot.join("grub");
     std::fs::create_dir_all(&grub).map_err(|error| failed(&grub, error))?;
-    std::fs::copy(&hypervisor, boot.join("dunlin")).map_err(|error| failed(&hypervisor, error))?;
-    let names: Vec<&str> = config.vms.iter().map(|vm| vm.name.value.as_str()).collect();
-    for (path, bytes) in
-        [(boot.join("payload"), payload.bytes), (grub.join("grub.cfg"), menu(arch, &names).into_bytes())]
-    {
+    std::fs::copy(contents.hypervisor, boot.join("dunlin")).map_err(|error| failed(contents.hypervisor, error))?;
+    for (path, bytes) in [(boot.join("payload"), contents.payload), (grub.join("grub.cfg"), contents.menu.as_bytes())] {
         std::fs::write(&path, bytes).map_err(|error| failed(&path, error))?;
     }
     // The tool takes all platforms of GRUB that are installed, or the one that is named.
@@ -61,10 +85,8 @@ pub(crate) fn run(args: &ImageArgs) -> Result<(), Failure> {
         Arch::X86_64 => ("BIOS and UEFI", None, INSTALL),
         Arch::Aarch64 => ("UEFI", Some(assets.grub()?), INSTALL_FOR_ARM),
     };
-    progress.say(&format!("{TOOL}: GRUB for {platforms}, the hypervisor, and {} of VMs", {
-        let bytes = std::fs::metadata(boot.join("payload")).map_or(0, |file| file.len());
-        show_size(bytes)
-    }));
+    let bytes = contents.payload.len() as u64;
+    progress.say(&format!("{TOOL}: GRUB for {platforms}, the hypervisor, and {} of VMs", show_size(bytes)));
 
     // The tool leaves half a file when it fails, so it gets a name of its own until all is well.
     let unfinished = directory.path().join("image");
@@ -82,14 +104,13 @@ pub(crate) fn run(args: &ImageArgs) -> Result<(), Failure> {
         let reason = said.lines().rev().find(|line| line.contains("error")).unwrap_or("it does not say why");
         return Err(Failure::failed(format!("{TOOL} ({}): {reason}", made.status)).help(install));
     }
-    std::fs::copy(&unfinished, &args.output).map_err(|error| failed(&args.output, error))?;
-    let machine = match arch {
-        Arch::X86_64 => "a PC",
-        Arch::Aarch64 => "a machine with UEFI and a device tree",
-    };
-    progress.say(&format!("{}: start {machine} from it (`dunlin image --help` says how)", args.output.display()));
+    std::fs::copy(&unfinished, output).map_err(|error| failed(output, error))?;
     Ok(())
 }
+
+/// GRUB's configuration for an image that starts at once and says on the serial line only what the hypervisor says.
+pub(crate) const MENU_AT_ONCE: &str = "set timeout=0\n\
+    menuentry Dunlin {\n    multiboot2 /boot/dunlin log=info\n    module2 /boot/payload payload\n}\n";
 
 /// Has our agents write to the console, for nobody reads their own line. Kernels without one, such as the measuring guest, may not
 /// know the word.

@@ -137,6 +137,19 @@ fn obstacle_to_kvm() -> Option<&'static str> {
     None
 }
 
+/// Who loads the hypervisor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Loader<'a> {
+    /// QEMU itself.
+    Qemu,
+    /// GRUB, from an image as a CD. It is started by BIOS, or by UEFI, which remembers in `variables`.
+    Grub { image: &'a Path, variables: Option<&'a Path> },
+}
+
+/// UEFI for QEMU's PC, and its variables as they are at first; from which package.
+pub(crate) const UEFI: [&str; 2] = ["/usr/share/OVMF/OVMF_CODE_4M.fd", "/usr/share/OVMF/OVMF_VARS_4M.fd"];
+pub(crate) const UEFI_INSTALL: &str = "install it: 'apt install ovmf' (Debian, Ubuntu)";
+
 /// What of QEMU's command line differs from run to run.
 #[derive(Debug)]
 pub(crate) struct Machine<'a> {
@@ -148,6 +161,8 @@ pub(crate) struct Machine<'a> {
     pub(crate) pcpus: u32,
     /// Memory in bytes.
     pub(crate) memory: u64,
+    /// Who loads it.
+    pub(crate) loader: Loader<'a>,
     /// The hypervisor.
     pub(crate) hypervisor: &'a Path,
     /// The payload's file.
@@ -184,12 +199,24 @@ impl Machine<'_> {
         }
         // Port 1, not port 0: the latter is a `virtconsole`, which drops bytes when we do not read at once.
         add(&["-device".as_ref(), "virtserialport,nr=1,chardev=control".as_ref()]);
-        add(&["-append".as_ref(), "log=info".as_ref()]);
         add(&["-nodefaults".as_ref(), "-no-user-config".as_ref(), "-no-reboot".as_ref()]);
         add(&["-serial".as_ref(), &joined("file:", self.log)]);
         add(&["-chardev".as_ref(), &joined("socket,id=control,path=", self.control)]);
-        add(&["-kernel".as_ref(), self.hypervisor.as_os_str()]);
-        add(&["-initrd".as_ref(), self.payload.as_os_str()]);
+        match self.loader {
+            Loader::Qemu => {
+                add(&["-append".as_ref(), "log=info".as_ref()]);
+                add(&["-kernel".as_ref(), self.hypervisor.as_os_str()]);
+                add(&["-initrd".as_ref(), self.payload.as_os_str()]);
+            }
+            Loader::Grub { image, variables } => {
+                add(&["-drive".as_ref(), &joined("if=ide,media=cdrom,readonly=on,file=", image)]);
+                if let Some(variables) = variables {
+                    let code = Path::new(UEFI[0]);
+                    add(&["-drive".as_ref(), &joined("if=pflash,format=raw,readonly=on,file=", code)]);
+                    add(&["-drive".as_ref(), &joined("if=pflash,format=raw,file=", variables)]);
+                }
+            }
+        }
         line.extend(self.more.iter().map(OsString::from));
         line
     }
@@ -363,6 +390,7 @@ mod tests {
                 acceleration: Acceleration::Tcg("asked for"),
                 pcpus: 2,
                 memory: 64 * MIB,
+                loader: Loader::Qemu,
                 hypervisor: Path::new("h"),
                 payload: Path::new("p"),
                 log: Path::new("l"),

@@ -22,17 +22,18 @@ use abi::counters::VcpuCounters;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use crate::args::RunArgs;
+use crate::args::{Firmware, RunArgs};
 use crate::assets::Assets;
-use crate::config::Config;
+use crate::config::{Arch, Config};
 use crate::console::{self, RawTerminal, Typed};
 use crate::control;
 use crate::exec::{Agent, FIXED_SCRIPT};
 use crate::failure::Failure;
+use crate::image;
 use crate::payload::{self, Payload, Start};
 use crate::progress::{Follower, Progress};
-use crate::qemu::{self, Acceleration, Machine, Process, Qemu};
-use crate::quantity::{seconds, show_size};
+use crate::qemu::{self, Acceleration, Loader, Machine, Process, Qemu};
+use crate::quantity::{MIB, seconds, show_size};
 use crate::share::{Asked, Share};
 use crate::stats::{Snapshot, printable};
 use crate::summary::{Record, VmRecord};
@@ -67,13 +68,23 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
         .prefix("dunlin-run-")
         .tempdir()
         .map_err(|error| failed("no directory for the run", error))?;
-    let [payload, log, control, messages] =
-        ["payload", "hypervisor.log", "control", "qemu.log"].map(|name| directory.path().join(name));
+    let [payload, log, control, messages, image, variables] =
+        ["payload", "hypervisor.log", "control", "qemu.log", "image", "variables"]
+            .map(|name| directory.path().join(name));
+    let (loader, firmwares_memory) = match args.firmware {
+        None => (Loader::Qemu, 0),
+        Some(_) if arch != Arch::X86_64 => {
+            return Err(config.host.arch.place.bad("--firmware is for x86_64 only, so far"));
+        }
+        Some(Firmware::Bios) => (Loader::Grub { image: &image, variables: None }, 64 * MIB),
+        Some(Firmware::Uefi) => (Loader::Grub { image: &image, variables: Some(&variables) }, 256 * MIB),
+    };
     let machine = Machine {
         arch,
         acceleration,
         pcpus: config.host.pcpus.value,
-        memory: host_memory,
+        memory: host_memory + firmwares_memory,
+        loader,
         hypervisor: &hypervisor,
         payload: &payload,
         log: &log,
@@ -88,7 +99,20 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
 
     let progress = Progress::new();
     progress.say(&format!("host: {}", qemu::introduce(&qemu, acceleration)));
-    std::fs::write(&payload, bytes).map_err(|error| failed(&payload.display().to_string(), error))?;
+    match loader {
+        Loader::Qemu => {
+            std::fs::write(&payload, bytes).map_err(|error| failed(&payload.display().to_string(), error))?;
+        }
+        Loader::Grub { image: path, variables } => {
+            let menu = image::MENU_AT_ONCE.to_string();
+            let contents = image::Contents { hypervisor: &hypervisor, payload: &bytes, menu };
+            image::write(arch, &assets, &contents, path, &progress)?;
+            if let Some(variables) = variables {
+                std::fs::copy(qemu::UEFI[1], variables)
+                    .map_err(|error| failed(qemu::UEFI[1], error).help(qemu::UEFI_INSTALL))?;
+            }
+        }
+    }
 
     // Signals are caught before there is a QEMU that a signal could leave behind.
     let (sender, events) = channel();

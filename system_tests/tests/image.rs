@@ -90,6 +90,14 @@ fn image_starts_from_uefi_as_a_usb_disk() {
     runs_the_default_vm(Firmware::Uefi, Medium::UsbDisk, &["-smp", "2", "-m", "1G"]);
 }
 
+#[test]
+fn run_by_firmware_and_grub_is_a_run_like_any_other() {
+    let run = dunlin(&["run", "--firmware", "bios", "--accel=tcg", "--vcpus", "2", "--exec", "nproc"]).expect_status(0);
+    assert_eq!(run.stdout.trim(), "2", "{run:#?}");
+    let refused = dunlin(&["run", "--arch", "aarch64", "--firmware", "bios"]);
+    assert!(refused.status != 0 && refused.stderr.contains("--firmware is for x86_64 only"), "{refused:#?}");
+}
+
 /// An image of our own with these files and lines of GRUB's configuration.
 fn image_of(folder: &Path, files: &[(&str, &[u8])], lines: &str) -> PathBuf {
     let boot = folder.join("tree/boot");

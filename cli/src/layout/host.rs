@@ -14,7 +14,7 @@ use crate::config::{Accel, Arch, Place, Placed};
 use crate::control::{self, Client};
 use crate::failure::Failure;
 use crate::progress::last_lines;
-use crate::qemu::{Acceleration, Machine, Process, Qemu};
+use crate::qemu::{Acceleration, Loader, Machine, Process, Qemu};
 use crate::quantity::MIB;
 
 /// Memory of the machine: a host without VMs needs little.
@@ -59,6 +59,7 @@ impl Host {
             acceleration,
             pcpus: 1,
             memory: MEMORY,
+            loader: Loader::Qemu,
             hypervisor: &hypervisor,
             payload: &payload,
             log: &log,

@@ -23,7 +23,7 @@ use crate::control::{self, refusal};
 use crate::failure::Failure;
 use crate::payload::{self, Payload, Start};
 use crate::progress::last_lines;
-use crate::qemu::{Acceleration, Machine, Process, Qemu, cpu_model};
+use crate::qemu::{Acceleration, Loader, Machine, Process, Qemu, cpu_model};
 
 /// How long a host may take to come up, and to answer.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -80,6 +80,7 @@ impl Host {
             acceleration,
             pcpus: config.host.pcpus.value,
             memory: host_memory,
+            loader: Loader::Qemu,
             hypervisor: &hypervisor,
             payload: &payload,
             log: &log,
