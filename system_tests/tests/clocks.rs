@@ -3,7 +3,7 @@
 //! QEMU's counter is the same on all its CPUs and cannot be written, so the hypervisor is told to take it for apart
 //! (`selftest=tsc-skew`): each pCPU begins with a clock of its own, and has to find its way back by comparing.
 
-use system_tests::{Run, dunlin_run_vms, measuring_vm, vm};
+use system_tests::{dunlin_run_vms, measuring_vm, vm};
 
 /// More vCPUs than pCPUs, so that they move. Gives the guest's output, and the log.
 fn run(experiments: &str, more: &[&str]) -> (String, String) {

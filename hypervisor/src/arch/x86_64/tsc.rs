@@ -225,11 +225,28 @@ pub(super) fn is_invariant() -> bool {
 pub(super) fn answer(other: &PerCpu) {
     TURN.store(other.id.0, Ordering::Release);
     apic::kick(other.id);
-    // Both sides look without a pause: the sooner each sees what the other wrote, and the more alike, the closer the bounds.
+    let mut looks = Looks::default();
     while TURN.load(Ordering::Acquire) != NOBODY {
         if ASKED.load(Ordering::Acquire) {
             ASKED.store(false, Ordering::Relaxed);
             ANSWER.store(now_in_order().max(1), Ordering::Release);
+            looks = Looks::default();
+        }
+        looks.wait();
+    }
+}
+
+/// Both sides look many times in a row: the sooner each sees what the other wrote, and the more alike, the closer the bounds. Then
+/// they pause, for an emulator may run one CPU at a time, until that pauses.
+#[derive(Default)]
+struct Looks(u8);
+
+impl Looks {
+    /// Between two looks.
+    fn wait(&mut self) {
+        self.0 = self.0.wrapping_add(1);
+        if self.0 == 0 {
+            core::hint::spin_loop();
         }
     }
 }
@@ -280,10 +297,11 @@ fn ask() -> Exchange {
     ANSWER.store(NO_ANSWER, Ordering::Relaxed);
     let asked = now_in_order();
     ASKED.store(true, Ordering::Release);
+    let mut looks = Looks::default();
     let answered = loop {
-        let answered = ANSWER.load(Ordering::Acquire);
-        if answered != NO_ANSWER {
-            break answered;
+        match ANSWER.load(Ordering::Acquire) {
+            NO_ANSWER => looks.wait(),
+            answered => break answered,
         }
     };
     Exchange { asked, answered, heard: now_in_order() }
