@@ -29,7 +29,7 @@ of AMD's SVM, written by others than QEMU's. Bochs comes from Debian trixie and 
 Each run has a time limit, shows where it is every five seconds, and leaves its files in target/bochs/RUN:
 serial.log (what hypervisor and guests wrote), bochs.log, the image, and the configuration to start it again by hand.
 
-  --short   the runs that `cargo xtask test` makes, about two minutes
+  --short   the runs that `cargo xtask test` makes, about a minute
   --json    one line of JSON for each run on standard output; progress goes to standard error
   --list    the runs
   RUN..     only these
@@ -61,8 +61,8 @@ const MINUTE: Duration = Duration::from_secs(60);
 
 /// What is not among them, and why: VMRUN of Bochs 3.0 decides by the *guest's* IF whether physical interrupts are masked, although
 /// V_INTR_MASKING is set (APM vol. 2, 15.21.1). A guest that keeps IF clear is never left for the host's timer. Experiments that do so
-/// until another vCPU or the console gets a turn on that CPU wait for ever: `events`, `control-registers`, and `hv-*`. So may Debian with
-/// 2 vCPUs on one CPU when it powers off: the one waits with IF clear until the other has stopped.
+/// until another vCPU or the console gets a turn on that CPU wait for ever: `events` does, and `control-registers` and `hv-*` are left out
+/// for the same reason. Debian with 2 vCPUs on one CPU once did not end, which may have it, too.
 const RUNS: &[Run] = &[
     Run {
         name: "exits",
