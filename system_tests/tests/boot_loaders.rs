@@ -22,10 +22,11 @@ fn start(loader: &BootLoader, more: &[&str]) -> Run {
     let folder = TempDir::new().expect("a temporary folder can be made");
     let file = folder.path().join("loader");
     loader.write(&Machine::X86_64.hypervisor(), &file);
-    start_file(&file, more)
+    start_file(&file, "stdio", more)
 }
 
-fn start_file(file: &Path, more: &[&str]) -> Run {
+/// Starts this file, with QEMU's `-serial` for the serial line.
+fn start_file(file: &Path, serial: &str, more: &[&str]) -> Run {
     let mut command = Command::new("timeout");
     command
         .args([
@@ -40,7 +41,7 @@ fn start_file(file: &Path, more: &[&str]) -> Run {
             "-m",
             "256M",
         ])
-        .args(["-display", "none", "-nodefaults", "-no-reboot", "-serial", "stdio"])
+        .args(["-display", "none", "-nodefaults", "-no-reboot", "-serial", serial])
         .args(["-device", "isa-debug-exit,iobase=0xf4,iosize=4", "-kernel"])
         .arg(file)
         .args(more);
@@ -362,27 +363,7 @@ fn machine_without_any_console_ends_as_others_do() {
     let folder = TempDir::new().expect("a temporary folder can be made");
     let file = folder.path().join("loader");
     BootLoader::default().write(&Machine::X86_64.hypervisor(), &file);
-    let run = |more: &[&str]| {
-        let mut command = Command::new("timeout");
-        command
-            .args([
-                "60",
-                "qemu-system-x86_64",
-                "-accel",
-                "tcg,thread=multi",
-                "-machine",
-                "q35",
-                "-cpu",
-                "max",
-                "-m",
-                "256M",
-            ])
-            .args(["-display", "none", "-nodefaults", "-vga", "none", "-no-reboot", "-serial", "none"])
-            .args(["-device", "isa-debug-exit,iobase=0xf4,iosize=4", "-kernel"])
-            .arg(&file)
-            .args(more);
-        finished(&mut command).status
-    };
+    let run = |more: &[&str]| start_file(&file, "none", &[&["-vga", "none"], more].concat()).status;
     assert_eq!(run(&["-append", "check"]), qemu_status(CLEAN));
     assert_eq!(run(&[]), qemu_status(REFUSED));
 }
