@@ -43,7 +43,7 @@ const CHECKS: [Check; 12] = [
     },
     Check {
         name: "std-on-host-only",
-        why: "only cli, xtask, system_tests, workloads, x86_oracle, hw_model and tests have an operating system below them",
+        why: "only cli, xtask, system_tests, workloads, x86_oracle, hw_model, interleave and tests have an operating system below them",
         find: std_on_host_only,
     },
     Check {
@@ -91,6 +91,8 @@ const VOCABULARY: [&str; 5] = ["addr", "abi", "x86_defs", "aarch64_defs", "hyper
 const MACROS: (&str, &str) = ("vcpu_layout", "vcpu_layout_derive");
 /// The machine that tests run against: it may use std, and is a dev-dependency only.
 const MODEL: &str = "hw_model";
+/// What turns a program's threads into a simulation for its tests: it may use std, and is for tests or behind a feature.
+const SIMULATION: &str = "interleave";
 /// Programs with std; nothing imports them.
 const STD_PROGRAMS: [&str; 5] = ["cli", "xtask", "system_tests", "workloads", "x86_oracle"];
 const BAD_MODULE_NAMES: [&str; 6] = ["util", "utils", "common", "helper", "helpers", "misc"];
@@ -269,9 +271,9 @@ fn arrows(tree: &Tree) -> Vec<Broken> {
         let directory = path.trim_end_matches("/Cargo.toml");
         // What drives a crate from outside, such as its fuzz targets, is a program in the crate's folder.
         let user = directory.strip_prefix("crates/").filter(|user| !user.contains('/'));
-        for (dependency, dev) in dependencies(&manifest) {
+        for (dependency, dev, optional) in dependencies(&manifest) {
             let Some(used) = our_folder(tree, &dependency) else { continue };
-            if let Some(what) = forbidden_arrow(user, used, dev) {
+            if let Some(what) = forbidden_arrow(user, used, dev, optional) {
                 let line = text.lines().position(|line| line.starts_with(&dependency)).map_or(1, |line| line + 1);
                 found.push(broken(path, line, what));
             }
@@ -281,13 +283,16 @@ fn arrows(tree: &Tree) -> Vec<Broken> {
 }
 
 /// Why a dependency on the package in folder `used` is wrong. `user` is the depending library crate, or `None` for a
-/// program; `dev` tells a dev-dependency.
-fn forbidden_arrow(user: Option<&str>, used: &str, dev: bool) -> Option<String> {
+/// program; `dev` tells a dev-dependency, `optional` one that only a feature brings.
+fn forbidden_arrow(user: Option<&str>, used: &str, dev: bool, optional: bool) -> Option<String> {
     if STD_PROGRAMS.contains(&used) || ["hypervisor", "guest"].contains(&used) {
         return Some(format!("{used} is a program; nothing imports it"));
     }
     if used == MODEL {
         return (!dev).then(|| format!("{MODEL} is for tests: a dev-dependency"));
+    }
+    if used == SIMULATION {
+        return (!dev && !optional).then(|| format!("{SIMULATION} is for tests: a dev-dependency, or an optional one"));
     }
     let user = user?;
     if VOCABULARY.contains(&used) || (user, used) == MACROS {
@@ -297,8 +302,8 @@ fn forbidden_arrow(user: Option<&str>, used: &str, dev: bool) -> Option<String> 
     (user != MODEL).then(|| format!("{kind} ({user}) imports the algorithm {used}"))
 }
 
-/// All dependencies of a manifest, by the name of their package, and whether they are for tests only.
-fn dependencies(manifest: &toml::Table) -> Vec<(String, bool)> {
+/// All dependencies of a manifest, by the name of their package, and whether they are for tests only, or optional.
+fn dependencies(manifest: &toml::Table) -> Vec<(String, bool, bool)> {
     let mut tables = vec![manifest];
     let targets = manifest.get("target").and_then(toml::Value::as_table);
     tables.extend(targets.iter().flat_map(|targets| targets.values()).filter_map(toml::Value::as_table));
@@ -308,7 +313,8 @@ fn dependencies(manifest: &toml::Table) -> Vec<(String, bool)> {
         for (kind, dev) in [("dependencies", false), ("build-dependencies", false), ("dev-dependencies", true)] {
             for (name, detail) in table.get(kind).and_then(toml::Value::as_table).into_iter().flatten() {
                 let package = detail.get("package").and_then(toml::Value::as_str);
-                all.push((package.unwrap_or(name).to_owned(), dev));
+                let optional = detail.get("optional").and_then(toml::Value::as_bool) == Some(true);
+                all.push((package.unwrap_or(name).to_owned(), dev, optional));
             }
         }
     }
@@ -318,7 +324,7 @@ fn dependencies(manifest: &toml::Table) -> Vec<(String, bool)> {
 /// Does this file run with an operating system below it?
 fn on_host(path: &str) -> bool {
     below(path, &STD_PROGRAMS)
-        || below(path, &["crates/hw_model"])
+        || below(path, &["crates/hw_model", "crates/interleave", "hypervisor/src/arch/fake"])
         || path.split('/').any(|part| ["tests", "benches", "tests.rs", "build.rs"].contains(&part))
 }
 
@@ -346,7 +352,7 @@ fn library_attributes(tree: &Tree) -> Vec<Broken> {
             continue;
         };
         let code = blank(text);
-        let wanted = [("no_std", name != MODEL), ("forbid(unsafe_code)", true)];
+        let wanted = [("no_std", name != MODEL && name != SIMULATION), ("forbid(unsafe_code)", true)];
         let missing = wanted.into_iter().filter(|(attribute, needed)| *needed && !code.contains(attribute));
         found.extend(missing.map(|(attribute, _)| broken(path, 1, format!("`{attribute}` is missing"))));
     }

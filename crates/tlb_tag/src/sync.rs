@@ -1,8 +1,11 @@
-//! Core's atomics and spin's lock, or loom's under `cfg(loom)`: the one switch.
+//! Core's atomics and spin's lock, loom's under `cfg(loom)`, or those of a simulation: the one switch.
 
-#[cfg(not(loom))]
+#[cfg(not(any(loom, feature = "interleave")))]
 pub(crate) use core::sync::atomic::{AtomicU64, Ordering};
-#[cfg(not(loom))]
+
+#[cfg(all(feature = "interleave", not(loom)))]
+pub(crate) use interleave::{AtomicU64, Mutex, Ordering};
+#[cfg(not(any(loom, feature = "interleave")))]
 pub(crate) use spin::Mutex;
 
 #[cfg(loom)]

@@ -12,7 +12,11 @@ use core::sync::atomic::{
     AtomicU64, AtomicUsize, Ordering,
 };
 
-use spin::{Mutex, MutexGuard, Once};
+#[cfg(feature = "interleave")]
+use interleave::{Mutex, MutexGuard};
+use spin::Once;
+#[cfg(not(feature = "interleave"))]
+use spin::{Mutex, MutexGuard};
 
 /// What may be a field of class `owner`: only one pCPU at a time can write it.
 ///
@@ -53,6 +57,16 @@ mailbox!(
 );
 impl<T> MailboxField for AtomicPtr<T> {}
 impl<T: Send> MailboxField for Mutex<T> {}
+#[cfg(feature = "interleave")]
+mailbox!(
+    interleave::AtomicBool,
+    interleave::AtomicU8,
+    interleave::AtomicU16,
+    interleave::AtomicU32,
+    interleave::AtomicU64,
+);
+#[cfg(feature = "interleave")]
+impl<T: Send> MailboxField for spin::Mutex<T> {}
 impl<T: MailboxField, const N: usize> MailboxField for [T; N] {}
 
 impl<T: Send> OwnerField for Owned<T> {}

@@ -82,6 +82,8 @@ fn arrows_point_from_binaries_to_algorithms_to_vocabulary() {
         ("crates/abi/Cargo.toml", "[dependencies]\naddr.workspace = true"),
         ("crates/addr/Cargo.toml", ""),
         ("crates/hw_model/Cargo.toml", "[dependencies]\nstage2.workspace = true"),
+        ("crates/interleave/Cargo.toml", ""),
+        ("crates/shootdown/Cargo.toml", "[dependencies]\ninterleave = { workspace = true, optional = true }"),
         ("cli/Cargo.toml", "[dependencies]\nabi.workspace = true"),
         ("crates/vcpu_layout/Cargo.toml", "[dependencies]\nvcpu_layout_derive.workspace = true"),
         ("crates/vcpu_layout_derive/Cargo.toml", ""),
@@ -108,6 +110,8 @@ fn arrows_point_from_binaries_to_algorithms_to_vocabulary() {
     assert_eq!(with("crates/abi/Cargo.toml", "[dependencies]\nsched.workspace = true"), ["crates/abi/Cargo.toml:2"]);
     // The model in a product, and a program as a library.
     assert_eq!(with("hypervisor/Cargo.toml", "[dependencies]\nhw_model.workspace = true").len(), 1);
+    // A simulation where nobody asked for one.
+    assert_eq!(with("hypervisor/Cargo.toml", "[dependencies]\ninterleave.workspace = true").len(), 1);
     assert_eq!(with("crates/stage2/Cargo.toml", "[dev-dependencies]\ndunlin-cli = {}").len(), 1);
     assert_eq!(with("crates/stage2/Cargo.toml", "[dependencies").len(), 1);
 }

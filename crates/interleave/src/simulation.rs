@@ -1,0 +1,234 @@
+//! The simulation: threads that take turns, and the same threads without it.
+
+use std::cell::{Cell, RefCell};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind, set_hook, take_hook};
+use std::sync::Once;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use shuttle::scheduler::{PctScheduler, RandomScheduler};
+use shuttle::{Config, FailurePersistence, MaxSteps, Runner};
+
+thread_local! {
+    /// Whether this thread of the operating system is one on which a simulation takes turns.
+    static SIMULATED: Cell<bool> = const { Cell::new(false) };
+    /// What the thread under test has set: see [`Context`].
+    static CONTEXT: Cell<usize> = const { Cell::new(0) };
+    /// A panic here is an answer, and says nothing.
+    static QUIET: Cell<bool> = const { Cell::new(false) };
+    static LAST_PANIC: RefCell<String> = const { RefCell::new(String::new()) };
+}
+
+/// Steps after which an interleaving is taken to go on for ever.
+const MAX_STEPS: usize = 100_000;
+/// Bytes of a thread's stack in a simulation.
+const STACK_BYTES: usize = 512 << 10;
+
+/// A number that each thread under test has for itself, simulated or not; 0 until it is set.
+#[derive(Clone, Copy, Debug)]
+pub struct Context;
+
+impl Context {
+    /// What was set.
+    #[must_use]
+    pub fn get() -> usize {
+        CONTEXT.get()
+    }
+
+    /// Sets it.
+    pub fn set(value: usize) {
+        CONTEXT.set(value);
+    }
+}
+
+/// Another thread of the simulation may go on here.
+#[inline]
+pub fn point() {
+    if SIMULATED.get() {
+        turn(|| shuttle::thread::sleep(Duration::ZERO));
+    }
+}
+
+/// Waits for something that another thread does: it lets others go first.
+#[inline]
+pub fn relax() {
+    if SIMULATED.get() {
+        turn(shuttle::thread::yield_now);
+    } else {
+        std::thread::yield_now();
+    }
+}
+
+#[cold]
+fn turn(switch: impl FnOnce()) {
+    // What is unwound is not to be interleaved any more.
+    if std::thread::panicking() {
+        return;
+    }
+    let context = CONTEXT.get();
+    switch();
+    CONTEXT.set(context);
+}
+
+/// A thread that was [spawned](spawn).
+#[derive(Debug)]
+pub struct Thread(Handle);
+
+#[derive(Debug)]
+enum Handle {
+    Simulated(shuttle::thread::JoinHandle<()>),
+    Real(std::thread::JoinHandle<()>),
+}
+
+/// Starts a thread of the simulation that the caller is in, or of the operating system.
+pub fn spawn(work: impl FnOnce() + Send + 'static) -> Thread {
+    let work = || {
+        CONTEXT.set(0);
+        work();
+    };
+    if SIMULATED.get() {
+        let context = CONTEXT.get();
+        let handle = shuttle::thread::spawn(work);
+        CONTEXT.set(context);
+        Thread(Handle::Simulated(handle))
+    } else {
+        Thread(Handle::Real(std::thread::spawn(work)))
+    }
+}
+
+impl Thread {
+    /// Waits until it has ended.
+    ///
+    /// # Panics
+    /// When it has panicked.
+    pub fn join(self) {
+        let context = CONTEXT.get();
+        let ended = match self.0 {
+            Handle::Simulated(handle) => handle.join(),
+            Handle::Real(handle) => handle.join(),
+        };
+        CONTEXT.set(context);
+        if let Err(panic) = ended {
+            resume_unwind(panic);
+        }
+    }
+}
+
+/// Ends a [`park`].
+#[derive(Clone, Debug)]
+pub struct Waker(Parked);
+
+#[derive(Clone, Debug)]
+enum Parked {
+    Simulated(shuttle::thread::Thread),
+    Real(std::thread::Thread),
+}
+
+/// The thread that asks.
+#[must_use]
+pub fn current() -> Waker {
+    Waker(if SIMULATED.get() {
+        Parked::Simulated(shuttle::thread::current())
+    } else {
+        Parked::Real(std::thread::current())
+    })
+}
+
+/// Waits until somebody wakes this thread, or has done so since the last time.
+pub fn park() {
+    if SIMULATED.get() {
+        turn(shuttle::thread::park);
+    } else {
+        std::thread::park();
+    }
+}
+
+impl Waker {
+    /// Ends the thread's wait, or its next one.
+    pub fn wake(&self) {
+        match &self.0 {
+            Parked::Simulated(thread) => thread.unpark(),
+            Parked::Real(thread) => thread.unpark(),
+        }
+    }
+}
+
+/// Which interleavings are tried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Schedules {
+    /// Any thread goes on at each point.
+    Random,
+    /// The thread of the highest priority goes on, and priorities change so often: finds what takes few changes at the right
+    /// places (Burckhardt and others, "A Randomized Scheduler with Probabilistic Guarantees of Finding Bugs", 2010).
+    Priorities(usize),
+}
+
+/// Runs `scenario` in so many interleavings, which `seed` chooses. Returns how many were run.
+///
+/// # Panics
+/// With the first interleaving in which the scenario panics, or waits for ever. The seed and the number of the interleaving are
+/// printed, and come back with the same call.
+pub fn explore(
+    schedules: Schedules,
+    seed: u64,
+    interleavings: usize,
+    scenario: impl Fn() + Send + Sync + 'static,
+) -> usize {
+    match find(schedules, seed, interleavings, scenario) {
+        Ok(count) => count,
+        Err((number, what)) => {
+            panic!("interleaving {number} of {schedules:?} with seed {seed:#x}: {what}")
+        }
+    }
+}
+
+/// As [`explore`], for a scenario that is expected to fail: nothing is printed.
+///
+/// # Errors
+/// The number of the first interleaving that fails, and how.
+pub fn find(
+    schedules: Schedules,
+    seed: u64,
+    interleavings: usize,
+    scenario: impl Fn() + Send + Sync + 'static,
+) -> Result<usize, (usize, String)> {
+    static HOOK: Once = Once::new();
+    let mut config = Config::new();
+    config.stack_size = STACK_BYTES;
+    config.failure_persistence = FailurePersistence::None;
+    config.max_steps = MaxSteps::FailAfter(MAX_STEPS);
+    config.silence_warnings = true;
+
+    let number = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let counted = number.clone();
+    let scenario = move || {
+        counted.fetch_add(1, Ordering::Relaxed);
+        CONTEXT.set(0);
+        scenario();
+    };
+    let run = || match schedules {
+        Schedules::Random => Runner::new(RandomScheduler::new_from_seed(seed, interleavings), config).run(scenario),
+        Schedules::Priorities(changes) => {
+            Runner::new(PctScheduler::new_from_seed(seed, changes, interleavings), config).run(scenario)
+        }
+    };
+
+    HOOK.call_once(|| {
+        let others = take_hook();
+        set_hook(Box::new(move |panic| {
+            if QUIET.get() {
+                LAST_PANIC.with_borrow_mut(|last| *last = panic.to_string());
+            } else {
+                others(panic);
+            }
+        }));
+    });
+    assert!(!SIMULATED.replace(true), "a simulation holds no other");
+    QUIET.set(true);
+    let result = catch_unwind(AssertUnwindSafe(run));
+    QUIET.set(false);
+    SIMULATED.set(false);
+    CONTEXT.set(0);
+    let number = number.load(Ordering::Relaxed);
+    result.map_err(|_| (number, LAST_PANIC.take()))
+}
