@@ -214,6 +214,7 @@ global_asm!(
     boot_pdpt_high: .skip 4096
     boot_pd: .skip 4 * 4096
     .skip 256
+    .global boot_stack_low
     boot_stack_low:
     "#,
     header_magic = const MULTIBOOT2_HEADER_MAGIC,
