@@ -1,14 +1,15 @@
-//! What faults, marks and rounds of a dirty log cost natively: nanoseconds each.
+//! Native cost of faults, marks and rounds of a dirty log, in nanoseconds each.
 //!
 //! `cargo bench -p dunlin-stage2 --bench faults`
 //!
-//! Instructions of each kind of fault, without the pool's own and what an exit costs around it:
+//! Instructions of each kind of fault, without the pool's and without the exit around it:
 //!
-//! `valgrind --tool=callgrind --toggle-collect='*a_fault*' target/release/deps/faults-... count-write`, which makes
-//! [`COUNTED`] faults, or one for each large page; also `count-touch` and `count-split`, each with `-arm` behind it or not.
+//! `valgrind --tool=callgrind --toggle-collect='*a_fault*' target/release/deps/faults-... count-write` makes
+//! [`COUNTED`] faults, or one for each large page. Other kinds are `count-touch` and `count-split`, each with an
+//! optional suffix `-arm`.
 //!
-//! Faults and marks by one thread and by two, which never want the same page, take turns sample by sample, so that
-//! whatever else the machine does hits both alike. The median of all samples is shown.
+//! Samples of one thread and of two threads alternate, so that other work of the machine affects both. The threads
+//! never fault on the same page. The median of all samples is shown.
 
 use std::hint::black_box;
 use std::sync::Barrier;
@@ -102,13 +103,13 @@ fn guest<F: Format>(format: F, source: Source, policy: Policy) -> Guest<F> {
 }
 
 impl<F: Format + Sync> Guest<F> {
-    /// The same where the instructions are counted.
+    /// The same, where the instructions are counted.
     #[inline(never)]
     fn a_fault_to_count(&self, gpa: u64, spare: &mut Spare, granularity: Granularity) {
         self.fault(0, gpa, spare, granularity);
     }
 
-    /// A first touch, of a page in a table that is there.
+    /// A first touch of a page whose table exists.
     #[inline(never)]
     fn a_fault_of_a_first_touch(&self, gpa: u64, spare: &mut Spare) {
         let walking = self.epochs.enter(0).expect("is away");
@@ -118,7 +119,7 @@ impl<F: Format + Sync> Guest<F> {
         assert!(black_box(leaf).is_ok());
     }
 
-    /// One write fault, as a vCPU on pCPU `cpu` has it.
+    /// One write fault of a vCPU on pCPU `cpu`.
     #[inline(never)]
     fn fault(&self, cpu: usize, gpa: u64, spare: &mut Spare, granularity: Granularity) {
         let walking = self.epochs.enter(cpu).expect("is away");
@@ -135,7 +136,7 @@ impl<F: Format + Sync> Guest<F> {
         let _ = black_box((denial, later));
     }
 
-    /// Makes small pages of all memory, all of them closed.
+    /// Splits all memory into small pages, all write-protected.
     fn split_all(&self) {
         let mut spare = Spare::new();
         spare.fill(&self.pool, REGIONS).expect("tables");
@@ -144,7 +145,7 @@ impl<F: Format + Sync> Guest<F> {
     }
 }
 
-/// Nanoseconds for each of `work`'s steps, by so many threads at once.
+/// Nanoseconds per step of `work`, with this many threads at once.
 fn time(threads: usize, steps: u64, work: impl Fn(usize) + Sync) -> f64 {
     let barrier = Barrier::new(threads);
     let longest = thread::scope(|scope| {
@@ -168,7 +169,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// One and two threads, turn by turn: each has its half of the regions, of which it does every step.
+/// One and two threads in turn. Each does every step on its half of the regions.
 fn one_and_two(name: &str, sample: impl Fn(usize) -> f64) {
     let (mut one, mut two) = (Vec::new(), Vec::new());
     for _ in 0..SAMPLES {
@@ -218,7 +219,7 @@ fn marks() {
                 let words = &words[cpu * words.len() / 2..][..words.len() / 2];
                 let walking = epochs.enter(cpu).expect("is away");
                 for word in words {
-                    // One page after another, as writes come: not all of a word in one go.
+                    // One page after another, like a guest's writes: not all of a word at once.
                     for bit in 0..64 {
                         let page = black_box(1 << bit);
                         if walks { word.write_as_walker(&walking, page, || {}) } else { word.write(page, || {}) }
@@ -233,7 +234,7 @@ fn marks() {
     }
 }
 
-/// Nanoseconds of one cycle, by a chain of which each step takes four: a multiplication three, an exclusive or one.
+/// Nanoseconds of one cycle, from a chain of steps of four cycles: a multiplication (three) and an exclusive or (one).
 fn cycle() -> f64 {
     const STEPS: u32 = 1 << 16;
     let sample = || {
@@ -247,8 +248,8 @@ fn cycle() -> f64 {
     median((0..SAMPLES).map(|_| sample()).collect())
 }
 
-/// A round of a guest whose memory is all in small pages, of which it writes some, every so many of a large page's, in some
-/// of the large pages, after rounds in which it wrote nothing.
+/// A round of a guest whose memory is all in small pages. It writes every n-th page in some of the large pages, after
+/// rounds without writes.
 fn rounds<F: Format + Copy + Sync>(name: &str, format: F, source: Source, policy: Policy) {
     let all = REGIONS;
     for (what, regions, every) in [
@@ -280,7 +281,7 @@ fn rounds<F: Format + Copy + Sync>(name: &str, format: F, source: Source, policy
             });
             for region in 0..regions {
                 for page in (0..512).step_by(every) {
-                    // As written, by whomever: there is no hardware here.
+                    // Written by any means: there is no hardware here.
                     guest.fault(0, region * LARGE + (page << 12), &mut spare, Granularity::Closed);
                 }
             }
@@ -296,7 +297,7 @@ fn rounds<F: Format + Copy + Sync>(name: &str, format: F, source: Source, policy
     }
 }
 
-/// What a round costs where nobody has written for a while, for each GiB: in small pages, and in large ones.
+/// Cost of a round after a time without writes, per GiB, in small pages and in large ones.
 fn clean<F: Format + Copy + Sync>(name: &str, format: F, source: Source, policy: Policy) {
     for splits in [true, false] {
         let guest = guest(format, source, policy);
@@ -319,7 +320,7 @@ fn clean<F: Format + Copy + Sync>(name: &str, format: F, source: Source, policy:
     }
 }
 
-/// Faults that are made to be counted.
+/// Number of counted faults.
 const COUNTED: u64 = 500;
 
 /// Makes faults of one kind.
@@ -335,7 +336,7 @@ fn count<F: Format + Copy + Sync>(kind: &str, format: F) {
         }
         "touch" => {
             let above = REGIONS * LARGE;
-            // The tables come with the first page.
+            // The first page brings the tables.
             guest
                 .tree
                 .populate(&guest.pool, &guest.pool, &mut spare, Gpa(above), Hpa(0), 0, Access::ALL)

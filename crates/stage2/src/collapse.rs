@@ -1,41 +1,42 @@
-//! A table of leaves that belong together becomes one large leaf again.
+//! Replaces a table of adjacent, equal leaves by one large leaf.
 //!
-//! The entry that names the table is broken, then each entry of the table is taken out for good, then all that the TLBs
-//! know of the range is flushed, and the leaf is made. A processor that came to the table before it was cut off finds
-//! its entry busy and starts again from the root; what the hardware has recorded before its entry was taken is in what
-//! was taken. The guest faults in between, and tries again: large pages come back when nobody is in a hurry.
+//! The steps are: break the entry that points to the table, remove each entry of the table, flush the range from all
+//! TLBs, write the leaf. A processor that has read the table's address before finds a busy entry and restarts from the
+//! root. A removed entry includes what the hardware has recorded in it. The guest faults in between, and retries; a
+//! collapse is never urgent.
 //!
-//! The table itself is still being looked at by those who found it before. It waits in a [`Limbo`] until they have left.
+//! Other processors may still read the table. It waits in a [`Limbo`] until they have left.
 
 use crate::tree::{Slot, Tree, entries, span};
 use crate::{Cell, Entry, Format, Limbo, Pages, Quiescence, Shape, Stale, Tlb};
 use addr::{Gpa, Hpa};
 
-/// What came of it.
+/// Result of a collapse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Collapse {
     /// One leaf instead of a table.
     Done,
-    /// There is no table here whose entries make one leaf.
+    /// No table here has entries that form one leaf.
     NotAlike,
-    /// The limbo is full: later.
+    /// The limbo is full: try later.
     Full,
 }
 
-/// A table that nothing leads to any more.
+/// A table that is cut off from the tree.
 struct Cut {
-    /// The entry that named it, which is busy now.
+    /// The entry that pointed to it, which is busy now.
     slot: Slot,
     table: Hpa,
-    /// What says the same as its entries did, which are busy now; or they could not all be taken and are as they were.
+    /// The leaf that equals its entries, which are busy now. `Err` if not all could be removed; they are unchanged
+    /// then.
     leaf: Result<u64, ()>,
 }
 
 impl<F: Format> Tree<F> {
-    /// Makes one leaf at `level` of the table that maps what is around `gpa`, if all of its entries are leaves with equal
-    /// rights that lie side by side in host memory. The table goes to `limbo`.
+    /// Replaces the table that maps the memory around `gpa` by one leaf at `level`. All its entries must be leaves with
+    /// equal rights and adjacent in host memory. The table goes to `limbo`.
     ///
-    /// Everything is flushed when this returns.
+    /// All TLBs are flushed on return.
     #[expect(clippy::too_many_arguments, reason = "the tree, those who help to change it, and where")]
     pub fn collapse<const N: usize>(
         &self,
@@ -51,7 +52,7 @@ impl<F: Format> Tree<F> {
         outcome
     }
 
-    /// As [`collapse`](Self::collapse) for several places, in different tables, with one flush for all of them.
+    /// Like [`collapse`](Self::collapse) for several tables, with one flush for all of them.
     #[expect(clippy::too_many_arguments, reason = "as above")]
     pub fn collapse_together<const N: usize, const M: usize>(
         &self,
@@ -89,7 +90,7 @@ impl<F: Format> Tree<F> {
         outcomes
     }
 
-    /// Breaks the entry that names the table around `gpa`, and takes out the entries of the table.
+    /// Breaks the entry that points to the table around `gpa`, and removes the entries of the table.
     fn cut_off(&self, pages: &impl Pages, gpa: Gpa, level: u32) -> Option<Cut> {
         let slot = self.descend_to(pages, gpa, level);
         let Entry::Table(table) = slot.entry else { return None };
@@ -103,7 +104,7 @@ impl<F: Format> Tree<F> {
         Some(Cut { table, leaf: self.freeze(pages, table, level - 1), slot })
     }
 
-    /// Makes the entry again, when no TLB knows anything of what was there.
+    /// Writes the entry again, after all TLBs have dropped the old ones.
     fn put_together<const N: usize>(
         &self,
         pages: &impl Pages,
@@ -111,7 +112,8 @@ impl<F: Format> Tree<F> {
         walkers: &impl Quiescence,
         Cut { slot, table, leaf }: Cut,
     ) -> Collapse {
-        // Where it stays a table, awake: a page may have been opened that found nobody to wake.
+        // If it stays a table, it is not quiet: a fault may have made a page writable while it could not wake the
+        // table.
         let bits = leaf.unwrap_or_else(|()| self.format.table(table));
         let made = Slot { bits: self.format.busy(), ..slot }.exchange(pages, bits);
         assert!(made, "who breaks an entry is the only one to make it");
@@ -122,8 +124,8 @@ impl<F: Format> Tree<F> {
         Collapse::Done
     }
 
-    /// Takes all entries out of a table that nothing leads to any more, and returns the leaf that says the same. When
-    /// one of them has changed so that there is no such leaf, puts them back.
+    /// Removes all entries from a table that is cut off, and returns the leaf that equals them. If an entry has changed
+    /// so that no such leaf exists, puts them back.
     fn freeze(&self, pages: &impl Pages, table: Hpa, level: u32) -> Result<u64, ()> {
         let mut first = 0;
         let mut whole = 0;
@@ -152,7 +154,7 @@ impl<F: Format> Tree<F> {
         Ok(whole)
     }
 
-    /// Puts the first `count` entries back. What was touched or written in one of them is now so in all.
+    /// Puts the first `count` entries back. If one of them was accessed or written, all are marked so.
     fn thaw(&self, pages: &impl Pages, table: Hpa, level: u32, whole: u64, count: usize) {
         for (index, number) in (0..count).zip(0_u64..) {
             let bits = self.format.part(whole, level, number);

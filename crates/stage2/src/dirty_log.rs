@@ -1,23 +1,22 @@
-//! Which pages of a slot of guest memory were written, round after round, so that a copy of it can follow.
+//! Records which pages of a slot of guest memory were written, round after round, so that a copy can follow.
 //!
 //! ```text
-//!   get    which pages are dirty: written by the guest (the leaves say so), or marked
+//!   get    which pages are dirty: the guest has written them (the leaves say so), or they are marked
 //!   clear  some of them, just before they are copied:   sent += pages;  marks -= pages;  leaves cleaned
-//!   flush  what clearing owes: until then the guest may still write by what its TLBs remember, and the hypervisor by
-//!          marks that it has found
-//!   copy   and when the receiver has all of the round:  acknowledge: sent = {}
-//!                or when it is lost:                    cancel: marks += sent
+//!   flush  what clear requires: until then the guest may still write through cached translations, and the hypervisor
+//!          by marks that it has found set
+//!   copy   and when the receiver has the whole round:   acknowledge: sent = {}
+//!          or when it is lost:                          cancel: marks += sent
 //! ```
 //!
-//! At any moment a page whose copy differs is written in its leaf, marked, or sent and not acknowledged. So nothing is
-//! lost whichever step a failure comes between. The order is kept by types: only [`Cleared`], when it is flushed, hands out
-//! the pages to copy.
+//! At any time, a page that differs from its copy is dirty in its leaf, or marked, or sent and not acknowledged. So no
+//! write is lost, whatever step fails. Types enforce the order: only a flushed [`Cleared`] returns the pages to copy.
 //!
-//! What is mapped while a log runs counts as written. Who unmaps [marks](DirtyLog::mark) the range: its leaves, and what
-//! they knew, are gone.
+//! A page that is mapped while a log is active counts as written. A caller that unmaps must [mark](DirtyLog::mark) the
+//! range, because the leaves and their state are gone.
 //!
-//! Large leaves are not split because somebody logs. They are closed, and what is never written stays large. The first
-//! write to a closed one faults; what happens then is the [`Policy`].
+//! The start of a log splits no large leaf. The log write-protects (*closes*) leaves; memory that is never written
+//! stays large. The first write to a write-protected leaf faults, and the [`Policy`] decides what happens then.
 
 use core::ops::Range;
 
@@ -26,29 +25,29 @@ use crate::sync::{Ordering, fence};
 use crate::{Format, Granularity, MapError, Pages, Quiescence, Source, Spare, Stale, Tlb, Tree, Walking};
 use addr::{Gpa, GpaRange, PAGE_BYTES, PageSize};
 
-/// When large leaves are split.
+/// When to split large leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
-    /// At the first write to one; then each of its pages faults at its own first write.
+    /// At the first write. Each of its pages then faults at its own first write.
     Lazy,
-    /// Before anything is written, by whoever calls [`DirtyLog::split_ahead`]; what comes earlier, as with `Adaptive`.
+    /// Before the guest writes, by calls of [`DirtyLog::split_ahead`]. An earlier write is handled as with `Adaptive`.
     Eager,
-    /// At the first write to one, and the hardware records the writes to its pages from then on: one fault for each
-    /// written leaf, or for some of them that are written one after the other ([`Stream`](crate::Stream)). Without hardware
-    /// that does so this is `Lazy`.
+    /// At the first write. The hardware then records the writes to its pages, so each written leaf costs one fault.
+    /// Several consecutive leaves may share one fault ([`Stream`](crate::Stream)). Without such hardware this is
+    /// `Lazy`.
     Adaptive,
 }
 
-/// What counts as dirty when a log starts.
+/// Which pages count as dirty when a log starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
-    /// Everything, since nothing was copied yet. Costs nothing: leaves are closed when they are cleared.
+    /// All, because nothing was copied yet. Costs nothing: the first clear write-protects the leaves.
     AllDirty,
-    /// Nothing. All leaves are made clean.
+    /// None. All leaves are cleaned.
     Clean,
 }
 
-/// The log of one slot. `W` is storage for marks, a word for every 64 pages.
+/// The log of one slot. `W` stores the marks, one word for 64 pages.
 #[derive(Debug)]
 pub struct DirtyLog<W> {
     slot: GpaRange,
@@ -58,9 +57,10 @@ pub struct DirtyLog<W> {
 }
 
 impl<W: AsRef<[MarkWord]>> DirtyLog<W> {
-    /// A log of `slot`, in which `marks` are all clear. `None` when the slot is not made of pages, or there are too few marks.
+    /// A log of `slot`, whose `marks` are all clear. `None` if the slot is not aligned to pages or has too few marks.
     ///
-    /// `source` is who records writes to pages; the hardware only if the tree's [format](Format::records_writes) says so.
+    /// `source` says what records writes to pages; `Hardware` only if the tree's [format](Format::records_writes)
+    /// supports it.
     pub fn new(slot: GpaRange, source: Source, policy: Policy, marks: W) -> Option<Self> {
         let pages = slot.bytes() / PAGE_BYTES;
         let is_good = slot.start.is_aligned(PageSize::Size4K)
@@ -69,13 +69,13 @@ impl<W: AsRef<[MarkWord]>> DirtyLog<W> {
         is_good.then_some(Self { slot, source, policy, marks })
     }
 
-    /// The memory that is logged.
+    /// The logged memory.
     #[must_use]
     pub fn slot(&self) -> GpaRange {
         self.slot
     }
 
-    /// How [`Tree::fault`] treats closed leaves of this slot.
+    /// How [`Tree::fault`] treats write-protected leaves of this slot.
     #[must_use]
     pub fn granularity(&self) -> Granularity {
         match (self.policy, self.source) {
@@ -84,10 +84,11 @@ impl<W: AsRef<[MarkWord]>> DirtyLog<W> {
         }
     }
 
-    /// Begins. Faults in the slot must know of the log before, and what is owed must be paid before anything counts as clean.
+    /// Starts the log. Faults in the slot must know of the log before. The returned flush must be done before any page
+    /// counts as clean.
     ///
     /// # Errors
-    /// When a leaf reaches over a border of the slot and there is no table to split it with.
+    /// A leaf crosses an end of the slot and there is no table to split it.
     pub fn start<F: Format>(
         &self,
         tree: &Tree<F>,
@@ -107,8 +108,9 @@ impl<W: AsRef<[MarkWord]>> DirtyLog<W> {
         })
     }
 
-    /// Splits leaves that are still large, from `from` on, as far as one batch and the spare tables go. Returns where to
-    /// go on; the end of the slot when none is left. To be called as often as the pace of [`Policy::Eager`] allows.
+    /// Splits leaves that are still large, from `from` on, up to one batch and the number of spare tables. Returns the
+    /// address to continue from; the end of the slot if none is left. The pace of [`Policy::Eager`] decides how often
+    /// to call it.
     pub fn split_ahead<F: Format>(
         &self,
         tree: &Tree<F>,
@@ -122,23 +124,23 @@ impl<W: AsRef<[MarkWord]>> DirtyLog<W> {
         tree.split_ahead(pages, tlb, rest, self.source, spare)
     }
 
-    /// Ends: the guest writes freely again. Leaves that were split stay so until they are [collapsed](Tree::collapse).
+    /// Ends the log: pages are writable again. Split leaves stay so until they are [collapsed](Tree::collapse).
     pub fn stop<F: Format>(&self, tree: &Tree<F>, pages: &impl Pages, tlb: &impl Tlb) {
         tree.release(pages, tlb, self.slot);
     }
 
-    /// Carries out a write by the hypervisor or a device to `range`. All of them come through here or through
-    /// [`write_as_walker`](Self::write_as_walker): they meet no stage 2.
+    /// Does a write by the hypervisor or a device to `range`. All such writes use this function or
+    /// [`write_as_walker`](Self::write_as_walker), because they do not use stage 2.
     ///
-    /// The pages are dirty once the write is done. Before the last round whoever writes must have come back from here.
+    /// The pages are dirty when the write is done. All writers must have returned before the last round.
     pub fn write_as_host<R>(&self, range: GpaRange, write: impl FnOnce() -> R) -> R {
         let result = write();
         self.mark(range);
         result
     }
 
-    /// The same by a walker that senders [wait](Cleared::flush) for, as who has looked up the page in the tree is one: at a
-    /// fraction of the cost.
+    /// The same for a walker, at a fraction of the cost: senders [wait](Cleared::flush) for walkers. A caller that has
+    /// looked up the page in the tree is one.
     #[inline]
     pub fn write_as_walker<R>(&self, _: &Walking<'_>, range: GpaRange, write: impl FnOnce() -> R) -> R {
         let result = write();
@@ -146,9 +148,9 @@ impl<W: AsRef<[MarkWord]>> DirtyLog<W> {
         result
     }
 
-    /// Marks what was written in the part of `range` that lies in the slot.
+    /// Marks the pages of `range` that are in the slot.
     pub fn mark(&self, range: GpaRange) {
-        // The writes are visible, or who takes a mark that we find has not taken it yet.
+        // Either the writes are visible, or a sender has not yet taken the mark that is found here.
         fence(Ordering::SeqCst);
         self.mark_after_fence(range);
     }
@@ -183,7 +185,7 @@ impl<W: AsRef<[MarkWord]>> DirtyLog<W> {
         });
     }
 
-    /// The memory of `count` words of pages from word `first` on, as far as it is in the slot.
+    /// The memory of `count` words of pages from word `first` on, within the slot.
     fn chunk(&self, first: usize, count: usize) -> GpaRange {
         let place = |word: usize| {
             let offset = (word as u64).saturating_mul(64 * PAGE_BYTES).min(self.slot.bytes());
@@ -192,7 +194,7 @@ impl<W: AsRef<[MarkWord]>> DirtyLog<W> {
         crate::tree::range_between(place(first), place(first.saturating_add(count)))
     }
 
-    /// Which bits of a word stand for pages of the slot.
+    /// Which bits of a word are pages of the slot.
     fn existing(&self, word: usize) -> u64 {
         let first = (word as u64).saturating_mul(64);
         match (self.slot.bytes() / PAGE_BYTES).saturating_sub(first) {
@@ -201,21 +203,21 @@ impl<W: AsRef<[MarkWord]>> DirtyLog<W> {
         }
     }
 
-    /// Numbers of the pages of `range` that are in the slot, from its start on.
+    /// Numbers of the pages of `range` that are in the slot, counted from its start.
     fn pages_of(&self, range: GpaRange) -> Range<u64> {
         let clamp = |gpa: Gpa| gpa.clamp(self.slot.start, self.slot.end()).0 - self.slot.start.0;
         clamp(range.start) / PAGE_BYTES..clamp(range.end()).div_ceil(PAGE_BYTES)
     }
 }
 
-/// What was sent of a log and is not acknowledged yet. One sender has it. `S` is storage, a bit for each page.
+/// The pages of a log that were sent and not acknowledged. One sender owns it. `S` stores one bit per page.
 #[derive(Debug)]
 pub struct Rounds<S> {
     sent: S,
 }
 
 impl<S: AsMut<[u64]>> Rounds<S> {
-    /// Nothing was sent. `None` when there are fewer bits than `log` has pages.
+    /// Nothing was sent. `None` if there are fewer bits than `log` has pages.
     pub fn new<W: AsRef<[MarkWord]>>(log: &DirtyLog<W>, mut sent: S) -> Option<Self> {
         let words = sent.as_mut();
         words.fill(0);
@@ -223,7 +225,7 @@ impl<S: AsMut<[u64]>> Rounds<S> {
         is_enough.then_some(Self { sent })
     }
 
-    /// Makes the `wanted` pages clean, bit by bit from word `first_word` on, since they are about to be copied.
+    /// Cleans the `wanted` pages, one bit each from word `first_word` on, because they are about to be copied.
     pub fn clear<'w, F: Format, W: AsRef<[MarkWord]>>(
         &mut self,
         log: &DirtyLog<W>,
@@ -233,7 +235,7 @@ impl<S: AsMut<[u64]>> Rounds<S> {
         first_word: usize,
         wanted: &'w [u64],
     ) -> Cleared<'w> {
-        // In this order: what is no longer in one place is already in the one before it.
+        // In this order: a page is in its new place before it leaves the old one.
         let sent = self.sent.as_mut().iter_mut().zip(0..).skip(first_word);
         sent.zip(wanted).for_each(|((sent, word), wanted)| *sent |= wanted & log.existing(word));
         for (marks, wanted) in log.marks.as_ref().iter().skip(first_word).zip(wanted) {
@@ -253,12 +255,12 @@ impl<S: AsMut<[u64]>> Rounds<S> {
         Cleared { stale, pages: Copyable { first_word, wanted, count: log.slot.bytes() / PAGE_BYTES } }
     }
 
-    /// The receiver has all that was sent.
+    /// The receiver has everything that was sent.
     pub fn acknowledge(&mut self) {
         self.sent.as_mut().fill(0);
     }
 
-    /// The receiver may have nothing of what was sent: it is dirty again.
+    /// The receiver may have lost everything that was sent: these pages are dirty again.
     pub fn cancel<W: AsRef<[MarkWord]>>(&mut self, log: &DirtyLog<W>) {
         for (sent, marks) in self.sent.as_mut().iter_mut().zip(log.marks.as_ref()) {
             marks.set(*sent);
@@ -267,7 +269,7 @@ impl<S: AsMut<[u64]>> Rounds<S> {
     }
 }
 
-/// Pages that are clean in the tables, but perhaps not yet to a processor that writes to them.
+/// Pages that are clean in the tables, but a processor may still write to them without a trace.
 #[derive(Debug)]
 #[must_use = "the pages may still be written unnoticed until this is flushed"]
 pub struct Cleared<'w> {
@@ -276,11 +278,11 @@ pub struct Cleared<'w> {
 }
 
 impl<'w> Cleared<'w> {
-    /// Flushes what was cleared, and waits for `walkers` who may have found marks that are taken. What is written from now
-    /// on is logged again.
+    /// Flushes the cleared pages, and waits for `walkers` that may have found a mark that is taken now. Later writes
+    /// are logged again.
     ///
-    /// `walkers` are all who [write as such](DirtyLog::write_as_walker). The caller must not be one at this time: it
-    /// would wait for itself.
+    /// `walkers` are all callers of [`write_as_walker`](DirtyLog::write_as_walker). The caller must not be one of them
+    /// now, or it waits for itself.
     pub fn flush(self, tlb: &impl Tlb, walkers: &impl Quiescence) -> Copyable<'w> {
         self.stale.pay(tlb);
         walkers.wait(|| tlb.relax());
@@ -288,7 +290,7 @@ impl<'w> Cleared<'w> {
     }
 }
 
-/// Pages that may be copied: a write that the copy misses is logged.
+/// Pages that may be copied: the log records a write that the copy misses.
 #[derive(Debug)]
 #[must_use = "these pages count as sent"]
 pub struct Copyable<'w> {
@@ -299,7 +301,7 @@ pub struct Copyable<'w> {
 }
 
 impl Copyable<'_> {
-    /// Numbers of the pages, from the start of the slot. What was wanted beyond its end is not among them.
+    /// Numbers of the pages, from the start of the slot. Wanted pages beyond its end are left out.
     pub fn pages(&self) -> impl Iterator<Item = u64> {
         let first = (self.first_word as u64).saturating_mul(64);
         let words = self.wanted.iter().zip((0_u64..).step_by(64));

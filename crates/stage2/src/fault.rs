@@ -1,72 +1,73 @@
-//! What a fault of the guest leads to, and other changes of single pages.
+//! Handling of guest faults, and other changes of single pages.
 //!
-//! Any number of processors does this at once, on the same page too. There is no lock: each change is one conditional
-//! exchange of one entry, made again on what another processor has left. Nothing is written but the entry itself and,
-//! where a leaf is split, a table that nobody else has seen yet.
+//! Any number of processors may do this at the same time, on the same page too. There is no lock: each change is one
+//! compare-exchange of one entry, and a processor that loses the race retries on the new value. Only the entry is
+//! written. A split also writes a table that no other processor has seen yet.
 
 use crate::split::{AsBefore, Dress, Split};
 use crate::tree::{Slot, Tree, span};
 use crate::{Access, Entry, Format, Leaf, MapError, Memory, Pages, Source, Spare, Stale, Tlb};
 use addr::{Gpa, GpaRange, Hpa};
 
-/// What to do about a fault.
+/// What the caller must do about a fault.
 #[derive(Clone, Copy, Debug)]
 #[must_use = "a fault may owe a flush before the guest goes on"]
 pub enum Fault {
-    /// The guest may try again, when this processor has forgotten what it may remember. It may fault again when another
-    /// processor was about to change the entry.
+    /// Let the guest retry, after this processor has flushed the denial. The guest may fault again if another processor
+    /// was about to change the entry.
     Retry(Denial),
-    /// A dirty log has closed the large leaf that holds the page. It is to be [split](Tree::split_at_fault), and the fault looked
-    /// at again; or looked at again with [`Granularity::Whole`].
+    /// The page is in a large leaf that a dirty log has write-protected. [Split](Tree::split_at_fault) the leaf and
+    /// call [`Tree::fault`] again, or call it with [`Granularity::Whole`].
     Large,
     /// Nothing is mapped there.
     Unmapped,
-    /// The page does not allow this.
+    /// The page does not allow this access.
     Denied(Leaf),
 }
 
-/// What the processor that faulted may have in its TLB, and must [flush](crate::tlbi::forget) there before the guest tries
-/// again: that a page denies an access. Others may have it too: they fault once more, find nothing to change, and pay for
-/// themselves.
+/// An entry that denies an access and that the faulting processor may have in its TLB. It must
+/// [flush](crate::tlbi::forget) it before the guest retries. Other processors may have it too: they fault once more,
+/// find nothing to change, and flush their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "the guest may fault for ever on what its processor remembers"]
 pub struct Denial(Option<Gpa>);
 
 impl Denial {
-    /// An address in the page, which may be cached in any size; nothing if denials are not cached.
+    /// An address in the page, which may be cached in any size; `None` if TLBs do not cache denials.
     #[must_use]
     pub fn gpa(self) -> Option<Gpa> {
         self.0
     }
 }
 
-/// What came of an [attempt](Tree::try_protect_page) to change a page's rights.
+/// Result of an [attempt](Tree::try_protect_page) to change a page's rights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "what was done may owe a flush"]
 pub enum Attempt {
     /// The page has the rights, or is not mapped.
     Done(Stale),
-    /// Another processor replaces the entry. The page has its old rights, but larger leaves around it may have been split, and
-    /// owe this.
+    /// Another processor replaces the entry. The page has its old rights. Larger leaves around it may have been split
+    /// and need this flush.
     Busy(Stale),
 }
 
-/// How large leaves are split that a dirty log has closed, when the guest writes.
+/// How to split a large leaf that a dirty log has write-protected, when the guest writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Granularity {
-    /// Not at all: the whole leaf counts as written.
+    /// Do not split: the whole leaf counts as written.
     Whole,
-    /// The page counts as written; each of the others faults at its own first write.
+    /// This page counts as written. Each other page faults at its own first write.
     Closed,
-    /// The hardware records the writes to all of them from now on, so no other faults.
+    /// The hardware records writes to all pages from now on, so no other page faults.
     Watched,
 }
 
 impl<F: Format> Tree<F> {
-    /// The guest was stopped as it wanted to use `gpa` in the ways that `wanted` names.
+    /// Handles a fault of the guest at `gpa`, for the accesses in `wanted`.
     ///
-    /// A leaf that a dirty log has closed is opened for writes, or, if it is large and `granularity` says so, left to be split.
-    // All of it is carried out where this is called, so that nothing is built only to be handed on.
+    /// If a dirty log has write-protected the leaf, this makes it writable. If the leaf is large and `granularity` asks
+    /// for a split, this returns [`Fault::Large`] instead.
+    // Inlined everywhere, so that no result is built only to be passed on.
     #[inline(always)]
     pub fn fault(
         &self,
@@ -82,7 +83,7 @@ impl<F: Format> Tree<F> {
         let slot = self.descend(pages, gpa);
         let (hpa, access) = match slot.entry {
             Entry::Leaf { hpa, access } => (hpa, access),
-            // Who replaces the entry is done in a moment; the guest comes back, or is interrupted meanwhile.
+            // The other processor finishes in a moment. The guest retries, or takes an interrupt meanwhile.
             Entry::Busy => return Fault::Retry(Denial(None)),
             Entry::Empty | Entry::Table(_) => return Fault::Unmapped,
         };
@@ -98,7 +99,7 @@ impl<F: Format> Tree<F> {
         let bits = if is_closed { format.opened(slot.bits) } else { slot.bits };
         let bits = format.touched(bits);
         if bits != slot.bits && !self.exchange(pages, &slot, bits) {
-            // Another processor was quicker, with this change or another one.
+            // Another processor was faster, with this change or another one.
             return Fault::Retry(Denial(None));
         }
         if is_closed && slot.level == 0 && granularity == Granularity::Watched {
@@ -108,16 +109,18 @@ impl<F: Format> Tree<F> {
         Fault::Retry(Denial(format.denials_are_cached().then_some(gpa)))
     }
 
-    /// A fault has found a [large](Fault::Large) leaf at `gpa`: splits it, if it still is one, and gives back what is owed for
-    /// that some time, by anybody. The leaf may still be cached, which says the same as its parts, or less. Many of these debts
-    /// make one broadcast; until then the hardware may report a conflict where it has FEAT_BBM.
+    /// Splits the [large](Fault::Large) leaf that a fault found at `gpa`, if it still is one. Returns the flush for it.
     ///
-    /// Up to `ahead` leaves behind it are split as well, together, where they are as large and closed as well, and as far as there
-    /// are spare tables: for a guest that writes to one after the other, see [`Stream`](crate::Stream). Also says where the last
-    /// of them ends.
+    /// The flush may be done later and by any processor. Until then the TLB may hold the old leaf, which grants the
+    /// same rights or fewer. Callers collect many of these for one broadcast. With FEAT_BBM the hardware may report a
+    /// conflict until the flush.
+    ///
+    /// Also splits up to `ahead` leaves behind it, together, if they are equally large and write-protected and there
+    /// are spare tables. This helps a guest that writes to one leaf after the other; see [`Stream`](crate::Stream).
+    /// Also returns the end of the last of them.
     ///
     /// # Errors
-    /// When there is no spare table.
+    /// No spare table.
     pub fn split_at_fault(
         &self,
         pages: &impl Pages,
@@ -148,11 +151,11 @@ impl<F: Format> Tree<F> {
         }
     }
 
-    /// Maps the page at `level` that holds `gpa` to `hpa`, which starts such a page: the guest has touched it for the
-    /// first time. Something else is mapped there when another processor was quicker.
+    /// Maps the page at `level` that holds `gpa` to `hpa`, which is aligned to that page: the guest's first touch. If
+    /// another processor is faster, its mapping stays.
     ///
     /// # Errors
-    /// When a table is missing on the way and there is no spare one, or the page cannot be mapped like this.
+    /// A table is missing and there is no spare one, or the page cannot be mapped like this.
     #[inline]
     #[expect(clippy::too_many_arguments, reason = "the tree, its three helpers, and the four facts of a leaf")]
     pub fn populate(
@@ -167,7 +170,7 @@ impl<F: Format> Tree<F> {
     ) -> Result<(), MapError> {
         let level = level.min(self.format.largest_leaf());
         let bytes = span::<F>(level);
-        // Pages and limits are multiples of a page's size: what starts below a limit ends below it.
+        // Pages and limits are aligned to a page's size: a page that starts below a limit ends below it.
         if gpa >= self.limit() {
             return Err(MapError::Beyond(gpa));
         }
@@ -179,7 +182,7 @@ impl<F: Format> Tree<F> {
         }
         self.check_access(access)?;
 
-        // Most pages find their table and nobody else at work.
+        // Fast path: most pages have a table already and no competitor.
         if self.fill(pages, tlb, &self.descend(pages, gpa), First::new::<F>(gpa, hpa, level, access)) {
             return Ok(());
         }
@@ -213,14 +216,14 @@ impl<F: Format> Tree<F> {
         }
     }
 
-    /// Maps the page, or as much of it as `slot` decides about, if nothing is mapped there. Says whether something is then; it
-    /// is not while a table is missing, or another processor is about to change the entry.
+    /// Maps the page, or the part of it that `slot` decides about, if nothing is mapped there. Returns whether it is
+    /// mapped then. It is not if a table is missing or another processor is about to change the entry.
     #[inline(always)]
     fn fill(&self, pages: &impl Pages, tlb: &impl Tlb, slot: &Slot, page: First) -> bool {
         if slot.entry != Entry::Empty || slot.level > page.level {
             return matches!(slot.entry, Entry::Leaf { .. });
         }
-        // A table may be there already, for whatever was mapped before: the page comes as one of its parts.
+        // An earlier mapping may have left a table: then the page is mapped in parts.
         let hpa = Hpa(page.hpa.0 + (slot.start.0 - page.gpa.0));
         let leaf = self.format.leaf(hpa, slot.level, page.access, Memory::Normal);
         let done = self.exchange(pages, slot, leaf);
@@ -230,17 +233,16 @@ impl<F: Format> Tree<F> {
         done
     }
 
-    /// Gives the page at level 0 that holds `gpa` the rights `access`, and leaves all others as they are. A page that is
-    /// not mapped stays so.
+    /// Gives the page at level 0 that holds `gpa` the rights `access`, and changes no other page. A page that is not
+    /// mapped stays so.
     ///
-    /// Rights that grow owe no flush: a guest that does not know of them yet [faults](Self::fault) on its old entry.
+    /// Added rights need no flush: a guest with a cached old entry [faults](Self::fault).
     ///
-    /// Waits while another processor replaces the entry, which may itself wait for a flush. So the caller holds nothing that
-    /// anybody needs to do that flush; see [`try_protect_page`](Self::try_protect_page).
+    /// Waits while another processor replaces the entry, which may itself wait for a flush. So the caller must hold
+    /// nothing that this flush needs; see [`try_protect_page`](Self::try_protect_page).
     ///
     /// # Errors
-    /// When `access` cannot be expressed, or the pool has no table left to split a large leaf with; the page keeps its
-    /// rights.
+    /// The format cannot encode `access`, or the pool has no table to split a large leaf. The page keeps its rights.
     pub fn protect_page(
         &self,
         pages: &impl Pages,
@@ -258,11 +260,11 @@ impl<F: Format> Tree<F> {
         }
     }
 
-    /// As [`protect_page`](Self::protect_page), but never waits for another processor: for callers who hold a lock. Only where
-    /// the format [breaks](crate::Replace) large leaves, `tlb` is asked for a flush.
+    /// Like [`protect_page`](Self::protect_page), but never waits for another processor: for callers that hold a lock.
+    /// It asks `tlb` for a flush only if the format [breaks](crate::Replace) large leaves.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`protect_page`](Self::protect_page).
     pub fn try_protect_page(
         &self,
         pages: &impl Pages,
@@ -303,7 +305,7 @@ impl<F: Format> Tree<F> {
                 }
                 continue;
             }
-            // All that the way down can take, so that nothing can fail halfway and leave a debt behind.
+            // All tables that the descent can need, so that it cannot fail halfway and leave a flush undone.
             spare.fill(pages, slot.level.into())?;
             if let Split::Done(owed) = self.split(pages, tlb, slot, spare, &AsBefore)? {
                 stale = stale.merge(owed);
@@ -312,7 +314,7 @@ impl<F: Format> Tree<F> {
     }
 }
 
-/// A page that is mapped at its first touch: where, to what, and how.
+/// A page at its first touch: its address, its host address, and its attributes.
 #[derive(Clone, Copy)]
 struct First {
     gpa: Gpa,
@@ -329,13 +331,13 @@ impl First {
     }
 }
 
-/// The parts of a closed leaf that the guest writes to.
+/// The parts of a write-protected leaf that the guest writes to.
 struct Touch(Granularity);
 
 impl Dress for Touch {
     fn part<F: Format>(&self, format: &F, level: u32, bits: u64) -> u64 {
-        // A part that is large itself stays closed: it is split in turn when its own first write comes. And if somebody without
-        // tables has opened the leaf whole meanwhile, it was written: watching would forget that.
+        // A part that is large itself stays write-protected; it is split at its own first write. If another processor,
+        // without tables, has made the whole leaf writable, it counts as written: `watched` would lose that.
         let is_watched = self.0 == Granularity::Watched && level == 0 && !format.is_written(bits, Source::Hardware);
         if is_watched { format.watched(bits) } else { bits }
     }

@@ -1,15 +1,15 @@
-//! How a stage-2 entry is spelled, and how one may be replaced: what the algorithms ask of an architecture.
+//! The format of stage-2 entries, and how to replace one: what the algorithms need from an architecture.
 
 use crate::{Access, Memory};
 use addr::Hpa;
 
-/// What an entry says.
+/// A decoded entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
     /// Nothing is mapped here.
     Empty,
-    /// A processor has broken the entry and is about to make it anew. To the hardware it is empty; whoever else wants to
-    /// change it waits, and a guest that faults on it tries again.
+    /// A processor has broken the entry and is about to write it again. The hardware takes it for empty. Another
+    /// processor that wants to change it waits, and a guest that faults on it retries.
     Busy,
     /// The next table is at this address.
     Table(Hpa),
@@ -17,49 +17,50 @@ pub enum Entry {
     Leaf {
         /// First byte of the page.
         hpa: Hpa,
-        /// What the guest may do with it, be it that a dirty log stops writes for the moment.
+        /// Access rights of the guest, ignoring a dirty log that write-protects the page for now.
         access: Access,
     },
 }
 
-/// How a leaf may be replaced by a table that says the same.
+/// How to replace a leaf by a table that means the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Replace {
-    /// By one store. Old and new may both be cached for as long as they like.
+    /// By one store. Old and new entries may stay cached without limit.
     Freely,
-    /// By one store, but both must not stay cached: the flush of the old one is owed (Arm: FEAT_BBM level 2).
+    /// By one store, and a later flush of the old one: not both may stay cached (Arm: FEAT_BBM level 2).
     OneStore,
-    /// First the entry gets this bit, which keeps it from being cached, then it is flushed, then replaced (FEAT_BBM level 1).
+    /// Set this bit, which keeps the entry from being cached, then flush, then replace (FEAT_BBM level 1).
     Uncached(u64),
-    /// First the entry is emptied and flushed, then made anew (FEAT_BBM level 0). A guest that comes between faults.
+    /// Empty the entry, flush, then write the new one (FEAT_BBM level 0). An access in between faults.
     BreakFirst,
 }
 
-/// Who records that a page was written.
+/// What records that a page was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// We do: the first write faults.
+    /// Write protection: the first write faults.
     WriteProtect,
-    /// The hardware does, in the leaf.
+    /// The hardware, in the leaf.
     Hardware,
 }
 
-/// A page-table format with tables of 64-bit entries.
+/// A page-table format with 64-bit entries.
 ///
-/// The all-zero entry is [`Entry::Empty`] at every level, so that a zeroed page is an empty table. Sizes of leaves have
-/// no gaps: when a size exists, all smaller ones do.
+/// The all-zero entry is [`Entry::Empty`] at every level, so a zeroed page is an empty table. Leaf sizes have no gaps:
+/// if a size exists, all smaller ones exist.
 ///
-/// Functions that take the `bits` of a leaf leave alone what they do not speak of, above all what the hardware writes.
+/// Functions that take the `bits` of a leaf keep all bits that they do not name, above all those that the hardware
+/// writes.
 pub trait Format {
-    /// Bits of an address that select an entry of one table. 9 in all formats that hardware has; tests of races use
-    /// smaller tables.
+    /// Bits of an address that select an entry of one table: 9 in all hardware formats. Tests of races use smaller
+    /// tables.
     const INDEX_BITS: u32 = 9;
 
     /// Number of levels, 1 to 5; the root is at level `levels() - 1`.
     fn levels(&self) -> u32;
 
-    /// Bits of the guest addresses that are translated. What they need beyond those of a tree with one table at its root,
-    /// at most 4, selects one of several tables that form the root side by side.
+    /// Bits of guest addresses that are translated. A tree with one root table may need up to 4 fewer. The extra bits
+    /// select one of several adjacent tables that form the root.
     fn input_bits(&self) -> u32;
 
     /// The highest level that has leaves.
@@ -68,80 +69,80 @@ pub trait Format {
     /// First host address that does not fit into an entry.
     fn host_limit(&self) -> Hpa;
 
-    /// Whether a leaf can say `access` and nothing else.
+    /// Whether a leaf can encode exactly `access`.
     fn expresses(&self, access: Access) -> bool;
 
-    /// How a leaf may be replaced by a table.
+    /// How to replace a leaf by a table.
     fn replace(&self) -> Replace;
 
-    /// Whether a TLB may keep an entry that denies an access, and deny again, although the tables meanwhile allow it.
+    /// Whether a TLB may keep an entry that denies an access, and deny again after the tables allow it.
     fn denials_are_cached(&self) -> bool;
 
     /// Whether the hardware can record writes in leaves.
     fn records_writes(&self) -> bool;
 
-    /// The entry that names the table at `hpa`, neither [quiet](Self::quiet) nor [idle](Self::idle). It restricts nothing:
-    /// rights are kept in leaves alone.
+    /// The entry that points to the table at `hpa`, neither [quiet](Self::quiet) nor [idle](Self::idle). It restricts
+    /// nothing: only leaves hold rights.
     fn table(&self, hpa: Hpa) -> u64;
 
-    /// A bit that the hardware ignores in entries that name tables, clear at first: no page below can be written without a
-    /// fault, and none was.
+    /// A bit that the hardware ignores in entries that point to tables, clear at first. Set: no page below was written,
+    /// and none can be without a fault.
     fn quiet(&self) -> u64;
 
-    /// Another: nothing was written below between one round of a dirty log and the next.
+    /// Another such bit: nothing below was written between two rounds of a dirty log.
     fn idle(&self) -> u64;
 
     /// The entry for [`Entry::Busy`].
     fn busy(&self) -> u64;
 
-    /// The entry that maps a page at `level` to `hpa`, with rights that [`expresses`](Self::expresses) accepted.
+    /// The entry that maps a page at `level` to `hpa`, with rights that [`expresses`](Self::expresses) accepts.
     fn leaf(&self, hpa: Hpa, level: u32, access: Access, memory: Memory) -> u64;
 
-    /// What `bits`, found in a table at `level`, say.
+    /// Decodes `bits`, found in a table at `level`.
     fn decode(&self, level: u32, bits: u64) -> Entry;
 
-    /// The leaf with other rights. A leaf that loses the right to write remembers whether it was written; one that
-    /// keeps it stays as closed as it was.
+    /// The leaf with other rights. A leaf that loses the right to write keeps whether it was written. A leaf that keeps
+    /// the right stays write-protected by the log if it was.
     fn with_access(&self, bits: u64, access: Access) -> u64;
 
-    /// The `index`th of the smaller leaves at `level` that together say the same as the leaf `bits` one level above: same
-    /// rights, and touched or written when that one was.
+    /// Part `index` of the leaf `bits` one level above: a leaf at `level` with the same rights, accessed or written if
+    /// that one was.
     fn part(&self, bits: u64, level: u32, index: u64) -> u64;
 
-    /// The leaf at `level` that says the same as smaller ones, of which `first` is the first: [`part`](Self::part) of it
-    /// gives them again.
+    /// The leaf at `level` that equals smaller ones, of which `first` is the first: [`part`](Self::part) reverses this.
     fn whole(&self, first: u64, level: u32) -> u64;
 
-    /// The leaf, touched and written when `other` is.
+    /// The leaf, accessed and written if `other` is.
     fn gathered(&self, bits: u64, other: u64) -> u64;
 
-    /// What makes two leaves equal in all but address, touched and written.
+    /// The bits in which two leaves must agree: all except address, accessed and written.
     fn attributes(&self, bits: u64) -> u64;
 
-    /// Whether the guest has used the page since it was last [aged](Self::aged).
+    /// Whether the guest has accessed the page since it was last [aged](Self::aged).
     fn is_touched(&self, bits: u64) -> bool;
 
-    /// The leaf, touched.
+    /// The leaf, accessed.
     fn touched(&self, bits: u64) -> u64;
 
-    /// The leaf, not touched. The next use touches it again, by the hardware or by a fault.
+    /// The leaf, not accessed. The next access sets it again, by the hardware or by a fault.
     fn aged(&self, bits: u64) -> u64;
 
-    /// Whether a write meets no fault.
+    /// Whether a write does not fault.
     fn is_writable(&self, bits: u64) -> bool;
 
-    /// Whether the page may have been written since it was closed or watched. What was never either, counts as written.
+    /// Whether the page may have been written since it was `closed` or `watched`. A leaf that was neither counts as
+    /// written.
     fn is_written(&self, bits: u64, source: Source) -> bool;
 
-    /// The leaf, not written, and its next write faults.
+    /// The leaf, not written and write-protected: its next write faults.
     fn closed(&self, bits: u64) -> u64;
 
     /// The leaf, not written, and the hardware records the next write in it.
     fn watched(&self, bits: u64) -> u64;
 
-    /// The leaf, written, so that further writes cost nothing.
+    /// The leaf, written and writable, so that further writes cost nothing.
     fn opened(&self, bits: u64) -> u64;
 
-    /// The leaf as it is where nobody logs: written or not is no longer known.
+    /// The leaf without a log: whether it was written is no longer known.
     fn released(&self, bits: u64) -> u64;
 }

@@ -1,8 +1,8 @@
-//! The leaves themselves are the dirty log: each says whether its page was written since it was last cleaned.
+//! The leaves are the dirty log: each tells whether its page was written since it was last cleaned.
 //!
-//! So the path on which the guest writes changes nothing but the leaf, which it must change anyway, or which the hardware
-//! changes for us. To read the log is to look at the leaves; to clear it is to clean them, one conditional exchange each.
-//! Neither stops a fault. Where nobody writes, nobody has to look: those tables are [quiet](crate::quiet).
+//! So a guest's write changes only the leaf, which must change anyway, or which the hardware changes. To read the log
+//! is to read the leaves. To clear it is to clean them, one compare-exchange each. Neither stops a fault. Tables
+//! without writes are skipped: they are [quiet](crate::quiet).
 
 use crate::split::{Dress, Split};
 use crate::tree::{Slot, Tree};
@@ -11,7 +11,7 @@ use crate::{Entry, Format, MapError, Pages, Source, Spare, Stale, Tlb};
 use addr::{Gpa, GpaRange};
 
 impl<F: Format> Tree<F> {
-    /// Calls `found` with each part of `range` that was written, or may have been, since it was last clean. A large
+    /// Calls `found` with each part of `range` that was, or may have been, written since it was last clean. A large
     /// leaf counts as a whole.
     pub fn written(
         &self,
@@ -24,13 +24,13 @@ impl<F: Format> Tree<F> {
         self.visit(pages, tlb, range, &mut Finder { tree: self, range, source, found });
     }
 
-    /// Makes clean all leaves in `range` of which `picked` holds for a part, as far as they were written: a page at level 0
-    /// as `source` has it, a larger one so that the next write to it faults.
+    /// Cleans the written leaves in `range` that overlap a `picked` part: a page at level 0 as `source` requires, a
+    /// larger one by write protection.
     ///
-    /// Of a large leaf the pages that are not picked lose what the leaf said of them as well; `spill` is called with the
-    /// leaf before that happens.
+    /// The pages of a large leaf that are not picked lose their state too; `spill` is called with the leaf before that.
     ///
-    /// The guest may write by what a TLB remembers until the debt is paid: a page is copied after that, never before.
+    /// Until the returned flush is done the guest may still write through a TLB. So copy a page after the flush, never
+    /// before.
     pub(crate) fn clean(
         &self,
         pages: &impl Pages,
@@ -48,7 +48,7 @@ impl<F: Format> Tree<F> {
         cleaner.stale
     }
 
-    /// Makes all leaves in `range` clean, whatever they say.
+    /// Cleans all leaves in `range`, whatever their state.
     pub(crate) fn clean_all(&self, pages: &impl Pages, tlb: &impl Tlb, range: GpaRange, source: Source) -> Stale {
         let mut stale = Stale::EMPTY;
         let clean = |slot: &Slot| {
@@ -63,7 +63,7 @@ impl<F: Format> Tree<F> {
         stale
     }
 
-    /// The leaf, clean: a page as `source` has it, a larger one so that its next write faults.
+    /// The clean leaf: a page as `source` requires, a larger one write-protected.
     fn cleaned(&self, slot: &Slot, source: Source) -> u64 {
         if slot.level == 0 && source == Source::Hardware {
             self.format.watched(slot.bits)
@@ -72,7 +72,7 @@ impl<F: Format> Tree<F> {
         }
     }
 
-    /// Gives all leaves in `range` back the rights that a log has taken. Rights only grow, so nothing is owed.
+    /// Returns all rights that a log has taken to the leaves in `range`. Rights only grow, so no flush is needed.
     pub(crate) fn release(&self, pages: &impl Pages, tlb: &impl Tlb, range: GpaRange) {
         let release = |slot: &Slot| {
             let bits = self.format.released(slot.bits);
@@ -82,8 +82,9 @@ impl<F: Format> Tree<F> {
         tlb.publish();
     }
 
-    /// Splits large leaves in `range` as far as one batch and the spare tables go. Parts of closed leaves are watched
-    /// if the hardware does that, else closed. Returns where to go on.
+    /// Splits large leaves in `range`, up to one batch and the number of spare tables. Parts of write-protected leaves
+    /// become `watched` if the hardware records writes, else they stay write-protected. Returns the address to continue
+    /// from.
     pub(crate) fn split_ahead(
         &self,
         pages: &impl Pages,
@@ -95,10 +96,10 @@ impl<F: Format> Tree<F> {
         self.split_batch(pages, tlb, range, spare, |_, _| true, &Ahead(source))
     }
 
-    /// Splits large leaves that reach over `border`.
+    /// Splits large leaves that cross `border`.
     ///
     /// # Errors
-    /// When a table is missing; what is split stays so, and is flushed.
+    /// A table is missing; split leaves stay so, and are flushed.
     pub(crate) fn split_at(
         &self,
         pages: &impl Pages,
@@ -119,10 +120,10 @@ impl<F: Format> Tree<F> {
         Ok(())
     }
 
-    /// Forgets that pages in `range` were touched, and calls `found` with those that were.
+    /// Clears the accessed state of pages in `range`, and calls `found` with those that were accessed.
     ///
-    /// Nothing is owed: a processor that remembers a page may use it without touching it again, so the answer is late,
-    /// not wrong.
+    /// Needs no flush: a processor may use a cached page without setting the bit again, so the answer is late, not
+    /// wrong.
     pub fn age(&self, pages: &impl Pages, tlb: &impl Tlb, range: GpaRange, mut found: impl FnMut(GpaRange)) {
         let age = |slot: &Slot| {
             if !self.format.is_touched(slot.bits) {
@@ -138,7 +139,7 @@ impl<F: Format> Tree<F> {
     }
 }
 
-/// Looks for leaves that were written.
+/// Finds leaves that were written.
 struct Finder<'a, F, C> {
     tree: &'a Tree<F>,
     range: GpaRange,
@@ -164,18 +165,18 @@ impl<F: Format, C: FnMut(GpaRange)> Visitor for Finder<'_, F, C> {
     }
 }
 
-/// What is to become of the table of pages that is being visited.
+/// What to do with the table of pages that is being visited.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mode {
     /// It stays awake.
     Leave,
-    /// It is quiet if all of its pages prove to be closed.
+    /// Make it quiet if all of its pages are write-protected.
     Hush,
-    /// The same, and its pages are closed for that.
+    /// The same, and write-protect its pages for that.
     Close,
 }
 
-/// Makes leaves clean.
+/// Cleans leaves.
 struct Cleaner<'a, F, P, Picked, Spill> {
     tree: &'a Tree<F>,
     pages: &'a P,
@@ -187,7 +188,7 @@ struct Cleaner<'a, F, P, Picked, Spill> {
     mode: Mode,
     /// A page of this table was written.
     found: bool,
-    /// A page of this table stays open or written.
+    /// A page of this table stays writable or written.
     left: bool,
 }
 
@@ -201,7 +202,7 @@ impl<F: Format, P: Pages, Picked: Fn(GpaRange) -> bool, Spill: FnMut(GpaRange)> 
         }
         let written = |bits| self.tree.format.is_written(bits, self.source);
         self.mode = match self.source {
-            // Of the pages that are not visited nothing is known.
+            // The state of pages that are not visited is unknown.
             _ if part != table.page() => Mode::Leave,
             Source::WriteProtect => Mode::Hush,
             Source::Hardware if !self.tree.is_idle(table) => Mode::Leave,
@@ -210,7 +211,7 @@ impl<F: Format, P: Pages, Picked: Fn(GpaRange) -> bool, Spill: FnMut(GpaRange)> 
         };
         (self.found, self.left) = (false, false);
         if self.mode != Mode::Leave {
-            // Before the first page is looked at: who opens one behind us will see it.
+            // Before the first page is read: a fault that makes a page writable later will see it.
             self.tree.change_table(self.pages, table.cell, |bits| bits | self.tree.format.quiet());
         }
         true
@@ -268,7 +269,7 @@ struct Ahead(Source);
 
 impl Dress for Ahead {
     fn part<F: Format>(&self, format: &F, level: u32, bits: u64) -> u64 {
-        // What was written stays written: watching it would forget that.
+        // A written leaf stays written: `watched` would lose that.
         if self.0 == Source::Hardware && level == 0 && !format.is_written(bits, self.0) {
             format.watched(bits)
         } else {

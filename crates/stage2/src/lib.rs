@@ -1,7 +1,7 @@
 //! Second-stage translation tables: from guest physical addresses (GPA) to host physical addresses (HPA).
 //!
-//! The tables form a radix tree. Each *table* is one page of 512 *entries*; an entry is empty, names the next table, or
-//! is a *leaf* that maps one page. *Levels* are counted from 0 at the 4 KiB leaf upwards:
+//! The tables form a radix tree. Each *table* is one page of 512 *entries*. An entry is empty, or it points to the next
+//! table, or it is a *leaf* that maps one page. *Levels* count from 0 at the 4 KiB leaf upwards:
 //!
 //! ```text
 //!  root ──> ┌─────────┐
@@ -15,22 +15,22 @@
 //!                                                        └─────────┘
 //! ```
 //!
-//! The algorithms exist once, in [`Tree`]. What differs between architectures is a [`Format`]: how many levels there
-//! are, how an entry is spelled, and how a live one may be replaced. [`Npt`] are the nested page tables of SVM, [`Vmsa`] is
-//! stage 2 of Arm. What is beyond the tables is behind two traits: [`Pages`], where tables live, and [`Tlb`].
+//! The algorithms exist once, in [`Tree`]. A [`Format`] describes an architecture: the number of levels, the encoding
+//! of an entry, and how to replace a live entry. [`Npt`] is the nested page table of SVM, [`Vmsa`] is stage 2 of Arm.
+//! Two traits connect the tree to the machine: [`Pages`] holds the tables, [`Tlb`] flushes.
 //!
-//! Four rules hold throughout:
+//! Four rules hold everywhere:
 //!
-//! - **Faults take no lock.** The hardware walks the tree at any time and records in it what was used and written, and
-//!   every processor handles faults at once. Each change is one conditional exchange of one entry. Only who maps, unmaps
-//!   or collapses does so alone, and has the [`Shape`] of the tree to show for it.
-//! - **Prepare may fail, commit may not.** An operation first checks its whole range and takes every table that it will
-//!   need from the pool. Only then does it touch the tree. Tables that were not needed, because another processor was
-//!   quicker, go back; no other has seen them.
-//! - **A flush owed is a value.** Whatever takes a right away returns a [`Stale`]; until that is flushed from every TLB
-//!   that may hold it, the guest can still use the old translation.
-//! - **A table that was seen is freed late.** An emptied table waits for the next mapping. One that was [collapsed](Tree::collapse)
-//!   waits until all who may be in it have left ([`Epochs`]).
+//! - **Faults take no lock.** The hardware walks the tree at any time and records accesses and writes in it. Every
+//!   processor handles faults at the same time. Each change is one compare-exchange of one entry. Only one processor at
+//!   a time maps, unmaps or collapses: the one that holds the tree's [`Shape`].
+//! - **Prepare may fail, commit may not.** An operation first checks its whole range and takes all tables that it needs
+//!   from the pool. Only then does it change the tree. Tables that another processor made unnecessary go back to the
+//!   pool; no other processor has seen them.
+//! - **A required flush is a value.** Each operation that takes a right away returns a [`Stale`]. The guest can use the
+//!   old translation until the flush has reached every TLB that may hold it.
+//! - **A visible table is freed late.** An emptied table waits for the next mapping. A [collapsed](Tree::collapse)
+//!   table waits until every processor that may walk it has left ([`Epochs`]).
 
 #![no_std]
 #![forbid(unsafe_code)]
@@ -76,10 +76,10 @@ pub use vmsa::{Vmsa, VmsaOf};
 use addr::{Gpa, GpaRange, Hpa};
 use core::fmt;
 
-/// Entries in a table, for every format with 4 KiB tables of 64-bit entries.
+/// Entries per table, for every format with 4 KiB tables of 64-bit entries.
 pub const ENTRIES: usize = 512;
 
-/// What the guest may do with a page, before its own page tables restrict it further.
+/// Access rights of a page, before the guest's own page tables restrict them further.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Access {
     /// Data reads, and the guest's page-table walks.
@@ -107,16 +107,16 @@ impl Access {
     }
 }
 
-/// How the hardware may treat accesses to a page, before the guest's own page tables say more.
+/// How the hardware may access a page, before the guest's own page tables restrict it further.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Memory {
-    /// RAM: cached, in any order, ahead of time.
+    /// RAM: cached, reordered, speculative.
     Normal,
-    /// Device registers: each access once, in order, and none that nobody asked for.
+    /// Device registers: each access once, in order, no speculation.
     Device,
 }
 
-/// A mapped page as [`Tree::lookup`] finds it.
+/// A mapped page, from [`Tree::lookup`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Leaf {
     /// First byte of the page in host memory; a multiple of `bytes`.
@@ -125,19 +125,19 @@ pub struct Leaf {
     pub level: u32,
     /// Length of the page.
     pub bytes: u64,
-    /// What the guest may do with it.
+    /// Access rights of the guest.
     pub access: Access,
 }
 
 impl Leaf {
-    /// Where `gpa`, an address within this page, lies in host memory.
+    /// The host address of `gpa`, an address within this page.
     #[must_use]
     pub const fn translate(&self, gpa: Gpa) -> Hpa {
         Hpa(self.hpa.0 | gpa.0 & (self.bytes - 1))
     }
 }
 
-/// Why something was not done.
+/// Why an operation failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MapError {
     /// The pool has too few tables for this change.
@@ -148,9 +148,9 @@ pub enum MapError {
     BeyondHost(Hpa),
     /// The range does not start and end at a 4 KiB boundary.
     Misaligned(GpaRange),
-    /// The host address is not a multiple of 4 KiB.
+    /// Part of the range is already mapped, by this page.
     MisalignedHost(Hpa),
-    /// A part of the range is mapped already, by the page that is named here.
+    /// The format cannot encode these rights, such as writable but not readable.
     Overlaps(GpaRange),
     /// The format has no way to say this, such as writable but not readable.
     Inexpressible(Access),

@@ -1,11 +1,11 @@
 //! Nested page tables (NPT) of AMD SVM: the format of long-mode page tables (APM vol. 2, 5.3 and 15.25).
 //!
-//! Two things are special to nested tables. The processor walks them as if the access came from user mode, so every
-//! entry has the User bit (15.25.5). And it uses the *host's* CR4 and EFER for them at VMRUN: four levels because
-//! the host runs with four, and No-Execute exists because the host sets EFER.NXE.
+//! Nested tables differ in two points. The processor walks them as for an access from user mode, so every entry has the
+//! User bit (15.25.5). And VMRUN uses the *host's* CR4 and EFER for them: they have four levels because the host runs
+//! with four, and No-Execute works because the host sets EFER.NXE.
 //!
-//! Present entries that deny an access are walked again before the access faults, and pages of different sizes for one
-//! address are no fault as long as they agree. So rights that grow and leaves that are split owe nothing.
+//! The processor walks again before it faults on a present entry that denies an access. Entries of different page sizes
+//! for one address are no error as long as they agree. So added rights and splits need no flush.
 
 use crate::{Access, Entry, Format, Memory, Replace, Source};
 use addr::Hpa;
@@ -18,23 +18,23 @@ const WRITE_THROUGH: u64 = 1 << 3;
 const CACHE_DISABLE: u64 = 1 << 4;
 const ACCESSED: u64 = 1 << 5;
 const DIRTY: u64 = 1 << 6;
-/// Leaf above level 0. At level 0 the same bit is a part of the memory type and stays clear.
+/// Leaf above level 0. At level 0 this bit belongs to the memory type and stays clear.
 const LARGE: u64 = 1 << 7;
 const NO_EXECUTE: u64 = 1 << 63;
 /// Bits 51:12.
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
-/// Bits that are left to us: the guest may write, but a dirty log stops the next write.
+/// Software bits. The guest may write, but a dirty log stops the next write.
 const CLOSED: u64 = 1 << 9;
 /// Written, although the guest may no longer write.
 const MARKED: u64 = 1 << 10;
 /// The same two bits where the entry names a table.
 const QUIET: u64 = 1 << 9;
 const IDLE: u64 = 1 << 10;
-/// Not present, and somebody is about to make the entry anew.
+/// Not present: a processor is about to write the entry again.
 const BUSY: u64 = 1 << 11;
 
-/// The nested page-table format of SVM with four levels: GPAs below 2^48.
+/// SVM's nested page-table format with four levels: GPAs below 2^48.
 pub type Npt = NptOf<9>;
 
 /// [`Npt`] with tables of 2^`INDEX_BITS` entries. Hardware has 9; tests of races use fewer.
@@ -63,7 +63,7 @@ impl<const INDEX_BITS: u32> Format for NptOf<INDEX_BITS> {
         Hpa(1 << 52)
     }
 
-    /// Present means readable, so only a page that can be read can be written or executed.
+    /// Present means readable, so only a readable page can be writable or executable.
     fn expresses(&self, access: Access) -> bool {
         access.read
     }
@@ -99,10 +99,10 @@ impl<const INDEX_BITS: u32> Format for NptOf<INDEX_BITS> {
     fn leaf(&self, hpa: Hpa, level: u32, access: Access, memory: Memory) -> u64 {
         let cache = match memory {
             Memory::Normal => 0,
-            // Entry 3 of the host's PAT, which is uncacheable from reset on.
+            // Entry 3 of the host's PAT, which is uncacheable after reset.
             Memory::Device => WRITE_THROUGH | CACHE_DISABLE,
         };
-        // Dirty from the start: to a dirty log, a page that was just mapped is one that has changed.
+        // Dirty at first: to a dirty log, a new mapping is a change.
         let write = if access.write { WRITE | DIRTY } else { 0 };
         hpa.0 | PRESENT | USER | large(level) | cache | write | no_execute(access)
     }
@@ -192,7 +192,7 @@ impl<const INDEX_BITS: u32> Format for NptOf<INDEX_BITS> {
     }
 }
 
-/// Whether the guest has the right to write, be it that a dirty log stops it for the moment.
+/// Whether the guest has the right to write, ignoring a dirty log that stops it for now.
 const fn may_write(bits: u64) -> bool {
     bits & (WRITE | CLOSED) != 0
 }

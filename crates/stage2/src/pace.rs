@@ -1,31 +1,31 @@
-//! How fast large leaves are split.
+//! Limits how fast large leaves are split.
 //!
-//! Splitting ahead of the guest costs it time, all at once if nobody holds back. A pace lets a number of splits happen per
-//! time, and what was not used is kept for a while, but not for ever. It belongs to one: who splits ahead has one, and each
-//! vCPU may have one for what its own faults split, so that no vCPU waits for another's. A vCPU whose pace allows nothing
-//! takes no spare table, and its fault [opens the leaf whole](crate::Tree::fault) instead.
+//! Splitting ahead of the guest costs it time, all at once without a limit. A pace allows a number of splits per time.
+//! Unused splits are kept for one period only. Each pace has one owner: the code that splits ahead has one, and each
+//! vCPU may have one for splits by its own faults, so no vCPU waits for another one's. A vCPU whose pace allows nothing
+//! takes no spare table, and its fault [makes the whole leaf writable](crate::Tree::fault).
 
 /// A number of splits per time.
 #[derive(Clone, Debug)]
 pub struct Pace {
     splits: u64,
     period: u64,
-    /// Splits that may happen now, times the period: exact, however often somebody asks.
+    /// Splits allowed now, times the period: exact, however often it is queried.
     credit: u128,
-    /// Up to when time has been turned into credit.
+    /// Credit includes the time up to here.
     since: u64,
 }
 
 impl Pace {
-    /// `splits` in each `period`, in ticks of whatever clock; so many may happen at once from `now` on. A period of zero
-    /// is taken for one tick.
+    /// `splits` in each `period`, in ticks of any clock. A whole period's splits are allowed at once from `now` on. A
+    /// period of zero counts as one tick.
     #[must_use]
     pub const fn new(splits: u64, period: u64, now: u64) -> Self {
         let period = if period == 0 { 1 } else { period };
         Self { splits, period, credit: splits as u128 * period as u128, since: now }
     }
 
-    /// How many splits may happen at `now`: never more than those of one period.
+    /// How many splits are allowed at `now`: at most those of one period.
     pub fn allowed(&mut self, now: u64) -> u64 {
         let full = u128::from(self.splits) * u128::from(self.period);
         let elapsed = now.saturating_sub(self.since).min(self.period);
@@ -35,7 +35,7 @@ impl Pace {
         u64::try_from(self.credit / u128::from(self.period)).unwrap_or(self.splits)
     }
 
-    /// So many have happened.
+    /// Records that this many splits were done.
     pub fn spend(&mut self, splits: u64) {
         self.credit = self.credit.saturating_sub(u128::from(splits) * u128::from(self.period));
     }

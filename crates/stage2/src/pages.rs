@@ -1,8 +1,8 @@
-//! The edge to the hardware: where tables live, and the TLBs that remember them.
+//! The interface to the hardware: the memory of tables, and the TLBs.
 //!
-//! Everything that the algorithms do to a tree passes through these two traits, one entry at a time. The hypervisor
-//! implements them over its direct map and its flushes; the tests over a machine that takes every liberty that the
-//! manuals leave to it.
+//! All accesses of the algorithms to a tree use these two traits, one entry at a time. The hypervisor implements them
+//! with its direct map and its flushes. The tests implement them with a machine that reorders and delays as much as the
+//! manuals allow.
 
 use crate::Stale;
 use addr::{Hpa, PageSize};
@@ -15,14 +15,14 @@ pub struct Cell(Hpa);
 const ENTRY_BYTES: usize = size_of::<u64>();
 
 impl Cell {
-    /// The entry with this number, below 512, of a table: a page that [`Pages`] gave out and has not had back.
+    /// Entry `index`, below 512, of a table: a page that [`Pages`] allocated and that was not freed.
     #[inline]
     #[must_use]
     pub const fn new(table: Hpa, index: usize) -> Self {
         Self(Hpa(table.0 | (index * ENTRY_BYTES) as u64))
     }
 
-    /// Where the entry is.
+    /// Address of the entry.
     #[inline]
     #[must_use]
     pub const fn hpa(self) -> Hpa {
@@ -45,50 +45,50 @@ impl Cell {
     }
 }
 
-/// Where tables come from and how they are reached.
+/// Allocates tables and accesses their entries.
 ///
-/// Other processors, and the hardware's walkers, read and change entries at any time, so each access is atomic. Reads and
-/// exchanges have one order that all processors agree on, over all entries
-/// ([`SeqCst`](core::sync::atomic::Ordering::SeqCst), on both architectures the same instructions as for `Acquire` and
-/// `AcqRel`): of two who each write one entry and then read the other's, one sees what the other has written.
+/// Other processors, and the hardware's walkers, read and change entries at any time, so each access is atomic. All
+/// processors see the reads and exchanges of all entries in one order
+/// ([`SeqCst`](core::sync::atomic::Ordering::SeqCst), on both architectures the same instructions as `Acquire` and
+/// `AcqRel`). So if two processors each write one entry and then read the other's, one of them sees the other's write.
 pub trait Pages {
     /// A zeroed page for a table, or `None` when the pool is exhausted.
     fn allocate(&self) -> Option<Hpa>;
 
-    /// `count` zeroed pages for a root that is larger than a page, a power of two up to 16: side by side, the first at a
-    /// multiple of their whole size. They are freed one by one.
+    /// `count` adjacent zeroed pages for a root that is larger than a page. `count` is a power of two up to 16; the
+    /// first page is aligned to their whole size. They are freed one by one.
     fn allocate_root(&self, count: u32) -> Option<Hpa>;
 
-    /// Takes back a page. It is no longer part of any tree, but need not be zero.
+    /// Frees a page. It is not part of any tree, and need not be zero.
     fn free(&self, hpa: Hpa);
 
-    /// Reads an entry. What was written before the entry is visible after it is read.
+    /// Reads an entry (acquire): writes before the entry's write are visible afterwards.
     fn load(&self, cell: Cell) -> u64;
 
-    /// Writes `new` if the entry is still `old`, else says what it is. What was written before is visible to whoever reads
-    /// the new entry.
+    /// Writes `new` if the entry is still `old` (release): earlier writes are visible to a processor that reads the new
+    /// entry.
     ///
     /// # Errors
-    /// With what the entry says when that is not `old`.
+    /// The entry's value, if it is not `old`.
     fn compare_exchange(&self, cell: Cell, old: u64, new: u64) -> Result<(), u64>;
 
-    /// Writes an entry of a table that is in no tree, so that nobody else reads it.
+    /// Writes an entry of a table that is in no tree, so no other processor reads it.
     fn write_private(&self, cell: Cell, bits: u64);
 }
 
 /// The TLBs of all processors that may run the guest.
 pub trait Tlb {
-    /// Makes all entries that were written so far visible to all walkers, as far as the hardware does not do so itself.
+    /// Makes all entries written so far visible to all walkers, where the hardware does not do so itself.
     ///
-    /// Without it, a processor may fault again on what was just mapped; nothing worse.
+    /// Without it a processor may fault again on a new mapping; nothing else goes wrong.
     fn publish(&self);
 
-    /// Pays a debt, which is not empty, at once: on return no processor uses what it names any more.
+    /// Flushes `stale`, which is not empty. On return no processor uses the old translations.
     ///
-    /// Called in the middle of operations that may not go on before: where the format
-    /// [breaks before it makes](crate::Replace), and when small pages are collapsed.
+    /// Operations call this in their middle, where the format [breaks before it makes](crate::Replace), and for a
+    /// collapse.
     fn flush(&self, stale: Stale);
 
-    /// Lets a moment pass: another processor is about to finish a change of the same entry.
+    /// Pauses: another processor is about to finish a change of the same entry.
     fn relax(&self);
 }

@@ -1,31 +1,32 @@
-//! Tables of pages to which nobody writes are passed over.
+//! Skips tables whose pages are not written.
 //!
-//! The entry that names a table of pages has a bit that the hardware ignores. Where it is set the table is *quiet*: no page
-//! below was written, and none can be without a fault. A round of a dirty log looks at this one entry instead of 512, so that
-//! it costs as much as there is dirty, and one look for each 2 MiB that are not.
+//! The entry that points to a table of pages has a bit that the hardware ignores. If it is set the table is *quiet*: no
+//! page in it was written, and none can be written without a fault. A round of a dirty log reads this one entry instead
+//! of 512. So a round costs one read for each quiet 2 MiB, and more only where pages are dirty.
 //!
-//! Who [cleans](Tree::clean) makes a table quiet, and the fault that opens a page in it wakes it. That is the only write
-//! beside the leaf's, to an entry that the walk has just read, and once in a round for 2 MiB. The two meet in this order:
+//! The [cleaner](Tree::clean) makes a table quiet. A fault that makes one of its pages writable clears the bit (*wakes*
+//! the table). This is the fault's only write besides the leaf, to an entry that the walk has just read, once per round
+//! and 2 MiB. The two run in this order:
 //!
 //! ```text
 //!   cleaner                          fault
-//!     entry: quiet                     leaf:  open
-//!     each leaf: is it open?           entry: is it quiet?
-//!       then close it, or wake           then wake
+//!     entry: quiet                     leaf:  writable
+//!     each leaf: is it writable?       entry: is it quiet?
+//!       then protect it, or wake         then wake
 //! ```
 //!
-//! Entries are exchanged and read in one order that all processors agree on ([`Pages`]). So the cleaner sees the leaf, or
-//! the fault sees the bit, or both.
+//! All processors see exchanges and reads of entries in one order ([`Pages`]). So the cleaner sees the leaf, or the
+//! fault sees the bit, or both.
 //!
-//! Where the hardware records writes, its leaves are open for it, and nobody would wake their table. It becomes quiet when
-//! nothing was written between one round and the next, and again none (then it is *idle*): its pages are closed. The next
-//! write faults, and opens all of them to the hardware again.
+//! If the hardware records writes, its leaves are writable, and no fault would wake their table. Such a table becomes
+//! *idle* after a round without writes, and quiet after a second one: its pages are write-protected. The next write
+//! faults, and makes all of them writable for the hardware again.
 
 use crate::tree::{Slot, Tree, entries};
 use crate::{Cell, Entry, Format, Pages, Source};
 
 impl<F: Format> Tree<F> {
-    /// Writes `new` if the leaf or the hole in `slot` is still what it was. A page that can be written now wakes its table.
+    /// Writes `new` if the leaf or the hole in `slot` is unchanged. If the page is writable now, wakes its table.
     #[inline(always)]
     pub(crate) fn exchange(&self, pages: &impl Pages, slot: &Slot, new: u64) -> bool {
         let done = slot.exchange(pages, new);
@@ -35,7 +36,7 @@ impl<F: Format> Tree<F> {
         done
     }
 
-    /// Whether the leaf was not written, and will not be without a fault.
+    /// Whether the leaf was not written, and cannot be without a fault.
     #[inline]
     pub(crate) fn is_still(&self, bits: u64) -> bool {
         let format = &self.format;
@@ -51,7 +52,7 @@ impl<F: Format> Tree<F> {
         table.bits & self.format.idle() != 0
     }
 
-    /// The table of which `leaf` is a page is not quiet any more.
+    /// Wakes the table that holds `leaf`.
     #[inline(always)]
     fn wake(&self, pages: &impl Pages, leaf: &Slot) {
         if let Some(cell) = leaf.above {
@@ -59,9 +60,9 @@ impl<F: Format> Tree<F> {
         }
     }
 
-    /// Changes the bits of an entry that are left to us, as long as it names a table.
+    /// Changes the software bits of an entry, as long as it points to a table.
     ///
-    /// It need not be the table that it named before. Then the new one was made of what its pages say, and to wake it is only
+    /// It may point to another table than before. The new table was made from the same pages, so to wake it is only
     /// slow.
     #[inline(always)]
     pub(crate) fn change_table(&self, pages: &impl Pages, cell: Cell, change: impl Fn(u64) -> u64) {
@@ -78,8 +79,8 @@ impl<F: Format> Tree<F> {
         }
     }
 
-    /// The guest writes to a page that was closed, and the hardware can record writes: it does so from now on for all pages
-    /// of the table.
+    /// The guest writes to a write-protected page, and the hardware can record writes: it does so from now on for all
+    /// pages of the table.
     #[inline(never)]
     pub(crate) fn open_table(&self, pages: &impl Pages, slot: Slot) {
         for index in 0..entries::<F>() {
@@ -88,7 +89,7 @@ impl<F: Format> Tree<F> {
             let entry = self.format.decode(0, bits);
             let is_closed = matches!(entry, Entry::Leaf { access, .. } if access.write) && self.is_still(bits);
             if is_closed {
-                // Who was quicker has opened it, or has another use for it.
+                // Another processor was faster: it has made the page writable, or uses it otherwise.
                 let _ = self.exchange(pages, &Slot { cell, bits, entry, ..slot }, self.format.watched(bits));
             }
         }

@@ -1,8 +1,9 @@
-//! Ranges are mapped, unmapped and given other rights.
+//! Maps and unmaps ranges, and changes their rights.
 //!
-//! A range is handled entry by entry: decide, change, go on behind it. It is walked twice: the first walk checks and
-//! counts, the second changes. The right to do so is a [`Shape`], so that nothing between the two walks makes more
-//! tables necessary. Faults and dirty logs may go on: each change is conditional on the entry being what was looked at.
+//! An operation handles a range entry by entry: decide, change, continue behind it. It walks the range twice: the first
+//! walk checks and counts, the second one changes. The right to do so is a [`Shape`], so no other processor can make
+//! more tables necessary between the walks. Faults and dirty logs may continue: each change is conditional on the entry
+//! that was read.
 
 use crate::split::{AsBefore, Split};
 use crate::tree::{Tree, span};
@@ -10,13 +11,13 @@ use crate::{Access, Format, MapError, Memory, Pages, Shape, Spare, Stale, Tlb};
 use addr::{Gpa, GpaRange, Hpa};
 
 impl<F: Format> Tree<F> {
-    /// Maps `range` to host memory from `hpa` on, in leaves as large as both alignments and the tables already there
+    /// Maps `range` to host memory from `hpa` on, with the largest leaves that both alignments and existing tables
     /// allow. Nothing in the range may be mapped before.
     ///
-    /// Owes nothing: empty entries are in no TLB.
+    /// Needs no flush: no TLB caches empty entries.
     ///
     /// # Errors
-    /// With the tree as it was; or with a part of the range mapped, when somebody [populates](Self::populate) the same
+    /// The tree is unchanged; or part of the range is mapped, if another processor [populates](Self::populate) the same
     /// range meanwhile.
     pub fn map(
         &self,
@@ -58,7 +59,7 @@ impl<F: Format> Tree<F> {
         self.check_host(hpa, range.bytes())?;
         self.check_access(access)?;
 
-        // Prepare: the way is free, and every table that is missing on it is at hand.
+        // Prepare: check that nothing is mapped, and take all missing tables.
         let mut missing = 0;
         let mut gpa = range.start;
         while gpa < range.end() {
@@ -101,13 +102,13 @@ impl<F: Format> Tree<F> {
         result
     }
 
-    /// Unmaps `range`. What is not mapped there stays so; a large leaf that reaches over an end is split there.
+    /// Unmaps `range`. Unmapped parts stay so. A large leaf that crosses an end of the range is split there.
     ///
-    /// The host pages behind the range may be used for something else only after the flush.
+    /// The host pages behind the range may be reused only after the flush.
     ///
     /// # Errors
-    /// With the tree as it was; or with a part of the range unmapped and flushed, when somebody [populates](Self::populate)
-    /// it meanwhile.
+    /// The tree is unchanged; or part of the range is unmapped and flushed, if another processor
+    /// [populates](Self::populate) it meanwhile.
     pub fn unmap(
         &self,
         shape: &mut Shape,
@@ -118,10 +119,11 @@ impl<F: Format> Tree<F> {
         self.change(shape, pages, tlb, range, None)
     }
 
-    /// Gives everything that is mapped in `range` the rights `access`, splitting large leaves at its ends as
-    /// [`unmap`](Self::unmap) does. Holes stay holes.
+    /// Gives all mapped pages in `range` the rights `access`. Splits large leaves at its ends like
+    /// [`unmap`](Self::unmap). Unmapped parts stay so.
     ///
-    /// Errors are those of [`unmap`](Self::unmap). Rights that grow owe no flush: a guest that does not know of them yet [faults](Self::fault) on its old entry.
+    /// Errors are those of [`unmap`](Self::unmap). Added rights need no flush: a guest with a cached old entry
+    /// [faults](Self::fault).
     pub fn protect(
         &self,
         shape: &mut Shape,
@@ -145,7 +147,7 @@ impl<F: Format> Tree<F> {
     ) -> Result<Stale, MapError> {
         self.check_range(range)?;
 
-        // Prepare: tables to split the leaves that reach over an end of the range.
+        // Prepare: take tables to split the leaves that cross an end of the range.
         let mut missing = 0;
         let mut gpa = range.start;
         while gpa < range.end() {
@@ -171,11 +173,11 @@ impl<F: Format> Tree<F> {
             };
 
             if piece != slot.page() {
-                // Come back for the part that is meant, or because somebody else was quicker.
+                // Read it again, for the part in the range, or because another processor was faster.
                 match self.split(pages, tlb, slot, &mut spare, &AsBefore) {
                     Ok(Split::Done(owed)) => stale = stale.merge(owed),
                     Ok(Split::Lost) => {}
-                    // Only a leaf that was populated since the first walk has not been counted.
+                    // Only a leaf that was populated since the first walk is not counted.
                     Err(error) => {
                         stale.pay(tlb);
                         return Err(error);
@@ -196,7 +198,7 @@ impl<F: Format> Tree<F> {
         Ok(stale)
     }
 
-    /// The level of the largest leaf at `level` or below that maps `gpa` to `hpa` and is no longer than `bytes`.
+    /// The level of the largest leaf, at most `level`, that maps `gpa` to `hpa` and is at most `bytes` long.
     fn largest_leaf_level(&self, gpa: Gpa, hpa: Hpa, bytes: u64, level: u32) -> u32 {
         let mut found = level.min(self.largest_level(gpa, hpa));
         while found > 0 && (gpa.0 & (span::<F>(found) - 1) != 0 || span::<F>(found) > bytes) {
@@ -205,16 +207,16 @@ impl<F: Format> Tree<F> {
         found
     }
 
-    /// The highest level at which leaves can map memory with the distance of `gpa` from `hpa`.
+    /// The highest level whose leaves can map `gpa` to `hpa`, given the distance between the two.
     fn largest_level(&self, gpa: Gpa, hpa: Hpa) -> u32 {
         let fits = |level: &u32| (gpa.0 ^ hpa.0) & (span::<F>(*level) - 1) == 0;
         (1..=self.format.largest_leaf()).rev().find(fits).unwrap_or(0)
     }
 }
 
-/// How many tables a `piece` of one entry at `level` needs below it, when leaves are possible up to level `top`.
+/// How many tables a `piece` of one entry at `level` needs below it, if leaves are possible up to level `top`.
 ///
-/// At each level, an entry becomes a table when the piece covers it in part, or when it is too high for a leaf.
+/// At each level, an entry becomes a table if the piece covers only part of it, or if its level is too high for a leaf.
 fn tables_below<F: Format>(level: u32, top: u32, piece: GpaRange) -> u64 {
     (1..=level)
         .map(|at| {
@@ -226,7 +228,7 @@ fn tables_below<F: Format>(level: u32, top: u32, piece: GpaRange) -> u64 {
         .sum()
 }
 
-/// Where `gpa` of `range` belongs when the range starts at `hpa`.
+/// The host address of `gpa` if `range` starts at `hpa`.
 fn host_of(range: GpaRange, hpa: Hpa, gpa: Gpa) -> Hpa {
     Hpa(hpa.0 + (gpa.0 - range.start.0))
 }

@@ -1,15 +1,15 @@
-//! Tables that are taken from the pool but part of no tree yet.
+//! Tables that were taken from the pool and are not yet part of a tree.
 //!
-//! Taking a table can fail, and takes time; changing the tree must do neither. So tables are taken beforehand and handed
-//! in, and what was not needed, or was built in vain because another processor was quicker, stays here for the next time.
+//! Taking a table can fail and takes time; a change of the tree must do neither. So callers take tables before and pass
+//! them in. Unused tables stay here for the next time, and so do tables that another processor made unnecessary.
 
 use crate::{Cell, MapError, Pages};
 use addr::Hpa;
 
-/// Tables at hand.
+/// A stock of tables.
 ///
-/// A list through the tables themselves: the first entry of each holds the address of the next. To be
-/// [given back](Self::give_back) in the end; tables that are dropped are lost to the pool.
+/// It is a list through the tables themselves: the first entry of each holds the address of the next.
+/// [Return](Self::give_back) them in the end; a dropped list is lost to the pool.
 #[derive(Debug, Default)]
 pub struct Spare {
     head: Hpa,
@@ -17,22 +17,22 @@ pub struct Spare {
 }
 
 impl Spare {
-    /// None yet.
+    /// No tables yet.
     #[must_use]
     pub const fn new() -> Self {
         Self { head: Hpa(0), count: 0 }
     }
 
-    /// How many there are.
+    /// Number of tables.
     #[must_use]
     pub const fn count(&self) -> u64 {
         self.count
     }
 
-    /// Takes tables until there are `count`.
+    /// Takes tables from the pool until there are `count`.
     ///
     /// # Errors
-    /// When the pool is exhausted; what was there before still is, and no more.
+    /// The pool is exhausted; the tables taken so far stay.
     pub fn fill(&mut self, pages: &impl Pages, count: u64) -> Result<(), MapError> {
         let before = self.count;
         while self.count < count {
@@ -65,13 +65,13 @@ impl Spare {
         Some(table)
     }
 
-    /// A table whose first `written` entries were written in vain: nobody else has ever seen it.
+    /// Takes back a table whose first `written` entries were written; no other processor has seen it.
     pub(crate) fn put_back(&mut self, pages: &impl Pages, table: Hpa, written: usize) {
         (0..written).for_each(|index| pages.write_private(Cell::new(table, index), 0));
         self.put(pages, table);
     }
 
-    /// A table that is all zero and in no tree.
+    /// Adds a zeroed table that is in no tree.
     fn put(&mut self, pages: &impl Pages, table: Hpa) {
         pages.write_private(Cell::new(table, 0), self.head.0);
         self.head = table;

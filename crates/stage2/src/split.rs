@@ -1,30 +1,30 @@
-//! A large leaf becomes a table of smaller ones, while the guest runs.
+//! Splits a large leaf into a table of smaller ones, while the guest runs.
 //!
-//! Whatever the processor demands has three steps (Arm ARM, D8.16; [`Replace`]):
+//! Each way of replacing an entry has up to three steps (Arm ARM, D8.16; [`Replace`]):
 //!
 //! ```text
 //!              begin                flush      finish
-//!  BreakFirst  leaf -> busy         yes        busy -> table          the guest may fault in between, and tries again
-//!  Uncached    leaf -> leaf, nT     yes        leaf, nT -> table      and owes a flush
-//!  OneStore                                    leaf -> table          and owes a flush
+//!  BreakFirst  leaf -> busy         yes        busy -> table          the guest may fault in between, and retries
+//!  Uncached    leaf -> leaf, nT     yes        leaf, nT -> table      and needs a later flush
+//!  OneStore                                    leaf -> table          and needs a later flush
 //!  Freely                                      leaf -> table
 //! ```
 //!
 //! Many leaves begin together, are flushed by one broadcast, and finish together. Each exchange is conditional: the
-//! hardware may record a write in the leaf at any moment, and another processor may be quicker.
+//! hardware may record a write in the leaf at any time, and another processor may be faster.
 
 use crate::tree::{Slot, Tree, entries, span};
 use crate::{Cell, Entry, Format, MapError, Pages, Replace, Spare, Stale, Tlb};
 use addr::{Gpa, GpaRange};
 
-/// Leaves that are broken together, so that one broadcast serves them all.
+/// Leaves that are broken together and share one broadcast.
 pub const BATCH: usize = 64;
 
-/// What came of a split.
+/// Result of a split.
 pub(crate) enum Split {
-    /// There is a table now.
+    /// The entry is a table now.
     Done(Stale),
-    /// Another processor has changed the entry: look again.
+    /// Another processor has changed the entry: read it again.
     Lost,
 }
 
@@ -32,19 +32,19 @@ pub(crate) enum Split {
 #[derive(Clone, Copy)]
 struct Begun {
     cell: Cell,
-    /// The leaf as the second step shall find it; or as it was, if it is broken.
+    /// The leaf that the second step must find; if it is broken, the leaf before that.
     bits: u64,
     level: u32,
     page: GpaRange,
 }
 
-/// What the parts of a split leaf say: as much as the leaf did, or more, but not less.
+/// Makes the parts of a split leaf: they grant at least what the leaf granted.
 pub(crate) trait Dress {
-    /// The part at `level`, made from one that says the same as the leaf.
+    /// The part at `level`, made from a part that equals the leaf.
     fn part<F: Format>(&self, format: &F, level: u32, bits: u64) -> u64;
 }
 
-/// The parts say what the leaf said.
+/// The parts equal the leaf.
 pub(crate) struct AsBefore;
 
 impl Dress for AsBefore {
@@ -57,7 +57,7 @@ impl<F: Format> Tree<F> {
     /// Replaces the leaf in `slot`, which is above level 0.
     ///
     /// # Errors
-    /// When there is no spare table.
+    /// No spare table.
     pub(crate) fn split(
         &self,
         pages: &impl Pages,
@@ -78,11 +78,11 @@ impl<F: Format> Tree<F> {
         Ok(split)
     }
 
-    /// Replaces large leaves in `range` that `wanted` picks, at most [`BATCH`] of them and no more than there are spare
-    /// tables, and returns where to go on: the end of the range when all is done.
+    /// Splits the large leaves in `range` that `wanted` selects: at most [`BATCH`], and at most as many as there are
+    /// spare tables. Returns the address to continue from, which is the end of the range when all is done.
     ///
-    /// A leaf that another processor changes at the same time is left as it is. After a leaf whose parts are large
-    /// themselves, these come next.
+    /// Skips a leaf that another processor changes at the same time. If the parts of a leaf are large themselves, the
+    /// next call splits these.
     pub(crate) fn split_batch(
         &self,
         pages: &impl Pages,
@@ -107,7 +107,7 @@ impl<F: Format> Tree<F> {
                     break;
                 }
             }
-            // Small leaves fill their table: the next one that is not small is behind it.
+            // Small leaves fill their table, so the next large leaf is behind the table.
             gpa = if slot.level == 0 { Gpa((gpa.0 | (span::<F>(1) - 1)).saturating_add(1)) } else { slot.page().end() };
         }
 
@@ -129,7 +129,7 @@ impl<F: Format> Tree<F> {
         matches!(self.format.replace(), Replace::BreakFirst | Replace::Uncached(_))
     }
 
-    /// What must be gone from all TLBs before the second step.
+    /// What all TLBs must have dropped before the second step.
     fn broken(&self, begun: &Begun) -> Stale {
         Stale::leaf(begun.page, begun.level)
     }
@@ -141,7 +141,7 @@ impl<F: Format> Tree<F> {
             Replace::BreakFirst => slot.exchange(pages, self.format.busy()).then_some(slot.bits)?,
             Replace::Uncached(bit) => {
                 let bits = slot.bits | bit;
-                // It may have the bit from another processor that has not flushed yet: we flush in any case.
+                // Another processor may have set the bit and not flushed yet: flush in any case.
                 (bits == slot.bits || slot.exchange(pages, bits)).then_some(bits)?
             }
         };
@@ -157,7 +157,7 @@ impl<F: Format> Tree<F> {
             let mut part = dress.part(&self.format, part_level, self.format.part(bits, part_level, 0));
             for number in 0..entries::<F>() {
                 pages.write_private(Cell::new(table, number), part);
-                // Parts lie side by side, and differ in nothing else.
+                // Parts are adjacent and differ in nothing else.
                 part += span::<F>(part_level);
             }
         };
@@ -172,7 +172,8 @@ impl<F: Format> Tree<F> {
             };
             match pages.compare_exchange(begun.cell, expected, link) {
                 Ok(()) => return Split::Done(owed),
-                // The hardware has recorded something, or somebody has changed rights: the parts must say so too.
+                // The hardware has recorded something, or another processor has changed rights: the parts must include
+                // this.
                 Err(now) if self.may_finish(begun, now) => bits = now,
                 Err(_) => {
                     spare.put_back(pages, table, entries::<F>());
@@ -182,12 +183,12 @@ impl<F: Format> Tree<F> {
         }
     }
 
-    /// Whether an entry that has changed since the first step is still a leaf that may be replaced.
+    /// Whether an entry that has changed since the first step is still a replaceable leaf.
     fn may_finish(&self, begun: &Begun, bits: u64) -> bool {
         let is_leaf = matches!(self.format.decode(begun.level, bits), Entry::Leaf { .. });
         match self.format.replace() {
             Replace::BreakFirst => unreachable!("who breaks an entry is the only one to make it"),
-            // Without the bit it is another leaf, made after ours was removed.
+            // Without the bit it is another leaf, made after this one was removed.
             Replace::Uncached(bit) => is_leaf && bits & bit != 0,
             Replace::Freely | Replace::OneStore => is_leaf,
         }

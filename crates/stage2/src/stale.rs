@@ -1,46 +1,47 @@
-//! The debt of a change: which translations may still be in a TLB although the tables no longer say so, and whose.
+//! The flush that a change requires: which translations a TLB may still hold although the tables have changed, and
+//! whose TLB.
 //!
-//! From least to most: nothing; one page of the processor that asks; a few pages of everybody; a range; all that the VM
-//! has. Debts are gathered and paid together: what a thousand changes owe is often one range.
+//! From least to most: nothing; one page on the calling processor; a few pages on all processors; a range; everything
+//! of the VM. Callers merge these values and flush once: the flushes of a thousand changes are often one range.
 
 use crate::Tlb;
 use addr::{Gpa, GpaRange};
 
-/// Single pages that a debt remembers before it becomes a range.
+/// Number of single pages that a value holds before it becomes a range.
 const PAGES: usize = 8;
 
-/// Translations that must be flushed before a change can be relied on.
+/// Translations that must be flushed before a change takes effect.
 ///
-/// To be flushed is every cached translation that touches what is named, so a large one that merely overlaps it as well.
-/// Nothing that the change took away may be reused before: neither the host page behind an unmapped range, nor the
-/// belief that a write-protected page no longer changes.
+/// The flush must drop every cached translation that overlaps the named addresses, large ones too. Until then nothing
+/// that the change took away may be reused: neither the host page behind an unmapped range, nor the assumption that a
+/// write-protected page does not change.
 ///
-/// An empty debt is a value too, never an absent one: the compiler warns of a debt that is dropped, but not of one that
-/// is dropped inside an `Option`.
+/// An empty value is a value too, never `None`: the compiler warns when a caller drops it, but not when it drops an
+/// `Option` around it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "these translations may still be in use until they are flushed"]
 pub struct Stale {
     reach: Reach,
     what: What,
-    /// The smallest range that holds all of it; `start == end` when nothing is owed.
+    /// The smallest range that holds all of it; `start == end` if there is nothing to flush.
     start: Gpa,
     end: Gpa,
-    /// A table went away or came, so cached pointers to tables are owed too, not just leaves.
+    /// A table was added or removed, so cached pointers to tables must go too, not only leaves.
     tables: bool,
-    /// The level of all leaves that are owed, where it is one and certain.
+    /// The level of all leaves to flush, if it is one and certain.
     level: Option<u32>,
 }
 
-/// Whose TLBs a debt is about.
+/// Whose TLBs must be flushed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reach {
-    /// Of the processor that made the change. Others find out by themselves: their old entry faults.
+    /// Only that of the processor that made the change. Others notice by themselves: their old entry faults.
     Local,
-    /// Of every processor that may have run the guest.
+    /// That of every processor that may have run the guest.
     Everybody,
 }
 
-/// What a debt names.
+/// What must be flushed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
     /// Nothing.
@@ -49,7 +50,7 @@ pub enum What {
     Pages(FewPages),
     /// All of a range.
     Range(GpaRange),
-    /// All that the VM has.
+    /// Everything of the VM.
     Whole,
 }
 
@@ -67,7 +68,7 @@ impl FewPages {
         &self.list[..self.count]
     }
 
-    /// Both lists as one, if they fit.
+    /// Both lists as one, if it has room.
     fn joined(mut self, other: &Self) -> Option<Self> {
         for &gpa in other.as_slice() {
             if !self.as_slice().contains(&gpa) {
@@ -80,11 +81,11 @@ impl FewPages {
 }
 
 impl Stale {
-    /// Nothing needs to be flushed.
+    /// Nothing to flush.
     pub const EMPTY: Self =
         Self { reach: Reach::Local, what: What::Nothing, start: Gpa(0), end: Gpa(0), tables: false, level: None };
 
-    /// Everything of the VM needs to be flushed, everywhere.
+    /// Everything of the VM, on all processors.
     pub const WHOLE: Self = Self {
         reach: Reach::Everybody,
         what: What::Whole,
@@ -94,17 +95,17 @@ impl Stale {
         level: None,
     };
 
-    /// The leaf at `level` that covers `range`, everywhere.
+    /// The leaf at `level` that covers `range`, on all processors.
     pub fn leaf(range: GpaRange, level: u32) -> Self {
         Self::page(range, level, Reach::Everybody)
     }
 
-    /// The leaf at `level` that covers `range`, from the TLB of the processor that asks.
+    /// The leaf at `level` that covers `range`, on the calling processor.
     pub fn local(range: GpaRange, level: u32) -> Self {
         Self::page(range, level, Reach::Local)
     }
 
-    /// Everything within `range`, everywhere: leaves of all sizes, and pointers to tables.
+    /// Everything within `range`, on all processors: leaves of all sizes, and pointers to tables.
     pub fn of(range: GpaRange) -> Self {
         if range.bytes() == 0 {
             return Self::EMPTY;
@@ -126,56 +127,56 @@ impl Stale {
         Self { reach, what, start: range.start, end: range.end(), tables: false, level: Some(level) }
     }
 
-    /// Whether nothing needs to be flushed.
+    /// Whether there is nothing to flush.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         matches!(self.what, What::Nothing)
     }
 
-    /// Whose TLBs are concerned, if anything is owed.
+    /// Whose TLBs must be flushed, if there is anything to flush.
     #[must_use]
     pub const fn reach(&self) -> Reach {
         self.reach
     }
 
-    /// What needs to be flushed.
+    /// What must be flushed.
     #[must_use]
     pub const fn what(&self) -> What {
         self.what
     }
 
-    /// Whether pointers to tables are owed too.
+    /// Whether pointers to tables must be flushed too.
     #[must_use]
     pub const fn tables(&self) -> bool {
         self.tables
     }
 
-    /// The level of all leaves that are owed, where it is one and certain.
+    /// The level of all leaves to flush, if it is one and certain.
     #[must_use]
     pub const fn level(&self) -> Option<u32> {
         self.level
     }
 
-    /// The smallest range that holds all that needs to be flushed; empty when nothing does.
+    /// The smallest range that holds everything to flush; empty if there is nothing.
     #[must_use]
     pub fn range(&self) -> GpaRange {
         GpaRange::new(self.start, self.end.0 - self.start.0).expect("both ends are addresses")
     }
 
-    /// Pays at once, if anything is owed.
+    /// Flushes now, if there is anything to flush.
     pub fn pay(self, tlb: &impl Tlb) {
         if !self.is_empty() {
             tlb.flush(self);
         }
     }
 
-    /// The same debt, where entries of several sizes may be cached for what it names: no level is certain.
+    /// The same flush, where entries of several sizes may be cached for the addresses: no level is certain.
     pub const fn of_any_size(mut self) -> Self {
         self.level = None;
         self
     }
 
-    /// One debt for both. It may name more than the two: a flush of too much is only slow.
+    /// One flush for both. It may cover more than the two: a flush of too much is only slow.
     pub fn merge(self, other: Self) -> Self {
         if self.is_empty() {
             return other;

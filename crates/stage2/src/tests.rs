@@ -132,7 +132,7 @@ impl<F: Format> Guest<F> {
     fn protect_page(&self, pool: &Pool, gpa: Gpa, access: Access) -> Result<Stale, MapError> {
         self.tree.protect_page(pool, pool, gpa, access)
     }
-    /// What comes of a fault, and what its splits owe.
+    /// Handles a fault. Returns the result and the flush that its splits need.
     fn fault(
         &self,
         pool: &Pool,

@@ -1,24 +1,24 @@
-//! Pays debts on a processor with Arm's TLB maintenance instructions (Arm ARM, D8.17).
+//! Flushes on a processor with Arm's TLB maintenance instructions (Arm ARM, D8.17).
 //!
-//! What an instruction by guest physical address removes is what stage 2 alone says. What both stages say together is
-//! kept by virtual address, which nobody knows here, so each payment ends by removing all of that for the VM (I_CKZGP). The
-//! order is:
+//! A TLBI by guest physical address removes stage-2 entries. Combined entries of both stages are tagged by virtual
+//! address, which is unknown here. So each flush ends by removing all combined entries of the VM (I_CKZGP). The order
+//! is:
 //!
 //! ```text
 //!   DSB    the new entries are visible, or a walk could bring the old ones back
-//!   TLBI   what stage 2 says
-//!   DSB    it is gone, or the next step could be undone from it
-//!   TLBI   what both stages say
-//!   DSB    it is gone, and accesses that used it are done
+//!   TLBI   stage-2 entries
+//!   DSB    they are gone, or the next step could be undone from them
+//!   TLBI   combined entries
+//!   DSB    they are gone, and accesses that used them are done
 //!   ISB
 //! ```
 //!
-//! The VM's VMID must be in VTTBR_EL2 meanwhile: instructions concern the VM that is named there.
+//! The VM's VMID must be in VTTBR_EL2 meanwhile, because the instructions use it.
 
 use crate::{Reach, Stale, What};
 use addr::{Gpa, GpaRange, PAGE_BYTES};
 
-/// The instructions, as the processor has them.
+/// The processor's instructions.
 pub trait Maintenance {
     /// DSB.
     fn dsb(&self, barrier: Barrier);
@@ -35,13 +35,13 @@ pub enum Barrier {
     LocalStores,
     /// `DSB ISHST`: stores, for all processors.
     Stores,
-    /// `DSB NSH`: also local invalidations. One for stores alone does not wait for them (R_PSMWS).
+    /// `DSB NSH`: also local invalidations. A DSB for stores only does not wait for them (R_PSMWS).
     Local,
     /// `DSB ISH`: also broadcast invalidations.
     Full,
 }
 
-/// Which TLBI. `everywhere` is the form that is broadcast to the inner shareable domain (IS).
+/// Which TLBI. `everywhere` selects the form that is broadcast to the inner shareable domain (IS).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tlbi {
     /// `IPAS2E1`, or `IPAS2LE1` for `leaves` only.
@@ -66,7 +66,7 @@ pub enum Tlbi {
         /// 0 to 31.
         num: u64,
     },
-    /// `VMALLE1`: what both stages say.
+    /// `VMALLE1`: combined entries of both stages.
     Combined {
         /// All processors.
         everywhere: bool,
@@ -79,7 +79,7 @@ pub enum Tlbi {
 }
 
 impl Tlbi {
-    /// What the instruction takes in its register; zero for those that take none.
+    /// The instruction's register operand; zero if it has none.
     #[must_use]
     pub fn operand(self) -> u64 {
         match self {
@@ -93,7 +93,7 @@ impl Tlbi {
         }
     }
 
-    /// Bytes that a range has.
+    /// Bytes in a range.
     #[must_use]
     pub fn bytes(self) -> u64 {
         match self {
@@ -107,11 +107,10 @@ impl Tlbi {
 /// 4 KiB, where an operand names the granule.
 const GRANULE: u64 = 0b01;
 
-/// Pages of a range that are removed one by one where there are no instructions for ranges. Beyond that, all of the VM
-/// goes at once.
+/// Maximum number of pages that are flushed one by one without range instructions. Above it, the whole VM is flushed.
 const ONE_BY_ONE: u64 = 16;
 
-/// What all processors have that run the VM.
+/// Features that all processors of the VM have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Features {
     /// FEAT_TTL.
@@ -121,7 +120,7 @@ pub struct Features {
 }
 
 impl Features {
-    /// Pays a debt. On return no processor that it concerns uses what it names.
+    /// Flushes `stale`. On return no processor in its reach uses the old translations.
     pub fn pay(&self, stale: Stale, cpu: &impl Maintenance) {
         let everywhere = stale.reach() == Reach::Everybody;
         let (stores, done) =
@@ -159,8 +158,8 @@ impl Features {
     }
 }
 
-/// This processor forgets that the page at `gpa` denies an access, in whatever size it is cached: what a fault owes that has
-/// made the tables allow it.
+/// Flushes a denied access to the page at `gpa` from this processor's TLB, in every size: needed after a fault made the
+/// tables allow it.
 #[inline]
 pub fn forget(gpa: Gpa, cpu: &impl Maintenance) {
     cpu.dsb(Barrier::LocalStores);
@@ -171,9 +170,9 @@ pub fn forget(gpa: Gpa, cpu: &impl Maintenance) {
     cpu.isb();
 }
 
-/// The processor has found two entries for one address and says so by a TLB conflict abort (fault status 0b110000). With
-/// FEAT_BBM that is possible until a split's debt is paid, and goes to EL2 even where the guest caused it (R_FWRMB). All of
-/// the VM goes from this processor's TLB (I_JCCRT), and the guest tries again.
+/// Resolves a TLB conflict abort (fault status 0b110000): the processor has found two entries for one address. With
+/// FEAT_BBM this can happen until a split is flushed, and it goes to EL2 even if the guest caused it (R_FWRMB). All
+/// entries of the VM are removed from this processor's TLB (I_JCCRT), and the guest retries.
 pub fn resolve_conflict(cpu: &impl Maintenance) {
     cpu.dsb(Barrier::LocalStores);
     cpu.tlbi(Tlbi::All { everywhere: false });
@@ -181,7 +180,7 @@ pub fn resolve_conflict(cpu: &impl Maintenance) {
     cpu.isb();
 }
 
-/// The instructions for a range: the largest first, and a last odd page by itself.
+/// The instructions for a range: the largest first, and a single one for a last odd page.
 fn pieces(range: GpaRange, leaves: bool) -> impl Iterator<Item = Tlbi> {
     let mut ipa = range.start;
     core::iter::from_fn(move || {

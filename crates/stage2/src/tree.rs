@@ -1,31 +1,32 @@
-//! A tree, and the step that all operations share: from the root to the first entry that is not a table, which is the
-//! one that decides about an address.
+//! A tree, and the step that all operations share: the descent from the root to the first entry that is not a table.
+//! This entry decides about an address.
 
 use crate::{Access, Cell, ENTRIES, Entry, Format, Leaf, MapError, Pages, Replace, Stale, Tlb};
 use addr::{Gpa, GpaRange, Hpa, PAGE_BYTES, PageSize};
 
 /// A stage-2 translation: the tables of one VM.
 ///
-/// The tree owns its tables but holds no reference to their pool, so each call names the pool, and it must always be the
+/// The tree owns its tables but holds no reference to their pool. So each call gets the pool, which must always be the
 /// same one. A tree that is dropped instead of [destroyed](Self::destroy) leaks its tables.
 ///
-/// Where small pages are [collapsed](Self::collapse), whoever calls anything else meanwhile has
-/// [announced](crate::Epochs::enter) itself before: its way down may lead through a table that is cut off.
+/// While another processor [collapses](Self::collapse) tables, the caller of any other operation must have
+/// [announced](crate::Epochs::enter) itself first. Otherwise its descent may use a table that was freed.
 #[derive(Debug)]
 pub struct Tree<F> {
     pub(crate) format: F,
     root: Hpa,
 }
 
-/// The right to change the shape of one tree: which addresses are mapped, and in how many tables.
+/// The right to change the shape of one tree: which addresses are mapped, and by how many tables.
 ///
-/// There is one per tree. Whoever has it knows that nobody else maps, unmaps or collapses; faults, single pages and dirty
-/// logs go on meanwhile, and can only split leaves. So an operation that has counted its tables never needs more.
+/// There is one per tree. While a caller holds it, no other processor maps, unmaps or collapses. Faults, changes of
+/// single pages and dirty logs continue; they only split leaves. So an operation that has counted its tables never
+/// needs more.
 #[derive(Debug)]
 pub struct Shape(());
 
 impl<F: Format> Tree<F> {
-    /// An empty tree, with a root where nothing is mapped, and the right to change it.
+    /// An empty tree, whose root maps nothing, and the right to change it.
     pub fn new(format: F, pages: &impl Pages) -> Result<(Self, Shape), MapError> {
         let root = match root_tables(&format) {
             1 => pages.allocate(),
@@ -40,13 +41,13 @@ impl<F: Format> Tree<F> {
         self.root
     }
 
-    /// How its entries are spelled.
+    /// The format of its entries.
     #[must_use]
     pub fn format(&self) -> &F {
         &self.format
     }
 
-    /// What is mapped at `gpa`. While another processor replaces the leaf, this is `None`.
+    /// The leaf that maps `gpa`. `None` also while another processor replaces the leaf.
     #[must_use]
     pub fn lookup(&self, pages: &impl Pages, gpa: Gpa) -> Option<Leaf> {
         if gpa >= self.limit() {
@@ -59,9 +60,9 @@ impl<F: Format> Tree<F> {
         }
     }
 
-    /// Gives all tables back to the pool.
+    /// Returns all tables to the pool.
     ///
-    /// No processor may walk the tree any more: no vCPU runs on it, and every TLB that it was used from is flushed.
+    /// No processor may walk the tree any more: no vCPU runs on it, and every TLB that used it is flushed.
     pub fn destroy(self, pages: &impl Pages) {
         for number in 0..root_tables(&self.format) {
             let table = Hpa(self.root.0 + u64::from(number) * PAGE_BYTES);
@@ -80,16 +81,16 @@ impl<F: Format> Tree<F> {
         pages.free(table);
     }
 
-    /// The entry that decides about `gpa`: the first on the way down that is not a table.
+    /// The entry that decides about `gpa`: the first entry on the descent that is not a table.
     #[inline(always)]
     pub(crate) fn descend(&self, pages: &impl Pages, gpa: Gpa) -> Slot {
         self.descend_to(pages, gpa, 0)
     }
 
-    /// The same, but going no deeper than `lowest`, where it may find a table.
+    /// The same, but not below level `lowest`, where the entry may be a table.
     #[inline(always)]
     pub(crate) fn descend_to(&self, pages: &impl Pages, gpa: Gpa, lowest: u32) -> Slot {
-        // A walk of a known length is carried out without a loop.
+        // A descent of known length needs no loop.
         match self.format.levels() {
             3 => self.descend_from(2, pages, gpa, lowest),
             4 => self.descend_from(3, pages, gpa, lowest),
@@ -118,15 +119,15 @@ impl<F: Format> Tree<F> {
         }
     }
 
-    /// As [`descend`](Self::descend), but waits where somebody else is replacing the entry.
+    /// Like [`descend`](Self::descend), but waits while another processor replaces the entry.
     ///
-    /// Not for those who are replacing one themselves: two of them would wait for each other.
+    /// A caller that itself replaces an entry must not use it: two such callers would wait for each other.
     #[inline]
     pub(crate) fn settle(&self, pages: &impl Pages, tlb: &impl Tlb, gpa: Gpa) -> Slot {
         self.settle_to(pages, tlb, gpa, 0)
     }
 
-    /// The same, but going no deeper than `lowest`.
+    /// The same, but not below level `lowest`.
     #[inline]
     pub(crate) fn settle_to(&self, pages: &impl Pages, tlb: &impl Tlb, gpa: Gpa, lowest: u32) -> Slot {
         loop {
@@ -138,11 +139,11 @@ impl<F: Format> Tree<F> {
         }
     }
 
-    /// The debt of a leaf that covers `page` and has lost a right.
+    /// The flush for a leaf that covers `page` and has lost a right.
     pub(crate) fn owed_for(&self, page: GpaRange, level: u32) -> Stale {
         match self.format.replace() {
             Replace::Freely | Replace::BreakFirst => Stale::leaf(page, level),
-            // What another processor owes for a split may not be paid yet: a larger leaf may be cached for the page.
+            // Another processor may not yet have flushed its split: a larger leaf may be cached for the page.
             Replace::OneStore | Replace::Uncached(_) => Stale::leaf(page, level).of_any_size(),
         }
     }
@@ -182,33 +183,33 @@ impl<F: Format> Tree<F> {
     }
 }
 
-/// An entry that is not a table, and where it stands.
+/// An entry that is not a table, and its place.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Slot {
     pub(crate) cell: Cell,
-    /// What the entry was when it was read, and what that says.
+    /// The entry when it was read, raw and decoded.
     pub(crate) bits: u64,
     pub(crate) entry: Entry,
     pub(crate) level: u32,
-    /// First address that the entry decides about, and for how many bytes it does.
+    /// First address that the entry decides about, and the number of bytes.
     pub(crate) start: Gpa,
     pub(crate) bytes: u64,
-    /// The entry that names the table in which this one stands, if it is not a root.
+    /// The entry that points to this entry's table, unless that table is the root.
     pub(crate) above: Option<Cell>,
 }
 
 impl Slot {
-    /// All that the entry decides about.
+    /// The range that the entry decides about.
     pub(crate) fn page(&self) -> GpaRange {
         range_between(self.start, Gpa(self.start.0 + self.bytes))
     }
 
-    /// What the entry decides about from `gpa` on, and before `end`.
+    /// The part of that range from `gpa` to `end`.
     pub(crate) fn piece(&self, gpa: Gpa, end: Gpa) -> GpaRange {
         range_between(gpa, end.min(self.page().end()))
     }
 
-    /// Rights of the leaf, if it is one.
+    /// Access rights of the leaf, if it is one.
     pub(crate) fn access(&self) -> Option<Access> {
         match self.entry {
             Entry::Leaf { access, .. } => Some(access),
@@ -216,7 +217,7 @@ impl Slot {
         }
     }
 
-    /// Writes `new` if the entry is still what it was. Leaves are exchanged by [`Tree::exchange`].
+    /// Writes `new` if the entry is unchanged. For leaves use [`Tree::exchange`].
     pub(crate) fn exchange(&self, pages: &impl Pages, new: u64) -> bool {
         pages.compare_exchange(self.cell, self.bits, new).is_ok()
     }
@@ -233,7 +234,7 @@ pub(crate) const fn entries<F: Format>() -> usize {
     1 << F::INDEX_BITS
 }
 
-/// Place of the entry for `gpa` in its table at `level`.
+/// Index of the entry for `gpa` in its table at `level`.
 fn index<F: Format>(gpa: Gpa, level: u32) -> usize {
     let mask = entries::<F>() as u64 - 1;
     usize::try_from((gpa.0 / span::<F>(level)) & mask).expect("masked to at most nine bits")

@@ -1,29 +1,30 @@
-//! The way through a range, leaf by leaf.
+//! Visits the leaves of a range.
 //!
-//! Pages are visited table by table: one look at the entry that names a table tells whether those below are worth 512 more.
+//! Pages are visited table by table: one read of the entry that points to a table tells whether the 512 entries below
+//! are worth reading.
 
 use crate::tree::{Slot, Tree, entries, range_between, span};
 use crate::{Cell, Entry, Format, Pages, Tlb};
 use addr::{Gpa, GpaRange, Hpa};
 
-/// Who goes through a range.
+/// Code that visits the leaves of a range.
 pub(crate) trait Visitor {
-    /// Whether to look at the pages that the table in this slot maps, from `part` of it.
+    /// Whether to visit the pages of the table in this slot, from `part` of it.
     fn enters(&mut self, table: &Slot, part: GpaRange) -> bool {
         let _ = (table, part);
         true
     }
 
-    /// Whether an entry of a table of pages is none to stop at: quicker than to be shown it as a leaf.
+    /// Whether to skip an entry of a table of pages: faster than a call of `leaf`.
     fn passes(&mut self, bits: u64) -> bool {
         let _ = bits;
         false
     }
 
-    /// A leaf. `false` when another processor was quicker, so that the entry has to be looked at once more.
+    /// A leaf. `false` if another processor was faster, so the entry must be read again.
     fn leaf(&mut self, leaf: &Slot) -> bool;
 
-    /// All pages were visited that the table in this slot maps.
+    /// All pages of the table in this slot were visited.
     fn leaves(&mut self, table: &Slot) {
         let _ = table;
     }
@@ -39,7 +40,7 @@ impl<C: FnMut(&Slot) -> bool> Visitor for Each<C> {
 }
 
 impl<F: Format> Tree<F> {
-    /// Shows `visitor` each leaf that `range` touches.
+    /// Calls `visitor` for each leaf that `range` overlaps.
     pub(crate) fn visit(&self, pages: &impl Pages, tlb: &impl Tlb, range: GpaRange, visitor: &mut impl Visitor) {
         let end = range.end().min(self.limit());
         let mut gpa = range.start;
@@ -66,8 +67,8 @@ impl<F: Format> Tree<F> {
         }
     }
 
-    /// Shows `visitor` the pages in `part` of the table that `above` names. When the table is cut off meanwhile, the way goes
-    /// on from the root at the address that is returned.
+    /// Calls `visitor` for the pages in `part` of the table that `above` points to. If the table is cut off meanwhile,
+    /// the visit continues from the root at the returned address.
     fn visit_pages(
         &self,
         pages: &impl Pages,
@@ -101,8 +102,8 @@ impl<F: Format> Tree<F> {
         Ok(())
     }
 
-    /// The entry beside `slot` in the same table, if it is one to visit: found without another walk. A table that was cut off
-    /// meanwhile has busy entries only.
+    /// The entry after `slot` in the same table, if it is to be visited: found without another walk. A table that was
+    /// cut off meanwhile has only busy entries.
     fn beside(&self, pages: &impl Pages, slot: &Slot) -> Option<Slot> {
         let index = slot.cell.index() + 1;
         if index == entries::<F>() {
@@ -119,7 +120,7 @@ impl<F: Format> Tree<F> {
         decides.then_some(Slot { cell, bits, entry, start: slot.page().end(), ..*slot })
     }
 
-    /// All that the leaves below a table of pages say, one by one.
+    /// Whether `holds` is true for all entries of a table of pages.
     pub(crate) fn all_below(&self, pages: &impl Pages, table: Hpa, holds: impl Fn(u64) -> bool) -> bool {
         (0..entries::<F>()).all(|index| holds(pages.load(Cell::new(table, index))))
     }

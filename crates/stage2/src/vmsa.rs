@@ -1,24 +1,25 @@
 //! Stage-2 tables of Arm's 64-bit memory system architecture (VMSAv8-64): 4 KiB granule, output addresses up to 48 bits
 //! (Arm ARM DDI 0487, D8.3).
 //!
-//! Arm counts levels downwards, from the root to level 3; here level 0 is the 4 KiB leaf, as everywhere in this crate.
+//! Arm counts levels downwards, from the root to level 3. Here level 0 is the 4 KiB leaf, as everywhere in this crate.
 //!
-//! The size of the guest's address space decides where the walk starts. Up to 16 tables may stand side by side as one
-//! large root, which saves a whole level for address spaces that are only a little too large: 40 bits need two root tables
-//! and three levels, where a single root would need four.
+//! The size of the guest's address space decides where the walk starts. Up to 16 adjacent tables may form one large
+//! root. This saves a whole level for address spaces that are only a little too large: 40 bits need two root tables and
+//! three levels instead of four levels with one root.
 //!
-//! How a live entry may be replaced depends on the processor (FEAT_BBM, D8.16). The Contiguous bit stays clear: a run of 16
-//! entries would have to be broken and made as one.
+//! The processor decides how to replace a live entry (FEAT_BBM, D8.16). The Contiguous bit stays clear, because a run
+//! of 16 entries would have to be broken and made as one.
 //!
-//! Writes are recorded by the hardware (FEAT_HAFDBS, with VTCR_EL2.HD) in leaves that have DBM set: they look read-only
-//! until the first write, which sets S2AP[1]. So such a leaf is writable to the guest, and S2AP[1] says that it was written.
+//! The hardware records writes (FEAT_HAFDBS, with VTCR_EL2.HD) in leaves that have DBM set. Such a leaf looks read-only
+//! until the first write, which sets S2AP[1]. So it is writable for the guest, and S2AP[1] tells whether it was
+//! written.
 
 use crate::{Access, Entry, Format, Memory, Replace, Source};
 use addr::Hpa;
 
 /// Bits of a descriptor (D8.3.1, D8.3.2).
 const VALID: u64 = 1 << 0;
-/// A table above level 0 and a page at level 0; a block has it clear.
+/// A table above level 0, a page at level 0. Clear in a block.
 const TABLE_OR_PAGE: u64 = 1 << 1;
 const MEM_ATTR_SHIFT: u32 = 2;
 /// S2AP[0] and S2AP[1].
@@ -30,19 +31,19 @@ const ACCESSED: u64 = 1 << 10;
 const NO_TRANSLATION_CACHED: u64 = 1 << 16;
 /// DBM.
 const DIRTY_MODIFIER: u64 = 1 << 51;
-/// XN[1]: no execution at EL1 and EL0. XN[0], which tells the two apart where FEAT_XNX exists, stays clear.
+/// XN[1]: no execution at EL1 and EL0. XN[0], which separates the two with FEAT_XNX, stays clear.
 const EXECUTE_NEVER: u64 = 1 << 54;
 /// Bits 47:12.
 const ADDRESS: u64 = 0x0000_ffff_ffff_f000;
 
-/// Bits 58:55 are left to software. The guest may write, but a dirty log stops the next write.
+/// Bits 58:55 are for software. The guest may write, but a dirty log stops the next write.
 const CLOSED: u64 = 1 << 55;
 /// Written, although the guest may no longer write.
 const MARKED: u64 = 1 << 56;
-/// The same two bits where the descriptor names a table: its bits 58:51 are ignored (D8.3.1).
+/// The same two bits where the descriptor points to a table: hardware ignores its bits 58:51 (D8.3.1).
 const QUIET: u64 = 1 << 55;
 const IDLE: u64 = 1 << 56;
-/// Not valid, and somebody is about to make the entry anew.
+/// Not valid: a processor is about to write the entry again.
 const BUSY: u64 = 1 << 57;
 
 /// The stage-2 format of Arm with the 4 KiB granule.
@@ -61,13 +62,13 @@ pub struct VmsaOf<const INDEX_BITS: u32> {
 
 impl<const INDEX_BITS: u32> VmsaOf<INDEX_BITS> {
     /// The format for a guest address space of `ipa_bits` (the manual's IPA size) on a machine whose physical addresses
-    /// have `pa_bits` (ID_AA64MMFR0_EL1.PARange). `None` when such a guest cannot be translated: the guest's addresses
-    /// may be 32 to 48 bits long, but no longer than the machine's.
+    /// have `pa_bits` (ID_AA64MMFR0_EL1.PARange). `None` if the machine cannot translate such a guest: its addresses
+    /// must have 32 to 48 bits, and at most the machine's.
     ///
-    /// `forced_write_back` says whether HCR_EL2.FWB is set (FEAT_S2FWB). It decides how memory types are spelled, so it must
-    /// be the same on all processors that walk the tables.
+    /// `forced_write_back` says whether HCR_EL2.FWB is set (FEAT_S2FWB). It changes the encoding of memory types, so
+    /// all processors that walk the tables must agree.
     ///
-    /// Of the processor nothing more is assumed: it wants entries broken before they are made, and records no writes.
+    /// By default the processor needs break-before-make and records no writes.
     #[must_use]
     pub const fn new(ipa_bits: u32, pa_bits: u32, forced_write_back: bool) -> Option<Self> {
         // Descriptors of this granule hold more than 48 bits only with VTCR_EL2.DS set.
@@ -75,14 +76,14 @@ impl<const INDEX_BITS: u32> VmsaOf<INDEX_BITS> {
         if ipa_bits < 14 + 2 * INDEX_BITS || ipa_bits > pa_bits {
             return None;
         }
-        // As few as 16 concatenated root tables allow.
+        // The fewest levels that 16 concatenated root tables allow.
         let levels = (ipa_bits - 4 - 12).div_ceil(INDEX_BITS);
         Some(Self { ipa_bits, levels, pa_bits, forced_write_back, replace: Replace::BreakFirst, records_writes: false })
     }
 
-    /// For processors with this level of FEAT_BBM (ID_AA64MMFR2_EL1.BBM), the lowest of all that walk the tables.
+    /// For processors with this level of FEAT_BBM (ID_AA64MMFR2_EL1.BBM): the lowest of all that walk the tables.
     ///
-    /// From level 1 on, what the flush has not reached yet may raise a TLB conflict abort, which is taken to EL2.
+    /// From level 1 on, entries that are not flushed yet may raise a TLB conflict abort, which goes to EL2.
     #[must_use]
     pub const fn with_bbm(self, level: u32) -> Self {
         let replace = match level {
@@ -93,7 +94,8 @@ impl<const INDEX_BITS: u32> VmsaOf<INDEX_BITS> {
         Self { replace, ..self }
     }
 
-    /// For processors that all record writes in leaves: FEAT_HAFDBS (ID_AA64MMFR1_EL1.HAFDBS is 2) with VTCR_EL2.HA and HD set.
+    /// For processors that all record writes in leaves: FEAT_HAFDBS (ID_AA64MMFR1_EL1.HAFDBS is 2), with VTCR_EL2.HA
+    /// and HD set.
     #[must_use]
     pub const fn with_recorded_writes(self) -> Self {
         Self { records_writes: true, ..self }
@@ -105,7 +107,8 @@ impl<const INDEX_BITS: u32> VmsaOf<INDEX_BITS> {
         64 - self.ipa_bits as u64
     }
 
-    /// VTCR_EL2.SL0: where the walk starts, one for each level that it has beyond two (D24.2, VTCR_EL2 for the 4 KiB granule).
+    /// VTCR_EL2.SL0: the level where the walk starts, one for each level above two (D24.2, VTCR_EL2 for the 4 KiB
+    /// granule).
     #[must_use]
     pub const fn sl0(&self) -> u64 {
         self.levels as u64 - 2
@@ -113,9 +116,9 @@ impl<const INDEX_BITS: u32> VmsaOf<INDEX_BITS> {
 
     const fn mem_attr(&self, memory: Memory) -> u64 {
         let attribute = match (memory, self.forced_write_back) {
-            // Normal, write-back in both domains: the least that stage 1 is combined with.
+            // Normal, write-back in both domains: stage 1 can only restrict it.
             (Memory::Normal, false) => 0b1111,
-            // Normal, write-back, whatever stage 1 says.
+            // Normal, write-back, regardless of stage 1.
             (Memory::Normal, true) => 0b0110,
             // Device-nGnRE, with and without FEAT_S2FWB.
             (Memory::Device, _) => 0b0001,
@@ -144,7 +147,7 @@ impl<const INDEX_BITS: u32> Format for VmsaOf<INDEX_BITS> {
         Hpa(1 << self.pa_bits)
     }
 
-    /// Pages may be readable, writable, both or neither; to be executed they must be readable.
+    /// Pages may be readable, writable, both or neither. To be executable they must be readable.
     fn expresses(&self, access: Access) -> bool {
         access.read || !access.execute
     }
@@ -178,7 +181,7 @@ impl<const INDEX_BITS: u32> Format for VmsaOf<INDEX_BITS> {
         BUSY
     }
 
-    /// The access flag is set from the start: a guest pays no fault for it.
+    /// The access flag is set at first, so the guest has no fault for it.
     fn leaf(&self, hpa: Hpa, level: u32, access: Access, memory: Memory) -> u64 {
         let write = if access.write { WRITE } else { 0 };
         hpa.0
@@ -192,13 +195,13 @@ impl<const INDEX_BITS: u32> Format for VmsaOf<INDEX_BITS> {
     }
 
     fn decode(&self, level: u32, bits: u64) -> Entry {
-        // A block has other fields where its address is zero.
+        // A block has other fields in the low address bits.
         let hpa = Hpa(if bits & TABLE_OR_PAGE == 0 { bits & ADDRESS & !NO_TRANSLATION_CACHED } else { bits & ADDRESS });
         match (bits & VALID != 0, bits & TABLE_OR_PAGE != 0) {
             (false, _) if bits == BUSY => Entry::Busy,
             (false, _) => Entry::Empty,
             (true, true) if level > 0 => Entry::Table(hpa),
-            // A block at level 0 is reserved, which the hardware takes for an invalid entry.
+            // A block at level 0 is reserved; the hardware treats it as invalid.
             (true, false) if level == 0 => Entry::Empty,
             (true, _) => {
                 let read = bits & READ != 0;
@@ -252,7 +255,7 @@ impl<const INDEX_BITS: u32> Format for VmsaOf<INDEX_BITS> {
         bits & WRITE != 0 || (self.records_writes && bits & DIRTY_MODIFIER != 0)
     }
 
-    /// `S2AP[1]` is what both sources have in common: we set it, or the hardware does.
+    /// Both sources use `S2AP[1]`: the hypervisor sets it, or the hardware.
     fn is_written(&self, bits: u64, _: Source) -> bool {
         bits & (WRITE | MARKED) != 0
     }
@@ -277,7 +280,7 @@ impl<const INDEX_BITS: u32> Format for VmsaOf<INDEX_BITS> {
     }
 }
 
-/// Whether the guest has the right to write, be it that a dirty log stops it for the moment.
+/// Whether the guest has the right to write, ignoring a dirty log that stops it for now.
 const fn may_write(bits: u64) -> bool {
     bits & (WRITE | DIRTY_MODIFIER | CLOSED) != 0
 }

@@ -25,11 +25,11 @@ const PAGE: u64 = 1;
 const OLD: u64 = 1;
 const NEW: u64 = 2;
 
-/// A device writes to a page and marks it, while a sender takes the mark and copies, and then once more.
+/// A device writes to a page and marks it. Meanwhile a sender takes the mark and copies, and then does so again.
 fn device_and_sender(write: impl Fn(&MarkWord, &AtomicU64) + Copy + Sync + Send + 'static) {
     explore(move || {
         let shared = Arc::new((MarkWord::new(), AtomicU64::new(OLD)));
-        // Marked from before, so that the device finds a mark that is being taken.
+        // Marked before, so that the device finds a mark that is being taken.
         shared.0.write(PAGE, || {});
         let device = {
             let shared = shared.clone();
@@ -57,8 +57,8 @@ fn mark_before_the_write_loses_it() {
     assert!(catch_unwind(|| device_and_sender(marked_first)).is_err());
 }
 
-/// Walkers that write to a page and only test its mark, and a sender that waits for `waited` walkers before it copies. The
-/// first walker writes `NEW` in the last of `sections` announcements.
+/// Walkers write to a page and only test its mark. A sender waits for `waited` walkers before it copies. The first
+/// walker writes `NEW` in the last of its `sections` announcements.
 fn walkers_and_sender(
     writers: usize,
     sections: usize,
@@ -142,7 +142,7 @@ struct Tables {
     epochs: Epochs<[Walker; 1]>,
 }
 
-/// One walks while another cuts the table off, ends the epoch, and frees the table when `may_free` says so.
+/// One thread walks. Another one cuts the table off, ends the epoch, and frees the table when `may_free` says so.
 fn walker_and_freer(may_free: impl Fn(&Tables, u64) -> bool + Copy + Sync + Send + 'static) {
     explore(move || {
         let tables = Arc::new(Tables {
@@ -181,7 +181,7 @@ fn table_that_is_freed_without_asking_is_used_afterwards() {
     assert!(catch_unwind(|| walker_and_freer(|_, _| true)).is_err());
 }
 
-/// Tables of two entries. loom takes sequentially consistent accesses for weaker ones, so `ordered` says it with fences.
+/// Tables of two entries. loom treats sequentially consistent accesses as weaker ones, so `ordered` adds fences.
 struct Pool {
     tables: Vec<[AtomicU64; 2]>,
     next: core::sync::atomic::AtomicUsize,
@@ -237,13 +237,13 @@ impl Tlb for Pool {
     }
 }
 
-/// One opens a page while another makes its table quiet: what is open in the end is found.
+/// One thread makes a page writable while another makes its table quiet: a writable page must be found in the end.
 fn opener_and_cleaner(ordered: bool) {
     explore(move || {
         let pool = Pool::new(ordered);
         let (tree, mut shape) = Tree::new(NptOf::<1> { one_gib_pages: true }, &pool).expect("tables");
         let slot = GpaRange::new(Gpa(0), 2 << 12).expect("a range");
-        // Two pages that do not lie side by side in host memory are no large one.
+        // Two pages that are not adjacent in host memory form no large one.
         for page in 0..2 {
             let range = GpaRange::new(Gpa(page << 12), 1 << 12).expect("a range");
             tree.map(&mut shape, &pool, &pool, range, Hpa((1 - page) << 12), Access::ALL).expect("tables");

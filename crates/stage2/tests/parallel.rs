@@ -1,4 +1,4 @@
-//! Single pages of one large leaf, protected and freed by several threads at once.
+//! Several threads protect and release single pages of one large leaf at once.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -61,7 +61,7 @@ impl Pages for Pool {
     }
 }
 
-/// No TLB remembers anything.
+/// No TLB holds anything.
 impl Tlb for Pool {
     fn publish(&self) {}
     fn flush(&self, _: Stale) {}
@@ -91,7 +91,7 @@ fn protect_in_parallel(format: impl Format + Copy + Sync) {
             for thread in 0..THREADS as u64 {
                 let (tree, pool) = (&tree, &pool);
                 scope.spawn(move || {
-                    // Pages of all threads lie side by side in the same two megabytes.
+                    // Pages of all threads are interleaved in the same 2 MiB.
                     for page in (thread..512).step_by(THREADS) {
                         let stale =
                             tree.protect_page(pool, pool, Gpa(page << 12), Access::READ_EXECUTE).expect("tables");

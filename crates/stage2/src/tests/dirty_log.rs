@@ -1,4 +1,4 @@
-//! The dirty log, round by round, with guests whose hardware records writes and guests whose does not.
+//! The dirty log, round by round, with and without hardware that records writes.
 
 use super::{GIB, Guest, MIB, NPT, Pool, leaf_at, range};
 use crate::{
@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 use std::vec;
 use std::vec::Vec;
 
-/// What the hardware makes of a leaf as the guest writes; `None` when it faults.
+/// What the hardware does to a leaf when the guest writes; `None` if it faults.
 pub(super) trait Hardware: Format {
     fn write(&self, bits: u64) -> Option<u64>;
 }
@@ -34,7 +34,7 @@ pub(super) fn arm(bbm: u32) -> Vmsa {
     Vmsa::new(40, 40, false).expect("possible").with_bbm(bbm)
 }
 
-/// A guest with 8 MiB or more from 2 MiB on, in large pages, all of which is logged unless said otherwise.
+/// A guest with 8 MiB or more from 2 MiB on, in large pages, all logged unless the test says otherwise.
 pub(super) struct Logged<F> {
     pub(super) guest: Guest<F>,
     pub(super) pool: Pool,
@@ -43,7 +43,7 @@ pub(super) struct Logged<F> {
     pub(super) spare: Spare,
 }
 
-/// Nobody walks while these tests clear.
+/// No processor walks while these tests clear.
 fn nobody() -> Epochs<[Walker; 0]> {
     Epochs::new([])
 }
@@ -76,7 +76,7 @@ impl<F: Hardware> Logged<F> {
         assert_eq!(stale.is_empty(), from == Start::AllDirty);
     }
 
-    /// The guest writes to a page of the slot, and this is how often it faults.
+    /// Writes to a page of the slot like the guest. Returns the number of faults.
     pub(super) fn write(&mut self, page: u64) -> u32 {
         self.write_at(self.log.slot().start.0 + (page << 12) + 0x123, self.log.granularity())
     }
@@ -103,7 +103,7 @@ impl<F: Hardware> Logged<F> {
         (0..last).filter(|page| words[(page / 64) as usize] >> (page % 64) & 1 != 0).collect()
     }
 
-    /// Words of the log, or what the tests of small slots ask for.
+    /// Words of the log, or the number that tests of small slots set.
     fn words(&self) -> usize {
         WORDS.max(usize::try_from(self.log.slot().bytes() >> 18).expect("small"))
     }
@@ -123,7 +123,7 @@ impl<F: Hardware> Logged<F> {
     }
 }
 
-/// The machines, and who records writes there.
+/// The formats, and what records writes there.
 pub(super) fn each_machine(source: Option<Source>, mut test: impl FnMut(&mut dyn FnMut(Policy) -> Case)) {
     let sources = [Source::WriteProtect, Source::Hardware];
     for source in sources.into_iter().filter(|one| source.is_none_or(|wanted| wanted == *one)) {
@@ -385,7 +385,8 @@ fn any_step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Dirty in the model is dirty in the log; more may be, but nothing that was cleared and that nobody has written near.
+/// A page that is dirty in the model is dirty in the log. The log may have more, but no page that was cleared and has
+/// no write near it.
 fn follow<F: Hardware>(
     mut logged: Logged<F>,
     from: Start,

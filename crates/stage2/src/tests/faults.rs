@@ -1,4 +1,4 @@
-//! Faults, first touches, ageing and collapse, one processor at a time.
+//! Faults, first touches, ageing and collapse, on one processor.
 
 use super::{GIB, Guest, MIB, NPT, Pool, leaf_at, range};
 use crate::{
@@ -73,7 +73,8 @@ fn split_by_a_fault_owes_its_broadcast_later_if_at_all() {
     }
 }
 
-/// One processor has seen that a leaf is closed, and is about to split it. Another has no table for that and opens it whole.
+/// One processor has seen that a leaf is write-protected, and is about to split it. Another one has no table and makes
+/// the whole leaf writable.
 #[test]
 fn leaf_that_is_opened_whole_before_it_is_split_stays_written() {
     fn written_pages<F: Format>(format: F) -> u64 {
@@ -115,7 +116,7 @@ fn first_touch_maps_a_page_and_who_comes_second_changes_nothing() {
     assert_eq!((first.hpa, first.level), (Hpa(0x8000), 0));
     assert_eq!(spare.count(), 2);
 
-    // A large page where small tables are already comes in small pages.
+    // A large page is mapped in small pages where small tables exist.
     populate(&mut spare, 0x7000, 4 * MIB, 1).expect("no table needed");
     let part = leaf_at(&guest, &pool, 0x7000).expect("mapped");
     assert_eq!((part.hpa, part.level), (Hpa(4 * MIB + 0x7000), 0));
@@ -170,7 +171,7 @@ fn small_pages_that_belong_together_become_one_large_page() {
         let leaf = leaf_at(&guest, &pool, 0x5000).expect("mapped");
         assert_eq!((leaf.level, leaf.hpa, leaf.access), (1, Hpa(GIB), Access::ALL));
 
-        // Somebody may still be in the table.
+        // Another processor may still read the table.
         limbo.reclaim(&pool, &walkers);
         assert_eq!((pool.left(), limbo.waiting()), (before - 1, 1));
         assert_eq!(collapse(&mut guest, &mut limbo), Collapse::Full);
@@ -196,7 +197,7 @@ fn split_ahead_of_a_fault_takes_only_what_the_log_has_closed() {
         pool.flushes.set(0);
         let split = guest.tree.split_at_fault(&pool, &pool, Gpa(4 * MIB + 5), Granularity::Closed, 7, &mut spare);
         let (owed, end) = split.expect("there are tables");
-        // With break-before-make there is one broadcast for all of them, and nothing is owed.
+        // With break-before-make there is one broadcast for all of them, and no later flush.
         assert_eq!((pool.flushes.get(), owed.is_empty()), if bbm == 0 { (1, true) } else { (0, false) });
         let levels = [0, 2, 4, 6, 8, 10].map(|at| leaf_at(&guest, &pool, at * MIB).map(|leaf| leaf.level));
         assert_eq!(levels, [Some(1), Some(1), Some(0), Some(0), Some(1), Some(1)]);

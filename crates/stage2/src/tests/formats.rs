@@ -1,4 +1,4 @@
-//! How entries are spelled, and trees of a special shape.
+//! Encodings of entries, and trees of special shapes.
 
 use super::{GIB, Guest, NPT, Pool, leaf_at, range};
 use crate::{Access, Entry, Format, MapError, Memory, Vmsa};
@@ -20,7 +20,7 @@ fn npt_entries_are_spelled_as_the_manual_says() {
     assert_eq!(NPT.part(0x4060_0087 | DIRTY, 0, 511), 0x407f_f007 | DIRTY);
 }
 
-/// Descriptors as the manual has them, without our own code: attributes of a leaf of normal memory with all rights.
+/// Descriptors from the manual, without our own code: attributes of a leaf of normal memory with all rights.
 const NORMAL_ALL: u64 = 0b1111 << 2 | 0b11 << 6 | 0b11 << 8 | 1 << 10;
 
 #[test]

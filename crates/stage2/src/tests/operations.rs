@@ -1,4 +1,4 @@
-//! Single operations on a tree that nobody else uses.
+//! Single operations on a tree that no other processor uses.
 
 use super::{GIB, Guest, MIB, NPT, Pool, leaf_at, range};
 use crate::{Access, MapError, Npt, Reach, Stale};
@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 const DIRTY: u64 = 1 << 6;
 
-/// The last entry that a processor reads for `gpa`: a walk written down once more, by bits.
+/// The last entry that a processor reads for `gpa`: a second implementation of the walk, by bits.
 fn hardware_walk(pool: &Pool, root: Hpa, gpa: u64) -> &AtomicU64 {
     let mut table = root;
     for shift in [39, 30, 21, 12] {
@@ -103,7 +103,7 @@ fn rights_that_grow_owe_no_flush_and_rights_that_shrink_do() {
     assert!(tree.protect(&pool, page, Access::ALL).expect("grows").is_empty());
     assert!(tree.protect(&pool, page, Access::ALL).expect("same").is_empty());
     assert_eq!(tree.protect(&pool, page, Access::READ_EXECUTE), Ok(Stale::leaf(page, 0)));
-    // Neither more nor less: execute goes, write comes.
+    // Exactly this: execute goes, write comes.
     assert_eq!(tree.protect(&pool, page, Access::READ_WRITE), Ok(Stale::leaf(page, 0)));
     assert_eq!(leaf_at(&tree, &pool, 0x5000).map(|leaf| leaf.access), Some(Access::READ_WRITE));
 }

@@ -35,7 +35,7 @@ proptest! {
             done += allowed;
             prop_assert!(done <= splits + now * splits / period, "{done} until {now}");
         }
-        // And what is due does come.
+        // The allowed splits do come.
         let mut slow = Pace::new(splits, period, 0);
         slow.spend(splits);
         let due: u64 = (1..=period).map(|at| { let allowed = slow.allowed(at); slow.spend(allowed); allowed }).sum();

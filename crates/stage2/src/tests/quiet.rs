@@ -1,11 +1,11 @@
-//! What is not written costs nothing: no table, and hardly a look.
+//! Memory that is not written costs nothing: no table, and hardly a read.
 
 use super::dirty_log::{Case, Hardware, LARGE, Logged, SLOT_START, arm, each_machine, on};
 use super::{Guest, MIB, NPT, Pool, range};
 use crate::{Access, Collapse, Epochs, Limbo, Policy, Source, Start, Walker};
 use addr::{Gpa, Hpa};
 
-/// Entries that one round looks at.
+/// Entries that one round reads.
 fn looks_of_a_round<F: Hardware>(logged: &mut Logged<F>) -> u64 {
     logged.pool.loads.set(0);
     logged.clear_all();
@@ -31,10 +31,10 @@ fn round_looks_once_at_each_table_to_whose_pages_nobody_writes() {
             for _ in 0..ROUNDS {
                 logged.clear_all();
             }
-            // To read and to clear: the way to the first table, and its three neighbours.
+            // To read and to clear: the descent to the first table, and its three neighbours.
             assert!(looks_of_a_round(&mut logged) <= 2 * (4 + 3));
 
-            // A write costs a look at its own table, at most three times.
+            // A write costs reads of its own table, at most three times.
             let _ = logged.write(LARGE + 3);
             assert_eq!(logged.dirty(), [LARGE + 3]);
             assert!(looks_of_a_round(&mut logged) < 3 * LARGE + 100);
@@ -76,7 +76,7 @@ fn first_write_after_a_pause_takes_one_fault_for_a_whole_table() {
             assert!([6, 3, 0, 511].into_iter().all(|page| logged.write(page) == 0), "the hardware records");
             assert_eq!(logged.dirty(), [0, 3, 5, 6, 511]);
 
-            // Who writes in every second round is never stopped.
+            // A guest that writes in every second round never faults.
             for page in 0..6 {
                 logged.clear_all();
                 assert_eq!(logged.write(page), 0);

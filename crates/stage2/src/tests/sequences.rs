@@ -114,7 +114,7 @@ impl Odd {
     }
 }
 
-/// One call on the tree.
+/// One call of the tree.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Map(GpaRange, Hpa, Access),
@@ -123,7 +123,7 @@ enum Step {
     ProtectPage(Gpa, Access),
 }
 
-/// Ranges in a window of 3 GiB whose ends like the borders of large pages.
+/// Ranges in a window of 3 GiB, with ends near the borders of large pages.
 fn any_range() -> impl Strategy<Value = GpaRange> {
     let edge = || {
         let page = prop_oneof![3 => Just(0_u64), 1 => 0..3_u64, 1 => 510..512_u64];
@@ -149,8 +149,8 @@ fn any_step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The model: 4 KiB page number of the guest to page number of the host and rights. To stay quick it follows only the
-/// pages at which something can change, the ends of all ranges and their neighbours.
+/// The model: a map from guest page number to host page number and rights. To be fast it has only the pages where
+/// something can change: the ends of all ranges and their neighbours.
 #[derive(Default)]
 struct Model {
     pages: BTreeMap<u64, Option<(u64, Access)>>,
@@ -217,14 +217,14 @@ fn run(format: impl Format, pool_size: usize, steps: &[Step]) -> Result<(), prop
                 }
                 model.apply(*step);
 
-                // Whatever lost a right is owed.
+                // Each lost right needs a flush.
                 for (page, old) in before {
                     let Some((_, old)) = old else { continue };
                     let kept = model.pages[&page].is_some_and(|(_, new)| new.includes(old));
                     prop_assert!(kept || stale.range().contains(Gpa(page << 12)), "page {page:#x} is not owed");
                 }
             }
-            // A leaf of 1 GiB may have been split once, and then not again; that changes no translation.
+            // A leaf of 1 GiB may have been split once, and then not again; this changes no translation.
             Err(MapError::OutOfTables) if matches!(step, Step::ProtectPage(..)) => prop_assert!(pool.left() <= left),
             Err(MapError::OutOfTables) => prop_assert_eq!(pool.left(), left),
             Err(MapError::Overlaps(page)) => {

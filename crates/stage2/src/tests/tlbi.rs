@@ -1,4 +1,4 @@
-//! Debts, and the instructions that pay them.
+//! Flushes, and the instructions that do them.
 
 use super::range;
 use crate::tlbi::{Barrier, Features, Maintenance, Tlbi};

@@ -1,5 +1,6 @@
-//! The code under test on `hw_model`'s walking machine: every access to a table and every instruction is a step, between
-//! two of which another thread may run and the hardware does as it likes. A [`Mutant`] spoils one of these steps.
+//! The code under test on `hw_model`'s machine with page-table walkers. Every access to a table and every instruction
+//! is a step. Between two steps another thread may run, and the hardware may do anything that the manuals allow. A
+//! [`Mutant`] breaks one of these steps.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +12,7 @@ use stage2::{Cell, Pages, Stale, Tlb};
 
 macro_rules! mutants {
     ($($(#[$what:meta])* $name:ident,)*) => {
-        /// What is done wrong.
+        /// The broken step.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(crate) enum Mutant {
             $($(#[$what])* $name,)*
@@ -25,7 +26,7 @@ macro_rules! mutants {
 
 mutants! {
     Nothing,
-    /// The first DSB of a payment is missing.
+    /// The first DSB of a flush is missing.
     NoBarrierBefore,
     /// The DSB between the two TLBIs is missing.
     NoBarrierBetween,
@@ -35,7 +36,7 @@ mutants! {
     BarrierForStores,
     /// DSBs wait for this processor only.
     BarrierForOne,
-    /// DSBs make stores known to this processor only.
+    /// DSBs make stores visible to this processor only.
     StoresForOne,
     /// The DSB after a new entry is missing.
     NotPublished,
@@ -45,9 +46,9 @@ mutants! {
     NoCombined,
     /// TLBIs are not broadcast.
     NotBroadcast,
-    /// Broken entries stay as they were until they are made.
+    /// Broken entries stay unchanged until they are made.
     NoBreak,
-    /// Exchanges do not look at what was there.
+    /// Exchanges ignore the old value.
     PlainStore,
     /// The level that a TLBI names is off by one.
     WrongLevel,
@@ -57,49 +58,49 @@ mutants! {
     ConflictStays,
     /// TLBIs leave pointers to tables alone.
     LeavesOnly,
-    /// Tables are freed although somebody walks them.
+    /// Tables are freed although a processor walks them.
     FreedEarly,
-    /// TLBIs are asked for while another VM is loaded.
+    /// TLBIs are issued while another VM is loaded.
     OtherVm,
     /// Two VMs have one VMID.
     SharedVmid,
-    /// Who was denied does not flush before it tries again.
+    /// A processor does not flush a denied access before it retries.
     NoLocal,
-    /// What is cleared is not flushed before it is copied.
+    /// Cleared pages are not flushed before the copy.
     NoFlush,
     /// Pages are copied before they are cleared.
     CopiedFirst,
     /// The hypervisor marks before it writes.
     MarkedFirst,
-    /// Who opens a page wakes its table first.
+    /// A fault wakes the table before it makes the page writable.
     WokenFirst,
-    /// Who opens a page does not wake its table.
+    /// A fault makes a page writable and does not wake the table.
     NotWoken,
-    /// What was lost counts as received.
+    /// A lost round counts as received.
     ForgottenOnCancel,
-    /// Operations are not granted the flushes in their middle.
+    /// Flushes in the middle of operations are skipped.
     NoFlushInside,
-    /// What is unmapped or protected is not flushed.
+    /// Unmapped or protected pages are not flushed.
     NoFlushOfRange,
 }
 
-/// All that there is, beside the code under test.
+/// Everything except the code under test.
 pub(crate) struct World {
     pub(crate) walks: Walks,
     /// Guest memory by host page: what was written there last.
     pub(crate) ram: BTreeMap<u64, u64>,
-    /// Where pages of VMs turned out to be in host memory.
+    /// Host address of each VM's pages, as found.
     pub(crate) frames: BTreeMap<(usize, u64), u64>,
     /// VMIDs and roots.
     vms: Vec<(u32, u64)>,
-    /// The entries that each processor has read last, the last one first.
+    /// The last two entries that each processor has read, the last one first.
     read: BTreeMap<usize, [(u64, usize); 2]>,
-    /// Tables that are woken too early, by whom.
+    /// Tables that are woken too early, by processor.
     woken: BTreeMap<usize, (u64, usize)>,
     /// Tables that became quiet, and that were woken.
     pub(crate) hushed: u64,
     pub(crate) awakened: u64,
-    /// Number of DSBs that each processor has had since its last payment began.
+    /// Number of DSBs of each processor since its last flush began.
     barriers: BTreeMap<usize, u32>,
     next_value: u64,
 }
@@ -109,7 +110,7 @@ pub(crate) struct Machine {
     pub(crate) rules: Rules,
     features: Features,
     pub(crate) mutant: Mutant,
-    /// What the hardware walks ahead of use: pages from zero on.
+    /// Addresses that the hardware walks speculatively: pages from zero on.
     pages: u64,
 }
 
@@ -133,7 +134,7 @@ impl Machine {
         Arc::new(Self { world: Mutex::new(world), rules, features, mutant, pages })
     }
 
-    /// One step of a thread. Before it, the hardware moves.
+    /// One step of a thread. Before it, the hardware makes its moves.
     pub(crate) fn step(&self) -> MutexGuard<'_, World> {
         let mut world = self.world.lock().expect("nobody panics");
         for _ in 0..world.walks.pick(3) {
@@ -148,7 +149,7 @@ impl Machine {
 }
 
 impl World {
-    /// Something is written to a page of host memory.
+    /// Records a write to a page of host memory.
     pub(crate) fn write(&mut self, hpa: u64) {
         self.ram.insert(hpa & !0xfff, self.next_value);
         self.next_value += 1;
@@ -158,7 +159,7 @@ impl World {
         self.ram.get(&(hpa & !0xfff)).copied().unwrap_or(0)
     }
 
-    /// There is one VM more.
+    /// Adds a VM.
     pub(crate) fn add_vm(&mut self, root: u64, mutant: Mutant) {
         let number = u32::try_from(self.vms.len()).expect("few");
         self.vms.push((if mutant == Mutant::SharedVmid { 0 } else { number }, root));
@@ -176,7 +177,7 @@ impl World {
         self.walks.declare_usable(self.vms[vm].0, gpa);
     }
 
-    /// A processor turns to a VM.
+    /// Loads a VM on a processor.
     pub(crate) fn load_vm(&mut self, cpu: usize, vm: usize) {
         if let Some(&(vmid, root)) = self.vms.get(vm) {
             self.walks.load_vm(cpu, vmid, root);
@@ -184,7 +185,7 @@ impl World {
     }
 }
 
-/// A processor on which a thread of the code under test runs, and the VM for which it does.
+/// A processor that runs a thread of the code under test, for one VM.
 #[derive(Clone)]
 pub(crate) struct Cpu {
     pub(crate) machine: Arc<Machine>,
@@ -206,12 +207,12 @@ impl Cpu {
         self.machine.mutant == mutant
     }
 
-    /// Nested and Arm spell a broken entry so.
+    /// NPT and Arm encode a broken entry so.
     fn is_busy(&self, bits: u64) -> bool {
         bits == 1 << if self.machine.rules == Rules::Nested { 11 } else { 57 }
     }
 
-    /// The bit of a quiet table, if this is an entry that names one.
+    /// The quiet bit, if this entry points to a quiet table.
     fn quiet(&self, bits: u64) -> u64 {
         if !names_table(bits) {
             return 0;
@@ -219,7 +220,7 @@ impl Cpu {
         bits & 1 << if self.machine.rules == Rules::Nested { 9 } else { 55 }
     }
 
-    /// The table is woken before the page is opened, and not after that.
+    /// Wakes the table before the page becomes writable, and not after.
     fn wake_first(&self, place: (u64, usize), new: u64) {
         let mut world = self.machine.step();
         let Some([leaf, table]) = world.read.get(&self.number).copied() else { return };
@@ -238,7 +239,7 @@ impl Cpu {
     }
 }
 
-/// Tables lie where no other memory is.
+/// Tables are where no other memory is.
 fn names_table(bits: u64) -> bool {
     bits & 1 != 0 && bits & 0xffff_ffff_f000 >= 1 << 32
 }
@@ -301,7 +302,7 @@ impl Pages for Cpu {
     }
 
     fn write_private(&self, cell: Cell, bits: u64) {
-        // Nobody else can see it, so it is no step of its own.
+        // No other thread can see it, so it is no step.
         let mut world = self.machine.world.lock().expect("nobody panics");
         world.walks.store(self.number, (cell.table().0, cell.index()), bits, false);
     }
@@ -329,14 +330,14 @@ impl Tlb for Cpu {
 }
 
 impl Cpu {
-    /// Pays a debt, if anything is owed.
+    /// Flushes, if there is anything to flush.
     pub(crate) fn pay(&self, stale: Stale) {
         if stale.is_empty() {
             return;
         }
         self.begin_payment();
         if self.machine.rules == Rules::Nested {
-            // Everybody is kicked out and flushes before it enters again; we wait.
+            // All processors leave their guests and flush before they enter again; we wait.
             self.machine.step().walks.invalidate(self.number, Invalidate::All, !self.is(Mutant::NotBroadcast));
             self.machine.step().walks.barrier(self.number, Wait::Full);
         } else {
@@ -344,20 +345,19 @@ impl Cpu {
         }
     }
 
-    /// The hardware has reported a conflict.
+    /// Resolves a conflict that the hardware has reported.
     pub(crate) fn resolve_conflict(&self) {
         self.begin_payment();
         tlbi::resolve_conflict(self);
     }
 
-    /// Forgets a denial, as the processor that faulted does.
+    /// Flushes a denied access, like the processor that faulted.
     pub(crate) fn forget(&self, gpa: Gpa) {
         self.begin_payment();
         tlbi::forget(gpa, self);
     }
 
-    /// What is paid concerns the VM that is loaded. Only who pays, or enters, has loaded one: what was loaded before is of no
-    /// use to anybody.
+    /// A flush concerns the loaded VM. Only a flush or an entry loads a VM; nothing uses an earlier one.
     fn begin_payment(&self) {
         let mut world = self.machine.step();
         world.barriers.insert(self.number, 0);
@@ -365,7 +365,7 @@ impl Cpu {
     }
 }
 
-/// The same processor, where the thread itself pays and no operation asks for it.
+/// The same processor, where the thread itself flushes instead of an operation.
 pub(crate) struct Payer<'a>(pub(crate) &'a Cpu);
 
 impl Tlb for Payer<'_> {

@@ -1,9 +1,9 @@
-//! The code that ships, on a machine that takes every liberty: random schedules of vCPUs that write and fault, of a sender
-//! that follows with a copy, of ranges that come and go, of VMs side by side, for both architectures and all that their
-//! processors may have.
+//! The released code, on a machine that does anything that the manuals allow, with random schedules. vCPUs write and
+//! fault, a sender follows with a copy, ranges come and go, and VMs run side by side. It covers both architectures and
+//! all features of their processors.
 //!
-//! Tables have four entries instead of 512, so that all that can happen does, soon. Some thousand schedules by default; for a
-//! million on nested pages and a million on Arm, which take a core some minutes each:
+//! Tables have four entries instead of 512, so that rare events are frequent. By default a test tries some thousand
+//! schedules. For a million on nested pages and a million on Arm, some minutes of one core each:
 //!
 //! ```text
 //! export DUNLIN_SCHEDULES=1000000
@@ -11,9 +11,9 @@
 //! cargo test --release -p dunlin-stage2 --test model -- --test-threads=1 --nocapture --skip mutants on_arm
 //! ```
 //!
-//! Each test says how many it has tried, and how many in a second. With `DUNLIN_SEED` (0 by default) they are others.
+//! Each test prints how many schedules it has tried, and how many per second. `DUNLIN_SEED` (default 0) selects others.
 //!
-//! Every step that the rules demand is also left out once: the [`mutants`] must be caught, or the machine is too kind.
+//! Each required step is also left out once: the tests must catch the [`mutants`], or the machine is too kind.
 
 mod machine;
 mod mutants;
@@ -42,16 +42,16 @@ const ARM: &[Rules] = &[
     Rules::Arm { bbm: 2, hafdbs: true },
 ];
 
-/// How many schedules are tried on one architecture, in all settings together.
+/// Number of schedules for one architecture, in all settings together.
 fn schedules() -> usize {
     let by_default = if cfg!(debug_assertions) { 2_000 } else { 20_000 };
     std::env::var("DUNLIN_SCHEDULES").ok().and_then(|count| count.parse().ok()).unwrap_or(by_default)
 }
 
-/// The settings in which this happens on these processors.
+/// The settings of this kind on these processors.
 fn settings(processors: &[Rules], kind: Kind) -> Vec<Setting> {
     let sources = |rules: Rules| match (kind, rules) {
-        // Nobody logs.
+        // No log is active.
         (Kind::TakeAway | Kind::TakePages | Kind::FirstTouch, _) => &[Source::WriteProtect][..],
         (_, Rules::Arm { hafdbs: false, .. }) => &[Source::WriteProtect],
         _ => &[Source::WriteProtect, Source::Hardware],
@@ -71,7 +71,7 @@ fn settings(processors: &[Rules], kind: Kind) -> Vec<Setting> {
     settings
 }
 
-/// Tries its share of all schedules in each of them.
+/// Tries an equal share of all schedules in each setting.
 fn try_all(processors: &[Rules], kind: Kind) {
     let all: usize = KINDS.iter().map(|kind| settings(processors, *kind).len()).sum();
     let start = Instant::now();

@@ -1,9 +1,9 @@
-//! Each step that the rules demand, left out: the model must notice, in one of the settings in which the step counts.
+//! Leaves out each required step: the model must notice, in one of the settings in which the step matters.
 //!
-//! `WokenFirst` is about tables that are quiet. Where the hardware records writes and a fault opens all pages of a table,
-//! each of them wakes it, and so hides that the one before did so too early; what is lost then is a page that is closed
-//! alone, among pages that the guest may only read. More than one clearing never comes between the steps of a fault, since a
-//! sender waits for walkers after each.
+//! `WokenFirst` is about quiet tables. If the hardware records writes and a fault makes all pages of a table writable,
+//! each page wakes it, and hides that the one before did so too early. The only loss then is a page that is
+//! write-protected alone, among pages that the guest may only read. At most one clear comes between the steps of a
+//! fault, because a sender waits for walkers after each.
 
 use hw_model::walks::Rules;
 use stage2::{Policy, Source};
@@ -11,10 +11,10 @@ use stage2::{Policy, Source};
 use crate::machine::Mutant;
 use crate::scenario::{Kind, Setting, caught, run, seen};
 
-/// Far more than is needed: the run ends with the first that shows it.
+/// Far more than needed: the run ends with the first failure.
 const SCHEDULES: usize = 200_000;
 
-/// What must have been found to be wrong.
+/// The message that the model must print.
 const LOST: &str = "is lost";
 const OLD: &str = "an old translation";
 const TWO: &str = "two translations";
@@ -103,7 +103,7 @@ mutants! {
     missing_flush_after_unmap_is_caught_on_nested_pages: NoFlushOfRange, TakeAway, Rules::Nested, Hardware, Adaptive => OLD;
 }
 
-/// The one step without which nothing is wrong: who faults on what it does not see yet has it flushed and sees it.
+/// The one step whose omission is harmless: a processor that faults on an old entry flushes it and sees the new one.
 #[test]
 fn new_entry_that_is_not_published_costs_faults_and_nothing_else() {
     let stops = |mutant| {
@@ -115,7 +115,7 @@ fn new_entry_that_is_not_published_costs_faults_and_nothing_else() {
     assert!(stops(Mutant::NotPublished) > stops(Mutant::Nothing) * 5 / 4);
 }
 
-/// What has to be left out, and which mutants do so.
+/// What to leave out, and the mutants that do so.
 const DEMANDED: &[(&str, &[Mutant])] = &[
     (
         "each barrier",

@@ -1,5 +1,4 @@
-//! What is tried: two vCPUs that write, and further processors that follow with a copy, take memory away, or make large pages
-//! of small ones.
+//! Scenarios: two vCPUs write, and further processors follow with a copy, take memory away, or collapse small pages.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,7 +18,7 @@ use crate::machine::{Cpu, Machine, Mutant};
 use crate::sender::{become_quiet, follow, follow_closely};
 use crate::vcpu::run_vcpu;
 
-/// What is tried.
+/// A scenario.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Setting {
     pub(crate) rules: Rules,
@@ -31,7 +30,7 @@ pub(crate) struct Setting {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A copy follows what the guest and the hypervisor write. Some rounds are lost, and the log may end and begin again.
+    /// A copy follows the writes of guest and hypervisor. Some rounds are lost, and the log may end and begin again.
     Follow,
     /// Pages are unmapped, protected, and given back.
     TakeAway,
@@ -41,7 +40,7 @@ pub(crate) enum Kind {
     Collapse,
     /// Nothing is mapped before the guest touches it.
     FirstTouch,
-    /// A copy follows a guest that wakes up at last: it writes to pages of a table that has become quiet.
+    /// A copy follows a guest that begins to write late, to pages of a table that has become quiet.
     Awake,
     /// Two VMs on the same processors: a copy follows one, pages of the other are taken away.
     SideBySide,
@@ -51,7 +50,7 @@ pub(crate) enum Kind {
 pub(crate) const PAGES: u64 = 8;
 /// Those of the first leaf.
 pub(crate) const FEW: u64 = PAGES / 2;
-/// Where those of the first VM are in host memory, at a multiple of what four levels translate. The others' lie behind.
+/// Host address of the first VM's pages, aligned to what four levels translate. The others' follow.
 const HOST: u64 = 0x10_0000;
 const VCPUS: usize = 2;
 const OTHER: usize = VCPUS;
@@ -61,8 +60,8 @@ pub(crate) type Log = DirtyLog<Vec<MarkWord>>;
 
 /// Tries `schedules` schedules.
 ///
-/// Half of them at random, which mixes steps finely; half with few preemptions, which leaves a thread behind for long.
-/// They are the same in every run, until `DUNLIN_SEED` says otherwise.
+/// Half of them are random, which mixes steps finely. Half have few preemptions, which delays a thread for long. Every
+/// run uses the same ones, unless `DUNLIN_SEED` is set.
 pub(crate) fn run(setting: Setting, schedules: usize) {
     const CHUNK: usize = 100;
     let seed: u64 = std::env::var("DUNLIN_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0);
@@ -75,7 +74,7 @@ pub(crate) fn run(setting: Setting, schedules: usize) {
     }
 }
 
-/// What is found to be wrong in one of `schedules` schedules, if anything is.
+/// The first error in `schedules` schedules, if there is one.
 pub(crate) fn caught(setting: Setting, schedules: usize) -> Option<String> {
     let payload = catch_unwind(AssertUnwindSafe(|| run(setting, schedules))).err()?;
     let text = payload.downcast_ref::<String>().cloned();
@@ -88,7 +87,7 @@ pub(crate) struct Guest<F> {
     pub(crate) log: Option<Log>,
     pub(crate) epochs: Epochs<Vec<Walker>>,
     pub(crate) kind: Kind,
-    /// Its memory in the host.
+    /// Host address of its memory.
     pub(crate) host: u64,
     /// How many pages it writes to, from the first on.
     pub(crate) writable: AtomicU64,
@@ -175,7 +174,7 @@ fn once_on<F: Format + Copy + Send + Sync + 'static>(setting: Setting, format: F
     });
 }
 
-/// A VM with memory, and a log of it if it is of such a kind.
+/// A VM with memory, and with a log if `kind` needs one.
 fn guest<F: Format>(setting: &Setting, format: F, cpu: &Cpu, kind: Kind) -> (Guest<F>, Shape) {
     let (tree, mut shape) = Tree::new(format, cpu).expect("tables");
     cpu.machine.step().add_vm(tree.root().0, setting.mutant);
@@ -184,7 +183,7 @@ fn guest<F: Format>(setting: &Setting, format: F, cpu: &Cpu, kind: Kind) -> (Gue
     if kind != Kind::FirstTouch {
         tree.map(&mut shape, cpu, cpu, all, Hpa(host), Access::ALL).expect("maps");
     }
-    // Whoever enters it has been told of it.
+    // All processors that enter it see its tables.
     cpu.machine.step().walks.barrier(cpu.number, Wait::Stores);
 
     let log = DirtyLog::new(all, setting.source, setting.policy, vec![MarkWord::new()]).expect("enough marks");
@@ -198,7 +197,7 @@ thread_local! {
     static SEEN: Cell<Seen> = const { Cell::new(Seen::NOTHING) };
 }
 
-/// What has happened in all schedules of this test: a model in which nothing happens finds nothing.
+/// Counts of events in all schedules of this test: a model without events finds no error.
 pub(crate) fn seen() -> Seen {
     SEEN.get()
 }
@@ -220,7 +219,7 @@ pub(crate) struct Seen {
     pub(crate) stops: u64,
     /// Tables that became leaves.
     pub(crate) collapsed: u64,
-    /// Faults that met an entry that somebody was replacing.
+    /// Faults on an entry that another processor was replacing.
     pub(crate) disturbed: u64,
     /// Conflicts that the hardware reported.
     pub(crate) conflicts: u64,
@@ -250,7 +249,7 @@ impl Seen {
     };
 }
 
-/// The hypervisor itself writes to the guest's memory, as its devices do.
+/// The hypervisor itself writes to the guest's memory, like its devices.
 fn run_device<F>(guest: &Guest<F>, cpu: &Cpu) {
     let Some(log) = guest.log.as_ref().filter(|_| guest.kind != Kind::Awake) else { return };
     for _ in 0..2 {
@@ -269,7 +268,7 @@ fn run_device<F>(guest: &Guest<F>, cpu: &Cpu) {
     }
 }
 
-/// Pages go, are write-protected, and come back.
+/// Pages are unmapped, write-protected, and mapped again.
 fn take_away<F: Format>(guest: &Guest<F>, cpu: &Cpu, shape: &mut Shape) {
     let (tree, flushes) = (&guest.tree, cpu.machine.mutant != Mutant::NoFlushOfRange);
     let first = cpu.pick(PAGES);
@@ -300,8 +299,8 @@ fn take_away<F: Format>(guest: &Guest<F>, cpu: &Cpu, shape: &mut Shape) {
     tree.map(shape, cpu, cpu, part, Hpa(guest.host + part.start.0), Access::ALL).expect("maps");
 }
 
-/// Single pages become read-only and writable again; each processor has its own, in the same large leaf. What is owed for
-/// one may be paid with the next.
+/// Single pages become read-only and writable again. Each processor has its own pages, in the same large leaf. A flush
+/// may be delayed and merged with the next.
 fn take_pages<F: Format>(guest: &Guest<F>, cpu: &Cpu) {
     let mut owed = Stale::EMPTY;
     let mut taken = Vec::new();
@@ -324,7 +323,7 @@ fn take_pages<F: Format>(guest: &Guest<F>, cpu: &Cpu) {
     }
 }
 
-/// Small pages become large while vCPUs use them, and are split again by their faults.
+/// Small pages become large while vCPUs use them, and faults split them again.
 fn collapse<F: Format>(guest: &Guest<F>, cpu: &Cpu, shape: &mut Shape) {
     let log = guest.log.as_ref().expect("there is one");
     let mut limbo = Limbo::new();
@@ -357,7 +356,7 @@ pub(crate) fn enlarge<F: Format>(guest: &Guest<F>, cpu: &Cpu, shape: &mut Shape,
     }
 }
 
-/// Believes that nobody ever walks.
+/// Claims that no processor ever walks.
 struct Careless;
 
 impl Quiescence for Careless {

@@ -1,4 +1,5 @@
-//! Who follows what a guest and its hypervisor write with a copy, and finds out in the end whether a write was lost.
+//! Senders, which follow the writes of a guest and its hypervisor with a copy, and check in the end that no write was
+//! lost.
 
 use std::sync::atomic::Ordering;
 
@@ -9,8 +10,8 @@ use crate::machine::{Cpu, Mutant, Payer};
 use crate::scenario::{FEW, Guest, PAGES, count, enlarge};
 use crate::vcpu::write;
 
-/// A sender: rounds of what is dirty, of which some are lost, and a last one when the guest stands. Between two of them
-/// the log may end, large pages come back, and it begins once more.
+/// A sender. It does rounds, of which some are lost, and a last one when the guest is stopped. Between two rounds the
+/// log may end, large pages come back, and the log begins again.
 pub(crate) fn follow<F: Format>(guest: &Guest<F>, cpu: &Cpu, shape: &mut Shape, join: impl FnOnce()) {
     let log = guest.log.as_ref().expect("there is one");
     let mut copy: Vec<u64> = (0..PAGES).map(|_| 0).collect();
@@ -19,7 +20,7 @@ pub(crate) fn follow<F: Format>(guest: &Guest<F>, cpu: &Cpu, shape: &mut Shape, 
 
     let mut rounds = begin(guest, cpu, &mut spare, &mut copy);
     let mut ahead = Gpa(0);
-    // The more, the more time for tables to become quiet and to be woken.
+    // More rounds give more time for tables to become quiet and to wake.
     for _ in 0..2 + cpu.pick(5) {
         if log.granularity() == Granularity::Watched && ahead < log.slot().end() {
             let (stale, next) = log.split_ahead(&guest.tree, cpu, cpu, ahead, &mut spare);
@@ -60,8 +61,8 @@ pub(crate) fn follow<F: Format>(guest: &Guest<F>, cpu: &Cpu, shape: &mut Shape, 
     spare.give_back(cpu);
 }
 
-/// Nobody writes for some rounds, so that a table is about to become quiet, or is so already. It became a table by a write,
-/// or because all of its pages but one were protected, which leaves that one closed and alone.
+/// No writes for some rounds, so that a table is about to become quiet, or is quiet. A write made it a table, or all of
+/// its pages but one were protected, which leaves that one write-protected and alone.
 pub(crate) fn become_quiet<F: Format>(guest: &Guest<F>, cpu: &Cpu) -> (Rounds<Vec<u64>>, Vec<u64>) {
     let mut copy: Vec<u64> = (0..PAGES).map(|_| 0).collect();
     let mut spare = Spare::new();
@@ -82,7 +83,7 @@ pub(crate) fn become_quiet<F: Format>(guest: &Guest<F>, cpu: &Cpu) -> (Rounds<Ve
     (rounds, copy)
 }
 
-/// Round after round, as fast as they can be.
+/// Round after round, as fast as possible.
 pub(crate) fn follow_closely<F: Format>(
     guest: &Guest<F>,
     cpu: &Cpu,
@@ -102,7 +103,7 @@ fn round<F: Format>(guest: &Guest<F>, cpu: &Cpu, rounds: &mut Rounds<Vec<u64>>, 
     rounds.acknowledge();
 }
 
-/// The guest stands: now the copy equals its memory.
+/// The guest is stopped: now the copy must equal its memory.
 fn last_round<F: Format>(guest: &Guest<F>, cpu: &Cpu, rounds: &mut Rounds<Vec<u64>>, copy: &mut [u64]) {
     round(guest, cpu, rounds, copy);
     let world = cpu.machine.step();

@@ -1,4 +1,4 @@
-//! Guests that write, and what a hypervisor does about their faults.
+//! Guests that write, and a hypervisor that handles their faults.
 
 use std::sync::atomic::Ordering;
 
@@ -9,7 +9,7 @@ use stage2::{Access, Fault, Format, Granularity, Spare, Stale};
 use crate::machine::{Cpu, Mutant};
 use crate::scenario::{Guest, Kind, Log, count};
 
-/// A guest that faults so often in one access will do so for ever.
+/// After this many faults in one access, a guest faults for ever.
 const PATIENCE: u32 = 400;
 
 /// Guests that write, and a hypervisor that handles their faults.
@@ -25,7 +25,7 @@ pub(crate) fn run_vcpu<F: Format>(guests: &[Guest<F>], cpu: &Cpu) {
     for _ in 0..writes {
         let vm = if guests.len() == 1 { 0 } else { usize::from(cpu.pick(2) == 0) };
         let page = cpu.pick(guests[vm].writable.load(Ordering::Relaxed));
-        // Where there are none, a large leaf is opened whole.
+        // Without spare tables, a large leaf becomes writable as a whole.
         let mut spare = Spare::new();
         spare.fill(cpu, if cpu.pick(3) == 0 { 0 } else { 2 }).expect("tables");
         write(&guests[vm], &cpu.of(vm), &mut spare, &mut owed[vm], page << 12);
@@ -41,7 +41,7 @@ pub(crate) fn write<F: Format>(guest: &Guest<F>, cpu: &Cpu, spare: &mut Spare, o
             let mut world = cpu.machine.step();
             let result = world.walks.access(cpu.number, gpa, true);
             if let Ok(hpa) = result {
-                // Who touches a page first has chosen its frame.
+                // The first vCPU to touch a page has chosen its frame.
                 let is_choice = guest.kind == Kind::FirstTouch && hpa & !0xfff != EARLIER_LIFE;
                 let frame = world.frames.entry((cpu.vm, gpa)).or_insert(if is_choice { hpa } else { guest.host + gpa });
                 assert_eq!(hpa, *frame, "the guest writes elsewhere");
@@ -68,7 +68,7 @@ pub(crate) fn write<F: Format>(guest: &Guest<F>, cpu: &Cpu, spare: &mut Spare, o
         let walking = guest.epochs.enter(cpu.number).expect("not walking yet");
         let fault = loop {
             match guest.tree.fault(cpu, cpu, Gpa(gpa), wanted, granularity) {
-                // Every other page tells that the guest walks on to the next leaf.
+                // Every other page simulates a guest that walks on to the next leaf.
                 Fault::Large => {
                     match guest.tree.split_at_fault(cpu, cpu, Gpa(gpa), granularity, gpa >> 12 & 1, spare) {
                         Ok((later, _)) => *owed = owed.merge(later),
@@ -104,7 +104,7 @@ fn enter(cpu: &Cpu) {
     world.walks.enter(cpu.number);
 }
 
-/// Memory for a page that was never touched. Each vCPU has frames of its own at hand, for small pages and for large ones.
+/// Memory for a page at its first touch. Each vCPU has frames of its own, for small pages and for large ones.
 fn touch<F: Format>(guest: &Guest<F>, cpu: &Cpu, spare: &mut Spare, gpa: u64) {
     let level = u32::try_from(cpu.pick(2)).expect("small");
     let page = gpa & !((1_u64 << (12 + F::INDEX_BITS * level)) - 1);
