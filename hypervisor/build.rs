@@ -18,14 +18,14 @@ fn main() {
     let script = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").unwrap_or_default())
         .join("src/arch")
         .join(&target_arch)
-        .join("link.ld");
+        .join("host/link.ld");
     println!("cargo::rerun-if-changed={}", script.display());
     println!("cargo::rustc-link-arg-bins=-T{}", script.display());
     if target_arch == "x86_64" {
         // The image is linked for fixed addresses; nobody relocates it.
         println!("cargo::rustc-link-arg-bins=-no-pie");
     } else {
-        // Linked for fixed addresses as well, but UEFI loads it elsewhere, and it relocates itself (arch/aarch64/efi.rs).
+        // Linked for fixed addresses as well, but UEFI loads it elsewhere, and it relocates itself (arch/aarch64/host/efi.rs).
         for argument in ["-pie", "--no-dynamic-linker", "--pack-dyn-relocs=relr", "-znotext"] {
             println!("cargo::rustc-link-arg-bins={argument}");
         }

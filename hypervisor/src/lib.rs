@@ -1,6 +1,6 @@
 //! Dunlin, a type-1 hypervisor for virtual machines with many vCPUs.
 //!
-//! This library is all of it; `main.rs` makes a bare-metal image of it. Bring-up runs on one pCPU in `arch/*/boot.rs` and
+//! This library is all of it; `main.rs` makes a bare-metal image of it. Bring-up runs on one pCPU in `arch/*/host/boot.rs` and
 //! ends in `start`; the other pCPUs come straight to `run_cpu`.
 //! The portable modules also compile on the developer's machine, where their tests run; what needs the bare machine is
 //! left out there.

@@ -1,6 +1,10 @@
 //! The one place that names an architecture.
 //!
-//! Each architecture's folder is a module of the same shape; the one being built for is taken here and re-exported, so
+//! Each architecture's folder is a module of the same shape: `host`, the machine as the hypervisor itself uses it; `guest`, the
+//! machine that a guest sees; and a back end, `svm` or `el2`, which is what virtualization is there. The same file name is the
+//! same role.
+//!
+//! The names below are re-exported by each folder's `mod.rs`; the one being built for is taken here and re-exported, so
 //! that the rest of the hypervisor says `arch::irq::wait()` and never learns which one it runs on.
 //! Each must define:
 //!
@@ -23,7 +27,8 @@
 //! | `routing` | `Posted`, what others leave for a vCPU; `take_posted`, `prepare` |
 //! | `platform` | `Platform`, what vCPUs of a VM share; `serial_interrupt` |
 //! | `uart` | `Uart`, the serial port that guests have |
-//! | `loader` | `ram_layout`, `load`, the format of stage-2 tables |
+//! | `loader` | `ram_layout`, `load` |
+//! | `format` | `Stage2Format` and `stage2_format`, the format of stage-2 tables |
 //! | `tlb` | what changes of stage 2 owe to TLBs: `publish`, `flush`, `flush_local`; `rules`, by which a trace is judged |
 //! | `emulate` | `Decoded`, what is remembered of instructions that are emulated |
 //!

@@ -35,7 +35,7 @@ use super::tags::{PoolId, VmTags};
 use crate::arch::bank::{Bank, Word};
 use crate::arch::block::Block;
 use crate::arch::emulate::Decoded;
-use crate::arch::loader::{Stage2Format, stage2_format};
+use crate::arch::format::{Stage2Format, stage2_format};
 use crate::arch::tables::TablePool;
 use crate::arch::vcpu::ArchVcpu;
 use crate::arch::{interrupts, tlb, tsc};

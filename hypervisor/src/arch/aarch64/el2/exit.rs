@@ -1,0 +1,100 @@
+//! Exits: the one place where the reason for leaving a guest is looked at (Arm ARM, ESR_EL2).
+//!
+//! What is the architecture's own business (system registers, calls to the firmware) is settled here and in its
+//! neighbours; what any architecture has (a stage-2 fault, an idle guest) goes on as small typed facts.
+
+use aarch64_defs::syndrome::{Rest, class};
+use abi::control::StopReason;
+use abi::counters::ExitReason;
+use addr::Gpa;
+
+use super::entry::vector;
+use crate::arch::aarch64::guest::{firmware, mmio, sysreg};
+use crate::vcpu::run::{Next, Running};
+
+/// Handles the exit that the guest just made.
+pub(crate) fn handle(run: &mut Running<'_>) -> Next {
+    let tally = run.tally;
+    let arch = &mut run.owner.arch;
+    arch.fold_interrupts(tally);
+    match arch.registers.vector {
+        vector::SYNCHRONOUS => {}
+        vector::IRQ | vector::FIQ => {
+            tally.exit(ExitReason::HostInterrupt);
+            return Next::Interrupted;
+        }
+        _ => {
+            // The machine reports an error that it cannot attribute; while this guest ran it is most likely this guest's.
+            tally.exit(ExitReason::Other);
+            return stop(run, StopReason::Unsupported, "met an error of the machine (SError)");
+        }
+    }
+
+    let syndrome = arch.syndrome();
+    match syndrome.class() {
+        class::WFX => match arch.rest(syndrome) {
+            Rest::Yield => {
+                tally.exit(ExitReason::Pause);
+                arch.skip();
+                Next::Yield
+            }
+            Rest::Over => {
+                tally.exit(ExitReason::Halt);
+                arch.skip();
+                Next::Resume
+            }
+            Rest::Sleep(until) => {
+                tally.exit(ExitReason::Halt);
+                arch.skip();
+                arch.sleep(until);
+                Next::Idle
+            }
+        },
+        class::SYSTEM => sysreg::access(run, syndrome.system()),
+        class::DATA_ABORT => mmio::data_abort(run, syndrome),
+        class::INSTRUCTION_ABORT => mmio::instruction_abort(run, syndrome),
+        class::HVC64 => {
+            tally.exit(ExitReason::Hypercall);
+            firmware::call(run)
+        }
+        class::SMC64 => {
+            // Unlike HVC, a trapped SMC has not been carried out yet (Arm ARM, HCR_EL2.TSC).
+            tally.exit(ExitReason::Hypercall);
+            arch.skip();
+            firmware::call(run)
+        }
+        class::FP if arch.open_fpu(run.cpu.host_context()) => {
+            // The instruction is tried again.
+            tally.exit(ExitReason::Other);
+            Next::Resume
+        }
+        // Extensions that the ID registers hide.
+        class::FP | class::SVE | class::SME | class::PAUTH => {
+            tally.exit(ExitReason::Other);
+            arch.undefined();
+            Next::Resume
+        }
+        class::ILLEGAL_STATE => {
+            tally.exit(ExitReason::Other);
+            stop(run, StopReason::Unsupported, "is in an execution state that does not exist")
+        }
+        _ => {
+            tally.exit(ExitReason::Other);
+            arch.undefined();
+            Next::Resume
+        }
+    }
+}
+
+/// Ends the VM because of what this vCPU did.
+#[cold]
+pub(in crate::arch::aarch64) fn stop(run: &mut Running<'_>, reason: StopReason, what: &str) -> Next {
+    run.vm.stop(reason, format_args!("vCPU {}: {what}, {}", run.index, run.owner.arch.whereabouts()));
+    Next::Resume
+}
+
+/// The physical address of an abort: the page of HPFAR_EL2 and the rest of FAR_EL2.
+pub(in crate::arch::aarch64) fn gpa_of(hpfar: u64, far: u64) -> Gpa {
+    const PAGE: u64 = 0x0000_0fff_ffff_fff0;
+    Gpa((hpfar & PAGE) << 8 | far & 0xfff)
+}

@@ -1,0 +1,632 @@
+//! A vCPU at EL2: its registers, its timer, its part of the interrupt controller.
+//!
+//! Everything here belongs to the pCPU that runs the vCPU; others reach it through its mailbox and through
+//! [`crate::arch::aarch64::guest::routing::Posted`].
+
+#![expect(unsafe_code, reason = "loads what decides about the guest, and enters it")]
+
+use aarch64_defs::registers::{hcr_el2, mpidr, spsr, timer_control};
+use aarch64_defs::syndrome::{Rest, Syndrome, class_name};
+use abi::payload::VmConfig;
+use addr::Hpa;
+use shootdown::Pages;
+use tlb_tag::by_vm::Flush;
+
+use super::debug::Debug;
+use super::el1::{self, El1};
+use super::entry::{self, Registers};
+use super::tags::{self, CpuTags, VcpuTags};
+use crate::arch::aarch64::el2;
+use crate::arch::aarch64::el2::HostContext;
+use crate::arch::aarch64::guest::fpu::FpuState;
+use crate::arch::aarch64::guest::loader::Entry;
+use crate::arch::aarch64::guest::routing::Start;
+use crate::arch::aarch64::host::gic::{self as host_gic, GUEST_PHYSICAL_TIMER, GUEST_TIMER};
+use crate::arch::aarch64::host::tsc;
+use crate::arch::aarch64::register::{isb, read_register, write_register};
+use crate::arch::trace::{self, Event};
+use crate::device::affinity::affinity;
+use crate::device::generic_timer::{GenericTimer, Register};
+use crate::device::gic::{self, MAX_LISTS, VcpuGic};
+use crate::layout::OwnPages;
+use crate::vcpu::Tally;
+
+/// Registers, interrupt state and timer of one vCPU.
+pub(crate) struct ArchVcpu {
+    /// What each exit stores.
+    pub(in crate::arch::aarch64) registers: Registers,
+    /// What the vCPU does.
+    pub(in crate::arch::aarch64) activity: Activity,
+    /// When the guest was last left, in host ticks.
+    pub(super) left_at: u64,
+    /// When it goes on without an interrupt, if it waits: the time of a WFIT, by CNTVCT_EL0.
+    wait_ends_at: Option<u64>,
+    el1: El1,
+    fpu: FpuState,
+    /// Breakpoints and the like.
+    pub(in crate::arch::aarch64) debug: Debug,
+    /// VMPIDR_EL2: who the guest believes to be.
+    affinity: u64,
+    stage2_root: Hpa,
+    /// HCR_EL2.
+    hcr: u64,
+    timer: Timer,
+    /// Its physical timer (CNTP), which traps.
+    physical_timer: GenericTimer,
+    /// Interrupts: those of the vCPU alone, and what is in list registers.
+    pub(in crate::arch::aarch64) gic: VcpuGic,
+    /// The guest's side of the interrupt controller while it is not in the pCPU.
+    interface: Interface,
+    /// The list registers of this pCPU are known to be empty.
+    lists_are_clear: bool,
+    /// The machine has reported an error that is this guest's, after the guest was left.
+    has_erred: bool,
+    /// Whether registers of EL1 and timer are in the pCPU, not here.
+    is_loaded: bool,
+    tags: VcpuTags,
+}
+
+/// What a vCPU does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::arch::aarch64) enum Activity {
+    /// Runs instructions.
+    Active,
+    /// The same, and somebody wants to have a look before each entry.
+    Watched,
+    /// Waits for an interrupt.
+    Waiting,
+    /// Is off until another vCPU turns it on.
+    Off,
+}
+
+/// The guest's virtual timer while it is not in the pCPU. The guest's counter is the host's.
+#[derive(Clone, Copy, Debug, Default)]
+struct Timer {
+    control: u64,
+    deadline: u64,
+}
+
+impl Timer {
+    /// When its interrupt comes, if it is on.
+    fn due(self) -> Option<u64> {
+        (self.control & (timer_control::ENABLE | timer_control::IMASK) == timer_control::ENABLE)
+            .then_some(self.deadline)
+    }
+}
+
+/// The guest's side of the interrupt controller: what its ICC registers stand for.
+#[derive(Clone, Copy, Debug, Default)]
+struct Interface {
+    /// ICH_VMCR_EL2: priority mask, enables.
+    control: u64,
+    /// ICH_AP0R0_EL2 and ICH_AP1R0_EL2: priorities of what is being handled. With five bits of priority there are no more.
+    active: [u64; 2],
+}
+
+impl Interface {
+    fn load(&self) {
+        // SAFETY: the guest's side of the interrupt controller.
+        unsafe { write_register!("ich_vmcr_el2", self.control) };
+        // SAFETY: as above.
+        unsafe { write_register!("ich_ap0r0_el2", self.active[0]) };
+        // SAFETY: as above.
+        unsafe { write_register!("ich_ap1r0_el2", self.active[1]) };
+    }
+
+    fn save(&mut self) {
+        self.control = read_register!("ich_vmcr_el2");
+        self.active = [read_register!("ich_ap0r0_el2"), read_register!("ich_ap1r0_el2")];
+    }
+}
+
+/// PSTATE at start: EL1 with its own stack, everything masked.
+const PSTATE_AT_START: u64 = spsr::EL1H | spsr::D | spsr::A | spsr::I | spsr::F;
+
+impl ArchVcpu {
+    /// A vCPU that is off. `stage2_root` is the HPA of the VM's stage-2 root.
+    pub(crate) fn new(index: u32, config: &VmConfig, stage2_root: Hpa, tags: VcpuTags) -> Self {
+        Self {
+            registers: Registers::default(),
+            activity: Activity::Off,
+            left_at: 0,
+            wait_ends_at: None,
+            el1: El1::new(),
+            fpu: FpuState::new(),
+            debug: Debug::new(),
+            affinity: affinity(index) | mpidr::RES1,
+            stage2_root,
+            hcr: el2::hcr(),
+            timer: Timer::default(),
+            physical_timer: GenericTimer::default(),
+            gic: VcpuGic::new(gic::Config {
+                number: index,
+                vcpus: config.vcpus,
+                lists: host_gic::list_registers().clamp(2, MAX_LISTS),
+                linked: 1 << GUEST_TIMER,
+            }),
+            interface: Interface::default(),
+            lists_are_clear: false,
+            has_erred: false,
+            is_loaded: false,
+            tags,
+        }
+    }
+
+    /// Pages that only the pCPU that runs the vCPU writes: none, all of it is in its block.
+    #[expect(clippy::unused_self, reason = "each architecture has this function")]
+    pub(crate) fn own_pages(&self) -> impl Iterator<Item = OwnPages> {
+        core::iter::empty()
+    }
+
+    /// Starts the first vCPU as the kernel's boot protocol wants it.
+    pub(crate) fn start_at(&mut self, entry: &Entry) {
+        self.start(Start { entry: entry.pc.0, context: entry.device_tree.0 });
+    }
+
+    /// Turns the vCPU on: registers as after reset.
+    pub(in crate::arch::aarch64) fn start(&mut self, start: Start) {
+        self.registers = Registers { pc: start.entry, pstate: PSTATE_AT_START, ..Registers::default() };
+        self.registers.x[0] = start.context;
+        self.el1 = El1::new();
+        self.timer = Timer::default();
+        self.write_physical_timer(Register::Control, 0);
+        self.physical_timer = GenericTimer::default();
+        self.interface = Interface::default();
+        if self.is_loaded {
+            self.debug.depart();
+            el1::park();
+            self.el1.load();
+            self.load_timer();
+            self.interface.load();
+        }
+        self.debug = Debug::new();
+        self.activity = Activity::Active;
+        self.wait_ends_at = None;
+    }
+
+    /// Whether it is on.
+    pub(in crate::arch::aarch64) fn is_on(&self) -> bool {
+        self.activity != Activity::Off
+    }
+
+    /// The vCPU comes to this pCPU; `came_back` when it ran here last, and nowhere since.
+    pub(crate) fn load(&mut self, cpu: &HostContext, tags: &mut CpuTags, came_back: bool) {
+        self.tags.arrive(tags, came_back);
+        // SAFETY: the VM's own tables, which stay for as long as the vCPU does, under the VM's own tag until it departs.
+        unsafe { write_register!("vttbr_el2", tags::vttbr(self.stage2_root, self.tags.tag())) };
+        trace::note(|| tags::load_of(tags::vttbr(self.stage2_root, self.tags.tag())));
+        // SAFETY: who the guest believes to be means nothing to EL2.
+        unsafe { write_register!("vmpidr_el2", self.affinity) };
+        // SAFETY: made by `el2::hcr`: stage 2 is on, interrupts come to EL2.
+        unsafe { write_register!("hcr_el2", self.hcr) };
+        isb();
+        self.el1.load();
+        el2::clear_hidden(cpu);
+        self.fpu.arrive(cpu, came_back);
+        self.debug.arrive();
+        self.load_timer();
+        self.interface.load();
+        self.lists_are_clear = false;
+        // The physical interrupt that the guest's timer stands for must not come again before the guest has ended it.
+        if self.gic.holds_linked(GUEST_TIMER) {
+            host_gic::set_guest_timer_active(true);
+        }
+        self.is_loaded = true;
+        self.left_at = tsc::now();
+    }
+
+    /// The vCPU leaves this pCPU.
+    pub(crate) fn unload(&mut self, tags: &mut CpuTags) {
+        tags::complete_guests_flushes();
+        self.has_erred |= take_error();
+        self.tags.depart(tags);
+        self.timer = Timer { control: read_register!("cntv_ctl_el0"), deadline: read_register!("cntv_cval_el0") };
+        // SAFETY: the guest's timer, which must not fire without its guest.
+        unsafe { write_register!("cntv_ctl_el0", 0u64) };
+        self.note_timer();
+        if self.gic.holds_linked(GUEST_TIMER) {
+            host_gic::set_guest_timer_active(false);
+        }
+        self.interface.save();
+        self.el1.save();
+        self.fpu.depart();
+        self.debug.depart();
+        self.is_loaded = false;
+    }
+
+    fn load_timer(&self) {
+        // SAFETY: the guest's timer; its interrupt comes to EL2.
+        unsafe { write_register!("cntv_cval_el0", self.timer.deadline) };
+        // SAFETY: as above.
+        unsafe { write_register!("cntv_ctl_el0", self.timer.control) };
+    }
+
+    /// Makes WFE leave the guest or not: worth it only while somebody waits for the pCPU.
+    pub(crate) fn renew_intercepts(&mut self, others_wait: bool) {
+        let hcr = if others_wait { self.hcr | hcr_el2::TWE } else { self.hcr & !hcr_el2::TWE };
+        if hcr != self.hcr {
+            self.hcr = hcr;
+            // SAFETY: as in `load`, and WFE traps or does not.
+            unsafe { write_register!("hcr_el2", hcr) };
+        }
+    }
+
+    /// Runs the guest until its next exit. After an error it does not: it is left for that again.
+    #[inline]
+    pub(crate) fn enter(&mut self, _: &HostContext, tags: &mut CpuTags, epoch: u64, tally: Tally<'_>) {
+        if self.has_erred {
+            tally.add(|count| &count.entries, 1);
+            self.registers.vector = entry::vector::ERROR;
+            return;
+        }
+        let entered_at = tsc::now();
+        tally.add(|count| &count.host_ticks, entered_at.wrapping_sub(self.left_at));
+        tally.add(|count| &count.entries, 1);
+
+        if !self.tags.is_current(epoch) {
+            flush(self.tags.enter(tags, epoch), tally);
+        }
+        let is_idle = self.gic.is_idle();
+        if !(is_idle && self.lists_are_clear) {
+            self.lists_are_clear = is_idle;
+            self.gic.lists().enumerate().for_each(|(index, list)| host_gic::write_list(index, list));
+            // SAFETY: says how the list registers, which are the guest's, are used.
+            unsafe { write_register!("ich_hcr_el2", self.gic.control()) };
+        }
+
+        trace::note(|| Event::Enter { tag: self.tags.tag().get(), root: self.stage2_root });
+        // SAFETY: `load` has brought everything that decides about this guest into this pCPU, and the vCPU has not left it
+        // since. Its stage 2 maps nothing but the VM's own memory.
+        unsafe { entry::enter(&mut self.registers) };
+        trace::note(|| Event::Leave { tag: self.tags.tag().get(), root: self.stage2_root });
+
+        self.left_at = tsc::now_after_exit();
+        tally.add(|count| &count.guest_ticks, self.left_at.wrapping_sub(entered_at));
+    }
+
+    /// All TLB entries of the guest on this pCPU go before its next instruction.
+    pub(crate) fn flush_whole(&mut self) {
+        self.tags.void();
+    }
+
+    /// As [`Self::flush_whole`]: no guest asks for pages, since its own instructions flush what it wants. Says that no
+    /// pages were flushed one by one.
+    pub(crate) fn flush_pages(&mut self, _: Pages) -> u64 {
+        self.flush_whole();
+        0
+    }
+
+    /// When the guest was last left, in host ticks.
+    pub(crate) fn left_at(&self) -> u64 {
+        self.left_at
+    }
+
+    /// What is to be given back when the vCPU is gone.
+    pub(crate) fn into_tags(self) -> VcpuTags {
+        self.tags
+    }
+
+    /// Whether a vCPU that waits has something that ends its wait; if so it is active again.
+    pub(crate) fn try_wake(&mut self) -> bool {
+        let wakes = self.activity == Activity::Waiting
+            && (self.wait_ends_at.is_some_and(|end| end <= tsc::now())
+                || self.gic.interrupts(self.priority_mask())
+                || (!self.gic.holds_linked(GUEST_TIMER) && self.timer_is_due()));
+        if wakes {
+            self.activity = Activity::Active;
+            self.wait_ends_at = None;
+        }
+        wakes
+    }
+
+    /// Whether the condition of the guest's timer holds, and it may interrupt.
+    fn timer_is_due(&self) -> bool {
+        if self.is_loaded {
+            const CONDITION: u64 = timer_control::ENABLE | timer_control::ISTATUS;
+            read_register!("cntv_ctl_el0") & (CONDITION | timer_control::IMASK) == CONDITION
+        } else {
+            self.timer.due().is_some_and(|due| due <= tsc::now())
+        }
+    }
+
+    /// Whether the vCPU runs instructions.
+    #[inline]
+    pub(crate) fn is_active(&self) -> bool {
+        self.activity == Activity::Active
+    }
+
+    /// Whether it runs, be it watched or not.
+    pub(crate) fn is_awake(&self) -> bool {
+        matches!(self.activity, Activity::Active | Activity::Watched)
+    }
+
+    /// Whether somebody wants to have a look before each entry: then it is not [active](Self::is_active), but awake.
+    pub(crate) fn watch(&mut self, is_watched: bool) {
+        if self.is_awake() {
+            self.activity = if is_watched { Activity::Watched } else { Activity::Active };
+        }
+    }
+
+    /// Whether nothing but another vCPU can ever make this one run again.
+    pub(crate) fn is_parked(&self) -> bool {
+        match self.activity {
+            Activity::Active | Activity::Watched => false,
+            Activity::Off => true,
+            Activity::Waiting if self.wait_ends_at.is_some() => false,
+            Activity::Waiting => {
+                let timer = if self.timer_is_on() { 1 << GUEST_TIMER } else { 0 };
+                let physical = if self.physical_timer.interrupts() { 1 << GUEST_PHYSICAL_TIMER } else { 0 };
+                !self.gic.hears(self.priority_mask(), timer | physical)
+            }
+        }
+    }
+
+    /// Whether the guest's timer interrupts it at some time.
+    fn timer_is_on(&self) -> bool {
+        if self.is_loaded {
+            let control = read_register!("cntv_ctl_el0");
+            control & (timer_control::ENABLE | timer_control::IMASK) == timer_control::ENABLE
+        } else {
+            self.timer.due().is_some()
+        }
+    }
+
+    /// When the vCPU's own timer is due, or its wait is over, in host ticks. While the vCPU is on a pCPU, the timer is the pCPU's
+    /// business.
+    #[inline]
+    pub(crate) fn deadline(&self) -> Option<u64> {
+        let timer = if self.is_loaded || self.gic.holds_linked(GUEST_TIMER) { None } else { self.timer.due() };
+        earliest(earliest(timer, self.physical_timer.deadline()), self.wait_ends_at)
+    }
+
+    /// Lets a due timer fire: the physical one. The virtual one does so by itself when the vCPU is back on a pCPU.
+    #[inline]
+    pub(crate) fn expire_timer(&mut self, now: u64) {
+        if let Some(level) = self.physical_timer.settle(now) {
+            self.gic.set_line(GUEST_PHYSICAL_TIMER, level);
+        }
+    }
+
+    /// The guest reads its physical timer. Its counter is the host's, by both names.
+    pub(in crate::arch::aarch64) fn read_physical_timer(&self, register: Register) -> u64 {
+        self.physical_timer.read(register, tsc::now())
+    }
+
+    /// The guest writes its physical timer.
+    pub(in crate::arch::aarch64) fn write_physical_timer(&mut self, register: Register, value: u64) {
+        let now = tsc::now();
+        self.physical_timer.write(register, value, now);
+        self.expire_timer(now);
+    }
+
+    /// The guest wants its vector registers. False when it has them.
+    #[must_use]
+    pub(super) fn open_fpu(&mut self, cpu: &HostContext) -> bool {
+        self.fpu.open(cpu)
+    }
+
+    /// The guest was left: what it did with its interrupts.
+    #[inline]
+    pub(super) fn fold_interrupts(&mut self, tally: Tally<'_>) {
+        // With nothing in list registers the interface has nothing to tell, and stays as it is.
+        if !self.gic.is_idle() {
+            const SPLITS_END: u64 = 1 << 9;
+            let splits_end = read_register!("ich_vmcr_el2") & SPLITS_END != 0;
+            let taken = self.gic.fold(host_gic::read_list, read_register!("ich_hcr_el2"), splits_end);
+            tally.add(|count| &count.irq_injections, taken);
+            // What the guest's interrupts ask of us has been seen; off, so that it is not asked again.
+            // SAFETY: until the next entry nobody uses the list registers.
+            unsafe { write_register!("ich_hcr_el2", 0u64) };
+            isb();
+            self.lists_are_clear = false;
+        }
+    }
+
+    /// Whether anything has to be done about interrupts before the next entry.
+    #[inline]
+    pub(in crate::arch::aarch64) fn has_interrupt_news(&self) -> bool {
+        self.gic.has_changed() || self.gic.holds_linked(GUEST_TIMER) || host_gic::has_guest_timer_fired()
+    }
+
+    /// The guest's timer may have interrupted this pCPU.
+    #[inline]
+    fn note_timer(&mut self) {
+        if host_gic::guest_timer_fired() {
+            self.gic.set_line(GUEST_TIMER, true);
+        }
+    }
+
+    /// The guest's timer has interrupted this pCPU; or it had, and the guest has set it anew before it took the interrupt,
+    /// which is none then. Says whether the latter may be.
+    #[inline]
+    pub(in crate::arch::aarch64) fn take_timer(&mut self) -> bool {
+        self.note_timer();
+        let is_gone = self.gic.holds_linked(GUEST_TIMER) && !self.timer_is_due();
+        if is_gone {
+            self.gic.set_line(GUEST_TIMER, false);
+        }
+        is_gone
+    }
+
+    /// The guest has written registers of its interrupt controller, or set its timer anew: if the timer's interrupt was
+    /// ended that way, the physical one must end as well, or there would never be another.
+    pub(in crate::arch::aarch64) fn check_timer_link(&mut self) {
+        if !self.gic.holds_linked(GUEST_TIMER) {
+            host_gic::set_guest_timer_active(false);
+        }
+    }
+
+    /// What is not more urgent than this does not interrupt the guest: it has masked it, or is at something as urgent.
+    fn priority_mask(&self) -> u8 {
+        const ENABLED: u64 = 1 << 1;
+        let mut interface = self.interface;
+        if self.is_loaded {
+            interface.save();
+        }
+        if interface.control & ENABLED == 0 {
+            return 0;
+        }
+        let [_, _, _, mask, ..] = interface.control.to_le_bytes();
+        // A bit for each of the 32 priorities that something is being handled with, the most urgent lowest.
+        let handled = (interface.active[0] | interface.active[1]).trailing_zeros();
+        u8::try_from(handled * 8).map_or(mask, |handled| mask.min(handled))
+    }
+
+    /// Where the guest is, for a log line.
+    pub(crate) fn whereabouts(&self) -> Whereabouts<'_> {
+        Whereabouts(self)
+    }
+
+    /// What the instruction comes to by which the guest waits.
+    #[inline]
+    pub(super) fn rest(&self, syndrome: Syndrome) -> Rest {
+        // The guest's counter is the host's.
+        syndrome.wait().rest(tsc::now(), |number| self.general(number))
+    }
+
+    /// The vCPU waits for an interrupt, at most until its counter is at `until`.
+    #[inline]
+    pub(super) fn sleep(&mut self, until: Option<u64>) {
+        self.activity = Activity::Waiting;
+        self.wait_ends_at = until;
+    }
+
+    /// Why the guest was left.
+    #[inline]
+    pub(super) fn syndrome(&self) -> Syndrome {
+        Syndrome(self.registers.esr)
+    }
+
+    /// A general register; number 31 is zero.
+    #[inline]
+    pub(in crate::arch::aarch64) fn general(&self, number: u8) -> u64 {
+        self.registers.x.get(usize::from(number)).copied().unwrap_or(0)
+    }
+
+    /// Sets a general register; number 31 takes nothing.
+    #[inline]
+    pub(in crate::arch::aarch64) fn set_general(&mut self, number: u8, value: u64) {
+        if let Some(register) = self.registers.x.get_mut(usize::from(number)) {
+            *register = value;
+        }
+    }
+
+    /// Goes on behind the instruction that was emulated.
+    #[inline]
+    pub(in crate::arch::aarch64) fn skip(&mut self) {
+        self.registers.pc = self.registers.pc.wrapping_add(if self.syndrome().is_long() { 4 } else { 2 });
+        if self.registers.pstate & spsr::SS != 0 {
+            // The step is done.
+            self.registers.pstate &= !spsr::SS;
+        }
+    }
+
+    /// The guest gets an undefined-instruction exception.
+    #[cold]
+    pub(in crate::arch::aarch64) fn undefined(&mut self) {
+        self.raise(IL);
+    }
+
+    /// The guest gets a synchronous external abort for the access that was left.
+    #[cold]
+    pub(in crate::arch::aarch64) fn external_abort(&mut self, is_fetch: bool) {
+        const INSTRUCTION: u64 = 0x20 << 26;
+        const DATA: u64 = 0x24 << 26;
+        /// The same class, from the same level.
+        const SAME_LEVEL: u64 = 1 << 26;
+        const EXTERNAL: u64 = 0x10;
+        let class = if is_fetch { INSTRUCTION } else { DATA };
+        let level = if self.registers.pstate & spsr::MODE == 0 || self.is_in_aarch32() { 0 } else { SAME_LEVEL };
+        // SAFETY: a register of the guest's.
+        unsafe { write_register!("far_el1", self.registers.far) };
+        self.raise(class | level | IL | EXTERNAL);
+    }
+
+    fn is_in_aarch32(&self) -> bool {
+        self.registers.pstate & 0x10 != 0
+    }
+
+    /// Takes a synchronous exception to EL1 (Arm ARM, D1.3.6).
+    fn raise(&mut self, esr: u64) {
+        const SP_EL0_VECTORS: u64 = 0;
+        const SAME_LEVEL: u64 = 0x200;
+        const LOWER_64: u64 = 0x400;
+        const LOWER_32: u64 = 0x600;
+        /// SCTLR_EL1.SPAN: PAN stays as it is.
+        const SPAN: u64 = 1 << 23;
+        let pstate = self.registers.pstate;
+        let offset = match pstate & spsr::MODE {
+            spsr::EL1H => SAME_LEVEL,
+            0b0100 => SP_EL0_VECTORS,
+            0b0000 => LOWER_64,
+            _ => LOWER_32,
+        };
+        debug_assert!(self.is_loaded, "only a vCPU that just left its guest raises exceptions");
+        let control = read_register!("sctlr_el1");
+        // SAFETY: registers of the guest's.
+        unsafe { write_register!("esr_el1", esr) };
+        // SAFETY: as above.
+        unsafe { write_register!("elr_el1", self.registers.pc) };
+        // SAFETY: as above.
+        unsafe { write_register!("spsr_el1", pstate) };
+        let has_pan = read_register!("id_aa64mmfr1_el1") >> 20 & 0xf != 0;
+        let pan = if has_pan && control & SPAN == 0 { spsr::PAN } else { pstate & spsr::PAN };
+        const FLAGS: u64 = 0xf << 28;
+        self.registers.pstate = pstate & FLAGS | pan | PSTATE_AT_START;
+        self.registers.pc = read_register!("vbar_el1").wrapping_add(offset);
+    }
+}
+
+/// The earlier of two times.
+fn earliest(a: Option<u64>, b: Option<u64>) -> Option<u64> {
+    a.into_iter().chain(b).min()
+}
+
+/// ESR_EL1.IL: an instruction of 32 bits; class zero is "unknown reason".
+const IL: u64 = 1 << 25;
+
+/// Whether the machine has an error to report that nobody has been told of (SError). It came of what ran here, and is not to be
+/// found by the next guest. Without the RAS extension nobody can ask: there the next one that enters is told.
+fn take_error() -> bool {
+    const ERROR: u64 = 1 << 31;
+    if !el2::features().has_ras {
+        return false;
+    }
+    // SAFETY: ESB, a barrier: what waits becomes a bit of DISR_EL1.
+    unsafe { core::arch::asm!("hint #16", options(nostack, preserves_flags)) };
+    // DISR_EL1, by its encoding.
+    let has_error = read_register!("s3_0_c12_c1_1") & ERROR != 0;
+    if has_error {
+        // SAFETY: it was seen.
+        unsafe { write_register!("s3_0_c12_c1_1", 0u64) };
+    }
+    has_error
+}
+
+/// Does what an entry owes to this pCPU's TLB.
+#[cold]
+fn flush(entry: tlb_tag::by_vm::Entry<'_>, tally: Tally<'_>) {
+    let what = entry.flush();
+    tags::flush(what);
+    tally.add(|count| &count.tlb_flushes, (what != Flush::Nothing).into());
+    tally.add(|count| &count.tlb_flushes_all, (what == Flush::Everything).into());
+    tally.add(|count| &count.tag_assignments, entry.assigned().into());
+    tally.add(|count| &count.tag_generations, entry.new_generation().into());
+    // From here to the guest nothing can go wrong.
+    entry.completed();
+}
+
+/// See [`ArchVcpu::whereabouts`].
+pub(crate) struct Whereabouts<'a>(&'a ArchVcpu);
+
+impl core::fmt::Display for Whereabouts<'_> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let Registers { pc, pstate, esr, far, hpfar, x, .. } = &self.0.registers;
+        write!(
+            f,
+            "at pc {pc:#x} pstate {pstate:#x} x30 {:#x}, {}, syndrome {esr:#x} far {far:#x} hpfar {hpfar:#x}",
+            x[30],
+            class_name(Syndrome(*esr).class()),
+        )
+    }
+}

@@ -1,0 +1,70 @@
+//! Calls of the guest to its firmware, by HVC or SMC: what `device::psci` has decoded is carried out.
+
+use abi::control::StopReason;
+use addr::Gpa;
+use sched::Pending;
+
+use super::platform;
+use super::routing::Start;
+use crate::arch::aarch64::el2::vcpu::Activity;
+use crate::arch::aarch64::host::power;
+use crate::device::psci::{Answer, Call, PowerState, decode};
+use crate::vcpu::run::{Next, Running};
+
+/// Carries out the call.
+pub(in crate::arch::aarch64) fn call(run: &mut Running<'_>) -> Next {
+    let arch = &mut run.owner.arch;
+    let [low, high, ..] = arch.registers.esr.to_le_bytes();
+    let [x0, x1, x2, x3, ..] = arch.registers.x;
+    let answer =
+        match decode(u16::from_le_bytes([low, high]), &[x0, x1, x2, x3], run.vm.config.vcpus, power::mitigations()) {
+            Call::Answer(answer) => answer,
+            Call::CpuOn { vcpu, entry, context } => cpu_on(run, vcpu, Start { entry, context }),
+            Call::CpuOff => {
+                arch.activity = Activity::Off;
+                arch.gic.park(&mut run.vm.platform().distributor.lock());
+                platform::deliver_news(run.vm);
+                run.vcpu.posted().set_power(false);
+                return Next::Idle;
+            }
+            Call::AffinityInfo { vcpu } => match run.vm.vcpus().get(vcpu as usize) {
+                Some(vcpu) => Answer::affinity_info(vcpu.posted().power()),
+                None => Answer::INVALID_PARAMETERS,
+            },
+            Call::Suspend => {
+                arch.registers.x[0] = Answer::SUCCESS.0;
+                arch.activity = Activity::Waiting;
+                return Next::Idle;
+            }
+            Call::SystemOff => {
+                run.vm.stop(StopReason::PowerOff, format_args!("vCPU {} turned the machine off, by PSCI", run.index));
+                return Next::Resume;
+            }
+            Call::SystemReset => {
+                run.vm.stop(StopReason::Reset, format_args!("vCPU {} reset the machine, by PSCI", run.index));
+                return Next::Resume;
+            }
+            Call::Mitigate(function) => {
+                power::mitigate(function);
+                Answer::SUCCESS
+            }
+            Call::Unknown => Answer::NOT_SUPPORTED,
+        };
+    run.owner.arch.registers.x[0] = answer.0;
+    Next::Resume
+}
+
+fn cpu_on(run: &Running<'_>, index: u32, start: Start) -> Answer {
+    let Some(vcpu) = run.vm.vcpus().get(index as usize) else { return Answer::INVALID_PARAMETERS };
+    if !run.vm.memory.has(Gpa(start.entry)) {
+        return Answer::INVALID_ADDRESS;
+    }
+    match vcpu.posted().request_start(start) {
+        Ok(()) => {
+            run.vm.post(index, Pending::STARTUP);
+            Answer::SUCCESS
+        }
+        Err(PowerState::OnPending) => Answer::ON_PENDING,
+        Err(_) => Answer::ALREADY_ON,
+    }
+}

@@ -1,0 +1,74 @@
+//! Puts a kernel into a VM's memory, by the boot protocol of Linux on this architecture
+//! (Documentation/arch/arm64/booting.rst), with a device tree that describes the machine.
+
+use core::fmt;
+
+use aarch64_defs::image::{self, ImageError};
+use abi::payload::{Payload, VmConfig};
+use addr::{Gpa, GpaRange};
+
+use super::{guest_tree, layout};
+use crate::vm::memory::Memory;
+
+/// Where the first vCPU begins.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Entry {
+    /// The kernel's first byte.
+    pub(in crate::arch::aarch64) pc: Gpa,
+    /// The device tree: the kernel's argument.
+    pub(in crate::arch::aarch64) device_tree: Gpa,
+}
+
+/// Why a kernel cannot be booted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Error {
+    /// The file is no kernel, or does not fit.
+    Image(ImageError),
+    /// The device tree cannot say what is in the VM's description.
+    DeviceTree,
+    /// More vCPUs than there is place for redistributors.
+    Vcpus,
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Image(error) => error.fmt(f),
+            Self::DeviceTree => {
+                write!(f, "the VM's description does not fit into a device tree (a NUL in the command line?)")
+            }
+            Self::Vcpus => write!(f, "a guest of this architecture has at most {} vCPUs", layout::MAX_VCPUS),
+        }
+    }
+}
+
+/// Where a VM's memory lies in its physical address space: one piece.
+pub(crate) fn ram_layout(bytes: u64) -> impl Iterator<Item = GpaRange> {
+    GpaRange::new(layout::RAM, bytes).into_iter()
+}
+
+/// Loads kernel, initrd and device tree of a VM into its memory, which is all zero.
+///
+/// # Errors
+/// When the files cannot be booted or do not fit.
+pub(crate) fn load(config: &VmConfig, payload: &Payload<'_>, memory: &mut Memory) -> Result<Entry, Error> {
+    if config.vcpus > layout::MAX_VCPUS {
+        return Err(Error::Vcpus);
+    }
+    let kernel = payload.blob(&config.kernel);
+    let initrd = config.initrd.as_ref().map(|initrd| payload.blob(initrd)).unwrap_or_default();
+    let placed = image::place(kernel, initrd.len() as u64, config.memory_bytes).map_err(Error::Image)?;
+
+    let place = |offset: u64| Gpa(layout::RAM.0 + offset);
+    let initrd_range = GpaRange::new(place(placed.initrd), initrd.len() as u64).filter(|range| range.bytes() != 0);
+    let tree = guest_tree::write(config, initrd_range).map_err(|_| Error::DeviceTree)?;
+    if tree.len() as u64 > image::GRAIN {
+        return Err(Error::DeviceTree);
+    }
+    for (offset, bytes) in [(placed.kernel, kernel), (placed.device_tree, &tree), (placed.initrd, initrd)] {
+        // `place` has seen that all of it fits.
+        let written = memory.write(place(offset), bytes);
+        debug_assert!(written);
+    }
+    Ok(Entry { pc: place(placed.kernel), device_tree: place(placed.device_tree) })
+}

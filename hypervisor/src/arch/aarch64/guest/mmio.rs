@@ -1,0 +1,228 @@
+//! Accesses of the guest to addresses where it has no memory: devices.
+//!
+//! The syndrome describes plain loads and stores completely, so no instruction is ever looked at. Those that it does not
+//! describe (pairs, vectors, write-back) are not for devices; they end in an external abort, as where nothing answers.
+
+use aarch64_defs::syndrome::{DataAccess, Fault, Syndrome};
+use abi::control::{Line, StopReason};
+use abi::counters::ExitReason;
+use addr::Gpa;
+use log::debug;
+use stage2::Access;
+
+use super::{layout, platform};
+use crate::arch::aarch64::el2::exit::{gpa_of, stop};
+use crate::arch::aarch64::el2::tlb;
+use crate::device::gic::{self, Width};
+use crate::vcpu::run::{Next, Running};
+use crate::vm::fault::{self, Settled};
+use crate::vm::memory::Stopped;
+
+/// A data abort of stage 2.
+pub(in crate::arch::aarch64) fn data_abort(run: &mut Running<'_>, syndrome: Syndrome) -> Next {
+    let fault = syndrome.fault();
+    let is_mapped = match fault {
+        Fault::Translation => false,
+        Fault::AccessFlag | Fault::Permission => true,
+        Fault::TlbConflict => return tlb_conflict(run),
+        Fault::Other => {
+            run.tally.exit(ExitReason::Mmio);
+            return stop(run, StopReason::Unsupported, "met an error of the machine's memory");
+        }
+    };
+    let Some(gpa) = address(run, syndrome) else { return Next::Resume };
+    if let Some(at) = run.vm.memory.stopped_at(gpa, is_mapped) {
+        let write = syndrome.is_write() || is_denied_walk(syndrome);
+        return memory_fault(run, at, gpa, Access { read: true, write, execute: false });
+    }
+    device_fault(run, gpa, syndrome)
+}
+
+/// The guest accesses a device, or nothing.
+// By itself, so that faults of memory have no part in what it needs of the stack.
+#[inline(never)]
+fn device_fault(run: &mut Running<'_>, gpa: Gpa, syndrome: Syndrome) -> Next {
+    run.tally.exit(ExitReason::Mmio);
+    let arch = &mut run.owner.arch;
+    let is_plain = syndrome.fault() == Fault::Translation && !syndrome.is_table_walk();
+    let Some(access) = syndrome.data_access().filter(|_| is_plain) else {
+        debug!("{} vCPU {}: external abort at GPA {gpa}, {}", run.vm.name(), run.index, arch.whereabouts());
+        arch.external_abort(false);
+        return Next::Resume;
+    };
+
+    let answered = if access.is_write {
+        let value = truncated(arch.general(access.general), access.bytes);
+        write(run, gpa, access.bytes, value)
+    } else {
+        match read(run, gpa, access.bytes) {
+            Read::Value(value) => {
+                run.owner.arch.set_general(access.general, extended(value, access));
+                true
+            }
+            Read::Retry => return Next::Resume,
+            Read::Nobody => false,
+        }
+    };
+    if answered {
+        run.owner.arch.skip();
+    } else {
+        let whereabouts = run.owner.arch.whereabouts();
+        debug!("{} vCPU {}: nothing answers at GPA {gpa}, {whereabouts}", run.vm.name(), run.index);
+        run.owner.arch.external_abort(false);
+    }
+    Next::Resume
+}
+
+/// An instruction abort of stage 2.
+pub(in crate::arch::aarch64) fn instruction_abort(run: &mut Running<'_>, syndrome: Syndrome) -> Next {
+    let fault = syndrome.fault();
+    if fault == Fault::TlbConflict {
+        return tlb_conflict(run);
+    }
+    let Some(gpa) = address(run, syndrome) else { return Next::Resume };
+    let at = run.vm.memory.stopped_at(gpa, fault != Fault::Translation);
+    if let Some(at) = at.filter(|_| fault != Fault::Other) {
+        let write = is_denied_walk(syndrome);
+        return memory_fault(run, at, gpa, Access { read: true, write, execute: !write });
+    }
+    run.tally.exit(ExitReason::Mmio);
+    run.owner.arch.external_abort(true);
+    Next::Resume
+}
+
+/// The TLB holds two entries for one address, because the guest has changed its tables in a way that it must not. All its
+/// entries on this pCPU go, and it tries again (Arm ARM, I_JCCRT).
+#[cold]
+fn tlb_conflict(run: &mut Running<'_>) -> Next {
+    run.tally.exit(ExitReason::Stage2Fault);
+    tlb::resolve_conflict();
+    Next::Resume
+}
+
+/// Whether a walk of the guest's own tables was not allowed: it writes to them where the processor keeps flags there, be it
+/// for a read or for the fetch of an instruction.
+fn is_denied_walk(syndrome: Syndrome) -> bool {
+    syndrome.is_table_walk() && syndrome.fault() == Fault::Permission
+}
+
+/// The physical address of an abort, if the guest's tables still lead there.
+fn address(run: &mut Running<'_>, syndrome: Syndrome) -> Option<Gpa> {
+    let registers = &run.owner.arch.registers;
+    if syndrome.fault() != Fault::Permission || syndrome.is_table_walk() {
+        return Some(gpa_of(registers.hpfar, registers.far));
+    }
+    let found = tlb::translate(registers.far).map(Gpa);
+    if found.is_none() {
+        // Another vCPU has changed the tables meanwhile: this one tries again.
+        run.tally.exit(ExitReason::Stage2Fault);
+    }
+    found
+}
+
+/// The guest was stopped at memory that it has.
+#[inline]
+fn memory_fault(run: &mut Running<'_>, at: Stopped, gpa: Gpa, wanted: Access) -> Next {
+    run.tally.exit(ExitReason::Stage2Fault);
+    match fault::settle(run, at, gpa, wanted) {
+        Settled::Again => Next::Resume,
+        Settled::OutOfTables => stop(run, StopReason::Unsupported, fault::OUT_OF_TABLES),
+        // All of the guest's memory is for everything.
+        Settled::NoMemory | Settled::Denied => stop(run, StopReason::Unsupported, fault::NOT_MAPPED),
+    }
+}
+
+/// The lower `bytes` of a value.
+fn truncated(value: u64, bytes: u8) -> u64 {
+    if bytes >= 8 { value } else { value & ((1 << (8 * u32::from(bytes))) - 1) }
+}
+
+/// What a load leaves in its register.
+fn extended(value: u64, access: DataAccess) -> u64 {
+    let value = truncated(value, access.bytes);
+    let shift = 64 - 8 * u32::from(access.bytes.min(8));
+    let value = if access.is_signed { ((value << shift).cast_signed() >> shift).cast_unsigned() } else { value };
+    if access.is_64_bit { value } else { value & 0xffff_ffff }
+}
+
+/// The serial port at this address, and which of its registers.
+fn serial_at(gpa: Gpa) -> Option<(Line, u16)> {
+    crate::vm::LINES.into_iter().find_map(|line| {
+        let offset = gpa.0.checked_sub(layout::serial(line).0.0).filter(|&offset| offset < layout::SERIAL_BYTES)?;
+        Some((line, u16::try_from(offset).ok()?))
+    })
+}
+
+/// What a read finds.
+enum Read {
+    Value(u64),
+    /// Nothing yet: the guest is to try again.
+    Retry,
+    /// Nobody answers.
+    Nobody,
+}
+
+fn read(run: &mut Running<'_>, gpa: Gpa, bytes: u8) -> Read {
+    if let Some((line, offset)) = serial_at(gpa) {
+        return Read::Value(platform::read_serial(run.vm, line, offset).into());
+    }
+    let Some(width) = width(bytes) else { return Read::Nobody };
+    if let Some(offset) = offset_in(gpa, layout::DISTRIBUTOR, layout::DISTRIBUTOR_BYTES) {
+        let gic = &mut run.owner.arch.gic;
+        let found = gic.read_distributor(&mut run.vm.platform().distributor.lock(), offset, width);
+        platform::deliver_news(run.vm);
+        return match found {
+            gic::Read::Value(value) => Read::Value(value),
+            gic::Read::Retry => Read::Retry,
+        };
+    }
+    let Some((number, offset)) = redistributor_at(run, gpa) else { return Read::Nobody };
+    let gic = &mut run.owner.arch.gic;
+    let value = gic.read_redistributor(&mut run.vm.platform().distributor.lock(), number, offset, width);
+    platform::deliver_news(run.vm);
+    Read::Value(value)
+}
+
+/// Carries out a store; says whether anybody answers.
+fn write(run: &mut Running<'_>, gpa: Gpa, bytes: u8, value: u64) -> bool {
+    if let Some((line, offset)) = serial_at(gpa) {
+        #[expect(clippy::cast_possible_truncation, reason = "registers have at most 32 bits")]
+        platform::write_serial(run.vm, line, offset, value as u32);
+        return true;
+    }
+    let Some(width) = width(bytes) else { return false };
+    if let Some(offset) = offset_in(gpa, layout::DISTRIBUTOR, layout::DISTRIBUTOR_BYTES) {
+        let gic = &mut run.owner.arch.gic;
+        gic.write_distributor(&mut run.vm.platform().distributor.lock(), offset, width, value);
+        platform::deliver_news(run.vm);
+        return true;
+    }
+    let Some((number, offset)) = redistributor_at(run, gpa) else { return false };
+    let gic = &mut run.owner.arch.gic;
+    gic.write_redistributor(&mut run.vm.platform().distributor.lock(), number, offset, width, value);
+    platform::deliver_news(run.vm);
+    run.owner.arch.check_timer_link();
+    true
+}
+
+/// The redistributor at this address: of which vCPU, and which of its registers.
+fn redistributor_at(run: &Running<'_>, gpa: Gpa) -> Option<(u32, u32)> {
+    let offset = gpa.0.checked_sub(layout::REDISTRIBUTORS.0)?;
+    let (number, offset) = gic::frame(offset);
+    let number = u32::try_from(number).ok().filter(|&number| number < run.vm.config.vcpus)?;
+    Some((number, offset))
+}
+
+fn offset_in(gpa: Gpa, start: Gpa, bytes: u64) -> Option<u32> {
+    gpa.0.checked_sub(start.0).filter(|&offset| offset < bytes).and_then(|offset| u32::try_from(offset).ok())
+}
+
+fn width(bytes: u8) -> Option<Width> {
+    match bytes {
+        1 => Some(Width::Byte),
+        2 => Some(Width::Half),
+        4 => Some(Width::Word),
+        8 => Some(Width::Double),
+        _ => None,
+    }
+}

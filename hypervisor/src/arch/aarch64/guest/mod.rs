@@ -1,0 +1,16 @@
+//! The machine that a guest sees.
+//!
+//! `sysreg`, `mmio` and `firmware` are what an exit may lead to, `platform` is what vCPUs share.
+
+pub(crate) mod emulate;
+pub(crate) mod firmware;
+pub(crate) mod fpu;
+mod guest_tree;
+pub(crate) mod id_registers;
+pub(crate) mod layout;
+pub(crate) mod loader;
+pub(crate) mod mmio;
+pub(crate) mod platform;
+pub(crate) mod routing;
+pub(crate) mod sysreg;
+pub(crate) mod uart;

@@ -1,0 +1,113 @@
+//! What others leave for a vCPU: start requests, interrupts.
+
+use core::sync::atomic::{AtomicU8, Ordering};
+
+use sched::Pending;
+use spin::Mutex;
+
+use super::platform;
+use crate::arch::aarch64::el2::vcpu::ArchVcpu;
+use crate::device::gic::{self, Sgi};
+use crate::device::psci::PowerState;
+use crate::vcpu::run::Running;
+
+/// What others leave for a vCPU.
+#[derive(Debug)]
+pub(crate) struct Posted {
+    /// [`ON`], [`OFF`] or, between the two, [`ON_PENDING`].
+    power: AtomicU8,
+    /// Where it is to start.
+    start: Mutex<Option<Start>>,
+    /// Interrupts for it.
+    pub(super) interrupts: gic::Posted,
+}
+
+/// Where a vCPU starts, and with what in X0.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::arch::aarch64) struct Start {
+    pub(in crate::arch::aarch64) entry: u64,
+    pub(in crate::arch::aarch64) context: u64,
+}
+
+const ON: u8 = 0;
+const OFF: u8 = 1;
+const ON_PENDING: u8 = 2;
+
+impl Posted {
+    pub(crate) fn new() -> Self {
+        Self { power: AtomicU8::new(OFF), start: Mutex::new(None), interrupts: gic::Posted::new() }
+    }
+
+    /// Whether the vCPU is on.
+    pub(super) fn power(&self) -> PowerState {
+        match self.power.load(Ordering::Acquire) {
+            ON => PowerState::On,
+            OFF => PowerState::Off,
+            _ => PowerState::OnPending,
+        }
+    }
+
+    /// Asks for a start; says whether the vCPU was off and will start. Then [`Pending::STARTUP`] is to be posted.
+    pub(super) fn request_start(&self, start: Start) -> Result<(), PowerState> {
+        match self.power.compare_exchange(OFF, ON_PENDING, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => {
+                *self.start.lock() = Some(start);
+                Ok(())
+            }
+            Err(_) => Err(self.power()),
+        }
+    }
+
+    /// The owner is on, or off, from here on.
+    pub(super) fn set_power(&self, on: bool) {
+        self.power.store(if on { ON } else { OFF }, Ordering::Release);
+    }
+}
+
+/// The owner takes over what `work` announced.
+pub(crate) fn take_posted(vcpu: &mut ArchVcpu, posted: &Posted, work: Pending) {
+    if work.contains(Pending::STARTUP) {
+        if let Some(start) = posted.start.lock().take() {
+            vcpu.start(start);
+        }
+        posted.set_power(vcpu.is_on());
+    }
+    if work.contains(Pending::INTERRUPT) {
+        vcpu.gic.accept(posted.interrupts.take());
+    }
+}
+
+/// Before an entry, and before it is asked whether something ends a wait: what is pending goes into list registers.
+#[inline]
+pub(crate) fn prepare(run: &mut Running<'_>) {
+    if run.owner.arch.has_interrupt_news() {
+        prepare_lists(run);
+    }
+}
+
+fn prepare_lists(run: &mut Running<'_>) {
+    let arch = &mut run.owner.arch;
+    let is_gone = arch.take_timer();
+    if arch.gic.needs_distributor() {
+        arch.gic.prepare(Some(&mut run.vm.platform().distributor.lock()));
+        platform::deliver_news(run.vm);
+    } else {
+        arch.gic.prepare(None);
+    }
+    if is_gone {
+        run.owner.arch.check_timer_link();
+    }
+}
+
+/// The vCPU writes ICC_SGI1R_EL1.
+pub(super) fn send_sgi(run: &mut Running<'_>, value: u64) {
+    let sgi = Sgi::decode(value);
+    for target in sgi.targets(run.index, run.vm.config.vcpus) {
+        if target == run.index {
+            run.owner.arch.gic.raise(sgi.intid);
+        } else if let Some(vcpu) = run.vm.vcpus().get(target as usize) {
+            vcpu.posted().interrupts.raise(sgi.intid);
+            run.vm.post(target, Pending::INTERRUPT);
+        }
+    }
+}

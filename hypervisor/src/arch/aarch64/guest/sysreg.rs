@@ -1,0 +1,105 @@
+//! System registers that leave the guest: what they read as, what a write does.
+//!
+//! The ID registers say what a guest may use: [`super::id_registers`]. What they do not show does not work either: it traps,
+//! and comes here as a register that is not there. [`crate::arch::aarch64::el2`] sets the traps.
+
+use aarch64_defs::syndrome::{SystemAccess, SystemRegister};
+use abi::counters::ExitReason;
+use log::debug;
+
+use super::{id_registers, platform, routing};
+use crate::cpu::scheduler;
+use crate::device::generic_timer::Register;
+use crate::vcpu::run::{Next, Running};
+
+/// MRS, MSR and system instructions.
+#[inline]
+pub(in crate::arch::aarch64) fn access(run: &mut Running<'_>, access: SystemAccess) -> Next {
+    let SystemAccess { register, general, is_read } = access;
+    let tally = run.tally;
+    if is_read {
+        tally.exit(ExitReason::SysregRead);
+        let timer = || timer_register(register).map(|register| run.owner.arch.read_physical_timer(register));
+        match read(register).or_else(timer).or_else(|| run.owner.arch.debug.read(register)) {
+            Some(value) => {
+                run.owner.arch.set_general(general, value);
+                run.owner.arch.skip();
+            }
+            None => refuse(run, register),
+        }
+    } else {
+        tally.exit(ExitReason::SysregWrite);
+        let value = run.owner.arch.general(general);
+        if write(run, register, value) {
+            run.owner.arch.skip();
+        } else {
+            refuse(run, register);
+        }
+    }
+    Next::Resume
+}
+
+#[cold]
+fn refuse(run: &mut Running<'_>, register: SystemRegister) {
+    debug!("{} vCPU {}: {register:?} is not there", run.vm.name(), run.index);
+    run.owner.arch.undefined();
+}
+
+/// What a guest reads; `None` where it has no such register.
+fn read(register: SystemRegister) -> Option<u64> {
+    let value = match register.parts() {
+        // ID registers.
+        (3, 0, 0, crm @ 1..=7, op2) => id_registers::offered().get(crm, op2),
+        // REVIDR_EL1, AIDR_EL1.
+        (3, 0, 0, 0, 6) | (3, 1, 0, 0, 7) => 0,
+        // ACTLR_EL1.
+        (3, 0, 1, 0, 1) => 0,
+        // Debug registers: [`crate::arch::aarch64::el2::debug`].
+        _ => return None,
+    };
+    Some(value)
+}
+
+/// The register of the physical timer that this is, if any.
+fn timer_register(register: SystemRegister) -> Option<Register> {
+    match register.parts() {
+        (3, 3, 14, 2, 0) => Some(Register::Value),
+        (3, 3, 14, 2, 1) => Some(Register::Control),
+        (3, 3, 14, 2, 2) => Some(Register::Compare),
+        _ => None,
+    }
+}
+
+/// What a guest writes; false where it has no such register.
+fn write(run: &mut Running<'_>, register: SystemRegister, value: u64) -> bool {
+    match register.parts() {
+        // ICC_SGI1R_EL1.
+        (3, 0, 12, 11, 5) => {
+            routing::send_sgi(run, value);
+            true
+        }
+        // The physical timer: the pCPU's own goes off not later than this one.
+        (3, 3, 14, 2, 0..=2) => {
+            if let Some(register) = timer_register(register) {
+                run.owner.arch.write_physical_timer(register, value);
+                scheduler::arm(run.cpu, run.owner.arch.deadline());
+            }
+            true
+        }
+        // ICC_ASGI1R_EL1, ICC_SGI0R_EL1: for groups of interrupts that do not exist.
+        (3, 0, 12, 11, 6 | 7) => true,
+        // ICC_DIR_EL1, which traps while the list registers do not hold everything.
+        (3, 0, 12, 11, 1) => {
+            let [b0, b1, b2, ..] = value.to_le_bytes();
+            let intid = u32::from_le_bytes([b0, b1, b2, 0]);
+            run.owner.arch.gic.deactivate(intid, &mut run.vm.platform().distributor.lock());
+            platform::deliver_news(run.vm);
+            true
+        }
+        // Cache maintenance by set and way: caches are coherent, and the guest has no device that reads behind them.
+        (1, 0, 7, 6 | 10 | 14, 2) => true,
+        // ACTLR_EL1, CSSELR_EL1 where it traps.
+        (3, 0, 1, 0, 1) => true,
+        _ => run.owner.arch.debug.write(register, value),
+    }
+}

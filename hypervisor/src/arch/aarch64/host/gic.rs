@@ -1,0 +1,299 @@
+//! The host's interrupt controller: GICv3 (Arm IHI 0069).
+//!
+//! Interrupts mean little by themselves: each ends a guest's run or a pCPU's sleep, and what there is to do is found in
+//! memory. They are acknowledged, counted and deactivated in one place, [`acknowledge_all`]. There is one exception: the
+//! guest's own timer is left active, and the guest's end of interrupt deactivates it (EOImode 1, list registers with HW).
+
+#![expect(unsafe_code, reason = "registers of the interrupt controller and of the timer")]
+
+use core::fmt;
+use core::ptr::NonNull;
+
+use addr::{Hpa, HpaRange, Hva};
+use arm_gic::gicv3::registers::{Gicd, GicrSgi};
+use arm_gic::gicv3::{GicDistributor, GicRedistributor};
+use arm_gic::{IntId, UniqueMmioPointer};
+use shootdown::CpuSet;
+use spin::Mutex;
+use vcpu_layout::Proof;
+
+use super::device_tree::{MAX_REDISTRIBUTOR_REGIONS, Machine};
+use super::paging::map_mmio;
+use super::power;
+use crate::arch::aarch64::register::{isb, read_register, write_register};
+use crate::cpu::{self, CpuId};
+use crate::layout::OwnPages;
+use crate::{panic, trace};
+
+/// SGI of a kick: another pCPU has something for this one.
+const KICK: u32 = 0;
+/// PPI of a condition of the guest's list registers.
+const MAINTENANCE: u32 = 25;
+/// PPI of EL2's physical timer.
+const TIMER: u32 = 26;
+/// PPI of the guest's virtual timer.
+pub(in crate::arch::aarch64) const GUEST_TIMER: u32 = 27;
+/// PPI of the guest's physical timer, which is emulated: there is no such interrupt of the host's.
+pub(in crate::arch::aarch64) const GUEST_PHYSICAL_TIMER: u32 = 30;
+/// From here on, numbers mean that there is nothing.
+const SPECIAL: u32 = 1020;
+
+/// ICC_SRE_EL2: system registers, for EL1 too, and no bypass.
+const SRE_ALL: u64 = 0xf;
+/// ICC_PMR_EL1: lets everything through.
+const ANY_PRIORITY: u64 = 0xff;
+/// ICC_CTLR_EL1.EOImode: the end of an interrupt drops its priority only.
+const EOI_MODE: u64 = 1 << 1;
+
+/// Bytes from one redistributor to the next: two frames, four where virtual LPIs exist.
+const FRAME_BYTES: u64 = 0x1_0000;
+
+/// Why the interrupt controller cannot be used.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Unusable {
+    /// The device tree names no GICv3.
+    None,
+    /// The processor has no system registers for it.
+    NoSystemRegisters,
+    /// No redistributor belongs to this pCPU.
+    NoRedistributor,
+}
+
+impl fmt::Display for Unusable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::None => "the device tree names no GICv3 (on QEMU: `-machine virt,gic-version=3`)",
+            Self::NoSystemRegisters => "the processor has no system registers for it",
+            Self::NoRedistributor => "no redistributor belongs to this pCPU",
+        })
+    }
+}
+
+/// Where redistributors are.
+static REDISTRIBUTORS: Mutex<[Option<HpaRange>; MAX_REDISTRIBUTOR_REGIONS]> =
+    Mutex::new([None; MAX_REDISTRIBUTOR_REGIONS]);
+
+/// Sets up the distributor, and what the boot pCPU has of its own.
+pub(super) fn init_boot(machine: &Machine) -> Result<(), Unusable> {
+    let distributor = machine.distributor.ok_or(Unusable::None)?;
+    let registers = pointer::<Gicd>(map_mmio(distributor.start, size_of::<Gicd>() as u64));
+    // SAFETY: the distributor's registers, by the device tree, mapped for ever; this is the only driver, and it is used here
+    // only.
+    let registers = unsafe { UniqueMmioPointer::new(registers) };
+    GicDistributor::new(registers).configure_default_settings();
+    *REDISTRIBUTORS.lock() = machine.redistributors;
+    init()
+}
+
+/// Sets up what each pCPU has of its own.
+pub(super) fn init() -> Result<(), Unusable> {
+    const GIC: u64 = 0xf << 24;
+    if read_register!("id_aa64pfr0_el1") & GIC == 0 {
+        return Err(Unusable::NoSystemRegisters);
+    }
+    let mine = cpu::this();
+    let at = find_redistributor(mine.arch.affinity).ok_or(Unusable::NoRedistributor)?;
+    mine.arch.redistributor.set(Proof::by_place(), at.0);
+    // SAFETY: this pCPU's redistributor, mapped for ever, and used by this pCPU only.
+    let mut redistributor = GicRedistributor::new(unsafe { UniqueMmioPointer::new(pointer::<GicrSgi>(at)) });
+    // Fails when the firmware has woken it already.
+    let _ = redistributor.mark_core_awake();
+    redistributor.configure_default_settings();
+    for private in [KICK, MAINTENANCE, TIMER, GUEST_TIMER] {
+        if let Ok(id) = IntId::try_from(private) {
+            // All of them are private.
+            let _ = redistributor.enable_interrupt(id, true);
+        }
+    }
+
+    // SAFETY: EL2's own interface of the controller; interrupts are masked. The timer is off until it is armed.
+    unsafe { write_register!("icc_sre_el2", SRE_ALL) };
+    isb();
+    // SAFETY: as above.
+    unsafe { write_register!("icc_pmr_el1", ANY_PRIORITY) };
+    // SAFETY: as above.
+    unsafe { write_register!("icc_ctlr_el1", EOI_MODE) };
+    // SAFETY: as above.
+    unsafe { write_register!("icc_igrpen1_el1", 1u64) };
+    // SAFETY: as above.
+    unsafe { write_register!("cnthp_ctl_el2", 0u64) };
+    // SAFETY: guests have system registers for the controller, and nothing else.
+    unsafe { write_register!("icc_sre_el1", SRE_ALL & 7) };
+    // SAFETY: there is no guest yet.
+    unsafe { write_register!("ich_hcr_el2", 0u64) };
+    // SAFETY: the guest's timer; there is no guest yet.
+    unsafe { write_register!("cntv_ctl_el0", 0u64) };
+    isb();
+    Ok(())
+}
+
+/// What each pCPU has at one and the same address: nothing, redistributors have addresses of their own.
+pub(crate) fn own_page() -> Option<OwnPages> {
+    None
+}
+
+/// Finds the redistributor of the pCPU with this affinity.
+fn find_redistributor(affinity: u64) -> Option<Hva> {
+    let regions = *REDISTRIBUTORS.lock();
+    for region in regions.iter().flatten() {
+        let mut at = region.start.0;
+        while at + size_of::<GicrSgi>() as u64 <= region.end().0 {
+            let registers = map_mmio(Hpa(at), size_of::<GicrSgi>() as u64);
+            // SAFETY: a redistributor's registers, by the device tree; what is read has no effect.
+            let redistributor = GicRedistributor::new(unsafe { UniqueMmioPointer::new(pointer(registers)) });
+            let typer = redistributor.typer();
+            if typer.core_mpidr() == affinity {
+                return Some(registers);
+            }
+            if typer.last_redistributor() {
+                break;
+            }
+            at += if typer.virtual_lpis_supported() { 4 * FRAME_BYTES } else { 2 * FRAME_BYTES };
+        }
+    }
+    None
+}
+
+fn pointer<T>(at: Hva) -> NonNull<T> {
+    NonNull::new(at.0 as *mut T).expect("device registers are not at address 0")
+}
+
+/// Interrupts a pCPU. What it is to find must be in memory before.
+#[inline]
+pub(crate) fn kick(cpu: CpuId) {
+    trace::kicked(1, cpu.0);
+    send(cpu::by_id(cpu).arch.affinity, 0);
+}
+
+/// Interrupts several pCPUs.
+pub(crate) fn kick_all(cpus: CpuSet) {
+    cpus.iter().for_each(|cpu| kick(CpuId(cpu)));
+}
+
+/// Stops all other pCPUs, for a panic. Each stops when it next acknowledges an interrupt.
+pub(crate) fn stop_others() {
+    const ALL_BUT_SELF: u64 = 1 << 40;
+    if cpu::try_this().is_some() {
+        send(0, ALL_BUT_SELF);
+    }
+}
+
+/// ICC_SGI1R_EL1: the kick, for one affinity.
+#[inline]
+fn send(affinity: u64, mode: u64) {
+    let [target, aff1, aff2, _, aff3, ..] = affinity.to_le_bytes();
+    let command = u64::from(aff3) << 48
+        | u64::from(target >> 4) << 44
+        | mode
+        | u64::from(aff2) << 32
+        | u64::from(KICK) << 24
+        | u64::from(aff1) << 16
+        | 1 << (target & 15);
+    // SAFETY: barriers, and an interrupt that only counts. What was stored before is seen by who is interrupted.
+    unsafe {
+        core::arch::asm!("dsb ishst", "msr icc_sgi1r_el1, {}", "isb", in(reg) command, options(nostack, preserves_flags))
+    };
+}
+
+/// Sees to it that the timer interrupts this pCPU not later than at `deadline`, in ticks of the counter.
+#[inline]
+pub(crate) fn arm_timer(deadline: u64) {
+    // SAFETY: EL2's own timer.
+    unsafe { write_register!("cnthp_cval_el2", deadline) };
+    // SAFETY: its interrupt only counts.
+    unsafe { write_register!("cnthp_ctl_el2", 1u64) };
+}
+
+/// Acknowledges all that waits.
+pub(in crate::arch::aarch64) fn acknowledge_all() {
+    loop {
+        let number = read_register!("icc_iar1_el1");
+        #[expect(clippy::cast_possible_truncation, reason = "numbers have 24 bits")]
+        let id = number as u32;
+        if id >= SPECIAL {
+            return;
+        }
+        let mine = cpu::this();
+        let counter = match id {
+            KICK => &mine.taken.kick,
+            TIMER => {
+                // SAFETY: EL2's own timer; off until it is armed again, so that its level falls.
+                unsafe { write_register!("cnthp_ctl_el2", 0u64) };
+                &mine.taken.timer
+            }
+            GUEST_TIMER => &mine.taken.timer,
+            _ => &mine.taken.device,
+        };
+        counter.add(Proof::by_place(), 1);
+        isb();
+        // SAFETY: ends what was acknowledged: its priority no longer holds others back.
+        unsafe { write_register!("icc_eoir1_el1", number) };
+        if id == GUEST_TIMER {
+            mine.arch.guest_timer_fired.set(Proof::by_place(), 1);
+        } else {
+            // SAFETY: it may come again.
+            unsafe { write_register!("icc_dir_el1", number) };
+        }
+        isb();
+        if panic::in_progress() {
+            power::stop_this_cpu();
+        }
+    }
+}
+
+/// Whether the guest's timer has interrupted this pCPU, and nobody was told yet.
+#[inline]
+pub(in crate::arch::aarch64) fn has_guest_timer_fired() -> bool {
+    cpu::this().arch.guest_timer_fired.get() != 0
+}
+
+/// Whether the guest's timer has interrupted this pCPU since it was asked last.
+#[inline]
+pub(in crate::arch::aarch64) fn guest_timer_fired() -> bool {
+    let fired = &cpu::this().arch.guest_timer_fired;
+    let has_fired = fired.get() != 0;
+    if has_fired {
+        fired.set(Proof::by_place(), 0);
+    }
+    has_fired
+}
+
+/// Makes the physical interrupt of the guest's timer active on this pCPU, so that it does not come, or ends it.
+pub(in crate::arch::aarch64) fn set_guest_timer_active(active: bool) {
+    /// Offsets of GICR_ISACTIVER0 and GICR_ICACTIVER0, in the second frame.
+    const SET: u64 = 0x300;
+    const CLEAR: u64 = 0x380;
+    let at = cpu::this().arch.redistributor.get() + FRAME_BYTES + if active { SET } else { CLEAR };
+    let register = at as *mut u32;
+    // SAFETY: this pCPU's redistributor, mapped for ever. The barrier makes the write arrive before a guest is entered.
+    unsafe { register.write_volatile(1 << GUEST_TIMER) };
+    // SAFETY: a barrier.
+    unsafe { core::arch::asm!("dsb sy", options(nostack, preserves_flags)) };
+}
+
+/// How many list registers there are.
+pub(in crate::arch::aarch64) fn list_registers() -> usize {
+    usize::from(read_register!("ich_vtr_el2").to_le_bytes()[0] & 0x1f) + 1
+}
+
+macro_rules! list_registers {
+    ($($number:literal)*) => {
+        /// Reads a list register.
+        pub(in crate::arch::aarch64) fn read_list(index: usize) -> u64 {
+            match index {
+                $($number => read_register!(concat!("ich_lr", $number, "_el2")),)*
+                _ => 0,
+            }
+        }
+
+        /// Writes a list register.
+        pub(in crate::arch::aarch64) fn write_list(index: usize, value: u64) {
+            match index {
+                // SAFETY: list registers are the guest's; their physical interrupts are the guest's timer alone.
+                $($number => unsafe { write_register!(concat!("ich_lr", $number, "_el2"), value) },)*
+                _ => {}
+            }
+        }
+    };
+}
+list_registers!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);

@@ -1,0 +1,128 @@
+//! Ends of the machine, and of a single pCPU: calls to the firmware (PSCI, Arm DEN0022).
+
+#![expect(unsafe_code, reason = "waiting for an interrupt")]
+
+use core::arch::asm;
+use core::sync::atomic::{AtomicU8, Ordering};
+
+use addr::Hpa;
+use smccc::arch::{SMCCC_ARCH_FEATURES, SMCCC_VERSION};
+use smccc::psci::{self, PSCI_FEATURES};
+use smccc::{Call, Hvc, Smc};
+use spin::Once;
+
+use super::device_tree::Machine;
+use crate::device::psci::Mitigations;
+
+/// By which instruction the firmware is called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Conduit {
+    /// There is no firmware.
+    None,
+    /// SMC.
+    Smc,
+    /// HVC, which at EL2 only makes sense below another hypervisor.
+    Hvc,
+}
+
+impl Conduit {
+    /// From the property `method` of the device tree.
+    pub(super) fn named(name: &str) -> Self {
+        match name {
+            "smc" => Self::Smc,
+            "hvc" => Self::Hvc,
+            _ => Self::None,
+        }
+    }
+
+    /// For people.
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::None => "nothing",
+            Self::Smc => "SMC",
+            Self::Hvc => "HVC",
+        }
+    }
+}
+
+static CONDUIT: AtomicU8 = AtomicU8::new(0);
+
+static MITIGATIONS: Once<Mitigations> = Once::new();
+
+/// Remembers how this machine's firmware is called, and asks what it can do for guests.
+pub(super) fn init(machine: &Machine) {
+    CONDUIT.store(machine.conduit as u8, Ordering::Relaxed);
+    MITIGATIONS.call_once(|| {
+        // Before 1.1 of the calling convention, and from firmware that does not know PSCI_FEATURES, the answer means nothing.
+        let has_features = ask(PSCI_FEATURES, SMCCC_VERSION) == 0 && ask(SMCCC_VERSION, 0) >= 0x1_0001;
+        if !has_features {
+            return Mitigations::NONE;
+        }
+        Mitigations(Mitigations::FUNCTIONS.map(|function| ask(SMCCC_ARCH_FEATURES, function)))
+    });
+}
+
+/// What the firmware does against attacks by speculation.
+pub(in crate::arch::aarch64) fn mitigations() -> Mitigations {
+    MITIGATIONS.get().copied().unwrap_or(Mitigations::NONE)
+}
+
+/// Has the firmware carry out one of [`Mitigations::FUNCTIONS`], which it has said it can.
+pub(in crate::arch::aarch64) fn mitigate(function: u32) {
+    ask(function, 0);
+}
+
+/// Calls the firmware with one argument. Its answer, which is -1 when there is no firmware.
+fn ask(function: u32, argument: u32) -> i32 {
+    let arguments = [argument, 0, 0, 0, 0, 0, 0];
+    let [answer, ..] = match conduit() {
+        Conduit::Smc => Smc::call32(function, arguments),
+        Conduit::Hvc => Hvc::call32(function, arguments),
+        Conduit::None => return -1,
+    };
+    answer.cast_signed()
+}
+
+fn conduit() -> Conduit {
+    match CONDUIT.load(Ordering::Relaxed) {
+        1 => Conduit::Smc,
+        2 => Conduit::Hvc,
+        _ => Conduit::None,
+    }
+}
+
+/// Starts a pCPU at `entry`, with translation off and `context` in X0. Says whether the firmware took it.
+pub(super) fn cpu_on(affinity: u64, entry: Hpa, context: u64) -> bool {
+    let result = match conduit() {
+        Conduit::Smc => psci::cpu_on::<Smc>(affinity, entry.0, context),
+        Conduit::Hvc => psci::cpu_on::<Hvc>(affinity, entry.0, context),
+        Conduit::None => return false,
+    };
+    result.is_ok()
+}
+
+/// Ends the machine. The firmware has no place for the `code`, one of [`abi::exit_code`]: the last line of the log says it.
+pub(crate) fn exit(code: u8) -> ! {
+    crate::log::last_words(abi::exit_code::last_words(code));
+    // When the firmware refuses there is nothing else to try.
+    let _ = match conduit() {
+        Conduit::Smc => psci::system_off::<Smc>(),
+        Conduit::Hvc => psci::system_off::<Hvc>(),
+        Conduit::None => Ok(()),
+    };
+    stop_this_cpu()
+}
+
+/// Stops with one of [`abi::exit_code`], with nothing more to read. There is no screen that would have to stay as it is.
+pub(crate) fn stay(code: u8) -> ! {
+    exit(code)
+}
+
+/// Stops this pCPU until the machine is reset.
+pub(crate) fn stop_this_cpu() -> ! {
+    loop {
+        // SAFETY: waits; interrupts stay masked.
+        unsafe { asm!("msr daifset, #0xf", "wfi", options(nomem, nostack)) };
+    }
+}

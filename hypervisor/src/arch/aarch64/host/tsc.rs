@@ -1,0 +1,62 @@
+//! The host's clock: the system counter, which all pCPUs share (Arm ARM, chapter D11).
+//!
+//! The physical counter is read; guests see the same one as their virtual counter. Its rate is what the firmware says.
+
+#![expect(unsafe_code, reason = "the counter must not be read early")]
+
+use core::arch::asm;
+
+use crate::arch::aarch64::register::read_register;
+use crate::arch::clock::Clock;
+
+static CLOCK: Clock = Clock::new();
+
+/// The counter now.
+#[inline(always)]
+pub(crate) fn now() -> u64 {
+    let now: u64;
+    // SAFETY: reads a register that every processor has. The barrier keeps the reading from being taken ahead of what came
+    // before in the program.
+    unsafe { asm!("isb", "mrs {}, cntpct_el0", out(reg) now, options(nostack, preserves_flags)) };
+    now
+}
+
+/// The counter now, directly behind an exit: nothing is read ahead of the exception that it is.
+#[inline(always)]
+pub(in crate::arch::aarch64) fn now_after_exit() -> u64 {
+    let now: u64;
+    // SAFETY: reads a register that every processor has.
+    unsafe { asm!("mrs {}, cntpct_el0", out(reg) now, options(nostack, preserves_flags)) };
+    now
+}
+
+/// Ticks per second; 0 before it is known.
+#[inline]
+pub(crate) fn hz() -> u64 {
+    CLOCK.hz()
+}
+
+/// Nanoseconds since boot; 0 while the rate is not known.
+#[inline]
+pub(crate) fn nanos() -> u64 {
+    CLOCK.nanos(now())
+}
+
+/// Ticks that `nanos` take.
+#[inline]
+pub(crate) fn ticks_to_nanos(ticks: u64) -> u64 {
+    CLOCK.ticks_to_nanos(ticks)
+}
+
+/// Ticks that `nanos` nanoseconds take.
+#[inline]
+pub(crate) fn nanos_to_ticks(nanos: u64) -> u64 {
+    CLOCK.nanos_to_ticks(nanos)
+}
+
+/// Reads the rate, and lets [`nanos`] count from here.
+pub(super) fn start() {
+    let hz = read_register!("cntfrq_el0").max(1);
+    CLOCK.set_rate(hz);
+    CLOCK.start_at(now());
+}

@@ -1,0 +1,126 @@
+//! Writes of CR0, CR4 and CR8.
+//!
+//! CR4 leaves the guest at each write, because it turns features on that the guest's CPUID hides. CR0 does when more changes
+//! than TS and MP, which is what a lazy switch of x87 state writes. What may be written is [`x86_defs::control`]'s business.
+//!
+//! While a write is intercepted, the processor does nothing of what it would do by itself: EFER.LMA and the TLB are up to us.
+//! The page-directory pointers of PAE paging are not: with nested paging the processor reads them when it needs them (APM vol.
+//! 2, 15.25.10).
+
+use x86_defs::control::{self, Refused, State, Write};
+use x86_defs::registers::efer;
+use x86_defs::vmcb::SaveArea;
+use x86_emulate::{Cpu as _, SegmentRegister};
+
+use super::emulate::Registers;
+use super::mmio;
+use crate::arch::x86_64::svm::vcpu::ArchVcpu;
+use crate::vcpu::run::{Next, Running};
+
+/// The guest writes control register `number`.
+pub(in crate::arch::x86_64) fn write(run: &mut Running<'_>, number: u8) -> Next {
+    let control = &run.owner.arch.vmcb.control;
+    let next_rip = control.next_rip;
+    // Both features came with different processors; the instruction is read where one is missing.
+    if let Some(from) = control::assisted(control.exit_info_1).filter(|_| next_rip != 0) {
+        move_to(run, number, from, next_rip);
+        return Next::Resume;
+    }
+
+    // What cannot be read, or is something else by now, was changed meanwhile: the guest executes what is there.
+    let Some(window) = mmio::bytes_at_rip(run) else { return Next::Resume };
+    let bytes = &window.to_bytes()[..usize::from(window.length())];
+    let rip = run.owner.arch.vmcb.save.rip;
+    match control::decode(bytes, is_64_bit(&run.owner.arch)) {
+        Some(Write::Move { control, from, length }) if control == number => {
+            move_to(run, number, from, rip.wrapping_add(length.into()));
+        }
+        Some(Write::StatusWord { from, length }) if number == 0 => {
+            let word = register(&mut run.owner.arch, from);
+            load_status_word(run, word, rip.wrapping_add(length.into()));
+        }
+        Some(Write::StatusWordInMemory { opcode }) if number == 0 => {
+            let mut load = window.to_bytes();
+            load[usize::from(opcode) + 1] = MOVZX;
+            if let Some((word, length)) = mmio::load_word(run, &load[..usize::from(window.length())]) {
+                load_status_word(run, word, rip.wrapping_add(length.into()));
+            }
+        }
+        _ => {}
+    }
+    Next::Resume
+}
+
+/// Second byte of MOVZX from a word, which has the operands of LMSW.
+const MOVZX: u8 = 0xb7;
+
+/// EFER is written. APM vol. 2, 15.5.1 wants SVME set while a guest runs.
+pub(super) fn write_efer(run: &mut Running<'_>, value: u64) -> Result<(), Refused> {
+    let offered = run.vm.platform().cpuid.offered();
+    let arch = &mut run.owner.arch;
+    let next = state(&arch.vmcb.save).write_efer(value, offered)?;
+    enter_state(arch, next);
+    Ok(())
+}
+
+/// MOV to the control register `number`; the next instruction is at `next_rip`.
+fn move_to(run: &mut Running<'_>, number: u8, from: u8, next_rip: u64) {
+    let arch = &mut run.owner.arch;
+    let value = register(arch, from);
+    // The operand has 64 bits in 64-bit mode and 32 elsewhere, whatever the prefixes say (APM vol. 3, MOV CRn).
+    let value = if is_64_bit(arch) { value } else { value & 0xffff_ffff };
+    let before = state(&arch.vmcb.save);
+    let after = match number {
+        0 => before.write_cr0(value, arch.vmcb.save.cs.attributes & SegmentRegister::LONG != 0),
+        4 => before.write_cr4(value, run.vm.platform().cpuid.offered()),
+        _ => {
+            // The task priority has four bits (APM vol. 2, 3.1.5).
+            let [class, ..] = value.to_le_bytes();
+            if value >> 4 == 0 {
+                arch.write_cr8(class);
+                Ok(before)
+            } else {
+                Err(Refused)
+            }
+        }
+    };
+    match after {
+        Ok(after) => {
+            enter_state(arch, after);
+            arch.skip_to(next_rip);
+        }
+        Err(Refused) => arch.general_protection(),
+    }
+}
+
+/// LMSW: the four bits of the machine status word that it knows cannot contradict anything.
+fn load_status_word(run: &mut Running<'_>, word: u64, next_rip: u64) {
+    let arch = &mut run.owner.arch;
+    arch.vmcb.save.cr0 = control::with_status_word(arch.vmcb.save.cr0, word);
+    arch.skip_to(next_rip);
+}
+
+/// Gives the guest this state, and flushes what it makes stale.
+fn enter_state(arch: &mut ArchVcpu, next: State) {
+    let save = &mut arch.vmcb.save;
+    let is_stale = state(save).makes_stale(next);
+    (save.cr0, save.cr4, save.efer) = (next.cr0, next.cr4, next.efer);
+    if is_stale {
+        arch.flush_whole();
+    }
+}
+
+fn state(save: &SaveArea) -> State {
+    State { cr0: save.cr0, cr4: save.cr4, efer: save.efer }
+}
+
+fn is_64_bit(arch: &ArchVcpu) -> bool {
+    let save = &arch.vmcb.save;
+    save.efer & efer::LMA != 0 && save.cs.attributes & SegmentRegister::LONG != 0
+}
+
+/// A general register of the guest.
+fn register(arch: &mut ArchVcpu, number: u8) -> u64 {
+    let registers = Registers::of(&mut arch.gprs, &mut arch.vmcb.save);
+    registers.gprs()[usize::from(number & 15)]
+}

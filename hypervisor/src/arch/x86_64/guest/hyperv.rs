@@ -1,0 +1,313 @@
+//! The Hyper-V interface, as far as it is this architecture's: CPUID leaves, synthetic MSRs, the hypercall instruction.
+//!
+//! Which of it a guest is offered is its VM's `hyperv` and `flush` ([`Profile`]). Pages that the guest places (the hypercall
+//! page, the page of the reference TSC) are written into the guest's own memory, not laid over it; kernels give pages
+//! of their own for it.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use abi::payload::{HyperV as Offer, RemoteFlush, VmConfig};
+use addr::Gpa;
+use hyperv_defs::call::{FAST_BYTES, FAST_WORDS};
+use hyperv_defs::cpuid::{self as leaf, Features, HardwareFeatures, Privileges, Recommendations};
+use hyperv_defs::hypercall::CallInstruction;
+use hyperv_defs::msr::{self, HypercallMsr, ReferenceTscMsr, VpAssistMsr};
+use hyperv_defs::reference_tsc::{self, ReferenceTsc, UNITS_PER_SECOND};
+use hyperv_defs::{Answer, Checked, Control, Offered, fast_input};
+use spin::Mutex;
+use x86_defs::cpuid::Registers;
+use x86_defs::registers::{cr0, efer};
+
+use super::{cpuid, fpu};
+use crate::arch::x86_64::host::tsc;
+use crate::arch::x86_64::svm::entry::gpr;
+use crate::arch::x86_64::svm::vcpu::ArchVcpu;
+use crate::device::local_apic::GeneralProtection;
+use crate::exit::hypercall::{self, Ended, Input};
+use crate::vcpu::run::{Next, Running};
+
+/// The synthetic MSRs.
+pub(super) const FIRST_MSR: u32 = *msr::RANGE.start();
+/// The last of them.
+pub(super) const LAST_MSR: u32 = *msr::RANGE.end();
+/// The last of the hypervisor's CPUID leaves.
+pub(super) const MAX_LEAF: u32 = leaf::MAX_LEAF;
+
+/// What a VM is offered.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Profile {
+    recommendations: Recommendations,
+    vcpus: u32,
+}
+
+const PRIVILEGES: Privileges = Privileges::VP_RUNTIME
+    .union(Privileges::REFERENCE_COUNTER)
+    .union(Privileges::HYPERCALL)
+    .union(Privileges::VP_INDEX)
+    .union(Privileges::REFERENCE_TSC)
+    .union(Privileges::FREQUENCIES)
+    .union(Privileges::TSC_INVARIANT);
+const FEATURES: Features = Features::XMM_INPUT.union(Features::FREQUENCIES);
+const HARDWARE: HardwareFeatures = HardwareFeatures::MSR_BITMAPS.union(HardwareFeatures::SECOND_LEVEL_TRANSLATION);
+
+impl Profile {
+    /// What the VM's description says; `None` when there is to be no such interface.
+    pub(super) fn of(config: &VmConfig) -> Option<Self> {
+        let flush = config.flush == RemoteFlush::Hypercall;
+        let ipi = match config.hyperv {
+            Offer::Off => return None,
+            Offer::Flush => false,
+            Offer::FlushIpi => true,
+        };
+        let mut recommendations = Recommendations::RELAXED_TIMING | Recommendations::DEPRECATE_AUTO_EOI;
+        recommendations.set(Recommendations::REMOTE_FLUSH, flush);
+        recommendations.set(Recommendations::CLUSTER_IPI, ipi);
+        recommendations.set(Recommendations::EX_PROCESSOR_MASKS, flush || ipi);
+        Some(Self { recommendations, vcpus: config.vcpus })
+    }
+
+    /// The calls that it may make.
+    fn offered(self) -> Offered {
+        Offered::by_cpuid(self.recommendations, FEATURES)
+    }
+
+    /// The answer of CPUID leaf `number`.
+    pub(super) fn leaf(self, number: u32) -> Registers {
+        let zero = Registers::default();
+        match number {
+            leaf::VENDOR_AND_MAX => {
+                let [ebx, ecx, edx] = leaf::VENDOR;
+                Registers { eax: MAX_LEAF, ebx, ecx, edx }
+            }
+            leaf::INTERFACE => Registers { eax: leaf::SIGNATURE, ..zero },
+            // Version 10.0, as other implementations of the interface say.
+            leaf::VERSION => Registers { eax: 0x3839, ebx: 0x000a_0000, ..zero },
+            leaf::FEATURES => {
+                let hidden = if tsc::is_invariant() { Privileges::empty() } else { Privileges::TSC_INVARIANT };
+                Registers { eax: PRIVILEGES.difference(hidden).bits(), edx: FEATURES.bits(), ..zero }
+            }
+            leaf::RECOMMENDATIONS => {
+                Registers { eax: self.recommendations.bits(), ebx: leaf::SPIN_NEVER_NOTIFY, ..zero }
+            }
+            leaf::LIMITS => Registers { eax: self.vcpus, ebx: self.vcpus, ..zero },
+            leaf::HARDWARE => Registers { eax: HARDWARE.bits(), ..zero },
+            _ => zero,
+        }
+    }
+}
+
+/// What a VM keeps.
+pub(in crate::arch::x86_64) struct HyperV {
+    offered: Offered,
+    /// Zero: the guest has not said what it is, and has no hypercalls.
+    guest_os_id: AtomicU64,
+    /// What the guest has written about the VM as a whole. Whoever holds it writes to the pages that are named there.
+    registers: Mutex<VmRegisters>,
+}
+
+struct VmRegisters {
+    hypercall: HypercallMsr,
+    reference_tsc: ReferenceTscMsr,
+    /// How the TSC becomes the VM's time, and the last version of it that the guest was shown.
+    clock: ReferenceTsc,
+    relies_on_tsc: bool,
+}
+
+impl HyperV {
+    /// The interface for a VM whose time begins now, if it is to have one.
+    pub(super) fn new(config: &VmConfig) -> Option<Self> {
+        let scale = reference_tsc::scale_for(tsc::hz()).unwrap_or(u64::MAX);
+        let clock = ReferenceTsc { sequence: 0, scale, offset: reference_tsc::offset_for(tsc::now(), scale, 0) };
+        let registers = VmRegisters {
+            hypercall: HypercallMsr::default(),
+            reference_tsc: ReferenceTscMsr::default(),
+            clock,
+            relies_on_tsc: false,
+        };
+        Some(Self {
+            offered: Profile::of(config)?.offered(),
+            guest_os_id: AtomicU64::new(0),
+            registers: Mutex::new(registers),
+        })
+    }
+}
+
+/// Reads a synthetic MSR for the guest.
+///
+/// # Errors
+/// When it does not exist, or is not offered: the guest gets #GP.
+#[cold]
+pub(super) fn read_msr(run: &mut Running<'_>, number: u32) -> Result<u64, GeneralProtection> {
+    let hyperv = run.vm.platform().hyperv.as_ref().ok_or(GeneralProtection)?;
+    Ok(match number {
+        msr::GUEST_OS_ID => hyperv.guest_os_id.load(Ordering::Relaxed),
+        msr::HYPERCALL => hyperv.registers.lock().hypercall.0,
+        msr::VP_INDEX => run.index.into(),
+        msr::VP_RUNTIME => tsc::ticks_to_nanos(run.owner.arch.runtime(run.tally)) / NANOS_PER_UNIT,
+        msr::TIME_REF_COUNT => hyperv.registers.lock().clock.time(tsc::now()),
+        msr::REFERENCE_TSC => hyperv.registers.lock().reference_tsc.0,
+        msr::TSC_FREQUENCY => tsc::hz(),
+        msr::APIC_FREQUENCY => cpuid::timer_hertz(),
+        msr::VP_ASSIST_PAGE => run.owner.arch.vp_assist.0,
+        msr::TSC_INVARIANT_CONTROL => hyperv.registers.lock().relies_on_tsc.into(),
+        _ => return Err(GeneralProtection),
+    })
+}
+
+/// The interface counts time in units of 100 ns.
+const NANOS_PER_UNIT: u64 = 1_000_000_000 / UNITS_PER_SECOND;
+
+/// Writes a synthetic MSR for the guest.
+///
+/// # Errors
+/// As for [`read_msr`], and when it cannot be written, or not with this value.
+#[cold]
+pub(super) fn write_msr(run: &mut Running<'_>, number: u32, value: u64) -> Result<(), GeneralProtection> {
+    let hyperv = run.vm.platform().hyperv.as_ref().ok_or(GeneralProtection)?;
+    let memory = &run.vm.memory;
+    let mut registers = hyperv.registers.lock();
+    match number {
+        msr::GUEST_OS_ID => {
+            if value == 0 {
+                registers.hypercall = registers.hypercall.with_enable(false);
+            }
+            hyperv.guest_os_id.store(value, Ordering::Relaxed);
+        }
+        msr::HYPERCALL if registers.hypercall.is_locked() => {}
+        msr::HYPERCALL => {
+            let mut wanted = HypercallMsr(value);
+            if wanted.page() >= cpuid::physical_addresses_end() {
+                return Err(GeneralProtection);
+            }
+            if hyperv.guest_os_id.load(Ordering::Relaxed) == 0 {
+                wanted = wanted.with_enable(false);
+            }
+            if wanted.is_enabled() && !memory.write(wanted.page(), &CallInstruction::Vmmcall.page()) {
+                return Err(GeneralProtection);
+            }
+            registers.hypercall = wanted;
+        }
+        msr::REFERENCE_TSC => {
+            registers.reference_tsc = ReferenceTscMsr(value);
+            if registers.reference_tsc.is_enabled() {
+                registers.clock.sequence = registers.clock.next_sequence();
+                let at = registers.reference_tsc.page();
+                let page = registers.clock.encode();
+                let (sequence, rest) = page.split_at(reference_tsc::SCALE_OFFSET);
+                // The guest finds the page void until all of it is there. One that does not exist is the guest's loss.
+                let void = ReferenceTsc::INVALID.encode();
+                let _ = memory.write(at, &void)
+                    && memory.write(Gpa(at.0 + sequence.len() as u64), rest)
+                    && memory.write(at, sequence);
+            }
+        }
+        msr::VP_ASSIST_PAGE => {
+            let assist = VpAssistMsr(value);
+            run.owner.arch.vp_assist = assist;
+            if assist.is_enabled() {
+                // "No EOI needed": never, so zero. A page that does not exist is the guest's loss.
+                let _ = memory.write(assist.page(), &[0; 4]);
+            }
+        }
+        msr::TSC_INVARIANT_CONTROL => match value {
+            msr::TSC_INVARIANT_EXPOSE => registers.relies_on_tsc = true,
+            0 if !registers.relies_on_tsc => {}
+            _ => return Err(GeneralProtection),
+        },
+        _ => return Err(GeneralProtection),
+    }
+    Ok(())
+}
+
+/// VMMCALL, in a VM that is offered the interface.
+pub(in crate::arch::x86_64) fn hypercall(run: &mut Running<'_>) -> Next {
+    let arch = &mut run.owner.arch;
+    let Some(hyperv) = run.vm.platform().hyperv.as_ref() else {
+        arch.undefined();
+        return Next::Resume;
+    };
+    let save = &arch.vmcb.save;
+    if save.cpl != 0 || save.cr0 & cr0::PE == 0 || hyperv.guest_os_id.load(Ordering::Relaxed) == 0 {
+        arch.undefined();
+        return Next::Resume;
+    }
+
+    let is_long = save.efer & efer::LMA != 0 && save.cs.attributes & CODE_IS_64_BIT != 0;
+    let arguments = Arguments::of(arch, is_long);
+    let mut offered = hyperv.offered;
+    if !is_long {
+        // There is no such form for 32-bit callers.
+        offered -= Offered::XMM_INPUT;
+    }
+    match hypercall::call(run, arguments.control, offered, |checked| arguments.input(checked)) {
+        Ended::With(result) => {
+            finish(&mut run.owner.arch, is_long, result);
+            Next::Resume
+        }
+        Ended::Spinning(result) => {
+            finish(&mut run.owner.arch, is_long, result);
+            Next::Yield
+        }
+        Ended::InvalidOpcode => {
+            run.owner.arch.undefined();
+            Next::Resume
+        }
+        Ended::NotYet(control) => {
+            let arch = &mut run.owner.arch;
+            if is_long {
+                arch.gprs[gpr::RCX] = control.0;
+            } else {
+                arch.set_edx_eax(control.0);
+            }
+            Next::Resume
+        }
+    }
+}
+
+/// L of a code segment, in the VMCB's packed form.
+const CODE_IS_64_BIT: u16 = 1 << 9;
+
+/// The registers of a call.
+struct Arguments {
+    control: Control,
+    /// Address of the input, or its first word.
+    input: u64,
+    /// Address of the output, or the second word of the input.
+    output: u64,
+}
+
+impl Arguments {
+    /// RCX, RDX, R8 in 64-bit mode; EDX:EAX, EBX:ECX, EDI:ESI otherwise.
+    fn of(arch: &ArchVcpu, is_long: bool) -> Self {
+        let pair = |high: usize, low: usize| arch.gprs[high] << 32 | arch.gprs[low] & 0xffff_ffff;
+        if is_long {
+            let control = Control(arch.gprs[gpr::RCX]);
+            Self { control, input: arch.gprs[gpr::RDX], output: arch.gprs[gpr::R8] }
+        } else {
+            let control = Control(arch.edx_eax());
+            Self { control, input: pair(gpr::RBX, gpr::RCX), output: pair(gpr::RDI, gpr::RSI) }
+        }
+    }
+
+    fn input(&self, checked: &Checked) -> Input {
+        if !checked.is_fast() {
+            return Input::Memory(Gpa(self.input));
+        }
+        let mut words = [0; FAST_WORDS];
+        (words[0], words[1]) = (self.input, self.output);
+        if checked.input_bytes() > FAST_BYTES {
+            words[2..].copy_from_slice(&fpu::first_vector_registers());
+        }
+        Input::Registers(fast_input(&words))
+    }
+}
+
+/// The result goes to RAX, or EDX:EAX, and the guest goes on behind the call.
+fn finish(arch: &mut ArchVcpu, is_long: bool, Answer(result): Answer) {
+    if is_long {
+        arch.vmcb.save.rax = result;
+    } else {
+        arch.set_edx_eax(result);
+    }
+    arch.skip(3);
+}

@@ -1,0 +1,35 @@
+//! Puts a kernel into a VM's memory, by the boot protocols of x86-64.
+
+use abi::payload::{Payload, VmConfig};
+use addr::{Gpa, GpaRange};
+use x86_boot::{Boot, Entry, GuestMemory, OutsideMemory};
+
+use crate::vm::memory::Memory;
+
+/// Where a VM's memory lies in its physical address space.
+pub(crate) fn ram_layout(bytes: u64) -> impl Iterator<Item = GpaRange> {
+    x86_boot::layout::ram_layout(bytes)
+}
+
+/// Loads kernel, initrd and tables of a VM into its memory, which is all zero.
+///
+/// # Errors
+/// When the files cannot be booted or do not fit.
+pub(crate) fn load(config: &VmConfig, payload: &Payload<'_>, memory: &mut Memory) -> Result<Entry, x86_boot::Error> {
+    let boot = Boot {
+        kernel: payload.blob(&config.kernel),
+        initrd: config.initrd.as_ref().map(|initrd| payload.blob(initrd)),
+        cmdline: &config.cmdline,
+        memory_bytes: config.memory_bytes,
+        vcpus: config.vcpus,
+        apic: config.apic,
+    };
+    x86_boot::load(&boot, memory)
+}
+
+impl GuestMemory for Memory {
+    fn write(&mut self, gpa: Gpa, bytes: &[u8]) -> Result<(), OutsideMemory> {
+        let written = Self::write(self, gpa, bytes);
+        if written { Ok(()) } else { Err(OutsideMemory { gpa, bytes: bytes.len() }) }
+    }
+}

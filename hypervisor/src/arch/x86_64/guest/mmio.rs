@@ -1,0 +1,269 @@
+//! Instructions that the hypervisor carries out for the guest: accesses to device registers in memory (the local APIC in
+//! xAPIC mode, the I/O APIC, PCI's configuration spaces), and strings to and from ports.
+//!
+//! The CPU says at which guest physical address the guest was stopped, the crate `x86_emulate` finds out what it wanted.
+
+use abi::control::StopReason;
+use addr::{Gpa, PageSize};
+use log::debug;
+use x86_boot::layout::{PCI_ECAM, PCI_ECAM_BYTES};
+use x86_emulate::{
+    Access, Cause, Cpu as _, Device, Emulation, Fetched, Mode, Outcome, Segment, SegmentRegister, Walks, Width, Window,
+};
+
+use super::emulate::{self, Registers};
+use super::{platform, routing};
+use crate::arch::x86_64::host::tsc;
+use crate::arch::x86_64::svm::entry::gpr;
+use crate::arch::x86_64::svm::exit::{Origin, apply};
+use crate::arch::x86_64::svm::vcpu::ArchVcpu;
+use crate::device::io_apic;
+use crate::device::local_apic::{Effect, LocalApic};
+use crate::vcpu::Vcpu;
+use crate::vcpu::run::{Next, Running};
+
+/// The guest accessed `gpa`, where it has no memory.
+pub(in crate::arch::x86_64) fn access(run: &mut Running<'_>, gpa: Gpa) -> Next {
+    carry_out(run, Cause::Access(gpa))
+}
+
+/// The guest is at INS or OUTS, to a port that it may use.
+pub(super) fn port_string(run: &mut Running<'_>) -> Next {
+    carry_out(run, Cause::Port)
+}
+
+/// Carries out the instruction at RIP.
+fn carry_out(run: &mut Running<'_>, cause: Cause) -> Next {
+    // Whoever changes the guest's page tables and then flushes waits until this instruction is through with them.
+    run.vcpu.presence().emulate(run.cpu.id.0);
+    let origin = Origin::of(run);
+    let arch = &mut run.owner.arch;
+    let given_count = match arch.vmcb.control.instruction_length {
+        0 => 0,
+        count => usable_bytes(arch, run.vcpu, run.vm.memory.epoch(), count),
+    };
+    let given = &arch.vmcb.control.instruction_bytes[..given_count];
+    let mut registers = Registers::of(&mut arch.gprs, &mut arch.vmcb.save);
+    let mut bus = Bus { origin, apic: &mut arch.apic, nobody: None };
+    let outcome = arch.emulator.carry_out(&mut registers, &run.vm.memory, &mut bus, cause, given, run.tally);
+    let nobody = bus.nobody;
+    registers.put_back();
+    run.vcpu.presence().leave();
+    if run.owner.arch.emulator.has_learnt() {
+        emulate::remember(run, matches!(outcome, Outcome::Done { .. } | Outcome::Again));
+    }
+
+    if let Outcome::Done { .. } | Outcome::Again = outcome {
+        let rip = run.owner.arch.vmcb.save.rip;
+        run.owner.arch.skip_to(rip);
+        if let Some(gpa) = nobody {
+            tell_of_nobody(run, gpa);
+        }
+    } else {
+        end(run, cause, outcome);
+    }
+    Next::Resume
+}
+
+/// How many of the `count` bytes that the CPU has saved of the instruction can be used: none that may be from before a flush
+/// that was asked for since the exit. Who asked before we said that we emulate does not wait for us.
+#[cold]
+fn usable_bytes(arch: &ArchVcpu, vcpu: &Vcpu, epoch: u64, count: u8) -> usize {
+    let is_current = !vcpu.mailbox().has_work() && arch.has_seen(epoch);
+    if is_current { usize::from(count.min(15)) } else { 0 }
+}
+
+/// Tells the guest about an instruction that was not carried out.
+#[cold]
+fn end(run: &mut Running<'_>, cause: Cause, outcome: Outcome) {
+    match outcome {
+        Outcome::Done { .. } | Outcome::Again => {}
+        Outcome::Retry => run.owner.arch.before_instruction(),
+        Outcome::Fault(exception) => {
+            let arch = &mut run.owner.arch;
+            if let Some(address) = exception.cr2 {
+                arch.vmcb.save.cr2 = address;
+            }
+            arch.raise(exception.vector, exception.error_code);
+        }
+        Outcome::Unsupported { bytes, length } => refuse(run, cause, &bytes, length),
+        Outcome::Unbacked(at) => {
+            run.vm.stop(
+                StopReason::Unsupported,
+                format_args!("vCPU {}: keeps code or page tables at GPA {at}, where there is no memory", run.index),
+            );
+        }
+    }
+}
+
+/// A device that nobody has.
+#[cold]
+fn tell_of_nobody(run: &Running<'_>, gpa: Gpa) {
+    let whereabouts = run.owner.arch.whereabouts();
+    debug!("{} vCPU {}: nothing answers at GPA {gpa}, {whereabouts}", run.vm.name(), run.index);
+}
+
+/// An instruction that is not emulated.
+#[cold]
+fn refuse(run: &mut Running<'_>, cause: Cause, bytes: &[u8], length: u8) {
+    let shown = &bytes[..usize::from(length).min(bytes.len())];
+    debug!("{} vCPU {}: cannot emulate {shown:02x?} for {cause:x?}: #UD", run.vm.name(), run.index);
+    run.tally.add(|count| &count.emulations_refused, 1);
+    run.owner.arch.undefined();
+}
+
+/// Carries out the load of a word that `bytes` are, and says what it loads and how long the instruction is. `None` if the
+/// guest has to be told something else first.
+#[cold]
+pub(super) fn load_word(run: &mut Running<'_>, bytes: &[u8]) -> Option<(u64, u8)> {
+    run.vcpu.presence().emulate(run.cpu.id.0);
+    let origin = Origin::of(run);
+    let arch = &mut run.owner.arch;
+    let mut registers = Registers::of(&mut arch.gprs, &mut arch.vmcb.save);
+    let mut bus = Bus { origin, apic: &mut arch.apic, nobody: None };
+    let mut walks = Walks::forgetful();
+    let mut emulation = Emulation::new(&mut registers, &run.vm.memory, &mut bus, &mut walks, Cause::Port);
+    let outcome = match x86_emulate::decode(emulation.mode(), bytes) {
+        Ok(instruction) => emulation.load(&instruction).map(|word| (word, instruction.length)),
+        Err(_) => Err(Outcome::Retry),
+    };
+    run.vcpu.presence().leave();
+    outcome.map_err(|outcome| end(run, Cause::Port, outcome)).ok()
+}
+
+/// What the guest fetches next and where that is, if it can be fetched.
+pub(in crate::arch::x86_64) fn fetch(run: &mut Running<'_>) -> Option<Fetched> {
+    let arch = &mut run.owner.arch;
+    let registers = Registers::of(&mut arch.gprs, &mut arch.vmcb.save);
+    x86_emulate::fetch(&registers, &run.vm.memory, &mut Walks::forgetful()).ok()
+}
+
+/// What the guest fetches next, if it can be fetched, up to the end of the page; or on behind it.
+pub(in crate::arch::x86_64) fn bytes_at_rip(run: &mut Running<'_>) -> Option<Window> {
+    let arch = &mut run.owner.arch;
+    let registers = Registers::of(&mut arch.gprs, &mut arch.vmcb.save);
+    x86_emulate::fetch_whole(&registers, &run.vm.memory, arch.emulator.walks()).ok()
+}
+
+/// Clears TF in the flags that the guest's PUSHF has just saved: it was the hypervisor's. If the stack cannot be written any more,
+/// the guest has changed its page tables meanwhile, and finds what it put there.
+pub(in crate::arch::x86_64) fn clear_saved_trap_flag(run: &mut Running<'_>) {
+    const TF_IN_SECOND_BYTE: u8 = 1;
+    let arch = &mut run.owner.arch;
+    let registers = Registers::of(&mut arch.gprs, &mut arch.vmcb.save);
+    let stack = registers.segment(Segment::Ss);
+    let linear = match registers.mode() {
+        Mode::Bits64 => registers.gprs()[gpr::RSP].wrapping_add(1),
+        _ => {
+            let width = if stack.attributes & SegmentRegister::BIG != 0 { 0xffff_ffff } else { 0xffff };
+            stack.base.wrapping_add(registers.gprs()[gpr::RSP].wrapping_add(1) & width) & 0xffff_ffff
+        }
+    };
+    let memory = &run.vm.memory;
+    let found = x86_emulate::translate(&registers, memory, &mut Walks::forgetful(), linear, Access::Write);
+    let mut byte = [0];
+    if let Ok(gpa) = found
+        && memory.read(gpa, &mut byte)
+    {
+        byte[0] &= !TF_IN_SECOND_BYTE;
+        let _ = memory.write(gpa, &byte);
+    }
+}
+
+/// The devices. What an access asks of others is carried out at once: none of it waits for anybody.
+struct Bus<'a> {
+    origin: Origin<'a>,
+    apic: &'a mut LocalApic,
+    nobody: Option<Gpa>,
+}
+
+impl Bus<'_> {
+    /// Where the local APIC of the vCPU has its registers.
+    #[inline]
+    fn local_apic(&self) -> Gpa {
+        Gpa(self.apic.mmio_base())
+    }
+
+    /// PCI's configuration spaces, or nothing.
+    #[cold]
+    fn read_elsewhere(&mut self, gpa: Gpa, width: Width) -> u64 {
+        let Some(offset) = offset_in_ecam(gpa) else {
+            self.nobody = Some(gpa);
+            return u64::MAX;
+        };
+        self.origin.vm.platform().pci.lock().read_memory(offset, width.bytes())
+    }
+
+    #[cold]
+    fn write_elsewhere(&mut self, gpa: Gpa, width: Width, value: u64) {
+        let Some(offset) = offset_in_ecam(gpa) else {
+            self.nobody = Some(gpa);
+            return;
+        };
+        self.origin.vm.platform().pci.lock().write_memory(offset, width.bytes(), value);
+    }
+}
+
+/// As ports count it.
+fn bytes(width: Width) -> u8 {
+    width.bytes().to_le_bytes()[0]
+}
+
+fn offset_in_ecam(gpa: Gpa) -> Option<u64> {
+    gpa.0.checked_sub(PCI_ECAM.0).filter(|offset| *offset < PCI_ECAM_BYTES)
+}
+
+const IO_APIC: Gpa = Gpa(io_apic::MMIO_BASE);
+
+impl Device for Bus<'_> {
+    #[inline]
+    fn read(&mut self, gpa: Gpa, width: Width) -> u64 {
+        // Registers have 32 bits and begin at multiples of 16. A narrower read takes its part of one; a wider one finds
+        // nothing behind it.
+        let (register, shift) = (gpa.0 & !3, (gpa.0 & 3) * 8);
+        #[expect(clippy::cast_possible_truncation, reason = "an offset in a page")]
+        let offset = Gpa(register).offset_in(PageSize::Size4K) as u16;
+        let value = match gpa.page(PageSize::Size4K) {
+            page if page == self.local_apic() => self.apic.read_mmio(offset, tsc::now),
+            IO_APIC => self.origin.vm.platform().io_apic.lock().read(offset),
+            _ => return self.read_elsewhere(gpa, width),
+        };
+        u64::from(value) >> shift
+    }
+
+    #[inline]
+    fn write(&mut self, gpa: Gpa, width: Width, value: u64) {
+        #[expect(clippy::cast_possible_truncation, reason = "an offset in a page")]
+        let offset = gpa.offset_in(PageSize::Size4K) as u16;
+        #[expect(clippy::cast_possible_truncation, reason = "registers have 32 bits")]
+        let low = value as u32;
+        let (page, local_apic) = (gpa.page(PageSize::Size4K), self.local_apic());
+        let is_register = width >= Width::Dword && gpa.0.is_multiple_of(4);
+        match page {
+            // The manuals define 32-bit accesses only; narrower ones and ones between registers are ignored.
+            page if !is_register && (page == local_apic || page == IO_APIC) => {}
+            page if page == local_apic => {
+                let effect = self.apic.write_mmio(offset, low, tsc::now());
+                if effect != Effect::None {
+                    apply(self.origin, self.apic, effect);
+                }
+            }
+            IO_APIC => {
+                let message = self.origin.vm.platform().io_apic.lock().write(offset, low);
+                if let Some(message) = message {
+                    routing::send(self.origin.vm, None, &message);
+                }
+            }
+            _ => self.write_elsewhere(gpa, width, value),
+        }
+    }
+
+    fn read_port(&mut self, port: u16, width: Width) -> u64 {
+        width.truncate(platform::read(self.origin.vm, port, bytes(width)).into())
+    }
+
+    fn write_port(&mut self, port: u16, width: Width, value: u64) {
+        #[expect(clippy::cast_possible_truncation, reason = "at most 32 bits")]
+        platform::write(self.origin.vm, self.origin.index, port, bytes(width), value as u32);
+    }
+}

@@ -1,0 +1,15 @@
+//! The PC that a guest sees.
+//!
+//! `cpuid`, `msr`, `control`, `mmio` and `platform` are what an exit may lead to, `routing` is how interrupts travel.
+
+pub(crate) mod control;
+pub(crate) mod cpuid;
+pub(crate) mod emulate;
+pub(crate) mod fpu;
+pub(crate) mod hyperv;
+pub(crate) mod loader;
+pub(crate) mod mmio;
+pub(crate) mod msr;
+pub(crate) mod platform;
+pub(crate) mod routing;
+pub(crate) mod uart;

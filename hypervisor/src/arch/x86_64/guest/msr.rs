@@ -1,0 +1,115 @@
+//! Model-specific registers, by allow list.
+//!
+//! A register that is not named here does not exist: the guest gets #GP, as on a CPU that lacks it. What VMLOAD and
+//! VMSAVE switch is passed through and does not come here (see [`crate::arch::x86_64::svm`]).
+
+use addr::Gpa;
+use x86_defs::control::Refused;
+use x86_defs::msr;
+use x86_defs::registers::efer;
+
+use super::{control, cpuid, hyperv};
+use crate::arch::x86_64::host::tsc;
+use crate::arch::x86_64::svm::exit::{Origin, apply};
+use crate::arch::x86_64::svm::vcpu::ArchVcpu;
+use crate::device::local_apic::{Effect, GeneralProtection};
+use crate::device::memory_types;
+use crate::vcpu::run::Running;
+
+/// HWCR: the TSC counts at the P0 frequency whatever the CPU does.
+const HWCR_TSC_FREQ_SEL: u64 = 1 << 24;
+/// DE_CFG: LFENCE waits for all earlier instructions.
+const DE_CFG_LFENCE_SERIALIZES: u64 = 1 << 1;
+
+/// MISC_ENABLE is Intel's, and no bit of CPUID tells of it. QEMU and KVM have it on every vendor's CPU, and so there is software that
+/// does not ask for the vendor. What is written is kept, and has no effect: the features that it would switch are not offered.
+const MISC_ENABLE_WRITABLE: u64 = 1 << 0 | 1 << 3 | 1 << 16 | 1 << 18 | 1 << 22 | 1 << 23 | 1 << 34;
+/// No branch trace, no event sampling.
+const MISC_ENABLE_READ_ONLY: u64 = 1 << 11 | 1 << 12;
+/// After reset: fast strings.
+pub(in crate::arch::x86_64) const MISC_ENABLE_RESET: u64 = MISC_ENABLE_READ_ONLY | 1 << 0;
+
+/// Reads a register for the guest.
+///
+/// # Errors
+/// When it does not exist or cannot be read: the guest gets #GP.
+pub(in crate::arch::x86_64) fn read(run: &mut Running<'_>, number: u32) -> Result<u64, GeneralProtection> {
+    let arch = &mut run.owner.arch;
+    match number {
+        msr::X2APIC_FIRST..=msr::X2APIC_LAST => arch.apic.read_msr(number, tsc::now),
+        msr::TSC_DEADLINE => Ok(arch.apic.tsc_deadline(tsc::now())),
+        msr::APIC_BASE => Ok(arch.apic.base_msr()),
+        msr::TSC => Ok(tsc::now()),
+        msr::EFER => Ok(arch.vmcb.save.efer & !efer::SVME),
+        msr::PAT => Ok(arch.vmcb.save.g_pat),
+        msr::MISC_ENABLE => Ok(arch.misc_enable),
+        msr::HWCR => Ok(HWCR_TSC_FREQ_SEL),
+        msr::DE_CFG => Ok(DE_CFG_LFENCE_SERIALIZES),
+        hyperv::FIRST_MSR..=hyperv::LAST_MSR => hyperv::read_msr(run, number),
+        number if reads_as_zero(number) || number == msr::MCG_CAP => Ok(0),
+        number => arch.memory_types.read(number).ok_or(GeneralProtection),
+    }
+}
+
+/// Writes a register for the guest.
+///
+/// # Errors
+/// When it does not exist, cannot be written, or not with this value: the guest gets #GP and nothing has changed.
+pub(in crate::arch::x86_64) fn write(run: &mut Running<'_>, number: u32, value: u64) -> Result<(), GeneralProtection> {
+    let arch = &mut run.owner.arch;
+    let effect = match number {
+        msr::X2APIC_FIRST..=msr::X2APIC_LAST => arch.apic.write_msr(number, value, tsc::now())?,
+        msr::TSC_DEADLINE => arch.apic.set_tsc_deadline(value, tsc::now()),
+        msr::APIC_BASE => set_apic_base(arch, value)?,
+        msr::EFER => return control::write_efer(run, value).map_err(|Refused| GeneralProtection),
+        msr::PAT if memory_types::is_valid_pat(value) => {
+            arch.vmcb.save.g_pat = value;
+            return Ok(());
+        }
+        // The TSC is the host's and the same for all; a kernel writes it only to undo differences that there are not.
+        msr::TSC | msr::TSC_ADJUST | msr::HWCR | msr::DE_CFG => return Ok(()),
+        hyperv::FIRST_MSR..=hyperv::LAST_MSR => return hyperv::write_msr(run, number, value),
+        number if reads_as_zero(number) => return Ok(()),
+        number => return write_kept(arch, number, value),
+    };
+    apply(Origin::of(run), &mut run.owner.arch.apic, effect);
+    Ok(())
+}
+
+/// IA32_APIC_BASE, whose address has as many bits as the guest's others.
+#[cold]
+fn set_apic_base(arch: &mut ArchVcpu, value: u64) -> Result<Effect, GeneralProtection> {
+    if Gpa(value) >= cpuid::physical_addresses_end() {
+        return Err(GeneralProtection);
+    }
+    arch.apic.set_base_msr(value)
+}
+
+/// Registers that a guest finds as it left them, and that have no effect.
+#[cold]
+fn write_kept(arch: &mut ArchVcpu, number: u32, value: u64) -> Result<(), GeneralProtection> {
+    if number != msr::MISC_ENABLE {
+        return arch.memory_types.write(number, value, cpuid::physical_address_bits()).ok_or(GeneralProtection);
+    }
+    if value & !MISC_ENABLE_WRITABLE != MISC_ENABLE_READ_ONLY {
+        return Err(GeneralProtection);
+    }
+    arch.misc_enable = value;
+    Ok(())
+}
+
+/// Registers that Linux reads or writes without asking CPUID, and that do nothing here: they read zero and ignore
+/// writes.
+fn reads_as_zero(number: u32) -> bool {
+    matches!(
+        number,
+        msr::TSC_ADJUST | msr::PATCH_LEVEL | msr::DEBUG_CTL | msr::K7_EVNTSEL0
+            ..=msr::K7_PERFCTR3
+                | msr::SYSCFG
+                | msr::TOP_MEM
+                | msr::TOP_MEM2
+                | msr::NB_CFG
+                | msr::INT_PENDING
+                | msr::DC_CFG
+    )
+}

@@ -1,0 +1,189 @@
+//! The PC that a guest sees: which device answers at which port, and how their interrupts reach the vCPUs.
+//!
+//! There is no more than kernels need: two serial ports, a clock, the counter that others' clocks are measured by, the registers
+//! that turn the machine off, an I/O APIC, a PCI bus with nothing but its bridge. Everything else is an empty bus: reads give ones, writes go nowhere.
+
+use abi::control::{Line, StopReason};
+use abi::payload::VmConfig;
+use spin::Mutex;
+use x86_boot::layout::{PCI_ADDRESS_PORT, RTC_PORT, SERIAL_PORTS};
+
+use super::cpuid::CpuidTable;
+use super::hyperv::HyperV;
+use super::{mmio, routing};
+use crate::arch::x86_64::host::{tsc, wall_clock};
+use crate::device::io_apic::IoApic;
+use crate::device::pci::{self, Pci};
+use crate::device::pit::{self, Pit};
+use crate::device::power::{self, PowerEvent};
+use crate::device::rtc::Rtc;
+use crate::device::uart;
+use crate::vcpu::run::{Next, Running};
+use crate::vm::Vm;
+
+/// Devices and tables of one VM.
+pub(crate) struct Platform {
+    pub(in crate::arch::x86_64) cpuid: CpuidTable,
+    /// The Hyper-V interface, where it is offered.
+    pub(in crate::arch::x86_64) hyperv: Option<HyperV>,
+    pub(super) io_apic: Mutex<IoApic>,
+    pub(super) pci: Mutex<Pci>,
+    pit: Mutex<Pit>,
+    rtc: Mutex<Rtc>,
+}
+
+const COM1: u16 = SERIAL_PORTS[0].0;
+const COM1_LAST: u16 = COM1 + uart::PORTS - 1;
+const COM2: u16 = SERIAL_PORTS[1].0;
+const COM2_LAST: u16 = COM2 + uart::PORTS - 1;
+const RTC_LAST: u16 = RTC_PORT + 1;
+
+impl Platform {
+    pub(crate) fn new(config: &VmConfig) -> Self {
+        Self {
+            cpuid: CpuidTable::new(config),
+            hyperv: HyperV::new(config),
+            io_apic: Mutex::new(IoApic::new(0)),
+            pci: Mutex::new(Pci::new()),
+            pit: Mutex::new(Pit::new()),
+            rtc: Mutex::new(Rtc::new()),
+        }
+    }
+}
+
+/// EXITINFO1 of a port access (APM vol. 2, 15.10.2).
+mod info {
+    pub(super) const IN: u64 = 1 << 0;
+    pub(super) const STRING: u64 = 1 << 2;
+    pub(super) const SIZE_SHIFT: u64 = 4;
+    pub(super) const PORT_SHIFT: u64 = 16;
+}
+
+/// IN and OUT.
+#[expect(clippy::cast_possible_truncation, reason = "the port has 16 bits, the size 3, and EAX is the low half of RAX")]
+pub(in crate::arch::x86_64) fn port_access(run: &mut Running<'_>) -> Next {
+    let control = &run.owner.arch.vmcb.control;
+    let (details, next_rip) = (control.exit_info_1, control.exit_info_2);
+    if details & info::STRING != 0 {
+        return mmio::port_string(run);
+    }
+    let port = (details >> info::PORT_SHIFT) as u16;
+    // One bit says 8, 16 or 32: as many bytes as the field's value.
+    let bytes = (details >> info::SIZE_SHIFT & 7) as u8;
+    let mask = match bytes {
+        1 => 0xff,
+        2 => 0xffff,
+        _ => 0xffff_ffff,
+    };
+
+    let arch = &mut run.owner.arch;
+    if details & info::IN != 0 {
+        let value = u64::from(read(run.vm, port, bytes)) & mask;
+        let rax = &mut arch.vmcb.save.rax;
+        // A 32-bit result clears the upper half of the register, a smaller one keeps the rest.
+        *rax = if mask == 0xffff_ffff { value } else { *rax & !mask | value };
+    } else {
+        let value = arch.vmcb.save.rax as u32;
+        write(run.vm, run.index, port, bytes, value);
+    }
+
+    let arch = &mut run.owner.arch;
+    arch.skip_to(next_rip);
+    Next::Resume
+}
+
+/// A read of `bytes` at a port. All devices but PCI's bridge have byte registers; the upper bytes of a wider access find an empty bus.
+pub(super) fn read(vm: &Vm, port: u16, bytes: u8) -> u32 {
+    let byte = match port {
+        COM1..=COM1_LAST => read_serial(vm, Line::Console, port - COM1),
+        COM2..=COM2_LAST => read_serial(vm, Line::Agent, port - COM2),
+        RTC_PORT..=RTC_LAST => vm.platform().rtc.lock().read(port - RTC_PORT, wall_clock_seconds()),
+        port if power::PORTS.contains(&port) => power::read(),
+        _ => return read_wide(vm, port, bytes),
+    };
+    EMPTY << 8 | u32::from(byte)
+}
+
+/// What a bus reads where nothing is.
+const EMPTY: u32 = u32::MAX;
+
+/// A read of a register that may be wider than a byte, or that no guest reads often; or of nothing.
+#[cold]
+fn read_wide(vm: &Vm, port: u16, bytes: u8) -> u32 {
+    match port {
+        pit::FIRST_PORT..=pit::LAST_PORT | pit::GATE_PORT => {
+            EMPTY << 8 | u32::from(vm.platform().pit.lock().read(port, tsc::nanos()))
+        }
+        PCI_ADDRESS_PORT..=pci::LAST_PORT => vm.platform().pci.lock().read_port(port, bytes),
+        _ => EMPTY,
+    }
+}
+
+/// A write of the low `bytes` of `wide` to a port by vCPU `index`.
+pub(super) fn write(vm: &Vm, index: u32, port: u16, bytes: u8, wide: u32) {
+    let [value, ..] = wide.to_le_bytes();
+    match port {
+        COM1..=COM1_LAST => write_serial(vm, Line::Console, port - COM1, value),
+        COM2..=COM2_LAST => write_serial(vm, Line::Agent, port - COM2, value),
+        RTC_PORT..=RTC_LAST => vm.platform().rtc.lock().write(port - RTC_PORT, value),
+        port if power::PORTS.contains(&port) => {
+            let (reason, verb) = match power::write(port, value) {
+                Some(PowerEvent::PowerOff) => (StopReason::PowerOff, "turned the machine off"),
+                Some(PowerEvent::Reset) => (StopReason::Reset, "reset the machine"),
+                None => return,
+            };
+            vm.stop(reason, format_args!("vCPU {index} {verb}, port {port:#x} value {value:#x}"));
+        }
+        _ => write_wide(vm, port, bytes, wide),
+    }
+}
+
+/// A write to a register that may be wider than a byte, or that no guest writes often; or to nothing.
+#[cold]
+fn write_wide(vm: &Vm, port: u16, bytes: u8, wide: u32) {
+    let [value, ..] = wide.to_le_bytes();
+    match port {
+        pit::FIRST_PORT..=pit::LAST_PORT | pit::GATE_PORT => vm.platform().pit.lock().write(port, value, tsc::nanos()),
+        PCI_ADDRESS_PORT..=pci::LAST_PORT => vm.platform().pci.lock().write_port(port, bytes, wide),
+        _ => {}
+    }
+}
+
+#[inline]
+fn read_serial(vm: &Vm, line: Line, offset: u16) -> u8 {
+    vm.serial(line).read(offset, |asserted| serial_interrupt(vm, line, asserted))
+}
+
+#[inline]
+fn write_serial(vm: &Vm, line: Line, offset: u16, value: u8) {
+    vm.serial(line).write(offset, value, |asserted| serial_interrupt(vm, line, asserted));
+}
+
+/// Tells the I/O APIC about the interrupt line of a serial port.
+#[cold]
+pub(crate) fn serial_interrupt(vm: &Vm, line: Line, asserted: bool) {
+    let (_, pin) = SERIAL_PORTS[crate::vm::line_index(line)];
+    let message = vm.platform().io_apic.lock().set_line(pin as usize, asserted);
+    if let Some(message) = message {
+        routing::send(vm, None, &message);
+    }
+}
+
+/// A vCPU ended a level-triggered interrupt.
+pub(in crate::arch::x86_64) fn end_of_interrupt(vm: &Vm, vector: u8) {
+    // The messages are gathered first: sending may take other locks.
+    let mut messages = [None; crate::device::io_apic::PINS];
+    let mut io_apic = vm.platform().io_apic.lock();
+    for (slot, message) in messages.iter_mut().zip(io_apic.end_of_interrupt(vector)) {
+        *slot = Some(message);
+    }
+    drop(io_apic);
+    for message in messages.iter().flatten() {
+        routing::send(vm, None, message);
+    }
+}
+
+/// Seconds since 1970.
+fn wall_clock_seconds() -> u64 {
+    wall_clock::boot_seconds() + tsc::nanos() / 1_000_000_000
+}

@@ -1,0 +1,160 @@
+//! Interrupt messages on their way to vCPUs: IPIs, the I/O APIC, INIT and start-up.
+//!
+//! A local APIC belongs to the pCPU that runs its vCPU. Everybody else leaves vectors in [`Posted`], beside the
+//! vCPU's mailbox, and posts; the owner takes them over before its next entry ([`take_posted`]). A vCPU that sends to
+//! itself skips the detour.
+
+use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+use sched::Pending;
+
+use crate::arch::x86_64::svm::vcpu::ArchVcpu;
+use crate::device::interrupt::{Kind, LogicalId, Message, Target, cluster_members};
+use crate::vcpu::run::Running;
+use crate::vm::Vm;
+
+/// What others leave for a vCPU's local APIC.
+#[derive(Debug)]
+pub(crate) struct Posted {
+    /// Vectors requested: bit n of word w is vector `w * 64 + n`.
+    vectors: [AtomicU64; 4],
+    /// Which of them are level-triggered.
+    levels: [AtomicU64; 4],
+    /// NMIs that were sent: a bit for the first, and one for any further.
+    nmis: AtomicU8,
+    /// Page of a start-up message, with [`STARTUP_VALID`]; zero when there is none.
+    startup: AtomicU32,
+    /// The APIC's [`LogicalId`], published by the owner for those who resolve logical destinations.
+    logical_id: AtomicU16,
+}
+
+const STARTUP_VALID: u32 = 0x100;
+
+impl Posted {
+    pub(crate) fn new() -> Self {
+        Self {
+            vectors: Default::default(),
+            levels: Default::default(),
+            nmis: AtomicU8::new(0),
+            startup: AtomicU32::new(0),
+            logical_id: AtomicU16::new(LogicalId::NONE.to_bits()),
+        }
+    }
+
+    /// Publishes how the APIC answers to logical destinations.
+    pub(in crate::arch::x86_64) fn publish_logical_id(&self, id: LogicalId) {
+        self.logical_id.store(id.to_bits(), Ordering::Release);
+    }
+}
+
+/// Sends `message` from the vCPU `sender`, or from a device, to all that it is for. Targets that do not exist hear
+/// nothing, as on hardware.
+pub(in crate::arch::x86_64) fn send(vm: &Vm, sender: Option<u32>, message: &Message) {
+    let everybody = || 0..vm.config.vcpus;
+    match message.target {
+        Target::SelfOnly => post_to(vm, sender, message),
+        Target::Physical(id) => post_to(vm, Some(id), message),
+        Target::AllIncludingSelf => post_to(vm, everybody(), message),
+        Target::AllButSelf => post_to(vm, everybody().filter(|&id| Some(id) != sender), message),
+        Target::Cluster { cluster, members } => post_to(vm, cluster_members(cluster, members), message),
+        Target::Logical(destination) => {
+            let answers = |&id: &u32| {
+                vm.vcpus().get(id as usize).is_some_and(|vcpu| {
+                    LogicalId::from_bits(vcpu.posted().logical_id.load(Ordering::Acquire)).matches(destination)
+                })
+            };
+            post_to(vm, everybody().filter(answers), message);
+        }
+    }
+}
+
+/// Sends an edge-triggered interrupt to vCPUs by index.
+pub(crate) fn send_fixed(vm: &Vm, vector: u8, ids: impl IntoIterator<Item = u32>) {
+    let message = Message { kind: Kind::Fixed, vector, level: false, target: Target::AllIncludingSelf };
+    post_to(vm, ids, &message);
+}
+
+fn post_to(vm: &Vm, ids: impl IntoIterator<Item = u32>, message: &Message) {
+    for id in ids {
+        let Some(vcpu) = vm.vcpus().get(id as usize) else { continue };
+        let posted = vcpu.posted();
+        let work = match message.kind {
+            Kind::Fixed | Kind::LowestPriority => {
+                let (word, bit) = (usize::from(message.vector >> 6), 1 << (message.vector & 63));
+                if message.level {
+                    posted.levels[word].fetch_or(bit, Ordering::Relaxed);
+                }
+                posted.vectors[word].fetch_or(bit, Ordering::Relaxed);
+                Pending::INTERRUPT
+            }
+            Kind::Nmi => {
+                // A processor takes one and latches one more; a vCPU that does not run must not make one of both.
+                if posted.nmis.fetch_or(1, Ordering::Relaxed) != 0 {
+                    posted.nmis.fetch_or(2, Ordering::Relaxed);
+                }
+                Pending::NMI
+            }
+            Kind::Init => {
+                // A start-up message from before the reset has lost its meaning.
+                posted.startup.store(0, Ordering::Relaxed);
+                Pending::INIT
+            }
+            Kind::Startup => {
+                posted.startup.store(STARTUP_VALID | u32::from(message.vector), Ordering::Relaxed);
+                Pending::STARTUP
+            }
+        };
+        // Publishes what was stored above; `Mailbox::take` on the other side sees it.
+        vm.post(id, work);
+
+        if message.kind == Kind::LowestPriority {
+            // Any one of the targets will do (APM vol. 2, 16.6.2); the first has it.
+            return;
+        }
+    }
+}
+
+/// Before an entry, and before it is asked whether something ends a wait: nothing is to be done here, events are
+/// chosen on the way into the guest.
+#[inline(always)]
+pub(crate) fn prepare(_: &mut Running<'_>) {}
+
+/// The owner takes over what `work` announced.
+pub(crate) fn take_posted(vcpu: &mut ArchVcpu, posted: &Posted, work: Pending) {
+    if work.contains(Pending::INIT) {
+        vcpu.init();
+        posted.publish_logical_id(vcpu.apic.logical_id());
+    }
+    if work.contains(Pending::STARTUP) {
+        let startup = posted.startup.swap(0, Ordering::Relaxed);
+        if startup & STARTUP_VALID != 0 {
+            vcpu.start_up(startup.to_le_bytes()[0]);
+        }
+    }
+    if work.contains(Pending::NMI) {
+        let [count, ..] = posted.nmis.swap(0, Ordering::Relaxed).count_ones().to_le_bytes();
+        vcpu.request_nmis(count);
+    }
+    if work.contains(Pending::INTERRUPT) {
+        // Mostly all but one are empty, and a read is cheaper than a swap.
+        let vectors = [0, 1, 2, 3].map(|word: usize| match posted.vectors[word].load(Ordering::Relaxed) {
+            0 => 0,
+            _ => posted.vectors[word].swap(0, Ordering::Relaxed),
+        });
+        vcpu.apic.accept_words(&vectors);
+        // A level bit is set before its vector's bit, so that it is there when the vector is. One whose vector is still on
+        // its way stays: taken for itself, it would be forgotten when the vector follows as an edge.
+        let levels =
+            [0, 1, 2, 3].map(|word: usize| match posted.levels[word].load(Ordering::Relaxed) & vectors[word] {
+                0 => 0,
+                with_vector => posted.levels[word].fetch_and(!with_vector, Ordering::Relaxed) & with_vector,
+            });
+        if levels != [0; 4] {
+            for vector in 0..=u8::MAX {
+                if levels[usize::from(vector >> 6)] >> (vector & 63) & 1 != 0 {
+                    vcpu.apic.accept(vector, true);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! What ACPI's static tables say about the machine. No AML is interpreted.
+
+#![expect(unsafe_code, reason = "firmware's tables are read where firmware has put them")]
+
+use alloc::vec::Vec;
+use core::ptr::NonNull;
+
+use ::acpi::address::{AddressSpace, GenericAddress};
+use ::acpi::fadt::Fadt;
+use ::acpi::madt::{Madt, MadtEntry};
+use ::acpi::mcfg::Mcfg;
+use ::acpi::sdt::{SdtHeader, Signature};
+use ::acpi::{AcpiHandler, AcpiTable, AcpiTables, PhysicalMapping};
+use addr::Hpa;
+use spin::Once;
+
+use super::{paging, power};
+use crate::boot::handover::RootTable;
+use crate::boot::madt;
+use crate::boot::soft_off::{self, SleepTypes};
+use crate::boot::spcr::{self, Spcr};
+
+/// The facts that bring-up needs.
+#[derive(Debug, Default)]
+pub(crate) struct Machine {
+    /// Local APIC ids of the enabled pCPUs, each once, in the order of the table.
+    pub(crate) apic_ids: Vec<u32>,
+    /// The ACPI PM timer (ACPI 4.8.3.3).
+    pub(crate) pm_timer: Option<PmTimer>,
+    /// Writing the value to the port resets the machine (ACPI 4.8.3.6).
+    pub(crate) reset: Option<(u16, u8)>,
+    /// How the machine is turned off (ACPI 4.8.3.2.1).
+    pub(crate) soft_off: Option<SoftOff>,
+    /// Index of the century in the CMOS RTC, 0 when it has none.
+    pub(crate) rtc_century: u8,
+    /// Memory windows into PCI configuration space.
+    pub(crate) ecam: Vec<Ecam>,
+    /// There is a controller for a keyboard and a mouse (8042).
+    pub(crate) has_keyboard_controller: bool,
+    /// What firmware says about its own serial console, if it says anything.
+    pub(crate) spcr: Option<Spcr>,
+}
+
+/// The ACPI PM timer: counts up at 3.579545 MHz.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PmTimer {
+    /// Its I/O port.
+    pub(crate) port: u16,
+    /// All bits that it counts with: 24 or 32 of them.
+    pub(crate) mask: u32,
+}
+
+/// The registers that turn the machine off, and what to write to them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SoftOff {
+    /// Ports of the PM1 control registers.
+    pub(crate) control_a: u16,
+    pub(crate) control_b: Option<u16>,
+    pub(crate) types: SleepTypes,
+    /// Where firmware is told to hand the registers over, and by what, if it has to be.
+    pub(crate) enable: Option<(u16, u8)>,
+}
+
+/// Configuration space of the buses of a PCI segment, in memory (PCI Express 7.2.2).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ecam {
+    /// Where bus 0 would be.
+    pub(crate) base: Hpa,
+    /// First bus.
+    pub(crate) first_bus: u8,
+}
+
+/// Local APIC flags in the MADT: the pCPU can be used (ACPI 5.2.12.2).
+const ENABLED: u32 = 1;
+
+static MACHINE: Once<Machine> = Once::new();
+
+/// What the tables said; `None` before they have been read.
+pub(in crate::arch::x86_64) fn machine() -> Option<&'static Machine> {
+    MACHINE.get()
+}
+
+/// Reads the tables; `None` when there are none, or not the one that names the pCPUs.
+pub(super) fn read(root: Option<RootTable>) -> Option<&'static Machine> {
+    MACHINE.try_call_once(|| parse(root).ok_or(())).ok()
+}
+
+fn parse(root: Option<RootTable>) -> Option<Machine> {
+    let address = |hpa: Hpa| usize::try_from(hpa.0).ok();
+    let tables = match root? {
+        // SAFETY: the loader says that it is there; the crate checks signature and checksum of all it reads.
+        RootTable::Rsdp(rsdp) => unsafe { AcpiTables::from_rsdp(Firmware, address(rsdp)?) },
+        // SAFETY: the same.
+        RootTable::Sdt { revision, address: sdt } => unsafe {
+            AcpiTables::from_rsdt(Firmware, revision, address(sdt)?)
+        },
+    };
+    let tables = tables.inspect_err(|error| log::error!("ACPI: {error:?}")).ok()?;
+    let mut machine = Machine::default();
+
+    let madt = tables.find_table::<Madt>().inspect_err(|error| log::error!("ACPI: {error:?}")).ok()?;
+    let entries =
+        bytes(madt.physical_start(), madt.get().header.length).and_then(|table| table.get(size_of::<Madt>()..));
+    if !entries.is_some_and(madt::is_well_formed) {
+        log::error!("ACPI: the MADT's entries do not fill it");
+        return None;
+    }
+    for entry in madt.get().entries() {
+        let (id, flags) = match entry {
+            MadtEntry::LocalApic(cpu) => (u32::from(cpu.apic_id), cpu.flags),
+            MadtEntry::LocalX2Apic(cpu) => (cpu.x2apic_id, cpu.flags),
+            _ => continue,
+        };
+        if flags & ENABLED != 0 && !machine.apic_ids.contains(&id) {
+            machine.apic_ids.push(id);
+        }
+    }
+
+    if let Ok(fadt) = tables.find_table::<Fadt>() {
+        let flags = fadt.flags;
+        let timer = fadt.pm_timer_block().ok().flatten();
+        let mask = if flags.pm_timer_is_32_bit() { u32::MAX } else { 0x00ff_ffff };
+        machine.pm_timer = timer.as_ref().and_then(port).map(|port| PmTimer { port, mask });
+        if flags.supports_system_reset_via_fadt() {
+            let register = fadt.reset_register().ok();
+            machine.reset = register.as_ref().and_then(port).map(|port| (port, fadt.reset_value));
+        }
+        machine.rtc_century = fadt.century;
+        let boot_architecture = fadt.iapc_boot_arch;
+        machine.has_keyboard_controller = boot_architecture.motherboard_implements_8042();
+        machine.soft_off = tables.dsdt().ok().and_then(|dsdt| soft_off(&fadt, bytes(dsdt.address, dsdt.length)?));
+    }
+    if let Ok(mcfg) = tables.find_table::<Mcfg>() {
+        // Only segment 0 is looked at: what the hypervisor drives itself is there.
+        for window in mcfg.entries().iter().filter(|window| window.pci_segment_group == 0) {
+            machine.ecam.push(Ecam { base: Hpa(window.base_address), first_bus: window.bus_number_start });
+        }
+    }
+    if let Ok(table) = tables.find_table::<SpcrHeader>() {
+        machine.spcr = bytes(table.physical_start(), table.header().length).map(spcr::read);
+    }
+    Some(machine)
+}
+
+/// The header of an SPCR. The crate finds the table by it; what the crate knows of the rest is as long as no table of an older revision.
+#[repr(transparent)]
+struct SpcrHeader(SdtHeader);
+
+// SAFETY: each table begins with a header, and no more is read by this type.
+unsafe impl AcpiTable for SpcrHeader {
+    const SIGNATURE: Signature = Signature::SPCR;
+
+    fn header(&self) -> &SdtHeader {
+        &self.0
+    }
+}
+
+/// How these tables say that the machine is turned off.
+fn soft_off(fadt: &Fadt, dsdt: &[u8]) -> Option<SoftOff> {
+    let enable = u16::try_from(fadt.smi_cmd_port).ok().filter(|&port| port != 0 && fadt.acpi_enable != 0);
+    Some(SoftOff {
+        control_a: port(&fadt.pm1a_control_block().ok()?)?,
+        control_b: fadt.pm1b_control_block().ok().flatten().as_ref().and_then(port),
+        types: soft_off::find(dsdt)?,
+        enable: enable.map(|port| (port, fadt.acpi_enable)),
+    })
+}
+
+/// The bytes of a table.
+fn bytes(address: usize, length: u32) -> Option<&'static [u8]> {
+    let start = paging::map_firmware(Hpa(address as u64), u64::from(length))?;
+    // SAFETY: mapped for that many bytes, for good, and firmware's tables are not written.
+    Some(unsafe { core::slice::from_raw_parts(start.0 as *const u8, length as usize) })
+}
+
+/// The I/O port that a register is at, if it is at one.
+fn port(register: &GenericAddress) -> Option<u16> {
+    match register.address_space {
+        AddressSpace::SystemIo => u16::try_from(register.address).ok(),
+        _ => None,
+    }
+}
+
+/// No table is longer than this. The crate reads as far as a table says that it goes, to take its checksum.
+const LONGEST_TABLE: usize = 16 << 20;
+
+/// Gives the crate access to physical memory.
+#[derive(Clone, Copy)]
+struct Firmware;
+
+impl AcpiHandler for Firmware {
+    unsafe fn map_physical_region<T>(&self, address: usize, bytes: usize) -> PhysicalMapping<Self, T> {
+        let start = (bytes <= LONGEST_TABLE).then(|| paging::map_firmware(Hpa(address as u64), bytes as u64)).flatten();
+        let Some(start) = start.and_then(|start| NonNull::new(start.0 as *mut T)) else {
+            log::error!("cannot start: no ACPI table can be at {address:#x} with {bytes} bytes");
+            power::exit(abi::exit_code::REFUSED)
+        };
+        // SAFETY: mapped for that many bytes, and mappings stay.
+        unsafe { PhysicalMapping::new(address, start, bytes, bytes, *self) }
+    }
+
+    fn unmap_physical_region<T>(_: &PhysicalMapping<Self, T>) {}
+}

@@ -1,0 +1,437 @@
+//! Exceptions and host interrupts.
+//!
+//! An exception in the hypervisor is a bug: it is reported like a panic and ends the machine. Double faults, NMIs and
+//! machine checks have stacks of their own, so that even a stack overflow gets its report.
+//!
+//! Host interrupts mean nothing by themselves: each ends a guest's run or a pCPU's sleep, and what there is to do is
+//! found in memory. So their handlers only count, and tell the local APIC that they are done. The hypervisor runs with
+//! interrupts off and takes them in two places: [`wait`], and [`gate::take`](crate::arch::x86_64::svm::gate::take) while
+//! it runs a vCPU.
+
+#![expect(unsafe_code, reason = "interrupt entry, and the instructions that let interrupts in")]
+
+use core::arch::{asm, naked_asm};
+use core::mem::offset_of;
+
+use addr::{Hva, PAGE_BYTES};
+use spin::Once;
+use vcpu_layout::Proof;
+use x86_64::VirtAddr;
+use x86_64::registers::control::Cr2;
+use x86_64::structures::idt::InterruptDescriptorTable;
+
+use super::percpu::{ArchPerCpu, IST_DOUBLE_FAULT, IST_MACHINE_CHECK, IST_NMI};
+use super::{apic, machine_check, paging, power};
+use crate::cpu::{PerCpu, Taken};
+use crate::panic;
+
+/// Vector of a kick: another pCPU has something for this one.
+pub(crate) const KICK: u8 = 0xf0;
+/// Vector of the local timer.
+pub(crate) const TIMER: u8 = 0xf1;
+/// Vector of the host's devices.
+pub(crate) const DEVICE: u8 = 0xf2;
+/// Vector of interrupts that were gone when they should be taken.
+pub(crate) const SPURIOUS: u8 = 0xff;
+
+/// Sleeps until an interrupt has been taken, and returns with interrupts off.
+///
+/// The caller has looked, with interrupts off, that there is nothing to do. What arrives after that look ends the
+/// sleep, because interrupts are recognized after `hlt` has begun and not before (the shadow of `sti`).
+#[inline(always)]
+pub(crate) fn wait() {
+    // SAFETY: handlers keep all registers and touch counters only.
+    unsafe { asm!("sti", "hlt", "cli") };
+}
+
+/// Turns interrupts off. They are, unless something is very wrong.
+pub(crate) fn mask() {
+    // SAFETY: nothing relies on interrupts being on.
+    unsafe { asm!("cli", options(nomem, nostack)) };
+}
+
+/// The stack pointer of the caller, about.
+#[inline(always)]
+pub(crate) fn stack_pointer() -> u64 {
+    let pointer: u64;
+    // SAFETY: reads a register.
+    unsafe { asm!("mov {}, rsp", out(reg) pointer, options(nomem, nostack, preserves_flags)) };
+    pointer
+}
+
+/// Reads through a null pointer, to see that it is caught and reported (`selftest=null`).
+pub(crate) fn read_null() -> u64 {
+    let value: u64;
+    // SAFETY: not a Rust access: the instruction faults, and the handler does not return.
+    unsafe { asm!("mov {}, [0]", out(reg) value, options(nostack, preserves_flags)) };
+    value
+}
+
+/// Calls `found` with the values on the stack, from `stack` upwards, that look like return addresses: in the text, and
+/// behind a call instruction. Some may be left over from functions that have returned.
+pub(crate) fn for_each_return_address(stack: u64, found: &mut dyn FnMut(u64)) {
+    const MOST: usize = 24;
+    const REACH: u64 = 64 << 10;
+
+    let start = stack.next_multiple_of(8);
+    // After an overflow the stack pointer is in the guard page, below the stack.
+    let skip = if paging::is_mapped(Hva(start)) { 0 } else { start.next_multiple_of(PAGE_BYTES) - start };
+    (start + skip..start + skip + REACH)
+        .step_by(8)
+        .take_while(|&address| paging::is_mapped(Hva(address)))
+        .map(|address| {
+            // SAFETY: mapped, as just checked; the stack of a pCPU that does nothing but this.
+            unsafe { (address as *const u64).read_volatile() }
+        })
+        .filter(|&value| follows_call(value))
+        .take(MOST)
+        .for_each(found);
+}
+
+/// Whether the bytes before `address` are a call: E8 with a 32-bit distance, or FF /2.
+fn follows_call(address: u64) -> bool {
+    const LONGEST: u64 = 7;
+    if !paging::is_text(address) || !paging::is_text(address - LONGEST) {
+        return false;
+    }
+    let before = |distance: u64| {
+        // SAFETY: text of the image, as just checked.
+        unsafe { ((address - distance) as *const u8).read() }
+    };
+    before(5) == 0xe8 || [2, 3, 6, 7].iter().any(|&length| before(length) == 0xff && before(length - 1) & 0x38 == 0x10)
+}
+
+static IDT: Once<InterruptDescriptorTable> = Once::new();
+
+/// Loads the interrupt descriptor table on this pCPU. May be called before the pCPU has its block; until it has, the
+/// exceptions with stacks of their own end in a triple fault.
+pub(super) fn load() {
+    IDT.call_once(table).load();
+}
+
+fn table() -> InterruptDescriptorTable {
+    macro_rules! exceptions {
+        ($idt:ident: $($name:ident = $vector:literal,)*) => {
+            $(
+                let handler = VirtAddr::from_ptr(exception::<$vector> as *const ());
+                // SAFETY: the handler is made for this vector's frame, and does not return.
+                unsafe { $idt.$name.set_handler_addr(handler) };
+            )*
+        };
+    }
+    let mut idt = InterruptDescriptorTable::new();
+    exceptions! { idt:
+        divide_error = 0, debug = 1, breakpoint = 3, overflow = 4, bound_range_exceeded = 5, invalid_opcode = 6,
+        device_not_available = 7, invalid_tss = 10, segment_not_present = 11, stack_segment_fault = 12,
+        general_protection_fault = 13, page_fault = 14, x87_floating_point = 16, alignment_check = 17,
+        simd_floating_point = 19, virtualization = 20, cp_protection_exception = 21, hv_injection_exception = 28,
+        vmm_communication_exception = 29, security_exception = 30,
+    }
+
+    macro_rules! own_stack {
+        ($($name:ident, $handler:expr, $stack:ident;)*) => {
+            $(
+                let handler = VirtAddr::from_ptr($handler as *const ());
+                // SAFETY: the handler is made for this vector's frame.
+                let options = unsafe { idt.$name.set_handler_addr(handler) };
+                // SAFETY: the stack is in every pCPU's TSS, and no other vector uses it.
+                unsafe { options.set_stack_index($stack) };
+            )*
+        };
+    }
+    own_stack! {
+        double_fault, exception::<8>, IST_DOUBLE_FAULT;
+        machine_check, machine_check::entry, IST_MACHINE_CHECK;
+        non_maskable_interrupt, nmi, IST_NMI;
+    }
+
+    let [kick, timer, ticking_timer, device] = if apic::has_x2apic() { msr::HANDLERS } else { mmio::HANDLERS };
+    let timer = if apic::has_deadline_timer() { timer } else { ticking_timer };
+    let interrupts = [(KICK, kick), (TIMER, timer), (DEVICE, device), (SPURIOUS, spurious as Handler)];
+    for (vector, handler) in interrupts {
+        // SAFETY: the handler keeps all registers and returns by `iretq`.
+        unsafe { idt[vector].set_handler_addr(VirtAddr::from_ptr(handler as *const ())) };
+    }
+    idt
+}
+
+/// Offset of a counter of [`Taken`] from GS.
+macro_rules! counter {
+    ($field:ident) => {
+        PerCpu::OFFSET_TAKEN + offset_of!(Taken, $field)
+    };
+}
+
+/// The timer's deadline, from GS.
+const ARMED: usize = PerCpu::OFFSET_ARCH + ArchPerCpu::OFFSET_ARMED;
+/// The timer's tick, from GS.
+const TICK: usize = PerCpu::OFFSET_ARCH + ArchPerCpu::OFFSET_TICK;
+
+/// Entry of an interrupt. Not to be called: it ends with `iretq`.
+type Handler = extern "C" fn();
+
+/// Handlers for a local APIC whose registers are memory (xAPIC): five instructions and the return.
+mod mmio {
+    use super::{ARMED, Handler, PerCpu, TICK, Taken, apic, naked_asm, offset_of};
+
+    pub(super) const HANDLERS: [Handler; 4] = [kick, timer, ticking_timer, device];
+
+    macro_rules! handler {
+        ($name:ident) => {
+            #[unsafe(naked)]
+            extern "C" fn $name() {
+                naked_asm!(
+                    "inc qword ptr gs:[{counter}]",
+                    "push rax",
+                    "movabs rax, {eoi}",
+                    "mov dword ptr [rax], 0",
+                    "pop rax",
+                    "iretq",
+                    counter = const counter!($name),
+                    eoi = const apic::MMIO_EOI,
+                )
+            }
+        };
+    }
+    handler!(kick);
+    handler!(device);
+
+    /// A timer that is off once it has fired.
+    #[unsafe(naked)]
+    extern "C" fn timer() {
+        naked_asm!(
+            "mov qword ptr gs:[{armed}], -1",
+            "inc qword ptr gs:[{counter}]",
+            "push rax",
+            "movabs rax, {eoi}",
+            "mov dword ptr [rax], 0",
+            "pop rax",
+            "iretq",
+            armed = const ARMED,
+            counter = const counter!(timer),
+            eoi = const apic::MMIO_EOI,
+        )
+    }
+
+    /// A timer that falls back to its tick.
+    #[unsafe(naked)]
+    extern "C" fn ticking_timer() {
+        naked_asm!(
+            "mov qword ptr gs:[{armed}], -1",
+            "inc qword ptr gs:[{counter}]",
+            "push rax",
+            "push rcx",
+            "mov ecx, gs:[{tick}]",
+            "movabs rax, {eoi}",
+            "mov [rax + {initial}], ecx",
+            "mov dword ptr [rax], 0",
+            "pop rcx",
+            "pop rax",
+            "iretq",
+            armed = const ARMED,
+            counter = const counter!(timer),
+            tick = const TICK,
+            initial = const apic::TIMER_INITIAL_FROM_EOI,
+            eoi = const apic::MMIO_EOI,
+        )
+    }
+}
+
+/// Handlers for a local APIC whose registers are MSRs (x2APIC).
+mod msr {
+    use super::{ARMED, Handler, PerCpu, TICK, Taken, apic, naked_asm, offset_of};
+
+    pub(super) const HANDLERS: [Handler; 4] = [kick, timer, ticking_timer, device];
+
+    macro_rules! handler {
+        ($name:ident counts $counter:ident) => {
+            #[unsafe(naked)]
+            extern "C" fn $name() {
+                naked_asm!(
+                    "inc qword ptr gs:[{counter}]",
+                    "push rax",
+                    "push rcx",
+                    "push rdx",
+                    "xor eax, eax",
+                    "xor edx, edx",
+                    "mov ecx, {eoi}",
+                    "wrmsr",
+                    "pop rdx",
+                    "pop rcx",
+                    "pop rax",
+                    "iretq",
+                    counter = const counter!($counter),
+                    eoi = const apic::MSR_EOI,
+                )
+            }
+        };
+    }
+    handler!(kick counts kick);
+    handler!(device counts device);
+    handler!(acknowledge_timer counts timer);
+
+    /// A timer that is off once it has fired.
+    #[unsafe(naked)]
+    extern "C" fn timer() {
+        naked_asm!("mov qword ptr gs:[{armed}], -1", "jmp {rest}", armed = const ARMED, rest = sym acknowledge_timer)
+    }
+
+    /// A timer that falls back to its tick.
+    #[unsafe(naked)]
+    extern "C" fn ticking_timer() {
+        naked_asm!(
+            "mov qword ptr gs:[{armed}], -1",
+            "push rax",
+            "push rcx",
+            "push rdx",
+            "mov eax, gs:[{tick}]",
+            "xor edx, edx",
+            "mov ecx, {initial}",
+            "wrmsr",
+            "pop rdx",
+            "pop rcx",
+            "pop rax",
+            "jmp {rest}",
+            armed = const ARMED,
+            tick = const TICK,
+            initial = const apic::MSR_TIMER_INITIAL,
+            rest = sym acknowledge_timer,
+        )
+    }
+}
+
+/// A spurious interrupt is counted and not acknowledged (APM vol. 2, 16.4.7).
+#[unsafe(naked)]
+extern "C" fn spurious() {
+    naked_asm!("inc qword ptr gs:[{counter}]", "iretq", counter = const counter!(spurious))
+}
+
+/// Entry of a non-maskable interrupt.
+#[unsafe(naked)]
+extern "C" fn nmi() {
+    naked_asm!(
+        "push rax", "push rcx", "push rdx", "push rsi", "push rdi", "push r8", "push r9", "push r10", "push r11",
+        "cld",
+        "call {handle}",
+        "pop r11", "pop r10", "pop r9", "pop r8", "pop rdi", "pop rsi", "pop rdx", "pop rcx", "pop rax",
+        "iretq",
+        handle = sym handle_nmi,
+    )
+}
+
+/// While some pCPU panics, an NMI is its order to stop. Otherwise nobody here sends any, so it is only counted.
+extern "sysv64" fn handle_nmi() {
+    if panic::in_progress() {
+        power::stop_this_cpu();
+    }
+    crate::cpu::this().taken.nmi.add(Proof::by_place(), 1);
+}
+
+/// Registers at an exception, in the order in which [`exception`] and the CPU have pushed them.
+#[repr(C)]
+struct Frame {
+    r15: u64,
+    r14: u64,
+    r13: u64,
+    r12: u64,
+    r11: u64,
+    r10: u64,
+    r9: u64,
+    r8: u64,
+    rbp: u64,
+    rdi: u64,
+    rsi: u64,
+    rdx: u64,
+    rcx: u64,
+    rbx: u64,
+    rax: u64,
+    vector: u64,
+    error: u64,
+    rip: u64,
+    cs: u64,
+    rflags: u64,
+    rsp: u64,
+    ss: u64,
+}
+
+/// Entry of the exception with this vector.
+#[unsafe(naked)]
+extern "C" fn exception<const VECTOR: u8>() {
+    naked_asm!(
+        // Vectors without an error code get a zero in its place.
+        ".ifeq {pushes_error}",
+        "push 0",
+        ".endif",
+        "push {vector}",
+        "push rax", "push rbx", "push rcx", "push rdx", "push rsi", "push rdi", "push rbp", "push r8",
+        "push r9", "push r10", "push r11", "push r12", "push r13", "push r14", "push r15",
+        "cld",
+        "mov rdi, rsp",
+        "call {report}",
+        "ud2",
+        vector = const VECTOR,
+        pushes_error = const matches!(VECTOR, 8 | 10..=14 | 17 | 21 | 29 | 30) as u8,
+        report = sym report_exception,
+    )
+}
+
+extern "sysv64" fn report_exception(frame: &Frame) -> ! {
+    let number = usize::try_from(frame.vector).unwrap_or(usize::MAX);
+    let name = EXCEPTIONS.get(number).copied().unwrap_or("unknown exception");
+    let Frame { error, rip, cs, rflags, rsp, ss, rax, rbx, rcx, rdx, rsi, rdi, rbp, r8, r9, r10, .. } = *frame;
+    let Frame { r11, r12, r13, r14, r15, vector, .. } = *frame;
+    let cr2 = Cr2::read_raw();
+    let why = match vector {
+        8 if paging::is_guard(Hva(rsp.wrapping_sub(1))) => ": stack overflow",
+        14 if cr2 < PAGE_BYTES => ": null pointer",
+        _ => "",
+    };
+    panic::report(
+        format_args!(
+            "{name} (vector {vector}, error code {error:#x}){why}\n\
+             \x20   rip {rip:#018x} cs  {cs:#06x} rflags {rflags:#x} cr2 {cr2:#018x}\n\
+             \x20   rsp {rsp:#018x} ss  {ss:#06x} rbp {rbp:#018x}\n\
+             \x20   rax {rax:#018x} rbx {rbx:#018x} rcx {rcx:#018x} rdx {rdx:#018x}\n\
+             \x20   rsi {rsi:#018x} rdi {rdi:#018x} r8  {r8:#018x} r9  {r9:#018x}\n\
+             \x20   r10 {r10:#018x} r11 {r11:#018x} r12 {r12:#018x} r13 {r13:#018x}\n\
+             \x20   r14 {r14:#018x} r15 {r15:#018x}"
+        ),
+        rsp,
+    )
+}
+
+/// Names by vector (APM vol. 2, table 8-1).
+const EXCEPTIONS: [&str; 32] = [
+    "divide error",
+    "debug exception",
+    "non-maskable interrupt",
+    "breakpoint",
+    "overflow",
+    "bound range exceeded",
+    "invalid opcode",
+    "device not available",
+    "double fault",
+    "coprocessor segment overrun",
+    "invalid TSS",
+    "segment not present",
+    "stack fault",
+    "general protection fault",
+    "page fault",
+    "exception 15",
+    "x87 floating-point error",
+    "alignment check",
+    "machine check",
+    "SIMD floating-point error",
+    "virtualization exception",
+    "control protection",
+    "exception 22",
+    "exception 23",
+    "exception 24",
+    "exception 25",
+    "exception 26",
+    "exception 27",
+    "hypervisor injection",
+    "VMM communication",
+    "security exception",
+    "exception 31",
+];

@@ -1,0 +1,22 @@
+//! The machine as the hypervisor itself uses it.
+//!
+//! `boot` brings the first pCPU from the loader's hands into Rust, `smp` the others. `acpi` and `loader_data` read what
+//! firmware and the loader say about the machine.
+
+pub(crate) mod acpi;
+pub(crate) mod apic;
+pub(crate) mod boot;
+mod framebuffer;
+pub(crate) mod irq;
+mod keyboard;
+mod loader_data;
+pub(crate) mod machine_check;
+pub(crate) mod paging;
+pub(crate) mod percpu;
+pub(crate) mod port;
+pub(crate) mod power;
+pub(crate) mod serial;
+pub(crate) mod smp;
+pub(crate) mod tsc;
+pub(crate) mod virtio;
+pub(crate) mod wall_clock;

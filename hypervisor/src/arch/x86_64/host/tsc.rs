@@ -1,0 +1,324 @@
+//! The host's clock: the time stamp counter, which all pCPUs share.
+//!
+//! Its rate is what CPUID leaf 15h says, or is measured once against the ACPI PM timer, together with the rate of the
+//! local APIC's timer. A reading of several clocks is as good as the time it took: the pCPU may be taken away in the
+//! middle of it when it is a thread of an emulator. So each end of the measurement is the quickest of many readings.
+//!
+//! Firmware may leave the counters of some pCPUs apart. Each pCPU compares its own with the first's when it starts ([`meet`]),
+//! and adds what is missing wherever it reads the counter. Guests read it without an exit, so the VMCB has the same
+//! difference as TSC_OFFSET (APM vol. 2, table B-1), and a vCPU that moves sees one clock, to within the error of that comparison,
+//! which is logged. Counters that agree are left as they are.
+
+#![expect(unsafe_code, reason = "the instructions that read the counter, in their order, and a word by GS")]
+
+use core::arch::asm;
+use core::arch::x86_64::{__cpuid, _mm_lfence, _rdtsc};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+use sched::CpuId;
+use vcpu_layout::Proof;
+use x86_defs::cpuid::leaf_8000_0007_edx;
+
+use super::acpi::{Machine, PmTimer};
+use super::percpu::ArchPerCpu;
+use super::{apic, irq, port, power};
+use crate::arch::clock::Clock;
+use crate::arch::x86_64::svm;
+use crate::clock_offset::{Agreement, Comparison, Exchange};
+use crate::cpu::{self, PerCpu};
+
+/// Rate of the ACPI PM timer (ACPI 4.8.3.3).
+const PM_HZ: u32 = 3_579_545;
+/// Length of the measurement: one PM tick more or less is 28 parts per million of it.
+const WINDOW_PM_TICKS: u32 = PM_HZ / 100;
+/// Readings at each end of which the quickest counts.
+const READINGS: usize = 24;
+
+static CLOCK: Clock = Clock::new();
+
+/// This pCPU's counter as it is: for durations, of which both ends are on this pCPU.
+#[inline(always)]
+pub(in crate::arch::x86_64) fn raw() -> u64 {
+    // SAFETY: every x86-64 CPU has the instruction, and nobody disables it in the hypervisor.
+    unsafe { _rdtsc() }
+}
+
+/// The time now: the counter, made the same on all pCPUs. Not before the pCPU has its block.
+#[inline(always)]
+pub(crate) fn now() -> u64 {
+    at(raw())
+}
+
+/// The time when this pCPU's counter was `raw`.
+#[inline(always)]
+pub(in crate::arch::x86_64) fn at(raw: u64) -> u64 {
+    raw.wrapping_add(offset())
+}
+
+/// What is added to this pCPU's counter, see [`meet`]; also to what its guests read.
+#[inline(always)]
+pub(in crate::arch::x86_64) fn offset() -> u64 {
+    let offset;
+    // SAFETY: GS points to the pCPU's `ArchPerCpu`, of which this reads a word.
+    unsafe {
+        asm!(
+            "mov {}, gs:[{}]",
+            out(reg) offset,
+            const ArchPerCpu::OFFSET_CLOCK_OFFSET,
+            options(pure, readonly, nostack, preserves_flags)
+        );
+    }
+    offset
+}
+
+/// Ticks per second; 0 before it is known.
+#[inline]
+pub(crate) fn hz() -> u64 {
+    CLOCK.hz()
+}
+
+/// Nanoseconds since boot; 0 while the rate is not known.
+#[inline]
+pub(crate) fn nanos() -> u64 {
+    // What is logged before the rate is known may come before the pCPU has its block, too.
+    if hz() == 0 { 0 } else { CLOCK.nanos(now()) }
+}
+
+/// Nanoseconds that `ticks` take.
+#[inline]
+pub(crate) fn ticks_to_nanos(ticks: u64) -> u64 {
+    CLOCK.ticks_to_nanos(ticks)
+}
+
+/// Ticks that `nanos` take.
+#[inline]
+pub(crate) fn nanos_to_ticks(nanos: u64) -> u64 {
+    CLOCK.nanos_to_ticks(nanos)
+}
+
+/// Busy for `micros` microseconds. For bring-up only.
+pub(super) fn delay(micros: u64) {
+    let end = now() + nanos_to_ticks(micros * 1000);
+    while now() < end {
+        core::hint::spin_loop();
+    }
+}
+
+/// Lets [`nanos`] count from here.
+pub(super) fn start() {
+    CLOCK.start_at(raw());
+}
+
+/// Finds the rates of the counter and of the local APIC's timer.
+pub(super) fn calibrate(machine: &Machine) {
+    apic::start_count();
+    let told = told_by_cpuid();
+    let (hz, timer_hz) = match (machine.pm_timer, told) {
+        (Some(pm), told) => {
+            let (measured, timer_hz) = measure(pm);
+            (told.unwrap_or(measured), timer_hz)
+        }
+        (None, Some(hz)) => (hz, measure_timer(hz)),
+        (None, None) => {
+            log::error!("no ACPI PM timer and no CPUID leaf 15h: the TSC's rate cannot be found");
+            power::exit(abi::exit_code::REFUSED)
+        }
+    };
+    CLOCK.set_rate(hz);
+    apic::set_rate(timer_hz, hz);
+    log::debug!("TSC {hz} Hz, local APIC timer {timer_hz} Hz");
+}
+
+/// Crystal rate times ratio (CPUID leaf 15h), when the CPU gives all three numbers.
+fn told_by_cpuid() -> Option<u64> {
+    if __cpuid(0).eax < 0x15 {
+        return None;
+    }
+    let leaf = __cpuid(0x15);
+    if leaf.eax == 0 || leaf.ebx == 0 || leaf.ecx == 0 {
+        return None;
+    }
+    Some(u64::from(leaf.ecx) * u64::from(leaf.ebx) / u64::from(leaf.eax))
+}
+
+/// One reading of the three clocks.
+struct Reading {
+    tsc: u64,
+    pm: u32,
+    timer: u32,
+}
+
+/// Rates of TSC and local APIC timer by the PM timer.
+fn measure(pm: PmTimer) -> (u64, u64) {
+    let first = quickest_reading(pm);
+    let elapsed = |now: u32| now.wrapping_sub(first.pm) & pm.mask;
+    while elapsed(port::read_u32(pm.port)) < WINDOW_PM_TICKS {
+        core::hint::spin_loop();
+    }
+    let last = quickest_reading(pm);
+
+    let window = u128::from(elapsed(last.pm));
+    let rate = |counts: u64| {
+        let hz = (u128::from(counts) * u128::from(PM_HZ) + window / 2) / window;
+        u64::try_from(hz).unwrap_or(u64::MAX)
+    };
+    (rate(last.tsc - first.tsc), rate(u64::from(last.timer - first.timer)))
+}
+
+fn quickest_reading(pm: PmTimer) -> Reading {
+    let mut best = Reading { tsc: 0, pm: 0, timer: 0 };
+    let mut best_took = u64::MAX;
+    for _ in 0..READINGS {
+        let before = now();
+        let (ticks, timer) = (port::read_u32(pm.port), apic::count());
+        let took = now() - before;
+        if took < best_took {
+            best_took = took;
+            best = Reading { tsc: before + took / 2, pm: ticks, timer };
+        }
+    }
+    best
+}
+
+/// Rate of the local APIC timer by a TSC whose rate is known: 10 ms.
+fn measure_timer(hz: u64) -> u64 {
+    let (start, first) = (now(), apic::count());
+    while now() - start < hz / 100 {
+        core::hint::spin_loop();
+    }
+    let (ticks, counts) = (now() - start, apic::count() - first);
+    u64::from(counts) * hz / ticks
+}
+
+/// A comparison goes on until so many questions in a row have told nothing new, of clocks that agree and of others. Only the
+/// quickest message there and the quickest back count, and guests' messages may be as quick, seldom as that is.
+const QUESTIONS_IN_VAIN: [u32; 2] = [1000, 20_000];
+/// And until its error is below 1 µs. A machine answers in less. Under an emulator with fewer threads than pCPUs some answers
+/// take milliseconds: clocks that agree are given 20 ms, others 20 s.
+const FINE_PER_SECOND: u64 = 1_000_000;
+
+/// Whose turn it is to compare clocks: its number; the first pCPU answers.
+static TURN: AtomicU32 = AtomicU32::new(NOBODY);
+const NOBODY: u32 = u32::MAX;
+/// A question, and the answer to it: a reading of the first pCPU's clock, or [`NO_ANSWER`].
+static ASKED: AtomicBool = AtomicBool::new(false);
+static ANSWER: AtomicU64 = AtomicU64::new(NO_ANSWER);
+const NO_ANSWER: u64 = 0;
+/// A pCPU whose clock runs at another rate was found.
+static DRIFTS: AtomicBool = AtomicBool::new(false);
+/// What the clock of each pCPU is set apart by, times its number, for `selftest=tsc-skew`.
+static SKEW: AtomicU64 = AtomicU64::new(0);
+
+/// Lets the counters of the other pCPUs look as if firmware had left them apart, by 0.2 to 0.4 s each.
+pub(super) fn plant_skew() {
+    SKEW.store((hz() / 5).wrapping_neg(), Ordering::Relaxed);
+}
+
+/// Whether guests are told that the counter runs at one rate, whatever the processor does (CPUID 8000_0007 EDX\[8\]).
+///
+/// QEMU's emulation does not report it. Its counter is the host's clock, which is the same for all its CPUs.
+pub(in crate::arch::x86_64) fn is_invariant() -> bool {
+    let told = svm::leaf(0x8000_0007).edx & leaf_8000_0007_edx::TSC_INVARIANT != 0;
+    (told || svm::is_emulated()) && !DRIFTS.load(Ordering::Relaxed)
+}
+
+/// The first pCPU answers `other` until that has compared its clock.
+pub(super) fn answer(other: &PerCpu) {
+    TURN.store(other.id.0, Ordering::Release);
+    apic::kick(other.id);
+    let mut looks = Looks::default();
+    while TURN.load(Ordering::Acquire) != NOBODY {
+        if ASKED.load(Ordering::Acquire) {
+            ASKED.store(false, Ordering::Relaxed);
+            ANSWER.store(now_in_order().max(1), Ordering::Release);
+            looks = Looks::default();
+        }
+        looks.wait();
+    }
+}
+
+/// Both sides look many times in a row: the sooner each sees what the other wrote, and the more alike, the closer the bounds. Then
+/// they pause, for an emulator may run one CPU at a time, until that pauses.
+#[derive(Default)]
+struct Looks(u8);
+
+impl Looks {
+    /// Between two looks.
+    fn wait(&mut self) {
+        self.0 = self.0.wrapping_add(1);
+        if self.0 == 0 {
+            core::hint::spin_loop();
+        }
+    }
+}
+
+/// Compares this pCPU's clock with the first's, when it is its turn, and sets it by that.
+pub(super) fn meet(here: CpuId) {
+    while TURN.load(Ordering::Acquire) != here.0 {
+        // The first pCPU kicks the one whose turn it is.
+        irq::wait();
+    }
+    let mine = &cpu::this().arch.clock_offset;
+    mine.set(Proof::by_place(), SKEW.load(Ordering::Relaxed).wrapping_mul(here.0.into()));
+
+    let (mut comparison, begin) = (Comparison::default(), raw());
+    let mut in_vain = 0;
+    loop {
+        let (patience, vain) = match comparison.agreement() {
+            Agreement::Same => (hz() / 50, QUESTIONS_IN_VAIN[0]),
+            _ => (hz() * 20, QUESTIONS_IN_VAIN[1]),
+        };
+        let is_fine = in_vain >= vain && comparison.error() <= hz() / FINE_PER_SECOND;
+        if is_fine || raw().wrapping_sub(begin) > patience {
+            break;
+        }
+        let known = comparison;
+        comparison.take(ask());
+        in_vain = if comparison == known { in_vain + 1 } else { 0 };
+    }
+    match comparison.agreement() {
+        Agreement::Same | Agreement::Unknown => {}
+        Agreement::Apart { offset, error } => {
+            mine.set(Proof::by_place(), mine.get().wrapping_add_signed(offset));
+            let (ticks, side) = (offset.unsigned_abs(), if offset > 0 { "behind" } else { "ahead of" });
+            log::warn!("TSC of {here} is {ticks} ticks {side} the first pCPU's: corrected, to {error} ticks");
+        }
+        Agreement::Drifts => {
+            DRIFTS.store(true, Ordering::Relaxed);
+            log::warn!(
+                "TSC of {here} does not run at the rate of the first pCPU's: guests are told of no invariant TSC"
+            );
+        }
+    }
+    TURN.store(NOBODY, Ordering::Release);
+}
+
+/// Asks the first pCPU for the time.
+fn ask() -> Exchange {
+    ANSWER.store(NO_ANSWER, Ordering::Relaxed);
+    let asked = now_in_order();
+    ASKED.store(true, Ordering::Release);
+    let mut looks = Looks::default();
+    let answered = loop {
+        match ANSWER.load(Ordering::Acquire) {
+            NO_ANSWER => looks.wait(),
+            answered => break answered,
+        }
+    };
+    Exchange { asked, answered, heard: now_in_order() }
+}
+
+/// As [`now`], not before what comes before it nor after what comes after (APM vol. 3, RDTSC).
+fn now_in_order() -> u64 {
+    // SAFETY: waits for earlier instructions, nothing else. SSE2 is part of x86-64.
+    unsafe { _mm_lfence() };
+    let now = now();
+    // SAFETY: as above.
+    unsafe { _mm_lfence() };
+    now
+}
+
+/// What the log says about the counter.
+pub(in crate::arch::x86_64) fn describe() -> &'static str {
+    if is_invariant() { "invariant" } else { "not invariant: guests are told so" }
+}

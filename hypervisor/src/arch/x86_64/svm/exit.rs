@@ -1,0 +1,428 @@
+//! Exits: the one place where the reason for leaving a guest is looked at (APM vol. 2, appendix C).
+//!
+//! What is the architecture's own business (CPUID, MSRs, the local APIC) is settled here and in its neighbours; what
+//! any architecture has (a stage-2 fault, an idle guest) goes on as small typed facts.
+
+use abi::control::StopReason;
+use abi::counters::ExitReason;
+use addr::Gpa;
+use decode_cache::Cause;
+use log::debug;
+use stage2::Access;
+use x86_defs::exit_code as code;
+use x86_defs::msr as number;
+use x86_defs::registers::vector;
+use x86_emulate::Fetched;
+use x86_events::Flags;
+
+use super::entry::gpr;
+use super::vcpu::Activity;
+use crate::arch::x86_64::guest::{control, cpuid, fpu, hyperv, mmio, msr, platform, routing};
+use crate::arch::x86_64::host::apic as host_apic;
+use crate::arch::x86_64::host::{machine_check, tsc};
+use crate::device::interrupt::{Kind, Message, Target};
+use crate::device::local_apic::{Effect, GeneralProtection, LocalApic, Mode};
+use crate::vcpu::Vcpu;
+use crate::vcpu::run::{Next, Running};
+use crate::vm::Vm;
+use crate::vm::fault::{self, Settled};
+
+/// Handles the exit that the guest just made.
+pub(crate) fn handle(run: &mut Running<'_>) -> Next {
+    let arch = &mut run.owner.arch;
+    let tally = run.tally;
+
+    #[expect(clippy::cast_possible_truncation, reason = "the low half is the exit code, see x86_defs::exit_code")]
+    let reason = arch.vmcb.control.exit_code as u32;
+    if arch.disarm(reason) {
+        return stepped(run);
+    }
+    match reason {
+        code::MSR => access_msr(run),
+        code::CPUID => {
+            tally.exit(ExitReason::Cpuid);
+            run.vm.platform().cpuid.answer(arch);
+            arch.skip(2);
+            Next::Resume
+        }
+        code::INTR => {
+            tally.exit(ExitReason::HostInterrupt);
+            arch.before_instruction();
+            Next::Interrupted
+        }
+        code::HLT => {
+            tally.exit(ExitReason::Halt);
+            arch.skip(1);
+            arch.activity = Activity::Halted;
+            Next::Idle
+        }
+        code::VINTR => {
+            // The window was closed above; the interrupt goes in with the next entry.
+            tally.exit(ExitReason::InterruptWindow);
+            Next::Resume
+        }
+        code::IOIO => {
+            tally.exit(ExitReason::PortIo);
+            platform::port_access(run)
+        }
+        code::NPF => stage2_fault(run),
+        code::PAUSE => {
+            tally.exit(ExitReason::Pause);
+            arch.skip(2);
+            Next::Yield
+        }
+        code::VMMCALL => {
+            tally.exit(ExitReason::Hypercall);
+            match run.vm.platform().hyperv {
+                Some(_) => hyperv::hypercall(run),
+                None => vmware_call(run),
+            }
+        }
+        code::IRET => {
+            tally.exit(ExitReason::NmiWindow);
+            arch.at_iret();
+            Next::Resume
+        }
+        code::POPF => {
+            tally.exit(ExitReason::Other);
+            arch.at_flags(Flags::Loaded);
+            Next::Resume
+        }
+        code::PUSHF => {
+            tally.exit(ExitReason::Other);
+            arch.at_flags(Flags::Saved);
+            Next::Resume
+        }
+        code::SWINT => {
+            tally.exit(ExitReason::Exception);
+            software_interrupt(run);
+            Next::Resume
+        }
+        code::XSETBV => {
+            tally.exit(ExitReason::ControlRegister);
+            set_xcr0(run);
+            Next::Resume
+        }
+        code::CR0_SEL_WRITE => {
+            tally.exit(ExitReason::ControlRegister);
+            control::write(run, 0)
+        }
+        code::CR4_WRITE => {
+            tally.exit(ExitReason::ControlRegister);
+            control::write(run, 4)
+        }
+        code::CR8_WRITE => {
+            tally.exit(ExitReason::ControlRegister);
+            control::write(run, 8)
+        }
+        code::NMI => {
+            tally.exit(ExitReason::HostInterrupt);
+            arch.before_instruction();
+            Next::Interrupted
+        }
+        code::INIT => {
+            // The machine resets this pCPU next; nothing sends INIT once the pCPUs are up.
+            tally.exit(ExitReason::Other);
+            Next::Interrupted
+        }
+        code::WBINVD | code::INVD => {
+            // Caches are coherent and the guest has no device that reads memory behind them.
+            tally.exit(ExitReason::Other);
+            arch.skip(2);
+            Next::Resume
+        }
+        code::RDPMC => {
+            tally.exit(ExitReason::Other);
+            arch.general_protection();
+            Next::Resume
+        }
+        // Instructions of features that CPUID hides: SVM, MONITOR, and what came with later CPUs.
+        code::VMRUN
+        | code::VMLOAD
+        | code::VMSAVE
+        | code::STGI
+        | code::CLGI
+        | code::SKINIT
+        | code::INVLPGA
+        | code::MONITOR
+        | code::MWAIT
+        | code::MWAIT_ARMED
+        | code::RDPRU
+        | code::INVLPGB
+        | code::INVLPGB_ILLEGAL
+        | code::INVPCID
+        | code::MCOMMIT
+        | code::TLBSYNC => {
+            tally.exit(ExitReason::Other);
+            arch.undefined();
+            Next::Resume
+        }
+        code::EXCEPTION_BASE..=code::EXCEPTION_LAST => {
+            tally.exit(ExitReason::Exception);
+            if reason == code::EXCEPTION_BASE + u32::from(vector::MACHINE_CHECK) {
+                return machine_check::intercepted(run);
+            }
+            let [vector, ..] = (reason - code::EXCEPTION_BASE).to_le_bytes();
+            arch.give_back(vector);
+            Next::Resume
+        }
+        code::SHUTDOWN => {
+            tally.exit(ExitReason::Other);
+            machine_check::explain_shutdown(run).unwrap_or_else(|| stop(run, StopReason::TripleFault, "triple fault"))
+        }
+        code::TASK_SWITCH => {
+            tally.exit(ExitReason::Other);
+            stop(run, StopReason::Unsupported, "task switch by hardware, which is not emulated")
+        }
+        code::INVALID => {
+            tally.exit(ExitReason::Other);
+            stop(run, StopReason::Unsupported, "put its control registers into a state that does not exist")
+        }
+        _ => {
+            tally.exit(ExitReason::Other);
+            stop(run, StopReason::Unsupported, "left by an exit that is not known")
+        }
+    }
+}
+
+/// A step over one instruction is over.
+#[cold]
+fn stepped(run: &mut Running<'_>) -> Next {
+    run.tally.exit(ExitReason::Exception);
+    if core::mem::take(&mut run.owner.arch.shows_trap_flag) {
+        mmio::clear_saved_trap_flag(run);
+    }
+    Next::Resume
+}
+
+/// The guest is about to execute an INT. It executes it when it is entered again, unless the INT is in an interrupt shadow, or
+/// there is none: see [`may_keep_old_code`](crate::arch::x86_64::svm::may_keep_old_code).
+///
+/// In a shadow the INT goes before any interrupt that waits. It is injected, so that what waits finds the guest at the first
+/// instruction of its handler.
+#[cold]
+fn software_interrupt(run: &mut Running<'_>) {
+    const INT3: u8 = 0xcc;
+    const INT: u8 = 0xcd;
+    run.owner.arch.let_interrupt_itself();
+    if run.owner.arch.is_in_shadow()
+        && let Some(window) = mmio::bytes_at_rip(run)
+    {
+        match window.to_bytes() {
+            [INT3, ..] => return run.owner.arch.interrupt_itself(vector::BREAKPOINT, 1),
+            [INT, vector, ..] if window.length() >= 2 => return run.owner.arch.interrupt_itself(vector, 2),
+            _ => {}
+        }
+    }
+    run.owner.arch.before_instruction();
+
+    let Some(Fetched { window, gpa }) = mmio::fetch(run) else { return };
+    if matches!(window.to_bytes()[0], INT3 | INT) {
+        return;
+    }
+    // A write makes the emulator read the code again. It changes nothing, and another vCPU's write is not undone.
+    let memory = &run.vm.memory;
+    if let Some(word) = memory.find_word(gpa) {
+        let now = memory.load(word, 0);
+        memory.compare_exchange(word, now, now);
+    }
+}
+
+/// Ends the VM because of what this vCPU did.
+#[cold]
+pub(in crate::arch::x86_64) fn stop(run: &mut Running<'_>, reason: StopReason, what: &str) -> Next {
+    run.vm.stop(reason, format_args!("vCPU {}: {what}, {}", run.index, run.owner.arch.whereabouts()));
+    Next::Resume
+}
+
+/// RDMSR and WRMSR.
+#[inline]
+fn access_msr(run: &mut Running<'_>) -> Next {
+    let arch = &mut run.owner.arch;
+    #[expect(clippy::cast_possible_truncation, reason = "RDMSR and WRMSR read ECX")]
+    let register = arch.gprs[gpr::RCX] as u32;
+    let is_write = arch.vmcb.control.exit_info_1 & 1 != 0;
+
+    let result = if is_write {
+        run.tally.exit(ExitReason::SysregWrite);
+        let value = arch.edx_eax();
+        if register == number::X2APIC_EOI && value == 0 && arch.apic.mode() == Mode::X2Apic {
+            // By far the most frequent write; see `LocalApic::end_of_interrupt`.
+            let effect = arch.apic.end_of_interrupt();
+            arch.skip(2);
+            apply(Origin::of(run), &mut run.owner.arch.apic, effect);
+            return Next::Resume;
+        }
+        msr::write(run, register, value)
+    } else {
+        run.tally.exit(ExitReason::SysregRead);
+        msr::read(run, register).map(|value| run.owner.arch.set_edx_eax(value))
+    };
+
+    match result {
+        Ok(()) => run.owner.arch.skip(2),
+        Err(GeneralProtection) => refuse_msr(run, register, is_write),
+    }
+    Next::Resume
+}
+
+#[cold]
+fn refuse_msr(run: &mut Running<'_>, register: u32, is_write: bool) {
+    let verb = if is_write { "WRMSR" } else { "RDMSR" };
+    debug!("{} vCPU {}: {verb} {register:#x} gets #GP", run.vm.name(), run.index);
+    run.owner.arch.general_protection();
+}
+
+/// Who accessed a local APIC, or another device.
+#[derive(Clone, Copy)]
+pub(in crate::arch::x86_64) struct Origin<'a> {
+    pub(in crate::arch::x86_64) vm: &'a Vm,
+    pub(super) vcpu: &'a Vcpu,
+    pub(in crate::arch::x86_64) index: u32,
+}
+
+impl<'a> Origin<'a> {
+    #[inline]
+    pub(in crate::arch::x86_64) fn of(run: &Running<'a>) -> Self {
+        Self { vm: run.vm, vcpu: run.vcpu, index: run.index }
+    }
+}
+
+/// Carries out what an access to the local APIC asks for.
+#[inline]
+pub(in crate::arch::x86_64) fn apply(origin: Origin<'_>, apic: &mut LocalApic, effect: Effect) {
+    let Origin { vm, vcpu, index } = origin;
+    match effect {
+        Effect::None => {}
+        Effect::Send(message) => {
+            if message.target == Target::SelfOnly && message.kind == Kind::Fixed {
+                apic.accept(message.vector, message.level);
+            } else if message.target == Target::SelfOnly {
+                routing::send(vm, Some(index), &Message { target: Target::Physical(index), ..message });
+            } else {
+                routing::send(vm, Some(index), &message);
+            }
+        }
+        Effect::TimerChanged => {
+            if let Some(deadline) = apic.deadline() {
+                host_apic::arm_timer(deadline);
+            }
+        }
+        Effect::EndOfInterrupt { vector } => platform::end_of_interrupt(vm, vector),
+        Effect::LogicalIdChanged | Effect::ModeChanged => {
+            vcpu.posted().publish_logical_id(apic.logical_id());
+        }
+    }
+}
+
+/// Nested page fault: nothing is mapped there, or not for this access.
+fn stage2_fault(run: &mut Running<'_>) -> Next {
+    /// Something is mapped there, but not for this access.
+    const PRESENT: u64 = 1 << 0;
+    /// The access was a write.
+    const WRITE: u64 = 1 << 1;
+    /// The access was an instruction fetch.
+    const FETCH: u64 = 1 << 4;
+    /// The access was to the guest's own page tables.
+    const TABLE_WALK: u64 = 1 << 33;
+
+    let control = &run.owner.arch.vmcb.control;
+    let gpa = Gpa(control.exit_info_2);
+    let error = control.exit_info_1;
+    if let Some(at) = run.vm.memory.stopped_at(gpa, error & PRESENT != 0) {
+        run.tally.exit(ExitReason::Stage2Fault);
+        let wanted = Access { read: true, write: error & WRITE != 0, execute: error & FETCH != 0 };
+        return match fault::settle(run, at, gpa, wanted) {
+            Settled::Again => {
+                run.owner.arch.before_instruction();
+                Next::Resume
+            }
+            Settled::Denied => {
+                // All of the guest's memory can be written, but for pages that remembered instructions depend on.
+                let cause = if error & TABLE_WALK != 0 { Cause::Walk } else { Cause::Write };
+                write_fault(run, gpa, cause);
+                Next::Resume
+            }
+            Settled::OutOfTables => stop(run, StopReason::Unsupported, fault::OUT_OF_TABLES),
+            Settled::NoMemory => stop(run, StopReason::Unsupported, fault::NOT_MAPPED),
+        };
+    }
+    run.tally.exit(ExitReason::Mmio);
+    if control.exit_int_info.is_valid() {
+        // Not an instruction's access: the guest's descriptor tables or its stack lie where there is no memory. Trying
+        // again would fail again, before any interrupt of the host is seen.
+        return stop(run, StopReason::Unsupported, "delivers an event through addresses where there is no memory");
+    }
+    if error & (FETCH | TABLE_WALK) != 0 {
+        // Code or page tables where there is no memory: on a PC, ones from an empty bus, and soon a triple fault.
+        let what = if error & FETCH != 0 { "fetched an instruction from" } else { "keeps page tables at" };
+        run.vm.stop(
+            StopReason::Unsupported,
+            format_args!(
+                "vCPU {}: {what} GPA {gpa}, where there is no memory, {}",
+                run.index,
+                run.owner.arch.whereabouts()
+            ),
+        );
+        return Next::Resume;
+    }
+    mmio::access(run, gpa)
+}
+
+/// The guest wrote to a page of its memory that is protected, or was until a moment ago. An event whose delivery did so is
+/// delivered again.
+#[cold]
+fn write_fault(run: &Running<'_>, gpa: Gpa, cause: Cause) {
+    let tally = run.tally;
+    tally.add(|count| &count.decode_write_faults, 1);
+    let lost = run.vm.memory.write_fault(gpa, cause);
+    if cause == Cause::Walk {
+        tally.add(|count| &count.decode_evicted_by_walks, lost.entries().into());
+    } else {
+        tally.add(|count| &count.decode_evicted_by_code_writes, lost.code.into());
+        tally.add(|count| &count.decode_evicted_by_table_writes, lost.tables.into());
+    }
+}
+
+/// VMMCALL without Hyper-V: the two calls of the VMware interface that a kernel makes (see [`cpuid`]); all others answer
+/// "no".
+fn vmware_call(run: &mut Running<'_>) -> Next {
+    const MAGIC: u32 = 0x564d_5868;
+    const GET_HERTZ: u32 = 45;
+    const GET_VCPU_INFO: u32 = 68;
+    /// The vCPU may use x2APIC mode without interrupt remapping.
+    const X2APIC_WITHOUT_REMAPPING: u64 = 1 << 3;
+    const NO: u64 = u32::MAX as u64;
+
+    let arch = &mut run.owner.arch;
+    arch.skip(3);
+    #[expect(clippy::cast_possible_truncation, reason = "the call reads EAX and ECX")]
+    let (magic, call) = (arch.vmcb.save.rax as u32, arch.gprs[gpr::RCX] as u32);
+    match call {
+        GET_HERTZ if magic == MAGIC => {
+            let hertz = tsc::hz();
+            arch.vmcb.save.rax = hertz & 0xffff_ffff;
+            arch.gprs[gpr::RBX] = hertz >> 32;
+            arch.gprs[gpr::RCX] = cpuid::timer_hertz();
+        }
+        GET_VCPU_INFO if magic == MAGIC => {
+            arch.vmcb.save.rax = X2APIC_WITHOUT_REMAPPING;
+        }
+        _ => arch.vmcb.save.rax = NO,
+    }
+    Next::Resume
+}
+
+/// XSETBV, where the CPU honours its intercept.
+fn set_xcr0(run: &mut Running<'_>) {
+    let arch = &mut run.owner.arch;
+    let value = arch.edx_eax();
+    #[expect(clippy::cast_possible_truncation, reason = "XSETBV reads ECX")]
+    let register = arch.gprs[gpr::RCX] as u32;
+    if register == 0 && arch.vmcb.save.cpl == 0 && fpu::is_valid_xcr0(value) {
+        fpu::write_xcr0(value);
+        arch.skip(3);
+    } else {
+        arch.general_protection();
+    }
+}

@@ -1,0 +1,397 @@
+//! AMD SVM on this machine: is it there, turning it on, and what every guest is kept away from.
+//!
+//! A guest may touch exactly those MSRs and ports that are named here; everything else leaves it. Nothing depends on a
+//! feature that the CPU does not report: next-RIP, flush-by-ASID and the like are used when they are there
+//! ([`Features`]) and done without when they are not.
+
+#![expect(unsafe_code, reason = "turning SVM on writes MSRs and control registers")]
+
+pub(crate) mod entry;
+mod events;
+pub(crate) mod exit;
+pub(crate) mod format;
+pub(crate) mod gate;
+pub(crate) mod tags;
+pub(crate) mod tlb;
+pub(crate) mod vcpu;
+
+use alloc::boxed::Box;
+use alloc::string::String;
+use alloc::vec::Vec;
+use alloc::{format, vec};
+use core::arch::asm;
+use core::arch::x86_64::{__cpuid, CpuidResult};
+use core::fmt;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use addr::{Hpa, Hva};
+use spin::Once;
+use x86_64::registers::control::{Cr4, Cr4Flags};
+use x86_64::registers::model_specific::{Efer, EferFlags, Msr};
+use x86_defs::cpuid::{leaf_1_ecx, leaf_7_ecx, leaf_8000_0001_ecx, svm_feature};
+use x86_defs::msr;
+use x86_defs::vmcb::Vmcb;
+
+use crate::arch::x86_64::host::{acpi, apic, paging, tsc};
+use crate::check::{Finding, Verdict};
+
+/// What one pCPU needs to run guests.
+pub(crate) struct HostContext {
+    /// Where VMRUN puts the host's state; nobody else touches it.
+    _host_save: Box<Page>,
+    /// FS, GS, TR, LDTR and system-call MSRs of the host, saved once by VMSAVE and loaded after each exit.
+    host_state: Box<Vmcb>,
+    /// Identity of the [`crate::arch::x86_64::guest::fpu::FpuState`] that the vector registers hold; 0 when nobody's.
+    pub(super) fpu_holder: AtomicU64,
+}
+
+/// A page that only hardware reads and writes.
+#[repr(C, align(4096))]
+struct Page([u8; 4096]);
+
+/// Optional features of SVM, as this machine reports them.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Features {
+    /// The VMCB tells the next RIP after an intercepted instruction.
+    pub(crate) next_rip: bool,
+    /// The entries of one TLB tag (ASID) can be flushed by themselves.
+    pub(crate) can_flush_one_tag: bool,
+    /// Number of TLB tags (ASIDs) for guests: 1 to this.
+    pub(crate) tags: u32,
+}
+
+static FEATURES: Once<Features> = Once::new();
+
+/// What this machine's SVM offers beyond the necessary.
+pub(crate) fn features() -> Features {
+    FEATURES.get().copied().unwrap_or_default()
+}
+
+/// VM_CR: SVM is turned off (APM vol. 2, 15.30.1).
+const VM_CR_SVMDIS: u64 = 1 << 4;
+
+/// What a machine lacks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Missing {
+    /// Not an AMD SVM machine.
+    Svm,
+    /// SVM is there, but the firmware has locked it off.
+    LockedByFirmware,
+    /// SVM without nested paging.
+    NestedPaging,
+    /// No XSAVE.
+    Xsave,
+}
+
+impl Missing {
+    /// What is so, and what can be done about it.
+    const fn explained(self) -> (&'static str, &'static str) {
+        const ANOTHER: &str = "this needs another processor";
+        match self {
+            Self::Svm => (
+                "this machine has no AMD SVM (CPUID 8000_0001 ECX bit 2)",
+                "on QEMU use `-cpu max`, in a VM let its hypervisor nest, otherwise this needs a processor of AMD",
+            ),
+            Self::LockedByFirmware => (
+                "the firmware has locked SVM off (VM_CR.SVMDIS)",
+                "allow it in the firmware's set-up, where it is called SVM Mode or Virtualization",
+            ),
+            Self::NestedPaging => ("this machine's SVM has no nested paging (CPUID 8000_000A EDX bit 0)", ANOTHER),
+            Self::Xsave => ("this machine has no XSAVE (CPUID 1 ECX bit 26)", ANOTHER),
+        }
+    }
+}
+
+impl fmt::Display for Missing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (what, remedy) = self.explained();
+        write!(f, "{what}: {remedy}")
+    }
+}
+
+/// SVM is taken for locked, for `selftest=svm-locked`.
+static LOCK_IS_PLANTED: AtomicBool = AtomicBool::new(false);
+
+/// Lets it look as if firmware had locked SVM off.
+pub(super) fn plant_lock() {
+    LOCK_IS_PLANTED.store(true, Ordering::Relaxed);
+}
+
+/// What of the necessary the machine lacks. What the later ones are about may need the earlier.
+fn missing() -> impl Iterator<Item = Missing> {
+    let has_svm = leaf(0x8000_0001).ecx & leaf_8000_0001_ecx::SVM != 0;
+    // SAFETY: VM_CR exists wherever CPUID reports SVM (APM vol. 2, 15.30.1); reading it has no effect.
+    let is_off = || unsafe { Msr::new(msr::VM_CR).read() } & VM_CR_SVMDIS != 0;
+    let is_locked = has_svm && (is_off() || LOCK_IS_PLANTED.load(Ordering::Relaxed));
+    let has_nested_paging = leaf(0x8000_000a).edx & svm_feature::NP != 0;
+    let has_xsave = leaf(1).ecx & leaf_1_ecx::XSAVE != 0;
+    [
+        (!has_svm, Missing::Svm),
+        (is_locked, Missing::LockedByFirmware),
+        (has_svm && !has_nested_paging, Missing::NestedPaging),
+        (!has_xsave, Missing::Xsave),
+    ]
+    .into_iter()
+    .filter_map(|(is_missing, what)| is_missing.then_some(what))
+}
+
+/// Looks at what the machine has. Once, before [`enable`].
+///
+/// # Errors
+/// The first thing that is missing.
+pub(crate) fn check() -> Result<(), Missing> {
+    if let Some(missing) = missing().next() {
+        return Err(missing);
+    }
+    let svm = leaf(0x8000_000a);
+    FEATURES.call_once(|| Features {
+        next_rip: svm.edx & svm_feature::NRIP_SAVE != 0,
+        can_flush_one_tag: svm.edx & svm_feature::FLUSH_BY_ASID != 0 || is_emulated(),
+        // ASID 0 is the host's.
+        tags: if is_emulated() { CURRENT_ASIDS } else { svm.ebx }.saturating_sub(1).max(1),
+    });
+    Ok(())
+}
+
+/// What current CPUs report (Milan, Genoa, Turin). QEMU's emulation reports 16 and no flush of a single one, but takes
+/// any number and any flush, and needs neither: its TLB has no tags and loses everything at each entry and exit. There,
+/// tags are managed as on a current CPU, so that what is counted means something.
+const CURRENT_ASIDS: u32 = 0x8000;
+
+/// A vCPU runs for at most 5 ms while others wait. One that only spins is found out before (PAUSE).
+pub(crate) const SLICES_PER_SECOND: u64 = 200;
+
+/// Whether the first pCPU must not run guests.
+///
+/// QEMU's emulation keeps GIF, nested paging and the like as bits of one word per CPU. An XRSTOR on *any* CPU clears
+/// another bit in the *first* CPU's word, by a read and a write with nothing to keep them together (`cpu_clear_ignne`,
+/// seen in 7.2). When that falls onto a #VMEXIT of the first CPU, its nested paging stays on in the host, and the
+/// host's state ends up in the guest's VMCB. It was seen in three boots of nine with 32 vCPUs. A CPU that never runs a guest
+/// has no such bits to lose (docs/decisions/0005-first-cpu.md).
+pub(crate) fn spares_first_cpu() -> bool {
+    is_emulated()
+}
+
+/// Whether a CPU may execute an instruction over and over that another CPU has overwritten.
+///
+/// QEMU before 8.1 takes no lock while it translates code: what a CPU translates while another one writes there may be
+/// kept, although it is no longer what is in memory. A kernel that patches its code puts an INT3 there for a moment; a CPU that
+/// keeps that never gets past it, since its handler finds that there is no INT3 and tries again. It was seen in two
+/// boots of 520 with 4 vCPUs (docs/decisions/0013-old-code.md).
+pub(crate) fn may_keep_old_code() -> bool {
+    is_emulated()
+}
+
+/// Whether VMRUN forgets the interrupt shadow that the VMCB tells, as QEMU 7.2's does (APM vol. 2, 15.21.5, wants it loaded).
+/// An event would come between STI and the HLT that waits for it.
+pub(crate) fn loses_interrupt_shadow() -> bool {
+    is_emulated()
+}
+
+/// Whether QEMU's TCG emulates this machine.
+pub(super) fn is_emulated() -> bool {
+    const EMULATED: [u8; 12] = *b"TCGTCGTCGTCG";
+    let CpuidResult { ebx, ecx, edx, .. } = __cpuid(0x4000_0000);
+    let mut signature = [ebx, ecx, edx].into_iter().flat_map(u32::to_le_bytes);
+    leaf(1).ecx & leaf_1_ecx::HYPERVISOR != 0 && EMULATED.into_iter().all(|byte| signature.next() == Some(byte))
+}
+
+/// A CPUID leaf of the host; zero beyond the last.
+pub(crate) fn leaf(number: u32) -> CpuidResult {
+    if number > __cpuid(number & 0xf000_0000).eax {
+        return CpuidResult { eax: 0, ebx: 0, ecx: 0, edx: 0 };
+    }
+    __cpuid(number)
+}
+
+/// The processor's name for itself.
+fn processor() -> String {
+    let words = (0x8000_0002..=0x8000_0004).map(leaf).flat_map(|leaf| [leaf.eax, leaf.ebx, leaf.ecx, leaf.edx]);
+    let name: String = characters(words).collect();
+    String::from(name.trim())
+}
+
+/// The characters in registers of CPUID.
+fn characters(words: impl IntoIterator<Item = u32>) -> impl Iterator<Item = char> {
+    words.into_iter().flat_map(u32::to_le_bytes).filter(|byte| byte.is_ascii_graphic() || *byte == b' ').map(char::from)
+}
+
+/// What `check` says about the machine.
+pub(crate) fn findings() -> Vec<Finding> {
+    let (maker, version) = (leaf(0), leaf(1).eax);
+    let maker: String = characters([maker.ebx, maker.edx, maker.ecx]).collect();
+    // The extended family counts beside family 15 only (APM vol. 3, appendix E.3.2).
+    let family = version >> 8 & 0xf;
+    let family = if family == 0xf { family + (version >> 20 & 0xff) } else { family };
+    let model = (version >> 12 & 0xf0) | version >> 4 & 0xf;
+    let named = format!("{} {maker}, family {family:#x}, model {model:#x}, stepping {}", processor(), version & 0xf);
+    let mut findings = vec![Finding::good("processor", String::from(named.trim()))];
+
+    findings.extend(missing().map(|missing| {
+        let (what, remedy) = missing.explained();
+        Finding { about: "virtualization", found: String::from(what), verdict: Verdict::Missing(String::from(remedy)) }
+    }));
+    if leaf(0x8000_0001).ecx & leaf_8000_0001_ecx::SVM != 0 {
+        let svm = leaf(0x8000_000a);
+        let has = |bit: u32| if svm.edx & bit != 0 { "" } else { "no " };
+        let found = format!(
+            "SVM: {} ASIDs, {}next RIP, {}flush by ASID, {}decode assists, {}AVIC, {}virtual GIF",
+            svm.ebx,
+            has(svm_feature::NRIP_SAVE),
+            has(svm_feature::FLUSH_BY_ASID),
+            has(svm_feature::DECODE_ASSISTS),
+            has(svm_feature::AVIC),
+            has(svm_feature::VGIF),
+        );
+        findings.push(Finding::good("features", found));
+    }
+
+    let clock = format!("{} kHz, {}", tsc::hz() / 1000, tsc::describe());
+    findings.push(Finding {
+        about: "TSC",
+        found: clock,
+        verdict: if tsc::is_invariant() {
+            Verdict::Good
+        } else {
+            Verdict::Worse(String::from("guests will take another clock, which costs exits"))
+        },
+    });
+    findings.push(Finding::good("interrupts", format!("timer: {}", apic::timer_name())));
+    let off = acpi::machine().is_some_and(|machine| machine.soft_off.is_some());
+    findings.push(if off {
+        Finding::good("power off", String::from("by ACPI"))
+    } else {
+        let why = String::from("when all VMs have ended, turn it off by hand");
+        Finding { about: "power off", found: String::from("ACPI does not say how"), verdict: Verdict::Worse(why) }
+    });
+    findings
+}
+
+/// The processor in words, with the features in use.
+pub(crate) fn describe() -> String {
+    use core::fmt::Write;
+    let features = features();
+    let mut text = processor();
+    let _ = write!(text, "; SVM with nested paging, {} ASIDs for guests", features.tags);
+    for (present, name) in [(features.next_rip, "next RIP"), (features.can_flush_one_tag, "flush by ASID")] {
+        if present {
+            let _ = write!(text, ", {name}");
+        }
+    }
+    text
+}
+
+/// Whether the processor has protection keys for pages of user mode.
+pub(super) fn has_protection_keys() -> bool {
+    leaf(0).eax >= 7 && leaf(7).ecx & leaf_7_ecx::PKU != 0
+}
+
+/// Turns SVM on for this pCPU. [`check`] must have succeeded.
+pub(crate) fn enable() -> HostContext {
+    let host_save = Box::new(Page([0; 4096]));
+    let host_state = Box::new(Vmcb::zeroed());
+
+    // SAFETY: the bit exists (`check`). While no guest runs it changes nothing but which instructions are legal.
+    unsafe { Efer::update(|efer| efer.insert(EferFlags::SECURE_VIRTUAL_MACHINE_ENABLE)) };
+    // SAFETY: XSAVE exists (`check`), and so does all that came before it. The bits make XSAVE and XSETBV legal, which the
+    // switch of guests' state needs, and moves of vector registers, which may hold a hypercall's input.
+    unsafe { Cr4::update(|cr4| cr4.insert(Cr4Flags::OSXSAVE | Cr4Flags::OSFXSR)) };
+    if has_protection_keys() {
+        // SAFETY: protection keys exist, and concern pages of user mode only, of which the hypervisor has none. The bit
+        // makes RDPKRU legal.
+        unsafe { Cr4::update(|cr4| cr4.insert(Cr4Flags::PROTECTION_KEY_USER)) };
+    }
+    // SAFETY: the page is ours and is kept, untouched, for as long as SVM is on: `HostContext` is never dropped.
+    unsafe { Msr::new(msr::VM_HSAVE_PA).write(hpa_of(&*host_save).0) };
+    // SAFETY: the page is ours; VMSAVE writes only within it.
+    unsafe { asm!("vmsave rax", in("rax") hpa_of(&*host_state).0, options(nostack)) };
+
+    HostContext { _host_save: host_save, host_state, fpu_holder: AtomicU64::new(0) }
+}
+
+impl HostContext {
+    /// The page that VMLOAD restores the host's state from.
+    #[inline]
+    pub(super) fn host_state(&self) -> Hpa {
+        hpa_of(&*self.host_state)
+    }
+}
+
+/// Where something on the heap is in host memory. The heap lies in the direct map.
+#[inline]
+pub(super) fn hpa_of<T>(object: &T) -> Hpa {
+    paging::direct_map_inverse(Hva(core::ptr::from_ref(object) as u64))
+}
+
+/// Which MSRs and ports leave the guest (APM vol. 2, 15.10 and 15.11). The same for all guests, never changed.
+pub(crate) struct PermissionMaps {
+    msrs: Box<MsrMap>,
+    ports: Box<PortMap>,
+}
+
+#[repr(C, align(4096))]
+struct MsrMap([u8; 0x2000]);
+
+/// Three pages: the third catches accesses that begin at the last port.
+#[repr(C, align(4096))]
+struct PortMap([u8; 0x3000]);
+
+/// MSRs that a guest reads and writes without an exit: VMLOAD and VMSAVE, or the VMCB, give each guest its own.
+const PASSED_THROUGH: [u32; 11] = [
+    msr::SYSENTER_CS,
+    msr::SYSENTER_ESP,
+    msr::SYSENTER_EIP,
+    msr::STAR,
+    msr::LSTAR,
+    msr::CSTAR,
+    msr::SFMASK,
+    msr::FS_BASE,
+    msr::GS_BASE,
+    msr::KERNEL_GS_BASE,
+    // Swapped by hand where the vCPU comes and goes.
+    msr::TSC_AUX,
+];
+
+static MAPS: Once<PermissionMaps> = Once::new();
+
+/// The maps.
+pub(crate) fn permission_maps() -> &'static PermissionMaps {
+    MAPS.call_once(|| {
+        // Made where they are to be: they have no place on the stack.
+        // SAFETY: all bytes of a map may be zero.
+        let mut msrs = unsafe { Box::<MsrMap>::new_zeroed().assume_init() };
+        // SAFETY: all bytes of a map may be zero.
+        let mut ports = unsafe { Box::<PortMap>::new_zeroed().assume_init() };
+        msrs.0.fill(0xff);
+        ports.0.fill(0xff);
+        for number in PASSED_THROUGH {
+            pass_through(&mut msrs.0, number);
+        }
+        PermissionMaps { msrs, ports }
+    })
+}
+
+/// Clears the two bits (read, write) of an MSR, if the map has it.
+fn pass_through(map: &mut [u8], number: u32) {
+    // Three vectors of 2 KiB: 0000_0000 to 0000_1fff, C000_0000 to C000_1fff, C001_0000 to C001_1fff.
+    let vector = match number >> 13 {
+        0 => 0,
+        0x6_0000 => 1,
+        0x6_0008 => 2,
+        _ => return,
+    };
+    let bit = (number as usize & 0x1fff) * 2;
+    map[vector * 0x800 + bit / 8] &= !(3 << (bit % 8));
+}
+
+impl PermissionMaps {
+    /// HPA of the MSR permission map.
+    pub(super) fn msrs(&self) -> Hpa {
+        hpa_of(&*self.msrs)
+    }
+
+    /// HPA of the I/O permission map.
+    pub(super) fn ports(&self) -> Hpa {
+        hpa_of(&*self.ports)
+    }
+}
