@@ -1,13 +1,12 @@
-//! The design that needs no coherence: decoded instructions by their bytes and mode.
+//! Caches decoded instructions by their bytes and mode. Needs no coherence.
 //!
-//! Decoding is a pure function of bytes and mode, so an entry that is found by them is right whatever has happened to
-//! memory, page tables or address spaces meanwhile. Nobody else can see it: it belongs to one vCPU, and is used without
-//! locks and atomics.
+//! Decoding is a pure function of bytes and mode. So an entry found by them is correct, whatever has happened to
+//! memory, page tables or address spaces. The cache belongs to one vCPU, which uses it without locks and atomics.
 //!
-//! An entry keeps the instruction's own bytes and a mask of its length. The bytes that follow an instruction are not part
-//! of it and are not compared; they only help to choose the entry. The last byte of the second word, which no instruction
-//! reaches, is the mode's, so two comparisons under masks say all but one thing: that the instruction does not end beyond
-//! the bytes that were fetched.
+//! An entry has the instruction's own bytes and a mask of its length. A lookup does not compare the bytes after an
+//! instruction; they only select the entry. The last byte of the second word, which no instruction reaches, holds the
+//! mode. So two masked comparisons check everything except one point: the instruction must not end after the fetched
+//! bytes.
 
 use crate::{Bytes, Decoded, Mode, Outcome, Refusal, fetched};
 
@@ -16,30 +15,30 @@ pub struct ByBytes<D, const N: usize = 64> {
     entries: [Entry<D>; N],
 }
 
-/// All that a lookup reads.
+/// Everything that a lookup reads.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Entry<D> {
-    /// The instruction's bytes, zero beyond its length, and the mode on top.
+    /// The instruction's bytes, zero after its end, with the mode on top.
     words: [u64; 2],
-    /// Ones where `words` counts.
+    /// Mask of the bits of `words` that count.
     masks: [u64; 2],
-    /// Nothing is found in an entry that was never filled, whatever its words.
+    /// `None` in an entry that was never filled, so that its words match nothing.
     decoded: Option<D>,
 }
 
 impl<D: Decoded, const N: usize> ByBytes<D, N> {
-    /// One that remembers nothing yet.
+    /// An empty cache.
     #[must_use]
     pub const fn new() -> Self {
         const { assert!(N.is_power_of_two(), "an index is some bits of a hash") };
-        // 32 bytes is what a decoded instruction may take, with the mark of an entry that is none: an enum or a bool in it
-        // holds that mark for nothing.
+        // A decoded instruction may take 32 bytes, including the mark for `None`: an enum or a bool in it provides this
+        // mark for free.
         const { assert!(size_of::<Option<D>>() > 32 || size_of::<Entry<D>>() == 64, "an entry is one cache line") };
         Self { entries: [Entry { words: [0; 2], masks: [0; 2], decoded: None }; N] }
     }
 
-    /// The instruction that these bytes begin with in this mode, if it is remembered.
+    /// The instruction at the start of `bytes` in this mode, if it is cached.
     #[inline]
     #[must_use]
     pub fn find(&self, mode: Mode, bytes: &Bytes) -> Option<&D> {
@@ -50,11 +49,11 @@ impl<D: Decoded, const N: usize> ByBytes<D, N> {
         if first | second != 0 {
             return None;
         }
-        // Zeros beyond what was fetched must not pass for an instruction's last bytes.
+        // Zeros after the fetched bytes must not match an instruction's last bytes.
         entry.decoded.as_ref().filter(|decoded| decoded.length() <= bytes.length())
     }
 
-    /// Remembers that these bytes begin with this instruction in this mode. One that ends beyond them is not remembered.
+    /// Caches that `bytes` begin with this instruction in this mode. An instruction that ends after them is not cached.
     pub fn insert(&mut self, mode: Mode, bytes: &Bytes, decoded: D) -> Outcome {
         let length = decoded.length();
         if length == 0 || length > bytes.length() {
@@ -70,11 +69,11 @@ impl<D: Decoded, const N: usize> ByBytes<D, N> {
         if other { Outcome::Replaced } else { Outcome::Stored }
     }
 
-    /// By all of the first eight bytes, and the mode: the top bits of the product depend on each of them.
+    /// From all of the first eight bytes, and the mode: the product's top bits depend on each of them.
     #[inline]
     fn index(words: [u64; 2]) -> usize {
         let hash = (words[0] ^ (words[1] >> MODE_SHIFT)).wrapping_mul(MULTIPLIER);
-        // In two steps, as N may be 1. No more bits are left than an index has.
+        // In two steps, because N may be 1. The result has as many bits as an index.
         (hash >> 1 >> (63 - N.trailing_zeros())) as usize
     }
 }
@@ -85,7 +84,7 @@ impl<D: Decoded, const N: usize> Default for ByBytes<D, N> {
     }
 }
 
-/// 2^64 divided by the golden ratio: neighbours come out far apart (Knuth, vol. 3, 6.4).
+/// 2^64 divided by the golden ratio: it spreads close values far apart (Knuth, vol. 3, 6.4).
 pub(crate) const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// The last byte of the second word: no instruction has a sixteenth.

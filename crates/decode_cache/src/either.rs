@@ -1,8 +1,8 @@
-//! One interface over both designs.
+//! One interface for both designs.
 //!
-//! The designs belong to different owners (one to a vCPU, one to a VM) and want to know different things before they can
-//! answer. So the interface is a view, made for one access out of what is there, and it says what it [needs](Needs): the
-//! caller finds out that much, asks, and only if the answer is no does the rest.
+//! The designs have different owners (a vCPU, a VM) and need different inputs for a lookup. So the interface is a view
+//! for one access, and says what it [needs](Needs). The caller finds out that much and asks; it finds out the rest only
+//! after a miss.
 
 use addr::Gpa;
 
@@ -10,40 +10,40 @@ use crate::{
     ByBytes, Bytes, Cause, Decoded, Insertion, Lost, Outcome, Place, Protect, Refusal, Vouching, WriteProtect,
 };
 
-/// What remembers decoded instructions for a vCPU.
+/// The cache that a vCPU uses for decoded instructions.
 pub enum DecodeCache<'a, D, P> {
-    /// Nothing does.
+    /// No cache.
     Off,
     /// The vCPU's own.
     Bytes(&'a mut ByBytes<D>),
-    /// The VM's, and the VM's memory.
+    /// The VM's, with the VM's memory.
     WriteProtect(&'a WriteProtect<D>, &'a P),
 }
 
-/// What a caller has to find out before it can ask. Each includes those before it.
+/// What a caller must find out before a lookup. Each includes those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Needs {
-    /// Nothing: the answer is no.
+    /// Nothing: there is no cache.
     Nothing,
     /// RIP, address space and mode, all of them registers.
     Registers,
-    /// Where the page tables lead: [`Place::gpa`].
+    /// The result of the page walk: [`Place::gpa`].
     Walk,
     /// The bytes there.
     Bytes,
 }
 
-/// What is asked for: as much as the cache [`Needs`]; for an insertion, all of it.
+/// The key: as much as the cache [`Needs`]; for an insertion, all of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lookup {
-    /// Where the instruction is.
+    /// Place of the instruction.
     pub place: Place,
-    /// Its bytes and what follows them in the page, or [`Bytes::NONE`].
+    /// Its bytes and the following ones in the page, or [`Bytes::NONE`].
     pub bytes: Bytes,
 }
 
 impl<D: Decoded, P: Protect> DecodeCache<'_, D, P> {
-    /// What must be in a [`Lookup`] so that something can be found.
+    /// What a [`Lookup`] must contain for a hit.
     #[inline]
     #[must_use]
     pub fn needs(&self) -> Needs {
@@ -57,7 +57,7 @@ impl<D: Decoded, P: Protect> DecodeCache<'_, D, P> {
         }
     }
 
-    /// The decoded instruction, if it is remembered.
+    /// The decoded instruction, if it is cached.
     #[inline]
     #[must_use]
     pub fn find(&self, lookup: &Lookup) -> Option<D> {
@@ -68,7 +68,7 @@ impl<D: Decoded, P: Protect> DecodeCache<'_, D, P> {
         }
     }
 
-    /// Remembers an instruction that was carried out. `tables` and `rewalk` are as in [`WriteProtect::insert`].
+    /// Caches an instruction that was executed. `tables` and `rewalk` are those of [`WriteProtect::insert`].
     pub fn insert(&mut self, lookup: &Lookup, decoded: D, tables: &[Gpa], rewalk: impl FnOnce() -> bool) -> Insertion {
         let alone = |outcome| Insertion { outcome, lost: Lost::default(), flushed: false };
         match self {
@@ -80,7 +80,8 @@ impl<D: Decoded, P: Protect> DecodeCache<'_, D, P> {
         }
     }
 
-    /// Forgets what depends on a page before it is written, as [`WriteProtect::written`] does. `None` where nothing did.
+    /// Drops entries that depend on a page before it is written, like [`WriteProtect::written`]. `None` if there were
+    /// none.
     pub fn written(&self, gpa: Gpa, cause: Cause) -> Option<Lost> {
         match self {
             Self::Off | Self::Bytes(_) => None,

@@ -2,8 +2,8 @@
 
 use crate::MAX_LENGTH;
 
-/// Up to 15 bytes at RIP: as many as could be read without leaving the page of the first. In two words, the first byte
-/// lowest, zero beyond the length.
+/// Up to 15 bytes at RIP, from one page. They are in two words: the first byte is the lowest, bytes after the end are
+/// zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bytes {
     words: [u64; 2],
@@ -11,7 +11,7 @@ pub struct Bytes {
 }
 
 impl Bytes {
-    /// No bytes: of a caller that did not fetch.
+    /// No bytes: for a caller that did not fetch.
     pub const NONE: Self = Self { words: [0; 2], length: 0 };
 
     /// The first 15 of these, or all.
@@ -33,8 +33,8 @@ impl Bytes {
         Self { words: [words[0] & masks[0], words[1] & masks[1]], length }
     }
 
-    /// As [`from_words`](Self::from_words), of words that are zero beyond `length`, which is at most 15, already. Other words
-    /// are found less often; nothing else comes of it.
+    /// Like [`from_words`](Self::from_words), but the words must already be zero after `length`, which is at most 15.
+    /// Other words only cause more misses.
     #[inline]
     #[must_use]
     pub const fn from_zero_padded(words: [u64; 2], length: u8) -> Self {
@@ -47,7 +47,7 @@ impl Bytes {
         self.words
     }
 
-    /// How many there are, at most 15.
+    /// Number of bytes, at most 15.
     #[must_use]
     pub const fn length(&self) -> u8 {
         self.length
@@ -60,7 +60,7 @@ impl Bytes {
     }
 }
 
-/// Ones where the first `length` bytes are; `length` at most 15.
+/// Mask of the first `length` bytes; `length` is at most 15.
 pub(crate) const fn masks(length: u8) -> [u64; 2] {
     split((1 << (8 * length as u32)) - 1)
 }

@@ -1,23 +1,22 @@
-//! Decoded instructions of a guest, remembered, so that an emulated access to a device need not decode again, nor, in one
-//! of the designs, even fetch.
+//! Caches a guest's decoded instructions, so that an emulated access to a device need not decode again. One of the
+//! designs also saves the fetch.
 //!
-//! What an instruction means is a function of its bytes and of the processor's [`Mode`]. What its bytes *are* depends on
-//! memory, page tables and whoever writes to them. Two designs, each usable alone:
+//! An instruction's meaning is a function of its bytes and of the processor's [`Mode`]. The bytes depend on memory, on
+//! page tables, and on writes to them. There are two designs, each usable alone:
 //!
-//! * [`ByBytes`], one per vCPU: keyed by the bytes as fetched, and the mode. It can never be wrong and needs no coherence;
-//!   the fetch still has to be paid.
-//! * [`WriteProtect`], one per VM, the design that bhyve tried in 2015 (Carabas and Natu, AsiaBSDCon): keyed by where the
-//!   instruction is. The pages that it depends on are read-only for the guest while it is remembered, and the fault of a
-//!   write forgets it. With the page tables protected as well, the walk to the instruction is saved too.
+//! * [`ByBytes`], one per vCPU: the key is the fetched bytes and the mode. It is always correct and needs no coherence,
+//!   but the fetch remains.
+//! * [`WriteProtect`], one per VM, the design that bhyve tried in 2015 (Carabas and Natu, AsiaBSDCon): the key is the
+//!   instruction's address. The pages that it depends on are read-only for the guest while it is cached. A write
+//!   faults, and the fault drops the entry. If the page tables are protected too, a hit also saves the walk.
 //!
-//! [`DecodeCache`] is both, or none, behind one interface: what a vCPU asks, whichever its VM is set to. Nothing here knows
-//! an instruction set: what is remembered is whatever is [`Decoded`]. Hits and misses, insertions and evictions are
-//! returned; the caller counts.
+//! [`DecodeCache`] is either of them, or none, behind one interface. This crate knows no instruction set: it caches any
+//! type that is [`Decoded`]. It returns hits, misses, insertions and evictions; the caller counts them.
 //!
 //! ```
 //! use decode_cache::{ByBytes, Bytes, Decoded, Mode, Outcome};
 //!
-//! /// All instructions of this machine are a byte that says how long they are.
+//! /// All instructions of this machine are one byte that gives their length.
 //! #[derive(Clone, Copy, Debug, PartialEq)]
 //! struct Instruction(u8);
 //!
@@ -65,49 +64,49 @@ pub use protect::{Cause, Lost, Protect, Protection, Unprotection};
 pub use registry::WALK_LIMIT;
 pub use write_protect::{Insertion, MAX_TABLES, Size, Vouching, WriteProtect};
 
-/// Most bytes that an instruction has.
+/// Maximum number of bytes of an instruction.
 pub const MAX_LENGTH: usize = 15;
 
-/// A decoded instruction, as the caches keep it.
+/// A decoded instruction, in the form that the caches store.
 pub trait Decoded: Copy {
-    /// In bytes, 1 to [`MAX_LENGTH`].
+    /// Length in bytes, 1 to [`MAX_LENGTH`].
     fn length(&self) -> u8;
 
-    /// As words, for memory that is shared a word at a time.
+    /// The instruction as words, for shared memory that is accessed a word at a time.
     fn pack(&self) -> [u64; 4];
 
-    /// What [`pack`](Self::pack) made these words of; `None` for words that it never makes.
+    /// Reverses [`pack`](Self::pack); `None` for words that it never makes.
     fn unpack(words: [u64; 4]) -> Option<Self>;
 }
 
-/// What became of an insertion.
+/// Result of an insertion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It is remembered.
+    /// It is cached.
     Stored,
-    /// It is remembered, and another that was remembered no longer is.
+    /// It is cached, and has replaced another one.
     Replaced,
-    /// It is not remembered.
+    /// It is not cached.
     Refused(Refusal),
 }
 
-/// Why an instruction is not remembered. Each is harmless: it is decoded again the next time.
+/// Why an instruction is not cached. Each is harmless: it is decoded again the next time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// There is none to remember it in.
+    /// There is no cache.
     Off,
-    /// It reaches beyond the bytes that were given, or into the next page.
+    /// It ends after the given bytes, or in the next page.
     Crosses,
-    /// The place lacks the GPA, which the walk to it finds; or the GPA is none.
+    /// The place has no GPA, which the page walk finds; or the GPA is invalid.
     Unplaced,
-    /// Two of its pages have only one slot between them, or there are more of them than can be kept.
+    /// Two of its pages share one slot, or it has more pages than an entry can hold.
     Pages,
     /// A page cannot be made read-only.
     Unprotected,
-    /// A page was evicted by walks too often.
+    /// Walks have evicted a page too often.
     Walked,
-    /// Its bytes, or the way to them, changed meanwhile; or a page was evicted.
+    /// Its bytes, or the walk to them, have changed meanwhile; or a page was evicted.
     Changed,
-    /// Another vCPU writes to the same slot now, or another processor changes stage 2 at one of the pages.
+    /// Another vCPU writes to the same slot, or another processor changes stage 2 at one of the pages.
     Busy,
 }

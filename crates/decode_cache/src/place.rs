@@ -1,22 +1,22 @@
-//! Where an instruction is, and what decides what its bytes mean.
+//! The place of an instruction, and the mode that gives its bytes a meaning.
 
 use addr::Gpa;
 
-/// What decides what bytes mean, beside the bytes: the processor's mode, numbered by whoever decodes.
+/// The processor's mode, numbered by the decoder: besides the bytes, the only input of decoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Mode(pub u8);
 
-/// Where an instruction is.
+/// The place of an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Address of its first byte as the guest's page tables translate it: RIP, plus the base of the code segment where
-    /// that counts.
+    /// Address of its first byte, as the guest's page tables translate it: RIP, plus the code segment's base where it
+    /// counts.
     pub rip: u64,
-    /// The address space: CR3. Where tables vouch for the walk ([`Vouching::Tables`](crate::Vouching::Tables)), whatever
-    /// else the way of a walk depends on must be in it as well: whether there is paging at all, and how many levels.
+    /// The address space: CR3. If page tables are protected ([`Vouching::Tables`](crate::Vouching::Tables)), it must
+    /// include all other inputs of a walk too: whether paging is on, and the number of levels.
     pub space: u64,
-    /// What its bytes mean.
+    /// The mode in which its bytes are decoded.
     pub mode: Mode,
-    /// Where the live walk finds its first byte, if the caller has walked.
+    /// Where a page walk finds its first byte now, if the caller has walked.
     pub gpa: Option<Gpa>,
 }

@@ -1,15 +1,15 @@
-//! The pages that are read-only for the guest because remembered instructions depend on them.
+//! The pages that are read-only for the guest because cached instructions depend on them.
 //!
-//! A page has one slot that it may be in. The slot's *generation* is what makes forgetting cheap: a remembered instruction
-//! keeps the generation that it was registered under ([`Ticket`]) and is worth something only while it is the slot's. So
-//! one store forgets all that depends on a page, however much that is, and nobody needs to know what.
+//! Each page has one possible slot. The slot's *generation* makes dropping cheap: a cached instruction keeps the
+//! generation of its registration ([`Ticket`]), and is valid only while the slot has the same one. So one store drops
+//! all entries of a page, without a list of them.
 //!
-//! A slot has a small lock, for whoever registers a page or forgets it. Lookups read the generation without it. Who holds it
-//! waits for nobody: a vCPU whose instruction is being carried out may come for the lock, and whoever changes stage 2 may wait
-//! for that vCPU ([`Protect`]). A page that cannot become writable at the moment stays registered, with a new generation, until
-//! the next one asks.
+//! A slot has a small lock, for registering a page and for dropping it. Lookups read the generation without the lock. A
+//! holder of the lock never waits: a vCPU whose instruction is being emulated may need the lock, and a processor that
+//! changes stage 2 may wait for that vCPU ([`Protect`]). A page that cannot become writable now stays registered, with
+//! a new generation, until the next request.
 //!
-//! The order that all depends on, in [`evict`](Registry::evict): the generation first, then the right to write.
+//! Everything depends on the order in [`evict`](Registry::evict): first the generation, then the right to write.
 
 use alloc::boxed::Box;
 
@@ -19,25 +19,25 @@ use crate::bytes::MULTIPLIER;
 use crate::sync::{AtomicU16, AtomicU64, Mutex, Ordering, fence};
 use crate::{Cause, Lost, Protect, Protection, Refusal, Unprotection};
 
-/// How often walks may evict a page before it is not protected any more. A walk needs all its tables writable at once: were
-/// they protected again and again, two vCPUs that remember instructions could keep a third one from ever getting through.
+/// Walks may evict a page this often; then it is not protected any more. A walk needs all its tables writable at once.
+/// Otherwise two vCPUs that insert instructions could protect them again and again, and block a third one for ever.
 pub const WALK_LIMIT: u16 = 64;
 
-/// Most slots there can be: what a ticket has bits for.
+/// Maximum number of slots: a ticket has bits for this many.
 pub(crate) const MAX_PAGES: usize = 1 << (64 - GENERATION_BITS);
 
-/// Of 52 bits, one eviction per microsecond uses up the last after 142 years.
+/// With 52 bits and one eviction per microsecond, the numbers last 142 years.
 const GENERATION_BITS: u32 = 52;
 
-/// In place of a page's number.
+/// Instead of a page's number: the slot is empty.
 const NOBODY: u64 = u64::MAX;
 
 pub(crate) struct Registry {
     slots: Box<[Slot]>,
-    /// How often walks have evicted a page, by a hash of its number. Never forgotten, so that pages which take turns in a
-    /// slot do not escape [`WALK_LIMIT`]; pages that share a count are given up a little early.
+    /// How often walks have evicted a page, by a hash of its number. Never reset, so that pages that take turns in a
+    /// slot do not escape [`WALK_LIMIT`]. Pages that share a counter reach the limit a little early.
     walks: Box<[AtomicU16]>,
-    /// How many pages are registered: most VMs never have one.
+    /// Number of registered pages: zero for ever in most VMs.
     count: AtomicU64,
 }
 
@@ -45,24 +45,24 @@ pub(crate) struct Registry {
 #[repr(align(64))]
 struct Slot {
     generation: AtomicU64,
-    /// Number of the page that is registered here; written under the lock only.
+    /// Number of the registered page; written under the lock only.
     page: AtomicU64,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
-    /// What depends on the page, for the count of what is lost.
+    /// Number of entries that depend on the page, to count what is dropped.
     entries: Lost,
-    /// It is read-only, but nobody has flushed since. Also for the one who finds it registered by another.
+    /// The page is read-only, but there was no flush yet. Another vCPU that finds it registered must know.
     owed: bool,
 }
 
-/// A slot and the generation that a page was registered there under.
+/// A slot and the generation in which a page was registered there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ticket(pub(crate) u64);
 
-/// How a remembered instruction depends on a page.
+/// How a cached instruction depends on a page.
 #[derive(Clone, Copy)]
 pub(crate) enum Role {
     Code,
@@ -70,7 +70,7 @@ pub(crate) enum Role {
 }
 
 impl Ticket {
-    /// One that is never current.
+    /// A ticket that is never current.
     pub(crate) const VOID: Self = Self(u64::MAX);
 
     fn new(slot: usize, generation: u64) -> Self {
@@ -100,13 +100,13 @@ impl Registry {
         }
     }
 
-    /// Whether the two pages cannot be registered at once.
+    /// Whether the two pages cannot be registered at the same time.
     pub(crate) fn collide(&self, one: Gpa, other: Gpa) -> bool {
         number(one) != number(other) && self.index(one) == self.index(other)
     }
 
-    /// Registers a page and makes it read-only. Says also whether a flush is owed, and adds what another page took with it
-    /// that had to leave to `lost`.
+    /// Registers a page and makes it read-only. Also returns whether a flush is needed. Adds to `lost` the entries of a
+    /// page that had to leave.
     pub(crate) fn register(
         &self,
         page: Gpa,
@@ -130,7 +130,7 @@ impl Registry {
                     return Err(Refusal::Busy);
                 }
             }
-            // Told before it is read-only, so that whoever faults finds it here.
+            // Published before it is read-only, so that a fault finds it here.
             slot.page.store(number(page), Ordering::Release);
             self.count.fetch_add(1, Ordering::Release);
             match protect.protect(page.page(addr::PageSize::Size4K)) {
@@ -147,23 +147,23 @@ impl Registry {
         Ok((Ticket::new(index, slot.generation.load(Ordering::Relaxed)), state.owed))
     }
 
-    /// After a flush that began after all these tickets were given out.
+    /// Records a flush that began after all these tickets were given out.
     pub(crate) fn settle(&self, ticket: Ticket) {
         self.while_current(ticket, |state| state.owed = false);
     }
 
-    /// Whether the page is still registered as it was.
+    /// Whether the page's registration is unchanged.
     #[inline]
     pub(crate) fn is_current(&self, ticket: Ticket) -> bool {
         self.slots.get(ticket.slot()).is_some_and(|slot| slot.generation.load(Ordering::Acquire) == ticket.generation())
     }
 
-    /// Counts an entry that depends on the page; false if it no longer can.
+    /// Counts an entry that depends on the page; false if the ticket is not current any more.
     pub(crate) fn count(&self, ticket: Ticket, role: Role) -> bool {
         self.while_current(ticket, |state| *part(&mut state.entries, role) += 1)
     }
 
-    /// Takes it back.
+    /// Reverses `count`.
     pub(crate) fn uncount(&self, ticket: Ticket, role: Role) {
         self.while_current(ticket, |state| {
             let part = part(&mut state.entries, role);
@@ -171,28 +171,28 @@ impl Registry {
         });
     }
 
-    /// Whether the page is registered. One load where none ever was.
+    /// Whether the page is registered. One load if none ever was.
     #[inline]
     pub(crate) fn covers(&self, gpa: Gpa) -> bool {
         self.count.load(Ordering::Acquire) != 0
             && self.slots[self.index(gpa)].page.load(Ordering::Acquire) == number(gpa)
     }
 
-    /// Forgets all that depends on the page, then makes it writable if that can be done without waiting. `None` if it is not
+    /// Drops all entries that depend on the page, then makes it writable if that needs no wait. `None` if it is not
     /// registered.
     pub(crate) fn forget(&self, gpa: Gpa, cause: Cause, protect: &impl Protect) -> Option<Lost> {
-        // Under the lock also the question whether it is registered: a fault may be here before the one who caused it by
-        // registering the page has let go of it.
+        // Also this question needs the lock: a fault may come here before the vCPU that registered the page has
+        // released it.
         let slot = &self.slots[self.index(gpa)];
         let mut state = slot.state.lock();
         if slot.page.load(Ordering::Relaxed) != number(gpa) {
             return None;
         }
         let (lost, unprotection) = self.evict(slot, &mut state, protect);
-        // The walk that finds the page read-only still is counted when it comes back.
+        // A walk that still finds the page read-only is counted when it comes back.
         if cause == Cause::Walk && unprotection == Unprotection::Done {
             let walks = &self.walks[self.walks_index(gpa)];
-            // Not beyond the limit, whatever happens: the count must not come round.
+            // Never above the limit: the counter must not overflow.
             if walks.load(Ordering::Relaxed) <= WALK_LIMIT {
                 walks.fetch_add(1, Ordering::Relaxed);
             }
@@ -200,18 +200,18 @@ impl Registry {
         Some(lost)
     }
 
-    /// The lock is held. What is registered here becomes void before the first write can happen.
+    /// The caller holds the lock. All entries of the slot become void before the first write can happen.
     fn evict(&self, slot: &Slot, state: &mut State, protect: &impl Protect) -> (Lost, Unprotection) {
         let page = slot.page.load(Ordering::Relaxed);
         slot.generation.store(slot.generation.load(Ordering::Relaxed) + 1, Ordering::Release);
-        // Not only what came before the store, also what comes after it must keep its side.
+        // Both earlier and later accesses must keep their side of the store.
         fence(Ordering::SeqCst);
         let entries = core::mem::take(&mut state.entries);
         let unprotection = protect.unprotect(Gpa(page * PAGE_BYTES));
 
         if unprotection == Unprotection::Done {
             state.owed = false;
-            // Last, so that who does not find the page here finds it writable.
+            // Last: a processor that does not find the page here finds it writable.
             slot.page.store(NOBODY, Ordering::Release);
             self.count.fetch_sub(1, Ordering::Release);
         }
@@ -228,7 +228,7 @@ impl Registry {
         current
     }
 
-    /// By the low bits of the number, so that neighbours do not collide: code and page tables both come in runs.
+    /// By the low bits of the number, so that adjacent pages do not collide: code and page tables both come in runs.
     #[inline]
     #[expect(clippy::cast_possible_truncation, reason = "the low bits are wanted")]
     fn index(&self, gpa: Gpa) -> usize {

@@ -1,12 +1,12 @@
-//! One remembered instruction, read by all and written by one at a time: a sequence lock.
+//! One cached instruction, with many readers and one writer at a time: a sequence lock.
 //!
-//! The version is odd while somebody writes. A reader takes what it finds and believes it only if the version was even
-//! and is the same afterwards; a writer that finds another one at it goes away. So nobody waits for anybody.
+//! The version is odd during a write. A reader accepts what it has read only if the version was even and is unchanged.
+//! A writer that finds another writer gives up. So no vCPU waits.
 
 use crate::registry::Ticket;
 use crate::sync::{AtomicU64, Ordering, fence};
 
-/// Pages that an instruction can depend on: that of its code, and the page tables on the way there.
+/// Pages that an instruction can depend on: its code page, and the page tables on the walk to it.
 pub(crate) const MAX_TICKETS: usize = 6;
 
 /// Two cache lines, shared with no other slot.
@@ -35,12 +35,12 @@ impl Slot {
             version: AtomicU64::new(0),
             key: core::array::from_fn(|_| AtomicU64::new(0)),
             decoded: core::array::from_fn(|_| AtomicU64::new(0)),
-            // What says that nothing is here: a key of zeros is as good as any.
+            // Void tickets mark the slot as empty: a key of zeros is a valid key.
             tickets: core::array::from_fn(|_| AtomicU64::new(Ticket::VOID.0)),
         }
     }
 
-    /// The packed instruction that is remembered under this key, if its first `tickets` tickets are all current.
+    /// The packed instruction under this key, if its first `tickets` tickets are all current.
     #[inline]
     pub(crate) fn find(&self, key: [u64; 3], tickets: usize, current: impl Fn(Ticket) -> bool) -> Option<[u64; 4]> {
         let version = self.version.load(Ordering::Acquire);
@@ -54,12 +54,12 @@ impl Slot {
             return None;
         }
 
-        // Whoever wrote a word that was read above has changed the version before, and that is seen now.
+        // A writer of any word that was read above has changed the version before, and that is visible now.
         fence(Ordering::Acquire);
         (self.version.load(Ordering::Relaxed) == version).then_some(decoded)
     }
 
-    /// The right to write, or `None` if another one has it.
+    /// The right to write, or `None` if another vCPU has it.
     pub(crate) fn try_write(&self) -> Option<Writing<'_>> {
         let version = self.version.load(Ordering::Relaxed);
         if !version.is_multiple_of(2) {
@@ -72,7 +72,7 @@ impl Slot {
     }
 }
 
-/// The right to write to a slot. While it exists nothing is found there.
+/// The right to write to a slot. Lookups miss while it exists.
 pub(crate) struct Writing<'a> {
     slot: &'a Slot,
     version: u64,
@@ -99,7 +99,7 @@ impl Writing<'_> {
 }
 
 impl Drop for Writing<'_> {
-    /// What was written, or was there before, is found again.
+    /// From here on lookups find the slot's content.
     fn drop(&mut self) {
         self.slot.version.store(self.version + 2, Ordering::Release);
     }

@@ -1,4 +1,4 @@
-//! Core's atomics and spin's lock, or loom's under `cfg(loom)`: the one switch.
+//! The one switch between core's atomics with spin's lock, and loom's (`cfg(loom)`).
 
 #[cfg(not(loom))]
 pub(crate) use core::sync::atomic::{AtomicU16, AtomicU64, Ordering, fence};
@@ -10,7 +10,7 @@ pub(crate) use loom::sync::atomic::{AtomicU16, AtomicU64, Ordering, fence};
 #[cfg(loom)]
 pub(crate) use model::Mutex;
 
-/// Loom's lock with the face of spin's.
+/// Loom's lock with spin's interface.
 #[cfg(loom)]
 mod model {
     use loom::sync::MutexGuard;

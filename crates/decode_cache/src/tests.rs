@@ -1,4 +1,4 @@
-//! Corners of the bytes, of the design that is keyed by them, and of the interface over both designs.
+//! Corner cases of the bytes, of the cache by bytes, and of the common interface.
 
 extern crate std;
 
@@ -135,7 +135,7 @@ fn slot_has_room_for_one() {
 
 #[test]
 fn most_instructions_of_a_small_working_set_find_room() {
-    // mov eax, [rip + displacement]: they differ in few bits, where the displacement is.
+    // mov eax, [rip + displacement]: the instructions differ in few bits, those of the displacement.
     let mut cache = ByBytes::<_, 64>::new();
     let all: Vec<_> = (0..32_u32)
         .map(|n| {

@@ -1,30 +1,30 @@
-//! The design of 2015: decoded instructions by where they are, kept true by write protection.
+//! The design of 2015: caches decoded instructions by address, kept correct by write protection.
 //!
-//! A remembered instruction depends on the page of its code and, where page tables vouch for the walk to it, on these. All
-//! of them are registered ([`registry`](crate::registry)) and read-only for the guest. Whoever wants to write to one faults;
-//! the fault forgets what depends on the page, in one step, and then lets the write happen.
+//! A cached instruction depends on the page of its code and, if page tables are protected, on the tables of the walk to
+//! it. All these pages are registered ([`registry`](crate::registry)) and read-only for the guest. A write faults; the
+//! fault drops all entries of the page in one step, and then allows the write.
 //!
-//! **Why what is found is right.** Inserting is done in this order:
+//! **Why a hit is correct.** An insertion has these steps:
 //!
-//! 1. Each page is registered and made read-only, and the generation that it is registered under is noted.
-//! 2. If any right to write was taken away, by us or by another vCPU that has not flushed yet, flush: until then a vCPU
-//!    may write without a fault, with a right that its TLB remembers.
-//! 3. The bytes are read, and the tables are walked, *once more*. From step 2 on they cannot change without a fault, and
-//!    the fault changes the generation before it lets the write happen. So what is read now is what is there as long as
-//!    the generations are the noted ones; and lookups compare just these. If the instruction was decoded from other bytes,
-//!    it is not remembered.
+//! 1. Register each page, make it read-only, and note its generation.
+//! 2. If this vCPU, or another one that has not flushed yet, has taken a right to write away, flush. Until then a vCPU
+//!    may write without a fault, with a right in its TLB.
+//! 3. Read the bytes, and walk the tables, *once more*. From step 2 on they cannot change without a fault, and the
+//!    fault changes the generation before it allows the write. So this content is valid as long as the generations are
+//!    the noted ones, and lookups compare just these. If the instruction was decoded from other bytes, it is not
+//!    cached.
 //!
-//! If a page is evicted anywhere in between, its generation differs from the noted one for good, and the entry is void
-//! from the start.
+//! If a page is evicted at any point in between, its generation differs from the noted one for ever. The entry is then
+//! void from the start.
 //!
-//! **The hypervisor's own writes** do not fault. It must say so ([`written`](WriteProtect::written)) before it writes, and
-//! look again after it has ([`WriteProtect::write_as_host`]): a page that was not registered when it asked can be when it
-//! writes, with the old bytes read in step 3.
+//! **The hypervisor's own writes** do not fault. It must report them ([`written`](WriteProtect::written)) before it
+//! writes, and check again afterwards ([`WriteProtect::write_as_host`]). A page that was not registered at the first
+//! check may be registered by the second, with the old bytes read in step 3.
 //!
-//! **Bounds.** Memory is fixed at creation. A lookup waits for nobody. No lock is held while anything is flushed, read or
-//! walked, nor while another processor is waited for that changes stage 2. So [`written`](WriteProtect::written) and
-//! [`write_as_host`](WriteProtect::write_as_host) wait for changes of single leaves at most, and may be called by whom a flush
-//! waits for.
+//! **Bounds.** Memory is fixed at creation. A lookup never waits. No lock is held during a flush, a read, a walk, or a
+//! wait for another processor that changes stage 2. So [`written`](WriteProtect::written) and
+//! [`write_as_host`](WriteProtect::write_as_host) wait only for changes of single leaves, and a vCPU that a flush waits
+//! for may call them.
 
 #[cfg(test)]
 pub(crate) mod tests;
@@ -40,24 +40,24 @@ use crate::slot::{Contents, MAX_TICKETS, Slot};
 use crate::sync::{Ordering, fence};
 use crate::{Bytes, Cause, Decoded, Lost, MAX_LENGTH, Outcome, Place, Protect, Refusal};
 
-/// Most page tables on the way to an instruction.
+/// Maximum number of page tables on the walk to an instruction.
 pub const MAX_TABLES: usize = MAX_TICKETS - 1;
 
-/// Who says that the guest's page tables still lead to the code.
+/// What proves that the guest's page tables still lead to the code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Vouching {
-    /// The caller, who walks them each time: [`Place::gpa`] is part of the key. Only code pages are protected.
+    /// The caller walks them each time: [`Place::gpa`] is part of the key. Only code pages are protected.
     Walk,
-    /// The tables themselves, which are protected too: nobody walks, and lookups do not look at [`Place::gpa`].
+    /// The tables are protected too: the caller does not walk, and lookups ignore [`Place::gpa`].
     Tables,
 }
 
-/// How much memory is taken, once. Both are powers of two.
+/// Memory of the cache, fixed at creation. Both are powers of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size {
-    /// Instructions that can be remembered, 128 bytes each.
+    /// Maximum number of cached instructions, 128 bytes each.
     pub slots: usize,
-    /// Pages that can be protected at once, at most 2048, 80 bytes each.
+    /// Maximum number of protected pages, at most 2048, 80 bytes each.
     pub pages: usize,
 }
 
@@ -75,24 +75,24 @@ pub struct WriteProtect<D> {
     decoded: PhantomData<fn(D) -> D>,
 }
 
-/// What became of an insertion, and what it did to others.
+/// Result of an insertion, and its effect on other entries.
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Insertion {
-    /// Whether it is remembered.
+    /// Whether it is cached.
     pub outcome: Outcome,
-    /// What is no longer remembered because a page had to leave for one of this instruction's.
+    /// Entries that were dropped because a page had to leave for one of this instruction's.
     pub lost: Lost,
     /// Whether it had to flush.
     pub flushed: bool,
 }
 
 impl<D: Decoded> WriteProtect<D> {
-    /// One that remembers nothing yet.
+    /// An empty cache.
     ///
     /// # Panics
     ///
-    /// When a size is no power of two, or there are more than 2048 pages.
+    /// A size is no power of two, or there are more than 2048 pages.
     #[must_use]
     pub fn new(size: Size, vouching: Vouching) -> Self {
         assert!(size.slots.is_power_of_two() && size.pages.is_power_of_two(), "an index is some bits of a hash");
@@ -105,13 +105,13 @@ impl<D: Decoded> WriteProtect<D> {
         }
     }
 
-    /// Who says that the page tables still lead to the code.
+    /// What proves that the page tables still lead to the code.
     #[must_use]
     pub const fn vouching(&self) -> Vouching {
         self.vouching
     }
 
-    /// The instruction at this place, if it is remembered.
+    /// The instruction at this place, if it is cached.
     #[inline]
     #[must_use]
     pub fn find(&self, place: &Place) -> Option<D> {
@@ -124,10 +124,10 @@ impl<D: Decoded> WriteProtect<D> {
         D::unpack(packed)
     }
 
-    /// Remembers the instruction that was found at this place, of these bytes. To be called when it was carried out.
+    /// Caches the instruction at this place, with these bytes. Call it after the instruction was executed.
     ///
-    /// Where tables vouch, `tables` are the pages of the walk, and `rewalk` walks once more, without any effect on the
-    /// guest, and says whether the way led through the same tables to the same GPA. Elsewhere neither is looked at.
+    /// If page tables are protected, `tables` are the pages of the walk. `rewalk` walks once more, without any effect
+    /// on the guest, and returns whether it used the same tables and found the same GPA. Otherwise both are ignored.
     pub fn insert(
         &self,
         place: &Place,
@@ -174,8 +174,8 @@ impl<D: Decoded> WriteProtect<D> {
             }
         }
 
-        // The hypervisor's own writes are not flushed: they look for a registered page after they are done, and so we
-        // look at memory after the registration is told. One of the two sees the other.
+        // The hypervisor's own writes are not flushed. They look for a registered page after the write; this code reads
+        // memory after the registration is visible. One of the two sees the other.
         fence(Ordering::SeqCst);
         if !still_there(gpa, &bytes.prefix(length), protect) || (self.vouching == Vouching::Tables && !rewalk()) {
             return Err(Refusal::Changed);
@@ -184,7 +184,7 @@ impl<D: Decoded> WriteProtect<D> {
         self.store(place, &Contents { key, decoded: decoded.pack(), tickets })
     }
 
-    /// Registers and protects all pages. Also says whether a flush is owed.
+    /// Registers and protects all pages. Also returns whether a flush is needed.
     fn register(
         &self,
         code: Gpa,
@@ -204,7 +204,7 @@ impl<D: Decoded> WriteProtect<D> {
             return Err(Refusal::Pages);
         }
 
-        // Tickets that are not needed are the code's once more: lookups compare all, whatever their number.
+        // Unused tickets repeat the code's: lookups compare all of them.
         let (ticket, mut owed) = self.registry.register(code, protect, lost)?;
         let mut tickets = [ticket; MAX_TICKETS];
         for (ticket, table) in tickets[1..].iter_mut().zip(tables) {
@@ -215,7 +215,7 @@ impl<D: Decoded> WriteProtect<D> {
         Ok((tickets, owed))
     }
 
-    /// Makes it found.
+    /// Makes the entry visible to lookups.
     fn store(&self, place: &Place, contents: &Contents) -> Result<Outcome, Refusal> {
         let mut slot = self.slot(place).try_write().ok_or(Refusal::Busy)?;
         for (counted, (ticket, role)) in distinct(&contents.tickets).enumerate() {
@@ -236,25 +236,26 @@ impl<D: Decoded> WriteProtect<D> {
         Ok(if was_valid && old.key != contents.key { Outcome::Replaced } else { Outcome::Stored })
     }
 
-    /// Somebody is about to write to this page, walks it as a table, or takes it away: what depends on it is forgotten,
-    /// and then it is writable, unless another processor changes stage 2 there at the moment. Says how much that was; `None` if
-    /// the page is not one of ours.
+    /// Call this before a write to the page, before a walk of it as a table, or before it is taken away. It drops all
+    /// entries that depend on the page, and then makes it writable, unless another processor changes stage 2 there now.
+    /// Returns the number of dropped entries; `None` if the page is not registered.
     ///
-    /// For the guest's writes, at the stage-2 fault: before asking whether the guest may write at all. The guest tries again in
-    /// any case, and faults again while the page is read-only. `None` may also mean that another vCPU has been faster.
+    /// For a guest's write, call it at the stage-2 fault, before the check whether the guest may write at all. The
+    /// guest retries in any case, and faults again while the page is read-only. `None` may also mean that another vCPU
+    /// was faster.
     pub fn written(&self, gpa: Gpa, cause: Cause, protect: &impl Protect) -> Option<Lost> {
         self.registry.forget(gpa, cause, protect)
     }
 
-    /// Whether the page is registered, and so to be told of before it is written. One load in a VM that has no such page.
+    /// Whether the page is registered, so that a write must be reported first. One load in a VM that has no such page.
     #[inline]
     #[must_use]
     pub fn covers(&self, gpa: Gpa) -> bool {
         self.registry.covers(gpa)
     }
 
-    /// Carries out a write by the hypervisor into one page of the guest, and forgets what depends on it. When this
-    /// returns, nothing from before the write is found any more.
+    /// Does a write by the hypervisor to one page of the guest, and drops the entries that depend on it. After it
+    /// returns, no lookup finds an entry from before the write.
     pub fn write_as_host<R>(&self, gpa: Gpa, protect: &impl Protect, write: impl FnOnce() -> R) -> (R, Lost) {
         let forget = || {
             let covered = self.covers(gpa);
@@ -264,20 +265,20 @@ impl<D: Decoded> WriteProtect<D> {
 
         let before = forget();
         let result = write();
-        // Whoever registered the page in between may have read what was there before. See `try_insert`.
+        // A vCPU that registered the page in between may have read the old content. See `try_insert`.
         fence(Ordering::SeqCst);
         let after = forget();
         (result, Lost { code: before.code + after.code, tables: before.tables + after.tables })
     }
 
-    /// All that must be equal, beside the tickets. `None` where nothing can be remembered.
+    /// The key, besides the tickets. `None` if nothing can be cached.
     #[inline]
     fn key(&self, place: &Place) -> Option<[u64; 3]> {
         let gpa = match self.vouching {
             Vouching::Walk => place.gpa?.0,
             Vouching::Tables => 0,
         };
-        // 52 bits are all that a physical address has (APM vol. 2, 5.1); the mode is below them.
+        // A physical address has at most 52 bits (APM vol. 2, 5.1); the mode is below them.
         (gpa >> 52 == 0).then_some([place.rip, place.space, gpa << 12 | u64::from(place.mode.0)])
     }
 
@@ -296,7 +297,7 @@ fn still_there(gpa: Gpa, bytes: &Bytes, protect: &impl Protect) -> bool {
     protect.read(gpa, now) && Bytes::new(now) == *bytes
 }
 
-/// Each page once, with what it is to the instruction.
+/// Each page once, with its role for the instruction.
 fn distinct(tickets: &[Ticket; MAX_TICKETS]) -> impl Iterator<Item = (Ticket, Role)> + '_ {
     let first = |(at, ticket): &(usize, &Ticket)| !tickets[..*at].contains(ticket);
     tickets

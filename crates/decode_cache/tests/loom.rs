@@ -14,7 +14,7 @@ use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use loom::sync::{Arc, Mutex};
 use loom::thread;
 
-/// One byte long; all words say which byte.
+/// One byte long; all words repeat that byte.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Instruction(u8);
 
@@ -43,7 +43,7 @@ fn place(gpa: u64) -> Place {
 struct Vm {
     cache: WriteProtect<Instruction>,
     code: [AtomicU64; 2],
-    /// Rights to write; who writes holds them meanwhile, so that none is left over when they are taken away.
+    /// Rights to write. A writer holds them during its write, so that no right is left over when they are taken away.
     writable: Mutex<[bool; 2]>,
 }
 
@@ -60,13 +60,13 @@ impl Vm {
         u8::try_from(self.code[at(gpa)].load(Ordering::Relaxed)).expect("a byte")
     }
 
-    /// What a vCPU does that did not find the instruction.
+    /// What a vCPU does after a miss.
     fn decode_and_insert(&self, gpa: u64) {
         let byte = self.fetch(Gpa(gpa));
         let _ = self.cache.insert(&place(gpa), &Bytes::new(&[byte]), Instruction(byte), &[], self, || true);
     }
 
-    /// A guest writes; at most once for each time that the page is protected it faults.
+    /// A guest writes; it faults at most once each time the page is protected.
     fn guest_writes(&self, gpa: Gpa, byte: u8) {
         for _ in 0..3 {
             {
@@ -150,7 +150,7 @@ fn also_not_who_was_told_of_the_write_by_another() {
     });
 }
 
-/// Stage 2 as a pCPU sees it: a word that others change, and nothing that orders it.
+/// Stage 2 as a pCPU sees it: a word that other pCPUs change, without ordering.
 struct Leaf(AtomicBool);
 
 impl Protect for Leaf {
@@ -189,7 +189,7 @@ fn who_may_write_because_another_one_has_faulted_finds_nothing_old_afterwards() 
     });
 }
 
-/// Two vCPUs insert what needs the same slot, and with `pages` 1 evict each other's page as well, while a third looks.
+/// Two vCPUs insert into the same slot, and with `pages` 1 evict each other's page as well, while a third looks.
 fn two_insert_and_one_looks(pages: usize) {
     explore(move || {
         let vm = Vm::new(pages);
@@ -198,7 +198,7 @@ fn two_insert_and_one_looks(pages: usize) {
             let vm = vm.clone();
             thread::spawn(move || vm.decode_and_insert(gpa))
         });
-        // `unpack` sees to it that nothing is torn.
+        // `unpack` checks that nothing is torn.
         let found = vm.cache.find(&place(0x1000));
         assert!(matches!(found, None | Some(Instruction(OLD))), "{found:?}");
         for inserter in inserters {

@@ -1,41 +1,42 @@
-//! Random lives of small machines, in which whatever a vCPU finds in its cache must be what a walk, a fetch and a decode
-//! would give at that moment; and mistakes, planted, to see that such a life finds them.
+//! Random lives of small machines. Each hit of a vCPU's cache must equal what a walk, a fetch and a decode give at that
+//! moment. Planted mistakes check that such a life finds them.
 //!
-//! The machines are made up: page tables of two levels and code in a few pages, stage-2 rights, vCPUs whose TLBs keep a
-//! right to write until they are flushed. What others do in the middle of an insertion happens where the cache calls back.
+//! The machines are invented: page tables of two levels and code in a few pages, stage-2 rights, and vCPUs whose TLBs
+//! keep a right to write until they are flushed. Events in the middle of an insertion happen where the cache calls
+//! back.
 
 mod machine;
 
 use decode_cache::Vouching;
 use machine::{Design, World};
 
-/// A mistake.
+/// A planted mistake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mutant {
     None,
-    /// The cache is keyed by RIP and address space, and nothing else.
+    /// The cache's key is RIP and address space only.
     KeyOfRipAndSpace,
-    /// Bytes, or places, mean the same in each mode.
+    /// The key has no mode.
     KeyWithoutMode,
-    /// The place is remembered, but not where it was in memory.
+    /// The key has no GPA.
     KeyWithoutGpa,
     /// The last byte of an instruction is not compared.
     MaskTooShort,
-    /// A write makes its page writable and tells nobody.
+    /// A write makes its page writable and reports nothing.
     NoBump,
     /// The same for page tables only.
     NoBumpForTables,
-    /// The page is writable for a moment before what depends on it is forgotten.
+    /// The page is writable for a moment before its entries are dropped.
     UnprotectBeforeBump,
-    /// Rights that vCPUs remember are left to them.
+    /// Rights in vCPUs' TLBs are not flushed.
     NoFlush,
-    /// The bytes that were decoded are taken to be still there.
+    /// The decoded bytes are not read again.
     NoReread,
-    /// So is the way to them.
+    /// The page tables are not walked again.
     NoRewalk,
-    /// The page is made read-only, and flushed for, and read, and only then registered.
+    /// The page is made read-only, flushed, and read, and only then registered.
     RegistersLate,
-    /// The hypervisor asks before it writes, and not again.
+    /// The hypervisor checks before it writes, and not again.
     HostAsksOnce,
 }
 
@@ -45,7 +46,7 @@ const TABLES: Design = Design::WriteProtect(Vouching::Tables);
 const STEPS: usize = 200;
 const LIVES: u64 = 60;
 
-/// What was wrong, if anything, in a life; and how often something was found at all.
+/// The error in a life, if there is one; and the number of hits.
 fn life(design: Design, pages: usize, mutant: Mutant, seed: u64) -> (Option<String>, u64) {
     let world = World::new(design, pages, mutant, seed);
     for _ in 0..STEPS {
@@ -57,7 +58,7 @@ fn life(design: Design, pages: usize, mutant: Mutant, seed: u64) -> (Option<Stri
     (world.wrong(), world.hits())
 }
 
-/// In which of `lives` lives a mistake is found.
+/// Number of the `lives` that find a mistake.
 fn caught(design: Design, mutant: Mutant, lives: u64) -> u64 {
     (0..lives).map(|seed| u64::from(life(design, 16, mutant, seed).0.is_some())).sum()
 }

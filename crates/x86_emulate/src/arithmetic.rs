@@ -1,4 +1,4 @@
-//! What operations make of values, and which flags they change (APM vol. 1, 3.1.4, and vol. 3 for each instruction).
+//! Results of operations, and the flags that they change (APM vol. 1, 3.1.4, and vol. 3 for each instruction).
 
 use crate::Width;
 use crate::cpu::bits::{AF, CF, OF, PF, SF, ZF};
@@ -28,10 +28,10 @@ impl Computed {
     }
 }
 
-/// Combines two operands that fit into `width`; `carry` is CF from before. `None` for an operation that is not of two
-/// operands with a result.
+/// Combines two operands that fit into `width`; `carry` is the old CF. `None` if the operation does not have two
+/// operands and a result.
 ///
-/// AF, undefined after logic, is cleared.
+/// Clears AF after logic, where it is undefined.
 pub(crate) fn combine(operation: Operation, width: Width, left: u64, right: u64, carry: bool) -> Option<Computed> {
     Some(match operation {
         Operation::Or => logic(width, left | right),
@@ -49,10 +49,10 @@ pub(crate) fn combine(operation: Operation, width: Width, left: u64, right: u64,
     })
 }
 
-/// Changes one operand that fits into `width`. `None` for an operation that is not of one operand.
+/// Changes one operand that fits into `width`. `None` if the operation does not have one operand.
 pub(crate) fn change(operation: Operation, width: Width, value: u64) -> Option<Computed> {
     Some(match operation {
-        // These two leave the carry alone.
+        // INC and DEC do not change the carry.
         Operation::Increment => keeping_carry(add(width, value, 1, false)),
         Operation::Decrement => keeping_carry(subtract(width, value, 1, false)),
         Operation::Negate => subtract(width, 0, value, false),
@@ -61,7 +61,7 @@ pub(crate) fn change(operation: Operation, width: Width, value: u64) -> Option<C
     })
 }
 
-/// Tests the bit of this number, below the number of bits of the width, and changes it as the operation wants.
+/// Tests bit `number`, which is below the operand's width, and changes it as the operation requires.
 pub(crate) fn bit(operation: Operation, value: u64, number: u64) -> Option<Computed> {
     let bit = 1 << number;
     let new = match operation {
@@ -75,7 +75,7 @@ pub(crate) fn bit(operation: Operation, value: u64, number: u64) -> Option<Compu
     Some(Computed { value: new, flags: carry, changed: CF })
 }
 
-/// Whether a pair was equal, for ZF alone.
+/// Compares a pair: sets or clears ZF only.
 pub(crate) fn equal(is_equal: bool) -> Computed {
     Computed { value: 0, flags: if is_equal { ZF } else { 0 }, changed: ZF }
 }
@@ -102,7 +102,7 @@ fn subtract(width: Width, left: u64, right: u64, borrow: bool) -> Computed {
 fn finish(width: Width, value: u64, differ: u64, carries: bool, overflows: bool) -> Computed {
     let carry = if carries { CF } else { 0 };
     let overflow = if overflows { OF } else { 0 };
-    // Bit 4 changed by more than its operands: something came from bit 3.
+    // Bit 4 is not the sum of the operands' bits: there was a carry from bit 3.
     let auxiliary = (differ ^ value) & AF;
     Computed { value, flags: carry | overflow | auxiliary | of_result(width, value), changed: ALL }
 }

@@ -1,4 +1,4 @@
-//! The part of a vCPU's state that decides what an instruction does.
+//! The part of a vCPU's state that decides the effect of an instruction.
 
 /// Bits of CR0, CR4, EFER and RFLAGS that matter here (APM vol. 2, 3.1).
 pub(crate) mod bits {
@@ -33,11 +33,11 @@ use bits::{
     AC, CR0_PE, CR0_PG, CR0_WP, CR4_LA57, CR4_PAE, CR4_PKE, CR4_PSE, CR4_SMAP, CR4_SMEP, EFER_LMA, EFER_NXE, VM,
 };
 
-/// What the emulator needs to know of a vCPU, and may change.
+/// The vCPU state that the emulator reads and changes.
 pub trait Cpu {
     /// General registers in the order of their encoding: RAX, RCX, RDX, RBX, RSP, RBP, RSI, RDI, R8 to R15.
     fn gprs(&self) -> &[u64; 16];
-    /// The same, to be changed.
+    /// The same, mutable.
     fn gprs_mut(&mut self) -> &mut [u64; 16];
     /// Address of the instruction, relative to CS.
     fn rip(&self) -> u64;
@@ -47,7 +47,7 @@ pub trait Cpu {
     fn rflags(&self) -> u64;
     /// Changes the flags.
     fn set_rflags(&mut self, rflags: u64);
-    /// A segment register's hidden part.
+    /// The hidden part of a segment register.
     fn segment(&self, segment: Segment) -> SegmentRegister;
     /// Current privilege level, 0 to 3.
     fn cpl(&self) -> u8;
@@ -59,14 +59,14 @@ pub trait Cpu {
     fn cr4(&self) -> u64;
     /// Extended feature enables.
     fn efer(&self) -> u64;
-    /// Rights by protection key. Asked for only if CR4.PKE is set.
+    /// Rights by protection key. Only read if CR4.PKE is set.
     fn pkru(&self) -> u32;
-    /// Width of the guest's physical addresses in bits, as its CPUID 8000_0008 says.
+    /// Width of the guest's physical addresses in bits, from its CPUID 8000_0008.
     fn physical_bits(&self) -> u8;
-    /// Whose rules hold where processors differ: those of the processor that runs the guest between two emulations.
+    /// Whose rules apply where processors differ: those of the processor that runs the guest between two emulations.
     fn vendor(&self) -> Vendor;
 
-    /// The mode that decides how code is decoded.
+    /// The mode in which code is decoded.
     #[inline]
     fn mode(&self) -> Mode {
         let code = self.segment(Segment::Cs).attributes;
@@ -80,21 +80,21 @@ pub trait Cpu {
     }
 }
 
-/// A segment register's hidden part, as SVM's control block has it (APM vol. 2, 15.5.1).
+/// The hidden part of a segment register, in the format of SVM's VMCB (APM vol. 2, 15.5.1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SegmentRegister {
-    /// Linear address of its first byte.
+    /// Linear address of the segment's first byte.
     pub base: u64,
-    /// Its last byte, or for one that expands down the last byte before it.
+    /// The segment's last byte; for an expand-down segment the last byte before it.
     pub limit: u32,
-    /// Bits 55:52 and 47:40 of its descriptor.
+    /// Bits 55:52 and 47:40 of the segment's descriptor.
     pub attributes: u16,
 }
 
 impl SegmentRegister {
-    /// Can be written (data), or read (code).
+    /// Writable (data), or readable (code).
     const WRITE_OR_READ: u16 = 1 << 1;
-    /// Data that expands down.
+    /// Expand-down data.
     const DOWN: u16 = 1 << 2;
     /// Code.
     const CODE: u16 = 1 << 3;
@@ -128,14 +128,14 @@ impl SegmentRegister {
     }
 }
 
-/// What decides about all addresses of one instruction: found out once for each.
+/// The state that all addresses of one instruction depend on: computed once per instruction.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Regime {
     /// How code is decoded.
     pub(crate) mode: Mode,
-    /// Bits of an address above those that are translated.
+    /// Mask of the address bits above the translated ones.
     unused: u32,
-    /// The bits of the control registers and flags that walks depend on, the protection keys, and the mode.
+    /// The bits of control registers and flags that walks depend on, the protection keys, and the mode.
     pub(crate) walks: u64,
 }
 
@@ -146,7 +146,7 @@ impl Regime {
         let cr0 = cpu.cr0() & (CR0_PG | CR0_WP);
         let features = cr4 & (CR4_PSE | CR4_PAE | CR4_LA57 | CR4_SMEP | CR4_SMAP | CR4_PKE);
         let keys = if cr4 & CR4_PKE != 0 { u64::from(cpu.pkru()) << 32 } else { 0 };
-        // No two of these bits share a place; two places are left for the kind of an access.
+        // No two of these bits overlap; two bits are left for the kind of an access.
         let mode = cpu.mode();
         let low = u64::from(cpu.cpl()) | (mode as u64) << MODE_SHIFT;
         let walks = cr0 | features | efer & (EFER_LMA | EFER_NXE) | cpu.rflags() & AC | low | keys;
@@ -154,7 +154,7 @@ impl Regime {
     }
 }
 
-/// Where a walk's key has the kind of the access, and where the mode.
+/// Position of the access kind, and of the mode, in a walk's key.
 pub(crate) const ACCESS_SHIFT: u32 = 2;
 const MODE_SHIFT: u32 = 6;
 
@@ -180,7 +180,8 @@ const _: () = {
 /// The linear address of `bytes` at `offset` in `segment`.
 ///
 /// # Errors
-/// #GP(0), or #SS(0) for the stack segment: the operand's address is not canonical, or the segment does not allow the access.
+/// #GP(0), or #SS(0) for the stack segment: the operand's address is not canonical, or the segment does not allow the
+/// access.
 #[inline(always)]
 pub(crate) fn linear(
     cpu: &impl Cpu,
@@ -201,15 +202,15 @@ pub(crate) fn linear(
     linear_by_segment(cpu, segment, offset, bytes, access).ok_or_else(error)
 }
 
-/// As [`linear`], through FS or GS in 64-bit mode, but for whether the linear address is canonical; `None` if the effective
-/// address must be canonical and is not.
+/// Like [`linear`], through FS or GS in 64-bit mode, but without the check that the linear address is canonical. `None`
+/// if the effective address must be canonical and is not.
 #[inline(never)]
 fn linear_by_base(cpu: &impl Cpu, regime: &Regime, segment: Segment, offset: u64, bytes: u64) -> Option<u64> {
     let is_allowed = !cpu.vendor().checks_effective_address() || are_canonical(regime, offset, bytes);
     is_allowed.then(|| cpu.segment(segment).base.wrapping_add(offset))
 }
 
-/// As [`linear`], outside 64-bit mode; `None` if the segment does not allow the access.
+/// Like [`linear`], outside 64-bit mode; `None` if the segment does not allow the access.
 #[inline(never)]
 fn linear_by_segment(cpu: &impl Cpu, segment: Segment, offset: u64, bytes: u64, access: Access) -> Option<u64> {
     let register = cpu.segment(segment);
@@ -218,8 +219,8 @@ fn linear_by_segment(cpu: &impl Cpu, segment: Segment, offset: u64, bytes: u64, 
     allowed.then(|| register.base.wrapping_add(offset) & 0xffff_ffff)
 }
 
-/// Whether the addresses of `bytes`, at most a page, from `first` on are canonical: each has all bits above the translated
-/// ones equal (APM vol. 2, 5.3.1).
+/// Whether the addresses of `bytes`, at most a page, from `first` on are canonical: all bits above the translated ones
+/// are equal (APM vol. 2, 5.3.1).
 #[inline(always)]
 fn are_canonical(regime: &Regime, first: u64, bytes: u64) -> bool {
     let is_canonical = |address: u64| {
@@ -236,7 +237,7 @@ pub(crate) fn rip_after(cpu: &impl Cpu, mode: Mode, length: u8) -> u64 {
     if mode == Mode::Bits64 { next } else { next & 0xffff_ffff }
 }
 
-/// Width of the stack pointer: that of the stack segment, not of the code.
+/// Width of the stack pointer: that of the stack segment, not of the code segment.
 pub(crate) fn stack_width(cpu: &impl Cpu) -> Width {
     if cpu.mode() == Mode::Bits64 {
         Width::Qword
@@ -277,7 +278,7 @@ pub struct CpuState {
 }
 
 impl CpuState {
-    /// A vCPU of AMD's whose segments reach over the whole address space and whose paging is off, at `rip`.
+    /// An AMD vCPU at `rip`, without paging, whose segments cover the whole address space.
     #[must_use]
     pub fn flat(mode: Mode, rip: u64) -> Self {
         const PRESENT_READ_WRITE: u16 = 0x93;

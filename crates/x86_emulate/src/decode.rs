@@ -1,34 +1,34 @@
-//! From bytes to an [`Instruction`].
+//! Decodes bytes into an [`Instruction`].
 //!
-//! The prefixes are read here, as the processor reads them: of several that say different things the last one counts, some
-//! are ignored in 64-bit mode, and so is a REX that is not the last of all. The rest of the instruction is read by the
-//! `yaxpeax-x86` crate, which has one decoder for each mode with types of its own; here their results
-//! become one type, and all instructions that are of no use for a device drop out.
+//! This file reads the prefixes, like the processor: of several conflicting prefixes the last one counts, 64-bit mode
+//! ignores some, and a REX that is not last is ignored. The crate `yaxpeax-x86` reads the rest of the instruction. It
+//! has one decoder for each mode, with its own types. This file converts their results into one type and rejects all
+//! instructions that are of no use for a device.
 
 use crate::instruction::{Base, Form, Instruction, Operation, Register, Repeat};
 use crate::{MAX_LENGTH, Mode, Segment, Width};
 
-/// Why bytes gave no [`Instruction`].
+/// Why the bytes are not an [`Instruction`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// The bytes end before the instruction does.
+    /// The bytes end before the instruction.
     Incomplete,
     /// The instruction has not ended after [`MAX_LENGTH`] bytes: #GP.
     TooLong,
-    /// No instruction, or none that is known here.
+    /// No instruction, or one that this crate does not support.
     Unknown,
 }
 
-/// Decodes the instruction that `bytes` start with. No more than [`MAX_LENGTH`] of them are looked at.
+/// Decodes the instruction at the start of `bytes`. Reads at most [`MAX_LENGTH`] of them.
 ///
 /// # Errors
-/// Bytes that are not one of the instructions that can be emulated.
+/// The bytes are not an instruction that can be emulated.
 pub fn decode(mode: Mode, bytes: &[u8]) -> Result<Instruction, Refusal> {
     let bytes = &bytes[..bytes.len().min(MAX_LENGTH)];
     let prefixes = Prefixes::read(mode, bytes);
 
-    // A REX that the processor ignores would not be ignored by the decoder. It does not know opcode 82, nor that a 15th
-    // byte may be the opcode.
+    // The decoder does not ignore a REX that the processor ignores. It also does not know opcode 82, nor an opcode in
+    // the 15th byte.
     let mut rewritten = [0; MAX_LENGTH];
     let is_82 = mode != Mode::Bits64 && bytes.get(prefixes.count) == Some(&0x82);
     let is_strange = prefixes.has_idle_rex || is_82 || prefixes.count == MAX_LENGTH - 1;
@@ -53,20 +53,20 @@ pub fn decode(mode: Mode, bytes: &[u8]) -> Result<Instruction, Refusal> {
     }
 }
 
-/// What stands before the opcode (APM vol. 3, 1.2).
+/// The bytes before the opcode (APM vol. 3, 1.2).
 struct Prefixes {
     segment: Option<Segment>,
     address_size: bool,
     locked: bool,
     repeat: Repeat,
     rex_w: bool,
-    /// Of most instructions.
+    /// Operand width of most instructions.
     operand_width: Width,
-    /// Of PUSH and POP.
+    /// Operand width of PUSH and POP.
     stack_width: Width,
-    /// A REX is ignored.
+    /// There is a REX that the processor ignores.
     has_idle_rex: bool,
-    /// How many bytes all of them are.
+    /// Number of prefix bytes.
     count: usize,
 }
 
@@ -83,7 +83,7 @@ impl Prefixes {
             has_idle_rex: false,
             count: 0,
         };
-        // A REX that waits to be the last.
+        // A REX that counts if no prefix follows.
         let mut rex = None;
         let mut operand_size = false;
         for &byte in bytes {
@@ -93,7 +93,7 @@ impl Prefixes {
                 continue;
             }
             match byte {
-                // Of the segments, only two mean something in 64-bit mode.
+                // Of these segments, only FS and GS have a meaning in 64-bit mode.
                 0x26 | 0x2e | 0x36 | 0x3e if mode == Mode::Bits64 => {}
                 0x26 => prefixes.segment = Some(Segment::Es),
                 0x2e => prefixes.segment = Some(Segment::Cs),
@@ -126,8 +126,8 @@ impl Prefixes {
         prefixes
     }
 
-    /// The same instruction in fewer bytes: without the REX that are ignored and the prefixes that come again later, and
-    /// with opcode 80 for 82, which does the same (APM vol. 3, A.1).
+    /// The same instruction in fewer bytes: without ignored REX prefixes and repeated prefixes. Opcode 80 replaces 82,
+    /// which does the same (APM vol. 3, A.1).
     fn rewrite<'a>(&self, bytes: &[u8], is_82: bool, into: &'a mut [u8; MAX_LENGTH]) -> &'a [u8] {
         let mut length = 0;
         for (place, &byte) in bytes.iter().enumerate() {
@@ -150,7 +150,7 @@ fn is_rex(byte: u8) -> bool {
 const STACK_REGISTERS: core::ops::RangeInclusive<u8> = 4..=5;
 
 impl Instruction {
-    /// Whether LOCK is allowed before it (APM vol. 3, 1.2.5).
+    /// Whether LOCK is allowed (APM vol. 3, 1.2.5).
     fn may_be_locked(&self) -> bool {
         use Operation::{
             Add, AddWithCarry, And, BitComplement, BitReset, BitSet, CompareExchange, CompareExchangePair, Decrement,
@@ -276,7 +276,7 @@ macro_rules! decoder {
                 }
 
                 let Operand::Memory { base, index, displacement } = memory else { return None };
-                // A 16-bit address [BP + SI] is based on BP even where BP comes second.
+                // A 16-bit address [BP + SI] is based on BP even if BP comes second.
                 let on_stack = matches!(base, Some(Base::Register(number)) if STACK_REGISTERS.contains(&number));
                 if on_stack && prefixes.segment.is_none() {
                     instruction.address.segment = Segment::Ss;
@@ -293,7 +293,7 @@ macro_rules! decoder {
                 prefixes: &Prefixes,
             ) -> Option<Width> {
                 match operation {
-                    // The decoder forgets the prefixes of some of these, but all have one width.
+                    // The decoder drops the prefixes of some of these, but all have one width.
                     Operation::BitTest | Operation::BitSet | Operation::BitReset | Operation::BitComplement => {
                         return Some(prefixes.operand_width);
                     }
@@ -302,9 +302,9 @@ macro_rules! decoder {
                 }
                 let bytes = decoded.mem_size()?.bytes_size()?;
                 match operation {
-                    // Of a pair, one half.
+                    // Half of the pair.
                     Operation::CompareExchangePair => Width::from_bytes(bytes / 2),
-                    // Ports have 32 bits at most, whatever a REX says.
+                    // Port accesses have 32 bits at most, whatever a REX says.
                     Operation::InString | Operation::OutString if bytes > 1 => {
                         Some(prefixes.operand_width.min(Width::Dword))
                     }
@@ -318,7 +318,8 @@ macro_rules! decoder {
                     Opcode::MOV | Opcode::MOVNTI => Operation::Move,
                     Opcode::MOVZX => Operation::MoveZeroExtended,
                     Opcode::MOVSX => Operation::MoveSignExtended,
-                    // Without REX.W, MOVSXD is a MOV that nobody uses; the decoder takes it for one that extends to 64 bits.
+                    // Without REX.W, MOVSXD is a MOV that no compiler uses; the decoder treats it as one that extends
+                    // to 64 bits.
                     Opcode::MOVSXD if prefixes.rex_w => Operation::MoveSignExtended,
                     Opcode::XCHG => Operation::Exchange,
                     Opcode::ADD => Operation::Add,
@@ -392,7 +393,7 @@ macro_rules! decoder {
                     From::MemBaseIndexScaleDisp { base, index, scale, disp } => {
                         memory(Some(base), Some((index, scale)), signed(disp))
                     }
-                    // In 64-bit mode, an address of 32 bits is sign-extended; elsewhere the bits above are cut off.
+                    // In 64-bit mode a 32-bit address is sign-extended; elsewhere the upper bits are cut off.
                     $(From::$absolute { addr } => {
                         memory(None, None, Width::$absolute_width.sign_extend(addr.into()))
                     })*

@@ -1,7 +1,7 @@
 //! Plan, execute, commit.
 //!
-//! First the places of all operands are found, which is all that can go wrong. After the first access nothing can
-//! fail: registers, flags and RIP follow unconditionally.
+//! The plan translates the addresses of all operands; only this can fail. After the first access nothing can fail:
+//! registers, flags and RIP follow unconditionally.
 
 use crate::arithmetic::{self, Computed};
 use crate::cpu::bits::{CF, RF};
@@ -12,7 +12,7 @@ use crate::walk::Access;
 use crate::walks::Walks;
 use crate::{Cause, Cpu, Device, Exception, Memory, Outcome, Segment, Width};
 
-/// Carries out `instruction`, which was found at RIP.
+/// Executes `instruction`, which is at RIP.
 pub fn execute<M: Memory>(
     cpu: &mut impl Cpu,
     memory: &M,
@@ -24,7 +24,7 @@ pub fn execute<M: Memory>(
     Emulation::new(cpu, memory, device, walks, cause).execute(instruction)
 }
 
-/// How far an instruction came.
+/// How far an instruction was executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
     /// To its end.
@@ -34,7 +34,7 @@ pub(crate) enum Progress {
 }
 
 impl<C: Cpu, M: Memory, D: Device> Emulation<'_, C, M, D> {
-    /// Carries out `instruction`, which was found at RIP.
+    /// Executes `instruction`, which is at RIP.
     #[inline(always)]
     pub fn execute(&mut self, instruction: &Instruction) -> Outcome {
         // Nearly all accesses to devices are moves.
@@ -52,7 +52,7 @@ impl<C: Cpu, M: Memory, D: Device> Emulation<'_, C, M, D> {
         }
     }
 
-    /// An instruction of `length` has been carried out.
+    /// Moves RIP over an instruction of `length`.
     #[inline(always)]
     pub(crate) fn step_over(&mut self, length: u8) {
         let next = rip_after(self.cpu, self.regime.mode, length);
@@ -70,7 +70,7 @@ impl<C: Cpu, M: Memory, D: Device> Emulation<'_, C, M, D> {
             StoreString, Subtract, SubtractWithBorrow, Test, Xor,
         };
         match instruction.operation {
-            // Done by whoever called us.
+            // The caller has done it.
             Move => {}
             MoveZeroExtended | MoveSignExtended => self.extend(instruction)?,
             Add | Or | AddWithCarry | SubtractWithBorrow | And | Subtract | Xor | Compare | Test => {
@@ -91,7 +91,7 @@ impl<C: Cpu, M: Memory, D: Device> Emulation<'_, C, M, D> {
         Ok(Progress::Through)
     }
 
-    /// The place of the operand in memory, which is where the hardware stopped.
+    /// The place of the operand in memory, which must be where the hardware stopped.
     fn operand(&mut self, instruction: &Instruction, access: Access) -> Result<Place, Outcome> {
         let offset = self.offset(instruction);
         let place = self.find(instruction.address.segment, offset, instruction.width.bytes(), access)?;
@@ -132,7 +132,7 @@ impl<C: Cpu, M: Memory, D: Device> Emulation<'_, C, M, D> {
         Ok(())
     }
 
-    /// MOV of an operand that lies on two pages, or outside 64-bit mode.
+    /// MOV of an operand on two pages, or outside 64-bit mode.
     #[inline(never)]
     fn copy_elsewhere(&mut self, instruction: &Instruction) -> Result<(), Outcome> {
         let width = instruction.width;
@@ -156,7 +156,7 @@ impl<C: Cpu, M: Memory, D: Device> Emulation<'_, C, M, D> {
         Ok(())
     }
 
-    /// ADD and its like.
+    /// ADD and similar.
     fn combine(&mut self, instruction: &Instruction) -> Result<(), Outcome> {
         let Instruction { operation, width, form, register, .. } = *instruction;
         let for_flags_only = matches!(operation, Operation::Compare | Operation::Test);
@@ -179,7 +179,7 @@ impl<C: Cpu, M: Memory, D: Device> Emulation<'_, C, M, D> {
         Ok(())
     }
 
-    /// INC and its like.
+    /// INC and similar.
     fn change(&mut self, instruction: &Instruction) -> Result<(), Outcome> {
         let width = instruction.width;
         let place = self.operand(instruction, Access::Write)?;
@@ -192,8 +192,8 @@ impl<C: Cpu, M: Memory, D: Device> Emulation<'_, C, M, D> {
         Ok(())
     }
 
-    /// BT and its like. A bit number in a register reaches beyond the operand: it selects the operand as well
-    /// (APM vol. 3, BT).
+    /// BT and similar. A bit number in a register may exceed the operand: it then selects another operand (APM vol. 3,
+    /// BT).
     fn bit(&mut self, instruction: &Instruction) -> Result<(), Outcome> {
         let Instruction { operation, width, form, address, .. } = *instruction;
         let number = self.source(instruction);
@@ -241,7 +241,7 @@ impl<C: Cpu, M: Memory, D: Device> Emulation<'_, C, M, D> {
         Ok(())
     }
 
-    /// CMPXCHG. It writes in any case: what it found, if that is not what was expected.
+    /// CMPXCHG. It always writes: the old value, if that differs from the expected one.
     fn compare_exchange(&mut self, instruction: &Instruction) -> Result<(), Outcome> {
         let Instruction { operation, width, register, .. } = *instruction;
         let accumulator = Register { number: RAX, width, high: false };
@@ -261,7 +261,7 @@ impl<C: Cpu, M: Memory, D: Device> Emulation<'_, C, M, D> {
         Ok(())
     }
 
-    /// CMPXCHG8B and CMPXCHG16B: DX:AX against a pair in memory, CX:BX to replace it.
+    /// CMPXCHG8B and CMPXCHG16B: compare DX:AX with a pair in memory, and replace it by CX:BX.
     fn compare_exchange_pair(&mut self, instruction: &Instruction) -> Result<(), Outcome> {
         let Instruction { width, address, .. } = *instruction;
         let offset = self.offset(instruction);
@@ -278,7 +278,7 @@ impl<C: Cpu, M: Memory, D: Device> Emulation<'_, C, M, D> {
                 return Err(Outcome::Fault(Exception::GENERAL_PROTECTION));
             }
         }
-        // The shorter one may lie on two pages, and so may each half.
+        // The shorter one may cross pages, and so may each half.
         let place = self.find(address.segment, offset, bytes, Access::Write)?;
         let halves = [place.part(0, width.bytes()), place.part(width.bytes(), width.bytes())];
         self.confirm(&halves)?;
@@ -313,7 +313,7 @@ impl<C: Cpu, M: Memory, D: Device> Emulation<'_, C, M, D> {
         Ok(())
     }
 
-    /// POP. An address that is based on the stack pointer counts from its new value (APM vol. 3, POP).
+    /// POP. An address based on the stack pointer uses its new value (APM vol. 3, POP).
     fn pop(&mut self, instruction: &Instruction) -> Result<(), Outcome> {
         let Instruction { width, address, .. } = *instruction;
         let pointer = Register { number: RSP, width: stack_width(self.cpu), high: false };

@@ -1,7 +1,7 @@
-//! The bytes of an instruction.
+//! Fetches the bytes of an instruction.
 //!
-//! An instruction may lie across two pages, and then the second is translated only when the first does not hold all of
-//! it: the processor would not fault on a page that it does not need.
+//! An instruction may cross two pages. The second one is translated only if the first does not hold all of the
+//! instruction, because the processor does not fault on a page that it does not need.
 
 use crate::cpu::{Regime, linear};
 use crate::decode::{Refusal, decode};
@@ -14,7 +14,7 @@ use addr::{Gpa, PAGE_BYTES, PageSize};
 /// 64-bit words in a page.
 const WORDS_PER_PAGE: usize = 512;
 
-/// Up to 15 bytes of code, in two words; what is not known of them is zero.
+/// Up to 15 bytes of code, in two words; unknown bytes are zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Window {
     words: [u64; 2],
@@ -22,7 +22,7 @@ pub struct Window {
 }
 
 impl Window {
-    /// The first of `bytes`, as many as an instruction can have.
+    /// The first bytes of `bytes`, up to the longest instruction.
     #[must_use]
     pub fn of(bytes: &[u8]) -> Self {
         let mut window = [0; 16];
@@ -41,7 +41,7 @@ impl Window {
         self.words
     }
 
-    /// How many bytes are known.
+    /// Number of known bytes.
     #[must_use]
     #[inline]
     pub fn length(&self) -> u8 {
@@ -57,7 +57,7 @@ impl Window {
         bytes
     }
 
-    /// The answer to an instruction of `length` that begins with these bytes and is not known.
+    /// The outcome for an unsupported instruction of `length` that begins with these bytes.
     pub(crate) fn unsupported(&self, length: u8) -> Outcome {
         let mut bytes = [0; MAX_LENGTH];
         bytes.copy_from_slice(&self.to_bytes()[..MAX_LENGTH]);
@@ -73,16 +73,16 @@ fn second_half(bytes: [u8; 16]) -> [u8; 8] {
     core::array::from_fn(|at| bytes[8 + at])
 }
 
-/// What was found at RIP.
+/// The code at RIP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fetched {
     /// The bytes, up to the end of the page.
     pub window: Window,
-    /// Where the first of them is.
+    /// Address of the first byte.
     pub gpa: Gpa,
 }
 
-/// Reads what is at RIP, up to the end of the page.
+/// Reads the code at RIP, up to the end of the page.
 ///
 /// # Errors
 /// The outcome of an instruction that cannot be fetched: an exception, or no memory there.
@@ -90,7 +90,7 @@ pub fn fetch<M: Memory>(cpu: &impl Cpu, memory: &M, walks: &mut Walks<M>) -> Res
     fetch_in(cpu, &Regime::of(cpu), memory, walks)
 }
 
-/// As [`fetch()`], where the regime is known.
+/// Like [`fetch()`], with a known regime.
 #[inline(always)]
 pub(crate) fn fetch_in<M: Memory>(
     cpu: &impl Cpu,
@@ -117,10 +117,10 @@ pub(crate) fn fetch_in<M: Memory>(
     Ok(Fetched { window: Window { words, length }, gpa: found.gpa })
 }
 
-/// Decodes what was fetched, reading on behind the end of the page if the instruction does.
+/// Decodes `fetched`, and reads beyond the end of the page if the instruction crosses it.
 ///
 /// # Errors
-/// The outcome of bytes that are no instruction, of too many of them, or of a second page that cannot be fetched.
+/// The bytes are no instruction, or too many, or the second page cannot be fetched.
 pub fn decode_fetched<M: Memory>(
     cpu: &impl Cpu,
     memory: &M,
@@ -141,10 +141,10 @@ pub fn decode_fetched<M: Memory>(
     })
 }
 
-/// Reads what is at RIP, as many bytes as an instruction can have: from two pages, where the second can be fetched.
+/// Reads the code at RIP, as many bytes as an instruction can have: from two pages, if the second can be fetched.
 ///
 /// # Errors
-/// As [`fetch()`].
+/// As for [`fetch()`].
 pub fn fetch_whole<M: Memory>(cpu: &impl Cpu, memory: &M, walks: &mut Walks<M>) -> Result<Window, Outcome> {
     let window = fetch(cpu, memory, walks)?.window;
     if usize::from(window.length) == MAX_LENGTH {
@@ -153,7 +153,7 @@ pub fn fetch_whole<M: Memory>(cpu: &impl Cpu, memory: &M, walks: &mut Walks<M>) 
     Ok(complete(cpu, memory, walks, &window).unwrap_or(window))
 }
 
-/// The window with what follows on the next page.
+/// The window with the bytes from the next page.
 fn complete<M: Memory>(cpu: &impl Cpu, memory: &M, walks: &mut Walks<M>, window: &Window) -> Result<Window, Outcome> {
     let known = usize::from(window.length);
     let found = locate(cpu, &Regime::of(cpu), memory, walks, cpu.rip().wrapping_add(known as u64))?;
@@ -162,7 +162,7 @@ fn complete<M: Memory>(cpu: &impl Cpu, memory: &M, walks: &mut Walks<M>, window:
     Ok(Window::of(&bytes[..MAX_LENGTH]))
 }
 
-/// Where the byte at `rip` is.
+/// Address of the byte at `rip`.
 #[inline(always)]
 fn locate<M: Memory>(
     cpu: &impl Cpu,
@@ -175,7 +175,7 @@ fn locate<M: Memory>(
     walks.find(cpu, regime, memory, linear, Access::Execute).map_err(outcome)
 }
 
-/// What a failed translation means for the instruction.
+/// The outcome of an instruction whose translation failed.
 pub(crate) fn outcome(stop: Stop) -> Outcome {
     match stop {
         Stop::Fault(exception) => Outcome::Fault(exception),

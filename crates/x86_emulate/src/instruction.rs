@@ -1,21 +1,21 @@
-//! A decoded instruction: plain data of 32 bytes, which can be kept anywhere.
+//! A decoded instruction: 32 bytes of plain data, which can be stored anywhere.
 
 use crate::{Segment, Width};
 
-/// An instruction with an operand in memory that is not its code.
+/// An instruction with an operand in memory, besides its own code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Instruction {
     /// What is done.
     pub operation: Operation,
     /// Which operands take part.
     pub form: Form,
-    /// Width of the operand in memory; CMPXCHG8B and CMPXCHG16B have two of it.
+    /// Width of the operand in memory; CMPXCHG8B and CMPXCHG16B have two operands of it.
     pub width: Width,
     /// The operand in a register, if the form has one.
     pub register: Register,
-    /// The operand in memory. Of a string instruction only the segment of its source and the address width.
+    /// The operand in memory. For a string instruction only the source's segment and the address width.
     pub address: Address,
-    /// Added to the address; sign-extended. (Apart from it, so that there is no padding.)
+    /// Added to the address; sign-extended. (Not part of `Address`, to avoid padding.)
     pub displacement: u64,
     /// The immediate operand, sign-extended to 64 bits, if the form has one.
     pub immediate: u64,
@@ -40,7 +40,7 @@ macro_rules! coded {
             /// All of them, in the order of their numbers.
             pub const ALL: &[Self] = &[$(Self::$variant,)*];
 
-            /// The one of this number.
+            /// The variant of this number.
             #[inline]
             const fn of(number: u8) -> Option<Self> {
                 $(if number == Self::$variant as u8 {
@@ -53,7 +53,7 @@ macro_rules! coded {
 }
 
 coded! {
-    /// What an instruction does (APM vol. 3, chapter 3).
+    /// The operation of an instruction (APM vol. 3, chapter 3).
     pub enum Operation {
         /// MOV and MOVNTI.
         Move,
@@ -61,7 +61,7 @@ coded! {
         MoveZeroExtended,
         /// MOVSX and MOVSXD.
         MoveSignExtended,
-        /// XCHG, locked always.
+        /// XCHG, always locked.
         Exchange,
         /// ADD.
         Add,
@@ -125,27 +125,27 @@ coded! {
 }
 
 coded! {
-    /// Which operands an instruction has.
+    /// The operands of an instruction.
     pub enum Form {
-        /// To a register, or compared with it, from memory.
+        /// From memory to a register, or compared with it.
         FromMemory,
-        /// To memory from a register.
+        /// From a register to memory.
         ToMemory,
-        /// To memory, the other operand being an immediate one.
+        /// To memory, with an immediate operand.
         ToMemoryImmediate,
-        /// Memory alone, and what the operation implies.
+        /// Memory only, and what the operation implies.
         Memory,
     }
 }
 
 coded! {
-    /// How a string instruction is repeated.
+    /// Repetition of a string instruction.
     pub enum Repeat {
         /// Once.
         Never,
-        /// REP, or REPE where elements are compared: while they are equal.
+        /// REP; for comparing instructions REPE, while elements are equal.
         WhileEqual,
-        /// REPNE: while they differ.
+        /// REPNE: while elements differ.
         WhileDifferent,
     }
 }
@@ -155,7 +155,7 @@ coded! {
 pub struct Register {
     /// In the order of their encoding, below 16.
     pub number: u8,
-    /// How much of it.
+    /// Width of the part.
     pub width: Width,
     /// Bits 15:8 instead of 7:0: AH, CH, DH, BH.
     pub high: bool,
@@ -166,9 +166,9 @@ pub struct Register {
 pub struct Address {
     /// The segment, named or implied.
     pub segment: Segment,
-    /// What is added to.
+    /// The base, if there is one.
     pub base: Option<Base>,
-    /// What is added, scaled.
+    /// The scaled index, if there is one.
     pub index: Option<Index>,
     /// Address size.
     pub width: Width,
@@ -192,12 +192,12 @@ pub struct Index {
     pub scale: u8,
 }
 
-/// In a packed instruction: no base, no index; and the next instruction as base.
+/// In a packed instruction: no base or no index; and, below it, the next instruction as base.
 const NONE: u8 = 0xff;
 const NEXT_INSTRUCTION: u8 = 0xfe;
 
 impl Instruction {
-    /// A move that nobody has decoded.
+    /// A placeholder that was never decoded.
     pub(crate) const NONE: Self = Self {
         operation: Operation::Move,
         form: Form::FromMemory,
@@ -211,7 +211,7 @@ impl Instruction {
         length: 0,
     };
 
-    /// The instruction as four words, for memory that is written and read a word at a time.
+    /// The instruction as four words, for memory that is accessed a word at a time.
     #[must_use]
     pub fn pack(&self) -> [u64; 4] {
         let Self { register, address, .. } = self;
@@ -235,7 +235,7 @@ impl Instruction {
         [u64::from_le_bytes(first), u64::from_le_bytes(second), self.displacement, self.immediate]
     }
 
-    /// The instruction that [`pack`](Self::pack) made these words of; `None` for words that are of no instruction.
+    /// Reverses [`pack`](Self::pack); `None` for words that it never makes.
     #[must_use]
     pub fn unpack([first, second, displacement, immediate]: [u64; 4]) -> Option<Self> {
         let [operation, form, width, number, register_width, high, segment, base] = first.to_le_bytes();

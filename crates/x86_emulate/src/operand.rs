@@ -1,6 +1,6 @@
-//! Where operands lie: in a device, in RAM, or partly in each.
+//! Finds operands: in a device, in RAM, or partly in each.
 //!
-//! Finding a place is all that can fail. Once all operands of an instruction have theirs, they can be read and written.
+//! Only finding them can fail. After that, all operands of an instruction can be read and written.
 
 use crate::cpu::{Regime, linear, rip_after};
 use crate::fetch::{Fetched, decode_fetched, fetch_in, outcome};
@@ -10,26 +10,26 @@ use crate::walks::{Walks, page_of};
 use crate::{Cause, Cpu, Device, Memory, Mode, Outcome, Segment, Width};
 use addr::{Gpa, PAGE_BYTES, PageSize};
 
-/// One instruction, and all that it can reach. Its steps can be taken one by one: [`fetch`](Self::fetch),
+/// One instruction, and everything that it can access. The steps can be called one by one: [`fetch`](Self::fetch),
 /// [`decode`](Self::decode), [`execute`](Self::execute).
 pub struct Emulation<'a, C, M: Memory, D> {
     pub(crate) cpu: &'a mut C,
     pub(crate) memory: &'a M,
     pub(crate) device: &'a mut D,
     pub(crate) walks: &'a mut Walks<M>,
-    /// The page that the hardware stopped at, or [`NO_PAGE`].
+    /// The page where the hardware stopped, or [`NO_PAGE`].
     pub(crate) fault_page: Gpa,
     pub(crate) regime: Regime,
 }
 
-/// In the place of a page, when the hardware stopped at none.
+/// Instead of a page, if the hardware stopped at none.
 pub(crate) const NO_PAGE: Gpa = Gpa(u64::MAX);
 
-/// Where an operand lies: on one page, or on two that need not be neighbours.
+/// The place of an operand: on one page, or on two that need not be adjacent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
     first: Gpa,
-    /// How many bytes are on the first page, and where the others start.
+    /// Number of bytes on the first page, and the address of the rest.
     rest: Option<(u64, Gpa)>,
 }
 
@@ -38,7 +38,7 @@ impl Place {
         page_of(self.first) == page || self.rest.is_some_and(|(_, second)| page_of(second) == page)
     }
 
-    /// The place of `bytes` of it, from `start` on.
+    /// The place of a part: `bytes` from `start` on.
     pub(crate) fn part(self, start: u64, bytes: u64) -> Self {
         match self.rest {
             Some((on_first, second)) if start >= on_first => {
@@ -53,7 +53,7 @@ impl Place {
 }
 
 impl<'a, C: Cpu, M: Memory, D: Device> Emulation<'a, C, M, D> {
-    /// Of the instruction at RIP. Between here and [`execute`](Self::execute) nothing of `cpu` changes.
+    /// For the instruction at RIP. `cpu` must not change between this call and [`execute`](Self::execute).
     #[inline(always)]
     pub fn new(cpu: &'a mut C, memory: &'a M, device: &'a mut D, walks: &'a mut Walks<M>, cause: Cause) -> Self {
         let fault_page = match cause {
@@ -64,13 +64,13 @@ impl<'a, C: Cpu, M: Memory, D: Device> Emulation<'a, C, M, D> {
         Self { cpu, memory, device, walks, fault_page, regime }
     }
 
-    /// How the code is decoded.
+    /// The mode in which the code is decoded.
     #[inline]
     pub fn mode(&self) -> Mode {
         self.regime.mode
     }
 
-    /// Reads what is at RIP, up to the end of the page.
+    /// Reads the code at RIP, up to the end of the page.
     ///
     /// # Errors
     /// The outcome of an instruction that cannot be fetched: an exception, or no memory there.
@@ -88,10 +88,10 @@ impl<'a, C: Cpu, M: Memory, D: Device> Emulation<'a, C, M, D> {
         linear(self.cpu, &self.regime, Segment::Cs, self.cpu.rip(), 1, Access::Execute).map_err(Outcome::Fault)
     }
 
-    /// The linear address of the instruction, and where it is.
+    /// The linear and the guest physical address of the instruction.
     ///
     /// # Errors
-    /// As [`fetch`](Self::fetch).
+    /// As for [`fetch`](Self::fetch).
     #[inline(always)]
     pub fn locate(&mut self) -> Result<(u64, Gpa), Outcome> {
         let linear = self.linear_rip()?;
@@ -104,25 +104,25 @@ impl<'a, C: Cpu, M: Memory, D: Device> Emulation<'a, C, M, D> {
         self.cpu
     }
 
-    /// Decodes what was fetched, reading on behind the end of the page if the instruction does.
+    /// Decodes `fetched`, and reads beyond the end of the page if the instruction crosses it.
     ///
     /// # Errors
-    /// The outcome of bytes that are no instruction, of too many of them, or of a second page that cannot be fetched.
+    /// The bytes are no instruction, or too many, or the second page cannot be fetched.
     pub fn decode(&mut self, fetched: &Fetched) -> Result<Instruction, Outcome> {
         decode_fetched(self.cpu, self.memory, self.walks, fetched)
     }
 
-    /// Reads the operand in memory of an instruction that is carried out elsewhere, in a device or not.
+    /// Reads the operand in memory, for an instruction that the caller executes itself.
     ///
     /// # Errors
-    /// The outcome of an operand that cannot be read.
+    /// The operand cannot be read.
     pub fn load(&mut self, instruction: &Instruction) -> Result<u64, Outcome> {
         let (segment, offset) = (instruction.address.segment, self.offset(instruction));
         let place = self.find(segment, offset, instruction.width.bytes(), Access::Read)?;
         Ok(self.read(place, instruction.width))
     }
 
-    /// The offset in its segment of the operand in memory.
+    /// The segment offset of the operand in memory.
     #[inline(always)]
     pub(crate) fn offset(&self, instruction: &Instruction) -> u64 {
         let Instruction { address, displacement, length, .. } = *instruction;
@@ -149,14 +149,14 @@ impl<'a, C: Cpu, M: Memory, D: Device> Emulation<'a, C, M, D> {
             return Ok(Place { first, rest: None });
         }
         let next = linear.wrapping_add(on_first);
-        // A segment with a base may reach over the end of the 32-bit address space.
+        // A segment with a base may cross the end of the 32-bit address space.
         let next = if self.regime.mode == Mode::Bits64 { next } else { Width::Dword.truncate(next) };
         let second = self.walks.find(self.cpu, &self.regime, self.memory, next, access).map_err(outcome)?.gpa;
         Ok(Place { first, rest: Some((on_first, second)) })
     }
 
-    /// As [`find`](Self::find) and [`confirm`](Self::confirm), for what nearly all accesses are: of an operand on one page,
-    /// which is the one that the hardware stopped at. `None` if this is another, or may be.
+    /// Does [`find`](Self::find) and [`confirm`](Self::confirm) for the usual case: an operand on one page, which is
+    /// the page where the hardware stopped. `None` if this is, or may be, another case.
     #[inline(always)]
     pub(crate) fn find_here(
         &mut self,
@@ -168,7 +168,7 @@ impl<'a, C: Cpu, M: Memory, D: Device> Emulation<'a, C, M, D> {
         if self.regime.mode != Mode::Bits64 || matches!(segment, Segment::Fs | Segment::Gs) {
             return Ok(None);
         }
-        // Where segments are nothing, an operand on one page is canonical if its first byte is.
+        // Without segmentation, an operand on one page is canonical if its first byte is.
         let linear = linear(self.cpu, &self.regime, segment, offset, 1, access).map_err(Outcome::Fault)?;
         if linear % PAGE_BYTES + bytes > PAGE_BYTES {
             return Ok(None);
@@ -177,7 +177,7 @@ impl<'a, C: Cpu, M: Memory, D: Device> Emulation<'a, C, M, D> {
         Ok((page_of(gpa) == self.fault_page).then_some(gpa))
     }
 
-    /// Whether the hardware may have stopped at one of these.
+    /// Whether the hardware may have stopped at one of these places.
     pub(crate) fn confirm(&self, places: &[Place]) -> Result<(), Outcome> {
         if places.iter().any(|place| place.is_on(self.fault_page)) { Ok(()) } else { Err(Outcome::Retry) }
     }
@@ -198,7 +198,7 @@ impl<'a, C: Cpu, M: Memory, D: Device> Emulation<'a, C, M, D> {
         }
     }
 
-    /// Reads from one page, whatever is there.
+    /// Reads from one page, from memory or a device.
     #[inline(never)]
     fn read_piece(&mut self, gpa: Gpa, width: Width) -> u64 {
         if page_of(gpa) != self.fault_page {
@@ -212,7 +212,7 @@ impl<'a, C: Cpu, M: Memory, D: Device> Emulation<'a, C, M, D> {
         width.truncate(self.device.read(gpa, width))
     }
 
-    /// Writes to one page, whatever is there.
+    /// Writes to one page, to memory or a device.
     #[inline(never)]
     fn write_piece(&mut self, gpa: Gpa, width: Width, value: u64) {
         #[expect(clippy::cast_possible_truncation, reason = "at most 8")]
@@ -224,7 +224,7 @@ impl<'a, C: Cpu, M: Memory, D: Device> Emulation<'a, C, M, D> {
         }
     }
 
-    /// Reads an operand that lies on two pages.
+    /// Reads an operand on two pages.
     #[cold]
     fn read_parted(&mut self, first: Gpa, on_first: u64, second: Gpa, width: Width) -> u64 {
         let mut value = 0;
@@ -248,7 +248,7 @@ impl<'a, C: Cpu, M: Memory, D: Device> Emulation<'a, C, M, D> {
         if register.high { whole >> 8 & 0xff } else { register.width.truncate(whole) }
     }
 
-    /// Sets the part that the register names.
+    /// Sets the part of the register that `register` names.
     #[inline(always)]
     pub(crate) fn set_register(&mut self, register: Register, value: u64) {
         let whole = &mut self.cpu.gprs_mut()[usize::from(register.number & 15)];
@@ -260,8 +260,8 @@ impl<'a, C: Cpu, M: Memory, D: Device> Emulation<'a, C, M, D> {
     }
 }
 
-/// The aligned pieces, from the lowest on, of an operand of which `on_first` bytes lie on the page of `first` and the others
-/// at `second`; with each the place of its lowest bit in the operand.
+/// The aligned pieces of an operand, from the lowest on: `on_first` bytes are at `first`, the rest at `second`. Each
+/// piece comes with the position of its lowest bit in the operand.
 fn pieces(first: Gpa, on_first: u64, second: Gpa, width: Width) -> impl Iterator<Item = (Gpa, Width, u64)> {
     let mut done = 0;
     core::iter::from_fn(move || {

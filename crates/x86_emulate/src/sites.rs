@@ -1,13 +1,14 @@
-//! Accesses that come again and again from the same places.
+//! Caches whole accesses by their address.
 //!
-//! A driver reaches a device register by one instruction at one address, thousands of times. A [`Site`] is all that came out
-//! the last time: where the code and the operand were found, which bytes were there, what they mean. Everything that
-//! this depended on is kept beside it and looked at again: the state of the vCPU, every page-table entry of both walks,
-//! and the bytes. If all of it is what it was, then so is the result; if anything is not, the instruction takes the long
-//! way and the site is learnt anew. Nothing is invalidated, and nothing can be stale.
+//! A driver accesses a device register by one instruction at one address, thousands of times. A [`Site`] holds the
+//! result of the last time: the addresses of code and operand, the bytes, and their meaning. It also holds every input
+//! of that result: vCPU state, every page-table entry of both walks, and the bytes. If all inputs are unchanged, so is
+//! the result. Otherwise the instruction takes the slow path, and the site is filled again. Nothing is invalidated, and
+//! nothing can be stale.
 //!
-//! Sites are kept for moves of 64-bit code between a general register, or an immediate, and one page, by an address with a
-//! base at most: by that nearly all drivers reach their devices. The address must not depend on a segment.
+//! A site can hold a move of 64-bit code between memory and a general register or an immediate. The operand must be on
+//! one page, at an address with at most a base register, and must not depend on a segment. Nearly all drivers access
+//! their devices like this.
 
 use crate::cpu::Regime;
 use crate::fetch::Window;
@@ -18,32 +19,32 @@ use crate::walks::{Steps, Walks};
 use crate::{Cpu, Device, Memory, Mode, Outcome, Segment, Width};
 use addr::{Gpa, PAGE_BYTES, PageSize};
 
-/// How many places are remembered.
+/// Number of sites.
 const SITES: usize = 16;
 
-/// Most aligned words that an instruction can lie in: up to seven bytes before it, then fifteen.
+/// Maximum number of aligned words of an instruction: up to seven bytes before it, then fifteen.
 const CODE_WORDS: usize = 3;
 
 /// 64-bit words in a page.
 const WORDS_PER_PAGE: usize = 512;
 const _: () = assert!(WORDS_PER_PAGE as u64 * 8 == PAGE_BYTES);
 
-/// What a vCPU remembers of places that access devices.
+/// A vCPU's cache of device accesses.
 pub struct Sites<M: Memory> {
     sites: [Site<M>; SITES],
-    /// For each of them, the place that was to be remembered last: what comes twice in a row is worth another's room.
+    /// For each site, the address that last wanted it: an address that comes twice in a row may evict the old one.
     candidates: [u64; SITES],
 }
 
-/// One place, and all that was found out from there.
+/// One address, and all cached results for it.
 struct Site<M: Memory> {
-    /// Where it is, in which address space, in which state of the vCPU.
+    /// Its RIP, address space, and vCPU state.
     rip: u64,
     root: u64,
     regime: u64,
 
-    /// The walk to the code, and the words in which the instruction lies: the first, what they said, and which of their
-    /// bits are the instruction's.
+    /// The walk to the code, and the words of the instruction: the first word, their values, and masks of the
+    /// instruction's bytes.
     code_walk: Steps<M>,
     code: M::Word,
     words: [u64; CODE_WORDS],
@@ -57,7 +58,7 @@ struct Site<M: Memory> {
 }
 
 impl<M: Memory> Sites<M> {
-    /// Nothing is remembered yet.
+    /// Nothing is cached yet.
     #[must_use]
     pub fn new() -> Self {
         Self { sites: core::array::from_fn(|_| Site::none()), candidates: [0; SITES] }
@@ -79,7 +80,7 @@ impl<M: Memory> Default for Sites<M> {
 }
 
 impl<M: Memory> Site<M> {
-    /// No place: no regime has this value, whose mode does not exist.
+    /// An empty site: its mode does not exist, so no regime matches.
     fn none() -> Self {
         Self {
             rip: 0,
@@ -96,7 +97,7 @@ impl<M: Memory> Site<M> {
         }
     }
 
-    /// Whether the code is what it was, and is found where it was.
+    /// Whether the code, and the walk to it, are unchanged.
     #[inline(always)]
     fn is_current(&self, memory: &M) -> bool {
         if !self.code_walk.are_current(memory) {
@@ -113,7 +114,7 @@ impl<M: Memory> Site<M> {
     }
 }
 
-/// The address of an operand that a site can have, but for a base that is a register.
+/// The address of a site's operand, without a base register.
 #[inline(always)]
 fn linear(cpu: &impl Cpu, instruction: &Instruction) -> u64 {
     let base = match instruction.address.base {
@@ -124,7 +125,7 @@ fn linear(cpu: &impl Cpu, instruction: &Instruction) -> u64 {
     base.wrapping_add(instruction.displacement)
 }
 
-/// Whether a site can have this instruction.
+/// Whether a site can hold this instruction.
 fn is_fit(regime: &Regime, instruction: &Instruction) -> bool {
     let Instruction { operation, address, .. } = instruction;
     regime.mode == Mode::Bits64
@@ -135,8 +136,8 @@ fn is_fit(regime: &Regime, instruction: &Instruction) -> bool {
 }
 
 impl<C: Cpu, M: Memory, D: Device> Emulation<'_, C, M, D> {
-    /// Carries out the instruction at RIP if it and its operand are known from the last time. `None`, and nothing is done,
-    /// if not.
+    /// Executes the instruction at RIP if it and its operand are cached and unchanged. Otherwise does nothing and
+    /// returns `None`.
     #[inline(always)]
     pub fn repeat(&mut self, sites: &Sites<M>) -> Option<Outcome> {
         let rip = self.cpu.rip();
@@ -165,9 +166,9 @@ impl<C: Cpu, M: Memory, D: Device> Emulation<'_, C, M, D> {
         Some(Outcome::Done { length })
     }
 
-    /// Remembers the instruction at RIP, which was decoded from `window` and is about to be carried out the long way, if it comes
-    /// again before another that would take its room. It can be called for any instruction, and remembers those that
-    /// [`repeat`](Self::repeat) can carry out.
+    /// Offers the instruction at RIP to the cache. It was decoded from `window` and is about to be executed on the slow
+    /// path. The cache stores it when it comes twice before another one that wants the same site. The caller may offer
+    /// any instruction; the cache stores those that [`repeat`](Self::repeat) can execute.
     #[inline]
     pub fn learn(&mut self, sites: &mut Sites<M>, window: &Window, instruction: &Instruction) {
         let rip = self.cpu.rip();
@@ -189,7 +190,7 @@ impl<C: Cpu, M: Memory, D: Device> Emulation<'_, C, M, D> {
         }
     }
 
-    /// What is to be known of the place, if all of it can be found.
+    /// The site's content, if all of it can be found.
     fn site(&mut self, window: &Window, instruction: &Instruction) -> Option<Site<M>> {
         let (rip, root, regime) = (self.cpu.rip(), self.cpu.cr3(), self.regime.walks);
         let Self { cpu, memory, walks, .. } = self;
@@ -207,7 +208,7 @@ impl<C: Cpu, M: Memory, D: Device> Emulation<'_, C, M, D> {
             masks[ahead] = bytes_between(offset % 8, end - offset / 8 * 8, ahead);
             words[ahead] = memory.load(code, ahead);
         }
-        // Another vCPU may have changed the code since it was decoded; then these words are of another instruction.
+        // Another vCPU may have changed the code since it was decoded; then these words hold another instruction.
         let mut bytes = [0; CODE_WORDS * 8];
         for (bytes, word) in bytes.chunks_exact_mut(8).zip(words) {
             bytes.copy_from_slice(&word.to_le_bytes());
@@ -237,16 +238,16 @@ impl<C: Cpu, M: Memory, D: Device> Emulation<'_, C, M, D> {
     }
 }
 
-/// Ones for those bytes of the word of this number that lie from byte `start` on and before byte `end`, both counted from the
-/// first word on.
+/// A mask of the bytes of word number `word` that are from byte `start` on and before byte `end`, both counted from the
+/// first word.
 fn bytes_between(start: u64, end: u64, word: usize) -> u64 {
     let from = (word as u64) * 8;
     (0..8).filter(|byte| (start..end).contains(&(from + byte))).map(|byte| 0xff << (8 * byte)).sum()
 }
 
 impl<M: Memory> Walks<M> {
-    /// The walk to `linear` that is remembered for it, where it leads, and the first word of the page there. `None` if there is
-    /// none, or it is no longer true.
+    /// The cached walk to `linear`, its result, and the first word of that page. `None` if there is no walk, or an
+    /// entry has changed.
     fn way(
         &self,
         cpu: &impl Cpu,

@@ -1,7 +1,7 @@
 //! String instructions: one element, or many with a repeat prefix.
 //!
-//! Each repetition is an instruction of its own that can be interrupted before it begins. So a run of them ends after a
-//! batch, or before an element whose places cannot be found; the guest comes to that one as to a new instruction.
+//! Each repetition is an instruction of its own: an interrupt may come before it. So a run ends after a batch, or
+//! before an element that cannot be translated. The guest then executes that element as a new instruction.
 
 use crate::arithmetic;
 use crate::cpu::bits::{DF, TF};
@@ -11,7 +11,7 @@ use crate::operand::{Emulation, NO_PAGE, Place};
 use crate::walk::Access;
 use crate::{Cpu, Device, Memory, Outcome, Segment, Width};
 
-/// Most elements of a repeated string instruction that are carried out at once.
+/// Maximum number of elements of a repeated string instruction per emulation.
 pub const BATCH: u32 = 64;
 
 impl Operation {
@@ -35,7 +35,7 @@ impl Operation {
         matches!(self, Self::MoveString | Self::LoadString | Self::CompareString | Self::OutString)
     }
 
-    /// What it does at DI, if anything.
+    /// The access at DI, if there is one.
     const fn destination_access(self) -> Option<Access> {
         match self {
             Self::StoreString | Self::MoveString | Self::InString => Some(Access::Write),
@@ -66,7 +66,7 @@ impl<C: Cpu, M: Memory, D: Device> Emulation<'_, C, M, D> {
             return Ok(Progress::Through);
         }
 
-        // A trap after each repetition is the caller's.
+        // The caller raises the trap after each repetition.
         let batch = if self.cpu.rflags() & TF == 0 { BATCH } else { 1 };
         for done in 0..batch {
             let left = self.register(count);
@@ -76,7 +76,7 @@ impl<C: Cpu, M: Memory, D: Device> Emulation<'_, C, M, D> {
             let element = match self.element(instruction) {
                 Ok(element) => element,
                 Err(outcome) if done == 0 => return Err(outcome),
-                // What was done stays; the guest meets the rest again.
+                // The finished elements stay; the guest executes the rest again.
                 Err(_) => return Ok(Progress::Partly),
             };
             if done == 0 {
@@ -117,7 +117,7 @@ impl<C: Cpu, M: Memory, D: Device> Emulation<'_, C, M, D> {
         Ok(Element { source, destination })
     }
 
-    /// The hardware stopped at the first element; those behind it may lie anywhere.
+    /// The hardware stopped at the first element; later ones may be anywhere.
     fn confirm_first(&self, element: &Element) -> Result<(), Outcome> {
         if self.fault_page == NO_PAGE {
             return Ok(());
@@ -129,8 +129,7 @@ impl<C: Cpu, M: Memory, D: Device> Emulation<'_, C, M, D> {
         }
     }
 
-    /// Does what the instruction does with one element, and goes on to the next. Says whether two were equal, if two
-    /// were compared.
+    /// Executes one element and moves on to the next. If it compares, returns whether the two were equal.
     fn carry_out(&mut self, instruction: &Instruction, element: &Element) -> Option<bool> {
         let Instruction { operation, width, address, .. } = *instruction;
         let accumulator = Register { number: RAX, width, high: false };
@@ -138,7 +137,7 @@ impl<C: Cpu, M: Memory, D: Device> Emulation<'_, C, M, D> {
         let port = self.register(Register { number: RDX, width: Width::Word, high: false }) as u16;
         let mut equal = None;
 
-        // What comes from the source, or from a register or port in its stead.
+        // The value from the source, or from a register or port.
         let value = match (operation, element.source) {
             (_, Some(source)) => self.read(source, width),
             (Operation::InString, None) => width.truncate(self.device.read_port(port, width)),

@@ -1,4 +1,4 @@
-//! The rig that the tests share: a small guest memory and a device that writes down what it sees.
+//! Shared parts of the tests: a small guest memory, and a device that records its accesses.
 
 mod agree;
 mod arithmetic;
@@ -22,7 +22,7 @@ mod tables;
 mod walk;
 mod walks;
 
-// The names under which the files that are shared with `fuzz/` find these.
+// The files shared with `fuzz/` use these names.
 use crate as x86_emulate;
 use std::vec::Vec;
 
@@ -53,7 +53,7 @@ const RDI: usize = 7;
 const GENERAL_PROTECTION: Exception = Exception { vector: 13, error_code: 0, cr2: None };
 const STACK_FAULT: Exception = Exception { vector: 12, error_code: 0, cr2: None };
 
-/// Sparse memory; a page in which nothing was ever put does not exist.
+/// Sparse memory: a page exists only if something was put there.
 #[derive(Default)]
 struct Ram {
     pages: RefCell<BTreeMap<u64, [u8; 4096]>>,
@@ -194,7 +194,7 @@ fn long(ram: &Ram) -> CpuState {
     CpuState { cr0, cr3: 0x1000, cr4, efer, ..CpuState::flat(Mode::Bits64, CODE) }
 }
 
-/// A guest about to execute one instruction.
+/// A guest that is about to execute one instruction.
 struct Guest {
     ram: Ram,
     state: CpuState,
@@ -203,7 +203,7 @@ struct Guest {
 }
 
 impl Guest {
-    /// 64-bit code, with the device's page reported and RBX pointing to it.
+    /// 64-bit code. The hardware reports the device's page, and RBX points to it.
     fn long(code: &[u8]) -> Self {
         let ram = Ram::with_code(code);
         let state = long(&ram);
@@ -236,7 +236,7 @@ impl Guest {
         self
     }
 
-    /// Runs it and expects that it changes nothing.
+    /// Runs it and checks that nothing changes.
     fn refused(&mut self) -> Outcome {
         let before = self.state.clone();
         let outcome = self.run();
@@ -246,7 +246,7 @@ impl Guest {
     }
 }
 
-/// Runs one 64-bit instruction with the device's page reported, RBX pointing to it and the other registers as given.
+/// Runs one 64-bit instruction. The hardware reports the device's page, RBX points to it, and `prepare` sets the rest.
 fn run_long(code: &[u8], prepare: impl FnOnce(&mut CpuState), value: u64) -> (CpuState, Vec<Seen>, Outcome) {
     let mut guest = Guest::long(code);
     prepare(&mut guest.state);
@@ -255,12 +255,12 @@ fn run_long(code: &[u8], prepare: impl FnOnce(&mut CpuState), value: u64) -> (Cp
     (guest.state, guest.device.seen, outcome)
 }
 
-/// What a translation answers that ends in a page fault.
+/// The result of a translation with a page fault.
 fn page_fault(error_code: u32, address: u64) -> Result<Gpa, crate::Stop> {
     Err(crate::Stop::Fault(Exception { vector: 14, error_code, cr2: Some(address) }))
 }
 
-/// Translates without a memory of earlier walks.
+/// Translates without cached walks.
 fn translate<M: Memory>(state: &CpuState, memory: &M, linear: u64, access: crate::Access) -> Result<Gpa, crate::Stop> {
     crate::translate(state, memory, &mut Walks::forgetful(), linear, access)
 }

@@ -1,10 +1,10 @@
-//! The guest's own address translation, done by reading its page tables as the processor does.
+//! The guest's own address translation: reads its page tables like the processor.
 //!
-//! All paging modes are one walk with different steps: so many levels, entries of 4 or 8 bytes, 10 or 9 bits of address
-//! for each level (APM vol. 2, chapter 5). On the way the rights of all levels are combined. Only when the access is
-//! allowed are the Accessed and Dirty bits set; should an entry have changed by then, the walk starts again.
+//! All paging modes are one walk with different parameters: number of levels, entries of 4 or 8 bytes, 10 or 9 address
+//! bits per level (APM vol. 2, chapter 5). The walk combines the rights of all levels. It sets the Accessed and Dirty
+//! bits only if the access is allowed. If an entry has changed by then, the walk restarts.
 //!
-//! No table can lead the walk astray: it takes at most five steps, wherever they point.
+//! No table can make the walk endless: it takes at most five steps, wherever entries point.
 
 use crate::cpu::bits::{
     AC, CR0_PG, CR0_WP, CR4_LA57, CR4_PAE, CR4_PKE, CR4_PSE, CR4_SMAP, CR4_SMEP, EFER_LMA, EFER_NXE,
@@ -13,7 +13,7 @@ use crate::walks::{LEVELS, Step, Steps, page_of};
 use crate::{Cpu, Exception, Memory};
 use addr::Gpa;
 
-/// What an access is for.
+/// Kind of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Access {
@@ -28,9 +28,9 @@ pub enum Access {
 /// Why an address has no translation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
-    /// The guest's tables refuse the access: #PF.
+    /// The guest's tables do not allow the access: #PF.
     Fault(Exception),
-    /// A table lies where there is no memory, or none that can be written.
+    /// A table is at an address without memory, or without writable memory.
     Unbacked(Gpa),
     /// Other processors changed the tables again and again during the walk.
     Contended,
@@ -46,11 +46,11 @@ mod entry {
     /// Leaf above the lowest level.
     pub(super) const LARGE: u64 = 1 << 7;
     pub(super) const NO_EXECUTE: u64 = 1 << 63;
-    /// Bits 62:52 of a 64-bit entry, reserved where there is no long mode.
+    /// Bits 62:52 of a 64-bit entry, reserved without long mode.
     pub(super) const HIGH: u64 = 0x7ff0_0000_0000_0000;
-    /// Bits 8:5, reserved in the pointers at the top of PAE.
+    /// Bits 8:5, reserved in the page-directory pointers of PAE.
     pub(super) const NOT_OF_POINTERS: u64 = 0x1e0;
-    /// Place of a leaf's protection key, four bits, in long mode.
+    /// Position of a leaf's protection key, four bits, in long mode.
     pub(super) const KEY_SHIFT: u32 = 59;
     /// Bits 51:12 of a 64-bit entry.
     pub(super) const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
@@ -66,11 +66,11 @@ mod error {
     pub(super) const PROTECTION_KEY: u32 = 1 << 5;
 }
 
-/// How often a walk starts again because an entry changed under it.
+/// How often a walk restarts because an entry changed meanwhile.
 const ATTEMPTS: usize = 8;
 
-/// Translates the page of `linear`, a guest virtual address that is canonical, for an access at the vCPU's privilege: the
-/// first byte of its 4 KiB page. The entries that this came from, as they are now, are left in `steps`.
+/// Translates the page of `linear`, a canonical guest virtual address, for an access at the vCPU's privilege. Returns
+/// the first byte of its 4 KiB page, and leaves the entries that it has read, with their current values, in `steps`.
 pub(crate) fn walk<M: Memory>(
     cpu: &impl Cpu,
     memory: &M,
@@ -129,13 +129,13 @@ impl Paging {
     }
 
     fn entry_address(&self, table: Gpa, level: u32, linear: u64) -> Gpa {
-        // The four entries of PAE's top table are selected by the two bits that are left of 32.
+        // PAE's top table has four entries, selected by the two bits that are left of 32.
         let bits = if self.has_pointer_table() && level == 2 { 2 } else { self.index_bits };
         let index = linear >> self.shift(level) & ((1 << bits) - 1);
         Gpa(table.0 + index * if self.is_legacy() { 4 } else { 8 })
     }
 
-    /// Where the leaf `bits` at `level` maps the page that starts `linear & !mask`.
+    /// The 4 KiB page of `linear` in the leaf `bits` at `level`.
     fn page(&self, bits: u64, level: u32) -> u64 {
         let mask = (1 << self.shift(level)) - 1;
         if self.is_legacy() && level == 1 {
@@ -154,7 +154,7 @@ impl Paging {
         }
         let mut reserved = self.reserved_everywhere;
         if is_leaf && level > 0 {
-            // Address bits within the page, but for bit 12, which selects a memory type.
+            // Address bits within the page, except bit 12, which selects a memory type.
             reserved |= ((1 << self.shift(level)) - 1) & !0x1fff;
         }
         if level >= 3 {
@@ -167,7 +167,7 @@ impl Paging {
     }
 }
 
-/// Bits that must be zero in a present entry of 64 bits, wherever it is.
+/// Bits that must be zero in a present 64-bit entry of any level.
 fn reserved_everywhere(cpu: &impl Cpu, levels: u32) -> u64 {
     let width = u32::from(cpu.physical_bits()).clamp(32, 52);
     let addresses = entry::ADDRESS & !((1 << width) - 1);
@@ -175,7 +175,7 @@ fn reserved_everywhere(cpu: &impl Cpu, levels: u32) -> u64 {
     addresses | no_execute | if levels == 3 { entry::HIGH } else { 0 }
 }
 
-/// The word with the entry at `gpa`, and the entry in it.
+/// The word with the entry at `gpa`, and the entry.
 #[inline]
 fn read_entry<M: Memory>(paging: &Paging, memory: &M, gpa: Gpa) -> Result<(Step<M>, u64), Stop> {
     let word = memory.find(gpa).ok_or(Stop::Unbacked(gpa))?;
@@ -189,7 +189,7 @@ fn half_shift(gpa: Gpa) -> u32 {
     if gpa.0 % 8 == 4 { 32 } else { 0 }
 }
 
-/// One walk. `None` when an entry changed before its Accessed or Dirty bit could be set.
+/// One attempt. `None` if an entry changed before its Accessed or Dirty bit could be set.
 fn attempt<M: Memory>(
     cpu: &impl Cpu,
     memory: &M,
@@ -216,7 +216,7 @@ fn attempt<M: Memory>(
             return fault(error::PRESENT | error::RESERVED);
         }
 
-        // The pointers at the top of PAE have no rights.
+        // PAE's page-directory pointers have no rights.
         if !(paging.has_pointer_table() && level == 2) {
             rights &= bits;
             no_execute |= bits & entry::NO_EXECUTE;
@@ -238,7 +238,7 @@ fn attempt<M: Memory>(
     }
 
     for (step, at) in steps.iter_mut().zip((level..paging.levels).rev()) {
-        // The pointers at the top of PAE have no Accessed bit either.
+        // PAE's page-directory pointers have no Accessed bit either.
         if paging.has_pointer_table() && at == 2 {
             continue;
         }
@@ -254,25 +254,25 @@ fn attempt<M: Memory>(
     Ok(Some(page_of(Gpa(page | linear & ((1 << paging.shift(level)) - 1)))))
 }
 
-/// The way to a page.
+/// The walk to a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Path {
     tables: [Gpa; LEVELS],
     count: usize,
-    /// First byte of the 4 KiB page at its end.
+    /// First byte of the 4 KiB page.
     pub gpa: Gpa,
 }
 
 impl Path {
-    /// The pages of the tables on it, from the root on.
+    /// The pages of the tables, from the root on.
     #[must_use]
     pub fn tables(&self) -> &[Gpa] {
         &self.tables[..self.count]
     }
 }
 
-/// The way on which `linear` is translated. Nothing but a look: rights do not matter, and no bit is set in any entry.
-/// `None` if it leads nowhere.
+/// The walk that translates `linear`, without side effects: it ignores rights and sets no bit. `None` if there is no
+/// translation.
 pub fn path(cpu: &impl Cpu, memory: &impl Memory, linear: u64) -> Option<Path> {
     let mut path = Path { tables: [Gpa(0); LEVELS], count: 0, gpa: page_of(Gpa(linear & 0xffff_ffff)) };
     if cpu.cr0() & CR0_PG == 0 {
@@ -322,7 +322,7 @@ fn is_allowed(cpu: &impl Cpu, access: Access, rights: u64, no_execute: u64) -> b
     }
 }
 
-/// Whether the protection key in `leaf` allows the access: to data, on pages of user mode (APM vol. 2, 5.6.7).
+/// Whether the protection key in `leaf` allows the access. Keys apply to data on user pages (APM vol. 2, 5.6.7).
 fn is_allowed_by_key(cpu: &impl Cpu, access: Access, rights: u64, leaf: u64) -> bool {
     let has_key = cpu.cr4() & CR4_PKE != 0 && cpu.efer() & EFER_LMA != 0 && rights & entry::USER != 0;
     if !has_key || access == Access::Execute {
@@ -335,7 +335,7 @@ fn is_allowed_by_key(cpu: &impl Cpu, access: Access, rights: u64, leaf: u64) -> 
     !no_access && !denies_write
 }
 
-/// The part of the error code that says what was tried.
+/// The bits of the error code that describe the access.
 fn intent(cpu: &impl Cpu, paging: &Paging, access: Access) -> u32 {
     let by_user = if cpu.cpl() == 3 { error::USER } else { 0 };
     let tells_fetches = cpu.cr4() & CR4_SMEP != 0 || !paging.is_legacy() && cpu.efer() & EFER_NXE != 0;

@@ -1,41 +1,41 @@
-//! Walks of the guest's page tables that were done before.
+//! Caches walks of the guest's page tables.
 //!
-//! A walk is a function of the entries that it reads and of a few bits of the vCPU's state. So it need not be done
-//! again while all of these are what they were: a look at four entries, at places that are known, instead of
-//! finding the places and judging the entries. Nothing is invalidated and nothing can be stale; an entry that
-//! has changed in any bit is a walk that has to be done.
+//! A walk is a function of the entries that it reads and of a few bits of the vCPU's state. It can be skipped while all
+//! of these are unchanged. So a lookup only compares up to five entries at known places, instead of finding the places
+//! and evaluating the entries. Nothing is invalidated and nothing can be stale: if any bit of an entry has changed, the
+//! walk is done again.
 
 use crate::cpu::{ACCESS_SHIFT, Regime};
 use crate::walk::{Access, Stop, walk};
 use crate::{Cpu, Memory};
 use addr::{Gpa, PageSize};
 
-/// Most entries of one walk.
+/// Maximum number of entries of one walk.
 pub(crate) const LEVELS: usize = 5;
 
-/// How many walks are remembered.
+/// Number of cached walks.
 const SLOTS: usize = 8;
 
-/// What a vCPU remembers of its walks.
+/// A vCPU's cache of walks.
 pub struct Walks<M: Memory> {
     slots: [Walk<M>; SLOTS],
     remembers: bool,
-    /// How many were done.
+    /// Number of walks done.
     done: u64,
 }
 
-/// A page that was found.
+/// A translated address.
 pub(crate) struct Found<M: Memory> {
-    /// The address that was asked for.
+    /// The guest physical address.
     pub(crate) gpa: Gpa,
     /// The first word of its page, if that is memory.
     pub(crate) page: Option<M::Word>,
 }
 
-/// A walk, and all that it depended on.
+/// A walk, and all of its inputs.
 pub(crate) struct Walk<M: Memory> {
     key: Key,
-    /// The entries' places and what they said, from the root on.
+    /// The entries, with their values, from the root on.
     pub(crate) steps: Steps<M>,
     /// First byte of the 4 KiB page.
     pub(crate) gpa: Gpa,
@@ -49,7 +49,7 @@ pub(crate) struct Steps<M: Memory> {
     count: usize,
 }
 
-/// A 64-bit word with a page-table entry in it, or two.
+/// A 64-bit word with one page-table entry, or two.
 pub(crate) struct Step<M: Memory> {
     pub(crate) word: M::Word,
     pub(crate) value: u64,
@@ -74,7 +74,7 @@ impl<M: Memory> Steps<M> {
         self.count = 0;
     }
 
-    /// One more; there are never more than [`LEVELS`].
+    /// Adds a step; there are never more than [`LEVELS`].
     pub(crate) fn push(&mut self, step: Step<M>) {
         if let Some(slot) = self.steps.get_mut(self.count) {
             *slot = step;
@@ -86,7 +86,7 @@ impl<M: Memory> Steps<M> {
         self.steps.iter_mut().take(self.count)
     }
 
-    /// Whether every entry says what it said.
+    /// Whether every entry is unchanged.
     #[inline(always)]
     pub(crate) fn are_current(&self, memory: &M) -> bool {
         for step in &self.steps[..self.count.min(LEVELS)] {
@@ -98,7 +98,7 @@ impl<M: Memory> Steps<M> {
     }
 }
 
-/// What a walk depends on beside page-table entries.
+/// The inputs of a walk besides page-table entries.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Key {
     linear_page: u64,
@@ -107,7 +107,7 @@ struct Key {
 }
 
 impl Key {
-    /// Of no walk: no page has this number.
+    /// Matches no walk: no page has this number.
     const NONE: Self = Self { linear_page: u64::MAX, root: 0, regime: 0 };
 
     #[inline(always)]
@@ -118,27 +118,27 @@ impl Key {
 }
 
 impl<M: Memory> Walks<M> {
-    /// Nothing is remembered yet.
+    /// Nothing is cached yet.
     #[must_use]
     pub fn new() -> Self {
         let none = || Walk { key: Key::NONE, steps: Steps::none(), gpa: Gpa(0), page: None };
         Self { slots: core::array::from_fn(|_| none()), remembers: true, done: 0 }
     }
 
-    /// Nothing is ever remembered.
+    /// Never caches anything.
     #[must_use]
     pub fn forgetful() -> Self {
         Self { remembers: false, ..Self::new() }
     }
 
-    /// How many walks were done, rather than confirmed, so far.
+    /// Number of walks done, without those that the cache replaced.
     #[inline]
     #[must_use]
     pub fn done(&self) -> u64 {
         self.done
     }
 
-    /// Where `linear`, a guest virtual address that is canonical, lies for an access at the vCPU's privilege.
+    /// Translates `linear`, a canonical guest virtual address, for an access at the vCPU's privilege.
     #[inline(always)]
     pub(crate) fn find(
         &mut self,
@@ -158,7 +158,7 @@ impl<M: Memory> Walks<M> {
         Ok(Found { gpa: Gpa(gpa.0 | linear & 0xfff), page })
     }
 
-    /// The walk that is remembered for an access, if it is still true.
+    /// The cached walk for an access, if its entries are unchanged.
     pub(crate) fn remembered(
         &self,
         cpu: &impl Cpu,
@@ -172,7 +172,7 @@ impl<M: Memory> Walks<M> {
         (walk.key == key && walk.steps.are_current(memory)).then_some(walk)
     }
 
-    /// Walks, and remembers it.
+    /// Walks, and caches the walk.
     #[cold]
     #[inline(never)]
     fn walk(
@@ -214,7 +214,7 @@ impl<M: Memory> Default for Walks<M> {
     }
 }
 
-/// Translates `linear`, a guest virtual address that is canonical, for an access at the vCPU's privilege.
+/// Translates `linear`, a canonical guest virtual address, for an access at the vCPU's privilege.
 ///
 /// # Errors
 /// Why the address has no translation.

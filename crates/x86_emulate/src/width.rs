@@ -1,6 +1,6 @@
-//! How much an access moves.
+//! Widths of accesses.
 
-/// A number of bits that an instruction handles at once.
+/// Number of bits of one access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Width {
@@ -18,7 +18,7 @@ impl Width {
     /// All widths, the smallest first.
     pub const ALL: [Self; 4] = [Self::Byte, Self::Word, Self::Dword, Self::Qword];
 
-    /// The width of so many bytes, if there is one.
+    /// The width of this many bytes, if there is one.
     #[must_use]
     pub const fn from_bytes(bytes: u8) -> Option<Self> {
         match bytes {
@@ -44,7 +44,7 @@ impl Width {
         8 << self as u8
     }
 
-    /// The low bits of `value` that fit; the others zero.
+    /// The low bits of `value` that fit; the other bits zero.
     #[must_use]
     #[inline]
     pub const fn truncate(self, value: u64) -> u64 {
@@ -52,7 +52,7 @@ impl Width {
         value & MASKS[self as usize]
     }
 
-    /// The low bits of `value` that fit; the others copies of their highest.
+    /// The low bits of `value` that fit; the other bits copy the highest of them.
     #[must_use]
     #[inline]
     pub const fn sign_extend(self, value: u64) -> u64 {
@@ -60,15 +60,15 @@ impl Width {
         ((value << unused).cast_signed() >> unused).cast_unsigned()
     }
 
-    /// Whether `value`, seen as a signed number of this width, is negative.
+    /// Whether `value`, as a signed number of this width, is negative.
     #[must_use]
     #[inline]
     pub const fn is_negative(self, value: u64) -> bool {
         value >> (self.bits() - 1) & 1 != 0
     }
 
-    /// `whole` with its low bits of this width replaced; 32 bits clear the upper half, as in a general register
-    /// (APM vol. 1, 3.1.2).
+    /// `whole` with its low bits of this width replaced. A width of 32 bits clears the upper half, as in a general
+    /// register (APM vol. 1, 3.1.2).
     #[must_use]
     #[inline]
     pub const fn merge(self, whole: u64, value: u64) -> u64 {

@@ -1,4 +1,4 @@
-//! Corners of the write-protecting design.
+//! Corner cases of the write-protecting design.
 
 extern crate std;
 
@@ -13,12 +13,12 @@ use super::{Size, Vouching, WriteProtect};
 use crate::tests::{Instruction, MODE, MOST, instruction};
 use crate::{Bytes, Cause, Lost, Mode, Outcome, Place, Protect, Protection, Refusal, Unprotection, WALK_LIMIT};
 
-/// A VM's memory: bytes, and what is done to it.
+/// A VM's memory: bytes, and a record of calls.
 pub(crate) struct Memory {
     bytes: RefCell<Vec<u8>>,
     read_only: RefCell<BTreeSet<u64>>,
     refused: Cell<Option<u64>>,
-    /// The page whose entry of stage 2 somebody is about to replace.
+    /// The page whose stage-2 entry another processor is about to replace.
     busy: Cell<Option<u64>>,
     already: Cell<bool>,
     flushes: Cell<u32>,
@@ -166,7 +166,7 @@ fn write_forgets_all_of_its_page_and_no_other() {
     assert!((0..5).all(|n| cache.find(&place(n, 0x3000 + n)).is_none()));
     assert_eq!(cache.find(&place(9, 0x4000)), Some(instruction(1, 9)));
 
-    // And it can come back.
+    // And it can be inserted again.
     assert_eq!(insert(&cache, &place(0, 0x3000), instruction(1, 0), &[], &memory), Outcome::Stored);
     assert_eq!(cache.find(&place(0, 0x3000)), Some(instruction(1, 0)));
     assert_eq!(cache.find(&place(1, 0x3001)), None, "of a generation that is gone");
@@ -181,7 +181,7 @@ fn bytes_that_changed_meanwhile_are_not_remembered() {
     let insertion = cache.insert(&here, &before, instruction(3, 1), &[], &memory, || true);
     assert_eq!(insertion.outcome, Outcome::Refused(Refusal::Changed));
     assert_eq!(cache.find(&here), None);
-    // What changed is beyond the instruction.
+    // The change is behind the instruction.
     assert_eq!(cache.insert(&here, &before, instruction(2, 1), &[], &memory, || true).outcome, Outcome::Stored);
 }
 
@@ -191,7 +191,7 @@ fn instruction_that_leaves_its_page_is_not_remembered() {
     let crosses = Outcome::Refused(Refusal::Crosses);
     let end = place(7, 0x3ffd);
     assert_eq!(insert(&cache, &end, instruction(4, 1), &[], &memory), crosses);
-    // Also not if somebody claims to have read on.
+    // Not even if the caller claims to have read more.
     let more = Bytes::new(&MOST);
     assert_eq!(cache.insert(&end, &more, instruction(4, 1), &[], &memory, || true).outcome, crosses);
     assert_eq!(insert(&cache, &end, instruction(0, 1), &[], &memory), crosses);
@@ -247,8 +247,8 @@ fn second_instruction_of_a_page_needs_no_flush() {
     assert_eq!(memory.flushes.get(), 1);
 }
 
-/// A page that somebody registered and did not flush for, as the rest of the walk could not be had: whoever comes next
-/// owes the flush.
+/// A vCPU registered a page and did not flush, because it could not read the rest of the walk: the next vCPU must
+/// flush.
 #[test]
 fn debt_of_a_flush_goes_to_the_next_one() {
     let (cache, memory) = (cache(64, 16, Vouching::Tables), Memory::new());
@@ -289,7 +289,8 @@ fn page_that_another_one_still_flushes_for_is_flushed_for_again() {
     assert_eq!((insertion.flushed, second.2.get(), memory.flushes.get()), (true, true, 2));
 }
 
-/// A page is evicted and comes back while somebody flushes for what it was before: that flush began too early for it.
+/// A page is evicted and registered again during a flush for the first registration: that flush began too early for the
+/// second.
 #[test]
 fn flush_does_not_pay_for_what_was_registered_since() {
     struct Meanwhile<'a>(&'a WriteProtect<Instruction>, &'a Memory);
@@ -357,7 +358,7 @@ fn what_depends_on_a_busy_page_is_forgotten_and_the_page_is_read_only_until_some
     assert!(!cache.covers(Gpa(0x3000)) && memory.read_only().is_empty());
 }
 
-/// It may be remembered from again: it is read-only all the time, and what it held is read once more.
+/// It may be inserted again: it was read-only all the time, and its content is read once more.
 #[test]
 fn page_that_stayed_read_only_owes_what_it_owed_before() {
     let (cache, memory) = (cache(64, 16, Vouching::Tables), Memory::new());
@@ -402,7 +403,7 @@ fn slot_conflict_replaces_and_the_count_of_its_page_goes_down() {
     assert_eq!(insert(&cache, &place(2, 0x4000), instruction(1, 2), &[], &memory), Outcome::Replaced);
     assert_eq!(cache.written(Gpa(0x3000), Cause::Write, &memory), Some(Lost::default()));
     assert_eq!(cache.written(Gpa(0x4000), Cause::Write, &memory), Some(Lost { code: 1, tables: 0 }));
-    // What is void already is not replaced.
+    // A void entry is not replaced.
     assert_eq!(insert(&cache, &place(1, 0x3000), instruction(1, 1), &[], &memory), Outcome::Stored);
 }
 
@@ -466,7 +467,7 @@ fn page_evicted_while_it_was_flushed_for_voids_the_insertion() {
     let insertion = cache.insert(&here, &bytes, instruction(1, 1), &[page(5)], &memory, evict);
     assert_eq!(insertion.outcome, Outcome::Refused(Refusal::Changed));
     assert_eq!(cache.find(&here), None);
-    // The table was counted before the code was found to be gone, or not at all: nothing is left of it.
+    // The table was counted before the code was found to be gone, or not at all: no count is left.
     assert_eq!(cache.written(page(5), Cause::Write, &memory), Some(Lost::default()));
 }
 
@@ -480,7 +481,7 @@ fn page_that_walks_evict_too_often_is_not_protected_again() {
     }
     let walked = Outcome::Refused(Refusal::Walked);
     assert_eq!(insert(&cache, &place(1, 0x3000), instruction(1, 1), &[], &memory), walked);
-    // Nor after another page was in its slot; and that one has a count of its own.
+    // Nor after another page was in its slot; that page has a count of its own.
     assert_eq!(insert(&cache, &place(2, 0x4000), instruction(1, 2), &[], &memory), Outcome::Stored);
     assert_eq!(insert(&cache, &place(1, 0x3000), instruction(1, 1), &[], &memory), walked);
     assert_eq!(cache.find(&place(2, 0x4000)), Some(instruction(1, 2)));
@@ -505,7 +506,7 @@ fn write_by_the_hypervisor_looks_before_and_after() {
 
     let ((), lost) = cache.write_as_host(Gpa(0x3800), &memory, || {
         assert_eq!(cache.find(&here), None, "forgotten before it is written");
-        // Another vCPU is just so fast: memory still has the old bytes.
+        // Another vCPU is so fast: memory still has the old bytes.
         assert_eq!(insert(&cache, &here, instruction(1, 1), &[], &memory), Outcome::Stored);
         memory.bytes.borrow_mut()[0x3000] ^= 1;
     });

@@ -1,4 +1,4 @@
-//! What a VM's memory does when its cache calls back, and what others do meanwhile.
+//! How a VM's memory answers calls of its cache, and what other vCPUs do meanwhile.
 
 use addr::Gpa;
 use decode_cache::{Bytes, Protect, Protection, Unprotection};
@@ -9,7 +9,7 @@ use crate::Mutant;
 pub(super) struct Hosting<'a> {
     world: &'a World,
     vm: usize,
-    /// What is being inserted.
+    /// The bytes being inserted.
     bytes: Bytes,
 }
 
@@ -18,12 +18,12 @@ impl<'a> Hosting<'a> {
         Self { world, vm, bytes }
     }
 
-    /// For one who inserts nothing.
+    /// For a vCPU that inserts nothing.
     pub(super) fn of(world: &'a World, vm: usize) -> Self {
         Self::new(world, vm, Bytes::NONE)
     }
 
-    /// A mistake: the steps of an insertion up to the look at memory, before the pages are registered.
+    /// A planted mistake: the steps of an insertion up to the read of memory, before the pages are registered.
     pub(super) fn protect_early(&self, code: Gpa, tables: &[Gpa]) -> bool {
         for page in tables.iter().chain([&code]) {
             self.machine().writable.borrow_mut()[(page.0 / PAGE) as usize] = false;

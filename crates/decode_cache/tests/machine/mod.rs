@@ -1,4 +1,4 @@
-//! Two VMs with three vCPUs each, and what happens to them.
+//! Two VMs with three vCPUs each, and their events.
 
 #![expect(clippy::cast_possible_truncation, reason = "the numbers of a machine of nine pages are small")]
 
@@ -13,20 +13,21 @@ use decode_cache::{ByBytes, Bytes, Cause, Decoded, Mode, Place, Size, Vouching, 
 use crate::Mutant;
 use hosting::Hosting;
 
-/// Which cache the vCPUs use.
+/// The cache that the vCPUs use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Design {
     Bytes,
     WriteProtect(Vouching),
 }
 
-/// An instruction: some bits of its first byte are its length, others in the other mode. It means its bytes, and its mode.
+/// An instruction: some bits of its first byte are its length; the other mode uses other bits. Its meaning is its bytes
+/// and its mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Instruction {
     bytes: [u8; 4],
     mode: u8,
     true_length: u8,
-    /// What it claims its length to be.
+    /// The length that it claims.
     claimed: u8,
 }
 
@@ -58,14 +59,14 @@ const LEAVES: u64 = 3;
 const CODES: u64 = 4;
 const PAGES: u64 = ROOTS + LEAVES + CODES;
 
-/// Where instructions begin in a page: at its start, one byte apart, and where they cross its end.
+/// Offsets of instructions in a page: at its start, one byte apart, and across its end.
 const OFFSETS: [u64; 6] = [0, 1, 2, 4093, 4094, 4095];
 
 pub(crate) struct Vm {
     memory: RefCell<Vec<u8>>,
-    /// Stage 2: which pages the guest may write to.
+    /// Stage 2: which pages are writable for the guest.
     writable: RefCell<Vec<bool>>,
-    /// By vCPU: the pages that its TLB has a right to write to, whatever stage 2 says by now.
+    /// By vCPU: the pages that its TLB allows it to write, whatever stage 2 says now.
     rights: RefCell<Vec<Vec<bool>>>,
     vcpus: RefCell<Vec<Vcpu>>,
     shared: WriteProtect<Instruction>,
@@ -77,19 +78,19 @@ struct Vcpu {
     own: ByBytes<Instruction, 16>,
 }
 
-/// The way to an instruction.
+/// The walk to an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Walk {
     tables: [Gpa; 2],
     gpa: Gpa,
 }
 
-/// All that a vCPU can know of an instruction without a cache.
+/// Everything that a vCPU can know of an instruction without a cache.
 struct Cold {
     place: Place,
     bytes: Bytes,
     walk: Walk,
-    /// None if it does not end in its page.
+    /// `None` if it does not end in its page.
     decoded: Option<Instruction>,
 }
 
@@ -99,7 +100,7 @@ pub(crate) struct World {
     mutant: Mutant,
     by_rip_and_space: RefCell<HashMap<(u64, u64), Instruction>>,
     random: Cell<u64>,
-    /// How many things happen in the middle of others.
+    /// Current nesting of events inside other events.
     depth: Cell<u32>,
     hits: Cell<u64>,
     wrong: RefCell<Option<String>>,
@@ -108,7 +109,7 @@ pub(crate) struct World {
 impl World {
     pub(crate) fn new(design: Design, pages: usize, mutant: Mutant, seed: u64) -> Self {
         let vouching = match design {
-            // Without tables that vouch, the GPA is not part of the key, and nobody vouches.
+            // Without protected tables the GPA is not part of the key, and nothing proves the walk.
             _ if mutant == Mutant::KeyWithoutGpa => Vouching::Tables,
             Design::WriteProtect(vouching) => vouching,
             Design::Bytes => Vouching::Walk,
@@ -148,7 +149,7 @@ impl World {
         self.hits.get()
     }
 
-    /// Something happens; then every vCPU executes, and looks at whatever it may find.
+    /// One event. Then every vCPU executes, and compares all cache hits.
     pub(crate) fn step(&self) {
         let vm = self.below(VMS as u64) as usize;
         match self.below(8) {
@@ -164,7 +165,7 @@ impl World {
         self.look_at_all(vm);
     }
 
-    /// What can happen at any time, also while another vCPU is in the middle of an insertion.
+    /// An event that can happen at any time, also during another vCPU's insertion.
     fn something(&self, vm: usize) {
         match self.below(12) {
             0..=2 => self.guest_writes(vm, self.vcpu(), self.code(), self.byte()),
@@ -177,7 +178,7 @@ impl World {
         }
     }
 
-    /// Others go on, now and then, in the middle of something. Nobody holds a lock of the cache.
+    /// Sometimes other vCPUs continue in the middle of an operation. None holds a lock of the cache.
     fn interfere(&self, vm: usize) {
         if self.depth.get() < 3 && self.below(3) != 0 {
             self.depth.set(self.depth.get() + 1);
@@ -187,8 +188,8 @@ impl World {
         }
     }
 
-    /// Others go on while a lock of the cache is held, but only so far as they need none: they write where they may, and
-    /// look things up.
+    /// Other vCPUs continue while a lock of the cache is held. They do only what needs no lock: permitted writes, and
+    /// lookups.
     fn interfere_without_locks(&self, vm: usize, page: u64) {
         if self.below(2) == 0 {
             let gpa = Gpa(page * PAGE + OFFSETS[self.below(2) as usize]);
@@ -197,7 +198,7 @@ impl World {
         }
     }
 
-    /// A vCPU comes to an instruction.
+    /// A vCPU executes an instruction.
     fn execute(&self, vm: usize, vcpu: usize, rip: u64) {
         if self.look(vm, vcpu, rip) {
             return;
@@ -214,7 +215,7 @@ impl World {
                 let _ = own.insert(cold.place.mode, &cold.bytes, decoded);
             }
             Design::WriteProtect(_) => {
-                // It is carried out first, and that takes its time.
+                // It is executed first, which takes time.
                 self.interfere(vm);
                 self.insert(vm, &cold, decoded);
             }
@@ -236,7 +237,7 @@ impl World {
         let _ = self.vms[vm].shared.insert(&cold.place, &cold.bytes, decoded, tables, &hosting, rewalk);
     }
 
-    /// Whether the vCPU finds something there. It must be what is there.
+    /// Whether the vCPU has a hit there. The hit must be correct.
     fn look(&self, vm: usize, vcpu: usize, rip: u64) -> bool {
         let cold = self.cold(vm, vcpu, rip);
         let found = if self.mutant == Mutant::KeyOfRipAndSpace {
@@ -318,7 +319,7 @@ impl World {
         let machine = &self.vms[vm];
         let hosting = Hosting::of(self, vm);
         let write = || {
-            // It takes as long as a device or an emulated string instruction takes.
+            // It takes as long as a device access or an emulated string instruction.
             for _ in 0..4 {
                 self.interfere(vm);
             }
@@ -334,7 +335,7 @@ impl World {
         }
     }
 
-    /// The vCPU's TLB misses, and its pCPU walks: each table is taken for written.
+    /// The vCPU's TLB misses, and its pCPU walks: each table counts as written.
     fn processor_walks(&self, vm: usize, vcpu: usize, rip: u64) {
         let space = self.vms[vm].vcpus.borrow()[vcpu].space;
         for table in self.vms[vm].walk(space, rip).tables {
@@ -342,7 +343,7 @@ impl World {
         }
     }
 
-    // What is chosen
+    // Random choices
 
     fn below(&self, limit: u64) -> u64 {
         // xorshift64* (Vigna, 2014).
@@ -354,7 +355,7 @@ impl World {
         (x.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32) % limit
     }
 
-    /// Whether somebody is about to replace an entry of stage 2.
+    /// Whether another processor is about to replace a stage-2 entry.
     fn is_busy(&self) -> bool {
         self.below(5) == 0
     }
@@ -371,7 +372,7 @@ impl World {
         self.below(4) * PAGE + OFFSETS[self.below(OFFSETS.len() as u64) as usize]
     }
 
-    /// Where there is code, or bytes that follow it.
+    /// An address with code, or with bytes after it.
     fn code(&self) -> Gpa {
         let page = ROOTS + LEAVES + self.below(CODES);
         Gpa(page * PAGE + [0, 1, 2, 3, 4, 4093, 4094, 4095][self.below(8) as usize])
@@ -392,7 +393,7 @@ impl Vm {
         Walk { tables: [root, leaf], gpa: Gpa(code + rip % PAGE) }
     }
 
-    /// A vCPU writes with a right that its TLB remembers, or takes one from stage 2. False: it faults.
+    /// A vCPU writes with a right from its TLB, or takes one from stage 2. False: it faults.
     fn try_write(&self, vcpu: usize, gpa: Gpa, byte: u8) -> bool {
         let page = (gpa.0 / PAGE) as usize;
         let mut rights = self.rights.borrow_mut();

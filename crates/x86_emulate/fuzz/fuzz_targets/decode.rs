@@ -1,4 +1,4 @@
-//! Bytes of code, to both decoders.
+//! Bytes of code, through both decoders.
 
 #![no_main]
 

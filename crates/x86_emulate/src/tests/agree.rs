@@ -1,4 +1,4 @@
-//! What must hold of a decoded instruction, whatever the bytes: above all that another decoder, `iced-x86`, agrees.
+//! Properties of a decoded instruction, for any bytes: above all, another decoder, `iced-x86`, agrees.
 //!
 //! Used by the tests here and by the fuzzer.
 
@@ -6,9 +6,9 @@ use super::random::Source;
 use super::x86_emulate::{Base, Form, Instruction, MAX_LENGTH, Mode, Operation, Refusal, Repeat, Segment, decode};
 use iced_x86::{Code, Decoder, DecoderOptions, Mnemonic, OpKind, Register as Other};
 
-/// Decodes what 20 bytes start with and checks everything that can be said about the answer. Panics if it is wrong.
+/// Decodes the instruction at the start of 20 bytes and checks the result. Panics if it is wrong.
 pub(crate) fn check_decode(mode: Mode, bytes: &[u8; 20], source: &mut impl Source) -> Result<Instruction, Refusal> {
-    // The slice ends where an instruction must; a look behind it would be out of bounds.
+    // The slice ends where an instruction must; a read behind it would be out of bounds.
     let window = &bytes[..MAX_LENGTH];
     let decoded = decode(mode, window);
     assert_eq!(decoded, decode(mode, bytes), "bytes behind the 15th matter: {bytes:02x?}");
@@ -22,7 +22,7 @@ pub(crate) fn check_decode(mode: Mode, bytes: &[u8; 20], source: &mut impl Sourc
     decoded
 }
 
-/// The instruction's own bytes decide, and all of them: what was decoded once can be found again by comparing these.
+/// Only the instruction's own bytes decide, and all of them: so a comparison of them can find a cached instruction.
 fn depends_on_itself_only(mode: Mode, bytes: &[u8; 20], instruction: &Instruction, source: &mut impl Source) {
     let length = usize::from(instruction.length);
     assert!((1..=MAX_LENGTH).contains(&length));
@@ -48,7 +48,7 @@ fn depends_on_itself_only(mode: Mode, bytes: &[u8; 20], instruction: &Instructio
     }
 }
 
-/// Whether both decoders mean the same, or both refuse.
+/// Whether both decoders give the same instruction, or both reject it.
 fn agree(mode: Mode, bytes: &[u8], decoded: Result<Instruction, Refusal>) {
     let other = other_decode(mode, bytes);
     match decoded {
@@ -73,7 +73,7 @@ pub(crate) fn other_decode(mode: Mode, bytes: &[u8]) -> iced_x86::Instruction {
     Decoder::with_ip(bits, bytes, 0, DecoderOptions::AMD).decode()
 }
 
-/// Whether the other decoder sees an instruction that we claim to know.
+/// Whether the other decoder sees an instruction that this crate supports.
 pub(crate) fn is_known(other: &iced_x86::Instruction) -> bool {
     if other.is_invalid() || is_left_out(other.code()) || operation(other).is_none() {
         return false;
@@ -87,7 +87,7 @@ pub(crate) fn is_known(other: &iced_x86::Instruction) -> bool {
     count <= 2 && memory == 1 && registers.all(|place| other.op_register(place).is_gpr())
 }
 
-/// What we refuse on purpose: MOVSXD that does not extend, which no compiler emits.
+/// Rejected on purpose: MOVSXD without extension, which no compiler emits.
 fn is_left_out(code: Code) -> bool {
     matches!(code, Code::Movsxd_r16_rm16 | Code::Movsxd_r32_rm32)
 }
@@ -165,7 +165,7 @@ fn is_same(mode: Mode, ours: &Instruction, other: &iced_x86::Instruction) -> Res
             same!("form", true, other.op_count() == 2 && is_memory(1));
             register(0)?;
         }
-        // Which comes first in XCHG and TEST is a matter of taste.
+        // The order of the operands of XCHG and TEST is arbitrary.
         Form::ToMemory => {
             same!("form", true, other.op_count() == 2);
             let symmetric = matches!(ours.operation, Operation::Exchange | Operation::Test);
@@ -209,8 +209,8 @@ fn is_same_string(mode: Mode, ours: &Instruction, other: &iced_x86::Instruction)
 
 fn is_same_segment(mode: Mode, ours: &Instruction, other: &iced_x86::Instruction) -> Result<(), &'static str> {
     let named = other.memory_segment().number();
-    // In 64-bit mode a prefix that names one of the first four means nothing. The base decides, for the sake of the
-    // exception alone (APM vol. 3, 1.2.4).
+    // In 64-bit mode a prefix for one of the first four segments means nothing. The base register selects the segment,
+    // which only matters for the exception (APM vol. 3, 1.2.4).
     let expected = if mode != Mode::Bits64 || named >= Segment::Fs as usize {
         named
     } else if matches!(other.memory_base(), Other::RSP | Other::ESP | Other::RBP | Other::EBP) {
@@ -248,7 +248,7 @@ fn is_same_address(mode: Mode, ours: &Instruction, other: &iced_x86::Instruction
     let cut = |value| address.width.truncate(value);
     same!("displacement", cut(displacement), cut(other.memory_displacement64()));
 
-    // The address size shows in the registers, or else in the displacement, which then is there.
+    // The registers show the address size, or else the displacement, which then exists.
     let bytes = match (base, index) {
         (Other::None, Other::None) => other.memory_displ_size() as usize,
         (Other::None, register) | (register, _) => register.size(),

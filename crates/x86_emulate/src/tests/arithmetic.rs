@@ -1,4 +1,4 @@
-//! Results and flags against arithmetic in more bits.
+//! Results and flags, compared with arithmetic in more bits.
 
 use crate::arithmetic::{bit, change, combine};
 use crate::{Operation, Width};
@@ -10,10 +10,10 @@ const AF: u32 = 4;
 const ZF: u32 = 6;
 const SF: u32 = 7;
 const OF: u32 = 11;
-/// Flags that no arithmetic changes, and all others zero: so much is left of all flags.
+/// The flags register with all arithmetic flags clear: arithmetic does not change these bits.
 const OTHERS: u64 = 0x3f_f72a;
 
-/// The result and the flags, which all were set before.
+/// The result and the flags; all flags were set before.
 fn run(operation: Operation, width: Width, left: u64, right: u64, carry: bool) -> (u64, u64) {
     let computed = combine(operation, width, left, right, carry).expect("two operands");
     (computed.value, computed.flags_after(0x3f_ffff))
@@ -29,7 +29,7 @@ proptest! {
         left in any::<u64>(), right in any::<u64>(), near in any::<bool>(), bytes in 0..4_u32, carry in any::<bool>(),
     ) {
         let width = Width::ALL[bytes as usize];
-        // Operands next to one another are rare among random ones, and interesting.
+        // Adjacent operands are rare among random ones, and interesting.
         let right = if near { left.wrapping_add(right % 3).wrapping_sub(1) } else { right };
         let (left, right) = (width.truncate(left), width.truncate(right));
         let signed = |value| i128::from(width.sign_extend(value).cast_signed());

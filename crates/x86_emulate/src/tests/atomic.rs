@@ -1,4 +1,4 @@
-//! Exchanges: XCHG, XADD, CMPXCHG and its longer kin.
+//! Exchanges: XCHG, XADD, CMPXCHG and its longer forms.
 
 use super::{DATA, DEVICE, GENERAL_PROTECTION, Guest, RAX, RBP, RBX, RCX, RDX, STACK_FAULT, Seen};
 use crate::{Exception, Mode, Outcome, Width};
@@ -36,7 +36,7 @@ fn compare_exchange_writes_in_any_case() {
     let read = Seen::Read(DEVICE, Width::Dword);
     let (seen, _, rflags) = run(5);
     assert_eq!((&seen[..], rflags & ZF), (&[read, Seen::Write(DEVICE, Width::Dword, 9)][..], ZF));
-    // Not equal: what was found goes back, and into the accumulator, whose upper half it clears.
+    // Not equal: the old value is written back, and goes into the accumulator, whose upper half is cleared.
     let (seen, rax, rflags) = run(ONES << 32 | 6);
     assert_eq!((&seen[..], rflags & ZF), (&[read, Seen::Write(DEVICE, Width::Dword, 5)][..], 0));
     assert_eq!(rax, 5);
@@ -63,7 +63,7 @@ fn compare_exchange_that_faults_has_changed_nothing() {
     }
 }
 
-/// cmpxchg8b [rbp], which compares with 2:1 and would write 4:3; what is found is given.
+/// cmpxchg8b [rbp], which compares with 2:1 and would write 4:3; `found` is in memory.
 fn pair(found: [u64; 2]) -> Guest {
     let mut guest = Guest::long(&[0x0f, 0xc7, 0x4d, 0]); // cmpxchg8b [rbp]
     for (register, value) in [(RAX, ONES << 32 | 1), (RDX, ONES << 32 | 2), (RBX, 3), (RCX, 4), (RBP, DEVICE + 0x10)] {
@@ -74,7 +74,7 @@ fn pair(found: [u64; 2]) -> Guest {
     guest
 }
 
-/// The address is cut to 32 bits once, not for each half: what follows it is what follows it in memory.
+/// The address is cut to 32 bits once, not for each half: the second half is at the next address.
 #[test]
 fn pair_whose_address_ends_at_4_gib_goes_on_behind_it() {
     let mut guest = Guest::long(&[0x64, 0x67, 0x0f, 0xc7, 0x4d, 0]); // cmpxchg8b fs:[ebp]
@@ -120,11 +120,11 @@ fn longer_pair_must_be_aligned() {
             assert_eq!(guest.refused(), Outcome::Fault(GENERAL_PROTECTION));
         }
     }
-    // Aligned is the linear address, not the offset: gs cmpxchg16b [rbp].
+    // The linear address must be aligned, not the offset: gs cmpxchg16b [rbp].
     let mut guest = Guest::long(&[0x65, 0x48, 0x0f, 0xc7, 0x4d, 0]).set(RBP, 0x18);
     guest.state.segments[5].base = DEVICE - 8;
     guest.done();
-    // The base of the stack segment means nothing in 64-bit mode.
+    // The stack segment's base means nothing in 64-bit mode.
     let mut guest = Guest::long(&[0x48, 0x0f, 0xc7, 0x4d, 0]).set(RBP, DEVICE + 0x20);
     guest.state.segments[2].base = 8;
     guest.done();
@@ -142,7 +142,7 @@ fn shorter_pair_may_lie_on_two_pages_at_any_place() {
         guest.device.step = 0;
         guest.device.value = ONES;
         let guest = guest.done();
-        // Not equal: read whole, and written back whole.
+        // Not equal: read and written back in full.
         let ram: [u8; 8] = [0xd1, 0xd2, 0xd3, 0xd4, 0xd5, 0xd6, 0xd7, 0xd8];
         assert_eq!(guest.ram.get(DATA), ram);
         let expected = u64::from_le_bytes(ram) << (8 * on_first) | !(ONES << (8 * on_first));
@@ -157,7 +157,7 @@ fn shorter_pair_may_lie_on_two_pages_at_any_place() {
         };
         assert_eq!((bytes(false), bytes(true)), (on_first, on_first));
     }
-    // And faults on the second with nothing done.
+    // It faults on the second page, and nothing is done.
     let mut guest = pair([1, 2]).set(RBP, 0x40_0ffc);
     guest.ram.put_u64(0x3010, 0x5007);
     guest.ram.put_u64(0x5000, DEVICE | 7);

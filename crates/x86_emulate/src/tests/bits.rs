@@ -1,4 +1,4 @@
-//! BT and its like, whose bit number in a register reaches beyond the operand.
+//! BT and similar, whose bit number in a register may exceed the operand.
 
 use super::{DEVICE, GENERAL_PROTECTION, Guest, RBX, RCX, Seen};
 use crate::{Mode, Outcome, Segment, Width};
@@ -72,7 +72,7 @@ fn selected_operand_wraps_with_the_address_size_and_obeys_the_segment() {
     assert_eq!(guest.device.seen, [Seen::Read(DEVICE + 0xffe, Width::Word)]);
     assert_eq!(limited.refused(), Outcome::Fault(GENERAL_PROTECTION));
 
-    // Another page than the address names is where the hardware stopped.
+    // The hardware stopped at another page than the one that the address names.
     let guest = Guest::long(&[0x48, 0x0f, 0xa3, 0x0b]).set(RBX, DEVICE + 0x1000).set(RCX, u64::MAX).done();
     assert_eq!(guest.device.seen, [Seen::Read(DEVICE + 0xff8, Width::Qword)]);
     let mut guest = Guest::long(&[0x48, 0x0f, 0xa3, 0x0b]).set(RCX, 0x8000);

@@ -1,4 +1,4 @@
-//! Single instructions as the decoder sees them, and instructions as words.
+//! Single instructions through the decoder, and packed instructions.
 
 use super::random::{Random, Source};
 use crate::{
@@ -36,7 +36,7 @@ fn every_prefix_of_an_instruction_asks_for_more() {
 
 #[test]
 fn longest_instruction_has_15_bytes_and_one_more_is_too_many() {
-    // lock add dword ptr fs:[rax*2 + 0x12345678], 0x11223344 with DS prefixes that mean nothing
+    // lock add dword ptr fs:[rax*2 + 0x12345678], 0x11223344 with meaningless DS prefixes
     let code = [0x3e, 0x3e, 0xf0, 0x64, 0x81, 0x04, 0x45, 0x78, 0x56, 0x34, 0x12, 0x44, 0x33, 0x22, 0x11];
     let decoded = decode(Mode::Bits64, &code).expect("15 bytes");
     assert_eq!((decoded.length, decoded.locked, decoded.address.segment), (15, true, Segment::Fs));
@@ -133,7 +133,7 @@ fn words_that_are_no_instruction_are_not_taken_for_one() {
     let instruction = decode(Mode::Bits64, &[0x89, 0x44, 0x8b, 0x10]).expect("mov [rbx + rcx*4 + 0x10], eax");
     let words = instruction.pack();
     assert_eq!(Instruction::unpack(words), Some(instruction));
-    // In each place the first number that has no meaning there: operation, form, width, register, its width; segment, base.
+    // For each field the first number without a meaning: operation, form, width, register, its width; segment, base.
     for (word, byte, bad) in [
         (0, 0, Operation::ALL.len() as u64),
         (0, 1, Form::ALL.len() as u64),
@@ -159,7 +159,7 @@ fn random_words_unpack_to_nothing_or_to_what_packs_again() {
     let mut source = Random(3);
     let mut some = 0;
     for _ in 0..100_000 {
-        // Small bytes have a meaning more often than any.
+        // Small bytes are valid more often than others.
         let words = core::array::from_fn(|_| source.word() & source.word() & source.word() & 0x0f0f_0f0f_0f0f_0f0f);
         if let Some(instruction) = Instruction::unpack(words) {
             some += 1;

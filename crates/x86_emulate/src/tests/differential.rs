@@ -1,7 +1,7 @@
-//! Very many byte strings through the decoder, random ones and mutated real code.
+//! Many byte strings, random ones and mutated real code, through two decoders.
 //!
-//! `DECODE_CASES=100000000 cargo test --release -p dunlin-x86-emulate decode_differential -- --nocapture` tries as
-//! many as wanted and says what it saw; without the variable a few seconds' worth is tried.
+//! `DECODE_CASES=100000000 cargo test --release -p dunlin-x86-emulate decode_differential -- --nocapture` tries this
+//! many and prints what it saw. Without the variable it runs some seconds.
 
 use super::Vec;
 use super::agree::{check_decode, is_known, other_decode};
@@ -9,7 +9,7 @@ use super::random::{Random, Source};
 use super::std::{collections::BTreeMap, env, eprintln, fs};
 use crate::{Mode, Operation};
 
-/// Cases where the environment does not say how many.
+/// Number of cases, unless the environment sets it.
 const CASES: u64 = 300_000;
 
 const MODES: [Mode; 3] = [Mode::Bits64, Mode::Bits32, Mode::Bits16];
@@ -17,7 +17,7 @@ const MODES: [Mode; 3] = [Mode::Bits64, Mode::Bits32, Mode::Bits16];
 /// All legacy prefixes.
 pub(super) const PREFIXES: [u8; 11] = [0x26, 0x2e, 0x36, 0x3e, 0x64, 0x65, 0x66, 0x67, 0xf0, 0xf2, 0xf3];
 
-/// Opcodes of one byte, and behind them the second bytes of those that begin with 0f, of all known instructions.
+/// One-byte opcodes, then the second bytes of two-byte opcodes (0f), of all supported instructions.
 const OPCODES: [u8; 49] = [
     0x63, 0x80, 0x81, 0x82, 0x83, 0x84, 0x85, 0x86, 0x87, 0x88, 0x89, 0x8a, 0x8b, 0x8c, 0x8e, 0x8f, 0xa0, 0xa1, 0xa2,
     0xa3, 0xa4, 0xa5, 0xa6, 0xa7, 0xaa, 0xab, 0xac, 0xad, 0xae, 0xaf, 0xc6, 0xc7, 0xf6, 0xf7, 0xfe, 0xff, 0x6c, 0x6d,
@@ -28,7 +28,7 @@ const OPCODES_0F: [u8; 25] = [
     0x38, 0x3a, 0x01, 0xc2, 0x10, 0x0f,
 ];
 
-/// Bytes that often are an instruction of the known kinds, behind up to 17 prefixes.
+/// Bytes that often are a supported instruction, after up to 17 prefixes.
 pub(super) fn likely(source: &mut impl Source) -> [u8; 20] {
     let mut bytes = source.bytes();
     let mut at = 0;
@@ -42,14 +42,14 @@ pub(super) fn likely(source: &mut impl Source) -> [u8; 20] {
         at += 1;
     }
     match source.below(4) {
-        // ADD and its like.
+        // ADD and similar.
         0 => bytes[at] &= 0x3f,
         1 | 2 => bytes[at] = source.pick(&OPCODES),
         _ => {
             bytes[at] = 0x0f;
             bytes[at + 1] = source.pick(&OPCODES_0F);
             if bytes[at + 1] == 0xc7 && source.rarely(2) {
-                // CMPXCHG8B is but one of eight there.
+                // CMPXCHG8B is one of eight instructions there.
                 bytes[at + 2] = bytes[at + 2] & 0xc7 | 1 << 3;
             }
         }
@@ -60,7 +60,7 @@ pub(super) fn likely(source: &mut impl Source) -> [u8; 20] {
 /// Real code: that of this program.
 struct RealCode {
     text: Vec<u8>,
-    /// Where in it instructions of the known kinds begin.
+    /// Offsets at which supported instructions begin.
     starts: Vec<usize>,
 }
 
@@ -82,7 +82,7 @@ impl RealCode {
         Self { text: text.to_vec(), starts }
     }
 
-    /// An instruction of which up to three bits have been changed.
+    /// An instruction with up to three changed bits.
     fn mutated(&self, source: &mut impl Source) -> [u8; 20] {
         let start = self.starts[source.below(self.starts.len())];
         let mut bytes: [u8; 20] = core::array::from_fn(|at| self.text[start + at]);
@@ -93,7 +93,7 @@ impl RealCode {
     }
 }
 
-/// The first segment of a 64-bit ELF file that is executable.
+/// The first executable segment of a 64-bit ELF file.
 fn executable_part(file: &[u8]) -> Option<&[u8]> {
     const CODE_SEGMENT: [u8; 8] = [1, 0, 0, 0, 5, 0, 0, 0];
     let word = |at: usize| {
@@ -143,7 +143,7 @@ fn decode_differential_random_and_mutated_bytes_mean_the_same_to_both_decoders()
     }
 }
 
-/// Not a case is left to chance here: all opcodes with all addressing modes behind each pair of prefixes.
+/// No chance here: all opcodes with all addressing modes after each pair of prefixes.
 #[test]
 fn every_opcode_behind_every_two_prefixes_means_the_same_to_both_decoders() {
     let mut source = Random(2);

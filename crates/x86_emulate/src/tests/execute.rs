@@ -1,4 +1,4 @@
-//! Whole instructions: what the device sees and what the vCPU keeps.
+//! Whole instructions: the device's accesses and the vCPU's registers.
 
 use super::{CODE, DEVICE, Guest, RBX, RCX, Seen, Vec, run_long};
 use crate::{CpuState, Exception, Mode, Outcome, Segment, Width};
@@ -129,7 +129,7 @@ fn code_of_16_and_32_bits_uses_segments_and_wraps() {
     assert_eq!(run_flat(&[0xa1, 0x20, 0, 0xe0, 0xfe], |_| {}).1, [Seen::Read(DEVICE + 0x20, Width::Dword)]);
     assert_eq!(run_flat(&[0xa2, 0x20, 0, 0xe0, 0xfe], |_| {}).1, [Seen::Write(DEVICE + 0x20, Width::Byte, 0)]);
 
-    // mov eax, [ebp] goes by SS, mov eax, ds:[ebp] by DS
+    // mov eax, [ebp] uses SS, mov eax, ds:[ebp] uses DS
     let bases = |state: &mut CpuState| {
         set_bases(state, [1, 0, DEVICE, DEVICE + 4, 5, 6]);
         state.gprs[RBX] = 0;

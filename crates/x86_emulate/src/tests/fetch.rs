@@ -1,4 +1,4 @@
-//! Where an instruction's bytes come from, and what happens where they cannot be had.
+//! The source of an instruction's bytes, and the outcome if they cannot be read.
 
 use super::{CODE, DEVICE, GENERAL_PROTECTION, Guest, RBX, Ram, Register, Seen, long};
 use crate::{
@@ -10,7 +10,7 @@ use addr::Gpa;
 /// mov dword [rbx + 0xb0], 0x11223344
 const STORE: [u8; 10] = [0xc7, 0x83, 0xb0, 0, 0, 0, 0x44, 0x33, 0x22, 0x11];
 
-/// 64-bit code that is in memory at `rip` only as far as given.
+/// 64-bit code, of which memory at `rip` holds only the given part.
 fn guest_at(rip: u64, code: &[u8]) -> Guest {
     let mut guest = Guest::long(&[]);
     guest.ram.put(rip, code);
@@ -34,7 +34,7 @@ fn instruction_across_a_page_end_is_fetched_from_both_pages() {
 #[test]
 fn code_on_two_pages_that_are_no_neighbours_is_read_where_they_are() {
     for in_first in 1..STORE.len() {
-        // The last bytes of the first 2 MiB, mapped one to one; what follows lies below.
+        // The last bytes of the first 2 MiB, mapped one to one; the next page maps to a lower address.
         let mut guest = guest_at(0x20_0000 - in_first as u64, &STORE[..in_first]);
         guest.ram.put_u64(0x3008, 0x5007);
         guest.ram.put_u64(0x5000, 0x6007);
@@ -45,7 +45,7 @@ fn code_on_two_pages_that_are_no_neighbours_is_read_where_they_are() {
 
 #[test]
 fn second_page_is_touched_only_when_it_is_needed_and_faults_with_its_own_address() {
-    // The last bytes of the first 2 MiB; what follows is not present.
+    // The last bytes of the first 2 MiB; the next page is not present.
     let mut guest = guest_at(0x1f_fffe, &[0x89, 0x03]); // mov [rbx], eax: ends with the page
     assert_eq!(guest.run(), Outcome::Done { length: 2 });
 
@@ -79,7 +79,7 @@ fn more_than_15_bytes_are_a_protection_fault() {
         let mut guest = Guest::long(&[prefix; 15]);
         assert_eq!(guest.refused(), Outcome::Fault(GENERAL_PROTECTION));
     }
-    // 14 of them before the end of a page, the others behind.
+    // 14 of them before the end of a page, the others behind it.
     let mut guest = guest_at(CODE + 2, &[0x66; 20]);
     assert_eq!(guest.refused(), Outcome::Fault(GENERAL_PROTECTION));
 }
@@ -101,7 +101,7 @@ fn window_holds_what_is_there_at_every_distance_from_the_page_end() {
         assert_eq!(fetched.window.to_bytes()[..length], bytes[start..][..length]);
         let words = fetched.window.words();
         assert_eq!(u128::from(words[1]) << 64 | u128::from(words[0]), u128::from_le_bytes(fetched.window.to_bytes()));
-        // The 64-bit loads end with the page; no byte behind it shows, nor one behind the 15th.
+        // The 64-bit loads end with the page: they show no byte behind it, nor one behind the 15th.
         assert!(length == 15 || fetched.window.to_bytes()[length..].iter().all(|&byte| byte == 0));
 
         assert_eq!(fetch_whole(&state, &ram, &mut Walks::forgetful()), Ok(Window::of(&bytes[start..][..15])));
@@ -142,7 +142,7 @@ fn steps_one_by_one_use_the_bytes_that_they_are_given_and_fetch_what_is_missing(
         guest.state.rip = CODE;
         device.seen[0]
     };
-    // mov ecx, [rbx + 0x30] instead of what is in memory
+    // mov ecx, [rbx + 0x30] instead of the code in memory
     assert_eq!(run(&mut guest, &[0x8b, 0x4b, 0x30, 0x90]), Seen::Read(DEVICE + 0x30, Width::Dword));
     for bytes in [&[][..], &[0x8b], &[0x8b, 0x43], &[0x8b, 0x43, 0x20]] {
         assert_eq!(run(&mut guest, bytes), Seen::Read(DEVICE + 0x20, Width::Dword), "{bytes:02x?}");

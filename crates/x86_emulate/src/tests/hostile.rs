@@ -1,4 +1,4 @@
-//! Arbitrary machines, against the rules that every emulation keeps.
+//! Arbitrary machines, checked against the rules of every emulation.
 
 use super::differential::likely;
 use super::random::{Random, Source};
@@ -6,7 +6,7 @@ use super::sound::Arbitrary;
 use super::std::{collections::BTreeMap, env, eprintln};
 use crate::{Cpu, Mode, Operation, Outcome, decode};
 
-/// How many machines, where `EMULATE_CASES` does not say.
+/// Number of machines, unless `EMULATE_CASES` sets it.
 const CASES: u64 = 30_000;
 
 #[test]
@@ -17,7 +17,7 @@ fn arbitrary_machines_keep_the_rules_and_only_a_done_instruction_leaves_a_trace(
     let mut done: BTreeMap<usize, u64> = BTreeMap::new();
 
     for _ in 0..cases.unwrap_or(CASES) {
-        // Mostly code that is known in any mode.
+        // Mostly code that is valid in any mode.
         let mut code = likely(&mut source);
         while !source.rarely(16) && (decode(Mode::Bits64, &code).is_err() || decode(Mode::Bits32, &code).is_err()) {
             code = likely(&mut source);

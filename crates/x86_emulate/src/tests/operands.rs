@@ -4,7 +4,7 @@ use super::random::{Random, Source};
 use super::{DATA, DEVICE, Guest, RAX, RBX, RCX, Seen, Vec, run_long};
 use crate::{Exception, Outcome, Width};
 
-/// A guest whose pages from 0x40_0000 on lie where they are told to: each number is a page's address.
+/// A guest whose pages from 0x40_0000 on are at the given addresses.
 fn scattered(code: &[u8], pages: [u64; 2]) -> Guest {
     let guest = Guest::long(code);
     guest.ram.put_u64(0x3010, 0x5007);
@@ -57,7 +57,7 @@ fn pieces_of_every_width_at_every_place_are_aligned_and_make_up_the_operand() {
     let stores = [&[0x66, 0x89, 0x03][..], &[0x89, 0x03], &[0x48, 0x89, 0x03]];
     for (width, code) in Width::ALL.into_iter().skip(1).zip(stores) {
         for on_first in 1..width.bytes() {
-            // Both pages belong to the device, the second lies below the first, and is not reported.
+            // Both pages belong to the device. The second is below the first, and the hardware does not report it.
             let guest = scattered(code, [DEVICE, DEVICE - 0x5000]);
             let mut guest = guest.set(RBX, WINDOW + 0x1000 - on_first).set(RAX, 0x8877_6655_4433_2211);
             assert_eq!(guest.run(), Outcome::Done { length: u8::try_from(code.len()).expect("short") });
@@ -108,14 +108,14 @@ fn reported_page_may_be_either_of_two_but_must_be_one() {
         let mut guest = scattered(&[0x89, 0x03], pages).set(RBX, WINDOW + 0xffe);
         assert_eq!(guest.refused(), Outcome::Retry, "{pages:x?}");
     }
-    // Wholly on the first page, the second does not count.
+    // If the operand is all on the first page, the second does not count.
     let mut guest = scattered(&[0x89, 0x03], [DATA, DEVICE]).set(RBX, WINDOW + 0xffc);
     assert_eq!(guest.refused(), Outcome::Retry);
 }
 
 #[test]
 fn reported_page_is_the_device_even_if_there_is_memory_behind_it() {
-    // As a page of ROM that is written, or one that is read-only in stage 2 for another reason.
+    // Like a write to a ROM page, or to a page that is read-only in stage 2 for another reason.
     let guest = Guest::long(&[0x89, 0x03]);
     guest.ram.put(DEVICE, &[7; 8]);
     let guest = guest.set(RAX, 1).done();
@@ -138,7 +138,7 @@ fn memory_that_cannot_be_written_hands_the_write_to_the_device() {
 fn parted_sum_is_the_sum_wherever_the_pages_lie() {
     let mut source = Random(5);
     for _ in 0..2000 {
-        // add [rbx], rax over the end of the device's page, into RAM or from RAM.
+        // add [rbx], rax across the end of the device's page, into RAM or from RAM.
         let ram_first = source.rarely(2);
         let on_first = 1 + source.below(7);
         let (value, old, more) = (source.word(), source.word(), source.word());
@@ -154,7 +154,7 @@ fn parted_sum_is_the_sum_wherever_the_pages_lie() {
         guest.device.value = value;
         let guest = guest.done();
 
-        // What the operand was, and what it has become: bytes of the device from its log, the others from RAM.
+        // The operand before and after: the device's bytes from its log, the others from RAM.
         let (mut before, mut after) = (old, [0; 8]);
         let place = |gpa: u64| match ram_first {
             true => on_first + usize::try_from(gpa - DEVICE).expect("small"),

@@ -1,4 +1,4 @@
-//! INS and OUTS, which the hardware stops at before they do anything.
+//! INS and OUTS, which are intercepted before they do anything.
 
 use super::{DATA, DEVICE, Guest, RAX, RCX, RDI, RDX, RSI, RSP, Seen, Vec};
 use crate::{BATCH, Cause, Exception, Mode, Outcome, Width};
@@ -32,7 +32,7 @@ fn one_element_goes_in_or_out() {
     }
 }
 
-/// `value` in the low bytes of the width, the others being 0xee.
+/// `value` in the low bytes of the width, 0xee in the other bytes.
 fn stored(width: Width, value: u64) -> u64 {
     width.truncate(value) | 0xeeee_eeee_eeee_eeee & !width.truncate(u64::MAX)
 }

@@ -1,4 +1,4 @@
-//! Numbers that decide what a test does: pseudorandom ones here, the fuzzer's bytes in `fuzz/`.
+//! Numbers that steer a test: pseudorandom ones here, the fuzzer's bytes in `fuzz/`.
 
 /// A supply of numbers.
 pub(crate) trait Source {

@@ -1,4 +1,4 @@
-//! Rights: of pages, of protection keys, and how a refusal is told.
+//! Rights of pages and of protection keys, and the error code of a refused access.
 
 use super::{DEVICE, Ram, flat, long, page_fault, translate};
 use crate::{Access, CpuState, Stop};
@@ -48,7 +48,7 @@ fn refused_access_leaves_no_trace_and_says_why() {
 
 #[test]
 fn rights_of_all_levels_count() {
-    // The entry at one level forbids what the others allow.
+    // One level forbids what the other levels allow.
     let leaf = 0x4000 + 8 * (DEVICE >> 21 & 0x1ff);
     for at in [0x1000, 0x2018, leaf] {
         for (clear, set, access, error) in [
@@ -127,7 +127,7 @@ fn protection_keys_bind_data_accesses_to_user_pages() {
         "CR0.WP clear"
     );
     assert_eq!(attempt(u32::MAX, Access::Read, |state| state.cr4 &= !PKE), fine, "the feature is off");
-    // A page of the supervisor has no key.
+    // A supervisor page has no key.
     let ram = Ram::default();
     let mut state = CpuState { pkru: u32::MAX, ..long(&ram) };
     state.cr4 |= PKE;
@@ -184,7 +184,7 @@ fn reserved_bits_of_four_levels_follow_the_level() {
     assert_eq!(attempt(0x1000, 0x80), reserved, "no leaf at the top");
     assert_eq!(attempt(0x1000, 1 << 40), reserved);
     assert_eq!(attempt(0x2018, 1 << 51), reserved);
-    // Available to software, or without a meaning.
+    // Bits for software, or without a meaning.
     for (at, bits) in [(0x1000, 1 << 52 | 1 << 62 | 0xe00), (0x2018, 1 << 58 | 1 << 8), (leaf, 1 << 62 | 1 << 12)] {
         assert_eq!(attempt(at, bits), Ok(Gpa(DEVICE)), "{bits:x} at {at:x}");
     }

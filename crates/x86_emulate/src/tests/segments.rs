@@ -1,4 +1,4 @@
-//! What segments allow outside 64-bit mode, and what is canonical in it.
+//! Segment checks outside 64-bit mode, and canonical checks in 64-bit mode.
 
 use super::{DEVICE, GENERAL_PROTECTION, Guest, RAX, RBP, RBX, RCX, RSI, STACK_FAULT, Seen};
 use crate::{Exception, Mode, Outcome, Segment, SegmentRegister, Vendor, Width};
@@ -58,7 +58,7 @@ fn segment_that_expands_down_begins_behind_its_limit() {
     assert_eq!(access(LOAD, 0x103, 0x103, DOWN | BIG), REFUSED);
     assert_eq!(access(LOAD, 0, 0x103, DOWN | BIG), REFUSED);
     assert_eq!(access(STORE, 0xffc, 0xff, DOWN), store_at(0xffc));
-    // Without the bit for 32 bits it ends at 64 KiB.
+    // Without the big bit it ends at 64 KiB.
     for (attributes, fits) in [(DOWN, false), (DOWN | BIG, true)] {
         let mut guest = Guest::flat(Mode::Bits32, LOAD).set(RBX, 0xfffe);
         let base = DEVICE - 0xf000;
@@ -115,7 +115,7 @@ fn real_mode_and_virtual_8086_mode_know_limits_only() {
             } else {
                 guest.state.cr0 = 0;
             }
-            // Even a segment of code can be written there.
+            // Even a code segment is writable there.
             let register = SegmentRegister { base: DEVICE - (offset & 0xf000), limit: 0xffff, attributes: CODE_ONLY };
             guest.state.segments[Segment::Ds as usize] = register;
             let outcome = guest.run();
@@ -126,11 +126,11 @@ fn real_mode_and_virtual_8086_mode_know_limits_only() {
 
 #[test]
 fn linear_addresses_wrap_at_4_gib_outside_64_bit_mode() {
-    // In compatibility mode there is something to map behind 4 GiB. It must not be met.
+    // In compatibility mode there is mapped memory above 4 GiB. The access must not reach it.
     let ram = super::Ram::with_code(&[0x89, 0x03]);
     let mut state = super::long(&ram);
     state.segments[Segment::Cs as usize].attributes = CODE_READ | BIG;
-    // The last page below 4 GiB is the device's; the first page is page 0x9000; the one at 4 GiB must not be used.
+    // The last page below 4 GiB is the device's; the first page maps to 0x9000; the one at 4 GiB must not be used.
     ram.put_u64(0x2000 + 8 * 3, 0x4007);
     ram.put_u64(0x4000 + 8 * 0x1ff, 0x5007);
     ram.put_u64(0x5000 + 8 * 0x1ff, DEVICE | 7);
@@ -201,8 +201,8 @@ const THROUGH_GS: [&[u8]; 3] = [&[0x65, 0x8b, 0x03], &[0x65, 0x89, 0x03], &[0x65
 #[test]
 fn amd_wants_effective_addresses_through_gs_canonical_and_intel_does_not() {
     for (levels_5, edge) in [(false, 1_u64 << 47), (true, 1 << 56)] {
-        // Linear addresses are the device's, which is canonical; effective addresses lie around the end of the lower half and
-        // the start of the upper one.
+        // The linear addresses are the device's, which are canonical. The effective addresses are around the end of the
+        // lower half and the start of the upper one.
         for (address, is_canonical) in [
             (edge - 5, true),
             (edge - 4, true),
@@ -240,7 +240,7 @@ fn what_was_seen_on_zen_3_and_zen_4_through_gs() {
         assert_eq!(at(Vendor::Amd, base, address), refused);
         assert_eq!(at(Vendor::Intel, base, address), not_present(linear));
     }
-    // What is canonical itself may wrap around, but not to what is not.
+    // A canonical address may wrap around, but not to a non-canonical one.
     for vendor in [Vendor::Amd, Vendor::Intel] {
         assert_eq!(at(vendor, 0x7fff_ffff_e000, 0xffff_ffff_ffff_0000), not_present(0x7fff_fffe_e000));
         assert_eq!(at(vendor, 0x7fff_ffff_0000, 0x1_0001), refused);

@@ -1,10 +1,10 @@
-//! Places that are remembered whole, against emulations that remember nothing: they must never differ.
+//! Cached sites against emulations without caches: they must never differ.
 
 use super::random::{Random, Source};
 use super::{CODE, DATA, DEVICE, Guest, RAX, RBP, RBX, RCX, Ram, Register, Seen, Vec, long};
 use crate::{CpuState, Emulation, Outcome, Sites, Walks, Width, emulate};
 
-/// A vCPU that remembers all it can.
+/// A vCPU with all caches.
 struct Vcpu {
     walks: Walks<Ram>,
     sites: Sites<Ram>,
@@ -20,7 +20,7 @@ impl Vcpu {
         self.run_while(guest, |_| {})
     }
 
-    /// Runs it, with something happening after it was decoded.
+    /// Runs it, and calls `meanwhile` after it was decoded.
     fn run_while(&mut self, guest: &mut Guest, meanwhile: impl FnOnce(&Ram)) -> Outcome {
         let Guest { ram, state, device, cause } = guest;
         let mut emulation = Emulation::new(state, ram, device, &mut self.walks, *cause);
@@ -39,7 +39,7 @@ impl Vcpu {
     }
 }
 
-/// Instructions that a site can have, and some that it cannot.
+/// Instructions that a site can hold, and some that it cannot.
 const INSTRUCTIONS: [&[u8]; 16] = [
     &[0x8b, 0x03],                                                 // mov eax, [rbx]
     &[0x89, 0x03],                                                 // mov [rbx], eax
@@ -74,7 +74,7 @@ fn place_is_repeated_once_its_walks_are_known_and_until_anything_changes() {
         assert_eq!((guest.device.seen.len(), guest.state.gprs[RAX], guest.state.rip), (1, 0x77, CODE + 3));
         vcpu.repeated > before
     };
-    // The walk to the operand is known from the second time on.
+    // The walk to the operand is cached from the second time on.
     assert_eq!([run(&mut guest), run(&mut guest), run(&mut guest), run(&mut guest)], [false, false, true, true]);
 
     guest.ram.put_u64(0x2018, 0x4067);
@@ -100,7 +100,7 @@ fn code_that_changes_before_it_is_learnt_is_not_taken_for_what_it_was() {
     let mut guest = Guest::long(&[0x8b, 0x43, 0x20]); // mov eax, [rbx + 0x20]
     vcpu.run(&mut guest);
     guest.state.rip = CODE;
-    // Another vCPU makes it [rbx + 0x30] after it was fetched. This time the old one may be meant, never again.
+    // Another vCPU changes it to [rbx + 0x30] after the fetch. The old one may run this time, never again.
     vcpu.run_while(&mut guest, |ram| ram.put(CODE + 2, &[0x30]));
     for _ in 0..3 {
         guest.state.rip = CODE;
@@ -118,10 +118,10 @@ fn random_places_edits_and_states_give_what_a_fresh_emulation_gives() {
         let (mut guest, mut vcpu) = (Guest::long(&[]), Vcpu::new());
         guest.ram.put(DATA, &[0; 8]);
         let base = guest.state.clone();
-        // A copy of the tables elsewhere, so that CR3 can change and the same RIP lead to other code.
+        // A copy of the tables elsewhere, so that after a change of CR3 the same RIP leads to other code.
         let copy: [u8; 4096] = guest.ram.get(0x1000);
         guest.ram.put(0x5000, &copy);
-        // At each of a few places an instruction, the last of them at the end of its page.
+        // An instruction at each of a few places, the last of them at the end of its page.
         let places: Vec<u64> =
             (0..6).map(|place| CODE - 0x100 + place * 32 + source.word() % 9).chain([CODE + 14]).collect();
         for &place in &places {
@@ -173,7 +173,7 @@ fn change(state: &mut CpuState, source: &mut impl Source) {
     }
 }
 
-/// Runs one instruction with and without what is remembered.
+/// Runs one instruction with and without caches.
 fn one_step_is_the_same(vcpu: &mut Vcpu, guest: &mut Guest) {
     let fresh_ram = Ram::default();
     *fresh_ram.pages.borrow_mut() = guest.ram.pages.borrow().clone();

@@ -1,4 +1,4 @@
-//! Rules that every emulation keeps, checked on arbitrary machines: states, tables, code, and what stopped the guest.
+//! Rules of every emulation, checked on arbitrary machines: states, tables, code, and causes of the exit.
 //!
 //! Used by the tests here and by the fuzzer.
 
@@ -11,22 +11,22 @@ use super::x86_emulate::{
 use addr::Gpa;
 use core::cell::{Cell, RefCell};
 
-/// Pages of RAM at guest physical 0. All else is devices.
+/// Pages of RAM at guest physical 0. Everything else is devices.
 const PAGES: u64 = 16;
-/// Page of code; the next one holds its continuation.
+/// Page of code; code may continue on the next page.
 const CODE: u64 = 0xc;
-/// Last page of RAM, which cannot be written.
+/// Last page of RAM, which is read-only.
 const ROM: u64 = PAGES - 1;
 /// Data.
 const DATA: u64 = 0xe;
-/// The device, at the number of a page.
+/// The device's page number.
 const DEVICE: u64 = 0x1_2345;
 
-/// RAM that counts what is done to it and knows what may be done.
+/// RAM that counts accesses and knows which are allowed.
 pub(crate) struct Bench {
     words: RefCell<Vec<u64>>,
     writes: Cell<u32>,
-    /// Entries that another processor changes under the walk.
+    /// Number of entries that another processor changes during the walk.
     contention: Cell<usize>,
 }
 
@@ -53,7 +53,7 @@ impl Bench {
     }
 }
 
-/// Number of the word at a place.
+/// Index of the word at an address.
 fn index(gpa: u64) -> usize {
     usize::try_from(gpa / 8).expect("small")
 }
@@ -105,7 +105,7 @@ pub(crate) struct Seen {
     written: Option<u64>,
 }
 
-/// Devices whose answers depend on where and when they are asked.
+/// Devices whose answers depend on address and time of the access.
 #[derive(Default)]
 pub(crate) struct Log {
     seen: Vec<Seen>,
@@ -144,7 +144,7 @@ pub(crate) struct Arbitrary {
     pub(crate) cause: Cause,
 }
 
-/// Linear addresses that often mean something: of device, data, code, ROM, what is not mapped, and their ends.
+/// Linear addresses that often matter: of device, data, code, ROM, unmapped memory, and their ends.
 fn address(source: &mut impl Source) -> u64 {
     let page = source.pick(&[DEVICE, DEVICE, DEVICE + 1, DATA, DATA + 1, CODE, ROM, 0x1_2344, 0x1_0000, 0, 0xf_ffff]);
     let random = source.word() % 4096;
@@ -162,8 +162,8 @@ impl Bench {
         Self { words: RefCell::new(words), writes: Cell::new(0), contention: Cell::new(0) }
     }
 
-    /// Tables for paging of so many levels, none for zero. Page 4 maps the lowest pages and page 5 those around the
-    /// device, all one to one; there are large pages too.
+    /// Tables with this many levels, none for zero. Page 4 maps the lowest pages and page 5 those around the device,
+    /// all one to one. There are large pages too.
     fn map(&self, state: &mut CpuState, levels: u32) {
         const USER: u64 = 7;
         const LARGE: u64 = 0x87;
@@ -209,7 +209,7 @@ impl Bench {
         }
     }
 
-    /// Makes some of the pages lie elsewhere, and changes a few bits of entries.
+    /// Moves some of the pages, and changes a few bits of entries.
     fn spoil(&self, source: &mut impl Source) {
         let flip = |gpa: u64, bits: u64| {
             let word = self.load(gpa & !7, 0);
@@ -231,7 +231,7 @@ impl Bench {
     }
 }
 
-/// Changes everything about a vCPU that does not make it meaningless at once.
+/// Changes everything about a vCPU that keeps it usable.
 fn make_arbitrary(state: &mut CpuState, source: &mut impl Source) {
     for bit in [16, 18].into_iter().filter(|_| source.rarely(3)) {
         state.cr0 ^= 1 << bit;
@@ -253,7 +253,7 @@ fn make_arbitrary(state: &mut CpuState, source: &mut impl Source) {
             let attributes = source.pick(&[0x93, 0x91, 0x97, 0x9b, 0x99, 0x13, 0x493, 0x497]);
             let limit = source.pick(&[0xffff, u32::MAX, 0xfff, 0, 0x1234_5104]);
             let base = source.pick(&[0, 0x10, 0xffff_fff0, DEVICE << 12, DATA << 12]);
-            // Code stays what it is, or nothing would be executed at all.
+            // Code stays mapped, or nothing would be executed at all.
             if at != 1 {
                 state.segments[at] = SegmentRegister { base, limit, attributes };
             }
@@ -266,14 +266,14 @@ fn make_arbitrary(state: &mut CpuState, source: &mut impl Source) {
     }
 }
 
-/// Sets the registers so that the operands of the instruction lie where something is.
+/// Sets the registers so that the instruction's operands are at existing memory or devices.
 fn aim(state: &mut CpuState, code: &[u8], source: &mut impl Source) {
     for register in [4, 6, 7] {
         state.gprs[register] = address(source);
     }
     let Ok(instruction) = decode(state.mode(), code) else { return };
     let Instruction { address: place, displacement, register, .. } = instruction;
-    // A bit number, if it is one.
+    // A bit number, if the instruction has one.
     state.gprs[usize::from(register.number)] = source.word() % 4096;
     if let Some(index) = place.index {
         state.gprs[usize::from(index.register)] = source.word() % 8;
@@ -287,7 +287,7 @@ fn aim(state: &mut CpuState, code: &[u8], source: &mut impl Source) {
 }
 
 impl Arbitrary {
-    /// A machine in one of the paging modes whose tables map low pages one to one, except for what is spoilt.
+    /// A machine in one of the paging modes. Its tables map low pages one to one, except for random changes.
     pub(crate) fn new(code: &[u8], source: &mut impl Source) -> Self {
         let mode = source.pick(&[Mode::Bits64, Mode::Bits64, Mode::Bits32, Mode::Bits16]);
         let mut state = CpuState::flat(mode, CODE << 12 | 0x800);
@@ -321,7 +321,7 @@ impl Arbitrary {
         Self { memory, state, cause }
     }
 
-    /// One emulation, and what it must keep to.
+    /// Runs one emulation and checks the rules.
     pub(crate) fn check(self, source: &mut impl Source) -> Outcome {
         let Self { memory, state: before, cause } = self;
         let (words, mut state, mut log) = (memory.words.borrow().clone(), before.clone(), Log::default());
@@ -330,7 +330,7 @@ impl Arbitrary {
         let outcome = emulate(&mut state, &memory, &mut log, cause);
         memory.contention.set(0);
 
-        // The same once more, with walks remembered from an earlier time: the same outcome, the same accesses.
+        // The same once more, with walks cached earlier: the same outcome, the same accesses.
         if memory.writes.get() == 0 && !is_contended {
             let mut walks = Walks::new();
             for _ in 0..2 {
@@ -357,7 +357,7 @@ impl Arbitrary {
     }
 }
 
-/// As `emulate`, with walks that are remembered.
+/// Like `emulate`, with cached walks.
 fn in_steps(cpu: &mut CpuState, memory: &Bench, log: &mut Log, walks: &mut Walks<Bench>, cause: Cause) -> Outcome {
     let decoded =
         fetch(cpu, memory, walks).and_then(|fetched| super::x86_emulate::decode_fetched(cpu, memory, walks, &fetched));
@@ -367,7 +367,7 @@ fn in_steps(cpu: &mut CpuState, memory: &Bench, log: &mut Log, walks: &mut Walks
     }
 }
 
-/// What was executed, as far as it can be found out from memory as it was.
+/// The executed instruction, as far as the old memory shows it.
 fn instruction_at(before: &CpuState, memory: &Bench, words: &[u64]) -> Option<Instruction> {
     let now = memory.words.replace(words.to_vec());
     let window = fetch_whole(before, memory, &mut Walks::forgetful()).expect("it was fetched before");
@@ -378,7 +378,7 @@ fn instruction_at(before: &CpuState, memory: &Bench, words: &[u64]) -> Option<In
     }
 }
 
-/// The device sees what the instruction does, and where the hardware stopped is among it.
+/// The device sees only what the instruction does, and this includes the place where the hardware stopped.
 fn keeps_to_its_operands(
     cause: Cause,
     outcome: Outcome,
@@ -392,7 +392,7 @@ fn keeps_to_its_operands(
     assert_eq!(is_port, cause == Cause::Port, "{instruction:?}");
     assert!(outcome != Outcome::Again || is_string, "{instruction:?} is left half done");
 
-    // An operand on two pages has seven pieces at most; it is read and written, or there are two of them.
+    // An operand on two pages has seven pieces at most. It is read and written, or there are two operands.
     let elements = if is_string { BATCH as usize } else { 1 };
     assert!(log.seen.len() <= elements * 4 * 7, "{instruction:?}: {} accesses", log.seen.len());
     let reported = match cause {

@@ -81,7 +81,7 @@ fn both_may_be_the_device_and_one_reported_page_is_enough() {
 #[test]
 fn repetition_of_no_elements_is_done_and_touches_nothing() {
     for code in [&[0xf3, 0xab][..], &[0xf3, 0xa5], &[0xf3, 0xad], &[0xf3, 0xa7], &[0xf2, 0xaf]] {
-        // Neither place is mapped, even.
+        // Not even the addresses are mapped.
         let guest = Guest::long(code).set(RCX, 0).set(RSI, 0x40_0000).set(RDI, 1 << 60).done();
         assert_eq!((&guest.device.seen[..], guest.state.rflags), (&[][..], 2));
         assert_eq!((guest.state.gprs[RSI], guest.state.gprs[RDI]), (0x40_0000, 1 << 60));
@@ -110,14 +110,14 @@ fn batch_ends_the_run_and_the_registers_say_how_much_is_left() {
 
 #[test]
 fn fault_in_the_middle_keeps_what_was_done() {
-    // rep movsd from the end of RAM that is mapped into the device: the third element faults.
+    // rep movsd from the end of mapped RAM to the device: the third element faults.
     let mut guest = Guest::long(&[0xf3, 0xa5]).set(RCX, 5).set(RSI, 0x1f_fff8).set(RDI, DEVICE);
     guest.ram.put(0x1f_fff8, &[1, 0, 0, 0, 2, 0, 0, 0]);
     assert_eq!(guest.run(), Outcome::Again);
     assert_eq!(guest.device.seen, many(2, |at| Seen::Write(DEVICE + 4 * at, Width::Dword, at + 1)));
     assert_eq!([RCX, RSI, RDI].map(|register| guest.state.gprs[register]), [3, 0x20_0000, DEVICE + 8]);
 
-    // Coming back to it, it is the first element that faults, with nothing done.
+    // On the next try the first element faults, and nothing is done.
     guest.device.seen.clear();
     assert_eq!(guest.refused(), Outcome::Fault(Exception { vector: 14, error_code: 0, cr2: Some(0x20_0000) }));
 }
@@ -127,7 +127,7 @@ fn run_that_leaves_the_reported_page_goes_on() {
     // rep stosd over the end of the device's page into the next, and from the device into RAM.
     let guest = Guest::long(&[0xf3, 0xab]).set(RCX, 4).set(RDI, DEVICE + 0xff8).done();
     assert_eq!(guest.device.seen, many(4, |at| Seen::Write(DEVICE + 0xff8 + 4 * at, Width::Dword, 0)));
-    // An element on two pages is parted like any other.
+    // An element on two pages is split like any other operand.
     let guest = Guest::long(&[0xf3, 0xab]).set(RCX, 1).set(RDI, DEVICE + 0xffe).done();
     assert_eq!(guest.device.seen, many(2, |at| Seen::Write(DEVICE + 0xffe + 2 * at, Width::Word, 0)));
 }
@@ -188,7 +188,7 @@ fn address_size_decides_which_parts_of_the_registers_count() {
     assert_eq!(guest.ram.get(DEVICE - 0xf000), [2]);
     assert_eq!([RCX, RSI, RDI].map(|register| guest.state.gprs[register]), [0x7_0000, 0x7_0002 + DATA, 0x7_0001]);
 
-    // 67 in 16-bit code: the 32-bit ones
+    // 67 in 16-bit code: the 32-bit registers
     let mut guest = Guest::flat(Mode::Bits16, &[0x67, 0xaa]).set(RDI, high | DEVICE);
     guest.state.segments[Segment::Es as usize].limit = u32::MAX;
     assert_eq!(guest.done().state.gprs[RDI], DEVICE + 1);
@@ -213,7 +213,7 @@ fn override_moves_the_source_and_never_the_destination() {
         let expected = [Seen::Read(DEVICE + base + 8, Width::Byte), Seen::Write(DEVICE + 0x1010, Width::Byte, 0)];
         assert_eq!(guest.device.seen, expected, "{code:02x?}");
     }
-    // In 64-bit mode FS and GS alone have bases: gs lodsb, and ss lodsb.
+    // In 64-bit mode only FS and GS have bases: gs lodsb, and ss lodsb.
     let mut guest = Guest::long(&[0x65, 0xac]).set(RSI, 8);
     bases(&mut guest.state);
     guest.state.segments[Segment::Gs as usize].base = DEVICE;

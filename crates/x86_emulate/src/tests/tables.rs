@@ -1,4 +1,4 @@
-//! Arbitrary page tables that change all the time: a walk that is remembered must give what a fresh one gives.
+//! Arbitrary page tables that change all the time: a cached walk must give the result of a fresh one.
 //!
 //! Used by the tests here and by the fuzzer.
 
@@ -12,12 +12,12 @@ use core::cell::RefCell;
 const PAGES: usize = 8;
 const STEPS: usize = 100;
 
-/// Memory that is nothing but tables.
+/// Memory with tables only.
 #[derive(Clone, PartialEq, Eq)]
 struct Tables(RefCell<Vec<u64>>);
 
 impl Tables {
-    /// Entries that mostly are present and lead to other tables, or with less luck to nowhere.
+    /// Entries that mostly are present and point to other tables; some point to nothing.
     fn arbitrary(source: &mut impl Source) -> Self {
         let mut random = Random(source.word());
         let small = random.rarely(3);
@@ -65,7 +65,7 @@ impl Memory for Tables {
     }
 }
 
-/// A state that uses the tables, in some way.
+/// A random state that uses the tables.
 fn arbitrary_state(source: &mut impl Source) -> CpuState {
     let mut state = CpuState::flat(Mode::Bits64, 0);
     state.cr0 = 0x8001_0001;
@@ -79,7 +79,7 @@ fn arbitrary_state(source: &mut impl Source) -> CpuState {
     state
 }
 
-/// Changes one thing that walks depend on.
+/// Changes one input of walks.
 fn change(state: &mut CpuState, source: &mut impl Source) {
     match source.below(12) {
         0 => state.cr0 ^= 1 << source.pick(&[16, 16, 31]),
@@ -92,7 +92,7 @@ fn change(state: &mut CpuState, source: &mut impl Source) {
     }
 }
 
-/// A sequence of walks, edits and changes of state. Says how many walks were asked for and how many were done.
+/// A sequence of walks, edits and changes of state. Returns how many walks were requested and how many were done.
 pub(crate) fn check_walks(source: &mut impl Source) -> (u64, u64) {
     let tables = Tables::arbitrary(source);
     let fresh_tables = tables.clone();
@@ -105,7 +105,7 @@ pub(crate) fn check_walks(source: &mut impl Source) -> (u64, u64) {
         let linear = source.pick(&pages).cast_unsigned() & !0xfff | source.word() & 0xfff;
         match source.below(20) {
             0 => {
-                // An entry that is likely to be on the way.
+                // An entry that is likely to be on the walk.
                 let index = linear >> source.pick(&[12, 21, 30, 39, 13, 23]) & 511;
                 let word = source.below(PAGES) * 512 + usize::try_from(index).unwrap_or(0);
                 let bit = source.below(64);
@@ -128,7 +128,7 @@ pub(crate) fn check_walks(source: &mut impl Source) -> (u64, u64) {
     (asked, walks.done())
 }
 
-/// What a look at the tables, and the kind of answer, can tell.
+/// Checks of the result that need only the tables and the kind of result.
 fn is_plausible(state: &CpuState, tables: &Tables, linear: u64, found: Result<Gpa, Stop>) {
     match found {
         Ok(gpa) => {

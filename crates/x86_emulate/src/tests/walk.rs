@@ -28,7 +28,7 @@ fn two_levels_map_4_kib_pages_and_4_mib_pages_above_4_gib() {
     assert_eq!(translate(&state, &ram, 0x40_4000, Access::Write), page_fault(2, 0x40_4000));
     assert_eq!(translate(&state, &ram, 0xc0_0000, Access::Read), page_fault(9, 0xc0_0000));
 
-    // Without PSE, bit 7 means nothing and the entry names a table, here one that does not exist.
+    // Without PSE, bit 7 has no meaning and the entry points to a table, here one that does not exist.
     let without = CpuState { cr4: 0, ..state };
     assert_eq!(translate(&without, &ram, 0xc0_0000, Access::Read), Err(Stop::Unbacked(Gpa(0x60_0000))));
 }
@@ -82,7 +82,7 @@ fn table_that_points_to_itself_ends_the_walk_at_the_last_level() {
     assert_eq!(translate(&state, &ram, CODE, Access::Read), page_fault(0, CODE));
 }
 
-/// Memory whose every word changes between a read and the exchange that follows.
+/// Memory whose every word changes between a read and the following exchange.
 struct Restless;
 
 impl Memory for Restless {
@@ -124,7 +124,7 @@ proptest! {
         }
         let state = CpuState { cr0, cr3: words[0] & 0x3fff, cr4, efer, cpl, physical_bits, ..flat() };
         for access in [Access::Read, Access::Write, Access::Execute] {
-            // A look at the same tables leads to the same place, whoever may go there.
+            // A walk of the same tables without side effects has the same result, regardless of rights.
             let looked = path(&state, &ram, linear).map(|path| path.gpa.0 | linear & 0xfff);
             if let Ok(gpa) = translate(&state, &ram, linear, access) {
                 assert_eq!(looked, Some(gpa.0));
@@ -140,7 +140,7 @@ fn pages_of_one_gib_are_leaves_of_the_third_level() {
     ram.put_u64(0x2008, 0x80_0000_0087 - 0x40_0000_0000);
     assert_eq!(translate(&state, &ram, 0x4123_4567, Access::Write), Ok(Gpa(0x40_0123_4567)));
     assert_eq!(ram.get_u64(0x2008), 0x40_0000_00e7);
-    // Where there are three levels only, the same bit is reserved at the top.
+    // With three levels, the same bit is reserved at the top.
     ram.put_u64(0x1020, 0x2081);
     let legacy = CpuState { cr0: 0x8001_0001, cr3: 0x1020, cr4: 0x20, ..flat() };
     assert_eq!(translate(&legacy, &ram, 0, Access::Read), page_fault(9, 0));

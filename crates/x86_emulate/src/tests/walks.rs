@@ -1,4 +1,4 @@
-//! Remembered walks against fresh ones: they must never differ.
+//! Cached walks against fresh ones: they must never differ.
 
 use super::random::{Random, Source};
 use super::std;
@@ -9,7 +9,7 @@ use addr::Gpa;
 
 const ACCESSES: [Access; 3] = [Access::Read, Access::Write, Access::Execute];
 
-/// Asks both a memory of walks and none, each of tables of its own, which must stay equal.
+/// Translates with and without a cache, each with tables of its own, which must stay equal.
 struct Both {
     tables: Ram,
     fresh_tables: Ram,
@@ -41,7 +41,7 @@ impl Both {
     }
 }
 
-/// Tables of each shape, with a state that uses them, and the entries on the way to the device.
+/// Tables of each shape, with a vCPU state that uses them, and the entries on the walk to the device.
 fn shapes() -> [(Ram, CpuState, &'static [u64]); 4] {
     let of_long = |change: fn(&Ram, &mut CpuState)| {
         let ram = Ram::default();
@@ -49,7 +49,7 @@ fn shapes() -> [(Ram, CpuState, &'static [u64]); 4] {
         ram.put_u64(0x4000 + 8 * 0x1f7, 0);
         ram.put_u64(0x2018, 0x4007);
         ram.put_u64(0x4000 + 8 * 0x1f7, 0x5007);
-        // The page of the device, by 4 KiB, with protection key 5.
+        // The device's page, by 4 KiB, with protection key 5.
         ram.put_u64(0x5000, DEVICE | 7 | 5 << 59);
         change(&ram, &mut state);
         (ram, state)
@@ -81,7 +81,7 @@ fn shapes() -> [(Ram, CpuState, &'static [u64]); 4] {
 
 type Change = fn(&mut CpuState);
 
-/// All that a walk depends on beside the tables.
+/// All inputs of a walk besides the tables.
 const CHANGES: [(&str, Change); 16] = [
     ("CR0.PG", |state| state.cr0 ^= 1 << 31),
     ("CR0.WP", |state| state.cr0 ^= 1 << 16),
@@ -117,14 +117,14 @@ fn second_emulation_confirms_its_walks_instead_of_doing_them() {
     assert_eq!(run(&mut guest), 2, "one for the code, one for the operand");
     assert_eq!(run(&mut guest), 2);
     assert_eq!(run(&mut guest), 2);
-    // A change of any entry is a new walk, once.
+    // A change of any entry causes a new walk, once.
     guest.ram.put_u64(0x2018, 0x4067);
     assert_eq!(run(&mut guest), 3);
     assert_eq!(run(&mut guest), 3);
-    // So is the first write where only reads were, and then both are known.
+    // So does the first write after reads only. Then both are cached.
     guest.ram.put(super::CODE, &[0x89]);
     assert_eq!(run(&mut guest), 4);
-    // It has set Dirty, which is another entry for the reads.
+    // It has set Dirty, which changes the entry for the reads.
     for kind in [0x8b, 0x89, 0x8b] {
         guest.ram.put(super::CODE, &[kind]);
         assert_eq!(run(&mut guest), 5);
@@ -138,7 +138,7 @@ fn repeated_instruction_walks_once_for_each_page() {
     let fetched = crate::fetch(&guest.state, &guest.ram, &mut walks).expect("code");
     let instruction = crate::decode_fetched(&guest.state, &guest.ram, &mut walks, &fetched).expect("known");
     crate::execute(&mut guest.state, &guest.ram, &mut guest.device, &mut walks, guest.cause, &instruction);
-    // Dirty is set by the walk itself, so that it is current at once.
+    // The walk itself sets Dirty, so it is current at once.
     assert_eq!((guest.device.seen.len(), walks.done()), (64, 3));
 }
 
@@ -159,7 +159,7 @@ fn walk_that_failed_is_not_remembered() {
     let state = long(&ram);
     let mut walks = Walks::new();
     for _ in 0..2 {
-        // Both want the same place to be remembered at.
+        // Both want the same slot of the cache.
         assert_eq!(translate(&state, &ram, &mut walks, 0x4000_0000, Access::Read), page_fault(0, 0x4000_0000));
         assert_eq!(translate(&state, &ram, &mut walks, 0, Access::Read), Ok(Gpa(0)));
         assert_eq!(translate(&state, &ram, &mut walks, 0, Access::Read), Ok(Gpa(0)));
