@@ -1,17 +1,17 @@
-//! Addresses, told apart by type.
+//! Address types.
 //!
-//! A hypervisor handles four kinds of address that are all 64-bit numbers, and mixing them is the oldest bug of the
-//! trade. Here each is a type of its own:
+//! A hypervisor uses four kinds of addresses. All are 64-bit numbers, and mixing them is a common mistake. Here each is
+//! a type of its own:
 //!
-//! | type | name | who speaks it |
+//! | type | name | used by |
 //! |---|---|---|
-//! | [`Gva`] | guest virtual address | code in the guest, translated by the guest's page tables |
-//! | [`Gpa`] | guest physical address (Arm: IPA) | the guest's "hardware", translated by stage 2 |
+//! | [`Gva`] | guest virtual address | code in the guest; the guest's page tables translate it |
+//! | [`Gpa`] | guest physical address (Arm: IPA) | the guest's page tables and devices; stage 2 translates it |
 //! | [`Hva`] | host virtual address | the hypervisor's own pointers |
 //! | [`Hpa`] | host physical address (Arm: PA) | the machine |
 //!
-//! [`PageSize`] names the three leaf sizes of both architectures (4 KiB granule), [`GpaRange`] and [`HpaRange`] are
-//! half-open ranges in bytes. Nothing here can fail silently: arithmetic that could leave the address space is checked.
+//! [`PageSize`] has the three leaf sizes of both architectures (4 KiB granule). [`GpaRange`] and [`HpaRange`] are
+//! half-open ranges in bytes. Nothing fails silently: all arithmetic that could leave the address space is checked.
 
 #![no_std]
 #![forbid(unsafe_code)]
@@ -29,7 +29,7 @@ macro_rules! address {
         pub struct $name(pub u64);
 
         impl $name {
-            /// The address `bytes` further on, or `None` past the end of the address space.
+            /// This address plus `bytes`, or `None` past the end of the address space.
             #[must_use]
             pub const fn checked_add(self, bytes: u64) -> Option<Self> {
                 match self.0.checked_add(bytes) {
@@ -72,11 +72,11 @@ macro_rules! address {
 }
 
 address!(
-    /// Guest virtual address: what an instruction in the guest computes.
+    /// Guest virtual address: computed by an instruction in the guest.
     Gva, "GVA"
 );
 address!(
-    /// Guest physical address: what the guest believes to be the machine's address (Arm: IPA).
+    /// Guest physical address: the physical address from the guest's view (Arm: IPA).
     Gpa, "GPA"
 );
 address!(
@@ -84,7 +84,7 @@ address!(
     Hva, "HVA"
 );
 address!(
-    /// Host physical address: what goes out on the bus (Arm: PA).
+    /// Host physical address: the address on the bus (Arm: PA).
     Hpa, "HPA"
 );
 
@@ -100,7 +100,7 @@ pub enum PageSize {
 }
 
 impl PageSize {
-    /// All sizes, largest first: the order in which a mapper tries them.
+    /// All sizes, largest first: the order in which to try them for a mapping.
     pub const LARGEST_FIRST: [Self; 3] = [Self::Size1G, Self::Size2M, Self::Size4K];
 
     /// Bytes in one page of this size.

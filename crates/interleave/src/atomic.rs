@@ -1,4 +1,4 @@
-//! Core's atomics, each operation of which is a scheduling point before it is done.
+//! Core's atomics. Before each operation there is a scheduling point.
 
 use core::sync::atomic;
 pub use core::sync::atomic::Ordering;
@@ -13,7 +13,7 @@ macro_rules! define {
         pub struct $name(atomic::$name);
 
         impl $name {
-            /// One with this value.
+            /// An atomic with this value.
             #[must_use]
             pub const fn new(value: $value) -> Self {
                 Self(atomic::$name::new(value))
@@ -43,7 +43,7 @@ macro_rules! define {
             /// As core's.
             ///
             /// # Errors
-            /// The value that it has, when that is another than `current`.
+            /// The current value, if it is not `current`.
             #[inline]
             pub fn compare_exchange(
                 &self,
@@ -56,10 +56,10 @@ macro_rules! define {
                 self.0.compare_exchange(current, new, success, failure)
             }
 
-            /// As core's, without failing for no reason.
+            /// As core's, but never fails spuriously.
             ///
             /// # Errors
-            /// The value that it has, when that is another than `current`.
+            /// The current value, if it is not `current`.
             #[inline]
             pub fn compare_exchange_weak(
                 &self,
@@ -91,7 +91,7 @@ define! {
     AtomicU64: u64, fetch_add fetch_sub fetch_or fetch_and fetch_max fetch_min;
 }
 
-/// Core's fence. In a simulation all is in order anyway.
+/// Core's fence. A simulation runs everything in order anyway.
 #[inline]
 pub fn fence(order: Ordering) {
     atomic::fence(order);

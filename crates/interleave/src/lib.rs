@@ -1,12 +1,12 @@
 //! Atomics and a lock that are plain, or scheduling points of a simulation: for tests of code that shares memory.
 //!
-//! Inside of [`explore`] all threads of the code under test take turns on one thread of the operating system. The
-//! simulation (the crate `shuttle`) decides at each *scheduling point* which of them goes on, by a seed. So each run is one
-//! interleaving, and the same seed gives the same one again. Every operation of the atomics and of the lock here is such a
-//! point. Memory is sequentially consistent: what weaker orders allow is what loom is for.
+//! Inside [`explore`] all threads of the code under test take turns on one thread of the operating system. At each
+//! *scheduling point* the simulation (the crate `shuttle`) decides which thread continues, by a seed. So each run is
+//! one interleaving, and the same seed repeats it. Every operation of the atomics and of the lock here is such a point.
+//! Memory is sequentially consistent; use loom to test weaker orders.
 //!
-//! Outside of [`explore`] all of this is core's atomics and spin's lock. A library may be built with these types for a test
-//! of somebody else, and its own tests notice nothing.
+//! Outside [`explore`] all of this is core's atomics and spin's lock. A library may be built with these types for a
+//! test of another crate, and its own tests do not notice.
 //!
 //! ```
 //! use interleave::{AtomicU64, Ordering, Schedules, explore, spawn};

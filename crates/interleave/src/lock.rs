@@ -1,18 +1,18 @@
-//! Spin's lock, to take which is a scheduling point, and which lets others go on while it waits.
+//! Spin's lock with a scheduling point before it is taken; other threads continue while it waits.
 
 use spin::mutex::{SpinMutex, SpinMutexGuard};
 use spin::relax::RelaxStrategy;
 
 use crate::{point, relax};
 
-/// A lock with the face of spin's.
+/// A lock with spin's interface.
 #[derive(Debug, Default)]
 pub struct Mutex<T: ?Sized>(SpinMutex<T, Relax>);
 
-/// What is in the lock, for who has it.
+/// Access to the lock's data, for its holder.
 pub type MutexGuard<'a, T> = SpinMutexGuard<'a, T, Relax>;
 
-/// Waits by letting others go on.
+/// Waits by letting other threads continue.
 #[derive(Debug)]
 pub struct Relax;
 
@@ -23,32 +23,32 @@ impl RelaxStrategy for Relax {
 }
 
 impl<T> Mutex<T> {
-    /// A lock that is free.
+    /// A free lock.
     #[must_use]
     pub const fn new(value: T) -> Self {
         Self(SpinMutex::new(value))
     }
 
-    /// What is in it.
+    /// The lock's data.
     pub fn into_inner(self) -> T {
         self.0.into_inner()
     }
 }
 
 impl<T: ?Sized> Mutex<T> {
-    /// Waits until it is free, and takes it.
+    /// Waits until the lock is free, and takes it.
     pub fn lock(&self) -> MutexGuard<'_, T> {
         point();
         self.0.lock()
     }
 
-    /// Takes it if it is free.
+    /// Takes the lock if it is free.
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         point();
         self.0.try_lock()
     }
 
-    /// What is in it, for who has all of it.
+    /// The lock's data, for an exclusive owner.
     pub fn get_mut(&mut self) -> &mut T {
         self.0.get_mut()
     }

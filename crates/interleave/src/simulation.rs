@@ -10,26 +10,26 @@ use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::{Config, FailurePersistence, MaxSteps, Runner};
 
 thread_local! {
-    /// Whether this thread of the operating system is one on which a simulation takes turns.
+    /// Whether a simulation runs on this thread of the operating system.
     static SIMULATED: Cell<bool> = const { Cell::new(false) };
-    /// What the thread under test has set: see [`Context`].
+    /// The value that the thread under test has set: see [`Context`].
     static CONTEXT: Cell<usize> = const { Cell::new(0) };
-    /// A panic here is an answer, and says nothing.
+    /// A panic is a result here, and prints nothing.
     static QUIET: Cell<bool> = const { Cell::new(false) };
     static LAST_PANIC: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// Steps after which an interleaving is taken to go on for ever.
+/// An interleaving with more steps counts as endless.
 const MAX_STEPS: usize = 100_000;
 /// Bytes of a thread's stack in a simulation.
 const STACK_BYTES: usize = 512 << 10;
 
-/// A number that each thread under test has for itself, simulated or not; 0 until it is set.
+/// A number that each thread under test has for itself, simulated or not; 0 at first.
 #[derive(Clone, Copy, Debug)]
 pub struct Context;
 
 impl Context {
-    /// What was set.
+    /// The value.
     #[must_use]
     pub fn get() -> usize {
         CONTEXT.get()
@@ -41,7 +41,7 @@ impl Context {
     }
 }
 
-/// Another thread of the simulation may go on here.
+/// Another thread of the simulation may continue here.
 #[inline]
 pub fn point() {
     if SIMULATED.get() {
@@ -49,7 +49,7 @@ pub fn point() {
     }
 }
 
-/// Waits for something that another thread does: it lets others go first.
+/// Waits for another thread: lets others go first.
 #[inline]
 pub fn relax() {
     if SIMULATED.get() {
@@ -61,7 +61,7 @@ pub fn relax() {
 
 #[cold]
 fn turn(switch: impl FnOnce()) {
-    // What is unwound is not to be interleaved any more.
+    // A thread that unwinds is not interleaved any more.
     if std::thread::panicking() {
         return;
     }
@@ -80,7 +80,7 @@ enum Handle {
     Real(std::thread::JoinHandle<()>),
 }
 
-/// Starts a thread of the simulation that the caller is in, or of the operating system.
+/// Starts a thread of the caller's simulation, or of the operating system.
 pub fn spawn(work: impl FnOnce() + Send + 'static) -> Thread {
     let work = || {
         CONTEXT.set(0);
@@ -100,7 +100,7 @@ impl Thread {
     /// Waits until it has ended.
     ///
     /// # Panics
-    /// When it has panicked.
+    /// The thread has panicked.
     pub fn join(self) {
         let context = CONTEXT.get();
         let ended = match self.0 {
@@ -124,7 +124,7 @@ enum Parked {
     Real(std::thread::Thread),
 }
 
-/// The thread that asks.
+/// The calling thread.
 #[must_use]
 pub fn current() -> Waker {
     Waker(if SIMULATED.get() {
@@ -134,7 +134,7 @@ pub fn current() -> Waker {
     })
 }
 
-/// Waits until somebody wakes this thread, or has done so since the last time.
+/// Waits until another thread wakes this one, or has done so since the last call.
 pub fn park() {
     if SIMULATED.get() {
         turn(shuttle::thread::park);
@@ -153,21 +153,22 @@ impl Waker {
     }
 }
 
-/// Which interleavings are tried.
+/// How interleavings are chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Schedules {
-    /// Any thread goes on at each point.
+    /// Any thread continues at each point.
     Random,
-    /// The thread of the highest priority goes on, and priorities change so often: finds what takes few changes at the right
-    /// places (Burckhardt and others, "A Randomized Scheduler with Probabilistic Guarantees of Finding Bugs", 2010).
+    /// The thread of the highest priority continues, and priorities change this many times. It finds mistakes that need
+    /// few changes at the right places (Burckhardt and others, "A Randomized Scheduler with Probabilistic Guarantees of
+    /// Finding Bugs", 2010).
     Priorities(usize),
 }
 
-/// Runs `scenario` in so many interleavings, which `seed` chooses. Returns how many were run.
+/// Runs `scenario` in this many interleavings, chosen by `seed`. Returns how many were run.
 ///
 /// # Panics
-/// With the first interleaving in which the scenario panics, or waits for ever. The seed and the number of the interleaving are
-/// printed, and come back with the same call.
+/// The scenario panics, or waits for ever, in some interleaving. The seed and the number of the first one are printed;
+/// the same call repeats it.
 pub fn explore(
     schedules: Schedules,
     seed: u64,

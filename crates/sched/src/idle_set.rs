@@ -1,7 +1,7 @@
-//! Which pCPUs have nothing to run, so that a vCPU never waits beside one.
+//! The set of pCPUs without work, so that a vCPU never waits while a pCPU is idle.
 //!
 //! ```text
-//!  a pCPU without work                     one who has a vCPU to run
+//!  a pCPU without work                     a pCPU with a vCPU to wake
 //!
 //!  1 announce                              1 push the vCPU into a run queue
 //!    ---- full barrier ----                  ---- full barrier ----
@@ -10,38 +10,38 @@
 //!  4 withdraw, then look for work
 //! ```
 //!
-//! Either the pCPU sees the vCPU, or it is seen. A claim takes the pCPU out of the set, so that two who push claim two. A claimed
-//! pCPU looks at all queues once more after the push. It may find another vCPU there than the one for which it was claimed: then
-//! whoever pushed that one claims another pCPU, if there is one.
+//! Either the idle pCPU sees the vCPU, or the other one sees the idle pCPU. A claim removes the pCPU from the set, so
+//! two wakers claim two pCPUs. A claimed pCPU looks at all queues again after the push. It may find another vCPU there
+//! than the one for which it was claimed. Then the waker of that other vCPU claims another pCPU, if there is one.
 
 use crate::CpuId;
 use crate::sync::{AtomicU64, Ordering, fence};
 
-/// pCPUs that have nothing to run, with numbers below 64.
+/// The idle pCPUs, with numbers below 64.
 #[derive(Debug)]
 pub struct IdleSet {
     bits: AtomicU64,
 }
 
 impl IdleSet {
-    /// Highest number of pCPUs.
+    /// Maximum number of pCPUs.
     pub const CAPACITY: u32 = u64::BITS;
 
-    /// None is idle.
+    /// An empty set.
     #[cfg(not(loom))]
     #[must_use]
     pub const fn new() -> Self {
         Self { bits: AtomicU64::new(0) }
     }
 
-    /// None is idle.
+    /// An empty set.
     #[cfg(loom)]
     #[must_use]
     pub fn new() -> Self {
         Self { bits: AtomicU64::new(0) }
     }
 
-    /// `cpu` has nothing to run. It looks at all queues after this, and sleeps only if they are empty.
+    /// `cpu` has nothing to run. After this call it looks at all queues, and sleeps only if they are empty.
     pub fn announce(&self, cpu: CpuId) {
         self.bits.fetch_or(bit(cpu), Ordering::SeqCst);
         fence(Ordering::SeqCst);
@@ -52,13 +52,13 @@ impl IdleSet {
         self.bits.fetch_and(!bit(cpu), Ordering::SeqCst);
     }
 
-    /// An idle pCPU, `preferred` if it is one. A guess where to push: it may be claimed by another at the same time.
+    /// An idle pCPU, `preferred` if it is idle. Only a hint where to push: another waker may claim it.
     #[must_use]
     pub fn find(&self, preferred: CpuId) -> Option<CpuId> {
         choose(self.bits.load(Ordering::Relaxed), preferred)
     }
 
-    /// Takes an idle pCPU out of the set, `preferred` if it is idle. The caller has pushed a vCPU, and kicks the pCPU.
+    /// Removes an idle pCPU from the set, `preferred` if it is idle. The caller has pushed a vCPU, and kicks the pCPU.
     #[must_use = "the pCPU sleeps until it is kicked"]
     pub fn claim(&self, preferred: CpuId) -> Option<CpuId> {
         fence(Ordering::SeqCst);

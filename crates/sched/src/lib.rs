@@ -1,11 +1,11 @@
-//! Scheduling vCPUs on pCPUs, in three parts that do not know each other.
+//! Schedules vCPUs on pCPUs, in three independent parts.
 //!
-//! * [`Mailbox`]: one word per vCPU through which everybody else reaches it. It holds the work that waits for the vCPU
-//!   and where the vCPU is (blocked, queued, running on a pCPU), *in the same atomic word*, so that "there is work" and
-//!   "I go to sleep" can never miss each other, and so that exactly one poster is told to enqueue or to kick.
-//! * [`RunQueue`]: one per pCPU: the vCPUs that wait there, ordered by how much they have already had. The least served
-//!   runs next, so nobody starves, whatever the others do.
-//! * [`IdleSet`]: the pCPUs that have nothing to run. A vCPU that is pushed into a queue never waits beside one of them.
+//! * [`Mailbox`]: one word per vCPU, through which all other CPUs reach it. It holds the vCPU's pending work and its
+//!   state (blocked, queued, running on a pCPU) *in the same atomic word*. So "there is work" and "I block" cannot miss
+//!   each other, and exactly one poster enqueues or kicks.
+//! * [`RunQueue`]: one per pCPU, with the vCPUs that wait there, ordered by the time that they have run. The vCPU that
+//!   has run the least is next, so no vCPU starves.
+//! * [`IdleSet`]: the pCPUs that have nothing to run. A queued vCPU never waits while one of them is idle.
 //!
 //! ```
 //! use sched::{CpuId, Mailbox, Notify, Pending};
@@ -18,7 +18,7 @@
 //! mailbox.run_on(CpuId(1));
 //! assert_eq!(mailbox.take(), Pending::INTERRUPT);
 //!
-//! // While it runs, a poster is told whom to kick; the second one need not.
+//! // While it runs, the first poster gets the pCPU to kick; the second one need not kick.
 //! assert_eq!(mailbox.post(Pending::INTERRUPT), Notify::Kick(CpuId(1)));
 //! assert_eq!(mailbox.post(Pending::INTERRUPT), Notify::Nothing);
 //! assert!(!mailbox.block(), "work is waiting");

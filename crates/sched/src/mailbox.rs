@@ -1,4 +1,4 @@
-//! The mailbox: how everybody else reaches a vCPU.
+//! The mailbox: how other CPUs reach a vCPU.
 //!
 //! ```text
 //!  63            32 31    18 17 16 15                0
@@ -13,34 +13,34 @@
 //!     '------------- block (only if nothing pending) --'
 //! ```
 //!
-//! All changes are read-modify-writes of one word, so they have one order that everybody agrees on. A poster adds its
-//! bits and learns in the same step where the vCPU was; a vCPU that wants to block does so only if no bit is set, in the
-//! same step. There is no window between the two, and no fence to get wrong.
+//! All changes are read-modify-writes of one word, so all CPUs see them in one order. A poster adds its bits and reads
+//! the vCPU's state in the same step. A vCPU that wants to block does so only if no bit is set, in the same step. There
+//! is no window between the two, and no fence to get wrong.
 
 use bitflags::bitflags;
 
 use crate::sync::{AtomicU64, Ordering};
 
 bitflags! {
-    /// Work that waits for a vCPU, settled before its next entry.
+    /// A vCPU's pending work, settled before its next entry.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Pending: u16 {
         /// Interrupt vectors were posted.
         const INTERRUPT = 1 << 0;
         /// An NMI was posted.
         const NMI = 1 << 1;
-        /// An INIT was posted: reset, then wait for a start-up message.
+        /// x86: an INIT was posted: reset, then wait for a start-up IPI.
         const INIT = 1 << 2;
-        /// A start-up message was posted.
+        /// A start was posted (x86: start-up IPI, Arm: PSCI CPU_ON).
         const STARTUP = 1 << 3;
-        /// The vCPU's own timer is due.
+        /// The vCPU's own timer has expired.
         const TIMER = 1 << 4;
-        /// The VM ends: leave the guest for good.
+        /// The VM ends: leave the guest for ever.
         const STOP = 1 << 5;
-        /// Others have asked for TLB entries to be flushed. Quiet: it does not wake a vCPU that is blocked, which meets
-        /// it before its next entry, whenever that is.
+        /// Other vCPUs have requested TLB flushes. Quiet: it does not wake a blocked vCPU, which does the flush before
+        /// its next entry.
         const FLUSH = 1 << 6;
-        /// The VM is paused, or no longer: look.
+        /// The VM is paused or resumed: check which.
         const PAUSE = 1 << 7;
     }
 }
@@ -50,7 +50,7 @@ bitflags! {
 pub struct CpuId(pub u32);
 
 impl CpuId {
-    /// Position in arrays that have one element per pCPU.
+    /// Index into arrays with one element per pCPU.
     #[must_use]
     pub const fn index(self) -> usize {
         self.0 as usize
@@ -63,15 +63,15 @@ impl core::fmt::Display for CpuId {
     }
 }
 
-/// What a poster has to do for its post to be noticed.
+/// What a poster must do so that the vCPU notices its post.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Notify {
-    /// Nothing: it will be seen before the next entry, or somebody else was told already.
+    /// Nothing: the vCPU sees it before its next entry, or an earlier poster has notified it.
     Nothing,
     /// Make this pCPU leave the guest, if the vCPU is in it.
     Kick(CpuId),
-    /// The vCPU was blocked and is now queued in name: put it into a run queue.
+    /// The vCPU was blocked and counts as queued now: put it into a run queue.
     Enqueue,
 }
 
@@ -82,7 +82,7 @@ pub struct Mailbox {
 }
 
 const PENDING: u64 = 0xffff;
-/// Work that a blocked vCPU sleeps through.
+/// Work that does not wake a blocked vCPU.
 const QUIET: u64 = Pending::FLUSH.bits() as u64;
 const STATE: u64 = 3 << 16;
 const BLOCKED: u64 = 0 << 16;
@@ -91,23 +91,24 @@ const RUNNING: u64 = 2 << 16;
 const CPU_SHIFT: u32 = 32;
 
 impl Mailbox {
-    /// The mailbox of a vCPU that waits for a first post.
+    /// The mailbox of a vCPU that waits for its first post.
     #[must_use]
     pub fn blocked() -> Self {
         Self { word: AtomicU64::new(BLOCKED) }
     }
 
-    /// Adds quiet work ([`Pending::FLUSH`]): where the vCPU is does not change, and a blocked one stays blocked. Says whether
-    /// the vCPU had no work before; if it had, whoever gave it that sees to it that the vCPU leaves its guest.
+    /// Adds quiet work ([`Pending::FLUSH`]). The vCPU's state does not change, and a blocked vCPU stays blocked.
+    /// Returns whether the vCPU had no work before. If it had, the poster of that work makes it leave its guest.
     ///
-    /// As for [`Mailbox::post`], what the caller wrote before is seen after the [`Mailbox::take`] that returns the work.
+    /// As for [`Mailbox::post`], the caller's earlier writes are visible after the [`Mailbox::take`] that returns the
+    /// work.
     pub fn leave(&self, work: Pending) -> bool {
         self.word.fetch_or(u64::from(work.bits()), Ordering::AcqRel) & PENDING == 0
     }
 
-    /// Adds work and says whom the caller has to tell.
+    /// Adds work and returns what the caller must do.
     ///
-    /// Whatever the caller wrote before this call is seen by the vCPU after the [`Mailbox::take`] that returns the work.
+    /// The caller's earlier writes are visible to the vCPU after the [`Mailbox::take`] that returns the work.
     pub fn post(&self, work: Pending) -> Notify {
         let work = u64::from(work.bits());
         let mut old = self.word.load(Ordering::Relaxed);
@@ -116,8 +117,8 @@ impl Mailbox {
             if old & STATE == BLOCKED {
                 new = new & !STATE | QUEUED;
             }
-            // Even when nothing changes the word is written: the release half is what publishes the caller's data to
-            // the vCPU that will take the bits which an earlier poster set.
+            // The word is written even if it does not change: the release half publishes the caller's data to the vCPU
+            // that takes bits which an earlier poster has set.
             match self.word.compare_exchange_weak(old, new, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => break,
                 Err(now) => old = now,
@@ -126,38 +127,38 @@ impl Mailbox {
 
         match old & STATE {
             BLOCKED => Notify::Enqueue,
-            // The first poster kicks. A later one finds work that was not taken yet: the vCPU takes all of it before it
-            // enters again, and if it is in its guest now, the first poster has met it there.
+            // The first poster kicks. A later one finds work that was not taken yet. The vCPU takes all of it before it
+            // enters again, and if it is in its guest now, the first poster has kicked it.
             RUNNING if old & PENDING == 0 => Notify::Kick(CpuId((old >> CPU_SHIFT) as u32)),
             _ => Notify::Nothing,
         }
     }
 
-    /// Whether any work waits. One load; this is what each entry pays.
+    /// Whether there is pending work. One load, which is the cost of each entry.
     #[must_use]
     #[inline]
     pub fn has_work(&self) -> bool {
         self.word.load(Ordering::Relaxed) & PENDING != 0
     }
 
-    /// Takes all work. Called by the pCPU that runs the vCPU.
+    /// Takes all work. Only the pCPU that runs the vCPU calls this.
     #[inline]
     pub fn take(&self) -> Pending {
         let old = self.word.fetch_and(!PENDING, Ordering::AcqRel);
         Pending::from_bits_truncate((old & PENDING) as u16)
     }
 
-    /// The vCPU, which was queued, runs on `cpu` from now on.
+    /// The queued vCPU runs on `cpu` from now on.
     pub fn run_on(&self, cpu: CpuId) {
         self.change_state(RUNNING, cpu);
     }
 
-    /// The vCPU, which ran, is about to be put back into a run queue.
+    /// The running vCPU is about to return to a run queue.
     pub fn requeue(&self) {
         self.change_state(QUEUED, CpuId(0));
     }
 
-    /// The vCPU, which ran, blocks, unless work waits. Says whether it blocked.
+    /// The running vCPU blocks, unless it has pending work. Returns whether it blocked.
     #[must_use]
     pub fn block(&self) -> bool {
         let running = self.word.load(Ordering::Relaxed);
@@ -165,14 +166,14 @@ impl Mailbox {
             && self.word.compare_exchange(running, BLOCKED, Ordering::SeqCst, Ordering::Relaxed).is_ok()
     }
 
-    /// The pCPU that runs the vCPU right now, if any does.
+    /// The pCPU that runs the vCPU now, if there is one.
     #[must_use]
     pub fn running_on(&self) -> Option<CpuId> {
         let word = self.word.load(Ordering::Relaxed);
         (word & STATE == RUNNING).then_some(CpuId((word >> CPU_SHIFT) as u32))
     }
 
-    /// Whether the vCPU waits for a post and nothing is posted that would wake it.
+    /// Whether the vCPU is blocked and has no work that would wake it.
     #[must_use]
     pub fn is_blocked(&self) -> bool {
         self.word.load(Ordering::SeqCst) & (STATE | PENDING & !QUIET) == BLOCKED

@@ -1,4 +1,4 @@
-//! Core's atomics, loom's under `cfg(loom)`, or those of a simulation: the one switch.
+//! The one switch between core's atomics, loom's (`cfg(loom)`), and those of a simulation.
 
 #[cfg(not(any(loom, feature = "interleave")))]
 pub(crate) use core::sync::atomic::{AtomicU64, Ordering, fence};

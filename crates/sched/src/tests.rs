@@ -100,7 +100,7 @@ fn migrant_keeps_its_distance_to_the_floor() {
     assert_eq!(queue.translate(4_900, 5_000), 999_999_900);
 }
 
-/// Two vCPUs that wake each other for ever, and one that only computes: the classic way to starve a neighbour.
+/// Two vCPUs that wake each other without end, and one that only computes: the classic way to starve a neighbour.
 #[test]
 fn ping_pong_pair_cannot_starve_a_spinner() {
     let mut queue = RunQueue::default();
@@ -118,7 +118,7 @@ fn ping_pong_pair_cannot_starve_a_spinner() {
         match vcpu {
             2 => queue.push(time[2], 2),
             _ => {
-                // Wakes the other one of the pair and sleeps.
+                // Wakes the other vCPU of the pair and sleeps.
                 let other = 1 - vcpu;
                 let wake = queue.wake_time(time[other]);
                 queue.push(wake, other);
@@ -130,8 +130,8 @@ fn ping_pong_pair_cannot_starve_a_spinner() {
 }
 
 proptest! {
-    /// Random sleeps, wakes and slices: nobody that wants to run is passed over for longer than everybody's credit and
-    /// slice together.
+    /// Random sleeps, wakes and time slices: no vCPU that wants to run waits longer than the sum of all credits and
+    /// slices.
     #[test]
     fn nobody_starves(choices in prop::collection::vec((any::<bool>(), 1u64..3_000_000), 500..1500)) {
         const VCPUS: usize = 6;
@@ -154,7 +154,7 @@ proptest! {
             time[vcpu] = at + ran;
             queue.advance(time[vcpu]);
 
-            // Whoever slept through this slice wakes, the one that ran sleeps or waits again.
+            // vCPUs that slept in this slice wake; the one that ran sleeps or waits again.
             for sleeper in core::mem::take(&mut asleep) {
                 let wake = queue.wake_time(time[sleeper]);
                 waiting_since[sleeper] = Some(clock);

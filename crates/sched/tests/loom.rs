@@ -1,4 +1,5 @@
-//! The races of the mailbox, in every interleaving, and those of pCPUs that go idle, in every one with few preemptions.
+//! The races of the mailbox, in every interleaving, and those of pCPUs that become idle, in every one with few
+//! preemptions.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p dunlin-sched --test loom --release`
 
@@ -11,7 +12,7 @@ use loom::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use loom::thread;
 use sched::{CpuId, IdleSet, Mailbox, Notify, Pending};
 
-/// A vCPU that is about to block, and somebody who has an interrupt for it.
+/// A vCPU that is about to block, and a poster with an interrupt for it.
 #[test]
 fn interrupt_and_block_never_miss_each_other() {
     loom::model(|| {
@@ -30,7 +31,7 @@ fn interrupt_and_block_never_miss_each_other() {
         match (blocked, told) {
             // Blocked first: the poster must enqueue.
             (true, Notify::Enqueue) => {}
-            // Posted first: the vCPU stays and sees it.
+            // Posted first: the vCPU does not block and sees it.
             (false, Notify::Kick(CpuId(1))) => assert_eq!(mailbox.take(), Pending::INTERRUPT),
             other => panic!("lost wake-up: {other:?}"),
         }
@@ -62,7 +63,7 @@ fn exactly_one_of_two_posters_enqueues() {
     });
 }
 
-/// What was written before a post is seen after the take that returns it, also when the bit was set already.
+/// The poster's earlier writes are visible after the take, also if the bit was set already.
 #[test]
 fn posted_data_is_seen_after_the_take() {
     loom::model(|| {
@@ -78,7 +79,7 @@ fn posted_data_is_seen_after_the_take() {
             })
             .collect();
 
-        // Take until both were seen; each take that finds nothing is followed by another only if a poster is left.
+        // Takes until both were seen. A take that finds nothing is repeated only if a poster is left.
         let mut seen = 0;
         for _ in 0..2 {
             if !mailbox.take().is_empty() {
@@ -95,7 +96,7 @@ fn posted_data_is_seen_after_the_take() {
     });
 }
 
-/// A poster meets a vCPU that is being preempted: whoever runs it next sees the work.
+/// A poster meets a vCPU that is being preempted: the pCPU that runs it next sees the work.
 #[test]
 fn work_posted_during_preemption_is_not_lost() {
     loom::model(|| {
@@ -117,7 +118,7 @@ fn work_posted_during_preemption_is_not_lost() {
     });
 }
 
-/// pCPUs of which the first is busy, and a queue for each. They are seen up to where each sleeps or has a vCPU.
+/// pCPUs, of which the first is busy, with a queue each. The model runs until each one sleeps or has a vCPU.
 struct Host {
     idle: IdleSet,
     /// vCPUs in each queue.
@@ -171,7 +172,7 @@ impl Host {
         }
     }
 
-    /// A mistake: it looks before it announces.
+    /// A planted mistake: it looks before it announces.
     fn looks_early(&self, cpu: CpuId) {
         while !self.take() {
             let is_work = self.somebody_waits();
@@ -191,7 +192,7 @@ impl Host {
         self.kick(self.idle.claim(target));
     }
 
-    /// A mistake: only the pCPU whose queue it is may be found idle after the push.
+    /// A planted mistake: after the push it claims only the pCPU of that queue.
     fn wakes_one(&self) {
         let target = self.idle.find(BUSY).unwrap_or(BUSY);
         self.push(target);
@@ -199,7 +200,7 @@ impl Host {
         self.kick(self.idle.find(target).filter(|found| *found == target));
     }
 
-    /// A mistake: an idle pCPU is kicked, but not claimed.
+    /// A planted mistake: an idle pCPU is kicked, but not claimed.
     fn wakes_unclaimed(&self) {
         let target = self.idle.find(BUSY).unwrap_or(BUSY);
         self.push(target);
@@ -208,7 +209,7 @@ impl Host {
     }
 }
 
-/// So many vCPUs wake while pCPUs go idle. In the end none waits beside a pCPU that sleeps on, where no other one is on its way.
+/// This many vCPUs wake while pCPUs become idle. In the end no vCPU waits while a pCPU sleeps that was not kicked.
 fn wake_and_idle(
     vcpus: usize,
     idlers: u32,
@@ -216,7 +217,7 @@ fn wake_and_idle(
     idle: impl Fn(&Host, CpuId) + Copy + Sync + Send + 'static,
 ) {
     let mut builder = loom::model::Builder::new();
-    // Four threads at work take minutes with three.
+    // Four active threads take minutes with three.
     builder.preemption_bound = Some(if vcpus > 1 { 2 } else { 3 });
     builder.check(move || {
         let host = Arc::new(Host::new());

@@ -1,15 +1,15 @@
-//! What the sender pays: nanoseconds of one shootdown of targets none of which is in its guest.
+//! Cost of the sender: nanoseconds of one shootdown whose targets are not in their guests.
 //!
 //! `cargo bench -p dunlin-shootdown --bench sender [-- --json]`
 //!
-//! Two ways of doing it take turns, sample by sample, so that whatever else the machine does hits both alike:
+//! Samples of two implementations alternate, so that other work of the machine affects both:
 //!
-//! * *dunlin*: mailbox, presence and requests of a target in one cache line; all requests are published, then one
-//!   fence, then all presences are looked at.
-//! * *naive*: the three in lines of their own, and a fence and a look after each request.
+//! * *dunlin*: mailbox, presence and requests of a target share one cache line. The sender publishes all requests, then
+//!   does one fence, then reads all presences.
+//! * *naive*: each of the three has its own line, with a fence and a read after each request.
 //!
-//! And in two places: with the targets' lines in this CPU's caches, and with another CPU having taken the requests
-//! before, as the vCPUs do that were asked the last time.
+//! Each is measured in two states: the targets' lines are in this CPU's caches, or another CPU has taken the requests
+//! before, like vCPUs that were targets last time.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -20,11 +20,11 @@ use shootdown::{Flush, Pages, Presence, Requests};
 
 /// Numbers of targets.
 const TARGETS: [usize; 4] = [1, 8, 48, 512];
-/// Targets of one sample, in as many shootdowns as that makes: enough for the clock to measure.
+/// Targets of one sample, in several shootdowns: enough for the clock to measure.
 const TARGETS_PER_SAMPLE: usize = 512;
 const SAMPLES: usize = 1000;
 
-/// What one shootdown touches of a target, as it is laid out in the hypervisor.
+/// The fields of a target that one shootdown touches, laid out as in the hypervisor.
 #[repr(C, align(64))]
 #[derive(Default)]
 struct OneLine {
@@ -97,7 +97,7 @@ impl Target for ThreeLines {
 /// Nanoseconds of one shootdown.
 struct Cost {
     median: f64,
-    /// The range that has half of the samples in it.
+    /// The range of the middle half of the samples.
     middle: (f64, f64),
 }
 
@@ -132,14 +132,14 @@ fn main() {
     }
 }
 
-/// Measures both ways with so many targets, whose lines are here or `elsewhere`.
+/// Measures both implementations with this many targets, whose lines are here or `elsewhere`.
 fn measure(targets: usize, elsewhere: bool) -> [Cost; 2] {
     let dunlin = sets_of::<OneLine>(targets);
     let naive = sets_of::<ThreeLines>(targets);
     let mut samples = [Vec::new(), Vec::new()];
 
-    // Odd: the other thread is to settle; even: it has; the highest: it may go. Both spin, which keeps them on
-    // different CPUs.
+    // Odd: the other thread must settle; even: it has done so; the highest value: it may end. Both spin, which keeps
+    // them on different CPUs.
     let turn = AtomicU64::new(0);
     let wait_until = |done: &dyn Fn(u64) -> bool| {
         let mut spins = 0_u32;
@@ -175,7 +175,7 @@ fn measure(targets: usize, elsewhere: bool) -> [Cost; 2] {
             } else {
                 settle();
             }
-            // Each goes first half of the time.
+            // Each goes first in half of the samples.
             if sample % 2 == 0 {
                 samples[0].push(time(&dunlin));
                 samples[1].push(time(&naive));

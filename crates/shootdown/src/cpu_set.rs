@@ -5,21 +5,21 @@
 pub struct CpuSet(u64);
 
 impl CpuSet {
-    /// pCPUs that a set can hold: numbers 0 to this, without it.
+    /// Number of pCPUs that a set can hold: 0 to `CAPACITY - 1`.
     pub const CAPACITY: u32 = 64;
 
-    /// No pCPU.
+    /// An empty set.
     #[must_use]
     pub const fn new() -> Self {
         Self(0)
     }
 
-    /// Adds a pCPU. One beyond [`CpuSet::CAPACITY`] is not added.
+    /// Adds a pCPU. A number of [`CpuSet::CAPACITY`] or above is not added.
     pub fn insert(&mut self, cpu: u32) {
         self.0 |= 1_u64.checked_shl(cpu).unwrap_or(0);
     }
 
-    /// Takes a pCPU out.
+    /// Removes a pCPU.
     pub fn remove(&mut self, cpu: u32) {
         self.0 &= !1_u64.checked_shl(cpu).unwrap_or(0);
     }
@@ -30,13 +30,13 @@ impl CpuSet {
         self.0 & 1_u64.checked_shl(cpu).unwrap_or(0) != 0
     }
 
-    /// Whether there is none.
+    /// Whether the set is empty.
     #[must_use]
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// How many there are.
+    /// Number of pCPUs.
     #[must_use]
     pub const fn len(self) -> u32 {
         self.0.count_ones()

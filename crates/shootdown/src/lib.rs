@@ -1,29 +1,28 @@
 //! Remote TLB flush for guests that never waits for a vCPU that is not running.
 //!
 //! ```text
-//!  the one that flushes                              each target, before every entry
+//!  sender                                            each target, before every entry
 //!
 //!  1 publish  request into the target's words,       1 presence.enter(cpu)      "in the guest from now on"
 //!             FLUSH into its mailbox                   ---- full barrier ----
 //!    ---- full barrier ----                          2 work in the mailbox?
 //!  2 look     which targets are in their guests?         yes: presence.leave(), take the requests, flush, again
 //!  3 kick     those, all with one command                no:  VMRUN
-//!  4 flush    one's own entries meanwhile            3 presence.leave()          after the exit
+//!  4 flush    the sender's own entries meanwhile     3 presence.leave()          after the exit
 //!  5 wait     until each of those has left
 //! ```
 //!
-//! Either the target sees the request before it enters, or the sender sees the target in its guest: that is what the
-//! two barriers are for. A target that is not in its guest (halted, preempted, handling an exit, on its way between
-//! two pCPUs) costs the sender a store and a look. It is not woken and not waited for; it meets the request when it
-//! next enters.
+//! The two barriers guarantee: either the target sees the request before it enters, or the sender sees the target in
+//! its guest. A target that is not in its guest (halted, preempted, handling an exit, moving between two pCPUs) costs
+//! the sender one store and one read. The sender neither wakes it nor waits for it; the target finds the request before
+//! its next entry.
 //!
-//! A target that was kicked counts as done as soon as it has left the guest: whatever it does then, it meets the
-//! request before it enters again. So the sender waits for an exit, never for a flush, and never for anything that a
-//! guest or the scheduler does.
+//! A kicked target is done as soon as it has left the guest, because it finds the request before it enters again. So
+//! the sender waits for an exit, never for a flush, and never for anything that a guest or the scheduler does.
 //!
 //! # The target's half
 //!
-//! [`run`] is the sender's half. The target's is the caller's loop, and it has to look like this, with `has_work` a
+//! [`run`] is the sender's half. The target's half is the caller's loop. It must look like this, where `has_work` is a
 //! bit in an atomic word that `publish` sets by a read-modify-write *after* [`Requests::ask`]:
 //!
 //! ```
@@ -50,30 +49,30 @@
 //! # assert_eq!(flushed, 2);
 //! ```
 //!
-//! A kick that arrives between `enter` and the guest's first instruction must end that entry at once, so host
-//! interrupts are held off from the one to the other. A vCPU that comes to a pCPU where it was not last must not find
-//! what that pCPU's TLB had of it before: requests are carried out only where the vCPU is when it takes them.
+//! A kick between `enter` and the guest's first instruction must end that entry at once. So host interrupts are masked
+//! from `enter` to the entry. A vCPU that moves to another pCPU must not use old entries in that pCPU's TLB: the target
+//! does a flush only on the pCPU where it takes the request.
 //!
-//! While the hypervisor carries out an instruction for the guest, it walks the guest's tables and uses what it finds
-//! a while later. [`Presence::emulate`] makes that a stay like one in the guest: the sender waits for it. It is
-//! short, and no kick would end it sooner, so none is sent.
+//! While the hypervisor emulates an instruction, it walks the guest's tables and uses the result a little later.
+//! [`Presence::emulate`] announces this, and the sender waits for it like for a guest. It is short, and a kick would
+//! not end it sooner, so the sender sends none.
 //!
-//! # Why nobody waits for ever
+//! # Why no wait is endless
 //!
 //! * A vCPU in the hypervisor counts as done. Senders are in the hypervisor, so no sender waits for another.
-//! * A sender waits with no lock held that a kicked pCPU could need on its way out of the guest.
-//! * Between `emulate` and `leave` nobody waits for anything but short locks, and whoever holds one of these waits for nobody:
-//!   not for a sender, nor for what a sender is in the middle of.
-//! * Each stay has a number: a target that has left and entered again since it was seen is not waited for.
+//! * A waiting sender holds no lock that a kicked pCPU could need on its way out of the guest.
+//! * Between `emulate` and `leave` a pCPU waits only for short locks. A holder of such a lock waits for nothing: not
+//!   for a sender, and not for anything that a sender has begun.
+//! * Each entry has a number: the sender does not wait for a target that has left and entered again.
 //!
-//! # What it costs
+//! # Cost
 //!
-//! The sender: per target two locked instructions (a word of the requests, the mailbox) and two loads, on one cache
-//! line if mailbox word (8 bytes), [`Presence`] (8) and [`Requests`] (48) are put together; one fence, one multicast,
-//! and the exit of the slowest that is kicked. `cargo bench -p dunlin-shootdown` shows about 8 ns per target and 13
-//! besides, against 12.5 per target with three lines and a fence for each. The target: per entry one locked
-//! instruction and one load, per exit one store, all on that line, which nobody else writes unless there is a
-//! request.
+//! Per target the sender needs two locked instructions (a word of the requests, the mailbox) and two loads. They touch
+//! one cache line if mailbox word (8 bytes), [`Presence`] (8) and [`Requests`] (48) are adjacent. Per shootdown it
+//! needs one fence, one multicast, and the exit of the slowest kicked target. `cargo bench -p dunlin-shootdown` shows
+//! about 8 ns per target plus 13, compared with 12.5 per target with three lines and a fence for each. The target needs
+//! one locked instruction and one load per entry, and one store per exit. All are on that line, which other pCPUs write
+//! only for a request.
 
 #![no_std]
 #![forbid(unsafe_code)]

@@ -1,9 +1,9 @@
-//! Pages one by one, or everything?
+//! Decides: flush page by page, or everything?
 
 use crate::requests::{Flush, Pages, WORDS};
 
-/// Up to how many pages are flushed one by one. More than that, and everything goes: the guest then has to walk its
-/// tables again for what it still uses, but nobody pays for each page.
+/// Maximum number of pages that are flushed one by one. Above it, everything is flushed: the guest then walks its
+/// tables again for pages that it still uses, but no vCPU pays for each page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CutOff {
     pages: u64,
@@ -11,15 +11,15 @@ pub struct CutOff {
 }
 
 impl CutOff {
-    /// Up to `pages` one by one, for guests with linear addresses of `address_bits` bits (48 or 57).
+    /// At most `pages` one by one, for guests with linear addresses of `address_bits` bits (48 or 57).
     #[must_use]
     pub const fn new(pages: u64, address_bits: u32) -> Self {
         assert!(address_bits > PAGE_SHIFT && address_bits <= 64, "linear addresses have 48 or 57 bits");
         Self { pages, address_bits }
     }
 
-    /// What of a run has canonical addresses, those whose bits from the highest on are all alike. They are two halves,
-    /// one at each end of the 2^64 bytes; the hole between is longer than any run, and none goes on behind the end.
+    /// The part of a run with canonical addresses, whose bits from the highest on are all equal. These form two halves,
+    /// one at each end of the 2^64 bytes. The hole between them is longer than any run, and no run crosses the end.
     fn canonical(self, pages: Pages) -> Option<Pages> {
         const ALL: u64 = 1 << (64 - PAGE_SHIFT);
         let half = 1 << (self.address_bits - 1 - PAGE_SHIFT);
@@ -38,7 +38,8 @@ impl Default for CutOff {
     }
 }
 
-/// What one shootdown flushes. It begins with nothing, grows by runs of pages, and is everything once it is too much.
+/// The flush of one shootdown. It starts empty, grows by runs of pages, and becomes a flush of everything above the
+/// limit.
 #[derive(Clone, Debug)]
 pub struct Plan {
     cut_off: CutOff,
@@ -54,19 +55,19 @@ const PAGE_SHIFT: u32 = 12;
 const LARGE: u64 = 512;
 
 impl Plan {
-    /// Nothing so far.
+    /// An empty plan.
     #[must_use]
     pub fn new(cut_off: CutOff) -> Self {
         Self { cut_off, runs: [Pages::new(0, 1); WORDS], count: 0, pages: 0, whole: false }
     }
 
-    /// Everything.
+    /// A flush of everything.
     #[must_use]
     pub fn whole() -> Self {
         Self { whole: true, ..Self::new(CutOff::default()) }
     }
 
-    /// Adds a run of pages. Addresses that no guest can use are left out.
+    /// Adds a run of pages. Non-canonical addresses are left out.
     pub fn add(&mut self, pages: Pages) {
         if self.whole {
             return;
@@ -83,25 +84,25 @@ impl Plan {
                 None => self.whole = true,
             }
         }
-        // A run as long as a large page probably is one, and is never worth its 512 flushes.
+        // A run as long as a large page probably is one, and is not worth its 512 flushes.
         let is_large = self.runs[..self.count].last().is_some_and(|last| last.count() >= LARGE);
         self.pages += pages.count();
         self.whole |= self.pages > self.cut_off.pages || is_large;
     }
 
-    /// Whether everything goes.
+    /// Whether everything is flushed.
     #[must_use]
     pub fn is_whole(&self) -> bool {
         self.whole
     }
 
-    /// Whether nothing goes.
+    /// Whether nothing is flushed.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         !self.whole && self.count == 0
     }
 
-    /// What to flush.
+    /// The flushes.
     pub fn flushes(&self) -> impl Iterator<Item = Flush> + '_ {
         let runs = if self.whole { &[] } else { &self.runs[..self.count] };
         self.whole.then_some(Flush::Whole).into_iter().chain(runs.iter().map(|&pages| Flush::Pages(pages)))
@@ -109,9 +110,9 @@ impl Plan {
 }
 
 impl Pages {
-    /// Adds a run that begins where this one ends, if both fit one run.
+    /// Appends a run that begins where this one ends, if both fit into one run.
     fn append(&mut self, next: Self) -> bool {
-        // Behind the last page of all there is none: page 0 is not the next.
+        // No page follows the last one: page 0 is not next to it.
         let end = self.first().checked_add(self.count() << PAGE_SHIFT);
         let fits = end == Some(next.first()) && self.count() + next.count() <= LARGE;
         if fits {

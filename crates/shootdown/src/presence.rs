@@ -1,19 +1,18 @@
-//! Whether a vCPU is in its guest.
+//! Tells whether a vCPU is in its guest.
 
 use crate::cpu_set::CpuSet;
 use crate::sync::{AtomicU64, Ordering, store_then_look};
 
-/// Where a vCPU is, in one word that the pCPU which runs it writes and anybody reads.
+/// A vCPU's state in one word. The pCPU that runs the vCPU writes it, any pCPU reads it.
 ///
 /// ```text
 ///  63                      16 15        2 1  0
 /// +--------------------------+-----------+----+
-/// | number of the stay       | pCPU      |mode|
+/// | number of the entry      | pCPU      |mode|
 /// +--------------------------+-----------+----+
 /// ```
 ///
-/// Each stay in the guest has a number of its own, so that whoever saw the vCPU in its guest can tell whether it has
-/// been out since.
+/// Each entry has a number of its own. So a sender that saw the vCPU in its guest can tell whether it has left since.
 #[derive(Debug)]
 pub struct Presence {
     word: AtomicU64,
@@ -28,44 +27,44 @@ const CPU: u64 = 0x3fff;
 const STAY: u64 = 1 << 16;
 
 impl Presence {
-    /// A vCPU that is outside.
+    /// A vCPU outside its guest.
     #[must_use]
     pub fn new() -> Self {
         Self { word: AtomicU64::new(OUTSIDE) }
     }
 
-    /// The vCPU is in its guest on `cpu` from now on. Whether work waits for it is to be tested after this, and is then
-    /// seen if whoever left it has not seen the vCPU here.
+    /// The vCPU is in its guest on `cpu` from now on. The caller tests for pending work after this call. It sees the
+    /// work of every sender that has not seen the vCPU here.
     ///
-    /// `cpu` is below [`CpuSet::CAPACITY`]: others could neither be kicked nor waited for.
+    /// `cpu` is below [`CpuSet::CAPACITY`]: a sender could neither kick others nor wait for them.
     #[inline]
     pub fn enter(&self, cpu: u32) {
         self.begin(cpu, IN_GUEST);
     }
 
-    /// The hypervisor on `cpu` uses the guest's translations from now on: it carries out one of the guest's
-    /// instructions. It is waited for like the guest itself, but needs no kick. Until [`Presence::leave`] this pCPU
-    /// waits for nobody who could wait for a shootdown: it would be waited for meanwhile.
+    /// The hypervisor on `cpu` uses the guest's translations from now on, because it emulates an instruction. A sender
+    /// waits for it like for the guest, but does not kick. Until [`Presence::leave`] this pCPU must not wait for a pCPU
+    /// that may wait for a shootdown: the two would wait for each other.
     #[inline]
     pub fn emulate(&self, cpu: u32) {
         self.begin(cpu, EMULATING);
     }
 
-    /// The vCPU uses no translation any more until it next enters.
+    /// The vCPU uses no translation until its next entry.
     #[inline]
     pub fn leave(&self) {
         let stay = self.word.load(Ordering::Relaxed) & !(STAY - 1);
         self.word.store(stay | OUTSIDE, Ordering::Release);
     }
 
-    /// Whether the vCPU is in its guest, where a kick ends its stay. For somebody who has left it work to find, and
-    /// then a full barrier.
+    /// Whether the vCPU is in its guest, so that a kick makes it exit. The caller must have posted work, and then done
+    /// a full barrier.
     #[must_use]
     pub fn is_inside(&self) -> bool {
         self.look().0 & MODE == IN_GUEST
     }
 
-    /// Where the vCPU is; after a full barrier, as above.
+    /// The vCPU's state; only after a full barrier, as above.
     #[must_use]
     pub fn look(&self) -> Seen {
         Seen(self.word.load(Ordering::Acquire))
@@ -74,7 +73,7 @@ impl Presence {
     #[inline]
     fn begin(&self, cpu: u32, mode: u64) {
         debug_assert!(cpu < CpuSet::CAPACITY, "cpu{cpu} is beyond what a shootdown reaches");
-        // The lower bits are filled up, so that one more makes the next stay with the lower bits clear.
+        // Set all lower bits, so that adding one gives the next entry's number with the lower bits clear.
         let next_stay = (self.word.load(Ordering::Relaxed) | (STAY - 1)).wrapping_add(1);
         store_then_look(&self.word, next_stay + ((u64::from(cpu) & CPU) << CPU_SHIFT) + mode);
     }
@@ -86,7 +85,7 @@ impl Default for Presence {
     }
 }
 
-/// Where a vCPU was seen.
+/// A vCPU's state, as a sender saw it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen(u64);
 
@@ -97,7 +96,7 @@ impl Seen {
         self.0 & MODE != OUTSIDE
     }
 
-    /// Whether it needs a kick to stop doing so.
+    /// Whether it needs a kick to stop this.
     #[must_use]
     pub fn needs_kick(self) -> bool {
         self.0 & MODE == IN_GUEST

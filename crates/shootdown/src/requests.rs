@@ -1,21 +1,22 @@
-//! What a vCPU was asked to flush.
+//! The flush requests of a vCPU.
 
 use crate::sync::{AtomicU64, Ordering};
 
 /// Words per vCPU: with its mailbox and its presence they fill a cache line of 64 bytes.
 pub(crate) const WORDS: usize = 6;
 
-/// A few words beside a vCPU's mailbox, each empty or one request. Anybody adds, the vCPU takes all.
+/// A few words next to a vCPU's mailbox. Each is empty or holds one request. Any pCPU adds requests; the vCPU takes
+/// all.
 ///
-/// Words are independent of each other, so there is no order and no lock to get wrong: a sender puts its request into
-/// any word that is empty, by compare-and-swap; the vCPU swaps each for nothing. When no word is empty the vCPU is
-/// that far behind that everything may as well go.
+/// The words are independent, so there is no order and no lock to get wrong. A sender writes its request into any empty
+/// word, by compare-and-swap. The vCPU swaps each word for an empty one. If no word is empty, the vCPU is so far behind
+/// that it flushes everything.
 #[derive(Debug)]
 pub struct Requests {
     words: [AtomicU64; WORDS],
 }
 
-/// What to flush.
+/// One flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flush {
     /// A run of pages.
@@ -30,12 +31,12 @@ pub enum Flush {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pages(u64);
 
-/// Most pages of one run.
+/// Maximum number of pages of one run.
 const LONGEST: u64 = 4096;
 const FURTHER: u64 = LONGEST - 1;
 
 impl Pages {
-    /// `count` pages from the one that has `first` in it; at least one, at most 4096.
+    /// `count` pages from the page of `first` on; at least one, at most 4096.
     #[must_use]
     pub fn new(first: u64, count: u64) -> Self {
         Self(first & !FURTHER | (count.clamp(1, LONGEST) - 1))
@@ -48,16 +49,16 @@ impl Pages {
         self.0 & !FURTHER
     }
 
-    /// How many pages; at least one.
+    /// Number of pages; at least one.
     #[must_use]
     #[inline]
     pub fn count(self) -> u64 {
         (self.0 & FURTHER) + 1
     }
 
-    /// The word that says this. Page 0 alone is 0 in the TLFS's form and could not be told from an empty word, so a
-    /// run is kept inverted. What cannot be said then are the runs of 4095 or 4096 pages from the last page of all
-    /// on. They lie outside of any address space but for their first page, and what cannot be said is everything.
+    /// The word for this run. Page 0 alone is 0 in the TLFS's format, like an empty word, so runs are stored inverted.
+    /// The inverted format cannot express runs of 4095 or 4096 pages from the last page on. Only their first page is in
+    /// any address space; they become a flush of everything.
     fn to_word(self) -> u64 {
         match !self.0 {
             EMPTY | WHOLE => WHOLE,
@@ -67,18 +68,18 @@ impl Pages {
 }
 
 const EMPTY: u64 = 0;
-/// Inverted, this would be a run of 4095 pages from the last page of all on.
+/// Inverted, this would be a run of 4095 pages from the last page on.
 const WHOLE: u64 = 1;
 
 impl Requests {
-    /// Nothing.
+    /// No requests.
     #[must_use]
     pub fn new() -> Self {
         Self { words: core::array::from_fn(|_| AtomicU64::new(EMPTY)) }
     }
 
-    /// Adds a request. The vCPU finds it in the next [`Requests::take`] that happens after; it has to be told by other
-    /// means, and after this, that there is something to take.
+    /// Adds a request, which a later [`Requests::take`] returns. After this call, the caller must tell the vCPU by
+    /// other means that there is a request.
     pub fn ask(&self, flush: Flush) {
         let wanted = match flush {
             Flush::Whole => WHOLE,
@@ -87,12 +88,12 @@ impl Requests {
         if wanted != WHOLE && self.words.iter().any(|word| join(word, wanted)) {
             return;
         }
-        // Only the first word is ever WHOLE. Pages that stood there are part of everything.
+        // Only the first word is ever WHOLE. Pages in that word are part of everything.
         self.words[0].swap(WHOLE, Ordering::AcqRel);
     }
 
-    /// Takes everything that was asked for. Whoever was told that there is something acknowledges that first and
-    /// takes then: the other way round, a request that comes in between would wait for nobody.
+    /// Takes all requests. The vCPU must clear its work bit first and take then. In the other order it would miss a
+    /// request that comes in between.
     pub fn take(&self) -> Taken {
         let words = core::array::from_fn(|at| match self.words[at].load(Ordering::Acquire) {
             EMPTY => EMPTY,
@@ -102,14 +103,13 @@ impl Requests {
     }
 }
 
-/// Puts a request into a word that is empty, or joins it to what is there. Says whether the word covers it now.
+/// Puts a request into an empty word, or merges it with the word. Returns whether the word covers it now.
 fn join(word: &AtomicU64, wanted: u64) -> bool {
     match word.compare_exchange(EMPTY, wanted, Ordering::AcqRel, Ordering::Relaxed) {
         Ok(_) => true,
-        // It is there already, and is written once more all the same: the release half is what makes this caller's
-        // change of the page tables visible to whoever flushes for it. Otherwise the vCPU could flush for the earlier
-        // caller alone, fill its TLB from the tables as they were, and find nothing to take when it is told for the
-        // second time.
+        // It is there already, and is still written again: the release half publishes this caller's change of the page
+        // tables to the vCPU that flushes. Otherwise the vCPU could flush for the earlier caller only, refill its TLB
+        // from the old tables, and find nothing when it is told again.
         Err(found) if found == wanted || found == WHOLE => {
             word.compare_exchange(found, found, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         }
@@ -123,7 +123,7 @@ impl Default for Requests {
     }
 }
 
-/// Requests that were taken. As an iterator, the runs of pages among them.
+/// Requests that were taken. The iterator returns the runs of pages.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Taken {
@@ -132,7 +132,7 @@ pub struct Taken {
 }
 
 impl Taken {
-    /// Whether everything is to be flushed.
+    /// Whether to flush everything.
     #[must_use]
     pub fn whole(&self) -> bool {
         self.words.contains(&WHOLE)

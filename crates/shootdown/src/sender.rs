@@ -4,26 +4,26 @@ use crate::cpu_set::CpuSet;
 use crate::presence::{Presence, Seen};
 use crate::sync::{Ordering, fence};
 
-/// What a shootdown had to do.
+/// Statistics of a shootdown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// Targets.
+    /// Number of targets.
     pub targets: u32,
-    /// Targets that used their guests' translations, and were waited for: those that were kicked out of their guests,
-    /// and those for which an instruction was being emulated.
+    /// Targets that used their guests' translations, so that the sender waited: those kicked out of their guests, and
+    /// those whose instruction was being emulated.
     pub kicked: u32,
-    /// pCPUs that were interrupted.
+    /// Number of kicked pCPUs.
     pub pcpus: u32,
 }
 
-/// Runs one shootdown. On return, none of `targets` uses a translation from before the call, or will.
+/// Runs one shootdown. On return, none of `targets` uses a translation from before the call.
 ///
-/// `targets` are the vCPUs other than the caller's own; it is walked twice. `publish` leaves the request where the
-/// target finds it before its next entry. `kick` makes pCPUs leave their guests, `meanwhile` is the caller's own
-/// flush, and `relax` is called between two looks with the pCPU that is waited for; it may kick it again.
+/// `targets` are the vCPUs other than the caller's own; the function walks it twice. `publish` leaves the request where
+/// the target finds it before its next entry. `kick` makes pCPUs leave their guests. `meanwhile` is the caller's own
+/// flush. `relax` is called between two reads, with the pCPU that is waited for; it may kick it again.
 ///
-/// The caller holds no lock that a target may need to leave its guest, nor has it begun anything that the holder of such a lock
-/// waits for, and there is nobody whom it has to let run.
+/// The caller holds no lock that a target may need to leave its guest. It has begun nothing that the holder of such a
+/// lock waits for, and no other vCPU waits for its pCPU.
 pub fn run<'a, T: 'a>(
     targets: impl Iterator<Item = &'a T> + Clone,
     presence: impl Fn(&'a T) -> &'a Presence,
@@ -34,13 +34,14 @@ pub fn run<'a, T: 'a>(
 ) -> Outcome {
     targets.clone().for_each(publish);
 
-    // The requests are visible before we look who is in the guest: one that enters after our look finds its request.
+    // The requests are visible before this code reads who is in the guest: a target that enters after the read finds
+    // its request.
     fence(Ordering::SeqCst);
 
-    // One for each pCPU, the first that is seen there. If another is seen there as well, the first has left
-    // meanwhile; so the other has entered after our look at the first, and has met its request. (Either needs no
-    // more; the first is kept because there is nothing left to wait for.) This pCPU is never among them: what ran
-    // here last left before the caller came.
+    // One entry for each pCPU: the first target seen there. If a second one is seen there, the first has left
+    // meanwhile, and the second entered after the first was read, so it has met its request. Neither needs a wait; the
+    // first stays in the list because its wait ends at once. This pCPU is never in the list: the vCPU that ran here
+    // left before the call.
     let mut seen: [Option<(&Presence, Seen)>; CpuSet::CAPACITY as usize] = [None; CpuSet::CAPACITY as usize];
     let mut inside = CpuSet::new();
     let mut to_kick = CpuSet::new();

@@ -1,4 +1,4 @@
-//! Core's atomics, loom's under `cfg(loom)`, or those of a simulation: the one switch.
+//! The one switch between core's atomics, loom's (`cfg(loom)`), and those of a simulation.
 
 #[cfg(not(any(loom, feature = "interleave")))]
 pub(crate) use core::sync::atomic::{AtomicU64, Ordering, fence};
@@ -9,11 +9,11 @@ pub(crate) use interleave::{AtomicU64, Ordering, fence};
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// Stores, and lets no later load of the caller overtake the store.
+/// Stores, and keeps later loads of the caller behind the store.
 ///
-/// An exchange does both at once where every read-modify-write is a full barrier, and is cheaper there than a store and a
-/// fence: that is on x86. On AArch64 an exchange is one only as a single instruction (SWPAL, from Armv8.1 on), not as the
-/// loop of LDAXR and STLXR that is made for all processors. The language alone promises less.
+/// An exchange does both where every read-modify-write is a full barrier, and is cheaper there than a store and a
+/// fence: this is x86. On AArch64 only the single instruction is such a barrier (SWPAL, from Armv8.1 on), not the loop
+/// of LDAXR and STLXR that compilers make for all processors. The language promises less.
 #[cfg(not(loom))]
 #[inline(always)]
 pub(crate) fn store_then_look(word: &AtomicU64, value: u64) {
@@ -25,7 +25,7 @@ pub(crate) fn store_then_look(word: &AtomicU64, value: u64) {
     }
 }
 
-/// As above. Loom takes sequentially consistent accesses for acquire and release only, but knows such a fence.
+/// As above. Loom treats sequentially consistent accesses as acquire and release only, but supports such a fence.
 #[cfg(loom)]
 pub(crate) fn store_then_look(word: &AtomicU64, value: u64) {
     word.store(value, Ordering::Release);

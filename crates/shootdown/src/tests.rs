@@ -1,4 +1,4 @@
-//! Corners, and random plans and requests against sets of pages.
+//! Corner cases, and random plans and requests against sets of pages.
 
 extern crate std;
 
@@ -22,7 +22,7 @@ fn pages(first: u64, count: u64) -> Flush {
     Flush::Pages(Pages::new(first, count))
 }
 
-/// What a vCPU with these requests has to flush: everything, or the runs.
+/// What a vCPU with these requests must flush: everything, or the runs.
 fn taken(requests: &Requests) -> Result<Vec<Flush>, Whole> {
     let taken = requests.take();
     if taken.whole() { Err(Whole) } else { Ok(taken.map(Flush::Pages).collect()) }
@@ -185,7 +185,7 @@ fn cpu_set_holds_numbers_0_to_63() {
     assert_eq!((set.len(), set.first()), (2, Some(7)));
 }
 
-/// What one shootdown did, in order.
+/// The steps of one shootdown, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Step {
     Publish,
@@ -194,7 +194,7 @@ enum Step {
     Wait,
 }
 
-/// Runs a shootdown over `targets`. At each look after the first, `relax` may change them.
+/// Runs a shootdown of `targets`. At each read after the first, `relax` may change them.
 fn steps_of(targets: &[Presence], relax: impl Fn()) -> (Vec<Step>, Outcome) {
     let steps = RefCell::new(vec![]);
     let log = |step| steps.borrow_mut().push(step);
@@ -239,7 +239,7 @@ fn those_inside_are_kicked_once_all_together_and_waited_for_until_they_leave() {
         looks.set(looks.get() + 1);
         match looks.get() {
             2 => targets[0].leave(),
-            // Out and in again is as good as out: it has met its request.
+            // Left and entered again counts as left: it has met its request.
             4 => {
                 targets[2].leave();
                 targets[2].enter(63);
@@ -263,7 +263,7 @@ fn emulated_instruction_is_waited_for_and_not_kicked() {
     assert_eq!(outcome, Outcome { targets: 1, kicked: 1, pcpus: 0 });
 }
 
-/// The second is first looked at when the first has made room for it.
+/// The second is first read when the first has left its place.
 #[test]
 fn of_two_seen_on_one_pcpu_neither_is_waited_for_any_more() {
     let targets = [Presence::new(), Presence::new()];
@@ -293,7 +293,7 @@ fn runs(most: usize) -> impl Strategy<Value = Vec<(u64, u64)>> {
     prop::collection::vec((gvas(), prop_oneof![4 => 1..8_u64, 1 => Just(512), 1 => 1..5000_u64]), 0..most)
 }
 
-/// Numbers of the pages of a run that have canonical addresses.
+/// Numbers of the run's pages with canonical addresses.
 fn usable(&(first, count): &(u64, u64)) -> impl Iterator<Item = u64> {
     let first = first >> 12;
     (first..first + count.clamp(1, 4096)).filter(|page| matches!(page >> 35, 0 | 0x1_ffff) && page >> 52 == 0)

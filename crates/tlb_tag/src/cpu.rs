@@ -1,4 +1,4 @@
-//! What a pCPU keeps of a pool. Written by that pCPU alone.
+//! A pCPU's state of a pool. Only that pCPU writes it.
 
 use alloc::boxed::Box;
 use alloc::vec;
@@ -6,7 +6,7 @@ use alloc::vec;
 use crate::pool::Scheme;
 use crate::tag::{Tag, TagRange};
 
-/// The tags of a pool as one pCPU has handed them out.
+/// The tags of a pool, as one pCPU has assigned them.
 #[derive(Debug)]
 pub struct CpuTags {
     pub(crate) range: TagRange,
@@ -16,10 +16,10 @@ pub struct CpuTags {
     pub(crate) counts: Counts,
 }
 
-/// What a pCPU has done for a pool. Entries are not counted here: each is one check.
+/// A pCPU's statistics for a pool. Entries are not counted here: each is one check.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Times that a vCPU was given a tag: one after another's, or one that another had here.
+    /// Assignments of a tag: the next one in order, or one that another vCPU had here.
     pub assignments: u64,
     /// New generations.
     pub generations: u64,
@@ -41,28 +41,28 @@ impl CpuTags {
         }
     }
 
-    /// What was done so far.
+    /// The statistics so far.
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.counts
     }
 }
 
-/// For [`Scheme::Generation`]; with other schemes there is only the first.
+/// For [`Scheme::Generation`]; with other schemes there is only the first generation.
 #[derive(Debug)]
 pub(crate) struct Generations {
-    /// The current generation while nothing is owed; otherwise [`NONE`], which no vCPU has. One word, so that an entry
+    /// The current generation if no flush is due; otherwise [`NONE`], which no vCPU has. One word, so that an entry
     /// compares one.
     pub(crate) valid: u64,
-    /// The current generation. 64 bits do not run out.
+    /// The current generation. 64 bits never overflow.
     current: u64,
-    /// Index of the tag to hand out next.
+    /// Index of the next tag to assign.
     next: u32,
     /// The epoch that last made this pCPU begin a new generation.
     epoch: u64,
 }
 
-/// The generation that a pCPU begins with.
+/// The first generation of a pCPU.
 pub(crate) const FIRST_GENERATION: u64 = 1;
 /// No vCPU's tag is of this generation.
 const NONE: u64 = u64::MAX;
@@ -77,8 +77,8 @@ impl Generations {
         self.current
     }
 
-    /// Whether a new generation has begun, and no entry has flushed since. The debt is the pCPU's: whoever enters first
-    /// pays.
+    /// Whether a new generation has begun, and no entry has flushed since. The debt belongs to the pCPU: the next entry
+    /// flushes.
     pub(crate) fn owes_flush(&self) -> bool {
         self.valid == NONE
     }
@@ -88,7 +88,7 @@ impl Generations {
         self.valid = self.current;
     }
 
-    /// The next tag; a new generation when there is none left. Says whether one began.
+    /// Assigns the next tag, in a new generation if none is left. Also returns whether one began.
     pub(crate) fn assign(&mut self, range: TagRange) -> (Tag, bool) {
         let begins = self.next >= range.count();
         if begins {
@@ -97,8 +97,8 @@ impl Generations {
         }
         let index = self.next;
         self.next += 1;
-        // The first tag of a generation had another owner in the last one, and so have all that follow: everything goes
-        // once, before any of them is used. (Flushing this one tag would not do: Xen's fault from 2019 to 2025.)
+        // In the last generation the first tag had another owner, and so had all that follow. So everything is flushed
+        // once, before any of them is used. (Flushing this one tag is not enough: Xen's mistake from 2019 to 2025.)
         if index == 0 {
             self.valid = NONE;
         } else if !self.owes_flush() {
@@ -107,8 +107,8 @@ impl Generations {
         (range.at(index), begins)
     }
 
-    /// All TLB entries of some VM became void. The tags of that VM are not known here, so all tags of the pCPU are
-    /// voided, whoever they belong to.
+    /// All TLB entries of some VM became void. The VM's tags are not known here, so all tags of the pCPU become void,
+    /// whatever VM they belong to.
     pub(crate) fn meet_epoch(&mut self, epoch: u64) {
         if self.epoch != epoch {
             self.epoch = epoch;
@@ -120,12 +120,12 @@ impl Generations {
     }
 }
 
-/// For [`Scheme::Epoch`]: which vCPU each tag is used for on this pCPU.
+/// For [`Scheme::Epoch`]: which vCPU uses each tag on this pCPU.
 #[derive(Debug)]
 pub(crate) struct Cache {
     /// Names of vCPUs, by index of the tag.
     holders: Box<[u64]>,
-    /// Tags from here on were all in use at some time.
+    /// All tags from here on were in use at some time.
     unused: u32,
     random: u32,
 }
@@ -139,10 +139,10 @@ impl Cache {
         self.holders.get(index as usize) == Some(&name)
     }
 
-    /// A tag for `name`, which prefers its home, then a tag that it held before.
+    /// A tag for `name`. It prefers its home tag, then the tag that it held before.
     pub(crate) fn take(&mut self, name: u64, home: Option<u32>, before: u32) -> u32 {
         let index = match home {
-            // Whoever is a guest there has to go.
+            // Evict the guest vCPU that uses the home tag.
             Some(home) => home,
             None if self.holds(before, name) => before,
             None => self.unused().unwrap_or_else(|| self.victim()),
@@ -153,7 +153,7 @@ impl Cache {
         index
     }
 
-    /// The highest tag that nobody has used; homes are given out from the lowest on.
+    /// The highest unused tag; home tags are assigned from the lowest on.
     fn unused(&mut self) -> Option<u32> {
         while self.unused > 0 {
             self.unused -= 1;
@@ -164,8 +164,8 @@ impl Cache {
         None
     }
 
-    /// Any tag. vCPUs take turns, so the one that was used longest ago is the one that is needed next: to take that one
-    /// from it would be the worst choice, and chance is better.
+    /// Evicts at random. vCPUs take turns, so the least recently used one is needed next: to evict it would be the
+    /// worst choice.
     fn victim(&mut self) -> u32 {
         // xorshift32 (Marsaglia 2003).
         self.random ^= self.random << 13;

@@ -1,20 +1,20 @@
 //! Tags of guests' TLB entries (ASID on SVM, VMID on Arm).
 //!
-//! The TLB tells the entries of many guests apart by a small number, the *tag*. While every vCPU has one of its own,
-//! nothing needs to be flushed when a pCPU goes from one to the other. There may be fewer tags than vCPUs, and now and
-//! then a guest's entries must go; how to hand tags out, and what to flush when, is what a [`Scheme`] decides:
+//! The TLB separates the entries of many guests by a small number, the *tag*. While every vCPU has a tag of its own, a
+//! pCPU flushes nothing when it changes from one vCPU to another. But there may be fewer tags than vCPUs, and sometimes
+//! a guest's entries must be flushed. A [`Scheme`] decides how to assign tags, and what to flush when:
 //!
-//! * [`Scheme::FlushAlways`]: one tag, and a flush at every entry. What was usual before tags were managed.
-//! * [`Scheme::Generation`]: each pCPU hands out its tags round robin; when they run out it begins a new *generation*, which
-//!   voids all old tags at once and flushes everything. To flush one vCPU is to give it the next tag. (Xen on AMD-V,
+//! * [`Scheme::FlushAlways`]: one tag, and a flush at every entry. This was usual before hypervisors managed tags.
+//! * [`Scheme::Generation`]: each pCPU assigns its tags round robin. When none is left it begins a new *generation*,
+//!   which makes all old tags void and flushes everything. To flush one vCPU, it assigns the next tag. (Xen on AMD-V,
 //!   2007; `docs/decisions/0006-epochs.md` compares.)
-//! * [`Scheme::Epoch`]: each vCPU has a *home tag* for life while they last, the same on every pCPU. An entry compares one
-//!   word: the VM's *epoch*, which counts how often everything of that VM became void, with the one that the vCPU has
-//!   seen. A flush concerns the vCPU's own tag, never a neighbour's. With fewer tags than vCPUs, each pCPU keeps its tags
-//!   as a cache of the vCPUs that it runs, down to a cache of one.
+//! * [`Scheme::Epoch`]: each vCPU has a *home tag* for life, the same on every pCPU, while there are enough. An entry
+//!   compares one word: the VM's *epoch* with the epoch that the vCPU has seen. A new epoch makes all entries of that
+//!   VM void. A flush affects the vCPU's own tag, never another one's. With fewer tags than vCPUs, each pCPU uses its
+//!   tags as a cache of the vCPUs that it runs, down to a cache of one.
 //!
-//! A flush that is owed is a debt: [`VcpuTags::enter`] says what the entry has to flush, and only
-//! [`Entry::completed`] pays. An entry that does not happen leaves the debt where it was, with whoever enters next:
+//! A required flush is a debt. [`VcpuTags::enter`] says what the entry must flush, and only [`Entry::completed`] clears
+//! the debt. If the entry does not happen, the next entry has the same debt:
 //!
 //! ```
 //! use tlb_tag::{Flush, Pool, Scheme, TagRange};
@@ -33,14 +33,14 @@
 //! assert_eq!(vcpu.enter(&mut cpu, 0).flush(), Flush::Nothing);
 //! ```
 //!
-//! What holds, whatever the scheme:
+//! These rules hold for every scheme:
 //!
-//! * On one pCPU a tag names one vCPU's translations at a time, or the change is an entry that flushes.
-//! * Generations are compared only on the pCPU that counts them; a change of pCPU voids.
-//! * Tags are never 0, which is the host's, and never beyond the range.
+//! * On one pCPU a tag names one vCPU's translations at a time. The entry that changes this flushes.
+//! * Generations are compared only on the pCPU that counts them; a change of pCPU makes the tag void.
+//! * Tags are never 0, which is the host's, and always in the range.
 //!
-//! Here each vCPU has a tag of its own, and each pCPU hands tags out by itself. Where a guest can flush the TLBs of all
-//! its vCPUs by one instruction, as on Arm, tags must be VMs' and the same on all pCPUs: that is [`by_vm`].
+//! Here each vCPU has a tag of its own, and each pCPU assigns tags by itself. If a guest can flush the TLBs of all its
+//! vCPUs by one instruction, as on Arm, tags must belong to VMs and be the same on all pCPUs: see [`by_vm`].
 
 #![no_std]
 #![forbid(unsafe_code)]

@@ -7,7 +7,7 @@ use crate::sync::{AtomicU64, Ordering};
 use crate::tag::TagRange;
 use crate::vcpu::VcpuTags;
 
-/// How tags are handed out; see the crate's description.
+/// How tags are assigned; see the crate's description.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scheme {
     /// One tag, a flush at each entry.
@@ -18,25 +18,25 @@ pub enum Scheme {
     Epoch,
 }
 
-/// The tags of a pool, and which of them are some vCPU's home. Shared by all pCPUs; touched when a vCPU is made and
-/// when it is gone, never by an entry.
+/// The tags of a pool, and which of them are home tags. All pCPUs share it. Creating and removing a vCPU accesses it;
+/// an entry never does.
 #[derive(Debug)]
 pub struct Pool {
     scheme: Scheme,
     range: TagRange,
     can_flush_one_tag: bool,
-    /// Bit n: tag n of the range is a home. Without meaning but for [`Scheme::Epoch`].
+    /// Bit n: tag n of the range is a home tag. Only for [`Scheme::Epoch`].
     homes: Box<[AtomicU64]>,
-    /// vCPUs made so far. Names are never used twice, so that a vCPU is not taken for one that is gone.
+    /// Number of vCPUs made so far. Names are never reused, so a new vCPU is not confused with an old one.
     made: AtomicU64,
 }
 
-/// Most tags that an epoch pool uses: one word for each is kept per pCPU.
+/// Maximum number of tags in an epoch pool: each pCPU keeps one word per tag.
 const LARGEST_TABLE: u32 = 4096;
 
 impl Pool {
     /// A pool of the tags in `range`. `can_flush_one_tag`: whether the machine can flush the entries of one tag (SVM's
-    /// flush-by-ASID); without it, flushes concern everything on the pCPU.
+    /// flush-by-ASID). Otherwise each flush drops everything on the pCPU.
     #[must_use]
     pub fn new(scheme: Scheme, range: TagRange, can_flush_one_tag: bool) -> Self {
         let range = match scheme {
@@ -53,7 +53,7 @@ impl Pool {
         }
     }
 
-    /// How tags are handed out.
+    /// How tags are assigned.
     #[must_use]
     pub fn scheme(&self) -> Scheme {
         self.scheme
@@ -65,28 +65,28 @@ impl Pool {
         self.range
     }
 
-    /// The state of a pCPU that has handed out none yet.
+    /// The state of a pCPU that has assigned no tag yet.
     #[must_use]
     pub fn cpu(&self) -> CpuTags {
         CpuTags::new(self.scheme, self.range, self.can_flush_one_tag)
     }
 
-    /// The state of a new vCPU, with a home if one is left.
+    /// The state of a new vCPU, with a home tag if one is left.
     #[must_use]
     pub fn vcpu(&self) -> VcpuTags {
         let name = self.made.fetch_add(1, Ordering::Relaxed) + 1;
         VcpuTags::new(self.scheme, name, self.claim_home(), self.range.first())
     }
 
-    /// The vCPU is gone: its home is free. Entries that it left behind are flushed before the next owner's first entry
-    /// on each pCPU, as at any change of pCPU.
+    /// Frees the home tag of a removed vCPU. Its old entries are flushed before the next owner's first entry on each
+    /// pCPU, as at any change of pCPU.
     pub fn release(&self, vcpu: VcpuTags) {
         if let Some(home) = vcpu.home() {
             self.homes[home as usize / 64].fetch_and(!(1 << (home % 64)), Ordering::AcqRel);
         }
     }
 
-    /// Index in the range of the lowest tag that is nobody's home.
+    /// Index in the range of the lowest tag that is no home tag.
     fn claim_home(&self) -> Option<u32> {
         for (index, word) in (0..).zip(&self.homes) {
             let valid = (self.range.count() - index * 64).min(64);

@@ -1,4 +1,4 @@
-//! Core's atomics and spin's lock, loom's under `cfg(loom)`, or those of a simulation: the one switch.
+//! The one switch between core's atomics with spin's lock, loom's (`cfg(loom)`), and those of a simulation.
 
 #[cfg(not(any(loom, feature = "interleave")))]
 pub(crate) use core::sync::atomic::{AtomicU64, Ordering};
@@ -13,7 +13,7 @@ pub(crate) use loom::sync::atomic::{AtomicU64, Ordering};
 #[cfg(loom)]
 pub(crate) use model::Mutex;
 
-/// Loom's lock with the face of spin's.
+/// Loom's lock with spin's interface.
 #[cfg(loom)]
 mod model {
     use loom::sync::MutexGuard;

@@ -2,12 +2,12 @@
 
 use core::num::NonZeroU32;
 
-/// What the TLB entries of one guest are tagged with. Zero is the host's, so there is no such value.
+/// The tag of one guest's TLB entries. Zero is the host's, so no such value exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tag(NonZeroU32);
 
 impl Tag {
-    /// The number that hardware wants.
+    /// The number for the hardware.
     #[must_use]
     #[inline]
     pub const fn get(self) -> u32 {
@@ -23,7 +23,7 @@ pub struct TagRange {
 }
 
 impl TagRange {
-    /// `count` tags from `first` on. Zero is nobody's tag, so a range begins at 1 and has at least one.
+    /// `count` tags from `first` on. Zero is not a tag, so a range begins at 1 or above and has at least one tag.
     #[must_use]
     pub const fn new(first: u32, count: u32) -> Self {
         let first = match NonZeroU32::new(first) {
@@ -47,13 +47,13 @@ impl TagRange {
         Tag(self.first)
     }
 
-    /// How many there are; at least one.
+    /// Number of tags; at least one.
     #[must_use]
     pub const fn count(self) -> u32 {
         self.count
     }
 
-    /// The tag at `index`, or the last for an index beyond.
+    /// The tag at `index`, or the last one if `index` is too large.
     #[inline]
     pub(crate) fn at(self, index: u32) -> Tag {
         Tag(self.first.saturating_add(index.min(self.count - 1)))

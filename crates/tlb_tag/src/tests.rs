@@ -6,7 +6,7 @@ fn pool(scheme: Scheme, tags: u32) -> Pool {
     Pool::new(scheme, TagRange::new(1, tags), true)
 }
 
-/// One entry that happens. Says what it flushed.
+/// One completed entry. Returns what it flushed.
 fn enter(vcpu: &mut VcpuTags, cpu: &mut CpuTags, epoch: u64) -> Flush {
     let entry = vcpu.enter(cpu, epoch);
     let flush = entry.flush();
@@ -21,7 +21,7 @@ fn take_turns(vcpus: &mut [VcpuTags], cpus: &mut [CpuTags], rounds: u32, entries
         for (number, vcpu) in vcpus.iter_mut().enumerate() {
             let home = number % cpus.len();
             let cpu = &mut cpus[home];
-            // The first arrival finds no stay before it, whatever it is told.
+            // The first arrival has no earlier one here, whatever the caller says.
             vcpu.arrive(cpu, true);
             for _ in 0..entries {
                 flushes += u64::from(enter(vcpu, cpu, 0) != Flush::Nothing);
@@ -106,7 +106,7 @@ fn after_a_refused_entry_whoever_enters_first_pays_and_only_once() {
         vcpu.arrive(&mut cpu, false);
         let _ = enter(vcpu, &mut cpu, 0);
     }
-    // Both tags are out: the next begins a new generation, and is refused.
+    // Both tags are assigned: the next entry begins a new generation, and is refused.
     first.void();
     let refused = first.enter(&mut cpu, 0);
     assert_eq!(refused.flush(), Flush::Everything);
@@ -161,7 +161,7 @@ fn home_of_a_vcpu_that_is_gone_is_flushed_before_its_next_owner_runs() {
     pool.release(old);
 
     let mut new = pool.vcpu();
-    // Even if somebody told it that it had been here.
+    // Even if the caller says that it was here before.
     new.arrive(&mut cpu, true);
     assert_eq!(new.enter(&mut cpu, 0).tag(), tag);
     assert_eq!(new.enter(&mut cpu, 0).flush(), Flush::Tag);
@@ -257,7 +257,7 @@ fn last_epochs_are_told_apart_from_a_void_vcpu() {
 
 #[test]
 fn chance_evicts_less_than_the_order_of_use_would() {
-    // Six vCPUs take turns over four tags. To evict the one that was used longest ago would hit the next one always.
+    // Six vCPUs take turns over four tags. Evicting the least recently used one would always hit the next one.
     let pool = pool(Scheme::Epoch, 4);
     let mut cpu = pool.cpu();
     let homeless: Vec<_> = (0..4).map(|_| pool.vcpu()).collect();

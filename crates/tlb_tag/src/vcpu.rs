@@ -1,4 +1,4 @@
-//! What a vCPU has of a pool, and one entry into its guest. Written by the pCPU that runs the vCPU.
+//! A vCPU's part of a pool, and one entry into its guest. Only the pCPU that runs the vCPU writes it.
 
 use crate::cpu::{CpuTags, FIRST_GENERATION};
 use crate::pool::Scheme;
@@ -16,27 +16,27 @@ pub enum Flush {
     Everything,
 }
 
-/// The tag of a vCPU, and what it owes.
+/// The tag of a vCPU, and its debts.
 #[derive(Debug)]
 pub struct VcpuTags {
     scheme: Scheme,
     name: u64,
-    /// Index of the tag that is its own on all pCPUs.
+    /// Index of its home tag, on all pCPUs.
     home: Option<u32>,
-    /// Index of the tag that it has on the pCPU where it arrived last.
+    /// Index of its tag on the pCPU where it arrived last.
     index: u32,
     tag: Tag,
-    /// The generation of `tag`; [`VOID`] when it has none.
+    /// The generation of `tag`; [`VOID`] if it has none.
     generation: u64,
-    /// The epoch of the VM that its entries are of, with [`SEEN`]; [`VOID`] when they must all go.
+    /// The VM's epoch that its entries are from, with [`SEEN`]; [`VOID`] if they must all be flushed.
     seen: u64,
-    /// Since its last entry it was given a tag that it had not before.
+    /// Since its last entry the vCPU got another tag.
     moved: bool,
 }
 
 /// No generation, and with [`SEEN`] no epoch, is zero.
 const VOID: u64 = 0;
-/// Marks an epoch that was seen, so that none is taken for [`VOID`].
+/// Marks an epoch that was seen, so that no epoch equals [`VOID`].
 const SEEN: u64 = 1 << 63;
 
 impl VcpuTags {
@@ -49,12 +49,12 @@ impl VcpuTags {
         self.home
     }
 
-    /// The vCPU comes to a pCPU, to stay for some entries. `came_back`: it was here last, and nowhere since.
+    /// The vCPU arrives at a pCPU for some entries. `came_back`: it was here last, and nowhere else since.
     pub fn arrive(&mut self, cpu: &mut CpuTags, came_back: bool) {
         match self.scheme {
             Scheme::FlushAlways => {}
             Scheme::Generation if came_back => {}
-            // Two pCPUs may count the same generation by accident; a tag means nothing beyond its pCPU.
+            // Two pCPUs may count the same generation by accident; a tag means nothing on another pCPU.
             Scheme::Generation => self.generation = VOID,
             Scheme::Epoch if came_back && cpu.cache.holds(self.index, self.name) => {}
             Scheme::Epoch => {
@@ -68,26 +68,25 @@ impl VcpuTags {
         }
     }
 
-    /// Whether an entry has to do nothing about tags: the tag is the one of the last entry, and nothing is owed. This is
-    /// what each entry pays.
+    /// Whether an entry has nothing to do about tags: the tag is unchanged since the last entry, and no flush is due.
+    /// This is the cost of each entry.
     #[must_use]
     #[inline]
     pub fn is_current(&self, cpu: &CpuTags, epoch: u64) -> bool {
-        // Both at once, without asking for the scheme: what a scheme does not use never differs, and for the one
-        // that flushes always, the epoch always does.
+        // Compares both without asking for the scheme. What a scheme does not use never differs; for the scheme that
+        // flushes always, the epoch always differs.
         (self.seen ^ (epoch | SEEN)) | (self.generation ^ cpu.generations.valid) == 0
     }
 
-    /// Whether the vCPU's last entry was in this epoch of its VM, and its entries are good: nobody has had them all flushed
-    /// since. A scheme that keeps none from one entry to the next never says so.
+    /// Whether the vCPU's last entry was in this epoch of its VM and its entries are still good. Never true for a
+    /// scheme that keeps no entries between two entries into the guest.
     #[must_use]
     #[inline]
     pub fn has_seen(&self, epoch: u64) -> bool {
         self.seen == epoch | SEEN
     }
 
-    /// Prepares an entry on the pCPU where the vCPU arrived. `epoch` is the VM's, which counts the times that all of its
-    /// TLB entries became void; it is below 2^63.
+    /// Prepares an entry on the pCPU where the vCPU arrived. `epoch` is the VM's epoch; it is below 2^63.
     #[inline]
     pub fn enter<'a>(&'a mut self, cpu: &'a mut CpuTags, epoch: u64) -> Entry<'a> {
         let seen = epoch | SEEN;
@@ -127,7 +126,7 @@ impl VcpuTags {
         Entry { vcpu: self, cpu, seen, flush, assigned, new_generation }
     }
 
-    /// All TLB entries of the vCPU must go before its guest's next instruction.
+    /// All TLB entries of the vCPU must be flushed before its guest's next instruction.
     #[inline]
     pub fn void(&mut self) {
         match self.scheme {
@@ -137,7 +136,7 @@ impl VcpuTags {
         }
     }
 
-    /// Whether all entries of the vCPU go at its next entry anyway, so that no single page needs to be flushed.
+    /// Whether the next entry flushes all entries of the vCPU anyway, so that no single page needs a flush.
     #[must_use]
     #[inline]
     pub fn is_void(&self) -> bool {
@@ -148,8 +147,7 @@ impl VcpuTags {
         }
     }
 
-    /// The tag of the entries that it has on the pCPU where it arrived. Without meaning while it [is
-    /// void](Self::is_void).
+    /// The tag of its entries on the pCPU where it arrived. Meaningless while it [is void](Self::is_void).
     #[must_use]
     #[inline]
     pub fn tag(&self) -> Tag {
@@ -157,7 +155,7 @@ impl VcpuTags {
     }
 }
 
-/// An entry that is about to happen. Dropped, it has not happened, and all that it would have flushed is still owed.
+/// An entry that is about to happen. If it is dropped, it has not happened, and its flush is still required.
 #[derive(Debug)]
 #[must_use]
 pub struct Entry<'a> {
@@ -182,7 +180,7 @@ impl Entry<'_> {
         self.flush
     }
 
-    /// Whether the vCPU was given another tag for this entry.
+    /// Whether the vCPU got another tag for this entry.
     #[must_use]
     #[inline]
     pub fn assigned(&self) -> bool {
@@ -196,7 +194,7 @@ impl Entry<'_> {
         self.new_generation
     }
 
-    /// The entry has happened: what it had to flush is flushed.
+    /// The entry has happened, and its flush is done.
     #[inline]
     pub fn completed(self) {
         if self.flush != Flush::Nothing {

@@ -1,23 +1,23 @@
-//! Random lives of VMs whose vCPUs share a tag, on a machine whose TLBs forget nothing ([`hw_model`]); and mistakes,
-//! planted, to see that such a life finds them.
+//! Random lives of VMs whose vCPUs share a tag, on a machine whose TLBs never drop an entry by themselves
+//! ([`hw_model`]). Planted mistakes check that such a life finds them.
 //!
-//! A guest has three pages. One is mapped by each of its CPUs in its own way, and flushed on that CPU alone. One is
-//! mapped for all, and flushed everywhere by one instruction. The third stands for what a processor keeps of stage 2 alone.
+//! A guest has three pages. Each of its CPUs maps the first in its own way, and flushes it on that CPU only. The second
+//! is mapped for all CPUs, and one instruction flushes it everywhere. The third stands for entries of stage 2 alone.
 
 use hw_model::Machine;
 use proptest::prelude::{Just, Strategy, any, prop, prop_assert_eq, prop_oneof, proptest};
 use tlb_tag::by_vm::{CpuTags, Flush, Pool, VcpuTags, VmTags};
 use tlb_tag::{Scheme, TagRange};
 
-/// What a page was translated to, and when: enough to tell whether it may still be seen.
+/// The translation of a page, and its age: enough to tell whether it may still be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Translation {
-    /// Never the same for two VMs, also of those that are gone.
+    /// Unique, also among VMs that are gone.
     vm: u64,
-    /// Of whose tables: a vCPU's number, or [`ALL`].
+    /// The owner of the tables: a vCPU's number, or [`ALL`].
     vcpu: usize,
     version: u64,
-    /// Of the VM's stage 2.
+    /// Version of the VM's stage 2.
     stage2: u64,
 }
 
@@ -26,25 +26,26 @@ const PRIVATE: u64 = 1;
 const COMMON: u64 = 2;
 const STAGE2: u64 = 3;
 
-/// A mistake.
+/// A planted mistake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mutant {
     None,
     /// An entry that was refused counts as one that has flushed.
     DebtLostOnAbortedEntry,
-    /// That another vCPU of the VM ran here is not noticed.
+    /// It is not noticed that another vCPU of the VM ran here.
     SiblingNotNoticed,
-    /// That the vCPU was elsewhere is not noticed. (Right only where the guest's own flushes reach all pCPUs, as KVM has it.)
+    /// It is not noticed that the vCPU was on another pCPU. (Right only if the guest's own flushes reach all pCPUs, as
+    /// with KVM.)
     JourneyNotNoticed,
     /// In a new generation only the tag of the entry is flushed.
     RecycledTagsNotFlushed,
-    /// A rollover does not know what runs, and gives its tag to another VM.
+    /// A rollover does not know which tags run, and gives one to another VM.
     RunningTagGivenAway,
-    /// After another VM only what the guest's own tables made is flushed.
+    /// After another VM only the guest's own translations are flushed.
     Stage2OfOthersKept,
-    /// The guest's wish that everything goes is forgotten.
+    /// The guest's request to flush everything is lost.
     VoidIsForgotten,
-    /// A change of stage 2 is not told.
+    /// A change of stage 2 is not announced.
     EpochIsForgotten,
     NeverFlushes,
 }
@@ -65,7 +66,7 @@ struct Vm {
     name: u64,
     tags: VmTags,
     epoch: u64,
-    /// Of stage 2, and of the page that all vCPUs map in one way.
+    /// Version of stage 2, and of the page that all vCPUs map in the same way.
     stage2: u64,
     common: u64,
     vcpus: Vec<Vcpu>,
@@ -75,7 +76,7 @@ struct Vcpu {
     tags: VcpuTags,
     ran_on: Option<usize>,
     runs: bool,
-    /// Of the page that it maps in its own way.
+    /// Version of the page that it maps in its own way.
     private: u64,
 }
 
@@ -83,31 +84,31 @@ struct Host {
     machine: Machine<Translation>,
     pool: Pool,
     cpus: Vec<CpuTags>,
-    /// Who runs on each pCPU.
+    /// Which vCPU runs on each pCPU.
     running: [Option<(usize, usize)>; CPUS],
     vms: Vec<Vm>,
     names: u64,
     mutant: Mutant,
-    /// What must not have been seen, and was.
+    /// A use of a stale entry, if there was one.
     stale: Option<String>,
 }
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Whoever runs on a pCPU leaves it, and a vCPU that runs nowhere comes.
+    /// The vCPU on a pCPU departs, and a vCPU that runs nowhere arrives.
     Switch { cpu: usize, vm: usize, vcpu: usize },
-    /// Who runs there is entered, or refused.
+    /// The vCPU there enters, or its entry is refused.
     Enter { cpu: usize, refused: bool },
     /// The guest changes the page of this CPU, and flushes it here.
     FlushHere { cpu: usize },
     /// The guest changes the page of all CPUs, and flushes it everywhere.
     FlushEverywhere { cpu: usize },
-    /// A vCPU asks for everything to be flushed.
+    /// A vCPU requests a flush of everything.
     Void { cpu: usize },
-    /// The hypervisor takes something from the VM: by a new epoch, with which whoever runs enters next, or by an
-    /// instruction that flushes the VM's tag everywhere.
+    /// The hypervisor takes something from the VM: by a new epoch, which the next entries see, or by an instruction
+    /// that flushes the VM's tag everywhere.
     Remap { vm: usize, everywhere: bool },
-    /// A VM of which no vCPU runs ends, and another begins.
+    /// A VM without a running vCPU ends, and another begins.
     Replace { vm: usize, vcpus: u8 },
 }
 
@@ -126,7 +127,7 @@ impl Host {
             mutant,
             stale: None,
         };
-        // A little more VMs than tags: rollovers happen, and not all the time.
+        // A few more VMs than tags: rollovers happen, and not all the time.
         for vcpus in [3, 2, 3, 1, 3, 2].into_iter().take(tags as usize + 1) {
             let vm = host.new_vm(vcpus);
             host.vms.push(vm);
@@ -237,7 +238,7 @@ impl Host {
         self.look(cpu);
     }
 
-    /// What the TLB may answer must be ours and not older than the last flush.
+    /// The TLB's answer must be the VM's own and not older than the last flush.
     fn look(&mut self, cpu: usize) {
         let Some((vm, number)) = self.running[cpu] else { return };
         let vm = &self.vms[vm];
@@ -256,7 +257,7 @@ impl Host {
         }
     }
 
-    /// The guest does something there, if one runs that owes nothing: it looks, does it, and looks again.
+    /// The guest does something there, if one runs without a debt: it accesses a page, acts, and accesses again.
     fn in_guest(&mut self, cpu: usize, act: impl FnOnce(&mut Machine<Translation>, &mut Vm, usize, hw_model::Tag)) {
         self.enter(cpu, false);
         let Some((vm, vcpu)) = self.running[cpu] else { return };
@@ -286,7 +287,7 @@ const SCHEMES: [Scheme; 3] = [Scheme::FlushAlways, Scheme::Generation, Scheme::E
 proptest! {
     #[test]
     fn no_life_of_vms_sees_what_was_flushed(steps in steps(), tags in 1..8_u32, scheme in 0..3_usize) {
-        // The generations' promise that what runs keeps its tag needs one per pCPU.
+        // The generations' promise that a running VM keeps its tag needs one tag per pCPU.
         let tags = if SCHEMES[scheme] == Scheme::Generation { tags.max(3) } else { tags };
         let mut host = Host::new(SCHEMES[scheme], tags, Mutant::None);
         steps.iter().for_each(|step| host.step(step));
@@ -294,7 +295,7 @@ proptest! {
     }
 }
 
-/// Random steps without proptest's machinery, for the many lives that finding a mistake takes.
+/// Random steps without proptest, because finding a mistake takes many lives.
 struct Dice(u64);
 
 impl Dice {
@@ -317,7 +318,7 @@ impl Dice {
     }
 }
 
-/// Seeds of a hundred in which a life of 20 000 steps finds the mistake.
+/// Number of seeds of a hundred with which a life of 20 000 steps finds the mistake.
 fn found(scheme: Scheme, mutant: Mutant) -> usize {
     (0..100)
         .filter(|&seed| {
@@ -339,7 +340,7 @@ fn every_planted_mistake_is_found_where_the_scheme_can_make_it() {
         let (epoch, generation) = (found(Scheme::Epoch, mutant), found(Scheme::Generation, mutant));
         println!("{mutant:?}: found in {epoch} of 100 lives with epochs, {generation} with generations");
         let (by_epoch, by_generation) = match mutant {
-            // A tag for life is neither recycled at once nor taken from what runs.
+            // A tag for life is neither recycled at once nor taken from a running VM.
             Mutant::RecycledTagsNotFlushed | Mutant::RunningTagGivenAway => (false, true),
             _ => (true, true),
         };

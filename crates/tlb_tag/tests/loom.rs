@@ -11,7 +11,7 @@ use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use loom::thread;
 use tlb_tag::{Flush, Pool, Scheme, TagRange, by_vm};
 
-/// Two vCPUs are made while one is given back: no tag is the home of two.
+/// Two vCPUs are made while one is removed: no tag is the home of two.
 #[test]
 fn home_is_given_to_one_vcpu_only() {
     loom::model(|| {
@@ -30,7 +30,7 @@ fn home_is_given_to_one_vcpu_only() {
             .collect();
         pool.release(old);
         let made: Vec<_> = others.into_iter().map(|other| other.join().expect("no panic")).collect();
-        // The three have two tags between them, so a vCPU without a home is right; two with the same home are not.
+        // The three have two tags, so a vCPU without a home tag is right; two with the same home tag are wrong.
         let third = pool.vcpu();
         let mut cpu = pool.cpu();
         let mut third = third;
@@ -45,8 +45,8 @@ const IN_GUEST: u64 = 1;
 const OLD: u64 = 1;
 const NEW: u64 = 2;
 
-/// The VM's stage 2 loses something while a vCPU enters: the one that takes it away bumps the epoch and then looks who is in
-/// the guest; the one that enters says so and then reads the epoch. `fences`: whether both see to the order.
+/// The hypervisor takes something from a VM's stage 2 while a vCPU enters. It increments the epoch and then reads who
+/// is in the guest. The vCPU announces its entry and then reads the epoch. `fences`: whether both order their accesses.
 fn remap_against_entry(fences: bool) {
     loom::model(move || {
         let epoch = Arc::new(AtomicU64::new(0));
@@ -104,10 +104,10 @@ fn without_the_fences_something_is() {
     assert!(catch_unwind(|| remap_against_entry(false)).is_err());
 }
 
-/// By pCPU: the VM, above, and the tag that it is in its guest with; 0 when it is not.
+/// By pCPU: the VM, in the upper bits, and its tag, while it is in its guest; 0 otherwise.
 type Inside = [AtomicU64; 2];
 
-/// A pCPU and what its TLB may hold: by tag, the VM whose entries are there.
+/// A pCPU and its TLB: by tag, the VM whose entries it holds.
 struct Cpu {
     tags: by_vm::CpuTags,
     number: usize,
@@ -116,8 +116,9 @@ struct Cpu {
 }
 
 impl Cpu {
-    /// A stay of one entry. Whoever is in its guest at the same time has another tag if it is another VM, and the same if it
-    /// is the same; and what is found under the tag is the VM's own. `keeps`: the stay lasts until the guest was left.
+    /// Arrives, enters once, departs. A vCPU in its guest at the same time must have another tag if it is of another
+    /// VM, and the same tag if it is of the same VM. The entries under the tag must be the VM's own. `keeps`: the vCPU
+    /// departs after it has left the guest.
     fn visit(&mut self, vm: u64, vcpu: &mut by_vm::VcpuTags, keeps: bool) {
         vcpu.arrive(&mut self.tags, false);
         if !keeps {
@@ -146,8 +147,8 @@ impl Cpu {
     }
 }
 
-/// One pCPU enters a VM, another one and the first again; the other pCPU enters the first and two more. There are two tags, so
-/// generations begin on the way, on either.
+/// One pCPU enters a VM, another VM and the first again; the other pCPU enters the first and two more. There are two
+/// tags, so generations begin on both.
 fn rollover_against_entry(keeps: bool) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);

@@ -1,39 +1,39 @@
-//! Random lives of VMs on a machine whose TLBs forget nothing ([`hw_model`]), with the schemes as they ship; and the
-//! mistakes that others have made, planted, to see that such a life finds them.
+//! Random lives of VMs on a machine whose TLBs never drop an entry by themselves ([`hw_model`]), with the released
+//! schemes. Known mistakes of other hypervisors are planted, to check that such a life finds them.
 
 use hw_model::Machine;
 use proptest::prelude::{Just, Strategy, any, prop, prop_assert_eq, prop_oneof, proptest};
 use tlb_tag::{CpuTags, Flush, Pool, Scheme, TagRange, VcpuTags};
 
-/// What a page was translated to, and when: enough to tell whether it may still be seen.
+/// The translation of a page, and its age: enough to tell whether it may still be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Translation {
-    /// Never the same for two vCPUs, also of VMs that are gone.
+    /// Unique, also among vCPUs of VMs that are gone.
     vcpu: u64,
-    /// Of the guest's own tables.
+    /// Version of the guest's own tables.
     version: u64,
-    /// Of the VM's stage 2.
+    /// Version of the VM's stage 2.
     stage2: u64,
 }
 
-/// A mistake.
+/// A planted mistake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mutant {
     None,
     /// An entry that was refused counts as one that has flushed.
     DebtLostOnAbortedEntry,
-    /// The change of pCPU goes unnoticed: the tag of the last stay here is taken for good. (Two pCPUs that count the same
-    /// generation, as KVM warns of: A, B, and A again.)
+    /// The change of pCPU is not noticed: the vCPU keeps its old tag of this pCPU. (Two pCPUs that count the same
+    /// generation, as KVM warns: A, B, and A again.)
     NoVoidOnMigration,
-    /// When tags are handed out again, only the tag of this entry is flushed. (Xen, 2019 to 2025.)
+    /// When tags are reused, only the tag of this entry is flushed. (Xen, 2019 to 2025.)
     RecycledTagsNotFlushed,
-    /// A flush hits the first tag instead of the entry's own. (Xen, 2024: a number became a truth value.)
+    /// A flush affects the first tag instead of the entry's own. (Xen, 2024: a number became a truth value.)
     FlushesTheFirstTag,
-    /// The guest's wish that everything goes is forgotten.
+    /// The guest's request to flush everything is lost.
     VoidIsForgotten,
-    /// A change of stage 2 is not told to those who run.
+    /// Running vCPUs do not learn of a change of stage 2.
     EpochIsForgotten,
-    /// One-shot flushes are not asked for at all.
+    /// One-shot flushes are never requested.
     NeverFlushes,
 }
 
@@ -58,7 +58,7 @@ struct Vcpu {
     name: u64,
     tags: VcpuTags,
     ran_on: Option<usize>,
-    /// Translations older than this must not be seen.
+    /// Translations older than this must not be used.
     version: u64,
 }
 
@@ -70,7 +70,7 @@ struct Host {
     vms: Vec<Vm>,
     names: u64,
     mutant: Mutant,
-    /// What must not have been seen, and was.
+    /// A use of a stale entry, if there was one.
     stale: Option<String>,
     entries: u64,
 }
@@ -79,9 +79,9 @@ struct Host {
 enum Step {
     /// A vCPU runs on a pCPU for some entries; the bits of `refused` say which of them do not happen.
     Run { vm: usize, vcpu: usize, cpu: usize, entries: u8, refused: u8 },
-    /// A vCPU is about to run and changes its own tables, and asks for everything to be flushed.
+    /// A vCPU that is about to run changes its own tables, and requests a flush of everything.
     Void { vm: usize, vcpu: usize },
-    /// The hypervisor takes something from the VM, and waits until nobody can use it.
+    /// The hypervisor takes something from the VM, and waits until no vCPU can use it.
     Remap { vm: usize },
     /// The VM ends, and another begins.
     Replace { vm: usize, vcpus: u8 },
@@ -173,7 +173,7 @@ impl Host {
                 if self.mutant == Mutant::DebtLostOnAbortedEntry {
                     entry.completed();
                 }
-                // The vCPU loop looks again before it enters; it may also give up here.
+                // The vCPU loop checks again before it enters; it may also stop here.
                 continue;
             }
             entry.completed();
@@ -190,7 +190,7 @@ impl Host {
                 Flush::Everything => self.machine.flush_everything(cpu),
             }
 
-            // In the guest: whatever the TLB may answer must be ours and not older than the last flush.
+            // In the guest: the TLB's answer must be the VM's own and not older than the last flush.
             let now = Translation { vcpu: vcpu.name, version: vcpu.version, stage2: vm.stage2 };
             for seen in self.machine.answers(cpu, tag, PAGE) {
                 if seen != now {
@@ -198,7 +198,7 @@ impl Host {
                 }
             }
             self.machine.walk(cpu, tag, PAGE, now);
-            // The guest changes its tables and flushes by itself, as it may without an exit: here, and only here.
+            // The guest changes its tables and flushes by itself, as it may without an exit: only on this pCPU.
             if index == 1 {
                 vcpu.version += 1;
                 self.machine.flush_page(cpu, tag, PAGE);
@@ -220,7 +220,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..400)
 }
 
-/// Pools of all schemes side by side, of few tags.
+/// Pools of all schemes, with few tags.
 fn pools(tags: u32, can_flush_one_tag: bool) -> Vec<Pool> {
     let mut first = 1;
     [Scheme::FlushAlways, Scheme::Generation, Scheme::Epoch, Scheme::Epoch]
@@ -245,7 +245,7 @@ proptest! {
     }
 }
 
-/// Random steps without proptest's machinery, for the many lives that finding a mistake takes.
+/// Random steps without proptest, because finding a mistake takes many lives.
 struct Dice(u64);
 
 impl Dice {
@@ -271,7 +271,7 @@ impl Dice {
     }
 }
 
-/// Seeds of a hundred in which a life of 2000 steps finds the mistake, for one scheme.
+/// Number of seeds of a hundred with which a life of 2000 steps finds the mistake, for one scheme.
 fn found(scheme: Scheme, mutant: Mutant) -> usize {
     (0..100)
         .filter(|&seed| {
@@ -292,9 +292,9 @@ fn every_planted_mistake_is_found_where_the_scheme_can_make_it() {
         let (epoch, generation) = (found(Scheme::Epoch, mutant), found(Scheme::Generation, mutant));
         println!("{mutant:?}: found in {epoch} of 100 lives with epochs, {generation} with generations");
         let (by_epoch, by_generation) = match mutant {
-            // Never hands all tags out again at once.
+            // This scheme never reuses all tags at once.
             Mutant::RecycledTagsNotFlushed => (false, true),
-            // Flushes everything or nothing.
+            // This scheme flushes everything or nothing.
             Mutant::FlushesTheFirstTag => (true, false),
             _ => (true, true),
         };

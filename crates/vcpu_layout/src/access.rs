@@ -1,8 +1,8 @@
-//! How a field is reached follows from its class.
+//! The access rules of each class.
 //!
-//! What the owner writes is behind [`Owned`], a lock that is taken once per stay on a pCPU: having it is being the one
-//! that runs the vCPU. Words that the owner writes and others read at any time are [`OwnerWord`]s; to write one, show
-//! the [`Proof`] that comes with the lock.
+//! Fields that the owner writes are in [`Owned`], a lock that a pCPU takes once each time it runs the vCPU: to hold it
+//! is to run the vCPU. Words that the owner writes and others read at any time are [`OwnerWord`]s. To write one, the
+//! owner shows the [`Proof`] that comes with the lock.
 
 use core::fmt;
 use core::marker::PhantomData;
@@ -18,9 +18,9 @@ use spin::Once;
 #[cfg(not(feature = "interleave"))]
 use spin::{Mutex, MutexGuard};
 
-/// What may be a field of class `owner`: only one pCPU at a time can write it.
+/// Types that may be of class `owner`: only one pCPU at a time can write them.
 ///
-/// To be implemented for a struct is to claim that for all that is in it.
+/// To implement this for a struct is to claim it for all fields in the struct.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be of class `owner`: others than the owner can write it, or it cannot be written at all",
     label = "not reached through `Running` alone",
@@ -28,10 +28,10 @@ use spin::{Mutex, MutexGuard};
 )]
 pub trait OwnerField {}
 
-/// What may be a field of class `mailbox`: everybody writes it through a shared reference, by atomic operations or
-/// having taken a lock that is in it.
+/// Types that may be of class `mailbox`: any pCPU writes them through a shared reference, by atomic operations or with
+/// a lock inside.
 ///
-/// To be implemented for a struct is to claim that for all that is in it.
+/// To implement this for a struct is to claim it for all fields in the struct.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be of class `mailbox`: it is not made of atomics or locks",
     label = "not for everybody to write",
@@ -72,20 +72,20 @@ impl<T: MailboxField, const N: usize> MailboxField for [T; N] {}
 impl<T: Send> OwnerField for Owned<T> {}
 impl OwnerField for OwnerWord {}
 impl<T: OwnerField, const N: usize> OwnerField for [T; N] {}
-/// Made by the owner, when it is needed first.
+/// The owner makes it at its first use.
 impl<T: OwnerField> OwnerField for Once<T> {}
 
-/// What one pCPU at a time owns.
+/// Data that one pCPU at a time owns.
 #[derive(Default)]
 pub struct Owned<T>(Mutex<T>);
 
 impl<T> Owned<T> {
-    /// Not run by anybody yet.
+    /// Data without an owner.
     pub const fn new(value: T) -> Self {
         Self(Mutex::new(value))
     }
 
-    /// Becomes the owner; waits for the one before to let go.
+    /// Becomes the owner; waits until the last owner has released it.
     #[inline]
     pub fn run(&self) -> Running<'_, T> {
         Running(self.0.lock())
@@ -97,26 +97,26 @@ impl<T> Owned<T> {
         self.0.try_lock().map(Running)
     }
 
-    /// What there is, when nobody else can reach it.
+    /// The data, for an exclusive reference.
     pub fn get_mut(&mut self) -> &mut T {
         self.0.get_mut()
     }
 
-    /// What is left when the vCPU is gone.
+    /// The data, after the vCPU is gone.
     pub fn into_inner(self) -> T {
         self.0.into_inner()
     }
 }
 
 impl<T> fmt::Debug for Owned<T> {
-    /// Does not show what is inside: it may be in use.
+    /// Does not show the data: it may be in use.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Owned").finish_non_exhaustive()
     }
 }
 
-/// What could be written through a shared reference but is not, once those who read it can reach it: a claim, where the
-/// type alone would be taken for `mailbox` or `owner`.
+/// Data that could be written through a shared reference but never is, once it is shared. A claim, for types that would
+/// count as `mailbox` or `owner`.
 #[derive(Debug, Default)]
 #[repr(transparent)]
 pub struct Frozen<T>(T);
@@ -137,11 +137,11 @@ impl<T> Deref for Frozen<T> {
     }
 }
 
-/// Being the one that runs a vCPU, until dropped.
+/// The right to run a vCPU, until dropped.
 pub struct Running<'a, T>(MutexGuard<'a, T>);
 
 impl<T> Running<'_, T> {
-    /// What is owned, and the proof that it is, to be used side by side.
+    /// The data, and the proof of ownership, for use at the same time.
     #[inline]
     pub fn split(&mut self) -> (&mut T, Proof<'_>) {
         (&mut self.0, Proof(PhantomData))
@@ -164,14 +164,14 @@ impl<T> DerefMut for Running<'_, T> {
     }
 }
 
-/// Whoever has it owns what it is about. Takes no space.
+/// Proof that the holder owns the data. It takes no space.
 ///
-/// It does not say *which* vCPU is owned: a function that has two of them can still mistake one for the other.
+/// It does not say *which* vCPU is owned: a function that has two of them can still confuse them.
 #[derive(Clone, Copy, Debug)]
 pub struct Proof<'a>(PhantomData<&'a mut ()>);
 
 impl Proof<'static> {
-    /// The place in the program is the proof: code that writes to the block of the pCPU it runs on.
+    /// The place in the program is the proof: code that writes to the block of its own pCPU.
     #[inline]
     #[must_use]
     pub const fn by_place() -> Self {
@@ -179,7 +179,7 @@ impl Proof<'static> {
     }
 }
 
-/// A word that its owner writes and anybody reads at any time, such as a counter.
+/// A word that its owner writes and any pCPU reads at any time, such as a counter.
 #[derive(Debug, Default)]
 #[repr(transparent)]
 pub struct OwnerWord(AtomicU64);
@@ -191,19 +191,19 @@ impl OwnerWord {
         Self(AtomicU64::new(value))
     }
 
-    /// As it stands.
+    /// The current value.
     #[inline]
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Replaces it.
+    /// Replaces the value.
     #[inline]
     pub fn set(&self, _: Proof<'_>, value: u64) {
         self.0.store(value, Ordering::Relaxed);
     }
 
-    /// Adds `amount`. An ordinary load and store, not a locked instruction: there is one writer.
+    /// Adds `amount`. An ordinary load and store, not a locked instruction, because there is one writer.
     #[inline]
     pub fn add(&self, proof: Proof<'_>, amount: u64) {
         self.set(proof, self.get().wrapping_add(amount));

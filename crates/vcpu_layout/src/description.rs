@@ -1,45 +1,45 @@
-//! A layout as data: to be printed, to be compared with how it was, to be sent elsewhere.
+//! A layout as data: to print, to compare with an earlier one, to send.
 
 use crate::LINE;
 
-/// A struct that is laid out by class, made by [`macro@crate::lay_out`].
+/// A struct that [`macro@crate::lay_out`] has laid out by class.
 pub trait VcpuLayout {
-    /// Where its fields are.
+    /// Its fields and their places.
     const LAYOUT: Layout;
 }
 
-/// Where the fields of a struct are. Sizes and offsets are in bytes.
+/// The places of a struct's fields. Sizes and offsets are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// The struct's name, without its path.
     pub name: &'static str,
-    /// Of the whole struct.
+    /// Size of the whole struct.
     pub size: usize,
-    /// Of the whole struct.
+    /// Alignment of the whole struct.
     pub align: usize,
-    /// In the order in which they are in memory.
+    /// In memory order.
     pub fields: &'static [Field],
 }
 
-/// Where one field is.
+/// The place of one field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Field {
     /// Its name.
     pub name: &'static str,
-    /// Its type, as it was written.
+    /// Its type, as in the source.
     pub kind: &'static str,
     /// From the start of the struct.
     pub offset: usize,
-    /// Of the field.
+    /// Size of the field.
     pub size: usize,
-    /// Who writes it.
+    /// Its writer.
     pub content: Content,
 }
 
-/// What is in a field.
+/// Content of a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// Something of one class.
+    /// Data of one class.
     Class(Class),
     /// Fields of several classes.
     Nested(&'static Layout),
@@ -47,16 +47,16 @@ pub enum Content {
     Pad,
 }
 
-/// Who writes a field.
+/// The writer of a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Class {
     /// The pCPU that runs the vCPU.
     Owner,
-    /// Everybody.
+    /// Any pCPU.
     Mailbox,
-    /// Nobody, after creation.
+    /// No pCPU, after creation.
     Frozen,
-    /// Anybody, seldom.
+    /// Any pCPU, rarely.
     Cold,
 }
 
@@ -73,10 +73,10 @@ impl Class {
     }
 }
 
-/// A row of a layout to be printed: a field, or bytes between fields that are nobody's.
+/// A row of a printed layout: a field, or unused bytes between fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// In how many structs the field's struct is nested.
+    /// Nesting depth of the field's struct.
     pub depth: usize,
     /// Bytes from the start of the outermost struct.
     pub offset: usize,
@@ -87,7 +87,7 @@ pub struct Row {
 }
 
 impl Row {
-    /// The first of its lines, counted from the start of the outermost struct.
+    /// Its first line, counted from the start of the outermost struct.
     #[must_use]
     pub const fn line(&self) -> usize {
         self.offset / LINE
@@ -95,14 +95,14 @@ impl Row {
 }
 
 impl Layout {
-    /// Whether in an array of these all places of a page are taken equally often, so that the same line of each does not
-    /// fall into the same few sets of a cache (see [`crate::stagger`]): whether the number of lines is odd.
+    /// Whether an array of these structs uses all cache sets equally, so that the same line of each struct does not
+    /// fall into the same few sets (see [`crate::stagger`]). True if the number of lines is odd.
     #[must_use]
     pub const fn is_staggered(&self) -> bool {
         (self.size / LINE) % 2 == 1
     }
 
-    /// Shows each row to `visit`, in the order of memory; a struct comes before what is nested in it.
+    /// Calls `visit` for each row, in memory order; a struct comes before its nested fields.
     pub fn visit(&self, visit: &mut dyn FnMut(Row)) {
         self.visit_at(0, 0, visit);
     }

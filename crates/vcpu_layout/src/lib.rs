@@ -1,20 +1,20 @@
-//! State of a virtual CPU, laid out by who writes it.
+//! Lays out the state of a virtual CPU by writer.
 //!
-//! Two cores that write to the same cache line take it from each other, again and again, even if they write different
-//! words of it. So what matters about a field is not what it is for but who writes it, and that is said where the field
-//! is declared:
+//! Two cores that write to the same cache line take it from each other again and again, even if they write different
+//! words. So the important property of a field is its writer, not its purpose. The field's declaration names the
+//! writer:
 //!
-//! | class | is written by | how it is reached |
+//! | class | written by | access |
 //! |---|---|---|
 //! | `owner` | the pCPU that runs the vCPU | [`Owned`], through [`Running`]; [`OwnerWord`] to read from anywhere |
-//! | `mailbox` | everybody | atomics, locks |
-//! | `frozen` | nobody after creation | a shared reference; [`Frozen`] where the type does not show it |
-//! | `cold` | anybody, seldom | any |
+//! | `mailbox` | any pCPU | atomics, locks |
+//! | `frozen` | no pCPU after creation | a shared reference; [`Frozen`] if the type does not show it |
+//! | `cold` | any pCPU, rarely | any |
 //!
-//! [`macro@lay_out`] then puts the fields of a class together, begins each class on a line of its own, and makes the
-//! struct as long as its lines are. It does not ask to be believed: from the offsets that the compiler has chosen follow
-//! constant assertions that no line holds two classes, and none belongs to two structs of an array. What breaks one of
-//! them does not compile, and the message names both fields.
+//! [`macro@lay_out`] groups the fields by class, begins each class on a line of its own, and rounds the struct's size
+//! up to whole lines. The result is proven: constant assertions on the compiler's offsets check that no line holds two
+//! classes, and that no line belongs to two structs of an array. A violation does not compile, and the message names
+//! both fields.
 //!
 //! ```
 //! use std::sync::atomic::AtomicU64;
@@ -22,7 +22,7 @@
 //!
 //! #[lay_out]
 //! struct Vcpu {
-//!     /// Work that waits.
+//!     /// Pending work.
 //!     #[layout(mailbox)]
 //!     pending: AtomicU64,
 //!     #[layout(owner)]
@@ -51,8 +51,9 @@
 //! assert_eq!(Vcpu::LAYOUT.size % LINE, 0);
 //! ```
 //!
-//! `#[lay_out(pinned)]` leaves the order of the fields alone, for structs that hardware or assembly code knows; it only
-//! proves. A field of class `nested` is a struct that is laid out itself; `pad`, in pinned structs, is nobody's.
+//! `#[lay_out(pinned)]` keeps the order of the fields, for structs that hardware or assembly code knows; it only
+//! proves. A field of class `nested` is a struct that is itself laid out. A field of class `pad`, in pinned structs, is
+//! unused.
 //!
 //! ```compile_fail
 //! use std::sync::atomic::AtomicU64;
@@ -83,18 +84,18 @@ mod tests;
 pub use access::{Frozen, MailboxField, Owned, OwnerField, OwnerWord, Proof, Running};
 pub use description::{Class, Content, Field, Layout, Row, VcpuLayout};
 pub use stagger::{PAGE, pages, stagger};
-/// Lays out the struct that it stands before; the crate's description tells how.
+/// Lays out a struct; see the crate's description.
 ///
-/// It goes before all `#[derive]`s. Beside the struct `S` it makes `SFields`, a struct of the same fields in no
-/// particular order, and `S::lay_out`, which takes one; `S::OFFSET_A` for each field `a`; and [`VcpuLayout`] for `S`.
+/// It goes before all `#[derive]`s. For a struct `S` it also makes `SFields`, a struct of the same fields in any order,
+/// and `S::lay_out`, which takes one; `S::OFFSET_A` for each field `a`; and [`VcpuLayout`] for `S`.
 pub use vcpu_layout_derive::lay_out;
 
 use crossbeam_utils::CachePadded;
 
-/// Bytes that two cores may be in each other's way within: a cache line, or the two that are fetched together.
+/// Bytes within which two cores disturb each other: a cache line, or two lines that are fetched together.
 pub const LINE: usize = align_of::<CachePadded<()>>();
 
-/// Nothing, at the start of a line. Put into structs by [`macro@lay_out`].
+/// An empty type at the start of a line. [`macro@lay_out`] adds it to structs.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct LineStart(CachePadded<()>);

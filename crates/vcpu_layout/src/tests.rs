@@ -8,7 +8,7 @@ use std::vec::Vec;
 use super::proof::{Of, Otherwise as _, are_apart, is_nested_whole, is_whole};
 use super::*;
 
-/// Like a vCPU: classes interleaved as a programmer would write them down.
+/// Like a vCPU: classes mixed as a programmer would write them.
 #[lay_out]
 #[derive(Debug)]
 struct Vcpu {
@@ -29,7 +29,7 @@ struct Vcpu {
     vm: &'static str,
 }
 
-/// Like a pCPU: one part is laid out itself.
+/// Like a pCPU: one part is itself laid out.
 #[lay_out]
 struct PerCpu {
     #[layout(frozen)]
@@ -49,7 +49,7 @@ struct Arch {
     stack: u64,
 }
 
-/// An order that somebody else knows.
+/// A fixed order.
 #[lay_out(pinned)]
 struct Pinned {
     #[layout(frozen)]
@@ -81,7 +81,7 @@ fn rows(layout: &Layout) -> Vec<(usize, usize, &'static str)> {
     rows
 }
 
-/// Class and owner of each line of `layout` by looking at each byte.
+/// Class and owner of each line of `layout`, from each byte.
 fn classes_of_lines(layout: &Layout) -> Vec<Vec<&'static str>> {
     let mut lines = std::vec![Vec::new(); layout.size.div_ceil(LINE)];
     layout.visit(&mut |row| {

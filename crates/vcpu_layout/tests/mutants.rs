@@ -1,6 +1,6 @@
-//! What must not compile does not, and the message says what is wrong.
+//! Wrong layouts do not compile, and the message names the mistake.
 //!
-//! Each case is one change to a source that compiles. It is given to the compiler with the crate as the tests use it.
+//! Each case changes a source that compiles, and gives it to the compiler with the crate.
 
 use std::env;
 use std::fs;
@@ -54,12 +54,12 @@ const SOURCE: &str = "
     }
 ";
 
-/// Where cargo put what it built for this test.
+/// The folder with cargo's output for this test.
 fn built() -> Option<PathBuf> {
     Some(env::current_exe().ok()?.parent()?.to_path_buf())
 }
 
-/// The crate as it was built for this test: the newest, if there are several.
+/// The crate as built for this test: the newest, if there are several.
 fn library(directory: &Path) -> Option<PathBuf> {
     let entries = fs::read_dir(directory).ok()?.flatten();
     let named = entries.filter(|entry| {
@@ -70,7 +70,7 @@ fn library(directory: &Path) -> Option<PathBuf> {
     named.max_by_key(|entry| entry.metadata().and_then(|data| data.modified()).ok()).map(|entry| entry.path())
 }
 
-/// What the compiler says about `source`: nothing if it likes it.
+/// The compiler's messages about `source`; empty if it compiles.
 fn complaints(source: &str) -> String {
     static NUMBER: AtomicUsize = AtomicUsize::new(0);
     let directory = built().expect("a test is in a directory");
@@ -97,7 +97,7 @@ fn complaints(source: &str) -> String {
     text
 }
 
-/// The change from `from` to `to` makes the compiler say `message`; without it, it says nothing.
+/// The change from `from` to `to` makes the compiler print `message`; without it, it prints nothing.
 #[track_caller]
 fn caught(from: &str, to: &str, message: &str) {
     static UNCHANGED: OnceLock<String> = OnceLock::new();

@@ -1,4 +1,4 @@
-//! What was written: a struct with named fields, each with its class.
+//! The input: a struct with named fields, each with its class.
 
 use alloc::format;
 use alloc::string::{String, ToString};
@@ -9,18 +9,18 @@ use syn::{Attribute, Data, DeriveInput, Fields, Ident, Result, Type, Visibility,
 
 /// A struct to be laid out.
 pub(crate) struct Block {
-    /// All attributes but ours.
+    /// All attributes except ours.
     pub(crate) attributes: Vec<Attribute>,
     pub(crate) visibility: Visibility,
     pub(crate) name: Ident,
-    /// Whether the fields stay in the order in which they were written.
+    /// Whether the fields keep their order.
     pub(crate) is_pinned: bool,
     pub(crate) fields: Vec<Field>,
 }
 
 /// One of its fields.
 pub(crate) struct Field {
-    /// All attributes but ours.
+    /// All attributes except ours.
     pub(crate) attributes: Vec<Attribute>,
     pub(crate) visibility: Visibility,
     pub(crate) name: Ident,
@@ -28,23 +28,23 @@ pub(crate) struct Field {
     pub(crate) role: Role,
 }
 
-/// What a field is to the layout.
+/// A field's role in the layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     Owner,
     Mailbox,
     Frozen,
     Cold,
-    /// A struct that is laid out itself.
+    /// A struct that is itself laid out.
     Nested,
-    /// Bytes that nobody uses.
+    /// Unused bytes.
     Pad,
 }
 
 impl Role {
     const ALL: [Self; 6] = [Self::Owner, Self::Mailbox, Self::Frozen, Self::Cold, Self::Nested, Self::Pad];
 
-    /// As written in the attribute.
+    /// As in the attribute.
     pub(crate) fn word(self) -> &'static str {
         match self {
             Self::Owner => "owner",
@@ -114,7 +114,7 @@ impl Field {
         Ok(Self { attributes, visibility: field.vis, name, kind: field.ty, role })
     }
 
-    /// The type's name, as a person would write it.
+    /// The type's name, in usual spelling.
     pub(crate) fn kind_name(&self) -> String {
         let kind = &self.kind;
         without_needless_spaces(&quote::quote!(#kind).to_string())
@@ -126,7 +126,7 @@ fn wanted() -> String {
     format!("`#[layout(...)]` takes one of {}", words.join(", "))
 }
 
-/// Tokens are printed with a space between any two; between words, and after a comma or semicolon, it stays.
+/// Printed tokens have a space between any two. Keep it between words, and after a comma or semicolon.
 pub(crate) fn without_needless_spaces(text: &str) -> String {
     let is_of_word = |letter: char| letter.is_alphanumeric() || letter == '_';
     let mut tidy = String::new();

@@ -1,8 +1,8 @@
-//! The attribute [`macro@lay_out`]: part of the crate `vcpu_layout`, apart from it because the compiler wants macros in
-//! crates of their own. What it means is explained there.
+//! The attribute [`macro@lay_out`] of the crate `vcpu_layout`, whose documentation describes it. It is a crate of its
+//! own because the compiler requires that for macros.
 //!
-//! Two steps: `input` reads the struct and complains about what cannot be laid out, `output` writes it again in its
-//! new order, with all that is to be proven about it.
+//! `input` parses the struct and rejects what cannot be laid out. `output` writes the struct again in its new order,
+//! with all proofs about it.
 
 #![no_std]
 #![forbid(unsafe_code)]
@@ -16,7 +16,7 @@ mod tests;
 
 use proc_macro::TokenStream;
 
-/// Lays out a struct by who writes its fields; see the crate `vcpu_layout`.
+/// Lays out a struct by the writers of its fields; see the crate `vcpu_layout`.
 #[proc_macro_attribute]
 pub fn lay_out(arguments: TokenStream, item: TokenStream) -> TokenStream {
     match input::Block::read(arguments.into(), item.into()) {

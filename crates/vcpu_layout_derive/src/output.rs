@@ -1,8 +1,8 @@
-//! What becomes of it: the struct in the order of its classes, and what is proven about it.
+//! The output: the struct in the order of its classes, and the proofs about it.
 //!
-//! A field of no size but with the alignment of a line is put where a class begins. It starts the line, gives the struct
-//! its alignment, and so makes its size a whole number of lines, without this crate knowing how long a line is on the
-//! target. The proofs do not rely on any of that: they look at the offsets that the compiler says.
+//! Each class begins with a field of no size that has the alignment of a line. It starts the line, gives the struct its
+//! alignment, and so makes its size a whole number of lines. This crate need not know the length of a line on the
+//! target. The proofs do not depend on this: they use the compiler's offsets.
 
 use alloc::format;
 use alloc::string::ToString;
@@ -15,7 +15,7 @@ use syn::spanned::Spanned;
 
 use crate::input::{Block, Field, Role};
 
-/// The struct and all that belongs to it.
+/// The struct and everything that belongs to it.
 pub(crate) fn block(block: &Block) -> TokenStream {
     let groups = groups(block);
     let the_struct = the_struct(block, &groups);
@@ -32,8 +32,8 @@ pub(crate) fn block(block: &Block) -> TokenStream {
     }
 }
 
-/// The fields in the order in which they will be in memory, each group to begin on a line of its own. Groups come in the
-/// order of their first fields, so that the writer of the struct decides what comes first of all.
+/// The fields in memory order, in groups that each begin on a line of their own. Groups are in the order of their first
+/// fields, so the struct's author decides which is first.
 fn groups(block: &Block) -> Vec<Vec<&Field>> {
     if block.is_pinned {
         return [block.fields.iter().collect()].into();
@@ -69,7 +69,7 @@ fn the_struct(block: &Block, groups: &[Vec<&Field>]) -> TokenStream {
     }
 }
 
-/// A struct of the same fields without an order, and the function that puts them in theirs.
+/// A struct of the same fields in any order, and the function that orders them.
 fn constructor(block: &Block, groups: usize) -> TokenStream {
     let Block { visibility, name, fields, .. } = block;
     let unordered = format_ident!("{name}Fields", span = name.span());
@@ -88,7 +88,7 @@ fn constructor(block: &Block, groups: usize) -> TokenStream {
 
         #[allow(dead_code, reason = "what is made by other means needs no constructor")]
         impl #name {
-            /// Puts the fields where they belong.
+            /// Puts the fields in their places.
             #[inline]
             #[must_use]
             #visibility fn lay_out(fields: #unordered) -> Self {
@@ -152,7 +152,7 @@ fn description(block: &Block, groups: &[Vec<&Field>]) -> TokenStream {
     }
 }
 
-/// Where a complaint points to. What is there is still not what was written, and no lint has to like it.
+/// Where an error message points to. The generated code is not the author's, so lints do not apply to it.
 fn at(place: &impl Spanned) -> Span {
     Span::call_site().located_at(place.span())
 }
@@ -171,7 +171,7 @@ fn proofs(block: &Block) -> TokenStream {
     quote! { #whole #(#access)* #(#apart)* }
 }
 
-/// The type of a field lets only those write it whom its class names.
+/// The type of a field lets only its class's writers write it.
 fn access(block: &Block, field: &Field) -> TokenStream {
     let Field { name, kind, role, .. } = field;
     let block_name = &block.name;
@@ -214,7 +214,7 @@ fn access(block: &Block, field: &Field) -> TokenStream {
     }
 }
 
-/// Two fields that must not be on one line are not.
+/// Proves that two fields share no line.
 fn apart(block: &Block, first: &Field, second: &Field) -> TokenStream {
     let share_by_right = first.role == second.role && first.role != Role::Nested;
     if share_by_right || first.role == Role::Pad || second.role == Role::Pad {

@@ -7,7 +7,7 @@ use quote::quote;
 use super::input::{Block, Role, without_needless_spaces};
 use super::output;
 
-/// What is said about `item`.
+/// The error message for `item`.
 fn complaint(arguments: proc_macro2::TokenStream, item: proc_macro2::TokenStream) -> String {
     match Block::read(arguments, item) {
         Ok(block) => std::panic!("{} is read", block.name),
@@ -72,7 +72,7 @@ fn types_are_named_as_a_person_writes_them() {
     ] {
         let printed: String = name.parse::<proc_macro2::TokenStream>().expect("a type").to_string();
         let tidy = without_needless_spaces(&printed);
-        // Around what may be an operator it does not matter.
+        // Spaces around operators do not matter.
         assert_eq!(tidy.replace(' ', ""), name.replace(' ', ""));
         if !name.contains(['-', '+']) {
             assert_eq!(tidy, name);

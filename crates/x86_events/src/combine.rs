@@ -1,15 +1,15 @@
-//! An exception while another event is delivered (APM vol. 2, 8.2.9, table 8-5).
+//! An exception during the delivery of another event (APM vol. 2, 8.2.9, table 8-5).
 
 use x86_defs::registers::vector;
 
 use crate::events::Exception;
 
-/// What comes of two exceptions, the second raised while the first was delivered.
+/// Result of two exceptions, the second raised while the first was delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Combined {
-    /// The second is delivered. The first comes again when its instruction is executed again.
+    /// Deliver the second. The first is raised again when its instruction is executed again.
     Second,
-    /// A double fault is delivered in place of both.
+    /// Deliver a double fault instead of both.
     DoubleFault,
     /// The processor shuts down: a triple fault.
     Shutdown,
@@ -23,7 +23,7 @@ enum Class {
     DoubleFault,
 }
 
-/// What a processor makes of `second`, raised while `first` was delivered.
+/// The processor's result for `second`, raised while `first` was delivered.
 #[must_use]
 pub fn combine(first: Exception, second: Exception) -> Combined {
     match (class(first), class(second)) {

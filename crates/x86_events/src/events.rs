@@ -1,20 +1,20 @@
-//! The events of one vCPU that wait, and the choice among them.
+//! The pending events of one vCPU, and the choice among them.
 
 use bitflags::bitflags;
 use x86_defs::registers::vector;
 
 use crate::combine::{Combined, combine};
 
-/// An event that an entry injects, or whose delivery an exit cut short.
+/// An event that an entry injects, or whose delivery an exit interrupted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// An external interrupt.
     Interrupt(u8),
     /// A non-maskable interrupt.
     Nmi,
-    /// An exception. Its return address is RIP as it stands.
+    /// An exception. Its return address is the current RIP.
     Exception(Exception),
-    /// INT n, INT3 or INTO. Its return address is RIP as it stands, which must already be behind the instruction.
+    /// INT n, INT3 or INTO. Its return address is the current RIP, which must already be behind the instruction.
     SoftwareInterrupt(u8),
 }
 
@@ -41,25 +41,25 @@ impl Exception {
     }
 }
 
-/// What the guest's registers say of the instruction boundary that it is at.
+/// The guest's state at the current instruction boundary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Boundary {
     /// RFLAGS.IF.
     pub interrupts_enabled: bool,
-    /// The instruction before was STI or MOV SS: events wait for one more instruction.
+    /// The last instruction was STI or MOV SS: events wait for one more instruction.
     pub shadow: bool,
 }
 
-/// How the hypervisor gets control again for the event that is due next.
+/// How the hypervisor gets control again for the next event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Until {
-    /// Nothing waits: any exit will do.
+    /// Nothing is pending: any exit will do.
     Exit,
-    /// An interrupt waits: an exit as soon as the guest takes interrupts.
+    /// An interrupt is pending: exit as soon as the guest can take interrupts.
     Window,
-    /// One instruction has to complete first. Nothing is injected, and no window is opened.
+    /// One instruction must complete first. Nothing is injected, and no interrupt window is requested.
     Step,
-    /// An exit as soon as the injected event is delivered, before the first instruction of its handler.
+    /// Exit as soon as the injected event is delivered, before the first instruction of its handler.
     Delivered,
 }
 
@@ -68,111 +68,114 @@ pub enum Until {
 pub struct Plan {
     /// The event to inject. It ends an interrupt shadow.
     pub inject: Option<Event>,
-    /// When the guest has to be left.
+    /// When the guest must exit.
     pub until: Until,
-    /// An interrupt whose delivery failed, which goes back to the interrupt controller and waits there again.
+    /// An interrupt whose delivery failed. It returns to the interrupt controller and is pending there again.
     pub retract: Option<u8>,
 }
 
 bitflags! {
-    /// What makes the choice more than "an interrupt, if there is one".
+    /// Conditions that need more than "inject an interrupt, if there is one".
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     struct Urgent: u8 {
-        /// The last exit owes an exception or a software interrupt.
+        /// The last exit requires an exception or a software interrupt.
         const OWED = 1 << 0;
-        /// An NMI waits that is not masked.
+        /// An unmasked NMI is pending.
         const NMI = 1 << 1;
         /// An IRET that ends an NMI's mask is about to be executed.
         const RETURNING = 1 << 2;
         /// The guest is in an interrupt shadow that the next entry would lose.
         const SHADOW = 1 << 3;
-        /// The last entry injected a software interrupt. It ended with the delivery, so what was cut short is that event, and
-        /// no INT that the guest has executed since.
+        /// The last entry injected a software interrupt, and ended during its delivery. So the interrupted event is
+        /// that one, and not an INT that the guest has executed since.
         const SOFTWARE = 1 << 4;
     }
 }
 
-/// The events of one vCPU, but for the interrupts in its local APIC.
+/// The events of one vCPU, except the interrupts in its local APIC.
 #[derive(Clone, Debug)]
 pub struct Events {
     urgent: Urgent,
-    /// Counts when [`Urgent::OWED`] is set.
+    /// Valid if [`Urgent::OWED`] is set.
     owed: Event,
-    /// NMIs that wait: one while NMIs are masked, otherwise up to two, since the processor would have taken the first.
+    /// Number of pending NMIs: at most one while NMIs are masked, otherwise at most two, because the processor would
+    /// have taken the first.
     waiting_nmis: u8,
-    /// An NMI is being handled: no other is taken until an IRET has completed (APM vol. 2, 8.2.3).
+    /// The guest handles an NMI: it takes no other until an IRET has completed (APM vol. 2, 8.2.3).
     masks_nmis: bool,
 }
 
 impl Events {
-    /// None.
+    /// No events.
     #[must_use]
     pub const fn new() -> Self {
         Self { urgent: Urgent::empty(), owed: Event::Nmi, waiting_nmis: 0, masks_nmis: false }
     }
 
-    /// INIT: what waits is forgotten (APM vol. 2, 14.1.3).
+    /// INIT: drops pending events (APM vol. 2, 14.1.3).
     pub const fn reset(&mut self) {
         *self = Self::new();
     }
 
-    /// Whether nothing but an interrupt of the local APIC can be due. Then [`Self::next`] need not be asked, provided that the
-    /// last exit cut no delivery short.
+    /// Whether only an interrupt of the local APIC can be due. Then the caller need not call [`Self::next`], if the
+    /// last exit interrupted no delivery.
     #[inline]
     #[must_use]
     pub const fn is_quiet(&self) -> bool {
         self.urgent.is_empty()
     }
 
-    /// The last exit owes the guest this exception.
+    /// The last exit requires this exception for the guest.
     #[inline]
     pub fn raise(&mut self, exception: Exception) {
         self.owed = Event::Exception(exception);
         self.urgent.insert(Urgent::OWED);
     }
 
-    /// The guest was left at an INT n, INT3 or INTO, which the hypervisor carries out. RIP is already behind the instruction.
+    /// The guest exited at an INT n, INT3 or INTO, which the hypervisor emulates. RIP is already behind the
+    /// instruction.
     pub fn raise_software_interrupt(&mut self, vector: u8) {
         self.owed = Event::SoftwareInterrupt(vector);
         self.urgent.insert(Urgent::OWED);
     }
 
-    /// `count` NMIs were sent. A processor latches one behind the one that it handles.
+    /// `count` NMIs were sent. A processor latches one while it handles another.
     pub fn request_nmis(&mut self, count: u8) {
         let most = if self.masks_nmis { 1 } else { 2 };
         self.waiting_nmis = self.waiting_nmis.saturating_add(count).min(most);
         self.urgent.set(Urgent::NMI, self.waiting_nmis > 0 && !self.masks_nmis);
     }
 
-    /// Whether NMIs are masked. Then IRET has to leave the guest: [`Self::at_iret`].
+    /// Whether NMIs are masked. Then IRET must exit: [`Self::at_iret`].
     #[must_use]
     pub const fn masks_nmis(&self) -> bool {
         self.masks_nmis
     }
 
-    /// Whether something other than an interrupt ends a halt.
+    /// Whether an event other than an interrupt ends a halt.
     #[must_use]
     pub const fn wakes(&self) -> bool {
         self.urgent.intersects(Urgent::OWED.union(Urgent::NMI))
     }
 
-    /// The guest was left at an IRET. The mask of NMIs ends when that IRET has completed, and not if it faults.
+    /// The guest exited at an IRET. The mask of NMIs ends when that IRET has completed, and not if it faults.
     pub fn at_iret(&mut self) {
         self.urgent.set(Urgent::RETURNING, self.masks_nmis);
     }
 
-    /// The guest was left in an interrupt shadow that this machine does not restore at an entry: the shadow is kept by a step.
+    /// The guest exited in an interrupt shadow that an entry on this machine does not restore: a single step keeps the
+    /// shadow.
     pub fn keep_shadow(&mut self) {
         self.urgent.insert(Urgent::SHADOW);
     }
 
-    /// Whether the step that is due is over an IRET.
+    /// Whether the next single step is over an IRET.
     #[must_use]
     pub const fn is_returning(&self) -> bool {
         self.urgent.contains(Urgent::RETURNING)
     }
 
-    /// The instruction that was stepped over has completed.
+    /// The single-stepped instruction has completed.
     pub fn stepped(&mut self) {
         if self.urgent.contains(Urgent::RETURNING) {
             self.masks_nmis = false;
@@ -181,15 +184,15 @@ impl Events {
         self.urgent.set(Urgent::NMI, self.waiting_nmis > 0 && !self.masks_nmis);
     }
 
-    /// The instruction to be stepped over will not be executed next after all, or has faulted.
+    /// The instruction to step over will not be executed next, or has faulted.
     pub fn abandon_step(&mut self) {
         self.urgent.remove(Urgent::RETURNING | Urgent::SHADOW);
     }
 
-    /// Chooses the event of the next entry, and says when the guest has to be left for the one after it.
+    /// Chooses the event of the next entry, and when the guest must exit for the event after it.
     ///
-    /// `interrupt` is the local APIC's most urgent vector, if its priority allows one; the caller takes it into service when the
-    /// plan injects it. `interrupted` is the event whose delivery the last exit cut short.
+    /// `interrupt` is the local APIC's vector of highest priority, if it may be delivered; the caller takes it into
+    /// service when the plan injects it. `interrupted` is the event whose delivery the last exit interrupted.
     #[must_use]
     pub fn next(&mut self, at: Boundary, interrupt: Option<u8>, interrupted: Option<Event>) -> Plan {
         let was_injected = self.urgent.contains(Urgent::SOFTWARE);
@@ -203,7 +206,7 @@ impl Events {
             return self.inject(event, interrupt, None);
         }
         if self.urgent.contains(Urgent::NMI) && !at.shadow {
-            // Of two that waited, one is latched behind this one.
+            // Of two pending NMIs, one is latched behind this one.
             self.waiting_nmis -= 1;
             return self.inject(Event::Nmi, interrupt, None);
         }
@@ -222,14 +225,15 @@ impl Events {
         Plan { inject: None, until, retract: None }
     }
 
-    /// What the last exit owes goes first. If it was raised while something else was delivered, that comes again later.
+    /// The event that the last exit requires goes first. If it was raised during the delivery of another event, that
+    /// one comes again later.
     fn owed_goes_first(&mut self, interrupted: Option<Event>, interrupt: Option<u8>) -> Plan {
         self.urgent.remove(Urgent::OWED);
         let mut owed = self.owed;
         let mut retract = None;
         match (interrupted, owed) {
             (Some(Event::Exception(first)), Event::Exception(second)) if combine(first, second) != Combined::Second => {
-                // A shutdown comes of double faults only. The hardware delivers those itself, and reports the shutdown.
+                // Only double faults lead to a shutdown. The hardware delivers these itself, and reports the shutdown.
                 owed = Event::Exception(Exception::with_code(vector::DOUBLE_FAULT, 0));
             }
             (Some(Event::Interrupt(vector)), _) => retract = Some(vector),
@@ -242,7 +246,7 @@ impl Events {
         self.inject(owed, interrupt.or(retract), retract)
     }
 
-    /// A plan that injects `event`; `interrupt` waits behind it.
+    /// A plan that injects `event`; `interrupt` stays pending.
     fn inject(&mut self, event: Event, interrupt: Option<u8>, retract: Option<u8>) -> Plan {
         match event {
             Event::Nmi => {
@@ -252,7 +256,7 @@ impl Events {
             Event::SoftwareInterrupt(_) => self.urgent.insert(Urgent::SOFTWARE),
             Event::Interrupt(_) | Event::Exception(_) => {}
         }
-        // The handler's first instruction is next, not the one that was to be stepped over.
+        // The handler's first instruction is next, not the one to step over.
         self.abandon_step();
         let until = match interrupt {
             _ if self.urgent.intersects(Urgent::NMI.union(Urgent::SOFTWARE)) => Until::Delivered,
@@ -269,9 +273,9 @@ impl Default for Events {
     }
 }
 
-/// The form in which an interrupted event is injected again (APM vol. 2, 15.20): interrupts, NMIs and exceptions as they were.
-/// INT n, INT3 and INTO are repeated by executing the instruction again, since RIP still points at it; unless the hypervisor
-/// had injected the event, and RIP is behind the instruction.
+/// The form in which an interrupted event is injected again (APM vol. 2, 15.20): interrupts, NMIs and exceptions
+/// unchanged. The guest executes INT n, INT3 and INTO again, because RIP still points at them. But if the hypervisor
+/// had injected the event, RIP is behind the instruction.
 fn repeated(event: Event, was_injected: bool) -> Option<Event> {
     match event {
         Event::SoftwareInterrupt(_) => was_injected.then_some(event),

@@ -1,20 +1,20 @@
-//! One instruction of the guest, executed with TF set on behalf of the hypervisor.
+//! Single-steps one instruction of the guest for the hypervisor, with TF set.
 //!
-//! TF raises #DB when the instruction has completed (APM vol. 2, 13.1.4). #DB leaves the guest, so the guest sees nothing of
-//! it, provided that four things are put right: TF as the guest had it, DR6.BS, the flags that the instruction itself loads or
+//! TF raises #DB when the instruction has completed (APM vol. 2, 13.1.4). #DB exits, so the guest does not see it, if
+//! the hypervisor corrects four things: TF as the guest had it, DR6.BS, the flags that the instruction itself loads or
 //! saves, and the guest's own #DB at the same boundary.
 //!
-//! The caller intercepts what would save RFLAGS while TF is ours: every exception and INT n. It also intercepts PUSHF, POPF and
-//! IRET once, to say what the instruction does with RFLAGS ([`Flags`]).
+//! While the hypervisor's TF is set, the caller intercepts everything that would save RFLAGS: every exception and INT
+//! n. It also intercepts PUSHF, POPF and IRET once, to report what the instruction does with RFLAGS ([`Flags`]).
 
 use x86_defs::registers::{dr6, dr7, rflags};
 
-/// What the instruction that is stepped over does with RFLAGS.
+/// What the single-stepped instruction does with RFLAGS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flags {
-    /// It leaves TF alone.
+    /// It does not touch TF.
     Kept,
-    /// PUSHF: TF is in memory, too, where the caller clears it if [`Step::has_saved_trap_flag`].
+    /// PUSHF: it also saves TF to memory. The caller clears it there if [`Step::has_saved_trap_flag`].
     Saved,
     /// POPF and IRET: TF comes from memory.
     Loaded,
@@ -31,12 +31,12 @@ pub struct Debug {
     pub dr7: u64,
 }
 
-/// A step that was begun.
+/// An active step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
     /// Whether the guest itself has set TF.
     guest_steps: bool,
-    /// DR6 as the guest left it.
+    /// DR6 as the guest had it.
     dr6: u64,
     /// RIP of the instruction.
     rip: u64,
@@ -44,12 +44,12 @@ pub struct Step {
 }
 
 impl Step {
-    /// Prepares the guest's registers for an entry that ends behind the next instruction.
+    /// Prepares the guest's registers for an entry that ends after the next instruction.
     #[must_use]
     pub fn begin(rip: u64, guest: &mut Debug, flags: Flags) -> Self {
         let step = Self { guest_steps: guest.rflags & rflags::TF != 0, dr6: guest.dr6, rip, flags };
         guest.rflags |= rflags::TF;
-        // What is found here afterwards is the step's.
+        // Bits that are set afterwards come from the step.
         guest.dr6 &= !(dr6::BREAKPOINTS | dr6::SINGLE_STEP);
         step
     }
@@ -60,13 +60,14 @@ impl Step {
         self.rip
     }
 
-    /// Whether the instruction, if it has completed, has saved a TF that is not the guest's.
+    /// Whether the completed instruction has saved a TF that is not the guest's.
     #[must_use]
     pub fn has_saved_trap_flag(&self) -> bool {
         self.flags == Flags::Saved && !self.guest_steps
     }
 
-    /// The guest was left by #DB. Says whether the instruction has completed, and whether the #DB is (also) the guest's.
+    /// The guest exited by #DB. Returns whether the instruction has completed, and whether the #DB is (also) the
+    /// guest's.
     #[must_use]
     pub fn end_by_debug(self, guest: &mut Debug) -> (bool, bool) {
         let hits = hits(guest);
@@ -75,13 +76,13 @@ impl Step {
             self.restore_trap_flag(guest);
         }
         let trap = if has_completed && self.guest_steps { dr6::SINGLE_STEP } else { 0 };
-        // Other causes (general detect, task switch) are the guest's as they are.
+        // Other causes (general detect, task switch) belong to the guest unchanged.
         let others = guest.dr6 & (dr6::GENERAL_DETECT | dr6::TASK_SWITCH) & !self.dr6;
         guest.dr6 = self.dr6 | hits | trap | others;
         (has_completed, hits | trap | others != 0)
     }
 
-    /// The guest was left otherwise, before the instruction completed, or by an intercept of it.
+    /// The guest exited for another reason, before the instruction completed, or by an intercept of it.
     pub fn end(self, guest: &mut Debug) {
         guest.dr6 = self.dr6 | hits(guest);
         self.restore_trap_flag(guest);
@@ -94,7 +95,7 @@ impl Step {
     }
 }
 
-/// Breakpoints that were hit and are enabled: a processor may also report those that are not (APM vol. 2, 13.1.1.3).
+/// Enabled breakpoints that were hit: a processor may also report disabled ones (APM vol. 2, 13.1.1.3).
 fn hits(guest: &Debug) -> u64 {
     (0..4)
         .filter(|number| guest.dr7 & dr7::enables(*number) != 0)

@@ -1,4 +1,4 @@
-//! Corners: each rule of the manuals once.
+//! Corner cases: each rule of the manuals once.
 
 use x86_defs::registers::{dr6, rflags, vector};
 
@@ -104,8 +104,8 @@ fn interrupt_before_an_iret_goes_first_and_the_mask_stays() {
     assert!(events.masks_nmis() && !events.is_returning(), "another IRET comes first");
 }
 
-/// CVE-2015-5307 and CVE-2015-8104: a delivery that raises the same exception again and again must not be left to the processor,
-/// which would never come back. Each round is an exit, and the exception of the round is what the guest gets.
+/// CVE-2015-5307 and CVE-2015-8104: a delivery may raise the same exception again without end. The processor alone
+/// would never come back. So each round is an exit, and the guest gets the exception of that round.
 #[test]
 fn exception_that_its_own_delivery_raises_is_delivered_once_for_each_exit() {
     for exception in [ALIGNMENT, DEBUG] {
@@ -115,7 +115,7 @@ fn exception_that_its_own_delivery_raises_is_delivered_once_for_each_exit() {
             let plan = events.next(OPEN, None, None);
             assert_eq!(plan, inject(Event::Exception(exception), Until::Exit));
             assert!(events.is_quiet(), "one exit, one event");
-            // The delivery is cut short by an exit for the same exception.
+            // An exit for the same exception interrupts the delivery.
             events.raise(exception);
             assert_eq!(
                 events.next(OPEN, None, Some(Event::Exception(exception))),

@@ -1,9 +1,9 @@
 //! A naive processor, bare and under a hypervisor: the same program takes the same events at the same places.
 //!
-//! The processor knows twelve instructions, all that concern events. The bare one takes events as the manuals say. The other
-//! one runs in a guest: it is entered and left, takes what is injected, and exits for what is intercepted. The hypervisor
-//! around it is [`Events`] and [`Step`] with the glue that any hypervisor needs. Host interrupts, failing deliveries and an
-//! entry that loses the interrupt shadow (QEMU's) come at random.
+//! The processor has twelve instructions, all about events. The bare one takes events as in the manuals. The other one
+//! runs in a guest: it enters and exits, takes injected events, and exits for intercepts. The hypervisor around it is
+//! [`Events`] and [`Step`] with the code that any hypervisor needs. Host interrupts, failing deliveries and an entry
+//! that drops the interrupt shadow (QEMU's) come at random.
 
 use x86_defs::registers::{dr6, rflags, vector};
 use x86_events::{Boundary, Debug, Event, Events, Exception, Flags, Step, Until};
@@ -24,7 +24,7 @@ enum Op {
     Hlt,
     /// An invalid instruction. Its handler returns behind it.
     Ud,
-    /// An instruction that always leaves a guest, and is carried out by the hypervisor.
+    /// An instruction that always exits, and that the hypervisor emulates.
     Cpuid,
 }
 
@@ -43,16 +43,16 @@ enum Arrival {
     Interrupt(u8),
 }
 
-/// What runs, and what arrives while it does: after so many instructions.
+/// A program, and the events that arrive after given numbers of instructions.
 #[derive(Clone, Debug)]
 struct Scenario {
     code: Vec<Op>,
     arrivals: Vec<(u32, Arrival)>,
-    /// INT goes through a trap gate, which leaves IF as it is.
+    /// INT uses a trap gate, which does not change IF.
     trap_gate: bool,
 }
 
-/// What can be seen of a run.
+/// The visible events of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Seen {
     Delivered { vector: u8, at: usize, interrupts: bool, trap: bool, single_step: bool },
@@ -75,7 +75,7 @@ struct Cpu<'a> {
     trap: bool,
     shadow: bool,
     halted: bool,
-    /// The instruction before was executed with TF set.
+    /// The last instruction was executed with TF set.
     trap_due: bool,
     dr6: u64,
     stack: Vec<Frame>,
@@ -110,7 +110,7 @@ impl<'a> Cpu<'a> {
         due
     }
 
-    /// Halted with nothing to wake it: time goes on to the next arrival. Says whether there is one.
+    /// Halted with nothing to wake it: time jumps to the next arrival. Returns whether there is one.
     fn sleep(&mut self) -> bool {
         let Some(&(at, _)) = self.scenario.arrivals.get(self.next_arrival) else { return false };
         self.executed = self.executed.max(at);
@@ -144,20 +144,20 @@ impl<'a> Cpu<'a> {
         }
     }
 
-    /// TF in what the PUSHF just executed has saved.
+    /// TF in the flags that the last PUSHF has saved.
     fn clear_saved_trap_flag(&mut self) {
         if let Some(Seen::Pushed { trap, .. }) = self.log.last_mut() {
             *trap = false;
         }
     }
 
-    /// Executes one instruction. Says whether it was an IRET.
+    /// Executes one instruction. Returns whether it was an IRET.
     fn execute(&mut self) -> bool {
         let op = self.op();
         let had_trap = self.trap;
         self.executed += 1;
-        // Of several shadows in a row only the first is sure to hold (APM vol. 3, STI and MOV). MOV SS renews it, but not in QEMU,
-        // where it holds no trap back either.
+        // Of several shadows in a row only the first is sure to hold (APM vol. 3, STI and MOV). MOV SS renews it, but
+        // not in QEMU, where it does not delay a trap either.
         let was_in_shadow = std::mem::take(&mut self.shadow);
         match op {
             Op::Int => {
@@ -226,14 +226,14 @@ fn bare(scenario: &Scenario, hardware: Hardware) -> Vec<Seen> {
     }
 }
 
-/// Why the guest was left.
+/// Why the guest exited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Exit {
     HostInterrupt,
     Window,
     Debug,
     InvalidOpcode,
-    /// A fault that the hypervisor resolves: the instruction, or the delivery of an event, is tried again.
+    /// A fault that the hypervisor resolves: the instruction, or the delivery of an event, is retried.
     Stage2Fault,
     Iret,
     Popf,
@@ -244,38 +244,38 @@ enum Exit {
     Done,
 }
 
-/// What the hardware below the hypervisor is like.
+/// Properties of the hardware below the hypervisor.
 #[derive(Clone, Copy, Debug)]
 struct Hardware {
-    /// An entry loses the interrupt shadow (QEMU before 9).
+    /// An entry drops the interrupt shadow (QEMU before 9).
     loses_shadow: bool,
-    /// One in so many boundaries has an interrupt of the host.
+    /// One boundary in this many has a host interrupt.
     interrupts: u64,
-    /// One in so many deliveries, and executions, meets a stage-2 fault.
+    /// One delivery or execution in this many causes a stage-2 fault.
     faults: u64,
-    /// INT leaves the guest now and then although nobody steps.
+    /// INT sometimes exits although no step is active.
     looks_at_int: bool,
 }
 
-/// Mistakes that a hypervisor could make; each must be found.
+/// Possible mistakes of a hypervisor; the test must find each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mistake {
     None,
-    /// The mask of NMIs ends when IRET is met, not when it has completed.
+    /// The mask of NMIs ends at IRET, not when it has completed.
     UnmaskAtIret,
-    /// An interrupt shadow that the hardware loses is not kept.
+    /// An interrupt shadow that the hardware drops is not kept.
     ForgetShadow,
-    /// No exit behind an injected event, although an NMI waits.
+    /// No exit after an injected event, although an NMI is pending.
     NoExitBehindEvent,
-    /// POPF and IRET are not told apart from other instructions that are stepped over.
+    /// POPF and IRET are single-stepped like other instructions.
     FlagsAreKept,
-    /// The hypervisor's TF stays in what PUSHF has saved.
+    /// The hypervisor's TF stays in the flags that PUSHF has saved.
     ShowTrapFlag,
-    /// What delivers INT anew is dropped.
+    /// An interrupted INT is dropped.
     DropInterrupted,
-    /// INT in a shadow is left to the processor, which first takes what waits.
+    /// The processor executes INT in a shadow, and first takes pending events.
     LetIntRun,
-    /// BS stays in DR6 after a step of the hypervisor's own.
+    /// BS stays in DR6 after a step by the hypervisor.
     KeepSingleStep,
 }
 
@@ -317,7 +317,7 @@ impl Virtual<'_> {
             }
             self.handle(exit);
         }
-        // Goes round in circles.
+        // Endless loop.
         Vec::new()
     }
 
@@ -347,7 +347,7 @@ impl Virtual<'_> {
         if plan.inject.is_some() {
             self.cpu.shadow = false;
         }
-        // This model's interrupt controller knows no end of interrupt: another one may be due at once.
+        // This model's interrupt controller has no EOI: another interrupt may be due at once.
         let another = matches!(plan.inject, Some(Event::Interrupt(_))) && !self.pending.is_empty();
         self.window = plan.until == Until::Window || another;
         self.host_interrupt = plan.until == Until::Delivered && self.mistake != Mistake::NoExitBehindEvent;
@@ -373,7 +373,7 @@ impl Virtual<'_> {
         (self.cpu.trap, self.cpu.dr6) = (debug.rflags & rflags::TF != 0, debug.dr6);
     }
 
-    /// VMRUN, until the guest is left again.
+    /// VMRUN, until the guest exits.
     fn enter(&mut self, event: Option<Event>) -> Exit {
         if self.hardware.loses_shadow {
             self.cpu.shadow = false;
@@ -397,7 +397,7 @@ impl Virtual<'_> {
                 return Exit::Debug;
             }
             for arrival in self.cpu.arrivals() {
-                // Whoever posts kicks.
+                // A poster kicks.
                 self.post(arrival);
                 self.host_interrupt = true;
             }
@@ -475,7 +475,7 @@ impl Virtual<'_> {
             Exit::InvalidOpcode => {
                 self.events.abandon_step();
                 self.events.raise(Exception::new(vector::INVALID_OPCODE));
-                // It will not be executed again: the model's handler returns behind it.
+                // It is not executed again: the model's handler returns behind it.
                 self.cpu.executed += 1;
                 return;
             }
@@ -513,7 +513,7 @@ impl Virtual<'_> {
         }
     }
 
-    /// The instruction at PC has been carried out.
+    /// The instruction at PC was emulated.
     fn skip(&mut self) {
         self.cpu.pc += 1;
         self.cpu.executed += 1;
@@ -590,7 +590,7 @@ fn hardware(random: &mut Random) -> Hardware {
     }
 }
 
-/// Runs one scenario both ways. Says what differs.
+/// Runs one scenario both ways. Returns the difference.
 fn compare(seed: u64, mistake: Mistake) -> Result<usize, String> {
     let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     let scenario = scenario(&mut random);
@@ -621,7 +621,7 @@ fn compare(seed: u64, mistake: Mistake) -> Result<usize, String> {
     ))
 }
 
-/// `DUNLIN_SCHEDULES` asks for more.
+/// `DUNLIN_SCHEDULES` sets more.
 fn schedules() -> u64 {
     std::env::var("DUNLIN_SCHEDULES").ok().and_then(|count| count.parse().ok()).unwrap_or(20_000)
 }

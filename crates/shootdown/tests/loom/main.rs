@@ -2,9 +2,9 @@
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p dunlin-shootdown --test loom --release`
 //!
-//! A guest has one page. Somebody takes it out of the page table, has all TLBs flushed, and then gives the frame away.
-//! Nobody may use the frame through the old translation after that. What the manual lets a TLB keep, it keeps here:
-//! a translation goes by a flush alone.
+//! A guest has one page. A sender removes it from the page table, flushes all TLBs, and then frees the frame. After
+//! that no vCPU may use the frame through the old translation. The TLB here keeps everything that the manual allows:
+//! only a flush removes a translation.
 
 #![cfg(loom)]
 
@@ -18,7 +18,7 @@ use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use loom::thread;
 use shootdown::{CpuSet, Flush, Pages, Presence, Requests};
 
-/// What is said when a translation outlives its flush.
+/// The message when a translation is used after its flush.
 const STALE: &str = "used a translation after its flush";
 
 /// The page's entry in the guest's table, and whether the frame has a new owner.
@@ -28,7 +28,7 @@ struct Page {
     is_reused: AtomicBool,
 }
 
-/// What a vCPU's TLB has of the page: nothing yet, or whether it was gone when the table was read.
+/// A vCPU's TLB entry of the page: none yet, or whether the page was gone when the table was read.
 #[derive(Default)]
 struct Tlb(Option<bool>);
 
@@ -44,10 +44,10 @@ impl Tlb {
     }
 }
 
-/// What others see of a vCPU.
+/// The part of a vCPU that others see.
 struct Vcpu {
     presence: Presence,
-    /// The mailbox, of which there is one bit.
+    /// The mailbox, which has one bit here.
     has_work: AtomicBool,
     requests: Requests,
     /// A host interrupt waits on the pCPU that runs it.
@@ -69,7 +69,7 @@ impl Vcpu {
         self.has_work.swap(true, Ordering::AcqRel);
     }
 
-    /// Enters, accesses the page once or twice, and leaves: the target's half of the contract.
+    /// Enters, accesses the page once or twice, and leaves: the target's half of the protocol.
     fn stay_in_guest(&self, cpu: u32, tlb: &mut Tlb, page: &Page) {
         self.presence.enter(cpu);
         while self.has_work.load(Ordering::Relaxed) {
@@ -94,7 +94,7 @@ impl Vcpu {
     }
 }
 
-/// Has the page flushed from the TLBs of `targets`.
+/// Flushes the page from the TLBs of `targets`.
 fn flush(targets: &[&Vcpu]) {
     let kick = |cpus: CpuSet| {
         assert!(!cpus.is_empty());
@@ -110,15 +110,15 @@ fn flush(targets: &[&Vcpu]) {
     );
 }
 
-/// Takes the page away and gives its frame to somebody else.
+/// Removes the page and frees its frame.
 fn take_away(page: &Page, targets: &[&Vcpu]) {
     page.is_gone.store(true, Ordering::Relaxed);
     flush(targets);
     page.is_reused.store(true, Ordering::Relaxed);
 }
 
-/// With at most this many preemptions per execution. The faults that are planted need two; without a limit the slowest
-/// models take minutes.
+/// With at most this many preemptions per execution. The planted mistakes need two; without a limit the slowest models
+/// take minutes.
 fn model_with(preemptions: usize, check: impl Fn() + Send + Sync + 'static) {
     let mut builder = Builder::new();
     builder.preemption_bound = Some(preemptions);
@@ -150,8 +150,8 @@ fn target_that_moves_to_another_pcpu_never_uses_what_was_flushed() {
             let (page, vcpu) = (page.clone(), vcpu.clone());
             thread::spawn(move || {
                 vcpu.stay_in_guest(0, &mut Tlb::default(), &page);
-                // The scheduler hands it over. Of what the other pCPU may have had of the vCPU from before, nothing
-                // counts: its tag is void there.
+                // The scheduler moves it. Entries of the vCPU from before on the other pCPU do not count: its tag is
+                // void there.
                 thread::spawn(move || vcpu.stay_in_guest(1, &mut Tlb::default(), &page))
             })
         };
@@ -192,8 +192,8 @@ fn two_that_flush_each_other_both_finish() {
         let side = |me: usize| {
             let (pages, vcpus) = (pages.clone(), vcpus.clone());
             move || {
-                // Its TLB has the page that the other takes away. It flushes the other with interrupts off, settles
-                // what the other has asked for meanwhile, and goes on.
+                // Its TLB has the page that the other removes. It flushes the other with interrupts off, settles the
+                // other's requests meanwhile, and continues.
                 let (own, other) = (&vcpus[me], &vcpus[1 - me]);
                 let mut tlb = Tlb::default();
                 own.stay_in_guest(u32::try_from(me).expect("0 or 1"), &mut tlb, &pages[1 - me]);
@@ -214,7 +214,7 @@ fn emulated_instruction_is_waited_for_without_a_kick() {
         let target = {
             let (page, vcpu) = (page.clone(), vcpu.clone());
             thread::spawn(move || {
-                // The hypervisor walks the guest's tables, and then uses what it found.
+                // The hypervisor walks the guest's tables, and then uses the result.
                 vcpu.presence.emulate(0);
                 let mut walked = Tlb::default();
                 walked.access(&page);
@@ -231,8 +231,8 @@ fn emulated_instruction_is_waited_for_without_a_kick() {
     });
 }
 
-/// Two that each change a table and then ask, after so many requests of others; and the vCPU, which takes once while
-/// they do and once when they are done.
+/// Two senders each change a table and then send a request, after `before` requests of others. The vCPU takes once
+/// during this and once afterwards.
 fn nothing_is_lost(before: u64, wanted: [Flush; 2]) {
     model_with(4, move || {
         let requests = Arc::new(Requests::new());
@@ -248,7 +248,7 @@ fn nothing_is_lost(before: u64, wanted: [Flush; 2]) {
             })
             .collect();
 
-        // What a vCPU that flushes now and walks the tables right after finds in them.
+        // What a vCPU that flushes now and then walks the tables finds in them.
         let mut found = [0; 2];
         let mut flush = || {
             let taken = requests.take();
@@ -274,7 +274,7 @@ fn requests_of_two_senders_are_both_taken() {
     nothing_is_lost(0, [Flush::Pages(Pages::new(0x1000, 1)), Flush::Pages(Pages::new(0x5000, 2))]);
 }
 
-/// The second of two equal requests adds no word, but must still be ordered before the flush that stands for it.
+/// The second of two equal requests adds no word, but must still be ordered before the flush for both.
 #[test]
 fn equal_requests_of_two_senders_are_flushed_after_both_changes() {
     nothing_is_lost(0, [Flush::Pages(Pages::new(0x1000, 1)); 2]);
@@ -285,7 +285,7 @@ fn whole_and_pages_are_both_taken() {
     nothing_is_lost(0, [Flush::Whole, Flush::Pages(Pages::new(0x1000, 1))]);
 }
 
-/// One word is left when the two ask.
+/// One word is free when the two send their requests.
 #[test]
 fn request_for_which_there_is_no_word_is_not_lost() {
     nothing_is_lost(5, [Flush::Pages(Pages::new(0x1000, 1)), Flush::Pages(Pages::new(0x5000, 2))]);

@@ -1,5 +1,5 @@
-//! The same protocol, written once more in a few lines, so that it can be got wrong: each step left out or done too
-//! early is found by the model, and with nothing wrong the model finds nothing.
+//! The same protocol, implemented again in a few lines, with planted mistakes. The model finds each step that is left
+//! out or done too early, and finds nothing without a mistake.
 
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
@@ -10,21 +10,21 @@ use super::{Page, Tlb, model_with};
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mutant {
     None,
-    /// The sender looks who is in the guest without a barrier after publishing.
+    /// After publishing, the sender reads who is in the guest without a barrier.
     NoFenceOfSender,
-    /// The target tests for work without a barrier after saying that it enters.
+    /// After announcing its entry, the target tests for work without a barrier.
     NoFenceOfTarget,
-    /// The target tests for work before it says that it enters.
+    /// The target tests for work before it announces its entry.
     TestBeforeEntry,
-    /// Those in the guest are kicked out, and find nothing to do before they enter again.
+    /// Targets in the guest are kicked, and find no work before they enter again.
     KickWithoutPublish,
     LookBeforePublish,
     NoWait,
-    /// The bit that says that there is work is cleared, and the work is not done.
+    /// The work bit is cleared, and the work is not done.
     DropWork,
 }
 
-/// Half of a presence: 0 is outside, other numbers are stays.
+/// Half of a presence: 0 is outside, other numbers are entries.
 #[derive(Default)]
 struct Vcpu {
     presence: AtomicU64,
@@ -77,7 +77,7 @@ fn flush(targets: &[Vcpu], mutant: Mutant) {
     }
 }
 
-/// Targets that take turns on one pCPU, and a sender. The first enters twice.
+/// Targets that take turns on one pCPU, and a sender. The first target enters twice.
 fn take_away_with(mutant: Mutant, vcpus: usize) {
     model_with(3, move || {
         let page = Arc::new(Page::default());

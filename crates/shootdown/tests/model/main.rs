@@ -1,12 +1,12 @@
-//! Random schedules of pCPUs, vCPUs and shootdowns, against TLBs that keep what they may keep.
+//! Random schedules of pCPUs, vCPUs and shootdowns, against TLBs that keep everything that they may keep.
 //!
-//! The pCPUs are threads that take turns at every step; chance decides, so a seed gives the same run again. Guests
-//! access pages, change their table and have it flushed, halt, are preempted, move, and have instructions emulated.
-//! The TLBs are those of `hw_model`: what is not flushed stays, and any of it may be used. The entry of a page in the
-//! table is a number that grows with every change, so that each use of a translation can be held against what was
-//! flushed: one that is older than a finished shootdown is stale.
+//! The pCPUs are threads that take turns at every step. A seed chooses the turns, so it repeats a run. Guests access
+//! pages, change their table and flush it, halt, are preempted, move, and have instructions emulated. The TLBs are
+//! those of `hw_model`: entries stay until they are flushed, and any of them may be used. A page's entry in the table
+//! is a number that grows with every change. So each use of a translation can be compared with the flushes: a number
+//! older than a finished shootdown is stale.
 //!
-//! The real code must show no stale use, and planted faults must show some.
+//! The real code must show no stale use, and planted mistakes must show some.
 
 #![cfg(not(loom))]
 
@@ -21,22 +21,22 @@ use hw_model::Tag;
 use shootdown::{CpuSet, CutOff, Flush, Pages, Plan, Presence, Requests};
 use turns::{Turns, locked};
 
-/// Faults that are planted, the first of which is none.
+/// Planted mistakes; the first is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mutant {
     None,
-    /// What the fence in [`Presence::enter`] prevents: others learn of the entry when the guest runs already.
+    /// What the fence in [`Presence::enter`] prevents: others see the entry only after the guest runs.
     PresenceIsDelayed,
     KickWithoutPublish,
-    /// The bit is taken, and so are the words, but pages are not flushed.
+    /// The bit and the words are taken, but pages are not flushed.
     PagesAreDropped,
-    /// Nor is everything, which is what is asked for when a vCPU's words are full.
+    /// The same for a flush of everything, which a vCPU with full words needs.
     WholeIsDropped,
     /// The words are taken before the bit.
     WordsBeforeBit,
     /// The sender does not wait for an emulated instruction.
     EmulationIsIgnored,
-    /// A vCPU that comes to a pCPU keeps the translations that it has there from before.
+    /// A vCPU that moves to a pCPU keeps its old translations there.
     MoveKeepsTag,
 }
 
@@ -53,7 +53,7 @@ struct Machine {
     turns: Turns,
     mutant: Mutant,
     vcpus: Vec<Vcpu>,
-    /// For each pCPU, whether a kick is on its way there.
+    /// By pCPU: whether a kick is on its way there.
     kicked: Vec<AtomicBool>,
     /// Each vCPU's tag is its number.
     tlbs: Mutex<hw_model::Machine<u64>>,
@@ -62,7 +62,7 @@ struct Machine {
     /// The guest's page table: the number of each page's entry.
     table: [AtomicU64; PAGES],
     changes: AtomicU64,
-    /// What a sender that does not care sees of an emulated instruction.
+    /// What a careless sender sees of an emulated instruction.
     nowhere: Presence,
     seen: Seen,
 }
@@ -71,14 +71,14 @@ struct Vcpu {
     presence: Presence,
     has_work: AtomicBool,
     requests: Requests,
-    /// Whether somebody has asked for everything.
+    /// Whether a flush of everything was requested.
     is_whole_asked: AtomicBool,
     ran_on: Mutex<Option<usize>>,
-    /// For each page, the oldest entry that may still be used.
+    /// By page: the oldest entry that may still be used.
     oldest: [AtomicU64; PAGES],
 }
 
-/// What happened.
+/// Counts of events.
 #[derive(Debug, Default)]
 struct Seen {
     stale: AtomicU64,
@@ -96,7 +96,7 @@ fn add(counter: &AtomicU64, amount: u64) {
 }
 
 impl Machine {
-    /// Runs so many steps, on 2 to 4 pCPUs with 3 to 8 vCPUs.
+    /// Runs this many steps, on 2 to 4 pCPUs with 3 to 8 vCPUs.
     fn run(seed: u64, steps: u64, mutant: Mutant) -> Seen {
         let turns = Turns::new(seed, steps);
         let pcpus = 2 + turns.below(3);
@@ -131,7 +131,7 @@ impl Machine {
         }
     }
 
-    /// An interrupt for somebody who halted.
+    /// An interrupt for a halted vCPU.
     fn wake_one(&self) {
         let mut halted = locked(&self.halted);
         if !halted.is_empty() {
@@ -140,7 +140,7 @@ impl Machine {
         }
     }
 
-    /// The vCPU's stay on a pCPU: the loop of a hypervisor.
+    /// Runs the vCPU on a pCPU: the loop of a hypervisor.
     fn run_vcpu(&self, cpu: usize, me: usize) {
         let vcpu = &self.vcpus[me];
         if locked(&vcpu.ran_on).replace(cpu).is_some_and(|before| before != cpu) {
@@ -185,7 +185,7 @@ impl Machine {
                 self.vcpus[me].presence.enter(number(cpu));
                 is_delayed = false;
             }
-            // A kick takes its time.
+            // A kick arrives late.
             let is_kicked = self.turns.below(2) == 0 && self.kicked[cpu].swap(false, Ordering::Relaxed);
             if is_kicked || self.turns.is_over() || self.turns.below(6) == 0 {
                 return;
@@ -193,7 +193,7 @@ impl Machine {
         }
     }
 
-    /// The guest accesses a page: its table is walked, and yet the TLB answers if it can.
+    /// The guest accesses a page: its table is walked, but the TLB answers if it can.
     fn access(&self, cpu: usize, me: usize) {
         let page = self.turns.below(PAGES);
         let mut tlbs = locked(&self.tlbs);
@@ -202,8 +202,7 @@ impl Machine {
         self.check_use(me, page, *answers.first().expect("it was walked"));
     }
 
-    /// The hypervisor carries out an instruction of the guest's: it walks the table, and uses what it found a while
-    /// later.
+    /// The hypervisor emulates an instruction of the guest: it walks the table, and uses the result later.
     fn emulate(&self, cpu: usize, me: usize) {
         self.vcpus[me].presence.emulate(number(cpu));
         let page = self.turns.below(PAGES);
@@ -249,7 +248,7 @@ impl Machine {
         }
     }
 
-    /// The pCPU flushes what it has of a vCPU.
+    /// The pCPU flushes entries of a vCPU.
     fn flush(&self, cpu: usize, me: usize, what: Flush) {
         let mut tlbs = locked(&self.tlbs);
         match what {
@@ -261,10 +260,10 @@ impl Machine {
         }
     }
 
-    /// The guest changes some pages and has them flushed everywhere, or at some of its vCPUs.
+    /// The guest changes some pages and flushes them on all, or on some, of its vCPUs.
     fn shoot_down(&self, cpu: usize, me: usize) {
-        // A run that is flushed may be longer than what was changed. Each entry that was current before the shootdown
-        // is the oldest that is good after it.
+        // A flushed run may be longer than the change. Each entry that was current before the shootdown is the oldest
+        // good one after it.
         let mut plan = Plan::new(CutOff::new(8, 48));
         for _ in 0..1 + self.turns.below(3) {
             let first = self.turns.below(PAGES);
@@ -328,7 +327,7 @@ impl Machine {
     }
 }
 
-/// Whether a page is among what is flushed.
+/// Whether a flush covers the page.
 fn covers(flushes: &[Flush], page: usize) -> bool {
     flushes.iter().any(|flush| match flush {
         Flush::Whole => true,
@@ -349,12 +348,12 @@ impl Vcpu {
     }
 }
 
-/// Runs of a test. `SHOOTDOWN_SEEDS` asks for more, for a longer search.
+/// Number of runs of a test. `SHOOTDOWN_SEEDS` sets more, for a longer search.
 fn seeds() -> u64 {
     std::env::var("SHOOTDOWN_SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(200)
 }
 
-/// The first seed that shows a stale use.
+/// The first seed with a stale use.
 fn first_stale(mutant: Mutant) -> Option<u64> {
     (0..seeds()).find(|&seed| Machine::run(seed, STEPS, mutant).stale.into_inner() > 0)
 }
@@ -375,7 +374,7 @@ fn no_translation_is_used_after_its_flush() {
     }
     println!("{total:?}");
 
-    // Everything that can go wrong was there to go wrong, and most targets cost no wait.
+    // Every kind of event happened, and most targets cost no wait.
     for count in [&mut total.accesses, &mut total.shootdowns, &mut total.emulations_met, &mut total.overflows] {
         assert!(*count.get_mut() > 100, "{count:?}");
     }

@@ -1,14 +1,14 @@
-//! Threads that take turns: one runs at a time, and at each step chance decides which. The same seed gives the same
-//! run.
+//! Threads that take turns: one runs at a time, and at each step a random number chooses the next. The same seed
+//! repeats a run.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Thread};
 
-/// Whose turn it is, and who is left.
+/// Which thread has the turn, and which are left.
 pub(crate) struct Turns {
     holder: AtomicUsize,
-    /// Those that are not done, as far as they have begun; the thread of each.
+    /// The threads that have begun and not ended.
     threads: Mutex<Vec<(usize, Thread)>>,
     chance: Mutex<Chance>,
     steps_left: AtomicU64,
@@ -44,7 +44,7 @@ impl Turns {
         });
     }
 
-    /// Lets another go on, or not.
+    /// May give the turn to another thread.
     pub(crate) fn step(&self, me: usize) {
         if self.steps_left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_err() {
             self.end();
@@ -55,7 +55,7 @@ impl Turns {
         }
     }
 
-    /// Nothing new is begun from now on.
+    /// From now on threads begin nothing new.
     pub(crate) fn end(&self) {
         self.is_over.store(true, Ordering::Relaxed);
     }
@@ -85,7 +85,7 @@ impl Turns {
     }
 }
 
-/// A thread ends, be it by a panic: the others go on without it.
+/// Ends a thread, also after a panic: the others continue without it.
 struct Done<'a> {
     turns: &'a Turns,
     me: usize,
@@ -115,7 +115,7 @@ impl Chance {
     }
 }
 
-/// The data behind a lock; who panicked with it is reported elsewhere.
+/// The data of a lock; a panic while it was held is reported elsewhere.
 pub(crate) fn locked<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
     lock.lock().unwrap_or_else(PoisonError::into_inner)
 }

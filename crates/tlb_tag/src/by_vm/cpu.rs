@@ -1,4 +1,4 @@
-//! Whose entries are under which tag: what each pCPU remembers. Written by that pCPU alone.
+//! What each pCPU remembers: whose entries are under which tag. Only that pCPU writes it.
 
 use alloc::boxed::Box;
 use alloc::vec;
@@ -10,14 +10,14 @@ use crate::tag::TagRange;
 #[derive(Debug)]
 pub struct CpuTags {
     pub(super) number: usize,
-    /// The generation that everything was last flushed for.
+    /// The generation of the last flush of everything.
     clean_since: u64,
     /// By index of the tag.
     last: Box<[Last]>,
     pub(super) counts: Counts,
 }
 
-/// The last entry with a tag since everything was flushed.
+/// The last entry with a tag since the last flush of everything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Last {
     who: Name,
@@ -25,17 +25,18 @@ pub(super) struct Last {
     epoch: u64,
 }
 
-/// Tells a vCPU from all others ever made, and says which VM it is of: the VM's name above, its number there below.
+/// Identifies a vCPU among all others ever made, and its VM: the VM's name in the upper bits, the vCPU's number in the
+/// lower bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Name(u64);
 
 const NUMBER_BITS: u32 = 16;
 
 impl Name {
-    /// Nobody's: VMs' names begin at 1.
+    /// No vCPU: VMs' names begin at 1.
     const NOBODY: Self = Self(0);
 
-    /// `number` is below 2^16: a pool's VMs have fewer vCPUs.
+    /// `number` is below 2^16, because a pool's VMs have fewer vCPUs.
     pub(super) const fn new(vm: u64, number: u64) -> Self {
         Self(vm << NUMBER_BITS | number & ((1 << NUMBER_BITS) - 1))
     }
@@ -45,14 +46,14 @@ impl Name {
     }
 }
 
-/// What a pCPU has done for a pool. Entries are not counted here: each is one check.
+/// A pCPU's statistics for a pool. Entries are not counted here: each is one check.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Times that a vCPU arrived whose VM had another tag than when it ran last.
+    /// Arrivals of a vCPU whose VM had another tag when the vCPU ran last.
     pub assignments: u64,
     /// New generations that began with an arrival here.
     pub generations: u64,
-    /// Entries that flushed what belonged to the guest's own tables.
+    /// Entries that flushed the guest's own translations.
     pub own_flushes: u64,
     /// Entries that flushed one tag.
     pub tag_flushes: u64,
@@ -62,7 +63,7 @@ pub struct Counts {
 
 const NOBODY: Last = Last { who: Name::NOBODY, epoch: 0 };
 
-/// What is under a tag, seen by who is about to use it.
+/// What is under a tag, for a vCPU that is about to use it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Found {
     /// No entries.
@@ -73,7 +74,7 @@ pub(super) enum Found {
     Sibling,
     /// Entries of another VM, or of another epoch.
     Other,
-    /// Nobody knows: tags were handed out anew since.
+    /// Unknown: tags were reassigned since.
     Unknown,
 }
 
@@ -87,7 +88,7 @@ impl CpuTags {
         }
     }
 
-    /// What was done so far.
+    /// The statistics so far.
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.counts
@@ -107,13 +108,13 @@ impl CpuTags {
         }
     }
 
-    /// Everything was flushed for the generation of `id`.
+    /// Records a flush of everything for the generation of `id`.
     pub(super) fn flushed(&mut self, id: Id) {
         self.clean_since = id.generation();
         self.last.fill(NOBODY);
     }
 
-    /// The vCPU was entered with the tag `id`.
+    /// Records an entry of the vCPU with the tag `id`.
     pub(super) fn entered(&mut self, id: Id, who: Name, epoch: u64) {
         if let Some(last) = self.last.get_mut(id.index() as usize) {
             *last = Last { who, epoch };

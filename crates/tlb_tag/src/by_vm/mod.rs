@@ -1,24 +1,24 @@
 //! Tags that belong to VMs, and are the same on all pCPUs.
 //!
-//! Where a guest flushes the TLBs of all its vCPUs by one instruction, the processor does so for the tag of the one that
-//! asks (Arm: TLBI with IS, by VMID). So all vCPUs of a VM must run under the same tag at any time, wherever they are;
-//! tags that each pCPU hands out by itself will not do. And vCPUs that share a tag share a TLB where they take turns on a
-//! pCPU, though a kernel may map the same address differently on each of its CPUs, and flush it on that CPU alone.
+//! On some processors a guest can flush the TLBs of all its vCPUs by one instruction. The processor then uses the tag
+//! of the executing vCPU (Arm: TLBI with IS, by VMID). So all vCPUs of a VM must run under the same tag at any time, on
+//! every pCPU; no pCPU may choose tags by itself. And vCPUs that share a tag and take turns on a pCPU share a TLB. But
+//! a kernel may map the same address differently on each of its CPUs, and flush it on one CPU only.
 //!
-//! So there are two questions, and two answers:
+//! So there are two questions, with two answers:
 //!
-//! * *Which tag has a VM?* [`Scheme::Epoch`]: one for life. There may be more VMs than tags; then some share one, which
-//!   is right as long as a pCPU that goes from one to the other flushes. [`Scheme::Generation`]: one for a generation, as
-//!   Linux has it for Arm (2021): tags are handed out as VMs arrive, and when there is none left a new generation begins.
-//!   What runs at that moment keeps its tag; of all other VMs the tags are void. [`Scheme::FlushAlways`]: one for all.
-//! * *Whose entries are under this tag here?* Each pCPU remembers for each tag which vCPU was last entered with it, and in
-//!   which epoch of its VM. A vCPU that is still the last one, and has been nowhere else since, flushes nothing. After
-//!   another vCPU of the VM, what belongs to the guest's own tables goes ([`Flush::OwnTables`]); after another VM, or
-//!   in another epoch, all of the tag ([`Flush::Tag`]). A pCPU that meets a new generation flushes everything, once.
+//! * *Which tag does a VM have?* [`Scheme::Epoch`]: one for life. If there are more VMs than tags, some share one; then
+//!   a pCPU flushes when it changes from one to the other. [`Scheme::Generation`]: one per generation, like Linux for
+//!   Arm (2021). A VM gets a tag when it arrives; when no tag is left, a new generation begins. VMs that run at that
+//!   moment keep their tags; all other tags become void. [`Scheme::FlushAlways`]: one for all VMs.
+//! * *Whose entries are under this tag on this pCPU?* Each pCPU remembers, per tag, the last vCPU that it entered and
+//!   the epoch of its VM. The same vCPU, if it was nowhere else since, flushes nothing. After another vCPU of the VM,
+//!   the guest's own translations are flushed ([`Flush::OwnTables`]). After another VM, or in another epoch, the whole
+//!   tag is flushed ([`Flush::Tag`]). A pCPU that meets a new generation flushes everything, once.
 //!
-//! A stay on a pCPU begins with [`VcpuTags::arrive`] and ends with [`VcpuTags::depart`]. Between the two the tag is the
-//! vCPU's whatever others do, so that an entry has nothing to look at but the epoch of its VM. Debts are as in
-//! the rest of the crate: [`Entry::completed`] pays, nothing else does.
+//! A vCPU's time on a pCPU begins with [`VcpuTags::arrive`] and ends with [`VcpuTags::depart`]. In between the vCPU
+//! keeps its tag, whatever others do. So an entry only compares the epoch of its VM. Debts work as in the rest of the
+//! crate: only [`Entry::completed`] clears them.
 //!
 //! ```
 //! use tlb_tag::by_vm::{Flush, Pool};

@@ -1,10 +1,10 @@
 //! Which tag a VM has: the part that all pCPUs share.
 //!
-//! For [`Scheme::Generation`] each pCPU has a slot that says under which tag it runs. An arrival whose VM has a tag of the
-//! current generation writes it there by one compare-exchange and takes no lock. A rollover, under the lock, first makes the
-//! new generation known and then empties the slots, one by one: what it finds there is running, and keeps its tag. The
-//! two meet in the slot. Either the arrival was first, and the rollover keeps its tag; or the slot is empty, and the
-//! arrival asks again under the lock.
+//! For [`Scheme::Generation`] each pCPU has a slot with the tag that it runs under. An arriving vCPU whose VM has a tag
+//! of the current generation writes it there by one compare-exchange, without a lock. A rollover holds the lock. It
+//! first publishes the new generation and then empties the slots, one by one: a VM that it finds there is running, and
+//! keeps its tag. The two meet in the slot. Either the arrival was first, and the rollover keeps its tag; or the slot
+//! is empty, and the arrival asks again under the lock.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -16,19 +16,19 @@ use crate::pool::Scheme;
 use crate::sync::{AtomicU64, Mutex, Ordering};
 use crate::tag::{Tag, TagRange};
 
-/// Most tags that a pool uses: two words for each are kept per pCPU.
+/// Maximum number of tags in a pool: each pCPU keeps two words per tag.
 const LARGEST_TABLE: u32 = 1024;
 
-/// A VM's tag as of a generation: the generation above, the index in the range below.
+/// A VM's tag in a generation: the generation in the upper bits, the index in the range in the lower bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Id(u64);
 
 const INDEX_BITS: u32 = 16;
-/// The generation that a machine begins with.
+/// The first generation of a machine.
 pub(super) const FIRST_GENERATION: u64 = 1;
 
 impl Id {
-    /// No tag. In a slot: since the last rollover the pCPU has met no new tag.
+    /// No tag. In a slot: the pCPU has met no new tag since the last rollover.
     pub(super) const NONE: Self = Self(0);
     /// In a slot: the pCPU runs no VM of this pool.
     const IDLE: Self = Self(1);
@@ -55,27 +55,27 @@ pub struct Pool(Arc<Shared>);
 pub(super) struct Shared {
     pub(super) scheme: Scheme,
     pub(super) range: TagRange,
-    /// The current generation. 48 bits of it do not run out.
+    /// The current generation. 48 bits never overflow.
     generation: AtomicU64,
     /// By pCPU: the [`Id`] that it runs with.
     slots: Box<[Slot]>,
     handed_out: Mutex<HandedOut>,
-    /// VMs made so far. Names are never used twice.
+    /// Number of VMs made so far. Names are never reused.
     made: AtomicU64,
 }
 
-/// On a line of its own: its pCPU writes it at each arrival and departure.
+/// On a cache line of its own: its pCPU writes it at each arrival and departure.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Slot(AtomicU64);
 
 #[derive(Debug)]
 struct HandedOut {
-    /// By index: whether the tag is some VM's, for life or in this generation.
+    /// By index: whether the tag belongs to a VM, for life or in this generation.
     used: Box<[bool]>,
-    /// By pCPU: what it ran with at the last rollover.
+    /// By pCPU: the tag that it ran with at the last rollover.
     kept: Box<[Id]>,
-    /// Where to look for the next one.
+    /// Index where the search for a free tag continues.
     next: u32,
 }
 
@@ -99,7 +99,7 @@ impl Pool {
         }))
     }
 
-    /// How tags are handed out.
+    /// How tags are assigned.
     #[must_use]
     pub fn scheme(&self) -> Scheme {
         self.0.scheme
@@ -111,17 +111,17 @@ impl Pool {
         self.0.range
     }
 
-    /// What pCPU `number` keeps, which has entered no VM yet.
+    /// The state of pCPU `number`, which has entered no VM yet.
     ///
     /// # Panics
-    /// When the machine has fewer pCPUs.
+    /// The machine has fewer pCPUs.
     #[must_use]
     pub fn cpu(&self, number: usize) -> CpuTags {
         assert!(number < self.0.slots.len(), "pCPU {number} of {}", self.0.slots.len());
         CpuTags::new(number, self.0.range)
     }
 
-    /// A new VM's part.
+    /// The part of a new VM.
     #[must_use]
     pub fn vm(&self) -> VmTags {
         let name = self.0.made.fetch_add(1, Ordering::Relaxed) + 1;
@@ -131,7 +131,7 @@ impl Pool {
             Scheme::Generation => Id::NONE,
             Scheme::Epoch => {
                 home = self.0.handed_out.lock().take_free();
-                // Without a home it shares somebody's.
+                // Without a home tag it shares one.
                 Id::new(FIRST_GENERATION, home.unwrap_or_else(|| self.0.any(name)))
             }
         };
@@ -139,7 +139,7 @@ impl Pool {
     }
 }
 
-/// A VM's part of a pool: its tag. Goes back to the pool with the last of those who hold it.
+/// A VM's part of a pool: its tag. The tag returns to the pool when the last reference is dropped.
 #[derive(Clone, Debug)]
 pub struct VmTags(Arc<Vm>);
 
@@ -147,11 +147,11 @@ pub struct VmTags(Arc<Vm>);
 struct Vm {
     shared: Arc<Shared>,
     name: u64,
-    /// Index of the tag that is its own for life.
+    /// Index of the tag that the VM owns for life.
     home: Option<u32>,
     /// The [`Id`] of its tag.
     id: AtomicU64,
-    /// vCPUs made so far.
+    /// Number of vCPUs made so far.
     made: AtomicU64,
 }
 
@@ -163,9 +163,9 @@ impl VmTags {
         VcpuTags::new(self.clone(), Name::new(self.0.name, number))
     }
 
-    /// The tag under which TLBs may hold entries of the VM at this moment, to flush them on all pCPUs: a change of stage 2
-    /// comes first, then a barrier that makes walks see it, then this. Who arrives with another tag later walks the
-    /// changed tables. `None` when no vCPU of the VM has run yet.
+    /// The tag under which TLBs may hold entries of the VM now, for a flush on all pCPUs. The caller first changes
+    /// stage 2, then executes a barrier that makes walks see the change, then calls this. A vCPU that arrives later
+    /// with another tag walks the changed tables. `None` if no vCPU of the VM has run yet.
     #[must_use]
     pub fn tag(&self) -> Option<Tag> {
         let id = Id(self.0.id.load(Ordering::Acquire));
@@ -176,8 +176,8 @@ impl VmTags {
         &self.0.shared
     }
 
-    /// A vCPU of the VM arrives at pCPU `cpu`, and runs there under what is returned until it departs. Says also whether a
-    /// new generation began.
+    /// A vCPU of the VM arrives at pCPU `cpu`, and runs there with the returned tag until it departs. Also returns
+    /// whether a new generation began.
     pub(super) fn claim(&self, cpu: usize) -> (Id, bool) {
         let id = Id(self.0.id.load(Ordering::Acquire));
         let shared = self.shared();
@@ -210,11 +210,11 @@ impl VmTags {
         (id, begins)
     }
 
-    /// The vCPU that arrived at pCPU `cpu` has left its guest, for now.
+    /// The vCPU departs from pCPU `cpu`.
     pub(super) fn release(&self, cpu: usize) {
         let shared = self.shared();
         if shared.scheme == Scheme::Generation {
-            // A swap, not a store: where a rollover has emptied the slot, this is how the pCPU learns of the generation,
+            // A swap, not a store: if a rollover has emptied the slot, the swap tells the pCPU about the generation
             // before its next arrival compares one.
             shared.slots[cpu].0.swap(Id::IDLE.0, Ordering::AcqRel);
         }
@@ -223,8 +223,8 @@ impl VmTags {
 
 impl Drop for Vm {
     fn drop(&mut self) {
-        // A tag of a generation goes back with the generation. What TLBs still hold under this one is known by the name of
-        // the vCPU that they remember.
+        // A tag of a generation returns with the generation. Entries that TLBs still hold under it are recognized by
+        // the vCPU's name.
         if let Some(home) = self.home {
             self.shared.handed_out.lock().used[home as usize] = false;
         }
@@ -232,22 +232,22 @@ impl Drop for Vm {
 }
 
 impl Shared {
-    /// A tag that others have as well.
+    /// A tag that other VMs have too.
     #[expect(clippy::cast_possible_truncation, reason = "less than the count")]
     fn any(&self, name: u64) -> u32 {
         (name % u64::from(self.range.count())) as u32
     }
 
-    /// A tag of the current generation for a VM that has only an old one.
+    /// A tag of the current generation for a VM whose tag is from an older one.
     fn assign(&self, handed_out: &mut HandedOut, name: u64, before: Id) -> (Id, bool) {
         let generation = self.generation.load(Ordering::Relaxed);
         if before != Id::NONE {
             let same = Id::new(generation, before.index());
-            // It ran during the rollover, somewhere, and perhaps still does: no other tag will do.
+            // It ran on some pCPU during the rollover, and may still run: only the same tag is possible.
             if handed_out.keep(before, same) {
                 return (same, false);
             }
-            // What it has left in TLBs does not matter, but a number that stays is one thing less to change.
+            // Its entries in TLBs do not matter, but to keep the number saves a change.
             let used = &mut handed_out.used[before.index() as usize];
             if !core::mem::replace(used, true) {
                 return (same, false);
@@ -267,7 +267,7 @@ impl Shared {
         handed_out.next = 0;
         for (slot, kept) in self.slots.iter().zip(&mut handed_out.kept) {
             match Id(slot.0.swap(Id::NONE.0, Ordering::AcqRel)) {
-                // It runs since before the last rollover.
+                // It has run since before the last rollover.
                 Id::NONE => {}
                 Id::IDLE => *kept = Id::NONE,
                 running => *kept = running,
@@ -280,7 +280,7 @@ impl Shared {
 }
 
 impl HandedOut {
-    /// Index of a tag that is nobody's, which it no longer is.
+    /// Takes a free tag. Returns its index.
     fn take_free(&mut self) -> Option<u32> {
         let from = self.next as usize;
         let free = |used: &[bool]| used.iter().position(|used| !used);
@@ -291,7 +291,7 @@ impl HandedOut {
         Some(index)
     }
 
-    /// Whether a pCPU ran with `before` at the last rollover; if so it is `now` that it runs with.
+    /// Whether a pCPU ran with `before` at the last rollover; if so, records `now` for it.
     fn keep(&mut self, before: Id, now: Id) -> bool {
         let mut found = false;
         for kept in self.kept.iter_mut().filter(|kept| **kept == before) {

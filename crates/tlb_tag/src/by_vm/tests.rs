@@ -14,7 +14,7 @@ fn enter(vcpu: &mut VcpuTags, cpu: &mut CpuTags, epoch: u64) -> Flush {
     flush
 }
 
-/// A stay of one entry.
+/// Arrives, enters once, departs.
 fn stay(vcpu: &mut VcpuTags, cpu: &mut CpuTags, came_back: bool) -> Flush {
     vcpu.arrive(cpu, came_back);
     let flush = enter(vcpu, cpu, 0);
@@ -61,7 +61,7 @@ fn vcpu_that_was_elsewhere_flushes_what_it_may_have_flushed_there_only() {
     let mut vcpu = vm.vcpu();
     assert_eq!(stay(&mut vcpu, &mut here, false), Flush::Nothing);
     assert_eq!(stay(&mut vcpu, &mut there, false), Flush::Nothing);
-    // It comes, does not get to its guest, and comes again.
+    // It arrives, does not enter its guest, and arrives again.
     vcpu.arrive(&mut here, false);
     vcpu.depart(&mut here);
     assert_eq!(stay(&mut vcpu, &mut here, true), Flush::OwnTables);
@@ -82,7 +82,7 @@ fn void_entries_and_new_epochs_flush_the_whole_tag_once() {
     assert_eq!(enter(&mut vcpu, &mut cpu, 1), Flush::Nothing);
     vcpu.depart(&mut cpu);
 
-    // What a sibling left in an older epoch is more than its own tables.
+    // Entries of another vCPU from an older epoch are more than its own tables.
     let mut sibling = vm.vcpu();
     sibling.arrive(&mut cpu, false);
     assert_eq!(enter(&mut sibling, &mut cpu, 2), Flush::Tag);
@@ -124,7 +124,7 @@ fn rollover_voids_all_tags_but_of_what_runs() {
     let mut vcpus: Vec<_> = vms.iter().map(VmTags::vcpu).collect();
     let mut twin = vms[0].vcpu();
 
-    // VM 0 stays where it is; the others take turns here, until there is no tag for VM 3.
+    // VM 0 keeps running; the others take turns here, until no tag is left for VM 3.
     vcpus[0].arrive(&mut there, false);
     assert_eq!(enter(&mut vcpus[0], &mut there, 0), Flush::Nothing);
     let tag = vcpus[0].tag();
@@ -135,7 +135,7 @@ fn rollover_voids_all_tags_but_of_what_runs() {
     assert_eq!(here.counts().generations, 1);
     assert_ne!(vcpus[3].tag(), tag);
 
-    // Still the same for VM 0, on both pCPUs, and nothing to be flushed where it stayed.
+    // VM 0 keeps its tag on both pCPUs, and flushes nothing where it kept running.
     assert_eq!(enter(&mut vcpus[0], &mut there, 0), Flush::Nothing);
     assert_eq!(stay(&mut twin, &mut here, false), Flush::Nothing, "all was flushed here");
     assert_eq!((twin.tag(), vcpus[0].tag()), (tag, tag));

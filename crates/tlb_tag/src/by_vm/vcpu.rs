@@ -1,4 +1,4 @@
-//! What a vCPU has of its VM's tag, and one entry into its guest. Written by the pCPU that runs the vCPU.
+//! A vCPU's part of its VM's tag, and one entry into its guest. Only the pCPU that runs the vCPU writes it.
 
 use super::cpu::{CpuTags, Found, Name};
 use super::pool::{Id, VmTags};
@@ -11,8 +11,8 @@ use crate::tag::Tag;
 pub enum Flush {
     /// Nothing.
     Nothing,
-    /// Under the entry's own tag, what was made with the guest's own tables; what stage 2 alone has made may stay (Arm: TLBI
-    /// VMALLE1).
+    /// Under the entry's own tag, translations made with the guest's own tables; entries of stage 2 alone may stay
+    /// (Arm: TLBI VMALLE1).
     OwnTables,
     /// All entries of the entry's own tag (Arm: TLBI VMALLS12E1).
     Tag,
@@ -20,25 +20,25 @@ pub enum Flush {
     Everything,
 }
 
-/// The tag of a vCPU, and what it owes.
+/// The tag of a vCPU, and its debts.
 #[derive(Debug)]
 pub struct VcpuTags {
     vm: VmTags,
     name: Name,
-    /// The tag since it arrived last.
+    /// The tag since the last arrival.
     id: Id,
-    /// The epoch of the VM that its entries are of, with [`SEEN`]; [`VOID`] when an entry has to look.
+    /// The VM's epoch that its entries are from, with [`SEEN`]; [`VOID`] if an entry must check.
     seen: u64,
-    /// All entries must go, whoever ran last.
+    /// All entries must be flushed, whichever vCPU ran last.
     is_void: bool,
-    /// Since its last entry it was given a tag that it had not before, or began a generation.
+    /// Since its last entry the vCPU got another tag, or began a generation.
     assigned: bool,
     began: bool,
 }
 
 /// With [`SEEN`] no epoch is zero.
 const VOID: u64 = 0;
-/// Marks an epoch that was seen, so that none is taken for [`VOID`].
+/// Marks an epoch that was seen, so that no epoch equals [`VOID`].
 const SEEN: u64 = 1 << 63;
 
 impl VcpuTags {
@@ -46,12 +46,12 @@ impl VcpuTags {
         Self { vm, name, id: Id::NONE, seen: VOID, is_void: false, assigned: false, began: false }
     }
 
-    /// The vCPU comes to a pCPU, to stay for some entries. `came_back`: it was here last, and nowhere since. Its tag is
-    /// its own from here on, until it departs.
+    /// The vCPU arrives at a pCPU for some entries. `came_back`: it was here last, and nowhere else since. From here on
+    /// it keeps its tag, until it departs.
     pub fn arrive(&mut self, cpu: &mut CpuTags, came_back: bool) {
         let (id, began) = self.vm.claim(cpu.number);
         let epoch = self.seen & !SEEN;
-        // Elsewhere the guest may have flushed entries that it has here: an instruction of its own that concerns one pCPU.
+        // On another pCPU the guest may have flushed entries that it has here: by an instruction for one pCPU only.
         let is_here = came_back && id == self.id && cpu.find(id, self.name, epoch) == Found::Mine;
         if !is_here {
             self.seen = VOID;
@@ -61,20 +61,19 @@ impl VcpuTags {
         self.id = id;
     }
 
-    /// It leaves the pCPU.
+    /// The vCPU departs from the pCPU.
     pub fn depart(&mut self, cpu: &mut CpuTags) {
         self.vm.release(cpu.number);
     }
 
-    /// Whether an entry has to do nothing about tags. This is what each entry pays.
+    /// Whether an entry has nothing to do about tags. This is the cost of each entry.
     #[must_use]
     #[inline]
     pub fn is_current(&self, epoch: u64) -> bool {
         self.seen == epoch | SEEN
     }
 
-    /// Prepares an entry on the pCPU where the vCPU arrived. `epoch` is the VM's, which counts the times that all of its
-    /// TLB entries became void; it is below 2^63.
+    /// Prepares an entry on the pCPU where the vCPU arrived. `epoch` is the VM's epoch; it is below 2^63.
     #[inline]
     pub fn enter<'a>(&'a mut self, cpu: &'a mut CpuTags, epoch: u64) -> Entry<'a> {
         let is_current = self.is_current(epoch);
@@ -93,14 +92,14 @@ impl VcpuTags {
         }
     }
 
-    /// All TLB entries of the vCPU must go before its guest's next instruction.
+    /// All TLB entries of the vCPU must be flushed before its guest's next instruction.
     #[inline]
     pub fn void(&mut self) {
         self.seen = VOID;
         self.is_void = true;
     }
 
-    /// The tag that it has had since it arrived last.
+    /// Its tag since the last arrival.
     #[must_use]
     #[inline]
     pub fn tag(&self) -> Tag {
@@ -108,7 +107,7 @@ impl VcpuTags {
     }
 }
 
-/// An entry that is about to happen. Dropped, it has not happened, and all that it would have flushed is still owed.
+/// An entry that is about to happen. If it is dropped, it has not happened, and its flush is still required.
 #[derive(Debug)]
 #[must_use]
 pub struct Entry<'a> {
@@ -133,7 +132,7 @@ impl Entry<'_> {
         self.flush
     }
 
-    /// Whether the vCPU was given another tag since its last entry.
+    /// Whether the vCPU got another tag since its last entry.
     #[must_use]
     #[inline]
     pub fn assigned(&self) -> bool {
@@ -147,7 +146,7 @@ impl Entry<'_> {
         self.vcpu.began
     }
 
-    /// The entry has happened: what it had to flush is flushed.
+    /// The entry has happened, and its flush is done.
     #[inline]
     pub fn completed(self) {
         if !self.is_current {
