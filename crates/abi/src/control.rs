@@ -1,4 +1,4 @@
-//! The control port: everything a person or a program sees of a running host.
+//! The control port: all communication of people and programs with a running host.
 //!
 //! Messages travel as frames over a byte stream (a virtio console; on the other side a Unix socket):
 //!
@@ -6,10 +6,10 @@
 //! COBS( version: u8 | postcard message | CRC-32 of both, little endian )  0x00
 //! ```
 //!
-//! COBS leaves no zero byte inside a frame, so after any damage the receiver finds the next frame at the next zero.
-//! The tool sends [`Request`]s, the hypervisor answers each with one [`Message::Reply`] and sends other messages when
-//! something happens. A frame that is too long, damaged, of another version or undecodable is refused
-//! ([`Message::Refused`]) and changes nothing.
+//! COBS leaves no zero byte inside a frame, so after any damage the receiver finds the next frame at the next zero. The
+//! tool sends [`Request`]s. The hypervisor answers each with one [`Message::Reply`], and sends other messages on
+//! events. It refuses a frame that is too long, damaged, of another version or undecodable ([`Message::Refused`]); such
+//! a frame changes nothing.
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -27,35 +27,35 @@ use crate::trace::Events;
 pub const VERSION: u8 = 6;
 /// Longest encoded frame in bytes, terminator included.
 pub const FRAME_LIMIT: usize = 8192;
-/// Most bytes that one [`Message::Console`] or [`Command::Input`] carries.
+/// Maximum number of bytes in one [`Message::Console`] or [`Command::Input`].
 pub const CONSOLE_CHUNK: usize = 2048;
-/// Most vCPUs in one [`Answer::Stats`].
+/// Maximum number of vCPUs in one [`Answer::Stats`].
 pub const STATS_CHUNK: usize = 12;
-/// Most events in one [`Answer::Events`].
+/// Maximum number of events in one [`Answer::Events`].
 pub const EVENTS_CHUNK: usize = 200;
-/// Most places in one [`Answer::Places`].
+/// Maximum number of places in one [`Answer::Places`].
 pub const PLACES_CHUNK: usize = 128;
 
 const CRC: crc::Crc<u32> = crc::Crc::<u32>::new(&crc::CRC_32_ISO_HDLC);
 const CRC_BYTES: usize = 4;
 
-/// What the tool asks.
+/// A request of the tool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
-    /// Chosen by the tool; comes back in the reply.
+    /// Chosen by the tool; repeated in the reply.
     pub id: u32,
-    /// What to do.
+    /// The command.
     pub command: Command,
 }
 
 /// The commands.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Command {
-    /// Who is there? Answered by [`Answer::Host`].
+    /// Describe the host. Answered by [`Answer::Host`].
     Hello,
-    /// All VMs. Answered by [`Answer::Vms`].
+    /// List all VMs. Answered by [`Answer::Vms`].
     List,
-    /// End a VM at once, as if its power were cut. Answered by [`Answer::Done`].
+    /// End a VM at once, like a power cut. Answered by [`Answer::Done`].
     Stop {
         /// Number of the VM.
         vm: u32,
@@ -67,26 +67,26 @@ pub enum Command {
         /// First vCPU wanted.
         first: u32,
     },
-    /// Bytes typed on a serial line of a VM. Answered by [`Answer::Accepted`].
+    /// Input for a serial port of a VM. Answered by [`Answer::Accepted`].
     Input {
         /// Number of the VM.
         vm: u32,
-        /// The serial line.
+        /// The serial port.
         line: Line,
-        /// What was typed, at most [`CONSOLE_CHUNK`] bytes.
+        /// The input, at most [`CONSOLE_CHUNK`] bytes.
         bytes: Vec<u8>,
     },
-    /// How a kind of the hypervisor's own blocks is laid out. Answered by [`Answer::Layout`].
+    /// Layout of one kind of the hypervisor's own blocks. Answered by [`Answer::Layout`].
     Layout {
         /// Number of the kind, from 0 on.
         kind: u32,
     },
-    /// Where the blocks are: up to [`PLACES_CHUNK`] of them, from `first` on. Answered by [`Answer::Places`].
+    /// Addresses of the blocks: up to [`PLACES_CHUNK`] of them, from `first` on. Answered by [`Answer::Places`].
     Places {
         /// First place wanted.
         first: u32,
     },
-    /// Stop a VM's vCPUs until [`Command::Resume`]. Answered by [`Answer::Done`] when the last of them has stopped.
+    /// Stop a VM's vCPUs until [`Command::Resume`]. Answered by [`Answer::Done`] when all of them have stopped.
     Pause {
         /// Number of the VM.
         vm: u32,
@@ -96,33 +96,34 @@ pub enum Command {
         /// Number of the VM.
         vm: u32,
     },
-    /// Write to a VM's memory, as a device would. Answered by [`Answer::Done`].
+    /// Write to a VM's memory, like a device. Answered by [`Answer::Done`].
     Write {
         /// Number of the VM.
         vm: u32,
         /// GPA of the first byte.
         gpa: u64,
-        /// What to write, at most [`CONSOLE_CHUNK`] bytes.
+        /// The data, at most [`CONSOLE_CHUNK`] bytes.
         bytes: Vec<u8>,
     },
-    /// Begin to log which pages of a VM are written. All of them count as written at first. Answered by [`Answer::Done`].
+    /// Start a log of the pages that a VM writes. At first all pages count as written. Answered by [`Answer::Done`].
     DirtyStart {
         /// Number of the VM.
         vm: u32,
-        /// How; the VM's own settings, without.
+        /// The settings; `None` for those of the VM.
         how: Option<DirtyLogging>,
-        /// Keep a copy of the VM's memory on the host, which each round brings up to date.
+        /// Keep a copy of the VM's memory on the host, which each round updates.
         mirror: bool,
     },
-    /// Harvest once: which pages were written since they were last harvested, and copy them if there is a mirror. Answered by
+    /// Harvest once: find the pages written since the last harvest, and copy them if there is a mirror. Answered by
     /// [`Answer::Round`] when it is done.
     DirtyRound {
         /// Number of the VM.
         vm: u32,
-        /// Lose what was copied, as a broken connection would: it is dirty again, and the mirror has nonsense in its place.
+        /// Lose the copied pages, like a broken connection: they are dirty again, and the mirror holds garbage for
+        /// them.
         lose: bool,
     },
-    /// How a VM's log stands. Answered by [`Answer::Dirty`].
+    /// State of a VM's log. Answered by [`Answer::Dirty`].
     DirtyInfo {
         /// Number of the VM.
         vm: u32,
@@ -132,83 +133,84 @@ pub enum Command {
         /// Number of the VM.
         vm: u32,
     },
-    /// End the log. Large pages come back afterwards, by and by. Answered by [`Answer::Done`].
+    /// End the log. Large pages come back afterwards, in the background. Answered by [`Answer::Done`].
     DirtyStop {
         /// Number of the VM.
         vm: u32,
     },
-    /// Begin to write down what happens on each pCPU; what was not read before is forgotten. Answered by [`Answer::Done`].
+    /// Start to record events on each pCPU; unread events of an earlier trace are dropped. Answered by
+    /// [`Answer::Done`].
     TraceStart,
-    /// The oldest events of a pCPU, which are forgotten now. Answered by [`Answer::Events`].
+    /// The oldest events of a pCPU, which are then dropped. Answered by [`Answer::Events`].
     TraceRead {
         /// Number of the pCPU.
         pcpu: u32,
     },
-    /// Write nothing down any more. What was written can still be read. Answered by [`Answer::Done`].
+    /// Stop recording. Recorded events can still be read. Answered by [`Answer::Done`].
     TraceStop,
     /// End all VMs and the machine.
     PowerOff,
 }
 
-/// A serial line of a VM.
+/// A serial port of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Line {
     /// COM1: the guest kernel's console.
     Console,
-    /// COM2: what our initrd says to the tool: output and status of commands.
+    /// COM2: output and status of commands, from our initrd to the tool.
     Agent,
 }
 
-/// What the hypervisor says.
+/// A message of the hypervisor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Message {
-    /// The hypervisor has just come up. (A tool that attaches later asks [`Command::Hello`].)
+    /// The hypervisor has just started. (A tool that connects later asks [`Command::Hello`].)
     Up(HostInfo),
     /// The answer to the request with this id.
     Reply {
         /// The request's id.
         id: u32,
-        /// The answer, or why there is none.
+        /// The answer, or the reason for the refusal.
         result: Result<Answer, Refusal>,
     },
-    /// A guest wrote to a serial line.
+    /// A guest's output on a serial port.
     Console {
         /// Number of the VM.
         vm: u32,
-        /// The serial line.
+        /// The serial port.
         line: Line,
-        /// When the first of these bytes was written, in nanoseconds of the host since it came up.
+        /// When the guest wrote the first of these bytes, in nanoseconds since the host's start.
         at_ns: u64,
-        /// What was written, at most [`CONSOLE_CHUNK`] bytes.
+        /// The output, at most [`CONSOLE_CHUNK`] bytes.
         bytes: Vec<u8>,
     },
-    /// A VM came or went.
+    /// A VM started or ended.
     Vm {
         /// Number of the VM.
         vm: u32,
-        /// When, in nanoseconds of the host since it came up.
+        /// When, in nanoseconds since the host's start.
         at_ns: u64,
-        /// What happened.
+        /// The event.
         event: VmEvent,
     },
-    /// A frame could not be used. Nothing was changed by it.
+    /// A frame was refused. It changed nothing.
     Refused(FrameError),
     /// The last message: the machine ends now.
     Bye,
 }
 
-/// What can happen to a VM.
+/// An event of a VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum VmEvent {
-    /// Creation began: memory is taken and zeroed from here on.
+    /// Creation has begun: memory is allocated and zeroed.
     Creating,
     /// Memory is ready, the kernel is loaded, the first vCPU may run.
     Started,
-    /// It cannot be created; other VMs go on.
+    /// The VM cannot be created; other VMs continue.
     Failed(String),
     /// It ended and its memory was freed.
     Stopped {
-        /// Why.
+        /// The reason.
         reason: StopReason,
         /// One line for people: which vCPU, where, what it did.
         detail: String,
@@ -222,15 +224,15 @@ pub enum StopReason {
     PowerOff,
     /// The guest reset itself.
     Reset,
-    /// A vCPU met a fault while delivering a double fault.
+    /// A vCPU had a fault during the delivery of a double fault.
     TripleFault,
     /// A vCPU reached a state that cannot be entered or emulated.
     Unsupported,
-    /// Every vCPU halted with interrupts off: nothing can ever happen again.
+    /// Every vCPU halted with interrupts off, so nothing can wake them.
     Halted,
     /// A [`Command::Stop`] or [`Command::PowerOff`].
     Commanded,
-    /// The hardware could not correct an error that came while a vCPU ran.
+    /// An uncorrectable hardware error occurred while a vCPU ran.
     HardwareError,
 }
 
@@ -263,16 +265,16 @@ pub enum Answer {
         vm: u32,
         /// First vCPU below.
         first: u32,
-        /// When, in nanoseconds of the host since it came up.
+        /// When, in nanoseconds since the host's start.
         at_ns: u64,
         /// Counters of the vCPUs from `first` on.
         vcpus: Vec<VcpuCounters>,
     },
-    /// To [`Command::Input`]: how many of the bytes were taken; send the rest again later.
+    /// To [`Command::Input`]: how many of the bytes were accepted; send the rest again later.
     Accepted(u32),
     /// To [`Command::Layout`].
     Layout(Layout),
-    /// To [`Command::Places`]: fewer than [`PLACES_CHUNK`] are the last ones.
+    /// To [`Command::Places`]: fewer than [`PLACES_CHUNK`] means that these are the last.
     Places(Vec<Place>),
     /// To [`Command::DirtyRound`].
     Round(Round),
@@ -280,40 +282,40 @@ pub enum Answer {
     Dirty(DirtyInfo),
     /// To [`Command::DirtyCompare`].
     Compared(Comparison),
-    /// To [`Command::TraceRead`]: up to [`EVENTS_CHUNK`], none when all were read.
+    /// To [`Command::TraceRead`]: up to [`EVENTS_CHUNK`]; none if all were read.
     Events(Events),
-    /// Done, nothing to tell.
+    /// Done, without data.
     Done,
 }
 
-/// Why a command was not carried out.
+/// Why the hypervisor refused a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Refusal {
-    /// There is no VM of that number.
+    /// There is no VM with that number.
     NoSuchVm,
     /// The VM has ended.
     NotRunning,
-    /// The VM has no vCPU of that number.
+    /// The VM has no vCPU with that number.
     NoSuchVcpu,
-    /// There are fewer kinds of blocks.
+    /// There is no kind of blocks with that number.
     NoSuchLayout,
     /// The VM has no memory there.
     NoMemoryThere,
-    /// The VM's last command is not done yet.
+    /// The VM's last command is not finished.
     Busy,
-    /// A log runs already, or large pages are still coming back after the last one.
+    /// A log is active, or large pages are still coming back after the last one.
     Logging,
-    /// No log runs.
+    /// No log is active.
     NotLogging,
     /// The log has no mirror.
     NoMirror,
     /// The VM is not paused.
     NotPaused,
-    /// The host has too little memory left.
+    /// The host has too little memory.
     OutOfMemory,
     /// The machine cannot record writes.
     NoHardwareLog,
-    /// There is no pCPU of that number.
+    /// There is no pCPU with that number.
     NoSuchPcpu,
 }
 
@@ -322,13 +324,13 @@ pub enum Refusal {
 pub struct HostInfo {
     /// Version of the hypervisor.
     pub version: String,
-    /// Physical CPUs that run vCPUs.
+    /// Number of pCPUs that run vCPUs.
     pub pcpus: u32,
-    /// Memory in bytes that VMs could have when none ran.
+    /// Memory available for VMs at the start, in bytes.
     pub memory_bytes: u64,
-    /// Ticks per second of the host's time stamp counter.
+    /// Ticks per second of the host's clock.
     pub tsc_hz: u64,
-    /// The processor, as it names itself, and the virtualization features in use.
+    /// The processor's name, and the virtualization features in use.
     pub processor: String,
 }
 
@@ -337,11 +339,11 @@ pub struct HostInfo {
 pub struct VmInfo {
     /// Its name.
     pub name: String,
-    /// Its vCPUs.
+    /// Number of vCPUs.
     pub vcpus: u32,
     /// Its memory in bytes.
     pub memory_bytes: u64,
-    /// Whether it runs; otherwise why it does not.
+    /// Whether it runs, or why not.
     pub state: VmState,
 }
 
@@ -365,9 +367,9 @@ pub enum FrameError {
     Malformed,
     /// The checksum is wrong.
     Damaged,
-    /// Another version, given here.
+    /// Another version, which is given here.
     Version(u8),
-    /// The checksum is right, and yet the message does not decode.
+    /// The checksum is right, but the message does not decode.
     Undecodable,
 }
 
@@ -386,7 +388,7 @@ impl fmt::Display for FrameError {
 /// Encodes a message as one frame, terminator included.
 ///
 /// # Errors
-/// When the message cannot be encoded within [`FRAME_LIMIT`].
+/// The message cannot be encoded, or exceeds [`FRAME_LIMIT`].
 pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, FrameError> {
     let mut plain = Vec::with_capacity(64);
     plain.push(VERSION);
@@ -404,7 +406,7 @@ pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, FrameError> {
 /// Decodes one frame, without its terminator.
 ///
 /// # Errors
-/// A [`FrameError`] that says why the frame cannot be used.
+/// A [`FrameError`] with the reason.
 pub fn decode<T: DeserializeOwned>(frame: &[u8]) -> Result<T, FrameError> {
     let plain = cobs::decode_vec(frame).map_err(|_| FrameError::Malformed)?;
     let Some((body, crc)) = plain.len().checked_sub(CRC_BYTES).map(|at| plain.split_at(at)) else {
@@ -423,9 +425,9 @@ pub fn decode<T: DeserializeOwned>(frame: &[u8]) -> Result<T, FrameError> {
     }
 }
 
-/// Cuts a byte stream into frames.
+/// Splits a byte stream into frames.
 ///
-/// Holds at most [`FRAME_LIMIT`] bytes, whatever arrives.
+/// Holds at most [`FRAME_LIMIT`] bytes, whatever input arrives.
 #[derive(Debug, Default)]
 pub struct Receiver {
     partial: Vec<u8>,
@@ -433,9 +435,9 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// Takes one byte; when it ends a frame, gives that frame's message or why it was refused.
+    /// Takes one byte. If it ends a frame, returns that frame's message or the reason for its refusal.
     ///
-    /// Empty frames (a zero byte after a zero byte) are how a sender clears the line; they give nothing.
+    /// A sender resynchronizes with an empty frame (a zero byte after a zero byte), which returns nothing.
     pub fn push<T: DeserializeOwned>(&mut self, byte: u8) -> Option<Result<T, FrameError>> {
         if byte != 0 {
             if self.skipping {

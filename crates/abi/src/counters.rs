@@ -1,15 +1,15 @@
-//! What is counted per vCPU.
+//! Counters per vCPU.
 //!
-//! Counters are written by the pCPU that runs the vCPU, in the vCPU's own cache lines, and summed by whoever reads
-//! them. Times are in TSC ticks of the host; [`crate::control::HostInfo::tsc_hz`] turns them into seconds.
+//! The pCPU that runs a vCPU writes its counters, in the vCPU's own cache lines; the reader sums them. Times are in
+//! ticks of the host's clock; [`crate::control::HostInfo::tsc_hz`] converts them into seconds.
 
 use serde::{Deserialize, Serialize};
 
 macro_rules! exit_reasons {
     ($($(#[$doc:meta])* $variant:ident = $name:literal,)*) => {
-        /// Why a guest was left, in classes that mean the same on every architecture.
+        /// Why a guest exited, in classes that mean the same on every architecture.
         ///
-        /// The names follow KVM's counters where the meaning is equal, so that dashboards and habits carry over.
+        /// The names are those of KVM's counters where the meaning is equal, so that existing dashboards work.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
         pub enum ExitReason {
             $($(#[$doc])* $variant,)*
@@ -19,7 +19,7 @@ macro_rules! exit_reasons {
             /// All reasons, in the order of the counters.
             pub const ALL: &[Self] = &[$(Self::$variant,)*];
 
-            /// How many reasons there are.
+            /// Number of reasons.
             pub const COUNT: usize = Self::ALL.len();
 
             /// The reason's name in tables, JSON and metrics.
@@ -36,13 +36,13 @@ macro_rules! exit_reasons {
 exit_reasons! {
     /// A host interrupt: timer, kick, device.
     HostInterrupt = "irq_exits",
-    /// The guest became ready to take an interrupt that was waiting.
+    /// The guest became able to take a pending interrupt.
     InterruptWindow = "irq_window_exits",
-    /// The guest became ready to take an NMI that was waiting.
+    /// The guest became able to take a pending NMI.
     NmiWindow = "nmi_window_exits",
-    /// HLT or its like: nothing to do until an interrupt.
+    /// HLT or similar: idle until an interrupt.
     Halt = "halt_exits",
-    /// PAUSE or its like: spinning while others wait for the pCPU.
+    /// PAUSE or similar: spinning while others wait for the pCPU.
     Pause = "pause_exits",
     /// CPUID.
     Cpuid = "cpuid_exits",
@@ -54,11 +54,11 @@ exit_reasons! {
     PortIo = "io_exits",
     /// Access to an emulated device in memory.
     Mmio = "mmio_exits",
-    /// Stage-2 fault that was settled without emulation.
+    /// A stage-2 fault that needed no emulation.
     Stage2Fault = "stage2_fault_exits",
     /// A hypercall.
     Hypercall = "hypercalls",
-    /// Write to a control register that the hypervisor keeps an eye on.
+    /// Write to an intercepted control register.
     ControlRegister = "cr_exits",
     /// An exception that the hypervisor intercepts.
     Exception = "exception_exits",
@@ -66,7 +66,7 @@ exit_reasons! {
     Other = "other_exits",
 }
 
-/// Names and describes the counters of a vCPU but for its exits, once for all who count, add up or show them: hands the
+/// Names and describes a vCPU's counters, except its exits, for all code that counts, sums or shows them: passes the
 /// list to the macro `then`.
 #[macro_export]
 macro_rules! vcpu_counters {
@@ -80,11 +80,11 @@ macro_rules! vcpu_counters {
             nmi_injections,
             /// Exceptions delivered to the guest by the hypervisor.
             exception_injections,
-            /// Times the vCPU blocked in a halt (a halt that found work at once does not count).
+            /// Times the vCPU blocked in a halt (not counted if it had pending work at once).
             blocks,
-            /// Times the vCPU was picked by a pCPU other than the one before.
+            /// Times the vCPU ran on another pCPU than before.
             migrations,
-            /// Entries that flushed TLB entries, of this vCPU alone or of all.
+            /// Entries that flushed TLB entries, of this vCPU only or of all.
             tlb_flushes,
             /// Of these, entries that flushed the entries of all guests on the pCPU.
             tlb_flushes_all,
@@ -92,59 +92,59 @@ macro_rules! vcpu_counters {
             tag_assignments,
             /// Entries that began a new generation of tags on their pCPU.
             tag_generations,
-            /// Hypercalls by which this vCPU had TLBs of others flushed.
+            /// Hypercalls by which this vCPU flushed TLBs of others.
             flush_calls,
-            /// vCPUs that these calls were for, the caller not counted.
+            /// Target vCPUs of these calls, the caller not counted.
             flush_targets,
-            /// Of these, vCPUs that were in the guest and were kicked out of it; the others flush before they next enter.
+            /// Of these, vCPUs that were kicked out of their guest; the others flush before they next enter.
             flush_kicks,
             /// Ticks that these calls waited for kicked vCPUs to leave the guest.
             flush_wait_ticks,
-            /// Pages of this vCPU that were flushed one by one, for whoever asked.
+            /// Pages of this vCPU that were flushed one by one, for any requester.
             flush_pages,
-            /// Requests to flush all of this vCPU's entries, whoever asked.
+            /// Requests to flush all of this vCPU's entries, from any requester.
             flush_whole,
             /// Hypercalls by which this vCPU sent interrupts.
             ipi_calls,
-            /// Emulated instructions that were known already. Hits and misses together are all that were looked for.
+            /// Emulated instructions that were cached. Hits plus misses are all lookups.
             decode_hits,
             /// Emulated instructions that had to be decoded.
             decode_misses,
-            /// Decoded instructions that were remembered.
+            /// Decoded instructions that were cached.
             decode_insertions,
-            /// Remembered instructions that made room for others.
+            /// Cached instructions that others replaced.
             decode_replaced,
-            /// Remembered instructions that were forgotten because somebody wrote to the page of their code.
+            /// Cached instructions that were dropped because of a write to the page of their code.
             decode_evicted_by_code_writes,
-            /// Remembered instructions that were forgotten because somebody wrote to a page table on the way to their code.
+            /// Cached instructions that were dropped because of a write to a page table on the walk to their code.
             decode_evicted_by_table_writes,
-            /// Remembered instructions that were forgotten because a processor walked a page table on the way to their code: nested
-            /// paging of SVM takes each walk for a write.
+            /// Cached instructions that were dropped because a processor walked a page table on the walk to their code:
+            /// nested paging of SVM treats each walk as a write.
             decode_evicted_by_walks,
-            /// Stage-2 faults of writes and walks to pages that are protected for remembered instructions.
+            /// Stage-2 faults of writes and walks to pages that are protected for cached instructions.
             decode_write_faults,
-            /// Walks of the guest's page tables that the emulator has done; those that a look at the entries of an earlier
-            /// one confirmed are not counted.
+            /// Walks of the guest's page tables by the emulator, without those that a check of a cached walk replaced.
             emulator_walks,
-            /// Instructions that could not be emulated; the guest got an exception.
+            /// Instructions that could not be emulated, so that the guest got an exception.
             emulations_refused,
-            /// Pages that were mapped in stage 2 because this vCPU touched them first.
+            /// Pages that were mapped in stage 2 at a first touch of this vCPU.
             pages_populated,
-            /// Writes that a dirty log stopped, to be recorded.
+            /// Writes that faulted so that a dirty log could record them.
             dirty_faults,
             /// Large stage-2 pages that these faults split.
             dirty_splits,
-            /// Faults on memory after which this vCPU flushed entries of its own pCPU, and no others.
+            /// Faults on memory after which this vCPU flushed entries of its own pCPU only.
             stage2_local_flushes,
             /// Faults on memory after which this vCPU flushed entries of all pCPUs.
             stage2_broadcasts,
-            /// Ticks from exit to entry in faults on memory: how long a dirty log, or memory that is mapped late, held this vCPU up.
+            /// Ticks from exit to entry in faults on memory: the delay of this vCPU by a dirty log, or by memory that
+            /// is mapped late.
             stage2_stall_ticks,
             /// Ticks in the guest.
             guest_ticks,
-            /// Ticks in the hypervisor on behalf of this vCPU.
+            /// Ticks in the hypervisor for this vCPU.
             host_ticks,
-            /// Ticks ready to run while every allowed pCPU was busy with others.
+            /// Ticks ready to run while every allowed pCPU was busy.
             wait_ticks,
         }
     };
@@ -161,12 +161,12 @@ macro_rules! define {
         }
 
         impl VcpuCounters {
-            /// All counters but the exits, by name.
+            /// All counters except the exits, by name.
             pub fn named(&self) -> impl Iterator<Item = (&'static str, u64)> {
                 [$((stringify!($name), self.$name),)*].into_iter()
             }
 
-            /// Adds those of another vCPU.
+            /// Adds the counters of another vCPU.
             pub fn add(&mut self, other: &Self) {
                 for (sum, more) in self.exits.iter_mut().zip(other.exits) {
                     *sum = sum.saturating_add(more);

@@ -1,6 +1,7 @@
-//! How the hypervisor's own state lies in memory: which bytes of a vCPU's block are whose, and where the blocks are.
+//! The memory layout of the hypervisor's own state: the writers of a vCPU block's bytes, and the addresses of the
+//! blocks.
 //!
-//! What it tells comes from the compiler and from the running host, so it is what there is, not what was planned.
+//! The data comes from the compiler and from the running host, so it is real, not planned.
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -12,48 +13,48 @@ use serde::{Deserialize, Serialize};
 pub struct Layout {
     /// The struct's name.
     pub name: String,
-    /// Of the whole struct.
+    /// Size of the whole struct.
     pub bytes: u32,
-    /// Of the whole struct.
+    /// Alignment of the whole struct.
     pub align: u32,
-    /// Of a cache line, or of as many as are fetched together.
+    /// Bytes of a cache line, or of the lines that are fetched together.
     pub line: u32,
-    /// Every byte is in one row, but for those of structs within, which have rows of their own as well.
+    /// Every byte is in one row, except those of nested structs, which also have rows of their own.
     pub rows: Vec<Row>,
 }
 
 /// A field, or bytes between fields.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Row {
-    /// In how many structs its struct is nested.
+    /// Nesting depth of its struct.
     pub depth: u8,
-    /// From the start of the outermost struct.
+    /// Offset from the start of the outermost struct.
     pub offset: u32,
     /// Its size.
     pub bytes: u32,
-    /// Who writes it.
+    /// Its writer.
     pub content: Content,
     /// The field's name; empty for bytes between fields.
     pub name: String,
-    /// Its type, as it was written.
+    /// Its type, as in the source.
     pub kind: String,
 }
 
-/// What is in a row.
+/// Content of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Content {
-    /// What the pCPU that runs the vCPU writes.
+    /// Written by the pCPU that runs the vCPU.
     Owner,
-    /// What everybody writes.
+    /// Written by any pCPU.
     Mailbox,
-    /// What nobody writes after creation.
+    /// Not written after creation.
     Frozen,
-    /// What anybody writes, seldom.
+    /// Written by any pCPU, rarely.
     Cold,
     /// A struct; its fields are the rows that follow.
     Nested,
-    /// Nothing.
+    /// Unused.
     Gap,
 }
 
@@ -71,7 +72,7 @@ impl Content {
         }
     }
 
-    /// Who writes it, in words.
+    /// The writer, in words.
     #[must_use]
     pub const fn writer(self) -> &'static str {
         match self {
@@ -84,12 +85,12 @@ impl Content {
     }
 }
 
-/// A piece of the host's memory that belongs to something.
+/// A piece of the host's memory with an owner.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
-    /// What it belongs to.
+    /// The owner.
     pub whose: Whose,
-    /// What it is: the name of a [`Layout`], or of pages that only the owner writes.
+    /// Its kind: the name of a [`Layout`], or of pages that only the owner writes.
     pub what: String,
     /// Its host virtual address.
     pub hva: u64,
@@ -97,7 +98,7 @@ pub struct Place {
     pub bytes: u32,
 }
 
-/// What a [`Place`] belongs to.
+/// The owner of a [`Place`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Whose {
     /// A physical CPU.
@@ -106,6 +107,6 @@ pub enum Whose {
     Vm(u32),
     /// A vCPU, by the numbers of its VM and of itself.
     Vcpu(u32, u32),
-    /// Every pCPU has one of its own, all at this address: registers of a device that is part of it.
+    /// Every pCPU has its own at this address: registers of a device that is part of the pCPU.
     EachPcpu,
 }

@@ -1,14 +1,14 @@
-//! What the hypervisor and the tools around it say to each other.
+//! The interface between the hypervisor and the tools.
 //!
-//! * [`payload`]: the one archive that the boot loader hands to the hypervisor: VM descriptions, kernels, initrds.
+//! * [`payload`]: the one archive that the boot loader passes to the hypervisor: VM descriptions, kernels, initrds.
 //! * [`control`]: the control port, framed messages in both directions over a virtio console.
-//! * [`counters`]: what is counted per vCPU, and the names that every tool shows.
-//! * [`dirty`]: what is told about dirty logs.
-//! * [`layout`]: how the hypervisor's own state lies in memory.
+//! * [`counters`]: the counters per vCPU, and their names in every tool.
+//! * [`dirty`]: reports about dirty logs.
+//! * [`layout`]: the memory layout of the hypervisor's own state.
 //! * [`exit_code`]: how the hypervisor ends QEMU.
 //!
-//! Both ends are built from this crate, so a field cannot drift; both carry a version, so an old tool meeting a new
-//! hypervisor is told so instead of misreading it.
+//! Both ends are built from this crate, so their types always agree. Both send a version, so an old tool rejects a new
+//! hypervisor instead of misreading it.
 
 #![no_std]
 #![forbid(unsafe_code)]

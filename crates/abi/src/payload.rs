@@ -1,13 +1,13 @@
-//! The boot payload: one archive with everything the hypervisor runs.
+//! The boot payload: one archive with everything that the hypervisor runs.
 //!
 //! ```text
 //! 0      Header   32 bytes: magic, version, length and CRC-32 of the manifest
 //! 32     Manifest postcard: the VMs, each naming its blobs by offset and length
-//! 4096k  blobs    kernels and initrds, each at a multiple of 4096, bytes as they are in the files
+//! 4096k  blobs    kernels and initrds, each at a multiple of 4096, unchanged
 //! ```
 //!
-//! `dunlin` writes it ([`Builder`]), the boot loader hands it over as its initrd or module, the hypervisor reads it in
-//! place ([`Payload::read`]). The reader trusts nothing: every offset is checked before it is followed.
+//! `dunlin` writes it ([`Builder`]). The boot loader passes it on as its initrd or module. The hypervisor reads it in
+//! place ([`Payload::read`]) and trusts nothing: it checks every offset before its use.
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 /// First eight bytes of a payload.
 pub const MAGIC: [u8; 8] = *b"DUNLINPL";
-/// Version of the layout and of [`Manifest`]; readers accept exactly their own.
+/// Version of the layout and of [`Manifest`]; readers accept only their own.
 pub const VERSION: u32 = 4;
 /// Blobs start at multiples of this many bytes.
 pub const BLOB_ALIGN: usize = 4096;
@@ -25,10 +25,10 @@ pub const BLOB_ALIGN: usize = 4096;
 const HEADER_BYTES: usize = 32;
 const CRC: crc::Crc<u32> = crc::Crc::<u32>::new(&crc::CRC_32_ISO_HDLC);
 
-/// Most vCPUs that one VM may have.
+/// Maximum number of vCPUs of one VM.
 pub const MAX_VCPUS: u32 = 512;
 
-/// What to run.
+/// The VMs to run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
     /// The VMs, started in this order; a VM's index here is its number on the control port.
@@ -54,56 +54,56 @@ pub struct VmConfig {
     pub cmdline: String,
     /// How the guest finds its local APIC.
     pub apic: ApicMode,
-    /// What of the Hyper-V interface the guest is offered.
+    /// The part of the Hyper-V interface that the guest gets.
     pub hyperv: HyperV,
-    /// How the guest flushes TLBs of other vCPUs, if it is offered the Hyper-V interface at all.
+    /// How the guest flushes TLBs of other vCPUs, if it has the Hyper-V interface.
     pub flush: RemoteFlush,
     /// How the TLB tags of the VM's vCPUs are managed.
     pub tags: TagScheme,
-    /// Most tags that are shared with VMs of the same scheme and limit; all that the machine has, without.
+    /// Maximum number of tags, shared with VMs of the same scheme and limit; `None`: all tags of the machine.
     pub tag_limit: Option<u32>,
-    /// What is remembered of the instructions that are emulated.
+    /// What the emulator caches of instructions.
     pub decode_cache: DecodeCache,
     /// When memory is mapped in stage 2.
     pub populate: Populate,
-    /// How writes are logged, unless the command that starts the log says otherwise.
+    /// How writes are logged, unless the command that starts the log sets it.
     pub dirty: DirtyLogging,
 }
 
-/// When a VM's memory is mapped in stage 2. It is taken from the host and zeroed when the VM is created in any case.
+/// When a VM's memory is mapped in stage 2. It is always allocated and zeroed when the VM is created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Populate {
     /// When the VM is created, with the largest pages that fit: no vCPU ever faults on memory.
     AtStart,
-    /// 2 MiB at a time, when a vCPU first touches them.
+    /// 2 MiB at a time, at the first touch by a vCPU.
     Touch2M,
-    /// 4 KiB at a time, when a vCPU first touches them.
+    /// 4 KiB at a time, at the first touch by a vCPU.
     Touch4K,
 }
 
-/// How it is found out which pages a guest writes.
+/// How the hypervisor finds the pages that a guest writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DirtyLogging {
-    /// When large pages are split.
+    /// When to split large pages.
     pub split: Split,
-    /// Who records the writes; the hardware where it can, without.
+    /// What records the writes; `None`: the hardware, if it can.
     pub source: Option<DirtySource>,
-    /// Most large pages that are split in a second; any number, without.
+    /// Maximum number of large pages that are split per second; `None`: no limit.
     pub splits_per_second: Option<u32>,
 }
 
-/// When large stage-2 pages are split for a dirty log.
+/// When to split large stage-2 pages for a dirty log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Split {
-    /// At the first write to one; each of its small pages then faults at its own first write.
+    /// At the first write. Each of its small pages then faults at its own first write.
     Lazy,
-    /// All of them when the log starts, by the host's own CPU.
+    /// All when the log starts, by the host's own CPU.
     Eager,
-    /// Only those that are written, at the first write; where the hardware records writes, that is the only fault.
+    /// At the first write, only those that are written. If the hardware records writes, this is the only fault.
     Adaptive,
 }
 
-/// Who records that a page was written.
+/// What records that a page was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum DirtySource {
     /// The hypervisor: pages are read-only until their first write, which faults.
@@ -112,7 +112,7 @@ pub enum DirtySource {
     Hardware,
 }
 
-/// What of the Hyper-V interface a guest is offered (TLFS, feature discovery).
+/// The part of the Hyper-V interface that a guest gets (TLFS, feature discovery).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum HyperV {
     /// Nothing: the guest finds no Hyper-V.
@@ -123,41 +123,41 @@ pub enum HyperV {
     FlushIpi,
 }
 
-/// How a guest that is offered the Hyper-V interface flushes TLBs of other vCPUs.
+/// How a guest with the Hyper-V interface flushes TLBs of other vCPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RemoteFlush {
-    /// By interrupts of its own: the recommendation is withheld, the rest of the interface is as it is.
+    /// By its own interrupts: flush by hypercall is not recommended, the rest of the interface stays.
     Ipi,
     /// By hypercall.
     Hypercall,
 }
 
-/// How the TLB tags (ASIDs, VMIDs) of a VM's vCPUs are managed.
+/// How a VM manages the TLB tags (ASIDs, VMIDs) of its vCPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum TagScheme {
-    /// One tag for all, and a flush at each entry: what was usual before tags were managed.
+    /// One tag for all, and a flush at each entry: usual before hypervisors managed tags.
     FlushAlways,
-    /// Tags handed out round robin per pCPU, with a generation: Xen on AMD-V, 2007.
+    /// Each pCPU assigns tags round robin, with a generation: Xen on AMD-V, 2007.
     Generation,
     /// A tag for life per vCPU while there are enough, and an epoch per VM.
     Epoch,
 }
 
-/// What is remembered of the guest's instructions that were emulated, so that they need not be decoded again.
+/// What the emulator caches of the guest's instructions, so that it need not decode them again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DecodeCache {
-    /// Nothing: each is fetched and decoded anew.
+    /// Nothing: each instruction is fetched and decoded again.
     Off,
-    /// The decoded instruction at an address, for the whole VM, as long as nobody writes to the page of its code
-    /// (bhyve, 2015). Page tables are looked at each time, since nested paging of SVM cannot protect them.
+    /// The decoded instruction at an address, for the whole VM, until a write to the page of its code (bhyve, 2015).
+    /// Page tables are walked each time, because nested paging of SVM cannot protect them.
     WriteProtect,
-    /// The same as it was published, page tables protected as well.
+    /// The same, as published: page tables are protected as well.
     WriteProtectTables,
-    /// What certain bytes mean, for each vCPU.
+    /// The meaning of certain bytes, per vCPU.
     Bytes,
 }
 
-/// How the guest's local APIC is presented.
+/// How the guest sees its local APIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ApicMode {
     /// x2APIC is offered: registers are MSRs, no emulated memory accesses.
@@ -166,7 +166,7 @@ pub enum ApicMode {
     XApic,
 }
 
-/// A run of bytes within the payload.
+/// A run of bytes in the payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Blob {
     /// Bytes from the start of the payload.
@@ -175,11 +175,11 @@ pub struct Blob {
     pub bytes: u64,
 }
 
-/// A payload that was checked and can be read.
+/// A checked payload.
 #[derive(Debug)]
 pub struct Payload<'a> {
     bytes: &'a [u8],
-    /// What to run.
+    /// The VMs to run.
     pub manifest: Manifest,
 }
 
@@ -194,9 +194,9 @@ pub enum PayloadError {
     Version(u32),
     /// The manifest's checksum is wrong.
     Damaged,
-    /// The manifest's checksum is right, and yet it does not decode.
+    /// The manifest's checksum is right, but it does not decode.
     Undecodable,
-    /// A blob of the VM with this index lies outside the payload.
+    /// A blob of the VM with this index is outside the payload.
     BlobOutside(usize),
 }
 
@@ -221,7 +221,7 @@ impl<'a> Payload<'a> {
     /// Checks `bytes` and decodes the manifest.
     ///
     /// # Errors
-    /// A [`PayloadError`] that says what is wrong; nothing is read past the end of `bytes` in any case.
+    /// A [`PayloadError`] with the reason; never reads past the end of `bytes`.
     pub fn read(bytes: &'a [u8]) -> Result<Self, PayloadError> {
         let header = bytes.get(..HEADER_BYTES).ok_or(PayloadError::Truncated)?;
         if header[..8] != MAGIC {
@@ -253,7 +253,7 @@ impl<'a> Payload<'a> {
     /// The bytes of a blob that the manifest names.
     #[must_use]
     pub fn blob(&self, blob: &Blob) -> &'a [u8] {
-        // Blobs of the manifest were checked in `read`; one from elsewhere is empty rather than a panic.
+        // `read` has checked the manifest's blobs; another blob is empty instead of a panic.
         self.find(blob).unwrap_or(&[])
     }
 
@@ -268,12 +268,13 @@ fn word(header: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]])
 }
 
-/// Puts a payload together.
+/// Builds a payload.
 #[derive(Debug, Default)]
 pub struct Builder {
     vms: Vec<VmConfig>,
     exit_when_idle: bool,
-    /// Blobs with offsets counted from the end of the manifest, which is not known before [`Builder::finish`].
+    /// Blobs, whose offsets count from the end of the manifest, because its length is unknown before
+    /// [`Builder::finish`].
     blobs: Vec<u8>,
 }
 
@@ -284,7 +285,7 @@ impl Builder {
         Self { vms: Vec::new(), exit_when_idle, blobs: Vec::new() }
     }
 
-    /// Adds the bytes of a file; equal files may be added once and named by several VMs.
+    /// Adds the bytes of a file. Several VMs may share one blob.
     pub fn add_blob(&mut self, bytes: &[u8]) -> Blob {
         let offset = self.blobs.len();
         self.blobs.extend_from_slice(bytes);
@@ -300,10 +301,10 @@ impl Builder {
     /// The finished payload.
     ///
     /// # Errors
-    /// When the manifest cannot be encoded or would exceed 4 GiB.
+    /// The manifest cannot be encoded or would exceed 4 GiB.
     pub fn finish(self) -> Result<Vec<u8>, postcard::Error> {
-        // Offsets are varints, so the manifest's length depends on them: leave room for the longest and place the
-        // blobs behind that.
+        // Offsets are varints, so the manifest's length depends on them: leave room for the longest and put the blobs
+        // behind that.
         let unplaced = Manifest { vms: self.vms, exit_when_idle: self.exit_when_idle };
         let longest = postcard::to_allocvec(&moved(&unplaced, u64::MAX >> 1))?.len();
         let base = (HEADER_BYTES + longest).next_multiple_of(BLOB_ALIGN);
@@ -323,7 +324,7 @@ impl Builder {
     }
 }
 
-/// The manifest with every blob `by` bytes further on.
+/// The manifest with every blob moved up by `by` bytes.
 fn moved(manifest: &Manifest, by: u64) -> Manifest {
     let mut moved = manifest.clone();
     for vm in &mut moved.vms {

@@ -1,74 +1,74 @@
-//! What happened on a pCPU, event by event, for `dunlin trace`.
+//! Events of a pCPU, for `dunlin trace`.
 //!
-//! Events are short and speak of the pCPU that wrote them; which vCPU they are about is said by the last
-//! [`What::Arrived`] before. Times are in TSC ticks of the host.
+//! Events are short and name no vCPU: they belong to the vCPU of the last [`What::Arrived`]. Times are in ticks of the
+//! host's clock.
 
 use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
 
 use crate::counters::ExitReason;
 
-/// Something happened on a pCPU.
+/// An event on a pCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
     /// When, in host ticks.
     pub at: u64,
-    /// What.
+    /// The event.
     pub what: What,
 }
 
-/// What can happen.
+/// Kinds of events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum What {
-    /// A vCPU was given the pCPU.
+    /// The pCPU began to run a vCPU.
     Arrived {
         /// Number of its VM.
         vm: u32,
         /// Its number within the VM.
         vcpu: u32,
     },
-    /// It left the pCPU again.
+    /// The pCPU stopped running the vCPU.
     Left(Departure),
-    /// It left its guest at this moment.
+    /// The vCPU exited at this time.
     Exit {
-        /// Why.
+        /// The reason.
         reason: ExitReason,
-        /// How long the hypervisor needed for it, in ticks.
+        /// Ticks that the hypervisor needed for it.
         ticks: u32,
     },
-    /// This pCPU has kicked others out of their guests, or out of their sleep.
+    /// This pCPU has kicked others out of their guests, or woken them.
     Kicked {
-        /// How many, this one perhaps among them.
+        /// Number of kicked pCPUs, perhaps including this one.
         pcpus: u32,
         /// The first of them.
         first: u32,
     },
     /// The vCPU has flushed TLBs of vCPUs of its VM.
     Flushed {
-        /// How many vCPUs this was for, itself not counted.
+        /// Number of targets, the vCPU itself not counted.
         targets: u32,
-        /// How many of them were in their guests, and were kicked and waited for.
+        /// Number of targets that were in their guests, so that they were kicked and waited for.
         kicked: u32,
-        /// How long it took, in ticks.
+        /// Duration, in ticks.
         ticks: u32,
     },
 }
 
-/// How a vCPU leaves a pCPU.
+/// Why a pCPU stopped running a vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Departure {
     /// It waits for an interrupt.
     Blocked,
     /// Its VM is paused.
     Paused,
-    /// Others are due.
+    /// Other vCPUs are due.
     Preempted,
     /// Its VM ends.
     Ended,
 }
 
 impl Departure {
-    /// In a word.
+    /// The reason in one word.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -83,8 +83,8 @@ impl Departure {
 /// Some of a pCPU's events, in order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Events {
-    /// Events that were lost since the trace began, because nobody had read earlier ones.
+    /// Events that were lost since the trace began, because the ring was full.
     pub lost: u64,
-    /// The oldest that were not read yet.
+    /// The oldest unread events.
     pub events: Vec<Event>,
 }

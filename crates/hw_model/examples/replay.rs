@@ -1,7 +1,7 @@
-//! Replays a trace of stage 2, from the log of a hypervisor with debug assertions, and says what was wrong.
+//! Replays a trace of stage 2 from the log of a hypervisor with debug assertions, and prints the errors.
 //!
 //! `cargo run --release -p dunlin-hw-model --example replay FILE [SEEDS]`. With `--without-tlbis` before the file, it
-//! leaves out what makes TLBs forget, as a proof that this would be seen.
+//! leaves out all TLB invalidations, to prove that the replay would find missing ones.
 
 use std::process::ExitCode;
 

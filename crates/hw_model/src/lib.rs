@@ -1,9 +1,9 @@
-//! A machine whose TLBs forget nothing that the manual lets them keep: the oracle of the tests.
+//! A machine whose TLBs keep everything that the manual allows: the reference model of the tests.
 //!
-//! Real TLBs are small and forget much by chance, and emulators flush far more than they must; a missing flush shows on
-//! neither. Here an entry stays until an invalidation covers it, however long that takes, and beside a newer entry
-//! for the same page the older one stays as well. A test lets this machine run with the code that ships, and asks at
-//! each access for *all* that the TLB might answer: if any of it must not be seen any more, a flush was missing.
+//! Real TLBs are small and drop many entries by chance, and emulators flush far more than they must. Neither shows a
+//! missing flush. Here an entry stays until an invalidation covers it, without limit, and an older entry stays next to
+//! a newer one for the same page. A test runs the released code on this machine. At each access it asks for *all*
+//! possible answers of the TLB: if one of them must not be visible any more, a flush was missing.
 //!
 //! ```
 //! use hw_model::{Machine, Tag};
@@ -19,12 +19,13 @@
 //! assert!(machine.answers(0, tag, page).is_empty());
 //! ```
 //!
-//! The rules are those of SVM (APM vol. 2, 15.15 and 15.16): entries are told apart by pCPU, tag and page; an
-//! invalidation concerns one pCPU; a walk may happen at any time while a guest runs, asked for or not. On Arm there are
-//! also invalidations that reach all pCPUs ([`Machine::flush_page_everywhere`] and its like), by the tag of the one that asks.
+//! The rules are those of SVM (APM vol. 2, 15.15 and 15.16). An entry belongs to a pCPU, a tag and a page. An
+//! invalidation affects one pCPU. A walk may happen at any time while a guest runs, also without an access. Arm also
+//! has invalidations for all pCPUs ([`Machine::flush_page_everywhere`] and similar), by the tag of the pCPU that
+//! executes them.
 //!
-//! What walks find, the test says here. A machine that walks stage-2 tables by itself, as they are being changed, is
-//! [`Walks`](walks::Walks). It also judges what a real host has done: [`trace`].
+//! Here the test says what a walk finds. [`Walks`](walks::Walks) is a machine that walks stage-2 tables by itself while
+//! they change. [`trace`] checks what a real host has done.
 
 #![forbid(unsafe_code)]
 
@@ -33,18 +34,18 @@ pub mod walks;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The number that entries are told apart by.
+/// The number that separates entries of guests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Tag(pub u32);
 
-/// pCPUs and their TLBs. `T` is what a page is translated to; tests put there whatever lets them judge an answer.
+/// pCPUs and their TLBs. `T` is the translation of a page; tests use any type that lets them judge an answer.
 #[derive(Clone, Debug)]
 pub struct Machine<T> {
     tlbs: Vec<BTreeMap<(Tag, u64), BTreeSet<T>>>,
     counts: Counts,
 }
 
-/// Invalidations that were carried out.
+/// Number of invalidations done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Of everything.
@@ -64,42 +65,42 @@ impl<T: Copy + Ord> Machine<T> {
         Self { tlbs: vec![BTreeMap::new(); cpus], counts: Counts::default() }
     }
 
-    /// The guest with `tag` on `cpu` walks its tables, by an access or ahead of one, and finds `translation`.
+    /// The guest with `tag` on `cpu` walks its tables, for an access or speculatively, and finds `translation`.
     pub fn walk(&mut self, cpu: usize, tag: Tag, page: u64, translation: T) {
         self.tlbs[cpu].entry((tag, page)).or_default().insert(translation);
     }
 
-    /// All that an access may be answered with from the TLB, in order of `T`.
+    /// All possible answers of the TLB to an access, in order of `T`.
     #[must_use]
     pub fn answers(&self, cpu: usize, tag: Tag, page: u64) -> Vec<T> {
         self.tlbs[cpu].get(&(tag, page)).into_iter().flatten().copied().collect()
     }
 
-    /// All entries of `cpu` go.
+    /// Drops all entries of `cpu`.
     pub fn flush_everything(&mut self, cpu: usize) {
         self.tlbs[cpu].clear();
         self.counts.everything += 1;
     }
 
-    /// The entries of one tag go from `cpu`.
+    /// Drops the entries of one tag from `cpu`.
     pub fn flush_tag(&mut self, cpu: usize, tag: Tag) {
         self.tlbs[cpu].retain(|&(owner, _), _| owner != tag);
         self.counts.tags += 1;
     }
 
-    /// The entries of one page of one tag go from `cpu`.
+    /// Drops the entries of one page of one tag from `cpu`.
     pub fn flush_page(&mut self, cpu: usize, tag: Tag, page: u64) {
         self.tlbs[cpu].remove(&(tag, page));
         self.counts.pages += 1;
     }
 
-    /// The entries of one page of one tag go from all pCPUs.
+    /// Drops the entries of one page of one tag from all pCPUs.
     pub fn flush_page_everywhere(&mut self, tag: Tag, page: u64) {
         self.tlbs.iter_mut().for_each(|tlb| drop(tlb.remove(&(tag, page))));
         self.counts.broadcasts += 1;
     }
 
-    /// The entries of one tag go from all pCPUs.
+    /// Drops the entries of one tag from all pCPUs.
     pub fn flush_tag_everywhere(&mut self, tag: Tag) {
         self.tlbs.iter_mut().for_each(|tlb| tlb.retain(|&(owner, _), _| owner != tag));
         self.counts.broadcasts += 1;

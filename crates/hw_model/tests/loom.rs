@@ -1,6 +1,6 @@
-//! Who waits for whom, where the algorithms meet: an entry of stage 2 is replaced, which takes a flush; the flush waits for a
-//! vCPU whose instruction is being carried out; that instruction writes to a page of which decoded instructions are
-//! remembered. Loom says when all of them wait.
+//! Deadlocks where the algorithms meet. Replacing a stage-2 entry takes a flush. The flush waits for a vCPU whose
+//! instruction is being emulated. That instruction writes to a page with cached decoded instructions. Loom reports a
+//! state in which all of them wait.
 //!
 //! ```text
 //!  housekeeping             vCPU 0, emulated              vCPU 1
@@ -10,7 +10,7 @@
 //!    has left               presence.leave()
 //! ```
 //!
-//! If vCPU 1 waited there until the entry is made anew, nobody would ever go on.
+//! If vCPU 1 waited there until the entry is made again, none of them would continue.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p dunlin-hw-model --test loom --release`
 
@@ -47,28 +47,28 @@ impl Decoded for Instruction {
 
 const OLD: u8 = 1;
 const NEW: u8 = 2;
-/// The page that holds the instruction: the first of two that are one large page without a log.
+/// The page with the instruction: the first of two that form one large page without a log.
 const PAGE: Gpa = Gpa(0);
 const HERE: Place = Place { rip: 0, space: 0, mode: Mode(0), gpa: Some(PAGE) };
 const FORMAT: NptOf<1> = NptOf { one_gib_pages: false };
 
-/// Whoever changes stage 2, or the cache, may wait for others there.
+/// Whether code that holds the lock may wait for other threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum UnderLock {
-    /// Nobody is waited for.
+    /// It never waits.
     Attempt,
-    /// A mistake: a busy entry is waited for.
+    /// A planted mistake: it waits for a busy entry.
     Wait,
-    /// The same, but not by a vCPU whose instruction is being carried out.
+    /// The same, except for a vCPU whose instruction is being emulated.
     WaitUnlessEmulated,
 }
 
 /// What vCPU 1 does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Doing {
-    /// It has carried out the instruction, and remembers it.
+    /// It has executed the instruction, and caches it.
     Remembers,
-    /// It was stopped as it wrote to the page, from which an instruction is remembered.
+    /// It faulted on a write to the page, of which an instruction is cached.
     Faults,
 }
 
@@ -78,13 +78,13 @@ struct Vm {
     tree: Tree<NptOf<1>>,
     cache: WriteProtect<Instruction>,
     code: AtomicU64,
-    /// Of vCPU 0 and vCPU 1.
+    /// Presences of vCPU 0 and vCPU 1.
     presence: [Presence; 2],
     bell: Bell,
     under_lock: UnderLock,
 }
 
-/// Rings when something has happened that others may wait for: who polls waits for it instead, so that loom knows.
+/// Rings after each event that others may wait for: pollers wait for it, so that loom knows.
 struct Bell {
     rung: Mutex<u64>,
     waiting: Condvar,
@@ -98,7 +98,7 @@ struct Pool {
 
 const TABLES: u64 = 1 << 20;
 
-/// Someone who runs hypervisor code, and how often the bell had rung when they last looked.
+/// A thread that runs hypervisor code, and how often the bell had rung when it last looked.
 struct Cpu<'a> {
     vm: &'a Vm,
     heard: Remembered<u64>,
@@ -133,7 +133,7 @@ impl<'a> Cpu<'a> {
         Self { vm, heard: Remembered::new(0), is_emulating: Remembered::new(false) }
     }
 
-    /// Returns when something has happened since the last time.
+    /// Returns when there was an event since the last call.
     fn wait(&self) {
         let mut rung = self.vm.bell.rung.lock().expect("no panic");
         while *rung == self.heard.get() {
@@ -142,7 +142,7 @@ impl<'a> Cpu<'a> {
         self.heard.set(*rung);
     }
 
-    /// What the dirty log does when it has ended.
+    /// What the dirty log does after its end.
     fn collapses(&self, shape: &mut stage2::Shape) {
         let mut limbo = Limbo::<1>::new();
         let outcome = self.vm.tree.collapse(shape, self, self, &mut limbo, &Epochs::new([]), PAGE, 1);
@@ -163,7 +163,7 @@ impl<'a> Cpu<'a> {
         let _ = self.vm.cache.insert(&HERE, &Bytes::new(&byte), Instruction(byte[0]), &[], self, || true);
     }
 
-    /// Stage 2's answer to a change of the page's rights; `None` while somebody replaces the entry.
+    /// Stage 2's result for a change of the page's rights; `None` while another thread replaces the entry.
     fn change(&self, access: Access) -> Option<Stale> {
         let waits = match self.vm.under_lock {
             UnderLock::Attempt => false,
@@ -259,7 +259,7 @@ impl Pages for Pool {
     }
 }
 
-/// Of a VM that does not run yet.
+/// The TLB of a VM that does not run yet.
 struct NoTlb;
 
 impl Tlb for NoTlb {
@@ -268,7 +268,7 @@ impl Tlb for NoTlb {
     fn relax(&self) {}
 }
 
-/// The three of them, in every interleaving with few preemptions.
+/// The three threads, in every interleaving with few preemptions.
 fn explore(under_lock: UnderLock, doing: Doing) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
@@ -278,7 +278,7 @@ fn explore(under_lock: UnderLock, doing: Doing) {
             let cpu = Cpu::of(&vm);
             cpu.remembers();
             assert_eq!(vm.cache.find(&HERE), Some(Instruction(OLD)));
-            // Else the two would be no large page. (Of real ones, all 512 are read-only then.)
+            // Otherwise the two would not form a large page. (Of real ones, all 512 are read-only then.)
             let _ = vm.tree.protect_page(&cpu, &cpu, Gpa(1 << 12), Access::READ_EXECUTE).expect("small");
         }
         let emulated = {
@@ -311,8 +311,8 @@ fn writing_while_a_large_page_comes_back_and_another_write_faults_ends() {
     explore(UnderLock::Attempt, Doing::Faults);
 }
 
-// Loom's panic cannot be caught while somebody waits with a lock held. So the mistakes are tests that fail, ignored unless they
-// are asked for, and are asked for in processes of their own.
+// Loom's panic cannot be caught while a thread waits with a lock held. So the planted mistakes are tests that fail.
+// They are ignored by default, and run in processes of their own.
 
 const MISTAKES: [&str; 4] =
     ["all_wait_to_remember", "all_wait_to_fault", "others_wait_to_remember", "others_wait_to_fault"];

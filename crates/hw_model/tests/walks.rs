@@ -1,4 +1,4 @@
-//! That the walking machine takes each of its liberties, and none that it has not.
+//! The machine with walkers does everything that the manuals allow, and nothing else.
 
 use hw_model::walks::{Barrier, EARLIER_LIFE, Geometry, Invalidate, Rules, Violation, Walks};
 
@@ -24,7 +24,7 @@ fn machine(rules: Rules, seed: u64) -> (Walks, u64, u64) {
     (walks, root, table)
 }
 
-/// Whether `happens` in some of the machine's lives.
+/// Whether `happens` is true in some runs of the machine.
 fn ever(mut happens: impl FnMut(u64) -> bool) -> bool {
     (1..400).any(|seed| happens(seed * 0x9e37_79b9))
 }
@@ -117,7 +117,7 @@ fn table_that_is_linked_by_a_release_is_never_seen_half_written() {
             walks.store(0, (table, 1), HOST | PAGE, false);
             walks.store(0, (root, 1), table | 0b11, release);
             walks.enter(1);
-            // Whoever gets to one page has seen the link, and with it the other page.
+            // A walker that reaches one page has seen the pointer, and with it the other page.
             walks.access(1, 0x5000, true).is_ok() && walks.access(1, 0x4000, true).is_err()
         })
     };
@@ -250,7 +250,7 @@ fn write_is_recorded_once_and_not_again_while_that_is_remembered() {
     let unrecorded = |invalidated: bool| {
         ever(|seed| {
             let (mut walks, _, table) = machine(rules, seed);
-            // Clean, and writable all the same (DBM).
+            // Clean, but writable (DBM).
             let clean = ((HOST + 0x2000) | PAGE | 1 << 51) & READ_ONLY;
             walks.store(0, (table, 2), clean, true);
             walks.barrier(0, Barrier::Stores);

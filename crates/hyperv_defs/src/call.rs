@@ -1,4 +1,4 @@
-//! A hypercall from control word to typed request.
+//! Parses a hypercall from control word to typed request.
 //!
 //! ```text
 //! control word --check--> Checked --(input is copied)--> parse --> Call
@@ -6,8 +6,8 @@
 //!               Refusal              placement           Status
 //! ```
 //!
-//! Errors are looked for in this order: unknown code, not granted, control word that does not fit the call, too much
-//! for registers; then, by [`Checked::check_placement`], where the input is; then what it says.
+//! Errors are checked in this order: unknown code; call not granted; control word does not fit the call; input too long
+//! for registers. Then [`Checked::check_placement`] checks the input's address, and then the input itself is checked.
 
 use addr::{Gpa, PageSize};
 use bitflags::bitflags;
@@ -26,16 +26,16 @@ pub const FAST_WORDS: usize = 14;
 pub const FAST_XMM_BYTES: usize = FAST_WORDS * 8;
 
 bitflags! {
-    /// What a VM was told that it may use. Telling of long spins is for all.
+    /// The calls that CPUID offers to a VM. Long-spin notifications are always allowed.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Offered: u8 {
         /// Flushes.
         const FLUSH = 1 << 0;
         /// IPIs.
         const CLUSTER_IPI = 1 << 1;
-        /// The Ex forms of whichever of the two is offered.
+        /// The Ex forms of the offered flushes and IPIs.
         const EX = 1 << 2;
-        /// Fast calls with input in XMM registers. To be left out for a 32-bit caller, which has no such form.
+        /// Fast calls with input in XMM registers. Clear for a 32-bit caller, which has no such form.
         const XMM_INPUT = 1 << 3;
         /// Lists in the extended format.
         const EXTENDED_RANGES = 1 << 4;
@@ -43,7 +43,7 @@ bitflags! {
 }
 
 impl Offered {
-    /// What CPUID tells, so that word and deed cannot differ.
+    /// The value that matches the CPUID leaves, so that both always agree.
     #[must_use]
     pub fn by_cpuid(recommendations: Recommendations, features: Features) -> Self {
         let mut offered = Self::empty();
@@ -66,12 +66,12 @@ impl Offered {
     }
 }
 
-/// Why a call is not carried out.
+/// Why a call is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// #UD: registers were used that the VM was not told of.
+    /// #UD: the call uses registers that the VM was not offered.
     InvalidOpcode,
-    /// The call ends with this status, and nothing done.
+    /// The call ends with this status, and does nothing.
     Status(Status),
 }
 
@@ -81,7 +81,7 @@ impl From<Status> for Refusal {
     }
 }
 
-/// A call that may be made, with a control word that fits it. What its input says is not known yet.
+/// An allowed call with a valid control word. Its input is not parsed yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Checked {
     control: Control,
@@ -89,18 +89,18 @@ pub struct Checked {
     offered: Offered,
 }
 
-/// What a guest asks for.
+/// A guest's request.
 #[derive(Clone, Debug)]
 pub enum Call<'a> {
     /// Flush TLBs.
     Flush(FlushCall<'a>),
     /// Send an interrupt.
     Ipi(IpiCall<'a>),
-    /// A spin lock was tried for so many times in vain: let another vCPU run.
+    /// A spin lock was tried this many times without success: let another vCPU run.
     SpinWait(u32),
 }
 
-/// Checks what can be said about a call before its input is read.
+/// Checks everything that does not need the input.
 ///
 /// # Errors
 ///
@@ -125,7 +125,7 @@ pub fn check(control: Control, offered: Offered) -> Result<Checked, Refusal> {
     Ok(checked)
 }
 
-/// Both steps at once, for an input that is at hand.
+/// Both steps at once, for an input in memory.
 ///
 /// # Errors
 ///
@@ -134,7 +134,7 @@ pub fn parse(control: Control, input: &[u8], offered: Offered) -> Result<Call<'_
     Ok(check(control, offered)?.parse(input)?)
 }
 
-/// The input of a fast call as the bytes that it would be in memory.
+/// The input of a fast call, in the format of an input in memory.
 #[must_use]
 pub fn fast_input(words: &[u64; FAST_WORDS]) -> [u8; FAST_XMM_BYTES] {
     let mut bytes = [0; FAST_XMM_BYTES];
@@ -151,13 +151,13 @@ impl Checked {
         self.control
     }
 
-    /// Which call.
+    /// The call code.
     #[must_use]
     pub const fn code(&self) -> Code {
         self.code
     }
 
-    /// Whether the input is in registers; otherwise in memory.
+    /// Whether the input is in registers; otherwise it is in memory.
     #[must_use]
     pub const fn is_fast(&self) -> bool {
         self.control.is_fast()
@@ -177,9 +177,8 @@ impl Checked {
         self.offered
     }
 
-    /// Whether the input of a call by memory may be at `input`: a multiple of 8, within one page, and below `limit`, the
-    /// end of the guest's physical address space. Whether there is memory is for the reader to find out. There is
-    /// nothing to check for a fast call.
+    /// Whether an input in memory may be at `input`: at a multiple of 8, within one page, and below `limit`, the end of
+    /// the guest's physical address space. The reader checks whether there is memory. A fast call needs no check.
     ///
     /// # Errors
     ///
@@ -192,12 +191,12 @@ impl Checked {
         if self.is_fast() || aligned && in_one_page && reachable { Ok(()) } else { Err(Status::InvalidAlignment) }
     }
 
-    /// Reads the input: [`Self::input_bytes`] of it, in memory that no guest can write to; what follows is ignored.
+    /// Parses the input: [`Self::input_bytes`] bytes, in memory that no guest can write to; the rest is ignored.
     ///
     /// # Errors
     ///
-    /// [`Status::InvalidParameter`] for what a field may not say, [`Status::InvalidHypercallInput`] if the input is
-    /// shorter than the call or does not agree with the control word.
+    /// [`Status::InvalidParameter`] for an invalid field; [`Status::InvalidHypercallInput`] if the input is shorter
+    /// than the call or does not agree with the control word.
     pub fn parse<'a>(&self, input: &'a [u8]) -> Result<Call<'a>, Status> {
         let input = Words::of(input.get(..self.input_bytes()).ok_or(Status::InvalidHypercallInput)?);
         match self.code {
@@ -209,7 +208,7 @@ impl Checked {
                 Ok(Call::Ipi(IpiCall::parse(self, input)?))
             }
             Code::NotifyLongSpinWait => {
-                // 32 bits of count, and 32 that should be zero: a hint is not worth an error.
+                // 32 bits of count, and 32 that should be zero. They are not checked: the call is only a hint.
                 #[expect(clippy::cast_possible_truncation, reason = "the count is the lower half")]
                 let count = input.get(0) as u32;
                 Ok(Call::SpinWait(count))
@@ -217,13 +216,13 @@ impl Checked {
         }
     }
 
-    /// The answer when everything asked for is done.
+    /// The answer when everything is done.
     #[must_use]
     pub const fn success(&self) -> Answer {
         Answer::new(Status::Success, self.control.rep_count())
     }
 
-    /// The answer when nothing of this part is done: elements before its start count as done, which they were.
+    /// The answer when nothing of this part is done. Elements before its start count as done, which they were.
     #[must_use]
     pub const fn failure(&self, status: Status) -> Answer {
         Answer::new(status, self.control.rep_start())

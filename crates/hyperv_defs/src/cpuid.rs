@@ -1,6 +1,6 @@
 //! CPUID leaves 4000_0000 to 4000_0006 (TLFS, "Feature and Interface Discovery").
 //!
-//! Linux looks at the vendor string alone, Windows at the interface's signature alone, FreeBSD at both.
+//! Linux checks only the vendor string, Windows only the interface's signature, FreeBSD both.
 
 use bitflags::bitflags;
 
@@ -12,9 +12,9 @@ pub const INTERFACE: u32 = 0x4000_0001;
 pub const VERSION: u32 = 0x4000_0002;
 /// What the guest may use: [`Privileges`] in EAX, [`PrivilegesHigh`] in EBX, [`Features`] in EDX.
 pub const FEATURES: u32 = 0x4000_0003;
-/// What the guest had better use: [`Recommendations`] in EAX, [`SPIN_NEVER_NOTIFY`] or a count in EBX.
+/// What the guest should use: [`Recommendations`] in EAX, [`SPIN_NEVER_NOTIFY`] or a count in EBX.
 pub const RECOMMENDATIONS: u32 = 0x4000_0004;
-/// Most virtual processors in EAX, most logical processors in EBX, most remappable interrupt vectors in ECX.
+/// Maximum number of virtual processors in EAX, of logical processors in EBX, of remappable interrupt vectors in ECX.
 pub const LIMITS: u32 = 0x4000_0005;
 /// [`HardwareFeatures`] in EAX.
 pub const HARDWARE: u32 = 0x4000_0006;
@@ -25,7 +25,7 @@ pub const MAX_LEAF: u32 = HARDWARE;
 pub const VENDOR: [u32; 3] = [0x7263_694d, 0x666f_736f, 0x7648_2074];
 /// The signature "Hv#1": EAX of [`INTERFACE`].
 pub const SIGNATURE: u32 = 0x3123_7648;
-/// EBX of [`RECOMMENDATIONS`]: never tell about a long wait for a spin lock. Otherwise a number of attempts.
+/// EBX of [`RECOMMENDATIONS`]: never report a long wait for a spin lock. Otherwise a number of attempts.
 pub const SPIN_NEVER_NOTIFY: u32 = 0xffff_ffff;
 
 bitflags! {
@@ -36,7 +36,7 @@ bitflags! {
         const VP_RUNTIME = 1 << 0;
         /// TIME_REF_COUNT.
         const REFERENCE_COUNTER = 1 << 1;
-        /// The synthetic interrupt controller. FreeBSD's flush needs it, and a VMBus behind it.
+        /// The synthetic interrupt controller. FreeBSD's flush needs it, and a VMBus.
         const SYNIC = 1 << 2;
         /// Synthetic timers.
         const SYNTHETIC_TIMERS = 1 << 3;
@@ -71,7 +71,7 @@ bitflags! {
     pub struct PrivilegesHigh: u32 {
         /// Creating partitions.
         const CREATE_PARTITIONS = 1 << 0;
-        /// Asking for the own partition's id. Linux 6.1 panics if the call then fails.
+        /// Asking for its own partition id. Linux 6.1 panics if the call then fails.
         const ACCESS_PARTITION_ID = 1 << 1;
         /// Memory pools.
         const ACCESS_MEMORY_POOL = 1 << 2;
@@ -87,7 +87,7 @@ bitflags! {
         const STATISTICS = 1 << 8;
         /// Debugging.
         const DEBUGGING = 1 << 11;
-        /// Managing CPUs: marks the root partition, and Linux behaves as one.
+        /// Managing CPUs: marks the root partition; Linux then behaves as one.
         const CPU_MANAGEMENT = 1 << 12;
         /// Virtual secure mode.
         const VSM = 1 << 16;
@@ -108,7 +108,7 @@ bitflags! {
     pub struct Features: u32 {
         /// Guest debugging.
         const GUEST_DEBUGGING = 1 << 1;
-        /// CPUs may come and go.
+        /// CPUs may be added and removed.
         const DYNAMIC_PARTITIONING = 1 << 3;
         /// Fast hypercalls may take XMM0 to XMM5 as further input.
         const XMM_INPUT = 1 << 4;
@@ -136,9 +136,9 @@ bitflags! {
     /// EAX of [`RECOMMENDATIONS`].
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Recommendations: u32 {
-        /// Switch address spaces by hypercall: worth it only without nested paging.
+        /// Switch address spaces by hypercall: useful only without nested paging.
         const ADDRESS_SPACE_SWITCH = 1 << 0;
-        /// Flush the own TLB by hypercall: worth it only without nested paging.
+        /// Flush the own TLB by hypercall: useful only without nested paging.
         const LOCAL_FLUSH = 1 << 1;
         /// Flush other vCPUs' TLBs by hypercall.
         const REMOTE_FLUSH = 1 << 2;
@@ -146,7 +146,7 @@ bitflags! {
         const APIC_MSRS = 1 << 3;
         /// Reset by MSR.
         const RESET_MSR = 1 << 4;
-        /// Watchdogs should be patient: a vCPU may be off its CPU for long.
+        /// Watchdogs should be patient: a vCPU may not run for a long time.
         const RELAXED_TIMING = 1 << 5;
         /// DMA remapping. Deprecated.
         const DMA_REMAPPING = 1 << 6;
@@ -158,15 +158,15 @@ bitflags! {
         const DEPRECATE_AUTO_EOI = 1 << 9;
         /// Send IPIs by hypercall.
         const CLUSTER_IPI = 1 << 10;
-        /// The Ex forms, whose processor sets reach beyond 64 VPs, are there. Guests prefer the plain forms all the same.
+        /// The Ex forms exist, whose processor sets reach beyond 64 VPs. Guests prefer the plain forms anyway.
         const EX_PROCESSOR_MASKS = 1 << 11;
-        /// Runs under a hypervisor that itself runs nested.
+        /// The hypervisor itself runs nested.
         const NESTED = 1 << 12;
         /// Enlightened VMCS.
         const ENLIGHTENED_VMCS = 1 << 14;
         /// Flush the whole own TLB by toggling CR4.PGE.
         const PGE_TOGGLE = 1 << 17;
-        /// Sibling threads are never of another guest.
+        /// Sibling threads never run another guest.
         const NO_NONARCH_CORE_SHARING = 1 << 18;
     }
 }

@@ -8,9 +8,9 @@
 //! | 24 | list | mask of banks |
 //! | 32 | | banks, then list |
 //!
-//! What the caller is promised: when the call returns, no target uses an old translation any more. Flushing more than
-//! asked is always right, and two fields need not be believed: the address space, since guests put there what suits
-//! them, and [`FlushFlags::NON_GLOBAL_MAPPINGS_ONLY`], which FreeBSD sets even for pages of its kernel.
+//! The promise to the caller: when the call returns, no target uses an old translation. A flush of more than requested
+//! is always correct. Two fields should not be trusted: the address space, in which guests store any value, and
+//! [`FlushFlags::NON_GLOBAL_MAPPINGS_ONLY`], which FreeBSD sets even for pages of its kernel.
 
 use bitflags::bitflags;
 
@@ -21,7 +21,7 @@ use crate::input::Words;
 use crate::targets::Targets;
 
 bitflags! {
-    /// Flags of a flush. Others, those for virtual trust levels among them, are reserved here.
+    /// Flags of a flush. Others, such as those for virtual trust levels, are reserved here.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct FlushFlags: u64 {
         /// All VPs; the mask or set is ignored.
@@ -38,27 +38,27 @@ bitflags! {
 /// A request to flush.
 #[derive(Clone, Debug)]
 pub struct FlushCall<'a> {
-    /// The address space that changed: a CR3 as the guest wrote it, with whatever was in it.
+    /// The address space that changed: a CR3 as the guest wrote it, with any content.
     pub address_space: u64,
     /// Flags, valid for the call.
     pub flags: FlushFlags,
-    /// Whose TLBs.
+    /// The targets.
     pub targets: Targets<'a>,
-    /// Which translations.
+    /// The translations.
     pub scope: Scope<'a>,
 }
 
-/// Which translations are to be flushed.
+/// Which translations to flush.
 #[derive(Clone, Debug)]
 pub enum Scope<'a> {
     /// All of them.
     Everything,
-    /// Those of the pages in a list. It begins with the element at which the call begins.
+    /// Those of the pages in a list, from the call's first element on.
     List(GvaRanges<'a>),
 }
 
 impl<'a> FlushCall<'a> {
-    /// `input` is as long as the call's shape asks for.
+    /// `input` has the length of the call's shape.
     pub(crate) fn parse(checked: &Checked, input: Words<'a>) -> Result<Self, Status> {
         let control = checked.control();
         let (is_list, is_ex) = match checked.code() {
@@ -66,20 +66,20 @@ impl<'a> FlushCall<'a> {
             Code::FlushVirtualAddressList => (true, false),
             Code::FlushVirtualAddressSpaceEx => (false, true),
             Code::FlushVirtualAddressListEx => (true, true),
-            // Sent here by `Checked::parse`, which knows the difference.
+            // `Checked::parse` never passes these here.
             Code::NotifyLongSpinWait | Code::SendSyntheticClusterIpi | Code::SendSyntheticClusterIpiEx => {
                 return Err(Status::InvalidHypercallCode);
             }
         };
 
-        // An ill-formed set is refused even if the flags say that it does not matter.
+        // An invalid set is refused even if the flags ignore it.
         let set = input.skip(2);
         let targets = if is_ex { Targets::parse(set, control.variable_words())? } else { Targets::Mask(set.get(0)) };
 
         let flags = Self::flags(input.get(1), is_list, checked.offered())?;
         let targets = match targets {
             _ if flags.contains(FlushFlags::ALL_PROCESSORS) => Targets::All,
-            // The TLFS wants it so for masks; a set may well be empty, and Linux sends such.
+            // The TLFS requires this for masks. A set may be empty; Linux sends such sets.
             Targets::Mask(0) => return Err(Status::InvalidParameter),
             targets => targets,
         };

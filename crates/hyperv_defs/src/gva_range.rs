@@ -1,7 +1,7 @@
 //! Addresses to flush: elements of the lists of HvCallFlushVirtualAddressList and its Ex form (TLFS, HV_GVA_RANGE).
 //!
-//! An element is one word. Its upper bits are a page, its lower bits tell how many more pages follow. There are two
-//! formats; which one is used, a flag of the call tells for its whole list.
+//! An element is one word. Its upper bits are a page, its lower bits the number of further pages. There are two
+//! formats; a flag of the call selects one for its whole list.
 
 use core::iter::FusedIterator;
 
@@ -24,8 +24,8 @@ impl GvaRange {
     }
 
     /// The extended format. With bit 11 clear, further 4 KiB pages are in bits 10:0. With bit 11 set, bits 10:0 count
-    /// large pages, of 2 MiB or with bit 12 of 1 GiB, and bits 63:21 are the number of the first in units of 2 MiB;
-    /// bits 20:13 are ignored.
+    /// large pages, of 2 MiB or with bit 12 of 1 GiB. Bits 63:21 are the number of the first in units of 2 MiB; bits
+    /// 20:13 are ignored.
     #[must_use]
     pub const fn extended(self) -> GvaPages {
         let size = match (self.0 & Self::LARGE != 0, self.0 & Self::LARGE_1G != 0) {
@@ -37,8 +37,8 @@ impl GvaRange {
     }
 }
 
-/// Pages of one size in a row. Never empty, and never past the end of the address space; whether the addresses are
-/// canonical is not said: one that is not has no translation that could be stale.
+/// Consecutive pages of one size. Never empty, and never past the end of the address space. The addresses may be
+/// non-canonical: such an address has no translation that could be stale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GvaPages {
     first: Gva,
@@ -47,7 +47,7 @@ pub struct GvaPages {
 }
 
 impl GvaPages {
-    /// The page that holds `within` and up to `more` behind it: what would wrap around to low addresses is cut off.
+    /// The page that holds `within` and up to `more` behind it, without those that would wrap around.
     const fn clipped(within: Gva, more: u64, size: PageSize) -> Self {
         let first = within.page(size);
         let behind = !first.0 >> size.shift();
@@ -60,19 +60,19 @@ impl GvaPages {
         self.first
     }
 
-    /// How many pages of [`Self::size`].
+    /// Number of pages of [`Self::size`].
     #[must_use]
     pub const fn count(&self) -> u64 {
         self.count
     }
 
-    /// How large each page is.
+    /// Size of each page.
     #[must_use]
     pub const fn size(&self) -> PageSize {
         self.size
     }
 
-    /// How many pages of 4 KiB they would be: the measure for a cut-off when each is flushed by itself.
+    /// The number of 4 KiB pages: the measure for the cut-off if each is flushed alone.
     #[must_use]
     pub const fn small_pages(&self) -> u64 {
         self.count << (self.size.shift() - PageSize::Size4K.shift())
@@ -85,7 +85,7 @@ impl GvaPages {
     }
 }
 
-/// A list of pages, from the element with which the call begins. Any part of it can be walked again from a clone.
+/// A list of pages, from the call's first element on. A clone can walk any part of it again.
 #[derive(Clone, Debug)]
 pub struct GvaRanges<'a> {
     elements: core::slice::Iter<'a, [u8; 8]>,

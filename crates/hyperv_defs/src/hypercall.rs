@@ -1,10 +1,9 @@
-//! Words of a hypercall: the control word that goes in, the result that comes out, and the page that a guest calls
-//! (TLFS, "Hypercall Interface").
+//! Words of a hypercall: the control word, the result, and the page that a guest calls (TLFS, "Hypercall Interface").
 //!
 //! A call is *simple* (one input) or *rep* (a list of elements, done in order, from a start to a count). A call with a
 //! *variable header* has more input between its fixed header and its list.
 
-/// Calls that this crate can read. Whatever else a guest asks for does not exist here.
+/// Calls that this crate can parse. No other call exists here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u16)]
 pub enum Code {
@@ -12,7 +11,7 @@ pub enum Code {
     FlushVirtualAddressSpace = 0x0002,
     /// Flush a list of addresses from the TLBs of up to 64 VPs.
     FlushVirtualAddressList = 0x0003,
-    /// A spin lock has been waited for very long.
+    /// The guest has waited very long for a spin lock.
     NotifyLongSpinWait = 0x0008,
     /// Send an interrupt to up to 64 VPs.
     SendSyntheticClusterIpi = 0x000b,
@@ -36,7 +35,7 @@ impl Code {
         Self::SendSyntheticClusterIpiEx,
     ];
 
-    /// What the call's input is made of.
+    /// The parts of the call's input.
     #[must_use]
     pub const fn shape(self) -> Shape {
         let (fixed_header_bytes, variable, rep) = match self {
@@ -63,12 +62,12 @@ impl TryFrom<u16> for Code {
 /// Bytes in a word: the unit of variable headers, and the size of the elements of all lists here.
 pub const WORD_BYTES: usize = 8;
 
-/// What the input of a call is made of, in this order.
+/// The parts of a call's input, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// Bytes in the fixed header.
     pub fixed_header_bytes: usize,
-    /// Whether a variable header may follow, of as many words as the control word tells.
+    /// Whether a variable header may follow; the control word gives its number of words.
     pub variable: bool,
     /// Bytes in each element of the list that follows, if it is a rep call.
     pub rep: Option<usize>,
@@ -81,8 +80,8 @@ impl Shape {
         self.fixed_header_bytes + if self.variable { control.variable_words() as usize * WORD_BYTES } else { 0 }
     }
 
-    /// Bytes of input in all: headers, and the list from its first element, done or not.
-    /// At most 32 + 1023 words + 4095 words, so the sum cannot overflow.
+    /// Bytes of input in total: headers, and the whole list from its first element. At most 32 + 1023 words + 4095
+    /// words, so the sum cannot overflow.
     #[must_use]
     pub const fn input_bytes(&self, control: Control) -> usize {
         let list = match self.rep {
@@ -98,7 +97,7 @@ impl Shape {
 pub struct Control(pub u64);
 
 impl Control {
-    /// Bits that must be zero: 30:27, 47:44, 63:60, and bit 31, which addresses the hypervisor below us.
+    /// Bits that must be zero: 30:27, 47:44, 63:60, and bit 31, which addresses a hypervisor below this one.
     pub const RESERVED: u64 = 0xf << 27 | 1 << Self::NESTED_BIT | 0xf << 44 | 0xf << 60;
 
     const FAST_BIT: u32 = 16;
@@ -133,7 +132,7 @@ impl Control {
         self.with_field(Self::REP_COUNT_SHIFT, Self::REP_MASK, count)
     }
 
-    /// The same call from element `start` on (12 bits count): what a caller has in RCX after the first part was done.
+    /// The same call from element `start` on (12 bits count): the caller's RCX after the first part was done.
     #[must_use]
     pub const fn with_rep_start(self, start: u16) -> Self {
         self.with_field(Self::REP_START_SHIFT, Self::REP_MASK, start)
@@ -143,7 +142,7 @@ impl Control {
         Self(self.0 & !(mask << shift) | (value as u64 & mask) << shift)
     }
 
-    /// Bits 15:0: which call.
+    /// Bits 15:0: call code.
     #[must_use]
     pub const fn code(self) -> u16 {
         self.field(0, 0xffff)
@@ -161,7 +160,7 @@ impl Control {
         self.field(Self::VARIABLE_SHIFT, Self::VARIABLE_MASK)
     }
 
-    /// Bit 31: meant for the hypervisor below the one that is called.
+    /// Bit 31: for the hypervisor below the called one.
     #[must_use]
     pub const fn is_nested(self) -> bool {
         self.0 & 1 << Self::NESTED_BIT != 0
@@ -173,7 +172,7 @@ impl Control {
         self.field(Self::REP_COUNT_SHIFT, Self::REP_MASK)
     }
 
-    /// Bits 59:48: the element to begin with.
+    /// Bits 59:48: the first element.
     #[must_use]
     pub const fn rep_start(self) -> u16 {
         self.field(Self::REP_START_SHIFT, Self::REP_MASK)
@@ -185,8 +184,8 @@ impl Control {
         field
     }
 
-    /// Whether the word fits a call of this shape: no reserved bits, a list exactly for rep calls with something left
-    /// to do in it, a variable header only where there may be one.
+    /// Whether the word fits a call of this shape: no reserved bits, a list only for rep calls and with elements left
+    /// to do, a variable header only where allowed.
     ///
     /// # Errors
     ///
@@ -205,7 +204,7 @@ impl Control {
     }
 }
 
-/// How a call ended. If several errors apply, any of them may be given.
+/// Result of a call. If several errors apply, any of them may be given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u16)]
 pub enum Status {
@@ -217,7 +216,7 @@ pub enum Status {
     InvalidHypercallInput = 0x03,
     /// The input is misaligned, crosses a page, or is beyond the guest's address space.
     InvalidAlignment = 0x04,
-    /// A field of the input says something that it may not.
+    /// A field of the input is invalid.
     InvalidParameter = 0x05,
     /// The guest was not granted this call.
     AccessDenied = 0x06,
@@ -229,12 +228,12 @@ pub enum Status {
     InvalidPartitionId = 0x0d,
     /// No such VP.
     InvalidVpIndex = 0x0e,
-    /// The feature is there but not now.
+    /// The feature exists but is not available now.
     FeatureUnavailable = 0x1e,
 }
 
 /// The result word: RAX for a 64-bit caller. Status in bits 15:0, elements done in bits 43:32, counted from the list's
-/// first element and not from where the call began. The rest is zero: FreeBSD tests the word as a whole.
+/// first element, not from the call's start. The rest is zero: FreeBSD tests the whole word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Answer(pub u64);
 
@@ -259,7 +258,7 @@ impl Answer {
 }
 
 impl From<Status> for Answer {
-    /// The answer to a call of which nothing was done.
+    /// The answer to a call that did nothing.
     fn from(status: Status) -> Self {
         Self::new(status, 0)
     }
@@ -268,7 +267,7 @@ impl From<Status> for Answer {
 /// Bytes in the hypercall page.
 pub const PAGE_BYTES: usize = 4096;
 
-/// The instruction by which a guest leaves for the hypervisor, and RET: what the hypercall page begins with.
+/// The instruction that exits to the hypervisor, and RET: the start of the hypercall page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallInstruction {
     /// VMMCALL, on AMD.
@@ -287,7 +286,7 @@ impl CallInstruction {
         }
     }
 
-    /// The whole page: [`Self::code`], then INT3, so that a stray jump into the page is noticed where it lands.
+    /// The whole page: [`Self::code`], then INT3, so that a stray jump into the page is noticed at once.
     #[must_use]
     pub const fn page(self) -> [u8; PAGE_BYTES] {
         const INT3: u8 = 0xcc;

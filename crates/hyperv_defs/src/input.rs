@@ -1,4 +1,4 @@
-//! An input as words: all inputs of hypercalls consist of them, whether they came from a page or from registers.
+//! An input as 64-bit words: all inputs of hypercalls consist of them, from memory or from registers.
 
 use crate::hypercall::WORD_BYTES;
 
@@ -12,7 +12,7 @@ impl<'a> Words<'a> {
         Self(bytes.as_chunks().0)
     }
 
-    /// The word at `index`; zero beyond the end. Lengths are checked before anything is read, so that is never seen.
+    /// The word at `index`; zero after the end. Lengths are checked before, so this never happens.
     pub(crate) fn get(self, index: usize) -> u64 {
         self.0.get(index).map_or(0, |word| u64::from_le_bytes(*word))
     }

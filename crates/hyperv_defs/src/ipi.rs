@@ -22,12 +22,12 @@ pub const FIRST_VECTOR: u8 = 0x10;
 pub struct IpiCall<'a> {
     /// The vector, [`FIRST_VECTOR`] or above.
     pub vector: u8,
-    /// To whom.
+    /// The targets.
     pub targets: Targets<'a>,
 }
 
 impl<'a> IpiCall<'a> {
-    /// `input` is as long as the call's shape asks for.
+    /// `input` has the length of the call's shape.
     pub(crate) fn parse(checked: &Checked, input: Words<'a>) -> Result<Self, Status> {
         let set = input.skip(1);
         let targets = if checked.code() == Code::SendSyntheticClusterIpiEx {
@@ -36,7 +36,7 @@ impl<'a> IpiCall<'a> {
             Targets::Mask(set.get(0))
         };
 
-        // One comparison covers the vector's range and the zeros behind it: there are no trust levels to address here.
+        // One comparison checks the vector's range and the zeros behind it: there are no trust levels here.
         match u8::try_from(input.get(0)) {
             Ok(vector) if vector >= FIRST_VECTOR => Ok(Self { vector, targets }),
             _ => Err(Status::InvalidParameter),

@@ -1,20 +1,20 @@
-//! The Hyper-V guest interface as data: what the Hypervisor Top Level Functional Specification (TLFS) says, and how an
-//! input is to be read, with no behaviour of a hypervisor.
+//! The Hyper-V guest interface as data, from the Hypervisor Top Level Functional Specification (TLFS), and the parser
+//! of its inputs. It has no behaviour of a hypervisor.
 //!
 //! * [`cpuid`]: the leaves by which a guest finds the interface.
 //! * [`msr`]: the synthetic registers, and views of those that have fields.
 //! * [`hypercall`]: control word, call codes, status, result, and the page that holds the call instruction.
-//! * [`call`]: a hypercall on its way from control word to [`Call`], in two steps: [`check`] needs no input and
-//!   tells how much of it there is, [`Checked::parse`] reads it.
-//! * [`flush`], [`ipi`]: what the parsed calls ask for. [`targets`]: of which virtual processors (VPs; here vCPUs),
-//!   [`gva_range`]: for which addresses.
-//! * [`reference_tsc`]: the page from which a guest computes time by itself.
+//! * [`call`]: parses a hypercall from control word to [`Call`], in two steps. [`check`] needs no input and returns its
+//!   length; [`Checked::parse`] parses it.
+//! * [`flush`], [`ipi`]: the requests of the parsed calls. [`targets`]: their virtual processors (VPs; here vCPUs),
+//!   [`gva_range`]: their addresses.
+//! * [`reference_tsc`]: the page from which a guest computes time without an exit.
 //!
-//! Every input comes from a guest and may be anything: whatever bytes arrive, the answer is a call or a [`Refusal`],
-//! never a panic. A VP index in an input is a claim too: the iterators of [`Targets`] are told how many vCPUs there are
-//! and never yield one beyond.
+//! Every input comes from a guest and may be anything. For all bytes the result is a call or a [`Refusal`], never a
+//! panic. A VP index in an input may be wrong too: the iterators of [`Targets`] take the number of vCPUs and never
+//! return one above it.
 //!
-//! The hypervisor copies an input into memory of its own before it is parsed: another vCPU may be writing to it.
+//! The hypervisor copies an input into its own memory before it parses it, because another vCPU may write to it.
 //!
 //! ```
 //! use hyperv_defs::{Call, Code, Control, Offered, Status, check, fast_input};

@@ -1,7 +1,7 @@
 //! Numbers of the synthetic MSRs, and views of those with fields (TLFS, appendix "Hypervisor Synthetic MSRs").
 //!
-//! An MSR whose privilege bit ([`crate::cpuid::Privileges`]) is clear gives #GP, with two exceptions that guests force:
-//! Linux 6.1 writes [`VP_ASSIST_PAGE`] on every CPU without asking, and [`REFERENCE_TSC`] when it hands over to another
+//! An MSR whose privilege bit ([`crate::cpuid::Privileges`]) is clear gives #GP, with two exceptions that guests need.
+//! Linux 6.1 writes [`VP_ASSIST_PAGE`] on every CPU without a check, and [`REFERENCE_TSC`] before it starts another
 //! kernel.
 
 use core::ops::RangeInclusive;
@@ -11,17 +11,17 @@ use addr::Gpa;
 /// All numbers that may be synthetic MSRs.
 pub const RANGE: RangeInclusive<u32> = 0x4000_0000..=0x4000_01ff;
 
-/// Who the guest is. R/W, one for the VM, 0 at first; see [`GuestOsId`].
+/// The guest's identity. R/W, one for the VM, 0 at first; see [`GuestOsId`].
 pub const GUEST_OS_ID: u32 = 0x4000_0000;
-/// Where the hypercall page is. R/W, one for the VM; see [`HypercallMsr`].
+/// Address of the hypercall page. R/W, one for the VM; see [`HypercallMsr`].
 pub const HYPERCALL: u32 = 0x4000_0001;
-/// The vCPU's index, as masks and sets of hypercalls name it. Read-only.
+/// The vCPU's index in masks and sets of hypercalls. Read-only.
 pub const VP_INDEX: u32 = 0x4000_0002;
 /// Time for which the vCPU ran, in units of 100 ns. Read-only.
 pub const VP_RUNTIME: u32 = 0x4000_0010;
-/// Time since the VM was created, in units of 100 ns; never goes back, whichever vCPU reads. Read-only.
+/// Time since the VM was created, in units of 100 ns; monotonic across vCPUs. Read-only.
 pub const TIME_REF_COUNT: u32 = 0x4000_0020;
-/// Where the reference TSC page is. R/W, one for the VM; see [`ReferenceTscMsr`].
+/// Address of the reference TSC page. R/W, one for the VM; see [`ReferenceTscMsr`].
 pub const REFERENCE_TSC: u32 = 0x4000_0021;
 /// Frequency of the TSC in Hz. Read-only.
 pub const TSC_FREQUENCY: u32 = 0x4000_0022;
@@ -33,15 +33,15 @@ pub const EOI: u32 = 0x4000_0070;
 pub const ICR: u32 = 0x4000_0071;
 /// Task priority.
 pub const TPR: u32 = 0x4000_0072;
-/// Where the VP assist page is. R/W, one for each vCPU; see [`VpAssistMsr`].
+/// Address of the VP assist page. R/W, one for each vCPU; see [`VpAssistMsr`].
 pub const VP_ASSIST_PAGE: u32 = 0x4000_0073;
 /// Control of the synthetic interrupt controller.
 pub const SCONTROL: u32 = 0x4000_0080;
 /// Version of the synthetic interrupt controller. Read-only.
 pub const SVERSION: u32 = 0x4000_0081;
-/// Where the event flags page is.
+/// Address of the event flags page.
 pub const SIEFP: u32 = 0x4000_0082;
-/// Where the message page is.
+/// Address of the message page.
 pub const SIMP: u32 = 0x4000_0083;
 /// End of message. Write-only.
 pub const EOM: u32 = 0x4000_0084;
@@ -63,7 +63,7 @@ pub const CRASH_CTL: u32 = 0x4000_0105;
 pub const REENLIGHTENMENT_CONTROL: u32 = 0x4000_0106;
 /// Whether the TSC is emulated after a migration.
 pub const TSC_EMULATION_CONTROL: u32 = 0x4000_0107;
-/// Whether emulation of the TSC is under way.
+/// Whether TSC emulation is active.
 pub const TSC_EMULATION_STATUS: u32 = 0x4000_0108;
 /// Bit 0 shows the TSC as invariant, and stays set once it is set. All other bits give #GP.
 pub const TSC_INVARIANT_CONTROL: u32 = 0x4000_0118;
@@ -75,18 +75,18 @@ const ENABLE: u64 = 1 << 0;
 const LOCKED: u64 = 1 << 1;
 const PAGE: u64 = !0xfff;
 
-/// What [`GUEST_OS_ID`] says. Zero means that no guest has introduced itself, and that there are no hypercalls.
+/// Value of [`GUEST_OS_ID`]. Zero: no guest has identified itself, and there are no hypercalls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GuestOsId(pub u64);
 
 impl GuestOsId {
-    /// Whether a guest has introduced itself.
+    /// Whether a guest has identified itself.
     #[must_use]
     pub const fn is_set(self) -> bool {
         self.0 != 0
     }
 
-    /// The type of an open-source system: 1 Linux, 2 FreeBSD. Systems of vendors have none.
+    /// The type of an open-source system: 1 Linux, 2 FreeBSD. Vendors' systems have none.
     #[must_use]
     pub const fn open_source_type(self) -> Option<u8> {
         let [.., high] = self.0.to_le_bytes();
@@ -127,8 +127,7 @@ page_register!(
     HypercallMsr, "the hypercall page"
 );
 page_register!(
-    /// [`REFERENCE_TSC`]: bit 0 enable, bits 11:1 kept as written, bits 63:12 the page. A page out of reach is no error:
-    /// the guest then reads [`TIME_REF_COUNT`].
+    /// [`REFERENCE_TSC`]: bit 0 enable, bits 11:1 kept as written, bits 63:12 the page. A page without memory is no error: the guest then reads [`TIME_REF_COUNT`].
     ReferenceTscMsr, "the reference TSC page"
 );
 page_register!(

@@ -1,13 +1,13 @@
 //! The reference TSC page: time without an exit (TLFS, "Partition Reference Time Enlightenment").
 //!
 //! The guest reads the sequence, computes `((tsc * scale) >> 64) + offset` in units of 100 ns, and repeats if the
-//! sequence has changed meanwhile. Sequence 0 tells it to read [`crate::msr::TIME_REF_COUNT`] instead. So who changes
-//! the page writes 0 there first, then scale and offset, then a new sequence ([`ReferenceTsc::next_sequence`]); two
-//! that change it at the same time must take turns.
+//! sequence has changed meanwhile. Sequence 0 tells it to read [`crate::msr::TIME_REF_COUNT`] instead. So a writer
+//! writes 0 there first, then scale and offset, then a new sequence ([`ReferenceTsc::next_sequence`]). Two writers must
+//! take turns.
 
 /// Units of reference time in a second: 100 ns each.
 pub const UNITS_PER_SECOND: u64 = 10_000_000;
-/// The sequence by which the page says that it is not to be used.
+/// The sequence of a page that must not be used.
 pub const SEQUENCE_INVALID: u32 = 0;
 
 /// Offset of the sequence in the page, in bytes; 32 bits, and 32 reserved behind it.
@@ -16,13 +16,13 @@ pub const SEQUENCE_OFFSET: usize = 0;
 pub const SCALE_OFFSET: usize = 8;
 /// Offset of the offset in the page, in bytes; 64 bits, signed.
 pub const OFFSET_OFFSET: usize = 16;
-/// Bytes of the page that mean something; the rest is reserved.
+/// Used bytes of the page; the rest is reserved.
 pub const ENCODED_BYTES: usize = 24;
 
-/// What the page says.
+/// Content of the page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReferenceTsc {
-    /// Changes with every change of the rest; [`SEQUENCE_INVALID`] voids the page.
+    /// Changes with every change of the rest; [`SEQUENCE_INVALID`] invalidates the page.
     pub sequence: u32,
     /// Reference units per TSC tick, as a fraction of 2^64.
     pub scale: u64,
@@ -40,7 +40,7 @@ impl ReferenceTsc {
         time(tsc, self.scale, self.offset)
     }
 
-    /// The sequence after this one: never 0, and never all ones, which meant something in early versions of the TLFS.
+    /// The sequence after this one: never 0, and never all ones, which had a meaning in early versions of the TLFS.
     #[must_use]
     pub const fn next_sequence(&self) -> u32 {
         match self.sequence.wrapping_add(1) {
@@ -73,7 +73,7 @@ pub const fn scale_for(tsc_hz: u64) -> Option<u64> {
     Some(scale)
 }
 
-/// Reference time at `tsc`, in units of 100 ns. Wraps around as the guest's own arithmetic does.
+/// Reference time at `tsc`, in units of 100 ns. Wraps around like the guest's own arithmetic.
 #[must_use]
 pub const fn time(tsc: u64, scale: u64, offset: i64) -> u64 {
     // The upper half of a product of two 64-bit numbers.
@@ -81,7 +81,7 @@ pub const fn time(tsc: u64, scale: u64, offset: i64) -> u64 {
     ticks.wrapping_add_signed(offset)
 }
 
-/// The offset with which it is `now` (in units of 100 ns) at `tsc`.
+/// The offset that makes the time `now` (in units of 100 ns) at `tsc`.
 #[must_use]
 pub const fn offset_for(tsc: u64, scale: u64, now: u64) -> i64 {
     now.wrapping_sub(time(tsc, scale, 0)).cast_signed()

@@ -1,11 +1,10 @@
-//! Which VPs a call is about: all, a mask of 64, or a sparse set (TLFS, "Sparse Virtual Processor Set").
+//! The VPs of a call: all, a mask of 64, or a sparse set (TLFS, "Sparse Virtual Processor Set").
 //!
-//! A sparse set is cut into *banks* of 64 VPs. A mask tells which banks are given; the given ones follow as one word
-//! each, in ascending order, so that bank `k` is found behind as many words as there are lower bits set in the mask.
-//! The VPs {0, 5, 130} are the mask 0b101 (banks 0 and 2) and the banks 0x21 and 0x4.
+//! A sparse set consists of *banks* of 64 VPs. A mask tells which banks are given. The given ones follow as one word
+//! each, in ascending order; so the position of bank `k` is the number of lower bits set in the mask. The VPs {0, 5,
+//! 130} are the mask 0b101 (banks 0 and 2) and the banks 0x21 and 0x4.
 //!
-//! A set is what the guest claims: it may name VPs that do not exist. Whoever walks it says how many there are, and
-//! gets only those.
+//! A guest's set may name VPs that do not exist. The iterators take the number of vCPUs, and return only existing ones.
 
 use crate::hypercall::Status;
 use crate::input::Words;
@@ -16,14 +15,14 @@ pub const BANK_VPS: u32 = 64;
 const FORMAT_SPARSE: u64 = 0;
 const FORMAT_ALL: u64 = 1;
 
-/// Which VPs a call is about.
+/// The VPs of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Targets<'a> {
     /// All that exist.
     All,
     /// VP i, if bit i is set.
     Mask(u64),
-    /// A set that can reach beyond 64.
+    /// A set that can exceed 64 VPs.
     Sparse(SparseSet<'a>),
 }
 
@@ -31,13 +30,13 @@ pub enum Targets<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SparseSet<'a> {
     valid_banks: u64,
-    /// As many words as there are bits set in `valid_banks`.
+    /// One word for each bit set in `valid_banks`.
     banks: Words<'a>,
 }
 
 impl<'a> SparseSet<'a> {
-    /// The set whose banks follow each other in `banks`, 8 bytes each. `None` unless there are as many as
-    /// `valid_banks` has bits set.
+    /// The set whose banks follow each other in `banks`, 8 bytes each. `None` if their number is not the number of bits
+    /// in `valid_banks`.
     #[must_use]
     pub fn new(valid_banks: u64, banks: &'a [u8]) -> Option<Self> {
         let (banks, rest) = banks.as_chunks();
@@ -45,7 +44,7 @@ impl<'a> SparseSet<'a> {
             .then_some(Self { valid_banks, banks: Words(banks) })
     }
 
-    /// Which banks are given; a given one may still be empty.
+    /// Which banks are given; a given one may be empty.
     #[must_use]
     pub const fn valid_banks(&self) -> u64 {
         self.valid_banks
@@ -70,7 +69,7 @@ impl<'a> Targets<'a> {
         let (format, valid_banks) = (set.get(0), set.get(1));
         let banks = set.skip(2).take(usize::from(variable_words));
 
-        // That the header has room for exactly the banks given is part of the call's shape, whatever the format.
+        // The header must have exactly the given banks, whatever the format: this is part of the call's shape.
         if u32::from(variable_words) != valid_banks.count_ones() || banks.len() != usize::from(variable_words) {
             return Err(Status::InvalidHypercallInput);
         }
@@ -81,13 +80,13 @@ impl<'a> Targets<'a> {
         }
     }
 
-    /// Whether the set names the VP with this index. Says nothing about whether it exists.
+    /// Whether the set names the VP with this index, which may not exist.
     #[must_use]
     pub fn contains(&self, vp: u32) -> bool {
         self.bank(vp / BANK_VPS) >> (vp % BANK_VPS) & 1 != 0
     }
 
-    /// The 64 VPs from `64 * index` on, as claimed.
+    /// The 64 VPs from `64 * index` on, as the guest wrote them.
     #[must_use]
     pub fn bank(&self, index: u32) -> u64 {
         match self {
@@ -98,8 +97,8 @@ impl<'a> Targets<'a> {
         }
     }
 
-    /// The banks that name a VP below `count`, in ascending order, with nothing at `count` or above in them. Costs one
-    /// step for each bank that is given.
+    /// The banks that name a VP below `count`, in ascending order, without VPs at `count` or above. One step for each
+    /// given bank.
     #[must_use]
     pub fn banks(&self, count: u32) -> Banks<'a> {
         let all = (count / BANK_VPS).saturating_add(u32::from(!count.is_multiple_of(BANK_VPS)));
@@ -111,8 +110,7 @@ impl<'a> Targets<'a> {
         Banks { targets: *self, count, next, end, position: 0 }
     }
 
-    /// The VPs below `count` that the set names, in ascending order. Costs one step for each of them and for each bank
-    /// that is given.
+    /// The VPs below `count` that the set names, in ascending order. One step for each of them and for each given bank.
     #[must_use]
     pub fn indices(&self, count: u32) -> Indices<'a> {
         Indices { banks: self.banks(count), base: 0, bits: 0 }
@@ -124,10 +122,10 @@ impl<'a> Targets<'a> {
 pub struct Banks<'a> {
     targets: Targets<'a>,
     count: u32,
-    /// The next bank to look at; beyond `end` there is none.
+    /// The next bank; none at `end` and above.
     next: u32,
     end: u32,
-    /// Where a sparse set keeps the bank `next`: bank by bank, nothing needs to be counted.
+    /// Position of the bank `next` in a sparse set: a walk needs no counting of bits.
     position: usize,
 }
 
@@ -156,7 +154,7 @@ impl Iterator for Banks<'_> {
                 }
             };
 
-            // The last bank may reach beyond the last vCPU.
+            // The last bank may exceed the last vCPU.
             let there = self.count - index * BANK_VPS;
             let existing = if there < BANK_VPS { (1 << there) - 1 } else { !0 };
             if claimed & existing != 0 {
@@ -172,7 +170,7 @@ impl Iterator for Banks<'_> {
 pub struct Indices<'a> {
     banks: Banks<'a>,
     base: u32,
-    /// What is left of the bank at `base`.
+    /// The rest of the bank at `base`.
     bits: u64,
 }
 

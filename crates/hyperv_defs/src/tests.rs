@@ -1,5 +1,5 @@
-//! Inputs made up word by word, well-formed and not, and what must come out of them. The letters and numbers above a test
-//! are those of the conformance cases that it covers.
+//! Valid and invalid inputs, word by word, and the expected results. The letters and numbers above a test name the
+//! conformance cases that it covers.
 
 mod call;
 mod data;
@@ -11,7 +11,7 @@ use alloc::vec::Vec;
 
 use crate::{Call, Control, FlushCall, IpiCall, Offered, Refusal, Status, parse};
 
-/// Words as the bytes that a guest would have in memory.
+/// Words as bytes, in the format of guest memory.
 fn bytes(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }

@@ -1,5 +1,5 @@
-//! Random input, held against something simpler: sets of VPs against a set of numbers, time against wide arithmetic; and
-//! whatever bytes a guest may send, the answer is a call or a refusal.
+//! Random input, compared with simpler code: sets of VPs with a set of numbers, time with wide arithmetic. For any
+//! bytes of a guest, the result is a call or a refusal.
 
 use std::collections::BTreeSet;
 
@@ -19,7 +19,7 @@ fn set() -> impl Strategy<Value = (u64, Vec<u64>)> {
     bank().prop_flat_map(|valid| (Just(valid), prop::collection::vec(bank(), valid.count_ones() as usize)))
 }
 
-/// What a set names, found bit by bit.
+/// The set's VPs, found bit by bit.
 fn naive(valid: u64, banks: &[u64]) -> BTreeSet<u32> {
     let mut given = banks.iter();
     let mut found = BTreeSet::new();
@@ -34,7 +34,7 @@ fn bytes(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// A control word that has a chance: a known code, fields that are often small, now and then a stray bit.
+/// A control word that is often valid: a known code, small fields, sometimes a stray bit.
 fn control() -> impl Strategy<Value = Control> {
     let code = prop::sample::select(Code::ALL.to_vec());
     let words = prop_oneof![Just(0), 0..4_u16, any::<u16>()];
@@ -47,12 +47,12 @@ fn control() -> impl Strategy<Value = Control> {
     })
 }
 
-/// Words of which many are small, so that flags, formats and masks are often valid.
+/// Many small words, so that flags, formats and masks are often valid.
 fn input() -> impl Strategy<Value = Vec<u64>> {
     prop::collection::vec(prop_oneof![0..4_u64, Just(0), Just(!0), any::<u64>()], 0..520)
 }
 
-/// Walks all that a call holds, as the hypervisor would, and holds it against what the input can have said.
+/// Walks everything in a call, like the hypervisor, and checks that the input contains it.
 fn walk(control: Control, call: &Call<'_>, count: u32) -> Result<(), proptest::test_runner::TestCaseError> {
     let targets = match call {
         Call::Flush(flush) => {
@@ -145,7 +145,7 @@ proptest! {
         }
     }
 
-    /// What the check lets pass fits where it says it is, and asks for no more than a reader can give.
+    /// A checked call fits into its place, and is not longer than a reader allows.
     #[test]
     fn checked_call_keeps_its_limits(control in control(), offered in any::<u8>(), at in any::<u64>()) {
         let offered = Offered::from_bits_truncate(offered);

@@ -1,35 +1,38 @@
-//! What a hypervisor did to stage-2 tables and TLBs, as text, and the same once more on [`Walks`](crate::walks::Walks).
+//! A trace of a hypervisor's actions on stage-2 tables and TLBs, as text, and its replay on
+//! [`Walks`](crate::walks::Walks).
 //!
-//! A hypervisor that was built with debug assertions writes such lines to its log, at level `trace`:
+//! A hypervisor with debug assertions writes such lines to its log, at level `trace`:
 //!
 //! ```text
 //! machine cpus=2 rules=arm bbm=2 hafdbs=1 levels=3
-//! cpu=0 allocate table=0x7c000000 count=2            zeroed, side by side
-//! cpu=0 store table=0x7c002000 index=3 bits=0x7c1    an entry of a table that nobody else knows
+//! cpu=0 allocate table=0x7c000000 count=2            zeroed, adjacent
+//! cpu=0 store table=0x7c002000 index=3 bits=0x7c1    an entry of a table that no other pCPU knows
 //! cpu=0 exchange table=0x7c000000 index=1 old=0x0 new=0x7c002003
 //! cpu=1 load vmid=1 root=0x7c000000                  VTTBR_EL2
 //! cpu=1 enter vmid=1 root=0x7c000000
 //! cpu=1 leave
-//! cpu=0 flush root=0x7c000000                        a payment begins
+//! cpu=0 flush root=0x7c000000                        a flush begins
 //! cpu=0 barrier ishst
 //! cpu=0 tlbi ipas2le1is start=0x40200000 bytes=0x1000 level=1
 //! cpu=0 flushed root=0x7c000000 start=0x40200000 end=0x40400000
 //! cpu=0 free table=0x7c003000
 //! cpu=1 entry-flushes tag                            by VMRUN's TLB_CONTROL; or all
-//! full                                               what came later was not recorded
+//! full                                               later events were not recorded
 //! ```
 //!
-//! They stand in the order in which things happened, of all pCPUs: entries change, and are noted, in one step. An entry to
-//! a guest is noted before it, an exit after it, a barrier when it is done and a TLBI before it begins, so a guest is taken
-//! to run for no shorter than it did, and a barrier not to have acted before it had. In a log they
-//! follow the word `stage2: `, and all other lines are skipped.
+//! The lines are in the order of the events, of all pCPUs: a pCPU changes and records an entry in one step. It records
+//! an entry to a guest before it, an exit after it, a barrier after it, and a TLBI before it. So in the trace a guest
+//! never runs shorter than it did, and a barrier never acts earlier than it did. In a log these lines follow the word
+//! `stage2: `; all other lines are skipped.
 //!
-//! [`Trace::replay`] tells the machine the same, and lets it walk between any two events, above all where the tables are
-//! being changed. Beside what [`Walks`](crate::walks::Walks) finds wrong by itself, `flushed` is taken at its word: none
-//! of the TLBs may allow more than those entries that the pCPU has changed before, in that range, and that are as it has left
-//! them. One thing it takes for granted, since reads are not in the trace: who changes an entry has read the way to it from the
-//! root. What guests read and
-//! write is not in the trace, so a lost write shows only as the stale right by which it could be.
+//! [`Trace::replay`] repeats the events on the machine, and lets it walk between any two of them, mainly where the
+//! tables are changing. Besides what [`Walks`](crate::walks::Walks) checks by itself, the replay checks each `flushed`.
+//! The pCPU has changed entries in that range before. No TLB may allow more than the current values of those that are
+//! still as the pCPU has left them.
+//!
+//! Reads are not in the trace, so the replay assumes one thing: a pCPU that changes an entry has read the path to it
+//! from the root. Guests' accesses are not in the trace either, so a lost write shows only as the stale right that
+//! allows it.
 //!
 //! ```
 //! use hw_model::trace::Trace;
@@ -49,116 +52,116 @@ use std::fmt;
 use crate::walks::{Barrier, Invalidate, Rules};
 pub use replay::Outcome;
 
-/// One thing that a pCPU does. Addresses of tables are of the host.
+/// One event of a pCPU. Tables have host addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// An entry that said `old` says `new` now.
+    /// An entry changed from `old` to `new`.
     Exchange {
         /// The table.
         table: u64,
-        /// Which of its entries.
+        /// Index of the entry.
         index: usize,
-        /// What it said.
+        /// Its old value.
         old: u64,
-        /// What it says.
+        /// Its new value.
         new: u64,
     },
-    /// An entry of a table that is in no tree is written.
+    /// A write to an entry of a table that is in no tree.
     Store {
         /// The table.
         table: u64,
-        /// Which of its entries.
+        /// Index of the entry.
         index: usize,
-        /// What it says.
+        /// Its new value.
         bits: u64,
     },
-    /// Tables side by side are taken, and zeroed.
+    /// Adjacent zeroed tables were allocated.
     Allocate {
-        /// The first.
+        /// The first table.
         table: u64,
-        /// How many.
+        /// Number of tables.
         count: u64,
     },
-    /// A table is given back.
+    /// A table was freed.
     Free {
-        /// Which.
+        /// The table.
         table: u64,
     },
     /// A DSB is done.
     Barrier(Barrier),
-    /// A TLBI, of the VM that is loaded.
+    /// A TLBI, for the loaded VM.
     Tlbi {
-        /// What goes.
+        /// What it removes.
         invalidate: Invalidate,
-        /// From all pCPUs.
+        /// On all pCPUs.
         everywhere: bool,
     },
-    /// The entry that comes next flushes.
+    /// The next entry flushes.
     EntryFlushes {
-        /// All tags, not just that of the entry.
+        /// All tags, not only that of the entry.
         all: bool,
     },
-    /// The pCPU turns to a VM.
+    /// The pCPU loads a VM.
     Load {
-        /// Its number in TLBs.
+        /// Its VMID.
         vmid: u32,
         /// Its root table.
         root: u64,
     },
-    /// A guest is entered.
+    /// The pCPU enters a guest.
     Enter {
-        /// Its number in TLBs.
+        /// Its VMID.
         vmid: u32,
         /// Its root table.
         root: u64,
     },
-    /// It was left.
+    /// The pCPU has left the guest.
     Leave,
-    /// The pCPU begins to pay what is owed to a VM's TLBs.
+    /// The pCPU begins a flush for a VM.
     Flush {
         /// The VM's root table.
         root: u64,
     },
-    /// It says that no TLB holds any more what was stale there.
+    /// The pCPU claims that no TLB holds stale entries of this range any more.
     Flushed {
         /// The VM's root table.
         root: u64,
         /// First GPA.
         start: u64,
-        /// First GPA behind.
+        /// First GPA after the range.
         end: u64,
     },
 }
 
 impl Event {
-    /// Whether it makes a TLB forget.
+    /// Whether it removes TLB entries.
     #[must_use]
     pub fn invalidates(&self) -> bool {
         matches!(self, Self::Tlbi { .. } | Self::EntryFlushes { .. })
     }
 }
 
-/// An event, and who did it.
+/// An event, and its pCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// The line that it was read from.
+    /// Its line number.
     pub line: usize,
     /// The pCPU.
     pub cpu: usize,
-    /// What it did.
+    /// The event.
     pub event: Event,
 }
 
-/// What was done, on which machine.
+/// The events of a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trace {
     /// Number of pCPUs.
     pub cpus: usize,
-    /// What their TLBs may do.
+    /// The rules of their TLBs.
     pub rules: Rules,
-    /// Levels of the tables, each of which has 512 entries.
+    /// Levels of the tables; each table has 512 entries.
     pub levels: u32,
-    /// The events in their order.
+    /// The events in order.
     pub steps: Vec<Step>,
 }
 
@@ -171,12 +174,12 @@ impl Trace {
     }
 }
 
-/// What is wrong with a trace itself.
+/// An error in the trace itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mistake {
     /// The line, from 1 on.
     pub line: usize,
-    /// Why it is one.
+    /// The reason.
     pub why: String,
 }
 

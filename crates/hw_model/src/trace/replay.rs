@@ -1,38 +1,38 @@
-//! A trace on the walking machine.
+//! Replays a trace on the machine with page-table walkers.
 
 use std::collections::BTreeMap;
 
 use super::{Event, Mistake, Step, Trace};
 use crate::walks::{Barrier, Geometry, Invalidate, Rules, Violation, Walks};
 
-/// What came of a replay.
+/// Result of a replay.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// What was broken, and in which line of the trace; no more than [`MOST`](Outcome::MOST) of it.
+    /// The violations, with their line in the trace; at most [`MOST`](Outcome::MOST).
     pub violations: Vec<(usize, Violation)>,
-    /// Walks that the hardware made by itself.
+    /// Number of speculative walks.
     pub walks: u64,
-    /// Entries that had to be gone from all TLBs by the word of who flushed, and were looked for there.
+    /// Number of entries that a `flushed` promised to be gone, and that the replay looked for in all TLBs.
     pub checked: u64,
 }
 
 impl Outcome {
-    /// After so many violations a replay ends.
+    /// A replay ends after this many violations.
     pub const MOST: usize = 20;
 }
 
 const INDEX_BITS: u32 = 9;
 const TABLE_BYTES: u64 = 4096;
-/// Addresses near which the hardware walks.
+/// Number of recent addresses near which the hardware walks.
 const RECENT: usize = 16;
-/// How many events ahead the hardware knows what will be changed.
+/// How many events ahead the hardware knows the next changes.
 const AHEAD: usize = 256;
 
 impl Trace {
-    /// Tells the machine the same, with `seed` for what it does by itself.
+    /// Repeats the events on the machine; `seed` selects its speculative walks.
     ///
     /// # Errors
-    /// When the trace contradicts itself: what it exchanges is not what it has written.
+    /// The trace contradicts itself: the old value of an exchange is not the last value written.
     pub fn replay(&self, seed: u64) -> Result<Outcome, Mistake> {
         let geometry = Geometry { index_bits: INDEX_BITS, levels: self.levels };
         let mut replay = Replay {
@@ -62,18 +62,18 @@ impl Trace {
     }
 }
 
-/// Where a table is in a tree.
+/// A table's place in a tree.
 #[derive(Clone, Copy, Debug)]
 enum Position {
-    /// Below none, as a root is.
+    /// Below no table, like a root.
     Alone,
-    /// One of the tables beside a root.
+    /// One of the tables next to a root.
     Beside { root: u64 },
-    /// This entry names it.
+    /// This entry points to it.
     Below { table: u64, index: usize },
 }
 
-/// What an entry translates.
+/// The addresses that an entry translates.
 #[derive(Clone, Copy, Debug)]
 struct Range {
     root: u64,
@@ -83,15 +83,15 @@ struct Range {
 
 #[derive(Clone, Debug, Default)]
 struct Cpu {
-    /// Number and root of the VM whose guest it runs.
+    /// VMID and root of the VM whose guest it runs.
     inside: Option<(u32, u64)>,
-    /// Entries that it has changed and that TLBs may still hold as they were.
+    /// Entries that it has changed and whose old values TLBs may still hold.
     stale: Vec<(u64, usize, u64)>,
-    /// When it began to flush.
+    /// When its flush began.
     flushing_since: usize,
-    /// When it last flushed what it holds of a number, or began to use it. Where flushes come with entries.
+    /// By VMID: when it last flushed its entries, or began to use the VMID. For machines that flush with an entry.
     flushed: BTreeMap<u32, usize>,
-    /// Everything of a number that is from before this must go when it is next used.
+    /// By VMID: everything older than this must be flushed at the next use.
     owes: BTreeMap<u32, usize>,
     /// What its next entry flushes.
     flushes: Option<bool>,
@@ -109,7 +109,7 @@ struct Replay {
 }
 
 impl Replay {
-    /// One event, and what the hardware does before and after it.
+    /// Does one event, with the hardware's walks before and after it.
     fn step(&mut self, step: &Step) -> Result<(), String> {
         let Step { line, cpu, event } = *step;
         let near = self.near(event);
@@ -165,7 +165,7 @@ impl Replay {
 
     fn exchange(&mut self, cpu: usize, place: (u64, usize), old: u64, new: u64) -> Result<(), String> {
         self.must_be_table(place.0)?;
-        // Who changes an entry has read the way to it.
+        // A pCPU that changes an entry has read the path to it.
         let mut above = self.tables.get(&place.0).copied();
         let mut way = Vec::new();
         while let Some(Position::Below { table, index }) = above.filter(|_| way.len() < 5) {
@@ -185,7 +185,7 @@ impl Replay {
         Ok(())
     }
 
-    /// A table that an entry names is below it.
+    /// A table that an entry points to is below it.
     fn link(&mut self, (table, index): (u64, usize), bits: u64) {
         if let Some(below) = self.table_in(bits) {
             self.tables.insert(below, Position::Below { table, index });
@@ -226,7 +226,7 @@ impl Replay {
         self.walks.enter(cpu);
     }
 
-    /// A pCPU says that nobody uses any more what it has changed.
+    /// Checks a pCPU's claim that no TLB holds the entries that it has changed.
     fn flushed(&mut self, line: usize, payer: usize, root: u64, range: std::ops::Range<u64>) {
         if self.rules == Rules::Nested {
             self.flushed_by_entries(line, self.cpus[payer].flushing_since, root);
@@ -244,7 +244,8 @@ impl Replay {
         self.cpus[payer].stale = stale;
     }
 
-    /// Where TLBs are flushed by entries: who was in the VM's guest has left it since, and flushes before the next.
+    /// For machines that flush with an entry: each pCPU in the VM's guest has left it since, and flushes before the
+    /// next entry.
     fn flushed_by_entries(&mut self, line: usize, since: usize, root: u64) {
         for (number, cpu) in self.cpus.iter_mut().enumerate() {
             let inside = cpu.inside.filter(|inside| inside.1 == root).map(|inside| inside.0);
@@ -258,7 +259,7 @@ impl Replay {
         }
     }
 
-    /// What an entry translates, if its table is in a tree.
+    /// The addresses that an entry translates, if its table is in a tree.
     fn range_of(&self, (table, index): (u64, usize)) -> Option<Range> {
         let span = |level: u32| 1_u64 << (12 + INDEX_BITS * level);
         let of_table = match *self.tables.get(&table)? {
@@ -272,7 +273,7 @@ impl Replay {
         Some(Range { root: of_table.root, gpa: of_table.gpa + index as u64 * span(level), level })
     }
 
-    /// Addresses that the event is about.
+    /// The event's addresses.
     fn near(&self, event: Event) -> Option<Range> {
         let place = match event {
             Event::Exchange { table, index, .. } => (table, index),
@@ -285,7 +286,7 @@ impl Replay {
         self.range_of(place)
     }
 
-    /// The hardware walks ahead of use, where something happens.
+    /// The hardware walks speculatively near the event.
     fn walk_near(&mut self, near: Option<Range>) {
         let Some(Range { gpa, level, .. }) = near else { return };
         for cpu in 0..self.cpus.len() {
@@ -301,7 +302,8 @@ impl Replay {
         }
     }
 
-    /// While it is in its guest, the hardware walks to what is about to be changed: a fault there may be why it leaves.
+    /// While a pCPU is in its guest, the hardware walks to entries that are about to change: a fault there may be why
+    /// the guest exits.
     fn walk_to_what_comes(&mut self, cpu: usize, steps: &[Step]) {
         for step in steps.iter().take(AHEAD) {
             if let Some(Range { gpa, level, .. }) = self.near(step.event) {

@@ -1,15 +1,15 @@
-//! That lines and events are the same thing twice, and that a replay sees what a real TLB would hide.
+//! Lines and events convert into each other, and a replay finds what a real TLB would hide.
 
 use super::{Event, Outcome, Trace};
 use crate::walks::{Barrier, Invalidate, Violation};
 
-/// What two hosts did, QEMU's `max` of either architecture with 2 pCPUs, in the spelling of the hypervisor: a VM with 2 vCPUs
-/// and its memory (18 and 20 MiB), whose guest runs `scribble` while a log is started, harvested and stopped. Of the
-/// second it is the beginning.
+/// Traces of two hosts, QEMU's `max` of either architecture with 2 pCPUs, as the hypervisor printed them. A VM with 2
+/// vCPUs and its memory (18 and 20 MiB) runs the guest `scribble` while a log is started, harvested and stopped. The
+/// second trace is only the beginning.
 const RECORDED: [&str; 2] = [include_str!("recorded-arm.trace"), include_str!("recorded-nested.trace")];
 
-/// A large page is mapped, closed, and split; a page of it is opened; all of it becomes large again. The table is freed
-/// and used for something else. Two pCPUs, the second of which is in its guest all the time.
+/// A large page is mapped, write-protected, and split; a page of it becomes writable; all of it becomes large again.
+/// The table is freed and reused. There are two pCPUs; the second is in its guest all the time.
 const LIFE: &str = "\
 machine cpus=2 rules=arm bbm=2 hafdbs=0 levels=2
 cpu=0 allocate table=0x100000 count=1
@@ -48,7 +48,7 @@ cpu=0 store table=0x101000 index=0 bits=0x7777077f
 cpu=1 leave
 ";
 
-/// The same on the other kind of machine, where TLBs are flushed by entries.
+/// The same on the other kind of machine, where entries flush TLBs.
 const NESTED_LIFE: &str = "\
 machine cpus=2 rules=nested levels=2
 cpu=0 allocate table=0x100000 count=1
@@ -68,13 +68,13 @@ fn trace(text: &str) -> Trace {
     text.parse().unwrap_or_else(|mistake| panic!("{mistake}"))
 }
 
-/// What is found in some of the machine's lives.
+/// Violations in some runs of the machine.
 fn violations(trace: &Trace) -> Vec<(usize, Violation)> {
     let replay = |seed: u64| trace.replay(seed * 0x9e37_79b9).unwrap_or_else(|mistake| panic!("{mistake}"));
     (1..200).flat_map(|seed| replay(seed).violations).collect()
 }
 
-/// The trace without the line that begins like this, the only one that does so, or the first.
+/// The trace without the line that begins like this: the only one, or the first.
 fn spoiled(text: &str, line: &str) -> Trace {
     let at = text.find(line).unwrap_or_else(|| panic!("no {line}"));
     let end = at + text[at..].find('\n').unwrap_or(0);
@@ -180,10 +180,10 @@ fn missing_tlbi_is_found() {
 
 #[test]
 fn missing_or_weak_barrier_is_found() {
-    // Nothing follows the last TLBI but the word that it is done.
+    // After the last TLBI there is only the claim that it is done.
     let text = LIFE.replacen("cpu=0 barrier ish\ncpu=0 flushed", "#\ncpu=0 flushed", 1);
     assert!(!violations(&trace(&text)).is_empty());
-    // What is invalidated comes back from the old entry.
+    // The invalidated entry comes back from the old value.
     let text = LIFE.replacen("cpu=0 barrier ishst\ncpu=0 tlbi", "#\ncpu=0 tlbi", 1);
     assert!(!violations(&trace(&text)).is_empty());
     let text = LIFE.replacen("cpu=0 barrier ish\n", "cpu=0 barrier nsh\n", 2);
@@ -200,7 +200,7 @@ fn tlbi_of_another_vm_is_found() {
 fn table_that_is_freed_and_used_again_too_early_is_found() {
     let free = "cpu=0 free table=0x101000\ncpu=0 allocate table=0x101000 count=1\ncpu=0 store table=0x101000 index=0 bits=0x7777077f\n";
     let early = LIFE.replace(free, "#\n").replacen("cpu=0 flush root", &format!("{free}cpu=0 flush root"), 2);
-    // The second payment is that of the table.
+    // The second flush is that of the table.
     let early = early.replacen(free, "", 1);
     let found = violations(&trace(&early));
     assert!(found.iter().any(|(_, what)| *what == Violation::FreedEarly(0x10_1000)), "{found:?}");

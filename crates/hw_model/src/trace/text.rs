@@ -1,4 +1,4 @@
-//! Events as lines, and lines as events.
+//! Converts between events and lines.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,14 +6,14 @@ use std::str::FromStr;
 use super::{Event, Mistake, Step, Trace};
 use crate::walks::{Barrier, Invalidate, Rules};
 
-/// What stands before an event in the hypervisor's log.
+/// The mark before an event in the hypervisor's log.
 const MARK: &str = "stage2: ";
 const PAGE_BYTES: u64 = 4096;
 
 const BARRIERS: [(&str, Barrier); 4] =
     [("nshst", Barrier::LocalStores), ("ishst", Barrier::Stores), ("nsh", Barrier::Local), ("ish", Barrier::Full)];
 
-/// TLBIs that name no address. One that is for all pCPUs ends with `is`.
+/// TLBIs without an address. The suffix `is` means all pCPUs.
 const WHOLE: [(&str, Invalidate); 3] =
     [("vmalle1", Invalidate::Combined), ("vmalls12e1", Invalidate::All), ("alle1", Invalidate::Everything)];
 
@@ -125,7 +125,7 @@ impl FromStr for Trace {
             match &mut machine {
                 _ if line.is_empty() => {}
                 Some(_) if line == "full" => break,
-                // Each VM that ends tells it again.
+                // Each VM that ends prints it again.
                 Some(_) if line.starts_with("machine ") => {}
                 Some(trace) => trace.steps.push(step(line, number, trace.cpus).map_err(mistake)?),
                 None => machine = Some(first_line(line).map_err(mistake)?),
@@ -135,7 +135,7 @@ impl FromStr for Trace {
     }
 }
 
-/// `machine cpus=2 rules=arm bbm=2 hafdbs=1 levels=3`, or `rules=nested` without what Arm has.
+/// `machine cpus=2 rules=arm bbm=2 hafdbs=1 levels=3`, or `rules=nested` without the Arm fields.
 fn first_line(line: &str) -> Result<Trace, String> {
     let mut words = Words(line.split_whitespace());
     if words.word()? != "machine" {
@@ -161,7 +161,7 @@ fn step(line: &str, number: usize, cpus: usize) -> Result<Step, String> {
     Ok(Step { line: number, cpu, event: event.parse()? })
 }
 
-/// The words of a line that are still to be read.
+/// The rest of a line's words.
 struct Words<'a, I: Iterator<Item = &'a str>>(I);
 
 impl<'a, I: Iterator<Item = &'a str>> Words<'a, I> {

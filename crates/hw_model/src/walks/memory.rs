@@ -1,32 +1,33 @@
 //! Memory as walkers see it: late.
 //!
-//! Every word keeps its history. The software reads and exchanges what is newest, but a walker may read any version that
-//! is not *known* on its pCPU to be overwritten. A version becomes known there when its writer, or somebody who has seen it,
-//! completes a DSB, or when the walker reads something that was written after it with release semantics.
+//! Every word keeps its history. The software reads and exchanges the newest version. A walker may read any version,
+//! unless its pCPU *knows* that it is overwritten. A pCPU's walker learns of a version in two ways: the writer, or a
+//! thread that has seen the version, completes a DSB; or the walker reads a word that was written later with release
+//! semantics.
 
 use std::collections::BTreeMap;
 
 /// For each thread, how many of its stores are known.
 type Clock = Vec<u64>;
 
-/// Address of a table, and the entry in it.
+/// Address of a table, and index of the entry.
 pub(super) type Place = (u64, usize);
 
 #[derive(Clone, Debug)]
 struct Version {
     bits: u64,
-    /// The thread and the number of the store, or `None` for what the hardware wrote, which is known everywhere.
+    /// The thread and the number of its store; `None` for a write by the hardware, which all walkers know.
     writer: Option<(usize, u64)>,
-    /// What is known to who reads this.
+    /// The stores that a reader of this version learns of.
     released: Option<Clock>,
 }
 
 #[derive(Debug)]
 pub(super) struct Memory {
     words: BTreeMap<Place, Vec<Version>>,
-    /// What each thread knows of all others' stores, itself included.
+    /// The stores that each thread knows, its own included.
     threads: Vec<Clock>,
-    /// What each pCPU's walker knows.
+    /// The stores that each pCPU's walker knows.
     walkers: Vec<Clock>,
 }
 
@@ -35,8 +36,8 @@ impl Memory {
         Self { words: BTreeMap::new(), threads: vec![vec![0; cpus]; cpus], walkers: vec![vec![0; cpus]; cpus] }
     }
 
-    /// A page that everybody knows as it was in its earlier life, when each word said `before`. A thread has just written
-    /// zeros over it, plainly.
+    /// Adds a page. All walkers know its old content, `before` in each word. A thread has just zeroed it by plain
+    /// stores.
     pub(super) fn add_table(&mut self, thread: usize, table: u64, entries: usize, before: u64) {
         self.threads[thread][thread] += 1;
         let writer = Some((thread, self.threads[thread][thread]));
@@ -46,7 +47,7 @@ impl Memory {
         }
     }
 
-    /// A page that a thread has just written zeros over, plainly. What it said in an earlier life as a table is remembered.
+    /// Adds a page that a thread has just zeroed by plain stores. Its versions from an earlier use as a table stay.
     pub(super) fn add_table_again(&mut self, thread: usize, table: u64, entries: usize, before: u64) {
         if !self.words.contains_key(&(table, 0)) {
             return self.add_table(thread, table, entries, before);
@@ -80,17 +81,17 @@ impl Memory {
         self.words.get_mut(&place).expect("a word of a table").push(Version { bits, writer: None, released: None });
     }
 
-    /// All that a thread knows is known to all walkers.
+    /// All walkers learn of everything that a thread knows.
     pub(super) fn publish(&mut self, thread: usize) {
         (0..self.walkers.len()).for_each(|cpu| self.publish_to(cpu, thread));
     }
 
-    /// All that a thread knows is known to one walker.
+    /// One walker learns of everything that a thread knows.
     pub(super) fn publish_to(&mut self, cpu: usize, thread: usize) {
         merge(&mut self.walkers[cpu], &self.threads[thread]);
     }
 
-    /// How many versions a walker may read; 0 is the newest.
+    /// Number of versions that a walker may read; 0 is the newest.
     pub(super) fn readable(&mut self, cpu: usize, place: Place) -> usize {
         let walkers = &self.walkers;
         let versions = self.words.get_mut(&place).expect("a word of a table");
@@ -104,7 +105,7 @@ impl Memory {
         versions.len() - oldest(&walkers[cpu], versions)
     }
 
-    /// A walker reads the version that has `age` newer ones.
+    /// A walker reads the version with `age` newer ones.
     pub(super) fn walk(&mut self, cpu: usize, place: Place, age: usize) -> u64 {
         let versions = &self.words[&place];
         let version = &versions[versions.len() - 1 - age];

@@ -1,27 +1,27 @@
-//! A machine that walks stage-2 tables, and takes every liberty that the manual leaves to it.
+//! A machine that walks stage-2 tables, and does everything that the manual allows.
 //!
-//! Where [`Machine`](crate::Machine) is told what a walk finds, this one walks by itself, whenever it likes, through the
-//! very tables that the code under test writes. It keeps leaves, pointers to tables, and what both stages say together
-//! for as long as no invalidation covers them, reads old versions of entries that no barrier has made known, and acts on
-//! broadcasts as late as it may. Between any two steps of the code something of this happens ([`Walks::stir`]).
+//! A test tells [`Machine`](crate::Machine) what a walk finds. This machine walks by itself, at any time, through the
+//! tables that the code under test writes. It keeps leaves, pointers to tables, and combined entries of both stages
+//! until an invalidation covers them. It reads old versions of entries that no barrier has published, and acts on
+//! broadcasts as late as possible. Between any two steps of the code it may do any of this ([`Walks::stir`]).
 //!
-//! What must never be is a [`Violation`]. Most are seen at once; that a write was lost, the test finds out by comparing
-//! pages with their copies. What can go wrong, and who notices:
+//! A [`Violation`] must never happen. The machine detects most of them at once. A lost write is found by the test,
+//! which compares pages with their copies. The errors, and what detects them:
 //!
-//! | | what goes wrong | noticed |
+//! | | error | detected by |
 //! |---|---|---|
-//! | V1 | two translations of one address | [`Violation::MultiHit`]; where both sizes are allowed the guest may be stopped ([`Stop::Conflict`]), and faults for ever when nobody resolves it |
-//! | V2 | an old translation is used | [`Violation::StaleUse`], of pages that the test has declared gone |
-//! | V3 | a freed table is walked | [`Violation::FreedWalk`], by hardware and software alike |
-//! | V4 | a frame is given away too early | [`Violation::FreedEarly`] for tables; for guest memory it is V2 |
+//! | V1 | two translations of one address | [`Violation::MultiHit`]; where both sizes are allowed the guest may stop ([`Stop::Conflict`]), and faults for ever if nothing resolves it |
+//! | V2 | an old translation is used | [`Violation::StaleUse`], for pages that the test has declared gone |
+//! | V3 | a freed table is walked | [`Violation::FreedWalk`], for hardware and software |
+//! | V4 | a frame is freed too early | [`Violation::FreedEarly`] for tables; for guest memory it is V2 |
 //! | V5 | two VMs under one VMID | [`Violation::TwoVms`] |
-//! | V6 | a write is lost | by the test, which compares the guest's pages with their copies |
-//! | V7 | a store over what the hardware has recorded | as V6: the store wins, and what was recorded is gone |
+//! | V6 | a write is lost | the test, which compares the guest's pages with their copies |
+//! | V7 | a store overwrites what the hardware has recorded | as V6: the record is lost |
 //! | V8 | an entry is made before the old one is gone | as V1: both are cached |
-//! | V9 | a barrier is missing or too weak | as V1 and V2: stores are read late, invalidations arrive late; [`Violation::NotCompleted`] when none follows at all. ISB is not modelled: entering the guest is one |
-//! | V10 | a fault that never ends | by the test, which loses patience |
-//! | V11 | half an entry is read | cannot be said: entries are read and written whole |
-//! | V12 | an invalidation of the wrong VM, level, or kind | as V1, V2 and V4: it removes nothing. It concerns the VM that its pCPU has [loaded](Walks::load_vm) |
+//! | V9 | a barrier is missing or too weak | as V1 and V2: stores are read late, invalidations arrive late; [`Violation::NotCompleted`] if no barrier follows at all. ISB is not modelled: entering the guest is one |
+//! | V10 | an endless fault | the test, which has a limit |
+//! | V11 | half an entry is read | not modelled: entries are read and written whole |
+//! | V12 | an invalidation of the wrong VM, level, or kind | as V1, V2 and V4: it removes nothing. It affects the VM that its pCPU has [loaded](Walks::load_vm) |
 //!
 //! For [nested pages](Rules::Nested) there are no barriers, and denials are not cached: V8 to V10 cannot happen.
 
@@ -40,33 +40,33 @@ pub use tlb::Invalidate;
 use tlb::{Entry, Kind, Vm};
 pub use violation::Violation;
 
-/// Which barrier (Arm ARM, B2.3: DSB).
+/// Kind of barrier (Arm ARM, B2.3: DSB).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Barrier {
-    /// Stores are known to the walkers of this pCPU (NSHST).
+    /// The walkers of this pCPU see the stores (NSHST).
     LocalStores,
-    /// Stores are known to all walkers (ISHST).
+    /// All walkers see the stores (ISHST).
     Stores,
-    /// The same as `LocalStores`, and invalidations of this pCPU are complete (NSH).
+    /// As `LocalStores`, and invalidations of this pCPU are complete (NSH).
     Local,
-    /// The same as `Stores`, and all invalidations of the thread are complete everywhere (ISH).
+    /// As `Stores`, and all invalidations of the thread are complete everywhere (ISH).
     Full,
 }
 
-/// What stopped the guest.
+/// Why the guest stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
     /// Nothing is mapped.
     Translation,
-    /// It may not.
+    /// The access is not allowed.
     Permission,
     /// The access flag is clear.
     AccessFlag,
-    /// Entries of two sizes are cached for the address, which is allowed, and so is saying so.
+    /// Entries of two sizes are cached for the address. This is allowed, and so is reporting it.
     Conflict,
 }
 
-/// How the tables are laid out.
+/// Layout of the tables.
 #[derive(Clone, Copy, Debug)]
 pub struct Geometry {
     /// Bits of an address that one table translates.
@@ -75,16 +75,16 @@ pub struct Geometry {
     pub levels: u32,
 }
 
-/// Things that have happened.
+/// Counts of events.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Events {
     /// Broadcast invalidations.
     pub broadcasts: u64,
-    /// Local ones.
+    /// Local invalidations.
     pub locals: u64,
-    /// Walks that the hardware made by itself.
+    /// Speculative walks.
     pub walks: u64,
-    /// Writes that it recorded in leaves.
+    /// Writes that the hardware recorded in leaves.
     pub recorded: u64,
     /// Accesses that stopped the guest.
     pub stops: u64,
@@ -104,9 +104,9 @@ pub struct Walks {
     violations: Vec<Violation>,
     events: Events,
     random: u64,
-    /// It uses what it remembers, and what tables were, for as long as it can, the oldest first.
+    /// It uses cached entries, and old versions of tables, for as long as possible, the oldest first.
     stubborn: bool,
-    /// An address that was invalidated not long ago: what is walked now may be what should not be found any more.
+    /// An address that was invalidated recently: a walk now may find what should be gone.
     coveted: Option<u64>,
 }
 
@@ -119,9 +119,9 @@ enum Gone {
 #[derive(Clone, Debug, Default)]
 struct Cpu {
     entries: Vec<Entry>,
-    /// Invalidations that it has yet to act on, and whose they are.
+    /// Invalidations that it has not acted on yet, with their threads.
     inbox: Vec<Asked>,
-    /// The barrier that its thread needs to complete what it has asked for.
+    /// The barrier that its thread needs to complete its invalidations.
     owes: Option<Barrier>,
     vm: Vm,
     /// Whether it runs its guest, and so may walk.
@@ -129,13 +129,13 @@ struct Cpu {
 }
 
 impl Cpu {
-    /// What it remembers for an address of the VM that is loaded.
+    /// The cached entries for an address of the loaded VM.
     fn known(&self, gpa: u64) -> impl Iterator<Item = &Entry> {
         self.entries.iter().filter(move |entry| entry.vm.vmid == self.vm.vmid && entry.covers(gpa))
     }
 }
 
-/// An invalidation, whose it is, and of which VM.
+/// An invalidation, its thread, and its VM.
 #[derive(Clone, Copy, Debug)]
 struct Asked {
     invalidate: Invalidate,
@@ -143,14 +143,14 @@ struct Asked {
     vmid: u32,
 }
 
-/// Where tables lie, so that none is mistaken for guest memory.
+/// First address of tables, so that no table looks like guest memory.
 const TABLES_START: u64 = 1 << 32;
 
-/// Host memory to which only what was in tables before they were allocated leads.
+/// Host memory that only the old content of tables points to, from before they were allocated.
 pub const EARLIER_LIFE: u64 = 0xdead_0000;
 
 impl Walks {
-    /// A machine without tables. `seed` decides what it does by itself.
+    /// A machine without tables. `seed` selects what it does by itself.
     #[must_use]
     pub fn new(rules: Rules, geometry: Geometry, cpus: usize, seed: u64) -> Self {
         Self {
@@ -169,37 +169,37 @@ impl Walks {
         }
     }
 
-    /// Where walks start, on all pCPUs. Changed only while nobody is in the guest.
+    /// Sets the root for all pCPUs, while none is in its guest.
     pub fn set_root(&mut self, root: u64) {
         self.cpus.iter_mut().for_each(|cpu| cpu.vm = Vm { vmid: 0, root });
     }
 
-    /// A pCPU that is not in its guest turns to the VM with this number, whose tables start at `root` (VTTBR_EL2).
+    /// A pCPU outside its guest loads the VM with this VMID, whose tables start at `root` (VTTBR_EL2).
     pub fn load_vm(&mut self, cpu: usize, vmid: u32, root: u64) {
         self.cpus[cpu].vm = Vm { vmid, root };
     }
 
-    /// Number and root of the VM that is loaded.
+    /// VMID and root of the loaded VM.
     #[must_use]
     pub fn loaded_vm(&self, cpu: usize) -> (u32, u64) {
         (self.cpus[cpu].vm.vmid, self.cpus[cpu].vm.root)
     }
 
-    /// Rules that were broken so far.
+    /// The violations so far.
     #[must_use]
     pub fn violations(&self) -> &[Violation] {
         &self.violations
     }
 
-    /// What has happened so far.
+    /// The counts so far.
     #[must_use]
     pub fn events(&self) -> Events {
         self.events
     }
 
-    /// `count` tables side by side, at a multiple of their size, which `thread` has filled with zeros. Until that is known, a
-    /// walker may find in them what they were before: leaves that lead to [`EARLIER_LIFE`], or tables that are gone. None is
-    /// ever given out twice.
+    /// `count` adjacent tables, aligned to their size, which `thread` has filled with zeros. Until a walker knows this,
+    /// it may find the old content: leaves that point to [`EARLIER_LIFE`], or tables that are gone. No table is
+    /// allocated twice.
     pub fn allocate(&mut self, thread: usize, count: u64) -> u64 {
         let first = self.next_table.next_multiple_of(count * 4096);
         self.next_table = first + count * 4096;
@@ -211,7 +211,7 @@ impl Walks {
         first
     }
 
-    /// A table is given back. Nothing may lead to it.
+    /// Frees a table. No entry may point to it.
     pub fn free(&mut self, table: u64) {
         self.tables.remove(&table);
         let leads = |entry: &Entry| entry.kind == Kind::Table(table);
@@ -229,7 +229,7 @@ impl Walks {
     /// A thread exchanges an entry.
     ///
     /// # Errors
-    /// With what it says, when that is not `old`.
+    /// The current value, if it is not `old`.
     pub fn compare_exchange(&mut self, thread: usize, place: (u64, usize), old: u64, new: u64) -> Result<(), u64> {
         let now = self.load(thread, place);
         if now != old {
@@ -239,7 +239,7 @@ impl Walks {
         Ok(())
     }
 
-    /// A thread writes an entry, whatever it says: with release semantics, or plainly.
+    /// A thread overwrites an entry, with release semantics or plainly.
     pub fn store(&mut self, thread: usize, place: (u64, usize), bits: u64, release: bool) {
         self.check_live(place.0);
         self.memory.store(thread, place, bits, release);
@@ -268,8 +268,8 @@ impl Walks {
         *owes = owes.filter(|needed| barrier != Barrier::Full && barrier != *needed);
     }
 
-    /// A thread invalidates, on its own pCPU or on all. Some act on it at once, even before they know of what the thread has
-    /// stored; others take until the next barrier.
+    /// A thread invalidates, on its own pCPU or on all. Some pCPUs act on it at once, even before they know the
+    /// thread's stores; others wait until the next barrier.
     pub fn invalidate(&mut self, thread: usize, invalidate: Invalidate, everywhere: bool) {
         let asked = Asked { invalidate, thread, vmid: self.cpus[thread].vm.vmid };
         let cpus = if everywhere { 0..self.cpus.len() } else { thread..thread + 1 };
@@ -306,7 +306,7 @@ impl Walks {
         self.cpus[cpu].in_guest = false;
     }
 
-    /// The page of this VM must not be translated any more, by anybody.
+    /// The page of this VM must not be translated any more, on any pCPU.
     pub fn declare_unmapped(&mut self, vmid: u32, gpa: u64) {
         self.gone.insert((vmid, gpa & !0xfff), Gone::Translation);
     }
@@ -321,10 +321,10 @@ impl Walks {
         self.gone.remove(&(vmid, gpa & !0xfff));
     }
 
-    /// The guest on `cpu`, which is in it, reads or writes at `gpa`. Where in host memory, if it is not stopped.
+    /// The guest that runs on `cpu` reads or writes at `gpa`. Returns the host address, unless it stops.
     ///
     /// # Errors
-    /// When it is stopped.
+    /// Why the guest stops.
     pub fn access(&mut self, cpu: usize, gpa: u64, write: bool) -> Result<u64, Stop> {
         let result = self.translate(cpu, gpa, write);
         match result {
@@ -338,8 +338,8 @@ impl Walks {
         result
     }
 
-    /// The hardware does something by itself, or nothing: a walk ahead of use in the pages from `from` on, a late
-    /// invalidation, an entry that is displaced.
+    /// The hardware does something by itself, or nothing: a speculative walk in the pages from `from` on, a late
+    /// invalidation, an eviction.
     pub fn stir(&mut self, from: u64, pages: u64) {
         let cpu = self.pick(self.cpus.len() as u64);
         let cpu = usize::try_from(cpu).expect("few");
@@ -365,7 +365,7 @@ impl Walks {
         }
     }
 
-    /// A number below `below`, as the seed has it.
+    /// A number below `below`, from the seed.
     pub fn pick(&mut self, below: u64) -> u64 {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
@@ -373,7 +373,7 @@ impl Walks {
         (self.random >> 11) % below
     }
 
-    /// `cpu` acts on all that `thread` has asked of it.
+    /// `cpu` acts on all invalidations of `thread`.
     fn deliver(&mut self, cpu: usize, thread: usize) {
         let asked = std::mem::take(&mut self.cpus[cpu].inbox);
         for asked in asked {

@@ -1,11 +1,11 @@
-//! What the machine can be told when somebody else's tables are walked: those of a host whose trace is replayed.
+//! Functions for tables of another program: those of a host whose trace is replayed.
 
 use super::rules::Descriptor;
 use super::tlb::Entry;
 use super::{Violation, Walks};
 
 impl Walks {
-    /// `thread` has zeroed the page at `table` to make it a table. It may have been one before.
+    /// `thread` has zeroed the page at `table` to make it a table. It may have been a table before.
     pub fn adopt(&mut self, thread: usize, table: u64) {
         let entries = 1 << self.geometry.index_bits;
         self.memory.add_table_again(thread, table, entries, self.rules.earlier_life(super::EARLIER_LIFE));
@@ -13,10 +13,10 @@ impl Walks {
         self.stored(thread);
     }
 
-    /// A thread has exchanged an entry. It may have found there what the hardware had recorded meanwhile.
+    /// A thread has exchanged an entry. The old value may include what the hardware had recorded meanwhile.
     ///
     /// # Errors
-    /// With what the entry says, when `old` differs from that in anything else.
+    /// The entry's value, if `old` differs from it in other bits.
     pub fn exchange_seen(&mut self, thread: usize, place: (u64, usize), old: u64, new: u64) -> Result<(), u64> {
         let now = self.load(thread, place);
         if (now ^ old) & !self.rules.recorded_bits() != 0 {
@@ -29,7 +29,7 @@ impl Walks {
         Ok(())
     }
 
-    /// Whether an entry says so still, but for what the hardware has recorded.
+    /// Whether an entry has this value, ignoring what the hardware has recorded.
     #[must_use]
     pub fn still_says(&self, place: (u64, usize), bits: u64) -> bool {
         (self.memory.newest(place) ^ bits) & !self.rules.recorded_bits() == 0
@@ -42,7 +42,7 @@ impl Walks {
         }
     }
 
-    /// No TLB may allow more in this VM than an entry that says `bits`, at `level` for the addresses from `gpa` on.
+    /// No TLB may allow more in this VM than an entry `bits`, at `level`, for the addresses from `gpa` on.
     pub fn expect_no_more(&mut self, root: u64, gpa: u64, level: u32, bits: u64) {
         let leaf = match self.rules.decode(level, bits) {
             Descriptor::Leaf(leaf) => Some(leaf),
@@ -63,8 +63,8 @@ impl Walks {
         }
     }
 
-    /// `cpu` has left all guests of this VM but that with the number `inside`, and will flush before it enters another: for
-    /// what it remembers there is no use any more. Says under which numbers that was.
+    /// `cpu` has left all guests of this VM except that with the VMID `inside`, and will flush before it enters another
+    /// one. So its other cached entries are never used. Returns their VMIDs.
     pub fn forget_outside(&mut self, cpu: usize, root: u64, inside: Option<u32>) -> Vec<u32> {
         let is_gone = |entry: &Entry| entry.vm.root == root && Some(entry.vm.vmid) != inside;
         let entries = &mut self.cpus[cpu].entries;
@@ -75,7 +75,7 @@ impl Walks {
         numbers
     }
 
-    /// What was broken since this was last asked.
+    /// The violations since the last call.
     pub fn take_violations(&mut self) -> Vec<Violation> {
         std::mem::take(&mut self.violations)
     }

@@ -1,10 +1,10 @@
-//! What the manuals promise about entries, written down a second time: nothing here is shared with the code under test.
+//! The manuals' rules for entries, implemented a second time: it shares nothing with the code under test.
 
-/// Which manual holds.
+/// The manual that applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rules {
-    /// Nested pages of SVM (APM vol. 2, 15.25): an entry that denies is walked again; leaves of different sizes may be
-    /// cached together as long as they agree.
+    /// Nested pages of SVM (APM vol. 2, 15.25): an entry that denies an access is walked again. Leaves of different
+    /// sizes may be cached together as long as they agree.
     Nested,
     /// Stage 2 of Arm (Arm ARM, D8.16 and D8.17): an entry that denies may be cached.
     Arm {
@@ -15,7 +15,7 @@ pub enum Rules {
     },
 }
 
-/// What the hardware takes an entry for.
+/// A decoded entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Descriptor {
     Invalid,
@@ -23,14 +23,14 @@ pub(super) enum Descriptor {
     Leaf(Leaf),
 }
 
-/// A leaf, as the hardware sees it.
+/// A leaf, decoded by the hardware.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Leaf {
     pub(super) output: u64,
     pub(super) read: bool,
-    /// A write needs nothing else.
+    /// The write needs nothing else.
     pub(super) write: bool,
-    /// A write is recorded in the leaf first.
+    /// The hardware records the write in the leaf first.
     pub(super) recorded: bool,
     pub(super) accessed: bool,
     /// Must not be cached (nT).
@@ -59,7 +59,7 @@ impl Rules {
             Self::Arm { .. } if level > 0 && bit(1) => Descriptor::Table(output),
             Self::Arm { .. } if level == 0 && !bit(1) => Descriptor::Invalid,
             Self::Arm { hafdbs, .. } => Descriptor::Leaf(Leaf {
-                // Bit 16 of a block is nT, not a part of the address.
+                // Bit 16 of a block is nT, not part of the address.
                 output: if level > 0 { output & !(1 << 16) } else { output },
                 read: bit(6),
                 write: bit(7),
@@ -70,7 +70,8 @@ impl Rules {
         }
     }
 
-    /// What leads from a table of pages to `output`, with all rights, and from other tables to a table there.
+    /// An old entry: in a table of pages a leaf to `output` with all rights, in other tables a pointer to a table
+    /// there.
     pub(super) fn earlier_life(self, output: u64) -> u64 {
         match self {
             Self::Nested => output | 0b110_0111,
@@ -86,7 +87,7 @@ impl Rules {
         }
     }
 
-    /// The entry that names a table, after a walk has used it.
+    /// The entry that points to a table, after a walk has used it.
     pub(super) fn with_used_table(self, bits: u64) -> u64 {
         match self {
             // The Accessed bit exists at all levels.
@@ -103,7 +104,7 @@ impl Rules {
         }
     }
 
-    /// Bits of leaves, and of entries that name tables, which the hardware sets by itself.
+    /// Bits of leaves, and of entries that point to tables, which the hardware sets by itself.
     pub(super) fn recorded_bits(self) -> u64 {
         match self {
             Self::Nested => 1 << 6 | 1 << 5,

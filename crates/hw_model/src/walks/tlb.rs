@@ -1,32 +1,32 @@
-//! What a processor may remember of its walks, and what makes it forget.
+//! What a processor may cache of its walks, and what removes it.
 
-/// TLB maintenance (Arm ARM, D8.17). Addresses are of the guest.
+/// TLB maintenance (Arm ARM, D8.17). Addresses are guest addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Invalidate {
-    /// By range: what stage 2 alone says (IPAS2E1, RIPAS2E1).
+    /// By range: entries of stage 2 alone (IPAS2E1, RIPAS2E1).
     Guest {
         /// First address.
         start: u64,
-        /// First address behind.
+        /// First address after the range.
         end: u64,
-        /// The level (0: pages) that entries are of; others need not go. `None`: any.
+        /// The level (0: pages) of the entries; others need not go. `None`: any level.
         level: Option<u32>,
-        /// Leaves only, not what leads to them.
+        /// Leaves only, no pointers to tables.
         leaves: bool,
     },
-    /// What both stages say together, of this VM (VMALLE1).
+    /// Combined entries of both stages, of this VM (VMALLE1).
     Combined,
-    /// All of this VM (VMALLS12E1).
+    /// Everything of this VM (VMALLS12E1).
     All,
-    /// All of all VMs (ALLE1).
+    /// Everything of all VMs (ALLE1).
     Everything,
 }
 
-/// One thing that a processor remembers.
+/// One cached entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
     pub(super) kind: Kind,
-    /// The VM that was loaded. Entries are told apart by its number alone.
+    /// The VM that was loaded. Only its VMID separates entries.
     pub(super) vm: Vm,
     pub(super) start: u64,
     pub(super) bytes: u64,
@@ -43,11 +43,11 @@ pub(super) struct Vm {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Where the next table is.
+    /// A pointer to the next table.
     Table(u64),
     /// A leaf, found by the guest physical address.
     Leaf(Rights),
-    /// The same, found by the guest's virtual address: it does not know which physical one it was made from.
+    /// A combined entry, found by the guest virtual address: it does not know its guest physical address.
     Combined(Rights),
 }
 
@@ -57,7 +57,7 @@ pub(super) struct Rights {
     pub(super) distance: u64,
     pub(super) read: bool,
     pub(super) write: bool,
-    /// A write is recorded in the tables first.
+    /// The hardware records a write in the tables first.
     pub(super) recorded: bool,
 }
 
@@ -78,14 +78,14 @@ impl Entry {
         }
     }
 
-    /// Whether the invalidation must remove it. What it may remove as well, it does not.
+    /// Whether the invalidation must remove it. What it may remove as well stays.
     pub(super) fn goes(&self, invalidate: Invalidate, index_bits: u32) -> bool {
         match (invalidate, self.kind) {
             (Invalidate::All | Invalidate::Everything, _) | (Invalidate::Combined, Kind::Combined(_)) => true,
             (Invalidate::Combined, _) | (Invalidate::Guest { .. }, Kind::Combined(_)) => false,
             (Invalidate::Guest { leaves: true, .. }, Kind::Table(_)) => false,
             (Invalidate::Guest { start, end, level, .. }, kind) => {
-                // A part of a large leaf goes when any address of the leaf is named.
+                // A part of a large leaf goes if any address of the leaf is named.
                 let whole = match kind {
                     Kind::Table(_) => self.bytes,
                     Kind::Leaf(_) | Kind::Combined(_) => 1 << (12 + index_bits * self.level),

@@ -1,21 +1,21 @@
-//! What must never be.
+//! Violations.
 
 use std::fmt;
 
 /// A rule that the code under test has broken.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Violation {
-    /// Two cached translations of an address differ in where they lead, or in size where that is not allowed.
+    /// Two cached translations of an address point to different memory, or differ in size where that is not allowed.
     MultiHit(u64),
-    /// A guest reached memory, or wrote to it, by a translation that had been declared gone.
+    /// A guest used a translation, or wrote through it, after it was declared gone.
     StaleUse(u64),
-    /// A table was read, by hardware or software, after it was freed.
+    /// Hardware or software read a table after it was freed.
     FreedWalk(u64),
-    /// A table was freed while a TLB still leads to it.
+    /// A table was freed while a TLB still points to it.
     FreedEarly(u64),
-    /// The TLB of one pCPU knows translations from two roots under one VMID.
+    /// The TLB of one pCPU holds translations from two roots under one VMID.
     TwoVms(u32),
-    /// An invalidation was begun that its thread never completed before it went back to its guest.
+    /// A thread began an invalidation and did not complete it before it entered its guest.
     NotCompleted,
 }
 

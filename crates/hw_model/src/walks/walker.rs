@@ -1,4 +1,4 @@
-//! What the hardware does for an access, and ahead of one.
+//! The hardware's walks, for an access and speculative.
 
 use super::memory::Place;
 use super::rules::{Descriptor, Leaf};
@@ -6,13 +6,13 @@ use super::tlb::{Entry, Kind, Rights};
 use super::{Rules, Stop, Violation, Walks};
 
 impl Walks {
-    /// Any translation that is cached may answer, or a walk.
+    /// The answer is any cached translation, or a walk.
     pub(super) fn translate(&mut self, cpu: usize, gpa: u64, write: bool) -> Result<u64, Stop> {
         if self.conflicts(cpu, gpa) && (self.stubborn || self.pick(2) == 0) {
             return Err(Stop::Conflict);
         }
 
-        // What denies may be the answer as well, where denials are cached; else the tables are asked again.
+        // A denying entry may be the answer too, where denials are cached; else the tables are walked again.
         let usable = |rights: &Rights| (rights.read && (!write || rights.write)) || self.rules.caches_denials();
         let cached: Vec<Rights> = self.cpus[cpu].known(gpa).filter_map(Entry::rights).filter(usable).collect();
         let at = if self.stubborn { 0 } else { self.pick(cached.len() as u64 + 1) };
@@ -32,7 +32,7 @@ impl Walks {
         reports && levels.any(|level| Some(level) != first)
     }
 
-    /// An access by these rights.
+    /// An access with these rights.
     fn apply(&mut self, gpa: u64, write: bool, rights: Rights, cpu: usize) -> Result<u64, Stop> {
         if !rights.read && !write {
             return Err(Stop::Permission);
@@ -43,7 +43,7 @@ impl Walks {
         if rights.recorded { self.record_write(cpu, gpa) } else { Err(Stop::Permission) }
     }
 
-    /// A write that has to be recorded first: in the leaf as it is now, in one step.
+    /// A write that is recorded first: in the current leaf, in one step.
     fn record_write(&mut self, cpu: usize, gpa: u64) -> Result<u64, Stop> {
         let (place, level, bits) = self.newest_leaf(cpu, gpa)?;
         let Descriptor::Leaf(leaf) = self.rules.decode(level, bits) else { return Err(Stop::Translation) };
@@ -74,13 +74,13 @@ impl Walks {
         }
     }
 
-    /// A walk: from the root or from any pointer to a table that is cached, by any version that may be read. What it
-    /// passes may be remembered, or not.
+    /// A walk: from the root or from any cached pointer to a table, with any version that may be read. It may cache
+    /// what it reads.
     pub(super) fn walk(&mut self, cpu: usize, gpa: u64) -> Result<Rights, Stop> {
         self.events.walks += 1;
         let (mut table, mut level) = self.start(cpu, gpa);
 
-        // Both stages together may also be made of what is remembered of the second, where that may deny.
+        // A combined entry may also use a cached stage-2 leaf, where that may deny.
         let leaf = self.cpus[cpu].known(gpa).find_map(|entry| match entry.kind {
             Kind::Leaf(rights) => Some((entry.level, rights)),
             Kind::Combined(_) | Kind::Table(_) => None,
@@ -127,7 +127,7 @@ impl Walks {
                     if !self.rules.sets_accessed() {
                         return Err(Stop::AccessFlag);
                     }
-                    // In one step, so only in what is there now.
+                    // In one step, so only in the current version.
                     if age != 0 {
                         return Err(Stop::Translation);
                     }
@@ -144,7 +144,7 @@ impl Walks {
         let distance = leaf.output.wrapping_sub(start);
         let rights = Rights { distance, read: leaf.read, write: leaf.write, recorded: leaf.recorded };
         if !leaf.uncached {
-            // A leaf may be kept in pieces of any size.
+            // A leaf may be cached in pieces of any size.
             let piece = u32::try_from(self.pick(u64::from(level) + 1)).expect("few levels");
             match self.pick(4) {
                 0 => {}

@@ -67,7 +67,7 @@ fn what_is_offered_is_what_cpuid_tells() {
     assert_eq!(offered, Offered::CLUSTER_IPI | Offered::EXTENDED_RANGES);
 }
 
-/// Denial comes before the shape: a guest that may not call is told nothing about how.
+/// Denial comes before the shape: a guest that may not call learns nothing about the format.
 #[test]
 fn denied_call_is_denied_whatever_its_shape() {
     assert_eq!(refused(Control(SPACE.0 | 1 << 60), Offered::empty()), Status::AccessDenied.into());
@@ -154,7 +154,7 @@ fn longest_list_fills_the_page_and_one_more_does_not_fit() {
     assert_eq!(placed(LIST_EX.with_variable_words(0x3ff).with_rep_count(0xfff)), Err(Status::InvalidAlignment));
 }
 
-/// The whole list counts, not what is left of it: elements that are done lie in the page too.
+/// The whole list counts, not only its rest: finished elements are in the page too.
 #[test]
 fn length_of_the_input_does_not_depend_on_where_the_list_begins() {
     let control = LIST.with_rep_count(510);
@@ -172,7 +172,7 @@ fn input_lies_in_the_guests_address_space() {
     assert_eq!(checked(SPACE).check_placement(Gpa(LIMIT.0 - 24), LIMIT), Ok(()));
 }
 
-/// RDX is then the input itself, and says nothing about a place.
+/// RDX is the input itself then, not an address.
 #[test]
 fn fast_call_is_placed_nowhere() {
     assert_eq!(checked(IPI.with_fast()).check_placement(Gpa(!0), LIMIT), Ok(()));
@@ -247,7 +247,7 @@ fn length_of_the_input_is_the_sum_of_its_parts() {
     }
 }
 
-/// A word short is a mistake of who reads, and must not become a call with zeros in it.
+/// A missing word is a mistake of the reader, and must not become a call with zeros.
 #[test]
 fn input_that_is_shorter_than_the_call_is_refused() {
     let controls = [

@@ -12,11 +12,11 @@ fn vendor_and_signature_spell_out() {
     }
     assert_eq!(&vendor, b"Microsoft Hv");
     assert_eq!(&cpuid::SIGNATURE.to_le_bytes(), b"Hv#1");
-    // Linux takes the interface only with at least this many leaves.
+    // Linux uses the interface only with at least this many leaves.
     assert_eq!(cpuid::MAX_LEAF.clamp(0x4000_0005, 0x4000_ffff), cpuid::MAX_LEAF);
 }
 
-/// The sums of bits with which a Linux guest was seen to be content.
+/// The bits with which a Linux guest worked.
 #[test]
 fn usual_profile_has_the_usual_numbers() {
     let privileges = Privileges::REFERENCE_COUNTER

@@ -283,7 +283,7 @@ fn full_set_reaches_all_that_exist_and_no_more() {
     assert!(flush.targets.indices(u32::MAX).eq(0..4096), "a set reaches no further");
 }
 
-/// What Linux 6.1 and FreeBSD 15 send, as read in their sources.
+/// What Linux 6.1 and FreeBSD 15 send, from their sources.
 #[test]
 fn requests_of_real_guests_are_understood() {
     let linux_unmap = bytes(&[0x1_0a5c_6000, 0, 0b0110, 0x7f12_3456_7000 | 32]);

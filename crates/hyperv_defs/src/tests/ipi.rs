@@ -49,7 +49,7 @@ fn vectors_of_exceptions_cannot_be_sent() {
     }
 }
 
-/// (D6) Whether the sender is a target is not the parser's business: it is in the set like others.
+/// (D6) The parser does not care whether the sender is a target: it is in the set like others.
 #[test]
 fn every_vp_can_be_a_target() {
     for vp in 0..64 {
