@@ -1,11 +1,11 @@
-//! What guests are offered of a processor: its ID registers, field by field (Arm ARM DDI 0487, D24.2, "ID_AA64...").
+//! The processor features that guests get: ID registers, field by field (Arm ARM DDI 0487, D24.2, "ID_AA64...").
 //!
-//! `REGISTERS` is an allow-list. A field that is not in it reads as zero, which nearly everywhere means "not implemented"; where
-//! another value says so, the field is in the list with that value. A field in the list reads as the processor has it, but not higher
-//! than the list says, so that a feature that is newer than this list is not offered. What a feature needs of EL2 (a trap
-//! to be off, registers to be switched) is done where it is offered.
+//! `REGISTERS` is an allow-list. A field outside the list reads as zero, which nearly always means "not implemented".
+//! If another value means that, the field is in the list with that value. A field in the list reads as on the
+//! processor, but at most as the list allows. So features newer than this list are not offered. The code that offers a
+//! feature also does what the feature needs at EL2 (a trap off, registers to switch).
 //!
-//! A VM's vCPUs run on any pCPU, so guests are offered what all of them have: [`IdRegisters::common`].
+//! A VM's vCPUs run on any pCPU, so guests get what all pCPUs have: [`IdRegisters::common`].
 //!
 //! ```
 //! use aarch64_defs::features::IdRegisters;
@@ -17,14 +17,14 @@
 //! assert_eq!(rich.common(&poor).get(6, 0) >> 4 & 0xf, 0);
 //! ```
 
-/// How a field of four bits is offered.
+/// How to offer a four-bit field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rule {
-    /// The number grows with what is implemented; at most this much is offered.
+    /// A larger number means more features; offer at most this.
     UpTo(u8),
     /// The same, as a signed number: 0xf is -1, "not implemented".
     Signed(i8),
-    /// Says in which way something is done, so that all pCPUs must agree on it, or else it is not offered at all. At most this.
+    /// The value names a kind. All pCPUs must agree on it, or it is not offered. At most this.
     Same(u8),
     /// Always this.
     Is(u8),
@@ -32,15 +32,15 @@ enum Rule {
 
 use Rule::{Is, Same, Signed, UpTo};
 
-/// One field: its lowest bit, and what is offered.
+/// One field: its lowest bit, and its rule.
 type Field = (u32, Rule);
 
-/// One ID register: op0 3, op1 0, CRn 0, and these.
+/// One ID register with op0 3, op1 0, CRn 0.
 #[derive(Clone, Copy, Debug)]
 struct Register {
     crm: u8,
     op2: u8,
-    /// Describes AArch32, and means something only where programs at EL0 may use that.
+    /// Describes AArch32, and has a meaning only if EL0 may use AArch32.
     is_aarch32: bool,
     fields: &'static [Field],
 }
@@ -55,7 +55,7 @@ const fn narrow(op2: (u8, u8), fields: &'static [Field]) -> Register {
     Register { crm: op2.0, op2: op2.1, is_aarch32: true, fields }
 }
 
-/// Bits of a guest's physical address at most, and how ID_AA64MMFR0_EL1.PARange says that.
+/// Maximum number of bits of a guest's physical address, and its encoding in ID_AA64MMFR0_EL1.PARange.
 pub const GUEST_PHYSICAL_BITS: u32 = 40;
 const PA_RANGE: u8 = 2;
 
@@ -114,7 +114,8 @@ const REGISTERS: &[Register] = &[
         (2, 3),
         &[(0, UpTo(1)), (4, UpTo(3)), (8, UpTo(1)), (12, UpTo(2)), (16, UpTo(1)), (20, UpTo(1)), (24, UpTo(1))],
     ),
-    // ID_ISAR4_EL1: Unpriv, WithShifts, Writeback, Barrier, SynchPrim_frac, PSR_M, SWP_frac. Not: SMC, which is EL1's.
+    // ID_ISAR4_EL1: Unpriv, WithShifts, Writeback, Barrier, SynchPrim_frac, PSR_M, SWP_frac. Not: SMC, which is for
+    // EL1.
     narrow(
         (2, 4),
         &[(0, UpTo(2)), (4, UpTo(4)), (8, UpTo(1)), (16, UpTo(1)), (20, UpTo(3)), (24, UpTo(1)), (28, UpTo(1))],
@@ -172,8 +173,8 @@ const REGISTERS: &[Register] = &[
     narrow((3, 2), &[(0, UpTo(3)), (4, UpTo(4))]),
     // ID_PFR2_EL1: CSV3, SSBS.
     narrow((3, 4), &[(0, UpTo(1)), (4, UpTo(1))]),
-    // ID_AA64PFR0_EL1: EL0, EL1 (in AArch64 alone: HCR_EL2.RW), FP, AdvSIMD, GIC, DIT, CSV2, CSV3. CSV2 above 1 has registers of its
-    // own (SCXTNUM). Not: EL2, EL3, RAS, SVE, SEL2, MPAM, AMU, RME.
+    // ID_AA64PFR0_EL1: EL0, EL1 (in AArch64 only: HCR_EL2.RW), FP, AdvSIMD, GIC, DIT, CSV2, CSV3. CSV2 above 1 has
+    // registers of its own (SCXTNUM). Not: EL2, EL3, RAS, SVE, SEL2, MPAM, AMU, RME.
     wide(
         4,
         0,
@@ -190,8 +191,8 @@ const REGISTERS: &[Register] = &[
     ),
     // ID_AA64PFR1_EL1: BT, SSBS. Not: MTE, RAS_frac, MPAM_frac, SME, RNDR_trap, CSV2_frac, NMI, GCS, THE, DF2, PFAR.
     wide(4, 1, &[(0, UpTo(1)), (4, UpTo(2))]),
-    // ID_AA64DFR0_EL1: DebugVer up to Armv8.8, BRPs, WRPs, CTX_CMPs. There is no double lock: OSDLR_EL1 takes what is written and reads as
-    // zero. Not: TraceVer, PMUVer, PMSVer, TraceFilt, TraceBuffer, MTPMU, BRBE.
+    // ID_AA64DFR0_EL1: DebugVer up to Armv8.8, BRPs, WRPs, CTX_CMPs. There is no double lock: OSDLR_EL1 accepts writes
+    // and reads as zero. Not: TraceVer, PMUVer, PMSVer, TraceFilt, TraceBuffer, MTPMU, BRBE.
     wide(5, 0, &[(0, UpTo(0xa)), (12, UpTo(0xf)), (20, UpTo(0xf)), (28, UpTo(0xf)), (36, Is(0xf))]),
     // ID_AA64ISAR0_EL1: AES, SHA1, SHA2, CRC32, Atomic, RDM, SHA3, SM3, SM4, DP, FHM, TS, TLB, RNDR. Not: TME.
     wide(
@@ -214,8 +215,9 @@ const REGISTERS: &[Register] = &[
             (60, UpTo(1)),
         ],
     ),
-    // ID_AA64ISAR1_EL1: DPB, APA, API, JSCVT, FCMA, LRCPC, GPA, GPI, FRINTTS, SB, SPECRES, BF16, DGH, I8MM, XS. Codes of pointers mean
-    // the same on all pCPUs or are not offered. Not: LS64, which needs HCRX_EL2.EnALS and its like.
+    // ID_AA64ISAR1_EL1: DPB, APA, API, JSCVT, FCMA, LRCPC, GPA, GPI, FRINTTS, SB, SPECRES, BF16, DGH, I8MM, XS. Pointer
+    // authentication codes are offered only if all pCPUs compute the same ones. Not: LS64, which needs HCRX_EL2.EnALS
+    // and similar bits.
     wide(
         6,
         1,
@@ -237,8 +239,8 @@ const REGISTERS: &[Register] = &[
             (56, UpTo(1)),
         ],
     ),
-    // ID_AA64ISAR2_EL1: WFxT, RPRES, GPA3, APA3, BC, PAC_frac, CLRBHB, RPRFM, CSSC. Not: MOPS, which needs HCRX_EL2.MSCEn, and of which
-    // pCPUs may have different kinds in the middle of one copy.
+    // ID_AA64ISAR2_EL1: WFxT, RPRES, GPA3, APA3, BC, PAC_frac, CLRBHB, RPRFM, CSSC. Not: MOPS. It needs HCRX_EL2.MSCEn,
+    // and two pCPUs may have different kinds of it during one copy.
     wide(
         6,
         2,
@@ -254,8 +256,8 @@ const REGISTERS: &[Register] = &[
             (52, UpTo(1)),
         ],
     ),
-    // ID_AA64MMFR0_EL1: PARange, as far as stage 2 translates; ASIDBits, BigEnd, BigEndEL0, TGran16, TGran64, TGran4, ExS, ECV. No granule is
-    // there for a stage 2 of the guest's (TGran16_2 and its like). Not: SNSMem, FGT.
+    // ID_AA64MMFR0_EL1: PARange, as far as stage 2 translates; ASIDBits, BigEnd, BigEndEL0, TGran16, TGran64, TGran4,
+    // ExS, ECV. The guest has no stage 2 of its own, so no granule for it (TGran16_2 and similar). Not: SNSMem, FGT.
     wide(
         7,
         0,
@@ -301,7 +303,7 @@ const REGISTERS: &[Register] = &[
 ];
 
 impl Rule {
-    /// What is offered of `value`.
+    /// The offered value for `value`.
     const fn offer(self, value: u8) -> u8 {
         match self {
             UpTo(most) | Same(most) => {
@@ -346,20 +348,20 @@ const fn signed(value: u8) -> i8 {
 
 /// CRm of ID registers: 1 to 7.
 const CRM: usize = 7;
-/// How many ID registers can be encoded.
+/// Number of possible ID registers.
 const COUNT: usize = CRM * 8;
 
-/// The place of a register, if it is an ID register.
+/// Index of a register, if it is an ID register.
 const fn place(crm: u8, op2: u8) -> Option<usize> {
     if crm >= 1 && crm as usize <= CRM && op2 < 8 { Some((crm as usize - 1) * 8 + op2 as usize) } else { None }
 }
 
-/// All ID registers as a guest reads them. Those that are not in the list, or reserved, are zero.
+/// All ID registers as a guest reads them. Registers outside the list, and reserved ones, are zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IdRegisters([u64; COUNT]);
 
 impl IdRegisters {
-    /// What is offered of a processor. `read` gives its register by CRm and op2 (op0 is 3, op1 and CRn are 0).
+    /// The registers for a processor. `read` returns its register by CRm and op2 (op0 is 3, op1 and CRn are 0).
     #[must_use]
     pub fn offered(read: impl Fn(u8, u8) -> u64) -> Self {
         let mut offered = Self([0; COUNT]);
@@ -371,7 +373,7 @@ impl IdRegisters {
         offered.without_aarch32()
     }
 
-    /// What is offered of two processors between which vCPUs move.
+    /// The registers for two processors between which vCPUs move.
     #[must_use]
     pub fn common(&self, other: &Self) -> Self {
         let mut common = Self([0; COUNT]);
@@ -383,14 +385,14 @@ impl IdRegisters {
         common.without_aarch32()
     }
 
-    /// The register that is encoded by these (op0 3, op1 0, CRn 0); zero for all others.
+    /// The register with this encoding (op0 3, op1 0, CRn 0); zero for all others.
     #[must_use]
     #[inline]
     pub fn get(&self, crm: u8, op2: u8) -> u64 {
         place(crm, op2).and_then(|place| self.0.get(place)).copied().unwrap_or(0)
     }
 
-    /// Keys and instructions for pointer authentication are offered (ID_AA64ISAR1_EL1, ID_AA64ISAR2_EL1).
+    /// Whether keys and instructions for pointer authentication are offered (ID_AA64ISAR1_EL1, ID_AA64ISAR2_EL1).
     #[must_use]
     pub fn has_pointer_authentication(&self) -> bool {
         self.get(6, 1) & 0xff00_0ff0 != 0 || self.get(6, 2) & 0xff00 != 0
@@ -403,7 +405,7 @@ impl IdRegisters {
         }
     }
 
-    /// What is said of AArch32 is unknown where EL0 has none (ID_AA64PFR0_EL1.EL0), and then nothing is.
+    /// If EL0 has no AArch32 (ID_AA64PFR0_EL1.EL0), the values about AArch32 are unknown, and are cleared here.
     fn without_aarch32(mut self) -> Self {
         const BOTH: u64 = 2;
         if self.get(4, 0) & 0xf != BOTH {
@@ -416,7 +418,7 @@ impl IdRegisters {
     }
 }
 
-/// The field of four bits that begins at `shift`.
+/// The four-bit field at `shift`.
 const fn nibble(value: u64, shift: u32) -> u8 {
     (value >> shift & 0xf) as u8
 }

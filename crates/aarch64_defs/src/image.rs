@@ -1,10 +1,10 @@
-//! The Image of a Linux kernel: its header, and where kernel, device tree and initrd go in memory
-//! (Linux, Documentation/arch/arm64/booting.rst).
+//! The Image of a Linux kernel: its header, and the places of kernel, device tree and initrd in memory (Linux,
+//! Documentation/arch/arm64/booting.rst).
 
 use core::fmt;
 
-/// Kernel, device tree and initrd each begin at a multiple of this: the kernel must, the device tree must not cross
-/// such a boundary.
+/// Alignment of kernel, device tree and initrd: the kernel requires it, and the device tree must not cross such a
+/// boundary.
 pub const GRAIN: u64 = 2 << 20;
 
 /// Bytes of the header.
@@ -12,34 +12,34 @@ const HEADER_BYTES: usize = 64;
 const MAGIC: &[u8] = b"ARM\x64";
 /// Flags: the kernel is big-endian.
 const BIG_ENDIAN: u64 = 1 << 0;
-/// Before Linux 3.17 the size was zero, and the offset always this one.
+/// Before Linux 3.17 the size was zero, and the offset always this.
 const OLD_OFFSET: u64 = 0x8_0000;
 
-/// Offsets from the start of RAM, which is at a multiple of [`GRAIN`].
+/// Offsets from the start of RAM, which is aligned to [`GRAIN`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placement {
-    /// Where the kernel is loaded, and entered.
+    /// Load address and entry of the kernel.
     pub kernel: u64,
-    /// Where there is [`GRAIN`] for the device tree.
+    /// Start of the [`GRAIN`] reserved for the device tree.
     pub device_tree: u64,
-    /// Where the initrd begins.
+    /// Start of the initrd.
     pub initrd: u64,
 }
 
 /// Why a kernel cannot be booted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImageError {
-    /// The file is no Image; its first bytes, zeros after its end.
+    /// The file is no Image. Its first bytes, zeros after its end.
     NotAnImage([u8; 4]),
     /// The kernel is built for big-endian processors.
     BigEndian,
-    /// The header asks for an offset or a size that no kernel has.
+    /// The header has an invalid offset or size.
     BadHeader,
     /// The guest has too little memory.
     MemoryTooSmall {
-        /// Bytes that kernel, device tree and initrd take.
+        /// Bytes for kernel, device tree and initrd.
         needs: u64,
-        /// Bytes there are.
+        /// Bytes of memory.
         has: u64,
     },
 }
@@ -66,10 +66,10 @@ impl fmt::Display for ImageError {
     }
 }
 
-/// Decides where everything goes in `memory_bytes` of RAM.
+/// Decides the places in `memory_bytes` of RAM.
 ///
 /// # Errors
-/// When `kernel` is no Image, or does not fit together with an initrd of `initrd_bytes`.
+/// `kernel` is no Image, or does not fit together with an initrd of `initrd_bytes`.
 pub fn place(kernel: &[u8], initrd_bytes: u64, memory_bytes: u64) -> Result<Placement, ImageError> {
     let mut first = [0; 4];
     first.iter_mut().zip(kernel).for_each(|(to, from)| *to = *from);
@@ -81,7 +81,7 @@ pub fn place(kernel: &[u8], initrd_bytes: u64, memory_bytes: u64) -> Result<Plac
         return Err(ImageError::BigEndian);
     }
     let offset = if image_bytes == 0 { OLD_OFFSET } else { text_offset };
-    // The size counts what the kernel uses beyond its file, such as its zeroed data.
+    // The size includes memory beyond the file, such as zeroed data.
     let bytes = image_bytes.max(kernel.len() as u64);
     if offset >= GRAIN || bytes > 1 << 40 {
         return Err(ImageError::BadHeader);

@@ -1,11 +1,11 @@
-//! AArch64 as a hypervisor at EL2 sees it, as data: what the manuals say, with no behaviour of our own.
+//! AArch64 for a hypervisor at EL2, as data from the manuals, without behaviour.
 //!
-//! * [`registers`]: fields of the system registers of EL2 and EL1 that we set (Arm ARM, D19).
-//! * [`syndrome`]: why the processor came to EL2 (Arm ARM, ESR_EL2).
-//! * [`features`]: what guests are offered of a processor, by its ID registers.
-//! * [`image`]: the kernels that are booted there, and where they go.
+//! * [`registers`]: fields of the system registers of EL2 and EL1 that the hypervisor sets (Arm ARM, D19).
+//! * [`syndrome`]: why the processor entered EL2 (Arm ARM, ESR_EL2).
+//! * [`features`]: the processor features that guests get, by its ID registers.
+//! * [`image`]: bootable kernels, and their places in memory.
 //!
-//! Compiles on any host, so that everything built on it can be tested on any host.
+//! The crate compiles on any host, so everything built on it can be tested on any host.
 
 #![no_std]
 #![forbid(unsafe_code)]

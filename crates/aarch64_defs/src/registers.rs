@@ -1,20 +1,20 @@
 //! Fields of system registers, by the manual's names (Arm ARM DDI 0487, chapter D19).
 
-/// HCR_EL2: what of the guest is translated, trapped and routed to EL2.
+/// HCR_EL2: translation, traps and routing for the guest.
 pub mod hcr_el2 {
     /// Stage 2 translates.
     pub const VM: u64 = 1 << 0;
-    /// A stage-1 table walk that meets device memory in stage 2 faults.
+    /// A stage-1 table walk in device memory (by stage 2) faults.
     pub const PTW: u64 = 1 << 2;
-    /// FIQs come to EL2, virtual ones go to the guest.
+    /// FIQs go to EL2, virtual ones to the guest.
     pub const FMO: u64 = 1 << 3;
-    /// IRQs come to EL2, virtual ones go to the guest.
+    /// IRQs go to EL2, virtual ones to the guest.
     pub const IMO: u64 = 1 << 4;
-    /// SErrors come to EL2, virtual ones go to the guest.
+    /// SErrors go to EL2, virtual ones to the guest.
     pub const AMO: u64 = 1 << 5;
-    /// A virtual SError waits.
+    /// A virtual SError is pending.
     pub const VSE: u64 = 1 << 8;
-    /// Barriers of the guest reach at least the inner shareable domain.
+    /// The guest's barriers reach at least the inner shareable domain.
     pub const BSU_INNER: u64 = 1 << 10;
     /// WFI traps.
     pub const TWI: u64 = 1 << 13;
@@ -56,7 +56,7 @@ pub mod sctlr {
     pub const SA: u64 = 1 << 3;
     /// Instruction fetches are cacheable.
     pub const I: u64 = 1 << 12;
-    /// What is writable is not executable.
+    /// Writable memory is not executable.
     pub const WXN: u64 = 1 << 19;
     /// Bits of SCTLR_EL2 that are one (with HCR_EL2.E2H clear).
     pub const EL2_RES1: u64 = 0x30c5_0830;
@@ -66,9 +66,9 @@ pub mod sctlr {
 
 /// TCR_EL1.
 pub mod tcr_el1 {
-    /// What TTBR0_EL1 would translate is not walked for: it faults.
+    /// Walks by TTBR0_EL1 are disabled: they fault.
     pub const EPD0: u64 = 1 << 7;
-    /// The same of TTBR1_EL1.
+    /// The same for TTBR1_EL1.
     pub const EPD1: u64 = 1 << 23;
 }
 
@@ -80,7 +80,7 @@ pub mod tcr_el2 {
     pub const PS_SHIFT: u32 = 16;
 }
 
-/// MAIR_EL2: the memory types that entries of EL2's own tables name by index.
+/// MAIR_EL2: the memory types, by the index in entries of EL2's own tables.
 pub mod mair {
     /// Index of normal memory, write-back, allocating on reads and writes.
     pub const NORMAL: u64 = 0;
@@ -90,7 +90,7 @@ pub mod mair {
     pub const VALUE: u64 = 0xff | 0x04 << 8;
 }
 
-/// SPSR_EL2 and the like: the state in which EL2 was entered, or is to be left.
+/// SPSR_EL2 and similar: the state before EL2 was entered, or after EL2 is left.
 pub mod spsr {
     /// Mode field: EL1 with its own stack pointer.
     pub const EL1H: u64 = 0b0101;
@@ -114,17 +114,17 @@ pub mod spsr {
     pub const PAN: u64 = 1 << 22;
 }
 
-/// MPIDR_EL1: where a processor is.
+/// MPIDR_EL1: a processor's affinity.
 pub mod mpidr {
     /// The four levels of affinity.
     pub const AFFINITY: u64 = 0xff_00ff_ffff;
-    /// A bit that is one.
+    /// Always one.
     pub const RES1: u64 = 1 << 31;
 }
 
 /// VTCR_EL2: how stage 2 is walked.
 pub mod vtcr_el2 {
-    /// Walks in write-back, inner-shareable memory; 4 KiB pages; the bit that is one.
+    /// Walks in write-back, inner-shareable memory; 4 KiB pages; the bit that is always one.
     pub const WALKS: u64 = 1 << 8 | 1 << 10 | 0b11 << 12 | 1 << 31;
     /// Shift of the start level.
     pub const SL0_SHIFT: u32 = 6;
@@ -134,11 +134,11 @@ pub mod vtcr_el2 {
     pub const VS: u64 = 1 << 19;
     /// The hardware sets the access flag in leaves.
     pub const HA: u64 = 1 << 21;
-    /// The hardware sets the right to write in leaves that have DBM, when they are written.
+    /// The hardware sets the right to write in leaves with DBM at the first write.
     pub const HD: u64 = 1 << 22;
 }
 
-/// VTTBR_EL2: where stage 2 starts.
+/// VTTBR_EL2: root of stage 2.
 pub mod vttbr_el2 {
     /// Shift of the VMID.
     pub const VMID_SHIFT: u32 = 48;
@@ -146,13 +146,13 @@ pub mod vttbr_el2 {
 
 /// CPTR_EL2 without HCR_EL2.E2H: which extensions trap.
 pub mod cptr_el2 {
-    /// Bits that are one.
+    /// Bits that are always one.
     pub const RES1: u64 = 0x32ff & !(TZ | TSM);
-    /// SVE traps. Where it does not exist the bit is one.
+    /// SVE traps. Always one without SVE.
     pub const TZ: u64 = 1 << 8;
-    /// SME traps. Where it does not exist the bit is one.
+    /// SME traps. Always one without SME.
     pub const TSM: u64 = 1 << 12;
-    /// Vector and floating-point registers trap, those of EL2 as well.
+    /// Vector and floating-point registers trap, at EL2 too.
     pub const TFP: u64 = 1 << 10;
     /// Trace registers trap.
     pub const TTA: u64 = 1 << 20;
@@ -168,27 +168,27 @@ pub mod mdcr_el2 {
     pub const TPMCR: u64 = 1 << 5;
     /// Debug registers trap.
     pub const TDA: u64 = 1 << 9;
-    /// Registers of the OS lock and the like trap.
+    /// Registers of the OS lock and similar trap.
     pub const TDOSA: u64 = 1 << 10;
     /// Addresses of the debug ROM trap.
     pub const TDRA: u64 = 1 << 11;
-    /// Registers of statistical profiling trap. (Those of its buffer do while E2PB is zero.)
+    /// Registers of statistical profiling trap. (Those of its buffer trap while E2PB is zero.)
     pub const TPMS: u64 = 1 << 14;
     /// The debug communications channel traps (FEAT_FGT).
     pub const TDCC: u64 = 1 << 27;
     /// Filters of trace trap.
     pub const TTRF: u64 = 1 << 19;
-    /// Counters that are the guest's.
+    /// Number of counters for the guest.
     pub const HPMN: u64 = 0x1f;
 }
 
-/// HCRX_EL2: what else of the guest is trapped, or allowed.
+/// HCRX_EL2: more traps and permissions for the guest.
 pub mod hcrx_el2 {
     /// Writes of PSTATE.ALLINT trap (FEAT_NMI).
     pub const TALLINT: u64 = 1 << 6;
 }
 
-/// HDFGRTR_EL2 and HDFGWTR_EL2: which debug registers trap when they are read, or written (FEAT_FGT).
+/// HDFGRTR_EL2 and HDFGWTR_EL2: which reads and writes of debug registers trap (FEAT_FGT).
 pub mod hdfgxtr_el2 {
     /// DBGCLAIMSET_EL1, DBGCLAIMCLR_EL1.
     pub const DBGCLAIM: u64 = 1 << 5;
@@ -202,7 +202,7 @@ pub mod mpam2_el2 {
     pub const TRAPMPAM1EL1: u64 = 1 << 48;
     /// MPAM0_EL1 traps.
     pub const TRAPMPAM0EL1: u64 = 1 << 49;
-    /// MPAMIDR_EL1 traps, where MPAMIDR_EL1.HAS_TIDR says that there is this bit.
+    /// MPAMIDR_EL1 traps, if MPAMIDR_EL1.HAS_TIDR is set.
     pub const TIDR: u64 = 1 << 58;
 }
 
@@ -220,7 +220,7 @@ pub mod mpamhcr_el2 {
     pub const TRAP_MPAMIDR_EL1: u64 = 1 << 31;
 }
 
-/// MDSCR_EL1: what a debugger inside asks for.
+/// MDSCR_EL1: requests of a debugger in the guest.
 pub mod mdscr_el1 {
     /// Single steps.
     pub const SS: u64 = 1 << 0;
@@ -228,13 +228,13 @@ pub mod mdscr_el1 {
     pub const KDE: u64 = 1 << 13;
     /// Breakpoints, watchpoints.
     pub const MDE: u64 = 1 << 15;
-    /// Any of these has an effect that only the processor can have.
+    /// Any of these needs the processor's debug hardware.
     pub const ASKS: u64 = SS | KDE | MDE;
-    /// What is a guest's to set. The rest belongs to external debuggers.
+    /// The bits that a guest may set. The others are for external debuggers.
     pub const GUESTS: u64 = ASKS | 1 << 12;
 }
 
-/// CNTHCTL_EL2 without HCR_EL2.E2H: what of the timers does not trap.
+/// CNTHCTL_EL2 without HCR_EL2.E2H: timer accesses that do not trap.
 pub mod cnthctl_el2 {
     /// Reads of the physical counter.
     pub const EL1PCTEN: u64 = 1 << 0;
@@ -242,7 +242,7 @@ pub mod cnthctl_el2 {
     pub const EL1PCEN: u64 = 1 << 1;
 }
 
-/// CNTV_CTL_EL0 and its like.
+/// CNTV_CTL_EL0 and similar.
 pub mod timer_control {
     /// The timer runs.
     pub const ENABLE: u64 = 1 << 0;

@@ -1,4 +1,4 @@
-//! The syndrome: why the processor came to EL2 (Arm ARM, ESR_EL2).
+//! The syndrome: why the processor entered EL2 (Arm ARM, ESR_EL2).
 
 /// Exception classes, ESR_EL2 bits 31:26.
 pub mod class {
@@ -8,7 +8,7 @@ pub mod class {
     pub const FP: u32 = 0x07;
     /// Pointer authentication.
     pub const PAUTH: u32 = 0x09;
-    /// Execution state that does not exist.
+    /// An illegal execution state.
     pub const ILLEGAL_STATE: u32 = 0x0e;
     /// HVC of AArch64.
     pub const HVC64: u32 = 0x16;
@@ -38,7 +38,7 @@ impl Syndrome {
         (self.0 >> 26 & 0x3f) as u32
     }
 
-    /// Whether the instruction has 32 bits; only AArch32 has others.
+    /// Whether the instruction has 32 bits; only AArch32 has shorter ones.
     #[must_use]
     pub const fn is_long(self) -> bool {
         self.0 & 1 << 25 != 0
@@ -48,7 +48,8 @@ impl Syndrome {
     #[must_use]
     #[inline]
     pub const fn wait(self) -> Wait {
-        // ISS.TI: bit 0 tells WFE from WFI, bit 1 says that there is a time (FEAT_WFxT). RV says that RN names its register.
+        // ISS.TI: bit 0 is set for WFE, bit 1 for an instruction with a time (FEAT_WFxT). RV: RN is the register of the
+        // time.
         let limit = match (self.0 & 1 << 1 != 0, self.0 & 1 << 2 != 0) {
             (false, _) => Limit::None,
             (true, true) => Limit::General(self.bits(5, 5)),
@@ -107,7 +108,7 @@ impl Syndrome {
         self.0 & 1 << 10 != 0
     }
 
-    /// For [`class::DATA_ABORT`]: the access, where the syndrome describes it.
+    /// For [`class::DATA_ABORT`]: the access, if the syndrome describes it.
     #[must_use]
     #[inline]
     pub const fn data_access(self) -> Option<DataAccess> {
@@ -134,7 +135,7 @@ impl Syndrome {
 pub struct Wait {
     /// It waits for an event (WFE, WFET), not for an interrupt.
     pub is_event: bool,
-    /// How long it waits at most.
+    /// The longest wait.
     pub limit: Limit,
 }
 
@@ -143,26 +144,26 @@ pub struct Wait {
 pub enum Limit {
     /// Never.
     None,
-    /// When CNTVCT_EL0 is not below this general register; 31 is the zero register.
+    /// When CNTVCT_EL0 reaches this general register; 31 is the zero register.
     General(u8),
-    /// The syndrome does not say when.
+    /// The syndrome does not give the time.
     Unknown,
 }
 
-/// What a wait comes to.
+/// What to do for a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rest {
-    /// The guest only spins: others may run, and it goes on afterwards. A wait for an event may end at any time.
+    /// The guest spins: let other vCPUs run, then continue. A wait for an event may end at any time.
     Yield,
-    /// It is over already.
+    /// The wait is over.
     Over,
-    /// Until an interrupt, or until this count of CNTVCT_EL0.
+    /// Sleep until an interrupt, or until this count of CNTVCT_EL0.
     Sleep(Option<u64>),
 }
 
 impl Wait {
-    /// What to do at the count `now` of CNTVCT_EL0, when `general` gives the contents of a general register (Arm ARM, WFIT:
-    /// counts are unsigned).
+    /// What to do at the count `now` of CNTVCT_EL0. `general` returns a general register (Arm ARM, WFIT: counts are
+    /// unsigned).
     #[must_use]
     #[inline]
     pub fn rest(self, now: u64, general: impl FnOnce(u8) -> u64) -> Rest {
@@ -173,7 +174,7 @@ impl Wait {
                 let end = general(number);
                 if now < end { Rest::Sleep(Some(end)) } else { Rest::Over }
             }
-            // Too early is right, too late is not.
+            // A wait may end too early, but not too late.
             Self { limit: Limit::Unknown, .. } => Rest::Over,
         }
     }
@@ -182,7 +183,7 @@ impl Wait {
 /// An MRS, MSR or system instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SystemAccess {
-    /// Which register.
+    /// The register.
     pub register: SystemRegister,
     /// The general register; 31 is the zero register.
     pub general: u8,
@@ -190,7 +191,7 @@ pub struct SystemAccess {
     pub is_read: bool,
 }
 
-/// The name of a system register as instructions encode it.
+/// The encoding of a system register.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct SystemRegister(pub u16);
 
@@ -223,7 +224,7 @@ impl core::fmt::Debug for SystemRegister {
     }
 }
 
-/// A load or store as the syndrome describes it.
+/// A load or store, from the syndrome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DataAccess {
     /// 1, 2, 4 or 8.
@@ -238,22 +239,22 @@ pub struct DataAccess {
     pub is_write: bool,
 }
 
-/// Why memory was not accessed.
+/// Why an access failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// Nothing is mapped.
     Translation,
     /// The access flag is clear.
     AccessFlag,
-    /// Not for this access.
+    /// The access is not allowed.
     Permission,
-    /// Two entries of the TLB contradict each other.
+    /// Two TLB entries contradict each other.
     TlbConflict,
     /// Anything else.
     Other,
 }
 
-/// What classes of exceptions are called.
+/// Name of an exception class.
 #[must_use]
 pub const fn class_name(class: u32) -> &'static str {
     match class {

@@ -127,7 +127,8 @@ page_register!(
     HypercallMsr, "the hypercall page"
 );
 page_register!(
-    /// [`REFERENCE_TSC`]: bit 0 enable, bits 11:1 kept as written, bits 63:12 the page. A page without memory is no error: the guest then reads [`TIME_REF_COUNT`].
+    /// [`REFERENCE_TSC`]: bit 0 enable, bits 11:1 kept as written, bits 63:12 the page. A page without memory is no
+    /// error: the guest then reads [`TIME_REF_COUNT`].
     ReferenceTscMsr, "the reference TSC page"
 );
 page_register!(

@@ -1,4 +1,5 @@
-//! The ACPI tables: how a guest finds its processors, interrupt controllers, serial ports, clock, and the off switch.
+//! The ACPI tables: how a guest finds its processors, interrupt controllers, serial ports, clock, and the power-off
+//! register.
 //!
 //! ```text
 //! RSDP -> XSDT -> FADT (hardware-reduced) -> DSDT: \_S5, COM1, COM2, RTC, PCI0, MBRD
@@ -6,12 +7,13 @@
 //!              -> MCFG: the configuration spaces of PCI bus 0
 //! ```
 //!
-//! Hardware-reduced means: no PIC, no PIT that interrupts, no power management timer, no SCI, no FACS, no fixed registers other than
-//! sleep control, sleep status and reset. Linux then assumes no ISA interrupt either, so that the defaults for
-//! IRQ 0-15 (edge, active high, identity mapped) do not exist. The serial ports therefore name their I/O APIC pin by an
-//! *extended* interrupt descriptor, whose trigger mode and polarity Linux takes as they are; for the short ISA
-//! descriptor it would ask for a legacy override first. For the same reason the clock is declared here, without an
-//! interrupt: undeclared, Linux makes one up that uses IRQ 8, and then fails to get it.
+//! Hardware-reduced means: no PIC, no PIT interrupt, no power management timer, no SCI, no FACS. Of the fixed registers
+//! only sleep control, sleep status and reset exist. Linux then assumes no ISA interrupts either, so IRQ 0-15 have no
+//! defaults (edge, active high, identity mapped).
+//!
+//! So the serial ports name their I/O APIC pin by an *extended* interrupt descriptor, whose trigger mode and polarity
+//! Linux uses directly. For the short ISA descriptor it would need a legacy override first. For the same reason the
+//! clock is declared here, without an interrupt: otherwise Linux assumes one with IRQ 8, and then fails to get it.
 
 use alloc::vec::Vec;
 
@@ -41,7 +43,7 @@ const OEM_TABLE: [u8; 8] = *b"DUNLINVM";
 const OEM_REVISION: u32 = 1;
 const HEADER_BYTES: u32 = 36;
 
-/// First APIC id that only an x2APIC entry can name: 255 is the broadcast of the xAPIC.
+/// First APIC id that needs an x2APIC entry: 255 is the broadcast of the xAPIC.
 const FIRST_X2APIC_ID: u32 = 255;
 /// Register index of the century byte in the clock's memory.
 const RTC_CENTURY: u8 = 0x32;
@@ -49,7 +51,7 @@ const RTC_CENTURY: u8 = 0x32;
 /// IAPC_BOOT_ARCH bit 2: do not touch VGA. Clear are "legacy devices", "8042", and bit 5, "no CMOS clock".
 const NO_VGA: u16 = 1 << 2;
 
-// The largest MADT has an entry of 16 bytes per vCPU; 4 KiB are ample for all the rest.
+// The largest MADT has an entry of 16 bytes per vCPU; 4 KiB are enough for everything else.
 const _: () = assert!(RSDP.0 + 4096 + 16 * MAX_VCPUS as u64 <= RESET_STUB.0);
 
 /// Writes the tables for a guest with `vcpus` vCPUs, at most [`MAX_VCPUS`].
@@ -57,7 +59,7 @@ pub(crate) fn write(vcpus: u32, memory: &mut impl GuestMemory) -> Result<(), Out
     tables(vcpus).into_iter().try_for_each(|(gpa, table)| memory.write(gpa, &table))
 }
 
-/// The tables with their addresses, the RSDP last: it needs the address of the XSDT, and that all others.
+/// The tables with their addresses. The RSDP is last: it needs the address of the XSDT, which needs all others.
 pub(crate) fn tables(vcpus: u32) -> Vec<(Gpa, Vec<u8>)> {
     let mut tables = Vec::new();
     let mut next = Gpa(RSDP.0 + Rsdp::len() as u64);
@@ -89,7 +91,7 @@ fn fadt(dsdt: Gpa) -> FADT {
         .flag(Flags::HwReducedAcpi)
         .flag(Flags::ResetRegSup)
         .flag(Flags::Wbinvd)
-        // There are no fixed power and sleep buttons and no wake-up by the clock; the flags are set to say so.
+        // There are no fixed power and sleep buttons and no wake-up by the clock; the flags say so.
         .flag(Flags::PwrButton)
         .flag(Flags::SlpButton)
         .flag(Flags::FixRtc);
@@ -137,7 +139,7 @@ fn local_x2apic(id: u32, body: &mut Vec<u8>) {
     body.dword(id); // processor uid
 }
 
-/// Differentiated system description table: what cannot be found by looking.
+/// Differentiated system description table: devices that a kernel cannot probe for.
 fn dsdt() -> Vec<u8> {
     let off = Name::new("\\_S5_".into(), &Package::new([&SLEEP_TYPE_OFF as &dyn Aml, &SLEEP_TYPE_OFF].into()));
     let devices: Vec<Vec<u8>> = SERIAL_PORTS
@@ -171,7 +173,7 @@ fn serial_port(name: &'static str, uid: u8, port: u16, pin: u32) -> Vec<u8> {
     ))
 }
 
-/// The clock, without an interrupt: it tells the time and nothing else.
+/// The clock, without an interrupt: it only tells the time.
 fn real_time_clock() -> Vec<u8> {
     let ports = IO::new(RTC_PORT, RTC_PORT, 1, 2);
     let resources = ResourceTemplate::new([&ports as &dyn Aml].into());
@@ -182,20 +184,20 @@ fn real_time_clock() -> Vec<u8> {
     ))
 }
 
-/// Where the configuration spaces of the PCI bus are (PCI Firmware Specification 3.2, 4.1.2).
+/// Address of the PCI bus's configuration spaces (PCI Firmware Specification 3.2, 4.1.2).
 fn mcfg() -> MCFG {
     let mut mcfg = MCFG::new(OEM, OEM_TABLE, OEM_REVISION);
     mcfg.add_ecam(PCI_ECAM.0, 0, 0, LAST_BUS);
     mcfg
 }
 
-/// The last bus that the ECAM has room for.
+/// The last bus in the ECAM.
 const LAST_BUS: u8 = 0;
 const _: () = assert!(PCI_ECAM_BYTES == (LAST_BUS as u64 + 1) << 20);
 
-/// The bridge to the PCI bus: which buses, ports and addresses lie behind it. Its own ports are the eight of configuration
-/// mechanism #1; all others, and the memory below the ECAM, are for what is on the bus. No device there has an interrupt pin,
-/// so that there is no table of them (`_PRT`).
+/// The bridge to the PCI bus: the buses, ports and addresses behind it. Its own ports are the eight of configuration
+/// mechanism #1. All other ports, and the memory below the ECAM, are for devices on the bus. No device there has an
+/// interrupt pin, so there is no table of them (`_PRT`).
 fn pci_host_bridge() -> Vec<u8> {
     let buses = AddressSpace::new_bus_number(0, u16::from(LAST_BUS));
     let own_ports = IO::new(PCI_ADDRESS_PORT, PCI_ADDRESS_PORT, 1, 8);
@@ -207,7 +209,7 @@ fn pci_host_bridge() -> Vec<u8> {
     bytes(&Device::new(
         "PCI0".into(),
         [
-            // A PCI Express host bridge, which is one of conventional PCI as well.
+            // A PCI Express host bridge, which is also one of conventional PCI.
             &Name::new("_HID".into(), &EISAName::new("PNP0A08")) as &dyn Aml,
             &Name::new("_CID".into(), &EISAName::new("PNP0A03")),
             &Name::new("_UID".into(), &0_u8),
@@ -219,8 +221,8 @@ fn pci_host_bridge() -> Vec<u8> {
     ))
 }
 
-/// A "motherboard resource" that keeps others off the ECAM: the MCFG alone reserves nothing (PCI Firmware Specification 3.2,
-/// 4.1.2, note 2), and Linux believes an MCFG only when its memory is reserved here.
+/// A "motherboard resource" that reserves the ECAM: the MCFG alone reserves nothing (PCI Firmware Specification 3.2,
+/// 4.1.2, note 2). Linux uses an MCFG only if its memory is reserved here.
 fn reserved_memory() -> Vec<u8> {
     #[expect(clippy::cast_possible_truncation, reason = "one megabyte")]
     let ecam = Memory32Fixed::new(true, low(PCI_ECAM), PCI_ECAM_BYTES as u32);
@@ -238,7 +240,7 @@ fn bytes(table: &dyn Aml) -> Vec<u8> {
     bytes
 }
 
-/// A register's address as the 32-bit fields hold it.
+/// A register's address as a 32-bit field.
 fn low(gpa: Gpa) -> u32 {
     u32::try_from(gpa.0).expect("device registers lie below 4 GiB")
 }

@@ -1,4 +1,4 @@
-//! Linux bzImage by the 64-bit or the 32-bit boot protocol (Linux `Documentation/arch/x86/boot.rst`).
+//! Linux bzImage with the 64-bit or the 32-bit boot protocol (Linux `Documentation/arch/x86/boot.rst`).
 //!
 //! ```text
 //! 0                      boot sector, setup header at 0x1f1
@@ -7,10 +7,10 @@
 //!                        or at its first byte in protected mode, when it has no 64-bit entry
 //! ```
 //!
-//! Other programs follow the same protocol, such as memtest86+.
+//! Other programs use the same protocol, such as memtest86+.
 //!
-//! The kernel unpacks itself around the place where it was loaded, and needs `init_size` bytes from there for that.
-//! The zero page tells it the rest: its own setup header, filled in, and the memory map.
+//! The kernel unpacks itself around its load address, and needs `init_size` bytes from there. It gets the rest of its
+//! information from the zero page: its own setup header, filled in, and the memory map.
 
 use alloc::string::String;
 
@@ -41,7 +41,7 @@ mod header {
     pub(super) const CMDLINE_SIZE: usize = 0x238;
     pub(super) const PREF_ADDRESS: usize = 0x258;
     pub(super) const INIT_SIZE: usize = 0x260;
-    /// End of the last field that protocol 2.12 has.
+    /// End of the last field of protocol 2.12.
     pub(super) const END_2_12: usize = 0x268;
 }
 
@@ -49,7 +49,7 @@ mod header {
 mod zero_page {
     pub(super) const ACPI_RSDP_ADDR: usize = 0x70;
     pub(super) const E820_ENTRIES: usize = 0x1e8;
-    /// End of the room for the setup header.
+    /// End of the space for the setup header.
     pub(super) const HEADER_END: usize = 0x290;
     pub(super) const E820_TABLE: usize = 0x2d0;
     pub(super) const E820_ENTRY_BYTES: usize = 20;
@@ -58,7 +58,7 @@ mod zero_page {
 
 const MAGIC: &[u8; 4] = b"HdrS";
 const SECTOR: usize = 512;
-/// What `syssize` counts.
+/// The unit of `syssize`.
 const PARAGRAPH: u64 = 16;
 /// First protocol with `xloadflags`.
 const OLDEST_PROTOCOL: u16 = 0x020c;
@@ -69,7 +69,7 @@ const ENTRY_64: u64 = 0x200;
 /// "Boot loader without a number of its own."
 const LOADER_UNKNOWN: u8 = 0xff;
 
-/// Whether `kernel` claims to be a bzImage.
+/// Whether `kernel` has the magic of a bzImage.
 pub(crate) fn is_one(kernel: &[u8]) -> bool {
     array_at(kernel, header::MAGIC).as_ref() == Some(MAGIC)
 }
@@ -77,16 +77,16 @@ pub(crate) fn is_one(kernel: &[u8]) -> bool {
 /// A bzImage whose header was checked.
 pub(crate) struct Image<'a> {
     file: &'a [u8],
-    /// Where the part that unpacks itself starts in the file.
+    /// Offset of the self-unpacking part in the file.
     payload: usize,
-    /// Load address, and the bytes that the kernel needs from there.
+    /// Load address, and the bytes that the kernel needs from there on.
     range: GpaRange,
     width: Width,
     cmdline_size: u32,
     initrd_addr_max: u32,
 }
 
-/// In which mode the kernel is entered.
+/// The mode of the kernel's entry.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Width {
     Bits32,
@@ -113,7 +113,7 @@ impl<'a> Image<'a> {
         if version < OLDEST_PROTOCOL {
             return Err(Error::ProtocolTooOld { version });
         }
-        // All fields read below lie before its end.
+        // All fields read below are before its end.
         if file.len() < header::END_2_12 {
             return Err(too_short);
         }
@@ -132,8 +132,8 @@ impl<'a> Image<'a> {
         let payload = (setup_sects + 1) * SECTOR;
         let syssize = u64::from(u32_at(file, header::SYSSIZE).ok_or(too_short)?);
         let has = file.len() as u64;
-        // syssize counts paragraphs, so it says nothing about the length of the last one: the file may end within it.
-        // memtest86+ 6.10 does, and boot loaders accept it. Its entry must be there whatever syssize says.
+        // syssize counts paragraphs, so the file may end within the last one. memtest86+ 6.10 does, and boot loaders
+        // accept it. Its entry must exist, whatever syssize says.
         let paragraphs = has.saturating_sub(payload as u64).div_ceil(PARAGRAPH);
         let entry_is_there = payload as u64 + width.entry() < has;
         if paragraphs < syssize || !entry_is_there {
@@ -141,7 +141,7 @@ impl<'a> Image<'a> {
             return Err(Error::Truncated { needs, has });
         }
 
-        // The file may go on after syssize, by a signature for instance; everything is loaded, and must fit.
+        // The file may continue after syssize, for example with a signature. Everything is loaded, and must fit.
         let start = u64_at(file, header::PREF_ADDRESS).ok_or(too_short)?;
         let init_size = u64::from(u32_at(file, header::INIT_SIZE).ok_or(too_short)?);
         let bytes = init_size.max(has - payload as u64);
@@ -159,7 +159,7 @@ impl<'a> Image<'a> {
         })
     }
 
-    /// The version string in the setup code, up to its NUL; none if the header points nowhere.
+    /// The version string in the setup code, up to its NUL; `None` if the header's pointer is invalid.
     pub(crate) fn version(&self) -> Option<String> {
         let offset = usize::from(u16_at(self.file, header::KERNEL_VERSION)?).checked_add(SECTOR)?;
         let text = self.file.get(offset..self.payload)?;
@@ -201,7 +201,7 @@ impl<'a> Image<'a> {
     ) -> Result<(), OutsideMemory> {
         let mut page = [0; zero_page::BYTES];
 
-        // The header as it is in the file, as far as it goes.
+        // The header from the file, up to its end.
         let header_end = header::MAGIC + usize::from(self.file[header::JUMP + 1]);
         let header =
             header::SETUP_SECTS..header_end.clamp(header::END_2_12, zero_page::HEADER_END).min(self.file.len());
@@ -229,7 +229,7 @@ impl<'a> Image<'a> {
     }
 }
 
-/// An address or length below the hole, as the 32-bit fields hold it.
+/// An address or length below the hole, as a 32-bit field.
 fn low(value: u64) -> u32 {
     u32::try_from(value).expect("boot information, command line, kernel and initrd lie below the hole at 3 GiB")
 }

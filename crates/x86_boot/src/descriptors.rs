@@ -1,18 +1,18 @@
-//! The GDT of a kernel's first instructions, until it loads its own.
+//! The GDT for a kernel's first instructions, until it loads its own.
 //!
-//! Selectors 0x10 (code), 0x18 (data) and 0x20 (TSS, two slots) are the same in both modes, as the Linux x86 boot protocol
-//! has them; only the width of the code segment differs.
+//! Selectors 0x10 (code), 0x18 (data) and 0x20 (TSS, two slots) are the same in both modes, as in the Linux x86 boot
+//! protocol; only the width of the code segment differs.
 
 use crate::layout::BOOT_GDT;
 use crate::{DescriptorTable, GuestMemory, OutsideMemory};
 
-/// Descriptor of a code segment over all addresses, as `entry::long64` has it.
+/// Descriptor of a code segment over all addresses, as in `entry::long64`.
 pub(crate) const CODE_64: u64 = 0x00af_9b00_0000_ffff;
-/// The same, as `entry::protected32` has it.
+/// The same, as in `entry::protected32`.
 pub(crate) const CODE_32: u64 = 0x00cf_9b00_0000_ffff;
 
 const DATA: u64 = 0x00cf_9300_0000_ffff;
-/// Its upper half, with bits 63:32 of the base, is the next slot, and zero.
+/// The upper half, with bits 63:32 of the base, is in the next slot, and zero.
 const TSS: u64 = 0x0000_8b00_0000_0067;
 
 /// GDTR for the table that [`write`] writes.

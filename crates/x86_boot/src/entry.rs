@@ -1,15 +1,15 @@
-//! How the first vCPU starts: plain values for whoever fills the VMCB.
+//! The start state of the first vCPU, as plain values for the code that fills the VMCB.
 
 use addr::{Gpa, GpaRange};
 
-/// Where things went, and the state in which the first vCPU starts.
+/// Places in memory, and the start state of the first vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// Registers of the first vCPU.
     pub mode: Mode,
-    /// What the kernel occupies while it unpacks itself and starts.
+    /// The kernel's memory while it unpacks itself and starts.
     pub kernel: GpaRange,
-    /// Where the initrd lies.
+    /// Place of the initrd.
     pub initrd: Option<GpaRange>,
 }
 
@@ -54,8 +54,8 @@ pub struct DescriptorTable {
 
 /// Control registers and hidden segment registers for [`Mode::Long64`].
 ///
-/// Segment attributes are as the VMCB holds them: descriptor bits 40-47 in bits 0-7, bits 52-55 in bits 8-11
-/// (AMD APM vol. 2, section 15.5.1). They say the same as the GDT in memory.
+/// Segment attributes are in the VMCB's format: descriptor bits 40-47 in bits 0-7, bits 52-55 in bits 8-11 (AMD APM
+/// vol. 2, section 15.5.1). They match the GDT in memory.
 pub mod long64 {
     /// CR0: PG, NE, ET, PE.
     pub const CR0: u64 = 0x8000_0031;
@@ -79,9 +79,10 @@ pub mod long64 {
     pub const TR_LIMIT: u32 = 0x67;
 }
 
-/// Control registers and hidden segment registers for [`Mode::Protected32`]; attributes as in [`long64`](mod@crate::long64).
+/// Control registers and hidden segment registers for [`Mode::Protected32`]; attributes as in
+/// [`long64`](mod@crate::long64).
 ///
-/// Linux' protocol demands a GDT with these selectors, PVH's demands none and takes any selector. IDTR is zero.
+/// Linux' protocol requires a GDT with these selectors; PVH requires none and accepts any selector. IDTR is zero.
 pub mod protected32 {
     /// CR0: NE, ET, PE.
     pub const CR0: u64 = 0x31;

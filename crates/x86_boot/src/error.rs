@@ -1,9 +1,9 @@
-//! Why something cannot be booted: each variant carries the figures, so that the message says what would help.
+//! Why a kernel cannot be booted. Each variant carries the figures, so that the message says how to fix it.
 
 use addr::Gpa;
 use core::fmt;
 
-/// Why a guest cannot be booted from what was given.
+/// Why a guest cannot be booted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Error {
     /// Neither a bzImage nor an ELF.
@@ -13,44 +13,44 @@ pub enum Error {
         /// Length of the file.
         bytes: usize,
     },
-    /// The file ends before the kernel does.
+    /// The file ends before the kernel.
     Truncated {
-        /// Bytes that the headers speak of.
+        /// Bytes that the headers require.
         needs: u64,
-        /// Bytes there are.
+        /// Bytes of the file.
         has: u64,
     },
-    /// A bzImage of a boot protocol before 2.12, which is the first that says whether there is a 64-bit entry.
+    /// A bzImage of a boot protocol before 2.12, the first that says whether there is a 64-bit entry.
     ProtocolTooOld {
         /// Protocol version of the kernel, major in the high byte.
         version: u16,
     },
-    /// A zImage, which wants to be loaded below 1 MiB.
+    /// A zImage, which must be loaded below 1 MiB.
     LoadedLow,
-    /// A bzImage that wants an address where no RAM can be.
+    /// A bzImage whose load address cannot be RAM.
     LoadAddress {
         /// First address.
         start: u64,
         /// Bytes from there on.
         bytes: u64,
     },
-    /// An ELF that cannot be read, or is for another machine.
+    /// An invalid ELF, or one for another machine.
     BadElf(&'static str),
     /// An ELF without the note that names its PVH entry.
     NoPvhNote,
-    /// An ELF whose entry lies in none of its segments.
+    /// An ELF whose entry is in none of its segments.
     EntryOutside {
         /// The entry's physical address.
         entry: u64,
     },
-    /// A segment below 1 MiB, where boot information and tables lie.
+    /// A segment below 1 MiB, where boot information and tables are.
     SegmentTooLow {
         /// First address.
         start: u64,
         /// Bytes from there on.
         bytes: u64,
     },
-    /// A segment in or above the hole below 4 GiB, where no RAM that can be used this early is.
+    /// A segment in or above the hole below 4 GiB, where the guest has no usable RAM at its start.
     SegmentOutside {
         /// First address.
         start: u64,
@@ -64,33 +64,33 @@ pub enum Error {
         /// Bytes of guest memory.
         has: u64,
     },
-    /// The initrd does not fit between the kernel and the end of the memory that may hold it.
+    /// The initrd does not fit between the kernel and the end of the memory for it.
     InitrdTooLarge {
         /// Bytes of the initrd.
         bytes: u64,
-        /// Bytes there are for it.
+        /// Bytes available for it.
         room: u64,
     },
-    /// The kernel would cut off the command line.
+    /// The kernel would truncate the command line.
     CmdlineTooLong {
         /// Bytes of the command line.
         bytes: usize,
-        /// Bytes that the kernel takes.
+        /// Maximum number of bytes for the kernel.
         limit: usize,
     },
-    /// The command line holds a NUL, where the kernel would take it to end.
+    /// The command line contains a NUL, which would end it for the kernel.
     CmdlineHasNul {
         /// Bytes before the NUL.
         at: usize,
     },
-    /// No vCPU, or more than the guest's local APICs can name.
+    /// No vCPU, or more than the guest's local APICs can address.
     Vcpus {
-        /// Number asked for.
+        /// Requested number.
         vcpus: u32,
-        /// Most there can be.
+        /// Maximum number.
         limit: u32,
     },
-    /// Guest memory is smaller than it was said to be.
+    /// Guest memory is smaller than declared.
     Memory(OutsideMemory),
 }
 
@@ -180,7 +180,7 @@ impl fmt::Display for Error {
     }
 }
 
-/// Bytes, shown in MiB when that is exact or large, in bytes when it is small.
+/// Bytes, shown in MiB if exact or large, in bytes if small.
 struct Size(u64);
 
 impl fmt::Display for Size {

@@ -1,4 +1,4 @@
-//! The guest's physical address space: what lies where.
+//! The guest's physical address space.
 //!
 //! ```text
 //! 0x0000_0000  4 KiB      free (real-mode vectors)
@@ -18,8 +18,8 @@
 //! 0x1_0000_0000           the rest of the RAM
 //! ```
 //!
-//! What lies below 1 MiB is RAM throughout: the memory map hides a part of it, nothing decodes there.
-//! The boot structures in low RAM are for the kernel to copy and overwrite, so the map calls them usable.
+//! All memory below 1 MiB is RAM: the memory map hides a part of it, and no device is there. The kernel may copy and
+//! overwrite the boot structures in low RAM, so the map calls them usable.
 
 use addr::{Gpa, GpaRange};
 
@@ -31,60 +31,60 @@ pub const BOOT_GDT: Gpa = Gpa(0x1000);
 pub const BOOT_PAGE_TABLES: Gpa = Gpa(0x2000);
 /// Linux' zero page, or PVH's start information with its lists.
 pub const BOOT_INFORMATION: Gpa = Gpa(0x8000);
-/// The same, as it goes into a register of 32 bits.
+/// The same as a 32-bit register value.
 #[expect(clippy::cast_possible_truncation, reason = "asserted below")]
 pub(crate) const BOOT_INFORMATION_32: u32 = BOOT_INFORMATION.0 as u32;
 const _: () = assert!(BOOT_INFORMATION_32 as u64 == BOOT_INFORMATION.0);
 /// The command line.
 pub const CMDLINE: Gpa = Gpa(0x1_0000);
-/// Room for the command line, with its NUL.
+/// Maximum length of the command line, with its NUL.
 pub const CMDLINE_BYTES: usize = 0x1_0000;
-/// End of the RAM below 640 KiB that the memory map offers: above is where PCs keep the extended BIOS data area.
+/// End of the RAM below 640 KiB in the memory map: PCs have the extended BIOS data area above it.
 pub const LOW_RAM_END: Gpa = Gpa(0x9_fc00);
 /// ACPI root pointer; the other tables follow.
 pub const RSDP: Gpa = Gpa(0xe_0000);
-/// Where a jump to the reset vector in real mode, F000:FFF0, ends up.
+/// Target of a jump to the reset vector in real mode, F000:FFF0.
 pub const RESET_STUB: Gpa = Gpa(0xf_fff0);
 /// First address that a kernel may be loaded to.
 pub const HIGH_RAM: Gpa = Gpa(0x10_0000);
 /// End of the RAM below 4 GiB, when the guest has that much.
 pub const HOLE: Gpa = Gpa(3 << 30);
-/// Where PCI devices may have their memory; up to [`PCI_ECAM`].
+/// Address range for PCI devices' memory; it ends at [`PCI_ECAM`].
 pub const PCI_MEMORY: Gpa = HOLE;
 /// The configuration spaces of the PCI bus, 4 KiB for each of 256 functions.
 pub const PCI_ECAM: Gpa = Gpa(0xe000_0000);
-/// Size of [`PCI_ECAM`]: one bus, since each further one costs a kernel that looks for devices two exits for each place on it.
+/// Size of [`PCI_ECAM`]: one bus. For each further bus a kernel that probes for devices would make two exits per slot.
 pub const PCI_ECAM_BYTES: u64 = 1 << 20;
 /// The I/O APIC's registers.
 pub const IO_APIC: Gpa = Gpa(0xfec0_0000);
 /// The local APIC's registers, in xAPIC mode.
 pub const LOCAL_APIC: Gpa = Gpa(0xfee0_0000);
-/// Where the RAM goes on that did not fit below the hole.
+/// Start of the RAM that does not fit below the hole.
 pub const RAM_ABOVE_4G: Gpa = Gpa(4 << 30);
 
 /// I/O port of the ACPI sleep control register (8 bits).
 pub const SLEEP_CONTROL_PORT: u16 = 0x600;
 /// I/O port of the ACPI sleep status register (8 bits).
 pub const SLEEP_STATUS_PORT: u16 = 0x601;
-/// SLP_TYP that turns the machine off (`\_S5`).
+/// SLP_TYP that powers the machine off (`\_S5`).
 pub const SLEEP_TYPE_OFF: u8 = 5;
-/// I/O port of the reset register, where chipsets of PCs have theirs.
+/// I/O port of the reset register, as in PC chipsets.
 pub const RESET_PORT: u16 = 0xcf9;
 /// Value that resets the machine.
 pub const RESET_VALUE: u8 = 6;
-/// I/O port of PCI configuration mechanism #1: which register.
+/// I/O port of PCI configuration mechanism #1: selects the register.
 pub const PCI_ADDRESS_PORT: u16 = 0xcf8;
-/// The first of four I/O ports of PCI configuration mechanism #1: what is in it.
+/// The first of four I/O ports of PCI configuration mechanism #1: the register's data.
 pub const PCI_DATA_PORT: u16 = 0xcfc;
 /// First I/O ports of the serial ports COM1 and COM2, and their I/O APIC pins.
 pub const SERIAL_PORTS: [(u16, u32); 2] = [(0x3f8, 4), (0x2f8, 3)];
 /// I/O port of the real-time clock's index register; data is the next.
 pub const RTC_PORT: u16 = 0x70;
 
-/// Where `memory_bytes` of RAM lie: one range from 0 up to the hole, and the rest from 4 GiB.
+/// The ranges of `memory_bytes` of RAM: one from 0 up to the hole, and the rest from 4 GiB.
 pub fn ram_layout(memory_bytes: u64) -> impl Iterator<Item = GpaRange> {
     let below = memory_bytes.min(HOLE.0);
-    // More than the address space holds cannot be had; cut here, the allocator of the frames refuses it.
+    // Memory beyond the address space does not exist; it is cut off here, and the frame allocator refuses it.
     let above = (memory_bytes - below).min(u64::MAX - RAM_ABOVE_4G.0);
     [GpaRange::new(Gpa(0), below), GpaRange::new(RAM_ABOVE_4G, above)]
         .into_iter()
@@ -92,22 +92,22 @@ pub fn ram_layout(memory_bytes: u64) -> impl Iterator<Item = GpaRange> {
         .filter(|range| range.bytes() > 0)
 }
 
-/// One entry of the memory map that the kernel is given.
+/// One entry of the kernel's memory map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MapEntry {
-    /// The addresses meant.
+    /// The addresses.
     pub range: GpaRange,
-    /// What they are.
+    /// Their kind.
     pub kind: MapKind,
 }
 
-/// Kinds of memory, with the numbers that both e820 and PVH give them (ACPI 6.5, table 15.3).
+/// Kinds of memory, with their numbers in both e820 and PVH (ACPI 6.5, table 15.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum MapKind {
     /// Free for use.
     Ram = 1,
-    /// Hands off.
+    /// Must not be used.
     Reserved = 2,
 }
 

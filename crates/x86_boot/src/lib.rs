@@ -1,9 +1,9 @@
-//! The firmware that a Dunlin guest does not have: everything that lies in guest memory before its first instruction.
+//! Replaces the firmware of a Dunlin guest: prepares guest memory before the first instruction.
 //!
-//! A guest starts where a boot loader would have left it. [`load`] puts four things into its (zeroed) memory: the
-//! kernel, the initial RAM disk, the boot information in the form that the kernel expects, and the ACPI tables that
-//! describe the few devices there are. It returns an [`Entry`]: the register values with which the first vCPU starts.
-//! All other vCPUs wait for INIT and SIPI, as on any machine.
+//! A guest starts in the state that a boot loader leaves. [`load`] puts four things into its (zeroed) memory: the
+//! kernel, the initial RAM disk, the boot information in the kernel's format, and the ACPI tables for the few devices.
+//! It returns an [`Entry`]: the register values of the first vCPU. All other vCPUs wait for INIT and SIPI, as on any
+//! machine.
 //!
 //! | kernel | recognised by | loaded to | entry |
 //! |---|---|---|---|
@@ -11,11 +11,11 @@
 //! | bzImage, 32-bit boot protocol | the same, without `XLF_KERNEL_64` | its `pref_address` | 32-bit protected mode, load address |
 //! | ELF with a PVH note | ELF magic, note 18 of `Xen` | its `p_paddr` | 32-bit protected mode, the note's address |
 //!
-//! Where everything lies is one table, in [`layout`].
+//! [`layout`] has a table of all places.
 //!
-//! [`probe`] and [`check`] need no guest: the command line tool calls them on the developer's machine, so that a wrong
-//! file is refused before anything boots, with the same words. Kernel files are not trusted: all figures taken from
-//! them are checked before use.
+//! [`probe`] and [`check`] need no guest. The command line tool calls them on the developer's machine, so that it
+//! rejects a wrong file before anything boots, with the same message. Kernel files are not trusted: all their figures
+//! are checked before use.
 //!
 //! ```
 //! use addr::{Gpa, GpaRange};
@@ -71,61 +71,61 @@ pub use entry::{DescriptorTable, Entry, Mode, long64, protected32};
 pub use error::{Error, OutsideMemory};
 use placement::Placement;
 
-/// Most vCPUs of a guest with [`ApicMode::XApic`]: its APIC ids have 8 bits, and 255 means all.
+/// Maximum number of vCPUs of a guest with [`ApicMode::XApic`]: its APIC ids have 8 bits, and 255 means all.
 pub const MAX_XAPIC_VCPUS: u32 = 255;
 
-/// Guest memory as this crate needs it: already zero, written in runs of bytes.
+/// Guest memory for this crate: zeroed, written in runs of bytes.
 pub trait GuestMemory {
     /// Copies `bytes` to `gpa`; a run may cross pages.
     ///
     /// # Errors
-    /// When a part of the run is not RAM of the guest. What was written before it stays.
+    /// Part of the run is not RAM of the guest. What was written before it stays.
     fn write(&mut self, gpa: Gpa, bytes: &[u8]) -> Result<(), OutsideMemory>;
 }
 
 /// What to boot.
 #[derive(Clone, Copy, Debug)]
 pub struct Boot<'a> {
-    /// The kernel file, whole.
+    /// The whole kernel file.
     pub kernel: &'a [u8],
     /// The initial RAM disk; an empty one is none.
     pub initrd: Option<&'a [u8]>,
     /// The kernel command line, without a terminating NUL.
     pub cmdline: &'a str,
-    /// Guest memory in bytes; [`layout::ram_layout`] says where it lies.
+    /// Guest memory in bytes; [`layout::ram_layout`] has its ranges.
     pub memory_bytes: u64,
     /// Number of vCPUs; vCPU `n` has APIC id `n`.
     pub vcpus: u32,
-    /// How the local APICs are presented: limits the number of vCPUs.
+    /// The kind of local APICs: limits the number of vCPUs.
     pub apic: ApicMode,
 }
 
 /// Kind of kernel file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// Linux bzImage, or what follows its boot protocol.
+    /// Linux bzImage, or another program with its boot protocol.
     BzImage,
     /// ELF with a PVH entry note.
     PvhElf,
 }
 
-/// What a kernel file says about itself.
+/// Facts about a kernel file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelInfo {
     /// Kind of file.
     pub format: Format,
     /// Version string of a bzImage, such as `6.1.0-56-cloud-amd64 (debian-kernel@lists.debian.org) ...`.
     pub version: Option<String>,
-    /// Least guest memory, in bytes, with which the kernel can be loaded and unpack itself, without an initrd.
+    /// Minimum guest memory, in bytes, to load and unpack the kernel, without an initrd.
     pub memory_bytes: u64,
-    /// Longest command line, in bytes without the NUL.
+    /// Maximum length of the command line, in bytes without the NUL.
     pub cmdline_limit: usize,
 }
 
-/// What kind of kernel `kernel` is and what it needs.
+/// The kind of `kernel` and its needs.
 ///
 /// # Errors
-/// When it is not a kernel that can be booted here, whatever the guest.
+/// The file is not a kernel that any guest can boot.
 pub fn probe(kernel: &[u8]) -> Result<KernelInfo, Error> {
     Ok(placement::Image::parse(kernel)?.info())
 }
@@ -133,7 +133,7 @@ pub fn probe(kernel: &[u8]) -> Result<KernelInfo, Error> {
 /// Whether [`load`] will succeed in a guest of that size.
 ///
 /// # Errors
-/// The same as [`load`], short of [`Error::Memory`].
+/// As for [`load`], except [`Error::Memory`].
 pub fn check(boot: &Boot<'_>) -> Result<KernelInfo, Error> {
     Ok(Placement::of(boot)?.image.info())
 }
@@ -141,8 +141,8 @@ pub fn check(boot: &Boot<'_>) -> Result<KernelInfo, Error> {
 /// Writes kernel, initrd, boot information, ACPI tables and the reset stub to `memory`, which must be all zero.
 ///
 /// # Errors
-/// When the file is not a kernel that can be booted here, when something does not fit, or when `memory` is smaller than
-/// `boot` says. All but the last are found before the first write.
+/// The file is not a bootable kernel, something does not fit, or `memory` is smaller than `boot` says. Only the last
+/// can be found after the first write.
 pub fn load(boot: &Boot<'_>, memory: &mut impl GuestMemory) -> Result<Entry, Error> {
     let placement = Placement::of(boot)?;
 
@@ -179,7 +179,7 @@ pub fn load(boot: &Boot<'_>, memory: &mut impl GuestMemory) -> Result<Entry, Err
     Ok(Entry { mode, kernel: placement.image.range(), initrd })
 }
 
-/// A range whose end is known to be a valid address: both come from figures that were checked against the RAM.
+/// A range with a valid end: both figures were checked against the RAM.
 fn checked_range(start: u64, end: u64) -> Option<GpaRange> {
     GpaRange::new(Gpa(start), end.checked_sub(start)?)
 }

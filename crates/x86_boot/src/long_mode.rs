@@ -1,7 +1,7 @@
 //! Page tables for a start in 64-bit mode.
 //!
-//! The kernel replaces them within its first instructions. 2 MiB pages, because 1 GiB pages are a CPU feature that the
-//! guest may not be offered.
+//! The kernel replaces them within its first instructions. They use 2 MiB pages, because 1 GiB pages are a CPU feature
+//! that the guest may not have.
 
 use addr::{Gpa, PAGE_BYTES, PageSize};
 use alloc::vec::Vec;

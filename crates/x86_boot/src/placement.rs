@@ -1,4 +1,4 @@
-//! Which kind of kernel it is, and whether and where everything fits: all that can be refused is refused here.
+//! Recognizes the kind of kernel, and decides whether and where everything fits. All refusals happen here.
 
 use abi::payload::{ApicMode, MAX_VCPUS};
 use addr::{GpaRange, PAGE_BYTES};
@@ -33,7 +33,7 @@ impl<'a> Image<'a> {
         KernelInfo { format, version, memory_bytes: self.range().end().0, cmdline_limit: self.cmdline_limit() }
     }
 
-    /// What the kernel occupies until it runs from where it wants to; within `HIGH_RAM..HOLE`.
+    /// The kernel's memory until it moves itself; within `HIGH_RAM..HOLE`.
     pub(crate) fn range(&self) -> GpaRange {
         match self {
             Self::BzImage(image) => image.range(),
@@ -85,7 +85,7 @@ impl<'a> Placement<'a> {
     }
 }
 
-/// As high as it fits, so that the kernel has the low memory to itself; on a page of its own, as Linux requires.
+/// As high as possible, so that the kernel has the low memory to itself; at a page's start, as Linux requires.
 fn place_initrd(initrd: &[u8], kernel_end: u64, end: u64) -> Result<GpaRange, Error> {
     let bytes = initrd.len() as u64;
     let lowest = kernel_end.next_multiple_of(PAGE_BYTES);

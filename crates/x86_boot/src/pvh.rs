@@ -1,7 +1,8 @@
 //! ELF kernels with a PVH entry (Xen `docs/misc/pvh.pandoc`, `xen/include/public/arch-x86/hvm/start_info.h`).
 //!
-//! The segments go to their physical addresses, the note names the 32-bit entry, and `hvm_start_info` in EBX says where
-//! command line, initrd, memory map and ACPI tables are. Linux (`vmlinux`, CONFIG_PVH) and small test kernels use it.
+//! The segments go to their physical addresses. The note gives the 32-bit entry. `hvm_start_info` in EBX has the
+//! addresses of command line, initrd, memory map and ACPI tables. Linux (`vmlinux`, CONFIG_PVH) and small test kernels
+//! use this.
 
 use alloc::vec::Vec;
 
@@ -17,7 +18,7 @@ use crate::bytes::{put, u32_at, u64_at};
 use crate::layout::{BOOT_INFORMATION, BOOT_INFORMATION_32, CMDLINE, HIGH_RAM, HOLE, RSDP, memory_map};
 use crate::{Boot, Error, GuestMemory, Mode, OutsideMemory, checked_range, descriptors};
 
-/// Longest command line: PVH sets no limit, Linux keeps 2048 bytes with the NUL.
+/// Maximum length of the command line: PVH sets no limit, Linux keeps 2048 bytes with the NUL.
 pub(crate) const CMDLINE_LIMIT: usize = 2047;
 
 const NOTE_OWNER: &[u8] = b"Xen\0";
@@ -98,7 +99,7 @@ impl<'a> Image<'a> {
         Mode::Protected32 { eip: self.entry, ebx: BOOT_INFORMATION_32, esi: 0, gdt: descriptors::GDTR }
     }
 
-    /// Writes what the file holds; what it leaves out is zero already.
+    /// Writes the bytes of the file; the rest is zero already.
     pub(crate) fn load(&self, memory: &mut impl GuestMemory) -> Result<(), OutsideMemory> {
         self.segments.iter().try_for_each(|segment| memory.write(segment.start, segment.bytes))
     }
@@ -121,7 +122,7 @@ impl<'a> Segment<'a> {
     }
 }
 
-/// The part of the file that a segment consists of.
+/// The segment's part of the file.
 fn file_bytes<'a>(file: &'a [u8], header: &ProgramHeader) -> Result<&'a [u8], Error> {
     let needs = header.p_offset.saturating_add(header.p_filesz);
     let truncated = Error::Truncated { needs, has: file.len() as u64 };
@@ -133,11 +134,11 @@ fn file_bytes<'a>(file: &'a [u8], header: &ProgramHeader) -> Result<&'a [u8], Er
 /// The PVH entry, if it is among the notes of this segment.
 fn entry_note(file: &[u8], header: &ProgramHeader) -> Result<Option<u64>, Error> {
     let notes = file_bytes(file, header)?;
-    // Notes are padded to 4 bytes whatever the segment's alignment says, except for 8, which means 8.
+    // Notes are padded to 4 bytes whatever the segment's alignment is, except for 8, which means 8.
     let align = if header.p_align == 8 { 8 } else { 4 };
     let entry = NoteIterator::new(LittleEndian, elf::file::Class::ELF64, align, notes).find_map(|note| match note {
         Note::Unknown(note) if note.n_type == NOTE_ENTRY && note.name == NOTE_OWNER => {
-            // As wide as the linker's idea of an address.
+            // The width depends on the linker.
             u64_at(note.desc, 0).or_else(|| u32_at(note.desc, 0).map(u64::from))
         }
         _ => None,

@@ -1,7 +1,7 @@
-//! What a jump to the reset vector finds.
+//! The code at the reset vector.
 //!
 //! With hardware-reduced ACPI and no EFI, Linux reboots by a jump to F000:FFF0 in real mode. A PC has its firmware
-//! there; here a few instructions ask the reset register for what the jump is meant to do.
+//! there. Here a few instructions write the reset register.
 
 use crate::layout::{RESET_PORT, RESET_STUB, RESET_VALUE};
 use crate::{GuestMemory, OutsideMemory};

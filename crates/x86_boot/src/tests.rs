@@ -1,4 +1,4 @@
-//! Kernels made up byte by byte, a guest memory that is a `Vec`, and what must come out of the two.
+//! Kernels built byte by byte, a guest memory that is a `Vec`, and the expected results.
 
 mod acpi;
 mod bzimage;
@@ -61,7 +61,7 @@ fn boot(kernel: &[u8]) -> Boot<'_> {
     }
 }
 
-/// A bzImage of protocol 2.15 that wants 2 MiB at 16 MiB; one sector of setup code, then `PAYLOAD` repeated.
+/// A bzImage of protocol 2.15 that needs 2 MiB at 16 MiB; one sector of setup code, then `PAYLOAD` repeated.
 fn bzimage() -> Vec<u8> {
     let mut file = vec![0; 1024];
     file[0x1f1] = 1; // setup_sects

@@ -1,16 +1,16 @@
-//! What may be written to CR0, CR4 and EFER, and the instructions that write CR0 and CR4 (APM vol. 2, 3.1 and 14.6.2).
+//! Rules for writes of CR0, CR4 and EFER, and the instructions that write CR0 and CR4 (APM vol. 2, 3.1 and 14.6.2).
 //!
-//! VMRUN refuses a guest whose control registers contradict each other, and ends it (APM vol. 2, 15.5.1). A processor that
-//! runs the guest natively raises #GP at the write instead. The functions of [`State`] decide a write as that processor
-//! does, for the features that the guest's CPUID shows. A feature that CPUID hides is a reserved bit.
+//! VMRUN fails if the guest's control registers contradict each other (APM vol. 2, 15.5.1). A processor that runs the
+//! guest natively raises #GP at the write instead. The functions of [`State`] decide about a write like that processor,
+//! for the features in the guest's CPUID. A feature that CPUID hides is a reserved bit.
 //!
-//! A real processor refuses contradictions before it looks at the intercept (APM vol. 2, table 15-7). It knows nothing of
-//! what a hypervisor hides, and emulators check little, so every write is judged here as if nobody had looked before.
+//! A real processor checks for contradictions before the intercept (APM vol. 2, table 15-7). It does not know what a
+//! hypervisor hides, and emulators check little. So these functions check every write completely.
 
 use crate::cpuid::Registers;
 use crate::registers::{cr0, cr4, efer};
 
-/// The guest's registers that these rules are about.
+/// The guest's registers in these rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct State {
     /// CR0.
@@ -21,7 +21,7 @@ pub struct State {
     pub efer: u64,
 }
 
-/// The write is refused with #GP(0), and nothing has changed.
+/// The write raises #GP(0), and nothing changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refused;
 
@@ -32,7 +32,7 @@ pub struct Offered {
     efer: u64,
 }
 
-/// CPUID leaves that name features with a bit in CR4 or EFER, as the guest sees them.
+/// CPUID leaves with features that have a bit in CR4 or EFER, as the guest sees them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Leaves {
     /// Leaf 1.
@@ -47,17 +47,17 @@ pub struct Leaves {
     pub leaf_8000_0021: Registers,
 }
 
-/// CR0's bits that exist. Writes to the others below bit 32 have no effect (APM vol. 2, 3.1.1).
+/// The existing bits of CR0. Writes to others below bit 32 have no effect (APM vol. 2, 3.1.1).
 const CR0_DEFINED: u64 =
     cr0::PE | cr0::MP | cr0::EM | cr0::TS | cr0::ET | cr0::NE | cr0::WP | cr0::AM | cr0::NW | cr0::CD | cr0::PG;
 
-/// EFER's bits that read as zero and take any write (APM vol. 2, figure 3-9).
+/// EFER's bits that read as zero and accept any write (APM vol. 2, figure 3-9).
 const EFER_READ_AS_ZERO: u64 = 0xfe;
 
 impl Offered {
-    /// What these leaves offer (APM vol. 2, 3.1.3 and 3.1.7; APM vol. 3, appendix E).
+    /// The bits that these leaves offer (APM vol. 2, 3.1.3 and 3.1.7; APM vol. 3, appendix E).
     ///
-    /// SVM is offered by no leaf here: EFER.SVME is the host's.
+    /// No leaf here offers SVM: EFER.SVME belongs to the host.
     #[must_use]
     pub fn by(leaves: &Leaves) -> Self {
         let Leaves { leaf_1, leaf_7, leaf_8000_0001, leaf_8000_0008, leaf_8000_0021 } = *leaves;
@@ -71,7 +71,7 @@ impl Offered {
                 (has(leaf_1.edx, 2), cr4::DE),
                 (has(leaf_1.edx, 3), cr4::PSE),
                 (has(leaf_1.edx, 6), cr4::PAE),
-                // Machine checks are the host's business, whatever a guest prepares for.
+                // The host handles machine checks, whatever the guest enables.
                 (true, cr4::MCE),
                 (has(leaf_1.edx, 13), cr4::PGE),
                 (true, cr4::PCE),
@@ -103,11 +103,11 @@ impl Offered {
 }
 
 impl State {
-    /// The state after CR0 is written. `in_long_code` says whether CS.L is set.
+    /// The state after a write of CR0. `in_long_code` is CS.L.
     ///
     /// # Errors
-    /// APM vol. 2, 3.1.1 and table 14-5. Paging is not turned off from 64-bit mode: 14.7 wants compatibility mode first and
-    /// leaves open what happens otherwise; Intel's manual has #GP there.
+    /// APM vol. 2, 3.1.1 and table 14-5. Paging cannot be turned off in 64-bit mode: 14.7 requires compatibility mode
+    /// first and does not say what happens otherwise; Intel's manual has #GP there.
     pub const fn write_cr0(self, value: u64, in_long_code: bool) -> Result<Self, Refused> {
         let Self { cr4, mut efer, .. } = self;
         if value >> 32 != 0 || value & (cr0::PG | cr0::PE) == cr0::PG || value & (cr0::NW | cr0::CD) == cr0::NW {
@@ -123,18 +123,18 @@ impl State {
         Ok(Self { cr0: value & CR0_DEFINED | cr0::ET, cr4, efer })
     }
 
-    /// The state after CR4 is written.
+    /// The state after a write of CR4.
     ///
     /// # Errors
     /// A bit that is not offered, or PAE cleared in long mode (APM vol. 2, 3.1.3 and table 14-5).
     pub const fn write_cr4(self, value: u64, offered: &Offered) -> Result<Self, Refused> {
         let leaves_pae = value & cr4::PAE == 0 && self.efer & efer::LMA != 0;
-        // LA57 cannot change in long mode, and PCIDE can be set there only (APM vol. 2, 3.1.3): whoever offers them
-        // has to add these rules.
+        // LA57 cannot change in long mode, and PCIDE can be set only there (APM vol. 2, 3.1.3): add these rules before
+        // offering them.
         if value & !offered.cr4 != 0 || leaves_pae { Err(Refused) } else { Ok(Self { cr4: value, ..self }) }
     }
 
-    /// The state after EFER is written. SVME stays what it is, and LMA follows LME and paging.
+    /// The state after a write of EFER. SVME does not change, and LMA follows LME and paging.
     ///
     /// # Errors
     /// A bit that is not offered, or LME changed while paging is on (APM vol. 2, 3.1.7 and table 14-5).
@@ -147,11 +147,11 @@ impl State {
         Ok(Self { efer: self.efer & !offered.efer | value & offered.efer, ..self })
     }
 
-    /// Whether translations that were cached under this state may be wrong under `next` (APM vol. 2, 5.5.2), so that all of
-    /// the guest's are dropped, global ones included.
+    /// Whether translations cached in this state may be wrong in `next` (APM vol. 2, 5.5.2), so that all of the guest's
+    /// entries must be flushed, global ones included.
     ///
-    /// The manual's list has paging, PAE, PSE and PGE. WP, the supervisor's and keys' protections and NXE are added: what a
-    /// processor keeps beside a translation is its own affair, and these change once in a boot.
+    /// The manual's list has paging, PAE, PSE and PGE. Here WP, SMEP, SMAP, protection keys and NXE are added: a
+    /// processor may cache more than the manual says, and these change once per boot.
     #[must_use]
     pub const fn makes_stale(self, next: Self) -> bool {
         const CR0: u64 = cr0::PG | cr0::WP | cr0::CD | cr0::NW;
@@ -162,7 +162,7 @@ impl State {
     }
 }
 
-/// CR0 after LMSW loads `word`: PE can be set but not cleared, MP, EM and TS are copied (APM vol. 3, LMSW).
+/// CR0 after LMSW of `word`: it can set but not clear PE, and copies MP, EM and TS (APM vol. 3, LMSW).
 #[must_use]
 pub const fn with_status_word(cr0: u64, word: u64) -> u64 {
     const COPIED: u64 = cr0::MP | cr0::EM | cr0::TS;
@@ -178,32 +178,32 @@ pub enum Write {
         control: u8,
         /// Number of the general register.
         from: u8,
-        /// Bytes of the instruction.
+        /// Length of the instruction.
         length: u8,
     },
     /// LMSW from a general register.
     StatusWord {
         /// Number of the general register.
         from: u8,
-        /// Bytes of the instruction.
+        /// Length of the instruction.
         length: u8,
     },
     /// LMSW from memory.
     StatusWordInMemory {
-        /// Where the opcode's two bytes are. With MOVZX in their place (0F B7), the same bytes load the operand.
+        /// Position of the opcode's two bytes. MOVZX (0F B7) in their place loads the operand with the same bytes.
         opcode: u8,
     },
 }
 
-/// What EXITINFO1 says of an intercepted MOV to a control register where the processor has decode assists: the number of the
-/// general register (APM vol. 2, 15.8.1). `None` without them, and for LMSW.
+/// The number of the general register from EXITINFO1, for an intercepted MOV to a control register on a processor with
+/// decode assists (APM vol. 2, 15.8.1). `None` without decode assists, and for LMSW.
 #[must_use]
 pub const fn assisted(exit_info_1: u64) -> Option<u8> {
     const IS_MOVE: u64 = 1 << 63;
     if exit_info_1 & IS_MOVE != 0 { Some((exit_info_1 & 0xf) as u8) } else { None }
 }
 
-/// Finds out what the instruction that begins with `bytes` writes; `None` if it is none of these.
+/// Decodes the instruction at the start of `bytes`; `None` if it is none of these.
 #[must_use]
 pub fn decode(bytes: &[u8], is_64_bit: bool) -> Option<Write> {
     const LOCK: u8 = 0xf0;
@@ -215,7 +215,7 @@ pub fn decode(bytes: &[u8], is_64_bit: bool) -> Option<Write> {
     let (mut at, mut locked, mut rex) = (0, false, 0);
     loop {
         match *bytes.get(at)? {
-            // A REX prefix counts only just before the opcode (APM vol. 3, 1.2.7).
+            // A REX prefix counts only directly before the opcode (APM vol. 3, 1.2.7).
             0x26 | 0x2e | 0x36 | 0x3e | 0x64..=0x67 | 0xf2 | 0xf3 => rex = 0,
             LOCK => (locked, rex) = (true, 0),
             prefix @ 0x40..=0x4f if is_64_bit => rex = prefix,
@@ -228,7 +228,7 @@ pub fn decode(bytes: &[u8], is_64_bit: bool) -> Option<Write> {
     let field = modrm >> 3 & 7;
     let length = u8::try_from(at + 3).ok()?;
     match opcode {
-        // The operands are registers, whatever ModRM.mod says. LOCK names CR8 where there is no REX.R (APM vol. 3, MOV CRn).
+        // The operands are registers, whatever ModRM.mod is. Without REX.R, LOCK selects CR8 (APM vol. 3, MOV CRn).
         MOVE_TO_CONTROL => {
             let upper = if rex >> 2 & 1 != 0 || locked { 8 } else { 0 };
             Some(Write::Move { control: field | upper, from, length })

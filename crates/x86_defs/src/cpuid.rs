@@ -1,6 +1,6 @@
 //! CPUID leaves and feature bits by name (APM vol. 3, appendix E).
 
-/// One leaf's answer.
+/// The output of one leaf.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Registers {
     /// EAX.
@@ -21,7 +21,7 @@ pub mod leaf_1_ecx {
     pub const PCID: u32 = 1 << 17;
     /// x2APIC.
     pub const X2APIC: u32 = 1 << 21;
-    /// The APIC timer can follow a TSC deadline.
+    /// The APIC timer has a TSC-deadline mode.
     pub const TSC_DEADLINE: u32 = 1 << 24;
     /// XSAVE.
     pub const XSAVE: u32 = 1 << 26;
@@ -41,7 +41,7 @@ pub mod leaf_1_edx {
 
 /// Leaf 7, ECX.
 pub mod leaf_7_ecx {
-    /// Protection keys for pages of user mode.
+    /// Protection keys for user pages.
     pub const PKU: u32 = 1 << 3;
     /// CR4.PKE is set.
     pub const OSPKE: u32 = 1 << 4;
@@ -63,7 +63,7 @@ pub mod leaf_8000_0001_edx {
 
 /// Leaf 8000_0007, EBX.
 pub mod leaf_8000_0007_ebx {
-    /// An error that a bank had no room for was no worse than the one in it.
+    /// An error that was lost because its bank was in use was no worse than the error in the bank.
     pub const MCA_OVERFLOW_RECOV: u32 = 1 << 0;
     /// Banks have 16 registers each, from C000_2000 on.
     pub const SCALABLE_MCA: u32 = 1 << 3;

@@ -1,6 +1,7 @@
 //! Exit codes of #VMEXIT (APM vol. 2, appendix C), as 32-bit numbers.
 //!
-//! The field has 64 bits, but some implementations store `INVALID` as 0xffff_ffff and not as -1; compare the low half.
+//! The field has 64 bits, but some implementations store `INVALID` as 0xffff_ffff instead of -1. So compare only the
+//! low half.
 
 /// Write of CR0 to CR15: this plus the register's number.
 pub const CR_WRITE_BASE: u32 = 0x10;
@@ -20,7 +21,7 @@ pub const NMI: u32 = 0x61;
 pub const SMI: u32 = 0x62;
 /// Physical INIT.
 pub const INIT: u32 = 0x63;
-/// A virtual interrupt would be taken now: the interrupt window is open.
+/// The guest can take a virtual interrupt: the interrupt window is open.
 pub const VINTR: u32 = 0x64;
 /// Write of CR0 that changes more than TS and MP, or LMSW.
 pub const CR0_SEL_WRITE: u32 = 0x65;
@@ -72,7 +73,7 @@ pub const WBINVD: u32 = 0x89;
 pub const MONITOR: u32 = 0x8a;
 /// MWAIT, MWAITX.
 pub const MWAIT: u32 = 0x8b;
-/// MWAIT, MWAITX when the monitor is armed.
+/// MWAIT, MWAITX with an armed monitor.
 pub const MWAIT_ARMED: u32 = 0x8c;
 /// XSETBV.
 pub const XSETBV: u32 = 0x8d;
@@ -90,5 +91,5 @@ pub const MCOMMIT: u32 = 0xa3;
 pub const TLBSYNC: u32 = 0xa4;
 /// Nested page fault: EXITINFO1 is the error code, EXITINFO2 the GPA.
 pub const NPF: u32 = 0x400;
-/// The VMCB is not valid; nothing was run.
+/// The VMCB is invalid; the guest did not run.
 pub const INVALID: u32 = 0xffff_ffff;

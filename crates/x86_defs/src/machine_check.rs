@@ -1,8 +1,8 @@
-//! Machine checks: what the banks say, in words, and who can go on (APM vol. 2, chapter 9).
+//! Machine checks: decodes the banks, and decides who may continue (APM vol. 2, chapter 9).
 //!
-//! A processor has banks of registers in which its parts leave what went wrong. Errors that it could correct are only left
-//! there. One that it could not correct raises #MC, and software decides what is lost: nothing, the program that was
-//! interrupted, or the machine. That decision is [`verdict`], a function of the banks alone.
+//! A processor has banks of registers in which its parts record errors. Corrected errors are only recorded. An
+//! uncorrected error raises #MC, and software decides what is lost: nothing, the interrupted program, or the machine.
+//! [`verdict`] makes this decision from the banks alone.
 
 use core::fmt;
 
@@ -13,23 +13,23 @@ pub struct Status(pub u64);
 impl Status {
     /// The bank holds an error.
     pub const VAL: u64 = 1 << 63;
-    /// Another error came while the bank held one.
+    /// Another error came while the bank was in use.
     pub const OVER: u64 = 1 << 62;
     /// The error was not corrected.
     pub const UC: u64 = 1 << 61;
-    /// The bank was told to report such errors.
+    /// The bank is enabled to report such errors.
     pub const EN: u64 = 1 << 60;
-    /// MCi_MISC means something.
+    /// MCi_MISC is valid.
     pub const MISCV: u64 = 1 << 59;
-    /// MCi_ADDR means something.
+    /// MCi_ADDR is valid.
     pub const ADDRV: u64 = 1 << 58;
-    /// The state of the processor is corrupt.
+    /// The processor's state is corrupt.
     pub const PCC: u64 = 1 << 57;
-    /// The state of the program that ran is corrupt.
+    /// The running program's state is corrupt.
     pub const TCC: u64 = 1 << 55;
-    /// Bad data was found and marked; nobody has used it yet.
+    /// Bad data was found and marked; nothing has used it yet.
     pub const DEFERRED: u64 = 1 << 44;
-    /// Data was used that was marked as bad before.
+    /// Data that was marked as bad before was used.
     pub const POISON: u64 = 1 << 43;
 
     /// Whether these bits are set.
@@ -44,7 +44,7 @@ impl Status {
         self.has(Self::VAL)
     }
 
-    /// Whether it is one that software has to do something about now.
+    /// Whether software must handle the error now.
     #[must_use]
     pub const fn is_uncorrected(self) -> bool {
         self.has(Self::VAL | Self::UC) && !self.has(Self::DEFERRED)
@@ -62,11 +62,11 @@ impl Status {
 pub struct GlobalStatus(pub u64);
 
 impl GlobalStatus {
-    /// What was interrupted can go on at the address that was saved.
+    /// The interrupted code can continue at the saved address.
     pub const RIPV: u64 = 1 << 0;
-    /// The address that was saved has to do with the error.
+    /// The saved address is related to the error.
     pub const EIPV: u64 = 1 << 1;
-    /// A machine check is being handled. Another one now would be a shutdown.
+    /// A machine check is being handled. Another one now is a shutdown.
     pub const MCIP: u64 = 1 << 2;
 
     /// Whether these bits are set.
@@ -76,7 +76,7 @@ impl GlobalStatus {
     }
 }
 
-/// What ran when the machine check came.
+/// What ran at the machine check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interrupted {
     /// A guest.
@@ -85,23 +85,24 @@ pub enum Interrupted {
     Host,
 }
 
-/// Who can go on.
+/// Who may continue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Everybody. What there was is logged.
+    /// Guest and host continue. The error is logged.
     GoesOn,
-    /// Everybody but the VM whose guest was interrupted.
+    /// Everything continues except the VM whose guest was interrupted.
     EndsVm,
-    /// Nobody, for this reason.
+    /// Nothing continues, for this reason.
     EndsHost(&'static str),
 }
 
-/// Decides what errors in these banks mean for what was `interrupted` by #MC (APM vol. 2, 9.3.1.2 and 9.3.2.3).
+/// Decides what the errors in these banks mean for the code that #MC `interrupted` (APM vol. 2, 9.3.1.2 and 9.3.2.3).
 ///
-/// `overflow_recovers` is CPUID 8000_0007 EBX\[0\]: an error that was lost to a bank in use was no worse than the one in it.
+/// `overflow_recovers` is CPUID 8000_0007 EBX\[0\]: an error that was lost because its bank was in use was no worse
+/// than the error in the bank.
 ///
-/// Only what a guest did can be taken away with the guest. An error of the hypervisor's own accesses has hit data of which
-/// nobody knows whose it is, so it ends the host even where the interrupted code could go on.
+/// Ending a VM removes only the effects of its guest. An error in the hypervisor's own accesses has hit data of an
+/// unknown owner. So it ends the host even if the interrupted code could continue.
 #[must_use]
 pub fn verdict(
     global: GlobalStatus,
@@ -131,14 +132,14 @@ pub fn verdict(
     Verdict::EndsVm
 }
 
-/// Whether a guest's shutdown was a machine check for which it had not set CR4.MCE: the processor shuts down instead of
-/// raising #MC, and leaves the error in its bank (APM vol. 2, 8.2.17).
+/// Whether a guest's shutdown was a machine check without CR4.MCE: the processor then shuts down instead of raising
+/// #MC, and leaves the error in its bank (APM vol. 2, 8.2.17).
 #[must_use]
 pub fn explains_shutdown(banks: impl IntoIterator<Item = Status>) -> bool {
     banks.into_iter().any(Status::is_uncorrected)
 }
 
-/// What one bank holds.
+/// Content of one bank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// The bank's number.
@@ -149,7 +150,7 @@ pub struct Report {
     pub address: u64,
     /// MCi_MISC.
     pub misc: u64,
-    /// What part of the machine the bank belongs to, and the error's syndrome, where the banks are scalable ones.
+    /// For scalable banks: the part of the machine that the bank belongs to, and the error's syndrome.
     pub scalable: Option<(u64, u64)>,
 }
 

@@ -8,7 +8,7 @@ pub const APIC_BASE: u32 = 0x1b;
 pub const TSC_ADJUST: u32 = 0x3b;
 /// Microcode revision.
 pub const PATCH_LEVEL: u32 = 0x8b;
-/// What the memory-type range registers offer.
+/// Capabilities of the memory-type range registers.
 pub const MTRR_CAP: u32 = 0xfe;
 /// SYSENTER code segment.
 pub const SYSENTER_CS: u32 = 0x174;
@@ -16,17 +16,17 @@ pub const SYSENTER_CS: u32 = 0x174;
 pub const SYSENTER_ESP: u32 = 0x175;
 /// SYSENTER instruction pointer.
 pub const SYSENTER_EIP: u32 = 0x176;
-/// What the machine-check architecture offers: bits 7:0 are the number of banks.
+/// Capabilities of the machine-check architecture: bits 7:0 are the number of banks.
 pub const MCG_CAP: u32 = 0x179;
-/// Whether a machine check is being handled, and whether what it interrupted can go on.
+/// Whether a machine check is being handled, and whether the interrupted code can continue.
 pub const MCG_STATUS: u32 = 0x17a;
-/// Which banks report, where MCG_CAP says that it is there.
+/// Enables the banks' reports, if MCG_CAP says that it exists.
 pub const MCG_CTL: u32 = 0x17b;
-/// Control of bank 0. Status, address and details follow, then the next bank's.
+/// Control of bank 0. Status, address and details follow, then the next bank.
 pub const MC0_CTL: u32 = 0x400;
-/// Control of bank 0 where the banks are scalable ones, 16 registers each.
+/// Control of bank 0 for scalable banks, which have 16 registers each.
 pub const MCA_CTL_0: u32 = 0xc000_2000;
-/// Features of Intel's that can be switched off.
+/// Intel's features that can be disabled.
 pub const MISC_ENABLE: u32 = 0x1a0;
 /// Debug control.
 pub const DEBUG_CTL: u32 = 0x1d9;
@@ -72,9 +72,9 @@ pub const SFMASK: u32 = 0xc000_0084;
 pub const FS_BASE: u32 = 0xc000_0100;
 /// GS base.
 pub const GS_BASE: u32 = 0xc000_0101;
-/// GS base that SWAPGS brings in.
+/// GS base that SWAPGS loads.
 pub const KERNEL_GS_BASE: u32 = 0xc000_0102;
-/// What RDTSCP and RDPID give besides the TSC.
+/// The second value of RDTSCP, and the value of RDPID.
 pub const TSC_AUX: u32 = 0xc000_0103;
 /// First performance event select register of the K7.
 pub const K7_EVNTSEL0: u32 = 0xc001_0000;

@@ -47,7 +47,7 @@ pub mod cr0 {
     pub const ET: u64 = 1 << 4;
     /// x87 errors are exceptions.
     pub const NE: u64 = 1 << 5;
-    /// Read-only pages are so for the supervisor, too.
+    /// Read-only pages are read-only for the supervisor too.
     pub const WP: u64 = 1 << 16;
     /// Alignment checks are allowed.
     pub const AM: u64 = 1 << 18;
@@ -65,7 +65,7 @@ pub mod cr4 {
     pub const VME: u64 = 1 << 0;
     /// Virtual interrupts in protected mode.
     pub const PVI: u64 = 1 << 1;
-    /// RDTSC is the supervisor's.
+    /// RDTSC for the supervisor only.
     pub const TSD: u64 = 1 << 2;
     /// Debugging extensions.
     pub const DE: u64 = 1 << 3;
@@ -73,29 +73,29 @@ pub mod cr4 {
     pub const PSE: u64 = 1 << 4;
     /// Physical address extension.
     pub const PAE: u64 = 1 << 5;
-    /// Machine checks are exceptions, and no shutdown.
+    /// Machine checks raise exceptions instead of a shutdown.
     pub const MCE: u64 = 1 << 6;
     /// Global pages.
     pub const PGE: u64 = 1 << 7;
-    /// RDPMC for everybody.
+    /// RDPMC at any privilege level.
     pub const PCE: u64 = 1 << 8;
     /// The system uses FXSAVE.
     pub const OSFXSR: u64 = 1 << 9;
     /// The system handles SIMD exceptions.
     pub const OSXMMEXCPT: u64 = 1 << 10;
-    /// SGDT, SIDT, SLDT, STR and SMSW are the supervisor's.
+    /// SGDT, SIDT, SLDT, STR and SMSW for the supervisor only.
     pub const UMIP: u64 = 1 << 11;
     /// Five levels of page tables.
     pub const LA57: u64 = 1 << 12;
-    /// RDFSBASE and its kin.
+    /// RDFSBASE and similar.
     pub const FSGSBASE: u64 = 1 << 16;
     /// Process-context identifiers.
     pub const PCIDE: u64 = 1 << 17;
     /// The system uses XSAVE; CPUID shows it as OSXSAVE.
     pub const OSXSAVE: u64 = 1 << 18;
-    /// The supervisor executes no pages of the user's.
+    /// The supervisor does not execute user pages.
     pub const SMEP: u64 = 1 << 20;
-    /// The supervisor accesses no pages of the user's.
+    /// The supervisor does not access user pages.
     pub const SMAP: u64 = 1 << 21;
     /// Protection keys; CPUID shows it as OSPKE.
     pub const PKE: u64 = 1 << 22;
@@ -145,7 +145,7 @@ pub mod vector {
     pub const INVALID_OPCODE: u8 = 6;
     /// #DF, double fault.
     pub const DOUBLE_FAULT: u8 = 8;
-    /// #TS, invalid TSS: the first of four that concern segments (10 to 13).
+    /// #TS, invalid TSS: the first of four about segments (10 to 13).
     pub const INVALID_TSS: u8 = 10;
     /// #GP, general protection.
     pub const GENERAL_PROTECTION: u8 = 13;

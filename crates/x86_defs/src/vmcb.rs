@@ -8,7 +8,7 @@ use bitflags::bitflags;
 #[derive(Clone, Debug)]
 #[repr(C, align(4096))]
 pub struct Vmcb {
-    /// What to intercept, what to inject, why the guest was left.
+    /// Intercepts, the injected event, and the exit reason.
     pub control: ControlArea,
     /// The guest's registers that VMRUN loads and #VMEXIT saves.
     pub save: SaveArea,
@@ -16,7 +16,7 @@ pub struct Vmcb {
 }
 
 impl Vmcb {
-    /// All zero: valid for no guest yet.
+    /// All zero: not valid for a guest yet.
     #[must_use]
     pub const fn zeroed() -> Self {
         Self {
@@ -58,16 +58,16 @@ pub struct ControlArea {
     pub msrpm_base: u64,
     /// Added to the TSC that the guest reads.
     pub tsc_offset: u64,
-    /// ASID that this guest's TLB entries are tagged with. Zero is the host's.
+    /// ASID of this guest's TLB entries. Zero is the host's.
     pub guest_asid: u32,
-    /// What VMRUN does to the TLB.
+    /// Whether VMRUN flushes the TLB.
     pub tlb_control: TlbControl,
     reserved_05d: [u8; 3],
     /// Virtual interrupt control.
     pub int_ctl: IntCtl,
     /// Bit 0: the guest is in an interrupt shadow. Bit 1: value of IF while V_INTR_MASKING.
     pub interrupt_shadow: u64,
-    /// Why the guest was left; the low half is meaningful (see [`crate::exit_code`]).
+    /// The exit reason; only the low half has a meaning (see [`crate::exit_code`]).
     pub exit_code: u64,
     /// First detail of the exit.
     pub exit_info_1: u64,
@@ -90,7 +90,7 @@ pub struct ControlArea {
     /// Parts of the VMCB that did not change since the last VMRUN on this pCPU.
     pub clean: u32,
     reserved_0c4: u32,
-    /// RIP of the next instruction, where [`crate::cpuid::svm_feature::NRIP_SAVE`] is reported.
+    /// RIP of the next instruction, if [`crate::cpuid::svm_feature::NRIP_SAVE`] is reported.
     pub next_rip: u64,
     /// Number of bytes in `instruction_bytes`, with decode assists.
     pub instruction_length: u8,
@@ -153,7 +153,7 @@ bitflags! {
         const SMI = 1 << 2;
         /// INIT.
         const INIT = 1 << 3;
-        /// Virtual interrupt about to be taken.
+        /// A virtual interrupt is about to be taken.
         const VINTR = 1 << 4;
         /// Writes of CR0 that change more than TS and MP, and LMSW.
         const CR0_SEL_WRITE = 1 << 5;
@@ -192,7 +192,7 @@ bitflags! {
     /// Intercepts at offset 010.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Intercept2: u32 {
-        /// VMRUN; VMRUN itself requires that it is set.
+        /// VMRUN; VMRUN itself requires this bit.
         const VMRUN = 1 << 0;
         /// VMMCALL.
         const VMMCALL = 1 << 1;
@@ -238,7 +238,7 @@ bitflags! {
     }
 }
 
-/// What VMRUN does to the TLB (offset 05C).
+/// Whether VMRUN flushes the TLB (offset 05C).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum TlbControl {
@@ -246,7 +246,7 @@ pub enum TlbControl {
     DoNothing = 0,
     /// Flush all entries of all ASIDs.
     FlushAll = 1,
-    /// Flush this guest's ASID, where [`crate::cpuid::svm_feature::FLUSH_BY_ASID`] is reported.
+    /// Flush this guest's ASID, if [`crate::cpuid::svm_feature::FLUSH_BY_ASID`] is reported.
     FlushThisAsid = 3,
 }
 
@@ -256,7 +256,7 @@ pub enum TlbControl {
 pub struct IntCtl(pub u64);
 
 impl IntCtl {
-    /// A virtual interrupt waits.
+    /// A virtual interrupt is pending.
     pub const V_IRQ: u64 = 1 << 8;
     /// Highest priority for the virtual interrupt.
     pub const V_INTR_PRIO_MAX: u64 = 0xf << 16;
@@ -314,7 +314,7 @@ impl Event {
         Self(Self::exception(vector).0 | Self::ERROR_CODE_VALID | ((code as u64) << 32))
     }
 
-    /// INT n, INT3 or INTO, as the instruction itself would raise it.
+    /// INT n, INT3 or INTO, as raised by the instruction itself.
     #[must_use]
     pub const fn software_interrupt(vector: u8) -> Self {
         Self(Self::VALID | (4 << 8) | vector as u64)
@@ -338,7 +338,7 @@ impl Event {
         (self.0 & 0xff) as u8
     }
 
-    /// What kind of event.
+    /// The kind of event.
     #[must_use]
     pub const fn kind(self) -> EventKind {
         match (self.0 >> 8) & 7 {

@@ -1,4 +1,4 @@
-//! The allow-list by itself, and on processors whose registers are known.
+//! The allow-list alone, and on processors whose registers are known.
 
 use super::{COUNT, IdRegisters, REGISTERS, Rule, nibble};
 
@@ -77,7 +77,7 @@ fn field(registers: &IdRegisters, (crm, op2, shift): (u8, u8, u32)) -> u8 {
     nibble(registers.get(crm, op2), shift)
 }
 
-/// Fields that are no guest's: register and lowest bit.
+/// Hidden fields: register and lowest bit.
 const HIDDEN: [(&str, (u8, u8, u32)); 32] = [
     ("EL2", (4, 0, 8)),
     ("EL3", (4, 0, 12)),
@@ -138,7 +138,7 @@ fn whatever_a_processor_has_no_field_exceeds_the_list() {
                 match rule {
                     _ if register.is_aarch32 && value < 2 => assert_eq!(seen, 0),
                     Rule::UpTo(most) | Rule::Same(most) => assert_eq!(u64::from(seen), value.min(most.into())),
-                    // 8 to 15 are negative: as they are.
+                    // 8 to 15 are negative: unchanged.
                     Rule::Signed(_) if value >= 8 => assert_eq!(u64::from(seen), value),
                     Rule::Signed(most) => {
                         assert_eq!(u64::from(seen), value.min(u64::try_from(most).expect("positive")))
@@ -169,7 +169,7 @@ fn fields_that_are_not_zero_when_something_is_missing_say_so() {
         assert_eq!(field(&offered, (5, 0, 36)), 0xf);
         assert_eq!([32, 36, 40].map(|shift| field(&offered, (7, 0, shift))), [1; 3]);
     }
-    // Without floating point, 0xf is less than 0 (ID_AA64PFR0_EL1.FP), and it is what stays.
+    // Without floating point, 0xf is less than 0 (ID_AA64PFR0_EL1.FP), and stays.
     let (with, without) = (IdRegisters::offered(|_, _| 0), IdRegisters::offered(|_, _| 0xf << 16));
     assert_eq!(field(&without, (4, 0, 16)), 0xf);
     assert_eq!(field(&with.common(&without), (4, 0, 16)), 0xf);

@@ -1,4 +1,4 @@
-//! Headers as kernels have them, and as nobody should.
+//! Valid headers, and invalid ones.
 
 extern crate std;
 

@@ -1,4 +1,4 @@
-//! Syndromes as the manual spells them, taken from exits that were seen.
+//! Syndromes from real exits, in the manual's format.
 
 use super::{DataAccess, Fault, Limit, Rest, Syndrome, SystemRegister, Wait, class};
 
@@ -72,7 +72,7 @@ fn four_instructions_that_wait_are_told_apart() {
         (timed | 2, false, Limit::General(3)),
         (timed | 3, true, Limit::General(3)),
         (WFX | 2, false, Limit::Unknown),
-        // Without a time, what is in RN means nothing.
+        // Without a time, RN has no meaning.
         (timed, false, Limit::None),
     ] {
         let syndrome = Syndrome(iss);
@@ -93,7 +93,7 @@ fn wait_with_a_time_sleeps_until_then_and_not_longer() {
     assert_eq!(at(100, 100), Rest::Over);
     assert_eq!(at(100, 101), Rest::Over);
     assert_eq!(at(0, 0), Rest::Over);
-    // Unsigned: the largest time is far, not past.
+    // Unsigned: the largest time is in the far future, not in the past.
     assert_eq!(at(u64::MAX, 5), Rest::Sleep(Some(u64::MAX)));
     let rest = |is_event, limit| Wait { is_event, limit }.rest(5, |_| 0);
     assert_eq!(rest(false, Limit::None), Rest::Sleep(None));

@@ -1,4 +1,4 @@
-//! The tables as a guest finds them: by following pointers from the RSDP.
+//! The tables as a guest finds them: through pointers from the RSDP.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -10,7 +10,7 @@ use crate::acpi::tables;
 use crate::bytes::{u16_at, u32_at, u64_at};
 use crate::layout::{MapKind, RESET_STUB, RSDP, memory_map, ram_layout};
 
-/// Follows the pointers from the RSDP, as a guest does, and checks length and checksum of each table on the way.
+/// Follows the pointers from the RSDP, like a guest, and checks length and checksum of each table.
 fn found(vcpus: u32) -> BTreeMap<[u8; 4], Vec<u8>> {
     let placed: BTreeMap<u64, Vec<u8>> = tables(vcpus).into_iter().map(|(gpa, table)| (gpa.0, table)).collect();
     let table = |address: u64| {

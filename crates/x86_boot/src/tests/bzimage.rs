@@ -1,4 +1,4 @@
-//! A bzImage on its way into the guest, and all the ways in which it can be refused.
+//! Loads a bzImage into the guest, and tries all refusals.
 
 use alloc::format;
 use alloc::string::{String, ToString};
@@ -74,7 +74,7 @@ fn zero_page_tells_command_line_memory_and_tables() {
     assert_eq!([e820(0), e820(1), e820(2)], [(0, 0x9_fc00, 1), (0xe_0000, 0x2_0000, 2), (MIB, 63 * MIB, 1)]);
     assert_eq!(e820(3), (0xe000_0000, 0x10_0000, 2), "PCI's configuration spaces");
 
-    // Nothing of the header reaches into the fields after it, nothing before it is set that is not meant.
+    // The header does not reach into the fields after it, and only intended fields before it are set.
     assert!(ram.at(Gpa(0x826c), 0x64).iter().all(|byte| *byte == 0));
     assert!(ram.at(Gpa(0x8000), 0x70).iter().all(|byte| *byte == 0));
 }
@@ -278,7 +278,7 @@ fn kernel_without_a_64_bit_entry_is_entered_in_protected_mode_at_its_first_byte(
     assert_eq!(entry.mode, Mode::Protected32 { eip: 0x100_0000, ebx: 0, esi: 0x8000, gdt });
     // Selectors 0x10 and 0x18: code and data of 32 bits over all addresses.
     assert_eq!([ram.u64(0x1010), ram.u64(0x1018)], [0x00cf_9b00_0000_ffff, 0x00cf_9300_0000_ffff]);
-    // It is told the same as a kernel of 64 bits.
+    // It gets the same information as a 64-bit kernel.
     assert_eq!((ram.u32(0x8228), ram.u64(0x8070)), (0x1_0000, 0xe_0000));
     assert_eq!(ram.at(Gpa(0x1_0000), 20), b"console=ttyS0 quiet\0");
 }

@@ -1,4 +1,4 @@
-//! Files with arbitrary damage: any answer is right, except a panic, or a write outside the guest's memory.
+//! Damaged files: any result is right, except a panic, or a write outside the guest's memory.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -9,7 +9,7 @@ use super::{MIB, boot, bzimage, pvh_elf};
 use crate::layout::ram_layout;
 use crate::{Boot, GuestMemory, Mode, OutsideMemory, check, load, probe};
 
-/// RAM that keeps nothing and looks at addresses only.
+/// RAM that stores nothing and only checks addresses.
 struct Checked {
     memory_bytes: u64,
 }
@@ -23,7 +23,7 @@ impl GuestMemory for Checked {
     }
 }
 
-/// Values that make sums overflow and comparisons come out wrong, besides arbitrary ones.
+/// Values that make sums overflow and comparisons fail, besides arbitrary ones.
 fn value() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
         any::<u8>().prop_map(|value| vec![value]),
@@ -34,7 +34,7 @@ fn value() -> impl Strategy<Value = Vec<u8>> {
     ]
 }
 
-/// `file` with some values overwritten within its first `headers` bytes, and perhaps cut short.
+/// `file` with some values overwritten within its first `headers` bytes, and perhaps truncated.
 fn damaged(file: Vec<u8>, headers: usize) -> impl Strategy<Value = Vec<u8>> {
     let length = file.len();
     let changes = prop::collection::vec((0..headers, value()), 1..6);
@@ -48,7 +48,7 @@ fn damaged(file: Vec<u8>, headers: usize) -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
-/// The fields of a bzImage that are read, hit one by one rather than by luck.
+/// Damages the fields of a bzImage that are read, one by one instead of by luck.
 fn damaged_bzimage() -> impl Strategy<Value = Vec<u8>> {
     let fields = [0x1f1, 0x1f4, 0x201, 0x206, 0x20e, 0x211, 0x22c, 0x236, 0x238, 0x258, 0x260];
     let changes = prop::collection::vec((prop::sample::select(fields.to_vec()), value()), 1..4);

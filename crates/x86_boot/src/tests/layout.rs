@@ -1,4 +1,4 @@
-//! Where RAM lies, and what the memory map offers of it.
+//! The ranges of RAM, and the part of them in the memory map.
 
 use alloc::vec;
 use alloc::vec::Vec;

@@ -1,4 +1,4 @@
-//! A PVH ELF on its way into the guest, and all the ways in which it can be refused.
+//! Loads a PVH ELF into the guest, and tries all refusals.
 
 use alloc::vec;
 

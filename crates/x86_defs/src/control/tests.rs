@@ -1,6 +1,6 @@
 use super::*;
 
-/// What a guest of Dunlin on a current processor is shown: no PCID, LA57, CET, SVM.
+/// CPUID of a Dunlin guest on a current processor: no PCID, LA57, CET, SVM.
 fn shown() -> Leaves {
     Leaves {
         leaf_1: Registers { ecx: 1 << 26, edx: 0x0783_fbff, ..Registers::default() },
@@ -17,7 +17,7 @@ const LONG: State = State {
 };
 const REAL: State = State { cr0: cr0::ET | cr0::CD | cr0::NW, cr4: 0, efer: efer::SVME };
 
-/// What VMRUN refuses of these registers (APM vol. 2, 15.5.1), written down apart from the rules.
+/// What VMRUN rejects in these registers (APM vol. 2, 15.5.1), written independently of the rules.
 fn vmrun_refuses(state: State) -> bool {
     let State { cr0, cr4, efer } = state;
     let is_set = |register: u64, bit: u32| register >> bit & 1 == 1;
@@ -57,12 +57,12 @@ fn long_mode_becomes_active_with_paging_and_ends_with_it() {
     assert_eq!(active.efer, efer::LME | efer::LMA | efer::SVME);
     assert_eq!(active.write_cr0(enabled.cr0, false), Ok(enabled));
 
-    // Not without PAE, and neither in nor out with CS.L set.
+    // Not without PAE, and not with CS.L set, in either direction.
     let without_pae = State { cr4: 0, ..enabled };
     assert_eq!(without_pae.write_cr0(enabled.cr0 | cr0::PG, false), Err(Refused));
     assert_eq!(enabled.write_cr0(enabled.cr0 | cr0::PG, true), Err(Refused));
     assert_eq!(active.write_cr0(enabled.cr0, true), Err(Refused));
-    // Legacy paging knows no CS.L.
+    // Legacy paging ignores CS.L.
     let legacy = State { efer: efer::SVME, ..enabled };
     assert!(legacy.write_cr0(enabled.cr0 | cr0::PG, true).is_ok_and(|state| state.efer == efer::SVME));
 }
@@ -72,7 +72,7 @@ fn each_bit_of_cr4_is_allowed_exactly_when_cpuid_shows_its_feature() {
     let offered = Offered::by(&shown());
     let allowed: u64 =
         (0..64).filter(|bit| LONG.write_cr4(LONG.cr4 | 1 << bit, &offered).is_ok()).map(|bit| 1 << bit).sum();
-    // VME to UMIP, FSGSBASE, OSXSAVE, SMEP, SMAP, PKE; not LA57, PCIDE, CET, PKS, nor what is Intel's.
+    // VME to UMIP, FSGSBASE, OSXSAVE, SMEP, SMAP, PKE; not LA57, PCIDE, CET, PKS, nor Intel's bits.
     assert_eq!(allowed, 0x0075_0fff);
 
     let hide = |change: fn(&mut Leaves), bits: u64| {
@@ -117,7 +117,7 @@ fn efer_keeps_svme_and_lma_and_refuses_what_is_not_offered() {
     let offered = Offered::by(&shown());
     let written = LONG.write_efer(efer::LME | efer::LMA | efer::FFXSR, &offered).map(|state| state.efer);
     assert_eq!(written, Ok(efer::LME | efer::LMA | efer::FFXSR | efer::SVME));
-    // LMA is not written: it follows.
+    // Software does not write LMA: it follows.
     assert_eq!(LONG.write_efer(efer::LME, &offered).map(|state| state.efer), Ok(efer::LME | efer::LMA | efer::SVME));
     assert_eq!(REAL.write_efer(efer::LMA, &offered), Ok(REAL));
     // Bits 7:1 read as zero.
@@ -145,13 +145,13 @@ fn no_sequence_of_writes_leads_to_a_state_that_vmrun_refuses() {
     for start in [REAL, LONG] {
         let (mut state, mut in_long_code) = (start, start == LONG);
         for _ in 0..200_000 {
-            // One bit, or a few, of one register; most of them bits that exist.
+            // One or a few bits of one register, mostly existing ones.
             let bits = (0..=next() % 3).fold(0, |bits, _| bits | 1 << (next() % if next() % 8 == 0 { 64 } else { 32 }));
             let after = match next() % 4 {
                 0 => state.write_cr0(state.cr0 ^ bits, in_long_code),
                 1 => state.write_cr4(state.cr4 ^ bits, &offered),
                 2 => state.write_efer((state.efer & !efer::SVME) ^ bits, &offered),
-                // A far jump: L may be set in any mode, but means something in long mode only.
+                // A far jump: L may be set in any mode, but has a meaning only in long mode.
                 _ => {
                     in_long_code = next() % 2 == 0;
                     Ok(state)
@@ -212,7 +212,7 @@ fn instructions_are_read_with_all_their_prefixes() {
         // mov cr8, rax, by REX.R and by LOCK.
         (&[0x44, 0x0f, 0x22, 0xc0], true, Some(Write::Move { control: 8, from: 0, length: 4 })),
         (&[0xf0, 0x0f, 0x22, 0xc1], false, Some(Write::Move { control: 8, from: 1, length: 4 })),
-        // Prefixes that mean nothing here; ModRM.mod means nothing either.
+        // Prefixes without a meaning here; ModRM.mod has none either.
         (&[0x66, 0x67, 0xf3, 0x48, 0x0f, 0x22, 0x04], true, Some(Write::Move { control: 0, from: 4, length: 7 })),
         (&[0x2e, 0x0f, 0x22, 0xc5], false, Some(Write::Move { control: 0, from: 5, length: 4 })),
         // Of two REX prefixes the last counts; one before another prefix does not.
@@ -225,7 +225,7 @@ fn instructions_are_read_with_all_their_prefixes() {
         (&[0x41, 0x0f, 0x01, 0xf1], true, Some(Write::StatusWord { from: 9, length: 4 })),
         (&[0x0f, 0x01, 0x33], true, Some(Write::StatusWordInMemory { opcode: 0 })),
         (&[0x65, 0x42, 0x0f, 0x01, 0x34, 0x08], true, Some(Write::StatusWordInMemory { opcode: 2 })),
-        // smsw ax; clts; mov rax, cr0; nothing; a part.
+        // smsw ax; clts; mov rax, cr0; no bytes; an incomplete instruction.
         (&[0x0f, 0x01, 0xe0], true, None),
         (&[0x0f, 0x06, 0x90], true, None),
         (&[0x0f, 0x20, 0xc0], true, None),

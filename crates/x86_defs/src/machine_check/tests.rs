@@ -49,7 +49,7 @@ fn lost_error_ends_the_host_unless_the_processor_promises_that_it_was_no_worse()
     let overflown = Status(CONTAINED.0 | Status::OVER);
     assert!(is_host(verdict(RESTARTABLE, [overflown], Guest, false)));
     assert_eq!(verdict(RESTARTABLE, [overflown], Guest, true), Verdict::EndsVm);
-    // A corrected error that was overwritten takes nothing with it.
+    // An overwritten corrected error loses nothing.
     let corrected = Status(CORRECTED.0 | Status::OVER);
     assert_eq!(verdict(RESTARTABLE, [corrected, CONTAINED], Guest, false), Verdict::EndsVm);
 }
