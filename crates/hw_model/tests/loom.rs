@@ -27,7 +27,7 @@ use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 use shootdown::Presence;
-use stage2::{Access, Attempt, Cell, Collapse, Epochs, Format, Limbo, NptOf, Pages, Stale, Tlb, Tree};
+use stage2::{Access, Attempt, Cell, Collapse, Epochs, Format, Limbo, NptOf, Pages, Stale, Tlb, Tree, Walker};
 
 /// One byte long.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -76,6 +76,8 @@ enum Doing {
 struct Vm {
     pool: Pool,
     tree: Tree<NptOf<1>>,
+    /// vCPU 0, vCPU 1, and housekeeping.
+    walkers: Epochs<[Walker; 3]>,
     cache: WriteProtect<Instruction>,
     code: AtomicU64,
     /// Presences of vCPU 0 and vCPU 1.
@@ -101,6 +103,8 @@ const TABLES: u64 = 1 << 20;
 /// A thread that runs hypervisor code, and how often the bell had rung when it last looked.
 struct Cpu<'a> {
     vm: &'a Vm,
+    /// Its number among the walkers.
+    number: usize,
     heard: Remembered<u64>,
     is_emulating: Remembered<bool>,
 }
@@ -119,18 +123,19 @@ impl Vm {
         let (tree, mut shape) = Tree::new(FORMAT, &pool).expect("tables");
         for page in [0, 1 << 12] {
             let range = GpaRange::new(Gpa(page), 1 << 12).expect("a range");
-            tree.map(&mut shape, &pool, &NoTlb, range, Hpa(page), Access::ALL).expect("tables");
+            tree.walk_mut(&pool, &NoTlb, &mut shape).map(range, Hpa(page), Access::ALL).expect("tables");
         }
         let cache = WriteProtect::new(Size { slots: 1, pages: 1 }, Vouching::Walk);
         let bell = Bell { rung: Mutex::new(0), waiting: Condvar::new() };
         let (code, presence) = (AtomicU64::new(OLD.into()), [Presence::new(), Presence::new()]);
-        (Arc::new(Self { pool, tree, cache, code, presence, bell, under_lock }), shape)
+        let walkers = Epochs::new([Walker::new(), Walker::new(), Walker::new()]);
+        (Arc::new(Self { pool, tree, walkers, cache, code, presence, bell, under_lock }), shape)
     }
 }
 
 impl<'a> Cpu<'a> {
-    fn of(vm: &'a Vm) -> Self {
-        Self { vm, heard: Remembered::new(0), is_emulating: Remembered::new(false) }
+    fn of(vm: &'a Vm, number: usize) -> Self {
+        Self { vm, number, heard: Remembered::new(0), is_emulating: Remembered::new(false) }
     }
 
     /// Returns when there was an event since the last call.
@@ -145,7 +150,7 @@ impl<'a> Cpu<'a> {
     /// What the dirty log does after its end.
     fn collapses(&self, shape: &mut stage2::Shape) {
         let mut limbo = Limbo::<1>::new();
-        let outcome = self.vm.tree.collapse(shape, self, self, &mut limbo, &Epochs::new([]), PAGE, 1);
+        let outcome = self.vm.tree.walk_mut(self, self, shape).collapse(&mut limbo, &self.vm.walkers, PAGE, 1);
         assert!(matches!(outcome, Collapse::Done | Collapse::NotAlike));
     }
 
@@ -170,10 +175,12 @@ impl<'a> Cpu<'a> {
             UnderLock::Wait => true,
             UnderLock::WaitUnlessEmulated => !self.is_emulating.get(),
         };
+        let walking = self.vm.walkers.enter(self.number).expect("is away");
+        let walk = self.vm.tree.walk(self, self, &walking);
         if waits {
-            return Some(self.vm.tree.protect_page(self, self, PAGE, access).expect("small"));
+            return Some(walk.protect_page(PAGE, access).expect("small"));
         }
-        match self.vm.tree.try_protect_page(self, self, PAGE, access).expect("small") {
+        match walk.try_protect_page(PAGE, access).expect("small") {
             Attempt::Done(stale) => Some(stale),
             Attempt::Busy(_) => None,
         }
@@ -275,26 +282,26 @@ fn explore(under_lock: UnderLock, doing: Doing) {
     builder.check(move || {
         let (vm, mut shape) = Vm::new(under_lock);
         if doing == Doing::Faults {
-            let cpu = Cpu::of(&vm);
+            let cpu = Cpu::of(&vm, 2);
             cpu.remembers();
             assert_eq!(vm.cache.find(&HERE), Some(Instruction(OLD)));
             // Otherwise the two would not form a large page. (Of real ones, all 512 are read-only then.)
-            let _ = vm.tree.protect_page(&cpu, &cpu, Gpa(1 << 12), Access::READ_EXECUTE).expect("small");
+            let _ = vm.tree.walk(&cpu, &cpu, &shape).protect_page(Gpa(1 << 12), Access::READ_EXECUTE).expect("small");
         }
         let emulated = {
             let vm = vm.clone();
-            thread::spawn(move || Cpu::of(&vm).carries_out_a_write())
+            thread::spawn(move || Cpu::of(&vm, 0).carries_out_a_write())
         };
         let other = {
             let vm = vm.clone();
             thread::spawn(move || match doing {
-                Doing::Remembers => Cpu::of(&vm).remembers(),
+                Doing::Remembers => Cpu::of(&vm, 1).remembers(),
                 Doing::Faults => {
-                    let _ = vm.cache.written(PAGE, Cause::Write, &Cpu::of(&vm));
+                    let _ = vm.cache.written(PAGE, Cause::Write, &Cpu::of(&vm, 1));
                 }
             })
         };
-        Cpu::of(&vm).collapses(&mut shape);
+        Cpu::of(&vm, 2).collapses(&mut shape);
         emulated.join().expect("no panic");
         other.join().expect("no panic");
         assert_ne!(vm.cache.find(&HERE), Some(Instruction(OLD)), "it was overwritten");

@@ -20,7 +20,7 @@ use std::time::Instant;
 use addr::{Gpa, GpaRange, Hpa, PAGE_BYTES};
 use stage2::{
     Access, Cell, DirtyLog, ENTRIES, Epochs, Fault, Format, Granularity, MarkWord, Npt, Pages, Policy, Rounds, Source,
-    Spare, Stale, Start, Tlb, Tree, Vmsa, Walker,
+    Spare, Stale, Start, Tlb, Tree, Vmsa, Walk, Walker,
 };
 
 type Table = [AtomicU64; ENTRIES];
@@ -95,10 +95,11 @@ fn guest<F: Format>(format: F, source: Source, policy: Policy) -> Guest<F> {
     let pool = Pool::of(64 + usize::try_from(REGIONS).expect("few") * 2);
     let (tree, mut shape) = Tree::new(format, &pool).expect("tables");
     let all = GpaRange::new(Gpa(0), REGIONS * LARGE).expect("a range");
-    tree.map(&mut shape, &pool, &pool, all, Hpa(1 << 30), Access::ALL).expect("tables");
+    tree.walk_mut(&pool, &pool, &mut shape).map(all, Hpa(1 << 30), Access::ALL).expect("tables");
     let marks = (0..PAGES / 64).map(|_| MarkWord::new()).collect();
     let log = DirtyLog::new(all, source, policy, marks).expect("enough marks");
-    log.start(&tree, &pool, &pool, Start::Clean, &mut Spare::new()).expect("nothing to split").pay(&pool);
+    let walk = tree.walk(&pool, &pool, &shape);
+    log.start(walk, Start::Clean, &mut Spare::new()).expect("nothing to split").pay(&pool);
     Guest { pool, tree, log, epochs: Epochs::new((0..2).map(|_| Walker::new()).collect()) }
 }
 
@@ -114,7 +115,7 @@ impl<F: Format + Sync> Guest<F> {
     fn a_fault_of_a_first_touch(&self, gpa: u64, spare: &mut Spare) {
         let walking = self.epochs.enter(0).expect("is away");
         let (at, frame) = (Gpa(gpa), Hpa((1 << 36) + gpa));
-        let leaf = self.tree.populate(&self.pool, &self.pool, spare, at, frame, 0, Access::ALL);
+        let leaf = self.tree.walk(&self.pool, &self.pool, &walking).populate(spare, at, frame, 0, Access::ALL);
         drop(walking);
         assert!(black_box(leaf).is_ok());
     }
@@ -123,24 +124,36 @@ impl<F: Format + Sync> Guest<F> {
     #[inline(never)]
     fn fault(&self, cpu: usize, gpa: u64, spare: &mut Spare, granularity: Granularity) {
         let walking = self.epochs.enter(cpu).expect("is away");
-        let (pool, wanted) = (&self.pool, Access::READ_WRITE);
-        let mut fault = self.tree.fault(pool, pool, Gpa(gpa), wanted, granularity);
+        let (walk, wanted) = (self.tree.walk(&self.pool, &self.pool, &walking), Access::READ_WRITE);
+        let mut fault = walk.fault(Gpa(gpa), wanted, granularity);
         let mut later = Stale::EMPTY;
         while let Fault::Large = fault {
-            later =
-                later.merge(self.tree.split_at_fault(pool, pool, Gpa(gpa), granularity, 0, spare).expect("tables").0);
-            fault = self.tree.fault(pool, pool, Gpa(gpa), wanted, granularity);
+            later = later.merge(walk.split_at_fault(Gpa(gpa), granularity, 0, spare).expect("tables").0);
+            fault = walk.fault(Gpa(gpa), wanted, granularity);
         }
         drop(walking);
         let Fault::Retry(denial) = fault else { panic!("{fault:?}") };
         let _ = black_box((denial, later));
     }
 
+    /// Walks as pCPU 0.
+    fn walk<R>(&self, does: impl FnOnce(Walk<'_, F, Pool, Pool>) -> R) -> R {
+        let walking = self.epochs.enter(0).expect("is away");
+        does(self.tree.walk(&self.pool, &self.pool, &walking))
+    }
+
+    /// Clears and flushes, as the end of a round does.
+    fn clear(&self, rounds: &mut Rounds<Vec<u64>>, wanted: &[u64]) {
+        let me = self.epochs.enter(0).expect("is away");
+        let cleared = rounds.clear(&self.log, self.tree.walk(&self.pool, &self.pool, &me), 0, wanted);
+        let _ = black_box(cleared.flush(&self.pool, me, &self.epochs));
+    }
+
     /// Splits all memory into small pages, all write-protected.
     fn split_all(&self) {
         let mut spare = Spare::new();
         spare.fill(&self.pool, REGIONS).expect("tables");
-        let (stale, _) = self.log.split_ahead(&self.tree, &self.pool, &self.pool, Gpa(0), &mut spare);
+        let (stale, _) = self.walk(|walk| self.log.split_ahead(walk, Gpa(0), &mut spare));
         stale.pay(&self.pool);
     }
 }
@@ -269,11 +282,10 @@ fn rounds<F: Format + Copy + Sync>(name: &str, format: F, source: Source, policy
             let mut spare = Spare::new();
             let mut round = |words: &mut [u64]| {
                 let started = Instant::now();
-                guest.log.get(&guest.tree, &guest.pool, &guest.pool, 0, words);
+                guest.walk(|walk| guest.log.get(walk, 0, words));
                 let get = started.elapsed().as_nanos() as f64;
                 let started = Instant::now();
-                let cleared = rounds.clear(&guest.log, &guest.tree, &guest.pool, &guest.pool, 0, words);
-                let _ = black_box(cleared.flush(&guest.pool, &guest.epochs));
+                guest.clear(&mut rounds, words);
                 (get, started.elapsed().as_nanos() as f64)
             };
             (0..3).for_each(|_| {
@@ -309,9 +321,8 @@ fn clean<F: Format + Copy + Sync>(name: &str, format: F, source: Source, policy:
         let mut samples = Vec::new();
         for _ in 0..SAMPLES * 20 {
             let started = Instant::now();
-            guest.log.get(&guest.tree, &guest.pool, &guest.pool, 0, &mut words);
-            let cleared = rounds.clear(&guest.log, &guest.tree, &guest.pool, &guest.pool, 0, &words);
-            let _ = black_box(cleared.flush(&guest.pool, &guest.epochs));
+            guest.walk(|walk| guest.log.get(walk, 0, &mut words));
+            guest.clear(&mut rounds, &words);
             samples.push(started.elapsed().as_nanos() as f64);
         }
         let gib = median(samples) * ((1 << 30) / LARGE / REGIONS) as f64 / 1000.0;
@@ -337,10 +348,7 @@ fn count<F: Format + Copy + Sync>(kind: &str, format: F) {
         "touch" => {
             let above = REGIONS * LARGE;
             // The first page brings the tables.
-            guest
-                .tree
-                .populate(&guest.pool, &guest.pool, &mut spare, Gpa(above), Hpa(0), 0, Access::ALL)
-                .expect("tables");
+            guest.walk(|walk| walk.populate(&mut spare, Gpa(above), Hpa(0), 0, Access::ALL)).expect("tables");
             (1..=COUNTED).for_each(|page| guest.a_fault_of_a_first_touch(above + (page << 12), &mut spare));
         }
         _ => {

@@ -7,8 +7,9 @@
 //!
 //! Other processors may still read the table. It waits in a [`Limbo`] until they have left.
 
-use crate::tree::{Slot, Tree, entries, span};
-use crate::{Cell, Entry, Format, Limbo, Pages, Quiescence, Shape, Stale, Tlb};
+use crate::tree::{Tree, entries, span};
+use crate::walk::{Slot, Walk, WalkMut};
+use crate::{Cell, Entry, Format, Limbo, Pages, Quiescence, Stale, Tlb};
 use addr::{Gpa, Hpa};
 
 /// Result of a collapse.
@@ -32,90 +33,85 @@ struct Cut {
     leaf: Result<u64, ()>,
 }
 
-impl<F: Format> Tree<F> {
+impl<F: Format, P: Pages, T: Tlb> WalkMut<'_, F, P, T> {
     /// Replaces the table that maps the memory around `gpa` by one leaf at `level`. All its entries must be leaves with
     /// equal rights and adjacent in host memory. The table goes to `limbo`.
     ///
     /// All TLBs are flushed on return.
-    #[expect(clippy::too_many_arguments, reason = "the tree, those who help to change it, and where")]
     pub fn collapse<const N: usize>(
-        &self,
-        shape: &mut Shape,
-        pages: &impl Pages,
-        tlb: &impl Tlb,
+        &mut self,
         limbo: &mut Limbo<N>,
         walkers: &impl Quiescence,
         gpa: Gpa,
         level: u32,
     ) -> Collapse {
-        let [outcome] = self.collapse_together(shape, pages, tlb, limbo, walkers, [gpa], level);
+        let [outcome] = self.collapse_together(limbo, walkers, [gpa], level);
         outcome
     }
 
     /// Like [`collapse`](Self::collapse) for several tables, with one flush for all of them.
-    #[expect(clippy::too_many_arguments, reason = "as above")]
     pub fn collapse_together<const N: usize, const M: usize>(
-        &self,
-        _: &mut Shape,
-        pages: &impl Pages,
-        tlb: &impl Tlb,
+        &mut self,
         limbo: &mut Limbo<N>,
         walkers: &impl Quiescence,
         places: [Gpa; M],
         level: u32,
     ) -> [Collapse; M] {
+        let walk = self.walk();
         let mut room = N - limbo.waiting();
         let mut stale = Stale::EMPTY;
         let cut_off = places.map(|gpa| {
-            if gpa >= self.limit() || level == 0 || level > self.format.largest_leaf() {
+            if gpa >= walk.tree.limit() || level == 0 || level > walk.format().largest_leaf() {
                 return Err(Collapse::NotAlike);
             }
             if room == 0 {
                 return Err(Collapse::Full);
             }
-            let cut = self.cut_off(pages, gpa, level).ok_or(Collapse::NotAlike)?;
+            let cut = walk.cut_off(gpa, level).ok_or(Collapse::NotAlike)?;
             room -= 1;
             stale = stale.merge(Stale::of(cut.slot.page()));
             Ok(cut)
         });
         let is_any = !stale.is_empty();
-        stale.pay(tlb);
+        stale.pay(walk.tlb);
         let outcomes = cut_off.map(|cut| match cut {
-            Ok(cut) => self.put_together(pages, limbo, walkers, cut),
+            Ok(cut) => walk.put_together(limbo, walkers, cut),
             Err(outcome) => outcome,
         });
         if is_any {
-            tlb.publish();
+            walk.tlb.publish();
         }
         outcomes
     }
+}
 
+/// Steps of a collapse, which only [`WalkMut`] takes.
+impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
     /// Breaks the entry that points to the table around `gpa`, and removes the entries of the table.
-    fn cut_off(&self, pages: &impl Pages, gpa: Gpa, level: u32) -> Option<Cut> {
-        let slot = self.descend_to(pages, gpa, level);
+    fn cut_off(self, gpa: Gpa, level: u32) -> Option<Cut> {
+        let slot = self.descend_to(gpa, level);
         let Entry::Table(table) = slot.entry else { return None };
         let alike = (0..entries::<F>()).all(|index| {
-            let bits = pages.load(Cell::new(table, index));
-            self.continues(pages.load(Cell::new(table, 0)), bits, index, level - 1)
+            let bits = self.pages.load(Cell::new(table, index));
+            self.tree.continues(self.pages.load(Cell::new(table, 0)), bits, index, level - 1)
         });
-        if !alike || slot.level != level || !slot.exchange(pages, self.format.busy()) {
+        if !alike || slot.level != level || !slot.exchange(self.pages, self.format().busy()) {
             return None;
         }
-        Some(Cut { table, leaf: self.freeze(pages, table, level - 1), slot })
+        Some(Cut { table, leaf: self.freeze(table, level - 1), slot })
     }
 
     /// Writes the entry again, after all TLBs have dropped the old ones.
     fn put_together<const N: usize>(
-        &self,
-        pages: &impl Pages,
+        self,
         limbo: &mut Limbo<N>,
         walkers: &impl Quiescence,
         Cut { slot, table, leaf }: Cut,
     ) -> Collapse {
         // If it stays a table, it is not quiet: a fault may have made a page writable while it could not wake the
         // table.
-        let bits = leaf.unwrap_or_else(|()| self.format.table(table));
-        let made = Slot { bits: self.format.busy(), ..slot }.exchange(pages, bits);
+        let bits = leaf.unwrap_or_else(|()| self.format().table(table));
+        let made = Slot { bits: self.format().busy(), ..slot }.exchange(self.pages, bits);
         assert!(made, "who breaks an entry is the only one to make it");
         if leaf.is_err() {
             return Collapse::NotAlike;
@@ -126,43 +122,45 @@ impl<F: Format> Tree<F> {
 
     /// Removes all entries from a table that is cut off, and returns the leaf that equals them. If an entry has changed
     /// so that no such leaf exists, puts them back.
-    fn freeze(&self, pages: &impl Pages, table: Hpa, level: u32) -> Result<u64, ()> {
+    fn freeze(self, table: Hpa, level: u32) -> Result<u64, ()> {
         let mut first = 0;
         let mut whole = 0;
         for index in 0..entries::<F>() {
             let cell = Cell::new(table, index);
             let taken = loop {
-                let bits = pages.load(cell);
+                let bits = self.pages.load(cell);
                 let first = if index == 0 { bits } else { first };
-                if !self.continues(first, bits, index, level) {
+                if !self.tree.continues(first, bits, index, level) {
                     break None;
                 }
-                if pages.compare_exchange(cell, bits, self.format.busy()).is_ok() {
+                if self.pages.compare_exchange(cell, bits, self.format().busy()).is_ok() {
                     break Some(bits);
                 }
             };
             let Some(bits) = taken else {
-                self.thaw(pages, table, level, whole, index);
+                self.thaw(table, level, whole, index);
                 return Err(());
             };
             if index == 0 {
                 first = bits;
-                whole = self.format.whole(bits, level + 1);
+                whole = self.format().whole(bits, level + 1);
             }
-            whole = self.format.gathered(whole, bits);
+            whole = self.format().gathered(whole, bits);
         }
         Ok(whole)
     }
 
     /// Puts the first `count` entries back. If one of them was accessed or written, all are marked so.
-    fn thaw(&self, pages: &impl Pages, table: Hpa, level: u32, whole: u64, count: usize) {
+    fn thaw(self, table: Hpa, level: u32, whole: u64, count: usize) {
         for (index, number) in (0..count).zip(0_u64..) {
-            let bits = self.format.part(whole, level, number);
-            let made = pages.compare_exchange(Cell::new(table, index), self.format.busy(), bits).is_ok();
+            let bits = self.format().part(whole, level, number);
+            let made = self.pages.compare_exchange(Cell::new(table, index), self.format().busy(), bits).is_ok();
             assert!(made, "an entry that was taken is changed by nobody else");
         }
     }
+}
 
+impl<F: Format> Tree<F> {
     /// Whether `bits` is the leaf at `index` of a table that begins with `first`, if that table is one large leaf.
     fn continues(&self, first: u64, bits: u64, index: usize, level: u32) -> bool {
         let leaf = |bits| match self.format.decode(level, bits) {

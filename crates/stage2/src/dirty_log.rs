@@ -22,7 +22,7 @@ use core::ops::Range;
 
 use crate::marks::{MarkWord, words_of};
 use crate::sync::{Ordering, fence};
-use crate::{Format, Granularity, MapError, Pages, Quiescence, Source, Spare, Stale, Tlb, Tree, Walking};
+use crate::{Format, Granularity, MapError, Pages, Quiescence, Source, Spare, Stale, Tlb, Walk, Walking};
 use addr::{Gpa, GpaRange, PAGE_BYTES, PageSize};
 
 /// When to split large leaves.
@@ -75,7 +75,7 @@ impl<W: AsRef<[MarkWord]>> DirtyLog<W> {
         self.slot
     }
 
-    /// How [`Tree::fault`] treats write-protected leaves of this slot.
+    /// How [`Walk::fault`] treats write-protected leaves of this slot.
     #[must_use]
     pub fn granularity(&self) -> Granularity {
         match (self.policy, self.source) {
@@ -89,18 +89,16 @@ impl<W: AsRef<[MarkWord]>> DirtyLog<W> {
     ///
     /// # Errors
     /// A leaf crosses an end of the slot and there is no table to split it.
-    pub fn start<F: Format>(
+    pub fn start<F: Format, P: Pages, T: Tlb>(
         &self,
-        tree: &Tree<F>,
-        pages: &impl Pages,
-        tlb: &impl Tlb,
+        walk: Walk<'_, F, P, T>,
         from: Start,
         spare: &mut Spare,
     ) -> Result<Stale, MapError> {
-        tree.split_at(pages, tlb, self.slot.start, spare)?;
-        tree.split_at(pages, tlb, self.slot.end(), spare)?;
+        walk.split_at(self.slot.start, spare)?;
+        walk.split_at(self.slot.end(), spare)?;
         Ok(match from {
-            Start::Clean => tree.clean_all(pages, tlb, self.slot, self.source),
+            Start::Clean => walk.clean_all(self.slot, self.source),
             Start::AllDirty => {
                 self.mark(self.slot);
                 Stale::EMPTY
@@ -111,22 +109,20 @@ impl<W: AsRef<[MarkWord]>> DirtyLog<W> {
     /// Splits leaves that are still large, from `from` on, up to one batch and the number of spare tables. Returns the
     /// address to continue from; the end of the slot if none is left. The pace of [`Policy::Eager`] decides how often
     /// to call it.
-    pub fn split_ahead<F: Format>(
+    pub fn split_ahead<F: Format, P: Pages, T: Tlb>(
         &self,
-        tree: &Tree<F>,
-        pages: &impl Pages,
-        tlb: &impl Tlb,
+        walk: Walk<'_, F, P, T>,
         from: Gpa,
         spare: &mut Spare,
     ) -> (Stale, Gpa) {
         let from = from.clamp(self.slot.start, self.slot.end());
         let rest = crate::tree::range_between(from, self.slot.end());
-        tree.split_ahead(pages, tlb, rest, self.source, spare)
+        walk.split_ahead(rest, self.source, spare)
     }
 
-    /// Ends the log: pages are writable again. Split leaves stay so until they are [collapsed](Tree::collapse).
-    pub fn stop<F: Format>(&self, tree: &Tree<F>, pages: &impl Pages, tlb: &impl Tlb) {
-        tree.release(pages, tlb, self.slot);
+    /// Ends the log: pages are writable again. Split leaves stay so until they are [collapsed](crate::WalkMut::collapse).
+    pub fn stop<F: Format, P: Pages, T: Tlb>(&self, walk: Walk<'_, F, P, T>) {
+        walk.release(self.slot);
     }
 
     /// Does a write by the hypervisor or a device to `range`. All such writes use this function or
@@ -165,18 +161,11 @@ impl<W: AsRef<[MarkWord]>> DirtyLog<W> {
     }
 
     /// Which of the `words.len() * 64` pages from word `first_word` on are dirty. Changes nothing.
-    pub fn get<F: Format>(
-        &self,
-        tree: &Tree<F>,
-        pages: &impl Pages,
-        tlb: &impl Tlb,
-        first_word: usize,
-        words: &mut [u64],
-    ) {
+    pub fn get<F: Format, P: Pages, T: Tlb>(&self, walk: Walk<'_, F, P, T>, first_word: usize, words: &mut [u64]) {
         let marks = self.marks.as_ref().iter().skip(first_word);
         words.fill(0);
         words.iter_mut().zip(marks).for_each(|(word, marks)| *word = marks.get());
-        tree.written(pages, tlb, self.chunk(first_word, words.len()), self.source, |leaf| {
+        walk.written(self.chunk(first_word, words.len()), self.source, |leaf| {
             for (word, bits) in words_of(self.pages_of(leaf)) {
                 if let Some(word) = word.checked_sub(first_word).and_then(|at| words.get_mut(at)) {
                     *word |= bits;
@@ -226,12 +215,10 @@ impl<S: AsMut<[u64]>> Rounds<S> {
     }
 
     /// Cleans the `wanted` pages, one bit each from word `first_word` on, because they are about to be copied.
-    pub fn clear<'w, F: Format, W: AsRef<[MarkWord]>>(
+    pub fn clear<'w, F: Format, P: Pages, T: Tlb, W: AsRef<[MarkWord]>>(
         &mut self,
         log: &DirtyLog<W>,
-        tree: &Tree<F>,
-        pages: &impl Pages,
-        tlb: &impl Tlb,
+        walk: Walk<'_, F, P, T>,
         first_word: usize,
         wanted: &'w [u64],
     ) -> Cleared<'w> {
@@ -251,7 +238,7 @@ impl<S: AsMut<[u64]>> Rounds<S> {
                 }
             }
         };
-        let stale = tree.clean(pages, tlb, log.chunk(first_word, wanted.len()), log.source, picked, spill);
+        let stale = walk.clean(log.chunk(first_word, wanted.len()), log.source, picked, spill);
         Cleared { stale, pages: Copyable { first_word, wanted, count: log.slot.bytes() / PAGE_BYTES } }
     }
 
@@ -281,11 +268,25 @@ impl<'w> Cleared<'w> {
     /// Flushes the cleared pages, and waits for `walkers` that may have found a mark that is taken now. Later writes
     /// are logged again.
     ///
-    /// `walkers` are all callers of [`write_as_walker`](DirtyLog::write_as_walker). The caller must not be one of them
-    /// now, or it waits for itself.
-    pub fn flush(self, tlb: &impl Tlb, walkers: &impl Quiescence) -> Copyable<'w> {
+    /// `walkers` are all callers of [`write_as_walker`](DirtyLog::write_as_walker). `me` is the caller's own announcement,
+    /// which ends before the caller [waits](Quiescence::wait):
+    ///
+    /// ```compile_fail,E0505
+    /// # use {addr::Gpa, stage2::*};
+    /// # fn send<F: Format>(
+    /// #     (tree, pool, tlbs, epochs): (&Tree<F>, &impl Pages, &impl Tlb, &Epochs<[Walker; 1]>),
+    /// #     (log, mut rounds): (&DirtyLog<[MarkWord; 1]>, Rounds<[u64; 1]>),
+    /// # ) -> Option<()> {
+    /// let me = epochs.enter(0)?;
+    /// let walk = tree.walk(pool, tlbs, &me);
+    /// let cleared = rounds.clear(log, walk, 0, &[1]);
+    /// let pages = cleared.flush(tlbs, me, epochs);
+    /// let still_walking = walk.lookup(Gpa(0)); // correct without this line
+    /// # Some(drop((pages.pages(), still_walking))) }
+    /// ```
+    pub fn flush(self, tlb: &impl Tlb, me: Walking<'_>, walkers: &impl Quiescence) -> Copyable<'w> {
         self.stale.pay(tlb);
-        walkers.wait(|| tlb.relax());
+        walkers.wait(me, || tlb.relax());
         self.pages
     }
 }

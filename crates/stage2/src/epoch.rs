@@ -22,8 +22,12 @@ pub trait Quiescence {
     fn have_left(&self, epoch: u64) -> bool;
 
     /// Ends the current epoch and waits until all of its walkers have left. Their writes are visible then, and current
-    /// walkers see the caller's earlier writes. A walker must not call this: it would wait for itself.
-    fn wait(&self, relax: impl Fn()) {
+    /// walkers see the caller's earlier writes.
+    ///
+    /// A walker that waits would wait for itself. So the caller gives up its own announcement `me`, and with it each walk
+    /// that borrows it. (A walker has one announcement at a time, see [`Epochs::enter`].)
+    fn wait(&self, me: Walking<'_>, relax: impl Fn()) {
+        drop(me);
         let epoch = self.end_epoch();
         while !self.have_left(epoch) {
             relax();
@@ -99,7 +103,7 @@ impl<W: AsRef<[Walker]>> Quiescence for Epochs<W> {
     }
 }
 
-/// A guard: this walker walks.
+/// A guard: this walker walks. It is the proof that a [walk](crate::Tree::walk) of a tree needs.
 #[derive(Debug)]
 #[must_use = "the walker leaves when this is dropped"]
 pub struct Walking<'a>(&'a Walker);

@@ -5,7 +5,8 @@
 //! written. A split also writes a table that no other processor has seen yet.
 
 use crate::split::{AsBefore, Dress, Split};
-use crate::tree::{Slot, Tree, span};
+use crate::tree::span;
+use crate::walk::{Slot, Walk};
 use crate::{Access, Entry, Format, Leaf, MapError, Memory, Pages, Source, Spare, Stale, Tlb};
 use addr::{Gpa, GpaRange, Hpa};
 
@@ -16,8 +17,8 @@ pub enum Fault {
     /// Let the guest retry, after this processor has flushed the denial. The guest may fault again if another processor
     /// was about to change the entry.
     Retry(Denial),
-    /// The page is in a large leaf that a dirty log has write-protected. [Split](Tree::split_at_fault) the leaf and
-    /// call [`Tree::fault`] again, or call it with [`Granularity::Whole`].
+    /// The page is in a large leaf that a dirty log has write-protected. [Split](Walk::split_at_fault) the leaf and
+    /// call [`Walk::fault`] again, or call it with [`Granularity::Whole`].
     Large,
     /// Nothing is mapped there.
     Unmapped,
@@ -40,7 +41,7 @@ impl Denial {
     }
 }
 
-/// Result of an [attempt](Tree::try_protect_page) to change a page's rights.
+/// Result of an [attempt](Walk::try_protect_page) to change a page's rights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "what was done may owe a flush"]
 pub enum Attempt {
@@ -62,25 +63,18 @@ pub enum Granularity {
     Watched,
 }
 
-impl<F: Format> Tree<F> {
+impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
     /// Handles a fault of the guest at `gpa`, for the accesses in `wanted`.
     ///
     /// If a dirty log has write-protected the leaf, this makes it writable. If the leaf is large and `granularity` asks
     /// for a split, this returns [`Fault::Large`] instead.
     // Inlined everywhere, so that no result is built only to be passed on.
     #[inline(always)]
-    pub fn fault(
-        &self,
-        pages: &impl Pages,
-        tlb: &impl Tlb,
-        gpa: Gpa,
-        wanted: Access,
-        granularity: Granularity,
-    ) -> Fault {
-        if gpa >= self.limit() {
+    pub fn fault(self, gpa: Gpa, wanted: Access, granularity: Granularity) -> Fault {
+        if gpa >= self.tree.limit() {
             return Fault::Unmapped;
         }
-        let slot = self.descend(pages, gpa);
+        let slot = self.descend(gpa);
         let (hpa, access) = match slot.entry {
             Entry::Leaf { hpa, access } => (hpa, access),
             // The other processor finishes in a moment. The guest retries, or takes an interrupt meanwhile.
@@ -91,21 +85,21 @@ impl<F: Format> Tree<F> {
             return Fault::Denied(Leaf { hpa, level: slot.level, bytes: slot.bytes, access });
         }
 
-        let format = &self.format;
+        let format = self.format();
         let is_closed = wanted.write && !format.is_writable(slot.bits);
         if is_closed && slot.level > 0 && granularity != Granularity::Whole {
             return Fault::Large;
         }
         let bits = if is_closed { format.opened(slot.bits) } else { slot.bits };
         let bits = format.touched(bits);
-        if bits != slot.bits && !self.exchange(pages, &slot, bits) {
+        if bits != slot.bits && !self.exchange(&slot, bits) {
             // Another processor was faster, with this change or another one.
             return Fault::Retry(Denial(None));
         }
         if is_closed && slot.level == 0 && granularity == Granularity::Watched {
-            self.open_table(pages, slot);
+            self.apart(move |walk| walk.open_table(slot));
         }
-        tlb.publish();
+        self.tlb.publish();
         Fault::Retry(Denial(format.denials_are_cached().then_some(gpa)))
     }
 
@@ -121,31 +115,41 @@ impl<F: Format> Tree<F> {
     ///
     /// # Errors
     /// No spare table.
+    #[inline(always)]
     pub fn split_at_fault(
-        &self,
-        pages: &impl Pages,
-        tlb: &impl Tlb,
+        self,
         gpa: Gpa,
         granularity: Granularity,
         ahead: u64,
         spare: &mut Spare,
     ) -> Result<(Stale, Gpa), MapError> {
-        let slot = self.descend(pages, gpa);
+        self.apart(move |walk| walk.split_large(gpa, granularity, ahead, spare))
+    }
+
+    #[inline(always)]
+    fn split_large(
+        self,
+        gpa: Gpa,
+        granularity: Granularity,
+        ahead: u64,
+        spare: &mut Spare,
+    ) -> Result<(Stale, Gpa), MapError> {
+        let slot = self.descend(gpa);
         let page = slot.page();
         if slot.level == 0 || slot.access().is_none() {
             return Ok((Stale::EMPTY, page.end()));
         }
         let dress = Touch(granularity);
         if ahead > 0 && slot.level == 1 && spare.count() > 1 {
-            let bytes = page.bytes().saturating_mul(ahead.saturating_add(1)).min(self.limit().0 - page.start.0);
+            let bytes = page.bytes().saturating_mul(ahead.saturating_add(1)).min(self.tree.limit().0 - page.start.0);
             let range = GpaRange::new(page.start, bytes).unwrap_or(page);
             let is_closed = |format: &F, bits| match format.decode(1, bits) {
                 Entry::Leaf { access, .. } => access.write && !format.is_writable(bits),
                 Entry::Empty | Entry::Busy | Entry::Table(_) => false,
             };
-            return Ok(self.split_batch(pages, tlb, range, spare, is_closed, &dress));
+            return Ok(self.split_batch(range, spare, is_closed, &dress));
         }
-        match self.split(pages, tlb, slot, spare, &dress)? {
+        match self.split(slot, spare, &dress)? {
             Split::Done(owed) => Ok((owed, page.end())),
             Split::Lost => Ok((Stale::EMPTY, page.end())),
         }
@@ -157,44 +161,31 @@ impl<F: Format> Tree<F> {
     /// # Errors
     /// A table is missing and there is no spare one, or the page cannot be mapped like this.
     #[inline]
-    #[expect(clippy::too_many_arguments, reason = "the tree, its three helpers, and the four facts of a leaf")]
-    pub fn populate(
-        &self,
-        pages: &impl Pages,
-        tlb: &impl Tlb,
-        spare: &mut Spare,
-        gpa: Gpa,
-        hpa: Hpa,
-        level: u32,
-        access: Access,
-    ) -> Result<(), MapError> {
-        let level = level.min(self.format.largest_leaf());
+    pub fn populate(self, spare: &mut Spare, gpa: Gpa, hpa: Hpa, level: u32, access: Access) -> Result<(), MapError> {
+        let level = level.min(self.format().largest_leaf());
         let bytes = span::<F>(level);
         // Pages and limits are aligned to a page's size: a page that starts below a limit ends below it.
-        if gpa >= self.limit() {
+        if gpa >= self.tree.limit() {
             return Err(MapError::Beyond(gpa));
         }
-        if hpa >= self.format.host_limit() {
+        if hpa >= self.format().host_limit() {
             return Err(MapError::BeyondHost(hpa));
         }
         if hpa.0 & (bytes - 1) != 0 {
             return Err(MapError::MisalignedHost(hpa));
         }
-        self.check_access(access)?;
+        self.tree.check_access(access)?;
 
         // Fast path: most pages have a table already and no competitor.
-        if self.fill(pages, tlb, &self.descend(pages, gpa), First::new::<F>(gpa, hpa, level, access)) {
+        if self.fill(&self.descend(gpa), First::new::<F>(gpa, hpa, level, access)) {
             return Ok(());
         }
-        self.populate_without_table(pages, tlb, spare, gpa, hpa, level, access)
+        self.apart(move |walk| walk.populate_without_table(spare, gpa, hpa, level, access))
     }
 
-    #[inline(never)]
-    #[expect(clippy::too_many_arguments, reason = "as above: nothing is built there to be handed on")]
+    #[inline(always)]
     fn populate_without_table(
-        &self,
-        pages: &impl Pages,
-        tlb: &impl Tlb,
+        self,
         spare: &mut Spare,
         gpa: Gpa,
         hpa: Hpa,
@@ -203,14 +194,14 @@ impl<F: Format> Tree<F> {
     ) -> Result<(), MapError> {
         let first = First::new::<F>(gpa, hpa, level, access);
         loop {
-            let slot = self.settle(pages, tlb, gpa);
-            if self.fill(pages, tlb, &slot, first) {
+            let slot = self.descend_and_wait(gpa);
+            if self.fill(&slot, first) {
                 return Ok(());
             }
             if slot.level > first.level && slot.entry == Entry::Empty {
-                let table = spare.take(pages).ok_or(MapError::OutOfTables)?;
-                if !slot.exchange(pages, self.format.table(table)) {
-                    spare.put_back(pages, table, 0);
+                let table = spare.take(self.pages).ok_or(MapError::OutOfTables)?;
+                if !slot.exchange(self.pages, self.format().table(table)) {
+                    spare.put_back(self.pages, table, 0);
                 }
             }
         }
@@ -219,16 +210,16 @@ impl<F: Format> Tree<F> {
     /// Maps the page, or the part of it that `slot` decides about, if nothing is mapped there. Returns whether it is
     /// mapped then. It is not if a table is missing or another processor is about to change the entry.
     #[inline(always)]
-    fn fill(&self, pages: &impl Pages, tlb: &impl Tlb, slot: &Slot, page: First) -> bool {
+    fn fill(self, slot: &Slot, page: First) -> bool {
         if slot.entry != Entry::Empty || slot.level > page.level {
             return matches!(slot.entry, Entry::Leaf { .. });
         }
         // An earlier mapping may have left a table: then the page is mapped in parts.
         let hpa = Hpa(page.hpa.0 + (slot.start.0 - page.gpa.0));
-        let leaf = self.format.leaf(hpa, slot.level, page.access, Memory::Normal);
-        let done = self.exchange(pages, slot, leaf);
+        let leaf = self.format().leaf(hpa, slot.level, page.access, Memory::Normal);
+        let done = self.exchange(slot, leaf);
         if done {
-            tlb.publish();
+            self.tlb.publish();
         }
         done
     }
@@ -243,20 +234,14 @@ impl<F: Format> Tree<F> {
     ///
     /// # Errors
     /// The format cannot encode `access`, or the pool has no table to split a large leaf. The page keeps its rights.
-    pub fn protect_page(
-        &self,
-        pages: &impl Pages,
-        tlb: &impl Tlb,
-        gpa: Gpa,
-        access: Access,
-    ) -> Result<Stale, MapError> {
+    pub fn protect_page(self, gpa: Gpa, access: Access) -> Result<Stale, MapError> {
         let mut stale = Stale::EMPTY;
         loop {
-            match self.try_protect_page(pages, tlb, gpa, access)? {
+            match self.try_protect_page(gpa, access)? {
                 Attempt::Done(owed) => return Ok(stale.merge(owed)),
                 Attempt::Busy(owed) => stale = stale.merge(owed),
             }
-            tlb.relax();
+            self.tlb.relax();
         }
     }
 
@@ -265,49 +250,36 @@ impl<F: Format> Tree<F> {
     ///
     /// # Errors
     /// As for [`protect_page`](Self::protect_page).
-    pub fn try_protect_page(
-        &self,
-        pages: &impl Pages,
-        tlb: &impl Tlb,
-        gpa: Gpa,
-        access: Access,
-    ) -> Result<Attempt, MapError> {
-        self.check_access(access)?;
-        if gpa >= self.limit() {
+    pub fn try_protect_page(self, gpa: Gpa, access: Access) -> Result<Attempt, MapError> {
+        self.tree.check_access(access)?;
+        if gpa >= self.tree.limit() {
             return Err(MapError::Beyond(gpa));
         }
         let mut spare = Spare::new();
-        let result = self.try_protect_page_with(pages, tlb, gpa, access, &mut spare);
-        spare.give_back(pages);
+        let result = self.try_protect_page_with(gpa, access, &mut spare);
+        spare.give_back(self.pages);
         result
     }
 
-    fn try_protect_page_with(
-        &self,
-        pages: &impl Pages,
-        tlb: &impl Tlb,
-        gpa: Gpa,
-        wanted: Access,
-        spare: &mut Spare,
-    ) -> Result<Attempt, MapError> {
+    fn try_protect_page_with(self, gpa: Gpa, wanted: Access, spare: &mut Spare) -> Result<Attempt, MapError> {
         let mut stale = Stale::EMPTY;
         loop {
-            let slot = self.descend(pages, gpa);
+            let slot = self.descend(gpa);
             if slot.entry == Entry::Busy {
                 return Ok(Attempt::Busy(stale));
             }
             let Some(now) = slot.access().filter(|now| *now != wanted) else { return Ok(Attempt::Done(stale)) };
             if slot.level == 0 {
-                if self.exchange(pages, &slot, self.format.with_access(slot.bits, wanted)) {
+                if self.exchange(&slot, self.format().with_access(slot.bits, wanted)) {
                     let owed = !wanted.includes(now);
-                    let stale = if owed { stale.merge(self.owed_for(slot.page(), 0)) } else { stale };
+                    let stale = if owed { stale.merge(self.tree.owed_for(slot.page(), 0)) } else { stale };
                     return Ok(Attempt::Done(stale));
                 }
                 continue;
             }
             // All tables that the descent can need, so that it cannot fail halfway and leave a flush undone.
-            spare.fill(pages, slot.level.into())?;
-            if let Split::Done(owed) = self.split(pages, tlb, slot, spare, &AsBefore)? {
+            spare.fill(self.pages, slot.level.into())?;
+            if let Split::Done(owed) = self.split(slot, spare, &AsBefore)? {
                 stale = stale.merge(owed);
             }
         }

@@ -5,23 +5,16 @@
 //! without writes are skipped: they are [quiet](crate::quiet).
 
 use crate::split::{Dress, Split};
-use crate::tree::{Slot, Tree};
 use crate::visit::{Each, Visitor, within};
+use crate::walk::{Slot, Walk};
 use crate::{Entry, Format, MapError, Pages, Source, Spare, Stale, Tlb};
 use addr::{Gpa, GpaRange};
 
-impl<F: Format> Tree<F> {
+impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
     /// Calls `found` with each part of `range` that was, or may have been, written since it was last clean. A large
     /// leaf counts as a whole.
-    pub fn written(
-        &self,
-        pages: &impl Pages,
-        tlb: &impl Tlb,
-        range: GpaRange,
-        source: Source,
-        found: impl FnMut(GpaRange),
-    ) {
-        self.visit(pages, tlb, range, &mut Finder { tree: self, range, source, found });
+    pub fn written(self, range: GpaRange, source: Source, found: impl FnMut(GpaRange)) {
+        self.visit(range, &mut Finder { walk: self, range, source, found });
     }
 
     /// Cleans the written leaves in `range` that overlap a `picked` part: a page at level 0 as `source` requires, a
@@ -32,9 +25,7 @@ impl<F: Format> Tree<F> {
     /// Until the returned flush is done the guest may still write through a TLB. So copy a page after the flush, never
     /// before.
     pub(crate) fn clean(
-        &self,
-        pages: &impl Pages,
-        tlb: &impl Tlb,
+        self,
         range: GpaRange,
         source: Source,
         picked: impl Fn(GpaRange) -> bool,
@@ -42,79 +33,65 @@ impl<F: Format> Tree<F> {
     ) -> Stale {
         let stale = Stale::EMPTY;
         let mode = Mode::Leave;
-        let mut cleaner =
-            Cleaner { tree: self, pages, range, source, picked, spill, stale, mode, found: false, left: false };
-        self.visit(pages, tlb, range, &mut cleaner);
+        let mut cleaner = Cleaner { walk: self, range, source, picked, spill, stale, mode, found: false, left: false };
+        self.visit(range, &mut cleaner);
         cleaner.stale
     }
 
     /// Cleans all leaves in `range`, whatever their state.
-    pub(crate) fn clean_all(&self, pages: &impl Pages, tlb: &impl Tlb, range: GpaRange, source: Source) -> Stale {
+    pub(crate) fn clean_all(self, range: GpaRange, source: Source) -> Stale {
         let mut stale = Stale::EMPTY;
         let clean = |slot: &Slot| {
             let bits = self.cleaned(slot, source);
-            let done = bits == slot.bits || self.exchange(pages, slot, bits);
-            if done && self.format.is_writable(slot.bits) {
-                stale = stale.merge(self.owed_for(slot.page(), slot.level));
+            let done = bits == slot.bits || self.exchange(slot, bits);
+            if done && self.format().is_writable(slot.bits) {
+                stale = stale.merge(self.tree.owed_for(slot.page(), slot.level));
             }
             done
         };
-        self.visit(pages, tlb, range, &mut Each(clean));
+        self.visit(range, &mut Each(clean));
         stale
     }
 
     /// The clean leaf: a page as `source` requires, a larger one write-protected.
-    fn cleaned(&self, slot: &Slot, source: Source) -> u64 {
+    fn cleaned(self, slot: &Slot, source: Source) -> u64 {
         if slot.level == 0 && source == Source::Hardware {
-            self.format.watched(slot.bits)
+            self.format().watched(slot.bits)
         } else {
-            self.format.closed(slot.bits)
+            self.format().closed(slot.bits)
         }
     }
 
     /// Returns all rights that a log has taken to the leaves in `range`. Rights only grow, so no flush is needed.
-    pub(crate) fn release(&self, pages: &impl Pages, tlb: &impl Tlb, range: GpaRange) {
+    pub(crate) fn release(self, range: GpaRange) {
         let release = |slot: &Slot| {
-            let bits = self.format.released(slot.bits);
-            bits == slot.bits || self.exchange(pages, slot, bits)
+            let bits = self.format().released(slot.bits);
+            bits == slot.bits || self.exchange(slot, bits)
         };
-        self.visit(pages, tlb, range, &mut Each(release));
-        tlb.publish();
+        self.visit(range, &mut Each(release));
+        self.tlb.publish();
     }
 
     /// Splits large leaves in `range`, up to one batch and the number of spare tables. Parts of write-protected leaves
     /// become `watched` if the hardware records writes, else they stay write-protected. Returns the address to continue
     /// from.
-    pub(crate) fn split_ahead(
-        &self,
-        pages: &impl Pages,
-        tlb: &impl Tlb,
-        range: GpaRange,
-        source: Source,
-        spare: &mut Spare,
-    ) -> (Stale, Gpa) {
-        self.split_batch(pages, tlb, range, spare, |_, _| true, &Ahead(source))
+    pub(crate) fn split_ahead(self, range: GpaRange, source: Source, spare: &mut Spare) -> (Stale, Gpa) {
+        self.split_batch(range, spare, |_, _| true, &Ahead(source))
     }
 
     /// Splits large leaves that cross `border`.
     ///
     /// # Errors
     /// A table is missing; split leaves stay so, and are flushed.
-    pub(crate) fn split_at(
-        &self,
-        pages: &impl Pages,
-        tlb: &impl Tlb,
-        border: Gpa,
-        spare: &mut Spare,
-    ) -> Result<(), MapError> {
-        while border < self.limit() {
-            let slot = self.settle(pages, tlb, border);
+    pub(crate) fn split_at(self, border: Gpa, spare: &mut Spare) -> Result<(), MapError> {
+        while border < self.tree.limit() {
+            let slot = self.descend_and_wait(border);
             if slot.page().start == border || slot.access().is_none() {
                 break;
             }
-            spare.fill(pages, 1)?;
-            if let Split::Done(stale) = self.split(pages, tlb, slot, spare, &crate::split::AsBefore)? {
-                stale.pay(tlb);
+            spare.fill(self.pages, 1)?;
+            if let Split::Done(stale) = self.split(slot, spare, &crate::split::AsBefore)? {
+                stale.pay(self.tlb);
             }
         }
         Ok(())
@@ -124,41 +101,41 @@ impl<F: Format> Tree<F> {
     ///
     /// Needs no flush: a processor may use a cached page without setting the bit again, so the answer is late, not
     /// wrong.
-    pub fn age(&self, pages: &impl Pages, tlb: &impl Tlb, range: GpaRange, mut found: impl FnMut(GpaRange)) {
+    pub fn age(self, range: GpaRange, mut found: impl FnMut(GpaRange)) {
         let age = |slot: &Slot| {
-            if !self.format.is_touched(slot.bits) {
+            if !self.format().is_touched(slot.bits) {
                 return true;
             }
-            let done = self.exchange(pages, slot, self.format.aged(slot.bits));
+            let done = self.exchange(slot, self.format().aged(slot.bits));
             if done {
                 found(slot.page());
             }
             done
         };
-        self.visit(pages, tlb, range, &mut Each(age));
+        self.visit(range, &mut Each(age));
     }
 }
 
 /// Finds leaves that were written.
-struct Finder<'a, F, C> {
-    tree: &'a Tree<F>,
+struct Finder<'a, F, P, T, C> {
+    walk: Walk<'a, F, P, T>,
     range: GpaRange,
     source: Source,
     found: C,
 }
 
-impl<F: Format, C: FnMut(GpaRange)> Visitor for Finder<'_, F, C> {
+impl<F: Format, P: Pages, T: Tlb, C: FnMut(GpaRange)> Visitor for Finder<'_, F, P, T, C> {
     fn enters(&mut self, table: &Slot, _: GpaRange) -> bool {
-        !self.tree.is_quiet(table)
+        !self.walk.is_quiet(table)
     }
 
     #[inline]
     fn passes(&mut self, bits: u64) -> bool {
-        !self.tree.format.is_written(bits, self.source)
+        !self.walk.format().is_written(bits, self.source)
     }
 
     fn leaf(&mut self, leaf: &Slot) -> bool {
-        if self.tree.format.is_written(leaf.bits, self.source) {
+        if self.walk.format().is_written(leaf.bits, self.source) {
             (self.found)(within(leaf.page(), self.range));
         }
         true
@@ -177,9 +154,8 @@ enum Mode {
 }
 
 /// Cleans leaves.
-struct Cleaner<'a, F, P, Picked, Spill> {
-    tree: &'a Tree<F>,
-    pages: &'a P,
+struct Cleaner<'a, F, P, T, Picked, Spill> {
+    walk: Walk<'a, F, P, T>,
     range: GpaRange,
     source: Source,
     picked: Picked,
@@ -192,65 +168,65 @@ struct Cleaner<'a, F, P, Picked, Spill> {
     left: bool,
 }
 
-impl<F: Format, P: Pages, Picked: Fn(GpaRange) -> bool, Spill: FnMut(GpaRange)> Visitor
-    for Cleaner<'_, F, P, Picked, Spill>
+impl<F: Format, P: Pages, T: Tlb, Picked: Fn(GpaRange) -> bool, Spill: FnMut(GpaRange)> Visitor
+    for Cleaner<'_, F, P, T, Picked, Spill>
 {
     fn enters(&mut self, table: &Slot, part: GpaRange) -> bool {
         let Entry::Table(pages) = table.entry else { return true };
-        if self.tree.is_quiet(table) {
+        if self.walk.is_quiet(table) {
             return false;
         }
-        let written = |bits| self.tree.format.is_written(bits, self.source);
+        let written = |bits| self.walk.format().is_written(bits, self.source);
         self.mode = match self.source {
             // The state of pages that are not visited is unknown.
             _ if part != table.page() => Mode::Leave,
             Source::WriteProtect => Mode::Hush,
-            Source::Hardware if !self.tree.is_idle(table) => Mode::Leave,
-            Source::Hardware if self.tree.all_below(self.pages, pages, |bits| !written(bits)) => Mode::Close,
+            Source::Hardware if !self.walk.is_idle(table) => Mode::Leave,
+            Source::Hardware if self.walk.all_below(pages, |bits| !written(bits)) => Mode::Close,
             Source::Hardware => Mode::Leave,
         };
         (self.found, self.left) = (false, false);
         if self.mode != Mode::Leave {
             // Before the first page is read: a fault that makes a page writable later will see it.
-            self.tree.change_table(self.pages, table.cell, |bits| bits | self.tree.format.quiet());
+            self.walk.change_table(table.cell, |bits| bits | self.walk.format().quiet());
         }
         true
     }
 
     #[inline]
     fn passes(&mut self, bits: u64) -> bool {
-        let passes = self.mode != Mode::Close && !self.tree.format.is_written(bits, self.source);
-        self.left |= passes && !self.tree.is_still(bits);
+        let passes = self.mode != Mode::Close && !self.walk.format().is_written(bits, self.source);
+        self.left |= passes && !self.walk.is_still(bits);
         passes
     }
 
     fn leaf(&mut self, leaf: &Slot) -> bool {
         let page = leaf.page();
-        let is_written = self.tree.format.is_written(leaf.bits, self.source);
+        let is_written = self.walk.format().is_written(leaf.bits, self.source);
         let is_meant = is_written && (self.picked)(within(page, self.range));
         self.found |= is_written;
         let mode = if leaf.level > 0 { Mode::Leave } else { self.mode };
         let bits = match (is_meant, mode) {
-            (true, Mode::Leave) => self.tree.cleaned(leaf, self.source),
-            (true, Mode::Hush | Mode::Close) => self.tree.format.closed(leaf.bits),
-            (false, Mode::Close) if !is_written => self.tree.format.closed(leaf.bits),
+            (true, Mode::Leave) => self.walk.cleaned(leaf, self.source),
+            (true, Mode::Hush | Mode::Close) => self.walk.format().closed(leaf.bits),
+            (false, Mode::Close) if !is_written => self.walk.format().closed(leaf.bits),
             (false, _) => leaf.bits,
         };
         if is_meant && leaf.level > 0 {
             (self.spill)(page);
         }
         if bits != leaf.bits {
-            if !self.tree.exchange(self.pages, leaf, bits) {
+            if !self.walk.exchange(leaf, bits) {
                 return false;
             }
-            self.stale = self.stale.merge(self.tree.owed_for(page, leaf.level));
+            self.stale = self.stale.merge(self.walk.tree.owed_for(page, leaf.level));
         }
-        self.left |= !self.tree.is_still(bits);
+        self.left |= !self.walk.is_still(bits);
         true
     }
 
     fn leaves(&mut self, table: &Slot) {
-        let format = &self.tree.format;
+        let format = self.walk.format();
         let (quiet, idle) = (format.quiet(), format.idle());
         let change = |bits: u64| match (self.mode, self.found) {
             (Mode::Leave, _) if self.source == Source::WriteProtect => bits,
@@ -259,7 +235,7 @@ impl<F: Format, P: Pages, Picked: Fn(GpaRange) -> bool, Spill: FnMut(GpaRange)> 
             (Mode::Hush | Mode::Close, _) if self.left => bits & !(quiet | idle),
             (Mode::Hush | Mode::Close, _) => bits & !idle,
         };
-        self.tree.change_table(self.pages, table.cell, change);
+        self.walk.change_table(table.cell, change);
         self.mode = Mode::Leave;
     }
 }

@@ -15,8 +15,8 @@
 //!                                                        └─────────┘
 //! ```
 //!
-//! The algorithms exist once, in [`Tree`]. A [`Format`] describes an architecture: the number of levels, the encoding
-//! of an entry, and how to replace a live entry. [`Npt`] is the nested page table of SVM, [`Vmsa`] is stage 2 of Arm.
+//! The algorithms exist once, as operations of a [`Walk`] or [`WalkMut`] of a [`Tree`]. A [`Format`] describes an
+//! architecture: the number of levels, the encoding of an entry, and how to replace a live entry. [`Npt`] is the nested page table of SVM, [`Vmsa`] is stage 2 of Arm.
 //! Two traits connect the tree to the machine: [`Pages`] holds the tables, [`Tlb`] flushes.
 //!
 //! Four rules hold everywhere:
@@ -29,8 +29,9 @@
 //!   pool; no other processor has seen them.
 //! - **A required flush is a value.** Each operation that takes a right away returns a [`Stale`]. The guest can use the
 //!   old translation until the flush has reached every TLB that may hold it.
-//! - **A visible table is freed late.** An emptied table waits for the next mapping. A [collapsed](Tree::collapse)
-//!   table waits until every processor that may walk it has left ([`Epochs`]).
+//! - **A visible table is freed late.** An emptied table waits for the next mapping. A [collapsed](WalkMut::collapse)
+//!   table waits until every processor that may walk it has left ([`Epochs`]). So each [`Walk`] needs a proof that its
+//!   caller is waited for.
 
 #![no_std]
 #![forbid(unsafe_code)]
@@ -56,6 +57,7 @@ pub mod tlbi;
 mod tree;
 mod visit;
 mod vmsa;
+mod walk;
 
 pub use collapse::Collapse;
 pub use dirty_log::{Cleared, Copyable, DirtyLog, Policy, Rounds, Start};
@@ -72,6 +74,7 @@ pub use stale::{FewPages, Reach, Stale, What};
 pub use stream::Stream;
 pub use tree::{Shape, Tree};
 pub use vmsa::{Vmsa, VmsaOf};
+pub use walk::{Walk, WalkMut, WalkProof};
 
 use addr::{Gpa, GpaRange, Hpa};
 use core::fmt;
@@ -116,7 +119,7 @@ pub enum Memory {
     Device,
 }
 
-/// A mapped page, from [`Tree::lookup`].
+/// A mapped page, from [`Walk::lookup`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Leaf {
     /// First byte of the page in host memory; a multiple of `bytes`.

@@ -3,7 +3,7 @@
 //! Splitting ahead of the guest costs it time, all at once without a limit. A pace allows a number of splits per time.
 //! Unused splits are kept for one period only. Each pace has one owner: the code that splits ahead has one, and each
 //! vCPU may have one for splits by its own faults, so no vCPU waits for another one's. A vCPU whose pace allows nothing
-//! takes no spare table, and its fault [makes the whole leaf writable](crate::Tree::fault).
+//! takes no spare table, and its fault [makes the whole leaf writable](crate::Walk::fault).
 
 /// A number of splits per time.
 #[derive(Clone, Debug)]

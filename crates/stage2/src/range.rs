@@ -7,68 +7,45 @@
 
 use crate::split::{AsBefore, Split};
 use crate::tree::{Tree, span};
-use crate::{Access, Format, MapError, Memory, Pages, Shape, Spare, Stale, Tlb};
+use crate::walk::{Walk, WalkMut};
+use crate::{Access, Format, MapError, Memory, Pages, Spare, Stale, Tlb};
 use addr::{Gpa, GpaRange, Hpa};
 
-impl<F: Format> Tree<F> {
+impl<F: Format, P: Pages, T: Tlb> WalkMut<'_, F, P, T> {
     /// Maps `range` to host memory from `hpa` on, with the largest leaves that both alignments and existing tables
     /// allow. Nothing in the range may be mapped before.
     ///
     /// Needs no flush: no TLB caches empty entries.
     ///
     /// # Errors
-    /// The tree is unchanged; or part of the range is mapped, if another processor [populates](Self::populate) the same
+    /// The tree is unchanged; or part of the range is mapped, if another processor [populates](Walk::populate) the same
     /// range meanwhile.
-    pub fn map(
-        &self,
-        shape: &mut Shape,
-        pages: &impl Pages,
-        tlb: &impl Tlb,
-        range: GpaRange,
-        hpa: Hpa,
-        access: Access,
-    ) -> Result<(), MapError> {
-        self.map_as(shape, pages, tlb, range, hpa, access, Memory::Normal)
+    pub fn map(&mut self, range: GpaRange, hpa: Hpa, access: Access) -> Result<(), MapError> {
+        self.map_as(range, hpa, access, Memory::Normal)
     }
 
     /// Maps the registers of a device as [`map`](Self::map) maps memory.
-    pub fn map_device(
-        &self,
-        shape: &mut Shape,
-        pages: &impl Pages,
-        tlb: &impl Tlb,
-        range: GpaRange,
-        hpa: Hpa,
-        access: Access,
-    ) -> Result<(), MapError> {
-        self.map_as(shape, pages, tlb, range, hpa, access, Memory::Device)
+    pub fn map_device(&mut self, range: GpaRange, hpa: Hpa, access: Access) -> Result<(), MapError> {
+        self.map_as(range, hpa, access, Memory::Device)
     }
 
-    #[expect(clippy::too_many_arguments, reason = "one more than the two callers that it serves")]
-    fn map_as(
-        &self,
-        _: &mut Shape,
-        pages: &impl Pages,
-        tlb: &impl Tlb,
-        range: GpaRange,
-        hpa: Hpa,
-        access: Access,
-        memory: Memory,
-    ) -> Result<(), MapError> {
-        self.check_range(range)?;
-        self.check_host(hpa, range.bytes())?;
-        self.check_access(access)?;
+    fn map_as(&mut self, range: GpaRange, hpa: Hpa, access: Access, memory: Memory) -> Result<(), MapError> {
+        let walk = self.walk();
+        let Walk { tree, pages, tlb } = walk;
+        tree.check_range(range)?;
+        tree.check_host(hpa, range.bytes())?;
+        tree.check_access(access)?;
 
         // Prepare: check that nothing is mapped, and take all missing tables.
         let mut missing = 0;
         let mut gpa = range.start;
         while gpa < range.end() {
-            let slot = self.settle(pages, tlb, gpa);
+            let slot = walk.descend_and_wait(gpa);
             if slot.access().is_some() {
                 return Err(MapError::Overlaps(slot.page()));
             }
             let piece = slot.piece(gpa, range.end());
-            let top = self.largest_level(piece.start, host_of(range, hpa, piece.start));
+            let top = tree.largest_level(piece.start, host_of(range, hpa, piece.start));
             missing += tables_below::<F>(slot.level, top, piece);
             gpa = piece.end();
         }
@@ -79,20 +56,20 @@ impl<F: Format> Tree<F> {
         let mut result = Ok(());
         let mut gpa = range.start;
         while gpa < range.end() {
-            let slot = self.settle(pages, tlb, gpa);
+            let slot = walk.descend_and_wait(gpa);
             let target = host_of(range, hpa, gpa);
             if slot.access().is_some() {
                 result = Err(MapError::Overlaps(slot.page()));
                 break;
             }
-            let level = self.largest_leaf_level(gpa, target, range.end().0 - gpa.0, slot.level);
+            let level = tree.largest_leaf_level(gpa, target, range.end().0 - gpa.0, slot.level);
             if level == slot.level {
-                if self.exchange(pages, &slot, self.format.leaf(target, level, access, memory)) {
+                if walk.exchange(&slot, tree.format.leaf(target, level, access, memory)) {
                     gpa = Gpa(gpa.0 + span::<F>(level));
                 }
             } else {
                 let table = spare.take(pages).expect("the prepare step counted every table");
-                if !slot.exchange(pages, self.format.table(table)) {
+                if !slot.exchange(pages, tree.format.table(table)) {
                     spare.put_back(pages, table, 0);
                 }
             }
@@ -108,50 +85,32 @@ impl<F: Format> Tree<F> {
     ///
     /// # Errors
     /// The tree is unchanged; or part of the range is unmapped and flushed, if another processor
-    /// [populates](Self::populate) it meanwhile.
-    pub fn unmap(
-        &self,
-        shape: &mut Shape,
-        pages: &impl Pages,
-        tlb: &impl Tlb,
-        range: GpaRange,
-    ) -> Result<Stale, MapError> {
-        self.change(shape, pages, tlb, range, None)
+    /// [populates](Walk::populate) it meanwhile.
+    pub fn unmap(&mut self, range: GpaRange) -> Result<Stale, MapError> {
+        self.change(range, None)
     }
 
     /// Gives all mapped pages in `range` the rights `access`. Splits large leaves at its ends like
     /// [`unmap`](Self::unmap). Unmapped parts stay so.
     ///
     /// Errors are those of [`unmap`](Self::unmap). Added rights need no flush: a guest with a cached old entry
-    /// [faults](Self::fault).
-    pub fn protect(
-        &self,
-        shape: &mut Shape,
-        pages: &impl Pages,
-        tlb: &impl Tlb,
-        range: GpaRange,
-        access: Access,
-    ) -> Result<Stale, MapError> {
-        self.check_access(access)?;
-        self.change(shape, pages, tlb, range, Some(access))
+    /// [faults](Walk::fault).
+    pub fn protect(&mut self, range: GpaRange, access: Access) -> Result<Stale, MapError> {
+        self.walk().tree.check_access(access)?;
+        self.change(range, Some(access))
     }
 
     /// Gives every leaf in `range` the rights `wanted`, or removes it.
-    fn change(
-        &self,
-        _: &mut Shape,
-        pages: &impl Pages,
-        tlb: &impl Tlb,
-        range: GpaRange,
-        wanted: Option<Access>,
-    ) -> Result<Stale, MapError> {
-        self.check_range(range)?;
+    fn change(&mut self, range: GpaRange, wanted: Option<Access>) -> Result<Stale, MapError> {
+        let walk = self.walk();
+        let Walk { tree, pages, tlb } = walk;
+        tree.check_range(range)?;
 
         // Prepare: take tables to split the leaves that cross an end of the range.
         let mut missing = 0;
         let mut gpa = range.start;
         while gpa < range.end() {
-            let slot = self.settle(pages, tlb, gpa);
+            let slot = walk.descend_and_wait(gpa);
             let piece = slot.piece(gpa, range.end());
             if slot.access().is_some_and(|now| Some(now) != wanted) {
                 missing += tables_below::<F>(slot.level, slot.level, piece);
@@ -165,7 +124,7 @@ impl<F: Format> Tree<F> {
         let mut stale = Stale::EMPTY;
         let mut gpa = range.start;
         while gpa < range.end() {
-            let slot = self.settle(pages, tlb, gpa);
+            let slot = walk.descend_and_wait(gpa);
             let piece = slot.piece(gpa, range.end());
             let Some(now) = slot.access().filter(|now| Some(*now) != wanted) else {
                 gpa = piece.end();
@@ -174,7 +133,7 @@ impl<F: Format> Tree<F> {
 
             if piece != slot.page() {
                 // Read it again, for the part in the range, or because another processor was faster.
-                match self.split(pages, tlb, slot, &mut spare, &AsBefore) {
+                match walk.split(slot, &mut spare, &AsBefore) {
                     Ok(Split::Done(owed)) => stale = stale.merge(owed),
                     Ok(Split::Lost) => {}
                     // Only a leaf that was populated since the first walk is not counted.
@@ -185,19 +144,21 @@ impl<F: Format> Tree<F> {
                 }
                 continue;
             }
-            let bits = wanted.map_or(0, |access| self.format.with_access(slot.bits, access));
-            if !self.exchange(pages, &slot, bits) {
+            let bits = wanted.map_or(0, |access| tree.format.with_access(slot.bits, access));
+            if !walk.exchange(&slot, bits) {
                 continue;
             }
             if !wanted.is_some_and(|access| access.includes(now)) {
-                stale = stale.merge(self.owed_for(slot.page(), slot.level));
+                stale = stale.merge(tree.owed_for(slot.page(), slot.level));
             }
             gpa = piece.end();
         }
         spare.give_back(pages);
         Ok(stale)
     }
+}
 
+impl<F: Format> Tree<F> {
     /// The level of the largest leaf, at most `level`, that maps `gpa` to `hpa` and is at most `bytes` long.
     fn largest_leaf_level(&self, gpa: Gpa, hpa: Hpa, bytes: u64, level: u32) -> u32 {
         let mut found = level.min(self.largest_level(gpa, hpa));

@@ -13,7 +13,8 @@
 //! Many leaves begin together, are flushed by one broadcast, and finish together. Each exchange is conditional: the
 //! hardware may record a write in the leaf at any time, and another processor may be faster.
 
-use crate::tree::{Slot, Tree, entries, span};
+use crate::tree::{entries, span};
+use crate::walk::{Slot, Walk};
 use crate::{Cell, Entry, Format, MapError, Pages, Replace, Spare, Stale, Tlb};
 use addr::{Gpa, GpaRange};
 
@@ -53,28 +54,21 @@ impl Dress for AsBefore {
     }
 }
 
-impl<F: Format> Tree<F> {
+impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
     /// Replaces the leaf in `slot`, which is above level 0.
     ///
     /// # Errors
     /// No spare table.
-    pub(crate) fn split(
-        &self,
-        pages: &impl Pages,
-        tlb: &impl Tlb,
-        slot: Slot,
-        spare: &mut Spare,
-        dress: &impl Dress,
-    ) -> Result<Split, MapError> {
+    pub(crate) fn split(self, slot: Slot, spare: &mut Spare, dress: &impl Dress) -> Result<Split, MapError> {
         if spare.count() == 0 {
             return Err(MapError::OutOfTables);
         }
-        let Some(begun) = self.begin(pages, &slot) else { return Ok(Split::Lost) };
+        let Some(begun) = self.begin(&slot) else { return Ok(Split::Lost) };
         if self.flushes_between() {
-            self.broken(&begun).pay(tlb);
+            self.broken(&begun).pay(self.tlb);
         }
-        let split = self.finish(pages, &begun, spare, dress);
-        tlb.publish();
+        let split = self.finish(&begun, spare, dress);
+        self.tlb.publish();
         Ok(split)
     }
 
@@ -84,9 +78,7 @@ impl<F: Format> Tree<F> {
     /// Skips a leaf that another processor changes at the same time. If the parts of a leaf are large themselves, the
     /// next call splits these.
     pub(crate) fn split_batch(
-        &self,
-        pages: &impl Pages,
-        tlb: &impl Tlb,
+        self,
         range: GpaRange,
         spare: &mut Spare,
         wanted: impl Fn(&F, u64) -> bool,
@@ -97,9 +89,9 @@ impl<F: Format> Tree<F> {
         let mut used = 0;
         let mut gpa = range.start;
         while gpa < range.end() && used < BATCH && (used as u64) < spare.count() {
-            let slot = self.descend(pages, gpa);
-            let is_meant = slot.level > 0 && slot.access().is_some() && wanted(&self.format, slot.bits);
-            if let Some(begun) = is_meant.then(|| self.begin(pages, &slot)).flatten() {
+            let slot = self.descend(gpa);
+            let is_meant = slot.level > 0 && slot.access().is_some() && wanted(self.format(), slot.bits);
+            if let Some(begun) = is_meant.then(|| self.begin(&slot)).flatten() {
                 owed = owed.merge(self.broken(&begun));
                 batch[used] = Some(begun);
                 used += 1;
@@ -112,51 +104,51 @@ impl<F: Format> Tree<F> {
         }
 
         if self.flushes_between() {
-            owed.pay(tlb);
+            owed.pay(self.tlb);
         }
         let mut stale = Stale::EMPTY;
         for begun in batch.iter().flatten() {
-            if let Split::Done(owed) = self.finish(pages, begun, spare, dress) {
+            if let Split::Done(owed) = self.finish(begun, spare, dress) {
                 stale = stale.merge(owed);
             }
         }
-        tlb.publish();
+        self.tlb.publish();
         (stale, gpa.min(range.end()))
     }
 
     /// Whether a leaf must be flushed between the two steps.
-    fn flushes_between(&self) -> bool {
-        matches!(self.format.replace(), Replace::BreakFirst | Replace::Uncached(_))
+    fn flushes_between(self) -> bool {
+        matches!(self.format().replace(), Replace::BreakFirst | Replace::Uncached(_))
     }
 
     /// What all TLBs must have dropped before the second step.
-    fn broken(&self, begun: &Begun) -> Stale {
+    fn broken(self, begun: &Begun) -> Stale {
         Stale::leaf(begun.page, begun.level)
     }
 
     /// The first step. `None` when the entry has changed.
-    fn begin(&self, pages: &impl Pages, slot: &Slot) -> Option<Begun> {
-        let bits = match self.format.replace() {
+    fn begin(self, slot: &Slot) -> Option<Begun> {
+        let bits = match self.format().replace() {
             Replace::Freely | Replace::OneStore => slot.bits,
-            Replace::BreakFirst => slot.exchange(pages, self.format.busy()).then_some(slot.bits)?,
+            Replace::BreakFirst => slot.exchange(self.pages, self.format().busy()).then_some(slot.bits)?,
             Replace::Uncached(bit) => {
                 let bits = slot.bits | bit;
                 // Another processor may have set the bit and not flushed yet: flush in any case.
-                (bits == slot.bits || slot.exchange(pages, bits)).then_some(bits)?
+                (bits == slot.bits || slot.exchange(self.pages, bits)).then_some(bits)?
             }
         };
         Some(Begun { cell: slot.cell, bits, level: slot.level, page: slot.page() })
     }
 
     /// The second step.
-    fn finish(&self, pages: &impl Pages, begun: &Begun, spare: &mut Spare, dress: &impl Dress) -> Split {
-        let table = spare.take(pages).expect("who begins a split has counted the spare tables");
-        let link = self.format.table(table);
+    fn finish(self, begun: &Begun, spare: &mut Spare, dress: &impl Dress) -> Split {
+        let table = spare.take(self.pages).expect("who begins a split has counted the spare tables");
+        let link = self.format().table(table);
         let part_level = begun.level - 1;
         let build = |bits| {
-            let mut part = dress.part(&self.format, part_level, self.format.part(bits, part_level, 0));
+            let mut part = dress.part(self.format(), part_level, self.format().part(bits, part_level, 0));
             for number in 0..entries::<F>() {
-                pages.write_private(Cell::new(table, number), part);
+                self.pages.write_private(Cell::new(table, number), part);
                 // Parts are adjacent and differ in nothing else.
                 part += span::<F>(part_level);
             }
@@ -165,18 +157,18 @@ impl<F: Format> Tree<F> {
         let mut bits = begun.bits;
         loop {
             build(bits);
-            let (expected, owed) = match self.format.replace() {
-                Replace::BreakFirst => (self.format.busy(), Stale::EMPTY),
+            let (expected, owed) = match self.format().replace() {
+                Replace::BreakFirst => (self.format().busy(), Stale::EMPTY),
                 Replace::Freely => (bits, Stale::EMPTY),
                 Replace::OneStore | Replace::Uncached(_) => (bits, Stale::of(begun.page)),
             };
-            match pages.compare_exchange(begun.cell, expected, link) {
+            match self.pages.compare_exchange(begun.cell, expected, link) {
                 Ok(()) => return Split::Done(owed),
                 // The hardware has recorded something, or another processor has changed rights: the parts must include
                 // this.
                 Err(now) if self.may_finish(begun, now) => bits = now,
                 Err(_) => {
-                    spare.put_back(pages, table, entries::<F>());
+                    spare.put_back(self.pages, table, entries::<F>());
                     return Split::Lost;
                 }
             }
@@ -184,9 +176,9 @@ impl<F: Format> Tree<F> {
     }
 
     /// Whether an entry that has changed since the first step is still a replaceable leaf.
-    fn may_finish(&self, begun: &Begun, bits: u64) -> bool {
-        let is_leaf = matches!(self.format.decode(begun.level, bits), Entry::Leaf { .. });
-        match self.format.replace() {
+    fn may_finish(self, begun: &Begun, bits: u64) -> bool {
+        let is_leaf = matches!(self.format().decode(begun.level, bits), Entry::Leaf { .. });
+        match self.format().replace() {
             Replace::BreakFirst => unreachable!("who breaks an entry is the only one to make it"),
             // Without the bit it is another leaf, made after this one was removed.
             Replace::Uncached(bit) => is_leaf && bits & bit != 0,

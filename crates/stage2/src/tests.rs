@@ -11,6 +11,7 @@ mod tlbi;
 
 use crate::{
     Access, Cell, ENTRIES, Fault, Format, Granularity, Leaf, MapError, Npt, Pages, Shape, Spare, Stale, Tlb, Tree,
+    Walk, WalkMut,
 };
 use addr::{Gpa, GpaRange, Hpa, PageSize};
 use core::cell::{Cell as CoreCell, RefCell};
@@ -120,17 +121,24 @@ impl<F: Format> Guest<F> {
         let (tree, shape) = Tree::new(format, pool)?;
         Ok(Self { tree, shape })
     }
+    /// A walk by the one who has the shape: nobody else collapses meanwhile.
+    fn walk<'a>(&'a self, pool: &'a Pool) -> Walk<'a, F, Pool, Pool> {
+        self.tree.walk(pool, pool, &self.shape)
+    }
+    fn walk_mut<'a>(&'a mut self, pool: &'a Pool) -> WalkMut<'a, F, Pool, Pool> {
+        self.tree.walk_mut(pool, pool, &mut self.shape)
+    }
     fn map(&mut self, pool: &Pool, range: GpaRange, hpa: Hpa, access: Access) -> Result<Stale, MapError> {
-        self.tree.map(&mut self.shape, pool, pool, range, hpa, access).map(|()| Stale::EMPTY)
+        self.walk_mut(pool).map(range, hpa, access).map(|()| Stale::EMPTY)
     }
     fn unmap(&mut self, pool: &Pool, range: GpaRange) -> Result<Stale, MapError> {
-        self.tree.unmap(&mut self.shape, pool, pool, range)
+        self.walk_mut(pool).unmap(range)
     }
     fn protect(&mut self, pool: &Pool, range: GpaRange, access: Access) -> Result<Stale, MapError> {
-        self.tree.protect(&mut self.shape, pool, pool, range, access)
+        self.walk_mut(pool).protect(range, access)
     }
     fn protect_page(&self, pool: &Pool, gpa: Gpa, access: Access) -> Result<Stale, MapError> {
-        self.tree.protect_page(pool, pool, gpa, access)
+        self.walk(pool).protect_page(gpa, access)
     }
     /// Handles a fault. Returns the result and the flush that its splits need.
     fn fault(
@@ -141,19 +149,19 @@ impl<F: Format> Guest<F> {
         granularity: Granularity,
         spare: &mut Spare,
     ) -> (Fault, Stale) {
-        let mut later = Stale::EMPTY;
+        let (walk, mut later) = (self.walk(pool), Stale::EMPTY);
         loop {
-            match self.tree.fault(pool, pool, gpa, wanted, granularity) {
-                Fault::Large => match self.tree.split_at_fault(pool, pool, gpa, granularity, 0, spare) {
+            match walk.fault(gpa, wanted, granularity) {
+                Fault::Large => match walk.split_at_fault(gpa, granularity, 0, spare) {
                     Ok((owed, _)) => later = later.merge(owed),
-                    Err(_) => return (self.tree.fault(pool, pool, gpa, wanted, Granularity::Whole), later),
+                    Err(_) => return (walk.fault(gpa, wanted, Granularity::Whole), later),
                 },
                 fault => return (fault, later),
             }
         }
     }
     fn lookup(&self, pool: &Pool, gpa: Gpa) -> Option<Leaf> {
-        self.tree.lookup(pool, gpa)
+        self.walk(pool).lookup(gpa)
     }
     fn root(&self) -> Hpa {
         self.tree.root()

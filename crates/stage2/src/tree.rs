@@ -1,16 +1,12 @@
-//! A tree, and the step that all operations share: the descent from the root to the first entry that is not a table.
-//! This entry decides about an address.
+//! A tree, and the right to change its shape. [`Walk`](crate::Walk) does all work on the tables.
 
-use crate::{Access, Cell, ENTRIES, Entry, Format, Leaf, MapError, Pages, Replace, Stale, Tlb};
+use crate::{Access, Cell, ENTRIES, Entry, Format, MapError, Pages, Replace, Stale};
 use addr::{Gpa, GpaRange, Hpa, PAGE_BYTES, PageSize};
 
 /// A stage-2 translation: the tables of one VM.
 ///
-/// The tree owns its tables but holds no reference to their pool. So each call gets the pool, which must always be the
-/// same one. A tree that is dropped instead of [destroyed](Self::destroy) leaks its tables.
-///
-/// While another processor [collapses](Self::collapse) tables, the caller of any other operation must have
-/// [announced](crate::Epochs::enter) itself first. Otherwise its descent may use a table that was freed.
+/// The tree owns its tables but holds no reference to their pool. So each [walk](Self::walk) gets the pool, which must
+/// always be the same one. A tree that is dropped instead of [destroyed](Self::destroy) leaks its tables.
 #[derive(Debug)]
 pub struct Tree<F> {
     pub(crate) format: F,
@@ -47,19 +43,6 @@ impl<F: Format> Tree<F> {
         &self.format
     }
 
-    /// The leaf that maps `gpa`. `None` also while another processor replaces the leaf.
-    #[must_use]
-    pub fn lookup(&self, pages: &impl Pages, gpa: Gpa) -> Option<Leaf> {
-        if gpa >= self.limit() {
-            return None;
-        }
-        let slot = self.descend(pages, gpa);
-        match slot.entry {
-            Entry::Leaf { hpa, access } => Some(Leaf { hpa, level: slot.level, bytes: slot.bytes, access }),
-            Entry::Empty | Entry::Busy | Entry::Table(_) => None,
-        }
-    }
-
     /// Returns all tables to the pool.
     ///
     /// No processor may walk the tree any more: no vCPU runs on it, and every TLB that used it is flushed.
@@ -79,64 +62,6 @@ impl<F: Format> Tree<F> {
             }
         }
         pages.free(table);
-    }
-
-    /// The entry that decides about `gpa`: the first entry on the descent that is not a table.
-    #[inline(always)]
-    pub(crate) fn descend(&self, pages: &impl Pages, gpa: Gpa) -> Slot {
-        self.descend_to(pages, gpa, 0)
-    }
-
-    /// The same, but not below level `lowest`, where the entry may be a table.
-    #[inline(always)]
-    pub(crate) fn descend_to(&self, pages: &impl Pages, gpa: Gpa, lowest: u32) -> Slot {
-        // A descent of known length needs no loop.
-        match self.format.levels() {
-            3 => self.descend_from(2, pages, gpa, lowest),
-            4 => self.descend_from(3, pages, gpa, lowest),
-            levels => self.descend_from(levels - 1, pages, gpa, lowest),
-        }
-    }
-
-    #[inline(always)]
-    fn descend_from(&self, mut level: u32, pages: &impl Pages, gpa: Gpa, lowest: u32) -> Slot {
-        let mut table = Hpa(self.root.0 + (gpa.0 >> span::<F>(level + 1).trailing_zeros()) * PAGE_BYTES);
-        let mut above = None;
-        loop {
-            let cell = Cell::new(table, index::<F>(gpa, level));
-            let bits = pages.load(cell);
-            match self.format.decode(level, bits) {
-                Entry::Table(next) if level > lowest => {
-                    above = Some(cell);
-                    table = next;
-                    level -= 1;
-                }
-                entry => {
-                    let bytes = span::<F>(level);
-                    return Slot { cell, bits, entry, level, start: Gpa(gpa.0 & !(bytes - 1)), bytes, above };
-                }
-            }
-        }
-    }
-
-    /// Like [`descend`](Self::descend), but waits while another processor replaces the entry.
-    ///
-    /// A caller that itself replaces an entry must not use it: two such callers would wait for each other.
-    #[inline]
-    pub(crate) fn settle(&self, pages: &impl Pages, tlb: &impl Tlb, gpa: Gpa) -> Slot {
-        self.settle_to(pages, tlb, gpa, 0)
-    }
-
-    /// The same, but not below level `lowest`.
-    #[inline]
-    pub(crate) fn settle_to(&self, pages: &impl Pages, tlb: &impl Tlb, gpa: Gpa, lowest: u32) -> Slot {
-        loop {
-            let slot = self.descend_to(pages, gpa, lowest);
-            if slot.entry != Entry::Busy {
-                return slot;
-            }
-            tlb.relax();
-        }
     }
 
     /// The flush for a leaf that covers `page` and has lost a right.
@@ -183,46 +108,6 @@ impl<F: Format> Tree<F> {
     }
 }
 
-/// An entry that is not a table, and its place.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Slot {
-    pub(crate) cell: Cell,
-    /// The entry when it was read, raw and decoded.
-    pub(crate) bits: u64,
-    pub(crate) entry: Entry,
-    pub(crate) level: u32,
-    /// First address that the entry decides about, and the number of bytes.
-    pub(crate) start: Gpa,
-    pub(crate) bytes: u64,
-    /// The entry that points to this entry's table, unless that table is the root.
-    pub(crate) above: Option<Cell>,
-}
-
-impl Slot {
-    /// The range that the entry decides about.
-    pub(crate) fn page(&self) -> GpaRange {
-        range_between(self.start, Gpa(self.start.0 + self.bytes))
-    }
-
-    /// The part of that range from `gpa` to `end`.
-    pub(crate) fn piece(&self, gpa: Gpa, end: Gpa) -> GpaRange {
-        range_between(gpa, end.min(self.page().end()))
-    }
-
-    /// Access rights of the leaf, if it is one.
-    pub(crate) fn access(&self) -> Option<Access> {
-        match self.entry {
-            Entry::Leaf { access, .. } => Some(access),
-            Entry::Empty | Entry::Busy | Entry::Table(_) => None,
-        }
-    }
-
-    /// Writes `new` if the entry is unchanged. For leaves use [`Tree::exchange`].
-    pub(crate) fn exchange(&self, pages: &impl Pages, new: u64) -> bool {
-        pages.compare_exchange(self.cell, self.bits, new).is_ok()
-    }
-}
-
 /// Bytes that one entry at `level` decides about.
 pub(crate) const fn span<F: Format>(level: u32) -> u64 {
     1 << (12 + F::INDEX_BITS * level)
@@ -232,12 +117,6 @@ pub(crate) const fn span<F: Format>(level: u32) -> u64 {
 pub(crate) const fn entries<F: Format>() -> usize {
     assert!(F::INDEX_BITS <= ENTRIES.trailing_zeros(), "a table is one page");
     1 << F::INDEX_BITS
-}
-
-/// Index of the entry for `gpa` in its table at `level`.
-fn index<F: Format>(gpa: Gpa, level: u32) -> usize {
-    let mask = entries::<F>() as u64 - 1;
-    usize::try_from((gpa.0 / span::<F>(level)) & mask).expect("masked to at most nine bits")
 }
 
 /// Number of tables that form the root.

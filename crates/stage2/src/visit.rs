@@ -3,7 +3,8 @@
 //! Pages are visited table by table: one read of the entry that points to a table tells whether the 512 entries below
 //! are worth reading.
 
-use crate::tree::{Slot, Tree, entries, range_between, span};
+use crate::tree::{entries, range_between, span};
+use crate::walk::{Slot, Walk};
 use crate::{Cell, Entry, Format, Pages, Tlb};
 use addr::{Gpa, GpaRange, Hpa};
 
@@ -39,21 +40,21 @@ impl<C: FnMut(&Slot) -> bool> Visitor for Each<C> {
     }
 }
 
-impl<F: Format> Tree<F> {
+impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
     /// Calls `visitor` for each leaf that `range` overlaps.
-    pub(crate) fn visit(&self, pages: &impl Pages, tlb: &impl Tlb, range: GpaRange, visitor: &mut impl Visitor) {
-        let end = range.end().min(self.limit());
+    pub(crate) fn visit(self, range: GpaRange, visitor: &mut impl Visitor) {
+        let end = range.end().min(self.tree.limit());
         let mut gpa = range.start;
         let mut beside = None;
         while gpa < end {
-            let slot = beside.take().unwrap_or_else(|| self.settle_to(pages, tlb, gpa, 1));
+            let slot = beside.take().unwrap_or_else(|| self.descend_and_wait_to(gpa, 1));
             match slot.entry {
                 Entry::Table(table) => {
                     if visitor.enters(&slot, slot.piece(gpa, end)) {
                         let rest = slot.piece(gpa, end);
-                        if let Err(cut_off) = self.visit_pages(pages, &slot, table, rest, visitor) {
+                        if let Err(cut_off) = self.visit_pages(&slot, table, rest, visitor) {
                             gpa = cut_off;
-                            tlb.relax();
+                            self.tlb.relax();
                             continue;
                         }
                         visitor.leaves(&slot);
@@ -63,20 +64,13 @@ impl<F: Format> Tree<F> {
                 Entry::Leaf { .. } | Entry::Empty | Entry::Busy => {}
             }
             gpa = slot.page().end();
-            beside = self.beside(pages, &slot);
+            beside = self.beside(&slot);
         }
     }
 
     /// Calls `visitor` for the pages in `part` of the table that `above` points to. If the table is cut off meanwhile,
     /// the visit continues from the root at the returned address.
-    fn visit_pages(
-        &self,
-        pages: &impl Pages,
-        above: &Slot,
-        table: Hpa,
-        part: GpaRange,
-        visitor: &mut impl Visitor,
-    ) -> Result<(), Gpa> {
+    fn visit_pages(self, above: &Slot, table: Hpa, part: GpaRange, visitor: &mut impl Visitor) -> Result<(), Gpa> {
         let bytes = span::<F>(0);
         let first = (part.start.0 - above.start.0) / bytes;
         let start = Gpa(above.start.0 + first * bytes);
@@ -84,11 +78,11 @@ impl<F: Format> Tree<F> {
         for (index, start) in numbers.zip((start.0..part.end().0).step_by(1 << bytes.trailing_zeros()).map(Gpa)) {
             let cell = Cell::new(table, index);
             loop {
-                let bits = pages.load(cell);
-                if bits != self.format.busy() && visitor.passes(bits) {
+                let bits = self.pages.load(cell);
+                if bits != self.format().busy() && visitor.passes(bits) {
                     break;
                 }
-                let entry = self.format.decode(0, bits);
+                let entry = self.format().decode(0, bits);
                 match entry {
                     Entry::Busy => return Err(start),
                     Entry::Empty | Entry::Table(_) => break,
@@ -104,14 +98,14 @@ impl<F: Format> Tree<F> {
 
     /// The entry after `slot` in the same table, if it is to be visited: found without another walk. A table that was
     /// cut off meanwhile has only busy entries.
-    fn beside(&self, pages: &impl Pages, slot: &Slot) -> Option<Slot> {
+    fn beside(self, slot: &Slot) -> Option<Slot> {
         let index = slot.cell.index() + 1;
         if index == entries::<F>() {
             return None;
         }
         let cell = Cell::new(slot.cell.table(), index);
-        let bits = pages.load(cell);
-        let entry = self.format.decode(slot.level, bits);
+        let bits = self.pages.load(cell);
+        let entry = self.format().decode(slot.level, bits);
         let decides = match entry {
             Entry::Leaf { .. } | Entry::Empty => true,
             Entry::Table(_) => slot.level == 1,
@@ -121,8 +115,8 @@ impl<F: Format> Tree<F> {
     }
 
     /// Whether `holds` is true for all entries of a table of pages.
-    pub(crate) fn all_below(&self, pages: &impl Pages, table: Hpa, holds: impl Fn(u64) -> bool) -> bool {
-        (0..entries::<F>()).all(|index| holds(pages.load(Cell::new(table, index))))
+    pub(crate) fn all_below(self, table: Hpa, holds: impl Fn(u64) -> bool) -> bool {
+        (0..entries::<F>()).all(|index| holds(self.pages.load(Cell::new(table, index))))
     }
 }
 

@@ -12,7 +12,7 @@ use loom::sync::atomic::{AtomicU64, Ordering, fence};
 use loom::thread;
 use stage2::{
     Access, Cell, DirtyLog, Epochs, Fault, Granularity, MarkWord, NptOf, Pages, Policy, Quiescence, Rounds, Source,
-    Spare, Stale, Start, Tlb, Tree, Walker,
+    Spare, Stale, Start, Tlb, Tree, Walker, Walking,
 };
 
 fn explore(model: impl Fn() + Sync + Send + 'static) {
@@ -57,20 +57,24 @@ fn mark_before_the_write_loses_it() {
     assert!(catch_unwind(|| device_and_sender(marked_first)).is_err());
 }
 
+/// The number of the sender among the walkers, after two that write.
+const SENDER: usize = 2;
+
 /// Walkers write to a page and only test its mark. A sender waits for `waited` walkers before it copies. The first
 /// walker writes `NEW` in the last of its `sections` announcements.
 fn walkers_and_sender(
     writers: usize,
     sections: usize,
-    wait: impl Fn(&Epochs<[Walker; 2]>) + Copy + Sync + Send + 'static,
+    wait: impl Fn(&Epochs<[Walker; 3]>, Walking<'_>) + Copy + Sync + Send + 'static,
 ) {
     explore(move || {
         let shared = Arc::new((
             MarkWord::new(),
             [AtomicU64::new(OLD), AtomicU64::new(OLD)],
-            Epochs::new([Walker::new(), Walker::new()]),
+            Epochs::new([Walker::new(), Walker::new(), Walker::new()]),
         ));
         shared.0.write(PAGE, || {});
+        let mut me = shared.2.enter(SENDER);
         let walkers: Vec<_> = (0..writers)
             .map(|number| {
                 let shared = shared.clone();
@@ -86,9 +90,9 @@ fn walkers_and_sender(
             })
             .collect();
         // Each walker has its own part of the page.
-        let send = || {
+        let mut send = || {
             (shared.0.take(PAGE) != 0).then(|| {
-                wait(&shared.2);
+                wait(&shared.2, me.take().or_else(|| shared.2.enter(SENDER)).expect("is away"));
                 [0, 1].map(|part: usize| shared.1[part].load(Ordering::Relaxed))
             })
         };
@@ -99,8 +103,8 @@ fn walkers_and_sender(
     });
 }
 
-fn wait(walkers: &Epochs<[Walker; 2]>) {
-    walkers.wait(thread::yield_now);
+fn wait(walkers: &Epochs<[Walker; 3]>, me: Walking<'_>) {
+    walkers.wait(me, thread::yield_now);
 }
 
 #[test]
@@ -120,18 +124,25 @@ fn write_by_a_walker_who_came_again_is_in_this_copy_or_the_next() {
 
 #[test]
 fn sender_that_does_not_wait_loses_a_walkers_write() {
-    assert!(catch_unwind(|| walkers_and_sender(1, 1, |_| {})).is_err());
+    assert!(catch_unwind(|| walkers_and_sender(1, 1, |_, _| {})).is_err());
 }
 
 #[test]
 fn sender_that_waits_for_an_earlier_epoch_loses_a_walkers_write() {
-    let too_early = |walkers: &Epochs<[Walker; 2]>| while !walkers.have_left(0) {};
+    let too_early = |walkers: &Epochs<[Walker; 3]>, me: Walking<'_>| {
+        drop(me);
+        while !walkers.have_left(0) {}
+    };
     assert!(catch_unwind(move || walkers_and_sender(1, 1, too_early)).is_err());
 }
 
 #[test]
 fn sender_that_waits_for_others_loses_a_walkers_write() {
-    let others = |_: &Epochs<[Walker; 2]>| Epochs::new([Walker::new()]).wait(thread::yield_now);
+    let others = |_: &Epochs<[Walker; 3]>, me: Walking<'_>| {
+        drop(me);
+        let others = Epochs::new([Walker::new()]);
+        others.wait(others.enter(0).expect("is away"), thread::yield_now);
+    };
     assert!(catch_unwind(move || walkers_and_sender(1, 1, others)).is_err());
 }
 
@@ -246,25 +257,28 @@ fn opener_and_cleaner(ordered: bool) {
         // Two pages that are not adjacent in host memory form no large one.
         for page in 0..2 {
             let range = GpaRange::new(Gpa(page << 12), 1 << 12).expect("a range");
-            tree.map(&mut shape, &pool, &pool, range, Hpa((1 - page) << 12), Access::ALL).expect("tables");
+            tree.walk_mut(&pool, &pool, &mut shape).map(range, Hpa((1 - page) << 12), Access::ALL).expect("tables");
         }
         let log = DirtyLog::new(slot, Source::WriteProtect, Policy::Lazy, [MarkWord::new()]).expect("enough marks");
-        log.start(&tree, &pool, &pool, Start::Clean, &mut Spare::new()).expect("nothing to split").pay(&pool);
+        let walk = tree.walk(&pool, &pool, &shape);
+        log.start(walk, Start::Clean, &mut Spare::new()).expect("nothing to split").pay(&pool);
 
-        let shared = Arc::new((pool, tree, log));
+        let shared = Arc::new((pool, tree, log, shape));
         let opener = {
             let shared = shared.clone();
             thread::spawn(move || {
-                let (pool, tree, _) = &*shared;
+                let (pool, tree, _, shape) = &*shared;
                 let (wanted, granularity) = (Access::READ_WRITE, Granularity::Closed);
-                let fault = tree.fault(pool, pool, Gpa(1 << 12), wanted, granularity);
+                let fault = tree.walk(pool, pool, shape).fault(Gpa(1 << 12), wanted, granularity);
                 assert!(matches!(fault, Fault::Retry(_)));
             })
         };
-        let (pool, tree, log) = &*shared;
+        let (pool, tree, log, shape) = &*shared;
+        let walk = tree.walk(pool, pool, shape);
         let mut rounds = Rounds::new(log, [0]).expect("enough bits");
-        let cleared = rounds.clear(log, tree, pool, pool, 0, &[0b11]);
-        let _ = cleared.flush(pool, &Epochs::new([]));
+        let cleared = rounds.clear(log, walk, 0, &[0b11]);
+        let alone = Epochs::new([Walker::new()]);
+        let _ = cleared.flush(pool, alone.enter(0).expect("is away"), &alone);
         opener.join().expect("no panic");
         fence(Ordering::SeqCst);
 
@@ -273,7 +287,7 @@ fn opener_and_cleaner(ordered: bool) {
         let leaf = entries.into_iter().find(|bits| bits & 1 != 0 && bits & 0xf_ffff_ffff_f000 == 0).expect("mapped");
         let is_open = leaf & 2 != 0;
         let mut dirty = [0];
-        log.get(tree, pool, pool, 0, &mut dirty);
+        log.get(walk, 0, &mut dirty);
         assert_eq!(dirty[0], if is_open { 0b10 } else { 0 }, "a page is open, and nobody will look at it");
     });
 }

@@ -4,7 +4,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use addr::{Gpa, GpaRange, Hpa};
-use stage2::{Access, Cell, ENTRIES, Format, Npt, Pages, Stale, Tlb, Tree, Vmsa};
+use stage2::{Access, Cell, ENTRIES, Epochs, Format, Npt, Pages, Stale, Tlb, Tree, Vmsa, Walker};
 
 type Table = [AtomicU64; ENTRIES];
 
@@ -84,20 +84,22 @@ fn protect_in_parallel(format: impl Format + Copy + Sync) {
         let pool = Pool::of(16);
         let (tree, mut shape) = Tree::new(format, &pool).expect("pool");
         let gib = GpaRange::new(Gpa(0), 1 << 30).expect("a range");
-        tree.map(&mut shape, &pool, &pool, gib, Hpa(1 << 30), Access::ALL).expect("maps");
+        tree.walk_mut(&pool, &pool, &mut shape).map(gib, Hpa(1 << 30), Access::ALL).expect("maps");
         let before = pool.left();
+        let walkers = Epochs::new(core::array::from_fn::<_, THREADS, _>(|_| Walker::new()));
 
         std::thread::scope(|scope| {
-            for thread in 0..THREADS as u64 {
-                let (tree, pool) = (&tree, &pool);
+            for thread in 0..THREADS {
+                let (tree, pool, walkers) = (&tree, &pool, &walkers);
                 scope.spawn(move || {
+                    let walking = walkers.enter(thread).expect("is away");
+                    let walk = tree.walk(pool, pool, &walking);
                     // Pages of all threads are interleaved in the same 2 MiB.
-                    for page in (thread..512).step_by(THREADS) {
-                        let stale =
-                            tree.protect_page(pool, pool, Gpa(page << 12), Access::READ_EXECUTE).expect("tables");
+                    for page in (thread as u64..512).step_by(THREADS) {
+                        let stale = walk.protect_page(Gpa(page << 12), Access::READ_EXECUTE).expect("tables");
                         assert!(!stale.is_empty(), "a right was lost");
                         if page % 3 == 0 {
-                            let stale = tree.protect_page(pool, pool, Gpa(page << 12), Access::ALL).expect("tables");
+                            let stale = walk.protect_page(Gpa(page << 12), Access::ALL).expect("tables");
                             assert!(stale.is_empty(), "rights only grew");
                         }
                     }
@@ -106,8 +108,9 @@ fn protect_in_parallel(format: impl Format + Copy + Sync) {
         });
 
         assert_eq!(before - pool.left(), 2, "one table for the gigabyte, one for the two megabytes");
+        let walk = tree.walk(&pool, &pool, &shape);
         for page in 0..1024_u64 {
-            let leaf = tree.lookup(&pool, Gpa(page << 12)).expect("still mapped");
+            let leaf = walk.lookup(Gpa(page << 12)).expect("still mapped");
             let is_protected = page < 512 && page % 3 != 0;
             assert_eq!(leaf.translate(Gpa(page << 12)), Hpa((1 << 30) + (page << 12)));
             assert_eq!(leaf.access, if is_protected { Access::READ_EXECUTE } else { Access::ALL }, "page {page}");

@@ -10,11 +10,12 @@ use alloc::vec::Vec;
 use abi::dirty::{Comparison, DirtyInfo, Round};
 use abi::payload::{DirtyLogging, DirtySource, Split};
 use addr::{Gpa, PAGE_BYTES, PageSize};
-use stage2::{BATCH, Collapse, Format, Limbo, Pace, Policy, Rounds, Shape, Source, Spare, Start};
+use stage2::{BATCH, Collapse, Format, Limbo, Pace, Policy, Rounds, Shape, Source, Spare, Start, Walking};
 
 use super::Vm;
 use super::logging::{self, AllTlbs, SlotLog};
 use crate::arch::tsc;
+use crate::cpu;
 use crate::frames::{self, Frames};
 
 /// Pages that are copied or compared in one step.
@@ -98,6 +99,11 @@ fn source_of(vm: &Vm, how: &DirtyLogging) -> Result<Source, StartError> {
     }
 }
 
+/// This pCPU is about to walk the VM's stage 2.
+fn walk(vm: &Vm) -> Walking<'_> {
+    vm.memory.logging().walk(cpu::this().id)
+}
+
 impl Session {
     /// Begins to log `vm`: all of its memory counts as written.
     ///
@@ -126,7 +132,8 @@ impl Session {
         logging.begin(&how, source);
         for slot in slots {
             let log = slot.log(policy, source);
-            match log.start(vm.memory.tree(), vm.memory.tables(), &tlbs, Start::AllDirty, &mut spare) {
+            let started = log.start(vm.memory.walk(&tlbs, &walk(vm)), Start::AllDirty, &mut spare);
+            match started {
                 Ok(stale) => stale.pay(&tlbs),
                 Err(_) => {
                     logging.end();
@@ -272,14 +279,15 @@ impl Session {
     /// Finds what is dirty in a slot and makes it clean. Returns the numbers of the pages, which may now be copied.
     fn harvest(&mut self, vm: &Vm, slot: usize, round: &mut Round) -> Vec<u64> {
         let log = self.log(vm, slot);
-        let (tree, tables, tlbs) = (vm.memory.tree(), vm.memory.tables(), AllTlbs::of(vm));
+        let (tlbs, walking) = (AllTlbs::of(vm), walk(vm));
+        let stage2 = vm.memory.walk(&tlbs, &walking);
         let mut dirty: Vec<u64> = (0..log.slot().bytes().div_ceil(64 * PAGE_BYTES)).map(|_| 0).collect();
-        log.get(tree, tables, &tlbs, 0, &mut dirty);
+        log.get(stage2, 0, &mut dirty);
         if dirty.iter().all(|word| *word == 0) {
             return Vec::new();
         }
-        let cleared = self.sent[slot].clear(&log, tree, tables, &tlbs, 0, &dirty);
-        let found = cleared.flush(&tlbs, vm.memory.logging().walkers()).pages().collect();
+        let cleared = self.sent[slot].clear(&log, stage2, 0, &dirty);
+        let found = cleared.flush(&tlbs, walking, vm.memory.logging().walkers()).pages().collect();
         round.flushes += tlbs.flushes();
         vm.memory.logging().count_flushes(tlbs.flushes());
         found
@@ -356,7 +364,7 @@ impl Session {
         if allowed == 0 {
             return;
         }
-        let (tree, tables) = (vm.memory.tree(), vm.memory.tables());
+        let tables = vm.memory.tables();
         if allowed > self.spare.count() && self.spare.fill(tables, allowed).is_err() {
             // The rest is split when it is written, or not at all.
             self.phase = Phase::Logging { splits: *splits };
@@ -364,7 +372,7 @@ impl Session {
         }
         let before = self.spare.count();
         let log = place.log(Policy::Eager, self.source);
-        let (stale, next) = log.split_ahead(tree, tables, tlbs, *from, &mut self.spare);
+        let (stale, next) = log.split_ahead(vm.memory.walk(tlbs, &walk(vm)), *from, &mut self.spare);
         stale.pay(tlbs);
         let used = before - self.spare.count();
         *splits += used;
@@ -383,7 +391,7 @@ impl Session {
         let slots = vm.memory.logging().slots();
         self.phase = match slots.get(slot) {
             Some(_) => {
-                self.log(vm, slot).stop(vm.memory.tree(), vm.memory.tables(), tlbs);
+                self.log(vm, slot).stop(vm.memory.walk(tlbs, &walk(vm)));
                 Phase::Releasing { slot: slot + 1 }
             }
             None => Phase::Collapsing { slot: 0, from: slots.first().map_or(Gpa(0), |slot| slot.range.start) },
@@ -440,8 +448,8 @@ impl Session {
     ) -> [Collapse; M] {
         let memory = &vm.memory;
         let walkers = memory.logging().walkers();
-        let tree = memory.tree();
-        let outcomes = tree.collapse_together(shape, memory.tables(), tlbs, &mut self.limbo, walkers, places, level);
+        let mut stage2 = memory.walk_mut(tlbs, shape);
+        let outcomes = stage2.collapse_together(&mut self.limbo, walkers, places, level);
         let done = outcomes.iter().filter(|&&outcome| outcome == Collapse::Done).count() as u64;
         memory.logging().count_collapses(done);
         if done != 0 {

@@ -5,7 +5,7 @@
 //! is about. Tables for entries that have to be split are kept ready by each vCPU.
 
 use addr::{Gpa, PageSize};
-use stage2::{Access, BATCH, Fault, Granularity, MapError, Pace, Spare, Stale, Stream};
+use stage2::{Access, BATCH, Fault, Granularity, MapError, Pace, Spare, Stale, Stream, Walking};
 
 use super::logging::AllTlbs;
 use super::memory::{Memory, Stopped};
@@ -71,9 +71,8 @@ fn populate(run: &mut Running<'_>, region: u32, gpa: Gpa, level: u32) -> Settled
     let memory = &run.vm.memory;
     let Some(hpa) = memory.host_page(region, gpa, level) else { return Settled::NoMemory };
     let (tables, spare) = (memory.tables(), &mut run.owner.kit.spare);
-    // Tables that are cut off meanwhile stay until we are through.
-    let walking = memory.logging().walk(run.cpu.id);
-    let populated = memory.tree().populate(tables, &AllTlbs::of(run.vm), spare, gpa, hpa, level, Access::ALL);
+    let (tlbs, walking) = (AllTlbs::of(run.vm), memory.logging().walk(run.cpu.id));
+    let populated = memory.walk(&tlbs, &walking).populate(spare, gpa, hpa, level, Access::ALL);
     drop(walking);
     let settled = match populated {
         Ok(()) => {
@@ -94,13 +93,15 @@ fn populate(run: &mut Running<'_>, region: u32, gpa: Gpa, level: u32) -> Settled
 fn open(run: &mut Running<'_>, gpa: Gpa, wanted: Access) -> Settled {
     let memory = &run.vm.memory;
     let granularity = memory.logging().granularity();
-    let walking = memory.logging().walk(run.cpu.id);
-    let fault = memory.tree().fault(memory.tables(), &AllTlbs::of(run.vm), gpa, wanted, granularity);
+    let (tlbs, walking) = (AllTlbs::of(run.vm), memory.logging().walk(run.cpu.id));
+    let fault = memory.walk(&tlbs, &walking).fault(gpa, wanted, granularity);
     let settled = match fault {
-        Fault::Large => open_large(run, gpa, wanted, granularity),
-        fault => follow(run, fault),
+        Fault::Large => open_large(run, walking, gpa, wanted, granularity),
+        fault => {
+            drop(walking);
+            follow(run, fault)
+        }
     };
-    drop(walking);
     if wanted.write && granularity != Granularity::Whole {
         run.tally.add(|count| &count.dirty_faults, 1);
     }
@@ -111,13 +112,18 @@ fn open(run: &mut Running<'_>, gpa: Gpa, wanted: Access) -> Settled {
 /// Splits the large page that holds `gpa` until it is a small one. Without a table, all of it counts as written.
 #[cold]
 #[inline(never)]
-fn open_large(run: &mut Running<'_>, gpa: Gpa, wanted: Access, mut granularity: Granularity) -> Settled {
+fn open_large(
+    run: &mut Running<'_>,
+    walking: Walking<'_>,
+    gpa: Gpa,
+    wanted: Access,
+    mut granularity: Granularity,
+) -> Settled {
     loop {
-        if !split(run, gpa, granularity) {
+        if !split(run, &walking, gpa, granularity) {
             granularity = Granularity::Whole;
         }
-        let memory = &run.vm.memory;
-        match memory.tree().fault(memory.tables(), &AllTlbs::of(run.vm), gpa, wanted, granularity) {
+        match run.vm.memory.walk(&AllTlbs::of(run.vm), &walking).fault(gpa, wanted, granularity) {
             Fault::Large => {}
             fault => return follow(run, fault),
         }
@@ -152,7 +158,7 @@ fn count_stall(run: &Running<'_>) {
 
 /// Splits the large page that holds `gpa`, and those behind it if the guest goes from one to the next, as far as the log's
 /// rate allows; says whether it did.
-fn split(run: &mut Running<'_>, gpa: Gpa, granularity: Granularity) -> bool {
+fn split(run: &mut Running<'_>, walking: &Walking<'_>, gpa: Gpa, granularity: Granularity) -> bool {
     let memory = &run.vm.memory;
     let tlbs = AllTlbs::of(run.vm);
     let kit = &mut run.owner.kit;
@@ -162,7 +168,7 @@ fn split(run: &mut Running<'_>, gpa: Gpa, granularity: Granularity) -> bool {
     let Some(tables) = kit.prepare(memory, run.vm.config.vcpus, tsc::now(), ahead) else { return false };
     let ahead = ahead.min(tables - 1);
     let before = kit.spare.count();
-    let split = memory.tree().split_at_fault(memory.tables(), &tlbs, gpa, granularity, ahead, &mut kit.spare);
+    let split = memory.walk(&tlbs, walking).split_at_fault(gpa, granularity, ahead, &mut kit.spare);
     let Ok((owed, end)) = split else { return false };
     kit.stream.has_split(ahead, end);
     let splits = before - kit.spare.count();

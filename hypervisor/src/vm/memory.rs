@@ -26,7 +26,7 @@ use decode_cache::{Cause, Lost, Protect, Protection, Size, Unprotection, Vouchin
 use sched::{CpuId, Pending};
 use shootdown::{Flush, Plan};
 use spin::{Mutex, MutexGuard};
-use stage2::{Access, Attempt, MapError, Shape, Stale, Tlb, Tree};
+use stage2::{Access, Attempt, MapError, Shape, Stale, Tlb, Tree, Walk, WalkMut, Walking};
 use tlb_tag::Scheme;
 use vcpu_layout::lay_out;
 
@@ -149,8 +149,8 @@ impl Memory {
                 frames.zero();
                 let piece = GpaRange::new(at, frames.bytes()).ok_or(MemoryError::Exhausted)?;
                 if level_on_touch.is_none() {
-                    let mapped = tree.map(&mut shape, &tables, &NoTlb, piece, frames.hpa(), Access::ALL);
-                    mapped.map_err(MemoryError::Map)?;
+                    let mut walk = tree.walk_mut(&tables, &NoTlb, &mut shape);
+                    walk.map(piece, frames.hpa(), Access::ALL).map_err(MemoryError::Map)?;
                 }
                 regions.push(piece);
                 runs.push(frames);
@@ -288,6 +288,25 @@ impl Memory {
     #[inline]
     pub(crate) fn tree(&self) -> &Tree<Stage2Format> {
         &self.tree
+    }
+
+    /// Walks stage 2, on a pCPU that has [announced](Logging::walk) itself.
+    #[inline(always)]
+    pub(crate) fn walk<'a>(
+        &'a self,
+        tlbs: &'a AllTlbs<'_>,
+        walking: &'a Walking<'_>,
+    ) -> Walk<'a, Stage2Format, TablePool, AllTlbs<'a>> {
+        self.tree.walk(&self.tables, tlbs, walking)
+    }
+
+    /// Walks stage 2, and may change its shape.
+    pub(crate) fn walk_mut<'a>(
+        &'a self,
+        tlbs: &'a AllTlbs<'_>,
+        shape: &'a mut Shape,
+    ) -> WalkMut<'a, Stage2Format, TablePool, AllTlbs<'a>> {
+        self.tree.walk_mut(&self.tables, tlbs, shape)
     }
 
     /// Where its tables are.
@@ -444,13 +463,12 @@ pub(crate) struct Protected<'a> {
 
 impl Protect for Protected<'_> {
     fn protect(&self, page: Gpa) -> Protection {
-        let Memory { tree, tables, .. } = self.memory;
         if !self.memory.has(page) {
             return Protection::Refused;
         }
-        let _walking = self.memory.logging.walk(cpu::this().id);
+        let (tlbs, walking) = (self.tlbs(), self.memory.logging.walk(cpu::this().id));
         // Nested pages owe nothing for a leaf that was split before the page was found to be busy.
-        match tree.try_protect_page(tables, &self.tlbs(), page, Access::READ_EXECUTE) {
+        match self.memory.walk(&tlbs, &walking).try_protect_page(page, Access::READ_EXECUTE) {
             Ok(Attempt::Done(stale)) if stale.is_empty() => Protection::Already,
             Ok(Attempt::Done(_)) => Protection::Owed,
             Ok(Attempt::Busy(_)) => Protection::Busy,
@@ -463,10 +481,9 @@ impl Protect for Protected<'_> {
     }
 
     fn unprotect(&self, page: Gpa) -> Unprotection {
-        let Memory { tree, tables, .. } = self.memory;
+        let (tlbs, walking) = (self.tlbs(), self.memory.logging.walk(cpu::this().id));
         // It is a leaf of its own since it was protected, so nothing has to be split; and rights that grow owe nothing.
-        let _walking = self.memory.logging.walk(cpu::this().id);
-        let grown = tree.try_protect_page(tables, &self.tlbs(), page, Access::ALL);
+        let grown = self.memory.walk(&tlbs, &walking).try_protect_page(page, Access::ALL);
         debug_assert!(matches!(grown, Ok(Attempt::Done(Stale::EMPTY) | Attempt::Busy(Stale::EMPTY))), "{grown:?}");
         if let Ok(Attempt::Busy(_)) = grown { Unprotection::Busy } else { Unprotection::Done }
     }

@@ -2,8 +2,8 @@
 
 use super::{GIB, Guest, MIB, NPT, Pool, leaf_at, range};
 use crate::{
-    Access, DirtyLog, Entry, Epochs, Fault, Format, Granularity, MarkWord, Npt, Policy, Rounds, Source, Spare, Start,
-    Vmsa, Walker,
+    Access, Cleared, Copyable, DirtyLog, Entry, Epochs, Fault, Format, Granularity, MarkWord, Npt, Policy, Rounds,
+    Source, Spare, Start, Vmsa, Walker,
 };
 use addr::{Gpa, GpaRange, Hpa};
 use proptest::prelude::{Just, ProptestConfig, Strategy, any, prop, prop_assert, prop_oneof, proptest};
@@ -43,9 +43,11 @@ pub(super) struct Logged<F> {
     pub(super) spare: Spare,
 }
 
-/// No processor walks while these tests clear.
-fn nobody() -> Epochs<[Walker; 0]> {
-    Epochs::new([])
+/// Flushes what was cleared, where no other processor walks.
+fn flush<'w>(cleared: Cleared<'w>, pool: &Pool) -> Copyable<'w> {
+    let walkers = Epochs::new([Walker::new()]);
+    let me = walkers.enter(0).expect("is away");
+    cleared.flush(pool, me, &walkers)
 }
 
 pub(super) const SLOT_START: u64 = 2 * MIB;
@@ -72,7 +74,7 @@ impl<F: Hardware> Logged<F> {
     }
 
     pub(super) fn start(&mut self, from: Start) {
-        let stale = self.log.start(&self.guest.tree, &self.pool, &self.pool, from, &mut self.spare).expect("tables");
+        let stale = self.log.start(self.guest.walk(&self.pool), from, &mut self.spare).expect("tables");
         assert_eq!(stale.is_empty(), from == Start::AllDirty);
     }
 
@@ -84,7 +86,7 @@ impl<F: Hardware> Logged<F> {
     fn write_at(&mut self, gpa: u64, granularity: Granularity) -> u32 {
         let Self { guest, pool, spare, .. } = self;
         for faults in 0..4 {
-            let slot = guest.tree.descend(pool, Gpa(gpa));
+            let slot = guest.walk(pool).descend(Gpa(gpa));
             assert!(matches!(slot.entry, Entry::Leaf { .. }));
             if let Some(bits) = guest.tree.format.write(slot.bits) {
                 assert!(slot.exchange(pool, bits));
@@ -98,7 +100,7 @@ impl<F: Hardware> Logged<F> {
 
     pub(super) fn dirty(&self) -> Vec<u64> {
         let mut words = vec![0; self.words()];
-        self.log.get(&self.guest.tree, &self.pool, &self.pool, 0, &mut words);
+        self.log.get(self.guest.walk(&self.pool), 0, &mut words);
         let last = words.len() as u64 * 64;
         (0..last).filter(|page| words[(page / 64) as usize] >> (page % 64) & 1 != 0).collect()
     }
@@ -113,8 +115,8 @@ impl<F: Hardware> Logged<F> {
         let pages: Vec<u64> = pages.into_iter().collect();
         pages.iter().for_each(|page| words[(page / 64) as usize] |= 1 << (page % 64));
         let Self { guest, pool, log, rounds, .. } = self;
-        let cleared = rounds.clear(log, &guest.tree, pool, pool, 0, &words);
-        assert!(cleared.flush(pool, &nobody()).pages().eq(pages));
+        let cleared = rounds.clear(log, guest.walk(pool), 0, &words);
+        assert!(flush(cleared, pool).pages().eq(pages));
     }
 
     pub(super) fn clear_all(&mut self) {
@@ -280,10 +282,10 @@ fn what_is_wanted_beyond_the_end_of_the_slot_is_not_there() {
     logged.start(Start::AllDirty);
     assert_eq!(logged.dirty(), [0, 1, 2]);
     let Logged { guest, pool, log, rounds, .. } = &mut logged;
-    let cleared = rounds.clear(log, &guest.tree, pool, pool, 0, &[u64::MAX; WORDS]);
-    assert!(cleared.flush(pool, &nobody()).pages().eq(0..3));
-    let nowhere = rounds.clear(log, &guest.tree, pool, pool, usize::MAX, &[u64::MAX; WORDS]);
-    assert_eq!(nowhere.flush(pool, &nobody()).pages().count(), 0);
+    let cleared = rounds.clear(log, guest.walk(pool), 0, &[u64::MAX; WORDS]);
+    assert!(flush(cleared, pool).pages().eq(0..3));
+    let nowhere = rounds.clear(log, guest.walk(pool), usize::MAX, &[u64::MAX; WORDS]);
+    assert_eq!(flush(nowhere, pool).pages().count(), 0);
     assert!(logged.dirty().is_empty());
     logged.rounds.cancel(&logged.log);
     assert_eq!(logged.dirty(), [0, 1, 2]);
@@ -324,7 +326,7 @@ fn eager_split_takes_one_flush_for_many_large_pages() {
         logged.start(Start::Clean);
         logged.pool.flushes.set(0);
         let Logged { guest, pool, log, spare, .. } = &mut logged;
-        let (owed, next) = log.split_ahead(&guest.tree, pool, pool, Gpa(0), spare);
+        let (owed, next) = log.split_ahead(guest.walk(pool), Gpa(0), spare);
         assert_eq!(next, log.slot().end());
         assert_eq!((pool.flushes.get(), owed.is_empty()), (flushes, bbm == 0), "level {bbm}");
         assert!((0..4).all(|large| logged.write(large * LARGE) == 0), "the hardware watches");
@@ -341,7 +343,7 @@ fn eager_split_stops_where_its_tables_end_and_goes_on_from_there() {
     for number in 1..=4 {
         logged.spare.fill(&logged.pool, 1).expect("pool");
         let Logged { guest, pool, log, spare, .. } = &mut logged;
-        let (owed, next) = log.split_ahead(&guest.tree, pool, pool, from, spare);
+        let (owed, next) = log.split_ahead(guest.walk(pool), from, spare);
         assert!(owed.is_empty());
         assert_eq!(next, Gpa(SLOT_START + number * 2 * MIB));
         from = next;
@@ -355,7 +357,7 @@ fn after_the_log_has_ended_the_guest_writes_freely() {
             logged.start(Start::Clean);
             let _ = logged.write(3);
             logged.clear_all();
-            logged.log.stop(&logged.guest.tree, &logged.pool, &logged.pool);
+            logged.log.stop(logged.guest.walk(&logged.pool));
             assert!([3, 4, LARGE, 2 * LARGE].into_iter().all(|page| logged.write(page) == 0));
         });
     });
@@ -436,7 +438,7 @@ fn follow<F: Hardware>(
             }
             Step::SplitsAhead => {
                 let Logged { guest, pool, log, spare, .. } = &mut logged;
-                let _ = log.split_ahead(&guest.tree, pool, pool, Gpa(0), spare);
+                let _ = log.split_ahead(guest.walk(pool), Gpa(0), spare);
             }
         }
         let found: BTreeSet<u64> = logged.dirty().into_iter().collect();

@@ -55,7 +55,7 @@ fn split_by_a_fault_owes_its_broadcast_later_if_at_all() {
         let pool = Pool::of(8);
         let mut guest = Guest::new(arm(bbm), &pool).expect("pool");
         let _ = guest.map(&pool, range(0, 4 * MIB), Hpa(0), Access::ALL).expect("maps");
-        let closed = guest.tree.clean_all(&pool, &pool, range(0, 4 * MIB), Source::WriteProtect);
+        let closed = guest.walk(&pool).clean_all(range(0, 4 * MIB), Source::WriteProtect);
         assert_eq!(closed.range(), range(0, 4 * MIB));
         let mut spare = Spare::new();
         spare.fill(&pool, 2).expect("pool");
@@ -82,18 +82,18 @@ fn leaf_that_is_opened_whole_before_it_is_split_stays_written() {
         let mut guest = Guest::new(format, &pool).expect("pool");
         let large = range(0, 2 * MIB);
         let _ = guest.map(&pool, large, Hpa(0), Access::ALL).expect("maps");
-        let _ = guest.tree.clean_all(&pool, &pool, large, Source::Hardware);
+        let _ = guest.walk(&pool).clean_all(large, Source::Hardware);
         let mut spare = Spare::new();
         spare.fill(&pool, 1).expect("pool");
 
-        let fault = |granularity| guest.tree.fault(&pool, &pool, Gpa(0), Access::READ_WRITE, granularity);
+        let fault = |granularity| guest.walk(&pool).fault(Gpa(0), Access::READ_WRITE, granularity);
         assert!(matches!(fault(Granularity::Watched), Fault::Large));
         assert!(matches!(fault(Granularity::Whole), Fault::Retry(_)));
-        let owed = guest.tree.split_at_fault(&pool, &pool, Gpa(0), Granularity::Watched, 0, &mut spare);
+        let owed = guest.walk(&pool).split_at_fault(Gpa(0), Granularity::Watched, 0, &mut spare);
         assert!(owed.is_ok() && leaf_at(&guest, &pool, 0).is_some_and(|leaf| leaf.level == 0));
 
         let mut bytes = 0;
-        guest.tree.written(&pool, &pool, large, Source::Hardware, |page| bytes += page.bytes());
+        guest.walk(&pool).written(large, Source::Hardware, |page| bytes += page.bytes());
         bytes / 4096
     }
     assert_eq!(written_pages(NPT), 512);
@@ -105,9 +105,8 @@ fn first_touch_maps_a_page_and_who_comes_second_changes_nothing() {
     let pool = Pool::of(8);
     let guest = Guest::new(NPT, &pool).expect("pool");
     let mut spare = Spare::new();
-    let populate = |spare: &mut Spare, gpa, hpa, level| {
-        guest.tree.populate(&pool, &pool, spare, Gpa(gpa), Hpa(hpa), level, Access::ALL)
-    };
+    let populate =
+        |spare: &mut Spare, gpa, hpa, level| guest.walk(&pool).populate(spare, Gpa(gpa), Hpa(hpa), level, Access::ALL);
     assert_eq!(populate(&mut spare, 0x5123, 0x8000, 0), Err(MapError::OutOfTables));
     spare.fill(&pool, 5).expect("pool");
     populate(&mut spare, 0x5123, 0x8000, 0).expect("three tables");
@@ -136,7 +135,7 @@ fn aged_page_is_touched_again_by_its_next_fault() {
     let _ = guest.map(&pool, range(0, 2 * MIB + 4096), Hpa(0), Access::ALL).expect("maps");
     let touched = |guest: &Guest<Vmsa>| {
         let mut found = Vec::new();
-        guest.tree.age(&pool, &pool, range(0, GIB), |page| found.push(page));
+        guest.walk(&pool).age(range(0, GIB), |page| found.push(page));
         found
     };
     assert_eq!(touched(&guest), [range(0, 2 * MIB), range(2 * MIB, 4096)]);
@@ -157,7 +156,7 @@ fn small_pages_that_belong_together_become_one_large_page() {
         let _ = guest.protect_page(&pool, Gpa(0x5000), Access::READ).expect("splits");
         let (walkers, mut limbo) = (walkers(), Limbo::<1>::new());
         let collapse = |guest: &mut Guest<Vmsa>, limbo: &mut Limbo<1>| {
-            guest.tree.collapse(&mut guest.shape, &pool, &pool, limbo, &walkers, Gpa(0x1234), 1)
+            guest.walk_mut(&pool).collapse(limbo, &walkers, Gpa(0x1234), 1)
         };
 
         assert_eq!(collapse(&mut guest, &mut limbo), Collapse::NotAlike, "one page has other rights");
@@ -191,11 +190,11 @@ fn split_ahead_of_a_fault_takes_only_what_the_log_has_closed() {
         let mut guest = Guest::new(arm(bbm), &pool).expect("pool");
         let _ = guest.map(&pool, range(0, 12 * MIB), Hpa(GIB), Access::ALL).expect("maps");
         let logged = range(2 * MIB, 6 * MIB);
-        let _ = guest.tree.clean_all(&pool, &pool, logged, Source::WriteProtect);
+        let _ = guest.walk(&pool).clean_all(logged, Source::WriteProtect);
         let mut spare = Spare::new();
         spare.fill(&pool, 9).expect("pool");
         pool.flushes.set(0);
-        let split = guest.tree.split_at_fault(&pool, &pool, Gpa(4 * MIB + 5), Granularity::Closed, 7, &mut spare);
+        let split = guest.walk(&pool).split_at_fault(Gpa(4 * MIB + 5), Granularity::Closed, 7, &mut spare);
         let (owed, end) = split.expect("there are tables");
         // With break-before-make there is one broadcast for all of them, and no later flush.
         assert_eq!((pool.flushes.get(), owed.is_empty()), if bbm == 0 { (1, true) } else { (0, false) });
@@ -218,7 +217,7 @@ fn several_large_pages_come_back_with_one_flush_and_no_more_than_can_wait() {
     let mut collapse = |limbo: &mut Limbo<2>| {
         let places = [0, 2, 4, 6].map(|at| Gpa(at * MIB));
         pool.flushes.set(0);
-        (guest.tree.collapse_together(&mut guest.shape, &pool, &pool, limbo, &walkers, places, 1), pool.flushes.get())
+        (guest.walk_mut(&pool).collapse_together(limbo, &walkers, places, 1), pool.flushes.get())
     };
 
     // The third is large already, and the limbo has no room for the fourth.
@@ -239,10 +238,10 @@ fn pages_that_lie_apart_in_host_memory_stay_small() {
     let _ = guest.map(&pool, range(0, 2 * MIB - 4096), Hpa(GIB), Access::ALL).expect("maps");
     let _ = guest.map(&pool, range(2 * MIB - 4096, 4096), Hpa(2 * GIB), Access::ALL).expect("maps");
     let (walkers, mut limbo) = (walkers(), Limbo::<1>::new());
-    let result = guest.tree.collapse(&mut guest.shape, &pool, &pool, &mut limbo, &walkers, Gpa(0), 1);
+    let result = guest.walk_mut(&pool).collapse(&mut limbo, &walkers, Gpa(0), 1);
     assert_eq!(result, Collapse::NotAlike);
     let _ = guest.unmap(&pool, range(2 * MIB - 4096, 4096)).expect("unmaps");
-    let result = guest.tree.collapse(&mut guest.shape, &pool, &pool, &mut limbo, &walkers, Gpa(0), 1);
+    let result = guest.walk_mut(&pool).collapse(&mut limbo, &walkers, Gpa(0), 1);
     assert_eq!(result, Collapse::NotAlike, "a hole");
     assert_eq!((limbo.waiting(), pool.flushes.get()), (0, 0));
 }

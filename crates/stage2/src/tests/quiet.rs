@@ -14,7 +14,7 @@ fn looks_of_a_round<F: Hardware>(logged: &mut Logged<F>) -> u64 {
 
 fn split_all<F: Hardware>(logged: &mut Logged<F>) {
     let Logged { guest, pool, log, spare, .. } = logged;
-    let (_, end) = log.split_ahead(&guest.tree, pool, pool, Gpa(0), spare);
+    let (_, end) = log.split_ahead(guest.walk(pool), Gpa(0), spare);
     assert_eq!(end, log.slot().end());
 }
 
@@ -117,7 +117,7 @@ fn quiet_table_can_be_collapsed_and_what_is_left_of_it_is_logged() {
             (0..ROUNDS).for_each(|_| logged.clear_all());
             let (walkers, mut limbo) = (Epochs::new([Walker::new()]), Limbo::<4>::new());
             let Logged { guest, pool, .. } = &mut logged;
-            let result = guest.tree.collapse(&mut guest.shape, pool, pool, &mut limbo, &walkers, Gpa(SLOT_START), 1);
+            let result = guest.walk_mut(pool).collapse(&mut limbo, &walkers, Gpa(SLOT_START), 1);
             assert_eq!(result, Collapse::Done);
             assert!(logged.dirty().is_empty());
             assert_eq!(logged.write(3), 1);
@@ -133,7 +133,7 @@ fn after_a_log_that_made_tables_quiet_the_guest_writes_freely_and_the_next_log_s
             logged.start(Start::Clean);
             split_all(&mut logged);
             (0..ROUNDS).for_each(|_| logged.clear_all());
-            logged.log.stop(&logged.guest.tree, &logged.pool, &logged.pool);
+            logged.log.stop(logged.guest.walk(&logged.pool));
             assert!((0..4).all(|large| logged.write(large * LARGE) == 0));
             logged.start(Start::Clean);
             assert!(logged.dirty().is_empty());
@@ -193,17 +193,17 @@ fn hole_in_a_table_that_is_quiet_is_filled_by_a_first_touch() {
     let _ = guest.map(&pool, range(0, MIB), Hpa(MIB), Access::ALL).expect("maps");
     let all = range(0, 2 * MIB);
     let clean = |guest: &Guest<_>| {
-        let _ = guest.tree.clean(&pool, &pool, all, Source::WriteProtect, |_| true, |_| {});
+        let _ = guest.walk(&pool).clean(all, Source::WriteProtect, |_| true, |_| {});
     };
     let written = |guest: &Guest<_>| {
         let mut count = 0;
-        guest.tree.written(&pool, &pool, all, Source::WriteProtect, |_| count += 1);
+        guest.walk(&pool).written(all, Source::WriteProtect, |_| count += 1);
         count
     };
     clean(&guest);
     assert_eq!(written(&guest), 0);
     let mut spare = crate::Spare::new();
-    let touched = guest.tree.populate(&pool, &pool, &mut spare, Gpa(MIB), Hpa(0x3000), 0, Access::ALL);
+    let touched = guest.walk(&pool).populate(&mut spare, Gpa(MIB), Hpa(0x3000), 0, Access::ALL);
     assert!(touched.is_ok());
     assert_eq!(written(&guest), 1);
 }

@@ -11,7 +11,7 @@ use shuttle::sync::Arc;
 use shuttle::{Config, Runner};
 use stage2::{
     Access, Collapse, DirtyLog, Epochs, Format, Limbo, MarkWord, NptOf, Policy, Quiescence, Shape, Source, Spare,
-    Stale, Start, Tree, VmsaOf, Walker,
+    Stale, Start, Tree, VmsaOf, Walk, Walker,
 };
 
 use crate::machine::{Cpu, Machine, Mutant};
@@ -91,6 +91,14 @@ pub(crate) struct Guest<F> {
     pub(crate) host: u64,
     /// How many pages it writes to, from the first on.
     pub(crate) writable: AtomicU64,
+}
+
+impl<F: Format> Guest<F> {
+    /// The processor announces itself and walks.
+    pub(crate) fn walk<R>(&self, cpu: &Cpu, does: impl FnOnce(Walk<'_, F, Cpu, Cpu>) -> R) -> R {
+        let walking = self.epochs.enter(cpu.number).expect("not walking yet");
+        does(self.tree.walk(cpu, cpu, &walking))
+    }
 }
 
 fn once(setting: Setting) {
@@ -181,7 +189,7 @@ fn guest<F: Format>(setting: &Setting, format: F, cpu: &Cpu, kind: Kind) -> (Gue
     let host = HOST + ((cpu.vm as u64) << 24);
     let all = range(0, PAGES);
     if kind != Kind::FirstTouch {
-        tree.map(&mut shape, cpu, cpu, all, Hpa(host), Access::ALL).expect("maps");
+        tree.walk_mut(cpu, cpu, &mut shape).map(all, Hpa(host), Access::ALL).expect("maps");
     }
     // All processors that enter it see its tables.
     cpu.machine.step().walks.barrier(cpu.number, Wait::Stores);
@@ -270,13 +278,13 @@ fn run_device<F>(guest: &Guest<F>, cpu: &Cpu) {
 
 /// Pages are unmapped, write-protected, and mapped again.
 fn take_away<F: Format>(guest: &Guest<F>, cpu: &Cpu, shape: &mut Shape) {
-    let (tree, flushes) = (&guest.tree, cpu.machine.mutant != Mutant::NoFlushOfRange);
+    let (mut walk, flushes) = (guest.tree.walk_mut(cpu, cpu, shape), cpu.machine.mutant != Mutant::NoFlushOfRange);
     let first = cpu.pick(PAGES);
     let count = 1 + cpu.pick(PAGES - first);
     let part = range(first, count);
     let pages = || (first..first + count).map(|page| page << 12);
 
-    let stale = tree.protect(shape, cpu, cpu, part, Access::READ_EXECUTE).expect("tables");
+    let stale = walk.protect(part, Access::READ_EXECUTE).expect("tables");
     if flushes {
         cpu.pay(stale);
     }
@@ -284,11 +292,11 @@ fn take_away<F: Format>(guest: &Guest<F>, cpu: &Cpu, shape: &mut Shape) {
     shuttle::thread::yield_now();
 
     pages().for_each(|gpa| cpu.machine.step().declare_usable(cpu.vm, gpa));
-    let grown = tree.protect(shape, cpu, cpu, part, Access::ALL).expect("tables");
+    let grown = walk.protect(part, Access::ALL).expect("tables");
     cpu.pay(grown);
     shuttle::thread::yield_now();
 
-    let stale = tree.unmap(shape, cpu, cpu, part).expect("tables");
+    let stale = walk.unmap(part).expect("tables");
     if flushes {
         cpu.pay(stale);
     }
@@ -296,7 +304,7 @@ fn take_away<F: Format>(guest: &Guest<F>, cpu: &Cpu, shape: &mut Shape) {
     shuttle::thread::yield_now();
 
     pages().for_each(|gpa| cpu.machine.step().declare_usable(cpu.vm, gpa));
-    tree.map(shape, cpu, cpu, part, Hpa(guest.host + part.start.0), Access::ALL).expect("maps");
+    walk.map(part, Hpa(guest.host + part.start.0), Access::ALL).expect("maps");
 }
 
 /// Single pages become read-only and writable again. Each processor has its own pages, in the same large leaf. A flush
@@ -306,7 +314,7 @@ fn take_pages<F: Format>(guest: &Guest<F>, cpu: &Cpu) {
     let mut taken = Vec::new();
     for _ in 0..2 {
         let page = cpu.pick(FEW / 2) * 2 + cpu.number as u64 % 2;
-        let stale = guest.tree.protect_page(cpu, cpu, Gpa(page << 12), Access::READ_EXECUTE).expect("tables");
+        let stale = guest.walk(cpu, |walk| walk.protect_page(Gpa(page << 12), Access::READ_EXECUTE)).expect("tables");
         owed = owed.merge(stale);
         taken.push(page << 12);
         shuttle::thread::yield_now();
@@ -319,7 +327,7 @@ fn take_pages<F: Format>(guest: &Guest<F>, cpu: &Cpu) {
     cpu.pay(owed);
     for gpa in taken {
         cpu.machine.step().declare_usable(cpu.vm, gpa);
-        cpu.pay(guest.tree.protect_page(cpu, cpu, Gpa(gpa), Access::ALL).expect("no table needed"));
+        cpu.pay(guest.walk(cpu, |walk| walk.protect_page(Gpa(gpa), Access::ALL)).expect("no table needed"));
     }
 }
 
@@ -329,10 +337,10 @@ fn collapse<F: Format>(guest: &Guest<F>, cpu: &Cpu, shape: &mut Shape) {
     let mut limbo = Limbo::new();
     let mut spare = Spare::new();
     for _ in 0..2 {
-        let stale = log.start(&guest.tree, cpu, cpu, Start::Clean, &mut spare).expect("nothing to split");
+        let stale = guest.walk(cpu, |walk| log.start(walk, Start::Clean, &mut spare)).expect("nothing to split");
         cpu.pay(stale);
         shuttle::thread::yield_now();
-        log.stop(&guest.tree, cpu, cpu);
+        guest.walk(cpu, |walk| log.stop(walk));
         enlarge(guest, cpu, shape, &mut limbo);
     }
     spare.give_back(cpu);
@@ -341,12 +349,13 @@ fn collapse<F: Format>(guest: &Guest<F>, cpu: &Cpu, shape: &mut Shape) {
 /// Both leaves become large again, if their pages allow it.
 pub(crate) fn enlarge<F: Format>(guest: &Guest<F>, cpu: &Cpu, shape: &mut Shape, limbo: &mut Limbo<4>) {
     let places = [Gpa(0), Gpa((PAGES / 2) << 12)];
+    let mut walk = guest.tree.walk_mut(cpu, cpu, shape);
     let results = if cpu.machine.mutant == Mutant::FreedEarly {
-        let results = guest.tree.collapse_together(shape, cpu, cpu, limbo, &Careless, places, 1);
+        let results = walk.collapse_together(limbo, &Careless, places, 1);
         limbo.reclaim(cpu, &Careless);
         results
     } else {
-        let results = guest.tree.collapse_together(shape, cpu, cpu, limbo, &guest.epochs, places, 1);
+        let results = walk.collapse_together(limbo, &guest.epochs, places, 1);
         limbo.reclaim(cpu, &guest.epochs);
         results
     };

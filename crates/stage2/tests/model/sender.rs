@@ -23,16 +23,16 @@ pub(crate) fn follow<F: Format>(guest: &Guest<F>, cpu: &Cpu, shape: &mut Shape, 
     // More rounds give more time for tables to become quiet and to wake.
     for _ in 0..2 + cpu.pick(5) {
         if log.granularity() == Granularity::Watched && ahead < log.slot().end() {
-            let (stale, next) = log.split_ahead(&guest.tree, cpu, cpu, ahead, &mut spare);
+            let (stale, next) = guest.walk(cpu, |walk| log.split_ahead(walk, ahead, &mut spare));
             cpu.pay(stale);
             ahead = next;
         }
         if cpu.pick(2) == 0 {
-            guest.tree.age(cpu, cpu, log.slot(), |_| {});
+            guest.walk(cpu, |walk| walk.age(log.slot(), |_| {}));
         }
 
         let mut dirty = [0];
-        log.get(&guest.tree, cpu, cpu, 0, &mut dirty);
+        guest.walk(cpu, |walk| log.get(walk, 0, &mut dirty));
         let before = copy.clone();
         send(guest, cpu, &mut rounds, &mut copy, &dirty);
         if cpu.pick(4) == 0 {
@@ -46,7 +46,7 @@ pub(crate) fn follow<F: Format>(guest: &Guest<F>, cpu: &Cpu, shape: &mut Shape, 
 
         if cpu.pick(8) == 0 {
             count(|seen| seen.restarted += 1);
-            log.stop(&guest.tree, cpu, cpu);
+            guest.walk(cpu, |walk| log.stop(walk));
             if cpu.pick(2) == 0 {
                 enlarge(guest, cpu, shape, &mut Limbo::new());
             }
@@ -74,7 +74,10 @@ pub(crate) fn become_quiet<F: Format>(guest: &Guest<F>, cpu: &Cpu) -> (Rounds<Ve
         write(guest, &vcpu, &mut spare, &mut owed, 0);
         vcpu.pay(owed);
     } else {
-        let protect = |page| guest.tree.protect_page(cpu, cpu, Gpa(page << 12), Access::READ_EXECUTE).expect("tables");
+        let protect = |page| {
+            let protected = guest.walk(cpu, |walk| walk.protect_page(Gpa(page << 12), Access::READ_EXECUTE));
+            protected.expect("tables")
+        };
         (1..FEW).for_each(|page| cpu.pay(protect(page)));
         guest.writable.store(1, Ordering::Relaxed);
     }
@@ -98,7 +101,7 @@ pub(crate) fn follow_closely<F: Format>(
 fn round<F: Format>(guest: &Guest<F>, cpu: &Cpu, rounds: &mut Rounds<Vec<u64>>, copy: &mut [u64]) {
     let log = guest.log.as_ref().expect("there is one");
     let mut dirty = [0];
-    log.get(&guest.tree, cpu, cpu, 0, &mut dirty);
+    guest.walk(cpu, |walk| log.get(walk, 0, &mut dirty));
     send(guest, cpu, rounds, copy, &dirty);
     rounds.acknowledge();
 }
@@ -117,7 +120,7 @@ fn begin<F: Format>(guest: &Guest<F>, cpu: &Cpu, spare: &mut Spare, copy: &mut [
     let log = guest.log.as_ref().expect("there is one");
     let mut rounds = Rounds::new(log, vec![0; 1]).expect("enough bits");
     let from = if cpu.pick(2) == 0 { Start::AllDirty } else { Start::Clean };
-    let stale = log.start(&guest.tree, cpu, cpu, from, spare).expect("tables");
+    let stale = guest.walk(cpu, |walk| log.start(walk, from, spare)).expect("tables");
     cpu.pay(stale);
     if from == Start::Clean {
         send(guest, cpu, &mut rounds, copy, &[(1 << PAGES) - 1]);
@@ -136,10 +139,11 @@ fn send<F: Format>(guest: &Guest<F>, cpu: &Cpu, rounds: &mut Rounds<Vec<u64>>, c
     if cpu.machine.mutant == Mutant::CopiedFirst {
         copy_pages(wanted[0]);
     }
-    let cleared = rounds.clear(log, &guest.tree, cpu, cpu, 0, wanted);
+    let me = guest.epochs.enter(cpu.number).expect("not walking yet");
+    let cleared = rounds.clear(log, guest.tree.walk(cpu, cpu, &me), 0, wanted);
     match cpu.machine.mutant {
         Mutant::NoFlush => copy_pages(wanted[0]),
-        Mutant::CopiedFirst => drop(cleared.flush(&Payer(cpu), &guest.epochs)),
-        _ => copy_pages(cleared.flush(&Payer(cpu), &guest.epochs).pages().map(|page| 1 << page).sum()),
+        Mutant::CopiedFirst => drop(cleared.flush(&Payer(cpu), me, &guest.epochs)),
+        _ => copy_pages(cleared.flush(&Payer(cpu), me, &guest.epochs).pages().map(|page| 1 << page).sum()),
     }
 }

@@ -66,15 +66,14 @@ pub(crate) fn write<F: Format>(guest: &Guest<F>, cpu: &Cpu, spare: &mut Spare, o
         let wanted = if stop == Err(Stop::AccessFlag) { Access::READ } else { Access::READ_WRITE };
         let mut granularity = guest.log.as_ref().map_or(Granularity::Whole, Log::granularity);
         let walking = guest.epochs.enter(cpu.number).expect("not walking yet");
+        let walk = guest.tree.walk(cpu, cpu, &walking);
         let fault = loop {
-            match guest.tree.fault(cpu, cpu, Gpa(gpa), wanted, granularity) {
+            match walk.fault(Gpa(gpa), wanted, granularity) {
                 // Every other page simulates a guest that walks on to the next leaf.
-                Fault::Large => {
-                    match guest.tree.split_at_fault(cpu, cpu, Gpa(gpa), granularity, gpa >> 12 & 1, spare) {
-                        Ok((later, _)) => *owed = owed.merge(later),
-                        Err(_) => granularity = Granularity::Whole,
-                    }
-                }
+                Fault::Large => match walk.split_at_fault(Gpa(gpa), granularity, gpa >> 12 & 1, spare) {
+                    Ok((later, _)) => *owed = owed.merge(later),
+                    Err(_) => granularity = Granularity::Whole,
+                },
                 fault => break fault,
             }
         };
@@ -110,5 +109,5 @@ fn touch<F: Format>(guest: &Guest<F>, cpu: &Cpu, spare: &mut Spare, gpa: u64) {
     let page = gpa & !((1_u64 << (12 + F::INDEX_BITS * level)) - 1);
     let frame = Hpa(guest.host + ((cpu.number as u64) << 19) + page);
     spare.fill(cpu, 3).expect("tables");
-    guest.tree.populate(cpu, cpu, spare, Gpa(gpa), frame, level, Access::ALL).expect("tables");
+    guest.walk(cpu, |walk| walk.populate(spare, Gpa(gpa), frame, level, Access::ALL)).expect("tables");
 }

@@ -1,0 +1,275 @@
+//! Walks of a tree's tables: the proof that a caller may walk, and the step that all operations share. This step is the
+//! descent from the root to the first entry that is not a table. That entry decides about an address.
+//!
+//! [Collapsing](WalkMut::collapse) frees tables while other processors may use them. So a caller walks only with a proof
+//! that no table which it can find is freed:
+//!
+//! - a [`Walking`]: the caller has announced itself, and a table is freed only after it has left;
+//! - the [`Shape`]: only its holder collapses.
+//!
+//! A [`Walk`] borrows the proof for its whole life. It also names once what every operation needs: the tree, the pool of
+//! its tables, and the TLBs. This is how a processor walks that handles a fault:
+//!
+//! ```
+//! # use {addr::Gpa, stage2::*};
+//! # fn handle<F: Format>(tree: &Tree<F>, pool: &impl Pages, tlbs: &impl Tlb, epochs: &Epochs<[Walker; 1]>) -> Option<()> {
+//! let walking = epochs.enter(0)?;
+//! let walk = tree.walk(pool, tlbs, &walking);
+//! let found = walk.lookup(Gpa(0x1000));
+//! drop(walking);
+//! # Some(drop(found)) }
+//! ```
+//!
+//! A walk cannot outlive the announcement:
+//!
+//! ```compile_fail,E0505
+//! # use {addr::Gpa, stage2::*};
+//! # fn handle<F: Format>(tree: &Tree<F>, pool: &impl Pages, tlbs: &impl Tlb, epochs: &Epochs<[Walker; 1]>) -> Option<()> {
+//! let walking = epochs.enter(0)?;
+//! let walk = tree.walk(pool, tlbs, &walking);
+//! drop(walking);
+//! let found = walk.lookup(Gpa(0x1000));
+//! # Some(drop(found)) }
+//! ```
+//!
+//! A caller without an announcement has no walk, and a tree alone finds nothing:
+//!
+//! ```compile_fail,E0061
+//! # use {addr::Gpa, stage2::*};
+//! # fn handle<F: Format>(tree: &Tree<F>, pool: &impl Pages, tlbs: &impl Tlb, epochs: &Epochs<[Walker; 1]>) -> Option<()> {
+//! let walk = tree.walk(pool, tlbs);
+//! let found = walk.lookup(Gpa(0x1000));
+//! # Some(drop(found)) }
+//! ```
+//!
+//! ```compile_fail,E0599
+//! # use {addr::Gpa, stage2::*};
+//! # fn handle<F: Format>(tree: &Tree<F>, pool: &impl Pages, tlbs: &impl Tlb, epochs: &Epochs<[Walker; 1]>) -> Option<()> {
+//! let found = tree.lookup(Gpa(0x1000));
+//! # Some(drop(found)) }
+//! ```
+
+use crate::tree::{entries, range_between, span};
+use crate::{Access, Cell, Entry, Format, Leaf, Pages, Shape, Tlb, Tree, Walking};
+use addr::{Gpa, GpaRange, Hpa, PAGE_BYTES};
+use core::marker::PhantomData;
+
+/// Proves, while it is borrowed, that no table which a walk can find is freed.
+///
+/// A [`Walking`] must belong to the walkers that [`WalkMut::collapse`] and [`Limbo::reclaim`](crate::Limbo::reclaim) get
+/// for this tree, and a [`Shape`] to this tree.
+pub trait WalkProof: sealed::Sealed {}
+
+impl WalkProof for Walking<'_> {}
+impl WalkProof for Shape {}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for crate::Walking<'_> {}
+    impl Sealed for crate::Shape {}
+}
+
+/// A way through the tables of one tree, in one pool, of a guest that these TLBs may remember.
+///
+/// Copies of it, and other walks, may work at the same time. Walks handle [faults](Self::fault), change single pages, and
+/// keep dirty logs. To map and unmap takes a [`WalkMut`].
+#[derive(Debug)]
+pub struct Walk<'a, F, P, T> {
+    pub(crate) tree: &'a Tree<F>,
+    pub(crate) pages: &'a P,
+    pub(crate) tlb: &'a T,
+}
+
+/// A walk by the holder of the [`Shape`], which maps, unmaps and collapses.
+#[derive(Debug)]
+pub struct WalkMut<'a, F, P, T> {
+    tree: &'a Tree<F>,
+    pages: &'a P,
+    tlb: &'a T,
+    shape: PhantomData<&'a mut Shape>,
+}
+
+impl<F: Format> Tree<F> {
+    /// Walks the tree while `proof` is borrowed.
+    #[inline(always)]
+    #[must_use]
+    pub fn walk<'a, P: Pages, T: Tlb>(
+        &'a self,
+        pages: &'a P,
+        tlb: &'a T,
+        proof: &'a impl WalkProof,
+    ) -> Walk<'a, F, P, T> {
+        let _ = proof;
+        Walk { tree: self, pages, tlb }
+    }
+
+    /// Walks the tree, with the right to change its shape.
+    #[inline(always)]
+    #[must_use]
+    pub fn walk_mut<'a, P: Pages, T: Tlb>(
+        &'a self,
+        pages: &'a P,
+        tlb: &'a T,
+        shape: &'a mut Shape,
+    ) -> WalkMut<'a, F, P, T> {
+        let _ = shape;
+        WalkMut { tree: self, pages, tlb, shape: PhantomData }
+    }
+}
+
+impl<F, P, T> Clone for Walk<'_, F, P, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<F, P, T> Copy for Walk<'_, F, P, T> {}
+
+impl<F: Format, P: Pages, T: Tlb> WalkMut<'_, F, P, T> {
+    /// A walk that does not change the shape. Its proof is that only this caller could.
+    #[inline(always)]
+    #[must_use]
+    pub fn walk(&self) -> Walk<'_, F, P, T> {
+        Walk { tree: self.tree, pages: self.pages, tlb: self.tlb }
+    }
+}
+
+impl<'a, F: Format, P: Pages, T: Tlb> Walk<'a, F, P, T> {
+    /// The leaf that maps `gpa`. `None` also while another processor replaces the leaf.
+    #[must_use]
+    pub fn lookup(self, gpa: Gpa) -> Option<Leaf> {
+        if gpa >= self.tree.limit() {
+            return None;
+        }
+        let slot = self.descend(gpa);
+        match slot.entry {
+            Entry::Leaf { hpa, access } => Some(Leaf { hpa, level: slot.level, bytes: slot.bytes, access }),
+            Entry::Empty | Entry::Busy | Entry::Table(_) => None,
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn format(self) -> &'a F {
+        &self.tree.format
+    }
+
+    /// Does rare work in a call of its own, so that the common path keeps the parts of the walk in registers. To pass a
+    /// walk as a whole would store it first, on each path.
+    #[inline(always)]
+    pub(crate) fn apart<R>(self, does: impl FnOnce(Self) -> R) -> R {
+        #[inline(never)]
+        fn call<'a, F, P, T, R>(
+            tree: &'a Tree<F>,
+            pages: &'a P,
+            tlb: &'a T,
+            does: impl FnOnce(Walk<'a, F, P, T>) -> R,
+        ) -> R {
+            does(Walk { tree, pages, tlb })
+        }
+        call(self.tree, self.pages, self.tlb, does)
+    }
+
+    /// The entry that decides about `gpa`: the first entry on the descent that is not a table.
+    #[inline(always)]
+    pub(crate) fn descend(self, gpa: Gpa) -> Slot {
+        self.descend_to(gpa, 0)
+    }
+
+    /// The same, but not below level `lowest`, where the entry may be a table.
+    #[inline(always)]
+    pub(crate) fn descend_to(self, gpa: Gpa, lowest: u32) -> Slot {
+        // A descent of known length needs no loop.
+        match self.format().levels() {
+            3 => self.descend_from(2, gpa, lowest),
+            4 => self.descend_from(3, gpa, lowest),
+            levels => self.descend_from(levels - 1, gpa, lowest),
+        }
+    }
+
+    #[inline(always)]
+    fn descend_from(self, mut level: u32, gpa: Gpa, lowest: u32) -> Slot {
+        let mut table = Hpa(self.tree.root().0 + (gpa.0 >> span::<F>(level + 1).trailing_zeros()) * PAGE_BYTES);
+        let mut above = None;
+        loop {
+            let cell = Cell::new(table, index::<F>(gpa, level));
+            let bits = self.pages.load(cell);
+            match self.format().decode(level, bits) {
+                Entry::Table(next) if level > lowest => {
+                    above = Some(cell);
+                    table = next;
+                    level -= 1;
+                }
+                entry => {
+                    let bytes = span::<F>(level);
+                    return Slot { cell, bits, entry, level, start: Gpa(gpa.0 & !(bytes - 1)), bytes, above };
+                }
+            }
+        }
+    }
+
+    /// Like [`descend`](Self::descend), but waits while another processor replaces the entry.
+    ///
+    /// A caller that itself replaces an entry must not use it: two such callers would wait for each other.
+    #[inline]
+    pub(crate) fn descend_and_wait(self, gpa: Gpa) -> Slot {
+        self.descend_and_wait_to(gpa, 0)
+    }
+
+    /// The same, but not below level `lowest`.
+    #[inline]
+    pub(crate) fn descend_and_wait_to(self, gpa: Gpa, lowest: u32) -> Slot {
+        loop {
+            let slot = self.descend_to(gpa, lowest);
+            if slot.entry != Entry::Busy {
+                return slot;
+            }
+            self.tlb.relax();
+        }
+    }
+}
+
+/// An entry that is not a table, and its place.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Slot {
+    pub(crate) cell: Cell,
+    /// The entry when it was read, raw and decoded.
+    pub(crate) bits: u64,
+    pub(crate) entry: Entry,
+    pub(crate) level: u32,
+    /// First address that the entry decides about, and the number of bytes.
+    pub(crate) start: Gpa,
+    pub(crate) bytes: u64,
+    /// The entry that points to this entry's table, unless that table is the root.
+    pub(crate) above: Option<Cell>,
+}
+
+impl Slot {
+    /// The range that the entry decides about.
+    pub(crate) fn page(&self) -> GpaRange {
+        range_between(self.start, Gpa(self.start.0 + self.bytes))
+    }
+
+    /// The part of that range from `gpa` to `end`.
+    pub(crate) fn piece(&self, gpa: Gpa, end: Gpa) -> GpaRange {
+        range_between(gpa, end.min(self.page().end()))
+    }
+
+    /// Access rights of the leaf, if it is one.
+    pub(crate) fn access(&self) -> Option<Access> {
+        match self.entry {
+            Entry::Leaf { access, .. } => Some(access),
+            Entry::Empty | Entry::Busy | Entry::Table(_) => None,
+        }
+    }
+
+    /// Writes `new` if the entry is unchanged. For leaves use [`Walk::exchange`].
+    pub(crate) fn exchange(&self, pages: &impl Pages, new: u64) -> bool {
+        pages.compare_exchange(self.cell, self.bits, new).is_ok()
+    }
+}
+
+/// Index of the entry for `gpa` in its table at `level`.
+fn index<F: Format>(gpa: Gpa, level: u32) -> usize {
+    let mask = entries::<F>() as u64 - 1;
+    usize::try_from((gpa.0 / span::<F>(level)) & mask).expect("masked to at most nine bits")
+}
