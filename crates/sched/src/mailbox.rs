@@ -22,7 +22,7 @@ use bitflags::bitflags;
 use crate::sync::{AtomicU64, Ordering};
 
 bitflags! {
-    /// A vCPU's pending work, settled before its next entry.
+    /// A vCPU's pending work, taken before its next entry.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Pending: u16 {
         /// Interrupt vectors were posted.

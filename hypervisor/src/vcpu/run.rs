@@ -1,4 +1,4 @@
-//! The loop: settle what is pending, enter, handle the exit.
+//! The loop: take the pending work, enter, handle the exit.
 //!
 //! Before each entry the vCPU says that it is about to be in its guest, and only then tests whether work is pending.
 //! Whoever posts work does it the other way round: posts, then looks whether the vCPU is in its guest, and kicks it if so.
@@ -94,7 +94,7 @@ fn stay(run: &mut Running<'_>, host: &HostContext, tags: &mut CpuTags, traced: &
                 traced.look(run);
             }
             if run.vcpu.mailbox().has_work()
-                && let Some(left) = settle(run)
+                && let Some(left) = take_pending(run)
             {
                 return left;
             }
@@ -112,7 +112,7 @@ fn stay(run: &mut Running<'_>, host: &HostContext, tags: &mut CpuTags, traced: &
         run.vcpu.presence().enter(run.cpu.id.0);
         if run.vcpu.mailbox().has_work() {
             run.vcpu.presence().leave();
-            if let Some(left) = settle(run) {
+            if let Some(left) = take_pending(run) {
                 return left;
             }
             continue;
@@ -182,7 +182,7 @@ impl Traced {
 
 /// Takes the pending work. Says how the stay ends, if it does.
 #[cold]
-fn settle(run: &mut Running<'_>) -> Option<Left> {
+fn take_pending(run: &mut Running<'_>) -> Option<Left> {
     let work = carry_out(run);
     if work.contains(Pending::STOP) {
         return Some(Left::Dead);
@@ -197,7 +197,7 @@ fn carry_out(run: &mut Running<'_>) -> Pending {
         return work;
     }
     if work.contains(Pending::FLUSH) {
-        run.vm.memory.settle_flush(run.vcpu, run.owner, run.tally);
+        run.vm.memory.flush_owed(run.vcpu, run.owner, run.tally);
     }
     arch::routing::take_posted(&mut run.owner.arch, run.vcpu.posted(), work);
     if work.contains(Pending::TIMER) {

@@ -275,7 +275,7 @@ impl Memory {
     }
 
     /// The vCPU, about to enter, does what others have asked it to flush.
-    pub(crate) fn settle_flush(&self, vcpu: &Vcpu, owner: &mut Owner, tally: Tally<'_>) {
+    pub(crate) fn flush_owed(&self, vcpu: &Vcpu, owner: &mut Owner, tally: Tally<'_>) {
         let taken = vcpu.requests().take();
         if taken.whole() {
             flush_own(&mut owner.arch, tally, Flush::Whole);

@@ -222,7 +222,7 @@ impl Vm {
         let Some(vcpu) = self.vcpus.get(index as usize) else { return };
         match vcpu.mailbox().post(work) {
             Notify::Nothing => {}
-            // This pCPU settles its own vCPU's work before it enters again.
+            // This pCPU takes its own vCPU's work before it enters again.
             Notify::Kick(cpu) if cpu == cpu::this().id => {}
             Notify::Kick(cpu) => {
                 // Posted before we look: a vCPU that enters between the two finds the work itself.

@@ -1,6 +1,6 @@
 //! Exits: the one place where the reason for leaving a guest is looked at (Arm ARM, ESR_EL2).
 //!
-//! What is the architecture's own business (system registers, calls to the firmware) is settled here and in its
+//! What is the architecture's own business (system registers, calls to the firmware) is handled here and in its
 //! neighbours; what any architecture has (a stage-2 fault, an idle guest) goes on as small typed facts.
 
 use aarch64_defs::syndrome::{Rest, class};

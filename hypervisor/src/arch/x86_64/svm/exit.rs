@@ -1,6 +1,6 @@
 //! Exits: the one place where the reason for leaving a guest is looked at (APM vol. 2, appendix C).
 //!
-//! What is the architecture's own business (CPUID, MSRs, the local APIC) is settled here and in its neighbours; what
+//! What is the architecture's own business (CPUID, MSRs, the local APIC) is handled here and in its neighbours; what
 //! any architecture has (a stage-2 fault, an idle guest) goes on as small typed facts.
 
 use abi::control::StopReason;
