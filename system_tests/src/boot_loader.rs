@@ -1,17 +1,17 @@
-//! A boot loader that says what it likes: the hypervisor's file with a few instructions of our own before its entry.
+//! A boot loader that passes arbitrary data: the hypervisor's file with a few of our instructions before its entry.
 //!
-//! QEMU starts the file as it starts the hypervisor's own, by PVH. The instructions change what QEMU has passed, or pass something
-//! else, and go on to where the hypervisor begins.
+//! QEMU starts the file by PVH, like the hypervisor's own. The instructions change what QEMU has passed, or pass
+//! something else, and jump to the hypervisor's entry.
 
 use std::fs;
 use std::path::Path;
 
-/// Where the instructions are, in physical memory, and behind them what they pass.
+/// Physical address of the instructions; their data follows.
 const CODE: u32 = 0x0300_0000;
-/// Where [`BootLoader::data`] lies.
+/// Address of [`BootLoader::data`].
 pub const DATA: u32 = CODE + 0x1000;
 
-/// Bytes of an ELF64 program header, and where they are told in the ELF header (System V ABI, 4: ELF header).
+/// Bytes of an ELF64 program header, and the position of this number in the ELF header (System V ABI, 4: ELF header).
 const HEADER_BYTES: usize = 56;
 const PHOFF: usize = 32;
 const PHNUM: usize = 56;
@@ -32,14 +32,14 @@ pub mod start_info {
     pub const MEMORY_MAP_ENTRIES: u8 = 48;
 }
 
-/// What the loader does.
+/// The loader's behaviour.
 #[derive(Clone, Debug, Default)]
 pub struct BootLoader {
     /// Lies at [`DATA`].
     pub data: Vec<u8>,
-    /// What is written over words of QEMU's start info, each with the word behind it zeroed where `true`.
+    /// Overwrites words of QEMU's start info. Where `true`, the next word is zeroed.
     pub edits: Vec<(u8, u32, bool)>,
-    /// What is passed in EAX and EBX instead of what QEMU passes.
+    /// Values of EAX and EBX instead of QEMU's.
     pub registers: Option<(u32, u32)>,
 }
 
@@ -53,7 +53,7 @@ impl BootLoader {
         let native = |number: u64| usize::try_from(number).expect("within the file");
         let word = |file: &[u8], at: usize| u64::from_le_bytes(file[at..at + 8].try_into().expect("eight bytes"));
 
-        // The note says where to begin: name and descriptor with their lengths, the address last.
+        // The note with the entry: name and descriptor with their lengths, the address last.
         let note =
             file.windows(16).position(|bytes| bytes == b"\x04\0\0\0\x08\0\0\0\x12\0\0\0Xen\0").expect("a PVH note")
                 + 16;

@@ -1,9 +1,9 @@
-//! The rig of the system tests: runs `dunlin` as a user would, and reads what comes out.
+//! The rig of the system tests: runs `dunlin` like a user, and reads its output.
 //!
-//! The tests need the built tool, hypervisor, kernels and initrd (`make build`), and QEMU. They say so when something is
-//! missing. Each run has a time limit; none asserts how long something takes.
+//! The tests need the built tool, hypervisor, kernels and initrd (`make build`), and QEMU. They print what is missing.
+//! Each run has a time limit; no test asserts a duration.
 //!
-//! Tests of what every machine has are written once, with the machine as parameter: see [`each_machine`].
+//! Tests for every machine are written once, with the machine as parameter: see [`each_machine`].
 
 pub mod boot_loader;
 pub mod line;
@@ -27,17 +27,17 @@ use tempfile::TempDir;
 pub struct Run {
     /// Exit status.
     pub status: i32,
-    /// What it wrote to standard output.
+    /// Its standard output.
     pub stdout: String,
     /// Progress and complaints.
     pub stderr: String,
 }
 
 impl Run {
-    /// The JSON object that `--json` prints.
+    /// The JSON object of `--json`.
     ///
     /// # Panics
-    /// When there is none: the run is shown.
+    /// There is none; the panic shows the run.
     #[must_use]
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("no JSON ({error}) in {self:#?}"))
@@ -103,29 +103,29 @@ pub fn debian_vm(name: &str, vcpus: u32) -> String {
 /// The VM of this name in the JSON of a run.
 ///
 /// # Panics
-/// When there is none.
+/// There is none.
 #[must_use]
 pub fn vm<'a>(json: &'a Value, name: &str) -> &'a Value {
     let vms = json["vms"].as_array().map_or(&[][..], Vec::as_slice);
     vms.iter().find(|vm| vm["name"] == name).unwrap_or_else(|| panic!("no VM \"{name}\" in {json:#}"))
 }
 
-/// What a host says on standard output, and on standard error.
+/// Names of the files for standard output and standard error.
 const OUTPUT: &str = "output";
 const COMPLAINTS: &str = "complaints";
 
-/// A host that runs, for at most `seconds`, with everything that it takes to look at it meanwhile.
+/// A running host, for at most `seconds`, with everything needed to observe it.
 pub struct Host {
     child: Child,
     folder: TempDir,
 }
 
 impl Host {
-    /// Starts `dunlin run` on a host of `pcpus` with the VMs that `toml` describes. `more` makes further arguments, given a
-    /// folder that lives as long as the host.
+    /// Starts `dunlin run` on a host of `pcpus` with the VMs of `toml`. `more` makes further arguments, given a folder
+    /// that lives as long as the host.
     ///
     /// # Panics
-    /// When it cannot be started.
+    /// It cannot be started.
     #[must_use]
     pub fn start(seconds: u32, pcpus: u32, toml: &str, more: impl FnOnce(&Path) -> Vec<String>) -> Self {
         Self::start_on(Machine::X86_64, seconds, pcpus, toml, more)
@@ -152,7 +152,7 @@ impl Host {
             .args(["run", "--json", "--accel=tcg", "--time-limit", &format!("{seconds}s")])
             .args(more(folder.path()))
             .arg(file);
-        // Files take all that is said without anybody reading.
+        // Files take all output without a reader.
         let [stdout, stderr] = [OUTPUT, COMPLAINTS]
             .map(|name| File::create(folder.path().join(name)).expect("a file can be written there"));
         let child = command.stdin(Stdio::null()).stdout(stdout).stderr(stderr).spawn();
@@ -168,10 +168,10 @@ impl Host {
         self.folder.path()
     }
 
-    /// What `dunlin COMMAND --json` says about it, as soon as it answers.
+    /// The output of `dunlin COMMAND --json` for it, as soon as it answers.
     ///
     /// # Panics
-    /// When it does not answer within half a minute.
+    /// It does not answer within 30 s.
     #[must_use]
     pub fn ask(&self, command: &str) -> Value {
         let pid = self.child.id().to_string();
@@ -187,17 +187,17 @@ impl Host {
         self.child.id()
     }
 
-    /// What it has written to standard error so far: progress, and what the guests write.
+    /// Its standard error so far: progress, and the guests' output.
     #[must_use]
     pub fn said(&self) -> String {
         let bytes = fs::read(self.folder.path().join(COMPLAINTS)).unwrap_or_default();
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// Waits for its end, and gives what it said.
+    /// Waits for its end, and returns its output.
     ///
     /// # Panics
-    /// When that cannot be read.
+    /// The output cannot be read.
     #[must_use]
     pub fn finish(mut self) -> Run {
         let status = self.child.wait().ok().and_then(|status| status.code()).unwrap_or(-1);
@@ -213,7 +213,7 @@ impl Host {
         let _ = self.child.wait();
     }
 
-    /// Ends it, whatever it does.
+    /// Kills it.
     pub fn end(self) {
         let pid = self.child.id().to_string();
         let _ = finished(Command::new("kill").args(["-TERM", &pid]));
@@ -231,10 +231,10 @@ impl Drop for Host {
     }
 }
 
-/// Tries until there is something, for at most half a minute.
+/// Tries until there is a result, for at most 30 s.
 ///
 /// # Panics
-/// When there is nothing by then.
+/// There is no result by then.
 pub fn until<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
     for _ in 0..300 {
         if let Some(found) = attempt() {

@@ -1,4 +1,4 @@
-//! A serial line of a QEMU that runs, with somebody at its other end.
+//! A serial line of a running QEMU, with the test at its other end.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -11,7 +11,7 @@ use crate::until;
 
 /// How long something may take that is waited for: more than anything takes on a busy computer.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// How often it is looked.
+/// Pause between two polls.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// The other end. All that arrives is read at once.
@@ -30,10 +30,10 @@ impl SerialLine {
         ["-chardev".to_string(), format!("socket,id={name},server=on,wait=off,path={}", path.display())]
     }
 
-    /// Connects to the QEMU that was given these arguments, once it is there.
+    /// Connects to the QEMU with these arguments, once it has started.
     ///
     /// # Panics
-    /// When it does not come within half a minute.
+    /// It does not start within 30 s.
     #[must_use]
     pub fn attach(folder: &Path, name: &str) -> Self {
         let path = folder.join(name);
@@ -57,10 +57,10 @@ impl SerialLine {
         self.stream.write_all(keys).unwrap_or_else(|error| panic!("{error}; {}", self.heard()));
     }
 
-    /// Waits for this text, behind what was waited for before. Gives what came before it.
+    /// Waits for this text, after the last awaited text. Returns the output before it.
     ///
     /// # Panics
-    /// When it does not come within two minutes.
+    /// It does not come within two minutes.
     pub fn wait_for(&mut self, text: &str) -> String {
         for _ in 0..PATIENCE.as_millis() / PAUSE.as_millis() {
             let all = self.heard.lock().expect("nobody panics with it")[self.seen..].to_vec();

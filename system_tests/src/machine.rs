@@ -1,4 +1,4 @@
-//! The machines that the tests run on, and one source of tests for all of them.
+//! The machines of the tests, and one source of tests for all of them.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -64,7 +64,7 @@ impl Machine {
         }
     }
 
-    /// The name of a file in the documents that there is one of for each machine, without and with its ending.
+    /// The name of this machine's version of a document, without and with its suffix.
     #[must_use]
     pub fn document(self, name: &str, ending: &str) -> String {
         match self {
@@ -93,8 +93,8 @@ impl Machine {
         self.assets().join("hypervisor")
     }
 
-    /// The machine without what a hypervisor needs, and how the hypervisor calls that: without EL2 it turns the machine off
-    /// before it has found anything to say so by.
+    /// The machine without virtualization, and the hypervisor's message about that. Without EL2 it powers the machine
+    /// off before it has found a console.
     #[must_use]
     pub const fn unable(self) -> (&'static [&'static str], &'static str) {
         match self {
@@ -105,7 +105,7 @@ impl Machine {
 
     /// Starts the hypervisor in QEMU without the tool, with these arguments besides the machine.
     ///
-    /// Gives QEMU's status and the hypervisor's log.
+    /// Returns QEMU's status and the hypervisor's log.
     #[must_use]
     pub fn bare_hypervisor(self, arguments: &[&str]) -> Run {
         let machine = match self {
@@ -139,7 +139,7 @@ impl Machine {
     /// Runs the measuring guest on QEMU's own machine, without the hypervisor.
     ///
     /// # Panics
-    /// When there is no guest, or not for this machine.
+    /// There is no guest for this machine.
     #[must_use]
     pub fn plain_guest(self, cmdline: &str) -> Run {
         assert!(self == Self::X86_64, "the guest is an image for Dunlin's own loader there");

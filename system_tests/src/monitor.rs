@@ -1,4 +1,4 @@
-//! QEMU's monitor: what a person would type there, such as an error of the hardware.
+//! QEMU's monitor: sends commands, for example to inject a hardware error.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -9,16 +9,16 @@ use std::time::Duration;
 pub struct Monitor(UnixStream);
 
 impl Monitor {
-    /// Arguments for QEMU by which [`Monitor::attach`] finds it.
+    /// Arguments for QEMU so that [`Monitor::attach`] finds it.
     #[must_use]
     pub fn qemu_arguments(folder: &Path) -> [String; 2] {
         ["-monitor".to_string(), format!("unix:{},server=on,wait=off", folder.join("monitor").display())]
     }
 
-    /// Connects to the QEMU that was given these arguments, once it is there.
+    /// Connects to the QEMU with these arguments, once it has started.
     ///
     /// # Panics
-    /// When it does not come within half a minute.
+    /// It does not start within 30 s.
     #[must_use]
     pub fn attach(folder: &Path) -> Self {
         let path = folder.join("monitor");
@@ -29,19 +29,19 @@ impl Monitor {
         monitor
     }
 
-    /// Types a command, and gives what is answered.
+    /// Sends a command, and returns the answer.
     ///
     /// # Panics
-    /// When nobody answers.
+    /// There is no answer.
     pub fn say(&mut self, command: &str) -> String {
         self.tell(command);
         self.prompt()
     }
 
-    /// Types a command that may be QEMU's last.
+    /// Sends a command that may be QEMU's last.
     ///
     /// # Panics
-    /// When nobody listens.
+    /// The connection is closed.
     pub fn tell(&mut self, command: &str) {
         self.0.write_all(format!("{command}\n").as_bytes()).expect("the monitor listens");
     }

@@ -1,5 +1,4 @@
-//! The control port of a host that runs, as the tool shares it: for tests that ask more, and more often, than commands of the
-//! tool could.
+//! The control port of a running host: for tests that need more, or more frequent, requests than the tool's commands.
 
 use std::io::{Read, Write};
 use std::os::unix::fs::MetadataExt;
@@ -17,7 +16,7 @@ use crate::{Host, until};
 /// How long an answer may take: more than anything takes on a busy computer.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The first VM of a host, and whoever answers for it.
+/// The first VM of a host, and its connection.
 pub struct Port {
     stream: UnixStream,
     receiver: Receiver,
@@ -43,10 +42,10 @@ impl Port {
         })
     }
 
-    /// Asks, and waits for the answer.
+    /// Sends a request, and waits for the answer.
     ///
     /// # Panics
-    /// When there is none.
+    /// There is none.
     pub fn ask(&mut self, command: Command) -> Result<Answer, Refusal> {
         let id = self.next_id;
         self.next_id += 1;
@@ -73,10 +72,11 @@ impl Port {
         assert_eq!(self.ask(command), Ok(Answer::Done), "{what}");
     }
 
-    /// Starts a log, as soon as the large pages of the last one are back. Answers `false` if the machine cannot record writes.
+    /// Starts a log, as soon as the large pages of the last one are back. Returns `false` if the machine cannot record
+    /// writes.
     ///
     /// # Panics
-    /// When it is refused for another reason.
+    /// It is refused for another reason.
     pub fn start_log(&mut self, how: DirtyLogging, mirror: bool) -> bool {
         until("a log", || match self.ask(Command::DirtyStart { vm: 0, how: Some(how), mirror }) {
             Ok(Answer::Done) => Some(true),
@@ -89,7 +89,7 @@ impl Port {
     /// Harvests.
     ///
     /// # Panics
-    /// When it is refused.
+    /// It is refused.
     pub fn round(&mut self, lose: bool) -> Round {
         match self.ask(Command::DirtyRound { vm: 0, lose }) {
             Ok(Answer::Round(round)) => round,
@@ -97,10 +97,10 @@ impl Port {
         }
     }
 
-    /// How the log stands.
+    /// State of the log.
     ///
     /// # Panics
-    /// When it is refused.
+    /// It is refused.
     pub fn info(&mut self) -> DirtyInfo {
         match self.ask(Command::DirtyInfo { vm: 0 }) {
             Ok(Answer::Dirty(info)) => info,
@@ -111,7 +111,7 @@ impl Port {
     /// Compares the paused VM's memory with the log's mirror.
     ///
     /// # Panics
-    /// When it is refused.
+    /// It is refused.
     pub fn compare(&mut self) -> Comparison {
         match self.ask(Command::DirtyCompare { vm: 0 }) {
             Ok(Answer::Compared(comparison)) => comparison,
@@ -119,10 +119,10 @@ impl Port {
         }
     }
 
-    /// What its `vcpus` have counted, together.
+    /// Sum of the counters of its `vcpus`.
     ///
     /// # Panics
-    /// When it is refused.
+    /// It is refused.
     pub fn counters(&mut self, vcpus: u32) -> VcpuCounters {
         let mut sum = VcpuCounters::default();
         for first in (0..vcpus).step_by(STATS_CHUNK) {

@@ -1,8 +1,8 @@
-//! What the hypervisor writes between two entries of a guest, store by store, on the very binary that users run.
+//! Finds every store of the hypervisor between two entries of a guest, on the released binary.
 //!
-//! QEMU can be told to take one instruction at a time and to log the registers before each ([`Tracer`]). What an
-//! instruction writes, and where, then follows from the registers and from the instruction itself, which is read from
-//! the hypervisor's file ([`exits`]). Where it wrote to is looked up in what the host says about its own blocks ([`Map`]).
+//! QEMU executes one instruction at a time and logs the registers before each ([`Tracer`]). From the registers and the
+//! instruction, which is read from the hypervisor's file, follow the target and size of each store ([`exits`]). The
+//! host's own description of its blocks gives the owner of the target ([`Map`]).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -23,7 +23,7 @@ pub struct Tracer {
 }
 
 impl Tracer {
-    /// Arguments for QEMU by which [`Tracer::attach`] finds it. Only what runs within `text` is logged.
+    /// Arguments for QEMU so that [`Tracer::attach`] finds it. It logs only code within `text`.
     #[must_use]
     pub fn qemu_arguments(folder: &Path, text: &Range<u64>) -> Vec<String> {
         let [name, monitor] = Monitor::qemu_arguments(folder);
@@ -36,16 +36,16 @@ impl Tracer {
             .collect()
     }
 
-    /// Connects to the QEMU that was given these arguments, once it is there.
+    /// Connects to the QEMU with these arguments, once it has started.
     ///
     /// # Panics
-    /// When it does not come within half a minute.
+    /// It does not start within 30 s.
     #[must_use]
     pub fn attach(folder: &Path) -> Self {
         Self { monitor: Monitor::attach(folder), log: folder.join("instructions") }
     }
 
-    /// Logs what is carried out in the next `time`.
+    /// Logs what is executed in the next `time`.
     pub fn trace(&mut self, time: Duration) -> String {
         self.monitor.say("stop");
         let before = fs::metadata(&self.log).map_or(0, |file| file.len());
@@ -120,12 +120,12 @@ pub struct Store {
     pub bytes: u64,
 }
 
-/// What a pCPU did from one entry of a guest to the next.
+/// A pCPU's stores from one entry of a guest to the next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exit {
     /// The pCPU.
     pub cpu: Whose,
-    /// Whether the host took an interrupt meanwhile.
+    /// Whether the host took an interrupt in between.
     pub interrupted: bool,
     /// Instructions, all of them the hypervisor's.
     pub instructions: u64,
@@ -142,7 +142,7 @@ struct Registers {
     gs: u64,
 }
 
-/// General registers as QEMU prints them: so many in a line, in this order, each 21 characters after the one before.
+/// General registers in QEMU's log: four per line, in this order, each 21 characters after the one before.
 const GENERAL: [(&str, [Register; 4]); 4] = [
     ("RAX=", [Register::RAX, Register::RBX, Register::RCX, Register::RDX]),
     ("RSI=", [Register::RSI, Register::RDI, Register::RBP, Register::RSP]),
@@ -152,7 +152,7 @@ const GENERAL: [(&str, [Register; 4]); 4] = [
 const COLUMN: usize = 21;
 
 impl Registers {
-    /// Reads a line of QEMU's log. Says whether it was the last of a dump that is needed.
+    /// Reads a line of QEMU's log. Returns whether it was the last needed line of a dump.
     fn read(&mut self, line: &str) -> bool {
         let hex = |at: usize| line.get(at..at + 16).and_then(|digits| u64::from_str_radix(digits, 16).ok());
         let Some(name) = line.get(..4) else { return false };
@@ -184,18 +184,17 @@ impl Registers {
     }
 }
 
-/// The exits of the pCPUs whose blocks are in `map` that were logged from entry to entry; those that began before or ended
-/// after are left out.
+/// The logged exits, from entry to entry, of the pCPUs whose blocks are in `map`. Incomplete ones are left out.
 ///
 /// # Panics
-/// When something ran that is not in the text.
+/// Code outside the text was executed.
 #[must_use]
 pub fn exits(log: &str, text: &Text, map: &Map) -> Vec<Exit> {
     let mut factory = InstructionInfoFactory::new();
     let mut registers = Registers::default();
     let mut done = Vec::new();
-    // By pCPU, which GS tells. VMLOAD brings the guest's GS before the entry, and the host's back after the exit; in between
-    // nothing is written but by VMRUN and VMSAVE, to the pages that hold the guest's state and the host's.
+    // By pCPU, which GS identifies. VMLOAD loads the guest's GS before the entry, and the host's after the exit. In
+    // between only VMRUN and VMSAVE write, to the pages with the guest's state and the host's.
     let mut running: BTreeMap<Whose, Exit> = BTreeMap::new();
     let mut before: BTreeMap<u64, Registers> = BTreeMap::new();
     for line in log.lines() {
@@ -231,7 +230,7 @@ pub fn exits(log: &str, text: &Text, map: &Map) -> Vec<Exit> {
     done
 }
 
-/// What the host has said about its memory.
+/// The host's description of its memory.
 pub struct Map {
     layouts: Vec<Layout>,
     places: Vec<Place>,
@@ -240,22 +239,22 @@ pub struct Map {
 /// Where a store went.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Target {
-    /// What that memory belongs to; `None` when the host has not named it.
+    /// Owner of that memory; `None` if the host has not named it.
     pub whose: Option<Whose>,
-    /// The struct or the pages, and the field; the address where it is nobody's.
+    /// The struct or the pages, and the field; the address if there is no owner.
     pub what: String,
-    /// Who writes there, by the layout; pages of one's own are the owner's.
+    /// The writer, from the layout; a vCPU's own pages are the owner's.
     pub class: Option<Content>,
 }
 
 impl Map {
-    /// From what the host has answered.
+    /// From the host's answers.
     #[must_use]
     pub fn new(layouts: Vec<Layout>, places: Vec<Place>) -> Self {
         Self { layouts, places }
     }
 
-    /// Whose block is at this address.
+    /// Owner of the block at this address.
     #[must_use]
     pub fn owner(&self, address: u64) -> Option<Whose> {
         self.place(address).map(|place| place.whose)
@@ -265,7 +264,7 @@ impl Map {
         self.places.iter().find(|place| (place.hva..place.hva + u64::from(place.bytes)).contains(&address))
     }
 
-    /// What is at this address.
+    /// The target at this address.
     #[must_use]
     pub fn target(&self, address: u64) -> Target {
         let Some(place) = self.place(address) else {

@@ -1,5 +1,5 @@
-//! What boot loaders and firmware may pass that is odd or wrong: the hypervisor uses what is sure, or says what is wrong and stops. It
-//! never just resets.
+//! Odd or wrong data from boot loaders and firmware: the hypervisor uses the reliable part, or prints the error and
+//! stops. It never just resets.
 
 use std::path::Path;
 use std::process::Command;
@@ -53,7 +53,7 @@ fn refuses(loader: &BootLoader, more: &[&str], why: &str) {
     assert!(run.stdout.contains(why) && !run.stdout.contains("cpu0 panic"), "no '{why}' in {run:#?}");
 }
 
-/// A loader that passes this memory map in place of QEMU's: start, bytes, and E820's number of what is there.
+/// A loader that passes this memory map instead of QEMU's: start, bytes, and E820 type.
 fn with_map(ranges: impl IntoIterator<Item = (u64, u64, u32)>) -> BootLoader {
     let mut loader = BootLoader::default();
     let mut entries = 0;
@@ -65,7 +65,7 @@ fn with_map(ranges: impl IntoIterator<Item = (u64, u64, u32)>) -> BootLoader {
     loader
 }
 
-/// What is in a machine with 256 MiB.
+/// The memory map of a machine with 256 MiB.
 const USUAL: [(u64, u64, u32); 2] = [(0, 0x9_fc00, RAM), (MIB, 255 * MIB, RAM)];
 
 /// How much memory `check` calls free, in MiB.
@@ -82,8 +82,8 @@ fn check(loader: &BootLoader) -> Run {
 #[test]
 fn only_what_is_surely_ram_is_used_of_a_map_with_holes_overlaps_crumbs_and_unknown_kinds() {
     let plain = free_mib(&check(&with_map(USUAL)));
-    // 16 MiB each: firmware's runtime code, a kind of nobody, reserved over RAM, RAM in which every other page is not, ACPI's, and RAM
-    // that is told twice.
+    // 16 MiB each: firmware's runtime code, an unknown kind, reserved over RAM, RAM with a hole at every other page,
+    // ACPI's, and RAM that is listed twice.
     let mut map = vec![
         (0xfd_0000_0000, 3 << 32, RESERVED),
         (160 * MIB, 16 * MIB, 20),
@@ -106,7 +106,7 @@ fn only_what_is_surely_ram_is_used_of_a_map_with_holes_overlaps_crumbs_and_unkno
 
 #[test]
 fn more_than_a_tebibyte_is_used_around_the_hole_that_amds_machines_have_below_it() {
-    // None of it is there before it is touched.
+    // None of it is allocated before its first use.
     let memory = "memory-backend-ram,id=memory,size=1100G,reserve=off";
     let machine =
         ["-machine", "q35,memory-backend=memory", "-object", memory, "-cpu", "max,phys-bits=48", "-m", "1100G"];
@@ -118,7 +118,7 @@ fn more_than_a_tebibyte_is_used_around_the_hole_that_amds_machines_have_below_it
 fn maps_without_enough_memory_or_with_too_many_ranges_are_refused() {
     refuses(&with_map([]), &[], "cannot start: the boot loader passed no memory map");
     refuses(&with_map([(0, 0x9_fc00, RAM), (MIB, 4 * MIB, RAM)]), &[], "cannot start: too little memory");
-    // The first of the machine's memory is beyond what the first page tables map.
+    // The machine's first memory is beyond the first page tables.
     refuses(&with_map([(0, 0x9_fc00, RAM), (5 << 30, 1 << 30, RAM)]), &[], "cannot start: too little memory");
     let crumbs = (0..5000).map(|crumb| (crumb * 0x2000, 0x1000, RESERVED));
     refuses(&with_map(crumbs.chain(USUAL)), &[], "cannot start: the memory map has too many ranges");
@@ -167,7 +167,7 @@ fn root_pointer(xsdt: u64, wrong: u8) -> Vec<u8> {
     table(bytes, 32, wrong)
 }
 
-/// A system description table (ACPI 5.2.6) with this content; it says that it has so many bytes more.
+/// A system description table (ACPI 5.2.6) with this content; its length field is larger by `more`.
 fn description_table(signature: &[u8; 4], content: &[u8], more: u32, wrong: u8) -> Vec<u8> {
     let length = u32::try_from(36 + content.len()).expect("short").wrapping_add(more);
     let mut bytes = signature.to_vec();
@@ -221,7 +221,7 @@ fn acpi_tables_with_wrong_checksums_lengths_and_addresses_are_refused() {
         let is_told = run.stdout.contains("error") && run.stdout.contains("ACPI");
         assert!(run.status == qemu_status(REFUSED) && is_told && !run.stdout.contains("panic"), "{what}: {run:#?}");
     }
-    // Entries without an end: nobody goes round for ever.
+    // Entries without an end must not cause an endless loop.
     for entry in [&[0u8, 0][..], &[0, 1, 2, 3], &[9, 255, 0, 0]] {
         let tables = [xsdt(second, 0), madt(entry, 0, 0)];
         let run = start(&with_tables(&root_pointer(TABLES, 0), &tables), &[]);

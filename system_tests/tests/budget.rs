@@ -1,7 +1,7 @@
-//! A boot makes no more exits than it may, and as many on a busy computer as on a quiet one: its clock counts instructions.
+//! A boot stays within its budget of exits, on a busy computer as on a quiet one: its clock counts instructions.
 //!
-//! Until the tool has read the counters, the guest is idle, by a clock that leaps from one deadline to the next. On a busy computer
-//! some exits are added by that; there are none for whatever a boot does.
+//! Until the tool has read the counters, the guest is idle, and its clock jumps from one deadline to the next. On a
+//! busy computer this adds some exits, but none to the boot.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -28,7 +28,7 @@ each_machine! {
     }
 }
 
-/// What an idle guest may add until its counters are read. Seen: 0.5 %.
+/// Maximum share of exits that an idle guest may add until its counters are read. Seen: 0.5 %.
 const MOST_IDLE_PERCENT: u64 = 3;
 
 fn sum(exits: &Value) -> u64 {

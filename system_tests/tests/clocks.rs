@@ -1,7 +1,7 @@
-//! One clock for all vCPUs, wherever they run.
+//! One clock for all vCPUs, on every pCPU.
 //!
-//! QEMU's counter is the same on all its CPUs and cannot be written, so the hypervisor is told to take it for apart
-//! (`selftest=tsc-skew`): each pCPU begins with a clock of its own, and has to find its way back by comparing.
+//! QEMU's counter is the same on all its CPUs and cannot be written. So `selftest=tsc-skew` makes the hypervisor add an
+//! offset: each pCPU begins with another clock, and must correct it by comparison.
 
 use system_tests::{dunlin_run_vms, measuring_vm, vm};
 
@@ -29,7 +29,7 @@ fn clocks_that_agree_are_left_alone() {
     assert!(log.contains("TSC ") && !log.contains("TSC of "), "{log}");
 }
 
-/// Two clocks are set right to within an error that is measured with them, so whoever reads one soon enough after the other may see
+/// Two clocks agree only within the error of their measurement. So a vCPU that reads one soon after the other may see
 /// it go back by the errors of both.
 #[test]
 fn clocks_that_are_apart_are_set_right_and_guests_see_one() {

@@ -1,4 +1,4 @@
-//! Which consoles a PC has: by `console=`, by what firmware says (ACPI's SPCR), by what answers.
+//! The consoles of a PC: from `console=`, from the firmware (ACPI's SPCR), and by probing.
 
 use std::fs;
 use std::path::Path;
@@ -17,7 +17,8 @@ fn spcr_of_com2() -> [u8; 44] {
     table
 }
 
-/// What came over COM1 and COM2 until the hypervisor refused to start without a payload. `has`: which of the two the machine has.
+/// The output of COM1 and COM2 until the hypervisor refused to start without a payload. `has`: which of the two the
+/// machine has.
 fn logs_of(folder: &Path, has: [bool; 2], options: &str, more: &[&str]) -> [String; 2] {
     let files = ["com1", "com2"].map(|name| folder.join(name));
     let mut command = Command::new("timeout");
@@ -101,7 +102,7 @@ fn log_goes_where_firmware_says_unless_it_is_told_otherwise() {
     let table = ["-acpitable", &table];
     assert_eq!(lines_with_log(BOTH, "", &table), COM2);
     assert_eq!(lines_with_log(BOTH, "console=com1", &table), COM1);
-    // It is not where firmware says.
+    // It is not where the firmware says.
     assert_eq!(lines_with_log(COM1, "", &table), COM1);
 
     // Damaged: the address ends in the middle of a PCI device.

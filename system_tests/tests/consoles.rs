@@ -1,7 +1,7 @@
-//! Consoles of guests beside one that never stops writing.
+//! Consoles of guests next to one that never stops writing.
 //!
-//! Where there is no control port, consoles go to the log's UART, which the first pCPU waits for. QEMU's UART is faster than any
-//! guest, so the hypervisor takes it for as slow as a real one (`selftest=slow-log`).
+//! Without a control port, consoles go to the log's UART, which the first pCPU waits for. QEMU's UART is faster than
+//! any guest, so `selftest=slow-log` makes the hypervisor treat it as slow as a real one.
 
 use system_tests::{Host, measuring_vm, until};
 
@@ -16,13 +16,13 @@ fn guest_that_floods_the_log_delays_no_others() {
     let host = Host::start(120, 3, &toml, |_| {
         ["--log", "--qemu-arg=-append", "--qemu-arg=selftest=slow-log"].map(String::from).to_vec()
     });
-    // What the flood tears apart is put together again.
+    // Joins what the flood has split.
     let said = || host.said().replace('#', "");
     until("the end of the flood", || said().contains("flood: power off").then_some(()));
     let said = said();
     let place = |what: &str| said.find(what).unwrap_or_else(|| panic!("no \"{what}\" in {said}"));
     let end = place("flood: power off");
-    // Its end may tear the last line apart.
+    // The end of the flood may split the last line.
     for second in 1..TALKS {
         assert!(place(&format!("experiment=chatter second={second}")) < end, "{said}");
     }

@@ -1,7 +1,7 @@
-//! Writes of control registers: the same answers in a guest as the manual has, bit by bit.
+//! Writes of control registers: a guest sees the manual's behaviour, bit by bit.
 //!
-//! The guest's table is generated, with the answer of the architecture to each case. QEMU's CPU gives another to some; each
-//! of these is named here, and any other that comes up is a failure.
+//! The guest's table is generated, with the architecture's result for each case. QEMU's CPU differs in some cases; each
+//! of these is named here, and any other difference is a failure.
 
 use std::collections::BTreeSet;
 
@@ -21,8 +21,8 @@ fn numbered(name: &str, numbers: impl IntoIterator<Item = u32>) -> impl Iterator
     numbers.into_iter().map(move |number| format!("{name}-{number}"))
 }
 
-/// What QEMU's CPU does by itself, below a hypervisor or not: it drops the upper half of a write of CR0, before it looks
-/// whether the write is intercepted, and the upper bits of CR8.
+/// QEMU's own differences, with and without a hypervisor: it drops the upper half of a write of CR0 before the
+/// intercept, and the upper bits of CR8.
 fn of_qemu() -> BTreeSet<String> {
     numbered("cr0-bit", 32..64).chain(["cr8-bit-4", "cr8-bit-63"].map(String::from)).collect()
 }

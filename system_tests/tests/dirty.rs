@@ -1,12 +1,12 @@
-//! Dirty logs of running guests: nothing that is written is ever lost, whatever the order of rounds, lost rounds, stops and
-//! starts; cold memory stays in large pages, and all of it is in large pages again after the log.
+//! Dirty logs of running guests. No write is ever lost, for any order of rounds, lost rounds, stops and starts. Cold
+//! memory stays in large pages, and all memory is in large pages again after the log.
 //!
-//! A copy of the VM's memory on the host is brought up to date by each round, as a migration would do it. A paused VM's
-//! memory must be equal to it after one more round. The guest (experiment `scribble`) writes at random on all vCPUs all the
-//! time, now and then by an instruction that the hypervisor carries out; the test writes as a device would.
+//! Each round updates a copy of the VM's memory on the host, like a migration. After one more round a paused VM's
+//! memory must equal the copy. The guest (experiment `scribble`) writes at random on all vCPUs all the time, sometimes
+//! by an emulated instruction. The test writes like a device.
 //!
-//! `DIRTY_STEPS` is how many steps the guest must have done at least; 10 000 000 is the long form. `DIRTY_SEED` begins
-//! another sequence; a failure tells which it was.
+//! `DIRTY_STEPS` is the least number of steps of the guest; 10 000 000 is the long form. `DIRTY_SEED` selects another
+//! sequence; a failure prints it.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ const PCPUS: u32 = 2;
 const SPLITS: [Split; 3] = [Split::Adaptive, Split::Eager, Split::Lazy];
 const SOURCES: [DirtySource; 2] = [DirtySource::Hardware, DirtySource::WriteProtect];
 
-/// What a host is emulated by.
+/// The emulated host.
 #[derive(Clone, Copy, Debug)]
 struct Machine {
     arch: &'static str,
@@ -40,8 +40,8 @@ const ARM_MAX: Machine =
 const ARM_N1: Machine = Machine { cpu: Some("neoverse-n1"), ..ARM_MAX };
 
 impl Machine {
-    /// A host with one VM, whose guest does as `cmdline` says, with so many MiB of memory. The host has as much again for a
-    /// mirror.
+    /// A host with one VM, whose guest runs `cmdline`, with this many MiB of memory. The host has the same amount again
+    /// for a mirror.
     fn start(self, seconds: u32, vcpus: u32, memory: u32, cmdline: &str) -> Host {
         let host = format!("memory = \"{}M\"\n", 2 * memory + 128);
         let toml = host + &measuring_vm("measuring", vcpus, cmdline).replace("\"64M\"", &format!("\"{memory}M\""));
@@ -55,7 +55,7 @@ impl Machine {
     }
 }
 
-/// xorshift64*: what to do next.
+/// xorshift64*: chooses the next action.
 struct Random(u64);
 
 impl Random {
@@ -112,7 +112,7 @@ impl Torture {
             }
             2 | 3 => self.write_as_a_device(),
             4 => {
-                // What is copied of a VM that is paused meanwhile is no less right.
+                // A copy of a paused VM is correct too.
                 self.port.done(Command::Pause { vm: 0 });
                 self.write_as_a_device();
                 let lose = self.random.below(2) == 0;
@@ -150,7 +150,7 @@ impl Torture {
     }
 }
 
-/// Steps that the guest says it has done; it says so every second.
+/// The guest's step count, which it prints every second.
 fn steps_so_far(host: &Host) -> u64 {
     let said = host.said();
     let last = said.lines().rev().find(|line| line.starts_with("progress experiment=scribble"));
@@ -218,7 +218,7 @@ fn nothing_that_is_written_is_lost_on_aarch64_that_breaks_before_it_makes() {
     nothing_is_lost(ARM_N1);
 }
 
-/// What a log of a guest that writes to a tenth of the memory needs: splits, and bytes of tables.
+/// The needs of a log while the guest writes to a tenth of the memory: splits, and bytes of tables.
 fn needs_of(port: &mut Port, vcpus: u32, split: Split) -> [u64; 2] {
     let before = port.counters(vcpus);
     let how = DirtyLogging { split, source: Some(DirtySource::WriteProtect), splits_per_second: None };
@@ -253,7 +253,7 @@ fn cold_memory_stays_in_large_pages_and_all_of_it_comes_back() {
     assert!(eager[0] >= 128, "256 MiB are large pages: {eager:?}");
     assert!(adaptive[0] > 0 && adaptive[0] * 100 <= eager[0] * 15, "splits: {adaptive:?} of {eager:?}");
     let grown = |tables: u64| tables.saturating_sub(before);
-    // Once more after everything was split: all of those tables have come back.
+    // Again after everything was split: all of those tables have come back.
     for few in [adaptive, again] {
         assert!(grown(few[1]) * 100 <= grown(eager[1]) * 15, "tables: {few:?} of {eager:?}, {before} bytes before");
     }
@@ -285,7 +285,7 @@ fn what_makes_no_sense_is_refused_and_changes_nothing() {
     assert!(port.start_log(how, true));
     assert_eq!(port.ask(Command::DirtyCompare { vm: 0 }), Err(Refusal::NotPaused));
 
-    // A paused VM stops for good when it is told to.
+    // A paused VM can be stopped.
     port.done(Command::Pause { vm: 0 });
     port.done(Command::Stop { vm: 0 });
     let json = host.finish().json();

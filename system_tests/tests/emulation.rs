@@ -1,5 +1,5 @@
-//! Emulated instructions as guests see them, with each way of remembering them: they do what the manual says, whatever the guest
-//! does to its code and its page tables, and nothing that a guest aims at the emulator harms anybody.
+//! Emulated instructions as guests see them, with each kind of cache. They behave as in the manual, whatever the guest
+//! does to its code and its page tables. No attack of a guest on the emulator harms other VMs.
 
 use abi::control::Command;
 use abi::payload::{DirtyLogging, DirtySource, Split};
@@ -10,7 +10,7 @@ use system_tests::{Host, Run, dunlin_run_vms, measuring_vm, vm};
 /// The values of the key `decode_cache`.
 const SETTINGS: [&str; 4] = ["bytes", "write-protect", "write-protect-tables", "off"];
 
-/// A VM with the xAPIC, whose registers are memory.
+/// A VM with the xAPIC, whose registers are in memory.
 fn xapic_vm(name: &str, vcpus: u32, setting: &str, cmdline: &str) -> String {
     format!("{}apic = \"xapic\"\ndecode_cache = \"{setting}\"\n", measuring_vm(name, vcpus, cmdline))
 }
@@ -23,7 +23,7 @@ fn counter(json: &Value, name: &str, counter: &str) -> u64 {
     vm(json, name)["counters"][counter].as_u64().unwrap_or_else(|| panic!("no {counter}: {json:#}"))
 }
 
-/// The guest tried all that it was asked for, and found nothing wrong.
+/// The guest ran all experiments, and found no error.
 fn assert_clean(output: &str, experiments: u32) {
     let complaints: Vec<_> = output
         .lines()
@@ -49,7 +49,7 @@ fn changed_code_and_changed_tables_count_at_once_and_every_form_does_what_it_doe
             assert!(output.contains(&format!("case name={name} ")), "{name} was not tried\n{output}");
         }
 
-        // What was looked for was found or not, and what was not may have been remembered.
+        // A lookup hits or misses; after a miss the instruction may be inserted.
         let count = |name| counter(&json, "a", name);
         assert!(count("decode_insertions") <= count("decode_misses"), "{setting}: {json:#}");
         if setting == "off" {
@@ -95,9 +95,9 @@ fn hostile_instructions_harm_neither_host_nor_neighbours() {
     }
 }
 
-/// The end of a log replaces entries of stage 2, with a flush that waits for vCPUs whose instructions are being carried out. These
-/// write to pages that another vCPU protects, in an entry that is being replaced. `LOGS` is how many logs end; 600 is the long
-/// form.
+/// The end of a log replaces stage-2 entries, with a flush that waits for vCPUs whose instructions are being emulated.
+/// These write to pages that another vCPU protects, in an entry that is being replaced. `LOGS` is how many logs end;
+/// 600 is the long form.
 #[test]
 fn ends_of_dirty_logs_and_protected_code_never_wait_for_each_other() {
     let logs: u32 = std::env::var("LOGS").map_or(80, |text| text.parse().expect("LOGS is a number"));
@@ -151,7 +151,7 @@ fn debian_with_an_emulated_apic_reaches_user_space_and_its_instructions_are_know
             // A kernel that starts writes to its code.
             "write-protect" => assert!(hits > misses, "{hits} hits, {misses} misses"),
             "off" => assert_eq!(hits, 0),
-            // Each walk of a page table is a write to SVM, and a protected table is forgotten by it.
+            // For SVM each walk of a page table is a write, which drops the entries of a protected table.
             _ => assert!(count("decode_evicted_by_walks") > 0, "{json:#}"),
         }
         if setting == "bytes" {

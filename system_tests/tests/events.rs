@@ -1,8 +1,9 @@
-//! Interrupts, NMIs, debug traps, shadows and IRETs in all combinations: a guest of Dunlin sees what it sees without a hypervisor.
+//! Interrupts, NMIs, debug traps, shadows and IRETs in all combinations: a guest of Dunlin sees the same as without a
+//! hypervisor.
 //!
-//! The measuring guest runs some 2 900 cases (`experiments=events`) in plain QEMU and on Dunlin, with the local APIC in both of its
-//! modes. Each case is one line that says which events came, where, and with which flags. The lines have to be equal, but for those
-//! of which a reason is given here.
+//! The measuring guest runs about 2 900 cases (`experiments=events`) in plain QEMU and on Dunlin, with the local APIC
+//! in both of its modes. Each case prints one line: which events came, where, and with which flags. The lines must be
+//! equal, except those with a reason given here.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -11,12 +12,12 @@ use std::time::{Duration, Instant};
 use system_tests::{assets, dunlin_run_vms, measuring_vm, vm};
 use tempfile::TempDir;
 
-/// The cases that a run of the guest tells, without what a terminal adds.
+/// The cases that a run of the guest prints, without terminal control characters.
 fn cases(output: &str) -> Vec<String> {
     output.lines().filter_map(|line| Some(line[line.find("event-case ")?..].trim_end().to_owned())).collect()
 }
 
-/// The guest without a hypervisor. QEMU 7.2 emulates no x2APIC; what a case does depends on the APIC's mode in no way.
+/// The guest without a hypervisor. QEMU 7.2 emulates no x2APIC; no case depends on the APIC's mode.
 fn in_plain_qemu() -> Vec<String> {
     let folder = TempDir::new().expect("a temporary folder can be made");
     let log = folder.path().join("serial");
@@ -50,7 +51,7 @@ fn on_dunlin(apic: &str) -> Vec<String> {
     cases(output)
 }
 
-/// Why a case may differ, if it may: with the reason, and at most so many of its kind.
+/// The reason why a case may differ, and how many of its kind may, if it may.
 fn excuse(case: &str) -> Option<(&'static str, usize)> {
     let is = |word: &str| case.split(' ').any(|part| part == word);
     if is("trap=true") && is("op=hlt") {

@@ -1,7 +1,8 @@
-//! No exit has become longer: instructions per exit against docs/exits.toml and docs/exits-aarch64.toml, counted exactly.
+//! No exit has become longer: instructions per exit, counted exactly, against docs/exits.toml and
+//! docs/exits-aarch64.toml.
 //!
-//! The figures do not depend on what else the computer does. When one has grown by more than 2 % and is meant to,
-//! `dunlin bench exits --write` renews the file.
+//! The figures do not depend on other work of the computer. If one has grown by more than 2 % on purpose,
+//! `dunlin bench exits --write` updates the file.
 
 use system_tests::{dunlin, each_machine};
 

@@ -1,5 +1,5 @@
-//! Hosts whose memory is too small for all of their VMs: those that fit run, the others are refused with a line that says what is
-//! missing, wherever the memory ends.
+//! Hosts with too little memory for all of their VMs: those that fit run, and the others are refused with a line that
+//! says what is missing, for any amount of memory.
 
 use system_tests::{dunlin_run_vms, vm};
 
@@ -9,7 +9,7 @@ fn name(number: usize) -> String {
     format!("v{number}")
 }
 
-/// The tool sees to it that there is enough. What it gives QEMU is overruled here.
+/// The tool provides enough memory. This test overrides its QEMU arguments.
 #[test]
 fn host_that_is_too_small_says_what_it_lacks_and_runs_the_vms_that_fit() {
     let vms: Vec<_> = (0..VMS).map(|number| {

@@ -1,8 +1,8 @@
-//! The Hyper-V interface as guests see it: every conformance case of the project's list that applies, and Linux.
+//! The Hyper-V interface as guests see it: every applicable conformance case of the project's list, and Linux.
 //!
 //! The measuring guest tries the cases one by one and leaves a record for each. Some depend on the VM, so there are
-//! three of them. What is never tried, and why, is in docs/hyperv.md; a case that is neither tried somewhere nor listed
-//! there fails here.
+//! three VMs. docs/hyperv.md lists the cases that are never tried, with reasons. A case that is neither tried nor
+//! listed there fails here.
 
 use std::collections::BTreeMap;
 
@@ -64,7 +64,8 @@ fn guest_that_is_offered_nothing_finds_nothing() {
     assert_eq!(output.matches("unsupported experiment=hv-").count(), 4, "{output}");
 }
 
-/// Boots Debian with these arguments, and gives what its kernel log says of the interface, its clock and its complaints.
+/// Boots Debian with these arguments, and returns its kernel's messages about the interface and its clock, and its
+/// warnings.
 fn linux(vcpus: &str) -> String {
     let script = "dmesg | grep -E 'Hyper-V|unchecked|WARNING|BUG|clocksource|unstable'; \
                   cat /sys/devices/system/clocksource/clocksource0/current_clocksource; grep TLB: /proc/interrupts";
@@ -103,7 +104,7 @@ fn no_translation_is_used_after_its_flush_with_few_tags_and_three_vms() {
         let output = vm(&json, name)["output"].as_str().unwrap_or_default();
         let record = output.lines().find(|line| line.starts_with("record experiment=stale ")).unwrap_or_default();
         assert!(record.contains(" stale_reads=0 "), "{output}");
-        // The detector works: without a flush it does see something.
+        // The detector works: without a flush it finds stale reads.
         assert!(output.contains("noticed=true"), "{output}");
     }
 }
@@ -138,12 +139,12 @@ fn steady_vcpus_with_a_tag_each_do_not_flush_whatever_a_neighbour_does() {
         measuring_vm("steady", 2, "experiments=cpuid iterations=60000"),
         measuring_vm("storm", 2, "experiments=flush-storm seconds=15")
     );
-    // The storm goes on while the other counts; both end with the run.
+    // The storm continues while the other VM counts; both end with the run.
     let json = dunlin_run_vms(300, &vms, &["--json"]).json();
     let counter = |name: &str, counter: &str| -> u64 { of(&json, name)[counter].as_u64().unwrap_or(u64::MAX) };
     assert!(counter("steady", "entries") > 500_000, "{json:#}");
-    // Each vCPU flushes when it comes to another pCPU, when its own kernel turns paging or global pages on or off, and at no other
-    // time.
+    // Each vCPU flushes only when it moves to another pCPU, and when its own kernel turns paging or global pages on or
+    // off.
     let (flushes, moves) = (counter("steady", "tlb_flushes"), counter("steady", "migrations"));
     let of_its_own = of(&json, "steady")["exits"]["cr_exits"].as_u64().expect("exits are counted by reason");
     assert!(flushes <= moves + of_its_own, "{flushes} flushes, {moves} moves, {of_its_own} of its own: {json:#}");

@@ -1,4 +1,4 @@
-//! The hypervisor by itself: how it refuses to start, and how it ends when it is at fault.
+//! The hypervisor alone: how it refuses to start, and how it ends after a bug of its own.
 
 use abi::exit_code::{PANIC, REFUSED};
 use system_tests::each_machine;

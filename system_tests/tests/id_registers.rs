@@ -1,11 +1,11 @@
-//! ID registers of AArch64, as a guest reads them, and what they hide.
+//! ID registers of AArch64 as a guest reads them, and the features that they hide.
 
 use std::collections::HashMap;
 
 use aarch64_defs::features::IdRegisters;
 use system_tests::{Machine, measuring_vm, vm};
 
-/// What a guest on this CPU of QEMU's reads, by CRm and op2. All that it tried of what is hidden was undefined.
+/// The values that a guest reads on this CPU of QEMU, by CRm and op2. All hidden features that it tried were undefined.
 fn seen_on(cpu: &str) -> HashMap<(u8, u8), u64> {
     let toml = measuring_vm("measuring", 1, "experiments=id-registers");
     let qemu = format!("--qemu-arg={cpu}");
@@ -31,7 +31,7 @@ fn id_registers_show_what_the_list_allows_and_what_they_hide_is_undefined() {
         let seen = seen_on(cpu);
         assert_eq!(seen.len(), 56, "{cpu}");
         let read = |crm, op2| seen[&(crm, op2)];
-        // What is within the list stays as it is when it is held against the list again.
+        // Values within the list do not change when the list is applied again.
         let again = IdRegisters::offered(read);
         for (&(crm, op2), &value) in &seen {
             assert_eq!(value, again.get(crm, op2), "{cpu}: CRm {crm}, op2 {op2}");

@@ -1,5 +1,5 @@
-//! GRUB starts the hypervisor: from the image that `dunlin image` writes, by BIOS and by UEFI, as a CD and as a USB disk; and what it
-//! says when GRUB was given nothing to run, or too much.
+//! GRUB starts the hypervisor from the image of `dunlin image`, by BIOS and by UEFI, as a CD and as a USB disk. The
+//! hypervisor prints an error if GRUB passes no payload, or too much.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ enum Firmware {
     Uefi,
 }
 
-/// Starts a PC from `image`, waits until it turns itself off, and gives QEMU's status and what came over the serial port.
+/// Starts a PC from `image`, waits until it powers off, and returns QEMU's status and the serial output.
 fn start(folder: &Path, image: &Path, firmware: Firmware, medium: Medium, more: &[&str]) -> (i32, String) {
     let serial = folder.join("serial.log");
     let mut command = Command::new("timeout");
@@ -42,7 +42,7 @@ fn start(folder: &Path, image: &Path, firmware: Firmware, medium: Medium, more: 
             .args(["-device", "qemu-xhci", "-device", "usb-storage,drive=stick"]),
     };
     if firmware == Firmware::Uefi {
-        // It remembers how it started the last time, so each start gets a fresh copy.
+        // The firmware stores how it started the last time, so each start gets a fresh copy.
         let variables = folder.join("variables.fd");
         fs::copy(UEFI[1], &variables).expect("UEFI's variables are there: `cargo xtask test system` installs them");
         command
@@ -58,7 +58,7 @@ fn folder() -> TempDir {
     TempDir::new().expect("a temporary folder can be made")
 }
 
-/// The image of the default VM starts, its guest does its work, and the machine goes off by itself.
+/// The image of the default VM starts, its guest does its work, and the machine powers off.
 fn runs_the_default_vm(firmware: Firmware, medium: Medium, more: &[&str]) {
     let folder = folder();
     let image = folder.path().join("dunlin.iso");
@@ -114,7 +114,7 @@ fn image_of(folder: &Path, files: &[(&str, &[u8])], lines: &str) -> PathBuf {
     image
 }
 
-/// The hypervisor says why it does not start, and ends with a status of its own.
+/// The hypervisor prints why it does not start, and ends with a status of its own.
 fn refuses(files: &[(&str, &[u8])], lines: &str, more: &[&str], why: &str) {
     let folder = folder();
     let image = image_of(folder.path(), files, lines);
@@ -154,8 +154,8 @@ fn option_in_grubs_line_is_the_hypervisors() {
 /// Height of a character on the screen, in pixels.
 const CELL_HEIGHT: usize = 16;
 
-/// The screen of a machine that GRUB has started with these lines, once it has come to its end and said `why`: the log, and a
-/// flag for each row of characters that has any. Also kept as `DUNLIN_SCREENS/{name}.ppm`, if that is set.
+/// The screen of a machine that GRUB has started with these lines, at its end after it printed `why`: the log, and a
+/// flag for each text row that has any. Also saved as `DUNLIN_SCREENS/{name}.ppm`, if that is set.
 fn screen(lines: &str, files: &[(&str, &[u8])], why: &str, name: &str) -> (String, Vec<bool>) {
     let folder = folder();
     let image = image_of(folder.path(), files, &format!("insmod all_video\n{lines}"));
@@ -197,7 +197,7 @@ fn screen(lines: &str, files: &[(&str, &[u8])], why: &str, name: &str) -> (Strin
 fn what_is_logged_is_shown_on_the_screen_and_stays_there_after_a_refusal() {
     let lines = "multiboot2 /boot/dunlin selftest=svm-locked";
     let (log, rows) = screen(lines, &[], "cannot start: the firmware has locked SVM off", "refused");
-    // What GRUB writes does not count; a line may go on in the next row.
+    // GRUB's own output does not count; a line may continue in the next row.
     let lines = log.lines().filter(|line| line.starts_with('[') && line.contains("cpu0 ")).count();
     let text_rows = rows.into_iter().filter(|is_text| *is_text).count();
     assert!(lines >= 2 && (lines..=2 * lines).contains(&text_rows), "{text_rows} rows of text for {log}");

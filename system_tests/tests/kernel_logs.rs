@@ -1,7 +1,7 @@
-//! What guests' kernels complain about: nothing but the lines that `kernel_logs.toml` lists and explains.
+//! Warnings of guests' kernels: only the lines that `kernel_logs.toml` lists and explains.
 //!
-//! A kernel that misses something says so at the level of a warning or above, and goes on. So its log is what tells how much of a
-//! machine the guests' machine is. Each line of that kind is either in the list, with the reason why it stays, or fails the test.
+//! A kernel that misses a feature prints a warning or worse, and continues. So its log shows how complete the guests'
+//! machine is. Each line of that kind is either in the list, with the reason why it stays, or fails the test.
 
 use std::fs;
 use std::io::Write as _;
@@ -46,7 +46,7 @@ fn is_clean_or_explained(machine: Machine, kernel: &str, file: Option<&str>, mor
 
 /// A line of the list.
 struct Known {
-    /// As the kernel writes it, without its time; `*` stands for any text.
+    /// As the kernel prints it, without its time; `*` stands for any text.
     text: String,
     /// It need not be in every log that it may be in.
     comes_and_goes: bool,
@@ -90,8 +90,8 @@ fn judge(log: &str, arch: &str, kernel: &str) {
     assert!(unknown.is_empty(), "not in {LIST}: {unknown:#?}");
 }
 
-/// The text of a line of the kernel's, of level warning or above. Raw lines begin with `<priority>[time] `; priorities from 8 on are
-/// not the kernel's own.
+/// The text of a kernel's line of level warning or above. Raw lines begin with `<priority>[time] `; priorities from 8
+/// on are not the kernel's own.
 fn complaint(line: &str) -> Option<&str> {
     const WARNING: u32 = 4;
     let (priority, rest) = line.strip_prefix('<')?.split_once('>')?;
@@ -99,7 +99,7 @@ fn complaint(line: &str) -> Option<&str> {
     (priority.parse::<u32>().ok()? <= WARNING).then_some(text.trim_end())
 }
 
-/// Whether `text` is `pattern`, in which `*` stands for any text.
+/// Whether `text` matches `pattern`, where `*` stands for any text.
 fn matches(pattern: &str, text: &str) -> bool {
     let mut parts = pattern.split('*');
     let Some(mut rest) = parts.next().and_then(|first| text.strip_prefix(first)) else { return false };

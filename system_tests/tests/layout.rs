@@ -1,7 +1,7 @@
-//! Who writes where: each store of the hypervisor from a guest's exit to its next entry, looked up in the blocks of the
-//! running host.
+//! The writers of each cache line: each store of the hypervisor from a guest's exit to its next entry, looked up in the
+//! blocks of the running host.
 //!
-//! `cargo test -p dunlin-system-tests --test layout -- --nocapture` prints what was found.
+//! `cargo test -p dunlin-system-tests --test layout -- --nocapture` prints the result.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,29 +15,30 @@ use system_tests::stores::{Exit, Map, Store, Target, Text, Tracer, exits};
 use system_tests::{Host, assets, dunlin, each_machine, measuring_vm, until, workspace};
 use tempfile::TempDir;
 
-/// From one look at a VM to the next: long enough for many exits, even on a busy computer.
+/// Time between two queries of a VM: long enough for many exits, even on a busy computer.
 const A_WHILE: Duration = Duration::from_millis(300);
-/// As many operations as nobody waits for.
+/// More operations than a test ever runs.
 const FOR_EVER: u32 = 20_000_000;
-/// A vCPU says that it goes into its guest, and that it has left. One whose instruction is emulated says so of that, too.
+/// A vCPU announces that it enters its guest, and that it has left. A vCPU with an emulated instruction announces that
+/// too.
 const ONCE_IN_AND_OUT: usize = 2;
 /// Fewer exits than this say nothing.
 const LEAST_EXITS: usize = 20;
 
-/// What the hypervisor did while a guest ran one experiment.
+/// The hypervisor's stores while a guest runs one experiment.
 struct Traced {
     map: Map,
     exits: Vec<Exit>,
 }
 
-/// Traces the hypervisor below a VM, once its guest is at the experiment's own operations: there it makes `pace` exits from one
-/// look at it to the next. There are exits enough when `is_enough` says so.
+/// Traces the hypervisor below a VM, once its guest runs the experiment's own operations: then it makes `pace` exits
+/// between two queries. It stops when `is_enough` returns true.
 fn trace(vcpus: u32, pcpus: u32, apic: &str, cmdline: &str, pace: u64, is_enough: fn(&[Exit]) -> bool) -> Traced {
     let text = Text::of(&assets().join("hypervisor"));
     let vm = format!("{}apic = \"{apic}\"\n", measuring_vm("measuring", vcpus, cmdline));
     let host = Host::start(120, pcpus, &vm, |folder| Tracer::qemu_arguments(folder, &text.range()));
     let mut tracer = Tracer::attach(host.folder());
-    // The guest's loop without the operation makes no exits but those of the host's tick.
+    // Without the operation the guest's loop exits only for the host's tick.
     let entries = || host.ask("stats")[0]["total"]["entries"].as_u64().unwrap_or(0);
     until("the experiment", || {
         let before = entries();
@@ -45,7 +46,7 @@ fn trace(vcpus: u32, pcpus: u32, apic: &str, cmdline: &str, pace: u64, is_enough
         (entries() > before + pace).then_some(())
     });
     let map = map(&host.ask("layout"));
-    // On a busy computer little is done in a moment: what several found is put together.
+    // On a busy computer one trace is short, so several are joined.
     let mut all = Vec::new();
     until("exits", || {
         all.extend(exits(&tracer.trace(A_WHILE), &text, &map));
@@ -56,7 +57,7 @@ fn trace(vcpus: u32, pcpus: u32, apic: &str, cmdline: &str, pace: u64, is_enough
     Traced { map, exits: all }
 }
 
-/// What the host says about its blocks.
+/// The host's description of its blocks.
 fn map(answer: &Value) -> Map {
     let array = |of: &Value| of.as_array().cloned().unwrap_or_default();
     let number = |of: &Value| u32::try_from(of.as_u64().unwrap_or_default()).unwrap_or_default();
@@ -81,17 +82,17 @@ fn map(answer: &Value) -> Map {
     Map::new(layouts.collect(), places.collect())
 }
 
-/// What a store of a pCPU is to it: its own, or not.
+/// Whether a store is to memory of the pCPU itself.
 fn is_own(exit: &Exit, target: &Target) -> bool {
     match target.whose {
-        // One vCPU per VM here: whoever runs, runs that one.
+        // One vCPU per VM here: the pCPU runs this one.
         Some(Whose::Vcpu(..) | Whose::EachPcpu) => true,
         Some(whose) => whose == exit.cpu,
         None => false,
     }
 }
 
-/// The word that says whether the vCPU is in its guest: written by its owner, on the line where others look for it.
+/// The word that says whether the vCPU is in its guest: its owner writes it, on the line where others read it.
 fn is_handshake(target: &Target) -> bool {
     target.what == "Vcpu.reach"
 }
@@ -170,13 +171,13 @@ each_machine! {
                 assert_eq!(count(total, name), vcpus.iter().map(|vcpu| count(vcpu, name)).sum::<u64>(), "{name}: {stats}");
             }
             for vcpu in vcpus {
-                // The counters of a vCPU are read one after the other while it goes on: exits first, then entries.
+                // The counters of a vCPU are read one by one while it runs: exits first, then entries.
                 assert!(count(vcpu, "exits_total") <= count(vcpu, "entries"), "{vcpu}");
             }
         }
         host.wait();
 
-        // After the end there is nothing that an entry could still be without.
+        // After the end no entry lacks its exit.
         let json = machine.run_vms(60, &vm, &["--json"]).expect_status(0).json();
         let counters = &system_tests::vm(&json, "measuring")["counters"];
         assert_eq!(count(counters, "entries"), count(counters, "exits_total"), "{counters}");
@@ -207,7 +208,7 @@ fn picture_of_a_vcpu_is_as_it_is_in_the_documents() {
     assert!(is_same, "`dunlin layout --picture docs/layout.svg` renews the picture");
 }
 
-/// What `counters` has under `name`.
+/// The counter `name` in `counters`.
 fn count(counters: &Value, name: &str) -> u64 {
     counters[name].as_u64().unwrap_or_else(|| panic!("no {name} in {counters}"))
 }

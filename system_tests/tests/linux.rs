@@ -1,4 +1,4 @@
-//! Unmodified Debian kernels, as `dunlin run` boots them.
+//! Unmodified Debian kernels, booted by `dunlin run`.
 
 use serde_json::Value;
 use system_tests::{Machine, debian_vm, dunlin_run, dunlin_run_vms, each_machine, measuring_vm, vm};
@@ -43,7 +43,7 @@ fn run_that_its_time_limit_cuts_off_tells_what_its_vm_has_done_so_far() {
     assert_eq!(vm["vcpu_counters"].as_array().map(Vec::len), Some(4), "{json:#}");
 }
 
-/// Our script has looked around and turned the machine off, and each entry was followed by an exit.
+/// Our script has run and powered the machine off, and an exit followed each entry.
 fn boots(json: &Value, vcpus: u32) {
     let vm = vm(json, "default");
     assert_eq!(vm["cpus_online"], vcpus, "{json:#}");

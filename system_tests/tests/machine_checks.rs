@@ -1,18 +1,18 @@
-//! Errors of the hardware, as QEMU's monitor makes them: `mce CPU BANK STATUS MCG_STATUS ADDR MISC`.
+//! Hardware errors, injected by QEMU's monitor: `mce CPU BANK STATUS MCG_STATUS ADDR MISC`.
 //!
-//! QEMU 7.2 does not know the intercept of #MC: while a guest runs, it raises the exception in the guest, or resets the machine
-//! if the guest has not set CR4.MCE. So what happens then is shown by unit tests (`x86_defs::machine_check`) alone.
+//! QEMU 7.2 does not support the #MC intercept. While a guest runs, it raises the exception in the guest, or resets the
+//! machine if the guest has not set CR4.MCE. So only unit tests (`x86_defs::machine_check`) cover that case.
 
 use abi::exit_code::{HARDWARE_ERROR, qemu_status};
 use system_tests::monitor::Monitor;
 use system_tests::{Host, Run, measuring_vm, until, vm};
 
-/// An uncorrected error of a data read, at an address that is known; the interrupted code could go on.
+/// An uncorrected error of a data read at a known address; the interrupted code could continue.
 const UNCORRECTED: &str = "9 0xbd00000000000135 0x5 0x12345000 0x8c";
 /// A corrected error of a TLB.
 const CORRECTED: &str = "3 0x9400000000000015 0x0 0xabcd000 0x0";
 
-/// A host that runs a VM for so long, and whose log can be read.
+/// A host that runs a VM for this time, with a readable log.
 fn host(seconds: u32, more: &[&str]) -> (Host, Monitor) {
     let vm = measuring_vm("measuring", 2, &format!("experiments=mixed seconds={seconds}"));
     let host = Host::start(60, 2, &vm, |folder| {
@@ -32,7 +32,7 @@ fn wait_for(host: &Host, words: &str) {
 fn uncorrected_error_in_the_hypervisor_ends_the_host_and_is_told() {
     let (host, mut monitor) = host(50, &[]);
     wait_for(&host, "hello ");
-    // The first pCPU runs no guests here: whatever it does, it does as the hypervisor.
+    // The first pCPU runs no guests here: it always executes the hypervisor.
     monitor.tell(&format!("mce 0 {UNCORRECTED}"));
     let Run { status, stderr, .. } = host.finish();
     assert_ne!(status, 0, "{stderr}");

@@ -1,7 +1,8 @@
-//! Debian's memtest86+ as a guest: a program with two CPUs that is no Linux.
+//! Debian's memtest86+ as a guest: a program with two CPUs that is not Linux.
 //!
-//! It follows the boot protocol of Linux with an image that ends within the last paragraph, in long mode or in protected mode,
-//! starts its second CPU itself, measures the TSC by counter 2 of the interval timer, and wakes halted CPUs by NMIs.
+//! It uses the boot protocol of Linux, in long mode or in protected mode, with an image that ends within the last
+//! paragraph. It starts its second CPU itself, measures the TSC by counter 2 of the interval timer, and wakes halted
+//! CPUs by NMIs.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -45,7 +46,7 @@ fn tests_memory_with_both_cpus(image: &str, width: &str) {
 
     assert!(screen.contains(&format!(".unknown.{width}")), "{screen}");
     assert!(screen.contains("SMP: 2T"), "{screen}");
-    // By the interval timer, without which it shows neither a frequency nor a time.
+    // From the interval timer; without it there is neither a frequency nor a time.
     let (_, clock) = screen.split_once("CLK/Temp: ").expect("the line of the clock");
     assert!(
         clock.trim_start().split("MHz").next().is_some_and(|mhz| mhz.parse().is_ok_and(|mhz: u32| mhz > 0)),

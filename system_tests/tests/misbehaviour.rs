@@ -1,7 +1,7 @@
-//! Guests that misbehave, each beside one that must not notice.
+//! Guests that misbehave, each next to one that must not notice.
 //!
-//! Either the guest's own record says that it got the architectural answer, or its VM ends with one line that says why.
-//! In both cases the neighbour finishes its checks without a failure, and the hypervisor does not panic.
+//! Either the guest's own record says that it got the architecture's result, or its VM ends with one line that says
+//! why. In both cases the neighbour finishes its checks without a failure, and the hypervisor does not panic.
 
 use system_tests::{Machine, Run, each_machine, measuring_vm, vm};
 
@@ -18,7 +18,7 @@ fn beside_a_neighbour(machine: Machine, cmdline: &str) -> Run {
     run
 }
 
-/// The guest goes on, and its record says that each answer was the architectural one.
+/// The guest continues, and its record says that each result was the architecture's.
 fn gets_the_right_answers(machine: Machine, cmdline: &str) {
     let run = beside_a_neighbour(machine, cmdline);
     let json = run.json();
@@ -93,7 +93,7 @@ fn triple_fault_of_a_second_vcpu_ends_its_vm() {
     ends_its_own_vm(Machine::X86_64, "experiments=ap-triple-fault", "triple fault");
 }
 
-/// QEMU's CPU takes a CR3 for which a processor raises #GP, and refuses the next entry.
+/// QEMU's CPU accepts a CR3 for which a processor raises #GP, and rejects the next entry.
 #[test]
 fn state_that_the_cpu_refuses_to_enter_ends_its_own_vm() {
     ends_its_own_vm(Machine::X86_64, "experiments=cr3-beyond-width", "unsupported");
@@ -115,7 +115,7 @@ fn svm_is_not_there_for_a_guest() {
     gets_the_right_answers(Machine::X86_64, "experiments=svm-instructions");
 }
 
-/// All that VMRUN would refuse is among what is written, beside a neighbour that must not notice.
+/// The writes include everything that VMRUN would reject, next to a neighbour that must not notice.
 #[test]
 fn bad_control_registers_harm_nobody() {
     let json = beside_a_neighbour(Machine::X86_64, "experiments=control-registers").json();
@@ -159,7 +159,7 @@ fn debug_registers_and_programs_at_el0_get_their_exceptions() {
     gets_the_right_answers(Machine::Aarch64, "experiments=debug,el0,timer-extremes");
 }
 
-/// Alone, so that the CPU sleeps, and beside others on the same pCPUs.
+/// Alone, so that the CPU sleeps, and next to others on the same pCPUs.
 #[test]
 fn physical_timer_is_as_the_architecture_has_it() {
     gets_the_right_answers(Machine::Aarch64, "experiments=physical-timer");
@@ -169,7 +169,7 @@ fn physical_timer_is_as_the_architecture_has_it() {
     assert!(output.contains("record experiment=physical-timer passed=15 failed=0"), "{output}");
 }
 
-/// QEMU 7.2 has no processor with FEAT_WFxT: there, how it is decoded and decided is seen by unit tests alone. The log says which it was.
+/// QEMU 7.2 has no processor with FEAT_WFxT: there only unit tests cover its decoding. The log says which case it was.
 #[test]
 fn waits_with_a_time_end_at_it() {
     let toml = measuring_vm("measuring", 1, "experiments=timed-waits");

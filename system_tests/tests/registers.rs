@@ -1,15 +1,15 @@
-//! Model-specific registers and the modes of the local APIC, as the measuring guest finds them on x86-64.
+//! Model-specific registers and the modes of the local APIC, as the measuring guest sees them on x86-64.
 
 use std::collections::BTreeSet;
 
 use system_tests::{Machine, dunlin_run_vms, measuring_vm, vm};
 
-/// Registers that a guest writes without the hypervisor's noticing, and in which QEMU's CPU takes what is no address.
+/// Registers that a guest writes without an exit, and in which QEMU's CPU accepts invalid addresses.
 const QEMU_TAKES_ANY: [&str; 5] = ["lstar", "cstar", "fs-base", "gs-base", "kernel-gs-base"];
 
 const MODES: [&str; 2] = ["x2apic", "xapic"];
 
-/// What experiments in a VM wrote, if none of them failed.
+/// Output of experiments in a VM, none of which failed.
 fn output(apic: &str, experiments: &str) -> String {
     let toml = format!("{}apic = \"{apic}\"\n", measuring_vm("measuring", 2, &format!("experiments={experiments}")));
     let json = dunlin_run_vms(120, &toml, &["--json"]).json();
@@ -38,7 +38,7 @@ fn msrs_take_what_is_legal_and_refuse_all_else() {
     for apic in MODES {
         let output = output(apic, "msr-values");
         assert!(figure(&output, "taken") > 1000 && figure(&output, "refused") > 1000, "{output}");
-        // What the processor below does with its own registers is not the hypervisor's doing: it does so alone as well.
+        // Differences of the processor itself, not of the hypervisor: it behaves so alone as well.
         let differences = differences(&output);
         assert_eq!(differences, self::differences(&alone), "{apic}");
         for line in differences {

@@ -1,5 +1,5 @@
-//! VMs side by side that use the same virtual and physical addresses, under every scheme of tags, with tags enough and with
-//! too few: none ever sees what is another's, nor what it has flushed itself. The same of extended state.
+//! VMs side by side with the same virtual and physical addresses, under every scheme of tags, with enough tags and with
+//! too few. No VM ever sees another VM's data, nor what it has flushed itself. The same for extended state.
 
 use system_tests::{Machine, each_machine, measuring_vm};
 
@@ -42,7 +42,8 @@ fn vms_never_see_the_extended_state_of_others() {
     keep_to_themselves(Machine::X86_64, "hidden-state", "");
 }
 
-/// QEMU 7.2 lets EL1 reach two registers that the ID registers hide, and of which no trap is known to it: DISR_EL1 and TPIDR2_EL0.
+/// On QEMU 7.2, EL1 can access two registers that the ID registers hide, and that QEMU does not trap: DISR_EL1 and
+/// TPIDR2_EL0.
 #[test]
 fn vms_never_see_what_others_leave_in_system_registers() {
     keep_to_themselves(Machine::Aarch64, "hidden-registers", "");

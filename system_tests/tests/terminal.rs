@@ -1,4 +1,4 @@
-//! The machine's own console as a terminal of the VMs, where there is no control port: as on a PC that GRUB has started.
+//! The host's own console as a terminal of the VMs, without a control port: like a PC that GRUB has started.
 
 use std::fs;
 use std::path::Path;
@@ -39,7 +39,7 @@ impl Pc {
 
 impl Drop for Pc {
     fn drop(&mut self) {
-        // `timeout` hands on this signal to QEMU.
+        // `timeout` passes this signal on to QEMU.
         let _ = finished(Command::new("kill").args(["-TERM", &self.0.id().to_string()]));
         let _ = self.0.wait();
     }
@@ -65,7 +65,7 @@ fn two_guests_share_the_machines_console() {
     line.wait_for("Dunlin: left, right");
     line.type_keys(b"\r");
 
-    // The log has whole lines of both, and nobody gets what is typed there. A flood of it does no harm.
+    // The log has whole lines of both VMs, and input there goes to none. A flood of input does no harm.
     line.wait_for("Ctrl-] ? tells the keys");
     line.type_keys(&[b'x'; 5_000]);
     line.wait_for("the log of all VMs takes no input");
@@ -83,7 +83,7 @@ fn two_guests_share_the_machines_console() {
     line.type_keys(b"name=Left; echo $name-$((6 * 7))\r");
     line.wait_for("Left-42");
 
-    // The other one knows nothing of that. What the first writes meanwhile appears when it is chosen again.
+    // The other VM sees nothing of that. Output of the first one appears when it is chosen again.
     line.type_keys(b"(sleep 1; echo behind-your-$((1 + 1))-backs) &\r");
     line.wait_for("guest:/root# ");
     line.type_keys(PREFIX.as_bytes());
@@ -98,7 +98,7 @@ fn two_guests_share_the_machines_console() {
     line.wait_for("--- the console of left (VM 0) ---");
     line.wait_for("behind-your-2-backs");
 
-    // A guest that does not read what is typed loses some, and nothing else.
+    // A guest that does not read its input loses some of it, and nothing else.
     line.type_keys(
         b"stty raw -echo; echo deaf-$((3 + 4)); sleep 1; timeout 1 cat >/dev/null; stty sane; echo hears-$((4 + 5))\r",
     );
@@ -156,7 +156,7 @@ fn machine_without_a_serial_line_is_turned_off_by_its_keyboard() {
     more.extend(monitor.iter().map(String::as_str));
     let mut pc = Pc::start(folder.path(), &arguments, &more);
     let mut monitor = Monitor::attach(folder.path());
-    // Nothing tells when the VM has ended. Until then the key does nothing.
+    // Nothing signals the VM's end. Until then the key does nothing.
     let status = until("the end of QEMU", || {
         for key in ["ctrl-bracket_right", "o"] {
             monitor.offer(&format!("sendkey {key}"));

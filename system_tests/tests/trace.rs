@@ -1,4 +1,4 @@
-//! What `dunlin trace` writes down of a running host: every exit that is counted, and nothing else.
+//! A trace of `dunlin trace`: every counted exit, and nothing else.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::Value;
 use system_tests::{Host, Machine, each_machine, measuring_vm, tool, until};
 
-/// Asks the host, and says what it answered.
+/// Sends a request to the host, and returns the answer.
 fn ask(host: &Host, words: &[&str]) -> Value {
     let output = Command::new(tool()).args(words).args(["--json", "--host", &host.pid().to_string()]).output();
     let output = output.expect("the tool runs");
@@ -28,8 +28,8 @@ fn of_kind<'a>(events: &'a [Value], kind: &'a str) -> impl Iterator<Item = &'a V
     events.iter().filter(move |event| event["cat"] == kind)
 }
 
-/// Traces a VM that runs in the middle of it, and is paused before and after. Gives the trace's events and the exits that
-/// were counted.
+/// Traces a VM that runs during the trace, and is paused before and after. Returns the trace's events and the counted
+/// exits.
 fn trace(machine: Machine, experiment: &str) -> (Vec<Value>, BTreeMap<String, u64>) {
     let vms = measuring_vm("measuring", 4, &format!("experiments={experiment}"));
     let host = Host::start_on(machine, 180, 2, &vms, |_| Vec::new());

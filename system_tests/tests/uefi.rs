@@ -1,5 +1,5 @@
-//! UEFI starts the hypervisor on AArch64, by itself and by GRUB from the image that `dunlin image` writes; and what it says on the
-//! firmware's console when it cannot start.
+//! UEFI starts the hypervisor on AArch64, alone and by GRUB from the image of `dunlin image`. If it cannot start, it
+//! prints the reason on the firmware's console.
 
 use std::fs;
 use std::path::Path;
@@ -30,14 +30,14 @@ fn folder() -> TempDir {
     TempDir::new().expect("a temporary folder can be made")
 }
 
-/// The arguments by which the firmware finds this image on a USB stick.
+/// Arguments that present this image to the firmware as a USB stick.
 fn stick(image: &Path) -> [String; 6] {
     let drive = format!("if=none,id=stick,format=raw,readonly=on,file={}", image.display());
     ["-drive", &drive, "-device", "qemu-xhci", "-device", "usb-storage,drive=stick"].map(str::to_string)
 }
 
-/// Starts the machine, and waits until it said that it cannot start, because of `why`. The firmware goes on then, and would look
-/// for something else to start.
+/// Starts the machine, and waits for the message that it cannot start, because of `why`. The firmware then continues,
+/// and would try to boot something else.
 fn refuses(machine: &str, arguments: &[String], why: &str) {
     let folder = folder();
     let serial = folder.path().join("serial.log");
@@ -52,7 +52,7 @@ fn refuses(machine: &str, arguments: &[String], why: &str) {
     let _ = firmware.wait();
 }
 
-/// The arguments by which the firmware starts the hypervisor as a kernel.
+/// Arguments that make the firmware start the hypervisor as a kernel.
 fn kernel(more: &[&str]) -> Vec<String> {
     let hypervisor = Machine::Aarch64.assets().join("hypervisor").display().to_string();
     ["-kernel", &hypervisor].iter().chain(more).map(|&word| word.to_string()).collect()
@@ -75,7 +75,7 @@ fn without_el2_it_says_so() {
     refuses(&machine, &kernel(&["-initrd", "/etc/services"]), "the firmware runs at EL1");
 }
 
-/// Starts the machine, and gives what came over its serial line until it turned itself off.
+/// Starts the machine, and returns its serial output until it powered off.
 fn ends(cpu: &str, arguments: &[String]) -> String {
     let folder = folder();
     let serial = folder.path().join("serial.log");
@@ -104,7 +104,7 @@ fn firmware_passes_options_and_payload_on_each_processor() {
     }
 }
 
-/// What the guest of the default VM writes, and the hypervisor at the end.
+/// Output of the default VM's guest, and the hypervisor's last line.
 const WORK: [&str; 3] = ["CPUs online: 1", "Parallel job: 1 of 1 workers finished", "all VMs have ended"];
 
 #[test]

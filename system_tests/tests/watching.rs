@@ -1,9 +1,8 @@
-//! What it costs guests that somebody watches them.
+//! The cost of watching a host, for its guests.
 //!
-//! Each picture of `dunlin top` is some requests on the control port, which interrupt a pCPU, and so maybe a guest: that is the
-//! cost in exits. Beside what a busy guest exits for anyway it would not be seen, so it is counted where there is little else:
-//! beside 64 vCPUs that spin, which only the host's own timer interrupts. What that comes to is held against the exits of 64
-//! vCPUs at work.
+//! Each refresh of `dunlin top` sends some requests to the control port. They interrupt a pCPU, and so perhaps a guest:
+//! this is the cost in exits. A busy guest's own exits would hide it. So the test counts next to 64 spinning vCPUs,
+//! which only the host's own timer interrupts. It compares the result with the exits of 64 vCPUs at work.
 
 use std::process::Command;
 use std::thread::sleep;
@@ -15,26 +14,26 @@ use system_tests::{Host, measuring_vm, tool, until};
 const VCPUS: u32 = 64;
 const PCPUS: u32 = 2;
 const TURNS: usize = 5;
-/// Of a turn with `top`, and of one without.
+/// Duration of a turn with `top`, and of one without.
 const TIME: Duration = Duration::from_secs(3);
-/// Pictures per second that `top` takes unless it is told otherwise.
+/// Refreshes per second of `top` by default.
 const USUAL: f64 = 1.0;
 
-/// A host whose guest does this, all vCPUs of which have begun.
+/// A host whose guest runs this experiment; all vCPUs have begun.
 fn host(experiment: &str) -> Host {
     let toml = measuring_vm("measuring", VCPUS, &format!("experiments={experiment}"));
     let host = Host::start(600, PCPUS, &toml, |_| Vec::new());
     until("64 vCPUs at work", || {
         let stats = host.ask("stats");
         let vcpus = stats[0]["vcpus"].as_array()?;
-        // To start it takes a dozen entries; who is at work is interrupted by the host again and again.
+        // A start takes a dozen entries; the host interrupts a working vCPU again and again.
         let is_busy = |vcpu: &Value| vcpu["exits"]["irq_exits"].as_u64().is_some_and(|count| count > 3);
         (vcpus.len() == VCPUS as usize && vcpus.iter().all(is_busy)).then_some(())
     });
     host
 }
 
-/// Exits of the VM per second while `what` is done: all, and those for interrupts of the host.
+/// Exits of the VM per second during `what`: all, and those for interrupts of the host.
 fn rates(host: &Host, what: impl FnOnce()) -> [f64; 2] {
     let exits = || {
         let stats = host.ask("stats");
@@ -48,7 +47,7 @@ fn rates(host: &Host, what: impl FnOnce()) -> [f64; 2] {
     [0, 1].map(|at| (after[at] - before[at]) / (to - from).as_secs_f64())
 }
 
-/// `dunlin top` for as long, ten pictures a second; how many it took.
+/// Runs `dunlin top` for the same time, with ten refreshes per second; returns their number.
 fn watch(host: &Host) -> usize {
     let pid = host.pid().to_string();
     let words = ["top", "--json", "--delay", "100ms", "--iterations", "1000000", "--host", &pid];
@@ -89,7 +88,7 @@ fn top_costs_a_guest_of_64_vcpus_less_than_a_hundredth_of_its_exits() {
     let share = median(each.clone()) * USUAL / exits;
     println!("exits of a picture: {:.1}, all turns {each:.1?}", median(each.clone()));
     println!("of {exits:.0} exits/s at work, one picture a second is {:.3} %", 100.0 * share);
-    // Without pictures the test would be of nothing.
+    // Without refreshes the test would measure nothing.
     assert!(all > 5 * TURNS, "{all} pictures");
     assert!(share < 0.01, "top costs {:.2} % of the exits", 100.0 * share);
 }

@@ -1,15 +1,15 @@
-//! A parallel compile of real C files: GCC's compiler proper and the assembler, as many at a time as asked for.
+//! A parallel compile of real C files with GCC's compiler proper and the assembler, as many at a time as requested.
 //!
-//! `cargo xtask workloads` packs compiler and sources (`xtask/src/workloads.rs`); they lie in `/opt/cc`:
+//! `cargo xtask workloads` packs compiler and sources (`xtask/src/workloads.rs`) into `/opt/cc`:
 //!
 //! ```text
-//! bin/cc1, bin/as     what the command `gcc -c` would start, one after the other
+//! bin/cc1, bin/as     the programs that `gcc -c` would start, one after the other
 //! lib                 their shared libraries
 //! include             the compiler's own headers
-//! src                 newlib: a C library brings all headers that it needs
+//! src                 newlib: a C library with all headers that it needs
 //! ```
 //!
-//! Each file costs two new address spaces, dynamic linking, page faults and exits; the kernel flushes TLBs when such an
+//! Each file costs two new address spaces, dynamic linking, page faults and exits. The kernel flushes TLBs if such an
 //! address space was on several CPUs.
 
 use std::fs;
@@ -28,9 +28,9 @@ use crate::options::Options;
 pub(crate) const OPTIONS: [&str; 3] = ["--jobs", "--rounds", "--files"];
 
 const COMPILER: &str = "/opt/cc";
-/// The folder of newlib whose files are compiled.
+/// The folder of newlib with the files to compile.
 const SOURCES: &str = "libc/string";
-/// Folders of newlib in which its files look for headers.
+/// Folders of newlib with the headers of these files.
 const HEADERS: [&str; 4] = ["libc/include", "libc/stdlib", "libc/locale", "libm/common"];
 
 /// Compiles and prints the line.
@@ -53,7 +53,7 @@ pub(crate) fn run(options: &Options) -> Result<Verdict> {
             scope.spawn(move || {
                 loop {
                     let number = next.fetch_add(1, Ordering::Relaxed);
-                    // As `make` does: no new work after a failure, while what others have begun is finished.
+                    // Like `make`: no new work after a failure, but other threads finish theirs.
                     if number >= count || failed.load(Ordering::Relaxed) > 0 {
                         break;
                     }
@@ -76,7 +76,7 @@ pub(crate) fn run(options: &Options) -> Result<Verdict> {
     Ok(if failed == 0 { Verdict::Right } else { Verdict::Wrong })
 }
 
-/// A compiler and what it compiles.
+/// A compiler and its sources.
 struct Compiler {
     root: PathBuf,
     newlib: PathBuf,
@@ -132,7 +132,7 @@ impl Compiler {
     }
 }
 
-/// Runs `command` to its end; what it says in case of failure becomes part of the error.
+/// Runs `command` to its end. The output of a failed command becomes part of the error.
 fn finish(command: &mut Command) -> Result<()> {
     let name = command.get_program().to_owned();
     let output = command.output().with_context(|| format!("cannot run {}", name.display()))?;

@@ -1,8 +1,8 @@
-//! Pages one by one, or everything: what either costs on the CPU that this runs on.
+//! Flush page by page, or everything: the cost of both on the CPU that runs this program.
 //!
-//! The kernel flushes up to 33 pages one by one and everything beyond. So `mprotect` of one page more and more shows what
-//! a page costs, the step between 33 and 34 pages what everything costs, and reading other pages afterwards in random
-//! order what it costs to have lost their translations. Run natively, not in an emulator.
+//! The kernel flushes up to 33 pages one by one, and everything above that. So `mprotect` of more and more pages shows
+//! the cost of a page. The step between 33 and 34 pages shows the cost of a full flush. Reads of other pages
+//! afterwards, in random order, show the cost of their lost translations. Run this natively, not in an emulator.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -17,7 +17,7 @@ pub(crate) const OPTIONS: [&str; 1] = ["--rounds"];
 
 /// Pages that lose a right.
 const FLUSHED: [usize; 9] = [1, 2, 4, 8, 16, 32, 33, 34, 64];
-/// Pages that are read afterwards.
+/// Number of pages read afterwards.
 const READ: [usize; 5] = [0, 64, 256, 512, 1536];
 
 pub(crate) fn run(options: &Options) -> Result<Verdict> {

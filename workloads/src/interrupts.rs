@@ -1,7 +1,7 @@
-//! How the kernel flushed remote TLBs, by its own counts in `/proc/interrupts`.
+//! How the kernel flushed remote TLBs, from its own counts in `/proc/interrupts`.
 //!
-//! A flush by IPI counts on each CPU that was interrupted, in the line `TLB`; one by hypercall counts nowhere. So a
-//! `TLB` line that stands still while memory is unmapped is the witness that the hypercall is what the kernel uses.
+//! A flush by IPI counts on each interrupted CPU, in the line `TLB`; a flush by hypercall counts nowhere. So a `TLB`
+//! line that does not change while memory is unmapped proves that the kernel uses the hypercall.
 
 use std::fmt;
 use std::fs;
@@ -9,15 +9,15 @@ use std::fs;
 use anyhow::{Context, Result};
 
 const PATH: &str = "/proc/interrupts";
-/// Lines worth showing: function calls and flushes by IPI, rescheduling, and what a hypervisor sends.
+/// The lines to show: function calls and flushes by IPI, rescheduling, and a hypervisor's interrupts.
 const SHOWN: [&str; 6] = ["CAL", "TLB", "RES", "HYP", "HRE", "HVS"];
 
-/// What `/proc/interrupts` said at one moment, summed over the CPUs.
+/// `/proc/interrupts` at one moment, summed over the CPUs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Interrupts {
     /// Flushes that were asked for by IPI, counted where they were done.
     tlb: u64,
-    /// Function calls by IPI. Linux asks for flushes by such calls, so those of the first line are among these.
+    /// Function calls by IPI. Linux flushes by such calls, so they include those of the first line.
     cal: u64,
 }
 
@@ -52,7 +52,7 @@ impl fmt::Display for Change {
     }
 }
 
-/// What follows the name, if the line has this name.
+/// The rest of the line after `name`, if the line has this name.
 fn named<'a>(line: &'a str, name: &str) -> Option<&'a str> {
     line.trim_start().strip_prefix(name)?.strip_prefix(':')
 }

@@ -1,11 +1,11 @@
-//! Times of many calls, kept as a histogram: to three digits, however many there are.
+//! A histogram of call times, to three digits, for any number of calls.
 
 use std::fmt;
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
 
-/// An hour, in nanoseconds. What takes longer counts as this long.
+/// An hour, in nanoseconds. Longer times count as this.
 const LONGEST: u64 = 3_600_000_000_000;
 
 /// Times of calls.

@@ -1,9 +1,9 @@
-//! How long a call takes that must flush the TLBs of busy CPUs.
+//! The time of a call that must flush the TLBs of busy CPUs.
 //!
-//! One thread takes the right to write from pages that it has just written, again and again. All other threads of the
-//! process compute, each on a CPU of its own, so that the kernel has to reach every one of these CPUs before the call
-//! may return. How soon it does is a matter of IPI or hypercall, and of who runs. (Giving the right back is not timed;
-//! Linux flushes for that as well, so by IPI there are two interrupts per call and CPU.)
+//! One thread write-protects pages that it has just written, again and again. All other threads of the process compute,
+//! each on a CPU of its own. So the kernel must reach every one of these CPUs before the call may return. The time
+//! depends on IPI or hypercall, and on which vCPUs run. (Making the pages writable again is not timed. Linux flushes
+//! for that as well, so by IPI there are two interrupts per call and CPU.)
 
 use std::hint::black_box;
 use std::io;
@@ -23,7 +23,7 @@ use crate::options::{Options, cpus};
 
 pub(crate) const OPTIONS: [&str; 3] = ["--threads", "--calls", "--pages"];
 
-/// Calls before the first one that counts.
+/// Calls before the first timed one.
 const WARM_UP: u32 = 10;
 
 /// Measures and prints the line.
@@ -59,7 +59,7 @@ fn measure(cpus: &[usize], calls: u32, pages: usize) -> io::Result<Latencies> {
         for &cpu in &cpus[1..] {
             let (all_run, over) = (&all_run, &over);
             scope.spawn(move || {
-                // On whatever CPU it runs, it is busy; a CPU of its own is only the steadier picture.
+                // The thread is busy on any CPU; a CPU of its own only makes the result steadier.
                 let _ = stay_on(cpu);
                 all_run.wait();
                 compute_until(over);
@@ -91,7 +91,7 @@ fn call(calls: u32, pages: usize) -> io::Result<Latencies> {
     Ok(latencies)
 }
 
-/// Computes, without a pause or a system call that a hypervisor or kernel could take for idling.
+/// Computes, without a pause or system call that a hypervisor or kernel could treat as idle.
 fn compute_until(over: &AtomicBool) {
     let mut number = 0_u64;
     while !over.load(Ordering::Relaxed) {

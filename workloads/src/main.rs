@@ -1,16 +1,16 @@
-//! Work for Linux guests that needs many remote TLB flushes.
+//! Workloads for Linux guests that cause many remote TLB flushes.
 //!
-//! A static program that runs inside an unmodified guest and needs nothing of Dunlin. The guest's kernel turns what the
-//! program does with its memory into TLB flushes on other CPUs, by IPI or by hypercall, as the kernel was told at boot.
+//! This static program runs inside an unmodified guest and needs nothing from Dunlin. The guest's kernel turns its
+//! memory operations into TLB flushes on other CPUs, by IPI or by hypercall, as configured at boot.
 //!
-//! * [`storm`]: all threads map, protect, discard and unmap memory, and look for what a forgotten flush would show;
-//! * [`latency`]: how long one call takes that must flush the TLBs of busy CPUs;
-//! * [`compile`]: C files, as many at a time as there are CPUs;
-//! * [`cut_off`]: what flushing pages costs against flushing everything, natively;
-//! * [`interrupts`]: how the kernel flushed, by its own counts.
+//! * [`storm`]: all threads map, protect, discard and unmap memory, and check for the effects of a missing flush.
+//! * [`latency`]: the time of one call that must flush the TLBs of busy CPUs.
+//! * [`compile`]: compiles C files, as many at a time as there are CPUs.
+//! * [`cut_off`]: the native cost of flushing pages, compared with flushing everything.
+//! * [`interrupts`]: how the kernel flushed, from its own counts.
 //!
-//! A run ends with one line of `key=value` on standard output; progress goes to standard error. The status is 0 when
-//! all was right, 1 when something wrong was seen, 2 when the program was called wrongly.
+//! A run ends with one line of `key=value` on standard output; progress goes to standard error. The status is 0 on
+//! success, 1 if an error was found, 2 for wrong arguments.
 
 mod compile;
 mod cut_off;

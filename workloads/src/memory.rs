@@ -1,9 +1,9 @@
-//! Memory that is mapped, protected, discarded and unmapped by hand. All unsafe code of the workloads is here.
+//! Maps, protects, discards and unmaps memory by hand. All unsafe code of the workloads is here.
 //!
-//! [`Region`] is private memory of one thread. [`Window`] is one page of address space that all threads read, while the
-//! frame behind it is replaced. Both give out words, never references: what is behind an address changes without the
-//! compiler's knowledge, and a kernel or hypervisor that forgets a flush makes it change in ways that no rule allows.
-//! So every access is volatile, and nothing is believed about what it returns.
+//! [`Region`] is private memory of one thread. [`Window`] is one page of address space that all threads read, while its
+//! frame is replaced. Both return words, never references. The memory at an address changes without the compiler's
+//! knowledge, and if a kernel or hypervisor misses a flush it changes against all rules. So every access is volatile,
+//! and no code assumes anything about the result.
 
 #![expect(unsafe_code, reason = "system calls on the address space, and access to what they left there")]
 
@@ -19,7 +19,7 @@ use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap, mmap
 /// Bytes in a page.
 const PAGE: usize = 4096;
 
-/// What may be done with a page. There is always the right to read.
+/// Access rights of a page. It is always readable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
     Read,
@@ -36,7 +36,7 @@ pub(crate) struct Region {
 }
 
 impl Region {
-    /// The most pages that a region can have.
+    /// Maximum number of pages in a region.
     pub(crate) const MAX_PAGES: usize = 64;
 
     /// Maps `pages` pages, which read as zero and may be written.
@@ -67,14 +67,14 @@ impl Region {
         unsafe { word.write_volatile(value) }
     }
 
-    /// Changes what may be done with `pages`.
+    /// Changes the access rights of `pages`.
     pub(crate) fn protect(&mut self, pages: Range<usize>, access: Access) -> Result<()> {
         let (start, bytes) = self.range(&pages);
         let flags = match access {
             Access::Read => MprotectFlags::READ,
             Access::ReadWrite => MprotectFlags::READ | MprotectFlags::WRITE,
         };
-        // SAFETY: the pages are ours, no reference into them exists, and `writable` tells which ones refuse writes.
+        // SAFETY: the pages are ours, no reference into them exists, and `writable` records which ones reject writes.
         unsafe { mprotect(start, bytes, flags) }?;
         for page in pages {
             match access {
@@ -94,7 +94,7 @@ impl Region {
 
     fn address(&self, page: usize) -> NonNull<u64> {
         assert!(page < self.pages, "the region has {} pages, not {page}", self.pages);
-        // SAFETY: `page` is below `pages`, so that the address stays within what was mapped.
+        // SAFETY: `page` is below `pages`, so the address is inside the mapping.
         unsafe { self.start.byte_add(page * PAGE) }
     }
 
@@ -115,15 +115,15 @@ impl Drop for Region {
 pub(crate) struct Window {
     /// The frames, as a file that exists in memory only.
     file: OwnedFd,
-    /// All frames at addresses of their own, to be written there.
+    /// All frames at addresses of their own, for writing.
     frames: NonNull<u64>,
     count: usize,
-    /// The page that is looked through.
+    /// The page for reading.
     page: NonNull<u64>,
 }
 
-// SAFETY: the addresses stay mapped until the window is dropped, and are only used for volatile access to aligned words
-// and for system calls, which any thread may do at any time.
+// SAFETY: the addresses stay mapped until the window is dropped. They are only used for volatile access to aligned
+// words and for system calls, which any thread may do at any time.
 unsafe impl Send for Window {}
 // SAFETY: as above.
 unsafe impl Sync for Window {}
@@ -141,15 +141,15 @@ impl Window {
 
     /// The word that is seen through the window.
     pub(crate) fn read(&self) -> u64 {
-        // SAFETY: there is always a frame behind the page: `show` replaces it in one step, and whoever reads meanwhile
-        // waits in the kernel.
+        // SAFETY: the page always has a frame: `show` replaces it in one step, and a thread that reads meanwhile waits
+        // in the kernel.
         unsafe { self.page.read_volatile() }
     }
 
     /// Writes the word of `frame`, at the frame's own address.
     pub(crate) fn write(&self, frame: usize, value: u64) {
         assert!(frame < self.count, "there are {} frames, not {frame}", self.count);
-        // SAFETY: `frame` is below `count`, so that the address stays within what was mapped.
+        // SAFETY: `frame` is below `count`, so the address is inside the mapping.
         let word = unsafe { self.frames.byte_add(frame * PAGE) };
         // SAFETY: the word is mapped until the window is dropped.
         unsafe { word.write_volatile(value) }
@@ -160,7 +160,7 @@ impl Window {
         assert!(frame < self.count, "there are {} frames, not {frame}", self.count);
         let page = self.page.as_ptr().cast();
         let (rights, flags) = (ProtFlags::READ, MapFlags::SHARED | MapFlags::FIXED);
-        // SAFETY: the page is ours, so what is replaced is ours as well; no reference into it exists.
+        // SAFETY: the page is ours, so the replaced mapping is ours too; no reference into it exists.
         unsafe { mmap(page, PAGE, rights, flags, &self.file, (frame * PAGE) as u64) }?;
         Ok(())
     }
@@ -175,19 +175,19 @@ impl Drop for Window {
 
 fn map_private(bytes: usize) -> Result<NonNull<u64>> {
     let rights = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: a new mapping at an address that the kernel chooses disturbs nobody.
+    // SAFETY: a new mapping at an address that the kernel chooses affects no other memory.
     let start = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, rights, MapFlags::PRIVATE) }?;
     Ok(NonNull::new(start.cast()).expect("the kernel maps nothing at address zero unasked"))
 }
 
 fn map_file(bytes: usize, file: &OwnedFd) -> Result<NonNull<u64>> {
     let rights = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: a new mapping at an address that the kernel chooses disturbs nobody.
+    // SAFETY: a new mapping at an address that the kernel chooses affects no other memory.
     let start = unsafe { mmap(std::ptr::null_mut(), bytes, rights, MapFlags::SHARED, file, 0) }?;
     Ok(NonNull::new(start.cast()).expect("the kernel maps nothing at address zero unasked"))
 }
 
-/// Gives address space back that one of the two functions above has returned, and that nobody uses any more.
+/// Unmaps address space from one of the two functions above that is not used any more.
 fn unmap(start: NonNull<u64>, bytes: usize) {
     // SAFETY: only called by owners of a mapping, with all of it, when they are done with it.
     let result = unsafe { munmap(start.as_ptr().cast(), bytes) };

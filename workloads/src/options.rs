@@ -11,7 +11,7 @@ pub(crate) struct Options {
     given: BTreeMap<&'static str, u32>,
 }
 
-/// What is wrong with the words of a command line.
+/// An error in the command line.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum BadOption {
     Unknown(String),
@@ -29,7 +29,7 @@ impl fmt::Display for BadOption {
 }
 
 impl Options {
-    /// Reads `words`, of which each second one is in `known`. Numbers start at 1; the last one of a name counts.
+    /// Parses `words`: pairs of a name in `known` and a number. Numbers start at 1; the last one of a name counts.
     pub(crate) fn parse(words: &[String], known: &[&'static str]) -> Result<Self, BadOption> {
         let mut options = Self::default();
         for pair in words.chunks(2) {
@@ -50,13 +50,13 @@ impl Options {
         self.given.get(name).copied().unwrap_or(otherwise)
     }
 
-    /// The number given for `name`, or that of the CPUs that this program may run on.
+    /// The number for `name`, or the number of CPUs that this program may use.
     pub(crate) fn number_or_cpus(&self, name: &str) -> u32 {
         self.number(name, u32::try_from(cpus().len()).unwrap_or(u32::MAX))
     }
 }
 
-/// The CPUs that this program may run on, in order. One, if the kernel does not tell.
+/// The CPUs that this program may use, in order. One, if the kernel does not say.
 pub(crate) fn cpus() -> Vec<usize> {
     let Ok(set) = sched_getaffinity(None) else { return vec![0] };
     (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect()

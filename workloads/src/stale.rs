@@ -1,7 +1,6 @@
-//! A detector of stale translations that user space can see.
+//! Detects stale translations in user space.
 //!
-//! All threads read the same page of address space through a [`Window`]; now and then one of them replaces the frame
-//! behind it:
+//! All threads read the same page of address space through a [`Window`]. Sometimes one of them replaces its frame:
 //!
 //! ```text
 //! replace:  write n+1 into a frame that is not shown
@@ -9,14 +8,14 @@
 //!           announce n+1
 //!           write 0 into the frame that was shown before
 //!
-//! read:     a = what is announced
-//!           v = what is seen                              v < a: this CPU used a translation that was taken away
+//! read:     a = announced number
+//!           v = number read                               v < a: this CPU used a translation that was taken away
 //! ```
 //!
-//! No false alarm: what is announced is shown already, so a correct machine shows `a` or something newer; and the 0 is
-//! written when no translation to that frame is left. No silence either: through a stale translation an old number is
-//! seen or the 0, and both are below what is announced. (The frames are used in turn, so a translation that has
-//! outlived [`FRAMES`] replacements may show a number that is new again; in all of the time before it was visible.)
+//! There are no false alarms: an announced frame is shown already, so a correct machine reads `a` or a newer number.
+//! The 0 is written when no translation to that frame is left. No stale use is missed: a stale translation reads an old
+//! number or the 0, and both are below the announced one. (The frames are used in turn. A translation that has outlived
+//! [`FRAMES`] replacements may read a number that is new again; in all of the time before it was visible.)
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, TryLockError};
@@ -27,7 +26,7 @@ use crate::memory::Window;
 
 const FRAMES: usize = 16;
 
-/// The page, its number, and what was seen.
+/// The page, its number, and the results.
 #[derive(Debug)]
 pub(crate) struct Detector {
     window: Window,
@@ -43,15 +42,15 @@ impl Detector {
         Ok(Self { window, announced: AtomicU64::new(0), replacing: Mutex::new(()) })
     }
 
-    /// Looks once. `false`: what was seen is older than what had been announced before.
+    /// Reads once. `false`: the number is older than the one announced before.
     pub(crate) fn read(&self) -> bool {
-        // Acquire: the look through the window comes after this.
+        // Acquire: the read through the window comes after this.
         let announced = self.announced.load(Ordering::Acquire);
         self.window.read() >= announced
     }
 
-    /// Replaces the frame, unless another thread is at it. `show` is given the step that must flush, to be timed.
-    /// Returns whether it was done.
+    /// Replaces the frame, unless another thread is doing so. `show` gets the step that must flush, to time it. Returns
+    /// whether the frame was replaced.
     pub(crate) fn replace(&self, show: impl FnOnce(&dyn Fn() -> Result<()>) -> Result<()>) -> Result<bool> {
         let _replacing = match self.replacing.try_lock() {
             Ok(guard) => guard,
@@ -65,7 +64,7 @@ impl Detector {
 
         self.window.write(frame_of(new), new);
         show(&|| self.window.show(frame_of(new)))?;
-        // Release: whoever reads this number sees the window as it is now.
+        // Release: a thread that reads this number sees the new window.
         self.announced.store(new, Ordering::Release);
         self.window.write(frame_of(old), 0);
         Ok(true)
@@ -103,7 +102,7 @@ mod tests {
             detector.replace(|show| show()).expect("is ours");
         }
         assert!(detector.read());
-        // The step that should replace the translation is left out: what is seen is what a stale one would show.
+        // The step that should replace the translation is left out: reads show the same as with a stale translation.
         for _ in 0..2 * FRAMES {
             detector.replace(|_| Ok(())).expect("nothing was done");
             let frame_is_shown_again = detector.announced.load(Ordering::Relaxed) % FRAMES as u64 == 3;

@@ -1,8 +1,8 @@
 //! A storm of flushes: all threads of one process map, protect, discard and unmap memory as fast as they can.
 //!
-//! Each thread works on a region of its own, and checks after each step that every page holds what it must. That alone
-//! would notice a stale translation only when the frame behind it has a new owner; the [`Detector`], which all threads
-//! look at in between, notices every one of its own page.
+//! Each thread works on a region of its own, and checks after each step that every page has the right content. This
+//! alone finds a stale translation only when the frame has a new owner. The [`Detector`], which all threads read in
+//! between, finds every one of its own page.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -69,7 +69,7 @@ pub(crate) fn run(options: &Options) -> Result<Verdict> {
     Ok(if whole.stale + whole.wrong == 0 { Verdict::Right } else { Verdict::Wrong })
 }
 
-/// What all threads share.
+/// Data that all threads share.
 struct Shared {
     detector: Detector,
     over: AtomicBool,
@@ -88,7 +88,7 @@ impl Shared {
         })
     }
 
-    /// Shows the progress until `end`, then tells all threads to stop.
+    /// Shows the progress until `end`, then stops all threads.
     fn watch(&self, end: Instant) {
         let started = Instant::now();
         loop {
@@ -109,7 +109,7 @@ impl Shared {
         let mut worker =
             Worker { shared: self, tally: Tally::new(), random: Random::new(index), stamp: u64::from(index) << 40 };
         let result = worker.run();
-        // One thread that cannot go on ends the run, not only its own part.
+        // If one thread fails, the whole run ends.
         if result.is_err() {
             self.over.store(true, Ordering::Relaxed);
         }
@@ -117,7 +117,7 @@ impl Shared {
     }
 }
 
-/// What a thread did and saw.
+/// Results of a thread.
 struct Tally {
     /// Times of the calls that take translations away.
     flushes: Latencies,
@@ -169,7 +169,7 @@ impl Worker<'_> {
         Ok(())
     }
 
-    /// Takes a region through its life, and looks at the detector after each step.
+    /// Uses a region from mapping to unmapping, and reads the detector after each step.
     fn use_a_region(&mut self) -> io::Result<()> {
         let pages = self.random.below(MOST_PAGES) + 1;
         let mut region = Region::map(pages)?;
@@ -177,7 +177,7 @@ impl Worker<'_> {
         self.check(&region, &expected);
         self.fill(&mut region, &mut expected);
 
-        // The right to write is taken from a part and given back. The pages are written again, so it has to be real.
+        // Write-protects a part and makes it writable again. The pages are written again, so the right must be real.
         let part = self.random.part_of(pages);
         self.tally.timed(|| region.protect(part.clone(), Access::Read))?;
         self.check(&region, &expected);

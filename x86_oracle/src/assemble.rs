@@ -1,12 +1,12 @@
-//! Bytes of instructions.
+//! Generates instruction bytes.
 //!
-//! Two sources: a table of all opcodes that the emulator is meant to know, so that none is rare; and bytes of which only the
-//! first few are likely prefixes, for what the table's author did not think of.
+//! There are two sources. A table has all opcodes that the emulator should know, so that none is rare. Random bytes, of
+//! which only the first few are likely prefixes, cover what the table's author has missed.
 
 use crate::random::Random;
 use x86_emulate::{MAX_LENGTH, Mode};
 
-/// What follows an opcode.
+/// The operands after an opcode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Operands {
     /// ModRM, with any register.
@@ -47,7 +47,7 @@ const fn lockable(opcode: Opcode) -> Opcode {
     Opcode { can_be_locked: true, ..opcode }
 }
 
-/// All of them (APM vol. 3, A.1), but for the eight that 00 to 3F and 80 to 83 have in common.
+/// All opcodes (APM vol. 3, A.1), except the eight that 00 to 3F and 80 to 83 have in common.
 const OPCODES: [Opcode; 61] = [
     any(&[0x88]),
     any(&[0x89]),
@@ -112,15 +112,15 @@ const OPCODES: [Opcode; 61] = [
     implied(&[0xa5]),
 ];
 
-/// Prefixes, and how many of them are segments.
+/// Prefixes; the number of segment prefixes.
 const PREFIXES: [u8; 11] = [0x26, 0x2e, 0x36, 0x3e, 0x64, 0x65, 0x66, 0x67, 0xf0, 0xf2, 0xf3];
 const SEGMENTS: usize = 6;
 
-/// Bytes that begin with an instruction, perhaps one that the emulator knows.
+/// Bytes that begin with an instruction, often one that the emulator knows.
 pub(crate) fn assemble(random: &mut Random, mode: Mode) -> [u8; MAX_LENGTH] {
     let mut bytes = [0; MAX_LENGTH];
     let text = if random.one_in(3) { anything(random, mode) } else { known(random, mode) };
-    // What comes behind an instruction is never zero by rule.
+    // The bytes after an instruction are not always zero.
     for (place, byte) in bytes.iter_mut().enumerate() {
         *byte = text.get(place).copied().unwrap_or_else(|| random.byte());
     }

@@ -1,4 +1,4 @@
-//! Case after case, on both sides.
+//! Runs many cases on both sides.
 
 use crate::arch::Processor;
 use crate::compare::{Difference, compare, name};
@@ -12,7 +12,7 @@ use iced_x86::FastFormatter;
 use std::fmt;
 use x86_emulate::{Base, Instruction, MAX_LENGTH, Mode, Operation, Repeat, Segment, Vendor, Width};
 
-/// Changes what the emulator answered, as if its semantics were others: to see that this is noticed.
+/// Changes the emulator's result, as if it were wrong: the comparison must notice.
 pub type Alteration<'a> = &'a dyn Fn(&Case, &Instruction, &mut Ended, &mut [u8]);
 
 /// A run over many cases, which follow from a seed.
@@ -27,7 +27,7 @@ pub struct Campaign {
     window: Vec<u8>,
 }
 
-/// What came of one attempt.
+/// Result of one attempt.
 #[derive(Debug)]
 pub enum Step {
     /// No case: the bytes are not an instruction that is compared, or its operands cannot be placed.
@@ -43,15 +43,15 @@ pub enum Step {
 /// A case on which the two sides do not agree.
 #[derive(Debug)]
 pub struct Mismatch {
-    /// What it started from.
+    /// The start state.
     pub case: Case,
     /// As the emulator decodes it.
     pub instruction: Instruction,
-    /// Where its operands lie: linear addresses and bytes.
+    /// Linear addresses and sizes of its operands.
     pub operands: Vec<(u64, u64)>,
-    /// What the processor made of it.
+    /// The processor's result.
     pub native: Ended,
-    /// What the emulator did, if that can be compared.
+    /// The emulator's result, if it can be compared.
     pub emulated: Option<Ended>,
     /// What is not equal.
     pub differences: Vec<Difference>,
@@ -80,14 +80,14 @@ impl Campaign {
         campaign
     }
 
-    /// Random bytes in both windows. They stay, but for what cases write.
+    /// Fills both windows with random bytes. They stay, except for what cases write.
     fn fill(&mut self) {
         let bytes: Vec<u8> = (0..WINDOW_BYTES).map(|_| self.random.byte()).collect();
         self.processor.write(0, &bytes);
         self.emulator.window().copy_from_slice(&bytes);
     }
 
-    /// What has been compared.
+    /// The coverage so far.
     #[must_use]
     pub fn coverage(&self) -> &Coverage {
         &self.coverage
@@ -146,7 +146,7 @@ impl Campaign {
                     && let [Difference::Exception(Some(_), Some(_))] = differences[..]
                     && self.emulator.exception_of_destination(case, &native.gprs) == native.exception
                 {
-                    // Both operands fault. Which one is found out first no manual says; the emulator begins with the source.
+                    // Both operands fault. No manual says which is checked first; the emulator begins with the source.
                     self.coverage.note("CMPS, both operands fault, the second first");
                     differences.clear();
                 }
@@ -174,7 +174,7 @@ fn places(case: &Case) -> Vec<(u64, u64)> {
     found.into_iter().flatten().flatten().map(|operand| (operand.linear, operand.bytes)).collect()
 }
 
-/// Counts what a case has beside its class.
+/// Counts the events of a case besides its class.
 fn note_events(coverage: &mut Coverage, trial: &Trial, native: &Ended) {
     let (case, instruction) = (trial.case.case(), &trial.decoded);
     if let Some(exception) = native.exception {
@@ -222,8 +222,8 @@ fn note_events(coverage: &mut Coverage, trial: &Trial, native: &Ended) {
     }
 }
 
-/// Whether a byte of an operand through FS or GS has an effective address that is not canonical, and the linear addresses of
-/// all its bytes are: vendors differ.
+/// Whether a byte of an operand through FS or GS has a non-canonical effective address, while all linear addresses are
+/// canonical: vendors differ here.
 fn is_effective_address_odd(case: &Case) -> bool {
     let Some(instruction) = decode(case) else { return false };
     let [operand, _] = operands(case, &instruction, &case.gprs);
@@ -234,7 +234,7 @@ fn is_effective_address_odd(case: &Case) -> bool {
     })
 }
 
-/// Whether linear addresses have 48 bits. Linux says so of those processors on which it lets them have more.
+/// Whether linear addresses have 48 bits. Linux reports processors on which it allows more.
 fn has_48_bit_addresses() -> bool {
     std::fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| !text.split_whitespace().any(|word| word == "la57"))
 }

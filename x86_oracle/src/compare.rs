@@ -1,4 +1,4 @@
-//! What must be equal afterwards, and where the manuals let processors differ.
+//! Compares the results, except where the manuals let processors differ.
 
 use crate::machine::{Case, Ended, FLAGS, RCX, RDI, RSI, WINDOW};
 use std::fmt;
@@ -26,7 +26,7 @@ pub enum Difference {
     Misdeed(String),
 }
 
-/// All differences between what the processor, one of this vendor, made of an instruction and what the emulator did.
+/// All differences between the results of the processor, of this vendor, and of the emulator.
 #[must_use]
 pub fn compare(
     vendor: Vendor,
@@ -66,10 +66,10 @@ pub fn compare(
     differences
 }
 
-/// A repeated string instruction with 32-bit addresses whose count is zero changes nothing, nor does one that faults at its
-/// first element. Intel's processors may nevertheless clear the upper halves of the registers that it would have changed.
-/// (KVM does so for the count of zero, and for guests on Intel only: `string_registers_quirk` in arch/x86/kvm/emulate.c.
-/// For the fault, this was seen on the processor where this was written, a Xeon of family 6.)
+/// A repeated string instruction with 32-bit addresses and a count of zero changes nothing, nor does one that faults at
+/// its first element. But Intel's processors may clear the upper halves of the registers that it would have changed.
+/// (KVM does so for the count of zero, and for guests on Intel only: `string_registers_quirk` in
+/// arch/x86/kvm/emulate.c. For the fault it was seen on a Xeon of family 6.)
 fn may_lose_upper_half(case: &Case, instruction: &Instruction, native: &Ended, register: usize) -> bool {
     let is_short = case.mode == Mode::Bits64 && instruction.address.width == Width::Dword;
     let is_repeated = instruction.operation.is_string() && instruction.repeat != Repeat::Never;
@@ -77,9 +77,9 @@ fn may_lose_upper_half(case: &Case, instruction: &Instruction, native: &Ended, r
     is_repeated && is_short && does_nothing && [RCX, RSI, RDI].contains(&register)
 }
 
-/// CMPS or SCAS that is repeated and faults on the way may leave the flags as they were before the first repetition (SDM
-/// vol. 2B, REP): the repetitions that are left will set them anyhow. The APM says nothing of that; the emulator leaves
-/// those of the last repetition.
+/// A repeated CMPS or SCAS that faults may leave the flags as they were before the first repetition (SDM vol. 2B, REP),
+/// because the remaining repetitions set them anyway. The APM does not say; the emulator keeps those of the last
+/// repetition.
 fn may_restore_flags(instruction: &Instruction, native: &Ended) -> bool {
     let compares = matches!(instruction.operation, Operation::CompareString | Operation::ScanString);
     compares && instruction.repeat != Repeat::Never && native.exception.is_some()
@@ -90,7 +90,7 @@ fn undefined_flags(operation: Operation) -> u64 {
     match operation {
         // AND, OR, XOR, TEST: all but AF.
         Operation::And | Operation::Or | Operation::Xor | Operation::Test => AF,
-        // BT, BTC, BTR, BTS: CF is the bit; ZF stays as it was, as Intel's manual says (SDM vol. 2A, BT).
+        // BT, BTC, BTR, BTS: CF is the bit; ZF does not change, as in Intel's manual (SDM vol. 2A, BT).
         Operation::BitTest | Operation::BitSet | Operation::BitReset | Operation::BitComplement => OF | SF | AF | PF,
         _ => 0,
     }

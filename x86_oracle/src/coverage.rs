@@ -1,4 +1,4 @@
-//! What has been compared, and what there is to compare.
+//! What has been compared, and what could be compared.
 
 use crate::identity::Identity;
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use x86_emulate::{Form, Instruction, Mode, Operation, Width};
 pub struct Class {
     /// How code is decoded.
     pub mode: Mode,
-    /// What is done.
+    /// The operation.
     pub operation: Operation,
     /// With which operands.
     pub form: Form,
@@ -24,7 +24,7 @@ impl Class {
         Self { mode, operation, form, width }
     }
 
-    /// All that exist in a mode, but for port I/O.
+    /// All classes in a mode, except port I/O.
     #[must_use]
     pub fn all(mode: Mode) -> Vec<Self> {
         use Form::{FromMemory, Memory, ToMemory, ToMemoryImmediate};
@@ -67,12 +67,12 @@ impl Class {
     }
 }
 
-/// How often what was compared.
+/// Counts of comparisons.
 #[derive(Clone, Debug)]
 pub struct Coverage {
     identity: Identity,
     classes: BTreeMap<[u8; 4], u64>,
-    /// By name: what happened beside the instruction itself.
+    /// By name: events besides the instruction itself.
     events: BTreeMap<String, u64>,
 }
 

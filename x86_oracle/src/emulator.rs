@@ -1,6 +1,6 @@
 //! The emulator's side: the same instruction, from the same state.
 //!
-//! The window is a device, the code is RAM, and page tables map both where the process has them.
+//! The window is a device, the code is RAM, and page tables map both at the process's addresses.
 
 use crate::machine::{AROUND, CODE, CODE_BYTES, Case, Ended, PAGE, READ_ONLY, WINDOW, WINDOW_BYTES, WINDOW_END, index};
 use crate::operands::{Confined, Operand, decode, operands};
@@ -24,16 +24,16 @@ pub(crate) struct Emulator {
     vendor: Vendor,
 }
 
-/// How the emulator is to come to its result.
+/// How the emulator gets its result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     /// Fetch, decode, execute.
     Long,
-    /// From what was learnt of the place, if the instruction can be learnt.
+    /// From its cache, if the instruction can be cached.
     Learnt,
 }
 
-/// What the emulator did that no processor does.
+/// An action of the emulator that no processor does.
 pub(crate) type Misdeed = String;
 
 impl Emulator {
@@ -47,7 +47,7 @@ impl Emulator {
         &mut self.window.bytes
     }
 
-    /// Executes the case's instruction. `choose` gives the number of the operand that the hardware is to have stopped at.
+    /// Executes the case's instruction. `choose` gives the number of the operand at which the hardware stopped.
     ///
     /// # Errors
     /// An outcome that cannot be compared, or accesses that no processor makes.
@@ -75,7 +75,7 @@ impl Emulator {
                 Err(outcome) => outcome,
                 Ok((fetched, decoded)) => {
                     let repeated = if way == Way::Learnt {
-                        // What comes only once is not learnt.
+                        // An instruction that comes only once is not cached.
                         emulation.learn(&mut self.sites, &fetched.window, &decoded);
                         emulation.learn(&mut self.sites, &fetched.window, &decoded);
                         emulation.repeat(&self.sites)
@@ -112,7 +112,7 @@ impl Emulator {
     }
 }
 
-/// The page of the window that an access can have stopped at: one of the pages on which operands lie.
+/// The page of the window at which an access can have stopped: one of the operands' pages.
 fn stopped_at(operands: &[Option<Operand>; 2], choice: usize) -> Option<u64> {
     let ends = operands.iter().flatten().flat_map(|operand| {
         [operand.linear, operand.linear.wrapping_add(operand.bytes - 1)].map(|byte| byte / PAGE * PAGE)

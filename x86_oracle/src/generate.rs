@@ -1,7 +1,7 @@
-//! Cases: an instruction, and registers with which its operands lie where it is interesting.
+//! Generates cases: an instruction, and registers that put its operands at interesting places.
 //!
-//! Registers are corners or random; then those that addresses are made of are solved for, so that each operand comes to
-//! lie in the window: anywhere, over the end of a page, where it cannot be written, behind the last page.
+//! Registers are corner values or random. Then the registers of addresses are solved for, so that each operand is in
+//! the window: anywhere, across the end of a page, where it cannot be written, after the last page.
 
 use crate::assemble::assemble;
 use crate::machine::{
@@ -15,7 +15,7 @@ use crate::random::Random;
 use iced_x86::Register;
 use x86_emulate::{Form, Instruction, MAX_LENGTH, Mode, Operation, Repeat, Segment};
 
-/// What the processor offers.
+/// The processor's features.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Abilities {
     /// 16- and 32-bit code.
@@ -26,16 +26,16 @@ pub(crate) struct Abilities {
     pub(crate) holes: bool,
 }
 
-/// A case and what is in memory when it starts.
+/// A case and the memory at its start.
 pub(crate) struct Trial {
     pub(crate) case: Confined,
-    /// As the emulator decodes it, for what it is counted as, and what is undefined after it.
+    /// As the emulator decodes it, to classify it and to know its undefined flags.
     pub(crate) decoded: Instruction,
-    /// What is written to the window, and from which offset on.
+    /// What is written to the window, with offsets.
     pub(crate) memory: Vec<(usize, Vec<u8>)>,
 }
 
-/// What came of an attempt.
+/// Result of an attempt.
 pub(crate) enum Made {
     Trial(Box<Trial>),
     /// The emulator does not know the instruction, nor should it.
@@ -83,7 +83,7 @@ pub(crate) fn generate(random: &mut Random, abilities: Abilities) -> Made {
     Aim { random, case: &mut case, decoded: &decoded, abilities }.take(&instruction);
     let memory = memory(random, &case, &decoded);
     let Some(case) = Confined::new(case) else { return Made::Unconfined };
-    // The displacement may have changed, and with it what was decoded.
+    // The displacement may have changed, and so the decoded instruction.
     let Ok(decoded) = x86_emulate::decode(mode, case.case().instruction()) else { return Made::Unconfined };
     Made::Trial(Box::new(Trial { case, decoded, memory }))
 }
@@ -173,7 +173,7 @@ impl Aim<'_> {
         }
     }
 
-    /// Where an operand is to lie.
+    /// The target address of an operand.
     fn target(&mut self, bytes: u64, width: usize) -> u64 {
         let is_atomic = self.decoded.locked || self.decoded.operation == Operation::Exchange;
         let pair = if self.decoded.operation == Operation::CompareExchangePair {
@@ -202,14 +202,14 @@ impl Aim<'_> {
             },
             _ => WINDOW + self.random.below(written - 16),
         };
-        // What is atomic and lies in two cache lines stops all processors: a few are enough.
+        // An atomic access across two cache lines stops all processors: a few are enough.
         let may_lie_anywhere = if is_atomic { self.random.one_in(256) } else { !self.random.one_in(4) };
         let needs = if pair == 16 { !self.random.one_in(16) } else { !may_lie_anywhere };
         if needs { target & !(pair.max(1) - 1) } else { target }
     }
 
-    /// Sees to it that FS or GS, if it is that, has a base from which so few bits reach the target, or from which only an address
-    /// does that vendors judge differently.
+    /// If the segment is FS or GS, sets its base so that the address reaches the target with this width, or so that
+    /// vendors differ about the address.
     fn reach(&mut self, segment: Segment, target: u64, width: usize) {
         if self.case.mode != Mode::Bits64 || !self.abilities.bases {
             return;
@@ -258,7 +258,7 @@ impl Aim<'_> {
         self.set(register, number, bytes);
     }
 
-    /// By how many bytes the number of a bit moves the operand.
+    /// Number of bytes by which a bit number moves the operand.
     fn moved_by(&self, register: usize) -> u64 {
         let width = self.decoded.width;
         let number = width.sign_extend(self.case.gprs[register]).cast_signed();
@@ -331,7 +331,7 @@ impl Aim<'_> {
         self.set(index, quotient | lost, width);
     }
 
-    /// Sets the lowest `bytes` of a register, and whatever above.
+    /// Sets the lowest `bytes` of a register, and random bits above.
     fn set(&mut self, register: usize, value: u64, bytes: usize) {
         let visible = if self.case.mode == Mode::Bits64 { u64::MAX } else { 0xffff_ffff };
         let above = self.random.corner();
@@ -339,7 +339,7 @@ impl Aim<'_> {
         self.case.gprs[register] = (truncate(value, bytes) | above) & visible;
     }
 
-    /// Puts a displacement of more than a byte into the instruction; one of a byte stays.
+    /// Writes a displacement of more than one byte into the instruction; a one-byte displacement stays.
     fn displace(&mut self, value: u64) {
         let Some((place, bytes)) = displacement_place(self.case) else { return };
         if bytes > 1 {
@@ -348,20 +348,20 @@ impl Aim<'_> {
     }
 }
 
-/// What to multiply by instead of dividing by an odd number, modulo 2^64.
+/// The multiplicative inverse of an odd number, modulo 2^64.
 fn inverse(odd: u64) -> u64 {
     // Each step doubles the number of right bits; of any odd number three are right at first.
     (0..5).fold(odd, |inverse, _| inverse.wrapping_mul(2_u64.wrapping_sub(odd.wrapping_mul(inverse))))
 }
 
-/// What lies at the operands.
+/// Memory at the operands.
 fn memory(random: &mut Random, case: &Case, decoded: &Instruction) -> Vec<(usize, Vec<u8>)> {
     let Some(instruction) = decode(case) else { return Vec::new() };
     let found = operands(case, &instruction, &case.gprs);
     let mut memory = Vec::new();
     if decoded.operation.is_string() {
         let element = element(random, case, decoded);
-        // Elements that are all alike, but for one; or those that are there.
+        // Elements that are all equal except one; or those that exist.
         if random.one_in(2) {
             return memory;
         }
@@ -406,13 +406,13 @@ fn memory(random: &mut Random, case: &Case, decoded: &Instruction) -> Vec<(usize
     memory
 }
 
-/// An element of a string: what it is compared with, if it is.
+/// An element of a string: often the value that it is compared with.
 fn element(random: &mut Random, case: &Case, decoded: &Instruction) -> Vec<u8> {
     let value = if random.one_in(4) { random.corner() } else { case.gprs[RAX] };
     value.to_le_bytes()[..index(decoded.width.bytes())].to_vec()
 }
 
-/// Keeps what is in the window.
+/// Keeps the part inside the window.
 fn put(memory: &mut Vec<(usize, Vec<u8>)>, start: u64, values: Vec<u8>) {
     let end = start.wrapping_add(values.len() as u64);
     if start >= end || end <= WINDOW || start >= WINDOW_END {

@@ -1,9 +1,9 @@
-//! Which processor it is that is asked.
+//! Identifies the processor.
 
 use std::fmt;
 use x86_emulate::Vendor;
 
-/// What CPUID says of the processor (APM vol. 3, E.3.1 and E.3.2; SDM vol. 2A, CPUID).
+/// The processor's identity from CPUID (APM vol. 3, E.3.1 and E.3.2; SDM vol. 2A, CPUID).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
     vendor: [u8; 12],
@@ -17,7 +17,7 @@ impl Identity {
     pub(crate) fn from_leaves(vendor: [u32; 3], version: u32) -> Self {
         let field = |from: u32, bits: u32| version >> from & ((1 << bits) - 1);
         let (base_family, base_model) = (field(8, 4), field(4, 4));
-        // The other fields count only with some families: AMD's and Intel's rules are alike where either has processors.
+        // The extended fields count only with some families: AMD's and Intel's rules agree where either has processors.
         let family = if base_family == 0xf { base_family + field(20, 8) } else { base_family };
         let model = if matches!(base_family, 0x6 | 0xf) { field(16, 4) << 4 | base_model } else { base_model };
         let mut name = [0; 12];
@@ -27,7 +27,7 @@ impl Identity {
         Self { vendor: name, family, model, stepping: field(0, 4) }
     }
 
-    /// Whose rules it follows. Who is neither AMD nor builds AMD's processors is expected to do what Intel's do.
+    /// Its vendor's rules. Any processor that is not AMD's or from AMD's designs counts as Intel's.
     #[must_use]
     pub fn vendor(&self) -> Vendor {
         match &self.vendor {

@@ -1,13 +1,13 @@
-//! What a case starts from and what it ends with; and the address space that both sides see.
+//! The states before and after a case, and the address space that both sides see.
 //!
 //! ```text
-//! RESERVED       nothing of the process but this is here
+//! RESERVED       the process has nothing else in this range
 //!   REGION       all segments with a base start here, so that 16-bit addresses reach what follows
-//!     WINDOW     data: pages that can be written, then one that cannot
+//!     WINDOW     data: writable pages, then a read-only one
 //!     CODE       two pages of INT3, with the instruction somewhere in them
 //! ```
 //!
-//! All else in it is not mapped. Linear addresses are the same on the processor and in the emulator.
+//! The rest of the range is not mapped. Linear addresses are the same on the processor and in the emulator.
 
 use std::ops::Range;
 use x86_emulate::{Exception, MAX_LENGTH, Mode, Segment, SegmentRegister};
@@ -21,7 +21,7 @@ pub(crate) const PAGE: u64 = 0x1000;
 
 /// Linear address of the data.
 pub const WINDOW: u64 = REGION + 0x4000;
-/// Bytes of data, on pages that can be written and a last one that cannot.
+/// Bytes of data, on writable pages and a last read-only one.
 pub const WINDOW_BYTES: usize = 5 * 0x1000;
 /// Where the page starts that cannot be written.
 pub(crate) const READ_ONLY: u64 = WINDOW + 4 * PAGE;
@@ -32,7 +32,7 @@ pub(crate) const WINDOW_END: u64 = WINDOW + WINDOW_BYTES as u64;
 pub(crate) const CODE: u64 = REGION + 0xc000;
 /// Bytes of code.
 pub(crate) const CODE_BYTES: usize = 2 * 0x1000;
-/// What surrounds the instruction: INT3.
+/// The bytes around the instruction: INT3.
 pub(crate) const AROUND: u8 = 0xcc;
 
 /// An address or a number of bytes as an index: both have 64 bits here.
@@ -51,16 +51,16 @@ pub(crate) const RSP: usize = 4;
 pub(crate) const RSI: usize = 6;
 pub(crate) const RDI: usize = 7;
 
-/// One instruction, and the state in which it is executed.
+/// One instruction, and the state before it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Case {
     /// How code is decoded.
     pub mode: Mode,
     /// The instruction, and zeros.
     pub bytes: [u8; MAX_LENGTH],
-    /// How many bytes the instruction has.
+    /// Length of the instruction in bytes.
     pub length: u8,
-    /// Where it starts, counted from the start of the code.
+    /// Its offset from the start of the code.
     pub place: u16,
     /// In the order of their encoding.
     pub gprs: [u64; 16],
@@ -94,7 +94,7 @@ impl Case {
         }
     }
 
-    /// Outside 64-bit mode: what a segment register was loaded with.
+    /// Outside 64-bit mode: the descriptor in a segment register.
     pub(crate) fn descriptor(&self, segment: Segment) -> &'static Descriptor {
         &DESCRIPTORS[usize::from(self.segments[segment as usize])]
     }
@@ -109,7 +109,7 @@ impl Case {
     }
 }
 
-/// The state afterwards, except for memory.
+/// The state afterwards, except memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ended {
     /// In the order of their encoding.
@@ -122,10 +122,10 @@ pub struct Ended {
     pub exception: Option<Exception>,
 }
 
-/// What kind of a segment a descriptor describes (APM vol. 2, 4.7).
+/// Kind of a segment (APM vol. 2, 4.7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// None.
+    /// No segment.
     Absent,
     Data {
         can_be_written: bool,
@@ -163,7 +163,7 @@ const fn segment(base: u64, limit: u32, kind: Kind, is_big: bool) -> Descriptor 
 /// Segments that end, or begin, in the middle of the window.
 const MIDDLE: u32 = 0x4000 + 0x1803;
 
-/// All segments that are used outside 64-bit mode. The first is what a null selector gives.
+/// All segments used outside 64-bit mode. The first is that of a null selector.
 pub(crate) const DESCRIPTORS: [Descriptor; 20] = [
     segment(0, 0, Kind::Absent, false),
     segment(0, u32::MAX, DATA, true),
@@ -187,7 +187,7 @@ pub(crate) const DESCRIPTORS: [Descriptor; 20] = [
     segment(REGION, u32::MAX, DATA, true),
 ];
 
-/// Numbers of descriptors for the segment registers: the first two are used most.
+/// Numbers of descriptors for the segment registers: the first two are used most often.
 pub(crate) mod choices {
     pub(crate) const DATA: [u8; 13] = [2, 1, 0, 3, 4, 5, 6, 7, 8, 9, 10, 15, 19];
     pub(crate) const STACK: [u8; 9] = [2, 3, 1, 4, 7, 8, 9, 10, 18];

@@ -1,4 +1,4 @@
-//! Where the operands of an instruction lie, as `iced-x86` has it; and whether it may be given to the processor.
+//! Finds an instruction's operands with `iced-x86`, and decides whether the processor may execute it.
 
 use crate::machine::{CODE, CODE_BYTES, Case, RCX, RDI, RESERVED, RSI, RSP};
 use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register};
@@ -12,12 +12,12 @@ pub(crate) struct Operand {
     pub(crate) bytes: u64,
 }
 
-/// A case whose instruction changes nothing but flags, general registers and memory that is set aside for that.
+/// A case whose instruction changes only flags, general registers and reserved memory.
 #[derive(Clone, Debug)]
 pub(crate) struct Confined(Case);
 
 impl Confined {
-    /// `None` if this cannot be said of the case.
+    /// `None` if the case may change anything else.
     pub(crate) fn new(case: Case) -> Option<Self> {
         let instruction = decode(&case)?;
         if !is_harmless(&instruction) || case.length == 0 {
@@ -39,10 +39,10 @@ impl Confined {
     }
 }
 
-/// Most elements of a repeated instruction.
+/// Maximum number of elements of a repeated instruction.
 pub(crate) const MOST_ELEMENTS: u64 = 256;
 
-/// A repeated instruction's registers when its last element comes.
+/// A repeated instruction's registers at its last element.
 struct Last {
     count: u64,
     gprs: [u64; 16],
@@ -64,14 +64,14 @@ fn last_element(case: &Case, instruction: &Instruction) -> Option<Last> {
     Some(Last { count, gprs })
 }
 
-/// Decodes with `iced-x86`; `None` if it does not know the instruction, or says that it is of another length.
+/// Decodes with `iced-x86`; `None` if it does not know the instruction, or finds another length.
 pub(crate) fn decode(case: &Case) -> Option<Instruction> {
     let instruction = decoder(case).decode();
     let is_all = instruction.len() == case.instruction().len();
     (instruction.code() != Code::INVALID && is_all).then_some(instruction)
 }
 
-/// Where in the instruction its displacement is, and how many bytes that has.
+/// Position and size of the displacement in the instruction.
 pub(crate) fn displacement_place(case: &Case) -> Option<(usize, usize)> {
     let mut decoder = decoder(case);
     let instruction = decoder.decode();
@@ -94,12 +94,12 @@ fn bitness(mode: Mode) -> u32 {
 /// Whether the bytes begin with an instruction that the emulator should know.
 pub(crate) fn is_known(mode: Mode, bytes: &[u8]) -> bool {
     let instruction = Decoder::new(bitness(mode), bytes, DecoderOptions::AMD).decode();
-    // Without REX.W, MOVSXD is a MOV that nobody uses; the emulator refuses it on purpose.
+    // Without REX.W, MOVSXD is a MOV that no compiler uses; the emulator rejects it on purpose.
     let is_strange = matches!(instruction.code(), Code::Movsxd_r32_rm32 | Code::Movsxd_r16_rm16);
     instruction.code() != Code::INVALID && is_harmless(&instruction) && !is_strange
 }
 
-/// Whether nothing but data is changed, whatever the registers are.
+/// Whether it changes only data, for any registers.
 fn is_harmless(instruction: &Instruction) -> bool {
     use Mnemonic::{
         Adc, Add, And, Bt, Btc, Btr, Bts, Cmp, Cmpsb, Cmpsd, Cmpsq, Cmpsw, Cmpxchg, Cmpxchg8b, Cmpxchg16b, Dec, Inc,
@@ -164,7 +164,7 @@ fn is_harmless(instruction: &Instruction) -> bool {
     is_known && has_memory && registers.map(|place| instruction.op_register(place)).all(Register::is_gpr)
 }
 
-/// The operands in memory that an instruction has with these registers, of a repeated one those of its next element.
+/// The instruction's operands in memory with these registers; for a repeated one, those of its next element.
 pub(crate) fn operands(case: &Case, instruction: &Instruction, gprs: &[u64; 16]) -> [Option<Operand>; 2] {
     let bytes = instruction.memory_size().size() as u64;
     let operand = |segment, offset| Some(Operand { linear: linear(case, segment, offset), bytes });
@@ -216,7 +216,7 @@ pub(crate) fn operands(case: &Case, instruction: &Instruction, gprs: &[u64; 16])
     ]
 }
 
-/// Bytes of the addresses of a string instruction; `None` if it is another.
+/// Address size of a string instruction in bytes; `None` for others.
 pub(crate) fn string_address_bytes(instruction: &Instruction) -> Option<usize> {
     (0..instruction.op_count()).find_map(|place| match instruction.op_kind(place) {
         OpKind::MemorySegSI | OpKind::MemoryESDI => Some(2),
@@ -226,7 +226,7 @@ pub(crate) fn string_address_bytes(instruction: &Instruction) -> Option<usize> {
     })
 }
 
-/// Bytes of the address of an operand. Where only a displacement would tell, it is of that many.
+/// Address size of an operand in bytes; with only a displacement, the displacement's size.
 pub(crate) fn address_bytes(instruction: &Instruction) -> usize {
     let registers = [instruction.memory_base(), instruction.memory_index()];
     let widest =

@@ -1,4 +1,4 @@
-//! Numbers that look random and are the same in each run.
+//! Pseudorandom numbers, the same in each run.
 
 /// SplitMix64: a counter, and a function that scatters it.
 #[derive(Clone, Debug)]

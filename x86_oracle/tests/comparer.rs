@@ -1,4 +1,4 @@
-//! Would the comparison notice an emulator that is wrong? Its answers are altered as if it were.
+//! Would the comparison find a wrong emulator? These tests alter the emulator's results.
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod here {

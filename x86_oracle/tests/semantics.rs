@@ -1,7 +1,7 @@
 //! The emulator against the processor, over many random states.
 //!
-//! `ORACLE_STATES=10000000 cargo test --release -p dunlin-x86-oracle -- --nocapture` compares so many, and tells how it gets
-//! on; `ORACLE_SEED` chooses others.
+//! `ORACLE_STATES=10000000 cargo test --release -p dunlin-x86-oracle -- --nocapture` compares this many, and prints the
+//! progress; `ORACLE_SEED` selects others.
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod here {
@@ -9,14 +9,14 @@ mod here {
     use x86_emulate::Mode;
     use x86_oracle::{Campaign, Class, Processor, Step};
 
-    /// Where nobody says how many.
+    /// Default number.
     const STATES: u64 = if cfg!(debug_assertions) { 60_000 } else { 200_000 };
-    /// How often each class is compared at least, for each million of states. Chance has its say
-    /// where the states are few: one class was met 133 times for each million of them.
+    /// How often each class is compared at least, per million states. Chance matters with few states: one class came
+    /// 133 times per million.
     const LEAST_PER_MILLION: u64 = 75;
     const MOST_SHOWN: usize = 10;
 
-    /// What has to happen as often, whatever the instruction is.
+    /// Events that must happen as often, with any instruction.
     const EVENTS: [&str; 13] = [
         "AH, CH, DH or BH",
         "address of the other size",

@@ -1,4 +1,4 @@
-//! Archives in the format `newc`, which Linux unpacks into its first file system, one after the other.
+//! Archives in the format `newc`. Linux unpacks them into its first file system, in order.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,17 +14,17 @@ const FILE: u32 = 0o100_644;
 const LINK: u32 = 0o120_777;
 const CHARACTER_DEVICE: u32 = 0o020_600;
 
-/// An archive being written. A directory must come before what is in it.
+/// An archive being written. A directory must come before its content.
 #[derive(Default)]
 pub(crate) struct Archive {
     bytes: Vec<u8>,
     directories: BTreeSet<String>,
-    /// Inode number of the last entry; the kernel takes equal numbers for hard links.
+    /// Inode number of the last entry; the kernel treats equal numbers as hard links.
     inode: u32,
 }
 
 impl Archive {
-    /// Adds the directory `name` and those above it, as far as they are not there yet.
+    /// Adds the directory `name` and its parents, unless they exist.
     pub(crate) fn add_directory(&mut self, name: &str) -> Result<()> {
         let ends = name.match_indices('/').map(|(end, _)| end).chain([name.len()]);
         for directory in ends.map(|end| &name[..end]) {
@@ -52,8 +52,8 @@ impl Archive {
         self.write(entry, name, &[])
     }
 
-    /// Everything below `directory` for whose path from there `wanted` holds, in order of names, with `prefix` before
-    /// the names. Files keep their execute permission.
+    /// Adds everything below `directory` whose relative path satisfies `wanted`, in order of names, with `prefix`
+    /// before the names. Files keep their execute permission.
     pub(crate) fn add_tree(&mut self, directory: &Path, prefix: &str, wanted: fn(&Path) -> bool) -> Result<()> {
         use std::os::unix::fs::PermissionsExt;
 

@@ -38,9 +38,9 @@ pub(crate) struct Places {
 /// How much to build.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wanted {
-    /// What `dunlin run` without arguments needs: neither the other kernels nor the workloads.
+    /// The needs of `dunlin run` without arguments: neither the other kernels nor the workloads.
     ForDefaultVm,
-    /// What the tests need.
+    /// The needs of the tests.
     Everything,
 }
 
@@ -49,7 +49,7 @@ pub(crate) enum Wanted {
 pub(crate) enum Arch {
     /// x86-64: all that there is.
     X86_64,
-    /// AArch64: the hypervisor, and what the default VM needs.
+    /// AArch64: the hypervisor, and the needs of the default VM.
     Aarch64,
 }
 
@@ -91,7 +91,7 @@ impl Places {
         self.target.join("release/dunlin")
     }
 
-    /// The directory of what is handed to `dunlin`.
+    /// The directory of files for `dunlin`.
     pub(crate) fn assets(&self) -> PathBuf {
         self.target.join("dunlin")
     }
@@ -112,7 +112,7 @@ impl Places {
     }
 }
 
-/// Builds and fetches what is wanted. Quick when all is there.
+/// Builds and fetches the wanted files. Fast if all exist.
 pub(crate) fn build(places: &Places, wanted: Wanted) -> Result<()> {
     run(&mut places.cargo(&["build", "--release", "--package", "dunlin-cli"]))?;
     let mut bare_metal = places.cargo(&["build", "--profile", IMAGE_PROFILE, "--target", BARE_METAL]);
@@ -130,7 +130,7 @@ pub(crate) fn build(places: &Places, wanted: Wanted) -> Result<()> {
     assets(places, wanted)
 }
 
-/// Builds and fetches what is wanted on AArch64. Quick when all is there.
+/// Builds and fetches the wanted files for AArch64. Fast if all exist.
 pub(crate) fn build_aarch64(places: &Places, wanted: Wanted) -> Result<()> {
     run(&mut places.cargo(&["build", "--release", "--package", "dunlin-cli"]))?;
     let mut bare_metal = places.cargo(&["build", "--profile", IMAGE_PROFILE, "--target", AARCH64_BARE_METAL]);
@@ -156,7 +156,7 @@ pub(crate) fn build_aarch64(places: &Places, wanted: Wanted) -> Result<()> {
     initrd::build(places, Arch::Aarch64)
 }
 
-/// What is loaded of an ELF, one byte after the other: the form in which boot loaders want an Image.
+/// The loaded bytes of an ELF in one run: the format of an Image for boot loaders.
 fn flat_image(elf: &[u8]) -> Result<Vec<u8>> {
     let file = elf::ElfBytes::<elf::endian::LittleEndian>::minimal_parse(elf)?;
     let segments = file.segments().context("it has no segments")?;

@@ -1,10 +1,10 @@
-//! `cargo xtask bochs`: the hypervisor and its guests on Bochs, a second emulator of AMD's SVM.
+//! `cargo xtask bochs`: runs the hypervisor and its guests on Bochs, a second emulator of AMD's SVM.
 //!
-//! QEMU's emulation of SVM was written once, and so are its mistakes. Bochs is another one, with what QEMU's lacks: the VMCB tells
-//! the next RIP, one ASID can be flushed, XSETBV and SVM's other intercepts work, VMRUN loads the interrupt shadow. Each run here
-//! starts a PC from an image that `dunlin image` made, through BIOS and GRUB, and ends when the machine turns itself off.
+//! Bochs has other mistakes than QEMU, and features that QEMU's SVM lacks: the VMCB has the next RIP, one ASID can be
+//! flushed, XSETBV and SVM's other intercepts work, and VMRUN loads the interrupt shadow. Each run here starts a PC
+//! from an image of `dunlin image`, through BIOS and GRUB, and ends when the machine powers off.
 //!
-//! What Bochs does otherwise than processors do is beside the runs that it concerns.
+//! A comment next to each affected run describes how Bochs differs from processors.
 
 mod machine;
 mod verdict;
@@ -39,11 +39,11 @@ the machine's time. They nearly repeat from run to run; wall times are those of 
 is expected of them.
 ";
 
-/// What a machine is started with.
+/// The image's content.
 enum Guest {
-    /// The default VM with so many vCPUs: boots Debian, works a little, powers off.
+    /// The default VM with this many vCPUs: boots Debian, works a little, powers off.
     Debian { vcpus: u32 },
-    /// A VM of so many vCPUs that runs experiments of the measuring guest.
+    /// A VM with this many vCPUs that runs experiments of the measuring guest.
     Measuring { vcpus: u32, cmdline: &'static str },
 }
 
@@ -52,17 +52,18 @@ struct Run {
     what: &'static str,
     cpus: u32,
     guest: Guest,
-    /// Several times what it takes on a computer that does nothing else.
+    /// Several times the duration on an idle computer.
     limit: Duration,
     is_short: bool,
 }
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// What is not among them, and why: VMRUN of Bochs 3.0 decides by the *guest's* IF whether physical interrupts are masked, although
-/// V_INTR_MASKING is set (APM vol. 2, 15.21.1). A guest that keeps IF clear is never left for the host's timer. Experiments that do so
-/// until another vCPU or the console gets a turn on that CPU wait for ever: `events` does, and `control-registers` and `hv-*` are left out
-/// for the same reason. Debian with 2 vCPUs on one CPU once did not end, which may have it, too.
+/// Some experiments are missing. VMRUN of Bochs 3.0 uses the *guest's* IF to decide whether physical interrupts are
+/// masked, although V_INTR_MASKING is set (APM vol. 2, 15.21.1). So a guest that keeps IF clear never exits for the
+/// host's timer. Experiments that do this until another vCPU or the console gets a turn on that CPU wait for ever:
+/// `events` does, and `control-registers` and `hv-*` are left out for the same reason. Debian with 2 vCPUs on one CPU
+/// once did not end, perhaps for this reason too.
 const RUNS: &[Run] = &[
     Run {
         name: "exits",
@@ -94,7 +95,7 @@ const RUNS: &[Run] = &[
     },
 ];
 
-/// Runs what `rest` asks for.
+/// Runs the commands in `rest`.
 pub(crate) fn command(places: &Places, rest: &[String]) -> Result<ExitCode> {
     let (mut is_short, mut is_json) = (false, false);
     let mut names = Vec::new();
@@ -141,7 +142,7 @@ pub(crate) fn short(places: &Places) -> Result<()> {
 /// A run that came to an end.
 struct Done {
     outcome: Outcome,
-    /// What is not as it should be.
+    /// Errors found.
     complaints: Vec<String>,
 }
 

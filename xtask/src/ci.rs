@@ -1,9 +1,10 @@
-//! What a continuous integration runs: named steps, each with its time, and a summary.
+//! The steps of continuous integration: each has a name and a time, and there is a summary.
 //!
-//! A failed step does not stop the others, nor a failed test its step, so that one run tells all; a step whose ground is missing is skipped and
-//! says so. What a step needs of the machine is installed first. Steps are in order of cost: what fails most often fails first.
+//! A failed step does not stop the others, nor a failed test its step, so one run shows everything. A step whose
+//! requirement is missing is skipped and says so. CI first installs what a step needs from the machine. Steps are in
+//! order of cost: cheap ones fail first.
 //!
-//! The system tests take the QEMU that is first in PATH. `--qemu` puts another one there, and makes a short list of them run.
+//! The system tests use the first QEMU in PATH. `--qemu` puts another one there, and selects a short list of them.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -20,9 +21,9 @@ use crate::house;
 struct Step {
     name: &'static str,
     what: &'static str,
-    /// The step without which this one means nothing.
+    /// The step without which this one has no meaning.
     needs: Option<&'static str>,
-    /// What it needs of this machine that no other command does, by the names that `setup.sh` has for it.
+    /// What only this command needs from the machine, by the names in `setup.sh`.
     wants: &'static [&'static str],
     action: fn(&Places) -> Result<()>,
 }
@@ -74,8 +75,9 @@ enum Outcome {
     Skipped,
 }
 
-/// The tests that are run with another QEMU than this machine's: boots on both architectures and from GRUB, what is emulated and
-/// what QEMU emulates of SVM, guests and devices that misbehave. Others ask nothing more of QEMU, or count its instructions.
+/// The tests for another QEMU than this machine's: boots on both architectures and from GRUB, emulated instructions,
+/// QEMU's SVM, guests and devices that misbehave. The other tests need nothing more from QEMU, or count its
+/// instructions.
 const WITH_ANOTHER_QEMU: [&str; 12] = [
     "hypervisor",
     "linux",
@@ -183,7 +185,7 @@ fn run_steps(places: &Places, names: &[&String]) -> Result<ExitCode> {
     Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Has `setup.sh` install what a step wants and this machine lacks. A step that cannot run has failed.
+/// Runs `setup.sh` to install what a step needs and this machine lacks. A step that cannot run has failed.
 fn set_up(places: &Places, wants: &[&str]) -> Result<()> {
     if wants.is_empty() {
         return Ok(());
@@ -205,7 +207,7 @@ fn house_checks(places: &Places) -> Result<()> {
 fn clippy(places: &Places) -> Result<()> {
     let deny = ["--", "--deny", "warnings"];
     execute(on_host(places, "clippy").arg("--all-targets").args(deny))?;
-    // Of the bare-metal packages, what is tested on the host.
+    // The parts of the bare-metal packages that are tested on the host.
     let mut tested = places.cargo(&["clippy", "--tests"]);
     for (package, _) in BARE_METAL_PROGRAMS {
         tested.args(["--package", package]);
@@ -217,8 +219,8 @@ fn clippy_bare_metal(places: &Places) -> Result<()> {
     execute(on_bare_metal(places, "clippy").args(["--", "--deny", "warnings"]))
 }
 
-/// Packages whose random sequences take most of the time of `unit`. A little optimised they take a third of it, with all
-/// the checks of a debug build.
+/// Packages whose random sequences take most of the time of `unit`. With some optimization they take a third of it,
+/// with all the checks of a debug build.
 const LONG_SEQUENCES: [&str; 6] =
     ["dunlin-addr", "dunlin-decode-cache", "dunlin-hw-model", "dunlin-shootdown", "dunlin-stage2", "dunlin-tlb-tag"];
 
@@ -231,7 +233,8 @@ fn unit(places: &Places) -> Result<()> {
     execute(&mut command)
 }
 
-/// Tests that need a program that only they need are ignored by `cargo test`, and run here, where it has been installed.
+/// Tests that need a program that no other test needs. `cargo test` ignores them; they run here, where the program is
+/// installed.
 fn openmetrics(places: &Places) -> Result<()> {
     ignored(places, "metrics_are_read_by_the_parser_of_prometheus_itself")
 }
@@ -245,8 +248,8 @@ fn ignored(places: &Places, test: &str) -> Result<()> {
 }
 
 fn loom(places: &Places) -> Result<()> {
-    // `--cfg loom` is for all crates, so what is built here is of no use to the other steps: a directory of its own
-    // keeps it from replacing theirs. Loom explores more in the same time when optimised, but not when linked longer.
+    // `--cfg loom` applies to all crates, so the other steps cannot use this build: a directory of its own keeps it
+    // from replacing theirs. Optimized code lets loom explore more in the same time; a longer link does not.
     let mut command = places.cargo(&["test", "--release", "--test", "loom"]);
     for package in ["decode-cache", "hw-model", "sched", "shootdown", "stage2", "tlb-tag"] {
         command.args(["--package", &format!("dunlin-{package}")]);

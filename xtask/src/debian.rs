@@ -1,8 +1,9 @@
-//! What is not ours comes from Debian packages: guest kernels, memtest86+, firmware, GRUB, BusyBox, a C compiler with something to compile.
+//! Fetches foreign programs from Debian packages: guest kernels, memtest86+, firmware, GRUB, BusyBox, a C compiler with
+//! C sources.
 //!
-//! `apt-get download` fetches a package from the mirrors that the machine is set up for and checks it against their
-//! signed lists; what is wanted is taken out of it below `target/`. Nothing is installed, and nothing of it (most is
-//! GPL) is ever part of this repository.
+//! `apt-get download` fetches a package from the machine's mirrors and checks it against their signed lists. The wanted
+//! files are extracted below `target/`. Nothing is installed, and nothing of it (most is GPL) is ever part of this
+//! repository.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,12 +24,12 @@ pub(crate) enum Suite {
 
 /// The suite meant by [`Suite::Newest`].
 const NEWEST: &str = "trixie-backports";
-/// The mirror to take it from on a machine whose own mirrors are no archive of Debian.
+/// The mirror for a machine whose own mirrors are not Debian archives.
 const ANY_MIRROR: &str = "http://deb.debian.org/debian";
 /// Debian's keys, which are on each of its systems.
 const DEBIAN_KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// Leaves the kernel that the package `meta` depends on at `name` among the assets, if there is none yet.
+/// Puts the kernel that the package `meta` depends on at `name` among the assets, if there is none yet.
 pub(crate) fn kernel(places: &Places, arch: Arch, suite: Suite, meta: &str, name: &str) -> Result<()> {
     let wanted = places.assets_of(arch).join(name);
     if wanted.is_file() {
@@ -40,7 +41,7 @@ pub(crate) fn kernel(places: &Places, arch: Arch, suite: Suite, meta: &str, name
         let depends = |package: &str| output(apt.command("apt-cache").args(["depends", package]));
         let image = named("linux-image-", &depends(meta)?)
             .with_context(|| format!("the package {meta} depends on no kernel"))?;
-        // Newer kernels are in a package of their own, which that of the image depends on.
+        // Newer kernels are in a package of their own, which the image's package depends on.
         let (package, file) = match named("linux-binary-", &depends(&image)?) {
             Some(binary) => (binary, "./usr/lib/modules/*/vmlinuz"),
             None => (image, "./boot/vmlinuz-*"),
@@ -77,8 +78,8 @@ pub(crate) fn firmware(places: &Places) -> Result<()> {
     apt.with_fresh_lists(|| take_file(places, &apt, "qemu-efi-aarch64", file, &wanted))
 }
 
-/// Leaves GRUB's modules for UEFI on AArch64 among the assets, if they are not there yet. The package is for machines of that
-/// architecture, so it cannot be installed here; images are made of what is in it.
+/// Puts GRUB's modules for UEFI on AArch64 among the assets, if they are missing. Their package is for machines of that
+/// architecture, so it cannot be installed here; images are made from its files.
 pub(crate) fn grub(places: &Places) -> Result<()> {
     const PACKAGE: &str = "grub-efi-arm64-bin";
     let wanted = places.assets_of(Arch::Aarch64).join("grub");
@@ -100,7 +101,7 @@ pub(crate) fn grub(places: &Places) -> Result<()> {
 /// A statically linked BusyBox: the installed one of the package busybox-static, or one taken from that package.
 pub(crate) fn busybox(places: &Places, arch: Arch) -> Result<PathBuf> {
     let apt = Apt::of(places, arch, Suite::Machines)?;
-    // The path alone says nothing: the package `busybox` puts a dynamically linked program there.
+    // The path alone proves nothing: the package `busybox` has a dynamically linked program there.
     let installed = Path::new("/bin/busybox");
     let state = Command::new("dpkg-query").args(["-W", "-f", "${Status}", "busybox-static"]).output();
     let is_installed = state.is_ok_and(|state| state.stdout == b"install ok installed") && installed.is_file();
@@ -128,10 +129,10 @@ fn dependencies_in(depends: &str) -> impl Iterator<Item = &str> {
 
 /// APT, for packages of one architecture and suite.
 ///
-/// For the machine's own it is used as it is set up. For others it gets lists and a cache of its own below `target/`, so
-/// that nothing of the machine's set-up has to be changed; the mirrors and their keys are the machine's.
+/// For the machine's own it is used unchanged. For others it gets lists and a cache of its own below `target/`, so the
+/// machine's configuration does not change. Mirrors and keys are the machine's.
 struct Apt {
-    /// The file with what differs.
+    /// The configuration file with the differences.
     config: Option<PathBuf>,
 }
 
@@ -145,7 +146,7 @@ impl Apt {
         Self::apart(&places.assets_of(arch).join(folder), arch, sources)
     }
 
-    /// With lists and a cache below `directory`, for packages from `sources`, the machine's own if there are none. No package
+    /// With lists and a cache below `directory`, for packages from `sources`, by default the machine's own. No package
     /// counts as installed.
     fn apart(directory: &Path, arch: Arch, sources: Option<String>) -> Result<Self> {
         fs::create_dir_all(directory.join("lists/partial"))?;
@@ -182,8 +183,8 @@ impl Apt {
         command
     }
 
-    /// Tries once, and after `apt-get update` a second time: the lists may be empty (a fresh container) or name a package
-    /// that the mirror has replaced since.
+    /// Tries once, and again after `apt-get update`: the lists may be empty (a fresh container) or name a package that
+    /// the mirror has replaced since.
     fn with_fresh_lists(&self, mut attempt: impl FnMut() -> Result<()>) -> Result<()> {
         let Err(first) = attempt() else { return Ok(()) };
         println!("xtask: {first:#}");
@@ -213,8 +214,9 @@ impl Apt {
     }
 }
 
-/// Unpacks `packages` and all that they depend on below `root`, which need not exist. They are programs for this machine from
-/// `suites` of Debian; where several have a package, from the last. `scratch` is for what is downloaded, and is gone in the end.
+/// Unpacks `packages` with all their dependencies below `root`, which need not exist. They are programs for this
+/// machine from `suites` of Debian; if several have a package, from the last. `scratch` holds the downloads, and is
+/// removed at the end.
 pub(crate) fn unpack_from(suites: &[&str], packages: &[&str], scratch: &Path, root: &Path) -> Result<()> {
     let scratch = Scratch::at(scratch.to_path_buf())?;
     let apt = Apt::apart(&scratch.0, Arch::X86_64, Some(sources(suites)?))?;
@@ -315,12 +317,12 @@ impl Scratch {
         Ok(Self(directory))
     }
 
-    /// Downloads `package` and returns where it lies.
+    /// Downloads `package` and returns its path.
     fn download(&self, apt: &Apt, package: &str) -> Result<PathBuf> {
         let mut download = apt.command("apt-get");
         download.current_dir(&self.0).args(["--quiet=2", "download"]);
         if is_root()? {
-            // As root, apt would hand the download to its own user, who may not write here.
+            // As root, apt would give the download to its own user, which may not write here.
             download.args(["-o", "APT::Sandbox::User=root"]);
         }
         run(download.arg(package))?;

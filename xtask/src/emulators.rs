@@ -1,8 +1,8 @@
 //! Emulators of a newer Debian than this machine's: Bochs, and newer versions of QEMU.
 //!
-//! Their packages, with all that these depend on, are unpacked below the user's cache (`$XDG_CACHE_HOME/dunlin`), where all
-//! clones of the repository find them. Nothing is installed. They need newer libraries than this machine may have, so each is
-//! started by the loader that it was unpacked with, through a script of three lines that stands for the program.
+//! Their packages, with all dependencies, are unpacked below the user's cache (`$XDG_CACHE_HOME/dunlin`), which all
+//! clones of the repository share. Nothing is installed. They need newer libraries than this machine may have. So a
+//! script of three lines replaces each program, and starts it with the loader that was unpacked with it.
 
 use std::env;
 use std::fs;
@@ -18,18 +18,18 @@ use crate::debian;
 pub(crate) struct Emulator {
     /// The folder below the cache.
     folder: &'static str,
-    /// Suites of Debian; packages come from the last that has them.
+    /// Suites of Debian; a package comes from the last suite that has it.
     suites: &'static [&'static str],
     packages: &'static [&'static str],
-    /// The programs that scripts stand for, each with arguments that come first.
+    /// The programs with scripts, each with its first arguments.
     programs: &'static [(&'static str, &'static [&'static str])],
-    /// What the programs find in their environment. `{root}` is where the packages have been unpacked.
+    /// Environment variables of the programs. `{root}` is the folder with the unpacked packages.
     environment: &'static [(&'static str, &'static str)],
     /// How large the download is, in MB.
     megabytes: u32,
 }
 
-/// Bochs 3.0. Version 3.1 stops Debian's kernel 6.1 at its start by a division that fails, and 2.7 does without posted interrupts.
+/// Bochs 3.0. Version 3.1 stops Debian's kernel 6.1 at its start by a division error; 2.7 has no posted interrupts.
 pub(crate) const BOCHS: Emulator = Emulator {
     folder: "bochs-trixie",
     suites: &["trixie"],
@@ -59,7 +59,7 @@ pub(crate) const QEMU_10: Emulator = Emulator {
     megabytes: 48,
 };
 
-/// QEMU 11.1, or what Debian's backports have by then.
+/// QEMU 11.1, or the version in Debian's backports.
 pub(crate) const QEMU_11: Emulator = Emulator {
     folder: "qemu-trixie-backports",
     suites: &["trixie", "trixie-backports"],
@@ -103,7 +103,8 @@ impl Emulator {
         let unfinished = mine("unfinished");
         let result = debian::unpack_from(self.suites, self.packages, &mine("download"), &unfinished)
             .and_then(|()| self.write_scripts(&unfinished, &done.root));
-        // The rename comes last, so that what looks complete is complete. It fails where another clone was quicker.
+        // The rename comes last, so that a folder that looks complete is complete. It fails if another clone was
+        // faster.
         let _ = result.is_ok().then(|| fs::rename(&unfinished, &done.root));
         let _ = fs::remove_dir_all(&unfinished);
         result.with_context(|| format!("{} could not be fetched", self.packages.join(", ")))?;
@@ -143,7 +144,7 @@ impl Emulator {
 const SCRIPTS: &str = "dunlin";
 
 impl Unpacked {
-    /// The folder with a program for each of the emulator's, to be the first in PATH.
+    /// The folder with a script for each of the emulator's programs, to put first in PATH.
     pub(crate) fn programs(&self) -> PathBuf {
         self.root.join(SCRIPTS)
     }

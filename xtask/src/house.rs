@@ -1,8 +1,8 @@
-//! The rules of the house that no compiler knows, each with a name that stays, and a reason.
+//! The house rules, which the compiler does not know. Each has a permanent name and a reason.
 //!
-//! A check reads a [`Tree`] (the repository's text files in memory) and returns where its rule is broken. The checks
-//! look at code with comments and strings blanked out (see [`source`]), so that writing about a thing is not doing it.
-//! That each unsafe block says why it is sound is not here: clippy sees to it.
+//! A check reads a [`Tree`] (the repository's text files in memory) and returns the places that break its rule. The
+//! checks use code with blanked comments and strings (see [`source`]), so a text about something does not count as
+//! code. Clippy checks that each unsafe block says why it is sound.
 
 mod figures;
 mod source;
@@ -86,12 +86,12 @@ const CHECKS: [Check; 12] = [
 
 const CRATES_DOCUMENT: &str = "docs/decisions/0002-crates.md";
 const VOCABULARY: [&str; 5] = ["addr", "abi", "x86_defs", "aarch64_defs", "hyperv_defs"];
-/// An algorithm and its macros: one crate to whoever uses it, two to the compiler, which wants macros apart. They are
-/// `no_std` like all libraries, though they run within the compiler only.
+/// An algorithm and its macros. For a user they are one crate; the compiler requires a separate crate for macros. They
+/// are `no_std` like all libraries, though they only run inside the compiler.
 const MACROS: (&str, &str) = ("vcpu_layout", "vcpu_layout_derive");
 /// The machine that tests run against: it may use std, and is a dev-dependency only.
 const MODEL: &str = "hw_model";
-/// What turns a program's threads into a simulation for its tests: it may use std, and is for tests or behind a feature.
+/// Turns a program's threads into a simulation for its tests: it may use std, and is for tests or behind a feature.
 const SIMULATION: &str = "interleave";
 /// Programs with std; nothing imports them.
 const STD_PROGRAMS: [&str; 5] = ["cli", "xtask", "system_tests", "workloads", "x86_oracle"];
@@ -118,7 +118,7 @@ impl fmt::Display for Broken {
     }
 }
 
-/// Runs all checks on the repository at `root` and prints what is broken.
+/// Runs all checks on the repository at `root` and prints the violations.
 pub(crate) fn report(root: &Path) -> Result<ExitCode> {
     let tree = Tree::read(root)?;
     let mut broken = 0;
@@ -138,7 +138,7 @@ pub(crate) fn report(root: &Path) -> Result<ExitCode> {
     Ok(if broken == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Brings the figures in documents and comments up to date with `docs/exits*.toml`, and says where it did.
+/// Updates the figures in documents and comments from `docs/exits*.toml`, and prints the changed files.
 pub(crate) fn renew_figures(root: &Path) -> Result<()> {
     let tree = Tree::read(root)?;
     let texts = tree.with_extension("md").chain(tree.rust());
@@ -168,7 +168,7 @@ impl Tree {
                         open.push(format!("{path}/"));
                     }
                 } else {
-                    // What is no text has no lines to complain about, but may be linked to.
+                    // A file that is not text has no lines to check, but may be linked to.
                     let text = fs::read_to_string(entry.path()).unwrap_or_default();
                     tree.files.insert(path, text);
                 }
@@ -226,7 +226,7 @@ fn arch_named_once(tree: &Tree) -> Vec<Broken> {
         if !holds_everywhere(path) {
             continue;
         }
-        // A device may be a PC's; it must still not depend on what it is compiled for.
+        // A device may belong to the PC; it must still not depend on the target.
         let device = below(path, &["hypervisor/src/device"]);
         // The one switch of a library to the processor's atomics may know which of two right ways is the cheap one.
         let atomics = path.ends_with("/src/sync.rs");
@@ -242,9 +242,9 @@ fn arch_named_once(tree: &Tree) -> Vec<Broken> {
     found
 }
 
-/// Whether the code at `path` is for every architecture: the hypervisor's but for its folder `arch`, and libraries but for
-/// those whose name says that they are about one. (A *format* that one of them has is a name like any other: NPT and
-/// VMSA in `stage2` compile and are tested anywhere. The tool and `xtask` choose among architectures; they name them.)
+/// Whether the code at `path` is for every architecture: the hypervisor except its folder `arch`, and libraries except
+/// those named after an architecture. (A *format* of one architecture is a name like any other: NPT and VMSA in
+/// `stage2` compile and are tested anywhere. The tool and `xtask` choose among architectures and name them.)
 fn holds_everywhere(path: &str) -> bool {
     let is_of_one = |folder: &str| ["x86", "aarch64"].iter().any(|name| folder.contains(name));
     match path.strip_prefix("crates/").and_then(|path| path.split_once('/')) {
@@ -269,7 +269,7 @@ fn arrows(tree: &Tree) -> Vec<Broken> {
             continue;
         };
         let directory = path.trim_end_matches("/Cargo.toml");
-        // What drives a crate from outside, such as its fuzz targets, is a program in the crate's folder.
+        // A program that drives a crate from outside, such as its fuzz targets, is in the crate's folder.
         let user = directory.strip_prefix("crates/").filter(|user| !user.contains('/'));
         for (dependency, dev, optional) in dependencies(&manifest) {
             let Some(used) = our_folder(tree, &dependency) else { continue };
@@ -283,7 +283,7 @@ fn arrows(tree: &Tree) -> Vec<Broken> {
 }
 
 /// Why a dependency on the package in folder `used` is wrong. `user` is the depending library crate, or `None` for a
-/// program; `dev` tells a dev-dependency, `optional` one that only a feature brings.
+/// program. `dev` marks a dev-dependency, `optional` one that only a feature enables.
 fn forbidden_arrow(user: Option<&str>, used: &str, dev: bool, optional: bool) -> Option<String> {
     if STD_PROGRAMS.contains(&used) || ["hypervisor", "guest"].contains(&used) {
         return Some(format!("{used} is a program; nothing imports it"));
@@ -443,7 +443,7 @@ fn links(tree: &Tree) -> Vec<Broken> {
     found
 }
 
-/// `link` as seen from `directory`, as a path from the root; `None` when it leaves the repository.
+/// `link` relative to `directory`, as a path from the root; `None` if it leaves the repository.
 fn resolved(directory: &str, link: &str) -> Option<String> {
     let mut parts: Vec<&str> = directory.split('/').filter(|part| !part.is_empty()).collect();
     for part in link.split('/') {

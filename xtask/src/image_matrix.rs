@@ -1,4 +1,5 @@
-//! `cargo xtask image-matrix`: starts the image of the default VM on many PCs of QEMU, and prints which of them it started on.
+//! `cargo xtask image-matrix`: starts the default VM's image on many PCs of QEMU, and prints on which of them it
+//! started.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -29,14 +30,14 @@ const UEFI: [&str; 2] = ["/usr/share/OVMF/OVMF_CODE_4M.fd", "/usr/share/OVMF/OVM
 
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// What tells PCs apart: each word with the arguments of QEMU that it stands for.
+/// The variants of a PC: each word stands for arguments of QEMU.
 const QEMUS: [&str; 3] = ["qemu", "qemu-10", "qemu-11"];
 const CPUS: [(&str, &[&str]); 3] = [("cpus-1", &["-smp", "1"]), ("cpus-2", &["-smp", "2"]), ("cpus-8", &["-smp", "8"])];
 const MEMORY: [(&str, &[&str]); 2] = [("1G", &["-m", "1G"]), ("6G", &["-m", "6G"])];
 const FIRMWARE: [&str; 2] = ["bios", "uefi"];
 const MEDIA: [&str; 2] = ["cd", "usb"];
 
-/// A PC, by its words, and the arguments that its CPUs and memory stand for.
+/// A PC, by its words, and the arguments for its CPUs and memory.
 struct Pc {
     words: [&'static str; 5],
     arguments: Vec<&'static str>,
@@ -161,7 +162,7 @@ impl Pc {
                 .args(["-device", "qemu-xhci", "-device", "usb-storage,drive=stick"]);
         }
         if firmware == "uefi" {
-            // It remembers how it started the last time, so each start gets a fresh copy.
+            // The firmware stores how it started the last time, so each start gets a fresh copy.
             let variables = folder.join("variables.fd");
             fs::copy(UEFI[1], &variables).with_context(|| format!("no {}", UEFI[1]))?;
             command
@@ -177,7 +178,7 @@ impl Pc {
 
 const PROGRAM: &str = "qemu-system-x86_64";
 
-/// What is not as it should be with this status of `timeout` and this log.
+/// The errors for this status of `timeout` and this log.
 fn complaints(status: Option<i32>, log: &str) -> Vec<String> {
     /// `timeout` had to end the program.
     const TIME_LIMIT: i32 = 124;

@@ -1,8 +1,8 @@
-//! The guest's first RAM disk: a `newc` archive of `initrd/`, BusyBox and the device files of the first moment.
+//! The guest's first RAM disk: a `newc` archive of `initrd/`, BusyBox and the first device files.
 //!
-//! The kernel unpacks it into an empty file system. Everything that BusyBox would set up at boot is in the archive
-//! already: the links of its applets, and the few device files that are needed before devtmpfs is mounted. `dunlin run
-//! --exec` appends another archive with the script, as do VMs that want the [`workloads`](crate::workloads).
+//! The kernel unpacks it into an empty file system. The archive already has everything that BusyBox would set up at
+//! boot: the links of its applets, and the few device files needed before devtmpfs is mounted. `dunlin run --exec`
+//! appends another archive with the script, and so do VMs with the [`workloads`](crate::workloads).
 
 use std::fs;
 use std::io::Write;
@@ -16,7 +16,7 @@ use crate::archive::Archive;
 use crate::artifacts::{Arch, Places, output};
 use crate::debian;
 
-/// Directories of the root file system; those of the applets come before what they hold.
+/// Directories of the root file system; those for applets come before their content.
 const DIRECTORIES: [&str; 12] =
     ["bin", "sbin", "usr", "usr/bin", "usr/sbin", "dev", "proc", "sys", "tmp", "root", "etc", "dunlin"];
 /// Device files: name, major and minor number. `/dev/console` is opened by the kernel for `/init`.
@@ -32,7 +32,7 @@ const DEVICES: [(&str, u32, u32); 6] = [
 /// Packs `initrd.cpio.gz`. Equal input gives equal bytes.
 pub(crate) fn build(places: &Places, arch: Arch) -> Result<()> {
     let busybox = debian::busybox(places, arch)?;
-    // One that this machine can run tells the applets, which are the same everywhere.
+    // A BusyBox that runs on this machine lists the applets, which are the same everywhere.
     let runs_here = debian::busybox(places, Arch::X86_64)?;
     let applets = output(Command::new(&runs_here).arg("--list-full"))
         .with_context(|| format!("{} does not run on this machine", runs_here.display()))?;

@@ -1,12 +1,12 @@
-//! `cargo xtask`: builds and checks Dunlin. The Makefile's targets are names for these commands.
+//! `cargo xtask`: builds and checks Dunlin. The Makefile's targets call these commands.
 //!
-//! * [`artifacts`] knows what is built and where it is left;
-//! * [`debian`] fetches what is not ours: guest kernels and BusyBox, from Debian packages;
-//! * [`emulators`] fetches others than this machine's, and [`bochs`] runs the hypervisor on one;
-//! * [`initrd`] packs the guest's first RAM disk, [`workloads`] what guests may be given to do, both as an [`archive`];
-//! * [`image_matrix`] starts the image on many PCs;
-//! * [`ci`] is what a continuous integration runs, one named step after the other;
-//! * [`house`] holds the rules of the house that no compiler knows.
+//! * [`artifacts`] builds all files and knows their places.
+//! * [`debian`] fetches guest kernels and BusyBox from Debian packages.
+//! * [`emulators`] fetches other emulators than this machine's, and [`bochs`] runs the hypervisor on one.
+//! * [`initrd`] packs the guest's first RAM disk, [`workloads`] the guests' workloads, both as an [`archive`].
+//! * [`image_matrix`] starts the image on many PCs.
+//! * [`ci`] runs the named steps of continuous integration.
+//! * [`house`] checks the house rules.
 
 mod archive;
 mod artifacts;
@@ -92,7 +92,7 @@ fn arch_of(rest: &[String]) -> Result<Arch> {
     named.map_or(Ok(Arch::X86_64), Arch::named)
 }
 
-/// Builds what `dunlin run` needs and replaces this process with it, so that terminal and exit status are its own.
+/// Builds the needs of `dunlin run` and replaces this process with it, so that terminal and exit status are its own.
 fn run_default(places: &Places, rest: &[String]) -> Result<()> {
     match arch_of(rest)? {
         Arch::X86_64 => artifacts::build(places, Wanted::ForDefaultVm)?,
@@ -102,7 +102,7 @@ fn run_default(places: &Places, rest: &[String]) -> Result<()> {
     Err(error).with_context(|| format!("cannot run {}", places.tool().display()))
 }
 
-/// Builds what an image is made of and replaces this process with `dunlin image`.
+/// Builds the needs of an image and replaces this process with `dunlin image`.
 fn image(places: &Places, rest: &[String]) -> Result<()> {
     let usual = match arch_of(rest)? {
         Arch::X86_64 => {
@@ -124,7 +124,7 @@ fn image(places: &Places, rest: &[String]) -> Result<()> {
     Err(error).with_context(|| format!("cannot run {}", places.tool().display()))
 }
 
-/// Builds what `dunlin bench` needs and replaces this process with it. Without arguments all is measured.
+/// Builds the needs of `dunlin bench` and replaces this process with it. Without arguments it measures everything.
 fn bench(places: &Places, rest: &[String]) -> Result<()> {
     let is_all = rest.first().is_none_or(|word| word == "all");
     let arch = arch_of(rest)?;
@@ -134,7 +134,7 @@ fn bench(places: &Places, rest: &[String]) -> Result<()> {
     if is_all || arch == Arch::Aarch64 {
         artifacts::build_aarch64(places, Wanted::ForDefaultVm)?;
     }
-    // A compiler for guests, of some 40 MB, is fetched only for those who measure with it.
+    // A compiler for guests, about 40 MB, is fetched only for measurements that use it.
     if rest.iter().any(|word| word == "--full" || word == "--macro") {
         workloads::build_all(places)?;
     } else {

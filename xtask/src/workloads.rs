@@ -1,18 +1,18 @@
-//! What guests may be given to do, as archives that follow the initrd.
+//! Workloads for guests, as archives that follow the initrd.
 //!
-//! `workloads.cpio` holds our own program (`workloads/`), static, at `/dunlin/workloads`. `compile.cpio` holds what its
-//! `compile` needs, some 45 MB, from Debian packages: GCC's compiler proper, the assembler, their shared libraries, and
-//! newlib, a C library that brings all headers that it needs and can be compiled file by file:
+//! `workloads.cpio` holds our own program (`workloads/`), static, at `/dunlin/workloads`. `compile.cpio` holds the
+//! needs of its `compile`, about 45 MB, from Debian packages: GCC's compiler proper, the assembler, their shared
+//! libraries, and newlib. newlib is a C library that has all headers that it needs and can be compiled file by file:
 //!
 //! ```text
 //! /opt/cc/bin        cc1, as
 //! /opt/cc/lib        their libraries
 //! /opt/cc/include    the compiler's own headers
-//! /opt/cc/src        newlib's folder `newlib`, as much of it as is compiled
-//! /lib64             the dynamic loader, at the path that is written in the programs
+//! /opt/cc/src        newlib's folder `newlib`, the compiled part of it
+//! /lib64             the dynamic loader, at the path in the programs
 //! ```
 //!
-//! Neither is compressed: what is not packed is not unpacked, by CPUs that are emulated.
+//! Neither is compressed, because emulated CPUs are slow to unpack it.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -53,7 +53,7 @@ pub(crate) fn build(places: &Places) -> Result<()> {
     write(places, "workloads.cpio", archive)
 }
 
-/// Leaves both archives in `target/dunlin`. What was fetched once is not fetched again.
+/// Puts both archives into `target/dunlin`. Fetched files are not fetched again.
 pub(crate) fn build_all(places: &Places) -> Result<()> {
     build(places)?;
     let compile = places.assets().join("compile.cpio");
@@ -75,7 +75,7 @@ fn pack_compiler(places: &Places, scratch: &Path) -> Result<()> {
     let version = dependencies.iter().find_map(|package| package.strip_prefix("cpp-")).context("cpp has no version")?;
     let (tools, sources) = (scratch.join("tools"), scratch.join("sources"));
     debian::unpack_with_dependencies(places, &[&format!("cpp-{version}"), "binutils"], &tools)?;
-    // Of this one only the compiler's headers are of use, and none of what it depends on.
+    // Of this one only the compiler's headers are needed, and none of its dependencies.
     debian::unpack(places, &format!("libgcc-{version}-dev"), &sources)?;
     debian::unpack(places, "newlib-source", &sources)?;
 
@@ -96,7 +96,7 @@ fn add_tools(archive: &mut Archive, tools: &Path) -> Result<()> {
     for directory in ["lib64", "opt/cc/bin", "opt/cc/lib"] {
         archive.add_directory(directory)?;
     }
-    // In the package, its usual path is a link from the root directory on: that of this machine.
+    // In the package, its usual path is an absolute link, which would lead into this machine's root.
     let loader = find(tools, OsStr::new(LOADER_NAME))?;
     archive.add_program(&format!("lib64/{LOADER_NAME}"), &read(&loader)?)?;
 
@@ -129,7 +129,7 @@ fn libraries_in(list: &str) -> Vec<PathBuf> {
 }
 
 fn add_newlib(archive: &mut Archive, sources: &Path) -> Result<()> {
-    // The package holds an archive of one folder, whose name is that of a version.
+    // The package holds an archive of one folder, named after a version.
     let packed = sources.join("usr/src/newlib");
     let packed = fs::read_dir(&packed)?.next().context("the package newlib-source is empty")??.path();
     let unpacked = sources.join("newlib");

@@ -1,4 +1,4 @@
-//! The processor: one instruction at a time, with given registers, and what became of it.
+//! The processor: executes one instruction with given registers, and returns the result.
 //!
 //! All unsafe code is here.
 

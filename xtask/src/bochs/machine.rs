@@ -1,4 +1,4 @@
-//! A PC as Bochs emulates it: its configuration, its process, and what comes out of it.
+//! A PC in Bochs: its configuration, its process, and its output.
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -13,12 +13,12 @@ use crate::emulators::Unpacked;
 
 /// The processor: SVM with next RIP and flush by ASID, which QEMU's emulation lacks.
 const MODEL: &str = "ryzen";
-/// Instructions in a second of the machine's own time. Its TSC and its timers count them, so what it does depends little on how
-/// fast it is emulated.
+/// Instructions per second of the machine's own time. Its TSC and its timers count them, so its behaviour depends
+/// little on the speed of emulation.
 const INSTRUCTIONS_PER_SECOND: u32 = 50_000_000;
-/// A machine that resets for ever writes without end.
+/// A machine that resets without end writes without end.
 const LARGEST_LOG: u64 = 64 << 20;
-/// How often a line says that the machine still runs.
+/// How often a progress line is printed.
 const PROGRESS: Duration = Duration::from_secs(5);
 
 /// The machine.
@@ -39,7 +39,7 @@ pub(super) enum End {
     Ended,
     /// It was still running at its time limit.
     TimeLimit,
-    /// It wrote more than anybody would read.
+    /// It wrote too much output.
     TooMuchOutput,
 }
 
@@ -54,18 +54,18 @@ impl End {
     }
 }
 
-/// What came out.
+/// Result of a run.
 pub(super) struct Outcome {
     pub(super) end: End,
-    /// What was written to the first serial port.
+    /// Output of the first serial port.
     pub(super) serial: String,
-    /// Clock ticks of the machine, each of which is an instruction of one CPU, or of all that are not halted.
+    /// Clock ticks of the machine. Each is one instruction of one CPU, or of all that are not halted.
     pub(super) ticks: u64,
     pub(super) wall: Duration,
 }
 
 impl Machine<'_> {
-    /// Runs it to its end in `folder`, which is empty. `tell` hears now and then how far it is.
+    /// Runs the machine to its end in `folder`, which is empty. Calls `tell` with the progress from time to time.
     pub(super) fn run(&self, folder: &Path, tell: &mut dyn FnMut(&str)) -> Result<Outcome> {
         let [config, log, serial] = ["config", "bochs.log", "serial.log"].map(|name| folder.join(name));
         fs::write(&config, self.configuration(&log, &serial))?;
@@ -82,7 +82,7 @@ impl Machine<'_> {
             .context("Bochs cannot be started")?;
         let mut process = Process(child);
         if let Some(mut input) = process.0.stdin.take() {
-            // Where it is built with its debugger, it asks what to do.
+            // A Bochs with the debugger waits for this input.
             let _ = input.write_all(b"c\nq\n");
         }
 
@@ -119,11 +119,11 @@ impl Machine<'_> {
         };
         line("plugin_ctrl: unmapped=1, biosdev=1, speaker=0, parallel=0, serial=1, iodebug=1".into());
         line("config_interface: textconfig".into());
-        // The one display that needs neither a terminal nor a window system; nobody has to look at it.
+        // The one display that needs neither a terminal nor a window system.
         line("display_library: rfb, options=\"timeout=0\"".into());
         line(format!("romimage: file={}", file("usr/share/bochs/BIOS-bochs-latest")));
         line(format!("vgaromimage: file={}", file("usr/share/bochs/VGABIOS-lgpl-latest")));
-        // That display knows no pixels of 32 bits, which GRUB would ask for; without them GRUB 2.06 takes 8 bits, and crashes.
+        // That display has no 32-bit pixels, which GRUB would request. Without them GRUB 2.06 uses 8 bits, and crashes.
         line("vga: extension=none".into());
         line(format!("memory: guest={memory_mib}, host={memory_mib}"));
         line(format!("cpu: model={MODEL}, count={cpus}, ips={INSTRUCTIONS_PER_SECOND}, reset_on_triple_fault=0"));
@@ -142,7 +142,7 @@ impl Machine<'_> {
     }
 }
 
-/// What Bochs' log says when the machine has turned itself off.
+/// The line in Bochs' log when the machine has powered off.
 const SOFT_OFF: &str = "ACPI control: soft power off";
 
 /// The time of the log's last line, with which each begins: `02204044659i[CMOS  ] ...`.
@@ -155,7 +155,7 @@ fn text(path: &Path) -> String {
     fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
 }
 
-/// The last line of what a serial port wrote, in so far as a person can read it.
+/// The last readable line of a serial port's output.
 fn last_line(serial: &str) -> String {
     const LONGEST: usize = 90;
     let line = serial.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();

@@ -1,21 +1,21 @@
-//! What a run has to write to its serial port, and what it must not.
+//! Checks a run's serial output: expected words, and forbidden ones.
 
-/// What is expected.
+/// The expected output.
 pub(super) struct Wants {
-    /// Words that have to be there.
+    /// Words that must appear.
     words: Vec<String>,
     /// Words that must not be.
     never: &'static [&'static str],
 }
 
-/// What the hypervisor says of a processor that has what QEMU's emulation lacks, and at its very end.
+/// The hypervisor's lines about processor features that QEMU's emulation lacks, and its last line.
 const OF_THE_PROCESSOR: [&str; 2] = ["next RIP, flush by ASID", "all VMs have ended"];
 
-/// What a guest says that found something wrong, or could not go on.
+/// A guest's output when it found an error, or could not continue.
 const COMPLAINTS: &[&str] = &["violation ", "outcome=fail", "exception ", "panic", "error about=", "unsupported"];
 
 impl Wants {
-    /// Debian with so many vCPUs on so many CPUs.
+    /// Debian with this many vCPUs on this many CPUs.
     pub(super) fn debian(cpus: u32, vcpus: u32) -> Self {
         let mut wants = Self::of_all(cpus);
         wants.words.extend([
@@ -27,7 +27,7 @@ impl Wants {
         wants
     }
 
-    /// Experiments of the measuring guest, none of which finds anything wrong.
+    /// Experiments of the measuring guest; none may find an error.
     pub(super) fn experiments(cpus: u32) -> Self {
         let mut wants = Self::of_all(cpus);
         wants.words.push(" failures=0".to_string());
@@ -42,7 +42,7 @@ impl Wants {
         Self { words, never: &[] }
     }
 
-    /// What is not as it should be in what was written, in words.
+    /// The errors in this output, in words.
     pub(super) fn missing_in(&self, serial: &str) -> Vec<String> {
         let missing = self.words.iter().filter(|words| !serial.contains(words.as_str()));
         let missing = missing.map(|words| format!("it did not say \"{}\"", words.trim()));

@@ -1,16 +1,16 @@
-//! Instructions per exit that prose speaks of are those of `docs/exits*.toml`, or say of which day they are.
+//! Instructions per exit in prose are those of `docs/exits*.toml`, or have a date.
 //!
-//! A figure that holds today is a link to the file that it is from, and the link's title names it there:
+//! A current figure is a link to its file, and the link's title is its name there:
 //!
 //! ```text
 //! An EOI takes [210](docs/exits.toml "x2apic-eoi") instructions.
 //! ```
 //!
-//! [`find`] compares it with the file, and [`renewed`] brings it up to date (`cargo xtask figures`). A figure that will not
-//! change any more (what was measured once, what another hypervisor needs) gives its date or commit in the same paragraph or
-//! heading, or the version of KVM in the same sentence. Any other figure that can be told for a number of instructions is a mistake, for
-//! nobody renews it: one before the word "instructions", and one in a row or column of a table that speaks of them.
-//! Only numbers from 100 to 9 999 are taken for the cost of an exit.
+//! [`find`] compares it with the file, and [`renewed`] updates it (`cargo xtask figures`). A figure that will not
+//! change any more (an old measurement, another hypervisor's cost) has its date or commit in the same paragraph or
+//! heading, or the version of KVM in the same sentence. Any other figure that looks like a number of instructions is a
+//! mistake, because nothing updates it. This means a figure before the word "instructions", and one in a table's row or
+//! column about instructions. Only numbers from 100 to 9 999 count as the cost of an exit.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ use super::{Broken, Tree, broken};
 
 /// Where figures are, by the name of the file, which a link ends with.
 const FILES: [&str; 2] = ["exits.toml", "exits-aarch64.toml"];
-/// What an exit may cost.
+/// Possible cost of an exit.
 const COSTS: std::ops::Range<u64> = 100..10_000;
 
 /// The instructions per exit of all of [`FILES`], by the file's name and the figure's.
@@ -45,7 +45,7 @@ impl Figures {
     }
 }
 
-/// What is wrong with the figures in documents and comments.
+/// Errors in the figures of documents and comments.
 pub(super) fn find(tree: &Tree) -> Vec<Broken> {
     let figures = Figures::of(tree);
     let mut found = Vec::new();
@@ -73,7 +73,7 @@ pub(super) fn renewed(tree: &Tree, text: &str) -> Option<String> {
     (renewed != text).then_some(renewed)
 }
 
-/// What a line says that is a comment and nothing else.
+/// The text of a line that is only a comment.
 fn comment(line: &str) -> Option<&str> {
     line.trim_start().strip_prefix("//").map(|rest| rest.trim_start_matches(['/', '!']))
 }
@@ -84,11 +84,11 @@ struct Paragraph {
     text: String,
     /// The number of its first line.
     first: usize,
-    /// Whether the heading above says of which day its figures are, or the paragraph before a table does.
+    /// Whether the heading above gives the day of its figures, or the paragraph before a table does.
     is_dated: bool,
 }
 
-/// Goes through the paragraphs of a file; a line without text parts them.
+/// Checks the paragraphs of a file; empty lines separate them.
 fn judged<'a>(path: &str, lines: impl Iterator<Item = (usize, Option<&'a str>)>, figures: &Figures) -> Vec<Broken> {
     let mut found = Vec::new();
     let mut paragraph = Paragraph::default();
@@ -143,7 +143,7 @@ impl Paragraph {
     }
 }
 
-/// A link to one of [`FILES`] whose text is a number.
+/// A link to one of [`FILES`] with a number as its text.
 struct Mark<'a> {
     /// The whole link.
     at: usize,
@@ -237,7 +237,7 @@ fn before_the_word(text: &str) -> Vec<(usize, u64)> {
     found
 }
 
-/// The number that `text` ends with, and where it begins.
+/// The number at the end of `text`, and its start.
 fn last_number(text: &str) -> Option<(usize, u64)> {
     let mut at = text.len();
     let start_of = |end: usize| end - text[..end].bytes().rev().take_while(u8::is_ascii_digit).count();
@@ -247,7 +247,7 @@ fn last_number(text: &str) -> Option<(usize, u64)> {
         at = start - 1;
         start = start_of(at);
     }
-    // A part of a name or of a longer number is none.
+    // Part of a name or of a longer number does not count.
     let is_part = text[..start].ends_with(|letter: char| letter.is_alphanumeric() || ".-_".contains(letter));
     let digits: String = text[start..].split(' ').collect();
     digits.parse().ok().filter(|_| !is_part).map(|figure| (start, figure))

@@ -1,7 +1,7 @@
-//! Enough of Rust's lexical structure to tell code from what is written about code.
+//! A minimal lexer for Rust that separates code from comments and strings.
 //!
-//! [`blank`] replaces comments and the contents of strings by spaces and keeps every line break, so that a position in
-//! the result is a position in the file. It needs no grammar: only comments (which nest), strings (with escapes, or raw
+//! [`blank`] replaces comments and the contents of strings by spaces and keeps every line break, so a position in the
+//! result is a position in the file. It needs no grammar: only comments (which nest), strings (with escapes, or raw
 //! with their hash marks), and characters as opposed to lifetimes.
 
 /// `text` with comments, strings and characters blanked out, byte for byte.
@@ -22,7 +22,7 @@ pub(super) fn blank(text: &str) -> String {
     out
 }
 
-/// How many bytes at the start of `rest` are a comment, string or character.
+/// Number of bytes at the start of `rest` that are a comment, string or character.
 fn skipped(rest: &str, before: Option<char>) -> usize {
     if rest.starts_with("//") {
         return rest.find('\n').unwrap_or(rest.len());

@@ -1,4 +1,4 @@
-//! Each rule is seen to hold and seen to be broken, on trees of a few lines.
+//! Each rule holds, and is broken, on trees of a few lines.
 
 use super::source::blank;
 use super::*;
@@ -110,7 +110,7 @@ fn arrows_point_from_binaries_to_algorithms_to_vocabulary() {
     assert_eq!(with("crates/abi/Cargo.toml", "[dependencies]\nsched.workspace = true"), ["crates/abi/Cargo.toml:2"]);
     // The model in a product, and a program as a library.
     assert_eq!(with("hypervisor/Cargo.toml", "[dependencies]\nhw_model.workspace = true").len(), 1);
-    // A simulation where nobody asked for one.
+    // A simulation where it is not allowed.
     assert_eq!(with("hypervisor/Cargo.toml", "[dependencies]\ninterleave.workspace = true").len(), 1);
     assert_eq!(with("crates/stage2/Cargo.toml", "[dev-dependencies]\ndunlin-cli = {}").len(), 1);
     assert_eq!(with("crates/stage2/Cargo.toml", "[dependencies").len(), 1);

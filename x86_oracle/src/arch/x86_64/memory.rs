@@ -1,12 +1,12 @@
-//! The memory that instructions see: data at fixed addresses, and code, which is written through another address.
+//! The memory for instructions: data at fixed addresses, and code, which is written through another address.
 
 use super::Unavailable;
 use crate::machine::{AROUND, CODE, CODE_BYTES, READ_ONLY, RESERVED, WINDOW, WINDOW_BYTES, WINDOW_END, index};
 use libc::c_void;
 
-/// What is mapped while the processor is taken.
+/// The mappings that exist while the processor is in use.
 pub(super) struct Mapped {
-    /// The code, where it can be written.
+    /// A writable mapping of the code.
     code: *mut u8,
 }
 
@@ -45,12 +45,12 @@ impl Mapped {
         // SAFETY: the file is ours.
         let sized = unsafe { libc::ftruncate(file, CODE_BYTES.cast_signed() as libc::off_t) } == 0;
         let rights = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new mapping where the kernel likes disturbs nobody.
+        // SAFETY: a new mapping at an address that the kernel chooses affects no other memory.
         let written = unsafe { libc::mmap(std::ptr::null_mut(), CODE_BYTES, rights, libc::MAP_SHARED, file, 0) };
         let (rights, kind) = (libc::PROT_READ | libc::PROT_EXEC, libc::MAP_SHARED | libc::MAP_FIXED);
-        // SAFETY: what is replaced is in the reserved part.
+        // SAFETY: the replaced mapping is in the reserved range.
         let executed = unsafe { libc::mmap(at(CODE), CODE_BYTES, rights, kind, file, 0) };
-        // SAFETY: nobody else has the file; the mappings stay.
+        // SAFETY: no other code has the file; the mappings stay.
         unsafe { libc::close(file) };
         if written != libc::MAP_FAILED {
             self.code = written.cast();
@@ -78,7 +78,7 @@ impl Mapped {
 
     pub(super) fn read(&self, into: &mut [u8]) {
         assert!(into.len() <= WINDOW_BYTES, "beyond the window");
-        // SAFETY: the window is mapped and can be read as long as `self` lives; no instruction runs meanwhile.
+        // SAFETY: the window is mapped and readable as long as `self` lives; no instruction runs now.
         unsafe { std::ptr::copy_nonoverlapping(WINDOW as *const u8, into.as_mut_ptr(), into.len()) };
     }
 
@@ -86,8 +86,8 @@ impl Mapped {
         assert!(place <= CODE_BYTES && bytes.len() <= CODE_BYTES - place, "beyond the code");
         // SAFETY: just asserted.
         let to = unsafe { self.code.add(place) };
-        // SAFETY: the mapping can be written, and nothing refers to it. The way to the instruction leads through the
-        // kernel and an IRET, which serializes: the processor sees what was written.
+        // SAFETY: the mapping is writable, and no reference to it exists. The path to the instruction includes the
+        // kernel and an IRET, which serializes: the processor sees the written bytes.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
     }
 
@@ -103,11 +103,11 @@ impl Mapped {
 impl Drop for Mapped {
     fn drop(&mut self) {
         if !self.code.is_null() {
-            // SAFETY: mapped by `map_code`, and used by nobody but `self`.
+            // SAFETY: mapped by `map_code`, and only `self` uses it.
             unsafe { libc::munmap(self.code.cast(), CODE_BYTES) };
         }
         let bytes = index(RESERVED.end - RESERVED.start);
-        // SAFETY: mapped by `new`, and used by nobody but `self` and instructions, of which none runs.
+        // SAFETY: mapped by `new`; only `self` uses it, and instructions, of which none runs.
         unsafe { libc::munmap(at(RESERVED.start), bytes) };
     }
 }

@@ -1,8 +1,8 @@
-//! Executes an instruction in this very process.
+//! Executes an instruction in this process.
 //!
-//! A signal handler can give the interrupted code any registers that it likes, code and stack segment included. So the
-//! way in is an INT3 here, whose handler puts the case's registers in place of ours; and the way out is the INT3 behind
-//! the instruction, or the exception that it causes, whose handler puts ours back. No assembly has to save anything.
+//! A signal handler can set any registers of the interrupted code, code and stack segment included. The entry is an
+//! INT3, whose handler replaces our registers by the case's. The exit is the INT3 behind the instruction, or the
+//! exception that the instruction causes; the handler restores ours. No assembly code needs to save anything.
 
 mod memory;
 mod segments;
@@ -43,9 +43,9 @@ impl fmt::Display for Unavailable {
 
 impl std::error::Error for Unavailable {}
 
-/// The processor, as far as a process can use it. One thread has it at a time.
+/// The processor, as far as a process can use it. One thread at a time has it.
 pub struct Processor {
-    // In the order in which they are given back.
+    // In the order of their removal.
     handlers: Handlers,
     memory: Mapped,
     has_segments: bool,
@@ -58,10 +58,10 @@ const BREAKPOINT: u8 = 3;
 const PAGE_FAULT: u8 = 14;
 
 impl Processor {
-    /// Waits until no other thread has it.
+    /// Waits until no other thread has the processor.
     ///
     /// # Errors
-    /// The kernel does not give what is needed.
+    /// The kernel does not provide a required feature.
     pub fn take() -> Result<Self, Unavailable> {
         let taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
         let memory = Mapped::new()?;
@@ -125,12 +125,12 @@ fn exception(left: &Left) -> Exception {
     const PRESENT: u32 = 1 << 0;
     const END_OF_PROCESS: u64 = 0x7fff_ffff_f000;
     let cr2 = (left.vector == PAGE_FAULT).then_some(left.cr2);
-    // Linux sets this bit for all addresses that no process can have, whatever is there (arch/x86/mm/fault.c). Nothing is.
+    // Linux sets this bit for all addresses that no process can have (arch/x86/mm/fault.c). Nothing is there.
     let hidden = if cr2.is_some_and(|address| address >= END_OF_PROCESS) { PRESENT } else { 0 };
     Exception { vector: left.vector, error_code: left.error_code & !hidden, cr2 }
 }
 
-/// What is given to the instruction, and what it leaves.
+/// Registers before and after the instruction.
 #[derive(Clone, Copy, Debug)]
 struct Registers {
     gprs: [u64; 16],

@@ -1,10 +1,10 @@
-//! Segments: descriptors in the process's local table, and the registers that point there.
+//! Segments: descriptors in the process's local descriptor table, and the registers that refer to it.
 
 use crate::machine::{Case, DESCRIPTORS, Descriptor, Kind};
 use core::arch::asm;
 use x86_emulate::{Mode, Segment};
 
-/// What Linux gives 64-bit processes.
+/// Linux's selector for 64-bit processes.
 const LONG_CODE: u16 = 0x33;
 const LONG_STACK: u16 = 0x2b;
 
@@ -53,7 +53,7 @@ impl Selectors {
     /// # Safety
     /// Nothing that is local to a thread is used before [`restore_fs`].
     pub(super) unsafe fn load_fs(&self) {
-        // SAFETY: the selector is 0 or of our table; the caller sees to the rest.
+        // SAFETY: the selector is 0 or in our table; the caller guarantees the rest.
         unsafe { asm!("mov fs, {:e}", in(reg) u32::from(self.fs), options(nomem, nostack, preserves_flags)) };
         if let Some([fs, _]) = self.bases {
             // SAFETY: the kernel allows it where this is called, and the base is canonical.
@@ -68,7 +68,7 @@ pub(super) fn unload_unused() {
 }
 
 fn load_data(ds: u16, es: u16, gs: u16) {
-    // SAFETY: selectors are 0 or of our table, and 64-bit code uses none of the three registers.
+    // SAFETY: selectors are 0 or in our table, and 64-bit code uses none of the three registers.
     unsafe {
         asm!(
             "mov ds, {:e}",
@@ -93,10 +93,10 @@ pub(super) unsafe fn fs_base() -> u64 {
     base
 }
 
-/// Gives FS back.
+/// Restores FS.
 ///
 /// # Safety
-/// [`has_base_instructions`], and `base` is what [`fs_base`] of this thread was before.
+/// [`has_base_instructions`] is true, and `base` is the earlier value of [`fs_base`] of this thread.
 pub(super) unsafe fn restore_fs(base: u64) {
     // SAFETY: nothing is used by way of FS between here and the next line.
     unsafe {
@@ -107,12 +107,12 @@ pub(super) unsafe fn restore_fs(base: u64) {
 /// Whether the kernel lets processes change the bases of FS and GS.
 pub(super) fn has_base_instructions() -> bool {
     const FSGSBASE: u64 = 1 << 1;
-    // SAFETY: reads what the process was started with.
+    // SAFETY: reads a start parameter of the process.
     let features = unsafe { libc::getauxval(libc::AT_HWCAP2) };
     features & FSGSBASE != 0
 }
 
-/// What `modify_ldt` takes.
+/// The argument of `modify_ldt`.
 #[repr(C)]
 struct UserDescriptor {
     number: u32,
@@ -121,7 +121,7 @@ struct UserDescriptor {
     flags: u32,
 }
 
-/// Puts all descriptors into the local table. Says whether the kernel allows that.
+/// Writes all descriptors into the local table. Returns whether the kernel allows that.
 pub(super) fn describe() -> bool {
     const WRITE: u64 = 0x11;
     let numbered = (0..).zip(&DESCRIPTORS).filter(|(_, descriptor)| descriptor.kind != Kind::Absent);

@@ -1,4 +1,4 @@
-//! Into the instruction by a signal, and out again by another.
+//! One signal enters the instruction, and another one leaves it.
 
 use super::segments::{Selectors, fs_base, has_base_instructions, restore_fs, unload_unused};
 use super::{Registers, Unavailable};
@@ -43,7 +43,7 @@ enum Phase {
     Inside,
 }
 
-/// What an instruction left, and why it left.
+/// The state after an instruction, and why it ended.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Left {
     pub(super) registers: Registers,
@@ -52,7 +52,7 @@ pub(super) struct Left {
     pub(super) cr2: u64,
 }
 
-/// What the handler and the code that it serves tell each other.
+/// Data shared by the handler and the interrupted code.
 struct Exchange {
     phase: Phase,
     /// The stack that the handler runs on. On another, it runs for another thread.
@@ -120,7 +120,7 @@ impl Handlers {
         Ok(handlers)
     }
 
-    /// Executes what is at the case's RIP, until it reaches an INT3 or causes an exception.
+    /// Executes the code at the case's RIP, until it reaches an INT3 or causes an exception.
     pub(super) fn visit(&mut self, case: &Case, selectors: Selectors) -> Left {
         // SAFETY: asked for just before.
         let fs = has_base_instructions().then(|| unsafe { fs_base() });
@@ -133,9 +133,9 @@ impl Handlers {
             exchange.phase = Phase::Entering;
         }
         selectors.load_unused();
-        // SAFETY: the handler keeps all our registers, and puts them back when the instruction is through; from here it
-        // looks as if nothing had happened, but for what is in `EXCHANGE`. That the instruction changes no memory that
-        // the compiler knows of is what `Confined` says.
+        // SAFETY: the handler saves all our registers, and restores them after the instruction. To this code nothing
+        // has changed except `EXCHANGE`. `Confined` guarantees that the instruction changes no memory that the compiler
+        // knows.
         unsafe { asm!("int3") };
         unload_unused();
         // SAFETY: as above; the handler has run twice.
@@ -150,7 +150,7 @@ impl Drop for Handlers {
         for (signal, before) in &self.before {
             set_action(*signal, before);
         }
-        // SAFETY: what was there before. Nothing runs on ours.
+        // SAFETY: the earlier stack. Nothing runs on ours.
         unsafe { libc::sigaltstack(&raw const self.stack_before, std::ptr::null_mut()) };
     }
 }
@@ -166,20 +166,21 @@ fn action(handler: usize) -> libc::sigaction {
 /// Gives a signal a new handler and returns the former one.
 fn set_action(signal: c_int, new: &libc::sigaction) -> Option<libc::sigaction> {
     let mut before = MaybeUninit::uninit();
-    // SAFETY: the new handler is a function of the right type, the default, or one that was there before.
+    // SAFETY: the new handler is a function of the right type, the default, or an earlier one.
     let done = unsafe { libc::sigaction(signal, new, before.as_mut_ptr()) };
     // SAFETY: a call that succeeds has filled it.
     (done == 0).then(|| unsafe { before.assume_init() })
 }
 
-/// Handles all signals. It runs with the instruction's FS at first and at last: nothing that is local to a thread is used.
+/// Handles all signals. At its start and end it runs with the instruction's FS, so it uses nothing that is local to a
+/// thread.
 extern "C" fn on_signal(signal: c_int, _info: *mut siginfo_t, context: *mut c_void) {
     let here = (&raw const signal) as usize;
-    // SAFETY: what the thread that has the `Processor` reads or writes here it does not do while it handles a signal;
-    // other threads find out in the next line that it is not for them, and read no more.
+    // SAFETY: the thread that has the `Processor` does not access this data while it handles a signal. Other threads
+    // find in the next line that the signal is not for them, and read no more.
     let exchange = unsafe { &mut *EXCHANGE.0.get() };
     if !exchange.stack.contains(&here) || exchange.phase == Phase::Outside {
-        // Somebody's mistake: it comes again when we return, and ends the process.
+        // A bug elsewhere: the signal comes again after the return, and ends the process.
         set_action(signal, &action(libc::SIG_DFL));
         return;
     }
@@ -196,7 +197,7 @@ extern "C" fn on_signal(signal: c_int, _info: *mut siginfo_t, context: *mut c_vo
         }
     } else {
         if let Some(base) = exchange.fs {
-            // SAFETY: it is what `visit` found on this thread.
+            // SAFETY: `visit` found this value on this thread.
             unsafe { restore_fs(base) };
         }
         exchange.left = take(registers);
