@@ -5,65 +5,52 @@
 //! The portable modules also compile on the developer's machine, where their tests run; what needs the bare machine is
 //! left out there.
 
-#![cfg_attr(target_os = "none", no_std)]
+#![cfg(any(target_os = "none", test))]
+#![cfg_attr(not(test), no_std)]
 #![cfg_attr(
-    not(target_os = "none"),
-    allow(dead_code, unused_imports, reason = "on the host only the tests use the portable modules")
+    test,
+    allow(dead_code, reason = "tests use the core; what only a booting machine needs is there for the compiler")
 )]
 
-#[cfg(any(target_os = "none", test))]
 extern crate alloc;
 
-#[cfg(target_os = "none")]
 mod arch;
-#[cfg(any(target_os = "none", test))]
 mod boot;
-#[cfg(target_os = "none")]
 mod check;
-#[cfg(any(target_os = "none", test))]
 #[cfg_attr(machine = "virt", expect(dead_code, reason = "the counter of that machine is one for all CPUs"))]
 mod clock_offset;
-#[cfg(target_os = "none")]
 mod control;
-#[cfg(target_os = "none")]
 mod cpu;
-#[cfg(any(target_os = "none", test))]
 mod device;
-#[cfg(target_os = "none")]
 mod exit;
-#[cfg(target_os = "none")]
 mod frames;
-#[cfg(target_os = "none")]
+#[cfg(not(test))]
 mod heap;
 #[cfg(any(test, machine = "pc"))]
 mod keyboard;
-#[cfg(target_os = "none")]
 mod layout;
-#[cfg(target_os = "none")]
 mod log;
-#[cfg(any(target_os = "none", test))]
 mod memory_map;
-#[cfg(any(target_os = "none", test))]
 mod output;
-#[cfg(target_os = "none")]
+#[cfg(not(test))]
 mod panic;
 #[cfg(any(test, machine = "pc"))]
 mod screen;
-#[cfg(target_os = "none")]
 mod selftest;
 #[cfg(any(test, machine = "pc"))]
 mod serial_port;
-#[cfg(any(target_os = "none", test))]
+mod sync;
 mod terminal;
-#[cfg(any(target_os = "none", test))]
+#[cfg(test)]
+mod tests;
 mod trace;
-#[cfg(target_os = "none")]
 mod vcpu;
-#[cfg(target_os = "none")]
 mod vm;
 
+use alloc::format;
+use alloc::string::{String, ToString};
+
 /// Where bring-up ends: all pCPUs are up, and this is the first of them.
-#[cfg(target_os = "none")]
 fn start(boot: &boot::Boot) -> ! {
     let mistakes = boot.mistakes().inspect(|mistake| ::log::error!("cannot start: {mistake}")).count();
     if mistakes != 0 {
@@ -81,11 +68,8 @@ fn start(boot: &boot::Boot) -> ! {
 }
 
 /// Creates and starts the VMs of the payload, one after the other; those that are started run meanwhile on other pCPUs.
-#[cfg(target_os = "none")]
-fn start_vms(boot: &boot::Boot) -> Result<(), alloc::string::String> {
+fn start_vms(boot: &boot::Boot) -> Result<(), String> {
     use abi::payload::Payload;
-    use alloc::format;
-    use alloc::string::ToString;
 
     arch::virtualization::check().map_err(|missing| missing.to_string())?;
     ::log::info!("{}", arch::virtualization::describe());
@@ -118,7 +102,6 @@ fn start_vms(boot: &boot::Boot) -> Result<(), alloc::string::String> {
 }
 
 /// What every pCPU does from here on.
-#[cfg(target_os = "none")]
 fn run_cpu() -> ! {
     cpu::scheduler::run_vcpus(cpu::this())
 }

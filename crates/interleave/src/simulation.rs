@@ -147,7 +147,7 @@ impl Waker {
     /// Ends the thread's wait, or its next one.
     pub fn wake(&self) {
         match &self.0 {
-            Parked::Simulated(thread) => thread.unpark(),
+            Parked::Simulated(thread) => turn(|| thread.unpark()),
             Parked::Real(thread) => thread.unpark(),
         }
     }

@@ -44,17 +44,22 @@
 pub(crate) mod bank;
 pub(crate) mod block;
 mod clock;
+#[cfg(not(test))]
 pub(crate) mod control_port;
+#[cfg(test)]
+pub(crate) mod fake;
 pub(crate) mod ram;
 pub(crate) mod tables;
 pub(crate) mod trace;
 
-#[cfg(target_arch = "aarch64")]
+#[cfg(all(not(test), target_arch = "aarch64"))]
 mod aarch64;
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(not(test), target_arch = "x86_64"))]
 mod x86_64;
 
-#[cfg(target_arch = "aarch64")]
+#[cfg(all(not(test), target_arch = "aarch64"))]
 pub(crate) use aarch64::*;
-#[cfg(target_arch = "x86_64")]
+#[cfg(test)]
+pub(crate) use fake::*;
+#[cfg(all(not(test), target_arch = "x86_64"))]
 pub(crate) use x86_64::*;

@@ -19,6 +19,7 @@ use stage2::{BATCH, Cell, ENTRIES, Pages};
 use super::ram::Repeated;
 use super::trace::{self, Event};
 use crate::frames::{Exhausted, Frames};
+use crate::sync::point;
 
 /// Tables for the upper levels of any VM, its root among them: side by side, up to 16.
 const ROOT_TABLES: u64 = 32;
@@ -100,11 +101,13 @@ impl Pages for TablePool {
 
     #[inline]
     fn load(&self, cell: Cell) -> u64 {
+        point();
         self.entry(cell).load(Ordering::SeqCst)
     }
 
     #[inline]
     fn compare_exchange(&self, cell: Cell, old: u64, new: u64) -> Result<(), u64> {
+        point();
         trace::step(
             || self.entry(cell).compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst).map(|_| ()),
             |done| done.is_ok().then_some(Event::Exchange { cell, old, new }),

@@ -24,11 +24,11 @@ use abi::payload::{DirtyLogging, VmConfig};
 use addr::Gpa;
 use crossbeam_utils::CachePadded;
 use log::{error, info, warn};
-use spin::Mutex;
 
 use crate::arch::control_port::ControlPort;
 use crate::arch::{platform, power, tsc, virtualization};
 use crate::output::Turns;
+use crate::sync::{Mutex, per_host};
 use crate::terminal::{Key, Terminal};
 use crate::vm::dirty::{self, Done, Session, StartError};
 use crate::vm::{Ending, LINES, Vm};
@@ -56,10 +56,11 @@ const FAREWELL_SECONDS: u64 = 2;
 /// How long the first pCPU works at a time at what was asked for.
 const WORK_NANOS: u64 = 500_000;
 
-/// What other pCPUs have to say.
-static EVENTS: CachePadded<Mutex<VecDeque<Message>>> = CachePadded::new(Mutex::new(VecDeque::new()));
-
-static CONTROL: CachePadded<Mutex<Option<Control>>> = CachePadded::new(Mutex::new(None));
+per_host! {
+    /// What other pCPUs have to say.
+    static EVENTS: CachePadded<Mutex<VecDeque<Message>>> = CachePadded::new(Mutex::new(VecDeque::new()));
+    static CONTROL: CachePadded<Mutex<Option<Control>>> = CachePadded::new(Mutex::new(None));
+}
 
 struct Control {
     port: Option<ControlPort>,

@@ -7,7 +7,6 @@ pub(crate) mod scheduler;
 pub(crate) mod timers;
 
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicBool, Ordering};
 
 use crossbeam_utils::CachePadded;
 use spin::Once;
@@ -18,6 +17,7 @@ use crate::arch::percpu::ArchPerCpu;
 use crate::arch::tsc;
 use crate::arch::virtualization::HostContext;
 use crate::control;
+use crate::sync::{AtomicBool, Ordering, per_host};
 use crate::vm::tags::CpuPools;
 
 /// Most pCPUs that are used; a machine's further ones stay asleep.
@@ -103,7 +103,9 @@ impl PerCpu {
     }
 }
 
-static BLOCKS: Once<Vec<Block<PerCpu>>> = Once::new();
+per_host! {
+    static BLOCKS: Once<Vec<Block<PerCpu>>> = Once::new();
+}
 
 /// Fixes the set of pCPUs, in order of their numbers. Called once, before any of them looks for its block.
 pub(crate) fn init(blocks: impl Iterator<Item = PerCpu>) {
@@ -154,8 +156,10 @@ pub(crate) fn housekeeping(cpu: &PerCpu) -> bool {
     }
 }
 
-/// Whether the pCPU that keeps house has more to do soon.
-static BUSY: CachePadded<AtomicBool> = CachePadded::new(AtomicBool::new(false));
+per_host! {
+    /// Whether the pCPU that keeps house has more to do soon.
+    static BUSY: CachePadded<AtomicBool> = CachePadded::new(AtomicBool::new(false));
+}
 
 /// Whether this pCPU should soon keep house again.
 pub(crate) fn is_busy(cpu: &PerCpu) -> bool {

@@ -4,17 +4,16 @@
 //! blocks, until its slice is over and others wait, or until one that wakes has a better claim. A woken vCPU goes to the
 //! pCPU it ran on last, or to an idle one; a pCPU without work takes some from the busiest queue before it idles.
 
-use core::sync::atomic::{AtomicU64, Ordering};
-
 use crossbeam_utils::CachePadded;
 use log::info;
 use sched::{IdleSet, RunQueue, VirtualTime};
-use spin::{Mutex, Once};
+use spin::Once;
 use vcpu_layout::{OwnerWord, Proof, lay_out};
 
 use super::{PerCpu, all, by_id, housekeeping, is_busy, this};
 use crate::arch::{interrupts, irq, trace, tsc, virtualization};
 use crate::control;
+use crate::sync::{AtomicU64, Mutex, Ordering, per_host};
 use crate::vcpu::run::{Left, Running, run};
 use crate::vm::VcpuRef;
 
@@ -81,13 +80,15 @@ impl Scheduler {
     }
 }
 
-/// pCPUs that have nothing to run. On a line of its own: what stands beside it by chance is read all the time.
-static IDLE: CachePadded<IdleSet> = CachePadded::new(IdleSet::new());
+per_host! {
+    /// pCPUs that have nothing to run. On a line of its own: what stands beside it by chance is read all the time.
+    static IDLE: CachePadded<IdleSet> = CachePadded::new(IdleSet::new());
+    static SPARED: Once<bool> = Once::new();
+}
 
 /// Whether a pCPU runs vCPUs: all do, but for the first where the machine demands that it is spared. A single one does
 /// in any case.
 fn runs_vcpus(cpu: &PerCpu) -> bool {
-    static SPARED: Once<bool> = Once::new();
     cpu.id.0 != 0 || all().len() == 1 || !*SPARED.call_once(virtualization::spares_first_cpu)
 }
 
@@ -108,12 +109,17 @@ pub(crate) fn run_vcpus(cpu: &'static PerCpu) -> ! {
         }
     }
     loop {
-        let is_busy = housekeeping(cpu);
-        match pick(cpu) {
-            Some((time, vcpu)) => run_one(cpu, time, vcpu),
-            None if is_busy => {}
-            None => idle(cpu),
-        }
+        turn(cpu);
+    }
+}
+
+/// One turn of that: a stay of a vCPU, or a sleep.
+pub(crate) fn turn(cpu: &'static PerCpu) {
+    let is_busy = housekeeping(cpu);
+    match pick(cpu) {
+        Some((time, vcpu)) => run_one(cpu, time, vcpu),
+        None if is_busy => {}
+        None => idle(cpu),
     }
 }
 

@@ -4,11 +4,10 @@
 //! and takes it back when it runs again, wherever that is.
 
 use alloc::collections::BTreeMap;
-use core::sync::atomic::{AtomicU64, Ordering};
 
 use sched::Pending;
-use spin::Mutex;
 
+use crate::sync::{AtomicU64, Mutex, Ordering};
 use crate::vm::VcpuRef;
 
 /// The deadlines of one pCPU.

@@ -7,7 +7,7 @@
 #[cfg(test)]
 mod tests;
 
-use spin::Mutex;
+use crate::sync::Mutex;
 
 /// A device that may ask for service.
 pub(crate) trait Interrupts {

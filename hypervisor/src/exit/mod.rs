@@ -1,4 +1,4 @@
 //! What exits mean, where that is not the architecture's own business.
 
-#[cfg(machine = "pc")]
+#[cfg(any(test, machine = "pc"))]
 pub(crate) mod hypercall;

@@ -1,7 +1,6 @@
 //! Who writes events, and who reads them.
 
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use abi::counters::ExitReason;
 use abi::trace::{Departure, Event, Events, What};
@@ -11,13 +10,16 @@ use spin::Once;
 use super::ring::{OutOfMemory, Ring};
 use crate::arch::{interrupts, tsc};
 use crate::cpu::{self, scheduler};
+use crate::sync::{AtomicBool, AtomicU64, Ordering, per_host};
 use crate::vcpu::run::Left;
 
-/// Whether somebody traces.
-static IS_ON: CachePadded<AtomicBool> = CachePadded::new(AtomicBool::new(false));
-/// When events were last asked for, in host ticks.
-static ASKED_AT: AtomicU64 = AtomicU64::new(0);
-static RINGS: Once<Vec<Ring>> = Once::new();
+per_host! {
+    /// Whether somebody traces.
+    static IS_ON: CachePadded<AtomicBool> = CachePadded::new(AtomicBool::new(false));
+    /// When events were last asked for, in host ticks.
+    static ASKED_AT: AtomicU64 = AtomicU64::new(0);
+    static RINGS: Once<Vec<Ring>> = Once::new();
+}
 /// A trace ends when nobody has asked for its events for so long: who began it is gone.
 const FORGOTTEN_SECONDS: u64 = 10;
 

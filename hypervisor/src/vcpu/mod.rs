@@ -8,18 +8,17 @@ pub(crate) mod run;
 
 use alloc::vec::Vec;
 use core::ops::Deref;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use abi::counters::{ExitReason, VcpuCounters};
 use sched::{CpuId, Mailbox, VirtualTime};
 use shootdown::{Presence, Requests};
-use spin::Mutex;
 use vcpu_layout::{MailboxField, Owned, OwnerField, OwnerWord, Proof, Running as Held, lay_out};
 
 use crate::arch::routing::Posted;
 use crate::arch::tags::VcpuTags;
 use crate::arch::vcpu::ArchVcpu;
 use crate::layout::OwnPages;
+use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering};
 use crate::vm::VcpuRef;
 use crate::vm::fault::Kit;
 

@@ -7,7 +7,6 @@
 
 use alloc::vec::Vec;
 use core::cell::Cell;
-use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
 use abi::payload::{DirtyLogging, DirtySource, Split};
 use addr::{Gpa, GpaRange, PAGE_BYTES};
@@ -20,6 +19,7 @@ use super::memory::Memory;
 use crate::arch::block::Block;
 use crate::arch::tlb;
 use crate::cpu;
+use crate::sync::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence, relax};
 use crate::vcpu::Vcpu;
 
 /// Bytes of a slot: 64 large pages.
@@ -242,6 +242,6 @@ impl Tlb for AllTlbs<'_> {
     }
 
     fn relax(&self) {
-        core::hint::spin_loop();
+        relax();
     }
 }

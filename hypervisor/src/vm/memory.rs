@@ -19,13 +19,11 @@
 )]
 
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicU64, Ordering};
 
 use addr::{Gpa, GpaRange, Hpa, PAGE_BYTES, PageSize};
 use decode_cache::{Cause, Lost, Protect, Protection, Size, Unprotection, Vouching, WriteProtect};
 use sched::{CpuId, Pending};
 use shootdown::{Flush, Plan};
-use spin::{Mutex, MutexGuard};
 use stage2::{Access, Attempt, MapError, Shape, Stale, Tlb, Tree, Walk, WalkMut, Walking};
 use tlb_tag::Scheme;
 use vcpu_layout::lay_out;
@@ -41,6 +39,7 @@ use crate::arch::vcpu::ArchVcpu;
 use crate::arch::{interrupts, tlb, tsc};
 use crate::cpu;
 use crate::frames::{Exhausted, Frames};
+use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, relax};
 use crate::trace;
 use crate::vcpu::{Owner, Tally, Vcpu};
 
@@ -518,7 +517,7 @@ fn kick_again(wait: &mut Option<Wait>, cpu: u32) {
         wait.kick_at = now + wait.patience;
         interrupts::kick(CpuId(cpu));
     }
-    core::hint::spin_loop();
+    relax();
 }
 
 /// Whether `set` has all of `count` vCPUs in it.

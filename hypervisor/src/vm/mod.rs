@@ -12,7 +12,6 @@ use alloc::string::{String, ToString};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 
 use abi::control::{Line, StopReason};
 use abi::payload::{DecodeCache, Payload, Populate, VmConfig};
@@ -29,6 +28,7 @@ use crate::arch::vcpu::ArchVcpu;
 use crate::arch::{interrupts, loader};
 use crate::cpu::{self, scheduler};
 use crate::frames;
+use crate::sync::{AtomicBool, AtomicU32, Ordering, fence};
 use crate::vcpu::Vcpu;
 use memory::{Memory, MemoryError};
 use serial::SerialLine;

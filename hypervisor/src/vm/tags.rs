@@ -15,6 +15,7 @@ use tlb_tag::{Scheme, TagRange};
 
 use crate::arch::tags::{self, CpuTags, Pool, VcpuTags};
 use crate::cpu::CpuId;
+use crate::sync::per_host;
 
 /// What VMs that share a pool have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +32,9 @@ impl Kind {
     }
 }
 
-static POOLS: Once<Vec<(Kind, Pool)>> = Once::new();
+per_host! {
+    static POOLS: Once<Vec<(Kind, Pool)>> = Once::new();
+}
 
 /// Most tags in one pool. More vCPUs than that do not fit a host of [`crate::cpu::MAX_CPUS`] pCPUs in any useful way.
 const LARGEST_POOL: u32 = 4095;

@@ -1,0 +1,94 @@
+//! Why a guest was left, and what is done about it.
+
+use abi::control::{Line, StopReason};
+use abi::counters::ExitReason;
+use addr::Gpa;
+use hyperv_defs::Targets as Set;
+use sched::Pending;
+use shootdown::{CutOff, Pages, Plan};
+use stage2::Access;
+
+use super::{platform, routing, tsc};
+use crate::cpu::scheduler;
+use crate::vcpu::run::{Next, Running};
+use crate::vm::fault::{self, Settled};
+use crate::vm::memory::{Mine, Targets};
+
+/// Why the guest was left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Exit {
+    /// The host was interrupted.
+    Interrupted,
+    /// The guest halts.
+    Halted,
+    /// Stage 2 does not allow an access.
+    Fault { gpa: u64, is_write: bool, is_mapped: bool },
+    /// These vCPUs shall flush a page, or everything.
+    Flush { vcpus: u64, page: Option<u64> },
+    /// This vCPU shall be interrupted.
+    Interrupt(u32),
+    /// This vCPU shall start.
+    Start(u32),
+    /// The guest sets its timer.
+    Timer(u64),
+    /// The guest spins.
+    Yield,
+    /// The guest writes to its console.
+    Print(u8),
+    /// The guest turns itself off.
+    ShutDown,
+}
+
+/// Handles the last exit.
+pub(crate) fn handle(run: &mut Running<'_>) -> Next {
+    run.tally.exit(ExitReason::Other);
+    match run.owner.arch.exit {
+        Exit::Interrupted => return Next::Interrupted,
+        Exit::Halted => {
+            run.owner.arch.halt();
+            return Next::Idle;
+        }
+        Exit::Yield => return Next::Yield,
+        Exit::Fault { gpa, is_write, is_mapped } => resolve(run, Gpa(gpa), is_write, is_mapped),
+        Exit::Flush { vcpus, page } => flush(run, vcpus, page),
+        Exit::Interrupt(target) if target == run.index => run.owner.arch.interrupt(),
+        Exit::Interrupt(target) => routing::send_fixed(run.vm, 0, [target]),
+        Exit::Start(target) => {
+            run.vm.vcpus()[target as usize].posted().start();
+            run.vm.post(target, Pending::STARTUP);
+        }
+        Exit::Timer(ticks) => {
+            run.owner.arch.set_timer(tsc::now() + ticks);
+            scheduler::arm(run.cpu, run.owner.arch.deadline());
+        }
+        Exit::Print(byte) => {
+            let tell = |asserted| platform::serial_interrupt(run.vm, Line::Console, asserted);
+            run.vm.serial(Line::Console).write(0, byte, tell);
+        }
+        Exit::ShutDown => run.vm.stop(StopReason::PowerOff, format_args!("turned itself off")),
+    }
+    Next::Resume
+}
+
+fn resolve(run: &mut Running<'_>, gpa: Gpa, is_write: bool, is_mapped: bool) {
+    let wanted = if is_write { Access::ALL } else { Access::READ_EXECUTE };
+    let stopped = run.vm.memory.stopped_at(gpa, is_mapped);
+    let settled = stopped.map(|at| fault::settle(run, at, gpa, wanted));
+    if settled != Some(Settled::Again) {
+        run.vm.stop(StopReason::Unsupported, format_args!("{gpa}: {settled:?}"));
+    }
+}
+
+fn flush(run: &mut Running<'_>, vcpus: u64, page: Option<u64>) {
+    let plan = match page {
+        None => Plan::whole(),
+        Some(page) => {
+            let mut plan = Plan::new(CutOff::default());
+            plan.add(Pages::new(page << 12, 1));
+            plan
+        }
+    };
+    let targets = Targets { set: Set::Mask(vcpus), me: run.index };
+    let mine = Mine { arch: &mut run.owner.arch, tally: run.tally };
+    run.vm.memory.flush(&plan, run.vm.vcpus(), targets, mine);
+}

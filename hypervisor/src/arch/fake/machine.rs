@@ -1,0 +1,362 @@
+//! The hardware: pCPUs that sleep and are kicked, one clock, and TLBs that forget nothing by themselves.
+//!
+//! A pCPU is a thread. It finds the machine, and its own number, in the number that each thread has for itself
+//! ([`Context`]). pCPU 0 runs the test's script, and no vCPUs.
+//!
+//! Time passes as pCPUs look at the clock and as guests execute instructions. When all pCPUs sleep, it jumps to the next
+//! deadline of a pCPU's timer, but never as far as the tick at which each pCPU looks around in any case: a wake-up that is
+//! lost must not be found by that.
+
+use core::any::Any;
+use core::ops::Deref;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::boxed::Box;
+use std::collections::{BTreeMap, VecDeque};
+use std::string::String;
+use std::sync::{Arc, Mutex, MutexGuard, Once};
+use std::vec::Vec;
+
+use addr::{Hpa, HpaRange, Hva};
+use hw_model::Tag;
+use interleave::{Context, Thread, Waker, park, point};
+use sched::CpuId;
+
+use super::percpu::ArchPerCpu;
+use super::program::Op;
+use crate::arch::ram;
+use crate::cpu::{self, PerCpu, scheduler};
+
+/// Ticks in a second.
+pub(super) const HZ: u64 = 1_000_000_000;
+/// The clock never jumps as far as this: 100 times a second each pCPU looks around.
+const LONGEST_JUMP: u64 = HZ / 200;
+/// RAM that all simulated machines of a process share.
+const RAM_BYTES: usize = 1 << 30;
+/// Numbers of pCPUs are below.
+const MOST_CPUS: usize = 64;
+
+/// One machine.
+#[repr(align(64))]
+pub(crate) struct Machine {
+    clock: AtomicU64,
+    is_over: AtomicBool,
+    hardware: Mutex<Hardware>,
+    /// What there is once per host.
+    globals: Mutex<Vec<(usize, Box<dyn Any + Send + Sync>)>>,
+}
+
+const _: () = assert!(align_of::<Machine>() >= MOST_CPUS);
+
+/// What pCPUs, TLBs and wires hold at one moment.
+pub(super) struct Hardware {
+    pub(super) cpus: Vec<Cpu>,
+    /// Translations of guests' own addresses: of which VM they are, and to what they lead.
+    pub(super) virtual_tlbs: hw_model::Machine<(u64, u64)>,
+    /// Translations of guest physical pages.
+    pub(super) physical_tlbs: hw_model::Machine<Leaf>,
+    /// What a page of a vCPU leads to, at least: what came before was flushed, and that was acknowledged.
+    pub(super) flushed: BTreeMap<(u64, u32, u64), u64>,
+    /// What vCPUs of VMs execute.
+    pub(super) programs: BTreeMap<String, Vec<Arc<[Op]>>>,
+    /// Bytes on the control port's wire: to the host, and from it.
+    pub(super) to_host: VecDeque<u8>,
+    pub(super) from_host: Vec<u8>,
+}
+
+/// A pCPU.
+#[derive(Default)]
+pub(super) struct Cpu {
+    is_kicked: bool,
+    is_asleep: bool,
+    deadline: Option<u64>,
+    waker: Option<Waker>,
+}
+
+/// A page of stage 2, as a TLB holds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Leaf {
+    pub(super) hpa: u64,
+    pub(super) is_writable: bool,
+    /// A write need not be recorded any more.
+    pub(super) is_dirty: bool,
+}
+
+/// Where this thread is: which machine's which pCPU.
+fn place() -> Option<(&'static Machine, usize)> {
+    let context = Context::get();
+    let (machine, number) = (context & !(MOST_CPUS - 1), context % MOST_CPUS);
+    // SAFETY: only `become_cpu` sets a context: to a machine that is freed after its threads have ended, or never.
+    let machine = unsafe { (machine as *const Machine).as_ref() };
+    machine.map(|machine| (machine, number))
+}
+
+/// The machine that this thread is a pCPU of.
+pub(crate) fn machine() -> &'static Machine {
+    place().expect("only pCPUs of a simulated machine come here").0
+}
+
+/// The number of this pCPU.
+pub(super) fn number() -> usize {
+    place().expect("only pCPUs of a simulated machine come here").1
+}
+
+/// The block of this pCPU, if the thread is one.
+pub(super) fn try_this() -> Option<&'static PerCpu> {
+    let (_, number) = place()?;
+    cpu::all().get(number).map(|cpu| &**cpu)
+}
+
+fn become_cpu(machine: &Machine, number: usize) {
+    Context::set(core::ptr::from_ref(machine) as usize | number);
+}
+
+/// What there is once per host. Outside of a simulated machine nothing asks for it.
+pub(crate) struct PerHost<T>(fn() -> T);
+
+impl<T> PerHost<T> {
+    /// Made when a host asks first.
+    pub(crate) const fn new(make: fn() -> T) -> Self {
+        Self(make)
+    }
+}
+
+impl<T: Any + Send + Sync> Deref for PerHost<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        let key = core::ptr::from_ref(self) as usize;
+        let mut globals = locked(&machine().globals);
+        let at = globals.iter().position(|(other, _)| *other == key).unwrap_or_else(|| {
+            globals.push((key, Box::new((self.0)())));
+            globals.len() - 1
+        });
+        let value: *const T = globals[at].1.downcast_ref::<T>().expect("each key has one type");
+        // SAFETY: boxes stay where they are until the machine is dropped, when none of its threads uses anything of it.
+        unsafe { &*value }
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A thread that panics ends the test, and others may still say what they saw.
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+impl Machine {
+    fn new(cpus: usize) -> Self {
+        assert!(cpus < MOST_CPUS, "a context has room for fewer pCPUs");
+        Self {
+            clock: AtomicU64::new(1),
+            is_over: AtomicBool::new(false),
+            hardware: Mutex::new(Hardware {
+                cpus: (0..cpus).map(|_| Cpu::default()).collect(),
+                virtual_tlbs: hw_model::Machine::new(cpus),
+                physical_tlbs: hw_model::Machine::new(cpus),
+                flushed: BTreeMap::new(),
+                programs: BTreeMap::new(),
+                to_host: VecDeque::new(),
+                from_host: Vec::new(),
+            }),
+            globals: Mutex::new(Vec::new()),
+        }
+    }
+
+    /// The hardware, held still. Whoever has it comes to no scheduling point.
+    pub(super) fn hardware(&self) -> MutexGuard<'_, Hardware> {
+        locked(&self.hardware)
+    }
+
+    /// The clock; it has moved on by `ticks`.
+    pub(super) fn pass(&self, ticks: u64) -> u64 {
+        self.clock.fetch_add(ticks, Ordering::Relaxed) + ticks
+    }
+
+    /// Whether something interrupts this pCPU at this moment.
+    pub(super) fn is_interrupted(&self) -> bool {
+        self.hardware().cpus[number()].is_interrupted(self.clock.load(Ordering::Relaxed))
+    }
+
+    /// Takes the interrupts that wait for this pCPU.
+    pub(super) fn take_interrupts(&self) {
+        let cpu = &mut self.hardware().cpus[number()];
+        cpu.is_kicked = false;
+        cpu.deadline.take_if(|deadline| *deadline <= self.clock.load(Ordering::Relaxed));
+    }
+
+    /// Sets this pCPU's timer.
+    pub(super) fn arm(&self, deadline: u64) {
+        self.hardware().cpus[number()].deadline = Some(deadline);
+    }
+
+    /// Interrupts a pCPU.
+    pub(super) fn kick(&self, cpu: CpuId) {
+        point();
+        self.hardware().cpus[cpu.index()].is_kicked = true;
+        self.wake(cpu.index());
+    }
+
+    fn wake(&self, cpu: usize) {
+        let mut hardware = self.hardware();
+        let cpu = &mut hardware.cpus[cpu];
+        let waker = if core::mem::take(&mut cpu.is_asleep) { cpu.waker.clone() } else { None };
+        drop(hardware);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// This pCPU sleeps until it is interrupted.
+    pub(super) fn sleep(&self) {
+        point();
+        while self.falls_asleep() {
+            self.run_clock();
+            self.wake(0);
+            let is_asleep = self.hardware().cpus[number()].is_asleep;
+            if is_asleep {
+                park();
+            }
+        }
+        self.take_interrupts();
+    }
+
+    /// Puts this pCPU to sleep, unless something interrupts it or the machine is off.
+    fn falls_asleep(&self) -> bool {
+        let waker = interleave::current();
+        let cpu = &mut self.hardware().cpus[number()];
+        let goes_on = self.is_over.load(Ordering::Relaxed) || cpu.is_interrupted(self.clock.load(Ordering::Relaxed));
+        cpu.is_asleep = !goes_on;
+        cpu.waker = Some(waker);
+        !goes_on
+    }
+
+    /// When all pCPUs that run vCPUs sleep, time passes until a timer wakes one of them.
+    fn run_clock(&self) {
+        let hardware = self.hardware();
+        let sleepers = &hardware.cpus[1..];
+        if !sleepers.iter().all(|cpu| cpu.is_asleep) {
+            return;
+        }
+        let next = sleepers.iter().enumerate().filter_map(|(cpu, sleeper)| Some((sleeper.deadline?, cpu + 1))).min();
+        let limit = self.clock.load(Ordering::Relaxed) + LONGEST_JUMP;
+        let Some((deadline, cpu)) = next.filter(|(deadline, _)| *deadline < limit) else { return };
+        drop(hardware);
+        self.clock.fetch_max(deadline, Ordering::Relaxed);
+        self.wake(cpu);
+    }
+
+    /// Whether nothing will ever happen unless the script does it.
+    fn is_quiet(&self) -> bool {
+        self.hardware().cpus[1..].iter().all(|cpu| cpu.is_asleep)
+    }
+}
+
+impl Cpu {
+    fn is_interrupted(&self, now: u64) -> bool {
+        self.is_kicked || self.deadline.is_some_and(|deadline| deadline <= now)
+    }
+}
+
+/// A machine at work, in the hands of the test's script.
+pub(crate) struct Simulation {
+    machine: &'static Machine,
+    threads: Vec<Thread>,
+}
+
+/// Runs `script` on pCPU 0 of a machine of which so many more pCPUs run vCPUs. Returns when it has been turned off.
+pub(crate) fn run(cpus: usize, script: impl FnOnce(&Simulation)) {
+    fill_pool();
+    // Stays for good if the script panics: threads may still be in it.
+    let machine = Box::into_raw(Box::new(Machine::new(cpus + 1)));
+    // SAFETY: it was just made, and is freed below, after its threads have ended.
+    let shared = unsafe { &*machine };
+    become_cpu(shared, 0);
+    cpu::init((0..).take(cpus + 1).map(|number| PerCpu::new(CpuId(number), ArchPerCpu::new())));
+    let threads = (1..=cpus).map(|number| {
+        interleave::spawn(move || {
+            become_cpu(shared, number);
+            let this = cpu::this();
+            while !shared.is_over.load(Ordering::Relaxed) {
+                scheduler::turn(this);
+                shared.wake(0);
+            }
+        })
+    });
+    let simulation = Simulation { machine: shared, threads: threads.collect() };
+    script(&simulation);
+    simulation.turn_off();
+    Context::set(0);
+    // SAFETY: it was made by `Box::into_raw`; its threads have ended, and this one is no pCPU any more.
+    drop(unsafe { Box::from_raw(machine) });
+}
+
+impl Simulation {
+    /// What vCPUs of the VM with this name execute.
+    pub(crate) fn load(&self, vm: &str, programs: impl IntoIterator<Item = Vec<Op>>) {
+        let programs = programs.into_iter().map(Arc::from).collect();
+        self.machine.hardware().programs.insert(vm.into(), programs);
+    }
+
+    /// Waits until `is_so`.
+    ///
+    /// # Panics
+    /// When all pCPUs sleep, no timer is going to wake one, and it is still not so.
+    pub(crate) fn wait_until(&self, what: &str, is_so: impl Fn() -> bool) {
+        loop {
+            let was_quiet = self.machine.is_quiet();
+            if is_so() {
+                return;
+            }
+            assert!(!was_quiet || !self.machine.is_quiet(), "all pCPUs sleep for ever, but not: {what}");
+            if self.machine.falls_asleep() && !self.machine.is_quiet() {
+                park();
+            }
+            self.machine.take_interrupts();
+        }
+    }
+
+    /// Sends bytes to the host's control port.
+    pub(crate) fn send(&self, bytes: &[u8]) {
+        self.machine.hardware().to_host.extend(bytes);
+    }
+
+    /// What the host has sent on its control port.
+    pub(crate) fn received(&self) -> Vec<u8> {
+        core::mem::take(&mut self.machine.hardware().from_host)
+    }
+
+    fn turn_off(self) {
+        self.machine.is_over.store(true, Ordering::Relaxed);
+        (1..=self.threads.len()).for_each(|cpu| self.machine.wake(cpu));
+        self.threads.into_iter().for_each(Thread::join);
+    }
+}
+
+/// Gives the pool of frames some RAM, once in a process.
+fn fill_pool() {
+    static FILLED: Once = Once::new();
+    FILLED.call_once(|| {
+        let layout = core::alloc::Layout::from_size_align(RAM_BYTES, 2 << 20).expect("a fixed size");
+        // SAFETY: the layout is not empty.
+        let start = unsafe { std::alloc::alloc_zeroed(layout) };
+        assert!(!start.is_null(), "the test's process gets no memory");
+        let range = HpaRange::new(Hpa(start as u64), RAM_BYTES as u64).expect("it lies in the address space");
+        // SAFETY: it was just taken, for good, and the direct map is the identity.
+        unsafe { ram::donate(range) };
+    });
+}
+
+/// Where host memory is in the hypervisor's addresses: where it is.
+pub(super) const fn direct_map(hpa: Hpa) -> Hva {
+    Hva(hpa.0)
+}
+
+/// A word of host memory.
+pub(super) fn word(hpa: u64) -> &'static AtomicU64 {
+    // SAFETY: walks lead here: from the root of a VM's tables through entries that name tables or frames of that VM, which
+    // stay for as long as one of its vCPUs runs. All of them are reached by atomic or volatile accesses only.
+    unsafe { &*(hpa as *const AtomicU64) }
+}
+
+/// The tag as the TLBs' model has it.
+pub(super) fn model_tag(tag: tlb_tag::Tag) -> Tag {
+    Tag(tag.get())
+}

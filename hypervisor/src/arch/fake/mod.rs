@@ -1,0 +1,394 @@
+//! A machine that is not there: the core's unit tests run on it, on any computer.
+//!
+//! Its pCPUs are threads, its RAM is the process's, its TLBs are `hw_model`'s, which keep every entry until it is flushed. It is
+//! made after SVM: each vCPU has a tag of its own, a guest flushes other vCPUs by hypercall, nested pages are walked by the
+//! hardware, and interrupts are held off from the test for pending work until the guest runs. A vCPU executes a list of
+//! [`Op`](program::Op)s.
+//!
+//! [`run`](machine::run) makes such a machine and turns it off again. In [`interleave::explore`] its pCPUs take turns as a seed
+//! has it; elsewhere they are threads of the operating system.
+
+#![expect(unsafe_code, reason = "guest memory and tables are raw memory, as on any machine")]
+
+pub(crate) mod exit;
+pub(crate) mod machine;
+pub(crate) mod program;
+pub(crate) mod routing;
+pub(crate) mod vcpu;
+
+pub(crate) use machine::PerHost;
+
+/// The block of a pCPU.
+pub(crate) mod percpu {
+    use vcpu_layout::lay_out;
+
+    use super::machine;
+    use crate::cpu::PerCpu;
+    use crate::layout::OwnPages;
+
+    /// What a pCPU has of its own beside the core's: nothing.
+    #[lay_out]
+    pub(crate) struct ArchPerCpu {
+        #[layout(frozen)]
+        nothing: u64,
+    }
+
+    impl ArchPerCpu {
+        pub(crate) fn new() -> Self {
+            Self::lay_out(ArchPerCpuFields { nothing: 0 })
+        }
+
+        pub(crate) fn own_pages(&self) -> impl Iterator<Item = OwnPages> {
+            core::iter::empty()
+        }
+    }
+
+    pub(crate) fn this() -> &'static PerCpu {
+        try_this().expect("only pCPUs come here")
+    }
+
+    pub(crate) fn try_this() -> Option<&'static PerCpu> {
+        machine::try_this()
+    }
+}
+
+/// The direct map: the identity.
+pub(crate) mod paging {
+    use addr::{Hpa, Hva};
+
+    pub(crate) const fn direct_map(hpa: Hpa) -> Hva {
+        Hva(hpa.0)
+    }
+
+    pub(crate) const fn direct_map_inverse(hva: Hva) -> Hpa {
+        Hpa(hva.0)
+    }
+}
+
+/// Exceptions: none.
+pub(crate) mod irq {
+    use super::machine::machine;
+
+    pub(crate) fn wait() {
+        machine().sleep();
+    }
+
+    pub(crate) fn read_null() -> u64 {
+        panic!("a null pointer was read");
+    }
+}
+
+/// Kicks and timers.
+pub(crate) mod interrupts {
+    use sched::CpuId;
+    use shootdown::CpuSet;
+
+    use super::machine::machine;
+    use crate::layout::OwnPages;
+
+    pub(crate) fn kick(cpu: CpuId) {
+        machine().kick(cpu);
+    }
+
+    pub(crate) fn kick_all(cpus: CpuSet) {
+        cpus.iter().for_each(|cpu| kick(CpuId(cpu)));
+    }
+
+    pub(crate) fn arm_timer(deadline: u64) {
+        machine().arm(deadline);
+    }
+
+    pub(crate) fn own_page() -> Option<OwnPages> {
+        None
+    }
+}
+
+/// The clock: a nanosecond a tick.
+pub(crate) mod tsc {
+    use super::machine::{HZ, machine};
+
+    pub(crate) fn now() -> u64 {
+        machine().pass(1)
+    }
+
+    pub(crate) const fn hz() -> u64 {
+        HZ
+    }
+
+    pub(crate) fn nanos() -> u64 {
+        now()
+    }
+
+    pub(crate) const fn ticks_to_nanos(ticks: u64) -> u64 {
+        ticks
+    }
+
+    pub(crate) const fn nanos_to_ticks(nanos: u64) -> u64 {
+        nanos
+    }
+}
+
+/// The log's UART: not there.
+pub(crate) mod serial {
+    pub(crate) struct Serial;
+
+    impl Serial {
+        pub(crate) const fn closed() -> Self {
+            Self
+        }
+
+        pub(crate) fn open() -> Self {
+            Self
+        }
+
+        pub(crate) fn send(&mut self, _: &[u8]) {}
+
+        pub(crate) fn flush(&mut self) {}
+
+        pub(crate) fn receive(&mut self, _: &mut [u8]) -> usize {
+            0
+        }
+    }
+}
+
+/// The power switch: the test fails.
+pub(crate) mod power {
+    pub(crate) fn exit(code: u8) -> ! {
+        panic!("the host has turned its machine off, with code {code}");
+    }
+
+    pub(crate) fn stay(code: u8) -> ! {
+        exit(code)
+    }
+}
+
+/// What the machine offers for guests.
+pub(crate) mod virtualization {
+    use alloc::string::String;
+    use alloc::vec::Vec;
+
+    use crate::check::Finding;
+
+    pub(crate) struct HostContext;
+
+    pub(crate) struct Features {
+        pub(crate) tags: u32,
+        pub(crate) can_flush_one_tag: bool,
+    }
+
+    /// Few instructions make a slice.
+    pub(crate) const SLICES_PER_SECOND: u64 = 100_000;
+
+    pub(crate) fn check() -> Result<(), &'static str> {
+        Ok(())
+    }
+
+    pub(crate) fn findings() -> Vec<Finding> {
+        Vec::new()
+    }
+
+    pub(crate) fn features() -> Features {
+        Features { tags: 7, can_flush_one_tag: true }
+    }
+
+    pub(crate) fn describe() -> String {
+        String::from("no machine at all")
+    }
+
+    pub(crate) fn enable() -> HostContext {
+        HostContext
+    }
+
+    /// The first pCPU runs the test's script.
+    pub(crate) const fn spares_first_cpu() -> bool {
+        true
+    }
+}
+
+/// Tags: each vCPU has one of its own.
+pub(crate) mod tags {
+    use sched::CpuId;
+    pub(crate) use tlb_tag::{CpuTags, Pool, VcpuTags};
+    use tlb_tag::{Scheme, TagRange};
+
+    pub(crate) fn pool(scheme: Scheme, range: TagRange, can_flush_one: bool) -> Pool {
+        Pool::new(scheme, range, can_flush_one)
+    }
+
+    pub(crate) fn cpu(pool: &Pool, _: CpuId) -> CpuTags {
+        pool.cpu()
+    }
+
+    pub(crate) struct VmTags;
+
+    impl VmTags {
+        pub(crate) fn new(_: &Pool) -> Self {
+            Self
+        }
+
+        pub(crate) fn vcpu(&self, pool: &Pool) -> VcpuTags {
+            pool.vcpu()
+        }
+
+        pub(crate) fn release(&self, pool: &Pool, vcpu: VcpuTags) {
+            pool.release(vcpu);
+        }
+    }
+}
+
+/// Interrupts are held off in the hypervisor, always: a kick waits until the guest runs, or the pCPU sleeps.
+pub(crate) mod gate {
+    use super::machine::machine;
+
+    pub(crate) fn hold() {}
+
+    pub(crate) fn take() {
+        machine().take_interrupts();
+    }
+
+    pub(crate) fn release() {}
+}
+
+/// What vCPUs of a VM share: nothing.
+pub(crate) mod platform {
+    use abi::control::Line;
+    use abi::payload::VmConfig;
+    use sched::Pending;
+
+    use crate::vm::Vm;
+
+    pub(crate) struct Platform;
+
+    impl Platform {
+        pub(crate) fn new(_: &VmConfig) -> Self {
+            Self
+        }
+    }
+
+    pub(crate) fn serial_interrupt(vm: &Vm, _: Line, asserted: bool) {
+        if asserted {
+            vm.vcpus()[0].posted().interrupt();
+            vm.post(0, Pending::INTERRUPT);
+        }
+    }
+}
+
+/// A PC's UART.
+pub(crate) mod uart {
+    pub(crate) use crate::device::uart::{FIFO_BYTES, Uart};
+
+    pub(crate) type Register = u8;
+}
+
+/// Memory from address 0 on, with nothing in it.
+pub(crate) mod loader {
+    use abi::payload::{Payload, VmConfig};
+    use addr::{Gpa, GpaRange};
+
+    use crate::vm::memory::Memory;
+
+    pub(crate) struct Entry;
+
+    pub(crate) fn ram_layout(bytes: u64) -> impl Iterator<Item = GpaRange> {
+        GpaRange::new(Gpa(0), bytes).into_iter()
+    }
+
+    pub(crate) fn load(_: &VmConfig, _: &Payload<'_>, _: &mut Memory) -> Result<Entry, &'static str> {
+        Ok(Entry)
+    }
+}
+
+/// What changes of stage 2 owe: as with SVM, a flush of all of the VM's vCPUs.
+pub(crate) mod tlb {
+    use alloc::string::String;
+
+    use addr::Gpa;
+    use stage2::Stale;
+
+    use crate::arch::block::Block;
+    use crate::vcpu::Vcpu;
+    use crate::vm::memory::Memory;
+
+    pub(crate) fn publish() {}
+
+    pub(crate) fn flush(memory: &Memory, vcpus: &[Block<Vcpu>], _: Stale) {
+        memory.flush_everybody(vcpus);
+    }
+
+    pub(crate) fn forget(gpa: Gpa) {
+        panic!("denials are not cached: {gpa}");
+    }
+
+    pub(crate) fn rules() -> String {
+        String::from("rules=nested levels=4")
+    }
+}
+
+/// Tables of stage 2 are SVM's.
+pub(crate) mod format {
+    use stage2::Npt;
+
+    pub(crate) type Stage2Format = Npt;
+
+    pub(crate) const fn stage2_format() -> Npt {
+        Npt { one_gib_pages: false }
+    }
+}
+
+/// Instructions that are emulated: none.
+pub(crate) mod emulate {
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(crate) enum Decoded {}
+
+    impl decode_cache::Decoded for Decoded {
+        fn length(&self) -> u8 {
+            match *self {}
+        }
+
+        fn pack(&self) -> [u64; 4] {
+            match *self {}
+        }
+
+        fn unpack(_: [u64; 4]) -> Option<Self> {
+            None
+        }
+    }
+}
+
+/// What guests are told of the processor.
+pub(crate) mod cpuid {
+    use addr::Gpa;
+
+    pub(crate) const fn physical_addresses_end() -> Gpa {
+        Gpa(1 << 46)
+    }
+}
+
+/// The byte stream to the tool.
+pub(crate) mod control_port {
+    use super::machine::machine;
+
+    pub(crate) struct ControlPort;
+
+    impl ControlPort {
+        pub(crate) fn take() -> Option<Self> {
+            Some(Self)
+        }
+
+        pub(crate) fn receive(&mut self, into: &mut [u8]) -> usize {
+            let wire = &mut machine().hardware().to_host;
+            let count = wire.len().min(into.len());
+            into.iter_mut().zip(wire.drain(..count)).for_each(|(to, byte)| *to = byte);
+            count
+        }
+
+        pub(crate) fn transmit(&mut self, from: &[u8]) -> usize {
+            machine().hardware().from_host.extend(from);
+            from.len()
+        }
+
+        pub(crate) fn is_drained(&mut self) -> bool {
+            true
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! What a vCPU of the fake machine executes: a list of instructions, one after the other.
+
+/// An instruction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Op {
+    /// Writes to a word of memory: its address and the value.
+    Write(u64, u64),
+    /// Waits in a loop until a word has this value.
+    Await(u64, u64),
+    /// Waits, halted, until a word has this value: whoever writes it sends an interrupt next.
+    Sleep(u64, u64),
+    /// A word has this value, or the test fails.
+    Expect(u64, u64),
+    /// Changes the guest's own page tables: the page leads there from now on. Values only grow.
+    Map(u64, u64),
+    /// Uses a page by the guest's own page tables, and so brings it into the TLB.
+    Touch(u64),
+    /// Has vCPUs, by a mask, flush a page, or everything without one.
+    Flush(u64, Option<u64>),
+    /// Sends an interrupt to a vCPU.
+    Interrupt(u32),
+    /// Starts a vCPU that waits for that.
+    Start(u32),
+    /// Halts until an interrupt comes.
+    Halt,
+    /// Sets the vCPU's timer, which interrupts after so many ticks.
+    Timer(u64),
+    /// Computes for so many ticks.
+    Work(u64),
+    /// Tells the hypervisor that it only spins.
+    Yield,
+    /// Writes a byte to the console.
+    Print(u8),
+    /// Goes on with another instruction, by its number.
+    Jump(usize),
+    /// Halts for ever, with interrupts off.
+    Stop,
+    /// Turns the VM off.
+    ShutDown,
+}
+
+/// Where the guest has its page tables: a word for each page.
+pub(super) const PAGE_TABLE: u64 = 0x10000;

@@ -1,0 +1,52 @@
+//! What others leave for a vCPU: interrupts, which are all alike, and a start.
+
+use sched::Pending;
+
+use super::vcpu::ArchVcpu;
+use crate::sync::{AtomicBool, Ordering};
+use crate::vcpu::run::Running;
+use crate::vm::Vm;
+
+/// What others left.
+pub(crate) struct Posted {
+    has_interrupt: AtomicBool,
+    has_start: AtomicBool,
+}
+
+impl Posted {
+    pub(crate) fn new() -> Self {
+        Self { has_interrupt: AtomicBool::new(false), has_start: AtomicBool::new(false) }
+    }
+
+    /// An interrupt is left; then [`Pending::INTERRUPT`] is to be posted.
+    pub(crate) fn interrupt(&self) {
+        self.has_interrupt.store(true, Ordering::SeqCst);
+    }
+
+    /// A start is left; then [`Pending::STARTUP`] is to be posted.
+    pub(super) fn start(&self) {
+        self.has_start.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Sends an interrupt to vCPUs by index.
+pub(crate) fn send_fixed(vm: &Vm, _: u8, ids: impl IntoIterator<Item = u32>) {
+    for id in ids {
+        let Some(vcpu) = vm.vcpus().get(id as usize) else { continue };
+        vcpu.posted().interrupt();
+        vm.post(id, Pending::INTERRUPT);
+    }
+}
+
+/// There is nothing to prepare.
+pub(crate) fn prepare(_: &mut Running<'_>) {}
+
+/// The owner takes over what `work` announced.
+pub(crate) fn take_posted(vcpu: &mut ArchVcpu, posted: &Posted, work: Pending) {
+    if work.contains(Pending::STARTUP) && posted.has_start.swap(false, Ordering::SeqCst) {
+        vcpu.start();
+    }
+    if work.contains(Pending::INTERRUPT) && posted.has_interrupt.swap(false, Ordering::SeqCst) {
+        vcpu.interrupt();
+    }
+}

@@ -1,0 +1,344 @@
+//! A vCPU: its place in its program, its interrupts, its timer, and the hardware that executes an instruction.
+
+use core::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::vec::Vec;
+
+use abi::payload::VmConfig;
+use addr::Hpa;
+use interleave::{point, relax};
+use shootdown::Pages;
+use tlb_tag::Flush;
+
+use super::exit::Exit;
+use super::loader::Entry;
+use super::machine::{Hardware, Leaf, machine, model_tag, number, word};
+use super::program::{Op, PAGE_TABLE};
+use super::tags::{CpuTags, VcpuTags};
+use super::tsc;
+use super::virtualization::HostContext;
+use crate::layout::OwnPages;
+use crate::vcpu::Tally;
+
+/// One vCPU.
+pub(crate) struct ArchVcpu {
+    root: Hpa,
+    index: u32,
+    program: Arc<[Op]>,
+    at: usize,
+    activity: Activity,
+    /// An interrupt waits for the guest.
+    is_interrupted: bool,
+    deadline: Option<u64>,
+    /// Why the guest was left.
+    pub(super) exit: Exit,
+    /// A flush has been asked for: which vCPUs' pages lead to what, at least, once the guest runs again.
+    acknowledges: Vec<(u32, u64, u64)>,
+    left_at: u64,
+    tags: VcpuTags,
+}
+
+/// What a vCPU does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Activity {
+    Active,
+    Watched,
+    Halted,
+    /// Halted, with interrupts off.
+    Stopped,
+    WaitsForStart,
+}
+
+/// Ticks that an instruction takes.
+const INSTRUCTION: u64 = 100;
+/// Ticks that a look at a word takes that somebody else is to change: a tick of the host is over soon.
+const SPIN: u64 = 200_000;
+
+const PRESENT: u64 = 1;
+const WRITABLE: u64 = 1 << 1;
+const ACCESSED: u64 = 1 << 5;
+const DIRTY: u64 = 1 << 6;
+const LARGE: u64 = 1 << 7;
+const ADDRESS: u64 = 0x0000_ffff_ffff_f000;
+
+impl ArchVcpu {
+    pub(crate) fn new(index: u32, config: &VmConfig, root: Hpa, tags: VcpuTags) -> Self {
+        let program = machine().hardware().programs[&config.name][index as usize].clone();
+        Self {
+            root,
+            index,
+            program,
+            at: 0,
+            activity: Activity::WaitsForStart,
+            is_interrupted: false,
+            deadline: None,
+            exit: Exit::Interrupted,
+            acknowledges: Vec::new(),
+            left_at: 0,
+            tags,
+        }
+    }
+
+    pub(crate) fn own_pages(&self) -> impl Iterator<Item = OwnPages> {
+        core::iter::empty()
+    }
+
+    pub(crate) fn start_at(&mut self, _: &Entry) {
+        self.start();
+    }
+
+    pub(super) fn start(&mut self) {
+        if self.activity == Activity::WaitsForStart {
+            self.activity = Activity::Active;
+        }
+    }
+
+    pub(super) fn interrupt(&mut self) {
+        self.is_interrupted = true;
+    }
+
+    pub(super) fn halt(&mut self) {
+        let stops = self.program.get(self.at) == Some(&Op::Stop);
+        self.activity = if stops { Activity::Stopped } else { Activity::Halted };
+    }
+
+    pub(super) fn set_timer(&mut self, deadline: u64) {
+        self.deadline = Some(deadline);
+    }
+
+    pub(crate) fn load(&mut self, _: &HostContext, tags: &mut CpuTags, came_back: bool) {
+        self.tags.arrive(tags, came_back);
+        self.left_at = tsc::now();
+    }
+
+    pub(crate) fn unload(&mut self, _: &mut CpuTags) {}
+
+    pub(crate) fn renew_intercepts(&mut self, _: bool) {}
+
+    /// Runs the guest until its next exit.
+    pub(crate) fn enter(&mut self, _: &HostContext, tags: &mut CpuTags, epoch: u64, tally: Tally<'_>) {
+        tally.add(|count| &count.entries, 1);
+        if !self.tags.is_current(tags, epoch) {
+            let entry = self.tags.enter(tags, epoch);
+            let mut hardware = machine().hardware();
+            match entry.flush() {
+                Flush::Nothing => {}
+                Flush::Tag => hardware.flush_tag(model_tag(entry.tag())),
+                Flush::Everything => hardware.flush_everything(),
+            }
+            drop(hardware);
+            entry.completed();
+        }
+        for (vcpu, page, value) in self.acknowledges.drain(..) {
+            let mut hardware = machine().hardware();
+            let least = hardware.flushed.entry((self.root.0, vcpu, page)).or_default();
+            *least = value.max(*least);
+        }
+        // The guest takes its interrupt; its handler does nothing.
+        self.is_interrupted = false;
+        self.exit = loop {
+            point();
+            if machine().is_interrupted() {
+                break Exit::Interrupted;
+            }
+            machine().pass(INSTRUCTION);
+            match self.step() {
+                Ok(()) => self.at = self.at.wrapping_add(1),
+                Err(exit) => break exit,
+            }
+        };
+        self.left_at = tsc::now();
+    }
+
+    /// Executes an instruction. One that leaves the guest and is not to be executed again is behind the guest then.
+    fn step(&mut self) -> Result<(), Exit> {
+        let op = self.program.get(self.at).copied().unwrap_or(Op::Stop);
+        match op {
+            Op::Write(gpa, value) => self.access(gpa, true)?.store(value, Ordering::SeqCst),
+            Op::Await(gpa, value) if self.access(gpa, false)?.load(Ordering::SeqCst) != value => {
+                machine().pass(SPIN);
+                relax();
+                self.at = self.at.wrapping_sub(1);
+            }
+            Op::Sleep(gpa, value) if self.access(gpa, false)?.load(Ordering::SeqCst) != value => {
+                return Err(Exit::Halted);
+            }
+            Op::Await(..) | Op::Sleep(..) => {}
+            Op::Expect(gpa, value) => {
+                let found = self.access(gpa, false)?.load(Ordering::SeqCst);
+                assert_eq!(found, value, "vCPU {} reads {gpa:#x}", self.index);
+            }
+            Op::Map(page, to) => self.access(PAGE_TABLE + 8 * page, true)?.store(to, Ordering::SeqCst),
+            Op::Touch(page) => self.touch(page)?,
+            Op::Flush(vcpus, page) => {
+                let pages = page.map_or(0..16, |page| page..page + 1);
+                for page in pages {
+                    let value = self.access(PAGE_TABLE + 8 * page, false)?.load(Ordering::SeqCst);
+                    let targets = (0..64).filter(|vcpu| vcpus >> vcpu & 1 != 0);
+                    self.acknowledges.extend(targets.map(|vcpu| (vcpu, page, value)));
+                }
+                return Err(self.leave_for(Exit::Flush { vcpus, page }));
+            }
+            Op::Interrupt(target) => return Err(self.leave_for(Exit::Interrupt(target))),
+            Op::Start(target) => return Err(self.leave_for(Exit::Start(target))),
+            Op::Halt => return Err(self.leave_for(Exit::Halted)),
+            Op::Timer(ticks) => return Err(self.leave_for(Exit::Timer(ticks))),
+            Op::Work(ticks) => {
+                machine().pass(ticks);
+            }
+            Op::Yield => return Err(self.leave_for(Exit::Yield)),
+            Op::Print(byte) => return Err(self.leave_for(Exit::Print(byte))),
+            Op::Jump(to) => {
+                relax();
+                self.at = to.wrapping_sub(1);
+            }
+            Op::Stop => return Err(Exit::Halted),
+            Op::ShutDown => return Err(self.leave_for(Exit::ShutDown)),
+        }
+        Ok(())
+    }
+
+    fn leave_for(&mut self, exit: Exit) -> Exit {
+        self.at += 1;
+        exit
+    }
+
+    /// Translates a page by the guest's own tables, as the TLB has them or as they are, and remembers that.
+    fn touch(&self, page: u64) -> Result<(), Exit> {
+        let now = self.access(PAGE_TABLE + 8 * page, false)?.load(Ordering::SeqCst);
+        let mut hardware = machine().hardware();
+        let (cpu, tag) = (number(), model_tag(self.tags.tag()));
+        let least = hardware.flushed.get(&(self.root.0, self.index, page)).copied().unwrap_or(0);
+        for (root, to) in hardware.virtual_tlbs.answers(cpu, tag, page) {
+            assert_eq!(root, self.root.0, "vCPU {} finds another VM's page {page}", self.index);
+            assert!(
+                to >= least,
+                "vCPU {} on cpu{cpu} uses page {page} as {to}, which was flushed: {least}",
+                self.index
+            );
+        }
+        hardware.virtual_tlbs.walk(cpu, tag, page, (self.root.0, now));
+        Ok(())
+    }
+
+    /// A word of guest memory. A write goes by whatever a TLB holds that lets it go unnoticed.
+    fn access(&self, gpa: u64, is_write: bool) -> Result<&'static core::sync::atomic::AtomicU64, Exit> {
+        let mut hardware = machine().hardware();
+        let (cpu, tag, page) = (number(), model_tag(self.tags.tag()), gpa >> 12);
+        let allows = |leaf: &Leaf| !is_write || (leaf.is_writable && leaf.is_dirty);
+        let cached = hardware.physical_tlbs.answers(cpu, tag, page).into_iter().find(allows);
+        let leaf = match cached {
+            Some(leaf) => leaf,
+            None => self.walk(gpa, is_write)?,
+        };
+        hardware.physical_tlbs.walk(cpu, tag, page, leaf);
+        Ok(word(leaf.hpa + gpa % 4096))
+    }
+
+    /// Walks the nested tables, and records in the leaf what is done.
+    fn walk(&self, gpa: u64, is_write: bool) -> Result<Leaf, Exit> {
+        let mut table = self.root.0;
+        for level in (0..4).rev() {
+            let entry = word(table + (gpa >> (12 + 9 * level) & 511) * 8);
+            loop {
+                let bits = entry.load(Ordering::SeqCst);
+                let fault = |is_mapped| Exit::Fault { gpa, is_write, is_mapped };
+                if bits & PRESENT == 0 {
+                    return Err(fault(false));
+                }
+                let is_leaf = level == 0 || bits & LARGE != 0;
+                let records = if is_leaf && is_write { ACCESSED | DIRTY } else { ACCESSED };
+                if is_write && bits & WRITABLE == 0 {
+                    return Err(fault(true));
+                }
+                let new = bits | records;
+                if entry.compare_exchange(bits, new, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+                    continue;
+                }
+                table = bits & ADDRESS;
+                if is_leaf {
+                    let within = gpa & ((1 << (12 + 9 * level)) - 1) & !4095;
+                    return Ok(Leaf {
+                        hpa: (table & !((1 << (12 + 9 * level)) - 1)) + within,
+                        is_writable: new & WRITABLE != 0,
+                        is_dirty: new & DIRTY != 0,
+                    });
+                }
+                break;
+            }
+        }
+        unreachable!("the last level has leaves only")
+    }
+
+    pub(crate) fn flush_whole(&mut self) {
+        self.tags.void();
+    }
+
+    pub(crate) fn flush_pages(&mut self, pages: Pages) -> u64 {
+        if self.tags.is_void() {
+            return 0;
+        }
+        let mut hardware = machine().hardware();
+        for page in 0..pages.count() {
+            let tag = model_tag(self.tags.tag());
+            hardware.virtual_tlbs.flush_page(number(), tag, (pages.first() >> 12) + page);
+        }
+        pages.count()
+    }
+
+    pub(crate) fn left_at(&self) -> u64 {
+        self.left_at
+    }
+
+    pub(crate) fn into_tags(self) -> VcpuTags {
+        self.tags
+    }
+
+    pub(crate) fn try_wake(&mut self) -> bool {
+        let wakes = self.activity == Activity::Halted && self.is_interrupted;
+        if wakes {
+            self.activity = Activity::Active;
+        }
+        wakes
+    }
+
+    pub(crate) fn is_active(&self) -> bool {
+        self.activity == Activity::Active
+    }
+
+    pub(crate) fn is_awake(&self) -> bool {
+        matches!(self.activity, Activity::Active | Activity::Watched)
+    }
+
+    pub(crate) fn watch(&mut self, is_watched: bool) {
+        if self.is_awake() {
+            self.activity = if is_watched { Activity::Watched } else { Activity::Active };
+        }
+    }
+
+    pub(crate) fn is_parked(&self) -> bool {
+        matches!(self.activity, Activity::Stopped | Activity::WaitsForStart)
+    }
+
+    pub(crate) fn deadline(&self) -> Option<u64> {
+        self.deadline
+    }
+
+    pub(crate) fn expire_timer(&mut self, now: u64) {
+        if self.deadline.take_if(|deadline| *deadline <= now).is_some() {
+            self.is_interrupted = true;
+        }
+    }
+}
+
+impl Hardware {
+    fn flush_tag(&mut self, tag: hw_model::Tag) {
+        self.virtual_tlbs.flush_tag(number(), tag);
+        self.physical_tlbs.flush_tag(number(), tag);
+    }
+
+    fn flush_everything(&mut self) {
+        self.virtual_tlbs.flush_everything(number());
+        self.physical_tlbs.flush_everything(number());
+    }
+}

@@ -1,0 +1,120 @@
+//! Memory that is mapped when it is touched, and the dirty log, while guests write.
+
+use std::vec;
+use std::vec::Vec;
+
+use abi::dirty::Comparison;
+use abi::payload::{DirtyLogging, DirtySource, Populate, Split, VmConfig};
+use addr::Gpa;
+
+use super::{Scenario, config, explore, run_guest, start, until_gone};
+use crate::arch::fake::machine::Simulation;
+use crate::arch::fake::program::Op;
+use crate::vm::Vm;
+use crate::vm::dirty::{Done, Session};
+
+const PAGE: u64 = 0x1000;
+const DONE: u64 = 8 * PAGE;
+
+/// Writes to a word of each of three pages, again and again, and then halts for ever.
+fn writer(word: u64) -> Vec<Op> {
+    let round = |value| {
+        [
+            Op::Write(PAGE + word, value),
+            Op::Write(2 * PAGE + word, value),
+            Op::Yield,
+            Op::Write(PAGE + word, value + 1),
+            Op::Write(3 * PAGE + word, value),
+        ]
+    };
+    let rounds = [1, 3, 5, 7].map(round).concat();
+    [&rounds[..], &[Op::Halt, Op::Jump(rounds.len())]].concat()
+}
+
+/// Does what was begun, to its end.
+fn finish(session: &mut Session, vm: &Vm) -> Done {
+    loop {
+        if let Some(done) = session.step(vm) {
+            return done;
+        }
+    }
+}
+
+fn logged(simulation: &Simulation, how: DirtyLogging) {
+    let config = VmConfig { dirty: how, ..config("logged", 2) };
+    let mut first = writer(0);
+    first.insert(0, Op::Start(1));
+    if let Some(Op::Jump(to)) = first.last_mut() {
+        *to += 1;
+    }
+    let vm = start(simulation, &config, vec![first, writer(8)]);
+
+    let mut session = Session::start(&vm, how, true).unwrap_or_else(|_| panic!("there is memory for a mirror"));
+    for value in 1..=2u64 {
+        session.begin_round(false);
+        finish(&mut session, &vm);
+        assert!(vm.memory.write(Gpa(PAGE + 64), &value.to_le_bytes()), "the host writes as well");
+    }
+    vm.pause(true);
+    simulation.wait_until("the VM is at rest", || vm.is_at_rest());
+    session.begin_round(false);
+    finish(&mut session, &vm);
+    session.begin_comparison();
+    let Done::Compared(Comparison { pages, different, first }) = finish(&mut session, &vm) else {
+        panic!("a comparison was asked for")
+    };
+    assert_eq!((pages, different, first), (512, 0, None), "the copy differs from the VM's memory");
+    session.stop(&vm);
+    vm.stop(abi::control::StopReason::Commanded, format_args!("by the script"));
+    drop(session);
+    until_gone(simulation, vm);
+}
+
+/// Writes are found by faults, large pages are split as they are written.
+pub(super) const BY_FAULTS: Scenario = Scenario {
+    name: "a dirty log by write protection",
+    cpus: 2,
+    script: |simulation| {
+        let source = Some(DirtySource::WriteProtect);
+        logged(simulation, DirtyLogging { split: Split::Lazy, source, splits_per_second: None });
+    },
+};
+
+/// The hardware records writes.
+pub(super) const BY_HARDWARE: Scenario = Scenario {
+    name: "a dirty log by the hardware",
+    cpus: 2,
+    script: |simulation| {
+        let source = Some(DirtySource::Hardware);
+        logged(simulation, DirtyLogging { split: Split::Adaptive, source, splits_per_second: None });
+    },
+};
+
+/// vCPUs touch the same pages for the first time.
+pub(super) const FIRST_TOUCH: Scenario = Scenario {
+    name: "pages are mapped when they are touched",
+    cpus: 2,
+    script: |simulation| {
+        let config = VmConfig { populate: Populate::Touch4K, ..config("touched", 2) };
+        let all = |word| (0..3).map(move |page| Op::Write(page * PAGE + word, 1 + page)).collect::<Vec<_>>();
+        let checks = |word| (0..3).map(move |page| Op::Expect(page * PAGE + word, 1 + page)).collect::<Vec<_>>();
+        let first = [&[Op::Start(1)][..], &all(0), &[Op::Sleep(DONE, 1)], &checks(0), &checks(8), &[Op::ShutDown]];
+        let second = [&all(8)[..], &checks(8), &[Op::Write(DONE, 1), Op::Interrupt(0), Op::Stop]];
+        run_guest(simulation, &config, vec![first.concat(), second.concat()]);
+    },
+};
+
+#[test]
+fn copy_kept_by_write_faults_is_the_guests_memory_in_the_end() {
+    explore(BY_FAULTS, 1_000);
+}
+
+#[test]
+fn copy_kept_by_the_hardwares_records_is_the_guests_memory_in_the_end() {
+    explore(BY_HARDWARE, 1_000);
+}
+
+#[test]
+fn page_that_two_vcpus_touch_first_is_mapped_once() {
+    explore(FIRST_TOUCH, 10_000);
+}

@@ -1,0 +1,106 @@
+//! The core on the fake machine: the same scenarios in many interleavings, and with planted mistakes.
+//!
+//! A scenario is a function that gets a machine of some pCPUs, makes VMs on it and waits until they have ended. What must never
+//! be, it asserts; what never comes is found because all pCPUs sleep. [`explore`] runs it in many interleavings, by two kinds
+//! of schedules, from seeds that never change.
+
+mod dirty;
+mod life;
+mod schedule;
+mod shootdown;
+
+use alloc::sync::{Arc, Weak};
+use std::string::String;
+use std::sync::OnceLock;
+use std::vec::Vec;
+
+use abi::payload::{
+    ApicMode, Blob, Builder, DecodeCache, DirtyLogging, HyperV, Payload, Populate, RemoteFlush, Split, TagScheme,
+    VmConfig,
+};
+use interleave::Schedules;
+
+use crate::arch::fake::machine::{Simulation, run};
+use crate::arch::fake::program::Op;
+use crate::vm::{self, Vm};
+
+/// What is tried, with so many pCPUs that run vCPUs.
+#[derive(Clone, Copy)]
+pub(crate) struct Scenario {
+    name: &'static str,
+    cpus: usize,
+    script: fn(&Simulation),
+}
+
+/// Seeds and kinds of interleavings.
+const RANDOM_SEED: u64 = 0x5eed_0001;
+const PRIORITIES_SEED: u64 = 0x5eed_0002;
+const CHANGES: usize = 4;
+
+/// Runs a scenario in `count` interleavings, half of them of each kind.
+fn explore(scenario: Scenario, count: usize) {
+    let half = count / 2;
+    let Scenario { name, cpus, script } = scenario;
+    for (schedules, seed) in [(Schedules::Random, RANDOM_SEED), (Schedules::Priorities(CHANGES), PRIORITIES_SEED)] {
+        let found = interleave::find(schedules, seed, half, move || run(cpus, script));
+        if let Err((number, what)) = found {
+            panic!("{name}: interleaving {number} of {schedules:?} from seed {seed:#x}: {what}");
+        }
+    }
+}
+
+/// A VM of this name, with 2 MiB of memory.
+fn config(name: &str, vcpus: usize) -> VmConfig {
+    VmConfig {
+        name: String::from(name),
+        vcpus: u32::try_from(vcpus).expect("few"),
+        memory_bytes: 2 << 20,
+        kernel: Blob { offset: 0, bytes: 0 },
+        initrd: None,
+        cmdline: String::new(),
+        apic: ApicMode::X2Apic,
+        hyperv: HyperV::Off,
+        flush: RemoteFlush::Hypercall,
+        tags: TagScheme::Epoch,
+        tag_limit: None,
+        decode_cache: DecodeCache::Off,
+        populate: Populate::AtStart,
+        dirty: DirtyLogging { split: Split::Lazy, source: None, splits_per_second: None },
+    }
+}
+
+/// Cuts the machine's tags for these VMs, as the host does at its start.
+fn prepare(configs: &[VmConfig]) {
+    vm::tags::init(configs, 7, true).expect("there are tags for the VMs");
+}
+
+/// Makes a VM, which does not run yet.
+fn create(simulation: &Simulation, number: u32, config: &VmConfig, programs: Vec<Vec<Op>>) -> Arc<Vm> {
+    static PAYLOAD: OnceLock<Vec<u8>> = OnceLock::new();
+    let bytes = PAYLOAD.get_or_init(|| Builder::new(false).finish().expect("an empty payload"));
+    let payload = Payload::read(bytes).expect("it was just written");
+    simulation.load(&config.name, programs);
+    Vm::create(number, config.clone(), &payload).expect("the machine has room for it")
+}
+
+/// Makes and starts a VM that has a vCPU for each program.
+fn start(simulation: &Simulation, config: &VmConfig, programs: Vec<Vec<Op>>) -> Arc<Vm> {
+    prepare(core::slice::from_ref(config));
+    let vm = create(simulation, 0, config, programs);
+    vm.start();
+    vm
+}
+
+/// Waits until nothing is left of the VM.
+fn until_gone(simulation: &Simulation, vm: Arc<Vm>) {
+    let name = String::from(vm.name());
+    let left: Weak<Vm> = Arc::downgrade(&vm);
+    drop(vm);
+    simulation.wait_until(&format!("{name} has ended and is freed"), || left.strong_count() == 0);
+}
+
+/// Runs programs as the vCPUs of a VM until it has ended.
+fn run_guest(simulation: &Simulation, config: &VmConfig, programs: Vec<Vec<Op>>) {
+    let vm = start(simulation, config, programs);
+    until_gone(simulation, vm);
+}

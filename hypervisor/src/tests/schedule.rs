@@ -1,0 +1,114 @@
+//! Waking, blocking, preemption, stealing, timers.
+
+use std::vec;
+
+use super::{Scenario, config, explore, run_guest};
+use crate::arch::fake::machine::Simulation;
+use crate::arch::fake::program::Op;
+
+const A: u64 = 0x1000;
+const B: u64 = 0x1008;
+const C: u64 = 0x1010;
+
+/// Two vCPUs that wake each other, twice.
+pub(super) const PING_PONG: Scenario = Scenario {
+    name: "two vCPUs wake each other",
+    cpus: 2,
+    script: |simulation: &Simulation| {
+        let ping = |value| [Op::Write(A, value), Op::Interrupt(1), Op::Sleep(B, value)];
+        let pong = |value| [Op::Sleep(A, value), Op::Write(B, value), Op::Interrupt(0)];
+        let first = [&[Op::Start(1)][..], &ping(1), &ping(2), &[Op::ShutDown]].concat();
+        let second = [&pong(1)[..], &pong(2), &[Op::Halt]].concat();
+        run_guest(simulation, &config("ping-pong", 2), vec![first, second]);
+    },
+};
+
+/// A vCPU that spins until another has run, on the only pCPU.
+pub(super) const SPINNER: Scenario = Scenario {
+    name: "a spinning vCPU is preempted",
+    cpus: 1,
+    script: |simulation: &Simulation| {
+        let spinner = vec![Op::Start(1), Op::Start(2), Op::Await(A, 1), Op::Await(B, 1), Op::ShutDown];
+        let others = [A, B].map(|word| vec![Op::Work(1000), Op::Write(word, 1), Op::Stop]);
+        let [one, other] = others;
+        run_guest(simulation, &config("spinner", 3), vec![spinner, one, other]);
+    },
+};
+
+/// More vCPUs than pCPUs, all of which spin for each other: none may be left waiting beside an idle pCPU, for good.
+pub(super) const CROWD: Scenario = Scenario {
+    name: "more vCPUs than pCPUs take turns",
+    cpus: 2,
+    script: |simulation: &Simulation| {
+        let first = vec![
+            Op::Start(1),
+            Op::Start(2),
+            Op::Start(3),
+            Op::Sleep(A, 1),
+            Op::Sleep(B, 1),
+            Op::Await(C, 1),
+            Op::ShutDown,
+        ];
+        let wake = |word| vec![Op::Yield, Op::Write(word, 1), Op::Interrupt(0), Op::Yield, Op::Stop];
+        let last = vec![Op::Await(A, 1), Op::Yield, Op::Await(B, 1), Op::Write(C, 1), Op::Stop];
+        run_guest(simulation, &config("crowd", 4), vec![first, wake(A), wake(B), last]);
+    },
+};
+
+/// vCPUs that sleep by their timers; one is woken by an interrupt before its timer, which must not wake it again in vain.
+pub(super) const TIMERS: Scenario = Scenario {
+    name: "timers wake halted vCPUs",
+    cpus: 2,
+    script: |simulation: &Simulation| {
+        let first = vec![
+            Op::Start(1),
+            Op::Start(2),
+            Op::Timer(5_000),
+            Op::Halt,
+            Op::Timer(900_000),
+            Op::Sleep(A, 1),
+            Op::Timer(2_000),
+            Op::Halt,
+            Op::Sleep(B, 1),
+            Op::ShutDown,
+        ];
+        let second = vec![Op::Timer(3_000), Op::Halt, Op::Write(A, 1), Op::Interrupt(0), Op::Stop];
+        let third = vec![Op::Timer(4_000), Op::Halt, Op::Yield, Op::Write(B, 1), Op::Interrupt(0), Op::Stop];
+        run_guest(simulation, &config("timers", 3), vec![first, second, third]);
+    },
+};
+
+/// All vCPUs halt with interrupts off, whichever is the last.
+pub(super) const ALL_STOP: Scenario = Scenario {
+    name: "a VM whose vCPUs all stop ends",
+    cpus: 2,
+    script: |simulation: &Simulation| {
+        let first = vec![Op::Start(1), Op::Start(2), Op::Stop];
+        run_guest(simulation, &config("all-stop", 3), vec![first, vec![Op::Stop], vec![Op::Yield, Op::Stop]]);
+    },
+};
+
+#[test]
+fn halted_vcpu_wakes_for_each_interrupt() {
+    explore(PING_PONG, 14_000);
+}
+
+#[test]
+fn spinning_vcpu_gives_way_to_those_that_it_spins_for() {
+    explore(SPINNER, 4_000);
+}
+
+#[test]
+fn no_vcpu_waits_for_ever_when_there_are_more_of_them_than_pcpus() {
+    explore(CROWD, 10_000);
+}
+
+#[test]
+fn halted_vcpu_wakes_when_its_timer_is_due() {
+    explore(TIMERS, 10_000);
+}
+
+#[test]
+fn vm_ends_when_its_last_vcpu_stops() {
+    explore(ALL_STOP, 10_000);
+}

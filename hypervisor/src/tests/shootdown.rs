@@ -1,0 +1,93 @@
+//! Flushes of other vCPUs' TLBs, while those run, wait, and move from pCPU to pCPU.
+
+use std::vec::Vec;
+
+use abi::payload::TagScheme;
+
+use super::{Scenario, config, explore, run_guest};
+use crate::arch::fake::machine::Simulation;
+use crate::arch::fake::program::Op;
+
+const DONE: u64 = 0x1000;
+const PAGE: u64 = 3;
+
+/// A vCPU that uses a page again and again, in different places.
+fn user(number: u64) -> Vec<Op> {
+    let touch = [Op::Touch(PAGE), Op::Yield, Op::Touch(PAGE), Op::Touch(PAGE + 1)];
+    let end = [Op::Write(DONE + 8 * number, 1), Op::Interrupt(0), Op::Stop];
+    [&touch[..], &touch, &touch, &end].concat()
+}
+
+/// A vCPU that changes pages and has all others flush them: one page, everything of all, everything of some.
+fn changer(users: u64) -> Vec<Op> {
+    let starts = (1..=users).map(|user| Op::Start(u32::try_from(user).expect("few")));
+    let all = (2 << users) - 1;
+    let changes = [
+        Op::Touch(PAGE),
+        Op::Map(PAGE, 1),
+        Op::Flush(all, Some(PAGE)),
+        Op::Touch(PAGE),
+        Op::Map(PAGE, 2),
+        Op::Map(PAGE + 1, 2),
+        Op::Flush(all, None),
+        Op::Touch(PAGE),
+        Op::Map(PAGE, 3),
+        Op::Flush(all - 1, None),
+        Op::Map(PAGE, 4),
+        Op::Flush(all - 1, Some(PAGE)),
+    ];
+    let waits = (1..=users).map(|user| Op::Sleep(DONE + 8 * user, 1));
+    starts.chain(changes).chain(waits).chain([Op::ShutDown]).collect()
+}
+
+fn flushed(simulation: &Simulation, tags: TagScheme, users: u32) {
+    let name = format!("{tags:?}");
+    let config = abi::payload::VmConfig { tags, ..config(&name, users as usize + 1) };
+    let programs = core::iter::once(changer(users.into())).chain((1..=users.into()).map(user)).collect();
+    run_guest(simulation, &config, programs);
+}
+
+/// As many pCPUs as vCPUs.
+pub(super) const SIDE_BY_SIDE: Scenario =
+    Scenario { name: "shootdown side by side", cpus: 2, script: |simulation| flushed(simulation, TagScheme::Epoch, 1) };
+
+/// More vCPUs than pCPUs: they move, and most targets do not run.
+pub(super) const MOVING: Scenario = Scenario {
+    name: "shootdown of vCPUs that move",
+    cpus: 2,
+    script: |simulation| flushed(simulation, TagScheme::Epoch, 2),
+};
+
+/// As above, with tags that are counted per pCPU.
+pub(super) const BY_GENERATION: Scenario = Scenario {
+    name: "shootdown with generations",
+    cpus: 2,
+    script: |simulation| flushed(simulation, TagScheme::Generation, 2),
+};
+
+/// A target that has not been entered for long, as its pCPU runs the one that flushes.
+pub(super) const WAITING_TARGET: Scenario = Scenario {
+    name: "shootdown of a target that waits for its pCPU",
+    cpus: 1,
+    script: |simulation| flushed(simulation, TagScheme::Epoch, 1),
+};
+
+#[test]
+fn no_stale_translation_is_used_after_the_flush_was_acknowledged() {
+    explore(SIDE_BY_SIDE, 12_000);
+}
+
+#[test]
+fn vcpu_that_moved_to_another_pcpu_uses_no_stale_translation() {
+    explore(MOVING, 10_000);
+}
+
+#[test]
+fn tags_by_generation_leave_no_stale_translation_either() {
+    explore(BY_GENERATION, 6_000);
+}
+
+#[test]
+fn flush_does_not_wait_for_a_vcpu_that_does_not_run() {
+    explore(WAITING_TARGET, 4_000);
+}
