@@ -1,7 +1,7 @@
-//! Where a vCPU is among its like: its number and its affinity, as MPIDR, the GIC and PSCI tell them.
+//! A vCPU's number and its affinity, as in MPIDR, the GIC and PSCI.
 //!
-//! An affinity has levels of eight bits each. The lowest counts to sixteen only: an inter-processor interrupt names its
-//! targets in one cluster of sixteen by a mask (GIC, ICC_SGI1R_EL1.TargetList), and no more bits are needed then.
+//! An affinity has levels of eight bits each. The lowest level counts only to sixteen: an inter-processor interrupt
+//! names its targets in one cluster of sixteen by a mask (GIC, ICC_SGI1R_EL1.TargetList).
 //!
 //! ```text
 //!  39   32 31  24 23    16 15     8 7      0
@@ -16,7 +16,7 @@ pub(crate) const fn affinity(number: u32) -> u64 {
     ((number & 0xff000) << 4 | (number & 0xff0) << 4 | number & 0xf) as u64
 }
 
-/// The vCPU among `vcpus` whose affinity this is. Bits that are none of an affinity's must be zero.
+/// The vCPU among `vcpus` with this affinity. Bits outside an affinity must be zero.
 #[must_use]
 pub(crate) fn vcpu_at(affinity: u64, vcpus: u32) -> Option<u32> {
     let affinity = u32::try_from(affinity).ok()?;

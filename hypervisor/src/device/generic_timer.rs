@@ -1,6 +1,8 @@
-//! A timer of the architecture (Arm ARM, D11.2, "The AArch64 view of the Generic Timer"): a compare value, a control register, a level.
+//! A timer of the architecture (Arm ARM, D11.2, "The AArch64 view of the Generic Timer"): a compare value, a control
+//! register, a level.
 //!
-//! Guests have two. The virtual one is the processor's. This is the physical one of EL1, which hardly anybody uses: its registers trap.
+//! Guests have two. The virtual one is the processor's. This file emulates the physical one of EL1, which guests rarely
+//! use: its registers trap.
 
 /// The registers of a timer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,12 +28,12 @@ pub(crate) struct GenericTimer {
     /// ENABLE and IMASK.
     control: u64,
     compare: u64,
-    /// The level of its interrupt, as it was told last.
+    /// The last reported level of its interrupt.
     is_asserted: bool,
 }
 
 impl GenericTimer {
-    /// What the guest reads at the count `now`.
+    /// The guest's read at the count `now`.
     pub(crate) fn read(&self, register: Register, now: u64) -> u64 {
         match register {
             Register::Value => self.compare.wrapping_sub(now) & 0xffff_ffff,
@@ -52,13 +54,13 @@ impl GenericTimer {
         }
     }
 
-    /// The level of the interrupt at the count `now`, if it is another than was told last.
+    /// The level of the interrupt at the count `now`, if it differs from the last report.
     pub(crate) fn settle(&mut self, now: u64) -> Option<bool> {
         let level = self.holds(now) && self.control & IMASK == 0;
         (core::mem::replace(&mut self.is_asserted, level) != level).then_some(level)
     }
 
-    /// When the level will rise, if it does by itself: the count at which [`GenericTimer::settle`] is due.
+    /// When the level will rise by itself: the count at which to call [`GenericTimer::settle`].
     #[inline]
     pub(crate) fn deadline(&self) -> Option<u64> {
         (self.interrupts() && !self.is_asserted).then_some(self.compare)

@@ -1,38 +1,39 @@
 //! A virtual interrupt controller: the GICv3 (IHI 0069), without security states and without LPIs.
 //!
-//! Interrupts have numbers (*INTIDs*): 0 to 15 are inter-processor interrupts (SGIs), 16 to 31 are of devices of one
-//! vCPU such as its timer (PPIs), from 32 on they are of devices that all vCPUs share (SPIs). An interrupt is *inactive*,
-//! *pending*, *active* (the guest has acknowledged it and not ended it yet), or *active and pending*.
+//! Interrupts have numbers (*INTIDs*). 0 to 15 are inter-processor interrupts (SGIs). 16 to 31 belong to devices of one
+//! vCPU, such as its timer (PPIs). Numbers from 32 on belong to devices that all vCPUs share (SPIs). An interrupt is
+//! *inactive*, *pending*, *active* (the guest has acknowledged it and not ended it yet), or *active and pending*.
 //!
-//! The processor delivers interrupts to a guest by itself, as long as they are in its few *list registers*: it picks the
-//! most urgent, acknowledges, ends. So the work here is to keep the right interrupts in them, and the guest comes out
-//! only for what is rare: to configure, to send an SGI, or when more is pending than fits.
+//! The processor delivers interrupts to a guest without an exit, as long as they are in its few *list registers*: it
+//! picks the one of highest priority, acknowledges it, and ends it. So this code keeps the right interrupts in them.
+//! The guest exits only for rare events: to configure the controller, to send an SGI, or when more interrupts are
+//! pending than fit.
 //!
-//! Who owns what:
+//! The state and its owners:
 //!
 //! | state | file | owner |
 //! |---|---|---|
 //! | SGIs and PPIs of a vCPU, its list registers | [`VcpuGic`] | the pCPU that runs the vCPU; nothing there is atomic |
-//! | what others raise at a vCPU | [`Posted`] | everybody, one atomic word per vCPU |
+//! | interrupts that others raise at a vCPU | [`Posted`] | any pCPU, one atomic word per vCPU |
 //! | SPIs, routes, enables | [`Distributor`] | the VM; the caller holds a lock |
 //!
-//! An SGI touches the word of its target and the target's own state: nothing of the VM. An SPI that is in some vCPU's
-//! list register is *held* by that vCPU: its state is there, and the distributor learns of it when the vCPU takes the lock
-//! next ([`VcpuGic::needs_distributor`]). Who changes a held SPI makes *news* for its holder; the caller delivers
-//! news ([`Distributor::next_news`]) by [`Posted::announce_spis`] and a post.
+//! An SGI touches its target's word and state, and nothing of the VM. An SPI in a vCPU's list register is *held* by
+//! that vCPU, which has its state. The distributor learns the state when the vCPU next takes the lock
+//! ([`VcpuGic::needs_distributor`]). A change of a held SPI creates *news* for its holder. The caller delivers news
+//! ([`Distributor::next_news`]) by [`Posted::announce_spis`] and a post.
 //!
-//! The order on the way through the hypervisor:
+//! The order on an exit:
 //!
 //! ```text
 //!   guest exits
-//!   fold            what the guest did to the list registers
-//!   ...             whatever the exit asks for; accesses to registers
-//!   accept          what was posted meanwhile
+//!   fold            reads what the guest did to the list registers
+//!   ...             the exit's handler; accesses to registers
+//!   accept          takes what was posted meanwhile
 //!   prepare         with the distributor's lock if `needs_distributor`, else without
 //!   lists, control  into the processor, and enter
 //! ```
 //!
-//! All interrupts are in group 1, as kernels want them. Group 0 does not exist: its enables are zero and cannot be set.
+//! All interrupts are in group 1, which kernels use. Group 0 does not exist: its enables are zero and cannot be set.
 
 mod distributor;
 mod list_register;
@@ -59,23 +60,23 @@ pub(crate) const REDISTRIBUTOR_SIZE: u64 = 0x2_0000;
 pub(crate) const FIRST_SPI: u32 = 32;
 /// INTIDs that there are, the private ones included.
 pub(crate) const INTIDS: u32 = 256;
-/// Most list registers that a processor can have.
+/// Maximum number of list registers of a processor.
 pub(crate) const MAX_LISTS: usize = 16;
 
-/// 32 INTIDs to a word: words of all INTIDs, of which the first is each vCPU's own.
+/// 32 INTIDs to a word. The first word holds each vCPU's own INTIDs.
 const WORDS: usize = INTIDS as usize / 32;
 
 /// The five bits of priority that the processor's interface has. Lower is more urgent.
 const PRIORITY_BITS: u8 = 0xf8;
 
-/// What the guest gets from a read.
+/// Result of a guest's read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub(crate) enum Read {
     /// This.
     Value(u64),
-    /// Nothing yet: the answer is in the list registers of other vCPUs, for which there is news. Deliver it, settle what
-    /// waits for the reader itself, and let the guest repeat the instruction.
+    /// No value yet: other vCPUs have it in their list registers, and there is news for them. Deliver the news, settle
+    /// the reader's own pending work, and let the guest repeat the instruction.
     Retry,
 }
 

@@ -1,23 +1,23 @@
-//! Interrupt messages: what one APIC says to the others.
+//! Interrupt messages between APICs.
 //!
-//! Local APICs (an IPI) and I/O APICs (a device's pin) speak the same language: a vector, what to do with it, and whom
-//! it is for. Sender and receiver never meet here; whoever owns all vCPUs of the VM resolves a [`Target`] to vCPUs and
-//! hands each of them the vector.
+//! Local APICs (an IPI) and I/O APICs (a device's pin) use the same messages: a vector, an action, and a target. Sender
+//! and receiver never call each other. The owner of the VM's vCPUs resolves a [`Target`] to vCPUs and gives each of
+//! them the vector.
 //!
-//! A target arrives already decoded. The same 32 bits mean different things when written by an xAPIC (8-bit
-//! destination, broadcast 0xff) and by an x2APIC (32-bit destination, broadcast 0xffff_ffff), so only the sender can
-//! read them; [`Target`] says what they meant.
+//! A target is already decoded. The same 32 bits mean different things when written by an xAPIC (8-bit destination,
+//! broadcast 0xff) and by an x2APIC (32-bit destination, broadcast 0xffff_ffff). Only the sender can decode them;
+//! [`Target`] holds their meaning.
 
 /// One interrupt message on its way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Message {
-    /// Interrupt vector; for [`Kind::Startup`] the page number of the first instruction; else without meaning.
+    /// Interrupt vector; for [`Kind::Startup`] the page number of the first instruction; otherwise meaningless.
     pub(crate) vector: u8,
-    /// What the receiver does with it.
+    /// The receiver's action.
     pub(crate) kind: Kind,
-    /// Who receives it.
+    /// The receivers.
     pub(crate) target: Target,
-    /// Level-triggered: the receiver's EOI must be told to the I/O APIC. Never set for IPIs.
+    /// Level-triggered: the receiver must report its EOI to the I/O APIC. Never set for IPIs.
     pub(crate) level: bool,
 }
 
@@ -38,7 +38,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// Reads the three-bit delivery mode field; `None` for modes that our guests do not have.
+    /// Decodes the three-bit delivery mode field; `None` for modes that our guests do not have.
     pub(super) const fn from_delivery_mode(mode: u32) -> Option<Self> {
         match mode & 7 {
             0 => Some(Self::Fixed),
@@ -56,7 +56,7 @@ impl Kind {
     }
 }
 
-/// Whom a message is for.
+/// The receivers of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
     /// The sender.
@@ -73,7 +73,7 @@ pub(crate) enum Target {
     Cluster {
         /// Upper bits of the APIC ids.
         cluster: u16,
-        /// Bit n stands for the APIC with id `cluster * 16 + n`.
+        /// Bit n selects the APIC with id `cluster * 16 + n`.
         members: u16,
     },
 }
@@ -110,10 +110,10 @@ pub(crate) fn cluster_members(cluster: u16, members: u16) -> impl Iterator<Item 
     (0..16).filter(move |bit| members >> bit & 1 != 0).map(move |bit| first | bit)
 }
 
-/// How an APIC answers to eight-bit logical destinations: its logical id and the model that the guest chose for
-/// reading it (APM vol. 2, 16.6.1).
+/// The eight-bit logical destinations of an APIC: its logical id, and the model that the guest chose for it (APM vol.
+/// 2, 16.6.1).
 ///
-/// Senders run on other pCPUs than the owner of the APIC, so this is small enough to be published in an atomic
+/// Senders run on other pCPUs than the APIC's owner, so this is small enough to publish in an atomic
 /// ([`LogicalId::to_bits`]) whenever it changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LogicalId {
@@ -125,7 +125,7 @@ const FLAT_MODEL: u8 = 0xf;
 const CLUSTER_MODEL: u8 = 0;
 
 impl LogicalId {
-    /// Answers to nobody: an APIC that is off.
+    /// Matches no destination: an APIC that is off.
     pub(crate) const NONE: Self = Self { id: 0, model: FLAT_MODEL };
 
     /// From the upper bytes of the logical and format registers of an xAPIC.
@@ -158,7 +158,7 @@ impl LogicalId {
         u16::from_le_bytes([self.id, self.model])
     }
 
-    /// What [`LogicalId::to_bits`] was made from.
+    /// Reverses [`LogicalId::to_bits`].
     #[must_use]
     pub(crate) const fn from_bits(bits: u16) -> Self {
         let [id, model] = bits.to_le_bytes();

@@ -1,12 +1,12 @@
 //! The I/O APIC: turns a device's line into an interrupt message (82093AA, version 0x11, 24 pins).
 //!
-//! Each pin has a redirection entry. An edge-triggered pin sends one message whenever its line becomes asserted. A
-//! level-triggered pin sends one and remembers it (*remote IRR*) until the local APIC reports the end of that interrupt;
-//! if the line is still asserted then, it sends again.
+//! Each pin has a redirection entry. An edge-triggered pin sends one message when its line becomes asserted. A
+//! level-triggered pin sends one and records it (*remote IRR*) until the local APIC reports the end of that interrupt.
+//! If the line is still asserted then, it sends again.
 //!
-//! Lines are logical: a device says whether it asks for service, not how many volts that is, so the polarity in an
-//! entry is kept but means nothing. Messages go out in the order in which they are returned here, and the caller
-//! holds whatever lock makes this one device one at a time.
+//! Lines are logical: a device says whether it requests service, not at which voltage. So an entry's polarity is stored
+//! without effect. Messages must be sent in the order in which they are returned here. The caller's lock serializes
+//! accesses to this device.
 
 #[cfg(test)]
 mod tests;
@@ -51,8 +51,8 @@ impl IoApic {
         if entry.is_level() { entry.send_level() } else { entry.send_edge(!was_asserted) }
     }
 
-    /// A local APIC ended the level-triggered interrupt `vector`. The result are the messages of pins whose lines are
-    /// asserted still.
+    /// A local APIC ended the level-triggered interrupt `vector`. Returns the messages of pins whose lines are still
+    /// asserted.
     pub(crate) fn end_of_interrupt(&mut self, vector: u8) -> impl Iterator<Item = Message> {
         let mut again = [None; PINS];
         for (pin, entry) in self.entries.iter_mut().enumerate() {
@@ -66,7 +66,7 @@ impl IoApic {
         again.into_iter().flatten()
     }
 
-    /// A 32-bit read at `offset` in the page of registers. Where there is none, zero.
+    /// A 32-bit read at `offset` in the page of registers. Zero if there is no register.
     #[must_use]
     pub(crate) fn read(&self, offset: u16) -> u32 {
         match offset {
@@ -140,7 +140,7 @@ impl Entry {
         }
     }
 
-    /// Only what ends in an EOI can be level-triggered; NMI and INIT are edges, whatever the entry says.
+    /// Only interrupts with an EOI can be level-triggered; NMI and INIT are edges, whatever the entry says.
     fn is_level(self) -> bool {
         self.has(LEVEL_TRIGGERED) && self.kind().is_some_and(Kind::has_vector)
     }
@@ -173,7 +173,7 @@ impl Entry {
     }
 }
 
-/// What the window can show.
+/// A register in the window.
 enum Register {
     Id,
     Version,

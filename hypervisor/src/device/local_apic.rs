@@ -1,18 +1,18 @@
-//! The local APIC of one vCPU, as the pCPU that runs the vCPU sees it.
+//! The local APIC of one vCPU, for the pCPU that runs the vCPU.
 //!
-//! Nobody else touches this state, so nothing here is atomic: other vCPUs post vectors elsewhere and the owner merges
-//! them by [`LocalApic::accept_words`]. What must leave the vCPU (an IPI, news for the I/O APIC) is returned as an
-//! [`Effect`]. Time is the guest's time-stamp counter, in ticks.
+//! Only the owner touches this state, so nothing here is atomic. Other vCPUs post vectors elsewhere, and the owner
+//! merges them by [`LocalApic::accept_words`]. What must leave the vCPU (an IPI, news for the I/O APIC) is returned as
+//! an [`Effect`]. Time is the guest's time-stamp counter, in ticks.
 //!
-//! An interrupt goes through three steps: *accepted* (requested, bit in IRR), *delivered* to the vCPU (in service, bit
-//! in ISR), *ended* by the guest's EOI. A requested vector may be delivered when its priority class, the upper four
-//! bits, is above the class of the task priority and of everything in service (APM vol. 2, 16.6.4).
+//! An interrupt has three steps: *accepted* (requested, bit in IRR), *delivered* to the vCPU (in service, bit in ISR),
+//! *ended* by the guest's EOI. A requested vector may be delivered when its priority class, the upper four bits, is
+//! above the class of the task priority and of everything in service (APM vol. 2, 16.6.4).
 //!
-//! So classes are what is compared, and sets of the sixteen classes are what is kept at hand. At most one vector per
-//! class can be in service. Then "what is next?" is one AND and one bit scan, and an EOI clears the highest bit of a
-//! set; no 256-bit register is ever searched. Both are on the path of every interrupt.
+//! So this code compares classes, and keeps sets of the sixteen classes. At most one vector per class can be in
+//! service. The next vector is one AND and one bit scan, and an EOI clears the highest bit of a set; no code searches a
+//! 256-bit register. Both are on the path of every interrupt.
 //!
-//! Here is the life of an interrupt; `registers` is what the guest reads and writes, `timer` the counting.
+//! This file has the life of an interrupt. `registers` has the guest's reads and writes, `timer` the counting.
 
 mod registers;
 #[cfg(test)]
@@ -62,7 +62,7 @@ pub(crate) struct LocalApic {
     trigger_level: [u16; 16],
     timer: Timer,
     local_vector_table: [u32; LVT_ENTRIES],
-    /// What the guest reads from the error register, and what has happened since it last wrote there.
+    /// The error register as the guest reads it, and the errors since its last write.
     errors_shown: Errors,
     errors: Errors,
     spurious: u32,
@@ -76,7 +76,7 @@ pub(crate) struct LocalApic {
 
 const _: () = assert!(offset_of!(LocalApic, trigger_level) <= 64, "what is hot fits one cache line");
 
-/// What is fixed for the life of a local APIC.
+/// Constants of a local APIC.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Config {
     /// APIC id. An xAPIC shows its low eight bits.
@@ -101,7 +101,7 @@ pub(crate) enum Mode {
     X2Apic,
 }
 
-/// What the owner has to do after an access to the APIC.
+/// What the owner must do after an access to the APIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub(crate) enum Effect {
@@ -109,7 +109,7 @@ pub(crate) enum Effect {
     None,
     /// Route this IPI.
     Send(Message),
-    /// The guest ended a level-triggered interrupt: tell the I/O APIC.
+    /// The guest ended a level-triggered interrupt: report this to the I/O APIC.
     EndOfInterrupt {
         /// The vector that was in service.
         vector: u8,
@@ -269,14 +269,14 @@ impl LocalApic {
         self.reopen();
     }
 
-    /// The guest ends the interrupt of the highest class in service. Without one, nothing happens.
+    /// The guest ends the interrupt of the highest class in service. If there is none, nothing happens.
     ///
-    /// This is what a write of the EOI register does; the caller may come here directly when it knows that the guest is
-    /// in the right mode and that an x2APIC writes zero.
+    /// A write of the EOI register does this. The caller may call it directly if it knows that the guest is in the
+    /// right mode and that an x2APIC writes zero.
     #[inline]
     pub(crate) fn end_of_interrupt(&mut self) -> Effect {
         let class = highest(self.in_service);
-        // Class 0 is never in service; `highest` names it when there is none.
+        // Class 0 is never in service; `highest` returns it if there is none.
         if class == 0 {
             return Effect::None;
         }
@@ -315,8 +315,8 @@ impl LocalApic {
     /// The guest wrote its task priority through CR8, whose upper bits are ignored here.
     #[inline]
     pub(crate) fn set_cr8(&mut self, class: u8) {
-        // The owner comes here on each exit to mirror what the processor keeps. If nothing changed, the four lower
-        // bits, which CR8 does not have, must stay.
+        // The owner calls this on each exit to copy the processor's value. If nothing changed, the four lower bits,
+        // which CR8 does not have, must stay.
         let class = class & 0xf;
         if class != self.cr8() {
             self.set_task_priority(class << 4);
@@ -341,8 +341,8 @@ impl LocalApic {
         *self = Self { mode, base: self.base, ..Self::new(self.config) };
     }
 
-    /// Where the page of registers is in xAPIC mode. Memory of the guest at that address hides it: there is one map of the
-    /// memory for all vCPUs, and it knows only the place after power-on.
+    /// Address of the register page in xAPIC mode. Guest memory at that address hides it: all vCPUs share one memory
+    /// map, which has only the address after power-on.
     #[inline]
     #[must_use]
     pub(crate) const fn mmio_base(&self) -> u64 {
@@ -379,7 +379,7 @@ impl LocalApic {
         }
     }
 
-    /// What MSR 0x1b, the APIC base, reads.
+    /// Value of MSR 0x1b, the APIC base.
     #[must_use]
     pub(crate) const fn base_msr(&self) -> u64 {
         let mode = match self.mode {
@@ -391,14 +391,14 @@ impl LocalApic {
         self.base | mode | bootstrap
     }
 
-    /// A write of MSR 0x1b. Modes change as the manual allows (SDM vol. 3, "x2APIC State Transitions"): an x2APIC can only be
-    /// switched off, and what is off comes back as an xAPIC after reset. In any mode the registers may be moved (APM
-    /// vol. 2, 16.3.1).
+    /// A write of MSR 0x1b. Modes change as in the manual (SDM vol. 3, "x2APIC State Transitions"): an x2APIC can only
+    /// be switched off, and an APIC that is off becomes an xAPIC after reset. In any mode the registers may be moved
+    /// (APM vol. 2, 16.3.1).
     ///
     /// # Errors
     ///
-    /// On other changes of mode, and on reserved bits; which bits of the address are reserved is the caller's to know. Whether
-    /// the vCPU is the one that boots cannot be changed; what is written there is ignored.
+    /// Other changes of mode, and reserved bits; the caller checks the reserved bits of the address. The boot-CPU flag
+    /// cannot be changed; a write to it is ignored.
     pub(crate) fn set_base_msr(&mut self, value: u64) -> Result<Effect, GeneralProtection> {
         const FIELDS: u64 = BASE_ENABLE | BASE_X2APIC | BASE_BOOTSTRAP;
         if value & !(FIELDS | BASE_ADDRESS) != 0 {
@@ -461,17 +461,17 @@ impl LocalApic {
         if self.is_timer_masked() { None } else { self.timer.expiry() }
     }
 
-    /// Requests the timer's interrupt if it is due at `now`, and says whether it did. However many periods have passed,
-    /// it is one interrupt, and the next one comes when it would have come anyway.
+    /// Requests the timer's interrupt if it is due at `now`, and returns whether it did. Several elapsed periods give
+    /// one interrupt, and the next one comes at its regular time.
     ///
-    /// Read [`LocalApic::deadline`] anew after each call, also when there was no interrupt: a register access that came
-    /// first may have requested it already.
+    /// Read [`LocalApic::deadline`] again after each call, also without an interrupt: an earlier register access may
+    /// have requested it already.
     #[inline]
     pub(crate) fn expire(&mut self, now: u64) -> bool {
         self.timer.take_due(now) && self.raise_local(LVT_TIMER)
     }
 
-    /// What MSR 0x6e0 reads: the tick of the next interrupt, zero if there will be none.
+    /// Value of MSR 0x6e0: the tick of the next interrupt, zero if there is none.
     #[must_use]
     pub(crate) fn tsc_deadline(&self, now: u64) -> u64 {
         self.timer.deadline(now)

@@ -1,7 +1,7 @@
-//! The memory-type range registers (APM vol. 2, 7.7), kept so that a kernel finds what it wrote.
+//! The memory-type range registers (APM vol. 2, 7.7). They are stored so that a kernel reads back its writes.
 //!
-//! They have no effect: a guest has nothing but RAM and emulated devices. As after a PC's firmware, they are on and
-//! everything is write-back. What the manual does not allow is refused, as is a page attribute table of that kind.
+//! They have no effect, because a guest has only RAM and emulated devices. As after a PC's firmware, they are on and
+//! everything is write-back. Values that the manual does not allow are rejected, also for the page attribute table.
 
 use x86_defs::msr;
 
@@ -15,7 +15,7 @@ pub(crate) struct MemoryTypes {
 const VARIABLE_REGISTERS: usize = (msr::MTRR_PHYS_MASK_7 - msr::MTRR_PHYS_BASE_0 + 1) as usize;
 /// Eight variable ranges, fixed ranges, write-combining.
 const CAPABILITIES: u64 = 8 | 1 << 8 | 1 << 10;
-/// Ranges are on, and what is in none of them is write-back.
+/// Ranges are on, and memory outside them is write-back.
 const ON_AND_WRITE_BACK: u64 = ENABLE | 6;
 /// Default type: all ranges on, fixed ranges on.
 const ENABLE: u64 = 1 << 11;
@@ -29,7 +29,7 @@ impl MemoryTypes {
         Self { variable: [0; VARIABLE_REGISTERS], fixed: [0x0606_0606_0606_0606; 11], default: ON_AND_WRITE_BACK }
     }
 
-    /// What MSR `number` reads, if it is one of these.
+    /// Value of MSR `number`, if it is one of these.
     pub(crate) fn read(&self, number: u32) -> Option<u64> {
         match number {
             msr::MTRR_CAP => Some(CAPABILITIES),
@@ -41,8 +41,8 @@ impl MemoryTypes {
         }
     }
 
-    /// A write of MSR `number` on a CPU whose physical addresses have `address_bits`. `None` if it is none of these, or cannot
-    /// have this value: memory types that do not exist, reserved bits.
+    /// A write of MSR `number` on a CPU whose physical addresses have `address_bits`. `None` if it is none of these, or
+    /// the value is invalid: nonexistent memory types, reserved bits.
     pub(crate) fn write(&mut self, number: u32, value: u64, address_bits: u8) -> Option<()> {
         let addresses = u64::MAX.checked_shr(u64::BITS.saturating_sub(address_bits.into())).unwrap_or(0) & !0xfff;
         let [low, ..] = value.to_le_bytes();
@@ -70,8 +70,8 @@ const fn is_type(number: u8) -> bool {
     matches!(number, 0 | 1 | 4 | 5 | 6)
 }
 
-/// Whether the page attribute table may have this value: eight memory types, one a byte. Beside those of a range there is 7,
-/// UC- (APM vol. 2, 7.8.1).
+/// Whether the page attribute table may have this value: eight memory types, one per byte. Besides those of a range
+/// there is 7, UC- (APM vol. 2, 7.8.1).
 pub(crate) fn is_valid_pat(value: u64) -> bool {
     value.to_le_bytes().into_iter().all(|kind| is_type(kind) || kind == 7)
 }

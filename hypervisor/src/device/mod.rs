@@ -1,11 +1,10 @@
 //! Emulated devices, one file each.
 //!
-//! A device is plain data and logic: it is told of accesses and of time, and returns what follows from them. It knows
-//! neither the vCPU that asks nor the address it is mapped at, allocates nothing while the guest runs, and never waits.
+//! A device is plain data and logic. It gets accesses and the time, and returns the consequences. It knows neither the
+//! vCPU of an access nor its own address, allocates nothing while the guest runs, and never waits.
 //!
-//! There are two kinds of machine for guests, the PC and the one that QEMU calls `virt`. `build.rs` says by
-//! `cfg(machine)` which of them the hypervisor is built for, so that it does not carry the devices of the other; the
-//! tests, which run anywhere, are of all.
+//! Guests have two kinds of machine, the PC and QEMU's `virt`. `build.rs` sets `cfg(machine)` for the hypervisor's
+//! machine, so that it does not contain the devices of the other one. The tests run on any host and cover all devices.
 
 #[cfg(any(test, machine = "virt"))]
 pub(crate) mod affinity;

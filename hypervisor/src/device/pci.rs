@@ -1,15 +1,15 @@
-//! The PCI bus of a PC: its functions, and the two doors to their configuration spaces.
+//! The PCI bus of a PC: its functions, and the two ways to their configuration spaces.
 //!
-//! | door | where | names a register by |
+//! | way | where | names a register by |
 //! |---|---|---|
 //! | configuration mechanism #1 | ports 0xcf8 (address) and 0xcfc (data) | bus, device, function and register in the address |
 //! | ECAM | memory, announced by ACPI's MCFG | the same in the bits of the memory address |
 //!
-//! Both lead to the same bytes. A function is data, a [`ConfigSpace`]; there is one bus, number 0, and on it nothing but the host
-//! bridge itself. Where no function is, reads give ones and writes go nowhere: a real bridge answers so when no device does.
+//! Both access the same bytes. A function is data, a [`ConfigSpace`]. There is one bus, number 0, with only the host
+//! bridge. Where there is no function, reads give ones and writes are dropped, like a real bridge without a device.
 //!
-//! A function is asked byte by byte. So an access of any width at any address has an answer, and an access that reaches from
-//! one register into the next, or beyond what a door covers, needs no rule of its own.
+//! Functions are accessed byte by byte. So an access of any width at any address has a result, and one that crosses
+//! registers, or the end of either way, needs no special rule.
 
 mod config_space;
 #[cfg(test)]
@@ -23,13 +23,13 @@ use x86_boot::layout::{PCI_ADDRESS_PORT, PCI_DATA_PORT};
 /// The last port of configuration mechanism #1.
 pub(crate) const LAST_PORT: u16 = PCI_DATA_PORT + 3;
 
-/// What software can write of the address register. The other bits are reserved, or the two lowest of a register number,
-/// and read zero (PCI Local Bus Specification 3.0, 3.2.2.3.2).
+/// Writable bits of the address register. The other bits are reserved, or the two lowest of a register number, and read
+/// zero (PCI Local Bus Specification 3.0, 3.2.2.3.2).
 const ADDRESS_FIELDS: u32 = ADDRESS_ENABLE | 0x00ff_fffc;
 /// Address register: accesses to the data ports are for a configuration space.
 const ADDRESS_ENABLE: u32 = 1 << 31;
 
-/// What an empty bus reads.
+/// A read from an empty bus.
 const EMPTY: u8 = 0xff;
 
 /// A bus, and the address register that belongs to its bridge.
@@ -57,7 +57,7 @@ impl Register {
         Self { place: Place(u16::from_be_bytes([bus, device_and_function])), number: number.into() }
     }
 
-    /// The register at `offset` in the ECAM (PCI Express Base Specification 5.0, 7.2.2). `None` beyond the last bus.
+    /// The register at `offset` in the ECAM (PCI Express Base Specification 5.0, 7.2.2). `None` after the last bus.
     fn from_offset(offset: u64) -> Option<Self> {
         let place = u16::try_from(offset >> 12).ok()?;
         let number = u16::try_from(offset & 0xfff).ok()?;
@@ -71,11 +71,11 @@ impl Pci {
         Self { address: 0, functions: Vec::from([(Place(0), ConfigSpace::host_bridge())]) }
     }
 
-    /// A read of `bytes` bytes at `port`, one of those from [`PCI_ADDRESS_PORT`] to [`LAST_PORT`]. Bits above are ones.
+    /// A read of `bytes` bytes at `port`, from [`PCI_ADDRESS_PORT`] to [`LAST_PORT`]. Upper bits are ones.
     ///
-    /// The address register is there for accesses to all of it alone; others find the bus behind the bridge, on which nothing
-    /// has these ports. An access that only begins before the data ports, or ends behind them, has its part of them: a CPU
-    /// makes two of one that is not aligned.
+    /// The address register answers only accesses to all of it. Others go to the bus behind the bridge, where nothing
+    /// has these ports. An access that begins before the data ports, or ends after them, accesses its part of them: a
+    /// CPU splits a misaligned access in two.
     pub(crate) fn read_port(&self, port: u16, bytes: u8) -> u32 {
         if port == PCI_ADDRESS_PORT && bytes == 4 {
             return self.address;

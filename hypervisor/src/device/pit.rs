@@ -1,6 +1,7 @@
-//! Counter 2 of the interval timer, an i8254, at ports 0x42 (count) and 0x43 (control word); its gate and output at port 0x61.
+//! Counter 2 of the interval timer, an i8254, at ports 0x42 (count) and 0x43 (control word), with its gate and output
+//! at port 0x61.
 //!
-//! A PC's software measures how fast its processor's clock is by this counter, for its rate is the same on each PC:
+//! Software measures its processor's clock with this counter, because its rate is the same on each PC:
 //!
 //! ```text
 //!   port 0x61 bit 0 ──► gate ──►┌───────────┐
@@ -8,10 +9,12 @@
 //!                               └───────────┘
 //! ```
 //!
-//! The other two counters are not there, and read zero: the one raised an interrupt that this machine has better timers for,
-//! the other refreshed memory. The speaker that counter 2 drives makes no sound. Counts are binary, also for one who asks for BCD.
+//! The other two counters do not exist, and read zero. One raised an interrupt, for which this machine has better
+//! timers; the other refreshed memory. The speaker on counter 2 makes no sound. Counts are always binary, even if
+//! software selects BCD.
 //!
-//! The caller says what time it is at each access. The counter is a number of ticks that have passed, from which all else follows.
+//! The caller passes the time of each access. The counter is a number of elapsed ticks, from which everything else is
+//! computed.
 //!
 //! Source: Intel 8254 data sheet (231164-005); port 0x61: Intel 82801 (ICH9) data sheet, 13.7.1.
 
@@ -21,7 +24,7 @@ mod bits {
     pub(super) const SELECT_SHIFT: u8 = 6;
     pub(super) const SELECT_COUNTER_2: u8 = 2;
     pub(super) const SELECT_READ_BACK: u8 = 3;
-    /// Control word, bits 5 to 4: which bytes of the count are read and written, or that the count is to be latched.
+    /// Control word, bits 5 to 4: which bytes of the count are read and written, or a latch command.
     pub(super) const ACCESS_SHIFT: u8 = 4;
     /// Control word, bits 3 to 1.
     pub(super) const MODE_SHIFT: u8 = 1;
@@ -34,7 +37,7 @@ mod bits {
     pub(super) const STATUS_OUTPUT: u8 = 1 << 7;
     pub(super) const STATUS_NO_COUNT: u8 = 1 << 6;
 
-    /// Port 0x61: the gate, the bits that software can write, the refresh of memory, the output.
+    /// Port 0x61: the gate, the writable bits, the memory refresh, the output.
     pub(super) const GATE: u8 = 1 << 0;
     pub(super) const WRITABLE: u8 = 0b1111;
     pub(super) const REFRESH: u8 = 1 << 4;
@@ -51,17 +54,17 @@ pub(crate) const GATE_PORT: u16 = 0x61;
 /// Ticks per second.
 const HERTZ: u128 = 1_193_182;
 const NANOS_PER_SECOND: u128 = 1_000_000_000;
-/// Half of the period in which memory was refreshed. Software finds bit 4 of port 0x61 changing.
+/// Half of the memory refresh period. Software sees bit 4 of port 0x61 change.
 const REFRESH_NANOS: u64 = 15_085;
 /// A count of zero means this, the largest.
 const LARGEST: u64 = 1 << 16;
 
-/// What the output does (8254 data sheet, "Mode Definitions").
+/// Behaviour of the output (8254 data sheet, "Mode Definitions").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
     /// 0: low until the count has run out.
     TerminalCount,
-    /// 1: the same, begun by the gate.
+    /// 1: the same, started by the gate.
     OneShot,
     /// 2: low for the last tick of each period.
     RateGenerator,
@@ -69,7 +72,7 @@ enum Mode {
     SquareWave,
     /// 4: low for the one tick after the count has run out.
     SoftwareStrobe,
-    /// 5: the same, begun by the gate.
+    /// 5: the same, started by the gate.
     HardwareStrobe,
 }
 
@@ -88,15 +91,15 @@ pub(crate) struct Pit {
     access: Access,
     /// Bits 3 to 0 of port 0x61, as written.
     gate_port: u8,
-    /// From which the counter counts down, 1 to 65536. `None` after a control word until software has written it.
+    /// The counter counts down from here, 1 to 65536. `None` after a control word until software has written it.
     count: Option<u64>,
-    /// The low byte of a count whose high byte software has yet to write.
+    /// The low byte of a count whose high byte is not written yet.
     low_written: Option<u8>,
     /// Ticks before `running_since`.
     ticks: u64,
-    /// When the counter last began to count, in nanoseconds. `None` while it stands still.
+    /// When the counter last began to count, in nanoseconds. `None` while it is stopped.
     running_since: Option<u64>,
-    /// What reads see in place of the running count, and status.
+    /// What reads return instead of the running count, and status.
     latched_count: Option<u16>,
     latched_status: Option<u8>,
     /// A read has given the low byte; the next gives the high one.
@@ -110,7 +113,7 @@ impl Default for Pit {
 }
 
 impl Pit {
-    /// The counter after power-on. What it does then is not defined; here, nothing.
+    /// The counter after power-on. Its behaviour then is undefined; here it does nothing.
     #[must_use]
     pub(crate) const fn new() -> Self {
         Self {
@@ -285,7 +288,7 @@ impl Pit {
         self.ticks.saturating_add(u64::try_from(ticks).unwrap_or(u64::MAX))
     }
 
-    /// What the counter has counted down to.
+    /// The current count.
     fn counter(&self, now: u64) -> u16 {
         let Some(count) = self.count else { return 0 };
         let elapsed = self.elapsed(now);
@@ -293,7 +296,7 @@ impl Pit {
             Mode::RateGenerator => count - elapsed % count,
             // It counts by two, and once through for each half of the wave.
             Mode::SquareWave => count.next_multiple_of(2) - 2 * (elapsed % count.div_ceil(2)),
-            // Behind zero it goes on at the largest count.
+            // After zero it continues at the largest count.
             _ => count.wrapping_sub(elapsed),
         };
         let [low, high, ..] = left.to_le_bytes();

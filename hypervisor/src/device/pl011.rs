@@ -1,25 +1,25 @@
 //! A serial port: Arm's PrimeCell UART, PL011 r1p5, with its FIFOs of 32 bytes (DDI 0183).
 //!
-//! Linux uses it in two ways: early consoles write to DR and look at FR; the driver (`amba-pl011`) has interrupts for
-//! receiving and sending. What has no meaning here is remembered and does nothing: baud rate, word length, parity.
+//! Linux uses it in two ways: early consoles write to DR and read FR; the driver (`amba-pl011`) uses interrupts for
+//! receiving and sending. Settings without a meaning here are stored and do nothing: baud rate, word length, parity.
 //!
-//! There is no wire, so a byte takes no time. A byte written leaves at once (`write` returns it) and the FIFO is empty
-//! again. Where the consumer cannot take more, [`Pl011::set_transmit_room`] stops the transmitter: FR says that the
-//! FIFO is full, and the interrupt comes when there is room. Received bytes wait in a backlog behind the FIFO and
-//! refill it as it is read, so a long paste does not overrun.
+//! There is no wire, so a byte takes no time. A written byte leaves at once (`write` returns it) and the FIFO is empty
+//! again. If the consumer has no room, [`Pl011::set_transmit_room`] stops the transmitter: FR says that the FIFO is
+//! full, and the interrupt comes when there is room. Received bytes wait in a backlog behind the FIFO and refill it as
+//! the guest reads, so a long paste does not overrun.
 //!
-//! **The transmit interrupt** is where emulations and drivers part. On hardware it is raised when the FIFO drains through
-//! its trigger level, and some drivers send a first byte by hand to make that happen. Linux does not need to, if it sees
-//! the interrupt as soon as it unmasks it with an empty FIFO. Here the raw status is raised after reset, after each byte
-//! that left, and when room comes back; it stays until the guest clears it.
+//! **The transmit interrupt** is where emulations and drivers differ. Hardware raises it when the FIFO drains through
+//! its trigger level, and some drivers send a first byte by hand to make that happen. Linux does not need to, if it
+//! gets the interrupt as soon as it unmasks it with an empty FIFO. Here the raw status is raised after reset, after
+//! each sent byte, and when there is room again; it stays until the guest clears it.
 
 use alloc::collections::VecDeque;
 
 /// Bytes that the registers occupy.
 pub(crate) const MMIO_SIZE: u64 = 0x1000;
-/// Bytes that the FIFOs hold: after one look at FR.TXFF a driver may write so many (the revision is in PeriphID2).
+/// Size of the FIFOs: after one read of FR.TXFF a driver may write this many bytes (the revision is in PeriphID2).
 pub(crate) const FIFO_BYTES: usize = 32;
-/// Most received bytes that wait for the guest, FIFO included.
+/// Maximum number of received bytes that wait for the guest, FIFO included.
 pub(crate) const RECEIVE_BYTES: usize = 4096;
 
 /// Offsets of registers.
@@ -54,7 +54,7 @@ mod fr {
     pub(super) const TXFF: u16 = 1 << 5;
     pub(super) const RXFF: u16 = 1 << 6;
     pub(super) const TXFE: u16 = 1 << 7;
-    /// What a terminal that is there and ready shows.
+    /// The modem lines of a connected terminal.
     pub(super) const CONNECTED: u16 = CTS | DSR | DCD;
 }
 
@@ -89,7 +89,7 @@ const DR_OVERRUN: u16 = 1 << 11;
 /// Receive trigger levels by IFLS bits 5:3, in bytes of the FIFO; the others are reserved and act as the last.
 const TRIGGERS: [usize; 8] = [4, 8, 16, 24, 28, 28, 28, 28];
 
-/// Part 0x011 of designer 0x41, revision 3 (r1p5), configuration 0; then what every PrimeCell shows.
+/// Part 0x011 of designer 0x41, revision 3 (r1p5), configuration 0; then the constant part of every PrimeCell.
 const IDENTIFICATION: [u8; 8] = [0x11, 0x10, 0x34, 0x00, 0x0d, 0xf0, 0x05, 0xb1];
 
 /// One serial port.
@@ -101,12 +101,12 @@ pub(crate) struct Pl011 {
     interrupt_mask: u16,
     /// Interrupts raised and not cleared: [`interrupt`]'s bits.
     raw: u16,
-    /// Baud rate, low-power and DMA registers: remembered, of no effect.
+    /// Baud rate, low-power and DMA registers: stored, without effect.
     integer_divisor: u16,
     fractional_divisor: u16,
     low_power_divisor: u16,
     dma_control: u16,
-    /// RSR: an overrun since the last clear; and whether DR has yet to tell of it.
+    /// RSR: an overrun since the last clear; and whether DR must still report it.
     overrun: bool,
     overrun_to_tell: bool,
     /// Received bytes, oldest first: those in the FIFO and those behind it.
@@ -143,8 +143,8 @@ impl Pl011 {
         }
     }
 
-    /// The guest reads the register at `offset`, by a byte, half-word or word. Registers have up to 16 bits; what is
-    /// above, between them, or nowhere reads zero. May change [`interrupt`](Self::interrupt).
+    /// The guest reads the register at `offset`, by a byte, half-word or word. Registers have up to 16 bits; upper
+    /// bits, gaps and unknown registers read zero. May change [`interrupt`](Self::interrupt).
     pub(crate) fn read(&mut self, offset: u16) -> u32 {
         let value = match offset {
             register::DR => self.read_data(),
@@ -198,11 +198,11 @@ impl Pl011 {
         None
     }
 
-    /// Bytes arrive for the guest. Returns how many were taken; the caller keeps the rest for later.
-    /// May change [`interrupt`](Self::interrupt).
+    /// Bytes arrive for the guest. Returns how many were accepted; the caller keeps the rest for later. May change
+    /// [`interrupt`](Self::interrupt).
     #[must_use = "bytes that were not taken must be offered again"]
     pub(crate) fn receive(&mut self, bytes: &[u8]) -> usize {
-        // Before the driver is there nobody listens. In loopback the receiver is cut off from the line.
+        // The driver has not enabled the receiver yet. In loopback the receiver is disconnected from the line.
         if self.control & (cr::RECEIVES | cr::LBE) != cr::RECEIVES {
             return 0;
         }
@@ -214,10 +214,11 @@ impl Pl011 {
         taken
     }
 
-    /// Whether the consumer of sent bytes takes more. May change [`interrupt`](Self::interrupt).
+    /// Whether the consumer of sent bytes has room. May change [`interrupt`](Self::interrupt).
     ///
-    /// Without room the transmitter's FIFO looks full. The caller says so while it can still take [`FIFO_BYTES`] bytes:
-    /// so many may follow one look of the driver at a register. A driver that does not look loses what finds no place.
+    /// Without room the transmitter's FIFO looks full. The caller must say so while it still has room for
+    /// [`FIFO_BYTES`] bytes, because a driver may write that many after one read of a register. A driver that does not
+    /// check loses the bytes without room.
     pub(crate) fn set_transmit_room(&mut self, room: bool) {
         if room != self.room {
             self.room = room;
@@ -288,13 +289,13 @@ impl Pl011 {
     }
 
     fn clear_interrupts(&mut self, value: u16) {
-        // What the guest has not read still has something to tell: clearing it would leave bytes that nobody asks for.
-        // Hardware clears until the next byte comes; drivers clear what they then serve, so they see no difference.
+        // Unread bytes keep the interrupt raised: clearing it would leave bytes that the guest never reads. Hardware
+        // clears until the next byte comes; drivers clear it and then read the bytes, so they see no difference.
         self.raw &= !value;
         self.sample_receiver();
     }
 
-    /// Receive interrupts follow from what is in the FIFO. The timeout is 32 bit periods long, which here is no time.
+    /// Computes receive interrupts from the FIFO. The timeout is 32 bit periods long, which is no time here.
     fn sample_receiver(&mut self) {
         let level = self.receiver_level();
         let listens = self.control & cr::RECEIVES == cr::RECEIVES;

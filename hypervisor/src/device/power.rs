@@ -1,4 +1,4 @@
-//! The ports by which a guest turns itself off or resets itself.
+//! The ports by which a guest powers itself off or resets itself.
 //!
 //! | port | what | effect |
 //! |---|---|---|
@@ -7,8 +7,8 @@
 //! | 0xcf9 | reset register, named by ACPI's FADT | bit 2: reset |
 //! | 0x64 | keyboard controller, command | 0xfe: pulse the reset line |
 //!
-//! The ACPI tables (`x86_boot`) announce the first three. The keyboard controller is not announced, but its reset is
-//! what a kernel without other ideas tries.
+//! The ACPI tables (`x86_boot`) announce the first three. The keyboard controller is not announced, but a kernel tries
+//! its reset when nothing else works.
 
 use x86_boot::layout::{RESET_PORT, SLEEP_CONTROL_PORT, SLEEP_STATUS_PORT, SLEEP_TYPE_OFF};
 
@@ -26,12 +26,12 @@ const RESET_CPU: u8 = 1 << 2;
 /// The ports that this device answers.
 pub(crate) const PORTS: [u16; 4] = [SLEEP_CONTROL_PORT, SLEEP_STATUS_PORT, RESET_PORT, KEYBOARD_COMMAND_PORT];
 
-/// What the guest asked for.
+/// The guest's request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PowerEvent {
     /// End the VM.
     PowerOff,
-    /// Start the VM anew.
+    /// Restart the VM.
     Reset,
 }
 

@@ -1,12 +1,12 @@
-//! What guests ask of firmware: PSCI 1.1 (DEN0022, power) by the SMC calling convention 1.1 (DEN0028).
+//! Firmware calls of guests: PSCI 1.1 (DEN0022, power) by the SMC calling convention 1.1 (DEN0028).
 //!
-//! A call is a number in W0 and arguments behind it. Most calls have an answer at once; the others come out as what
-//! the hypervisor has to do, with arguments that are checked as far as they can be without looking at a vCPU. Numbers
-//! and error codes are those of the `smccc` crate.
+//! A call is a number in W0 with arguments. Most calls have an answer at once. The others are returned as requests to
+//! the hypervisor, with their arguments checked as far as possible without a vCPU. Numbers and error codes come from
+//! the `smccc` crate.
 //!
-//! Functions come in a 32-bit and a 64-bit form, told apart by bit 30 of the number. The arguments of a 32-bit form are
-//! the lower halves of the registers, whatever the upper ones hold. Errors are sign-extended to 64 bits for both: who
-//! calls a 32-bit form looks at W0 alone.
+//! Functions have a 32-bit and a 64-bit form; bit 30 of the number selects one. The arguments of a 32-bit form are the
+//! lower halves of the registers; the upper halves are ignored. Errors are sign-extended to 64 bits for both: a caller
+//! of a 32-bit form reads only W0.
 
 use smccc::arch::{
     SMCCC_ARCH_FEATURES, SMCCC_ARCH_WORKAROUND_1, SMCCC_ARCH_WORKAROUND_2, SMCCC_ARCH_WORKAROUND_3, SMCCC_VERSION,
@@ -20,7 +20,7 @@ use smccc::psci::{
 
 use super::affinity::vcpu_at;
 
-/// What a call asks for.
+/// A decoded call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Call {
     /// Nothing that the caller would not know by this answer.
@@ -29,12 +29,12 @@ pub(crate) enum Call {
     CpuOn {
         /// Number of a vCPU that exists, possibly the caller.
         vcpu: u32,
-        /// Where it starts: a GPA, multiple of four.
+        /// Start address: a GPA, multiple of four.
         entry: u64,
-        /// What it finds in X0.
+        /// Its X0 at the start.
         context: u64,
     },
-    /// The caller stops until it is started again. There is an answer only if that is refused.
+    /// The caller stops until it is started again. There is an answer only on failure.
     CpuOff,
     /// Whether a vCPU runs: the answer is made by [`Answer::affinity_info`].
     AffinityInfo {
@@ -46,16 +46,16 @@ pub(crate) enum Call {
     Suspend,
     /// End the VM. No answer.
     SystemOff,
-    /// Start the VM anew. No answer.
+    /// Restart the VM. No answer.
     SystemReset,
-    /// The host's firmware has to make this pCPU forget what it has predicted: the function to call there. The answer is
+    /// The host's firmware must clear this pCPU's branch predictions: calls this function. The answer is
     /// [`Answer::SUCCESS`].
     Mitigate(u32),
     /// No function that there is. The answer is [`Answer::NOT_SUPPORTED`].
     Unknown,
 }
 
-/// What the host's firmware does against attacks by speculation: its answers to SMCCC_ARCH_FEATURES for the
+/// The firmware's mitigations against speculation attacks: its answers to SMCCC_ARCH_FEATURES for the
 /// [functions](Mitigations::FUNCTIONS).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mitigations(pub(crate) [i32; 3]);
@@ -63,13 +63,13 @@ pub(crate) struct Mitigations(pub(crate) [i32; 3]);
 impl Mitigations {
     /// SMCCC_ARCH_WORKAROUND_1 to 3.
     pub(crate) const FUNCTIONS: [u32; 3] = [SMCCC_ARCH_WORKAROUND_1, SMCCC_ARCH_WORKAROUND_2, SMCCC_ARCH_WORKAROUND_3];
-    /// A firmware that knows of none.
+    /// A firmware without mitigations.
     pub(crate) const NONE: Self = Self([NOT_SUPPORTED; 3]);
 
-    /// What a guest is told of a function: 0 when it does something, 1 when it need not be called.
+    /// The guest's answer for a function: 0 if it does something, 1 if it need not be called.
     fn features(self, number: u32) -> Answer {
         match Self::FUNCTIONS.iter().position(|function| *function == number).map(|at| self.0[at]) {
-            // This one is a switch, of the pCPU. It is on, and stays on for whoever runs there next.
+            // This one is a switch of the pCPU. It is on, and stays on for every vCPU that runs there.
             Some(0 | 1) if number == SMCCC_ARCH_WORKAROUND_2 => Answer(1),
             Some(answer @ (0 | 1)) => Answer::error(answer),
             _ => Answer::NOT_SUPPORTED,
@@ -77,11 +77,11 @@ impl Mitigations {
     }
 }
 
-/// What the caller finds in X0.
+/// The caller's X0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Answer(pub(crate) u64);
 
-/// State of a vCPU as AFFINITY_INFO tells it.
+/// State of a vCPU in AFFINITY_INFO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PowerState {
     /// Runs, or waits for an interrupt.
@@ -117,7 +117,7 @@ impl Answer {
     }
 }
 
-/// Reads a call by SMC or HVC with this `immediate`, `x` being X0 to X3, in a VM that has `vcpus`, on a host with these
+/// Decodes a call by SMC or HVC with this `immediate` and X0 to X3 in `x`, in a VM with `vcpus`, on a host with these
 /// `mitigations`.
 #[must_use]
 pub(crate) fn decode(immediate: u16, x: &[u64; 4], vcpus: u32, mitigations: Mitigations) -> Call {
@@ -141,7 +141,7 @@ pub(crate) fn decode(immediate: u16, x: &[u64; 4], vcpus: u32, mitigations: Miti
         SMCCC_ARCH_WORKAROUND_1 | SMCCC_ARCH_WORKAROUND_3 if mitigations.features(number) == Answer::SUCCESS => {
             Call::Mitigate(number)
         }
-        // Nothing needs to be done, and the caller expects no answer.
+        // There is nothing to do, and the caller expects no answer.
         SMCCC_ARCH_WORKAROUND_1 | SMCCC_ARCH_WORKAROUND_2 | SMCCC_ARCH_WORKAROUND_3
             if mitigations.features(number) != Answer::NOT_SUPPORTED =>
         {
@@ -173,8 +173,8 @@ pub(crate) fn decode(immediate: u16, x: &[u64; 4], vcpus: u32, mitigations: Miti
     }
 }
 
-/// PSCI_FEATURES: no flags for what is there. For CPU_SUSPEND that means the original format of its argument and no
-/// OS-initiated mode.
+/// PSCI_FEATURES: no flags for existing functions. For CPU_SUSPEND this means the original format of its argument and
+/// no OS-initiated mode.
 fn features(number: u32) -> Answer {
     match number {
         SMCCC_VERSION
@@ -204,7 +204,7 @@ const fn answer(value: u64) -> Call {
 const SMC64: u32 = 1 << 30;
 const SMCCC_1_1: u64 = 1 << 16 | 1;
 const PSCI_1_1: u64 = 1 << 16 | 1;
-/// MIGRATE_INFO_TYPE: there is no trusted OS that would have to be moved before a CPU goes off.
+/// MIGRATE_INFO_TYPE: no trusted OS must be moved before a CPU powers off.
 const NO_MIGRATION_NEEDED: u64 = 2;
 /// CPU_SUSPEND: state id, type and level in the original format (DEN0022, 5.4.2).
 const POWER_STATE_FIELDS: u32 = 0xffff | 1 << 16 | 0b11 << 24;

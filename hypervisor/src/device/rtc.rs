@@ -1,11 +1,10 @@
 //! The real-time clock: an MC146818 at ports 0x70 (index) and 0x71 (data).
 //!
-//! It tells the time, in UTC, and nothing more. The caller says what time it is at each read, so the clock has no state
-//! but its index and its format. What a guest writes to the time is dropped: each VM has the time of its host. There
-//! are no alarm, periodic or update interrupts (enabling them reads back as not enabled) and no non-volatile memory
-//! (reads as 0).
+//! It only gives the time, in UTC. The caller passes the time of each read, so the clock's only state is its index and
+//! its format. A guest's writes to the time are dropped: each VM has the time of its host. There are no alarm, periodic
+//! or update interrupts (their enables read back as zero) and no non-volatile memory (reads as 0).
 
-/// Register numbers (data sheet of the MC146818A; the century is where ACPI's FADT says it is).
+/// Register numbers (data sheet of the MC146818A; ACPI's FADT gives the position of the century).
 mod register {
     pub(super) const SECONDS: u8 = 0x00;
     pub(super) const MINUTES: u8 = 0x02;
@@ -23,7 +22,7 @@ mod register {
 /// Register A: 32768 Hz time base, 1024 Hz rate. Its bit 7, update in progress, is never seen: the time that the caller
 /// gives does not change while it is read.
 const A_RUNNING: u8 = 0x26;
-/// Register B: updates are halted so that the time can be set. Remembered, of no effect.
+/// Register B: updates are stopped to set the time. Stored, without effect.
 const B_SET: u8 = 1 << 7;
 /// Register B: numbers are binary, not BCD.
 const B_BINARY: u8 = 1 << 2;

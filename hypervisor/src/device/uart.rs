@@ -1,22 +1,22 @@
 //! A serial port: the 16550A, with its FIFOs of 16 bytes.
 //!
-//! Linux' 8250 driver probes the chip before it believes in it: scratch and interrupt enable register, loopback of the
-//! modem lines, the FIFO bits of IIR, and whether enabling the transmitter interrupt raises it. All of this behaves as
-//! in the data sheet (National Semiconductor PC16550D). What has no meaning here does nothing: baud rate, word length,
+//! Linux' 8250 driver probes the chip before it uses it: scratch and interrupt enable register, loopback of the modem
+//! lines, the FIFO bits of IIR, and whether enabling the transmitter interrupt raises it. All of this behaves as in the
+//! data sheet (National Semiconductor PC16550D). Settings without a meaning here do nothing: baud rate, word length,
 //! parity, break.
 //!
-//! There is no wire, so a byte takes no time. A byte written leaves at once (`write` returns it) and the transmitter is
-//! empty again. Where the consumer cannot take more, [`Uart::set_transmit_room`] stops the clock of the transmitter:
-//! THRE and TEMT stay clear and the driver waits instead of losing output. Received bytes wait in a backlog behind the
-//! FIFO, and refill it as it is read, so a long paste does not overrun.
+//! There is no wire, so a byte takes no time. A written byte leaves at once (`write` returns it) and the transmitter is
+//! empty again. If the consumer has no room, [`Uart::set_transmit_room`] stops the transmitter: THRE and TEMT stay
+//! clear, and the driver waits instead of losing output. Received bytes wait in a backlog behind the FIFO and refill it
+//! as the guest reads, so a long paste does not overrun.
 
 use alloc::collections::VecDeque;
 
 /// Ports that a UART occupies.
 pub(crate) const PORTS: u16 = 8;
-/// Bytes that the FIFOs hold: after one look at LSR.THRE a driver may write so many.
+/// Size of the FIFOs: after one read of LSR.THRE a driver may write this many bytes.
 pub(crate) const FIFO_BYTES: usize = 16;
-/// Most received bytes that wait for the guest, FIFO included.
+/// Maximum number of received bytes that wait for the guest, FIFO included.
 pub(crate) const RECEIVE_BYTES: usize = 4096;
 
 /// Interrupt enable register; the same bits name the sources in [`Uart::sources`].
@@ -69,11 +69,11 @@ mod mcr {
 mod lsr {
     pub(super) const DATA_READY: u8 = 1 << 0;
     pub(super) const OVERRUN: u8 = 1 << 1;
-    /// THRE and TEMT: nothing is waiting to be sent, nothing is being sent.
+    /// THRE and TEMT: nothing waits to be sent, nothing is being sent.
     pub(super) const TRANSMITTER_EMPTY: u8 = 1 << 5 | 1 << 6;
 }
 
-/// Modem status register: lines in the high half, what changed since the last read in the low half.
+/// Modem status register: lines in the high half, changes since the last read in the low half.
 mod msr {
     pub(super) const CTS: u8 = 1 << 4;
     pub(super) const DSR: u8 = 1 << 5;
@@ -81,7 +81,7 @@ mod msr {
     pub(super) const DCD: u8 = 1 << 7;
     /// The end of a ring, not its beginning, is a change.
     pub(super) const TRAILING_EDGE_RI: u8 = 1 << 2;
-    /// What a terminal that is there and ready shows.
+    /// The modem lines of a connected terminal.
     pub(super) const CONNECTED: u8 = CTS | DSR | DCD;
 }
 
@@ -92,10 +92,10 @@ pub(crate) struct Uart {
     lcr: u8,
     mcr: u8,
     scratch: u8,
-    /// Divisor latch, low and high byte: remembered, of no effect.
+    /// Divisor latch, low and high byte: stored, without effect.
     divisor: [u8; 2],
     fifos: bool,
-    /// Bytes in the FIFO from which on the receiver interrupts without waiting for the timeout.
+    /// Number of bytes in the FIFO at which the receiver interrupts without waiting for the timeout.
     trigger: usize,
     /// Received bytes, oldest first: those in the FIFO and those behind it.
     received: VecDeque<u8>,
@@ -104,7 +104,7 @@ pub(crate) struct Uart {
     modem_changes: u8,
     /// The consumer takes bytes.
     room: bool,
-    /// The transmitter became empty and the guest has not been told yet.
+    /// The transmitter became empty, and the guest has not seen the interrupt yet.
     transmitter_empty_pending: bool,
 }
 
@@ -137,7 +137,8 @@ impl Uart {
         }
     }
 
-    /// The guest reads the register at `offset` (0 to 7) from the first port. May change [`interrupt`](Self::interrupt).
+    /// The guest reads the register at `offset` (0 to 7) from the first port. May change
+    /// [`interrupt`](Self::interrupt).
     pub(crate) fn read(&mut self, offset: u16) -> u8 {
         match offset {
             5 => self.line_status(),
@@ -172,8 +173,8 @@ impl Uart {
         None
     }
 
-    /// Bytes arrive for the guest. Returns how many were taken; the caller keeps the rest for later.
-    /// May change [`interrupt`](Self::interrupt).
+    /// Bytes arrive for the guest. Returns how many were accepted; the caller keeps the rest for later. May change
+    /// [`interrupt`](Self::interrupt).
     #[must_use = "bytes that were not taken must be offered again"]
     pub(crate) fn receive(&mut self, bytes: &[u8]) -> usize {
         // In loopback the receiver is cut off from the line.
@@ -185,10 +186,11 @@ impl Uart {
         taken
     }
 
-    /// Whether the consumer of sent bytes takes more. May change [`interrupt`](Self::interrupt).
+    /// Whether the consumer of sent bytes has room. May change [`interrupt`](Self::interrupt).
     ///
-    /// Without room the transmitter looks busy. The caller says so while it can still take [`FIFO_BYTES`] bytes: so
-    /// many may follow one look of the driver at the register. A driver that does not look loses what finds no place.
+    /// Without room the transmitter looks busy. The caller must say so while it still has room for [`FIFO_BYTES`]
+    /// bytes, because a driver may write that many after one read of the register. A driver that does not check loses
+    /// the bytes without room.
     pub(crate) fn set_transmit_room(&mut self, room: bool) {
         if room != self.room {
             self.room = room;
@@ -228,7 +230,7 @@ impl Uart {
             return None;
         }
 
-        // The write clears the interrupt; the byte is gone at once, so that it comes up anew.
+        // The write clears the interrupt; the byte is gone at once, so the interrupt is raised again.
         self.transmitter_empty_pending = self.room;
 
         if self.mcr & mcr::LOOP == 0 {
@@ -246,8 +248,8 @@ impl Uart {
         let enabled = value & !self.ier;
         self.ier = value & ier::ALL;
 
-        // Enabling the transmitter's interrupt raises it if the transmitter is empty, even if the guest was told
-        // before. Drivers start to send by this, and Linux tests for it.
+        // Enabling the transmitter's interrupt raises it if the transmitter is empty, even if the guest has seen it
+        // before. Drivers use this to start sending, and Linux tests for it.
         if enabled & ier::TRANSMITTER_EMPTY != 0 && self.room {
             self.transmitter_empty_pending = true;
         }
@@ -275,7 +277,7 @@ impl Uart {
         self.modem_lines = lines;
     }
 
-    /// What asks for an interrupt, enabled or not, in the bits of IER.
+    /// Sources that request an interrupt, enabled or not, in the bits of IER.
     fn sources(&self) -> u8 {
         let source = |active: bool, bit: u8| if active { bit } else { 0 };
         source(!self.received.is_empty(), ier::RECEIVED)
@@ -284,7 +286,7 @@ impl Uart {
             | source(self.modem_changes != 0, ier::MODEM_STATUS)
     }
 
-    /// IIR: the most urgent source that is enabled. Reading takes back the transmitter's interrupt if it is the one.
+    /// IIR: the enabled source of highest priority. A read clears the transmitter's interrupt if it is that source.
     fn identify_interrupt(&mut self) -> u8 {
         let active = self.sources() & self.ier;
         let source = if active & ier::LINE_STATUS != 0 {

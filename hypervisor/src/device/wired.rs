@@ -1,8 +1,8 @@
 //! A device and its interrupt line.
 //!
-//! Several pCPUs may use one device at the same time, and each use may change its interrupt line. The interrupt controller hears
-//! of a change before anybody else gets at the device: told later, two changes could arrive the wrong way round, and the
-//! controller would wait for ever for an edge that has been.
+//! Several pCPUs may use one device at the same time, and each use may change its interrupt line. The interrupt
+//! controller gets a change before another pCPU uses the device. Otherwise two changes could arrive in the wrong order,
+//! and the controller would wait for ever for an edge that is over.
 
 #[cfg(test)]
 mod tests;
@@ -25,13 +25,13 @@ struct State<D> {
 }
 
 impl<D: Interrupts> Wired<D> {
-    /// A device whose line is quiet.
+    /// A device whose line is not asserted.
     pub(crate) fn new(device: D) -> Self {
         Self(Mutex::new(State { device, asserted: false }))
     }
 
-    /// Uses the device. If that changes its line, `tell` hears whether it is asserted now; changes are told one at a time, in
-    /// the order in which they happened.
+    /// Uses the device. If this changes its line, calls `tell` with the new level; changes are reported one at a time,
+    /// in order.
     #[inline]
     pub(crate) fn with<R>(&self, access: impl FnOnce(&mut D) -> R, tell: impl FnOnce(bool)) -> R {
         let state = &mut *self.0.lock();

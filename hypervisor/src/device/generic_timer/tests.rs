@@ -1,4 +1,4 @@
-//! The timer's registers and its level, at one count after the other.
+//! The timer's registers and its level, at increasing counts.
 
 use super::{GenericTimer, Register};
 
@@ -16,7 +16,7 @@ fn level_follows_the_condition_up_and_down() {
     assert_eq!(timer.read(Register::Control, 99), 1);
     assert_eq!((timer.settle(100), timer.deadline()), (Some(true), None));
     assert_eq!(timer.read(Register::Control, 100), 5);
-    // It stays up, and is told once.
+    // It stays up, and is reported once.
     assert_eq!(timer.settle(5000), None);
     timer.write(Register::Compare, 6000, 5000);
     assert_eq!((timer.settle(5000), timer.deadline()), (Some(false), Some(6000)));
@@ -49,7 +49,7 @@ fn value_is_signed_and_relative() {
     timer.write(Register::Value, 50, 1000);
     assert_eq!(timer.read(Register::Compare, 1000), 1050);
     assert_eq!(timer.read(Register::Value, 1010), 40);
-    // Past: it goes on counting down.
+    // In the past: it keeps counting down.
     assert_eq!(timer.read(Register::Value, 1051), 0xffff_ffff);
     // -1, and the upper half means nothing.
     timer.write(Register::Value, 0x1234_5678_ffff_ffff, 1000);

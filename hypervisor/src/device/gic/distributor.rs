@@ -1,13 +1,13 @@
-//! The distributor: all SPIs of a VM, and who holds which.
+//! The distributor: all SPIs of a VM, and their holders.
 //!
-//! The caller has one lock around it, taken when SPIs or the registers here are touched and never for SGIs and PPIs.
+//! The caller has one lock around it. It takes the lock for SPIs and for the registers here, never for SGIs and PPIs.
 //!
-//! An SPI is here or *held*: in a list register of the vCPU that it is for. Then its pending and active state are there,
-//! and what this side knows of them is as old as the holder's last visit. So whoever wants to change it leaves an order
-//! (`clear_pending`, `clear_active`, `set_active`) and news for the holder; whoever wants to read it asks, and
-//! repeats until the holder was here after the question. An edge that comes meanwhile stays in the latch here, for the
-//! holder to fetch: a held interrupt can be pending on both sides, and the two become one when it was not acknowledged
-//! before the edge, two when it was.
+//! An SPI is here, or *held* in a list register of its target vCPU. The holder then has the pending and active state,
+//! and the state here is as old as the holder's last visit. So a change of a held SPI leaves an order (`clear_pending`,
+//! `clear_active`, `set_active`) and news for the holder. A read of a held SPI asks the holder, and repeats until the
+//! holder has visited after the question. An edge that comes meanwhile stays in the latch here, and the holder fetches
+//! it. So a held interrupt can be pending on both sides. The two become one if the guest had not acknowledged it before
+//! the edge, and stay two if it had.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -25,7 +25,7 @@ pub(crate) struct Distributor {
     /// GICD_CTLR.EnableGrp1. Each vCPU has a copy, renewed at its visits.
     forwards: bool,
 
-    // A bit for each INTID. The first word, of private interrupts, stays zero.
+    // One bit per INTID. The first word, for private interrupts, stays zero.
     enabled: [u32; WORDS],
     latch: [u32; WORDS],
     line: [u32; WORDS],
@@ -47,13 +47,13 @@ pub(crate) struct Distributor {
     /// IROUTER, and the vCPU that it names if there is one.
     route: [u32; INTIDS as usize],
     target: [Option<u32>; INTIDS as usize],
-    /// Who holds it, or has it active.
+    /// The vCPU that holds it, or has it active.
     holder: [u32; INTIDS as usize],
 
-    /// Questions asked so far, and how many of them each vCPU's last visit has answered.
+    /// Number of questions so far, and how many of them each vCPU's last visit has answered.
     asked: u64,
     answered: Vec<u64>,
-    /// vCPUs that must be told, a bit each.
+    /// vCPUs with undelivered news, one bit each.
     news: Vec<u64>,
 }
 
@@ -139,7 +139,8 @@ impl Distributor {
         self.enabled.iter().any(|word| *word != 0)
     }
 
-    /// All that could be in a list register of `vcpu` and is not held by anybody: INTID, priority, and whether active.
+    /// All interrupts that could be in a list register of `vcpu` and have no holder: INTID, priority, and whether
+    /// active.
     pub(super) fn candidates(&self, vcpu: u32) -> impl Iterator<Item = (u32, u8, bool)> {
         self.all(|word| !self.held[word] & (self.active[word] | self.ready(word))).filter_map(move |intid| {
             let active = self.is_active(intid);
@@ -156,8 +157,8 @@ impl Distributor {
         let edge = self.edge[word] & bit != 0;
         let active = self.is_active(intid);
         let mine = self.target[intid as usize] == Some(vcpu);
-        // A level is pending again after its end, not before: the line may have changed by then. What is active here
-        // while it is routed elsewhere is pending there, after its end.
+        // A level becomes pending again only after its end, because the line may have changed by then. An interrupt
+        // that is active here but routed elsewhere becomes pending there after its end.
         let pending = self.ready(word) & bit != 0 && (!active || edge && mine);
         let latched = pending && self.latch[word] & bit != 0;
 
@@ -174,7 +175,7 @@ impl Distributor {
         (ListRegister::new(intid, self.priority[intid as usize], end, State { pending, active }), latched)
     }
 
-    /// `vcpu` gives back what it holds, with all orders carried out.
+    /// `vcpu` gives back an interrupt that it holds, after it has done all orders.
     pub(super) fn give_back(&mut self, intid: u32, mut state: State, latched: bool) {
         let (word, bit) = split(intid);
         let take = |set: &mut u32| {
@@ -201,14 +202,14 @@ impl Distributor {
         }
     }
 
-    /// `vcpu` has chosen, and `intid`, which it gave back before, may be left over for somebody else.
+    /// `vcpu` has chosen, and `intid`, which it gave back before, may be for another vCPU.
     pub(super) fn offer(&mut self, intid: u32, vcpu: u32) {
         if self.target[intid as usize] != Some(vcpu) && !self.is_held(intid) {
             self.update(intid);
         }
     }
 
-    /// The visit of `vcpu` ends: what it was asked before is answered.
+    /// The visit of `vcpu` ends: it has answered all earlier questions.
     pub(super) fn answer(&mut self, vcpu: u32) {
         if let Some(answered) = self.answered.get_mut(vcpu as usize) {
             *answered = self.asked;
@@ -253,13 +254,13 @@ impl Distributor {
         if self.forwards { self.pending(word) & self.enabled[word] } else { 0 }
     }
 
-    /// Something about `intid` has changed: tells whom it concerns.
+    /// The state of `intid` has changed: creates news for the affected vCPU.
     fn update(&mut self, intid: u32) {
         let (word, bit) = split(intid);
         if self.held[word] & bit != 0 {
             self.tell(self.holder[intid as usize]);
         } else if self.active[word] & bit != 0 {
-            // Nothing can be done before its end, and then it comes up again.
+            // Nothing can be done before its end, and then it is checked again.
         } else if self.ready(word) & bit != 0
             && let Some(target) = self.target[intid as usize]
         {
@@ -293,7 +294,7 @@ impl Distributor {
 
 /// For guests: the registers.
 impl Distributor {
-    /// Reads at `offset` for `vcpu`, whose visit is just over. `question` is the one that it asked last.
+    /// Reads at `offset` for `vcpu`, whose visit has just ended. `question` is its last question.
     pub(super) fn read(&mut self, offset: u32, width: Width, vcpu: u32, question: &mut Option<Question>) -> Read {
         let value = match Register::at(offset, width) {
             Some(Register::Pending { word: word @ 1..WORDS, .. }) => {
@@ -383,7 +384,8 @@ impl Distributor {
     }
 
     fn control(&self) -> u32 {
-        // Whoever disabled what is in another vCPU's list register sees here that it may still be taken.
+        // If the interrupt is in another vCPU's list register, the guest that disabled it sees here that it may still
+        // be taken.
         let recalled = self.recall.iter().zip(&self.held).any(|(recall, held)| recall & held != 0);
         let enable = if self.forwards { ctlr::ENABLE_GROUP_1 } else { 0 };
         let waits = if recalled { ctlr::RWP } else { 0 };
@@ -406,7 +408,7 @@ impl Distributor {
         let here = ones & !self.held[word];
         for bit in bits(here & !self.active[word]).filter(|_| set) {
             let intid = word * 32 + bit as usize;
-            // Who will end it is who would have got it.
+            // The vCPU that would have got it will end it.
             self.holder[intid] = self.target[intid].unwrap_or(vcpu);
             self.tell(self.holder[intid]);
         }
@@ -414,8 +416,8 @@ impl Distributor {
         self.update_all(word, ones);
     }
 
-    /// Whether a vCPU other than the reader must be asked for the state of this word, and was not asked by `question`
-    /// or has not answered. If so, asks.
+    /// Whether another vCPU than the reader must be asked for the state of this word, and `question` has not asked or
+    /// it has not answered. If so, asks.
     fn must_ask(&mut self, word: usize, offset: u32, reader: u32, question: &mut Option<Question>) -> bool {
         let number = match *question {
             Some(question) if question.offset == offset => question.number,
@@ -436,7 +438,7 @@ impl Distributor {
     }
 }
 
-/// The SPI whose IROUTER is at `offset`: all of it, or its lower half.
+/// The SPI whose IROUTER is at `offset`: the whole register, or its lower half.
 fn routed(offset: u32, width: Width) -> Option<usize> {
     let at = offset.checked_sub(gicd::IROUTER)?;
     let intid = at / 8;

@@ -1,4 +1,4 @@
-//! A list register: one interrupt in the hands of the processor (ICH_LRn_EL2, IHI 0069 12.4.6).
+//! A list register: one interrupt that the processor delivers (ICH_LRn_EL2, IHI 0069 12.4.6).
 
 use super::PRIORITY_BITS;
 
@@ -18,7 +18,7 @@ pub(super) struct State {
 pub(super) enum End {
     /// ... not noticed.
     Silent,
-    /// ... an exit, because the line has to be looked at again.
+    /// ... an exit, because the line must be checked again.
     Exit,
     /// ... also the end of the physical interrupt of the same number.
     Physical,
@@ -79,7 +79,7 @@ const ACTIVE: u64 = 1 << 63;
 pub(super) mod control {
     /// The virtual interface is on.
     pub(crate) const EN: u64 = 1 << 0;
-    /// Exit while none or one of the list registers is in use.
+    /// Exit while at most one of the list registers is in use.
     pub(crate) const UIE: u64 = 1 << 1;
     /// Exit when an interrupt was ended that is in no list register.
     pub(crate) const LRENPIE: u64 = 1 << 2;

@@ -1,9 +1,9 @@
-//! Which interrupts get a list register when there are more than list registers: those that the guest needs first.
+//! Chooses the interrupts for the list registers if there are more than fit: those that the guest needs first.
 //!
-//! * By priority, active before pending. The most urgent active one is what the guest ends next, unless something more
-//!   urgent preempts it, which then comes before it.
-//! * But pending before active if the guest splits the end of an interrupt in two (EOImode = 1): what has had the
-//!   first half of its end no longer keeps others from being delivered, and would keep them from their place.
+//! * By priority, active before pending. The guest next ends the active one of highest priority, unless a pending one
+//!   of higher priority preempts it; that one comes before it.
+//! * But pending before active if the guest splits the end of an interrupt in two (EOImode = 1). An active interrupt
+//!   after the first half of its end no longer blocks others, but it would take their place.
 
 use super::{FIRST_SPI, MAX_LISTS};
 
@@ -54,7 +54,7 @@ impl First {
         Self { candidates: [Candidate(u32::MAX); MAX_LISTS], count: 0, places }
     }
 
-    /// Adds a candidate. If that leaves one without a place, notes in `left` of which kind it is.
+    /// Adds a candidate. If one then has no place, records its kind in `left`.
     pub(super) fn add(&mut self, candidate: Candidate, left: &mut Left) {
         let at = self.candidates[..self.count].partition_point(|earlier| *earlier < candidate);
         let dropped = if self.count < self.places {

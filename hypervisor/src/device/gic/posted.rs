@@ -1,13 +1,13 @@
-//! What others leave for a vCPU's interrupt state, which they must not touch.
+//! Interrupts and news that other pCPUs leave for a vCPU, because they must not touch its interrupt state.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// One word of news for a vCPU. It belongs beside the vCPU's mailbox: after each change the vCPU must be posted to,
+/// One word of news for a vCPU. It belongs next to the vCPU's mailbox: after each change the caller posts to the vCPU,
 /// which also publishes the change.
 #[derive(Debug, Default)]
 pub(crate) struct Posted(AtomicU64);
 
-/// What was in a [`Posted`].
+/// The content of a [`Posted`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub(crate) struct Taken(u64);
@@ -29,14 +29,14 @@ impl Posted {
         }
     }
 
-    /// Tells that the distributor has news.
+    /// Announces news of the distributor.
     pub(crate) fn announce_spis(&self) {
         self.0.fetch_or(SPIS, Ordering::Relaxed);
     }
 
-    /// The owner takes what there is, for [`VcpuGic::accept`](super::VcpuGic::accept).
+    /// The owner takes the content, for [`VcpuGic::accept`](super::VcpuGic::accept).
     pub(crate) fn take(&self) -> Taken {
-        // Mostly empty when looked at, and a read is cheaper than a swap.
+        // It is mostly empty, and a read is cheaper than a swap.
         Taken(match self.0.load(Ordering::Relaxed) {
             0 => 0,
             _ => self.0.swap(0, Ordering::Relaxed),

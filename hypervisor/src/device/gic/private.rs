@@ -1,4 +1,4 @@
-//! The 32 interrupts of one vCPU: SGIs and PPIs, where they are not in a list register.
+//! The 32 private interrupts of one vCPU (SGIs and PPIs) that are not in a list register.
 
 use super::list_register::{End, ListRegister, State};
 use super::registers::{Register, Width};
@@ -15,7 +15,7 @@ pub(super) struct Private {
     pub(super) active: u32,
     /// Edge-triggered; SGIs always are.
     edge: u32,
-    /// Stands for a physical interrupt of this pCPU, whose end is the end of that too.
+    /// Linked to a physical interrupt of this pCPU; the guest's end of it also ends the physical one.
     linked: u32,
     priority: [u8; 32],
 }
@@ -24,7 +24,7 @@ pub(super) struct Private {
 const SGIS: u32 = 0xffff;
 
 impl Private {
-    /// After reset: all disabled. The PPIs in `linked` are level-triggered and stay it.
+    /// After reset: all disabled. The PPIs in `linked` are level-triggered and stay so.
     pub(super) const fn new(linked: u32) -> Self {
         let linked = linked & !SGIS;
         Self { enabled: 0, latch: 0, line: 0, active: 0, edge: SGIS, linked, priority: [0; 32] }
@@ -71,13 +71,13 @@ impl Private {
         self.forget_linked(bit);
     }
 
-    /// If `bit` is linked, the physical interrupt has come to its end, and comes again if its cause is still there.
+    /// If `bit` is linked, the physical interrupt has ended, and comes again if its cause remains.
     pub(super) fn forget_linked(&mut self, bit: u32) {
         self.line &= !(bit & self.linked);
     }
 
-    /// Moves the state into a list register. `offered` tells whether what is pending may be delivered. The second result
-    /// tells whether the pending state came from the latch.
+    /// Moves the state into a list register. `offered` tells whether a pending interrupt may be delivered. The second
+    /// result tells whether the pending state came from the latch.
     pub(super) fn load(&mut self, intid: u32, offered: bool) -> (ListRegister, bool) {
         let bit = 1 << intid;
         let active = self.active & bit != 0;
@@ -133,7 +133,7 @@ impl Private {
             Some(Register::Enable { word: 0, set }) => assign(&mut self.enabled, value, set),
             Some(Register::Pending { word: 0, set }) => {
                 assign(&mut self.latch, value, set);
-                // A line that only says what a physical interrupt did is taken back like a latch.
+                // A linked line only repeats a physical interrupt, so it is cleared like a latch.
                 if !set {
                     self.forget_linked(value);
                 }
@@ -143,7 +143,7 @@ impl Private {
                 self.deactivate(1 << intid);
             }),
             Some(Register::Priority { first }) => write_bytes(&mut self.priority, first, width, value),
-            // SGIs are edges; what is linked is a level.
+            // SGIs are edges; linked interrupts are levels.
             Some(Register::Config { half: 1 }) => {
                 self.edge = (gather(value) << 16 | SGIS) & !self.linked;
             }
@@ -161,7 +161,7 @@ pub(super) fn assign(bits: &mut u32, ones: u32, set: bool) {
     }
 }
 
-/// Reads a byte or a word of priorities. What is beyond them is zero.
+/// Reads a byte or a word of priorities. Bytes after the last one are zero.
 pub(super) fn read_bytes(priorities: &[u8], first: usize, width: Width) -> u32 {
     let bytes = priorities.iter().skip(first).take(width.bytes() as usize);
     bytes.rev().fold(0, |value, &byte| value << 8 | u32::from(byte))

@@ -1,7 +1,6 @@
-//! Registers of distributor and redistributors, as far as both have them: where they are and what never changes.
+//! Registers of distributor and redistributors that both have: their offsets and constant values.
 //!
-//! What is not named here, and what is accessed by a width that a register does not have or not aligned to it, reads zero
-//! and ignores writes.
+//! Other registers, and accesses with a wrong width or alignment, read zero and ignore writes.
 
 use super::INTIDS;
 use crate::device::affinity::affinity;
@@ -26,7 +25,7 @@ impl Width {
     }
 }
 
-/// A register that says something of several INTIDs.
+/// A register with fields for several INTIDs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Register {
     /// A bit each, 32 INTIDs from `word * 32` on.
@@ -128,16 +127,17 @@ pub(super) mod waker {
     pub(crate) const CHILDREN_ASLEEP: u32 = 1 << 2;
 }
 
-/// GICD_TYPER: how many INTIDs, ten bits for their numbers, and that an SPI goes to one CPU that was chosen.
+/// GICD_TYPER: number of INTIDs, ten bits for their numbers, and that an SPI goes to one chosen CPU.
 pub(super) const TYPER: u32 = (INTIDS / 32 - 1) | 9 << 19 | 1 << 25;
 
-/// Implementer is nobody, product is ours: known to no list of errata.
+/// No implementer, our own product number: in no list of errata.
 pub(super) const IIDR: u32 = (b'D' as u32) << 24;
 
 /// Architecture version 3.
 pub(super) const PIDR2: u32 = 0x3b;
 
-/// What the first frame of vCPU `number`'s redistributor says of it, whoever asks. Other registers read zero here.
+/// Identity registers in the first frame of vCPU `number`'s redistributor, the same for every reader. Other registers
+/// read zero here.
 #[must_use]
 pub(super) fn read_identity(number: u32, vcpus: u32, offset: u32, width: Width) -> u64 {
     let typer = || {

@@ -1,4 +1,4 @@
-//! Inter-processor interrupts: what a write of ICC_SGI1R_EL1 asks for (IHI 0069 12.2.18).
+//! Inter-processor interrupts: writes of ICC_SGI1R_EL1 (IHI 0069 12.2.18).
 //!
 //! ```text
 //!  63   56 55   48 47  44 43 41 40  39   32 31 28 27  24 23   16 15            0
@@ -29,8 +29,8 @@ enum Target {
 }
 
 impl Sgi {
-    /// Reads a value written to ICC_SGI1R_EL1. RS, which selects another sixteen of a cluster, is not offered (GICD_TYPER.RSS)
-    /// and ignored.
+    /// Decodes a value written to ICC_SGI1R_EL1. RS, which selects another sixteen of a cluster, is not offered
+    /// (GICD_TYPER.RSS) and ignored.
     #[must_use]
     pub(crate) fn decode(value: u64) -> Self {
         let [low, second, aff1, intid, aff2, routing, aff3, _] = value.to_le_bytes();
@@ -43,7 +43,8 @@ impl Sgi {
         Self { intid: u32::from(intid & 0xf), target }
     }
 
-    /// The vCPUs it is for, among `vcpus`, sent by `sender`, who may be one of them. Those that do not exist hear nothing.
+    /// The target vCPUs among `vcpus`, for an SGI from `sender`, which may be one of them. Targets that do not exist
+    /// are left out.
     pub(crate) fn targets(self, sender: u32, vcpus: u32) -> impl Iterator<Item = u32> {
         let (first, last, members) = match self.target {
             Target::AllButSelf => (0, vcpus, u16::MAX),

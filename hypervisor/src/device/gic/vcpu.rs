@@ -1,12 +1,13 @@
-//! The interrupts of one vCPU, as the pCPU that runs it sees them: what is in its list registers, and what should be.
+//! The interrupts of one vCPU, for the pCPU that runs it: the content of its list registers.
 //!
-//! Mostly everything that is pending or active fits, and then the order in the list registers means nothing: a new
-//! interrupt goes into a free one ([`insert`](VcpuGic::insert)). When there are more, all are put in the order in which the
-//! guest will need them ([`order`](super::order)), and the first get a place ([`rebuild`](VcpuGic::rebuild)).
+//! Usually every pending or active interrupt fits, and the order in the list registers does not matter: a new interrupt
+//! goes into a free one ([`insert`](VcpuGic::insert)). If there are more, they are sorted in the order in which the
+//! guest will need them ([`order`](super::order)), and the first ones get a place ([`rebuild`](VcpuGic::rebuild)).
 //!
-//! For what found no place, the processor has to tell: when no list register is pending any more (or, where none was, when
-//! all but one are empty) and when an interrupt ends that it cannot find. It only counts those, so their number is
-//! *owed*. Interrupts end in the order of their priority, so it was the most urgent one outside.
+//! For interrupts without a place, the processor must exit at two events: when no list register is pending any more
+//! (or, if none was, when at most one is in use), and when the guest ends an interrupt that the processor cannot find.
+//! The processor only counts the latter, so their number is *owed*. Interrupts end in the order of their priority, so
+//! each was the one of highest priority without a place.
 
 use super::distributor::{Distributor, Question};
 use super::list_register::{ListRegister, State, control};
@@ -22,7 +23,7 @@ pub(crate) struct VcpuGic {
     lists: [ListRegister; MAX_LISTS],
     /// List registers that the processor has.
     count: usize,
-    /// List registers in use, a bit each. One whose SPI has ended is in use until the distributor knows.
+    /// List registers in use, one bit each. A register whose SPI has ended stays in use until the distributor knows.
     used: u32,
     /// Those whose pending state came from a latch, not from a line.
     latched: u32,
@@ -35,11 +36,11 @@ pub(crate) struct VcpuGic {
     forwards: bool,
     /// Some SPI is enabled.
     has_spis: bool,
-    /// The list registers may not be what they should.
+    /// The list registers must be updated.
     dirty: bool,
-    /// The distributor has to be visited.
+    /// The distributor must be visited.
     spi_news: bool,
-    /// What found no place.
+    /// The interrupts without a place.
     left: Left,
     /// Ends of interrupts that the processor did not find.
     owed: u32,
@@ -50,15 +51,15 @@ pub(crate) struct VcpuGic {
     vcpus: u32,
 }
 
-/// What is fixed for the life of a vCPU's interrupt state.
+/// Constants of a vCPU's interrupt state.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Config {
-    /// Of the vCPU, and of its like in the VM.
+    /// The vCPU's number, and the VM's number of vCPUs.
     pub(crate) number: u32,
     pub(crate) vcpus: u32,
-    /// List registers of the processor, at least two (ICH_VTR_EL2.ListRegs + 1).
+    /// Number of the processor's list registers, at least two (ICH_VTR_EL2.ListRegs + 1).
     pub(crate) lists: usize,
-    /// PPIs that stand for physical interrupts of the same number, a bit each: the virtual timer's.
+    /// PPIs linked to physical interrupts of the same number, one bit each: the virtual timer's.
     pub(crate) linked: u32,
 }
 
@@ -93,8 +94,8 @@ impl VcpuGic {
         }
     }
 
-    /// The guest has exited. `read` reads a list register, `control` is ICH_HCR_EL2, and `splits_end` is
-    /// ICH_VMCR_EL2.VEOIM. Says how many interrupts the guest has acknowledged since it was entered.
+    /// Call this after an exit. `read` reads a list register, `control` is ICH_HCR_EL2, and `splits_end` is
+    /// ICH_VMCR_EL2.VEOIM. Returns how many interrupts the guest has acknowledged since its entry.
     pub(crate) fn fold(&mut self, mut read: impl FnMut(usize) -> u64, control: u64, splits_end: bool) -> u64 {
         let mut acknowledged = 0;
         for index in bits(self.used) {
@@ -118,7 +119,7 @@ impl VcpuGic {
         acknowledged
     }
 
-    /// Takes over what others have posted.
+    /// Takes what others have posted.
     pub(crate) fn accept(&mut self, posted: Taken) {
         self.private.latch |= posted.raised();
         self.dirty |= posted.raised() != 0;
@@ -157,8 +158,7 @@ impl VcpuGic {
         self.spi_news || self.dirty && (self.left.spi_pending || self.left.spi_active || overflows() && has_spis())
     }
 
-    /// Brings the list registers up to date. Without the distributor, SPIs stay as they are; with it, there may be news
-    /// to deliver.
+    /// Updates the list registers. Without the distributor, SPIs do not change; with it, there may be news to deliver.
     pub(crate) fn prepare(&mut self, distributor: Option<&mut Distributor>) {
         match distributor {
             Some(distributor) => self.rebuild(Some(distributor)),
@@ -173,7 +173,7 @@ impl VcpuGic {
         self.dirty = false;
     }
 
-    /// What to load: the list registers, those of the processor and no more.
+    /// The list registers to load, only as many as the processor has.
     pub(crate) fn lists(&self) -> impl ExactSizeIterator<Item = u64> {
         // An empty one may still ask for an exit at its end, which has been seen.
         self.lists[..self.count].iter().map(|list| if list.state().is_none() { 0 } else { list.0 })
@@ -185,7 +185,7 @@ impl VcpuGic {
         self.used == 0
     }
 
-    /// What to load into ICH_HCR_EL2.
+    /// The value of ICH_HCR_EL2.
     #[must_use]
     pub(crate) fn control(&self) -> u64 {
         let mut bits = control::EN;
@@ -202,9 +202,9 @@ impl VcpuGic {
         bits
     }
 
-    /// Whether something waits that a CPU with this priority mask (ICH_VMCR_EL2.VPMR) would be interrupted by, at least
-    /// when it has ended what it is at. Asked after [`VcpuGic::prepare`], of a vCPU that waits. With its group disabled
-    /// (ICH_VMCR_EL2.VENG1) nothing interrupts it: that is a mask of zero.
+    /// Whether a pending interrupt would interrupt a CPU with this priority mask (ICH_VMCR_EL2.VPMR), at least after it
+    /// has ended its active one. For a vCPU that waits; call it after [`VcpuGic::prepare`]. If its group is disabled
+    /// (ICH_VMCR_EL2.VENG1), nothing interrupts it: pass a mask of zero.
     #[must_use]
     pub(crate) fn interrupts(&self, mask: u8) -> bool {
         bits(self.deliverable()).any(|index| self.lists[index as usize].priority() < mask)
@@ -218,8 +218,8 @@ impl VcpuGic {
         self.delivers() && (own || self.has_spis && mask != 0)
     }
 
-    /// The guest wrote ICC_DIR_EL1, which exits only if [`VcpuGic::control`] said so: the second half of an
-    /// interrupt's end.
+    /// The guest wrote ICC_DIR_EL1: the second half of an interrupt's end. This exits only if [`VcpuGic::control`]
+    /// requested it.
     pub(crate) fn deactivate(&mut self, intid: u32, distributor: &mut Distributor) {
         let list = bits(self.used).find(|&index| self.lists[index as usize].intid() == intid);
         if let Some(index) = list {
@@ -233,8 +233,8 @@ impl VcpuGic {
         self.dirty = true;
     }
 
-    /// Whether the physical interrupt that the PPI `intid` is linked with must be active on this pCPU: it stands for
-    /// one that the guest has not ended yet. If not, and the guest did not end it by itself, it has to be deactivated.
+    /// Whether the physical interrupt linked to the PPI `intid` must be active on this pCPU, because the guest has not
+    /// ended its interrupt yet. If not, and the guest did not end it by itself, the caller must deactivate it.
     #[must_use]
     pub(crate) const fn holds_linked(&self, intid: u32) -> bool {
         let bit = 1_u32.wrapping_shl(intid);
@@ -242,8 +242,8 @@ impl VcpuGic {
         intid < 32 && held & bit & self.private.linked() != 0
     }
 
-    /// The vCPU goes off: SPIs that it holds go back, the rest waits in the redistributor until it is on again. Until
-    /// then it need not look at news. May make news.
+    /// The vCPU powers off: it gives back its SPIs, and the rest stays in the redistributor until it is on again. Until
+    /// then it ignores news. May create news.
     pub(crate) fn park(&mut self, distributor: &mut Distributor) {
         self.pay(Some(distributor));
         let given_back = self.unload(Some(distributor));
@@ -266,7 +266,7 @@ impl VcpuGic {
     pub(crate) fn write_distributor(&mut self, distributor: &mut Distributor, offset: u32, width: Width, value: u64) {
         self.rebuild(Some(distributor));
         distributor.write(offset, width, value, self.number);
-        // Whatever it was, this vCPU sees the result before it goes on.
+        // For any register, this vCPU sees the result before it continues.
         self.spi_news = true;
     }
 
@@ -313,7 +313,7 @@ impl VcpuGic {
             self.private.write(offset, width, value);
         } else if (offset, width) == (gicr::WAKER, Width::Word) {
             self.asleep = value & waker::PROCESSOR_SLEEP != 0;
-            // SPIs go back to where they wait, or come.
+            // SPIs go back to where they wait, or come here.
             self.spi_news = true;
         }
     }
@@ -328,7 +328,7 @@ impl VcpuGic {
         if !state.pending {
             self.latched &= !(1 << index);
         }
-        // There may be a place now, or the processor must be told anew when to exit.
+        // There may be a place now, or the processor needs a new exit condition.
         self.dirty |= state.is_none() || self.left.private_pending || self.left.spi_pending;
         if !state.is_none() {
             return;
@@ -355,7 +355,7 @@ impl VcpuGic {
         self.forwards && !self.asleep
     }
 
-    /// Puts private interrupts into free list registers, as far as there are any; says whether all found a place.
+    /// Puts private interrupts into free list registers, while there are any. Returns whether all have a place.
     fn insert(&mut self) -> bool {
         for index in bits(self.used) {
             if self.lists[index as usize].intid() < FIRST_SPI {
@@ -379,7 +379,7 @@ impl VcpuGic {
 
         let risen = self.private.latch & bit != 0;
         let joins = if self.private.is_edge(bit) {
-            // Pending once more while active, or still pending.
+            // Pending again while active, or still pending.
             state.pending || self.delivers() && self.private.is_enabled(bit)
         } else {
             state.pending
@@ -466,23 +466,23 @@ impl VcpuGic {
 
     /// Before an access to the private interrupts' registers: all state is where those are.
     fn unload_private(&mut self, distributor: &mut Distributor) {
-        // What is owed was ended before this access, and may be a private one or an SPI.
+        // The owed ends happened before this access, and may belong to a private interrupt or an SPI.
         self.pay(Some(distributor));
         self.unload(None);
         self.dirty = true;
     }
 
-    /// SPIs that were given back and not taken again may be for somebody else now.
+    /// SPIs that were given back and not taken again may be for another vCPU now.
     fn offer(&self, given_back: [Option<u32>; MAX_LISTS], distributor: &mut Distributor) {
         for intid in given_back.into_iter().flatten() {
             distributor.offer(intid, self.number);
         }
     }
 
-    /// Ends what the guest ended and the processor did not find.
+    /// Ends interrupts that the guest ended and the processor did not find.
     fn pay(&mut self, mut distributor: Option<&mut Distributor>) {
         if distributor.is_none() && self.left.spi_active {
-            // It may have been one of those; `needs_distributor` says so.
+            // It may be one of those; `needs_distributor` reports it.
             return;
         }
         for _ in 0..core::mem::take(&mut self.owed) {
@@ -516,7 +516,7 @@ impl VcpuGic {
         ((index as usize) < self.count).then_some(index)
     }
 
-    /// List registers whose interrupt the processor may deliver: pending, and not active as well.
+    /// List registers whose interrupt the processor may deliver: pending, and not also active.
     fn deliverable(&self) -> u32 {
         bits(self.used)
             .filter(|&index| self.lists[index as usize].state() == State { pending: true, active: false })

@@ -194,8 +194,8 @@ fn pin_that_does_not_exist_is_ignored() {
     assert_eq!(io_apic.set_line(usize::MAX, true), None);
 }
 
-/// An asserted, unmasked level line is either on its way (remote IRR) or has just been sent: it is never forgotten,
-/// whatever the guest writes.
+/// An asserted, unmasked level line is either on its way (remote IRR) or has just been sent: it is never lost, whatever
+/// the guest writes.
 #[test]
 fn asserted_level_is_never_forgotten() {
     let mut state = 0x1234_5678_9abc_def1_u64;

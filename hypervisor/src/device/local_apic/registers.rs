@@ -1,8 +1,8 @@
-//! The registers of the local APIC: what the guest reads and writes, in x2APIC mode by MSRs and in xAPIC mode by MMIO.
+//! The registers of the local APIC: the guest's reads and writes, in x2APIC mode by MSRs and in xAPIC mode by MMIO.
 //!
-//! Both modes show the same registers but for a handful: identity, logical destination and the command register (ICR)
-//! are laid out differently, and the modes differ in what they do about a mistake. An x2APIC refuses reserved bits and
-//! registers by #GP; an xAPIC ignores reserved bits and notes a reserved register in its error register.
+//! Both modes have the same registers with a few exceptions: identity, logical destination and the command register
+//! (ICR) have different formats. The modes also differ for invalid accesses. An x2APIC raises #GP for reserved bits and
+//! registers. An xAPIC ignores reserved bits and records a reserved register in its error register.
 //!
 //! Register numbers are those of the x2APIC: MSR 0x800 + n is offset n * 16 in the page.
 
@@ -11,11 +11,12 @@ use crate::device::interrupt::{Kind, Message, Target};
 
 /// Registers as MSRs, in x2APIC mode.
 impl LocalApic {
-    /// A read of MSR `msr`, 0x800 to 0x8ff. `now` is asked where the register depends on the time: asking takes time itself.
+    /// A read of MSR `msr`, 0x800 to 0x8ff. It calls `now` only for registers that depend on the time, because reading
+    /// the clock takes time.
     ///
     /// # Errors
     ///
-    /// In other modes, and if the register does not exist or cannot be read.
+    /// The APIC is in another mode, or the register does not exist or cannot be read.
     pub(crate) fn read_msr(&mut self, msr: u32, now: impl FnOnce() -> u64) -> Result<u64, GeneralProtection> {
         if self.mode != Mode::X2Apic {
             return Err(GeneralProtection);
@@ -128,9 +129,9 @@ impl LocalApic {
     }
 }
 
-/// What both modes have in common.
+/// The common part of both modes.
 impl LocalApic {
-    /// Reads a register; `None` if there is none that can be read.
+    /// Reads a register; `None` if it cannot be read.
     fn read(&self, register: u32, now: impl FnOnce() -> u64) -> Option<u32> {
         let value = match register {
             register::VERSION => VERSION,
@@ -152,7 +153,7 @@ impl LocalApic {
         Some(value)
     }
 
-    /// Writes a register, ignoring reserved bits; `None` if there is none that can be written.
+    /// Writes a register, ignoring reserved bits; `None` if it cannot be written.
     fn write(&mut self, register: u32, value: u32, now: u64) -> Option<Effect> {
         let effect = match register {
             register::END_OF_INTERRUPT => self.end_of_interrupt(),
@@ -162,7 +163,7 @@ impl LocalApic {
             }
             register::SPURIOUS => self.set_spurious(value, now),
             register::ERROR_STATUS => {
-                // Reading shows what had happened up to the last write, which also re-arms the error interrupt.
+                // A read shows the errors up to the last write; the write also re-arms the error interrupt.
                 self.errors_shown = self.errors;
                 self.errors = Errors::empty();
                 Effect::None
@@ -204,7 +205,7 @@ impl LocalApic {
 
     fn set_local_vector(&mut self, register: u32, value: u32, now: u64) -> Effect {
         let index = lvt_index(register);
-        // What a timer did while it was masked does not interrupt later.
+        // Expiries while the timer was masked do not interrupt later.
         self.catch_up(now);
         let mut entry = value & LVT_FIELDS[index];
         if self.enabled == 0 {
@@ -227,7 +228,7 @@ impl LocalApic {
         Effect::None
     }
 
-    /// Decodes the lower half of the command register and sends what it says, with `target` for the destination field.
+    /// Decodes the lower half of the command register and sends the message, with `target` for the destination field.
     fn send(&mut self, command: u32, target: Target) -> Effect {
         let Some(kind) = Kind::from_delivery_mode(command >> 8) else {
             return Effect::None;
@@ -245,7 +246,7 @@ impl LocalApic {
         let vector = command.to_le_bytes()[0];
 
         if kind.has_vector() {
-            // What is meant for oneself need not leave.
+            // A message to the vCPU itself need not leave.
             if target == Target::SelfOnly || target == Target::Physical(self.config.id) {
                 return self.send_to_self(vector);
             }
@@ -306,7 +307,7 @@ const SPURIOUS_FIELDS: u32 = 0x3ff;
 
 const LVT_STATUS: u32 = 1 << 12;
 const LVT_REMOTE_IRR: u32 = 1 << 14;
-/// What can be written in each entry, in the order of the registers.
+/// The writable bits of each entry, in the order of the registers.
 const LVT_FIELDS: [u32; LVT_ENTRIES] = [
     LVT_MASKED | 3 << 17 | 0xff,
     LVT_MASKED | 0x7ff,
@@ -324,7 +325,7 @@ const COMMAND_FIELDS: u32 = 3 << 18 | COMMAND_LEVEL_TRIGGERED | COMMAND_ASSERT |
 
 const DIVIDE_FIELDS: u32 = 0b1011;
 
-/// What an x2APIC lets the guest set in a register that can be written; nothing in others.
+/// The bits that an x2APIC guest may set in a writable register; zero for others.
 #[inline]
 fn writable_bits(register: u32) -> u64 {
     WRITABLE_BITS.get(register as usize).copied().unwrap_or(0)
@@ -336,7 +337,7 @@ static WRITABLE_BITS: [u64; register::SELF_IPI as usize + 1] = {
     bits[register::TASK_PRIORITY as usize] = 0xff;
     bits[register::SPURIOUS as usize] = SPURIOUS_FIELDS as u64;
     bits[register::COMMAND as usize] = 0xffff_ffff << 32 | COMMAND_FIELDS as u64;
-    // What only the APIC sets may be written back, and is ignored.
+    // Bits that only the APIC sets may be written back, and are ignored.
     bits[register::LVT_TIMER as usize] = (LVT_FIELDS[0] | LVT_STATUS) as u64;
     bits[register::LVT_THERMAL as usize] = (LVT_FIELDS[1] | LVT_STATUS) as u64;
     bits[register::LVT_PERFORMANCE as usize] = (LVT_FIELDS[2] | LVT_STATUS) as u64;
@@ -362,7 +363,7 @@ const fn is_read_only(register: u32) -> bool {
     )
 }
 
-/// The register at `offset` in the page; the bytes between two registers belong to none.
+/// The register at `offset` in the page; bytes between two registers belong to none.
 const fn mmio_register(offset: u16) -> u32 {
     if offset & 0xf == 0 { offset as u32 >> 4 } else { u32::MAX }
 }

@@ -62,7 +62,7 @@ fn write_at(apic: &mut LocalApic, register: u32, value: u64, now: u64) -> Effect
     apic.write_msr(BASE + register, value, now).expect("a legal write")
 }
 
-/// A write whose effect is not what is tested.
+/// A write whose effect is not tested.
 fn set(apic: &mut LocalApic, register: u32, value: u64) {
     set_at(apic, register, value, 0);
 }
@@ -950,7 +950,7 @@ fn masked_timer_counts_but_needs_nobody() {
     assert_eq!(read_at(&mut apic, CURRENT_COUNT, 5 * TICK), 19_995);
     assert_eq!(read_at(&mut apic, CURRENT_COUNT, 77 * period + 5 * TICK), 19_995);
 
-    // What passed while it was masked does not interrupt after.
+    // Expiries while it was masked do not interrupt later.
     set_at(&mut apic, LVT_TIMER, 0x40 | PERIODIC, 100 * period + 1);
     assert!(!apic.has_any_request());
     assert_eq!(apic.deadline(), Some(101 * period));
@@ -1126,7 +1126,7 @@ fn nothing_that_a_guest_does_panics() {
                     let _result = base.get(index).map(|&base| apic.set_base_msr(base));
                 }
             }
-            // Whatever happened, the caches agree with the registers.
+            // After any operation, the caches agree with the registers.
             if let Some(vector) = apic.pending() {
                 assert!(apic.is_enabled() && vector >= 16);
                 assert!(vector >> 4 > apic.processor_priority() >> 4);

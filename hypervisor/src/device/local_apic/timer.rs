@@ -1,11 +1,11 @@
 //! The local APIC's timer, without its interrupt.
 //!
-//! The guest sees a counter that steps down at a fixed rate; here nothing counts. Kept is the tick at which the counter
-//! reaches zero, and the counter is computed from it when read. So the timer costs nothing while it runs, it does not
-//! drift however late it is looked at, and a masked timer needs no host timer at all.
+//! The guest sees a counter that steps down at a fixed rate, but nothing counts here. The state is the tick at which
+//! the counter reaches zero; a read computes the counter from it. So a running timer costs nothing, it does not drift
+//! however late it is read, and a masked timer needs no host timer.
 //!
 //! Ticks are those of the time-stamp counter. The owner calls [`Timer::take_due`] when [`Timer::expiry`] has come, and
-//! before any change, so that what happened earlier is seen to happen first.
+//! before any change, so that events stay in order.
 
 use super::TSC_TICKS_PER_TIMER_TICK;
 
@@ -48,7 +48,7 @@ pub(super) struct Timer {
 }
 
 impl Timer {
-    /// A stopped one-shot timer. Periods are stretched to at least `shortest_period` ticks.
+    /// A stopped one-shot timer. Periods have at least `shortest_period` ticks.
     pub(super) const fn new(shortest_period: u64) -> Self {
         Self { expiry: None, mode: Mode::OneShot, initial_count: 0, divide: 0, shortest_period }
     }
@@ -72,7 +72,7 @@ impl Timer {
         true
     }
 
-    /// The grid of periods through `expiry` is kept, so a late look does not shift later periods.
+    /// Keeps the grid of periods through `expiry`, so a late call does not shift later periods.
     fn first_boundary_after(&self, expiry: u64, now: u64) -> u64 {
         let period = self.period();
         let missed = (now - expiry) / period;
@@ -92,7 +92,7 @@ impl Timer {
         self.initial_count
     }
 
-    /// Starts counting down from `count`; zero stops. Without effect in deadline mode.
+    /// Starts counting down from `count`; zero stops. No effect in deadline mode.
     pub(super) fn start(&mut self, count: u32, now: u64) {
         if !self.mode.counts() {
             return;
@@ -105,18 +105,18 @@ impl Timer {
         };
     }
 
-    /// What the counter shows; zero when stopped and in deadline mode.
+    /// Value of the counter; zero when stopped and in deadline mode.
     pub(super) fn current_count(&self, now: u64) -> u32 {
         let Some(expiry) = self.expiry.filter(|_| self.mode.counts()) else {
             return 0;
         };
         let left = match expiry.checked_sub(now) {
             Some(left) => left,
-            // Due, but nobody looked: a masked timer wraps without being told.
+            // Due, but not handled: a masked timer wraps without a call.
             None if self.mode == Mode::Periodic => self.first_boundary_after(expiry, now) - now,
             None => 0,
         };
-        // A stretched period counts from more than the guest asked for; it sees the count stand still at first.
+        // A stretched period counts from more than the guest requested; the guest sees the count stand still at first.
         u32::try_from(left.div_ceil(self.ticks(1))).unwrap_or(u32::MAX).min(self.initial_count)
     }
 
@@ -124,7 +124,7 @@ impl Timer {
         self.divide
     }
 
-    /// Changes the divider; the count goes on from where it is at the new rate.
+    /// Changes the divider; the count continues at the new rate.
     pub(super) fn set_divide(&mut self, divide: u32, now: u64) {
         let count = self.current_count(now);
         self.divide = divide;
@@ -142,7 +142,7 @@ impl Timer {
         self.expiry.filter(|&expiry| self.is_in_deadline_mode() && expiry > now).unwrap_or(0)
     }
 
-    /// Arms the timer for the tick `deadline`, zero disarms. Without effect in other modes.
+    /// Arms the timer for the tick `deadline`; zero disarms. No effect in other modes.
     #[inline]
     pub(super) fn set_deadline(&mut self, deadline: u64) {
         if self.is_in_deadline_mode() {

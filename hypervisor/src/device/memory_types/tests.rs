@@ -1,4 +1,4 @@
-//! Each register with values that it can have and values that it cannot.
+//! Each register with valid and invalid values.
 
 use super::{MemoryTypes, is_valid_pat};
 
@@ -12,7 +12,7 @@ const DEFAULT: u32 = 0x2ff;
 /// Width of a physical address.
 const BITS: u8 = 40;
 
-/// Writes, and says whether that was accepted. What was refused has changed nothing.
+/// Writes, and returns whether the value was accepted. A rejected write changes nothing.
 fn takes(types: &mut MemoryTypes, number: u32, value: u64) -> bool {
     let before = types.read(number);
     let accepted = types.write(number, value, BITS).is_some();

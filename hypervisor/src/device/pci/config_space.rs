@@ -1,10 +1,10 @@
-//! The configuration space of one function: what each byte reads, and which of its bits software may write.
+//! The configuration space of one function: the value of each byte, and its writable bits.
 //!
-//! That is all there is to most registers of a header. A base address register is sized by it: of what software writes, the
-//! bits below the size do not stay.
+//! Most registers of a header need nothing else. This also gives a base address register its size: the bits below the
+//! size are not writable.
 
-/// A conventional function's space. The registers above it, up to the 4096 of PCI Express, do not exist: they read ones, by which
-/// a kernel knows that there are none.
+/// A conventional function's space. The registers above it, up to the 4096 of PCI Express, do not exist: they read
+/// ones, which tells a kernel that there are none.
 const BYTES: usize = 256;
 
 /// Registers of the header, type 0 (PCI Local Bus Specification 3.0, 6.1).
@@ -17,15 +17,15 @@ mod register {
     pub(super) const INTERRUPT_LINE: usize = 0x3c;
 }
 
-/// The bridge is of a model that has no register of its own: the "generic PCIe host bridge" of QEMU, to which Red Hat has
-/// given a number of its vendor's range. We own no vendor number. The other bridges that kernels know are chipsets of Intel and AMD, and
-/// kernels look for registers there that we do not have; for this one no driver and no workaround exists.
+/// A bridge model without registers of its own: QEMU's "generic PCIe host bridge", with a number from Red Hat's range.
+/// We own no vendor number. The other bridges that kernels know are chipsets of Intel and AMD, where kernels look for
+/// registers that do not exist here. For this model no driver and no workaround exists.
 const VENDOR_RED_HAT: u16 = 0x1b36;
 const DEVICE_GENERIC_HOST_BRIDGE: u16 = 0x0008;
 /// Base class 6 (bridge), subclass 0 (host), as the bytes interface, subclass, base class.
 const CLASS_HOST_BRIDGE: [u8; 3] = [0, 0, 6];
-/// Command: I/O space, memory space, bus master, SERR, interrupt off. None has an effect on this bridge; software finds them
-/// as it left them.
+/// Command: I/O space, memory space, bus master, SERR, interrupt off. None has an effect on this bridge; software reads
+/// back its writes.
 const COMMAND_WRITABLE: u16 = 0x0507;
 
 /// The configuration space of a function.
@@ -37,7 +37,7 @@ pub(super) struct ConfigSpace {
 }
 
 impl ConfigSpace {
-    /// A function of which all reads zero and nothing can be written.
+    /// A function whose bytes all read zero and are not writable.
     pub(super) const fn empty() -> Self {
         Self { values: [0; BYTES], writable: [0; BYTES] }
     }
@@ -54,7 +54,7 @@ impl ConfigSpace {
         space
     }
 
-    /// Says what the bytes from `at` on read, and which of their bits can be written. What would lie behind the end is lost.
+    /// Sets the bytes from `at` on, and their writable bits. Bytes after the end are dropped.
     pub(super) fn define<const N: usize>(&mut self, at: usize, values: [u8; N], writable: [u8; N]) {
         let bytes = self.values.iter_mut().zip(&mut self.writable).skip(at);
         for ((value, mask), (new_value, new_mask)) in bytes.zip(values.into_iter().zip(writable)) {

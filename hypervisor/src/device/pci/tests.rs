@@ -1,4 +1,4 @@
-//! Both doors against each other, and what hostile software does to them.
+//! Both ways compared, and hostile accesses.
 
 use super::config_space::ConfigSpace;
 use super::{ADDRESS_ENABLE, Pci, Place};
@@ -67,7 +67,7 @@ fn both_doors_give_the_same_bytes_at_every_width_and_alignment() {
     for place in [0, 3 << 3 | 5, 1 << 3] {
         for register in 0..0x100_u32 {
             for bytes in [1_u8, 2, 4] {
-                // What reaches beyond the register's four bytes leaves the data ports; the ECAM goes on.
+                // An access beyond the register's four bytes leaves the data ports; the ECAM continues.
                 let inside = (4 - (register & 3)).min(u32::from(bytes));
                 let ports = by_ports(&mut pci, ADDRESS_ENABLE | place << 8 | register, bytes);
                 let memory = pci.read_memory(u64::from(place << 12 | register), bytes.into());
@@ -103,7 +103,7 @@ fn address_register_takes_whole_writes_alone_and_keeps_no_reserved_bits() {
     let mut pci = Pci::new();
     pci.write_port(ADDRESS, 4, u32::MAX);
     assert_eq!(pci.read_port(ADDRESS, 4), 0x80ff_fffc);
-    // As Linux does to find out whether this is configuration mechanism #2.
+    // Linux does this to detect configuration mechanism #2.
     pci.write_port(ADDRESS + 3, 1, 1);
     assert_eq!(pci.read_port(ADDRESS, 4), 0x80ff_fffc);
     for (port, bytes) in [(ADDRESS, 1), (ADDRESS, 2), (ADDRESS + 2, 1), (ADDRESS + 2, 2), (ADDRESS + 3, 1)] {
@@ -187,6 +187,6 @@ fn offsets_beyond_the_ecam_are_an_empty_bus() {
             assert_eq!(low(pci.read_memory(offset, bytes), 1), 0xff, "{bytes} bytes at {offset:#x}");
         }
     }
-    // The last offset of all wraps: what lies behind it is the first.
+    // The last offset wraps: the first one follows.
     assert_eq!(pci.read_memory(0, 4) & 0xffff_ffff, 0x0008_1b36);
 }

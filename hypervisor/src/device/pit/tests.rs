@@ -1,11 +1,11 @@
-//! The counter as software uses it, at times given in nanoseconds.
+//! The counter as software uses it, at times in nanoseconds.
 
 use super::{CONTROL, COUNTER_2, GATE_PORT, Pit};
 
 const OUTPUT: u8 = 0x20;
 const MILLISECOND: u64 = 1_000_000;
 
-/// A counter with its gate open, in this mode, after the low and high byte of this count.
+/// A counter with an open gate, in this mode, after both bytes of this count.
 fn counting(mode: u8, count: u16) -> Pit {
     let mut pit = Pit::new();
     pit.write(GATE_PORT, 1, 0);
@@ -24,7 +24,7 @@ fn output(pit: &mut Pit, now: u64) -> bool {
 fn count(pit: &mut Pit, now: u64) -> u16 {
     pit.write(CONTROL, 0x80, now);
     let low = pit.read(COUNTER_2, now);
-    // What passes between the two reads does not matter to a latched count.
+    // The time between the two reads does not change a latched count.
     let high = pit.read(COUNTER_2, now + 10 * MILLISECOND);
     u16::from_le_bytes([low, high])
 }
@@ -41,7 +41,7 @@ fn fifty_milliseconds_pass_until_the_output_of_mode_0_rises() {
     assert!(!output(&mut pit, 49 * MILLISECOND));
     assert!(output(&mut pit, after(59_659)));
     assert!(output(&mut pit, 1_000_000 * MILLISECOND));
-    // A new count begins anew.
+    // A new count restarts the counter.
     pit.write(COUNTER_2, 0, 100 * MILLISECOND);
     pit.write(COUNTER_2, 1, 100 * MILLISECOND);
     assert!(!output(&mut pit, 100 * MILLISECOND));
@@ -85,7 +85,7 @@ fn rate_generator_and_square_wave_repeat() {
         assert_eq!(count(&mut pit, after(start + 10)), 80);
         assert_eq!(count(&mut pit, after(start + 60)), 80);
     }
-    // The gate makes them begin anew, with the output high.
+    // The gate restarts them, with the output high.
     pit.write(GATE_PORT, 0, after(380));
     assert!(output(&mut pit, after(380)));
     pit.write(GATE_PORT, 1, after(1000));

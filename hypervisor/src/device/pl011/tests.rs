@@ -1,4 +1,4 @@
-//! What Linux' amba-pl011 driver and early consoles do with the chip, and random accesses against a simple model.
+//! The accesses of Linux' amba-pl011 driver and early consoles, and random accesses against a simple model.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -48,7 +48,8 @@ fn running(imsc: u32) -> Pl011 {
 }
 
 fn service(uart: &mut Pl011, output: &mut VecDeque<u8>, sent: &mut Vec<u8>, input: &mut Vec<u8>) {
-    // The driver's interrupt handler: what is raised and unmasked, until nothing is; it never clears TX, RX and RT.
+    // The driver's interrupt handler: serves raised and unmasked interrupts until there are none; it never clears TX,
+    // RX and RT.
     for _ in 0..256 {
         let status = uart.read(RIS) & uart.read(IMSC);
         if status == 0 {
@@ -61,7 +62,7 @@ fn service(uart: &mut Pl011, output: &mut VecDeque<u8>, sent: &mut Vec<u8>, inpu
             }
         }
         if status & TX != 0 {
-            // Half a FIFO without a look, as the trigger level promises.
+            // Half a FIFO without a check, as the trigger level allows.
             for byte in output.drain(..output.len().min(FIFO_BYTES / 2)) {
                 sent.extend(uart.write(DR, byte.into()));
             }

@@ -1,4 +1,4 @@
-//! What Linux writes to turn a machine off or to reset it, and that nothing else does.
+//! Linux' writes that power a machine off or reset it; other writes do neither.
 
 use alloc::vec::Vec;
 
@@ -6,7 +6,7 @@ use super::{PORTS, PowerEvent, read, write};
 
 #[test]
 fn sleep_enable_with_the_type_of_s5_powers_off() {
-    // What Linux writes for `\_S5` of 5: the type in bits 4:2, then the enable bit with it.
+    // Linux' writes for `\_S5` of 5: the type in bits 4:2, then the enable bit with it.
     assert_eq!(write(0x600, 5 << 2), None);
     assert_eq!(write(0x600, 5 << 2 | 0x20), Some(PowerEvent::PowerOff));
     for sleep_type in (0..8).filter(|sleep_type| *sleep_type != 5) {

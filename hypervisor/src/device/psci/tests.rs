@@ -90,7 +90,7 @@ fn machine_is_turned_off_and_reset() {
 
 #[test]
 fn nonsense_is_unknown() {
-    // Yielding calls, other owners, 64-bit forms of what has only one form, random generator, vendor's.
+    // Yielding calls, other owners, 64-bit forms of functions with one form only, random generator, vendor's.
     for number in [0, 1, 0x0400_0000, 0xc400_0000, 0xc400_0008, 0x8400_0050, 0x8600_ff01, 0xc500_0020, u32::MAX] {
         assert_eq!(call(number, [0; 3]), Call::Unknown, "{number:#x}");
     }
@@ -108,7 +108,7 @@ fn mitigations_are_those_of_the_host_and_a_switch_stays_on() {
         assert_eq!(call(function, 0, [-1; 3]), Call::Unknown);
         assert_eq!(call(0x8000_0001, function, [1; 3]), Call::Answer(Answer(1)));
         assert_eq!(call(function, 0, [1; 3]), Call::Answer(Answer::SUCCESS));
-        // What firmware must not answer is not passed on.
+        // Functions that firmware must not have are not passed on.
         assert_eq!(call(0x8000_0001, function, [7; 3]), Call::Answer(Answer::NOT_SUPPORTED));
     }
     let features = FUNCTIONS.map(|function| call(0x8000_0001, function, [0; 3]));

@@ -1,4 +1,4 @@
-//! The clock against known moments, the calendar, and what drivers do to it.
+//! The clock at known moments, the calendar, and the accesses of drivers.
 
 use super::{Date, Rtc};
 

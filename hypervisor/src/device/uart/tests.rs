@@ -1,4 +1,4 @@
-//! What Linux' 8250 driver does with the chip, step by step, and random accesses against a simple model.
+//! The accesses of Linux' 8250 driver, step by step, and random accesses against a simple model.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -44,12 +44,12 @@ fn probe_of_linux_finds_a_16550a_and_nothing_fancier() {
     assert_eq!(uart.read(IER), 0x0f);
     set(&mut uart, IER, 0);
 
-    // Loopback: OUT2 and RTS come back as DCD and CTS.
+    // Loopback: OUT2 and RTS return as DCD and CTS.
     set(&mut uart, MCR, MCR_LOOP | 0x0a);
     assert_eq!(uart.read(MSR) & 0xf0, 0x90);
     set(&mut uart, MCR, 0);
 
-    // FIFOs: IIR says that they are there, and that there is no extended register set behind LCR = 0xbf or DLAB.
+    // FIFOs: IIR shows them, and no extended register set behind LCR = 0xbf or DLAB.
     set(&mut uart, LCR, 0xbf);
     set(&mut uart, FCR, 0);
     set(&mut uart, LCR, 0);
@@ -87,7 +87,7 @@ fn probe_of_linux_finds_a_16550a_and_nothing_fancier() {
 fn startup_of_linux_sees_a_transmitter_without_bugs() {
     let mut uart = running(0);
 
-    // Enabling the interrupt raises it, each time, whether it was looked at before or not.
+    // Enabling the interrupt raises it each time, whether it was read before or not.
     for _ in 0..2 {
         set(&mut uart, IER, 2);
         assert!(uart.interrupt());
@@ -292,8 +292,8 @@ fn read_only_and_absent_registers_ignore_writes() {
     assert_eq!((uart.read(LSR), uart.read(MSR) & 0xf0, uart.read(8)), (0x60, 0xb0, 0xff));
 }
 
-/// The interrupt-driven driver of Linux in a few lines: runs when the line is raised, as an edge, and loops until IIR
-/// says that nothing is left.
+/// Linux' interrupt-driven driver in a few lines: it runs when the line is raised, as an edge, and loops until IIR
+/// shows no source.
 fn service(uart: &mut Uart, output: &mut VecDeque<u8>, sent: &mut Vec<u8>, input: &mut Vec<u8>) {
     loop {
         if uart.read(IIR) & 1 != 0 {
@@ -342,7 +342,7 @@ fn driver_woken_by_edges_loses_and_forgets_nothing() {
             2 => uart.set_transmit_room(false),
             _ => uart.set_transmit_room(true),
         }
-        // The interrupt controller sees edges only, one look after each access from outside.
+        // The interrupt controller sees only edges, and checks once after each access from outside.
         let raised = uart.interrupt() && !line;
         line = uart.interrupt();
         if raised {
@@ -382,7 +382,7 @@ fn random_accesses_keep_the_promises_of_the_registers() {
             }
         }
 
-        // The line is high exactly when IIR has something to say and the gate is open.
+        // The line is high exactly if IIR shows a source and the gate is open.
         let line = uart.interrupt();
         let gate = uart.read(MCR) & (MCR_OUT2 | MCR_LOOP) == MCR_OUT2;
         let nothing = uart.read(IIR) & 1 != 0;

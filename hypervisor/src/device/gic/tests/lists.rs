@@ -1,4 +1,4 @@
-//! List registers: what gets a place, what happens when there are not enough, and whom it concerns.
+//! List registers: which interrupts get a place, and what happens if there are too few places.
 
 use std::vec::Vec;
 
@@ -128,7 +128,7 @@ fn ends_of_what_is_in_no_list_register_are_counted_and_made_good() {
     assert_eq!(machine.cpu(0).control, 1 | LRENPIE);
     assert_eq!(machine.read_r(0, 0x1_0300), 0b111);
 
-    // Back to back, without an exit in between.
+    // Directly after each other, without an exit in between.
     for intid in [2, 1, 0] {
         assert_eq!(machine.cpu(0).end(), Some(intid));
     }
@@ -243,7 +243,7 @@ fn timer_is_linked_from_its_coming_to_its_end() {
     machine.settle_all();
     assert_eq!((machine.cpu(0).acknowledge(), machine.cpu(0).timer_active), (None, false));
 
-    // The guest throws it away: it comes again as long as the cause is there.
+    // The guest clears it: it comes again as long as its cause remains.
     machine.cpu(0).timer = true;
     machine.settle_all();
     assert_eq!(machine.cpu(0).acknowledge(), Some(TIMER));
@@ -495,7 +495,7 @@ fn vcpu_that_waits_hears_its_timer_and_devices_only_as_far_as_they_are_let_throu
     machine.write_r(1, 0x1_0180, timer);
     assert!(!hears(&mut machine, LOWEST, timer), "disabled");
 
-    // Another vCPU lets a device through; there is news of it, though it interrupts nobody yet.
+    // Another vCPU enables a device's interrupt; this makes news, though no interrupt yet.
     machine.write_d(0, 0x104, 1 << 3);
     machine.settle_all();
     assert!(hears(&mut machine, LOWEST, 0));

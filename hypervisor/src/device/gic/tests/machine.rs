@@ -1,5 +1,5 @@
-//! A few vCPUs with processors under them: list registers that deliver and end interrupts as the architecture says, and
-//! an exit whenever the maintenance interrupt is raised. Written from the manual, not from the code under test.
+//! A few vCPUs on model processors: their list registers deliver and end interrupts like the architecture's, and they
+//! exit whenever the maintenance interrupt is raised. Written from the manual, not from the code under test.
 
 use std::vec::Vec;
 
@@ -9,7 +9,7 @@ pub(super) const TIMER: u32 = 27;
 
 const IDLE: u8 = 0xff;
 
-/// What of the world a VM's interrupts consist of.
+/// The parts of a VM that matter for interrupts.
 pub(super) struct Machine {
     pub(super) distributor: Distributor,
     pub(super) cpus: Vec<Cpu>,
@@ -62,7 +62,8 @@ impl Cpu {
         Some(intid(*list))
     }
 
-    /// The guest writes ICC_EOIR1_EL1 for what it acknowledged last. With a split end this is the first half.
+    /// The guest writes ICC_EOIR1_EL1 for the last interrupt that it acknowledged. With a split end this is the first
+    /// half.
     pub(super) fn end(&mut self) -> Option<u32> {
         let (_, intid) = self.stack.pop()?;
         if !self.splits_end && !self.end_in_list(intid) {
@@ -147,7 +148,7 @@ impl Machine {
         cpu.ends -= cpu.ends.min(31);
         let seen = cpu.gic.fold(|index| lists[index], control, cpu.splits_end);
         assert_eq!(seen, core::mem::take(&mut cpu.acknowledged), "what was acknowledged is counted once");
-        // Physical interrupts come to a pCPU that is out of the guest, or they bring it there.
+        // Physical interrupts come to a pCPU outside the guest, or make it exit.
         if cpu.timer && !cpu.timer_active {
             cpu.timer_active = true;
             cpu.gic.set_line(TIMER, true);
@@ -182,7 +183,7 @@ impl Machine {
         }
     }
 
-    /// Lets every vCPU exit until nothing is left to tell anybody.
+    /// Every vCPU exits, until there is no news left.
     pub(super) fn settle_all(&mut self) {
         for vcpu in 0..self.count() {
             self.settle(vcpu);
@@ -190,7 +191,7 @@ impl Machine {
         self.settle_told();
     }
 
-    /// Lets those vCPUs exit that have a reason to, until nobody has.
+    /// Those vCPUs exit that have a reason to, until none has.
     pub(super) fn settle_told(&mut self) {
         for _ in 0..50 {
             let waiting: Vec<u32> = (0..self.count()).filter(|&vcpu| self.wants_settling(vcpu)).collect();
@@ -244,7 +245,7 @@ impl Machine {
         self.enter(sender);
     }
 
-    /// The guest writes ICC_DIR_EL1. Says whether that was an exit.
+    /// The guest writes ICC_DIR_EL1. Returns whether that was an exit.
     pub(super) fn deactivate(&mut self, vcpu: u32, intid: u32) -> bool {
         let cpu = self.cpu(vcpu);
         if cpu.control & 1 << 14 == 0 {
@@ -279,7 +280,7 @@ impl Machine {
         read
     }
 
-    /// A word read from the distributor, repeated while others have to answer.
+    /// Reads a word from the distributor, and repeats while other vCPUs must answer.
     pub(super) fn read_d(&mut self, vcpu: u32, offset: u32) -> u32 {
         for _ in 0..5 {
             match self.try_read_d(vcpu, offset) {
@@ -298,7 +299,7 @@ impl Machine {
         u32::try_from(self.read_r_wide(vcpu, vcpu, offset, Width::Word)).expect("a word")
     }
 
-    /// In the redistributor of vCPU `whose`.
+    /// Writes to the redistributor of vCPU `whose`.
     pub(super) fn write_r_wide(&mut self, vcpu: u32, whose: u32, offset: u32, width: Width, value: u64) {
         self.exit(vcpu);
         let gic = &mut self.cpus[vcpu as usize].gic;
@@ -313,7 +314,7 @@ impl Machine {
         value
     }
 
-    /// What must hold of list registers at any time.
+    /// Invariants of list registers.
     fn check(&self) {
         let mut seen = Vec::new();
         for (vcpu, cpu) in self.cpus.iter().enumerate() {

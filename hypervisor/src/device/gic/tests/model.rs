@@ -1,5 +1,5 @@
-//! Random sequences: against the interrupt state machine of the manual, without list registers, and with vCPUs that come
-//! out late.
+//! Random sequences: against the manual's interrupt state machine, without list registers, and with vCPUs that exit
+//! late.
 
 use std::collections::BTreeMap;
 use std::vec::Vec;
@@ -40,7 +40,7 @@ impl Random {
 /// Private interrupts have a vCPU, SPIs do not.
 type Key = (Option<u32>, u32);
 
-/// One interrupt, as IHI 0069 4.1 tells it.
+/// One interrupt, as in IHI 0069 4.1.
 #[derive(Clone, Copy, Debug, Default)]
 struct Interrupt {
     enabled: bool,
@@ -58,7 +58,7 @@ impl Interrupt {
     }
 }
 
-/// What the guest should see.
+/// The expected state.
 struct Model(BTreeMap<Key, Interrupt>);
 
 impl Model {
@@ -72,7 +72,7 @@ impl Model {
         interrupt.line = asserted;
     }
 
-    /// What `vcpu` may acknowledge next while `running` is its priority: all that are equally urgent.
+    /// What `vcpu` may acknowledge next while `running` is its priority: all interrupts of the same highest priority.
     fn next(&self, vcpu: u32, running: u8) -> Vec<Key> {
         let mine = |(key, interrupt): &(&Key, &Interrupt)| match key.0 {
             Some(owner) => owner == vcpu,
@@ -245,7 +245,7 @@ impl World {
     fn set_pending(&mut self, vcpu: u32) {
         let intid = self.any(vcpu);
         let pending = self.random.chance(2);
-        // What a linked one's line is then is up to whoever drives it.
+        // The test decides the line of a linked interrupt then.
         if intid == TIMER {
             return;
         }
@@ -268,7 +268,7 @@ impl World {
         self.machine.write_wide(vcpu, 0x6000 + spi * 8, Width::Double, target.into());
     }
 
-    /// The registers show what the model says.
+    /// The registers show the model's state.
     fn compare_registers(&mut self) {
         let vcpu = self.random.below(VCPUS);
         for intid in PRIVATE {
@@ -330,8 +330,8 @@ impl Edges {
     }
 }
 
-/// vCPUs come out of the guest late, so what they are told is old. Then two edges around an acknowledgement may be one or
-/// two, but none is lost, and none is made up.
+/// vCPUs exit late, so their news is old. Two edges around an acknowledgement may become one or two, but no edge is
+/// lost, and none is invented.
 #[test]
 fn late_vcpus_lose_no_edge_and_make_up_none() {
     let mut delivered = 0;
@@ -372,7 +372,7 @@ fn late_vcpus_lose_no_edge_and_make_up_none() {
             }
         }
 
-        // Everybody comes out and takes what is left.
+        // All vCPUs exit and take what is left.
         for _ in 0..100 {
             world.machine.settle_all();
             for vcpu in 0..VCPUS {

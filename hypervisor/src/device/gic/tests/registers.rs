@@ -1,4 +1,4 @@
-//! What guests read and write: every register that Linux touches, its corners, and nonsense.
+//! Reads and writes of guests: every register that Linux touches, its corner cases, and invalid accesses.
 
 use super::machine::Machine;
 use super::model::Random;
