@@ -1,5 +1,5 @@
 //! Links the bare-metal image by its own script: physical addresses for the loader, high virtual ones for the code.
-//! Says by `cfg(machine)` which kind of machine the guests see, and so which devices are needed.
+//! Sets `cfg(machine)` to the kind of machine that guests see, which selects the devices.
 
 use std::env;
 use std::path::PathBuf;
@@ -22,10 +22,11 @@ fn main() {
     println!("cargo::rerun-if-changed={}", script.display());
     println!("cargo::rustc-link-arg-bins=-T{}", script.display());
     if target_arch == "x86_64" {
-        // The image is linked for fixed addresses; nobody relocates it.
+        // The image has fixed addresses; nothing relocates it.
         println!("cargo::rustc-link-arg-bins=-no-pie");
     } else {
-        // Linked for fixed addresses as well, but UEFI loads it elsewhere, and it relocates itself (arch/aarch64/host/efi.rs).
+        // Linked for fixed addresses too, but UEFI loads it elsewhere, and it relocates itself
+        // (arch/aarch64/host/efi.rs).
         for argument in ["-pie", "--no-dynamic-linker", "--pack-dyn-relocs=relr", "-znotext"] {
             println!("cargo::rustc-link-arg-bins={argument}");
         }

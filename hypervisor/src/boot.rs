@@ -1,4 +1,4 @@
-//! What the boot loader handed over, in a form that no longer depends on how it booted us.
+//! The boot loader's data, in a form that does not depend on the loader.
 
 #[cfg(any(test, machine = "pc"))]
 pub(crate) mod console;
@@ -14,10 +14,10 @@ pub(crate) mod soft_off;
 #[cfg(any(test, machine = "pc"))]
 pub(crate) mod spcr;
 
-/// What the hypervisor starts from.
+/// The start state of the hypervisor.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Boot {
-    /// The first boot module: the payload that says what to run (`abi::payload`).
+    /// The first boot module: the payload with the VMs to run (`abi::payload`).
     pub(crate) payload: Option<&'static [u8]>,
     /// The hypervisor's own command line.
     pub(crate) command_line: &'static str,

@@ -1,5 +1,5 @@
-//! `check` on the command line: says what this machine has of what VMs need, with what can be done about the rest, and starts
-//! none. Nothing on the machine is changed.
+//! `check` on the command line: prints which requirements of VMs this machine meets, and how to fix the rest. It starts
+//! no VM and changes nothing on the machine.
 
 use alloc::format;
 use alloc::string::String;
@@ -13,9 +13,9 @@ use crate::{arch, cpu, frames};
 /// VMs of less memory are of no use.
 const LEAST_MEMORY: u64 = 128 << 20;
 
-/// Something that was looked at.
+/// One checked item.
 pub(crate) struct Finding {
-    /// What it is about: a few words.
+    /// Its subject: a few words.
     pub(crate) about: &'static str,
     /// How it is here.
     pub(crate) found: String,
@@ -24,7 +24,7 @@ pub(crate) struct Finding {
 
 /// What a finding means for VMs.
 pub(crate) enum Verdict {
-    /// As it should be, or something that is only told.
+    /// In order, or only information.
     Good,
     /// VMs run, but something is worse than it could be.
     Worse(String),
@@ -38,7 +38,7 @@ impl Finding {
     }
 }
 
-/// Logs a line for each thing that was looked at, and ends with whether VMs can run here: the status of the end says so, too.
+/// Logs a line for each checked item, and ends with whether VMs can run here; the exit status says so too.
 pub(crate) fn run(boot: &Boot) -> ! {
     log::info!("check: what this machine has for VMs; none is started, and nothing is changed");
     let mut findings = arch::virtualization::findings();
@@ -81,7 +81,7 @@ fn memory() -> Finding {
     Finding { about: "memory", found, verdict }
 }
 
-/// What would be started.
+/// The VMs that would be started.
 fn payload(boot: &Boot) -> Finding {
     let about = "payload";
     let read = boot.payload.map(Payload::read);

@@ -1,8 +1,8 @@
-//! How far the clocks of two CPUs are apart, from questions that one asks the other.
+//! Measures the difference of two CPUs' clocks by messages.
 //!
-//! A CPU reads its clock, asks, gets a reading of the other's clock, and reads its own again. The answer was read between the
-//! two, so each exchange bounds the difference from both sides, and all of them together bound it better. Whatever lies
-//! within the bounds contradicts no exchange: no message between the two can have arrived before it was sent.
+//! A CPU reads its clock, sends a request, gets a reading of the other's clock, and reads its own again. The other's
+//! clock was read between the two. So each exchange bounds the difference from both sides, and all of them together
+//! bound it better. A difference within the bounds contradicts no exchange: no message arrives before it was sent.
 
 /// One question and its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,12 +15,12 @@ pub(crate) struct Exchange {
     pub(crate) heard: u64,
 }
 
-/// What exchanges say about the asking CPU's clock.
+/// Result for the asking CPU's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Agreement {
     /// Nothing speaks against its being the same.
     Same,
-    /// It is apart by so much.
+    /// The difference is this.
     Apart {
         /// To be added to it.
         offset: i64,
@@ -33,10 +33,10 @@ pub(crate) enum Agreement {
     Unknown,
 }
 
-/// A comparison of two clocks: what all exchanges so far leave possible of their difference.
+/// A comparison of two clocks: the differences that all exchanges so far allow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Comparison {
-    /// The least and the most that may have to be added to the asking CPU's clock.
+    /// The least and the greatest value to add to the asking CPU's clock.
     bounds: Option<(i64, i64)>,
 }
 
@@ -51,7 +51,7 @@ impl Comparison {
         self.bounds = Some((least.max(low), most.min(high)));
     }
 
-    /// How much more or less the difference may be than the middle of what is possible.
+    /// Maximum error of the middle of the bounds.
     pub(crate) fn error(&self) -> u64 {
         match self.bounds {
             Some((least, most)) if least <= most => most.wrapping_sub(least).cast_unsigned().div_ceil(2),
@@ -60,7 +60,7 @@ impl Comparison {
         }
     }
 
-    /// What the exchanges say.
+    /// The result of the exchanges.
     pub(crate) fn agreement(&self) -> Agreement {
         match self.bounds {
             None => Agreement::Unknown,
@@ -84,7 +84,7 @@ mod tests {
         comparison.agreement()
     }
 
-    /// Two CPUs whose clocks are `apart`, and messages that take these times there and back.
+    /// Two CPUs whose clocks differ by `apart`, and messages with these times there and back.
     fn exchanges(apart: i64, start: u64, ways: &[(u64, u64)]) -> Vec<Exchange> {
         let mut now = start;
         ways.iter()

@@ -1,12 +1,12 @@
-//! Which frames of host memory are free, and how much of them a caller gets.
+//! The pool of free host memory.
 //!
-//! All RAM that is not the hypervisor's image, its boot payload, firmware's or below 1 MiB is in one pool. A caller
-//! owns what it took as [`Frames`], and gives it back by dropping it. Nothing is zeroed on the way: who shows memory to
-//! a guest calls [`Frames::zero`] first.
+//! The pool has all RAM except the hypervisor's image, its boot payload, the firmware's memory and the memory below 1
+//! MiB. A caller owns its memory as [`Frames`], and frees it by dropping it. Memory is not zeroed: a caller that gives
+//! it to a guest calls [`Frames::zero`] first.
 //!
-//! The heap grows from the same pool, and cannot be refused. So a reserve is set aside that only the heap gets: what VMs take
-//! may be all that there is, and the hypervisor's own objects still find room. Whoever makes many objects for a VM asks
-//! [`is_low`] in between, and gives up while there is a reserve.
+//! The heap grows from the same pool, and its allocations cannot fail. So a reserve is only for the heap: VMs may take
+//! all other memory, and the hypervisor's own objects still have room. Code that makes many objects for a VM checks
+//! [`is_low`] in between, and stops while there is a reserve.
 
 use addr::PAGE_BYTES;
 
@@ -26,10 +26,10 @@ impl Frames {
         Ok(frames)
     }
 
-    /// Takes the longest run there is, but at most `bytes` and at least `align`, at a multiple of `align`.
+    /// Takes the longest free run, of at most `bytes` and at least `align`, at a multiple of `align`.
     ///
-    /// For those who can live with several runs: calling again for what is still missing gathers memory that is not
-    /// free in one piece. Run lengths are multiples of `align` when `bytes` is.
+    /// For callers that accept several runs: repeated calls for the missing rest collect memory that is not free in one
+    /// piece. Run lengths are multiples of `align` if `bytes` is.
     pub(crate) fn allocate_at_most(bytes: u64, align: u64) -> Result<Self, Exhausted> {
         let least = align.max(PAGE_BYTES).ilog2();
         let whole = bytes.checked_next_power_of_two().ok_or(Exhausted)?.ilog2();
@@ -39,7 +39,7 @@ impl Frames {
     }
 }
 
-/// Bytes of the reserve: some thousands of messages, timers and places in run queues; eight times by what the heap grows.
+/// Bytes of the reserve: some thousands of messages, timers and run-queue entries; eight times the heap's growth step.
 const RESERVE_ORDER: u32 = 23;
 /// The heap's step of growth.
 pub(crate) const HEAP_CHUNK_ORDER: u32 = 20;
@@ -52,7 +52,7 @@ pub(crate) fn set_reserve_aside() -> Result<(), Exhausted> {
     if ram::set_reserve_aside(RESERVE_ORDER) { Ok(()) } else { Err(Exhausted) }
 }
 
-/// Whether the heap lives on its reserve: there is nothing left for what can be refused.
+/// Whether the heap uses its reserve: no memory is left for allocations that may fail.
 pub(crate) fn is_low() -> bool {
     ram::is_reserve_used() && Frames::take_block(HEAP_CHUNK_ORDER).is_none()
 }

@@ -1,8 +1,8 @@
 //! The heap: small objects of the hypervisor itself, never guest memory.
 //!
-//! It grows from the frame pool by chunks of [`CHUNK_BYTES`] and returns chunks that become free. An allocation that
-//! cannot be served is a panic, so a VM's memory and its tables are taken from the pool instead, where exhaustion is an answer.
-//! A VM's vCPUs are objects of the heap: while they are made, it is seen to that the heap does not use up its
+//! It grows from the frame pool by chunks of [`CHUNK_BYTES`] and returns chunks that become free. A failed allocation
+//! is a panic. So a VM's memory and its tables come from the pool instead, where the caller handles a failure. A VM's
+//! vCPUs are objects of the heap; the code that makes them checks that the heap does not use its
 //! [reserve](crate::frames::is_low).
 
 use talc::TalcLock;

@@ -1,11 +1,11 @@
-//! A PC's keyboard as that of a terminal: from scan codes to the bytes that a terminal would send.
+//! A PC's keyboard as a terminal's: translates scan codes to the bytes that a terminal would send.
 //!
-//! Keys are those of a US keyboard. Keys without a character send what Linux expects of a console (`console_codes(4)`).
+//! The layout is US. Keys without a character send what Linux expects of a console (`console_codes(4)`).
 
 use pc_keyboard::layouts::Us104Key;
 use pc_keyboard::{DecodedKey, HandleControl, KeyCode, PS2Keyboard, ScancodeSet1};
 
-/// What is left of a character that is typed with Ctrl.
+/// Mask for a character typed with Ctrl.
 const CONTROL: u8 = 0x1f;
 const BACKSPACE: u8 = 0x08;
 const DELETE: u8 = 0x7f;
@@ -18,7 +18,7 @@ impl Keyboard {
         Self(PS2Keyboard::new(ScancodeSet1::new(), Us104Key, HandleControl::Ignore))
     }
 
-    /// Takes a byte of a scan code of set 1, and hands on what it types.
+    /// Takes a byte of a scan code of set 1, and calls `types` for each byte typed.
     pub(crate) fn scanned(&mut self, code: u8, mut types: impl FnMut(u8)) {
         // Codes that mean nothing are left out.
         let Ok(Some(event)) = self.0.add_byte(code) else { return };
@@ -70,7 +70,7 @@ mod tests {
             (&[0x2a, 0x1e, 0x9e, 0xaa, 0x1e], b"Aa"),
             (&[0x36, 0x02], b"!"),
             (&[0x1c, 0x0e, 0x0f, 0x01], b"\r\x7f\t\x1b"),
-            // Ctrl-C by either key, Ctrl-], and the keys without.
+            // Ctrl-C by either key, Ctrl-], and the keys without Ctrl.
             (&[0x1d, 0x2e, 0xae, 0x1a, 0x1b, 0x9d, 0x2e], b"\x03\x1b\x1dc"),
             (&[0xe0, 0x1d, 0x1b, 0xe0, 0x9d, 0x1b], b"\x1d]"),
             // Ctrl with a digit is the digit.
@@ -79,7 +79,7 @@ mod tests {
             (&[0xe0, 0x48, 0xe0, 0xc8, 0xe0, 0x4b], b"\x1b[A\x1b[D"),
             (&[0xe0, 0x47, 0xe0, 0x53], b"\x1b[1~\x1b[3~"),
             (&[0xe0, 0x1c], b"\r"),
-            // F1, Shift alone, and what is no code at all.
+            // F1, Shift alone, and invalid codes.
             (&[0x3b, 0x2a, 0xaa, 0xfa, 0x7f, 0xff, 0x1e], b"a"),
         ] {
             assert_eq!(typed(codes), bytes, "{codes:x?}");

@@ -1,4 +1,4 @@
-//! How the hypervisor's own state lies in memory, for whoever asks on the control port.
+//! The memory layout of the hypervisor's own state, for requests on the control port.
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -15,7 +15,7 @@ use crate::vm::Vm;
 /// The kinds of blocks: one for each vCPU, each pCPU, each VM.
 const KINDS: [vcpu_layout::Layout; 3] = [Vcpu::LAYOUT, PerCpu::LAYOUT, Vm::LAYOUT];
 
-/// Pages beside a block that only its owner writes.
+/// Pages besides a block that only its owner writes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OwnPages {
     pub(crate) what: &'static str,

@@ -1,9 +1,8 @@
 //! Dunlin, a type-1 hypervisor for virtual machines with many vCPUs.
 //!
-//! This library is all of it; `main.rs` makes a bare-metal image of it. Bring-up runs on one pCPU in `arch/*/host/boot.rs` and
-//! ends in `start`; the other pCPUs come straight to `run_cpu`.
-//! The portable modules also compile on the developer's machine, where their tests run; what needs the bare machine is
-//! left out there.
+//! This library is the whole hypervisor; `main.rs` makes a bare-metal image of it. Bring-up runs on one pCPU in
+//! `arch/*/host/boot.rs` and ends in `start`; the other pCPUs go directly to `run_cpu`. The portable modules also
+//! compile on the developer's machine, where their tests run, without the code that needs the bare machine.
 
 #![cfg(any(target_os = "none", test))]
 #![cfg_attr(not(test), no_std)]
@@ -67,7 +66,7 @@ fn start(boot: &boot::Boot) -> ! {
     run_cpu()
 }
 
-/// Creates and starts the VMs of the payload, one after the other; those that are started run meanwhile on other pCPUs.
+/// Creates and starts the VMs of the payload, one after the other; started VMs run meanwhile on other pCPUs.
 fn start_vms(boot: &boot::Boot) -> Result<(), String> {
     use abi::payload::Payload;
 
@@ -101,7 +100,7 @@ fn start_vms(boot: &boot::Boot) -> Result<(), String> {
     Ok(())
 }
 
-/// What every pCPU does from here on.
+/// The endless loop of every pCPU.
 fn run_cpu() -> ! {
     cpu::scheduler::run_vcpus(cpu::this())
 }

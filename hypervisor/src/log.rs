@@ -4,10 +4,9 @@
 //! [    1.234567] cpu0 info  4 pCPUs, 983 MiB free
 //! ```
 //!
-//! Seconds since boot by the host's clock, the pCPU that speaks, the level, the message. One lock keeps lines whole.
-//! Lines from before the consoles are known are kept until they are.
-//! A panic must be heard even when the lock's holder has been stopped, so [`emergency`] waits for it a bounded time
-//! and then speaks anyway.
+//! Each line has the seconds since boot by the host's clock, the writing pCPU, the level, and the message. One lock
+//! keeps lines whole. Lines from before the consoles are known are buffered. A panic must be printed even if the lock's
+//! holder was stopped, so [`emergency`] waits a limited time for the lock and then writes anyway.
 
 use core::fmt::{self, Write};
 
@@ -23,20 +22,20 @@ static LOGGER: Logger = Logger {
     console: Mutex::new(Console { serial: Serial::closed(), is_open: false, is_mid_line: false, early: Tail::new() }),
 };
 
-/// Bytes that are kept of what is logged before there is a console.
+/// Bytes of the log that are buffered before there is a console.
 const EARLY_BYTES: usize = 2048;
 
 /// How often [`emergency`] tries the lock: some milliseconds, in which the holder either ends its line or is stopped.
 const LOCK_PATIENCE: u32 = 1_000_000;
 
-/// Begins to keep what is logged. Messages up to `info` count until [`set_level`] says otherwise.
+/// Starts to buffer the log. Messages up to `info` count until [`set_level`] changes that.
 pub(crate) fn init() {
     // Fails only when a logger is set already: ours.
     let _ = log::set_logger(&LOGGER);
     log::set_max_level(LevelFilter::Info);
 }
 
-/// Opens the consoles, and writes what was logged so far. Does nothing when they are open, or while somebody else writes.
+/// Opens the consoles, and writes the buffered log. Does nothing if they are open, or while another pCPU writes.
 pub(crate) fn open() {
     if let Some(mut console) = LOGGER.console.try_lock() {
         console.open();
@@ -50,12 +49,12 @@ pub(crate) fn set_level(name: &str) {
     }
 }
 
-/// Lets `report` write lines of level "panic", whoever holds the lock.
+/// Lets `report` write lines of level "panic", whichever pCPU holds the lock.
 pub(crate) fn emergency(report: impl FnOnce(&mut dyn Write)) {
     speak_anyway("panic", report);
 }
 
-/// Writes the last line of all, whoever holds the lock.
+/// Writes the very last line, whichever pCPU holds the lock.
 #[cfg_attr(machine = "pc", expect(dead_code, reason = "that machine is told in another way how it ends"))]
 pub(crate) fn last_words(words: impl fmt::Display) {
     speak_anyway("end", |out| {
@@ -72,7 +71,7 @@ fn speak_anyway(level: &str, report: impl FnOnce(&mut dyn Write)) {
             console.begin_line();
             &mut console.serial
         }
-        // The holder has been stopped in the middle of a line, or is the one who panics.
+        // The holder was stopped in the middle of a line, or is the panicking pCPU itself.
         None => {
             second = Serial::open();
             second.send(b"\r\n");
@@ -92,12 +91,12 @@ pub(crate) fn raw(bytes: &[u8]) {
     console.is_mid_line = bytes.last().is_some_and(|&byte| byte != b'\n');
 }
 
-/// Takes bytes that were typed on the consoles; 0 where there are none, or somebody writes at this moment.
+/// Reads input from the consoles; 0 if there is none, or another pCPU writes now.
 pub(crate) fn receive(into: &mut [u8]) -> usize {
     LOGGER.console.try_lock().map_or(0, |mut console| console.serial.receive(into))
 }
 
-/// Waits a bounded time until what was written has left. For the end of the machine.
+/// Waits a limited time until all output has left. For the end of the machine.
 #[cfg_attr(machine = "virt", expect(dead_code, reason = "QEMU's UART, the only one there so far, sends at once"))]
 pub(crate) fn flush() {
     if let Some(mut console) = LOGGER.console.try_lock() {
@@ -113,9 +112,9 @@ struct Logger {
 struct Console {
     serial: Serial,
     is_open: bool,
-    /// What was written last was no whole line.
+    /// The last output was no whole line.
     is_mid_line: bool,
-    /// What was logged before.
+    /// The buffered log.
     early: Tail<EARLY_BYTES>,
 }
 
@@ -130,7 +129,7 @@ impl Console {
         }
     }
 
-    /// Ends a line that somebody has not ended.
+    /// Ends an unfinished line.
     fn begin_line(&mut self) {
         if core::mem::take(&mut self.is_mid_line) {
             self.send(b"\r\n");
@@ -166,7 +165,8 @@ impl Log for Logger {
     fn flush(&self) {}
 }
 
-/// Writing to the consoles does not fail (what they do not take in time is dropped), so results are ignored here.
+/// Writing to the consoles does not fail (output that they do not accept in time is dropped), so results are ignored
+/// here.
 fn begin_line(out: &mut dyn Write, level: &str) {
     let micros = tsc::nanos() / 1000;
     let cpu = cpu::try_this().map_or(0, |cpu| cpu.id.index());

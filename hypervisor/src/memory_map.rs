@@ -1,14 +1,14 @@
-//! The memory map that firmware and boot loader pass on, and what follows from it.
+//! The memory map from firmware and boot loader, and the RAM derived from it.
 //!
-//! Such maps come from outside and may be wrong: entries that overlap, in any order, not in whole pages. What is
-//! derived here errs on the safe side: a page is RAM only if some entry says so for the whole of it, and none says
-//! otherwise for any part.
+//! Such maps come from outside and may be wrong: entries overlap, are in any order, and do not fill whole pages. The
+//! result is conservative: a page is RAM only if some entry says so for the whole page, and no entry says otherwise for
+//! any part.
 
 #![cfg_attr(machine = "virt", allow(dead_code, reason = "E820 and ACPI are of PCs"))]
 
 use addr::{Hpa, HpaRange, PAGE_BYTES};
 
-/// Entries that are kept. Firmware of large servers makes more than a hundred, before a boot loader merges what it can.
+/// Maximum number of entries. Firmware of large servers makes more than a hundred, before a boot loader merges them.
 const LIMIT: usize = 256;
 
 /// Use of a range of physical memory.
@@ -44,7 +44,7 @@ impl MemoryMap {
         Self { entries: [None; LIMIT] }
     }
 
-    /// Adds an entry; false when there is no room for it. One that goes on where another of its kind ends makes that longer.
+    /// Adds an entry; false if there is no room. Extends an entry of the same kind that ends where it begins.
     #[must_use]
     pub(crate) fn add(&mut self, range: HpaRange, kind: Kind) -> bool {
         let goes_on = |&&mut (before, other): &&mut (HpaRange, Kind)| other == kind && before.end() == range.start;
@@ -163,7 +163,7 @@ impl Ranges {
         }
     }
 
-    /// Adds the whole pages of `range`, which are not in here yet. Without room for them, they are not used.
+    /// Adds the whole pages of `range`, which are not in the map yet. Pages without room are not used.
     fn push(&mut self, range: &HpaRange) {
         let first = page_up(range.start.0);
         let end = range.end().0 & !(PAGE_BYTES - 1);

@@ -1,25 +1,25 @@
-//! Turns on the way out: what guests write to their consoles is taken a little at a time from each, whatever the others write.
+//! Fair output: takes guests' console output in small pieces, in turn.
 //!
-//! Whose turn is next is remembered from one poll to the next, so where the room is too small for all, each has its part of
-//! it. One poll takes no more than its caller allows: the rest stays with the guests, whose UARTs tell them to wait.
+//! The turn is remembered from one poll to the next, so with little room each guest gets its share. One poll takes at
+//! most what its caller allows. The rest stays with the guests, whose UARTs tell them to wait.
 
-/// Whose turn it is, of some sources with numbers from 0 on.
+/// The turn among sources with numbers from 0 on.
 #[derive(Debug, Default)]
 pub(crate) struct Turns {
     next: usize,
 }
 
 impl Turns {
-    /// Nobody has had a turn.
+    /// No source has had a turn.
     pub(crate) const fn new() -> Self {
         Self { next: 0 }
     }
 
-    /// Takes from one of `sources` after the other, until none has anything or no more may be taken. Says whether there may be
+    /// Takes from `sources` in turn, until none has anything or the limit is reached. Returns whether there may be
     /// more.
     ///
-    /// `allowed` is how much may be taken next, in bytes, when so many were taken. `take` takes at most so many from the source
-    /// with that number, and says how many that were.
+    /// `allowed` returns how many bytes may be taken next, given the number taken so far. `take` takes at most this
+    /// many from the source with that number, and returns how many it took.
     pub(crate) fn deal(
         &mut self,
         sources: usize,
@@ -47,11 +47,11 @@ impl Turns {
     }
 }
 
-/// The last bytes of what somebody wrote, at most so many.
+/// The last bytes of an output, up to a maximum.
 #[derive(Debug)]
 pub(crate) struct Tail<const BYTES: usize> {
     bytes: [u8; BYTES],
-    /// How many were written in all.
+    /// Number of bytes written in total.
     written: usize,
 }
 
@@ -69,13 +69,13 @@ impl<const BYTES: usize> Tail<BYTES> {
         }
     }
 
-    /// What is kept, in two pieces, the older first.
+    /// The kept bytes, in two pieces, the older first.
     pub(crate) fn as_slices(&self) -> (&[u8], &[u8]) {
         let (newer, older) = self.bytes.split_at(self.written % BYTES);
         (if self.written < BYTES { &[] } else { older }, newer)
     }
 
-    /// The same, from the first line on of which nothing is missing; all of it, if there is no such line.
+    /// The same, from the first complete line on; all of it, if there is no such line.
     pub(crate) fn whole_lines(&self) -> impl Iterator<Item = u8> {
         let (older, newer) = self.as_slices();
         let kept = || older.iter().chain(newer).copied();
@@ -99,7 +99,7 @@ mod tests {
         }
     }
 
-    /// Sources with so much to say, and what each could say in one poll.
+    /// Sources with this much output, and what each could write in one poll.
     fn poll(turns: &mut Turns, sources: &mut [usize], budget: usize, chunk: usize) -> (Vec<usize>, bool) {
         let mut said = vec![0; sources.len()];
         let allowed = |taken: usize| chunk.min(budget.saturating_sub(taken));

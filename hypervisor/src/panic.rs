@@ -1,6 +1,6 @@
 //! The end of a hypervisor that has found a bug in itself.
 //!
-//! The first pCPU that panics stops the others by NMI, says what, where and on which pCPU, and ends the machine. A
+//! The first pCPU that panics stops the others by NMI, prints what, where and on which pCPU, and ends the machine. A
 //! second panic, on the same pCPU while it reports the first, ends the machine at once.
 
 use core::fmt;
@@ -13,7 +13,7 @@ use crate::{cpu, log};
 /// Index of the pCPU that panics, plus one; 0 while all is well.
 static PANICKING: AtomicU32 = AtomicU32::new(0);
 
-/// Whether some pCPU panics. Asked by the NMI handler, which then stays.
+/// Whether a pCPU panics. The NMI handler asks this, and then does not return.
 pub(crate) fn in_progress() -> bool {
     PANICKING.load(Ordering::Acquire) != 0
 }
@@ -45,7 +45,7 @@ fn end(facts: fmt::Arguments<'_>, stack: u64, code: u8) -> ! {
             });
             arch::power::exit(abi::exit_code::PANIC)
         }
-        // Someone else is reporting, and its NMI would come for us anyway.
+        // Another pCPU is reporting, and its NMI would stop this one anyway.
         Err(_) => arch::power::stop_this_cpu(),
     }
     arch::interrupts::stop_others();

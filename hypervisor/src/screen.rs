@@ -1,8 +1,8 @@
-//! Text on a framebuffer: a terminal that only writes, for a person before a machine without a serial line.
+//! Text on a framebuffer: an output-only terminal, for a machine without a serial port.
 //!
-//! What is written stays in a grid of characters. A framebuffer is slow to write and slower to read, so only characters that
-//! change are drawn, and at the last line the text moves up by a quarter of the screen at once. Escape sequences, with which guests
-//! colour their consoles, are left out.
+//! A grid of characters holds the text. A framebuffer is slow to write and slower to read. So only changed characters
+//! are drawn, and at the last line the text scrolls by a quarter of the screen at once. Escape sequences, with which
+//! guests colour their consoles, are dropped.
 
 use noto_sans_mono_bitmap::{FontWeight, RasterHeight, get_raster, get_raster_width};
 
@@ -11,7 +11,7 @@ const SIZE: RasterHeight = RasterHeight::Size16;
 /// Pixels of a character's cell.
 const CELL_WIDTH: usize = get_raster_width(WEIGHT, SIZE);
 const CELL_HEIGHT: usize = SIZE.val();
-/// For what the font does not have.
+/// Replaces characters that the font does not have.
 const UNKNOWN: char = '?';
 const TAB: usize = 8;
 
@@ -42,7 +42,7 @@ pub(crate) struct Screen<'c, P> {
     pixels: P,
     columns: usize,
     rows: usize,
-    /// What each cell shows, row by row.
+    /// The character of each cell, row by row.
     cells: &'c mut [u8],
     column: usize,
     row: usize,
@@ -50,7 +50,7 @@ pub(crate) struct Screen<'c, P> {
 }
 
 impl<'c, P: Pixels> Screen<'c, P> {
-    /// An empty screen, with room in `cells` for what it shows. `None` where not one character fits.
+    /// An empty screen, with room in `cells` for its text. `None` if not even one character fits.
     pub(crate) fn new(mut pixels: P, cells: &'c mut [u8]) -> Option<Self> {
         let (width, height) = pixels.size();
         let columns = width / CELL_WIDTH;
@@ -97,7 +97,7 @@ impl<'c, P: Pixels> Screen<'c, P> {
         }
     }
 
-    /// The next row, from its beginning: a guest whose console is raw ends lines by LF alone.
+    /// The start of the next row: a guest with a raw console ends lines by LF alone.
     fn new_line(&mut self) {
         self.column = 0;
         if self.row + 1 < self.rows {

@@ -1,6 +1,6 @@
-//! Faults on purpose: `selftest=panic`, `overflow` or `null` on the command line, to see that each ends in a report, and
-//! `tsc-skew`, to see that clocks which are apart are set right; `slow-log`, to see that a slow UART without a control port
-//! delays nobody but who writes to it.
+//! Faults on purpose. `selftest=panic`, `overflow` or `null` on the command line test that each ends in a report.
+//! `tsc-skew` tests that clocks with a difference are corrected. `slow-log` tests that a slow UART without a control
+//! port delays only the guests that write to it.
 
 use core::fmt;
 use core::hint::black_box;
@@ -8,10 +8,10 @@ use core::hint::black_box;
 use crate::arch;
 use crate::boot::Boot;
 
-/// Does what the command line asks for, if it asks for anything.
+/// Runs the requested self-test, if there is one.
 pub(crate) fn run(boot: &Boot) {
-    // The clocks of pCPUs are set apart before they are compared, where pCPUs are started. The pace of the log matters where
-    // consoles are written to it. SVM is looked for where VMs are started.
+    // `tsc-skew` is handled where pCPUs are started, `slow-log` where consoles are written to the log, missing SVM
+    // where VMs are started.
     match boot.option("selftest") {
         Some("panic") => panic!("asked for by selftest=panic"),
         Some("nested") => panic!("asked for by selftest=nested: {}", PanicsWhenShown),

@@ -1,8 +1,8 @@
-//! Drives a UART of the host that is programmed like a 16550, without interrupts.
+//! Drives a host UART like a 16550, without interrupts.
 //!
-//! A UART may be missing, or take nothing because its other end does not: whoever waits for it waits a bounded time, and after a wait
-//! in vain not at all until it takes something again. Registers and their bits are those of the data sheet (National Semiconductor
-//! PC16550D, table 2).
+//! A UART may be missing, or accept nothing because its other end does not. So each wait has a limit, and after a
+//! failed wait there is no further wait until the UART accepts bytes again. Registers and their bits are those of the
+//! data sheet (National Semiconductor PC16550D, table 2).
 
 /// The eight registers, by their offsets.
 pub(crate) trait Registers {
@@ -48,13 +48,13 @@ mod mcr {
 
 mod lsr {
     pub(super) const DATA_READY: u8 = 1 << 0;
-    /// The byte that comes next has a wrong parity or no stop bit, or is a break.
+    /// The next byte has a wrong parity or no stop bit, or is a break.
     pub(super) const BAD: u8 = 7 << 2;
     /// The transmitter takes bytes: one, or as many as its FIFO has.
     pub(super) const TRANSMITTER_READY: u8 = 1 << 5;
     /// All that was written has been sent.
     pub(super) const ALL_SENT: u8 = 1 << 6;
-    /// What a bus without a device reads; a UART never says all of this at once.
+    /// A read from a bus without a device; a UART never sets all of these bits at once.
     pub(super) const NOTHING_THERE: u8 = 0xff;
 }
 
@@ -65,9 +65,10 @@ mod msr {
     pub(super) const LINES: u8 = 0xf0;
 }
 
-/// How often a busy transmitter is asked again in one call, before the rest is dropped. An access takes about a microsecond on real
-/// machines, so this is a fifth of a second. A full FIFO leaves in 1.4 ms at 115 200 Bd. In Bochs a look takes ten instructions of 20 ns:
-/// 40 ms in all, and the longest piece that is written at once, 256 bytes, takes 22 ms.
+/// Maximum number of polls of a busy transmitter per call; then the rest is dropped. An access takes about a
+/// microsecond on real machines, so this is a fifth of a second. A full FIFO leaves in 1.4 ms at 115 200 Bd. In Bochs a
+/// poll takes ten instructions of 20 ns: 40 ms in all, and the longest piece that is written at once, 256 bytes, takes
+/// 22 ms.
 const PATIENCE: u32 = 200_000;
 /// Bytes that a transmitter's FIFO holds.
 const FIFO_BYTES: usize = 16;
@@ -81,17 +82,19 @@ pub(crate) struct SerialPort<R> {
     room: usize,
     /// Bytes that it surely takes now.
     free: usize,
-    /// The last wait was in vain.
+    /// The last wait reached its limit.
     is_stuck: bool,
 }
 
 impl<R: Registers> SerialPort<R> {
-    /// Whether anything is there, where firmware says that a UART is. Some of management controllers have not all registers.
+    /// Whether a device exists where the firmware reports a UART. UARTs of some management controllers do not have all
+    /// registers.
     pub(crate) fn is_there(registers: &mut R) -> bool {
         registers.read(LINE_STATUS) != lsr::NOTHING_THERE
     }
 
-    /// Whether a UART answers: its scratch register keeps what is written, and in loopback its outputs are its inputs. Nothing is sent.
+    /// Whether a UART answers: its scratch register keeps a value, and in loopback its outputs are its inputs. Nothing
+    /// is sent.
     pub(crate) fn answers(registers: &mut R) -> bool {
         if !Self::is_there(registers) {
             return false;
@@ -110,10 +113,10 @@ impl<R: Registers> SerialPort<R> {
         keeps && loops
     }
 
-    /// Takes possession of a UART that has answered: 8N1, without interrupts. `keeps_speed`: at the speed that it has, if it has one;
-    /// else at 115 200 Bd.
+    /// Takes over a UART that has answered: 8N1, without interrupts. `keeps_speed`: at its current speed, if it has
+    /// one; else at 115 200 Bd.
     pub(crate) fn open(mut registers: R, keeps_speed: bool) -> Self {
-        // What the boot loader has written last is not cut off.
+        // Does not cut off the boot loader's last output.
         let is_stuck = !(0..PATIENCE).any(|_| registers.read(LINE_STATUS) & lsr::ALL_SENT != 0);
 
         registers.write(LINE_CONTROL, lcr::DIVISOR);
@@ -130,7 +133,7 @@ impl<R: Registers> SerialPort<R> {
         Self { registers, room: if has_fifos { FIFO_BYTES } else { 1 }, free: 0, is_stuck }
     }
 
-    /// Sends the bytes, or as many of them as the UART takes in bounded time. Gives how many.
+    /// Sends the bytes, as many as the UART accepts within the limit. Returns how many.
     pub(crate) fn send(&mut self, bytes: &[u8]) -> usize {
         let mut patience = if self.is_stuck { 1 } else { PATIENCE };
         for (at, &byte) in bytes.iter().enumerate() {
@@ -151,16 +154,17 @@ impl<R: Registers> SerialPort<R> {
         bytes.len()
     }
 
-    /// Waits a bounded time until all of it has left: what is on its way when the machine is turned off is lost.
+    /// Waits a limited time until all output has left: power-off would lose the rest.
     pub(crate) fn flush(&mut self) {
         let patience = if self.is_stuck { 1 } else { PATIENCE };
         let _ = (0..patience).any(|_| self.registers.read(LINE_STATUS) & lsr::ALL_SENT != 0);
     }
 
-    /// Takes bytes that have arrived. Gives how many.
+    /// Takes received bytes. Returns how many.
     pub(crate) fn receive(&mut self, into: &mut [u8]) -> usize {
         let mut taken = 0;
-        // What is damaged counts for the limit as well: a line that is pulled down for ever must not be a loop for ever.
+        // Damaged bytes count for the limit as well: a line that is pulled down for ever must not cause an endless
+        // loop.
         for _ in 0..into.len() {
             let status = self.registers.read(LINE_STATUS);
             if status & lsr::DATA_READY == 0 || status == lsr::NOTHING_THERE {

@@ -1,11 +1,12 @@
-//! The machine's own console as a terminal of the VMs: whose output it shows, and whose input it is.
+//! The host's own console as a terminal of the VMs: it shows one VM's output, and sends input to that VM.
 //!
-//! It shows either one VM's console, byte by byte, or the *log*: whole lines of all VMs, with their names in front. What is typed goes
-//! to the VM that is shown. Ctrl-] and a key change what is shown; the last kilobytes of each console are kept, and shown again
-//! when it is chosen. What the hypervisor itself logs appears at once in any case, and does not come by here.
+//! It shows either one VM's console, byte by byte, or the *log*: whole lines of all VMs, with their names in front.
+//! Input goes to the VM that is shown. Ctrl-] and a key choose another one. The last kilobytes of each console are
+//! kept, and shown again when it is chosen. The hypervisor's own log always appears at once, and does not use this
+//! code.
 //!
-//! Nothing waits here: output that is to be sent is handed out bit by bit ([`Terminal::next`]), and while much of it waits the
-//! guests that are shown have to ([`Terminal::room`]).
+//! Nothing waits here. [`Terminal::next`] returns pending output piece by piece. While much of it is pending,
+//! [`Terminal::room`] makes the shown guests wait.
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -21,10 +22,10 @@ const PREFIX: u8 = 0x1d;
 const KEPT: usize = 4096;
 /// A line of the log is broken when it is longer.
 const LONGEST_LINE: usize = 256;
-/// Bytes that may wait to be sent before guests have to wait.
+/// Bytes of pending output at which guests must wait.
 const WAITING: usize = 4096;
 
-/// What the console shows.
+/// The shown console.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Shown {
     /// Lines of all VMs.
@@ -33,14 +34,14 @@ enum Shown {
     Guest(usize),
 }
 
-/// What a key means to others.
+/// A key's meaning for other code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Key {
     /// Nothing.
     Taken,
     /// The VM with this index gets the byte.
     Guest(usize, u8),
-    /// The machine is to be turned off. All VMs have ended.
+    /// Power the machine off. All VMs have ended.
     PowerOff,
 }
 
@@ -49,10 +50,10 @@ pub(crate) struct Terminal {
     shown: Shown,
     /// The last key was the prefix.
     is_command: bool,
-    /// It was said that what is shown takes no input.
+    /// The user was told that the log takes no input.
     has_warned: bool,
     guests: Vec<Guest>,
-    /// What waits to be sent.
+    /// The pending output.
     waiting: VecDeque<u8>,
 }
 
@@ -61,7 +62,7 @@ struct Guest {
     has_ended: bool,
     /// The end of all that it wrote.
     tail: Box<Tail<KEPT>>,
-    /// The line that it writes, as far as it has come and was not shown in the log.
+    /// The line that it writes, the part that was not shown in the log yet.
     line: Vec<u8>,
 }
 
@@ -80,7 +81,7 @@ impl Terminal {
         }
     }
 
-    /// How many bytes of a guest's output can be taken now.
+    /// How many bytes of a guest's output can be accepted now.
     pub(crate) fn room(&self, guest: usize) -> usize {
         match self.shown {
             Shown::Guest(shown) if shown != guest => KEPT,
@@ -88,7 +89,7 @@ impl Terminal {
         }
     }
 
-    /// Takes what a guest wrote.
+    /// Accepts a guest's output.
     pub(crate) fn wrote(&mut self, guest: usize, bytes: &[u8]) {
         let Some(Guest { name, tail, line, .. }) = self.guests.get_mut(guest) else { return };
         tail.push(bytes);
@@ -119,7 +120,7 @@ impl Terminal {
         }
     }
 
-    /// What is to be sent next, as much of it as is in one piece.
+    /// The next pending output, one contiguous piece.
     pub(crate) fn next(&self) -> &[u8] {
         self.waiting.as_slices().0
     }
@@ -165,7 +166,7 @@ impl Terminal {
         Key::Taken
     }
 
-    /// What is shown after the next key of [`Shown`]'s own order: the VMs, then the log.
+    /// What is shown after the next key: the VMs in order, then the log.
     fn following(&self) -> Shown {
         match self.shown {
             Shown::Guest(shown) if shown + 1 < self.guests.len() => Shown::Guest(shown + 1),
@@ -174,14 +175,14 @@ impl Terminal {
         }
     }
 
-    /// Changes what is shown. What still waits is of the old one, and is dropped: it is kept in its place.
+    /// Shows another console. Pending output belongs to the old one, and is dropped: it is kept there.
     fn show(&mut self, shown: Shown) {
         self.shown = shown;
         self.has_warned = false;
         self.waiting.clear();
         let title = self.title();
         self.say(&title);
-        // Lines of the log begin with what comes next.
+        // Lines of the log begin with the next output.
         self.guests.iter_mut().for_each(|guest| guest.line.clear());
         if let Shown::Guest(shown) = shown
             && let Some(guest) = self.guests.get(shown)
@@ -190,7 +191,7 @@ impl Terminal {
         }
     }
 
-    /// What is shown, for people.
+    /// Name of the shown console, for people.
     fn title(&self) -> String {
         match self.shown {
             Shown::Log => "the log of all VMs".into(),

@@ -1,9 +1,9 @@
 //! The RAM of one VM, and words of it that are found once and read often.
 //!
-//! To find a word of guest memory takes a search through the VM's runs of frames. The emulator of instructions comes back to
-//! the same few words (entries of the guest's page tables, its code) at each access to a device, so it keeps [`Word`]s: an
-//! address, and the bank that it is of. A bank owns its runs until it is dropped itself, so whoever can show the bank
-//! may read the word.
+//! To find a word of guest memory takes a search through the VM's runs of frames. The instruction emulator reads the
+//! same few words (entries of the guest's page tables, its code) at each device access. So it keeps [`Word`]s: an
+//! address, and its bank. A bank owns its runs until it is dropped, so a caller with a reference to the bank may read
+//! the word.
 
 #![expect(unsafe_code, reason = "reads words whose place was found before")]
 
@@ -14,14 +14,14 @@ use addr::PAGE_BYTES;
 
 use super::ram::Frames;
 
-/// Runs of frames that stay where they are for as long as the bank lives.
+/// Runs of frames that stay at their addresses as long as the bank lives.
 pub(crate) struct Bank {
     /// No other bank has or had the same; never zero.
     identity: u64,
     runs: Vec<Frames>,
 }
 
-/// An aligned 64-bit word of a bank. The default is of none.
+/// An aligned 64-bit word of a bank. The default belongs to none.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Word {
     /// In the direct map.
@@ -39,7 +39,7 @@ impl Bank {
         Self { identity: NEXT.fetch_add(1, Ordering::Relaxed), runs }
     }
 
-    /// A run, by its place in the order in which they were given.
+    /// A run, by its index.
     #[inline]
     pub(crate) fn run(&self, run: usize) -> Option<&Frames> {
         self.runs.get(run)
@@ -59,13 +59,13 @@ impl Bank {
             return 0;
         }
         let pointer = word.address as *const AtomicU64;
-        // SAFETY: `find` made the address from a word of one of our runs, whose identity nobody else has. Runs are whole
-        // frames, so all of its page is ours, and they stay for as long as `self` does. Rust code reaches them through
-        // atomics and volatile accesses only.
+        // SAFETY: `find` made the address from a word of one of our runs, whose identity is unique. Runs are whole
+        // frames, so all of its page is ours, and they stay as long as `self`. Rust code accesses them only through
+        // atomics and volatile accesses.
         unsafe { (*pointer.wrapping_add(ahead)).load(Ordering::Relaxed) }
     }
 
-    /// Atomically replaces a word of this bank if it is still `current`; says whether it was.
+    /// Atomically replaces a word of this bank if it is still `current`; returns whether it was.
     pub(crate) fn compare_exchange(&self, word: Word, current: u64, new: u64) -> bool {
         if word.bank != self.identity {
             return false;

@@ -1,8 +1,8 @@
-//! A value that has whole pages to itself, and does not begin where they do.
+//! A value in pages of its own, with an offset in the first page.
 //!
-//! What one CPU writes all the time must not share a cache line with anything of another's; what stands in pages of its
-//! own cannot. If each such value began with its page, though, the first lines of all would fall into the same few sets of a
-//! cache, so each begins a line later than the one before ([`vcpu_layout::stagger`]).
+//! A value that one CPU writes all the time must not share a cache line with another CPU's data; in pages of its own it
+//! cannot. But if each such value began at a page's start, all their first lines would be in the same few sets of a
+//! cache. So each begins one line later than the one before ([`vcpu_layout::stagger`]).
 
 #![expect(unsafe_code, reason = "puts a value at a place of its choice within memory of its own")]
 
@@ -33,13 +33,13 @@ impl<T> Block<T> {
         }
     };
 
-    /// Puts `value`, that of number `index` among its like, into pages of its own.
+    /// Puts `value`, number `index` of its kind, into pages of its own.
     #[inline(never)]
     pub(crate) fn new(index: usize, value: T) -> Self {
-        // SAFETY: the layout is not empty: `pages` counts at least one for any size.
+        // SAFETY: the layout is not empty: `pages` is at least one for any size.
         let start = unsafe { alloc(Self::PAGES) };
         let Some(start) = NonNull::new(start) else { handle_alloc_error(Self::PAGES) };
-        // SAFETY: `stagger` is less than a page, and `pages` leaves room for that beside the value.
+        // SAFETY: `stagger` is less than a page, and `pages` has room for it besides the value.
         let place = unsafe { start.byte_add(stagger(index)) }.cast::<T>();
         // SAFETY: within the pages just taken, by a whole number of lines from their start, so aligned.
         unsafe { place.write(value) };
@@ -72,7 +72,7 @@ impl<T> Deref for Block<T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: the value is there until the block is dropped or taken apart, and nobody has more than a shared reference.
+        // SAFETY: the value exists until the block is dropped or taken apart, and there are only shared references.
         unsafe { self.0.as_ref() }
     }
 }

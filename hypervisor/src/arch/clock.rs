@@ -1,10 +1,10 @@
-//! A clock that counts ticks: how many there are in a second, and what that is in nanoseconds.
+//! A clock that counts ticks: its rate, and the conversion between ticks and nanoseconds.
 //!
-//! Each architecture's `tsc` says how the ticks are read and what their rate is.
+//! Each architecture's `tsc` reads the ticks and finds their rate.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// Set once, by the first pCPU, before others look.
+/// Set once, by the first pCPU, before others read it.
 pub(super) struct Clock {
     start: AtomicU64,
     hz: AtomicU64,
@@ -13,7 +13,7 @@ pub(super) struct Clock {
 }
 
 impl Clock {
-    /// One whose rate is not known yet.
+    /// A clock whose rate is not known yet.
     pub(super) const fn new() -> Self {
         Self { start: AtomicU64::new(0), hz: AtomicU64::new(0), nanos_per_tick: AtomicU64::new(0) }
     }

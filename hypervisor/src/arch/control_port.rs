@@ -1,12 +1,12 @@
 //! The control port's transport: a port of a virtio console (Virtio 1.2, 5.3), polled.
 //!
-//! A device with several ports gives us port 1. It must be such a device when nothing may get lost: QEMU's port 0 is
-//! for `virtconsole`, which drops what the other end does not take at once, whereas a `virtserialport` makes us wait
-//! with it. A device with one port gives us that one.
+//! On a device with several ports this is port 1. Such a device is required where no byte may be lost: QEMU's port 0 is
+//! for `virtconsole`, which drops output that the other end does not accept at once, while a `virtserialport` makes the
+//! sender wait. On a device with one port it is that one.
 //!
-//! Neither direction ever stalls a pCPU. Bytes to send are copied into free buffers; when the other end does not read, the
-//! buffers stay with the device and [`ControlPort::transmit`] takes nothing. The device is told about new buffers once
-//! per call, whatever their number, because telling it is the expensive part.
+//! Neither direction ever blocks a pCPU. Bytes to send are copied into free buffers. If the other end does not read,
+//! the device keeps the buffers and [`ControlPort::transmit`] accepts nothing. The device is notified once per call,
+//! whatever the number of buffers, because the notification is the expensive part.
 
 #![expect(unsafe_code, reason = "memory that a device reads and writes, and its registers")]
 
@@ -48,8 +48,8 @@ const PORT_ADD: u16 = 1;
 const PORT_READY: u16 = 3;
 const PORT_OPEN: u16 = 6;
 const CONTROL_BYTES: usize = 8;
-/// How long the device may take to announce its ports, in nanoseconds. It takes milliseconds, unless the device is a
-/// thread of QEMU that waits for a busy computer: 100 ms were too few once in 45 starts there.
+/// Time limit for the device to announce its ports, in nanoseconds. It needs milliseconds, unless it is a thread of
+/// QEMU on a busy computer: there, 100 ms were too short once in 45 starts.
 const PATIENCE: u64 = 5_000_000_000;
 
 /// A byte stream to the tool, in both directions.
@@ -59,7 +59,7 @@ pub(crate) struct ControlPort {
     transmit: Direction,
     /// The receive buffer being read: its index, the next byte and the end.
     reading: Option<(usize, usize, usize)>,
-    /// Queues for control messages. After set-up nobody reads them, and the device drops those that do not fit.
+    /// Queues for control messages. After set-up no code reads them, and the device drops messages without room.
     _control: Option<[Direction; 2]>,
 }
 
@@ -69,20 +69,20 @@ unsafe impl Send for ControlPort {}
 /// The control port from [`open`] until [`ControlPort::take`].
 static OPENED: Mutex<Option<ControlPort>> = Mutex::new(None);
 
-/// Opens the control port, if the machine has one that works.
+/// Opens the control port, if the machine has a working one.
 ///
-/// It must be called while this pCPU is the only one, see `find_console` of each architecture.
+/// Only one pCPU may run at the time of the call, see `find_console` of each architecture.
 pub(super) fn open() {
     *OPENED.lock() = ControlPort::new();
 }
 
 impl ControlPort {
-    /// The port that was opened at boot; `None` when there is none, or somebody has it already.
+    /// The port that was opened at boot; `None` if there is none, or it was taken already.
     pub(crate) fn take() -> Option<Self> {
         OPENED.lock().take()
     }
 
-    /// Takes over the machine's virtio console; `None` when there is none that works.
+    /// Takes over the machine's virtio console; `None` if there is no working one.
     fn new() -> Option<Self> {
         let (mut transport, place) = find_console()?;
         let report = |error: &dyn core::fmt::Display| log::warn!("the virtio console at {place} is not used: {error}");
@@ -120,7 +120,7 @@ impl ControlPort {
         Some(Self { transport, receive, transmit, reading: None, _control: control })
     }
 
-    /// Copies what has arrived into `into`; 0 when nothing has.
+    /// Copies received bytes into `into`; 0 if there are none.
     pub(crate) fn receive(&mut self, into: &mut [u8]) -> usize {
         let mut done = 0;
         while done < into.len() {
@@ -138,13 +138,13 @@ impl ControlPort {
         done
     }
 
-    /// Sends as many of the bytes as there is room for, and tells how many.
+    /// Sends as many of the bytes as there is room for, and returns how many.
     pub(crate) fn transmit(&mut self, bytes: &[u8]) -> usize {
         self.transmit.send(&mut self.transport, bytes)
     }
 }
 
-/// Tells a device with several ports that we are there, waits for the port to be announced, and opens it.
+/// Tells a device with several ports that the driver is ready, waits for the port's announcement, and opens it.
 fn open_port(transport: &mut ConsoleTransport, [receive, transmit]: &mut [Direction; 2]) -> bool {
     receive.offer_all(transport);
     let mut tell = |transport: &mut ConsoleTransport, event| transmit.send(transport, &control_message(event));
@@ -164,7 +164,7 @@ fn open_port(transport: &mut ConsoleTransport, [receive, transmit]: &mut [Direct
     false
 }
 
-/// A message about our port: port, event, and the value that says yes.
+/// A message about our port: port, event, and the value 1.
 fn control_message(event: u16) -> [u8; CONTROL_BYTES] {
     let mut message = [0; CONTROL_BYTES];
     message[..4].copy_from_slice(&PORT.to_le_bytes());
@@ -190,7 +190,7 @@ struct Direction {
     free: u16,
     /// By the queue's token: the lent buffer and how much of it was lent.
     lent: [(usize, usize); BUFFERS],
-    /// Something was lent that the device has not been told about.
+    /// There are buffers that the device was not notified of.
     untold: bool,
 }
 
@@ -205,7 +205,7 @@ impl Direction {
         Ok(Self { index, queue, buffers, free: u16::MAX, lent: [(0, 0); BUFFERS], untold: false })
     }
 
-    /// Copies as many of the bytes as there is room for and hands them to the device.
+    /// Copies as many of the bytes as there is room for and gives them to the device.
     fn send(&mut self, transport: &mut ConsoleTransport, bytes: &[u8]) -> usize {
         self.reclaim_read();
         let mut done = 0;
@@ -220,7 +220,7 @@ impl Direction {
         done
     }
 
-    /// Lends all free buffers to the device, to be written by it.
+    /// Gives all free buffers to the device, for writing.
     fn offer_all(&mut self, transport: &mut ConsoleTransport) {
         while let Some(buffer) = self.take_free() {
             self.offer_for_writing(buffer);
@@ -235,7 +235,7 @@ impl Direction {
         (buffer < u16::BITS).then_some(buffer as usize)
     }
 
-    /// Lends the first `bytes` of a buffer to the device, to be read by it.
+    /// Gives the first `bytes` of a buffer to the device, for reading.
     fn offer_for_reading(&mut self, buffer: usize, bytes: usize) {
         // SAFETY: the device does not have it yet, and the slice is only used in the next line.
         let part = unsafe { self.buffers.part(buffer, bytes) };
@@ -244,7 +244,7 @@ impl Direction {
         self.lend(buffer, bytes, lent);
     }
 
-    /// Lends a buffer to the device, to be written by it.
+    /// Gives a buffer to the device, for writing.
     fn offer_for_writing(&mut self, buffer: usize) {
         // SAFETY: as above.
         let part = unsafe { self.buffers.part(buffer, BUFFER_BYTES) };
@@ -262,7 +262,7 @@ impl Direction {
         self.untold = true;
     }
 
-    /// Takes back what the device has read.
+    /// Takes back the buffers that the device has read.
     fn reclaim_read(&mut self) {
         while let Some((token, (buffer, bytes))) = self.next_used() {
             // SAFETY: the device is done with it, and the slice is only used in the next line.
@@ -283,7 +283,7 @@ impl Direction {
         let part = unsafe { self.buffers.part(buffer, bytes) };
         // SAFETY: the buffer that was lent under this token.
         let written = unsafe { self.queue.pop_used(token, &[], &mut [part]) };
-        // No device may make us read beyond the buffer, whatever it says.
+        // No device may cause a read beyond the buffer, whatever length it reports.
         Some((buffer, 0, (written.ok()? as usize).min(bytes)))
     }
 
@@ -320,14 +320,14 @@ impl Buffers {
         debug_assert!(whole, "within the buffers");
     }
 
-    /// The first `bytes` of a buffer, as the queue wants to be told about them. It only takes the address.
+    /// The first `bytes` of a buffer, as a slice for the queue, which only uses its address.
     ///
     /// # Safety
-    /// The device does not have the buffer, and the slice is gone before it has.
+    /// The device does not have the buffer, and the slice is dropped before the device gets it.
     unsafe fn part<'a>(&self, buffer: usize, bytes: usize) -> &'a mut [u8] {
         debug_assert!(buffer < BUFFERS && bytes <= BUFFER_BYTES);
         let start = self.0.pointer().wrapping_add(buffer * BUFFER_BYTES);
-        // SAFETY: within the run, initialized, and used by nobody else by the caller's word.
+        // SAFETY: within the run, initialized, and the caller guarantees that nothing else uses it.
         unsafe { core::slice::from_raw_parts_mut(start, bytes) }
     }
 }
@@ -335,7 +335,7 @@ impl Buffers {
 /// How the driver crate gets at memory and registers: devices see physical addresses, there is no IOMMU.
 pub(super) struct HostMemory;
 
-// SAFETY: memory comes from the pool, page by page owned, zeroed, and mapped in the direct map for ever.
+// SAFETY: memory comes from the pool in whole owned pages, zeroed, and mapped in the direct map for ever.
 unsafe impl Hal for HostMemory {
     fn dma_alloc(pages: usize, _: BufferDirection) -> (PhysAddr, NonNull<u8>) {
         let frames = Frames::allocate(pages as u64 * PAGE_BYTES, PAGE_BYTES).ok();
@@ -351,7 +351,7 @@ unsafe impl Hal for HostMemory {
     }
 
     unsafe fn dma_dealloc(hpa: PhysAddr, _: NonNull<u8>, pages: usize) -> i32 {
-        // SAFETY: what `dma_alloc` has given, by the trait's rules.
+        // SAFETY: memory from `dma_alloc`, by the trait's rules.
         drop(unsafe { Frames::reclaim(Hpa(hpa), pages as u64 * PAGE_BYTES) });
         0
     }

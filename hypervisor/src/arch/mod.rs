@@ -1,12 +1,11 @@
 //! The one place that names an architecture.
 //!
-//! Each architecture's folder is a module of the same shape: `host`, the machine as the hypervisor itself uses it; `guest`, the
-//! machine that a guest sees; and a back end, `svm` or `el2`, which is what virtualization is there. The same file name is the
-//! same role.
+//! Each architecture's folder is a module of the same structure: `host`, the machine for the hypervisor itself;
+//! `guest`, the machine that a guest sees; and a back end, `svm` or `el2`, with the virtualization hardware. The same
+//! file name has the same role.
 //!
-//! The names below are re-exported by each folder's `mod.rs`; the one being built for is taken here and re-exported, so
-//! that the rest of the hypervisor says `arch::irq::wait()` and never learns which one it runs on.
-//! Each must define:
+//! Each folder's `mod.rs` re-exports the names below. This file takes the architecture of the build and re-exports
+//! them, so the rest of the hypervisor says `arch::irq::wait()` and does not know its architecture. Each must define:
 //!
 //! | name | what |
 //! |---|---|
@@ -15,27 +14,26 @@
 //! | `percpu` | `ArchPerCpu`; finding the block of this pCPU: `this`, `try_this` |
 //! | `irq` | exceptions, host interrupts: `wait`, `mask`; the stack that a panic shows: `stack_pointer`, `for_each_return_address`; `read_null` |
 //! | `interrupts` | the local interrupt controller: `kick`, `kick_all`, `arm_timer`, `stop_others`, `own_page` |
-//! | `tsc` | the host's clock: `now`, `hz`, `nanos`, and from one to the other |
+//! | `tsc` | the host's clock: `now`, `hz`, `nanos`, and conversions |
 //! | `serial` | `Serial`, the UART of the log |
 //! | `power` | `exit`, `stay`, `stop_this_cpu` |
-//! | `virtio` | `find_console`, where the control port's device is, and its `ConsoleTransport` |
-//! | `virtualization` | what the machine offers for guests: `check`, `findings`, `features`, `describe`; `enable` and `HostContext` of a pCPU; `SLICES_PER_SECOND`, `spares_first_cpu` |
-//! | `tags` | TLB tags: `pool`, `cpu`, and what a VM, a vCPU and a pCPU have of a `Pool` |
-//! | `gate` | who may interrupt the vCPU loop: `hold`, `take`, `release` |
-//! | `vcpu` | `ArchVcpu`, a vCPU's state: `load`, `enter`, `unload` and what the loop asks of it |
-//! | `exit` | `handle`, the one match on why a guest was left |
-//! | `routing` | `Posted`, what others leave for a vCPU; `take_posted`, `prepare` |
-//! | `platform` | `Platform`, what vCPUs of a VM share; `serial_interrupt` |
-//! | `uart` | `Uart`, the serial port that guests have |
+//! | `virtio` | `find_console`, which finds the control port's device, and its `ConsoleTransport` |
+//! | `virtualization` | the machine's virtualization features: `check`, `findings`, `features`, `describe`; `enable` and `HostContext` of a pCPU; `SLICES_PER_SECOND`, `spares_first_cpu` |
+//! | `tags` | TLB tags: `pool`, `cpu`, and the parts of a VM, a vCPU and a pCPU in a `Pool` |
+//! | `gate` | masks host interrupts around an entry (x86-64: GIF): `hold`, `take`, `release` |
+//! | `vcpu` | `ArchVcpu`, a vCPU's state: `load`, `enter`, `unload` and queries of the loop |
+//! | `exit` | `handle`, the one match on the exit reason |
+//! | `routing` | `Posted`, interrupts that others leave for a vCPU; `take_posted`, `prepare` |
+//! | `platform` | `Platform`, shared by the vCPUs of a VM; `serial_interrupt` |
+//! | `uart` | `Uart`, the guests' serial port |
 //! | `loader` | `ram_layout`, `load` |
 //! | `format` | `Stage2Format` and `stage2_format`, the format of stage-2 tables |
-//! | `tlb` | what changes of stage 2 owe to TLBs: `publish`, `flush`, `flush_local`; `rules`, by which a trace is judged |
-//! | `emulate` | `Decoded`, what is remembered of instructions that are emulated |
+//! | `tlb` | flushes for changes of stage 2: `publish`, `flush`, `flush_local`; `rules`, for the check of a trace |
+//! | `emulate` | `Decoded`, the cache of emulated instructions |
 //!
-//! Unsafe code lives in this folder and nowhere else. [`ram`] is the shell around host memory that both architectures
-//! share: it needs only their `paging::direct_map`. [`bank`] is that around the memory of a VM, [`block`] that around what
-//! a CPU has to itself, [`control_port`] that around the device of the byte stream to the tool. `clock` is what both make of their ticks,
-//! [`trace`] what debug builds tell of stage 2.
+//! Unsafe code is only in this folder. Both architectures share these files: [`ram`] wraps host memory and needs only
+//! their `paging::direct_map`. [`bank`] wraps the memory of a VM, [`block`] a CPU's own pages, [`control_port`] the
+//! device of the control port. `clock` converts ticks, and [`trace`] records stage-2 changes in debug builds.
 
 #[cfg_attr(
     target_arch = "aarch64",

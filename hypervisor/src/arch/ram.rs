@@ -1,12 +1,12 @@
-//! Host memory that is handed out in whole frames.
+//! Host memory in whole frames.
 //!
-//! [`Frames`] owns a run of RAM outright: nobody else has it until it is dropped. What is in it may still be changed
-//! by others at any moment, since guests and devices get such memory, and a guest may write from another pCPU while we
-//! read. So no reference into it is ever made (Rust would assume that its target holds still): bytes are copied in and
-//! out by accesses that the compiler neither splits, repeats nor leaves out, and single words are [`AtomicU64`]s.
+//! [`Frames`] owns a run of RAM exclusively until it is dropped. But others may change its content at any moment:
+//! guests and devices get such memory, and a guest may write from another pCPU during a read. So no reference into it
+//! is ever made, because Rust would assume that its target does not change. Bytes are copied in and out by accesses
+//! that the compiler neither splits, repeats nor omits, and single words are [`AtomicU64`]s.
 //!
-//! Free frames are kept by a buddy allocator that threads its lists through the free memory itself. It needs no heap,
-//! therefore the heap can grow from here (see [`HeapSource`]) without a circle of locks.
+//! A buddy allocator keeps its lists of free frames in the free memory itself. It needs no heap, so the heap can grow
+//! from here (see [`HeapSource`]) without a lock cycle.
 
 #![expect(unsafe_code, reason = "raw access to host memory through the direct map; owners and bounds are kept here")]
 
@@ -27,7 +27,7 @@ const ORDERS: u32 = 48;
 
 static POOL: CachePadded<Mutex<Heap<{ ORDERS as usize }>>> = CachePadded::new(Mutex::new(Heap::empty()));
 
-/// A block that only the heap takes from, when the pool has nothing for it.
+/// A block for the heap only, for the time when the pool is empty.
 static RESERVE: CachePadded<Mutex<Reserve>> = CachePadded::new(Mutex::new(Reserve::new()));
 
 struct Reserve {
@@ -55,7 +55,7 @@ pub(crate) struct Frames {
 }
 
 impl Frames {
-    /// Takes a block of 2^`order` bytes, aligned to its size, or `None` when there is none.
+    /// Takes a block of 2^`order` bytes, aligned to its size; `None` if there is none.
     pub(crate) fn take_block(order: u32) -> Option<Self> {
         if order < PAGE_BYTES.ilog2() || order >= ORDERS {
             return None;
@@ -65,10 +65,10 @@ impl Frames {
         Some(Self { start: direct_map_inverse(Hva(block.as_ptr() as u64)), bytes: 1 << order })
     }
 
-    /// Takes back a run that was let go of by `forget`.
+    /// Takes back a run from `forget`.
     ///
     /// # Safety
-    /// Exactly this run was forgotten, and nobody uses it any more.
+    /// Exactly this run was forgotten, and nothing uses it any more.
     pub(super) const unsafe fn reclaim(start: Hpa, bytes: u64) -> Self {
         Self { start, bytes }
     }
@@ -91,7 +91,7 @@ impl Frames {
         self.bytes
     }
 
-    /// Its first byte in the direct map. What is done with the pointer must respect that the run has an owner.
+    /// Its first byte in the direct map. Accesses through the pointer must respect that the run has an owner.
     pub(crate) fn pointer(&self) -> *mut u8 {
         direct_map(self.start).0 as *mut u8
     }
@@ -115,17 +115,17 @@ impl Frames {
         let Some(to) = self.span(offset, from.len()) else { return false };
         // SAFETY: `span` has checked that the target is ours; `from` is a live slice of that length.
         unsafe { copy(from.as_ptr(), to, from.len()) };
-        // SAFETY: what was just written.
+        // SAFETY: the bytes that were just written.
         unsafe { write_back(to, from.len()) };
         true
     }
 
-    /// Makes the whole run zero, quickly where it is zero already.
+    /// Zeroes the whole run; fast where it is zero already.
     pub(crate) fn zero(&self) {
-        // What is zero is looked for in memory, not in a cache: a guest that had this memory may have written it past the caches,
-        // while a line of zeros from before was in one, of the direct map. Such a line is clean, so nothing would ever write it
-        // back: the line would be found zero, be dropped some day, and the next owner would read the data of the last.
-        // SAFETY: the whole run is ours.
+        // Look for zeros in memory, not in a cache. A guest that had this memory may have written past the caches,
+        // while a cache still held a line of zeros of the direct map. Such a line is clean and never written back. So
+        // the check would find zeros, the line would be dropped later, and the next owner would read the last one's
+        // data. SAFETY: the whole run is ours.
         unsafe { write_back(self.pointer(), native(self.bytes)) };
         // SAFETY: as above. It is a multiple of 4096 bytes long, but not empty.
         unsafe { zero(self.pointer(), native(self.bytes)) };
@@ -136,20 +136,21 @@ impl Frames {
     /// The run as 64-bit words.
     #[inline]
     pub(crate) fn words(&self) -> &[AtomicU64] {
-        // SAFETY: the run is ours for as long as the slice lives, present in the direct map, and aligned, since runs start at
-        // frames. Rust code reaches it through atomics and volatile accesses only; all bit patterns are words.
+        // SAFETY: the run is ours as long as the slice lives, present in the direct map, and aligned, because runs
+        // start at frames. Rust code accesses it only through atomics and volatile accesses; all bit patterns are valid
+        // words.
         unsafe { core::slice::from_raw_parts(self.pointer().cast(), native(self.bytes / 8)) }
     }
 
-    /// Pointer to `offset` when `bytes` from there on lie within the run.
+    /// Pointer to `offset` if `bytes` from there on are within the run.
     fn span(&self, offset: u64, bytes: usize) -> Option<*mut u8> {
         let end = offset.checked_add(bytes as u64)?;
         (end <= self.bytes).then(|| self.pointer().wrapping_add(native(offset)))
     }
 }
 
-/// Words of a run whose length is a power of two, at a multiple of it. Any address names one of them, where the run repeats
-/// itself through all of the address space; so to find a word takes no comparison.
+/// Words of an aligned run whose length is a power of two. A mask maps any address to a word of the run, as if the run
+/// repeated through the whole address space. So finding a word takes no comparison.
 #[derive(Debug)]
 pub(crate) struct Repeated {
     run: Frames,
@@ -160,7 +161,7 @@ pub(crate) struct Repeated {
 }
 
 impl Repeated {
-    /// `None` when the run is not such a one.
+    /// `None` if the run is not like that.
     pub(crate) fn new(run: Frames) -> Option<Self> {
         let bytes = run.bytes();
         let is_one = bytes.is_power_of_two() && run.hpa().0.is_multiple_of(bytes);
@@ -173,11 +174,11 @@ impl Repeated {
         &self.run
     }
 
-    /// The word at `hpa`, or where the run has what it would have there.
+    /// The word at `hpa`, or the word to which the mask maps it.
     #[inline]
     pub(crate) fn word(&self, hpa: Hpa) -> &AtomicU64 {
         let word = (self.base.0 + (hpa.0 & self.mask)) as *const AtomicU64;
-        // SAFETY: as in `words`. What is masked is below the run's length and a multiple of 8.
+        // SAFETY: as in `words`. The masked offset is below the run's length and a multiple of 8.
         unsafe { &*word }
     }
 }
@@ -200,24 +201,25 @@ impl Drop for Frames {
     }
 }
 
-/// Gives RAM to the pool, for good.
+/// Gives RAM to the pool permanently.
 ///
 /// # Safety
-/// The range is RAM in whole frames, present in the direct map, and used by nobody.
+/// The range is RAM in whole frames, present in the direct map, and unused.
 pub(crate) unsafe fn donate(range: HpaRange) {
     let start = native(direct_map(range.start).0);
     // SAFETY: passed on to the caller.
     unsafe { POOL.lock().add_to_heap(start, start + native(range.bytes())) };
 }
 
-/// Takes a block of 2^`order` bytes out of the pool, for good, that only the heap gets. Says whether there was one. To be called
-/// once.
+/// Takes a block of 2^`order` bytes out of the pool permanently, for the heap only. Returns whether there was one. Call
+/// it once.
 pub(crate) fn set_reserve_aside(order: u32) -> bool {
     let Some(block) = Frames::take_block(order) else { return false };
     let mut reserve = RESERVE.lock();
     (reserve.start, reserve.bytes) = (block.hpa(), block.bytes());
     let start = native(block.pointer() as u64);
-    // SAFETY: the block is RAM in whole frames and present in the direct map; nobody uses it, and its owner is forgotten.
+    // SAFETY: the block is RAM in whole frames and present in the direct map; nothing uses it, and its owner is
+    // forgotten.
     unsafe { reserve.free.add_to_heap(start, start + native(block.bytes())) };
     core::mem::forget(block);
     true
@@ -241,11 +243,11 @@ const fn native(number: u64) -> usize {
     number as usize
 }
 
-/// Copies, not overlapping, by accesses that are neither repeated nor left out.
+/// Copies, not overlapping, by accesses that are neither repeated nor omitted.
 ///
 /// # Safety
-/// `from` is readable and `to` writable for `bytes`. One of them may be changed by others meanwhile, if it is memory
-/// of which no Rust reference exists.
+/// `from` is readable and `to` writable for `bytes`. Others may change one of them meanwhile, if no Rust reference to
+/// that memory exists.
 unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
     macro_rules! one_access {
         ($kind:ty) => {{
@@ -276,7 +278,7 @@ struct Unaligned<T>(T);
 /// As for [`copy`].
 #[cfg(target_arch = "x86_64")]
 unsafe fn copy_many(from: *const u8, to: *mut u8, bytes: usize) {
-    // SAFETY: reads and writes what the caller vouches for. The direction flag is clear by the calling convention.
+    // SAFETY: the caller guarantees these reads and writes. The direction flag is clear by the calling convention.
     unsafe {
         asm!(
             "rep movsq",
@@ -291,17 +293,17 @@ unsafe fn copy_many(from: *const u8, to: *mut u8, bytes: usize) {
     }
 }
 
-/// Makes `bytes`, a multiple of 512, all zero; what is zero already is not written.
+/// Zeroes `bytes`, a multiple of 512; does not write what is zero already.
 ///
-/// Memory that has not been used since power-on is zero, and below an emulator or another hypervisor it is not even
-/// backed until it is written. Under QEMU's TCG, 512 MiB take 0.08 s when fresh and 0.12 s when full of data;
-/// `rep stosq` takes 0.68 s and 0.14 s, unrolled stores without a look 0.62 s and 0.08 s.
+/// Memory that has not been used since power-on is zero. Under an emulator or another hypervisor it is not even backed
+/// until it is written. Under QEMU's TCG, 512 MiB take 0.08 s when fresh and 0.12 s when full of data; `rep stosq`
+/// takes 0.68 s and 0.14 s, unrolled stores without a check 0.62 s and 0.08 s.
 ///
 /// # Safety
 /// `to` is writable for `bytes`, as in [`copy`].
 #[cfg(target_arch = "x86_64")]
 unsafe fn zero(to: *mut u8, bytes: usize) {
-    // SAFETY: reads and writes what the caller vouches for.
+    // SAFETY: the caller guarantees these reads and writes.
     unsafe {
         asm!(
             "2:",
@@ -341,7 +343,7 @@ unsafe fn zero(to: *mut u8, bytes: usize) {
 /// As for [`copy`].
 #[cfg(target_arch = "aarch64")]
 unsafe fn copy_many(from: *const u8, to: *mut u8, bytes: usize) {
-    // SAFETY: reads and writes what the caller vouches for.
+    // SAFETY: the caller guarantees these reads and writes.
     unsafe {
         asm!(
             "2:",
@@ -368,13 +370,13 @@ unsafe fn copy_many(from: *const u8, to: *mut u8, bytes: usize) {
     }
 }
 
-/// Makes `bytes`, a multiple of 512, all zero; what is zero already is not written.
+/// Zeroes `bytes`, a multiple of 512; does not write what is zero already.
 ///
 /// # Safety
 /// `to` is writable for `bytes`, as in [`copy`].
 #[cfg(target_arch = "aarch64")]
 unsafe fn zero(to: *mut u8, bytes: usize) {
-    // SAFETY: reads and writes what the caller vouches for.
+    // SAFETY: the caller guarantees these reads and writes.
     unsafe {
         asm!(
             "2:",
@@ -406,18 +408,15 @@ unsafe fn zero(to: *mut u8, bytes: usize) {
     }
 }
 
-/// Makes what was written visible to those who read past the caches. On x86 nobody does.
-///
-/// # Safety
-/// `at` is readable for `bytes`.
+/// Makes writes visible to reads that bypass the caches. x86 has no such reads.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 const unsafe fn write_back(_at: *const u8, _bytes: usize) {}
 
-/// Makes what was written visible to those who read past the caches: a guest does until it has turned its caches on (Arm
-/// ARM, D7.5). No line stays behind, so that what they write past the caches is what is read here afterwards: to clean alone would
-/// leave lines that are right now and wrong then. Stage 2 could force guests to use the caches instead (FEAT_S2FWB), but not on
-/// processors before Armv8.4.
+/// Makes writes visible to reads that bypass the caches: a guest's reads do until it enables its caches (Arm ARM,
+/// D7.5). It also invalidates the lines, so that later reads here see what the guest writes past the caches. A clean
+/// alone would leave lines that are right now and wrong later. Stage 2 could force guests to use the caches instead
+/// (FEAT_S2FWB), but not on processors before Armv8.4.
 ///
 /// # Safety
 /// `at` is readable for `bytes`.
@@ -450,13 +449,13 @@ pub(super) unsafe fn write_back(at: *const u8, bytes: usize) {
     }
 }
 
-/// Where the heap takes memory from, and gives it back to when a whole chunk is free: the pool, and where that has none, the
-/// reserve.
+/// The heap's source of memory: the pool, or the reserve if the pool is empty. A free chunk goes back to where it came
+/// from.
 #[derive(Debug)]
 pub(crate) struct HeapSource;
 
-// SAFETY: blocks come from the pool or the reserve, which hand out each once; a block is at least as large and as aligned as
-// asked. It goes back to where it came from.
+// SAFETY: blocks come from the pool or the reserve, and each exists once. A block is at least as large and as aligned
+// as requested. It goes back to where it came from.
 unsafe impl GlobalAlloc for HeapSource {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let bytes = layout.size().max(layout.align()).max(native(PAGE_BYTES));

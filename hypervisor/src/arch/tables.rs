@@ -1,12 +1,12 @@
-//! Pages for stage-2 tables, reached through the direct map.
+//! Pages for stage-2 tables, accessed through the direct map.
 //!
-//! The tree names its tables by host physical address, and each step of a fault asks the pool for the entry there, on all
-//! pCPUs at once. So the pool is one run of host memory, taken when the VM is created, as long as a power of two: an entry is
-//! found by a mask, without a lock or a comparison, and no address leads out of the run. Only who takes a page or gives one
-//! back waits for others who do the same.
+//! The tree names its tables by host physical address. Each step of a fault accesses an entry in the pool, on all pCPUs
+//! at once. So the pool is one run of host memory whose length is a power of two, allocated when the VM is created. A
+//! mask finds an entry, without a lock or a comparison, and no address leads out of the run. Only allocating and
+//! freeing a page take a lock.
 //!
-//! The run is long enough for all of the VM's memory in the smallest pages, which is one byte for each 512, or for each 256 at
-//! worst. In return no guest is stopped because the host has no page left for a table.
+//! The run is long enough for all of the VM's memory in the smallest pages: one byte for each 512, or for each 256 at
+//! worst. In return no guest stops because the host has no page for a table.
 
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -23,7 +23,7 @@ use crate::sync::point;
 
 /// Tables for the upper levels of any VM, its root among them: side by side, up to 16.
 const ROOT_TABLES: u64 = 32;
-/// Tables that wait for walkers to leave, or to be used by the next batch of splits, harvests and repairs.
+/// Tables that wait for walkers to leave, or for the next batch of splits, harvests and repairs.
 const TABLES_AT_HAND: u64 = 4 * BATCH as u64;
 /// Tables that each vCPU has ready for its next faults.
 const TABLES_OF_A_VCPU: u64 = 4;
@@ -31,7 +31,7 @@ const TABLES_OF_A_VCPU: u64 = 4;
 /// The tables of one VM.
 pub(crate) struct TablePool {
     tables: Repeated,
-    /// On lines of its own: all faults read what stands beside it.
+    /// On lines of its own: all faults read the fields next to it.
     free: CachePadded<Mutex<Free>>,
 }
 
@@ -44,10 +44,10 @@ struct Free {
 }
 
 impl TablePool {
-    /// For a VM that has memory in these regions, in pages of any size, and so many vCPUs.
+    /// For a VM with this memory, in pages of any size, and this many vCPUs.
     ///
     /// # Errors
-    /// When the host has no such run.
+    /// The host has no such run.
     pub(crate) fn new(regions: &[GpaRange], vcpus: u32) -> Result<Self, Exhausted> {
         let spanned = |size: PageSize| {
             let whole = |region: &GpaRange| region.end().0.div_ceil(size.bytes()) - region.start.0 / size.bytes();
@@ -63,7 +63,7 @@ impl TablePool {
         Ok(Self { tables, free: CachePadded::new(Mutex::new(Free { used: Vec::new(), fresh })) })
     }
 
-    /// Host memory that tables take at this moment, of what is set aside for them.
+    /// Host memory in use by tables now, of what is reserved for them.
     pub(crate) fn bytes(&self) -> u64 {
         let free = self.free.lock();
         free.fresh.0 - self.tables.run().hpa().0 - free.used.len() as u64 * PAGE_BYTES

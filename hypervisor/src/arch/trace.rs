@@ -1,13 +1,14 @@
-//! What this host does to stage-2 tables and TLBs, as lines that `hw_model` replays on a machine whose TLBs forget nothing.
+//! Records this host's actions on stage-2 tables and TLBs, as lines that `hw_model` replays on a machine whose TLBs
+//! never drop an entry by themselves.
 //!
-//! Only a build with debug assertions has it, and only at log level `trace` is anything recorded: in a ring of fixed size, so
-//! that guests run nearly as fast as without it, which is written to the log when a VM ends. A build without debug
-//! assertions has none of the code. What the lines mean is told in `hw_model::trace`.
+//! Only a build with debug assertions has this code, and it records only at log level `trace`. The records go to a ring
+//! of fixed size, so guests run nearly as fast as without it. The ring is written to the log when a VM ends.
+//! `hw_model::trace` defines the lines.
 //!
-//! A [`step`] is done and noted under one lock, so entries of tables have the order in which they were changed. Other things
-//! are only [noted](note): an entry and a TLBI just before they happen, an exit and a barrier when they have, a table that is
-//! taken or given back while the pool is locked. Each of these makes the trace harder to satisfy than what happened, never
-//! easier.
+//! A [`step`] is done and recorded under one lock, so the records of table entries are in the order of the changes.
+//! Other events are only [recorded](note): an entry and a TLBI just before they happen, an exit and a barrier just
+//! after, an allocated or freed table under the pool's lock. Each of these makes the trace harder to satisfy than the
+//! real events, never easier.
 
 use core::fmt;
 
@@ -42,13 +43,13 @@ pub(crate) enum Event {
     Enter { tag: u32, root: Hpa },
     /// It was left.
     Leave { tag: u32, root: Hpa },
-    /// This pCPU is about to pay what the VM's TLBs are owed.
+    /// This pCPU is about to flush for the VM.
     Flush { root: Hpa },
-    /// No pCPU uses any more what was stale in this range.
+    /// No pCPU uses stale entries of this range any more.
     Flushed { root: Hpa, start: Gpa, end: Gpa },
 }
 
-/// Does something and notes it, if that is to be: both in one step, as others see it.
+/// Acts and records, if recording is on: in one step for other pCPUs.
 #[inline(always)]
 pub(crate) fn step<T>(act: impl FnOnce() -> T, event: impl FnOnce(&T) -> Option<Event>) -> T {
     #[cfg(debug_assertions)]
@@ -59,13 +60,13 @@ pub(crate) fn step<T>(act: impl FnOnce() -> T, event: impl FnOnce(&T) -> Option<
     act()
 }
 
-/// Notes what is about to happen, or has.
+/// Records an event that is about to happen, or has happened.
 #[inline(always)]
 pub(crate) fn note(event: impl FnOnce() -> Event) {
     step(|| (), |()| Some(event()));
 }
 
-/// Notes that everybody was paid what was `stale` of the VM with this root.
+/// Records that every pCPU has flushed `stale` of the VM with this root.
 #[inline(always)]
 pub(crate) fn paid(root: Hpa, stale: Stale) {
     #[cfg(debug_assertions)]
@@ -81,7 +82,7 @@ pub(crate) fn paid(root: Hpa, stale: Stale) {
     let _ = (root, stale);
 }
 
-/// A VM has ended: what was recorded since the last time goes to the log.
+/// A VM has ended: writes the events since the last call to the log.
 #[inline(always)]
 pub(crate) fn tell() {
     #[cfg(debug_assertions)]
@@ -127,9 +128,9 @@ mod recorder {
     use crate::arch::tlb;
     use crate::cpu;
 
-    /// How many events there is room for between two ends of VMs. What comes later is lost, which the trace says.
+    /// Maximum number of events between two ends of VMs. Later events are lost, and the trace says so.
     const EVENTS: usize = 1 << 16;
-    /// How far back an exit is looked for.
+    /// How many events back to look for an exit.
     const BACK: usize = 16;
 
     struct Ring {
@@ -173,8 +174,8 @@ mod recorder {
             }
         }
 
-        /// The guest that is entered was left a moment ago, and nothing happened since but that others came and went. Then
-        /// it counts as having stayed, which is the worse for whoever changes its tables.
+        /// The guest that is entered has just exited, and since then only other pCPUs' entries and exits were recorded.
+        /// Then it counts as not having exited, which is the stricter case for changes of its tables.
         fn goes_on(&mut self, cpu: u32, tag: u32, root: Hpa) -> bool {
             let comes_or_goes = |event: &Event| matches!(event, Event::Enter { .. } | Event::Leave { .. });
             let last = self.count;

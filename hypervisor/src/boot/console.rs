@@ -1,14 +1,14 @@
-//! Which consoles the machine has: serial ports, and the screen.
+//! Chooses the machine's consoles: serial ports, and the screen.
 //!
-//! Without a word on the command line it is the serial port that firmware uses, or else COM1 if a UART answers there, and the screen.
-//! `console=` names others: `com1` to `com4`, a port such as `0x2f8`, `screen`, `none`, or several with commas in between. Whoever
-//! mistypes shall be able to read so: then all consoles are used that can be found.
+//! By default these are the serial port that the firmware uses, or else COM1 if a UART answers there, and the screen.
+//! `console=` names others: `com1` to `com4`, a port such as `0x2f8`, `screen`, `none`, or several separated by commas.
+//! If the value is invalid, all existing consoles are used, so that the user can read the error.
 
 use core::fmt;
 
 use addr::Hpa;
 
-/// Most serial ports that are used at the same time.
+/// Maximum number of serial ports in use at the same time.
 pub(crate) const MOST_UARTS: usize = 4;
 
 /// Ports of COM1 to COM4, as all PCs have them.
@@ -21,7 +21,7 @@ const PORTS: u16 = 8;
 pub(crate) enum Place {
     /// From this I/O port on.
     Ports(u16),
-    /// In memory, so many bytes from one to the next, and accessed so many at a time: 1, 2 or 4.
+    /// In memory: the distance of two registers in bytes, and the access size, 1, 2 or 4.
     Memory { start: Hpa, distance: u8, access_bytes: u8 },
 }
 
@@ -48,7 +48,7 @@ impl fmt::Display for Place {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Uart {
     pub(crate) place: Place,
-    /// Firmware uses it as a console: its speed is left as it is, for whoever listens knows that one.
+    /// The firmware uses it as a console: its speed does not change, because the other end knows that speed.
     pub(crate) is_of_firmware: bool,
 }
 
@@ -70,7 +70,7 @@ pub(crate) struct Consoles {
 }
 
 impl Consoles {
-    /// What is used as long as nothing is known of the machine.
+    /// The default while the machine is unknown.
     pub(crate) const FIRST: Self = Self { uarts: [Some(Uart::at(COM[0])), None, None, None], has_screen: true };
 
     pub(crate) fn uarts(&self) -> impl Iterator<Item = Uart> {
@@ -94,14 +94,14 @@ impl Consoles {
     }
 }
 
-/// What is wrong with the value of `console=`.
+/// An error in the value of `console=`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Complaint<'a> {
     /// This word means nothing.
     Unknown(&'a str),
     /// `none` or an empty value, together with others.
     NotAlone,
-    /// None of these serial ports is there, and nothing else was named.
+    /// None of these serial ports exists, and nothing else was named.
     NotThere(Uart),
 }
 
@@ -120,8 +120,8 @@ impl fmt::Display for Complaint<'_> {
     }
 }
 
-/// Chooses the consoles: by the value of `console=`, if there is one. `firmware` is the serial port that firmware says it uses;
-/// `answers` looks whether a UART is there.
+/// Chooses the consoles from the value of `console=`, if there is one. `firmware` is the serial port that the firmware
+/// reports; `answers` checks whether a UART exists.
 pub(crate) fn choose<'a>(
     option: Option<&'a str>,
     firmware: Option<Uart>,
@@ -157,7 +157,7 @@ fn parse(value: &str, firmware: Option<Uart>) -> Result<Consoles, Complaint<'_>>
             "screen" => consoles.has_screen = true,
             _ => {
                 let port = port(word).ok_or(Complaint::Unknown(word))?;
-                // Its speed is left as it is also where it is named.
+                // Its speed does not change even if it is named.
                 let known = firmware.filter(|uart| uart.place == Place::Ports(port));
                 consoles.add(known.unwrap_or(Uart::at(port)));
             }

@@ -1,6 +1,6 @@
-//! What UEFI firmware says about the machine, in the form of [`Handover`] (UEFI Specification 2.10).
+//! Converts UEFI firmware's data into [`Handover`] (UEFI Specification 2.10).
 //!
-//! Plain functions of bytes; `arch` has those that speak to the firmware.
+//! These are plain functions of bytes; `arch` calls the firmware.
 
 use core::fmt;
 use core::mem::offset_of;
@@ -14,7 +14,7 @@ use super::handover::{self, Handover};
 pub(crate) enum Refused {
     /// The processor is not at EL2.
     NotAtEl2,
-    /// The firmware passes no device tree, or one that describes no machine.
+    /// The firmware passes no device tree, or one without a machine.
     NoDeviceTree,
     /// The device tree is damaged, or larger than the boot protocol allows.
     DamagedDeviceTree,
@@ -55,26 +55,26 @@ impl fmt::Display for Refused {
     }
 }
 
-/// A range of the memory map: first byte, behind its last byte, and E820's number of what is there.
+/// A range of the memory map: first byte, end, and E820 type.
 type Area = (u64, u64, u32);
 
-/// Takes over the memory map that GetMemoryMap has written, in descriptors of `descriptor_bytes`. Gives the number of ranges of RAM
-/// for which there was no room.
+/// Copies the memory map of GetMemoryMap, in descriptors of `descriptor_bytes`. Returns the number of ranges of RAM
+/// without room.
 ///
 /// # Errors
-/// When there is no room for a range that is not RAM.
+/// There is no room for a range that is not RAM.
 pub(crate) fn set_memory(handover: &mut Handover, map: &[u8], descriptor_bytes: usize) -> Result<u32, Refused> {
     let ranges =
         || Merged { map, descriptor_bytes, last: None }.map(|(start, end, number)| (start, end - start, number));
     handover.set_memory(ranges).map_err(Refused::Memory)
 }
 
-/// Ranges in ascending order. Neighbours of one kind are one range: firmware tells more kinds apart than we do, and a map has more
-/// descriptors than we keep ranges.
+/// Ranges in ascending order. Adjacent ranges of one kind are merged: the firmware has more kinds, and a map has more
+/// descriptors than there is room for.
 struct Merged<'a> {
     map: &'a [u8],
     descriptor_bytes: usize,
-    /// What the last range ended with: its start, and its place in the map.
+    /// The start of the last range, and its index in the map.
     last: Option<(u64, usize)>,
 }
 
@@ -105,10 +105,10 @@ impl Iterator for Merged<'_> {
     }
 }
 
-/// Bytes of a page of UEFI, whatever the processor's are.
+/// Bytes of a UEFI page, on any processor.
 const PAGE_BYTES: u64 = 4096;
 
-/// What a descriptor says; `None` when that is nothing, or ends beyond the address space.
+/// The range of a descriptor; `None` if it is empty, or ends beyond the address space.
 fn area(descriptor: &[u8]) -> Option<Area> {
     let number = |at: usize| Some(u64::from_le_bytes(descriptor.get(at..at + 8)?.try_into().ok()?));
     let [a, b, c, d, ..] = number(offset_of!(MemoryDescriptor, ty))?.to_le_bytes();
@@ -152,7 +152,8 @@ pub(crate) fn options(utf16: &[u8]) -> impl Iterator<Item = u8> {
     })
 }
 
-/// Bytes of the device tree that begins so (Devicetree Specification 0.4, 5.2); `None` when that is none, or larger than `limit`.
+/// Length of the device tree with this header (Devicetree Specification 0.4, 5.2); `None` if it is none, or larger than
+/// `limit`.
 pub(crate) fn tree_bytes(header: [u8; 8], limit: usize) -> Option<usize> {
     const MAGIC: [u8; 4] = [0xd0, 0x0d, 0xfe, 0xed];
     let [magic @ .., a, b, c, d] = header;
@@ -165,7 +166,7 @@ mod tests {
     use super::{Handover, MemoryAttribute, MemoryType, Refused, handover, options, set_memory, tree_bytes};
     use addr::{Hpa, HpaRange};
 
-    /// As firmware has it: longer than the structure, so that nobody relies on its size.
+    /// As in firmware: longer than the structure, so that no code relies on its size.
     const DESCRIPTOR_BYTES: usize = 48;
     const WRITE_BACK: u64 = MemoryAttribute::WRITE_BACK.bits();
 
@@ -220,7 +221,7 @@ mod tests {
             (MemoryType::LOADER_DATA, 10, 20, WRITE_BACK | 1 << 63),
             (MemoryType::BOOT_SERVICES_DATA, 20, 30, WRITE_BACK),
             (MemoryType::RUNTIME_SERVICES_DATA, 30, 40, WRITE_BACK),
-            // Nobody should say such a thing of what is RAM for another.
+            // The map should never call this range RAM elsewhere.
             (MemoryType::RESERVED, 44, 46, 0),
         ]);
         assert_eq!(ram(&map), [(10, 30), (40, 44), (46, 50)]);
@@ -255,7 +256,7 @@ mod tests {
         bytes.extend([0; DESCRIPTOR_BYTES / 2]);
         assert_eq!(ram(&bytes), [(1, 2)]);
         assert_eq!(ram(&[]), []);
-        // A size of zero would never come to an end.
+        // A size of zero would never end.
         assert_eq!(set_memory(&mut Handover::new(), &bytes, 0), Ok(0));
     }
 

@@ -1,7 +1,7 @@
-//! What a boot loader hands over about the machine, in a form that no longer depends on which loader it was.
+//! The boot loader's data about the machine, in a form that does not depend on the loader.
 //!
-//! All of it is copied: the memory in which the loader left it may be taken for something else from then on. Only the payload
-//! stays where it is, and is kept out of the pool of free memory.
+//! Everything is copied, because the loader's memory may be reused from then on. Only the payload stays in place,
+//! outside the pool of free memory.
 
 use core::fmt;
 
@@ -12,10 +12,10 @@ use crate::memory_map::{Kind, MemoryMap};
 /// Longest command line that is kept, in bytes.
 const COMMAND_LINE_LIMIT: usize = 4096;
 
-/// What the loader says.
+/// The loader's data.
 pub(crate) struct Handover {
     pub(crate) memory: MemoryMap,
-    /// The boot module that says what to run.
+    /// The boot module with the VMs to run.
     pub(crate) payload: Option<HpaRange>,
     pub(crate) root_table: Option<RootTable>,
     /// Where the loader has set up a screen.
@@ -27,7 +27,7 @@ pub(crate) struct Handover {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Framebuffer {
     pub(crate) start: Hpa,
-    /// What is shown, in pixels.
+    /// Visible size, in pixels.
     pub(crate) width: u16,
     pub(crate) height: u16,
     /// From one row to the next, in pixels.
@@ -37,8 +37,8 @@ pub(crate) struct Framebuffer {
 }
 
 impl Framebuffer {
-    /// The framebuffer at `start`, of rows of `pitch` bytes with `width` pixels of `bits`; of each colour where it begins and how many
-    /// bits it has. `None` where this is of another kind, or makes no sense.
+    /// The framebuffer at `start`, with rows of `pitch` bytes and `width` pixels of `bits`; for each colour its
+    /// position and its number of bits. `None` for another kind, or invalid values.
     pub(crate) fn new(start: u64, pitch: u32, size: (u32, u32), bits: u8, colours: [(u8, u8); 3]) -> Option<Self> {
         let (width, height) = (u16::try_from(size.0).ok()?, u16::try_from(size.1).ok()?);
         let is_known = bits == 32 && colours.iter().all(|&(shift, bits)| bits == 8 && shift <= 24);
@@ -74,7 +74,7 @@ pub(crate) struct Module<'a> {
     pub(crate) start: Hpa,
     /// Behind its last byte.
     pub(crate) end: Hpa,
-    /// What follows the file's name in the loader's configuration, as in `module2 /boot/payload payload`.
+    /// The text after the file's name in the loader's configuration, as in `module2 /boot/payload payload`.
     pub(crate) command_line: &'a str,
 }
 
@@ -87,22 +87,22 @@ pub(crate) struct CommandLine {
     length: usize,
 }
 
-/// What of a loader is not accepted.
+/// Why the loader's data is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
     /// Neither a PVH start info nor a multiboot2 boot information is where one should be.
     NoLoader,
-    /// What it passed is damaged.
+    /// The data is damaged.
     Damaged,
     /// It passed an address beyond the first 4 GiB, or none.
     OutOfReach(u64),
     /// It has no memory map.
     NoMemoryMap,
-    /// The memory map has so many ranges that are not RAM that not all can be kept; without them it would claim too much RAM.
+    /// The memory map has too many ranges that are not RAM. Without them the map would claim too much RAM.
     TooManyRanges,
     /// Several modules could be the payload.
     SeveralPayloads,
-    /// The payload lies where the image does.
+    /// The payload overlaps the image.
     PayloadOverImage(HpaRange),
 }
 
@@ -127,7 +127,7 @@ impl fmt::Display for Refused {
 }
 
 impl Handover {
-    /// What a loader says that has said nothing yet.
+    /// No data yet.
     pub(crate) const fn new() -> Self {
         Self {
             memory: MemoryMap::new(),
@@ -138,10 +138,10 @@ impl Handover {
         }
     }
 
-    /// Chooses the payload of these modules, for an image that lies at `image`: the module that is called so, or the only one.
+    /// Chooses the payload among these modules, for an image at `image`: the module of that name, or the only one.
     ///
     /// # Errors
-    /// When it could be several, ends before it begins, or lies over the image.
+    /// Several could be it, or it ends before it begins, or it overlaps the image.
     pub(crate) fn set_payload<'a>(
         &mut self,
         modules: impl Iterator<Item = Module<'a>> + Clone,
@@ -167,11 +167,11 @@ impl Handover {
         Ok(())
     }
 
-    /// Takes over the memory map: start and bytes of each range, and E820's number of what is there. Gives the number of ranges of
-    /// RAM for which there was no room.
+    /// Copies the memory map: start and bytes of each range, and its E820 type. Returns the number of ranges of RAM
+    /// without room.
     ///
     /// # Errors
-    /// When there is no room for a range that is not RAM.
+    /// There is no room for a range that is not RAM.
     pub(crate) fn set_memory<M: Iterator<Item = (u64, u64, u32)>>(
         &mut self,
         ranges: impl Fn() -> M,
@@ -183,7 +183,7 @@ impl Handover {
                 ((kind == Kind::Ram) == wants_ram).then_some((range, kind))
             })
         };
-        // RAM comes last. To know less of it than there is does no harm.
+        // RAM comes last, because missing RAM does no harm.
         for (range, kind) in of_kind(false) {
             if !self.memory.add(range, kind) {
                 return Err(Refused::TooManyRanges);
@@ -194,7 +194,7 @@ impl Handover {
 }
 
 impl CommandLine {
-    /// Takes over what there is room for of `bytes`, up to a NUL.
+    /// Copies `bytes` up to a NUL, as far as there is room.
     pub(crate) fn set(&mut self, bytes: impl Iterator<Item = u8>) {
         self.length = 0;
         for (slot, byte) in self.bytes.iter_mut().zip(bytes.take_while(|&byte| byte != 0)) {
@@ -221,7 +221,8 @@ mod tests {
     const PAGE: u64 = 0x1000;
     const MIB: u64 = 1 << 20;
 
-    /// Which payload is chosen of modules of this many MiB, from and to, with these command lines; the image is at 2 to 5 MiB.
+    /// The chosen payload among modules with these MiB, from and to, and these command lines; the image is at 2 to 5
+    /// MiB.
     fn chosen(modules: &[(u64, u64, &str)]) -> Result<Option<HpaRange>, Refused> {
         let module =
             |&(start, end, command_line)| Module { start: Hpa(start * MIB), end: Hpa(end * MIB), command_line };
@@ -279,7 +280,7 @@ mod tests {
         let mut handover = Handover::new();
         assert_eq!(handover.set_memory(|| crumbs(2)), Err(Refused::TooManyRanges));
 
-        // What is reserved is kept, though it comes last.
+        // Reserved ranges are kept, though they come last.
         let mut handover = Handover::new();
         let map = || crumbs(1).chain([(0, 20_000 * PAGE, 2)]);
         assert!(handover.set_memory(map).is_ok());

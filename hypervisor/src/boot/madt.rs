@@ -1,10 +1,10 @@
-//! Whether the entries of ACPI's table of interrupt controllers (MADT, ACPI 6.5, 5.2.12) can be walked: each says how long it is, and
-//! who believes all lengths goes round for ever at one of 0, or beyond the table.
+//! Checks whether the entries of ACPI's table of interrupt controllers (MADT, ACPI 6.5, 5.2.12) can be walked. Each has
+//! a length; a walk that trusts a length of 0 never ends, and another may leave the table.
 
 /// Bytes of entries that are read: processors with a local APIC, and with a local x2APIC.
 const LEAST_BYTES: [(u8, usize); 2] = [(0, 8), (9, 16)];
 
-/// Whether entries fill `bytes`, each of them at least as long as it has to be.
+/// Whether entries fill `bytes`, each of them at least as long as required.
 pub(crate) fn is_well_formed(mut bytes: &[u8]) -> bool {
     while let &[kind, length, ..] = bytes {
         let least = LEAST_BYTES.iter().find(|(known, _)| *known == kind).map_or(2, |(_, least)| *least);

@@ -1,11 +1,10 @@
 //! The words of the hypervisor's own command line: `name=value`, or a name alone.
 //!
-//! A word that means nothing is a mistake that stops the start: whoever wrote it wanted something, and would find out late
-//! that it was not done.
+//! An unknown word is an error that stops the start. Otherwise the user would find out late that it had no effect.
 
 use core::fmt;
 
-/// An option: its name, and what it takes.
+/// An option: its name, and its values.
 struct Known {
     name: &'static str,
     takes: Takes,
@@ -14,14 +13,14 @@ struct Known {
 enum Takes {
     Nothing,
     OneOf(&'static [&'static str]),
-    /// Whatever others make of it.
+    /// Any value; other code checks it.
     Anything,
 }
 
 /// The options of both architectures.
 const KNOWN: &[Known] = &[
     Known { name: "log", takes: Takes::OneOf(&["off", "error", "warn", "info", "debug", "trace"]) },
-    // Read by [`super::console`], which says what is wrong on all consoles that it finds.
+    // Parsed by [`super::console`], which reports errors on all consoles that it finds.
     Known { name: "console", takes: Takes::Anything },
     Known { name: "panic", takes: Takes::OneOf(&["halt", "reset"]) },
     Known { name: "when-idle", takes: Takes::OneOf(&["poweroff", "stay"]) },
@@ -36,7 +35,7 @@ const KNOWN: &[Known] = &[
     Known { name: "initrd", takes: Takes::Anything },
 ];
 
-/// A word that is no option as it stands.
+/// An invalid word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mistake<'a> {
     /// Nothing is called so.

@@ -1,7 +1,7 @@
-//! How a machine is turned off by ACPI: state S5, "soft off" (ACPI 6.5, 7.4.2.5 and 4.8.3.2.1).
+//! Powers a machine off by ACPI: state S5, "soft off" (ACPI 6.5, 7.4.2.5 and 4.8.3.2.1).
 //!
-//! What to write to the sleep registers stands in the object `_S5_` of the firmware's own program. No AML is interpreted here: the
-//! object is a package of constants in all machines that are known, and so its bytes are looked for.
+//! The object `_S5_` of the firmware's AML has the values for the sleep registers. This code does not interpret AML: on
+//! all known machines the object is a package of constants, so it searches for its bytes.
 
 /// AML: the name, and the encodings of a package and of the constants that one may hold (ACPI 6.5, 20.2).
 mod aml {

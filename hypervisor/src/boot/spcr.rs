@@ -1,7 +1,7 @@
-//! Which serial port firmware uses as its console: ACPI's Serial Port Console Redirection table (SPCR).
+//! The serial port that the firmware uses as its console: ACPI's Serial Port Console Redirection table (SPCR).
 //!
-//! On a server this is the port that the management controller shows (serial over LAN), which often is not COM1. Only UARTs that are
-//! programmed like a 16550 are of use here. Offsets are those of the table's description by Microsoft, revision 4.
+//! On a server this is the port that the management controller shows (serial over LAN), often not COM1. Only UARTs like
+//! a 16550 are supported. Offsets are from Microsoft's description of the table, revision 4.
 
 use addr::Hpa;
 
@@ -21,7 +21,8 @@ mod at {
 /// The shortest table that has all fields of revision 1.
 const SHORTEST: usize = 80;
 
-/// Interface types: a 16550 with all of its registers, one with those of a 16450, and one whose registers are as the address says.
+/// Interface types: a 16550 with all of its registers, one with those of a 16450, and one whose registers the address
+/// describes.
 const INTERFACE_16550: u8 = 0x00;
 const INTERFACE_16450: u8 = 0x01;
 const INTERFACE_16550_BY_ADDRESS: u8 = 0x12;
@@ -32,7 +33,7 @@ const SPACE_PORTS: u8 = 1;
 /// No registers are beyond this address (16 TiB).
 const END: u64 = 1 << 44;
 
-/// What the table says.
+/// Content of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Spcr {
     /// This UART is firmware's console.
@@ -45,7 +46,7 @@ pub(crate) enum Spcr {
     Damaged,
 }
 
-/// Reads the `bytes` of a table, from its header on. What follows the length that the header says is ignored.
+/// Parses the `bytes` of a table, from its header on. Ignores bytes after the length in the header.
 pub(crate) fn read(bytes: &[u8]) -> Spcr {
     try_read(bytes).unwrap_or(Spcr::Damaged)
 }
@@ -80,7 +81,7 @@ fn try_read(bytes: &[u8]) -> Option<Spcr> {
 
 /// Registers in memory. Their distance is their width; an access is as wide as the table says, or as a register.
 fn memory(address: u64, register_bits: u8, access_size: u8) -> Option<Place> {
-    // Access sizes: 0 says nothing, 1 is a byte, 2 two, 3 four. Firmware leaves either field out.
+    // Access sizes: 0 is unspecified, 1 is a byte, 2 two, 3 four. Firmware omits either field.
     let access_bytes = match access_size {
         0 => None,
         1..=3 => Some(1 << (access_size - 1)),
@@ -144,7 +145,7 @@ mod tests {
                 ((0, 32, 3, 0xfedc_9000), 4, 4),
                 // A byte of each register of four.
                 ((0, 32, 1, 0xfedc_9000), 4, 1),
-                // One of the two is left out, or the access is wider than the register is said to be.
+                // One of the two is omitted, or the access is wider than the register.
                 ((0, 32, 0, 0xfedc_9000), 4, 4),
                 ((0, 0, 3, 0xfedc_9000), 4, 4),
                 ((0, 0, 0, 0xfedc_9001), 1, 1),
@@ -202,7 +203,7 @@ mod tests {
         short[at::LENGTH] = 79;
         seal(&mut short);
         assert_eq!(read(&short), Spcr::Damaged);
-        // Revision 4 has a name behind the rest; and what follows the table is not its own.
+        // Revision 4 has a name at the end; and bytes after the table do not belong to it.
         let mut long = good.clone();
         long.extend(b"\x01\x02\x03\x04\\_SB.COM2\0");
         long[at::LENGTH] = long.len().try_into().expect("is short");

@@ -31,7 +31,7 @@ fn screen(columns: usize, rows: usize) -> Screen<'static, Surface> {
     Screen::new(Surface::of(columns, rows), vec![0; MOST_CELLS].leak()).expect("cells fit")
 }
 
-/// The rows without the blanks at their ends.
+/// The rows without trailing blanks.
 fn rows(screen: &Screen<'_, Surface>) -> Vec<String> {
     let row = |cells: &[u8]| String::from_utf8_lossy(cells).trim_end().to_string();
     screen.cells.chunks(screen.columns).map(row).collect()

@@ -1,14 +1,14 @@
-//! The driver, against the UART that guests have and against devices that are none.
+//! The driver, with the guests' UART and with devices that are no UARTs.
 
 use super::{LINE_STATUS, PATIENCE, Registers, SCRATCH, SerialPort, lcr, lsr};
 use crate::device::uart::Uart;
 
-/// A UART, what it has sent, and how often its line status was read.
+/// A UART, its output, and the number of reads of its line status.
 struct Model {
     uart: Uart,
     sent: Vec<u8>,
     looks: u32,
-    /// At this look the other end takes bytes again.
+    /// At this read the other end accepts bytes again.
     ready_at: u32,
 }
 
@@ -135,7 +135,7 @@ fn one_wait_is_as_long_for_many_bytes_as_for_one() {
         assert_eq!(port.send(&vec![b'x'; bytes]), 0);
         assert!(port.is_stuck);
     }
-    // A transmitter that becomes ready again after each but the last of the looks that there is patience for.
+    // A transmitter that becomes ready just before the limit of polls.
     struct Slow(u32);
     impl Registers for Slow {
         fn read(&mut self, _: u8) -> u8 {
@@ -160,7 +160,7 @@ fn uart_that_was_stuck_is_used_again_when_it_takes_something() {
 
 #[test]
 fn flush_waits_until_all_has_left_but_not_for_ever() {
-    // The transmitter takes bytes at once, and has sent them some looks later.
+    // The transmitter accepts bytes at once, and has sent them some polls later.
     struct Sending(u32);
     impl Registers for Sending {
         fn read(&mut self, offset: u8) -> u8 {

@@ -1,4 +1,4 @@
-//! The terminal: what it shows, and where keys go.
+//! The terminal: its output, and the targets of keys.
 
 use super::{KEPT, Key, LONGEST_LINE, PREFIX, Terminal, WAITING};
 
@@ -17,7 +17,7 @@ fn sent(terminal: &mut Terminal) -> String {
     String::from_utf8(all).expect("is text")
 }
 
-/// Types, and gives what guests got of it.
+/// Types keys, and returns what guests got.
 fn typed(terminal: &mut Terminal, keys: &[u8]) -> Vec<(usize, u8)> {
     keys.iter()
         .filter_map(|&key| match terminal.typed(key) {
@@ -85,7 +85,7 @@ fn console_that_was_not_shown_is_shown_when_it_is_chosen() {
     assert_eq!(sent(&mut terminal), "");
     typed(&mut terminal, b"\x1dn");
     assert_eq!(sent(&mut terminal), "\r\n--- the console of right (VM 1) ---\r\nhidden\r\nguest:/# ");
-    // What was shown is shown again, for it has gone from the screen.
+    // Earlier output is shown again, because it has left the screen.
     terminal.wrote(1, b"ls\r\n");
     typed(&mut terminal, b"\x1dl\x1d1");
     assert_eq!(sent(&mut terminal), "\r\n--- the console of right (VM 1) ---\r\nhidden\r\nguest:/# ls\r\n");
@@ -104,7 +104,7 @@ fn no_more_is_kept_than_there_is_room_for_and_it_begins_with_a_line() {
     assert_eq!(lines.last(), Some(&"line 1999"));
     assert_eq!(lines.first(), Some(&&*format!("line {}", 2000 - lines.len())));
     assert!(lines.len() > KEPT / 10 - 2 && shown.len() < KEPT + 100, "{} bytes", shown.len());
-    // One line without an end is shown as far as it is kept.
+    // The kept part of one line without an end is shown.
     terminal.wrote(0, &[b'y'; 2 * KEPT]);
     typed(&mut terminal, b"\x1d0");
     assert_eq!(sent(&mut terminal).matches('y').count(), KEPT);

@@ -1,11 +1,11 @@
-//! What happens on each pCPU, in order, for whoever wants to see it.
+//! Events of each pCPU, in order, for `dunlin trace`.
 //!
-//! Each pCPU writes into a ring of its own, and the one that answers the control port reads them all. Neither waits for the
-//! other: when nobody reads, the newest events are lost, and counted.
+//! Each pCPU writes into a ring of its own, and the pCPU with the control port reads them all. Neither waits for the
+//! other: a full ring drops the newest events, and counts them.
 //!
-//! While nobody traces, nothing of this is on the way of an exit: the vCPU loop asks each time whether the vCPU is awake, and
-//! one that is watched says no (`vcpu::run`). Whether it is watched is decided when it comes to a pCPU. Kicks and flushes, which
-//! cost thousands of cycles, look at one word.
+//! While no trace runs, it costs an exit nothing. The vCPU loop asks each time whether the vCPU is awake, and a watched
+//! vCPU answers no (`vcpu::run`). A pCPU decides whether to watch a vCPU when it starts to run it. Kicks and flushes,
+//! which cost thousands of cycles, read one word.
 
 mod ring;
 mod tracing;

@@ -1,4 +1,4 @@
-//! The events of one pCPU: it alone writes them, and the one that answers the control port alone reads them.
+//! The events of one pCPU: only it writes them, and only the pCPU with the control port reads them.
 
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,7 +15,7 @@ const EVENTS: usize = 8192;
 #[derive(Debug)]
 pub(crate) struct OutOfMemory;
 
-/// An event as it is kept: when, and three words that say what.
+/// An event in the ring: the time, and three words.
 type Slot = [AtomicU64; 3];
 
 /// The ring.
@@ -24,9 +24,9 @@ pub(super) struct Ring {
     /// Events that were ever written, and ever lost.
     written: CachePadded<AtomicU64>,
     lost: AtomicU64,
-    /// The writer is at work: what an interrupt finds then to write is lost.
+    /// The writer is active: an event of an interrupt at that time is lost.
     is_busy: AtomicBool,
-    /// Events that were ever read, and how many had been lost when the trace began.
+    /// Number of events ever read, and how many were lost when the trace began.
     read: CachePadded<AtomicU64>,
     lost_before: AtomicU64,
 }
@@ -59,7 +59,7 @@ impl Ring {
         }
         self.is_busy.store(true, Ordering::Relaxed);
         let number = self.written.load(Ordering::Relaxed);
-        // The reader is done with what it says it has read.
+        // The reader has finished with the events that it has counted as read.
         let is_full = number - self.read.load(Ordering::Acquire) >= EVENTS as u64;
         match self.slot(number) {
             Some(slot) if !is_full => {
@@ -71,7 +71,7 @@ impl Ring {
         self.is_busy.store(false, Ordering::Relaxed);
     }
 
-    /// Nothing of what was written is to be read.
+    /// Drops all unread events.
     pub(super) fn forget(&self) {
         self.read.store(self.written.load(Ordering::Acquire), Ordering::Release);
         self.lost_before.store(self.lost.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -100,7 +100,7 @@ const FLUSHED: u64 = 4;
 
 const DEPARTURES: [Departure; 4] = [Departure::Blocked, Departure::Paused, Departure::Preempted, Departure::Ended];
 
-/// An event in three words: when; two numbers of 32 bits; what, and a third number.
+/// An event in three words: the time; two numbers of 32 bits; the kind, and a third number.
 fn packed(Event { at, what }: Event) -> [u64; 3] {
     let (kind, first, second, third) = match what {
         What::Arrived { vm, vcpu } => (ARRIVED, vm, vcpu, 0),

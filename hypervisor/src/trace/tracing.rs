@@ -1,4 +1,4 @@
-//! Who writes events, and who reads them.
+//! Starts and ends traces, and writes and reads events.
 
 use alloc::vec::Vec;
 
@@ -14,25 +14,25 @@ use crate::sync::{AtomicBool, AtomicU64, Ordering, per_host};
 use crate::vcpu::run::Left;
 
 per_host! {
-    /// Whether somebody traces.
+    /// Whether a trace runs.
     static IS_ON: CachePadded<AtomicBool> = CachePadded::new(AtomicBool::new(false));
     /// When events were last asked for, in host ticks.
     static ASKED_AT: AtomicU64 = AtomicU64::new(0);
     static RINGS: Once<Vec<Ring>> = Once::new();
 }
-/// A trace ends when nobody has asked for its events for so long: who began it is gone.
+/// A trace ends after this time without a request for its events: its user is gone.
 const FORGOTTEN_SECONDS: u64 = 10;
 
-/// Whether somebody traces.
+/// Whether a trace runs.
 #[inline]
 pub(crate) fn is_on() -> bool {
     IS_ON.load(Ordering::Relaxed)
 }
 
-/// Begins; forgets what was not read before.
+/// Starts a trace; drops unread events of an earlier one.
 ///
 /// # Errors
-/// When there is too little memory for the rings, the first time.
+/// At the first time: too little memory for the rings.
 pub(crate) fn start() -> Result<(), OutOfMemory> {
     let rings = match RINGS.get() {
         Some(rings) => rings,
@@ -44,17 +44,17 @@ pub(crate) fn start() -> Result<(), OutOfMemory> {
     rings.iter().for_each(Ring::forget);
     ASKED_AT.store(tsc::now(), Ordering::Relaxed);
     IS_ON.store(true, Ordering::SeqCst);
-    // vCPUs that have their pCPUs for themselves would not come by for long.
+    // vCPUs with pCPUs of their own would not notice for a long time.
     scheduler::runners().for_each(|cpu| interrupts::kick(cpu.id));
     Ok(())
 }
 
-/// Ends. What was written stays to be read.
+/// Ends the trace. Its events can still be read.
 pub(crate) fn stop() {
     IS_ON.store(false, Ordering::SeqCst);
 }
 
-/// Whether a trace goes on, and events will be asked for soon. Ends one that was forgotten.
+/// Whether a trace runs, and a request for its events will come soon. Ends a forgotten trace.
 pub(crate) fn goes_on() -> bool {
     if is_on() && tsc::now().wrapping_sub(ASKED_AT.load(Ordering::Relaxed)) > FORGOTTEN_SECONDS * tsc::hz() {
         stop();
@@ -62,7 +62,7 @@ pub(crate) fn goes_on() -> bool {
     is_on()
 }
 
-/// The oldest events of a pCPU. `None` when there is no such pCPU.
+/// The oldest events of a pCPU. `None` if there is no such pCPU.
 pub(crate) fn read(pcpu: u32) -> Option<Events> {
     if pcpu as usize >= cpu::count() {
         return None;
@@ -93,7 +93,7 @@ pub(crate) fn exit(at: u64, reason: ExitReason) {
     push(at, What::Exit { reason, ticks: short(tsc::now().wrapping_sub(at)) });
 }
 
-/// This pCPU kicks so many others, of which this is the first.
+/// This pCPU kicks this many others, beginning with `first`.
 #[inline]
 pub(crate) fn kicked(pcpus: u32, first: u32) {
     if is_on() {
