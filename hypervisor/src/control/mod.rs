@@ -1,11 +1,11 @@
-//! The control port's side of the conversation: who is told what, and who may command what.
+//! The hypervisor's side of the control port: reports events and executes commands.
 //!
-//! Only the first pCPU speaks on the port ([`poll`], from its housekeeping). The others leave what they have to say in
-//! [`EVENTS`]. Nothing here waits for the other side: what does not fit into the port's buffers stays here, consoles
-//! stay in their VMs, and a guest whose console is full waits for itself.
+//! Only the first pCPU uses the port ([`poll`], from its housekeeping). The other pCPUs put their messages into
+//! [`EVENTS`]. Nothing here waits for the other side. Messages without room in the port's buffers stay here, console
+//! output stays in its VM, and a guest whose console is full waits alone.
 //!
-//! Where there is no port, the machine's own consoles are a terminal for the VMs ([`Terminal`]), and the first pCPU looks there now and
-//! then whether something was typed.
+//! Without a port, the machine's own consoles are a terminal for the VMs ([`Terminal`]), and the first pCPU polls them
+//! for input.
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -36,50 +36,51 @@ use crate::{cpu, frames, layout, trace};
 
 /// Bytes that may wait for the port before consoles are left where they are.
 const OUTGOING_LIMIT: usize = 64 * 1024;
-/// Bytes that one turn of a console takes of the log's UART, where there is no port: enough for most lines, so that they stay
-/// whole. At 115 200 Bd they take 22 ms.
+/// Without a port: bytes that one turn of a console writes to the log's UART. This is enough for most lines, so that
+/// they stay whole. At 115 200 Bd they take 22 ms.
 const LOG_CHUNK: usize = 256;
-/// Bytes that one poll writes there at most, where the UART is faster.
+/// Without a port: maximum number of bytes per poll, for a faster UART.
 const LOG_LIMIT: usize = 4096;
-/// How often it is looked whether something was typed, in nanoseconds: so often that nobody notices, and so seldom that reading a register
-/// each time, a microsecond, is nothing. While somebody types it is more often: a UART holds 16 bytes, which come in 1.4 ms.
+/// Time between two polls for input, in nanoseconds: short enough that a user does not notice, long enough that a
+/// register read of 1 µs costs nothing. While the user types it polls more often: a UART holds 16 bytes, which arrive
+/// in 1.4 ms.
 const TYPED_NANOS: u64 = 5_000_000;
 const TYPING_NANOS: u64 = 500_000;
-/// For so long after a key somebody types, in nanoseconds.
+/// How long after a key the user counts as typing, in nanoseconds.
 const TYPING_LASTS_NANOS: u64 = 50_000_000;
-/// Most bytes that are taken at a time of what was typed.
+/// Maximum number of input bytes taken at a time.
 const TYPED_CHUNK: usize = 64;
-/// What a byte takes at 38 400 Bd, for the selftest: less than an emulated guest writes in that time.
+/// Time of a byte at 38 400 Bd, for the self-test: an emulated guest writes faster.
 const SLOW_BYTE_NANOS: u64 = 1_000_000_000 / 3_840;
 /// How long the last words may take, in seconds.
 const FAREWELL_SECONDS: u64 = 2;
-/// How long the first pCPU works at a time at what was asked for.
+/// How long the first pCPU works on requests at a time.
 const WORK_NANOS: u64 = 500_000;
 
 per_host! {
-    /// What other pCPUs have to say.
+    /// Messages of other pCPUs.
     static EVENTS: CachePadded<Mutex<VecDeque<Message>>> = CachePadded::new(Mutex::new(VecDeque::new()));
     static CONTROL: CachePadded<Mutex<Option<Control>>> = CachePadded::new(Mutex::new(None));
 }
 
 struct Control {
     port: Option<ControlPort>,
-    /// Without a port: what the machine's own consoles show.
+    /// Without a port: the terminal on the machine's own consoles.
     terminal: Option<Terminal>,
-    /// When it is looked next whether something was typed there, and until when somebody is taken to be typing.
+    /// Time of the next poll for input there, and until when the user counts as typing.
     look_at: u64,
     typing_until: u64,
-    /// Whose console is next.
+    /// The console whose turn is next.
     turns: Turns,
-    /// Without a port: what guests wrote waits until then, so that the UARTs take half of this pCPU's time at most.
+    /// Without a port: guests' output waits until then, so that the UARTs take half of this pCPU's time at most.
     log_rests_until: u64,
-    /// The log's UART is taken for as slow as a real one.
+    /// The self-test treats the log's UART as slow as a real one.
     log_is_slow: bool,
     receiver: Receiver,
     outgoing: VecDeque<u8>,
     vms: Vec<Slot>,
     exit_when_idle: bool,
-    /// It was said that all VMs have ended, and the machine stays on.
+    /// The log says that all VMs have ended, and the machine stays on.
     has_told_idle: bool,
     /// All VMs of the payload were created or have failed.
     complete: bool,
@@ -96,7 +97,7 @@ enum SlotState {
     Failed,
 }
 
-/// A VM that runs, and what is being done about it for whoever asked.
+/// A running VM, and the requests that are being served for it.
 struct Active {
     vm: Arc<Vm>,
     session: Option<Session>,
@@ -106,8 +107,8 @@ struct Active {
     pausing: Option<u32>,
 }
 
-/// Takes over the port, if the machine has one, and says hello. `slow_log`: does without, and takes the log's UART for as slow
-/// as a real one.
+/// Takes over the port, if the machine has one, and says hello. `slow_log`: uses no port, and treats the log's UART as
+/// slow as a real one.
 pub(crate) fn init(vms: &[VmConfig], exit_when_idle: bool, slow_log: bool) {
     let port = if slow_log { None } else { ControlPort::take() };
     let terminal = port.is_none().then(|| {
@@ -137,7 +138,7 @@ fn tell(message: Message) {
     EVENTS.lock().push_back(message);
 }
 
-/// The VM with the next number begins to be created.
+/// The creation of the VM with the next number begins.
 pub(crate) fn vm_creating(number: u32) {
     tell(Message::Vm { vm: number, at_ns: tsc::nanos(), event: VmEvent::Creating });
 }
@@ -149,7 +150,7 @@ pub(crate) fn vm_started(vm: &Arc<Vm>) {
     tell(Message::Vm { vm: vm.number, at_ns: tsc::nanos(), event: VmEvent::Started });
 }
 
-/// It cannot be created; the others go on.
+/// It cannot be created; the other VMs continue.
 pub(crate) fn vm_failed(number: u32, config: VmConfig, why: String) {
     error!("{}: {why}", config.name);
     add(Slot { config, state: SlotState::Failed });
@@ -180,7 +181,7 @@ pub(crate) fn vm_ended(vm: &Arc<Vm>, ending: &Ending) {
     let slot = control.as_mut().and_then(|control| control.vms.get_mut(vm.number as usize));
     let Some(slot) = slot else { return };
     let last_reference = core::mem::replace(&mut slot.state, SlotState::Ended { ending: ending.clone(), counters });
-    // What the guest still wrote goes out before the news of its end.
+    // The guest's last output goes out before the report of its end.
     if let (Some(control), SlotState::Running(active)) = (&mut *control, &last_reference) {
         for id in active.awaited.into_iter().chain(active.pausing) {
             control.say(&Message::Reply { id, result: Err(Refusal::NotRunning) });
@@ -197,8 +198,8 @@ pub(crate) fn vm_ended(vm: &Arc<Vm>, ending: &Ending) {
     }
 }
 
-/// Listens and speaks, and works at what was asked for, without waiting. Called by the first pCPU only. Says whether there
-/// is more to do.
+/// Receives, sends, and works on requests, without waiting. Only the first pCPU calls this. Returns whether there is
+/// more to do.
 pub(crate) fn poll() -> bool {
     let Some(mut guard) = CONTROL.try_lock() else { return false };
     let Some(control) = &mut *guard else { return false };
@@ -219,7 +220,7 @@ pub(crate) fn poll() -> bool {
 }
 
 impl Control {
-    /// Takes what has arrived.
+    /// Takes received bytes.
     fn listen(&mut self) {
         let Some(port) = &mut self.port else { return };
         let mut bytes = [0; 512];
@@ -247,7 +248,7 @@ impl Control {
         }
     }
 
-    /// Takes what was typed on the machine's own consoles. Says whether more may come soon.
+    /// Takes input from the machine's own consoles. Returns whether more may come soon.
     fn typed(&mut self) -> bool {
         let Some(terminal) = &mut self.terminal else { return false };
         let now = tsc::now();
@@ -262,7 +263,7 @@ impl Control {
                     Key::Taken => {}
                     Key::Guest(guest, byte) => {
                         if let Some(vm) = self.vms.get(guest).and_then(Slot::running) {
-                            // A guest that does not read loses what its UART has no room for.
+                            // A guest that does not read loses bytes for which its UART has no room.
                             let _ = vm.type_on(Line::Console, &[byte]);
                         }
                     }
@@ -275,7 +276,7 @@ impl Control {
         now < self.typing_until
     }
 
-    /// Does what is asked for. What takes longer has no answer yet.
+    /// Executes a command. A long command has no answer yet.
     fn obey(&mut self, id: u32, command: Command) -> Result<Option<Answer>, Refusal> {
         match command {
             Command::Pause { vm } => self.active(vm)?.pause(id),
@@ -329,7 +330,7 @@ impl Control {
                 }
                 Ok(Answer::Done)
             }
-            // The others are done by and by.
+            // Step by step, the work loop does the others.
             Command::Pause { .. }
             | Command::Resume { .. }
             | Command::DirtyStart { .. }
@@ -358,7 +359,7 @@ impl Control {
         }
     }
 
-    /// Goes on with what was asked for. Says whether there is more to do.
+    /// Continues with long commands. Returns whether there is more to do.
     fn work(&mut self) -> bool {
         let until = tsc::now() + tsc::nanos_to_ticks(WORK_NANOS);
         let mut replies = Vec::new();
@@ -391,7 +392,7 @@ impl Control {
         Ok(Answer::Stats { vm: number, first, at_ns: tsc::nanos(), vcpus })
     }
 
-    /// Takes what guests wrote, in turn, as long as there is room. Says whether there is more for the log.
+    /// Takes guests' output, in turn, while there is room. Returns whether there is more for the log.
     fn consoles(&mut self) -> bool {
         let running: Vec<Arc<Vm>> = self
             .vms
@@ -419,7 +420,7 @@ impl Control {
         has_more
     }
 
-    /// Without a port: the UARTs take as long as they take, and this pCPU waits for them. So this ends after one chunk where they are
+    /// Without a port: this pCPU waits for the UARTs, however slow they are. So this stops after one chunk if they are
     /// slow.
     fn consoles_to_terminal(&mut self, turns: &mut Turns, sources: &[(&Arc<Vm>, Line)]) -> bool {
         let since = tsc::now();
@@ -443,7 +444,7 @@ impl Control {
         has_more || !is_empty
     }
 
-    /// Sends what waits for the machine's own consoles, as long as `goes_on`. Says whether nothing waits any more.
+    /// Sends pending output to the machine's own consoles, while `goes_on` is true. Returns whether all was sent.
     fn send_terminal(&mut self, goes_on: impl Fn() -> bool) -> bool {
         let Some(terminal) = &mut self.terminal else { return true };
         loop {
@@ -464,7 +465,7 @@ impl Control {
         }
     }
 
-    /// Takes up to `most` bytes that the guest wrote to a line. Says how many it took.
+    /// Takes up to `most` bytes of the guest's output on a line. Returns how many it took.
     fn console_output(&mut self, vm: &Arc<Vm>, line: Line, most: usize) -> usize {
         if most == 0 {
             return 0;
@@ -474,7 +475,7 @@ impl Control {
         let count = bytes.len();
         match &mut self.terminal {
             Some(terminal) if line == Line::Console => terminal.wrote(vm.number as usize, &bytes),
-            // Nobody reads the other line.
+            // The other line has no reader.
             Some(_) => {}
             None => self.say(&Message::Console { vm: vm.number, line, at_ns, bytes }),
         }
@@ -491,7 +492,7 @@ impl Control {
         }
     }
 
-    /// Hands to the port what it takes.
+    /// Gives the port as many bytes as it accepts.
     fn transmit(&mut self) {
         let Some(port) = &mut self.port else { return };
         while !self.outgoing.is_empty() {
@@ -508,7 +509,7 @@ impl Control {
         !self.vms.iter().any(|slot| matches!(slot.state, SlotState::Running(_)))
     }
 
-    /// All VMs have ended: so does the machine, unless it is to stay.
+    /// All VMs have ended: ends the machine, unless it must stay on.
     fn idle(&mut self) {
         if self.exit_when_idle {
             self.farewell();
@@ -519,7 +520,7 @@ impl Control {
         }
     }
 
-    /// Says good-bye and ends the machine.
+    /// Sends the last message and ends the machine.
     fn farewell(&mut self) -> ! {
         let until = tsc::now() + FAREWELL_SECONDS * tsc::hz();
         self.send_terminal(|| tsc::now() < until);
@@ -608,7 +609,7 @@ impl Active {
         self.session.as_ref().map_or_else(|| dirty::info_without_log(&self.vm), |session| session.info(&self.vm))
     }
 
-    /// Goes on with what was asked for, not much longer than `until`. Says whether there is more to do.
+    /// Continues with requests, not much longer than `until`. Returns whether there is more to do.
     fn work(&mut self, until: u64, replies: &mut Vec<(u32, Answer)>) -> bool {
         if self.pausing.is_some() && self.vm.is_at_rest() {
             replies.extend(self.pausing.take().map(|id| (id, Answer::Done)));

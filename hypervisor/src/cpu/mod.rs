@@ -1,7 +1,7 @@
-//! Physical CPUs and what each has of its own.
+//! Physical CPUs and their own data.
 //!
-//! A [`PerCpu`] block is laid out by who writes it: the pCPU that it belongs to, or everybody. Blocks are made once, when the machine's
-//! CPUs are known, and live for ever, so that `&'static PerCpu` is what everyone passes around.
+//! A [`PerCpu`] block is laid out by writer: its own pCPU, or any pCPU. Blocks are made once, when the machine's CPUs
+//! are known, and live for ever. So all code passes around `&'static PerCpu`.
 
 pub(crate) mod scheduler;
 pub(crate) mod timers;
@@ -20,13 +20,13 @@ use crate::control;
 use crate::sync::{AtomicBool, Ordering, per_host};
 use crate::vm::tags::CpuPools;
 
-/// Most pCPUs that are used; a machine's further ones stay asleep.
+/// Maximum number of pCPUs in use; further ones stay asleep.
 pub(crate) const MAX_CPUS: usize = 64;
 
-/// Number of a pCPU: 0 is the one that booted, the others follow without gaps.
+/// Number of a pCPU: 0 is the boot pCPU, the others follow without gaps.
 pub(crate) use sched::CpuId;
 
-/// What a pCPU has of its own.
+/// Data of one pCPU.
 #[lay_out]
 pub(crate) struct PerCpu {
     /// The architecture's part; first, because the way to find the block begins in it.
@@ -35,7 +35,7 @@ pub(crate) struct PerCpu {
     /// Which pCPU this is.
     #[layout(frozen)]
     pub(crate) id: CpuId,
-    /// Whether the pCPU has come up.
+    /// Whether the pCPU has started.
     #[layout(cold)]
     pub(crate) online: AtomicBool,
     /// Host interrupts taken, by vector.
@@ -44,12 +44,12 @@ pub(crate) struct PerCpu {
     /// Deadlines of the vCPUs that blocked here.
     #[layout(mailbox)]
     pub(crate) timers: timers::Timers,
-    /// Who runs next.
+    /// The run queue and its state.
     #[layout(nested)]
     pub(crate) scheduler: scheduler::Scheduler,
     #[layout(owner)]
     host_context: Once<HostContext>,
-    /// TLB tags as this pCPU has handed them out: had once per stay of a vCPU, by this pCPU alone.
+    /// The pCPU's TLB tags. Only this pCPU accesses them, once each time it runs a vCPU.
     #[layout(owner)]
     tags: Once<Owned<CpuPools>>,
 }
@@ -77,7 +77,7 @@ pub(crate) struct Taken {
 }
 
 impl PerCpu {
-    /// The block of a pCPU that has not come up yet.
+    /// The block of a pCPU that has not started yet.
     pub(crate) fn new(id: CpuId, arch: ArchPerCpu) -> Self {
         Self::lay_out(PerCpuFields {
             arch,
@@ -91,7 +91,7 @@ impl PerCpu {
         })
     }
 
-    /// What this pCPU needs to run guests; made when it is asked for first, on the pCPU itself.
+    /// The pCPU's context for running guests; made at its first use, on the pCPU itself.
     #[inline]
     pub(crate) fn host_context(&self) -> &HostContext {
         self.host_context.call_once(crate::arch::virtualization::enable)
@@ -107,7 +107,7 @@ per_host! {
     static BLOCKS: Once<Vec<Block<PerCpu>>> = Once::new();
 }
 
-/// Fixes the set of pCPUs, in order of their numbers. Called once, before any of them looks for its block.
+/// Sets the list of pCPUs, in order of their numbers. Called once, before any pCPU looks for its block.
 pub(crate) fn init(blocks: impl Iterator<Item = PerCpu>) {
     BLOCKS.call_once(|| blocks.enumerate().map(|(number, block)| Block::new(number, block)).collect());
 }
@@ -136,17 +136,17 @@ pub(crate) fn by_id(id: CpuId) -> &'static PerCpu {
     &all()[id.index()]
 }
 
-/// How many pCPUs there are.
+/// Number of pCPUs.
 pub(crate) fn count() -> usize {
     all().len()
 }
 
-/// Whether every pCPU has come up.
+/// Whether every pCPU has started.
 pub(crate) fn all_online() -> bool {
     all().iter().all(|cpu| cpu.online.load(Ordering::Acquire))
 }
 
-/// What a pCPU does whenever it has left a guest for an interrupt, and before it idles. Says whether it has more to do soon.
+/// Work of a pCPU after an exit for an interrupt, and before it idles. Returns whether there is more to do soon.
 pub(crate) fn housekeeping(cpu: &PerCpu) -> bool {
     cpu.timers.expire(tsc::now());
     cpu.id == BOOT && {

@@ -1,8 +1,8 @@
-//! Which vCPU runs where, and for how long.
+//! The scheduler: which vCPU runs on which pCPU, and for how long.
 //!
-//! Each pCPU has a run queue (`sched::RunQueue`) and takes from it the vCPU that has had the least. A vCPU runs until it
-//! blocks, until its slice is over and others wait, or until one that wakes has a better claim. A woken vCPU goes to the
-//! pCPU it ran on last, or to an idle one; a pCPU without work takes some from the busiest queue before it idles.
+//! Each pCPU has a run queue (`sched::RunQueue`) and runs the vCPU that has run the least. A vCPU runs until it blocks,
+//! until its time slice ends while others wait, or until a woken vCPU has run less. A woken vCPU goes to its last pCPU,
+//! or to an idle one. A pCPU without work steals some from the busiest queue before it idles.
 
 use crossbeam_utils::CachePadded;
 use log::info;
@@ -19,23 +19,22 @@ use crate::vm::VcpuRef;
 
 /// Slices per second: for how long a vCPU runs while others wait.
 const SLICES_PER_SECOND: u64 = virtualization::SLICES_PER_SECOND;
-/// Each pCPU looks around at least this often, 100 times a second: it takes no more than that to get over an interrupt
-/// that the machine lost.
+/// Minimum rate of each pCPU's timer, 100 per second: after a lost interrupt the pCPU continues within this time.
 const TICKS_PER_SECOND: u64 = 100;
-/// The same for the pCPU that keeps house, while there is much to do: half of the time, as it works for half a millisecond.
+/// The same for the housekeeping pCPU while it is busy: it works for half a millisecond, so half of its time.
 const TICKS_WHEN_BUSY: u64 = 1000;
-/// Virtual time runs about this fast, and not slower than the host's ticks, which may be far fewer: `sched` and what
-/// follows here count on it.
+/// Virtual time runs at about this rate, and not slower than the host's ticks, which may be far fewer: the constants of
+/// `sched` and of this file assume it.
 const VIRTUAL_HZ: u64 = 2_000_000_000;
 /// By how much a woken vCPU must be behind the running one to take its place; less is not worth the switch.
 const PREEMPTION_MARGIN: VirtualTime = 2_000_000;
 
-/// What a pCPU has for scheduling.
+/// A pCPU's scheduling state.
 #[lay_out]
 pub(crate) struct Scheduler {
     #[layout(mailbox)]
     queue: Mutex<RunQueue<VcpuRef>>,
-    /// Copies of the queue's length, of its floor and of its first virtual time, for those who do not hold the lock.
+    /// Copies of the queue's length, of its floor and of its first virtual time, for readers without the lock.
     #[layout(mailbox)]
     waiting: AtomicU64,
     #[layout(mailbox)]
@@ -81,13 +80,12 @@ impl Scheduler {
 }
 
 per_host! {
-    /// pCPUs that have nothing to run. On a line of its own: what stands beside it by chance is read all the time.
+    /// The idle pCPUs. On a cache line of its own, because neighbouring data may be read all the time.
     static IDLE: CachePadded<IdleSet> = CachePadded::new(IdleSet::new());
     static SPARED: Once<bool> = Once::new();
 }
 
-/// Whether a pCPU runs vCPUs: all do, but for the first where the machine demands that it is spared. A single one does
-/// in any case.
+/// Whether a pCPU runs vCPUs: all do, except the first if the machine requires that. A single pCPU always does.
 fn runs_vcpus(cpu: &PerCpu) -> bool {
     cpu.id.0 != 0 || all().len() == 1 || !*SPARED.call_once(virtualization::spares_first_cpu)
 }
@@ -97,7 +95,7 @@ pub(crate) fn runners() -> impl DoubleEndedIterator<Item = &'static PerCpu> + Cl
     all().iter().map(|cpu| &**cpu).filter(|cpu| runs_vcpus(cpu))
 }
 
-/// What a pCPU does for ever: run vCPUs, and keep house in between.
+/// The endless loop of a pCPU: runs vCPUs, with housekeeping in between.
 pub(crate) fn run_vcpus(cpu: &'static PerCpu) -> ! {
     if !runs_vcpus(cpu) {
         info!("keeps house and runs no vCPUs, as this machine's emulation demands of its first CPU");
@@ -113,7 +111,7 @@ pub(crate) fn run_vcpus(cpu: &'static PerCpu) -> ! {
     }
 }
 
-/// One turn of that: a stay of a vCPU, or a sleep.
+/// One pass of the loop: runs a vCPU, or sleeps.
 pub(crate) fn turn(cpu: &'static PerCpu) {
     let is_busy = housekeeping(cpu);
     match pick(cpu) {
@@ -123,7 +121,7 @@ pub(crate) fn turn(cpu: &'static PerCpu) {
     }
 }
 
-/// One stay of a vCPU on this pCPU.
+/// Runs one vCPU on this pCPU, until it leaves.
 fn run_one(cpu: &'static PerCpu, time: VirtualTime, vcpu: VcpuRef) {
     let now = tsc::now();
     // This is the pCPU that `cpu` belongs to.
@@ -156,7 +154,8 @@ fn run_one(cpu: &'static PerCpu, time: VirtualTime, vcpu: VcpuRef) {
     advance(cpu, time);
     match left {
         Left::Blocked => {
-            // Somebody may have woken it already; whoever runs it next waits for this lock, and then finds the timer.
+            // Another pCPU may have woken it already; the next pCPU that runs it waits for this lock, and then finds
+            // the timer.
             if let Some(deadline) = owner.arch.deadline() {
                 owner.timer = Some((cpu.id, cpu.timers.add(deadline, vcpu.clone())));
             }
@@ -180,7 +179,7 @@ fn run_one(cpu: &'static PerCpu, time: VirtualTime, vcpu: VcpuRef) {
     }
 }
 
-/// The running vCPU is about to block: what it has had so far, for when it wakes.
+/// The running vCPU is about to block: returns its virtual time so far, for its wake-up.
 pub(crate) fn time_of_running(cpu: &PerCpu) -> VirtualTime {
     cpu.scheduler.running_time(tsc::now())
 }
@@ -230,7 +229,7 @@ fn put_back(cpu: &'static PerCpu, time: VirtualTime, vcpu: VcpuRef) {
     let target = idle_one(cpu).unwrap_or(if waiting(shortest) + 1 < waiting(cpu) { shortest } else { cpu });
 
     let mut queue = target.scheduler.queue.lock();
-    // A vCPU that gives way before its slice is over goes behind the one that it gives way to.
+    // A vCPU that yields before its slice ends goes behind the vCPU to which it yields.
     let time = if target.id == cpu.id {
         queue.first().map_or(time, |first| time.max(first + 1))
     } else {
@@ -288,13 +287,13 @@ fn next_tick(cpu: &PerCpu) -> u64 {
     tsc::now() + tsc::hz() / if is_busy(cpu) { TICKS_WHEN_BUSY } else { TICKS_PER_SECOND }
 }
 
-/// Whether somebody waits for this pCPU.
+/// Whether a vCPU waits for this pCPU.
 #[inline]
 pub(crate) fn others_wait(cpu: &PerCpu) -> bool {
     cpu.scheduler.waiting.load(Ordering::Relaxed) != 0
 }
 
-/// Whether the running vCPU has to give way: its slice is over and somebody waits, or somebody has a better claim.
+/// Whether the running vCPU must yield: its slice is over and another one waits, or a waiting vCPU has run less.
 pub(crate) fn is_due(cpu: &PerCpu) -> bool {
     if !others_wait(cpu) {
         return false;
@@ -305,8 +304,8 @@ pub(crate) fn is_due(cpu: &PerCpu) -> bool {
     ran >= tsc::hz() / SLICES_PER_SECOND || cpu.scheduler.running_time(now) > first.saturating_add(PREEMPTION_MARGIN)
 }
 
-/// Arms this pCPU's timer for what comes first: the vCPU's own timer, those of blocked vCPUs, the end of the slice, the
-/// next tick.
+/// Arms this pCPU's timer for the first of these: the vCPU's own timer, those of blocked vCPUs, the end of the slice,
+/// the next tick.
 pub(crate) fn arm(cpu: &PerCpu, deadline: Option<u64>) {
     let mut earliest = next_tick(cpu).min(cpu.timers.next()).min(deadline.unwrap_or(u64::MAX));
     if others_wait(cpu) {
@@ -315,7 +314,7 @@ pub(crate) fn arm(cpu: &PerCpu, deadline: Option<u64>) {
     interrupts::arm_timer(earliest);
 }
 
-/// Tells the run queue how far the running vCPU has come.
+/// Updates the run queue with the virtual time of the running vCPU.
 fn advance(cpu: &PerCpu, time: VirtualTime) {
     let mut queue = cpu.scheduler.queue.lock();
     queue.advance(time);

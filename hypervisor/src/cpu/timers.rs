@@ -1,7 +1,7 @@
-//! Timers of vCPUs that are blocked: each pCPU keeps those that blocked on it.
+//! Timers of blocked vCPUs: each pCPU keeps those of the vCPUs that blocked on it.
 //!
-//! A vCPU that runs needs none of this, its pCPU's own timer is armed for it. One that blocks leaves its deadline here
-//! and takes it back when it runs again, wherever that is.
+//! A running vCPU does not need this, because its pCPU's own timer is armed for it. A vCPU that blocks leaves its
+//! deadline here, and takes it back when it runs again, on any pCPU.
 
 use alloc::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use crate::vm::VcpuRef;
 #[derive(Default)]
 pub(crate) struct Timers {
     list: Mutex<List>,
-    /// The earliest deadline, `u64::MAX` when there is none: what the owner looks at without the lock.
+    /// The earliest deadline, `u64::MAX` if there is none: the owner reads it without the lock.
     next: Next,
 }
 
@@ -57,13 +57,13 @@ impl Timers {
         drop(removed);
     }
 
-    /// The earliest deadline, `u64::MAX` when there is none.
+    /// The earliest deadline, `u64::MAX` if there is none.
     #[inline]
     pub(crate) fn next(&self) -> u64 {
         self.next.0.load(Ordering::Relaxed)
     }
 
-    /// Posts to all whose deadline has passed by `now`.
+    /// Posts to all vCPUs whose deadline has passed at `now`.
     pub(crate) fn expire(&self, now: u64) {
         while self.next() <= now {
             let mut list = self.list.lock();

@@ -1,7 +1,7 @@
-//! Hypercalls of the Hyper-V interface: what a guest asks for, carried out.
+//! Executes hypercalls of the Hyper-V interface.
 //!
-//! The architecture hands over the control word and where the input is ([`Input`]) and puts the answer into the guest's
-//! registers. Input in memory is copied before it is looked at: another vCPU may change it meanwhile.
+//! The architecture passes the control word and the place of the input ([`Input`]), and writes the answer into the
+//! guest's registers. Input in memory is copied first, because another vCPU may change it meanwhile.
 
 use addr::Gpa;
 use hyperv_defs::GvaRanges;
@@ -31,16 +31,16 @@ pub(crate) enum Ended {
     Spinning(Answer),
     /// With #UD.
     InvalidOpcode,
-    /// Not yet: the guest calls again with this control word. Interrupts may come in between.
+    /// Not finished: the guest calls again with this control word. It may take interrupts in between.
     NotYet(Control),
 }
 
-/// How long a list may take before the guest has to call again for the rest: 50 µs (TLFS, "Hypercall Continuation").
+/// Time limit for a list, after which the guest must call again for the rest: 50 µs (TLFS, "Hypercall Continuation").
 const BUDGET_NANOS: u64 = 50_000;
-/// Elements of a list between two looks at the clock.
+/// Number of list elements between two reads of the clock.
 const BETWEEN_LOOKS: u16 = 32;
 
-/// Carries out a call. `input` says where its input is, once it is known to be needed.
+/// Executes a call. It calls `input` for the place of its input only if it needs one.
 pub(crate) fn call(
     run: &mut Running<'_>,
     control: Control,
@@ -54,7 +54,7 @@ pub(crate) fn call(
     };
     let result = match input(&checked) {
         Input::Registers(bytes) => perform(run, &checked, &bytes),
-        // Most inputs are short, and most of the cost of a page would be to clear it.
+        // Most inputs are short, and clearing a page would be most of the cost.
         Input::Memory(at) if checked.input_bytes() <= SHORT => from_memory::<SHORT>(run, &checked, at),
         Input::Memory(at) => from_memory::<LONGEST>(run, &checked, at),
     };
@@ -63,7 +63,7 @@ pub(crate) fn call(
 
 /// Bytes that flush calls for up to a few hundred vCPUs have.
 const SHORT: usize = 96;
-/// An input lies in one page.
+/// An input is within one page.
 const LONGEST: usize = 4096;
 
 fn from_memory<const ROOM: usize>(run: &mut Running<'_>, checked: &Checked, at: Gpa) -> Result<Ended, Status> {
@@ -108,7 +108,7 @@ fn flush(run: &mut Running<'_>, checked: &Checked, call: &FlushCall<'_>) -> Ende
     }
 }
 
-/// What a list asks for, as far as it was read in the time that a call may take, and how far that is.
+/// The flush for a list, as far as it was read within the time limit, and the number of elements read.
 fn plan_for(ranges: GvaRanges<'_>, control: Control) -> (Plan, u16) {
     let mut plan = Plan::new(CutOff::default());
     let started = tsc::now();

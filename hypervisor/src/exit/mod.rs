@@ -1,4 +1,4 @@
-//! What exits mean, where that is not the architecture's own business.
+//! Portable handlers of exits.
 
 #[cfg(any(test, machine = "pc"))]
 pub(crate) mod hypercall;

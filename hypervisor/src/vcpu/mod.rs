@@ -1,8 +1,8 @@
-//! A virtual CPU: what others see of it, what its pCPU owns, what is counted.
+//! A virtual CPU: the part that other pCPUs see, the part that its pCPU owns, and its counters.
 //!
-//! All of it is one block, laid out by who writes: the mailbox by everybody, the counters and the owner's part by the pCPU
-//! that runs the vCPU. Who holds the lock of the owner's part is the one that runs it; the lock is taken once per stay on
-//! a pCPU, not per exit, and with it comes the proof that counting asks for.
+//! All of it is one block, laid out by writer. Any pCPU writes the mailbox. The pCPU that runs the vCPU writes the
+//! counters and the owner's part. That pCPU holds the lock of the owner's part. It takes the lock once each time it
+//! runs the vCPU, not per exit, and gets with it the proof that counting needs.
 
 pub(crate) mod run;
 
@@ -27,22 +27,22 @@ use crate::vm::fault::Kit;
 pub(crate) struct Vcpu {
     #[layout(mailbox)]
     reach: Reach,
-    /// What others left for its interrupt controller.
+    /// Interrupts that others have left for its interrupt controller.
     #[layout(mailbox)]
     posted: Posted,
     /// When the vCPU was last put into a run queue, in host TSC ticks.
     #[layout(mailbox)]
     queued_at: AtomicU64,
-    /// The pCPU that ran the vCPU last, where it is woken again. Written by the owner when it moves.
+    /// The pCPU that ran the vCPU last, where it wakes again. The owner writes it when it moves.
     #[layout(mailbox)]
     home: AtomicU32,
     /// Virtual time on the clock of the home pCPU's run queue, while blocked. Written by the owner when it blocks.
     #[layout(mailbox)]
     virtual_time: AtomicU64,
-    /// What whoever wakes it puts into a run queue, until it leaves its guest for good.
+    /// The handle that a waker puts into a run queue; `None` after the vCPU has left its guest for ever.
     #[layout(mailbox)]
     seat: Mutex<Option<VcpuRef>>,
-    /// Pages of its own beside this block.
+    /// Its own pages besides this block.
     #[layout(frozen)]
     own_pages: Vec<OwnPages>,
     #[layout(owner)]
@@ -51,10 +51,10 @@ pub(crate) struct Vcpu {
     owner: Owned<Owner>,
 }
 
-/// What a shootdown touches of each target: one line of 64 bytes, and the whole of it.
+/// Everything that a shootdown touches of a target: one line of 64 bytes.
 ///
-/// The owner writes here too, as it enters and leaves its guest: whoever looks for it finds all in one line, and as long
-/// as nobody does, the line stays with the owner.
+/// The owner writes here too, when it enters and leaves its guest. So a sender finds everything in one line, and
+/// without senders the line stays with the owner.
 #[repr(C)]
 struct Reach {
     mailbox: Mailbox,
@@ -68,7 +68,7 @@ impl MailboxField for Reach {}
 impl MailboxField for Posted {}
 impl OwnerField for Counters {}
 
-/// What the pCPU that runs the vCPU owns.
+/// Data that the pCPU that runs the vCPU owns.
 pub(crate) struct Owner {
     /// Registers and interrupt state.
     pub(crate) arch: ArchVcpu,
@@ -76,9 +76,9 @@ pub(crate) struct Owner {
     pub(crate) ran_on: Option<CpuId>,
     /// Entry in a pCPU's list of timers that wakes the vCPU, if it left one behind.
     pub(crate) timer: Option<(CpuId, crate::cpu::timers::Key)>,
-    /// Whether the vCPU counts as one that only another vCPU can make run again.
+    /// Whether the vCPU counts as one that only another vCPU can wake.
     pub(crate) parked: bool,
-    /// What it needs when it faults on memory.
+    /// Its spare tables and state for faults on memory.
     pub(crate) kit: Kit,
 }
 
@@ -98,12 +98,12 @@ impl Vcpu {
         })
     }
 
-    /// Gives it what wakes it.
+    /// Sets the handle that wakes it.
     pub(crate) fn sit(&self, seat: VcpuRef) {
         *self.seat.lock() = Some(seat);
     }
 
-    /// What to put into a run queue, unless it has left its guest for good.
+    /// The handle for a run queue, unless the vCPU has left its guest for ever.
     pub(crate) fn seat(&self) -> Option<VcpuRef> {
         self.seat.lock().clone()
     }
@@ -111,7 +111,7 @@ impl Vcpu {
     /// It has left its guest for good: nothing of it keeps its VM any longer.
     pub(crate) fn rise(&self) {
         let seat = self.seat.lock().take();
-        // Dropped outside of the lock, which is part of what it may be the last to keep.
+        // Dropped outside the lock: the handle may be the last reference to the lock's own memory.
         drop(seat);
     }
 
@@ -127,30 +127,30 @@ impl Vcpu {
         &self.reach.presence
     }
 
-    /// What it was asked to flush.
+    /// Its flush requests.
     #[inline]
     pub(crate) fn requests(&self) -> &Requests {
         &self.reach.requests
     }
 
-    /// Pages beside this block that only its owner writes.
+    /// Pages besides this block that only its owner writes.
     pub(crate) fn own_pages(&self) -> &[OwnPages] {
         &self.own_pages
     }
 
-    /// What others left for its interrupt controller.
+    /// Interrupts that others have left for its interrupt controller.
     #[inline]
     pub(crate) fn posted(&self) -> &Posted {
         &self.posted
     }
 
-    /// What is counted, to be read.
+    /// Its counters, for reading.
     #[inline]
     pub(crate) fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// What is counted, for who has the `proof` of running it.
+    /// Its counters, for the pCPU with the `proof` of running it.
     #[inline]
     pub(crate) fn tally<'a>(&'a self, proof: Proof<'a>) -> Tally<'a> {
         Tally { counters: &self.counters, proof }
@@ -161,7 +161,7 @@ impl Vcpu {
         self.owner.run()
     }
 
-    /// What is left to give back when the vCPU is gone for good.
+    /// Its tags, to give back when the vCPU is removed.
     pub(crate) fn into_tags(self) -> VcpuTags {
         self.owner.into_inner().arch.into_tags()
     }
@@ -197,7 +197,7 @@ impl Vcpu {
 
 macro_rules! define {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// What is counted per vCPU; [`VcpuCounters`] says what each means.
+        /// Counters of a vCPU; [`VcpuCounters`] describes each.
         #[derive(Debug, Default)]
         pub(crate) struct Counters {
             exits: [OwnerWord; ExitReason::COUNT],
@@ -210,7 +210,7 @@ macro_rules! define {
                 core::array::from_fn(|reason| self.exits[reason].get())
             }
 
-            /// All counters as they stand. Each is exact; they may be a few exits apart from each other.
+            /// Current values of all counters. Each is exact; they may differ by a few exits from each other.
             pub(crate) fn snapshot(&self) -> VcpuCounters {
                 VcpuCounters {
                     exits: self.exits(),
@@ -222,7 +222,7 @@ macro_rules! define {
 }
 abi::vcpu_counters!(define);
 
-/// The counters of a vCPU in the hands of the pCPU that runs it.
+/// The counters of a vCPU, for the pCPU that runs it.
 #[derive(Clone, Copy)]
 pub(crate) struct Tally<'a> {
     counters: &'a Counters,

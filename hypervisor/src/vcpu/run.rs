@@ -1,9 +1,9 @@
 //! The loop: take the pending work, enter, handle the exit.
 //!
-//! Before each entry the vCPU says that it is about to be in its guest, and only then tests whether work is pending.
-//! Whoever posts work does it the other way round: posts, then looks whether the vCPU is in its guest, and kicks it if so.
-//! One of the two sees the other (`shootdown::Presence`). Host interrupts are held off meanwhile ([`gate::hold`]), so a
-//! kick that comes between the test and the guest ends the new entry at once. The word is tested once per entry, and no
+//! Before each entry the vCPU announces that it is about to be in its guest, and only then tests for pending work. A
+//! sender works in the opposite order: it posts, then reads whether the vCPU is in its guest, and kicks it if so. So
+//! one of the two sees the other (`shootdown::Presence`). Host interrupts are masked from the test until the guest runs
+//! ([`gate::hold`]), so a kick in between ends the new entry at once. The loop tests the word once per entry, and no
 //! request waits longer than that.
 
 use abi::counters::ExitReason;
@@ -25,17 +25,17 @@ pub(crate) struct Running<'a> {
     pub(crate) vm: &'a Vm,
     /// The vCPU's number within its VM.
     pub(crate) index: u32,
-    /// The part that everybody sees.
+    /// The part that other pCPUs see.
     pub(crate) vcpu: &'a Vcpu,
     /// Whether the vCPU ran on this pCPU last.
     pub(crate) came_back: bool,
     /// The part that this pCPU owns now.
     pub(crate) owner: &'a mut Owner,
-    /// What is counted about it.
+    /// Its counters.
     pub(crate) tally: Tally<'a>,
 }
 
-/// What to do after an exit was handled.
+/// What the loop does after an exit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     /// Enter again.
@@ -44,14 +44,14 @@ pub(crate) enum Next {
     Interrupted,
     /// The guest has nothing to do until something is posted.
     Idle,
-    /// The guest only spins: let somebody else run if anybody waits.
+    /// The guest spins: let a waiting vCPU run.
     Yield,
 }
 
-/// How a stay on a pCPU ended.
+/// Why the pCPU stopped running the vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Left {
-    /// The vCPU waits for a post; whoever posts puts it into a run queue.
+    /// The vCPU waits for a post; the poster puts it into a run queue.
     Blocked,
     /// The VM is paused: as if blocked, but no timer of its own wakes it.
     Paused,
@@ -63,7 +63,7 @@ pub(crate) enum Left {
 
 /// Runs the vCPU until it blocks, others are due, or its VM ends.
 pub(crate) fn run(run: &mut Running<'_>) -> Left {
-    // Made on first use, which turns virtualization on: before the gate, whose instructions belong to it.
+    // Made at its first use, which enables virtualization: this must come before the use of GIF.
     let host = run.cpu.host_context();
     let mut pools = run.cpu.tags();
     let tags = pools.of(run.vm.memory.tag_pool());
@@ -143,12 +143,12 @@ fn stay(run: &mut Running<'_>, host: &HostContext, tags: &mut CpuTags, traced: &
     }
 }
 
-/// A stay of which each exit is written down.
+/// A traced run of a vCPU: each exit is recorded.
 ///
-/// Its vCPU is [watched](crate::arch::vcpu::ArchVcpu::watch): to the loop it is one that waits for something, so that it comes
-/// by here between two entries. Others pay nothing for that.
+/// The vCPU is [watched](crate::arch::vcpu::ArchVcpu::watch): the loop treats it as waiting, so it takes this path
+/// between two entries. Other vCPUs pay nothing for that.
 struct Traced {
-    /// When the guest was left last, of what is written down.
+    /// Time of the last exit that is to be recorded.
     left_at: u64,
     /// The exits that were counted until then.
     exits: [u64; ExitReason::COUNT],
@@ -161,7 +161,7 @@ impl Traced {
         Self { left_at: run.owner.arch.left_at(), exits: run.tally.exits() }
     }
 
-    /// Writes down the last exit, if there was one since the last look: its reason is what was counted meanwhile.
+    /// Records the last exit, if there was one since the last call: the counter that has changed gives its reason.
     fn look(&mut self, run: &Running<'_>) {
         let left_at = run.owner.arch.left_at();
         if left_at == self.left_at {
@@ -180,7 +180,7 @@ impl Traced {
     }
 }
 
-/// Takes the pending work. Says how the stay ends, if it does.
+/// Takes the pending work. Returns why the pCPU stops running the vCPU, if it does.
 #[cold]
 fn take_pending(run: &mut Running<'_>) -> Option<Left> {
     let work = carry_out(run);
@@ -190,7 +190,7 @@ fn take_pending(run: &mut Running<'_>) -> Option<Left> {
     if work.contains(Pending::PAUSE) { run.hold() } else { None }
 }
 
-/// Takes the pending work and does it, but for what concerns the VM.
+/// Takes the pending work and does it, except work that concerns the VM.
 fn carry_out(run: &mut Running<'_>) -> Pending {
     let work = run.vcpu.mailbox().take();
     if work.contains(Pending::STOP) {
@@ -208,9 +208,9 @@ fn carry_out(run: &mut Running<'_>) -> Pending {
 }
 
 impl Running<'_> {
-    /// Blocks the vCPU unless something was posted meanwhile. Says whether it blocked.
+    /// Blocks the vCPU unless work was posted meanwhile. Returns whether it blocked.
     fn block(&mut self) -> bool {
-        // A timer that came due while nobody looked ends the halt as well.
+        // A timer that expired meanwhile ends the halt as well.
         let now = arch::tsc::now();
         if self.owner.arch.deadline().is_some_and(|deadline| deadline <= now) {
             self.owner.arch.expire_timer(now);
@@ -229,7 +229,7 @@ impl Running<'_> {
         true
     }
 
-    /// Blocks the vCPU, as long as its VM is paused. What is posted meanwhile is done, but the guest does not run.
+    /// Blocks the vCPU as long as its VM is paused. Posted work is done meanwhile, but the guest does not run.
     #[cold]
     fn hold(&mut self) -> Option<Left> {
         while self.vm.is_paused() {

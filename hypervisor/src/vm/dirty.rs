@@ -1,8 +1,8 @@
-//! A dirty log at work: rounds of harvesting, a mirror that they keep up to date, and the return of large pages at the end.
+//! An active dirty log: rounds of harvesting, a mirror that they update, and the return of large pages at the end.
 //!
-//! One pCPU does all of this, the one that keeps house, in steps that are short enough for it to do other things in
-//! between. Guests go on meanwhile: no step takes anything that a fault waits for. The copy of a page is made after
-//! the page was cleared and that was flushed, which the types of `stage2` see to.
+//! The housekeeping pCPU does all of this, in short steps with other work in between. Guests continue: no step holds
+//! anything that a fault waits for. A page is copied after it was cleared and flushed; the types of `stage2` enforce
+//! this order.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -23,14 +23,14 @@ const PAGES_AT_ONCE: usize = 64;
 /// Bytes of a page, as a length.
 const PAGE: usize = 4096;
 const _: () = assert!(PAGE as u64 == PAGE_BYTES);
-/// What a lost page is replaced by in the mirror.
+/// Content of a lost page in the mirror.
 const NONSENSE: u8 = 0xa5;
-/// Large pages that come back at a time: one flush for all of them.
+/// Number of large pages that come back at a time: one flush for all of them.
 const COLLAPSES: usize = 16;
-/// How often in a second: 400 large pages. A guest that walks through all of its memory feels each time, as it feels any flush,
-/// and nobody is in a hurry.
+/// How often per second: 400 large pages. A guest that walks through all of its memory notices each flush, and the
+/// return is not urgent.
 const COLLAPSE_PERIODS: u64 = 25;
-/// How often it is looked for some in a step, where there are none.
+/// Maximum number of probes per step that find nothing.
 const LOOKS: usize = 4;
 /// Tables that may wait for walkers to leave.
 const WAITING_TABLES: usize = 32;
@@ -49,11 +49,11 @@ pub(crate) struct Session {
     phase: Phase,
     job: Option<Job>,
     limbo: Box<Limbo<WAITING_TABLES>>,
-    /// How often large pages come back: each time flushes all of the VM's TLBs.
+    /// Pace of the return of large pages: each time flushes all of the VM's TLBs.
     comeback: Pace,
 }
 
-/// What is done besides what is asked for.
+/// Work besides the requests.
 enum Phase {
     /// Large pages from here on are still to be split ahead of the guest.
     Splitting { slot: usize, from: Gpa, pace: Option<Pace>, splits: u64 },
@@ -61,19 +61,19 @@ enum Phase {
     Logging { splits: u64 },
     /// The log has ended. This slot is opened next.
     Releasing { slot: usize },
-    /// From here on small pages may become large again. At last, what still waits is freed.
+    /// Small pages from here on may become large again. At the end, waiting tables are freed.
     Collapsing { slot: usize, from: Gpa },
     /// All is as it was.
     Over,
 }
 
-/// What was asked for.
+/// A request.
 enum Job {
     Round { slot: usize, found: Vec<u64>, copied: usize, lose: bool, began: u64, harvest_ticks: u64, round: Round },
     Compare { page: u64, comparison: Comparison },
 }
 
-/// What came of what was asked for.
+/// Result of a request.
 pub(crate) enum Done {
     Round(Round),
     Compared(Comparison),
@@ -88,7 +88,7 @@ pub(crate) enum StartError {
     NoHardwareLog,
 }
 
-/// Who records writes for a log that is asked for in this way.
+/// What records writes for a log with these settings.
 fn source_of(vm: &Vm, how: &DirtyLogging) -> Result<Source, StartError> {
     let records_writes = vm.memory.tree().format().records_writes();
     match how.source {
@@ -105,10 +105,10 @@ fn walk(vm: &Vm) -> Walking<'_> {
 }
 
 impl Session {
-    /// Begins to log `vm`: all of its memory counts as written.
+    /// Starts a log of `vm`: all of its memory counts as written.
     ///
     /// # Errors
-    /// When the host lacks something. Nothing has changed then, but for large pages that were split where slots meet.
+    /// The host lacks something. Nothing has changed then, except large pages that were split at the ends of slots.
     pub(crate) fn start(vm: &Vm, how: DirtyLogging, with_mirror: bool) -> Result<Self, StartError> {
         let source = source_of(vm, &how)?;
         let logging = vm.memory.logging();
@@ -154,7 +154,7 @@ impl Session {
         Ok(Self { how, source, mirror, sent, rounds: 0, pages: 0, spare, phase, job: None, limbo, comeback })
     }
 
-    /// Ends the log. What it has changed is undone in the steps that follow.
+    /// Ends the log. The following steps undo its changes.
     pub(crate) fn stop(&mut self, vm: &Vm) {
         vm.memory.logging().end();
         self.mirror = None;
@@ -166,7 +166,7 @@ impl Session {
         matches!(self.phase, Phase::Splitting { .. } | Phase::Logging { .. })
     }
 
-    /// Whether nothing is left to be done, for good.
+    /// Whether no work is left at all.
     pub(crate) fn is_over(&self) -> bool {
         matches!(self.phase, Phase::Over)
     }
@@ -191,7 +191,7 @@ impl Session {
         self.mirror.is_some()
     }
 
-    /// How the log stands.
+    /// State of the log.
     pub(crate) fn info(&self, vm: &Vm) -> DirtyInfo {
         let (splits_ahead, is_splitting) = match self.phase {
             Phase::Splitting { splits, .. } => (splits, true),
@@ -229,7 +229,7 @@ impl Session {
         self.job = Some(Job::Compare { page: 0, comparison: Comparison { pages: 0, different: 0, first: None } });
     }
 
-    /// Does a little of what is to be done. Says what came of it when something that was asked for is complete.
+    /// Does a little of the work. Returns the result of a request when it is complete.
     pub(crate) fn step(&mut self, vm: &Vm) -> Option<Done> {
         if self.job.is_some() {
             return self.step_job(vm);
@@ -276,7 +276,7 @@ impl Session {
         vm.memory.logging().slots()[slot].log(logging::policy(self.how.split), self.source)
     }
 
-    /// Finds what is dirty in a slot and makes it clean. Returns the numbers of the pages, which may now be copied.
+    /// Finds the dirty pages of a slot and cleans them. Returns the numbers of the pages, which may now be copied.
     fn harvest(&mut self, vm: &Vm, slot: usize, round: &mut Round) -> Vec<u64> {
         let log = self.log(vm, slot);
         let (tlbs, walking) = (AllTlbs::of(vm), walk(vm));
@@ -398,7 +398,7 @@ impl Session {
         };
     }
 
-    /// Makes the small pages around `from` large again, where nothing else keeps them apart.
+    /// Makes the small pages around `from` large again, if nothing else prevents it.
     fn collapse(&mut self, vm: &Vm, tlbs: &AllTlbs<'_>, slot: usize, from: Gpa) {
         let memory = &vm.memory;
         self.limbo.reclaim(memory.tables(), memory.logging().walkers());
@@ -413,17 +413,17 @@ impl Session {
         let end = place.range.end();
         let mut shape = memory.shape();
         let mut at = from;
-        // Where there is nothing to do, a few more are looked at.
+        // If there is nothing to do, look at a few more.
         for _ in 0..LOOKS {
             let place = |number: usize| Gpa(at.0 + number as u64 * PageSize::Size2M.bytes());
             let next = place(COLLAPSES);
             let places: [Gpa; COLLAPSES] = core::array::from_fn(place);
             let outcomes = self.collapse_at(vm, tlbs, &mut shape, places, 1);
-            // The last part of a larger one: perhaps that comes back as well.
+            // The last part of a larger page: perhaps that comes back as well.
             let ends_larger = next.page(PageSize::Size1G) > at && !outcomes.contains(&Collapse::Full);
             let larger = ends_larger.then(|| self.collapse_at(vm, tlbs, &mut shape, [at], 2));
             if outcomes.contains(&Collapse::Full) || larger == Some([Collapse::Full]) {
-                // Those that are back already are found to be large.
+                // Pages that are back already are found to be large.
                 break;
             }
             at = next;
@@ -459,7 +459,7 @@ impl Session {
     }
 }
 
-/// What there is to say about a VM without a log.
+/// The information about a VM without a log.
 pub(crate) fn info_without_log(vm: &Vm) -> DirtyInfo {
     let (flushes, collapses) = vm.memory.logging().counts();
     DirtyInfo {

@@ -1,8 +1,8 @@
-//! A guest was stopped at memory that it has: memory that is mapped when it is first touched, or a write that a dirty log
-//! wants to know of.
+//! Handles faults of a guest on its own memory: a first touch of unmapped memory, or a write that a dirty log must
+//! record.
 //!
-//! Nothing is waited for and nothing that the whole VM uses is written, but for the one entry of stage 2 that the fault
-//! is about. Tables for entries that have to be split are kept ready by each vCPU.
+//! The handler never waits, and writes nothing that the whole VM uses, except the one stage-2 entry of the fault. Each
+//! vCPU keeps tables ready for entries that must be split.
 
 use addr::{Gpa, PageSize};
 use stage2::{Access, BATCH, Fault, Granularity, MapError, Pace, Spare, Stale, Stream, Walking};
@@ -12,16 +12,16 @@ use super::memory::{Memory, Stopped};
 use crate::arch::{tlb, tsc};
 use crate::vcpu::run::Running;
 
-/// What a vCPU keeps for the faults that it meets.
+/// A vCPU's spare tables and state for its faults.
 pub(crate) struct Kit {
     spare: Spare,
-    /// What its splits owe to everybody. Many of them make one flush.
+    /// The flush on all pCPUs that its splits require. Many splits share one flush.
     owed: Stale,
-    /// How many splits that is.
+    /// Number of these splits.
     splits: u64,
-    /// How many it may do, for the log of that number.
+    /// The limit on its splits, for the log with that number.
     pace: Option<(u32, Pace)>,
-    /// Where it splits.
+    /// The addresses of its splits.
     stream: Stream,
 }
 
@@ -30,7 +30,7 @@ const TABLES_FOR_A_PAGE: u64 = 3;
 /// Tables that one write can take: a leaf of 1 GiB becomes a table, and one of its parts another.
 const TABLES_FOR_A_WRITE: u64 = 2;
 
-/// What came of a fault.
+/// Result of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Settled {
     /// The guest can try again.
@@ -43,9 +43,9 @@ pub(crate) enum Settled {
     OutOfTables,
 }
 
-/// What ends a VM whose memory cannot be mapped.
+/// Ends a VM whose memory cannot be mapped.
 pub(crate) const OUT_OF_TABLES: &str = "touches memory for which the host has no stage-2 table left";
-/// What would end a VM whose memory is not mapped although it should be.
+/// Ends a VM whose memory is not mapped although it should be.
 pub(crate) const NOT_MAPPED: &str = "has memory that stage 2 does not map";
 
 impl Kit {
@@ -65,7 +65,7 @@ pub(crate) fn settle(run: &mut Running<'_>, at: Stopped, gpa: Gpa, wanted: Acces
 }
 
 /// Maps the page that holds `gpa`, in this region, where memory is mapped when it is touched.
-// This and the next are functions by themselves, so that other exits have no part in what they need of the stack.
+// This function and the next are not inlined, so that other exits do not need their stack space.
 #[inline(never)]
 fn populate(run: &mut Running<'_>, region: u32, gpa: Gpa, level: u32) -> Settled {
     let memory = &run.vm.memory;
@@ -79,7 +79,7 @@ fn populate(run: &mut Running<'_>, region: u32, gpa: Gpa, level: u32) -> Settled
             run.tally.add(|count| &count.pages_populated, 1);
             Settled::Again
         }
-        // The guest comes back, and finds a table.
+        // The guest retries, and finds a table.
         Err(MapError::OutOfTables) if spare.fill(tables, TABLES_FOR_A_PAGE).is_ok() => Settled::Again,
         Err(MapError::OutOfTables) => Settled::OutOfTables,
         Err(_) => Settled::NoMemory,
@@ -88,7 +88,7 @@ fn populate(run: &mut Running<'_>, region: u32, gpa: Gpa, level: u32) -> Settled
     settled
 }
 
-/// Opens the page for what is wanted, if the guest may do that.
+/// Allows the `wanted` access to the page, if the guest may do that.
 #[inline(never)]
 fn open(run: &mut Running<'_>, gpa: Gpa, wanted: Access) -> Settled {
     let memory = &run.vm.memory;
@@ -109,7 +109,7 @@ fn open(run: &mut Running<'_>, gpa: Gpa, wanted: Access) -> Settled {
     settled
 }
 
-/// Splits the large page that holds `gpa` until it is a small one. Without a table, all of it counts as written.
+/// Splits the large page that holds `gpa` down to a small one. Without a table, all of it counts as written.
 #[cold]
 #[inline(never)]
 fn open_large(
@@ -130,7 +130,7 @@ fn open_large(
     }
 }
 
-/// What becomes of the guest after a fault of a small page.
+/// What the guest does after a fault on a small page.
 #[inline(always)]
 fn follow(run: &Running<'_>, fault: Fault) -> Settled {
     match fault {
@@ -142,27 +142,27 @@ fn follow(run: &Running<'_>, fault: Fault) -> Settled {
             Settled::Again
         }
         Fault::Denied(_) => Settled::Denied,
-        // The processor has seen a page. Where it does not say at which address, that was found out by a walk of the guest's
-        // tables, which another vCPU may have changed meanwhile: to memory that nobody has touched. The guest tries again.
+        // The processor has found a mapped page. If it does not report the address, a walk of the guest's tables has
+        // found it. Another vCPU may have changed them meanwhile, to memory that was never touched. The guest retries.
         Fault::Unmapped if run.vm.memory.level_on_touch().is_some() => Settled::Again,
         Fault::Unmapped | Fault::Large => Settled::NoMemory,
     }
 }
 
-/// The time since the exit is one that the guest has lost to stage 2.
+/// The guest has lost the time since the exit to stage 2.
 #[inline]
 fn count_stall(run: &Running<'_>) {
     let stall = tsc::now().wrapping_sub(run.owner.arch.left_at());
     run.tally.add(|count| &count.stage2_stall_ticks, stall);
 }
 
-/// Splits the large page that holds `gpa`, and those behind it if the guest goes from one to the next, as far as the log's
-/// rate allows; says whether it did.
+/// Splits the large page that holds `gpa`, within the log's rate limit, and those behind it if the guest writes to one
+/// after the other. Returns whether it did.
 fn split(run: &mut Running<'_>, walking: &Walking<'_>, gpa: Gpa, granularity: Granularity) -> bool {
     let memory = &run.vm.memory;
     let tlbs = AllTlbs::of(run.vm);
     let kit = &mut run.owner.kit;
-    // Where each small page faults by itself, the faults of large ones are few among them.
+    // If each small page faults by itself, few of the faults are on large pages.
     let is_stream = granularity == Granularity::Watched;
     let ahead = if is_stream { kit.stream.ahead_of(gpa, PageSize::Size2M.bytes()) } else { 0 };
     let Some(tables) = kit.prepare(memory, run.vm.config.vcpus, tsc::now(), ahead) else { return false };
@@ -179,7 +179,8 @@ fn split(run: &mut Running<'_>, walking: &Walking<'_>, gpa: Gpa, granularity: Gr
 }
 
 impl Kit {
-    /// Has tables ready for a write and for `ahead` large pages more, and says how many of them the log's rate allows, if any.
+    /// Prepares tables for a write and for `ahead` more large pages. Returns how many of them the log's rate allows, if
+    /// any.
     fn prepare(&mut self, memory: &Memory, vcpus: u32, now: u64, ahead: u64) -> Option<u64> {
         let wanted = TABLES_FOR_A_WRITE + ahead;
         let allowed = match memory.logging().rate() {
@@ -194,14 +195,14 @@ impl Kit {
             }
         };
         if allowed > self.spare.count() && self.spare.fill(memory.tables(), allowed).is_err() {
-            // What the pool does not have is done without.
+            // If the pool has too few tables, it continues with fewer.
             let _ = self.spare.fill(memory.tables(), allowed.min(TABLES_FOR_A_WRITE));
         }
         let tables = allowed.min(self.spare.count());
         (tables > 0).then_some(tables)
     }
 
-    /// A fault of ours has split large pages, and owes `later` for it, which is paid when there is enough of it.
+    /// This fault split large pages. Their flush is batched: `later` is flushed when a batch is full.
     fn owe(&mut self, later: Stale, splits: u64, tlbs: &AllTlbs<'_>) {
         if let Some((_, pace)) = &mut self.pace {
             pace.spend(splits);

@@ -1,9 +1,9 @@
-//! What faults and writes of the hypervisor's own need to know of a VM's dirty log, be one running or not; and the VM's
-//! TLBs, as stage 2 sees them.
+//! The state of a VM's dirty log for faults and for the hypervisor's own writes, with or without an active log; and the
+//! VM's TLBs, for stage 2.
 //!
-//! The log of a VM is kept in *slots*, pieces of its memory that are short enough for each to be harvested in one go. A
-//! fault looks at one word here to learn whether a log runs. What was written is said by the leaves of stage 2; here are
-//! only the marks of what nobody was stopped at, the writes of the hypervisor and of devices.
+//! The log of a VM has *slots*, pieces of its memory that are short enough to be harvested in one step. A fault reads
+//! one word here to learn whether a log is active. The leaves of stage 2 record the guest's writes. Here are only the
+//! marks of writes that do not use stage 2, by the hypervisor and devices.
 
 use alloc::vec::Vec;
 use core::cell::Cell;
@@ -25,20 +25,20 @@ use crate::vcpu::Vcpu;
 /// Bytes of a slot: 64 large pages.
 const SLOT_BYTES: u64 = 128 << 20;
 
-/// A VM's dirty log, as those see it who write.
+/// A VM's dirty log, for code that writes to memory.
 pub(crate) struct Logging {
     /// What a write fault does: one of the numbers below.
     state: AtomicU8,
-    /// Whether memory may be found unmapped: it is mapped when it is touched, or a log was ever started, at whose end large
-    /// pages are made of small ones. Never false again: a fault may be on its way.
+    /// Whether memory may be unmapped: it is mapped at its first touch, or a log was ever started, after which small
+    /// pages become large ones again. Never reset, because a fault may be in progress.
     has_gaps: AtomicBool,
-    /// Most splits in a second; no limit when it is 0.
+    /// Maximum number of splits per second; no limit if it is 0.
     splits_per_second: AtomicU32,
     /// Number of the log.
     number: AtomicU32,
     slots: Vec<Slot>,
     walkers: Epochs<Vec<Walker>>,
-    /// Flushes of everybody for the sake of stage 2, by the host's own CPU.
+    /// Flushes of all vCPUs for stage 2, by the host's own CPU.
     flushes: AtomicU64,
     /// Large pages that came back.
     collapses: AtomicU64,
@@ -46,9 +46,9 @@ pub(crate) struct Logging {
 
 impl MailboxField for Logging {}
 
-/// A piece of memory that is logged by itself.
+/// A piece of memory with a log of its own.
 pub(crate) struct Slot {
-    /// Where it is.
+    /// Its addresses.
     pub(crate) range: GpaRange,
     marks: Vec<MarkWord>,
 }
@@ -77,7 +77,7 @@ pub(crate) fn policy(split: Split) -> Policy {
     }
 }
 
-/// Who records writes, in the words of the crate.
+/// What records writes, as a type of the crate.
 pub(crate) fn source(source: DirtySource) -> Source {
     match source {
         DirtySource::WriteProtect => Source::WriteProtect,
@@ -113,16 +113,16 @@ impl Logging {
         &self.slots
     }
 
-    /// This pCPU is about to walk stage 2: no table that it can find is freed until what is returned is dropped.
+    /// This pCPU is about to walk stage 2: no table that it can find is freed until the returned guard is dropped.
     ///
     /// # Panics
-    /// When it walks already.
+    /// This pCPU walks already.
     #[inline]
     pub(crate) fn walk(&self, cpu: CpuId) -> Walking<'_> {
         self.walkers.enter(cpu.index()).expect("a pCPU walks stage 2 for one reason at a time")
     }
 
-    /// Who walks.
+    /// The walkers of stage 2.
     pub(crate) fn walkers(&self) -> &Epochs<Vec<Walker>> {
         &self.walkers
     }
@@ -133,7 +133,7 @@ impl Logging {
         self.has_gaps.load(Ordering::Relaxed)
     }
 
-    /// What a fault does with a large page: nothing when no log runs.
+    /// What a fault does with a large page: nothing if no log is active.
     #[inline]
     pub(crate) fn granularity(&self) -> Granularity {
         match self.state.load(Ordering::Relaxed) {
@@ -143,7 +143,7 @@ impl Logging {
         }
     }
 
-    /// The log's number, and how many large pages may be split in a second, if that is limited.
+    /// The log's number, and the maximum number of splits per second, if limited.
     pub(crate) fn rate(&self) -> Option<(u32, u32)> {
         match self.splits_per_second.load(Ordering::Relaxed) {
             0 => None,
@@ -170,9 +170,9 @@ impl Logging {
         self.state.store(OFF, Ordering::SeqCst);
     }
 
-    /// The hypervisor, or a device, has just written to `bytes` bytes from `gpa` on.
+    /// The hypervisor, or a device, has just written `bytes` bytes from `gpa` on.
     ///
-    /// Either a log that begins at this moment sees what was written, or we see that it has begun.
+    /// Either a log that begins at this moment sees the write, or this call sees that the log has begun.
     #[inline]
     pub(crate) fn wrote(&self, gpa: Gpa, bytes: u64) {
         fence(Ordering::SeqCst);
@@ -191,7 +191,7 @@ impl Logging {
         }
     }
 
-    /// Counts flushes of everybody.
+    /// Counts flushes of all vCPUs.
     pub(crate) fn count_flushes(&self, flushes: u64) {
         self.flushes.fetch_add(flushes, Ordering::Relaxed);
     }
@@ -201,7 +201,7 @@ impl Logging {
         self.collapses.fetch_add(count, Ordering::Relaxed);
     }
 
-    /// Flushes of everybody, and large pages that came back.
+    /// Flushes of all vCPUs, and large pages that came back.
     pub(crate) fn counts(&self) -> (u64, u64) {
         (self.flushes.load(Ordering::Relaxed), self.collapses.load(Ordering::Relaxed))
     }
@@ -225,7 +225,7 @@ impl<'a> AllTlbs<'a> {
         Self { memory, vcpus, flushes: Cell::new(0) }
     }
 
-    /// How often all of them had to be flushed.
+    /// How often all of them were flushed.
     pub(crate) fn flushes(&self) -> u64 {
         self.flushes.get()
     }

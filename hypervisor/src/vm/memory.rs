@@ -1,14 +1,14 @@
-//! A VM's memory: the frames it owns, the stage-2 tree through which the guest reaches them, the tags under which TLBs
-//! remember it, and how what they remember is flushed.
+//! A VM's memory: its frames, its stage-2 tree, its TLB tags, and the flush of TLBs.
 //!
-//! All memory is taken and zeroed when the VM is created, and mapped with the largest leaves that its frames allow, unless
-//! the VM wants that done when it is touched. It goes back to the pool when the VM is dropped, after its last vCPU has
-//! left the guest for good.
+//! The frames are allocated and zeroed when the VM is created, and mapped with the largest possible leaves. `populate`
+//! may delay the mapping to the first touch. The frames return to the pool when the VM is dropped, after its last vCPU
+//! has left the guest for ever.
 //!
-//! A flush is asked for by one vCPU and concerns some or all of the VM ([`Memory::flush`]). It is left where each target meets it
-//! before it next runs the guest: single pages beside the target's mailbox, everything of everybody as a new *epoch* of
-//! the VM, which each entry compares with the one it has seen. Only then is it looked who is in the guest at this moment;
-//! those are kicked out, all at once, and waited for. Nobody waits for a vCPU that does not run.
+//! One vCPU requests a flush for some or all vCPUs of the VM ([`Memory::flush`]). First it publishes the request, where
+//! each target finds it before its next entry. Single pages go into words next to the target's mailbox. A flush of
+//! everything on all vCPUs is a new *epoch* of the VM, which each entry compares with the epoch that the vCPU has seen.
+//! Then the sender reads which targets are in their guests, kicks those, all at once, and waits for them. It never
+//! waits for a vCPU that does not run.
 
 #![cfg_attr(
     machine = "virt",
@@ -57,54 +57,54 @@ pub(crate) struct Memory {
     tree: Tree<Stage2Format>,
     #[layout(cold)]
     shape: Mutex<Shape>,
-    /// The level of what is mapped when memory is touched; all is mapped already, without.
+    /// Level of the pages that are mapped at their first touch; `None` if all memory is mapped at creation.
     #[layout(frozen)]
     level_on_touch: Option<u32>,
-    /// What its dirty log needs to hear.
+    /// State of its dirty log.
     #[layout(mailbox)]
     logging: Logging,
-    /// Counts the times that all TLB entries of the VM became void.
+    /// Each increment makes all TLB entries of the VM stale.
     #[layout(mailbox)]
     epoch: AtomicU64,
     #[layout(frozen)]
     tags: VmTags,
-    /// Decoded instructions, where they are remembered for the whole VM: the pages that they depend on are read-only.
+    /// Decoded instructions, if they are cached for the whole VM: the pages that they depend on are read-only.
     #[layout(frozen)]
     decoded: Option<WriteProtect<Decoded>>,
 }
 
-/// Where in its memory a guest was stopped.
+/// The place of a guest's fault in its memory.
 #[derive(Clone, Copy)]
 pub(crate) struct Stopped {
-    /// Number of the region.
+    /// Index of the region.
     pub(crate) region: u32,
     /// Whether something is mapped there.
     pub(crate) is_mapped: bool,
 }
 
-/// A wait for kicked vCPUs, in host TSC ticks.
+/// A wait for kicked vCPUs, in ticks of the host's clock.
 struct Wait {
     since: u64,
-    /// When whoever is waited for then is kicked again, and how long after that once more.
+    /// When to kick the vCPU again that is waited for, and the delay until the kick after that.
     kick_at: u64,
     patience: u64,
 }
 
-/// How long kicked vCPUs have to leave their guests before one is kicked again: 100 µs, where an exit takes one or two;
-/// then twice as long. QEMU (7.2) may forget to tell a CPU of an interrupt that comes while it enters a guest, until the
-/// next one comes.
+/// Time limit for kicked vCPUs to leave their guests, before one is kicked again: 100 µs, then twice as long each time.
+/// An exit takes one or two. QEMU (7.2) may fail to report an interrupt that arrives during an entry, until the next
+/// one arrives.
 const PATIENCE_NANOS: u64 = 100_000;
 
-/// Whose TLBs are flushed.
+/// The targets of a flush.
 #[derive(Clone, Copy)]
 pub(crate) struct Targets<'a> {
     /// The vCPUs.
     pub(crate) set: hyperv_defs::Targets<'a>,
-    /// The one that asks; it may be in the set, or not.
+    /// The sender, which may be in the set or not.
     pub(crate) me: u32,
 }
 
-/// The vCPU that asks for a flush, which this pCPU runs.
+/// The vCPU that requests a flush, which this pCPU runs.
 pub(crate) struct Mine<'a> {
     pub(crate) arch: &'a mut ArchVcpu,
     pub(crate) tally: Tally<'a>,
@@ -126,11 +126,11 @@ impl From<Exhausted> for MemoryError {
 }
 
 impl Memory {
-    /// Takes, zeroes and maps memory for `ranges`, whose lengths are multiples of 2 MiB, of a VM with so many vCPUs. It is
-    /// mapped when it is touched, in pages of the given level, when there is one.
+    /// Allocates, zeroes and maps memory for `ranges`, whose lengths are multiples of 2 MiB, for a VM with this many
+    /// vCPUs. With a level, it maps pages of that level at their first touch instead.
     ///
     /// # Errors
-    /// When the host has too little; everything that was taken is given back.
+    /// The host has too little memory; everything is freed again.
     pub(crate) fn new(
         ranges: &[GpaRange],
         vcpus: u32,
@@ -157,7 +157,7 @@ impl Memory {
             }
         }
 
-        // A walker on another pCPU may else find in the root what that page was before.
+        // Otherwise a walker on another pCPU may read the old content of the root's page.
         tlb::publish();
 
         let logging = Logging::new(&regions, level_on_touch.is_some());
@@ -175,33 +175,34 @@ impl Memory {
         }))
     }
 
-    /// The VM's epoch: an entry that has seen another must not use TLB entries from before.
+    /// The VM's epoch. An entry that has seen another epoch must not use older TLB entries.
     #[inline]
     pub(crate) fn epoch(&self) -> u64 {
         // Read after `Presence::enter`, whose barrier orders it against `Memory::flush`.
         self.epoch.load(Ordering::Relaxed)
     }
 
-    /// The pool that its vCPUs' tags come from.
+    /// The pool of its vCPUs' tags.
     #[inline]
     pub(crate) fn tag_pool(&self) -> PoolId {
         self.tags.pool()
     }
 
-    /// What it has of that pool.
+    /// Its part of that pool.
     pub(crate) fn tags(&self) -> &VmTags {
         &self.tags
     }
 
-    /// Flushes what `plan` says from the TLBs of the `targets` among `vcpus`. On return none of them runs its guest with
-    /// what was flushed. `mine` is the caller's own vCPU.
+    /// Flushes what `plan` says from the TLBs of the `targets` among `vcpus`. On return none of them runs its guest
+    /// with a flushed translation. `mine` is the caller's own vCPU.
     pub(crate) fn flush(&self, plan: &Plan, vcpus: &[Block<Vcpu>], targets: Targets<'_>, mine: Mine<'_>) {
         let count = u32::try_from(vcpus.len()).unwrap_or(u32::MAX);
         let Targets { set, me } = targets;
         let Mine { arch, tally } = mine;
         let others = set.indices(count).filter(|&target| target != me).map(|target| &*vcpus[target as usize]);
 
-        // Everything of everybody is one store. (A scheme that counts per pCPU would make others pay for it.)
+        // A flush of everything on all vCPUs is one store. (With a scheme that counts per pCPU, other VMs would pay for
+        // it.)
         let by_epoch = plan.is_whole() && self.tag_pool().pool().scheme() == Scheme::Epoch && is_everybody(set, count);
         if by_epoch {
             self.epoch.fetch_add(1, Ordering::SeqCst);
@@ -230,8 +231,8 @@ impl Memory {
         }
     }
 
-    /// Flushes everything of all `vcpus`. On return none of them runs its guest with what was flushed; the caller's own vCPU
-    /// does its part before it next enters.
+    /// Flushes everything on all `vcpus`. On return none of them runs its guest with a flushed translation. The
+    /// caller's own vCPU flushes before its next entry.
     pub(crate) fn flush_everybody(&self, vcpus: &[Block<Vcpu>]) {
         let by_epoch = self.tag_pool().pool().scheme() == Scheme::Epoch;
         if by_epoch {
@@ -255,25 +256,25 @@ impl Memory {
         );
     }
 
-    /// Remembers decoded instructions for the whole VM from now on, and protects what they depend on from being written.
+    /// Caches decoded instructions for the whole VM from now on, and write-protects the pages that they depend on.
     pub(crate) fn remember_decoded(&mut self, vouching: Vouching) {
         self.decoded = Some(WriteProtect::new(Size::default(), vouching));
     }
 
-    /// The decoded instructions that are remembered for the whole VM.
+    /// The decoded instructions that are cached for the whole VM.
     #[inline]
     pub(crate) fn decoded(&self) -> Option<&WriteProtect<Decoded>> {
         self.decoded.as_ref()
     }
 
-    /// The guest was stopped as it wrote to `gpa`, where it has memory, or as its processor walked a page table there. Says
-    /// which remembered instructions are forgotten for that; the guest may try again in any case.
+    /// The guest faulted on a write to its memory at `gpa`, or on a walk of a page table there. Returns which cached
+    /// instructions are dropped. The guest may retry in any case.
     pub(crate) fn write_fault(&self, gpa: Gpa, cause: Cause) -> Lost {
         let protected = Protected { memory: self, vcpus: &[] };
         self.decoded.as_ref().and_then(|decoded| decoded.written(gpa, cause, &protected)).unwrap_or_default()
     }
 
-    /// The vCPU, about to enter, does what others have asked it to flush.
+    /// The vCPU, which is about to enter, does the flushes that others have requested.
     pub(crate) fn flush_owed(&self, vcpu: &Vcpu, owner: &mut Owner, tally: Tally<'_>) {
         let taken = vcpu.requests().take();
         if taken.whole() {
@@ -299,7 +300,7 @@ impl Memory {
         self.tree.walk(&self.tables, tlbs, walking)
     }
 
-    /// Walks stage 2, and may change its shape.
+    /// Walks stage 2, with the right to change its shape.
     pub(crate) fn walk_mut<'a>(
         &'a self,
         tlbs: &'a AllTlbs<'_>,
@@ -308,7 +309,7 @@ impl Memory {
         self.tree.walk_mut(&self.tables, tlbs, shape)
     }
 
-    /// Where its tables are.
+    /// Pool of its tables.
     #[inline]
     pub(crate) fn tables(&self) -> &TablePool {
         &self.tables
@@ -319,18 +320,18 @@ impl Memory {
         self.shape.lock()
     }
 
-    /// What its dirty log needs to hear.
+    /// State of its dirty log.
     #[inline]
     pub(crate) fn logging(&self) -> &Logging {
         &self.logging
     }
 
-    /// The level of what is mapped when it is touched, unless all is mapped already.
+    /// Level of the pages that are mapped at their first touch; `None` if all memory is mapped at creation.
     pub(crate) fn level_on_touch(&self) -> Option<u32> {
         self.level_on_touch
     }
 
-    /// Where the page at `level` that holds `gpa`, of this region, lies in host memory.
+    /// Host address of the page at `level`, in this region, that holds `gpa`.
     #[inline]
     pub(crate) fn host_page(&self, region: u32, gpa: Gpa, level: u32) -> Option<Hpa> {
         let (region, run) = (self.regions.get(region as usize)?, self.bank.run(region as usize)?);
@@ -343,24 +344,25 @@ impl Memory {
         self.tree.root()
     }
 
-    /// Bytes of host memory that the stage-2 tables take at this moment.
+    /// Bytes of host memory that the stage-2 tables use now.
     pub(crate) fn table_bytes(&self) -> u64 {
         self.tables.bytes()
     }
 
-    /// Copies guest memory from `gpa` on. False, and `into` is not to be used, when a part of it does not exist.
+    /// Copies guest memory from `gpa` on. False if a part of it does not exist; then `into` must not be used.
     #[must_use]
     pub(crate) fn read(&self, gpa: Gpa, into: &mut [u8]) -> bool {
         self.pieces(gpa, into.len(), |frames, offset, piece| frames.read(offset, &mut into[piece]))
     }
 
-    /// Copies `from` to guest memory at `gpa`. False when a part of it does not exist; what lies before it was written.
+    /// Copies `from` to guest memory at `gpa`. False if a part of it does not exist; everything before that part was
+    /// written.
     #[must_use]
     pub(crate) fn write(&self, gpa: Gpa, from: &[u8]) -> bool {
         let mut at = gpa;
         let mut left = from;
         while !left.is_empty() {
-            // Page by page, as instructions are forgotten.
+            // Page by page, because cached instructions are dropped by page.
             let bytes = usize::try_from(PAGE_BYTES - at.offset_in(PageSize::Size4K)).unwrap_or(usize::MAX);
             let (piece, rest) = left.split_at(bytes.min(left.len()));
             let copy = || self.pieces(at, piece.len(), |frames, offset, part| frames.write(offset, &piece[part]));
@@ -373,7 +375,7 @@ impl Memory {
         true
     }
 
-    /// Atomically replaces a word if it is still `current`; says whether it was.
+    /// Atomically replaces a word if it is still `current`; returns whether it was.
     pub(crate) fn compare_exchange(&self, word: Word, current: u64, new: u64) -> bool {
         let Some((run, offset)) = self.bank.place_of(word) else { return false };
         let Some(region) = self.regions.get(run) else { return false };
@@ -381,8 +383,8 @@ impl Memory {
         self.as_host(gpa, size_of::<u64>(), || self.bank.compare_exchange(word, current, new))
     }
 
-    /// Carries out a write of our own to the page of `gpa`. All of them come through here: they meet no stage-2 fault that
-    /// would make remembered instructions forgotten, or tell a dirty log.
+    /// Does a write of the hypervisor to the page of `gpa`. All such writes use this function. They cause no stage-2
+    /// fault, which would drop cached instructions and inform a dirty log.
     #[inline]
     fn as_host<R>(&self, gpa: Gpa, bytes: usize, write: impl FnOnce() -> R) -> R {
         let result = match &self.decoded {
@@ -393,21 +395,21 @@ impl Memory {
         result
     }
 
-    /// The aligned 64-bit word that holds `gpa`, for going there again and again.
+    /// The aligned 64-bit word that holds `gpa`, for repeated accesses.
     pub(crate) fn find_word(&self, gpa: Gpa) -> Option<Word> {
         let region = self.find_index(gpa)?;
         let offset = gpa.0 - self.regions.get(region)?.start.0;
         self.bank.find(region, usize::try_from(offset / 8).ok()?)
     }
 
-    /// Reads the word that is `ahead` words behind one that was found, on the same page.
+    /// Reads the word that is `ahead` words after one that was found, on the same page.
     #[inline]
     pub(crate) fn load(&self, word: Word, ahead: usize) -> u64 {
         self.bank.load(word, ahead)
     }
 
-    /// Where in its memory the guest was stopped at `gpa` by a fault of stage 2; `None` if that is about a device.
-    /// `is_mapped`: something is mapped there, but not for that access. Most devices are told apart by one look.
+    /// The place in its memory where the guest faulted at `gpa` in stage 2; `None` if a device is there. `is_mapped`:
+    /// something is mapped there, but does not allow the access. For most devices this takes one comparison.
     #[inline]
     pub(crate) fn stopped_at(&self, gpa: Gpa, is_mapped: bool) -> Option<Stopped> {
         if !is_mapped && !self.logging.has_gaps() {
@@ -420,11 +422,11 @@ impl Memory {
     /// Whether the guest has memory at `gpa`.
     #[inline]
     pub(crate) fn has(&self, gpa: Gpa) -> bool {
-        // Most VMs have one or two regions, and each access to a device asks.
+        // Most VMs have one or two regions, and each device access asks.
         self.regions.iter().any(|region| region.contains(gpa))
     }
 
-    /// Cuts a run of guest memory at the borders of regions.
+    /// Splits a run of guest memory at the borders of regions.
     fn pieces(
         &self,
         gpa: Gpa,
@@ -453,8 +455,8 @@ impl Memory {
     }
 }
 
-/// A VM's memory, as the cache of decoded instructions protects it. `vcpus` are those that must not write with rights from
-/// before; a write needs none.
+/// A VM's memory, for the write-protecting cache of decoded instructions. `vcpus` must not write with old rights. A
+/// write by the hypervisor needs none of them.
 pub(crate) struct Protected<'a> {
     pub(crate) memory: &'a Memory,
     pub(crate) vcpus: &'a [Block<Vcpu>],
@@ -466,7 +468,7 @@ impl Protect for Protected<'_> {
             return Protection::Refused;
         }
         let (tlbs, walking) = (self.tlbs(), self.memory.logging.walk(cpu::this().id));
-        // Nested pages owe nothing for a leaf that was split before the page was found to be busy.
+        // Nested pages need no flush for a leaf that was split before the page was found busy.
         match self.memory.walk(&tlbs, &walking).try_protect_page(page, Access::READ_EXECUTE) {
             Ok(Attempt::Done(stale)) if stale.is_empty() => Protection::Already,
             Ok(Attempt::Done(_)) => Protection::Owed,
@@ -481,7 +483,8 @@ impl Protect for Protected<'_> {
 
     fn unprotect(&self, page: Gpa) -> Unprotection {
         let (tlbs, walking) = (self.tlbs(), self.memory.logging.walk(cpu::this().id));
-        // It is a leaf of its own since it was protected, so nothing has to be split; and rights that grow owe nothing.
+        // The page has a leaf of its own since it was protected, so nothing must be split; and added rights need no
+        // flush.
         let grown = self.memory.walk(&tlbs, &walking).try_protect_page(page, Access::ALL);
         debug_assert!(matches!(grown, Ok(Attempt::Done(Stale::EMPTY) | Attempt::Busy(Stale::EMPTY))), "{grown:?}");
         if let Ok(Attempt::Busy(_)) = grown { Unprotection::Busy } else { Unprotection::Done }
@@ -507,7 +510,7 @@ impl Tlb for NoTlb {
     fn relax(&self) {}
 }
 
-/// A vCPU that runs on `cpu` is waited for since it was kicked: kicks it again, ever more rarely.
+/// The sender waits for a kicked vCPU on `cpu`: kicks it again, less and less often.
 fn kick_again(wait: &mut Option<Wait>, cpu: u32) {
     let now = tsc::now();
     let patience = tsc::nanos_to_ticks(PATIENCE_NANOS);
@@ -520,12 +523,12 @@ fn kick_again(wait: &mut Option<Wait>, cpu: u32) {
     relax();
 }
 
-/// Whether `set` has all of `count` vCPUs in it.
+/// Whether `set` contains all of `count` vCPUs.
 fn is_everybody(set: hyperv_defs::Targets<'_>, count: u32) -> bool {
     set.banks(count).map(|(_, members)| members.count_ones()).sum::<u32>() == count
 }
 
-/// The running vCPU flushes its own entries: pages at once, everything by the next entry.
+/// The running vCPU flushes its own entries: pages at once, everything at the next entry.
 fn flush_own(arch: &mut ArchVcpu, tally: Tally<'_>, flush: Flush) {
     match flush {
         Flush::Whole => {

@@ -1,4 +1,4 @@
-//! A virtual machine: its memory, its vCPUs, its devices, and how it ends.
+//! A virtual machine: its memory, its vCPUs, its devices, and its end.
 
 pub(crate) mod dirty;
 pub(crate) mod fault;
@@ -34,9 +34,9 @@ use memory::{Memory, MemoryError};
 use serial::SerialLine;
 use tags::VmTags;
 
-/// A VM. Shared by its vCPUs, wherever they wait or run; its memory is freed with the last of them.
+/// A VM. Its vCPUs share it; its memory is freed with the last of them.
 ///
-/// What each exit reads of it stands on lines that are not written while guests run.
+/// The fields that each exit reads are on cache lines that are not written while guests run.
 #[lay_out]
 pub(crate) struct Vm {
     /// Number on the control port.
@@ -80,7 +80,7 @@ pub(crate) struct Ending {
 #[derive(Clone)]
 pub(crate) struct VcpuRef(Arc<Seat>);
 
-/// What keeps a VM for one of its vCPUs, until that has left its guest for good. The line before it is its count's.
+/// The reference of one vCPU to its VM, until the vCPU has left its guest for ever. The line before it holds its count.
 #[lay_out]
 struct Seat {
     #[layout(frozen)]
@@ -118,10 +118,10 @@ pub(crate) fn line_index(line: Line) -> usize {
 pub(crate) const LINES: [Line; 2] = [Line::Console, Line::Agent];
 
 impl Vm {
-    /// Takes memory, loads the kernel, and makes the vCPUs, none of which runs yet.
+    /// Allocates memory, loads the kernel, and makes the vCPUs, none of which runs yet.
     ///
     /// # Errors
-    /// One line that says what is wrong with the VM's description, or what the host lacks.
+    /// One line with the error in the VM's description, or what the host lacks.
     pub(crate) fn create(number: u32, config: VmConfig, payload: &Payload<'_>) -> Result<Arc<Self>, String> {
         let wanted_mib = config.memory_bytes >> 20;
         let tags = VmTags::new(&config);
@@ -186,7 +186,7 @@ impl Vm {
 
     /// Lets the first vCPU run.
     pub(crate) fn start(&self) {
-        // A start-up message without a message: it only brings the vCPU into a run queue.
+        // A start without a start-up message: it only puts the vCPU into a run queue.
         self.post(0, Pending::STARTUP);
     }
 
@@ -195,7 +195,7 @@ impl Vm {
         &self.config.name
     }
 
-    /// What the architecture keeps per VM.
+    /// The architecture's data per VM.
     #[inline]
     pub(crate) fn platform(&self) -> &Platform {
         &self.platform
@@ -212,12 +212,12 @@ impl Vm {
         &self.serial[line_index(line)]
     }
 
-    /// Bytes were typed on a serial line. Says how many the guest's UART had room for.
+    /// Input on a serial port. Returns how many bytes the guest's UART had room for.
     pub(crate) fn type_on(&self, line: Line, bytes: &[u8]) -> usize {
         self.serial(line).receive(bytes, |asserted| platform::serial_interrupt(self, line, asserted))
     }
 
-    /// Posts work to a vCPU, and does what is needed for it to be noticed.
+    /// Posts work to a vCPU, and makes the vCPU notice it.
     pub(crate) fn post(&self, index: u32, work: Pending) {
         let Some(vcpu) = self.vcpus.get(index as usize) else { return };
         match vcpu.mailbox().post(work) {
@@ -225,7 +225,7 @@ impl Vm {
             // This pCPU takes its own vCPU's work before it enters again.
             Notify::Kick(cpu) if cpu == cpu::this().id => {}
             Notify::Kick(cpu) => {
-                // Posted before we look: a vCPU that enters between the two finds the work itself.
+                // Post first, then read: a vCPU that enters between the two finds the work itself.
                 fence(Ordering::SeqCst);
                 if vcpu.presence().is_inside() {
                     interrupts::kick(cpu);
@@ -247,7 +247,7 @@ impl Vm {
         }
     }
 
-    /// Whether the vCPUs are to stay out of their guests.
+    /// Whether the vCPUs must stay out of their guests.
     pub(crate) fn is_paused(&self) -> bool {
         self.paused.load(Ordering::SeqCst)
     }
@@ -265,7 +265,7 @@ impl Vm {
         }
     }
 
-    /// A vCPU has left the guest for good. Says why the VM ended when it was the last one.
+    /// A vCPU has left the guest for ever. Returns why the VM ended if it was the last one.
     pub(crate) fn vcpu_left(&self) -> Option<&Ending> {
         if self.alive.fetch_sub(1, Ordering::AcqRel) != 1 {
             return None;

@@ -1,7 +1,7 @@
-//! A serial line of a VM: what the guest writes waits here for the control port, and what is typed goes to the guest.
+//! A serial port of a VM: holds the guest's output for the control port, and passes input to the guest.
 //!
-//! The line holds a bounded number of bytes. When it is full the UART tells the guest to wait, as a slow terminal
-//! would; a guest whose output nobody reads stalls only itself.
+//! It holds a limited number of bytes. When it is full the UART tells the guest to wait, like a slow terminal; a guest
+//! whose output has no reader delays only itself.
 
 use alloc::vec::Vec;
 
@@ -12,7 +12,7 @@ use crate::device::wired::{Interrupts, Wired};
 /// Bytes that may wait for the control port.
 const CAPACITY: usize = 16 * 1024;
 
-/// One serial line. Whoever uses it passes on changes of its interrupt, by `tell`: whether it is asserted now.
+/// One serial port. Callers pass on changes of its interrupt line by `tell`: whether it is asserted now.
 pub(crate) struct SerialLine(Wired<State>);
 
 struct State {
@@ -46,12 +46,12 @@ impl SerialLine {
         self.0.with(|state| state.write(offset, value), tell);
     }
 
-    /// Bytes were typed. Says how many were taken.
+    /// Input arrives. Returns how many bytes were accepted.
     pub(crate) fn receive(&self, bytes: &[u8], tell: impl FnOnce(bool)) -> usize {
         self.0.with(|state| state.uart.receive(bytes), tell)
     }
 
-    /// Takes up to `most` bytes of output, and when the first of them was written.
+    /// Takes up to `most` bytes of output, and the time when the guest wrote the first of them.
     pub(crate) fn take_output(&self, most: usize, tell: impl FnOnce(bool)) -> Option<(u64, Vec<u8>)> {
         self.0.with(|state| state.take_output(most), tell)
     }
@@ -63,7 +63,7 @@ impl State {
         if self.output.is_empty() {
             self.since_ns = arch::tsc::nanos();
         }
-        // A guest that ignores the UART's "wait" loses what does not fit.
+        // A guest that ignores the UART's "wait" loses bytes without room.
         if self.output.len() < CAPACITY {
             self.output.push(byte);
         }

@@ -1,8 +1,8 @@
-//! The pools of TLB tags that VMs draw from.
+//! The pools of TLB tags for VMs.
 //!
-//! A machine has one space of tags. VMs may manage theirs in different ways (`tags`, `tag_limit`), so the space is cut
-//! into pools, one for each way that a VM of the payload asks for; VMs that ask for the same share a pool. It is cut
-//! once, before the first VM is made: a tag then never passes from one way of counting to another.
+//! A machine has one space of tags. VMs may manage theirs in different ways (`tags`, `tag_limit`). So the space is
+//! divided into pools, one for each way that a VM of the payload uses; VMs with the same way share a pool. It is
+//! divided once, before the first VM is made, so a tag never moves between two ways of counting.
 
 use alloc::format;
 use alloc::string::String;
@@ -17,7 +17,7 @@ use crate::arch::tags::{self, CpuTags, Pool, VcpuTags};
 use crate::cpu::CpuId;
 use crate::sync::per_host;
 
-/// What VMs that share a pool have in common.
+/// The common settings of VMs that share a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Kind {
     scheme: TagScheme,
@@ -36,7 +36,7 @@ per_host! {
     static POOLS: Once<Vec<(Kind, Pool)>> = Once::new();
 }
 
-/// Most tags in one pool. More vCPUs than that do not fit a host of [`crate::cpu::MAX_CPUS`] pCPUs in any useful way.
+/// Maximum number of tags in one pool. More vCPUs than that are of no use on [`crate::cpu::MAX_CPUS`] pCPUs.
 const LARGEST_POOL: u32 = 4095;
 
 /// Cuts the machine's `tags` (numbers from 1 on) into pools for these VMs. `can_flush_one`: the machine can flush the
@@ -92,7 +92,7 @@ impl PoolId {
     }
 }
 
-/// What a VM has of its pool.
+/// A VM's part of its pool.
 pub(crate) struct VmTags {
     pool: PoolId,
     own: tags::VmTags,
@@ -127,7 +127,7 @@ impl VmTags {
     }
 }
 
-/// What one pCPU keeps of all pools.
+/// One pCPU's state of all pools.
 pub(crate) struct CpuPools(Vec<CachePadded<CpuTags>>);
 
 impl CpuPools {
