@@ -1,6 +1,7 @@
 //! `cargo xtask image-matrix`: starts the default VM's image on many PCs of QEMU, and prints on which of them it
 //! started.
 
+use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
@@ -12,15 +13,21 @@ use crate::artifacts::{self, Places, Wanted};
 use crate::emulators::{QEMU_10, QEMU_11};
 
 const HELP: &str = "\
-cargo xtask image-matrix [--json] [--list] [--help] [WORD..]
+cargo xtask image-matrix [--json] [--list] [--limit SECONDS] [--help] [WORD..]
 
 Starts the image that `dunlin image` makes on each PC of 1, 2 and 8 CPUs, with 1 and 6 GiB, from BIOS (SeaBIOS) and UEFI (OVMF), as a CD
 and as a USB disk, with this machine's QEMU and with QEMU 10 and 11 of newer Debians, which are unpacked in the user's cache. Each
-has five minutes to boot Debian in the default VM and to turn itself off.
+has five minutes to boot Debian in the default VM and to turn itself off. PCs that have the most in common with none before come first.
 
-  WORD..   only PCs that have all of these: qemu, qemu-10, qemu-11, cpus-1, cpus-2, cpus-8, 1G, 6G, bios, uefi, cd, usb
-  --json   one line of JSON for each PC on standard output
-  --list   the PCs
+  WORD..           only PCs with these. Words of one line are alternatives, and a line without a word given does not matter:
+                     qemu, qemu-10, qemu-11
+                     cpus-1, cpus-2, cpus-8
+                     1G, 6G
+                     bios, uefi
+                     cd, usb
+  --json           one line of JSON for each PC on standard output
+  --list           the PCs, in the order in which they are started
+  --limit SECONDS  for each PC; 300 unless it says otherwise
 
 The status is 0 if the image started on all of them. Serial logs are in target/image-matrix.
 ";
@@ -28,11 +35,12 @@ The status is 0 if the image started on all of them. Serial logs are in target/i
 /// Debian's UEFI for QEMU: its code, and the variables that it changes.
 const UEFI: [&str; 2] = ["/usr/share/OVMF/OVMF_CODE_4M.fd", "/usr/share/OVMF/OVMF_VARS_4M.fd"];
 
+/// How long a PC may run unless `--limit` says otherwise.
 const LIMIT: Duration = Duration::from_secs(300);
 
 /// The variants of a PC: each word stands for arguments of QEMU.
 const QEMUS: [&str; 3] = ["qemu", "qemu-10", "qemu-11"];
-const CPUS: [(&str, &[&str]); 3] = [("cpus-1", &["-smp", "1"]), ("cpus-2", &["-smp", "2"]), ("cpus-8", &["-smp", "8"])];
+const CPUS: [(&str, &[&str]); 3] = [("cpus-2", &["-smp", "2"]), ("cpus-1", &["-smp", "1"]), ("cpus-8", &["-smp", "8"])];
 const MEMORY: [(&str, &[&str]); 2] = [("1G", &["-m", "1G"]), ("6G", &["-m", "6G"])];
 const FIRMWARE: [&str; 2] = ["bios", "uefi"];
 const MEDIA: [&str; 2] = ["cd", "usb"];
@@ -48,11 +56,41 @@ struct Started {
     wall: Duration,
 }
 
-/// All of them.
+/// What is asked for on the command line.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Wishes<'a> {
+    words: Vec<&'a str>,
+    limit: Option<Duration>,
+    is_json: bool,
+    is_list: bool,
+    is_help: bool,
+}
+
+impl<'a> Wishes<'a> {
+    fn read(arguments: &'a [String]) -> Result<Self> {
+        let mut wishes = Wishes::default();
+        let mut arguments = arguments.iter().map(String::as_str);
+        while let Some(argument) = arguments.next() {
+            match argument {
+                "--help" | "-h" => wishes.is_help = true,
+                "--json" => wishes.is_json = true,
+                "--list" => wishes.is_list = true,
+                "--limit" => {
+                    let seconds = arguments.next().and_then(|word| word.parse().ok()).filter(|&seconds| seconds > 0);
+                    wishes.limit = Some(Duration::from_secs(seconds.context("--limit takes a number of seconds")?));
+                }
+                word => wishes.words.push(word),
+            }
+        }
+        Ok(wishes)
+    }
+}
+
+/// All of them, those with two CPUs first.
 fn all() -> Vec<Pc> {
     let mut pcs = Vec::new();
-    for qemu in QEMUS {
-        for (cpus, smp) in CPUS {
+    for (cpus, smp) in CPUS {
+        for qemu in QEMUS {
             for (memory, bytes) in MEMORY {
                 for firmware in FIRMWARE {
                     for medium in MEDIA {
@@ -66,25 +104,43 @@ fn all() -> Vec<Pc> {
     pcs
 }
 
-/// Those that have all of the words.
+/// Those with these words: of each kind of word one of those given, if any is.
 fn chosen(words: &[&str]) -> Result<Vec<Pc>> {
-    let all = all();
-    if let Some(unknown) = words.iter().find(|word| !all.iter().any(|pc| pc.words.contains(word))) {
+    let mut pcs = all();
+    if let Some(unknown) = words.iter().find(|word| !pcs.iter().any(|pc| pc.words.contains(word))) {
         bail!("no PC has `{unknown}`; `cargo xtask image-matrix --help` tells the words");
     }
-    Ok(all.into_iter().filter(|pc| words.iter().all(|word| pc.words.contains(word))).collect())
+    for kind in 0..5 {
+        let of_kind: Vec<&str> = pcs.iter().map(|pc| pc.words[kind]).filter(|word| words.contains(word)).collect();
+        pcs.retain(|pc| of_kind.is_empty() || of_kind.contains(&pc.words[kind]));
+    }
+    Ok(pcs)
+}
+
+/// The same PCs, with those first that show the most: each next one has the most pairs of words that none before it has.
+fn most_different_first(mut pcs: Vec<Pc>) -> Vec<Pc> {
+    let mut seen = HashSet::new();
+    let mut ordered = Vec::new();
+    while !pcs.is_empty() {
+        let news = |pc: &Pc| pc.pairs().filter(|pair| !seen.contains(pair)).count();
+        let most = pcs.iter().map(news).max();
+        // Of several the first.
+        let next = pcs.iter().position(|pc| Some(news(pc)) == most).unwrap_or_default();
+        let next = pcs.remove(next);
+        seen.extend(next.pairs());
+        ordered.push(next);
+    }
+    ordered
 }
 
 pub(crate) fn command(places: &Places, rest: &[String]) -> Result<ExitCode> {
-    let is_flag = |name: &str| rest.iter().any(|word| word == name);
-    if is_flag("--help") || is_flag("-h") {
+    let Wishes { words, limit, is_json, is_list, is_help } = Wishes::read(rest)?;
+    if is_help {
         print!("{HELP}");
         return Ok(ExitCode::SUCCESS);
     }
-    let words: Vec<&str> =
-        rest.iter().map(String::as_str).filter(|word| !["--json", "--list"].contains(word)).collect();
-    let pcs = chosen(&words)?;
-    if is_flag("--list") {
+    let pcs = most_different_first(chosen(&words)?);
+    if is_list {
         pcs.iter().for_each(|pc| println!("{}", pc.words.join(" ")));
         return Ok(ExitCode::SUCCESS);
     }
@@ -102,7 +158,7 @@ pub(crate) fn command(places: &Places, rest: &[String]) -> Result<ExitCode> {
     let mut table = format!("{:32} {:8} {:>8}\n", "PC", "status", "wall");
     for (at, pc) in (1..).zip(&pcs) {
         let name = pc.words.join(" ");
-        let Started { complaints, wall } = pc.start(&folder, &image)?;
+        let Started { complaints, wall } = pc.start(&folder, &image, limit.unwrap_or(LIMIT))?;
         let status = if complaints.is_empty() { "passed" } else { "FAILED" };
         eprintln!(
             "{at:2} of {}: {name:32} {status} {:6.1} s  {}",
@@ -110,7 +166,7 @@ pub(crate) fn command(places: &Places, rest: &[String]) -> Result<ExitCode> {
             wall.as_secs_f64(),
             complaints.join("; ")
         );
-        if is_flag("--json") {
+        if is_json {
             println!(
                 "{}",
                 serde_json::json!({
@@ -126,8 +182,14 @@ pub(crate) fn command(places: &Places, rest: &[String]) -> Result<ExitCode> {
 }
 
 impl Pc {
+    /// The pairs of its words.
+    fn pairs(&self) -> impl Iterator<Item = [&'static str; 2]> {
+        let words = self.words;
+        (0..words.len()).flat_map(move |first| (0..first).map(move |second| [words[second], words[first]]))
+    }
+
     /// Starts it, waits until it turns itself off, and says what was not as it should be.
-    fn start(&self, folder: &Path, image: &Path) -> Result<Started> {
+    fn start(&self, folder: &Path, image: &Path, limit: Duration) -> Result<Started> {
         let [qemu, _, _, firmware, medium] = self.words;
         let program = match qemu {
             "qemu-10" => QEMU_10.unpack()?.programs().join(PROGRAM),
@@ -138,7 +200,7 @@ impl Pc {
         let _ = fs::remove_file(&serial);
         let mut command = Command::new("timeout");
         command
-            .arg(LIMIT.as_secs().to_string())
+            .arg(limit.as_secs().to_string())
             .arg(program)
             .args([
                 "-accel",
@@ -195,7 +257,10 @@ fn complaints(status: Option<i32>, log: &str) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{all, chosen, complaints};
+    use std::collections::HashSet;
+    use std::time::Duration;
+
+    use super::{Wishes, all, chosen, complaints, most_different_first};
 
     #[test]
     fn each_pc_is_there_once_and_words_choose_among_them() {
@@ -206,6 +271,36 @@ mod tests {
         assert_eq!(names.len(), 72);
         assert_eq!(chosen(&["qemu-11", "uefi", "usb", "cpus-8"]).expect("known").len(), 2);
         assert!(chosen(&["floppy"]).is_err());
+    }
+
+    #[test]
+    fn words_of_one_kind_are_alternatives() {
+        let names: Vec<_> = chosen(&["qemu", "qemu-11", "1G"]).expect("known").iter().map(|pc| pc.words).collect();
+        assert_eq!(names.len(), 24);
+        assert!(names.iter().all(|words| words[0] != "qemu-10" && words[2] == "1G"));
+    }
+
+    #[test]
+    fn first_pcs_have_each_pair_of_words() {
+        let of_two = chosen(&["qemu", "qemu-11"]).expect("known");
+        let all_pairs: HashSet<_> = of_two.iter().flat_map(super::Pc::pairs).collect();
+        let ordered = most_different_first(of_two);
+        assert_eq!(ordered.len(), 48);
+        let early: HashSet<_> = ordered.iter().take(8).flat_map(super::Pc::pairs).collect();
+        assert_eq!(early, all_pairs);
+    }
+
+    #[test]
+    fn limit_is_a_number_of_seconds() {
+        let read = |words: &[&str]| {
+            let words: Vec<String> = words.iter().map(|&word| word.to_string()).collect();
+            Wishes::read(&words).map(|wishes| (wishes.limit, wishes.words.len())).ok()
+        };
+        assert_eq!(read(&["--limit", "900", "usb"]), Some((Some(Duration::from_secs(900)), 1)));
+        assert_eq!(read(&["usb"]), Some((None, 1)));
+        assert_eq!(read(&["--limit"]), None);
+        assert_eq!(read(&["--limit", "0"]), None);
+        assert_eq!(read(&["--limit", "usb"]), None);
     }
 
     #[test]
