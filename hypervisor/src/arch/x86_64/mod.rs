@@ -1,7 +1,7 @@
 //! x86-64 with AMD SVM.
 //!
-//! [`host`] is the machine as the hypervisor itself uses it, [`guest`] the PC that a guest sees. [`svm`] is the back end:
-//! what a vCPU is to AMD's virtualization, how it is entered and why it was left.
+//! [`host`] is the machine for the hypervisor itself, [`guest`] the PC that a guest sees. [`svm`] is the back end: a
+//! vCPU's state in AMD's virtualization, its entry and its exit.
 
 pub(crate) mod guest;
 pub(crate) mod host;

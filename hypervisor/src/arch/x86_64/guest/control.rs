@@ -1,11 +1,11 @@
 //! Writes of CR0, CR4 and CR8.
 //!
-//! CR4 leaves the guest at each write, because it turns features on that the guest's CPUID hides. CR0 does when more changes
-//! than TS and MP, which is what a lazy switch of x87 state writes. What may be written is [`x86_defs::control`]'s business.
+//! Each write of CR4 exits, because CR4 enables features that the guest's CPUID hides. A write of CR0 exits if it
+//! changes more than TS and MP, which a lazy switch of x87 state writes. [`x86_defs::control`] has the rules.
 //!
-//! While a write is intercepted, the processor does nothing of what it would do by itself: EFER.LMA and the TLB are up to us.
-//! The page-directory pointers of PAE paging are not: with nested paging the processor reads them when it needs them (APM vol.
-//! 2, 15.25.10).
+//! The processor does nothing for an intercepted write, so this code also updates EFER.LMA and the TLB. It need not
+//! load the page-directory pointers of PAE paging: with nested paging the processor reads them when it needs them (APM
+//! vol. 2, 15.25.10).
 
 use x86_defs::control::{self, Refused, State, Write};
 use x86_defs::registers::efer;
@@ -27,7 +27,8 @@ pub(in crate::arch::x86_64) fn write(run: &mut Running<'_>, number: u8) -> Next 
         return Next::Resume;
     }
 
-    // What cannot be read, or is something else by now, was changed meanwhile: the guest executes what is there.
+    // If the code cannot be read, or is another instruction by now, it was changed meanwhile: the guest executes the
+    // new code.
     let Some(window) = mmio::bytes_at_rip(run) else { return Next::Resume };
     let bytes = &window.to_bytes()[..usize::from(window.length())];
     let rip = run.owner.arch.vmcb.save.rip;
@@ -67,7 +68,7 @@ pub(super) fn write_efer(run: &mut Running<'_>, value: u64) -> Result<(), Refuse
 fn move_to(run: &mut Running<'_>, number: u8, from: u8, next_rip: u64) {
     let arch = &mut run.owner.arch;
     let value = register(arch, from);
-    // The operand has 64 bits in 64-bit mode and 32 elsewhere, whatever the prefixes say (APM vol. 3, MOV CRn).
+    // The operand has 64 bits in 64-bit mode and 32 elsewhere, regardless of prefixes (APM vol. 3, MOV CRn).
     let value = if is_64_bit(arch) { value } else { value & 0xffff_ffff };
     let before = state(&arch.vmcb.save);
     let after = match number {
@@ -100,7 +101,7 @@ fn load_status_word(run: &mut Running<'_>, word: u64, next_rip: u64) {
     arch.skip_to(next_rip);
 }
 
-/// Gives the guest this state, and flushes what it makes stale.
+/// Sets the guest's state, and flushes entries that the change makes stale.
 fn enter_state(arch: &mut ArchVcpu, next: State) {
     let save = &mut arch.vmcb.save;
     let is_stale = state(save).makes_stale(next);

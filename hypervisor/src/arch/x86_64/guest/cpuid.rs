@@ -1,7 +1,7 @@
-//! CPUID as a guest sees it, by allow list.
+//! CPUID as a guest sees it, by allow-list.
 //!
-//! The answers are the host's, less every feature that is not named here, plus what the hypervisor itself provides
-//! (x2APIC, TSC deadline, an invariant TSC, topology, its own leaves). They are worked out once per VM; an exit only
+//! The values are the host's, without every feature that is not named here, plus what the hypervisor itself provides
+//! (x2APIC, TSC deadline, an invariant TSC, topology, its own leaves). They are computed once per VM. An exit only
 //! looks one up and fills in the few bits that differ between vCPUs or follow a control register.
 
 use alloc::vec::Vec;
@@ -23,13 +23,15 @@ use crate::device::local_apic::{Mode, TSC_TICKS_PER_TIMER_TICK};
 
 /// Leaves 1 and 8000_0001, EDX: there is a local APIC. Shown while IA32_APIC_BASE leaves it on (APM vol. 2, 16.3.1).
 const EDX_APIC: u32 = 1 << 9;
-/// Leaf 1, ECX: SSE3 to RDRAND, without MONITOR, VMX, PCID, and without what needs a device.
+/// Leaf 1, ECX: SSE3 to RDRAND, without MONITOR, VMX, PCID, and without features that need a device.
 const LEAF_1_ECX: u32 = bits(&[0, 1, 9, 12, 13, 19, 20, 22, 23, 25, 26, 28, 29, 30]);
-/// Leaf 1, EDX: all that an AMD CPU has but machine checks, thermal and the like; VME, APIC, MTRR, PAT, FXSR, SSE2, HTT.
+/// Leaf 1, EDX: all features of an AMD CPU except machine checks, thermal and similar; VME, APIC, MTRR, PAT, FXSR,
+/// SSE2, HTT.
 const LEAF_1_EDX: u32 = bits(&[0, 1, 2, 3, 4, 5, 6, 8, 9, 11, 12, 13, 15, 16, 17, 19, 23, 24, 25, 26]);
 /// Leaf 6, EAX: the APIC timer does not stop in deep sleep.
 const LEAF_6_EAX_ARAT: u32 = 1 << 2;
-/// Leaf 7, EBX: FSGSBASE, BMI, AVX2, SMEP, ERMS, INVPCID (with PCID hidden, hidden as well), AVX-512, SMAP, CLFLUSHOPT, CLWB, SHA, ADX, RDSEED.
+/// Leaf 7, EBX: FSGSBASE, BMI, AVX2, SMEP, ERMS, INVPCID (hidden if PCID is hidden), AVX-512, SMAP, CLFLUSHOPT, CLWB,
+/// SHA, ADX, RDSEED.
 const LEAF_7_EBX: u32 = bits(&[0, 3, 5, 7, 8, 9, 16, 17, 18, 19, 20, 21, 23, 24, 28, 29, 30, 31]);
 /// Leaf 7, ECX: AVX-512 VBMI, UMIP, PKU, VBMI2, GFNI, VAES, VPCLMULQDQ, VNNI, BITALG, VPOPCNTDQ, RDPID. Not LA57.
 const LEAF_7_ECX: u32 = bits(&[1, 2, 3, 6, 8, 9, 10, 11, 12, 14, 22]);
@@ -83,7 +85,7 @@ struct Leaf {
     fill: Fill,
 }
 
-/// What is filled in when the leaf is read.
+/// Bits that an exit fills in.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fill {
     Nothing,
@@ -297,16 +299,17 @@ fn extended_registers(number: u32, vcpus: u32) -> Registers {
             ecx: found.ecx & LEAF_8000_0001_ECX | if vcpus > 1 { LEAF_8000_0001_ECX_CMP_LEGACY } else { 0 },
             edx: found.edx & LEAF_8000_0001_EDX,
         },
-        // The name, and what the caches are like.
+        // The processor's name, and the caches.
         0x8000_0002..=0x8000_0006 => found,
         0x8000_0007 if tsc::is_invariant() => {
             Registers { edx: leaf_8000_0007_edx::TSC_INVARIANT, ..Registers::default() }
         }
         0x8000_0008 => Registers {
-            // Physical addresses are as wide as the host's; linear ones have four levels of tables, since LA57 is not offered.
+            // Physical addresses are as wide as the host's. Linear ones have four levels of tables, because LA57 is not
+            // offered.
             eax: found.eax & 0xff | LINEAR_ADDRESS_BITS << 8,
             ebx: found.ebx & LEAF_8000_0008_EBX,
-            // Cores less one, and how many bits of an APIC id count them.
+            // Number of cores minus one, and how many bits of an APIC id count them.
             ecx: id_bits(vcpus) << 12 | (vcpus - 1).min(0xff),
             edx: 0,
         },
@@ -314,11 +317,11 @@ fn extended_registers(number: u32, vcpus: u32) -> Registers {
     }
 }
 
-/// The hypervisor's own leaves, for a VM that is offered no Hyper-V interface.
+/// The hypervisor's own leaves, for a VM without the Hyper-V interface.
 ///
-/// A kernel wants two things from a hypervisor before anything else: the frequency of the TSC, and a word that it may
-/// keep the x2APIC without interrupt remapping. The smallest interface that gives both to unmodified kernels is
-/// VMware's: one leaf with the frequencies, and two calls (`docs/decisions/0004-guest-clock.md`).
+/// A kernel first needs two things from a hypervisor: the frequency of the TSC, and permission to use the x2APIC
+/// without interrupt remapping. VMware's interface is the smallest that gives both to unmodified kernels: one leaf with
+/// the frequencies, and two calls (`docs/decisions/0004-guest-clock.md`).
 fn vmware_leaf(number: u32) -> Registers {
     /// The calls are made by VMMCALL.
     const CALLS_BY_VMMCALL: u32 = 1 << 0;
@@ -341,7 +344,7 @@ pub(in crate::arch::x86_64) fn timer_hertz() -> u64 {
     tsc::hz() / TSC_TICKS_PER_TIMER_TICK
 }
 
-/// Width of the guests' physical addresses: they have as many bits as the host's, which leaf 8000_0008 tells them.
+/// Width of the guests' physical addresses: the host's, as leaf 8000_0008 says.
 pub(super) fn physical_address_bits() -> u8 {
     static BITS: Once<u8> = Once::new();
     *BITS.call_once(|| host(0x8000_0008).eax.to_le_bytes()[0])

@@ -1,7 +1,8 @@
-//! The emulator of instructions at work: a vCPU and its VM's memory as it sees them, and what is remembered of its work.
+//! The instruction emulator of a vCPU: its view of registers and memory, and its caches.
 //!
-//! Where nothing is remembered, each instruction is fetched and decoded. With `decode_cache = "bytes"` a vCPU fetches, and knows
-//! what the bytes mean; with `"write-protect"` it walks to where the instruction is, and the VM knows what is there.
+//! Without a cache, each instruction is fetched and decoded. With `decode_cache = "bytes"` a vCPU fetches, and caches
+//! the meaning of the bytes. With `"write-protect"` it walks to the instruction, and the VM caches the instruction
+//! there.
 
 #![expect(unsafe_code, reason = "reads the guest's protection-key rights, which stay in the register")]
 
@@ -27,9 +28,10 @@ use crate::vcpu::Tally;
 use crate::vcpu::run::Running;
 use crate::vm::memory::{Memory, Protected};
 
-/// The registers of a vCPU that is outside its guest.
+/// The registers of a vCPU outside its guest.
 ///
-/// RAX and RSP, which the hardware keeps in the VMCB, stand in their places among the others until [`Registers::put_back`].
+/// The hardware keeps RAX and RSP in the VMCB. They are copied to their places among the others until
+/// [`Registers::put_back`].
 pub(super) struct Registers<'a> {
     gprs: &'a mut Gprs,
     save: &'a mut SaveArea,
@@ -114,8 +116,8 @@ impl Cpu for Registers<'_> {
             return 0;
         }
         let value: u32;
-        // SAFETY: RDPKRU reads a register and needs ECX to be zero and CR4.PKE to be set, which
-        // `svm::enable` has done (APM vol. 3, RDPKRU).
+        // SAFETY: RDPKRU reads a register and needs ECX = 0 and CR4.PKE set, which `svm::enable` has done (APM vol. 3,
+        // RDPKRU).
         unsafe {
             asm!("rdpkru", in("ecx") 0, out("eax") value, out("edx") _, options(nomem, nostack, preserves_flags))
         };
@@ -176,26 +178,26 @@ impl decode_cache::Decoded for Decoded {
     }
 }
 
-/// What a vCPU keeps for the emulation of its instructions.
+/// A vCPU's data for the emulation of instructions.
 pub(in crate::arch::x86_64) struct Emulator {
     walks: Walks<Memory>,
-    /// How many of them were counted.
+    /// How many of these walks the counters include.
     walks_done: u64,
-    /// What is remembered, where each vCPU does so for itself.
+    /// The vCPU's own caches, if it has any.
     known: Option<Block<Known>>,
-    /// What the instruction that was carried out last has taught the VM.
+    /// The last executed instruction, to insert into the VM's cache.
     learnt: Option<Learnt>,
 }
 
-/// What a vCPU knows of its instructions: written by whoever runs it, so in pages of its own.
+/// A vCPU's caches of its instructions. The pCPU that runs the vCPU writes them, so they have pages of their own.
 struct Known {
     /// Places that access devices.
     sites: Sites<Memory>,
-    /// What bytes mean, wherever they are.
+    /// The meaning of bytes, at any address.
     bytes: ByBytes<Decoded>,
 }
 
-/// An instruction that was decoded, to be remembered for the whole VM once it was carried out.
+/// A decoded instruction, to be cached for the whole VM after it was executed.
 struct Learnt {
     lookup: Lookup,
     decoded: Decoded,
@@ -214,7 +216,7 @@ impl Emulator {
         }
     }
 
-    /// Carries out the instruction at RIP. `given` is what the CPU has saved of it, which may be nothing.
+    /// Executes the instruction at RIP. `given` are the bytes that the CPU has saved, perhaps none.
     #[inline]
     pub(super) fn carry_out(
         &mut self,
@@ -242,12 +244,12 @@ impl Emulator {
         outcome
     }
 
-    /// Walks that were done before, for those who read the guest's code for reasons of their own.
+    /// The cached walks, for other code that reads the guest's instructions.
     pub(super) fn walks(&mut self) -> &mut Walks<Memory> {
         &mut self.walks
     }
 
-    /// Where each vCPU remembers for itself.
+    /// The pages of the vCPU's own caches.
     pub(in crate::arch::x86_64) fn own_pages(&self) -> Option<OwnPages> {
         let known = self.known.as_ref()?;
         Some(OwnPages { what: "decoded instructions", hva: known.hva(), bytes: size_of::<Known>() })
@@ -307,13 +309,13 @@ fn by_bytes_elsewhere<D: Device>(
     let Known { sites, bytes: cache } = known;
     if let Some(Decoded(instruction)) = cache.find(mode, &bytes) {
         tally.add(|count| &count.decode_hits, 1);
-        // The walk to the operand is known by now if this is not the first time, and the place can be remembered whole.
+        // If this is not the first time, the walk to the operand is cached by now, and the site can be cached.
         this.learn(sites, &window, instruction);
         return this.execute(instruction);
     }
 
     tally.add(|count| &count.decode_misses, 1);
-    // What is remembered under these bytes is what these bytes mean: by now there may be others.
+    // Decode the cached key's own bytes: memory may hold other bytes by now.
     let Ok(instruction) = x86_emulate::decode(this.mode(), &window.to_bytes()[..usize::from(window.length())]) else {
         return anew(this, &[]);
     };
@@ -336,7 +338,7 @@ fn by_place<D: Device>(
     learnt: &mut Option<Learnt>,
     tally: Tally<'_>,
 ) -> Outcome {
-    // The guest's page tables are looked at, unless they are protected as well.
+    // Walk the guest's page tables, unless they are protected as well.
     let at = match shared.vouching() {
         Vouching::Walk => this.locate().map(|(linear, gpa)| (linear, Some(gpa))),
         Vouching::Tables => this.linear_rip().map(|linear| (linear, None)),
@@ -363,7 +365,7 @@ fn by_place<D: Device>(
     }
 }
 
-/// CR3, and in the bits that it does not have what else decides about the way of a walk.
+/// CR3, with the other inputs of a walk in its unused bits.
 fn space(cpu: &impl Cpu) -> u64 {
     let bit = |condition: bool, place: u32| u64::from(condition) << place;
     cpu.cr3()
@@ -374,8 +376,8 @@ fn space(cpu: &impl Cpu) -> u64 {
         ^ bit(cpu.efer() & efer::LMA != 0, 62)
 }
 
-/// Remembers for the whole VM the instruction that was carried out last, if it was (`is_done`). Not while it is carried
-/// out: other vCPUs may have to be waited for.
+/// Caches the last executed instruction for the whole VM, if it is finished (`is_done`). Not during the emulation,
+/// because this may wait for other vCPUs.
 #[cold]
 pub(super) fn remember(run: &mut Running<'_>, is_done: bool) {
     let Some(learnt) = run.owner.arch.emulator.learnt.take().filter(|_| is_done) else { return };

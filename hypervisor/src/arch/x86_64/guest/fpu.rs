@@ -1,13 +1,13 @@
 //! Vector and floating-point state of guests (APM vol. 2, 11.5).
 //!
-//! The hypervisor uses no vector registers, so a guest's stay where they are across its exits, and across a halt from
-//! which the vCPU comes back to the same pCPU. They are saved when the vCPU leaves the pCPU and loaded again only if
-//! somebody else's state is in the registers by then. XCR0 says which state there is, and it is the guest's: it is read
-//! back when the vCPU leaves, because not every machine honours the intercept of XSETBV.
+//! The hypervisor uses no vector registers. So a guest's values stay in the registers across its exits, and across a
+//! halt after which the vCPU returns to the same pCPU. They are saved when the vCPU leaves the pCPU, and loaded only if
+//! the registers hold another vCPU's state by then. XCR0, which selects the state components, belongs to the guest. It
+//! is read back when the vCPU leaves, because not every machine supports the intercept of XSETBV.
 //!
-//! For the same reason all components that the machine has are switched, not only those that guests are offered: a guest of
-//! such a machine reaches the others, and would find there what another VM left. Supervisor components are none of them: XSS
-//! is the host's, stays zero, and guests are offered neither it nor XSAVES.
+//! For the same reason all components of the machine are switched, not only the offered ones: without the intercept, a
+//! guest can access the others, and would find another VM's data there. This excludes supervisor components: XSS
+//! belongs to the host and stays zero, and guests get neither it nor XSAVES.
 
 #![expect(unsafe_code, reason = "XSAVE and XRSTOR access registers and memory behind the compiler's back")]
 
@@ -28,7 +28,7 @@ const XCR0_RESET: u64 = 1;
 /// State components that a guest may enable: x87, SSE, AVX, AVX-512 (three), protection keys.
 pub(crate) const XCR0_OFFERED: u64 = 0b10_1110_0111;
 
-/// A page: XSAVE would be content with 64 bytes, but nobody else is to write beside it.
+/// A page: XSAVE needs only 64-byte alignment, but no other code may write next to it.
 #[repr(C, align(4096))]
 struct Page([u8; PAGE]);
 
@@ -38,7 +38,7 @@ const PAGE: usize = 4096;
 pub(crate) struct FpuState {
     area: Box<[Page]>,
     xcr0: u64,
-    /// Tells this state from all others ever made; 0 is nobody's.
+    /// Identifies this state among all ever made; 0 is none.
     identity: u64,
 }
 
@@ -48,13 +48,13 @@ impl FpuState {
     /// The state after reset.
     pub(crate) fn new() -> Self {
         let area = Box::<[Page]>::new_zeroed_slice((xsave_bytes() as usize).div_ceil(PAGE));
-        // SAFETY: all bytes of a page may be zero. (Made where they are to be: pages have no place on the stack.)
+        // SAFETY: all bytes of a page may be zero. (Made in place: pages do not fit on the stack.)
         let mut area = unsafe { area.assume_init() };
-        // An all-zero area is the initial configuration, but for two fields that XRSTOR takes as they are:
-        // FCW 0x037f (all exceptions masked, extended precision) and MXCSR 0x1f80 (all masked).
+        // An all-zero area is the initial configuration, except for two fields that XRSTOR loads unchanged: FCW 0x037f
+        // (all exceptions masked, extended precision) and MXCSR 0x1f80 (all masked).
         area[0].0[0..2].copy_from_slice(&0x037f_u16.to_le_bytes());
         area[0].0[24..28].copy_from_slice(&0x1f80_u32.to_le_bytes());
-        // XSTATE_BV: x87 and SSE come from the area, so that the two fields count.
+        // XSTATE_BV: load x87 and SSE from the area, so that the two fields count.
         area[0].0[512] = 3;
         Self { area, xcr0: XCR0_RESET, identity: IDENTITIES.fetch_add(1, Ordering::Relaxed) }
     }
@@ -64,18 +64,18 @@ impl FpuState {
         OwnPages { what: "XSAVE area", hva: Hva(self.area.as_ptr().addr() as u64), bytes: size_of_val(&*self.area) }
     }
 
-    /// Brings the state into this pCPU's registers, unless it is still there: the vCPU ran here last (`came_back`), and
-    /// nobody else's state has been loaded since.
+    /// Loads the state into this pCPU's registers, unless it is still there: the vCPU ran here last (`came_back`), and
+    /// no other state was loaded since.
     pub(in crate::arch::x86_64) fn load(&mut self, cpu: &HostContext, came_back: bool) {
         if came_back && cpu.fpu_holder.load(Ordering::Relaxed) == self.identity {
             write_xcr0(self.xcr0);
             return;
         }
-        // XRSTOR can only restore what XCR0 enables. Everything is enabled for its duration, so that the components which
-        // this guest has not enabled become initial instead of keeping a stranger's data.
+        // XRSTOR can only restore what XCR0 enables. Everything is enabled during it, so that components that this
+        // guest has not enabled become initial instead of keeping another guest's data.
         write_xcr0(machine_xcr0());
-        // SAFETY: the area is aligned to 64 bytes and more, as large as CPUID says XSAVE needs for all of `machine_xcr0`, and was filled
-        // by `new` or by XSAVE, both of which leave a header that XRSTOR accepts.
+        // SAFETY: the area is aligned to at least 64 bytes, as large as CPUID says XSAVE needs for all of
+        // `machine_xcr0`, and was filled by `new` or by XSAVE. Both leave a header that XRSTOR accepts.
         unsafe {
             asm!("xrstor64 [{area}]", area = in(reg) self.area.as_ptr(), in("eax") u32::MAX, in("edx") u32::MAX, options(nostack));
         }
@@ -83,11 +83,11 @@ impl FpuState {
         cpu.fpu_holder.store(self.identity, Ordering::Relaxed);
     }
 
-    /// Saves the state from this pCPU's registers; they go on holding it.
+    /// Saves the state from this pCPU's registers, which keep it.
     pub(in crate::arch::x86_64) fn save(&mut self) {
         self.xcr0 = read_xcr0();
         write_xcr0(machine_xcr0());
-        // SAFETY: as for XRSTOR above; nobody else refers to the area while we hold it exclusively.
+        // SAFETY: as for XRSTOR above; this code has the only reference to the area.
         unsafe {
             asm!("xsave64 [{area}]", area = in(reg) self.area.as_mut_ptr(), in("eax") u32::MAX, in("edx") u32::MAX, options(nostack));
         }
@@ -97,8 +97,8 @@ impl FpuState {
 /// The first six 128-bit registers of the guest that just left, low half first: they are still in place.
 pub(super) fn first_vector_registers() -> [u64; 12] {
     let mut registers = [0; 12];
-    // SAFETY: writes the 96 bytes of the array. CR4.OSFXSR was set when SVM was enabled on this pCPU, and the host's CR0
-    // has neither EM nor TS.
+    // SAFETY: writes the 96 bytes of the array. CR4.OSFXSR was set when SVM was enabled on this pCPU, and the host's
+    // CR0 has neither EM nor TS.
     unsafe {
         asm!(
             "movups [{to}], xmm0",
@@ -150,8 +150,8 @@ pub(in crate::arch::x86_64) fn is_valid_xcr0(value: u64) -> bool {
 
 /// Sets XCR0 of the guest whose state is in the registers. The value must be valid ([`is_valid_xcr0`]).
 pub(in crate::arch::x86_64) fn write_xcr0(value: u64) {
-    // SAFETY: the value is one that the machine supports, see the callers; the hypervisor uses no extended state. Of RAX
-    // the instruction reads the lower half.
+    // SAFETY: the machine supports the value, see the callers; the hypervisor uses no extended state. The instruction
+    // reads the lower half of RAX.
     unsafe { asm!("xsetbv", in("rcx") 0, in("rax") value, in("rdx") value >> 32, options(nomem, nostack)) };
 }
 

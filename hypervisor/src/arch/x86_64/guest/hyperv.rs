@@ -1,8 +1,8 @@
-//! The Hyper-V interface, as far as it is this architecture's: CPUID leaves, synthetic MSRs, the hypercall instruction.
+//! The x86-64 part of the Hyper-V interface: CPUID leaves, synthetic MSRs, the hypercall instruction.
 //!
-//! Which of it a guest is offered is its VM's `hyperv` and `flush` ([`Profile`]). Pages that the guest places (the hypercall
-//! page, the page of the reference TSC) are written into the guest's own memory, not laid over it; kernels give pages
-//! of their own for it.
+//! The VM's keys `hyperv` and `flush` choose the offered part ([`Profile`]). Pages that the guest places (the hypercall
+//! page, the reference TSC page) are written into the guest's own memory, not mapped over it; kernels provide pages for
+//! them.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -33,7 +33,7 @@ pub(super) const LAST_MSR: u32 = *msr::RANGE.end();
 /// The last of the hypervisor's CPUID leaves.
 pub(super) const MAX_LEAF: u32 = leaf::MAX_LEAF;
 
-/// What a VM is offered.
+/// The part offered to a VM.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Profile {
     recommendations: Recommendations,
@@ -51,7 +51,7 @@ const FEATURES: Features = Features::XMM_INPUT.union(Features::FREQUENCIES);
 const HARDWARE: HardwareFeatures = HardwareFeatures::MSR_BITMAPS.union(HardwareFeatures::SECOND_LEVEL_TRANSLATION);
 
 impl Profile {
-    /// What the VM's description says; `None` when there is to be no such interface.
+    /// From the VM's description; `None` without the interface.
     pub(super) fn of(config: &VmConfig) -> Option<Self> {
         let flush = config.flush == RemoteFlush::Hypercall;
         let ipi = match config.hyperv {
@@ -96,12 +96,12 @@ impl Profile {
     }
 }
 
-/// What a VM keeps.
+/// State of a VM.
 pub(in crate::arch::x86_64) struct HyperV {
     offered: Offered,
-    /// Zero: the guest has not said what it is, and has no hypercalls.
+    /// Zero: the guest has not identified itself, and has no hypercalls.
     guest_os_id: AtomicU64,
-    /// What the guest has written about the VM as a whole. Whoever holds it writes to the pages that are named there.
+    /// The guest's settings for the whole VM. The holder of the lock writes to the pages that they name.
     registers: Mutex<VmRegisters>,
 }
 
@@ -114,7 +114,7 @@ struct VmRegisters {
 }
 
 impl HyperV {
-    /// The interface for a VM whose time begins now, if it is to have one.
+    /// The interface for a VM whose time begins now, if it is offered.
     pub(super) fn new(config: &VmConfig) -> Option<Self> {
         let scale = reference_tsc::scale_for(tsc::hz()).unwrap_or(u64::MAX);
         let clock = ReferenceTsc { sequence: 0, scale, offset: reference_tsc::offset_for(tsc::now(), scale, 0) };
@@ -302,7 +302,7 @@ impl Arguments {
     }
 }
 
-/// The result goes to RAX, or EDX:EAX, and the guest goes on behind the call.
+/// Writes the result to RAX, or EDX:EAX, and moves RIP behind the call.
 fn finish(arch: &mut ArchVcpu, is_long: bool, Answer(result): Answer) {
     if is_long {
         arch.vmcb.save.rax = result;

@@ -1,4 +1,4 @@
-//! Puts a kernel into a VM's memory, by the boot protocols of x86-64.
+//! Loads a kernel into a VM's memory, by the boot protocols of x86-64.
 
 use abi::payload::{Payload, VmConfig};
 use addr::{Gpa, GpaRange};
@@ -6,7 +6,7 @@ use x86_boot::{Boot, Entry, GuestMemory, OutsideMemory};
 
 use crate::vm::memory::Memory;
 
-/// Where a VM's memory lies in its physical address space.
+/// The ranges of a VM's memory in its physical address space.
 pub(crate) fn ram_layout(bytes: u64) -> impl Iterator<Item = GpaRange> {
     x86_boot::layout::ram_layout(bytes)
 }

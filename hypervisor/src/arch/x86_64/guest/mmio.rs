@@ -1,7 +1,7 @@
-//! Instructions that the hypervisor carries out for the guest: accesses to device registers in memory (the local APIC in
-//! xAPIC mode, the I/O APIC, PCI's configuration spaces), and strings to and from ports.
+//! Emulated accesses: device registers in memory (the local APIC in xAPIC mode, the I/O APIC, PCI's configuration
+//! spaces), and strings to and from ports.
 //!
-//! The CPU says at which guest physical address the guest was stopped, the crate `x86_emulate` finds out what it wanted.
+//! The CPU reports the guest physical address of the access; the crate `x86_emulate` decodes the instruction.
 
 use abi::control::StopReason;
 use addr::{Gpa, PageSize};
@@ -34,7 +34,7 @@ pub(super) fn port_string(run: &mut Running<'_>) -> Next {
 
 /// Carries out the instruction at RIP.
 fn carry_out(run: &mut Running<'_>, cause: Cause) -> Next {
-    // Whoever changes the guest's page tables and then flushes waits until this instruction is through with them.
+    // A vCPU that changes the guest's page tables and then flushes waits until this instruction has finished with them.
     run.vcpu.presence().emulate(run.cpu.id.0);
     let origin = Origin::of(run);
     let arch = &mut run.owner.arch;
@@ -65,15 +65,16 @@ fn carry_out(run: &mut Running<'_>, cause: Cause) -> Next {
     Next::Resume
 }
 
-/// How many of the `count` bytes that the CPU has saved of the instruction can be used: none that may be from before a flush
-/// that was asked for since the exit. Who asked before we said that we emulate does not wait for us.
+/// How many of the `count` bytes that the CPU has saved of the instruction can be used: none that may be older than a
+/// flush requested since the exit. A sender that requested a flush before this pCPU announced the emulation does not
+/// wait for it.
 #[cold]
 fn usable_bytes(arch: &ArchVcpu, vcpu: &Vcpu, epoch: u64, count: u8) -> usize {
     let is_current = !vcpu.mailbox().has_work() && arch.has_seen(epoch);
     if is_current { usize::from(count.min(15)) } else { 0 }
 }
 
-/// Tells the guest about an instruction that was not carried out.
+/// Informs the guest about an instruction that was not executed.
 #[cold]
 fn end(run: &mut Running<'_>, cause: Cause, outcome: Outcome) {
     match outcome {
@@ -96,7 +97,7 @@ fn end(run: &mut Running<'_>, cause: Cause, outcome: Outcome) {
     }
 }
 
-/// A device that nobody has.
+/// Logs an access to an address without a device.
 #[cold]
 fn tell_of_nobody(run: &Running<'_>, gpa: Gpa) {
     let whereabouts = run.owner.arch.whereabouts();
@@ -112,8 +113,8 @@ fn refuse(run: &mut Running<'_>, cause: Cause, bytes: &[u8], length: u8) {
     run.owner.arch.undefined();
 }
 
-/// Carries out the load of a word that `bytes` are, and says what it loads and how long the instruction is. `None` if the
-/// guest has to be told something else first.
+/// Executes the load of a word, encoded in `bytes`. Returns the word and the instruction's length. `None` if the guest
+/// must get an exception first.
 #[cold]
 pub(super) fn load_word(run: &mut Running<'_>, bytes: &[u8]) -> Option<(u64, u8)> {
     run.vcpu.presence().emulate(run.cpu.id.0);
@@ -131,22 +132,22 @@ pub(super) fn load_word(run: &mut Running<'_>, bytes: &[u8]) -> Option<(u64, u8)
     outcome.map_err(|outcome| end(run, Cause::Port, outcome)).ok()
 }
 
-/// What the guest fetches next and where that is, if it can be fetched.
+/// The guest's next bytes of code and their address, if they can be fetched.
 pub(in crate::arch::x86_64) fn fetch(run: &mut Running<'_>) -> Option<Fetched> {
     let arch = &mut run.owner.arch;
     let registers = Registers::of(&mut arch.gprs, &mut arch.vmcb.save);
     x86_emulate::fetch(&registers, &run.vm.memory, &mut Walks::forgetful()).ok()
 }
 
-/// What the guest fetches next, if it can be fetched, up to the end of the page; or on behind it.
+/// The guest's next bytes of code, if they can be fetched, up to the end of the page or beyond.
 pub(in crate::arch::x86_64) fn bytes_at_rip(run: &mut Running<'_>) -> Option<Window> {
     let arch = &mut run.owner.arch;
     let registers = Registers::of(&mut arch.gprs, &mut arch.vmcb.save);
     x86_emulate::fetch_whole(&registers, &run.vm.memory, arch.emulator.walks()).ok()
 }
 
-/// Clears TF in the flags that the guest's PUSHF has just saved: it was the hypervisor's. If the stack cannot be written any more,
-/// the guest has changed its page tables meanwhile, and finds what it put there.
+/// Clears TF in the flags that the guest's PUSHF has just saved, because it was the hypervisor's. If the stack cannot
+/// be written any more, the guest has changed its page tables meanwhile, and keeps the flags.
 pub(in crate::arch::x86_64) fn clear_saved_trap_flag(run: &mut Running<'_>) {
     const TF_IN_SECOND_BYTE: u8 = 1;
     let arch = &mut run.owner.arch;
@@ -170,7 +171,7 @@ pub(in crate::arch::x86_64) fn clear_saved_trap_flag(run: &mut Running<'_>) {
     }
 }
 
-/// The devices. What an access asks of others is carried out at once: none of it waits for anybody.
+/// The devices. What an access requests from other vCPUs is done at once; nothing waits.
 struct Bus<'a> {
     origin: Origin<'a>,
     apic: &'a mut LocalApic,

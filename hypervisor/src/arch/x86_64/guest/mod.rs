@@ -1,6 +1,6 @@
 //! The PC that a guest sees.
 //!
-//! `cpuid`, `msr`, `control`, `mmio` and `platform` are what an exit may lead to, `routing` is how interrupts travel.
+//! `cpuid`, `msr`, `control`, `mmio` and `platform` handle exits, `routing` delivers interrupts between vCPUs.
 
 pub(crate) mod control;
 pub(crate) mod cpuid;

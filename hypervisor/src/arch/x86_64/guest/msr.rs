@@ -1,7 +1,7 @@
-//! Model-specific registers, by allow list.
+//! Model-specific registers, by allow-list.
 //!
-//! A register that is not named here does not exist: the guest gets #GP, as on a CPU that lacks it. What VMLOAD and
-//! VMSAVE switch is passed through and does not come here (see [`crate::arch::x86_64::svm`]).
+//! A register that is not named here does not exist: the guest gets #GP, as on a CPU without it. VMLOAD and VMSAVE
+//! switch some registers, which pass through without an exit (see [`crate::arch::x86_64::svm`]).
 
 use addr::Gpa;
 use x86_defs::control::Refused;
@@ -16,13 +16,13 @@ use crate::device::local_apic::{Effect, GeneralProtection};
 use crate::device::memory_types;
 use crate::vcpu::run::Running;
 
-/// HWCR: the TSC counts at the P0 frequency whatever the CPU does.
+/// HWCR: the TSC always counts at the P0 frequency.
 const HWCR_TSC_FREQ_SEL: u64 = 1 << 24;
 /// DE_CFG: LFENCE waits for all earlier instructions.
 const DE_CFG_LFENCE_SERIALIZES: u64 = 1 << 1;
 
-/// MISC_ENABLE is Intel's, and no bit of CPUID tells of it. QEMU and KVM have it on every vendor's CPU, and so there is software that
-/// does not ask for the vendor. What is written is kept, and has no effect: the features that it would switch are not offered.
+/// MISC_ENABLE is Intel's, and no CPUID bit reports it. QEMU and KVM have it on every vendor's CPU, so some software
+/// does not check the vendor. Writes are stored without effect: the features that it would switch are not offered.
 const MISC_ENABLE_WRITABLE: u64 = 1 << 0 | 1 << 3 | 1 << 16 | 1 << 18 | 1 << 22 | 1 << 23 | 1 << 34;
 /// No branch trace, no event sampling.
 const MISC_ENABLE_READ_ONLY: u64 = 1 << 11 | 1 << 12;
@@ -98,8 +98,7 @@ fn write_kept(arch: &mut ArchVcpu, number: u32, value: u64) -> Result<(), Genera
     Ok(())
 }
 
-/// Registers that Linux reads or writes without asking CPUID, and that do nothing here: they read zero and ignore
-/// writes.
+/// Registers that Linux accesses without checking CPUID, and that do nothing here: they read zero and ignore writes.
 fn reads_as_zero(number: u32) -> bool {
     matches!(
         number,

@@ -1,7 +1,8 @@
-//! The PC that a guest sees: which device answers at which port, and how their interrupts reach the vCPUs.
+//! The PC that a guest sees: which device answers at which port, and how interrupts reach the vCPUs.
 //!
-//! There is no more than kernels need: two serial ports, a clock, the counter that others' clocks are measured by, the registers
-//! that turn the machine off, an I/O APIC, a PCI bus with nothing but its bridge. Everything else is an empty bus: reads give ones, writes go nowhere.
+//! There are only the devices that kernels need: two serial ports, a clock, the counter for calibrating clocks, the
+//! power-off and reset registers, an I/O APIC, a PCI bus with only its bridge. Everything else is an empty bus: reads
+//! give ones, writes are dropped.
 
 use abi::control::{Line, StopReason};
 use abi::payload::VmConfig;
@@ -24,7 +25,7 @@ use crate::vm::Vm;
 /// Devices and tables of one VM.
 pub(crate) struct Platform {
     pub(in crate::arch::x86_64) cpuid: CpuidTable,
-    /// The Hyper-V interface, where it is offered.
+    /// The Hyper-V interface, if it is offered.
     pub(in crate::arch::x86_64) hyperv: Option<HyperV>,
     pub(super) io_apic: Mutex<IoApic>,
     pub(super) pci: Mutex<Pci>,
@@ -68,7 +69,7 @@ pub(in crate::arch::x86_64) fn port_access(run: &mut Running<'_>) -> Next {
         return mmio::port_string(run);
     }
     let port = (details >> info::PORT_SHIFT) as u16;
-    // One bit says 8, 16 or 32: as many bytes as the field's value.
+    // One bit says 8, 16 or 32: the field's value is the number of bytes.
     let bytes = (details >> info::SIZE_SHIFT & 7) as u8;
     let mask = match bytes {
         1 => 0xff,
@@ -92,7 +93,8 @@ pub(in crate::arch::x86_64) fn port_access(run: &mut Running<'_>) -> Next {
     Next::Resume
 }
 
-/// A read of `bytes` at a port. All devices but PCI's bridge have byte registers; the upper bytes of a wider access find an empty bus.
+/// A read of `bytes` at a port. All devices except PCI's bridge have byte registers; the upper bytes of a wider access
+/// find an empty bus.
 pub(super) fn read(vm: &Vm, port: u16, bytes: u8) -> u32 {
     let byte = match port {
         COM1..=COM1_LAST => read_serial(vm, Line::Console, port - COM1),

@@ -1,8 +1,8 @@
-//! Interrupt messages on their way to vCPUs: IPIs, the I/O APIC, INIT and start-up.
+//! Delivers interrupt messages to vCPUs: IPIs, the I/O APIC, INIT and start-up IPIs.
 //!
-//! A local APIC belongs to the pCPU that runs its vCPU. Everybody else leaves vectors in [`Posted`], beside the
-//! vCPU's mailbox, and posts; the owner takes them over before its next entry ([`take_posted`]). A vCPU that sends to
-//! itself skips the detour.
+//! A local APIC belongs to the pCPU that runs its vCPU. Other pCPUs leave vectors in [`Posted`], next to the vCPU's
+//! mailbox, and post. The owner takes them before its next entry ([`take_posted`]). A vCPU that sends to itself does
+//! not need this.
 
 use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
@@ -13,7 +13,7 @@ use crate::device::interrupt::{Kind, LogicalId, Message, Target, cluster_members
 use crate::vcpu::run::Running;
 use crate::vm::Vm;
 
-/// What others leave for a vCPU's local APIC.
+/// Interrupts that others leave for a vCPU's local APIC.
 #[derive(Debug)]
 pub(crate) struct Posted {
     /// Vectors requested: bit n of word w is vector `w * 64 + n`.
@@ -22,9 +22,9 @@ pub(crate) struct Posted {
     levels: [AtomicU64; 4],
     /// NMIs that were sent: a bit for the first, and one for any further.
     nmis: AtomicU8,
-    /// Page of a start-up message, with [`STARTUP_VALID`]; zero when there is none.
+    /// Page of a start-up IPI, with [`STARTUP_VALID`]; zero if there is none.
     startup: AtomicU32,
-    /// The APIC's [`LogicalId`], published by the owner for those who resolve logical destinations.
+    /// The APIC's [`LogicalId`], published by the owner for senders that resolve logical destinations.
     logical_id: AtomicU16,
 }
 
@@ -114,12 +114,12 @@ fn post_to(vm: &Vm, ids: impl IntoIterator<Item = u32>, message: &Message) {
     }
 }
 
-/// Before an entry, and before it is asked whether something ends a wait: nothing is to be done here, events are
-/// chosen on the way into the guest.
+/// Called before an entry, and before the check whether something ends a wait. There is nothing to do here: events are
+/// chosen at the entry.
 #[inline(always)]
 pub(crate) fn prepare(_: &mut Running<'_>) {}
 
-/// The owner takes over what `work` announced.
+/// The owner takes what `work` announced.
 pub(crate) fn take_posted(vcpu: &mut ArchVcpu, posted: &Posted, work: Pending) {
     if work.contains(Pending::INIT) {
         vcpu.init();
@@ -142,8 +142,8 @@ pub(crate) fn take_posted(vcpu: &mut ArchVcpu, posted: &Posted, work: Pending) {
             _ => posted.vectors[word].swap(0, Ordering::Relaxed),
         });
         vcpu.apic.accept_words(&vectors);
-        // A level bit is set before its vector's bit, so that it is there when the vector is. One whose vector is still on
-        // its way stays: taken for itself, it would be forgotten when the vector follows as an edge.
+        // A level bit is set before its vector's bit, so that it is there when the vector is. A level bit whose vector
+        // has not arrived stays. If it were taken alone, it would be lost, and the vector would count as an edge.
         let levels =
             [0, 1, 2, 3].map(|word: usize| match posted.levels[word].load(Ordering::Relaxed) & vectors[word] {
                 0 => 0,

@@ -1,4 +1,4 @@
-//! What ACPI's static tables say about the machine. No AML is interpreted.
+//! Reads ACPI's static tables. Does not interpret AML.
 
 #![expect(unsafe_code, reason = "firmware's tables are read where firmware has put them")]
 
@@ -31,13 +31,13 @@ pub(crate) struct Machine {
     pub(crate) reset: Option<(u16, u8)>,
     /// How the machine is turned off (ACPI 4.8.3.2.1).
     pub(crate) soft_off: Option<SoftOff>,
-    /// Index of the century in the CMOS RTC, 0 when it has none.
+    /// Index of the century in the CMOS RTC, 0 if it has none.
     pub(crate) rtc_century: u8,
     /// Memory windows into PCI configuration space.
     pub(crate) ecam: Vec<Ecam>,
     /// There is a controller for a keyboard and a mouse (8042).
     pub(crate) has_keyboard_controller: bool,
-    /// What firmware says about its own serial console, if it says anything.
+    /// The firmware's own serial console, if it reports one.
     pub(crate) spcr: Option<Spcr>,
 }
 
@@ -50,14 +50,14 @@ pub(crate) struct PmTimer {
     pub(crate) mask: u32,
 }
 
-/// The registers that turn the machine off, and what to write to them.
+/// The registers that power the machine off, and their values.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SoftOff {
     /// Ports of the PM1 control registers.
     pub(crate) control_a: u16,
     pub(crate) control_b: Option<u16>,
     pub(crate) types: SleepTypes,
-    /// Where firmware is told to hand the registers over, and by what, if it has to be.
+    /// The port and value that make the firmware hand the registers over, if needed.
     pub(crate) enable: Option<(u16, u8)>,
 }
 
@@ -75,12 +75,12 @@ const ENABLED: u32 = 1;
 
 static MACHINE: Once<Machine> = Once::new();
 
-/// What the tables said; `None` before they have been read.
+/// Content of the tables; `None` before they were read.
 pub(in crate::arch::x86_64) fn machine() -> Option<&'static Machine> {
     MACHINE.get()
 }
 
-/// Reads the tables; `None` when there are none, or not the one that names the pCPUs.
+/// Reads the tables; `None` if there are none, or none with the pCPUs.
 pub(super) fn read(root: Option<RootTable>) -> Option<&'static Machine> {
     MACHINE.try_call_once(|| parse(root).ok_or(())).ok()
 }
@@ -88,7 +88,7 @@ pub(super) fn read(root: Option<RootTable>) -> Option<&'static Machine> {
 fn parse(root: Option<RootTable>) -> Option<Machine> {
     let address = |hpa: Hpa| usize::try_from(hpa.0).ok();
     let tables = match root? {
-        // SAFETY: the loader says that it is there; the crate checks signature and checksum of all it reads.
+        // SAFETY: the loader says that it is there; the crate checks signature and checksum of everything it reads.
         RootTable::Rsdp(rsdp) => unsafe { AcpiTables::from_rsdp(Firmware, address(rsdp)?) },
         // SAFETY: the same.
         RootTable::Sdt { revision, address: sdt } => unsafe {
@@ -131,7 +131,7 @@ fn parse(root: Option<RootTable>) -> Option<Machine> {
         machine.soft_off = tables.dsdt().ok().and_then(|dsdt| soft_off(&fadt, bytes(dsdt.address, dsdt.length)?));
     }
     if let Ok(mcfg) = tables.find_table::<Mcfg>() {
-        // Only segment 0 is looked at: what the hypervisor drives itself is there.
+        // Only segment 0: the devices that the hypervisor itself drives are there.
         for window in mcfg.entries().iter().filter(|window| window.pci_segment_group == 0) {
             machine.ecam.push(Ecam { base: Hpa(window.base_address), first_bus: window.bus_number_start });
         }
@@ -142,7 +142,8 @@ fn parse(root: Option<RootTable>) -> Option<Machine> {
     Some(machine)
 }
 
-/// The header of an SPCR. The crate finds the table by it; what the crate knows of the rest is as long as no table of an older revision.
+/// The header of an SPCR, by which the crate finds the table. The crate's own type is longer than tables of older
+/// revisions.
 #[repr(transparent)]
 struct SpcrHeader(SdtHeader);
 
@@ -181,7 +182,7 @@ fn port(register: &GenericAddress) -> Option<u16> {
     }
 }
 
-/// No table is longer than this. The crate reads as far as a table says that it goes, to take its checksum.
+/// Maximum length of a table. The crate reads a table up to its own length field, for the checksum.
 const LONGEST_TABLE: usize = 16 << 20;
 
 /// Gives the crate access to physical memory.

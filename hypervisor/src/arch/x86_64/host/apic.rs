@@ -1,13 +1,13 @@
-//! The local APIC of the host: kicks, the timer, waking and stopping other pCPUs.
+//! The local APIC of the host: kicks, the timer, starting and stopping other pCPUs.
 //!
-//! Registers are MSRs when the CPU has x2APIC, otherwise uncached memory. Single destinations are physical ids, sets of
-//! them logical ones: one command reaches 16 neighbours with x2APIC, and all CPUs of a machine of up to eight without
+//! Registers are MSRs if the CPU has x2APIC, otherwise uncached memory. Single destinations are physical ids, sets of
+//! them logical ones. One command reaches 16 neighbours with x2APIC, and all CPUs of a machine with up to eight without
 //! (APM vol. 2, chapter 16).
 //!
-//! The timer counts in TSC ticks where the CPU can do that. Where it cannot, it runs in periodic mode and never stops:
-//! whatever it was armed for, it fires again by itself, at the latest 10 ms later. That tick is what keeps a pCPU
-//! alive in an emulator that may forget to tell a CPU of a pending interrupt until the next one arrives (QEMU 7.2, when
-//! `VMRUN` with an interrupt window pending races with the timer's thread).
+//! The timer counts in TSC ticks if the CPU supports it. Otherwise it runs in periodic mode and never stops: it fires
+//! again at the latest 10 ms later, whatever it was armed for. This tick keeps a pCPU alive in an emulator that may
+//! fail to report a pending interrupt to a CPU until the next one arrives (QEMU 7.2, when `VMRUN` with an interrupt
+//! window pending races with the timer's thread).
 
 #![expect(unsafe_code, reason = "registers of the local APIC, as memory and as MSRs")]
 
@@ -26,7 +26,7 @@ use crate::layout::OwnPages;
 use crate::trace;
 use shootdown::CpuSet;
 
-/// Where the registers are in memory; firmware that has moved them is refused.
+/// Address of the registers in memory; a machine whose firmware has moved them is rejected.
 const REGISTERS: u64 = 0xfee0_0000;
 /// The EOI register as mapped.
 pub(super) const MMIO_EOI: u64 = paging::MMIO + REGISTERS + EOI as u64;
@@ -65,7 +65,7 @@ const ASSERT: u32 = 1 << 14;
 const ALL_BUT_SELF: u32 = 3 << 18;
 const DIVIDE_BY_1: u32 = 0b1011;
 
-/// The timer's own ticks per second, where it has any.
+/// Ticks per second of the timer, in periodic mode.
 const TICKS_PER_SECOND: u64 = 100;
 /// The shortest time that the timer is armed for is this part of a tick: 20 µs. It repeats until it is attended to.
 const SHORTEST: u32 = 500;
@@ -83,7 +83,7 @@ static COUNTS_PER_TICK: AtomicU64 = AtomicU64::new(0);
 /// Timer counts per second.
 static TIMER_HZ: AtomicU64 = AtomicU64::new(0);
 
-/// Interrupts a pCPU with the vector [`KICK`]. What it is to find must be in memory before.
+/// Interrupts a pCPU with the vector [`KICK`]. Its work must be in memory before.
 #[inline]
 pub(crate) fn kick(cpu: CpuId) {
     trace::kicked(1, cpu.0);
@@ -99,7 +99,8 @@ fn send_kick(cpu: u32) {
 pub(crate) fn kick_all(cpus: CpuSet) {
     trace::kicked(cpus.len(), cpus.first().unwrap_or(0));
     if X2APIC.load(Ordering::Relaxed) {
-        // The logical id of an x2APIC is its cluster, the upper bits of its id, and one of 16 bits (APM vol. 2, 16.14.2).
+        // The logical id of an x2APIC is its cluster, the upper bits of its id, and one of 16 bits (APM vol. 2,
+        // 16.14.2).
         let mut rest = cpus;
         while let Some(first) = rest.first() {
             let cluster = apic_id(first) >> 4;
@@ -122,7 +123,7 @@ fn apic_id(cpu: u32) -> u32 {
     cpu::by_id(CpuId(cpu)).arch.apic_id
 }
 
-/// Without x2APIC, a logical id has one bit for each of so many CPUs.
+/// Without x2APIC, a logical id has one bit for each of this many CPUs.
 const FLAT_CPUS: usize = 8;
 
 /// Gives this pCPU its logical id, one bit, where ids are not fixed and bits suffice for all.
@@ -160,7 +161,7 @@ pub(crate) fn arm_timer(deadline: u64) {
     }
 }
 
-/// What kind of timer there is, for the log.
+/// Kind of the timer, for the log.
 pub(in crate::arch::x86_64) fn timer_name() -> &'static str {
     if DEADLINE_TIMER.load(Ordering::Relaxed) { "by TSC deadline" } else { "by count" }
 }
@@ -215,7 +216,7 @@ pub(super) fn init_boot() {
     READY.store(true, Ordering::Release);
 }
 
-/// Prepares this pCPU's local APIC; the timer stays off.
+/// Sets up this pCPU's local APIC; the timer stays off.
 pub(super) fn init() {
     let mode = if X2APIC.load(Ordering::Relaxed) { APIC_BASE_X2APIC } else { 0 };
     write_msr(APIC_BASE_MSR, read_msr(APIC_BASE_MSR) | APIC_BASE_ENABLE | mode);
@@ -269,8 +270,8 @@ pub(super) fn start_timer() {
 #[inline]
 fn send(apic_id: u32, command: u32) {
     if X2APIC.load(Ordering::Relaxed) {
-        // SAFETY: orders memory accesses, nothing else: what the target is to find is visible before it looks, since
-        // the MSR write itself waits for nothing (Intel SDM vol. 3, 11.12.3).
+        // SAFETY: only orders memory accesses. The target's work is visible before the IPI, because the MSR write
+        // itself waits for nothing (Intel SDM vol. 3, 11.12.3).
         unsafe { asm!("mfence", "lfence", options(nostack, preserves_flags)) };
         write_msr(MSR_BASE + (ICR_LOW >> 4), u64::from(apic_id) << 32 | u64::from(command));
     } else {

@@ -1,18 +1,18 @@
-//! From the boot loader's hands into Rust.
+//! Entry from the boot loader into Rust.
 //!
-//! Loaders of two kinds come in by one door, in 32-bit protected mode without paging:
+//! Two kinds of loaders use the same entry, in 32-bit protected mode without paging:
 //!
-//! | | finds the door by | passes |
+//! | | finds the entry by | passes |
 //! |---|---|---|
-//! | PVH (QEMU, Xen) | an ELF note | in EBX where `hvm_start_info` is |
-//! | multiboot2 (GRUB, on BIOS and UEFI) | the ELF's entry point, once it has seen the header | in EBX where the boot information is, in EAX a magic number |
+//! | PVH (QEMU, Xen) | an ELF note | in EBX the address of `hvm_start_info` |
+//! | multiboot2 (GRUB, on BIOS and UEFI) | the ELF's entry point, once it has seen the header | in EBX the address of the boot information, in EAX a magic number |
 //!
-//! The code here takes nothing else as given: control registers are set whole, for UEFI leaves bits in CR4 and some BIOS
-//! leaves caches off. It turns on long mode with page tables that map the first 4 GiB twice (at their physical addresses, and
-//! the first one where the image is linked), copies what the loader says, makes the real page tables, and goes on with a
-//! guarded stack.
+//! The code assumes nothing else. It writes whole control registers, because UEFI leaves bits in CR4 and some BIOS
+//! leaves caches off. It enables long mode with page tables that map the first 4 GiB twice (at their physical
+//! addresses, and the first one where the image is linked). It copies the loader's data, makes the final page tables,
+//! and continues on a guarded stack.
 //!
-//! The other pCPUs come in through [`smp`] and use the same boot page tables for a few instructions.
+//! The other pCPUs enter through [`smp`] and use the same boot page tables for a few instructions.
 
 #![expect(unsafe_code, reason = "entry from the loader, and what it left in memory")]
 
@@ -238,19 +238,19 @@ unsafe impl Sync for BootStack {}
 
 pub(super) static BOOT_STACK: BootStack = BootStack(core::cell::UnsafeCell::new([0; BOOT_STACK_BYTES]));
 
-/// What the loader said, copied before its memory can be taken for something else.
+/// The loader's data, copied before its memory can be reused.
 static HANDOVER: Once<Handover> = Once::new();
 
 /// Where the memory ends that the boot page tables map.
 pub(super) const REACH: u64 = 4 << 30;
 
-/// The descriptors of `boot_gdt`, where they stay mapped when the boot page tables go: without them an exception could not be
-/// reported. They are marked as accessed, for they cannot be written.
+/// The descriptors of `boot_gdt`, at an address that stays mapped when the boot page tables go. Without them an
+/// exception could not be reported. They are marked as accessed, because they are read-only.
 static GDT: GlobalDescriptorTable<3> =
     GlobalDescriptorTable::from_raw_entries(&[0, 0x00af_9b00_0000_ffff, 0x00cf_9300_0000_ffff]);
 
-/// The first function in Rust: on the boot stack and the boot page tables, with interrupts off. Loaders pass `magic` in EAX and
-/// `information` in EBX.
+/// The first function in Rust: on the boot stack and the boot page tables, with interrupts off. Loaders pass `magic` in
+/// EAX and `information` in EBX.
 extern "sysv64" fn boot_main(magic: u32, information: u32) -> ! {
     tsc::start();
     GDT.load();
@@ -262,7 +262,7 @@ extern "sysv64" fn boot_main(magic: u32, information: u32) -> ! {
     if let Err(why) = read {
         refuse(handover, why);
     }
-    // SAFETY: once, on the boot page tables; the loader's memory map is all we have to believe.
+    // SAFETY: once, on the boot page tables; the loader's memory map is the only source.
     if let Err(why) = unsafe { paging::init(&handover.memory, handover.payload) } {
         refuse(handover, why);
     }
@@ -281,7 +281,7 @@ extern "sysv64" fn boot_main(magic: u32, information: u32) -> ! {
     }
 }
 
-/// Says on each console why the machine is not started, while the boot page tables are in use.
+/// Prints on each console why the machine is not started, while the boot page tables are in use.
 fn refuse(handover: &'static Handover, why: impl Display) -> ! {
     framebuffer::open_at_boot(handover);
     let boot = Boot { payload: None, command_line: handover.command_line.text() };
@@ -342,7 +342,7 @@ extern "sysv64" fn on_guarded_stack(stack: u64) -> ! {
     crate::start(&boot)
 }
 
-/// The UART that firmware uses as its console, if it says that it does and can be believed.
+/// The UART that the firmware reports as its console, if its data is plausible.
 fn firmwares_uart(spcr: Spcr, handover: &Handover) -> Option<Uart> {
     let uart = match spcr {
         Spcr::Uart(uart) => uart,
@@ -374,6 +374,6 @@ fn payload(handover: &Handover) -> Option<&'static [u8]> {
         return None;
     }
     let start = direct_map(range.start).0 as *const u8;
-    // SAFETY: RAM in the direct map that was kept out of the pool, so nobody ever writes it.
+    // SAFETY: RAM in the direct map that was kept out of the pool, so no code ever writes it.
     Some(unsafe { core::slice::from_raw_parts(start, usize::try_from(range.bytes()).ok()?) })
 }

@@ -1,4 +1,4 @@
-//! The framebuffer that a boot loader hands over, as a second way out for the log.
+//! The boot loader's framebuffer, as a second output for the log.
 
 #![expect(unsafe_code, reason = "writes to the pixels that the boot loader says are there")]
 
@@ -11,18 +11,18 @@ use crate::screen::{MOST_CELLS, Pixels, Screen};
 
 static SCREEN: Mutex<Option<Screen<'static, Mapped>>> = Mutex::new(None);
 
-/// What the screen shows.
+/// The text on the screen.
 static CELLS: Mutex<[u8; MOST_CELLS]> = Mutex::new([0; MOST_CELLS]);
 
-/// Shows from now on what is logged, on a screen that is empty at first. Once, with the final page tables.
+/// Shows the log from now on, on a screen that is empty at first. Once, with the final page tables.
 pub(super) fn open(handover: &Handover) {
     if let Some(framebuffer) = usable(handover, paging::physical_end().0) {
         show_on(framebuffer, paging::map_mmio(framebuffer.start, framebuffer.bytes()));
     }
 }
 
-/// As [`open`], where the boot page tables are still in use and will stay so: the start ends here. They have framebuffers
-/// below 4 GiB only.
+/// Like [`open`], while the boot page tables are in use and will stay so, because the start ends here. They map only
+/// framebuffers below 4 GiB.
 pub(super) fn open_at_boot(handover: &Handover) {
     if let Some(framebuffer) = usable(handover, boot::REACH) {
         show_on(framebuffer, Hva(framebuffer.start.0));
@@ -44,7 +44,7 @@ fn show_on(framebuffer: &Framebuffer, start: Hva) {
     *SCREEN.lock() = Screen::new(pixels, cells);
 }
 
-/// Shows the text. Where somebody else does so at this moment (which only a panic can be), it is lost.
+/// Shows the text. Drops it while another pCPU writes (only in a panic).
 pub(super) fn write(text: &[u8]) {
     if let Some(screen) = SCREEN.try_lock().as_deref_mut().and_then(Option::as_mut) {
         screen.write(text);
@@ -57,7 +57,7 @@ struct Mapped {
     start: *mut u32,
 }
 
-// SAFETY: the pixels belong to nobody else, and are written by whoever holds the lock.
+// SAFETY: no other code has the pixels, and only the holder of the lock writes them.
 unsafe impl Send for Mapped {}
 
 impl Pixels for Mapped {
@@ -69,9 +69,9 @@ impl Pixels for Mapped {
         let (width, height) = self.size();
         assert!(x < width && y < height, "a pixel of the framebuffer");
         let value = self.framebuffer.shifts.iter().fold(0, |pixel, &shift| pixel | u32::from(intensity) << shift);
-        // SAFETY: within the framebuffer, which is mapped for good: a row has at least as many pixels as are shown.
+        // SAFETY: within the framebuffer, which stays mapped: a row has at least as many pixels as are shown.
         let pixel = unsafe { self.start.add(y * self.framebuffer.row_pixels as usize + x) };
-        // SAFETY: the same, and nobody else writes there.
+        // SAFETY: as above, and no other code writes there.
         unsafe { pixel.write_volatile(value) };
     }
 }

@@ -1,12 +1,11 @@
 //! Exceptions and host interrupts.
 //!
 //! An exception in the hypervisor is a bug: it is reported like a panic and ends the machine. Double faults, NMIs and
-//! machine checks have stacks of their own, so that even a stack overflow gets its report.
+//! machine checks have stacks of their own, so even a stack overflow is reported.
 //!
-//! Host interrupts mean nothing by themselves: each ends a guest's run or a pCPU's sleep, and what there is to do is
-//! found in memory. So their handlers only count, and tell the local APIC that they are done. The hypervisor runs with
-//! interrupts off and takes them in two places: [`wait`], and [`gate::take`](crate::arch::x86_64::svm::gate::take) while
-//! it runs a vCPU.
+//! A host interrupt carries no information. Each only ends a guest's run or a pCPU's sleep; the work is in memory. So
+//! the handlers only count, and send an EOI to the local APIC. The hypervisor runs with interrupts off and takes them
+//! in two places: [`wait`], and [`gate::take`](crate::arch::x86_64::svm::gate::take) while it runs a vCPU.
 
 #![expect(unsafe_code, reason = "interrupt entry, and the instructions that let interrupts in")]
 
@@ -34,10 +33,10 @@ pub(crate) const DEVICE: u8 = 0xf2;
 /// Vector of interrupts that were gone when they should be taken.
 pub(crate) const SPURIOUS: u8 = 0xff;
 
-/// Sleeps until an interrupt has been taken, and returns with interrupts off.
+/// Sleeps until an interrupt was taken, and returns with interrupts off.
 ///
-/// The caller has looked, with interrupts off, that there is nothing to do. What arrives after that look ends the
-/// sleep, because interrupts are recognized after `hlt` has begun and not before (the shadow of `sti`).
+/// The caller has checked, with interrupts off, that there is nothing to do. An interrupt after that check ends the
+/// sleep, because the CPU takes interrupts only after `hlt` has begun (the shadow of `sti`).
 #[inline(always)]
 pub(crate) fn wait() {
     // SAFETY: handlers keep all registers and touch counters only.
@@ -167,7 +166,7 @@ const ARMED: usize = PerCpu::OFFSET_ARCH + ArchPerCpu::OFFSET_ARMED;
 /// The timer's tick, from GS.
 const TICK: usize = PerCpu::OFFSET_ARCH + ArchPerCpu::OFFSET_TICK;
 
-/// Entry of an interrupt. Not to be called: it ends with `iretq`.
+/// Entry of an interrupt. Must not be called: it ends with `iretq`.
 type Handler = extern "C" fn();
 
 /// Handlers for a local APIC whose registers are memory (xAPIC): five instructions and the return.
@@ -319,7 +318,7 @@ extern "C" fn nmi() {
     )
 }
 
-/// While some pCPU panics, an NMI is its order to stop. Otherwise nobody here sends any, so it is only counted.
+/// While some pCPU panics, an NMI means stop. Otherwise no pCPU sends one, so it is only counted.
 extern "sysv64" fn handle_nmi() {
     if panic::in_progress() {
         power::stop_this_cpu();
@@ -358,7 +357,7 @@ struct Frame {
 #[unsafe(naked)]
 extern "C" fn exception<const VECTOR: u8>() {
     naked_asm!(
-        // Vectors without an error code get a zero in its place.
+        // Vectors without an error code get a zero instead.
         ".ifeq {pushes_error}",
         "push 0",
         ".endif",

@@ -1,4 +1,5 @@
-//! The keyboard of a PC, by its controller (8042), polled. A keyboard at USB is one of these as far as firmware makes it look so.
+//! A PC's keyboard, through its controller (8042), polled. A USB keyboard works as far as the firmware emulates this
+//! controller.
 
 use spin::Mutex;
 
@@ -12,9 +13,9 @@ const STATUS: u16 = 0x64;
 
 mod status {
     pub(super) const DATA_READY: u8 = 1 << 0;
-    /// What is ready is the mouse's.
+    /// The byte is from the mouse.
     pub(super) const IS_MOUSE: u8 = 1 << 5;
-    /// What a bus without a device reads.
+    /// A read from a bus without a device.
     pub(super) const NOTHING_THERE: u8 = 0xff;
 }
 
@@ -30,7 +31,7 @@ pub(super) fn init(machine: &Machine) {
     }
 }
 
-/// Takes what was typed. Gives how many bytes.
+/// Takes input. Returns the number of bytes.
 pub(super) fn receive(into: &mut [u8]) -> usize {
     let Some(mut guard) = KEYBOARD.try_lock() else { return 0 };
     let Some(keyboard) = &mut *guard else { return 0 };

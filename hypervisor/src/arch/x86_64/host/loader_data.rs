@@ -1,4 +1,4 @@
-//! Reads what a boot loader has left in memory: by PVH (Xen, `arch-x86/hvm/start_info.h`) or by multiboot2 (Multiboot2
+//! Reads the boot loader's data from memory: PVH (Xen, `arch-x86/hvm/start_info.h`) or multiboot2 (Multiboot2
 //! Specification 2.0, 3.6).
 
 #![expect(unsafe_code, reason = "reads what a loader says is there")]
@@ -10,10 +10,10 @@ use super::boot::REACH;
 use super::paging;
 use crate::boot::handover::{Framebuffer, Handover, Module, Refused, RootTable};
 
-/// Copies to `handover` what the loader says that left `magic` in EAX and `information` in EBX.
+/// Copies the loader's data to `handover`. The loader has left `magic` in EAX and `information` in EBX.
 ///
 /// # Errors
-/// When that is not enough to start with. What can be told of it anyway is there.
+/// The data is not enough for a start. `handover` holds what could be read.
 pub(super) fn read(magic: u32, information: u32, handover: &mut Handover) -> Result<(), Refused> {
     let address = u64::from(information);
     // PVH defines nothing in EAX, so its own magic number is asked first.
@@ -24,13 +24,13 @@ pub(super) fn read(magic: u32, information: u32, handover: &mut Handover) -> Res
     if magic != multiboot2::MAGIC {
         return Err(Refused::NoLoader);
     }
-    // The information says first how long it is.
+    // The information begins with its length.
     let bytes: u32 = peek(address)?;
     if address + u64::from(bytes) > LAST {
         return Err(Refused::Damaged);
     }
-    // SAFETY: the loader has left it there, in the first 4 GiB, which are mapped; nothing writes it before all is copied. The crate
-    // checks that it is aligned, and that its tags end where it ends.
+    // SAFETY: the loader has left it in the first 4 GiB, which are mapped; nothing writes it before all is copied. The
+    // crate checks its alignment, and that its tags end where it ends.
     let information = unsafe { BootInformation::load(address as *const BootInformationHeader) };
     by_multiboot2(&information.map_err(|_| Refused::Damaged)?, handover)
 }
@@ -97,7 +97,7 @@ fn by_pvh(info: &StartInfo, handover: &mut Handover) -> Result<(), Refused> {
 const ENTRY_BYTES: u32 = 24;
 
 fn by_multiboot2(info: &BootInformation<'_>, handover: &mut Handover) -> Result<(), Refused> {
-    // What a refusal needs comes first.
+    // First what the report of an error needs.
     if let Some(Ok(tag)) = info.framebuffer_tag()
         && let Ok(FramebufferType::RGB { red, green, blue }) = tag.buffer_type()
     {
@@ -120,7 +120,8 @@ fn by_multiboot2(info: &BootInformation<'_>, handover: &mut Handover) -> Result<
         command_line: module.cmdline().unwrap_or_default(),
     });
     handover.set_payload(modules, &paging::image())?;
-    // The tags hold a copy of ACPI's root pointer. One without an XSDT is read as one of ACPI 1.0, whatever its revision.
+    // The tags hold a copy of ACPI's root pointer. One without an XSDT is read as one of ACPI 1.0, whatever its
+    // revision.
     let new = info.rsdp_v2_tag().filter(|tag| tag.checksum_is_valid()).map(|tag| (tag.revision(), tag.xsdt_address()));
     let old = || info.rsdp_v1_tag().filter(|tag| tag.checksum_is_valid()).map(|tag| (0, tag.rsdt_address()));
     let named = new.filter(|&(revision, address)| revision != 0 && address != 0).or_else(old);

@@ -1,12 +1,12 @@
 //! Machine checks: errors that the hardware found in itself (APM vol. 2, chapter 9).
 //!
-//! Every pCPU has banks of error registers. What could be corrected is only left in them, and logged when the pCPU starts. What
-//! could not raises #MC. In the hypervisor that is vector 18, on a stack of its own. In a guest it is an exit: the intercept
-//! comes instead of the exception, which is not pending any more (APM vol. 2, 15.12.15). Who can go on is decided by
-//! [`x86_defs::machine_check`]; the banks are logged and cleared in any case, and MCIP after them, since the next machine
-//! check would be a shutdown as long as it is set.
+//! Every pCPU has banks of error registers. A corrected error is only recorded there, and logged when the pCPU starts.
+//! An uncorrected one raises #MC. In the hypervisor this is vector 18, on a stack of its own. In a guest it is an exit:
+//! the intercept replaces the exception, which is not pending any more (APM vol. 2, 15.12.15).
+//! [`x86_defs::machine_check`] decides who may continue. The banks are always logged and cleared, and MCIP after them,
+//! because the next machine check would be a shutdown while it is set.
 //!
-//! A guest that has not set CR4.MCE gets a shutdown in the place of #MC. Such an exit is looked at here as well.
+//! A guest without CR4.MCE gets a shutdown instead of #MC. This code checks such exits as well.
 
 #![expect(unsafe_code, reason = "error registers are MSRs, and CR4 makes their exception one")]
 
@@ -25,7 +25,7 @@ use crate::arch::x86_64::svm::exit::stop;
 use crate::panic;
 use crate::vcpu::run::{Next, Running};
 
-/// Lets this pCPU report its errors. Logs what was left in its banks, such as by the error that made the machine start anew.
+/// Enables this pCPU's error reports. Logs errors left in its banks, for example the one that restarted the machine.
 pub(super) fn enable() {
     let Some(banks) = Banks::of_this_cpu() else { return };
     for report in banks.reports() {
@@ -75,7 +75,7 @@ pub(super) extern "C" fn entry() {
     naked_asm!(
         "push rax", "push rcx", "push rdx", "push rsi", "push rdi", "push r8", "push r9", "push r10", "push r11",
         "cld",
-        // RIP and RSP of what was interrupted are among what the processor pushed before the nine registers.
+        // The interrupted RIP and RSP are among what the processor pushed before the nine registers.
         "mov rdi, [rsp + 72]",
         "mov rsi, [rsp + 96]",
         "call {handle}",
@@ -109,7 +109,7 @@ impl core::fmt::Display for All<'_> {
 #[derive(Clone, Copy)]
 struct Banks {
     count: u8,
-    /// Where they are: CTL, STATUS, ADDR and MISC of bank 0, and how far it is to the next bank's.
+    /// Position of CTL, STATUS, ADDR and MISC of bank 0, and the distance to the next bank.
     first: u32,
     stride: u32,
     is_scalable: bool,
@@ -152,7 +152,7 @@ impl Banks {
         verdict(GlobalStatus(read(msr::MCG_STATUS)), self.statuses(), interrupted, self.overflow_recovers)
     }
 
-    /// What the banks hold. Registers that mean nothing are not read: some processors raise #GP.
+    /// Content of the banks. Invalid registers are not read: some processors raise #GP.
     fn reports(&self) -> impl Iterator<Item = Report> {
         (0..self.count).zip(self.statuses()).filter(|(_, status)| status.is_valid()).map(|(bank, status)| {
             let if_valid = |bit, place| if status.has(bit) { read(self.register(bank, place)) } else { 0 };
@@ -176,7 +176,7 @@ impl Banks {
         write(msr::MCG_STATUS, 0);
     }
 
-    /// All kinds of errors are to be reported. Firmware masks those that are none (APM vol. 2, 9.4).
+    /// Report all kinds of errors. Firmware masks those that are not errors (APM vol. 2, 9.4).
     fn allow_reports(&self) {
         if read(msr::MCG_CAP) & HAS_GLOBAL_CONTROL != 0 {
             write(msr::MCG_CTL, u64::MAX);
@@ -189,12 +189,13 @@ impl Banks {
 
 /// Reads one of the registers that [`Banks`] names.
 fn read(number: u32) -> u64 {
-    // SAFETY: CPUID reports machine checks, and MCG_CAP how many banks there are; reading has no effect.
+    // SAFETY: CPUID reports machine checks, and MCG_CAP the number of banks; reading has no effect.
     unsafe { Msr::new(number).read() }
 }
 
 /// Writes one of them.
 fn write(number: u32, value: u64) {
-    // SAFETY: as for `read`. Control registers take any value, and status registers zero (APM vol. 2, 9.3.2.1 and 9.3.2.3).
+    // SAFETY: as for `read`. Control registers accept any value, and status registers zero (APM vol. 2, 9.3.2.1 and
+    // 9.3.2.3).
     unsafe { Msr::new(number).write(value) };
 }

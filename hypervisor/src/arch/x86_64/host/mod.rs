@@ -1,7 +1,7 @@
-//! The machine as the hypervisor itself uses it.
+//! The machine for the hypervisor itself.
 //!
-//! `boot` brings the first pCPU from the loader's hands into Rust, `smp` the others. `acpi` and `loader_data` read what
-//! firmware and the loader say about the machine.
+//! `boot` brings the first pCPU from the loader into Rust, `smp` the others. `acpi` and `loader_data` read the data of
+//! firmware and loader.
 
 pub(crate) mod acpi;
 pub(crate) mod apic;

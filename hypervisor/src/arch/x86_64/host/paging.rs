@@ -8,8 +8,8 @@
 //! ffff_ffff_8000_0000  the image: text executable and read-only, constants read-only, data read-write
 //! ```
 //!
-//! The address of anything is computed, not looked up. Mappings are added (devices, stacks) but never changed or
-//! removed, so no pCPU ever has to flush a host translation.
+//! Addresses are computed, not looked up. Mappings are added (devices, stacks) but never changed or removed, so no pCPU
+//! ever needs to flush a host translation.
 
 #![expect(unsafe_code, reason = "page tables are what all other memory safety stands on")]
 
@@ -72,14 +72,14 @@ pub(crate) const fn direct_map_inverse(hva: Hva) -> Hpa {
     Hpa(hva.0.wrapping_sub(DIRECT_MAP))
 }
 
-/// Makes the page tables, switches to them, and gives the RAM that is left to the frame pool.
+/// Makes the page tables, switches to them, and gives the remaining RAM to the frame pool.
 ///
 /// # Safety
-/// Runs once, on the boot page tables, which map the first 4 GiB at their physical addresses. `memory` tells the
-/// truth about what is RAM, and nobody uses RAM above 1 MiB that is neither the image nor `payload`.
+/// Runs once, on the boot page tables, which map the first 4 GiB at their physical addresses. `memory` is true about
+/// RAM, and nothing uses RAM above 1 MiB except the image and `payload`.
 ///
 /// # Errors
-/// When there is too little memory. Then nothing is changed.
+/// Too little memory. Then nothing has changed.
 pub(super) unsafe fn init(memory: &MemoryMap, payload: Option<HpaRange>) -> Result<(), NoMemory> {
     let image = image();
     // Below 1 MiB are the loader's data and the start-up code of the other pCPUs.
@@ -99,7 +99,7 @@ pub(super) unsafe fn init(memory: &MemoryMap, payload: Option<HpaRange>) -> Resu
     // SAFETY: the frame is free RAM below 4 GiB, mapped at its physical address.
     let table = unsafe { &mut *(root.start_address().as_u64() as *mut PageTable) };
     table.zero();
-    // SAFETY: physical = virtual for all tables that `early` hands out.
+    // SAFETY: physical = virtual for all tables from `early`.
     let mut mapper = unsafe { OffsetPageTable::new(table, VirtAddr::zero()) };
     let largest = largest_page();
     let mut map = |virt, range: HpaRange, flags| {
@@ -133,8 +133,8 @@ pub(super) unsafe fn init(memory: &MemoryMap, payload: Option<HpaRange>) -> Resu
     Ok(())
 }
 
-/// First HPA that no page table of this processor can name (APM vol. 3, CPUID 8000_0008 EAX, and 8000_001F EBX for the bits that
-/// memory encryption takes away).
+/// First HPA that this processor's page tables cannot name (APM vol. 3, CPUID 8000_0008 EAX, and 8000_001F EBX for the
+/// bits that memory encryption takes).
 pub(super) fn physical_end() -> Hpa {
     // Processors without the leaf have 36 bits (APM vol. 2, 5.3).
     let bits = match svm::leaf(0x8000_0008).eax & 0xff {
@@ -151,7 +151,7 @@ pub(super) fn physical_end() -> Hpa {
 /// SYSCFG: memory encryption is on (APM vol. 2, 7.10.1).
 const SYSCFG_MEMORY_ENCRYPTION: u64 = 1 << 23;
 
-/// Free memory with which the hypervisor comes up, without any VM.
+/// Minimum free memory for the hypervisor without any VM.
 const LEAST_BYTES: u64 = 4 << 20;
 
 /// There is less memory than that, or none for page tables.
@@ -251,8 +251,7 @@ fn add(virt: Hva, range: HpaRange, flags: PageTableFlags) -> Result<(), Exhauste
     map(&mut mapper, &mut PoolFrames, virt, range, flags, Size4KiB::SIZE)
 }
 
-/// Maps `range` at `virt` with the largest pages that fit, up to `largest`. Pages that are mapped already stay as
-/// they are.
+/// Maps `range` at `virt` with the largest pages that fit, up to `largest`. Mapped pages do not change.
 fn map(
     mapper: &mut OffsetPageTable<'_>,
     tables: &mut impl FrameAllocator<Size4KiB>,
@@ -321,12 +320,12 @@ struct EarlyFrames {
 }
 
 impl EarlyFrames {
-    /// What the boot page tables map.
+    /// End of what the boot page tables map.
     const REACH: Hpa = Hpa(boot::REACH);
 
     /// `None` without RAM that the boot page tables map.
     fn new(free: &Ranges) -> Option<Self> {
-        // A range that crosses the reach would need its middle taken; none does, since devices live below 4 GiB.
+        // A range that crosses the reach would need its middle; none does, because devices are below 4 GiB.
         let range = free.iter().filter(|range| range.end() <= Self::REACH).max_by_key(|range| range.bytes())?;
         Some(Self { range: *range, taken: 0 })
     }
@@ -337,7 +336,7 @@ impl EarlyFrames {
     }
 }
 
-// SAFETY: every frame is handed out once, from RAM that nobody else uses.
+// SAFETY: every frame is allocated once, from RAM that nothing else uses.
 unsafe impl FrameAllocator<Size4KiB> for EarlyFrames {
     fn allocate_frame(&mut self) -> Option<PhysFrame> {
         if self.taken + PAGE_BYTES > self.range.bytes() {
@@ -351,7 +350,7 @@ unsafe impl FrameAllocator<Size4KiB> for EarlyFrames {
 /// Tables from the pool; they are never given back.
 struct PoolFrames;
 
-// SAFETY: the pool hands out each frame once.
+// SAFETY: the pool allocates each frame once.
 unsafe impl FrameAllocator<Size4KiB> for PoolFrames {
     fn allocate_frame(&mut self) -> Option<PhysFrame> {
         let frames = Frames::allocate(PAGE_BYTES, PAGE_BYTES).ok()?;
@@ -369,7 +368,7 @@ unsafe extern "C" {
     static data_end: u8;
 }
 
-/// The whole image, with what ran before paging.
+/// The whole image, with the code that ran before paging.
 pub(super) fn image() -> HpaRange {
     between((&raw const image_start).addr() as u64, (&raw const data_end).addr() as u64 - IMAGE_OFFSET)
 }

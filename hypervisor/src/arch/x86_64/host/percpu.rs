@@ -1,6 +1,7 @@
-//! The architecture's part of a pCPU's block, and how a pCPU finds its block: by the base of GS.
+//! The architecture's part of a pCPU's block. A pCPU finds its block by the base of GS.
 //!
-//! `#VMEXIT` leaves the guest's GS base in place. Between it and the `VMLOAD` of the host's, nothing here may be asked.
+//! `#VMEXIT` leaves the guest's GS base in place. So no code may use the block between it and the `VMLOAD` of the
+//! host's state.
 
 #![expect(unsafe_code, reason = "segment bases, descriptor tables and the pointer that they lead to")]
 
@@ -35,10 +36,10 @@ pub(super) const IST_NMI: u16 = 1;
 pub(super) const IST_MACHINE_CHECK: u16 = 2;
 const ISTS: usize = 3;
 
-/// What an x86-64 pCPU has of its own. GS points here.
+/// Data of one x86-64 pCPU. GS points here.
 #[lay_out]
 pub(crate) struct ArchPerCpu {
-    /// The block that this is part of: set before anybody looks.
+    /// The block around this part: set before its first use.
     #[layout(frozen)]
     block: Frozen<AtomicPtr<PerCpu>>,
     /// Deadline that the local timer is armed for, in TSC ticks; `u64::MAX` when it is not.
@@ -47,7 +48,7 @@ pub(crate) struct ArchPerCpu {
     /// Counts of the local timer's tick, when it has one.
     #[layout(owner)]
     pub(super) tick: OwnerWord,
-    /// What is added to this pCPU's TSC, so that all agree: see [`super::tsc::meet`].
+    /// Added to this pCPU's TSC, so that all pCPUs agree: see [`super::tsc::meet`].
     #[layout(owner)]
     pub(super) clock_offset: OwnerWord,
     /// Id of the local APIC: where interrupts for this pCPU are sent.

@@ -1,7 +1,7 @@
 //! I/O ports.
 //!
-//! Safe functions: a port access cannot break Rust's rules by itself, since no device that the hypervisor leaves
-//! enabled writes to memory on its own except those that `virtio.rs` has given buffers to.
+//! The functions are safe. A port access alone cannot break Rust's rules: of the enabled devices, only those with
+//! buffers from `virtio.rs` write to memory.
 #![expect(unsafe_code, reason = "port accesses are instructions that Rust has no safe form of")]
 
 use x86_64::instructions::port::Port;

@@ -1,4 +1,4 @@
-//! Ends of the machine, and of a single pCPU.
+//! Ends the machine, or stops a single pCPU.
 
 #![expect(unsafe_code, reason = "halting a pCPU, and a triple fault as the last resort")]
 
@@ -16,9 +16,9 @@ mod pm1 {
     pub(super) const SLEEP_ENABLE: u16 = 1 << 13;
 }
 
-/// How often a machine that is to change to ACPI mode is asked whether it has: about a second.
+/// Maximum number of polls until a machine has changed to ACPI mode: about a second.
 const ENABLE_PATIENCE: u32 = 1_000_000;
-/// How often it is looked whether the machine is off yet: the power goes some milliseconds after it was told so.
+/// Maximum number of polls until the machine is off: the power goes some milliseconds after the command.
 const OFF_PATIENCE: u32 = 1_000_000;
 
 /// Whether an end that is no success resets the machine. Otherwise it stops, with the reason on its console.
@@ -27,22 +27,22 @@ static RESETS: AtomicBool = AtomicBool::new(false);
 /// Port in the upper half, value in the lower; 0 when there is no reset register.
 static RESET: AtomicU32 = AtomicU32::new(0);
 
-/// Remembers how this machine is reset.
+/// Stores how this machine is reset.
 pub(super) fn init(machine: &Machine) {
     if let Some((port, value)) = machine.reset {
         RESET.store(u32::from(port) << 16 | u32::from(value), Ordering::Relaxed);
     }
 }
 
-/// What an end that is no success does, as `panic=` says it: `reset`, or else `halt`.
+/// What happens at an end that is no success, from `panic=`: `reset`, or else `halt`.
 pub(super) fn set_panic(how: &str) {
     RESETS.store(how == "reset", Ordering::Relaxed);
 }
 
 /// Ends the machine with one of [`abi::exit_code`].
 ///
-/// QEMU ends at the first step. A machine without the debug-exit device is turned off after a success; after anything else it
-/// stops, so that a person can read why, or is reset if `panic=reset` says so.
+/// QEMU ends at the first step. A machine without the debug-exit device powers off after a success. Otherwise it stops,
+/// so that a user can read the reason, or is reset with `panic=reset`.
 pub(crate) fn exit(code: u8) -> ! {
     crate::log::open();
     crate::log::flush();
@@ -57,7 +57,7 @@ pub(crate) fn exit(code: u8) -> ! {
     if RESETS.load(Ordering::Relaxed) { reset() } else { stop_this_cpu() }
 }
 
-/// Stops with one of [`abi::exit_code`] and leaves what is on the screen there, also after a success.
+/// Stops with one of [`abi::exit_code`] and keeps the screen, also after a success.
 pub(crate) fn stay(code: u8) -> ! {
     port::write_u8(abi::exit_code::PORT, code);
     stop_this_cpu()

@@ -1,4 +1,4 @@
-//! The consoles of the machine: serial ports, and what goes there is shown on the screen, too, where the machine has one.
+//! The consoles of the machine: serial ports, and the screen, if the machine has one, with the same output.
 
 #![expect(unsafe_code, reason = "registers in memory")]
 
@@ -9,11 +9,11 @@ use super::{framebuffer, keyboard, paging, port};
 use crate::boot::console::{self, Consoles, MOST_UARTS, Place, Uart};
 use crate::serial_port::{Registers, SerialPort};
 
-/// What was chosen, once it was.
+/// The chosen consoles.
 static CHOSEN: Once<Consoles> = Once::new();
 
-/// Chooses the consoles: by the value of `console=`, if there is one, of a machine whose firmware says that it uses this UART.
-/// Until then it is COM1 and the screen.
+/// Chooses the consoles: by the value of `console=`, if there is one, and by the UART that the firmware reports. Until
+/// then they are COM1 and the screen.
 pub(super) fn choose(option: Option<&str>, firmware: Option<Uart>) {
     let mut complaint = None;
     let consoles = CHOSEN.call_once(|| {
@@ -50,10 +50,10 @@ impl Serial {
         Self { ports: [const { None }; MOST_UARTS], has_screen: false }
     }
 
-    /// Opens the consoles that were chosen. What is not there stays closed.
+    /// Opens the chosen consoles. Missing ones stay closed.
     ///
-    /// Nothing else in the hypervisor drives their UARTs. (A panic opens them a second time, when the first owner has been stopped for
-    /// good.)
+    /// No other code of the hypervisor drives their UARTs. (A panic opens them a second time, after the first owner was
+    /// stopped for ever.)
     pub(crate) fn open() -> Self {
         let consoles = CHOSEN.get().copied().unwrap_or(Consoles::FIRST);
         let mut serial = Self { has_screen: consoles.has_screen, ..Self::closed() };
@@ -78,10 +78,10 @@ impl Serial {
         self.ports.iter_mut().flatten().for_each(SerialPort::flush);
     }
 
-    /// Takes bytes that were typed on one of them. Gives how many.
+    /// Takes input from one of them. Returns the number of bytes.
     pub(crate) fn receive(&mut self, into: &mut [u8]) -> usize {
         let typed = self.ports.iter_mut().flatten().map(|port| port.receive(into)).find(|&taken| taken != 0);
-        // Whoever has the screen has the keyboard.
+        // The owner of the screen has the keyboard.
         typed.unwrap_or_else(|| if self.has_screen { keyboard::receive(into) } else { 0 })
     }
 }
@@ -90,7 +90,7 @@ impl Serial {
 enum Access {
     /// From this I/O port on.
     Ports(u16),
-    /// In memory, so many bytes from one to the next, and so many at a time.
+    /// In memory, with this distance of two registers, and this access size.
     Memory { start: Hva, distance: u8, access_bytes: u8 },
 }
 

@@ -1,9 +1,10 @@
-//! Bringing up the other pCPUs.
+//! Starts the other pCPUs.
 //!
-//! A pCPU starts in real mode, on a page below 1 MiB that the memory map says is free: which one differs by firmware and boot
-//! loader. A few instructions copied there, which run at any address, take it to protected mode and into the image; there it goes
-//! to long mode on the boot page tables, then loads the real ones, finds its block by the id of its local APIC, and goes on with
-//! its own stack. All are started at once; the few steps on the shared boot stack are behind a lock.
+//! A pCPU starts in real mode, on a free page below 1 MiB from the memory map; which one is free differs by firmware
+//! and boot loader. A few instructions are copied there, which run at any address. They enter protected mode and the
+//! image. There the pCPU enters long mode on the boot page tables, then loads the final ones, finds its block by the id
+//! of its local APIC, and continues on its own stack. All pCPUs are started at once; a lock guards the few steps on the
+//! shared boot stack.
 
 #![expect(unsafe_code, reason = "code for a CPU that is in real mode, and the change of stacks after it")]
 
@@ -19,7 +20,7 @@ use super::{apic, irq, machine_check, paging, percpu, power, tsc};
 use crate::cpu::{self, PerCpu};
 use crate::memory_map::StartPage;
 
-/// How long the others have to come up, in microseconds. An emulator may have few threads for many of them.
+/// Time limit for the others to start, in microseconds. An emulator may have few threads for many of them.
 const PATIENCE_MICROS: u64 = 10_000_000;
 
 global_asm!(
@@ -102,7 +103,7 @@ global_asm!(
 /// Held by the pCPU that is on the boot stack.
 static LOCK: AtomicU8 = AtomicU8::new(0);
 
-/// Starts all pCPUs but this one and waits until they are up. `start` is a page in which code can be left for them.
+/// Starts all other pCPUs and waits until they have started. `start` is a page for their code.
 pub(super) fn start_others(start: Option<StartPage>) {
     cpu::this().online.store(true, Ordering::Release);
     let others = || cpu::all().iter().filter(|cpu| cpu.id != cpu::this().id);
@@ -115,7 +116,7 @@ pub(super) fn start_others(start: Option<StartPage>) {
     };
     copy_start_code(start);
 
-    // INIT, 10 ms, start-up; and once more for CPUs that have missed the first (Intel SDM vol. 3, 9.4.4).
+    // INIT, 10 ms, start-up IPI; and a second one for CPUs that have missed the first (Intel SDM vol. 3, 9.4.4).
     others().for_each(|cpu| apic::send_init(cpu.arch.apic_id));
     tsc::delay(10_000);
     for _ in 0..2 {
@@ -134,7 +135,7 @@ pub(super) fn start_others(start: Option<StartPage>) {
         }
         core::hint::spin_loop();
     }
-    // One after the other: whoever waits for its turn sleeps, since an emulator may have few threads for many pCPUs.
+    // One after the other: pCPUs sleep until their turn, because an emulator may have few threads for many pCPUs.
     others().for_each(|cpu| tsc::answer(cpu));
 }
 
@@ -148,19 +149,19 @@ fn copy_start_code(start_page: StartPage) {
     let page = direct_map(start_page.hpa());
     assert!(bytes as u64 <= PAGE_BYTES, "the start-up code fits into its page");
     assert!(paging::is_mapped(page), "RAM is in the direct map");
-    // SAFETY: the code is part of the image; the page is RAM that nobody else uses: it is below
-    // 1 MiB, not the payload's, and what the loader has left there was copied. The code fits.
+    // SAFETY: the code is part of the image. The page is RAM that nothing else uses: it is below 1 MiB, not the
+    // payload's, and the loader's data there was copied. The code fits.
     unsafe { core::ptr::copy_nonoverlapping(start, page.0 as *mut u8, bytes) };
 }
 
-/// Where a pCPU goes on: returned in RAX and RDX.
+/// Where a pCPU continues: returned in RAX and RDX.
 #[repr(C)]
 struct Start {
     stack: u64,
     block: &'static PerCpu,
 }
 
-/// Finds the block of the pCPU that runs this, before GS can tell.
+/// Finds the block of the running pCPU, before GS is set.
 extern "sysv64" fn find_block() -> Start {
     let apic_id = apic::id_by_cpuid();
     match cpu::all().iter().find(|cpu| cpu.arch.apic_id == apic_id) {
@@ -168,7 +169,7 @@ extern "sysv64" fn find_block() -> Start {
             percpu::find_by_gs(block);
             Start { stack: block.arch.stack.0, block }
         }
-        // Nobody has asked this one to start.
+        // No pCPU has started this one.
         None => {
             LOCK.store(0, Ordering::Release);
             power::stop_this_cpu()

@@ -1,13 +1,13 @@
-//! The host's clock: the time stamp counter, which all pCPUs share.
+//! The host's clock: the time stamp counter, common to all pCPUs.
 //!
-//! Its rate is what CPUID leaf 15h says, or is measured once against the ACPI PM timer, together with the rate of the
-//! local APIC's timer. A reading of several clocks is as good as the time it took: the pCPU may be taken away in the
-//! middle of it when it is a thread of an emulator. So each end of the measurement is the quickest of many readings.
+//! Its rate comes from CPUID leaf 15h, or is measured once against the ACPI PM timer, together with the rate of the
+//! local APIC's timer. A reading of several clocks is as exact as the time that it took, and an emulator may stop the
+//! pCPU's thread in the middle. So each end of the measurement is the fastest of many readings.
 //!
-//! Firmware may leave the counters of some pCPUs apart. Each pCPU compares its own with the first's when it starts ([`meet`]),
-//! and adds what is missing wherever it reads the counter. Guests read it without an exit, so the VMCB has the same
-//! difference as TSC_OFFSET (APM vol. 2, table B-1), and a vCPU that moves sees one clock, to within the error of that comparison,
-//! which is logged. Counters that agree are left as they are.
+//! Firmware may leave the counters of some pCPUs different. Each pCPU compares its counter with the first pCPU's when
+//! it starts ([`meet`]), and adds the difference wherever it reads the counter. Guests read it without an exit, so the
+//! VMCB has the same difference as TSC_OFFSET (APM vol. 2, table B-1). So a vCPU that moves sees one clock, within the
+//! error of that comparison, which is logged. Counters that agree do not change.
 
 #![expect(unsafe_code, reason = "the instructions that read the counter, in their order, and a word by GS")]
 
@@ -31,15 +31,15 @@ use crate::cpu::{self, PerCpu};
 const PM_HZ: u32 = 3_579_545;
 /// Length of the measurement: one PM tick more or less is 28 parts per million of it.
 const WINDOW_PM_TICKS: u32 = PM_HZ / 100;
-/// Readings at each end of which the quickest counts.
+/// Number of readings at each end; the fastest counts.
 const READINGS: usize = 24;
 
 static CLOCK: Clock = Clock::new();
 
-/// This pCPU's counter as it is: for durations, of which both ends are on this pCPU.
+/// This pCPU's raw counter: for durations whose ends are both on this pCPU.
 #[inline(always)]
 pub(in crate::arch::x86_64) fn raw() -> u64 {
-    // SAFETY: every x86-64 CPU has the instruction, and nobody disables it in the hypervisor.
+    // SAFETY: every x86-64 CPU has the instruction, and nothing disables it in the hypervisor.
     unsafe { _rdtsc() }
 }
 
@@ -55,7 +55,7 @@ pub(in crate::arch::x86_64) fn at(raw: u64) -> u64 {
     raw.wrapping_add(offset())
 }
 
-/// What is added to this pCPU's counter, see [`meet`]; also to what its guests read.
+/// Added to this pCPU's counter, see [`meet`]; also to its guests' readings.
 #[inline(always)]
 pub(in crate::arch::x86_64) fn offset() -> u64 {
     let offset;
@@ -80,7 +80,7 @@ pub(crate) fn hz() -> u64 {
 /// Nanoseconds since boot; 0 while the rate is not known.
 #[inline]
 pub(crate) fn nanos() -> u64 {
-    // What is logged before the rate is known may come before the pCPU has its block, too.
+    // Log lines from before the rate is known may also be from before the pCPU has its block.
     if hz() == 0 { 0 } else { CLOCK.nanos(now()) }
 }
 
@@ -180,7 +180,7 @@ fn quickest_reading(pm: PmTimer) -> Reading {
     best
 }
 
-/// Rate of the local APIC timer by a TSC whose rate is known: 10 ms.
+/// Rate of the local APIC timer from a TSC with a known rate: 10 ms.
 fn measure_timer(hz: u64) -> u64 {
     let (start, first) = (now(), apic::count());
     while now() - start < hz / 100 {
@@ -190,14 +190,14 @@ fn measure_timer(hz: u64) -> u64 {
     u64::from(counts) * hz / ticks
 }
 
-/// A comparison goes on until so many questions in a row have told nothing new, of clocks that agree and of others. Only the
-/// quickest message there and the quickest back count, and guests' messages may be as quick, seldom as that is.
+/// A comparison continues until this many requests in a row have brought nothing new, for clocks that agree and for
+/// others. Only the fastest message in each direction counts, and guests' messages may be as fast, though rarely.
 const QUESTIONS_IN_VAIN: [u32; 2] = [1000, 20_000];
-/// And until its error is below 1 µs. A machine answers in less. Under an emulator with fewer threads than pCPUs some answers
-/// take milliseconds: clocks that agree are given 20 ms, others 20 s.
+/// And until its error is below 1 µs. A machine answers in less. Under an emulator with fewer threads than pCPUs some
+/// answers take milliseconds: the limit is 20 ms for clocks that agree, and 20 s for others.
 const FINE_PER_SECOND: u64 = 1_000_000;
 
-/// Whose turn it is to compare clocks: its number; the first pCPU answers.
+/// Number of the pCPU whose turn it is to compare clocks; the first pCPU answers.
 static TURN: AtomicU32 = AtomicU32::new(NOBODY);
 const NOBODY: u32 = u32::MAX;
 /// A question, and the answer to it: a reading of the first pCPU's clock, or [`NO_ANSWER`].
@@ -206,15 +206,15 @@ static ANSWER: AtomicU64 = AtomicU64::new(NO_ANSWER);
 const NO_ANSWER: u64 = 0;
 /// A pCPU whose clock runs at another rate was found.
 static DRIFTS: AtomicBool = AtomicBool::new(false);
-/// What the clock of each pCPU is set apart by, times its number, for `selftest=tsc-skew`.
+/// The difference of each pCPU's clock, times its number, for `selftest=tsc-skew`.
 static SKEW: AtomicU64 = AtomicU64::new(0);
 
-/// Lets the counters of the other pCPUs look as if firmware had left them apart, by 0.2 to 0.4 s each.
+/// Makes the counters of the other pCPUs differ by 0.2 to 0.4 s each, as if by firmware.
 pub(super) fn plant_skew() {
     SKEW.store((hz() / 5).wrapping_neg(), Ordering::Relaxed);
 }
 
-/// Whether guests are told that the counter runs at one rate, whatever the processor does (CPUID 8000_0007 EDX\[8\]).
+/// Whether guests see an invariant TSC (CPUID 8000_0007 EDX\[8\]): it runs at one rate, whatever the processor does.
 ///
 /// QEMU's emulation does not report it. Its counter is the host's clock, which is the same for all its CPUs.
 pub(in crate::arch::x86_64) fn is_invariant() -> bool {
@@ -237,13 +237,13 @@ pub(super) fn answer(other: &PerCpu) {
     }
 }
 
-/// Both sides look many times in a row: the sooner each sees what the other wrote, and the more alike, the closer the bounds. Then
-/// they pause, for an emulator may run one CPU at a time, until that pauses.
+/// Both sides poll many times in a row: the faster each sees the other's write, the closer the bounds. Then they pause,
+/// because an emulator may run one CPU at a time, until that pauses.
 #[derive(Default)]
 struct Looks(u8);
 
 impl Looks {
-    /// Between two looks.
+    /// Waits between two polls.
     fn wait(&mut self) {
         self.0 = self.0.wrapping_add(1);
         if self.0 == 0 {
@@ -308,7 +308,7 @@ fn ask() -> Exchange {
     Exchange { asked, answered, heard: now_in_order() }
 }
 
-/// As [`now`], not before what comes before it nor after what comes after (APM vol. 3, RDTSC).
+/// Like [`now`], ordered against earlier and later instructions (APM vol. 3, RDTSC).
 fn now_in_order() -> u64 {
     // SAFETY: waits for earlier instructions, nothing else. SSE2 is part of x86-64.
     unsafe { _mm_lfence() };
@@ -318,7 +318,7 @@ fn now_in_order() -> u64 {
     now
 }
 
-/// What the log says about the counter.
+/// Description of the counter for the log.
 pub(in crate::arch::x86_64) fn describe() -> &'static str {
     if is_invariant() { "invariant" } else { "not invariant: guests are told so" }
 }

@@ -1,4 +1,4 @@
-//! Where this architecture has its virtio devices: on PCI bus 0 (PCI Express 7.2.2).
+//! Finds virtio devices on this architecture: on PCI bus 0 (PCI Express 7.2.2).
 
 #![expect(unsafe_code, reason = "registers in memory")]
 
@@ -15,11 +15,11 @@ use crate::arch::control_port::HostMemory;
 /// How a virtio console is reached.
 pub(crate) type ConsoleTransport = PciTransport;
 
-/// Finds the first virtio console on PCI bus 0, and says where it is.
+/// Finds the first virtio console on PCI bus 0, and its address.
 ///
-/// It must be called while this pCPU is the only one: finding out how large a device's registers are moves them
-/// through the address space for a moment. On hardware that is no matter, but QEMU 7.2 may carry out an access that
-/// another CPU makes meanwhile, to its local APIC say, on the wrong device, and then ends with a failed assertion.
+/// Only one pCPU may run at the time of the call: sizing a device's registers moves them through the address space for
+/// a moment. This does not matter on hardware. But QEMU 7.2 may send another CPU's access at that time, for example to
+/// its local APIC, to the wrong device, and then fails an assertion.
 pub(crate) fn find_console() -> Option<(ConsoleTransport, impl core::fmt::Display)> {
     let (mut root, console) =
         acpi::machine()?.ecam.iter().filter(|window| window.first_bus == 0).find_map(|window| {
@@ -55,8 +55,7 @@ impl Bus0 {
 
 impl ConfigurationAccess for Bus0 {
     fn read_word(&self, function: DeviceFunction, offset: u8) -> u32 {
-        // What is not there reads as ones.
-        // SAFETY: `register` stays within the megabyte that `new` has mapped.
+        // Missing devices read as ones. SAFETY: `register` stays within the megabyte that `new` has mapped.
         self.register(function, offset).map_or(u32::MAX, |register| unsafe { register.read_volatile() })
     }
 

@@ -1,4 +1,4 @@
-//! The wall clock: the CMOS RTC, read once at boot. From then on time is counted by the TSC.
+//! The wall clock: the CMOS RTC, read once at boot. From then on the TSC counts the time.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,11 +1,11 @@
-//! The door: into the guest and back out (APM vol. 2, 15.5 and 15.6).
+//! The world switch: into the guest and back (APM vol. 2, 15.5 and 15.6).
 //!
-//! VMRUN and #VMEXIT switch what the VMCB holds: RIP, RSP, RAX, RFLAGS, control registers, code and data segments.
-//! VMLOAD and VMSAVE switch FS, GS, TR, LDTR and the system-call MSRs. The other general registers are ours to switch,
-//! and vector registers stay as they are, since the hypervisor uses none.
+//! VMRUN and #VMEXIT switch the VMCB's registers: RIP, RSP, RAX, RFLAGS, control registers, code and data segments.
+//! VMLOAD and VMSAVE switch FS, GS, TR, LDTR and the system-call MSRs. This code switches the other general registers.
+//! Vector registers do not change, because the hypervisor uses none.
 //!
-//! The whole passage runs with GIF clear (see [`super::gate`]): what arrives on the way in ends the new entry before its
-//! first instruction, what arrives on the way out waits until the host's GS and TR are back.
+//! The whole switch runs with GIF clear (see [`super::gate`]). An interrupt on the way in ends the new entry before its
+//! first instruction. One on the way out waits until the host's GS and TR are restored.
 
 #![expect(unsafe_code, reason = "switches register state, which no type can express")]
 

@@ -1,11 +1,11 @@
-//! The events of a vCPU on SVM: what each entry injects, and how the guest is left again for what has to wait.
+//! The events of a vCPU on SVM: the event that each entry injects, and how the guest exits for a waiting one.
 //!
-//! The crate `x86_events` chooses. Here its plans become EVENTINJ, the interrupt window and single steps (APM vol. 2, 15.20 and
-//! 15.21), and exits become what it wants to know.
+//! The crate `x86_events` chooses. This file converts its plans into EVENTINJ, the interrupt window and single steps
+//! (APM vol. 2, 15.20 and 15.21), and reports exits to it.
 //!
-//! #DB and #AC always leave the guest. A guest can arrange that delivering one of them raises the same one again, without end and
-//! without an instruction boundary at which the processor would look at host interrupts (CVE-2015-8104, CVE-2015-5307). Given
-//! back by injection, each round is an exit, and host interrupts, kicks and time slices work as ever.
+//! #DB and #AC always exit. A guest can make the delivery of one of them raise the same one again, without end and
+//! without an instruction boundary at which the processor would take host interrupts (CVE-2015-8104, CVE-2015-5307).
+//! With injection, each round is an exit, and host interrupts, kicks and time slices work as usual.
 
 use x86_defs::exit_code as code;
 use x86_defs::registers::{cr0, rflags, vector};
@@ -20,14 +20,14 @@ use crate::vcpu::Tally;
 
 /// Exceptions that leave the guest at any time.
 pub(super) const EXCEPTIONS: u32 = 1 << vector::DEBUG | 1 << vector::ALIGNMENT_CHECK | 1 << vector::MACHINE_CHECK;
-/// Exceptions that leave the guest during a step: all of them, since their delivery would save the hypervisor's TF. Vector 2
-/// is no exception.
+/// Exceptions that exit during a step: all of them, because their delivery would save the hypervisor's TF. Vector 2 is
+/// no exception.
 const STEP_EXCEPTIONS: u32 = !(1 << vector::NMI);
 /// Instructions that leave the guest during a step because they save or load RFLAGS.
 const STEP_INSTRUCTIONS: Intercept1 =
     Intercept1::IRET.union(Intercept1::POPF).union(Intercept1::PUSHF).union(Intercept1::INTN);
 
-/// What an entry asks of the hardware in order to get control again. The exit takes it back.
+/// The entry's request to the hardware for control. The exit clears it.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Armed {
     Nothing,
@@ -41,8 +41,8 @@ pub(super) enum Armed {
 impl ArchVcpu {
     /// Chooses the event that the next entry delivers.
     ///
-    /// Interrupts are delivered by EVENTINJ alone. V_IRQ serves only to learn when the guest can take one, and never
-    /// carries a vector: an event may then not be delivered twice, whatever the emulator or CPU makes of V_IRQ.
+    /// Only EVENTINJ delivers interrupts. V_IRQ only reports when the guest can take one, and carries no vector: so no
+    /// event is delivered twice, whatever the emulator or CPU does with V_IRQ.
     #[inline]
     pub(super) fn prepare_event(&mut self, tally: Tally<'_>) {
         if self.vmcb.control.exit_int_info.is_valid() | !self.events.is_quiet() {
@@ -83,7 +83,8 @@ impl ArchVcpu {
             let Vmcb { control, save, .. } = &mut *self.vmcb;
             control.event_inj = write(event, save.cr0 & cr0::PE != 0);
             if svm::features().next_rip {
-                // The return address of a software interrupt is this field where the CPU has it, else RIP (APM vol. 2, 15.20).
+                // The return address of a software interrupt is this field if the CPU has it, else RIP (APM vol. 2,
+                // 15.20).
                 control.next_rip = save.rip;
             }
             control.interrupt_shadow = 0;
@@ -93,8 +94,8 @@ impl ArchVcpu {
             Until::Exit => {}
             Until::Window => self.open_window(),
             Until::Step => self.begin_step(),
-            // A kick of this pCPU stays pending until VMRUN has delivered the event, and then ends the entry before the first
-            // instruction of the handler: physical interrupts are looked at once more at that boundary.
+            // A kick of this pCPU stays pending until VMRUN has delivered the event. It then ends the entry before the
+            // handler's first instruction, because physical interrupts are checked again at that boundary.
             Until::Delivered => host_apic::kick(cpu::this().id),
         }
     }
@@ -152,7 +153,7 @@ impl ArchVcpu {
 
 /// After an exit.
 impl ArchVcpu {
-    /// Takes back what the entry asked for. Says whether the exit served that alone: a step is over.
+    /// Clears the entry's requests. Returns whether the exit came only from them: a step is over.
     #[inline]
     pub(super) fn disarm(&mut self, reason: u32) -> bool {
         !matches!(self.armed, Armed::Nothing) && self.disarm_window_or_step(reason)
@@ -193,7 +194,7 @@ impl ArchVcpu {
                 self.vmcb.control.interrupt_shadow &= !1;
             }
         } else {
-            // Whether it is to be stepped over again, the exit says: by [`Self::before_instruction`], [`Self::at_iret`].
+            // The exit decides whether it is stepped over again: by [`Self::before_instruction`], [`Self::at_iret`].
             self.events.abandon_step();
             if in_shadow && !by_debug && self.vmcb.save.rip == step.rip() {
                 self.vmcb.control.interrupt_shadow |= 1;
@@ -210,7 +211,7 @@ impl ArchVcpu {
         by_debug
     }
 
-    /// The guest was left before the instruction at RIP, which is executed when it is entered again. If that instruction is in
+    /// The guest exited before the instruction at RIP, and executes it after the next entry. If that instruction is in
     /// an interrupt shadow that the entry would lose, the shadow is kept.
     #[inline]
     pub(in crate::arch::x86_64) fn before_instruction(&mut self) {
@@ -243,7 +244,7 @@ impl ArchVcpu {
         self.events.raise_software_interrupt(vector);
     }
 
-    /// The guest was left by an exception, which it gets back. DR6 and DR7 are as its handler has to find them: the CPU has
+    /// The guest exited by an exception, which it gets back. DR6 and DR7 are as its handler must find them: the CPU has
     /// updated them before the exit (APM vol. 2, 15.12.2).
     pub(super) fn give_back(&mut self, vector: u8) {
         let Vmcb { control, save, .. } = &mut *self.vmcb;
@@ -269,12 +270,12 @@ impl ArchVcpu {
     }
 }
 
-/// What EXITINTINFO says.
+/// Decodes EXITINTINFO.
 fn read(event: VmcbEvent) -> Option<Event> {
     match event.kind() {
         EventKind::Interrupt => Some(Event::Interrupt(event.vector())),
         EventKind::Nmi => Some(Event::Nmi),
-        // Vectors from 31 on are no exceptions; VMRUN would refuse them.
+        // Vectors from 31 on are no exceptions; VMRUN would reject them.
         EventKind::Exception if event.vector() < 31 => {
             Some(Event::Exception(Exception { vector: event.vector(), code: event.error_code() }))
         }
@@ -283,7 +284,7 @@ fn read(event: VmcbEvent) -> Option<Event> {
     }
 }
 
-/// What goes into EVENTINJ. Real mode knows no error codes (APM vol. 2, 8.2).
+/// Encodes EVENTINJ. Real mode has no error codes (APM vol. 2, 8.2).
 fn write(event: Event, is_protected: bool) -> VmcbEvent {
     match event {
         Event::Interrupt(vector) => VmcbEvent::interrupt(vector),

@@ -1,7 +1,7 @@
-//! Exits: the one place where the reason for leaving a guest is looked at (APM vol. 2, appendix C).
+//! Exits: the one match on the exit reason (APM vol. 2, appendix C).
 //!
-//! What is the architecture's own business (CPUID, MSRs, the local APIC) is handled here and in its neighbours; what
-//! any architecture has (a stage-2 fault, an idle guest) goes on as small typed facts.
+//! This file and its neighbours handle the architecture's own exits (CPUID, MSRs, the local APIC). Exits that any
+//! architecture has (a stage-2 fault, an idle guest) are passed on as small typed facts.
 
 use abi::control::StopReason;
 use abi::counters::ExitReason;
@@ -136,7 +136,7 @@ pub(crate) fn handle(run: &mut Running<'_>) -> Next {
             arch.general_protection();
             Next::Resume
         }
-        // Instructions of features that CPUID hides: SVM, MONITOR, and what came with later CPUs.
+        // Instructions of features that CPUID hides: SVM, MONITOR, and those of later CPUs.
         code::VMRUN
         | code::VMLOAD
         | code::VMSAVE
@@ -195,11 +195,11 @@ fn stepped(run: &mut Running<'_>) -> Next {
     Next::Resume
 }
 
-/// The guest is about to execute an INT. It executes it when it is entered again, unless the INT is in an interrupt shadow, or
-/// there is none: see [`may_keep_old_code`](crate::arch::x86_64::svm::may_keep_old_code).
+/// The guest is about to execute an INT. It executes the INT after the next entry, unless the INT is in an interrupt
+/// shadow, or memory holds no INT: see [`may_keep_old_code`](crate::arch::x86_64::svm::may_keep_old_code).
 ///
-/// In a shadow the INT goes before any interrupt that waits. It is injected, so that what waits finds the guest at the first
-/// instruction of its handler.
+/// In a shadow the INT goes before any pending interrupt. It is injected, so that a pending interrupt comes at the
+/// first instruction of its handler.
 #[cold]
 fn software_interrupt(run: &mut Running<'_>) {
     const INT3: u8 = 0xcc;
@@ -228,7 +228,7 @@ fn software_interrupt(run: &mut Running<'_>) {
     }
 }
 
-/// Ends the VM because of what this vCPU did.
+/// Ends the VM because of this vCPU's action.
 #[cold]
 pub(in crate::arch::x86_64) fn stop(run: &mut Running<'_>, reason: StopReason, what: &str) -> Next {
     run.vm.stop(reason, format_args!("vCPU {}: {what}, {}", run.index, run.owner.arch.whereabouts()));
@@ -273,7 +273,7 @@ fn refuse_msr(run: &mut Running<'_>, register: u32, is_write: bool) {
     run.owner.arch.general_protection();
 }
 
-/// Who accessed a local APIC, or another device.
+/// The source of an access to a local APIC or another device.
 #[derive(Clone, Copy)]
 pub(in crate::arch::x86_64) struct Origin<'a> {
     pub(in crate::arch::x86_64) vm: &'a Vm,
@@ -288,7 +288,7 @@ impl<'a> Origin<'a> {
     }
 }
 
-/// Carries out what an access to the local APIC asks for.
+/// Does what an access to the local APIC requests.
 #[inline]
 pub(in crate::arch::x86_64) fn apply(origin: Origin<'_>, apic: &mut LocalApic, effect: Effect) {
     let Origin { vm, vcpu, index } = origin;
@@ -338,7 +338,7 @@ fn stage2_fault(run: &mut Running<'_>) -> Next {
                 Next::Resume
             }
             Settled::Denied => {
-                // All of the guest's memory can be written, but for pages that remembered instructions depend on.
+                // All of the guest's memory is writable, except pages that cached instructions depend on.
                 let cause = if error & TABLE_WALK != 0 { Cause::Walk } else { Cause::Write };
                 write_fault(run, gpa, cause);
                 Next::Resume
@@ -349,8 +349,8 @@ fn stage2_fault(run: &mut Running<'_>) -> Next {
     }
     run.tally.exit(ExitReason::Mmio);
     if control.exit_int_info.is_valid() {
-        // Not an instruction's access: the guest's descriptor tables or its stack lie where there is no memory. Trying
-        // again would fail again, before any interrupt of the host is seen.
+        // Not an instruction's access: the guest's descriptor tables or its stack are at an address without memory. A
+        // retry would fail again, before any interrupt of the host is taken.
         return stop(run, StopReason::Unsupported, "delivers an event through addresses where there is no memory");
     }
     if error & (FETCH | TABLE_WALK) != 0 {
@@ -369,8 +369,8 @@ fn stage2_fault(run: &mut Running<'_>) -> Next {
     mmio::access(run, gpa)
 }
 
-/// The guest wrote to a page of its memory that is protected, or was until a moment ago. An event whose delivery did so is
-/// delivered again.
+/// The guest wrote to a page of its memory that is protected, or was until now. If the delivery of an event did this,
+/// the event is delivered again.
 #[cold]
 fn write_fault(run: &Running<'_>, gpa: Gpa, cause: Cause) {
     let tally = run.tally;
@@ -384,8 +384,8 @@ fn write_fault(run: &Running<'_>, gpa: Gpa, cause: Cause) {
     }
 }
 
-/// VMMCALL without Hyper-V: the two calls of the VMware interface that a kernel makes (see [`cpuid`]); all others answer
-/// "no".
+/// VMMCALL without Hyper-V: the two calls of the VMware interface that a kernel makes (see [`cpuid`]); all others
+/// answer "no".
 fn vmware_call(run: &mut Running<'_>) -> Next {
     const MAGIC: u32 = 0x564d_5868;
     const GET_HERTZ: u32 = 45;

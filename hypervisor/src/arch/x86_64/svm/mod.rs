@@ -1,8 +1,7 @@
-//! AMD SVM on this machine: is it there, turning it on, and what every guest is kept away from.
+//! AMD SVM on this machine: detection, enabling, and the intercepts of every guest.
 //!
-//! A guest may touch exactly those MSRs and ports that are named here; everything else leaves it. Nothing depends on a
-//! feature that the CPU does not report: next-RIP, flush-by-ASID and the like are used when they are there
-//! ([`Features`]) and done without when they are not.
+//! A guest may access only the MSRs and ports that are named here; all others exit. Nothing depends on a feature that
+//! the CPU does not report: next-RIP, flush-by-ASID and similar are optional ([`Features`]).
 
 #![expect(unsafe_code, reason = "turning SVM on writes MSRs and control registers")]
 
@@ -35,13 +34,13 @@ use x86_defs::vmcb::Vmcb;
 use crate::arch::x86_64::host::{acpi, apic, paging, tsc};
 use crate::check::{Finding, Verdict};
 
-/// What one pCPU needs to run guests.
+/// A pCPU's context for running guests.
 pub(crate) struct HostContext {
-    /// Where VMRUN puts the host's state; nobody else touches it.
+    /// VMRUN stores the host's state here; no other code uses it.
     _host_save: Box<Page>,
     /// FS, GS, TR, LDTR and system-call MSRs of the host, saved once by VMSAVE and loaded after each exit.
     host_state: Box<Vmcb>,
-    /// Identity of the [`crate::arch::x86_64::guest::fpu::FpuState`] that the vector registers hold; 0 when nobody's.
+    /// Identity of the [`crate::arch::x86_64::guest::fpu::FpuState`] in the vector registers; 0 if there is none.
     pub(super) fpu_holder: AtomicU64,
 }
 
@@ -52,9 +51,9 @@ struct Page([u8; 4096]);
 /// Optional features of SVM, as this machine reports them.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Features {
-    /// The VMCB tells the next RIP after an intercepted instruction.
+    /// The VMCB has the next RIP after an intercepted instruction.
     pub(crate) next_rip: bool,
-    /// The entries of one TLB tag (ASID) can be flushed by themselves.
+    /// The entries of one TLB tag (ASID) can be flushed alone.
     pub(crate) can_flush_one_tag: bool,
     /// Number of TLB tags (ASIDs) for guests: 1 to this.
     pub(crate) tags: u32,
@@ -62,7 +61,7 @@ pub(crate) struct Features {
 
 static FEATURES: Once<Features> = Once::new();
 
-/// What this machine's SVM offers beyond the necessary.
+/// The optional features of this machine's SVM.
 pub(crate) fn features() -> Features {
     FEATURES.get().copied().unwrap_or_default()
 }
@@ -84,7 +83,7 @@ pub(crate) enum Missing {
 }
 
 impl Missing {
-    /// What is so, and what can be done about it.
+    /// The problem, and how to fix it.
     const fn explained(self) -> (&'static str, &'static str) {
         const ANOTHER: &str = "this needs another processor";
         match self {
@@ -109,15 +108,15 @@ impl fmt::Display for Missing {
     }
 }
 
-/// SVM is taken for locked, for `selftest=svm-locked`.
+/// SVM counts as locked, for `selftest=svm-locked`.
 static LOCK_IS_PLANTED: AtomicBool = AtomicBool::new(false);
 
-/// Lets it look as if firmware had locked SVM off.
+/// Pretends that firmware has locked SVM off.
 pub(super) fn plant_lock() {
     LOCK_IS_PLANTED.store(true, Ordering::Relaxed);
 }
 
-/// What of the necessary the machine lacks. What the later ones are about may need the earlier.
+/// The required features that the machine lacks. Checks of later ones may need the earlier ones.
 fn missing() -> impl Iterator<Item = Missing> {
     let has_svm = leaf(0x8000_0001).ecx & leaf_8000_0001_ecx::SVM != 0;
     // SAFETY: VM_CR exists wherever CPUID reports SVM (APM vol. 2, 15.30.1); reading it has no effect.
@@ -135,10 +134,10 @@ fn missing() -> impl Iterator<Item = Missing> {
     .filter_map(|(is_missing, what)| is_missing.then_some(what))
 }
 
-/// Looks at what the machine has. Once, before [`enable`].
+/// Checks the machine's features. Once, before [`enable`].
 ///
 /// # Errors
-/// The first thing that is missing.
+/// The first missing feature.
 pub(crate) fn check() -> Result<(), Missing> {
     if let Some(missing) = missing().next() {
         return Err(missing);
@@ -153,36 +152,36 @@ pub(crate) fn check() -> Result<(), Missing> {
     Ok(())
 }
 
-/// What current CPUs report (Milan, Genoa, Turin). QEMU's emulation reports 16 and no flush of a single one, but takes
-/// any number and any flush, and needs neither: its TLB has no tags and loses everything at each entry and exit. There,
-/// tags are managed as on a current CPU, so that what is counted means something.
+/// The value of current CPUs (Milan, Genoa, Turin). QEMU's emulation reports 16 and no flush of a single one. But it
+/// accepts any number and any flush, and needs neither: its TLB has no tags and is empty after each entry and exit.
+/// There tags are managed as on a current CPU, so that the counters are meaningful.
 const CURRENT_ASIDS: u32 = 0x8000;
 
-/// A vCPU runs for at most 5 ms while others wait. One that only spins is found out before (PAUSE).
+/// A vCPU runs for at most 5 ms while others wait. A spinning one is detected earlier (PAUSE).
 pub(crate) const SLICES_PER_SECOND: u64 = 200;
 
 /// Whether the first pCPU must not run guests.
 ///
-/// QEMU's emulation keeps GIF, nested paging and the like as bits of one word per CPU. An XRSTOR on *any* CPU clears
-/// another bit in the *first* CPU's word, by a read and a write with nothing to keep them together (`cpu_clear_ignne`,
-/// seen in 7.2). When that falls onto a #VMEXIT of the first CPU, its nested paging stays on in the host, and the
-/// host's state ends up in the guest's VMCB. It was seen in three boots of nine with 32 vCPUs. A CPU that never runs a guest
-/// has no such bits to lose (docs/decisions/0005-first-cpu.md).
+/// QEMU's emulation keeps GIF, nested paging and other flags as bits of one word per CPU. An XRSTOR on *any* CPU clears
+/// another bit in the *first* CPU's word, by a read and a write without a lock (`cpu_clear_ignne`, seen in 7.2). If
+/// this meets a #VMEXIT of the first CPU, its nested paging stays on in the host, and the host's state is saved into
+/// the guest's VMCB. It was seen in three boots of nine with 32 vCPUs. A CPU that never runs a guest has no such bits
+/// to lose (docs/decisions/0005-first-cpu.md).
 pub(crate) fn spares_first_cpu() -> bool {
     is_emulated()
 }
 
-/// Whether a CPU may execute an instruction over and over that another CPU has overwritten.
+/// Whether a CPU may execute an instruction again and again that another CPU has overwritten.
 ///
-/// QEMU before 8.1 takes no lock while it translates code: what a CPU translates while another one writes there may be
-/// kept, although it is no longer what is in memory. A kernel that patches its code puts an INT3 there for a moment; a CPU that
-/// keeps that never gets past it, since its handler finds that there is no INT3 and tries again. It was seen in two
-/// boots of 520 with 4 vCPUs (docs/decisions/0013-old-code.md).
+/// QEMU before 8.1 takes no lock while it translates code. It may keep what one CPU translates while another one writes
+/// there, although memory has changed. A kernel that patches its code puts an INT3 there for a moment. A CPU that keeps
+/// the INT3 never passes it, because its handler finds no INT3 and retries. It was seen in two boots of 520 with 4
+/// vCPUs (docs/decisions/0013-old-code.md).
 pub(crate) fn may_keep_old_code() -> bool {
     is_emulated()
 }
 
-/// Whether VMRUN forgets the interrupt shadow that the VMCB tells, as QEMU 7.2's does (APM vol. 2, 15.21.5, wants it loaded).
+/// Whether VMRUN drops the VMCB's interrupt shadow, as in QEMU 7.2 (APM vol. 2, 15.21.5, requires that it is loaded).
 /// An event would come between STI and the HLT that waits for it.
 pub(crate) fn loses_interrupt_shadow() -> bool {
     is_emulated()
@@ -216,11 +215,11 @@ fn characters(words: impl IntoIterator<Item = u32>) -> impl Iterator<Item = char
     words.into_iter().flat_map(u32::to_le_bytes).filter(|byte| byte.is_ascii_graphic() || *byte == b' ').map(char::from)
 }
 
-/// What `check` says about the machine.
+/// The results of `check` for the machine.
 pub(crate) fn findings() -> Vec<Finding> {
     let (maker, version) = (leaf(0), leaf(1).eax);
     let maker: String = characters([maker.ebx, maker.edx, maker.ecx]).collect();
-    // The extended family counts beside family 15 only (APM vol. 3, appendix E.3.2).
+    // The extended family counts only with family 15 (APM vol. 3, appendix E.3.2).
     let family = version >> 8 & 0xf;
     let family = if family == 0xf { family + (version >> 20 & 0xff) } else { family };
     let model = (version >> 12 & 0xf0) | version >> 4 & 0xf;
@@ -293,12 +292,12 @@ pub(crate) fn enable() -> HostContext {
 
     // SAFETY: the bit exists (`check`). While no guest runs it changes nothing but which instructions are legal.
     unsafe { Efer::update(|efer| efer.insert(EferFlags::SECURE_VIRTUAL_MACHINE_ENABLE)) };
-    // SAFETY: XSAVE exists (`check`), and so does all that came before it. The bits make XSAVE and XSETBV legal, which the
-    // switch of guests' state needs, and moves of vector registers, which may hold a hypercall's input.
+    // SAFETY: XSAVE exists (`check`), and so do all older features. The bits enable XSAVE and XSETBV, which the switch
+    // of guests' state needs, and moves of vector registers, which may hold a hypercall's input.
     unsafe { Cr4::update(|cr4| cr4.insert(Cr4Flags::OSXSAVE | Cr4Flags::OSFXSR)) };
     if has_protection_keys() {
-        // SAFETY: protection keys exist, and concern pages of user mode only, of which the hypervisor has none. The bit
-        // makes RDPKRU legal.
+        // SAFETY: protection keys exist, and affect only user pages, of which the hypervisor has none. The bit enables
+        // RDPKRU.
         unsafe { Cr4::update(|cr4| cr4.insert(Cr4Flags::PROTECTION_KEY_USER)) };
     }
     // SAFETY: the page is ours and is kept, untouched, for as long as SVM is on: `HostContext` is never dropped.
@@ -317,7 +316,7 @@ impl HostContext {
     }
 }
 
-/// Where something on the heap is in host memory. The heap lies in the direct map.
+/// Host physical address of a heap object. The heap is in the direct map.
 #[inline]
 pub(super) fn hpa_of<T>(object: &T) -> Hpa {
     paging::direct_map_inverse(Hva(core::ptr::from_ref(object) as u64))
@@ -336,7 +335,7 @@ struct MsrMap([u8; 0x2000]);
 #[repr(C, align(4096))]
 struct PortMap([u8; 0x3000]);
 
-/// MSRs that a guest reads and writes without an exit: VMLOAD and VMSAVE, or the VMCB, give each guest its own.
+/// MSRs that a guest accesses without an exit: VMLOAD and VMSAVE, or the VMCB, give each guest its own.
 const PASSED_THROUGH: [u32; 11] = [
     msr::SYSENTER_CS,
     msr::SYSENTER_ESP,
@@ -348,7 +347,7 @@ const PASSED_THROUGH: [u32; 11] = [
     msr::FS_BASE,
     msr::GS_BASE,
     msr::KERNEL_GS_BASE,
-    // Swapped by hand where the vCPU comes and goes.
+    // Switched by code when the vCPU comes to or leaves a pCPU.
     msr::TSC_AUX,
 ];
 
@@ -357,8 +356,7 @@ static MAPS: Once<PermissionMaps> = Once::new();
 /// The maps.
 pub(crate) fn permission_maps() -> &'static PermissionMaps {
     MAPS.call_once(|| {
-        // Made where they are to be: they have no place on the stack.
-        // SAFETY: all bytes of a map may be zero.
+        // Made in place: they do not fit on the stack. SAFETY: all bytes of a map may be zero.
         let mut msrs = unsafe { Box::<MsrMap>::new_zeroed().assume_init() };
         // SAFETY: all bytes of a map may be zero.
         let mut ports = unsafe { Box::<PortMap>::new_zeroed().assume_init() };

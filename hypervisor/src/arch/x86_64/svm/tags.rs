@@ -1,4 +1,5 @@
-//! TLB tags of this architecture: ASIDs, which each pCPU hands out by itself. Every vCPU has one of its own, and a VM none.
+//! TLB tags of this architecture: ASIDs, which each pCPU assigns by itself. Every vCPU has one of its own, and a VM
+//! none.
 
 use sched::CpuId;
 pub(crate) use tlb_tag::{CpuTags, Pool, VcpuTags};
@@ -9,12 +10,12 @@ pub(crate) fn pool(scheme: Scheme, range: TagRange, can_flush_one: bool) -> Pool
     Pool::new(scheme, range, can_flush_one)
 }
 
-/// What a pCPU keeps of a pool.
+/// A pCPU's state of a pool.
 pub(crate) fn cpu(pool: &Pool, _: CpuId) -> CpuTags {
     pool.cpu()
 }
 
-/// What a VM has of a pool: nothing.
+/// A VM's part of a pool: none.
 pub(crate) struct VmTags;
 
 impl VmTags {

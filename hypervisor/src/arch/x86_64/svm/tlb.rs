@@ -1,8 +1,8 @@
-//! What changes of stage 2 owe to the TLBs (APM vol. 2, 15.25).
+//! The flushes that changes of stage 2 need (APM vol. 2, 15.25).
 //!
-//! Nothing on this architecture invalidates entries of nested paging by guest physical address, so whoever owes anything
-//! has all vCPUs of the VM flush all of theirs, those that run at once. A fault never finds an entry that denies more than
-//! the tables do: the processor looks again before it reports one.
+//! No instruction of this architecture invalidates entries of nested paging by guest physical address. So for any
+//! flush, all vCPUs of the VM flush all of their entries, the running ones at once. A fault never comes from a cached
+//! entry that denies more than the tables: the processor walks again before it reports one.
 
 use addr::Gpa;
 use stage2::Stale;
@@ -15,7 +15,7 @@ use crate::vm::memory::Memory;
 /// Makes entries visible to all walkers. Stores are, in order.
 pub(crate) fn publish() {}
 
-/// Pays what is owed to everybody. On return none of the `vcpus` runs its guest with what was `stale`.
+/// Flushes `stale` on all pCPUs. On return none of the `vcpus` runs its guest with a stale translation.
 pub(crate) fn flush(memory: &Memory, vcpus: &[Block<Vcpu>], stale: Stale) {
     let root = memory.stage2_root();
     trace::note(|| Event::Flush { root });
@@ -23,7 +23,7 @@ pub(crate) fn flush(memory: &Memory, vcpus: &[Block<Vcpu>], stale: Stale) {
     trace::paid(root, stale);
 }
 
-/// This pCPU forgets that the page at `gpa` denies an access. It looks again by itself.
+/// Drops a cached denial of the page at `gpa` from this pCPU's TLB. Here the processor walks again by itself.
 pub(crate) fn forget(gpa: Gpa) {
     debug_assert!(false, "denials are not cached: {gpa}");
 }

@@ -1,6 +1,6 @@
-//! A vCPU on SVM: its registers, its local APIC, and what is delivered to it next.
+//! A vCPU on SVM: its registers, its local APIC, and its next event.
 //!
-//! Everything here belongs to the pCPU that runs the vCPU; others reach it through its mailbox and through
+//! Everything here belongs to the pCPU that runs the vCPU. Others reach it through its mailbox and through
 //! [`crate::arch::x86_64::guest::routing::Posted`].
 
 #![expect(unsafe_code, reason = "loads debug registers and TSC_AUX, and enters the guest")]
@@ -37,18 +37,18 @@ use crate::vcpu::Tally;
 pub(crate) struct ArchVcpu {
     /// General registers but RAX and RSP.
     pub(in crate::arch::x86_64) gprs: Gprs,
-    /// The control block, and where it is in host memory.
+    /// The control block, and its host physical address.
     pub(in crate::arch::x86_64) vmcb: Box<Vmcb>,
     vmcb_hpa: Hpa,
-    /// What the vCPU does.
+    /// The vCPU's activity.
     pub(super) activity: Activity,
     /// The local APIC, this pCPU's half of it.
     pub(in crate::arch::x86_64) apic: LocalApic,
     /// Exceptions and NMIs that wait.
     pub(super) events: Events,
-    /// What the entry asked for in order to get control again.
+    /// The entry's request for control.
     pub(super) armed: Armed,
-    /// What the instruction that the next step goes over does with RFLAGS.
+    /// What the next single-stepped instruction does with RFLAGS.
     pub(super) at_flags: Flags,
     /// The PUSHF that was stepped over has saved the hypervisor's TF.
     pub(super) shows_trap_flag: bool,
@@ -56,7 +56,7 @@ pub(crate) struct ArchVcpu {
     pub(super) loses_shadow: bool,
     /// When the guest was last left, by this pCPU's counter.
     pub(super) left_at: u64,
-    /// Memory-type registers, kept for the guest and without effect.
+    /// Memory-type registers, stored for the guest without effect.
     pub(in crate::arch::x86_64) memory_types: MemoryTypes,
     /// MISC_ENABLE, the same.
     pub(in crate::arch::x86_64) misc_enable: u64,
@@ -65,20 +65,20 @@ pub(crate) struct ArchVcpu {
     tsc_aux: u64,
     /// Where the guest has its Hyper-V assist page. Nothing is written there after its first word was cleared.
     pub(in crate::arch::x86_64) vp_assist: VpAssistMsr,
-    /// The ASID of its TLB entries, and what they owe.
+    /// The ASID of its TLB entries, and its debts.
     tags: VcpuTags,
-    /// What is kept for the emulation of instructions.
+    /// State and caches of instruction emulation.
     pub(in crate::arch::x86_64) emulator: Emulator,
-    /// INTN where INT instructions have to be looked at, see [`svm::may_keep_old_code`]; else nothing.
+    /// INTN if INT instructions must be checked, see [`svm::may_keep_old_code`]; else nothing.
     looks_at: Intercept1,
 }
 
-/// What a vCPU does.
+/// A vCPU's activity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Activity {
     /// Runs instructions.
     Active,
-    /// The same, and somebody wants to have a look before each entry.
+    /// The same, but traced: the loop's slow path runs before each entry.
     Watched,
     /// Halted until an interrupt that it takes.
     Halted,
@@ -254,7 +254,7 @@ impl ArchVcpu {
         self.activity = Activity::WaitsForStartup;
     }
 
-    /// Start-up message: begin in real mode at page `page`. Without meaning unless the vCPU waits for it.
+    /// Start-up IPI: begin in real mode at page `page`. No effect unless the vCPU waits for it.
     pub(crate) fn start_up(&mut self, page: u8) {
         if self.activity == Activity::WaitsForStartup {
             let save = &mut self.vmcb.save;
@@ -270,7 +270,7 @@ impl ArchVcpu {
         self.events.request_nmis(count);
     }
 
-    /// The vCPU comes to this pCPU; `came_back` when it ran here last, and nowhere since.
+    /// The vCPU comes to this pCPU; `came_back` if it ran here last, and nowhere else since.
     pub(crate) fn load(&mut self, cpu: &HostContext, tags: &mut CpuTags, came_back: bool) {
         self.fpu.load(cpu, came_back);
         if has_tsc_aux() {
@@ -279,7 +279,7 @@ impl ArchVcpu {
         }
         write_debug_addresses(&self.debug_addresses);
 
-        // What is cached here from before a stay on another pCPU is stale: the guest may have flushed it there.
+        // Entries cached here before the vCPU ran on another pCPU are stale: the guest may have flushed them there.
         self.tags.arrive(tags, came_back);
         // A VMCB that another pCPU wrote to memory is read afresh.
         self.vmcb.control.clean = 0;
@@ -297,8 +297,8 @@ impl ArchVcpu {
         self.debug_addresses = read_debug_addresses();
     }
 
-    /// Makes those instructions leave the guest that do so now and then: PAUSE, worth it only while somebody waits for the
-    /// pCPU, and INT, once for each time that this is called.
+    /// Sets the intercepts that are only sometimes needed: PAUSE, while others wait for the pCPU, and INT, for one exit
+    /// per call.
     pub(crate) fn renew_intercepts(&mut self, others_wait: bool) {
         let intercepts = &mut self.vmcb.control.intercept_1;
         intercepts.set(Intercept1::PAUSE, others_wait);
@@ -314,8 +314,8 @@ impl ArchVcpu {
     #[inline]
     pub(crate) fn enter(&mut self, cpu: &HostContext, tags: &mut CpuTags, epoch: u64, tally: Tally<'_>) {
         self.prepare_event(tally);
-        // CR8 is a view of the task priority. The guest may change either side: the APIC's register leaves the guest, CR8
-        // does not.
+        // CR8 is a view of the task priority. The guest may change either side: a write of the APIC's register exits,
+        // one of CR8 does not.
         self.vmcb.control.int_ctl = self.vmcb.control.int_ctl.with_v_tpr(self.apic.cr8());
 
         let tags_entry = match self.tags.is_current(tags, epoch) {
@@ -327,8 +327,8 @@ impl ArchVcpu {
         tally.add(|count| &count.entries, 1);
 
         note_entry(&self.vmcb.control);
-        // SAFETY: the vCPU loop holds GIF clear and IF set (`gate::hold`). The VMCB is ours alone; its intercepts were set
-        // in `new` and are only ever added to or returned to that set; its nested table maps nothing but the VM's own
+        // SAFETY: the vCPU loop keeps GIF clear and IF set (`gate::hold`). The VMCB is only ours. Its intercepts were
+        // set in `new`; later changes only add to that set or return to it. Its nested table maps only the VM's own
         // memory. `HostContext::host_state` was saved on this pCPU, whose FS, GS, TR and LDTR do not change any more.
         unsafe { entry::enter(&mut self.gprs, self.vmcb_hpa, cpu.host_state()) };
         trace::note(|| Trace::Leave { tag: self.vmcb.control.guest_asid, root: Hpa(self.vmcb.control.n_cr3) });
@@ -353,7 +353,7 @@ impl ArchVcpu {
         tally.guest_ticks.get() + tally.host_ticks.get() + tsc::raw().wrapping_sub(self.left_at)
     }
 
-    /// Whether nobody has had all TLB entries of the VM flushed since the vCPU's last entry, when its epoch is `epoch` now.
+    /// Whether all TLB entries of the VM are still good since the vCPU's last entry, if its epoch is `epoch` now.
     pub(in crate::arch::x86_64) fn has_seen(&self, epoch: u64) -> bool {
         self.tags.has_seen(epoch)
     }
@@ -363,8 +363,8 @@ impl ArchVcpu {
         self.tags.void();
     }
 
-    /// The TLB entries for `pages` of the guest's address space go, unless all of them are going anyway. Says how many
-    /// pages were flushed one by one.
+    /// Flushes the TLB entries for `pages` of the guest's address space, unless all entries will be flushed anyway.
+    /// Returns how many pages were flushed one by one.
     pub(crate) fn flush_pages(&mut self, pages: Pages) -> u64 {
         if self.tags.is_void() {
             return 0;
@@ -379,7 +379,7 @@ impl ArchVcpu {
         pages.count()
     }
 
-    /// What is to be given back when the vCPU is gone.
+    /// The tags to give back when the vCPU is removed.
     pub(crate) fn into_tags(self) -> VcpuTags {
         self.tags
     }
@@ -420,12 +420,12 @@ impl ArchVcpu {
         self.activity == Activity::Active
     }
 
-    /// Whether it runs, be it watched or not.
+    /// Whether it runs, watched or not.
     pub(crate) fn is_awake(&self) -> bool {
         matches!(self.activity, Activity::Active | Activity::Watched)
     }
 
-    /// Whether somebody wants to have a look before each entry: then it is not [active](Self::is_active), but awake.
+    /// Turns tracing of each entry on or off. A watched vCPU is awake, but not [active](Self::is_active).
     pub(crate) fn watch(&mut self, is_watched: bool) {
         if self.is_awake() {
             self.activity = if is_watched { Activity::Watched } else { Activity::Active };
@@ -459,8 +459,8 @@ impl ArchVcpu {
 
     /// Skips the intercepted instruction of `length` bytes.
     ///
-    /// The length is the CPU's where it reports one. Otherwise it is the instruction's shortest form: a guest that adds
-    /// prefixes to CPUID and the like confuses itself, and nobody else.
+    /// The CPU reports the length if it can. Otherwise it is the length of the instruction's shortest form: a guest
+    /// that adds prefixes to CPUID and similar instructions affects only itself.
     #[inline]
     pub(in crate::arch::x86_64) fn skip(&mut self, length: u64) {
         let Vmcb { control, save, .. } = &*self.vmcb;
@@ -478,7 +478,7 @@ impl ArchVcpu {
         }
     }
 
-    /// An instruction was carried out with TF or RF set: the one traps behind it, the other ends (APM vol. 2, 13.1.4, 3.1.6).
+    /// An instruction was emulated with TF or RF set: TF traps behind it, RF is cleared (APM vol. 2, 13.1.4, 3.1.6).
     #[cold]
     fn complete_with_flags(&mut self) {
         let save = &mut self.vmcb.save;
@@ -535,7 +535,7 @@ fn prepare_tag<'a>(entry: tlb_tag::Entry<'a>, control: &mut ControlArea, tally: 
     entry
 }
 
-/// What the trace says of an entry.
+/// Records the entry in the trace.
 #[inline(always)]
 fn note_entry(control: &ControlArea) {
     let (tag, root) = (control.guest_asid, Hpa(control.n_cr3));
@@ -553,7 +553,7 @@ fn note_entry(control: &ControlArea) {
     trace::note(|| Trace::Enter { tag, root });
 }
 
-/// The guest was left after such an entry, or could not be entered: a VMRUN that is refused flushes nothing.
+/// The guest exited after such an entry, or could not be entered: a rejected VMRUN flushes nothing.
 #[cold]
 fn complete(entry: tlb_tag::Entry<'_>, control: &mut ControlArea) {
     control.tlb_control = TlbControl::DoNothing;
