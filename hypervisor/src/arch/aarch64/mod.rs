@@ -1,7 +1,7 @@
 //! AArch64 at EL2.
 //!
-//! [`host`] is the machine as the hypervisor itself uses it, [`guest`] the machine that a guest sees. [`el2`] is the back
-//! end: what a vCPU is to the processor, how it is entered and why it was left. `register` names system registers for all.
+//! [`host`] is the machine for the hypervisor itself, [`guest`] the machine that a guest sees. [`el2`] is the back end:
+//! a vCPU's state, its entry and its exit. `register` names system registers for all.
 
 pub(crate) mod el2;
 pub(crate) mod guest;

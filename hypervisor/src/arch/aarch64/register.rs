@@ -15,8 +15,8 @@ macro_rules! read_register {
     }};
 }
 
-/// Writes a system register. What that does is the caller's to answer for, so it is to be put into an unsafe block. It takes
-/// effect for what follows at the next context synchronization (ISB, ERET).
+/// Writes a system register. The caller is responsible for the effect, so it is used in an unsafe block. The write
+/// takes effect at the next context synchronization (ISB, ERET).
 macro_rules! write_register {
     ($name:expr, $value:expr) => {
         core::arch::asm!(concat!("msr ", $name, ", {}"), in(reg) $value, options(nostack, preserves_flags))
@@ -25,7 +25,7 @@ macro_rules! write_register {
 
 pub(super) use {read_register, write_register};
 
-/// Makes what was written to system registers take effect.
+/// Makes writes of system registers take effect.
 #[inline(always)]
 pub(super) fn isb() {
     // SAFETY: a barrier.

@@ -1,12 +1,12 @@
 //! Debug registers of guests: breakpoints, watchpoints, single steps.
 //!
-//! Hardly any guest uses them, and there are up to 66. So they trap while the guest's MDSCR_EL1 asks for nothing, and are kept
-//! here. When it does ask (a debugger in the guest has set a breakpoint, or steps), they are loaded and open to the guest until its
-//! vCPU leaves the pCPU with nothing asked for. EL2 is not concerned by what they say: debug exceptions go to EL1
-//! (MDCR_EL2.TDE is clear), and are not taken from a level above that (Arm ARM, D2.4).
+//! Few guests use them, and there are up to 66. So while the guest's MDSCR_EL1 requests nothing, they trap and are
+//! stored here. If it requests something (a debugger in the guest sets a breakpoint, or steps), they are loaded and
+//! open to the guest, until its vCPU leaves the pCPU without a request. They do not affect EL2: debug exceptions go to
+//! EL1 (MDCR_EL2.TDE is clear), and are not taken from a higher level (Arm ARM, D2.4).
 //!
-//! What belongs to debuggers outside of the machine (OS lock, communication channel, claim tags) always traps. The OS lock is
-//! a bit here; the rest reads as zero.
+//! Registers for external debuggers (OS lock, communication channel, claim tags) always trap. The OS lock is a bit
+//! here; the rest reads as zero.
 
 #![expect(unsafe_code, reason = "debug registers are written")]
 
@@ -22,7 +22,7 @@ pub(in crate::arch::aarch64) struct Debug {
     control: u64,
     /// DBGBVR, DBGBCR, DBGWVR and DBGWCR, each of up to 16.
     points: [[u64; 16]; 4],
-    /// The guest has locked the OS lock, in which case nothing of this takes effect.
+    /// The guest has locked the OS lock, so none of this has an effect.
     is_locked: bool,
     /// The registers are in the processor, and do not trap.
     is_open: bool,
@@ -58,7 +58,7 @@ impl Debug {
         Self { is_locked: true, ..Self::default() }
     }
 
-    /// What the guest reads, when it traps; `None` where there is no such register.
+    /// The guest's read, when it traps; `None` if there is no such register.
     pub(in crate::arch::aarch64) fn read(&self, register: SystemRegister) -> Option<u64> {
         /// OSLSR_EL1: the lock exists; it is locked.
         const EXISTS: u64 = 1 << 3;
@@ -72,7 +72,7 @@ impl Debug {
         })
     }
 
-    /// What the guest writes, when it traps; false where there is no such register. The vCPU is on this pCPU.
+    /// The guest's write, when it traps; false if there is no such register. The vCPU is on this pCPU.
     pub(in crate::arch::aarch64) fn write(&mut self, register: SystemRegister, value: u64) -> bool {
         match Place::of(register) {
             None => return false,
@@ -80,7 +80,7 @@ impl Debug {
             Some(Place::Point { kind, number }) if has(kind, number) => self.points[kind][number] = value,
             Some(Place::Point { .. }) => return false,
             Some(Place::OsLock) => {
-                // Locked while it is open: what was in the processor is here, and closed.
+                // Locked while it is open: store the processor's values here, and close.
                 self.depart();
                 self.is_locked = value & 1 != 0;
             }
@@ -90,7 +90,7 @@ impl Debug {
         true
     }
 
-    /// The vCPU comes to this pCPU, or has changed what it asks for.
+    /// The vCPU comes to this pCPU, or has changed its request.
     pub(super) fn arrive(&mut self) {
         let wanted = self.control & mdscr_el1::ASKS != 0 && !self.is_locked;
         if wanted && !self.is_open {
@@ -164,9 +164,9 @@ macro_rules! points {
 }
 points!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
 
-/// Opens the locks of this pCPU, without which nothing is ever matched. What external debuggers did with them is theirs.
+/// Opens the locks of this pCPU, without which nothing ever matches. External debuggers may change them later.
 pub(super) fn unlock() {
-    // SAFETY: concerns debug exceptions alone, of which EL2 takes none.
+    // SAFETY: affects only debug exceptions, of which EL2 takes none.
     unsafe { write_register!("oslar_el1", 0u64) };
     // SAFETY: as above.
     unsafe { write_register!("osdlr_el1", 0u64) };

@@ -1,12 +1,12 @@
-//! The system registers that a guest has to itself.
+//! The system registers that belong to a guest alone.
 //!
-//! They stay in the processor while the vCPU stays on its pCPU, across all exits: EL2 uses none of them.
+//! They stay in the processor while the vCPU is on its pCPU, across all exits: EL2 uses none of them.
 //!
-//! Some processors translate for EL1 while they are at EL2, on speculation: by an AT instruction that is never reached
-//! (Cortex-A76 erratum 1165522, A57 1319537, A72 1319367, A55 1530923). What they find goes into the TLB under the VMID of that moment. So
-//! while VTTBR_EL2 and these registers are not of one and the same guest, no stage-1 table may be walked: [`park`] sees to that,
-//! and [`El1::load`] ends it last of all. The notices say to set both EPD bits, and they mean something only while SCTLR_EL1.M is set:
-//! without it, addresses translate to themselves.
+//! Some processors translate for EL1 while they are at EL2, speculatively: by an AT instruction that is never reached
+//! (Cortex-A76 erratum 1165522, A57 1319537, A72 1319367, A55 1530923). The result goes into the TLB under the VMID of
+//! that moment. So while VTTBR_EL2 and these registers do not belong to the same guest, no stage-1 table may be walked.
+//! [`park`] ensures this, and [`El1::load`] ends it as its last step. The notices say to set both EPD bits. These have
+//! an effect only while SCTLR_EL1.M is set: without it, addresses translate to themselves.
 
 #![expect(unsafe_code, reason = "the registers decide how a guest's addresses are translated")]
 
@@ -32,7 +32,7 @@ macro_rules! registers {
                 )*
             }
 
-            /// Takes them from the processor, where they stay as well.
+            /// Reads them from the processor, where they stay as well.
             fn save(&mut self) {
                 $(self.$field = read_register!($name);)*
             }
@@ -100,18 +100,18 @@ impl El1 {
         }
     }
 
-    /// Brings them into this pCPU, whose registers are parked, and whose stage 2 is the guest's already.
+    /// Loads them into this pCPU, whose registers are parked, and whose stage 2 is the guest's already.
     pub(super) fn load(&self) {
         self.ordinary.load();
         if self.has_keys {
             self.keys.load();
         }
-        // What walks use has arrived before they are let go.
+        // The inputs of walks are in effect before walks are allowed.
         isb();
         Walks { control: self.control, translation: self.translation }.resume();
     }
 
-    /// Takes them from this pCPU, whose registers are parked afterwards.
+    /// Saves them from this pCPU, whose registers are parked afterwards.
     pub(super) fn save(&mut self) {
         self.ordinary.save();
         if self.has_keys {
@@ -122,7 +122,7 @@ impl El1 {
     }
 }
 
-/// What decides whether tables of EL1 are walked, as it was: SCTLR_EL1 and TCR_EL1.
+/// The old values of the registers that enable walks of EL1's tables: SCTLR_EL1 and TCR_EL1.
 pub(super) struct Walks {
     control: u64,
     translation: u64,
@@ -131,7 +131,7 @@ pub(super) struct Walks {
 /// No table of EL1 is walked from here on. Stage 2 may be another guest's.
 pub(super) fn park() -> Walks {
     let walks = Walks { control: read_register!("sctlr_el1"), translation: read_register!("tcr_el1") };
-    // SAFETY: means nothing to EL2; the guest gets back what was there before it is entered.
+    // SAFETY: no effect on EL2; the guest gets back the old value before it is entered.
     unsafe { write_register!("tcr_el1", walks.translation | tcr_el1::EPD0 | tcr_el1::EPD1) };
     // Not the other way round: the tables that it turns on must not be walked.
     isb();
@@ -142,7 +142,7 @@ pub(super) fn park() -> Walks {
 }
 
 impl Walks {
-    /// Lets tables be walked as they were. Stage 2 is that of the guest whose tables they are.
+    /// Allows walks again. Stage 2 belongs to the guest whose tables they are.
     pub(super) fn resume(self) {
         // SAFETY: the guest's.
         unsafe { write_register!("sctlr_el1", self.control) };

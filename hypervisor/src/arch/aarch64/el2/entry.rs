@@ -1,21 +1,21 @@
-//! The door: into the guest and back out.
+//! The world switch: into the guest and back.
 //!
-//! ERET and the exception that ends the guest's run switch the program counter, the state word and the stack pointer. The
-//! general registers are switched here. System registers of EL1 and vector registers stay as they are while the vCPU
-//! stays on its pCPU, since the hypervisor uses none of them.
+//! ERET, and the exception that ends the guest's run, switch the program counter, the state word and the stack pointer.
+//! This code switches the general registers. System registers of EL1 and vector registers do not change while the vCPU
+//! is on its pCPU, because the hypervisor uses none of them.
 
 #![expect(unsafe_code, reason = "switches register state, which no type can express")]
 
 use core::arch::{global_asm, naked_asm};
 use core::mem::offset_of;
 
-/// What the switch loads and stores.
+/// The registers that the switch loads and stores.
 #[derive(Clone, Debug, Default)]
 #[repr(C)]
 pub(in crate::arch::aarch64) struct Registers {
     /// X0 to X30.
     pub(in crate::arch::aarch64) x: [u64; 31],
-    /// ELR_EL2: where the guest goes on.
+    /// ELR_EL2: where the guest continues.
     pub(super) pc: u64,
     /// SPSR_EL2: its state.
     pub(super) pstate: u64,
@@ -31,7 +31,7 @@ pub(in crate::arch::aarch64) struct Registers {
 
 /// Values of [`Registers::vector`].
 pub(super) mod vector {
-    /// A synchronous exception; the syndrome says which.
+    /// A synchronous exception; the syndrome gives its kind.
     pub(in super::super) const SYNCHRONOUS: u64 = 0;
     /// A physical interrupt.
     pub(in super::super) const IRQ: u64 = 1;
@@ -44,8 +44,8 @@ pub(super) mod vector {
 /// Runs the guest until its next exit.
 ///
 /// # Safety
-/// The registers of EL2 and EL1 that decide about the guest are those of the vCPU whose general registers these are, and
-/// its stage 2 keeps it away from the hypervisor.
+/// The registers of EL2 and EL1 that control the guest belong to the vCPU of these general registers, and its stage 2
+/// keeps it away from the hypervisor.
 #[inline]
 pub(super) unsafe fn enter(registers: &mut Registers) {
     // SAFETY: passed on to the caller.
@@ -90,8 +90,8 @@ unsafe extern "C" fn switch(registers: *mut Registers) {
     )
 }
 
-// From the vectors, with the guest's X0 and X1 on our stack and the vector's number in X0. Below them is what `switch` has
-// left there.
+// From the vectors, with the guest's X0 and X1 on our stack and the vector's number in X0. Below them are the registers
+// that `switch` has pushed.
 global_asm!(
     r#"
     .section .text.guest_left, "ax"

@@ -1,7 +1,7 @@
-//! Exits: the one place where the reason for leaving a guest is looked at (Arm ARM, ESR_EL2).
+//! Exits: the one match on the exit reason (Arm ARM, ESR_EL2).
 //!
-//! What is the architecture's own business (system registers, calls to the firmware) is handled here and in its
-//! neighbours; what any architecture has (a stage-2 fault, an idle guest) goes on as small typed facts.
+//! This file and its neighbours handle the architecture's own exits (system registers, calls to the firmware). Exits
+//! that any architecture has (a stage-2 fault, an idle guest) are passed on as small typed facts.
 
 use aarch64_defs::syndrome::{Rest, class};
 use abi::control::StopReason;
@@ -24,7 +24,8 @@ pub(crate) fn handle(run: &mut Running<'_>) -> Next {
             return Next::Interrupted;
         }
         _ => {
-            // The machine reports an error that it cannot attribute; while this guest ran it is most likely this guest's.
+            // The machine reports an error without a source; it came while this guest ran, so it is most likely this
+            // guest's.
             tally.exit(ExitReason::Other);
             return stop(run, StopReason::Unsupported, "met an error of the machine (SError)");
         }
@@ -64,7 +65,7 @@ pub(crate) fn handle(run: &mut Running<'_>) -> Next {
             firmware::call(run)
         }
         class::FP if arch.open_fpu(run.cpu.host_context()) => {
-            // The instruction is tried again.
+            // The guest executes the instruction again.
             tally.exit(ExitReason::Other);
             Next::Resume
         }
@@ -86,7 +87,7 @@ pub(crate) fn handle(run: &mut Running<'_>) -> Next {
     }
 }
 
-/// Ends the VM because of what this vCPU did.
+/// Ends the VM because of this vCPU's action.
 #[cold]
 pub(in crate::arch::aarch64) fn stop(run: &mut Running<'_>, reason: StopReason, what: &str) -> Next {
     run.vm.stop(reason, format_args!("vCPU {}: {what}, {}", run.index, run.owner.arch.whereabouts()));

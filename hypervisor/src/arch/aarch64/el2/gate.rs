@@ -1,8 +1,8 @@
-//! Who may interrupt the vCPU loop, and when.
+//! Masking of interrupts in the vCPU loop.
 //!
-//! The hypervisor runs with interrupts masked at EL2, always. The mask means nothing to a guest: physical interrupts are
-//! routed to EL2 (HCR_EL2.IMO), so one that became pending on the way into a guest ends the new entry before its
-//! first instruction. Afterwards it is still pending, and [`take`] acknowledges it; there is no handler to run.
+//! The hypervisor always runs with interrupts masked at EL2. The mask does not affect a guest: physical interrupts go
+//! to EL2 (HCR_EL2.IMO). So an interrupt that became pending on the way into a guest ends the new entry before its
+//! first instruction. It is still pending afterwards, and [`take`] acknowledges it; there is no handler.
 
 use crate::arch::aarch64::host::gic;
 
@@ -10,11 +10,11 @@ use crate::arch::aarch64::host::gic;
 #[inline]
 pub(crate) fn hold() {}
 
-/// The end of what [`hold`] began.
+/// Ends what [`hold`] began.
 #[inline]
 pub(crate) fn release() {}
 
-/// Takes what waits.
+/// Takes pending interrupts.
 #[inline]
 pub(crate) fn take() {
     gic::acknowledge_all();

@@ -1,7 +1,7 @@
-//! EL2 on this machine: what it offers, and what each pCPU needs to run guests.
+//! EL2 on this machine: its features, and each pCPU's context for running guests.
 //!
-//! VHE is not used: without it the same code runs on all processors, and stage 2 can stay on for ever (HCR_EL2.VM does
-//! not concern EL2), so that no exit costs a TLB.
+//! VHE is not used. Without it the same code runs on all processors, and stage 2 can always stay on (HCR_EL2.VM does
+//! not affect EL2), so no exit costs a TLB flush.
 
 #![expect(unsafe_code, reason = "registers that decide what guests can reach")]
 
@@ -35,9 +35,9 @@ use crate::arch::aarch64::host::{gic, tsc};
 use crate::arch::aarch64::register::{isb, read_register, write_register};
 use crate::check::{Finding, Verdict};
 
-/// What one pCPU needs to run guests.
+/// A pCPU's context for running guests.
 pub(crate) struct HostContext {
-    /// Identity of the vCPU whose floating-point state the registers hold, or [`fpu::NOBODY`].
+    /// Identity of the vCPU whose floating-point state is in the registers, or [`fpu::NOBODY`].
     pub(super) fp_holder: AtomicU64,
     /// VDISR_EL2 exists, which a guest reaches by the name of DISR_EL1.
     pub(super) has_vdisr: bool,
@@ -45,12 +45,12 @@ pub(crate) struct HostContext {
     pub(super) has_tpidr2: bool,
 }
 
-/// What the machine's EL2 offers.
+/// Features of the machine's EL2.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Features {
     /// TLB tags for guests that the pools are cut from.
     pub(crate) tags: u32,
-    /// The entries of one tag can be flushed by themselves.
+    /// The entries of one tag can be flushed alone.
     pub(crate) can_flush_one_tag: bool,
     /// Bits of a physical address.
     pub(super) physical_bits: u32,
@@ -58,7 +58,7 @@ pub(crate) struct Features {
     pub(super) wide_vmids: bool,
     /// Guests are offered keys for pointer authentication.
     pub(super) has_pointer_authentication: bool,
-    /// Registers of error records exist, at least on some pCPU.
+    /// Registers of error records exist, on at least one pCPU.
     pub(super) has_ras: bool,
     /// Limited ordering regions exist.
     has_lor: bool,
@@ -72,7 +72,7 @@ pub(crate) struct Features {
 
 static FEATURES: Once<Features> = Once::new();
 
-/// What this machine's EL2 offers.
+/// Features of this machine's EL2.
 pub(crate) fn features() -> Features {
     FEATURES.get().copied().unwrap_or_default()
 }
@@ -107,7 +107,7 @@ const fn field(register: u64, shift: u32) -> u64 {
     register >> shift & 0xf
 }
 
-/// What `check` says about the machine.
+/// The results of `check` for the machine.
 pub(crate) fn findings() -> Vec<Finding> {
     let found = match check() {
         Ok(()) => Finding::good("EL2", describe()),
@@ -119,10 +119,10 @@ pub(crate) fn findings() -> Vec<Finding> {
     vec![found, Finding::good("clock", format!("{} kHz", tsc::hz() / 1000))]
 }
 
-/// Looks at what the machine has. Once, before [`enable`].
+/// Checks the machine's features. Once, before [`enable`].
 ///
 /// # Errors
-/// The first thing that is missing.
+/// The first missing feature.
 pub(crate) fn check() -> Result<(), Missing> {
     let (mmfr0, mmfr1) = (read_register!("id_aa64mmfr0_el1"), read_register!("id_aa64mmfr1_el1"));
     let (mmfr2, isar0) = (read_register!("id_aa64mmfr2_el1"), read_register!("id_aa64isar0_el1"));
@@ -169,8 +169,8 @@ pub(crate) fn check() -> Result<(), Missing> {
     Ok(())
 }
 
-/// A vCPU runs for at most 1 ms while others wait. Whether it only spins cannot be found out: YIELD does not trap, and when
-/// all vCPUs of a large VM wait for each other that way, it takes a slice of each for one step.
+/// A vCPU runs for at most 1 ms while others wait. A spinning vCPU cannot be detected, because YIELD does not trap.
+/// When all vCPUs of a large VM spin for each other, each step costs a slice of each.
 pub(crate) const SLICES_PER_SECOND: u64 = 1000;
 
 /// No pCPU is spared: nothing is wrong with the first one.
@@ -197,7 +197,7 @@ pub(crate) fn describe() -> String {
     )
 }
 
-/// HCR_EL2 while a guest runs, without what changes from entry to entry.
+/// HCR_EL2 while a guest runs, without the bits that change from entry to entry.
 pub(super) fn hcr() -> u64 {
     let Features { has_pointer_authentication, has_ras, has_lor, .. } = features();
     let mut value = hcr_el2::VM
@@ -252,25 +252,27 @@ fn has_fine_traps() -> bool {
     field(read_register!("id_aa64mmfr0_el1"), 56) != 0
 }
 
-/// Sets what decides about extensions that this pCPU has and guests are not offered, and that no older register closes. Firmware
-/// may have left anything there. Registers are named by their encodings, since older assemblers do not know them.
+/// Disables extensions of this pCPU that guests do not get, and that no older register disables. Firmware may have left
+/// any value there. Registers are named by their encodings, because older assemblers do not know them.
 fn close_extensions() {
     let (pfr0, pfr1) = (read_register!("id_aa64pfr0_el1"), read_register!("id_aa64pfr1_el1"));
 
     if field(read_register!("id_aa64mmfr1_el1"), 40) != 0 {
-        // HCRX_EL2. Most of its bits allow something, and are clear: EnAS0, EnALS, EnASR (LS64), MSCEn (MOPS), TCR2En, SCTLR2En, D128En,
-        // EnFPM, GCSEn, EnSDERR, EnSNERR, PACMEn. FnXS and FGTnXS are clear: a TLBI of the guest's completes as the guest says.
+        // HCRX_EL2. Most of its bits enable something, and are clear: EnAS0, EnALS, EnASR (LS64), MSCEn (MOPS), TCR2En,
+        // SCTLR2En, D128En, EnFPM, GCSEn, EnSDERR, EnSNERR, PACMEn. FnXS and FGTnXS are clear: a guest's TLBI completes
+        // as the guest specifies.
         let interrupts = if field(pfr1, 36) != 0 { hcrx_el2::TALLINT } else { 0 };
-        // SAFETY: nothing of what it could enable is enabled.
+        // SAFETY: enables none of its features.
         unsafe { write_register!("s3_4_c1_c2_2", interrupts) };
     }
 
     if has_fine_traps() {
-        // Bits of extensions since Armv8.7 trap when they are clear (TPIDR2_EL0, SMPRI_EL1, ACCDATA_EL1, guarded stacks, permission
-        // indirection, branch records); older ones trap when they are set, and have bits elsewhere that close them. So all are
-        // clear, but for debug registers that are open to a guest while it uses breakpoints, and are not switched.
+        // Bits of extensions since Armv8.7 trap when they are clear (TPIDR2_EL0, SMPRI_EL1, ACCDATA_EL1, guarded
+        // stacks, permission indirection, branch records). Bits of older ones trap when they are set, and other
+        // registers disable those. So all bits are clear, except for debug registers that are open to a guest while it
+        // uses breakpoints, and are not switched.
         let debug = hdfgxtr_el2::DBGCLAIM | hdfgxtr_el2::OSECCR;
-        // SAFETY: HFGRTR_EL2: traps more than what was there, or what other registers decide about.
+        // SAFETY: HFGRTR_EL2: traps more than before, or what other registers control.
         unsafe { write_register!("s3_4_c1_c1_4", 0u64) };
         // SAFETY: HFGWTR_EL2, as above.
         unsafe { write_register!("s3_4_c1_c1_5", 0u64) };
@@ -286,8 +288,8 @@ fn close_extensions() {
         }
     }
     if field(read_register!("id_aa64mmfr0_el1"), 56) >= 2 {
-        // FEAT_FGT2: HFGRTR2_EL2, HFGWTR2_EL2, HFGITR2_EL2, HDFGRTR2_EL2, HDFGWTR2_EL2. Clear, they trap all registers that they know.
-        // SAFETY: as above.
+        // FEAT_FGT2: HFGRTR2_EL2, HFGWTR2_EL2, HFGITR2_EL2, HDFGRTR2_EL2, HDFGWTR2_EL2. Clear, they trap all registers
+        // that they know. SAFETY: as above.
         unsafe { write_register!("s3_4_c3_c1_2", 0u64) };
         // SAFETY: as above.
         unsafe { write_register!("s3_4_c3_c1_3", 0u64) };
@@ -322,8 +324,8 @@ fn close_extensions() {
     }
 }
 
-/// Clears, for the vCPU that comes to this pCPU, what it can reach and is not offered. (DISR_EL1 stands for VDISR_EL2 there, by
-/// HCR_EL2.AMO, and nothing traps it. TPIDR2_EL0 is trapped by FEAT_FGT alone.)
+/// Clears registers that the arriving vCPU can access although they are hidden. (DISR_EL1 accesses VDISR_EL2 there, by
+/// HCR_EL2.AMO, and nothing traps it. Only FEAT_FGT traps TPIDR2_EL0.)
 pub(super) fn clear_hidden(cpu: &HostContext) {
     if cpu.has_vdisr {
         // SAFETY: VDISR_EL2: a record of virtual SErrors, of which there are none.
@@ -353,8 +355,8 @@ pub(crate) fn enable() -> HostContext {
     let midr = read_register!("midr_el1");
     let cptr = cptr(false);
 
-    // SAFETY: EL2's own registers, or registers that only a guest's translation uses; no guest runs. They keep guests away
-    // from everything but what stage 2 maps.
+    // SAFETY: EL2's own registers, or registers that only a guest's translation uses; no guest runs. They keep guests
+    // away from everything except what stage 2 maps.
     unsafe {
         asm!(
             "msr vtcr_el2, {vtcr}",
@@ -366,7 +368,7 @@ pub(crate) fn enable() -> HostContext {
             "msr cntvoff_el2, xzr",
             "msr vpidr_el2, {midr}",
             "isb",
-            // Whatever the TLB holds of guests is from before our time.
+            // Any guest entries in the TLB are from before the hypervisor's start.
             "tlbi alle1",
             "ic iallu",
             "dsb nsh",

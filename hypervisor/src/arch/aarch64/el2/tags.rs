@@ -1,11 +1,10 @@
-//! TLB tags of this architecture: VMIDs (Arm ARM, D8.16), and the flushes of this pCPU that an entry may owe.
+//! TLB tags of this architecture: VMIDs (Arm ARM, D8.16), and the flushes of this pCPU that an entry needs.
 //!
-//! A guest flushes TLBs of all its vCPUs by one instruction, and the processor does so for the VMID of the one that asks. So
-//! all vCPUs of a VM run under one: [`tlb_tag::by_vm`]. Which of two ways a VM has its tag is its own choice, and there is
-//! a third to compare with; `docs/decisions/0011-vmids.md` says why.
+//! A guest flushes TLBs of all its vCPUs by one instruction, and the processor uses the VMID of the vCPU that executes
+//! it. So all vCPUs of a VM run under one VMID: [`tlb_tag::by_vm`]. Each VM chooses one of two ways to get its tag, and
+//! there is a third for comparison; `docs/decisions/0011-vmids.md` gives the reasons.
 //!
-//! Tables are not shared between pCPUs' TLBs (VTTBR_EL2.CnP is clear), so what one VMID means on a pCPU is that pCPU's
-//! own affair.
+//! pCPUs' TLBs are not shared (VTTBR_EL2.CnP is clear), so a VMID may mean another VM on each pCPU.
 
 #![expect(unsafe_code, reason = "TLB maintenance")]
 
@@ -21,17 +20,17 @@ use tlb_tag::{Scheme, Tag, TagRange};
 use crate::arch::trace::{self, Event};
 use crate::cpu;
 
-/// A pool for VMs of one scheme. The entries of one VMID can always be flushed by themselves.
+/// A pool for VMs of one scheme. The entries of one VMID can always be flushed alone.
 pub(crate) fn pool(scheme: Scheme, range: TagRange, _: bool) -> Pool {
     Pool::new(scheme, range, cpu::count())
 }
 
-/// What a pCPU keeps of a pool.
+/// A pCPU's state of a pool.
 pub(crate) fn cpu(pool: &Pool, id: CpuId) -> CpuTags {
     pool.cpu(id.index())
 }
 
-/// What a VM has of a pool: its VMID.
+/// A VM's part of a pool: its VMID.
 pub(crate) struct VmTags(OfVm);
 
 impl VmTags {
@@ -49,7 +48,7 @@ impl VmTags {
         self.0.tag()
     }
 
-    /// The vCPU is gone for good. The VMID goes back with the last who knows it.
+    /// The vCPU is removed. The VMID returns when its last reference is dropped.
     #[expect(clippy::unused_self, reason = "each architecture has this function")]
     pub(crate) fn release(&self, _: &Pool, vcpu: VcpuTags) {
         drop(vcpu);
@@ -61,14 +60,14 @@ pub(super) fn vttbr(root: Hpa, tag: Tag) -> u64 {
     root.0 | u64::from(tag.get()) << vttbr_el2::VMID_SHIFT
 }
 
-/// What the trace says when a pCPU turns to the VM that this VTTBR_EL2 names.
+/// The trace event of a pCPU that loads the VM in this VTTBR_EL2.
 pub(super) fn load_of(vttbr: u64) -> Event {
     let tag = (vttbr >> vttbr_el2::VMID_SHIFT) as u32;
     Event::Load { tag, root: Hpa(vttbr & ((1 << vttbr_el2::VMID_SHIFT) - 2)) }
 }
 
-/// Drops entries of this pCPU's TLB, those of a tag for the one in VTTBR_EL2. With them goes what is cached of instructions,
-/// since a guest's local flush of those is as local as that of its TLB.
+/// Drops entries of this pCPU's TLB; for one tag, that in VTTBR_EL2. Also drops cached instructions, because a guest's
+/// local flush of those is as local as that of its TLB.
 pub(super) fn flush(what: Flush) {
     trace::step(
         || (),
@@ -84,7 +83,7 @@ pub(super) fn flush(what: Flush) {
     );
     match what {
         Flush::Nothing => return,
-        // SAFETY: what is cached are copies.
+        // SAFETY: only drops cached copies.
         Flush::OwnTables => unsafe { asm!("tlbi vmalle1", options(nostack, preserves_flags)) },
         // SAFETY: as above.
         Flush::Tag => unsafe { asm!("tlbi vmalls12e1", options(nostack, preserves_flags)) },
@@ -96,8 +95,8 @@ pub(super) fn flush(what: Flush) {
     trace::note(|| Event::Barrier { name: "nsh" });
 }
 
-/// Waits until all pCPUs have done what the guest has asked of their TLBs and caches: it may wait for that on another pCPU,
-/// which would not know of it.
+/// Waits until all pCPUs have done the guest's flushes of their TLBs and caches. The guest may wait for them on another
+/// pCPU, which does not know of them.
 pub(super) fn complete_guests_flushes() {
     // SAFETY: a barrier.
     unsafe { asm!("dsb ish", options(nostack, preserves_flags)) };

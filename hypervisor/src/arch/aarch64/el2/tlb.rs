@@ -1,6 +1,6 @@
-//! What changes of stage 2 owe to the TLBs, by the processor's own instructions (Arm ARM, D8.17).
+//! The flushes that changes of stage 2 need, by the processor's own instructions (Arm ARM, D8.17).
 //!
-//! Which instructions in which order is told by [`stage2::tlbi`]; they concern the VM whose VMID is in VTTBR_EL2.
+//! [`stage2::tlbi`] chooses the instructions and their order; they affect the VM whose VMID is in VTTBR_EL2.
 
 #![expect(unsafe_code, reason = "TLB maintenance")]
 
@@ -23,7 +23,7 @@ pub(crate) fn publish() {
     ThisCpu.dsb(Barrier::Stores);
 }
 
-/// Pays what is owed to everybody. On return no pCPU uses what was `stale`.
+/// Flushes `stale` on all pCPUs. On return no pCPU uses a stale translation.
 pub(crate) fn flush(memory: &Memory, _: &[Block<Vcpu>], stale: Stale) {
     // The tag is read after the tables were changed: see there.
     ThisCpu.dsb(Barrier::Stores);
@@ -54,7 +54,7 @@ pub(crate) fn flush(memory: &Memory, _: &[Block<Vcpu>], stale: Stale) {
     }
 }
 
-/// This pCPU forgets that the page at `gpa`, of the VM whose vCPU it runs, denies an access.
+/// Flushes a denied access to the page at `gpa`, in the VM of the running vCPU, from this pCPU's TLB.
 pub(crate) fn forget(gpa: Gpa) {
     tlbi::forget(gpa, &ThisCpu);
 }
@@ -68,14 +68,14 @@ fn features() -> tlbi::Features {
     el2::features().tlbi
 }
 
-/// Of the physical page of an abort, when the processor does not say so itself: it need not for faults of permission
-/// (HPFAR_EL2). What stage 1 makes of `address` now, which may be something else than it was, or nothing.
+/// The physical page of an abort, if the processor does not report it: for permission faults it need not (HPFAR_EL2).
+/// The result of stage 1 for `address` now, which may have changed since, or be none.
 pub(in crate::arch::aarch64) fn translate(address: u64) -> Option<u64> {
     const FAILED: u64 = 1;
     const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
     let guests = read_register!("par_el1");
-    // SAFETY: walks the tables of the guest that this pCPU has just left, whose registers are still in place, and reports in
-    // PAR_EL1. The register is the guest's.
+    // SAFETY: walks the tables of the guest that this pCPU has just left, whose registers are still loaded, and reports
+    // in PAR_EL1. That register belongs to the guest.
     unsafe { asm!("at s1e1r, {}", "isb", in(reg) address, options(nostack, preserves_flags)) };
     let found = read_register!("par_el1");
     // SAFETY: as the guest has it.

@@ -1,6 +1,6 @@
 //! A vCPU at EL2: its registers, its timer, its part of the interrupt controller.
 //!
-//! Everything here belongs to the pCPU that runs the vCPU; others reach it through its mailbox and through
+//! Everything here belongs to the pCPU that runs the vCPU. Others reach it through its mailbox and through
 //! [`crate::arch::aarch64::guest::routing::Posted`].
 
 #![expect(unsafe_code, reason = "loads what decides about the guest, and enters it")]
@@ -33,19 +33,19 @@ use crate::vcpu::Tally;
 
 /// Registers, interrupt state and timer of one vCPU.
 pub(crate) struct ArchVcpu {
-    /// What each exit stores.
+    /// The registers that each exit stores.
     pub(in crate::arch::aarch64) registers: Registers,
-    /// What the vCPU does.
+    /// The vCPU's activity.
     pub(in crate::arch::aarch64) activity: Activity,
     /// When the guest was last left, in host ticks.
     pub(super) left_at: u64,
-    /// When it goes on without an interrupt, if it waits: the time of a WFIT, by CNTVCT_EL0.
+    /// When it continues without an interrupt, if it waits: the time of a WFIT, in CNTVCT_EL0.
     wait_ends_at: Option<u64>,
     el1: El1,
     fpu: FpuState,
-    /// Breakpoints and the like.
+    /// Breakpoints and similar.
     pub(in crate::arch::aarch64) debug: Debug,
-    /// VMPIDR_EL2: who the guest believes to be.
+    /// VMPIDR_EL2: the affinity that the guest sees.
     affinity: u64,
     stage2_root: Hpa,
     /// HCR_EL2.
@@ -53,7 +53,7 @@ pub(crate) struct ArchVcpu {
     timer: Timer,
     /// Its physical timer (CNTP), which traps.
     physical_timer: GenericTimer,
-    /// Interrupts: those of the vCPU alone, and what is in list registers.
+    /// Interrupts: those of this vCPU alone, and those in list registers.
     pub(in crate::arch::aarch64) gic: VcpuGic,
     /// The guest's side of the interrupt controller while it is not in the pCPU.
     interface: Interface,
@@ -66,12 +66,12 @@ pub(crate) struct ArchVcpu {
     tags: VcpuTags,
 }
 
-/// What a vCPU does.
+/// A vCPU's activity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::arch::aarch64) enum Activity {
     /// Runs instructions.
     Active,
-    /// The same, and somebody wants to have a look before each entry.
+    /// The same, but traced: the loop's slow path runs before each entry.
     Watched,
     /// Waits for an interrupt.
     Waiting,
@@ -87,19 +87,20 @@ struct Timer {
 }
 
 impl Timer {
-    /// When its interrupt comes, if it is on.
+    /// When its interrupt comes, if the timer is on.
     fn due(self) -> Option<u64> {
         (self.control & (timer_control::ENABLE | timer_control::IMASK) == timer_control::ENABLE)
             .then_some(self.deadline)
     }
 }
 
-/// The guest's side of the interrupt controller: what its ICC registers stand for.
+/// The guest's side of the interrupt controller: the state behind its ICC registers.
 #[derive(Clone, Copy, Debug, Default)]
 struct Interface {
     /// ICH_VMCR_EL2: priority mask, enables.
     control: u64,
-    /// ICH_AP0R0_EL2 and ICH_AP1R0_EL2: priorities of what is being handled. With five bits of priority there are no more.
+    /// ICH_AP0R0_EL2 and ICH_AP1R0_EL2: priorities of the active interrupts. With five bits of priority there are no
+    /// more registers.
     active: [u64; 2],
 }
 
@@ -152,7 +153,7 @@ impl ArchVcpu {
         }
     }
 
-    /// Pages that only the pCPU that runs the vCPU writes: none, all of it is in its block.
+    /// Pages that only the pCPU that runs the vCPU writes: none, everything is in its block.
     #[expect(clippy::unused_self, reason = "each architecture has this function")]
     pub(crate) fn own_pages(&self) -> impl Iterator<Item = OwnPages> {
         core::iter::empty()
@@ -189,15 +190,15 @@ impl ArchVcpu {
         self.activity != Activity::Off
     }
 
-    /// The vCPU comes to this pCPU; `came_back` when it ran here last, and nowhere since.
+    /// The vCPU comes to this pCPU; `came_back` if it ran here last, and nowhere else since.
     pub(crate) fn load(&mut self, cpu: &HostContext, tags: &mut CpuTags, came_back: bool) {
         self.tags.arrive(tags, came_back);
-        // SAFETY: the VM's own tables, which stay for as long as the vCPU does, under the VM's own tag until it departs.
+        // SAFETY: the VM's own tables, which exist as long as the vCPU, under the VM's own tag until it departs.
         unsafe { write_register!("vttbr_el2", tags::vttbr(self.stage2_root, self.tags.tag())) };
         trace::note(|| tags::load_of(tags::vttbr(self.stage2_root, self.tags.tag())));
-        // SAFETY: who the guest believes to be means nothing to EL2.
+        // SAFETY: the guest's affinity does not affect EL2.
         unsafe { write_register!("vmpidr_el2", self.affinity) };
-        // SAFETY: made by `el2::hcr`: stage 2 is on, interrupts come to EL2.
+        // SAFETY: made by `el2::hcr`: stage 2 is on, interrupts go to EL2.
         unsafe { write_register!("hcr_el2", self.hcr) };
         isb();
         self.el1.load();
@@ -207,7 +208,7 @@ impl ArchVcpu {
         self.load_timer();
         self.interface.load();
         self.lists_are_clear = false;
-        // The physical interrupt that the guest's timer stands for must not come again before the guest has ended it.
+        // The physical interrupt of the guest's timer must not come again before the guest has ended the virtual one.
         if self.gic.holds_linked(GUEST_TIMER) {
             host_gic::set_guest_timer_active(true);
         }
@@ -221,7 +222,7 @@ impl ArchVcpu {
         self.has_erred |= take_error();
         self.tags.depart(tags);
         self.timer = Timer { control: read_register!("cntv_ctl_el0"), deadline: read_register!("cntv_cval_el0") };
-        // SAFETY: the guest's timer, which must not fire without its guest.
+        // SAFETY: the guest's timer, which must not fire while its guest is away.
         unsafe { write_register!("cntv_ctl_el0", 0u64) };
         self.note_timer();
         if self.gic.holds_linked(GUEST_TIMER) {
@@ -235,13 +236,13 @@ impl ArchVcpu {
     }
 
     fn load_timer(&self) {
-        // SAFETY: the guest's timer; its interrupt comes to EL2.
+        // SAFETY: the guest's timer; its interrupt goes to EL2.
         unsafe { write_register!("cntv_cval_el0", self.timer.deadline) };
         // SAFETY: as above.
         unsafe { write_register!("cntv_ctl_el0", self.timer.control) };
     }
 
-    /// Makes WFE leave the guest or not: worth it only while somebody waits for the pCPU.
+    /// Enables the trap of WFE only while others wait for the pCPU.
     pub(crate) fn renew_intercepts(&mut self, others_wait: bool) {
         let hcr = if others_wait { self.hcr | hcr_el2::TWE } else { self.hcr & !hcr_el2::TWE };
         if hcr != self.hcr {
@@ -270,13 +271,13 @@ impl ArchVcpu {
         if !(is_idle && self.lists_are_clear) {
             self.lists_are_clear = is_idle;
             self.gic.lists().enumerate().for_each(|(index, list)| host_gic::write_list(index, list));
-            // SAFETY: says how the list registers, which are the guest's, are used.
+            // SAFETY: controls the list registers, which belong to the guest.
             unsafe { write_register!("ich_hcr_el2", self.gic.control()) };
         }
 
         trace::note(|| Event::Enter { tag: self.tags.tag().get(), root: self.stage2_root });
-        // SAFETY: `load` has brought everything that decides about this guest into this pCPU, and the vCPU has not left it
-        // since. Its stage 2 maps nothing but the VM's own memory.
+        // SAFETY: `load` has loaded everything that controls this guest into this pCPU, and the vCPU has not left it
+        // since. Its stage 2 maps only the VM's own memory.
         unsafe { entry::enter(&mut self.registers) };
         trace::note(|| Event::Leave { tag: self.tags.tag().get(), root: self.stage2_root });
 
@@ -289,8 +290,8 @@ impl ArchVcpu {
         self.tags.void();
     }
 
-    /// As [`Self::flush_whole`]: no guest asks for pages, since its own instructions flush what it wants. Says that no
-    /// pages were flushed one by one.
+    /// As [`Self::flush_whole`]: no guest requests single pages, because its own instructions flush them. Returns that
+    /// no pages were flushed one by one.
     pub(crate) fn flush_pages(&mut self, _: Pages) -> u64 {
         self.flush_whole();
         0
@@ -301,7 +302,7 @@ impl ArchVcpu {
         self.left_at
     }
 
-    /// What is to be given back when the vCPU is gone.
+    /// The tags to give back when the vCPU is removed.
     pub(crate) fn into_tags(self) -> VcpuTags {
         self.tags
     }
@@ -335,12 +336,12 @@ impl ArchVcpu {
         self.activity == Activity::Active
     }
 
-    /// Whether it runs, be it watched or not.
+    /// Whether it runs, watched or not.
     pub(crate) fn is_awake(&self) -> bool {
         matches!(self.activity, Activity::Active | Activity::Watched)
     }
 
-    /// Whether somebody wants to have a look before each entry: then it is not [active](Self::is_active), but awake.
+    /// Turns tracing of each entry on or off. A watched vCPU is awake, but not [active](Self::is_active).
     pub(crate) fn watch(&mut self, is_watched: bool) {
         if self.is_awake() {
             self.activity = if is_watched { Activity::Watched } else { Activity::Active };
@@ -371,15 +372,15 @@ impl ArchVcpu {
         }
     }
 
-    /// When the vCPU's own timer is due, or its wait is over, in host ticks. While the vCPU is on a pCPU, the timer is the pCPU's
-    /// business.
+    /// When the vCPU's own timer expires, or its wait is over, in host ticks. While the vCPU is on a pCPU, that pCPU
+    /// handles the timer.
     #[inline]
     pub(crate) fn deadline(&self) -> Option<u64> {
         let timer = if self.is_loaded || self.gic.holds_linked(GUEST_TIMER) { None } else { self.timer.due() };
         earliest(earliest(timer, self.physical_timer.deadline()), self.wait_ends_at)
     }
 
-    /// Lets a due timer fire: the physical one. The virtual one does so by itself when the vCPU is back on a pCPU.
+    /// Fires an expired timer: the physical one. The virtual one fires by itself when the vCPU is back on a pCPU.
     #[inline]
     pub(crate) fn expire_timer(&mut self, now: u64) {
         if let Some(level) = self.physical_timer.settle(now) {
@@ -405,24 +406,24 @@ impl ArchVcpu {
         self.fpu.open(cpu)
     }
 
-    /// The guest was left: what it did with its interrupts.
+    /// After an exit: reads what the guest did with its interrupts.
     #[inline]
     pub(super) fn fold_interrupts(&mut self, tally: Tally<'_>) {
-        // With nothing in list registers the interface has nothing to tell, and stays as it is.
+        // With empty list registers the interface has no news, and does not change.
         if !self.gic.is_idle() {
             const SPLITS_END: u64 = 1 << 9;
             let splits_end = read_register!("ich_vmcr_el2") & SPLITS_END != 0;
             let taken = self.gic.fold(host_gic::read_list, read_register!("ich_hcr_el2"), splits_end);
             tally.add(|count| &count.irq_injections, taken);
-            // What the guest's interrupts ask of us has been seen; off, so that it is not asked again.
-            // SAFETY: until the next entry nobody uses the list registers.
+            // The requests of the guest's interrupts were read; off, so that they do not come again. SAFETY: until the
+            // next entry no code uses the list registers.
             unsafe { write_register!("ich_hcr_el2", 0u64) };
             isb();
             self.lists_are_clear = false;
         }
     }
 
-    /// Whether anything has to be done about interrupts before the next entry.
+    /// Whether there is work on interrupts before the next entry.
     #[inline]
     pub(in crate::arch::aarch64) fn has_interrupt_news(&self) -> bool {
         self.gic.has_changed() || self.gic.holds_linked(GUEST_TIMER) || host_gic::has_guest_timer_fired()
@@ -436,8 +437,8 @@ impl ArchVcpu {
         }
     }
 
-    /// The guest's timer has interrupted this pCPU; or it had, and the guest has set it anew before it took the interrupt,
-    /// which is none then. Says whether the latter may be.
+    /// The guest's timer has interrupted this pCPU. Or it had, and the guest has set it again before it took the
+    /// interrupt, which then is none. Returns whether the latter is possible.
     #[inline]
     pub(in crate::arch::aarch64) fn take_timer(&mut self) -> bool {
         self.note_timer();
@@ -448,15 +449,15 @@ impl ArchVcpu {
         is_gone
     }
 
-    /// The guest has written registers of its interrupt controller, or set its timer anew: if the timer's interrupt was
-    /// ended that way, the physical one must end as well, or there would never be another.
+    /// The guest has written registers of its interrupt controller, or set its timer again. If this ended the timer's
+    /// interrupt, the physical one must end as well, or there would never be another.
     pub(in crate::arch::aarch64) fn check_timer_link(&mut self) {
         if !self.gic.holds_linked(GUEST_TIMER) {
             host_gic::set_guest_timer_active(false);
         }
     }
 
-    /// What is not more urgent than this does not interrupt the guest: it has masked it, or is at something as urgent.
+    /// Only interrupts of higher priority than this interrupt the guest: because of its mask, or its active interrupt.
     fn priority_mask(&self) -> u8 {
         const ENABLED: u64 = 1 << 1;
         let mut interface = self.interface;
@@ -467,7 +468,7 @@ impl ArchVcpu {
             return 0;
         }
         let [_, _, _, mask, ..] = interface.control.to_le_bytes();
-        // A bit for each of the 32 priorities that something is being handled with, the most urgent lowest.
+        // A bit for each of the 32 priorities with an active interrupt, the highest priority lowest.
         let handled = (interface.active[0] | interface.active[1]).trailing_zeros();
         u8::try_from(handled * 8).map_or(mask, |handled| mask.min(handled))
     }
@@ -477,14 +478,14 @@ impl ArchVcpu {
         Whereabouts(self)
     }
 
-    /// What the instruction comes to by which the guest waits.
+    /// What to do for the guest's wait instruction.
     #[inline]
     pub(super) fn rest(&self, syndrome: Syndrome) -> Rest {
         // The guest's counter is the host's.
         syndrome.wait().rest(tsc::now(), |number| self.general(number))
     }
 
-    /// The vCPU waits for an interrupt, at most until its counter is at `until`.
+    /// The vCPU waits for an interrupt, at most until its counter reaches `until`.
     #[inline]
     pub(super) fn sleep(&mut self, until: Option<u64>) {
         self.activity = Activity::Waiting;
@@ -552,7 +553,7 @@ impl ArchVcpu {
         const SAME_LEVEL: u64 = 0x200;
         const LOWER_64: u64 = 0x400;
         const LOWER_32: u64 = 0x600;
-        /// SCTLR_EL1.SPAN: PAN stays as it is.
+        /// SCTLR_EL1.SPAN: PAN does not change.
         const SPAN: u64 = 1 << 23;
         let pstate = self.registers.pstate;
         let offset = match pstate & spsr::MODE {
@@ -585,14 +586,14 @@ fn earliest(a: Option<u64>, b: Option<u64>) -> Option<u64> {
 /// ESR_EL1.IL: an instruction of 32 bits; class zero is "unknown reason".
 const IL: u64 = 1 << 25;
 
-/// Whether the machine has an error to report that nobody has been told of (SError). It came of what ran here, and is not to be
-/// found by the next guest. Without the RAS extension nobody can ask: there the next one that enters is told.
+/// Whether the machine has an unreported error (SError). It came from code that ran here, and the next guest must not
+/// get it. Without the RAS extension this cannot be queried: there the next guest that is entered gets it.
 fn take_error() -> bool {
     const ERROR: u64 = 1 << 31;
     if !el2::features().has_ras {
         return false;
     }
-    // SAFETY: ESB, a barrier: what waits becomes a bit of DISR_EL1.
+    // SAFETY: ESB, a barrier: a pending error becomes a bit of DISR_EL1.
     unsafe { core::arch::asm!("hint #16", options(nostack, preserves_flags)) };
     // DISR_EL1, by its encoding.
     let has_error = read_register!("s3_0_c12_c1_1") & ERROR != 0;
@@ -603,7 +604,7 @@ fn take_error() -> bool {
     has_error
 }
 
-/// Does what an entry owes to this pCPU's TLB.
+/// Does the flush that an entry needs on this pCPU's TLB.
 #[cold]
 fn flush(entry: tlb_tag::by_vm::Entry<'_>, tally: Tally<'_>) {
     let what = entry.flush();

@@ -1,6 +1,6 @@
-//! Instructions that are emulated: none. The syndrome of a fault says which register was to be loaded or stored.
+//! Emulated instructions: none. The syndrome of a fault gives the register of the load or store.
 
-/// A decoded instruction, of which there are none to remember.
+/// A decoded instruction; there are none to cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Decoded {}
 

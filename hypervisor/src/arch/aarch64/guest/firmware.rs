@@ -1,4 +1,4 @@
-//! Calls of the guest to its firmware, by HVC or SMC: what `device::psci` has decoded is carried out.
+//! The guest's calls to its firmware, by HVC or SMC: executes what `device::psci` has decoded.
 
 use abi::control::StopReason;
 use addr::Gpa;

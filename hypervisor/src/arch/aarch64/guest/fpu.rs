@@ -1,9 +1,9 @@
 //! Vector and floating-point state of guests.
 //!
-//! The hypervisor uses no vector registers, so a guest's stay where they are across its exits, and across a wait from
-//! which the vCPU comes back to the same pCPU, unless somebody else's state was loaded meanwhile. A vCPU that comes from
-//! elsewhere finds the registers closed (CPTR_EL2.TFP): its state is loaded when the guest first wants it, which in a
-//! short stay may be never, and what was not loaded need not be saved. SVE and SME are hidden from guests.
+//! The hypervisor uses no vector registers. So a guest's values stay in the registers across its exits, and across a
+//! wait after which the vCPU returns to the same pCPU, unless another vCPU's state was loaded meanwhile. For a vCPU
+//! from another pCPU the registers are closed (CPTR_EL2.TFP). Its state is loaded at the guest's first use, which may
+//! never come, and state that was not loaded need not be saved. SVE and SME are hidden from guests.
 
 #![expect(unsafe_code, reason = "vector registers are accessed behind the compiler's back")]
 
@@ -20,7 +20,7 @@ pub(in crate::arch::aarch64) struct FpuState {
     q: [[u64; 2]; 32],
     fpsr: u64,
     fpcr: u64,
-    /// Tells this state from all others ever made.
+    /// Identifies this state among all ever made.
     identity: u64,
     /// The registers hold the state, and the guest may use them.
     is_open: bool,
@@ -36,14 +36,14 @@ impl FpuState {
         Self { q: [[0; 2]; 32], fpsr: 0, fpcr: 0, identity: IDENTITIES.fetch_add(1, Ordering::Relaxed), is_open: false }
     }
 
-    /// The vCPU comes to this pCPU. Its registers are open if they still hold its state: it ran here last (`came_back`), and
-    /// nobody else's state has been loaded since. Takes effect at the next entry.
+    /// The vCPU comes to this pCPU. Its registers are open if they still hold its state: it ran here last
+    /// (`came_back`), and no other state was loaded since. Takes effect at the next entry.
     pub(in crate::arch::aarch64) fn arrive(&mut self, cpu: &HostContext, came_back: bool) {
         let were_held = cpu.fp_holder.load(Ordering::Relaxed) == self.identity;
         self.is_open = came_back && were_held;
         if were_held && !came_back {
-            // They hold what it had when it was here before. It may leave again without wanting them, and the next time it
-            // will have been here last.
+            // They hold its old state from an earlier run here. It may leave again without using them, and the next
+            // time it will have been here last.
             cpu.fp_holder.store(NOBODY, Ordering::Relaxed);
         }
         set_open(self.is_open);
@@ -63,7 +63,7 @@ impl FpuState {
         true
     }
 
-    /// The vCPU leaves this pCPU: saves what it may have changed. The registers go on holding it.
+    /// The vCPU leaves this pCPU: saves what it may have changed. The registers keep it.
     pub(in crate::arch::aarch64) fn depart(&mut self) {
         if self.is_open {
             self.save();
@@ -103,7 +103,7 @@ impl FpuState {
     }
 
     fn save(&mut self) {
-        // SAFETY: writes the 512 bytes of the array; nobody else refers to it while we hold it exclusively.
+        // SAFETY: writes the 512 bytes of the array; this code has the only reference to it.
         unsafe {
             asm!(
                 ".arch_extension fp",

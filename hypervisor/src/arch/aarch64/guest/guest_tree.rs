@@ -1,4 +1,4 @@
-//! The device tree of a guest: no more than a Linux kernel needs.
+//! The device tree of a guest: only what a Linux kernel needs.
 
 use alloc::format;
 use alloc::vec::Vec;

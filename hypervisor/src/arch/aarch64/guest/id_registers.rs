@@ -1,7 +1,7 @@
-//! ID registers: what each pCPU has, and what guests are offered of it.
+//! ID registers: those of the pCPUs, and those that guests read.
 //!
 //! Each pCPU adds its own when it starts. Guests read what all have in common, within the allow-list of
-//! [`aarch64_defs::features`], on whichever pCPU they run.
+//! [`aarch64_defs::features`], on any pCPU.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
@@ -10,18 +10,18 @@ use spin::{Mutex, Once};
 
 use crate::arch::aarch64::register::read_register;
 
-/// What the pCPUs that have started so far have in common.
+/// The common features of the pCPUs that have started so far.
 static COMMON: Mutex<Option<IdRegisters>> = Mutex::new(None);
-/// What guests are offered, from the first time that somebody asks.
+/// The guests' registers, from the first request on.
 static OFFERED: Once<IdRegisters> = Once::new();
-/// What one pCPU offers is not what another does.
+/// The features of two pCPUs differ.
 static DIFFER: AtomicBool = AtomicBool::new(false);
 /// Some pCPU has registers of error records (ID_AA64PFR0_EL1.RAS).
 static ANY_RAS: AtomicBool = AtomicBool::new(false);
 /// Some pCPU has limited ordering regions (ID_AA64MMFR1_EL1.LO).
 static ANY_LOR: AtomicBool = AtomicBool::new(false);
 
-/// Adds this pCPU. Each does so once, before it says that it is online.
+/// Adds this pCPU. Each does so once, before it is online.
 pub(in crate::arch::aarch64) fn add_this_cpu() {
     let own = IdRegisters::offered(read);
     if read(4, 0) >> 28 & 0xf != 0 {
@@ -38,7 +38,7 @@ pub(in crate::arch::aarch64) fn add_this_cpu() {
     *common = Some(merged);
 }
 
-/// What guests are offered. Asked for when all pCPUs are online.
+/// The guests' registers. Called when all pCPUs are online.
 #[inline]
 pub(in crate::arch::aarch64) fn offered() -> &'static IdRegisters {
     OFFERED.call_once(|| COMMON.lock().unwrap_or_else(|| IdRegisters::offered(read)))
@@ -61,7 +61,7 @@ pub(in crate::arch::aarch64) fn any_lor() -> bool {
 
 macro_rules! registers {
     ($($crm:literal)*) => {
-        /// This pCPU's register with op0 3, op1 0, CRn 0 and these: all of them can be read, those that are reserved as zero.
+        /// This pCPU's register with op0 3, op1 0, CRn 0: all of them are readable, reserved ones as zero.
         fn read(crm: u8, op2: u8) -> u64 {
             match (crm, op2) {
                 $(

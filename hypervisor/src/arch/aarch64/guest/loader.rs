@@ -1,4 +1,4 @@
-//! Puts a kernel into a VM's memory, by the boot protocol of Linux on this architecture
+//! Loads a kernel into a VM's memory, by Linux's boot protocol on this architecture
 //! (Documentation/arch/arm64/booting.rst), with a device tree that describes the machine.
 
 use core::fmt;
@@ -24,7 +24,7 @@ pub(crate) struct Entry {
 pub(crate) enum Error {
     /// The file is no kernel, or does not fit.
     Image(ImageError),
-    /// The device tree cannot say what is in the VM's description.
+    /// The device tree cannot express the VM's description.
     DeviceTree,
     /// More vCPUs than there is place for redistributors.
     Vcpus,
@@ -42,7 +42,7 @@ impl fmt::Display for Error {
     }
 }
 
-/// Where a VM's memory lies in its physical address space: one piece.
+/// The ranges of a VM's memory in its physical address space: one piece.
 pub(crate) fn ram_layout(bytes: u64) -> impl Iterator<Item = GpaRange> {
     GpaRange::new(layout::RAM, bytes).into_iter()
 }

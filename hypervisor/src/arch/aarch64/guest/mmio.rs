@@ -1,7 +1,8 @@
-//! Accesses of the guest to addresses where it has no memory: devices.
+//! The guest's accesses to addresses without memory: devices.
 //!
-//! The syndrome describes plain loads and stores completely, so no instruction is ever looked at. Those that it does not
-//! describe (pairs, vectors, write-back) are not for devices; they end in an external abort, as where nothing answers.
+//! The syndrome describes plain loads and stores completely, so no code decodes an instruction. Accesses that it does
+//! not describe (pairs, vectors, write-back) are not for devices; they end in an external abort, like those to an
+//! address without a device.
 
 use aarch64_defs::syndrome::{DataAccess, Fault, Syndrome};
 use abi::control::{Line, StopReason};
@@ -39,7 +40,7 @@ pub(in crate::arch::aarch64) fn data_abort(run: &mut Running<'_>, syndrome: Synd
 }
 
 /// The guest accesses a device, or nothing.
-// By itself, so that faults of memory have no part in what it needs of the stack.
+// Not inlined, so that faults on memory do not need its stack space.
 #[inline(never)]
 fn device_fault(run: &mut Running<'_>, gpa: Gpa, syndrome: Syndrome) -> Next {
     run.tally.exit(ExitReason::Mmio);
@@ -91,8 +92,8 @@ pub(in crate::arch::aarch64) fn instruction_abort(run: &mut Running<'_>, syndrom
     Next::Resume
 }
 
-/// The TLB holds two entries for one address, because the guest has changed its tables in a way that it must not. All its
-/// entries on this pCPU go, and it tries again (Arm ARM, I_JCCRT).
+/// The TLB holds two entries for one address, because the guest has changed its tables in a forbidden way. All its
+/// entries on this pCPU are flushed, and it retries (Arm ARM, I_JCCRT).
 #[cold]
 fn tlb_conflict(run: &mut Running<'_>) -> Next {
     run.tally.exit(ExitReason::Stage2Fault);
@@ -100,8 +101,8 @@ fn tlb_conflict(run: &mut Running<'_>) -> Next {
     Next::Resume
 }
 
-/// Whether a walk of the guest's own tables was not allowed: it writes to them where the processor keeps flags there, be it
-/// for a read or for the fetch of an instruction.
+/// Whether a walk of the guest's own tables was not allowed: the processor writes flags to them, also for a read or for
+/// the fetch of an instruction.
 fn is_denied_walk(syndrome: Syndrome) -> bool {
     syndrome.is_table_walk() && syndrome.fault() == Fault::Permission
 }
@@ -114,7 +115,7 @@ fn address(run: &mut Running<'_>, syndrome: Syndrome) -> Option<Gpa> {
     }
     let found = tlb::translate(registers.far).map(Gpa);
     if found.is_none() {
-        // Another vCPU has changed the tables meanwhile: this one tries again.
+        // Another vCPU has changed the tables meanwhile: this one retries.
         run.tally.exit(ExitReason::Stage2Fault);
     }
     found
@@ -137,7 +138,7 @@ fn truncated(value: u64, bytes: u8) -> u64 {
     if bytes >= 8 { value } else { value & ((1 << (8 * u32::from(bytes))) - 1) }
 }
 
-/// What a load leaves in its register.
+/// The value that a load writes to its register.
 fn extended(value: u64, access: DataAccess) -> u64 {
     let value = truncated(value, access.bytes);
     let shift = 64 - 8 * u32::from(access.bytes.min(8));
@@ -153,12 +154,12 @@ fn serial_at(gpa: Gpa) -> Option<(Line, u16)> {
     })
 }
 
-/// What a read finds.
+/// Result of a read.
 enum Read {
     Value(u64),
-    /// Nothing yet: the guest is to try again.
+    /// None yet: the guest must retry.
     Retry,
-    /// Nobody answers.
+    /// There is no device.
     Nobody,
 }
 
@@ -183,7 +184,7 @@ fn read(run: &mut Running<'_>, gpa: Gpa, bytes: u8) -> Read {
     Read::Value(value)
 }
 
-/// Carries out a store; says whether anybody answers.
+/// Does a store; returns whether there is a device.
 fn write(run: &mut Running<'_>, gpa: Gpa, bytes: u8, value: u64) -> bool {
     if let Some((line, offset)) = serial_at(gpa) {
         #[expect(clippy::cast_possible_truncation, reason = "registers have at most 32 bits")]
@@ -205,7 +206,7 @@ fn write(run: &mut Running<'_>, gpa: Gpa, bytes: u8, value: u64) -> bool {
     true
 }
 
-/// The redistributor at this address: of which vCPU, and which of its registers.
+/// The redistributor at this address: its vCPU, and the register.
 fn redistributor_at(run: &Running<'_>, gpa: Gpa) -> Option<(u32, u32)> {
     let offset = gpa.0.checked_sub(layout::REDISTRIBUTORS.0)?;
     let (number, offset) = gic::frame(offset);

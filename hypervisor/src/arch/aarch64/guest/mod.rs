@@ -1,6 +1,6 @@
 //! The machine that a guest sees.
 //!
-//! `sysreg`, `mmio` and `firmware` are what an exit may lead to, `platform` is what vCPUs share.
+//! `sysreg`, `mmio` and `firmware` handle exits, `platform` is shared by the vCPUs.
 
 pub(crate) mod emulate;
 pub(crate) mod firmware;

@@ -1,4 +1,4 @@
-//! The machine that a guest sees, as far as its vCPUs share it, and how interrupts of its devices reach them.
+//! The part of the guest's machine that its vCPUs share, and the interrupts of its devices.
 
 use abi::control::Line;
 use abi::payload::VmConfig;
@@ -43,7 +43,7 @@ pub(super) fn write_serial(vm: &Vm, line: Line, offset: u16, value: u32) {
     vm.serial(line).write(offset, value, |asserted| serial_interrupt(vm, line, asserted));
 }
 
-/// Tells the interrupt controller about the line of a serial port.
+/// Passes the level of a serial port's line to the interrupt controller.
 #[cold]
 pub(crate) fn serial_interrupt(vm: &Vm, line: Line, asserted: bool) {
     let (_, interrupt) = layout::serial(line);

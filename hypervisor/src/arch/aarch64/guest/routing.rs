@@ -1,4 +1,4 @@
-//! What others leave for a vCPU: start requests, interrupts.
+//! What other pCPUs leave for a vCPU: start requests, interrupts.
 
 use core::sync::atomic::{AtomicU8, Ordering};
 
@@ -11,18 +11,18 @@ use crate::device::gic::{self, Sgi};
 use crate::device::psci::PowerState;
 use crate::vcpu::run::Running;
 
-/// What others leave for a vCPU.
+/// Requests that others leave for a vCPU.
 #[derive(Debug)]
 pub(crate) struct Posted {
     /// [`ON`], [`OFF`] or, between the two, [`ON_PENDING`].
     power: AtomicU8,
-    /// Where it is to start.
+    /// Its start request.
     start: Mutex<Option<Start>>,
     /// Interrupts for it.
     pub(super) interrupts: gic::Posted,
 }
 
-/// Where a vCPU starts, and with what in X0.
+/// Start address of a vCPU, and its X0.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::arch::aarch64) struct Start {
     pub(in crate::arch::aarch64) entry: u64,
@@ -47,7 +47,7 @@ impl Posted {
         }
     }
 
-    /// Asks for a start; says whether the vCPU was off and will start. Then [`Pending::STARTUP`] is to be posted.
+    /// Requests a start; returns whether the vCPU was off and will start. The caller then posts [`Pending::STARTUP`].
     pub(super) fn request_start(&self, start: Start) -> Result<(), PowerState> {
         match self.power.compare_exchange(OFF, ON_PENDING, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => {
@@ -64,7 +64,7 @@ impl Posted {
     }
 }
 
-/// The owner takes over what `work` announced.
+/// The owner takes what `work` announced.
 pub(crate) fn take_posted(vcpu: &mut ArchVcpu, posted: &Posted, work: Pending) {
     if work.contains(Pending::STARTUP) {
         if let Some(start) = posted.start.lock().take() {
@@ -77,7 +77,8 @@ pub(crate) fn take_posted(vcpu: &mut ArchVcpu, posted: &Posted, work: Pending) {
     }
 }
 
-/// Before an entry, and before it is asked whether something ends a wait: what is pending goes into list registers.
+/// Called before an entry, and before the check whether something ends a wait: pending interrupts go into list
+/// registers.
 #[inline]
 pub(crate) fn prepare(run: &mut Running<'_>) {
     if run.owner.arch.has_interrupt_news() {

@@ -1,7 +1,7 @@
-//! System registers that leave the guest: what they read as, what a write does.
+//! Trapped system registers: their values, and the effect of writes.
 //!
-//! The ID registers say what a guest may use: [`super::id_registers`]. What they do not show does not work either: it traps,
-//! and comes here as a register that is not there. [`crate::arch::aarch64::el2`] sets the traps.
+//! The ID registers show the guest's features: [`super::id_registers`]. Registers of hidden features trap, and are
+//! undefined here. [`crate::arch::aarch64::el2`] sets the traps.
 
 use aarch64_defs::syndrome::{SystemAccess, SystemRegister};
 use abi::counters::ExitReason;
@@ -45,7 +45,7 @@ fn refuse(run: &mut Running<'_>, register: SystemRegister) {
     run.owner.arch.undefined();
 }
 
-/// What a guest reads; `None` where it has no such register.
+/// The guest's read; `None` if it has no such register.
 fn read(register: SystemRegister) -> Option<u64> {
     let value = match register.parts() {
         // ID registers.
@@ -70,7 +70,7 @@ fn timer_register(register: SystemRegister) -> Option<Register> {
     }
 }
 
-/// What a guest writes; false where it has no such register.
+/// The guest's write; false if it has no such register.
 fn write(run: &mut Running<'_>, register: SystemRegister, value: u64) -> bool {
     match register.parts() {
         // ICC_SGI1R_EL1.
@@ -98,7 +98,7 @@ fn write(run: &mut Running<'_>, register: SystemRegister, value: u64) -> bool {
         }
         // Cache maintenance by set and way: caches are coherent, and the guest has no device that reads behind them.
         (1, 0, 7, 6 | 10 | 14, 2) => true,
-        // ACTLR_EL1, CSSELR_EL1 where it traps.
+        // ACTLR_EL1, CSSELR_EL1 if it traps.
         (3, 0, 1, 0, 1) => true,
         _ => run.owner.arch.debug.write(register, value),
     }

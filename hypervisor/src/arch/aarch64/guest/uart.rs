@@ -1,6 +1,6 @@
-//! The serial port that guests of this architecture have.
+//! The guests' serial port on this architecture.
 
 pub(crate) use crate::device::pl011::{FIFO_BYTES, Pl011 as Uart};
 
-/// What a register holds.
+/// Value of a register.
 pub(crate) type Register = u32;

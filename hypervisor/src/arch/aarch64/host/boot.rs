@@ -1,13 +1,13 @@
-//! From the boot loader's hands into Rust.
+//! Entry from the boot loader into Rust.
 //!
-//! The loader follows the boot protocol of Linux (Documentation/arch/arm64/booting.rst): the image begins with a header,
-//! lies anywhere at a multiple of 2 MiB, and is entered with translation off and the address of the device tree in X0.
-//! The code here copies the device tree, turns translation on with tables that map the image twice (at its physical
-//! address, and where it is linked), makes the real tables, and goes on with a guarded stack.
+//! The loader uses Linux's boot protocol (Documentation/arch/arm64/booting.rst). The image begins with a header, is at
+//! any multiple of 2 MiB, and is entered with translation off and the address of the device tree in X0. This code
+//! copies the device tree and enables translation with tables that map the image twice (at its physical address, and
+//! where it is linked). Then it makes the final tables and continues on a guarded stack.
 //!
-//! UEFI starts the same image another way, which ends in the same entry ([`efi`]).
+//! UEFI starts the same image in another way, which ends in the same entry ([`efi`]).
 //!
-//! The other pCPUs come in through [`smp`] and use the same boot tables for a few instructions.
+//! The other pCPUs enter through [`smp`] and use the same boot tables for a few instructions.
 
 #![expect(unsafe_code, reason = "entry from the loader, and what it left in memory")]
 
@@ -33,8 +33,8 @@ pub(super) const STACK_BYTES: u64 = 64 << 10;
 /// The boot protocol's limit for a device tree.
 pub(super) const DEVICE_TREE_LIMIT: usize = 2 << 20;
 
-// The header, the entry, the boot tables. Code up to `boot_high` runs at physical addresses and names everything relative
-// to itself.
+// The header, the entry, the boot tables. Code up to `boot_high` runs at physical addresses and uses only relative
+// addresses.
 global_asm!(
     r#"
     .section .boot.head, "ax"
@@ -295,10 +295,10 @@ unsafe impl Sync for BootStack {}
 
 static BOOT_STACK: BootStack = BootStack(core::cell::UnsafeCell::new([0; BOOT_STACK_BYTES]));
 
-/// What the device tree says, once it was read.
+/// Content of the device tree, once it was read.
 static MACHINE: Once<Machine> = Once::new();
 
-/// What UEFI said, if it has started us.
+/// UEFI's data, if UEFI has started the image.
 static HANDOVER: Once<Handover> = Once::new();
 
 /// The first function in Rust: on the boot stack and the boot tables.
@@ -307,12 +307,12 @@ extern "C" fn boot_main(image: u64, device_tree_bytes: usize) -> ! {
     tsc::start();
     let handover = efi::handed_over().map(|handover| HANDOVER.call_once(|| handover));
     let Ok(machine) = device_tree::read(device_tree(device_tree_bytes), handover) else {
-        // Nobody knows where a UART is.
+        // The address of a UART is unknown.
         power::exit(abi::exit_code::REFUSED)
     };
     let machine = MACHINE.call_once(|| machine);
     power::init(machine);
-    // SAFETY: once, on the boot tables; the device tree is all we have to believe.
+    // SAFETY: once, on the boot tables; the device tree is the only source.
     unsafe { paging::init(&machine.memory, Hpa(image), machine.payload) };
     uart_log::init();
     uart_log::open();
@@ -360,7 +360,7 @@ extern "C" fn on_guarded_stack(stack: u64) -> ! {
     crate::start(&boot)
 }
 
-/// What the device tree says.
+/// Content of the device tree.
 pub(super) fn machine() -> Option<&'static Machine> {
     MACHINE.get()
 }
@@ -370,7 +370,7 @@ fn device_tree(bytes: usize) -> &'static [u8] {
     unsafe extern "C" {
         static boot_device_tree: u8;
     }
-    // SAFETY: the entry code has filled so many bytes of the space that it has reserved, and nobody changes them any more.
+    // SAFETY: the entry code has filled this many bytes of its reserved space, and nothing changes them any more.
     unsafe { core::slice::from_raw_parts(&raw const boot_device_tree, bytes.min(DEVICE_TREE_LIMIT)) }
 }
 
@@ -382,6 +382,6 @@ fn payload(machine: &'static Machine) -> Option<&'static [u8]> {
         return None;
     }
     let start = direct_map(range.start).0 as *const u8;
-    // SAFETY: RAM in the direct map that was kept out of the pool, so nobody ever writes it.
+    // SAFETY: RAM in the direct map that was kept out of the pool, so no code ever writes it.
     Some(unsafe { core::slice::from_raw_parts(start, usize::try_from(range.bytes()).ok()?) })
 }

@@ -1,7 +1,7 @@
-//! What the device tree says about the machine (Devicetree Specification 0.4, and the bindings of Linux).
+//! Reads the machine's device tree (Devicetree Specification 0.4, and the bindings of Linux).
 //!
-//! Read once, before there is a heap and before anything else is known. What is missing or makes no sense is left out;
-//! whoever needs it refuses the machine then.
+//! It is read once, before there is a heap and before anything else is known. Missing or invalid parts are left out;
+//! code that needs them then rejects the machine.
 
 use aarch64_defs::registers::mpidr;
 use addr::{Hpa, HpaRange};
@@ -21,7 +21,7 @@ const MAX_VIRTIO: usize = 64;
 
 /// The machine.
 pub(super) struct Machine {
-    /// RAM, and what of it is not ours.
+    /// RAM, and its reserved parts.
     pub(super) memory: MemoryMap,
     /// The initrd.
     pub(super) payload: Option<HpaRange>,
@@ -44,7 +44,7 @@ pub(super) struct Machine {
     pub(super) virtio: [Option<HpaRange>; MAX_VIRTIO],
 }
 
-/// The device tree is none, or is damaged.
+/// There is no device tree, or it is damaged.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Unreadable;
 
@@ -55,7 +55,7 @@ impl Machine {
     }
 }
 
-/// What firmware's tree is asked before anything is begun.
+/// What the start needs to know about the firmware's tree first.
 pub(super) struct Outline {
     /// Whether it describes a machine.
     pub(super) has_cpus: bool,
@@ -73,10 +73,10 @@ pub(super) fn outline(bytes: &[u8]) -> Result<Outline, Unreadable> {
     Ok(Outline { has_cpus: child("cpus").is_some(), payload: child("chosen").and_then(initrd) })
 }
 
-/// Reads the tree. Of RAM, payload and command line firmware knows better, where it hands them over.
+/// Reads the tree. RAM, payload and command line come from the firmware, if it passes them.
 ///
 /// # Errors
-/// When it is damaged.
+/// The tree is damaged.
 pub(super) fn read(bytes: &'static [u8], firmware: Option<&'static Handover>) -> Result<Machine, Unreadable> {
     let tree = Fdt::new(bytes).map_err(|_| Unreadable)?;
     let root = tree.root();
@@ -118,14 +118,14 @@ pub(super) fn read(bytes: &'static [u8], firmware: Option<&'static Handover>) ->
     if let Some(firmware) = firmware {
         machine.payload = firmware.payload;
         machine.command_line = firmware.command_line.text();
-        // What the tree reserves is in the map already.
+        // The map already has the tree's reservations.
         let _ = machine.memory.add_all(&firmware.memory);
     }
     Ok(machine)
 }
 
 impl Machine {
-    /// Adds to the memory map. More entries than it takes come from no sane firmware; RAM is then not used.
+    /// Adds to the memory map. No sane firmware has more entries than it holds; such RAM is not used.
     fn keep(&mut self, range: Option<HpaRange>, kind: Kind) {
         if let Some(range) = range {
             let _ = self.memory.add(range, kind);
@@ -174,7 +174,7 @@ impl Machine {
     }
 }
 
-/// Where the node `chosen` says that the initrd is.
+/// Address of the initrd in the node `chosen`.
 fn initrd(chosen: FdtNode<'_>) -> Option<HpaRange> {
     let address = |name| chosen.property(name).and_then(|property| number(property.value()));
     let start = address("linux,initrd-start")?;

@@ -1,13 +1,14 @@
-//! From UEFI firmware, or from a boot loader that runs on it, to the entry of the boot protocol (UEFI Specification 2.10).
+//! From UEFI firmware, or from a boot loader on it, to the entry of the boot protocol (UEFI Specification 2.10).
 //!
-//! The image is an EFI program, too: firmware loads it at any page and calls `efi_entry` at its own exception level, with its own
-//! translation, which maps all memory at its physical address, and caches on. Here a copy of the image is made at a multiple of 2 MiB,
-//! the facts that only firmware knows are written into a variable of that copy, the firmware is ended, and the copy is
-//! entered as any other loader would: with translation and caches off, and the device tree in X0.
+//! The image is also an EFI program. Firmware loads it at any page and calls `efi_entry` at its own exception level,
+//! with caches on and its own translation, which maps all memory at its physical address. This code makes a copy of the
+//! image at a multiple of 2 MiB, and writes the facts that only the firmware knows into a variable of that copy. It
+//! ends the firmware, and enters the copy like any other loader: with translation and caches off, and the device tree
+//! in X0.
 //!
-//! The image is linked for another address than it runs at here. So it first adds the difference to all addresses that it
-//! holds in memory, which the linker has listed; in the copy they are taken back. Nothing here changes a variable of the image, but the
-//! copy's. And nothing here is for the machine after the start: the pages of the image that runs here become free memory.
+//! The image is linked for another address than it runs at here. So it first adds the difference to all addresses in
+//! its memory, which the linker has listed; in the copy this is undone. This code changes no variable of the image,
+//! only the copy's. It is not used after the start: the pages of the running image become free memory.
 
 #![expect(unsafe_code, reason = "calls of the firmware, and memory that it hands over")]
 
@@ -37,12 +38,12 @@ use crate::memory_map::MemoryMap;
 
 /// The configuration table that is a device tree (Devicetree in UEFI: EBBR 2.1, 2.2).
 const DEVICE_TREE: Guid = guid!("b1b621d5-f19c-41a5-830b-d9152c69aae0");
-/// The vendor's device path that has the initrd by the protocol LoadFile2 (Linux, Documentation/arch/x86/boot.rst has it
-/// as LINUX_EFI_INITRD_MEDIA_GUID; for all architectures).
+/// The vendor's device path with the initrd by the protocol LoadFile2 (Linux, Documentation/arch/x86/boot.rst calls it
+/// LINUX_EFI_INITRD_MEDIA_GUID; for all architectures).
 const INITRD: Guid = guid!("5568e427-68fc-4f3d-ac74-ca555231cc68");
 
-// The header of a program for UEFI (Microsoft, PE Format), behind that of a Linux Image, whose last word says that it is here; the
-// entry; and the way out.
+// The header of a UEFI program (Microsoft, PE Format), after that of a Linux Image, whose last word points to it; the
+// entry; and the exit.
 global_asm!(
     r#"
     .section .boot.pe, "a"
@@ -179,29 +180,29 @@ unsafe extern "C" {
     fn efi_relocate(image: u64, difference: u64);
 }
 
-/// What firmware said, in the copy that is entered. Not in the part of the image that is zeroed there.
+/// The firmware's data, in the copy that is entered. Not in the part of the image that is zeroed there.
 #[unsafe(link_section = ".data.efi")]
 static HANDED: Handed = Handed(UnsafeCell::new(None));
 
 struct Handed(UnsafeCell<Option<Handover>>);
 
-// SAFETY: written before the copy that it is in is entered; from then on nobody writes it.
+// SAFETY: written before its copy is entered; from then on nothing writes it.
 unsafe impl Sync for Handed {}
 
-/// What firmware said, if it has started this image. To be asked once.
+/// The firmware's data, if firmware has started this image. Call it once.
 pub(super) fn handed_over() -> Option<Handover> {
     // SAFETY: as above. Volatile, because nothing in this program writes its own variable.
     unsafe { HANDED.0.get().read_volatile() }
 }
 
-/// Called by `efi_entry`, with the program's handle, the system table, where this image is, and CurrentEL. Comes back only when the
-/// hypervisor cannot start, for the firmware to go on.
+/// Called by `efi_entry`, with the program's handle, the system table, the image's address, and CurrentEL. Returns only
+/// if the hypervisor cannot start; the firmware then continues.
 extern "C" fn main(program: Handle, table: &SystemTable, image: u64, level: u64) -> Status {
     const EL2: u64 = 2 << 2;
 
     let started = if level == EL2 { start(program, table, image) } else { Err(Refused::NotAtEl2) };
     let Err(why) = started;
-    // When there is no console there is nobody to tell.
+    // Without a console there is no one to inform.
     if let Some(console) = NonNull::new(table.stdout) {
         let _ = write!(Console(console), "\r\nDunlin cannot start: {why}\r\n");
     }
@@ -211,12 +212,12 @@ extern "C" fn main(program: Handle, table: &SystemTable, image: u64, level: u64)
 /// Starts the hypervisor.
 ///
 /// # Errors
-/// When it cannot be started. What was taken from the firmware is given back then.
+/// It cannot be started. Everything taken from the firmware was given back.
 fn start(program: Handle, table: &SystemTable, image: u64) -> Result<Infallible, Refused> {
     let firmware = Firmware::of(program, table)?;
     let tree = firmware.device_tree()?;
     let outline = device_tree::outline(tree.as_slice()).map_err(|_| Refused::DamagedDeviceTree)?;
-    // A boot loader adds a tree of its own, with the initrd in it, where the firmware has none.
+    // A boot loader adds a tree of its own, with the initrd in it, if the firmware has none.
     if !outline.has_cpus {
         return Err(Refused::NoDeviceTree);
     }
@@ -231,10 +232,11 @@ fn start(program: Handle, table: &SystemTable, image: u64) -> Result<Infallible,
     let text = (&raw const text_end).addr() - (&raw const image_start).addr();
     let own = HpaRange::new(Hpa(image), text as u64);
     for range in [own, Some(copy.range), Some(tree.range), Some(payload)].into_iter().flatten() {
-        // SAFETY: memory that the firmware has mapped where it is, and still is.
+        // SAFETY: memory that the firmware has mapped at its physical address, and still has.
         unsafe { write_back(pointer(range.start.0), native(range.bytes())) };
     }
-    // SAFETY: the firmware is ended; what runs from here on is in memory: the code at `efi_leave`, the copy, and the tree.
+    // SAFETY: the firmware is ended. Everything that runs from here on is in memory: the code at `efi_leave`, the copy,
+    // and the tree.
     unsafe {
         asm!(
             "b efi_leave",
@@ -255,7 +257,7 @@ struct Firmware<'a> {
 
 impl<'a> Firmware<'a> {
     fn of(program: Handle, table: &'a SystemTable) -> Result<Self, Refused> {
-        // SAFETY: the firmware's own table, which nobody changes while programs run.
+        // SAFETY: the firmware's own table, which does not change while programs run.
         let services = unsafe { table.boot_services.as_ref() };
         Ok(Self { program, table, services: services.ok_or(Refused::NoExit)? })
     }
@@ -278,9 +280,9 @@ impl<'a> Firmware<'a> {
         let table = self.table;
         let count = if table.configuration_table.is_null() { 0 } else { table.number_of_configuration_table_entries };
         for index in 0..count {
-            // SAFETY: there are so many entries.
+            // SAFETY: there are this many entries.
             let entry = unsafe { table.configuration_table.add(index) };
-            // SAFETY: the same; nobody changes them while we run.
+            // SAFETY: as above; they do not change meanwhile.
             let entry: ConfigurationTable = unsafe { entry.read() };
             if entry.vendor_guid != DEVICE_TREE || entry.vendor_table.is_null() {
                 continue;
@@ -290,14 +292,14 @@ impl<'a> Firmware<'a> {
             let header = unsafe { tree.cast::<[u8; 8]>().read() };
             let bytes = efi::tree_bytes(header, DEVICE_TREE_LIMIT).ok_or(Refused::DamagedDeviceTree)?;
             let pages = self.allocate(bytes, PAGE_BYTES)?;
-            // SAFETY: the tree says that it is so long, and the pages are ours.
+            // SAFETY: the tree has this length, and the pages are ours.
             unsafe { ptr::copy_nonoverlapping(tree, pages.pointer(), bytes) };
             return Ok(pages);
         }
         Err(Refused::NoDeviceTree)
     }
 
-    /// The initrd, if whoever has started us offers one by LoadFile2.
+    /// The initrd, if the loader offers one by LoadFile2.
     fn initrd(self) -> Result<Option<Pages<'a>>, Refused> {
         let path = InitrdPath::new();
         let mut rest: *const DevicePathProtocol = (&raw const path).cast();
@@ -309,10 +311,10 @@ impl<'a> Firmware<'a> {
             return Ok(None);
         }
         let Some(file) = self.protocol::<LoadFile2Protocol>(device, &LoadFile2Protocol::GUID) else { return Ok(None) };
-        // SAFETY: a protocol of the firmware's, which stays as long as we run.
+        // SAFETY: a protocol of the firmware, which stays while this code runs.
         let load_file = unsafe { (*file.as_ptr()).load_file };
         let load = |bytes: &mut usize, buffer: *mut c_void| {
-            // SAFETY: the same; the buffer has room for so many bytes, or is none.
+            // SAFETY: as above; the buffer has room for this many bytes, or is none.
             unsafe { load_file(file.as_ptr(), rest, Boolean::FALSE, bytes, buffer) }
         };
         let mut bytes = 0;
@@ -327,12 +329,12 @@ impl<'a> Firmware<'a> {
     /// The options that this program was started with.
     fn options(self) -> &'a [u8] {
         let image = self.protocol::<LoadedImageProtocol>(self.program, &LoadedImageProtocol::GUID);
-        // SAFETY: a protocol of the firmware's, and nobody changes it while we run.
+        // SAFETY: a protocol of the firmware, which does not change while this code runs.
         let Some(image) = image.map(|image| unsafe { image.as_ref() }) else { return &[] };
         if image.load_options.is_null() {
             return &[];
         }
-        // SAFETY: whoever has started us has put so many bytes there.
+        // SAFETY: the loader has put this many bytes there.
         unsafe { core::slice::from_raw_parts(image.load_options.cast(), image.load_options_size as usize) }
     }
 
@@ -343,26 +345,26 @@ impl<'a> Firmware<'a> {
         NonNull::new(interface.cast()).filter(|_| status == Status::SUCCESS)
     }
 
-    /// A copy of the image at `image`, as it is linked, at a place for it to stay.
+    /// A copy of the image at `image`, in its linked form, at its final place.
     fn copy_of(self, image: u64) -> Result<Pages<'a>, Refused> {
         let bytes_to = |end: *const u8| end.addr() - (&raw const image_start).addr();
         let mut copy = self.allocate(bytes_to(&raw const image_end), IMAGE_ALIGNMENT)?;
-        // What follows is zeroed by whoever enters the copy.
+        // The loader code zeroes the rest when it enters the copy.
         let in_file = bytes_to(&raw const bss_start);
         copy.range = HpaRange::new(copy.range.start, in_file as u64).ok_or(Refused::NoPages)?;
-        // SAFETY: this image, as far as it was in the file, and pages of ours.
+        // SAFETY: this image, the part from the file, and pages of ours.
         unsafe { ptr::copy_nonoverlapping(pointer(image), copy.pointer(), in_file) };
         // SAFETY: the copy is of an image that was relocated by the opposite.
         unsafe { efi_relocate(copy.range.start.0, super::paging::IMAGE.wrapping_sub(image)) };
         Ok(copy)
     }
 
-    /// Ends the firmware, and hands over to `copy` what it says.
+    /// Ends the firmware, and stores its data in `copy`.
     fn end(self, mut handover: Handover, payload: &HpaRange, copy: &Pages<'_>) -> Result<(), Refused> {
         const ATTEMPTS: u32 = 8;
         let get = |bytes: &mut usize, map: *mut u8| {
             let (mut key, mut descriptor_bytes, mut version) = (0, 0, 0);
-            // SAFETY: there is room for so many bytes.
+            // SAFETY: there is room for this many bytes.
             let status = unsafe {
                 (self.services.get_memory_map)(
                     bytes,
@@ -387,13 +389,13 @@ impl<'a> Firmware<'a> {
             if !handover.memory.is_ram(payload) {
                 return Err(Refused::PayloadOutside);
             }
-            // SAFETY: as the specification has it (7.4.6): when the map has changed since, it is asked for again, and nothing else.
+            // SAFETY: as specified (7.4.6): if the map has changed since, it is read again, and nothing else is called.
             if unsafe { (self.services.exit_boot_services)(self.program, key) } == Status::SUCCESS {
                 let offset = HANDED.0.get().addr() - (&raw const image_start).addr();
                 let handed = pointer(copy.range.start.0 + offset as u64).cast::<Option<Handover>>();
                 // SAFETY: the same variable, in the copy.
                 unsafe { handed.write(Some(handover)) };
-                // There is nobody left to give pages back to.
+                // The firmware that would take pages back has ended.
                 core::mem::forget(map);
                 return Ok(());
             }
@@ -411,7 +413,7 @@ struct Pages<'a> {
     firmware: Firmware<'a>,
     first: u64,
     count: usize,
-    /// What is used of them.
+    /// The used part of them.
     range: HpaRange,
 }
 
@@ -421,14 +423,14 @@ impl Pages<'_> {
     }
 
     fn as_slice(&self) -> &[u8] {
-        // SAFETY: ours alone, and mapped where they are. Bytes in which nothing was written may have any value.
+        // SAFETY: only ours, and mapped at their physical addresses. Unwritten bytes may have any value.
         unsafe { core::slice::from_raw_parts(self.pointer(), native(self.range.bytes())) }
     }
 }
 
 impl Drop for Pages<'_> {
     fn drop(&mut self) {
-        // SAFETY: they are from there, and nobody uses them any more. When it fails nothing is left to do.
+        // SAFETY: they are from there, and nothing uses them any more. After a failure there is nothing left to do.
         let _ = unsafe { (self.firmware.services.free_pages)(self.first, self.count) };
     }
 }
@@ -462,7 +464,7 @@ struct Console(NonNull<SimpleTextOutputProtocol>);
 
 impl Write for Console {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        // SAFETY: a protocol of the firmware's, which stays as long as we run.
+        // SAFETY: a protocol of the firmware, which stays while this code runs.
         let output = unsafe { (*self.0.as_ptr()).output_string };
         // A piece at a time, with a NUL behind it.
         let mut units = text.encode_utf16();

@@ -1,8 +1,8 @@
 //! The host's interrupt controller: GICv3 (Arm IHI 0069).
 //!
-//! Interrupts mean little by themselves: each ends a guest's run or a pCPU's sleep, and what there is to do is found in
-//! memory. They are acknowledged, counted and deactivated in one place, [`acknowledge_all`]. There is one exception: the
-//! guest's own timer is left active, and the guest's end of interrupt deactivates it (EOImode 1, list registers with HW).
+//! A host interrupt carries no information. Each only ends a guest's run or a pCPU's sleep; the work is in memory.
+//! [`acknowledge_all`] acknowledges, counts and deactivates them. There is one exception: the guest's own timer stays
+//! active, and the guest's end of interrupt deactivates it (EOImode 1, list registers with HW).
 
 #![expect(unsafe_code, reason = "registers of the interrupt controller and of the timer")]
 
@@ -73,19 +73,19 @@ impl fmt::Display for Unusable {
 static REDISTRIBUTORS: Mutex<[Option<HpaRange>; MAX_REDISTRIBUTOR_REGIONS]> =
     Mutex::new([None; MAX_REDISTRIBUTOR_REGIONS]);
 
-/// Sets up the distributor, and what the boot pCPU has of its own.
+/// Sets up the distributor, and the boot pCPU's own part.
 pub(super) fn init_boot(machine: &Machine) -> Result<(), Unusable> {
     let distributor = machine.distributor.ok_or(Unusable::None)?;
     let registers = pointer::<Gicd>(map_mmio(distributor.start, size_of::<Gicd>() as u64));
-    // SAFETY: the distributor's registers, by the device tree, mapped for ever; this is the only driver, and it is used here
-    // only.
+    // SAFETY: the distributor's registers, from the device tree, mapped for ever; this is the only driver, and only
+    // this code uses it.
     let registers = unsafe { UniqueMmioPointer::new(registers) };
     GicDistributor::new(registers).configure_default_settings();
     *REDISTRIBUTORS.lock() = machine.redistributors;
     init()
 }
 
-/// Sets up what each pCPU has of its own.
+/// Sets up each pCPU's own part.
 pub(super) fn init() -> Result<(), Unusable> {
     const GIC: u64 = 0xf << 24;
     if read_register!("id_aa64pfr0_el1") & GIC == 0 {
@@ -127,7 +127,7 @@ pub(super) fn init() -> Result<(), Unusable> {
     Ok(())
 }
 
-/// What each pCPU has at one and the same address: nothing, redistributors have addresses of their own.
+/// Registers of every pCPU at the same address: none, redistributors have addresses of their own.
 pub(crate) fn own_page() -> Option<OwnPages> {
     None
 }
@@ -139,7 +139,7 @@ fn find_redistributor(affinity: u64) -> Option<Hva> {
         let mut at = region.start.0;
         while at + size_of::<GicrSgi>() as u64 <= region.end().0 {
             let registers = map_mmio(Hpa(at), size_of::<GicrSgi>() as u64);
-            // SAFETY: a redistributor's registers, by the device tree; what is read has no effect.
+            // SAFETY: a redistributor's registers, from the device tree; these reads have no effect.
             let redistributor = GicRedistributor::new(unsafe { UniqueMmioPointer::new(pointer(registers)) });
             let typer = redistributor.typer();
             if typer.core_mpidr() == affinity {
@@ -158,7 +158,7 @@ fn pointer<T>(at: Hva) -> NonNull<T> {
     NonNull::new(at.0 as *mut T).expect("device registers are not at address 0")
 }
 
-/// Interrupts a pCPU. What it is to find must be in memory before.
+/// Interrupts a pCPU. Its work must be in memory before.
 #[inline]
 pub(crate) fn kick(cpu: CpuId) {
     trace::kicked(1, cpu.0);
@@ -189,7 +189,7 @@ fn send(affinity: u64, mode: u64) {
         | u64::from(KICK) << 24
         | u64::from(aff1) << 16
         | 1 << (target & 15);
-    // SAFETY: barriers, and an interrupt that only counts. What was stored before is seen by who is interrupted.
+    // SAFETY: barriers, and an interrupt that only counts. The interrupted pCPU sees the earlier stores.
     unsafe {
         core::arch::asm!("dsb ishst", "msr icc_sgi1r_el1, {}", "isb", in(reg) command, options(nostack, preserves_flags))
     };
@@ -226,7 +226,7 @@ pub(in crate::arch::aarch64) fn acknowledge_all() {
         };
         counter.add(Proof::by_place(), 1);
         isb();
-        // SAFETY: ends what was acknowledged: its priority no longer holds others back.
+        // SAFETY: ends an acknowledged interrupt: its priority no longer blocks others.
         unsafe { write_register!("icc_eoir1_el1", number) };
         if id == GUEST_TIMER {
             mine.arch.guest_timer_fired.set(Proof::by_place(), 1);
@@ -241,7 +241,7 @@ pub(in crate::arch::aarch64) fn acknowledge_all() {
     }
 }
 
-/// Whether the guest's timer has interrupted this pCPU, and nobody was told yet.
+/// Whether the guest's timer has interrupted this pCPU, and this was not reported yet.
 #[inline]
 pub(in crate::arch::aarch64) fn has_guest_timer_fired() -> bool {
     cpu::this().arch.guest_timer_fired.get() != 0
@@ -271,7 +271,7 @@ pub(in crate::arch::aarch64) fn set_guest_timer_active(active: bool) {
     unsafe { core::arch::asm!("dsb sy", options(nostack, preserves_flags)) };
 }
 
-/// How many list registers there are.
+/// Number of list registers.
 pub(in crate::arch::aarch64) fn list_registers() -> usize {
     usize::from(read_register!("ich_vtr_el2").to_le_bytes()[0] & 0x1f) + 1
 }

@@ -1,8 +1,8 @@
 //! Exceptions of the hypervisor, and sleep.
 //!
-//! An exception in the hypervisor is a bug: it is reported like a panic and ends the machine. The vectors go over to a
-//! stack of their own first, so that even a stack overflow gets its report. Exceptions of guests come through the same
-//! vectors and go to [`crate::arch::aarch64::el2::entry`].
+//! An exception in the hypervisor is a bug: it is reported like a panic and ends the machine. The vectors first switch
+//! to a stack of their own, so even a stack overflow is reported. Guests' exceptions use the same vectors and go to
+//! [`crate::arch::aarch64::el2::entry`].
 
 #![expect(unsafe_code, reason = "the vectors, and the instructions that wait")]
 
@@ -15,10 +15,10 @@ use super::{gic, paging, percpu};
 use crate::arch::aarch64::register::{isb, read_register, write_register};
 use crate::panic;
 
-/// Sleeps until an interrupt waits, and takes it.
+/// Sleeps until an interrupt is pending, and takes it.
 ///
-/// The caller has looked that there is nothing to do. What arrives after that look ends the sleep: WFI goes on when an
-/// interrupt is pending, masked or not.
+/// The caller has checked that there is nothing to do. An interrupt after that check ends the sleep: WFI continues when
+/// an interrupt is pending, masked or not.
 #[inline(always)]
 pub(crate) fn wait() {
     // SAFETY: waits.
@@ -80,8 +80,9 @@ fn follows_call(address: u64) -> bool {
     instruction >> 26 == 0b10_0101 || instruction & 0xffff_fc1f == 0xd63f_0000
 }
 
-// Sixteen entries of 128 bytes (Arm ARM, D1.3.1): from EL2 on SP_EL0, from EL2 on SP_EL2, from the guest in AArch64, from the
-// guest in AArch32; of each, synchronous, IRQ, FIQ, SError. Those of the guest go to `guest_left` with their number in X0.
+// Sixteen entries of 128 bytes (Arm ARM, D1.3.1): from EL2 on SP_EL0, from EL2 on SP_EL2, from the guest in AArch64,
+// from the guest in AArch32; of each, synchronous, IRQ, FIQ, SError. Those of the guest go to `guest_left` with their
+// number in X0.
 global_asm!(
     r#"
     .macro report number
@@ -163,7 +164,7 @@ global_asm!(
     report_stack = const percpu::REPORT_STACK,
 );
 
-/// Makes the vectors those of this pCPU.
+/// Sets this pCPU's vectors.
 pub(super) fn load() {
     unsafe extern "C" {
         static vectors: u8;

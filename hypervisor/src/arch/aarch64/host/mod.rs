@@ -1,7 +1,7 @@
-//! The machine as the hypervisor itself uses it.
+//! The machine for the hypervisor itself.
 //!
-//! `boot` brings the first pCPU from the loader's hands into Rust, `efi` from those of UEFI into `boot`, `smp` the
-//! others. `device_tree` says what the machine is made of.
+//! `boot` brings the first pCPU from the loader into Rust, `efi` from UEFI into `boot`, `smp` the others. `device_tree`
+//! describes the machine.
 
 pub(crate) mod boot;
 pub(crate) mod device_tree;

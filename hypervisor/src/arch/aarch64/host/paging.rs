@@ -8,8 +8,8 @@
 //! 0000_ffff_8000_0000  the image: text executable and read-only, constants read-only, data read-write
 //! ```
 //!
-//! The address of anything is computed, not looked up. Mappings are added (devices, stacks) but never changed or
-//! removed, so no pCPU ever has to flush a host translation.
+//! Addresses are computed, not looked up. Mappings are added (devices, stacks) but never changed or removed, so no pCPU
+//! ever needs to flush a host translation.
 
 #![expect(unsafe_code, reason = "page tables are what all other memory safety stands on")]
 
@@ -91,11 +91,11 @@ pub(super) fn image_hpa(hva: Hva) -> Hpa {
     Hpa(hva.0.wrapping_sub(IMAGE).wrapping_add(IMAGE_HPA.load(Ordering::Relaxed)))
 }
 
-/// Makes the page tables, switches to them, and gives the RAM that is left to the frame pool.
+/// Makes the page tables, switches to them, and gives the remaining RAM to the frame pool.
 ///
 /// # Safety
-/// Runs once, on the boot tables. `image` is where the image was loaded. `memory` tells the truth about what is RAM, and
-/// nobody uses RAM that is neither the image nor `payload`.
+/// Runs once, on the boot tables. `image` is the image's load address. `memory` is true about RAM, and nothing uses RAM
+/// except the image and `payload`.
 pub(super) unsafe fn init(memory: &MemoryMap, image: Hpa, payload: Option<HpaRange>) {
     IMAGE_HPA.store(image.0, Ordering::Relaxed);
     let whole = between(&raw const image_start, &raw const image_end);
@@ -130,8 +130,8 @@ pub(super) unsafe fn init(memory: &MemoryMap, image: Hpa, payload: Option<HpaRan
 /// Switches this pCPU from the boot tables to the real ones.
 pub(super) fn activate() {
     let root = ROOT.load(Ordering::Acquire);
-    // SAFETY: the new tables map all that is in use: text, data, stacks, and no more than that. The tables were written
-    // before (the barrier), and what is cached of the boot tables goes.
+    // SAFETY: the new tables map everything in use: text, data, stacks, and no more. The tables were written before
+    // (the barrier), and cached entries of the boot tables are dropped.
     unsafe {
         asm!(
             "dsb ish",
@@ -145,7 +145,8 @@ pub(super) fn activate() {
         );
     }
     const ON: u64 = sctlr::EL2_RES1 | sctlr::M | sctlr::C | sctlr::I | sctlr::SA | sctlr::WXN;
-    // SAFETY: as the boot code has set it, but what is writable is not executable; nothing in the tables is both.
+    // SAFETY: as the boot code has set it, but writable memory is not executable; the tables have no mapping that is
+    // both.
     unsafe { write_register!("sctlr_el2", ON) };
     isb();
 }
@@ -214,7 +215,7 @@ pub(super) fn is_text(address: u64) -> bool {
 fn add(virt: Hva, range: HpaRange, flags: El23Attributes) {
     let mut tree = TREE.lock();
     let Tree(root) = tree.as_mut().expect("made before anything is added");
-    // Blocks would have to be split, live, when a part of one is mapped again.
+    // A later mapping of a part of a block would split it while it is in use.
     map(root, virt, range, flags, Constraints::all());
     // SAFETY: a barrier: the walker of this pCPU sees the entries from here on.
     unsafe { asm!("dsb ishst", "isb", options(nostack, preserves_flags)) };
@@ -244,7 +245,7 @@ const fn native(number: u64) -> usize {
     number as usize
 }
 
-/// Where tables come from: until there is a pool from the image, then from the pool. They are never given back.
+/// Allocates tables: from the image until there is a pool, then from the pool. They are never freed.
 struct Tables;
 
 /// Tables in the image.

@@ -1,4 +1,4 @@
-//! The architecture's part of a pCPU's block, and how a pCPU finds its block: by TPIDR_EL2, which no guest can touch.
+//! The architecture's part of a pCPU's block. A pCPU finds its block by TPIDR_EL2, which no guest can access.
 
 #![expect(unsafe_code, reason = "the register that leads to the block")]
 
@@ -19,13 +19,13 @@ use crate::layout::OwnPages;
 /// Bytes of the stack for reports, which must not rely on the interrupted one.
 const REPORT_STACK_BYTES: u64 = 16 << 10;
 
-/// What an AArch64 pCPU has of its own.
+/// Data of one AArch64 pCPU.
 #[lay_out]
 pub(crate) struct ArchPerCpu {
-    /// Top of the stack for reports; the vectors look for it here.
+    /// Top of the stack for reports; the vectors read it here.
     #[layout(frozen)]
     report_stack: Hva,
-    /// Affinity, by which firmware and interrupt controller know the pCPU.
+    /// Affinity: the pCPU's identity for firmware and interrupt controller.
     #[layout(frozen)]
     pub(super) affinity: u64,
     /// Top of the main stack.
@@ -107,7 +107,7 @@ pub(super) fn make(machine: &Machine, boot_stack: Hva) {
 
 /// Makes `cpu` the block of the pCPU that runs this.
 pub(super) fn install(cpu: &'static PerCpu) {
-    // SAFETY: the register is the hypervisor's, and this is what it is for.
+    // SAFETY: the register is for the hypervisor's own use.
     unsafe { write_register!("tpidr_el2", ptr::from_ref(cpu)) };
     isb();
 }

@@ -1,4 +1,4 @@
-//! Ends of the machine, and of a single pCPU: calls to the firmware (PSCI, Arm DEN0022).
+//! Ends the machine, or stops a single pCPU: calls to the firmware (PSCI, Arm DEN0022).
 
 #![expect(unsafe_code, reason = "waiting for an interrupt")]
 
@@ -50,11 +50,11 @@ static CONDUIT: AtomicU8 = AtomicU8::new(0);
 
 static MITIGATIONS: Once<Mitigations> = Once::new();
 
-/// Remembers how this machine's firmware is called, and asks what it can do for guests.
+/// Stores how this machine's firmware is called, and queries its mitigations for guests.
 pub(super) fn init(machine: &Machine) {
     CONDUIT.store(machine.conduit as u8, Ordering::Relaxed);
     MITIGATIONS.call_once(|| {
-        // Before 1.1 of the calling convention, and from firmware that does not know PSCI_FEATURES, the answer means nothing.
+        // Before 1.1 of the calling convention, and from firmware without PSCI_FEATURES, the answer is meaningless.
         let has_features = ask(PSCI_FEATURES, SMCCC_VERSION) == 0 && ask(SMCCC_VERSION, 0) >= 0x1_0001;
         if !has_features {
             return Mitigations::NONE;
@@ -63,12 +63,12 @@ pub(super) fn init(machine: &Machine) {
     });
 }
 
-/// What the firmware does against attacks by speculation.
+/// The firmware's mitigations against speculation attacks.
 pub(in crate::arch::aarch64) fn mitigations() -> Mitigations {
     MITIGATIONS.get().copied().unwrap_or(Mitigations::NONE)
 }
 
-/// Has the firmware carry out one of [`Mitigations::FUNCTIONS`], which it has said it can.
+/// Calls one of [`Mitigations::FUNCTIONS`] that the firmware has.
 pub(in crate::arch::aarch64) fn mitigate(function: u32) {
     ask(function, 0);
 }
@@ -92,7 +92,7 @@ fn conduit() -> Conduit {
     }
 }
 
-/// Starts a pCPU at `entry`, with translation off and `context` in X0. Says whether the firmware took it.
+/// Starts a pCPU at `entry`, with translation off and `context` in X0. Returns whether the firmware accepted the call.
 pub(super) fn cpu_on(affinity: u64, entry: Hpa, context: u64) -> bool {
     let result = match conduit() {
         Conduit::Smc => psci::cpu_on::<Smc>(affinity, entry.0, context),
@@ -102,10 +102,11 @@ pub(super) fn cpu_on(affinity: u64, entry: Hpa, context: u64) -> bool {
     result.is_ok()
 }
 
-/// Ends the machine. The firmware has no place for the `code`, one of [`abi::exit_code`]: the last line of the log says it.
+/// Ends the machine. The firmware takes no exit code; the last line of the log gives the `code`, one of
+/// [`abi::exit_code`].
 pub(crate) fn exit(code: u8) -> ! {
     crate::log::last_words(abi::exit_code::last_words(code));
-    // When the firmware refuses there is nothing else to try.
+    // If the firmware refuses there is nothing else to try.
     let _ = match conduit() {
         Conduit::Smc => psci::system_off::<Smc>(),
         Conduit::Hvc => psci::system_off::<Hvc>(),
@@ -114,7 +115,7 @@ pub(crate) fn exit(code: u8) -> ! {
     stop_this_cpu()
 }
 
-/// Stops with one of [`abi::exit_code`], with nothing more to read. There is no screen that would have to stay as it is.
+/// Stops with one of [`abi::exit_code`]. There is no screen that would have to stay.
 pub(crate) fn stay(code: u8) -> ! {
     exit(code)
 }

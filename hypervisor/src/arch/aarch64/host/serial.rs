@@ -1,4 +1,4 @@
-//! The UART of the log: a PL011, as firmware has set it up, polled.
+//! The UART of the log: a PL011, as set up by the firmware, polled.
 
 #![expect(unsafe_code, reason = "taking possession of the UART's registers")]
 
@@ -8,8 +8,8 @@ use arm_pl011_uart::{PL011Registers, Uart, UniqueMmioPointer};
 
 use super::{boot, paging};
 
-/// How often a full transmitter is asked again before the rest of a line is dropped: whoever should read the other
-/// end must not be able to stall a pCPU.
+/// Maximum number of polls of a full transmitter before the rest of a line is dropped: a missing reader at the other
+/// end must not block a pCPU.
 const PATIENCE: u32 = 100_000;
 
 /// The UART as a sink for text.
@@ -23,7 +23,7 @@ impl Serial {
         Self { uart: None }
     }
 
-    /// Opens the UART that the device tree names; where there is none, the result stays closed.
+    /// Opens the UART in the device tree; without one, the result stays closed.
     pub(crate) fn open() -> Self {
         let Some(registers) = boot::machine().and_then(|machine| machine.uart) else { return Self::closed() };
         if registers.bytes() < size_of::<PL011Registers>() as u64 {
@@ -31,8 +31,8 @@ impl Serial {
         }
         let start = paging::map_mmio(registers.start, registers.bytes());
         let pointer = NonNull::new(start.0 as *mut PL011Registers).expect("device registers are not at address 0");
-        // SAFETY: device registers of that length, mapped for ever. Nothing else in the hypervisor drives this UART. (A panic
-        // opens it a second time, when the first owner has been stopped for good.)
+        // SAFETY: device registers of that length, mapped for ever. No other code of the hypervisor drives this UART.
+        // (A panic opens it a second time, after the first owner was stopped for ever.)
         let registers = unsafe { UniqueMmioPointer::new(pointer) };
         Self { uart: Some(Uart::new(registers)) }
     }
@@ -58,7 +58,7 @@ impl Serial {
         let _ = (0..PATIENCE).find(|_| !uart.is_busy());
     }
 
-    /// Takes bytes that were typed. Gives how many; what has arrived damaged is left out.
+    /// Takes input. Returns the number of bytes; damaged ones are left out.
     pub(crate) fn receive(&mut self, into: &mut [u8]) -> usize {
         let Some(uart) = &mut self.uart else { return 0 };
         let mut taken = 0;

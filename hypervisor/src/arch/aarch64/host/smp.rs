@@ -1,7 +1,7 @@
-//! Bringing up the other pCPUs: PSCI CPU_ON (Arm DEN0022, 5.6).
+//! Starts the other pCPUs: PSCI CPU_ON (Arm DEN0022, 5.6).
 //!
-//! A pCPU starts at `boot_secondary` with translation off and the address of its block in X0. The code there turns
-//! translation on with the boot tables; here the real ones are loaded, and the pCPU goes on with its own stack.
+//! A pCPU starts at `boot_secondary` with translation off and the address of its block in X0. The code there enables
+//! translation with the boot tables. Then this code loads the final ones, and the pCPU continues on its own stack.
 
 #![expect(unsafe_code, reason = "the change of tables and stacks")]
 
@@ -14,7 +14,7 @@ use super::{gic, irq, paging, percpu, power, tsc};
 use crate::arch::aarch64::guest::id_registers;
 use crate::cpu::{self, PerCpu};
 
-/// How long the others have to come up, in nanoseconds. An emulator may have few threads for many of them.
+/// Time limit for the others to start, in nanoseconds. An emulator may have few threads for many of them.
 const PATIENCE_NANOS: u64 = 10_000_000_000;
 
 global_asm!(

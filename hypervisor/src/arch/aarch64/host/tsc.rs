@@ -1,6 +1,7 @@
-//! The host's clock: the system counter, which all pCPUs share (Arm ARM, chapter D11).
+//! The host's clock: the system counter, common to all pCPUs (Arm ARM, chapter D11).
 //!
-//! The physical counter is read; guests see the same one as their virtual counter. Its rate is what the firmware says.
+//! The hypervisor reads the physical counter; guests see the same one as their virtual counter. Its rate comes from the
+//! firmware.
 
 #![expect(unsafe_code, reason = "the counter must not be read early")]
 
@@ -15,8 +16,7 @@ static CLOCK: Clock = Clock::new();
 #[inline(always)]
 pub(crate) fn now() -> u64 {
     let now: u64;
-    // SAFETY: reads a register that every processor has. The barrier keeps the reading from being taken ahead of what came
-    // before in the program.
+    // SAFETY: reads a register that every processor has. The barrier keeps the read behind earlier instructions.
     unsafe { asm!("isb", "mrs {}, cntpct_el0", out(reg) now, options(nostack, preserves_flags)) };
     now
 }
@@ -42,7 +42,7 @@ pub(crate) fn nanos() -> u64 {
     CLOCK.nanos(now())
 }
 
-/// Ticks that `nanos` take.
+/// Nanoseconds that `ticks` take.
 #[inline]
 pub(crate) fn ticks_to_nanos(ticks: u64) -> u64 {
     CLOCK.ticks_to_nanos(ticks)

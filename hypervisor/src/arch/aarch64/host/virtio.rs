@@ -1,4 +1,4 @@
-//! Where this architecture has its virtio devices: at addresses that the device tree names (Virtio 1.2, 4.2).
+//! Finds virtio devices on this architecture: at addresses in the device tree (Virtio 1.2, 4.2).
 
 #![expect(unsafe_code, reason = "registers in memory")]
 
@@ -12,13 +12,13 @@ use super::{boot, paging};
 /// How a virtio console is reached.
 pub(crate) type ConsoleTransport = MmioTransport<'static>;
 
-/// Finds the virtio console at the lowest address, and says where it is.
+/// Finds the virtio console at the lowest address, and returns its address.
 pub(crate) fn find_console() -> Option<(ConsoleTransport, impl core::fmt::Display)> {
     let places = boot::machine()?.virtio.iter().flatten();
     let mut consoles = places.filter_map(|place| {
         let start = paging::map_mmio(place.start, place.bytes());
         let header = NonNull::new(start.0 as *mut VirtIOHeader)?;
-        // SAFETY: a transport's registers, by the device tree, mapped for ever; what is kept of them is used by one driver.
+        // SAFETY: a transport's registers, from the device tree, mapped for ever; only one driver uses them.
         let transport = unsafe { MmioTransport::new(header, usize::try_from(place.bytes()).ok()?) }.ok()?;
         (transport.device_type() == DeviceType::Console).then_some((transport, place.start))
     });
