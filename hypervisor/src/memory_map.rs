@@ -6,6 +6,8 @@
 
 #![cfg_attr(machine = "virt", allow(dead_code, reason = "E820 and ACPI are of PCs"))]
 
+use core::fmt;
+
 use addr::{Hpa, HpaRange, PAGE_BYTES};
 
 /// Maximum number of entries. Firmware of large servers makes more than a hundred, before a boot loader merges them.
@@ -36,37 +38,57 @@ impl Kind {
 /// The map.
 pub(crate) struct MemoryMap {
     entries: [Option<(HpaRange, Kind)>; LIMIT],
+    /// Entries of RAM for which there was no room.
+    left_out: u32,
 }
+
+/// There is no room for an entry that is not RAM: without it the map claims RAM that is not there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Full;
 
 impl MemoryMap {
     /// A machine without memory.
     pub(crate) const fn new() -> Self {
-        Self { entries: [None; LIMIT] }
+        Self { entries: [None; LIMIT], left_out: 0 }
     }
 
-    /// Adds an entry; false if there is no room. Extends an entry of the same kind that ends where it begins.
-    #[must_use]
-    pub(crate) fn add(&mut self, range: HpaRange, kind: Kind) -> bool {
+    /// Adds an entry. Extends an entry of the same kind that ends where it begins. RAM without room is left out, because
+    /// missing RAM does no harm.
+    ///
+    /// # Errors
+    /// There is no room for a range that is not RAM.
+    pub(crate) fn add(&mut self, range: HpaRange, kind: Kind) -> Result<(), Full> {
         let goes_on = |&&mut (before, other): &&mut (HpaRange, Kind)| other == kind && before.end() == range.start;
         if let Some((before, _)) = self.entries.iter_mut().flatten().find(goes_on)
             && let Some(both) = HpaRange::new(before.start, before.bytes() + range.bytes())
         {
             *before = both;
-            return true;
+            return Ok(());
         }
-        let free = self.entries.iter_mut().find(|entry| entry.is_none());
-        free.is_some_and(|entry| {
-            *entry = Some((range, kind));
-            true
-        })
+        if let Some(free) = self.entries.iter_mut().find(|entry| entry.is_none()) {
+            *free = Some((range, kind));
+            return Ok(());
+        }
+        self.left_out += u32::from(kind == Kind::Ram);
+        if kind == Kind::Ram { Ok(()) } else { Err(Full) }
     }
 
-    /// Adds all entries of `other` for which there is room; RAM comes last.
+    /// Adds all entries of `other`, RAM last.
+    ///
+    /// # Errors
+    /// When there is no room for one that is not RAM.
     #[cfg_attr(machine = "pc", expect(dead_code, reason = "the map of that machine comes from one place"))]
-    pub(crate) fn add_all(&mut self, other: &Self) -> bool {
+    pub(crate) fn add_all(&mut self, other: &Self) -> Result<(), Full> {
         let entries =
             |is_ram: bool| other.entries.iter().flatten().filter(move |(_, kind)| (*kind == Kind::Ram) == is_ram);
-        entries(false).chain(entries(true)).all(|(range, kind)| self.add(*range, *kind))
+        entries(false).chain(entries(true)).try_for_each(|(range, kind)| self.add(*range, *kind))?;
+        self.left_out += other.left_out;
+        Ok(())
+    }
+
+    /// What is lost of the machine's RAM because the map has no room for it, as a line for the log.
+    pub(crate) fn loss(&self) -> Option<Loss> {
+        (self.left_out != 0).then_some(Loss(self.left_out))
     }
 
     /// Whole pages of free RAM.
@@ -106,6 +128,16 @@ impl MemoryMap {
             ranges.remove(range);
         }
         ranges
+    }
+}
+
+/// Entries of RAM that a map has no room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Loss(u32);
+
+impl fmt::Display for Loss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the memory map has too many ranges; {} ranges of RAM are not used", self.0)
     }
 }
 
@@ -182,7 +214,7 @@ fn page_up(address: u64) -> u64 {
 #[cfg(test)]
 #[expect(clippy::cast_possible_truncation, reason = "tests run on 64-bit hosts")]
 mod tests {
-    use super::{Kind, MemoryMap, Ranges};
+    use super::{Full, Kind, Loss, MemoryMap, Ranges};
     use addr::{Hpa, HpaRange, PAGE_BYTES};
 
     fn range(start: u64, end: u64) -> HpaRange {
@@ -192,7 +224,7 @@ mod tests {
     fn map(entries: &[(u64, u64, Kind)]) -> MemoryMap {
         let mut map = MemoryMap::new();
         for &(start, end, kind) in entries {
-            assert!(map.add(range(start, end), kind));
+            assert_eq!(map.add(range(start, end), kind), Ok(()));
         }
         map
     }
@@ -253,13 +285,37 @@ mod tests {
     }
 
     #[test]
-    fn entry_beyond_the_limit_is_refused() {
-        let mut map = MemoryMap::new();
-        for page in 0..super::LIMIT as u64 {
-            assert!(map.add(range(page * 0x2000, page * 0x2000 + 0x1000), Kind::Ram));
+    fn ram_beyond_the_limit_is_counted_and_what_is_no_ram_is_refused() {
+        let mut map = crumbs(super::LIMIT as u64);
+        assert_eq!(map.loss(), None);
+        assert_eq!(map.add(range(0, 1), Kind::Reserved), Err(Full));
+        for page in 1..4 {
+            assert_eq!(map.add(range(page << 40, (page << 40) + 0x1000), Kind::Ram), Ok(()));
         }
-        assert!(!map.add(range(0, 1), Kind::Reserved));
         assert_eq!(map.ram().iter().count(), super::LIMIT);
+        let told = map.loss().map(|loss| loss.to_string()).unwrap_or_default();
+        assert_eq!(told, "the memory map has too many ranges; 3 ranges of RAM are not used");
+    }
+
+    #[test]
+    fn map_that_is_added_to_another_passes_on_what_it_has_left_out() {
+        let firmware = crumbs(super::LIMIT as u64 + 5);
+        let mut both = map(&[(1 << 40, 2 << 40, Kind::Reserved), (3 << 40, 4 << 40, Kind::Reserved)]);
+        assert_eq!(both.add_all(&firmware), Ok(()));
+        assert_eq!(both.ram().iter().count(), super::LIMIT - 2);
+        assert_eq!(both.loss(), Some(Loss(2 + 5)));
+
+        let mut reserved = MemoryMap::new();
+        for page in 0..super::LIMIT as u64 {
+            assert_eq!(reserved.add(range(page * 0x2000, page * 0x2000 + 0x1000), Kind::Reserved), Ok(()));
+        }
+        assert_eq!(both.add_all(&reserved), Err(Full));
+    }
+
+    /// So many pages of RAM, each by itself.
+    fn crumbs(count: u64) -> MemoryMap {
+        let page = |at| (at * 0x2000, at * 0x2000 + 0x1000, Kind::Ram);
+        map(&(0..count).map(page).collect::<Vec<_>>())
     }
 
     #[test]
@@ -267,7 +323,7 @@ mod tests {
         let mut map = MemoryMap::new();
         for page in 0..10_000 {
             let kind = if page < 5000 { Kind::Ram } else { Kind::Reserved };
-            assert!(map.add(range(page * 0x1000, (page + 1) * 0x1000), kind));
+            assert_eq!(map.add(range(page * 0x1000, (page + 1) * 0x1000), kind), Ok(()));
         }
         assert_eq!(sorted(&map.ram()), [(0, 5000 * 0x1000)]);
         assert_eq!(map.entries.iter().flatten().count(), 2);
@@ -299,7 +355,7 @@ mod tests {
                 let start = below(UNITS);
                 let end = start + below(UNITS - start + 1);
                 let kind = if below(3) == 0 { Kind::Reserved } else { Kind::Ram };
-                assert!(map.add(range(start * UNIT, end * UNIT), kind));
+                assert_eq!(map.add(range(start * UNIT, end * UNIT), kind), Ok(()));
                 let flags = if kind == Kind::Ram { &mut ram } else { &mut other };
                 flags[start as usize..end as usize].fill(true);
             }

@@ -58,12 +58,11 @@ impl fmt::Display for Refused {
 /// A range of the memory map: first byte, end, and E820 type.
 type Area = (u64, u64, u32);
 
-/// Copies the memory map of GetMemoryMap, in descriptors of `descriptor_bytes`. Returns the number of ranges of RAM
-/// without room.
+/// Copies the memory map of GetMemoryMap, in descriptors of `descriptor_bytes`.
 ///
 /// # Errors
 /// There is no room for a range that is not RAM.
-pub(crate) fn set_memory(handover: &mut Handover, map: &[u8], descriptor_bytes: usize) -> Result<u32, Refused> {
+pub(crate) fn set_memory(handover: &mut Handover, map: &[u8], descriptor_bytes: usize) -> Result<(), Refused> {
     let ranges =
         || Merged { map, descriptor_bytes, last: None }.map(|(start, end, number)| (start, end - start, number));
     handover.set_memory(ranges).map_err(Refused::Memory)
@@ -190,7 +189,7 @@ mod tests {
     /// Pages of RAM of such a machine, from and to.
     fn ram(map: &[u8]) -> Vec<(u64, u64)> {
         let mut handover = Handover::new();
-        assert_eq!(set_memory(&mut handover, map, DESCRIPTOR_BYTES), Ok(0));
+        assert_eq!(set_memory(&mut handover, map, DESCRIPTOR_BYTES), Ok(()));
         let ranges = handover.memory.ram();
         let mut all: Vec<_> = ranges.iter().map(|range| (range.start.0 / 4096, range.end().0 / 4096)).collect();
         all.sort_unstable();
@@ -226,7 +225,7 @@ mod tests {
         ]);
         assert_eq!(ram(&map), [(10, 30), (40, 44), (46, 50)]);
         let mut handover = Handover::new();
-        assert_eq!(set_memory(&mut handover, &map, DESCRIPTOR_BYTES), Ok(0));
+        assert_eq!(set_memory(&mut handover, &map, DESCRIPTOR_BYTES), Ok(()));
         assert!(handover.memory.is_ram(&pages(18, 22)), "a payload may lie in both");
         assert!(!handover.memory.is_ram(&pages(29, 31)));
     }
@@ -257,7 +256,7 @@ mod tests {
         assert_eq!(ram(&bytes), [(1, 2)]);
         assert_eq!(ram(&[]), []);
         // A size of zero would never end.
-        assert_eq!(set_memory(&mut Handover::new(), &bytes, 0), Ok(0));
+        assert_eq!(set_memory(&mut Handover::new(), &bytes, 0), Ok(()));
     }
 
     #[test]

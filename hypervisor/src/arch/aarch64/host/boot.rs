@@ -339,6 +339,9 @@ extern "C" fn on_guarded_stack(stack: u64) -> ! {
     if let Some(level) = boot.option("log") {
         uart_log::set_level(level);
     }
+    if let Some(loss) = machine.memory.loss() {
+        log::warn!("{loss}");
+    }
 
     percpu::make(machine, Hva(stack));
     percpu::install(cpu::by_id(CpuId(0)));

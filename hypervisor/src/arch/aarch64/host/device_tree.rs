@@ -12,7 +12,7 @@ use dtoolkit::{Node, Property};
 use super::power::Conduit;
 use crate::boot::handover::Handover;
 use crate::cpu::MAX_CPUS;
-use crate::memory_map::{Kind, MemoryMap};
+use crate::memory_map::{Full, Kind, MemoryMap};
 
 /// Regions of redistributors that are kept.
 pub(super) const MAX_REDISTRIBUTOR_REGIONS: usize = 8;
@@ -44,7 +44,7 @@ pub(super) struct Machine {
     pub(super) virtio: [Option<HpaRange>; MAX_VIRTIO],
 }
 
-/// There is no device tree, or it is damaged.
+/// There is no device tree, or it is damaged, or it reserves more ranges than the memory map holds.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Unreadable;
 
@@ -76,7 +76,7 @@ pub(super) fn outline(bytes: &[u8]) -> Result<Outline, Unreadable> {
 /// Reads the tree. RAM, payload and command line come from the firmware, if it passes them.
 ///
 /// # Errors
-/// The tree is damaged.
+/// The tree is damaged, or reserves too many ranges.
 pub(super) fn read(bytes: &'static [u8], firmware: Option<&'static Handover>) -> Result<Machine, Unreadable> {
     let tree = Fdt::new(bytes).map_err(|_| Unreadable)?;
     let root = tree.root();
@@ -95,14 +95,15 @@ pub(super) fn read(bytes: &'static [u8], firmware: Option<&'static Handover>) ->
     };
 
     for reserved in tree.memory_reservations() {
-        machine.keep(HpaRange::new(Hpa(reserved.address()), reserved.size()), Kind::Reserved);
+        HpaRange::new(Hpa(reserved.address()), reserved.size())
+            .map_or(Ok(()), |range| machine.memory.add(range, Kind::Reserved))?;
     }
     machine.read_below(root);
     for node in root.children() {
         match node.name_without_address() {
-            "memory" if firmware.is_none() => registers(node).for_each(|range| machine.keep(Some(range), Kind::Ram)),
             "reserved-memory" => {
-                node.children().flat_map(registers).for_each(|range| machine.keep(Some(range), Kind::Reserved))
+                let mut ranges = node.children().flat_map(registers);
+                ranges.try_for_each(|range| machine.memory.add(range, Kind::Reserved))?;
             }
             "chosen" if firmware.is_none() => machine.read_chosen(node),
             "cpus" => node.children().for_each(|cpu| machine.read_cpu(cpu)),
@@ -115,23 +116,25 @@ pub(super) fn read(bytes: &'static [u8], firmware: Option<&'static Handover>) ->
             _ => {}
         }
     }
+    // The map already has the tree's reservations. RAM comes last, because missing RAM does no harm.
     if let Some(firmware) = firmware {
         machine.payload = firmware.payload;
         machine.command_line = firmware.command_line.text();
-        // The map already has the tree's reservations.
-        let _ = machine.memory.add_all(&firmware.memory);
+        machine.memory.add_all(&firmware.memory)?;
+    } else {
+        let memory = root.children().filter(|node| node.name_without_address() == "memory");
+        memory.flat_map(registers).try_for_each(|range| machine.memory.add(range, Kind::Ram))?;
     }
     Ok(machine)
 }
 
-impl Machine {
-    /// Adds to the memory map. No sane firmware has more entries than it holds; such RAM is not used.
-    fn keep(&mut self, range: Option<HpaRange>, kind: Kind) {
-        if let Some(range) = range {
-            let _ = self.memory.add(range, kind);
-        }
+impl From<Full> for Unreadable {
+    fn from(_: Full) -> Self {
+        Self
     }
+}
 
+impl Machine {
     /// Devices among the children of `bus`.
     fn read_below(&mut self, bus: FdtNode<'static>) {
         for node in bus.children() {

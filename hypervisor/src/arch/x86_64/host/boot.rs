@@ -262,6 +262,9 @@ extern "sysv64" fn boot_main(magic: u32, information: u32) -> ! {
     if let Err(why) = read {
         refuse(handover, why);
     }
+    if let Some(loss) = handover.memory.loss() {
+        log::warn!("{loss}");
+    }
     // SAFETY: once, on the boot page tables; the loader's memory map is the only source.
     if let Err(why) = unsafe { paging::init(&handover.memory, handover.payload) } {
         refuse(handover, why);

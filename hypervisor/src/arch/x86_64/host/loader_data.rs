@@ -82,7 +82,7 @@ fn by_pvh(info: &StartInfo, handover: &mut Handover) -> Result<(), Refused> {
     }
     entry(info.memory_map_entries - 1)?;
     let entries = || (0..info.memory_map_entries).map_while(|index| entry(index).ok());
-    warn_of(handover.set_memory(|| entries().map(|entry| (entry.start, entry.bytes, entry.kind)))?);
+    handover.set_memory(|| entries().map(|entry| (entry.start, entry.bytes, entry.kind)))?;
 
     if info.module_count != 0 {
         let module: PvhModule = peek(info.modules)?;
@@ -112,7 +112,7 @@ fn by_multiboot2(info: &BootInformation<'_>, handover: &mut Handover) -> Result<
     let map = info.memory_map_tag().filter(|map| map.entry_size() == ENTRY_BYTES).ok_or(Refused::NoMemoryMap)?;
     let kind = |area: &multiboot2::MemoryArea| area.typ().val();
     let areas = || map.memory_areas().iter();
-    warn_of(handover.set_memory(|| areas().map(|area| (area.start_address(), area.size(), kind(area))))?);
+    handover.set_memory(|| areas().map(|area| (area.start_address(), area.size(), kind(area))))?;
 
     let modules = info.module_tags().map(|module| Module {
         start: Hpa(module.start_address().into()),
@@ -127,12 +127,6 @@ fn by_multiboot2(info: &BootInformation<'_>, handover: &mut Handover) -> Result<
     let named = new.filter(|&(revision, address)| revision != 0 && address != 0).or_else(old);
     handover.root_table = named.map(|(revision, address)| RootTable::Sdt { revision, address: Hpa(address as u64) });
     Ok(())
-}
-
-fn warn_of(left_out: u32) {
-    if left_out != 0 {
-        log::warn!("the memory map has too many ranges; {left_out} ranges of RAM are not used");
-    }
 }
 
 /// Where no more of a value fits that begins below.
