@@ -10,6 +10,7 @@ pub mod line;
 pub mod machine;
 pub mod monitor;
 pub mod port;
+pub mod qemu;
 pub mod stores;
 
 pub use machine::Machine;

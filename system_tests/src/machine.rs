@@ -1,11 +1,10 @@
 //! The machines of the tests, and one source of tests for all of them.
 
-use std::path::PathBuf;
-use std::process::Command;
+use std::path::{Path, PathBuf};
 
 use abi::exit_code::qemu_status;
 
-use crate::{Run, assets, dunlin_run, finished, run_vms};
+use crate::{Run, assets, dunlin_run, finished, qemu, run_vms};
 
 /// A machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,16 +102,21 @@ impl Machine {
         }
     }
 
+    /// QEMU's arguments for a machine with what a hypervisor needs.
+    #[must_use]
+    pub const fn able(self) -> [&'static str; 4] {
+        match self {
+            Self::X86_64 => ["-machine", "q35", "-cpu", "max"],
+            Self::Aarch64 => ["-machine", "virt,virtualization=on,gic-version=3", "-cpu", "max,pauth-impdef=on"],
+        }
+    }
+
     /// Starts the hypervisor in QEMU without the tool, with these arguments besides the machine.
     ///
     /// Returns QEMU's status and the hypervisor's log.
     #[must_use]
     pub fn bare_hypervisor(self, arguments: &[&str]) -> Run {
-        let machine = match self {
-            Self::X86_64 => ["-machine", "q35", "-cpu", "max"],
-            Self::Aarch64 => ["-machine", "virt,virtualization=on,gic-version=3", "-cpu", "max,pauth-impdef=on"],
-        };
-        self.bare_hypervisor_on(&machine, arguments)
+        self.bare_hypervisor_on(&self.able(), arguments)
     }
 
     /// As [`Self::bare_hypervisor`], on a machine described by further arguments.
@@ -121,18 +125,23 @@ impl Machine {
     /// When there is no hypervisor.
     #[must_use]
     pub fn bare_hypervisor_on(self, machine: &[&str], arguments: &[&str]) -> Run {
-        let hypervisor = self.hypervisor();
-        assert!(hypervisor.is_file(), "{} is missing: run `make build` first", hypervisor.display());
-        // A guest of QEMU that hangs must not hang the tests.
-        let mut command = Command::new("timeout");
-        command
-            .args(["60", &format!("qemu-system-{}", self.name()), "-accel", "tcg,thread=multi", "-m", "256M"])
-            .args(["-display", "none", "-nodefaults", "-no-reboot", "-serial", "stdio"])
-            .args(machine);
+        self.start_kernel(&self.hypervisor(), "stdio", machine, arguments)
+    }
+
+    /// Starts this file by QEMU's `-kernel`, with 256 MiB, on a machine described by further arguments, which come last. `serial` is
+    /// where the serial line leads, by QEMU's word for it.
+    ///
+    /// # Panics
+    /// When there is no such file.
+    #[must_use]
+    pub fn start_kernel(self, file: &Path, serial: &str, machine: &[&str], arguments: &[&str]) -> Run {
+        assert!(file.is_file(), "{} is missing: run `make build` first", file.display());
+        let mut command = qemu::of(self, 120);
         if self == Self::X86_64 {
-            command.args(["-device", "isa-debug-exit,iobase=0xf4,iosize=4"]);
+            command.args(qemu::DEBUG_EXIT);
         }
-        command.arg("-kernel").arg(hypervisor).args(arguments);
+        command.args(["-m", "256M", "-serial", serial]).args(machine);
+        command.arg("-kernel").arg(file).args(arguments);
         finished(&mut command)
     }
 
@@ -143,15 +152,7 @@ impl Machine {
     #[must_use]
     pub fn plain_guest(self, cmdline: &str) -> Run {
         assert!(self == Self::X86_64, "the guest is an image for Dunlin's own loader there");
-        let guest = self.assets().join("guest");
-        assert!(guest.is_file(), "{} is missing: run `make build` first", guest.display());
-        let mut command = Command::new("timeout");
-        command
-            .args(["60", "qemu-system-x86_64", "-accel", "tcg,thread=multi", "-machine", "q35", "-cpu", "max"])
-            .args(["-m", "256M", "-display", "none", "-nodefaults", "-no-reboot", "-serial", "stdio"])
-            .args(["-device", "isa-debug-exit,iobase=0xf4,iosize=4", "-append", cmdline, "-kernel"])
-            .arg(guest);
-        finished(&mut command)
+        self.start_kernel(&self.assets().join("guest"), "stdio", &self.able(), &["-append", cmdline])
     }
 
     /// Where hypervisor, guest, kernels and initrds of this machine are.

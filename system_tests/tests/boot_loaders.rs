@@ -2,12 +2,11 @@
 //! stops. It never just resets.
 
 use std::path::Path;
-use std::process::Command;
 
 use abi::exit_code::{CLEAN, PANIC, REFUSED, qemu_status};
 use system_tests::boot_loader::start_info::{COMMAND_LINE, MEMORY_MAP, MEMORY_MAP_ENTRIES, MODULE_LIST, MODULES, RSDP};
 use system_tests::boot_loader::{BootLoader, DATA};
-use system_tests::{Machine, Run, finished};
+use system_tests::{Machine, Run};
 use tempfile::TempDir;
 
 const MIB: u64 = 1 << 20;
@@ -27,25 +26,7 @@ fn start(loader: &BootLoader, more: &[&str]) -> Run {
 
 /// Starts this file, with QEMU's `-serial` for the serial line.
 fn start_file(file: &Path, serial: &str, more: &[&str]) -> Run {
-    let mut command = Command::new("timeout");
-    command
-        .args([
-            "60",
-            "qemu-system-x86_64",
-            "-accel",
-            "tcg,thread=multi",
-            "-machine",
-            "q35",
-            "-cpu",
-            "max",
-            "-m",
-            "256M",
-        ])
-        .args(["-display", "none", "-nodefaults", "-no-reboot", "-serial", serial])
-        .args(["-device", "isa-debug-exit,iobase=0xf4,iosize=4", "-kernel"])
-        .arg(file)
-        .args(more);
-    finished(&mut command)
+    Machine::X86_64.start_kernel(file, serial, &Machine::X86_64.able(), more)
 }
 
 fn refuses(loader: &BootLoader, more: &[&str], why: &str) {

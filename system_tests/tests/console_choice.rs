@@ -2,10 +2,9 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 
 use abi::exit_code::{REFUSED, qemu_status};
-use system_tests::{assets, finished};
+use system_tests::Machine;
 use tempfile::TempDir;
 
 /// The table SPCR behind its header: a 16550 at I/O port 0x2f8, 115 200 Bd. QEMU makes the header.
@@ -21,33 +20,19 @@ fn spcr_of_com2() -> [u8; 44] {
 /// machine has.
 fn logs_of(folder: &Path, has: [bool; 2], options: &str, more: &[&str]) -> [String; 2] {
     let files = ["com1", "com2"].map(|name| folder.join(name));
-    let mut command = Command::new("timeout");
-    command
-        .args([
-            "60",
-            "qemu-system-x86_64",
-            "-accel",
-            "tcg,thread=multi",
-            "-machine",
-            "q35",
-            "-cpu",
-            "max",
-            "-m",
-            "256M",
-        ])
-        .args(["-display", "none", "-nodefaults", "-no-reboot", "-device", "isa-debug-exit,iobase=0xf4,iosize=4"])
-        .args(["-kernel".as_ref(), assets().join("hypervisor").as_os_str()])
-        .args(["-append", options])
-        .args(more);
+    let mut arguments: Vec<String> = ["-append", options].iter().chain(more).map(|&word| word.to_string()).collect();
     for ((file, has), iobase) in files.iter().zip(has).zip(["0x3f8", "0x2f8"]) {
         fs::write(file, "").expect("a file can be written");
         if has {
             let name = format!("line{iobase}");
-            command.args(["-chardev", &format!("file,id={name},path={}", file.display())]);
-            command.args(["-device", &format!("isa-serial,iobase={iobase},chardev={name}")]);
+            let line = format!("file,id={name},path={}", file.display());
+            let uart = format!("isa-serial,iobase={iobase},chardev={name}");
+            arguments.extend(["-chardev", &line, "-device", &uart].map(String::from));
         }
     }
-    let run = finished(&mut command).expect_status(qemu_status(REFUSED));
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let pc = Machine::X86_64;
+    let run = pc.start_kernel(&pc.hypervisor(), "none", &pc.able(), &arguments).expect_status(qemu_status(REFUSED));
     assert_eq!(run.stdout, "");
     files.map(|file| String::from_utf8_lossy(&fs::read(file).expect("was written")).into_owned())
 }

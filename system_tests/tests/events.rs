@@ -5,12 +5,7 @@
 //! in both of its modes. Each case prints one line: which events came, where, and with which flags. The lines must be
 //! equal, except those with a reason given here.
 
-use std::fs;
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
-
-use system_tests::{assets, dunlin_run_vms, measuring_vm, vm};
-use tempfile::TempDir;
+use system_tests::{Machine, dunlin_run_vms, measuring_vm, vm};
 
 /// The cases that a run of the guest prints, without terminal control characters.
 fn cases(output: &str) -> Vec<String> {
@@ -19,25 +14,7 @@ fn cases(output: &str) -> Vec<String> {
 
 /// The guest without a hypervisor. QEMU 7.2 emulates no x2APIC; no case depends on the APIC's mode.
 fn in_plain_qemu() -> Vec<String> {
-    let folder = TempDir::new().expect("a temporary folder can be made");
-    let log = folder.path().join("serial");
-    let mut qemu = Command::new("qemu-system-x86_64")
-        .args(["-accel", "tcg", "-machine", "q35", "-cpu", "max", "-m", "256M", "-smp", "1"])
-        .args(["-display", "none", "-nodefaults", "-no-reboot", "-device", "isa-debug-exit,iobase=0xf4,iosize=4"])
-        .args(["-append", "experiments=events apic=xapic", "-kernel"])
-        .arg(assets().join("guest"))
-        .args(["-serial", &format!("file:{}", log.display())])
-        .stdin(Stdio::null())
-        .spawn()
-        .unwrap_or_else(|error| panic!("qemu-system-x86_64 cannot be started: {error}; run `make test`"));
-    let limit = Instant::now() + Duration::from_secs(120);
-    while Instant::now() < limit && matches!(qemu.try_wait(), Ok(None)) {
-        std::thread::sleep(Duration::from_millis(100));
-    }
-    let _ = qemu.kill();
-    let _ = qemu.wait();
-    let output = fs::read(&log).unwrap_or_default();
-    let output = String::from_utf8_lossy(&output);
+    let output = Machine::X86_64.plain_guest("experiments=events apic=xapic").stdout;
     assert!(output.contains("done experiments=1 failures=0"), "the guest did not finish:\n{output}");
     cases(&output)
 }

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use abi::exit_code::{REFUSED, qemu_status};
 use system_tests::monitor::Monitor;
-use system_tests::{assets, dunlin, finished, until};
+use system_tests::{Machine, assets, dunlin, finished, qemu, until};
 use tempfile::TempDir;
 
 /// Debian's UEFI for QEMU: its code, and the variables that it changes.
@@ -29,12 +29,8 @@ enum Firmware {
 /// Starts a PC from `image`, waits until it powers off, and returns QEMU's status and the serial output.
 fn start(folder: &Path, image: &Path, firmware: Firmware, medium: Medium, more: &[&str]) -> (i32, String) {
     let serial = folder.join("serial.log");
-    let mut command = Command::new("timeout");
-    command
-        .args(["120", "qemu-system-x86_64", "-accel", "tcg,thread=multi", "-machine", "q35", "-cpu", "max"])
-        .args(["-display", "none", "-nodefaults", "-no-reboot"])
-        .args(["-serial", &format!("file:{}", serial.display())])
-        .args(more);
+    let mut command = qemu::able(Machine::X86_64, 120);
+    command.args(["-serial", &format!("file:{}", serial.display())]).args(more);
     match medium {
         Medium::Cd => command.arg("-cdrom").arg(image),
         Medium::UsbDisk => command
@@ -118,8 +114,7 @@ fn image_of(folder: &Path, files: &[(&str, &[u8])], lines: &str) -> PathBuf {
 fn refuses(files: &[(&str, &[u8])], lines: &str, more: &[&str], why: &str) {
     let folder = folder();
     let image = image_of(folder.path(), files, lines);
-    let mut all = vec!["-smp", "2", "-m", "256M", "-device", "isa-debug-exit,iobase=0xf4,iosize=4"];
-    all.extend(more);
+    let all = [&["-smp", "2", "-m", "256M"], &qemu::DEBUG_EXIT[..], more].concat();
     let (status, log) = start(folder.path(), &image, Firmware::Bios, Medium::Cd, &all);
     assert!(log.contains(why), "no '{why}' in {log}");
     assert_eq!(status, qemu_status(REFUSED), "{log}");
@@ -161,9 +156,8 @@ fn screen(lines: &str, files: &[(&str, &[u8])], why: &str, name: &str) -> (Strin
     let image = image_of(folder.path(), files, &format!("insmod all_video\n{lines}"));
     let serial = folder.path().join("serial.log");
     // Without the debug exit: the machine stops, and its screen can be read.
-    let mut qemu = Command::new("timeout")
-        .args(["60", "qemu-system-x86_64", "-accel", "tcg,thread=multi", "-machine", "q35", "-cpu", "max", "-smp", "2"])
-        .args(["-m", "256M", "-display", "none", "-nodefaults", "-no-reboot", "-vga", "std"])
+    let mut qemu = qemu::able(Machine::X86_64, 60)
+        .args(["-smp", "2", "-m", "256M", "-vga", "std"])
         .args(["-serial", &format!("file:{}", serial.display())])
         .args(Monitor::qemu_arguments(folder.path()))
         .arg("-cdrom")

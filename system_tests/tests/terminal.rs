@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use system_tests::line::SerialLine;
 use system_tests::monitor::Monitor;
-use system_tests::{assets, dunlin, finished, measuring_vm, until};
+use system_tests::{Machine, assets, dunlin, finished, measuring_vm, qemu, until};
 use tempfile::TempDir;
 
 /// Ctrl-].
@@ -20,10 +20,9 @@ struct Pc(Child);
 impl Pc {
     /// With three CPUs (in QEMU the first runs no vCPUs), and a serial port whose other end is in `folder`.
     fn start(folder: &Path, boot: &[String], more: &[&str]) -> Self {
-        let mut command = Command::new("timeout");
+        let mut command = qemu::able(Machine::X86_64, 300);
         command
-            .args(["300", "qemu-system-x86_64", "-accel", "tcg,thread=multi", "-machine", "q35", "-cpu", "max"])
-            .args(["-smp", "3", "-m", "1G", "-display", "none", "-nodefaults", "-no-reboot"])
+            .args(["-smp", "3", "-m", "1G"])
             .args(boot)
             .args(SerialLine::qemu_arguments(folder, "line"))
             .args(more)
