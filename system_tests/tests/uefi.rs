@@ -1,29 +1,31 @@
-//! UEFI starts the hypervisor on AArch64, alone and by GRUB from the image of `dunlin image`. If it cannot start, it
-//! prints the reason on the firmware's console.
+//! An Arm machine starts the hypervisor in three ways: UEFI alone, UEFI and GRUB from the image of `dunlin image`, and
+//! QEMU without firmware. If the hypervisor cannot start, it prints the reason on the firmware's console.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use system_tests::{Machine, dunlin, finished, until};
+use system_tests::{Machine, dunlin, finished, qemu, until};
 use tempfile::TempDir;
 
-/// The machine on which it can start.
+/// The machine on which UEFI can start it.
 const MACHINE: &str = "virt,gic-version=3,virtualization=on,acpi=off";
 const CPU: &str = "max,pauth-impdef=on";
 
-/// QEMU with UEFI firmware, its serial line in this file.
+/// QEMU without firmware, with the serial line in this file.
 fn qemu(machine: &str, cpu: &str, serial: &Path) -> Command {
-    let firmware = Machine::Aarch64.assets().join("uefi.fd");
-    assert!(firmware.is_file(), "{} is missing: run `cargo xtask test build` first", firmware.display());
-    let mut command = Command::new("timeout");
+    let mut command = qemu::of(Machine::Aarch64, 240);
     command
-        .args(["120", "qemu-system-aarch64", "-accel", "tcg,thread=multi", "-machine", machine, "-cpu", cpu])
-        .args(["-m", "1G", "-smp", "2", "-display", "none", "-nodefaults", "-no-reboot"])
-        .arg("-bios")
-        .arg(firmware)
+        .args(["-machine", machine, "-cpu", cpu, "-m", "1G", "-smp", "2"])
         .args(["-serial", &format!("file:{}", serial.display())]);
     command
+}
+
+/// Arguments for UEFI firmware.
+fn uefi() -> [String; 2] {
+    let firmware = Machine::Aarch64.assets().join("uefi.fd");
+    assert!(firmware.is_file(), "{} is missing: run `cargo xtask test build` first", firmware.display());
+    ["-bios".to_string(), firmware.display().to_string()]
 }
 
 fn folder() -> TempDir {
@@ -41,8 +43,12 @@ fn stick(image: &Path) -> [String; 6] {
 fn refuses(machine: &str, arguments: &[String], why: &str) {
     let folder = folder();
     let serial = folder.path().join("serial.log");
-    let mut firmware =
-        qemu(machine, CPU, &serial).args(arguments).stdin(Stdio::null()).spawn().expect("QEMU can be started");
+    let mut firmware = qemu(machine, CPU, &serial)
+        .args(uefi())
+        .args(arguments)
+        .stdin(Stdio::null())
+        .spawn()
+        .expect("QEMU can be started");
     until(why, || {
         let log = String::from_utf8_lossy(&fs::read(&serial).ok()?).into_owned();
         log.contains(&format!("Dunlin cannot start: {why}")).then_some(())
@@ -99,7 +105,8 @@ fn firmware_passes_options_and_payload_on_each_processor() {
         ("neoverse-n1", "log=info", payload),
         ("cortex-a57", "lgo=info", "unknown option \"lgo=info\""),
     ] {
-        let log = ends(cpu, &kernel(&["-initrd", "/etc/services", "-append", options]));
+        let arguments = kernel(&["-initrd", "/etc/services", "-append", options]);
+        let log = ends(cpu, &[&uefi()[..], &arguments].concat());
         has_lines(&log, &["2 pCPUs", line]);
     }
 }
@@ -107,19 +114,44 @@ fn firmware_passes_options_and_payload_on_each_processor() {
 /// Output of the default VM's guest, and the hypervisor's last line.
 const WORK: [&str; 3] = ["CPUs online: 1", "Parallel job: 1 of 1 workers finished", "all VMs have ended"];
 
-#[test]
-fn image_and_what_is_in_it_run_the_default_vm() {
-    let folder = folder();
-    let image = folder.path().join("dunlin.iso");
+/// Runs the default VM on a machine with the newest processor and on one with an older processor.
+fn runs_the_default_vm(arguments: &[String]) {
+    for cpu in [CPU, "neoverse-n1"] {
+        has_lines(&ends(cpu, arguments), &WORK);
+    }
+}
+
+/// The image of the default VM.
+fn image(folder: &Path) -> PathBuf {
+    let image = folder.join("dunlin.iso");
     let arguments = ["image", "--arch", "aarch64", "--vcpus", "1", "-o", &image.to_string_lossy()];
     let _run = dunlin(&arguments).expect_status(0);
-    // By GRUB.
-    has_lines(&ends("neoverse-n1", &stick(&image)), &WORK);
+    image
+}
 
-    // By the firmware alone.
-    let payload = folder.path().join("payload");
+/// Arguments that start the hypervisor with the payload of the image.
+fn kernel_with_payload(folder: &Path) -> Vec<String> {
+    let payload = folder.join("payload");
     let mut extract = Command::new("xorriso");
-    extract.args(["-osirrox", "on", "-indev"]).arg(&image).args(["-extract", "/boot/payload"]).arg(&payload);
+    extract.args(["-osirrox", "on", "-indev"]).arg(image(folder)).args(["-extract", "/boot/payload"]).arg(&payload);
     let _run = finished(&mut extract).expect_status(0);
-    has_lines(&ends(CPU, &kernel(&["-initrd", &payload.to_string_lossy()])), &WORK);
+    kernel(&["-initrd", &payload.to_string_lossy()])
+}
+
+#[test]
+fn grub_runs_the_default_vm_on_each_processor() {
+    let folder = folder();
+    runs_the_default_vm(&[&uefi()[..], &stick(&image(folder.path()))].concat());
+}
+
+#[test]
+fn firmware_alone_runs_the_default_vm_on_each_processor() {
+    let folder = folder();
+    runs_the_default_vm(&[&uefi()[..], &kernel_with_payload(folder.path())].concat());
+}
+
+#[test]
+fn default_vm_runs_on_each_processor_without_firmware() {
+    let folder = folder();
+    runs_the_default_vm(&kernel_with_payload(folder.path()));
 }
