@@ -1,14 +1,16 @@
-//! Handles faults of a guest on its own memory: a first touch of unmapped memory, or a write that a dirty log must
-//! record.
+//! Resolves a fault of stage 2: the guest accesses a device, touches memory for the first time, or writes to a page that a
+//! dirty log or the cache of decoded instructions has write-protected.
 //!
 //! The handler never waits, and writes nothing that the whole VM uses, except the one stage-2 entry of the fault. Each
 //! vCPU keeps tables ready for entries that must be split.
 
+use abi::counters::ExitReason;
 use addr::{Gpa, PageSize};
+use decode_cache::Cause;
 use stage2::{Access, BATCH, Fault, Granularity, MapError, Pace, Spare, Stale, Stream, Walking};
 
 use super::logging::AllTlbs;
-use super::memory::{Memory, Stopped};
+use super::memory::Memory;
 use crate::arch::{tlb, tsc};
 use crate::vcpu::run::Running;
 
@@ -30,23 +32,35 @@ const TABLES_FOR_A_PAGE: u64 = 3;
 /// Tables that one write can take: a leaf of 1 GiB becomes a table, and one of its parts another.
 const TABLES_FOR_A_WRITE: u64 = 2;
 
-/// Result of a fault.
+/// What happens to the guest after a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Settled {
-    /// The guest can try again.
+pub(crate) enum Resolved {
+    /// It tries the access again.
     Again,
-    /// The page is not for this access.
-    Denied,
-    /// The VM has no memory there.
-    NoMemory,
-    /// The host has no page left for a table.
-    OutOfTables,
+    /// It has no memory there: the access is to a device, or to nothing.
+    Device,
+    /// Its VM ends.
+    End(Problem),
 }
 
-/// Ends a VM whose memory cannot be mapped.
-pub(crate) const OUT_OF_TABLES: &str = "touches memory for which the host has no stage-2 table left";
-/// Ends a VM whose memory is not mapped although it should be.
-pub(crate) const NOT_MAPPED: &str = "has memory that stage 2 does not map";
+/// Why a fault ends a VM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Problem {
+    /// The host has no page left for a table.
+    OutOfTables,
+    /// Stage 2 does not map memory that the VM has, or not for this access: a bug of the hypervisor.
+    NotMapped,
+}
+
+impl Problem {
+    /// The words for the VM's end.
+    pub(crate) fn text(self) -> &'static str {
+        match self {
+            Self::OutOfTables => "touches memory for which the host has no stage-2 table left",
+            Self::NotMapped => "has memory that stage 2 does not map",
+        }
+    }
+}
 
 impl Kit {
     /// Nothing yet.
@@ -55,58 +69,67 @@ impl Kit {
     }
 }
 
-/// The vCPU was stopped at memory, `at` this place, as it wanted to use `gpa` in the ways that `wanted` names.
+/// Resolves the fault of a vCPU that needs the rights `wanted` at `gpa`. `is_present` says that stage 2 maps a page there,
+/// `cause` whether an instruction or a walk of the guest's own tables needs them.
+///
+/// Counts the exit, except that of a device.
 #[inline]
-pub(crate) fn settle(run: &mut Running<'_>, at: Stopped, gpa: Gpa, wanted: Access) -> Settled {
-    match run.vm.memory.level_on_touch() {
-        Some(level) if !at.is_mapped => populate(run, at.region, gpa, level),
-        _ => open(run, gpa, wanted),
+pub(crate) fn resolve_fault(
+    run: &mut Running<'_>,
+    gpa: Gpa,
+    is_present: bool,
+    wanted: Access,
+    cause: Cause,
+) -> Resolved {
+    let memory = &run.vm.memory;
+    let Some(region) = memory.faulting_region(gpa, is_present) else { return Resolved::Device };
+    run.tally.exit(ExitReason::Stage2Fault);
+    match memory.level_on_touch() {
+        Some(level) if !is_present => populate(run, region, gpa, level),
+        _ => open(run, gpa, wanted, cause),
     }
 }
 
 /// Maps the page that holds `gpa`, in this region, where memory is mapped when it is touched.
 // This function and the next are not inlined, so that other exits do not need their stack space.
 #[inline(never)]
-fn populate(run: &mut Running<'_>, region: u32, gpa: Gpa, level: u32) -> Settled {
+fn populate(run: &mut Running<'_>, region: u32, gpa: Gpa, level: u32) -> Resolved {
     let memory = &run.vm.memory;
-    let Some(hpa) = memory.host_page(region, gpa, level) else { return Settled::NoMemory };
+    let Some(hpa) = memory.host_page(region, gpa, level) else { return Resolved::End(Problem::NotMapped) };
     let (tables, spare) = (memory.tables(), &mut run.owner.kit.spare);
     let (tlbs, walking) = (AllTlbs::of(run.vm), memory.logging().walk(run.cpu.id));
     let populated = memory.walk(&tlbs, &walking).populate(spare, gpa, hpa, level, Access::ALL);
     drop(walking);
-    let settled = match populated {
+    let resolved = match populated {
         Ok(()) => {
             run.tally.add(|count| &count.pages_populated, 1);
-            Settled::Again
+            Resolved::Again
         }
         // The guest retries, and finds a table.
-        Err(MapError::OutOfTables) if spare.fill(tables, TABLES_FOR_A_PAGE).is_ok() => Settled::Again,
-        Err(MapError::OutOfTables) => Settled::OutOfTables,
-        Err(_) => Settled::NoMemory,
+        Err(MapError::OutOfTables) if spare.fill(tables, TABLES_FOR_A_PAGE).is_ok() => Resolved::Again,
+        Err(MapError::OutOfTables) => Resolved::End(Problem::OutOfTables),
+        Err(_) => Resolved::End(Problem::NotMapped),
     };
     count_stall(run);
-    settled
+    resolved
 }
 
 /// Allows the `wanted` access to the page, if the guest may do that.
 #[inline(never)]
-fn open(run: &mut Running<'_>, gpa: Gpa, wanted: Access) -> Settled {
+fn open(run: &mut Running<'_>, gpa: Gpa, wanted: Access, cause: Cause) -> Resolved {
     let memory = &run.vm.memory;
     let granularity = memory.logging().granularity();
     let (tlbs, walking) = (AllTlbs::of(run.vm), memory.logging().walk(run.cpu.id));
     let fault = memory.walk(&tlbs, &walking).fault(gpa, wanted, granularity);
-    let settled = match fault {
-        Fault::Large => open_large(run, walking, gpa, wanted, granularity),
-        fault => {
-            drop(walking);
-            follow(run, fault)
-        }
+    let resolved = match fault {
+        Fault::Large => open_large(run, walking, gpa, wanted, cause, granularity),
+        fault => follow(run, walking, fault, gpa, cause),
     };
     if wanted.write && granularity != Granularity::Whole {
         run.tally.add(|count| &count.dirty_faults, 1);
     }
     count_stall(run);
-    settled
+    resolved
 }
 
 /// Splits the large page that holds `gpa` down to a small one. Without a table, all of it counts as written.
@@ -117,36 +140,59 @@ fn open_large(
     walking: Walking<'_>,
     gpa: Gpa,
     wanted: Access,
+    cause: Cause,
     mut granularity: Granularity,
-) -> Settled {
+) -> Resolved {
     loop {
         if !split(run, &walking, gpa, granularity) {
             granularity = Granularity::Whole;
         }
         match run.vm.memory.walk(&AllTlbs::of(run.vm), &walking).fault(gpa, wanted, granularity) {
             Fault::Large => {}
-            fault => return follow(run, fault),
+            fault => return follow(run, walking, fault, gpa, cause),
         }
     }
 }
 
-/// What the guest does after a fault on a small page.
+/// What the guest does after a fault on a small page. The walk ends first, because a page that becomes writable again takes
+/// another walk.
 #[inline(always)]
-fn follow(run: &Running<'_>, fault: Fault) -> Settled {
+fn follow(run: &Running<'_>, walking: Walking<'_>, fault: Fault, gpa: Gpa, cause: Cause) -> Resolved {
+    drop(walking);
     match fault {
         Fault::Retry(denial) => {
             if let Some(gpa) = denial.gpa() {
                 tlb::forget(gpa);
                 run.tally.add(|count| &count.stage2_local_flushes, 1);
             }
-            Settled::Again
+            Resolved::Again
         }
-        Fault::Denied(_) => Settled::Denied,
+        Fault::Denied(_) => forget_decoded(run, gpa, cause),
         // The processor has found a mapped page. If it does not report the address, a walk of the guest's tables has
         // found it. Another vCPU may have changed them meanwhile, to memory that was never touched. The guest retries.
-        Fault::Unmapped if run.vm.memory.level_on_touch().is_some() => Settled::Again,
-        Fault::Unmapped | Fault::Large => Settled::NoMemory,
+        Fault::Unmapped if run.vm.memory.level_on_touch().is_some() => Resolved::Again,
+        Fault::Unmapped | Fault::Large => Resolved::End(Problem::NotMapped),
     }
+}
+
+/// The guest may write to all of its memory, except to pages that decoded instructions depend on. Those instructions are
+/// forgotten, and the page becomes writable again.
+#[cold]
+#[inline(never)]
+fn forget_decoded(run: &Running<'_>, gpa: Gpa, cause: Cause) -> Resolved {
+    let (memory, tally) = (&run.vm.memory, run.tally);
+    if memory.decoded().is_none() {
+        return Resolved::End(Problem::NotMapped);
+    }
+    tally.add(|count| &count.decode_write_faults, 1);
+    let lost = memory.write_fault(gpa, cause);
+    if cause == Cause::Walk {
+        tally.add(|count| &count.decode_evicted_by_walks, lost.entries().into());
+    } else {
+        tally.add(|count| &count.decode_evicted_by_code_writes, lost.code.into());
+        tally.add(|count| &count.decode_evicted_by_table_writes, lost.tables.into());
+    }
+    Resolved::Again
 }
 
 /// The guest has lost the time since the exit to stage 2.

@@ -73,15 +73,6 @@ pub(crate) struct Memory {
     decoded: Option<WriteProtect<Decoded>>,
 }
 
-/// The place of a guest's fault in its memory.
-#[derive(Clone, Copy)]
-pub(crate) struct Stopped {
-    /// Index of the region.
-    pub(crate) region: u32,
-    /// Whether something is mapped there.
-    pub(crate) is_mapped: bool,
-}
-
 /// A wait for kicked vCPUs, in ticks of the host's clock.
 struct Wait {
     since: u64,
@@ -408,15 +399,14 @@ impl Memory {
         self.bank.load(word, ahead)
     }
 
-    /// The place in its memory where the guest faulted at `gpa` in stage 2; `None` if a device is there. `is_mapped`:
-    /// something is mapped there, but does not allow the access. For most devices this takes one comparison.
+    /// Index of the region where the guest faulted at `gpa` in stage 2; `None` if it has no memory there. `is_present`:
+    /// stage 2 maps a page there, but does not allow the access. For most devices this takes one comparison.
     #[inline]
-    pub(crate) fn stopped_at(&self, gpa: Gpa, is_mapped: bool) -> Option<Stopped> {
-        if !is_mapped && !self.logging.has_gaps() {
+    pub(crate) fn faulting_region(&self, gpa: Gpa, is_present: bool) -> Option<u32> {
+        if !is_present && !self.logging.has_gaps() {
             return None;
         }
-        let region = (0..).zip(&self.regions).find(|(_, region)| region.contains(gpa))?.0;
-        Some(Stopped { region, is_mapped })
+        Some((0..).zip(&self.regions).find(|(_, region)| region.contains(gpa))?.0)
     }
 
     /// Whether the guest has memory at `gpa`.

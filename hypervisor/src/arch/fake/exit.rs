@@ -3,6 +3,7 @@
 use abi::control::{Line, StopReason};
 use abi::counters::ExitReason;
 use addr::Gpa;
+use decode_cache::Cause;
 use hyperv_defs::Targets as Set;
 use sched::Pending;
 use shootdown::{CutOff, Pages, Plan};
@@ -11,7 +12,7 @@ use stage2::Access;
 use super::{platform, routing, tsc};
 use crate::cpu::scheduler;
 use crate::vcpu::run::{Next, Running};
-use crate::vm::fault::{self, Settled};
+use crate::vm::fault::{Resolved, resolve_fault};
 use crate::vm::memory::{Mine, Targets};
 
 /// Why the guest was left.
@@ -72,10 +73,9 @@ pub(crate) fn handle(run: &mut Running<'_>) -> Next {
 
 fn resolve(run: &mut Running<'_>, gpa: Gpa, is_write: bool, is_mapped: bool) {
     let wanted = if is_write { Access::ALL } else { Access::READ_EXECUTE };
-    let stopped = run.vm.memory.stopped_at(gpa, is_mapped);
-    let settled = stopped.map(|at| fault::settle(run, at, gpa, wanted));
-    if settled != Some(Settled::Again) {
-        run.vm.stop(StopReason::Unsupported, format_args!("{gpa}: {settled:?}"));
+    let resolved = resolve_fault(run, gpa, is_mapped, wanted, Cause::Write);
+    if resolved != Resolved::Again {
+        run.vm.stop(StopReason::Unsupported, format_args!("{gpa}: {resolved:?}"));
     }
 }
 

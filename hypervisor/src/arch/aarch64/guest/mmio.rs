@@ -8,6 +8,7 @@ use aarch64_defs::syndrome::{DataAccess, Fault, Syndrome};
 use abi::control::{Line, StopReason};
 use abi::counters::ExitReason;
 use addr::Gpa;
+use decode_cache::Cause;
 use log::debug;
 use stage2::Access;
 
@@ -16,8 +17,7 @@ use crate::arch::aarch64::el2::exit::{gpa_of, stop};
 use crate::arch::aarch64::el2::tlb;
 use crate::device::gic::{self, Width};
 use crate::vcpu::run::{Next, Running};
-use crate::vm::fault::{self, Settled};
-use crate::vm::memory::Stopped;
+use crate::vm::fault::{Resolved, resolve_fault};
 
 /// A data abort of stage 2.
 pub(in crate::arch::aarch64) fn data_abort(run: &mut Running<'_>, syndrome: Syndrome) -> Next {
@@ -32,11 +32,13 @@ pub(in crate::arch::aarch64) fn data_abort(run: &mut Running<'_>, syndrome: Synd
         }
     };
     let Some(gpa) = address(run, syndrome) else { return Next::Resume };
-    if let Some(at) = run.vm.memory.stopped_at(gpa, is_mapped) {
-        let write = syndrome.is_write() || is_denied_walk(syndrome);
-        return memory_fault(run, at, gpa, Access { read: true, write, execute: false });
+    let write = syndrome.is_write() || is_denied_walk(syndrome);
+    let wanted = Access { read: true, write, execute: false };
+    match resolve_fault(run, gpa, is_mapped, wanted, cause(syndrome)) {
+        Resolved::Again => Next::Resume,
+        Resolved::Device => device_fault(run, gpa, syndrome),
+        Resolved::End(problem) => stop(run, StopReason::Unsupported, problem.text()),
     }
-    device_fault(run, gpa, syndrome)
 }
 
 /// The guest accesses a device, or nothing.
@@ -82,10 +84,14 @@ pub(in crate::arch::aarch64) fn instruction_abort(run: &mut Running<'_>, syndrom
         return tlb_conflict(run);
     }
     let Some(gpa) = address(run, syndrome) else { return Next::Resume };
-    let at = run.vm.memory.stopped_at(gpa, fault != Fault::Translation);
-    if let Some(at) = at.filter(|_| fault != Fault::Other) {
+    if fault != Fault::Other {
         let write = is_denied_walk(syndrome);
-        return memory_fault(run, at, gpa, Access { read: true, write, execute: !write });
+        let wanted = Access { read: true, write, execute: !write };
+        match resolve_fault(run, gpa, fault != Fault::Translation, wanted, cause(syndrome)) {
+            Resolved::Again => return Next::Resume,
+            Resolved::Device => {}
+            Resolved::End(problem) => return stop(run, StopReason::Unsupported, problem.text()),
+        }
     }
     run.tally.exit(ExitReason::Mmio);
     run.owner.arch.external_abort(true);
@@ -121,16 +127,9 @@ fn address(run: &mut Running<'_>, syndrome: Syndrome) -> Option<Gpa> {
     found
 }
 
-/// The guest was stopped at memory that it has.
-#[inline]
-fn memory_fault(run: &mut Running<'_>, at: Stopped, gpa: Gpa, wanted: Access) -> Next {
-    run.tally.exit(ExitReason::Stage2Fault);
-    match fault::settle(run, at, gpa, wanted) {
-        Settled::Again => Next::Resume,
-        Settled::OutOfTables => stop(run, StopReason::Unsupported, fault::OUT_OF_TABLES),
-        // All of the guest's memory is for everything.
-        Settled::NoMemory | Settled::Denied => stop(run, StopReason::Unsupported, fault::NOT_MAPPED),
-    }
+/// Whether an instruction or a walk of the guest's own tables needs the page.
+fn cause(syndrome: Syndrome) -> Cause {
+    if syndrome.is_table_walk() { Cause::Walk } else { Cause::Write }
 }
 
 /// The lower `bytes` of a value.

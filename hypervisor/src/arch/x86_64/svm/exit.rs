@@ -25,7 +25,7 @@ use crate::device::local_apic::{Effect, GeneralProtection, LocalApic, Mode};
 use crate::vcpu::Vcpu;
 use crate::vcpu::run::{Next, Running};
 use crate::vm::Vm;
-use crate::vm::fault::{self, Settled};
+use crate::vm::fault::{Resolved, resolve_fault};
 
 /// Handles the exit that the guest just made.
 pub(crate) fn handle(run: &mut Running<'_>) -> Next {
@@ -329,26 +329,18 @@ fn stage2_fault(run: &mut Running<'_>) -> Next {
     let control = &run.owner.arch.vmcb.control;
     let gpa = Gpa(control.exit_info_2);
     let error = control.exit_info_1;
-    if let Some(at) = run.vm.memory.stopped_at(gpa, error & PRESENT != 0) {
-        run.tally.exit(ExitReason::Stage2Fault);
-        let wanted = Access { read: true, write: error & WRITE != 0, execute: error & FETCH != 0 };
-        return match fault::settle(run, at, gpa, wanted) {
-            Settled::Again => {
-                run.owner.arch.before_instruction();
-                Next::Resume
-            }
-            Settled::Denied => {
-                // All of the guest's memory is writable, except pages that cached instructions depend on.
-                let cause = if error & TABLE_WALK != 0 { Cause::Walk } else { Cause::Write };
-                write_fault(run, gpa, cause);
-                Next::Resume
-            }
-            Settled::OutOfTables => stop(run, StopReason::Unsupported, fault::OUT_OF_TABLES),
-            Settled::NoMemory => stop(run, StopReason::Unsupported, fault::NOT_MAPPED),
-        };
+    let wanted = Access { read: true, write: error & WRITE != 0, execute: error & FETCH != 0 };
+    let cause = if error & TABLE_WALK != 0 { Cause::Walk } else { Cause::Write };
+    match resolve_fault(run, gpa, error & PRESENT != 0, wanted, cause) {
+        Resolved::Again => {
+            run.owner.arch.before_instruction();
+            return Next::Resume;
+        }
+        Resolved::Device => {}
+        Resolved::End(problem) => return stop(run, StopReason::Unsupported, problem.text()),
     }
     run.tally.exit(ExitReason::Mmio);
-    if control.exit_int_info.is_valid() {
+    if run.owner.arch.vmcb.control.exit_int_info.is_valid() {
         // Not an instruction's access: the guest's descriptor tables or its stack are at an address without memory. A
         // retry would fail again, before any interrupt of the host is taken.
         return stop(run, StopReason::Unsupported, "delivers an event through addresses where there is no memory");
@@ -367,21 +359,6 @@ fn stage2_fault(run: &mut Running<'_>) -> Next {
         return Next::Resume;
     }
     mmio::access(run, gpa)
-}
-
-/// The guest wrote to a page of its memory that is protected, or was until now. If the delivery of an event did this,
-/// the event is delivered again.
-#[cold]
-fn write_fault(run: &Running<'_>, gpa: Gpa, cause: Cause) {
-    let tally = run.tally;
-    tally.add(|count| &count.decode_write_faults, 1);
-    let lost = run.vm.memory.write_fault(gpa, cause);
-    if cause == Cause::Walk {
-        tally.add(|count| &count.decode_evicted_by_walks, lost.entries().into());
-    } else {
-        tally.add(|count| &count.decode_evicted_by_code_writes, lost.code.into());
-        tally.add(|count| &count.decode_evicted_by_table_writes, lost.tables.into());
-    }
 }
 
 /// VMMCALL without Hyper-V: the two calls of the VMware interface that a kernel makes (see [`cpuid`]); all others
