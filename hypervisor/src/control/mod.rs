@@ -30,7 +30,7 @@ use crate::arch::{platform, power, tsc, virtualization};
 use crate::output::Turns;
 use crate::sync::{Mutex, per_host};
 use crate::terminal::{Key, Terminal};
-use crate::vm::dirty::{self, Done, Session, StartError};
+use crate::vm::dirty::session::{self, Done, Session, StartError};
 use crate::vm::{Ending, LINES, Vm};
 use crate::{cpu, frames, layout, trace};
 
@@ -606,7 +606,7 @@ impl Active {
     }
 
     fn log_info(&self) -> DirtyInfo {
-        self.session.as_ref().map_or_else(|| dirty::info_without_log(&self.vm), |session| session.info(&self.vm))
+        self.session.as_ref().map_or_else(|| session::info_without_log(&self.vm), |session| session.info(&self.vm))
     }
 
     /// Continues with requests, not much longer than `until`. Returns whether there is more to do.

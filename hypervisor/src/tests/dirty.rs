@@ -11,7 +11,7 @@ use super::{Scenario, config, explore, run_guest, start, until_gone};
 use crate::arch::fake::machine::Simulation;
 use crate::arch::fake::program::Op;
 use crate::vm::Vm;
-use crate::vm::dirty::{Done, Session};
+use crate::vm::dirty::session::{Done, Session};
 
 const PAGE: u64 = 0x1000;
 const DONE: u64 = 8 * PAGE;

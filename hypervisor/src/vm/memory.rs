@@ -28,7 +28,7 @@ use stage2::{Access, Attempt, MapError, Shape, Stale, Tlb, Tree, Walk, WalkMut, 
 use tlb_tag::Scheme;
 use vcpu_layout::lay_out;
 
-use super::logging::{AllTlbs, Logging};
+use super::dirty::log::{AllTlbs, Logging};
 use super::tags::{PoolId, VmTags};
 use crate::arch::bank::{Bank, Word};
 use crate::arch::block::Block;

@@ -2,7 +2,6 @@
 
 pub(crate) mod dirty;
 pub(crate) mod fault;
-pub(crate) mod logging;
 pub(crate) mod memory;
 pub(crate) mod serial;
 pub(crate) mod tags;

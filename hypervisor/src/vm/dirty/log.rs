@@ -14,13 +14,13 @@ use sched::CpuId;
 use stage2::{DirtyLog, Epochs, Granularity, MarkWord, Policy, Source, Stale, Tlb, Walker, Walking};
 use vcpu_layout::MailboxField;
 
-use super::Vm;
-use super::memory::Memory;
 use crate::arch::block::Block;
 use crate::arch::tlb;
 use crate::cpu;
 use crate::sync::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence, relax};
 use crate::vcpu::Vcpu;
+use crate::vm::Vm;
+use crate::vm::memory::Memory;
 
 /// Bytes of a slot: 64 large pages.
 const SLOT_BYTES: u64 = 128 << 20;

@@ -12,11 +12,11 @@ use abi::payload::{DirtyLogging, DirtySource, Split};
 use addr::{Gpa, PAGE_BYTES, PageSize};
 use stage2::{BATCH, Collapse, Format, Limbo, Pace, Policy, Rounds, Shape, Source, Spare, Start, Walking};
 
-use super::Vm;
-use super::logging::{self, AllTlbs, SlotLog};
+use super::log::{self, AllTlbs, SlotLog};
 use crate::arch::tsc;
 use crate::cpu;
 use crate::frames::{self, Frames};
+use crate::vm::Vm;
 
 /// Pages that are copied or compared in one step.
 const PAGES_AT_ONCE: usize = 64;
@@ -95,7 +95,7 @@ fn source_of(vm: &Vm, how: &DirtyLogging) -> Result<Source, StartError> {
         None if records_writes => Ok(Source::Hardware),
         None => Ok(Source::WriteProtect),
         Some(DirtySource::Hardware) if !records_writes => Err(StartError::NoHardwareLog),
-        Some(source) => Ok(logging::source(source)),
+        Some(source) => Ok(log::source(source)),
     }
 }
 
@@ -112,7 +112,7 @@ impl Session {
     pub(crate) fn start(vm: &Vm, how: DirtyLogging, with_mirror: bool) -> Result<Self, StartError> {
         let source = source_of(vm, &how)?;
         let logging = vm.memory.logging();
-        let policy = logging::policy(how.split);
+        let policy = log::policy(how.split);
         let slots = logging.slots();
         let mirror = with_mirror
             .then(|| slots.iter().map(|slot| Frames::allocate(slot.range.bytes(), PAGE_BYTES)).collect())
@@ -273,7 +273,7 @@ impl Session {
     }
 
     fn log<'a>(&self, vm: &'a Vm, slot: usize) -> SlotLog<'a> {
-        vm.memory.logging().slots()[slot].log(logging::policy(self.how.split), self.source)
+        vm.memory.logging().slots()[slot].log(log::policy(self.how.split), self.source)
     }
 
     /// Finds the dirty pages of a slot and cleans them. Returns the numbers of the pages, which may now be copied.
