@@ -30,6 +30,7 @@ mod keyboard;
 mod layout;
 mod log;
 mod memory_map;
+mod mutants;
 mod output;
 #[cfg(not(test))]
 mod panic;

@@ -2,8 +2,8 @@
 
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind, set_hook, take_hook};
-use std::sync::Once;
 use std::sync::atomic::Ordering;
+use std::sync::{Condvar, Mutex, Once, PoisonError};
 use std::time::Duration;
 
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
@@ -20,7 +20,7 @@ thread_local! {
 }
 
 /// An interleaving with more steps counts as endless.
-const MAX_STEPS: usize = 100_000;
+const MAX_STEPS: usize = 50_000;
 /// Bytes of a thread's stack in a simulation.
 const STACK_BYTES: usize = 512 << 10;
 
@@ -114,42 +114,67 @@ impl Thread {
     }
 }
 
-/// Ends a [`park`].
-#[derive(Clone, Debug)]
-pub struct Waker(Parked);
+/// Where one thread waits until another wakes it.
+#[derive(Debug)]
+pub struct Parking(Place);
 
-#[derive(Clone, Debug)]
-enum Parked {
-    Simulated(shuttle::thread::Thread),
-    Real(std::thread::Thread),
+#[derive(Debug)]
+enum Place {
+    Simulated(Box<(shuttle::sync::Mutex<bool>, shuttle::sync::Condvar)>),
+    Real(Mutex<bool>, Condvar),
 }
 
-/// The calling thread.
-#[must_use]
-pub fn current() -> Waker {
-    Waker(if SIMULATED.get() {
-        Parked::Simulated(shuttle::thread::current())
-    } else {
-        Parked::Real(std::thread::current())
-    })
-}
+impl Parking {
+    /// For threads of the simulation that the caller is in, or of the operating system.
+    #[must_use]
+    pub fn new() -> Self {
+        Self(if SIMULATED.get() {
+            Place::Simulated(Box::new((shuttle::sync::Mutex::new(false), shuttle::sync::Condvar::new())))
+        } else {
+            Place::Real(Mutex::new(false), Condvar::new())
+        })
+    }
 
-/// Waits until another thread wakes this one, or has done so since the last call.
-pub fn park() {
-    if SIMULATED.get() {
-        turn(shuttle::thread::park);
-    } else {
-        std::thread::park();
+    /// Waits until another thread [wakes](Self::wake) this one, or has done so since the last call.
+    pub fn park(&self) {
+        match &self.0 {
+            Place::Simulated(place) => turn(|| {
+                let (is_woken, changed) = &**place;
+                let mut is_woken = is_woken.lock().unwrap_or_else(PoisonError::into_inner);
+                while !*is_woken {
+                    is_woken = changed.wait(is_woken).unwrap_or_else(PoisonError::into_inner);
+                }
+                *is_woken = false;
+            }),
+            Place::Real(is_woken, changed) => {
+                let mut is_woken = is_woken.lock().unwrap_or_else(PoisonError::into_inner);
+                while !*is_woken {
+                    is_woken = changed.wait(is_woken).unwrap_or_else(PoisonError::into_inner);
+                }
+                *is_woken = false;
+            }
+        }
+    }
+
+    /// Ends the wait of the thread that waits here, or its next one.
+    pub fn wake(&self) {
+        match &self.0 {
+            Place::Simulated(place) => turn(|| {
+                let (is_woken, changed) = &**place;
+                *is_woken.lock().unwrap_or_else(PoisonError::into_inner) = true;
+                changed.notify_one();
+            }),
+            Place::Real(is_woken, changed) => {
+                *is_woken.lock().unwrap_or_else(PoisonError::into_inner) = true;
+                changed.notify_one();
+            }
+        }
     }
 }
 
-impl Waker {
-    /// Ends the thread's wait, or its next one.
-    pub fn wake(&self) {
-        match &self.0 {
-            Parked::Simulated(thread) => turn(|| thread.unpark()),
-            Parked::Real(thread) => thread.unpark(),
-        }
+impl Default for Parking {
+    fn default() -> Self {
+        Self::new()
     }
 }
 

@@ -13,6 +13,7 @@ use vcpu_layout::{OwnerWord, Proof, lay_out};
 use super::{PerCpu, all, by_id, housekeeping, is_busy, this};
 use crate::arch::{interrupts, irq, trace, tsc, virtualization};
 use crate::control;
+use crate::mutants::{self, Mutant};
 use crate::sync::{AtomicU64, Mutex, Ordering, per_host};
 use crate::vcpu::run::{Left, Running, run};
 use crate::vm::VcpuRef;
@@ -135,7 +136,7 @@ fn run_one(cpu: &'static PerCpu, time: VirtualTime, vcpu: VcpuRef) {
     shared.mailbox().run_on(cpu.id);
     let tally = shared.tally(proof);
     tally.add(|count| &count.wait_ticks, shared.waited(now));
-    let came_back = owner.ran_on.replace(cpu.id) == Some(cpu.id);
+    let came_back = owner.ran_on.replace(cpu.id) == Some(cpu.id) || mutants::is(Mutant::TagKeptOnMove);
     if !came_back {
         shared.set_home(cpu.id);
         tally.add(|count| &count.migrations, 1);
@@ -156,7 +157,9 @@ fn run_one(cpu: &'static PerCpu, time: VirtualTime, vcpu: VcpuRef) {
         Left::Blocked => {
             // Another pCPU may have woken it already; the next pCPU that runs it waits for this lock, and then finds
             // the timer.
-            if let Some(deadline) = owner.arch.deadline() {
+            if let Some(deadline) = owner.arch.deadline()
+                && !mutants::is(Mutant::TimerLost)
+            {
                 owner.timer = Some((cpu.id, cpu.timers.add(deadline, vcpu.clone())));
             }
             drop(held);
@@ -166,11 +169,16 @@ fn run_one(cpu: &'static PerCpu, time: VirtualTime, vcpu: VcpuRef) {
         Left::Preempted => {
             shared.mailbox().requeue();
             drop(held);
+            if mutants::is(Mutant::PutBackTwice) {
+                put_back(cpu, time, vcpu.clone());
+            }
             put_back(cpu, time, vcpu);
         }
         Left::Dead => {
             drop(held);
-            shared.rise();
+            if !mutants::is(Mutant::SeatKept) {
+                shared.rise();
+            }
             if let Some(ending) = vcpu.vm().vcpu_left() {
                 trace::tell();
                 control::vm_ended(vcpu.vm(), ending);
@@ -214,6 +222,9 @@ pub(crate) fn wake(vcpu: VcpuRef) {
 
 /// A vCPU was pushed into the queue of `target`: kicks an idle pCPU, if there is one, which finds it there.
 fn kick_idle(target: &PerCpu) -> bool {
+    if mutants::is(Mutant::WakeWithoutKick) {
+        return true;
+    }
     let idle = IDLE.claim(target.id);
     if let Some(idle) = idle {
         interrupts::kick(idle);
@@ -276,7 +287,7 @@ fn steal(cpu: &PerCpu) -> Option<(VirtualTime, VcpuRef)> {
 fn idle(cpu: &PerCpu) {
     IDLE.announce(cpu.id);
     let has_work = runners().any(|other| other.scheduler.waiting.load(Ordering::SeqCst) != 0);
-    if !has_work {
+    if !has_work || mutants::is(Mutant::IdleWithoutLook) {
         interrupts::arm_timer(cpu.timers.next().min(next_tick(cpu)));
         irq::wait();
     }

@@ -7,6 +7,7 @@ use alloc::collections::BTreeMap;
 
 use sched::Pending;
 
+use crate::mutants::{self, Mutant};
 use crate::sync::{AtomicU64, Mutex, Ordering};
 use crate::vm::VcpuRef;
 
@@ -73,7 +74,9 @@ impl Timers {
             };
             self.note_next(&list);
             drop(list);
-            due.vm().post(due.index(), Pending::TIMER);
+            if !mutants::is(Mutant::TimerNotPosted) {
+                due.vm().post(due.index(), Pending::TIMER);
+            }
         }
     }
 

@@ -74,6 +74,7 @@ fn logged(simulation: &Simulation, how: DirtyLogging) {
 pub(super) const BY_FAULTS: Scenario = Scenario {
     name: "a dirty log by write protection",
     cpus: 2,
+    count: 1_000,
     script: |simulation| {
         let source = Some(DirtySource::WriteProtect);
         logged(simulation, DirtyLogging { split: Split::Lazy, source, splits_per_second: None });
@@ -84,6 +85,7 @@ pub(super) const BY_FAULTS: Scenario = Scenario {
 pub(super) const BY_HARDWARE: Scenario = Scenario {
     name: "a dirty log by the hardware",
     cpus: 2,
+    count: 1_000,
     script: |simulation| {
         let source = Some(DirtySource::Hardware);
         logged(simulation, DirtyLogging { split: Split::Adaptive, source, splits_per_second: None });
@@ -94,6 +96,7 @@ pub(super) const BY_HARDWARE: Scenario = Scenario {
 pub(super) const FIRST_TOUCH: Scenario = Scenario {
     name: "pages are mapped when they are touched",
     cpus: 2,
+    count: 10_000,
     script: |simulation| {
         let config = VmConfig { populate: Populate::Touch4K, ..config("touched", 2) };
         let all = |word| (0..3).map(move |page| Op::Write(page * PAGE + word, 1 + page)).collect::<Vec<_>>();
@@ -106,15 +109,15 @@ pub(super) const FIRST_TOUCH: Scenario = Scenario {
 
 #[test]
 fn copy_kept_by_write_faults_is_the_guests_memory_in_the_end() {
-    explore(BY_FAULTS, 1_000);
+    explore(BY_FAULTS);
 }
 
 #[test]
 fn copy_kept_by_the_hardwares_records_is_the_guests_memory_in_the_end() {
-    explore(BY_HARDWARE, 1_000);
+    explore(BY_HARDWARE);
 }
 
 #[test]
 fn page_that_two_vcpus_touch_first_is_mapped_once() {
-    explore(FIRST_TOUCH, 10_000);
+    explore(FIRST_TOUCH);
 }

@@ -6,6 +6,7 @@
 
 mod dirty;
 mod life;
+pub(crate) mod mistakes;
 mod schedule;
 mod shootdown;
 
@@ -29,6 +30,8 @@ use crate::vm::{self, Vm};
 pub(crate) struct Scenario {
     name: &'static str,
     cpus: usize,
+    /// In how many interleavings.
+    count: usize,
     script: fn(&Simulation),
 }
 
@@ -37,16 +40,23 @@ const RANDOM_SEED: u64 = 0x5eed_0001;
 const PRIORITIES_SEED: u64 = 0x5eed_0002;
 const CHANGES: usize = 4;
 
-/// Runs a scenario in `count` interleavings, half of them of each kind.
-fn explore(scenario: Scenario, count: usize) {
-    let half = count / 2;
-    let Scenario { name, cpus, script } = scenario;
+/// Runs a scenario in as many interleavings as it is worth.
+fn explore(scenario: Scenario) {
+    if let Err(what) = find(scenario, scenario.count) {
+        panic!("{what}");
+    }
+}
+
+/// Runs a scenario in so many interleavings, half of them of each kind, until it fails. Says how it does.
+fn find(scenario: Scenario, count: usize) -> Result<(), String> {
+    let Scenario { name, cpus, script, .. } = scenario;
     for (schedules, seed) in [(Schedules::Random, RANDOM_SEED), (Schedules::Priorities(CHANGES), PRIORITIES_SEED)] {
-        let found = interleave::find(schedules, seed, half, move || run(cpus, script));
+        let found = interleave::find(schedules, seed, count / 2, move || run(cpus, script));
         if let Err((number, what)) = found {
-            panic!("{name}: interleaving {number} of {schedules:?} from seed {seed:#x}: {what}");
+            return Err(format!("{name}: interleaving {number} of {schedules:?} from seed {seed:#x}: {what}"));
         }
     }
+    Ok(())
 }
 
 /// A VM of this name, with 2 MiB of memory.

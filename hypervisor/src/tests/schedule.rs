@@ -14,6 +14,7 @@ const C: u64 = 0x1010;
 pub(super) const PING_PONG: Scenario = Scenario {
     name: "two vCPUs wake each other",
     cpus: 2,
+    count: 14_000,
     script: |simulation: &Simulation| {
         let ping = |value| [Op::Write(A, value), Op::Interrupt(1), Op::Sleep(B, value)];
         let pong = |value| [Op::Sleep(A, value), Op::Write(B, value), Op::Interrupt(0)];
@@ -27,6 +28,7 @@ pub(super) const PING_PONG: Scenario = Scenario {
 pub(super) const SPINNER: Scenario = Scenario {
     name: "a spinning vCPU is preempted",
     cpus: 1,
+    count: 4_000,
     script: |simulation: &Simulation| {
         let spinner = vec![Op::Start(1), Op::Start(2), Op::Await(A, 1), Op::Await(B, 1), Op::ShutDown];
         let others = [A, B].map(|word| vec![Op::Work(1000), Op::Write(word, 1), Op::Stop]);
@@ -39,6 +41,7 @@ pub(super) const SPINNER: Scenario = Scenario {
 pub(super) const CROWD: Scenario = Scenario {
     name: "more vCPUs than pCPUs take turns",
     cpus: 2,
+    count: 10_000,
     script: |simulation: &Simulation| {
         let first = vec![
             Op::Start(1),
@@ -55,10 +58,34 @@ pub(super) const CROWD: Scenario = Scenario {
     },
 };
 
+/// A vCPU is woken by one that goes on without a pause: it runs on the other pCPU, which is idle or about to be.
+pub(super) const BESIDE_SPINNER: Scenario = Scenario {
+    name: "a woken vCPU runs beside one that spins",
+    cpus: 2,
+    count: 10_000,
+    script: |simulation: &Simulation| {
+        let first = vec![
+            Op::Start(1),
+            Op::Poll(A, 1),
+            Op::Write(B, 1),
+            Op::Interrupt(1),
+            Op::Poll(A, 2),
+            Op::Write(B, 2),
+            Op::Interrupt(1),
+            Op::Poll(A, 3),
+            Op::ShutDown,
+        ];
+        let second =
+            vec![Op::Write(A, 1), Op::Sleep(B, 1), Op::Write(A, 2), Op::Sleep(B, 2), Op::Write(A, 3), Op::Stop];
+        run_guest(simulation, &config("beside", 2), vec![first, second]);
+    },
+};
+
 /// vCPUs that sleep by their timers; one is woken by an interrupt before its timer, which must not wake it again in vain.
 pub(super) const TIMERS: Scenario = Scenario {
     name: "timers wake halted vCPUs",
     cpus: 2,
+    count: 10_000,
     script: |simulation: &Simulation| {
         let first = vec![
             Op::Start(1),
@@ -82,6 +109,7 @@ pub(super) const TIMERS: Scenario = Scenario {
 pub(super) const ALL_STOP: Scenario = Scenario {
     name: "a VM whose vCPUs all stop ends",
     cpus: 2,
+    count: 10_000,
     script: |simulation: &Simulation| {
         let first = vec![Op::Start(1), Op::Start(2), Op::Stop];
         run_guest(simulation, &config("all-stop", 3), vec![first, vec![Op::Stop], vec![Op::Yield, Op::Stop]]);
@@ -90,25 +118,30 @@ pub(super) const ALL_STOP: Scenario = Scenario {
 
 #[test]
 fn halted_vcpu_wakes_for_each_interrupt() {
-    explore(PING_PONG, 14_000);
+    explore(PING_PONG);
 }
 
 #[test]
 fn spinning_vcpu_gives_way_to_those_that_it_spins_for() {
-    explore(SPINNER, 4_000);
+    explore(SPINNER);
 }
 
 #[test]
 fn no_vcpu_waits_for_ever_when_there_are_more_of_them_than_pcpus() {
-    explore(CROWD, 10_000);
+    explore(CROWD);
+}
+
+#[test]
+fn woken_vcpu_never_waits_beside_an_idle_pcpu() {
+    explore(BESIDE_SPINNER);
 }
 
 #[test]
 fn halted_vcpu_wakes_when_its_timer_is_due() {
-    explore(TIMERS, 10_000);
+    explore(TIMERS);
 }
 
 #[test]
 fn vm_ends_when_its_last_vcpu_stops() {
-    explore(ALL_STOP, 10_000);
+    explore(ALL_STOP);
 }

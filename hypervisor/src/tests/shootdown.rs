@@ -48,20 +48,50 @@ fn flushed(simulation: &Simulation, tags: TagScheme, users: u32) {
 }
 
 /// As many pCPUs as vCPUs.
-pub(super) const SIDE_BY_SIDE: Scenario =
-    Scenario { name: "shootdown side by side", cpus: 2, script: |simulation| flushed(simulation, TagScheme::Epoch, 1) };
+pub(super) const SIDE_BY_SIDE: Scenario = Scenario {
+    name: "shootdown side by side",
+    cpus: 2,
+    count: 12_000,
+    script: |simulation| flushed(simulation, TagScheme::Epoch, 1),
+};
+
+/// Everything of everybody, again and again, while the target comes and goes.
+pub(super) const EPOCHS: Scenario = Scenario {
+    name: "shootdown by epochs",
+    cpus: 2,
+    count: 10_000,
+    script: |simulation| {
+        let change = |value| [Op::Map(PAGE, value), Op::Flush(3, None), Op::Touch(PAGE)];
+        let changes = (1..=6).flat_map(change);
+        let first = core::iter::once(Op::Start(1)).chain(changes).chain([Op::Sleep(DONE, 1), Op::ShutDown]);
+        let touch = [Op::Touch(PAGE), Op::Yield, Op::Touch(PAGE), Op::Touch(PAGE), Op::Touch(PAGE)];
+        let second = [&touch.repeat(6)[..], &[Op::Write(DONE, 1), Op::Interrupt(0), Op::Stop]].concat();
+        run_guest(simulation, &config("epochs", 2), std::vec![first.collect(), second]);
+    },
+};
 
 /// More vCPUs than pCPUs: they move, and most targets do not run.
 pub(super) const MOVING: Scenario = Scenario {
     name: "shootdown of vCPUs that move",
     cpus: 2,
-    script: |simulation| flushed(simulation, TagScheme::Epoch, 2),
+    count: 6_000,
+    script: |simulation| {
+        let change = |value| [Op::Map(PAGE, value), Op::Flush(7, Some(PAGE)), Op::Timer(700), Op::Halt];
+        let first = [Op::Start(1), Op::Start(2)].into_iter().chain((1..=6).flat_map(change));
+        let first = first.chain([Op::Sleep(DONE, 1), Op::Sleep(DONE + 8, 1), Op::ShutDown]);
+        // They sleep, and wake where there is room.
+        let touch = |ticks| [Op::Touch(PAGE), Op::Touch(PAGE), Op::Yield, Op::Timer(ticks), Op::Halt];
+        let user =
+            |ticks, done| [&touch(ticks).repeat(7)[..], &[Op::Write(done, 1), Op::Interrupt(0), Op::Stop]].concat();
+        run_guest(simulation, &config("moving", 3), std::vec![first.collect(), user(500, DONE), user(900, DONE + 8)]);
+    },
 };
 
 /// As above, with tags that are counted per pCPU.
 pub(super) const BY_GENERATION: Scenario = Scenario {
     name: "shootdown with generations",
     cpus: 2,
+    count: 6_000,
     script: |simulation| flushed(simulation, TagScheme::Generation, 2),
 };
 
@@ -69,25 +99,31 @@ pub(super) const BY_GENERATION: Scenario = Scenario {
 pub(super) const WAITING_TARGET: Scenario = Scenario {
     name: "shootdown of a target that waits for its pCPU",
     cpus: 1,
+    count: 4_000,
     script: |simulation| flushed(simulation, TagScheme::Epoch, 1),
 };
 
 #[test]
 fn no_stale_translation_is_used_after_the_flush_was_acknowledged() {
-    explore(SIDE_BY_SIDE, 12_000);
+    explore(SIDE_BY_SIDE);
+}
+
+#[test]
+fn new_epoch_reaches_vcpus_that_enter_meanwhile() {
+    explore(EPOCHS);
 }
 
 #[test]
 fn vcpu_that_moved_to_another_pcpu_uses_no_stale_translation() {
-    explore(MOVING, 10_000);
+    explore(MOVING);
 }
 
 #[test]
 fn tags_by_generation_leave_no_stale_translation_either() {
-    explore(BY_GENERATION, 6_000);
+    explore(BY_GENERATION);
 }
 
 #[test]
 fn flush_does_not_wait_for_a_vcpu_that_does_not_run() {
-    explore(WAITING_TARGET, 4_000);
+    explore(WAITING_TARGET);
 }

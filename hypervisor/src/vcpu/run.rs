@@ -14,6 +14,7 @@ use crate::arch::tags::CpuTags;
 use crate::arch::virtualization::HostContext;
 use crate::arch::{self, gate};
 use crate::cpu::{self, PerCpu, scheduler};
+use crate::mutants::{self, Mutant};
 use crate::trace;
 use crate::vm::Vm;
 
@@ -109,8 +110,9 @@ fn stay(run: &mut Running<'_>, host: &HostContext, tags: &mut CpuTags, traced: &
         }
 
         // Shootdowns, stops, interrupts of others: all land here.
+        let is_tested = mutants::is(Mutant::TestBeforeEnter) && !run.vcpu.mailbox().has_work();
         run.vcpu.presence().enter(run.cpu.id.0);
-        if run.vcpu.mailbox().has_work() {
+        if !is_tested && run.vcpu.mailbox().has_work() {
             run.vcpu.presence().leave();
             if let Some(left) = take_pending(run) {
                 return left;
@@ -118,6 +120,9 @@ fn stay(run: &mut Running<'_>, host: &HostContext, tags: &mut CpuTags, traced: &
             continue;
         }
 
+        if mutants::is(Mutant::PresenceLeftEarly) {
+            run.vcpu.presence().leave();
+        }
         run.owner.arch.enter(host, tags, run.vm.memory.epoch(), run.tally);
         run.vcpu.presence().leave();
 
@@ -221,6 +226,9 @@ impl Running<'_> {
         }
         self.vcpu.set_virtual_time(scheduler::time_of_running(self.cpu));
         self.park();
+        if mutants::is(Mutant::BlockWithoutTest) {
+            let _ = self.vcpu.mailbox().take();
+        }
         if !self.vcpu.mailbox().block() {
             self.unpark();
             return false;

@@ -39,6 +39,7 @@ use crate::arch::vcpu::ArchVcpu;
 use crate::arch::{interrupts, tlb, tsc};
 use crate::cpu;
 use crate::frames::{Exhausted, Frames};
+use crate::mutants::{self, Mutant};
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, relax};
 use crate::trace;
 use crate::vcpu::{Owner, Tally, Vcpu};
@@ -195,13 +196,15 @@ impl Memory {
         // A flush of everything on all vCPUs is one store. (With a scheme that counts per pCPU, other VMs would pay for
         // it.)
         let by_epoch = plan.is_whole() && self.tag_pool().pool().scheme() == Scheme::Epoch && is_everybody(set, count);
-        if by_epoch {
+        if by_epoch && !mutants::is(Mutant::EpochNotBumped) && !mutants::is(Mutant::EpochAfterLook) {
             self.epoch.fetch_add(1, Ordering::SeqCst);
         }
         let publish = |target: &Vcpu| {
             if !by_epoch {
                 plan.flushes().for_each(|flush| target.requests().ask(flush));
-                target.mailbox().leave(Pending::FLUSH);
+                if !mutants::is(Mutant::FlushNotAnnounced) {
+                    target.mailbox().leave(Pending::FLUSH);
+                }
             }
         };
         let meanwhile = || {
@@ -213,6 +216,9 @@ impl Memory {
         let mut wait = None;
         let relax = |cpu| kick_again(&mut wait, cpu);
         let outcome = shootdown::run(others, Vcpu::presence, publish, interrupts::kick_all, meanwhile, relax);
+        if by_epoch && mutants::is(Mutant::EpochAfterLook) {
+            self.epoch.fetch_add(1, Ordering::SeqCst);
+        }
 
         tally.add(|count| &count.flush_targets, outcome.targets.into());
         tally.add(|count| &count.flush_kicks, outcome.kicked.into());
@@ -268,6 +274,9 @@ impl Memory {
     /// The vCPU, which is about to enter, does the flushes that others have requested.
     pub(crate) fn flush_owed(&self, vcpu: &Vcpu, owner: &mut Owner, tally: Tally<'_>) {
         let taken = vcpu.requests().take();
+        if mutants::is(Mutant::FlushNotCarriedOut) {
+            return;
+        }
         if taken.whole() {
             flush_own(&mut owner.arch, tally, Flush::Whole);
         } else {

@@ -27,6 +27,7 @@ use crate::arch::vcpu::ArchVcpu;
 use crate::arch::{interrupts, loader};
 use crate::cpu::{self, scheduler};
 use crate::frames;
+use crate::mutants::{self, Mutant};
 use crate::sync::{AtomicBool, AtomicU32, Ordering, fence};
 use crate::vcpu::Vcpu;
 use memory::{Memory, MemoryError};
@@ -219,6 +220,7 @@ impl Vm {
     /// Posts work to a vCPU, and makes the vCPU notice it.
     pub(crate) fn post(&self, index: u32, work: Pending) {
         let Some(vcpu) = self.vcpus.get(index as usize) else { return };
+        let was_outside = mutants::is(Mutant::LookBeforePost) && !vcpu.presence().is_inside();
         match vcpu.mailbox().post(work) {
             Notify::Nothing => {}
             // This pCPU takes its own vCPU's work before it enters again.
@@ -226,7 +228,7 @@ impl Vm {
             Notify::Kick(cpu) => {
                 // Post first, then read: a vCPU that enters between the two finds the work itself.
                 fence(Ordering::SeqCst);
-                if vcpu.presence().is_inside() {
+                if !was_outside && vcpu.presence().is_inside() {
                     interrupts::kick(cpu);
                 }
             }
@@ -241,6 +243,9 @@ impl Vm {
     /// Keeps all vCPUs out of their guests, or lets them in again.
     pub(crate) fn pause(&self, paused: bool) {
         self.paused.store(paused, Ordering::SeqCst);
+        if mutants::is(Mutant::PauseNotPosted) {
+            return;
+        }
         for index in 0..self.config.vcpus {
             self.post(index, Pending::PAUSE);
         }
@@ -279,7 +284,9 @@ impl Vm {
 
     /// A parked vCPU runs again.
     pub(crate) fn vcpu_unparked(&self) {
-        self.parked.fetch_sub(1, Ordering::SeqCst);
+        if !mutants::is(Mutant::UnparkNotCounted) {
+            self.parked.fetch_sub(1, Ordering::SeqCst);
+        }
     }
 
     /// Ends the VM if every vCPU waits for another. Called by a parked vCPU after it has blocked, so the last one of

@@ -18,7 +18,7 @@ use std::vec::Vec;
 
 use addr::{Hpa, HpaRange, Hva};
 use hw_model::Tag;
-use interleave::{Context, Thread, Waker, park, point};
+use interleave::{Context, Parking, Thread, point};
 use sched::CpuId;
 
 use super::percpu::ArchPerCpu;
@@ -69,7 +69,7 @@ pub(super) struct Cpu {
     is_kicked: bool,
     is_asleep: bool,
     deadline: Option<u64>,
-    waker: Option<Waker>,
+    parking: Arc<Parking>,
 }
 
 /// A page of stage 2, as a TLB holds it.
@@ -197,10 +197,10 @@ impl Machine {
     fn wake(&self, cpu: usize) {
         let mut hardware = self.hardware();
         let cpu = &mut hardware.cpus[cpu];
-        let waker = if core::mem::take(&mut cpu.is_asleep) { cpu.waker.clone() } else { None };
+        let parking = core::mem::take(&mut cpu.is_asleep).then(|| cpu.parking.clone());
         drop(hardware);
-        if let Some(waker) = waker {
-            waker.wake();
+        if let Some(parking) = parking {
+            parking.wake();
         }
     }
 
@@ -210,22 +210,40 @@ impl Machine {
         while self.falls_asleep() {
             self.run_clock();
             self.wake(0);
-            let is_asleep = self.hardware().cpus[number()].is_asleep;
-            if is_asleep {
-                park();
-            }
+            self.park();
         }
         self.take_interrupts();
     }
 
+    /// Waits until another pCPU wakes this one, unless that has happened.
+    fn park(&self) {
+        let hardware = self.hardware();
+        let cpu = &hardware.cpus[number()];
+        let parking = cpu.is_asleep.then(|| cpu.parking.clone());
+        drop(hardware);
+        if let Some(parking) = parking {
+            parking.park();
+        }
+    }
+
     /// Puts this pCPU to sleep, unless something interrupts it or the machine is off.
     fn falls_asleep(&self) -> bool {
-        let waker = interleave::current();
         let cpu = &mut self.hardware().cpus[number()];
         let goes_on = self.is_over.load(Ordering::Relaxed) || cpu.is_interrupted(self.clock.load(Ordering::Relaxed));
         cpu.is_asleep = !goes_on;
-        cpu.waker = Some(waker);
         !goes_on
+    }
+
+    /// Wakes pCPUs whose timers are due.
+    pub(super) fn wake_due(&self) {
+        let now = self.clock.load(Ordering::Relaxed);
+        let is_due = |cpu: &Cpu| cpu.is_asleep && cpu.deadline.is_some_and(|deadline| deadline <= now);
+        let cpus = 1..self.hardware().cpus.len();
+        for cpu in cpus {
+            if is_due(&self.hardware().cpus[cpu]) {
+                self.wake(cpu);
+            }
+        }
     }
 
     /// When all pCPUs that run vCPUs sleep, time passes until a timer wakes one of them.
@@ -307,7 +325,7 @@ impl Simulation {
             }
             assert!(!was_quiet || !self.machine.is_quiet(), "all pCPUs sleep for ever, but not: {what}");
             if self.machine.falls_asleep() && !self.machine.is_quiet() {
-                park();
+                self.machine.park();
             }
             self.machine.take_interrupts();
         }

@@ -176,8 +176,7 @@ pub(crate) mod virtualization {
         pub(crate) can_flush_one_tag: bool,
     }
 
-    /// Few instructions make a slice.
-    pub(crate) const SLICES_PER_SECOND: u64 = 100_000;
+    pub(crate) const SLICES_PER_SECOND: u64 = 200;
 
     pub(crate) fn check() -> Result<(), &'static str> {
         Ok(())

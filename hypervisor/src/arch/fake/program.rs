@@ -7,6 +7,8 @@ pub(crate) enum Op {
     Write(u64, u64),
     /// Waits in a loop until a word has this value.
     Await(u64, u64),
+    /// As above, so quickly that nearly no time passes.
+    Poll(u64, u64),
     /// Waits, halted, until a word has this value: whoever writes it sends an interrupt next.
     Sleep(u64, u64),
     /// A word has this value, or the test fails.

@@ -30,6 +30,8 @@ pub(crate) struct ArchVcpu {
     /// An interrupt waits for the guest.
     is_interrupted: bool,
     deadline: Option<u64>,
+    /// The guest has taken an interrupt since it set its timer: it does not halt to wait for that.
+    has_rung: bool,
     /// Why the guest was left.
     pub(super) exit: Exit,
     /// A flush has been asked for: which vCPUs' pages lead to what, at least, once the guest runs again.
@@ -52,7 +54,7 @@ enum Activity {
 /// Ticks that an instruction takes.
 const INSTRUCTION: u64 = 100;
 /// Ticks that a look at a word takes that somebody else is to change: a tick of the host is over soon.
-const SPIN: u64 = 200_000;
+const SPIN: u64 = 100_000;
 
 const PRESENT: u64 = 1;
 const WRITABLE: u64 = 1 << 1;
@@ -72,6 +74,7 @@ impl ArchVcpu {
             activity: Activity::WaitsForStart,
             is_interrupted: false,
             deadline: None,
+            has_rung: false,
             exit: Exit::Interrupted,
             acknowledges: Vec::new(),
             left_at: 0,
@@ -135,13 +138,14 @@ impl ArchVcpu {
             *least = value.max(*least);
         }
         // The guest takes its interrupt; its handler does nothing.
-        self.is_interrupted = false;
+        self.has_rung |= core::mem::take(&mut self.is_interrupted);
         self.exit = loop {
             point();
             if machine().is_interrupted() {
                 break Exit::Interrupted;
             }
             machine().pass(INSTRUCTION);
+            machine().wake_due();
             match self.step() {
                 Ok(()) => self.at = self.at.wrapping_add(1),
                 Err(exit) => break exit,
@@ -160,10 +164,14 @@ impl ArchVcpu {
                 relax();
                 self.at = self.at.wrapping_sub(1);
             }
+            Op::Poll(gpa, value) if self.access(gpa, false)?.load(Ordering::SeqCst) != value => {
+                relax();
+                self.at = self.at.wrapping_sub(1);
+            }
             Op::Sleep(gpa, value) if self.access(gpa, false)?.load(Ordering::SeqCst) != value => {
                 return Err(Exit::Halted);
             }
-            Op::Await(..) | Op::Sleep(..) => {}
+            Op::Await(..) | Op::Poll(..) | Op::Sleep(..) => {}
             Op::Expect(gpa, value) => {
                 let found = self.access(gpa, false)?.load(Ordering::SeqCst);
                 assert_eq!(found, value, "vCPU {} reads {gpa:#x}", self.index);
@@ -181,8 +189,12 @@ impl ArchVcpu {
             }
             Op::Interrupt(target) => return Err(self.leave_for(Exit::Interrupt(target))),
             Op::Start(target) => return Err(self.leave_for(Exit::Start(target))),
+            Op::Halt if core::mem::take(&mut self.has_rung) => {}
             Op::Halt => return Err(self.leave_for(Exit::Halted)),
-            Op::Timer(ticks) => return Err(self.leave_for(Exit::Timer(ticks))),
+            Op::Timer(ticks) => {
+                self.has_rung = false;
+                return Err(self.leave_for(Exit::Timer(ticks)));
+            }
             Op::Work(ticks) => {
                 machine().pass(ticks);
             }

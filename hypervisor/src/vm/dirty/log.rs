@@ -17,6 +17,7 @@ use vcpu_layout::MailboxField;
 use crate::arch::block::Block;
 use crate::arch::tlb;
 use crate::cpu;
+use crate::mutants::{self, Mutant};
 use crate::sync::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence, relax};
 use crate::vcpu::Vcpu;
 use crate::vm::Vm;
@@ -176,7 +177,7 @@ impl Logging {
     #[inline]
     pub(crate) fn wrote(&self, gpa: Gpa, bytes: u64) {
         fence(Ordering::SeqCst);
-        if self.state.load(Ordering::Relaxed) != OFF {
+        if self.state.load(Ordering::Relaxed) != OFF && !mutants::is(Mutant::HostWriteNotMarked) {
             self.mark(gpa, bytes);
         }
     }
@@ -237,6 +238,9 @@ impl Tlb for AllTlbs<'_> {
     }
 
     fn flush(&self, stale: Stale) {
+        if mutants::is(Mutant::Stage2NotFlushed) {
+            return;
+        }
         self.flushes.set(self.flushes.get() + 1);
         tlb::flush(self.memory, self.vcpus, stale);
     }

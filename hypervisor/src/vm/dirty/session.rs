@@ -16,6 +16,7 @@ use super::log::{self, AllTlbs, SlotLog};
 use crate::arch::tsc;
 use crate::cpu;
 use crate::frames::{self, Frames};
+use crate::mutants::{self, Mutant};
 use crate::vm::Vm;
 
 /// Pages that are copied or compared in one step.
@@ -286,11 +287,16 @@ impl Session {
         if dirty.iter().all(|word| *word == 0) {
             return Vec::new();
         }
+        if mutants::is(Mutant::CopyBeforeClear) {
+            let is_set = |page: &u64| dirty[(page / 64) as usize] >> (page % 64) & 1 != 0;
+            let pages: Vec<u64> = (0..log.slot().bytes() / PAGE_BYTES).filter(is_set).collect();
+            pages.chunks(PAGES_AT_ONCE).for_each(|pages| self.copy(vm, slot, pages, false));
+        }
         let cleared = self.sent[slot].clear(&log, stage2, 0, &dirty);
         let found = cleared.flush(&tlbs, walking, vm.memory.logging().walkers()).pages().collect();
         round.flushes += tlbs.flushes();
         vm.memory.logging().count_flushes(tlbs.flushes());
-        found
+        if mutants::is(Mutant::CopyBeforeClear) { Vec::new() } else { found }
     }
 
     /// Brings some pages of the mirror up to date; with nonsense, if they shall be lost.

@@ -1,0 +1,53 @@
+//! Each planted mistake is found by one of the scenarios, in fewer interleavings than these are run in.
+
+use core::cell::Cell;
+use std::string::String;
+use std::time::Instant;
+
+use super::{Scenario, dirty, find, life, schedule, shootdown};
+use crate::mutants::{ALL, Mutant};
+
+std::thread_local! {
+    static PLANTED: Cell<Option<Mutant>> = const { Cell::new(None) };
+}
+
+/// Whether this mistake is to be made, by the pCPUs that are simulated on this thread.
+pub(crate) fn is(mutant: Mutant) -> bool {
+    PLANTED.get() == Some(mutant)
+}
+
+/// The scenario that finds the mistake.
+fn found_by(mutant: Mutant) -> Scenario {
+    match mutant {
+        Mutant::WakeWithoutKick | Mutant::BlockWithoutTest => schedule::PING_PONG,
+        Mutant::IdleWithoutLook => schedule::BESIDE_SPINNER,
+        Mutant::LookBeforePost | Mutant::TestBeforeEnter | Mutant::PresenceLeftEarly => life::STOP_SPINNING,
+        Mutant::EpochAfterLook | Mutant::EpochNotBumped => shootdown::EPOCHS,
+        Mutant::FlushNotAnnounced | Mutant::FlushNotCarriedOut => shootdown::SIDE_BY_SIDE,
+        Mutant::TagKeptOnMove => shootdown::MOVING,
+        Mutant::TimerLost | Mutant::TimerNotPosted => schedule::TIMERS,
+        Mutant::PutBackTwice => schedule::CROWD,
+        Mutant::UnparkNotCounted => schedule::ALL_STOP,
+        Mutant::SeatKept => life::STOP,
+        Mutant::PauseNotPosted => life::PAUSE,
+        Mutant::Stage2NotFlushed | Mutant::CopyBeforeClear => dirty::BY_FAULTS,
+        Mutant::HostWriteNotMarked => dirty::BY_HARDWARE,
+    }
+}
+
+#[test]
+fn each_planted_mistake_is_found() {
+    let mut missed = String::new();
+    for &mutant in ALL {
+        let scenario = found_by(mutant);
+        let since = Instant::now();
+        PLANTED.set(Some(mutant));
+        let found = find(scenario, scenario.count);
+        PLANTED.set(None);
+        match found {
+            Ok(_) => missed += &format!("{mutant:?} is not found by \"{}\"\n", scenario.name),
+            Err(what) => println!("{mutant:?}: {:?}: {what}", since.elapsed()),
+        }
+    }
+    assert!(missed.is_empty(), "{missed}");
+}
