@@ -407,7 +407,8 @@ pub(crate) struct RunArgs {
     /// QEMU to use [default: qemu-system-x86_64 or -aarch64]
     #[arg(long, value_name = "PATH", help_heading = "For the host")]
     pub(crate) qemu: Option<PathBuf>,
-    /// Start as a PC does: this firmware, then GRUB from an image as `dunlin image` makes it [default: QEMU loads the hypervisor]
+    /// Start as a PC does: this firmware, then GRUB from an image as `dunlin image` makes it [default: QEMU loads the
+    /// hypervisor]
     #[arg(long, value_name = "bios|uefi", value_enum, help_heading = "For the host")]
     pub(crate) firmware: Option<Firmware>,
     /// One more argument for QEMU, as it is; may be given several times

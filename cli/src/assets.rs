@@ -36,7 +36,8 @@ impl Assets {
             .map_err(|path| missing(Failure::bad_input(format!("no hypervisor at {}", path.display()))))
     }
 
-    /// GRUB's modules for machines of this architecture: those that the build has fetched, else those that are installed.
+    /// GRUB's modules for machines of this architecture: those that the build has fetched, else those that are
+    /// installed.
     pub(crate) fn grub(&self) -> Result<PathBuf, Failure> {
         let fetched = self.directory.join("grub");
         [fetched, PathBuf::from("/usr/lib/grub/arm64-efi")].into_iter().find(|path| path.join("modinfo.sh").is_file()).ok_or_else(|| {

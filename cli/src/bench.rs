@@ -170,8 +170,8 @@ impl Spread {
         Some(Self { median, least, greatest })
     }
 
-    /// What the median of all values is at least, of which these are some: less in 2.5 % of cases. Below it lie so many of
-    /// these values as fewer than which would be below the true median in that many cases only.
+    /// What the median of all values is at least, of which these are some: less in 2.5 % of cases. Below it lie so many
+    /// of these values as fewer than which would be below the true median in that many cases only.
     pub(crate) fn median_at_least(values: &[f64]) -> Option<f64> {
         const MISTAKEN: f64 = 0.025;
         let mut sorted = values.to_vec();
@@ -212,7 +212,8 @@ mod tests {
 
     #[test]
     fn true_median_is_hardly_ever_below_the_bound() {
-        // Order statistics of the binomial distribution with 1/2: of 25 the 8th is the last that will do, of 13 the 3rd.
+        // Order statistics of the binomial distribution with 1/2: of 25 the 8th is the last that will do, of 13 the
+        // 3rd.
         for (count, place) in [(25, 8), (13, 3), (6, 1), (1, 1)] {
             let values: Vec<f64> = (1..=count).rev().map(f64::from).collect();
             assert_eq!(Spread::median_at_least(&values), Some(f64::from(place)), "of {count}");

@@ -1,9 +1,9 @@
 //! What to run: a TOML file, and options that override it.
 //!
 //! Every value remembers its [`Place`]: the file, line and key that it was written at, or the option. So whatever finds
-//! a value wanting, here or later (a kernel that is no kernel, more memory than the computer has), can say where to mend it.
-//! The file is read key by key instead of by a derived deserializer for the same reason: each key is asked for by name,
-//! and what nobody asked for is an unknown key.
+//! a value wanting, here or later (a kernel that is no kernel, more memory than the computer has), can say where to
+//! mend it. The file is read key by key instead of by a derived deserializer for the same reason: each key is asked for
+//! by name, and what nobody asked for is an unknown key.
 
 mod arch;
 mod reader;
@@ -135,7 +135,8 @@ pub(crate) enum Initrd {
 impl Initrd {
     const NAMES: &'static [&'static str] = &["dunlin", "workloads", "compile", "none"];
 
-    /// The archives that the build leaves for it, in the order in which the kernel unpacks them; none if it is not ours.
+    /// The archives that the build leaves for it, in the order in which the kernel unpacks them; none if it is not
+    /// ours.
     pub(crate) fn archives(&self) -> &'static [&'static str] {
         match self {
             Self::Dunlin => &["initrd.cpio.gz"],

@@ -1,7 +1,7 @@
 //! `dunlin image`: the hypervisor, its VMs and GRUB in one file that a machine starts from, as a CD or from a stick.
 //!
-//! GRUB's own tool makes the file, for BIOS and UEFI at once on a PC. Here is what it is made of: the hypervisor, the payload, and
-//! GRUB's menu, by which a PC gets the payload as a module, an Arm machine as the initrd.
+//! GRUB's own tool makes the file, for BIOS and UEFI at once on a PC. Here is what it is made of: the hypervisor, the
+//! payload, and GRUB's menu, by which a PC gets the payload as a module, an Arm machine as the initrd.
 
 use std::io;
 use std::path::Path;
@@ -112,8 +112,8 @@ pub(crate) fn write(
 pub(crate) const MENU_AT_ONCE: &str = "set timeout=0\n\
     menuentry Dunlin {\n    multiboot2 /boot/dunlin log=info\n    module2 /boot/payload payload\n}\n";
 
-/// Has our agents write to the console, for nobody reads their own line. Kernels without one, such as the measuring guest, may not
-/// know the word.
+/// Has our agents write to the console, for nobody reads their own line. Kernels without one, such as the measuring
+/// guest, may not know the word.
 fn tell_agents(mut config: Config) -> Config {
     let console = config.host.arch.value.console();
     for vm in config.vms.iter_mut().filter(|vm| payload::has_agent(vm)) {

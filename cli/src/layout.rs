@@ -1,7 +1,8 @@
 //! `dunlin layout`: how the hypervisor's own state lies in memory, as a running host tells it.
 //!
 //! The host is one that runs already, or one without VMs that is started for the question ([`host`]). What it answers
-//! becomes [`text`], which can be held against a file line by line, or JSON; where its blocks are is looked at in [`mod@places`].
+//! becomes [`text`], which can be held against a file line by line, or JSON; where its blocks are is looked at in
+//! [`mod@places`].
 
 mod host;
 mod picture;

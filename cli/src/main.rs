@@ -3,8 +3,8 @@
 //! `dunlin run` reads a file of VMs (`config`), checks and packs what they need (`assets`, `payload`), starts the
 //! hypervisor in QEMU (`qemu`) and follows the run to its end (`session`) over the control port (`control`). What a
 //! guest runs and answers is in `exec`, the terminal in `console`, what was seen in `summary`. `bench` measures by such
-//! runs. `dunlin list`, `stats`, `top`, `metrics`, `trace`, `stop`, `pause`, `resume` and `dirty` reach a running host through the
-//! `dunlin run` that started it (`share`). `dunlin image` writes what any PC starts from (`image`).
+//! runs. `dunlin list`, `stats`, `top`, `metrics`, `trace`, `stop`, `pause`, `resume` and `dirty` reach a running host
+//! through the `dunlin run` that started it (`share`). `dunlin image` writes what any PC starts from (`image`).
 
 mod args;
 mod assets;
@@ -76,8 +76,8 @@ fn fail(failure: &Failure) -> ExitCode {
 /// Status of a process that wrote to a pipe that nobody reads, as shells have it: 128 and SIGPIPE.
 const NOBODY_READS: i32 = 141;
 
-/// A panic ends the process without unwinding, so what the terminal was is restored here. One is none: `println!` panics when
-/// the reader has gone (`dunlin bench exits | head`).
+/// A panic ends the process without unwinding, so what the terminal was is restored here. One is none: `println!`
+/// panics when the reader has gone (`dunlin bench exits | head`).
 fn end_well_on_panic() {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {

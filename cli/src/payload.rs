@@ -35,8 +35,8 @@ pub(crate) struct Payload {
 /// Who starts the hypervisor with a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Start {
-    /// This tool, on this computer. It ends the host itself once it has read the last counters: a host that ends on its own would
-    /// take them along.
+    /// This tool, on this computer. It ends the host itself once it has read the last counters: a host that ends on its
+    /// own would take them along.
     Here,
     /// A boot loader, on any computer. The host ends with its VMs.
     Elsewhere,

@@ -1,9 +1,9 @@
 //! Records of measurements: one JSON line for each result, which says by itself what was measured, how, and on what.
 //!
-//! `dunlin bench` writes them ([`Log`]), `dunlin bench compare` and `dunlin report` read them ([`read`]). A file of them
-//! only grows, line by line, each written in one piece as soon as it is known: whatever ends a measurement, what was
-//! measured stays. The same thing measured again is another line; who reads takes the samples of all of them together
-//! ([`series`]).
+//! `dunlin bench` writes them ([`Log`]), `dunlin bench compare` and `dunlin report` read them ([`read`]). A file of
+//! them only grows, line by line, each written in one piece as soon as it is known: whatever ends a measurement, what
+//! was measured stays. The same thing measured again is another line; who reads takes the samples of all of them
+//! together ([`series`]).
 
 mod log;
 mod reader;

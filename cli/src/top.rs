@@ -398,8 +398,8 @@ fn draw(frame: &mut Frame<'_>, old: Option<&Picture>, new: &Picture, view: &mut 
     frame.render_widget(Line::from(help), keys);
 }
 
-/// Lines that notes need, on a terminal of this width. Words that do not fit go to the next line, so that a line holds less
-/// than its width: one more, for those that have to be broken.
+/// Lines that notes need, on a terminal of this width. Words that do not fit go to the next line, so that a line holds
+/// less than its width: one more, for those that have to be broken.
 fn notes_height(notes: &[String], width: u16) -> u16 {
     let width = usize::from(width).max(1);
     let lines: usize = notes.iter().map(|note| note.chars().count()).map(|n| n.div_ceil(width) + n / width).sum();

@@ -1,7 +1,7 @@
 //! `dunlin trace`: what happens on each pCPU of a running host, event by event, as a file that Perfetto opens.
 //!
-//! The host writes events into rings, which are emptied here as fast as the control port allows. [`timeline`] makes slices of
-//! them, one for each stay of a vCPU on a pCPU and one for each exit.
+//! The host writes events into rings, which are emptied here as fast as the control port allows. [`timeline`] makes
+//! slices of them, one for each stay of a vCPU on a pCPU and one for each exit.
 
 mod timeline;
 

@@ -1,8 +1,8 @@
-//! Which CPUs there are, and where PCI is: from the RSDP through the root table to the MADT (ACPI 6.5, 5.2.5 to 5.2.12) and
-//! the MCFG.
+//! Which CPUs there are, and where PCI is: from the RSDP through the root table to the MADT (ACPI 6.5, 5.2.5 to 5.2.12)
+//! and the MCFG.
 //!
-//! Tables are read through a function that hands out physical memory, so that the whole walk runs on the host in
-//! tests. A table with a wrong checksum or length is treated as absent.
+//! Tables are read through a function that hands out physical memory, so that the whole walk runs on the host in tests.
+//! A table with a wrong checksum or length is treated as absent.
 
 /// Hands out `length` bytes of physical memory at an address, or `None` where the guest has no memory to read.
 pub trait Physical {
@@ -25,8 +25,8 @@ pub fn madt(memory: &impl Physical, rsdp: u64) -> Option<Madt<'_>> {
     find(memory, rsdp, b"APIC").map(Madt)
 }
 
-/// Physical address of the configuration spaces of PCI bus 0: the first entry of the MCFG (PCI Firmware Specification 3.2,
-/// 4.1.2).
+/// Physical address of the configuration spaces of PCI bus 0: the first entry of the MCFG (PCI Firmware Specification
+/// 3.2, 4.1.2).
 #[must_use]
 pub fn ecam(memory: &impl Physical, rsdp: u64) -> Option<u64> {
     u64_at(find(memory, rsdp, b"MCFG")?, HEADER + 8)

@@ -1,8 +1,8 @@
 //! The measuring guest: one small bare-metal kernel, a list of named experiments, records out.
 //!
-//! It boots by PVH on x86-64 and as a Linux Image on AArch64 (`-kernel` of QEMU, and our hypervisor; Xen and Firecracker
-//! take the former), starts the CPUs that the firmware tables name, runs the experiments that its command line names,
-//! writes what it saw as one line per record to the first serial port, and powers off.
+//! It boots by PVH on x86-64 and as a Linux Image on AArch64 (`-kernel` of QEMU, and our hypervisor; Xen and
+//! Firecracker take the former), starts the CPUs that the firmware tables name, runs the experiments that its command
+//! line names, writes what it saw as one line per record to the first serial port, and powers off.
 //!
 //! It is linked for the start of memory and needs 20 MiB of it.
 //!

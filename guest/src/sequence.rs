@@ -9,9 +9,10 @@
 //!
 //! A reader takes its published number first and reads the page second.
 //!
-//! **No false alarm.** With a good translation the reader reaches the frame of a move `m`, `m >= n` where `n` is what it
-//! took, because the page already pointed there when `n` was published. That frame held `m` before the page pointed to
-//! it, and the numbers in a frame only rise. So less than `n` cannot be read, even if the frame is written again meanwhile.
+//! **No false alarm.** With a good translation the reader reaches the frame of a move `m`, `m >= n` where `n` is what
+//! it took, because the page already pointed there when `n` was published. That frame held `m` before the page pointed
+//! to it, and the numbers in a frame only rise. So less than `n` cannot be read, even if the frame is written again
+//! meanwhile.
 //!
 //! **What is missed.** A stale translation to the frame of move `m < n` is noticed until that frame is written anew by
 //! move `m + FRAMES`: for the next `FRAMES - 1` moves. Afterwards the old frame holds a number that looks good.

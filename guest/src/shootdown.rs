@@ -1,5 +1,5 @@
-//! Remote TLB flushes, as a guest kernel does them: one function, native by interrupt at first, replaced once the machine's
-//! own way has been found (`arch::remote`): a hypercall, or an instruction that all CPUs hear.
+//! Remote TLB flushes, as a guest kernel does them: one function, native by interrupt at first, replaced once the
+//! machine's own way has been found (`arch::remote`): a hypercall, or an instruction that all CPUs hear.
 //!
 //! | operation | FreeBSD's `invl_op` | by interrupt | by hypercall |
 //! |---|---|---|---|
@@ -9,10 +9,10 @@
 //!
 //! Both take a set of CPUs in which the caller may be, and return when the flush has been done on all of it.
 //!
-//! **By interrupt.** Each CPU has one request of its own, and an inbox with a bit per sender. The sender fills its request
-//! in, sets its bit in each target's inbox, interrupts the targets (all others by one command, where that meets no
-//! stranger; otherwise one by one), flushes itself, and waits until nobody is left to answer. While it waits it serves
-//! its own inbox, so that two who flush each other with interrupts off both come to an end.
+//! **By interrupt.** Each CPU has one request of its own, and an inbox with a bit per sender. The sender fills its
+//! request in, sets its bit in each target's inbox, interrupts the targets (all others by one command, where that meets
+//! no stranger; otherwise one by one), flushes itself, and waits until nobody is left to answer. While it waits it
+//! serves its own inbox, so that two who flush each other with interrupts off both come to an end.
 
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 

@@ -52,8 +52,8 @@ impl MemoryMap {
         Self { entries: [None; LIMIT], left_out: 0 }
     }
 
-    /// Adds an entry. Extends an entry of the same kind that ends where it begins. RAM without room is left out, because
-    /// missing RAM does no harm.
+    /// Adds an entry. Extends an entry of the same kind that ends where it begins. RAM without room is left out,
+    /// because missing RAM does no harm.
     ///
     /// # Errors
     /// There is no room for a range that is not RAM.

@@ -1,5 +1,5 @@
-//! Atomics and locks of what pCPUs share: core's and spin's. In tests, those of a simulation, which may switch to another
-//! pCPU at each operation.
+//! Atomics and locks of what pCPUs share: core's and spin's. In tests, those of a simulation, which may switch to
+//! another pCPU at each operation.
 
 #[cfg(not(test))]
 pub(crate) use core::hint::spin_loop as relax;

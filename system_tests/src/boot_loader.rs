@@ -66,7 +66,8 @@ impl BootLoader {
         for (address, bytes) in [(CODE, self.code(entry)), (DATA, self.data.clone())] {
             file.resize(file.len().next_multiple_of(0x1000), 0);
             let (at, address, length) = (file.len() as u64, u64::from(address), bytes.len() as u64);
-            // PT_LOAD, readable and executable: offset, virtual and physical address, bytes in the file and in memory, alignment.
+            // PT_LOAD, readable and executable: offset, virtual and physical address, bytes in the file and in memory,
+            // alignment.
             headers.extend([1u32, 5].into_iter().flat_map(u32::to_le_bytes));
             headers.extend([at, address, address, length, length, 0x1000].into_iter().flat_map(u64::to_le_bytes));
             file.extend(bytes);

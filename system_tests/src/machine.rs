@@ -128,8 +128,8 @@ impl Machine {
         self.start_kernel(&self.hypervisor(), "stdio", machine, arguments)
     }
 
-    /// Starts this file by QEMU's `-kernel`, with 256 MiB, on a machine described by further arguments, which come last. `serial` is
-    /// where the serial line leads, by QEMU's word for it.
+    /// Starts this file by QEMU's `-kernel`, with 256 MiB, on a machine described by further arguments, which come
+    /// last. `serial` is where the serial line leads, by QEMU's word for it.
     ///
     /// # Panics
     /// When there is no such file.

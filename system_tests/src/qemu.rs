@@ -4,11 +4,12 @@ use std::process::Command;
 
 use crate::Machine;
 
-/// The device by which the hypervisor, or a guest without one, ends a PC with a status: [`abi::exit_code::qemu_status`].
+/// The device by which the hypervisor, or a guest without one, ends a PC with a status:
+/// [`abi::exit_code::qemu_status`].
 pub const DEBUG_EXIT: [&str; 2] = ["-device", "isa-debug-exit,iobase=0xf4,iosize=4"];
 
-/// QEMU for this architecture, for at most `seconds`, because one that hangs must not hang the tests. Nothing is in the machine but
-/// what further arguments put there, and it ends when it is reset or turned off.
+/// QEMU for this architecture, for at most `seconds`, because one that hangs must not hang the tests. Nothing is in the
+/// machine but what further arguments put there, and it ends when it is reset or turned off.
 #[must_use]
 pub fn of(machine: Machine, seconds: u32) -> Command {
     let mut command = Command::new("timeout");

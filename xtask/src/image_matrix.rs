@@ -117,7 +117,8 @@ fn chosen(words: &[&str]) -> Result<Vec<Pc>> {
     Ok(pcs)
 }
 
-/// The same PCs, with those first that show the most: each next one has the most pairs of words that none before it has.
+/// The same PCs, with those first that show the most: each next one has the most pairs of words that none before it
+/// has.
 fn most_different_first(mut pcs: Vec<Pc>) -> Vec<Pc> {
     let mut seen = HashSet::new();
     let mut ordered = Vec::new();

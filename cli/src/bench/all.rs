@@ -121,8 +121,8 @@ fn done(args: &AllArgs, form: Form) -> Result<Vec<String>, Failure> {
     Ok(complete.collect())
 }
 
-/// How to go on after an interruption, with the tool as it was called: `make bench` has it in no directory that a shell looks
-/// in.
+/// How to go on after an interruption, with the tool as it was called: `make bench` has it in no directory that a shell
+/// looks in.
 fn resume(args: &AllArgs, path: &Path) -> String {
     let full = if args.full { " --full" } else { "" };
     let only = if args.only.is_empty() { String::new() } else { format!(" --only {}", args.only.join(",")) };

@@ -1,10 +1,12 @@
 //! Exits of one boot with two vCPUs up to user space, beside a budget.
 //!
-//! The budget of x86-64 is what a small test hypervisor needed that had no I/O APIC, no interrupts from its UART and no RTC;
-//! that of AArch64 is a tenth of what KVM needs. What must not be exceeded is the sum; the lines tell where it goes.
+//! The budget of x86-64 is what a small test hypervisor needed that had no I/O APIC, no interrupts from its UART and no
+//! RTC; that of AArch64 is a tenth of what KVM needs. What must not be exceeded is the sum; the lines tell where it
+//! goes.
 //!
-//! A guest's ticks, and with them its halts, its timer and the host's, come as often as its boot takes long. So that this does
-//! not depend on the computer, QEMU's clocks count instructions. What is left is what an idle guest adds until its counters are read.
+//! A guest's ticks, and with them its halts, its timer and the host's, come as often as its boot takes long. So that
+//! this does not depend on the computer, QEMU's clocks count instructions. What is left is what an idle guest adds
+//! until its counters are read.
 
 use serde_json::{Value, json};
 
@@ -30,8 +32,8 @@ const X86_64: [Line; 7] = [
     ("stage-2 faults and MMIO", &["stage2_fault_exits", "mmio_exits"], 0),
 ];
 
-/// Where KVM has 91 700, of which 90 098 are reads of one register, Dunlin is to have a tenth. The lines are what KVM has
-/// beside those.
+/// Where KVM has 91 700, of which 90 098 are reads of one register, Dunlin is to have a tenth. The lines are what KVM
+/// has beside those.
 const AARCH64: [Line; 5] = [
     ("system registers", &["msr_read_exits", "msr_write_exits"], 573),
     ("WFI", &["halt_exits"], 241),

@@ -1,7 +1,7 @@
 //! Under what circumstances something was measured: the computer, the build, and who else was at work.
 //!
-//! Times on an emulated machine need the computer's cores for themselves. Whether they had them is counted, not assumed:
-//! what all processes of the computer used, less what we and our children did.
+//! Times on an emulated machine need the computer's cores for themselves. Whether they had them is counted, not
+//! assumed: what all processes of the computer used, less what we and our children did.
 
 use std::fs;
 use std::thread::available_parallelism;
@@ -80,7 +80,8 @@ impl Use {
     }
 }
 
-/// Busy ticks and all ticks, from the first line of `/proc/stat`: user, nice, system, idle, iowait, irq, softirq, steal.
+/// Busy ticks and all ticks, from the first line of `/proc/stat`: user, nice, system, idle, iowait, irq, softirq,
+/// steal.
 fn whole(stat: &str) -> Option<(u64, u64)> {
     let line = stat.lines().next()?.strip_prefix("cpu ")?;
     let ticks: Vec<u64> = line.split_ascii_whitespace().take(8).map_while(|word| word.parse().ok()).collect();

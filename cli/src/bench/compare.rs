@@ -14,9 +14,9 @@ use crate::records::{Class, Content, Ground, Key, Records, Series, pool, read};
 const TOLERANCE_PERCENT: f64 = 1.0;
 /// Fewer runs than these have no spread to speak of.
 const LEAST_RUNS: usize = 3;
-/// By how much the range of so few runs is widened before medians are compared with it. Two sets of 3 of the same thing are
-/// further apart than the wider range of the two 6 times in 100, and than three such ranges once in 1000; with 5 it is
-/// 3 times in 1000 as it is (by simulation, for normal and for skewed samples).
+/// By how much the range of so few runs is widened before medians are compared with it. Two sets of 3 of the same thing
+/// are further apart than the wider range of the two 6 times in 100, and than three such ranges once in 1000; with 5 it
+/// is 3 times in 1000 as it is (by simulation, for normal and for skewed samples).
 const fn widened(runs: usize) -> f64 {
     match runs {
         0..=3 => 3.0,

@@ -2,8 +2,8 @@
 //!
 //! Three views. Loops of the measuring guest ([`loops`]): instructions of one access, which are exact, and ticks. What
 //! happens to what is remembered when the guest changes its code and its page tables ([`changes`]): counts. And the
-//! emulator's own code, natively ([`native`]). [`debian`] measures an unmodified kernel instead, [`verdict`] says what it all
-//! comes to.
+//! emulator's own code, natively ([`native`]). [`debian`] measures an unmodified kernel instead, [`verdict`] says what
+//! it all comes to.
 
 mod changes;
 mod counts;

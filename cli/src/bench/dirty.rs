@@ -1,7 +1,7 @@
 //! What it costs a guest that its writes are logged: the worst case, in which every vCPU writes all the time.
 //!
-//! * [`measure`]: one run, on a host of our own ([`host`]). [`curve`] says what the speed over time comes to, [`picture`] draws it.
-//!   [`records`] keeps both.
+//! * [`measure`]: one run, on a host of our own ([`host`]). [`curve`] says what the speed over time comes to,
+//!   [`picture`] draws it. [`records`] keeps both.
 //! * [`instructions`]: what one fault costs, exactly.
 //!
 //! Settings are run in turn, several times; what is shown of them is the median, and its spread.

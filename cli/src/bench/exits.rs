@@ -1,8 +1,8 @@
 //! Instructions per exit: the whole round trip as the guest sees it, counted exactly.
 //!
-//! Under `-icount shift=0` a guest's clock counts instructions, of guest and hypervisor together, and
-//! with a fixed seed and clock every run is the same. The measuring guest reads it around many repetitions of one exit and
-//! takes away the empty loop.
+//! Under `-icount shift=0` a guest's clock counts instructions, of guest and hypervisor together, and with a fixed seed
+//! and clock every run is the same. The measuring guest reads it around many repetitions of one exit and takes away the
+//! empty loop.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -25,7 +25,8 @@ struct Exit {
     what: &'static str,
     /// What it may cost at most, if that was promised.
     target: Option<u64>,
-    /// What KVM of Linux 6.1 (on AArch64: 6.12) needs on the same emulated machine (its own guest, the same way of counting).
+    /// What KVM of Linux 6.1 (on AArch64: 6.12) needs on the same emulated machine (its own guest, the same way of
+    /// counting).
     kvm: Option<u64>,
 }
 

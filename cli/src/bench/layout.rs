@@ -1,8 +1,9 @@
 //! State of a vCPU, packed as it comes to mind and laid out by who writes it: what it costs two vCPUs to be neighbours.
 //!
-//! Natively, two threads play two vCPUs on two cores ([`neighbours`], what they write is in [`structures`]), and the word
-//! that says where a vCPU is lies beside its mailbox or away from it ([`presence`]); two words are moved apart ([`distance`]). On the emulated host, counts are shown
-//! to be exact although nobody but each owner writes them ([`counters`]).
+//! Natively, two threads play two vCPUs on two cores ([`neighbours`], what they write is in [`structures`]), and the
+//! word that says where a vCPU is lies beside its mailbox or away from it ([`presence`]); two words are moved apart
+//! ([`distance`]). On the emulated host, counts are shown to be exact although nobody but each owner writes them
+//! ([`counters`]).
 
 mod counters;
 mod distance;

@@ -5,8 +5,8 @@
 //! too. A batch counts only if the other thread was truly at it meanwhile. Of those that count the lower quartile is
 //! taken: what comes between makes batches longer, never shorter.
 //!
-//! Whether two threads have two cores at all is measured, not asked: see [`calibration`]. What they do to each other even if
-//! they share nothing is measured too: see [`control`](mod@control).
+//! Whether two threads have two cores at all is measured, not asked: see [`calibration`]. What they do to each other
+//! even if they share nothing is measured too: see [`control`](mod@control).
 
 mod calibration;
 mod control;
@@ -56,8 +56,8 @@ struct Batch {
     until: f64,
 }
 
-/// Takes turns: `measure` measures everything that is to be compared, once, in the order of turns of that number. `None`
-/// when too many turns had no figures; it is given up early where none has.
+/// Takes turns: `measure` measures everything that is to be compared, once, in the order of turns of that number.
+/// `None` when too many turns had no figures; it is given up early where none has.
 pub(super) fn in_turns<T>(mut measure: impl FnMut(usize) -> Option<T>) -> Option<Vec<T>> {
     let mut turns = Vec::new();
     for turn in 0..TURNS {
@@ -69,8 +69,8 @@ pub(super) fn in_turns<T>(mut measure: impl FnMut(usize) -> Option<T>) -> Option
     (turns.len() >= LEAST_TURNS).then_some(turns)
 }
 
-/// Nanoseconds per operation of each side, while the other does its own. `None` when the two hardly ever ran at the same
-/// time.
+/// Nanoseconds per operation of each side, while the other does its own. `None` when the two hardly ever ran at the
+/// same time.
 pub(super) fn beside(first: Side<'_>, second: Side<'_>, operations: u32) -> Option<[f64; 2]> {
     let flags = Flags::default();
     let [first, second] =

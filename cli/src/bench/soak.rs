@@ -1,7 +1,7 @@
 //! Mixed load for a long time, checked by the guest itself.
 //!
-//! Interrupts, IPIs, timers, halts, page faults, exits, with registers checked throughout: see the experiment `mixed` of
-//! the measuring guest. It runs for a time by its own clock. To reach a number of exits it is run again, with other
+//! Interrupts, IPIs, timers, halts, page faults, exits, with registers checked throughout: see the experiment `mixed`
+//! of the measuring guest. It runs for a time by its own clock. To reach a number of exits it is run again, with other
 //! random numbers, until the host's counters add up to it.
 
 use std::collections::BTreeMap;
@@ -50,7 +50,8 @@ pub(crate) fn run(args: &SoakArgs, log: &Log) -> Result<u8, Failure> {
     Ok(u8::from(!sum.clean))
 }
 
-/// Exits in a row that the guest makes for their own sake. On AArch64 a CPU that spins makes none, and there would be few.
+/// Exits in a row that the guest makes for their own sake. On AArch64 a CPU that spins makes none, and there would be
+/// few.
 const fn burst(arch: Arch) -> u32 {
     match arch {
         Arch::X86_64 => 1,

@@ -1,8 +1,8 @@
 //! What the tags of TLB entries cost, by scheme (`tags` of a VM) and by how many tags there are (`tag_limit`).
 //!
-//! Three views. How often an entry has to do more than compare a word: counted in the emulator, where counts are real and
-//! times are not. How long an entry is: instructions of a whole exit, exact under `-icount`. And the hypervisor's own code
-//! for tags ([`native`]), which runs on this computer as it is and is timed in cycles.
+//! Three views. How often an entry has to do more than compare a word: counted in the emulator, where counts are real
+//! and times are not. How long an entry is: instructions of a whole exit, exact under `-icount`. And the hypervisor's
+//! own code for tags ([`native`]), which runs on this computer as it is and is timed in cycles.
 
 mod native;
 
@@ -313,7 +313,8 @@ fn count_entries(guests: Guests, load: &Load, args: &TagsArgs, log: &Log) -> Res
     Ok(all_clean)
 }
 
-/// Counts the instructions of the quickest exit for each scheme, and for one that begins a new generation at every assignment.
+/// Counts the instructions of the quickest exit for each scheme, and for one that begins a new generation at every
+/// assignment.
 fn count_round_trips(arch: Arch, quickest: &str, json: bool, log: &Log) -> Result<(), Failure> {
     heading(
         json,

@@ -56,7 +56,8 @@ pub(super) struct Interval {
 }
 
 impl Rounds {
-    /// Attaches, starts a log if there is none, and makes a first round, which finds what was written at any time before.
+    /// Attaches, starts a log if there is none, and makes a first round, which finds what was written at any time
+    /// before.
     pub(super) fn begin(args: &RateArgs) -> Result<(Self, Duration), Failure> {
         let delay = parse_time(&args.delay).map_err(|what| Failure::bad_input(format!("option '--delay': {what}")))?;
         let mut vm = Attached::to(&args.which)?;

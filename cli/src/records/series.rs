@@ -32,8 +32,8 @@ pub(crate) struct Key {
 pub(crate) struct Series {
     /// In the order of the records.
     pub(crate) samples: Vec<f64>,
-    /// How many records they are of. Samples of one record were taken by one process, one after the other: what differs from one
-    /// process to the next, such as where its memory lies, is the same in all of them.
+    /// How many records they are of. Samples of one record were taken by one process, one after the other: what differs
+    /// from one process to the next, such as where its memory lies, is the same in all of them.
     pub(crate) runs: usize,
     /// Observations behind them, if each is a sum of some.
     pub(crate) observations: Option<u64>,

@@ -89,8 +89,8 @@ pub(super) const ALL: [Section; 8] = [
 /// The mark of a figure that was put together from several builds or computers.
 pub(super) const MIXED: &str = "†";
 
-/// A table; the first column is text, the others are numbers. What it is of stands above it and outside of what scrolls, so
-/// that it wraps at the width of the page, not of the table.
+/// A table; the first column is text, the others are numbers. What it is of stands above it and outside of what
+/// scrolls, so that it wraps at the width of the page, not of the table.
 fn table(caption: &str, head: &[&str], rows: &[Vec<String>]) -> Markup {
     html! {
         @if !rows.is_empty() {

@@ -1,6 +1,6 @@
-//! What others have published or were measured to need, each with its circumstances, and what of it can be compared with
-//! what is measured here. (Where "counted here" is said: on the same emulated machine, with a guest of their own, see
-//! docs/measuring.md.)
+//! What others have published or were measured to need, each with its circumstances, and what of it can be compared
+//! with what is measured here. (Where "counted here" is said: on the same emulated machine, with a guest of their own,
+//! see docs/measuring.md.)
 
 /// A figure of somebody else.
 pub(super) struct Source {

@@ -1,5 +1,5 @@
-//! Pages of real results (`tests/results.jsonl`, of a short run), and of results that have something wrong with them; read
-//! by a parser of HTML as browsers have it.
+//! Pages of real results (`tests/results.jsonl`, of a short run), and of results that have something wrong with them;
+//! read by a parser of HTML as browsers have it.
 
 use std::path::Path;
 

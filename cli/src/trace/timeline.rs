@@ -1,7 +1,7 @@
 //! Events become slices in the Trace Event Format, which Perfetto and Chrome read.
 //!
-//! Two groups of rows: the pCPUs, each with the vCPUs that it ran; and for each VM its vCPUs, with where they ran and, within
-//! that, their exits by reason and the flushes that they asked for. Between two exits a vCPU was in its guest.
+//! Two groups of rows: the pCPUs, each with the vCPUs that it ran; and for each VM its vCPUs, with where they ran and,
+//! within that, their exits by reason and the flushes that they asked for. Between two exits a vCPU was in its guest.
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};

@@ -1,5 +1,5 @@
-//! The report as a browser shows it: pictures in the width of a phone and of a desktop, in light and dark, looked at pixel by
-//! pixel. (What the page says, and that its HTML is good, is tested without a browser.)
+//! The report as a browser shows it: pictures in the width of a phone and of a desktop, in light and dark, looked at
+//! pixel by pixel. (What the page says, and that its HTML is good, is tested without a browser.)
 
 use std::fs::{self, File};
 use std::io::BufReader;

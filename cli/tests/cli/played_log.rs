@@ -1,5 +1,5 @@
-//! The dirty log of a VM of the played host. Time passes by the second with each round, in which the guest writes as many
-//! pages as the round has number times a thousand.
+//! The dirty log of a VM of the played host. Time passes by the second with each round, in which the guest writes as
+//! many pages as the round has number times a thousand.
 
 use abi::control::{Answer, Command, Refusal};
 use abi::dirty::{Comparison, DirtyInfo, Round};

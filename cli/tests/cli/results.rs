@@ -1,5 +1,5 @@
-//! Results of measurements: written by `dunlin bench all`, compared, and shown as a page. The QEMU here is a script that
-//! dies, or one that never comes up.
+//! Results of measurements: written by `dunlin bench all`, compared, and shown as a page. The QEMU here is a script
+//! that dies, or one that never comes up.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

@@ -276,7 +276,8 @@ const REGISTERS: &[Register] = &[
             (60, UpTo(1)),
         ],
     ),
-    // ID_AA64MMFR1_EL1: HAFDBS, HPDS, PAN, ETS, AFP, nTLBPA, ECBHB. Not: VMIDBits, VH, LO, SpecSEI, XNX, TWED, HCX, TIDCP1, CMOW.
+    // ID_AA64MMFR1_EL1: HAFDBS, HPDS, PAN, ETS, AFP, nTLBPA, ECBHB. Not: VMIDBits, VH, LO, SpecSEI, XNX, TWED, HCX,
+    // TIDCP1, CMOW.
     wide(
         7,
         1,

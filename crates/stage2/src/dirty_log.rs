@@ -120,7 +120,8 @@ impl<W: AsRef<[MarkWord]>> DirtyLog<W> {
         walk.split_ahead(rest, self.source, spare)
     }
 
-    /// Ends the log: pages are writable again. Split leaves stay so until they are [collapsed](crate::WalkMut::collapse).
+    /// Ends the log: pages are writable again. Split leaves stay so until they are
+    /// [collapsed](crate::WalkMut::collapse).
     pub fn stop<F: Format, P: Pages, T: Tlb>(&self, walk: Walk<'_, F, P, T>) {
         walk.release(self.slot);
     }
@@ -268,8 +269,8 @@ impl<'w> Cleared<'w> {
     /// Flushes the cleared pages, and waits for `walkers` that may have found a mark that is taken now. Later writes
     /// are logged again.
     ///
-    /// `walkers` are all callers of [`write_as_walker`](DirtyLog::write_as_walker). `me` is the caller's own announcement,
-    /// which ends before the caller [waits](Quiescence::wait):
+    /// `walkers` are all callers of [`write_as_walker`](DirtyLog::write_as_walker). `me` is the caller's own
+    /// announcement, which ends before the caller [waits](Quiescence::wait):
     ///
     /// ```compile_fail,E0505
     /// # use {addr::Gpa, stage2::*};

@@ -24,8 +24,8 @@ pub trait Quiescence {
     /// Ends the current epoch and waits until all of its walkers have left. Their writes are visible then, and current
     /// walkers see the caller's earlier writes.
     ///
-    /// A walker that waits would wait for itself. So the caller gives up its own announcement `me`, and with it each walk
-    /// that borrows it. (A walker has one announcement at a time, see [`Epochs::enter`].)
+    /// A walker that waits would wait for itself. So the caller gives up its own announcement `me`, and with it each
+    /// walk that borrows it. (A walker has one announcement at a time, see [`Epochs::enter`].)
     fn wait(&self, me: Walking<'_>, relax: impl Fn()) {
         drop(me);
         let epoch = self.end_epoch();

@@ -16,8 +16,9 @@
 //! ```
 //!
 //! The algorithms exist once, as operations of a [`Walk`] or [`WalkMut`] of a [`Tree`]. A [`Format`] describes an
-//! architecture: the number of levels, the encoding of an entry, and how to replace a live entry. [`Npt`] is the nested page table of SVM, [`Vmsa`] is stage 2 of Arm.
-//! Two traits connect the tree to the machine: [`Pages`] holds the tables, [`Tlb`] flushes.
+//! architecture: the number of levels, the encoding of an entry, and how to replace a live entry. [`Npt`] is the nested
+//! page table of SVM, [`Vmsa`] is stage 2 of Arm. Two traits connect the tree to the machine: [`Pages`] holds the
+//! tables, [`Tlb`] flushes.
 //!
 //! Four rules hold everywhere:
 //!

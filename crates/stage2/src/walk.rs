@@ -1,14 +1,14 @@
 //! Walks of a tree's tables: the proof that a caller may walk, and the step that all operations share. This step is the
 //! descent from the root to the first entry that is not a table. That entry decides about an address.
 //!
-//! [Collapsing](WalkMut::collapse) frees tables while other processors may use them. So a caller walks only with a proof
-//! that no table which it can find is freed:
+//! [Collapsing](WalkMut::collapse) frees tables while other processors may use them. So a caller walks only with a
+//! proof that no table which it can find is freed:
 //!
 //! - a [`Walking`]: the caller has announced itself, and a table is freed only after it has left;
 //! - the [`Shape`]: only its holder collapses.
 //!
-//! A [`Walk`] borrows the proof for its whole life. It also names once what every operation needs: the tree, the pool of
-//! its tables, and the TLBs. This is how a processor walks that handles a fault:
+//! A [`Walk`] borrows the proof for its whole life. It also names once what every operation needs: the tree, the pool
+//! of its tables, and the TLBs. This is how a processor walks that handles a fault:
 //!
 //! ```
 //! # use {addr::Gpa, stage2::*};
@@ -56,8 +56,8 @@ use core::marker::PhantomData;
 
 /// Proves, while it is borrowed, that no table which a walk can find is freed.
 ///
-/// A [`Walking`] must belong to the walkers that [`WalkMut::collapse`] and [`Limbo::reclaim`](crate::Limbo::reclaim) get
-/// for this tree, and a [`Shape`] to this tree.
+/// A [`Walking`] must belong to the walkers that [`WalkMut::collapse`] and [`Limbo::reclaim`](crate::Limbo::reclaim)
+/// get for this tree, and a [`Shape`] to this tree.
 pub trait WalkProof: sealed::Sealed {}
 
 impl WalkProof for Walking<'_> {}
@@ -71,8 +71,8 @@ mod sealed {
 
 /// A way through the tables of one tree, in one pool, of a guest that these TLBs may remember.
 ///
-/// Copies of it, and other walks, may work at the same time. Walks handle [faults](Self::fault), change single pages, and
-/// keep dirty logs. To map and unmap takes a [`WalkMut`].
+/// Copies of it, and other walks, may work at the same time. Walks handle [faults](Self::fault), change single pages,
+/// and keep dirty logs. To map and unmap takes a [`WalkMut`].
 #[derive(Debug)]
 pub struct Walk<'a, F, P, T> {
     pub(crate) tree: &'a Tree<F>,

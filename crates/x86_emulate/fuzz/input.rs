@@ -1,4 +1,5 @@
-//! The fuzzer's bytes as a source of decisions. When they run out, what follows is pseudorandom, and the same each time.
+//! The fuzzer's bytes as a source of decisions. When they run out, what follows is pseudorandom, and the same each
+//! time.
 
 use crate::random::{Random, Source};
 

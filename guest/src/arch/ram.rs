@@ -1,4 +1,5 @@
-//! Memory that nobody else uses: from the end of the image to the end of the memory that the image lies in, whole 2 MiB.
+//! Memory that nobody else uses: from the end of the image to the end of the memory that the image lies in, whole 2
+//! MiB.
 //!
 //! It is mapped one to one, by 2 MiB pages.
 
@@ -63,18 +64,20 @@ impl Ram {
     #[inline]
     pub(crate) fn word(self, offset: u64) -> &'static AtomicU64 {
         assert!(offset < self.bytes);
-        // SAFETY: within memory that is mapped, aligned, outside of the image, and only ever accessed by atomic operations of
-        // this kernel and, by `written_by_host`, by the machine below.
+        // SAFETY: within memory that is mapped, aligned, outside of the image, and only ever accessed by atomic
+        // operations of this kernel and, by `written_by_host`, by the machine below.
         unsafe { &*((self.start + (offset & !7)) as *const AtomicU64) }
     }
 
-    /// Has the hypervisor, if there is one below, write to the eight bytes around `offset`, in a way that `choice` chooses:
-    /// by an instruction that is emulated, with memory as its destination. Answers whether this machine knows such a way.
+    /// Has the hypervisor, if there is one below, write to the eight bytes around `offset`, in a way that `choice`
+    /// chooses: by an instruction that is emulated, with memory as its destination. Answers whether this machine knows
+    /// such a way.
     pub(crate) fn written_by_host(self, offset: u64, choice: u64) -> bool {
         host_writes::write((&raw const *self.word(offset)) as u64, choice)
     }
 
-    /// As [`written_by_host`](Self::written_by_host), all of the `bytes` from `offset` on, which begins a word, by one instruction.
+    /// As [`written_by_host`](Self::written_by_host), all of the `bytes` from `offset` on, which begins a word, by one
+    /// instruction.
     #[cfg(machine = "pc")]
     pub(crate) fn filled_by_host(self, offset: u64, bytes: u64) {
         assert!(offset < self.bytes && bytes <= self.bytes - offset);

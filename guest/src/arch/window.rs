@@ -6,7 +6,8 @@
 //! | 8 | a frame | an interrupt stack whose page is missing |
 //! | 9 | anything | device pages and addresses without memory, by [`map_physical`] |
 //!
-//! Each CPU touches only its own part, so no other CPU's TLB is ever involved. Pages that all CPUs share are in `remap`.
+//! Each CPU touches only its own part, so no other CPU's TLB is ever involved. Pages that all CPUs share are in
+//! `remap`.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 

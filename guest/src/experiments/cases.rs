@@ -1,5 +1,5 @@
-//! Conformance cases: each leaves one record, `case name=.. about=".." outcome=pass|fail|skipped why=".."`. A case that fails
-//! leaves a `violation` too, and counts.
+//! Conformance cases: each leaves one record, `case name=.. about=".." outcome=pass|fail|skipped why=".."`. A case that
+//! fails leaves a `violation` too, and counts.
 
 use core::fmt;
 

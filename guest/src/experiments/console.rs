@@ -1,4 +1,5 @@
-//! Guests that write to their consoles: one without end, and one that says a little, for somebody who watches when it arrives.
+//! Guests that write to their consoles: one without end, and one that says a little, for somebody who watches when it
+//! arrives.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

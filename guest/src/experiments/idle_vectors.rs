@@ -1,9 +1,9 @@
 //! Vector registers of a CPU that uses them now and then, while it sleeps and is moved about.
 //!
-//! A hypervisor may leave them in the processor for as long as nobody else wants it, and load them only when they are used. So
-//! one CPU alone uses them: it gives them new contents, then sleeps and spins some times without looking at them, then
-//! looks. The other CPUs sleep and spin, for no other reason than to be in its way. Contents that it had before the last
-//! ones are the worst: registers of a processor where it was some time ago.
+//! A hypervisor may leave them in the processor for as long as nobody else wants it, and load them only when they are
+//! used. So one CPU alone uses them: it gives them new contents, then sleeps and spins some times without looking at
+//! them, then looks. The other CPUs sleep and spin, for no other reason than to be in its way. Contents that it had
+//! before the last ones are the worst: registers of a processor where it was some time ago.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

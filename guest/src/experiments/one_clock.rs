@@ -1,7 +1,7 @@
 //! The counter that all CPUs read is one clock: whoever reads it later reads no less, wherever it runs.
 //!
-//! CPUs take turns under a lock, each reads the counter and compares with what was read before. In between they sleep, so that
-//! a hypervisor has occasion to move them.
+//! CPUs take turns under a lock, each reads the counter and compares with what was read before. In between they sleep,
+//! so that a hypervisor has occasion to move them.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 

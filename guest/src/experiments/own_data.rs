@@ -1,7 +1,7 @@
 //! Memory of this VM alone: pages whose contents are made of `seed`, read over and over at the same addresses.
 //!
-//! Several VMs with different seeds, side by side, use the same virtual addresses, the same tables and the same physical
-//! addresses. A translation of one that is used by another shows as contents that this one has never written.
+//! Several VMs with different seeds, side by side, use the same virtual addresses, the same tables and the same
+//! physical addresses. A translation of one that is used by another shows as contents that this one has never written.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

@@ -115,9 +115,9 @@ pub(super) fn wake(context: &Context, name: &str) -> Outcome {
 /// Bytes of a page.
 const PAGE: u64 = 4096;
 
-/// Touches pages that nobody has touched yet, one store each, then again, and again after the TLB was emptied: the first
-/// pass has the faults of stage 2 that the others do not have, if the machine maps memory when it is touched. A second run
-/// in the same boot finds other pages.
+/// Touches pages that nobody has touched yet, one store each, then again, and again after the TLB was emptied: the
+/// first pass has the faults of stage 2 that the others do not have, if the machine maps memory when it is touched. A
+/// second run in the same boot finds other pages.
 pub(super) fn fresh_pages(context: &Context) -> Outcome {
     static USED: AtomicU64 = AtomicU64::new(0);
     let memory = Ram::all();

@@ -1,13 +1,13 @@
 //! The stale-translation detector: no CPU may read through an old translation once the flush has returned.
 //!
-//! Each CPU is writer and reader. As a writer it owns one page, which it moves from frame to frame; as a reader it reads
-//! the pages of all. How a stale read gives itself away, and why nothing else can look like one, is told in
+//! Each CPU is writer and reader. As a writer it owns one page, which it moves from frame to frame; as a reader it
+//! reads the pages of all. How a stale read gives itself away, and why nothing else can look like one, is told in
 //! `guest_model::sequence`. The promise of step 4 there is kept per writer and reader, so that a flush of some CPUs
 //! promises nothing to the others.
 //!
 //! Flushes are whole, of a range around the page, or of the page; of all CPUs or some; by all approaches that there
-//! are. In between CPUs halt with a timer, and exit, so that their vCPUs move about; or read one page for a while with no
-//! exit at all, so that a translation that should have gone lives long enough to be noticed.
+//! are. In between CPUs halt with a timer, and exit, so that their vCPUs move about; or read one page for a while with
+//! no exit at all, so that a translation that should have gone lives long enough to be noticed.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -115,7 +115,8 @@ pub(super) fn run(context: &Context) -> Outcome {
     Outcome::Done { failures: STALE.load(Ordering::SeqCst) + u64::from(stuck.is_some()) }
 }
 
-/// Runs the workers, this CPU's too, until all have finished. Answers one that did not, if nobody does anything any more.
+/// Runs the workers, this CPU's too, until all have finished. Answers one that did not, if nobody does anything any
+/// more.
 fn let_all_work(stall: u64) -> Option<usize> {
     for index in (1..cpu::count()).filter(|index| cpu::is_up(*index)) {
         if !cpu::give(index, work) {

@@ -12,7 +12,8 @@ const SIGNATURE: &[u8; 4] = b"SPCR";
 mod at {
     pub(super) const LENGTH: usize = 4;
     pub(super) const INTERFACE_TYPE: usize = 36;
-    /// A generic address structure (ACPI 6.5, 5.2.3.2): address space, register width in bits, bit offset, access size, address.
+    /// A generic address structure (ACPI 6.5, 5.2.3.2): address space, register width in bits, bit offset, access size,
+    /// address.
     pub(super) const BASE_ADDRESS: usize = 40;
     pub(super) const REGISTER_BITS: usize = BASE_ADDRESS + 1;
     pub(super) const ACCESS_SIZE: usize = BASE_ADDRESS + 3;

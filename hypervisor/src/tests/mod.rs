@@ -1,8 +1,8 @@
 //! The core on the fake machine: the same scenarios in many interleavings, and with planted mistakes.
 //!
-//! A scenario is a function that gets a machine of some pCPUs, makes VMs on it and waits until they have ended. What must never
-//! be, it asserts; what never comes is found because all pCPUs sleep. [`explore`] runs it in many interleavings, by two kinds
-//! of schedules, from seeds that never change.
+//! A scenario is a function that gets a machine of some pCPUs, makes VMs on it and waits until they have ended. What
+//! must never be, it asserts; what never comes is found because all pCPUs sleep. [`explore`] runs it in many
+//! interleavings, by two kinds of schedules, from seeds that never change.
 
 mod dirty;
 mod life;

@@ -81,7 +81,8 @@ pub(super) const BESIDE_SPINNER: Scenario = Scenario {
     },
 };
 
-/// vCPUs that sleep by their timers; one is woken by an interrupt before its timer, which must not wake it again in vain.
+/// vCPUs that sleep by their timers; one is woken by an interrupt before its timer, which must not wake it again in
+/// vain.
 pub(super) const TIMERS: Scenario = Scenario {
     name: "timers wake halted vCPUs",
     cpus: 2,

@@ -1,5 +1,5 @@
-//! Resolves a fault of stage 2: the guest accesses a device, touches memory for the first time, or writes to a page that a
-//! dirty log or the cache of decoded instructions has write-protected.
+//! Resolves a fault of stage 2: the guest accesses a device, touches memory for the first time, or writes to a page
+//! that a dirty log or the cache of decoded instructions has write-protected.
 //!
 //! The handler never waits, and writes nothing that the whole VM uses, except the one stage-2 entry of the fault. Each
 //! vCPU keeps tables ready for entries that must be split.
@@ -69,8 +69,8 @@ impl Kit {
     }
 }
 
-/// Resolves the fault of a vCPU that needs the rights `wanted` at `gpa`. `is_present` says that stage 2 maps a page there,
-/// `cause` whether an instruction or a walk of the guest's own tables needs them.
+/// Resolves the fault of a vCPU that needs the rights `wanted` at `gpa`. `is_present` says that stage 2 maps a page
+/// there, `cause` whether an instruction or a walk of the guest's own tables needs them.
 ///
 /// Counts the exit, except that of a device.
 #[inline]
@@ -154,8 +154,8 @@ fn open_large(
     }
 }
 
-/// What the guest does after a fault on a small page. The walk ends first, because a page that becomes writable again takes
-/// another walk.
+/// What the guest does after a fault on a small page. The walk ends first, because a page that becomes writable again
+/// takes another walk.
 #[inline(always)]
 fn follow(run: &Running<'_>, walking: Walking<'_>, fault: Fault, gpa: Gpa, cause: Cause) -> Resolved {
     drop(walking);
@@ -175,8 +175,8 @@ fn follow(run: &Running<'_>, walking: Walking<'_>, fault: Fault, gpa: Gpa, cause
     }
 }
 
-/// The guest may write to all of its memory, except to pages that decoded instructions depend on. Those instructions are
-/// forgotten, and the page becomes writable again.
+/// The guest may write to all of its memory, except to pages that decoded instructions depend on. Those instructions
+/// are forgotten, and the page becomes writable again.
 #[cold]
 #[inline(never)]
 fn forget_decoded(run: &Running<'_>, gpa: Gpa, cause: Cause) -> Resolved {

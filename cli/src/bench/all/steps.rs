@@ -227,7 +227,8 @@ impl Step {
         self.times[form as usize]
     }
 
-    /// Why this computer cannot take it, if it cannot: what it is about may be of an architecture that nobody has built for.
+    /// Why this computer cannot take it, if it cannot: what it is about may be of an architecture that nobody has built
+    /// for.
     pub(super) fn lacks(&self, form: Form) -> Option<String> {
         let words = self.command(form);
         let at = words.iter().position(|&word| word == "--arch")?;

@@ -1,7 +1,8 @@
-//! An unmodified kernel whose local APIC is memory, with programs in it: what was remembered, and how long the work took.
+//! An unmodified kernel whose local APIC is memory, with programs in it: what was remembered, and how long the work
+//! took.
 //!
-//! The kernel is forced into xAPIC mode by what the VM offers (`apic = "xapic"`), as `nox2apic` would. Counters are those of
-//! the work alone: the last ones less those of the moment in which user space was reached.
+//! The kernel is forced into xAPIC mode by what the VM offers (`apic = "xapic"`), as `nox2apic` would. Counters are
+//! those of the work alone: the last ones less those of the moment in which user space was reached.
 
 use serde_json::{Value, json};
 

@@ -1,9 +1,11 @@
 //! What the emulator's own code costs on the machine that runs this tool, natively.
 //!
 //! Each round measures all figures one after the other, so that whatever else the machine does meets all of them alike;
-//! reported are medians over many rounds, less the loop around them, in cycles as of the same round ([`nanos_per_cycle`]).
+//! reported are medians over many rounds, less the loop around them, in cycles as of the same round
+//! ([`nanos_per_cycle`]).
 //!
-//! [`machine`] is what is emulated, [`emulator`] how, [`subjects`] what is timed, [`threads`] the same on two threads at once.
+//! [`machine`] is what is emulated, [`emulator`] how, [`subjects`] what is timed, [`threads`] the same on two threads
+//! at once.
 
 mod emulator;
 mod machine;

@@ -13,7 +13,8 @@ const BHYVE_GAIN_PERCENT: f64 = 36.0;
 /// counting), by device register.
 const KVM: [(&str, u64); 3] = [("version", 3_758), ("eoi", 3_659), ("tpr", 81_574)];
 
-/// What an access may cost at most with `bytes`, in instructions; promised for the registers that KVM was measured with.
+/// What an access may cost at most with `bytes`, in instructions; promised for the registers that KVM was measured
+/// with.
 const MOST_INSTRUCTIONS: f64 = 600.0;
 
 /// KVM's instructions for an access to this register.
@@ -34,8 +35,8 @@ pub(super) fn gain_percent(long: f64, short: f64) -> f64 {
     if long > 0.0 { 100.0 * (long - short) / long } else { 0.0 }
 }
 
-/// Held against what was published: a loop around one read of the local APIC's ID. Judged by instructions, which are exact;
-/// ticks of an emulated machine are mostly those of the exit itself, and are shown beside them.
+/// Held against what was published: a loop around one read of the local APIC's ID. Judged by instructions, which are
+/// exact; ticks of an emulated machine are mostly those of the exit itself, and are shown beside them.
 fn published_gain(figures: &Figures, ticks: &Figures) -> Option<Target> {
     let pair = |figures: &Figures| {
         let of = |setting| figures.get(Case::LAPIC_ID, setting);

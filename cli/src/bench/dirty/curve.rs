@@ -65,8 +65,8 @@ impl Curve {
         })
     }
 
-    /// The first of the times that begin with the start of the log, and with each round, in which it is fast: how many rounds
-    /// come before it, and when it begins. A single piece would say less: it is fast by chance, or slow.
+    /// The first of the times that begin with the start of the log, and with each round, in which it is fast: how many
+    /// rounds come before it, and when it begins. A single piece would say less: it is fast by chance, or slow.
     fn back(&self, moments: &Moments, before: f64) -> Option<(u32, u64)> {
         let begins = || std::iter::once(moments.started_ns).chain(moments.rounds_ns.iter().copied());
         let ends = begins().skip(1).chain([moments.stopped_ns]);

@@ -1,5 +1,5 @@
-//! Instructions of one fault, counted exactly: QEMU's clock counts them, and a pass over pages that are open takes away what
-//! the guest itself needs.
+//! Instructions of one fault, counted exactly: QEMU's clock counts them, and a pass over pages that are open takes away
+//! what the guest itself needs.
 
 use std::time::{Duration, Instant};
 

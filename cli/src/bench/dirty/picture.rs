@@ -18,8 +18,8 @@ const TOP: f64 = 64.0;
 /// Speeds up to so many times that before the log have room.
 const ROOM: f64 = 1.5;
 
-/// Two lines: the speed, full height being that before the log, and below it when the log was started (s), harvested (r)
-/// and stopped (e).
+/// Two lines: the speed, full height being that before the log, and below it when the log was started (s), harvested
+/// (r) and stopped (e).
 pub(super) fn text(outcome: &Outcome) -> String {
     let Outcome { curve, moments, shape, .. } = outcome;
     let height = |speed: f64| {

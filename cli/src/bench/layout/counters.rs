@@ -1,7 +1,8 @@
 //! Counts on the emulated host: each written by its owner alone, and summed exactly by whoever reads them.
 //!
 //! A guest on two vCPUs causes exits whose number is known, twice, with fewer and with more of them. All else being
-//! equal, the sums over both vCPUs must differ by just that, and each vCPU must have been left as often as it was entered.
+//! equal, the sums over both vCPUs must differ by just that, and each vCPU must have been left as often as it was
+//! entered.
 
 use std::collections::BTreeMap;
 

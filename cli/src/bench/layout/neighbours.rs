@@ -1,11 +1,11 @@
 //! Packed against laid out, on two cores.
 //!
-//! Each comparison is made in turns: both at once packed and laid out, and each of them with one vCPU alone, then all again
-//! in the other order. Shown are the median of the turns and their least and greatest.
+//! Each comparison is made in turns: both at once packed and laid out, and each of them with one vCPU alone, then all
+//! again in the other order. Shown are the median of the turns and their least and greatest.
 //!
-//! In the same turns a control is measured that shares nothing ([`control`]). That laid-out vCPUs do not slow each other down
-//! is judged net of it, and not at all where the control is slowed down itself: two threads of one core share more
-//! than lines.
+//! In the same turns a control is measured that shares nothing ([`control`]). That laid-out vCPUs do not slow each
+//! other down is judged net of it, and not at all where the control is slowed down itself: two threads of one core
+//! share more than lines.
 
 use serde_json::{Value, json};
 

@@ -1,9 +1,10 @@
-//! Where the word that says whether a vCPU is in its guest should be: beside its mailbox, or among what its owner writes.
+//! Where the word that says whether a vCPU is in its guest should be: beside its mailbox, or among what its owner
+//! writes.
 //!
-//! The owner writes it at each entry and exit; others read it right after they have posted. Beside the mailbox, a post takes
-//! one line from the owner and finds everything there; away from it, the owner keeps its line until somebody looks, and
-//! whoever posts has two lines to fetch. Which of it counts depends on how often there are posts, so it is measured for some
-//! rates, with the hypervisor's own mailbox and presence, and on both sides.
+//! The owner writes it at each entry and exit; others read it right after they have posted. Beside the mailbox, a post
+//! takes one line from the owner and finds everything there; away from it, the owner keeps its line until somebody
+//! looks, and whoever posts has two lines to fetch. Which of it counts depends on how often there are posts, so it is
+//! measured for some rates, with the hypervisor's own mailbox and presence, and on both sides.
 
 use std::fmt;
 use std::hint::black_box;

@@ -1,9 +1,9 @@
 //! What is compared: structs in the order in which they come to mind, one after the other in an array, and the same
 //! fields laid out by writer.
 //!
-//! The packed ones have the sizes and the habits of those in which this was first found, in bhyve: a vCPU whose lock and
-//! state come first and whose last exit comes last, so that one vCPU's end and the next one's beginning are written at
-//! every exit; records of an exit, 136 bytes long; records of 24 bytes; and words, one for each vCPU.
+//! The packed ones have the sizes and the habits of those in which this was first found, in bhyve: a vCPU whose lock
+//! and state come first and whose last exit comes last, so that one vCPU's end and the next one's beginning are written
+//! at every exit; records of an exit, 136 bytes long; records of 24 bytes; and words, one for each vCPU.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -196,8 +196,8 @@ struct Exit {
 
 /// Reads, adds, writes back, and writes a word elsewhere, as all code does between two such additions.
 ///
-/// The word elsewhere matters: a processor that waits for a line puts what is written to it meanwhile together, as long as
-/// nothing else is written in between, and then hardly waits at all ([`combined`]).
+/// The word elsewhere matters: a processor that waits for a line puts what is written to it meanwhile together, as long
+/// as nothing else is written in between, and then hardly waits at all ([`combined`]).
 fn plain(word: &AtomicU64, elsewhere: &AtomicU64) {
     let sum = word.load(Ordering::Relaxed).wrapping_add(1);
     word.store(sum, Ordering::Relaxed);

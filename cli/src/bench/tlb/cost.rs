@@ -1,7 +1,7 @@
 //! What one shootdown costs beside time: exits, kicks, interrupts, instructions.
 //!
-//! Each figure is a difference: the same run with N shootdowns and with 2N, whose counters are subtracted and divided. What
-//! a run costs besides (start, report, end) is in both and falls out.
+//! Each figure is a difference: the same run with N shootdowns and with 2N, whose counters are subtracted and divided.
+//! What a run costs besides (start, report, end) is in both and falls out.
 
 use serde_json::{Value, json};
 

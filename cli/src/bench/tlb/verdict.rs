@@ -8,8 +8,8 @@ use super::latency::{Row, micros};
 use crate::args::Targets;
 use crate::records::Content;
 
-/// KVM of Linux 6.1 with its Hyper-V flush hypercall, on the same emulated machine with two cores: one page by mprotect,
-/// all other threads busy; the measuring program ran in a Linux guest, not in ours. Nanoseconds.
+/// KVM of Linux 6.1 with its Hyper-V flush hypercall, on the same emulated machine with two cores: one page by
+/// mprotect, all other threads busy; the measuring program ran in a Linux guest, not in ours. Nanoseconds.
 struct Kvm {
     vcpus: u32,
     mean: u64,

@@ -1,5 +1,5 @@
-//! A plot of something over time: a panel for each setting, one below the other and on the same scales, with the time marked in
-//! which something was on.
+//! A plot of something over time: a panel for each setting, one below the other and on the same scales, with the time
+//! marked in which something was on.
 //!
 //! Lines of several settings in one panel would hide each other: what is plotted jumps up and down by its nature.
 

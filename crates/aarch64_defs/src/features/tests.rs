@@ -179,7 +179,8 @@ fn fields_that_are_not_zero_when_something_is_missing_say_so() {
 #[test]
 fn known_processors_show_what_they_have() {
     let max = IdRegisters::offered(max);
-    // Cryptography, atomics, TLB maintenance by range; FP16; BTI, SSBS; 40 of 52 bits of physical addresses; FEAT_BBM 2.
+    // Cryptography, atomics, TLB maintenance by range; FP16; BTI, SSBS; 40 of 52 bits of physical addresses;
+    // FEAT_BBM 2.
     assert_eq!(max.get(6, 0), 0x1221_1111_1021_2120);
     assert_eq!(max.get(4, 0), 0x1101_0000_0111_0012);
     assert_eq!(max.get(4, 1), 0x21);

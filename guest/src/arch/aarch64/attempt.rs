@@ -42,7 +42,8 @@ impl Fault {
         self.syndrome & 0x3f
     }
 
-    /// Whether it is an abort that memory answers with, or a device, or nobody: external, not of the guest's own tables.
+    /// Whether it is an abort that memory answers with, or a device, or nobody: external, not of the guest's own
+    /// tables.
     pub(crate) const fn is_external(self) -> bool {
         matches!(self.class(), Self::FETCH | Self::DATA) && matches!(self.status(), 0x10 | 0x13..=0x17)
     }

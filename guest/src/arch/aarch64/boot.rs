@@ -1,8 +1,8 @@
 //! From the loader into Rust, and the start of further CPUs.
 //!
-//! The loader enters by the boot protocol of Linux: translation off, X0 = device tree. All that is wanted from the tree is
-//! read at once. The tables that `boot.s` turns translation on with are part of the image, so that a further CPU, which
-//! comes with caches off, reads nothing but them and its own stack.
+//! The loader enters by the boot protocol of Linux: translation off, X0 = device tree. All that is wanted from the tree
+//! is read at once. The tables that `boot.s` turns translation on with are part of the image, so that a further CPU,
+//! which comes with caches off, reads nothing but them and its own stack.
 
 use core::arch::global_asm;
 use core::sync::atomic::AtomicU64;
@@ -117,8 +117,8 @@ pub(crate) fn find_others(info: &BootInfo, own: u32) -> Option<[Option<u32>; MAX
     (!info.machine.cpus().is_empty()).then(|| core::array::from_fn(|_| others.next()))
 }
 
-/// Starts the CPU with this affinity, which is off, as CPU `index`, and waits until `is_up` says so. Answers whether it came
-/// within five seconds.
+/// Starts the CPU with this affinity, which is off, as CPU `index`, and waits until `is_up` says so. Answers whether it
+/// came within five seconds.
 pub(crate) fn start_cpu(index: usize, affinity: u32, is_up: impl Fn() -> bool) -> bool {
     if index >= MAX_CPUS || power::cpu_on(affinity.into(), entry_of_further(), index as u64) != 0 {
         return false;

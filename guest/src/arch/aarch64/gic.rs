@@ -1,5 +1,5 @@
-//! The interrupt controller, a GICv3 whose CPU interface is reached by system registers (GIC, chapters 4 and 12), and the
-//! virtual timer, which never exits when it is armed.
+//! The interrupt controller, a GICv3 whose CPU interface is reached by system registers (GIC, chapters 4 and 12), and
+//! the virtual timer, which never exits when it is armed.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -153,8 +153,8 @@ pub(crate) fn command(value: u64) {
     isb();
 }
 
-/// Counts of the fastest period that leaves time for anything else: the timer goes on asking until it is armed anew, and the
-/// handler arms it last.
+/// Counts of the fastest period that leaves time for anything else: the timer goes on asking until it is armed anew,
+/// and the handler arms it last.
 pub(crate) const STORM: u32 = 6250;
 
 /// How many ways [`poke_interface`] has.

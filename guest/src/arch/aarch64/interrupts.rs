@@ -189,8 +189,8 @@ pub(crate) fn disable() {
     unsafe { asm!("msr daifset, #2", options(nostack)) };
 }
 
-/// Sleeps until an interrupt; interrupts must be off, and are off again on return. WFI does not sleep while one is pending,
-/// so one that arrived since the caller looked still ends it.
+/// Sleeps until an interrupt; interrupts must be off, and are off again on return. WFI does not sleep while one is
+/// pending, so one that arrived since the caller looked still ends it.
 pub(crate) fn sleep() {
     // SAFETY: the handlers that run meanwhile save what they change.
     unsafe { asm!("dsb sy", "wfi", "msr daifclr, #2", "isb", "msr daifset, #2", options(nostack)) };

@@ -1,9 +1,10 @@
 //! AArch64, at EL1.
 //!
-//! **What "safe" means here** is what it means on x86-64: this kernel exists to misuse the machine, so functions that do
-//! something odd to it are safe to call by decision. What they never do is corrupt Rust's own state behind the caller's back
-//! on a machine that behaves as the manual says: memory is only written through the window and through addresses that name
-//! no RAM, and the registers that code generation relies on are put back before the function returns.
+//! **What "safe" means here** is what it means on x86-64: this kernel exists to misuse the machine, so functions that
+//! do something odd to it are safe to call by decision. What they never do is corrupt Rust's own state behind the
+//! caller's back on a machine that behaves as the manual says: memory is only written through the window and through
+//! addresses that name no RAM, and the registers that code generation relies on are put back before the function
+//! returns.
 //!
 //! "Arm ARM" is the Arm Architecture Reference Manual for A-profile, DDI 0487; "GIC" is IHI 0069.
 

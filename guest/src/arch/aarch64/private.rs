@@ -1,5 +1,5 @@
-//! Tables that each CPU has to itself: the same addresses, other memory. No CPU ever sees the tables of another, so a flush
-//! by instructions that no other CPU hears is all that is needed.
+//! Tables that each CPU has to itself: the same addresses, other memory. No CPU ever sees the tables of another, so a
+//! flush by instructions that no other CPU hears is all that is needed.
 
 use super::boot::MAX_CPUS;
 use super::registers::{isb, read_register, write_register};

@@ -1,7 +1,7 @@
 //! System registers, and patterns in registers, to see that they survive being preempted.
 //!
-//! The kernel is built without vector instructions, so vector registers belong to this file alone: what is loaded once must
-//! still be there after any number of interrupts, halts and exits.
+//! The kernel is built without vector instructions, so vector registers belong to this file alone: what is loaded once
+//! must still be there after any number of interrupts, halts and exits.
 
 use core::arch::{asm, naked_asm};
 
@@ -54,7 +54,8 @@ impl VectorPattern {
 
     /// Puts the pattern into this CPU's registers.
     pub(crate) fn load(&self) {
-        // SAFETY: reads inside the pattern and writes vector registers, in which compiled code of this target keeps nothing.
+        // SAFETY: reads inside the pattern and writes vector registers, in which compiled code of this target keeps
+        // nothing.
         unsafe { load_vectors(self) };
     }
 
@@ -176,7 +177,8 @@ impl FloatControl {
     }
 }
 
-/// Puts `mark` into registers that a CPU has to itself and that this kernel does not use. Says whether all of them took it.
+/// Puts `mark` into registers that a CPU has to itself and that this kernel does not use. Says whether all of them took
+/// it.
 pub(crate) fn mark(mark: u64) -> bool {
     // SAFETY: nobody relies on what these registers hold.
     unsafe { write_register!("tpidr_el0", mark | 1) };

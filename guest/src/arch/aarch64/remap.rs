@@ -8,8 +8,8 @@
 //!
 //! All of it lies in root entry 1, one GiB above the window, whose frames it uses.
 //!
-//! The architecture wants a page to be taken away and flushed before it is put elsewhere ([`BREAK_FIRST`]; Arm ARM, D8.16):
-//! who loads meanwhile finds nothing, and tries again.
+//! The architecture wants a page to be taken away and flushed before it is put elsewhere ([`BREAK_FIRST`]; Arm ARM,
+//! D8.16): who loads meanwhile finds nothing, and tries again.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,5 +1,5 @@
-//! Flushing the TLBs of other CPUs without interrupting them: by instructions that all CPUs hear. No exit is needed, and the
-//! hypervisor is not asked.
+//! Flushing the TLBs of other CPUs without interrupting them: by instructions that all CPUs hear. No exit is needed,
+//! and the hypervisor is not asked.
 
 use guest_model::command_line::Approach;
 use guest_model::cpu_set::CpuSet;

@@ -21,8 +21,8 @@ pub(crate) struct Pair {
 macro_rules! run {
     ($setup:literal, $body:literal, $n:expr, $x10:expr) => {{
         let start = tsc::now();
-        // SAFETY: the body is one of those named in this file: it reads, or writes a device register or a system register to
-        // no effect on memory.
+        // SAFETY: the body is one of those named in this file: it reads, or writes a device register or a system
+        // register to no effect on memory.
         unsafe {
             asm!(
                 ".p2align 5",

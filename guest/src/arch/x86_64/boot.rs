@@ -143,8 +143,8 @@ pub(crate) fn io_apic() -> Option<u64> {
     Some(IO_APIC.load(Ordering::Relaxed)).filter(|at| *at != 0)
 }
 
-/// APIC ids of the CPUs in the MADT but `own`, as far as interrupts reach them. To be called once: afterwards further CPUs
-/// can be started, and the tables are not looked at again.
+/// APIC ids of the CPUs in the MADT but `own`, as far as interrupts reach them. To be called once: afterwards further
+/// CPUs can be started, and the tables are not looked at again.
 pub(crate) fn find_others(info: &BootInfo, own: u32) -> Option<[Option<u32>; MAX_CPUS]> {
     let madt = acpi::madt(&IdentityMap, info.rsdp)?;
     IO_APIC.store(madt.io_apic().unwrap_or(0), Ordering::SeqCst);
@@ -156,8 +156,8 @@ pub(crate) fn find_others(info: &BootInfo, own: u32) -> Option<[Option<u32>; MAX
     Some(others)
 }
 
-/// An entry of the memory map: address, size, type (1 is RAM). Answers where it begins and ends; an empty range for what is
-/// no RAM or lies beyond 3 GiB, where devices are mapped.
+/// An entry of the memory map: address, size, type (1 is RAM). Answers where it begins and ends; an empty range for
+/// what is no RAM or lies beyond 3 GiB, where devices are mapped.
 fn memory_map_entry(at: u64) -> Option<(u64, u64)> {
     let word =
         |offset: u64| -> Option<u64> { IdentityMap.bytes(at + offset, 8)?.try_into().ok().map(u64::from_le_bytes) };

@@ -4,8 +4,8 @@
 //! level: a page's entry ([`point`]), the entry of the table that holds it ([`use_table`]), a large page in its stead
 //! ([`use_large`]), and the root ([`second_root`]). Nothing is flushed here.
 //!
-//! It lies in root entry 1, two GiB above the window, whose frames it uses; so it is not for an experiment that uses both.
-//! Code is written through the one-to-one mapping of a frame.
+//! It lies in root entry 1, two GiB above the window, whose frames it uses; so it is not for an experiment that uses
+//! both. Code is written through the one-to-one mapping of a frame.
 
 use core::sync::atomic::{AtomicU8, Ordering};
 

@@ -110,13 +110,15 @@ pub(super) fn load_idt_at(base: u64) {
     unsafe { asm!("lidt [{}]", in(reg) &raw const idt, options(nostack, readonly)) };
 }
 
-/// The two words of an interrupt gate (delivery clears IF) to `handler` on interrupt stack `ist`, for CPL `level` and below.
+/// The two words of an interrupt gate (delivery clears IF) to `handler` on interrupt stack `ist`, for CPL `level` and
+/// below.
 pub(super) const fn gate(handler: u64, ist: u64, level: u64) -> [u64; 2] {
     let low = handler & 0xffff | modes::CODE << 16 | ist << 32 | (0x8e | level << 5) << 40;
     [low | (handler >> 16 & 0xffff) << 48, handler >> 32]
 }
 
-/// Gives the gate of `vector` another interrupt stack, and makes it a trap gate (delivery leaves IF) or an interrupt gate.
+/// Gives the gate of `vector` another interrupt stack, and makes it a trap gate (delivery leaves IF) or an interrupt
+/// gate.
 pub(super) fn change_gate(vector: u8, ist: u64, is_trap: bool) {
     let mut words = gate(interrupts::entry(vector), ist, 0);
     words[0] |= u64::from(is_trap) << 40;

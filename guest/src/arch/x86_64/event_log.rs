@@ -1,7 +1,9 @@
-//! Generated code, run with handlers that write down each event: its vector, where it came, and the flags that were saved.
+//! Generated code, run with handlers that write down each event: its vector, where it came, and the flags that were
+//! saved.
 //!
-//! While a [`run`] lasts, the dispatcher hands everything but resolved page faults to [`note`]. An NMI then uses no stack of its own, so that a second one
-//! may come while the first is handled; and the code itself can run within the handler of an NMI, where further ones wait.
+//! While a [`run`] lasts, the dispatcher hands everything but resolved page faults to [`note`]. An NMI then uses no
+//! stack of its own, so that a second one may come while the first is handled; and the code itself can run within the
+//! handler of an NMI, where further ones wait.
 
 use core::arch::asm;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};

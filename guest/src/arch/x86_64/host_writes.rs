@@ -1,5 +1,5 @@
-//! Instructions that an emulator has to carry out and whose destination is memory: what a port or a device register holds is
-//! moved there.
+//! Instructions that an emulator has to carry out and whose destination is memory: what a port or a device register
+//! holds is moved there.
 
 use core::arch::asm;
 

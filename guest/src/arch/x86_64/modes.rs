@@ -1,7 +1,7 @@
 //! Short trips into other modes of the CPU, each to execute VMMCALL there: CPL 3, 32-bit code, real mode.
 //!
-//! * **CPL 3**: IRETQ to a page that holds `VMMCALL; UD2`. Whichever raises an exception brings the CPU back; the address
-//!   tells which.
+//! * **CPL 3**: IRETQ to a page that holds `VMMCALL; UD2`. Whichever raises an exception brings the CPU back; the
+//!   address tells which.
 //! * **32-bit code** (compatibility mode): a far return into a 32-bit segment, and a far jump back. The code lies below
 //!   4 GiB, as all of the guest does.
 //! * **Real mode**: another CPU is started in a page of real-mode code, leaves word of what happened in that page, and

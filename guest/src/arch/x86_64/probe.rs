@@ -1,9 +1,9 @@
-//! Runs code that was made at run time, with all registers given, until it ends in an interrupt or an exception, and tells
-//! how it ended.
+//! Runs code that was made at run time, with all registers given, until it ends in an interrupt or an exception, and
+//! tells how it ended.
 //!
-//! While such code runs, the CPU has an IDT of its own, whose gates all lead to one place on an interrupt stack of its own.
-//! So neither the code's stack pointer nor its segments nor its privilege matter for getting back: code that is wrong in
-//! any way ends like code that ends with INT3 as planned.
+//! While such code runs, the CPU has an IDT of its own, whose gates all lead to one place on an interrupt stack of its
+//! own. So neither the code's stack pointer nor its segments nor its privilege matter for getting back: code that is
+//! wrong in any way ends like code that ends with INT3 as planned.
 //!
 //! What the code may do to memory is up to whoever made it. Random code belongs at CPL 3.
 
@@ -140,7 +140,8 @@ pub(super) fn stack_top(cpu: usize) -> u64 {
     BLOCKS[cpu].stack.as_ptr_range().end as u64
 }
 
-/// Runs code on this CPU, interrupts off in between. Interrupts other than the timer's are served, and the code goes on.
+/// Runs code on this CPU, interrupts off in between. Interrupts other than the timer's are served, and the code goes
+/// on.
 pub(crate) fn run(start: &Registers, level: Level) -> End {
     run_with_bases(start, level, None)
 }

@@ -1,7 +1,7 @@
 //! Flushing the TLBs of other CPUs without interrupting them: by hypercall of the Hyper-V interface.
 //!
-//! As Linux has it: interrupts off, the input in this CPU's page, VP indices below 64 by the calls with a mask, others by
-//! a sparse set, all processors by a flag.
+//! As Linux has it: interrupts off, the input in this CPU's page, VP indices below 64 by the calls with a mask, others
+//! by a sparse set, all processors by a flag.
 
 use core::sync::atomic::Ordering;
 
@@ -23,8 +23,8 @@ pub(crate) fn is_offered() -> bool {
     hyperv::features().is_some_and(|features| features.flush()) && hyperv::is_up()
 }
 
-/// Flushes what `operation` names on the CPUs of `set`, which is `everybody` or not; `None` if that failed. Interrupts are
-/// off.
+/// Flushes what `operation` names on the CPUs of `set`, which is `everybody` or not; `None` if that failed. Interrupts
+/// are off.
 pub(crate) fn flush(set: &CpuSet, operation: Operation, everybody: bool) -> Option<()> {
     let page = hyperv::input_page(cpu_local::index());
     let words = page.words();

@@ -1,8 +1,8 @@
 //! How long it takes to write one word to each of many pages, in one pass after the other.
 //!
-//! Between two passes this waits for a byte: [`NEXT`] begins another one, [`QUIT`] ends. So somebody outside can protect the
-//! pages in between, and what a pass then takes longer than one before it is what his faults cost. The first pass touches
-//! the pages for the first time.
+//! Between two passes this waits for a byte: [`NEXT`] begins another one, [`QUIT`] ends. So somebody outside can
+//! protect the pages in between, and what a pass then takes longer than one before it is what his faults cost. The
+//! first pass touches the pages for the first time.
 //!
 //! Under QEMU's `-icount shift=0` the clock counts instructions, and the figures are exact.
 

@@ -4,8 +4,8 @@
 //! * [`scribble`]: random writes, so that a copy of the memory can be held against it.
 //! * [`faults`]: how long a pass over pages takes, alone and repeatedly.
 //!
-//! All of them use the memory that nobody else uses, mapped by the guest with large pages of its own. The tool speaks to
-//! them by bytes on the console: [`QUIT`] ends an experiment, [`NEXT`] lets `faults` begin another pass.
+//! All of them use the memory that nobody else uses, mapped by the guest with large pages of its own. The tool speaks
+//! to them by bytes on the console: [`QUIT`] ends an experiment, [`NEXT`] lets `faults` begin another pass.
 
 pub(super) mod faults;
 pub(super) mod scribble;

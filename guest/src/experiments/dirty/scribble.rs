@@ -1,9 +1,9 @@
-//! Random writes to random pages by all CPUs, until `q` is typed or for `iterations=` steps: for somebody who keeps a copy of
-//! this memory and wants to know whether it is one.
+//! Random writes to random pages by all CPUs, until `q` is typed or for `iterations=` steps: for somebody who keeps a
+//! copy of this memory and wants to know whether it is one.
 //!
-//! Every tenth step reads. One of 64 has the hypervisor do the writing, where the machine knows how: an instruction that
-//! is emulated, with memory as its destination. Addresses come in runs on a few pages as well as from everywhere, so that
-//! pages are written before, while and after somebody looks at them.
+//! Every tenth step reads. One of 64 has the hypervisor do the writing, where the machine knows how: an instruction
+//! that is emulated, with memory as its destination. Addresses come in runs on a few pages as well as from everywhere,
+//! so that pages are written before, while and after somebody looks at them.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 

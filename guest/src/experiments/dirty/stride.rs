@@ -1,13 +1,13 @@
-//! Every CPU writes one word to each page of its share of the memory, over and over, for some seconds, and keeps count of
-//! how much it did in each window of some milliseconds.
+//! Every CPU writes one word to each page of its share of the memory, over and over, for some seconds, and keeps count
+//! of how much it did in each window of some milliseconds.
 //!
-//! What comes out is the speed of all CPUs over time. To know what happened outside at the same time, the reader needs two
-//! clocks to agree: the record `begin` has this machine's clock at the moment when the record was sent, and whoever
+//! What comes out is the speed of all CPUs over time. To know what happened outside at the same time, the reader needs
+//! two clocks to agree: the record `begin` has this machine's clock at the moment when the record was sent, and whoever
 //! receives it knows that moment by a clock of its own. Window 0 begins at that moment.
 //!
-//! QEMU's TLB has a size that changes when it is flushed: it doubles where most of it was in use, and shrinks where little
-//! was. What a log has made small would stay so for ever on a machine that flushes seldom. So there each CPU flushes its TLB
-//! ten times a second, before the log, while it runs, and after it.
+//! QEMU's TLB has a size that changes when it is flushed: it doubles where most of it was in use, and shrinks where
+//! little was. What a log has made small would stay so for ever on a machine that flushes seldom. So there each CPU
+//! flushes its TLB ten times a second, before the log, while it runs, and after it.
 //!
 //! `memory=` is how much is written, `writes=` the share of accesses that write, `regions=` the share of large pages
 //! that are touched at all.

@@ -1,5 +1,5 @@
-//! The local APIC through all its modes: off, xAPIC, x2APIC and back, at its place and elsewhere, and what CPUID says meanwhile
-//! (APM vol. 2, 16.3.1 and 16.9; SDM vol. 3, "x2APIC State Transitions").
+//! The local APIC through all its modes: off, xAPIC, x2APIC and back, at its place and elsewhere, and what CPUID says
+//! meanwhile (APM vol. 2, 16.3.1 and 16.9; SDM vol. 3, "x2APIC State Transitions").
 //!
 //! QEMU's own CPU cannot be asked: an APIC that is off stays off there until reset.
 

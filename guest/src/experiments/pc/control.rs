@@ -1,9 +1,9 @@
-//! What CR0, CR4 and EFER (and CR8, DR6, DR7) take: every bit by itself and combinations of bits, by every instruction that writes them (APM vol.
-//! 2, 3.1 and table 14-5).
+//! What CR0, CR4 and EFER (and CR8, DR6, DR7) take: every bit by itself and combinations of bits, by every instruction
+//! that writes them (APM vol. 2, 3.1 and table 14-5).
 //!
 //! The table is generated. Each case writes a value and looks at the register: it has taken the value, kept the old one
-//! behind a #GP, or kept a bit that cannot be written. On QEMU's own CPU, which checks little, those cases are left out after
-//! which it does not go on.
+//! behind a #GP, or kept a bit that cannot be written. On QEMU's own CPU, which checks little, those cases are left out
+//! after which it does not go on.
 
 use crate::arch::attempt::{self, Fault};
 use crate::arch::control_forms::{self, Form};

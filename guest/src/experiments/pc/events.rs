@@ -1,9 +1,9 @@
 //! Interrupts, NMIs, debug traps, shadows and IRETs in all combinations: what comes, where, and with which flags saved.
 //!
-//! Each case is a short piece of code: something is sent to this CPU while interrupts are off, then STI or MOV SS or both, then
-//! one of twenty instructions, then some that do nothing; with and without TF, and also within the handler of an NMI, where
-//! further NMIs wait. One line for each case tells the events. Nothing is judged here: the same cases on a machine without a
-//! hypervisor tell what is right.
+//! Each case is a short piece of code: something is sent to this CPU while interrupts are off, then STI or MOV SS or
+//! both, then one of twenty instructions, then some that do nothing; with and without TF, and also within the handler
+//! of an NMI, where further NMIs wait. One line for each case tells the events. Nothing is judged here: the same cases
+//! on a machine without a hypervisor tell what is right.
 
 use core::fmt;
 
@@ -135,8 +135,8 @@ pub(super) fn run(_: &Context) -> Outcome {
     Outcome::Done { failures: 0 }
 }
 
-/// Vector, place and flags of each event: `40@7i` is vector 0x40 before instruction 7 with IF saved; t, r and s are TF, RF and
-/// DR6.BS.
+/// Vector, place and flags of each event: `40@7i` is vector 0x40 before instruction 7 with IF saved; t, r and s are TF,
+/// RF and DR6.BS.
 struct Events(usize);
 
 impl fmt::Display for Events {
@@ -271,8 +271,8 @@ impl Assembly {
         }
     }
 
-    /// Sends an interrupt or an NMI to this CPU. It may come at any time from the next place on. (An emulator that does not
-    /// look for interrupts behind each instruction does so at the jump.)
+    /// Sends an interrupt or an NMI to this CPU. It may come at any time from the next place on. (An emulator that does
+    /// not look for interrupts behind each instruction does so at the jump.)
     fn send(&mut self, vector: Option<u8>) {
         let (high, low) = apic::command_to_self(vector);
         match apic::command_place() {

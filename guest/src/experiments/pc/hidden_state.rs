@@ -1,7 +1,7 @@
 //! Extended state that CPUID hides: can it be reached, and whose is it then?
 //!
-//! A processor refuses the XSETBV, because the hypervisor intercepts it. QEMU's does not know that intercept. The state must
-//! then be this VM's alone: what it has loaded itself, or nothing. Run VMs with different seeds beside each other.
+//! A processor refuses the XSETBV, because the hypervisor intercepts it. QEMU's does not know that intercept. The state
+//! must then be this VM's alone: what it has loaded itself, or nothing. Run VMs with different seeds beside each other.
 
 use crate::arch::{bounds, control, controller, interrupts, tsc};
 use crate::experiments::{Context, Outcome};

@@ -1,12 +1,12 @@
 //! Each MSR whose feature CPUID shows, with values that it can have and values that it cannot.
 //!
-//! The table names registers and rules. From a register's value before, the values to try are made by the same means for all:
-//! each of its 64 bits turned over, and a few that are interesting for any. The rule says which must be taken, and read back
-//! as they were written, and which must raise `#GP` and change nothing.
+//! The table names registers and rules. From a register's value before, the values to try are made by the same means
+//! for all: each of its 64 bits turned over, and a few that are interesting for any. The rule says which must be taken,
+//! and read back as they were written, and which must raise `#GP` and change nothing.
 //!
-//! Some registers are the processor's own even under a hypervisor: it lets a guest write them without noticing. What is not as
-//! it should be there is counted (`differs`), and is no failure of the hypervisor; the same experiment on the processor alone
-//! says whether it is the processor's.
+//! Some registers are the processor's own even under a hypervisor: it lets a guest write them without noticing. What is
+//! not as it should be there is counted (`differs`), and is no failure of the hypervisor; the same experiment on the
+//! processor alone says whether it is the processor's.
 
 use crate::arch::attempt::{self, Fault};
 use crate::arch::control::{self, cpuid};
@@ -67,8 +67,8 @@ impl Register {
 
 const LOW_HALF: u64 = 0xffff_ffff;
 
-/// EFER: SYSCALL is shown by CPUID. Kept are long mode and NX, on which this kernel lives, bits of features that a CPU may show
-/// or not, and those that take any write and read zero (APM vol. 2, figure 3-9).
+/// EFER: SYSCALL is shown by CPUID. Kept are long mode and NX, on which this kernel lives, bits of features that a CPU
+/// may show or not, and those that take any write and read zero (APM vol. 2, figure 3-9).
 const EFER_KEPT: u64 = 0xfe | 0b0111_1101 << 8 | 1 << 15 | 1 << 17 | 1 << 18 | 1 << 20 | 1 << 21;
 
 const REGISTERS: [Register; 16] = [
@@ -143,7 +143,8 @@ pub(super) fn run(context: &Context) -> Outcome {
     let fixed = FIXED_RANGES.map(|number| register("mtrr-fixed", number, Rule::Types(false), Hypervisor));
     let mut registers = 0u32;
     for it in REGISTERS.into_iter().chain(ranges).chain(fixed) {
-        // TSC_AUX has its own bit; EFER's reserved bits are dropped without a word by QEMU's own CPU, which then is another.
+        // TSC_AUX has its own bit; EFER's reserved bits are dropped without a word by QEMU's own CPU, which then is
+        // another.
         if (it.name == "tsc-aux" && !control::has_rdtscp()) || (it.name == "efer" && !context.judged) {
             continue;
         }

@@ -1,5 +1,5 @@
-//! Code that CPU 0 patches while the others execute it, as kernels patch theirs: an INT3 for a moment, then what is to be
-//! there.
+//! Code that CPU 0 patches while the others execute it, as kernels patch theirs: an INT3 for a moment, then what is to
+//! be there.
 //!
 //! A CPU that meets the INT3 tries again. After each patch all must get past it: one that does not still executes an
 //! instruction that is no longer in memory.

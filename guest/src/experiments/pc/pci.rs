@@ -81,8 +81,8 @@ fn load(at: u64, bytes: u8) -> u32 {
     }
 }
 
-/// All that software can write, at all addresses and in all widths: the header's identity stays, and both doors go on giving
-/// the same.
+/// All that software can write, at all addresses and in all widths: the header's identity stays, and both doors go on
+/// giving the same.
 pub(super) fn fuzz(context: &Context) -> Outcome {
     if !context.judged {
         return Outcome::Unsupported("QEMU's own devices would be moved");

@@ -1,7 +1,7 @@
 //! What the ID registers say, and registers that they hide: can those be reached, and whose contents are in them then?
 //!
-//! Run VMs with different seeds, 1 to 4, beside each other. Each puts a pattern of its own into every register that takes one, and looks
-//! for the patterns of the others there.
+//! Run VMs with different seeds, 1 to 4, beside each other. Each puts a pattern of its own into every register that
+//! takes one, and looks for the patterns of the others there.
 
 use super::Seen;
 use super::system::{Encoding, acknowledges, all, instruction, moves_the_ground};

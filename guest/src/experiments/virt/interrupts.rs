@@ -162,7 +162,8 @@ pub(super) fn timed_waits(context: &Context) -> Outcome {
         let end = start + tsc::ticks(delay);
         interrupts::sleep_until(end);
         let now = tsc::now();
-        // Without another wake-up it sleeps to the end; WFIT may end earlier, but under a hypervisor that lets it sleep it does not.
+        // Without another wake-up it sleeps to the end; WFIT may end earlier, but under a hypervisor that lets it sleep
+        // it does not.
         cases.check(
             name,
             "a wait for an interrupt with a time",

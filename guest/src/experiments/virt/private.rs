@@ -1,6 +1,7 @@
-//! Pages of one CPU alone: all CPUs use the same addresses, each by tables of its own, and flush them by instructions that
-//! no other CPU hears. A hypervisor that moves a vCPU from one pCPU to another, or lets two of them take turns on one, has to
-//! see to it that neither ever reads through a translation of the other, nor through one that it flushed elsewhere.
+//! Pages of one CPU alone: all CPUs use the same addresses, each by tables of its own, and flush them by instructions
+//! that no other CPU hears. A hypervisor that moves a vCPU from one pCPU to another, or lets two of them take turns on
+//! one, has to see to it that neither ever reads through a translation of the other, nor through one that it flushed
+//! elsewhere.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 

@@ -3,9 +3,9 @@
 //! A pCPU is a thread. It finds the machine, and its own number, in the number that each thread has for itself
 //! ([`Context`]). pCPU 0 runs the test's script, and no vCPUs.
 //!
-//! Time passes as pCPUs look at the clock and as guests execute instructions. When all pCPUs sleep, it jumps to the next
-//! deadline of a pCPU's timer, but never as far as the tick at which each pCPU looks around in any case: a wake-up that is
-//! lost must not be found by that.
+//! Time passes as pCPUs look at the clock and as guests execute instructions. When all pCPUs sleep, it jumps to the
+//! next deadline of a pCPU's timer, but never as far as the tick at which each pCPU looks around in any case: a wake-up
+//! that is lost must not be found by that.
 
 use core::any::Any;
 use core::ops::Deref;
@@ -369,8 +369,8 @@ pub(super) const fn direct_map(hpa: Hpa) -> Hva {
 
 /// A word of host memory.
 pub(super) fn word(hpa: u64) -> &'static AtomicU64 {
-    // SAFETY: walks lead here: from the root of a VM's tables through entries that name tables or frames of that VM, which
-    // stay for as long as one of its vCPUs runs. All of them are reached by atomic or volatile accesses only.
+    // SAFETY: walks lead here: from the root of a VM's tables through entries that name tables or frames of that VM,
+    // which stay for as long as one of its vCPUs runs. All of them are reached by atomic or volatile accesses only.
     unsafe { &*(hpa as *const AtomicU64) }
 }
 

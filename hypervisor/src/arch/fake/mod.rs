@@ -1,12 +1,12 @@
 //! A machine that is not there: the core's unit tests run on it, on any computer.
 //!
-//! Its pCPUs are threads, its RAM is the process's, its TLBs are `hw_model`'s, which keep every entry until it is flushed. It is
-//! made after SVM: each vCPU has a tag of its own, a guest flushes other vCPUs by hypercall, nested pages are walked by the
-//! hardware, and interrupts are held off from the test for pending work until the guest runs. A vCPU executes a list of
-//! [`Op`](program::Op)s.
+//! Its pCPUs are threads, its RAM is the process's, its TLBs are `hw_model`'s, which keep every entry until it is
+//! flushed. It is made after SVM: each vCPU has a tag of its own, a guest flushes other vCPUs by hypercall, nested
+//! pages are walked by the hardware, and interrupts are held off from the test for pending work until the guest runs. A
+//! vCPU executes a list of [`Op`](program::Op)s.
 //!
-//! [`run`](machine::run) makes such a machine and turns it off again. In [`interleave::explore`] its pCPUs take turns as a seed
-//! has it; elsewhere they are threads of the operating system.
+//! [`run`](machine::run) makes such a machine and turns it off again. In [`interleave::explore`] its pCPUs take turns
+//! as a seed has it; elsewhere they are threads of the operating system.
 
 #![expect(unsafe_code, reason = "guest memory and tables are raw memory, as on any machine")]
 

@@ -1,7 +1,7 @@
 //! One vCPU alone, and beside another one that does the same on another core.
 //!
-//! Both have their own vCPU; the VM, with its memory and its write-protect cache, is the same for both, or, for comparison,
-//! one for each.
+//! Both have their own vCPU; the VM, with its memory and its write-protect cache, is the same for both, or, for
+//! comparison, one for each.
 
 use std::fmt;
 use std::hint::black_box;
@@ -73,8 +73,8 @@ impl Subject {
     fn measure(&self) -> Option<Scaling> {
         let Self { name, is_promised, vms, setting } = self;
         let [mut first, mut second] = vms.clone().map(|vm| {
-            // On lines of its own: beside each other on the stack, the two would take lines from each other that no two vCPUs
-            // share, or would not, as the stack happens to lie.
+            // On lines of its own: beside each other on the stack, the two would take lines from each other that no two
+            // vCPUs share, or would not, as the stack happens to lie.
             let mut emulator = CachePadded::new(Emulator::new(*setting, vm));
             move |times: u32| {
                 for _ in 0..times {

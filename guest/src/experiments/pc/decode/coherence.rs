@@ -1,8 +1,9 @@
-//! The instruction at an address changes its meaning. Whatever is remembered of it, it is carried out as what it is now.
+//! The instruction at an address changes its meaning. Whatever is remembered of it, it is carried out as what it is
+//! now.
 //!
-//! Each case executes an instruction that reads a device, changes by one means what is at its address, and executes what is
-//! there now; then back, `iterations=` times (200). The result tells which instruction it was. Every other execution is
-//! of a meaning that was there before, so an answer from memory is wrong every time, not only once.
+//! Each case executes an instruction that reads a device, changes by one means what is at its address, and executes
+//! what is there now; then back, `iterations=` times (200). The result tells which instruction it was. Every other
+//! execution is of a meaning that was there before, so an answer from memory is wrong every time, not only once.
 //!
 //! This file has the cases that write code; `coherence_tables` those that change the way to it.
 
@@ -211,8 +212,8 @@ fn written_by_another(bench: &mut Bench) {
 /// Stands for a CPU that did not answer: no exception has this number.
 pub(super) const NO_ANSWER: Fault = Fault { vector: 0xff, error: 0 };
 
-/// 32-bit code needs an address below 4 GiB: the one at which the frame is mapped anyway. Its operands lie there too, where
-/// nothing is; 64-bit code with the same registers reaches the local APIC.
+/// 32-bit code needs an address below 4 GiB: the one at which the frame is mapped anyway. Its operands lie there too,
+/// where nothing is; 64-bit code with the same registers reaches the local APIC.
 fn modes(bench: &mut Bench) {
     let rip = code_frame();
     let operand = code_pages::address(0, OPERAND) + apic::VERSION;
@@ -232,7 +233,8 @@ fn modes(bench: &mut Bench) {
         },
     );
 
-    // In 32-bit code the address ends after four bytes; two instructions that change nothing follow, and the second end.
+    // In 32-bit code the address ends after four bytes; two instructions that change nothing follow, and the second
+    // end.
     let mut code = [END; 10];
     code[0] = LOAD_ABSOLUTE;
     code[1..9].copy_from_slice(&operand.to_le_bytes());

@@ -1,4 +1,5 @@
-//! Each instruction form, once on memory and once on a device whose register holds the same: the results must be the same.
+//! Each instruction form, once on memory and once on a device whose register holds the same: the results must be the
+//! same.
 //!
 //! The memory's CPU is the reference, so nothing here says what an instruction does. Compared are the registers (those
 //! that hold addresses by how far they moved), the defined flags, scratch memory, and what the location holds then.
@@ -11,8 +12,8 @@
 //! | an entry of the I/O APIC, its low half | vector, mode, mask | the same |
 //! | nothing at all | that it stays as it is | all |
 //!
-//! Only 32-bit accesses are defined for the registers of APICs. Where there is nothing, all widths are: the memory holds
-//! what is read there, and what is written is lost.
+//! Only 32-bit accesses are defined for the registers of APICs. Where there is nothing, all widths are: the memory
+//! holds what is read there, and what is written is lost.
 
 use super::forms_list::{FORMS, Form, STATUS, Way};
 use super::{NEEDS_XAPIC, TASK_PRIORITY, UNBACKED, io_apic_window, local_apic, ports};

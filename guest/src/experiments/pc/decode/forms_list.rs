@@ -1,4 +1,5 @@
-//! The forms: machine code, what it is called, and what it starts with. Code that needs its target's address has it filled in.
+//! The forms: machine code, what it is called, and what it starts with. Code that needs its target's address has it
+//! filled in.
 
 /// Status flags.
 pub(super) const CF: u64 = 1;

@@ -1,8 +1,9 @@
 //! What one access to a device register costs, by the code that makes it: from one address or many, while its page is
 //! written, and while page tables are.
 //!
-//! The loops are machine code made at run time, in pages mapped for it; see `arch::encode`. What carries the accesses is
-//! measured too and taken off. `iterations=` counts accesses, in each of the batches of which the median is the figure.
+//! The loops are machine code made at run time, in pages mapped for it; see `arch::encode`. What carries the accesses
+//! is measured too and taken off. `iterations=` counts accesses, in each of the batches of which the median is the
+//! figure.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 

@@ -1,5 +1,5 @@
-//! Accesses to devices in memory, which a hypervisor emulates instruction by instruction, and what it may remember of the
-//! instructions.
+//! Accesses to devices in memory, which a hypervisor emulates instruction by instruction, and what it may remember of
+//! the instructions.
 //!
 //! * [`measure`]: what an access costs, alone and while code or page tables change.
 //! * [`coherence`]: an instruction is always carried out as what it is now.

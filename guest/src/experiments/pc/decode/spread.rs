@@ -1,9 +1,9 @@
-//! Code that accesses a device, on pages all over the memory: half of the CPUs execute it, the others write beside it, until `q`
-//! is typed or for `seconds=`.
+//! Code that accesses a device, on pages all over the memory: half of the CPUs execute it, the others write beside it,
+//! until `q` is typed or for `seconds=`.
 //!
-//! A hypervisor that protects the code that it remembers does so with each page that is executed, and gives the page back when it
-//! is written. Writes come from the guest and, by instructions that are emulated, from the hypervisor itself. For somebody who
-//! meanwhile changes how the memory is mapped: a dirty log that begins and ends.
+//! A hypervisor that protects the code that it remembers does so with each page that is executed, and gives the page
+//! back when it is written. Writes come from the guest and, by instructions that are emulated, from the hypervisor
+//! itself. For somebody who meanwhile changes how the memory is mapped: a dirty log that begins and ends.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 

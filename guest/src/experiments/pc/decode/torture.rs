@@ -2,8 +2,8 @@
 //!
 //! The time is cut into phases, each begun by all CPUs together:
 //!
-//! 1. *Known* (`torture_known`): instructions whose end the architecture prescribes, undisturbed. What ends otherwise is a
-//!    violation.
+//! 1. *Known* (`torture_known`): instructions whose end the architecture prescribes, undisturbed. What ends otherwise
+//!    is a violation.
 //! 2. *Wild* (`torture_wild`): every second CPU runs random code at CPL 3; its neighbour meanwhile flips bytes of that
 //!    code, and bits of the page-table entries of code and operands, leaves and upper ones.
 //! 3. The same, the roles swapped.

@@ -96,8 +96,8 @@ fn make(seat: &mut Seat) -> [u8; LENGTH] {
     code
 }
 
-/// Takes out what QEMU 7.2 as the machine does not survive decoding, and no emulator of ours ever sees: it aborts at VEX
-/// and SSE instructions with fields that mean nothing, and at LOCK before a bit test of a register.
+/// Takes out what QEMU 7.2 as the machine does not survive decoding, and no emulator of ours ever sees: it aborts at
+/// VEX and SSE instructions with fields that mean nothing, and at LOCK before a bit test of a register.
 fn spare_the_machine(code: &mut [u8; LENGTH], random: &mut Random) {
     for at in 0..LENGTH {
         let escaped = |place: usize| code[place] == 0x0f && code.get(place + 2).is_none_or(|modrm| *modrm >= REGISTER);

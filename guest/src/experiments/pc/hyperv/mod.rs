@@ -1,8 +1,8 @@
 //! The conformance cases of the Hyper-V interface (TLFS), each with the name it has in the project's list: A discovery
 //! and MSRs, B control words and registers, C flushes, D interrupts.
 //!
-//! Each case leaves one record, `case name=.. about=".." outcome=pass|fail|skipped why=".."`. A case that fails leaves a
-//! `violation` too, and counts.
+//! Each case leaves one record, `case name=.. about=".." outcome=pass|fail|skipped why=".."`. A case that fails leaves
+//! a `violation` too, and counts.
 
 pub(super) mod abi;
 mod abi_list;
