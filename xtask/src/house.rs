@@ -25,7 +25,7 @@ struct Check {
     find: fn(&Tree) -> Vec<Broken>,
 }
 
-const CHECKS: [Check; 12] = [
+const CHECKS: [Check; 13] = [
     Check {
         name: "unsafe-in-arch",
         why: "what can break memory safety is read in few places: the folders called arch and workloads/src/memory.rs",
@@ -81,6 +81,11 @@ const CHECKS: [Check; 12] = [
         name: "figures",
         why: "instructions per exit in prose are those of docs/exits*.toml, or say of which day they are",
         find: figures::find,
+    },
+    Check {
+        name: "line-length",
+        why: "documents and comments are read beside each other: their lines have at most 120 characters, like code",
+        find: line_length,
     },
 ];
 
@@ -486,4 +491,48 @@ fn crates_explained(tree: &Tree) -> Vec<Broken> {
         }
     }
     found
+}
+
+const LONGEST_LINE: usize = 120;
+
+/// Lines of prose that are too long. Tables and listings cannot be wrapped; neither can a line without a space, such as
+/// one link.
+fn line_length(tree: &Tree) -> Vec<Broken> {
+    let mut found = Vec::new();
+    for (path, text) in tree.with_extension("md").chain(tree.rust()) {
+        let markdown = path.ends_with(".md");
+        let mut in_listing = false;
+        for (number, line) in text.lines().enumerate() {
+            let comment = line.trim_start().strip_prefix("//").map(|rest| rest.trim_start_matches(['/', '!']));
+            let Some(prose) = comment.or(markdown.then_some(line)).map(str::trim) else {
+                in_listing = false;
+                continue;
+            };
+            if prose.starts_with("```") {
+                in_listing = !in_listing;
+                continue;
+            }
+            let wraps = !in_listing && !prose.starts_with('|') && outside_links(prose).contains(' ');
+            let length = line.chars().count();
+            if wraps && length > LONGEST_LINE {
+                found.push(broken(path, number + 1, format!("{length} characters")));
+            }
+        }
+    }
+    found
+}
+
+/// `prose` without the links and images that it consists of or contains: `[text](target)`, nested or not.
+fn outside_links(prose: &str) -> String {
+    let mut outside = String::new();
+    let mut depth = 0_usize;
+    for letter in prose.chars() {
+        match letter {
+            '[' | '(' => depth += 1,
+            ']' | ')' => depth = depth.saturating_sub(1),
+            _ if depth == 0 => outside.push(letter),
+            _ => {}
+        }
+    }
+    outside
 }

@@ -289,6 +289,21 @@ fn figures_are_renewed_where_they_are_marked_and_nothing_else_changes() {
 }
 
 #[test]
+fn a_line_of_prose_has_at_most_120_characters() {
+    let words = |length: usize| "word ".repeat(length.div_ceil(5))[..length - 1].to_owned() + ".";
+    let (fits, long) = (words(120), words(121));
+    let link = format!("[![{long}](a.svg)](b.md)");
+    let files = [
+        ("a.md", format!("{fits}\n{long}\n| {long} |\n```\n{long}\n```\n{link}\n{}\n- {fits}", "x".repeat(121))),
+        ("b.rs", format!("//! {}\n/// {}\n    // {fits}\n//! | {long} |", words(116), words(117))),
+        ("c.rs", format!("/// ```text\n/// {long}\n/// ```\nconst A: &str = \"{long}\";\n// é{}", words(115))),
+        ("d.toml", format!("# {long}")),
+    ];
+    let files: Vec<_> = files.iter().map(|(path, text)| (*path, text.as_str())).collect();
+    assert_eq!(places(line_length, &files), ["a.md:2", "a.md:9", "b.rs:2", "b.rs:3"]);
+}
+
+#[test]
 fn every_rule_has_a_name_of_its_own() {
     let names: std::collections::BTreeSet<_> = CHECKS.iter().map(|check| check.name).collect();
     assert_eq!(names.len(), CHECKS.len());
