@@ -12,7 +12,7 @@ use shootdown::{CutOff, Pages, Plan};
 use crate::arch::{cpuid, routing, tsc};
 use crate::vcpu::run::Running;
 use crate::vm::Vm;
-use crate::vm::memory::{Mine, Targets};
+use crate::vm::address_space::{Mine, Targets};
 
 /// Where the input of a call is.
 pub(crate) enum Input {

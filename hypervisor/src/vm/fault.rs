@@ -9,7 +9,7 @@ use addr::{Gpa, PageSize};
 use decode_cache::Cause;
 use stage2::{Access, BATCH, Fault, Granularity, MapError, Pace, Spare, Stale, Stream, Walking};
 
-use super::dirty::log::AllTlbs;
+use super::address_space::AllTlbs;
 use super::memory::Memory;
 use crate::arch::{tlb, tsc};
 use crate::vcpu::run::Running;

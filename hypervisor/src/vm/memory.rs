@@ -1,14 +1,9 @@
-//! A VM's memory: its frames, its stage-2 tree, its TLB tags, and the flush of TLBs.
+//! A VM's memory: its frames, the hypervisor's own accesses to them, and the protection of cached instructions there. How
+//! the guest reaches them is its [address space](super::address_space).
 //!
 //! The frames are allocated and zeroed when the VM is created, and mapped with the largest possible leaves. `populate`
 //! may delay the mapping to the first touch. The frames return to the pool when the VM is dropped, after its last vCPU
 //! has left the guest for ever.
-//!
-//! One vCPU requests a flush for some or all vCPUs of the VM ([`Memory::flush`]). First it publishes the request, where
-//! each target finds it before its next entry. Single pages go into words next to the target's mailbox. A flush of
-//! everything on all vCPUs is a new *epoch* of the VM, which each entry compares with the epoch that the vCPU has seen.
-//! Then the sender reads which targets are in their guests, kicks those, all at once, and waits for them. It never
-//! waits for a vCPU that does not run.
 
 #![cfg_attr(
     machine = "virt",
@@ -22,27 +17,22 @@ use alloc::vec::Vec;
 
 use addr::{Gpa, GpaRange, Hpa, PAGE_BYTES, PageSize};
 use decode_cache::{Cause, Lost, Protect, Protection, Size, Unprotection, Vouching, WriteProtect};
-use sched::{CpuId, Pending};
-use shootdown::{Flush, Plan};
-use stage2::{Access, Attempt, MapError, Shape, Stale, Tlb, Tree, Walk, WalkMut, Walking};
-use tlb_tag::Scheme;
+use stage2::{Access, Attempt, MapError, Shape, Stale, Tree};
 use vcpu_layout::lay_out;
 
-use super::dirty::log::{AllTlbs, Logging};
-use super::tags::{PoolId, VmTags};
+use super::address_space::{AllTlbs, NoTlb};
+use super::dirty::log::Logging;
+use super::tags::VmTags;
 use crate::arch::bank::{Bank, Word};
 use crate::arch::block::Block;
 use crate::arch::emulate::Decoded;
 use crate::arch::format::{Stage2Format, stage2_format};
 use crate::arch::tables::TablePool;
-use crate::arch::vcpu::ArchVcpu;
-use crate::arch::{interrupts, tlb, tsc};
+use crate::arch::tlb;
 use crate::cpu;
 use crate::frames::{Exhausted, Frames};
-use crate::mutants::{self, Mutant};
-use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, relax};
-use crate::trace;
-use crate::vcpu::{Owner, Tally, Vcpu};
+use crate::sync::{AtomicU64, Mutex};
+use crate::vcpu::Vcpu;
 
 /// A VM's memory.
 #[lay_out]
@@ -53,11 +43,11 @@ pub(crate) struct Memory {
     #[layout(frozen)]
     bank: Bank,
     #[layout(cold)]
-    tables: TablePool,
+    pub(super) tables: TablePool,
     #[layout(frozen)]
-    tree: Tree<Stage2Format>,
+    pub(super) tree: Tree<Stage2Format>,
     #[layout(cold)]
-    shape: Mutex<Shape>,
+    pub(super) shape: Mutex<Shape>,
     /// Level of the pages that are mapped at their first touch; `None` if all memory is mapped at creation.
     #[layout(frozen)]
     level_on_touch: Option<u32>,
@@ -66,40 +56,12 @@ pub(crate) struct Memory {
     logging: Logging,
     /// Each increment makes all TLB entries of the VM stale.
     #[layout(mailbox)]
-    epoch: AtomicU64,
+    pub(super) epoch: AtomicU64,
     #[layout(frozen)]
-    tags: VmTags,
+    pub(super) tags: VmTags,
     /// Decoded instructions, if they are cached for the whole VM: the pages that they depend on are read-only.
     #[layout(frozen)]
     decoded: Option<WriteProtect<Decoded>>,
-}
-
-/// A wait for kicked vCPUs, in ticks of the host's clock.
-struct Wait {
-    since: u64,
-    /// When to kick the vCPU again that is waited for, and the delay until the kick after that.
-    kick_at: u64,
-    patience: u64,
-}
-
-/// Time limit for kicked vCPUs to leave their guests, before one is kicked again: 100 µs, then twice as long each time.
-/// An exit takes one or two. QEMU (7.2) may fail to report an interrupt that arrives during an entry, until the next
-/// one arrives.
-const PATIENCE_NANOS: u64 = 100_000;
-
-/// The targets of a flush.
-#[derive(Clone, Copy)]
-pub(crate) struct Targets<'a> {
-    /// The vCPUs.
-    pub(crate) set: hyperv_defs::Targets<'a>,
-    /// The sender, which may be in the set or not.
-    pub(crate) me: u32,
-}
-
-/// The vCPU that requests a flush, which this pCPU runs.
-pub(crate) struct Mine<'a> {
-    pub(crate) arch: &'a mut ArchVcpu,
-    pub(crate) tally: Tally<'a>,
 }
 
 /// Why a VM's memory could not be set up.
@@ -167,92 +129,6 @@ impl Memory {
         }))
     }
 
-    /// The VM's epoch. An entry that has seen another epoch must not use older TLB entries.
-    #[inline]
-    pub(crate) fn epoch(&self) -> u64 {
-        // Read after `Presence::enter`, whose barrier orders it against `Memory::flush`.
-        self.epoch.load(Ordering::Relaxed)
-    }
-
-    /// The pool of its vCPUs' tags.
-    #[inline]
-    pub(crate) fn tag_pool(&self) -> PoolId {
-        self.tags.pool()
-    }
-
-    /// Its part of that pool.
-    pub(crate) fn tags(&self) -> &VmTags {
-        &self.tags
-    }
-
-    /// Flushes what `plan` says from the TLBs of the `targets` among `vcpus`. On return none of them runs its guest
-    /// with a flushed translation. `mine` is the caller's own vCPU.
-    pub(crate) fn flush(&self, plan: &Plan, vcpus: &[Block<Vcpu>], targets: Targets<'_>, mine: Mine<'_>) {
-        let count = u32::try_from(vcpus.len()).unwrap_or(u32::MAX);
-        let Targets { set, me } = targets;
-        let Mine { arch, tally } = mine;
-        let others = set.indices(count).filter(|&target| target != me).map(|target| &*vcpus[target as usize]);
-
-        // A flush of everything on all vCPUs is one store. (With a scheme that counts per pCPU, other VMs would pay for
-        // it.)
-        let by_epoch = plan.is_whole() && self.tag_pool().pool().scheme() == Scheme::Epoch && is_everybody(set, count);
-        if by_epoch && !mutants::is(Mutant::EpochNotBumped) && !mutants::is(Mutant::EpochAfterLook) {
-            self.epoch.fetch_add(1, Ordering::SeqCst);
-        }
-        let publish = |target: &Vcpu| {
-            if !by_epoch {
-                plan.flushes().for_each(|flush| target.requests().ask(flush));
-                if !mutants::is(Mutant::FlushNotAnnounced) {
-                    target.mailbox().leave(Pending::FLUSH);
-                }
-            }
-        };
-        let meanwhile = || {
-            if !by_epoch && set.contains(me) {
-                plan.flushes().for_each(|flush| flush_own(arch, tally, flush));
-            }
-        };
-        let began = tsc::now();
-        let mut wait = None;
-        let relax = |cpu| kick_again(&mut wait, cpu);
-        let outcome = shootdown::run(others, Vcpu::presence, publish, interrupts::kick_all, meanwhile, relax);
-        if by_epoch && mutants::is(Mutant::EpochAfterLook) {
-            self.epoch.fetch_add(1, Ordering::SeqCst);
-        }
-
-        tally.add(|count| &count.flush_targets, outcome.targets.into());
-        tally.add(|count| &count.flush_kicks, outcome.kicked.into());
-        trace::flushed(began, outcome.targets, outcome.kicked);
-        if let Some(wait) = wait {
-            tally.add(|count| &count.flush_wait_ticks, tsc::now().saturating_sub(wait.since));
-        }
-    }
-
-    /// Flushes everything on all `vcpus`. On return none of them runs its guest with a flushed translation. The
-    /// caller's own vCPU flushes before its next entry.
-    pub(crate) fn flush_everybody(&self, vcpus: &[Block<Vcpu>]) {
-        let by_epoch = self.tag_pool().pool().scheme() == Scheme::Epoch;
-        if by_epoch {
-            self.epoch.fetch_add(1, Ordering::SeqCst);
-        }
-        let publish = |target: &Vcpu| {
-            if !by_epoch {
-                target.requests().ask(Flush::Whole);
-                target.mailbox().leave(Pending::FLUSH);
-            }
-        };
-        let mut wait = None;
-        let relax = |cpu| kick_again(&mut wait, cpu);
-        let _ = shootdown::run(
-            vcpus.iter().map(|vcpu| &**vcpu),
-            Vcpu::presence,
-            publish,
-            interrupts::kick_all,
-            || {},
-            relax,
-        );
-    }
-
     /// Caches decoded instructions for the whole VM from now on, and write-protects the pages that they depend on.
     pub(crate) fn remember_decoded(&mut self, vouching: Vouching) {
         self.decoded = Some(WriteProtect::new(Size::default(), vouching));
@@ -269,55 +145,6 @@ impl Memory {
     pub(crate) fn write_fault(&self, gpa: Gpa, cause: Cause) -> Lost {
         let protected = Protected { memory: self, vcpus: &[] };
         self.decoded.as_ref().and_then(|decoded| decoded.written(gpa, cause, &protected)).unwrap_or_default()
-    }
-
-    /// The vCPU, which is about to enter, does the flushes that others have requested.
-    pub(crate) fn flush_owed(&self, vcpu: &Vcpu, owner: &mut Owner, tally: Tally<'_>) {
-        let taken = vcpu.requests().take();
-        if mutants::is(Mutant::FlushNotCarriedOut) {
-            return;
-        }
-        if taken.whole() {
-            flush_own(&mut owner.arch, tally, Flush::Whole);
-        } else {
-            taken.for_each(|pages| flush_own(&mut owner.arch, tally, Flush::Pages(pages)));
-        }
-    }
-
-    /// The stage-2 tree.
-    #[inline]
-    pub(crate) fn tree(&self) -> &Tree<Stage2Format> {
-        &self.tree
-    }
-
-    /// Walks stage 2, on a pCPU that has [announced](Logging::walk) itself.
-    #[inline(always)]
-    pub(crate) fn walk<'a>(
-        &'a self,
-        tlbs: &'a AllTlbs<'_>,
-        walking: &'a Walking<'_>,
-    ) -> Walk<'a, Stage2Format, TablePool, AllTlbs<'a>> {
-        self.tree.walk(&self.tables, tlbs, walking)
-    }
-
-    /// Walks stage 2, with the right to change its shape.
-    pub(crate) fn walk_mut<'a>(
-        &'a self,
-        tlbs: &'a AllTlbs<'_>,
-        shape: &'a mut Shape,
-    ) -> WalkMut<'a, Stage2Format, TablePool, AllTlbs<'a>> {
-        self.tree.walk_mut(&self.tables, tlbs, shape)
-    }
-
-    /// Pool of its tables.
-    #[inline]
-    pub(crate) fn tables(&self) -> &TablePool {
-        &self.tables
-    }
-
-    /// The right to change its shape.
-    pub(crate) fn shape(&self) -> MutexGuard<'_, Shape> {
-        self.shape.lock()
     }
 
     /// State of its dirty log.
@@ -337,16 +164,6 @@ impl Memory {
         let (region, run) = (self.regions.get(region as usize)?, self.bank.run(region as usize)?);
         let bytes = PAGE_BYTES << (9 * level);
         Some(Hpa(run.hpa().0 + ((gpa.0 - region.start.0) & !(bytes - 1))))
-    }
-
-    /// HPA of the stage-2 tree's root table.
-    pub(crate) fn stage2_root(&self) -> Hpa {
-        self.tree.root()
-    }
-
-    /// Bytes of host memory that the stage-2 tables use now.
-    pub(crate) fn table_bytes(&self) -> u64 {
-        self.tables.bytes()
     }
 
     /// Copies guest memory from `gpa` on. False if a part of it does not exist; then `into` must not be used.
@@ -497,43 +314,5 @@ impl Protect for Protected<'_> {
 impl Protected<'_> {
     fn tlbs(&self) -> AllTlbs<'_> {
         AllTlbs::new(self.memory, self.vcpus)
-    }
-}
-
-/// The TLBs of a VM that has no vCPUs yet.
-struct NoTlb;
-
-impl Tlb for NoTlb {
-    fn publish(&self) {}
-    fn flush(&self, _: Stale) {}
-    fn relax(&self) {}
-}
-
-/// The sender waits for a kicked vCPU on `cpu`: kicks it again, less and less often.
-fn kick_again(wait: &mut Option<Wait>, cpu: u32) {
-    let now = tsc::now();
-    let patience = tsc::nanos_to_ticks(PATIENCE_NANOS);
-    let wait = wait.get_or_insert(Wait { since: now, kick_at: now + patience, patience });
-    if now > wait.kick_at {
-        wait.patience *= 2;
-        wait.kick_at = now + wait.patience;
-        interrupts::kick(CpuId(cpu));
-    }
-    relax();
-}
-
-/// Whether `set` contains all of `count` vCPUs.
-fn is_everybody(set: hyperv_defs::Targets<'_>, count: u32) -> bool {
-    set.banks(count).map(|(_, members)| members.count_ones()).sum::<u32>() == count
-}
-
-/// The running vCPU flushes its own entries: pages at once, everything at the next entry.
-fn flush_own(arch: &mut ArchVcpu, tally: Tally<'_>, flush: Flush) {
-    match flush {
-        Flush::Whole => {
-            arch.flush_whole();
-            tally.add(|count| &count.flush_whole, 1);
-        }
-        Flush::Pages(pages) => tally.add(|count| &count.flush_pages, arch.flush_pages(pages)),
     }
 }

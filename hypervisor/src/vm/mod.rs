@@ -1,5 +1,6 @@
 //! A virtual machine: its memory, its vCPUs, its devices, and its end.
 
+pub(crate) mod address_space;
 pub(crate) mod dirty;
 pub(crate) mod fault;
 pub(crate) mod memory;

@@ -12,8 +12,8 @@ use stage2::Access;
 use super::{platform, routing, tsc};
 use crate::cpu::scheduler;
 use crate::vcpu::run::{Next, Running};
+use crate::vm::address_space::{Mine, Targets};
 use crate::vm::fault::{Resolved, resolve_fault};
-use crate::vm::memory::{Mine, Targets};
 
 /// Why the guest was left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

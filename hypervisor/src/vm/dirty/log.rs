@@ -1,27 +1,20 @@
-//! The state of a VM's dirty log for faults and for the hypervisor's own writes, with or without an active log; and the
-//! VM's TLBs, for stage 2.
+//! The state of a VM's dirty log for faults and for the hypervisor's own writes, with or without an active log.
 //!
 //! The log of a VM has *slots*, pieces of its memory that are short enough to be harvested in one step. A fault reads
 //! one word here to learn whether a log is active. The leaves of stage 2 record the guest's writes. Here are only the
 //! marks of writes that do not use stage 2, by the hypervisor and devices.
 
 use alloc::vec::Vec;
-use core::cell::Cell;
 
 use abi::payload::{DirtyLogging, DirtySource, Split};
 use addr::{Gpa, GpaRange, PAGE_BYTES};
 use sched::CpuId;
-use stage2::{DirtyLog, Epochs, Granularity, MarkWord, Policy, Source, Stale, Tlb, Walker, Walking};
+use stage2::{DirtyLog, Epochs, Granularity, MarkWord, Policy, Source, Walker, Walking};
 use vcpu_layout::MailboxField;
 
-use crate::arch::block::Block;
-use crate::arch::tlb;
 use crate::cpu;
 use crate::mutants::{self, Mutant};
-use crate::sync::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence, relax};
-use crate::vcpu::Vcpu;
-use crate::vm::Vm;
-use crate::vm::memory::Memory;
+use crate::sync::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
 /// Bytes of a slot: 64 large pages.
 const SLOT_BYTES: u64 = 128 << 20;
@@ -205,47 +198,5 @@ impl Logging {
     /// Flushes of all vCPUs, and large pages that came back.
     pub(crate) fn counts(&self) -> (u64, u64) {
         (self.flushes.load(Ordering::Relaxed), self.collapses.load(Ordering::Relaxed))
-    }
-}
-
-/// The TLBs of all pCPUs that may have run a VM.
-pub(crate) struct AllTlbs<'a> {
-    memory: &'a Memory,
-    vcpus: &'a [Block<Vcpu>],
-    flushes: Cell<u64>,
-}
-
-impl<'a> AllTlbs<'a> {
-    /// Those of `vm`.
-    pub(crate) fn of(vm: &'a Vm) -> Self {
-        Self::new(&vm.memory, vm.vcpus())
-    }
-
-    /// Those of the VM with this memory and these vCPUs.
-    pub(crate) fn new(memory: &'a Memory, vcpus: &'a [Block<Vcpu>]) -> Self {
-        Self { memory, vcpus, flushes: Cell::new(0) }
-    }
-
-    /// How often all of them were flushed.
-    pub(crate) fn flushes(&self) -> u64 {
-        self.flushes.get()
-    }
-}
-
-impl Tlb for AllTlbs<'_> {
-    fn publish(&self) {
-        tlb::publish();
-    }
-
-    fn flush(&self, stale: Stale) {
-        if mutants::is(Mutant::Stage2NotFlushed) {
-            return;
-        }
-        self.flushes.set(self.flushes.get() + 1);
-        tlb::flush(self.memory, self.vcpus, stale);
-    }
-
-    fn relax(&self) {
-        relax();
     }
 }

@@ -12,12 +12,13 @@ use abi::payload::{DirtyLogging, DirtySource, Split};
 use addr::{Gpa, PAGE_BYTES, PageSize};
 use stage2::{BATCH, Collapse, Format, Limbo, Pace, Policy, Rounds, Shape, Source, Spare, Start, Walking};
 
-use super::log::{self, AllTlbs, SlotLog};
+use super::log::{self, SlotLog};
 use crate::arch::tsc;
 use crate::cpu;
 use crate::frames::{self, Frames};
 use crate::mutants::{self, Mutant};
 use crate::vm::Vm;
+use crate::vm::address_space::AllTlbs;
 
 /// Pages that are copied or compared in one step.
 const PAGES_AT_ONCE: usize = 64;

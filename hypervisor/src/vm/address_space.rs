@@ -1,0 +1,286 @@
+//! A VM's address space, a part of its [`Memory`]: the stage-2 tree and its tables, the tags of its TLB entries, and the
+//! flush of these entries.
+//!
+//! One vCPU requests a flush for some or all vCPUs of the VM ([`Memory::flush`]). First it publishes the request, where
+//! each target finds it before its next entry. Single pages go into words next to the target's mailbox. A flush of
+//! everything on all vCPUs is a new *epoch* of the VM, which each entry compares with the epoch that the vCPU has seen.
+//! Then the sender reads which targets are in their guests, kicks those, all at once, and waits for them. It never
+//! waits for a vCPU that does not run.
+
+#![cfg_attr(machine = "virt", allow(dead_code, reason = "guests of that machine flush TLBs by themselves"))]
+
+use core::cell::Cell;
+
+use addr::Hpa;
+use sched::{CpuId, Pending};
+use shootdown::{Flush, Plan};
+use stage2::{Shape, Stale, Tlb, Tree, Walk, WalkMut, Walking};
+use tlb_tag::Scheme;
+
+use super::Vm;
+use super::memory::Memory;
+use super::tags::{PoolId, VmTags};
+use crate::arch::block::Block;
+use crate::arch::format::Stage2Format;
+use crate::arch::tables::TablePool;
+use crate::arch::vcpu::ArchVcpu;
+use crate::arch::{interrupts, tlb, tsc};
+use crate::mutants::{self, Mutant};
+use crate::sync::{MutexGuard, Ordering, relax};
+use crate::trace;
+use crate::vcpu::{Owner, Tally, Vcpu};
+
+/// A wait for kicked vCPUs, in ticks of the host's clock.
+struct Wait {
+    since: u64,
+    /// When to kick the vCPU again that is waited for, and the delay until the kick after that.
+    kick_at: u64,
+    patience: u64,
+}
+
+/// Time limit for kicked vCPUs to leave their guests, before one is kicked again: 100 µs, then twice as long each time.
+/// An exit takes one or two. QEMU (7.2) may fail to report an interrupt that arrives during an entry, until the next
+/// one arrives.
+const PATIENCE_NANOS: u64 = 100_000;
+
+/// The targets of a flush.
+#[derive(Clone, Copy)]
+pub(crate) struct Targets<'a> {
+    /// The vCPUs.
+    pub(crate) set: hyperv_defs::Targets<'a>,
+    /// The sender, which may be in the set or not.
+    pub(crate) me: u32,
+}
+
+/// The vCPU that requests a flush, which this pCPU runs.
+pub(crate) struct Mine<'a> {
+    pub(crate) arch: &'a mut ArchVcpu,
+    pub(crate) tally: Tally<'a>,
+}
+
+impl Memory {
+    /// The VM's epoch. An entry that has seen another epoch must not use older TLB entries.
+    #[inline]
+    pub(crate) fn epoch(&self) -> u64 {
+        // Read after `Presence::enter`, whose barrier orders it against `Memory::flush`.
+        self.epoch.load(Ordering::Relaxed)
+    }
+
+    /// The pool of its vCPUs' tags.
+    #[inline]
+    pub(crate) fn tag_pool(&self) -> PoolId {
+        self.tags.pool()
+    }
+
+    /// Its part of that pool.
+    pub(crate) fn tags(&self) -> &VmTags {
+        &self.tags
+    }
+
+    /// Flushes what `plan` says from the TLBs of the `targets` among `vcpus`. On return none of them runs its guest
+    /// with a flushed translation. `mine` is the caller's own vCPU.
+    pub(crate) fn flush(&self, plan: &Plan, vcpus: &[Block<Vcpu>], targets: Targets<'_>, mine: Mine<'_>) {
+        let count = u32::try_from(vcpus.len()).unwrap_or(u32::MAX);
+        let Targets { set, me } = targets;
+        let Mine { arch, tally } = mine;
+        let others = set.indices(count).filter(|&target| target != me).map(|target| &*vcpus[target as usize]);
+
+        // A flush of everything on all vCPUs is one store. (With a scheme that counts per pCPU, other VMs would pay for
+        // it.)
+        let by_epoch = plan.is_whole() && self.tag_pool().pool().scheme() == Scheme::Epoch && is_everybody(set, count);
+        if by_epoch && !mutants::is(Mutant::EpochNotBumped) && !mutants::is(Mutant::EpochAfterLook) {
+            self.epoch.fetch_add(1, Ordering::SeqCst);
+        }
+        let publish = |target: &Vcpu| {
+            if !by_epoch {
+                plan.flushes().for_each(|flush| target.requests().ask(flush));
+                if !mutants::is(Mutant::FlushNotAnnounced) {
+                    target.mailbox().leave(Pending::FLUSH);
+                }
+            }
+        };
+        let meanwhile = || {
+            if !by_epoch && set.contains(me) {
+                plan.flushes().for_each(|flush| flush_own(arch, tally, flush));
+            }
+        };
+        let began = tsc::now();
+        let mut wait = None;
+        let relax = |cpu| kick_again(&mut wait, cpu);
+        let outcome = shootdown::run(others, Vcpu::presence, publish, interrupts::kick_all, meanwhile, relax);
+        if by_epoch && mutants::is(Mutant::EpochAfterLook) {
+            self.epoch.fetch_add(1, Ordering::SeqCst);
+        }
+
+        tally.add(|count| &count.flush_targets, outcome.targets.into());
+        tally.add(|count| &count.flush_kicks, outcome.kicked.into());
+        trace::flushed(began, outcome.targets, outcome.kicked);
+        if let Some(wait) = wait {
+            tally.add(|count| &count.flush_wait_ticks, tsc::now().saturating_sub(wait.since));
+        }
+    }
+
+    /// Flushes everything on all `vcpus`. On return none of them runs its guest with a flushed translation. The
+    /// caller's own vCPU flushes before its next entry.
+    pub(crate) fn flush_everybody(&self, vcpus: &[Block<Vcpu>]) {
+        let by_epoch = self.tag_pool().pool().scheme() == Scheme::Epoch;
+        if by_epoch {
+            self.epoch.fetch_add(1, Ordering::SeqCst);
+        }
+        let publish = |target: &Vcpu| {
+            if !by_epoch {
+                target.requests().ask(Flush::Whole);
+                target.mailbox().leave(Pending::FLUSH);
+            }
+        };
+        let mut wait = None;
+        let relax = |cpu| kick_again(&mut wait, cpu);
+        let _ = shootdown::run(
+            vcpus.iter().map(|vcpu| &**vcpu),
+            Vcpu::presence,
+            publish,
+            interrupts::kick_all,
+            || {},
+            relax,
+        );
+    }
+
+    /// The vCPU, which is about to enter, does the flushes that others have requested.
+    pub(crate) fn flush_owed(&self, vcpu: &Vcpu, owner: &mut Owner, tally: Tally<'_>) {
+        let taken = vcpu.requests().take();
+        if mutants::is(Mutant::FlushNotCarriedOut) {
+            return;
+        }
+        if taken.whole() {
+            flush_own(&mut owner.arch, tally, Flush::Whole);
+        } else {
+            taken.for_each(|pages| flush_own(&mut owner.arch, tally, Flush::Pages(pages)));
+        }
+    }
+
+    /// The stage-2 tree.
+    #[inline]
+    pub(crate) fn tree(&self) -> &Tree<Stage2Format> {
+        &self.tree
+    }
+
+    /// Walks stage 2, on a pCPU that has [announced](Logging::walk) itself.
+    #[inline(always)]
+    pub(crate) fn walk<'a>(
+        &'a self,
+        tlbs: &'a AllTlbs<'_>,
+        walking: &'a Walking<'_>,
+    ) -> Walk<'a, Stage2Format, TablePool, AllTlbs<'a>> {
+        self.tree.walk(&self.tables, tlbs, walking)
+    }
+
+    /// Walks stage 2, with the right to change its shape.
+    pub(crate) fn walk_mut<'a>(
+        &'a self,
+        tlbs: &'a AllTlbs<'_>,
+        shape: &'a mut Shape,
+    ) -> WalkMut<'a, Stage2Format, TablePool, AllTlbs<'a>> {
+        self.tree.walk_mut(&self.tables, tlbs, shape)
+    }
+
+    /// Pool of its tables.
+    #[inline]
+    pub(crate) fn tables(&self) -> &TablePool {
+        &self.tables
+    }
+
+    /// The right to change its shape.
+    pub(crate) fn shape(&self) -> MutexGuard<'_, Shape> {
+        self.shape.lock()
+    }
+
+    /// HPA of the stage-2 tree's root table.
+    pub(crate) fn stage2_root(&self) -> Hpa {
+        self.tree.root()
+    }
+
+    /// Bytes of host memory that the stage-2 tables use now.
+    pub(crate) fn table_bytes(&self) -> u64 {
+        self.tables.bytes()
+    }
+}
+
+/// The TLBs of all pCPUs that may have run a VM.
+pub(crate) struct AllTlbs<'a> {
+    memory: &'a Memory,
+    vcpus: &'a [Block<Vcpu>],
+    flushes: Cell<u64>,
+}
+
+impl<'a> AllTlbs<'a> {
+    /// Those of `vm`.
+    pub(crate) fn of(vm: &'a Vm) -> Self {
+        Self::new(&vm.memory, vm.vcpus())
+    }
+
+    /// Those of the VM with this memory and these vCPUs.
+    pub(crate) fn new(memory: &'a Memory, vcpus: &'a [Block<Vcpu>]) -> Self {
+        Self { memory, vcpus, flushes: Cell::new(0) }
+    }
+
+    /// How often all of them were flushed.
+    pub(crate) fn flushes(&self) -> u64 {
+        self.flushes.get()
+    }
+}
+
+impl Tlb for AllTlbs<'_> {
+    fn publish(&self) {
+        tlb::publish();
+    }
+
+    fn flush(&self, stale: Stale) {
+        if mutants::is(Mutant::Stage2NotFlushed) {
+            return;
+        }
+        self.flushes.set(self.flushes.get() + 1);
+        tlb::flush(self.memory, self.vcpus, stale);
+    }
+
+    fn relax(&self) {
+        relax();
+    }
+}
+
+/// The TLBs of a VM that has no vCPUs yet.
+pub(super) struct NoTlb;
+
+impl Tlb for NoTlb {
+    fn publish(&self) {}
+    fn flush(&self, _: Stale) {}
+    fn relax(&self) {}
+}
+
+/// The sender waits for a kicked vCPU on `cpu`: kicks it again, less and less often.
+fn kick_again(wait: &mut Option<Wait>, cpu: u32) {
+    let now = tsc::now();
+    let patience = tsc::nanos_to_ticks(PATIENCE_NANOS);
+    let wait = wait.get_or_insert(Wait { since: now, kick_at: now + patience, patience });
+    if now > wait.kick_at {
+        wait.patience *= 2;
+        wait.kick_at = now + wait.patience;
+        interrupts::kick(CpuId(cpu));
+    }
+    relax();
+}
+
+/// Whether `set` contains all of `count` vCPUs.
+fn is_everybody(set: hyperv_defs::Targets<'_>, count: u32) -> bool {
+    set.banks(count).map(|(_, members)| members.count_ones()).sum::<u32>() == count
+}
+
+/// The running vCPU flushes its own entries: pages at once, everything at the next entry.
+fn flush_own(arch: &mut ArchVcpu, tally: Tally<'_>, flush: Flush) {
+    match flush {
+        Flush::Whole => {
+            arch.flush_whole();
+            tally.add(|count| &count.flush_whole, 1);
+        }
+        Flush::Pages(pages) => tally.add(|count| &count.flush_pages, arch.flush_pages(pages)),
+    }
+}
