@@ -20,7 +20,7 @@ use crate::arch::vcpu::ArchVcpu;
 use crate::layout::OwnPages;
 use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering};
 use crate::vm::VcpuRef;
-use crate::vm::fault::Kit;
+use crate::vm::fault::FaultState;
 
 /// One vCPU of a VM.
 #[lay_out]
@@ -79,7 +79,7 @@ pub(crate) struct Owner {
     /// Whether the vCPU counts as one that only another vCPU can wake.
     pub(crate) parked: bool,
     /// Its spare tables and state for faults on memory.
-    pub(crate) kit: Kit,
+    pub(crate) fault_state: FaultState,
 }
 
 impl Vcpu {
@@ -94,7 +94,7 @@ impl Vcpu {
             seat: Mutex::new(None),
             own_pages: arch.own_pages().collect(),
             counters: Counters::default(),
-            owner: Owned::new(Owner { arch, ran_on: None, timer: None, parked: true, kit: Kit::new() }),
+            owner: Owned::new(Owner { arch, ran_on: None, timer: None, parked: true, fault_state: FaultState::new() }),
         })
     }
 

@@ -15,7 +15,7 @@ use crate::arch::{tlb, tsc};
 use crate::vcpu::run::Running;
 
 /// A vCPU's spare tables and state for its faults.
-pub(crate) struct Kit {
+pub(crate) struct FaultState {
     spare: Spare,
     /// The flush on all pCPUs that its splits require. Many splits share one flush.
     owed: Stale,
@@ -62,7 +62,7 @@ impl Problem {
     }
 }
 
-impl Kit {
+impl FaultState {
     /// Nothing yet.
     pub(crate) const fn new() -> Self {
         Self { spare: Spare::new(), owed: Stale::EMPTY, splits: 0, pace: None, stream: Stream::new() }
@@ -96,7 +96,7 @@ pub(crate) fn resolve_fault(
 fn populate(run: &mut Running<'_>, region: u32, gpa: Gpa, level: u32) -> Resolved {
     let memory = &run.vm.memory;
     let Some(hpa) = memory.host_page(region, gpa, level) else { return Resolved::End(Problem::NotMapped) };
-    let (tables, spare) = (memory.tables(), &mut run.owner.kit.spare);
+    let (tables, spare) = (memory.tables(), &mut run.owner.fault_state.spare);
     let (tlbs, walking) = (AllTlbs::of(run.vm), memory.logging().walk(run.cpu.id));
     let populated = memory.walk(&tlbs, &walking).populate(spare, gpa, hpa, level, Access::ALL);
     drop(walking);
@@ -207,24 +207,24 @@ fn count_stall(run: &Running<'_>) {
 fn split(run: &mut Running<'_>, walking: &Walking<'_>, gpa: Gpa, granularity: Granularity) -> bool {
     let memory = &run.vm.memory;
     let tlbs = AllTlbs::of(run.vm);
-    let kit = &mut run.owner.kit;
+    let state = &mut run.owner.fault_state;
     // If each small page faults by itself, few of the faults are on large pages.
     let is_stream = granularity == Granularity::Watched;
-    let ahead = if is_stream { kit.stream.ahead_of(gpa, PageSize::Size2M.bytes()) } else { 0 };
-    let Some(tables) = kit.prepare(memory, run.vm.config.vcpus, tsc::now(), ahead) else { return false };
+    let ahead = if is_stream { state.stream.ahead_of(gpa, PageSize::Size2M.bytes()) } else { 0 };
+    let Some(tables) = state.prepare(memory, run.vm.config.vcpus, tsc::now(), ahead) else { return false };
     let ahead = ahead.min(tables - 1);
-    let before = kit.spare.count();
-    let split = memory.walk(&tlbs, walking).split_at_fault(gpa, granularity, ahead, &mut kit.spare);
+    let before = state.spare.count();
+    let split = memory.walk(&tlbs, walking).split_at_fault(gpa, granularity, ahead, &mut state.spare);
     let Ok((owed, end)) = split else { return false };
-    kit.stream.has_split(ahead, end);
-    let splits = before - kit.spare.count();
-    kit.owe(owed, splits, &tlbs);
+    state.stream.has_split(ahead, end);
+    let splits = before - state.spare.count();
+    state.owe(owed, splits, &tlbs);
     run.tally.add(|count| &count.dirty_splits, splits);
     run.tally.add(|count| &count.stage2_broadcasts, tlbs.flushes());
     true
 }
 
-impl Kit {
+impl FaultState {
     /// Prepares tables for a write and for `ahead` more large pages. Returns how many of them the log's rate allows, if
     /// any.
     fn prepare(&mut self, memory: &Memory, vcpus: u32, now: u64, ahead: u64) -> Option<u64> {
