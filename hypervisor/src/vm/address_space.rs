@@ -1,5 +1,5 @@
-//! A VM's address space, a part of its [`Memory`]: the stage-2 tree and its tables, the tags of its TLB entries, and the
-//! flush of these entries.
+//! A VM's address space, a part of its [`Memory`]: the stage-2 tree and its tables, the tags of its TLB entries, and
+//! the flush of these entries.
 //!
 //! One vCPU requests a flush for some or all vCPUs of the VM ([`Memory::flush`]). First it publishes the request, where
 //! each target finds it before its next entry. Single pages go into words next to the target's mailbox. A flush of

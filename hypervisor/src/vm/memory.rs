@@ -1,5 +1,5 @@
-//! A VM's memory: its frames, the hypervisor's own accesses to them, and the protection of cached instructions there. How
-//! the guest reaches them is its [address space](super::address_space).
+//! A VM's memory: its frames, the hypervisor's own accesses to them, and the protection of cached instructions there.
+//! How the guest reaches them is its [address space](super::address_space).
 //!
 //! The frames are allocated and zeroed when the VM is created, and mapped with the largest possible leaves. `populate`
 //! may delay the mapping to the first touch. The frames return to the pool when the VM is dropped, after its last vCPU
