@@ -97,7 +97,7 @@ impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
             return Fault::Retry(Denial(None));
         }
         if is_closed && slot.level == 0 && granularity == Granularity::Watched {
-            self.apart(move |walk| walk.open_table(slot));
+            self.without_tlb().apart(move |walk| walk.open_table(slot));
         }
         self.tlb.publish();
         Fault::Retry(Denial(format.denials_are_cached().then_some(gpa)))

@@ -24,9 +24,9 @@
 
 use crate::tree::entries;
 use crate::walk::{Slot, Walk};
-use crate::{Cell, Entry, Format, Pages, Source, Tlb};
+use crate::{Cell, Entry, Format, Pages, Source};
 
-impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
+impl<F: Format, P: Pages, T> Walk<'_, F, P, T> {
     /// Writes `new` if the leaf or the hole in `slot` is unchanged. If the page is writable now, wakes its table.
     #[inline(always)]
     pub(crate) fn exchange(self, slot: &Slot, new: u64) -> bool {

@@ -134,20 +134,7 @@ impl<F: Format, P: Pages, T: Tlb> WalkMut<'_, F, P, T> {
     }
 }
 
-impl<'a, F: Format, P: Pages, T: Tlb> Walk<'a, F, P, T> {
-    /// The leaf that maps `gpa`. `None` also while another processor replaces the leaf.
-    #[must_use]
-    pub fn lookup(self, gpa: Gpa) -> Option<Leaf> {
-        if gpa >= self.tree.limit() {
-            return None;
-        }
-        let slot = self.descend(gpa);
-        match slot.entry {
-            Entry::Leaf { hpa, access } => Some(Leaf { hpa, level: slot.level, bytes: slot.bytes, access }),
-            Entry::Empty | Entry::Busy | Entry::Table(_) => None,
-        }
-    }
-
+impl<'a, F, P, T> Walk<'a, F, P, T> {
     #[inline(always)]
     pub(crate) fn format(self) -> &'a F {
         &self.tree.format
@@ -167,6 +154,27 @@ impl<'a, F: Format, P: Pages, T: Tlb> Walk<'a, F, P, T> {
             does(Walk { tree, pages, tlb })
         }
         call(self.tree, self.pages, self.tlb, does)
+    }
+
+    /// The same walk without its TLBs, for a call that does not need them: so they need not be in memory either.
+    #[inline(always)]
+    pub(crate) fn without_tlb(self) -> Walk<'a, F, P, ()> {
+        Walk { tree: self.tree, pages: self.pages, tlb: &() }
+    }
+}
+
+impl<'a, F: Format, P: Pages, T: Tlb> Walk<'a, F, P, T> {
+    /// The leaf that maps `gpa`. `None` also while another processor replaces the leaf.
+    #[must_use]
+    pub fn lookup(self, gpa: Gpa) -> Option<Leaf> {
+        if gpa >= self.tree.limit() {
+            return None;
+        }
+        let slot = self.descend(gpa);
+        match slot.entry {
+            Entry::Leaf { hpa, access } => Some(Leaf { hpa, level: slot.level, bytes: slot.bytes, access }),
+            Entry::Empty | Entry::Busy | Entry::Table(_) => None,
+        }
     }
 
     /// The entry that decides about `gpa`: the first entry on the descent that is not a table.
