@@ -140,6 +140,8 @@ fn menu(arch: Arch, names: &[&str]) -> String {
         (true, format!("Dunlin: {vms}, with all messages"), "log=debug"),
         // There is nothing on a screen there that would have to stay.
         (arch == Arch::X86_64, format!("Dunlin: {vms}, reset on failure"), "log=info panic=reset"),
+        // A screen is slow on some machines, and on some nobody sees it.
+        (arch == Arch::X86_64, format!("Dunlin: {vms}, on the serial port only"), "log=info console=serial"),
         (true, String::from("Dunlin: check what this machine has for VMs, start none"), "log=info check"),
     ] {
         if on {
@@ -176,7 +178,7 @@ mod tests {
     #[test]
     fn each_entry_of_the_menu_starts_the_hypervisor_with_the_payload() {
         for (arch, count, load, pass) in [
-            (Arch::X86_64, 4, "multiboot2 /boot/dunlin log=", "module2 /boot/payload payload\n"),
+            (Arch::X86_64, 5, "multiboot2 /boot/dunlin log=", "module2 /boot/payload payload\n"),
             (Arch::Aarch64, 3, "linux /boot/dunlin log=", "initrd /boot/payload\n"),
         ] {
             let text = menu(arch, &["one", "two"]);

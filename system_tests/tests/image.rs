@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use abi::exit_code::{REFUSED, qemu_status};
+use system_tests::line::SerialLine;
 use system_tests::monitor::Monitor;
-use system_tests::{Machine, assets, dunlin, finished, qemu, until};
+use system_tests::{Machine, assets, dunlin, finished, measuring_vm, qemu, until};
 use tempfile::TempDir;
 
 /// Debian's UEFI for QEMU: its code, and the variables that it changes.
@@ -169,11 +170,18 @@ fn screen(lines: &str, files: &[(&str, &[u8])], why: &str, name: &str) -> (Strin
         let log = String::from_utf8_lossy(&fs::read(&serial).ok()?).into_owned();
         log.contains(why).then_some(log)
     });
-    let picture = folder.path().join("screen.ppm");
-    let mut monitor = Monitor::attach(folder.path());
+    let rows = rows_of_text(folder.path(), name);
+    let _ = qemu.wait();
+    (log, rows)
+}
+
+/// Ends the QEMU whose monitor is in `folder`. Returns a flag for each row of characters on its screen: whether it has
+/// text.
+fn rows_of_text(folder: &Path, name: &str) -> Vec<bool> {
+    let picture = folder.join("screen.ppm");
+    let mut monitor = Monitor::attach(folder);
     let said = monitor.say(&format!("screendump {}", picture.display()));
     monitor.quit();
-    let _ = qemu.wait();
     if let Some(screens) = std::env::var_os("DUNLIN_SCREENS") {
         let kept = Path::new(&screens).join(format!("{name}.ppm"));
         fs::copy(&picture, kept).expect("a picture can be kept there");
@@ -184,7 +192,7 @@ fn screen(lines: &str, files: &[(&str, &[u8])], why: &str, name: &str) -> (Strin
     let header = b"P6\n1024 768\n255\n";
     assert!(bytes.starts_with(header), "{:?}", String::from_utf8_lossy(&bytes[..20]));
     let lit: Vec<bool> = bytes[header.len()..].chunks(1024 * 3).map(|row| row.iter().any(|&byte| byte > 128)).collect();
-    (log, lit.chunks(CELL_HEIGHT).map(|cell| cell.contains(&true)).collect())
+    lit.chunks(CELL_HEIGHT).map(|cell| cell.contains(&true)).collect()
 }
 
 #[test]
@@ -204,4 +212,40 @@ fn start_that_ends_before_there_is_memory_is_told_on_the_screen_too() {
     // Nothing but the reason, at the top.
     let text: Vec<usize> = rows.iter().enumerate().filter_map(|(row, is_text)| is_text.then_some(row)).collect();
     assert!(text == [0] || text == [0, 1], "{text:?}");
+}
+
+/// The rows of text on a PC's screen while a guest writes. `entry` counts the entries of the menu from 0. The guest's
+/// text comes over the serial port in any case.
+fn rows_while_a_guest_writes(image: &Path, entry: usize, name: &str) -> Vec<bool> {
+    let folder = folder();
+    let mut qemu = qemu::able(Machine::X86_64, 120)
+        .args(["-smp", "2", "-m", "256M", "-vga", "std"])
+        .args(Monitor::qemu_arguments(folder.path()))
+        .args(SerialLine::qemu_arguments(folder.path(), "line"))
+        .args(["-serial", "chardev:line", "-cdrom"])
+        .arg(image)
+        .stdin(Stdio::null())
+        .spawn()
+        .expect("QEMU can be started");
+    let mut line = SerialLine::attach(folder.path(), "line");
+    line.wait_for("on the serial port only");
+    // GRUB's keys for the next entry, and for its start.
+    line.type_keys("\x0e".repeat(entry).as_bytes());
+    line.type_keys(b"\r");
+    line.wait_for("experiment=chatter second=2");
+    let rows = rows_of_text(folder.path(), name);
+    let _ = qemu.wait();
+    rows
+}
+
+#[test]
+fn entry_of_the_menu_for_the_serial_port_only_leaves_the_screen_alone() {
+    let folder = folder();
+    let [file, image] = ["vms.toml", "dunlin.iso"].map(|name| folder.path().join(name));
+    fs::write(&file, measuring_vm("measuring", 1, "experiments=chatter seconds=60")).expect("a file can be written");
+    let _run = dunlin(&["image", &file.to_string_lossy(), "-o", &image.to_string_lossy()]).expect_status(0);
+    let count = |rows: Vec<bool>| rows.into_iter().filter(|is_text| *is_text).count();
+    let usual = count(rows_while_a_guest_writes(&image, 0, "usual"));
+    let serial_only = count(rows_while_a_guest_writes(&image, 3, "serial-only"));
+    assert!(usual >= 5 && serial_only == 0, "{usual} and {serial_only} rows of text");
 }

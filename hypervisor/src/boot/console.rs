@@ -1,8 +1,9 @@
 //! Chooses the machine's consoles: serial ports, and the screen.
 //!
 //! By default these are the serial port that the firmware uses, or else COM1 if a UART answers there, and the screen.
-//! `console=` names others: `com1` to `com4`, a port such as `0x2f8`, `screen`, `none`, or several separated by commas.
-//! If the value is invalid, all existing consoles are used, so that the user can read the error.
+//! `console=` names others: `serial` (that port without the screen), `com1` to `com4`, a port such as `0x2f8`,
+//! `screen`, `none`, or several separated by commas. If the value is invalid, all existing consoles are used, so that
+//! the user can read the error.
 
 use core::fmt;
 
@@ -110,7 +111,7 @@ impl fmt::Display for Complaint<'_> {
         match self {
             Self::Unknown(word) => write!(
                 f,
-                "unknown word \"{word}\" in console=: com1 to com4, a port such as 0x2f8, screen and none are known, \
+                "unknown word \"{word}\" in console=: com1 to com4, a port such as 0x2f8, serial, screen and none are known, \
                  and commas in between"
             )?,
             Self::NotAlone => f.write_str("console= has none and others besides")?,
@@ -127,11 +128,10 @@ pub(crate) fn choose<'a>(
     firmware: Option<Uart>,
     mut answers: impl FnMut(&Uart) -> bool,
 ) -> (Consoles, Option<Complaint<'a>>) {
-    let complaint = match option.map(|value| parse(value, firmware)) {
-        None => {
-            let mut usual = firmware.into_iter().chain([Uart::at(COM[0])]);
-            return (Consoles::of(usual.find(|uart| answers(uart)).into_iter(), true), None);
-        }
+    let asks_usual = option.is_none_or(|value| value.split(',').any(|word| word == "serial"));
+    let usual = firmware.into_iter().chain([Uart::at(COM[0])]).find(|uart| asks_usual && answers(uart));
+    let complaint = match option.map(|value| parse(value, firmware, usual)) {
+        None => return (Consoles::of(usual.into_iter(), true), None),
         Some(Ok(named)) => {
             let there = Consoles::of(named.uarts().filter(|uart| answers(uart)), named.has_screen);
             match named.uarts().next() {
@@ -145,8 +145,8 @@ pub(crate) fn choose<'a>(
     (Consoles::of(all.filter(|uart| answers(uart)), true), Some(complaint))
 }
 
-/// The consoles that a value names.
-fn parse(value: &str, firmware: Option<Uart>) -> Result<Consoles, Complaint<'_>> {
+/// The consoles that a value names. `usual` is the default serial port, if there is one.
+fn parse(value: &str, firmware: Option<Uart>, usual: Option<Uart>) -> Result<Consoles, Complaint<'_>> {
     if value == "none" {
         return Ok(Consoles::default());
     }
@@ -155,6 +155,7 @@ fn parse(value: &str, firmware: Option<Uart>) -> Result<Consoles, Complaint<'_>>
         match word {
             "none" => return Err(Complaint::NotAlone),
             "screen" => consoles.has_screen = true,
+            "serial" => consoles.add(usual.unwrap_or(Uart::at(COM[0]))),
             _ => {
                 let port = port(word).ok_or(Complaint::Unknown(word))?;
                 // Its speed does not change even if it is named.
@@ -228,6 +229,19 @@ mod tests {
             let there = [0x3f8, 0x2f8, 0x3e8];
             assert_eq!(chosen(Some(value), Some(BMC), &there), (ports(uarts), has_screen, None), "{value}");
         }
+    }
+
+    #[test]
+    fn serial_is_the_port_that_is_used_without_a_word_and_not_the_screen() {
+        assert_eq!(chosen(Some("serial"), None, &COM), (ports(&[0x3f8]), false, None));
+        assert_eq!(chosen(Some("serial"), Some(BMC), &COM), (vec![BMC.place], false, None));
+        assert_eq!(chosen(Some("serial,com2"), None, &COM), (ports(&[0x3f8, 0x2f8]), false, None));
+        // Firmware's tables are wrong.
+        let com2 = Some(Uart::of_firmware(Place::Ports(0x2f8)));
+        assert_eq!(chosen(Some("serial"), com2, &[0x3f8]), (ports(&[0x3f8]), false, None));
+        let not_there = Some(Complaint::NotThere(Uart::at(0x3f8)));
+        assert_eq!(chosen(Some("serial"), None, &[0x2f8]), (ports(&[0x2f8]), true, not_there));
+        assert_eq!(chosen(Some("serial,screen"), None, &[]), (vec![], true, None));
     }
 
     #[test]
