@@ -31,12 +31,6 @@ fn on_dunlin(apic: &str) -> Vec<String> {
 /// The reason why a case may differ, and how many of its kind may, if it may.
 fn excuse(case: &str) -> Option<(&'static str, usize)> {
     let is = |word: &str| case.split(' ').any(|part| part == word);
-    if is("trap=true") && is("op=hlt") {
-        return Some((
-            "QEMU forgets the trap behind a HLT with TF set, which ends the halt (APM vol. 2, 13.1.4; vol. 3, HLT)",
-            usize::MAX,
-        ));
-    }
     let shadow_in_a_shadow = is("before=sti,mov-ss")
         || is("before=mov-ss,sti")
         || ((is("before=sti") || is("before=mov-ss")) && (is("op=sti") || is("op=mov-ss")));

@@ -108,8 +108,9 @@ pub(super) fn run(_: &Context) -> Outcome {
             for (sent_name, sent) in SENT {
                 for (before_name, before) in BEFORE {
                     for (op_name, op) in OPS {
-                        // HLT needs an interrupt that comes neither before it nor never.
-                        let wakes = sent.iter().any(Option::is_some) && before == [STI];
+                        // HLT needs an interrupt that comes neither before it nor never. With TF set, QEMU from version
+                        // 10 on takes the trap between STI and HLT, and the interrupt when its handler has returned.
+                        let wakes = sent.iter().any(Option::is_some) && before == [STI] && !trap;
                         if op == Op::Hlt && !wakes {
                             continue;
                         }
