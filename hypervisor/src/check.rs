@@ -7,8 +7,9 @@ use alloc::vec::Vec;
 
 use abi::payload::Payload;
 
+use crate::arch::{Arch, Machine};
 use crate::boot::Boot;
-use crate::{arch, cpu, frames};
+use crate::{cpu, frames};
 
 /// VMs of less memory are of no use.
 const LEAST_MEMORY: u64 = 128 << 20;
@@ -41,7 +42,7 @@ impl Finding {
 /// Logs a line for each checked item, and ends with whether VMs can run here; the exit status says so too.
 pub(crate) fn run(boot: &Boot) -> ! {
     log::info!("check: what this machine has for VMs; none is started, and nothing is changed");
-    let mut findings = arch::virtualization::findings();
+    let mut findings = Machine::findings();
     findings.extend([pcpus(), memory(), payload(boot)]);
     let mut missing = 0;
     for Finding { about, found, verdict } in findings {
@@ -56,10 +57,10 @@ pub(crate) fn run(boot: &Boot) -> ! {
     }
     if missing == 0 {
         log::info!("check: VMs can run on this machine");
-        arch::power::stay(abi::exit_code::CLEAN)
+        Machine::stay(abi::exit_code::CLEAN)
     }
     log::error!("check: VMs cannot run on this machine as it is: {missing} of what they need is missing");
-    arch::power::stay(abi::exit_code::REFUSED)
+    Machine::stay(abi::exit_code::REFUSED)
 }
 
 fn pcpus() -> Finding {

@@ -7,7 +7,7 @@ use abi::layout::{Content, Layout, Place, Row, Whose};
 use addr::Hva;
 use vcpu_layout::{Class, LINE, VcpuLayout};
 
-use crate::arch::interrupts;
+use crate::arch::{Arch, Machine};
 use crate::cpu::{self, PerCpu};
 use crate::vcpu::Vcpu;
 use crate::vm::Vm;
@@ -71,7 +71,7 @@ pub(crate) fn places<'a>(vms: impl Iterator<Item = &'a Vm>) -> Vec<Place> {
         places.push(block::<PerCpu>(whose, cpu.hva()));
         places.extend(cpu.arch.own_pages().map(|pages| own(whose, pages)));
     }
-    places.extend(interrupts::own_page().map(|page| own(Whose::EachPcpu, page)));
+    places.extend(Machine::interrupts_page().map(|page| own(Whose::EachPcpu, page)));
     for vm in vms {
         places.push(block::<Vm>(Whose::Vm(vm.number), Hva(core::ptr::from_ref(vm).addr() as u64)));
         for (index, vcpu) in (0..).zip(vm.vcpus()) {

@@ -50,11 +50,13 @@ mod vm;
 use alloc::format;
 use alloc::string::{String, ToString};
 
+use arch::{Arch, Machine};
+
 /// Where bring-up ends: all pCPUs are up, and this is the first of them.
 fn start(boot: &boot::Boot) -> ! {
     let mistakes = boot.mistakes().inspect(|mistake| ::log::error!("cannot start: {mistake}")).count();
     if mistakes != 0 {
-        arch::power::exit(abi::exit_code::REFUSED)
+        Machine::exit(abi::exit_code::REFUSED)
     }
     selftest::run(boot);
     if boot.has("check") {
@@ -62,7 +64,7 @@ fn start(boot: &boot::Boot) -> ! {
     }
     if let Err(why) = start_vms(boot) {
         ::log::error!("cannot start: {why}");
-        arch::power::exit(abi::exit_code::REFUSED)
+        Machine::exit(abi::exit_code::REFUSED)
     }
     run_cpu()
 }
@@ -71,13 +73,13 @@ fn start(boot: &boot::Boot) -> ! {
 fn start_vms(boot: &boot::Boot) -> Result<(), String> {
     use abi::payload::Payload;
 
-    arch::virtualization::check().map_err(|missing| missing.to_string())?;
-    ::log::info!("{}", arch::virtualization::describe());
+    Machine::check().map_err(|missing| missing.to_string())?;
+    ::log::info!("{}", Machine::describe());
     let bytes = boot.payload.ok_or("no boot module; start the hypervisor with `dunlin run`")?;
     let payload = Payload::read(bytes).map_err(|error| error.to_string())?;
 
-    let virtualization = arch::virtualization::features();
-    vm::tags::init(&payload.manifest.vms, virtualization.tags, virtualization.can_flush_one_tag)?;
+    let (tags, can_flush_one) = Machine::tags();
+    vm::tags::init(&payload.manifest.vms, tags, can_flush_one)?;
     frames::set_reserve_aside().map_err(|_| {
         format!("the host has {} MiB of memory left, too little for any VM", frames::free_bytes() >> 20)
     })?;

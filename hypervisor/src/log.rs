@@ -14,7 +14,7 @@ use log::{LevelFilter, Log, Metadata, Record};
 use spin::Mutex;
 
 use crate::arch::serial::Serial;
-use crate::arch::tsc;
+use crate::arch::{Arch, Machine};
 use crate::cpu;
 use crate::output::Tail;
 
@@ -168,7 +168,7 @@ impl Log for Logger {
 /// Writing to the consoles does not fail (output that they do not accept in time is dropped), so results are ignored
 /// here.
 fn begin_line(out: &mut dyn Write, level: &str) {
-    let micros = tsc::nanos() / 1000;
+    let micros = Machine::nanos() / 1000;
     let cpu = cpu::try_this().map_or(0, |cpu| cpu.id.index());
     let _ = write!(out, "[{:5}.{:06}] cpu{cpu} {level:<5} ", micros / 1_000_000, micros % 1_000_000);
 }

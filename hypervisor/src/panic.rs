@@ -7,7 +7,7 @@ use core::fmt;
 use core::panic::PanicInfo;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use crate::arch;
+use crate::arch::{Arch, Machine};
 use crate::{cpu, log};
 
 /// Index of the pCPU that panics, plus one; 0 while all is well.
@@ -20,7 +20,7 @@ pub(crate) fn in_progress() -> bool {
 
 #[panic_handler]
 fn panic(info: &PanicInfo<'_>) -> ! {
-    report(format_args!("{}", Facts(info)), arch::irq::stack_pointer())
+    report(format_args!("{}", Facts(info)), Machine::stack_pointer())
 }
 
 /// Reports `facts` and ends the machine; `stack` is where the search for return addresses begins.
@@ -35,7 +35,7 @@ pub(crate) fn hardware_error(facts: fmt::Arguments<'_>, stack: u64) -> ! {
 }
 
 fn end(facts: fmt::Arguments<'_>, stack: u64, code: u8) -> ! {
-    arch::irq::mask();
+    Machine::mask_interrupts();
     let me = cpu::try_this().map_or(1, |cpu| u32::from(u8::try_from(cpu.id.index()).unwrap_or(u8::MAX)) + 1);
     match PANICKING.compare_exchange(0, me, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => {}
@@ -43,21 +43,21 @@ fn end(facts: fmt::Arguments<'_>, stack: u64, code: u8) -> ! {
             log::emergency(|out| {
                 let _ = out.write_str("a second panic while the first was being reported");
             });
-            arch::power::exit(abi::exit_code::PANIC)
+            Machine::exit(abi::exit_code::PANIC)
         }
         // Another pCPU is reporting, and its NMI would stop this one anyway.
-        Err(_) => arch::power::stop_this_cpu(),
+        Err(_) => Machine::stop_this_cpu(),
     }
-    arch::interrupts::stop_others();
+    Machine::stop_others();
 
     log::emergency(|out| {
         let _ = out.write_fmt(facts);
         let _ = out.write_str("\n    return addresses on the stack:");
-        arch::irq::for_each_return_address(stack, &mut |address| {
+        Machine::for_each_return_address(stack, &mut |address| {
             let _ = write!(out, " {address:#x}");
         });
     });
-    arch::power::exit(code)
+    Machine::exit(code)
 }
 
 struct Facts<'a>(&'a PanicInfo<'a>);

@@ -5,7 +5,7 @@
 use core::fmt;
 use core::hint::black_box;
 
-use crate::arch;
+use crate::arch::{Arch, Machine};
 use crate::boot::Boot;
 
 /// Runs the requested self-test, if there is one.
@@ -19,7 +19,7 @@ pub(crate) fn run(boot: &Boot) {
             black_box(overflow(black_box(1)));
         }
         Some("null") => {
-            black_box(arch::irq::read_null());
+            black_box(Machine::read_null());
         }
         _ => {}
     }

@@ -4,32 +4,8 @@
 //! `guest`, the machine that a guest sees; and a back end, `svm` or `el2`, with the virtualization hardware. The same
 //! file name has the same role.
 //!
-//! Each folder's `mod.rs` re-exports the names below. This file takes the architecture of the build and re-exports
-//! them, so the rest of the hypervisor says `arch::irq::wait()` and does not know its architecture. Each must define:
-//!
-//! | name | what |
-//! |---|---|
-//! | `boot` | entry from the boot loader; ends in [`crate::start`] on the boot pCPU and [`crate::run_cpu`] on the others |
-//! | `paging` | host page tables: `direct_map` and its inverse, `map_mmio`, `map_stack` |
-//! | `percpu` | `ArchPerCpu`; finding the block of this pCPU: `this`, `try_this` |
-//! | `irq` | exceptions, host interrupts: `wait`, `mask`; the stack that a panic shows: `stack_pointer`, `for_each_return_address`; `read_null` |
-//! | `interrupts` | the local interrupt controller: `kick`, `kick_all`, `arm_timer`, `stop_others`, `own_page` |
-//! | `tsc` | the host's clock: `now`, `hz`, `nanos`, and conversions |
-//! | `serial` | `Serial`, the UART of the log |
-//! | `power` | `exit`, `stay`, `stop_this_cpu` |
-//! | `virtio` | `find_console`, which finds the control port's device, and its `ConsoleTransport` |
-//! | `virtualization` | the machine's virtualization features: `check`, `findings`, `features`, `describe`; `enable` and `HostContext` of a pCPU; `SLICES_PER_SECOND`, `spares_first_cpu` |
-//! | `tags` | TLB tags: `pool`, `cpu`, and the parts of a VM, a vCPU and a pCPU in a `Pool` |
-//! | `gate` | masks host interrupts around an entry (x86-64: GIF): `hold`, `take`, `release` |
-//! | `vcpu` | `ArchVcpu`, a vCPU's state: `load`, `enter`, `unload` and queries of the loop |
-//! | `exit` | `handle`, the one match on the exit reason |
-//! | `routing` | `Posted`, interrupts that others leave for a vCPU; `take_posted`, `prepare` |
-//! | `platform` | `Platform`, shared by the vCPUs of a VM; `serial_interrupt` |
-//! | `uart` | `Uart`, the guests' serial port |
-//! | `loader` | `ram_layout`, `load` |
-//! | `format` | `Stage2Format` and `stage2_format`, the format of stage-2 tables |
-//! | `tlb` | flushes for changes of stage 2: `publish`, `flush`, `flush_local`; `rules`, for the check of a trace |
-//! | `emulate` | `Decoded`, the cache of emulated instructions |
+//! [`Arch`] is the contract: what the core needs of a machine, and what it relies on. [`Machine`] is the one of this
+//! build, chosen here and nowhere else: on bare metal the architecture's, in tests the [`fake`].
 //!
 //! Unsafe code is only in this folder. Both architectures share these files: [`ram`] wraps host memory and needs only
 //! their `paging::direct_map`. [`bank`] wraps the memory of a VM, [`block`] a CPU's own pages, [`control_port`] the
@@ -42,6 +18,7 @@
 pub(crate) mod bank;
 pub(crate) mod block;
 mod clock;
+mod contract;
 #[cfg(not(test))]
 pub(crate) mod control_port;
 #[cfg(test)]
@@ -55,9 +32,26 @@ mod aarch64;
 #[cfg(all(not(test), target_arch = "x86_64"))]
 mod x86_64;
 
+pub(crate) use contract::{Arch, VcpuState};
+
 #[cfg(all(not(test), target_arch = "aarch64"))]
-pub(crate) use aarch64::*;
+use aarch64 as machine;
 #[cfg(test)]
-pub(crate) use fake::*;
+use fake as machine;
 #[cfg(all(not(test), target_arch = "x86_64"))]
-pub(crate) use x86_64::*;
+use x86_64 as machine;
+
+/// The machine of this build.
+pub(crate) use machine::Machine;
+// The core names these modules for their types, and where it does not call `Machine` yet.
+#[cfg(test)]
+pub(crate) use machine::control_port;
+#[cfg(any(test, machine = "pc"))]
+pub(crate) use machine::{cpuid, routing};
+pub(crate) use machine::{
+    emulate, format, interrupts, loader, platform, power, serial, tags, tlb, tsc, uart, vcpu, virtualization,
+};
+// The shared files of this folder use these.
+use machine::paging;
+#[cfg(not(test))]
+use machine::virtio;

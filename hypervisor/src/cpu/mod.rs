@@ -13,9 +13,7 @@ use spin::Once;
 use vcpu_layout::{MailboxField, Owned, OwnerField, OwnerWord, Running, lay_out};
 
 use crate::arch::block::Block;
-use crate::arch::percpu::ArchPerCpu;
-use crate::arch::tsc;
-use crate::arch::virtualization::HostContext;
+use crate::arch::{Arch, Machine};
 use crate::control;
 use crate::sync::{AtomicBool, Ordering, per_host};
 use crate::vm::tags::CpuPools;
@@ -31,7 +29,7 @@ pub(crate) use sched::CpuId;
 pub(crate) struct PerCpu {
     /// The architecture's part; first, because the way to find the block begins in it.
     #[layout(nested)]
-    pub(crate) arch: ArchPerCpu,
+    pub(crate) arch: <Machine as Arch>::PerCpu,
     /// Which pCPU this is.
     #[layout(frozen)]
     pub(crate) id: CpuId,
@@ -48,7 +46,7 @@ pub(crate) struct PerCpu {
     #[layout(nested)]
     pub(crate) scheduler: scheduler::Scheduler,
     #[layout(owner)]
-    host_context: Once<HostContext>,
+    host_context: Once<<Machine as Arch>::HostContext>,
     /// The pCPU's TLB tags. Only this pCPU accesses them, once each time it runs a vCPU.
     #[layout(owner)]
     tags: Once<Owned<CpuPools>>,
@@ -58,7 +56,7 @@ const _: () = assert!(PerCpu::OFFSET_ARCH == 0);
 
 impl MailboxField for timers::Timers {}
 impl OwnerField for Taken {}
-impl OwnerField for HostContext {}
+impl OwnerField for <Machine as Arch>::HostContext {}
 
 /// Host interrupts that a pCPU has taken. Written by their handlers on the owner only.
 #[repr(C)]
@@ -78,7 +76,7 @@ pub(crate) struct Taken {
 
 impl PerCpu {
     /// The block of a pCPU that has not started yet.
-    pub(crate) fn new(id: CpuId, arch: ArchPerCpu) -> Self {
+    pub(crate) fn new(id: CpuId, arch: <Machine as Arch>::PerCpu) -> Self {
         Self::lay_out(PerCpuFields {
             arch,
             id,
@@ -93,8 +91,8 @@ impl PerCpu {
 
     /// The pCPU's context for running guests; made at its first use, on the pCPU itself.
     #[inline]
-    pub(crate) fn host_context(&self) -> &HostContext {
-        self.host_context.call_once(crate::arch::virtualization::enable)
+    pub(crate) fn host_context(&self) -> &<Machine as Arch>::HostContext {
+        self.host_context.call_once(Machine::enable)
     }
 
     /// The TLB tags that this pCPU has handed out.
@@ -115,12 +113,12 @@ pub(crate) fn init(blocks: impl Iterator<Item = PerCpu>) {
 /// The block of the pCPU that runs this: one load.
 #[inline(always)]
 pub(crate) fn this() -> &'static PerCpu {
-    crate::arch::percpu::this()
+    Machine::this()
 }
 
 /// As [`this`], for code that may run before the pCPUs have their blocks.
 pub(crate) fn try_this() -> Option<&'static PerCpu> {
-    crate::arch::percpu::try_this()
+    Machine::try_this()
 }
 
 /// All pCPUs, in order of their numbers.
@@ -148,7 +146,7 @@ pub(crate) fn all_online() -> bool {
 
 /// Work of a pCPU after an exit for an interrupt, and before it idles. Returns whether there is more to do soon.
 pub(crate) fn housekeeping(cpu: &PerCpu) -> bool {
-    cpu.timers.expire(tsc::now());
+    cpu.timers.expire(Machine::now());
     cpu.id == BOOT && {
         let has_more = control::poll();
         BUSY.store(has_more, Ordering::Relaxed);

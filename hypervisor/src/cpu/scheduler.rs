@@ -11,7 +11,7 @@ use spin::Once;
 use vcpu_layout::{OwnerWord, Proof, lay_out};
 
 use super::{PerCpu, all, by_id, housekeeping, is_busy, this};
-use crate::arch::{interrupts, irq, trace, tsc, virtualization};
+use crate::arch::{Arch, Machine, trace};
 use crate::control;
 use crate::mutants::{self, Mutant};
 use crate::sync::{AtomicU64, Mutex, Ordering, per_host};
@@ -19,7 +19,7 @@ use crate::vcpu::run::{Left, Running, run};
 use crate::vm::VcpuRef;
 
 /// Slices per second: for how long a vCPU runs while others wait.
-const SLICES_PER_SECOND: u64 = virtualization::SLICES_PER_SECOND;
+const SLICES_PER_SECOND: u64 = Machine::SLICES_PER_SECOND;
 /// Minimum rate of each pCPU's timer, 100 per second: after a lost interrupt the pCPU continues within this time.
 const TICKS_PER_SECOND: u64 = 100;
 /// The same for the housekeeping pCPU while it is busy: it works for half a millisecond, so half of its time.
@@ -75,7 +75,7 @@ impl Scheduler {
     /// The running vCPU's virtual time by `now`.
     fn running_time(&self, now: u64) -> VirtualTime {
         let ran = now.saturating_sub(self.started_at.get());
-        let scale = VIRTUAL_HZ.checked_div(tsc::hz()).unwrap_or(1).max(1);
+        let scale = VIRTUAL_HZ.checked_div(Machine::hz()).unwrap_or(1).max(1);
         self.started_with.get().saturating_add(ran.saturating_mul(scale))
     }
 }
@@ -88,7 +88,7 @@ per_host! {
 
 /// Whether a pCPU runs vCPUs: all do, except the first if the machine requires that. A single pCPU always does.
 fn runs_vcpus(cpu: &PerCpu) -> bool {
-    cpu.id.0 != 0 || all().len() == 1 || !*SPARED.call_once(virtualization::spares_first_cpu)
+    cpu.id.0 != 0 || all().len() == 1 || !*SPARED.call_once(Machine::spares_first_cpu)
 }
 
 /// The pCPUs that run vCPUs.
@@ -102,8 +102,8 @@ pub(crate) fn run_vcpus(cpu: &'static PerCpu) -> ! {
         info!("keeps house and runs no vCPUs, as this machine's emulation demands of its first CPU");
         loop {
             if !housekeeping(cpu) {
-                interrupts::arm_timer(next_tick(cpu));
-                irq::wait();
+                Machine::arm_timer(next_tick(cpu));
+                Machine::wait();
             }
         }
     }
@@ -124,7 +124,7 @@ pub(crate) fn turn(cpu: &'static PerCpu) {
 
 /// Runs one vCPU on this pCPU, until it leaves.
 fn run_one(cpu: &'static PerCpu, time: VirtualTime, vcpu: VcpuRef) {
-    let now = tsc::now();
+    let now = Machine::now();
     // This is the pCPU that `cpu` belongs to.
     let here = Proof::by_place();
     cpu.scheduler.started_with.set(here, time);
@@ -151,7 +151,7 @@ fn run_one(cpu: &'static PerCpu, time: VirtualTime, vcpu: VcpuRef) {
 
     cpu.scheduler.is_running.set(here, 0);
 
-    let time = cpu.scheduler.running_time(tsc::now());
+    let time = cpu.scheduler.running_time(Machine::now());
     advance(cpu, time);
     match left {
         Left::Blocked => {
@@ -189,7 +189,7 @@ fn run_one(cpu: &'static PerCpu, time: VirtualTime, vcpu: VcpuRef) {
 
 /// The running vCPU is about to block: returns its virtual time so far, for its wake-up.
 pub(crate) fn time_of_running(cpu: &PerCpu) -> VirtualTime {
-    cpu.scheduler.running_time(tsc::now())
+    cpu.scheduler.running_time(Machine::now())
 }
 
 /// Puts a vCPU that was blocked into a run queue.
@@ -199,7 +199,7 @@ pub(crate) fn wake(vcpu: VcpuRef) {
     let picks_next = home.id == this().id && home.scheduler.is_running.get() == 0 && !others_wait(home);
     let target = if picks_next { home } else { idle_one(home).unwrap_or(home) };
     let time = vcpu.vcpu().virtual_time();
-    let now = tsc::now();
+    let now = Machine::now();
     vcpu.vcpu().set_queued_at(now);
 
     let mut queue = target.scheduler.queue.lock();
@@ -216,7 +216,7 @@ pub(crate) fn wake(vcpu: VcpuRef) {
     let has_better_claim = || target.scheduler.running_time(now) > time.saturating_add(PREEMPTION_MARGIN);
     if !kick_idle(target) && has_better_claim() {
         // This pCPU, too, may be in the middle of a vCPU: the kick ends that vCPU's next entry at once.
-        interrupts::kick(target.id);
+        Machine::kick(target.id);
     }
 }
 
@@ -227,14 +227,14 @@ fn kick_idle(target: &PerCpu) -> bool {
     }
     let idle = IDLE.claim(target.id);
     if let Some(idle) = idle {
-        interrupts::kick(idle);
+        Machine::kick(idle);
     }
     idle.is_some()
 }
 
 /// Puts a vCPU that ran on `cpu` back, there or where fewer wait.
 fn put_back(cpu: &'static PerCpu, time: VirtualTime, vcpu: VcpuRef) {
-    vcpu.vcpu().set_queued_at(tsc::now());
+    vcpu.vcpu().set_queued_at(Machine::now());
     let waiting = |cpu: &PerCpu| cpu.scheduler.waiting.load(Ordering::Relaxed);
     let shortest = runners().min_by_key(|other| waiting(other)).unwrap_or(cpu);
     let target = idle_one(cpu).unwrap_or(if waiting(shortest) + 1 < waiting(cpu) { shortest } else { cpu });
@@ -288,14 +288,14 @@ fn idle(cpu: &PerCpu) {
     IDLE.announce(cpu.id);
     let has_work = runners().any(|other| other.scheduler.waiting.load(Ordering::SeqCst) != 0);
     if !has_work || mutants::is(Mutant::IdleWithoutLook) {
-        interrupts::arm_timer(cpu.timers.next().min(next_tick(cpu)));
-        irq::wait();
+        Machine::arm_timer(cpu.timers.next().min(next_tick(cpu)));
+        Machine::wait();
     }
     IDLE.withdraw(cpu.id);
 }
 
 fn next_tick(cpu: &PerCpu) -> u64 {
-    tsc::now() + tsc::hz() / if is_busy(cpu) { TICKS_WHEN_BUSY } else { TICKS_PER_SECOND }
+    Machine::now() + Machine::hz() / if is_busy(cpu) { TICKS_WHEN_BUSY } else { TICKS_PER_SECOND }
 }
 
 /// Whether a vCPU waits for this pCPU.
@@ -309,10 +309,11 @@ pub(crate) fn is_due(cpu: &PerCpu) -> bool {
     if !others_wait(cpu) {
         return false;
     }
-    let now = tsc::now();
+    let now = Machine::now();
     let ran = now.saturating_sub(cpu.scheduler.started_at.get());
     let first = cpu.scheduler.first.load(Ordering::Relaxed);
-    ran >= tsc::hz() / SLICES_PER_SECOND || cpu.scheduler.running_time(now) > first.saturating_add(PREEMPTION_MARGIN)
+    ran >= Machine::hz() / SLICES_PER_SECOND
+        || cpu.scheduler.running_time(now) > first.saturating_add(PREEMPTION_MARGIN)
 }
 
 /// Arms this pCPU's timer for the first of these: the vCPU's own timer, those of blocked vCPUs, the end of the slice,
@@ -320,9 +321,9 @@ pub(crate) fn is_due(cpu: &PerCpu) -> bool {
 pub(crate) fn arm(cpu: &PerCpu, deadline: Option<u64>) {
     let mut earliest = next_tick(cpu).min(cpu.timers.next()).min(deadline.unwrap_or(u64::MAX));
     if others_wait(cpu) {
-        earliest = earliest.min(cpu.scheduler.started_at.get() + tsc::hz() / SLICES_PER_SECOND);
+        earliest = earliest.min(cpu.scheduler.started_at.get() + Machine::hz() / SLICES_PER_SECOND);
     }
-    interrupts::arm_timer(earliest);
+    Machine::arm_timer(earliest);
 }
 
 /// Updates the run queue with the virtual time of the running vCPU.

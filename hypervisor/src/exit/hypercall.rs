@@ -9,7 +9,7 @@ use hyperv_defs::call::FAST_XMM_BYTES;
 use hyperv_defs::{Answer, Call, Checked, Control, FlushCall, IpiCall, Offered, Refusal, Scope, Status, check};
 use shootdown::{CutOff, Pages, Plan};
 
-use crate::arch::{cpuid, routing, tsc};
+use crate::arch::{Arch, Machine, cpuid, routing};
 use crate::vcpu::run::Running;
 use crate::vm::Vm;
 use crate::vm::address_space::{Mine, Targets};
@@ -111,14 +111,14 @@ fn flush(run: &mut Running<'_>, checked: &Checked, call: &FlushCall<'_>) -> Ende
 /// The flush for a list, as far as it was read within the time limit, and the number of elements read.
 fn plan_for(ranges: GvaRanges<'_>, control: Control) -> (Plan, u16) {
     let mut plan = Plan::new(CutOff::default());
-    let started = tsc::now();
+    let started = Machine::now();
     for (done, pages) in (control.rep_start() + 1..).zip(ranges) {
         plan.add(Pages::new(pages.first().0, pages.small_pages()));
         if plan.is_whole() {
             // More would change nothing.
             break;
         }
-        let is_over_budget = || tsc::now().saturating_sub(started) > tsc::nanos_to_ticks(BUDGET_NANOS);
+        let is_over_budget = || Machine::now().saturating_sub(started) > Machine::nanos_to_ticks(BUDGET_NANOS);
         if done % BETWEEN_LOOKS == 0 && is_over_budget() {
             return (plan, done);
         }

@@ -59,6 +59,24 @@ fn find(scenario: Scenario, count: usize) -> Result<(), String> {
     Ok(())
 }
 
+#[test]
+fn scenarios_hold_on_threads_of_the_operating_system_too() {
+    let all = [
+        schedule::PING_PONG,
+        schedule::TIMERS,
+        schedule::ALL_STOP,
+        shootdown::SIDE_BY_SIDE,
+        shootdown::MOVING,
+        life::PAUSE,
+        life::COME_AND_GO,
+        dirty::BY_FAULTS,
+        dirty::FIRST_TOUCH,
+    ];
+    for Scenario { cpus, script, .. } in all {
+        (0..20).for_each(|_| run(cpus, script));
+    }
+}
+
 /// A VM of this name, with 2 MiB of memory.
 fn config(name: &str, vcpus: usize) -> VmConfig {
     VmConfig {

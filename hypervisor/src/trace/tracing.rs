@@ -8,7 +8,7 @@ use crossbeam_utils::CachePadded;
 use spin::Once;
 
 use super::ring::{OutOfMemory, Ring};
-use crate::arch::{interrupts, tsc};
+use crate::arch::{Arch, Machine};
 use crate::cpu::{self, scheduler};
 use crate::sync::{AtomicBool, AtomicU64, Ordering, per_host};
 use crate::vcpu::run::Left;
@@ -42,10 +42,10 @@ pub(crate) fn start() -> Result<(), OutOfMemory> {
         }
     };
     rings.iter().for_each(Ring::forget);
-    ASKED_AT.store(tsc::now(), Ordering::Relaxed);
+    ASKED_AT.store(Machine::now(), Ordering::Relaxed);
     IS_ON.store(true, Ordering::SeqCst);
     // vCPUs with pCPUs of their own would not notice for a long time.
-    scheduler::runners().for_each(|cpu| interrupts::kick(cpu.id));
+    scheduler::runners().for_each(|cpu| Machine::kick(cpu.id));
     Ok(())
 }
 
@@ -56,7 +56,7 @@ pub(crate) fn stop() {
 
 /// Whether a trace runs, and a request for its events will come soon. Ends a forgotten trace.
 pub(crate) fn goes_on() -> bool {
-    if is_on() && tsc::now().wrapping_sub(ASKED_AT.load(Ordering::Relaxed)) > FORGOTTEN_SECONDS * tsc::hz() {
+    if is_on() && Machine::now().wrapping_sub(ASKED_AT.load(Ordering::Relaxed)) > FORGOTTEN_SECONDS * Machine::hz() {
         stop();
     }
     is_on()
@@ -67,14 +67,14 @@ pub(crate) fn read(pcpu: u32) -> Option<Events> {
     if pcpu as usize >= cpu::count() {
         return None;
     }
-    ASKED_AT.store(tsc::now(), Ordering::Relaxed);
+    ASKED_AT.store(Machine::now(), Ordering::Relaxed);
     let ring = RINGS.get().and_then(|rings| rings.get(pcpu as usize));
     Some(ring.map_or(Events { lost: 0, events: Vec::new() }, Ring::take))
 }
 
 /// A vCPU was given this pCPU.
 pub(crate) fn arrived(vm: u32, vcpu: u32) {
-    push(tsc::now(), What::Arrived { vm, vcpu });
+    push(Machine::now(), What::Arrived { vm, vcpu });
 }
 
 /// It leaves again.
@@ -85,19 +85,19 @@ pub(crate) fn left(left: Left) {
         Left::Preempted => Departure::Preempted,
         Left::Dead => Departure::Ended,
     };
-    push(tsc::now(), What::Left(departure));
+    push(Machine::now(), What::Left(departure));
 }
 
 /// The guest was left `at` this time, and its exit has been handled.
 pub(crate) fn exit(at: u64, reason: ExitReason) {
-    push(at, What::Exit { reason, ticks: short(tsc::now().wrapping_sub(at)) });
+    push(at, What::Exit { reason, ticks: short(Machine::now().wrapping_sub(at)) });
 }
 
 /// This pCPU kicks this many others, beginning with `first`.
 #[inline]
 pub(crate) fn kicked(pcpus: u32, first: u32) {
     if is_on() {
-        push(tsc::now(), What::Kicked { pcpus, first });
+        push(Machine::now(), What::Kicked { pcpus, first });
     }
 }
 
@@ -105,7 +105,7 @@ pub(crate) fn kicked(pcpus: u32, first: u32) {
 #[inline]
 pub(crate) fn flushed(at: u64, targets: u32, kicked: u32) {
     if is_on() {
-        push(at, What::Flushed { targets, kicked, ticks: short(tsc::now().wrapping_sub(at)) });
+        push(at, What::Flushed { targets, kicked, ticks: short(Machine::now().wrapping_sub(at)) });
     }
 }
 

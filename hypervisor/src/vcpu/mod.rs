@@ -14,13 +14,16 @@ use sched::{CpuId, Mailbox, VirtualTime};
 use shootdown::{Presence, Requests};
 use vcpu_layout::{MailboxField, Owned, OwnerField, OwnerWord, Proof, Running as Held, lay_out};
 
-use crate::arch::routing::Posted;
-use crate::arch::tags::VcpuTags;
-use crate::arch::vcpu::ArchVcpu;
+use crate::arch::{Arch, Machine};
 use crate::layout::OwnPages;
 use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering};
 use crate::vm::VcpuRef;
 use crate::vm::fault::FaultState;
+
+/// What others leave for a vCPU, its tags, and its state, on this machine.
+type Posted = <Machine as Arch>::Posted;
+type VcpuTags = <Machine as Arch>::VcpuTags;
+type ArchVcpu = <Machine as Arch>::Vcpu;
 
 /// One vCPU of a VM.
 #[lay_out]

@@ -3,16 +3,14 @@
 //! Before each entry the vCPU announces that it is about to be in its guest, and only then tests for pending work. A
 //! sender works in the opposite order: it posts, then reads whether the vCPU is in its guest, and kicks it if so. So
 //! one of the two sees the other (`shootdown::Presence`). Host interrupts are masked from the test until the guest runs
-//! ([`gate::hold`]), so a kick in between ends the new entry at once. The loop tests the word once per entry, and no
-//! request waits longer than that.
+//! ([`Arch::hold_interrupts`]), so a kick in between ends the new entry at once. The loop tests the word once per
+//! entry, and no request waits longer than that.
 
 use abi::counters::ExitReason;
 use sched::Pending;
 
 use super::{Owner, Tally, Vcpu};
-use crate::arch::tags::CpuTags;
-use crate::arch::virtualization::HostContext;
-use crate::arch::{self, gate};
+use crate::arch::{Arch, Machine};
 use crate::cpu::{self, PerCpu, scheduler};
 use crate::mutants::{self, Mutant};
 use crate::trace;
@@ -68,7 +66,7 @@ pub(crate) fn run(run: &mut Running<'_>) -> Left {
     let host = run.cpu.host_context();
     let mut pools = run.cpu.tags();
     let tags = pools.of(run.vm.memory.tag_pool());
-    gate::hold();
+    Machine::hold_interrupts();
     run.owner.arch.load(host, tags, run.came_back);
     run.owner.arch.renew_intercepts(scheduler::others_wait(run.cpu));
     run.unpark();
@@ -81,15 +79,20 @@ pub(crate) fn run(run: &mut Running<'_>) -> Left {
     }
 
     run.owner.arch.unload(tags);
-    gate::release();
+    Machine::release_interrupts();
     left
 }
 
 /// Enters the guest and handles its exits, again and again.
 #[inline]
-fn stay(run: &mut Running<'_>, host: &HostContext, tags: &mut CpuTags, traced: &mut Option<Traced>) -> Left {
+fn stay(
+    run: &mut Running<'_>,
+    host: &<Machine as Arch>::HostContext,
+    tags: &mut <Machine as Arch>::CpuTags,
+    traced: &mut Option<Traced>,
+) -> Left {
     loop {
-        arch::routing::prepare(run);
+        Machine::prepare(run);
         if !run.owner.arch.is_active() {
             if let Some(traced) = traced {
                 traced.look(run);
@@ -126,12 +129,12 @@ fn stay(run: &mut Running<'_>, host: &HostContext, tags: &mut CpuTags, traced: &
         run.owner.arch.enter(host, tags, run.vm.memory.epoch(), run.tally);
         run.vcpu.presence().leave();
 
-        match arch::exit::handle(run) {
+        match Machine::handle_exit(run) {
             Next::Resume | Next::Idle => {}
             Next::Interrupted => {
-                gate::take();
+                Machine::take_interrupts();
                 cpu::housekeeping(run.cpu);
-                run.owner.arch.expire_timer(arch::tsc::now());
+                run.owner.arch.expire_timer(Machine::now());
                 if scheduler::is_due(run.cpu) || trace::is_on() != traced.is_some() {
                     return Left::Preempted;
                 }
@@ -150,7 +153,7 @@ fn stay(run: &mut Running<'_>, host: &HostContext, tags: &mut CpuTags, traced: &
 
 /// A traced run of a vCPU: each exit is recorded.
 ///
-/// The vCPU is [watched](crate::arch::vcpu::ArchVcpu::watch): the loop treats it as waiting, so it takes this path
+/// The vCPU is [watched](crate::arch::VcpuState::watch): the loop treats it as waiting, so it takes this path
 /// between two entries. Other vCPUs pay nothing for that.
 struct Traced {
     /// Time of the last exit that is to be recorded.
@@ -204,11 +207,11 @@ fn carry_out(run: &mut Running<'_>) -> Pending {
     if work.contains(Pending::FLUSH) {
         run.vm.memory.flush_owed(run.vcpu, run.owner, run.tally);
     }
-    arch::routing::take_posted(&mut run.owner.arch, run.vcpu.posted(), work);
+    Machine::take_posted(&mut run.owner.arch, run.vcpu.posted(), work);
     if work.contains(Pending::TIMER) {
-        run.owner.arch.expire_timer(arch::tsc::now());
+        run.owner.arch.expire_timer(Machine::now());
     }
-    arch::routing::prepare(run);
+    Machine::prepare(run);
     work
 }
 
@@ -216,10 +219,10 @@ impl Running<'_> {
     /// Blocks the vCPU unless work was posted meanwhile. Returns whether it blocked.
     fn block(&mut self) -> bool {
         // A timer that expired meanwhile ends the halt as well.
-        let now = arch::tsc::now();
+        let now = Machine::now();
         if self.owner.arch.deadline().is_some_and(|deadline| deadline <= now) {
             self.owner.arch.expire_timer(now);
-            arch::routing::prepare(self);
+            Machine::prepare(self);
             if self.owner.arch.try_wake() {
                 return false;
             }

@@ -11,7 +11,7 @@ use stage2::{Access, BATCH, Fault, Granularity, MapError, Pace, Spare, Stale, St
 
 use super::address_space::AllTlbs;
 use super::memory::Memory;
-use crate::arch::{tlb, tsc};
+use crate::arch::{Arch, Machine};
 use crate::vcpu::run::Running;
 
 /// A vCPU's spare tables and state for its faults.
@@ -162,7 +162,7 @@ fn follow(run: &Running<'_>, walking: Walking<'_>, fault: Fault, gpa: Gpa, cause
     match fault {
         Fault::Retry(denial) => {
             if let Some(gpa) = denial.gpa() {
-                tlb::forget(gpa);
+                Machine::forget(gpa);
                 run.tally.add(|count| &count.stage2_local_flushes, 1);
             }
             Resolved::Again
@@ -198,7 +198,7 @@ fn forget_decoded(run: &Running<'_>, gpa: Gpa, cause: Cause) -> Resolved {
 /// The guest has lost the time since the exit to stage 2.
 #[inline]
 fn count_stall(run: &Running<'_>) {
-    let stall = tsc::now().wrapping_sub(run.owner.arch.left_at());
+    let stall = Machine::now().wrapping_sub(run.owner.arch.left_at());
     run.tally.add(|count| &count.stage2_stall_ticks, stall);
 }
 
@@ -211,7 +211,7 @@ fn split(run: &mut Running<'_>, walking: &Walking<'_>, gpa: Gpa, granularity: Gr
     // If each small page faults by itself, few of the faults are on large pages.
     let is_stream = granularity == Granularity::Watched;
     let ahead = if is_stream { state.stream.ahead_of(gpa, PageSize::Size2M.bytes()) } else { 0 };
-    let Some(tables) = state.prepare(memory, run.vm.config.vcpus, tsc::now(), ahead) else { return false };
+    let Some(tables) = state.prepare(memory, run.vm.config.vcpus, Machine::now(), ahead) else { return false };
     let ahead = ahead.min(tables - 1);
     let before = state.spare.count();
     let split = memory.walk(&tlbs, walking).split_at_fault(gpa, granularity, ahead, &mut state.spare);
@@ -235,7 +235,7 @@ impl FaultState {
                 let share = u64::from(per_second.div_ceil(vcpus));
                 let pace = match &mut self.pace {
                     Some((of, pace)) if *of == log => pace,
-                    pace => &mut pace.insert((log, Pace::new(share, tsc::hz(), now))).1,
+                    pace => &mut pace.insert((log, Pace::new(share, Machine::hz(), now))).1,
                 };
                 pace.allowed(now).min(wanted)
             }

@@ -18,6 +18,11 @@ pub(crate) mod vcpu;
 
 pub(crate) use machine::PerHost;
 
+/// This machine.
+pub(crate) struct Machine;
+
+super::contract::implement!(Machine);
+
 /// The block of a pCPU.
 pub(crate) mod percpu {
     use vcpu_layout::lay_out;
@@ -73,6 +78,14 @@ pub(crate) mod irq {
         machine().sleep();
     }
 
+    pub(crate) fn mask() {}
+
+    pub(crate) fn stack_pointer() -> u64 {
+        0
+    }
+
+    pub(crate) fn for_each_return_address(_: u64, _: &mut dyn FnMut(u64)) {}
+
     pub(crate) fn read_null() -> u64 {
         panic!("a null pointer was read");
     }
@@ -97,6 +110,8 @@ pub(crate) mod interrupts {
     pub(crate) fn arm_timer(deadline: u64) {
         machine().arm(deadline);
     }
+
+    pub(crate) fn stop_others() {}
 
     pub(crate) fn own_page() -> Option<OwnPages> {
         None
@@ -159,6 +174,10 @@ pub(crate) mod power {
 
     pub(crate) fn stay(code: u8) -> ! {
         exit(code)
+    }
+
+    pub(crate) fn stop_this_cpu() -> ! {
+        panic!("a pCPU has stopped");
     }
 }
 

@@ -10,3 +10,8 @@ pub(crate) mod svm;
 pub(crate) use guest::{cpuid, emulate, loader, platform, routing, uart};
 pub(crate) use host::{apic as interrupts, irq, paging, percpu, power, serial, tsc, virtio};
 pub(crate) use svm::{self as virtualization, exit, format, gate, tags, tlb, vcpu};
+
+/// This machine.
+pub(crate) struct Machine;
+
+super::contract::implement!(Machine);

@@ -2,7 +2,8 @@
 
 use abi::payload::{Payload, VmConfig};
 use addr::{Gpa, GpaRange};
-use x86_boot::{Boot, Entry, GuestMemory, OutsideMemory};
+pub(crate) use x86_boot::Entry;
+use x86_boot::{Boot, GuestMemory, OutsideMemory};
 
 use crate::vm::memory::Memory;
 

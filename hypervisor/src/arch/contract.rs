@@ -1,0 +1,357 @@
+//! The contract between the core and an architecture.
+//!
+//! [`Arch`] is a machine: its pCPUs, their interrupts and clock, and what it offers for guests. [`VcpuState`] is one
+//! vCPU on it. The core calls [`Machine`](super::Machine), one type per build, so every call is direct and may be
+//! inlined. All machines have modules of the same names, so the macro `implement` serves each of them.
+
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::fmt;
+
+use abi::control::Line;
+use abi::payload::{Payload, VmConfig};
+use addr::{Gpa, GpaRange, Hpa};
+use sched::{CpuId, Pending};
+use shootdown::{CpuSet, Pages};
+use stage2::{Format, Stale};
+use tlb_tag::{Scheme, TagRange};
+
+use crate::arch::block::Block;
+use crate::check::Finding;
+use crate::cpu::PerCpu;
+use crate::layout::OwnPages;
+use crate::vcpu::run::{Next, Running};
+use crate::vcpu::{Tally, Vcpu};
+use crate::vm::Vm;
+use crate::vm::memory::Memory;
+
+/// A machine, as the core needs it.
+#[expect(
+    dead_code,
+    reason = "where the core still calls a module, the compiler holds the machine to the contract only"
+)]
+pub(crate) trait Arch: Sized + 'static {
+    /// The architecture's part of a pCPU's block. It comes first in the block, and leads a pCPU to it.
+    type PerCpu;
+    /// State that a pCPU needs to run guests, made by [`Arch::enable`].
+    type HostContext;
+    /// One vCPU.
+    type Vcpu: VcpuState<Self>;
+    /// Events that others leave for a vCPU beside its mailbox: each is complete before its [`Pending`] bit is posted.
+    type Posted: Sync;
+    /// Devices that the vCPUs of a VM share. They have locks of their own.
+    type Platform: Sync;
+    /// Where a VM's kernel begins.
+    type Entry;
+    /// The format of stage-2 tables.
+    type Format: Format;
+    /// Tags for vCPUs' TLB entries, for VMs that count them in the same way.
+    type TagPool: Sync;
+    /// A pCPU's part of a pool of tags.
+    type CpuTags;
+    /// A VM's part.
+    type VmTags: Sync;
+    /// A vCPU's part.
+    type VcpuTags;
+    /// A decoded instruction in the cache of emulated ones.
+    type Decoded: decode_cache::Decoded;
+
+    /// Time slices per second.
+    const SLICES_PER_SECOND: u64;
+
+    /// The block of this pCPU. The answer never changes: no stack moves to another pCPU.
+    fn this() -> &'static PerCpu;
+    /// As [`Arch::this`], for code that may run before the pCPUs have their blocks.
+    fn try_this() -> Option<&'static PerCpu>;
+    /// Whether the first pCPU runs no vCPUs.
+    fn spares_first_cpu() -> bool;
+    /// Turns virtualization on, on this pCPU.
+    fn enable() -> Self::HostContext;
+
+    /// The clock, in ticks. It never goes back on one pCPU; the clocks of two may differ by a little.
+    fn now() -> u64;
+    /// Ticks per second; 0 before they are known.
+    fn hz() -> u64;
+    /// Nanoseconds since boot.
+    fn nanos() -> u64;
+    /// Nanoseconds that `ticks` take.
+    fn ticks_to_nanos(ticks: u64) -> u64;
+    /// Ticks that `nanos` nanoseconds take.
+    fn nanos_to_ticks(nanos: u64) -> u64;
+
+    /// Sleeps until an interrupt, and takes it. An interrupt that came before ends the sleep at once.
+    fn wait();
+    /// Interrupts another pCPU. What was stored before is visible to it when it takes the interrupt.
+    fn kick(cpu: CpuId);
+    /// Interrupts several pCPUs at once.
+    fn kick_all(cpus: CpuSet);
+    /// Has this pCPU's timer interrupt it at this tick, and not at an earlier one.
+    fn arm_timer(deadline: u64);
+    /// From here on interrupts wait until the guest runs: one that waits ends the next entry at once.
+    fn hold_interrupts();
+    /// Takes the interrupts that wait, and holds them again.
+    fn take_interrupts();
+    /// The end of what [`Arch::hold_interrupts`] began.
+    fn release_interrupts();
+    /// Masks interrupts for good, to report a panic.
+    fn mask_interrupts();
+    /// Stops all other pCPUs, where they are.
+    fn stop_others();
+    /// Stops this pCPU.
+    fn stop_this_cpu() -> !;
+    /// The interrupt controller's page, if each pCPU has one at the same address.
+    fn interrupts_page() -> Option<OwnPages>;
+
+    /// Ends the machine with this exit code, where there is anybody to tell it to.
+    fn exit(code: u8) -> !;
+    /// Says how a check ended, and leaves that on the screen.
+    fn stay(code: u8) -> !;
+    /// The stack pointer, where the search of a report for return addresses begins.
+    fn stack_pointer() -> u64;
+    /// Calls `found` for all return addresses on the stack from `stack` on.
+    fn for_each_return_address(stack: u64, found: &mut dyn FnMut(u64));
+    /// Reads through a null pointer: a selftest of the report.
+    fn read_null() -> u64;
+
+    /// Whether the machine has what guests need.
+    fn check() -> Result<(), impl fmt::Display>;
+    /// What `check` on the boot command line says of it.
+    fn findings() -> Vec<Finding>;
+    /// One line about the processor.
+    fn describe() -> String;
+    /// The number of tags for guests, and whether the entries of one can be flushed by themselves.
+    fn tags() -> (u32, bool);
+    /// A pool of tags.
+    fn tag_pool(scheme: Scheme, range: TagRange, can_flush_one: bool) -> Self::TagPool;
+    /// A pCPU's part of a pool.
+    fn cpu_tags(pool: &Self::TagPool, cpu: CpuId) -> Self::CpuTags;
+    /// The format of the stage-2 tables that the machine walks.
+    fn stage2_format() -> Self::Format;
+    /// Makes stage-2 entries visible to all walkers.
+    fn publish();
+    /// Does what is owed to all TLBs for a change of stage 2. On return no pCPU uses what is `stale`.
+    fn flush(memory: &Memory, vcpus: &[Block<Vcpu>], stale: Stale);
+    /// This pCPU forgets that the page at `gpa`, of the VM whose vCPU it runs, denies an access.
+    fn forget(gpa: Gpa);
+
+    /// Where a VM's memory of this length lies.
+    fn ram_layout(bytes: u64) -> impl Iterator<Item = GpaRange>;
+    /// Loads a VM's kernel into its memory, which is all zero.
+    fn load(config: &VmConfig, payload: &Payload<'_>, memory: &mut Memory) -> Result<Self::Entry, impl fmt::Display>;
+    /// The interrupt of a serial line has changed.
+    fn serial_interrupt(vm: &Vm, line: Line, asserted: bool);
+    /// Before an entry, and before the loop asks whether something ends a wait: chooses the events that the guest gets.
+    fn prepare(run: &mut Running<'_>);
+    /// The owner takes over the events that `work` announces.
+    fn take_posted(vcpu: &mut Self::Vcpu, posted: &Self::Posted, work: Pending);
+    /// Handles the last exit.
+    fn handle_exit(run: &mut Running<'_>) -> Next;
+}
+
+/// A vCPU: registers, interrupts, timer. The pCPU that runs the vCPU owns it.
+#[expect(dead_code, reason = "the core knows the type, whose own functions go first; the compiler holds it to these")]
+pub(crate) trait VcpuState<A: Arch>: Sized {
+    /// A vCPU that waits to be started.
+    fn new(index: u32, config: &VmConfig, stage2_root: Hpa, tags: A::VcpuTags) -> Self;
+    /// Pages that only the pCPU that runs the vCPU writes.
+    fn own_pages(&self) -> impl Iterator<Item = OwnPages>;
+    /// Starts the first vCPU, at its VM's kernel.
+    fn start_at(&mut self, entry: &A::Entry);
+    /// The vCPU comes to this pCPU; `came_back` if it ran here last and nowhere since.
+    fn load(&mut self, host: &A::HostContext, tags: &mut A::CpuTags, came_back: bool);
+    /// The vCPU leaves this pCPU.
+    fn unload(&mut self, tags: &mut A::CpuTags);
+    /// Has instructions exit that are worth it only while other vCPUs wait for the pCPU.
+    fn renew_intercepts(&mut self, others_wait: bool);
+    /// Runs the guest until its next exit. No TLB entry from before the VM's `epoch` is used.
+    fn enter(&mut self, host: &A::HostContext, tags: &mut A::CpuTags, epoch: u64, tally: Tally<'_>);
+    /// No TLB entry of the guest on this pCPU is used by its next entry.
+    fn flush_whole(&mut self);
+    /// The same, for some pages. Returns how many were flushed one by one.
+    fn flush_pages(&mut self, pages: Pages) -> u64;
+    /// When the guest was last left, in ticks.
+    fn left_at(&self) -> u64;
+    /// Wakes a vCPU that waits, if something ends its wait.
+    fn try_wake(&mut self) -> bool;
+    /// Whether the vCPU executes instructions, and nobody wants to look at it before each entry.
+    fn is_active(&self) -> bool;
+    /// Whether the vCPU executes instructions.
+    fn is_awake(&self) -> bool;
+    /// Whether a look before each entry is wanted.
+    fn watch(&mut self, is_watched: bool);
+    /// Whether only another vCPU can ever make this one run again.
+    fn is_parked(&self) -> bool;
+    /// When the vCPU's own timer is due, if that is the core's business.
+    fn deadline(&self) -> Option<u64>;
+    /// Lets a due timer fire.
+    fn expire_timer(&mut self, now: u64);
+    /// The tags, to be given back when the vCPU is gone.
+    fn into_tags(self) -> A::VcpuTags;
+}
+
+/// Implements the contract for a machine, by the functions of its modules.
+macro_rules! implement {
+    ($machine:ident) => {
+        impl $crate::arch::Arch for $machine {
+            type PerCpu = percpu::ArchPerCpu;
+            type HostContext = virtualization::HostContext;
+            type Vcpu = vcpu::ArchVcpu;
+            type Posted = routing::Posted;
+            type Platform = platform::Platform;
+            type Entry = loader::Entry;
+            type Format = format::Stage2Format;
+            type TagPool = tags::Pool;
+            type CpuTags = tags::CpuTags;
+            type VmTags = tags::VmTags;
+            type VcpuTags = tags::VcpuTags;
+            type Decoded = emulate::Decoded;
+
+            const SLICES_PER_SECOND: u64 = virtualization::SLICES_PER_SECOND;
+
+            $crate::arch::contract::forward! {
+                fn this() -> &'static $crate::cpu::PerCpu = percpu::this;
+                fn try_this() -> Option<&'static $crate::cpu::PerCpu> = percpu::try_this;
+                fn spares_first_cpu() -> bool = virtualization::spares_first_cpu;
+                fn enable() -> Self::HostContext = virtualization::enable;
+                fn now() -> u64 = tsc::now;
+                fn hz() -> u64 = tsc::hz;
+                fn nanos() -> u64 = tsc::nanos;
+                fn ticks_to_nanos(ticks: u64) -> u64 = tsc::ticks_to_nanos;
+                fn nanos_to_ticks(nanos: u64) -> u64 = tsc::nanos_to_ticks;
+                fn wait() -> () = irq::wait;
+                fn kick(cpu: sched::CpuId) -> () = interrupts::kick;
+                fn kick_all(cpus: shootdown::CpuSet) -> () = interrupts::kick_all;
+                fn arm_timer(deadline: u64) -> () = interrupts::arm_timer;
+                fn hold_interrupts() -> () = gate::hold;
+                fn take_interrupts() -> () = gate::take;
+                fn release_interrupts() -> () = gate::release;
+                fn mask_interrupts() -> () = irq::mask;
+                fn stop_others() -> () = interrupts::stop_others;
+                fn stop_this_cpu() -> ! = power::stop_this_cpu;
+                fn interrupts_page() -> Option<$crate::layout::OwnPages> = interrupts::own_page;
+                fn exit(code: u8) -> ! = power::exit;
+                fn stay(code: u8) -> ! = power::stay;
+                fn stack_pointer() -> u64 = irq::stack_pointer;
+                fn for_each_return_address(stack: u64, found: &mut dyn FnMut(u64)) -> () = irq::for_each_return_address;
+                fn read_null() -> u64 = irq::read_null;
+                fn check() -> Result<(), impl core::fmt::Display> = virtualization::check;
+                fn findings() -> alloc::vec::Vec<$crate::check::Finding> = virtualization::findings;
+                fn describe() -> alloc::string::String = virtualization::describe;
+                fn tag_pool(scheme: tlb_tag::Scheme, range: tlb_tag::TagRange, one: bool) -> Self::TagPool = tags::pool;
+                fn cpu_tags(pool: &Self::TagPool, cpu: sched::CpuId) -> Self::CpuTags = tags::cpu;
+                fn stage2_format() -> Self::Format = format::stage2_format;
+                fn publish() -> () = tlb::publish;
+                fn flush(
+                    memory: &$crate::vm::memory::Memory,
+                    vcpus: &[$crate::arch::block::Block<$crate::vcpu::Vcpu>],
+                    stale: stage2::Stale
+                ) -> () = tlb::flush;
+                fn forget(gpa: addr::Gpa) -> () = tlb::forget;
+                fn ram_layout(bytes: u64) -> impl Iterator<Item = addr::GpaRange> = loader::ram_layout;
+                fn load(
+                    config: &abi::payload::VmConfig,
+                    payload: &abi::payload::Payload<'_>,
+                    memory: &mut $crate::vm::memory::Memory
+                ) -> Result<Self::Entry, impl core::fmt::Display> = loader::load;
+                fn serial_interrupt(vm: &$crate::vm::Vm, line: abi::control::Line, asserted: bool) -> () =
+                    platform::serial_interrupt;
+                fn prepare(run: &mut $crate::vcpu::run::Running<'_>) -> () = routing::prepare;
+                fn take_posted(vcpu: &mut Self::Vcpu, posted: &Self::Posted, work: sched::Pending) -> () =
+                    routing::take_posted;
+                fn handle_exit(run: &mut $crate::vcpu::run::Running<'_>) -> $crate::vcpu::run::Next = exit::handle;
+            }
+
+            #[inline]
+            fn tags() -> (u32, bool) {
+                let features = virtualization::features();
+                (features.tags, features.can_flush_one_tag)
+            }
+        }
+
+        impl $crate::arch::VcpuState<$machine> for vcpu::ArchVcpu {
+            $crate::arch::contract::forward! {
+                fn new(
+                    index: u32,
+                    config: &abi::payload::VmConfig,
+                    root: addr::Hpa,
+                    tags: tags::VcpuTags
+                ) -> Self = vcpu::ArchVcpu::new;
+            }
+
+            $crate::arch::contract::forward_methods! {
+                vcpu::ArchVcpu;
+                fn own_pages(&self) -> impl Iterator<Item = $crate::layout::OwnPages>;
+                fn start_at(&mut self, entry: &loader::Entry) -> ();
+                fn load(
+                    &mut self,
+                    host: &virtualization::HostContext,
+                    tags: &mut tags::CpuTags,
+                    came_back: bool
+                ) -> ();
+                fn unload(&mut self, tags: &mut tags::CpuTags) -> ();
+                fn renew_intercepts(&mut self, others_wait: bool) -> ();
+                fn enter(
+                    &mut self,
+                    host: &virtualization::HostContext,
+                    tags: &mut tags::CpuTags,
+                    epoch: u64,
+                    tally: $crate::vcpu::Tally<'_>
+                ) -> ();
+                fn flush_whole(&mut self) -> ();
+                fn flush_pages(&mut self, pages: shootdown::Pages) -> u64;
+                fn left_at(&self) -> u64;
+                fn try_wake(&mut self) -> bool;
+                fn is_active(&self) -> bool;
+                fn is_awake(&self) -> bool;
+                fn watch(&mut self, is_watched: bool) -> ();
+                fn is_parked(&self) -> bool;
+                fn deadline(&self) -> Option<u64>;
+                fn expire_timer(&mut self, now: u64) -> ();
+                fn into_tags(self) -> tags::VcpuTags;
+            }
+        }
+    };
+}
+pub(super) use implement;
+
+/// Functions of the contract that are functions of a module.
+macro_rules! forward {
+    ($(fn $name:ident($($argument:ident: $kind:ty),*) -> $result:ty = $function:path;)*) => {$(
+        #[inline(always)]
+        fn $name($($argument: $kind),*) -> $result {
+            $function($($argument),*)
+        }
+    )*};
+}
+pub(super) use forward;
+
+/// Functions of the contract that are a vCPU's own.
+macro_rules! forward_methods {
+    ($state:ty; $(fn $name:ident($($argument:tt)*) -> $result:ty;)*) => {
+        $($crate::arch::contract::forward_method!($state, $name, $result, $($argument)*);)*
+    };
+}
+pub(super) use forward_methods;
+
+/// One of them. Functions of a type go before those of its traits, so this does not call itself.
+macro_rules! forward_method {
+    ($state:ty, $name:ident, $result:ty, &self $(, $argument:ident: $kind:ty)*) => {
+        #[inline(always)]
+        fn $name(&self $(, $argument: $kind)*) -> $result {
+            <$state>::$name(self $(, $argument)*)
+        }
+    };
+    ($state:ty, $name:ident, $result:ty, &mut self $(, $argument:ident: $kind:ty)*) => {
+        #[inline(always)]
+        fn $name(&mut self $(, $argument: $kind)*) -> $result {
+            <$state>::$name(self $(, $argument)*)
+        }
+    };
+    ($state:ty, $name:ident, $result:ty, self) => {
+        #[inline(always)]
+        fn $name(self) -> $result {
+            <$state>::$name(self)
+        }
+    };
+}
+pub(super) use forward_method;
