@@ -107,6 +107,26 @@ pub(super) const FIRST_TOUCH: Scenario = Scenario {
     },
 };
 
+/// A guest writes to an address where it has no memory, and so to no device of the fake machine either.
+pub(super) const NO_MEMORY: Scenario = Scenario {
+    name: "a write where there is no memory",
+    cpus: 1,
+    count: 100,
+    script: |simulation| {
+        const BEYOND: u64 = 4 << 20;
+        for populate in [Populate::AtStart, Populate::Touch4K] {
+            let config = VmConfig { populate, ..config("beyond", 1) };
+            // Were memory mapped there, it would go on for ever.
+            run_guest(simulation, &config, vec![vec![Op::Write(0, 1), Op::Write(BEYOND, 1), Op::Jump(2)]]);
+        }
+    },
+};
+
+#[test]
+fn write_where_there_is_no_memory_is_left_to_devices() {
+    explore(NO_MEMORY);
+}
+
 #[test]
 fn copy_kept_by_write_faults_is_the_guests_memory_in_the_end() {
     explore(BY_FAULTS);
