@@ -1,18 +1,12 @@
 //! The boot loader's data, in a form that does not depend on the loader.
 
-#[cfg(any(test, machine = "pc"))]
-pub(crate) mod console;
-#[cfg(any(test, machine = "virt"))]
-pub(crate) mod efi;
-#[cfg_attr(machine = "virt", allow(dead_code, reason = "modules, ACPI and screens are not handed over there"))]
-pub(crate) mod handover;
-#[cfg(any(test, machine = "pc"))]
-pub(crate) mod madt;
+pub mod console;
+pub mod efi;
+pub mod handover;
+pub mod madt;
 mod options;
-#[cfg(any(test, machine = "pc"))]
-pub(crate) mod soft_off;
-#[cfg(any(test, machine = "pc"))]
-pub(crate) mod spcr;
+pub mod soft_off;
+pub mod spcr;
 
 /// The start state of the hypervisor.
 #[derive(Clone, Copy, Debug, Default)]

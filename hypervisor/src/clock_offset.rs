@@ -6,18 +6,18 @@
 
 /// One question and its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Exchange {
+pub struct Exchange {
     /// When it was asked, by the asking CPU's clock.
-    pub(crate) asked: u64,
+    pub asked: u64,
     /// When it was answered, by the other's.
-    pub(crate) answered: u64,
+    pub answered: u64,
     /// When the answer was there, by the asking CPU's.
-    pub(crate) heard: u64,
+    pub heard: u64,
 }
 
 /// Result for the asking CPU's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Agreement {
+pub enum Agreement {
     /// Nothing speaks against its being the same.
     Same,
     /// The difference is this.
@@ -35,14 +35,14 @@ pub(crate) enum Agreement {
 
 /// A comparison of two clocks: the differences that all exchanges so far allow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Comparison {
+pub struct Comparison {
     /// The least and the greatest value to add to the asking CPU's clock.
     bounds: Option<(i64, i64)>,
 }
 
 impl Comparison {
     /// Takes one more exchange into account.
-    pub(crate) fn take(&mut self, exchange: Exchange) {
+    pub fn take(&mut self, exchange: Exchange) {
         let Exchange { asked, answered, heard } = exchange;
         // Clocks may have passed the end of their numbers: only differences mean anything.
         let ahead = |of: u64, by: u64| of.wrapping_sub(by).cast_signed();
@@ -52,7 +52,7 @@ impl Comparison {
     }
 
     /// Maximum error of the middle of the bounds.
-    pub(crate) fn error(&self) -> u64 {
+    pub fn error(&self) -> u64 {
         match self.bounds {
             Some((least, most)) if least <= most => most.wrapping_sub(least).cast_unsigned().div_ceil(2),
             Some(_) => 0,
@@ -61,7 +61,7 @@ impl Comparison {
     }
 
     /// The result of the exchanges.
-    pub(crate) fn agreement(&self) -> Agreement {
+    pub fn agreement(&self) -> Agreement {
         match self.bounds {
             None => Agreement::Unknown,
             Some((least, most)) if least > most => Agreement::Drifts,

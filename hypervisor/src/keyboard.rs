@@ -11,15 +11,22 @@ const BACKSPACE: u8 = 0x08;
 const DELETE: u8 = 0x7f;
 
 /// A keyboard, and which of its keys are held.
-pub(crate) struct Keyboard(PS2Keyboard<Us104Key, ScancodeSet1>);
+pub struct Keyboard(PS2Keyboard<Us104Key, ScancodeSet1>);
+
+impl Default for Keyboard {
+    fn default() -> Self {
+        Self::new()
+    }
+}
 
 impl Keyboard {
-    pub(crate) const fn new() -> Self {
+    /// A keyboard of which no key is held.
+    pub const fn new() -> Self {
         Self(PS2Keyboard::new(ScancodeSet1::new(), Us104Key, HandleControl::Ignore))
     }
 
     /// Takes a byte of a scan code of set 1, and calls `types` for each byte typed.
-    pub(crate) fn scanned(&mut self, code: u8, mut types: impl FnMut(u8)) {
+    pub fn scanned(&mut self, code: u8, mut types: impl FnMut(u8)) {
         // Codes that mean nothing are left out.
         let Ok(Some(event)) = self.0.add_byte(code) else { return };
         let Some(key) = self.0.process_keyevent(event) else { return };

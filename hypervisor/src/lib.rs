@@ -14,31 +14,27 @@
 extern crate alloc;
 
 mod arch;
-mod boot;
+pub mod boot;
 mod check;
-#[cfg_attr(machine = "virt", expect(dead_code, reason = "the counter of that machine is one for all CPUs"))]
-mod clock_offset;
+pub mod clock_offset;
 mod control;
 mod cpu;
-mod device;
+pub mod device;
 mod exit;
 mod frames;
 #[cfg(not(test))]
 mod heap;
-#[cfg(any(test, machine = "pc"))]
-mod keyboard;
+pub mod keyboard;
 mod layout;
-mod log;
-mod memory_map;
+pub mod log;
+pub mod memory_map;
 mod mutants;
 mod output;
 #[cfg(not(test))]
-mod panic;
-#[cfg(any(test, machine = "pc"))]
-mod screen;
+pub mod panic;
+pub mod screen;
 mod selftest;
-#[cfg(any(test, machine = "pc"))]
-mod serial_port;
+pub mod serial_port;
 mod sync;
 mod terminal;
 #[cfg(test)]

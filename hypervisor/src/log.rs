@@ -55,8 +55,7 @@ pub(crate) fn emergency(report: impl FnOnce(&mut dyn Write)) {
 }
 
 /// Writes the very last line, whichever pCPU holds the lock.
-#[cfg_attr(machine = "pc", expect(dead_code, reason = "that machine is told in another way how it ends"))]
-pub(crate) fn last_words(words: impl fmt::Display) {
+pub fn last_words(words: impl fmt::Display) {
     speak_anyway("end", |out| {
         let _ = write!(out, "{words}");
     });
@@ -97,8 +96,7 @@ pub(crate) fn receive(into: &mut [u8]) -> usize {
 }
 
 /// Waits a limited time until all output has left. For the end of the machine.
-#[cfg_attr(machine = "virt", expect(dead_code, reason = "QEMU's UART, the only one there so far, sends at once"))]
-pub(crate) fn flush() {
+pub fn flush() {
     if let Some(mut console) = LOGGER.console.try_lock() {
         console.serial.flush();
     }

@@ -4,8 +4,6 @@
 //! result is conservative: a page is RAM only if some entry says so for the whole page, and no entry says otherwise for
 //! any part.
 
-#![cfg_attr(machine = "virt", allow(dead_code, reason = "E820 and ACPI are of PCs"))]
-
 use core::fmt;
 
 use addr::{Hpa, HpaRange, PAGE_BYTES};
@@ -15,7 +13,7 @@ const LIMIT: usize = 256;
 
 /// Use of a range of physical memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub enum Kind {
     /// Free for everyone.
     Ram,
     /// RAM that holds ACPI tables.
@@ -26,7 +24,7 @@ pub(crate) enum Kind {
 
 impl Kind {
     /// From the number that BIOS call E820h and its descendants use (ACPI 15.1).
-    pub(crate) const fn of_e820(number: u32) -> Self {
+    pub const fn of_e820(number: u32) -> Self {
         match number {
             1 => Self::Ram,
             3 | 4 => Self::Acpi,
@@ -36,7 +34,7 @@ impl Kind {
 }
 
 /// The map.
-pub(crate) struct MemoryMap {
+pub struct MemoryMap {
     entries: [Option<(HpaRange, Kind)>; LIMIT],
     /// Entries of RAM for which there was no room.
     left_out: u32,
@@ -44,11 +42,17 @@ pub(crate) struct MemoryMap {
 
 /// There is no room for an entry that is not RAM: without it the map claims RAM that is not there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Full;
+pub struct Full;
+
+impl Default for MemoryMap {
+    fn default() -> Self {
+        Self::new()
+    }
+}
 
 impl MemoryMap {
     /// A machine without memory.
-    pub(crate) const fn new() -> Self {
+    pub const fn new() -> Self {
         Self { entries: [None; LIMIT], left_out: 0 }
     }
 
@@ -57,7 +61,7 @@ impl MemoryMap {
     ///
     /// # Errors
     /// There is no room for a range that is not RAM.
-    pub(crate) fn add(&mut self, range: HpaRange, kind: Kind) -> Result<(), Full> {
+    pub fn add(&mut self, range: HpaRange, kind: Kind) -> Result<(), Full> {
         let goes_on = |&&mut (before, other): &&mut (HpaRange, Kind)| other == kind && before.end() == range.start;
         if let Some((before, _)) = self.entries.iter_mut().flatten().find(goes_on)
             && let Some(both) = HpaRange::new(before.start, before.bytes() + range.bytes())
@@ -77,8 +81,7 @@ impl MemoryMap {
     ///
     /// # Errors
     /// When there is no room for one that is not RAM.
-    #[cfg_attr(machine = "pc", expect(dead_code, reason = "the map of that machine comes from one place"))]
-    pub(crate) fn add_all(&mut self, other: &Self) -> Result<(), Full> {
+    pub fn add_all(&mut self, other: &Self) -> Result<(), Full> {
         let entries =
             |is_ram: bool| other.entries.iter().flatten().filter(move |(_, kind)| (*kind == Kind::Ram) == is_ram);
         entries(false).chain(entries(true)).try_for_each(|(range, kind)| self.add(*range, *kind))?;
@@ -87,27 +90,27 @@ impl MemoryMap {
     }
 
     /// What is lost of the machine's RAM because the map has no room for it, as a line for the log.
-    pub(crate) fn loss(&self) -> Option<Loss> {
+    pub fn loss(&self) -> Option<Loss> {
         (self.left_out != 0).then_some(Loss(self.left_out))
     }
 
     /// Whole pages of free RAM.
-    pub(crate) fn ram(&self) -> Ranges {
+    pub fn ram(&self) -> Ranges {
         self.only(|kind| kind == Kind::Ram)
     }
 
     /// Whole pages of RAM, with those that hold ACPI tables.
-    pub(crate) fn ram_and_acpi(&self) -> Ranges {
+    pub fn ram_and_acpi(&self) -> Ranges {
         self.only(|kind| kind != Kind::Reserved)
     }
 
     /// Whether all of `range` is free RAM.
-    pub(crate) fn is_ram(&self, range: &HpaRange) -> bool {
+    pub fn is_ram(&self, range: &HpaRange) -> bool {
         self.ram().iter().any(|ram| ram.start <= range.start && range.end() <= ram.end())
     }
 
     /// A page of free RAM outside of `taken` at which a CPU can start. Page 0 is left to firmware.
-    pub(crate) fn start_page(&self, taken: Option<HpaRange>) -> Option<StartPage> {
+    pub fn start_page(&self, taken: Option<HpaRange>) -> Option<StartPage> {
         let mut free = self.ram();
         if let Some(taken) = &taken {
             free.remove(taken);
@@ -133,7 +136,7 @@ impl MemoryMap {
 
 /// Entries of RAM that a map has no room for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Loss(u32);
+pub struct Loss(u32);
 
 impl fmt::Display for Loss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -143,25 +146,25 @@ impl fmt::Display for Loss {
 
 /// A page at which a start-up interrupt can make a CPU begin (Intel SDM vol. 3, 9.4.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct StartPage(u8);
+pub struct StartPage(u8);
 
 impl StartPage {
     /// The page behind the last one: 640 KiB, from where a PC has its video memory.
     const END: u8 = 0xa0;
 
     /// The vector of the start-up interrupt.
-    pub(crate) const fn vector(self) -> u8 {
+    pub const fn vector(self) -> u8 {
         self.0
     }
 
     /// Where the page is.
-    pub(crate) const fn hpa(self) -> Hpa {
+    pub const fn hpa(self) -> Hpa {
         Hpa(self.0 as u64 * PAGE_BYTES)
     }
 }
 
 /// Disjoint ranges of whole pages.
-pub(crate) struct Ranges {
+pub struct Ranges {
     ranges: [Option<HpaRange>; 2 * LIMIT],
 }
 
@@ -171,12 +174,12 @@ impl Ranges {
     }
 
     /// The ranges, in no particular order.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &HpaRange> {
+    pub fn iter(&self) -> impl Iterator<Item = &HpaRange> {
         self.ranges.iter().flatten()
     }
 
     /// Takes out every page that `taken` touches.
-    pub(crate) fn remove(&mut self, taken: &HpaRange) {
+    pub fn remove(&mut self, taken: &HpaRange) {
         if taken.bytes() == 0 {
             return;
         }

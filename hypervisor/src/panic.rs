@@ -29,8 +29,7 @@ pub(crate) fn report(facts: fmt::Arguments<'_>, stack: u64) -> ! {
 }
 
 /// The same, when not the hypervisor but the machine below it has failed.
-#[cfg_attr(machine = "virt", expect(dead_code, reason = "errors of that machine are reported to its firmware"))]
-pub(crate) fn hardware_error(facts: fmt::Arguments<'_>, stack: u64) -> ! {
+pub fn hardware_error(facts: fmt::Arguments<'_>, stack: u64) -> ! {
     end(facts, stack, abi::exit_code::HARDWARE_ERROR)
 }
 

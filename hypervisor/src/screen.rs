@@ -16,7 +16,7 @@ const UNKNOWN: char = '?';
 const TAB: usize = 8;
 
 /// A surface that is drawn on.
-pub(crate) trait Pixels {
+pub trait Pixels {
     /// Width and height in pixels.
     fn size(&self) -> (usize, usize);
     /// Draws a grey pixel, from black (0) to white (255). It is within [`Self::size`].
@@ -35,10 +35,10 @@ enum Escape {
 }
 
 /// Bytes for the cells of a screen with 4096 by 2160 pixels. A larger one is used in part.
-pub(crate) const MOST_CELLS: usize = (4096 / CELL_WIDTH) * (2160 / CELL_HEIGHT);
+pub const MOST_CELLS: usize = (4096 / CELL_WIDTH) * (2160 / CELL_HEIGHT);
 
 /// The terminal.
-pub(crate) struct Screen<'c, P> {
+pub struct Screen<'c, P> {
     pixels: P,
     columns: usize,
     rows: usize,
@@ -51,7 +51,7 @@ pub(crate) struct Screen<'c, P> {
 
 impl<'c, P: Pixels> Screen<'c, P> {
     /// An empty screen, with room in `cells` for its text. `None` if not even one character fits.
-    pub(crate) fn new(mut pixels: P, cells: &'c mut [u8]) -> Option<Self> {
+    pub fn new(mut pixels: P, cells: &'c mut [u8]) -> Option<Self> {
         let (width, height) = pixels.size();
         let columns = width / CELL_WIDTH;
         let rows = (height / CELL_HEIGHT).min(cells.len().checked_div(columns)?);
@@ -64,7 +64,7 @@ impl<'c, P: Pixels> Screen<'c, P> {
     }
 
     /// Writes text. Bytes that are no ASCII are a question mark for each character.
-    pub(crate) fn write(&mut self, text: &[u8]) {
+    pub fn write(&mut self, text: &[u8]) {
         for &byte in text {
             self.escape = match (self.escape, byte) {
                 (_, 0x1b) => Escape::Begun,

@@ -5,8 +5,10 @@
 //! data sheet (National Semiconductor PC16550D, table 2).
 
 /// The eight registers, by their offsets.
-pub(crate) trait Registers {
+pub trait Registers {
+    /// Reads a register.
     fn read(&mut self, offset: u8) -> u8;
+    /// Writes a register.
     fn write(&mut self, offset: u8, value: u8);
 }
 
@@ -76,7 +78,7 @@ const FIFO_BYTES: usize = 16;
 const FASTEST: u8 = 1;
 
 /// A UART that is there.
-pub(crate) struct SerialPort<R> {
+pub struct SerialPort<R> {
     registers: R,
     /// Bytes that an empty transmitter takes.
     room: usize,
@@ -89,13 +91,13 @@ pub(crate) struct SerialPort<R> {
 impl<R: Registers> SerialPort<R> {
     /// Whether a device exists where the firmware reports a UART. UARTs of some management controllers do not have all
     /// registers.
-    pub(crate) fn is_there(registers: &mut R) -> bool {
+    pub fn is_there(registers: &mut R) -> bool {
         registers.read(LINE_STATUS) != lsr::NOTHING_THERE
     }
 
     /// Whether a UART answers: its scratch register keeps a value, and in loopback its outputs are its inputs. Nothing
     /// is sent.
-    pub(crate) fn answers(registers: &mut R) -> bool {
+    pub fn answers(registers: &mut R) -> bool {
         if !Self::is_there(registers) {
             return false;
         }
@@ -115,7 +117,7 @@ impl<R: Registers> SerialPort<R> {
 
     /// Takes over a UART that has answered: 8N1, without interrupts. `keeps_speed`: at its current speed, if it has
     /// one; else at 115 200 Bd.
-    pub(crate) fn open(mut registers: R, keeps_speed: bool) -> Self {
+    pub fn open(mut registers: R, keeps_speed: bool) -> Self {
         // Does not cut off the boot loader's last output.
         let is_stuck = !(0..PATIENCE).any(|_| registers.read(LINE_STATUS) & lsr::ALL_SENT != 0);
 
@@ -134,7 +136,7 @@ impl<R: Registers> SerialPort<R> {
     }
 
     /// Sends the bytes, as many as the UART accepts within the limit. Returns how many.
-    pub(crate) fn send(&mut self, bytes: &[u8]) -> usize {
+    pub fn send(&mut self, bytes: &[u8]) -> usize {
         let mut patience = if self.is_stuck { 1 } else { PATIENCE };
         for (at, &byte) in bytes.iter().enumerate() {
             while self.free == 0 {
@@ -155,13 +157,13 @@ impl<R: Registers> SerialPort<R> {
     }
 
     /// Waits a limited time until all output has left: power-off would lose the rest.
-    pub(crate) fn flush(&mut self) {
+    pub fn flush(&mut self) {
         let patience = if self.is_stuck { 1 } else { PATIENCE };
         let _ = (0..patience).any(|_| self.registers.read(LINE_STATUS) & lsr::ALL_SENT != 0);
     }
 
     /// Takes received bytes. Returns how many.
-    pub(crate) fn receive(&mut self, into: &mut [u8]) -> usize {
+    pub fn receive(&mut self, into: &mut [u8]) -> usize {
         let mut taken = 0;
         // Damaged bytes count for the limit as well: a line that is pulled down for ever must not cause an endless
         // loop.

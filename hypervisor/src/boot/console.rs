@@ -10,7 +10,7 @@ use core::fmt;
 use addr::Hpa;
 
 /// Maximum number of serial ports in use at the same time.
-pub(crate) const MOST_UARTS: usize = 4;
+pub const MOST_UARTS: usize = 4;
 
 /// Ports of COM1 to COM4, as all PCs have them.
 const COM: [u16; 4] = [0x3f8, 0x2f8, 0x3e8, 0x2e8];
@@ -19,16 +19,23 @@ const PORTS: u16 = 8;
 
 /// Where a UART's eight registers are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub enum Place {
     /// From this I/O port on.
     Ports(u16),
     /// In memory: the distance of two registers in bytes, and the access size, 1, 2 or 4.
-    Memory { start: Hpa, distance: u8, access_bytes: u8 },
+    Memory {
+        /// The first register.
+        start: Hpa,
+        /// From one register to the next.
+        distance: u8,
+        /// How many bytes are read or written at once.
+        access_bytes: u8,
+    },
 }
 
 impl Place {
     /// From this I/O port on, if all of them exist.
-    pub(crate) fn ports(first: u16) -> Option<Self> {
+    pub fn ports(first: u16) -> Option<Self> {
         (first != 0 && first.checked_add(PORTS - 1).is_some()).then_some(Self::Ports(first))
     }
 }
@@ -47,14 +54,16 @@ impl fmt::Display for Place {
 
 /// A serial port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Uart {
-    pub(crate) place: Place,
+pub struct Uart {
+    /// Where its registers are.
+    pub place: Place,
     /// The firmware uses it as a console: its speed does not change, because the other end knows that speed.
-    pub(crate) is_of_firmware: bool,
+    pub is_of_firmware: bool,
 }
 
 impl Uart {
-    pub(crate) const fn of_firmware(place: Place) -> Self {
+    /// One that the firmware uses as a console.
+    pub const fn of_firmware(place: Place) -> Self {
         Self { place, is_of_firmware: true }
     }
 
@@ -65,16 +74,18 @@ impl Uart {
 
 /// The consoles that are used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Consoles {
+pub struct Consoles {
     uarts: [Option<Uart>; MOST_UARTS],
-    pub(crate) has_screen: bool,
+    /// Whether the screen is one of them.
+    pub has_screen: bool,
 }
 
 impl Consoles {
     /// The default while the machine is unknown.
-    pub(crate) const FIRST: Self = Self { uarts: [Some(Uart::at(COM[0])), None, None, None], has_screen: true };
+    pub const FIRST: Self = Self { uarts: [Some(Uart::at(COM[0])), None, None, None], has_screen: true };
 
-    pub(crate) fn uarts(&self) -> impl Iterator<Item = Uart> {
+    /// The serial ports among them.
+    pub fn uarts(&self) -> impl Iterator<Item = Uart> {
         self.uarts.iter().copied().flatten()
     }
 
@@ -97,7 +108,7 @@ impl Consoles {
 
 /// An error in the value of `console=`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Complaint<'a> {
+pub enum Complaint<'a> {
     /// This word means nothing.
     Unknown(&'a str),
     /// `none` or an empty value, together with others.
@@ -123,7 +134,7 @@ impl fmt::Display for Complaint<'_> {
 
 /// Chooses the consoles from the value of `console=`, if there is one. `firmware` is the serial port that the firmware
 /// reports; `answers` checks whether a UART exists.
-pub(crate) fn choose<'a>(
+pub fn choose<'a>(
     option: Option<&'a str>,
     firmware: Option<Uart>,
     mut answers: impl FnMut(&Uart) -> bool,

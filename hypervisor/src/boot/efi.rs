@@ -11,7 +11,7 @@ use super::handover::{self, Handover};
 
 /// Why the hypervisor does not start from UEFI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Refused {
+pub enum Refused {
     /// The processor is not at EL2.
     NotAtEl2,
     /// The firmware passes no device tree, or one without a machine.
@@ -62,7 +62,7 @@ type Area = (u64, u64, u32);
 ///
 /// # Errors
 /// There is no room for a range that is not RAM.
-pub(crate) fn set_memory(handover: &mut Handover, map: &[u8], descriptor_bytes: usize) -> Result<(), Refused> {
+pub fn set_memory(handover: &mut Handover, map: &[u8], descriptor_bytes: usize) -> Result<(), Refused> {
     let ranges =
         || Merged { map, descriptor_bytes, last: None }.map(|(start, end, number)| (start, end - start, number));
     handover.set_memory(ranges).map_err(Refused::Memory)
@@ -142,7 +142,7 @@ fn e820_number(kind: MemoryType, attributes: MemoryAttribute) -> u32 {
 }
 
 /// The options that a program was started with, UTF-16 in this machine's byte order, as UTF-8.
-pub(crate) fn options(utf16: &[u8]) -> impl Iterator<Item = u8> {
+pub fn options(utf16: &[u8]) -> impl Iterator<Item = u8> {
     let units = utf16.chunks_exact(2).map(|pair| u16::from_le_bytes([pair[0], pair[1]]));
     char::decode_utf16(units).flat_map(|character| {
         let mut bytes = [0; 4];
@@ -153,7 +153,7 @@ pub(crate) fn options(utf16: &[u8]) -> impl Iterator<Item = u8> {
 
 /// Length of the device tree with this header (Devicetree Specification 0.4, 5.2); `None` if it is none, or larger than
 /// `limit`.
-pub(crate) fn tree_bytes(header: [u8; 8], limit: usize) -> Option<usize> {
+pub fn tree_bytes(header: [u8; 8], limit: usize) -> Option<usize> {
     const MAGIC: [u8; 4] = [0xd0, 0x0d, 0xfe, 0xed];
     let [magic @ .., a, b, c, d] = header;
     let bytes = usize::try_from(u32::from_be_bytes([a, b, c, d])).ok()?;

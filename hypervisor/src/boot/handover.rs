@@ -13,33 +13,38 @@ use crate::memory_map::{Full, Kind, MemoryMap};
 const COMMAND_LINE_LIMIT: usize = 4096;
 
 /// The loader's data.
-pub(crate) struct Handover {
-    pub(crate) memory: MemoryMap,
+pub struct Handover {
+    /// The RAM, and what is not free of it.
+    pub memory: MemoryMap,
     /// The boot module with the VMs to run.
-    pub(crate) payload: Option<HpaRange>,
-    pub(crate) root_table: Option<RootTable>,
+    pub payload: Option<HpaRange>,
+    /// Where the ACPI tables begin.
+    pub root_table: Option<RootTable>,
     /// Where the loader has set up a screen.
-    pub(crate) framebuffer: Option<Framebuffer>,
-    pub(crate) command_line: CommandLine,
+    pub framebuffer: Option<Framebuffer>,
+    /// The boot options.
+    pub command_line: CommandLine,
 }
 
 /// A framebuffer with 32 bits for each pixel, 8 of them for each colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Framebuffer {
-    pub(crate) start: Hpa,
-    /// Visible size, in pixels.
-    pub(crate) width: u16,
-    pub(crate) height: u16,
+pub struct Framebuffer {
+    /// Its first pixel.
+    pub start: Hpa,
+    /// Visible width, in pixels.
+    pub width: u16,
+    /// Visible height, in pixels.
+    pub height: u16,
     /// From one row to the next, in pixels.
-    pub(crate) row_pixels: u32,
+    pub row_pixels: u32,
     /// Where in a pixel red, green and blue begin, in bits.
-    pub(crate) shifts: [u8; 3],
+    pub shifts: [u8; 3],
 }
 
 impl Framebuffer {
     /// The framebuffer at `start`, with rows of `pitch` bytes and `width` pixels of `bits`; for each colour its
     /// position and its number of bits. `None` for another kind, or invalid values.
-    pub(crate) fn new(start: u64, pitch: u32, size: (u32, u32), bits: u8, colours: [(u8, u8); 3]) -> Option<Self> {
+    pub fn new(start: u64, pitch: u32, size: (u32, u32), bits: u8, colours: [(u8, u8); 3]) -> Option<Self> {
         let (width, height) = (u16::try_from(size.0).ok()?, u16::try_from(size.1).ok()?);
         let is_known = bits == 32 && colours.iter().all(|&(shift, bits)| bits == 8 && shift <= 24);
         let fits = pitch.is_multiple_of(4) && pitch / 4 >= size.0 && start.is_multiple_of(4);
@@ -51,7 +56,7 @@ impl Framebuffer {
     }
 
     /// Bytes from the first pixel to behind the last row.
-    pub(crate) const fn bytes(&self) -> u64 {
+    pub const fn bytes(&self) -> u64 {
         self.row_pixels as u64 * 4 * self.height as u64
     }
 }
@@ -61,35 +66,41 @@ const END: u64 = 1 << 44;
 
 /// Where ACPI's tables begin (ACPI 5.2.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum RootTable {
+pub enum RootTable {
     /// The root pointer is there.
     Rsdp(Hpa),
     /// A root pointer of this revision names this RSDT (revision 0) or XSDT.
-    Sdt { revision: u8, address: Hpa },
+    Sdt {
+        /// The root pointer's revision.
+        revision: u8,
+        /// Where the table is.
+        address: Hpa,
+    },
 }
 
 /// A file that the loader has put into memory.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Module<'a> {
-    pub(crate) start: Hpa,
+pub struct Module<'a> {
+    /// Its first byte.
+    pub start: Hpa,
     /// Behind its last byte.
-    pub(crate) end: Hpa,
+    pub end: Hpa,
     /// The text after the file's name in the loader's configuration, as in `module2 /boot/payload payload`.
-    pub(crate) command_line: &'a str,
+    pub command_line: &'a str,
 }
 
 /// The command line of the module that is the payload begins so.
 const PAYLOAD: &str = "payload";
 
 /// The command line.
-pub(crate) struct CommandLine {
+pub struct CommandLine {
     bytes: [u8; COMMAND_LINE_LIMIT],
     length: usize,
 }
 
 /// Why the loader's data is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Refused {
+pub enum Refused {
     /// Neither a PVH start info nor a multiboot2 boot information is where one should be.
     NoLoader,
     /// The data is damaged.
@@ -126,9 +137,15 @@ impl fmt::Display for Refused {
     }
 }
 
+impl Default for Handover {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Handover {
     /// No data yet.
-    pub(crate) const fn new() -> Self {
+    pub const fn new() -> Self {
         Self {
             memory: MemoryMap::new(),
             payload: None,
@@ -142,7 +159,7 @@ impl Handover {
     ///
     /// # Errors
     /// Several could be it, or it ends before it begins, or it overlaps the image.
-    pub(crate) fn set_payload<'a>(
+    pub fn set_payload<'a>(
         &mut self,
         modules: impl Iterator<Item = Module<'a>> + Clone,
         image: &HpaRange,
@@ -171,10 +188,7 @@ impl Handover {
     ///
     /// # Errors
     /// There is no room for a range that is not RAM.
-    pub(crate) fn set_memory<M: Iterator<Item = (u64, u64, u32)>>(
-        &mut self,
-        ranges: impl Fn() -> M,
-    ) -> Result<(), Refused> {
+    pub fn set_memory<M: Iterator<Item = (u64, u64, u32)>>(&mut self, ranges: impl Fn() -> M) -> Result<(), Refused> {
         let of_kind = |wants_ram: bool| {
             ranges().filter_map(move |(start, bytes, number)| {
                 let kind = Kind::of_e820(number);
@@ -190,7 +204,7 @@ impl Handover {
 
 impl CommandLine {
     /// Copies `bytes` up to a NUL, as far as there is room.
-    pub(crate) fn set(&mut self, bytes: impl Iterator<Item = u8>) {
+    pub fn set(&mut self, bytes: impl Iterator<Item = u8>) {
         self.length = 0;
         for (slot, byte) in self.bytes.iter_mut().zip(bytes.take_while(|&byte| byte != 0)) {
             *slot = byte;
@@ -199,7 +213,7 @@ impl CommandLine {
     }
 
     /// The command line up to the first byte that is not UTF-8.
-    pub(crate) fn text(&self) -> &str {
+    pub fn text(&self) -> &str {
         let bytes = &self.bytes[..self.length];
         match str::from_utf8(bytes) {
             Ok(text) => text,

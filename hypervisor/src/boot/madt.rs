@@ -5,7 +5,7 @@
 const LEAST_BYTES: [(u8, usize); 2] = [(0, 8), (9, 16)];
 
 /// Whether entries fill `bytes`, each of them at least as long as required.
-pub(crate) fn is_well_formed(mut bytes: &[u8]) -> bool {
+pub fn is_well_formed(mut bytes: &[u8]) -> bool {
     while let &[kind, length, ..] = bytes {
         let least = LEAST_BYTES.iter().find(|(known, _)| *known == kind).map_or(2, |(_, least)| *least);
         let length = usize::from(length);

@@ -14,16 +14,18 @@ mod aml {
 
 /// Values of the field SLP_TYP of the two PM1 control registers; a machine without the second one ignores its value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct SleepTypes {
-    pub(crate) a: u8,
-    pub(crate) b: u8,
+pub struct SleepTypes {
+    /// Of PM1a_CNT.
+    pub a: u8,
+    /// Of PM1b_CNT.
+    pub b: u8,
 }
 
 /// The field has three bits.
 const LARGEST_TYPE: u8 = 7;
 
 /// Looks for `_S5_` in the bytes of a DSDT or SSDT.
-pub(crate) fn find(table: &[u8]) -> Option<SleepTypes> {
+pub fn find(table: &[u8]) -> Option<SleepTypes> {
     let after_name = table.windows(aml::NAME.len()).enumerate().filter(|(_, window)| *window == aml::NAME);
     after_name.filter_map(|(at, _)| package(&table[at + aml::NAME.len()..])).next()
 }

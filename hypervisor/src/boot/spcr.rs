@@ -36,7 +36,7 @@ const END: u64 = 1 << 44;
 
 /// Content of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Spcr {
+pub enum Spcr {
     /// This UART is firmware's console.
     Uart(Uart),
     /// Firmware has no serial console.
@@ -48,7 +48,7 @@ pub(crate) enum Spcr {
 }
 
 /// Parses the `bytes` of a table, from its header on. Ignores bytes after the length in the header.
-pub(crate) fn read(bytes: &[u8]) -> Spcr {
+pub fn read(bytes: &[u8]) -> Spcr {
     try_read(bytes).unwrap_or(Spcr::Damaged)
 }
 

@@ -12,13 +12,13 @@
 
 /// Affinity of vCPU `number`, in the bits where MPIDR has it.
 #[must_use]
-pub(crate) const fn affinity(number: u32) -> u64 {
+pub const fn affinity(number: u32) -> u64 {
     ((number & 0xff000) << 4 | (number & 0xff0) << 4 | number & 0xf) as u64
 }
 
 /// The vCPU among `vcpus` with this affinity. Bits outside an affinity must be zero.
 #[must_use]
-pub(crate) fn vcpu_at(affinity: u64, vcpus: u32) -> Option<u32> {
+pub fn vcpu_at(affinity: u64, vcpus: u32) -> Option<u32> {
     let affinity = u32::try_from(affinity).ok()?;
     if affinity & !0x00ff_ff0f != 0 {
         return None;

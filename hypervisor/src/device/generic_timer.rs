@@ -6,7 +6,7 @@
 
 /// The registers of a timer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Register {
+pub enum Register {
     /// CNTP_TVAL_EL0: counts from now on, 32 bits with a sign.
     Value,
     /// CNTP_CTL_EL0.
@@ -24,7 +24,7 @@ const ISTATUS: u64 = 1 << 2;
 
 /// One timer. Times are counts of the counter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct GenericTimer {
+pub struct GenericTimer {
     /// ENABLE and IMASK.
     control: u64,
     compare: u64,
@@ -34,7 +34,7 @@ pub(crate) struct GenericTimer {
 
 impl GenericTimer {
     /// The guest's read at the count `now`.
-    pub(crate) fn read(&self, register: Register, now: u64) -> u64 {
+    pub fn read(&self, register: Register, now: u64) -> u64 {
         match register {
             Register::Value => self.compare.wrapping_sub(now) & 0xffff_ffff,
             Register::Control => self.control | if self.holds(now) { ISTATUS } else { 0 },
@@ -43,7 +43,7 @@ impl GenericTimer {
     }
 
     /// The guest writes at the count `now`. Then [`GenericTimer::settle`] is due.
-    pub(crate) fn write(&mut self, register: Register, value: u64, now: u64) {
+    pub fn write(&mut self, register: Register, value: u64, now: u64) {
         match register {
             Register::Value => {
                 let [a, b, c, d, ..] = value.to_le_bytes();
@@ -55,20 +55,20 @@ impl GenericTimer {
     }
 
     /// The level of the interrupt at the count `now`, if it differs from the last report.
-    pub(crate) fn settle(&mut self, now: u64) -> Option<bool> {
+    pub fn settle(&mut self, now: u64) -> Option<bool> {
         let level = self.holds(now) && self.control & IMASK == 0;
         (core::mem::replace(&mut self.is_asserted, level) != level).then_some(level)
     }
 
     /// When the level will rise by itself: the count at which to call [`GenericTimer::settle`].
     #[inline]
-    pub(crate) fn deadline(&self) -> Option<u64> {
+    pub fn deadline(&self) -> Option<u64> {
         (self.interrupts() && !self.is_asserted).then_some(self.compare)
     }
 
     /// Whether it is on, and its interrupt not masked.
     #[inline]
-    pub(crate) fn interrupts(&self) -> bool {
+    pub fn interrupts(&self) -> bool {
         self.control & (ENABLE | IMASK) == ENABLE
     }
 

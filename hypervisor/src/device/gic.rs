@@ -46,22 +46,22 @@ mod sgi;
 mod tests;
 mod vcpu;
 
-pub(crate) use distributor::Distributor;
-pub(crate) use posted::Posted;
-pub(crate) use registers::{Width, frame};
-pub(crate) use sgi::Sgi;
-pub(crate) use vcpu::{Config, VcpuGic};
+pub use distributor::Distributor;
+pub use posted::Posted;
+pub use registers::{Width, frame};
+pub use sgi::Sgi;
+pub use vcpu::{Config, VcpuGic};
 
 /// Bytes that the distributor's registers occupy.
-pub(crate) const DISTRIBUTOR_SIZE: u64 = 0x1_0000;
+pub const DISTRIBUTOR_SIZE: u64 = 0x1_0000;
 /// Bytes that the registers of each vCPU's redistributor occupy, one vCPU after the other.
-pub(crate) const REDISTRIBUTOR_SIZE: u64 = 0x2_0000;
+pub const REDISTRIBUTOR_SIZE: u64 = 0x2_0000;
 /// First INTID that is shared by all vCPUs.
-pub(crate) const FIRST_SPI: u32 = 32;
+pub const FIRST_SPI: u32 = 32;
 /// INTIDs that there are, the private ones included.
-pub(crate) const INTIDS: u32 = 256;
+pub const INTIDS: u32 = 256;
 /// Maximum number of list registers of a processor.
-pub(crate) const MAX_LISTS: usize = 16;
+pub const MAX_LISTS: usize = 16;
 
 /// 32 INTIDs to a word. The first word holds each vCPU's own INTIDs.
 const WORDS: usize = INTIDS as usize / 32;
@@ -72,7 +72,7 @@ const PRIORITY_BITS: u8 = 0xf8;
 /// Result of a guest's read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub(crate) enum Read {
+pub enum Read {
     /// This.
     Value(u64),
     /// No value yet: other vCPUs have it in their list registers, and there is news for them. Deliver the news, settle

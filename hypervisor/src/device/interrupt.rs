@@ -10,21 +10,21 @@
 
 /// One interrupt message on its way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Message {
+pub struct Message {
     /// Interrupt vector; for [`Kind::Startup`] the page number of the first instruction; otherwise meaningless.
-    pub(crate) vector: u8,
+    pub vector: u8,
     /// The receiver's action.
-    pub(crate) kind: Kind,
+    pub kind: Kind,
     /// The receivers.
-    pub(crate) target: Target,
+    pub target: Target,
     /// Level-triggered: the receiver must report its EOI to the I/O APIC. Never set for IPIs.
-    pub(crate) level: bool,
+    pub level: bool,
 }
 
 /// Delivery mode of a message (APM vol. 2, 16.5). SMI and external (8259) interrupts do not exist in our guests: they
 /// are dropped where they are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub enum Kind {
     /// The vector is requested at each target.
     Fixed,
     /// The vector is requested at one of the targets.
@@ -58,7 +58,7 @@ impl Kind {
 
 /// The receivers of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Target {
+pub enum Target {
     /// The sender.
     SelfOnly,
     /// All APICs.
@@ -105,7 +105,7 @@ impl Target {
 }
 
 /// The APIC ids that a [`Target::Cluster`] names, in ascending order. They need not exist.
-pub(crate) fn cluster_members(cluster: u16, members: u16) -> impl Iterator<Item = u32> {
+pub fn cluster_members(cluster: u16, members: u16) -> impl Iterator<Item = u32> {
     let first = u32::from(cluster) << 4;
     (0..16).filter(move |bit| members >> bit & 1 != 0).map(move |bit| first | bit)
 }
@@ -116,7 +116,7 @@ pub(crate) fn cluster_members(cluster: u16, members: u16) -> impl Iterator<Item 
 /// Senders run on other pCPUs than the APIC's owner, so this is small enough to publish in an atomic
 /// ([`LogicalId::to_bits`]) whenever it changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct LogicalId {
+pub struct LogicalId {
     id: u8,
     model: u8,
 }
@@ -126,7 +126,7 @@ const CLUSTER_MODEL: u8 = 0;
 
 impl LogicalId {
     /// Matches no destination: an APIC that is off.
-    pub(crate) const NONE: Self = Self { id: 0, model: FLAT_MODEL };
+    pub const NONE: Self = Self { id: 0, model: FLAT_MODEL };
 
     /// From the upper bytes of the logical and format registers of an xAPIC.
     pub(super) const fn from_xapic(logical_destination: u32, destination_format: u32) -> Self {
@@ -140,7 +140,7 @@ impl LogicalId {
 
     /// Whether a message for [`Target::Logical`] `destination` is meant for this APIC.
     #[must_use]
-    pub(crate) const fn matches(self, destination: u8) -> bool {
+    pub const fn matches(self, destination: u8) -> bool {
         let id = self.id;
         match self.model {
             FLAT_MODEL => destination & id != 0,
@@ -154,13 +154,13 @@ impl LogicalId {
 
     /// For publishing in an atomic.
     #[must_use]
-    pub(crate) const fn to_bits(self) -> u16 {
+    pub const fn to_bits(self) -> u16 {
         u16::from_le_bytes([self.id, self.model])
     }
 
     /// Reverses [`LogicalId::to_bits`].
     #[must_use]
-    pub(crate) const fn from_bits(bits: u16) -> Self {
+    pub const fn from_bits(bits: u16) -> Self {
         let [id, model] = bits.to_le_bytes();
         Self { id, model }
     }

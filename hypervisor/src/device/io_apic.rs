@@ -14,14 +14,14 @@ mod tests;
 use super::interrupt::{Kind, Message, Target};
 
 /// Number of pins, and of global system interrupts.
-pub(crate) const PINS: usize = 24;
+pub const PINS: usize = 24;
 
 /// Where guests expect the first I/O APIC's registers.
-pub(crate) const MMIO_BASE: u64 = 0xfec0_0000;
+pub const MMIO_BASE: u64 = 0xfec0_0000;
 
 /// An I/O APIC.
 #[derive(Debug)]
-pub(crate) struct IoApic {
+pub struct IoApic {
     entries: [Entry; PINS],
     /// Bit n: the line at pin n is asserted.
     lines: u32,
@@ -33,12 +33,12 @@ pub(crate) struct IoApic {
 impl IoApic {
     /// After reset: all pins masked, all lines quiet.
     #[must_use]
-    pub(crate) const fn new(id: u8) -> Self {
+    pub const fn new(id: u8) -> Self {
         Self { entries: [Entry::MASKED; PINS], lines: 0, selected: 0, id: id & 0xf }
     }
 
     /// The device at `pin` asserts its line, or ceases to. A pin that does not exist is ignored.
-    pub(crate) fn set_line(&mut self, pin: usize, asserted: bool) -> Option<Message> {
+    pub fn set_line(&mut self, pin: usize, asserted: bool) -> Option<Message> {
         let entry = self.entries.get_mut(pin)?;
         let line = 1 << pin;
         let was_asserted = self.lines & line != 0;
@@ -53,7 +53,7 @@ impl IoApic {
 
     /// A local APIC ended the level-triggered interrupt `vector`. Returns the messages of pins whose lines are still
     /// asserted.
-    pub(crate) fn end_of_interrupt(&mut self, vector: u8) -> impl Iterator<Item = Message> {
+    pub fn end_of_interrupt(&mut self, vector: u8) -> impl Iterator<Item = Message> {
         let mut again = [None; PINS];
         for (pin, entry) in self.entries.iter_mut().enumerate() {
             if entry.is_level() && entry.has(REMOTE_IRR) && entry.vector() == vector {
@@ -68,7 +68,7 @@ impl IoApic {
 
     /// A 32-bit read at `offset` in the page of registers. Zero if there is no register.
     #[must_use]
-    pub(crate) fn read(&self, offset: u16) -> u32 {
+    pub fn read(&self, offset: u16) -> u32 {
         match offset {
             SELECT => self.selected.into(),
             WINDOW => self.read_selected(),
@@ -78,7 +78,7 @@ impl IoApic {
 
     /// A 32-bit write at `offset` in the page of registers. An entry that becomes able to send a level which is
     /// asserted sends at once.
-    pub(crate) fn write(&mut self, offset: u16, value: u32) -> Option<Message> {
+    pub fn write(&mut self, offset: u16, value: u32) -> Option<Message> {
         match offset {
             SELECT => self.selected = value.to_le_bytes()[0],
             WINDOW => return self.write_selected(value),

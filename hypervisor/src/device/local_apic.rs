@@ -27,20 +27,20 @@ use super::interrupt::{LogicalId, Message};
 use timer::Timer;
 
 /// Ticks of the time-stamp counter per step of the APIC timer, before the guest's divider.
-pub(crate) const TSC_TICKS_PER_TIMER_TICK: u64 = 4;
+pub const TSC_TICKS_PER_TIMER_TICK: u64 = 4;
 
 /// Where the xAPIC's page of registers is after power-on.
 const MMIO_BASE: u64 = 0xfee0_0000;
 
 /// First MSR of the x2APIC.
-pub(crate) const FIRST_MSR: u32 = 0x800;
+pub const FIRST_MSR: u32 = 0x800;
 
 /// A local APIC. Create one per vCPU with [`LocalApic::new`].
 ///
 /// The first cache line holds all that delivering and ending an edge-triggered interrupt touches.
 #[derive(Debug)]
 #[repr(C, align(64))]
-pub(crate) struct LocalApic {
+pub struct LocalApic {
     /// Classes that may be delivered now: above the processor priority; none while the APIC is off.
     open: u16,
     /// Classes with a requested vector.
@@ -78,21 +78,21 @@ const _: () = assert!(offset_of!(LocalApic, trigger_level) <= 64, "what is hot f
 
 /// Constants of a local APIC.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Config {
+pub struct Config {
     /// APIC id. An xAPIC shows its low eight bits.
-    pub(crate) id: u32,
+    pub id: u32,
     /// Whether the guest may switch to x2APIC mode; CPUID must say the same.
-    pub(crate) x2apic_offered: bool,
+    pub x2apic_offered: bool,
     /// Whether this is the vCPU that boots.
-    pub(crate) bootstrap: bool,
+    pub bootstrap: bool,
     /// Ticks. A periodic timer with a shorter period is slowed to this one, lest its interrupts take all of a pCPU.
     /// The equivalent of 20 µs is below anything that a kernel uses.
-    pub(crate) shortest_period: u64,
+    pub shortest_period: u64,
 }
 
 /// How the guest reaches the registers (APM vol. 2, chapter 16, x2APIC support).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mode {
+pub enum Mode {
     /// Not at all: the APIC is off, accepts nothing and delivers nothing.
     Disabled,
     /// By MMIO.
@@ -104,7 +104,7 @@ pub(crate) enum Mode {
 /// What the owner must do after an access to the APIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub(crate) enum Effect {
+pub enum Effect {
     /// Nothing beyond looking at [`LocalApic::pending`] before the next entry, as always.
     None,
     /// Route this IPI.
@@ -124,13 +124,13 @@ pub(crate) enum Effect {
 
 /// The access was illegal: the guest gets #GP(0) and nothing has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct GeneralProtection;
+pub struct GeneralProtection;
 
 /// The life of an interrupt.
 impl LocalApic {
     /// An APIC after power-on: in xAPIC mode, switched off by software, everything masked.
     #[must_use]
-    pub(crate) const fn new(config: Config) -> Self {
+    pub const fn new(config: Config) -> Self {
         Self {
             open: 0,
             requested: 0,
@@ -156,7 +156,7 @@ impl LocalApic {
     }
 
     /// Requests `vector`. Vectors below 16 are recorded as an error; an APIC that is off ignores all.
-    pub(crate) fn accept(&mut self, vector: u8, level: bool) {
+    pub fn accept(&mut self, vector: u8, level: bool) {
         if self.enabled == 0 {
             return;
         }
@@ -175,7 +175,7 @@ impl LocalApic {
     }
 
     /// Requests many edge-triggered vectors: bit n of word w is vector `w * 64 + n`.
-    pub(crate) fn accept_words(&mut self, posted: &[u64; 4]) {
+    pub fn accept_words(&mut self, posted: &[u64; 4]) {
         if self.enabled == 0 {
             return;
         }
@@ -216,7 +216,7 @@ impl LocalApic {
     /// The vector to deliver next, if one may be delivered now.
     #[inline]
     #[must_use]
-    pub(crate) fn pending(&self) -> Option<u8> {
+    pub fn pending(&self) -> Option<u8> {
         let deliverable = self.requested & self.open;
         if deliverable == 0 {
             return None;
@@ -227,7 +227,7 @@ impl LocalApic {
 
     /// Whether a vector waits only because the task priority holds it back, so that a lower one must be noticed.
     #[must_use]
-    pub(crate) fn is_held_by_task_priority(&self) -> bool {
+    pub fn is_held_by_task_priority(&self) -> bool {
         let above_service = classes_above(highest(self.in_service));
         self.requested & self.enabled & above_service & !self.open != 0
     }
@@ -235,14 +235,14 @@ impl LocalApic {
     /// Whether anything is requested, deliverable or not.
     #[inline]
     #[must_use]
-    pub(crate) fn has_any_request(&self) -> bool {
+    pub fn has_any_request(&self) -> bool {
         self.requested != 0
     }
 
     /// The vCPU takes `vector`, which [`LocalApic::pending`] named: from requested to in service. Any vector that may
     /// not be delivered now is left alone.
     #[inline]
-    pub(crate) fn deliver(&mut self, vector: u8) {
+    pub fn deliver(&mut self, vector: u8) {
         let (class, bit) = split(vector);
         if self.request[class] & bit == 0 || self.open >> class & 1 == 0 {
             return;
@@ -258,7 +258,7 @@ impl LocalApic {
     }
 
     /// `vector`, which [`LocalApic::deliver`] took into service last, did not reach the guest: it is requested again.
-    pub(crate) fn retract(&mut self, vector: u8) {
+    pub fn retract(&mut self, vector: u8) {
         let (class, bit) = split(vector);
         if self.in_service >> class & 1 == 0 || self.service_vector[class] != vector {
             return;
@@ -274,7 +274,7 @@ impl LocalApic {
     /// A write of the EOI register does this. The caller may call it directly if it knows that the guest is in the
     /// right mode and that an x2APIC writes zero.
     #[inline]
-    pub(crate) fn end_of_interrupt(&mut self) -> Effect {
+    pub fn end_of_interrupt(&mut self) -> Effect {
         let class = highest(self.in_service);
         // Class 0 is never in service; `highest` returns it if there is none.
         if class == 0 {
@@ -308,13 +308,13 @@ impl LocalApic {
     /// The task priority as CR8 shows it: the class.
     #[inline]
     #[must_use]
-    pub(crate) fn cr8(&self) -> u8 {
+    pub fn cr8(&self) -> u8 {
         self.task_priority >> 4
     }
 
     /// The guest wrote its task priority through CR8, whose upper bits are ignored here.
     #[inline]
-    pub(crate) fn set_cr8(&mut self, class: u8) {
+    pub fn set_cr8(&mut self, class: u8) {
         // The owner calls this on each exit to copy the processor's value. If nothing changed, the four lower bits,
         // which CR8 does not have, must stay.
         let class = class & 0xf;
@@ -332,7 +332,7 @@ impl LocalApic {
 /// Identity and mode.
 impl LocalApic {
     /// INIT: everything as after power-on but MSR 0x1b, which survives together with the id.
-    pub(crate) fn init(&mut self) {
+    pub fn init(&mut self) {
         self.reset_to(self.mode);
     }
 
@@ -345,33 +345,33 @@ impl LocalApic {
     /// map, which has only the address after power-on.
     #[inline]
     #[must_use]
-    pub(crate) const fn mmio_base(&self) -> u64 {
+    pub const fn mmio_base(&self) -> u64 {
         self.base
     }
 
     /// APIC id.
     #[must_use]
-    pub(crate) const fn id(&self) -> u32 {
+    pub const fn id(&self) -> u32 {
         self.config.id
     }
 
     /// How the guest reaches the registers.
     #[inline]
     #[must_use]
-    pub(crate) const fn mode(&self) -> Mode {
+    pub const fn mode(&self) -> Mode {
         self.mode
     }
 
     /// Whether mode and spurious-interrupt register leave the APIC on. If not, it accepts and delivers nothing.
     #[cfg(test)]
     #[must_use]
-    pub(crate) const fn is_enabled(&self) -> bool {
+    pub const fn is_enabled(&self) -> bool {
         self.enabled != 0
     }
 
     /// How this APIC answers to [`Target::Logical`](super::interrupt::Target::Logical).
     #[must_use]
-    pub(crate) const fn logical_id(&self) -> LogicalId {
+    pub const fn logical_id(&self) -> LogicalId {
         match self.mode {
             Mode::Disabled => LogicalId::NONE,
             Mode::XApic => LogicalId::from_xapic(self.logical_destination, self.destination_format),
@@ -381,7 +381,7 @@ impl LocalApic {
 
     /// Value of MSR 0x1b, the APIC base.
     #[must_use]
-    pub(crate) const fn base_msr(&self) -> u64 {
+    pub const fn base_msr(&self) -> u64 {
         let mode = match self.mode {
             Mode::Disabled => 0,
             Mode::XApic => BASE_ENABLE,
@@ -399,7 +399,7 @@ impl LocalApic {
     ///
     /// Other changes of mode, and reserved bits; the caller checks the reserved bits of the address. The boot-CPU flag
     /// cannot be changed; a write to it is ignored.
-    pub(crate) fn set_base_msr(&mut self, value: u64) -> Result<Effect, GeneralProtection> {
+    pub fn set_base_msr(&mut self, value: u64) -> Result<Effect, GeneralProtection> {
         const FIELDS: u64 = BASE_ENABLE | BASE_X2APIC | BASE_BOOTSTRAP;
         if value & !(FIELDS | BASE_ADDRESS) != 0 {
             return Err(GeneralProtection);
@@ -457,7 +457,7 @@ impl LocalApic {
     /// When [`LocalApic::expire`] must be called, in absolute ticks. `None` while the timer cannot interrupt.
     #[inline]
     #[must_use]
-    pub(crate) fn deadline(&self) -> Option<u64> {
+    pub fn deadline(&self) -> Option<u64> {
         if self.is_timer_masked() { None } else { self.timer.expiry() }
     }
 
@@ -467,20 +467,20 @@ impl LocalApic {
     /// Read [`LocalApic::deadline`] again after each call, also without an interrupt: an earlier register access may
     /// have requested it already.
     #[inline]
-    pub(crate) fn expire(&mut self, now: u64) -> bool {
+    pub fn expire(&mut self, now: u64) -> bool {
         self.timer.take_due(now) && self.raise_local(LVT_TIMER)
     }
 
     /// Value of MSR 0x6e0: the tick of the next interrupt, zero if there is none.
     #[must_use]
-    pub(crate) fn tsc_deadline(&self, now: u64) -> u64 {
+    pub fn tsc_deadline(&self, now: u64) -> u64 {
         self.timer.deadline(now)
     }
 
     /// A write of MSR 0x6e0. Zero disarms, a tick that has passed interrupts at once; ignored unless the timer is in
     /// deadline mode.
     #[inline]
-    pub(crate) fn set_tsc_deadline(&mut self, deadline: u64, now: u64) -> Effect {
+    pub fn set_tsc_deadline(&mut self, deadline: u64, now: u64) -> Effect {
         self.catch_up(now);
         self.timer.set_deadline(deadline);
         self.catch_up(now);

@@ -6,7 +6,7 @@
 use x86_defs::msr;
 
 /// The memory-type range registers of one vCPU.
-pub(crate) struct MemoryTypes {
+pub struct MemoryTypes {
     variable: [u64; VARIABLE_REGISTERS],
     fixed: [u64; 11],
     default: u64,
@@ -23,14 +23,20 @@ const ENABLE_FIXED: u64 = 1 << 10;
 /// Mask of a variable range: the range is on.
 const VALID: u64 = 1 << 11;
 
+impl Default for MemoryTypes {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl MemoryTypes {
     /// As a PC's firmware leaves them.
-    pub(crate) const fn new() -> Self {
+    pub const fn new() -> Self {
         Self { variable: [0; VARIABLE_REGISTERS], fixed: [0x0606_0606_0606_0606; 11], default: ON_AND_WRITE_BACK }
     }
 
     /// Value of MSR `number`, if it is one of these.
-    pub(crate) fn read(&self, number: u32) -> Option<u64> {
+    pub fn read(&self, number: u32) -> Option<u64> {
         match number {
             msr::MTRR_CAP => Some(CAPABILITIES),
             msr::MTRR_DEF_TYPE => Some(self.default),
@@ -43,7 +49,7 @@ impl MemoryTypes {
 
     /// A write of MSR `number` on a CPU whose physical addresses have `address_bits`. `None` if it is none of these, or
     /// the value is invalid: nonexistent memory types, reserved bits.
-    pub(crate) fn write(&mut self, number: u32, value: u64, address_bits: u8) -> Option<()> {
+    pub fn write(&mut self, number: u32, value: u64, address_bits: u8) -> Option<()> {
         let addresses = u64::MAX.checked_shr(u64::BITS.saturating_sub(address_bits.into())).unwrap_or(0) & !0xfff;
         let [low, ..] = value.to_le_bytes();
         let is_legal = match number {
@@ -72,7 +78,7 @@ const fn is_type(number: u8) -> bool {
 
 /// Whether the page attribute table may have this value: eight memory types, one per byte. Besides those of a range
 /// there is 7, UC- (APM vol. 2, 7.8.1).
-pub(crate) fn is_valid_pat(value: u64) -> bool {
+pub fn is_valid_pat(value: u64) -> bool {
     value.to_le_bytes().into_iter().all(|kind| is_type(kind) || kind == 7)
 }
 

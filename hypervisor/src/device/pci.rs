@@ -21,7 +21,7 @@ use config_space::ConfigSpace;
 use x86_boot::layout::{PCI_ADDRESS_PORT, PCI_DATA_PORT};
 
 /// The last port of configuration mechanism #1.
-pub(crate) const LAST_PORT: u16 = PCI_DATA_PORT + 3;
+pub const LAST_PORT: u16 = PCI_DATA_PORT + 3;
 
 /// Writable bits of the address register. The other bits are reserved, or the two lowest of a register number, and read
 /// zero (PCI Local Bus Specification 3.0, 3.2.2.3.2).
@@ -34,7 +34,7 @@ const EMPTY: u8 = 0xff;
 
 /// A bus, and the address register that belongs to its bridge.
 #[derive(Debug)]
-pub(crate) struct Pci {
+pub struct Pci {
     address: u32,
     functions: Vec<(Place, ConfigSpace)>,
 }
@@ -65,9 +65,15 @@ impl Register {
     }
 }
 
+impl Default for Pci {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Pci {
     /// A bus with its bridge at device 0, function 0, where software looks for it.
-    pub(crate) fn new() -> Self {
+    pub fn new() -> Self {
         Self { address: 0, functions: Vec::from([(Place(0), ConfigSpace::host_bridge())]) }
     }
 
@@ -76,7 +82,7 @@ impl Pci {
     /// The address register answers only accesses to all of it. Others go to the bus behind the bridge, where nothing
     /// has these ports. An access that begins before the data ports, or ends after them, accesses its part of them: a
     /// CPU splits a misaligned access in two.
-    pub(crate) fn read_port(&self, port: u16, bytes: u8) -> u32 {
+    pub fn read_port(&self, port: u16, bytes: u8) -> u32 {
         if port == PCI_ADDRESS_PORT && bytes == 4 {
             return self.address;
         }
@@ -90,7 +96,7 @@ impl Pci {
     }
 
     /// A write of the low `bytes` bytes of `value`, as [`Self::read_port`].
-    pub(crate) fn write_port(&mut self, port: u16, bytes: u8, value: u32) {
+    pub fn write_port(&mut self, port: u16, bytes: u8, value: u32) {
         if port == PCI_ADDRESS_PORT && bytes == 4 {
             self.address = value & ADDRESS_FIELDS;
             return;
@@ -112,7 +118,7 @@ impl Pci {
     }
 
     /// A read of `bytes` bytes at `offset` in the ECAM. Bits above are ones.
-    pub(crate) fn read_memory(&self, offset: u64, bytes: u64) -> u64 {
+    pub fn read_memory(&self, offset: u64, bytes: u64) -> u64 {
         let mut value = [EMPTY; 8];
         for (byte, within) in value.iter_mut().zip(0..bytes) {
             if let Some(register) = Register::from_offset(offset.wrapping_add(within)) {
@@ -123,7 +129,7 @@ impl Pci {
     }
 
     /// A write of the low `bytes` bytes of `value` at `offset` in the ECAM.
-    pub(crate) fn write_memory(&mut self, offset: u64, bytes: u64, value: u64) {
+    pub fn write_memory(&mut self, offset: u64, bytes: u64, value: u64) {
         for (byte, within) in value.to_le_bytes().into_iter().zip(0..bytes) {
             if let Some(register) = Register::from_offset(offset.wrapping_add(within)) {
                 self.write(register, byte);

@@ -45,11 +45,13 @@ mod bits {
 }
 
 /// The ports of counter 2, of the control word, and of gate and output. The first port of the timer is counter 0's.
-pub(crate) const FIRST_PORT: u16 = 0x40;
+pub const FIRST_PORT: u16 = 0x40;
 const COUNTER_2: u16 = 0x42;
 const CONTROL: u16 = 0x43;
-pub(crate) const LAST_PORT: u16 = CONTROL;
-pub(crate) const GATE_PORT: u16 = 0x61;
+/// The last port of the counters.
+pub const LAST_PORT: u16 = CONTROL;
+/// The port with the gate of counter 2, and its output.
+pub const GATE_PORT: u16 = 0x61;
 
 /// Ticks per second.
 const HERTZ: u128 = 1_193_182;
@@ -86,7 +88,7 @@ enum Access {
 
 /// The counter of one VM.
 #[derive(Debug)]
-pub(crate) struct Pit {
+pub struct Pit {
     mode: Mode,
     access: Access,
     /// Bits 3 to 0 of port 0x61, as written.
@@ -115,7 +117,7 @@ impl Default for Pit {
 impl Pit {
     /// The counter after power-on. Its behaviour then is undefined; here it does nothing.
     #[must_use]
-    pub(crate) const fn new() -> Self {
+    pub const fn new() -> Self {
         Self {
             mode: Mode::TerminalCount,
             access: Access::LowThenHigh,
@@ -132,7 +134,7 @@ impl Pit {
 
     /// The guest reads this port of the timer, or port 0x61, when it is `now`, in nanoseconds.
     #[must_use]
-    pub(crate) fn read(&mut self, port: u16, now: u64) -> u8 {
+    pub fn read(&mut self, port: u16, now: u64) -> u8 {
         match port {
             COUNTER_2 => self.read_count(now),
             GATE_PORT => {
@@ -145,7 +147,7 @@ impl Pit {
     }
 
     /// The guest writes `value` to this port of the timer, or to port 0x61, when it is `now`, in nanoseconds.
-    pub(crate) fn write(&mut self, port: u16, value: u8, now: u64) {
+    pub fn write(&mut self, port: u16, value: u8, now: u64) {
         match port {
             COUNTER_2 => self.write_count(value, now),
             CONTROL => self.control(value, now),

@@ -16,11 +16,11 @@
 use alloc::collections::VecDeque;
 
 /// Bytes that the registers occupy.
-pub(crate) const MMIO_SIZE: u64 = 0x1000;
+pub const MMIO_SIZE: u64 = 0x1000;
 /// Size of the FIFOs: after one read of FR.TXFF a driver may write this many bytes (the revision is in PeriphID2).
-pub(crate) const FIFO_BYTES: usize = 32;
+pub const FIFO_BYTES: usize = 32;
 /// Maximum number of received bytes that wait for the guest, FIFO included.
-pub(crate) const RECEIVE_BYTES: usize = 4096;
+pub const RECEIVE_BYTES: usize = 4096;
 
 /// Offsets of registers.
 mod register {
@@ -94,7 +94,7 @@ const IDENTIFICATION: [u8; 8] = [0x11, 0x10, 0x34, 0x00, 0x0d, 0xf0, 0x05, 0xb1]
 
 /// One serial port.
 #[derive(Debug)]
-pub(crate) struct Pl011 {
+pub struct Pl011 {
     control: u16,
     line_control: u16,
     fifo_levels: u16,
@@ -124,7 +124,7 @@ impl Default for Pl011 {
 impl Pl011 {
     /// A UART after reset, connected to a terminal that is ready.
     #[must_use]
-    pub(crate) fn new() -> Self {
+    pub fn new() -> Self {
         Self {
             control: cr::TXE | cr::RXE,
             line_control: 0,
@@ -145,7 +145,7 @@ impl Pl011 {
 
     /// The guest reads the register at `offset`, by a byte, half-word or word. Registers have up to 16 bits; upper
     /// bits, gaps and unknown registers read zero. May change [`interrupt`](Self::interrupt).
-    pub(crate) fn read(&mut self, offset: u16) -> u32 {
+    pub fn read(&mut self, offset: u16) -> u32 {
         let value = match offset {
             register::DR => self.read_data(),
             register::RSR => flag(self.overrun, RSR_OVERRUN),
@@ -171,7 +171,7 @@ impl Pl011 {
     /// The guest writes the register at `offset`. Returns the byte that this sends, if it does. May change
     /// [`interrupt`](Self::interrupt).
     #[must_use = "a byte that was sent must reach its consumer"]
-    pub(crate) fn write(&mut self, offset: u16, value: u32) -> Option<u8> {
+    pub fn write(&mut self, offset: u16, value: u32) -> Option<u8> {
         let [low, high, ..] = value.to_le_bytes();
         let value = u16::from_le_bytes([low, high]);
         match offset {
@@ -201,7 +201,7 @@ impl Pl011 {
     /// Bytes arrive for the guest. Returns how many were accepted; the caller keeps the rest for later. May change
     /// [`interrupt`](Self::interrupt).
     #[must_use = "bytes that were not taken must be offered again"]
-    pub(crate) fn receive(&mut self, bytes: &[u8]) -> usize {
+    pub fn receive(&mut self, bytes: &[u8]) -> usize {
         // The driver has not enabled the receiver yet. In loopback the receiver is disconnected from the line.
         if self.control & (cr::RECEIVES | cr::LBE) != cr::RECEIVES {
             return 0;
@@ -219,7 +219,7 @@ impl Pl011 {
     /// Without room the transmitter's FIFO looks full. The caller must say so while it still has room for
     /// [`FIFO_BYTES`] bytes, because a driver may write that many after one read of a register. A driver that does not
     /// check loses the bytes without room.
-    pub(crate) fn set_transmit_room(&mut self, room: bool) {
+    pub fn set_transmit_room(&mut self, room: bool) {
         if room != self.room {
             self.room = room;
             self.raw = self.raw & !interrupt::TRANSMIT | flag(room, interrupt::TRANSMIT);
@@ -228,7 +228,7 @@ impl Pl011 {
 
     /// Whether the interrupt line is high now.
     #[must_use]
-    pub(crate) fn interrupt(&self) -> bool {
+    pub fn interrupt(&self) -> bool {
         self.raw & self.interrupt_mask != 0
     }
 

@@ -24,11 +24,11 @@ const SLEEP_TYPE_MASK: u8 = 0b111;
 const RESET_CPU: u8 = 1 << 2;
 
 /// The ports that this device answers.
-pub(crate) const PORTS: [u16; 4] = [SLEEP_CONTROL_PORT, SLEEP_STATUS_PORT, RESET_PORT, KEYBOARD_COMMAND_PORT];
+pub const PORTS: [u16; 4] = [SLEEP_CONTROL_PORT, SLEEP_STATUS_PORT, RESET_PORT, KEYBOARD_COMMAND_PORT];
 
 /// The guest's request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum PowerEvent {
+pub enum PowerEvent {
     /// End the VM.
     PowerOff,
     /// Restart the VM.
@@ -37,7 +37,7 @@ pub(crate) enum PowerEvent {
 
 /// The guest writes `value` to `port`, one of [`PORTS`].
 #[must_use]
-pub(crate) fn write(port: u16, value: u8) -> Option<PowerEvent> {
+pub fn write(port: u16, value: u8) -> Option<PowerEvent> {
     let sleep_type = value >> SLEEP_TYPE_SHIFT & SLEEP_TYPE_MASK;
     match port {
         SLEEP_CONTROL_PORT if value & SLEEP_ENABLE != 0 && sleep_type == SLEEP_TYPE_OFF => Some(PowerEvent::PowerOff),
@@ -50,7 +50,7 @@ pub(crate) fn write(port: u16, value: u8) -> Option<PowerEvent> {
 /// The guest reads a port, any of [`PORTS`]: no wake-up happened, no reset is under way, and the keyboard controller
 /// has taken its last command.
 #[must_use]
-pub(crate) fn read() -> u8 {
+pub fn read() -> u8 {
     0
 }
 

@@ -22,7 +22,7 @@ use super::affinity::vcpu_at;
 
 /// A decoded call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Call {
+pub enum Call {
     /// Nothing that the caller would not know by this answer.
     Answer(Answer),
     /// Start a vCPU. The answer is [`Answer::SUCCESS`], or why it cannot be started.
@@ -58,13 +58,13 @@ pub(crate) enum Call {
 /// The firmware's mitigations against speculation attacks: its answers to SMCCC_ARCH_FEATURES for the
 /// [functions](Mitigations::FUNCTIONS).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Mitigations(pub(crate) [i32; 3]);
+pub struct Mitigations(pub(crate) [i32; 3]);
 
 impl Mitigations {
     /// SMCCC_ARCH_WORKAROUND_1 to 3.
-    pub(crate) const FUNCTIONS: [u32; 3] = [SMCCC_ARCH_WORKAROUND_1, SMCCC_ARCH_WORKAROUND_2, SMCCC_ARCH_WORKAROUND_3];
+    pub const FUNCTIONS: [u32; 3] = [SMCCC_ARCH_WORKAROUND_1, SMCCC_ARCH_WORKAROUND_2, SMCCC_ARCH_WORKAROUND_3];
     /// A firmware without mitigations.
-    pub(crate) const NONE: Self = Self([NOT_SUPPORTED; 3]);
+    pub const NONE: Self = Self([NOT_SUPPORTED; 3]);
 
     /// The guest's answer for a function: 0 if it does something, 1 if it need not be called.
     fn features(self, number: u32) -> Answer {
@@ -79,11 +79,11 @@ impl Mitigations {
 
 /// The caller's X0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Answer(pub(crate) u64);
+pub struct Answer(pub(crate) u64);
 
 /// State of a vCPU in AFFINITY_INFO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum PowerState {
+pub enum PowerState {
     /// Runs, or waits for an interrupt.
     On,
     /// Never started, or turned itself off.
@@ -93,22 +93,25 @@ pub(crate) enum PowerState {
 }
 
 impl Answer {
-    pub(crate) const SUCCESS: Self = Self(0);
-    pub(crate) const NOT_SUPPORTED: Self = Self::error(NOT_SUPPORTED);
-    pub(crate) const INVALID_PARAMETERS: Self = Self::error(INVALID_PARAMETERS);
+    /// The call was carried out.
+    pub const SUCCESS: Self = Self(0);
+    /// There is no such call.
+    pub const NOT_SUPPORTED: Self = Self::error(NOT_SUPPORTED);
+    /// An argument means nothing.
+    pub const INVALID_PARAMETERS: Self = Self::error(INVALID_PARAMETERS);
     /// [`Call::CpuOn`] with an entry address where the VM has no memory.
-    pub(crate) const INVALID_ADDRESS: Self = Self::error(INVALID_ADDRESS);
+    pub const INVALID_ADDRESS: Self = Self::error(INVALID_ADDRESS);
     /// [`Call::CpuOn`] for a vCPU that runs.
-    pub(crate) const ALREADY_ON: Self = Self::error(smccc::psci::error::ALREADY_ON);
+    pub const ALREADY_ON: Self = Self::error(smccc::psci::error::ALREADY_ON);
     /// [`Call::CpuOn`] for a vCPU that is about to run.
-    pub(crate) const ON_PENDING: Self = Self::error(smccc::psci::error::ON_PENDING);
+    pub const ON_PENDING: Self = Self::error(smccc::psci::error::ON_PENDING);
 
     const fn error(code: i32) -> Self {
         Self((code as i64).cast_unsigned())
     }
 
     /// Of [`Call::AffinityInfo`].
-    pub(crate) const fn affinity_info(state: PowerState) -> Self {
+    pub const fn affinity_info(state: PowerState) -> Self {
         Self(match state {
             PowerState::On => 0,
             PowerState::Off => 1,
@@ -120,7 +123,7 @@ impl Answer {
 /// Decodes a call by SMC or HVC with this `immediate` and X0 to X3 in `x`, in a VM with `vcpus`, on a host with these
 /// `mitigations`.
 #[must_use]
-pub(crate) fn decode(immediate: u16, x: &[u64; 4], vcpus: u32, mitigations: Mitigations) -> Call {
+pub fn decode(immediate: u16, x: &[u64; 4], vcpus: u32, mitigations: Mitigations) -> Call {
     let number = lower_half(x[0]);
     // The convention is for immediate zero; others are free to mean something else, and mean nothing here.
     if immediate != 0 {

@@ -35,7 +35,7 @@ const SECONDS_PER_DAY: u64 = 86_400;
 
 /// The clock of one VM.
 #[derive(Debug)]
-pub(crate) struct Rtc {
+pub struct Rtc {
     index: u8,
     b: u8,
 }
@@ -49,13 +49,13 @@ impl Default for Rtc {
 impl Rtc {
     /// A clock after power-on: BCD, 24 hours.
     #[must_use]
-    pub(crate) fn new() -> Self {
+    pub fn new() -> Self {
         Self { index: 0, b: B_24_HOURS }
     }
 
     /// The guest reads port 0x70 + `offset` when it is `now`, in seconds since 1970 (UTC).
     #[must_use]
-    pub(crate) fn read(&self, offset: u16, now: u64) -> u8 {
+    pub fn read(&self, offset: u16, now: u64) -> u8 {
         // The index cannot be read back on a PC.
         if offset != 1 {
             return 0xff;
@@ -81,7 +81,7 @@ impl Rtc {
     }
 
     /// The guest writes `value` to port 0x70 + `offset`.
-    pub(crate) fn write(&mut self, offset: u16, value: u8) {
+    pub fn write(&mut self, offset: u16, value: u8) {
         match offset {
             // Bit 7 masks NMIs on a PC and is not part of the index.
             0 => self.index = value & 0x7f,

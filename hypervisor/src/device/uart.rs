@@ -13,11 +13,11 @@
 use alloc::collections::VecDeque;
 
 /// Ports that a UART occupies.
-pub(crate) const PORTS: u16 = 8;
+pub const PORTS: u16 = 8;
 /// Size of the FIFOs: after one read of LSR.THRE a driver may write this many bytes.
-pub(crate) const FIFO_BYTES: usize = 16;
+pub const FIFO_BYTES: usize = 16;
 /// Maximum number of received bytes that wait for the guest, FIFO included.
-pub(crate) const RECEIVE_BYTES: usize = 4096;
+pub const RECEIVE_BYTES: usize = 4096;
 
 /// Interrupt enable register; the same bits name the sources in [`Uart::sources`].
 mod ier {
@@ -87,7 +87,7 @@ mod msr {
 
 /// One serial port.
 #[derive(Debug)]
-pub(crate) struct Uart {
+pub struct Uart {
     ier: u8,
     lcr: u8,
     mcr: u8,
@@ -117,7 +117,7 @@ impl Default for Uart {
 impl Uart {
     /// A UART after reset, connected to a terminal that is ready.
     #[must_use]
-    pub(crate) fn new() -> Self {
+    pub fn new() -> Self {
         Self {
             ier: 0,
             lcr: 0,
@@ -139,7 +139,7 @@ impl Uart {
 
     /// The guest reads the register at `offset` (0 to 7) from the first port. May change
     /// [`interrupt`](Self::interrupt).
-    pub(crate) fn read(&mut self, offset: u16) -> u8 {
+    pub fn read(&mut self, offset: u16) -> u8 {
         match offset {
             5 => self.line_status(),
             0 if self.lcr & lcr::DLAB != 0 => self.divisor[0],
@@ -158,7 +158,7 @@ impl Uart {
     /// The guest writes the register at `offset` (0 to 7) from the first port. Returns the byte that this sends, if it
     /// does. May change [`interrupt`](Self::interrupt).
     #[must_use = "a byte that was sent must reach its consumer"]
-    pub(crate) fn write(&mut self, offset: u16, value: u8) -> Option<u8> {
+    pub fn write(&mut self, offset: u16, value: u8) -> Option<u8> {
         match offset {
             0 => return self.write_data(value),
             1 if self.lcr & lcr::DLAB != 0 => self.divisor[1] = value,
@@ -176,7 +176,7 @@ impl Uart {
     /// Bytes arrive for the guest. Returns how many were accepted; the caller keeps the rest for later. May change
     /// [`interrupt`](Self::interrupt).
     #[must_use = "bytes that were not taken must be offered again"]
-    pub(crate) fn receive(&mut self, bytes: &[u8]) -> usize {
+    pub fn receive(&mut self, bytes: &[u8]) -> usize {
         // In loopback the receiver is cut off from the line.
         if self.mcr & mcr::LOOP != 0 {
             return 0;
@@ -191,7 +191,7 @@ impl Uart {
     /// Without room the transmitter looks busy. The caller must say so while it still has room for [`FIFO_BYTES`]
     /// bytes, because a driver may write that many after one read of the register. A driver that does not check loses
     /// the bytes without room.
-    pub(crate) fn set_transmit_room(&mut self, room: bool) {
+    pub fn set_transmit_room(&mut self, room: bool) {
         if room != self.room {
             self.room = room;
             self.transmitter_empty_pending = room;
@@ -200,7 +200,7 @@ impl Uart {
 
     /// Whether the interrupt line is high now.
     #[must_use]
-    pub(crate) fn interrupt(&self) -> bool {
+    pub fn interrupt(&self) -> bool {
         // OUT2 gates the line on PCs; in loopback the pin is inactive whatever the register says.
         self.mcr & (mcr::OUT2 | mcr::LOOP) == mcr::OUT2 && self.sources() & self.ier != 0
     }

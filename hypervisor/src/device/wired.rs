@@ -10,13 +10,13 @@ mod tests;
 use crate::sync::Mutex;
 
 /// A device that may ask for service.
-pub(crate) trait Interrupts {
+pub trait Interrupts {
     /// Whether its interrupt line is asserted now.
     fn interrupt(&self) -> bool;
 }
 
 /// A device that is used by several pCPUs, one at a time.
-pub(crate) struct Wired<D>(Mutex<State<D>>);
+pub struct Wired<D>(Mutex<State<D>>);
 
 struct State<D> {
     device: D,
@@ -26,14 +26,14 @@ struct State<D> {
 
 impl<D: Interrupts> Wired<D> {
     /// A device whose line is not asserted.
-    pub(crate) fn new(device: D) -> Self {
+    pub fn new(device: D) -> Self {
         Self(Mutex::new(State { device, asserted: false }))
     }
 
     /// Uses the device. If this changes its line, calls `tell` with the new level; changes are reported one at a time,
     /// in order.
     #[inline]
-    pub(crate) fn with<R>(&self, access: impl FnOnce(&mut D) -> R, tell: impl FnOnce(bool)) -> R {
+    pub fn with<R>(&self, access: impl FnOnce(&mut D) -> R, tell: impl FnOnce(bool)) -> R {
         let state = &mut *self.0.lock();
         let result = access(&mut state.device);
         let asserted = state.device.interrupt();

@@ -20,7 +20,7 @@ use crate::device::affinity::vcpu_at;
 
 /// The part of the interrupt controller that all vCPUs share.
 #[derive(Debug)]
-pub(crate) struct Distributor {
+pub struct Distributor {
     vcpus: u32,
     /// GICD_CTLR.EnableGrp1. Each vCPU has a copy, renewed at its visits.
     forwards: bool,
@@ -71,7 +71,7 @@ const ROUTE_FIELDS: u32 = 0x00ff_ffff;
 impl Distributor {
     /// After reset, for `vcpus`: nothing enabled, everything routed to the first vCPU.
     #[must_use]
-    pub(crate) fn new(vcpus: u32) -> Self {
+    pub fn new(vcpus: u32) -> Self {
         let none = [0; WORDS];
         Self {
             vcpus,
@@ -99,7 +99,7 @@ impl Distributor {
     }
 
     /// The device at the SPI `intid` asserts its line, or ceases to. Other INTIDs are ignored. May make news.
-    pub(crate) fn set_line(&mut self, intid: u32, asserted: bool) {
+    pub fn set_line(&mut self, intid: u32, asserted: bool) {
         if !(FIRST_SPI..INTIDS).contains(&intid) {
             return;
         }
@@ -120,7 +120,7 @@ impl Distributor {
     }
 
     /// Takes one vCPU out of those for which there is news: announce it by [`Posted`](super::Posted) and post.
-    pub(crate) fn next_news(&mut self) -> Option<u32> {
+    pub fn next_news(&mut self) -> Option<u32> {
         let (index, word) = self.news.iter_mut().enumerate().find(|(_, word)| **word != 0)?;
         let bit = word.trailing_zeros();
         *word &= *word - 1;

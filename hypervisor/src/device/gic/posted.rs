@@ -5,12 +5,12 @@ use core::sync::atomic::{AtomicU64, Ordering};
 /// One word of news for a vCPU. It belongs next to the vCPU's mailbox: after each change the caller posts to the vCPU,
 /// which also publishes the change.
 #[derive(Debug, Default)]
-pub(crate) struct Posted(AtomicU64);
+pub struct Posted(AtomicU64);
 
 /// The content of a [`Posted`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub(crate) struct Taken(u64);
+pub struct Taken(u64);
 
 /// Bits below are the private INTIDs that were raised.
 const SPIS: u64 = 1 << 32;
@@ -18,24 +18,24 @@ const SPIS: u64 = 1 << 32;
 impl Posted {
     /// Nothing posted.
     #[must_use]
-    pub(crate) const fn new() -> Self {
+    pub const fn new() -> Self {
         Self(AtomicU64::new(0))
     }
 
     /// Makes a private interrupt pending. A number above 31 is ignored.
-    pub(crate) fn raise(&self, intid: u32) {
+    pub fn raise(&self, intid: u32) {
         if intid < 32 {
             self.0.fetch_or(1 << intid, Ordering::Relaxed);
         }
     }
 
     /// Announces news of the distributor.
-    pub(crate) fn announce_spis(&self) {
+    pub fn announce_spis(&self) {
         self.0.fetch_or(SPIS, Ordering::Relaxed);
     }
 
     /// The owner takes the content, for [`VcpuGic::accept`](super::VcpuGic::accept).
-    pub(crate) fn take(&self) -> Taken {
+    pub fn take(&self) -> Taken {
         // It is mostly empty, and a read is cheaper than a swap.
         Taken(match self.0.load(Ordering::Relaxed) {
             0 => 0,

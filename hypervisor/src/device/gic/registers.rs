@@ -7,10 +7,14 @@ use crate::device::affinity::affinity;
 
 /// Width of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Width {
+pub enum Width {
+    /// 8 bits.
     Byte,
+    /// 16 bits.
     Half,
+    /// 32 bits.
     Word,
+    /// 64 bits.
     Double,
 }
 
@@ -85,7 +89,7 @@ impl Register {
 
 /// Splits an offset in the redistributors' region: the vCPU's number, and the offset in its two frames.
 #[must_use]
-pub(crate) const fn frame(offset: u64) -> (u64, u32) {
+pub const fn frame(offset: u64) -> (u64, u32) {
     (offset / super::REDISTRIBUTOR_SIZE, (offset % super::REDISTRIBUTOR_SIZE) as u32)
 }
 

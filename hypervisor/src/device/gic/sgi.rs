@@ -12,9 +12,9 @@ use crate::device::affinity::vcpu_at;
 
 /// An inter-processor interrupt on its way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Sgi {
+pub struct Sgi {
     /// Number, below 16.
-    pub(crate) intid: u32,
+    pub intid: u32,
     target: Target,
 }
 
@@ -32,7 +32,7 @@ impl Sgi {
     /// Decodes a value written to ICC_SGI1R_EL1. RS, which selects another sixteen of a cluster, is not offered
     /// (GICD_TYPER.RSS) and ignored.
     #[must_use]
-    pub(crate) fn decode(value: u64) -> Self {
+    pub fn decode(value: u64) -> Self {
         let [low, second, aff1, intid, aff2, routing, aff3, _] = value.to_le_bytes();
         let target = if routing & 1 != 0 {
             Target::AllButSelf
@@ -45,7 +45,7 @@ impl Sgi {
 
     /// The target vCPUs among `vcpus`, for an SGI from `sender`, which may be one of them. Targets that do not exist
     /// are left out.
-    pub(crate) fn targets(self, sender: u32, vcpus: u32) -> impl Iterator<Item = u32> {
+    pub fn targets(self, sender: u32, vcpus: u32) -> impl Iterator<Item = u32> {
         let (first, last, members) = match self.target {
             Target::AllButSelf => (0, vcpus, u16::MAX),
             Target::Cluster { affinity, members } => match vcpu_at(affinity, vcpus) {

@@ -19,7 +19,7 @@ use super::{FIRST_SPI, MAX_LISTS, Read, bits};
 
 /// Interrupt state of a vCPU: its redistributor and its list registers.
 #[derive(Debug)]
-pub(crate) struct VcpuGic {
+pub struct VcpuGic {
     lists: [ListRegister; MAX_LISTS],
     /// List registers that the processor has.
     count: usize,
@@ -53,14 +53,15 @@ pub(crate) struct VcpuGic {
 
 /// Constants of a vCPU's interrupt state.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Config {
-    /// The vCPU's number, and the VM's number of vCPUs.
-    pub(crate) number: u32,
-    pub(crate) vcpus: u32,
+pub struct Config {
+    /// The vCPU's number.
+    pub number: u32,
+    /// The VM's number of vCPUs.
+    pub vcpus: u32,
     /// Number of the processor's list registers, at least two (ICH_VTR_EL2.ListRegs + 1).
-    pub(crate) lists: usize,
+    pub lists: usize,
     /// PPIs linked to physical interrupts of the same number, one bit each: the virtual timer's.
-    pub(crate) linked: u32,
+    pub linked: u32,
 }
 
 /// The way from one exit to the next entry.
@@ -71,7 +72,7 @@ impl VcpuGic {
     ///
     /// With fewer than two list registers, or more than the architecture has.
     #[must_use]
-    pub(crate) fn new(config: Config) -> Self {
+    pub fn new(config: Config) -> Self {
         assert!((2..=MAX_LISTS).contains(&config.lists), "{} list registers", config.lists);
         Self {
             lists: [ListRegister::default(); MAX_LISTS],
@@ -96,7 +97,7 @@ impl VcpuGic {
 
     /// Call this after an exit. `read` reads a list register, `control` is ICH_HCR_EL2, and `splits_end` is
     /// ICH_VMCR_EL2.VEOIM. Returns how many interrupts the guest has acknowledged since its entry.
-    pub(crate) fn fold(&mut self, mut read: impl FnMut(usize) -> u64, control: u64, splits_end: bool) -> u64 {
+    pub fn fold(&mut self, mut read: impl FnMut(usize) -> u64, control: u64, splits_end: bool) -> u64 {
         let mut acknowledged = 0;
         for index in bits(self.used) {
             let state = ListRegister(read(index as usize)).state();
@@ -120,7 +121,7 @@ impl VcpuGic {
     }
 
     /// Takes what others have posted.
-    pub(crate) fn accept(&mut self, posted: Taken) {
+    pub fn accept(&mut self, posted: Taken) {
         self.private.latch |= posted.raised();
         self.dirty |= posted.raised() != 0;
         self.spi_news |= posted.has_spis();
@@ -128,7 +129,7 @@ impl VcpuGic {
 
     /// The line of the vCPU's own PPI `intid` is asserted, or not. For a linked one: the physical interrupt came, or it
     /// turned out that its cause is gone. Other INTIDs are ignored.
-    pub(crate) fn set_line(&mut self, intid: u32, asserted: bool) {
+    pub fn set_line(&mut self, intid: u32, asserted: bool) {
         if (16..FIRST_SPI).contains(&intid) {
             self.private.set_line(1 << intid, asserted);
             self.dirty = true;
@@ -136,7 +137,7 @@ impl VcpuGic {
     }
 
     /// The vCPU sends the SGI `intid` to itself.
-    pub(crate) fn raise(&mut self, intid: u32) {
+    pub fn raise(&mut self, intid: u32) {
         if intid < 16 {
             self.private.latch |= 1 << intid;
             self.dirty = true;
@@ -146,20 +147,20 @@ impl VcpuGic {
     /// Whether [`VcpuGic::prepare`] has anything to do.
     #[must_use]
     #[inline]
-    pub(crate) const fn has_changed(&self) -> bool {
+    pub const fn has_changed(&self) -> bool {
         self.dirty || self.spi_news
     }
 
     /// Whether [`VcpuGic::prepare`] wants the distributor.
     #[must_use]
-    pub(crate) fn needs_distributor(&self) -> bool {
+    pub fn needs_distributor(&self) -> bool {
         let has_spis = || bits(self.used).any(|index| self.lists[index as usize].intid() >= FIRST_SPI);
         let overflows = || self.outside().count_ones() as usize > self.count - self.used.count_ones() as usize;
         self.spi_news || self.dirty && (self.left.spi_pending || self.left.spi_active || overflows() && has_spis())
     }
 
     /// Updates the list registers. Without the distributor, SPIs do not change; with it, there may be news to deliver.
-    pub(crate) fn prepare(&mut self, distributor: Option<&mut Distributor>) {
+    pub fn prepare(&mut self, distributor: Option<&mut Distributor>) {
         match distributor {
             Some(distributor) => self.rebuild(Some(distributor)),
             None if !self.dirty => return,
@@ -174,20 +175,20 @@ impl VcpuGic {
     }
 
     /// The list registers to load, only as many as the processor has.
-    pub(crate) fn lists(&self) -> impl ExactSizeIterator<Item = u64> {
+    pub fn lists(&self) -> impl ExactSizeIterator<Item = u64> {
         // An empty one may still ask for an exit at its end, which has been seen.
         self.lists[..self.count].iter().map(|list| if list.state().is_none() { 0 } else { list.0 })
     }
 
     /// Whether all list registers are empty.
     #[must_use]
-    pub(crate) const fn is_idle(&self) -> bool {
+    pub const fn is_idle(&self) -> bool {
         self.used == 0
     }
 
     /// The value of ICH_HCR_EL2.
     #[must_use]
-    pub(crate) fn control(&self) -> u64 {
+    pub fn control(&self) -> u64 {
         let mut bits = control::EN;
         if self.left.private_pending || self.left.spi_pending {
             // Where nothing is pending that could be taken, the second would be met at once and for ever.
@@ -206,21 +207,21 @@ impl VcpuGic {
     /// has ended its active one. For a vCPU that waits; call it after [`VcpuGic::prepare`]. If its group is disabled
     /// (ICH_VMCR_EL2.VENG1), nothing interrupts it: pass a mask of zero.
     #[must_use]
-    pub(crate) fn interrupts(&self, mask: u8) -> bool {
+    pub fn interrupts(&self, mask: u8) -> bool {
         bits(self.deliverable()).any(|index| self.lists[index as usize].priority() < mask)
     }
 
     /// Whether a CPU with this priority mask, which waits, can ever be interrupted by anything but another vCPU: by a
     /// device, or by one of its own `sources`, a bit for each PPI.
     #[must_use]
-    pub(crate) fn hears(&self, mask: u8, sources: u32) -> bool {
+    pub fn hears(&self, mask: u8, sources: u32) -> bool {
         let own = bits(sources).any(|intid| self.private.is_enabled(1 << intid) && self.private.priority(intid) < mask);
         self.delivers() && (own || self.has_spis && mask != 0)
     }
 
     /// The guest wrote ICC_DIR_EL1: the second half of an interrupt's end. This exits only if [`VcpuGic::control`]
     /// requested it.
-    pub(crate) fn deactivate(&mut self, intid: u32, distributor: &mut Distributor) {
+    pub fn deactivate(&mut self, intid: u32, distributor: &mut Distributor) {
         let list = bits(self.used).find(|&index| self.lists[index as usize].intid() == intid);
         if let Some(index) = list {
             let state = self.lists[index as usize].state();
@@ -236,7 +237,7 @@ impl VcpuGic {
     /// Whether the physical interrupt linked to the PPI `intid` must be active on this pCPU, because the guest has not
     /// ended its interrupt yet. If not, and the guest did not end it by itself, the caller must deactivate it.
     #[must_use]
-    pub(crate) const fn holds_linked(&self, intid: u32) -> bool {
+    pub const fn holds_linked(&self, intid: u32) -> bool {
         let bit = 1_u32.wrapping_shl(intid);
         let held = self.private.latch | self.private.line | self.private.active | self.in_lists;
         intid < 32 && held & bit & self.private.linked() != 0
@@ -244,7 +245,7 @@ impl VcpuGic {
 
     /// The vCPU powers off: it gives back its SPIs, and the rest stays in the redistributor until it is on again. Until
     /// then it ignores news. May create news.
-    pub(crate) fn park(&mut self, distributor: &mut Distributor) {
+    pub fn park(&mut self, distributor: &mut Distributor) {
         self.pay(Some(distributor));
         let given_back = self.unload(Some(distributor));
         self.offer(given_back, distributor);
@@ -256,14 +257,14 @@ impl VcpuGic {
 /// The registers.
 impl VcpuGic {
     /// The guest reads the distributor at `offset`.
-    pub(crate) fn read_distributor(&mut self, distributor: &mut Distributor, offset: u32, width: Width) -> Read {
+    pub fn read_distributor(&mut self, distributor: &mut Distributor, offset: u32, width: Width) -> Read {
         // So that the distributor knows all that is known here.
         self.rebuild(Some(distributor));
         distributor.read(offset, width, self.number, &mut self.question)
     }
 
     /// The guest writes the distributor at `offset`. May make news, for this vCPU too.
-    pub(crate) fn write_distributor(&mut self, distributor: &mut Distributor, offset: u32, width: Width, value: u64) {
+    pub fn write_distributor(&mut self, distributor: &mut Distributor, offset: u32, width: Width, value: u64) {
         self.rebuild(Some(distributor));
         distributor.write(offset, width, value, self.number);
         // For any register, this vCPU sees the result before it continues.
@@ -273,13 +274,7 @@ impl VcpuGic {
     /// The guest reads at `offset` in the redistributor of vCPU `number`, its own or another.
     ///
     /// Of others only the identity can be read: enough to find one's own among them. The rest reads zero.
-    pub(crate) fn read_redistributor(
-        &mut self,
-        distributor: &mut Distributor,
-        number: u32,
-        offset: u32,
-        width: Width,
-    ) -> u64 {
+    pub fn read_redistributor(&mut self, distributor: &mut Distributor, number: u32, offset: u32, width: Width) -> u64 {
         if number != self.number {
             return if number < self.vcpus { read_identity(number, self.vcpus, offset, width) } else { 0 };
         }
@@ -295,7 +290,7 @@ impl VcpuGic {
     }
 
     /// The guest writes at `offset` in the redistributor of vCPU `number`. Writes to others than its own are ignored.
-    pub(crate) fn write_redistributor(
+    pub fn write_redistributor(
         &mut self,
         distributor: &mut Distributor,
         number: u32,

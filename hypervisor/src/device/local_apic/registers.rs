@@ -17,7 +17,7 @@ impl LocalApic {
     /// # Errors
     ///
     /// The APIC is in another mode, or the register does not exist or cannot be read.
-    pub(crate) fn read_msr(&mut self, msr: u32, now: impl FnOnce() -> u64) -> Result<u64, GeneralProtection> {
+    pub fn read_msr(&mut self, msr: u32, now: impl FnOnce() -> u64) -> Result<u64, GeneralProtection> {
         if self.mode != Mode::X2Apic {
             return Err(GeneralProtection);
         }
@@ -35,7 +35,7 @@ impl LocalApic {
     ///
     /// In other modes, if the register does not exist or cannot be written, and if a reserved bit is set.
     #[inline]
-    pub(crate) fn write_msr(&mut self, msr: u32, value: u64, now: u64) -> Result<Effect, GeneralProtection> {
+    pub fn write_msr(&mut self, msr: u32, value: u64, now: u64) -> Result<Effect, GeneralProtection> {
         // Every interrupt ends here, so the caller gets this much inlined.
         if msr == FIRST_MSR + register::END_OF_INTERRUPT && value == 0 && self.mode == Mode::X2Apic {
             return Ok(self.end_of_interrupt());
@@ -72,7 +72,7 @@ impl LocalApic {
 impl LocalApic {
     /// A 32-bit read at `offset` in the page. In other modes there is no page: all bits read one. `now` is asked
     /// as by [`Self::read_msr`].
-    pub(crate) fn read_mmio(&mut self, offset: u16, now: impl FnOnce() -> u64) -> u32 {
+    pub fn read_mmio(&mut self, offset: u16, now: impl FnOnce() -> u64) -> u32 {
         if self.mode != Mode::XApic {
             return u32::MAX;
         }
@@ -93,7 +93,7 @@ impl LocalApic {
     }
 
     /// A 32-bit write at `offset` in the page. In other modes there is no page: nothing happens.
-    pub(crate) fn write_mmio(&mut self, offset: u16, value: u32, now: u64) -> Effect {
+    pub fn write_mmio(&mut self, offset: u16, value: u32, now: u64) -> Effect {
         if self.mode != Mode::XApic {
             return Effect::None;
         }
