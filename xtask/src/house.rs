@@ -94,6 +94,8 @@ const VOCABULARY: [&str; 5] = ["addr", "abi", "x86_defs", "aarch64_defs", "hyper
 /// An algorithm and its macros. For a user they are one crate; the compiler requires a separate crate for macros. They
 /// are `no_std` like all libraries, though they only run inside the compiler.
 const MACROS: (&str, &str) = ("vcpu_layout", "vcpu_layout_derive");
+/// What joins algorithms, where two programs need the same join: the crate, and the algorithms.
+const JOINS: [(&str, &[&str]); 1] = [("emulator", &["decode_cache", "x86_emulate"])];
 /// The machine that tests run against: it may use std, and is a dev-dependency only.
 const MODEL: &str = "hw_model";
 /// Turns a program's threads into a simulation for its tests: it may use std, and is for tests or behind a feature.
@@ -300,7 +302,8 @@ fn forbidden_arrow(user: Option<&str>, used: &str, dev: bool, optional: bool) ->
         return (!dev && !optional).then(|| format!("{SIMULATION} is for tests: a dev-dependency, or an optional one"));
     }
     let user = user?;
-    if VOCABULARY.contains(&used) || (user, used) == MACROS {
+    let is_joined = JOINS.iter().any(|(join, parts)| *join == user && parts.contains(&used));
+    if VOCABULARY.contains(&used) || (user, used) == MACROS || is_joined {
         return None;
     }
     let kind = if VOCABULARY.contains(&user) { "the vocabulary" } else { "an algorithm" };

@@ -87,6 +87,8 @@ fn arrows_point_from_binaries_to_algorithms_to_vocabulary() {
         ("cli/Cargo.toml", "[dependencies]\nabi.workspace = true"),
         ("crates/vcpu_layout/Cargo.toml", "[dependencies]\nvcpu_layout_derive.workspace = true"),
         ("crates/vcpu_layout_derive/Cargo.toml", ""),
+        ("crates/x86_emulate/Cargo.toml", ""),
+        ("crates/emulator/Cargo.toml", "[dependencies]\nx86_emulate.workspace = true"),
     ];
     assert_eq!(places(arrows, &good), NOWHERE);
 
@@ -106,6 +108,10 @@ fn arrows_point_from_binaries_to_algorithms_to_vocabulary() {
     // An algorithm's macros belong to that algorithm, and not the other way round.
     assert_eq!(with("crates/sched/Cargo.toml", "[dependencies]\nvcpu_layout_derive.workspace = true").len(), 1);
     assert_eq!(with("crates/vcpu_layout_derive/Cargo.toml", "[dependencies]\nvcpu_layout.workspace = true").len(), 1);
+    // What joins algorithms joins those alone, and is none to be joined.
+    let others = "[dependencies]\nx86_emulate.workspace = true\nstage2.workspace = true";
+    assert_eq!(with("crates/emulator/Cargo.toml", others), ["crates/emulator/Cargo.toml:3"]);
+    assert_eq!(with("crates/stage2/Cargo.toml", "[dependencies]\nemulator.workspace = true").len(), 1);
     // The vocabulary.
     assert_eq!(with("crates/abi/Cargo.toml", "[dependencies]\nsched.workspace = true"), ["crates/abi/Cargo.toml:2"]);
     // The model in a product, and a program as a library.

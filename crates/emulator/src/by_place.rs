@@ -1,0 +1,86 @@
+//! The cache of a VM, which its vCPUs share: instructions by their place, in pages that are read-only for the guest.
+
+use decode_cache::{Bytes, Insertion, Lookup, Outcome as Inserted, Place, Protect, Vouching, WriteProtect};
+use x86_defs::registers::{cr0, cr4, efer};
+use x86_emulate::{Cpu, Device, Emulation, Memory, Outcome, Path, path};
+
+use crate::{Count, Decoded, Event, mode};
+
+/// A decoded and executed instruction, to be cached for the whole VM.
+pub(crate) struct Learnt {
+    lookup: Lookup,
+    decoded: Decoded,
+    linear: u64,
+}
+
+/// Executes the instruction at RIP: by its place, else by decoding.
+#[inline(never)]
+pub(crate) fn carry_out<C: Cpu, M: Memory, D: Device>(
+    this: &mut Emulation<'_, C, M, D>,
+    shared: &WriteProtect<Decoded>,
+    learnt: &mut Option<Learnt>,
+    count: impl Count,
+) -> Outcome {
+    // Walk the guest's page tables, unless they are protected as well.
+    let at = match shared.vouching() {
+        Vouching::Walk => this.locate().map(|(linear, gpa)| (linear, Some(gpa))),
+        Vouching::Tables => this.linear_rip().map(|linear| (linear, None)),
+    };
+    let (rip, gpa) = match at {
+        Ok(found) => found,
+        Err(outcome) => return outcome,
+    };
+    let place = Place { rip, space: space(this.cpu()), mode: mode(this), gpa };
+    if let Some(Decoded(instruction)) = shared.find(&place) {
+        count.add(Event::Found, 1);
+        return this.execute(&instruction);
+    }
+
+    count.add(Event::Missed, 1);
+    let (fetched, instruction) = match this.fetch().and_then(|fetched| Ok((fetched, this.decode(&fetched)?))) {
+        Ok(found) => found,
+        Err(outcome) => return outcome,
+    };
+    let outcome = this.execute(&instruction);
+    if let Outcome::Done { .. } | Outcome::Again = outcome {
+        let bytes = Bytes::from_words(fetched.window.words(), fetched.window.length());
+        let place = Place { gpa: Some(fetched.gpa), ..place };
+        *learnt = Some(Learnt { lookup: Lookup { place, bytes }, decoded: Decoded(instruction), linear: rip });
+    }
+    outcome
+}
+
+/// CR3, with the other inputs of a walk in its unused bits.
+fn space(cpu: &impl Cpu) -> u64 {
+    let bit = |condition: bool, place: u32| u64::from(condition) << place;
+    cpu.cr3()
+        ^ bit(cpu.cr0() & cr0::PG != 0, 58)
+        ^ bit(cpu.cr4() & cr4::PSE != 0, 59)
+        ^ bit(cpu.cr4() & cr4::PAE != 0, 60)
+        ^ bit(cpu.cr4() & cr4::LA57 != 0, 61)
+        ^ bit(cpu.efer() & efer::LMA != 0, 62)
+}
+
+impl Learnt {
+    /// Caches the instruction, if its bytes and the walk to it are still the same.
+    pub(crate) fn remember<M: Memory>(
+        self,
+        cpu: &impl Cpu,
+        memory: &M,
+        shared: &WriteProtect<Decoded>,
+        protect: &impl Protect,
+        count: impl Count,
+    ) {
+        let Self { lookup, decoded, linear } = self;
+        let way = path(cpu, memory, linear);
+        let tables = way.as_ref().map_or(&[][..], Path::tables);
+        let rewalk = || way.is_some() && path(cpu, memory, linear) == way;
+        let Insertion { outcome, lost, .. } =
+            shared.insert(&lookup.place, &lookup.bytes, decoded, tables, protect, rewalk);
+
+        if let Inserted::Stored | Inserted::Replaced = outcome {
+            count.add(Event::Inserted, 1);
+        }
+        count.add(Event::Replaced, u64::from(outcome == Inserted::Replaced) + u64::from(lost.entries()));
+    }
+}

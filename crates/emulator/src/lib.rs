@@ -1,0 +1,184 @@
+//! The instruction emulator of a vCPU: `x86_emulate`, with the caches of `decode_cache` in front of it.
+//!
+//! Each of the two crates is useful alone, and neither imports the other. This crate joins them once, for the
+//! hypervisor and for the benchmark. So the benchmark measures the code that ships.
+//!
+//! A vCPU has an [`Emulator`]. Its caches depend on how it was made, and on what each call passes:
+//!
+//! ```text
+//! decode_cache =               the vCPU's caches      the VM's cache   how an instruction is executed
+//! "bytes"                      walks, sites, bytes    -                repeat; else fetch, look up; else decode
+//! "write-protect[-tables]"     walks                  WriteProtect     look up its place; else fetch, decode
+//! "off"                        -                      -                fetch, decode
+//! ```
+//!
+//! The emulator reports each event of an emulation to a [`Count`].
+
+#![no_std]
+#![forbid(unsafe_code)]
+
+mod by_bytes;
+mod by_place;
+
+use core::ops::DerefMut;
+
+use decode_cache::{Mode, Protect, WriteProtect};
+use x86_emulate::{Cause, Cpu, Device, Emulation, Instruction, Memory, Outcome, Walks};
+
+pub use by_bytes::Known;
+use by_place::Learnt;
+
+/// A decoded instruction, in the form that the caches store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct Decoded(pub Instruction);
+
+impl decode_cache::Decoded for Decoded {
+    #[inline]
+    fn length(&self) -> u8 {
+        self.0.length
+    }
+
+    #[inline]
+    fn pack(&self) -> [u64; 4] {
+        self.0.pack()
+    }
+
+    #[inline]
+    fn unpack(words: [u64; 4]) -> Option<Self> {
+        Instruction::unpack(words).map(Self)
+    }
+}
+
+/// An event of an emulation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Event {
+    /// The site was cached: the instruction was neither fetched nor decoded.
+    Repeated,
+    /// The instruction was cached under its bytes or under its place.
+    Found,
+    /// The instruction was not cached.
+    Missed,
+    /// The instruction is cached from now on.
+    Inserted,
+    /// Another instruction is no longer cached.
+    Replaced,
+    /// The emulator walked the guest's page tables: no cached walk was valid.
+    Walked,
+}
+
+/// Counts events. A copy counts into the same counters.
+pub trait Count: Copy {
+    /// Adds `times` to the counter of `event`.
+    fn add(self, event: Event, times: u64);
+}
+
+/// What the CPU reports about the instruction that caused an exit.
+#[derive(Clone, Copy, Debug)]
+pub struct Stopped<'a> {
+    /// The reason of the exit.
+    pub cause: Cause,
+    /// The bytes that the CPU has saved, perhaps none.
+    pub bytes: &'a [u8],
+}
+
+/// A vCPU's data for the emulation of instructions. `K` owns its caches of instructions.
+pub struct Emulator<M: Memory, K> {
+    walks: Walks<M>,
+    /// How many of these walks the counters include.
+    walks_done: u64,
+    /// The vCPU's own caches, if it has any.
+    known: Option<K>,
+    /// The last executed instruction, to insert into the VM's cache.
+    learnt: Option<Learnt>,
+}
+
+impl<M: Memory, K: DerefMut<Target = Known<M>>> Emulator<M, K> {
+    /// An emulator with this cache of walks, and with `known` as its own caches of instructions, if any.
+    pub fn new(walks: Walks<M>, known: Option<K>) -> Self {
+        Self { walks, walks_done: 0, known, learnt: None }
+    }
+
+    /// Executes the instruction at RIP. `shared` is the VM's cache; a vCPU with caches of its own does not use it.
+    ///
+    /// If [`has_learnt`](Self::has_learnt) is then true, the caller calls [`remember`](Self::remember).
+    #[inline]
+    pub fn carry_out<C: Cpu, D: Device>(
+        &mut self,
+        cpu: &mut C,
+        memory: &M,
+        device: &mut D,
+        stopped: Stopped<'_>,
+        shared: Option<&WriteProtect<Decoded>>,
+        count: impl Count,
+    ) -> Outcome {
+        let Self { walks, walks_done, known, learnt } = self;
+        let mut emulation = Emulation::new(cpu, memory, device, walks, stopped.cause);
+        let outcome = match (known, shared) {
+            (Some(known), _) => by_bytes::carry_out(&mut emulation, known, stopped.bytes, count),
+            (None, Some(shared)) => by_place::carry_out(&mut emulation, shared, learnt, count),
+            (None, None) => {
+                count.add(Event::Missed, 1);
+                anew(&mut emulation, stopped.bytes)
+            }
+        };
+        if *walks_done != walks.done() {
+            count.add(Event::Walked, walks.done() - *walks_done);
+            *walks_done = walks.done();
+        }
+        outcome
+    }
+
+    /// Whether the last instruction was decoded and executed, and belongs into the VM's cache.
+    #[inline]
+    pub fn has_learnt(&self) -> bool {
+        self.learnt.is_some()
+    }
+
+    /// Caches the last executed instruction for the whole VM. Not during the emulation, because `protect` may wait for
+    /// other vCPUs. The control registers in `cpu` are still those of the instruction.
+    #[cold]
+    pub fn remember(
+        &mut self,
+        cpu: &impl Cpu,
+        memory: &M,
+        shared: &WriteProtect<Decoded>,
+        protect: &impl Protect,
+        count: impl Count,
+    ) {
+        if let Some(learnt) = self.learnt.take() {
+            learnt.remember(cpu, memory, shared, protect, count);
+        }
+    }
+
+    /// The cached walks, for other code that reads the guest's instructions.
+    #[inline]
+    pub fn walks(&mut self) -> &mut Walks<M> {
+        &mut self.walks
+    }
+
+    /// The vCPU's own caches, if it has any.
+    #[inline]
+    pub fn known(&self) -> Option<&K> {
+        self.known.as_ref()
+    }
+}
+
+/// Decodes the saved bytes, or else fetches and decodes, and executes the instruction.
+#[cold]
+fn anew<C: Cpu, M: Memory, D: Device>(this: &mut Emulation<'_, C, M, D>, given: &[u8]) -> Outcome {
+    let decoded = match x86_emulate::decode(this.mode(), given) {
+        Ok(instruction) => Ok(instruction),
+        Err(_) => this.fetch().and_then(|fetched| this.decode(&fetched)),
+    };
+    match decoded {
+        Ok(instruction) => this.execute(&instruction),
+        Err(outcome) => outcome,
+    }
+}
+
+/// The processor mode, as the caches number it.
+#[inline]
+fn mode<C: Cpu, M: Memory, D: Device>(this: &Emulation<'_, C, M, D>) -> Mode {
+    Mode(this.mode() as u8)
+}
