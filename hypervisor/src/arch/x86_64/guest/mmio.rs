@@ -1,10 +1,11 @@
 //! Emulated accesses: device registers in memory (the local APIC in xAPIC mode, the I/O APIC, PCI's configuration
 //! spaces), and strings to and from ports.
 //!
-//! The CPU reports the guest physical address of the access; the crate `x86_emulate` decodes the instruction.
+//! The CPU reports the guest physical address of the access; the crate `emulator` executes the instruction.
 
 use abi::control::StopReason;
 use addr::{Gpa, PageSize};
+use emulator::Stopped;
 use log::debug;
 use x86_boot::layout::{PCI_ECAM, PCI_ECAM_BYTES};
 use x86_emulate::{
@@ -45,12 +46,13 @@ fn carry_out(run: &mut Running<'_>, cause: Cause) -> Next {
     let given = &arch.vmcb.control.instruction_bytes[..given_count];
     let mut registers = Registers::of(&mut arch.gprs, &mut arch.vmcb.save);
     let mut bus = Bus { origin, apic: &mut arch.apic, nobody: None };
-    let outcome = arch.emulator.carry_out(&mut registers, &run.vm.memory, &mut bus, cause, given, run.tally);
+    let (memory, stopped) = (&run.vm.memory, Stopped { cause, bytes: given });
+    let outcome = arch.emulator.carry_out(&mut registers, memory, &mut bus, stopped, memory.decoded(), run.tally);
     let nobody = bus.nobody;
     registers.put_back();
     run.vcpu.presence().leave();
     if run.owner.arch.emulator.has_learnt() {
-        emulate::remember(run, matches!(outcome, Outcome::Done { .. } | Outcome::Again));
+        emulate::remember(run);
     }
 
     if let Outcome::Done { .. } | Outcome::Again = outcome {

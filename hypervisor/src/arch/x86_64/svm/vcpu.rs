@@ -23,7 +23,7 @@ use x86_events::{Events, Flags};
 use super::entry::{self, Gprs, gpr};
 use super::events::{self, Armed};
 use crate::arch::trace::{self, Event as Trace};
-use crate::arch::x86_64::guest::emulate::Emulator;
+use crate::arch::x86_64::guest::emulate::{self, Emulator};
 use crate::arch::x86_64::guest::fpu::FpuState;
 use crate::arch::x86_64::guest::msr::MISC_ENABLE_RESET;
 use crate::arch::x86_64::host::tsc;
@@ -171,7 +171,7 @@ impl ArchVcpu {
             tsc_aux: 0,
             vp_assist: VpAssistMsr::default(),
             tags,
-            emulator: Emulator::new(index, config.decode_cache),
+            emulator: emulate::new(index, config.decode_cache),
             looks_at: if svm::may_keep_old_code() { Intercept1::INTN } else { Intercept1::empty() },
         };
         vcpu.reset_registers();
@@ -181,7 +181,7 @@ impl ArchVcpu {
     /// Pages that only the pCPU that runs the vCPU writes.
     pub(crate) fn own_pages(&self) -> impl Iterator<Item = OwnPages> {
         let vmcb = OwnPages { what: "VMCB", hva: hva_of(&*self.vmcb), bytes: size_of::<Vmcb>() };
-        [vmcb, self.fpu.own_pages()].into_iter().chain(self.emulator.own_pages())
+        [vmcb, self.fpu.own_pages()].into_iter().chain(emulate::own_pages(&self.emulator))
     }
 
     /// Registers as after INIT (APM vol. 2, table 14-1).
