@@ -59,6 +59,10 @@ pub(super) const FORMS: [Form; 8] = [
     Form::new(7, "xchg [rdi], eax", &[0x87, 0x07]),
 ];
 
+/// Two places of the first form. A vCPU has room for the site of one of them only. So with both in turns, no access
+/// finds its site.
+pub(super) const NEW_PLACES: [u64; 2] = [CODE + 0x400, CODE + 0x640];
+
 /// The memory of a VM.
 pub(super) struct Ram(Box<[AtomicU64]>);
 
@@ -76,8 +80,9 @@ impl Ram {
         for byte in 0..0x1000 {
             ram.write(Gpa(CODE + byte), &[BETWEEN]).expect("the page of the code is memory");
         }
-        for form in FORMS {
-            ram.write(Gpa(form.rip()), form.code).expect("the page of the code is memory");
+        let elsewhere = NEW_PLACES.map(|rip| (rip, FORMS[0]));
+        for (rip, form) in FORMS.map(|form| (form.rip(), form)).into_iter().chain(elsewhere) {
+            ram.write(Gpa(rip), form.code).expect("the page of the code is memory");
         }
         ram
     }

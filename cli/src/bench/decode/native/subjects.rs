@@ -4,13 +4,14 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use addr::Gpa;
-use decode_cache::{ByBytes, Bytes, Decoded as _, Place, Size, Vouching, WriteProtect};
+use decode_cache::{ByBytes, Bytes, Decoded as _, Mode as ModeNumber, Place, Size, Vouching, WriteProtect};
+use emulator::Decoded;
 use iced_x86::{Decoder, DecoderOptions};
 use x86_emulate::{Mode, Walks, decode, fetch};
 
 use super::Operation;
-use super::emulator::{BITS_64, Emulator, Known, Vm};
-use super::machine::{BETWEEN, FORMS, Form, ROOT, Ram, TABLES, Vcpu};
+use super::emulator::{Emulator, Vm};
+use super::machine::{BETWEEN, FORMS, Form, NEW_PLACES, ROOT, Ram, TABLES, Vcpu};
 use crate::args::Setting;
 
 /// What a figure is of, as far as something was promised of it.
@@ -82,6 +83,9 @@ impl Order {
     }
 }
 
+/// The caches' number for 64-bit mode.
+pub(super) const BITS_64: ModeNumber = ModeNumber(Mode::Bits64 as u8);
+
 /// The forms that drivers use most, whose whole emulation is timed.
 const KNOWN: [Form; 3] = [FORMS[0], FORMS[1], FORMS[2]];
 
@@ -111,9 +115,7 @@ pub(super) fn all() -> Vec<Subject> {
             all.push(emulating("off, walks remembered", Kind::Other, emulator, KNOWN[0]));
         }
         if setting == Setting::Bytes {
-            // What an access costs that comes from a new place: its bytes are known.
-            let emulator = Emulator::with_walks(setting, Arc::new(Vm::new(setting)), Walks::new());
-            all.push(emulating("bytes, from a new place", Kind::Emulation, emulator, KNOWN[0]));
+            all.push(from_new_places());
         }
     }
     all
@@ -121,7 +123,18 @@ pub(super) fn all() -> Vec<Subject> {
 
 fn emulating(what: &str, kind: Kind, mut emulator: Emulator, form: Form) -> Subject {
     Subject::same(&format!("whole emulation, {what}: {}", form.name), kind, move || {
-        black_box(emulator.emulate(form));
+        black_box(emulator.emulate(form.rip()));
+    })
+}
+
+/// What an access costs that comes from a new place: its bytes are known.
+fn from_new_places() -> Subject {
+    let mut emulator = Emulator::new(Setting::Bytes, Arc::new(Vm::new(Setting::Bytes)));
+    let [mut rip, mut other] = NEW_PLACES;
+    let name = format!("whole emulation, bytes, from a new place: {}", KNOWN[0].name);
+    Subject::same(&name, Kind::Emulation, move || {
+        black_box(emulator.emulate(rip));
+        std::mem::swap(&mut rip, &mut other);
     })
 }
 
@@ -144,13 +157,13 @@ pub(super) fn place(form: Form) -> Place {
     Place { rip: form.rip(), space: ROOT, mode: BITS_64, gpa: Some(Gpa(form.rip())) }
 }
 
-pub(super) fn known(form: Form) -> Known {
-    Known(decode(Mode::Bits64, form.code).expect("the forms are known instructions"))
+pub(super) fn known(form: Form) -> Decoded {
+    Decoded(decode(Mode::Bits64, form.code).expect("the forms are known instructions"))
 }
 
 /// A cache of bytes that knows all forms.
-pub(super) fn by_bytes() -> Box<ByBytes<Known>> {
-    let mut cache = Box::<ByBytes<Known>>::default();
+pub(super) fn by_bytes() -> Box<ByBytes<Decoded>> {
+    let mut cache = Box::<ByBytes<Decoded>>::default();
     for form in FORMS {
         cache.insert(BITS_64, &fetched(form), known(form));
     }
@@ -158,7 +171,7 @@ pub(super) fn by_bytes() -> Box<ByBytes<Known>> {
 }
 
 /// A cache of places that knows all forms.
-pub(super) fn by_place(vouching: Vouching) -> WriteProtect<Known> {
+pub(super) fn by_place(vouching: Vouching) -> WriteProtect<Decoded> {
     let (cache, ram) = (WriteProtect::new(Size::default(), vouching), Ram::new());
     for form in FORMS {
         let _ = cache.insert(&place(form), &fetched(form), known(form), &TABLES, &ram, || true);
@@ -183,7 +196,7 @@ fn hits() -> Vec<Subject> {
             black_box(walked.find(black_box(&places[form])));
         }),
         Subject::mixed("  of that, unpacking the instruction", Kind::Other, move |form| {
-            black_box(Known::unpack(black_box(packed[form])));
+            black_box(Decoded::unpack(black_box(packed[form])));
         }),
         Subject::mixed("hit, write-protect-tables: the same, and no fetch", Kind::Other, move |form| {
             black_box(vouched.find(black_box(&places[form])));

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use decode_cache::Vouching;
+use decode_cache::{Bytes, Vouching};
 use x86_emulate::{Mode, Outcome, Walks, decode, fetch};
 
-use super::emulator::{BITS_64, Emulator, Vm, bytes_of};
-use super::machine::{FORMS, VALUE, Vcpu};
-use super::subjects::{by_bytes, by_place, fetched, known, place};
+use super::emulator::{Emulator, Vm};
+use super::machine::{FORMS, NEW_PLACES, VALUE, Vcpu};
+use super::subjects::{BITS_64, by_bytes, by_place, fetched, known, place};
 use super::threads::Scaling;
 use super::{Figure, Kind, Operation, targets, undisturbed};
 use crate::args::Setting;
@@ -29,7 +29,10 @@ fn every_form_reaches_the_device_under_every_setting_the_first_time_and_later() 
         let mut emulator = Emulator::new(setting, Arc::new(Vm::new(setting)));
         for (form, pass) in FORMS.into_iter().flat_map(|form| (0..3).map(move |pass| (form, pass))) {
             let (reads, length) = (emulator.vcpu().device.reads, form.code.len());
-            let (outcome, was_known) = emulator.emulate(form);
+            let known = |emulator: &Emulator| emulator.counters().repeated.get() + emulator.counters().found.get();
+            let known_before = known(&emulator);
+            let outcome = emulator.emulate(form.rip());
+            let was_known = known(&emulator) > known_before;
             assert!(
                 matches!(outcome, Outcome::Done { length: it } if usize::from(it) == length),
                 "{}, {}, pass {pass}: {outcome:?}",
@@ -69,9 +72,19 @@ fn bytes_that_are_looked_for_are_those_that_would_be_fetched() {
     for form in FORMS {
         vcpu.cpu.rip = form.rip();
         let found = fetch(&vcpu.cpu, &vm.ram, &mut Walks::new()).expect("is mapped");
-        assert_eq!(bytes_of(&found), fetched(form), "{}", form.name);
+        let bytes = Bytes::from_zero_padded(found.window.words(), found.window.length());
+        assert_eq!(bytes, fetched(form), "{}", form.name);
         assert_eq!(Some(found.gpa), place(form).gpa);
     }
+}
+
+#[test]
+fn new_places_are_new_each_time_and_their_bytes_are_known() {
+    let mut emulator = Emulator::new(Setting::Bytes, Arc::new(Vm::new(Setting::Bytes)));
+    for rip in NEW_PLACES.into_iter().cycle().take(100) {
+        assert_eq!(emulator.emulate(rip), Outcome::Done { length: 2 });
+    }
+    assert_eq!([emulator.counters().repeated.get(), emulator.counters().found.get()], [0, 99]);
 }
 
 fn figure(kind: Kind, cycles: f64) -> Figure {

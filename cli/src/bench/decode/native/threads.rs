@@ -78,7 +78,7 @@ impl Subject {
             let mut emulator = CachePadded::new(Emulator::new(*setting, vm));
             move |times: u32| {
                 for _ in 0..times {
-                    black_box(emulator.emulate(FORMS[0]));
+                    black_box(emulator.emulate(FORMS[0].rip()));
                 }
             }
         });
