@@ -1,5 +1,5 @@
-//! Hands the linker script to the linker, for the bare-metal targets only: the library half is also built on the host.
-//! Says by `cfg(machine)` which kind of machine it is, and so which experiments there are.
+//! Passes the linker script to the linker, for the bare-metal targets only: the library half is also built on the host.
+//! Sets `cfg(machine)` to the kind of machine, which selects the experiments.
 
 use std::env;
 
@@ -15,7 +15,7 @@ fn main() {
     if bare {
         let here = env::var("CARGO_MANIFEST_DIR").expect("cargo sets it for every build script");
         println!("cargo::rustc-link-arg-bins=-T{here}/{script}");
-        // The image is loaded where it is linked: nobody relocates it.
+        // The image is loaded where it is linked, and is not relocated.
         println!("cargo::rustc-link-arg-bins=--no-pie");
         println!("cargo::rustc-link-arg-bins=-zmax-page-size=4096");
     }

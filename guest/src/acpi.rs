@@ -1,10 +1,10 @@
-//! Which CPUs there are, and where PCI is: from the RSDP through the root table to the MADT (ACPI 6.5, 5.2.5 to 5.2.12)
-//! and the MCFG.
+//! The CPUs, and where PCI is: from the RSDP through the root table to the MADT (ACPI 6.5, 5.2.5 to 5.2.12) and the
+//! MCFG.
 //!
-//! Tables are read through a function that hands out physical memory, so that the whole walk runs on the host in tests.
-//! A table with a wrong checksum or length is treated as absent.
+//! A function returns physical memory, so tests can run the whole walk on the host. A table with a wrong checksum or
+//! length counts as absent.
 
-/// Hands out `length` bytes of physical memory at an address, or `None` where the guest has no memory to read.
+/// Returns `length` bytes of physical memory at an address, or `None` if the guest has no memory there.
 pub trait Physical {
     /// The bytes `[at, at + length)`.
     fn bytes(&self, at: u64, length: usize) -> Option<&[u8]>;
@@ -12,7 +12,7 @@ pub trait Physical {
 
 /// Size of the header that every table begins with (ACPI 6.5, 5.2.6).
 const HEADER: usize = 36;
-/// The longest table that is believed to be one.
+/// The largest valid length of a table.
 const LONGEST: usize = 1 << 20;
 
 /// The MADT: interrupt controllers, one of them per CPU.

@@ -1,4 +1,4 @@
-//! Repeated measurements of the same thing, reduced to the two numbers that are reported.
+//! Repeated measurements of the same thing, reduced to the two numbers that the guest reports.
 
 /// How often each measurement is repeated. Odd, so that the median is one of the values.
 pub const BATCHES: usize = 9;
@@ -8,7 +8,7 @@ pub const BATCHES: usize = 9;
 pub struct Batches([u64; BATCHES]);
 
 impl Batches {
-    /// Runs `batch` once per batch, after one run to warm up whose result is dropped.
+    /// Runs `batch` once to warm up and drops that result, then runs it once per batch.
     pub fn measure(mut batch: impl FnMut() -> u64) -> Self {
         batch();
         Self(core::array::from_fn(|_| batch())).sorted()
@@ -25,7 +25,7 @@ impl Batches {
         self.0[BATCHES / 2]
     }
 
-    /// The smallest value: the batch that was disturbed least.
+    /// The smallest value, of the batch with the least disturbance.
     #[must_use]
     pub fn min(&self) -> u64 {
         self.0[0]

@@ -1,13 +1,13 @@
-//! The guest's command line: `key=value` words, and the nearest known word for one that is not known.
+//! The guest's command line: `key=value` words, and the nearest known word for an unknown one.
 
-/// What the command line asked for. Absent means: the experiment's own default.
+/// The options of the command line. An absent one means the experiment's own default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings<'a> {
-    /// `experiments=a,b,c`: run these in this order; `list` prints what there is.
+    /// `experiments=a,b,c`: run these in this order; `list` prints all names.
     pub experiments: Option<&'a str>,
     /// `iterations=N`: rounds of each loop.
     pub iterations: Option<u64>,
-    /// `cpus=N`: use at most so many CPUs.
+    /// `cpus=N`: use at most this many CPUs.
     pub cpus: Option<usize>,
     /// `seconds=N`: how long an experiment that is measured in time runs.
     pub seconds: Option<u64>,
@@ -35,7 +35,7 @@ pub struct Settings<'a> {
     pub device: Option<Register>,
     /// `vcpus=all`: all CPUs at once.
     pub all_cpus: bool,
-    /// `write=beside`: what is written is data on the page of the code, not the instruction itself.
+    /// `write=beside`: write data on the code's page, not the instruction itself.
     pub write_beside: bool,
     /// `every=N`: accesses between two writes.
     pub every: Option<u64>,
@@ -43,15 +43,15 @@ pub struct Settings<'a> {
     pub burst: Option<u64>,
     /// `variant=b`: the second of two meanings of the instruction at one address.
     pub second_variant: bool,
-    /// `memory=N`: MiB of memory that are used; all that there is, without.
+    /// `memory=N`: MiB of memory to use; without it, all.
     pub memory: Option<u64>,
-    /// `writes=N`: of 100 accesses, so many write.
+    /// `writes=N`: of 100 accesses, this many write.
     pub writes: Option<u64>,
-    /// `regions=N`: of 100 large pages, so many are used.
+    /// `regions=N`: of 100 large pages, this many are used.
     pub regions: Option<u64>,
 }
 
-/// Up to four words of a list, in the order in which they were written.
+/// Up to four words of a list, in their written order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice<T>([Option<T>; 4]);
 
@@ -61,7 +61,7 @@ impl<T: Copy> Choice<T> {
         self.0.iter().filter_map(|word| *word)
     }
 
-    /// `text` cut at commas; `None` if it is empty, too long, or one of the words means nothing.
+    /// `text` split at commas; `None` if it is empty, too long, or contains an invalid word.
     fn parse(text: &str, word: impl Fn(&str) -> Option<T>) -> Option<Self> {
         let mut chosen = [None; 4];
         for (at, name) in text.split(',').enumerate() {
@@ -135,10 +135,10 @@ impl Register {
     }
 }
 
-/// The most addresses that `rips` takes: as many instructions as fit into the pages that there are for code.
+/// Maximum number of addresses that `rips` takes: as many instructions as fit into the code pages.
 pub const MOST_RIPS: usize = 1024;
 
-/// The most pages that [`Extent::Pages`] names: as many as are mapped to be flushed.
+/// Maximum number of pages in [`Extent::Pages`]: as many as are mapped for flushes.
 pub const MOST_PAGES: u64 = 64;
 
 /// The keys that [`Settings::parse`] understands.
@@ -175,10 +175,10 @@ pub enum Mistake<'a> {
     UnknownKey {
         /// The key as it was written.
         key: &'a str,
-        /// The known key that differs least.
+        /// The most similar known key.
         nearest: &'static str,
     },
-    /// The key exists, but its value is not one that it takes.
+    /// The key exists, but does not take this value.
     BadValue {
         /// The key.
         key: &'a str,
@@ -282,7 +282,7 @@ fn number(text: &str) -> Option<u64> {
     }
 }
 
-/// The candidate that `word` was most likely meant to be: the one with the smallest edit distance.
+/// The candidate with the smallest edit distance to `word`.
 pub fn nearest<'c>(word: &str, candidates: impl IntoIterator<Item = &'c str>) -> Option<&'c str> {
     candidates.into_iter().min_by_key(|candidate| distance(word.as_bytes(), candidate.as_bytes()))
 }

@@ -1,7 +1,7 @@
-//! The CPUs of the guest, and how work is handed to them.
+//! The CPUs of the guest, and how they get work.
 //!
-//! CPU 0 runs the experiments. The others wait, asleep with interrupts on, for a job: a function that is called with
-//! the CPU's index. A CPU is busy from the moment it is given a job until it has returned from it.
+//! CPU 0 runs the experiments. The others sleep with interrupts on until they get a job: a function that is called with
+//! the CPU's index. A CPU is busy from the moment when it gets a job until it has returned from it.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
@@ -33,13 +33,13 @@ static CPUS: [Cpu; MAX_CPUS] = [const {
     }
 }; MAX_CPUS];
 
-/// Whether there are CPUs that were not to be started.
+/// Whether there are CPUs that the guest was told not to start.
 static STRANGERS: AtomicBool = AtomicBool::new(false);
 
 /// CPUs that were found and started.
 static COUNT: AtomicUsize = AtomicUsize::new(1);
 
-/// Finds the CPUs in the firmware tables and starts up to `limit` of them. Answers how many did not come up.
+/// Finds the CPUs in the firmware tables and starts up to `limit` of them. Returns how many did not come up.
 pub(crate) fn start_all(info: &BootInfo, limit: usize) -> usize {
     let own = control::hardware_id();
     CPUS[0].hardware_id.store(own, Ordering::SeqCst);
@@ -68,25 +68,25 @@ pub(crate) fn start_all(info: &BootInfo, limit: usize) -> usize {
     missing
 }
 
-/// Starts CPU `index`, which is off (on x86-64: whatever it was doing). Answers whether it came up.
+/// Starts CPU `index`, which is off (on x86-64: in any state). Returns whether it came up.
 pub(crate) fn start(index: usize) -> bool {
     let cpu = &CPUS[index];
     cpu.up.store(false, Ordering::SeqCst);
     let up = boot::start_cpu(index, hardware_id(index), || cpu.up.load(Ordering::SeqCst));
     if up {
-        // Whatever job it had died with it.
+        // A former job ended with the restart.
         cpu.busy.store(false, Ordering::SeqCst);
     }
     up
 }
 
-/// Whether every CPU of the machine but those that failed to come up is ours, so that an interrupt to all others
-/// disturbs no stranger.
+/// Whether all CPUs of the machine belong to the guest, except those that failed to come up. Then an interrupt to all
+/// others reaches no foreign CPU.
 pub(crate) fn all_are_ours() -> bool {
     !STRANGERS.load(Ordering::Relaxed)
 }
 
-/// How many CPUs there are, CPU 0 included.
+/// Number of CPUs, including CPU 0.
 pub(crate) fn count() -> usize {
     COUNT.load(Ordering::Relaxed)
 }
@@ -150,7 +150,7 @@ pub(crate) fn wait_for_all(patience: u64) -> Option<usize> {
     if wait_until(patience, all_free) { None } else { (1..count()).find(|index| is_up(*index) && !is_free(*index)) }
 }
 
-/// What CPUs other than 0 do all their life.
+/// The loop of all CPUs except 0.
 pub(crate) fn serve(index: usize) -> ! {
     let cpu = &CPUS[index];
     remote::prepare_cpu(index);
@@ -163,7 +163,7 @@ pub(crate) fn serve(index: usize) -> ! {
                 interrupts::disable();
                 cpu.busy.store(false, Ordering::SeqCst);
             }
-            // Interrupts are off, so a job given since the look above wakes this at once.
+            // Interrupts are off, so a job given after the check above wakes this CPU at once.
             None => interrupts::sleep(),
         }
     }

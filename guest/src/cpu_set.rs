@@ -38,19 +38,19 @@ impl CpuSet {
         self.0.get(index / 64).is_some_and(|word| word >> (index % 64) & 1 != 0)
     }
 
-    /// How many are in.
+    /// Number of CPUs in the set.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.iter().map(|word| word.count_ones() as usize).sum()
     }
 
-    /// Whether none is in.
+    /// Whether the set is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.iter().all(|word| *word == 0)
     }
 
-    /// What is in, in rising order.
+    /// The CPUs of the set, in rising order.
     pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {
         self.0.iter().enumerate().flat_map(|(at, &word)| {
             let mut rest = word;

@@ -1,8 +1,8 @@
 //! The Hyper-V hypercalls as data: control words, results, lists of addresses, sparse sets (TLFS, chapter 3 "Hypercall
 //! interface" and 12 "Virtual MMU").
 //!
-//! Written from the specification, apart from what the hypervisor is made of, so that one mistake is not made on both
-//! sides.
+//! This module is written from the specification and shares no code with the hypervisor, so that one mistake is not in
+//! both.
 
 use crate::cpu_set::CpuSet;
 
@@ -38,14 +38,14 @@ pub const ACCESS_DENIED: u16 = 6;
 pub const ALL_PROCESSORS: u64 = 1;
 /// Flush flag: all address spaces; the given one is ignored.
 pub const ALL_SPACES: u64 = 2;
-/// Flush flag: global mappings may stay.
+/// Flush flag: the TLB may keep global mappings.
 pub const NON_GLOBAL: u64 = 4;
 /// Flush flag: the list is in the extended format.
 pub const EXTENDED_RANGES: u64 = 8;
 
 /// Format of a set: banks of 64.
 pub const SPARSE: u64 = 0;
-/// Format of a set: everybody.
+/// Format of a set: all processors.
 pub const EVERYBODY: u64 = 1;
 
 /// Pages that one entry of a list can name.
@@ -99,8 +99,8 @@ pub const fn reps(result: u64) -> u64 {
     result >> 32 & 0xfff
 }
 
-/// The entries of a list that name `pages` pages from `start` on: the page's address, and in its lowest 12 bits how
-/// many pages follow it.
+/// The list entries for `pages` pages from `start` on. An entry has a page's address, and in its lowest 12 bits the
+/// number of pages that follow it.
 pub fn ranges(start: u64, pages: u64) -> impl Iterator<Item = u64> {
     let start = start & !0xfff;
     (0..pages.div_ceil(PAGES_PER_ENTRY)).map(move |entry| {
@@ -109,8 +109,8 @@ pub fn ranges(start: u64, pages: u64) -> impl Iterator<Item = u64> {
     })
 }
 
-/// The banks that a sparse set lists, without gaps from bank 0 on, as Linux and FreeBSD do: the mask of the banks, and
-/// what they hold.
+/// The banks of a sparse set, without gaps from bank 0 on, as Linux and FreeBSD list them: the mask of the banks, and
+/// their contents.
 #[must_use]
 pub fn sparse(set: &CpuSet) -> (u64, &[u64]) {
     let banks = set.banks();

@@ -1,4 +1,4 @@
-//! What each interrupt means. Their numbers are the architecture's: vectors, or INTIDs.
+//! The meaning of each interrupt. The architecture defines their numbers: vectors, or INTIDs.
 
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -10,7 +10,7 @@ use crate::arch::{controller, cpu_local, power, tsc};
 use crate::experiments::mixed;
 use crate::shootdown;
 
-/// What one CPU has taken.
+/// Interrupts that one CPU has taken.
 #[repr(align(128))]
 pub(crate) struct Taken {
     /// Timer interrupts.
@@ -21,7 +21,7 @@ pub(crate) struct Taken {
     pub(crate) wake: AtomicU64,
     /// Interrupts [`COUNTED`].
     pub(crate) counted: AtomicU64,
-    /// Interrupts that nobody asked for.
+    /// Unexpected interrupts.
     pub(crate) unexpected: AtomicU64,
 }
 
@@ -35,7 +35,7 @@ static TAKEN: [Taken; MAX_CPUS] = [const {
     }
 }; MAX_CPUS];
 
-/// What CPU `cpu` has taken so far.
+/// Interrupts that CPU `cpu` has taken so far.
 pub(crate) fn taken(cpu: usize) -> &'static Taken {
     &TAKEN[cpu]
 }

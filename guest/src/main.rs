@@ -1,8 +1,8 @@
-//! The measuring guest: one small bare-metal kernel, a list of named experiments, records out.
+//! The measuring guest: one small bare-metal kernel with a list of named experiments. It writes records.
 //!
-//! It boots by PVH on x86-64 and as a Linux Image on AArch64 (`-kernel` of QEMU, and our hypervisor; Xen and
-//! Firecracker take the former), starts the CPUs that the firmware tables name, runs the experiments that its command
-//! line names, writes what it saw as one line per record to the first serial port, and powers off.
+//! It boots by PVH on x86-64 and as a Linux Image on AArch64. QEMU's `-kernel` and our hypervisor start both; Xen and
+//! Firecracker start the former. The guest starts the CPUs in the firmware tables and runs the experiments on its
+//! command line. It writes one line per record to the first serial port, and powers off.
 //!
 //! It is linked for the start of memory and needs 20 MiB of it.
 //!
@@ -17,8 +17,8 @@
 //! | `result` | after each experiment |
 //! | `done` | once, at the end |
 //!
-//! A violation counts as a failure under a hypervisor only. QEMU's own CPU emulation is known to let things pass, and
-//! is a tool here, not the subject.
+//! A violation counts as a failure under a hypervisor only. QEMU's own CPU emulation lets some violations pass; it is a
+//! tool here, not the subject of the test.
 
 #![no_std]
 #![no_main]
@@ -49,7 +49,7 @@ fn main(info: &BootInfo) -> ! {
         report(mistake);
     });
 
-    // Early, as kernels do, so that each CPU can find out its index as it comes up.
+    // Early, as in kernels, so that each CPU can read its index when it comes up.
     let remote = remote::bring_up();
     remote::prepare_cpu(0);
 
@@ -104,7 +104,7 @@ fn main(info: &BootInfo) -> ! {
     power::off(failures == 0)
 }
 
-/// Runs one experiment and answers how many failures it adds.
+/// Runs one experiment and returns its number of failures.
 fn perform(experiment: &Experiment, context: &Context) -> u64 {
     let start = tsc::now();
     let outcome = (experiment.run)(context);

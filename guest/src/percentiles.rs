@@ -1,9 +1,9 @@
 //! Many measurements of the same thing, reduced to mean and percentiles.
 
-/// What a series came to, in the unit of its values.
+/// The summary of a series, in the unit of its values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
-    /// How many values.
+    /// Number of values.
     pub count: u64,
     /// Arithmetic mean, rounded down.
     pub mean: u64,
@@ -43,15 +43,16 @@ impl Summary {
     }
 }
 
-/// Index, among `count` sorted values, of the least one that `per_mille` of 1000 values do not exceed (nearest rank).
+/// Index of the nearest rank: among `count` sorted values, the smallest value that at least `per_mille` of 1000 values
+/// do not exceed.
 fn rank(count: usize, per_mille: usize) -> usize {
     (count * per_mille).div_ceil(1000).clamp(1, count) - 1
 }
 
-/// The part of a measured time that its CPU was there for.
+/// The part of a measured time in which its CPU was running.
 ///
-/// `seen` ticks passed on the clock. Meanwhile the CPU's run time advanced by `ran` ticks, which include `overhead`
-/// ticks that the reading of the run time costs. What is missing, the CPU was away.
+/// `seen` ticks passed on the clock. In that time the CPU's run time advanced by `ran` ticks, including `overhead`
+/// ticks for reading the run time. In the remaining time the CPU was not running.
 #[must_use]
 pub fn net_of_absence(seen: u64, ran: u64, overhead: u64) -> u64 {
     let away = seen.saturating_add(overhead).saturating_sub(ran);
@@ -64,7 +65,7 @@ pub fn nanoseconds(ticks: u64, khz: u64) -> u64 {
     scaled(ticks, 1_000_000, khz)
 }
 
-/// `value * numerator / denominator` without overflow on the way; the largest number if the result has no room.
+/// `value * numerator / denominator` without overflow in between; the largest number if the result is too large.
 #[must_use]
 pub fn scaled(value: u64, numerator: u64, denominator: u64) -> u64 {
     let exact = u128::from(value) * u128::from(numerator) / u128::from(denominator.max(1));

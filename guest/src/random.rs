@@ -1,4 +1,4 @@
-//! A small random generator (xorshift64*): repeatable from its seed, good enough to choose what to do next.
+//! A small random generator (xorshift64*). It repeats from its seed, and is good enough to choose the next action.
 
 /// The generator's state: one word, never zero.
 #[derive(Clone, Debug)]

@@ -14,7 +14,7 @@ macro_rules! record {
 }
 pub(crate) use record;
 
-/// Text in double quotes, with what would end them replaced.
+/// Text in double quotes. It replaces characters that would end the quotes.
 pub(crate) struct Text<'a>(pub(crate) &'a str);
 
 impl fmt::Display for Text<'_> {
@@ -27,7 +27,7 @@ impl fmt::Display for Text<'_> {
     }
 }
 
-/// One line at most; what does not fit is cut.
+/// One line at most; the rest is dropped.
 struct Line {
     bytes: [u8; 512],
     length: usize,

@@ -1,21 +1,21 @@
-//! The numbers by which a stale translation gives itself away.
+//! The numbers that reveal a stale translation.
 //!
-//! A page belongs to one writer, who moves it from frame to frame. The move number `n`:
+//! A page belongs to one writer, which moves it from frame to frame. The move number `n`:
 //!
 //! 1. writes `n` into the frame `n % FRAMES`, which the page has not pointed to since move `n - FRAMES`,
 //! 2. points the page at that frame,
 //! 3. flushes the page on a set of CPUs,
-//! 4. publishes `n` to each CPU of the set: what this CPU reads from now on is `n` at least.
+//! 4. publishes `n` to each CPU of the set: from now on this CPU reads at least `n`.
 //!
 //! A reader takes its published number first and reads the page second.
 //!
-//! **No false alarm.** With a good translation the reader reaches the frame of a move `m`, `m >= n` where `n` is what
-//! it took, because the page already pointed there when `n` was published. That frame held `m` before the page pointed
-//! to it, and the numbers in a frame only rise. So less than `n` cannot be read, even if the frame is written again
-//! meanwhile.
+//! **No false alarm.** Let `n` be the number that the reader took. With a valid translation the reader reaches the
+//! frame of a move `m`, `m >= n`, because the page already pointed there when `n` was published. That frame held `m`
+//! before the page pointed to it, and the numbers in a frame only rise. So the reader cannot read less than `n`, even
+//! if the writer writes to the frame again meanwhile.
 //!
-//! **What is missed.** A stale translation to the frame of move `m < n` is noticed until that frame is written anew by
-//! move `m + FRAMES`: for the next `FRAMES - 1` moves. Afterwards the old frame holds a number that looks good.
+//! **What it misses.** A stale translation to the frame of move `m < n` is visible for the next `FRAMES - 1` moves,
+//! until move `m + FRAMES` writes that frame again. Afterwards the old frame holds a valid number.
 
 /// Frames that a page takes turns among.
 pub const FRAMES: usize = 8;

@@ -1,5 +1,5 @@
-//! Remote TLB flushes, as a guest kernel does them: one function, native by interrupt at first, replaced once the
-//! machine's own way has been found (`arch::remote`): a hypercall, or an instruction that all CPUs hear.
+//! Remote TLB flushes, as a guest kernel does them. One function starts with interrupts. When the guest finds the
+//! machine's own way (`arch::remote`), it replaces them: by a hypercall, or by an instruction that all CPUs obey.
 //!
 //! | operation | FreeBSD's `invl_op` | by interrupt | by hypercall |
 //! |---|---|---|---|
@@ -7,12 +7,12 @@
 //! | [`Operation::Range`] | PGRNG (5 to 7) | INVLPG for each page, beyond 33 CR3 | 0x0003 or 0x0014, one entry per 4096 pages |
 //! | [`Operation::Page`] | PG (8 to 10) | INVLPG | 0x0003 or 0x0014, one entry, as Linux has it |
 //!
-//! Both take a set of CPUs in which the caller may be, and return when the flush has been done on all of it.
+//! Both take a set of CPUs, which may include the caller. They return when all CPUs of the set have flushed.
 //!
-//! **By interrupt.** Each CPU has one request of its own, and an inbox with a bit per sender. The sender fills its
-//! request in, sets its bit in each target's inbox, interrupts the targets (all others by one command, where that meets
-//! no stranger; otherwise one by one), flushes itself, and waits until nobody is left to answer. While it waits it
-//! serves its own inbox, so that two who flush each other with interrupts off both come to an end.
+//! **By interrupt.** Each CPU has one request, and an inbox with a bit per sender. The sender fills in its request,
+//! sets its bit in each target's inbox, and interrupts the targets. One command interrupts all other CPUs, if all CPUs
+//! belong to the guest; otherwise each gets its own. Then the sender flushes its own TLB and waits for the answers.
+//! While it waits, it serves its own inbox. So two CPUs that flush each other with interrupts off both finish.
 
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
@@ -47,7 +47,7 @@ pub(crate) enum Operation {
 /// Ranges of more pages are flushed whole (Linux' `tlb_single_page_flush_ceiling`).
 pub(crate) const CEILING: u64 = 33;
 
-/// Which function [`smp_targeted_tlb_shootdown`] stands for; an index into [`IMPLEMENTATIONS`].
+/// Which implementation [`smp_targeted_tlb_shootdown`] uses; an index into [`IMPLEMENTATIONS`].
 static CURRENT: AtomicU8 = AtomicU8::new(0);
 const IMPLEMENTATIONS: [fn(&CpuSet, Operation); 2] = [native, remotely];
 
@@ -56,7 +56,7 @@ static BY_MASK: AtomicBool = AtomicBool::new(false);
 /// Hypercalls that did not succeed.
 static FALLBACKS: AtomicU64 = AtomicU64::new(0);
 
-/// Flushes what `operation` names on all CPUs of `set`. When it returns, it is done.
+/// Flushes `operation` on all CPUs of `set`, and returns when all have flushed.
 pub(crate) fn smp_targeted_tlb_shootdown(set: &CpuSet, operation: Operation) {
     IMPLEMENTATIONS[usize::from(CURRENT.load(Ordering::Relaxed)) & 1](set, operation);
 }
@@ -81,7 +81,7 @@ pub(crate) fn choose(approach: Approach) -> bool {
     offered
 }
 
-/// What is in use.
+/// The implementation in use.
 pub(crate) fn chosen() -> Approach {
     if CURRENT.load(Ordering::Relaxed) == 0 { Approach::Ipi } else { remote::APPROACH }
 }
@@ -91,7 +91,7 @@ pub(crate) fn name_one_by_one(on: bool) {
     BY_MASK.store(on, Ordering::SeqCst);
 }
 
-/// How many hypercalls did not succeed so far.
+/// Number of hypercalls that failed so far.
 pub(crate) fn fallbacks() -> u64 {
     FALLBACKS.load(Ordering::Relaxed)
 }
@@ -107,7 +107,8 @@ fn perform(operation: Operation) {
     }
 }
 
-/// What one CPU asks of the others. Written by its CPU while `unanswered` is zero, read by those it has a bit with.
+/// What one CPU asks of the others. Its CPU writes it while `unanswered` is zero; the CPUs whose inbox has its bit read
+/// it.
 #[repr(align(128))]
 struct Request {
     /// `invl_op`: 1 whole, 5 range, 8 page.
@@ -120,7 +121,7 @@ struct Request {
 
 const INBOX_WORDS: usize = MAX_CPUS.div_ceil(64);
 
-/// Who waits for this CPU to flush.
+/// The CPUs that wait for this CPU to flush.
 #[repr(align(128))]
 struct Inbox([AtomicU64; INBOX_WORDS]);
 
@@ -144,7 +145,7 @@ impl Request {
         self.code.store(code, Ordering::Relaxed);
         self.start.store(start, Ordering::Relaxed);
         self.pages.store(pages, Ordering::Relaxed);
-        // The bit in the inbox, set later, is what makes all of this visible.
+        // The later store to the inbox makes all of this visible.
         self.unanswered.store(targets, Ordering::Relaxed);
     }
 
@@ -158,7 +159,7 @@ impl Request {
     }
 }
 
-/// Seconds without an answer after which a record says so. The wait goes on.
+/// Seconds without an answer after which the guest writes a record. It continues to wait.
 const PATIENCE: u64 = 60;
 
 /// By interrupt.
@@ -199,7 +200,7 @@ fn native(set: &CpuSet, operation: Operation) {
     });
 }
 
-/// The target's part: does what the inbox of this CPU asks for, and answers.
+/// The target's part: handles the requests in this CPU's inbox, and answers them.
 pub(crate) fn serve(own: usize) {
     for (at, word) in INBOXES[own].0.iter().enumerate() {
         if word.load(Ordering::Relaxed) == 0 {

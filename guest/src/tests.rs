@@ -1,4 +1,4 @@
-//! Tests of what the guest can decide without a machine.
+//! Tests of the guest's functions that need no machine.
 
 extern crate std;
 
@@ -298,7 +298,7 @@ fn percentiles_are_those_of_the_nearest_rank() {
 
 #[test]
 fn time_away_is_what_the_clock_has_and_the_run_time_lacks() {
-    // There all the time: the run time has what passed, and what its reading costs.
+    // The vCPU ran all the time: the run time has the elapsed time and the cost of reading it.
     assert_eq!(net_of_absence(1000, 1050, 50), 1000);
     // Away for 700.
     assert_eq!(net_of_absence(1000, 350, 50), 300);

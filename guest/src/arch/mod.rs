@@ -1,10 +1,10 @@
 //! The machine. The only file that names an architecture.
 //!
-//! Each architecture defines the same names: `attempt` (instructions that may fault), `boot`, `control` (identification
-//! and control registers), `controller` (interrupts between CPUs, timer), `cpu_local`, `entries` (of page tables),
-//! `host_writes` (instructions that have the hypervisor write to memory), `interrupts`, `power`, `registers`, `remap`
-//! (pages that all CPUs see), `remote` (flushing other TLBs without interrupts), `round_trip` (loops to be measured),
-//! `serial`, `tlb`, `tsc`, `vectors`. What else it defines is for its own experiments.
+//! Each architecture defines the same modules: `attempt` (instructions that may fault), `boot`, `control`
+//! (identification and control registers), `controller` (interrupts between CPUs, timer), `cpu_local`, `entries` (of
+//! page tables), `host_writes` (instructions by which the hypervisor writes to memory), `interrupts`, `power`,
+//! `registers`, `remap` (pages that all CPUs share), `remote` (flushes of other TLBs without interrupts), `round_trip`
+//! (measured loops), `serial`, `tlb`, `tsc`, `vectors`. Its other modules are for its own experiments.
 
 #![expect(
     unsafe_code,

@@ -1,7 +1,6 @@
-//! Memory that nobody else uses: from the end of the image to the end of the memory that the image lies in, whole 2
-//! MiB.
+//! Unused memory: from the end of the image to the end of the RAM that contains the image, in whole 2 MiB.
 //!
-//! It is mapped one to one, by 2 MiB pages.
+//! The guest maps it one to one, by 2 MiB pages.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -44,7 +43,7 @@ pub(crate) struct Ram {
 }
 
 impl Ram {
-    /// All of it; empty if the machine does not say what it has.
+    /// All of it; empty if the machine does not describe its memory.
     pub(crate) fn all() -> Self {
         Self { start: START.load(Ordering::Relaxed), bytes: BYTES.load(Ordering::Relaxed) }
     }
@@ -60,12 +59,12 @@ impl Ram {
         Self { start: self.start + offset, bytes: bytes.min(self.bytes - offset) & !(LARGE_BYTES - 1) }
     }
 
-    /// The word that begins in the eight bytes around `offset`, which must lie within.
+    /// The aligned word that contains `offset`, which must lie within.
     #[inline]
     pub(crate) fn word(self, offset: u64) -> &'static AtomicU64 {
         assert!(offset < self.bytes);
-        // SAFETY: within memory that is mapped, aligned, outside of the image, and only ever accessed by atomic
-        // operations of this kernel and, by `written_by_host`, by the machine below.
+        // SAFETY: the word lies in mapped memory, is aligned, and is outside of the image. Only atomic operations of
+        // this kernel access it, and the machine below through `written_by_host`.
         unsafe { &*((self.start + (offset & !7)) as *const AtomicU64) }
     }
 

@@ -6,8 +6,7 @@
 //! | 8 | a frame | an interrupt stack whose page is missing |
 //! | 9 | anything | device pages and addresses without memory, by [`map_physical`] |
 //!
-//! Each CPU touches only its own part, so no other CPU's TLB is ever involved. Pages that all CPUs share are in
-//! `remap`.
+//! Each CPU accesses only its own part, so no other CPU's TLB caches it. Pages that all CPUs share are in `remap`.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -77,7 +76,7 @@ pub(crate) fn frame(cpu: usize, index: usize) -> u64 {
 }
 
 #[cfg(machine = "pc")]
-/// The frame that lies `frames` frames behind frame 0 of CPU 0: all of them are one array.
+/// The frame `frames` frames after frame 0 of CPU 0: all of them are one array.
 pub(super) fn frame_behind_the_first(frames: usize) -> u64 {
     BACKING[frames / FRAMES][frames % FRAMES].address()
 }
@@ -103,12 +102,12 @@ pub(super) fn stack_top(cpu: usize) -> u64 {
     page_address(cpu, STACK_PAGE) + PAGE
 }
 
-/// Lets the page-fault handler map what is missing, or not.
+/// Chooses whether the page-fault handler maps missing pages.
 pub(crate) fn serve_demand(cpu: usize, on: bool) {
     DEMAND[cpu].store(on, Ordering::SeqCst);
 }
 
-/// How many pages the handler has mapped on CPU `cpu`.
+/// Number of pages that the handler has mapped on CPU `cpu`.
 pub(crate) fn mapped_on_demand(cpu: usize) -> u64 {
     MAPPED[cpu].load(Ordering::SeqCst)
 }
@@ -130,7 +129,7 @@ pub(crate) fn map_physical(cpu: usize, at: u64) -> u64 {
     page_address(cpu, DEVICE_PAGE) + at % PAGE
 }
 
-/// Maps whatever `entry` says at the same place, and answers where.
+/// Maps the physical page of `entry` at the same place, and returns the address.
 pub(crate) fn map(cpu: usize, entry: u64) -> u64 {
     remove(cpu, DEVICE_PAGE);
     TABLES[cpu].set(DEVICE_PAGE, entry);

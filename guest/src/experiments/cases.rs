@@ -1,5 +1,5 @@
-//! Conformance cases: each leaves one record, `case name=.. about=".." outcome=pass|fail|skipped why=".."`. A case that
-//! fails leaves a `violation` too, and counts.
+//! Conformance cases. Each writes one record, `case name=.. about=".." outcome=pass|fail|skipped why=".."`. A failed
+//! case also writes a `violation`, and counts.
 
 use core::fmt;
 
@@ -22,7 +22,7 @@ impl<'a, 'b> Cases<'a, 'b> {
         Self { context, experiment, passed: 0, failed: 0, failures: 0, skipped: 0 }
     }
 
-    /// A case that was tried.
+    /// A case that ran.
     pub(super) fn check(&mut self, name: &str, about: &str, expected: &str, seen: fmt::Arguments<'_>, matches: bool) {
         let outcome = if matches { "pass" } else { "fail" };
         record!("case", name = name, about = Text(about), outcome = outcome, why = format_args!("\"{seen}\""));

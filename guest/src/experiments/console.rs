@@ -1,5 +1,5 @@
-//! Guests that write to their consoles: one without end, and one that says a little, for somebody who watches when it
-//! arrives.
+//! Guests that write to their consoles: one without end, and one that writes a little, so that a watcher can time its
+//! arrival.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,7 +8,7 @@ use crate::arch::{serial, tsc};
 use crate::cpu;
 use crate::record::record;
 
-/// What a flood consists of: nothing that a record has in it.
+/// The bytes of a flood; none of them appears in a record.
 const FLOOD: &[u8] = b"################################################################";
 
 static LAST: AtomicU64 = AtomicU64::new(0);

@@ -1,9 +1,9 @@
-//! Vector registers of a CPU that uses them now and then, while it sleeps and is moved about.
+//! Vector registers of a CPU that uses them rarely, while it sleeps and migrates.
 //!
-//! A hypervisor may leave them in the processor for as long as nobody else wants it, and load them only when they are
-//! used. So one CPU alone uses them: it gives them new contents, then sleeps and spins some times without looking at
-//! them, then looks. The other CPUs sleep and spin, for no other reason than to be in its way. Contents that it had
-//! before the last ones are the worst: registers of a processor where it was some time ago.
+//! A hypervisor may leave them in the processor until another vCPU needs them, and load them only on use. So only one
+//! CPU uses them: it gives them new contents, sleeps and spins some times without a check, then checks. The other CPUs
+//! sleep and spin only to disturb it. The worst result is old contents: registers of a processor on which it ran some
+//! time ago.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -79,7 +79,7 @@ fn be_in_the_way(cpu: usize) {
     interrupts::disable();
 }
 
-/// Sleeps until the timer comes, some time soon. Touches no vector registers.
+/// Sleeps until the timer fires, after a short random time. Uses no vector registers.
 fn nap(cpu: usize, random: &mut Random) {
     let timer = &taken(cpu).timer;
     interrupts::disable();

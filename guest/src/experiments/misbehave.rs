@@ -1,5 +1,4 @@
-//! A guest that does what it should not, on any machine: each ends in the architecture's answer, or in the end of this
-//! VM alone.
+//! Forbidden actions of a guest, on any machine. Each gets the architecture's answer, or ends this VM alone.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -42,7 +41,7 @@ pub(super) fn write_nowhere(context: &Context) -> Outcome {
             value = format_args!("{:#x}", loaded.unwrap_or(0)),
             wide = format_args!("{:#x}", wide.unwrap_or(0)),
         );
-        // Whatever the answer, it must not be memory.
+        // The access may have any answer except that of memory.
         let kept = loaded == Ok(0x1234_5678);
         failures +=
             context.expect("write-nowhere", format_args!("{at:#x}"), "no-memory", format_args!("memory"), !kept);
@@ -91,7 +90,7 @@ pub(super) fn halt_cli(context: &Context) -> Outcome {
     cpu::retire(1);
     record!("record", experiment = "halt-cli", cpu = 1, halted = halted);
 
-    // Mail to a CPU that will never look: it stays pending there and harms nobody.
+    // An interrupt to a CPU that will never take it: it stays pending there and harms no one.
     controller::send(cpu::hardware_id(1), TIMER);
     match super::mixed::run(context) {
         Outcome::Done { failures } => Outcome::Done { failures: failures + u64::from(!halted) },

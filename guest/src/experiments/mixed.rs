@@ -1,4 +1,4 @@
-//! All CPUs at once, each doing one random thing after the other, and checking everything that it can.
+//! All CPUs at once. Each does one random action after the other, and checks all that it can.
 //!
 //! | done | checked |
 //! |---|---|
@@ -10,13 +10,13 @@
 //! | general registers over a spin | they hold what they held |
 //! | always | vector registers, float control, what else a CPU has of its own; the clock never runs backwards |
 //!
-//! IPIs of one vector coalesce, so they cannot be counted. Instead each pair of CPUs has a counter of mail: the sender
-//! increments it, then sends the IPI, and sends no other until the receiver's handler has copied the counter. With
-//! more than 16 CPUs several senders share a vector, and the IPI of one can make up for a lost one of another.
+//! IPIs of one vector coalesce, so a receiver cannot count them. Instead each pair of CPUs has a counter of mail. The
+//! sender increments it, then sends the IPI, and sends no other until the receiver's handler has copied the counter.
+//! With more than 16 CPUs several senders share a vector, and the IPI of one can hide the loss of another's.
 //!
-//! Every CPU watches its neighbour's count of rounds, so that a CPU that no longer moves is named, with what it was
-//! waiting for. When all CPUs are halted and no timer comes, nobody is left to say so: a `progress` record that does
-//! not come, with no `done` after it, is the host's to notice.
+//! Every CPU watches its neighbour's count of rounds. So the record names a stuck CPU and what it waited for. If all
+//! CPUs are halted and no timer fires, no CPU can report it. The host must then notice that no `progress` record
+//! arrives, and no `done` after it.
 
 use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -38,7 +38,7 @@ static SENT: Mail = [const { [const { AtomicU32::new(0) }; MAX_CPUS] }; MAX_CPUS
 /// Mail that the receiver's handler has seen.
 static SEEN: Mail = [const { [const { AtomicU32::new(0) }; MAX_CPUS] }; MAX_CPUS];
 
-/// What is counted, per CPU.
+/// The counters of each CPU.
 #[derive(Clone, Copy)]
 enum Count {
     Rounds,
@@ -180,7 +180,7 @@ pub(in crate::experiments) fn run(context: &Context) -> Outcome {
     }
     work(0);
     let stuck = loop {
-        // As long as somebody still makes rounds, the others are slow, not stuck.
+        // As long as one CPU makes rounds, the others are slow, not stuck.
         let rounds = total(Count::Rounds);
         match cpu::wait_for_all(patience) {
             Some(stuck) if rounds == total(Count::Rounds) => break Some(stuck),
@@ -193,7 +193,7 @@ pub(in crate::experiments) fn run(context: &Context) -> Outcome {
         failure!(of = "end", cpu = stuck, expected = "finished", seen = "stuck", waiting_for = waiting);
     }
 
-    // Mail that nobody waited for must have arrived too.
+    // Mail whose arrival no CPU waited for must have arrived too.
     let all_seen = || unseen_mail().is_none();
     if !cpu::wait_until(patience, all_seen)
         && let Some((from, to)) = unseen_mail()
@@ -230,7 +230,7 @@ fn unseen_mail() -> Option<(usize, usize)> {
     })
 }
 
-/// Interrupts with a vector that nobody uses.
+/// Interrupts with an unused vector.
 fn unexpected_interrupts() -> u64 {
     (0..cpu::count()).map(|index| taken(index).unexpected.load(Ordering::Relaxed)).sum()
 }
@@ -300,7 +300,7 @@ struct Worker {
     random: Random,
     /// When the last mail went to each CPU; zero when it has been seen or given up.
     sent_at: [u64; MAX_CPUS],
-    /// What each demand page holds.
+    /// The contents of each demand page.
     stored: [u64; window::DEMAND_PAGES],
     vectors: VectorPattern,
     /// A canonical address that differs by CPU, for the bases and DR0.
@@ -392,7 +392,7 @@ impl Worker {
                 seen = "lost",
                 microseconds = tsc::microseconds(age),
             );
-            // So that later mail is judged for itself.
+            // So that later mail is checked on its own.
             SEEN[to][self.cpu].store(SENT[to][self.cpu].load(Ordering::SeqCst), Ordering::SeqCst);
         }
     }
@@ -466,12 +466,12 @@ impl Worker {
             interrupts::sleep();
             count(self.cpu, Count::Halts);
         }
-        // With interrupts off: a timer that fires now must not be taken for the next one.
+        // With interrupts off: a timer that fires now must not count as the next one.
         controller::disarm();
         interrupts::enable();
     }
 
-    /// Unmaps a page, touches it, and looks for what it held.
+    /// Unmaps a page, touches it, and checks its contents.
     fn page_fault(&mut self) {
         let page = self.random.index(window::DEMAND_PAGES);
         let at = window::demand_page(self.cpu, page);
@@ -487,7 +487,7 @@ impl Worker {
         count(self.cpu, Count::PageFaults);
     }
 
-    /// A few exits whose answers are known.
+    /// A few exits with known results.
     fn exits(&mut self) {
         for _ in 0..BURST.load(Ordering::Relaxed) {
             count(self.cpu, Count::Exits);
@@ -508,7 +508,7 @@ impl Worker {
         }
     }
 
-    /// What must hold after every round.
+    /// Checks after every round.
     fn check(&mut self) {
         count(self.cpu, Count::RegisterChecks);
         let held = VectorPattern::held();

@@ -1,7 +1,7 @@
-//! The experiments: what there is, by name.
+//! The experiments, by name.
 //!
-//! Those listed here run on every machine. What only one kind of machine can be asked is in a folder of its own, with a
-//! list of its own: `pc` for x86-64, `virt` for AArch64.
+//! Those in this list run on every machine. Experiments for one kind of machine are in a folder of their own, with
+//! their own list: `pc` for x86-64, `virt` for AArch64.
 
 mod cases;
 mod console;
@@ -25,11 +25,11 @@ use guest_model::command_line::Settings;
 
 use crate::record::record;
 
-/// What an experiment may know about the run.
+/// What an experiment gets for the run.
 pub(crate) struct Context<'a> {
     /// The command line.
     pub(crate) settings: &'a Settings<'a>,
-    /// Whether a hypervisor is below, so that what is not as the architecture has it is a failure.
+    /// Whether a hypervisor is below, so that a deviation from the architecture is a failure.
     pub(crate) judged: bool,
 }
 
@@ -37,7 +37,7 @@ pub(crate) struct Context<'a> {
 pub(crate) enum Outcome {
     /// It ran.
     Done {
-        /// How many times something was not as it must be.
+        /// Number of deviations.
         failures: u64,
     },
     /// The machine lacks something, named here.
@@ -62,7 +62,7 @@ impl Context<'_> {
         guest_model::random::Random::new(self.settings.seed.unwrap_or(1), cpu as u64)
     }
 
-    /// Compares what was seen with what the architecture has. Answers 1 for a failure, 0 otherwise.
+    /// Compares the result with the architecture. Returns 1 for a failure, 0 otherwise.
     pub(crate) fn expect(
         &self,
         experiment: &str,
@@ -79,7 +79,7 @@ impl Context<'_> {
     }
 }
 
-/// Why an experiment cannot flush as it was told to.
+/// Why an experiment cannot flush in the requested way.
 const NOT_OFFERED: &str = "this machine does not offer such flushes";
 
 const fn by_default(name: &'static str, about: &'static str, run: fn(&Context) -> Outcome) -> Experiment {

@@ -1,7 +1,7 @@
-//! The counter that all CPUs read is one clock: whoever reads it later reads no less, wherever it runs.
+//! All CPUs read one clock: a later reading is never less, on any CPU.
 //!
-//! CPUs take turns under a lock, each reads the counter and compares with what was read before. In between they sleep,
-//! so that a hypervisor has occasion to move them.
+//! CPUs take turns under a lock. Each reads the counter and compares it with the previous reading. In between they
+//! sleep, so that a hypervisor can migrate them.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -21,7 +21,7 @@ static READINGS: AtomicU64 = AtomicU64::new(0);
 static BACKWARDS: AtomicU64 = AtomicU64::new(0);
 /// The furthest that it went back, in ticks.
 static FURTHEST: AtomicU64 = AtomicU64::new(0);
-/// How long to go on, counted in turns of CPU 0, which knows no better clock either.
+/// The end of the run, counted in turns of CPU 0, which has no better clock either.
 static IS_OVER: AtomicBool = AtomicBool::new(false);
 static SEED: AtomicU64 = AtomicU64::new(0);
 
@@ -36,7 +36,7 @@ pub(super) fn run(context: &Context) -> Outcome {
             record!("error", about = "cpu-is-busy", cpu = index);
         }
     }
-    // Naps are counted: the time may be what is wrong.
+    // A count of naps: the clock itself may be wrong.
     let mut random = Random::new(SEED.load(Ordering::Relaxed), MAX_CPUS as u64);
     for _ in 0..context.settings.seconds.unwrap_or(3) * 1000 {
         take_turn();

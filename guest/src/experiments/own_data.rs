@@ -1,7 +1,8 @@
-//! Memory of this VM alone: pages whose contents are made of `seed`, read over and over at the same addresses.
+//! Memory of this VM alone. The guest fills pages with contents made from `seed`, and reads them repeatedly at the same
+//! addresses.
 //!
-//! Several VMs with different seeds, side by side, use the same virtual addresses, the same tables and the same
-//! physical addresses. A translation of one that is used by another shows as contents that this one has never written.
+//! Several VMs with different seeds run side by side. They use the same virtual addresses, the same tables and the same
+//! physical addresses. If one VM uses a translation of another, it reads contents that it has never written.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

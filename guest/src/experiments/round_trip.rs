@@ -1,5 +1,5 @@
-//! What one exit costs, seen from inside: ticks of the clock per operation, less the loop around it. And what the first
-//! touch of memory costs.
+//! The cost of one exit, seen from inside: ticks of the clock per operation, without the loop around it. Also the cost
+//! of the first access to memory.
 //!
 //! Under QEMU's `-icount shift=0` the TSC counts instructions, and the figures are exact and repeatable.
 
@@ -21,7 +21,7 @@ pub(super) fn iterations(context: &Context) -> u64 {
     context.settings.iterations.unwrap_or(1000)
 }
 
-/// Measures one loop with and without what it is about.
+/// Measures one loop with and without its instruction.
 pub(super) fn measure(context: &Context, name: &str, pair: Pair) -> Outcome {
     let n = iterations(context);
     let empty = Batches::measure(|| (pair.empty)(n)).median();
@@ -56,7 +56,8 @@ pub(super) fn page_fault(context: &Context) -> Outcome {
     measure(context, "page-fault", loops::PAGE_FAULT)
 }
 
-/// Measures interrupts that are sent and taken: `send` answers the ticks of so many, or `None` if one got lost.
+/// Measures interrupts that are sent and taken: `send` returns the ticks of a number of them, or `None` if one got
+/// lost.
 pub(super) fn measure_interrupts(context: &Context, name: &str, send: impl Fn(u64) -> Option<u64>) -> Outcome {
     let n = iterations(context);
     let mut lost = 0;
@@ -115,9 +116,9 @@ pub(super) fn wake(context: &Context, name: &str) -> Outcome {
 /// Bytes of a page.
 const PAGE: u64 = 4096;
 
-/// Touches pages that nobody has touched yet, one store each, then again, and again after the TLB was emptied: the
-/// first pass has the faults of stage 2 that the others do not have, if the machine maps memory when it is touched. A
-/// second run in the same boot finds other pages.
+/// Accesses pages for the first time, one store each, then again, and again after a flush of the TLB. If the machine
+/// maps memory on the first access, only the first pass has faults of stage 2. A second run in the same boot uses other
+/// pages.
 pub(super) fn fresh_pages(context: &Context) -> Outcome {
     static USED: AtomicU64 = AtomicU64::new(0);
     let memory = Ram::all();

@@ -1,8 +1,8 @@
-//! How long a remote TLB flush takes: from CPU 0 to all CPUs, by each approach in turn.
+//! Duration of a remote TLB flush from CPU 0 to all CPUs, by each approach in turn.
 //!
-//! Rounds of the approaches alternate, so that what else happens on the computer meets all of them alike. What is timed
-//! is the whole of `smp_targeted_tlb_shootdown`, by the TSC. With a run-time MSR every figure is also given net of the
-//! time in which the caller's own vCPU was off its CPU: no way to flush can help that.
+//! Rounds of the approaches alternate, so that other load on the computer affects all of them alike. The experiment
+//! measures the whole of `smp_targeted_tlb_shootdown`, by the TSC. With a run-time MSR every figure also comes net of
+//! the time in which the caller's own vCPU was not running: no flush can avoid that time.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -21,14 +21,14 @@ use crate::shootdown::{self, Operation};
 /// Values kept of one series.
 const ROOM: usize = 20_000;
 
-/// What was measured of one approach and one extent.
+/// Results of one approach and one extent.
 struct Series {
     seen: [u64; ROOM],
     net: [u64; ROOM],
     count: usize,
     /// Ticks spent in its rounds.
     spent: u64,
-    /// What the targets did meanwhile.
+    /// What the targets did in that time.
     work: u64,
 }
 
@@ -92,7 +92,7 @@ fn set_targets_to_work(idle: bool) {
     }
 }
 
-/// A busy target: reads the pages, over and over, with interrupts on and without an exit of its own.
+/// A busy target: reads the pages repeatedly, with interrupts on and without an exit.
 fn keep_busy(cpu: usize) {
     interrupts::enable();
     let work = &WORK[cpu].0;
@@ -188,8 +188,7 @@ fn runtime_ticks(units: u64) -> u64 {
     scaled(units, tsc::khz(), 10_000)
 }
 
-/// Ticks by which the run time advances between two readings with nothing in between but the clock: the middle of
-/// many. `None` without such an MSR.
+/// Ticks by which the run time advances between two adjacent readings: the median of many. `None` without such an MSR.
 fn runtime_overhead() -> Option<u64> {
     let mut overheads = [0; 63];
     for overhead in &mut overheads {

@@ -1,13 +1,13 @@
 //! The stale-translation detector: no CPU may read through an old translation once the flush has returned.
 //!
 //! Each CPU is writer and reader. As a writer it owns one page, which it moves from frame to frame; as a reader it
-//! reads the pages of all. How a stale read gives itself away, and why nothing else can look like one, is told in
-//! `guest_model::sequence`. The promise of step 4 there is kept per writer and reader, so that a flush of some CPUs
-//! promises nothing to the others.
+//! reads the pages of all. `guest_model::sequence` explains how a stale read is recognised, and why nothing else can
+//! look like one. The promise of step 4 there is kept per writer and reader, so a flush of some CPUs promises nothing
+//! to the others.
 //!
-//! Flushes are whole, of a range around the page, or of the page; of all CPUs or some; by all approaches that there
-//! are. In between CPUs halt with a timer, and exit, so that their vCPUs move about; or read one page for a while with
-//! no exit at all, so that a translation that should have gone lives long enough to be noticed.
+//! Flushes cover the whole TLB, a range around the page, or the page; all CPUs or some; by all available approaches. In
+//! between CPUs halt with a timer, and exit, so that their vCPUs migrate. Or they read one page for a while without an
+//! exit, so that a stale translation stays long enough for a reader to see it.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -24,13 +24,13 @@ use crate::interrupt::TIMER;
 use crate::record::record;
 use crate::shootdown::{self, Operation};
 
-/// What a reader was promised by each writer: the least number that it may read. One row per reader, in cache lines
-/// that it does not share with other readers.
+/// The promise of each writer to a reader: the smallest number that the reader may read. One row per reader, in cache
+/// lines that it does not share with other readers.
 #[repr(align(128))]
 struct Promises([AtomicU64; MAX_CPUS]);
 static PROMISES: [Promises; MAX_CPUS] = [const { Promises([const { AtomicU64::new(0) }; MAX_CPUS]) }; MAX_CPUS];
 
-/// What one CPU has done.
+/// Counts of one CPU.
 #[repr(align(128))]
 struct Done {
     by_ipi: AtomicU64,
@@ -50,7 +50,7 @@ static DONE: [Done; MAX_CPUS] = [const {
     }
 }; MAX_CPUS];
 
-/// Settings of the run: shootdowns of all CPUs together, the TSC value at which it ends, the seed, what is used.
+/// Settings of the run: shootdowns of all CPUs together, the TSC value at which it ends, the seed, the options.
 static WANTED: AtomicU64 = AtomicU64::new(0);
 static END: AtomicU64 = AtomicU64::new(0);
 static SEED: AtomicU64 = AtomicU64::new(0);
@@ -115,8 +115,8 @@ pub(super) fn run(context: &Context) -> Outcome {
     Outcome::Done { failures: STALE.load(Ordering::SeqCst) + u64::from(stuck.is_some()) }
 }
 
-/// Runs the workers, this CPU's too, until all have finished. Answers one that did not, if nobody does anything any
-/// more.
+/// Runs the workers, including this CPU's, until all have finished. If no CPU makes progress any more, returns one that
+/// has not finished.
 fn let_all_work(stall: u64) -> Option<usize> {
     for index in (1..cpu::count()).filter(|index| cpu::is_up(*index)) {
         if !cpu::give(index, work) {
@@ -126,7 +126,7 @@ fn let_all_work(stall: u64) -> Option<usize> {
     work(0);
     let patience = tsc::seconds(stall);
     let stuck = loop {
-        // As long as somebody still reads, the others are slow, not stuck.
+        // As long as one CPU still reads, the others are slow, not stuck.
         let before = total(|done| &done.reads);
         match cpu::wait_for_all(patience) {
             Some(stuck) if before == total(|done| &done.reads) => break Some(stuck),
@@ -257,7 +257,7 @@ impl Worker {
 
     fn approach(&mut self) -> Approach {
         match (WITH_IPI.load(Ordering::Relaxed), WITH_REMOTE.load(Ordering::Relaxed)) {
-            // Mostly the one that is on trial.
+            // Mostly the approach under test.
             (true, true) if self.random.below(8) != 0 => remote::APPROACH,
             (false, true) => remote::APPROACH,
             _ => Approach::Ipi,
@@ -304,10 +304,11 @@ fn move_page(cpu: usize, number: u64) {
     remap::point(cpu, frame, remap::Kind::Plain);
 }
 
-/// Can the detector fire at all? Pages are moved, the move is promised, but nothing is flushed: first by CPU 0 alone,
-/// while CPU 1 reads without an exit; then by the workers of [`run`] as they are.
+/// Tests whether the detector can fire at all. It moves pages and promises the moves, but flushes nothing. First CPU 0
+/// moves alone, while CPU 1 reads without an exit; then the unchanged workers of [`run`] do.
 ///
-/// A machine may drop translations at any time, so that nothing was noticed is reported and is no failure.
+/// A machine may drop translations at any time. So if the detector sees nothing, the test reports it, but does not
+/// fail.
 pub(super) fn selftest(context: &Context) -> Outcome {
     if cpu::count() < 2 {
         return Outcome::Unsupported("needs two CPUs");

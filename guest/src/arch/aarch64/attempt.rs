@@ -1,14 +1,15 @@
-//! Instructions that may fault, made into functions that say so.
+//! Instructions that may fault, as functions that return the fault.
 //!
-//! Each such instruction is listed, with the address to go on at, in the section `.fixup`. The exception handler looks
-//! there first; when the faulting address is listed it puts the fault into X17 and goes on. X17 is zero otherwise.
+//! The section `.fixup` lists each such instruction, with the address at which to continue. The exception handler looks
+//! there first. If the faulting address is in the list, it puts the fault into X17 and continues at that address. X17
+//! is zero otherwise.
 
 use core::fmt;
 
 /// An exception that an instruction raised.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Fault {
-    /// ESR_EL1: class in bits 26 to 31, what the class has to say below.
+    /// ESR_EL1: class in bits 26 to 31, details of the class below.
     pub(crate) syndrome: u32,
 }
 
@@ -42,8 +43,7 @@ impl Fault {
         self.syndrome & 0x3f
     }
 
-    /// Whether it is an abort that memory answers with, or a device, or nobody: external, not of the guest's own
-    /// tables.
+    /// Whether it is an external abort: the memory system or a device reported it, not the guest's own tables.
     pub(crate) const fn is_external(self) -> bool {
         matches!(self.class(), Self::FETCH | Self::DATA) && matches!(self.status(), 0x10 | 0x13..=0x17)
     }
@@ -76,8 +76,8 @@ impl fmt::Display for Fault {
 macro_rules! attempt {
     ($instruction:expr $(, $($operand:tt)*)?) => {{
         let fault: u64;
-        // SAFETY: by the module's rule: what the instruction does to the machine is the experiment's purpose, and all
-        // registers that it changes are declared by the operands.
+        // SAFETY: by the module's rule, the experiment wants the instruction's effect on the machine. The operands
+        // declare all registers that it changes.
         unsafe {
             core::arch::asm!(
                 "mov x17, xzr",
@@ -103,7 +103,7 @@ unsafe extern "C" {
     static FIXUP_END: [u64; 2];
 }
 
-/// Where to go on after a fault at `pc`, if the instruction there is listed.
+/// Where to continue after a fault at `pc`, if the instruction there is in the list.
 pub(super) fn resume_after(pc: u64) -> Option<u64> {
     let start = &raw const FIXUP_START;
     let bytes = (&raw const FIXUP_END) as usize - start as usize;

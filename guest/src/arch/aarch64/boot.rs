@@ -1,8 +1,8 @@
 //! From the loader into Rust, and the start of further CPUs.
 //!
-//! The loader enters by the boot protocol of Linux: translation off, X0 = device tree. All that is wanted from the tree
-//! is read at once. The tables that `boot.s` turns translation on with are part of the image, so that a further CPU,
-//! which comes with caches off, reads nothing but them and its own stack.
+//! The loader enters by the boot protocol of Linux: translation off, X0 = device tree. The guest reads all that it
+//! needs from the tree at once. `boot.s` turns translation on with tables in the image. A further CPU starts with
+//! caches off, and reads only these tables and its own stack.
 
 use core::arch::global_asm;
 use core::sync::atomic::AtomicU64;
@@ -38,7 +38,7 @@ pub(crate) struct BootRoot;
 pub(crate) static BOOT_ROOT: BootRoot = BootRoot;
 
 impl BootRoot {
-    /// What an entry is.
+    /// The value of an entry.
     #[expect(clippy::unused_self, reason = "as below")]
     pub(crate) fn get(&self, index: usize) -> u64 {
         // SAFETY: as below.
@@ -46,7 +46,7 @@ impl BootRoot {
         root.get(index)
     }
 
-    /// Where it is.
+    /// Its address.
     #[expect(clippy::unused_self, reason = "as below")]
     pub(crate) fn address(&self) -> u64 {
         &raw const ROOT as u64
@@ -67,7 +67,7 @@ struct Stacks([[AtomicU64; STACK_BYTES / 8]; MAX_CPUS]);
 #[unsafe(no_mangle)]
 static STACKS: Stacks = Stacks([const { [const { AtomicU64::new(0) }; STACK_BYTES / 8] }; MAX_CPUS]);
 
-/// What the loader handed over.
+/// What the loader passed.
 pub(crate) struct BootInfo {
     machine: Machine,
 }
@@ -85,7 +85,7 @@ impl BootInfo {
 
 static BOOT_INFO: Once<BootInfo> = Once::new();
 
-/// What the device tree says; nothing before it was read.
+/// The contents of the device tree; `None` before it is read.
 pub(super) fn machine() -> Option<&'static Machine> {
     BOOT_INFO.get().map(|info| &info.machine)
 }
@@ -117,8 +117,8 @@ pub(crate) fn find_others(info: &BootInfo, own: u32) -> Option<[Option<u32>; MAX
     (!info.machine.cpus().is_empty()).then(|| core::array::from_fn(|_| others.next()))
 }
 
-/// Starts the CPU with this affinity, which is off, as CPU `index`, and waits until `is_up` says so. Answers whether it
-/// came within five seconds.
+/// Starts the CPU with this affinity, which is off, as CPU `index`, and waits for `is_up`. Returns whether it came up
+/// within five seconds.
 pub(crate) fn start_cpu(index: usize, affinity: u32, is_up: impl Fn() -> bool) -> bool {
     if index >= MAX_CPUS || power::cpu_on(affinity.into(), entry_of_further(), index as u64) != 0 {
         return false;
@@ -138,7 +138,7 @@ pub(crate) fn entry_of_further() -> u64 {
     &raw const FURTHER as u64
 }
 
-/// Memory that nobody uses: first address and bytes, both at multiples of 2 MiB.
+/// Unused memory: first address and bytes, both multiples of 2 MiB.
 fn spare_memory() -> (u64, u64) {
     const GRAIN: u64 = 2 << 20;
     let Some(machine) = machine() else { return (0, 0) };

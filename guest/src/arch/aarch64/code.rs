@@ -1,4 +1,4 @@
-//! Code that is made at run time: one instruction, tried.
+//! Code that is made at run time: a test of one instruction.
 
 use core::arch::asm;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -12,8 +12,9 @@ const RET: u64 = 0xd65f_03c0;
 /// Registers before and after: X0 and X1.
 pub(crate) type Pair = [u64; 2];
 
-/// Executes `instruction` on CPU `cpu` with these in X0 and X1; answers what they are then. It may change flags and
-/// these registers, and must not branch. The code lies in a demand page's frame of this CPU.
+/// Executes `instruction` on CPU `cpu` with these values in X0 and X1, and returns their values afterwards. The
+/// instruction may change flags and these registers, and must not branch. The code lies in a demand page's frame of
+/// this CPU.
 pub(crate) fn execute(cpu: usize, instruction: u32, registers: Pair) -> Result<Pair, Fault> {
     let at = window::frame(cpu, 0);
     // SAFETY: a frame of the window, static and only ever accessed by atomic operations.
@@ -23,7 +24,7 @@ pub(crate) fn execute(cpu: usize, instruction: u32, registers: Pair) -> Result<P
     go_to(at, registers)
 }
 
-/// Calls whatever is at this address, in the hope that it faults.
+/// Calls this address, which is expected to fault.
 pub(crate) fn fetch(at: u64) -> Result<(), Fault> {
     go_to(at, [0; 2]).map(|_| ())
 }
@@ -31,8 +32,8 @@ pub(crate) fn fetch(at: u64) -> Result<(), Fault> {
 fn go_to(at: u64, [mut x0, mut x1]: Pair) -> Result<Pair, Fault> {
     let fault: u64;
     let landing = cpu_local::own().landing.as_ptr();
-    // SAFETY: the exception handler goes on at the label if something happens there; the code changes no other
-    // registers, as its maker promises.
+    // SAFETY: after an exception the handler continues at the label. The code changes no other registers, as its maker
+    // promises.
     unsafe {
         asm!(
             "adr x16, 3f",

@@ -1,4 +1,4 @@
-//! What the CPU and the firmware tables say about the machine.
+//! What the CPU and the firmware tables report about the machine.
 
 use core::fmt;
 
@@ -10,7 +10,7 @@ pub(crate) fn hardware_id() -> u32 {
     (read_register!("mpidr_el1") & 0x00ff_ffff) as u32
 }
 
-/// Width of a physical address in bits (ID_AA64MMFR0_EL1.PARange), as far as tables of 4 KiB pages take it.
+/// Width of a physical address in bits (ID_AA64MMFR0_EL1.PARange), up to what tables of 4 KiB pages support.
 pub(crate) fn physical_bits() -> u32 {
     match read_register!("id_aa64mmfr0_el1") & 0xf {
         0 => 32,
@@ -37,7 +37,7 @@ pub(crate) fn has_timed_waits() -> bool {
     read_register!("s3_0_c0_c6_2") & 0xf == 2
 }
 
-/// Makes an exit that changes nothing, if there is a hypervisor that wants to be asked.
+/// Causes an exit that changes nothing, if a hypervisor traps the access.
 pub(crate) fn leave() {
     let _ = read_register!("id_aa64pfr0_el1");
 }
@@ -67,12 +67,12 @@ pub(crate) fn maker() -> Signature {
     Signature::Processor(read_register!("midr_el1"))
 }
 
-/// Who is below, if it shows itself. QEMU's own machine calls itself a dummy.
+/// The hypervisor below, if it identifies itself. QEMU's own machine calls itself a dummy.
 pub(crate) fn hypervisor() -> Option<Signature> {
     boot::machine()?.model.filter(|model| !model.contains("dummy")).map(Signature::Machine)
 }
 
-/// Whether a hypervisor is below, so that what is not as the architecture has it is its failure.
+/// Whether a hypervisor is below, which then is responsible for deviations from the architecture.
 pub(crate) fn is_judged() -> bool {
     hypervisor().is_some()
 }

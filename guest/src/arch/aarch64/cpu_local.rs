@@ -1,4 +1,4 @@
-//! What each CPU knows about itself, reached through TPIDR_EL1.
+//! Each CPU's own data, reached through TPIDR_EL1.
 
 use core::arch::asm;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -9,15 +9,15 @@ use super::boot::MAX_CPUS;
 #[repr(C, align(128))]
 pub(super) struct CpuLocal {
     index: AtomicU64,
-    /// Where to go on after an exception of code that was made at run time; zero while none runs.
+    /// Where to continue after an exception of code that was made at run time; zero while none runs.
     pub(super) landing: AtomicU64,
     /// Interrupts taken by the measured sender.
     pub(super) own_sgis: AtomicU64,
-    /// What the timer is armed with again when it fires; zero if it fires once.
+    /// The period with which the timer is set again when it fires; zero if it fires once.
     pub(super) period: AtomicU64,
     /// Redistributor of this CPU.
     pub(super) redistributor: AtomicU64,
-    /// Timer interrupts whose reason had gone by the time they were taken.
+    /// Timer interrupts that were no longer pending when the CPU took them.
     pub(super) late_timers: AtomicU64,
 }
 

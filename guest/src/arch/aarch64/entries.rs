@@ -31,7 +31,7 @@ pub(crate) const fn device(at: u64) -> u64 {
     at | VALID | ACCESSED | DEVICE | NO_EXECUTE
 }
 
-/// Waits until what was stored in tables is what walks find (Arm ARM, D8.14).
+/// Waits until walks see the stores to tables (Arm ARM, D8.14).
 pub(crate) fn settle() {
     // SAFETY: waits.
     unsafe { asm!("dsb ishst", "isb", options(nostack, preserves_flags)) };

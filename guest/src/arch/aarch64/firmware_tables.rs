@@ -1,4 +1,4 @@
-//! What the device tree says about the machine (Devicetree Specification 0.4, and the bindings of Linux).
+//! What the device tree describes (Devicetree Specification 0.4, and the bindings of Linux).
 
 use core::slice;
 
@@ -19,7 +19,7 @@ pub(super) enum Conduit {
 pub(super) struct Machine {
     /// The kernel's command line.
     pub(super) command_line: &'static str,
-    /// Who made the machine, if it says so.
+    /// The machine's model, if the tree has one.
     pub(super) model: Option<&'static str>,
     pub(super) conduit: Conduit,
     /// Registers of the first PL011.
@@ -43,7 +43,7 @@ impl Machine {
     }
 }
 
-/// Reads the tree at this address. What is missing or makes no sense is left out.
+/// Reads the tree at this address. It ignores missing or invalid parts.
 pub(super) fn read(at: u64) -> Machine {
     let mut machine = Machine {
         command_line: "",
@@ -118,6 +118,6 @@ fn bytes(at: u64) -> Option<&'static [u8]> {
     // SAFETY: the boot protocol promises a tree here, in memory that is mapped one to one.
     let header = unsafe { slice::from_raw_parts(at as *const [u8; 4], 2) };
     let [magic, length] = [header[0], header[1]].map(u32::from_be_bytes);
-    // SAFETY: as above, as long as the tree says; nobody writes it any more.
+    // SAFETY: as above, for the length in the tree; no one writes it any more.
     (magic == MAGIC && length <= LIMIT).then(|| unsafe { slice::from_raw_parts(at as *const u8, length as usize) })
 }

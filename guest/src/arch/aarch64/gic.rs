@@ -1,5 +1,5 @@
-//! The interrupt controller, a GICv3 whose CPU interface is reached by system registers (GIC, chapters 4 and 12), and
-//! the virtual timer, which never exits when it is armed.
+//! The interrupt controller and the virtual timer. The controller is a GICv3 with system registers for its CPU
+//! interface (GIC, chapters 4 and 12). Setting the timer never exits.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -28,7 +28,7 @@ pub(crate) fn distributor() -> u64 {
     DISTRIBUTOR.load(Ordering::Relaxed)
 }
 
-/// Where the redistributors are, and how many bytes of them the firmware tables name.
+/// Address of the redistributors, and their size in bytes by the firmware tables.
 pub(crate) fn redistributors() -> (u64, u64) {
     boot::machine().map_or((0, 0), |machine| machine.redistributors)
 }
@@ -77,7 +77,7 @@ fn prepare_interface() {
     isb();
 }
 
-/// The redistributor whose affinity is this CPU's.
+/// The redistributor with this CPU's affinity.
 fn own_redistributor() -> Option<u64> {
     let (start, bytes) = redistributors();
     let own = u64::from(control::hardware_id());
@@ -108,10 +108,10 @@ pub(crate) fn name() -> &'static str {
     "gicv3"
 }
 
-/// Acknowledges the most urgent interrupt; 1020 and above is none.
+/// Acknowledges the most urgent interrupt; 1020 and above means none.
 pub(super) fn acknowledge() -> u64 {
     let intid = read_register!("icc_iar1_el1") & 0x00ff_ffff;
-    // SAFETY: what the interrupt is about is seen after it.
+    // SAFETY: orders later accesses after the acknowledgement.
     unsafe { core::arch::asm!("dsb sy", options(nostack, preserves_flags)) };
     intid
 }
@@ -122,7 +122,7 @@ pub(crate) fn end_of_interrupt(vector: u8) {
 }
 
 pub(super) fn end_of_any(intid: u64) {
-    // SAFETY: ends what was acknowledged.
+    // SAFETY: ends the acknowledged interrupt.
     unsafe { write_register!("icc_eoir1_el1", intid) };
     isb();
 }
@@ -144,27 +144,27 @@ pub(crate) fn send_others(vector: u8) {
     command(1 << 40 | u64::from(vector) << 24);
 }
 
-/// Writes the register by which SGIs are sent, ICC_SGI1R_EL1.
+/// Writes ICC_SGI1R_EL1, the register that sends SGIs.
 pub(crate) fn command(value: u64) {
-    // SAFETY: what was stored before is seen by whom it interrupts.
+    // SAFETY: earlier stores are visible to the CPU that takes the interrupt.
     unsafe { core::arch::asm!("dsb ishst", options(nostack, preserves_flags)) };
-    // SAFETY: interrupts somebody.
+    // SAFETY: sends an interrupt.
     unsafe { write_register!("icc_sgi1r_el1", value) };
     isb();
 }
 
-/// Counts of the fastest period that leaves time for anything else: the timer goes on asking until it is armed anew,
-/// and the handler arms it last.
+/// Counts of the shortest period that leaves time for other work. The timer's condition holds until the handler sets
+/// the timer again, and the handler does that last.
 pub(crate) const STORM: u32 = 6250;
 
-/// How many ways [`poke_interface`] has.
+/// Number of accesses that [`poke_interface`] knows.
 pub(crate) const POKES: usize = 14;
 
 /// Does something to the CPU interface that no kernel would do.
 pub(crate) fn poke_interface(which: usize, value: u64) {
     macro_rules! write {
         ($name:literal, $value:expr) => {
-            // SAFETY: who interrupts this kernel, and when, is put right by `restore`.
+            // SAFETY: `restore` resets how this kernel receives interrupts.
             unsafe { write_register!($name, $value) }
         };
     }
@@ -192,7 +192,7 @@ pub(crate) fn poke_interface(which: usize, value: u64) {
     }
 }
 
-/// Puts the controller back to what [`prepare`] has made of it, for all CPUs: nothing pending, nothing active.
+/// Resets the controller to the state after [`prepare`], for all CPUs: nothing pending, nothing active.
 pub(crate) fn restore() {
     let _ = attempt::store_u32(distributor() + GICD_CTLR, ON);
     let clear = |at: u64, word: u64| {
@@ -212,7 +212,7 @@ pub(crate) fn restore() {
     prepare_interface();
 }
 
-/// Interrupts of the physical timer that were taken, and how many are to be before it is masked.
+/// Interrupts of the physical timer: taken, and the number after which the handler masks it.
 static PHYSICAL: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
 /// The physical timer's registers: CNTPCT_EL0, CNTP_TVAL_EL0, CNTP_CTL_EL0, CNTP_CVAL_EL0.
@@ -234,7 +234,7 @@ pub(crate) fn virtual_count() -> u64 {
 
 /// Sets CNTP_CVAL_EL0.
 pub(crate) fn set_physical_compare(count: u64) {
-    // SAFETY: nobody else uses this timer.
+    // SAFETY: no other code uses this timer.
     unsafe { write_register!("cntp_cval_el0", count) };
     isb();
 }
@@ -255,7 +255,7 @@ pub(crate) fn set_physical_control(control: u64, times: u64) {
     isb();
 }
 
-/// How many times the interrupt was taken since then.
+/// Number of interrupts taken since then.
 pub(crate) fn physical_interrupts() -> u64 {
     PHYSICAL[0].load(Ordering::SeqCst)
 }
@@ -289,7 +289,7 @@ pub(crate) fn arm_deadline(_: u8, deadline: u64) {
     isb();
 }
 
-/// Arms the timer to fire once, `ticks` from now. Answers the ticks that the count really stands for.
+/// Sets the timer to fire once, `ticks` from now. Returns the ticks that the rounded count stands for.
 pub(crate) fn arm_once(_: u8, ticks: u64) -> u64 {
     let counts = tsc::counts(ticks).clamp(1, i32::MAX as u64);
     arm_in(counts);
@@ -310,7 +310,7 @@ fn arm_in(counts: u64) {
     isb();
 }
 
-/// Stops the timer, whatever its mode.
+/// Stops the timer in each mode.
 pub(crate) fn disarm() {
     cpu_local::own().period.store(0, Ordering::Relaxed);
     // SAFETY: this kernel's own timer.
@@ -338,7 +338,7 @@ pub(super) fn timer_is_due() -> bool {
     read_register!("cntv_ctl_el0") & FIRES == DUE
 }
 
-/// The timer's interrupt has been taken. Its condition goes on holding, so it is disarmed, or armed anew.
+/// Handles a taken timer interrupt. Its condition still holds, so this stops the timer or sets it again.
 pub(crate) fn timer_was_taken() {
     match cpu_local::own().period.load(Ordering::Relaxed) {
         0 => disarm(),

@@ -1,4 +1,4 @@
-//! Interrupts and exceptions: the vectors, the one dispatcher, and the switch that holds interrupts off.
+//! Interrupts and exceptions: the vectors, the one dispatcher, and the switch that masks interrupts.
 
 use core::arch::{asm, global_asm};
 use core::sync::atomic::Ordering;
@@ -9,7 +9,7 @@ use super::{cpu_local, gic, lower_level, tsc, vectors};
 use crate::arch::window;
 use crate::interrupt;
 
-/// What the entry code leaves on the stack.
+/// What the entry code pushes on the stack.
 #[repr(C)]
 pub(crate) struct Frame {
     x: [u64; 31],
@@ -19,7 +19,7 @@ pub(crate) struct Frame {
 }
 
 impl Frame {
-    /// Lets the CPU go on elsewhere, at EL1, with `x17` in X17.
+    /// Lets the CPU continue at `pc`, at EL1, with `x17` in X17.
     pub(super) fn go_to(&mut self, pc: u64, x17: u64) {
         /// EL1 with its own stack, interrupts held off.
         const EL1H: u64 = 0x3c5;
@@ -109,7 +109,7 @@ pub(super) fn vectors() -> u64 {
 
 /// Has this CPU take exceptions here.
 pub(super) fn load_vectors() {
-    // SAFETY: each of the 16 entries keeps all registers and knows what to do.
+    // SAFETY: each of the 16 entries saves all registers and handles its exception.
     unsafe { write_register!("vbar_el1", vectors()) };
 }
 
@@ -189,10 +189,10 @@ pub(crate) fn disable() {
     unsafe { asm!("msr daifset, #2", options(nostack)) };
 }
 
-/// Sleeps until an interrupt; interrupts must be off, and are off again on return. WFI does not sleep while one is
-/// pending, so one that arrived since the caller looked still ends it.
+/// Sleeps until an interrupt; interrupts must be off, and are off again on return. WFI does not sleep while an
+/// interrupt is pending, so one that arrived after the caller's last check still ends it.
 pub(crate) fn sleep() {
-    // SAFETY: the handlers that run meanwhile save what they change.
+    // SAFETY: the handlers that run in between save what they change.
     unsafe { asm!("dsb sy", "wfi", "msr daifclr, #2", "isb", "msr daifset, #2", options(nostack)) };
 }
 
@@ -210,7 +210,7 @@ pub(crate) fn wait_for_event_until(end: u64) {
     unsafe { asm!(".inst 0xd5031000", in("x0") tsc::counts(end), options(nostack)) };
 }
 
-/// Runs `work` with interrupts off, and restores what was before.
+/// Runs `work` with interrupts off, and restores the former state.
 pub(crate) fn held_off<T>(work: impl FnOnce() -> T) -> T {
     let flags = read_register!("daif");
     disable();

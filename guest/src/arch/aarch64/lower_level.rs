@@ -1,4 +1,4 @@
-//! Short trips to EL0, in 64 bits or 32, which end with the first exception.
+//! Short runs at EL0, in 64 bits or 32, that end with the first exception.
 
 use core::arch::naked_asm;
 
@@ -34,7 +34,7 @@ pub(crate) fn execute(state: State, code: [u32; 2]) -> (u64, u64) {
     remap::point(remap::USER, frame, remap::Kind::User);
     tlb::synchronise_code(frame);
     let mut registers = [0; 2];
-    // SAFETY: the trip ends in `end_trip`, which comes back here; EL0 reaches that one page alone.
+    // SAFETY: the run ends in `end_trip`, which returns here. EL0 can access only that one page.
     unsafe { trip(remap::address(remap::USER), state.pstate(), &mut registers) };
     remap::clear(remap::USER);
     tlb::flush_page(remap::address(remap::USER));
@@ -47,7 +47,7 @@ pub(super) fn end_trip(syndrome: u64, frame: &mut Frame) {
     frame.end_trip(trip_end as *const () as u64, syndrome, x0);
 }
 
-/// Keeps what the calling convention wants kept, and goes. The stack stays where it is meanwhile.
+/// Saves the registers that the calling convention preserves, and enters EL0. The stack stays where it is.
 #[unsafe(naked)]
 unsafe extern "C" fn trip(at: u64, pstate: u64, registers: &mut [u64; 2]) {
     naked_asm!(
@@ -65,7 +65,7 @@ unsafe extern "C" fn trip(at: u64, pstate: u64, registers: &mut [u64; 2]) {
     )
 }
 
-/// Where the exception handler goes on: the syndrome is in X16, the X0 of EL0 in X17.
+/// Where the exception handler continues: the syndrome is in X16, the X0 of EL0 in X17.
 #[unsafe(naked)]
 extern "C" fn trip_end() {
     naked_asm!(

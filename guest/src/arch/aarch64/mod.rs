@@ -1,10 +1,9 @@
 //! AArch64, at EL1.
 //!
-//! **What "safe" means here** is what it means on x86-64: this kernel exists to misuse the machine, so functions that
-//! do something odd to it are safe to call by decision. What they never do is corrupt Rust's own state behind the
-//! caller's back on a machine that behaves as the manual says: memory is only written through the window and through
-//! addresses that name no RAM, and the registers that code generation relies on are put back before the function
-//! returns.
+//! **What "safe" means here** is what it means on x86-64. This kernel exists to misuse the machine. So functions with
+//! an odd effect on the machine are safe to call, by decision. On a machine that follows the manual they never corrupt
+//! Rust's own state. They write memory only through the window and through addresses without RAM. They restore the
+//! registers that generated code relies on before they return.
 //!
 //! "Arm ARM" is the Arm Architecture Reference Manual for A-profile, DDI 0487; "GIC" is IHI 0069.
 

@@ -1,4 +1,4 @@
-//! Calls of the firmware (PSCI, Arm DEN0022), and ways to end the machine by them.
+//! Calls of the firmware (PSCI, Arm DEN0022), which can also end the machine.
 
 use core::arch::asm;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -28,7 +28,7 @@ pub(crate) fn is_by_smc() -> bool {
     BY_SMC.load(Ordering::Relaxed)
 }
 
-/// Calls the firmware. What does not exist answers -1.
+/// Calls the firmware. A function that does not exist returns -1.
 pub(crate) fn call(function: u64, arguments: [u64; 3]) -> u64 {
     let answer = if is_by_smc() { attempt::smc(function, arguments) } else { attempt::hvc(function, arguments) };
     answer.unwrap_or(u64::MAX)
@@ -39,13 +39,13 @@ pub(crate) fn cpu_on(affinity: u64, entry: u64, context: u64) -> u64 {
     call(CPU_ON, [affinity, entry, context])
 }
 
-/// Turns this CPU off: it comes back by [`cpu_on`] only. Returns if the firmware refuses.
+/// Turns this CPU off; only [`cpu_on`] starts it again. Returns if the firmware refuses.
 pub(crate) fn cpu_off() {
     interrupts::disable();
     call(CPU_OFF, [0; 3]);
 }
 
-/// Ends the VM, however it went: what went wrong is in the records.
+/// Ends the VM, after success or failure: the records tell what failed.
 pub(crate) fn off(_success: bool) -> ! {
     interrupts::disable();
     call(SYSTEM_OFF, [0; 3]);

@@ -1,5 +1,5 @@
-//! Tables that each CPU has to itself: the same addresses, other memory. No CPU ever sees the tables of another, so a
-//! flush by instructions that no other CPU hears is all that is needed.
+//! Tables of one CPU: the same addresses, other memory. No CPU ever uses the tables of another. So flush instructions
+//! that act on this CPU only are enough.
 
 use super::boot::MAX_CPUS;
 use super::registers::{isb, read_register, write_register};
@@ -14,7 +14,7 @@ pub(crate) const PAGES: usize = 8;
 /// Tables of one CPU, from the root down.
 static TABLES: [[Table; 4]; MAX_CPUS] = [const { [const { Table::new() }; 4] }; MAX_CPUS];
 
-/// Lets CPU `cpu`, which is this one, use tables of its own, which say what the common ones say, and more.
+/// Switches CPU `cpu`, the current one, to its own tables. They contain the common mappings, and more.
 pub(crate) fn enter(cpu: usize) {
     let [root, rest @ ..] = &TABLES[cpu];
     for index in 0..ENTRY {
@@ -33,7 +33,7 @@ pub(crate) fn leave() {
 }
 
 fn load(root: u64) {
-    // SAFETY: the tables map this kernel where it is.
+    // SAFETY: the tables map this kernel at its own addresses.
     unsafe { write_register!("ttbr0_el1", root) };
     isb();
     tlb::flush_all();

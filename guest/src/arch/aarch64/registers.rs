@@ -1,7 +1,7 @@
-//! System registers, and patterns in registers, to see that they survive being preempted.
+//! System registers, and register patterns that show whether preemption preserves registers.
 //!
-//! The kernel is built without vector instructions, so vector registers belong to this file alone: what is loaded once
-//! must still be there after any number of interrupts, halts and exits.
+//! The compiler uses no vector instructions for this kernel, so only this file changes vector registers. A pattern must
+//! still be there after any number of interrupts, halts and exits.
 
 use core::arch::{asm, naked_asm};
 
@@ -11,7 +11,7 @@ use super::{attempt, control, cpu_local, gic, interrupts, power, serial, tlb};
 macro_rules! read_register {
     ($name:literal) => {{
         let value: u64;
-        // SAFETY: reading this register changes nothing but what is said where it is used.
+        // SAFETY: reading this register has no effect except those that its use explains.
         unsafe { core::arch::asm!(concat!("mrs {}, ", $name), out(reg) value, options(nostack, preserves_flags)) };
         value
     }};
@@ -26,7 +26,7 @@ macro_rules! write_register {
 }
 pub(super) use write_register;
 
-/// Waits until what was written to system registers holds.
+/// Waits until writes to system registers take effect.
 pub(super) fn isb() {
     // SAFETY: waits.
     unsafe { asm!("isb", options(nostack, preserves_flags)) };
@@ -54,12 +54,11 @@ impl VectorPattern {
 
     /// Puts the pattern into this CPU's registers.
     pub(crate) fn load(&self) {
-        // SAFETY: reads inside the pattern and writes vector registers, in which compiled code of this target keeps
-        // nothing.
+        // SAFETY: reads inside the pattern and writes vector registers. Compiled code of this target does not use them.
         unsafe { load_vectors(self) };
     }
 
-    /// What this CPU's registers hold now.
+    /// What this CPU's registers contain now.
     pub(crate) fn held() -> Self {
         let mut held = Self([[0; 2]; VECTORS]);
         // SAFETY: writes inside the 512 bytes of `held`.
@@ -67,7 +66,7 @@ impl VectorPattern {
         held
     }
 
-    /// The first register in which two patterns differ.
+    /// The first register that differs between two patterns.
     pub(crate) fn first_difference(&self, other: &Self) -> Option<usize> {
         self.0.iter().zip(&other.0).position(|(a, b)| a != b)
     }
@@ -94,10 +93,10 @@ macro_rules! all_vectors {
 all_vectors!(load_vectors, &VectorPattern, "ldr");
 all_vectors!(store_vectors, &mut VectorPattern, "str");
 
-/// Loads `pattern` into the general registers, spins `spins` times, and answers what the registers hold then.
+/// Loads `pattern` into the general registers, spins `spins` times, and returns their contents afterwards.
 pub(crate) fn hold_general(pattern: &[u64; GENERAL], spins: u32) -> [u64; GENERAL] {
     let mut held = [0; GENERAL];
-    // SAFETY: reads and writes the two arrays, keeps what the calling convention wants kept.
+    // SAFETY: reads and writes the two arrays, and preserves the registers that the calling convention preserves.
     unsafe { hold(pattern, &mut held, spins) };
     held
 }
@@ -171,16 +170,16 @@ impl FloatControl {
         unsafe { write_register!("s3_3_c4_c4_1", self.status) };
     }
 
-    /// What this CPU holds now.
+    /// What this CPU's registers contain now.
     pub(crate) fn held() -> Self {
         Self { control: read_register!("s3_3_c4_c4_0"), status: read_register!("s3_3_c4_c4_1") }
     }
 }
 
-/// Puts `mark` into registers that a CPU has to itself and that this kernel does not use. Says whether all of them took
-/// it.
+/// Writes `mark` to registers that each CPU has for itself and that this kernel does not use. Returns whether all of
+/// them took it.
 pub(crate) fn mark(mark: u64) -> bool {
-    // SAFETY: nobody relies on what these registers hold.
+    // SAFETY: no code relies on the contents of these registers.
     unsafe { write_register!("tpidr_el0", mark | 1) };
     // SAFETY: as above.
     unsafe { write_register!("tpidrro_el0", mark | 2) };
@@ -194,7 +193,7 @@ pub(crate) fn mark(mark: u64) -> bool {
     marks(mark, cpu_local::index()).all(|(_, held, kept)| held == kept)
 }
 
-/// Each of those registers and some of the kernel's own: what it holds, and what it must hold on CPU `cpu`.
+/// Each of those registers and some of the kernel's own: its contents, and the contents that it must have on CPU `cpu`.
 pub(crate) fn marks(mark: u64, cpu: usize) -> impl Iterator<Item = (&'static str, u64, u64)> {
     [
         ("tpidr-el0", read_register!("tpidr_el0"), mark | 1),
@@ -213,15 +212,15 @@ pub(crate) fn root() -> u64 {
     read_register!("ttbr0_el1") & 0x0000_ffff_ffff_f000
 }
 
-/// Leaves this CPU without tables: it takes aborts for ever.
+/// Removes this CPU's tables: it takes aborts for ever.
 pub(crate) fn lose_tables() {
-    // SAFETY: nothing of this CPU's is in use by others, and it does not come back.
+    // SAFETY: no other CPU uses this CPU's data, and it does not come back.
     unsafe { write_register!("ttbr0_el1", 0xd000_0000u64) };
     isb();
     tlb::flush_all();
 }
 
-/// Leaves this CPU without vectors, with an exception to take.
+/// Removes this CPU's vectors, then causes an exception.
 pub(crate) fn lose_vectors() {
     // SAFETY: as above.
     unsafe { write_register!("vbar_el1", 0xd000_0000u64) };
@@ -229,7 +228,8 @@ pub(crate) fn lose_vectors() {
     power::invalid_opcode();
 }
 
-/// Returns to a mode that does not exist, with the bit set that says so; the exception finds no vectors.
+/// Returns to a mode that does not exist. The CPU sets the bit for an illegal return, and its exception finds no
+/// vectors.
 pub(crate) fn return_illegally() {
     /// EL2, which this kernel must not enter; illegal state.
     const ILLEGAL: u64 = 0x3c9 | 1 << 20;
@@ -241,10 +241,10 @@ pub(crate) fn return_illegally() {
     unsafe { asm!("adr {0}, 2f", "msr elr_el1, {0}", "eret", "2:", "b 2b", out(reg) _, options(nostack)) };
 }
 
-/// How many exits [`ask`] knows the answer of.
+/// Number of exits whose result [`ask`] knows.
 pub(crate) const QUESTIONS: usize = 6;
 
-/// An exit whose answer is known on the CPU with this affinity: its name, and whether the answer was right.
+/// Causes an exit with a known result on the CPU with this affinity. Returns its name and whether the result was right.
 pub(crate) fn ask(question: usize, own: u32) -> (&'static str, bool) {
     match question {
         0 => ("affinity", control::hardware_id() == own),

@@ -1,4 +1,5 @@
-//! Pages that all CPUs see, and that are moved from frame to frame while they look: what remote flushes are tried on.
+//! Pages that all CPUs map, and that experiments move from frame to frame while the CPUs read them. They test remote
+//! flushes.
 //!
 //! | page | used for |
 //! |---|---|
@@ -8,8 +9,8 @@
 //!
 //! All of it lies in root entry 1, one GiB above the window, whose frames it uses.
 //!
-//! The architecture wants a page to be taken away and flushed before it is put elsewhere ([`BREAK_FIRST`]; Arm ARM,
-//! D8.16): who loads meanwhile finds nothing, and tries again.
+//! The architecture requires that a page is unmapped and flushed before it maps another frame ([`BREAK_FIRST`]; Arm
+//! ARM, D8.16). A load in between faults and tries again.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -21,7 +22,7 @@ use crate::arch::window::{self, Table};
 /// A page is taken away and flushed before it is pointed elsewhere.
 pub(crate) const BREAK_FIRST: bool = true;
 
-/// First page of the range whose flush is timed.
+/// First page of the range whose flush is measured.
 pub(crate) const RANGE: usize = 128;
 /// The page that is mapped for EL0.
 pub(crate) const USER: usize = 300;
@@ -67,8 +68,8 @@ pub(crate) fn clear(page: usize) {
     PAGES.set(page, 0);
 }
 
-/// Frame `index` of CPU `cpu`: its physical address, where it is also mapped one to one. They are the window's, so
-/// not for an experiment that uses both.
+/// Physical address of frame `index` of CPU `cpu`, which is also mapped one to one. The window uses the same frames, so
+/// an experiment may use only one of the two.
 pub(crate) fn frame(cpu: usize, index: usize) -> u64 {
     window::frame(cpu, index)
 }

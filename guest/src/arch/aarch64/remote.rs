@@ -1,5 +1,5 @@
-//! Flushing the TLBs of other CPUs without interrupting them: by instructions that all CPUs hear. No exit is needed,
-//! and the hypervisor is not asked.
+//! Flushes of other CPUs' TLBs without interrupts: by instructions that all CPUs obey. They cause no exit and need no
+//! hypervisor.
 
 use guest_model::command_line::Approach;
 use guest_model::cpu_set::CpuSet;
@@ -7,7 +7,7 @@ use guest_model::cpu_set::CpuSet;
 use super::tlb;
 use crate::shootdown::{CEILING, Operation};
 
-/// What this way is called.
+/// This implementation's name.
 pub(crate) const APPROACH: Approach = Approach::Broadcast;
 
 /// Prepares nothing: it is there.
@@ -23,7 +23,7 @@ pub(crate) fn is_offered() -> bool {
     true
 }
 
-/// Flushes what `operation` names, on the CPUs of the set and all others.
+/// Flushes `operation` on all CPUs, which include those of the set.
 #[expect(clippy::unnecessary_wraps, reason = "elsewhere it can fail")]
 pub(crate) fn flush(_: &CpuSet, operation: Operation, _everybody: bool) -> Option<()> {
     match operation {
@@ -36,7 +36,7 @@ pub(crate) fn flush(_: &CpuSet, operation: Operation, _everybody: bool) -> Optio
     Some(())
 }
 
-/// For how long this CPU has run, in units of 100 ns: nobody says.
+/// The time for which this CPU has run, in units of 100 ns: not available.
 pub(crate) fn runtime() -> Option<u64> {
     None
 }

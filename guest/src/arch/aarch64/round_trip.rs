@@ -1,7 +1,7 @@
-//! The loops that are measured.
+//! The measured loops.
 //!
-//! Each comes twice: with the instruction in question, and without it but otherwise the same. The difference of the
-//! two, per iteration, is what the instruction costs with everything that it sets off: exit, handling, entry.
+//! Each comes twice: with the instruction, and without it but otherwise the same. The difference per iteration is the
+//! cost of the instruction with its exit, handling and entry.
 
 use core::arch::asm;
 use core::sync::atomic::Ordering;
@@ -10,7 +10,7 @@ use super::vectors::MEASURED;
 use super::{attempt, control, cpu_local, gic, interrupts, power, serial, tsc};
 use crate::arch::window;
 
-/// A loop with the instruction, and the same loop without it. Both take a number of iterations and answer ticks.
+/// A loop with the instruction, and the same loop without it. Both take a number of iterations and return ticks.
 #[derive(Clone, Copy)]
 pub(crate) struct Pair {
     pub(crate) full: fn(u64) -> u64,
@@ -50,7 +50,7 @@ macro_rules! pair {
     };
 }
 
-/// Nothing at all: what a pass of the loop costs.
+/// No instruction: the cost of the loop itself.
 pub(crate) const EMPTY: Pair = pair!("", "");
 /// A call that asks for the version of the calling convention.
 pub(crate) const HVC: Pair = pair!("mov x0, #0x80000000", "hvc #0");
@@ -58,7 +58,7 @@ pub(crate) const HVC: Pair = pair!("mov x0, #0x80000000", "hvc #0");
 pub(crate) const SMC: Pair = pair!("mov x0, #0x80000000", "smc #0");
 /// A read of an ID register.
 pub(crate) const SYSREG_READ: Pair = pair!("", "mrs x0, id_aa64pfr0_el1");
-/// A write of a register of which nothing is kept.
+/// A write to a register that ignores it.
 pub(crate) const SYSREG_WRITE: Pair = pair!("mov x0, #0", "msr actlr_el1, x0");
 /// The cache type register, which kernels read often.
 pub(crate) const CACHE_TYPE: Pair = pair!("", "mrs x0, ctr_el0");
@@ -73,7 +73,7 @@ pub(crate) const TLBI_PAGE: Pair = pair!("mov x0, #0x1000", "tlbi vaae1is, x0\n 
 /// Everything, dropped from all TLBs.
 pub(crate) const TLBI_ALL: Pair = pair!("", "tlbi vmalle1is\n dsb ish");
 
-/// Whether a call is answered: not by whoever has no hypervisor below.
+/// Whether a hypervisor handles the call.
 pub(crate) fn has_hvc() -> bool {
     attempt::hvc(power::SMCCC_VERSION, [0; 3]).is_ok()
 }
@@ -108,7 +108,7 @@ fn time(n: u64, mut step: impl FnMut() -> bool) -> u64 {
 /// Ticks that the wait for one interrupt may take.
 const PATIENCE_SECONDS: u64 = 10;
 
-/// Ticks of `n` times sending an SGI to oneself and taking it, or `None` if one did not come.
+/// Ticks of `n` SGIs that this CPU sends to itself and takes, or `None` if one did not arrive.
 pub(crate) fn self_sgi(n: u64) -> Option<u64> {
     let own = control::hardware_id();
     let taken = &cpu_local::own().own_sgis;

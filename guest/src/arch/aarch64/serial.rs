@@ -1,4 +1,4 @@
-//! The first serial port, polled: a PL011 (Arm DDI 0183).
+//! The first serial port, by polling: a PL011 (Arm DDI 0183).
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

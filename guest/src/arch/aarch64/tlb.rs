@@ -1,10 +1,10 @@
-//! Dropping translations: from this CPU's TLB, or from those of all CPUs.
+//! Flushes of this CPU's TLB, or of all CPUs' TLBs.
 
 use core::arch::asm;
 
 /// Drops the page at `address` from this CPU's TLB.
 pub(crate) fn flush_page(address: u64) {
-    // SAFETY: drops a translation; the tables say what holds.
+    // SAFETY: removes a cached translation; the tables have the valid one.
     unsafe {
         asm!(
             "dsb nshst", "tlbi vaae1, {}", "dsb nsh", "isb",
@@ -20,15 +20,15 @@ pub(crate) fn flush_all() {
     unsafe { asm!("dsb nshst", "tlbi vmalle1", "dsb nsh", "isb", options(nostack, preserves_flags)) };
 }
 
-/// Whether QEMU flushes its TLB only when it is told to.
+/// Whether QEMU flushes its TLB only on request.
 pub(crate) const KEPT_BY_EMULATOR: bool = true;
 
 /// Drops the pages from the TLBs of all CPUs.
 pub(crate) fn flush_pages_of_all(addresses: impl Iterator<Item = u64>) {
-    // SAFETY: waits until all walks find what the tables hold.
+    // SAFETY: waits until all walks see the tables.
     unsafe { asm!("dsb ishst", options(nostack, preserves_flags)) };
     for address in addresses {
-        // SAFETY: drops a translation; the tables say what holds.
+        // SAFETY: removes a cached translation; the tables have the valid one.
         unsafe {
             asm!("tlbi vaae1is, {}", in(reg) address >> 12 & 0xfff_ffff_ffff, options(nostack, preserves_flags));
         }
@@ -51,6 +51,6 @@ fn finish() {
 
 /// Has instructions fetched as they were just stored on the line at `address`.
 pub(super) fn synchronise_code(address: u64) {
-    // SAFETY: what is cached are copies.
+    // SAFETY: the caches hold copies only.
     unsafe { asm!("dc cvau, {0}", "dsb ish", "ic ivau, {0}", "dsb ish", "isb", in(reg) address, options(nostack)) };
 }

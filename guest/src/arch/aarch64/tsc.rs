@@ -1,7 +1,7 @@
-//! Time: the virtual counter, which runs at the rate that CNTFRQ_EL0 says.
+//! Time: the virtual counter, whose rate CNTFRQ_EL0 gives.
 //!
-//! Ticks are nanoseconds where that rate divides 10^9, as it does on QEMU's machine; under `-icount shift=0` they are
-//! instructions then. Elsewhere they are those of the counter.
+//! If that rate divides 10^9, ticks are nanoseconds. That is so on QEMU's machine; under `-icount shift=0` they are
+//! instructions there. Otherwise they are counts of the counter.
 
 use core::arch::asm;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -23,7 +23,7 @@ pub(super) fn counts(ticks: u64) -> u64 {
     ticks.div_ceil(SCALE.load(Ordering::Relaxed))
 }
 
-/// Ticks in so many counts.
+/// Ticks of this many counts.
 pub(super) fn of_counts(counts: u64) -> u64 {
     counts.saturating_mul(SCALE.load(Ordering::Relaxed))
 }
@@ -59,7 +59,7 @@ pub(crate) fn pause_until(deadline: u64) {
 pub(crate) fn calibrate(from_command_line: Option<u64>) -> &'static str {
     const NANOSECONDS: u64 = 1_000_000_000;
     let register: u64;
-    // SAFETY: reads what the firmware has left.
+    // SAFETY: reads a value that firmware has written.
     unsafe { asm!("mrs {}, cntfrq_el0", out(reg) register, options(nostack, nomem, preserves_flags)) };
     let (hz, source) = match from_command_line {
         Some(khz) => (khz.saturating_mul(1000), "command-line"),

@@ -1,4 +1,4 @@
-//! INTIDs of the interrupts (GIC, 2.2.1): those below 16 are for CPUs to send to each other.
+//! INTIDs of the interrupts (GIC, 2.2.1): CPUs send those below 16 to each other.
 
 /// The virtual timer.
 pub(crate) const TIMER: u8 = 27;
@@ -12,9 +12,9 @@ pub(crate) const SHOOTDOWN: u8 = 1;
 pub(crate) const COUNTED: u8 = 2;
 /// Counted by the shortest possible handler, for measuring.
 pub(crate) const MEASURED: u8 = 3;
-/// First of those by which CPUs message each other in `mixed`: the sender's index modulo [`MAILBOXES`] is added.
+/// First INTID of the messages between CPUs in `mixed`. The INTID is this plus the sender's index modulo [`MAILBOXES`].
 pub(crate) const MAILBOX: u8 = 8;
-/// How many there are from [`MAILBOX`] on.
+/// Number of such INTIDs from [`MAILBOX`] on.
 pub(crate) const MAILBOXES: u8 = 8;
 /// The last of them.
 pub(crate) const LAST_MAILBOX: u8 = MAILBOX + MAILBOXES - 1;

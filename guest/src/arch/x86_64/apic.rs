@@ -14,7 +14,7 @@ use super::{attempt, control, interrupts, tsc};
 pub(crate) const APIC_BASE: u32 = 0x1b;
 /// TSC_DEADLINE: a TSC value at which the timer fires once; zero disarms.
 pub(crate) const TSC_DEADLINE: u32 = 0x6e0;
-/// Where the xAPIC's registers lie.
+/// Address of the xAPIC's registers.
 pub(crate) const XAPIC_PAGE: u64 = 0xfee0_0000;
 
 /// Register offsets (APM vol. 2, table 16-2).
@@ -64,7 +64,7 @@ pub(crate) fn is_x2apic() -> bool {
 
 /// Enables this CPU's APIC in the chosen shape: nothing masked by priority, no local interrupt.
 pub(crate) fn enable_this_cpu() {
-    // The MSR is only written for a reason: a machine may refuse it.
+    // Writes the MSR only if it must: a machine may refuse it.
     let base = read_msr(APIC_BASE);
     let wanted = base | 1 << 11 | if is_x2apic() { 1 << 10 } else { 0 };
     if base >> 11 & 1 == 0 {
@@ -161,11 +161,11 @@ pub(crate) fn command_place() -> Place {
 pub(crate) enum Place {
     /// An MSR, to which both halves are written at once.
     Msr(u32),
-    /// In memory; the upper half comes before the lower.
+    /// In memory; the upper half is written before the lower.
     Memory(u64),
 }
 
-/// What the command register has to be written so that this CPU gets `vector`, or an NMI: the upper and the lower half.
+/// The values of the command register that send this CPU `vector`, or an NMI: the upper and the lower half.
 pub(crate) fn command_to_self(vector: Option<u8>) -> (u32, u32) {
     let destination = if is_x2apic() { id() } else { id() << 24 };
     (destination, vector.map_or(0x4400, |vector| 0x4000 | u32::from(vector)))
@@ -176,7 +176,7 @@ pub(crate) fn send_others(vector: u8) {
     command(0, 0xc_4000 | u32::from(vector));
 }
 
-/// Accepts interrupts on this CPU, or none: what is sent meanwhile is lost.
+/// Enables or disables interrupts on this CPU. A disabled APIC loses those that arrive.
 pub(crate) fn accept(on: bool) {
     write(SPURIOUS, if on { 0x1ff } else { 0xff });
 }
@@ -231,7 +231,7 @@ pub(crate) fn arm_deadline(vector: u8, deadline: u64) {
     write_msr(TSC_DEADLINE, deadline);
 }
 
-/// Arms the timer to fire once, `ticks` of the TSC from now. Answers the ticks that the count really stands for.
+/// Sets the timer to fire once, `ticks` of the TSC from now. Returns the ticks that the rounded count stands for.
 pub(crate) fn arm_once(vector: u8, ticks: u64) -> u64 {
     let rate = TIMER_RATE.load(Ordering::Relaxed).max(1);
     let count = u32::try_from(ticks.saturating_mul(rate) >> 20).unwrap_or(u32::MAX).max(1);
@@ -246,13 +246,14 @@ pub(crate) fn arm_periodic(vector: u8, count: u32) {
     write(INITIAL_COUNT, count);
 }
 
-/// Stops the timer, whatever its mode.
+/// Stops the timer in each mode.
 pub(crate) fn disarm() {
     write(LVT_TIMER, MASKED | 0xff);
     write(INITIAL_COUNT, 0);
 }
 
-/// Counts the timer against the TSC: of several tries, the one that was interrupted least where the clocks are read.
+/// Measures the timer's rate against the TSC. Of several tries it uses the one with the least delay between the two
+/// readings.
 fn calibrate_timer() {
     const TRIES: u32 = 8;
     write(LVT_TIMER, MASKED | 0xff);
@@ -270,8 +271,8 @@ fn calibrate_timer() {
     write(INITIAL_COUNT, 0);
 }
 
-/// Timer counts per 2^20 TSC ticks, over 10 ms, and by how many ticks the moments of starting and of reading the timer
-/// may be wrong: a pCPU taken away just there adds to one clock alone.
+/// Timer counts per 2^20 TSC ticks, over 10 ms. Also the possible error, in ticks, of the moments at which the timer
+/// was started and read: a preempted vCPU delays only one of the two clocks.
 fn timer_rate() -> (u64, u64) {
     let before = tsc::now();
     write(INITIAL_COUNT, u32::MAX);

@@ -1,7 +1,8 @@
-//! Instructions that may fault, made into functions that say so.
+//! Instructions that may fault, as functions that return the fault.
 //!
-//! Each such instruction is listed, with the address to go on at, in the section `.fixup`. The exception handler looks
-//! there first; when the faulting address is listed it puts the fault into R11 and goes on. R11 is zero otherwise.
+//! The section `.fixup` lists each such instruction, with the address at which to continue. The exception handler looks
+//! there first. If the faulting address is in the list, it puts the fault into R11 and continues at that address. R11
+//! is zero otherwise.
 
 use core::arch::asm;
 use core::fmt;
@@ -57,8 +58,8 @@ macro_rules! attempt {
     // With something to do before and after, fault or not.
     (between $before:expr, $instruction:expr, $after:expr $(, $($operand:tt)*)?) => {{
         let fault: u64;
-        // SAFETY: by the module's rule: what the instruction does to the machine is the experiment's purpose, and all
-        // registers that it changes are declared by the operands.
+        // SAFETY: by the module's rule, the experiment wants the instruction's effect on the machine. The operands
+        // declare all registers that it changes.
         unsafe {
             core::arch::asm!(
                 "xor r11d, r11d",
@@ -87,7 +88,7 @@ unsafe extern "C" {
     static FIXUP_END: [u64; 2];
 }
 
-/// Where to go on after a fault at `rip`, if the instruction there is listed.
+/// Where to continue after a fault at `rip`, if the instruction there is in the list.
 pub(super) fn resume_after(rip: u64) -> Option<u64> {
     let start = &raw const FIXUP_START;
     let bytes = (&raw const FIXUP_END) as usize - start as usize;
@@ -118,7 +119,7 @@ pub(crate) fn wrmsr(msr: u32, value: u64) -> Result<(), Fault> {
 /// Writes an MSR that must exist. If it does not, the fault ends the guest with a record.
 pub(crate) fn write_msr(msr: u32, value: u64) {
     let (low, high) = halves(value);
-    // SAFETY: as the module says; used for registers of the kernel's own making.
+    // SAFETY: as the module says; the kernel writes only registers that it uses itself.
     unsafe { asm!("wrmsr", in("ecx") msr, in("eax") low, in("edx") high, options(nostack)) };
 }
 
@@ -169,7 +170,7 @@ control_register!(
     /// Writes DR7.
     write_dr7, read_dr7, "dr7");
 
-/// The last address whose translation failed on this CPU.
+/// CR2: the last address whose translation failed on this CPU.
 pub(crate) fn read_cr2() -> u64 {
     let value;
     // SAFETY: reading CR2 changes nothing.

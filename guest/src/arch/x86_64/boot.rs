@@ -1,8 +1,8 @@
 //! From the loader into Rust, and the start of further CPUs.
 //!
 //! The loader enters by PVH: 32-bit protected mode, paging off, EBX = physical address of `hvm_start_info` (Xen
-//! `arch-x86/hvm/start_info.h`). Everything that the loader left in memory is read before the trampoline of the
-//! other CPUs is written below 1 MiB. CPUs are started one after the other, so one set of boot variables is enough.
+//! `arch-x86/hvm/start_info.h`). The guest reads all data of the loader before it writes the other CPUs' trampoline
+//! below 1 MiB. It starts CPUs one after the other, so one set of boot variables is enough.
 
 use core::arch::global_asm;
 use core::slice;
@@ -27,7 +27,7 @@ const TRAMPOLINE: u64 = 0x8000;
 global_asm!(include_str!("boot.s"), options(att_syntax));
 global_asm!(".globl STACK_BYTES", ".set STACK_BYTES, {bytes}", bytes = const STACK_BYTES);
 
-/// What is mapped from here on is mapped uncached.
+/// The kernel maps memory from here on as uncached.
 const DEVICES: u64 = 3 << 30;
 
 /// Root of the page tables that all CPUs share.
@@ -57,11 +57,11 @@ unsafe extern "C" {
     static TRAMPOLINE_END: u8;
 }
 
-/// What the loader handed over.
+/// What the loader passed.
 pub(crate) struct BootInfo {
     command_line: [u8; 2048],
     length: usize,
-    /// Physical address of the ACPI RSDP; zero if the loader has none.
+    /// Physical address of the ACPI RSDP; zero if the loader passes none.
     rsdp: u64,
 }
 
@@ -83,7 +83,7 @@ impl Physical for IdentityMap {
         if at == 0 || end > 1 << 32 {
             return None;
         }
-        // SAFETY: the range is mapped one to one, and callers read firmware tables, which nobody writes any more.
+        // SAFETY: the range is mapped one to one. Callers read firmware tables, which no one writes any more.
         Some(unsafe { slice::from_raw_parts(at as *const u8, length) })
     }
 }
@@ -106,7 +106,7 @@ extern "C" fn enter_rust(index: u32, start_info: u32) -> ! {
     }
 }
 
-/// Copies what is needed from `hvm_start_info`: magic at 0, command line at 24, RSDP at 32, memory map at 40.
+/// Copies the needed fields of `hvm_start_info`: magic at 0, command line at 24, RSDP at 32, memory map at 40.
 fn read_start_info(at: u64) -> BootInfo {
     let mut info = BootInfo { command_line: [0; 2048], length: 0, rsdp: 0 };
     let field =
@@ -127,10 +127,10 @@ fn read_start_info(at: u64) -> BootInfo {
     info
 }
 
-/// Physical address of the I/O APIC, zero without.
+/// Physical address of the I/O APIC; zero if there is none.
 static IO_APIC: AtomicU64 = AtomicU64::new(0);
 
-/// Physical address of PCI's configuration spaces, zero without.
+/// Physical address of PCI's configuration space (ECAM); zero if there is none.
 static ECAM: AtomicU64 = AtomicU64::new(0);
 
 /// Physical address of the configuration spaces of PCI bus 0, where the MCFG names them.
@@ -143,8 +143,8 @@ pub(crate) fn io_apic() -> Option<u64> {
     Some(IO_APIC.load(Ordering::Relaxed)).filter(|at| *at != 0)
 }
 
-/// APIC ids of the CPUs in the MADT but `own`, as far as interrupts reach them. To be called once: afterwards further
-/// CPUs can be started, and the tables are not looked at again.
+/// APIC ids of the CPUs in the MADT except `own`, if interrupts can reach them. Call it once: afterwards further CPUs
+/// can start, and no code reads the tables again.
 pub(crate) fn find_others(info: &BootInfo, own: u32) -> Option<[Option<u32>; MAX_CPUS]> {
     let madt = acpi::madt(&IdentityMap, info.rsdp)?;
     IO_APIC.store(madt.io_apic().unwrap_or(0), Ordering::SeqCst);
@@ -156,8 +156,8 @@ pub(crate) fn find_others(info: &BootInfo, own: u32) -> Option<[Option<u32>; MAX
     Some(others)
 }
 
-/// An entry of the memory map: address, size, type (1 is RAM). Answers where it begins and ends; an empty range for
-/// what is no RAM or lies beyond 3 GiB, where devices are mapped.
+/// Begin and end of an entry of the memory map: address, size, type (1 is RAM). The range is empty for an entry that is
+/// no RAM, or that lies above 3 GiB, where devices are mapped.
 fn memory_map_entry(at: u64) -> Option<(u64, u64)> {
     let word =
         |offset: u64| -> Option<u64> { IdentityMap.bytes(at + offset, 8)?.try_into().ok().map(u64::from_le_bytes) };
@@ -170,13 +170,13 @@ fn memory_map_entry(at: u64) -> Option<(u64, u64)> {
 fn write_trampoline() {
     let start = (&raw const TRAMPOLINE_START) as usize;
     let end = (&raw const TRAMPOLINE_END) as usize;
-    // SAFETY: the source is the code between two labels of boot.s; the destination is conventional memory below
-    // 1 MiB, identity-mapped, whose former content the caller has no more use for.
+    // SAFETY: the source is the code between two labels of boot.s. The destination is conventional memory below 1 MiB,
+    // identity-mapped, whose former content the caller no longer needs.
     unsafe { core::ptr::copy_nonoverlapping(start as *const u8, TRAMPOLINE as *mut u8, end - start) };
 }
 
-/// Starts the CPU with `apic_id` as CPU `index` by INIT, SIPI, SIPI (APM vol. 2, 16.9) and waits until `is_up` says
-/// so. Answers whether it came within five seconds.
+/// Starts the CPU with `apic_id` as CPU `index` by INIT, SIPI, SIPI (APM vol. 2, 16.9), and waits for `is_up`. Returns
+/// whether it came up within five seconds.
 pub(crate) fn start_cpu(index: usize, apic_id: u32, is_up: impl Fn() -> bool) -> bool {
     let top = STACKS.0.get(index).map(|stack| stack.as_ptr_range().end as u64);
     let (Some(top), Ok(index)) = (top, u32::try_from(index)) else { return false };

@@ -1,6 +1,6 @@
-//! MPX bound registers as XSAVE has them: state that no guest is offered (APM vol. 2, 11.5).
+//! MPX bound registers in the format of XSAVE: state that no guest is offered (APM vol. 2, 11.5).
 //!
-//! XRSTOR and XSAVE move them without MPX being turned on, so nothing else of the processor takes part.
+//! XRSTOR and XSAVE move them while MPX is off, so nothing else of the processor is involved.
 
 use core::arch::asm;
 
@@ -18,7 +18,7 @@ const XSTATE_BV: usize = 512 / 8;
 /// Words of the four registers.
 pub(crate) const WORDS: usize = 8;
 
-/// An XSAVE area as far as BNDCSR.
+/// An XSAVE area up to BNDCSR.
 #[repr(C, align(64))]
 struct Area([u64; 1088 / 8]);
 
@@ -38,7 +38,7 @@ pub(crate) fn load(pattern: &[u64; WORDS]) {
     }
 }
 
-/// What the registers hold.
+/// What the registers contain.
 pub(crate) fn held() -> [u64; WORDS] {
     let mut area = Area([0; 1088 / 8]);
     // SAFETY: as for `load`; XSAVE writes within the area.

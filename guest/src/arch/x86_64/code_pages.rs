@@ -1,11 +1,12 @@
-//! Pages for code that is written at run time, and for what it accesses: 2 MiB of addresses per CPU, by 4 KiB pages.
+//! Pages for code that is written at run time, and for the data that it accesses: 2 MiB of addresses per CPU, by 4 KiB
+//! pages.
 //!
-//! Experiments write the page-table entries themselves, so that the way from an address to its frame changes at every
-//! level: a page's entry ([`point`]), the entry of the table that holds it ([`use_table`]), a large page in its stead
-//! ([`use_large`]), and the root ([`second_root`]). Nothing is flushed here.
+//! Experiments write the page-table entries themselves, so they can change the path from an address to its frame at
+//! every level. They can change a page's entry ([`point`]) or the entry of its table ([`use_table`]). They can also use
+//! a large page instead ([`use_large`]), or another root ([`second_root`]). This module flushes nothing.
 //!
-//! It lies in root entry 1, two GiB above the window, whose frames it uses; so it is not for an experiment that uses
-//! both. Code is written through the one-to-one mapping of a frame.
+//! It lies in root entry 1, two GiB above the window, whose frames it uses. So an experiment can use only one of the
+//! two. Experiments write code through the one-to-one mapping of a frame.
 
 use core::sync::atomic::{AtomicU8, Ordering};
 
@@ -27,7 +28,7 @@ pub(crate) const UNCACHED: u64 = 0x18;
 const LARGE_LEAF: u64 = 1 << 7;
 /// Not for code; reserved unless EFER.NXE is set.
 pub(crate) const NO_EXECUTE: u64 = 1 << 63;
-/// What a page is that may be used in every way.
+/// A page with all permissions.
 pub(crate) const ALL: u64 = PRESENT | WRITABLE | USER;
 
 const BASE: u64 = 1 << 39 | 2 << 30;
@@ -54,7 +55,7 @@ pub(crate) fn address(cpu: usize, page: usize) -> u64 {
     BASE + cpu as u64 * SPAN + page as u64 * PAGE
 }
 
-/// Physical address of frame `index` of CPU `cpu`, where it is also mapped one to one, below 4 GiB.
+/// Physical address of frame `index` of CPU `cpu`, which is also mapped one to one, below 4 GiB.
 pub(crate) fn frame(cpu: usize, index: usize) -> u64 {
     window::frame(cpu, index)
 }
@@ -69,7 +70,7 @@ pub(crate) fn point_spare(page: usize, entry: u64) {
     SPARE.set(page, entry);
 }
 
-/// Maps nothing at all of CPU `cpu`, and takes back what [`use_table`] did.
+/// Unmaps all pages of CPU `cpu`, and reverts [`use_table`].
 pub(crate) fn clear(cpu: usize) {
     use_table(cpu, Some(Which::Own), ALL);
     for page in 0..PAGES {
@@ -83,9 +84,9 @@ pub(crate) fn clear(cpu: usize) {
 /// A table for the addresses of a CPU.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Which {
-    /// The one that [`point`] writes.
+    /// The table that [`point`] writes.
     Own,
-    /// The one that [`point_spare`] writes.
+    /// The table that [`point_spare`] writes.
     Spare,
 }
 
@@ -116,8 +117,7 @@ pub(crate) fn use_large(cpu: usize, frame: u64) -> u64 {
     address(cpu, 0) + frame % SPAN
 }
 
-/// A second root, to be loaded into CR3: the same as the common one, but for the addresses of CPU 0, which go through
-/// the spare table.
+/// A second root for CR3. It is the same as the common one, except that the addresses of CPU 0 use the spare table.
 pub(crate) fn second_root() -> u64 {
     for index in 0..512 {
         SECOND_ROOT.set(index, BOOT_ROOT.get(index));
@@ -130,7 +130,7 @@ pub(crate) fn second_root() -> u64 {
     SECOND_ROOT.address()
 }
 
-/// Writes `bytes` at `offset` of a frame, one after the other; what lies beyond the page is cut off.
+/// Writes `bytes` at `offset` of a frame, in order, and stops at the end of the page.
 pub(crate) fn write(frame: u64, offset: u64, bytes: &[u8]) {
     for (byte, at) in bytes.iter().zip(offset..PAGE) {
         cell(frame, at).store(*byte, Ordering::SeqCst);

@@ -1,4 +1,4 @@
-//! What the CPU says about itself, and the control registers that the kernel sets.
+//! CPU identification, and the control registers that the kernel sets.
 
 use core::arch::x86_64::{__cpuid_count, CpuidResult};
 use core::fmt;
@@ -68,7 +68,7 @@ pub(crate) fn hardware_id() -> u32 {
     if extended.ebx != 0 { extended.edx } else { cpuid(1, 0).ebx >> 24 }
 }
 
-/// Twelve characters by which a CPU maker or a hypervisor names itself.
+/// The twelve characters of a CPU vendor's or a hypervisor's name.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Signature([u8; 12]);
 
@@ -111,11 +111,11 @@ pub(crate) fn hypervisor() -> Option<Signature> {
     Some(Signature::new([leaf.ebx, leaf.ecx, leaf.edx]))
 }
 
-/// Turns on what lies beyond the boot code: XSAVE with x87, SSE and, if offered, AVX state.
+/// Enables state that the boot code does not: XSAVE with x87, SSE and, if offered, AVX.
 pub(super) fn enable_vector_state() {
     if has_xsave() && attempt::write_cr4(attempt::read_cr4() | CR4_OSXSAVE).is_ok() {
         let avx = if has_avx() { 4 } else { 0 };
-        // A machine that refuses AVX state is used with SSE only.
+        // On a machine that refuses AVX state, use SSE only.
         let on = attempt::xsetbv(0, 3 | avx).is_ok();
         if !on {
             let _ = attempt::xsetbv(0, 3);
@@ -132,14 +132,14 @@ pub(crate) fn leave() {
     maker();
 }
 
-/// Whether a hypervisor is below, so that what is not as the architecture has it is its failure.
+/// Whether a hypervisor is below, which then is responsible for deviations from the architecture.
 pub(crate) fn is_judged() -> bool {
     hypervisor().is_some_and(|it| !it.is(b"TCGTCGTCGTCG"))
 }
 
 static AVX_IS_ON: AtomicBool = AtomicBool::new(false);
 
-/// Whether AVX registers may be used. Asked in loops that must not exit, so it is found out once.
+/// Whether AVX registers are usable. Loops that must not exit read it, so the guest determines it once.
 pub(crate) fn avx_is_on() -> bool {
     AVX_IS_ON.load(Ordering::Relaxed)
 }

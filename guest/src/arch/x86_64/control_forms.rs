@@ -2,7 +2,7 @@
 
 use super::attempt::{Fault, attempt};
 
-/// A way to write a register: its name, and what it does with a value.
+/// A form of write to a register: its name, and a function that writes a value.
 pub(crate) type Form = (&'static str, fn(u64) -> Result<(), Fault>);
 
 /// The value is in RAX, and its low half in memory at RSI.
@@ -68,7 +68,7 @@ pub(crate) fn clts() -> Result<(), Fault> {
     attempt!("clts")
 }
 
-/// What SMSW stores in registers of 16, 32 and 64 bits, all of whose bits were set before, and in memory.
+/// What SMSW stores in registers of 16, 32 and 64 bits, with all their bits set before, and in memory.
 pub(crate) fn smsw() -> [u64; 4] {
     let (word, double, quad): (u64, u64, u64);
     let mut memory = u64::MAX;

@@ -1,4 +1,4 @@
-//! What each CPU knows about itself, reached through GS.
+//! Each CPU's own data, reached through GS.
 
 use core::arch::asm;
 use core::mem::offset_of;

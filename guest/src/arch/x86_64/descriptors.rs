@@ -51,9 +51,9 @@ pub(super) fn load(index: usize) {
         set_ist(tables, ist, stack.as_ptr_range().end as u64);
     }
     set_ist(tables, OWN_STACKS, window::stack_top(index));
-    // Stack 5: code made at run time ends there, whatever its own stack pointer is.
+    // Stack 5: code made at run time ends there, for any value of its own stack pointer.
     set_ist(tables, OWN_STACKS + 1, probe::stack_top(index));
-    // What comes from CPL 3 is only ever the exception that ends a short trip: it may use the double fault's stack.
+    // From CPL 3 comes only the exception that ends a short run: it may use the double fault's stack.
     set_stack(tables, 1, tables.stacks[0].as_ptr_range().end as u64);
 
     let tss = &raw const tables.tss as u64;
@@ -98,27 +98,26 @@ pub(super) fn load(index: usize) {
 /// Loads the IDT with `limit`; anything but 4095 makes deliveries fail.
 pub(super) fn load_idt(limit: u16) {
     let idt = Pointer { limit, base: &raw const IDT as u64 };
-    // SAFETY: every gate that the limit includes names an entry stub; with a short limit a fault ends the VM, which is
-    // what the caller wants to see.
+    // SAFETY: every gate within the limit names an entry stub. With a short limit a fault ends the VM, which the caller
+    // wants to test.
     unsafe { asm!("lidt [{}]", in(reg) &raw const idt, options(nostack, readonly)) };
 }
 
-/// Loads an IDT of 256 gates at `base`, whose entries deal with whatever comes.
+/// Loads an IDT of 256 gates at `base`, which handle every vector.
 pub(super) fn load_idt_at(base: u64) {
     let idt = Pointer { limit: 4095, base };
-    // SAFETY: the caller's table names an entry stub in every gate.
+    // SAFETY: every gate of the caller's table names an entry stub.
     unsafe { asm!("lidt [{}]", in(reg) &raw const idt, options(nostack, readonly)) };
 }
 
-/// The two words of an interrupt gate (delivery clears IF) to `handler` on interrupt stack `ist`, for CPL `level` and
-/// below.
+/// The two words of an interrupt gate (delivery clears IF) to `handler` on interrupt stack `ist`, for CPL up to
+/// `level`.
 pub(super) const fn gate(handler: u64, ist: u64, level: u64) -> [u64; 2] {
     let low = handler & 0xffff | modes::CODE << 16 | ist << 32 | (0x8e | level << 5) << 40;
     [low | (handler >> 16 & 0xffff) << 48, handler >> 32]
 }
 
-/// Gives the gate of `vector` another interrupt stack, and makes it a trap gate (delivery leaves IF) or an interrupt
-/// gate.
+/// Sets the interrupt stack of `vector`'s gate, and makes it a trap gate (delivery keeps IF) or an interrupt gate.
 pub(super) fn change_gate(vector: u8, ist: u64, is_trap: bool) {
     let mut words = gate(interrupts::entry(vector), ist, 0);
     words[0] |= u64::from(is_trap) << 40;

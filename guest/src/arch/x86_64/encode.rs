@@ -9,7 +9,7 @@ pub(crate) const END: u8 = 0xcc;
 /// `NOP`.
 pub(crate) const NOP: u8 = 0x90;
 
-/// `mov eax, [rdi]` and its like, named by what differs.
+/// `mov eax, [rdi]` and similar, named by what differs.
 pub(crate) const LOAD_RDI: &[u8] = &[0x8b, 0x07];
 pub(crate) const LOAD_RSI: &[u8] = &[0x8b, 0x06];
 /// `mov al, [rdi]`.
@@ -42,7 +42,7 @@ pub(crate) const fn store_immediate(immediate: u32) -> [u8; 6] {
     [0xc7, 0x07, a, b, c, d]
 }
 
-/// What the accesses of a loop do.
+/// The accesses of a loop.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
     /// Load 32 bits.
@@ -51,7 +51,7 @@ pub(crate) enum Access {
     Store,
 }
 
-/// What the loop writes after every so many accesses.
+/// What the loop rewrites, each time after a number of accesses.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Rewrite {
     /// The register number in the instruction itself.
@@ -60,7 +60,8 @@ pub(crate) enum Rewrite {
     Beside,
 }
 
-/// Accesses by registers that [`run`] loads. A form with an absolute address has it appended, in so many bytes.
+/// Accesses through registers that [`run`] loads. A form with an absolute address ends with this number of address
+/// bytes.
 type Form = (&'static [u8], usize);
 
 const LOADS: [Form; 18] = [
@@ -101,7 +102,7 @@ const STORES: [Form; 12] = [
 
 /// Pages of code that a loop may fill.
 pub(crate) const LOOP_PAGES: usize = 3;
-/// Where on the first page the word lies that [`Rewrite::Beside`] writes.
+/// Offset on the first page of the word that [`Rewrite::Beside`] writes.
 const BESIDE: u64 = 0xf80;
 
 /// Code for the pages of one CPU, written one after the other.
@@ -142,8 +143,8 @@ impl Writer {
     }
 }
 
-/// Writes a loop of accesses to the code pages of CPU `cpu`: `count` of them per pass, each at an address of its own,
-/// all alike or of `many` forms. Such a loop with none is what carries it.
+/// Writes a loop of accesses to the code pages of CPU `cpu`: `count` accesses per pass, each instruction at its own
+/// address. They are all alike, or of `many` forms. A loop with no accesses measures the loop itself.
 pub(crate) fn write_loop(cpu: usize, access: Access, count: usize, many: bool, device: u64) {
     let mut writer = Writer { cpu, at: 0 };
     for nth in 0..count {

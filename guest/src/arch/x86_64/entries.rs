@@ -4,7 +4,8 @@ const PRESENT_WRITABLE: u64 = 3;
 const FOR_USER: u64 = 4;
 const UNCACHED: u64 = 0x18;
 
-/// Names a table of the next level. A page is for CPL 3 if every level says so; here the lowest has the say.
+/// Points to a table of the next level. CPL 3 can use a page if every level allows it; here only the lowest level
+/// decides.
 pub(crate) const fn table(at: u64) -> u64 {
     at | PRESENT_WRITABLE | FOR_USER
 }
@@ -19,5 +20,5 @@ pub(crate) const fn device(at: u64) -> u64 {
     at | PRESENT_WRITABLE | UNCACHED
 }
 
-/// Nothing has to be done so that the processor sees what a table holds now.
+/// Does nothing: the processor sees stores to tables at once.
 pub(crate) fn settle() {}

@@ -1,9 +1,8 @@
-//! Generated code, run with handlers that write down each event: its vector, where it came, and the flags that were
-//! saved.
+//! Runs generated code with handlers that log each event: its vector, where it occurred, and the saved flags.
 //!
-//! While a [`run`] lasts, the dispatcher hands everything but resolved page faults to [`note`]. An NMI then uses no
-//! stack of its own, so that a second one may come while the first is handled; and the code itself can run within the
-//! handler of an NMI, where further ones wait.
+//! During a [`run`], the dispatcher passes everything but resolved page faults to [`note`]. An NMI then uses no stack
+//! of its own, so a second one can arrive while the first is handled. The code can also run within the handler of an
+//! NMI, where further NMIs wait.
 
 use core::arch::asm;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -11,7 +10,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use super::interrupts::Frame;
 use super::{apic, attempt, descriptors};
 
-/// Vector that goes through a trap gate: IF stays as it was.
+/// A vector with a trap gate: IF keeps its value.
 pub(crate) const TRAP_GATE: u8 = 0x34;
 const NMI: u8 = 2;
 const DEBUG: u8 = 1;
@@ -29,7 +28,7 @@ pub(crate) struct Noted {
     pub(crate) single_step: bool,
 }
 
-/// Most events of a run that are written down.
+/// Maximum number of logged events per run.
 pub(crate) const MOST: usize = 48;
 
 /// Code to run.
@@ -38,7 +37,7 @@ pub(crate) struct Code<'a> {
     pub(crate) at: u64,
     /// Where each place begins, as offsets: mostly one instruction.
     pub(crate) starts: &'a [u16],
-    /// What it finds in RDI.
+    /// The value of RDI at its start.
     pub(crate) rdi: u64,
     /// Run it within the handler of an NMI.
     pub(crate) within_nmi: bool,
@@ -50,7 +49,7 @@ static STARTS: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 static LOG: [AtomicU64; MOST] = [const { AtomicU64::new(0) }; MOST];
 static LOGGED: AtomicUsize = AtomicUsize::new(0);
-/// The code is to be run by the handler of the next NMI.
+/// The handler of the next NMI runs the code.
 static WITHIN_NMI: AtomicBool = AtomicBool::new(false);
 static RDI: AtomicU64 = AtomicU64::new(0);
 /// RAX that the code left.
@@ -61,7 +60,7 @@ pub(super) fn is_active() -> bool {
     ACTIVE.load(Ordering::Relaxed)
 }
 
-/// Runs the code on this CPU, with interrupts off at its start. Answers its RAX and how many events came.
+/// Runs the code on this CPU, with interrupts off at its start. Returns its RAX and the number of events.
 pub(crate) fn run(code: &Code<'_>) -> (u64, usize) {
     for (slot, &start) in STARTS.iter().zip(code.starts) {
         slot.store(code.at + u64::from(start), Ordering::Relaxed);
@@ -76,7 +75,7 @@ pub(crate) fn run(code: &Code<'_>) -> (u64, usize) {
     ACTIVE.store(true, Ordering::SeqCst);
     if code.within_nmi {
         apic::send_self_nmi();
-        // The handler has run the code when this returns; what is left over comes here.
+        // The handler has run the code when this returns; remaining events arrive here.
         settle();
     } else {
         call();
@@ -97,7 +96,7 @@ pub(crate) fn noted(index: usize) -> Noted {
 
 fn call() {
     let result: u64;
-    // SAFETY: the code was made by the caller to be run here: it keeps what a function keeps, and ends with RET.
+    // SAFETY: the caller made the code for this call: it preserves what a function preserves, and ends with RET.
     unsafe {
         asm!(
             "call {code}",
@@ -113,13 +112,13 @@ fn call() {
     RESULT.store(result, Ordering::Relaxed);
 }
 
-/// Lets in what is pending, if anything is left.
+/// Takes the remaining pending interrupts.
 fn settle() {
-    // SAFETY: the handlers that run meanwhile save what they change.
+    // SAFETY: the handlers that run in between save what they change.
     unsafe { asm!("jmp 2f", "2:", "sti", "nop", "nop", "cli", options(nostack)) };
 }
 
-/// Writes the event down, and sees to it that the code goes on behind it.
+/// Logs the event, and lets the code continue after it.
 pub(super) fn note(vector: u8, frame: &mut Frame) {
     let dr6 = attempt::read_dr6();
     let place = place(frame.rip());
@@ -134,7 +133,7 @@ pub(super) fn note(vector: u8, frame: &mut Frame) {
             let _ = attempt::write_dr6(dr6 & !0xf00f);
         }
         NMI if WITHIN_NMI.swap(false, Ordering::Relaxed) => call(),
-        // Faults of the code: it goes on behind the instruction.
+        // Faults of the code: it continues after the instruction.
         0 | 6 | 13 | 14 => {
             let next = STARTS[..COUNT.load(Ordering::Relaxed)].get(place + 1);
             frame.set_rip(next.map_or(frame.rip(), |next| next.load(Ordering::Relaxed)));

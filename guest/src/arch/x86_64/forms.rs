@@ -2,10 +2,11 @@
 
 use super::attempt::{Fault, attempt};
 
-/// A way to touch memory: its name, and what it does at an address with a value.
+/// A form of access to memory: its name, and a function that performs it at an address with a value.
 pub(crate) type Form = (&'static str, fn(u64, u64) -> Result<(), Fault>);
 
-/// RSI holds the address; RDI does in a form that writes, and names a scratch word in one that reads.
+/// RSI holds the address. RDI holds it in a form that writes; in one that reads, RDI holds the address of a scratch
+/// word.
 macro_rules! form {
     (read $instruction:literal) => {
         form!($instruction, |_at| &raw mut LANDING as u64)
@@ -25,7 +26,7 @@ macro_rules! form {
     };
 }
 
-/// Where string instructions leave what they read: never read back.
+/// Where string instructions store what they read. No code reads it.
 static mut LANDING: u64 = 0;
 
 /// Forms that only read.
@@ -52,7 +53,7 @@ pub(crate) const READS: [Form; 17] = [
 /// Index in [`WRITES`] of the plain 32-bit store.
 pub(crate) const PLAIN_STORE: usize = 2;
 
-/// Forms that write, with or without reading first.
+/// Forms that write, with or without a read first.
 pub(crate) const WRITES: [Form; 16] = [
     form!(write "mov byte ptr [rsi], al"),
     form!(write "mov word ptr [rsi], ax"),

@@ -1,5 +1,4 @@
-//! Instructions that an emulator has to carry out and whose destination is memory: what a port or a device register
-//! holds is moved there.
+//! Instructions that an emulator executes and whose destination is memory: they copy from a port or a device register.
 
 use core::arch::asm;
 
@@ -8,7 +7,7 @@ use super::serial::LINE_STATUS;
 
 /// Has the `count` bytes from `at` on written.
 pub(in crate::arch) fn fill(at: u64, count: u64) {
-    // SAFETY: writes so many bytes, which the caller owns: a port is read into them.
+    // SAFETY: reads a port into this many bytes, which the caller owns.
     unsafe {
         asm!("rep insb", inout("rdi") at => _, inout("rcx") count => _, in("dx") LINE_STATUS,
             options(nostack, preserves_flags));

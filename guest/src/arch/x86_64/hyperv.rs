@@ -1,8 +1,8 @@
 //! The Hyper-V interface as a guest kernel uses it: CPUID leaves, MSRs, the hypercall page, the calls (TLFS, chapters 2
 //! "Feature and interface discovery" and 3 "Hypercall interface").
 //!
-//! [`call`] is how a kernel calls: through the page. [`exchange`] is for tests: it loads every register, executes one
-//! instruction, and hands back every register.
+//! [`call`] calls through the page, as a kernel does. [`exchange`] is for tests: it loads every register, executes one
+//! instruction, and returns every register.
 
 use core::arch::{asm, naked_asm};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -31,17 +31,17 @@ pub(crate) const ENABLE: u64 = 1;
 /// HYPERCALL: cannot be changed until reset.
 pub(crate) const LOCKED: u64 = 2;
 
-/// Who we say we are: open source (bit 63), an operating system of no known make, version 1.
+/// This guest's identity: open source (bit 63), an operating system of no known vendor, version 1.
 pub(crate) const OS_ID: u64 = 1 << 63 | 0x10 << 56 | 1 << 16;
 
-/// What the leaves offer.
+/// The features in the leaves.
 #[derive(Clone, Copy)]
 pub(crate) struct Features {
     /// Leaf 4000_0003, EAX: which MSRs may be used.
     pub(crate) privileges: u32,
     /// Leaf 4000_0003, EDX.
     pub(crate) features: u32,
-    /// Leaf 4000_0004, EAX: what is better done by hypercall.
+    /// Leaf 4000_0004, EAX: operations that the hypervisor recommends to do by hypercall.
     pub(crate) advice: u32,
 }
 
@@ -78,7 +78,7 @@ impl Features {
     }
 }
 
-/// What is offered, found out once; `None` without what both Linux and FreeBSD insist on.
+/// The offered features, read once; `None` without those that both Linux and FreeBSD require.
 pub(crate) fn features() -> Option<Features> {
     static FEATURES: Once<Option<Features>> = Once::new();
     *FEATURES.call_once(|| {
@@ -95,7 +95,7 @@ pub(crate) fn features() -> Option<Features> {
     })
 }
 
-/// A page that the hypervisor is told of.
+/// A page whose address the hypervisor gets.
 #[repr(C, align(4096))]
 pub(crate) struct SharedPage([AtomicU64; 512]);
 
@@ -126,17 +126,18 @@ pub(crate) fn hypercall_page() -> &'static SharedPage {
     &HYPERCALL_PAGE
 }
 
-/// A page for whatever a test hands to the hypervisor.
+/// A page for data that a test passes to the hypervisor.
 pub(crate) fn spare_page() -> &'static SharedPage {
     &SPARE_PAGE
 }
 
-/// The page in which CPU `cpu` puts the input of its calls.
+/// The page for the input of CPU `cpu`'s calls.
 pub(crate) fn input_page(cpu: usize) -> &'static SharedPage {
     &INPUT_PAGES[cpu]
 }
 
-/// Introduces the guest and turns the hypercall page on. Answers whether it is on; a machine without is left alone.
+/// Identifies the guest and enables the hypercall page. Returns whether the page is enabled; changes nothing on a
+/// machine without the interface.
 pub(crate) fn bring_up() -> bool {
     if features().is_none() || attempt::wrmsr(msr::GUEST_OS_ID, OS_ID).is_err() {
         return false;
@@ -155,7 +156,7 @@ pub(crate) fn is_up() -> bool {
     attempt::rdmsr(msr::HYPERCALL).is_ok_and(|value| value & ENABLE != 0 && value & !0xfff == HYPERCALL_PAGE.address())
 }
 
-/// Finds out this CPU's VP index, if there is one.
+/// Reads this CPU's VP index, if it has one.
 pub(crate) fn prepare_cpu(cpu: usize) {
     if features().is_none() {
         return;
@@ -252,15 +253,15 @@ pub(crate) enum Instruction {
     Vmcall,
 }
 
-/// Executes `instruction` with `before` in the registers, interrupts off, and answers what is in them after.
+/// Executes `instruction` with `before` in the registers, interrupts off, and returns the registers afterwards.
 pub(crate) fn exchange(instruction: Instruction, before: &Registers) -> Result<Registers, Fault> {
     let mut after = before.clone();
     let exchange = match instruction {
         Instruction::Vmmcall => exchange_vmmcall,
         Instruction::Vmcall => exchange_vmcall,
     };
-    // SAFETY: reads and writes the two blocks and keeps what the calling convention wants kept. What the hypercall does
-    // is the caller's purpose.
+    // SAFETY: reads and writes the two blocks, and preserves the registers that the calling convention preserves. The
+    // caller wants the effect of the hypercall.
     unsafe { exchange(before, &mut after) };
     Fault::decode(after.general[R11])?;
     Ok(after)

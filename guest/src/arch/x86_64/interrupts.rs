@@ -1,4 +1,4 @@
-//! Interrupts and exceptions: the 256 entries, the one dispatcher, and the switch that holds interrupts off.
+//! Interrupts and exceptions: the 256 entries, the one dispatcher, and the switch that masks interrupts.
 
 use core::arch::{asm, global_asm, naked_asm};
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -13,7 +13,7 @@ use crate::interrupt;
 pub(crate) const WINDOW_STACK: u8 = 0x70;
 static WINDOW_STACK_TAKEN: [AtomicU64; MAX_CPUS] = [const { AtomicU64::new(0) }; MAX_CPUS];
 
-/// How many interrupts CPU `cpu` has taken on the stack in the window.
+/// Number of interrupts that CPU `cpu` has taken on the stack in the window.
 pub(crate) fn window_stack_taken(cpu: usize) -> &'static AtomicU64 {
     &WINDOW_STACK_TAKEN[cpu]
 }
@@ -22,7 +22,7 @@ pub(crate) fn window_stack_taken(cpu: usize) -> &'static AtomicU64 {
 pub(crate) const SELF_X2APIC: u8 = 0x60;
 pub(crate) const SELF_XAPIC: u8 = 0x61;
 
-/// What the entry code leaves on the stack: registers, then what the CPU pushed (APM vol. 2, 8.9.3).
+/// What the entry code pushes on the stack: registers, after what the CPU pushed (APM vol. 2, 8.9.3).
 #[repr(C)]
 pub(crate) struct Frame {
     registers: [u64; 15],
@@ -44,7 +44,7 @@ impl Frame {
         self.rip
     }
 
-    /// Where the CPU goes on.
+    /// Sets where the CPU continues.
     pub(super) fn set_rip(&mut self, rip: u64) {
         self.rip = rip;
     }
@@ -59,7 +59,7 @@ impl Frame {
         self.cs
     }
 
-    /// Lets the CPU go on elsewhere, with interrupts off and `r11` in R11.
+    /// Lets the CPU continue elsewhere, with interrupts off and `r11` in R11.
     pub(super) fn go_to(&mut self, rip: u64, cs: u64, rsp: u64, ss: u64, r11: u64) {
         (self.rip, self.cs, self.rsp, self.ss, self.rflags) = (rip, cs, rsp, ss, 2);
         self.registers[R11] = r11;
@@ -73,7 +73,7 @@ global_asm!(
     ".set entry_vector, 0",
     ".rept 256",
     ".balign 16",
-    // Exceptions 8, 10 to 14, 17, 21, 29 and 30 push an error code; a zero stands in for it elsewhere.
+    // Exceptions 8, 10 to 14, 17, 21, 29 and 30 push an error code. For other vectors the stub pushes zero.
     ".if !(entry_vector == 8 || (entry_vector >= 10 && entry_vector <= 14) || entry_vector == 17 || entry_vector == 21 || entry_vector == 29 || entry_vector == 30)",
     "push 0",
     ".endif",
@@ -176,7 +176,7 @@ extern "C" fn dispatch_interrupt(frame: &mut Frame) {
                 apic::end_of_interrupt(WINDOW_STACK);
             }
         }
-        // Delivered without being taken into service (APM vol. 2, 16.4.7).
+        // The APIC delivers it without an in-service bit (APM vol. 2, 16.4.7).
         Ok(vectors::SPURIOUS) => {}
         Ok(vector) if event_log::is_active() => event_log::note(vector, frame),
         Ok(vector) => interrupt::handle(vector),
@@ -200,7 +200,7 @@ fn exception(vector: u8, frame: &mut Frame) {
     if modes::end_user_trip(vector, frame.error, frame) {
         return;
     }
-    // The APIC takes vectors from 16 on: then it is an interrupt that somebody sent with an exception's number.
+    // The APIC accepts vectors from 16 on. So this is an interrupt that was sent with an exception's number.
     if vector >= 16 && apic::is_in_service(vector) {
         interrupt::handle(vector);
         return;
@@ -223,7 +223,7 @@ pub(crate) fn disable() {
     unsafe { asm!("cli", options(nostack)) };
 }
 
-/// Lets in what is pending, then holds interrupts off again.
+/// Takes pending interrupts, then masks interrupts again.
 pub(crate) fn drain() {
     enable();
     core::hint::spin_loop();
@@ -231,13 +231,13 @@ pub(crate) fn drain() {
 }
 
 /// Sleeps until an interrupt; interrupts must be off, and are off again on return. STI takes effect after HLT has
-/// begun, so an interrupt that arrived since the caller looked still wakes it.
+/// begun, so an interrupt that arrived after the caller's last check still wakes it.
 pub(crate) fn sleep() {
-    // SAFETY: the handlers that run meanwhile save what they change.
+    // SAFETY: the handlers that run in between save what they change.
     unsafe { asm!("sti", "hlt", "cli", options(nostack)) };
 }
 
-/// Runs `work` with interrupts off, and restores what was before.
+/// Runs `work` with interrupts off, and restores the former state.
 pub(crate) fn held_off<T>(work: impl FnOnce() -> T) -> T {
     let flags: u64;
     // SAFETY: reads the flags through the stack, which this kernel's code model leaves free below RSP.

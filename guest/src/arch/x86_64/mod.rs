@@ -1,11 +1,10 @@
 //! x86-64.
 //!
-//! **What "safe" means here.** This kernel exists to misuse the machine: a random MSR write or a store to nowhere is an
-//! experiment, and ending the VM is one of its answers. So functions such as [`attempt::wrmsr`] are safe to call by
-//! decision, although a badly chosen value takes the ground from under the kernel. What they never do is corrupt
-//! Rust's own state behind the caller's back on a machine that behaves as the manual says: memory is only written
-//! through the window and through addresses that name no RAM, and the control registers that code generation relies on
-//! are put back before the function returns.
+//! **What "safe" means here.** This kernel exists to misuse the machine: a random MSR write or a store to any address
+//! is an experiment, and one of its results is the end of the VM. So functions such as [`attempt::wrmsr`] are safe to
+//! call, by decision, although a bad value can crash the kernel. On a machine that follows the manual they never
+//! corrupt Rust's own state. They write memory only through the window and through addresses without RAM. They restore
+//! the control registers that generated code relies on before they return.
 
 pub(crate) mod apic;
 pub(crate) mod attempt;

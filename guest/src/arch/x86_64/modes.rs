@@ -1,11 +1,11 @@
-//! Short trips into other modes of the CPU, each to execute VMMCALL there: CPL 3, 32-bit code, real mode.
+//! Short runs in other modes of the CPU, each to execute VMMCALL there: CPL 3, 32-bit code, real mode.
 //!
-//! * **CPL 3**: IRETQ to a page that holds `VMMCALL; UD2`. Whichever raises an exception brings the CPU back; the
+//! * **CPL 3**: IRETQ to a page with `VMMCALL; UD2`. Each of the two can raise the exception that ends the run; its
 //!   address tells which.
 //! * **32-bit code** (compatibility mode): a far return into a 32-bit segment, and a far jump back. The code lies below
-//!   4 GiB, as all of the guest does.
-//! * **Real mode**: another CPU is started in a page of real-mode code, leaves word of what happened in that page, and
-//!   is started again as usual.
+//!   4 GiB, like all of the guest.
+//! * **Real mode**: another CPU starts in a page of real-mode code, stores the result in that page, and then starts
+//!   again as usual.
 
 use core::arch::{global_asm, naked_asm};
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -41,8 +41,8 @@ pub(crate) fn vmmcall_at_cpl3(frame: u64) -> UserCall {
     remap::point(remap::USER, frame, remap::Kind::User);
     let entry = remap::address(remap::USER);
     tlb::flush_page(entry);
-    // SAFETY: goes to the code just written, which can only raise an exception, and comes back with all that the
-    // calling convention wants kept.
+    // SAFETY: runs the code just written, which can only raise an exception. It returns with all registers that the
+    // calling convention preserves.
     let r11 = unsafe { user_trip(entry) };
     remap::clear(remap::USER);
     tlb::flush_page(entry);
@@ -85,7 +85,7 @@ unsafe extern "C" fn user_trip(entry: u64) -> u64 {
 #[unsafe(naked)]
 extern "C" fn end_of_user_trip() {
     naked_asm!(
-        // The way out nulled DS and ES, whose level is 0.
+        // The return to CPL 3 set DS and ES to null, because their level is 0.
         "mov eax, {data}",
         "mov ds, eax",
         "mov es, eax",
@@ -101,7 +101,7 @@ extern "C" fn end_of_user_trip() {
     )
 }
 
-/// Registers of a 32-bit call: EAX, EDX, EBX, ECX, ESI, EDI; then R11, in which a fault is left.
+/// Registers of a 32-bit call: EAX, EDX, EBX, ECX, ESI, EDI; then R11, which receives a fault.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct Registers32 {
@@ -109,14 +109,14 @@ struct Registers32 {
     fault: u64,
 }
 
-/// A hypercall from 32-bit code: control in EDX:EAX, input in EBX:ECX, output in EDI:ESI. Answers the result from
-/// EDX:EAX and whether the other registers are as they were, but EBX:ECX in a call that goes on.
+/// A hypercall from 32-bit code: control in EDX:EAX, input in EBX:ECX, output in EDI:ESI. Returns the result in
+/// EDX:EAX, and whether the other registers are unchanged. EBX:ECX may change in a call that continues.
 pub(crate) fn vmmcall_from_32_bit(control: u64, input: u64, output: u64) -> Result<(u64, bool), Fault> {
     let [(eax, edx), (ecx, ebx), (esi, edi)] = [control, input, output].map(attempt::halves);
     let before = [eax, edx, ebx, ecx, esi, edi];
     let mut registers = Registers32 { general: before, fault: 0 };
-    // SAFETY: the far return names a 32-bit code segment and code below 4 GiB; the stack is there too. The code comes
-    // back to 64-bit mode with all that the calling convention wants kept.
+    // SAFETY: the far return names a 32-bit code segment and code below 4 GiB; the stack is there too. The code returns
+    // to 64-bit mode with all registers that the calling convention preserves.
     unsafe { trip_to_32_bit(&mut registers) };
     Fault::decode(registers.fault)?;
     let [eax, edx, ..] = registers.general;
@@ -185,7 +185,7 @@ unsafe extern "C" fn trip_to_32_bit(registers: &mut Registers32) {
 
 /// Where the real-mode code is copied to: the page behind the trampoline's.
 const REAL_MODE: u64 = 0x9000;
-/// Where it leaves word.
+/// Where it stores the result.
 const WORD: u64 = REAL_MODE + 0xf00;
 const STARTED: u32 = 1;
 const CARRIED_OUT: u32 = 2;
@@ -237,17 +237,17 @@ pub(crate) enum RealModeCall {
     ElsewhereInvalidOpcode,
     /// It was carried out, or skipped.
     CarriedOut,
-    /// The CPU did not come that far.
+    /// The CPU did not get that far.
     NoAnswer,
 }
 
-/// Lets the CPU with `apic_id` execute VMMCALL in real mode. It is left halted there, for the caller to start anew.
+/// Lets the CPU with `apic_id` execute VMMCALL in real mode. The CPU then halts there; the caller must start it again.
 pub(crate) fn vmmcall_in_real_mode(apic_id: u32, patience: u64) -> RealModeCall {
     let start = &raw const REAL_MODE_START as u64;
     let handler = &raw const REAL_MODE_HANDLER as u64 - start;
     let call = &raw const REAL_MODE_CALL as u64 - start;
     let length = &raw const REAL_MODE_END as u64 - start;
-    // SAFETY: copies the code between two labels to conventional memory that nobody uses.
+    // SAFETY: copies the code between two labels to unused conventional memory.
     unsafe {
         core::ptr::copy_nonoverlapping(start as *const u8, REAL_MODE as *mut u8, usize::try_from(length).unwrap_or(0));
     }

@@ -6,7 +6,7 @@ use core::arch::asm;
 pub(crate) fn read(port: u16, bytes: u8) -> u32 {
     let mut value: u32 = 0;
     match bytes {
-        // SAFETY: by the rule of the parent module: devices do not write memory of this kernel unless told to.
+        // SAFETY: by the rule of the parent module. Devices write this kernel's memory only on request.
         1 => unsafe { asm!("in al, dx", in("dx") port, inout("eax") value, options(nostack)) },
         // SAFETY: as above.
         2 => unsafe { asm!("in ax, dx", in("dx") port, inout("eax") value, options(nostack)) },
@@ -19,7 +19,7 @@ pub(crate) fn read(port: u16, bytes: u8) -> u32 {
 /// Writes `bytes` (1, 2 or 4) to a port.
 pub(crate) fn write(port: u16, bytes: u8, value: u32) {
     match bytes {
-        // SAFETY: by the rule of the parent module: devices do not write memory of this kernel unless told to.
+        // SAFETY: by the rule of the parent module. Devices write this kernel's memory only on request.
         1 => unsafe { asm!("out dx, al", in("dx") port, in("eax") value, options(nostack)) },
         // SAFETY: as above.
         2 => unsafe { asm!("out dx, ax", in("dx") port, in("eax") value, options(nostack)) },

@@ -6,7 +6,7 @@ use super::{descriptors, interrupts, port};
 
 /// ACPI sleep control register of the hypervisor: SLP_EN with SLP_TYP 5.
 const SLEEP_CONTROL: u16 = 0x600;
-/// QEMU's `isa-debug-exit`, for a run without hypervisor.
+/// QEMU's `isa-debug-exit`, for a run without a hypervisor.
 const DEBUG_EXIT: u16 = 0xf4;
 
 /// Ends the VM: ACPI power-off, else QEMU's exit device with 0x10 (success) or 0x11, else a triple fault.

@@ -1,11 +1,11 @@
-//! Runs code that was made at run time, with all registers given, until it ends in an interrupt or an exception, and
-//! tells how it ended.
+//! Runs code that was made at run time, with given values in all registers, until an interrupt or an exception ends it.
+//! Reports how it ended.
 //!
-//! While such code runs, the CPU has an IDT of its own, whose gates all lead to one place on an interrupt stack of its
-//! own. So neither the code's stack pointer nor its segments nor its privilege matter for getting back: code that is
-//! wrong in any way ends like code that ends with INT3 as planned.
+//! While such code runs, the CPU has its own IDT. All gates of it lead to one entry on a separate interrupt stack. So
+//! the way back does not depend on the code's stack pointer, segments or privilege. Invalid code ends in the same way
+//! as code that ends with INT3 as planned.
 //!
-//! What the code may do to memory is up to whoever made it. Random code belongs at CPL 3.
+//! The maker of the code decides what it may do to memory. Random code must run at CPL 3.
 
 use core::arch::{asm, global_asm, naked_asm};
 use core::mem::offset_of;
@@ -35,7 +35,7 @@ pub(crate) const DOWN: u64 = 1 << 10;
 /// `#BP`: how code ends that ends as planned.
 pub(crate) const PLANNED: u8 = 3;
 
-/// What a piece of code starts with and ends with.
+/// The registers at the start and the end of a piece of code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Registers {
     /// By number.
@@ -77,7 +77,7 @@ pub(crate) struct End {
     pub(crate) vector: u8,
     /// Its error code; zero without one.
     pub(crate) error: u64,
-    /// The last address whose translation failed.
+    /// CR2: the last address whose translation failed.
     pub(crate) cr2: u64,
     /// The registers at that moment.
     pub(crate) registers: Registers,
@@ -102,7 +102,7 @@ impl End {
 
 const STACK_WORDS: usize = 1024 - 24;
 
-/// What one CPU needs for it. Aligned by its size, so that it is found from any address in its stack.
+/// The data of one CPU. Its alignment is its size, so any address in its stack leads to it.
 #[repr(C, align(8192))]
 struct Block {
     general: [AtomicU64; 16],
@@ -111,7 +111,7 @@ struct Block {
     /// This kernel's stack pointer.
     stack_pointer: AtomicU64,
     reserved: [AtomicU64; 2],
-    /// Its end holds, from the top: what the CPU pushed, the vector, the registers.
+    /// Its end contains, from the top: what the CPU pushed, the vector, the registers.
     stack: [AtomicU64; STACK_WORDS],
 }
 
@@ -140,8 +140,8 @@ pub(super) fn stack_top(cpu: usize) -> u64 {
     BLOCKS[cpu].stack.as_ptr_range().end as u64
 }
 
-/// Runs code on this CPU, interrupts off in between. Interrupts other than the timer's are served, and the code goes
-/// on.
+/// Runs code on this CPU, with interrupts off around it. Interrupts other than the timer's are handled, and the code
+/// continues.
 pub(crate) fn run(start: &Registers, level: Level) -> End {
     run_with_bases(start, level, None)
 }
@@ -186,8 +186,8 @@ fn run_once(cpu: usize, start: &Registers, level: Level, bases: Option<[u64; 2]>
         attempt::write_msr(cpu_local::FS_BASE, fs);
         attempt::write_msr(cpu_local::GS_BASE, gs);
     }
-    // SAFETY: loads the registers from the block and goes to the code; the gates bring the CPU back with all that the
-    // calling convention wants kept. What the code does to memory is its maker's business, as this file says.
+    // SAFETY: loads the registers from the block and jumps to the code. The gates bring the CPU back with all registers
+    // that the calling convention preserves. What the code does to memory is its maker's decision, as this file says.
     unsafe { enter(block) };
     if bases.is_some() || level == Level::User {
         attempt::write_msr(cpu_local::FS_BASE, 0);
@@ -322,14 +322,14 @@ unsafe extern "C" fn enter(block: &Block) {
 /// Runs `work` with another root of the page tables, which maps this kernel as the common one does.
 pub(crate) fn with_root<T>(root: u64, work: impl FnOnce() -> T) -> T {
     let own = tlb::root();
-    // A root that is refused shows in what the work answers.
+    // If the processor refuses a root, the result of the work shows it.
     let _ = attempt::write_cr3(root);
     let result = work();
     let _ = attempt::write_cr3(own);
     result
 }
 
-/// Puts the x87 unit back to what it is after reset, pending exceptions included.
+/// Resets the x87 unit, including pending exceptions.
 pub(crate) fn reset_x87() {
     // SAFETY: changes x87 state, which no compiled code of this kernel uses.
     unsafe { asm!("fninit", options(nomem, nostack)) };

@@ -1,7 +1,7 @@
-//! Patterns in registers, to see that they survive being preempted.
+//! Register patterns that show whether preemption preserves registers.
 //!
-//! The kernel is built without SSE, so vector registers belong to this file alone: what is loaded once must still be
-//! there after any number of interrupts, halts and exits.
+//! The compiler uses no SSE for this kernel, so only this file changes vector registers. A pattern must still be there
+//! after any number of interrupts, halts and exits.
 
 use core::arch::{asm, naked_asm};
 
@@ -37,21 +37,21 @@ impl VectorPattern {
     /// Puts the pattern into this CPU's registers.
     pub(crate) fn load(&self) {
         let load = if control::avx_is_on() { load_avx } else { load_sse };
-        // SAFETY: reads inside the pattern and writes vector registers, in which compiled code of this target keeps
-        // nothing. AVX is used only where it is on.
+        // SAFETY: reads inside the pattern and writes vector registers. Compiled code of this target does not use them.
+        // Uses AVX only if it is enabled.
         unsafe { load(self) };
     }
 
-    /// What this CPU's registers hold now.
+    /// What this CPU's registers contain now.
     pub(crate) fn held() -> Self {
         let mut held = Self([[0; 4]; VECTORS]);
         let store = if control::avx_is_on() { store_avx } else { store_sse };
-        // SAFETY: writes inside the 512 bytes of `held`; AVX is used only where it is on.
+        // SAFETY: writes inside the 512 bytes of `held`. Uses AVX only if it is enabled.
         unsafe { store(&mut held) };
         held
     }
 
-    /// The first register in which two patterns differ.
+    /// The first register that differs between two patterns.
     pub(crate) fn first_difference(&self, other: &Self) -> Option<usize> {
         self.0.iter().zip(&other.0).position(|(a, b)| a != b)
     }
@@ -74,10 +74,10 @@ for_each_vector!(load_avx, &VectorPattern, "vmovdqu ymm\\i", ", [rdi + 32*\\i]",
 for_each_vector!(store_sse, &mut VectorPattern, "movdqu [rdi + 32*\\i]", ", xmm\\i", "");
 for_each_vector!(store_avx, &mut VectorPattern, "vmovdqu [rdi + 32*\\i]", ", ymm\\i", "");
 
-/// Loads `pattern` into the general registers, spins `spins` times, and answers what the registers hold then.
+/// Loads `pattern` into the general registers, spins `spins` times, and returns their contents afterwards.
 pub(crate) fn hold_general(pattern: &[u64; GENERAL], spins: u32) -> [u64; GENERAL] {
     let mut held = [0; GENERAL];
-    // SAFETY: reads and writes the two arrays, keeps what the calling convention wants kept.
+    // SAFETY: reads and writes the two arrays, and preserves the registers that the calling convention preserves.
     unsafe { hold(pattern, &mut held, spins) };
     held
 }
@@ -152,7 +152,7 @@ impl FloatControl {
         unsafe { asm!("fldcw [{}]", in(reg) &raw const self.x87, options(nostack)) };
     }
 
-    /// What this CPU holds now.
+    /// What this CPU's registers contain now.
     pub(crate) fn held() -> Self {
         let (mut mxcsr, mut x87) = (0u32, 0u16);
         // SAFETY: writes the variable.
@@ -163,15 +163,15 @@ impl FloatControl {
     }
 }
 
-/// Puts `mark`, a canonical address with its low bits clear, into registers that a CPU has to itself. Says whether all
-/// of them took it.
+/// Writes `mark`, a canonical address with its low bits clear, to registers that each CPU has for itself. Returns
+/// whether all of them took it.
 pub(crate) fn mark(mark: u64) -> bool {
     attempt::write_msr(cpu_local::FS_BASE, mark | 1);
     attempt::write_msr(cpu_local::KERNEL_GS_BASE, mark | 2);
     attempt::write_dr0(mark | 3).is_ok()
 }
 
-/// Each of those registers: what it holds, and what it must hold on this CPU, whose index is `cpu`.
+/// Each of those registers: its contents, and the contents that it must have on this CPU, with index `cpu`.
 pub(crate) fn marks(mark: u64, cpu: usize) -> impl Iterator<Item = (&'static str, u64, u64)> {
     let aux = has_rdtscp().then(|| ("tsc-aux", u64::from(tsc::aux()), cpu as u64));
     [
@@ -190,10 +190,10 @@ fn has_rdtscp() -> bool {
     *ANSWER.call_once(control::has_rdtscp)
 }
 
-/// How many exits [`ask`] knows the answer of.
+/// Number of exits whose result [`ask`] knows.
 pub(crate) const QUESTIONS: usize = 5;
 
-/// An exit whose answer is known on the CPU with this APIC id: its name, and whether the answer was right.
+/// Causes an exit with a known result on the CPU with this APIC id. Returns its name and whether the result was right.
 pub(crate) fn ask(question: usize, own: u32) -> (&'static str, bool) {
     match question {
         0 => ("cpuid-apic-id", control::hardware_id() == own),

@@ -1,4 +1,5 @@
-//! Pages that all CPUs see, and that are moved from frame to frame while they look: what remote flushes are tried on.
+//! Pages that all CPUs map, and that experiments move from frame to frame while the CPUs read them. They test remote
+//! flushes.
 //!
 //! | page | used for |
 //! |---|---|
@@ -9,7 +10,7 @@
 //!
 //! A large page follows, [`large`]. All of it lies in root entry 1, one GiB above the window, whose frames it uses.
 //!
-//! Moving a page is all that happens here: nothing is flushed.
+//! This module only moves pages: it flushes nothing.
 
 use core::arch::asm;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -17,12 +18,12 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use super::boot::{BOOT_ROOT, MAX_CPUS};
 use crate::arch::window::{self, Table};
 
-/// A page may be pointed elsewhere at once, and flushed afterwards.
+/// The kernel may map another frame at once, and flush afterwards.
 pub(crate) const BREAK_FIRST: bool = false;
 
-/// First page of the range whose flush is timed.
+/// First page of the range whose flush is measured.
 pub(crate) const RANGE: usize = 128;
-/// The page that watchers look at.
+/// The page that watchers read.
 pub(crate) const WATCHED: usize = 256;
 /// The page that is mapped for CPL 3.
 pub(crate) const USER: usize = 300;
@@ -41,7 +42,7 @@ const GLOBAL: u64 = 1 << 8;
 
 static DIRECTORY: Table = Table::new();
 static PAGES: Table = Table::new();
-/// A root that says the same as the common one.
+/// A root with the same contents as the common one.
 static SECOND_ROOT: Table = Table::new();
 
 /// Which bit a page has beyond present and writable.
@@ -87,7 +88,7 @@ pub(crate) fn large(frame: u64) -> u64 {
     LARGE + frame % LARGE_BYTES
 }
 
-/// A second root with the same contents, to be loaded into CR3.
+/// A second root with the same contents, for CR3.
 pub(crate) fn second_root() -> u64 {
     for index in 0..512 {
         SECOND_ROOT.set(index, BOOT_ROOT.get(index));
@@ -95,8 +96,8 @@ pub(crate) fn second_root() -> u64 {
     SECOND_ROOT.address()
 }
 
-/// Frame `index` of CPU `cpu`: its physical address, where it is also mapped one to one. They are the window's, so
-/// not for an experiment that uses both.
+/// Physical address of frame `index` of CPU `cpu`, which is also mapped one to one. The window uses the same frames, so
+/// an experiment may use only one of the two.
 pub(crate) fn frame(cpu: usize, index: usize) -> u64 {
     window::frame(cpu, index)
 }
@@ -114,7 +115,7 @@ pub(crate) fn fill_code(frame: u64, code: &[u8; 8]) {
 /// Loads the word at `address`, which is mapped. Never merged with another load, never an exit.
 pub(crate) fn load(address: u64) -> u64 {
     let value;
-    // SAFETY: reads a word of a page that exists to be read.
+    // SAFETY: reads a word of a page that is meant to be read.
     unsafe { asm!("mov {}, [{}]", out(reg) value, in(reg) address, options(nostack, preserves_flags)) };
     value
 }

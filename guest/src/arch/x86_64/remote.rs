@@ -1,7 +1,7 @@
-//! Flushing the TLBs of other CPUs without interrupting them: by hypercall of the Hyper-V interface.
+//! Flushes of other CPUs' TLBs without interrupts: by hypercalls of the Hyper-V interface.
 //!
-//! As Linux has it: interrupts off, the input in this CPU's page, VP indices below 64 by the calls with a mask, others
-//! by a sparse set, all processors by a flag.
+//! It does what Linux does, with interrupts off and the input in this CPU's page. Calls with a mask name VP indices
+//! below 64, a sparse set names others, and a flag names all processors.
 
 use core::sync::atomic::Ordering;
 
@@ -15,7 +15,7 @@ pub(crate) use super::hyperv::{bring_up, prepare_cpu, runtime};
 use super::{cpu_local, hyperv, tlb};
 use crate::shootdown::Operation;
 
-/// What this way is called.
+/// This implementation's name.
 pub(crate) const APPROACH: Approach = Approach::Hypercall;
 
 /// Whether remote flush by hypercall is advised, and the interface is up.
@@ -23,7 +23,7 @@ pub(crate) fn is_offered() -> bool {
     hyperv::features().is_some_and(|features| features.flush()) && hyperv::is_up()
 }
 
-/// Flushes what `operation` names on the CPUs of `set`, which is `everybody` or not; `None` if that failed. Interrupts
+/// Flushes `operation` on the CPUs of `set`, or of all CPUs if `everybody`. Returns `None` if that failed. Interrupts
 /// are off.
 pub(crate) fn flush(set: &CpuSet, operation: Operation, everybody: bool) -> Option<()> {
     let page = hyperv::input_page(cpu_local::index());
@@ -38,7 +38,7 @@ pub(crate) fn flush(set: &CpuSet, operation: Operation, everybody: bool) -> Opti
     let flags = if list.is_some() { 0 } else { NON_GLOBAL };
     put(0, tlb::root());
 
-    // Who: all, a mask of 64, or banks.
+    // The target: all, a mask of 64, or banks.
     let (banks, end) = if everybody {
         put(1, flags | ALL_PROCESSORS);
         put(2, 0);
@@ -62,7 +62,7 @@ pub(crate) fn flush(set: &CpuSet, operation: Operation, everybody: bool) -> Opti
         }
     };
 
-    // What.
+    // The addresses.
     let mut entries = 0;
     if let Some((start, pages)) = list {
         for entry in hypercall::ranges(start, pages) {
@@ -85,7 +85,7 @@ pub(crate) fn flush(set: &CpuSet, operation: Operation, everybody: bool) -> Opti
             // As FreeBSD has it: any bit set is a failure.
             return (result == 0).then_some(());
         }
-        // A list may come back half done, but never without progress.
+        // The hypervisor may return before the end of a list, but never without progress.
         let progress = hypercall::reps(result);
         if hypercall::status(result) != SUCCESS || progress <= done {
             return None;
@@ -97,7 +97,7 @@ pub(crate) fn flush(set: &CpuSet, operation: Operation, everybody: bool) -> Opti
     }
 }
 
-/// The VP indices of a set of CPUs; `None` if one is not known or too large.
+/// The VP indices of a set of CPUs; `None` if one is unknown or too large.
 fn processors(set: &CpuSet) -> Option<CpuSet> {
     let mut processors = CpuSet::EMPTY;
     for cpu in set.iter() {

@@ -1,14 +1,14 @@
-//! The loops that are measured.
+//! The measured loops.
 //!
-//! Each comes twice: with the instruction in question, and without it but otherwise the same. The difference of the
-//! two, per iteration, is what the instruction costs with everything that it sets off: exit, handling, entry.
+//! Each comes twice: with the instruction, and without it but otherwise the same. The difference per iteration is the
+//! cost of the instruction with its exit, handling and entry.
 
 use core::arch::asm;
 
 use super::interrupts::{SELF_X2APIC, SELF_XAPIC};
 use super::{apic, attempt, cpu_local, interrupts, serial, tsc};
 
-/// A loop with the instruction, and the same loop without it. Both take a number of iterations and answer ticks.
+/// A loop with the instruction, and the same loop without it. Both take a number of iterations and return ticks.
 #[derive(Clone, Copy)]
 pub(crate) struct Pair {
     pub(crate) full: fn(u64) -> u64,
@@ -48,7 +48,7 @@ macro_rules! pair {
     };
 }
 
-/// Nothing at all: what a pass of the loop costs.
+/// No instruction: the cost of the loop itself.
 pub(crate) const EMPTY: Pair =
     Pair { full: |n| run!("", "", n, 0u32, 0u32, 0u32, 0u64), empty: |n| run!("", "", n, 0u32, 0u32, 0u32, 0u64) };
 /// CPUID leaf 0.
@@ -59,14 +59,14 @@ pub(crate) const CPUID_1: Pair = pair!("mov eax, 1\n xor ecx, ecx", "cpuid", eax
 pub(crate) const RDMSR: Pair = pair!("", "rdmsr", eax = 0, ecx = apic::APIC_BASE, edx = 0u16, rsi = 0);
 /// WRMSR of TSC_DEADLINE with 0: disarms a timer that is not armed.
 pub(crate) const WRMSR: Pair = pair!("", "wrmsr", eax = 0, ecx = apic::TSC_DEADLINE, edx = 0u16, rsi = 0);
-/// CR4 with PGE changed each time, as a kernel without INVPCID flushes global pages.
+/// A write of CR4 that toggles PGE, as a kernel without INVPCID flushes global pages.
 pub(crate) const CR4_WRITE: Pair =
     pair!("xor eax, 0x80", "mov cr4, rax", eax = attempt::halves(attempt::read_cr4()).0, ecx = 0, edx = 0u16, rsi = 0);
 /// x2APIC: the version register.
 pub(crate) const X2APIC_READ: Pair = pair!("", "rdmsr", eax = 0, ecx = 0x803, edx = 0u16, rsi = 0);
 /// x2APIC: the task priority, written with 0.
 pub(crate) const X2APIC_TPR: Pair = pair!("", "wrmsr", eax = 0, ecx = 0x808, edx = 0u16, rsi = 0);
-/// x2APIC: end of interrupt with none in service.
+/// x2APIC: end of interrupt while none is in service.
 pub(crate) const X2APIC_EOI: Pair = pair!("", "wrmsr", eax = 0, ecx = 0x80b, edx = 0u16, rsi = 0);
 /// A byte from the UART's line status.
 pub(crate) const PORT_IN: Pair = pair!("", "in al, dx", eax = 0, ecx = 0, edx = serial::LINE_STATUS, rsi = 0);
@@ -78,11 +78,11 @@ pub(crate) const XAPIC_READ: Pair =
 /// xAPIC: the task priority register, at 0x80 (APM vol. 2, table 16-2).
 pub(crate) const XAPIC_TPR_READ: Pair =
     pair!("", "mov eax, [rsi]", eax = 0, ecx = 0, edx = 0u16, rsi = apic::XAPIC_PAGE + 0x80);
-/// xAPIC: end of interrupt with none in service.
+/// xAPIC: end of interrupt while none is in service.
 pub(crate) const XAPIC_EOI: Pair =
     pair!("", "mov [rsi], eax", eax = 0, ecx = 0, edx = 0u16, rsi = apic::XAPIC_PAGE + apic::EOI);
 
-/// What a hypercall that asks for nothing answers; `Err` if there are no hypercalls.
+/// The result of an empty hypercall; `Err` if there are no hypercalls.
 pub(crate) fn has_vmmcall() -> bool {
     attempt::vmmcall(u64::MAX, 0, 0, [0; 5]).is_ok()
 }
@@ -124,9 +124,10 @@ pub(crate) enum SelfIpi {
 /// Passes that wait for one self-IPI before it counts as lost.
 const PATIENCE: u32 = 1 << 28;
 
-/// Ticks of `n` times sending an interrupt to oneself and taking it, or `None` if one did not come.
+/// Ticks of `n` interrupts that this CPU sends to itself and takes, or `None` if one did not arrive.
 ///
-/// Per iteration: send, wait for the handler's count, which is an increment and an end of interrupt.
+/// Per iteration the CPU sends the interrupt and waits for the handler's count. The handler increments the count and
+/// ends the interrupt.
 pub(crate) fn self_ipi(kind: SelfIpi, n: u64) -> Option<u64> {
     interrupts::enable();
     let start = tsc::now();
@@ -136,7 +137,7 @@ pub(crate) fn self_ipi(kind: SelfIpi, n: u64) -> Option<u64> {
             SelfIpi::Register => (0x83fu32, u32::from(SELF_X2APIC)),
             SelfIpi::Command => (0x830u32, 0x4_4000 | u32::from(SELF_X2APIC)),
         };
-        // SAFETY: sends an interrupt whose handler keeps all registers.
+        // SAFETY: sends an interrupt whose handler preserves all registers.
         unsafe {
             asm!(
                 "mov r10, gs:[{count}]",

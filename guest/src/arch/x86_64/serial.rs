@@ -1,4 +1,4 @@
-//! COM1, polled: a 16550 at 0x3f8.
+//! COM1, by polling: a 16550 at 0x3f8.
 
 use super::port;
 

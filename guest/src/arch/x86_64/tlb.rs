@@ -1,4 +1,4 @@
-//! Dropping translations from this CPU's TLB.
+//! Flushes of this CPU's TLB.
 
 use core::arch::asm;
 
@@ -9,20 +9,20 @@ pub(crate) const CR4_PGE: u64 = 1 << 7;
 
 /// Drops the page at `address`, global or not.
 pub(crate) fn flush_page(address: u64) {
-    // SAFETY: drops a translation from this CPU's TLB; the tables say what holds.
+    // SAFETY: removes a translation from this CPU's TLB; the tables have the valid one.
     unsafe { asm!("invlpg [{}]", in(reg) address, options(nostack)) };
 }
 
 /// Drops all that is not global.
 pub(crate) fn flush_all() {
-    // SAFETY: writes back what is there, which drops translations; the tables say what holds.
+    // SAFETY: writes the same value back, which flushes translations; the tables have the valid ones.
     unsafe { asm!("mov {0}, cr3", "mov cr3, {0}", out(reg) _, options(nostack)) };
 }
 
-/// Whether QEMU flushes its TLB only when it is told to. Here it does so at each exit.
+/// Whether QEMU flushes its TLB only on request. Here it flushes at each exit.
 pub(crate) const KEPT_BY_EMULATOR: bool = false;
 
-/// Root of the page tables in use on this CPU: CR3 without its flag bits.
+/// Root of this CPU's current page tables: CR3 without its flag bits.
 pub(crate) fn root() -> u64 {
     attempt::read_cr3() & 0x000f_ffff_ffff_f000
 }

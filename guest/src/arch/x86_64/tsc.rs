@@ -1,8 +1,8 @@
-//! Time: the TSC, and how fast it runs.
+//! Time: the TSC and its frequency.
 //!
-//! The frequency is taken from the first source that knows it, in this order: the command line, CPUID leaf 15h,
-//! Hyper-V's MSR, the timing leaf of hypervisors (4000_0010), VMware's hypercall, KVM's clock page, and last the PIT,
-//! counted against.
+//! The guest takes the frequency from the first source that has it, in this order: the command line, CPUID leaf 15h,
+//! Hyper-V's MSR, the timing leaf of hypervisors (4000_0010), VMware's hypercall, KVM's clock page. The last source
+//! counts the TSC against the PIT.
 
 use core::arch::asm;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -126,7 +126,7 @@ fn from_pit() -> Option<u64> {
     let start = now();
     port::write(0x42, 1, u32::from(COUNT >> 8));
 
-    // Without a PIT the port floats (all ones) or reads zero for ever.
+    // Without a PIT the port reads all ones or zero for ever.
     if port::read(0x61, 1) & OUT != 0 {
         return None;
     }

@@ -8,11 +8,12 @@ pub(crate) const WAKE: u8 = 0x41;
 pub(crate) const SHOOTDOWN: u8 = 0x42;
 /// Only counted.
 pub(crate) const COUNTED: u8 = 0x43;
-/// First of those by which CPUs message each other in `mixed`: the sender's index modulo [`MAILBOXES`] is added.
+/// First vector of the messages between CPUs in `mixed`. The vector is this plus the sender's index modulo
+/// [`MAILBOXES`].
 pub(crate) const MAILBOX: u8 = 0x50;
-/// How many there are from [`MAILBOX`] on.
+/// Number of such vectors from [`MAILBOX`] on.
 pub(crate) const MAILBOXES: u8 = 16;
 /// The last of them.
 pub(crate) const LAST_MAILBOX: u8 = MAILBOX + MAILBOXES - 1;
-/// What the APIC delivers when the reason for an interrupt has gone (APM vol. 2, 16.4.7).
+/// What the APIC delivers for an interrupt that is no longer pending (APM vol. 2, 16.4.7).
 pub(super) const SPURIOUS: u8 = 0xff;

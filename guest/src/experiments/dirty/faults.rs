@@ -1,8 +1,8 @@
-//! How long it takes to write one word to each of many pages, in one pass after the other.
+//! The time to write one word to each of many pages, in one pass after the other.
 //!
-//! Between two passes this waits for a byte: [`NEXT`] begins another one, [`QUIT`] ends. So somebody outside can
-//! protect the pages in between, and what a pass then takes longer than one before it is what his faults cost. The
-//! first pass touches the pages for the first time.
+//! Between two passes the guest waits for a byte: [`NEXT`] begins another pass, [`QUIT`] ends. So a tool can
+//! write-protect the pages in between, and the additional time of the next pass is the cost of its faults. The first
+//! pass accesses the pages for the first time.
 //!
 //! Under QEMU's `-icount shift=0` the clock counts instructions, and the figures are exact.
 
@@ -14,7 +14,7 @@ use crate::arch::{serial, tsc};
 use crate::experiments::{Context, Outcome};
 use crate::record::record;
 
-/// Pages between two looks at the clock; the median of these batches leaves out those into which something else fell.
+/// Pages between two readings of the clock. The median of these batches excludes disturbed ones.
 const BATCH: u64 = 64;
 /// Batches that are kept.
 const BATCHES: usize = 1024;
@@ -66,13 +66,13 @@ fn measure(memory: Ram, pass: u64) {
     );
 }
 
-/// Waits for a byte that says whether to go on, until `deadline`.
+/// Waits until `deadline` for a byte that says whether to continue.
 fn is_to_go_on(deadline: u64) -> bool {
     while tsc::now() < deadline {
         match serial::receive() {
             Some(NEXT) => return true,
             Some(QUIT) => return false,
-            // Asking is an exit, so not without a pause.
+            // Reading the port is an exit, so pause in between.
             _ => tsc::pause_until(tsc::now() + tsc::ticks(1_000)),
         }
     }

@@ -1,9 +1,9 @@
-//! Random writes to random pages by all CPUs, until `q` is typed or for `iterations=` steps: for somebody who keeps a
-//! copy of this memory and wants to know whether it is one.
+//! Random writes to random pages by all CPUs, until someone types `q` or for `iterations=` steps. A tool keeps a copy
+//! of this memory meanwhile and checks it.
 //!
-//! Every tenth step reads. One of 64 has the hypervisor do the writing, where the machine knows how: an instruction
-//! that is emulated, with memory as its destination. Addresses come in runs on a few pages as well as from everywhere,
-//! so that pages are written before, while and after somebody looks at them.
+//! Every tenth step reads. One of 64 lets the hypervisor write, on machines where that is possible: by an emulated
+//! instruction with memory as its destination. Some addresses are runs on a few pages, others come from all of the
+//! memory. So the guest writes pages before, during and after the tool's look at them.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -18,7 +18,7 @@ use crate::cpu;
 use crate::experiments::{Context, Outcome};
 use crate::record::record;
 
-/// Steps between two looks at whether to go on.
+/// Steps between two checks for the end.
 const BATCH: u64 = 256;
 /// Batches on the same few pages.
 const STAY: u64 = 4;
@@ -33,7 +33,7 @@ struct Plan {
     steps: u64,
 }
 
-/// What one CPU has done.
+/// Counts of one CPU.
 #[repr(align(128))]
 struct Done {
     steps: AtomicU64,
@@ -116,7 +116,7 @@ fn scribble(cpu: usize) {
     }
 }
 
-/// What all CPUs have done so far, in a record of that kind.
+/// Writes a record of that kind with the counts of all CPUs so far.
 fn tell(kind: &str) {
     let sum = |of: fn(&Done) -> &AtomicU64| DONE.iter().map(|done| of(done).load(Ordering::Relaxed)).sum::<u64>();
     let (steps, reads, by_host) = (sum(|done| &done.steps), sum(|done| &done.reads), sum(|done| &done.by_host));

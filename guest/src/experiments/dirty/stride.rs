@@ -1,16 +1,16 @@
-//! Every CPU writes one word to each page of its share of the memory, over and over, for some seconds, and keeps count
-//! of how much it did in each window of some milliseconds.
+//! Every CPU writes one word to each page of its share of the memory, repeatedly, for some seconds. It counts its
+//! accesses in each window of some milliseconds.
 //!
-//! What comes out is the speed of all CPUs over time. To know what happened outside at the same time, the reader needs
-//! two clocks to agree: the record `begin` has this machine's clock at the moment when the record was sent, and whoever
-//! receives it knows that moment by a clock of its own. Window 0 begins at that moment.
+//! The result is the speed of all CPUs over time. To relate it to outside events, the reader needs two clocks to agree.
+//! The record `begin` has this machine's clock at the moment when it was sent, and the receiver knows that moment by
+//! its own clock. Window 0 begins at that moment.
 //!
-//! QEMU's TLB has a size that changes when it is flushed: it doubles where most of it was in use, and shrinks where
-//! little was. What a log has made small would stay so for ever on a machine that flushes seldom. So there each CPU
-//! flushes its TLB ten times a second, before the log, while it runs, and after it.
+//! QEMU's TLB changes its size when it is flushed: it doubles if most of it was in use, and shrinks if little was. On a
+//! machine that flushes rarely, it would stay as small as a log has made it. So there each CPU flushes its TLB ten
+//! times a second, before the log, while it runs, and after it.
 //!
-//! `memory=` is how much is written, `writes=` the share of accesses that write, `regions=` the share of large pages
-//! that are touched at all.
+//! `memory=` is the written size, `writes=` the share of accesses that write, `regions=` the share of large pages that
+//! are used.
 
 use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -25,16 +25,17 @@ use crate::cpu;
 use crate::experiments::{Context, Outcome};
 use crate::record::record;
 
-/// Windows of one CPU, in the memory itself, before what is written. A window gets longer when they would not suffice.
+/// Windows of one CPU, stored in the memory itself, before the written part. A window gets longer if there would be too
+/// many.
 const WINDOWS: u64 = 2048;
 /// Shortest window, in microseconds.
 const SHORTEST: u64 = 5_000;
 const COUNTS_BYTES: u64 = (WINDOWS * 8 * MAX_CPUS as u64).next_multiple_of(LARGE_BYTES);
-/// Accesses between two looks at the clock.
+/// Accesses between two readings of the clock.
 const BATCH: u64 = 16;
 /// Sums in one record: as many as fit on a line.
 const SUMS: u64 = 32;
-/// Windows between two looks at what was typed.
+/// Windows between two checks of the console's input.
 const LOOK: u64 = 10;
 
 /// Passes over all memory before it begins, with a flush after each: QEMU's TLB begins with 256 pages.
@@ -45,7 +46,7 @@ const BETWEEN_FLUSHES: u64 = 100_000;
 
 const PAGES_PER_REGION: u64 = LARGE_BYTES / PAGE;
 
-/// What all CPUs do.
+/// The parameters of all CPUs.
 #[derive(Clone, Copy)]
 struct Plan {
     counts: Ram,
@@ -53,7 +54,7 @@ struct Plan {
     cpus: u64,
     /// Large pages that are touched.
     regions: u64,
-    /// Of 100 accesses, so many write.
+    /// Of 100 accesses, this many write.
     writes: u64,
     window_ticks: u64,
     windows: u64,
@@ -171,7 +172,7 @@ fn stride(cpu: usize) {
 /// Waits until all are ready, and lets them begin.
 fn begin(plan: &Plan) -> u64 {
     cpu::wait_until(tsc::seconds(600), || READY.load(Ordering::SeqCst) as u64 >= plan.cpus);
-    // What was written to the console so far is under way by then, so the record is the first of its message.
+    // The console's output so far is on its way by then, so the record is the first of its message.
     tsc::pause_until(tsc::now() + tsc::ticks(100_000));
     let now = tsc::now();
     record!(
@@ -209,7 +210,7 @@ impl Share {
         Self { first: pages * cpu / plan.cpus, end: pages * (cpu + 1) / plan.cpus }
     }
 
-    /// Where that page is. The large pages that are touched lie spread over all of the memory.
+    /// Offset of that page. The large pages in use are spread over all of the memory.
     #[inline]
     fn offset(&self, plan: &Plan, page: u64) -> u64 {
         let all = plan.memory.bytes() / LARGE_BYTES;

@@ -1,7 +1,7 @@
-//! The local APIC through all its modes: off, xAPIC, x2APIC and back, at its place and elsewhere, and what CPUID says
-//! meanwhile (APM vol. 2, 16.3.1 and 16.9; SDM vol. 3, "x2APIC State Transitions").
+//! The local APIC in all its modes: off, xAPIC, x2APIC and back, at its default address and elsewhere, with the
+//! matching CPUID (APM vol. 2, 16.3.1 and 16.9; SDM vol. 3, "x2APIC State Transitions").
 //!
-//! QEMU's own CPU cannot be asked: an APIC that is off stays off there until reset.
+//! QEMU's own CPU cannot run this: there, a disabled APIC stays off until reset.
 
 use crate::arch::attempt::{Fault, load_u32, rdmsr, store_u32, wrmsr};
 use crate::arch::control::{self, cpuid};
@@ -13,10 +13,10 @@ const X2APIC: u64 = 1 << 10;
 const ENABLE: u64 = 1 << 11;
 /// A page where nothing is.
 const ELSEWHERE: u64 = 0xfed4_0000;
-/// A vector that nobody uses.
+/// An unused vector.
 const VECTOR: u8 = 0x91;
 
-/// Registers and what they read after reset (APM vol. 2, table 16-2). The first eight are the same in both modes.
+/// Registers and their values after reset (APM vol. 2, table 16-2). The first eight are the same in both modes.
 const AFTER_RESET: [(u64, u32); 11] = [
     (0x80, 0),
     (0xf0, 0xff),
@@ -104,7 +104,7 @@ fn linear_addresses(cases: &mut Cases) {
     );
 }
 
-/// Leaves something in each register that a reset has to clear.
+/// Changes each register that a reset must clear.
 fn use_it() {
     apic::write(0x80, 0x50);
     apic::write(0x320, 0x1_0033);

@@ -1,9 +1,9 @@
-//! What CR0, CR4 and EFER (and CR8, DR6, DR7) take: every bit by itself and combinations of bits, by every instruction
-//! that writes them (APM vol. 2, 3.1 and table 14-5).
+//! The values that CR0, CR4 and EFER (and CR8, DR6, DR7) accept: every bit by itself and combinations of bits, by every
+//! instruction that writes them (APM vol. 2, 3.1 and table 14-5).
 //!
-//! The table is generated. Each case writes a value and looks at the register: it has taken the value, kept the old one
-//! behind a #GP, or kept a bit that cannot be written. On QEMU's own CPU, which checks little, those cases are left out
-//! after which it does not go on.
+//! The table is generated. Each case writes a value and reads the register. The register has the new value, kept the
+//! old one after a #GP, or kept a read-only bit. QEMU's own CPU checks little: the experiment omits cases there after
+//! which it cannot continue.
 
 use crate::arch::attempt::{self, Fault};
 use crate::arch::control_forms::{self, Form};
@@ -78,12 +78,12 @@ fn cr0_takes(value: u64) -> Answer {
     Answer::Becomes(value & bit::ALL_OF_CR0 | bit::ET)
 }
 
-/// CR4, in 64-bit mode, by what CPUID says is there.
+/// CR4, in 64-bit mode, depending on CPUID.
 fn cr4_takes(value: u64) -> Answer {
     let leaf_1 = control::cpuid(1, 0);
     let leaf_7 = control::cpuid(7, 0);
     let shown = |register: u32, number: u32| register >> number & 1 != 0;
-    // Bit by bit, with what CPUID calls the feature (APM vol. 2, 3.1.3).
+    // Bit by bit, with CPUID's name of the feature (APM vol. 2, 3.1.3).
     let features = [
         (0, shown(leaf_1.edx, 1)),
         (1, shown(leaf_1.edx, 1)),
@@ -103,7 +103,7 @@ fn cr4_takes(value: u64) -> Answer {
         (21, shown(leaf_7.ebx, 20)),
         (22, shown(leaf_7.ecx, 3)),
     ];
-    // LA57 cannot change in long mode, and PCIDE, CET and what is Intel's are shown to no guest.
+    // LA57 cannot change in long mode. No guest sees PCIDE, CET and Intel's features.
     let writable: u64 = features.iter().filter(|(_, there)| *there).map(|(number, _)| 1 << number).sum();
     if value & !writable != 0 || value & bit::PAE == 0 { Answer::Refused } else { Answer::Becomes(value) }
 }
@@ -129,7 +129,7 @@ fn efer_takes(value: u64, now: u64) -> Answer {
     Answer::Becomes(value & writable | now & bit::LMA)
 }
 
-/// What QEMU's own CPU does not survive: paging off under this kernel, and bits of CR4 that it does not have.
+/// Writes that crash QEMU's own CPU: paging off under this kernel, and bits of CR4 that it does not have.
 fn is_deadly(register: &Register, value: u64) -> bool {
     match register.name {
         "cr0" => value & bit::PG == 0 || value & bit::PE == 0,
@@ -139,7 +139,7 @@ fn is_deadly(register: &Register, value: u64) -> bool {
     }
 }
 
-/// Writes `value` by `write`, looks, and puts the register back.
+/// Writes `value` by `write`, checks the result, and restores the register.
 fn check(
     cases: &mut Cases,
     name: &str,
@@ -238,7 +238,7 @@ fn single_bits(cases: &mut Cases) {
     }
 }
 
-/// Combinations that contradict each other, or look as if they did.
+/// Combinations that conflict, or seem to.
 fn combinations(cases: &mut Cases) {
     let (cr0, cr4) = ((CR0.read)(), (CR4.read)());
     let cr0_values = [
@@ -281,7 +281,7 @@ fn combinations(cases: &mut Cases) {
     }
 }
 
-/// The same write by each form of MOV, once a legal one and once one that is refused.
+/// The same write by each form of MOV, once valid and once refused.
 fn moves(cases: &mut Cases) {
     let (cr0, cr4) = ((CR0.read)(), (CR4.read)());
     for (form, write) in control_forms::MOVES_TO_CR0 {
@@ -323,7 +323,7 @@ fn status_word(cases: &mut Cases) {
     const COPIED: u64 = bit::MP | bit::EM | bit::TS;
     let forms: [Form; 7] = control_forms::LMSW;
     for (form, load) in forms {
-        // All that it can set, nothing (PE stays), and TS alone with noise above.
+        // All bits that it can set, none (PE stays set), and TS alone with noise above.
         for (of, word) in [("all", 0xffff), ("none", 0), ("ts-and-noise", 0xffff_fff8)] {
             let expected = Answer::Becomes(cr0 & !COPIED | word & COPIED);
             check_form(cases, ("cr0", form, of), &CR0, load, word, expected);

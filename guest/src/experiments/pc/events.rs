@@ -1,9 +1,10 @@
-//! Interrupts, NMIs, debug traps, shadows and IRETs in all combinations: what comes, where, and with which flags saved.
+//! All combinations of interrupts, NMIs, debug traps, shadows and IRETs: which events arrive, where, and with which
+//! saved flags.
 //!
-//! Each case is a short piece of code: something is sent to this CPU while interrupts are off, then STI or MOV SS or
-//! both, then one of twenty instructions, then some that do nothing; with and without TF, and also within the handler
-//! of an NMI, where further NMIs wait. One line for each case tells the events. Nothing is judged here: the same cases
-//! on a machine without a hypervisor tell what is right.
+//! Each case is a short piece of code. It sends something to this CPU while interrupts are off. Then it executes STI or
+//! MOV SS or both, one of twenty instructions, and some NOPs. It runs with and without TF, and also within the handler
+//! of an NMI, where further NMIs wait. One line for each case lists the events. This experiment judges nothing: the
+//! same cases on a machine without a hypervisor give the reference.
 
 use core::fmt;
 
@@ -23,7 +24,7 @@ const IF: u32 = 0x202;
 const NO_IF: u32 = 0x002;
 const IF_TF: u32 = 0x302;
 
-/// What is sent, in this order; `None` is an NMI.
+/// What a case sends, in this order; `None` is an NMI.
 const SENT: [(&str, &[Option<u8>]); 6] = [
     ("nothing", &[]),
     ("int", &[Some(LOW)]),
@@ -33,7 +34,7 @@ const SENT: [(&str, &[Option<u8>]); 6] = [
     ("two-nmis", &[None, None]),
 ];
 
-/// What comes right before the instruction.
+/// What precedes the instruction.
 const BEFORE: [(&str, &[&[u8]]); 6] = [
     ("none", &[]),
     ("sti", &[STI]),
@@ -61,7 +62,7 @@ const JUMP_TO_NEXT: &[u8] = &[0xeb, 0x00];
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Op {
     Plain(&'static [u8]),
-    /// What is pushed is told.
+    /// The record shows what it pushes.
     Pushf,
     Popf(u32),
     /// To the next instruction, with these flags.
@@ -108,7 +109,7 @@ pub(super) fn run(_: &Context) -> Outcome {
             for (sent_name, sent) in SENT {
                 for (before_name, before) in BEFORE {
                     for (op_name, op) in OPS {
-                        // HLT needs an interrupt that comes neither before it nor never. With TF set, QEMU from version
+                        // HLT needs an interrupt that arrives during it. With TF set, QEMU from version
                         // 10 on takes the trap between STI and HLT, and the interrupt when its handler has returned.
                         let wakes = sent.iter().any(Option::is_some) && before == [STI] && !trap;
                         if op == Op::Hlt && !wakes {
@@ -232,7 +233,7 @@ impl Assembly {
         self.add(&word.to_le_bytes());
     }
 
-    /// An instruction of which it is told when an event comes before it.
+    /// An instruction. The record shows an event that arrives before it.
     fn instruction(&mut self, bytes: &[u8]) {
         self.mark();
         self.add(bytes);
@@ -249,7 +250,7 @@ impl Assembly {
         self.add_word(&[0x68], value);
     }
 
-    /// Pushes what IRETQ pops. Answers where the distance to its target is to be written, see [`Self::land_here`].
+    /// Pushes what IRETQ pops. Returns where to write the distance to its target, see [`Self::land_here`].
     fn push_frame(&mut self, flags: u32) -> usize {
         // `mov rax, rsp`; SS, RSP, RFLAGS, CS; `lea rax, [rip + distance]`; RIP.
         self.add(&[0x48, 0x89, 0xe0]);
@@ -264,7 +265,7 @@ impl Assembly {
         at
     }
 
-    /// The IRET of the frame at `at` goes to the instruction that comes next.
+    /// The IRET of the frame at `at` returns to the next instruction.
     fn land_here(&mut self, at: usize) {
         let distance = u32::try_from(self.length - at - 4).unwrap_or_default();
         for (byte, value) in self.bytes[at..].iter_mut().zip(distance.to_le_bytes()) {
@@ -272,8 +273,8 @@ impl Assembly {
         }
     }
 
-    /// Sends an interrupt or an NMI to this CPU. It may come at any time from the next place on. (An emulator that does
-    /// not look for interrupts behind each instruction does so at the jump.)
+    /// Sends an interrupt or an NMI to this CPU. It may arrive at any time from the next place on. (An emulator that
+    /// does not check for interrupts after each instruction checks at the jump.)
     fn send(&mut self, vector: Option<u8>) {
         let (high, low) = apic::command_to_self(vector);
         match apic::command_place() {

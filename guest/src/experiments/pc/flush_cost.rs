@@ -1,8 +1,8 @@
-//! What one flush hypercall costs, in ticks, less the loop around it: of the caller alone, and of all CPUs while the
-//! others are halted. The input lies ready in its page; what is counted is the call.
+//! The cost of one flush hypercall, in ticks, without the loop around it: of the caller alone, and of all CPUs while
+//! the others are halted. The input is already in its page; only the call is measured.
 //!
-//! Under QEMU's `-icount shift=0` the TSC counts instructions, and the figures are exact and repeatable.
-//! (What a steady entry costs, and whether it flushes, is experiment `cpuid` with `iterations=`.)
+//! Under QEMU's `-icount shift=0` the TSC counts instructions, and the figures are exact and repeatable. (Experiment
+//! `cpuid` with `iterations=` shows the cost of a steady entry, and whether it flushes.)
 
 use core::sync::atomic::Ordering;
 

@@ -1,7 +1,8 @@
-//! Random and exhaustive pokes at every surface where an exit can be forced. The guest must get an answer, and live.
+//! Random and exhaustive accesses to every interface that can cause an exit. The guest must get an answer, and
+//! continue.
 //!
-//! What is left out hurts the guest itself, not what is below it: the ports that end the VM, MSRs that move the ground
-//! under this kernel, interrupt commands. On QEMU's own machine more is left out, because its devices are real.
+//! The experiment omits what harms the guest itself: the ports that end the VM, MSRs that this kernel relies on,
+//! interrupt commands. On QEMU's own machine it omits more, because that machine's devices are real.
 
 use crate::arch::attempt::{self, Fault};
 use crate::arch::forms::{Form, PLAIN_STORE, READS, WRITES};
@@ -40,7 +41,7 @@ pub(super) fn ports(context: &Context) -> Outcome {
         port::write(number, width, random.bits_u32());
         writes += 1;
     }
-    // A PIC that was set up by chance stays quiet.
+    // Masks a PIC that random writes have set up.
     port::write(0x21, 1, 0xff);
     port::write(0xa1, 1, 0xff);
     record!("record", experiment = "port-fuzz", about = "writes", written = writes);
@@ -84,7 +85,7 @@ pub(super) fn msrs(context: &Context) -> Outcome {
                     Err(_) => refused += 1,
                 }
             }
-            // What it was; a register that takes writes only of its own kind may refuse that too.
+            // Its former value; a register that takes only values that were written to it may refuse this one too.
             let _ = attempt::wrmsr(msr, value | msr_mask(msr));
         }
         record!(
@@ -101,7 +102,7 @@ pub(super) fn msrs(context: &Context) -> Outcome {
     DONE
 }
 
-/// Bits that must stay set, so that no local interrupt of a strange kind fires: the mask bit of the LVT registers.
+/// Bits that must stay set, so that no unexpected local interrupt fires: the mask bit of the LVT registers.
 fn msr_mask(msr: u32) -> u64 {
     match msr {
         0x82f | 0x832..=0x837 => 1 << 16,
@@ -109,7 +110,7 @@ fn msr_mask(msr: u32) -> u64 {
     }
 }
 
-/// MSRs whose value this kernel lives on, or by which memory is written from outside.
+/// MSRs that this kernel relies on, or that let other code write memory.
 fn moves_the_ground(msr: u32, judged: bool) -> bool {
     match msr {
         // TSC, APIC_BASE, TSC_ADJUST, KVM's old clock (writes to memory), DEBUGCTL, MTRRs and PAT.
@@ -120,13 +121,13 @@ fn moves_the_ground(msr: u32, judged: bool) -> bool {
         0x4000_0000 | 0x4000_0001 | 0x4000_0021 | 0x4000_0073 => true,
         // EFER; FS, GS and KERNEL_GS base; TSC_AUX is read as the CPU's index by `mixed`, and is put back.
         0xc000_0080 | 0xc000_0100..=0xc000_0102 => true,
-        // SYSCFG, TOP_MEM, SMM base and the like are the machine's own without a hypervisor, as is the host save area.
+        // Without a hypervisor, SYSCFG, TOP_MEM, SMM base, the host save area and others control the real machine.
         0xc001_0000..=0xc001_1fff => !judged,
         _ => false,
     }
 }
 
-/// Puts the local APIC back and takes whatever is pending.
+/// Resets the local APIC and takes all pending interrupts.
 fn settle() {
     apic::restore_id(cpu::hardware_id(cpu_local::index()));
     apic::enable_this_cpu();
@@ -184,7 +185,7 @@ pub(super) fn mmio(context: &Context) -> Outcome {
         }
     }
 
-    // The plain 32-bit access at a register's own offset is what every kernel uses: it must not fault.
+    // Every kernel uses the plain 32-bit access at a register's own offset: it must not fault.
     let mut failures = 0;
     if !apic::is_x2apic() {
         let mapped = window::map_physical(cpu, apic::XAPIC_PAGE);
@@ -196,14 +197,14 @@ pub(super) fn mmio(context: &Context) -> Outcome {
     Outcome::Done { failures }
 }
 
-/// The forms that may write at an offset without sending an interrupt to anybody. Where a register holds a vector, only
-/// the plain store is left, whose value has the mask bit set.
+/// The forms that may write at an offset without sending an interrupt. Where a register has a vector, only the plain
+/// store is possible, with a value that has the mask bit set.
 fn harmless_writes(io_apic: bool, offset: u64) -> &'static [Form] {
     let aligned_store: &[Form] = if offset.is_multiple_of(4) { &WRITES[PLAIN_STORE..=PLAIN_STORE] } else { &[] };
     match offset {
         0..0x20 if io_apic => aligned_store,
         _ if io_apic => &WRITES,
-        // Interrupt command, and what reaches into it.
+        // Interrupt command, and accesses that overlap it.
         0x2f8..0x314 => &[],
         // Local vector table.
         0x2e8..0x2f8 | 0x314..0x380 => aligned_store,

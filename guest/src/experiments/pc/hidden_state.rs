@@ -1,7 +1,7 @@
-//! Extended state that CPUID hides: can it be reached, and whose is it then?
+//! Extended state that CPUID hides: can the guest access it, and whose contents does it have?
 //!
-//! A processor refuses the XSETBV, because the hypervisor intercepts it. QEMU's does not know that intercept. The state
-//! must then be this VM's alone: what it has loaded itself, or nothing. Run VMs with different seeds beside each other.
+//! A processor refuses the XSETBV, because the hypervisor intercepts it. QEMU's does not implement that intercept. The
+//! state must then contain only what this VM has loaded, or zeros. Run VMs with different seeds beside each other.
 
 use crate::arch::{bounds, control, controller, interrupts, tsc};
 use crate::experiments::{Context, Outcome};

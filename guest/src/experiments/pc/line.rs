@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-/// A short text made on the spot; what does not fit is cut.
+/// A short text; what does not fit is dropped.
 pub(super) struct Line {
     bytes: [u8; 64],
     length: usize,

@@ -1,4 +1,4 @@
-//! What x86 answers to a guest that does what it should not.
+//! Answers of x86 to forbidden actions of a guest.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -85,12 +85,12 @@ pub(super) fn xsetbv_bad(context: &Context) -> Outcome {
     Outcome::Done { failures }
 }
 
-/// A processor refuses this with #GP. QEMU's takes it, and refuses to run it as soon as it is a guest's: the VM ends.
+/// A processor refuses this with #GP. QEMU's takes it, but cannot enter a guest with it: the VM ends.
 pub(super) fn cr3_beyond_width(context: &Context) -> Outcome {
     let good = attempt::read_cr3();
     let seen = attempt::write_cr3(good | 1 << control::physical_bits());
     if seen.is_ok() {
-        // An exit, and with it the entry that is refused.
+        // An exit, and with it the entry that the processor refuses.
         control::leave();
         let _ = attempt::write_cr3(good);
     }
@@ -100,8 +100,9 @@ pub(super) fn cr3_beyond_width(context: &Context) -> Outcome {
     Outcome::Done { failures }
 }
 
-/// An event whose delivery faults. A software interrupt is executed again after the page fault, so its handler must
-/// run exactly once. An external interrupt is already acknowledged when its delivery faults; that case is reported.
+/// An event whose delivery faults. A software interrupt executes again after the page fault, so its handler must run
+/// exactly once. An external interrupt is already acknowledged when its delivery faults; the experiment reports that
+/// case.
 pub(super) fn nested_event(context: &Context) -> Outcome {
     let cpu = cpu_local::index();
     let handled = interrupts::window_stack_taken(cpu);
@@ -166,7 +167,7 @@ pub(super) fn init_other(context: &Context) -> Outcome {
         let worked = given && cpu::wait_until(tsc::seconds(5), || PASSES.load(Ordering::SeqCst) > 1000);
         let came_back = cpu::start(1);
 
-        // It must have stopped what it did, and must take work again.
+        // It must have stopped its work, and must accept new work.
         let stopped = {
             let passes = PASSES.load(Ordering::SeqCst);
             tsc::pause_until(tsc::now() + tsc::ticks(1000));

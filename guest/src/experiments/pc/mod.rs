@@ -1,4 +1,4 @@
-//! Experiments of x86-64: what no other machine can be asked.
+//! Experiments that only x86-64 can run.
 
 mod apic_modes;
 mod control;

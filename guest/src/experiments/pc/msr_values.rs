@@ -1,12 +1,12 @@
-//! Each MSR whose feature CPUID shows, with values that it can have and values that it cannot.
+//! Each MSR whose feature CPUID shows, with valid and invalid values.
 //!
-//! The table names registers and rules. From a register's value before, the values to try are made by the same means
-//! for all: each of its 64 bits turned over, and a few that are interesting for any. The rule says which must be taken,
-//! and read back as they were written, and which must raise `#GP` and change nothing.
+//! The table has registers and rules. The experiment derives test values from a register's current value in the same
+//! way for all: it flips each of the 64 bits, and adds a few special values. The rule says which values the register
+//! must take and return unchanged, and which must raise `#GP` and change nothing.
 //!
-//! Some registers are the processor's own even under a hypervisor: it lets a guest write them without noticing. What is
-//! not as it should be there is counted (`differs`), and is no failure of the hypervisor; the same experiment on the
-//! processor alone says whether it is the processor's.
+//! Some registers are the processor's own even under a hypervisor, which does not intercept writes to them. The
+//! experiment counts deviations there (`differs`), but they are no failure of the hypervisor. The same experiment
+//! without a hypervisor shows whether the processor is the cause.
 
 use crate::arch::attempt::{self, Fault};
 use crate::arch::control::{self, cpuid};
@@ -14,12 +14,12 @@ use crate::arch::{apic, tsc};
 use crate::experiments::{Context, Outcome};
 use crate::record::record;
 
-/// What a register takes.
+/// The values that a register takes.
 #[derive(Clone, Copy)]
 enum Rule {
-    /// Values of which no other bit is set.
+    /// Values with no other bits set.
     Bits(u64),
-    /// As [`Self::Bits`], and what is written has no effect on what is read.
+    /// Like [`Self::Bits`], but writes do not change what reads return.
     Swallows(u64),
     /// Nothing: it is read, and cannot be written.
     ReadOnly,
@@ -33,11 +33,11 @@ enum Rule {
     RangeMask,
     /// A memory type in the lowest byte, bits 10 and 11.
     DefaultType,
-    /// A physical address, and what is in the lowest twelve bits already.
+    /// A physical address, with the current lowest twelve bits.
     ApicBase,
 }
 
-/// Who answers for a register under a hypervisor.
+/// Who handles a register under a hypervisor.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Whose {
     Hypervisor,
@@ -67,15 +67,15 @@ impl Register {
 
 const LOW_HALF: u64 = 0xffff_ffff;
 
-/// EFER: SYSCALL is shown by CPUID. Kept are long mode and NX, on which this kernel lives, bits of features that a CPU
-/// may show or not, and those that take any write and read zero (APM vol. 2, figure 3-9).
+/// EFER: CPUID shows SYSCALL. The experiment keeps long mode and NX, on which this kernel relies. It also keeps bits of
+/// optional features, and those that take any write and read zero (APM vol. 2, figure 3-9).
 const EFER_KEPT: u64 = 0xfe | 0b0111_1101 << 8 | 1 << 15 | 1 << 17 | 1 << 18 | 1 << 20 | 1 << 21;
 
 const REGISTERS: [Register; 16] = [
     register("apic-base", 0x1b, Rule::ApicBase, Hypervisor).keeping(3 << 10 | 1 << 8),
-    // A selector; what more of it there is differs between processors.
+    // A selector; further bits differ between processors.
     register("sysenter-cs", 0x174, Rule::Bits(0xffff), Processor).keeping(!0xffff),
-    // AMD's CPUs have no SYSENTER in 64-bit code and need not look at these: only canonical values are tried.
+    // AMD's CPUs have no SYSENTER in 64-bit code and need not check these: only canonical values are tried.
     register("sysenter-esp", 0x175, Rule::Bits(0x7fff_ffff_ffff), Processor).keeping(!0x7fff_ffff_ffff),
     register("sysenter-eip", 0x176, Rule::Bits(0x7fff_ffff_ffff), Processor).keeping(!0x7fff_ffff_ffff),
     register("mtrr-cap", 0xfe, Rule::ReadOnly, Hypervisor),
@@ -96,7 +96,7 @@ const VARIABLE_RANGES: u32 = 8;
 const RANGE_BASE_0: u32 = 0x200;
 const FIXED_RANGES: [u32; 11] = [0x250, 0x258, 0x259, 0x268, 0x269, 0x26a, 0x26b, 0x26c, 0x26d, 0x26e, 0x26f];
 
-/// Registers of the x2APIC. Interrupt command and self-IPI would send: only their reserved bits are tried.
+/// Registers of the x2APIC. Interrupt command and self-IPI would send an interrupt: only their reserved bits are tried.
 const X2APIC: [Register; 13] = [
     register("x2apic-id", 0x802, Rule::ReadOnly, Hypervisor),
     register("x2apic-version", 0x803, Rule::ReadOnly, Hypervisor),
@@ -143,8 +143,7 @@ pub(super) fn run(context: &Context) -> Outcome {
     let fixed = FIXED_RANGES.map(|number| register("mtrr-fixed", number, Rule::Types(false), Hypervisor));
     let mut registers = 0u32;
     for it in REGISTERS.into_iter().chain(ranges).chain(fixed) {
-        // TSC_AUX has its own bit; EFER's reserved bits are dropped without a word by QEMU's own CPU, which then is
-        // another.
+        // TSC_AUX has its own CPUID bit. QEMU's own CPU silently drops EFER's reserved bits, so the value then differs.
         if (it.name == "tsc-aux" && !control::has_rdtscp()) || (it.name == "efer" && !context.judged) {
             continue;
         }
@@ -198,7 +197,7 @@ struct Tally<'a, 'b> {
     context: &'a Context<'b>,
     taken: u32,
     refused: u32,
-    /// Of the processor's own registers: all, and those of the one that is tried, with the first of them.
+    /// Of the processor's own registers: all differences, and those of the current one, with the first of them.
     differs: u32,
     differs_here: u32,
     first: (u64, &'static str),
@@ -210,7 +209,7 @@ impl Tally<'_, '_> {
         let Ok(before) = attempt::rdmsr(it.number) else {
             return self.judge(it.name, 0, it.whose, "readable", false);
         };
-        // All zeros and all ones, both ends of what is canonical, a byte of each memory type that does not exist.
+        // All zeros and all ones, both ends of the canonical addresses, a byte of each memory type that does not exist.
         let special = [
             0,
             u64::MAX,
@@ -263,7 +262,7 @@ impl Tally<'_, '_> {
         self.judge(it.name, value, it.whose, expected, right && read == Ok(kept));
     }
 
-    /// All these values must be refused.
+    /// The register must refuse all these values.
     fn refuse(&mut self, name: &str, number: u32, values: impl Iterator<Item = u64>) {
         for value in values {
             self.refused += 1;

@@ -1,8 +1,7 @@
-//! Code that CPU 0 patches while the others execute it, as kernels patch theirs: an INT3 for a moment, then what is to
-//! be there.
+//! CPU 0 patches code while the others execute it, as kernels do: first an INT3 for a moment, then the new instruction.
 //!
-//! A CPU that meets the INT3 tries again. After each patch all must get past it: one that does not still executes an
-//! instruction that is no longer in memory.
+//! A CPU that executes the INT3 tries again. After each patch all CPUs must get past it. A CPU that does not still
+//! executes an instruction that is no longer in memory.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -19,7 +18,7 @@ use crate::record::record;
 static PASSES: [AtomicU64; MAX_CPUS] = [const { AtomicU64::new(0) }; MAX_CPUS];
 static STOP: AtomicBool = AtomicBool::new(false);
 
-/// Longest time that the INT3 stays: 100 µs.
+/// Maximum time of the INT3: 100 µs.
 const STAYS_PER_SECOND: u64 = 10_000;
 
 pub(super) fn run(context: &Context) -> Outcome {
@@ -58,7 +57,7 @@ pub(super) fn run(context: &Context) -> Outcome {
     }
 
     STOP.store(true, Ordering::SeqCst);
-    // Another write, so that one that is stuck comes back all the same.
+    // Another write, so that a stuck CPU continues nevertheless.
     code_pages::write(frame, 0, &[NOP, END]);
     cpu::wait_for_all(patience);
     record!("record", experiment = "patched-code", cpus = hired + 1, patches = patches);

@@ -1,4 +1,4 @@
-//! PCI's configuration spaces: the two doors to them give the same, and nothing that software does there harms anybody.
+//! PCI's configuration spaces: both access mechanisms give the same result, and software does no harm there.
 
 use crate::arch::forms::{READS, WRITES};
 use crate::arch::{boot, cpu_local, port, window};
@@ -14,7 +14,7 @@ const ENABLE: u32 = 1 << 31;
 const FUNCTION_BYTES: u64 = 4096;
 const FUNCTIONS: u32 = 256;
 
-/// `bytes` at `register` of function `function` of bus 0, by the ports; what lies in the next four bytes is not there.
+/// `bytes` at `register` of function `function` of bus 0, by the ports; bytes beyond these four read as absent.
 fn by_ports(function: u32, register: u32, bytes: u8) -> u32 {
     port::write(ADDRESS, 4, ENABLE | function << 8 | register & !3);
     port::read(DATA + (register & 3) as u16, bytes)
@@ -50,7 +50,7 @@ pub(super) fn doors(context: &Context) -> Outcome {
             );
         }
         let mapped = map(ecam, function);
-        // Of one that is not there a few registers will do.
+        // For a function that does not exist, a few registers are enough.
         for register in 0..if is_there { 256 } else { 8 } {
             for (bytes, form) in [(1, 0), (2, 1), (4, 2)] {
                 let ports = by_ports(function, register, bytes) & inside(register, bytes);
@@ -81,8 +81,8 @@ fn load(at: u64, bytes: u8) -> u32 {
     }
 }
 
-/// All that software can write, at all addresses and in all widths: the header's identity stays, and both doors go on
-/// giving the same.
+/// All possible writes, at all addresses and in all widths. The header's identity does not change, and both mechanisms
+/// still give the same result.
 pub(super) fn fuzz(context: &Context) -> Outcome {
     if !context.judged {
         return Outcome::Unsupported("QEMU's own devices would be moved");
@@ -94,7 +94,7 @@ pub(super) fn fuzz(context: &Context) -> Outcome {
     let (mut accesses, mut faults) = (0u32, 0u32);
 
     for round in 0..context.settings.iterations.unwrap_or(4000) {
-        // Mostly what is there, its neighbours, and the last of the bus.
+        // Mostly existing functions, their neighbours, and the last of the bus.
         let function = [0, 0, 0, 1, 8, 0xff, random.bits_u32() & 0xff][random.index(7)];
         let mapped = map(ecam, function);
         for _ in 0..4 {

@@ -1,4 +1,4 @@
-//! Round trips of x86: CPUID, MSRs, ports, the local APIC in both of its shapes.
+//! Round trips of x86: CPUID, MSRs, ports, the local APIC in both modes.
 
 use crate::arch::round_trip::{self as loops, SelfIpi};
 use crate::arch::{apic, control};
@@ -51,8 +51,8 @@ pub(super) fn port_out(context: &Context) -> Outcome {
     measure(context, "port-out", loops::PORT_OUT)
 }
 
-/// Two registers, with a record of its own for each: the version, which never changes, and the task priority, which
-/// some hypervisors must ask somebody else for.
+/// Two registers, with a record each: the version, which never changes, and the task priority, for which some
+/// hypervisors must ask another component.
 pub(super) fn xapic_read(context: &Context) -> Outcome {
     if apic::is_x2apic() { NEEDS_XAPIC } else { measure(context, "xapic-read", loops::XAPIC_READ) }
 }

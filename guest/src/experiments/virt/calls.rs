@@ -1,5 +1,5 @@
-//! Calls of the firmware that make no sense, and CPUs that go and come: each gets the answer that PSCI has for it (Arm
-//! DEN0022, 5.2), and the CPUs go on.
+//! Invalid firmware calls, and CPUs that go off and on. Each call gets PSCI's answer (Arm DEN0022, 5.2), and the CPUs
+//! continue.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -63,7 +63,7 @@ pub(super) fn run(context: &Context) -> Outcome {
     cases.done()
 }
 
-/// Functions and arguments by chance, but for those that end something, start something, or sleep.
+/// Random functions and arguments, except functions that end something, start something, or sleep.
 fn random_calls(cases: &mut Cases) {
     /// CPU_SUSPEND, CPU_OFF, CPU_ON, SYSTEM_OFF, SYSTEM_RESET, the other suspends, freeze, SYSTEM_RESET2.
     const AVOIDED: [u64; 10] = [1, 2, 3, 8, 9, 0xb, 0xc, 0xd, 0xe, 0x12];
@@ -110,7 +110,7 @@ fn immediates(cases: &mut Cases) {
     }
 }
 
-/// Lets CPU `index` turn itself off; says whether it went.
+/// Lets CPU `index` turn itself off; returns whether it did.
 fn turn_off(index: usize, patience: u64) -> bool {
     let affinity = u64::from(cpu::hardware_id(index));
     let went = cpu::give(index, |_| power::cpu_off())
@@ -131,7 +131,7 @@ pub(super) fn off_and_on(context: &Context) -> Outcome {
     let rounds = context.settings.iterations.unwrap_or(50);
     for round in 0..rounds {
         let went = turn_off(1, patience);
-        // What is sent to it meanwhile is lost, or waits.
+        // Interrupts sent to it in that time are lost, or wait.
         controller::send(cpu::hardware_id(1), crate::interrupt::COUNTED);
         let came = cpu::start(1);
         DONE_BY_OTHER.store(0, Ordering::SeqCst);

@@ -1,7 +1,7 @@
-//! What the ID registers say, and registers that they hide: can those be reached, and whose contents are in them then?
+//! The ID registers, and the registers that they hide: can the guest access those, and whose contents do they have?
 //!
-//! Run VMs with different seeds, 1 to 4, beside each other. Each puts a pattern of its own into every register that
-//! takes one, and looks for the patterns of the others there.
+//! Run VMs with different seeds, 1 to 4, beside each other. Each writes its own pattern to every register that takes
+//! one, and looks for the patterns of the others there.
 
 use super::Seen;
 use super::system::{Encoding, acknowledges, all, instruction, moves_the_ground};
@@ -11,12 +11,12 @@ use crate::experiments::cases::Cases;
 use crate::experiments::{Context, Outcome};
 use crate::record::record;
 
-/// VMs whose patterns are told apart.
+/// Number of VMs with distinct patterns.
 const VMS: usize = 4;
-/// Registers that can hold a pattern, at most.
+/// Maximum number of registers that can hold a pattern.
 const MOST: usize = 64;
 
-/// A register, what it held before, and what it holds of the pattern of each VM.
+/// A register, its contents before, and what it keeps of the pattern of each VM.
 type Held = (Encoding, u64, [u64; VMS]);
 
 fn pattern(vm: usize) -> u64 {
@@ -31,7 +31,7 @@ fn write(encoding: Encoding, value: u64) -> bool {
     code::execute(cpu_local::index(), instruction(encoding, false), [value, 0]).is_ok()
 }
 
-/// What a register holds of each pattern, if it tells them apart.
+/// What a register keeps of each pattern, if the results differ.
 fn try_patterns(encoding: Encoding) -> Option<[u64; VMS]> {
     let mut held = [0; VMS];
     for (vm, held) in held.iter_mut().enumerate() {
@@ -40,7 +40,7 @@ fn try_patterns(encoding: Encoding) -> Option<[u64; VMS]> {
         }
         *held = read(encoding)?;
     }
-    // Bits enough that none of them is there by chance, and none is what a register holds that was cleared.
+    // The patterns differ in so many bits that none is there by chance, and none equals a cleared register.
     let differ = |a: usize, b: usize| (held[a] ^ held[b]).count_ones() >= 3;
     let are_apart = (0..VMS).all(|a| held[a] != 0 && (0..a).all(|b| differ(a, b)));
     are_apart.then_some(held)
@@ -97,7 +97,7 @@ pub(super) fn registers(context: &Context) -> Outcome {
     Outcome::Done { failures: foreign }
 }
 
-/// Writes down all ID registers, and tries some of what they hide.
+/// Records all ID registers, and tries some of what they hide.
 pub(super) fn id_registers(context: &Context) -> Outcome {
     if !context.judged {
         return Outcome::Unsupported("needs a hypervisor below");

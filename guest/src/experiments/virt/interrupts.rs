@@ -1,4 +1,4 @@
-//! The interrupt controller and the timer, used as no kernel would.
+//! The interrupt controller and the timer, used as no kernel does.
 
 use core::sync::atomic::Ordering;
 
@@ -16,7 +16,7 @@ pub(super) fn interface(context: &Context) -> Outcome {
     for _ in 0..rounds {
         controller::poke_interface(random.index(controller::POKES), random.bits() >> random.below(64));
     }
-    // To nobody, and to everybody with all bits set.
+    // To no CPU, and to all CPUs with all bits set.
     for value in [0, 1 << 40, u64::MAX, 0xffff, 0x00ff_00ff_0fff_ffff, 0xf << 44 | 0xffff] {
         controller::command(value);
     }
@@ -25,14 +25,14 @@ pub(super) fn interface(context: &Context) -> Outcome {
     Outcome::Done { failures: still_work(context, "icc-fuzz") }
 }
 
-/// Whether interrupts still come, here and at CPU 1, and the timer does.
+/// Whether interrupts still arrive, here and at CPU 1, and the timer fires.
 pub(super) fn still_work(context: &Context, experiment: &str) -> u64 {
     let patience = tsc::seconds(context.settings.stall.unwrap_or(10));
     let own = cpu_local::index();
     let mut failures = 0;
     for cpu in 0..cpu::count().min(2) {
         let counted = &taken(cpu).counted;
-        // What the random writes made pending comes first.
+        // What the random writes made pending arrives first.
         cpu::wait_until(tsc::ticks(10_000), || false);
         let before = counted.load(Ordering::Acquire);
         controller::send(cpu::hardware_id(cpu), COUNTED);
@@ -52,7 +52,7 @@ pub(super) fn physical_timer(context: &Context) -> Outcome {
     const ENABLE: u64 = 1;
     const IMASK: u64 = 2;
     const ISTATUS: u64 = 4;
-    /// Times that are tried, in microseconds.
+    /// Times under test, in microseconds.
     const SOON: u64 = 300;
     let mut cases = Cases::new(context, "physical-timer");
     let ms = controller::timer_khz();
@@ -85,7 +85,7 @@ pub(super) fn physical_timer(context: &Context) -> Outcome {
     let [now, _, _, compare] = controller::physical_timer();
     check("negative", "in the past", compare, compare < now && now - compare < 1000 * ms);
 
-    // Off, and then masked: nothing comes, but what holds is seen.
+    // Off, and then masked: no interrupt arrives, but the condition is visible.
     cpu::wait_until(tsc::ticks(3000), || taken() != 0);
     check("off-and-past", "no interrupt", taken(), taken() == 0);
     controller::set_physical_control(ENABLE | IMASK, 1);
@@ -106,7 +106,7 @@ pub(super) fn physical_timer(context: &Context) -> Outcome {
     let [end, ..] = controller::physical_timer();
     check("fires", "after 5 ms", end - start, taken() == 1 && end >= start + 5 * ms);
 
-    // As long as the condition holds, it comes again.
+    // As long as the condition holds, the interrupt arrives again.
     controller::set_physical_control(ENABLE, 3);
     cpu::wait_until(tsc::seconds(5), || taken() >= 3);
     check("level", "three interrupts", taken(), taken() == 3);
@@ -138,7 +138,7 @@ pub(super) fn physical_timer(context: &Context) -> Outcome {
     }
     check("soon", "each wakes", woken, woken == SOON);
 
-    // Held off until the condition is gone: nothing comes.
+    // Masked until the condition ends: no interrupt arrives.
     controller::set_physical_control(ENABLE, 1);
     tsc::pause_until(tsc::now() + tsc::ticks(2000));
     let held = control();
@@ -162,8 +162,8 @@ pub(super) fn timed_waits(context: &Context) -> Outcome {
         let end = start + tsc::ticks(delay);
         interrupts::sleep_until(end);
         let now = tsc::now();
-        // Without another wake-up it sleeps to the end; WFIT may end earlier, but under a hypervisor that lets it sleep
-        // it does not.
+        // Without another wake-up it sleeps to the end. WFIT may end earlier, but not under a hypervisor that lets it
+        // sleep.
         cases.check(
             name,
             "a wait for an interrupt with a time",
@@ -220,7 +220,7 @@ pub(super) fn timers(context: &Context) -> Outcome {
         controller::disarm();
         cases.check("woken", "a wait with a timer that never comes", "woken", format_args!("woken"), given);
     }
-    // With the condition holding and its interrupt masked in the timer, nothing may come.
+    // While the condition holds and the timer masks its interrupt, no interrupt may arrive.
     let before = timer.load(Ordering::Acquire);
     controller::arm_masked();
     let came = cpu::wait_until(tsc::ticks(5000), || timer.load(Ordering::Acquire) != before);

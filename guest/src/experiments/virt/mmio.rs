@@ -1,4 +1,5 @@
-//! Accesses to devices, and to nowhere, by instructions of all kinds: the guest gets an answer or an abort of its own.
+//! Accesses to devices, and to addresses without any, by all kinds of instructions. The guest gets a result or an
+//! abort.
 
 use super::Seen;
 use crate::arch::attempt::{self, Fault};
@@ -11,9 +12,9 @@ use crate::record::record;
 struct Form {
     name: &'static str,
     instruction: u32,
-    /// Whether the hypervisor is told what the instruction does, so that a device may answer it.
+    /// Whether the syndrome describes the instruction, so that the hypervisor can emulate it.
     is_described: bool,
-    /// Whether it may do without an access, as a store-exclusive does without the load before it.
+    /// Whether it may do no access, as a store-exclusive without its load.
     is_hint: bool,
     needs_atomics: bool,
 }
@@ -148,7 +149,7 @@ pub(super) fn random(context: &Context) -> Outcome {
         (controller::distributor(), 0x1_0000),
         (controller::distributor(), 0x1000),
         (redistributors, bytes),
-        // Those of CPUs that are not there, and what follows.
+        // The redistributors of CPUs that do not exist, and what follows.
         (redistributors + bytes, 0x4_0000),
         (serial::base() + 8, 0xff8),
         (serial::base() + 0x1_0000, 0x1000),
@@ -185,7 +186,7 @@ pub(super) fn random(context: &Context) -> Outcome {
     }
     controller::restore();
     serial::prepare();
-    // Records begin on a line of their own, whatever was sent.
+    // Records begin on a new line, after any sent bytes.
     serial::send(b"\r\n");
     record!("record", experiment = "mmio-fuzz", reads = reads, writes = writes, aborts = aborts, others = others);
     let of = format_args!("exceptions");

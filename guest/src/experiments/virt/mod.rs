@@ -1,4 +1,4 @@
-//! Experiments of AArch64: what no other machine can be asked.
+//! Experiments that only AArch64 can run.
 
 mod calls;
 mod hidden;
@@ -14,7 +14,7 @@ use core::fmt;
 use super::{Experiment, by_default, on_request};
 use crate::arch::attempt::Fault;
 
-/// What an instruction left in a register, or the exception that it raised.
+/// The register that an instruction wrote, or the exception that it raised.
 struct Seen(Result<u64, Fault>);
 
 impl fmt::Display for Seen {

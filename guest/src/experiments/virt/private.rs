@@ -1,7 +1,6 @@
-//! Pages of one CPU alone: all CPUs use the same addresses, each by tables of its own, and flush them by instructions
-//! that no other CPU hears. A hypervisor that moves a vCPU from one pCPU to another, or lets two of them take turns on
-//! one, has to see to it that neither ever reads through a translation of the other, nor through one that it flushed
-//! elsewhere.
+//! Pages of one CPU alone. All CPUs use the same addresses, each with its own tables, and flush them by instructions
+//! that act on one CPU only. A hypervisor may move a vCPU to another pCPU, or run two vCPUs in turn on one pCPU. It
+//! must make sure that neither uses a translation of the other, or one that it flushed on another pCPU.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -22,7 +21,7 @@ static END: AtomicU64 = AtomicU64::new(0);
 static SEED: AtomicU64 = AtomicU64::new(0);
 static OMIT_FLUSH: AtomicBool = AtomicBool::new(false);
 
-/// What one CPU has done.
+/// Counts of one CPU.
 #[repr(align(128))]
 struct Done {
     reads: AtomicU64,
@@ -91,7 +90,7 @@ fn work(cpu: usize) {
     let add = |counter: &AtomicU64| counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     let omit = OMIT_FLUSH.load(Ordering::Relaxed);
 
-    // Which frame each page points to, and what is in the frames.
+    // The frame of each page, and the contents of the frames.
     let mut frames: [usize; PAGES] = core::array::from_fn(|page| page);
     let mut contents: [u64; FRAMES] = core::array::from_fn(|frame| mark(frame as u64));
     for (frame, content) in contents.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! System registers and instructions: every encoding there is.
+//! System registers and instructions: all encodings.
 
 use super::Seen;
 use crate::arch::attempt::Fault;
@@ -7,7 +7,7 @@ use crate::experiments::cases::Cases;
 use crate::experiments::{Context, Outcome};
 use crate::record::record;
 
-/// The five numbers by which a system register or instruction is encoded.
+/// The five numbers that encode a system register or instruction.
 pub(super) type Encoding = (u32, u32, u32, u32, u32);
 
 /// The instruction with X0 as its register; a read, or a write.
@@ -64,7 +64,7 @@ pub(super) fn sweep(context: &Context) -> Outcome {
                     before = Some(value);
                 }
                 Err(fault) if fault.class() == Fault::UNDEFINED => undefined += 1,
-                // Where ID registers are but none is: the processor may say so (FEAT_IDST).
+                // In the space of ID registers but not one of them: the processor may report it (FEAT_IDST).
                 Err(fault) if fault.class() == Fault::SYSTEM && matches!(encoding, (3, _, 0, ..)) => undefined += 1,
                 Err(fault) => odd(encoding, "read", fault),
             }
@@ -153,7 +153,7 @@ pub(super) fn debug(context: &Context) -> Outcome {
     cases.done()
 }
 
-/// EL0, in 64 bits and 32: what it must not do it cannot.
+/// EL0, in 64 bits and 32: it cannot do what it must not.
 pub(super) fn lower(context: &Context) -> Outcome {
     use lower_level::State::{A32, A64, T32};
     const SVC64: u64 = 0x15;

@@ -1,4 +1,4 @@
-//! The guest's own tables, where they make no sense; and CPUs that lose the ground.
+//! Invalid tables of the guest, and CPUs that lose their tables or vectors.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
@@ -10,7 +10,7 @@ use crate::experiments::cases::Cases;
 use crate::experiments::{Context, Outcome, mixed};
 use crate::record::record;
 
-/// The root's entry that is tried, and the first address below it.
+/// The root's entry under test, and the first address that it maps.
 const ENTRY: usize = 3;
 const ADDRESS: u64 = (ENTRY as u64) << 39;
 
@@ -46,7 +46,7 @@ pub(super) fn run(context: &Context) -> Outcome {
 
 static REACHED: AtomicBool = AtomicBool::new(false);
 
-/// CPU 1 loses its tables, and takes aborts for ever at vectors that are not there. The others go on.
+/// CPU 1 loses its tables, and takes aborts for ever, because its vectors are unmapped. The others continue.
 pub(super) fn lost_tables(context: &Context) -> Outcome {
     lose(context, "lost-tables", |_| {
         REACHED.store(true, Ordering::SeqCst);
@@ -54,7 +54,7 @@ pub(super) fn lost_tables(context: &Context) -> Outcome {
     })
 }
 
-/// CPU 1 loses its vectors, and meets an exception.
+/// CPU 1 loses its vectors, and takes an exception.
 pub(super) fn lost_vectors(context: &Context) -> Outcome {
     lose(context, "lost-vectors", |_| {
         REACHED.store(true, Ordering::SeqCst);
@@ -79,7 +79,7 @@ fn lose(context: &Context, name: &str, how: fn(usize)) -> Outcome {
     let lost = given && cpu::wait_until(tsc::seconds(5), || REACHED.load(Ordering::SeqCst));
     cpu::retire(1);
     record!("record", experiment = name, cpu = 1, lost = lost);
-    // Mail to a CPU that will never look.
+    // An interrupt to a CPU that will never take it.
     controller::send(cpu::hardware_id(1), crate::interrupt::COUNTED);
     match mixed::run(context) {
         Outcome::Done { failures } => Outcome::Done { failures: failures + u64::from(!lost) },

@@ -1,11 +1,12 @@
-//! The instruction at an address changes its meaning. Whatever is remembered of it, it is carried out as what it is
-//! now.
+//! The instruction at an address changes. Whatever the hypervisor caches of it, it must execute the current
+//! instruction.
 //!
-//! Each case executes an instruction that reads a device, changes by one means what is at its address, and executes
-//! what is there now; then back, `iterations=` times (200). The result tells which instruction it was. Every other
-//! execution is of a meaning that was there before, so an answer from memory is wrong every time, not only once.
+//! Each case executes an instruction that reads a device, changes the instruction at its address in one way, and
+//! executes the new one. Then it changes it back, `iterations=` times (200). The result tells which instruction was
+//! executed. Every other execution is of an earlier instruction, so a stale cache gives a wrong result every time, not
+//! only once.
 //!
-//! This file has the cases that write code; `coherence_tables` those that change the way to it.
+//! This file has the cases that write code; `coherence_tables` has those that change its translation.
 
 use super::partner::{Partner, Place, Request};
 use super::{NEEDS_XAPIC, PRIORITY, Shown, TASK_PRIORITY, coherence_tables, local_apic};
@@ -45,15 +46,15 @@ pub(in crate::experiments::pc) fn run(context: &Context) -> Outcome {
     bench.cases.done()
 }
 
-/// What all cases need.
+/// Data for all cases.
 pub(super) struct Bench<'a, 'b> {
     pub(super) cases: Cases<'a, 'b>,
     pub(super) rounds: u64,
-    /// The local APIC's version: what RDI leads to. RSI leads to the task priority.
+    /// The local APIC's version, at RDI. RSI points to the task priority.
     pub(super) version: u64,
 }
 
-/// What an execution must answer, and what it did.
+/// The required result of an execution, and the actual one.
 pub(super) type Step = (u64, Result<u64, Fault>);
 
 impl Bench<'_, '_> {
@@ -67,7 +68,7 @@ impl Bench<'_, '_> {
         tlb::flush_all();
     }
 
-    /// What the first or the second meaning answers, if it is a load by RDI or by RSI.
+    /// The result of the first or the second meaning, if it is a load by RDI or by RSI.
     pub(super) fn of(&self, second: bool) -> u64 {
         if second { u64::from(PRIORITY) } else { self.version }
     }
@@ -81,7 +82,7 @@ impl Bench<'_, '_> {
         self.close(name, about, wrong);
     }
 
-    /// The record of a case, of which the first wrong execution is given.
+    /// The record of a case, with its first wrong execution.
     pub(super) fn close(&mut self, name: &str, about: &str, wrong: Option<(u64, u64, Result<u64, Fault>)>) {
         match wrong {
             None => {
@@ -135,7 +136,7 @@ fn written_by_oneself(bench: &mut Bench) {
         write(code_frame(), if second { LOAD_BYTE_RDI } else { LOAD_RDI });
         let begun = start(rip).with(RAX, u64::MAX);
         let seen = probe::run(&begun, Level::Kernel).value(RAX);
-        // A device need not answer a load of 8 bits; that the upper bits stay is the CPU's own doing.
+        // A device need not answer a load of 8 bits. The CPU itself keeps the upper bits.
         if second { (u64::MAX >> 8, seen.map(|value| value >> 8)) } else { (bench.version, seen) }
     });
 
@@ -212,8 +213,8 @@ fn written_by_another(bench: &mut Bench) {
 /// Stands for a CPU that did not answer: no exception has this number.
 pub(super) const NO_ANSWER: Fault = Fault { vector: 0xff, error: 0 };
 
-/// 32-bit code needs an address below 4 GiB: the one at which the frame is mapped anyway. Its operands lie there too,
-/// where nothing is; 64-bit code with the same registers reaches the local APIC.
+/// 32-bit code needs an address below 4 GiB: that of its frame, which is mapped one to one. Its operands lie at
+/// unbacked addresses there; 64-bit code with the same registers reaches the local APIC.
 fn modes(bench: &mut Bench) {
     let rip = code_frame();
     let operand = code_pages::address(0, OPERAND) + apic::VERSION;
@@ -261,7 +262,7 @@ fn modes(bench: &mut Bench) {
 /// The page through which cases reach operands.
 pub(super) const OPERAND: usize = 16;
 
-/// An exception that must have been raised, as a step: what the address and the error code must be.
+/// A required exception, as a step, with the required address and error code.
 pub(super) fn must_fault(end: &End, vector: u8, error: u64, cr2: u64) -> Step {
     let seen = (end.vector, end.error, end.cr2);
     if seen == (vector, error, cr2) { (0, Ok(0)) } else { (0, Err(end.fault())) }

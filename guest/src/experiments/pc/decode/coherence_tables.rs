@@ -1,4 +1,5 @@
-//! Cases in which the code stays and the way to it changes: leaf, table, large page, root; and two CPUs with two roots.
+//! Cases in which the code stays and its translation changes: leaf, table, large page, root; and two CPUs with two
+//! roots.
 //!
 //! Frame 0 holds the first meaning, frame 1 the second.
 
@@ -12,7 +13,7 @@ use crate::arch::{apic, tlb};
 
 /// Bytes of an instruction on the first of its two pages.
 const SPLIT: usize = 2;
-/// What CPL 3 reads the local APIC through.
+/// The page through which CPL 3 reads the local APIC.
 const USER_OPERAND: usize = 17;
 
 pub(super) fn run(bench: &mut Bench) {
@@ -113,7 +114,7 @@ fn roots(bench: &mut Bench) {
     });
 }
 
-/// What lies in memory where the operand's page is memory.
+/// The contents of the operand's page when it is memory.
 const IN_RAM: u32 = 0x0bad_cafe;
 
 /// Points the operand's page at the local APIC, or at a frame that holds [`IN_RAM`] in its place.
@@ -154,7 +155,7 @@ fn two_cpus_two_roots(bench: &mut Bench) {
     bench.close(name, about, wrong);
 }
 
-/// The instruction begins two bytes before the end of its page: the displacement lies beyond.
+/// The instruction begins two bytes before the end of its page: the displacement lies on the next one.
 fn page_crossing(bench: &mut Bench) {
     let (first, rip) = (code_pages::frame(0, 5), code_pages::address(0, 6) - SPLIT as u64);
     code_pages::point(0, 5, first | ALL);
@@ -218,7 +219,7 @@ fn levels(bench: &mut Bench) {
         let end = probe::run(&begun, Level::User);
         match (second, kernel == Ok(bench.version)) {
             (_, false) => (bench.version, kernel),
-            // Present, user; whether it was a fetch is told only if NX or SMEP is on.
+            // Present, user. The error code reports a fetch only if NX or SMEP is on.
             (true, true) => must_fault(&end, Fault::PF, 5, rip),
             (false, true) => (bench.version, end.value(RAX)),
         }

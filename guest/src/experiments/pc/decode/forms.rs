@@ -1,8 +1,9 @@
-//! Each instruction form, once on memory and once on a device whose register holds the same: the results must be the
-//! same.
+//! Executes each instruction form once on memory and once on a device register with the same contents: the results must
+//! be the same.
 //!
-//! The memory's CPU is the reference, so nothing here says what an instruction does. Compared are the registers (those
-//! that hold addresses by how far they moved), the defined flags, scratch memory, and what the location holds then.
+//! The CPU's access to memory is the reference, so this module does not define what an instruction does. It compares
+//! registers (those with addresses by how far they moved), the defined flags, scratch memory, and the location's new
+//! contents.
 //!
 //! | device | what of it is compared | forms |
 //! |---|---|---|
@@ -12,8 +13,8 @@
 //! | an entry of the I/O APIC, its low half | vector, mode, mask | the same |
 //! | nothing at all | that it stays as it is | all |
 //!
-//! Only 32-bit accesses are defined for the registers of APICs. Where there is nothing, all widths are: the memory
-//! holds what is read there, and what is written is lost.
+//! Only 32-bit accesses are defined for the registers of APICs. Unbacked addresses allow all widths: the memory holds
+//! what a read returns there, and writes are lost.
 
 use super::forms_list::{FORMS, Form, STATUS, Way};
 use super::{NEEDS_XAPIC, TASK_PRIORITY, UNBACKED, io_apic_window, local_apic, ports};
@@ -38,18 +39,18 @@ const DEVICE: usize = 12;
 const SCRATCH: usize = 16;
 /// Where in its pages a wide form begins: in the middle, with room on both sides.
 const MIDDLE: u64 = 0x800;
-/// Where the scratch memory is used, and how many words of it are compared.
+/// Where the scratch memory is, and how many words of it are compared.
 const SCRATCH_AT: u64 = 0x400;
 const SCRATCH_WORDS: u64 = 64;
 
-/// A location that forms are tried on.
+/// A location under test.
 struct Target {
     name: &'static str,
     /// Physical address.
     at: u64,
-    /// Bits that keep what is written.
+    /// Bits that keep written values.
     kept: u64,
-    /// What it is set to before each form.
+    /// Its values before each form.
     values: &'static [u32],
     /// Whether it is a single register of 32 bits.
     register: bool,
@@ -136,7 +137,8 @@ fn applies(form: &Form, target: &Target) -> bool {
     !target.register || (form.width == 4 && !form.wide)
 }
 
-/// Sets the target to `value`, runs the form on memory that holds the same and on the target, and says what differs.
+/// Sets the target to `value`, runs the form on memory with the same contents and on the target, and returns a
+/// difference.
 fn differs(form: &Form, target: &Target, value: u32) -> Option<Line> {
     let memory = code_pages::frame(0, 1);
     let offset = target.at % code_pages::PAGE;
@@ -147,7 +149,7 @@ fn differs(form: &Form, target: &Target, value: u32) -> Option<Line> {
         let _ = attempt::store_u32(target.at, value);
     }
     let held = attempt::load_u32(target.at).unwrap_or(0);
-    // Where there is nothing every word reads the same; beside a register nothing is compared.
+    // At unbacked addresses every word reads the same; beside a register nothing is compared.
     for word in 0..512 {
         code_pages::write(memory, word * 8, &(u64::from(held) << 32 | u64::from(held)).to_le_bytes());
     }
@@ -157,7 +159,7 @@ fn differs(form: &Form, target: &Target, value: u32) -> Option<Line> {
     let scratch = scratch_sum();
     let seen = run_on(form, code_pages::address(0, DEVICE) + offset, held);
     if reference.end.vector != PLANNED {
-        // The CPU itself does not have it, or the form is wrong: then both must agree at least in that.
+        // The CPU itself lacks the instruction, or the form is wrong: then both must at least raise the same exception.
         return (reference.end.vector != seen.end.vector)
             .then(|| Line::of(format_args!("#{} on memory, #{}", reference.end.fault(), seen.end.fault())));
     }
@@ -210,7 +212,7 @@ fn run_on(form: &Form, at: u64, held: u64) -> Run {
     }
     code_pages::write(code, length, &[END]);
 
-    // Half of it is what the device holds too, for those that compare.
+    // Half of it equals the device's contents, for forms that compare.
     let scratch = code_pages::frame(0, 2);
     for word in 0..512 {
         let value = if word < 140 { held } else { 0x1122_3344_5566_7788u64.rotate_left(word) };

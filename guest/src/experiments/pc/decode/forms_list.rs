@@ -1,5 +1,5 @@
-//! The forms: machine code, what it is called, and what it starts with. Code that needs its target's address has it
-//! filled in.
+//! The forms: machine code, name, and initial values. If code contains its target's address, the address is filled in
+//! later.
 
 /// Status flags.
 pub(super) const CF: u64 = 1;
@@ -10,9 +10,9 @@ const SF: u64 = 1 << 7;
 const OF: u64 = 1 << 11;
 /// All of them.
 pub(super) const STATUS: u64 = CF | PF | AF | ZF | SF | OF;
-/// What logic operations leave undefined (APM vol. 3).
+/// Flags that logic operations leave undefined (APM vol. 3).
 const LOGIC: u64 = AF;
-/// What bit tests leave undefined; they define the carry flag.
+/// Flags that bit tests leave undefined; they define the carry flag.
 const BITS: u64 = STATUS & !(CF | ZF);
 
 /// Which registers lead where.
@@ -36,16 +36,16 @@ pub(super) struct Form {
     pub(super) name: &'static str,
     pub(super) code: &'static [u8],
     pub(super) way: Way,
-    /// Bytes of one access. Only four bytes are defined for the APICs, so other widths are tried where nothing is.
+    /// Bytes of one access. Only four bytes are defined for the APICs; other widths run on unbacked addresses only.
     pub(super) width: u8,
     pub(super) rax: u64,
     pub(super) rcx: u64,
     pub(super) rdx: u64,
-    /// RAX, or EDX:EAX and RDX:RAX for CMPXCHG8B and 16B, is what the target holds.
+    /// RAX, or EDX:EAX and RDX:RAX for CMPXCHG8B and 16B, equals the target's contents.
     pub(super) equal: bool,
     /// Flags that are not compared.
     pub(super) undefined: u64,
-    /// More than one access, or one beside the target: not for a single register.
+    /// It makes more than one access, or one beside the target: not for a single register.
     pub(super) wide: bool,
     /// Direction flag set.
     pub(super) down: bool,

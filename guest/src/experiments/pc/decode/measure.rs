@@ -1,9 +1,9 @@
-//! What one access to a device register costs, by the code that makes it: from one address or many, while its page is
-//! written, and while page tables are.
+//! The cost of one access to a device register, depending on its code: at one address or many, while the guest writes
+//! the code's page, and while it writes page tables.
 //!
-//! The loops are machine code made at run time, in pages mapped for it; see `arch::encode`. What carries the accesses
-//! is measured too and taken off. `iterations=` counts accesses, in each of the batches of which the median is the
-//! figure.
+//! The loops are machine code made at run time, in pages mapped for it; see `arch::encode`. The experiment also
+//! measures the loop without accesses and subtracts it. `iterations=` is the number of accesses in each batch. The
+//! figure is the median of the batches.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
@@ -19,10 +19,10 @@ use crate::cpu;
 use crate::experiments::{Context, Outcome};
 use crate::record::record;
 
-/// The loop without accesses lies behind the one with them.
+/// The loop without accesses lies behind the loop with them.
 const EMPTY_PAGE: usize = LOOP_PAGES;
 
-/// What is accessed, and how.
+/// The accessed register, and the form of the access.
 #[derive(Clone, Copy)]
 struct Target {
     name: &'static str,
@@ -54,7 +54,7 @@ fn accesses(context: &Context) -> u64 {
     context.settings.iterations.unwrap_or(1000)
 }
 
-/// What one CPU measured.
+/// Results of one CPU.
 struct Figures {
     full: [AtomicU64; 3],
     empty: AtomicU64,
@@ -65,7 +65,7 @@ static FIGURES: [Figures; MAX_CPUS] = [const {
     Figures { full: [const { AtomicU64::new(0) }; 3], empty: AtomicU64::new(0), finished: AtomicBool::new(false) }
 }; MAX_CPUS];
 
-/// What the CPUs run: passes of the loop and of the empty one, the register, RBX for both.
+/// Parameters of the CPUs: passes of the loop and of the empty one, the register, RBX for both.
 static PASSES: AtomicU64 = AtomicU64::new(0);
 static DEVICE: AtomicU64 = AtomicU64::new(0);
 static RBX: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
@@ -73,7 +73,7 @@ static RBX: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 static WANTED: AtomicUsize = AtomicUsize::new(0);
 static READY: AtomicUsize = AtomicUsize::new(0);
 
-/// Maps the pages of both loops, for everybody.
+/// Maps the pages of both loops, for all CPUs.
 fn map_loops() {
     code_pages::clear(0);
     for page in 0..2 * LOOP_PAGES {
@@ -82,7 +82,7 @@ fn map_loops() {
     tlb::flush_all();
 }
 
-/// The loop without accesses is made like the other, then moved behind it.
+/// Makes the loop without accesses like the other, then moves it behind that one.
 fn move_to_empty_page() {
     for offset in (0..code_pages::PAGE).step_by(8) {
         let word = code_pages::word(code_pages::frame(0, 0), offset);
@@ -181,7 +181,7 @@ fn run_steady(context: &Context, target: Target, name: &str, about: &str) -> u64
     failures
 }
 
-/// Loads by one instruction; after each `every=N` of them the instruction, or data beside it, is written.
+/// Loads by one instruction. After each `every=N` loads the guest writes the instruction, or data beside it.
 pub(in crate::experiments::pc) fn rewriting(context: &Context) -> Outcome {
     if apic::is_x2apic() {
         return NEEDS_XAPIC;
@@ -197,7 +197,7 @@ pub(in crate::experiments::pc) fn rewriting(context: &Context) -> Outcome {
     let Ok(count) = u32::try_from(every) else { return Outcome::Unsupported("every=N is too large") };
 
     map_loops();
-    // What is written by the empty loop lies on its own page, where no access is.
+    // The empty loop writes to its own page, which has no accesses.
     let moved = code_pages::address(0, EMPTY_PAGE) - code_pages::address(0, 0);
     let empty_rbx = encode::write_rewriting_loop(0, rewrite, count, false) + moved;
     move_to_empty_page();
@@ -213,8 +213,8 @@ static STOP: AtomicBool = AtomicBool::new(false);
 /// Changes of leaves, and of upper entries.
 static CHANGES: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
-/// Loads on CPU 0, while the others change entries in the very pages of page tables through which the code is reached,
-/// but other entries than those that lead to it.
+/// Loads on CPU 0, while the other CPUs write to the page tables that translate the code's address, but to other
+/// entries.
 pub(in crate::experiments::pc) fn churn(context: &Context) -> Outcome {
     if apic::is_x2apic() {
         return NEEDS_XAPIC;

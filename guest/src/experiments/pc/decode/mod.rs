@@ -1,12 +1,11 @@
-//! Accesses to devices in memory, which a hypervisor emulates instruction by instruction, and what it may remember of
-//! the instructions.
+//! Accesses to devices in memory, which a hypervisor emulates one by one, and what it may cache of the instructions.
 //!
-//! * [`measure`]: what an access costs, alone and while code or page tables change.
-//! * [`coherence`]: an instruction is always carried out as what it is now.
-//! * [`variant`]: the same for two VMs that agree in address and root.
+//! * [`measure`]: the cost of an access, alone and while code or page tables change.
+//! * [`coherence`]: the hypervisor always executes an instruction in its current form.
+//! * [`variant`]: the same for two VMs with the same address and root.
 //! * [`forms`]: each form does on a device what it does on memory.
-//! * [`torture`]: code that aims at the emulator.
-//! * [`spread`]: code on many pages, executed and written to, for somebody who changes how memory is mapped.
+//! * [`torture`]: code that tries to break the emulator.
+//! * [`spread`]: code on many pages, executed and written, while a tool changes the mappings.
 //!
 //! All need the local APIC in memory (`apic=xapic`).
 
@@ -32,7 +31,7 @@ use crate::experiments::Outcome;
 const NEEDS_XAPIC: Outcome = Outcome::Unsupported("the x2APIC is in use; boot with apic=xapic");
 const NEEDS_TWO: Outcome = Outcome::Unsupported("needs two CPUs");
 
-/// Nothing is there: what is read is constant, what is written is gone.
+/// An unbacked address: reads return a constant, writes are lost.
 const UNBACKED: u64 = 0xd000_0000;
 
 /// The local APIC's task priority, and a value of it below that of every vector in use.
@@ -55,7 +54,7 @@ fn io_apic_window(register: u32) -> Option<u64> {
     Some(at + DATA)
 }
 
-/// What an instruction did: a value, or the exception.
+/// The result of an instruction: a value, or the exception.
 struct Shown(Result<u64, Fault>);
 
 impl fmt::Display for Shown {

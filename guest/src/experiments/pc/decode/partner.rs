@@ -1,4 +1,4 @@
-//! Another CPU that does what CPU 0 asks for by a word in memory: write code, or run it.
+//! A second CPU that follows the requests of CPU 0, through a word in memory: it writes code, or runs it.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -10,15 +10,15 @@ use crate::cpu;
 /// The CPU that it is.
 const PARTNER: usize = 1;
 
-/// What may be asked for.
+/// The requests.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Request {
     /// Write this code, up to eight bytes of it, at the start of the frame.
     Write([u8; 8]),
     /// Run the code once and answer RAX.
     Run,
-    /// Load this root and run the code so many times, which must answer the same each time; answers the first that is
-    /// not as expected.
+    /// Load this root and run the code this many times, with the same result each time. Returns the first unexpected
+    /// result.
     RunWithRoot { root: u64, times: u64, expected: u64 },
     /// Return.
     Leave,
@@ -46,13 +46,13 @@ pub(super) struct Partner {
 }
 
 impl Partner {
-    /// Sets CPU 1 to work, with `priority` as its task priority. `None` if it cannot.
+    /// Starts the work of CPU 1, with `priority` as its task priority. `None` if it cannot.
     pub(super) fn hire(place: Place, patience: u64) -> Option<Self> {
         NUMBER.store(0, Ordering::SeqCst);
         (cpu::is_up(PARTNER) && cpu::give(PARTNER, work)).then_some(Self { place, patience, lost: false })
     }
 
-    /// Asks, and goes on.
+    /// Sends a request, without waiting.
     pub(super) fn begin(&self, request: Request) {
         let Place { rip, frame, rdi, rsi } = self.place;
         let operands = match request {

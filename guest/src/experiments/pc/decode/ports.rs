@@ -1,4 +1,4 @@
-//! INS and OUTS on a port that keeps what is written: COM1's scratch register. Bytes.
+//! INS and OUTS, by bytes, on a port that keeps written values: COM1's scratch register.
 
 use crate::arch::code_pages;
 use crate::arch::encode::END;
@@ -36,7 +36,7 @@ pub(super) fn run(cases: &mut Cases) {
         code_pages::write(code, 0, bytes);
         code_pages::write(code, bytes.len() as u64, &[END]);
         let is_output = bytes.ends_with(&[0x6e]);
-        // Bytes that tell their place.
+        // Bytes that depend on their place.
         for place in 0..code_pages::PAGE {
             code_pages::write(scratch, place, &[place_byte(place)]);
         }

@@ -1,9 +1,9 @@
-//! Code that accesses a device, on pages all over the memory: half of the CPUs execute it, the others write beside it,
-//! until `q` is typed or for `seconds=`.
+//! Code that accesses a device, on pages all over the memory. Half of the CPUs execute it, the others write beside it,
+//! until someone types `q` or for `seconds=`.
 //!
-//! A hypervisor that protects the code that it remembers does so with each page that is executed, and gives the page
-//! back when it is written. Writes come from the guest and, by instructions that are emulated, from the hypervisor
-//! itself. For somebody who meanwhile changes how the memory is mapped: a dirty log that begins and ends.
+//! A hypervisor that write-protects cached code protects each executed page, and makes the page writable again on a
+//! write. Writes come from the guest and, through emulated instructions, from the hypervisor itself. The experiment is
+//! for a tool that changes the mappings meanwhile: a dirty log that begins and ends.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -22,7 +22,7 @@ use crate::record::record;
 
 /// Executions on one page.
 const EXECUTIONS: u64 = 16;
-/// Bytes that a CPU has written to one page before it looks where another one executes.
+/// Bytes that a CPU writes to one page before it looks where another one executes.
 const BYTES: u64 = 256;
 
 /// The page that each CPU executes.
@@ -34,7 +34,7 @@ static VERSION: AtomicU64 = AtomicU64::new(0);
 /// When it is over, whether `q` is typed or not.
 static LAST: AtomicU64 = AtomicU64::new(0);
 
-/// What one CPU has done.
+/// Counts of one CPU.
 #[repr(align(128))]
 struct Done {
     executions: AtomicU64,

@@ -1,15 +1,15 @@
-//! Code and operands made to confuse whoever emulates instructions, on all CPUs, for `seconds=`.
+//! Code and operands that try to break an instruction emulator, on all CPUs, for `seconds=`.
 //!
-//! The time is cut into phases, each begun by all CPUs together:
+//! The run has phases, which all CPUs begin together:
 //!
-//! 1. *Known* (`torture_known`): instructions whose end the architecture prescribes, undisturbed. What ends otherwise
-//!    is a violation.
-//! 2. *Wild* (`torture_wild`): every second CPU runs random code at CPL 3; its neighbour meanwhile flips bytes of that
-//!    code, and bits of the page-table entries of code and operands, leaves and upper ones.
-//! 3. The same, the roles swapped.
+//! 1. *Known* (`torture_known`): instructions whose result the architecture prescribes, undisturbed. Another result is
+//!    a violation.
+//! 2. *Wild* (`torture_wild`): every second CPU runs random code at CPL 3. Its neighbour flips bytes of that code. It
+//!    also flips bits of the page-table entries of code and operands, leaves and upper ones.
+//! 3. The same, with the roles swapped.
 //!
-//! Everything ends in an exception or by the timer and is counted; that it ends at all is what is tried. Each CPU has
-//! its own pages ([`Seat::map`]); the local and the I/O APIC are read-only in them.
+//! Every run of code ends in an exception or by the timer and is counted; the experiment tests that it ends at all.
+//! Each CPU has its own pages ([`Seat::map`]); the local and the I/O APIC are read-only in them.
 
 use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -87,12 +87,13 @@ static VIOLATIONS: AtomicU64 = AtomicU64::new(0);
 pub(super) static KNOWN: AtomicU64 = AtomicU64::new(0);
 pub(super) static WILD: AtomicU64 = AtomicU64::new(0);
 pub(super) static DISTURBED: AtomicU64 = AtomicU64::new(0);
-/// The longest time by which a timer interrupt was late.
+/// The maximum delay of a timer interrupt.
 pub(super) static LATEST: AtomicU64 = AtomicU64::new(0);
-/// Timer interrupts that came with interrupts off: a second time. QEMU (7.2) forgets that it has delivered an interrupt
-/// with an entry into a guest, and delivers it once more if something else wants its attention before the next exit.
+/// Timer interrupts that arrived twice, the second time with interrupts off. On entry into a guest, QEMU (7.2) can
+/// forget that it has delivered an interrupt. It delivers it again if something else needs attention before the next
+/// exit.
 pub(super) static TWICE: AtomicU64 = AtomicU64::new(0);
-/// How many interrupts there must be for one that comes twice; more often is not QEMU's doing.
+/// Minimum number of interrupts per one that arrives twice. A higher rate is not QEMU's fault.
 const TWICE_AT_MOST_IN: u64 = 1000;
 
 pub(in crate::experiments::pc) fn run(context: &Context) -> Outcome {
@@ -111,7 +112,7 @@ pub(in crate::experiments::pc) fn run(context: &Context) -> Outcome {
     PATIENCE.store(tsc::seconds(context.settings.stall.unwrap_or(1)), Ordering::SeqCst);
     FINISH.store(tsc::now() + tsc::seconds(context.settings.seconds.unwrap_or(10)), Ordering::SeqCst);
 
-    // Nobody begins before the last one is counted.
+    // No CPU begins before all are counted.
     MEMBERS.store(usize::MAX, Ordering::SeqCst);
     let given = cpu::up().without(0).iter().filter(|index| cpu::give(*index, work)).count();
     MEMBERS.store(given + 1, Ordering::SeqCst);
@@ -209,7 +210,7 @@ fn begin(begun: &mut u64, cpu: usize) -> bool {
     }
     let last = tsc::now().saturating_add(STALL.load(Ordering::SeqCst));
     while BEGUN.load(Ordering::SeqCst) == *begun {
-        // The number of members is known late, and then it may be that everybody is here already.
+        // The number of members becomes known late; by then all may have arrived.
         if cpu == 0 && ARRIVED.load(Ordering::SeqCst) == MEMBERS.load(Ordering::SeqCst) && *begun == 0 {
             open();
         }

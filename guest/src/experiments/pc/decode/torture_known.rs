@@ -1,4 +1,4 @@
-//! Instructions of which the architecture says how they end.
+//! Instructions whose result the architecture prescribes.
 
 use core::fmt;
 use core::sync::atomic::Ordering;
@@ -24,7 +24,7 @@ const IS_WRITE: u64 = 2;
 const FROM_USER: u64 = 4;
 const IS_FETCH: u64 = 16;
 
-/// Tries one thing; what ends as it must not is a violation.
+/// Tries one thing; a wrong result is a violation.
 type Pick = fn(&mut Seat);
 
 const PICKS: [Pick; 16] = [
@@ -209,7 +209,7 @@ fn load_across(seat: &mut Seat) {
     let end = execute(seat, 0, LOAD_RDI, level, Registers::at(0).with(RDI, seat.at(border) - 2));
     let mask = if first { 0xffff } else { 0xffff_0000 };
     let expected = u64::from(bits) & mask;
-    // A hypervisor may refuse an operand in two places, but not make up what is in memory.
+    // A hypervisor may refuse an operand in two places, but must not invent the contents of memory.
     let fits = end.vector != PLANNED || end.registers.general[RAX] & mask == expected;
     expect("load-across", format_args!("{expected:#x} in {mask:#x}"), &end, LOAD_RDI, fits);
 }
@@ -231,7 +231,7 @@ fn store_across(seat: &mut Seat) {
     expect("store-across", format_args!("memory {expected:#x} not {seen:#x}"), &end, STORE_RDI, seen == expected);
 }
 
-/// From the local APIC's last bytes into nothing: nobody says what comes of it, but it ends.
+/// From the local APIC's last bytes into unbacked addresses: no manual says how it ends, but it ends.
 fn between_devices(seat: &mut Seat) {
     let (level, _) = level(seat);
     let codes: [&[u8]; 3] = [LOAD_RDI, &[0x48, 0x8b, 0x07], &[0xf3, 0xac]];
@@ -241,7 +241,7 @@ fn between_devices(seat: &mut Seat) {
     execute(seat, 0, code, level, start);
 }
 
-/// Counts that would take hours. The timer's interrupt must come in between, and what is left must add up.
+/// Counts that would take hours. The timer's interrupt must arrive in between, and the remaining count must add up.
 fn huge_count(seat: &mut Seat) {
     const COUNT: u64 = 1 << 40;
     let (level, _) = level(seat);
@@ -260,7 +260,7 @@ fn huge_count(seat: &mut Seat) {
     apic::disarm();
 
     if end.is_timer() && end.registers.rflags & INTERRUPTS == 0 {
-        // What the first one found is lost.
+        // The first interrupt's result is lost.
         TWICE.fetch_add(1, Ordering::Relaxed);
         return;
     }
@@ -277,14 +277,14 @@ fn huge_count(seat: &mut Seat) {
             late <= seat.patience,
         );
     } else {
-        // The end of what is mapped.
+        // The end of the mapped range.
         let border = at + FIELD_PAGES as u64 * PAGE;
         let fits = end.vector == Fault::PF && end.cr2 == border && moved == border;
         expect("huge-count", format_args!("the timer, or #PF at {border:#x}"), &end, code, fits);
     }
 }
 
-/// REP STOSD down, over the beginning of what is mapped.
+/// REP STOSD with falling addresses, past the beginning of the mapped range.
 fn downwards(seat: &mut Seat) {
     let (level, user) = level(seat);
     let code: &[u8] = &[0xf3, 0xab];
@@ -306,7 +306,7 @@ fn misaligned_exchange(seat: &mut Seat) {
     expect_fault("misaligned-cmpxchg16b", Fault::GP, 0, None, &end, code);
 }
 
-/// LOCK where it may not be. QEMU's own CPU does not mind, so it is left out there.
+/// LOCK where it is invalid. QEMU's own CPU accepts it, so the case is omitted there.
 fn bad_lock(seat: &mut Seat) {
     if !seat.judged {
         return;
@@ -319,7 +319,7 @@ fn bad_lock(seat: &mut Seat) {
     expect_fault("bad-lock", Fault::UD, 0, None, &end, code);
 }
 
-/// With the trap flag, the exception comes after the instruction, which is carried out.
+/// With the trap flag set, the instruction completes, then the exception arrives.
 fn single_step(seat: &mut Seat) {
     let (level, _) = level(seat);
     let mut start = at_version(seat);
@@ -331,7 +331,7 @@ fn single_step(seat: &mut Seat) {
     expect("single-step", format_args!("#db at {after:#x}, value {:#x}", seat.version), &end, LOAD_RDI, fits);
 }
 
-/// Instructions that nobody uses on devices. They are carried out or refused; they never hang.
+/// Instructions that no driver uses on devices. They complete or are refused; they never hang.
 fn not_on_a_device(seat: &mut Seat) {
     const CODES: [&[u8]; 44] = [
         &[0xff, 0x1f],                               // call far [rdi]
@@ -382,7 +382,8 @@ fn not_on_a_device(seat: &mut Seat) {
     let code = CODES[seat.random.index(CODES.len())];
     let places = [seat.at(LOCAL_APIC) + apic::VERSION, seat.at(NOTHING) + 0x800, seat.at(FIELD) + 0x800];
     let at = places[seat.random.index(places.len())];
-    // At CPL 3, so that whatever a jump or a load of a segment finds there does no harm. The timer ends what goes on.
+    // At CPL 3, so that a jump to, or a segment load from, the contents there does no harm. The timer ends code that
+    // continues.
     let mut start = Registers::at(0).with(RDI, at).with(7, at).with(3, at).with(RDX, 0).with(RBP, at);
     start.rflags |= INTERRUPTS;
     apic::arm_once(TIMER, tsc::ticks(2000));
@@ -398,7 +399,7 @@ fn privileged(seat: &Seat, at: u64) {
     let code: &[u8] = &[0x0f, 0x01, 0x3f];
     let end = execute(seat, 0, code, Level::Kernel, Registers::at(0).with(RDI, at));
     expect("invlpg", format_args!("no access"), &end, code, end.vector == PLANNED);
-    // Where no hypervisor is below, the CPU would believe what it finds.
+    // Without a hypervisor, the CPU would use the descriptor that it reads.
     if seat.judged {
         let code: &[u8] = &[0x0f, 0x01, 0x17];
         let end = execute(seat, 0, code, Level::Kernel, Registers::at(0).with(RDI, seat.at(NOTHING)));

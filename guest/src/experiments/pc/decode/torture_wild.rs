@@ -1,4 +1,4 @@
-//! Random code at CPL 3, and a neighbour that changes it and its page tables meanwhile.
+//! Random code at CPL 3, while a neighbour changes it and its page tables.
 
 use core::sync::atomic::Ordering;
 
@@ -61,7 +61,7 @@ pub(super) fn run(seat: &mut Seat, until: u64) {
         }
         count(&end);
         WILD.fetch_add(1, Ordering::Relaxed);
-        // Random code may have been told to wait with an x87 exception.
+        // Random code may have left an x87 exception pending.
         probe::reset_x87();
     }
     apic::disarm();
@@ -96,8 +96,8 @@ fn make(seat: &mut Seat) -> [u8; LENGTH] {
     code
 }
 
-/// Takes out what QEMU 7.2 as the machine does not survive decoding, and no emulator of ours ever sees: it aborts at
-/// VEX and SSE instructions with fields that mean nothing, and at LOCK before a bit test of a register.
+/// Removes code that crashes QEMU 7.2 while it decodes, and that no emulator of ours sees. QEMU aborts at VEX and SSE
+/// instructions with meaningless fields, and at LOCK before a bit test of a register.
 fn spare_the_machine(code: &mut [u8; LENGTH], random: &mut Random) {
     for at in 0..LENGTH {
         let escaped = |place: usize| code[place] == 0x0f && code.get(place + 2).is_none_or(|modrm| *modrm >= REGISTER);
@@ -115,9 +115,9 @@ fn spare_the_machine(code: &mut [u8; LENGTH], random: &mut Random) {
 const LOCK: u8 = 0xf0;
 const VEX_3: u8 = 0xc4;
 const VEX_2: u8 = 0xc5;
-/// The least ModRM byte that names a register as operand.
+/// The smallest ModRM byte whose operand is a register.
 const REGISTER: u8 = 0xc0;
-/// What may follow 0F: what emulators are asked for, and what is harmless.
+/// What may follow 0F: opcodes for emulators, and harmless ones.
 const SECOND: [u8; 40] = [
     0x00, 0x01, 0x02, 0x03, 0x0b, 0x31, 0x40, 0x45, 0x47, 0x4f, 0x80, 0x84, 0x85, 0x8f, 0x90, 0x94, 0x9f, 0xa2, 0xa3,
     0xa4, 0xa5, 0xab, 0xac, 0xad, 0xaf, 0xb0, 0xb1, 0xb3, 0xb6, 0xb7, 0xba, 0xbb, 0xbc, 0xbd, 0xbe, 0xbf, 0xc0, 0xc1,
@@ -152,7 +152,7 @@ fn value(seat: &mut Seat) -> u64 {
     }
 }
 
-/// Disturbs what CPU `victim` runs. Its pages are put in order by itself, now and then.
+/// Disturbs the code of CPU `victim`. The victim repairs its pages from time to time.
 pub(super) fn disturb(seat: &mut Seat, victim: usize, until: u64) {
     while tsc::now() < until {
         disturb_once(seat, victim);

@@ -1,7 +1,7 @@
-//! Two VMs whose code lies at the same address under the same root, and means different things there.
+//! Two VMs whose code has the same address and the same root, but different meanings.
 //!
-//! The kernel is the same in both, so the address and the root are; only `variant=` differs. One VM has an instruction
-//! that reads the version of the local APIC, the other has one that reads its task priority; each result is checked.
+//! The kernel is the same in both, so the address and the root are; only `variant=` differs. In one VM the instruction
+//! reads the version of the local APIC, in the other its task priority. The guest checks each result.
 
 use super::{NEEDS_XAPIC, PRIORITY, Shown, TASK_PRIORITY, local_apic};
 use crate::arch::code_pages::{self, ALL};

@@ -1,4 +1,4 @@
-//! B: how a hypercall is made: privilege, control words, where the input lies, registers.
+//! B: the form of a hypercall: privilege, control words, the input's location, registers.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 

@@ -1,4 +1,4 @@
-//! A: what the interface says about itself, and its MSRs.
+//! A: the leaves of the interface, and its MSRs.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -28,7 +28,7 @@ pub(in crate::experiments::pc) fn run(context: &Context) -> Outcome {
     cases.done()
 }
 
-/// What each CPU answers: a digest of its leaves, its VP index, and whether it stayed.
+/// The values on each CPU: a digest of its leaves, its VP index, and whether it stayed the same.
 static LEAVES: [AtomicU64; MAX_CPUS] = [const { AtomicU64::new(0) }; MAX_CPUS];
 static INDICES: [AtomicU64; MAX_CPUS] = [const { AtomicU64::new(0) }; MAX_CPUS];
 static STAYS: [AtomicBool; MAX_CPUS] = [const { AtomicBool::new(false) }; MAX_CPUS];
@@ -97,7 +97,7 @@ fn gp<T>(cases: &mut Cases, name: &str, about: &str, seen: Result<T, Fault>) {
     cases.check(name, about, "#GP", format_args!("{text}"), fault.is_some_and(|fault| fault.vector == Fault::GP));
 }
 
-/// A5 to A8: the interface is taken down and put up again. Meanwhile remote flushes go by interrupt.
+/// A5 to A8: the guest disables the interface and enables it again. In between, remote flushes use interrupts.
 fn hypercall_page(cases: &mut Cases) {
     let abouts = [
         ("A5", "HYPERCALL enable with OS ID 0"),
@@ -238,7 +238,7 @@ fn clocks(cases: &mut Cases) {
 
     reference_page(cases);
 
-    // The counter runs at 10 MHz by definition, so it tells how fast the TSC is.
+    // The counter runs at 10 MHz by definition, so it gives the TSC's rate.
     let hz = rdmsr(msr::TSC_FREQUENCY).unwrap_or(0);
     let (first_count, start) = both_clocks();
     tsc::pause_until(start + hz / 4);
@@ -256,7 +256,7 @@ fn clocks(cases: &mut Cases) {
     );
 }
 
-/// The reference counter and the TSC at nearly the same moment: of several readings the one that was interrupted least.
+/// The reference counter and the TSC at nearly the same moment: of several readings the one with the least delay.
 fn both_clocks() -> (u64, u64) {
     let readings = (0..20).map(|_| {
         let before = tsc::now();
@@ -355,7 +355,7 @@ fn not_granted(cases: &mut Cases) {
     let granted = features.map_or(0, |it| u64::from(it.privileges) | u64::from(it.features) << 32);
     let (mut tried, mut refused, mut last) = (0, 0, 0);
     let listed = BY_PRIVILEGE.into_iter().filter(|(bit, _)| granted >> bit & 1 == 0).map(|(_, msr)| msr);
-    // And some that nobody has ever defined.
+    // And some that no specification defines.
     for msr in listed.chain([0x4000_0004, 0x4000_0120, 0x4000_0fff]) {
         tried += 1;
         let faults = [rdmsr(msr).err(), wrmsr(msr, 0).err()];

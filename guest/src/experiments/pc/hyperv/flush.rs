@@ -1,4 +1,4 @@
-//! C: a flush reaches whom it names before it returns, in whatever form it is asked for.
+//! C: a flush reaches all its targets before it returns, in every form of the call.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -45,7 +45,7 @@ pub(super) fn watchers() -> CpuSet {
     [1, 2, cpu::count() - 1].into_iter().filter(|index| *index > 0 && cpu::is_up(*index)).collect()
 }
 
-/// The mask of these CPUs and CPU 0, as far as a mask reaches.
+/// The mask of these CPUs and CPU 0, without those beyond a mask's range.
 fn mask(cpus: &CpuSet) -> u64 {
     cpus.iter().map(bit).fold(bit(0), |mask, bit| mask | bit)
 }
@@ -74,7 +74,7 @@ pub(super) fn seen_by_all(cases: &mut Cases, name: &str, about: &str, expected: 
 }
 
 fn spaces(cases: &mut Cases) {
-    // Within what a mask can name, so that each call reaches all watchers.
+    // Watchers that a mask can name, so that each call reaches all of them.
     let reachable: CpuSet = watchers().iter().filter(|index| bit(*index) != 0).collect();
     let mut watch = Watch::start(&reachable, cases.patience());
     let all = mask(watch.watchers());
@@ -116,7 +116,7 @@ fn spaces(cases: &mut Cases) {
     finish(cases, watch);
 }
 
-/// Brings the watchers back; one that does not come fails the case that it was last in.
+/// Ends the watchers. A watcher that does not return fails its last case.
 pub(super) fn finish(cases: &mut Cases, watch: Watch) {
     if !watch.stop() {
         cases.check("C", "the watchers come back", "all", format_args!("not all"), false);
@@ -181,7 +181,7 @@ fn lists(cases: &mut Cases, features: hyperv::Features) {
     finish(cases, watch);
 }
 
-/// Steps of a job, by which CPU 0 and the target wait for each other; and what the target has read.
+/// Steps by which CPU 0 and the target wait for each other, and what the target has read.
 static STEP: AtomicU64 = AtomicU64::new(0);
 static READ: AtomicU64 = AtomicU64::new(0);
 
@@ -248,7 +248,7 @@ fn halted_target(cases: &mut Cases) {
 static STOP: AtomicBool = AtomicBool::new(false);
 static RAN: [AtomicU64; MAX_CPUS] = [const { AtomicU64::new(0) }; MAX_CPUS];
 
-/// Spins, and leaves the share of the time in which its vCPU ran, in 1/1000.
+/// Spins, and stores the share of the time in which its vCPU ran, in 1/1000.
 fn spin_and_count(cpu: usize) {
     let (start, before) = (tsc::now(), hyperv::runtime().unwrap_or(0));
     while !STOP.load(Ordering::Relaxed) {
@@ -297,7 +297,7 @@ fn overcommitted(cases: &mut Cases) {
     );
 }
 
-/// Reads the page, goes to another root, waits for step 2 there, comes back, and reads it again.
+/// Reads the page, switches to another root, waits for step 2 there, switches back, and reads it again.
 fn leave_space(_cpu: usize) {
     let home = attempt::read_cr3();
     READ.store(remap::load(remap::address(remap::WATCHED)), Ordering::SeqCst);
@@ -371,7 +371,7 @@ fn each_other(cases: &mut Cases) {
     );
 }
 
-/// What the target stores, and what CPU 0 does, in a device register of eight bits.
+/// What the target stores, and what CPU 0 stores, in a device register of eight bits.
 const OF_TARGET: u32 = 0xaa;
 const OF_CALLER: u32 = 0x55;
 
@@ -384,8 +384,8 @@ fn store_to_page(_cpu: usize) {
     }
 }
 
-/// C37. The page is the I/O APIC's, so the hypervisor carries out the target's stores; then it is memory. After the
-/// flush no store may reach the device any more, not even one that the hypervisor had begun.
+/// C37. The page first maps the I/O APIC, so the hypervisor emulates the target's stores; then it maps memory. After
+/// the flush no store may reach the device, not even one that the hypervisor had begun.
 fn emulated_store(cases: &mut Cases) {
     let about = "the page was a device's, and the hypervisor is carrying out a store to it";
     let frame = remap::frame(0, 0);
@@ -396,7 +396,7 @@ fn emulated_store(cases: &mut Cases) {
         cases.skip("C37", about, "no I/O APIC");
         return;
     };
-    // The register that selects others: it reads back what was written.
+    // The register that selects others: reads return the written value.
     let holds = |value: u32| attempt::load_u32(device) == Ok(value);
     let rounds = cases.context.settings.iterations.unwrap_or(100).min(200);
     let (mut late, mut refused, mut silent) = (0u64, 0u64, 0u64);

@@ -1,6 +1,6 @@
 //! D: interrupts by hypercall.
 //!
-//! Receivers count what they take. That nothing more comes is told by waiting a little.
+//! Receivers count their interrupts. A short wait shows that no more arrive.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -57,8 +57,8 @@ fn counted(cpu: usize) -> u64 {
     taken(cpu).counted.load(Ordering::SeqCst)
 }
 
-/// Lets `send` send, and answers what it answered, with how many interrupts each of `receivers` took, least and most,
-/// and how many all others did.
+/// Runs `send`, and returns its result. Also returns the smallest and the largest number of interrupts that one of
+/// `receivers` took, and the number that all other CPUs took.
 fn delivered(cases: &Cases, receivers: &CpuSet, send: impl FnOnce() -> Answer) -> (Answer, u64, u64, u64) {
     let before: [u64; crate::arch::boot::MAX_CPUS] = core::array::from_fn(counted);
     let gained = |index: usize| counted(index) - before[index];
@@ -73,7 +73,7 @@ fn delivered(cases: &Cases, receivers: &CpuSet, send: impl FnOnce() -> Answer) -
     (answer, least, most, strangers)
 }
 
-/// A case in which each of `receivers` takes exactly one interrupt, and nobody else any.
+/// A case in which each of `receivers` takes exactly one interrupt, and no other CPU takes one.
 fn one_each(cases: &mut Cases, name: &str, about: &str, receivers: &CpuSet, send: impl FnOnce() -> Answer) {
     let (answer, least, most, strangers) = delivered(cases, receivers, send);
     let wanted = u64::from(!receivers.is_empty());
@@ -108,7 +108,7 @@ fn vectors(cases: &mut Cases) {
     let fast = |first: u64, mask: u64| by_registers(simple, &[first, mask]);
     let allowed = [INVALID_PARAMETER, INVALID_INPUT];
     cases.status("D3", "0x000B fast, RDX bit 32 set", &allowed, fast(VECTOR | 1 << 32, bit(target)));
-    // Sent to nobody: what these vectors mean to the receiver is another matter.
+    // Sent to no CPU: the receiver's use of these vectors is another question.
     cases.status("D4a", "0x000B, vector 0x0F", &[INVALID_PARAMETER], fast(0x0f, 0));
     cases.status("D4b", "0x000B, vector 0x10", &[SUCCESS], fast(0x10, 0));
     cases.status("D4c", "0x000B, vector 0xFF", &[SUCCESS], fast(0xff, 0));
@@ -119,7 +119,7 @@ fn vectors(cases: &mut Cases) {
     cases.status("D5c", "0x000B, reserved byte 7", &[INVALID_PARAMETER], memory(VECTOR | 1 << 56));
 }
 
-/// Takes no interrupts until CPU 0 says so.
+/// Takes no interrupts until CPU 0 allows it.
 fn refuse_interrupts(_cpu: usize) {
     apic::accept(false);
     STEP.store(1, Ordering::SeqCst);

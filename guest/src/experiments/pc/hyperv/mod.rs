@@ -1,8 +1,8 @@
-//! The conformance cases of the Hyper-V interface (TLFS), each with the name it has in the project's list: A discovery
-//! and MSRs, B control words and registers, C flushes, D interrupts.
+//! The conformance cases of the Hyper-V interface (TLFS), with their names in the project's list: A discovery and MSRs,
+//! B control words and registers, C flushes, D interrupts.
 //!
-//! Each case leaves one record, `case name=.. about=".." outcome=pass|fail|skipped why=".."`. A case that fails leaves
-//! a `violation` too, and counts.
+//! Each case writes one record, `case name=.. about=".." outcome=pass|fail|skipped why=".."`. A failed case also writes
+//! a `violation`, and counts.
 
 pub(super) mod abi;
 mod abi_list;
@@ -39,7 +39,7 @@ impl Cases<'_, '_> {
         self.check(name, about, text.text(), format_args!("{}", ShownAnswer(answer)), answer == Ok(expected));
     }
 
-    /// A case of which only the status is prescribed, as one of several.
+    /// A case in which the TLFS prescribes only the status, as one of several.
     fn status(&mut self, name: &str, about: &str, allowed: &[u16], answer: Answer) {
         let matches = answer.is_ok_and(|result| allowed.contains(&status(result)));
         let text = Line::of(format_args!("status {allowed:?}"));
@@ -47,7 +47,7 @@ impl Cases<'_, '_> {
     }
 }
 
-/// What a hypercall answered: RAX, or the exception.
+/// The result of a hypercall: RAX, or the exception.
 type Answer = Result<u64, Fault>;
 
 struct ShownAnswer(Answer);
@@ -62,14 +62,14 @@ impl fmt::Display for ShownAnswer {
     }
 }
 
-/// Calls after which a register was not as it had to be, and one such register.
+/// Calls that changed a register wrongly, and one such register.
 static CHANGED: AtomicU64 = AtomicU64::new(0);
 static CHANGED_REGISTER: AtomicU64 = AtomicU64::new(0);
 
-/// Executes VMMCALL with these registers. What must not have changed is compared, see [`CHANGED`].
+/// Executes VMMCALL with these registers, and checks that no other register changed, see [`CHANGED`].
 fn ask(before: &Registers) -> Answer {
     let after = hyperv::exchange(Instruction::Vmmcall, before)?;
-    // RCX may come back with another element to start at.
+    // RCX may return with another start index.
     const START: u64 = 0xfff << 48;
     let differs = |at: usize| match at {
         RAX => false,
@@ -105,7 +105,7 @@ fn place(words: &[u64]) -> u64 {
     page.address()
 }
 
-/// A call whose input is `words`, in RDX, R8 and as far as needed XMM0 to 5. All of XMM is loaded either way.
+/// A call whose input is `words`, in RDX, R8 and, if needed, XMM0 to 5. It loads all of XMM in both cases.
 fn by_registers(control: Control, words: &[u64]) -> Answer {
     let mut registers = Registers::call(control.fast().0, 0, 0);
     let mut words = words.iter().copied();

@@ -1,9 +1,9 @@
-//! CPUs that watch a page, to tell whether a flush has reached them.
+//! CPUs that watch a page, to show whether a flush has reached them.
 //!
-//! A watcher reads the page over and over with interrupts off and without an exit, so that the translation stays in its
-//! TLB for as long as the machine lets it. Each round it takes the number of the current look first, reads second,
-//! and leaves both where CPU 0 finds them. After a call has returned CPU 0 begins a new look; what watchers read in it
-//! must be what the page holds since before the call.
+//! A watcher reads the page repeatedly with interrupts off and without an exit, so that its TLB keeps the translation
+//! as long as the machine allows. In each round it first takes the number of the current look, then reads, and stores
+//! both for CPU 0. After a call has returned, CPU 0 begins a new look. All that watchers read in it must be the page's
+//! contents since before the call.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -24,7 +24,7 @@ struct Report {
 
 static REPORTS: [Report; MAX_CPUS] = [const { Report { value: AtomicU64::new(0), look: AtomicU64::new(0) } }; MAX_CPUS];
 
-/// The look of now; [`STOP`] ends all watching.
+/// The current look; [`STOP`] ends all watching.
 static LOOK: AtomicU64 = AtomicU64::new(0);
 static ADDRESS: AtomicU64 = AtomicU64::new(0);
 const STOP: u64 = u64::MAX;
@@ -40,20 +40,20 @@ pub(super) enum Mapping {
     Large,
 }
 
-/// A page that moves between two frames, and who watches it.
+/// A page that moves between two frames, and its watchers.
 pub(super) struct Watch {
     watchers: CpuSet,
     mapping: Mapping,
-    /// What the page holds: a number that rises with each move.
+    /// The page's contents: a number that rises with each move.
     value: u64,
     look: u64,
     patience: u64,
 }
 
-/// What a flush after a move came to.
+/// The result of a flush after a move.
 #[derive(Clone, Copy)]
 pub(super) struct Seen {
-    /// What the call answered.
+    /// The result of the call.
     pub(super) answer: Answer,
     /// Watchers that read the old frame after the call had returned, or did not read at all.
     pub(super) missed: usize,
@@ -61,8 +61,8 @@ pub(super) struct Seen {
     pub(super) caller: bool,
 }
 
-/// Frames that lie 2 MiB apart, so that a large page that is moved from around one to around the other shows the
-/// other at the same address. Nine frames a CPU follow each other.
+/// Frames 2 MiB apart. So a large page around one, moved to one around the other, shows the other at the same address.
+/// Each CPU has nine frames in a row.
 fn frames() -> [u64; 2] {
     let first = remap::frame(11, 1);
     [first, remap::frame(68, 0)]
@@ -85,7 +85,7 @@ impl Watch {
         watch
     }
 
-    /// Who watches.
+    /// The watchers.
     pub(super) fn watchers(&self) -> &CpuSet {
         &self.watchers
     }
@@ -103,9 +103,9 @@ impl Watch {
         ADDRESS.load(Ordering::SeqCst) & !0xfff
     }
 
-    /// Moves the page, lets `flush` flush it, and looks who sees it.
+    /// Moves the page, calls `flush`, and checks which CPUs see the new frame.
     pub(super) fn see(&mut self, flush: impl FnOnce(u64) -> Answer) -> Seen {
-        // Everybody has the old frame in its TLB.
+        // All watchers have the old frame in their TLBs.
         self.next_look();
         remap::load(ADDRESS.load(Ordering::SeqCst));
 
@@ -118,7 +118,7 @@ impl Watch {
         let looked = self.next_look();
         let missed = |index: &usize| REPORTS[*index].value.load(Ordering::Relaxed) != self.value;
         let missed = if looked { self.watchers.iter().filter(missed).count() } else { self.watchers.len() };
-        // Whatever the call did, the caller starts the next move with a good translation.
+        // Whatever the call did, the caller starts the next move with a valid translation.
         tlb::flush_page(address);
         Seen { answer, missed, caller }
     }
@@ -142,7 +142,7 @@ impl Watch {
         remap::address(remap::WATCHED)
     }
 
-    /// Waits until every watcher has read once in a look that begins now.
+    /// Begins a new look, and waits until every watcher has read once in it.
     fn next_look(&mut self) -> bool {
         self.look += 1;
         LOOK.store(self.look, Ordering::SeqCst);
