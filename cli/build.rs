@@ -1,4 +1,4 @@
-//! Tells the tool from which commit it was built, for the figures that it reports.
+//! Passes the commit of the build to the tool, for the figures that it reports.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! What the build leaves for the tool: the hypervisor, our initrds, Debian's kernels, the measuring guest.
+//! The files that the build provides: the hypervisor, our initrds, Debian's kernels, the measuring guest.
 
 use std::path::{Path, PathBuf};
 

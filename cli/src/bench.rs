@@ -1,8 +1,8 @@
 //! `dunlin bench`: measurements that anybody can repeat with one command.
 //!
-//! Each is a series of runs of this very program (`dunlin run --json`) or of QEMU, and a table of what they said. What
-//! each figure means, and what can be believed, is in docs/measuring.md. Emulated times are only ever compared with
-//! times from the same series, taken in turn.
+//! Each is a series of runs of this program (`dunlin run --json`) or of QEMU, and a table of their results.
+//! docs/measuring.md explains what each figure means and how far to trust it. Emulated times are compared only with
+//! times of the same series, taken in turn.
 
 mod all;
 mod boot;

@@ -1,9 +1,8 @@
 //! What to run: a TOML file, and options that override it.
 //!
-//! Every value remembers its [`Place`]: the file, line and key that it was written at, or the option. So whatever finds
-//! a value wanting, here or later (a kernel that is no kernel, more memory than the computer has), can say where to
-//! mend it. The file is read key by key instead of by a derived deserializer for the same reason: each key is asked for
-//! by name, and what nobody asked for is an unknown key.
+//! Every value has its [`Place`]: the file, line and key, or the option. So any later check can name the place to fix:
+//! a file that is no kernel, or more memory than the computer has. For the same reason the tool reads the file key by
+//! key, without a derived deserializer. A key that no code asks for is unknown.
 
 mod arch;
 mod reader;

@@ -1,8 +1,7 @@
-//! Our end of the control port: requests out, messages in.
+//! The tool's end of the control port: requests out, messages in.
 //!
-//! The peer is a hypervisor under test or another version of this tool. Nothing that it sends can do more than be
-//! refused: frames are cut and checked by [`abi::control`], and what does not decode arrives here as an error to
-//! report.
+//! The peer is a hypervisor under test or another version of this tool, so the tool does not trust it. [`abi::control`]
+//! splits and checks frames. A frame that does not decode arrives here as an error to report.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;

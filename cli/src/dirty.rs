@@ -1,7 +1,7 @@
-//! `dunlin dirty`: which pages a VM writes, and what it costs the VM that this is recorded. And `dunlin pause` and
-//! `resume`, which a comparison of memory with its copy needs.
+//! `dunlin dirty`: which pages a VM writes, and what the log costs the VM. Also `pause` and `resume`, which a
+//! comparison of memory with its copy needs.
 //!
-//! All of it is asked of a running host. What one command does is here; [`rate`] repeats rounds, [`watch`] draws them.
+//! All commands ask a running host. This file has single commands; [`rate`] repeats rounds, [`watch`] draws them.
 
 mod rate;
 mod watch;

@@ -1,7 +1,7 @@
 //! Commands in a guest: how they get in, how their output and status come out.
 //!
-//! A command goes in as `/dunlin/exec` in one more archive behind our initrd; Linux unpacks one after the other. What
-//! comes out on the agent line (COM2) is
+//! A command goes in as `/dunlin/exec` in one more archive after our initrd; Linux unpacks one after the other. The
+//! agent line (COM2) carries
 //!
 //! ```text
 //! hello kernel=6.1.0-56-cloud-amd64 cpus=4 uptime=0.81 \n     user space is reached
@@ -9,8 +9,8 @@
 //! \0 exit=0 \n                                                the very last bytes
 //! ```
 //!
-//! Output may hold zero bytes, so a zero byte alone ends nothing: [`Agent`] holds back whatever could still become the
-//! last line, and gives it out as soon as it cannot.
+//! Output may contain zero bytes, so a zero byte alone ends nothing. [`Agent`] keeps back what may be the start of the
+//! last line, and passes it on when it is not.
 
 use std::io;
 
@@ -18,10 +18,10 @@ use cpio::newc;
 
 /// Where the agent looks for a command.
 const SCRIPT_PATH: &str = "dunlin/exec";
-/// Longest greeting that is waited for; what is longer is no greeting.
+/// Maximum length of the greeting; a longer line is no greeting.
 const HELLO_LIMIT: usize = 512;
 
-/// What runs in a guest when nobody asks for anything: facts for the summary, and a little work for every CPU.
+/// The default command of a guest: facts for the summary, and a little work for every CPU.
 pub(crate) const FIXED_SCRIPT: &str = r#"
 uname -a
 echo "CPUs online: $(nproc)"
@@ -65,7 +65,7 @@ pub(crate) fn add_script(initrd: &mut Vec<u8>, command: &str) -> io::Result<()> 
     Ok(())
 }
 
-/// What a guest says of itself when it reaches user space.
+/// The guest's greeting when it reaches user space.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Hello {
     /// Release of its kernel.
@@ -95,7 +95,7 @@ pub(crate) struct Agent {
 }
 
 impl Agent {
-    /// Takes bytes as they come and returns what of them is surely output of the command.
+    /// Takes bytes as they arrive and returns those that are surely output of the command.
     pub(crate) fn push(&mut self, bytes: &[u8]) -> Vec<u8> {
         let mut output = Vec::new();
         for &byte in bytes {
@@ -131,13 +131,13 @@ impl Agent {
         self.hello.as_ref()
     }
 
-    /// The command's status, if what came last was the last line.
+    /// The command's status, if the last line has arrived.
     pub(crate) fn status(&self) -> Option<u8> {
         let digits = self.held.strip_prefix(b"\0exit=")?.strip_suffix(b"\n")?;
         std::str::from_utf8(digits).ok()?.parse().ok()
     }
 
-    /// What was held back, when the line has ended without a last line.
+    /// The bytes kept back, if the connection ends without a last line.
     pub(crate) fn finish(&mut self) -> Vec<u8> {
         if self.status().is_some() { Vec::new() } else { std::mem::take(&mut self.held) }
     }

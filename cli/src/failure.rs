@@ -1,7 +1,7 @@
-//! What went wrong, for the person who has to mend it.
+//! A failure, for the person who must fix it.
 //!
-//! A failure says where (file and line, or option), what, and what to do about it. It also carries the status that the
-//! tool ends with, so that a script can tell a mistake in its input from a run that failed.
+//! A failure names the place (file and line, or option), the fault, and the remedy. It also has the tool's exit status,
+//! so that a script can tell a mistake in its input from a failed run.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ pub(crate) const BAD_INPUT: u8 = 2;
 /// Exit status when the time limit ended the run, as timeout(1) has it.
 pub(crate) const TIMED_OUT: u8 = 124;
 
-/// One failure: a line that says what, and perhaps a second one that says what to do.
+/// One failure: a line that names it, and perhaps a second one with the remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
     /// The status to end with.

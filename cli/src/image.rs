@@ -1,7 +1,7 @@
 //! `dunlin image`: the hypervisor, its VMs and GRUB in one file that a machine starts from, as a CD or from a stick.
 //!
-//! GRUB's own tool makes the file, for BIOS and UEFI at once on a PC. Here is what it is made of: the hypervisor, the
-//! payload, and GRUB's menu, by which a PC gets the payload as a module, an Arm machine as the initrd.
+//! GRUB's own tool makes the file, on a PC for BIOS and UEFI at once. This module provides its contents: the
+//! hypervisor, the payload, and GRUB's menu. A PC gets the payload as a module, an Arm machine as the initrd.
 
 use std::io;
 use std::path::Path;

@@ -1,8 +1,7 @@
-//! `dunlin layout`: how the hypervisor's own state lies in memory, as a running host tells it.
+//! `dunlin layout`: the memory layout of the hypervisor's own state, as a running host reports it.
 //!
-//! The host is one that runs already, or one without VMs that is started for the question ([`host`]). What it answers
-//! becomes [`text`], which can be held against a file line by line, or JSON; where its blocks are is looked at in
-//! [`mod@places`].
+//! The host runs already, or the tool starts one without VMs ([`host`]). [`text`] prints its answer, and can compare it
+//! with a file line by line; the answer also comes as JSON. [`mod@places`] checks the addresses of the blocks.
 
 mod host;
 mod picture;

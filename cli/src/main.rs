@@ -1,10 +1,11 @@
-//! `dunlin`: runs virtual machines on the Dunlin hypervisor and shows what they cost.
+//! `dunlin`: runs virtual machines on the Dunlin hypervisor and shows their costs.
 //!
-//! `dunlin run` reads a file of VMs (`config`), checks and packs what they need (`assets`, `payload`), starts the
-//! hypervisor in QEMU (`qemu`) and follows the run to its end (`session`) over the control port (`control`). What a
-//! guest runs and answers is in `exec`, the terminal in `console`, what was seen in `summary`. `bench` measures by such
-//! runs. `dunlin list`, `stats`, `top`, `metrics`, `trace`, `stop`, `pause`, `resume` and `dirty` reach a running host
-//! through the `dunlin run` that started it (`share`). `dunlin image` writes what any PC starts from (`image`).
+//! `dunlin run` reads a file of VMs (`config`), checks and packs their files (`assets`, `payload`), and starts the
+//! hypervisor in QEMU (`qemu`). It follows the run to its end (`session`) over the control port (`control`). `exec`
+//! handles a guest's command and its answer, `console` the terminal, and `summary` the results. `bench` measures by
+//! such runs. `dunlin list`, `stats`, `top`, `metrics`, `trace`, `stop`, `pause`, `resume` and `dirty` reach a running
+//! host through the `dunlin run` that started it (`share`). `dunlin image` writes a file that any PC starts from
+//! (`image`).
 
 mod args;
 mod assets;

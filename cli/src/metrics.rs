@@ -1,7 +1,7 @@
 //! `dunlin metrics`: the counters of a running host for Prometheus, as OpenMetrics text over HTTP.
 //!
-//! They are the counters of `dunlin stats` and `dunlin top`, asked for whenever somebody scrapes, and kept nowhere. A
-//! host that has ended is told as such (`dunlin_up 0`), and found again when another one runs.
+//! They are the counters of `dunlin stats` and `dunlin top`. Each scrape asks the host for them; the tool stores
+//! nothing. After the host has ended, the tool reports `dunlin_up 0`, and finds the next host that runs.
 
 mod text;
 

@@ -1,8 +1,7 @@
-//! From a configuration to what the hypervisor is started with, every file checked on the way.
+//! From a configuration to the hypervisor's payload. It checks every file.
 //!
-//! All that can be found wrong before anything boots is found here: files that are no kernels, initrds that do not fit,
-//! more memory than there is. The kernel's part of it is asked of the crate that loads kernels in the hypervisor, so
-//! both agree.
+//! It finds all faults that can be found before the boot: files that are no kernels, initrds that do not fit, too
+//! little memory. The crate that loads kernels in the hypervisor also checks them here, so both agree.
 
 use std::path::Path;
 
@@ -16,9 +15,9 @@ use crate::exec;
 use crate::failure::Failure;
 use crate::quantity::{MIB, show_size};
 
-/// What the hypervisor takes for itself, however small the VMs: image, heap, stacks, the frames' bookkeeping.
+/// Memory that the hypervisor needs for itself, for any size of VM: image, heap, stacks, metadata of the frames.
 const HOST_OVERHEAD: u64 = 128 * MIB;
-/// What it takes for each vCPU: control block, saved state, stack.
+/// Memory that it needs for each vCPU: control block, saved state, stack.
 const VCPU_OVERHEAD: u64 = MIB / 4;
 /// Of each VM's memory, the part that stage-2 tables may take if every page is mapped alone (1/512, doubled).
 const TABLES_PART: u64 = 256;

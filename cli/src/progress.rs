@@ -1,4 +1,4 @@
-//! What is told while it happens: a line each for people, on standard error, with the time since the start.
+//! Progress messages: a line each on standard error, with the time since the start.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -23,7 +23,7 @@ impl Progress {
         self.start.elapsed()
     }
 
-    /// Whether the terminal is raw, so that a new line does not begin at the left by itself.
+    /// Whether the terminal is raw, so that a line feed does not return to the left.
     pub(crate) fn set_raw(&mut self, raw: bool) {
         self.raw = raw;
     }
@@ -41,7 +41,7 @@ impl Progress {
             out.push_str(line.trim_end_matches('\r'));
             out.push_str(end);
         }
-        // Nobody to tell it to is no reason to stop.
+        // A closed standard error is no reason to stop.
         let _ = std::io::stderr().lock().write_all(out.as_bytes());
     }
 }

@@ -1,8 +1,8 @@
 //! The machine that the hypervisor runs on: QEMU, its command line, its process.
 //!
-//! QEMU must not outlive the tool, whatever ends the tool. A [`Process`] is killed when it is dropped, which covers
-//! errors and signals that are caught. For the rest (`kill -9`, a panic) the tool starts QEMU through a second copy of
-//! itself ([`become_qemu`]) that first asks the kernel for a signal at its parent's death.
+//! QEMU must not outlive the tool. A dropped [`Process`] kills it, which covers errors and caught signals. For the rest
+//! (`kill -9`, a panic) the tool starts QEMU through a second copy of itself ([`become_qemu`]). That copy first asks
+//! the kernel for a signal at its parent's death.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;

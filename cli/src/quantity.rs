@@ -1,4 +1,4 @@
-//! Sizes of memory and lengths of time, as people write and read them.
+//! Sizes of memory and lengths of time, in the form that people write and read.
 
 use std::time::Duration;
 

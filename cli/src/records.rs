@@ -1,9 +1,8 @@
-//! Records of measurements: one JSON line for each result, which says by itself what was measured, how, and on what.
+//! Records of measurements: one JSON line for each result, with what was measured, how, and on what.
 //!
 //! `dunlin bench` writes them ([`Log`]), `dunlin bench compare` and `dunlin report` read them ([`read`]). A file of
-//! them only grows, line by line, each written in one piece as soon as it is known: whatever ends a measurement, what
-//! was measured stays. The same thing measured again is another line; who reads takes the samples of all of them
-//! together ([`series`]).
+//! records only grows. The tool writes each line at once, in one write, so an interrupted measurement keeps its earlier
+//! results. A repeated measurement adds another line; a reader combines the samples of all of them ([`series`]).
 
 mod log;
 mod reader;
@@ -23,7 +22,7 @@ pub(crate) use reader::parse;
 pub(crate) use reader::{BadLine, Records, read};
 pub(crate) use series::{Key, Series, pool, texts};
 
-/// The version of the form. A reader refuses others: what a field means must not be guessed.
+/// The version of the format. A reader refuses other versions, because it must not guess what a field means.
 pub(crate) const SCHEMA: u32 = 1;
 
 /// One line.

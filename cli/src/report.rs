@@ -1,9 +1,9 @@
-//! `dunlin report`: one page of results, each beside the figures of those who were first to show it.
+//! `dunlin report`: one page of results, each beside the figures of those who published it first.
 //!
-//! The page is one file: no script, no font, no picture from elsewhere. [`data`] is what there is, [`sections`] puts it
-//! into tables and plots ([`plot`]), [`sources`] is what others have, [`page`] what is around all of it. Nothing that
-//! was read is left out silently: lines that are no records, experiments that are missing, and figures that were put
-//! together from several builds are told where a reader looks for them, and the last table has every figure.
+//! The page is one file, without scripts, fonts or pictures from elsewhere. [`data`] has the figures, [`sections`]
+//! makes tables and plots ([`plot`]), [`sources`] has the figures of others, and [`page`] the frame around them. The
+//! page hides no input: it names invalid lines, missing experiments, and figures that combine several builds. The last
+//! table has every figure.
 
 mod data;
 mod number;

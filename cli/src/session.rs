@@ -1,8 +1,8 @@
 //! One `dunlin run`, from the file to the exit status.
 //!
-//! Everything is checked before anything starts ([`run`]). Then one loop ([`Session::follow`]) meets whatever happens:
-//! messages of the hypervisor, keys, signals, questions of other tools, the end of QEMU, the end of patience. Other
-//! threads only wait for one of these and pass it on, so nothing here is shared.
+//! [`run`] checks everything before it starts anything. Then one loop ([`Session::follow`]) handles all events:
+//! messages of the hypervisor, keys, signals, requests of other tools, the end of QEMU, timeouts. Other threads only
+//! wait for one of these events and pass it on, so they share nothing.
 
 mod verdict;
 

@@ -1,8 +1,8 @@
-//! Sharing a running host: how `dunlin stats` in one terminal finds the host that `dunlin run` started in another.
+//! Access to a running host: `dunlin stats` in one terminal finds the host of `dunlin run` in another.
 //!
 //! Each `dunlin run` listens on `<pid>.sock` in a directory that only its user may enter, and speaks the protocol of
-//! the control port there. Requests are passed on to the hypervisor under ids of our own; replies go back to whoever
-//! asked.
+//! the control port there. It passes requests on to the hypervisor under its own ids, and sends each reply back to the
+//! process that asked.
 
 use std::fs::{self, DirBuilder};
 use std::io;

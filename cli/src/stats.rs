@@ -1,5 +1,5 @@
-//! Counters: summed, as tables for people, as JSON for programs. And `dunlin list`, `stats` and `stop`, which ask a
-//! running host.
+//! Counters: sums, tables for people, JSON for programs. Also `dunlin list`, `stats` and `stop`, which ask a running
+//! host.
 
 mod emulation;
 mod faults;
@@ -20,7 +20,7 @@ pub(crate) use emulation::Emulation;
 pub(crate) use faults::Faults;
 pub(crate) use picture::Picture;
 
-/// Most vCPUs that a VM is believed to have, whatever a host claims.
+/// Maximum number of vCPUs per VM that the tool accepts from a host.
 pub(crate) const BELIEVABLE_VCPUS: u32 = abi::payload::MAX_VCPUS;
 
 /// All counters of a VM at one moment.
@@ -163,7 +163,7 @@ pub(crate) fn json(counters: &VcpuCounters, tsc_hz: u64) -> Value {
     Value::Object(all)
 }
 
-/// Who the host is.
+/// The host's description of itself.
 pub(crate) fn host(client: &mut Client) -> Result<HostInfo, Failure> {
     match client.ask(Command::Hello)? {
         Ok(Answer::Host(info)) => Ok(info),
@@ -289,12 +289,12 @@ pub(crate) fn find(vms: &[VmInfo], wanted: &str) -> Result<usize, Failure> {
     })
 }
 
-/// Text from a host, without what could move a terminal's cursor.
+/// Text from a host, without characters that could move a terminal's cursor.
 pub(crate) fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
-/// What to say of an answer that was none to our question, or a refusal.
+/// The message for a refusal, or for an answer that does not match the question.
 pub(crate) fn unexpected(answer: Result<Answer, &'static str>) -> Failure {
     match answer {
         Ok(_) => Failure::failed("the host answered another question than ours").help("is it of another version?"),

@@ -1,4 +1,4 @@
-//! What was seen of a run: gathered message by message, told at the end in words or as JSON.
+//! The results of a run, collected message by message and reported at the end as text or as JSON.
 
 use std::fmt::Write;
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! `dunlin top`: a running host, live.
 //!
-//! A [`Picture`] is what the host says at one moment; what is shown are the differences of two pictures, so all numbers
-//! are of the last interval. Times are in per cent of one pCPU, as in top(1): a VM of four busy vCPUs has up to 400.
+//! A [`Picture`] is the host's state at one moment. The tool shows the differences of two pictures, so all numbers are
+//! of the last interval. Times are in per cent of one pCPU, as in top(1): a VM of four busy vCPUs has up to 400.
 
 #[cfg(test)]
 mod tests;

@@ -1,7 +1,7 @@
-//! `dunlin trace`: what happens on each pCPU of a running host, event by event, as a file that Perfetto opens.
+//! `dunlin trace`: the events on each pCPU of a running host, as a file that Perfetto opens.
 //!
-//! The host writes events into rings, which are emptied here as fast as the control port allows. [`timeline`] makes
-//! slices of them, one for each stay of a vCPU on a pCPU and one for each exit.
+//! The host writes events into rings. The tool empties them as fast as the control port allows. [`timeline`] turns them
+//! into slices: one for each time slice of a vCPU on a pCPU, and one for each exit.
 
 mod timeline;
 
@@ -24,7 +24,7 @@ use crate::quantity::{parse_time, show_count};
 use crate::{share, stats};
 use timeline::Timeline;
 
-/// Between two looks at rings that were empty.
+/// The pause after all rings were empty.
 const PAUSE: Duration = Duration::from_millis(2);
 /// Between two lines of progress.
 const TELL: Duration = Duration::from_secs(2);
@@ -36,7 +36,7 @@ pub(crate) fn run(args: &TraceArgs) -> Result<(), Failure> {
     let info = stats::host(&mut client)?;
     let names = stats::list(&mut client)?.into_iter().map(|vm| vm.name).collect();
 
-    // Opened before anything is traced: a path that cannot be written is told at once.
+    // Open the file before the trace starts: a path that is not writable fails at once.
     let at = |error: std::io::Error| Failure::failed(format!("{}: {error}", args.output.display()));
     let file = BufWriter::new(File::create(&args.output).map_err(at)?);
     let mut timeline = Timeline::new(file, info.tsc_hz, names).map_err(at)?;
@@ -54,7 +54,7 @@ pub(crate) fn run(args: &TraceArgs) -> Result<(), Failure> {
         Ok(pcpus)
     });
     if result.is_err() {
-        // What failed first is what is told.
+        // Report the first failure.
         let _ = client.ask(Command::TraceStop);
     }
     // A host that has ended leaves what was seen of it.
@@ -85,7 +85,7 @@ pub(crate) fn run(args: &TraceArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Reads until the time is over or somebody wants an end. Says how many pCPUs there are.
+/// Reads until the time is over or someone asks for the end. Returns the number of pCPUs.
 fn follow<W: Write>(
     client: &mut Client,
     time: Duration,
@@ -120,7 +120,7 @@ fn drain<W: Write>(client: &mut Client, pcpus: u32, timeline: &mut Timeline<W>) 
     Ok(())
 }
 
-/// Reads a message's worth from each ring, says how many pCPUs and events there were.
+/// Reads one message of events from each ring. Returns the number of pCPUs and of events.
 fn pass<W: Write>(client: &mut Client, timeline: &mut Timeline<W>) -> Result<(u32, usize), Failure> {
     let mut events = 0;
     let mut pcpu = 0;

@@ -1,8 +1,8 @@
-//! `dunlin bench all`: the experiments one after the other, and a page of what they said.
+//! `dunlin bench all`: the experiments one after the other, and a page of their results.
 //!
-//! Each step is a process of its own (`dunlin bench ... --record`), so that nothing that happens in one, a crash
-//! included, costs more than that one. It writes its results itself, as soon as it has them; what it says on standard
-//! error is shown beside the bar. A line at the end of each step says that it is done, and `--resume` goes by that.
+//! Each step is its own process (`dunlin bench ... --record`), so a crash in one step loses only that step. A step
+//! writes its results as soon as it has them; the tool shows its standard error beside the bar. A line at the end of
+//! each step marks it as done, for `--resume`.
 
 mod child;
 mod estimate;

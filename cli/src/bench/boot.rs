@@ -1,7 +1,7 @@
 //! Boot to user space, in turn with the same kernel directly on QEMU.
 //!
-//! For Dunlin the time runs from the start of the VM, on the hypervisor's clock; for QEMU alone from the start of QEMU,
-//! on ours. Both end when the guest's agent says hello on its second serial line.
+//! For Dunlin the time begins with the start of the VM, on the hypervisor's clock; for QEMU alone with the start of
+//! QEMU, on the tool's. Both end with the greeting of the guest's agent on its second serial line.
 
 use std::fs::{self, File};
 use std::path::Path;

@@ -1,7 +1,7 @@
-//! Under what circumstances something was measured: the computer, the build, and who else was at work.
+//! The circumstances of a measurement: the computer, the build, and the load by others.
 //!
-//! Times on an emulated machine need the computer's cores for themselves. Whether they had them is counted, not
-//! assumed: what all processes of the computer used, less what we and our children did.
+//! Times on an emulated machine need the computer's cores for themselves. The tool measures whether that was so: it
+//! takes the CPU time of all processes and subtracts that of itself and its children.
 
 use std::fs;
 use std::thread::available_parallelism;

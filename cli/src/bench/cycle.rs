@@ -1,7 +1,7 @@
-//! How long a cycle of this computer's processor is, found without a counter of the processor.
+//! The length of a cycle of this computer's processor, measured without a performance counter.
 //!
-//! A chain of multiplications and additions takes 3 cycles and 1 on all current x86-64 and AArch64 cores. Measured in
-//! the same round as what is to be told in cycles, it changes with the core's clock as that does.
+//! A chain of multiplications and additions takes 3 cycles and 1 on all current x86-64 and AArch64 cores. It runs in
+//! the same round as the code whose time is converted to cycles, so it follows the core's clock.
 
 use std::hint::black_box;
 use std::time::Instant;

@@ -1,9 +1,9 @@
-//! Emulated accesses, by what is remembered of their instructions (`decode_cache` of a VM).
+//! Emulated accesses, by what the hypervisor caches of their instructions (`decode_cache` of a VM).
 //!
-//! Three views. Loops of the measuring guest ([`loops`]): instructions of one access, which are exact, and ticks. What
-//! happens to what is remembered when the guest changes its code and its page tables ([`changes`]): counts. And the
-//! emulator's own code, natively ([`native`]). [`debian`] measures an unmodified kernel instead, [`verdict`] says what
-//! it all comes to.
+//! There are three parts. Loops of the measuring guest ([`loops`]) give the instructions of one access, which are
+//! exact, and ticks. [`changes`] counts what happens to the cache when the guest changes its code and its page tables.
+//! [`native`] measures the emulator's own code. [`debian`] measures an unmodified kernel instead; [`verdict`] has the
+//! conclusions.
 
 mod changes;
 mod counts;

@@ -1,8 +1,8 @@
-//! Instructions per exit: the whole round trip as the guest sees it, counted exactly.
+//! Instructions per exit: the whole round trip from the guest's view, counted exactly.
 //!
-//! Under `-icount shift=0` a guest's clock counts instructions, of guest and hypervisor together, and with a fixed seed
-//! and clock every run is the same. The measuring guest reads it around many repetitions of one exit and takes away the
-//! empty loop.
+//! Under `-icount shift=0` a guest's clock counts instructions of guest and hypervisor together. With a fixed seed and
+//! clock every run is the same. The measuring guest reads the clock around many repetitions of one exit, and subtracts
+//! the empty loop.
 
 use std::collections::BTreeMap;
 use std::path::Path;

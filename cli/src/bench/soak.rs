@@ -1,8 +1,8 @@
 //! Mixed load for a long time, checked by the guest itself.
 //!
-//! Interrupts, IPIs, timers, halts, page faults, exits, with registers checked throughout: see the experiment `mixed`
-//! of the measuring guest. It runs for a time by its own clock. To reach a number of exits it is run again, with other
-//! random numbers, until the host's counters add up to it.
+//! Interrupts, IPIs, timers, halts, page faults and exits, with constant checks of registers: see the experiment
+//! `mixed` of the measuring guest. It runs for a time by its own clock. To reach a number of exits, the tool runs it
+//! again with other random numbers, until the host's counters add up to it.
 
 use std::collections::BTreeMap;
 

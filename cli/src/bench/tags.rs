@@ -1,8 +1,8 @@
-//! What the tags of TLB entries cost, by scheme (`tags` of a VM) and by how many tags there are (`tag_limit`).
+//! The cost of TLB tags, by scheme (`tags` of a VM) and by number of tags (`tag_limit`).
 //!
-//! Three views. How often an entry has to do more than compare a word: counted in the emulator, where counts are real
-//! and times are not. How long an entry is: instructions of a whole exit, exact under `-icount`. And the hypervisor's
-//! own code for tags ([`native`]), which runs on this computer as it is and is timed in cycles.
+//! There are three parts. The first counts how often an entry must do more than compare a word: in the emulator, where
+//! counts are real and times are not. The second counts the instructions of a whole exit, exactly, under `-icount`. The
+//! third times the hypervisor's own code for tags ([`native`]) in cycles, natively on this computer.
 
 mod native;
 

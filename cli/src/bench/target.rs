@@ -1,4 +1,4 @@
-//! Something that was promised of what is measured, and whether it is kept.
+//! A target for a measured figure, and whether it is met.
 
 use std::fmt;
 

@@ -1,8 +1,8 @@
-//! Remote TLB flushes, by IPI and by hypercall: how long one takes, and what it costs besides.
+//! Remote TLB flushes, by IPI and by hypercall: how long one takes, and its other costs.
 //!
-//! The measuring guest alternates between both ways within one run (`guest/src/experiments/shootdown.rs`), so whatever
-//! else the computer does meets both alike. [`latency`] has the times, [`cost`] exits and instructions, [`verdict`]
-//! what they come to; [`debian`] measures an unmodified kernel instead.
+//! The measuring guest alternates between both ways within one run (`guest/src/experiments/shootdown.rs`), so other
+//! load on the computer affects both alike. [`latency`] has the times, [`cost`] exits and instructions, [`verdict`] the
+//! conclusions; [`debian`] measures an unmodified kernel instead.
 
 mod cost;
 mod debian;

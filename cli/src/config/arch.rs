@@ -1,7 +1,7 @@
-//! The architecture of the host, which is that of its guests.
+//! The architecture of the host and of its guests.
 //!
-//! The VMs of a file are described once. What differs is small: the name of a guest's first serial port, and which
-//! files the build has left.
+//! A file describes VMs for all architectures. Two things differ: the name of a guest's first serial port, and the
+//! files of the build.
 
 use clap::ValueEnum;
 
@@ -58,8 +58,8 @@ impl Arch {
         }
     }
 
-    /// The command line of a kernel as this architecture's kernels want it: files say `console=ttyS0` for the first
-    /// serial port, whatever a kernel calls it.
+    /// The kernel's command line for this architecture: files say `console=ttyS0` for the first serial port, whatever
+    /// its kernels call it.
     pub(super) fn cmdline(self, text: &str) -> String {
         match self {
             Self::X86_64 => text.to_string(),

@@ -1,4 +1,4 @@
-//! A TOML table read key by key: what is asked for by name is known, what nobody asked for is an error.
+//! Reads a TOML table key by key: a key that no code asks for is an error.
 
 use std::ops::Range;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! The keys about TLBs: the interface by which a guest has them flushed, and the tags that keep guests apart in them.
+//! The keys about TLBs: the interface by which a guest flushes them, and the tags that keep guests apart in them.
 
 use abi::payload::{HyperV, RemoteFlush, TagScheme};
 

@@ -1,4 +1,4 @@
-//! A block as a picture: one row for each cache line, one box for each field, coloured by who writes it.
+//! A block as a picture: one row for each cache line, one box for each field, coloured by its writer.
 
 use std::fmt::Write;
 

@@ -1,4 +1,4 @@
-//! Where the blocks of a running host are: whether each begins with a line, and no line belongs to two.
+//! Addresses of a running host's blocks: whether each begins with a cache line, and no line belongs to two.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

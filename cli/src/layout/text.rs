@@ -1,4 +1,4 @@
-//! Blocks as text: a summary of all, then of each every field, where it is, and who writes it.
+//! Blocks as text: a summary of all, then every field of each, its place, and its writers.
 
 use std::fmt::Write;
 

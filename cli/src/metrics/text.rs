@@ -1,7 +1,8 @@
-//! Counters as metrics: named and in units as Prometheus has them.
+//! Counters as metrics, with names and units by Prometheus's rules.
 //!
-//! Base units (seconds, bytes), the unit at the end of the name, `_total` on what only grows. Each vCPU is a series of
-//! its own; sums are for whoever asks (`sum by (vm) (...)`). Help is what the counter's own declaration says.
+//! Units are base units (seconds, bytes), at the end of the name, with `_total` on counters that only grow. Each vCPU
+//! is a series; a query makes sums (`sum by (vm) (...)`). The help text is the doc comment of the counter's
+//! declaration.
 
 use std::fmt::{Error, Write as _};
 

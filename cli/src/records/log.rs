@@ -1,4 +1,4 @@
-//! Writes records, each as a line in one piece.
+//! Writes records, each as one line in one write.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::{Circumstances, Class, Content, Course, Ground, Machine, Qemu, Record, SCHEMA, Settings};
 use crate::failure::Failure;
 
-/// Where the results of one experiment go; nowhere, if nobody wants them.
+/// Where the results of one experiment go; nowhere without `--record`.
 #[derive(Debug)]
 pub(crate) struct Log {
     experiment: &'static str,
@@ -150,7 +150,7 @@ impl Log {
         }
     }
 
-    /// Whether all that had to be written was.
+    /// Whether all records were written.
     pub(crate) fn is_whole(&self) -> bool {
         !self.broken.get()
     }
@@ -164,7 +164,7 @@ impl Figure {
     }
 }
 
-/// Six digits of what was timed or divided; counts are kept as they are.
+/// Times and ratios with six digits; counts stay exact.
 fn rounded(value: f64) -> f64 {
     if value.fract() == 0.0 { value } else { format!("{value:.5e}").parse().unwrap_or(value) }
 }

@@ -1,4 +1,4 @@
-//! Reads records. A line that is none is told with its place, and the others count.
+//! Reads records. It reports an invalid line with its place, and still reads the others.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -41,7 +41,7 @@ impl fmt::Display for BadLine {
     }
 }
 
-/// All records of a file, and what of it is none. Fails only if there is no such file.
+/// All records of a file, and its invalid lines. Fails only if there is no such file.
 pub(crate) fn read(path: &Path) -> Result<Records, Failure> {
     let bytes = std::fs::read(path).map_err(|error| {
         Failure::bad_input(format!("{}: {error}", path.display()))
@@ -50,7 +50,7 @@ pub(crate) fn read(path: &Path) -> Result<Records, Failure> {
     Ok(parse(path, &bytes))
 }
 
-/// The same of what a file holds.
+/// The same for the contents of a file.
 pub(crate) fn parse(path: &Path, bytes: &[u8]) -> Records {
     let mut all = Records { path: path.to_path_buf(), ..Records::default() };
     for (number, line) in (1..).zip(bytes.split(|&byte| byte == b'\n')) {
@@ -85,7 +85,7 @@ fn record(line: &[u8]) -> Result<Record, String> {
     Ok(record)
 }
 
-/// What the types do not say.
+/// Checks what the types do not express.
 fn check(record: &Record) -> Result<(), String> {
     let (settings, samples, others_share) = match &record.content {
         Content::Figure { settings, samples, others_share, .. } => (settings, samples, others_share),

@@ -1,4 +1,4 @@
-//! Figures of the same thing, taken together.
+//! Figures of the same quantity, combined.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::{Class, Content, Ground, Record, Settings};
 use crate::bench::Spread;
 
-/// What makes two figures figures of the same thing.
+/// Figures with the same key are figures of the same quantity.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Key {
     /// The experiment.
@@ -32,12 +32,12 @@ pub(crate) struct Key {
 pub(crate) struct Series {
     /// In the order of the records.
     pub(crate) samples: Vec<f64>,
-    /// How many records they are of. Samples of one record were taken by one process, one after the other: what differs
-    /// from one process to the next, such as where its memory lies, is the same in all of them.
+    /// Number of records. The samples of one record come from one process, one after the other. They share all that
+    /// differs between processes, such as where its memory lies.
     pub(crate) runs: usize,
     /// Observations behind them, if each is a sum of some.
     pub(crate) observations: Option<u64>,
-    /// The greatest share of the computer that others used meanwhile.
+    /// The largest share of the computer that others used in that time.
     pub(crate) others_share: Option<f64>,
     /// The builds that were measured.
     pub(crate) commits: BTreeSet<String>,
@@ -68,7 +68,7 @@ impl Series {
         self.commits.len() > 1 || self.machines.len() > 1
     }
 
-    /// Median, least and greatest. A series has at least one sample.
+    /// Median, minimum and maximum. A series has at least one sample.
     pub(crate) fn spread(&self) -> Option<Spread> {
         Spread::of(&self.samples)
     }

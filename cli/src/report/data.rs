@@ -1,4 +1,4 @@
-//! What there is to report: figures, taken together; what failed; what is missing or doubtful.
+//! The data of a report: combined figures, failures, and what is missing or doubtful.
 
 use std::collections::{BTreeMap, BTreeSet};
 

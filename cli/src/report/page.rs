@@ -1,4 +1,4 @@
-//! What is around the sections: where and how it was measured, what is doubtful, and all figures at the end.
+//! The frame around the sections: where and how the results were measured, doubts, and all figures at the end.
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 

@@ -1,7 +1,7 @@
 //! Plots as inline SVG: lines over categories, and bars.
 //!
-//! Our own, because a page is read on phones and in the dark: colours are the page's (CSS variables), letters are of a
-//! size that can be read at the width of a phone, and legends are text of the page that wraps. Plotting crates write
+//! They are our own, because people read a page on phones and in dark mode. Colours are the page's (CSS variables),
+//! letters are readable at the width of a phone, and legends are text of the page, which wraps. Plotting crates write
 //! fixed colours and sizes (docs/decisions/0002-crates.md).
 
 pub(super) mod over_time;

@@ -1,5 +1,5 @@
-//! What others have published or were measured to need, each with its circumstances, and what of it can be compared
-//! with what is measured here. (Where "counted here" is said: on the same emulated machine, with a guest of their own,
+//! Figures that others have published, or that were measured of their software, each with its circumstances, and which
+//! of them can be compared with ours. ("Counted here" means: on the same emulated machine, with a guest of their own,
 //! see docs/measuring.md.)
 
 /// A figure of somebody else.

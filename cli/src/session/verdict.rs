@@ -1,7 +1,7 @@
-//! The end of a run: what went wrong, the status that follows from it, and telling it.
+//! The end of a run: failures, the exit status that follows from them, and the report.
 //!
-//! A failure of the host comes first, because it explains what became of the VMs. Then each VM is judged by its
-//! role: one that runs a command has to say how that ended, any other must not have crashed.
+//! A failure of the host comes first, because it explains the state of the VMs. Then the tool judges each VM by its
+//! role. A VM with a command must report the command's status; any other must not have crashed.
 
 use std::io;
 use std::os::unix::process::ExitStatusExt;

@@ -1,4 +1,4 @@
-//! One line on emulated accesses: how many, how often their instruction was known, and what was forgotten why.
+//! One line on emulated accesses: how many, how often their instruction was cached, and what the cache dropped and why.
 
 use std::fmt;
 

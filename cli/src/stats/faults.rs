@@ -1,5 +1,5 @@
-//! One line on stage-2 faults that memory and dirty logs cause: pages that came late, writes that were recorded, what
-//! was flushed for them, and for how long vCPUs were held up.
+//! One line on stage-2 faults that memory and dirty logs cause: pages mapped on the first access, logged writes,
+//! flushes, and the time that vCPUs waited.
 
 use std::fmt;
 

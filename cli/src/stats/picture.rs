@@ -1,4 +1,4 @@
-//! All that a running host says at one moment.
+//! All that a running host reports at one moment.
 
 use abi::control::{HostInfo, VmInfo};
 

@@ -1,7 +1,8 @@
-//! Events become slices in the Trace Event Format, which Perfetto and Chrome read.
+//! Converts events into slices in the Trace Event Format, which Perfetto and Chrome read.
 //!
-//! Two groups of rows: the pCPUs, each with the vCPUs that it ran; and for each VM its vCPUs, with where they ran and,
-//! within that, their exits by reason and the flushes that they asked for. Between two exits a vCPU was in its guest.
+//! There are two groups of rows. One has the pCPUs, each with the vCPUs that it ran. The other has each VM's vCPUs,
+//! with the pCPUs on which they ran, their exits by reason, and the flushes that they requested. Between two exits a
+//! vCPU was in its guest.
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
@@ -41,7 +42,7 @@ struct Stay {
     since: u64,
 }
 
-/// What a trace has in it.
+/// The contents of a trace.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Seen {
     pub(super) events: u64,

@@ -1,4 +1,4 @@
-//! `dunlin` from outside: what it says to bad input, and whole runs against a host that only plays one.
+//! `dunlin` from outside: its answers to bad input, and whole runs against a simulated host.
 
 mod bad_input;
 mod browser;

@@ -1,4 +1,4 @@
-//! A step as a process: started in a group of its own, listened to, and ended with all that it started.
+//! A step as a process: started in its own process group, read, and ended with all its children.
 
 use std::collections::VecDeque;
 use std::io::{BufRead as _, BufReader};

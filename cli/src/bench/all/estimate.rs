@@ -1,4 +1,4 @@
-//! How long it will still take: what is to come, at the pace of what is done.
+//! The remaining time: the expected time of the remaining steps, at the pace of the finished ones.
 
 /// How much slower or faster than expected a computer is believed to be.
 const PACES: (f64, f64) = (0.25, 8.0);

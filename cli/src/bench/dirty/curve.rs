@@ -1,4 +1,4 @@
-//! Speed over time: what it was before the log, at its worst, and when it was back.
+//! Speed over time: before the log, at its minimum, and when it had recovered.
 
 use super::measure::Moments;
 

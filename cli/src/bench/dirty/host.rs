@@ -1,5 +1,5 @@
-//! A host with one VM that runs the measuring guest, in our own hands: it is asked while the guest is heard, and
-//! whatever the guest says has the time at which the host heard it.
+//! A host with one VM that runs the measuring guest, controlled by the tool itself: it sends requests while it reads
+//! the guest's output. Each message of the guest has the time at which the host received it.
 
 use std::collections::VecDeque;
 use std::fs;

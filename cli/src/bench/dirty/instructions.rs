@@ -1,5 +1,5 @@
-//! Instructions of one fault, counted exactly: QEMU's clock counts them, and a pass over pages that are open takes away
-//! what the guest itself needs.
+//! Instructions of one fault, counted exactly: QEMU's clock counts them. A pass over writable pages gives the guest's
+//! own part, which is subtracted.
 
 use std::time::{Duration, Instant};
 

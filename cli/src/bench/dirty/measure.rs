@@ -1,4 +1,4 @@
-//! One run: the guest writes, a log is started, harvested and stopped, and what the guest counted is read.
+//! One run: the guest writes; the tool starts, harvests and stops a log, and reads the guest's counts.
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
-//! Whether two threads have two cores for themselves, found by what two cores do to each other.
+//! Whether two threads have two cores for themselves, measured by how two cores affect each other.
 //!
-//! Two counts in one cache line must be in each other's way; else the threads ran on one core, or on two halves of one.
-//! And two computations that share nothing must not; else somebody else was at work on one of the cores.
+//! Two counts in one cache line must slow each other down; otherwise the threads ran on one core, or on two halves of
+//! one. Two computations that share nothing must not; otherwise other work ran on one of the cores.
 
 use std::hint::black_box;
 use std::sync::Arc;

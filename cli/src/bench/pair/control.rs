@@ -1,9 +1,9 @@
-//! What two threads do to each other that share nothing.
+//! How two threads that share nothing affect each other.
 //!
-//! Two CPUs of a virtual machine may be two threads of one core although the hypervisor tells of two cores, and a core
-//! may run slower while another one works. Both slow down work that is measured beside other work, whatever lies where
-//! in memory. Arithmetic in registers shows how much of that there is: it touches no memory, and keeps the core's
-//! multiplier busy in each cycle, so that a second thread of the core takes half of it away.
+//! Two CPUs of a virtual machine may be two threads of one core, although the hypervisor reports two cores. A core may
+//! also run slower while another one works. Both slow down parallel work, for any layout in memory. Arithmetic in
+//! registers measures this effect: it accesses no memory, and keeps the core's multiplier busy in each cycle, so a
+//! second thread of the core takes half of it.
 
 use std::hint::black_box;
 

@@ -1,7 +1,7 @@
-//! What one shootdown costs beside time: exits, kicks, interrupts, instructions.
+//! The cost of one shootdown besides time: exits, kicks, interrupts, instructions.
 //!
 //! Each figure is a difference: the same run with N shootdowns and with 2N, whose counters are subtracted and divided.
-//! What a run costs besides (start, report, end) is in both and falls out.
+//! Other costs of a run (start, report, end) are the same in both and cancel out.
 
 use serde_json::{Value, json};
 

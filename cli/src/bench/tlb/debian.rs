@@ -1,7 +1,7 @@
-//! An unmodified kernel under load that needs flushes, told to flush by IPI and by hypercall in turn.
+//! An unmodified kernel under load that needs flushes; it flushes by IPI and by hypercall in turn.
 //!
-//! The programs are those of `workloads/`, in Debian's kernel with our initrd. Whether the kernel really does as it was
-//! told is seen in its own count of flushes by IPI, the line TLB of `/proc/interrupts`, before and after.
+//! The programs are those of `workloads/`, in Debian's kernel with our initrd. The kernel's own count of flushes by
+//! IPI, the line TLB of `/proc/interrupts`, shows before and after whether the kernel used the wanted way.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! What the figures come to: beside KVM's, on paper, and against what was promised.
+//! Conclusions from the figures: beside KVM's, on paper, and against the targets.
 
 use serde_json::{Value, json};
 

@@ -1,7 +1,7 @@
-//! A plot of something over time: a panel for each setting, one below the other and on the same scales, with the time
-//! marked in which something was on.
+//! A plot over time: one panel for each setting, one below the other, on the same scales. Each panel marks the time in
+//! which a log was on.
 //!
-//! Lines of several settings in one panel would hide each other: what is plotted jumps up and down by its nature.
+//! Lines of several settings in one panel would hide each other, because the values change quickly.
 
 use maud::{Markup, html};
 
