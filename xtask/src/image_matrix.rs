@@ -13,7 +13,7 @@ use crate::artifacts::{self, Places, Wanted};
 use crate::emulators::{QEMU_10, QEMU_11};
 
 const HELP: &str = "\
-cargo xtask image-matrix [--json] [--list] [--limit SECONDS] [--help] [WORD..]
+cargo xtask image-matrix [--json] [--list] [--limit SECONDS] [--image FILE] [--help] [WORD..]
 
 Starts the image that `dunlin image` makes on each PC of 1, 2 and 8 CPUs, with 1 and 6 GiB, from BIOS (SeaBIOS) and UEFI (OVMF), as a CD
 and as a USB disk, with this machine's QEMU and with QEMU 10 and 11 of newer Debians, which are unpacked in the user's cache. Each
@@ -28,6 +28,7 @@ has five minutes to boot Debian in the default VM and to turn itself off. PCs th
   --json           one line of JSON for each PC on standard output
   --list           the PCs, in the order in which they are started
   --limit SECONDS  for each PC; 300 unless it says otherwise
+  --image FILE     this image, made before by `dunlin image --vcpus 2`; nothing is built
 
 The status is 0 if the image started on all of them. Serial logs are in target/image-matrix.
 ";
@@ -61,6 +62,7 @@ struct Started {
 struct Wishes<'a> {
     words: Vec<&'a str>,
     limit: Option<Duration>,
+    image: Option<PathBuf>,
     is_json: bool,
     is_list: bool,
     is_help: bool,
@@ -78,6 +80,9 @@ impl<'a> Wishes<'a> {
                 "--limit" => {
                     let seconds = arguments.next().and_then(|word| word.parse().ok()).filter(|&seconds| seconds > 0);
                     wishes.limit = Some(Duration::from_secs(seconds.context("--limit takes a number of seconds")?));
+                }
+                "--image" => {
+                    wishes.image = Some(PathBuf::from(arguments.next().context("--image takes a file")?));
                 }
                 word => wishes.words.push(word),
             }
@@ -135,7 +140,7 @@ fn most_different_first(mut pcs: Vec<Pc>) -> Vec<Pc> {
 }
 
 pub(crate) fn command(places: &Places, rest: &[String]) -> Result<ExitCode> {
-    let Wishes { words, limit, is_json, is_list, is_help } = Wishes::read(rest)?;
+    let Wishes { words, limit, image, is_json, is_list, is_help } = Wishes::read(rest)?;
     if is_help {
         print!("{HELP}");
         return Ok(ExitCode::SUCCESS);
@@ -147,13 +152,9 @@ pub(crate) fn command(places: &Places, rest: &[String]) -> Result<ExitCode> {
     }
 
     artifacts::run(Command::new(places.root.join("xtask/setup.sh")).args(["image", "uefi"]))?;
-    artifacts::build(places, Wanted::ForDefaultVm)?;
     let folder = places.target.join("image-matrix");
     fs::create_dir_all(&folder)?;
-    let image = folder.join("dunlin.iso");
-    let mut make = Command::new(places.tool());
-    make.args(["image", "--vcpus", "2", "--output"]).arg(&image).env("CARGO_TARGET_DIR", &places.target);
-    artifacts::output(make.current_dir(&places.root)).context("no image")?;
+    let image = image.map_or_else(|| make_image(places, &folder), Ok)?;
 
     let mut all_well = true;
     let mut table = format!("{:32} {:8} {:>8}\n", "PC", "status", "wall");
@@ -180,6 +181,16 @@ pub(crate) fn command(places: &Places, rest: &[String]) -> Result<ExitCode> {
     }
     eprint!("\n{table}");
     Ok(if all_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Builds what is in the image, and makes it in this folder.
+fn make_image(places: &Places, folder: &Path) -> Result<PathBuf> {
+    artifacts::build(places, Wanted::ForDefaultVm)?;
+    let image = folder.join("dunlin.iso");
+    let mut make = Command::new(places.tool());
+    make.args(["image", "--vcpus", "2", "--output"]).arg(&image).env("CARGO_TARGET_DIR", &places.target);
+    artifacts::output(make.current_dir(&places.root)).context("no image")?;
+    Ok(image)
 }
 
 impl Pc {
@@ -292,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn limit_is_a_number_of_seconds() {
+    fn limit_is_a_number_of_seconds_and_an_image_is_named() {
         let read = |words: &[&str]| {
             let words: Vec<String> = words.iter().map(|&word| word.to_string()).collect();
             Wishes::read(&words).map(|wishes| (wishes.limit, wishes.words.len())).ok()
@@ -302,6 +313,8 @@ mod tests {
         assert_eq!(read(&["--limit"]), None);
         assert_eq!(read(&["--limit", "0"]), None);
         assert_eq!(read(&["--limit", "usb"]), None);
+        assert_eq!(read(&["--image", "x.iso", "usb"]), Some((None, 1)));
+        assert_eq!(read(&["usb", "--image"]), None);
     }
 
     #[test]
