@@ -6,8 +6,6 @@
 //!
 //! The system tests use the first QEMU in PATH. `--qemu` puts another one there, and selects a short list of them.
 
-use std::env;
-use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
@@ -15,8 +13,8 @@ use anyhow::{Result, bail};
 
 use crate::artifacts::{self, AARCH64_BARE_METAL, BARE_METAL, BARE_METAL_PROGRAMS, Places, Wanted, run as execute};
 use crate::bochs;
-use crate::emulators::{QEMU_10, QEMU_11};
 use crate::house;
+use crate::other_qemu;
 
 struct Step {
     name: &'static str,
@@ -75,24 +73,6 @@ enum Outcome {
     Skipped,
 }
 
-/// The tests for another QEMU than this machine's: boots on both architectures and from GRUB, emulated instructions,
-/// QEMU's SVM, guests and devices that misbehave. The other tests need nothing more from QEMU, or count its
-/// instructions.
-const WITH_ANOTHER_QEMU: [&str; 12] = [
-    "hypervisor",
-    "linux",
-    "image",
-    "console_choice",
-    "consoles",
-    "events",
-    "misbehaviour",
-    "control_registers",
-    "clocks",
-    "machine_checks",
-    "registers",
-    "id_registers",
-];
-
 /// Runs all steps, or those named. With `--qemu WHICH` the short list of system tests, with that QEMU.
 pub(crate) fn run(places: &Places, words: &[String]) -> Result<ExitCode> {
     let mut words = words.iter();
@@ -109,34 +89,7 @@ pub(crate) fn run(places: &Places, words: &[String]) -> Result<ExitCode> {
         bail!("--qemu goes with the step `system`: `cargo xtask test system --qemu {qemu} [TEST..]`");
     }
     let tests: Vec<&str> = names.iter().skip(1).map(|name| name.as_str()).collect();
-    let tests = if tests.is_empty() { WITH_ANOTHER_QEMU.to_vec() } else { tests };
-    let folder = folder_of_qemu(qemu)?;
-    set_up(places, &["image", "uefi"])?;
-    build(places)?;
-    system_with(places, &folder, &tests)?;
-    Ok(ExitCode::SUCCESS)
-}
-
-/// The folder with the programs of this QEMU: a version that Debian has, or a folder.
-fn folder_of_qemu(which: &str) -> Result<PathBuf> {
-    Ok(match which {
-        "10" => QEMU_10.unpack()?.programs(),
-        "11" => QEMU_11.unpack()?.programs(),
-        folder if PathBuf::from(folder).join("qemu-system-x86_64").is_file() => PathBuf::from(folder).canonicalize()?,
-        other => bail!("--qemu takes 10, 11, or a folder with qemu-system-x86_64 in it, and not `{other}`"),
-    })
-}
-
-/// These system tests, with the QEMU whose programs are in `folder`.
-fn system_with(places: &Places, folder: &Path, tests: &[&str]) -> Result<()> {
-    let usual = env::var_os("PATH").unwrap_or_default();
-    let path = env::join_paths(std::iter::once(folder.to_path_buf()).chain(env::split_paths(&usual)))?;
-    execute(Command::new(folder.join("qemu-system-x86_64")).arg("--version"))?;
-    let mut command = places.cargo(&["test", "--no-fail-fast", "--release", "--package", "dunlin-system-tests"]);
-    for test in tests {
-        command.args(["--test", test]);
-    }
-    execute(command.args(["--", "--test-threads=1"]).env("PATH", path))
+    other_qemu::run(places, qemu, &tests)
 }
 
 fn run_steps(places: &Places, names: &[&String]) -> Result<ExitCode> {
@@ -186,7 +139,7 @@ fn run_steps(places: &Places, names: &[&String]) -> Result<ExitCode> {
 }
 
 /// Runs `setup.sh` to install what a step needs and this machine lacks. A step that cannot run has failed.
-fn set_up(places: &Places, wants: &[&str]) -> Result<()> {
+pub(crate) fn set_up(places: &Places, wants: &[&str]) -> Result<()> {
     if wants.is_empty() {
         return Ok(());
     }
@@ -268,7 +221,7 @@ fn doc(places: &Places) -> Result<()> {
     execute(on_bare_metal(places, "doc").arg("--no-deps").env(flags.0, flags.1))
 }
 
-fn build(places: &Places) -> Result<()> {
+pub(crate) fn build(places: &Places) -> Result<()> {
     artifacts::build(places, Wanted::Everything)?;
     artifacts::build_aarch64(places, Wanted::Everything)
 }

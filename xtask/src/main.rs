@@ -17,6 +17,7 @@ mod emulators;
 mod house;
 mod image_matrix;
 mod initrd;
+mod other_qemu;
 mod workloads;
 
 use std::os::unix::process::CommandExt;
@@ -39,7 +40,8 @@ cargo xtask COMMAND
   image-matrix   build, then start the image on 72 PCs of QEMU (`image-matrix --help`)
   test [STEP..]  what CI runs; with names, only these steps (`test --list` shows them)
   test system --qemu 10|11|FOLDER [TEST..]
-                 system tests with another QEMU: version 10 or 11 of Debian, unpacked in the user's cache, or the one in FOLDER
+                 system tests with another QEMU: version 10 or 11 of Debian, unpacked in the user's cache, or the one in FOLDER;
+                 a short list of some minutes, or the files TEST.., or `all`
   bochs [ARGS]   build, then run hypervisor and guests on Bochs, a second emulator of AMD SVM (`bochs --help`)
   bench [ARGS]   build, then `dunlin bench ARGS`; without ARGS `dunlin bench all`, results in target/bench
   house          only the house checks

@@ -42,7 +42,7 @@ const SHORT: [Tests; 18] = [
 
 /// A test that a QEMU cannot pass, and why.
 struct Impossible {
-    /// How the version begins, in the words of `--version`.
+    /// The first characters of the versions.
     versions: &'static [&'static str],
     file: &'static str,
     test: &'static str,
@@ -50,7 +50,12 @@ struct Impossible {
 }
 
 /// All of them: faults of QEMU, not ours.
-const IMPOSSIBLE: &[Impossible] = &[];
+const IMPOSSIBLE: &[Impossible] = &[Impossible {
+    versions: &["10.0."],
+    file: "misbehaviour",
+    test: "waits_with_a_time_end_at_it",
+    why: "a trapped WFIT does not name the register with its time, so the hypervisor ends the wait at once",
+}];
 
 /// Runs these tests with the QEMU of the name `which`: the short list if there are none, all tests if it is `all`.
 pub(crate) fn run(places: &Places, which: &str, names: &[&str]) -> Result<ExitCode> {
