@@ -5,6 +5,7 @@
 //! [`Events`] and [`Step`] with the code that any hypervisor needs. Host interrupts, failing deliveries and an entry
 //! that drops the interrupt shadow (QEMU's) come at random.
 
+use fastrand::Rng;
 use x86_defs::registers::{dr6, rflags, vector};
 use x86_events::{Boundary, Debug, Event, Events, Exception, Flags, Step, Until};
 
@@ -283,7 +284,7 @@ struct Virtual<'a> {
     cpu: Cpu<'a>,
     hardware: Hardware,
     mistake: Mistake,
-    random: Random,
+    random: Rng,
     events: Events,
     pending: Vec<u8>,
     interrupted: Option<Event>,
@@ -379,7 +380,7 @@ impl Virtual<'_> {
             self.cpu.shadow = false;
         }
         if let Some(event) = event {
-            if self.random.one_in(self.hardware.faults) {
+            if one_in(&mut self.random, self.hardware.faults) {
                 self.interrupted = Some(event);
                 return Exit::Stage2Fault;
             }
@@ -401,7 +402,7 @@ impl Virtual<'_> {
                 self.post(arrival);
                 self.host_interrupt = true;
             }
-            if std::mem::take(&mut self.host_interrupt) || self.random.one_in(self.hardware.interrupts) {
+            if std::mem::take(&mut self.host_interrupt) || one_in(&mut self.random, self.hardware.interrupts) {
                 return Exit::HostInterrupt;
             }
             if self.window && self.cpu.interrupts && !self.cpu.shadow {
@@ -426,13 +427,13 @@ impl Virtual<'_> {
             Op::Popf { .. } if looks => Some(Exit::Popf),
             Op::Pushf if looks => Some(Exit::Pushf),
             Op::Int if self.step.is_some() => Some(Exit::Int),
-            Op::Int if self.hardware.looks_at_int && self.random.one_in(3) => Some(Exit::Int),
-            Op::Int if self.random.one_in(self.hardware.faults) => {
+            Op::Int if self.hardware.looks_at_int && one_in(&mut self.random, 3) => Some(Exit::Int),
+            Op::Int if one_in(&mut self.random, self.hardware.faults) => {
                 self.interrupted = Some(Event::SoftwareInterrupt(SOFTWARE));
                 Some(Exit::Stage2Fault)
             }
             Op::Ud if self.step.is_some() => Some(Exit::InvalidOpcode),
-            _ if self.random.one_in(self.hardware.faults) => Some(Exit::Stage2Fault),
+            _ if one_in(&mut self.random, self.hardware.faults) => Some(Exit::Stage2Fault),
             _ => None,
         }
     }
@@ -526,34 +527,17 @@ impl Virtual<'_> {
     }
 }
 
-/// xorshift64*.
-#[derive(Clone, Debug)]
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16
-    }
-
-    fn below(&mut self, end: usize) -> usize {
-        usize::try_from(self.next() % end as u64).expect("below a usize")
-    }
-
-    /// Never, when `count` is 0.
-    fn one_in(&mut self, count: u64) -> bool {
-        count != 0 && self.next().is_multiple_of(count)
-    }
+/// Never, when `count` is 0.
+fn one_in(random: &mut Rng, count: u64) -> bool {
+    count != 0 && random.u64(..count) == 0
 }
 
-fn scenario(random: &mut Random) -> Scenario {
-    let mut op = |in_handler: bool| match random.below(if in_handler { 21 } else { 18 }) {
+fn scenario(random: &mut Rng) -> Scenario {
+    let mut op = |in_handler: bool| match random.u32(..if in_handler { 21 } else { 18 }) {
         0..=2 => Op::Sti,
         3 => Op::Cli,
         4 | 5 => Op::MovSs,
-        6 => Op::Popf { interrupts: random.one_in(2), trap: random.one_in(2) },
+        6 => Op::Popf { interrupts: one_in(random, 2), trap: one_in(random, 2) },
         7..=9 => Op::Int,
         10 => Op::Hlt,
         11 => Op::Ud,
@@ -568,31 +552,31 @@ fn scenario(random: &mut Random) -> Scenario {
         code.extend((1..HANDLER).map(|_| op(true)));
         code.push(Op::Iret);
     }
-    let mut arrivals: Vec<_> = (0..random.below(8))
+    let mut arrivals: Vec<_> = (0..random.usize(..8))
         .map(|_| {
-            let what = match random.below(5) {
+            let what = match random.usize(..5) {
                 0..=2 => Arrival::Nmi,
-                _ => Arrival::Interrupt(INTERRUPTS[random.below(2)]),
+                _ => Arrival::Interrupt(INTERRUPTS[random.usize(..2)]),
             };
-            (u32::try_from(random.below(40)).expect("small"), what)
+            (random.u32(..40), what)
         })
         .collect();
     arrivals.sort_by_key(|&(at, _)| at);
-    Scenario { code, arrivals, trap_gate: random.one_in(2) }
+    Scenario { code, arrivals, trap_gate: one_in(random, 2) }
 }
 
-fn hardware(random: &mut Random) -> Hardware {
+fn hardware(random: &mut Rng) -> Hardware {
     Hardware {
-        loses_shadow: random.one_in(2),
-        interrupts: [0, 2, 5, 20][random.below(4)],
-        faults: [0, 4, 16][random.below(3)],
-        looks_at_int: random.one_in(2),
+        loses_shadow: one_in(random, 2),
+        interrupts: [0, 2, 5, 20][random.usize(..4)],
+        faults: [0, 4, 16][random.usize(..3)],
+        looks_at_int: one_in(random, 2),
     }
 }
 
 /// Runs one scenario both ways. Returns the difference.
 fn compare(seed: u64, mistake: Mistake) -> Result<usize, String> {
-    let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    let mut random = Rng::with_seed(seed);
     let scenario = scenario(&mut random);
     let hardware = hardware(&mut random);
     let wanted = bare(&scenario, hardware);

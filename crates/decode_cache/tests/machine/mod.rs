@@ -11,6 +11,7 @@ use addr::Gpa;
 use decode_cache::{ByBytes, Bytes, Cause, Decoded, Mode, Place, Size, Vouching, WriteProtect};
 
 use crate::Mutant;
+use fastrand::Rng;
 use hosting::Hosting;
 
 /// The cache that the vCPUs use.
@@ -99,7 +100,7 @@ pub(crate) struct World {
     design: Design,
     mutant: Mutant,
     by_rip_and_space: RefCell<HashMap<(u64, u64), Instruction>>,
-    random: Cell<u64>,
+    random: RefCell<Rng>,
     /// Current nesting of events inside other events.
     depth: Cell<u32>,
     hits: Cell<u64>,
@@ -126,7 +127,7 @@ impl World {
             design,
             mutant,
             by_rip_and_space: RefCell::default(),
-            random: Cell::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
+            random: RefCell::new(Rng::with_seed(seed)),
             depth: Cell::new(0),
             hits: Cell::new(0),
             wrong: RefCell::new(None),
@@ -346,13 +347,7 @@ impl World {
     // Random choices
 
     fn below(&self, limit: u64) -> u64 {
-        // xorshift64* (Vigna, 2014).
-        let mut x = self.random.get();
-        x ^= x >> 12;
-        x ^= x << 25;
-        x ^= x >> 27;
-        self.random.set(x);
-        (x.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32) % limit
+        self.random.borrow_mut().u64(..limit)
     }
 
     /// Whether another processor is about to replace a stage-2 entry.

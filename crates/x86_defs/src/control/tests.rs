@@ -1,3 +1,5 @@
+use fastrand::Rng;
+
 use super::*;
 
 /// CPUID of a Dunlin guest on a current processor: no PCID, LA57, CET, SVM.
@@ -133,14 +135,8 @@ fn efer_keeps_svme_and_lma_and_refuses_what_is_not_offered() {
 #[test]
 fn no_sequence_of_writes_leads_to_a_state_that_vmrun_refuses() {
     let offered = Offered::by(&shown());
-    // xorshift64: any sequence will do, the same each time.
-    let mut random = 0x9e37_79b9_7f4a_7c15_u64;
-    let mut next = || {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        random
-    };
+    let mut random = Rng::with_seed(1);
+    let mut next = || random.u64(..);
     let mut states = 0;
     for start in [REAL, LONG] {
         let (mut state, mut in_long_code) = (start, start == LONG);
