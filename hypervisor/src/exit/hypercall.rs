@@ -12,7 +12,7 @@ use shootdown::{CutOff, Pages, Plan};
 use crate::arch::{Arch, Machine, cpuid, routing};
 use crate::vcpu::run::Running;
 use crate::vm::Vm;
-use crate::vm::address_space::{Mine, Targets};
+use crate::vm::address_space::{Requester, Targets};
 
 /// Where the input of a call is.
 pub(crate) enum Input {
@@ -98,8 +98,8 @@ fn flush(run: &mut Running<'_>, checked: &Checked, call: &FlushCall<'_>) -> Ende
     run.tally.add(|count| &count.flush_calls, 1);
     if !plan.is_empty() {
         let targets = Targets { set: call.targets, me: run.index };
-        let mine = Mine { arch: &mut run.owner.arch, tally: run.tally };
-        run.vm.memory.flush(&plan, run.vm.vcpus(), targets, mine);
+        let requester = Requester { arch: &mut run.owner.arch, tally: run.tally };
+        run.vm.memory.flush(&plan, run.vm.vcpus(), targets, requester);
     }
     if done < control.rep_count() {
         Ended::NotYet(control.with_rep_start(done))

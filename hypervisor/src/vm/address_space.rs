@@ -53,7 +53,7 @@ pub(crate) struct Targets<'a> {
 }
 
 /// The vCPU that requests a flush, which this pCPU runs.
-pub(crate) struct Mine<'a> {
+pub(crate) struct Requester<'a> {
     pub(crate) arch: &'a mut ArchVcpu,
     pub(crate) tally: Tally<'a>,
 }
@@ -78,11 +78,11 @@ impl Memory {
     }
 
     /// Flushes what `plan` says from the TLBs of the `targets` among `vcpus`. On return none of them runs its guest
-    /// with a flushed translation. `mine` is the caller's own vCPU.
-    pub(crate) fn flush(&self, plan: &Plan, vcpus: &[Block<Vcpu>], targets: Targets<'_>, mine: Mine<'_>) {
+    /// with a flushed translation. `requester` is the caller's own vCPU.
+    pub(crate) fn flush(&self, plan: &Plan, vcpus: &[Block<Vcpu>], targets: Targets<'_>, requester: Requester<'_>) {
         let count = u32::try_from(vcpus.len()).unwrap_or(u32::MAX);
         let Targets { set, me } = targets;
-        let Mine { arch, tally } = mine;
+        let Requester { arch, tally } = requester;
         let others = set.indices(count).filter(|&target| target != me).map(|target| &*vcpus[target as usize]);
 
         // A flush of everything on all vCPUs is one store. (With a scheme that counts per pCPU, other VMs would pay for

@@ -12,7 +12,7 @@ use stage2::Access;
 use super::{platform, routing, tsc};
 use crate::cpu::scheduler;
 use crate::vcpu::run::{Next, Running};
-use crate::vm::address_space::{Mine, Targets};
+use crate::vm::address_space::{Requester, Targets};
 use crate::vm::fault::{Resolved, resolve_fault};
 
 /// Why the guest was left.
@@ -89,6 +89,6 @@ fn flush(run: &mut Running<'_>, vcpus: u64, page: Option<u64>) {
         }
     };
     let targets = Targets { set: Set::Mask(vcpus), me: run.index };
-    let mine = Mine { arch: &mut run.owner.arch, tally: run.tally };
-    run.vm.memory.flush(&plan, run.vm.vcpus(), targets, mine);
+    let requester = Requester { arch: &mut run.owner.arch, tally: run.tally };
+    run.vm.memory.flush(&plan, run.vm.vcpus(), targets, requester);
 }
