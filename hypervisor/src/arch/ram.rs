@@ -152,7 +152,7 @@ impl Frames {
 /// Words of an aligned run whose length is a power of two. A mask maps any address to a word of the run, as if the run
 /// repeated through the whole address space. So finding a word takes no comparison.
 #[derive(Debug)]
-pub(crate) struct Repeated {
+pub(crate) struct MaskedRun {
     run: Frames,
     /// Its first byte in the direct map.
     base: Hva,
@@ -160,7 +160,7 @@ pub(crate) struct Repeated {
     mask: u64,
 }
 
-impl Repeated {
+impl MaskedRun {
     /// `None` if the run is not like that.
     pub(crate) fn new(run: Frames) -> Option<Self> {
         let bytes = run.bytes();

@@ -16,7 +16,7 @@ use crossbeam_utils::CachePadded;
 use spin::Mutex;
 use stage2::{BATCH, Cell, ENTRIES, Pages};
 
-use super::ram::Repeated;
+use super::ram::MaskedRun;
 use super::trace::{self, Event};
 use crate::frames::{Exhausted, Frames};
 use crate::sync::point;
@@ -30,7 +30,7 @@ const TABLES_OF_A_VCPU: u64 = 4;
 
 /// The tables of one VM.
 pub(crate) struct TablePool {
-    tables: Repeated,
+    tables: MaskedRun,
     /// On lines of its own: all faults read the fields next to it.
     free: CachePadded<Mutex<Free>>,
 }
@@ -59,7 +59,7 @@ impl TablePool {
         let run = Frames::allocate(bytes, bytes)?;
         run.zero();
         let fresh = run.hpa();
-        let tables = Repeated::new(run).ok_or(Exhausted)?;
+        let tables = MaskedRun::new(run).ok_or(Exhausted)?;
         Ok(Self { tables, free: CachePadded::new(Mutex::new(Free { used: Vec::new(), fresh })) })
     }
 
