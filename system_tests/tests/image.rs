@@ -30,7 +30,7 @@ enum Firmware {
 /// Starts a PC from `image`, waits until it powers off, and returns QEMU's status and the serial output.
 fn start(folder: &Path, image: &Path, firmware: Firmware, medium: Medium, more: &[&str]) -> (i32, String) {
     let serial = folder.join("serial.log");
-    let mut command = qemu::able(Machine::X86_64, 120);
+    let mut command = qemu::able(Machine::X86_64, 300);
     command.args(["-serial", &format!("file:{}", serial.display())]).args(more);
     match medium {
         Medium::Cd => command.arg("-cdrom").arg(image),
