@@ -204,7 +204,7 @@ fn loom(places: &Places) -> Result<()> {
     // `--cfg loom` applies to all crates, so the other steps cannot use this build: a directory of its own keeps it
     // from replacing theirs. Optimized code lets loom explore more in the same time; a longer link does not.
     let mut command = places.cargo(&["test", "--release", "--test", "loom"]);
-    for package in ["decode-cache", "hw-model", "sched", "shootdown", "stage2", "tlb-tag"] {
+    for package in ["decode-cache", "hw-model", "sched", "shootdown", "stage2", "synic", "tlb-tag"] {
         command.args(["--package", &format!("dunlin-{package}")]);
     }
     command

@@ -45,6 +45,8 @@ pub const SIEFP: u32 = 0x4000_0082;
 pub const SIMP: u32 = 0x4000_0083;
 /// End of message. Write-only.
 pub const EOM: u32 = 0x4000_0084;
+/// Where the event ring page is, by which a parent learns of doorbells.
+pub const SIRBP: u32 = 0x4000_0085;
 /// First of 16 synthetic interrupt sources.
 pub const SINT0: u32 = 0x4000_0090;
 /// Last of 16 synthetic interrupt sources.

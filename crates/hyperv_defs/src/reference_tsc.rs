@@ -81,6 +81,23 @@ pub const fn time(tsc: u64, scale: u64, offset: i64) -> u64 {
     ticks.wrapping_add_signed(offset)
 }
 
+/// The first TSC value at which the reference time is `time`, in units of 100 ns, or later. For a time before TSC 0 it is
+/// 0. For a time that the TSC never reaches it is the largest value.
+#[must_use]
+pub const fn tsc_at(time: u64, scale: u64, offset: i64) -> u64 {
+    let units = time as i128 - offset as i128;
+    if units <= 0 || scale == 0 {
+        return if units <= 0 { 0 } else { u64::MAX };
+    }
+    let tsc = ((units as u128) << 64).div_ceil(scale as u128);
+    if tsc > u64::MAX as u128 {
+        return u64::MAX;
+    }
+    #[expect(clippy::cast_possible_truncation, reason = "it was compared with the largest")]
+    let tsc = tsc as u64;
+    tsc
+}
+
 /// The offset that makes the time `now` (in units of 100 ns) at `tsc`.
 #[must_use]
 pub const fn offset_for(tsc: u64, scale: u64, now: u64) -> i64 {

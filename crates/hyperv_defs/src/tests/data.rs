@@ -2,7 +2,7 @@ use addr::Gpa;
 
 use crate::cpuid::{self, Features, HardwareFeatures, Privileges, Recommendations};
 use crate::msr::{self, GuestOsId, HypercallMsr, ReferenceTscMsr, VpAssistMsr};
-use crate::reference_tsc::{self, ReferenceTsc, offset_for, scale_for, time};
+use crate::reference_tsc::{self, ReferenceTsc, offset_for, scale_for, time, tsc_at};
 
 #[test]
 fn vendor_and_signature_spell_out() {
@@ -103,6 +103,27 @@ fn a_second_of_ticks_is_a_second_of_time() {
         let day = time(86_400 * hertz, scale, 0);
         assert!(864_000_000_000 - day <= 86_400, "{day}");
     }
+}
+
+#[test]
+fn tsc_of_a_time_is_the_first_at_which_it_is_that_time() {
+    for hertz in [10_000_001, 1_000_000_000, 2_600_000_000, 3_693_060_000_u64] {
+        let scale = scale_for(hertz).expect("faster than 10 MHz");
+        for offset in [0, -1_000_000_007, 12_345] {
+            for at in [12_346, 9_999_999, 864_000_000_001, 1 << 50] {
+                let tsc = tsc_at(at, scale, offset);
+                assert!(time(tsc, scale, offset) >= at, "{hertz} {offset} {at}: not yet at {tsc}");
+                assert!(time(tsc - 1, scale, offset) < at, "{hertz} {offset} {at}: before {tsc}");
+            }
+        }
+    }
+}
+
+#[test]
+fn time_that_is_over_or_out_of_reach_has_the_first_or_the_last_tsc() {
+    let scale = scale_for(2_600_000_000).expect("faster than 10 MHz");
+    assert_eq!((tsc_at(5, scale, 5), tsc_at(5, scale, 6), tsc_at(u64::MAX, scale, 0)), (0, 0, u64::MAX));
+    assert_eq!(tsc_at(u64::MAX, u64::MAX, i64::MIN), u64::MAX);
 }
 
 #[test]

@@ -1,0 +1,41 @@
+//! The synthetic interrupt controller (SynIC) of the Hyper-V interface, and the synthetic timers that use it.
+//!
+//! Each vCPU has 16 *synthetic interrupt sources* (SINTs). A SINT has a vector in the vCPU's local APIC and a *slot* in
+//! the vCPU's *message page* (SIMP), a page of guest memory. The hypervisor writes a message into the slot, then raises
+//! the vector. The guest reads the message and frees the slot:
+//!
+//! ```text
+//!   hypervisor                          guest
+//!     slot.type == 0 ?                    read the message
+//!       yes: write it, raise vector       slot.type = 0
+//!       no:  slot.pending = 1             barrier
+//!            look at slot.type again      slot.pending ? then write EOM
+//!
+//!   EOM (end of message): the hypervisor tries again
+//! ```
+//!
+//! The second look is what keeps a message from being stuck. The guest may free the slot between the first look and the
+//! flag; then it reads the flag too early, and no EOM comes. The hypervisor sees the free slot instead.
+//!
+//! A message that finds its slot occupied waits where it comes from ([`Outbox`]), so nothing is lost, and a slot that
+//! the guest never frees holds up no other SINT.
+//!
+//! Everything here belongs to the vCPU and is changed by the pCPU that runs it. Only the message page is shared: other
+//! vCPUs of the guest, and its devices, may write to it at any moment. So the page is behind a trait ([`MessagePage`]),
+//! each access may fail, and nothing that is read there is trusted beyond "free or not".
+//!
+//! Sources: TLFS 11 (inter-partition communication), 12.5 and 12.6 (synthetic timers), chapter numbers of version 6.0b.
+
+#![no_std]
+#![forbid(unsafe_code)]
+
+mod message;
+mod registers;
+mod timer;
+
+pub use message::{Absent, Delivery, MESSAGE_BYTES, Message, MessagePage, PAYLOAD_BYTES, deliver};
+pub use registers::{Interrupt, Outbox, Refused, SINTS, Sint, Synic};
+pub use timer::{Expiry, TIMERS, TimerConfig, Timers};
+
+#[cfg(all(test, not(loom)))]
+mod tests;
