@@ -12,4 +12,5 @@ pub(crate) mod mmio;
 pub(crate) mod msr;
 pub(crate) mod platform;
 pub(crate) mod routing;
+pub(crate) mod synic;
 pub(crate) mod uart;

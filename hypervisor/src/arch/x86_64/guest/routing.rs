@@ -8,6 +8,7 @@ use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use sched::Pending;
 
+use super::synic;
 use crate::arch::x86_64::svm::vcpu::ArchVcpu;
 use crate::device::interrupt::{Kind, LogicalId, Message, Target, cluster_members};
 use crate::vcpu::run::Running;
@@ -114,10 +115,14 @@ fn post_to(vm: &Vm, ids: impl IntoIterator<Item = u32>, message: &Message) {
     }
 }
 
-/// Called before an entry, and before the check whether something ends a wait. There is nothing to do here: events are
-/// chosen at the entry.
+/// Called before an entry, and before the check whether something ends a wait. Delivers messages of synthetic timers. Other
+/// events are chosen at the entry.
 #[inline(always)]
-pub(crate) fn prepare(_: &mut Running<'_>) {}
+pub(crate) fn prepare(run: &mut Running<'_>) {
+    if run.owner.arch.synic.has_waiting() {
+        synic::deliver(run);
+    }
+}
 
 /// The owner takes what `work` announced.
 pub(crate) fn take_posted(vcpu: &mut ArchVcpu, posted: &Posted, work: Pending) {

@@ -26,6 +26,7 @@ use crate::arch::trace::{self, Event as Trace};
 use crate::arch::x86_64::guest::emulate::{self, Emulator};
 use crate::arch::x86_64::guest::fpu::FpuState;
 use crate::arch::x86_64::guest::msr::MISC_ENABLE_RESET;
+use crate::arch::x86_64::guest::synic::VcpuSynic;
 use crate::arch::x86_64::host::tsc;
 use crate::arch::x86_64::svm::{self, HostContext};
 use crate::device::local_apic::{self, LocalApic};
@@ -65,6 +66,8 @@ pub(crate) struct ArchVcpu {
     tsc_aux: u64,
     /// Where the guest has its Hyper-V assist page. Nothing is written there after its first word was cleared.
     pub(in crate::arch::x86_64) vp_assist: VpAssistMsr,
+    /// Its synthetic interrupt controller and timers.
+    pub(in crate::arch::x86_64) synic: VcpuSynic,
     /// The ASID of its TLB entries, and its debts.
     tags: VcpuTags,
     /// State and caches of instruction emulation.
@@ -170,6 +173,7 @@ impl ArchVcpu {
             debug_addresses: [0; 4],
             tsc_aux: 0,
             vp_assist: VpAssistMsr::default(),
+            synic: VcpuSynic::new(),
             tags,
             emulator: emulate::new(index, config.decode_cache),
             looks_at: if svm::may_keep_old_code() { Intercept1::INTN } else { Intercept1::empty() },
@@ -251,6 +255,7 @@ impl ArchVcpu {
     pub(crate) fn init(&mut self) {
         self.reset_registers();
         self.apic.init();
+        self.synic = VcpuSynic::new();
         self.activity = Activity::WaitsForStartup;
     }
 
@@ -444,12 +449,18 @@ impl ArchVcpu {
     /// When the vCPU's own timer is due, in host TSC ticks.
     #[inline]
     pub(crate) fn deadline(&self) -> Option<u64> {
-        self.apic.deadline()
+        match (self.apic.deadline(), self.synic.due()) {
+            (deadline, u64::MAX) => deadline,
+            (deadline, due) => Some(deadline.map_or(due, |deadline| deadline.min(due))),
+        }
     }
 
     /// Lets a due timer fire.
     pub(crate) fn expire_timer(&mut self, now: u64) {
         self.apic.expire(now);
+        if self.synic.due() <= now {
+            self.synic.expire(&mut self.apic, now);
+        }
     }
 
     /// Where the guest is, for a log line.
