@@ -133,6 +133,11 @@ fn fault_within_delivery_is_delivered() {
 }
 
 #[test]
+fn single_steps_over_intercepted_instructions_trap_once() {
+    gets_the_right_answers(Machine::X86_64, "experiments=step-exits");
+}
+
+#[test]
 fn random_port_accesses_harm_nobody() {
     gets_the_right_answers(Machine::X86_64, "experiments=port-fuzz");
 }

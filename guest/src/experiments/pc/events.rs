@@ -137,6 +137,30 @@ pub(super) fn run(_: &Context) -> Outcome {
     Outcome::Done { failures: 0 }
 }
 
+/// Single-steps over instructions that exit. Each step must trap once, as over an instruction that does not exit.
+pub(super) fn step_exits(context: &Context) -> Outcome {
+    let mut failures = 0;
+    let traps = |op| {
+        let (_, count) = run_case(false, true, &[], &[], op);
+        let noted = (0..count).map(event_log::noted);
+        noted.fold((0u64, 0u64), |(count, places), noted| (count + 1, places << 8 | u64::from(noted.place)))
+    };
+    for _ in 0..context.settings.iterations.unwrap_or(10) {
+        let wanted = traps(Op::Plain(NOP));
+        for (name, op) in OPS.iter().filter(|(name, _)| ["cpuid", "rdmsr", "apic-read"].contains(name)) {
+            let seen = traps(*op);
+            failures += context.expect(
+                "step-exits",
+                format_args!("{name}"),
+                format_args!("{}-traps-{:#x}", wanted.0, wanted.1),
+                format_args!("{}-traps-{:#x}", seen.0, seen.1),
+                seen == wanted && seen.0 > 0,
+            );
+        }
+    }
+    Outcome::Done { failures }
+}
+
 /// Vector, place and flags of each event: `40@7i` is vector 0x40 before instruction 7 with IF saved; t, r and s are TF,
 /// RF and DR6.BS.
 struct Events(usize);

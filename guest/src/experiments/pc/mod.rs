@@ -93,6 +93,7 @@ pub(super) const EXPERIMENTS: [Experiment; 51] = [
         decode::torture::run,
     ),
     on_request("events", "interrupts, NMIs, debug traps, shadows and IRETs in all combinations", events::run),
+    on_request("step-exits", "single steps over instructions that a hypervisor intercepts", events::step_exits),
     on_request("patched-code", "one CPU patches code that the others execute, for seconds=N (5)", patched::run),
     on_request("cr3-beyond-width", "a bit of CR3 that no physical address has", misbehave::cr3_beyond_width),
     on_request("triple-fault", "an exception that cannot be delivered", misbehave::triple_fault),

@@ -80,6 +80,9 @@ unsafe extern "C" fn switch(gprs: *mut Gprs, guest: u64, host: u64) {
         "mov rdi, [rdi + 56]",
         //
         "vmrun rax",
+        // The handler of #DB knows this place by its name.
+        ".globl dunlin_behind_vmrun",
+        "dunlin_behind_vmrun:",
         // RAX holds the VMCB again, RSP our stack; everything else is still the guest's.
         "vmsave rax",
         "mov rax, [rsp]",
