@@ -18,7 +18,7 @@ mod round_trip;
 use super::{Experiment, by_default, on_request};
 
 /// All of them, in the order in which they run by default.
-pub(super) const EXPERIMENTS: [Experiment; 51] = [
+pub(super) const EXPERIMENTS: [Experiment; 52] = [
     by_default("cpuid", "CPUID leaf 0", round_trip::cpuid_0),
     by_default("cpuid-1", "CPUID leaf 1", round_trip::cpuid_1),
     by_default("rdmsr", "RDMSR of APIC_BASE", round_trip::rdmsr),
