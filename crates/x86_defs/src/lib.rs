@@ -6,7 +6,7 @@
 //! * [`cpuid`]: CPUID leaves and named feature bits.
 //! * [`control`]: rules for writes of control registers.
 //! * [`machine_check`]: decodes the error banks, and decides who may continue.
-//! * [`registers`]: bits of RFLAGS, CR0, CR4, EFER; exception vectors.
+//! * [`registers`]: bits of RFLAGS, CR0, CR4, EFER; segment registers; exception vectors.
 //!
 //! The crate compiles on any host, so everything built on it can be tested on any host.
 

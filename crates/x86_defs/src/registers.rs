@@ -1,4 +1,5 @@
-//! Bits of the registers that decide how a guest runs, and exception vectors (APM vol. 2, chapters 3 and 8).
+//! Bits of the registers that decide how a guest runs, segment registers, and exception vectors (APM vol. 2, chapters 3
+//! and 8).
 
 /// RFLAGS.
 pub mod rflags {
@@ -155,4 +156,25 @@ pub mod vector {
     pub const ALIGNMENT_CHECK: u8 = 17;
     /// #MC, machine check.
     pub const MACHINE_CHECK: u8 = 18;
+}
+
+/// A segment register, with its hidden part.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Segment {
+    /// Selector.
+    pub selector: u16,
+    /// Bits 55:52 and 47:40 of the descriptor, packed into 12 bits.
+    pub attributes: u16,
+    /// Limit in bytes.
+    pub limit: u32,
+    /// Base, a GVA before paging.
+    pub base: u64,
+}
+
+impl Segment {
+    /// Attribute: long mode code.
+    pub const LONG: u16 = 1 << 9;
+    /// Attribute: default size 32 bits.
+    pub const BIG: u16 = 1 << 10;
 }

@@ -4,6 +4,8 @@ use core::mem::{offset_of, size_of};
 
 use bitflags::bitflags;
 
+use crate::registers::Segment;
+
 /// The VMCB: control area, then state save area. Page-aligned, in write-back memory.
 #[derive(Clone, Debug)]
 #[repr(C, align(4096))]
@@ -364,27 +366,6 @@ pub enum EventKind {
     SoftwareInterrupt,
     /// A value that the manual reserves.
     Reserved,
-}
-
-/// A segment register, with its hidden part.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(C)]
-pub struct Segment {
-    /// Selector.
-    pub selector: u16,
-    /// Bits 55:52 and 47:40 of the descriptor, packed into 12 bits.
-    pub attributes: u16,
-    /// Limit in bytes.
-    pub limit: u32,
-    /// Base, a GVA before paging.
-    pub base: u64,
-}
-
-impl Segment {
-    /// Attribute: long mode code.
-    pub const LONG: u16 = 1 << 9;
-    /// Attribute: default size 32 bits.
-    pub const BIG: u16 = 1 << 10;
 }
 
 /// State save area (APM vol. 2, table B-2).

@@ -9,20 +9,18 @@
 
 use x86_defs::control::{self, Refused, State, Write};
 use x86_defs::registers::efer;
-use x86_defs::vmcb::SaveArea;
-use x86_emulate::{Cpu as _, SegmentRegister};
+use x86_emulate::{Cpu as _, Segment, SegmentRegister};
 
 use super::emulate::Registers;
 use super::mmio;
-use crate::arch::x86_64::svm::vcpu::ArchVcpu;
+use super::state::State as _;
+use super::vcpu::ArchVcpu;
+use crate::arch::x86_64::backend::ControlWrite;
 use crate::vcpu::run::{Next, Running};
 
-/// The guest writes control register `number`.
-pub(in crate::arch::x86_64) fn write(run: &mut Running<'_>, number: u8) -> Next {
-    let control = &run.owner.arch.vmcb.control;
-    let next_rip = control.next_rip;
-    // Both features came with different processors; the instruction is read where one is missing.
-    if let Some(from) = control::assisted(control.exit_info_1).filter(|_| next_rip != 0) {
+/// The guest writes control register `number`. Where the processor does not say how, the instruction is read.
+pub(in crate::arch::x86_64) fn write(run: &mut Running<'_>, number: u8, told: Option<ControlWrite>) -> Next {
+    if let Some(ControlWrite { from, next_rip }) = told {
         move_to(run, number, from, next_rip);
         return Next::Resume;
     }
@@ -31,7 +29,7 @@ pub(in crate::arch::x86_64) fn write(run: &mut Running<'_>, number: u8) -> Next 
     // new code.
     let Some(window) = mmio::bytes_at_rip(run) else { return Next::Resume };
     let bytes = &window.to_bytes()[..usize::from(window.length())];
-    let rip = run.owner.arch.vmcb.save.rip;
+    let rip = run.owner.arch.hardware.rip();
     match control::decode(bytes, is_64_bit(&run.owner.arch)) {
         Some(Write::Move { control, from, length }) if control == number => {
             move_to(run, number, from, rip.wrapping_add(length.into()));
@@ -55,11 +53,11 @@ pub(in crate::arch::x86_64) fn write(run: &mut Running<'_>, number: u8) -> Next 
 /// Second byte of MOVZX from a word, which has the operands of LMSW.
 const MOVZX: u8 = 0xb7;
 
-/// EFER is written. APM vol. 2, 15.5.1 wants SVME set while a guest runs.
+/// EFER is written.
 pub(super) fn write_efer(run: &mut Running<'_>, value: u64) -> Result<(), Refused> {
     let offered = run.vm.platform().cpuid.offered();
     let arch = &mut run.owner.arch;
-    let next = state(&arch.vmcb.save).write_efer(value, offered)?;
+    let next = arch.hardware.control().write_efer(value, offered)?;
     enter_state(arch, next);
     Ok(())
 }
@@ -70,9 +68,9 @@ fn move_to(run: &mut Running<'_>, number: u8, from: u8, next_rip: u64) {
     let value = register(arch, from);
     // The operand has 64 bits in 64-bit mode and 32 elsewhere, regardless of prefixes (APM vol. 3, MOV CRn).
     let value = if is_64_bit(arch) { value } else { value & 0xffff_ffff };
-    let before = state(&arch.vmcb.save);
+    let before = arch.hardware.control();
     let after = match number {
-        0 => before.write_cr0(value, arch.vmcb.save.cs.attributes & SegmentRegister::LONG != 0),
+        0 => before.write_cr0(value, has_64_bit_code(arch)),
         4 => before.write_cr4(value, run.vm.platform().cpuid.offered()),
         _ => {
             // The task priority has four bits (APM vol. 2, 3.1.5).
@@ -97,31 +95,31 @@ fn move_to(run: &mut Running<'_>, number: u8, from: u8, next_rip: u64) {
 /// LMSW: the four bits of the machine status word that it knows cannot contradict anything.
 fn load_status_word(run: &mut Running<'_>, word: u64, next_rip: u64) {
     let arch = &mut run.owner.arch;
-    arch.vmcb.save.cr0 = control::with_status_word(arch.vmcb.save.cr0, word);
+    let state = arch.hardware.control();
+    arch.hardware.set_control(State { cr0: control::with_status_word(state.cr0, word), ..state });
     arch.skip_to(next_rip);
 }
 
 /// Sets the guest's state, and flushes entries that the change makes stale.
 fn enter_state(arch: &mut ArchVcpu, next: State) {
-    let save = &mut arch.vmcb.save;
-    let is_stale = state(save).makes_stale(next);
-    (save.cr0, save.cr4, save.efer) = (next.cr0, next.cr4, next.efer);
+    let is_stale = arch.hardware.control().makes_stale(next);
+    arch.hardware.set_control(next);
     if is_stale {
         arch.flush_whole();
     }
 }
 
-fn state(save: &SaveArea) -> State {
-    State { cr0: save.cr0, cr4: save.cr4, efer: save.efer }
+fn is_64_bit(arch: &ArchVcpu) -> bool {
+    arch.hardware.control().efer & efer::LMA != 0 && has_64_bit_code(arch)
 }
 
-fn is_64_bit(arch: &ArchVcpu) -> bool {
-    let save = &arch.vmcb.save;
-    save.efer & efer::LMA != 0 && save.cs.attributes & SegmentRegister::LONG != 0
+/// Whether CS is one of 64-bit code, in long mode.
+fn has_64_bit_code(arch: &ArchVcpu) -> bool {
+    arch.hardware.segment(Segment::Cs).attributes & SegmentRegister::LONG != 0
 }
 
 /// A general register of the guest.
 fn register(arch: &mut ArchVcpu, number: u8) -> u64 {
-    let registers = Registers::of(&mut arch.gprs, &mut arch.vmcb.save);
+    let registers = Registers::of(&mut arch.gprs, &mut arch.hardware);
     registers.gprs()[usize::from(number & 15)]
 }

@@ -16,9 +16,9 @@ use x86_defs::registers::cr4;
 
 use super::fpu;
 use super::hyperv::{self, Profile};
+use super::state::{State as _, gpr};
+use super::vcpu::ArchVcpu;
 use crate::arch::x86_64::host::tsc;
-use crate::arch::x86_64::svm::entry::gpr;
-use crate::arch::x86_64::svm::vcpu::ArchVcpu;
 use crate::device::local_apic::{Mode, TSC_TICKS_PER_TIMER_TICK};
 
 /// Leaves 1 and 8000_0001, EDX: there is a local APIC. Shown while IA32_APIC_BASE leaves it on (APM vol. 2, 16.3.1).
@@ -151,7 +151,7 @@ impl CpuidTable {
     #[inline]
     pub(in crate::arch::x86_64) fn answer(&self, vcpu: &mut ArchVcpu) {
         #[expect(clippy::cast_possible_truncation, reason = "CPUID reads EAX and ECX")]
-        let (number, subleaf) = (vcpu.vmcb.save.rax as u32, vcpu.gprs[gpr::RCX] as u32);
+        let (number, subleaf) = (vcpu.hardware.rax() as u32, vcpu.gprs[gpr::RCX] as u32);
 
         let mut registers = Registers::default();
         if let Some(leaf) = self.find(number) {
@@ -162,7 +162,7 @@ impl CpuidTable {
             }
         }
 
-        vcpu.vmcb.save.rax = registers.eax.into();
+        vcpu.hardware.set_rax(registers.eax.into());
         vcpu.gprs[gpr::RBX] = registers.ebx.into();
         vcpu.gprs[gpr::RCX] = registers.ecx.into();
         vcpu.gprs[gpr::RDX] = registers.edx.into();
@@ -170,7 +170,7 @@ impl CpuidTable {
 }
 
 fn fill(registers: &mut Registers, fill: Fill, subleaf: u32, vcpu: &ArchVcpu) {
-    let guest_cr4 = vcpu.vmcb.save.cr4;
+    let guest_cr4 = vcpu.hardware.control().cr4;
     let id = vcpu.apic.id();
     match fill {
         Fill::Nothing => {}

@@ -7,14 +7,14 @@ use core::arch::asm;
 use abi::payload::DecodeCache;
 use addr::Gpa;
 use emulator::{Count, Event, Known};
-use x86_defs::vmcb::{SaveArea, Segment as SavedSegment};
 use x86_emulate::{Cpu, Segment, SegmentRegister, Vendor, Walks};
 
 use super::cpuid;
+use super::state::{Gprs, State as _, gpr};
 use crate::arch::bank::Word;
 use crate::arch::block::Block;
-use crate::arch::x86_64::svm;
-use crate::arch::x86_64::svm::entry::{Gprs, gpr};
+use crate::arch::x86_64::backend::{Backend as _, Chosen, Hardware};
+use crate::arch::x86_64::host::processor::has_protection_keys;
 use crate::layout::OwnPages;
 use crate::vcpu::Tally;
 use crate::vcpu::run::Running;
@@ -24,26 +24,25 @@ pub(crate) use emulator::Decoded;
 
 /// The registers of a vCPU outside its guest.
 ///
-/// The hardware keeps RAX and RSP in the VMCB. They are copied to their places among the others until
-/// [`Registers::put_back`].
+/// The back end may keep RAX and RSP. They are copied to their places among the others until [`Registers::put_back`].
 pub(super) struct Registers<'a> {
     gprs: &'a mut Gprs,
-    save: &'a mut SaveArea,
+    hardware: &'a mut Hardware,
 }
 
 impl<'a> Registers<'a> {
     #[inline]
-    pub(super) fn of(gprs: &'a mut Gprs, save: &'a mut SaveArea) -> Self {
-        gprs[gpr::RAX] = save.rax;
-        gprs[gpr::RSP] = save.rsp;
-        Self { gprs, save }
+    pub(super) fn of(gprs: &'a mut Gprs, hardware: &'a mut Hardware) -> Self {
+        gprs[gpr::RAX] = hardware.rax();
+        gprs[gpr::RSP] = hardware.rsp();
+        Self { gprs, hardware }
     }
 
     /// RAX and RSP go back to where the hardware has them.
     #[inline]
     pub(super) fn put_back(self) {
-        self.save.rax = self.gprs[gpr::RAX];
-        self.save.rsp = self.gprs[gpr::RSP];
+        self.hardware.set_rax(self.gprs[gpr::RAX]);
+        self.hardware.set_rsp(self.gprs[gpr::RSP]);
     }
 }
 
@@ -58,59 +57,51 @@ impl Cpu for Registers<'_> {
     }
     #[inline]
     fn rip(&self) -> u64 {
-        self.save.rip
+        self.hardware.rip()
     }
     #[inline]
     fn set_rip(&mut self, rip: u64) {
-        self.save.rip = rip;
+        self.hardware.set_rip(rip);
     }
     #[inline]
     fn rflags(&self) -> u64 {
-        self.save.rflags
+        self.hardware.rflags()
     }
     #[inline]
     fn set_rflags(&mut self, rflags: u64) {
-        self.save.rflags = rflags;
+        self.hardware.set_rflags(rflags);
     }
     #[inline]
     fn segment(&self, segment: Segment) -> SegmentRegister {
-        let SavedSegment { base, limit, attributes, .. } = match segment {
-            Segment::Es => self.save.es,
-            Segment::Cs => self.save.cs,
-            Segment::Ss => self.save.ss,
-            Segment::Ds => self.save.ds,
-            Segment::Fs => self.save.fs,
-            Segment::Gs => self.save.gs,
-        };
-        SegmentRegister { base, limit, attributes }
+        self.hardware.segment(segment)
     }
     #[inline]
     fn cpl(&self) -> u8 {
-        self.save.cpl & 3
+        self.hardware.cpl()
     }
     #[inline]
     fn cr0(&self) -> u64 {
-        self.save.cr0
+        self.hardware.control().cr0
     }
     #[inline]
     fn cr3(&self) -> u64 {
-        self.save.cr3
+        self.hardware.cr3()
     }
     #[inline]
     fn cr4(&self) -> u64 {
-        self.save.cr4
+        self.hardware.control().cr4
     }
     #[inline]
     fn efer(&self) -> u64 {
-        self.save.efer
+        self.hardware.control().efer
     }
     #[cold]
     fn pkru(&self) -> u32 {
-        if !svm::has_protection_keys() {
+        if !has_protection_keys() {
             return 0;
         }
         let value: u32;
-        // SAFETY: RDPKRU reads a register and needs ECX = 0 and CR4.PKE set, which `svm::enable` has done (APM vol. 3,
+        // SAFETY: RDPKRU reads a register and needs ECX = 0 and CR4.PKE set, which `fpu::enable` has done (APM vol. 3,
         // RDPKRU).
         unsafe {
             asm!("rdpkru", in("ecx") 0, out("eax") value, out("edx") _, options(nomem, nostack, preserves_flags))
@@ -120,10 +111,9 @@ impl Cpu for Registers<'_> {
     fn physical_bits(&self) -> u8 {
         cpuid::physical_address_bits()
     }
-    /// SVM is AMD's.
     #[inline]
     fn vendor(&self) -> Vendor {
-        Vendor::Amd
+        Chosen::VENDOR
     }
 }
 
@@ -176,7 +166,7 @@ pub(super) fn remember(run: &mut Running<'_>) {
     let Some(shared) = memory.decoded() else { return };
     let protected = Protected { memory, vcpus: run.vm.vcpus() };
     let arch = &mut run.owner.arch;
-    let registers = Registers::of(&mut arch.gprs, &mut arch.vmcb.save);
+    let registers = Registers::of(&mut arch.gprs, &mut arch.hardware);
     arch.emulator.remember(&registers, memory, shared, &protected, run.tally);
 }
 

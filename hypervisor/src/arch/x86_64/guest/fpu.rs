@@ -18,8 +18,10 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use addr::Hva;
 use spin::Once;
+use x86_64::registers::control::{Cr4, Cr4Flags};
 
-use crate::arch::x86_64::svm::HostContext;
+use crate::arch::x86_64::backend::HostContext;
+use crate::arch::x86_64::host::processor::has_protection_keys;
 use crate::layout::OwnPages;
 
 /// XCR0 at reset: x87 only.
@@ -94,11 +96,24 @@ impl FpuState {
     }
 }
 
+/// Lets this pCPU switch guests' state.
+pub(in crate::arch::x86_64) fn enable() {
+    // SAFETY: XSAVE exists (`virtualization::check`), and so does all that came before it. The bits make XSAVE and
+    // XSETBV legal, which the switch of guests' state needs, and moves of vector registers, which may hold a
+    // hypercall's input.
+    unsafe { Cr4::update(|cr4| cr4.insert(Cr4Flags::OSXSAVE | Cr4Flags::OSFXSR)) };
+    if has_protection_keys() {
+        // SAFETY: protection keys exist, and affect only user pages, of which the hypervisor has none. The bit enables
+        // RDPKRU.
+        unsafe { Cr4::update(|cr4| cr4.insert(Cr4Flags::PROTECTION_KEY_USER)) };
+    }
+}
+
 /// The first six 128-bit registers of the guest that just left, low half first: they are still in place.
 pub(super) fn first_vector_registers() -> [u64; 12] {
     let mut registers = [0; 12];
-    // SAFETY: writes the 96 bytes of the array. CR4.OSFXSR was set when SVM was enabled on this pCPU, and the host's
-    // CR0 has neither EM nor TS.
+    // SAFETY: writes the 96 bytes of the array. CR4.OSFXSR was set by `enable` on this pCPU, and the host's CR0
+    // has neither EM nor TS.
     unsafe {
         asm!(
             "movups [{to}], xmm0",
@@ -131,7 +146,7 @@ fn machine_xcr0() -> u64 {
 /// XCR0 of the guest whose state is in the registers.
 pub(super) fn read_xcr0() -> u64 {
     let (low, high): (u32, u32);
-    // SAFETY: CR4.OSXSAVE was set when SVM was enabled on this pCPU.
+    // SAFETY: CR4.OSXSAVE was set by `enable` on this pCPU.
     unsafe { asm!("xgetbv", in("ecx") 0, out("eax") low, out("edx") high, options(nomem, nostack)) };
     u64::from(high) << 32 | u64::from(low)
 }

@@ -17,11 +17,12 @@ use hyperv_defs::{Answer, Checked, Control, Offered, fast_input};
 use spin::Mutex;
 use x86_defs::cpuid::Registers;
 use x86_defs::registers::{cr0, efer};
+use x86_emulate::{Segment, SegmentRegister};
 
+use super::state::{State as _, gpr};
+use super::vcpu::ArchVcpu;
 use super::{cpuid, fpu, synic};
 use crate::arch::x86_64::host::tsc;
-use crate::arch::x86_64::svm::entry::gpr;
-use crate::arch::x86_64::svm::vcpu::ArchVcpu;
 use crate::device::local_apic::GeneralProtection;
 use crate::exit::hypercall::{self, Ended, Input};
 use crate::vcpu::run::{Next, Running};
@@ -237,13 +238,14 @@ pub(in crate::arch::x86_64) fn hypercall(run: &mut Running<'_>) -> Next {
         arch.undefined();
         return Next::Resume;
     };
-    let save = &arch.vmcb.save;
-    if save.cpl != 0 || save.cr0 & cr0::PE == 0 || hyperv.guest_os_id.load(Ordering::Relaxed) == 0 {
+    let state = arch.hardware.control();
+    if arch.hardware.cpl() != 0 || state.cr0 & cr0::PE == 0 || hyperv.guest_os_id.load(Ordering::Relaxed) == 0 {
         arch.undefined();
         return Next::Resume;
     }
 
-    let is_long = save.efer & efer::LMA != 0 && save.cs.attributes & CODE_IS_64_BIT != 0;
+    let is_long =
+        state.efer & efer::LMA != 0 && arch.hardware.segment(Segment::Cs).attributes & SegmentRegister::LONG != 0;
     let arguments = Arguments::of(arch, is_long);
     let mut offered = hyperv.offered;
     if !is_long {
@@ -274,9 +276,6 @@ pub(in crate::arch::x86_64) fn hypercall(run: &mut Running<'_>) -> Next {
         }
     }
 }
-
-/// L of a code segment, in the VMCB's packed form.
-const CODE_IS_64_BIT: u16 = 1 << 9;
 
 /// The registers of a call.
 struct Arguments {
@@ -316,7 +315,7 @@ impl Arguments {
 /// Writes the result to RAX, or EDX:EAX, and moves RIP behind the call.
 fn finish(arch: &mut ArchVcpu, is_long: bool, Answer(result): Answer) {
     if is_long {
-        arch.vmcb.save.rax = result;
+        arch.hardware.set_rax(result);
     } else {
         arch.set_edx_eax(result);
     }

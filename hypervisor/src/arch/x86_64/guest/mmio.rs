@@ -13,11 +13,12 @@ use x86_emulate::{
 };
 
 use super::emulate::{self, Registers};
+use super::state::{State as _, gpr};
+use super::vcpu::ArchVcpu;
 use super::{platform, routing};
+use crate::arch::x86_64::backend::WorldSwitch as _;
 use crate::arch::x86_64::host::tsc;
-use crate::arch::x86_64::svm::entry::gpr;
 use crate::arch::x86_64::svm::exit::{Origin, apply};
-use crate::arch::x86_64::svm::vcpu::ArchVcpu;
 use crate::device::io_apic;
 use crate::device::local_apic::{Effect, LocalApic};
 use crate::vcpu::Vcpu;
@@ -39,12 +40,13 @@ fn carry_out(run: &mut Running<'_>, cause: Cause) -> Next {
     run.vcpu.presence().emulate(run.cpu.id.0);
     let origin = Origin::of(run);
     let arch = &mut run.owner.arch;
-    let given_count = match arch.vmcb.control.instruction_length {
-        0 => 0,
-        count => usable_bytes(arch, run.vcpu, run.vm.memory.epoch(), count),
+    let mut saved = [0; 15];
+    let given = match arch.hardware.instruction_bytes() {
+        [] => &[][..],
+        bytes if is_current(arch, run.vcpu, run.vm.memory.epoch()) => copy(&mut saved, bytes),
+        _ => &[],
     };
-    let given = &arch.vmcb.control.instruction_bytes[..given_count];
-    let mut registers = Registers::of(&mut arch.gprs, &mut arch.vmcb.save);
+    let mut registers = Registers::of(&mut arch.gprs, &mut arch.hardware);
     let mut bus = Bus { origin, apic: &mut arch.apic, nobody: None };
     let (memory, stopped) = (&run.vm.memory, Stopped { cause, bytes: given });
     let outcome = arch.emulator.carry_out(&mut registers, memory, &mut bus, stopped, memory.decoded(), run.tally);
@@ -56,7 +58,7 @@ fn carry_out(run: &mut Running<'_>, cause: Cause) -> Next {
     }
 
     if let Outcome::Done { .. } | Outcome::Again = outcome {
-        let rip = run.owner.arch.vmcb.save.rip;
+        let rip = run.owner.arch.hardware.rip();
         run.owner.arch.skip_to(rip);
         if let Some(gpa) = nobody {
             tell_of_nobody(run, gpa);
@@ -67,13 +69,18 @@ fn carry_out(run: &mut Running<'_>, cause: Cause) -> Next {
     Next::Resume
 }
 
-/// How many of the `count` bytes that the CPU has saved of the instruction can be used: none that may be older than a
-/// flush requested since the exit. A sender that requested a flush before this pCPU announced the emulation does not
-/// wait for it.
+/// Whether the bytes that the CPU has saved of the instruction can be used: none that may be from before a flush that
+/// was asked for since the exit. Who asked before we said that we emulate does not wait for us.
 #[cold]
-fn usable_bytes(arch: &ArchVcpu, vcpu: &Vcpu, epoch: u64, count: u8) -> usize {
-    let is_current = !vcpu.mailbox().has_work() && arch.has_seen(epoch);
-    if is_current { usize::from(count.min(15)) } else { 0 }
+fn is_current(arch: &ArchVcpu, vcpu: &Vcpu, epoch: u64) -> bool {
+    !vcpu.mailbox().has_work() && arch.has_seen(epoch)
+}
+
+/// Copies what the CPU has saved of an instruction.
+#[cold]
+fn copy<'a>(to: &'a mut [u8; 15], from: &[u8]) -> &'a [u8] {
+    to.iter_mut().zip(from).for_each(|(to, from)| *to = *from);
+    &to[..from.len().min(15)]
 }
 
 /// Informs the guest about an instruction that was not executed.
@@ -85,7 +92,7 @@ fn end(run: &mut Running<'_>, cause: Cause, outcome: Outcome) {
         Outcome::Fault(exception) => {
             let arch = &mut run.owner.arch;
             if let Some(address) = exception.cr2 {
-                arch.vmcb.save.cr2 = address;
+                arch.hardware.set_cr2(address);
             }
             arch.raise(exception.vector, exception.error_code);
         }
@@ -122,7 +129,7 @@ pub(super) fn load_word(run: &mut Running<'_>, bytes: &[u8]) -> Option<(u64, u8)
     run.vcpu.presence().emulate(run.cpu.id.0);
     let origin = Origin::of(run);
     let arch = &mut run.owner.arch;
-    let mut registers = Registers::of(&mut arch.gprs, &mut arch.vmcb.save);
+    let mut registers = Registers::of(&mut arch.gprs, &mut arch.hardware);
     let mut bus = Bus { origin, apic: &mut arch.apic, nobody: None };
     let mut walks = Walks::forgetful();
     let mut emulation = Emulation::new(&mut registers, &run.vm.memory, &mut bus, &mut walks, Cause::Port);
@@ -137,14 +144,14 @@ pub(super) fn load_word(run: &mut Running<'_>, bytes: &[u8]) -> Option<(u64, u8)
 /// The guest's next bytes of code and their address, if they can be fetched.
 pub(in crate::arch::x86_64) fn fetch(run: &mut Running<'_>) -> Option<Fetched> {
     let arch = &mut run.owner.arch;
-    let registers = Registers::of(&mut arch.gprs, &mut arch.vmcb.save);
+    let registers = Registers::of(&mut arch.gprs, &mut arch.hardware);
     x86_emulate::fetch(&registers, &run.vm.memory, &mut Walks::forgetful()).ok()
 }
 
 /// The guest's next bytes of code, if they can be fetched, up to the end of the page or beyond.
 pub(in crate::arch::x86_64) fn bytes_at_rip(run: &mut Running<'_>) -> Option<Window> {
     let arch = &mut run.owner.arch;
-    let registers = Registers::of(&mut arch.gprs, &mut arch.vmcb.save);
+    let registers = Registers::of(&mut arch.gprs, &mut arch.hardware);
     x86_emulate::fetch_whole(&registers, &run.vm.memory, arch.emulator.walks()).ok()
 }
 
@@ -153,7 +160,7 @@ pub(in crate::arch::x86_64) fn bytes_at_rip(run: &mut Running<'_>) -> Option<Win
 pub(in crate::arch::x86_64) fn clear_saved_trap_flag(run: &mut Running<'_>) {
     const TF_IN_SECOND_BYTE: u8 = 1;
     let arch = &mut run.owner.arch;
-    let registers = Registers::of(&mut arch.gprs, &mut arch.vmcb.save);
+    let registers = Registers::of(&mut arch.gprs, &mut arch.hardware);
     let stack = registers.segment(Segment::Ss);
     let linear = match registers.mode() {
         Mode::Bits64 => registers.gprs()[gpr::RSP].wrapping_add(1),

@@ -5,6 +5,7 @@
 pub(crate) mod control;
 pub(crate) mod cpuid;
 pub(crate) mod emulate;
+mod events;
 pub(crate) mod fpu;
 pub(crate) mod hyperv;
 pub(crate) mod loader;
@@ -12,5 +13,7 @@ pub(crate) mod mmio;
 pub(crate) mod msr;
 pub(crate) mod platform;
 pub(crate) mod routing;
+pub(crate) mod state;
 pub(crate) mod synic;
 pub(crate) mod uart;
+pub(crate) mod vcpu;

@@ -1,17 +1,17 @@
 //! Model-specific registers, by allow-list.
 //!
-//! A register that is not named here does not exist: the guest gets #GP, as on a CPU without it. VMLOAD and VMSAVE
-//! switch some registers, which pass through without an exit (see [`crate::arch::x86_64::svm`]).
+//! A register that is not named here does not exist: the guest gets #GP, as on a CPU that lacks it. What an
+//! entry and an exit switch by themselves is passed through and does not come here (the back end has the list).
 
 use addr::Gpa;
 use x86_defs::control::Refused;
 use x86_defs::msr;
-use x86_defs::registers::efer;
 
+use super::state::State as _;
+use super::vcpu::ArchVcpu;
 use super::{control, cpuid, hyperv};
 use crate::arch::x86_64::host::tsc;
 use crate::arch::x86_64::svm::exit::{Origin, apply};
-use crate::arch::x86_64::svm::vcpu::ArchVcpu;
 use crate::device::local_apic::{Effect, GeneralProtection};
 use crate::device::memory_types;
 use crate::vcpu::run::Running;
@@ -40,8 +40,8 @@ pub(in crate::arch::x86_64) fn read(run: &mut Running<'_>, number: u32) -> Resul
         msr::TSC_DEADLINE => Ok(arch.apic.tsc_deadline(tsc::now())),
         msr::APIC_BASE => Ok(arch.apic.base_msr()),
         msr::TSC => Ok(tsc::now()),
-        msr::EFER => Ok(arch.vmcb.save.efer & !efer::SVME),
-        msr::PAT => Ok(arch.vmcb.save.g_pat),
+        msr::EFER => Ok(arch.hardware.control().efer),
+        msr::PAT => Ok(arch.hardware.pat()),
         msr::MISC_ENABLE => Ok(arch.misc_enable),
         msr::HWCR => Ok(HWCR_TSC_FREQ_SEL),
         msr::DE_CFG => Ok(DE_CFG_LFENCE_SERIALIZES),
@@ -63,7 +63,7 @@ pub(in crate::arch::x86_64) fn write(run: &mut Running<'_>, number: u32, value: 
         msr::APIC_BASE => set_apic_base(arch, value)?,
         msr::EFER => return control::write_efer(run, value).map_err(|Refused| GeneralProtection),
         msr::PAT if memory_types::is_valid_pat(value) => {
-            arch.vmcb.save.g_pat = value;
+            arch.hardware.set_pat(value);
             return Ok(());
         }
         // The TSC is the host's and the same for all; a kernel writes it only to undo differences that there are not.

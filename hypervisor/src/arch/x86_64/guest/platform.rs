@@ -11,7 +11,9 @@ use x86_boot::layout::{PCI_ADDRESS_PORT, RTC_PORT, SERIAL_PORTS};
 
 use super::cpuid::CpuidTable;
 use super::hyperv::HyperV;
+use super::state::State as _;
 use super::{mmio, routing};
+use crate::arch::x86_64::backend::PortAccess;
 use crate::arch::x86_64::host::{tsc, wall_clock};
 use crate::device::io_apic::IoApic;
 use crate::device::pci::{self, Pci};
@@ -52,25 +54,13 @@ impl Platform {
     }
 }
 
-/// EXITINFO1 of a port access (APM vol. 2, 15.10.2).
-mod info {
-    pub(super) const IN: u64 = 1 << 0;
-    pub(super) const STRING: u64 = 1 << 2;
-    pub(super) const SIZE_SHIFT: u64 = 4;
-    pub(super) const PORT_SHIFT: u64 = 16;
-}
-
 /// IN and OUT.
-#[expect(clippy::cast_possible_truncation, reason = "the port has 16 bits, the size 3, and EAX is the low half of RAX")]
-pub(in crate::arch::x86_64) fn port_access(run: &mut Running<'_>) -> Next {
-    let control = &run.owner.arch.vmcb.control;
-    let (details, next_rip) = (control.exit_info_1, control.exit_info_2);
-    if details & info::STRING != 0 {
+#[inline]
+pub(in crate::arch::x86_64) fn port_access(run: &mut Running<'_>, access: PortAccess) -> Next {
+    let PortAccess { port, bytes, is_in, is_string, next_rip } = access;
+    if is_string {
         return mmio::port_string(run);
     }
-    let port = (details >> info::PORT_SHIFT) as u16;
-    // One bit says 8, 16 or 32: the field's value is the number of bytes.
-    let bytes = (details >> info::SIZE_SHIFT & 7) as u8;
     let mask = match bytes {
         1 => 0xff,
         2 => 0xffff,
@@ -78,13 +68,13 @@ pub(in crate::arch::x86_64) fn port_access(run: &mut Running<'_>) -> Next {
     };
 
     let arch = &mut run.owner.arch;
-    if details & info::IN != 0 {
+    if is_in {
         let value = u64::from(read(run.vm, port, bytes)) & mask;
-        let rax = &mut arch.vmcb.save.rax;
         // A 32-bit result clears the upper half of the register, a smaller one keeps the rest.
-        *rax = if mask == 0xffff_ffff { value } else { *rax & !mask | value };
+        arch.hardware.set_rax(if mask == 0xffff_ffff { value } else { arch.hardware.rax() & !mask | value });
     } else {
-        let value = arch.vmcb.save.rax as u32;
+        #[expect(clippy::cast_possible_truncation, reason = "EAX is the low half of RAX")]
+        let value = arch.hardware.rax() as u32;
         write(run.vm, run.index, port, bytes, value);
     }
 

@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use sched::Pending;
 
 use super::synic;
-use crate::arch::x86_64::svm::vcpu::ArchVcpu;
+use super::vcpu::ArchVcpu;
 use crate::device::interrupt::{Kind, LogicalId, Message, Target, cluster_members};
 use crate::vcpu::run::Running;
 use crate::vm::Vm;

@@ -29,7 +29,7 @@ use super::{
     wall_clock,
 };
 use crate::arch::control_port;
-use crate::arch::x86_64::svm;
+use crate::arch::x86_64::backend::{Backend as _, Chosen};
 use crate::boot::Boot;
 use crate::boot::console::{Place, Uart};
 use crate::boot::handover::Handover;
@@ -330,7 +330,7 @@ extern "sysv64" fn on_guarded_stack(stack: u64) -> ! {
         tsc::plant_skew();
     }
     if boot.option("selftest") == Some("svm-locked") {
-        svm::plant_lock();
+        Chosen::plant_lock();
     }
     smp::start_others(handover.memory.start_page(handover.payload));
     log::info!(

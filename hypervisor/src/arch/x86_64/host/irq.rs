@@ -3,9 +3,10 @@
 //! An exception in the hypervisor is a bug: it is reported like a panic and ends the machine. Double faults, NMIs and
 //! machine checks have stacks of their own, so even a stack overflow is reported.
 //!
-//! A host interrupt carries no information. Each only ends a guest's run or a pCPU's sleep; the work is in memory. So
-//! the handlers only count, and send an EOI to the local APIC. The hypervisor runs with interrupts off and takes them
-//! in two places: [`wait`], and [`gate::take`](crate::arch::x86_64::svm::gate::take) while it runs a vCPU.
+//! Host interrupts mean nothing by themselves: each ends a guest's run or a pCPU's sleep, and what there is to do is
+//! found in memory. So their handlers only count, and tell the local APIC that they are done. The hypervisor runs with
+//! interrupts off and takes them in two places: [`wait`], and [`gate::take`](crate::arch::x86_64::backend::gate::take)
+//! while it runs a vCPU.
 
 #![expect(unsafe_code, reason = "interrupt entry, and the instructions that let interrupts in")]
 

@@ -20,8 +20,8 @@ use x86_defs::machine_check::{GlobalStatus, Interrupted, Report, Status, Verdict
 use x86_defs::msr;
 
 use super::irq;
-use crate::arch::x86_64::svm;
-use crate::arch::x86_64::svm::exit::stop;
+use super::processor::leaf;
+use crate::arch::x86_64::guest::vcpu::stop;
 use crate::panic;
 use crate::vcpu::run::{Next, Running};
 
@@ -129,11 +129,11 @@ const HAS_GLOBAL_CONTROL: u64 = 1 << 8;
 impl Banks {
     fn of_this_cpu() -> Option<Self> {
         const NEEDED: u32 = leaf_1_edx::MCE | leaf_1_edx::MCA;
-        if svm::leaf(1).edx & NEEDED != NEEDED {
+        if leaf(1).edx & NEEDED != NEEDED {
             return None;
         }
         let [count, ..] = read(msr::MCG_CAP).to_le_bytes();
-        let features = svm::leaf(0x8000_0007).ebx;
+        let features = leaf(0x8000_0007).ebx;
         let is_scalable = features & leaf_8000_0007_ebx::SCALABLE_MCA != 0;
         let (first, stride) = if is_scalable { (msr::MCA_CTL_0, 16) } else { (msr::MC0_CTL, 4) };
         let overflow_recovers = features & leaf_8000_0007_ebx::MCA_OVERFLOW_RECOV != 0;

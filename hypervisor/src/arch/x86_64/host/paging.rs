@@ -30,7 +30,7 @@ use x86_64::{PhysAddr, VirtAddr};
 use x86_defs::msr;
 
 use super::boot;
-use crate::arch::x86_64::svm;
+use super::processor::leaf;
 use crate::frames::{Exhausted, Frames};
 use crate::memory_map::{MemoryMap, Ranges};
 
@@ -137,11 +137,11 @@ pub(super) unsafe fn init(memory: &MemoryMap, payload: Option<HpaRange>) -> Resu
 /// bits that memory encryption takes).
 pub(super) fn physical_end() -> Hpa {
     // Processors without the leaf have 36 bits (APM vol. 2, 5.3).
-    let bits = match svm::leaf(0x8000_0008).eax & 0xff {
+    let bits = match leaf(0x8000_0008).eax & 0xff {
         0 => 36,
         bits => bits,
     };
-    let encryption = svm::leaf(0x8000_001f);
+    let encryption = leaf(0x8000_001f);
     // SAFETY: the register exists where CPUID reports memory encryption (APM vol. 2, 7.10.1); reading it has no effect.
     let is_encrypting = || unsafe { Msr::new(msr::SYSCFG).read() } & SYSCFG_MEMORY_ENCRYPTION != 0;
     let taken = if encryption.eax & 1 != 0 && is_encrypting() { encryption.ebx >> 6 & 0x3f } else { 0 };

@@ -4,10 +4,10 @@
 //! local APIC's timer. A reading of several clocks is as exact as the time that it took, and an emulator may stop the
 //! pCPU's thread in the middle. So each end of the measurement is the fastest of many readings.
 //!
-//! Firmware may leave the counters of some pCPUs different. Each pCPU compares its counter with the first pCPU's when
-//! it starts ([`meet`]), and adds the difference wherever it reads the counter. Guests read it without an exit, so the
-//! VMCB has the same difference as TSC_OFFSET (APM vol. 2, table B-1). So a vCPU that moves sees one clock, within the
-//! error of that comparison, which is logged. Counters that agree do not change.
+//! Firmware may leave the counters of some pCPUs apart. Each pCPU compares its own with the first's when it starts
+//! ([`meet`]), and adds what is missing wherever it reads the counter. Guests read it without an exit, so each entry
+//! adds the same difference for them (`WorldSwitch::arrive`), and a vCPU that moves sees one clock, to within the error
+//! of that comparison, which is logged. Counters that agree are left as they are.
 
 #![expect(unsafe_code, reason = "the instructions that read the counter, in their order, and a word by GS")]
 
@@ -21,9 +21,9 @@ use x86_defs::cpuid::leaf_8000_0007_edx;
 
 use super::acpi::{Machine, PmTimer};
 use super::percpu::ArchPerCpu;
+use super::processor::{is_emulated, leaf};
 use super::{apic, irq, port, power};
 use crate::arch::clock::Clock;
-use crate::arch::x86_64::svm;
 use crate::clock_offset::{Agreement, Comparison, Exchange};
 use crate::cpu::{self, PerCpu};
 
@@ -90,7 +90,7 @@ pub(crate) fn ticks_to_nanos(ticks: u64) -> u64 {
     CLOCK.ticks_to_nanos(ticks)
 }
 
-/// Ticks that `nanos` take.
+/// Nanoseconds that `ticks` take.
 #[inline]
 pub(crate) fn nanos_to_ticks(nanos: u64) -> u64 {
     CLOCK.nanos_to_ticks(nanos)
@@ -218,8 +218,8 @@ pub(super) fn plant_skew() {
 ///
 /// QEMU's emulation does not report it. Its counter is the host's clock, which is the same for all its CPUs.
 pub(in crate::arch::x86_64) fn is_invariant() -> bool {
-    let told = svm::leaf(0x8000_0007).edx & leaf_8000_0007_edx::TSC_INVARIANT != 0;
-    (told || svm::is_emulated()) && !DRIFTS.load(Ordering::Relaxed)
+    let told = leaf(0x8000_0007).edx & leaf_8000_0007_edx::TSC_INVARIANT != 0;
+    (told || is_emulated()) && !DRIFTS.load(Ordering::Relaxed)
 }
 
 /// The first pCPU answers `other` until that has compared its clock.

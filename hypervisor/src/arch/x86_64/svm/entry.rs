@@ -13,30 +13,7 @@ use core::arch::naked_asm;
 
 use addr::Hpa;
 
-/// General registers in the order of their numbers: RAX, RCX, RDX, RBX, RSP, RBP, RSI, RDI, R8 to R15.
-///
-/// RAX and RSP are in the VMCB while the guest is out; their places here are not used by the switch.
-pub(crate) type Gprs = [u64; 16];
-
-/// Places in [`Gprs`].
-pub(crate) mod gpr {
-    /// RAX; lives in the VMCB.
-    pub(crate) const RAX: usize = 0;
-    /// RCX.
-    pub(crate) const RCX: usize = 1;
-    /// RDX.
-    pub(crate) const RDX: usize = 2;
-    /// RBX.
-    pub(crate) const RBX: usize = 3;
-    /// RSP; lives in the VMCB.
-    pub(crate) const RSP: usize = 4;
-    /// RSI.
-    pub(crate) const RSI: usize = 6;
-    /// RDI.
-    pub(crate) const RDI: usize = 7;
-    /// R8.
-    pub(crate) const R8: usize = 8;
-}
+use crate::arch::x86_64::guest::state::Gprs;
 
 /// Runs the guest of the VMCB at `guest` until its next exit.
 ///

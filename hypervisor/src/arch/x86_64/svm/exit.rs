@@ -9,17 +9,19 @@ use addr::Gpa;
 use decode_cache::Cause;
 use log::debug;
 use stage2::Access;
+use x86_defs::control::assisted;
 use x86_defs::exit_code as code;
 use x86_defs::msr as number;
 use x86_defs::registers::vector;
-use x86_emulate::Fetched;
+use x86_defs::vmcb::ControlArea;
 use x86_events::Flags;
 
-use super::entry::gpr;
-use super::vcpu::Activity;
+use super::old_code;
+use crate::arch::x86_64::backend::{ControlWrite, PortAccess};
+use crate::arch::x86_64::guest::state::{State as _, gpr};
+use crate::arch::x86_64::guest::vcpu::{Activity, stop};
 use crate::arch::x86_64::guest::{control, cpuid, fpu, hyperv, mmio, msr, platform, routing};
-use crate::arch::x86_64::host::apic as host_apic;
-use crate::arch::x86_64::host::{machine_check, tsc};
+use crate::arch::x86_64::host::{apic as host_apic, machine_check, tsc};
 use crate::device::interrupt::{Kind, Message, Target};
 use crate::device::local_apic::{Effect, GeneralProtection, LocalApic, Mode};
 use crate::vcpu::Vcpu;
@@ -30,13 +32,12 @@ use crate::vm::fault::{Resolved, resolve_fault};
 /// Handles the exit that the guest just made.
 // A part of the loop: to save the registers for a call would be a tenth of a fast exit.
 #[inline(always)]
-pub(crate) fn handle(run: &mut Running<'_>) -> Next {
+pub(super) fn handle(run: &mut Running<'_>) -> Next {
     let arch = &mut run.owner.arch;
     let tally = run.tally;
 
-    #[expect(clippy::cast_possible_truncation, reason = "the low half is the exit code, see x86_defs::exit_code")]
-    let reason = arch.vmcb.control.exit_code as u32;
-    if arch.disarm(reason) {
+    let reason = arch.hardware.reason();
+    if arch.disarm(reason == code::EXCEPTION_BASE + u32::from(vector::DEBUG)) {
         return stepped(run);
     }
     match reason {
@@ -65,7 +66,7 @@ pub(crate) fn handle(run: &mut Running<'_>) -> Next {
         }
         code::IOIO => {
             tally.exit(ExitReason::PortIo);
-            platform::port_access(run)
+            platform::port_access(run, port_access(&run.owner.arch.hardware.vmcb.control))
         }
         code::NPF => stage2_fault(run),
         code::PAUSE => {
@@ -97,7 +98,7 @@ pub(crate) fn handle(run: &mut Running<'_>) -> Next {
         }
         code::SWINT => {
             tally.exit(ExitReason::Exception);
-            software_interrupt(run);
+            old_code::software_interrupt(run);
             Next::Resume
         }
         code::XSETBV => {
@@ -107,15 +108,15 @@ pub(crate) fn handle(run: &mut Running<'_>) -> Next {
         }
         code::CR0_SEL_WRITE => {
             tally.exit(ExitReason::ControlRegister);
-            control::write(run, 0)
+            control::write(run, 0, control_write(&run.owner.arch.hardware.vmcb.control))
         }
         code::CR4_WRITE => {
             tally.exit(ExitReason::ControlRegister);
-            control::write(run, 4)
+            control::write(run, 4, control_write(&run.owner.arch.hardware.vmcb.control))
         }
         code::CR8_WRITE => {
             tally.exit(ExitReason::ControlRegister);
-            control::write(run, 8)
+            control::write(run, 8, control_write(&run.owner.arch.hardware.vmcb.control))
         }
         code::NMI => {
             tally.exit(ExitReason::HostInterrupt);
@@ -165,7 +166,10 @@ pub(crate) fn handle(run: &mut Running<'_>) -> Next {
                 return machine_check::intercepted(run);
             }
             let [vector, ..] = (reason - code::EXCEPTION_BASE).to_le_bytes();
-            arch.give_back(vector);
+            let control = &arch.hardware.vmcb.control;
+            #[expect(clippy::cast_possible_truncation, reason = "an error code has 32 bits")]
+            let (error, address) = (control.exit_info_1 as u32, control.exit_info_2);
+            arch.give_back(vector, error, address);
             Next::Resume
         }
         code::SHUTDOWN => {
@@ -197,44 +201,30 @@ fn stepped(run: &mut Running<'_>) -> Next {
     Next::Resume
 }
 
-/// The guest is about to execute an INT. It executes the INT after the next entry, unless the INT is in an interrupt
-/// shadow, or memory holds no INT: see [`may_keep_old_code`](crate::arch::x86_64::svm::may_keep_old_code).
-///
-/// In a shadow the INT goes before any pending interrupt. It is injected, so that a pending interrupt comes at the
-/// first instruction of its handler.
-#[cold]
-fn software_interrupt(run: &mut Running<'_>) {
-    const INT3: u8 = 0xcc;
-    const INT: u8 = 0xcd;
-    run.owner.arch.let_interrupt_itself();
-    if run.owner.arch.is_in_shadow()
-        && let Some(window) = mmio::bytes_at_rip(run)
-    {
-        match window.to_bytes() {
-            [INT3, ..] => return run.owner.arch.interrupt_itself(vector::BREAKPOINT, 1),
-            [INT, vector, ..] if window.length() >= 2 => return run.owner.arch.interrupt_itself(vector, 2),
-            _ => {}
-        }
-    }
-    run.owner.arch.before_instruction();
-
-    let Some(Fetched { window, gpa }) = mmio::fetch(run) else { return };
-    if matches!(window.to_bytes()[0], INT3 | INT) {
-        return;
-    }
-    // A write makes the emulator read the code again. It changes nothing, and another vCPU's write is not undone.
-    let memory = &run.vm.memory;
-    if let Some(word) = memory.find_word(gpa) {
-        let now = memory.load(word, 0);
-        memory.compare_exchange(word, now, now);
+/// EXITINFO1 of a port access (APM vol. 2, 15.10.2); EXITINFO2 is the next RIP.
+#[inline]
+fn port_access(control: &ControlArea) -> PortAccess {
+    const IN: u64 = 1 << 0;
+    const STRING: u64 = 1 << 2;
+    const SIZE_SHIFT: u64 = 4;
+    const PORT_SHIFT: u64 = 16;
+    let details = control.exit_info_1;
+    #[expect(clippy::cast_possible_truncation, reason = "the port has 16 bits, the size 3")]
+    PortAccess {
+        port: (details >> PORT_SHIFT) as u16,
+        // One bit says 8, 16 or 32: the field's value is the number of bytes.
+        bytes: (details >> SIZE_SHIFT & 7) as u8,
+        is_in: details & IN != 0,
+        is_string: details & STRING != 0,
+        next_rip: control.exit_info_2,
     }
 }
 
-/// Ends the VM because of this vCPU's action.
-#[cold]
-pub(in crate::arch::x86_64) fn stop(run: &mut Running<'_>, reason: StopReason, what: &str) -> Next {
-    run.vm.stop(reason, format_args!("vCPU {}: {what}, {}", run.index, run.owner.arch.whereabouts()));
-    Next::Resume
+/// What the CPU says of a write of a control register. Both features that it takes came with different processors.
+#[inline]
+fn control_write(control: &ControlArea) -> Option<ControlWrite> {
+    let next_rip = control.next_rip;
+    assisted(control.exit_info_1).filter(|_| next_rip != 0).map(|from| ControlWrite { from, next_rip })
 }
 
 /// RDMSR and WRMSR.
@@ -243,7 +233,7 @@ fn access_msr(run: &mut Running<'_>) -> Next {
     let arch = &mut run.owner.arch;
     #[expect(clippy::cast_possible_truncation, reason = "RDMSR and WRMSR read ECX")]
     let register = arch.gprs[gpr::RCX] as u32;
-    let is_write = arch.vmcb.control.exit_info_1 & 1 != 0;
+    let is_write = arch.hardware.vmcb.control.exit_info_1 & 1 != 0;
 
     let result = if is_write {
         run.tally.exit(ExitReason::SysregWrite);
@@ -279,7 +269,7 @@ fn refuse_msr(run: &mut Running<'_>, register: u32, is_write: bool) {
 #[derive(Clone, Copy)]
 pub(in crate::arch::x86_64) struct Origin<'a> {
     pub(in crate::arch::x86_64) vm: &'a Vm,
-    pub(super) vcpu: &'a Vcpu,
+    vcpu: &'a Vcpu,
     pub(in crate::arch::x86_64) index: u32,
 }
 
@@ -328,7 +318,7 @@ fn stage2_fault(run: &mut Running<'_>) -> Next {
     /// The access was to the guest's own page tables.
     const TABLE_WALK: u64 = 1 << 33;
 
-    let control = &run.owner.arch.vmcb.control;
+    let control = &run.owner.arch.hardware.vmcb.control;
     let gpa = Gpa(control.exit_info_2);
     let error = control.exit_info_1;
     let wanted = Access { read: true, write: error & WRITE != 0, execute: error & FETCH != 0 };
@@ -342,7 +332,7 @@ fn stage2_fault(run: &mut Running<'_>) -> Next {
         Resolved::End(problem) => return stop(run, StopReason::Unsupported, problem.text()),
     }
     run.tally.exit(ExitReason::Mmio);
-    if run.owner.arch.vmcb.control.exit_int_info.is_valid() {
+    if run.owner.arch.hardware.vmcb.control.exit_int_info.is_valid() {
         // Not an instruction's access: the guest's descriptor tables or its stack are at an address without memory. A
         // retry would fail again, before any interrupt of the host is taken.
         return stop(run, StopReason::Unsupported, "delivers an event through addresses where there is no memory");
@@ -376,18 +366,18 @@ fn vmware_call(run: &mut Running<'_>) -> Next {
     let arch = &mut run.owner.arch;
     arch.skip(3);
     #[expect(clippy::cast_possible_truncation, reason = "the call reads EAX and ECX")]
-    let (magic, call) = (arch.vmcb.save.rax as u32, arch.gprs[gpr::RCX] as u32);
+    let (magic, call) = (arch.hardware.rax() as u32, arch.gprs[gpr::RCX] as u32);
     match call {
         GET_HERTZ if magic == MAGIC => {
             let hertz = tsc::hz();
-            arch.vmcb.save.rax = hertz & 0xffff_ffff;
+            arch.hardware.set_rax(hertz & 0xffff_ffff);
             arch.gprs[gpr::RBX] = hertz >> 32;
             arch.gprs[gpr::RCX] = cpuid::timer_hertz();
         }
         GET_VCPU_INFO if magic == MAGIC => {
-            arch.vmcb.save.rax = X2APIC_WITHOUT_REMAPPING;
+            arch.hardware.set_rax(X2APIC_WITHOUT_REMAPPING);
         }
-        _ => arch.vmcb.save.rax = NO,
+        _ => arch.hardware.set_rax(NO),
     }
     Next::Resume
 }
@@ -398,7 +388,7 @@ fn set_xcr0(run: &mut Running<'_>) {
     let value = arch.edx_eax();
     #[expect(clippy::cast_possible_truncation, reason = "XSETBV reads ECX")]
     let register = arch.gprs[gpr::RCX] as u32;
-    if register == 0 && arch.vmcb.save.cpl == 0 && fpu::is_valid_xcr0(value) {
+    if register == 0 && arch.hardware.cpl() == 0 && fpu::is_valid_xcr0(value) {
         fpu::write_xcr0(value);
         arch.skip(3);
     } else {

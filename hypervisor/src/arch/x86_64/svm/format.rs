@@ -3,12 +3,9 @@
 use stage2::Npt;
 use x86_defs::cpuid::leaf_8000_0001_edx;
 
-use super::leaf;
-
-/// The kind of stage-2 tables of this architecture.
-pub(crate) type Stage2Format = Npt;
+use crate::arch::x86_64::host::processor::leaf;
 
 /// The format of the stage-2 tables that this machine walks.
-pub(crate) fn stage2_format() -> Stage2Format {
+pub(super) fn stage2_format() -> Npt {
     Npt { one_gib_pages: leaf(0x8000_0001).edx & leaf_8000_0001_edx::PAGE_1G != 0 }
 }

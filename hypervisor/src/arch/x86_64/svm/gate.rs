@@ -11,7 +11,7 @@ use core::arch::asm;
 
 /// From here on nothing interrupts this pCPU outside of the guest and of [`take`].
 #[inline]
-pub(crate) fn hold() {
+pub(super) fn hold() {
     // SAFETY: SVM is enabled on this pCPU before its first vCPU runs. Clearing GIF only delays interrupts, and with GIF
     // clear, setting IF lets none in.
     unsafe { asm!("clgi", "sti", options(nomem, nostack)) }
@@ -19,14 +19,14 @@ pub(crate) fn hold() {
 
 /// Ends what [`hold`] began: interrupts are masked by IF again.
 #[inline]
-pub(crate) fn release() {
+pub(super) fn release() {
     // SAFETY: IF is clear before GIF is set, so nothing is let in.
     unsafe { asm!("cli", "stgi", options(nomem, nostack)) }
 }
 
 /// Takes pending interrupts, then masks them again.
 #[inline]
-pub(crate) fn take() {
+pub(super) fn take() {
     // SAFETY: the host's GS, TR and IDT are in place whenever Rust code runs, so handlers can run here. They may change
     // memory, hence no `nomem`; they use the stack.
     unsafe { asm!("stgi", "nop", "nop", "clgi") }

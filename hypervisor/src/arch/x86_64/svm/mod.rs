@@ -5,43 +5,110 @@
 
 #![expect(unsafe_code, reason = "turning SVM on writes MSRs and control registers")]
 
-pub(crate) mod entry;
+mod entry;
 mod events;
 pub(crate) mod exit;
-pub(crate) mod format;
-pub(crate) mod gate;
+mod format;
+mod gate;
+mod old_code;
 pub(crate) mod tags;
 pub(crate) mod tlb;
-pub(crate) mod vcpu;
+mod vcpu;
 
 use alloc::boxed::Box;
+use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
-use alloc::{format, vec};
 use core::arch::asm;
-use core::arch::x86_64::{__cpuid, CpuidResult};
 use core::fmt;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use addr::{Hpa, Hva};
 use spin::Once;
-use x86_64::registers::control::{Cr4, Cr4Flags};
+use stage2::Npt;
 use x86_64::registers::model_specific::{Efer, EferFlags, Msr};
-use x86_defs::cpuid::{leaf_1_ecx, leaf_7_ecx, leaf_8000_0001_ecx, svm_feature};
+use x86_defs::cpuid::{leaf_1_ecx, leaf_8000_0001_ecx, svm_feature};
 use x86_defs::msr;
 use x86_defs::vmcb::Vmcb;
+use x86_emulate::Vendor;
 
-use crate::arch::x86_64::host::{acpi, apic, paging, tsc};
+use super::backend::{self, Backend};
+use super::host::paging;
+use super::host::processor::{is_emulated, leaf};
 use crate::check::{Finding, Verdict};
+use crate::vcpu::run::{Next, Running};
+
+/// AMD SVM, as a back end.
+pub(crate) struct Svm;
+
+impl Backend for Svm {
+    type Vcpu = vcpu::Vcpu;
+    type Host = Host;
+    type Stage2Format = Npt;
+    type Missing = Missing;
+
+    const VENDOR: Vendor = Vendor::Amd;
+
+    fn check() -> Result<(), Missing> {
+        check()
+    }
+
+    fn findings() -> Vec<Finding> {
+        findings()
+    }
+
+    fn describe() -> String {
+        describe()
+    }
+
+    fn features() -> backend::Features {
+        let Features { can_flush_one_tag, tags, .. } = features();
+        backend::Features { can_flush_one_tag, tags }
+    }
+
+    fn spares_first_cpu() -> bool {
+        spares_first_cpu()
+    }
+
+    fn plant_lock() {
+        LOCK_IS_PLANTED.store(true, Ordering::Relaxed);
+    }
+
+    fn enable() -> Host {
+        enable()
+    }
+
+    fn stage2_format() -> Npt {
+        format::stage2_format()
+    }
+
+    #[inline]
+    fn hold() {
+        gate::hold();
+    }
+
+    #[inline]
+    fn take() {
+        gate::take();
+    }
+
+    #[inline]
+    fn release() {
+        gate::release();
+    }
+
+    #[inline(always)]
+    fn handle(run: &mut Running<'_>) -> Next {
+        exit::handle(run)
+    }
+}
 
 /// A pCPU's context for running guests.
-pub(crate) struct HostContext {
+pub(crate) struct Host {
     /// VMRUN stores the host's state here; no other code uses it.
-    _host_save: Box<Page>,
+    _save: Box<Page>,
     /// FS, GS, TR, LDTR and system-call MSRs of the host, saved once by VMSAVE and loaded after each exit.
-    host_state: Box<Vmcb>,
-    /// Identity of the [`crate::arch::x86_64::guest::fpu::FpuState`] in the vector registers; 0 if there is none.
-    pub(super) fpu_holder: AtomicU64,
+    state: Box<Vmcb>,
 }
 
 /// A page that only hardware reads and writes.
@@ -50,19 +117,19 @@ struct Page([u8; 4096]);
 
 /// Optional features of SVM, as this machine reports them.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Features {
+struct Features {
     /// The VMCB has the next RIP after an intercepted instruction.
-    pub(crate) next_rip: bool,
+    next_rip: bool,
     /// The entries of one TLB tag (ASID) can be flushed alone.
-    pub(crate) can_flush_one_tag: bool,
+    can_flush_one_tag: bool,
     /// Number of TLB tags (ASIDs) for guests: 1 to this.
-    pub(crate) tags: u32,
+    tags: u32,
 }
 
 static FEATURES: Once<Features> = Once::new();
 
 /// The optional features of this machine's SVM.
-pub(crate) fn features() -> Features {
+fn features() -> Features {
     FEATURES.get().copied().unwrap_or_default()
 }
 
@@ -111,11 +178,6 @@ impl fmt::Display for Missing {
 /// SVM counts as locked, for `selftest=svm-locked`.
 static LOCK_IS_PLANTED: AtomicBool = AtomicBool::new(false);
 
-/// Pretends that firmware has locked SVM off.
-pub(super) fn plant_lock() {
-    LOCK_IS_PLANTED.store(true, Ordering::Relaxed);
-}
-
 /// The required features that the machine lacks. Checks of later ones may need the earlier ones.
 fn missing() -> impl Iterator<Item = Missing> {
     let has_svm = leaf(0x8000_0001).ecx & leaf_8000_0001_ecx::SVM != 0;
@@ -134,11 +196,11 @@ fn missing() -> impl Iterator<Item = Missing> {
     .filter_map(|(is_missing, what)| is_missing.then_some(what))
 }
 
-/// Checks the machine's features. Once, before [`enable`].
+/// See [`Backend::check`].
 ///
 /// # Errors
 /// The first missing feature.
-pub(crate) fn check() -> Result<(), Missing> {
+fn check() -> Result<(), Missing> {
     if let Some(missing) = missing().next() {
         return Err(missing);
     }
@@ -157,9 +219,6 @@ pub(crate) fn check() -> Result<(), Missing> {
 /// There tags are managed as on a current CPU, so that the counters are meaningful.
 const CURRENT_ASIDS: u32 = 0x8000;
 
-/// A vCPU runs for at most 5 ms while others wait. A spinning one is detected earlier (PAUSE).
-pub(crate) const SLICES_PER_SECOND: u64 = 200;
-
 /// Whether the first pCPU must not run guests.
 ///
 /// QEMU's emulation keeps GIF, nested paging and other flags as bits of one word per CPU. An XRSTOR on *any* CPU clears
@@ -167,69 +226,23 @@ pub(crate) const SLICES_PER_SECOND: u64 = 200;
 /// this meets a #VMEXIT of the first CPU, its nested paging stays on in the host, and the host's state is saved into
 /// the guest's VMCB. It was seen in three boots of nine with 32 vCPUs. A CPU that never runs a guest has no such bits
 /// to lose (docs/decisions/0005-first-cpu.md).
-pub(crate) fn spares_first_cpu() -> bool {
-    is_emulated()
-}
-
-/// Whether a CPU may execute an instruction again and again that another CPU has overwritten.
-///
-/// QEMU before 8.1 takes no lock while it translates code. It may keep what one CPU translates while another one writes
-/// there, although memory has changed. A kernel that patches its code puts an INT3 there for a moment. A CPU that keeps
-/// the INT3 never passes it, because its handler finds no INT3 and retries. It was seen in two boots of 520 with 4
-/// vCPUs (docs/decisions/0013-old-code.md).
-pub(crate) fn may_keep_old_code() -> bool {
+fn spares_first_cpu() -> bool {
     is_emulated()
 }
 
 /// Whether VMRUN drops the VMCB's interrupt shadow, as in QEMU 7.2 (APM vol. 2, 15.21.5, requires that it is loaded).
 /// An event would come between STI and the HLT that waits for it.
-pub(crate) fn loses_interrupt_shadow() -> bool {
+fn loses_interrupt_shadow() -> bool {
     is_emulated()
 }
 
-/// Whether QEMU's TCG emulates this machine.
-pub(super) fn is_emulated() -> bool {
-    const EMULATED: [u8; 12] = *b"TCGTCGTCGTCG";
-    let CpuidResult { ebx, ecx, edx, .. } = __cpuid(0x4000_0000);
-    let mut signature = [ebx, ecx, edx].into_iter().flat_map(u32::to_le_bytes);
-    leaf(1).ecx & leaf_1_ecx::HYPERVISOR != 0 && EMULATED.into_iter().all(|byte| signature.next() == Some(byte))
-}
-
-/// A CPUID leaf of the host; zero beyond the last.
-pub(crate) fn leaf(number: u32) -> CpuidResult {
-    if number > __cpuid(number & 0xf000_0000).eax {
-        return CpuidResult { eax: 0, ebx: 0, ecx: 0, edx: 0 };
-    }
-    __cpuid(number)
-}
-
-/// The processor's name for itself.
-fn processor() -> String {
-    let words = (0x8000_0002..=0x8000_0004).map(leaf).flat_map(|leaf| [leaf.eax, leaf.ebx, leaf.ecx, leaf.edx]);
-    let name: String = characters(words).collect();
-    String::from(name.trim())
-}
-
-/// The characters in registers of CPUID.
-fn characters(words: impl IntoIterator<Item = u32>) -> impl Iterator<Item = char> {
-    words.into_iter().flat_map(u32::to_le_bytes).filter(|byte| byte.is_ascii_graphic() || *byte == b' ').map(char::from)
-}
-
-/// The results of `check` for the machine.
-pub(crate) fn findings() -> Vec<Finding> {
-    let (maker, version) = (leaf(0), leaf(1).eax);
-    let maker: String = characters([maker.ebx, maker.edx, maker.ecx]).collect();
-    // The extended family counts only with family 15 (APM vol. 3, appendix E.3.2).
-    let family = version >> 8 & 0xf;
-    let family = if family == 0xf { family + (version >> 20 & 0xff) } else { family };
-    let model = (version >> 12 & 0xf0) | version >> 4 & 0xf;
-    let named = format!("{} {maker}, family {family:#x}, model {model:#x}, stepping {}", processor(), version & 0xf);
-    let mut findings = vec![Finding::good("processor", String::from(named.trim()))];
-
-    findings.extend(missing().map(|missing| {
+/// What `check` says about SVM.
+fn findings() -> Vec<Finding> {
+    let missing = missing().map(|missing| {
         let (what, remedy) = missing.explained();
         Finding { about: "virtualization", found: String::from(what), verdict: Verdict::Missing(String::from(remedy)) }
-    }));
+    });
+    let mut findings: Vec<_> = missing.collect();
     if leaf(0x8000_0001).ecx & leaf_8000_0001_ecx::SVM != 0 {
         let svm = leaf(0x8000_000a);
         let has = |bit: u32| if svm.edx & bit != 0 { "" } else { "no " };
@@ -244,86 +257,52 @@ pub(crate) fn findings() -> Vec<Finding> {
         );
         findings.push(Finding::good("features", found));
     }
-
-    let clock = format!("{} kHz, {}", tsc::hz() / 1000, tsc::describe());
-    findings.push(Finding {
-        about: "TSC",
-        found: clock,
-        verdict: if tsc::is_invariant() {
-            Verdict::Good
-        } else {
-            Verdict::Worse(String::from("guests will take another clock, which costs exits"))
-        },
-    });
-    findings.push(Finding::good("interrupts", format!("timer: {}", apic::timer_name())));
-    let off = acpi::machine().is_some_and(|machine| machine.soft_off.is_some());
-    findings.push(if off {
-        Finding::good("power off", String::from("by ACPI"))
-    } else {
-        let why = String::from("when all VMs have ended, turn it off by hand");
-        Finding { about: "power off", found: String::from("ACPI does not say how"), verdict: Verdict::Worse(why) }
-    });
     findings
 }
 
-/// The processor in words, with the features in use.
-pub(crate) fn describe() -> String {
-    use core::fmt::Write;
+/// SVM in words, with the features in use.
+fn describe() -> String {
     let features = features();
-    let mut text = processor();
-    let _ = write!(text, "; SVM with nested paging, {} ASIDs for guests", features.tags);
-    for (present, name) in [(features.next_rip, "next RIP"), (features.can_flush_one_tag, "flush by ASID")] {
+    let mut text = format!("SVM with nested paging, {} ASIDs for guests", features.tags);
+    for (present, name) in [(features.next_rip, ", next RIP"), (features.can_flush_one_tag, ", flush by ASID")] {
         if present {
-            let _ = write!(text, ", {name}");
+            text.push_str(name);
         }
     }
     text
 }
 
-/// Whether the processor has protection keys for pages of user mode.
-pub(super) fn has_protection_keys() -> bool {
-    leaf(0).eax >= 7 && leaf(7).ecx & leaf_7_ecx::PKU != 0
-}
-
 /// Turns SVM on for this pCPU. [`check`] must have succeeded.
-pub(crate) fn enable() -> HostContext {
-    let host_save = Box::new(Page([0; 4096]));
-    let host_state = Box::new(Vmcb::zeroed());
+fn enable() -> Host {
+    let save = Box::new(Page([0; 4096]));
+    let state = Box::new(Vmcb::zeroed());
 
     // SAFETY: the bit exists (`check`). While no guest runs it changes nothing but which instructions are legal.
     unsafe { Efer::update(|efer| efer.insert(EferFlags::SECURE_VIRTUAL_MACHINE_ENABLE)) };
-    // SAFETY: XSAVE exists (`check`), and so do all older features. The bits enable XSAVE and XSETBV, which the switch
-    // of guests' state needs, and moves of vector registers, which may hold a hypercall's input.
-    unsafe { Cr4::update(|cr4| cr4.insert(Cr4Flags::OSXSAVE | Cr4Flags::OSFXSR)) };
-    if has_protection_keys() {
-        // SAFETY: protection keys exist, and affect only user pages, of which the hypervisor has none. The bit enables
-        // RDPKRU.
-        unsafe { Cr4::update(|cr4| cr4.insert(Cr4Flags::PROTECTION_KEY_USER)) };
-    }
-    // SAFETY: the page is ours and is kept, untouched, for as long as SVM is on: `HostContext` is never dropped.
-    unsafe { Msr::new(msr::VM_HSAVE_PA).write(hpa_of(&*host_save).0) };
+    // SAFETY: the page is ours and is kept, untouched, for as long as SVM is on: `Host` is never dropped.
+    unsafe { Msr::new(msr::VM_HSAVE_PA).write(hpa_of(&*save).0) };
     // SAFETY: the page is ours; VMSAVE writes only within it.
-    unsafe { asm!("vmsave rax", in("rax") hpa_of(&*host_state).0, options(nostack)) };
+    unsafe { asm!("vmsave rax", in("rax") hpa_of(&*state).0, options(nostack)) };
 
-    HostContext { _host_save: host_save, host_state, fpu_holder: AtomicU64::new(0) }
+    Host { _save: save, state }
 }
 
-impl HostContext {
+impl Host {
     /// The page that VMLOAD restores the host's state from.
     #[inline]
-    pub(super) fn host_state(&self) -> Hpa {
-        hpa_of(&*self.host_state)
+    fn state(&self) -> Hpa {
+        hpa_of(&*self.state)
     }
 }
 
 /// Host physical address of a heap object. The heap is in the direct map.
 #[inline]
-pub(super) fn hpa_of<T>(object: &T) -> Hpa {
+fn hpa_of<T>(object: &T) -> Hpa {
     paging::direct_map_inverse(Hva(core::ptr::from_ref(object) as u64))
 }
 
 /// Which MSRs and ports leave the guest (APM vol. 2, 15.10 and 15.11). The same for all guests, never changed.
-pub(crate) struct PermissionMaps {
+struct PermissionMaps {
     msrs: Box<MsrMap>,
     ports: Box<PortMap>,
 }
@@ -354,7 +333,7 @@ const PASSED_THROUGH: [u32; 11] = [
 static MAPS: Once<PermissionMaps> = Once::new();
 
 /// The maps.
-pub(crate) fn permission_maps() -> &'static PermissionMaps {
+fn permission_maps() -> &'static PermissionMaps {
     MAPS.call_once(|| {
         // Made in place: they do not fit on the stack. SAFETY: all bytes of a map may be zero.
         let mut msrs = unsafe { Box::<MsrMap>::new_zeroed().assume_init() };
@@ -384,12 +363,12 @@ fn pass_through(map: &mut [u8], number: u32) {
 
 impl PermissionMaps {
     /// HPA of the MSR permission map.
-    pub(super) fn msrs(&self) -> Hpa {
+    fn msrs(&self) -> Hpa {
         hpa_of(&*self.msrs)
     }
 
     /// HPA of the I/O permission map.
-    pub(super) fn ports(&self) -> Hpa {
+    fn ports(&self) -> Hpa {
         hpa_of(&*self.ports)
     }
 }

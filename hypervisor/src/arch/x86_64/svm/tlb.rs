@@ -32,5 +32,5 @@ pub(crate) fn forget(gpa: Gpa) {
 #[cfg(debug_assertions)]
 pub(crate) fn rules() -> alloc::string::String {
     use stage2::Format;
-    alloc::format!("rules=nested levels={}", super::format::stage2_format().levels())
+    alloc::format!("rules=nested levels={}", crate::arch::format::stage2_format().levels())
 }

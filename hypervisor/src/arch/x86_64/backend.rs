@@ -1,0 +1,359 @@
+//! The seam between x86-64 and the processor's extension for guests: what a back end gives, and which one is in use.
+//!
+//! `host/` knows the machine, `guest/` knows the PC that guests see. A back end (`svm/`) alone knows the extension: its
+//! control block, its exit codes, its instructions. It implements four traits:
+//!
+//! | trait | for | subject |
+//! |---|---|---|
+//! | [`Backend`] | the machine | features, enabling them on a pCPU, the interrupt gate, the stage-2 format, the match on exits |
+//! | [`State`] | a vCPU's control block | registers and segments of the guest: the neutral view |
+//! | [`WorldSwitch`] | a vCPU's control block | entry, facts of the last exit, TLB tag and flush, TSC offset, intercepts |
+//! | [`Injection`] | a vCPU's control block | events, interrupt window, single step |
+//!
+//! Permission maps of MSRs and ports are the back end's own affair: all guests are kept away from the same ones, and
+//! what leaves the guest goes to `guest/msr.rs` and `guest/platform.rs`.
+//!
+//! A back end's `exit.rs` matches its exit codes and hands typed facts to `guest/`, such as [`PortAccess`]. Its
+//! `tags.rs` and `tlb.rs` are modules that portable code uses as `arch::tags` and `arch::tlb`. Back ends have the same
+//! file names.
+//!
+//! All calls are static, and an exit makes none by a pointer. [`Chosen`] is the only name of a back end outside of its
+//! folder. With a second one, [`Hardware`] is one of two control blocks, and each function of a trait matches on which.
+//! No type in the traits is tied to a back end, so such a type can implement them. `enter` and `handle` match once per
+//! exit; the code of an exit stays in its back end, which knows its own control block.
+
+#![expect(unsafe_code, reason = "declares the world switch, whose caller has to see that it is allowed")]
+
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::fmt::Display;
+use core::sync::atomic::AtomicU64;
+
+use addr::Hpa;
+use tlb_tag::{Flush, Tag};
+use x86_emulate::Vendor;
+use x86_events::Event;
+
+use super::guest::state::{Gprs, State};
+use super::svm;
+use crate::check::Finding;
+use crate::layout::OwnPages;
+use crate::vcpu::run::{Next, Running};
+
+/// The back end in use.
+pub(crate) type Chosen = svm::Svm;
+
+/// The part of a vCPU that the back end keeps.
+pub(crate) type Hardware = <Chosen as Backend>::Vcpu;
+
+/// A processor's extension for guests.
+pub(crate) trait Backend {
+    /// A vCPU's control block.
+    type Vcpu: State + Injection + WorldSwitch<Host = Self::Host>;
+    /// A pCPU's context for running guests.
+    type Host;
+    /// The format of stage-2 tables.
+    type Stage2Format: stage2::Format;
+    /// Something necessary that a machine lacks.
+    type Missing: Display;
+
+    /// Whose instructions the emulator follows where vendors differ.
+    const VENDOR: Vendor;
+
+    /// Looks at what the machine has. Once, before all others.
+    ///
+    /// # Errors
+    /// The first missing feature.
+    fn check() -> Result<(), Self::Missing>;
+
+    /// What `check` on the command line says about the extension.
+    fn findings() -> Vec<Finding>;
+
+    /// The extension and the features in use, in words.
+    fn describe() -> String;
+
+    /// What the machine offers beyond the necessary.
+    fn features() -> Features;
+
+    /// Whether the first pCPU must not run guests.
+    fn spares_first_cpu() -> bool;
+
+    /// Lets it look as if firmware had locked the extension off, for `selftest=svm-locked`.
+    fn plant_lock();
+
+    /// Turns the extension on for this pCPU. [`check`](Self::check) must have succeeded.
+    fn enable() -> Self::Host;
+
+    /// The format of the stage-2 tables that this machine walks.
+    fn stage2_format() -> Self::Stage2Format;
+
+    /// From here on nothing interrupts this pCPU outside of the guest and of [`take`](Self::take). What becomes pending
+    /// ends the next entry before its first instruction.
+    fn hold();
+
+    /// Takes pending interrupts, then masks them again.
+    fn take();
+
+    /// The end of what [`hold`](Self::hold) began: interrupts off the ordinary way.
+    fn release();
+
+    /// Handles the exit that the guest just made: the one match on its reason.
+    fn handle(run: &mut Running<'_>) -> Next;
+}
+
+/// What the machine offers beyond the necessary.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Features {
+    /// The entries of one TLB tag can be flushed by themselves.
+    pub(crate) can_flush_one_tag: bool,
+    /// Number of TLB tags for guests: 1 to this.
+    pub(crate) tags: u32,
+}
+
+/// Entry and exit of a vCPU.
+pub(crate) trait WorldSwitch {
+    /// A pCPU's context for running guests.
+    type Host;
+
+    /// A control block with all intercepts set and no registers. `stage2_root` is the HPA of the VM's stage-2 tables.
+    fn new(stage2_root: Hpa) -> Self;
+
+    /// Pages that only the processor that runs the vCPU writes.
+    fn own_pages(&self) -> OwnPages;
+
+    /// The vCPU comes to this pCPU, whose TSC the guest reads with `tsc_offset` added.
+    fn arrive(&mut self, tsc_offset: u64);
+
+    /// Sets the intercepts of instructions that leave the guest now and then: PAUSE while others wait for the pCPU, and
+    /// what the back end has of its own.
+    fn renew_intercepts(&mut self, others_wait: bool);
+
+    /// The next entry uses this TLB tag, and flushes this.
+    fn set_tag(&mut self, tag: Tag, flush: Flush);
+
+    /// The entry that [`set_tag`](Self::set_tag) was for is over. Says whether it flushed: one that is refused does
+    /// not.
+    fn end_flush(&mut self) -> bool;
+
+    /// This pCPU drops the TLB entries of a guest's page.
+    fn flush_page(tag: Tag, address: u64);
+
+    /// The class of the guest's task priority (CR8).
+    fn task_priority(&self) -> u8;
+
+    /// Writes the class of the guest's task priority.
+    fn set_task_priority(&mut self, class: u8);
+
+    /// Runs the guest until its next exit.
+    ///
+    /// # Safety Interrupts are [held](Backend::hold), `host` was made on this pCPU, and the stage-2 tables map nothing
+    /// but the VM's own memory.
+    unsafe fn enter(&mut self, gprs: &mut Gprs, host: &Self::Host);
+
+    /// The last exit; `None` if the processor refused to enter, and then no register can be believed.
+    fn exit(&self) -> Option<Exit>;
+
+    /// RIP behind the instruction that left the guest, where the processor says so.
+    fn next_rip(&self) -> Option<u64>;
+
+    /// What the processor has saved of the instruction that left the guest; mostly nothing.
+    fn instruction_bytes(&self) -> &[u8];
+}
+
+/// Why the guest was left, in the terms of the back end: for a log line.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Exit {
+    /// The exit's number.
+    pub(crate) reason: u32,
+    /// What the processor tells with it.
+    pub(crate) details: [u64; 2],
+}
+
+/// Events that go into a guest, and exits that are asked for because of them.
+pub(crate) trait Injection {
+    /// As after INIT: no event, no interrupt shadow, task priority zero, no intercept of IRET.
+    fn reset(&mut self);
+
+    /// Whether the last exit interrupted the delivery of an event.
+    fn has_interrupted_delivery(&self) -> bool;
+
+    /// The event whose delivery the last exit interrupted, if it has to be delivered again. It is told once.
+    fn take_interrupted(&mut self) -> Option<Event>;
+
+    /// The next entry delivers an interrupt.
+    fn inject_interrupt(&mut self, vector: u8);
+
+    /// The next entry delivers `event`, and ends the interrupt shadow.
+    fn inject(&mut self, event: Event);
+
+    /// Whether an entry forgets the interrupt shadow.
+    fn loses_shadow(&self) -> bool;
+
+    /// The guest leaves as soon as it can take an interrupt.
+    fn open_window(&mut self);
+
+    /// Takes back [`open_window`](Self::open_window).
+    fn close_window(&mut self);
+
+    /// Whether writes of the task priority (CR8) leave the guest.
+    fn intercept_task_priority(&mut self, leaves_guest: bool);
+
+    /// Whether IRET leaves the guest.
+    fn intercept_iret(&mut self, leaves_guest: bool);
+
+    /// All exceptions leave the guest, and with `flags_leave_guest` instructions that save or load RFLAGS.
+    fn begin_step(&mut self, flags_leave_guest: bool);
+
+    /// Takes back [`begin_step`](Self::begin_step), IRET included.
+    fn end_step(&mut self);
+}
+
+/// IN, OUT, INS or OUTS.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PortAccess {
+    /// The port.
+    pub(crate) port: u16,
+    /// Bytes: 1, 2 or 4.
+    pub(crate) bytes: u8,
+    /// IN or INS.
+    pub(crate) is_in: bool,
+    /// INS or OUTS, with or without REP.
+    pub(crate) is_string: bool,
+    /// RIP behind the instruction.
+    pub(crate) next_rip: u64,
+}
+
+/// What the processor says of a MOV to a control register, where it says anything.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ControlWrite {
+    /// Number of the general register.
+    pub(crate) from: u8,
+    /// RIP behind the instruction.
+    pub(crate) next_rip: u64,
+}
+
+/// A pCPU's context for running guests.
+pub(crate) struct HostContext {
+    /// The back end's part.
+    pub(super) own: <Chosen as Backend>::Host,
+    /// Identity of the [`FpuState`](super::guest::fpu::FpuState) that the vector registers hold; 0 when nobody's.
+    pub(super) fpu_holder: AtomicU64,
+}
+
+/// What the machine offers for guests.
+pub(crate) mod virtualization {
+    use alloc::format;
+    use alloc::string::String;
+    use alloc::vec::Vec;
+    use core::sync::atomic::AtomicU64;
+
+    pub(crate) use super::HostContext;
+    use super::{Backend, Chosen, Features};
+    use crate::arch::x86_64::guest::fpu;
+    use crate::arch::x86_64::host::{acpi, apic, processor, tsc};
+    use crate::check::{Finding, Verdict};
+
+    /// A vCPU runs for at most 5 ms while others wait. A spinning one is detected earlier (PAUSE).
+    pub(crate) const SLICES_PER_SECOND: u64 = 200;
+
+    /// See [`Backend::check`].
+    pub(crate) fn check() -> Result<(), <Chosen as Backend>::Missing> {
+        Chosen::check()
+    }
+
+    /// See [`Backend::features`].
+    pub(crate) fn features() -> Features {
+        Chosen::features()
+    }
+
+    /// See [`Backend::spares_first_cpu`].
+    pub(crate) fn spares_first_cpu() -> bool {
+        Chosen::spares_first_cpu()
+    }
+
+    /// Makes this pCPU ready for guests. [`check`] must have succeeded.
+    pub(crate) fn enable() -> HostContext {
+        let own = Chosen::enable();
+        fpu::enable();
+        HostContext { own, fpu_holder: AtomicU64::new(0) }
+    }
+
+    /// The processor in words, with the features in use.
+    pub(crate) fn describe() -> String {
+        format!("{}; {}", processor::name(), Chosen::describe())
+    }
+
+    /// The results of `check` for the machine.
+    pub(crate) fn findings() -> Vec<Finding> {
+        let mut findings = Vec::from([processor::finding()]);
+        findings.extend(Chosen::findings());
+
+        let clock = format!("{} kHz, {}", tsc::hz() / 1000, tsc::describe());
+        findings.push(Finding {
+            about: "TSC",
+            found: clock,
+            verdict: if tsc::is_invariant() {
+                Verdict::Good
+            } else {
+                Verdict::Worse(String::from("guests will take another clock, which costs exits"))
+            },
+        });
+        findings.push(Finding::good("interrupts", format!("timer: {}", apic::timer_name())));
+        let off = acpi::machine().is_some_and(|machine| machine.soft_off.is_some());
+        findings.push(if off {
+            Finding::good("power off", String::from("by ACPI"))
+        } else {
+            let why = String::from("when all VMs have ended, turn it off by hand");
+            Finding { about: "power off", found: String::from("ACPI does not say how"), verdict: Verdict::Worse(why) }
+        });
+        findings
+    }
+}
+
+/// Who may interrupt the vCPU loop, and when.
+pub(crate) mod gate {
+    use super::{Backend, Chosen};
+
+    /// See [`Backend::hold`].
+    #[inline]
+    pub(crate) fn hold() {
+        Chosen::hold();
+    }
+
+    /// See [`Backend::release`].
+    #[inline]
+    pub(crate) fn release() {
+        Chosen::release();
+    }
+
+    /// See [`Backend::take`].
+    #[inline]
+    pub(crate) fn take() {
+        Chosen::take();
+    }
+}
+
+/// Exits.
+pub(crate) mod exit {
+    use super::{Backend, Chosen};
+    use crate::vcpu::run::{Next, Running};
+
+    /// See [`Backend::handle`].
+    #[inline(always)]
+    pub(crate) fn handle(run: &mut Running<'_>) -> Next {
+        Chosen::handle(run)
+    }
+}
+
+/// The format of stage-2 tables.
+pub(crate) mod format {
+    use super::{Backend, Chosen};
+
+    /// The kind of stage-2 tables of this architecture.
+    pub(crate) type Stage2Format = <Chosen as Backend>::Stage2Format;
+
+    /// See [`Backend::stage2_format`].
+    pub(crate) fn stage2_format() -> Stage2Format {
+        Chosen::stage2_format()
+    }
+}

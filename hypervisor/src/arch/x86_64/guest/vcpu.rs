@@ -1,0 +1,468 @@
+//! A vCPU: its registers, its local APIC, and what is delivered to it next.
+//!
+//! Everything here belongs to the pCPU that runs the vCPU. Others reach it through its mailbox and through
+//! [`Posted`](super::routing::Posted). What the processor loads at an entry and saves at an exit is in [`Hardware`].
+
+#![expect(unsafe_code, reason = "loads debug registers and TSC_AUX, and enters the guest")]
+
+use core::arch::asm;
+
+use abi::control::StopReason;
+use abi::payload::{ApicMode, VmConfig};
+use addr::Hpa;
+use hyperv_defs::msr::VpAssistMsr;
+use shootdown::Pages;
+use tlb_tag::{CpuTags, Flush, VcpuTags};
+use x86_64::registers::model_specific::Msr;
+use x86_boot::Entry;
+use x86_defs::cpuid::leaf_8000_0001_edx;
+use x86_defs::msr;
+use x86_defs::registers::{dr6, rflags, vector};
+use x86_events::{Events, Flags};
+
+use super::emulate::{self, Emulator};
+use super::events::Armed;
+use super::fpu::FpuState;
+use super::msr::MISC_ENABLE_RESET;
+use super::state::{Gprs, Registers, State as _, gpr};
+use super::synic::VcpuSynic;
+use crate::arch::x86_64::backend::{Exit, Hardware, HostContext, Injection as _, WorldSwitch as _};
+use crate::arch::x86_64::host::processor::leaf;
+use crate::arch::x86_64::host::tsc;
+use crate::device::local_apic::{self, LocalApic};
+use crate::device::memory_types::MemoryTypes;
+use crate::layout::OwnPages;
+use crate::vcpu::Tally;
+use crate::vcpu::run::{Next, Running};
+
+/// Registers, interrupt state and save areas of one vCPU.
+pub(crate) struct ArchVcpu {
+    /// General registers, but for those that [`hardware`](Self::hardware) has.
+    pub(in crate::arch::x86_64) gprs: Gprs,
+    /// What the processor loads at an entry and saves at an exit.
+    pub(in crate::arch::x86_64) hardware: Hardware,
+    /// The vCPU's activity.
+    pub(in crate::arch::x86_64) activity: Activity,
+    /// The local APIC, this pCPU's half of it.
+    pub(in crate::arch::x86_64) apic: LocalApic,
+    /// Exceptions and NMIs that wait.
+    pub(super) events: Events,
+    /// The entry's request for control.
+    pub(super) armed: Armed,
+    /// What the next single-stepped instruction does with RFLAGS.
+    pub(super) at_flags: Flags,
+    /// The PUSHF that was stepped over has saved the hypervisor's TF.
+    pub(in crate::arch::x86_64) shows_trap_flag: bool,
+    /// When the guest was last left, by this pCPU's counter.
+    left_at: u64,
+    /// Memory-type registers, stored for the guest without effect.
+    pub(super) memory_types: MemoryTypes,
+    /// MISC_ENABLE, the same.
+    pub(super) misc_enable: u64,
+    fpu: FpuState,
+    debug_addresses: [u64; 4],
+    tsc_aux: u64,
+    /// Where the guest has its Hyper-V assist page. Nothing is written there after its first word was cleared.
+    pub(super) vp_assist: VpAssistMsr,
+    /// Its synthetic interrupt controller and timers.
+    pub(super) synic: VcpuSynic,
+    /// The tag of its TLB entries, and what they owe.
+    tags: VcpuTags,
+    /// State and caches of instruction emulation.
+    pub(super) emulator: Emulator,
+}
+
+/// A vCPU's activity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Activity {
+    /// Runs instructions.
+    Active,
+    /// The same, but traced: the loop's slow path runs before each entry.
+    Watched,
+    /// Halted until an interrupt that it takes.
+    Halted,
+    /// Was reset and waits for a start-up message.
+    WaitsForStartup,
+}
+
+/// The fastest periodic timer that a guest gets: 20 µs.
+const SHORTEST_PERIODS_PER_SECOND: u64 = 50_000;
+
+impl ArchVcpu {
+    /// A vCPU after power-on that waits for a start-up message. `stage2_root` is the HPA of the VM's stage-2 tables.
+    #[inline(never)]
+    pub(crate) fn new(index: u32, config: &VmConfig, stage2_root: Hpa, tags: VcpuTags) -> Self {
+        let mut vcpu = Self {
+            gprs: [0; 16],
+            hardware: Hardware::new(stage2_root),
+            activity: Activity::WaitsForStartup,
+            apic: LocalApic::new(local_apic::Config {
+                id: index,
+                x2apic_offered: config.apic == ApicMode::X2Apic,
+                bootstrap: index == 0,
+                shortest_period: tsc::hz() / SHORTEST_PERIODS_PER_SECOND,
+            }),
+            events: Events::new(),
+            armed: Armed::Nothing,
+            at_flags: Flags::Kept,
+            shows_trap_flag: false,
+            left_at: 0,
+            memory_types: MemoryTypes::new(),
+            misc_enable: MISC_ENABLE_RESET,
+            fpu: FpuState::new(),
+            debug_addresses: [0; 4],
+            tsc_aux: 0,
+            vp_assist: VpAssistMsr::default(),
+            synic: VcpuSynic::new(),
+            tags,
+            emulator: emulate::new(index, config.decode_cache),
+        };
+        vcpu.reset_registers();
+        vcpu
+    }
+
+    /// Pages that only the pCPU that runs the vCPU writes.
+    pub(crate) fn own_pages(&self) -> impl Iterator<Item = OwnPages> {
+        [self.hardware.own_pages(), self.fpu.own_pages()].into_iter().chain(emulate::own_pages(&self.emulator))
+    }
+
+    /// Registers as after INIT (APM vol. 2, table 14-1).
+    fn reset_registers(&mut self) {
+        self.hardware.set_registers(&Registers::RESET);
+        self.gprs = [0; 16];
+        self.gprs[gpr::RDX] = u64::from(leaf(1).eax);
+        self.debug_addresses = [0; 4];
+
+        self.hardware.reset();
+        self.events.reset();
+        self.at_flags = Flags::Kept;
+    }
+
+    /// Starts the vCPU as a kernel's boot protocol wants it.
+    pub(crate) fn start_at(&mut self, entry: &Entry) {
+        self.reset_registers();
+        self.gprs[gpr::RDX] = 0;
+        self.hardware.set_registers(&Registers::at_entry(entry, &mut self.gprs));
+        self.activity = Activity::Active;
+    }
+
+    /// INIT: reset, then wait for a start-up message (APM vol. 2, 14.1.1). The vector registers keep their state, as on
+    /// hardware.
+    pub(crate) fn init(&mut self) {
+        self.reset_registers();
+        self.apic.init();
+        self.synic = VcpuSynic::new();
+        self.activity = Activity::WaitsForStartup;
+    }
+
+    /// Start-up IPI: begin in real mode at page `page`. No effect unless the vCPU waits for it.
+    pub(crate) fn start_up(&mut self, page: u8) {
+        if self.activity == Activity::WaitsForStartup {
+            self.hardware.set_registers(&Registers::at_page(page));
+            self.activity = Activity::Active;
+        }
+    }
+
+    /// NMIs were posted.
+    pub(crate) fn request_nmis(&mut self, count: u8) {
+        self.events.request_nmis(count);
+    }
+
+    /// The vCPU comes to this pCPU; `came_back` if it ran here last, and nowhere else since.
+    pub(crate) fn load(&mut self, cpu: &HostContext, tags: &mut CpuTags, came_back: bool) {
+        self.fpu.load(cpu, came_back);
+        if has_tsc_aux() {
+            // SAFETY: the MSR exists; the hypervisor uses neither RDTSCP nor RDPID. The value came from the same MSR.
+            unsafe { Msr::new(msr::TSC_AUX).write(self.tsc_aux) };
+        }
+        write_debug_addresses(&self.debug_addresses);
+
+        // Entries cached here before the vCPU ran on another pCPU are stale: the guest may have flushed them there.
+        self.tags.arrive(tags, came_back);
+        self.hardware.arrive(tsc::offset());
+        self.left_at = tsc::raw();
+    }
+
+    /// The vCPU leaves this pCPU.
+    pub(crate) fn unload(&mut self, _: &mut CpuTags) {
+        self.fpu.save();
+        if has_tsc_aux() {
+            // SAFETY: the MSR exists; reading it has no effect.
+            self.tsc_aux = unsafe { Msr::new(msr::TSC_AUX).read() };
+        }
+        self.debug_addresses = read_debug_addresses();
+    }
+
+    /// Makes those instructions leave the guest that do so now and then: PAUSE, worth it only while somebody waits for
+    /// the pCPU, and others where the back end has to look at them.
+    pub(crate) fn renew_intercepts(&mut self, others_wait: bool) {
+        self.hardware.renew_intercepts(others_wait);
+    }
+
+    /// Runs the guest until its next exit. `epoch` is the VM's: entries of the TLB from before it are not used.
+    #[inline]
+    pub(crate) fn enter(&mut self, cpu: &HostContext, tags: &mut CpuTags, epoch: u64, tally: Tally<'_>) {
+        self.prepare_event(tally);
+        // CR8 is a view of the task priority. The guest may change either side: a write of the APIC's register exits,
+        // one of CR8 does not.
+        self.hardware.set_task_priority(self.apic.cr8());
+
+        let tags_entry = match self.tags.is_current(tags, epoch) {
+            true => None,
+            false => Some(prepare_tag(self.tags.enter(tags, epoch), &mut self.hardware, tally)),
+        };
+        let entered_at = tsc::raw();
+        tally.add(|count| &count.host_ticks, entered_at.wrapping_sub(self.left_at));
+        tally.add(|count| &count.entries, 1);
+
+        // SAFETY: the vCPU loop holds interrupts off (`gate::hold`). `cpu` is this pCPU's. The stage-2 tables are the
+        // VM's, and map nothing but its own memory.
+        unsafe { self.hardware.enter(&mut self.gprs, &cpu.own) };
+
+        self.left_at = tsc::raw();
+        tally.add(|count| &count.guest_ticks, self.left_at.wrapping_sub(entered_at));
+        if let Some(entry) = tags_entry {
+            complete(entry, &mut self.hardware);
+        }
+        if self.hardware.task_priority() != self.apic.cr8() {
+            self.apic.set_cr8(self.hardware.task_priority());
+        }
+    }
+
+    /// When the guest was last left.
+    pub(crate) fn left_at(&self) -> u64 {
+        tsc::at(self.left_at)
+    }
+
+    /// Ticks that the vCPU has had: in the guest, and in the hypervisor on its behalf.
+    pub(in crate::arch::x86_64) fn runtime(&self, tally: Tally<'_>) -> u64 {
+        tally.guest_ticks.get() + tally.host_ticks.get() + tsc::raw().wrapping_sub(self.left_at)
+    }
+
+    /// Whether all TLB entries of the VM are still good since the vCPU's last entry, if its epoch is `epoch` now.
+    pub(in crate::arch::x86_64) fn has_seen(&self, epoch: u64) -> bool {
+        self.tags.has_seen(epoch)
+    }
+
+    /// All TLB entries of the guest go before its next instruction.
+    pub(crate) fn flush_whole(&mut self) {
+        self.tags.void();
+    }
+
+    /// Flushes the TLB entries for `pages` of the guest's address space, unless all entries will be flushed anyway.
+    /// Returns how many pages were flushed one by one.
+    pub(crate) fn flush_pages(&mut self, pages: Pages) -> u64 {
+        if self.tags.is_void() {
+            return 0;
+        }
+        let tag = self.tags.tag();
+        for page in 0..pages.count() {
+            Hardware::flush_page(tag, pages.first().wrapping_add(page << 12));
+        }
+        pages.count()
+    }
+
+    /// The tags to give back when the vCPU is removed.
+    pub(crate) fn into_tags(self) -> VcpuTags {
+        self.tags
+    }
+
+    /// Asks for an exit when the guest changes its task priority, if that is all that holds an interrupt back.
+    #[cold]
+    pub(super) fn watch_task_priority(&mut self) {
+        if self.apic.is_held_by_task_priority() {
+            self.hardware.intercept_task_priority(true);
+        }
+    }
+
+    /// The guest writes CR8, the class of its task priority.
+    pub(super) fn write_cr8(&mut self, class: u8) {
+        self.apic.set_cr8(class);
+        self.hardware.intercept_task_priority(false);
+    }
+
+    /// Whether the guest takes an interrupt at its next instruction.
+    #[inline]
+    pub(super) fn takes_interrupts(&self) -> bool {
+        self.hardware.rflags() & rflags::IF != 0 && !self.hardware.is_in_shadow()
+    }
+
+    /// Whether a halted vCPU has something that ends its halt; if so it is active again.
+    pub(crate) fn try_wake(&mut self) -> bool {
+        let wakes = self.activity == Activity::Halted
+            && (self.events.wakes() || (self.takes_interrupts() && self.apic.pending().is_some()));
+        if wakes {
+            self.activity = Activity::Active;
+        }
+        wakes
+    }
+
+    /// Whether the vCPU runs instructions.
+    #[inline]
+    pub(crate) fn is_active(&self) -> bool {
+        self.activity == Activity::Active
+    }
+
+    /// Whether it runs, watched or not.
+    pub(crate) fn is_awake(&self) -> bool {
+        matches!(self.activity, Activity::Active | Activity::Watched)
+    }
+
+    /// Turns tracing of each entry on or off. A watched vCPU is awake, but not [active](Self::is_active).
+    pub(crate) fn watch(&mut self, is_watched: bool) {
+        if self.is_awake() {
+            self.activity = if is_watched { Activity::Watched } else { Activity::Active };
+        }
+    }
+
+    /// Whether nothing but an NMI, an INIT or a start-up message from another vCPU can ever make this one run again.
+    pub(crate) fn is_parked(&self) -> bool {
+        match self.activity {
+            Activity::Active | Activity::Watched => false,
+            Activity::Halted => self.hardware.rflags() & rflags::IF == 0,
+            Activity::WaitsForStartup => true,
+        }
+    }
+
+    /// When the vCPU's own timer is due, in host TSC ticks.
+    #[inline]
+    pub(crate) fn deadline(&self) -> Option<u64> {
+        match (self.apic.deadline(), self.synic.due()) {
+            (deadline, u64::MAX) => deadline,
+            (deadline, due) => Some(deadline.map_or(due, |deadline| deadline.min(due))),
+        }
+    }
+
+    /// Lets a due timer fire.
+    pub(crate) fn expire_timer(&mut self, now: u64) {
+        self.apic.expire(now);
+        if self.synic.due() <= now {
+            self.synic.expire(&mut self.apic, now);
+        }
+    }
+
+    /// Where the guest is, for a log line.
+    pub(crate) fn whereabouts(&self) -> Whereabouts<'_> {
+        Whereabouts(self)
+    }
+
+    /// Skips the intercepted instruction of `length` bytes.
+    ///
+    /// The CPU reports the length if it can. Otherwise it is the length of the instruction's shortest form: a guest
+    /// that adds prefixes to CPUID and similar instructions affects only itself.
+    #[inline]
+    pub(in crate::arch::x86_64) fn skip(&mut self, length: u64) {
+        self.skip_to(self.hardware.next_rip().unwrap_or_else(|| self.hardware.rip().wrapping_add(length)));
+    }
+
+    /// Goes on at `rip`, behind an instruction that was emulated.
+    #[inline]
+    pub(in crate::arch::x86_64) fn skip_to(&mut self, rip: u64) {
+        self.hardware.set_rip(rip);
+        self.hardware.set_shadow(false);
+        if self.hardware.rflags() & (rflags::TF | rflags::RF) != 0 {
+            self.complete_with_flags();
+        }
+    }
+
+    /// An instruction was emulated with TF or RF set: TF traps behind it, RF is cleared (APM vol. 2, 13.1.4, 3.1.6).
+    #[cold]
+    fn complete_with_flags(&mut self) {
+        let flags = self.hardware.rflags();
+        self.hardware.set_rflags(flags & !rflags::RF);
+        if flags & rflags::TF != 0 {
+            self.hardware.set_dr6(self.hardware.dr6() | dr6::SINGLE_STEP);
+            self.raise(vector::DEBUG, 0);
+        }
+    }
+
+    /// The guest gets #UD.
+    #[cold]
+    pub(in crate::arch::x86_64) fn undefined(&mut self) {
+        self.raise(vector::INVALID_OPCODE, 0);
+    }
+
+    /// The guest gets #GP(0).
+    #[cold]
+    pub(in crate::arch::x86_64) fn general_protection(&mut self) {
+        self.raise(vector::GENERAL_PROTECTION, 0);
+    }
+
+    /// EDX:EAX.
+    #[inline]
+    pub(in crate::arch::x86_64) fn edx_eax(&self) -> u64 {
+        self.gprs[gpr::RDX] << 32 | self.hardware.rax() & 0xffff_ffff
+    }
+
+    /// Sets EDX:EAX; the upper halves of RDX and RAX become zero.
+    #[inline]
+    pub(in crate::arch::x86_64) fn set_edx_eax(&mut self, value: u64) {
+        self.hardware.set_rax(value & 0xffff_ffff);
+        self.gprs[gpr::RDX] = value >> 32;
+    }
+}
+
+/// The next entry has another tag, or something to flush.
+#[cold]
+fn prepare_tag<'a>(entry: tlb_tag::Entry<'a>, hardware: &mut Hardware, tally: Tally<'_>) -> tlb_tag::Entry<'a> {
+    hardware.set_tag(entry.tag(), entry.flush());
+    tally.add(|count| &count.tlb_flushes, (entry.flush() != Flush::Nothing).into());
+    tally.add(|count| &count.tlb_flushes_all, (entry.flush() == Flush::Everything).into());
+    tally.add(|count| &count.tag_assignments, entry.assigned().into());
+    tally.add(|count| &count.tag_generations, entry.new_generation().into());
+    entry
+}
+
+/// The guest was left after such an entry, or could not be entered: then nothing was flushed.
+#[cold]
+fn complete(entry: tlb_tag::Entry<'_>, hardware: &mut Hardware) {
+    if hardware.end_flush() {
+        entry.completed();
+    }
+}
+
+/// Ends the VM because of this vCPU's action.
+#[cold]
+pub(in crate::arch::x86_64) fn stop(run: &mut Running<'_>, reason: StopReason, what: &str) -> Next {
+    run.vm.stop(reason, format_args!("vCPU {}: {what}, {}", run.index, run.owner.arch.whereabouts()));
+    Next::Resume
+}
+
+fn has_tsc_aux() -> bool {
+    leaf(0x8000_0001).edx & leaf_8000_0001_edx::RDTSCP != 0
+}
+
+fn write_debug_addresses(addresses: &[u64; 4]) {
+    let [dr0, dr1, dr2, dr3] = *addresses;
+    // SAFETY: the host's DR7 enables no breakpoint, so these addresses mean nothing to it.
+    unsafe {
+        asm!("mov dr0, {}", "mov dr1, {}", "mov dr2, {}", "mov dr3, {}", in(reg) dr0, in(reg) dr1, in(reg) dr2, in(reg) dr3, options(nomem, nostack, preserves_flags));
+    }
+}
+
+fn read_debug_addresses() -> [u64; 4] {
+    let (dr0, dr1, dr2, dr3): (u64, u64, u64, u64);
+    // SAFETY: reading debug registers has no effect while DR7.GD is clear, as it is in the host.
+    unsafe {
+        asm!("mov {}, dr0", "mov {}, dr1", "mov {}, dr2", "mov {}, dr3", out(reg) dr0, out(reg) dr1, out(reg) dr2, out(reg) dr3, options(nomem, nostack, preserves_flags));
+    }
+    [dr0, dr1, dr2, dr3]
+}
+
+/// See [`ArchVcpu::whereabouts`].
+pub(crate) struct Whereabouts<'a>(&'a ArchVcpu);
+
+impl core::fmt::Display for Whereabouts<'_> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let Some(Exit { reason, details: [first, second] }) = self.0.hardware.exit() else {
+            return write!(f, "with a state that the CPU refuses to enter");
+        };
+        let Registers { rip, rsp, rflags, cs, control, cr2, cr3, .. } = self.0.hardware.registers();
+        write!(
+            f,
+            "at rip {rip:#x} cs {:#x} rsp {rsp:#x} rflags {rflags:#x} cr0 {:#x} cr2 {cr2:#x} cr3 {cr3:#x} cr4 {:#x} efer {:#x}, \
+             exit {reason:#x} info {first:#x} {second:#x}",
+            cs.selector, control.cr0, control.cr4, control.efer,
+        )
+    }
+}
