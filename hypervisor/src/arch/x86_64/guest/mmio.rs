@@ -12,13 +12,13 @@ use x86_emulate::{
     Access, Cause, Cpu as _, Device, Emulation, Fetched, Mode, Outcome, Segment, SegmentRegister, Walks, Width, Window,
 };
 
+use super::apic::{Origin, apply};
 use super::emulate::{self, Registers};
 use super::state::{State as _, gpr};
 use super::vcpu::ArchVcpu;
 use super::{platform, routing};
 use crate::arch::x86_64::backend::WorldSwitch as _;
 use crate::arch::x86_64::host::tsc;
-use crate::arch::x86_64::svm::exit::{Origin, apply};
 use crate::device::io_apic;
 use crate::device::local_apic::{Effect, LocalApic};
 use crate::vcpu::Vcpu;

@@ -2,6 +2,7 @@
 //!
 //! `cpuid`, `msr`, `control`, `mmio` and `platform` handle exits, `routing` delivers interrupts between vCPUs.
 
+pub(crate) mod apic;
 pub(crate) mod control;
 pub(crate) mod cpuid;
 pub(crate) mod emulate;

@@ -7,11 +7,11 @@ use addr::Gpa;
 use x86_defs::control::Refused;
 use x86_defs::msr;
 
+use super::apic::{Origin, apply};
 use super::state::State as _;
 use super::vcpu::ArchVcpu;
 use super::{control, cpuid, hyperv};
 use crate::arch::x86_64::host::tsc;
-use crate::arch::x86_64::svm::exit::{Origin, apply};
 use crate::device::local_apic::{Effect, GeneralProtection};
 use crate::device::memory_types;
 use crate::vcpu::run::Running;

@@ -18,15 +18,13 @@ use x86_events::Flags;
 
 use super::old_code;
 use crate::arch::x86_64::backend::{ControlWrite, PortAccess};
+use crate::arch::x86_64::guest::apic::{Origin, apply};
 use crate::arch::x86_64::guest::state::{State as _, gpr};
 use crate::arch::x86_64::guest::vcpu::{Activity, stop};
-use crate::arch::x86_64::guest::{control, cpuid, fpu, hyperv, mmio, msr, platform, routing};
-use crate::arch::x86_64::host::{apic as host_apic, machine_check, tsc};
-use crate::device::interrupt::{Kind, Message, Target};
-use crate::device::local_apic::{Effect, GeneralProtection, LocalApic, Mode};
-use crate::vcpu::Vcpu;
+use crate::arch::x86_64::guest::{control, cpuid, fpu, hyperv, mmio, msr, platform};
+use crate::arch::x86_64::host::{machine_check, tsc};
+use crate::device::local_apic::{GeneralProtection, Mode};
 use crate::vcpu::run::{Next, Running};
-use crate::vm::Vm;
 use crate::vm::fault::{Resolved, resolve_fault};
 
 /// Handles the exit that the guest just made.
@@ -263,48 +261,6 @@ fn refuse_msr(run: &mut Running<'_>, register: u32, is_write: bool) {
     let verb = if is_write { "WRMSR" } else { "RDMSR" };
     debug!("{} vCPU {}: {verb} {register:#x} gets #GP", run.vm.name(), run.index);
     run.owner.arch.general_protection();
-}
-
-/// The source of an access to a local APIC or another device.
-#[derive(Clone, Copy)]
-pub(in crate::arch::x86_64) struct Origin<'a> {
-    pub(in crate::arch::x86_64) vm: &'a Vm,
-    vcpu: &'a Vcpu,
-    pub(in crate::arch::x86_64) index: u32,
-}
-
-impl<'a> Origin<'a> {
-    #[inline]
-    pub(in crate::arch::x86_64) fn of(run: &Running<'a>) -> Self {
-        Self { vm: run.vm, vcpu: run.vcpu, index: run.index }
-    }
-}
-
-/// Does what an access to the local APIC requests.
-#[inline]
-pub(in crate::arch::x86_64) fn apply(origin: Origin<'_>, apic: &mut LocalApic, effect: Effect) {
-    let Origin { vm, vcpu, index } = origin;
-    match effect {
-        Effect::None => {}
-        Effect::Send(message) => {
-            if message.target == Target::SelfOnly && message.kind == Kind::Fixed {
-                apic.accept(message.vector, message.level);
-            } else if message.target == Target::SelfOnly {
-                routing::send(vm, Some(index), &Message { target: Target::Physical(index), ..message });
-            } else {
-                routing::send(vm, Some(index), &message);
-            }
-        }
-        Effect::TimerChanged => {
-            if let Some(deadline) = apic.deadline() {
-                host_apic::arm_timer(deadline);
-            }
-        }
-        Effect::EndOfInterrupt { vector } => platform::end_of_interrupt(vm, vector),
-        Effect::LogicalIdChanged | Effect::ModeChanged => {
-            vcpu.posted().publish_logical_id(apic.logical_id());
-        }
-    }
 }
 
 /// Nested page fault: nothing is mapped there, or not for this access.

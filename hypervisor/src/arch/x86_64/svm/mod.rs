@@ -7,7 +7,7 @@
 
 mod entry;
 mod events;
-pub(crate) mod exit;
+mod exit;
 mod format;
 mod gate;
 mod old_code;
