@@ -20,6 +20,8 @@ use addr::Hva;
 use spin::Once;
 use x86_64::registers::control::{Cr4, Cr4Flags};
 
+use super::state::{State as _, gpr};
+use super::vcpu::ArchVcpu;
 use crate::arch::x86_64::backend::HostContext;
 use crate::arch::x86_64::host::processor::has_protection_keys;
 use crate::layout::OwnPages;
@@ -151,9 +153,22 @@ pub(super) fn read_xcr0() -> u64 {
     u64::from(high) << 32 | u64::from(low)
 }
 
+/// XSETBV, where the CPU honours its intercept.
+pub(in crate::arch::x86_64) fn set_xcr0(arch: &mut ArchVcpu) {
+    let value = arch.edx_eax();
+    #[expect(clippy::cast_possible_truncation, reason = "XSETBV reads ECX")]
+    let register = arch.gprs[gpr::RCX] as u32;
+    if register == 0 && arch.hardware.cpl() == 0 && is_valid_xcr0(value) {
+        write_xcr0(value);
+        arch.skip(3);
+    } else {
+        arch.general_protection();
+    }
+}
+
 /// Whether a guest may set XCR0 to `value` (APM vol. 2, 11.5.2): x87 always, AVX only with SSE, AVX-512 only whole and
 /// with AVX, and nothing that is not offered.
-pub(in crate::arch::x86_64) fn is_valid_xcr0(value: u64) -> bool {
+fn is_valid_xcr0(value: u64) -> bool {
     const SSE: u64 = 1 << 1;
     const AVX: u64 = 1 << 2;
     const AVX512: u64 = 7 << 5;
@@ -164,7 +179,7 @@ pub(in crate::arch::x86_64) fn is_valid_xcr0(value: u64) -> bool {
 }
 
 /// Sets XCR0 of the guest whose state is in the registers. The value must be valid ([`is_valid_xcr0`]).
-pub(in crate::arch::x86_64) fn write_xcr0(value: u64) {
+fn write_xcr0(value: u64) {
     // SAFETY: the machine supports the value, see the callers; the hypervisor uses no extended state. The instruction
     // reads the lower half of RAX.
     unsafe { asm!("xsetbv", in("rcx") 0, in("rax") value, in("rdx") value >> 32, options(nomem, nostack)) };

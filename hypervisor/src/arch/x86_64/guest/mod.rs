@@ -18,3 +18,4 @@ pub(crate) mod state;
 pub(crate) mod synic;
 pub(crate) mod uart;
 pub(crate) mod vcpu;
+pub(crate) mod vmware;

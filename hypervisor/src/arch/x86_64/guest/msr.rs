@@ -3,18 +3,20 @@
 //! A register that is not named here does not exist: the guest gets #GP, as on a CPU that lacks it. What an
 //! entry and an exit switch by themselves is passed through and does not come here (the back end has the list).
 
+use abi::counters::ExitReason;
 use addr::Gpa;
+use log::debug;
 use x86_defs::control::Refused;
 use x86_defs::msr;
 
 use super::apic::{Origin, apply};
-use super::state::State as _;
+use super::state::{State as _, gpr};
 use super::vcpu::ArchVcpu;
 use super::{control, cpuid, hyperv};
 use crate::arch::x86_64::host::tsc;
-use crate::device::local_apic::{Effect, GeneralProtection};
+use crate::device::local_apic::{Effect, GeneralProtection, Mode};
 use crate::device::memory_types;
-use crate::vcpu::run::Running;
+use crate::vcpu::run::{Next, Running};
 
 /// HWCR: the TSC always counts at the P0 frequency.
 const HWCR_TSC_FREQ_SEL: u64 = 1 << 24;
@@ -29,11 +31,48 @@ const MISC_ENABLE_READ_ONLY: u64 = 1 << 11 | 1 << 12;
 /// After reset: fast strings.
 pub(in crate::arch::x86_64) const MISC_ENABLE_RESET: u64 = MISC_ENABLE_READ_ONLY | 1 << 0;
 
+/// RDMSR and WRMSR.
+#[inline(always)]
+pub(in crate::arch::x86_64) fn access(run: &mut Running<'_>, is_write: bool) -> Next {
+    let arch = &mut run.owner.arch;
+    #[expect(clippy::cast_possible_truncation, reason = "RDMSR and WRMSR read ECX")]
+    let register = arch.gprs[gpr::RCX] as u32;
+
+    let result = if is_write {
+        run.tally.exit(ExitReason::SysregWrite);
+        let value = arch.edx_eax();
+        if register == msr::X2APIC_EOI && value == 0 && arch.apic.mode() == Mode::X2Apic {
+            // By far the most frequent write; see `LocalApic::end_of_interrupt`.
+            let effect = arch.apic.end_of_interrupt();
+            arch.skip(2);
+            apply(Origin::of(run), &mut run.owner.arch.apic, effect);
+            return Next::Resume;
+        }
+        write(run, register, value)
+    } else {
+        run.tally.exit(ExitReason::SysregRead);
+        read(run, register).map(|value| run.owner.arch.set_edx_eax(value))
+    };
+
+    match result {
+        Ok(()) => run.owner.arch.skip(2),
+        Err(GeneralProtection) => refuse_msr(run, register, is_write),
+    }
+    Next::Resume
+}
+
+#[cold]
+fn refuse_msr(run: &mut Running<'_>, register: u32, is_write: bool) {
+    let verb = if is_write { "WRMSR" } else { "RDMSR" };
+    debug!("{} vCPU {}: {verb} {register:#x} gets #GP", run.vm.name(), run.index);
+    run.owner.arch.general_protection();
+}
+
 /// Reads a register for the guest.
 ///
 /// # Errors
 /// When it does not exist or cannot be read: the guest gets #GP.
-pub(in crate::arch::x86_64) fn read(run: &mut Running<'_>, number: u32) -> Result<u64, GeneralProtection> {
+fn read(run: &mut Running<'_>, number: u32) -> Result<u64, GeneralProtection> {
     let arch = &mut run.owner.arch;
     match number {
         msr::X2APIC_FIRST..=msr::X2APIC_LAST => arch.apic.read_msr(number, tsc::now),
@@ -55,7 +94,7 @@ pub(in crate::arch::x86_64) fn read(run: &mut Running<'_>, number: u32) -> Resul
 ///
 /// # Errors
 /// When it does not exist, cannot be written, or not with this value: the guest gets #GP and nothing has changed.
-pub(in crate::arch::x86_64) fn write(run: &mut Running<'_>, number: u32, value: u64) -> Result<(), GeneralProtection> {
+fn write(run: &mut Running<'_>, number: u32, value: u64) -> Result<(), GeneralProtection> {
     let arch = &mut run.owner.arch;
     let effect = match number {
         msr::X2APIC_FIRST..=msr::X2APIC_LAST => arch.apic.write_msr(number, value, tsc::now())?,

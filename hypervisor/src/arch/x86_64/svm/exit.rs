@@ -7,23 +7,18 @@ use abi::control::StopReason;
 use abi::counters::ExitReason;
 use addr::Gpa;
 use decode_cache::Cause;
-use log::debug;
 use stage2::Access;
 use x86_defs::control::assisted;
 use x86_defs::exit_code as code;
-use x86_defs::msr as number;
 use x86_defs::registers::vector;
 use x86_defs::vmcb::ControlArea;
 use x86_events::Flags;
 
 use super::old_code;
 use crate::arch::x86_64::backend::{ControlWrite, PortAccess};
-use crate::arch::x86_64::guest::apic::{Origin, apply};
-use crate::arch::x86_64::guest::state::{State as _, gpr};
 use crate::arch::x86_64::guest::vcpu::{Activity, stop};
-use crate::arch::x86_64::guest::{control, cpuid, fpu, hyperv, mmio, msr, platform};
-use crate::arch::x86_64::host::{machine_check, tsc};
-use crate::device::local_apic::{GeneralProtection, Mode};
+use crate::arch::x86_64::guest::{control, fpu, hyperv, mmio, msr, platform, vmware};
+use crate::arch::x86_64::host::machine_check;
 use crate::vcpu::run::{Next, Running};
 use crate::vm::fault::{Resolved, resolve_fault};
 
@@ -39,7 +34,10 @@ pub(super) fn handle(run: &mut Running<'_>) -> Next {
         return stepped(run);
     }
     match reason {
-        code::MSR => access_msr(run),
+        code::MSR => {
+            let is_write = arch.hardware.vmcb.control.exit_info_1 & 1 != 0;
+            msr::access(run, is_write)
+        }
         code::CPUID => {
             tally.exit(ExitReason::Cpuid);
             run.vm.platform().cpuid.answer(arch);
@@ -76,7 +74,7 @@ pub(super) fn handle(run: &mut Running<'_>) -> Next {
             tally.exit(ExitReason::Hypercall);
             match run.vm.platform().hyperv {
                 Some(_) => hyperv::hypercall(run),
-                None => vmware_call(run),
+                None => vmware::call(run),
             }
         }
         code::IRET => {
@@ -101,7 +99,7 @@ pub(super) fn handle(run: &mut Running<'_>) -> Next {
         }
         code::XSETBV => {
             tally.exit(ExitReason::ControlRegister);
-            set_xcr0(run);
+            fpu::set_xcr0(arch);
             Next::Resume
         }
         code::CR0_SEL_WRITE => {
@@ -225,44 +223,6 @@ fn control_write(control: &ControlArea) -> Option<ControlWrite> {
     assisted(control.exit_info_1).filter(|_| next_rip != 0).map(|from| ControlWrite { from, next_rip })
 }
 
-/// RDMSR and WRMSR.
-#[inline]
-fn access_msr(run: &mut Running<'_>) -> Next {
-    let arch = &mut run.owner.arch;
-    #[expect(clippy::cast_possible_truncation, reason = "RDMSR and WRMSR read ECX")]
-    let register = arch.gprs[gpr::RCX] as u32;
-    let is_write = arch.hardware.vmcb.control.exit_info_1 & 1 != 0;
-
-    let result = if is_write {
-        run.tally.exit(ExitReason::SysregWrite);
-        let value = arch.edx_eax();
-        if register == number::X2APIC_EOI && value == 0 && arch.apic.mode() == Mode::X2Apic {
-            // By far the most frequent write; see `LocalApic::end_of_interrupt`.
-            let effect = arch.apic.end_of_interrupt();
-            arch.skip(2);
-            apply(Origin::of(run), &mut run.owner.arch.apic, effect);
-            return Next::Resume;
-        }
-        msr::write(run, register, value)
-    } else {
-        run.tally.exit(ExitReason::SysregRead);
-        msr::read(run, register).map(|value| run.owner.arch.set_edx_eax(value))
-    };
-
-    match result {
-        Ok(()) => run.owner.arch.skip(2),
-        Err(GeneralProtection) => refuse_msr(run, register, is_write),
-    }
-    Next::Resume
-}
-
-#[cold]
-fn refuse_msr(run: &mut Running<'_>, register: u32, is_write: bool) {
-    let verb = if is_write { "WRMSR" } else { "RDMSR" };
-    debug!("{} vCPU {}: {verb} {register:#x} gets #GP", run.vm.name(), run.index);
-    run.owner.arch.general_protection();
-}
-
 /// Nested page fault: nothing is mapped there, or not for this access.
 fn stage2_fault(run: &mut Running<'_>) -> Next {
     /// Something is mapped there, but not for this access.
@@ -307,47 +267,4 @@ fn stage2_fault(run: &mut Running<'_>) -> Next {
         return Next::Resume;
     }
     mmio::access(run, gpa)
-}
-
-/// VMMCALL without Hyper-V: the two calls of the VMware interface that a kernel makes (see [`cpuid`]); all others
-/// answer "no".
-fn vmware_call(run: &mut Running<'_>) -> Next {
-    const MAGIC: u32 = 0x564d_5868;
-    const GET_HERTZ: u32 = 45;
-    const GET_VCPU_INFO: u32 = 68;
-    /// The vCPU may use x2APIC mode without interrupt remapping.
-    const X2APIC_WITHOUT_REMAPPING: u64 = 1 << 3;
-    const NO: u64 = u32::MAX as u64;
-
-    let arch = &mut run.owner.arch;
-    arch.skip(3);
-    #[expect(clippy::cast_possible_truncation, reason = "the call reads EAX and ECX")]
-    let (magic, call) = (arch.hardware.rax() as u32, arch.gprs[gpr::RCX] as u32);
-    match call {
-        GET_HERTZ if magic == MAGIC => {
-            let hertz = tsc::hz();
-            arch.hardware.set_rax(hertz & 0xffff_ffff);
-            arch.gprs[gpr::RBX] = hertz >> 32;
-            arch.gprs[gpr::RCX] = cpuid::timer_hertz();
-        }
-        GET_VCPU_INFO if magic == MAGIC => {
-            arch.hardware.set_rax(X2APIC_WITHOUT_REMAPPING);
-        }
-        _ => arch.hardware.set_rax(NO),
-    }
-    Next::Resume
-}
-
-/// XSETBV, where the CPU honours its intercept.
-fn set_xcr0(run: &mut Running<'_>) {
-    let arch = &mut run.owner.arch;
-    let value = arch.edx_eax();
-    #[expect(clippy::cast_possible_truncation, reason = "XSETBV reads ECX")]
-    let register = arch.gprs[gpr::RCX] as u32;
-    if register == 0 && arch.hardware.cpl() == 0 && fpu::is_valid_xcr0(value) {
-        fpu::write_xcr0(value);
-        arch.skip(3);
-    } else {
-        arch.general_protection();
-    }
 }
