@@ -29,7 +29,7 @@ use alloc::vec::Vec;
 use core::fmt::Display;
 use core::sync::atomic::AtomicU64;
 
-use addr::Hpa;
+use addr::{Gpa, Hpa};
 use tlb_tag::{Flush, Tag};
 use x86_emulate::Vendor;
 use x86_events::Event;
@@ -221,6 +221,22 @@ pub(crate) struct PortAccess {
     pub(crate) is_string: bool,
     /// RIP behind the instruction.
     pub(crate) next_rip: u64,
+}
+
+/// A stage-2 fault.
+#[derive(Clone, Copy, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "what the processor tells, bit by bit")]
+pub(crate) struct Stage2Fault {
+    /// Where.
+    pub(crate) gpa: Gpa,
+    /// Stage 2 maps a page there, but does not allow the access.
+    pub(crate) is_present: bool,
+    /// The access was a write.
+    pub(crate) is_write: bool,
+    /// The access was an instruction fetch.
+    pub(crate) is_fetch: bool,
+    /// The access was to the guest's own page tables.
+    pub(crate) is_table_walk: bool,
 }
 
 /// What the processor says of a MOV to a control register, where it says anything.

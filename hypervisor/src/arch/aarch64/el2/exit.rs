@@ -6,10 +6,10 @@
 use aarch64_defs::syndrome::{Rest, class};
 use abi::control::StopReason;
 use abi::counters::ExitReason;
-use addr::Gpa;
 
 use super::entry::vector;
-use crate::arch::aarch64::guest::{firmware, mmio, sysreg};
+use super::vcpu::stop;
+use crate::arch::aarch64::guest::{firmware, stage2_fault, sysreg};
 use crate::vcpu::run::{Next, Running};
 
 /// Handles the exit that the guest just made.
@@ -54,8 +54,8 @@ pub(crate) fn handle(run: &mut Running<'_>) -> Next {
             }
         },
         class::SYSTEM => sysreg::access(run, syndrome.system()),
-        class::DATA_ABORT => mmio::data_abort(run, syndrome),
-        class::INSTRUCTION_ABORT => mmio::instruction_abort(run, syndrome),
+        class::DATA_ABORT => stage2_fault::data_abort(run, syndrome),
+        class::INSTRUCTION_ABORT => stage2_fault::instruction_abort(run, syndrome),
         class::HVC64 => {
             tally.exit(ExitReason::Hypercall);
             firmware::call(run)
@@ -87,17 +87,4 @@ pub(crate) fn handle(run: &mut Running<'_>) -> Next {
             Next::Resume
         }
     }
-}
-
-/// Ends the VM because of this vCPU's action.
-#[cold]
-pub(in crate::arch::aarch64) fn stop(run: &mut Running<'_>, reason: StopReason, what: &str) -> Next {
-    run.vm.stop(reason, format_args!("vCPU {}: {what}, {}", run.index, run.owner.arch.whereabouts()));
-    Next::Resume
-}
-
-/// The physical address of an abort: the page of HPFAR_EL2 and the rest of FAR_EL2.
-pub(in crate::arch::aarch64) fn gpa_of(hpfar: u64, far: u64) -> Gpa {
-    const PAGE: u64 = 0x0000_0fff_ffff_fff0;
-    Gpa((hpfar & PAGE) << 8 | far & 0xfff)
 }

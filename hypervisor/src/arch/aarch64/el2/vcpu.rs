@@ -7,6 +7,7 @@
 
 use aarch64_defs::registers::{hcr_el2, mpidr, spsr, timer_control};
 use aarch64_defs::syndrome::{Rest, Syndrome, class_name};
+use abi::control::StopReason;
 use abi::payload::VmConfig;
 use addr::Hpa;
 use shootdown::Pages;
@@ -30,6 +31,7 @@ use crate::device::generic_timer::{GenericTimer, Register};
 use crate::device::gic::{self, MAX_LISTS, VcpuGic};
 use crate::layout::OwnPages;
 use crate::vcpu::Tally;
+use crate::vcpu::run::{Next, Running};
 
 /// Registers, interrupt state and timer of one vCPU.
 pub(crate) struct ArchVcpu {
@@ -615,6 +617,13 @@ fn flush(entry: tlb_tag::by_vm::Entry<'_>, tally: Tally<'_>) {
     tally.add(|count| &count.tag_generations, entry.new_generation().into());
     // From here to the guest nothing can go wrong.
     entry.completed();
+}
+
+/// Ends the VM because of this vCPU's action.
+#[cold]
+pub(in crate::arch::aarch64) fn stop(run: &mut Running<'_>, reason: StopReason, what: &str) -> Next {
+    run.vm.stop(reason, format_args!("vCPU {}: {what}, {}", run.index, run.owner.arch.whereabouts()));
+    Next::Resume
 }
 
 /// See [`ArchVcpu::whereabouts`].

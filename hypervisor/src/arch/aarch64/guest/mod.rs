@@ -12,5 +12,6 @@ pub(crate) mod loader;
 pub(crate) mod mmio;
 pub(crate) mod platform;
 pub(crate) mod routing;
+pub(crate) mod stage2_fault;
 pub(crate) mod sysreg;
 pub(crate) mod uart;

@@ -14,6 +14,7 @@ pub(crate) mod mmio;
 pub(crate) mod msr;
 pub(crate) mod platform;
 pub(crate) mod routing;
+pub(crate) mod stage2_fault;
 pub(crate) mod state;
 pub(crate) mod synic;
 pub(crate) mod uart;

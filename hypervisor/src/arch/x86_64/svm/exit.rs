@@ -6,8 +6,6 @@
 use abi::control::StopReason;
 use abi::counters::ExitReason;
 use addr::Gpa;
-use decode_cache::Cause;
-use stage2::Access;
 use x86_defs::control::assisted;
 use x86_defs::exit_code as code;
 use x86_defs::registers::vector;
@@ -15,12 +13,11 @@ use x86_defs::vmcb::ControlArea;
 use x86_events::Flags;
 
 use super::old_code;
-use crate::arch::x86_64::backend::{ControlWrite, PortAccess};
+use crate::arch::x86_64::backend::{ControlWrite, PortAccess, Stage2Fault};
 use crate::arch::x86_64::guest::vcpu::{Activity, stop};
-use crate::arch::x86_64::guest::{control, fpu, hyperv, mmio, msr, platform, vmware};
+use crate::arch::x86_64::guest::{control, fpu, hyperv, mmio, msr, platform, stage2_fault, vmware};
 use crate::arch::x86_64::host::machine_check;
 use crate::vcpu::run::{Next, Running};
-use crate::vm::fault::{Resolved, resolve_fault};
 
 /// Handles the exit that the guest just made.
 // A part of the loop: to save the registers for a call would be a tenth of a fast exit.
@@ -64,7 +61,10 @@ pub(super) fn handle(run: &mut Running<'_>) -> Next {
             tally.exit(ExitReason::PortIo);
             platform::port_access(run, port_access(&run.owner.arch.hardware.vmcb.control))
         }
-        code::NPF => stage2_fault(run),
+        code::NPF => {
+            let fault = nested_page_fault(&arch.hardware.vmcb.control);
+            stage2_fault::handle(run, fault)
+        }
         code::PAUSE => {
             tally.exit(ExitReason::Pause);
             arch.skip(2);
@@ -197,6 +197,23 @@ fn stepped(run: &mut Running<'_>) -> Next {
     Next::Resume
 }
 
+/// A nested page fault (APM vol. 2, 15.25.6).
+#[inline]
+fn nested_page_fault(control: &ControlArea) -> Stage2Fault {
+    const PRESENT: u64 = 1 << 0;
+    const WRITE: u64 = 1 << 1;
+    const FETCH: u64 = 1 << 4;
+    const TABLE_WALK: u64 = 1 << 33;
+    let error = control.exit_info_1;
+    Stage2Fault {
+        gpa: Gpa(control.exit_info_2),
+        is_present: error & PRESENT != 0,
+        is_write: error & WRITE != 0,
+        is_fetch: error & FETCH != 0,
+        is_table_walk: error & TABLE_WALK != 0,
+    }
+}
+
 /// EXITINFO1 of a port access (APM vol. 2, 15.10.2); EXITINFO2 is the next RIP.
 #[inline]
 fn port_access(control: &ControlArea) -> PortAccess {
@@ -221,50 +238,4 @@ fn port_access(control: &ControlArea) -> PortAccess {
 fn control_write(control: &ControlArea) -> Option<ControlWrite> {
     let next_rip = control.next_rip;
     assisted(control.exit_info_1).filter(|_| next_rip != 0).map(|from| ControlWrite { from, next_rip })
-}
-
-/// Nested page fault: nothing is mapped there, or not for this access.
-fn stage2_fault(run: &mut Running<'_>) -> Next {
-    /// Something is mapped there, but not for this access.
-    const PRESENT: u64 = 1 << 0;
-    /// The access was a write.
-    const WRITE: u64 = 1 << 1;
-    /// The access was an instruction fetch.
-    const FETCH: u64 = 1 << 4;
-    /// The access was to the guest's own page tables.
-    const TABLE_WALK: u64 = 1 << 33;
-
-    let control = &run.owner.arch.hardware.vmcb.control;
-    let gpa = Gpa(control.exit_info_2);
-    let error = control.exit_info_1;
-    let wanted = Access { read: true, write: error & WRITE != 0, execute: error & FETCH != 0 };
-    let cause = if error & TABLE_WALK != 0 { Cause::Walk } else { Cause::Write };
-    match resolve_fault(run, gpa, error & PRESENT != 0, wanted, cause) {
-        Resolved::Again => {
-            run.owner.arch.before_instruction();
-            return Next::Resume;
-        }
-        Resolved::Device => {}
-        Resolved::End(problem) => return stop(run, StopReason::Unsupported, problem.text()),
-    }
-    run.tally.exit(ExitReason::Mmio);
-    if run.owner.arch.hardware.vmcb.control.exit_int_info.is_valid() {
-        // Not an instruction's access: the guest's descriptor tables or its stack are at an address without memory. A
-        // retry would fail again, before any interrupt of the host is taken.
-        return stop(run, StopReason::Unsupported, "delivers an event through addresses where there is no memory");
-    }
-    if error & (FETCH | TABLE_WALK) != 0 {
-        // Code or page tables where there is no memory: on a PC, ones from an empty bus, and soon a triple fault.
-        let what = if error & FETCH != 0 { "fetched an instruction from" } else { "keeps page tables at" };
-        run.vm.stop(
-            StopReason::Unsupported,
-            format_args!(
-                "vCPU {}: {what} GPA {gpa}, where there is no memory, {}",
-                run.index,
-                run.owner.arch.whereabouts()
-            ),
-        );
-        return Next::Resume;
-    }
-    mmio::access(run, gpa)
 }
