@@ -296,7 +296,7 @@ fn extended_registers(number: u32, vcpus: u32) -> Registers {
         0x8000_0001 => Registers {
             eax: found.eax,
             ebx: 0,
-            ecx: found.ecx & LEAF_8000_0001_ECX | if vcpus > 1 { LEAF_8000_0001_ECX_CMP_LEGACY } else { 0 },
+            ecx: found.ecx & LEAF_8000_0001_ECX | amd_cores(number, vcpus),
             edx: found.edx & LEAF_8000_0001_EDX,
         },
         // The processor's name, and the caches.
@@ -309,15 +309,25 @@ fn extended_registers(number: u32, vcpus: u32) -> Registers {
             // offered.
             eax: found.eax & 0xff | LINEAR_ADDRESS_BITS << 8,
             ebx: found.ebx & LEAF_8000_0008_EBX,
-            // Number of cores minus one, and how many bits of an APIC id count them.
-            ecx: id_bits(vcpus) << 12 | (vcpus - 1).min(0xff),
+            ecx: amd_cores(number, vcpus),
             edx: 0,
         },
         _ => Registers::default(),
     }
 }
 
-/// The hypervisor's own leaves, for a VM without the Hyper-V interface.
+/// What ECX of extended leaves says about cores, on AMD's processors only (APM vol. 3, E.4.2 and E.4.7). On Intel's
+/// these bits are reserved, and leaf B alone tells of cores (SDM vol. 2, CPUID).
+fn amd_cores(number: u32, vcpus: u32) -> u32 {
+    match number {
+        0x8000_0001 if vcpus > 1 => LEAF_8000_0001_ECX_CMP_LEGACY,
+        // Cores less one, and how many bits of an APIC id count them.
+        0x8000_0008 => id_bits(vcpus) << 12 | (vcpus - 1).min(0xff),
+        _ => 0,
+    }
+}
+
+/// The hypervisor's own leaves, for a VM that is offered no Hyper-V interface.
 ///
 /// A kernel first needs two things from a hypervisor: the frequency of the TSC, and permission to use the x2APIC
 /// without interrupt remapping. VMware's interface is the smallest that gives both to unmodified kernels: one leaf with

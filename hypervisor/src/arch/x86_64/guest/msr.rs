@@ -82,11 +82,9 @@ fn read(run: &mut Running<'_>, number: u32) -> Result<u64, GeneralProtection> {
         msr::EFER => Ok(arch.hardware.control().efer),
         msr::PAT => Ok(arch.hardware.pat()),
         msr::MISC_ENABLE => Ok(arch.misc_enable),
-        msr::HWCR => Ok(HWCR_TSC_FREQ_SEL),
-        msr::DE_CFG => Ok(DE_CFG_LFENCE_SERIALIZES),
         hyperv::FIRST_MSR..=hyperv::LAST_MSR => hyperv::read_msr(run, number),
         number if reads_as_zero(number) || number == msr::MCG_CAP => Ok(0),
-        number => arch.memory_types.read(number).ok_or(GeneralProtection),
+        number => arch.memory_types.read(number).or_else(|| amd_register(number)).ok_or(GeneralProtection),
     }
 }
 
@@ -106,9 +104,9 @@ fn write(run: &mut Running<'_>, number: u32, value: u64) -> Result<(), GeneralPr
             return Ok(());
         }
         // The TSC is the host's and the same for all; a kernel writes it only to undo differences that there are not.
-        msr::TSC | msr::TSC_ADJUST | msr::HWCR | msr::DE_CFG => return Ok(()),
+        msr::TSC | msr::TSC_ADJUST => return Ok(()),
         hyperv::FIRST_MSR..=hyperv::LAST_MSR => return hyperv::write_msr(run, number, value),
-        number if reads_as_zero(number) => return Ok(()),
+        number if reads_as_zero(number) || amd_register(number).is_some() => return Ok(()),
         number => return write_kept(arch, number, value),
     };
     apply(Origin::of(run), &mut run.owner.arch.apic, effect);
@@ -139,15 +137,23 @@ fn write_kept(arch: &mut ArchVcpu, number: u32, value: u64) -> Result<(), Genera
 
 /// Registers that Linux accesses without checking CPUID, and that do nothing here: they read zero and ignore writes.
 fn reads_as_zero(number: u32) -> bool {
-    matches!(
-        number,
-        msr::TSC_ADJUST | msr::PATCH_LEVEL | msr::DEBUG_CTL | msr::K7_EVNTSEL0
-            ..=msr::K7_PERFCTR3
-                | msr::SYSCFG
-                | msr::TOP_MEM
-                | msr::TOP_MEM2
-                | msr::NB_CFG
-                | msr::INT_PENDING
-                | msr::DC_CFG
-    )
+    matches!(number, msr::TSC_ADJUST | msr::PATCH_LEVEL | msr::DEBUG_CTL)
+}
+
+/// What registers read as that only AMD's processors have (APM vol. 2, appendix A; the processors' PPRs), and that
+/// kernels on them use without asking CPUID. Writes have no effect. On Intel's processors they raise #GP (SDM vol. 4
+/// does not list them).
+fn amd_register(number: u32) -> Option<u64> {
+    match number {
+        msr::HWCR => Some(HWCR_TSC_FREQ_SEL),
+        msr::DE_CFG => Some(DE_CFG_LFENCE_SERIALIZES),
+        msr::K7_EVNTSEL0..=msr::K7_PERFCTR3
+        | msr::SYSCFG
+        | msr::TOP_MEM
+        | msr::TOP_MEM2
+        | msr::NB_CFG
+        | msr::INT_PENDING
+        | msr::DC_CFG => Some(0),
+        _ => None,
+    }
 }
