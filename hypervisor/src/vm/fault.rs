@@ -69,8 +69,9 @@ impl FaultState {
     }
 }
 
-/// Resolves the fault of a vCPU that needs the rights `wanted` at `gpa`. `is_present` says that stage 2 maps a page
-/// there, `cause` whether an instruction or a walk of the guest's own tables needs them.
+/// Resolves a vCPU's fault at `gpa`. `is_present` says that stage 2 maps a page there. Then `needs` names the rights that
+/// the access needs, and whether an instruction or a walk of the guest's own tables needs them. At the first touch of a page
+/// nobody asks for them, so they are not computed.
 ///
 /// Counts the exit, except that of a device.
 #[inline]
@@ -78,15 +79,17 @@ pub(crate) fn resolve_fault(
     run: &mut Running<'_>,
     gpa: Gpa,
     is_present: bool,
-    wanted: Access,
-    cause: Cause,
+    needs: impl FnOnce() -> (Access, Cause),
 ) -> Resolved {
     let memory = &run.vm.memory;
     let Some(region) = memory.faulting_region(gpa, is_present) else { return Resolved::Device };
     run.tally.exit(ExitReason::Stage2Fault);
     match memory.level_on_touch() {
         Some(level) if !is_present => populate(run, region, gpa, level),
-        _ => open(run, gpa, wanted, cause),
+        _ => {
+            let (wanted, cause) = needs();
+            open(run, gpa, wanted, cause)
+        }
     }
 }
 

@@ -73,7 +73,7 @@ pub(crate) fn handle(run: &mut Running<'_>) -> Next {
 
 fn resolve(run: &mut Running<'_>, gpa: Gpa, is_write: bool, is_mapped: bool) {
     let wanted = if is_write { Access::ALL } else { Access::READ_EXECUTE };
-    let resolved = resolve_fault(run, gpa, is_mapped, wanted, Cause::Write);
+    let resolved = resolve_fault(run, gpa, is_mapped, || (wanted, Cause::Write));
     if resolved != Resolved::Again {
         run.vm.stop(StopReason::Unsupported, format_args!("{gpa}: {resolved:?}"));
     }

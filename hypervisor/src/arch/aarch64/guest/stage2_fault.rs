@@ -26,9 +26,11 @@ pub(in crate::arch::aarch64) fn data_abort(run: &mut Running<'_>, syndrome: Synd
         }
     };
     let Some(gpa) = address(run, syndrome) else { return Next::Resume };
-    let write = syndrome.is_write() || is_denied_walk(syndrome);
-    let wanted = Access { read: true, write, execute: false };
-    match resolve_fault(run, gpa, is_mapped, wanted, cause(syndrome)) {
+    let needs = || {
+        let write = syndrome.is_write() || is_denied_walk(syndrome);
+        (Access { read: true, write, execute: false }, cause(syndrome))
+    };
+    match resolve_fault(run, gpa, is_mapped, needs) {
         Resolved::Again => Next::Resume,
         Resolved::Device => mmio::access(run, gpa, syndrome),
         Resolved::End(problem) => stop(run, StopReason::Unsupported, problem.text()),
@@ -43,9 +45,11 @@ pub(in crate::arch::aarch64) fn instruction_abort(run: &mut Running<'_>, syndrom
     }
     let Some(gpa) = address(run, syndrome) else { return Next::Resume };
     if fault != Fault::Other {
-        let write = is_denied_walk(syndrome);
-        let wanted = Access { read: true, write, execute: !write };
-        match resolve_fault(run, gpa, fault != Fault::Translation, wanted, cause(syndrome)) {
+        let needs = || {
+            let write = is_denied_walk(syndrome);
+            (Access { read: true, write, execute: !write }, cause(syndrome))
+        };
+        match resolve_fault(run, gpa, fault != Fault::Translation, needs) {
             Resolved::Again => return Next::Resume,
             Resolved::Device => {}
             Resolved::End(problem) => return stop(run, StopReason::Unsupported, problem.text()),

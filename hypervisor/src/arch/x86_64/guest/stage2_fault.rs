@@ -15,9 +15,11 @@ use crate::vm::fault::{Resolved, resolve_fault};
 #[inline(always)]
 pub(in crate::arch::x86_64) fn handle(run: &mut Running<'_>, fault: Stage2Fault) -> Next {
     let Stage2Fault { gpa, is_present, is_write, is_fetch, is_table_walk } = fault;
-    let wanted = Access { read: true, write: is_write, execute: is_fetch };
-    let cause = if is_table_walk { Cause::Walk } else { Cause::Write };
-    match resolve_fault(run, gpa, is_present, wanted, cause) {
+    let needs = || {
+        let cause = if is_table_walk { Cause::Walk } else { Cause::Write };
+        (Access { read: true, write: is_write, execute: is_fetch }, cause)
+    };
+    match resolve_fault(run, gpa, is_present, needs) {
         Resolved::Again => {
             run.owner.arch.before_instruction();
             return Next::Resume;
