@@ -223,19 +223,25 @@ pub(crate) struct PortAccess {
     pub(crate) next_rip: u64,
 }
 
-/// A stage-2 fault.
+/// A stage-2 fault. The first touch of a page needs no more than the first two facts, so the others are decoded on demand.
 #[derive(Clone, Copy, Debug)]
-#[expect(clippy::struct_excessive_bools, reason = "what the processor tells, bit by bit")]
-pub(crate) struct Stage2Fault {
+pub(crate) struct Stage2Fault<F: Fn() -> Stage2Access> {
     /// Where.
     pub(crate) gpa: Gpa,
     /// Stage 2 maps a page there, but does not allow the access.
     pub(crate) is_present: bool,
-    /// The access was a write.
+    /// What the access was.
+    pub(crate) access: F,
+}
+
+/// The access of a stage-2 fault.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stage2Access {
+    /// It was a write.
     pub(crate) is_write: bool,
-    /// The access was an instruction fetch.
+    /// It was an instruction fetch.
     pub(crate) is_fetch: bool,
-    /// The access was to the guest's own page tables.
+    /// It was to the guest's own page tables.
     pub(crate) is_table_walk: bool,
 }
 

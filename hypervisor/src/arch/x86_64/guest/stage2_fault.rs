@@ -7,15 +7,16 @@ use stage2::Access;
 
 use super::mmio;
 use super::vcpu::stop;
-use crate::arch::x86_64::backend::{Injection as _, Stage2Fault};
+use crate::arch::x86_64::backend::{Injection as _, Stage2Access, Stage2Fault};
 use crate::vcpu::run::{Next, Running};
 use crate::vm::fault::{Resolved, resolve_fault};
 
 /// Handles a stage-2 fault: nothing is mapped there, or not for this access.
 #[inline(always)]
-pub(in crate::arch::x86_64) fn handle(run: &mut Running<'_>, fault: Stage2Fault) -> Next {
-    let Stage2Fault { gpa, is_present, is_write, is_fetch, is_table_walk } = fault;
+pub(in crate::arch::x86_64) fn handle(run: &mut Running<'_>, fault: Stage2Fault<impl Fn() -> Stage2Access>) -> Next {
+    let Stage2Fault { gpa, is_present, access } = fault;
     let needs = || {
+        let Stage2Access { is_write, is_fetch, is_table_walk } = access();
         let cause = if is_table_walk { Cause::Walk } else { Cause::Write };
         (Access { read: true, write: is_write, execute: is_fetch }, cause)
     };
@@ -33,6 +34,7 @@ pub(in crate::arch::x86_64) fn handle(run: &mut Running<'_>, fault: Stage2Fault)
         // retry would fail again, before any interrupt of the host is taken.
         return stop(run, StopReason::Unsupported, "delivers an event through addresses where there is no memory");
     }
+    let Stage2Access { is_fetch, is_table_walk, .. } = access();
     if is_fetch || is_table_walk {
         // Code or page tables where there is no memory: on a PC, ones from an empty bus, and soon a triple fault.
         let what = if is_fetch { "fetched an instruction from" } else { "keeps page tables at" };

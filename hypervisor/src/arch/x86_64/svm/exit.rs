@@ -13,7 +13,7 @@ use x86_defs::vmcb::ControlArea;
 use x86_events::Flags;
 
 use super::old_code;
-use crate::arch::x86_64::backend::{ControlWrite, PortAccess, Stage2Fault};
+use crate::arch::x86_64::backend::{ControlWrite, PortAccess, Stage2Access, Stage2Fault};
 use crate::arch::x86_64::guest::vcpu::{Activity, stop};
 use crate::arch::x86_64::guest::{control, fpu, hyperv, mmio, msr, platform, stage2_fault, vmware};
 use crate::arch::x86_64::host::machine_check;
@@ -199,7 +199,7 @@ fn stepped(run: &mut Running<'_>) -> Next {
 
 /// A nested page fault (APM vol. 2, 15.25.6).
 #[inline]
-fn nested_page_fault(control: &ControlArea) -> Stage2Fault {
+fn nested_page_fault(control: &ControlArea) -> Stage2Fault<impl Fn() -> Stage2Access + use<>> {
     const PRESENT: u64 = 1 << 0;
     const WRITE: u64 = 1 << 1;
     const FETCH: u64 = 1 << 4;
@@ -208,9 +208,11 @@ fn nested_page_fault(control: &ControlArea) -> Stage2Fault {
     Stage2Fault {
         gpa: Gpa(control.exit_info_2),
         is_present: error & PRESENT != 0,
-        is_write: error & WRITE != 0,
-        is_fetch: error & FETCH != 0,
-        is_table_walk: error & TABLE_WALK != 0,
+        access: move || Stage2Access {
+            is_write: error & WRITE != 0,
+            is_fetch: error & FETCH != 0,
+            is_table_walk: error & TABLE_WALK != 0,
+        },
     }
 }
 
