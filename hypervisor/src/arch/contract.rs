@@ -142,6 +142,8 @@ pub(crate) trait Arch: Sized + 'static {
     fn serial_interrupt(vm: &Vm, line: Line, asserted: bool);
     /// Before an entry, and before the loop asks whether something ends a wait: chooses the events that the guest gets.
     fn prepare(run: &mut Running<'_>);
+    /// Lets the vCPU's own timers expire that are due by `now`, in ticks of the host's clock.
+    fn expire_timers(run: &mut Running<'_>, now: u64);
     /// The owner takes over the events that `work` announces.
     fn take_posted(vcpu: &mut Self::Vcpu, posted: &Self::Posted, work: Pending);
     /// Handles the last exit.
@@ -183,8 +185,6 @@ pub(crate) trait VcpuState<A: Arch>: Sized {
     fn is_parked(&self) -> bool;
     /// When the vCPU's own timer is due, if that is the core's business.
     fn deadline(&self) -> Option<u64>;
-    /// Lets a due timer fire.
-    fn expire_timer(&mut self, now: u64);
     /// The tags, to be given back when the vCPU is gone.
     fn into_tags(self) -> A::VcpuTags;
 }
@@ -256,6 +256,7 @@ macro_rules! implement {
                 fn serial_interrupt(vm: &$crate::vm::Vm, line: abi::control::Line, asserted: bool) -> () =
                     platform::serial_interrupt;
                 fn prepare(run: &mut $crate::vcpu::run::Running<'_>) -> () = routing::prepare;
+                fn expire_timers(run: &mut $crate::vcpu::run::Running<'_>, now: u64) -> () = routing::expire_timers;
                 fn take_posted(vcpu: &mut Self::Vcpu, posted: &Self::Posted, work: sched::Pending) -> () =
                     routing::take_posted;
                 fn handle_exit(run: &mut $crate::vcpu::run::Running<'_>) -> $crate::vcpu::run::Next = exit::handle;
@@ -306,7 +307,6 @@ macro_rules! implement {
                 fn watch(&mut self, is_watched: bool) -> ();
                 fn is_parked(&self) -> bool;
                 fn deadline(&self) -> Option<u64>;
-                fn expire_timer(&mut self, now: u64) -> ();
                 fn into_tags(self) -> tags::VcpuTags;
             }
         }

@@ -134,7 +134,7 @@ fn stay(
             Next::Interrupted => {
                 Machine::take_interrupts();
                 cpu::housekeeping(run.cpu);
-                run.owner.arch.expire_timer(Machine::now());
+                Machine::expire_timers(run, Machine::now());
                 if scheduler::is_due(run.cpu) || trace::is_on() != traced.is_some() {
                     return Left::Preempted;
                 }
@@ -209,7 +209,7 @@ fn carry_out(run: &mut Running<'_>) -> Pending {
     }
     Machine::take_posted(&mut run.owner.arch, run.vcpu.posted(), work);
     if work.contains(Pending::TIMER) {
-        run.owner.arch.expire_timer(Machine::now());
+        Machine::expire_timers(run, Machine::now());
     }
     Machine::prepare(run);
     work
@@ -221,7 +221,7 @@ impl Running<'_> {
         // A timer that expired meanwhile ends the halt as well.
         let now = Machine::now();
         if self.owner.arch.deadline().is_some_and(|deadline| deadline <= now) {
-            self.owner.arch.expire_timer(now);
+            Machine::expire_timers(self, now);
             Machine::prepare(self);
             if self.owner.arch.try_wake() {
                 return false;

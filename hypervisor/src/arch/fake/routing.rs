@@ -50,3 +50,9 @@ pub(crate) fn take_posted(vcpu: &mut ArchVcpu, posted: &Posted, work: Pending) {
         vcpu.interrupt();
     }
 }
+
+/// Lets the vCPU's own timers expire that are due by `now`.
+#[inline]
+pub(crate) fn expire_timers(run: &mut Running<'_>, now: u64) {
+    run.owner.arch.expire_timer(now);
+}

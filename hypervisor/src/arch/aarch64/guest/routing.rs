@@ -112,3 +112,9 @@ pub(super) fn send_sgi(run: &mut Running<'_>, value: u64) {
         }
     }
 }
+
+/// Lets the vCPU's own timers expire that are due by `now`.
+#[inline]
+pub(crate) fn expire_timers(run: &mut Running<'_>, now: u64) {
+    run.owner.arch.expire_timer(now);
+}

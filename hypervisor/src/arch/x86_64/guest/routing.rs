@@ -115,13 +115,16 @@ fn post_to(vm: &Vm, ids: impl IntoIterator<Item = u32>, message: &Message) {
     }
 }
 
-/// Called before an entry, and before the check whether something ends a wait. Delivers messages of synthetic timers. Other
-/// events are chosen at the entry.
+/// Called before an entry, and before the check whether something ends a wait. There is nothing to do here: events are
+/// chosen at the entry.
 #[inline(always)]
-pub(crate) fn prepare(run: &mut Running<'_>) {
-    if run.owner.arch.synic.has_waiting() {
-        synic::deliver(run);
-    }
+pub(crate) fn prepare(_: &mut Running<'_>) {}
+
+/// Lets due timers of the vCPU expire, and delivers the messages of the synthetic ones.
+#[inline]
+pub(crate) fn expire_timers(run: &mut Running<'_>, now: u64) {
+    run.owner.arch.expire_timer(now);
+    synic::deliver(run);
 }
 
 /// The owner takes what `work` announced.

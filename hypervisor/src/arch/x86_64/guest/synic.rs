@@ -41,12 +41,6 @@ impl VcpuSynic {
         self.due
     }
 
-    /// Whether messages may wait to be [delivered](deliver).
-    #[inline]
-    pub(in crate::arch::x86_64) fn has_waiting(&self) -> bool {
-        self.waiting != 0
-    }
-
     /// Lets timers expire that are due: their vectors go to the local APIC; their messages wait for [`deliver`].
     #[cold]
     pub(in crate::arch::x86_64) fn expire(&mut self, apic: &mut LocalApic, now: u64) {
@@ -103,6 +97,7 @@ pub(super) fn write_msr(
         if arch.synic.due != u64::MAX {
             host_apic::arm_timer(arch.synic.due);
         }
+        deliver(run);
         return Ok(());
     }
     arch.synic.registers.write(number, value).map_err(|Refused| GeneralProtection)?;
@@ -111,6 +106,7 @@ pub(super) fn write_msr(
     }
     // A slot may be free now, or the page be there.
     arch.synic.waiting = ALL_SINTS;
+    deliver(run);
     Ok(())
 }
 
@@ -124,8 +120,15 @@ pub(super) const fn has(number: u32) -> bool {
 }
 
 /// Delivers messages that wait and whose slots are free. Those of occupied slots wait for the guest's EOM.
-#[cold]
+#[inline]
 pub(super) fn deliver(run: &mut Running<'_>) {
+    if run.owner.arch.synic.waiting != 0 {
+        deliver_waiting(run);
+    }
+}
+
+#[cold]
+fn deliver_waiting(run: &mut Running<'_>) {
     let arch = &mut run.owner.arch;
     let waiting = core::mem::take(&mut arch.synic.waiting);
     let Some(page) = arch.synic.registers.message_page() else { return };
