@@ -232,6 +232,7 @@ pub(super) fn write_msr(run: &mut Running<'_>, number: u32, value: u64) -> Resul
 }
 
 /// VMMCALL, in a VM that is offered the interface.
+#[inline(always)]
 pub(in crate::arch::x86_64) fn hypercall(run: &mut Running<'_>) -> Next {
     let arch = &mut run.owner.arch;
     let Some(hyperv) = run.vm.platform().hyperv.as_ref() else {
