@@ -27,6 +27,7 @@
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt::Display;
+use core::ops::DerefMut;
 use core::sync::atomic::AtomicU64;
 
 use addr::{Gpa, Hpa};
@@ -48,8 +49,10 @@ pub(crate) type Hardware = <Chosen as Backend>::Vcpu;
 
 /// A processor's extension for guests.
 pub(crate) trait Backend {
-    /// A vCPU's control block.
-    type Vcpu: State + Injection + WorldSwitch<Host = Self::Host>;
+    /// A vCPU's control block. It stands for the registers in it.
+    type Vcpu: DerefMut<Target = Self::State> + Injection + WorldSwitch<Host = Self::Host>;
+    /// The registers in a control block, where they are: who uses many of them takes no way by the block each time.
+    type State: State;
     /// A pCPU's context for running guests.
     type Host;
     /// The format of stage-2 tables.

@@ -13,7 +13,7 @@ use super::cpuid;
 use super::state::{Gprs, State as _, gpr};
 use crate::arch::bank::Word;
 use crate::arch::block::Block;
-use crate::arch::x86_64::backend::{Backend as _, Chosen, Hardware};
+use crate::arch::x86_64::backend::{Backend, Chosen};
 use crate::arch::x86_64::host::processor::has_protection_keys;
 use crate::layout::OwnPages;
 use crate::vcpu::Tally;
@@ -27,12 +27,12 @@ pub(crate) use emulator::Decoded;
 /// The back end may keep RAX and RSP. They are copied to their places among the others until [`Registers::put_back`].
 pub(super) struct Registers<'a> {
     gprs: &'a mut Gprs,
-    hardware: &'a mut Hardware,
+    hardware: &'a mut <Chosen as Backend>::State,
 }
 
 impl<'a> Registers<'a> {
     #[inline]
-    pub(super) fn of(gprs: &'a mut Gprs, hardware: &'a mut Hardware) -> Self {
+    pub(super) fn of(gprs: &'a mut Gprs, hardware: &'a mut <Chosen as Backend>::State) -> Self {
         gprs[gpr::RAX] = hardware.rax();
         gprs[gpr::RSP] = hardware.rsp();
         Self { gprs, hardware }

@@ -202,7 +202,8 @@ impl ArchVcpu {
 
     /// The guest was left at an INT of this vector and length, which is carried out by injection.
     pub(in crate::arch::x86_64) fn interrupt_itself(&mut self, vector: u8, length: u64) {
-        self.hardware.set_rip(self.hardware.rip().wrapping_add(length));
+        let behind = self.hardware.rip().wrapping_add(length);
+        self.hardware.set_rip(behind);
         self.events.raise_software_interrupt(vector);
     }
 

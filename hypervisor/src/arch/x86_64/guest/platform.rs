@@ -71,7 +71,8 @@ pub(in crate::arch::x86_64) fn port_access(run: &mut Running<'_>, access: PortAc
     if is_in {
         let value = u64::from(read(run.vm, port, bytes)) & mask;
         // A 32-bit result clears the upper half of the register, a smaller one keeps the rest.
-        arch.hardware.set_rax(if mask == 0xffff_ffff { value } else { arch.hardware.rax() & !mask | value });
+        let kept = if mask == 0xffff_ffff { 0 } else { arch.hardware.rax() & !mask };
+        arch.hardware.set_rax(kept | value);
     } else {
         #[expect(clippy::cast_possible_truncation, reason = "EAX is the low half of RAX")]
         let value = arch.hardware.rax() as u32;

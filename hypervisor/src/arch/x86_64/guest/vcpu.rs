@@ -371,7 +371,8 @@ impl ArchVcpu {
         let flags = self.hardware.rflags();
         self.hardware.set_rflags(flags & !rflags::RF);
         if flags & rflags::TF != 0 {
-            self.hardware.set_dr6(self.hardware.dr6() | dr6::SINGLE_STEP);
+            let causes = self.hardware.dr6();
+            self.hardware.set_dr6(causes | dr6::SINGLE_STEP);
             self.raise(vector::DEBUG, 0);
         }
     }

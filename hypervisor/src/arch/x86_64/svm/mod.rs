@@ -43,6 +43,7 @@ pub(crate) struct Svm;
 
 impl Backend for Svm {
     type Vcpu = vcpu::Vcpu;
+    type State = Vmcb;
     type Host = Host;
     type Stage2Format = Npt;
     type Missing = Missing;

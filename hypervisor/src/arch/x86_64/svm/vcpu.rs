@@ -4,6 +4,7 @@
 
 use alloc::boxed::Box;
 use core::arch::asm;
+use core::ops::{Deref, DerefMut};
 
 use addr::{Hpa, Hva};
 use tlb_tag::{Flush, Tag};
@@ -166,42 +167,58 @@ impl Vcpu {
     }
 }
 
-impl State for Vcpu {
+impl Deref for Vcpu {
+    type Target = Vmcb;
+
+    #[inline]
+    fn deref(&self) -> &Vmcb {
+        &self.vmcb
+    }
+}
+
+impl DerefMut for Vcpu {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut Vmcb {
+        &mut self.vmcb
+    }
+}
+
+impl State for Vmcb {
     #[inline]
     fn rax(&self) -> u64 {
-        self.vmcb.save.rax
+        self.save.rax
     }
     #[inline]
     fn set_rax(&mut self, value: u64) {
-        self.vmcb.save.rax = value;
+        self.save.rax = value;
     }
     #[inline]
     fn rsp(&self) -> u64 {
-        self.vmcb.save.rsp
+        self.save.rsp
     }
     #[inline]
     fn set_rsp(&mut self, value: u64) {
-        self.vmcb.save.rsp = value;
+        self.save.rsp = value;
     }
     #[inline]
     fn rip(&self) -> u64 {
-        self.vmcb.save.rip
+        self.save.rip
     }
     #[inline]
     fn set_rip(&mut self, value: u64) {
-        self.vmcb.save.rip = value;
+        self.save.rip = value;
     }
     #[inline]
     fn rflags(&self) -> u64 {
-        self.vmcb.save.rflags
+        self.save.rflags
     }
     #[inline]
     fn set_rflags(&mut self, value: u64) {
-        self.vmcb.save.rflags = value;
+        self.save.rflags = value;
     }
     #[inline]
     fn segment(&self, name: Segment) -> SegmentRegister {
-        let save = &self.vmcb.save;
+        let save = &self.save;
         let found = match name {
             Segment::Es => save.es,
             Segment::Cs => save.cs,
@@ -214,58 +231,58 @@ impl State for Vcpu {
     }
     #[inline]
     fn cpl(&self) -> u8 {
-        self.vmcb.save.cpl & 3
+        self.save.cpl & 3
     }
     #[inline]
     fn control(&self) -> x86_defs::control::State {
-        let save = &self.vmcb.save;
+        let save = &self.save;
         x86_defs::control::State { cr0: save.cr0, cr4: save.cr4, efer: save.efer & !efer::SVME }
     }
     #[inline]
     fn set_control(&mut self, state: x86_defs::control::State) {
-        let save = &mut self.vmcb.save;
+        let save = &mut self.save;
         // APM vol. 2, 15.5.1 wants SVME set while a guest runs.
         (save.cr0, save.cr4, save.efer) = (state.cr0, state.cr4, state.efer | efer::SVME);
     }
     #[inline]
     fn cr3(&self) -> u64 {
-        self.vmcb.save.cr3
+        self.save.cr3
     }
     #[inline]
     fn set_cr2(&mut self, value: u64) {
-        self.vmcb.save.cr2 = value;
+        self.save.cr2 = value;
     }
     #[inline]
     fn dr6(&self) -> u64 {
-        self.vmcb.save.dr6
+        self.save.dr6
     }
     #[inline]
     fn set_dr6(&mut self, value: u64) {
-        self.vmcb.save.dr6 = value;
+        self.save.dr6 = value;
     }
     #[inline]
     fn dr7(&self) -> u64 {
-        self.vmcb.save.dr7
+        self.save.dr7
     }
     #[inline]
     fn pat(&self) -> u64 {
-        self.vmcb.save.g_pat
+        self.save.g_pat
     }
     #[inline]
     fn set_pat(&mut self, value: u64) {
-        self.vmcb.save.g_pat = value;
+        self.save.g_pat = value;
     }
     #[inline]
     fn is_in_shadow(&self) -> bool {
-        self.vmcb.control.interrupt_shadow & 1 != 0
+        self.control.interrupt_shadow & 1 != 0
     }
     #[inline]
     fn set_shadow(&mut self, is_in_shadow: bool) {
-        self.vmcb.control.interrupt_shadow = is_in_shadow.into();
+        self.control.interrupt_shadow = is_in_shadow.into();
     }
 
     fn registers(&self) -> Registers {
-        let save = &self.vmcb.save;
+        let save = &self.save;
         Registers {
             rax: save.rax,
             rsp: save.rsp,
@@ -293,7 +310,7 @@ impl State for Vcpu {
 
     fn set_registers(&mut self, registers: &Registers) {
         self.set_control(registers.control);
-        let save = &mut self.vmcb.save;
+        let save = &mut self.save;
         (save.rax, save.rsp, save.rip, save.rflags) = (registers.rax, registers.rsp, registers.rip, registers.rflags);
         (save.es, save.cs, save.ss, save.ds) = (registers.es, registers.cs, registers.ss, registers.ds);
         (save.fs, save.gs) = (registers.fs, registers.gs);
