@@ -24,7 +24,7 @@ impl<'a> Origin<'a> {
 }
 
 /// Does what an access to the local APIC requests.
-#[inline]
+#[inline(always)]
 pub(in crate::arch::x86_64) fn apply(origin: Origin<'_>, apic: &mut LocalApic, effect: Effect) {
     let Origin { vm, vcpu, index } = origin;
     match effect {
