@@ -81,8 +81,8 @@ pub const fn time(tsc: u64, scale: u64, offset: i64) -> u64 {
     ticks.wrapping_add_signed(offset)
 }
 
-/// The first TSC value at which the reference time is `time`, in units of 100 ns, or later. For a time before TSC 0 it is
-/// 0. For a time that the TSC never reaches it is the largest value.
+/// The first TSC value at which the reference time is `time`, in units of 100 ns, or later. For a time before TSC 0 it
+/// is 0. For a time that the TSC never reaches it is the largest value.
 #[must_use]
 pub const fn tsc_at(time: u64, scale: u64, offset: i64) -> u64 {
     let units = time as i128 - offset as i128;

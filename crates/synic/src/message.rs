@@ -100,8 +100,8 @@ pub enum Delivery {
     Occupied,
 }
 
-/// Writes `message` into `slot` if that is free, and else asks the guest to tell when it is. `more`: yet another message
-/// waits behind this one.
+/// Writes `message` into `slot` if that is free, and else asks the guest to tell when it is. `more`: yet another
+/// message waits behind this one.
 ///
 /// # Errors
 /// When the page is not there.

@@ -176,8 +176,8 @@ impl Synic {
         self.sints.get(number).copied()
     }
 
-    /// Delivers the next message for `sint`, if there is one and its slot is free. The interrupt that is returned goes to
-    /// the vCPU's local APIC.
+    /// Delivers the next message for `sint`, if there is one and its slot is free. The interrupt that is returned goes
+    /// to the vCPU's local APIC.
     ///
     /// A page that is not there is the guest's loss only for as long as that lasts: the message stays where it is.
     pub fn pump(&self, sint: usize, page: &impl MessagePage, outbox: &mut impl Outbox) -> Option<Interrupt> {

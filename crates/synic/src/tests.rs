@@ -290,7 +290,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// A guest that frees slots and writes EOM when told to gets each expiry of a timer that expires once, and none early.
+    /// A guest that frees slots and writes EOM when told to gets each expiry of a timer that expires once, and none
+    /// early.
     #[test]
     fn each_expiry_arrives_once_and_not_early(steps in steps()) {
         let mut synic = enabled_synic(1, 0x41);

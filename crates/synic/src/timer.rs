@@ -1,8 +1,8 @@
 //! Synthetic timers: four for each vCPU, on the reference clock of the VM, which counts units of 100 ns.
 //!
-//! A timer expires once, at a moment, or periodically. Its expiry is a message to a SINT, or, in *direct mode*, a vector
-//! of the vCPU's local APIC. A timer whose message has not been delivered does not expire again: of the expirations in
-//! between the guest sees none.
+//! A timer expires once, at a moment, or periodically. Its expiry is a message to a SINT, or, in *direct mode*, a
+//! vector of the vCPU's local APIC. A timer whose message has not been delivered does not expire again: of the
+//! expirations in between the guest sees none.
 
 use hyperv_defs::msr;
 
@@ -113,8 +113,8 @@ impl Timers {
         Ok(if is_count { timer.count } else { timer.config.0 })
     }
 
-    /// Writes a register at the reference time `now`. The [deadline](Self::deadline) may be another one after it, and may
-    /// have passed already.
+    /// Writes a register at the reference time `now`. The [deadline](Self::deadline) may be another one after it, and
+    /// may have passed already.
     ///
     /// # Errors
     /// When `number` is none of the timers', or the value has bits that are reserved, or a direct mode's vector belongs

@@ -280,9 +280,9 @@ impl LocalApic {
         self.reopen();
     }
 
-    /// From now on, exactly these vectors end when they are delivered. The guest sends no EOI for them, and they hold back
-    /// no other vector (TLFS, AutoEOI of a synthetic interrupt source). A vector that is in service stays so until its
-    /// EOI.
+    /// From now on, exactly these vectors end when they are delivered. The guest sends no EOI for them, and they hold
+    /// back no other vector (TLFS, AutoEOI of a synthetic interrupt source). A vector that is in service stays so until
+    /// its EOI.
     pub fn set_auto_eoi(&mut self, vectors: impl Iterator<Item = u8>) {
         (self.has_auto_eoi, self.auto_eoi) = (0, [0; 16]);
         for (class, bit) in vectors.map(split) {

@@ -69,9 +69,9 @@ impl FaultState {
     }
 }
 
-/// Resolves a vCPU's fault at `gpa`. `is_present` says that stage 2 maps a page there. Then `needs` names the rights that
-/// the access needs, and whether an instruction or a walk of the guest's own tables needs them. At the first touch of a page
-/// nobody asks for them, so they are not computed.
+/// Resolves a vCPU's fault at `gpa`. `is_present` says that stage 2 maps a page there. Then `needs` names the rights
+/// that the access needs, and whether an instruction or a walk of the guest's own tables needs them. At the first touch
+/// of a page nobody asks for them, so they are not computed.
 ///
 /// Counts the exit, except that of a device.
 #[inline]

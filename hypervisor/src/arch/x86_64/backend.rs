@@ -226,7 +226,8 @@ pub(crate) struct PortAccess {
     pub(crate) next_rip: u64,
 }
 
-/// A stage-2 fault. The first touch of a page needs no more than the first two facts, so the others are decoded on demand.
+/// A stage-2 fault. The first touch of a page needs no more than the first two facts, so the others are decoded on
+/// demand.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stage2Fault<F: Fn() -> Stage2Access> {
     /// Where.

@@ -1,7 +1,7 @@
 //! The synthetic interrupt controller and the synthetic timers of a vCPU, where its VM has the Hyper-V interface.
 //!
-//! The crate `synic` knows the rules. Here they meet the vCPU's local APIC, the guest's memory and the host's timer. All
-//! of it belongs to the pCPU that runs the vCPU: no other writes here, and no lock of the VM is taken.
+//! The crate `synic` knows the rules. Here they meet the vCPU's local APIC, the guest's memory and the host's timer.
+//! All of it belongs to the pCPU that runs the vCPU: no other writes here, and no lock of the VM is taken.
 
 use addr::Gpa;
 use core::sync::atomic::{Ordering, fence};
@@ -154,7 +154,8 @@ struct GuestPage<'a> {
 
 /// In the first word of a slot: another message waits.
 const PENDING: u64 = 1 << 40;
-/// How often a word is tried to be changed that the guest changes meanwhile. A guest that does so without end is told nothing.
+/// How often a word is tried to be changed that the guest changes meanwhile. A guest that does so without end is told
+/// nothing.
 const ATTEMPTS: u32 = 16;
 
 impl GuestPage<'_> {
@@ -178,7 +179,8 @@ impl GuestPage<'_> {
 impl MessagePage for GuestPage<'_> {
     fn kind(&self, slot: usize) -> Result<u32, Absent> {
         let word = self.memory.find_word(self.at(slot)?).ok_or(Absent)?;
-        // After the flag that was set before, for all processors (`change` exchanges, which is a barrier on its other side).
+        // After the flag that was set before, for all processors (`change` exchanges, which is a barrier on its other
+        // side).
         fence(Ordering::SeqCst);
         #[expect(clippy::cast_possible_truncation, reason = "the type is the low half of the slot's first word")]
         let kind = self.memory.load(word, 0) as u32;
