@@ -86,8 +86,12 @@ pub const fn time(tsc: u64, scale: u64, offset: i64) -> u64 {
 #[must_use]
 pub const fn tsc_at(time: u64, scale: u64, offset: i64) -> u64 {
     let units = time as i128 - offset as i128;
-    if units <= 0 || scale == 0 {
-        return if units <= 0 { 0 } else { u64::MAX };
+    if units <= 0 {
+        return 0;
+    }
+    // A product of the TSC and a scale below one never has more than 64 bits before the point.
+    if scale == 0 || units > u64::MAX as i128 {
+        return u64::MAX;
     }
     let tsc = ((units as u128) << 64).div_ceil(scale as u128);
     if tsc > u64::MAX as u128 {
