@@ -6,7 +6,7 @@
 //!
 //! Each line has the seconds since boot by the host's clock, the writing pCPU, the level, and the message. One lock
 //! keeps lines whole. Lines from before the consoles are known are buffered. A panic must be printed even if the lock's
-//! holder was stopped, so [`emergency`] waits a limited time for the lock and then writes anyway.
+//! holder was stopped, so `emergency` waits a limited time for the lock and then writes anyway.
 
 use core::fmt::{self, Write};
 

@@ -5,7 +5,7 @@
 //! | configuration mechanism #1 | ports 0xcf8 (address) and 0xcfc (data) | bus, device, function and register in the address |
 //! | ECAM | memory, announced by ACPI's MCFG | the same in the bits of the memory address |
 //!
-//! Both access the same bytes. A function is data, a [`ConfigSpace`]. There is one bus, number 0, with only the host
+//! Both access the same bytes. A function is data, a `ConfigSpace`. There is one bus, number 0, with only the host
 //! bridge. Where there is no function, reads give ones and writes are dropped, like a real bridge without a device.
 //!
 //! Functions are accessed byte by byte. So an access of any width at any address has a result, and one that crosses
