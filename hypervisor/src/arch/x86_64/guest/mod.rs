@@ -16,7 +16,6 @@ pub(crate) mod platform;
 pub(crate) mod routing;
 pub(crate) mod stage2_fault;
 pub(crate) mod state;
-pub(crate) mod synic;
 pub(crate) mod uart;
 pub(crate) mod vcpu;
 pub(crate) mod vmware;

@@ -25,7 +25,6 @@ use super::events::Armed;
 use super::fpu::FpuState;
 use super::msr::MISC_ENABLE_RESET;
 use super::state::{Gprs, Registers, State as _, gpr};
-use super::synic::VcpuSynic;
 use crate::arch::x86_64::backend::{Exit, Hardware, HostContext, Injection as _, WorldSwitch as _};
 use crate::arch::x86_64::host::processor::leaf;
 use crate::arch::x86_64::host::tsc;
@@ -64,8 +63,6 @@ pub(crate) struct ArchVcpu {
     tsc_aux: u64,
     /// Where the guest has its Hyper-V assist page. Nothing is written there after its first word was cleared.
     pub(super) vp_assist: VpAssistMsr,
-    /// Its synthetic interrupt controller and timers.
-    pub(super) synic: VcpuSynic,
     /// The tag of its TLB entries, and what they owe.
     tags: VcpuTags,
     /// State and caches of instruction emulation.
@@ -113,7 +110,6 @@ impl ArchVcpu {
             debug_addresses: [0; 4],
             tsc_aux: 0,
             vp_assist: VpAssistMsr::default(),
-            synic: VcpuSynic::new(),
             tags,
             emulator: emulate::new(index, config.decode_cache),
         };
@@ -151,7 +147,6 @@ impl ArchVcpu {
     pub(crate) fn init(&mut self) {
         self.reset_registers();
         self.apic.init();
-        self.synic = VcpuSynic::new();
         self.activity = Activity::WaitsForStartup;
     }
 
@@ -327,18 +322,12 @@ impl ArchVcpu {
     /// When the vCPU's own timer is due, in host TSC ticks.
     #[inline]
     pub(crate) fn deadline(&self) -> Option<u64> {
-        match (self.apic.deadline(), self.synic.due()) {
-            (deadline, u64::MAX) => deadline,
-            (deadline, due) => Some(deadline.map_or(due, |deadline| deadline.min(due))),
-        }
+        self.apic.deadline()
     }
 
     /// Lets a due timer fire.
     pub(crate) fn expire_timer(&mut self, now: u64) {
         self.apic.expire(now);
-        if self.synic.due() <= now {
-            self.synic.expire(&mut self.apic, now);
-        }
     }
 
     /// Where the guest is, for a log line.
