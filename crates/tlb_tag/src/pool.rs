@@ -71,6 +71,12 @@ impl Pool {
         CpuTags::new(self.scheme, self.range, self.can_flush_one_tag)
     }
 
+    /// How many tags are some vCPU's home: none with a scheme that knows no homes.
+    #[must_use]
+    pub fn homes(&self) -> u32 {
+        self.homes.iter().map(|word| word.load(Ordering::Relaxed).count_ones()).sum()
+    }
+
     /// The state of a new vCPU, with a home tag if one is left.
     #[must_use]
     pub fn vcpu(&self) -> VcpuTags {

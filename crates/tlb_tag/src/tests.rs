@@ -266,3 +266,36 @@ fn chance_evicts_less_than_the_order_of_use_would() {
     let flushes = take_turns(&mut vcpus, core::slice::from_mut(&mut cpu), 1000, 1);
     assert!(flushes < 6 * 1000 * 3 / 4, "{flushes} of 6000 turns");
 }
+
+/// What was under the tags of a pool that is gone, and is now under those of the next pool.
+#[test]
+fn tags_of_a_pool_that_is_gone_are_flushed_before_the_next_pool_uses_them() {
+    for can_flush_one_tag in [false, true] {
+        for scheme in [Scheme::FlushAlways, Scheme::Generation, Scheme::Epoch] {
+            let pool = Pool::new(scheme, TagRange::new(1, 4), can_flush_one_tag);
+            let mut cpu = pool.cpu();
+            let mut flushed = [false; 5];
+            for _ in 0..4 {
+                let mut vcpu = pool.vcpu();
+                vcpu.arrive(&mut cpu, false);
+                let entry = vcpu.enter(&mut cpu, 0);
+                match entry.flush() {
+                    Flush::Nothing => {}
+                    Flush::Tag => flushed[entry.tag().get() as usize] = true,
+                    Flush::Everything => flushed = [true; 5],
+                }
+                assert!(flushed[entry.tag().get() as usize], "{scheme:?}: entered with what another pool has left");
+                entry.completed();
+            }
+        }
+    }
+}
+
+#[test]
+fn homes_are_counted_and_come_back() {
+    let pool = pool(Scheme::Epoch, 70);
+    let vcpus: Vec<_> = (0..80).map(|_| pool.vcpu()).collect();
+    assert_eq!(pool.homes(), 70);
+    vcpus.into_iter().for_each(|vcpu| pool.release(vcpu));
+    assert_eq!(pool.homes(), 0);
+}

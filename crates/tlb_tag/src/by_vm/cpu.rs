@@ -61,6 +61,8 @@ pub struct Counts {
     pub full_flushes: u64,
 }
 
+/// No generation is this one.
+const NEVER: u64 = FIRST_GENERATION - 1;
 const NOBODY: Last = Last { who: Name::NOBODY, epoch: 0 };
 
 /// What is under a tag, for a vCPU that is about to use it.
@@ -79,10 +81,10 @@ pub(super) enum Found {
 }
 
 impl CpuTags {
-    pub(super) fn new(number: usize, range: TagRange) -> Self {
+    pub(super) fn new(number: usize, range: TagRange, inherits: bool) -> Self {
         Self {
             number,
-            clean_since: FIRST_GENERATION,
+            clean_since: if inherits { NEVER } else { FIRST_GENERATION },
             last: vec![NOBODY; range.count() as usize].into_boxed_slice(),
             counts: Counts::default(),
         }

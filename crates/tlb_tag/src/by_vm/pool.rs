@@ -49,7 +49,11 @@ impl Id {
 
 /// The tags that VMs of one scheme share, on all pCPUs of a machine.
 #[derive(Debug)]
-pub struct Pool(Arc<Shared>);
+pub struct Pool {
+    shared: Arc<Shared>,
+    /// Whether TLBs may still hold entries under these tags that an earlier pool has left.
+    inherits: bool,
+}
 
 #[derive(Debug)]
 pub(super) struct Shared {
@@ -85,7 +89,7 @@ impl Pool {
     pub fn new(scheme: Scheme, range: TagRange, cpus: usize) -> Self {
         let count = if scheme == Scheme::FlushAlways { 1 } else { range.count().min(LARGEST_TABLE) };
         let range = TagRange::new(range.first().get(), count);
-        Self(Arc::new(Shared {
+        let shared = Arc::new(Shared {
             scheme,
             range,
             generation: AtomicU64::new(FIRST_GENERATION),
@@ -96,19 +100,27 @@ impl Pool {
                 next: 0,
             }),
             made: AtomicU64::new(0),
-        }))
+        });
+        Self { shared, inherits: false }
+    }
+
+    /// The same pool, of tags that were another pool's before. TLBs may still hold entries under them: each pCPU flushes those
+    /// before its first entry with one of these tags.
+    #[must_use]
+    pub fn inheriting(self) -> Self {
+        Self { inherits: true, ..self }
     }
 
     /// How tags are assigned.
     #[must_use]
     pub fn scheme(&self) -> Scheme {
-        self.0.scheme
+        self.shared.scheme
     }
 
     /// The tags.
     #[must_use]
     pub fn range(&self) -> TagRange {
-        self.0.range
+        self.shared.range
     }
 
     /// The state of pCPU `number`, which has entered no VM yet.
@@ -117,25 +129,37 @@ impl Pool {
     /// The machine has fewer pCPUs.
     #[must_use]
     pub fn cpu(&self, number: usize) -> CpuTags {
-        assert!(number < self.0.slots.len(), "pCPU {number} of {}", self.0.slots.len());
-        CpuTags::new(number, self.0.range)
+        assert!(number < self.shared.slots.len(), "pCPU {number} of {}", self.shared.slots.len());
+        CpuTags::new(number, self.shared.range, self.inherits)
+    }
+
+    /// How many tags are some VM's for life. None with other schemes than [`Scheme::Epoch`].
+    #[must_use]
+    pub fn homes(&self) -> u32 {
+        match self.shared.scheme {
+            Scheme::FlushAlways | Scheme::Generation => 0,
+            Scheme::Epoch => {
+                let handed_out = self.shared.handed_out.lock();
+                u32::try_from(handed_out.used.iter().filter(|used| **used).count()).unwrap_or(u32::MAX)
+            }
+        }
     }
 
     /// The part of a new VM.
     #[must_use]
     pub fn vm(&self) -> VmTags {
-        let name = self.0.made.fetch_add(1, Ordering::Relaxed) + 1;
+        let name = self.shared.made.fetch_add(1, Ordering::Relaxed) + 1;
         let mut home = None;
-        let id = match self.0.scheme {
+        let id = match self.shared.scheme {
             Scheme::FlushAlways => Id::new(FIRST_GENERATION, 0),
             Scheme::Generation => Id::NONE,
             Scheme::Epoch => {
-                home = self.0.handed_out.lock().take_free();
+                home = self.shared.handed_out.lock().take_free();
                 // Without a home tag it shares one.
-                Id::new(FIRST_GENERATION, home.unwrap_or_else(|| self.0.any(name)))
+                Id::new(FIRST_GENERATION, home.unwrap_or_else(|| self.shared.any(name)))
             }
         };
-        VmTags(Arc::new(Vm { shared: self.0.clone(), name, home, id: AtomicU64::new(id.0), made: AtomicU64::new(0) }))
+        VmTags(Arc::new(Vm { shared: self.shared.clone(), name, home, id: AtomicU64::new(id.0), made: AtomicU64::new(0) }))
     }
 }
 

@@ -201,3 +201,26 @@ fn tag_to_flush_everywhere_is_the_one_that_vcpus_run_with() {
     vcpu.depart(&mut cpu);
     assert_eq!(vm.tag(), Some(vcpu.tag()));
 }
+
+#[test]
+fn pool_that_inherits_its_tags_flushes_what_is_under_them_once_on_each_pcpu() {
+    for scheme in [Scheme::Epoch, Scheme::Generation] {
+        let pool = pool(scheme, 4).inheriting();
+        let (mut here, mut there) = (pool.cpu(0), pool.cpu(1));
+        let mut vcpus: Vec<_> = (0..4).map(|_| pool.vm().vcpu()).collect();
+        assert_eq!(stay(&mut vcpus[0], &mut here, false), Flush::Everything, "{scheme:?}");
+        for vcpu in &mut vcpus[1..] {
+            assert_eq!(stay(vcpu, &mut here, false), Flush::Nothing, "{scheme:?}");
+        }
+        assert_eq!(stay(&mut vcpus[2], &mut there, false), Flush::Everything, "{scheme:?}");
+    }
+}
+
+#[test]
+fn homes_are_counted_and_come_back() {
+    let pool = pool(Scheme::Epoch, 3);
+    let vms: Vec<_> = (0..5).map(|_| pool.vm()).collect();
+    assert_eq!(pool.homes(), 3);
+    drop(vms);
+    assert_eq!(pool.homes(), 0);
+}
