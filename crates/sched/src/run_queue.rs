@@ -7,8 +7,11 @@
 //! pCPU has a time on another queue's scale. The queue's *floor* solves both: the least virtual time of its vCPUs,
 //! which only grows. A vCPU wakes at most [`WAKE_CREDIT`] below the floor. So it runs soon, but cannot delay others for
 //! long, because its own time continues to grow while it runs. A migrating vCPU keeps its distance to the floor.
+//!
+//! The queue is a list in the order of virtual time, and short. Whoever creates a vCPU makes room for it in each queue
+//! where it may ever wait ([`RunQueue::reserve`]). So waiting for a pCPU never allocates.
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{TryReserveError, VecDeque};
 
 /// Ticks that a vCPU has run, on the clock of one run queue.
 pub type VirtualTime = u64;
@@ -22,19 +25,37 @@ pub const WAKE_CREDIT: VirtualTime = 5_000_000;
 #[derive(Debug)]
 pub struct RunQueue<T> {
     /// By virtual time, then by order of arrival.
-    waiting: BTreeMap<(VirtualTime, u64), T>,
+    waiting: VecDeque<(VirtualTime, T)>,
     floor: VirtualTime,
-    arrivals: u64,
 }
 
 impl<T> Default for RunQueue<T> {
     fn default() -> Self {
         // The floor starts one credit up, so that the first wakers have a credit too.
-        Self { waiting: BTreeMap::new(), floor: WAKE_CREDIT, arrivals: 0 }
+        Self { waiting: VecDeque::new(), floor: WAKE_CREDIT }
     }
 }
 
 impl<T> RunQueue<T> {
+    /// Makes room for `count` vCPUs in all, so that [`Self::push`] does not allocate while no more than that wait.
+    ///
+    /// # Errors
+    /// When there is no memory for that; nothing has changed then.
+    pub fn reserve(&mut self, count: usize) -> Result<(), TryReserveError> {
+        self.waiting.try_reserve_exact(count.saturating_sub(self.waiting.len()))
+    }
+
+    /// How many vCPUs there is room for.
+    #[must_use]
+    pub fn room(&self) -> usize {
+        self.waiting.capacity()
+    }
+
+    /// Gives back room for more than `count` vCPUs.
+    pub fn shrink(&mut self, count: usize) {
+        self.waiting.shrink_to(count);
+    }
+
     /// Number of waiting vCPUs.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -56,7 +77,7 @@ impl<T> RunQueue<T> {
     /// The virtual time of the next vCPU.
     #[must_use]
     pub fn first(&self) -> Option<VirtualTime> {
-        self.waiting.first_key_value().map(|(&(time, _), _)| time)
+        self.waiting.front().map(|&(time, _)| time)
     }
 
     /// The virtual time of a vCPU that wakes and slept since `slept_at`.
@@ -77,20 +98,20 @@ impl<T> RunQueue<T> {
 
     /// Adds a vCPU.
     pub fn push(&mut self, time: VirtualTime, vcpu: T) {
-        self.arrivals += 1;
-        self.waiting.insert((time, self.arrivals), vcpu);
+        let at = self.waiting.partition_point(|&(other, _)| other <= time);
+        self.waiting.insert(at, (time, vcpu));
     }
 
     /// Removes the vCPU that has run the least.
     pub fn pop(&mut self) -> Option<(VirtualTime, T)> {
-        let ((time, _), vcpu) = self.waiting.pop_first()?;
+        let (time, vcpu) = self.waiting.pop_front()?;
         self.floor = self.floor.max(time);
         Some((time, vcpu))
     }
 
     /// Removes the vCPU that would wait longest: the one to migrate.
     pub fn pop_last(&mut self) -> Option<(VirtualTime, T)> {
-        self.waiting.pop_last().map(|((time, _), vcpu)| (time, vcpu))
+        self.waiting.pop_back()
     }
 
     /// Updates the floor with the virtual time of the running vCPU.

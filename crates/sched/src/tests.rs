@@ -85,6 +85,25 @@ fn least_served_runs_next_and_ties_go_by_arrival() {
 }
 
 #[test]
+fn queue_with_room_for_all_never_takes_memory() {
+    let mut queue = RunQueue::default();
+    queue.reserve(64).expect("is little");
+    let room = queue.room();
+    for round in 0..100 {
+        (0..64).for_each(|vcpu| queue.push((vcpu * 7919 + round) % 61, vcpu));
+        for _ in 0..32 {
+            queue.pop();
+            queue.pop_last();
+        }
+        assert_eq!((queue.len(), queue.room()), (0, room));
+    }
+    queue.push(1, 1);
+    queue.shrink(0);
+    assert!(queue.room() < room, "what nobody needs any more is given back");
+    assert_eq!(queue.pop(), Some((1, 1)));
+}
+
+#[test]
 fn long_sleeper_gets_a_bounded_credit() {
     let mut queue: RunQueue<u8> = RunQueue::default();
     queue.advance(1_000_000_000);
