@@ -26,8 +26,8 @@ const LONG_ABOUT: &str = "\
 Runs virtual machines on the Dunlin hypervisor and shows what they cost.
 
 Dunlin is a type-1 hypervisor. `dunlin run` starts it in QEMU, hands it the VMs that a TOML file
-describes, and stays until they have ended. `dunlin list`, `stats`, `top`, `metrics`, `trace`, `stop`, `pause`,
-`resume` and `dirty` work from another terminal on hosts that run. Without a word, `dunlin` is `dunlin run`.";
+describes, and stays until they have ended. `dunlin list`, `host`, `stats`, `top`, `metrics`, `trace`, `create`, `start`,
+`stop`, `destroy`, `pause`, `resume` and `dirty` work from another terminal on hosts that run. Without a word, `dunlin` is `dunlin run`.";
 
 const STATUSES: &str = "\
 Exit statuses:
@@ -47,6 +47,7 @@ Examples:
   dunlin stats --vm default               exits by reason, in the columns of perf kvm stat
   dunlin layout                           the hypervisor's own state, by who writes which cache line
   dunlin top                              the same, live
+  dunlin create vms/guest.toml --start    one more VM on a host that runs
   dunlin image -o dunlin.iso              a host with its VMs for any PC, from a stick
   dunlin dirty rate                       pages that the VM writes in a second";
 
@@ -174,8 +175,17 @@ pub(crate) enum Verb {
     /// Serve a running host's counters to Prometheus (OpenMetrics text over HTTP)
     #[command(after_help = METRICS_HELP)]
     Metrics(MetricsArgs),
+    /// Create a VM on a running host
+    #[command(after_help = CREATE_HELP)]
+    Create(CreateArgs),
+    /// Let a VM run that was created
+    Start(VmArgs),
     /// End a VM at once, as if its power were cut
-    Stop(StopArgs),
+    Stop(VmArgs),
+    /// End a VM if it runs, give all that it had back to the host, and forget it
+    Destroy(VmArgs),
+    /// Show what a running host has left: memory, heap, tables, TLB tags
+    Host(ListArgs),
     /// Stop a VM's vCPUs until `dunlin resume`
     Pause(WhichArgs),
     /// Let a paused VM go on
@@ -546,9 +556,41 @@ pCPU, with the vCPUs that it ran, and one for each vCPU, with its exits by reaso
 Kicks are marks on the pCPU that sent them. While nobody traces, an exit costs nothing more; while somebody does, the
 host is slower, and events that come faster than they are read are lost and counted.";
 
-/// `dunlin stop`.
+/// `dunlin create`.
 #[derive(Debug, ClapArgs)]
-pub(crate) struct StopArgs {
+pub(crate) struct CreateArgs {
+    /// What to create: each `[[vm]]` of the file
+    #[arg(value_name = "FILE.toml")]
+    pub(crate) file: PathBuf,
+    #[command(flatten)]
+    pub(crate) host: HostArgs,
+    /// Let it run at once
+    #[arg(long)]
+    pub(crate) start: bool,
+    /// Run CMD in the guest by our initrd
+    #[arg(long, value_name = "CMD", allow_hyphen_values = true)]
+    pub(crate) exec: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+const CREATE_HELP: &str = "\
+The file is one for `dunlin run` (vms/default.toml explains the keys). What it says of [host] is not for the
+host that runs, but an `arch` that it names has to be right. The host needs memory for the VM: give it some
+with the key `memory` of [host] when it is started. A VM that is created does not run yet: `dunlin start`
+lets it, or --start. Of several VMs either all are created, or none. What guests write to their consoles
+appears where `dunlin run` is.
+
+Examples:
+  dunlin create vms/guest.toml
+  dunlin create vms/guest.toml --start --exec 'uname -a'
+  dunlin start guest
+  dunlin destroy guest";
+
+/// `dunlin start`, `stop` and `destroy`.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct VmArgs {
     #[command(flatten)]
     pub(crate) host: HostArgs,
     /// The VM (name or number)

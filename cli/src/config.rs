@@ -220,6 +220,25 @@ impl Config {
         Ok(config)
     }
 
+    /// Reads VMs for a host that runs already, which has this architecture. What the file says of a host is not for
+    /// that one, but an architecture that it names has to be right.
+    pub(crate) fn for_host(path: &Path, arch: Arch) -> Result<Self, Failure> {
+        let mut config = Self::load(&RunArgs { file: Some(path.to_path_buf()), ..RunArgs::default() })?;
+        let named = &config.host.arch;
+        if named.value != arch {
+            if matches!(named.place, Place::Key { .. }) {
+                let what = format!("'{}', but the host that runs is {}", named.value.name(), arch.name());
+                return Err(named.place.bad(what).help("name another host with --host, or leave the key out"));
+            }
+            config = Self::load(&RunArgs {
+                file: Some(path.to_path_buf()),
+                arch: Some(arch.name().to_string()),
+                ..RunArgs::default()
+            })?;
+        }
+        Ok(config)
+    }
+
     /// Reads `text`, the contents of the file called `name`; paths in it start at `directory`.
     fn parse(text: &str, name: &str, directory: &Path) -> Result<Self, Failure> {
         let source = Source { text, name, directory };

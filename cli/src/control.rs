@@ -18,6 +18,11 @@ use crate::failure::Failure;
 /// How long a peer may take to read what we write, and to answer when we wait.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// As [`PATIENCE`], for what a host may take a while to do: memory that is zeroed, a VM that ends.
+const LONG_PATIENCE: Duration = Duration::from_secs(120);
+/// Requests that are sent before the answer to the first has come.
+const AHEAD: usize = 8;
+
 /// Writes one frame.
 pub(crate) fn send<T: Serialize>(stream: &mut UnixStream, message: &T) -> io::Result<()> {
     let frame = encode(message).map_err(|error| io::Error::other(error.to_string()))?;
@@ -85,16 +90,88 @@ impl Client {
         Ok(Self { stream, next_id: 1 })
     }
 
+    /// Asks all of it, some ahead of their answers, and waits for the last one. `heard` is told how many were done; the
+    /// first refusal ends it.
+    pub(crate) fn ask_all(
+        &mut self,
+        commands: impl IntoIterator<Item = Command>,
+        mut heard: impl FnMut(usize),
+    ) -> Result<Result<(), Refusal>, Failure> {
+        let first = self.next_id;
+        let mut commands = commands.into_iter();
+        let mut stream = self.stream.try_clone().map_err(lost)?;
+        let mut next_id = self.next_id;
+        // Says whether there was one more to send.
+        let mut send_next = |stream: &mut UnixStream| match commands.next() {
+            None => Ok(false),
+            Some(command) => {
+                let id = next_id;
+                next_id = next_id.wrapping_add(1);
+                send(stream, &Request { id, command }).map(|()| true)
+            }
+        };
+        let mut waiting = 0;
+        while waiting < AHEAD && send_next(&mut stream).map_err(lost)? {
+            waiting += 1;
+        }
+
+        let mut done = 0;
+        let mut result = Ok(Ok(()));
+        let received = if waiting == 0 {
+            Ok(())
+        } else {
+            receive(&mut self.stream, |message| {
+                match message {
+                    Ok(Message::Reply { id, result: Ok(_) }) if id.wrapping_sub(first) < u32::MAX / 2 => {
+                        done += 1;
+                        waiting -= 1;
+                        heard(done);
+                        match send_next(&mut stream) {
+                            Ok(true) => waiting += 1,
+                            Ok(false) => {}
+                            Err(error) => {
+                                result = Err(lost(error));
+                                return false;
+                            }
+                        }
+                    }
+                    Ok(Message::Reply { result: Err(refusal), .. }) => {
+                        result = Ok(Err(refusal));
+                        return false;
+                    }
+                    Ok(Message::Refused(error)) => {
+                        result = Err(refused(error));
+                        return false;
+                    }
+                    Ok(Message::Bye) => {
+                        result = Err(Failure::failed("the host has ended"));
+                        return false;
+                    }
+                    Ok(_) | Err(_) => {}
+                }
+                waiting > 0
+            })
+        };
+        self.next_id = next_id;
+        received.map_err(lost)?;
+        match result {
+            Ok(Ok(())) if waiting > 0 => Err(Failure::failed("the host has ended")),
+            result => result,
+        }
+    }
+
+    /// As [`Self::ask`], for what may take a host a while.
+    pub(crate) fn ask_patiently(&mut self, command: Command) -> Result<Result<Answer, Refusal>, Failure> {
+        self.stream.set_read_timeout(Some(LONG_PATIENCE)).map_err(lost)?;
+        let answer = self.ask(command);
+        self.stream.set_read_timeout(Some(PATIENCE)).map_err(lost)?;
+        answer
+    }
+
     /// Asks and waits for the answer.
     pub(crate) fn ask(&mut self, command: Command) -> Result<Result<Answer, Refusal>, Failure> {
         let id = self.next_id;
         self.next_id = self.next_id.wrapping_add(1);
-        let lost = |error: io::Error| match error.kind() {
-            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
-                Failure::failed(format!("the host did not answer within {} s", PATIENCE.as_secs()))
-            }
-            _ => Failure::failed(format!("the host is gone: {error}")),
-        };
         send(&mut self.stream, &Request { id, command }).map_err(lost)?;
 
         let mut answer = Err(Failure::failed("the host has ended"));
@@ -105,7 +182,7 @@ impl Client {
             }
             Ok(Message::Bye) => false,
             Ok(Message::Refused(error)) => {
-                answer = Err(Failure::failed(format!("the host refused our request: {error}")));
+                answer = Err(refused(error));
                 false
             }
             Ok(_) => true,
@@ -120,6 +197,17 @@ impl Client {
         received.map_err(lost)?;
         answer
     }
+}
+
+fn lost(error: io::Error) -> Failure {
+    match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Failure::failed("the host did not answer in time"),
+        _ => Failure::failed(format!("the host is gone: {error}")),
+    }
+}
+
+fn refused(error: FrameError) -> Failure {
+    Failure::failed(format!("the host refused our request: {error}"))
 }
 
 /// A refusal in words.
@@ -137,6 +225,12 @@ pub(crate) fn refusal(refusal: Refusal) -> &'static str {
         Refusal::NotPaused => "the VM is not paused",
         Refusal::OutOfMemory => "the host has too little memory left (key `memory` of [host])",
         Refusal::NoSuchPcpu => "this host has no such pCPU",
+        Refusal::NotStarted => "the VM does not run yet (dunlin start)",
+        Refusal::AlreadyStarted => "the VM runs already, or has ended",
+        Refusal::NameTaken => "this host has a VM of that name",
+        Refusal::TooManyVms => "the host has as many VMs as it has room for (dunlin destroy)",
+        Refusal::NoSuchUpload => "the host does not know what we send it",
+        Refusal::Invalid => "the host cannot make such a VM",
         Refusal::NoHardwareLog => "the machine does not record writes in stage 2 (use --source write-protect)",
     }
 }

@@ -135,9 +135,9 @@ impl Attached {
     fn to(args: &WhichArgs) -> Result<Self, Failure> {
         let mut client = share::attach(args.host.host)?;
         let vms = stats::list(&mut client)?;
-        let at = match (&args.vm, vms.as_slice()) {
+        let vm = match (&args.vm, vms.as_slice()) {
             (Some(name), _) => stats::find(&vms, name)?,
-            (None, [_]) => 0,
+            (None, [only]) => only,
             (None, []) => return Err(Failure::failed("this host has no VM")),
             (None, _) => {
                 let names = vms.iter().map(|vm| printable(&vm.name)).collect::<Vec<_>>().join(", ");
@@ -145,8 +145,7 @@ impl Attached {
                 return Err(Failure::bad_input(what).help(format!("this host has: {names}")));
             }
         };
-        let (name, vcpus) = (vms[at].name.clone(), vms[at].vcpus);
-        Ok(Self { client, number: u32::try_from(at).unwrap_or(u32::MAX), name, vcpus })
+        Ok(Self { client, number: vm.number, name: vm.name.clone(), vcpus: vm.vcpus })
     }
 
     /// A failure that says whose it is.

@@ -3,9 +3,9 @@
 //! `dunlin run` reads a file of VMs (`config`), checks and packs their files (`assets`, `payload`), and starts the
 //! hypervisor in QEMU (`qemu`). It follows the run to its end (`session`) over the control port (`control`). `exec`
 //! handles a guest's command and its answer, `console` the terminal, and `summary` the results. `bench` measures by
-//! such runs. `dunlin list`, `stats`, `top`, `metrics`, `trace`, `stop`, `pause`, `resume` and `dirty` reach a running
-//! host through the `dunlin run` that started it (`share`). `dunlin image` writes a file that any PC starts from
-//! (`image`).
+//! such runs. `dunlin list`, `stats`, `top`, `metrics`, `trace`, `pause`, `resume` and `dirty` reach a running host
+//! through the `dunlin run` that started it (`share`); so do `create`, `start`, `stop`, `destroy` and `host` (`vms`).
+//! `dunlin image` writes a file that any PC starts from (`image`).
 
 mod args;
 mod assets;
@@ -31,6 +31,7 @@ mod stats;
 mod summary;
 mod top;
 mod trace;
+mod vms;
 
 use std::process::ExitCode;
 
@@ -54,7 +55,11 @@ fn main() -> ExitCode {
         Some(Verb::Stats(args)) => stats::run_stats(&args).map(|()| 0),
         Some(Verb::Top(args)) => top::run(&args).map(|()| 0),
         Some(Verb::Metrics(args)) => metrics::run(&args).map(|()| 0),
-        Some(Verb::Stop(args)) => stats::run_stop(&args).map(|()| 0),
+        Some(Verb::Host(args)) => vms::run_host(&args).map(|()| 0),
+        Some(Verb::Create(args)) => vms::run_create(&args).map(|()| 0),
+        Some(Verb::Start(args)) => vms::run_start(&args).map(|()| 0),
+        Some(Verb::Stop(args)) => vms::run_stop(&args).map(|()| 0),
+        Some(Verb::Destroy(args)) => vms::run_destroy(&args).map(|()| 0),
         Some(Verb::Pause(args)) => dirty::run_pause(&args).map(|()| 0),
         Some(Verb::Resume(args)) => dirty::run_resume(&args).map(|()| 0),
         Some(Verb::Dirty(args)) => dirty::run(&args),

@@ -45,8 +45,10 @@ pub(crate) enum Start {
 pub(crate) fn pack(config: &Config, assets: &Assets, script: Option<&str>, start: Start) -> Result<Payload, Failure> {
     let mut files = Files { builder: Builder::new(start == Start::Elsewhere), packed: Vec::new() };
     for vm in &config.vms {
-        let packed = check_and_add(config.host.arch.value, vm, assets, script, &mut files)?;
-        files.builder.add_vm(packed);
+        let Prepared { mut config, kernel, initrd } = prepare(config.host.arch.value, vm, assets, script)?;
+        config.kernel = files.add(kernel);
+        config.initrd = initrd.map(|initrd| files.add(initrd));
+        files.builder.add_vm(config);
     }
     let bytes = files
         .builder
@@ -58,13 +60,19 @@ pub(crate) fn pack(config: &Config, assets: &Assets, script: Option<&str>, start
     Ok(Payload { bytes, host_memory })
 }
 
-fn check_and_add(
-    arch: Arch,
-    vm: &VmConfig,
-    assets: &Assets,
-    script: Option<&str>,
-    files: &mut Files,
-) -> Result<PackedVm, Failure> {
+/// A VM that was checked, and the bytes of its files.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    /// Its description; of its files, the lengths.
+    pub(crate) config: PackedVm,
+    /// The kernel.
+    pub(crate) kernel: Vec<u8>,
+    /// The initial RAM disk.
+    pub(crate) initrd: Option<Vec<u8>>,
+}
+
+/// Reads and checks the files of a VM; `script` goes into our initrd.
+pub(crate) fn prepare(arch: Arch, vm: &VmConfig, assets: &Assets, script: Option<&str>) -> Result<Prepared, Failure> {
     let path = assets.kernel(&vm.kernel.value, &vm.kernel.place)?;
     let kernel = read(&path, &vm.kernel.place)?;
 
@@ -85,12 +93,13 @@ fn check_and_add(
         }
     }
 
-    Ok(PackedVm {
+    let blob = |bytes: &Vec<u8>| Blob { offset: 0, bytes: bytes.len() as u64 };
+    let config = PackedVm {
         name: vm.name.value.clone(),
         vcpus: vm.vcpus.value,
         memory_bytes: vm.memory.value,
-        kernel: files.add(kernel),
-        initrd: initrd.map(|initrd| files.add(initrd)),
+        kernel: blob(&kernel),
+        initrd: initrd.as_ref().map(blob),
         cmdline: vm.cmdline.value.clone(),
         apic: vm.apic.value,
         hyperv: vm.translation.hyperv,
@@ -100,7 +109,8 @@ fn check_and_add(
         decode_cache: vm.decode_cache,
         populate: vm.stage2.populate,
         dirty: vm.stage2.dirty,
-    })
+    };
+    Ok(Prepared { config, kernel, initrd })
 }
 
 fn check_on_x86(vm: &VmConfig, path: &Path, kernel: &[u8], initrd: Option<&[u8]>) -> Result<(), Failure> {

@@ -6,7 +6,7 @@
 
 mod verdict;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io::{self, Write};
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -255,6 +255,19 @@ struct Followed {
     partial: Vec<u8>,
 }
 
+/// A VM that a command has created on this host.
+#[derive(Debug)]
+struct Guest {
+    name: String,
+    is_running: bool,
+    /// Output that is not a whole line yet.
+    partial: Vec<u8>,
+    agent: Agent,
+}
+
+/// Most VMs that are followed which commands create, whatever a host claims.
+const MOST_GUESTS: usize = 4096;
+
 /// Whom a reply is for.
 #[derive(Debug)]
 enum Asker {
@@ -294,7 +307,10 @@ struct Session<'a> {
     verbose: bool,
     record: Record,
     progress: Progress,
+    /// The VMs of the file; their numbers are their places here.
     vms: Vec<Followed>,
+    /// VMs that came later, by number.
+    guests: BTreeMap<u32, Guest>,
     deadline: Option<(Instant, Duration)>,
     log: Option<Follower>,
     events: Sender<Event>,
@@ -346,6 +362,7 @@ impl<'a> Session<'a> {
         let limit = config.host.time_limit.or((!console::has_terminal()).then_some(UNWATCHED_LIMIT));
         Self {
             vms: vms.collect(),
+            guests: BTreeMap::new(),
             purpose,
             json: args.json,
             verbose: args.verbose,
@@ -440,7 +457,8 @@ impl<'a> Session<'a> {
         }
 
         // The host ends when the last counters of the last VM are here, or overdue.
-        if self.record.vms.iter().all(VmRecord::is_over) {
+        let has_guests = self.guests.values().any(|guest| guest.is_running);
+        if self.record.vms.iter().all(VmRecord::is_over) && !has_guests {
             let since = *self.all_over.get_or_insert(now);
             if self.gatherings.is_empty() || now > since + LAST_WORDS {
                 self.end_host();
@@ -518,16 +536,14 @@ impl<'a> Session<'a> {
         match message {
             Message::Up(info) => self.introduce(info),
             Message::Reply { id, result } => self.deliver(id, result),
-            Message::Console { vm, line, at_ns, bytes } => {
-                if let Some(vm) = self.known(vm) {
-                    self.print(vm, line, at_ns, &bytes);
-                }
-            }
-            Message::Vm { vm, at_ns, event } => {
-                if let Some(vm) = self.known(vm) {
-                    self.note(vm, at_ns, event);
-                }
-            }
+            Message::Console { vm, line, at_ns, bytes } => match self.known(vm) {
+                Some(vm) => self.print(vm, line, at_ns, &bytes),
+                None => self.print_guest(vm, line, &bytes),
+            },
+            Message::Vm { vm, at_ns, event } => match self.known(vm) {
+                Some(vm) => self.note(vm, at_ns, event),
+                None => self.note_guest(vm, event),
+            },
             Message::Refused(error) => {
                 self.progress.say(&format!("the hypervisor refused a frame of ours: {error}"));
             }
@@ -579,7 +595,55 @@ impl<'a> Session<'a> {
                 self.progress.say(&format!("vm \"{name}\": ended, {}{colon}{shown}", reason.name()));
                 self.gather(vm, false);
             }
+            // It has ended, and is told of as one that has.
+            VmEvent::Created { .. } | VmEvent::Destroyed => {}
         }
+    }
+
+    /// What became of a VM that a command has created.
+    fn note_guest(&mut self, vm: u32, event: VmEvent) {
+        if let VmEvent::Created { name } = event {
+            if self.guests.len() < MOST_GUESTS {
+                let name = printable(&name);
+                self.progress.say(&format!("vm \"{name}\": created by a command, number {vm}"));
+                let guest = Guest { name, is_running: false, partial: Vec::new(), agent: Agent::default() };
+                self.guests.insert(vm, guest);
+            }
+            return;
+        }
+        let Some(guest) = self.guests.get_mut(&vm) else { return };
+        let name = guest.name.clone();
+        match event {
+            VmEvent::Started => {
+                guest.is_running = true;
+                // It is not over yet, whatever was before.
+                self.all_over = None;
+                self.progress.say(&format!("vm \"{name}\": started by a command"));
+            }
+            VmEvent::Stopped { reason, detail } => {
+                guest.is_running = false;
+                let rest = std::mem::take(&mut guest.partial);
+                if !rest.is_empty() {
+                    self.write_output(&[format!("{name}| ").as_bytes(), &rest, b"\n"].concat());
+                }
+                let shown = printable(&detail);
+                let colon = if shown.is_empty() { "" } else { ": " };
+                self.progress.say(&format!("vm \"{name}\": ended, {}{colon}{shown}", reason.name()));
+            }
+            VmEvent::Destroyed => {
+                self.guests.remove(&vm);
+                self.progress.say(&format!("vm \"{name}\": destroyed"));
+            }
+            VmEvent::Created { .. } | VmEvent::Creating | VmEvent::Failed(_) => {}
+        }
+    }
+
+    /// What a VM wrote to a serial line which a command has created: shown line by line, with its name.
+    fn print_guest(&mut self, vm: u32, line: Line, bytes: &[u8]) {
+        let Some(guest) = self.guests.get_mut(&vm) else { return };
+        let bytes = if line == Line::Agent { guest.agent.push(bytes) } else { bytes.to_vec() };
+        let labelled = labelled(&guest.name, &mut guest.partial, &bytes);
+        self.write_output(&labelled);
     }
 
     fn open_terminal(&mut self) {
@@ -651,19 +715,7 @@ impl<'a> Session<'a> {
         if self.vms.len() == 1 {
             return self.write_output(bytes);
         }
-        let label = format!("{}| ", self.record.vms[vm].name);
-        let mut labelled = Vec::new();
-        let partial = &mut self.vms[vm].partial;
-        for &byte in bytes {
-            partial.push(byte);
-            if byte == b'\n' || partial.len() >= CONSOLE_CHUNK {
-                labelled.extend_from_slice(label.as_bytes());
-                labelled.append(partial);
-                if byte != b'\n' {
-                    labelled.push(b'\n');
-                }
-            }
-        }
+        let labelled = labelled(&self.record.vms[vm].name, &mut self.vms[vm].partial, bytes);
         self.write_output(&labelled);
     }
 
@@ -792,6 +844,23 @@ impl<'a> Session<'a> {
         // If it cannot be told, patience ends and it is killed.
         let _ = control::send(link, &Request { id: 0, command: Command::PowerOff });
     }
+}
+
+/// The whole lines of `partial` and then `bytes`, with a name in front of each; the rest stays in `partial`.
+fn labelled(name: &str, partial: &mut Vec<u8>, bytes: &[u8]) -> Vec<u8> {
+    let mut labelled = Vec::new();
+    for &byte in bytes {
+        partial.push(byte);
+        if byte == b'\n' || partial.len() >= CONSOLE_CHUNK {
+            labelled.extend_from_slice(name.as_bytes());
+            labelled.extend_from_slice(b"| ");
+            labelled.append(partial);
+            if byte != b'\n' {
+                labelled.push(b'\n');
+            }
+        }
+    }
+    labelled
 }
 
 fn write_out(stream: &mut impl Write, bytes: &[u8]) {

@@ -1,5 +1,4 @@
-//! Counters: sums, tables for people, JSON for programs. Also `dunlin list`, `stats` and `stop`, which ask a running
-//! host.
+//! Counters: sums, tables for people, JSON for programs. Also `dunlin list` and `stats`, which ask a running host.
 
 mod emulation;
 mod faults;
@@ -7,11 +6,11 @@ mod picture;
 
 use std::fmt::Write;
 
-use abi::control::{Answer, Command, HostInfo, VmInfo, VmState};
+use abi::control::{Answer, Command, HostInfo, VMS_CHUNK, VmInfo, VmState};
 use abi::counters::{ExitReason, VcpuCounters};
 use serde_json::{Value, json};
 
-use crate::args::{ListArgs, StatsArgs, StopArgs};
+use crate::args::{ListArgs, StatsArgs};
 use crate::control::{Client, refusal};
 use crate::failure::Failure;
 use crate::quantity::{percent, seconds, show_count, show_size};
@@ -173,9 +172,22 @@ pub(crate) fn host(client: &mut Client) -> Result<HostInfo, Failure> {
 
 /// The VMs of the host.
 pub(crate) fn list(client: &mut Client) -> Result<Vec<VmInfo>, Failure> {
-    match client.ask(Command::List)? {
-        Ok(Answer::Vms(vms)) => Ok(vms),
-        other => Err(unexpected(other.map_err(refusal))),
+    let mut all: Vec<VmInfo> = Vec::new();
+    loop {
+        let first = all.last().map_or(0, |vm| vm.number.saturating_add(1));
+        match client.ask(Command::List { first })? {
+            // Numbers only grow, so this ends whatever a host says.
+            Ok(Answer::Vms(vms)) if vms.iter().all(|vm| vm.number >= first) => {
+                let is_last = vms.len() < VMS_CHUNK;
+                all.extend(vms);
+                all.sort_by_key(|vm| vm.number);
+                all.dedup_by_key(|vm| vm.number);
+                if is_last || all.last().is_none_or(|vm| vm.number == u32::MAX) {
+                    return Ok(all);
+                }
+            }
+            other => return Err(unexpected(other.map_err(refusal))),
+        }
     }
 }
 
@@ -201,6 +213,7 @@ pub(crate) fn snapshot(client: &mut Client, vm: u32, vcpus: u32) -> Result<Resul
 /// A VM's state in words.
 pub(crate) fn state(state: &VmState) -> String {
     match state {
+        VmState::Created => "created".to_string(),
         VmState::Running => "running".to_string(),
         VmState::Stopped(reason) => format!("ended: {}", reason.name()),
         VmState::Failed => "could not be created".to_string(),
@@ -213,9 +226,8 @@ pub(crate) fn run_list(args: &ListArgs) -> Result<(), Failure> {
     if args.json {
         let vms: Vec<_> = vms
             .iter()
-            .enumerate()
-            .map(|(number, vm)| {
-                json!({ "vm": number, "name": vm.name, "vcpus": vm.vcpus, "memory_bytes": vm.memory_bytes,
+            .map(|vm| {
+                json!({ "vm": vm.number, "name": vm.name, "vcpus": vm.vcpus, "memory_bytes": vm.memory_bytes,
                         "state": state(&vm.state) })
             })
             .collect();
@@ -223,8 +235,8 @@ pub(crate) fn run_list(args: &ListArgs) -> Result<(), Failure> {
         return Ok(());
     }
     println!("{:>3}  {:<20}{:>6}{:>12}  STATE", "VM", "NAME", "vCPUs", "MEMORY");
-    for (number, vm) in vms.iter().enumerate() {
-        let memory = show_size(vm.memory_bytes);
+    for vm in &vms {
+        let (number, memory) = (vm.number, show_size(vm.memory_bytes));
         println!("{number:>3}  {:<20}{:>6}{memory:>12}  {}", printable(&vm.name), vm.vcpus, state(&vm.state));
     }
     Ok(())
@@ -237,14 +249,12 @@ pub(crate) fn run_stats(args: &StatsArgs) -> Result<(), Failure> {
     let vms = list(&mut client)?;
     let chosen = match &args.vm {
         Some(name) => vec![find(&vms, name)?],
-        None => (0..vms.len()).collect(),
+        None => vms.iter().collect(),
     };
 
     let mut all = Vec::new();
-    for number in chosen {
-        let vm = &vms[number];
-        let index = u32::try_from(number).unwrap_or(u32::MAX);
-        let snapshot = match snapshot(&mut client, index, vm.vcpus)? {
+    for vm in chosen {
+        let snapshot = match snapshot(&mut client, vm.number, vm.vcpus)? {
             Ok(snapshot) => snapshot,
             Err(why) if args.vm.is_some() => return Err(Failure::failed(format!("vm \"{}\": {why}", vm.name))),
             Err(why) => {
@@ -254,7 +264,7 @@ pub(crate) fn run_stats(args: &StatsArgs) -> Result<(), Failure> {
         };
         if args.json {
             let vcpus: Vec<_> = snapshot.vcpus.iter().map(|vcpu| json(vcpu, info.tsc_hz)).collect();
-            all.push(json!({ "vm": number, "name": vm.name, "state": state(&vm.state),
+            all.push(json!({ "vm": vm.number, "name": vm.name, "state": state(&vm.state),
                 "at_seconds": seconds(snapshot.at_ns), "total": json(&snapshot.total(), info.tsc_hz), "vcpus": vcpus }));
         } else {
             let (name, state) = (printable(&vm.name), state(&vm.state));
@@ -268,21 +278,10 @@ pub(crate) fn run_stats(args: &StatsArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// `dunlin stop`.
-pub(crate) fn run_stop(args: &StopArgs) -> Result<(), Failure> {
-    let mut client = share::attach(args.host.host)?;
-    let vms = list(&mut client)?;
-    let number = find(&vms, &args.vm)?;
-    match client.ask(Command::Stop { vm: u32::try_from(number).unwrap_or(u32::MAX) })? {
-        Ok(_) => Ok(()),
-        Err(why) => Err(Failure::failed(format!("vm \"{}\": {}", args.vm, refusal(why)))),
-    }
-}
-
 /// The VM of that name, or else of that number.
-pub(crate) fn find(vms: &[VmInfo], wanted: &str) -> Result<usize, Failure> {
-    let by_name = vms.iter().position(|vm| vm.name == wanted);
-    let by_number = || wanted.parse().ok().filter(|&number: &usize| number < vms.len());
+pub(crate) fn find<'a>(vms: &'a [VmInfo], wanted: &str) -> Result<&'a VmInfo, Failure> {
+    let by_name = vms.iter().find(|vm| vm.name == wanted);
+    let by_number = || vms.iter().find(|vm| wanted.parse() == Ok(vm.number));
     by_name.or_else(by_number).ok_or_else(|| {
         let names = vms.iter().map(|vm| printable(&vm.name)).collect::<Vec<_>>().join(", ");
         Failure::bad_input(format!("there is no VM '{wanted}'")).help(format!("this host has: {names}"))

@@ -145,14 +145,15 @@ impl Activity {
     }
 }
 
-/// Activity of VM `number` and of each of its vCPUs, if both pictures have its counters.
-fn activity(old: Option<&Picture>, new: &Picture, number: usize) -> Option<(Activity, Vec<Activity>)> {
-    let now = new.vms.get(number)?.1.as_ref()?;
+/// Activity of the VM on line `at` of the new picture and of each of its vCPUs, if both pictures have its counters.
+fn activity(old: Option<&Picture>, new: &Picture, at: usize) -> Option<(Activity, Vec<Activity>)> {
+    let (info, now) = new.vms.get(at)?;
+    let now = now.as_ref()?;
     // Without an earlier picture, all since the VM was created.
     let nothing = Snapshot { at_ns: 0, vcpus: vec![VcpuCounters::default(); now.vcpus.len()] };
     let before = match old {
         None => &nothing,
-        Some(old) => old.vms.get(number)?.1.as_ref()?,
+        Some(old) => old.vms.iter().find(|(vm, _)| vm.number == info.number)?.1.as_ref()?,
     };
     let ns = now.at_ns.saturating_sub(before.at_ns);
     let hz = new.host.tsc_hz;
@@ -198,10 +199,10 @@ fn plain(client: &mut Client, delay: Duration, iterations: u64, json: bool) -> R
 
 /// A picture as JSON: rates since the picture before; of the first one, since each VM was created.
 fn json_of(old: Option<&Picture>, new: &Picture) -> Value {
-    let vm = |(number, (info, snapshot)): (usize, &(VmInfo, Option<Snapshot>))| {
-        let activity = activity(old, new, number);
+    let vm = |(at, (info, snapshot)): (usize, &(VmInfo, Option<Snapshot>))| {
+        let activity = activity(old, new, at);
         let vcpus = activity.as_ref().map(|(_, vcpus)| vcpus.iter().map(Activity::json).collect::<Vec<_>>());
-        json!({ "vm": number, "name": info.name, "state": stats::state(&info.state), "memory_bytes": info.memory_bytes,
+        json!({ "vm": info.number, "name": info.name, "state": stats::state(&info.state), "memory_bytes": info.memory_bytes,
             "at_seconds": snapshot.as_ref().map(|snapshot| seconds(snapshot.at_ns)),
             "total": activity.as_ref().map(|(all, _)| all.json()), "vcpus": vcpus })
     };

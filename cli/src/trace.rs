@@ -34,7 +34,7 @@ pub(crate) fn run(args: &TraceArgs) -> Result<(), Failure> {
     let time = parse_time(&args.time).map_err(|what| Failure::bad_input(format!("option '--time': {what}")))?;
     let mut client = share::attach(args.host.host)?;
     let info = stats::host(&mut client)?;
-    let names = stats::list(&mut client)?.into_iter().map(|vm| vm.name).collect();
+    let names = stats::list(&mut client)?.into_iter().map(|vm| (vm.number, vm.name)).collect();
 
     // Open the file before the trace starts: a path that is not writable fails at once.
     let at = |error: std::io::Error| Failure::failed(format!("{}: {error}", args.output.display()));

@@ -14,6 +14,11 @@ use crate::frames::HEAP_CHUNK_ORDER;
 /// The heap's step of growth.
 const CHUNK_BYTES: usize = 1 << HEAP_CHUNK_ORDER;
 
+/// Bytes that objects on the heap take.
+pub(crate) fn used_bytes() -> u64 {
+    HEAP.lock().counters().allocated_bytes as u64
+}
+
 #[global_allocator]
 static HEAP: TalcLock<spin::Mutex<()>, GlobalAllocSource<HeapSource>> =
     TalcLock::new(GlobalAllocSource::with_block_size(HeapSource, CHUNK_BYTES));

@@ -20,6 +20,7 @@ pub mod clock_offset;
 mod control;
 mod cpu;
 pub mod device;
+mod exhaustion;
 mod exit;
 mod frames;
 #[cfg(not(test))]
@@ -66,6 +67,8 @@ fn start(boot: &boot::Boot) -> ! {
 }
 
 /// Creates and starts the VMs of the payload, one after the other; started VMs run meanwhile on other pCPUs.
+// Not inlined: the caller never returns, and would keep what this needs of the stack.
+#[inline(never)]
 fn start_vms(boot: &boot::Boot) -> Result<(), String> {
     use abi::payload::Payload;
 
@@ -84,16 +87,10 @@ fn start_vms(boot: &boot::Boot) -> Result<(), String> {
         Some("stay") => false,
         _ => payload.manifest.exit_when_idle,
     };
+    vm::table::init();
     control::init(&payload.manifest.vms, exits_when_idle, boot.option("selftest") == Some("slow-log"));
-    for (number, config) in (0..).zip(&payload.manifest.vms) {
-        control::vm_creating(number);
-        match vm::Vm::create(number, config.clone(), &payload) {
-            Ok(vm) => {
-                control::vm_started(&vm);
-                vm.start();
-            }
-            Err(why) => control::vm_failed(number, config.clone(), why),
-        }
+    for config in &payload.manifest.vms {
+        control::create_from_payload(vm::spec::Spec::of_payload(config, &payload));
     }
     control::payload_complete();
     Ok(())

@@ -1,12 +1,13 @@
 //! Faults on purpose. `selftest=panic`, `overflow` or `null` on the command line test that each ends in a report.
 //! `tsc-skew` tests that clocks with a difference are corrected. `slow-log` tests that a slow UART without a control
-//! port delays only the guests that write to it.
+//! port delays only the guests that write to it. `exhaustion` lets commands choose which allocations fail.
 
 use core::fmt;
 use core::hint::black_box;
 
 use crate::arch::{Arch, Machine};
 use crate::boot::Boot;
+use crate::exhaustion;
 
 /// Runs the requested self-test, if there is one.
 pub(crate) fn run(boot: &Boot) {
@@ -18,6 +19,7 @@ pub(crate) fn run(boot: &Boot) {
         Some("overflow") => {
             black_box(overflow(black_box(1)));
         }
+        Some("exhaustion") => exhaustion::arm(),
         Some("null") => {
             black_box(Machine::read_null());
         }

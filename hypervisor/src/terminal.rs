@@ -30,8 +30,8 @@ const WAITING: usize = 4096;
 enum Shown {
     /// Lines of all VMs.
     Log,
-    /// The console of the VM with this index.
-    Guest(usize),
+    /// The console of the VM with this number.
+    Guest(u32),
 }
 
 /// A key's meaning for other code.
@@ -39,8 +39,8 @@ enum Shown {
 pub(crate) enum Key {
     /// Nothing.
     Taken,
-    /// The VM with this index gets the byte.
-    Guest(usize, u8),
+    /// The VM with this number gets the byte.
+    Guest(u32, u8),
     /// Power the machine off. All VMs have ended.
     PowerOff,
 }
@@ -52,12 +52,14 @@ pub(crate) struct Terminal {
     is_command: bool,
     /// The user was told that the log takes no input.
     has_warned: bool,
+    /// In ascending order of their numbers.
     guests: Vec<Guest>,
     /// The pending output.
     waiting: VecDeque<u8>,
 }
 
 struct Guest {
+    number: u32,
     name: String,
     has_ended: bool,
     /// The end of all that it wrote.
@@ -66,14 +68,19 @@ struct Guest {
     line: Vec<u8>,
 }
 
+impl Guest {
+    fn new(number: u32, name: &str) -> Self {
+        Self { number, name: name.into(), has_ended: false, tail: Box::new(Tail::new()), line: Vec::new() }
+    }
+}
+
 impl Terminal {
-    /// The terminal of VMs with these names: a single VM's console is shown from the start, of several the log.
-    pub(crate) fn new<'a>(names: impl Iterator<Item = &'a str>) -> Self {
-        let guests: Vec<_> = names
-            .map(|name| Guest { name: name.into(), has_ended: false, tail: Box::new(Tail::new()), line: Vec::new() })
-            .collect();
+    /// The terminal of VMs with these numbers and names: a single VM's console is shown from the start, of several the
+    /// log.
+    pub(crate) fn new<'a>(names: impl Iterator<Item = (u32, &'a str)>) -> Self {
+        let guests: Vec<_> = names.map(|(number, name)| Guest::new(number, name)).collect();
         Self {
-            shown: if guests.len() == 1 { Shown::Guest(0) } else { Shown::Log },
+            shown: if let [only] = guests.as_slice() { Shown::Guest(only.number) } else { Shown::Log },
             is_command: false,
             has_warned: false,
             guests,
@@ -81,17 +88,36 @@ impl Terminal {
         }
     }
 
-    /// How many bytes of a guest's output can be accepted now.
-    pub(crate) fn room(&self, guest: usize) -> usize {
+    /// A VM was added. What is shown stays.
+    pub(crate) fn added(&mut self, number: u32, name: &str) {
+        let at = self.guests.partition_point(|guest| guest.number < number);
+        self.guests.insert(at, Guest::new(number, name));
+    }
+
+    /// A VM is forgotten, and what it wrote. If its console is shown, the log is from now on.
+    pub(crate) fn removed(&mut self, number: u32) {
+        self.guests.retain(|guest| guest.number != number);
+        if self.shown == Shown::Guest(number) {
+            self.show(Shown::Log);
+        }
+    }
+
+    fn find(&self, number: u32) -> Option<&Guest> {
+        self.guests.iter().find(|guest| guest.number == number)
+    }
+
+    /// How many bytes of a guest's output can be taken now.
+    pub(crate) fn room(&self, guest: u32) -> usize {
         match self.shown {
             Shown::Guest(shown) if shown != guest => KEPT,
             _ => WAITING.saturating_sub(self.waiting.len()),
         }
     }
 
-    /// Accepts a guest's output.
-    pub(crate) fn wrote(&mut self, guest: usize, bytes: &[u8]) {
-        let Some(Guest { name, tail, line, .. }) = self.guests.get_mut(guest) else { return };
+    /// Takes what a guest wrote.
+    pub(crate) fn wrote(&mut self, guest: u32, bytes: &[u8]) {
+        let found = self.guests.iter_mut().find(|other| other.number == guest);
+        let Some(Guest { name, tail, line, .. }) = found else { return };
         tail.push(bytes);
         match self.shown {
             Shown::Guest(shown) if shown == guest => self.waiting.extend(bytes),
@@ -112,8 +138,9 @@ impl Terminal {
     }
 
     /// A guest has written its last byte.
-    pub(crate) fn ended(&mut self, guest: usize) {
-        let Some(Guest { name, has_ended, line, .. }) = self.guests.get_mut(guest) else { return };
+    pub(crate) fn ended(&mut self, guest: u32) {
+        let found = self.guests.iter_mut().find(|other| other.number == guest);
+        let Some(Guest { name, has_ended, line, .. }) = found else { return };
         *has_ended = true;
         if !line.is_empty() {
             write_line(&mut self.waiting, name, line);
@@ -145,7 +172,7 @@ impl Terminal {
             b'n' => self.show(self.following()),
             b'o' if self.guests.iter().all(|guest| guest.has_ended) => return Key::PowerOff,
             b'o' => self.say("VMs run; when all have ended, Ctrl-] o turns the machine off"),
-            b'0'..=b'9' if usize::from(key - b'0') < self.guests.len() => self.show(Shown::Guest((key - b'0').into())),
+            b'0'..=b'9' if self.find((key - b'0').into()).is_some() => self.show(Shown::Guest((key - b'0').into())),
             _ => self.help(),
         }
         Key::Taken
@@ -153,7 +180,7 @@ impl Terminal {
 
     fn input(&mut self, key: u8) -> Key {
         match self.shown {
-            Shown::Guest(shown) if self.guests.get(shown).is_some_and(|guest| !guest.has_ended) => {
+            Shown::Guest(shown) if self.find(shown).is_some_and(|guest| !guest.has_ended) => {
                 return Key::Guest(shown, key);
             }
             _ if self.has_warned => {}
@@ -168,11 +195,11 @@ impl Terminal {
 
     /// What is shown after the next key: the VMs in order, then the log.
     fn following(&self) -> Shown {
-        match self.shown {
-            Shown::Guest(shown) if shown + 1 < self.guests.len() => Shown::Guest(shown + 1),
-            Shown::Log if !self.guests.is_empty() => Shown::Guest(0),
-            _ => Shown::Log,
-        }
+        let next = match self.shown {
+            Shown::Log => self.guests.first(),
+            Shown::Guest(shown) => self.guests.iter().find(|guest| guest.number > shown),
+        };
+        next.map_or(Shown::Log, |guest| Shown::Guest(guest.number))
     }
 
     /// Shows another console. Pending output belongs to the old one, and is dropped: it is kept there.
@@ -185,7 +212,7 @@ impl Terminal {
         // Lines of the log begin with the next output.
         self.guests.iter_mut().for_each(|guest| guest.line.clear());
         if let Shown::Guest(shown) = shown
-            && let Some(guest) = self.guests.get(shown)
+            && let Some(guest) = self.guests.iter().find(|guest| guest.number == shown)
         {
             self.waiting.extend(guest.tail.whole_lines());
         }
@@ -195,7 +222,7 @@ impl Terminal {
     fn title(&self) -> String {
         match self.shown {
             Shown::Log => "the log of all VMs".into(),
-            Shown::Guest(shown) => match self.guests.get(shown) {
+            Shown::Guest(shown) => match self.find(shown) {
                 Some(guest) if guest.has_ended => {
                     format!("the console of {} (VM {shown}), which has ended", guest.name)
                 }

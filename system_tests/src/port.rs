@@ -35,7 +35,7 @@ impl Port {
             let stream = UnixStream::connect(&path).ok()?;
             stream.set_read_timeout(Some(PATIENCE)).ok()?;
             let mut port = Self { stream, receiver: Receiver::default(), next_id: 1 };
-            match port.ask(Command::List) {
+            match port.ask(Command::List { first: 0 }) {
                 Ok(Answer::Vms(vms)) if vms.first().is_some_and(|vm| vm.state == VmState::Running) => Some(port),
                 _ => None,
             }
@@ -58,6 +58,32 @@ impl Port {
             match self.receiver.push::<Message>(byte[0]) {
                 Some(Ok(Message::Reply { id: of, result })) if of == id => return result,
                 Some(Err(error)) => panic!("{what}: {error}"),
+                _ => {}
+            }
+        }
+    }
+
+    /// Asks all of it at once, for something that has no answer but that it is done.
+    ///
+    /// # Panics
+    /// When it is not.
+    pub fn all_done(&mut self, commands: impl IntoIterator<Item = Command>) {
+        let first = self.next_id;
+        for command in commands {
+            let frame = encode(&Request { id: self.next_id, command }).expect("commands are short");
+            self.next_id += 1;
+            self.stream.write_all(&frame).expect("the host is there");
+        }
+        let mut byte = [0];
+        let mut done = first;
+        while done < self.next_id {
+            self.stream.read_exact(&mut byte).expect("answers come");
+            match self.receiver.push::<Message>(byte[0]) {
+                Some(Ok(Message::Reply { id, result })) if id >= first => {
+                    assert_eq!(result, Ok(Answer::Done));
+                    done += 1;
+                }
+                Some(Err(error)) => panic!("{error}"),
                 _ => {}
             }
         }

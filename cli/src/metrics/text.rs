@@ -93,11 +93,11 @@ struct Labelled<'a> {
 
 fn labelled(picture: &Picture) -> Vec<Labelled<'_>> {
     let mut vms: Vec<Labelled<'_>> = Vec::new();
-    for (number, (info, snapshot)) in picture.vms.iter().enumerate() {
+    for (info, snapshot) in &picture.vms {
         let mut name = printable(&info.name);
         // Names are different; a host is shown, not believed.
         if vms.iter().any(|vm| vm.name == name) {
-            let _ = write!(name, "#{number}");
+            let _ = write!(name, "#{}", info.number);
         }
         vms.push(Labelled { name, info, snapshot: snapshot.as_ref() });
     }
@@ -190,17 +190,21 @@ mod tests {
     fn picture() -> Picture {
         let host = HostInfo {
             version: "0.1.0".to_string(),
+            arch: "x86_64".to_string(),
             pcpus: 2,
             memory_bytes: 1 << 30,
             tsc_hz: 1_000_000_000,
             processor: "Test\u{1b}\"\\".to_string(),
         };
-        let info = |name: &str, state| VmInfo { name: name.to_string(), vcpus: 2, memory_bytes: 512 << 20, state };
+        let info = |number, name: &str, state| {
+            let name = name.to_string();
+            VmInfo { number, name, vcpus: 2, memory_bytes: 512 << 20, state }
+        };
         let mut counters = VcpuCounters { guest_ticks: 1_500_000_000, flush_kicks: 7, ..VcpuCounters::default() };
         counters.exits[ExitReason::Halt as usize] = 42;
         let snapshot = Snapshot { at_ns: 5_000_000_000, vcpus: vec![counters, VcpuCounters::default()] };
-        let gone = info("a", VmState::Stopped(StopReason::PowerOff));
-        Picture { host, vms: vec![(info("a", VmState::Running), Some(snapshot)), (gone, None)] }
+        let gone = info(1, "a", VmState::Stopped(StopReason::PowerOff));
+        Picture { host, vms: vec![(info(0, "a", VmState::Running), Some(snapshot)), (gone, None)] }
     }
 
     #[test]

@@ -20,9 +20,9 @@ impl Picture {
     pub(crate) fn take(client: &mut Client) -> Result<Self, Failure> {
         let host = host(client)?;
         let mut vms = Vec::new();
-        for (number, vm) in (0..).zip(list(client)?) {
-            // A VM that has ended has no counters, and is still worth a line.
-            let snapshot = snapshot(client, number, vm.vcpus)?.ok();
+        for vm in list(client)? {
+            // A VM that could not be created has no counters, and is still worth a line.
+            let snapshot = snapshot(client, vm.number, vm.vcpus)?.ok();
             vms.push((vm, snapshot));
         }
         Ok(Self { host, vms })

@@ -12,15 +12,19 @@ fn picture(at_ns: u64, halts: u64, guest_ticks: u64) -> Picture {
     counters.exits[ExitReason::Halt as usize] = halts;
     let host = HostInfo {
         version: "0.1.0".to_string(),
+        arch: "x86_64".to_string(),
         pcpus: 2,
         memory_bytes: 1 << 30,
         tsc_hz: 1_000_000_000,
         processor: "Test\u{1b}[2J".to_string(),
     };
-    let info = |name: &str, state| VmInfo { name: name.to_string(), vcpus: 2, memory_bytes: 512 << 20, state };
-    let ended = info("gone", VmState::Stopped(abi::control::StopReason::PowerOff));
+    let info = |number, name: &str, state| {
+        let name = name.to_string();
+        VmInfo { number, name, vcpus: 2, memory_bytes: 512 << 20, state }
+    };
+    let ended = info(1, "gone", VmState::Stopped(abi::control::StopReason::PowerOff));
     let snapshot = Snapshot { at_ns, vcpus: vec![counters, counters] };
-    Picture { host, vms: vec![(info("default", VmState::Running), Some(snapshot)), (ended, None)] }
+    Picture { host, vms: vec![(info(0, "default", VmState::Running), Some(snapshot)), (ended, None)] }
 }
 
 #[test]

@@ -4,7 +4,7 @@
 //! with the pCPUs on which they ran, their exits by reason, and the flushes that they requested. Between two exits a
 //! vCPU was in its guest.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 
 use abi::trace::{Event, Events, What};
@@ -17,7 +17,7 @@ const PCPUS: u32 = 1;
 pub(super) struct Timeline<W> {
     out: W,
     hz: f64,
-    names: Vec<String>,
+    names: BTreeMap<u32, String>,
     /// Time zero: the first event that was read, less than which others can be by a little.
     zero: Option<u64>,
     last: u64,
@@ -56,7 +56,7 @@ pub(super) struct Seen {
 
 impl<W: Write> Timeline<W> {
     /// Of a host whose clock has so many ticks in a second, and whose VMs have these names.
-    pub(super) fn new(mut out: W, hz: u64, names: Vec<String>) -> io::Result<Self> {
+    pub(super) fn new(mut out: W, hz: u64, names: BTreeMap<u32, String>) -> io::Result<Self> {
         let group = metadata("process_name", PCPUS, None, "pCPUs");
         write!(out, "{{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n{group}")?;
         let mut timeline = Self {
@@ -69,7 +69,7 @@ impl<W: Write> Timeline<W> {
             named: BTreeSet::new(),
             seen: Seen::default(),
         };
-        for vm in 0..u32::try_from(timeline.names.len()).unwrap_or(u32::MAX) {
+        for vm in timeline.names.keys().copied().collect::<Vec<_>>() {
             let name = format!("VM {}", timeline.name(vm));
             timeline.write(&metadata("process_name", group_of(vm), None, &name))?;
         }
@@ -142,7 +142,7 @@ impl<W: Write> Timeline<W> {
     }
 
     fn name(&self, vm: u32) -> String {
-        self.names.get(vm as usize).cloned().unwrap_or_else(|| vm.to_string())
+        self.names.get(&vm).cloned().unwrap_or_else(|| vm.to_string())
     }
 
     fn micros(&self, at: u64) -> f64 {
@@ -192,7 +192,8 @@ mod tests {
 
     fn written(read: &[(u32, Events)]) -> (Vec<Value>, Seen) {
         let mut out = Vec::new();
-        let mut timeline = Timeline::new(&mut out, 1_000_000, vec!["a \"b\"".to_string()]).expect("memory");
+        let mut timeline =
+            Timeline::new(&mut out, 1_000_000, BTreeMap::from([(0, "a \"b\"".to_string())])).expect("memory");
         read.iter().for_each(|(pcpu, read)| timeline.add(*pcpu, read).expect("memory"));
         let seen = timeline.finish().expect("memory");
         let all: Value = serde_json::from_slice(&out).expect("is JSON");

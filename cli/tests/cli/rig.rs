@@ -11,11 +11,15 @@ use std::process::{Command, Stdio};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use abi::control::{Answer, HostInfo, Line, Message, Receiver, Request, StopReason, VmEvent, VmInfo, VmState, encode};
+use abi::control::{
+    About, Answer, HostInfo, Line, Message, Part, Receiver, Refusal, Request, StopReason, VMS_CHUNK, VmEvent, VmInfo,
+    VmState, encode,
+};
 use abi::counters::{ExitReason, VcpuCounters};
 use abi::exit_code::{CLEAN, qemu_status};
 use abi::layout::{Content, Layout, Place, Row, Whose};
-use abi::payload::{Manifest, Payload};
+use abi::payload::{Manifest, Payload, VmConfig};
+use abi::resources::Resources;
 use abi::trace::{Departure, Event, Events, What};
 
 use crate::played_log::PlayedLog;
@@ -165,6 +169,22 @@ pub(crate) struct Host {
     logs: Vec<PlayedLog>,
     /// When the last events were, while somebody traces.
     traced: Option<u64>,
+    /// VMs that commands have created.
+    pub(crate) guests: Vec<Guest>,
+    upload: Option<Upload>,
+    /// Why no VM can be created.
+    pub(crate) not_created: Option<(About, String)>,
+}
+
+/// A VM that a command has created.
+pub(crate) struct Guest {
+    pub(crate) info: VmInfo,
+}
+
+struct Upload {
+    config: VmConfig,
+    kernel: Vec<u8>,
+    initrd: Vec<u8>,
 }
 
 impl Host {
@@ -188,6 +208,9 @@ impl Host {
             stopped,
             logs,
             traced: None,
+            guests: Vec::new(),
+            upload: None,
+            not_created: None,
         }
     }
 
@@ -251,16 +274,25 @@ impl Host {
     pub(crate) fn answer(&mut self, Request { id, command }: Request) {
         use abi::control::Command;
         if matches!(command, Command::TraceRead { pcpu } if pcpu > 1) {
-            return self.say(&Message::Reply { id, result: Err(abi::control::Refusal::NoSuchPcpu) });
+            return self.say(&Message::Reply { id, result: Err(Refusal::NoSuchPcpu) });
         }
         if matches!(command, Command::Layout { kind } if kind > 0) {
-            return self.say(&Message::Reply { id, result: Err(abi::control::Refusal::NoSuchLayout) });
+            return self.say(&Message::Reply { id, result: Err(Refusal::NoSuchLayout) });
         }
         let result = Ok(match command {
             Command::Layout { .. } => Answer::Layout(layout()),
             Command::Places { first } => Answer::Places(places().into_iter().skip(first as usize).collect()),
             Command::Hello => Answer::Host(info()),
-            Command::List => Answer::Vms(self.list()),
+            Command::List { first } => {
+                Answer::Vms(self.list().into_iter().filter(|vm| vm.number >= first).take(VMS_CHUNK).collect())
+            }
+            Command::Resources => Answer::Resources(Resources { vms: 7, tags: 15, ..Resources::default() }),
+            Command::CreateBegin { .. }
+            | Command::CreateData { .. }
+            | Command::CreateFinish { .. }
+            | Command::CreateAbort { .. }
+            | Command::Start { .. }
+            | Command::Destroy { .. } => return self.answer_about_guests(id, command),
             Command::Stats { vm, first } => {
                 let vcpus = self.manifest.vms[vm as usize].vcpus - first;
                 let vcpus = vec![counters(); (vcpus as usize).min(abi::control::STATS_CHUNK)];
@@ -281,6 +313,7 @@ impl Host {
                 Answer::Done
             }
             Command::PowerOff | Command::Write { .. } => Answer::Done,
+            Command::Exhaust { .. } => Answer::Taken(0),
             Command::Pause { vm }
             | Command::Resume { vm }
             | Command::DirtyStart { vm, .. }
@@ -308,14 +341,71 @@ impl Host {
     }
 
     fn list(&self) -> Vec<VmInfo> {
-        let vms = self.manifest.vms.iter().zip(&self.stopped);
-        vms.map(|(vm, &stopped)| VmInfo {
+        let vms = (0..).zip(&self.manifest.vms).zip(&self.stopped);
+        let vms = vms.map(|((number, vm), &stopped)| VmInfo {
+            number,
             name: vm.name.clone(),
             vcpus: vm.vcpus,
             memory_bytes: vm.memory_bytes,
             state: if stopped { VmState::Stopped(StopReason::Commanded) } else { VmState::Running },
-        })
-        .collect()
+        });
+        vms.chain(self.guests.iter().map(|guest| guest.info.clone())).collect()
+    }
+
+    /// Creates VMs as the real one does: one at a time, and none that has a name twice or lacks bytes.
+    fn answer_about_guests(&mut self, id: u32, command: abi::control::Command) {
+        use abi::control::Command;
+        let result = match command {
+            Command::CreateBegin { config } if self.list().iter().any(|vm| vm.name == config.name) => {
+                Err(Refusal::NameTaken)
+            }
+            Command::CreateBegin { .. } if self.upload.is_some() => Err(Refusal::Busy),
+            Command::CreateBegin { config } => {
+                self.upload = Some(Upload { config, kernel: Vec::new(), initrd: Vec::new() });
+                Ok(Answer::Upload(77))
+            }
+            Command::CreateData { upload: 77, part, offset, bytes } => {
+                let upload = self.upload.as_mut().expect("one was begun");
+                let file = if part == Part::Kernel { &mut upload.kernel } else { &mut upload.initrd };
+                assert_eq!(offset, file.len() as u64, "in order");
+                file.extend(bytes);
+                Ok(Answer::Done)
+            }
+            Command::CreateFinish { upload: 77 } => {
+                let upload = self.upload.take().expect("one was begun");
+                let config = &upload.config;
+                assert_eq!(config.kernel.bytes, upload.kernel.len() as u64, "all has come");
+                assert_eq!(config.initrd.map_or(0, |blob| blob.bytes), upload.initrd.len() as u64, "all has come");
+                match &self.not_created {
+                    Some((about, why)) => Ok(Answer::NotCreated { about: *about, why: why.clone() }),
+                    None => {
+                        let number = 10 + u32::try_from(self.guests.len()).expect("few");
+                        let (name, vcpus, memory_bytes) = (config.name.clone(), config.vcpus, config.memory_bytes);
+                        self.event(number, 7 * SECOND, VmEvent::Created { name: name.clone() });
+                        let info = VmInfo { number, name, vcpus, memory_bytes, state: VmState::Created };
+                        self.guests.push(Guest { info });
+                        Ok(Answer::Created { vm: number })
+                    }
+                }
+            }
+            Command::Start { vm } => match self.guests.iter_mut().find(|guest| guest.info.number == vm) {
+                Some(guest) => {
+                    guest.info.state = VmState::Running;
+                    self.event(vm, 8 * SECOND, VmEvent::Started);
+                    Ok(Answer::Done)
+                }
+                None => Err(Refusal::AlreadyStarted),
+            },
+            Command::Destroy { vm } => {
+                self.guests.retain(|guest| guest.info.number != vm);
+                let (reason, detail) = (StopReason::Commanded, String::new());
+                self.event(vm, 9 * SECOND, VmEvent::Stopped { reason, detail });
+                self.event(vm, 9 * SECOND, VmEvent::Destroyed);
+                Ok(Answer::Done)
+            }
+            other => panic!("{other:?}"),
+        };
+        self.say(&Message::Reply { id, result });
     }
 
     /// Lets QEMU end with `status`.
@@ -344,6 +434,7 @@ pub(crate) fn after<'a>(arguments: &'a [String], option: &str) -> &'a str {
 fn info() -> HostInfo {
     HostInfo {
         version: "0.1.0".to_string(),
+        arch: "x86_64".to_string(),
         pcpus: 2,
         memory_bytes: 600 << 20,
         tsc_hz: SECOND,

@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::os::unix::net::UnixListener;
 use std::process::{Command, Output, Stdio};
 
-use abi::control::StopReason;
+use abi::control::{About, StopReason};
 use serde_json::Value;
 
 use crate::console::Terminal;
@@ -174,4 +174,82 @@ fn without_a_host_there_is_an_answer_and_stale_sockets_are_removed() {
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stderr).starts_with("no host is running\nhelp: start one"), "{}", text(&output.stderr));
     assert!(!stale.exists());
+}
+
+/// As [`while_running`], with a file of one more VM.
+fn while_running_with_a_file(not_created: Option<(About, String)>, look: impl FnOnce(&Rig)) -> Output {
+    let rig = Rig::new();
+    rig.write("one.toml", b"[[vm]]\nname = \"left\"\n");
+    rig.write("guest.toml", b"[[vm]]\nname = \"guest\"\nvcpus = 3\nmemory = \"256M\"\n");
+    let host = rig.play(move |host| {
+        host.not_created = not_created;
+        host.up();
+        host.start(0);
+        host.serve();
+    });
+    let tool = rig.run(&["one.toml", "--initrd", "none"]).spawn().expect("runs");
+    wait_for(|| dunlin(&rig, &["list"]).status.success().then_some(())).expect("answers in the end");
+    look(&rig);
+    let output = tool.wait_with_output().expect("is ours");
+    host.join().expect("was not upset");
+    output
+}
+
+#[test]
+fn vm_is_created_started_and_destroyed_and_keeps_the_host_up_meanwhile() {
+    let output = while_running_with_a_file(None, |rig| {
+        let created = dunlin(rig, &["create", "guest.toml", "--exec", "uname"]);
+        assert_eq!(text(&created.stdout), "vm \"guest\": created, number 10\n", "{}", text(&created.stderr));
+        let list = text(&dunlin(rig, &["list"]).stdout);
+        assert!(list.lines().any(|line| line.starts_with(" 10  guest") && line.ends_with("created")), "{list}");
+        let again = dunlin(rig, &["create", "guest.toml"]);
+        let complaint = text(&again.stderr);
+        assert_eq!(again.status.code(), Some(2), "{complaint}");
+        assert!(complaint.starts_with("guest.toml:2: key 'name': this host has a VM 'guest'"), "{complaint}");
+
+        assert!(dunlin(rig, &["start", "guest"]).status.success());
+        assert!(dunlin(rig, &["stop", "left"]).status.success());
+        // All VMs of the file are over, and one runs.
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        assert!(text(&dunlin(rig, &["list"]).stdout).contains("running"));
+        assert_eq!(dunlin(rig, &["start", "left"]).status.code(), Some(1));
+        assert!(dunlin(rig, &["destroy", "10"]).status.success());
+    });
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    for what in ["created by a command, number 10", "started by a command", "vm \"guest\": destroyed"] {
+        assert!(said.contains(what), "{what}: {said}");
+    }
+}
+
+#[test]
+fn host_says_what_it_has_left() {
+    while_running_with_a_file(None, |rig| {
+        let shown = text(&dunlin(rig, &["host"]).stdout);
+        assert!(shown.contains("A processor, SVM, NPT") && shown.contains("0 of 15 in pools"), "{shown}");
+        let json: Value = serde_json::from_slice(&dunlin(rig, &["host", "--json"]).stdout).expect("is JSON");
+        assert_eq!((&json["vms"], &json["tags"], &json["arch"]), (&7.into(), &15.into(), &"x86_64".into()));
+        assert!(dunlin(rig, &["stop", "left"]).status.success());
+    });
+}
+
+#[test]
+fn vm_that_cannot_be_created_is_told_by_file_line_and_key() {
+    let why = "memory 256 MiB: the host has 3 MiB left".to_string();
+    while_running_with_a_file(Some((About::Memory, why)), |rig| {
+        let refused = dunlin(rig, &["create", "guest.toml"]);
+        let complaint = text(&refused.stderr);
+        assert_eq!(refused.status.code(), Some(1), "{complaint}");
+        let wanted = "guest.toml:4: key 'memory': the host cannot create it: memory 256 MiB: the host has 3 MiB left";
+        assert!(complaint.starts_with(wanted) && complaint.contains("help: "), "{complaint}");
+
+        rig.write("arm.toml", b"[host]\narch = \"aarch64\"\n[[vm]]\nname = \"guest\"\n");
+        let refused = dunlin(rig, &["create", "arm.toml"]);
+        let complaint = text(&refused.stderr);
+        assert_eq!(refused.status.code(), Some(2), "{complaint}");
+        assert!(complaint.starts_with("arm.toml:2: key 'arch': 'aarch64', but the host"), "{complaint}");
+        assert_eq!(dunlin(rig, &["create", "none.toml"]).status.code(), Some(2));
+        assert_eq!(dunlin(rig, &["destroy", "guest"]).status.code(), Some(2));
+        assert!(dunlin(rig, &["stop", "left"]).status.success());
+    });
 }

@@ -20,11 +20,12 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use crate::counters::VcpuCounters;
 use crate::dirty::{Comparison, DirtyInfo, Round};
 use crate::layout::{Layout, Place};
-use crate::payload::DirtyLogging;
+use crate::payload::{DirtyLogging, VmConfig};
+use crate::resources::Resources;
 use crate::trace::Events;
 
 /// Version of the protocol, the first byte of each frame.
-pub const VERSION: u8 = 6;
+pub const VERSION: u8 = 7;
 /// Longest encoded frame in bytes, terminator included.
 pub const FRAME_LIMIT: usize = 8192;
 /// Maximum number of bytes in one [`Message::Console`] or [`Command::Input`].
@@ -35,6 +36,12 @@ pub const STATS_CHUNK: usize = 12;
 pub const EVENTS_CHUNK: usize = 200;
 /// Maximum number of places in one [`Answer::Places`].
 pub const PLACES_CHUNK: usize = 128;
+/// Most VMs in one [`Answer::Vms`].
+pub const VMS_CHUNK: usize = 48;
+/// Most bytes that one [`Command::CreateData`] carries.
+pub const UPLOAD_CHUNK: usize = 7168;
+/// Most bytes of text in one [`Answer::NotCreated`].
+pub const WHY_LIMIT: usize = 1024;
 
 const CRC: crc::Crc<u32> = crc::Crc::<u32>::new(&crc::CRC_32_ISO_HDLC);
 const CRC_BYTES: usize = 4;
@@ -53,8 +60,51 @@ pub struct Request {
 pub enum Command {
     /// Describe the host. Answered by [`Answer::Host`].
     Hello,
-    /// List all VMs. Answered by [`Answer::Vms`].
-    List,
+    /// Up to [`VMS_CHUNK`] VMs whose numbers are `first` or above, in ascending order. Answered by [`Answer::Vms`].
+    List {
+        /// Lowest number wanted.
+        first: u32,
+    },
+    /// What the host has left. Answered by [`Answer::Resources`].
+    Resources,
+    /// Begin to create a VM. The offsets of its files mean nothing, their lengths say what is sent next. One VM is
+    /// created at a time. Answered by [`Answer::Upload`].
+    CreateBegin {
+        /// What to create.
+        config: VmConfig,
+    },
+    /// The next bytes of a file of the VM that is being created. Answered by [`Answer::Done`].
+    CreateData {
+        /// Number from [`Answer::Upload`].
+        upload: u32,
+        /// Which file.
+        part: Part,
+        /// Where in the file: behind what was sent before.
+        offset: u64,
+        /// At most [`UPLOAD_CHUNK`] bytes.
+        bytes: Vec<u8>,
+    },
+    /// All bytes were sent: create the VM, which does not run yet. Answered by [`Answer::Created`] or
+    /// [`Answer::NotCreated`] when that is done.
+    CreateFinish {
+        /// Number from [`Answer::Upload`].
+        upload: u32,
+    },
+    /// The VM is not wanted after all: what was sent is forgotten. Answered by [`Answer::Done`].
+    CreateAbort {
+        /// Number from [`Answer::Upload`].
+        upload: u32,
+    },
+    /// Let a VM that was created run. Answered by [`Answer::Done`].
+    Start {
+        /// Number of the VM.
+        vm: u32,
+    },
+    /// End a VM if it runs, and forget it. Answered by [`Answer::Done`] when all that it had was given back.
+    Destroy {
+        /// Number of the VM.
+        vm: u32,
+    },
     /// End a VM at once, like a power cut. Answered by [`Answer::Done`].
     Stop {
         /// Number of the VM.
@@ -150,6 +200,23 @@ pub enum Command {
     TraceStop,
     /// End all VMs and the machine.
     PowerOff,
+    /// For tests: of what is taken from now on for VMs (memory, tables, tags), `first` can be had, and `count` after
+    /// that cannot. Answered by [`Answer::Taken`]; refused unless the hypervisor was started for that.
+    Exhaust {
+        /// How many can be had.
+        first: u64,
+        /// How many cannot.
+        count: u64,
+    },
+}
+
+/// A file that a VM is created from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Part {
+    /// The kernel.
+    Kernel,
+    /// The initial RAM disk.
+    Initrd,
 }
 
 /// A serial port of a VM.
@@ -215,6 +282,13 @@ pub enum VmEvent {
         /// One line for people: which vCPU, where, what it did.
         detail: String,
     },
+    /// A command has created it, and it does not run yet.
+    Created {
+        /// Its name.
+        name: String,
+    },
+    /// It is gone: its number means nothing any more, and never will again.
+    Destroyed,
 }
 
 /// Why a VM ended.
@@ -257,8 +331,24 @@ impl StopReason {
 pub enum Answer {
     /// To [`Command::Hello`].
     Host(HostInfo),
-    /// To [`Command::List`].
+    /// To [`Command::List`]: fewer than [`VMS_CHUNK`] are the last ones.
     Vms(Vec<VmInfo>),
+    /// To [`Command::Resources`].
+    Resources(Resources),
+    /// To [`Command::CreateBegin`]: names it in the commands that follow.
+    Upload(u32),
+    /// To [`Command::CreateFinish`].
+    Created {
+        /// Number of the new VM.
+        vm: u32,
+    },
+    /// To [`Command::CreateFinish`]: there is no new VM.
+    NotCreated {
+        /// What of its description cannot be had.
+        about: About,
+        /// One line for people.
+        why: String,
+    },
     /// To [`Command::Stats`].
     Stats {
         /// Number of the VM.
@@ -286,6 +376,8 @@ pub enum Answer {
     Events(Events),
     /// Done, without data.
     Done,
+    /// To [`Command::Exhaust`]: how many were asked for since the last such command.
+    Taken(u64),
 }
 
 /// Why the hypervisor refused a command.
@@ -317,6 +409,33 @@ pub enum Refusal {
     NoHardwareLog,
     /// There is no pCPU with that number.
     NoSuchPcpu,
+    /// The VM was created, and does not run yet.
+    NotStarted,
+    /// The VM runs, or has ended.
+    AlreadyStarted,
+    /// Another VM has that name.
+    NameTaken,
+    /// The host has as many VMs as it has room for.
+    TooManyVms,
+    /// No VM is being created under that number, or what was sent does not follow what was sent before.
+    NoSuchUpload,
+    /// What was asked for cannot be: a number of vCPUs, a size.
+    Invalid,
+}
+
+/// What of a VM's description stood in the way of its creation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum About {
+    /// Its memory, or the tables for it.
+    Memory,
+    /// Its vCPUs.
+    Vcpus,
+    /// Its TLB tags.
+    Tags,
+    /// Its kernel, its initrd or their command line.
+    Kernel,
+    /// Its name.
+    Name,
 }
 
 /// The host.
@@ -324,6 +443,8 @@ pub enum Refusal {
 pub struct HostInfo {
     /// Version of the hypervisor.
     pub version: String,
+    /// Its architecture: "x86_64" or "aarch64".
+    pub arch: String,
     /// Number of pCPUs that run vCPUs.
     pub pcpus: u32,
     /// Memory available for VMs at the start, in bytes.
@@ -337,6 +458,8 @@ pub struct HostInfo {
 /// A VM in a list.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VmInfo {
+    /// Its number, which no other VM of this host ever has.
+    pub number: u32,
     /// Its name.
     pub name: String,
     /// Number of vCPUs.
@@ -350,6 +473,8 @@ pub struct VmInfo {
 /// State of a VM in a list.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum VmState {
+    /// It was created, and does not run yet.
+    Created,
     /// Its vCPUs run or wait for interrupts.
     Running,
     /// It ended.

@@ -5,6 +5,7 @@
 //! * [`counters`]: the counters per vCPU, and their names in every tool.
 //! * [`dirty`]: reports about dirty logs.
 //! * [`layout`]: the memory layout of the hypervisor's own state.
+//! * [`resources`]: the host's memory, tables and TLB tags, and how much of them is in use.
 //! * [`exit_code`]: how the hypervisor ends QEMU.
 //!
 //! Both ends are built from this crate, so their types always agree. Both send a version, so an old tool rejects a new
@@ -21,6 +22,7 @@ pub mod dirty;
 pub mod exit_code;
 pub mod layout;
 pub mod payload;
+pub mod resources;
 pub mod trace;
 
 #[cfg(test)]

@@ -83,7 +83,7 @@ fn frame_survives_the_line() {
 
 #[test]
 fn receiver_finds_the_next_frame_after_garbage() {
-    let request = Request { id: 1, command: Command::List };
+    let request = Request { id: 1, command: Command::List { first: 0 } };
     let mut stream = vec![3, 1, 4, 1, 5, 0];
     stream.extend(vec![9; 3 * FRAME_LIMIT]);
     stream.push(0);
@@ -123,6 +123,26 @@ fn largest_messages_fit_a_frame() {
     let vcpus = vec![counters; control::STATS_CHUNK];
     let stats = control::Answer::Stats { vm: u32::MAX, first: u32::MAX, at_ns: u64::MAX, vcpus };
     control::encode(&Message::Reply { id: u32::MAX, result: Ok(stats) }).expect("fits");
+
+    let info = control::VmInfo {
+        number: u32::MAX,
+        name: "x".repeat(64),
+        vcpus: u32::MAX,
+        memory_bytes: u64::MAX,
+        state: control::VmState::Stopped(control::StopReason::HardwareError),
+    };
+    let vms = control::Answer::Vms(vec![info; control::VMS_CHUNK]);
+    control::encode(&Message::Reply { id: u32::MAX, result: Ok(vms) }).expect("fits");
+
+    let why = "x".repeat(control::WHY_LIMIT);
+    let answer = control::Answer::NotCreated { about: control::About::Kernel, why };
+    control::encode(&Message::Reply { id: u32::MAX, result: Ok(answer) }).expect("fits");
+
+    for byte in [0, 255] {
+        let (upload, offset, bytes) = (u32::MAX, u64::MAX, vec![byte; control::UPLOAD_CHUNK]);
+        let command = Command::CreateData { upload, part: control::Part::Initrd, offset, bytes };
+        control::encode(&Request { id: u32::MAX, command }).expect("fits");
+    }
 
     let bytes = vec![255; control::CONSOLE_CHUNK];
     control::encode(&Message::Console { vm: u32::MAX, line: Line::Agent, at_ns: u64::MAX, bytes }).expect("fits");

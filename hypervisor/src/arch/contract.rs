@@ -9,7 +9,7 @@ use alloc::vec::Vec;
 use core::fmt;
 
 use abi::control::Line;
-use abi::payload::{Payload, VmConfig};
+use abi::payload::VmConfig;
 use addr::{Gpa, GpaRange, Hpa};
 use sched::{CpuId, Pending};
 use shootdown::{CpuSet, Pages};
@@ -24,6 +24,7 @@ use crate::vcpu::run::{Next, Running};
 use crate::vcpu::{Tally, Vcpu};
 use crate::vm::Vm;
 use crate::vm::memory::Memory;
+use crate::vm::spec::Spec;
 
 /// A machine, as the core needs it.
 #[expect(
@@ -119,10 +120,12 @@ pub(crate) trait Arch: Sized + 'static {
     fn findings() -> Vec<Finding>;
     /// One line about the processor.
     fn describe() -> String;
+    /// The architecture's name, as the tool calls it.
+    fn name() -> &'static str;
     /// The number of tags for guests, and whether the entries of one can be flushed by themselves.
     fn tags() -> (u32, bool);
-    /// A pool of tags.
-    fn tag_pool(scheme: Scheme, range: TagRange, can_flush_one: bool) -> Self::TagPool;
+    /// A pool of tags. `inherits`: another pool had them before, so TLBs may hold entries under them.
+    fn tag_pool(scheme: Scheme, range: TagRange, can_flush_one: bool, inherits: bool) -> Self::TagPool;
     /// A pCPU's part of a pool.
     fn cpu_tags(pool: &Self::TagPool, cpu: CpuId) -> Self::CpuTags;
     /// The format of the stage-2 tables that the machine walks.
@@ -137,7 +140,7 @@ pub(crate) trait Arch: Sized + 'static {
     /// Where a VM's memory of this length lies.
     fn ram_layout(bytes: u64) -> impl Iterator<Item = GpaRange>;
     /// Loads a VM's kernel into its memory, which is all zero.
-    fn load(config: &VmConfig, payload: &Payload<'_>, memory: &mut Memory) -> Result<Self::Entry, impl fmt::Display>;
+    fn load(spec: &Spec<'_>, memory: &mut Memory) -> Result<Self::Entry, impl fmt::Display>;
     /// The interrupt of a serial line has changed.
     fn serial_interrupt(vm: &Vm, line: Line, asserted: bool);
     /// Before an entry, and before the loop asks whether something ends a wait: chooses the events that the guest gets.
@@ -237,7 +240,13 @@ macro_rules! implement {
                 fn check() -> Result<(), impl core::fmt::Display> = virtualization::check;
                 fn findings() -> alloc::vec::Vec<$crate::check::Finding> = virtualization::findings;
                 fn describe() -> alloc::string::String = virtualization::describe;
-                fn tag_pool(scheme: tlb_tag::Scheme, range: tlb_tag::TagRange, one: bool) -> Self::TagPool = tags::pool;
+                fn name() -> &'static str = virtualization::name;
+                fn tag_pool(
+                    scheme: tlb_tag::Scheme,
+                    range: tlb_tag::TagRange,
+                    one: bool,
+                    inherits: bool
+                ) -> Self::TagPool = tags::pool;
                 fn cpu_tags(pool: &Self::TagPool, cpu: sched::CpuId) -> Self::CpuTags = tags::cpu;
                 fn stage2_format() -> Self::Format = format::stage2_format;
                 fn publish() -> () = tlb::publish;
@@ -249,8 +258,7 @@ macro_rules! implement {
                 fn forget(gpa: addr::Gpa) -> () = tlb::forget;
                 fn ram_layout(bytes: u64) -> impl Iterator<Item = addr::GpaRange> = loader::ram_layout;
                 fn load(
-                    config: &abi::payload::VmConfig,
-                    payload: &abi::payload::Payload<'_>,
+                    spec: &$crate::vm::spec::Spec<'_>,
                     memory: &mut $crate::vm::memory::Memory
                 ) -> Result<Self::Entry, impl core::fmt::Display> = loader::load;
                 fn serial_interrupt(vm: &$crate::vm::Vm, line: abi::control::Line, asserted: bool) -> () =

@@ -48,9 +48,7 @@ pub(crate) use machine::Machine;
 pub(crate) use machine::control_port;
 #[cfg(any(test, machine = "pc"))]
 pub(crate) use machine::{cpuid, routing};
-pub(crate) use machine::{
-    emulate, format, interrupts, loader, platform, power, serial, tags, tlb, tsc, uart, vcpu, virtualization,
-};
+pub(crate) use machine::{emulate, format, interrupts, loader, platform, power, serial, tags, tlb, tsc, uart, vcpu};
 // The shared files of this folder use these.
 use machine::paging;
 #[cfg(not(test))]

@@ -13,7 +13,7 @@
 use core::alloc::{GlobalAlloc, Layout};
 use core::arch::asm;
 use core::ptr::{self, NonNull};
-use core::sync::atomic::AtomicU64;
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use addr::{Hpa, HpaRange, Hva, PAGE_BYTES};
 use buddy_system_allocator::Heap;
@@ -122,15 +122,27 @@ impl Frames {
 
     /// Zeroes the whole run; fast where it is zero already.
     pub(crate) fn zero(&self) {
+        self.zero_part(0, self.bytes);
+    }
+
+    /// Zeroes a part of the run. `offset` and `bytes` are multiples of 4096; what is outside of the run is ignored.
+    pub(crate) fn zero_part(&self, offset: u64, bytes: u64) {
+        let start = offset.next_multiple_of(PAGE_BYTES).min(self.bytes);
+        let bytes = bytes.min(self.bytes - start) & !(PAGE_BYTES - 1);
+        if bytes == 0 {
+            return;
+        }
+        let pointer = self.pointer().wrapping_add(native(start));
         // Look for zeros in memory, not in a cache. A guest that had this memory may have written past the caches,
         // while a cache still held a line of zeros of the direct map. Such a line is clean and never written back. So
         // the check would find zeros, the line would be dropped later, and the next owner would read the last one's
-        // data. SAFETY: the whole run is ours.
-        unsafe { write_back(self.pointer(), native(self.bytes)) };
+        // data.
+        // SAFETY: the run is ours, and this is a part of it.
+        unsafe { write_back(pointer, native(bytes)) };
         // SAFETY: as above. It is a multiple of 4096 bytes long, but not empty.
-        unsafe { zero(self.pointer(), native(self.bytes)) };
+        unsafe { zero(pointer, native(bytes)) };
         // SAFETY: as above.
-        unsafe { write_back(self.pointer(), native(self.bytes)) };
+        unsafe { write_back(pointer, native(bytes)) };
     }
 
     /// The run as 64-bit words.
@@ -146,6 +158,35 @@ impl Frames {
     fn span(&self, offset: u64, bytes: usize) -> Option<*mut u8> {
         let end = offset.checked_add(bytes as u64)?;
         (end <= self.bytes).then(|| self.pointer().wrapping_add(native(offset)))
+    }
+}
+
+/// A run that is filled once, byte by byte, and then read: never shown to a guest or a device.
+#[derive(Debug)]
+pub(crate) struct Filled {
+    run: Frames,
+    filled: usize,
+}
+
+impl Filled {
+    /// An empty one, with room for the whole run.
+    pub(crate) const fn new(run: Frames) -> Self {
+        Self { run, filled: 0 }
+    }
+
+    /// Adds bytes at the end. False, and nothing done, when there is no room for them.
+    #[must_use]
+    pub(crate) fn push(&mut self, bytes: &[u8]) -> bool {
+        let fits = self.run.write(self.filled as u64, bytes);
+        self.filled += if fits { bytes.len() } else { 0 };
+        fits
+    }
+
+    /// What was added.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        // SAFETY: the run is ours, present in the direct map, and `push` has written so many bytes of it. Only `push`
+        // writes to it, for which this borrow has to end.
+        unsafe { core::slice::from_raw_parts(self.run.pointer(), self.filled) }
     }
 }
 
@@ -228,6 +269,14 @@ pub(crate) fn set_reserve_aside(order: u32) -> bool {
 /// Whether the heap has taken something of its reserve, and has not given it back.
 pub(crate) fn is_reserve_used() -> bool {
     RESERVE.lock().free.stats_alloc_actual() != 0
+}
+
+/// Bytes that the heap has taken, of the pool and of its reserve.
+static HEAP_BYTES: AtomicUsize = AtomicUsize::new(0);
+
+/// Bytes that the heap has taken.
+pub(crate) fn heap_bytes() -> u64 {
+    HEAP_BYTES.load(Ordering::Relaxed) as u64
 }
 
 /// Bytes in the pool now, and bytes ever given to it.
@@ -461,16 +510,20 @@ unsafe impl GlobalAlloc for HeapSource {
         let bytes = layout.size().max(layout.align()).max(native(PAGE_BYTES));
         let Some(bytes) = bytes.checked_next_power_of_two() else { return ptr::null_mut() };
         if let Some(block) = Frames::take_block(bytes.ilog2()) {
+            HEAP_BYTES.fetch_add(bytes, Ordering::Relaxed);
             let pointer = block.pointer();
             core::mem::forget(block);
             return pointer;
         }
         let Ok(layout) = Layout::from_size_align(bytes, bytes) else { return ptr::null_mut() };
-        RESERVE.lock().free.alloc(layout).map_or(ptr::null_mut(), NonNull::as_ptr)
+        let Ok(block) = RESERVE.lock().free.alloc(layout) else { return ptr::null_mut() };
+        HEAP_BYTES.fetch_add(bytes, Ordering::Relaxed);
+        block.as_ptr()
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         let bytes = layout.size().max(layout.align()).max(native(PAGE_BYTES)).next_power_of_two();
+        HEAP_BYTES.fetch_sub(bytes, Ordering::Relaxed);
         let start = direct_map_inverse(Hva(pointer as u64));
         let mut reserve = RESERVE.lock();
         if !reserve.holds(start) {

@@ -8,7 +8,6 @@
 //! The run is long enough for all of the VM's memory in the smallest pages: one byte for each 512, or for each 256 at
 //! worst. In return no guest stops because the host has no page for a table.
 
-use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use addr::{GpaRange, Hpa, PAGE_BYTES, PageSize};
@@ -18,6 +17,7 @@ use stage2::{BATCH, Cell, ENTRIES, Pages};
 
 use super::ram::MaskedRun;
 use super::trace::{self, Event};
+use crate::exhaustion;
 use crate::frames::{Exhausted, Frames};
 use crate::sync::point;
 
@@ -37,8 +37,10 @@ pub(crate) struct TablePool {
 
 /// Pages that are in no tree.
 struct Free {
-    /// Given back.
-    used: Vec<Hpa>,
+    /// Given back: the first of a list, which goes on in the first entry of each, and how many there are. Nothing takes
+    /// memory to give memory back. An entry like that maps nothing.
+    used: Option<Hpa>,
+    used_count: u64,
     /// The part of the run that was never taken. It is zero.
     fresh: Hpa,
 }
@@ -60,13 +62,18 @@ impl TablePool {
         run.zero();
         let fresh = run.hpa();
         let tables = MaskedRun::new(run).ok_or(Exhausted)?;
-        Ok(Self { tables, free: CachePadded::new(Mutex::new(Free { used: Vec::new(), fresh })) })
+        Ok(Self { tables, free: CachePadded::new(Mutex::new(Free { used: None, used_count: 0, fresh })) })
     }
 
     /// Host memory in use by tables now, of what is reserved for them.
     pub(crate) fn bytes(&self) -> u64 {
         let free = self.free.lock();
-        free.fresh.0 - self.tables.run().hpa().0 - free.used.len() as u64 * PAGE_BYTES
+        free.fresh.0 - self.tables.run().hpa().0 - free.used_count * PAGE_BYTES
+    }
+
+    /// Host memory that is set aside for tables.
+    pub(crate) fn reserved(&self) -> u64 {
+        self.tables.run().bytes()
     }
 
     #[inline]
@@ -79,8 +86,13 @@ impl TablePool {
 
 impl Pages for TablePool {
     fn allocate(&self) -> Option<Hpa> {
+        if exhaustion::strikes() {
+            return None;
+        }
         let mut free = self.free.lock();
-        if let Some(table) = free.used.pop() {
+        if let Some(table) = free.used {
+            let next = self.entry(Cell::new(table, 0)).load(Ordering::Relaxed);
+            (free.used, free.used_count) = ((next != 0).then_some(Hpa(next)), free.used_count - 1);
             drop(free);
             (0..ENTRIES).for_each(|index| self.entry(Cell::new(table, index)).store(0, Ordering::Relaxed));
             trace::note(|| Event::Allocate { table, count: 1 });
@@ -90,13 +102,18 @@ impl Pages for TablePool {
     }
 
     fn allocate_root(&self, count: u32) -> Option<Hpa> {
+        if exhaustion::strikes() {
+            return None;
+        }
         take_fresh(&mut self.free.lock(), self.tables.run(), count)
     }
 
     fn free(&self, hpa: Hpa) {
         let mut free = self.free.lock();
         trace::note(|| Event::Free { table: hpa });
-        free.used.push(hpa);
+        let next = free.used.replace(hpa).map_or(0, |next| next.0);
+        free.used_count += 1;
+        self.entry(Cell::new(hpa, 0)).store(next, Ordering::Relaxed);
     }
 
     #[inline]

@@ -26,7 +26,16 @@ const KNOWN: &[Known] = &[
     Known { name: "when-idle", takes: Takes::OneOf(&["poweroff", "stay"]) },
     Known {
         name: "selftest",
-        takes: Takes::OneOf(&["panic", "nested", "overflow", "null", "tsc-skew", "slow-log", "svm-locked"]),
+        takes: Takes::OneOf(&[
+            "panic",
+            "nested",
+            "overflow",
+            "null",
+            "tsc-skew",
+            "slow-log",
+            "svm-locked",
+            "exhaustion",
+        ]),
     },
     Known { name: "check", takes: Takes::Nothing },
     // GRUB's `linux` puts the file's name there.

@@ -3,6 +3,7 @@
 //! A [`PerCpu`] block is laid out by writer: its own pCPU, or any pCPU. Blocks are made once, when the machine's CPUs
 //! are known, and live for ever. So all code passes around `&'static PerCpu`.
 
+pub(crate) mod room;
 pub(crate) mod scheduler;
 pub(crate) mod timers;
 
@@ -10,13 +11,12 @@ use alloc::vec::Vec;
 
 use crossbeam_utils::CachePadded;
 use spin::Once;
-use vcpu_layout::{MailboxField, Owned, OwnerField, OwnerWord, Running, lay_out};
+use vcpu_layout::{MailboxField, OwnerField, OwnerWord, lay_out};
 
 use crate::arch::block::Block;
 use crate::arch::{Arch, Machine};
 use crate::control;
 use crate::sync::{AtomicBool, Ordering, per_host};
-use crate::vm::tags::CpuPools;
 
 /// Maximum number of pCPUs in use; further ones stay asleep.
 pub(crate) const MAX_CPUS: usize = 64;
@@ -47,9 +47,6 @@ pub(crate) struct PerCpu {
     pub(crate) scheduler: scheduler::Scheduler,
     #[layout(owner)]
     host_context: Once<<Machine as Arch>::HostContext>,
-    /// The pCPU's TLB tags. Only this pCPU accesses them, once each time it runs a vCPU.
-    #[layout(owner)]
-    tags: Once<Owned<CpuPools>>,
 }
 
 const _: () = assert!(PerCpu::OFFSET_ARCH == 0);
@@ -85,7 +82,6 @@ impl PerCpu {
             timers: timers::Timers::default(),
             scheduler: scheduler::Scheduler::new(),
             host_context: Once::new(),
-            tags: Once::new(),
         })
     }
 
@@ -93,11 +89,6 @@ impl PerCpu {
     #[inline]
     pub(crate) fn host_context(&self) -> &<Machine as Arch>::HostContext {
         self.host_context.call_once(Machine::enable)
-    }
-
-    /// The TLB tags that this pCPU has handed out.
-    pub(crate) fn tags(&self) -> Running<'_, CpuPools> {
-        self.tags.call_once(|| Owned::new(CpuPools::new(self.id))).run()
     }
 }
 

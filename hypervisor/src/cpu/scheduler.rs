@@ -4,6 +4,8 @@
 //! until its time slice ends while others wait, or until a woken vCPU has run less. A woken vCPU goes to its last pCPU,
 //! or to an idle one. A pCPU without work steals some from the busiest queue before it idles.
 
+use alloc::collections::TryReserveError;
+
 use crossbeam_utils::CachePadded;
 use log::info;
 use sched::{IdleSet, RunQueue, VirtualTime};
@@ -12,7 +14,6 @@ use vcpu_layout::{OwnerWord, Proof, lay_out};
 
 use super::{PerCpu, all, by_id, housekeeping, is_busy, this};
 use crate::arch::{Arch, Machine, trace};
-use crate::control;
 use crate::mutants::{self, Mutant};
 use crate::sync::{AtomicU64, Mutex, Ordering, per_host};
 use crate::vcpu::run::{Left, Running, run};
@@ -63,6 +64,19 @@ impl Scheduler {
             started_at: OwnerWord::new(0),
             is_running: OwnerWord::new(0),
         })
+    }
+
+    /// Makes room for `count` vCPUs in all.
+    ///
+    /// # Errors
+    /// When there is no memory for that; nothing has changed then.
+    pub(super) fn reserve(&self, count: usize) -> Result<(), TryReserveError> {
+        self.queue.lock().reserve(count)
+    }
+
+    /// Gives back room for more than `count` vCPUs.
+    pub(super) fn shrink(&self, count: usize) {
+        self.queue.lock().shrink(count);
     }
 
     /// Keeps the copies true. Called before the lock of `queue` is released.
@@ -179,9 +193,11 @@ fn run_one(cpu: &'static PerCpu, time: VirtualTime, vcpu: VcpuRef) {
             if !mutants::is(Mutant::SeatKept) {
                 shared.rise();
             }
-            if let Some(ending) = vcpu.vm().vcpu_left() {
+            if vcpu.vm().vcpu_left() {
                 trace::tell();
-                control::vm_ended(vcpu.vm(), ending);
+                drop(vcpu);
+                // The pCPU that keeps house takes the VM apart.
+                Machine::kick(super::BOOT);
             }
         }
     }

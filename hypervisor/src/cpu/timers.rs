@@ -1,9 +1,10 @@
 //! Timers of blocked vCPUs: each pCPU keeps those of the vCPUs that blocked on it.
 //!
 //! A running vCPU does not need this, because its pCPU's own timer is armed for it. A vCPU that blocks leaves its
-//! deadline here, and takes it back when it runs again, on any pCPU.
+//! deadline here, and takes it back when it runs again, on any pCPU. The room for that is reserved when the vCPU is
+//! created ([`Timers::reserve`]), so blocking never allocates.
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{TryReserveError, VecDeque};
 
 use sched::Pending;
 
@@ -21,7 +22,8 @@ pub(crate) struct Timers {
 
 #[derive(Default)]
 struct List {
-    by_deadline: BTreeMap<Key, VcpuRef>,
+    /// In the order of their keys.
+    by_deadline: VecDeque<(Key, VcpuRef)>,
     added: u64,
 }
 
@@ -38,12 +40,27 @@ impl Default for Next {
 pub(crate) struct Key(u64, u64);
 
 impl Timers {
+    /// Makes room for `count` deadlines in all.
+    ///
+    /// # Errors
+    /// When there is no memory for that; nothing has changed then.
+    pub(crate) fn reserve(&self, count: usize) -> Result<(), TryReserveError> {
+        let list = &mut self.list.lock().by_deadline;
+        list.try_reserve_exact(count.saturating_sub(list.len()))
+    }
+
+    /// Gives back room for more than `count` deadlines.
+    pub(crate) fn shrink(&self, count: usize) {
+        self.list.lock().by_deadline.shrink_to(count);
+    }
+
     /// Adds a deadline.
     pub(crate) fn add(&self, deadline: u64, vcpu: VcpuRef) -> Key {
         let mut list = self.list.lock();
         list.added += 1;
         let key = Key(deadline, list.added);
-        list.by_deadline.insert(key, vcpu);
+        let at = list.by_deadline.partition_point(|(other, _)| *other < key);
+        list.by_deadline.insert(at, (key, vcpu));
         self.note_next(&list);
         key
     }
@@ -51,7 +68,8 @@ impl Timers {
     /// Takes a deadline back, if it has not passed already.
     pub(crate) fn remove(&self, key: Key) {
         let mut list = self.list.lock();
-        let removed = list.by_deadline.remove(&key);
+        let found = list.by_deadline.binary_search_by_key(&key, |(other, _)| *other);
+        let removed = found.ok().and_then(|at| list.by_deadline.remove(at));
         self.note_next(&list);
         drop(list);
         // Dropped outside of the lock: it may be the last reference to its VM.
@@ -68,10 +86,8 @@ impl Timers {
     pub(crate) fn expire(&self, now: u64) {
         while self.next() <= now {
             let mut list = self.list.lock();
-            let due = match list.by_deadline.first_entry() {
-                Some(first) if first.key().0 <= now => first.remove(),
-                _ => break,
-            };
+            let is_due = list.by_deadline.front().is_some_and(|(key, _)| key.0 <= now);
+            let Some((_, due)) = is_due.then(|| list.by_deadline.pop_front()).flatten() else { break };
             self.note_next(&list);
             drop(list);
             if !mutants::is(Mutant::TimerNotPosted) {
@@ -81,7 +97,7 @@ impl Timers {
     }
 
     fn note_next(&self, list: &List) {
-        let next = list.by_deadline.first_key_value().map_or(u64::MAX, |(key, _)| key.0);
+        let next = list.by_deadline.front().map_or(u64::MAX, |(key, _)| key.0);
         self.next.0.store(next, Ordering::Relaxed);
     }
 }

@@ -3,7 +3,7 @@
 use super::{KEPT, Key, LONGEST_LINE, PREFIX, Terminal, WAITING};
 
 fn terminal(names: &[&str]) -> Terminal {
-    Terminal::new(names.iter().copied())
+    Terminal::new((0..).zip(names.iter().copied()))
 }
 
 /// All that waits.
@@ -18,7 +18,7 @@ fn sent(terminal: &mut Terminal) -> String {
 }
 
 /// Types keys, and returns what guests got.
-fn typed(terminal: &mut Terminal, keys: &[u8]) -> Vec<(usize, u8)> {
+fn typed(terminal: &mut Terminal, keys: &[u8]) -> Vec<(u32, u8)> {
     keys.iter()
         .filter_map(|&key| match terminal.typed(key) {
             Key::Guest(guest, byte) => Some((guest, byte)),
@@ -174,4 +174,28 @@ fn machine_is_turned_off_by_a_key_when_all_vms_have_ended() {
     terminal.ended(0);
     assert_eq!(off(&mut terminal), Key::PowerOff);
     assert_eq!(terminal.typed(b'o'), Key::Taken, "alone it is a key like others");
+}
+
+#[test]
+fn vms_come_and_go_and_keep_their_numbers() {
+    let mut terminal = terminal(&["left", "right"]);
+    terminal.added(7, "late");
+    terminal.removed(0);
+    terminal.wrote(0, b"nobody\n");
+    terminal.wrote(7, b"here\n");
+    assert_eq!(sent(&mut terminal), "late| here\r\n");
+    for (keys, title) in [
+        (b"n", "the console of right (VM 1)"),
+        (b"n", "the console of late (VM 7)"),
+        (b"n", "the log of all VMs"),
+        (b"7", "the console of late (VM 7)"),
+    ] {
+        assert_eq!(typed(&mut terminal, &[&[PREFIX], &keys[..]].concat()), []);
+        assert!(sent(&mut terminal).starts_with(&format!("\r\n--- {title} ---\r\n")));
+    }
+    assert_eq!(typed(&mut terminal, b"x"), [(7, b'x')]);
+
+    terminal.removed(7);
+    assert_eq!(sent(&mut terminal), "\r\n--- the log of all VMs ---\r\n");
+    assert_eq!(typed(&mut terminal, b"x"), []);
 }

@@ -12,17 +12,17 @@ mod shootdown;
 
 use alloc::sync::{Arc, Weak};
 use std::string::String;
-use std::sync::OnceLock;
 use std::vec::Vec;
 
 use abi::payload::{
-    ApicMode, Blob, Builder, DecodeCache, DirtyLogging, HyperV, Payload, Populate, RemoteFlush, Split, TagScheme,
-    VmConfig,
+    ApicMode, Blob, DecodeCache, DirtyLogging, HyperV, Populate, RemoteFlush, Split, TagScheme, VmConfig,
 };
 use interleave::Schedules;
 
 use crate::arch::fake::machine::{Simulation, run};
 use crate::arch::fake::program::Op;
+use crate::vm::creation::Creation;
+use crate::vm::spec::Spec;
 use crate::vm::{self, Vm};
 
 /// What is tried, with so many pCPUs that run vCPUs.
@@ -104,11 +104,14 @@ fn prepare(configs: &[VmConfig]) {
 
 /// Makes a VM, which does not run yet.
 fn create(simulation: &Simulation, number: u32, config: &VmConfig, programs: Vec<Vec<Op>>) -> Arc<Vm> {
-    static PAYLOAD: OnceLock<Vec<u8>> = OnceLock::new();
-    let bytes = PAYLOAD.get_or_init(|| Builder::new(false).finish().expect("an empty payload"));
-    let payload = Payload::read(bytes).expect("it was just written");
     simulation.load(&config.name, programs);
-    Vm::create(number, config.clone(), &payload).expect("the machine has room for it")
+    let mut creation = Creation::begin(number, config.clone()).expect("the machine has room for it");
+    let spec = Spec { config, kernel: &[], initrd: None };
+    loop {
+        if let Some(vm) = creation.step(spec).expect("the machine has room for it") {
+            return vm;
+        }
+    }
 }
 
 /// Makes and starts a VM that has a vCPU for each program.

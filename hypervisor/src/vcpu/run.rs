@@ -64,16 +64,16 @@ pub(crate) enum Left {
 pub(crate) fn run(run: &mut Running<'_>) -> Left {
     // Made at its first use, which enables virtualization: this must come before the use of GIF.
     let host = run.cpu.host_context();
-    let mut pools = run.cpu.tags();
-    let tags = pools.of(run.vm.memory.tag_pool());
+    let mut held = run.vm.memory.tag_pool().on(run.cpu.id);
+    let tags = &mut *held;
     Machine::hold_interrupts();
     run.owner.arch.load(host, tags, run.came_back);
     run.owner.arch.renew_intercepts(scheduler::others_wait(run.cpu));
     run.unpark();
 
     let mut traced = trace::is_on().then(|| Traced::begin(run));
-    let held = if run.vm.is_paused() { run.hold() } else { None };
-    let left = held.unwrap_or_else(|| stay(run, host, tags, &mut traced));
+    let paused = if run.vm.is_paused() { run.hold() } else { None };
+    let left = paused.unwrap_or_else(|| stay(run, host, tags, &mut traced));
     if let Some(traced) = traced {
         traced.end(run, left);
     }

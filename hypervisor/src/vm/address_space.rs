@@ -19,7 +19,7 @@ use tlb_tag::Scheme;
 
 use super::Vm;
 use super::memory::Memory;
-use super::tags::{PoolId, VmTags};
+use super::tags::{TagPool, VmTags};
 use crate::arch::block::Block;
 use crate::arch::format::Stage2Format;
 use crate::arch::tables::TablePool;
@@ -68,7 +68,7 @@ impl Memory {
 
     /// The pool of its vCPUs' tags.
     #[inline]
-    pub(crate) fn tag_pool(&self) -> PoolId {
+    pub(crate) fn tag_pool(&self) -> &TagPool {
         self.tags.pool()
     }
 
@@ -87,7 +87,7 @@ impl Memory {
 
         // A flush of everything on all vCPUs is one store. (With a scheme that counts per pCPU, other VMs would pay for
         // it.)
-        let by_epoch = plan.is_whole() && self.tag_pool().pool().scheme() == Scheme::Epoch && is_everybody(set, count);
+        let by_epoch = plan.is_whole() && self.tag_pool().scheme() == Scheme::Epoch && is_everybody(set, count);
         if by_epoch && !mutants::is(Mutant::EpochNotBumped) && !mutants::is(Mutant::EpochAfterLook) {
             self.epoch.fetch_add(1, Ordering::SeqCst);
         }
@@ -123,7 +123,7 @@ impl Memory {
     /// Flushes everything on all `vcpus`. On return none of them runs its guest with a flushed translation. The
     /// caller's own vCPU flushes before its next entry.
     pub(crate) fn flush_everybody(&self, vcpus: &[Block<Vcpu>]) {
-        let by_epoch = self.tag_pool().pool().scheme() == Scheme::Epoch;
+        let by_epoch = self.tag_pool().scheme() == Scheme::Epoch;
         if by_epoch {
             self.epoch.fetch_add(1, Ordering::SeqCst);
         }
@@ -202,6 +202,11 @@ impl Memory {
     /// Bytes of host memory that the stage-2 tables use now.
     pub(crate) fn table_bytes(&self) -> u64 {
         self.tables.bytes()
+    }
+
+    /// Bytes of host memory that are set aside for the stage-2 tables.
+    pub(crate) fn reserved_table_bytes(&self) -> u64 {
+        self.tables.reserved()
     }
 }
 

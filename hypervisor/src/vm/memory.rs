@@ -1,9 +1,9 @@
 //! A VM's memory: its frames, the hypervisor's own accesses to them, and the protection of cached instructions there.
 //! How the guest reaches them is its [address space](super::address_space).
 //!
-//! The frames are allocated and zeroed when the VM is created, and mapped with the largest possible leaves. `populate`
-//! may delay the mapping to the first touch. The frames return to the pool when the VM is dropped, after its last vCPU
-//! has left the guest for ever.
+//! The frames are allocated and zeroed when the VM is created ([`Assembly`]), and mapped with the largest possible
+//! leaves. `populate` may delay the mapping to the first touch. The frames return to the pool when the VM is dropped,
+//! after its last vCPU has left the guest for ever.
 
 #![cfg_attr(
     machine = "virt",
@@ -30,7 +30,7 @@ use crate::arch::format::{Stage2Format, stage2_format};
 use crate::arch::tables::TablePool;
 use crate::arch::tlb;
 use crate::cpu;
-use crate::frames::{Exhausted, Frames};
+use crate::frames::{Exhausted, Frames, reserve};
 use crate::sync::{AtomicU64, Mutex};
 use crate::vcpu::Vcpu;
 
@@ -79,56 +79,107 @@ impl From<Exhausted> for MemoryError {
     }
 }
 
-impl Memory {
-    /// Allocates, zeroes and maps memory for `ranges`, whose lengths are multiples of 2 MiB, for a VM with this many
-    /// vCPUs. With a level, it maps pages of that level at their first touch instead.
+/// A VM's memory in the making: taken, zeroed and mapped piece by piece. What was taken goes back when it is dropped.
+pub(crate) struct Assembly {
+    ranges: Vec<GpaRange>,
+    tags: VmTags,
+    level_on_touch: Option<u32>,
+    tables: TablePool,
+    tree: Tree<Stage2Format>,
+    shape: Shape,
+    regions: Vec<GpaRange>,
+    runs: Vec<Frames>,
+    /// What was taken last, and how much of it is zero.
+    last: Option<(Frames, u64)>,
+}
+
+/// Memory that is zeroed in one step.
+const ZEROED_AT_ONCE: u64 = 4 << 20;
+/// Runs of frames that there is room for; memory in smaller pieces needs more of the heap.
+const USUAL_RUNS: usize = 8;
+
+impl Assembly {
+    /// Begins with memory for `ranges`, in ascending order and multiples of 2 MiB long, of a VM with so many vCPUs. It
+    /// is mapped when it is touched, in pages of the given level, when there is one.
     ///
     /// # Errors
-    /// The host has too little memory; everything is freed again.
-    pub(crate) fn new(
-        ranges: &[GpaRange],
+    /// When the host has too little for the tables.
+    pub(crate) fn begin(
+        ranges: Vec<GpaRange>,
         vcpus: u32,
         tags: VmTags,
         level_on_touch: Option<u32>,
     ) -> Result<Self, MemoryError> {
-        let tables = TablePool::new(ranges, vcpus)?;
-        let (tree, mut shape) = Tree::new(stage2_format(), &tables).map_err(MemoryError::Map)?;
+        let tables = TablePool::new(&ranges, vcpus)?;
+        let (tree, shape) = Tree::new(stage2_format(), &tables).map_err(MemoryError::Map)?;
         let (mut regions, mut runs) = (Vec::new(), Vec::new());
+        reserve(&mut regions, USUAL_RUNS)?;
+        reserve(&mut runs, USUAL_RUNS)?;
+        Ok(Self { ranges, tags, level_on_touch, tables, tree, shape, regions, runs, last: None })
+    }
 
-        for range in ranges {
-            let mut at = range.start;
-            while at < range.end() {
-                let frames = Frames::allocate_at_most(range.end().0 - at.0, PageSize::Size2M.bytes())?;
-                frames.zero();
-                let piece = GpaRange::new(at, frames.bytes()).ok_or(MemoryError::Exhausted)?;
-                if level_on_touch.is_none() {
-                    let mut walk = tree.walk_mut(&tables, &NoTlb, &mut shape);
-                    walk.map(piece, frames.hpa(), Access::ALL).map_err(MemoryError::Map)?;
-                }
-                regions.push(piece);
-                runs.push(frames);
-                at = piece.end();
-            }
+    /// Takes, zeroes or maps a little more. Says whether all is there.
+    ///
+    /// # Errors
+    /// When the host has too little.
+    pub(crate) fn step(&mut self) -> Result<bool, MemoryError> {
+        let Some(at) = self.missing() else { return Ok(true) };
+        let Some((frames, zeroed)) = &mut self.last else {
+            let end = self.ranges.iter().find(|range| range.contains(at)).map_or(at, GpaRange::end);
+            reserve(&mut self.regions, 1)?;
+            reserve(&mut self.runs, 1)?;
+            self.last = Some((Frames::allocate_at_most(end.0 - at.0, PageSize::Size2M.bytes())?, 0));
+            return Ok(false);
+        };
+        frames.zero_part(*zeroed, ZEROED_AT_ONCE);
+        *zeroed += ZEROED_AT_ONCE;
+        if *zeroed < frames.bytes() {
+            return Ok(false);
         }
 
+        let Some((frames, _)) = self.last.take() else { return Ok(false) };
+        let piece = GpaRange::new(at, frames.bytes()).ok_or(MemoryError::Exhausted)?;
+        if self.level_on_touch.is_none() {
+            let mut walk = self.tree.walk_mut(&self.tables, &NoTlb, &mut self.shape);
+            walk.map(piece, frames.hpa(), Access::ALL).map_err(MemoryError::Map)?;
+        }
+        self.regions.push(piece);
+        self.runs.push(frames);
+        Ok(self.missing().is_none())
+    }
+
+    /// Where the next piece begins, if one is missing.
+    fn missing(&self) -> Option<Gpa> {
+        let done = self.regions.last().map_or(Gpa(0), GpaRange::end);
+        let next = self.ranges.iter().find(|range| range.end() > done)?;
+        Some(next.start.max(done))
+    }
+
+    /// The memory, once all is there.
+    ///
+    /// # Errors
+    /// When the host has too little for what logs need.
+    pub(crate) fn finish(self) -> Result<Memory, MemoryError> {
         // Otherwise a walker on another pCPU may read the old content of the root's page.
         tlb::publish();
 
-        let logging = Logging::new(&regions, level_on_touch.is_some());
-        Ok(Self::lay_out(MemoryFields {
-            regions,
-            bank: Bank::new(runs),
-            tables,
-            tree,
-            shape: Mutex::new(shape),
-            level_on_touch,
+        let logging = Logging::new(&self.regions, self.level_on_touch.is_some())?;
+        Ok(Memory::lay_out(MemoryFields {
+            regions: self.regions,
+            bank: Bank::new(self.runs),
+            tables: self.tables,
+            tree: self.tree,
+            shape: Mutex::new(self.shape),
+            level_on_touch: self.level_on_touch,
             logging,
             epoch: AtomicU64::new(0),
-            tags,
+            tags: self.tags,
             decoded: None,
         }))
     }
+}
 
+impl Memory {
     /// Caches decoded instructions for the whole VM from now on, and write-protects the pages that they depend on.
     pub(crate) fn remember_decoded(&mut self, vouching: Vouching) {
         self.decoded = Some(WriteProtect::new(Size::default(), vouching));

@@ -1,39 +1,38 @@
 //! A virtual machine: its memory, its vCPUs, its devices, and its end.
 
 pub(crate) mod address_space;
+pub(crate) mod creation;
 pub(crate) mod dirty;
 pub(crate) mod fault;
 pub(crate) mod memory;
 pub(crate) mod serial;
+pub(crate) mod spec;
+pub(crate) mod table;
 pub(crate) mod tags;
 
-use alloc::format;
-use alloc::string::{String, ToString};
+use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 
 use abi::control::{Line, StopReason};
-use abi::payload::{DecodeCache, Payload, Populate, VmConfig};
-use addr::GpaRange;
-use decode_cache::Vouching;
+use abi::payload::VmConfig;
 use log::info;
-use sched::{CpuId, Notify, Pending};
+use sched::{Notify, Pending};
 use spin::Once;
 use vcpu_layout::lay_out;
 
 use crate::arch::block::Block;
+use crate::arch::interrupts;
+use crate::arch::loader::Entry;
 use crate::arch::platform::{self, Platform};
-use crate::arch::vcpu::ArchVcpu;
-use crate::arch::{interrupts, loader};
+use crate::cpu::room::Room;
 use crate::cpu::{self, scheduler};
-use crate::frames;
 use crate::mutants::{self, Mutant};
 use crate::sync::{AtomicBool, AtomicU32, Ordering, fence};
 use crate::vcpu::Vcpu;
-use memory::{Memory, MemoryError};
+use memory::Memory;
 use serial::SerialLine;
-use tags::VmTags;
 
 /// A VM. Its vCPUs share it; its memory is freed with the last of them.
 ///
@@ -54,6 +53,9 @@ pub(crate) struct Vm {
     platform: Platform,
     #[layout(cold)]
     serial: [SerialLine; 2],
+    /// Where its vCPUs wait for pCPUs and for timers.
+    #[layout(cold)]
+    _room: Room,
     /// vCPUs that have not left for good.
     #[layout(cold)]
     alive: AtomicU32,
@@ -62,9 +64,23 @@ pub(crate) struct Vm {
     parked: AtomicU32,
     #[layout(cold)]
     ending: Once<Ending>,
+    /// Room for the text about its end: a guest that ends allocates nothing.
+    #[layout(cold)]
+    detail: spin::Mutex<String>,
     /// No vCPU enters its guest.
     #[layout(cold)]
     paused: AtomicBool,
+}
+
+/// What a VM needs besides vCPUs.
+struct Parts {
+    /// With a kernel in it.
+    memory: Memory,
+    serial: [SerialLine; 2],
+    room: Room,
+    detail: String,
+    /// Where the first vCPU begins.
+    entry: Entry,
 }
 
 /// Why a VM ended.
@@ -74,6 +90,20 @@ pub(crate) struct Ending {
     /// One line for people.
     pub(crate) detail: String,
 }
+
+/// Text that takes no more memory than it has.
+struct UpTo(String);
+
+impl fmt::Write for UpTo {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let fits = text.floor_char_boundary(self.0.capacity() - self.0.len());
+        self.0.push_str(&text[..fits]);
+        if fits == text.len() { Ok(()) } else { Err(fmt::Error) }
+    }
+}
+
+/// Bytes of the words that tell how a VM ended.
+const DETAIL_BYTES: usize = 240;
 
 /// One vCPU of a VM, as run queues and timers hold it.
 ///
@@ -119,56 +149,22 @@ pub(crate) fn line_index(line: Line) -> usize {
 pub(crate) const LINES: [Line; 2] = [Line::Console, Line::Agent];
 
 impl Vm {
-    /// Allocates memory, loads the kernel, and makes the vCPUs, none of which runs yet.
-    ///
-    /// # Errors
-    /// One line with the error in the VM's description, or what the host lacks.
-    pub(crate) fn create(number: u32, config: VmConfig, payload: &Payload<'_>) -> Result<Arc<Self>, String> {
-        let wanted_mib = config.memory_bytes >> 20;
-        let tags = VmTags::new(&config);
-        let level_on_touch = match config.populate {
-            Populate::AtStart => None,
-            Populate::Touch4K => Some(0),
-            Populate::Touch2M => Some(1),
-        };
-        let ranges: Vec<GpaRange> = loader::ram_layout(config.memory_bytes).collect();
-        let mut memory = Memory::new(&ranges, config.vcpus, tags, level_on_touch).map_err(|error| match error {
-            MemoryError::Exhausted => {
-                let free_mib = frames::free_bytes() >> 20;
-                format!("memory {wanted_mib} MiB: the host has {free_mib} MiB left, in pieces of at least 2 MiB")
-            }
-            MemoryError::Map(error) => format!("memory {wanted_mib} MiB: {error}"),
-        })?;
-        match config.decode_cache {
-            DecodeCache::WriteProtect => memory.remember_decoded(Vouching::Walk),
-            DecodeCache::WriteProtectTables => memory.remember_decoded(Vouching::Tables),
-            DecodeCache::Off | DecodeCache::Bytes => {}
-        }
-        let entry = loader::load(&config, payload, &mut memory).map_err(|error| error.to_string())?;
-
-        let root = memory.stage2_root();
+    /// Puts a VM together of its vCPUs and of what else it needs. None of them runs yet.
+    fn assemble(number: u32, config: VmConfig, parts: Parts, vcpus: Vec<Block<Vcpu>>) -> Arc<Self> {
+        let Parts { memory, serial, room, detail, entry } = parts;
         let vcpu_count = config.vcpus;
-        // Neighbours start on different pCPUs; where they go from there is the scheduler's business.
-        let mut homes = scheduler::runners().map(|cpu| cpu.id).cycle().skip(number as usize);
-        let mut vcpus = Vec::with_capacity(vcpu_count as usize);
-        for index in 0..vcpu_count {
-            let home = homes.next().unwrap_or(CpuId(0));
-            let vcpu = Vcpu::new(ArchVcpu::new(index, &config, root, memory.tags().vcpu()), home);
-            vcpus.push(Block::new(index as usize, vcpu));
-            if frames::is_low() {
-                return Err(format!("{vcpu_count} vCPUs: the host has no memory left from vCPU {index} on"));
-            }
-        }
         let vm = Arc::new(Self::lay_out(VmFields {
             number,
             platform: Platform::new(&config),
-            serial: [SerialLine::new(), SerialLine::new()],
+            serial,
+            _room: room,
             vcpus,
             memory,
             config,
             alive: AtomicU32::new(vcpu_count),
             parked: AtomicU32::new(vcpu_count),
             ending: Once::new(),
+            detail: spin::Mutex::new(detail),
             paused: AtomicBool::new(false),
         }));
 
@@ -177,12 +173,13 @@ impl Vm {
         }
         vm.vcpus[0].own().arch.start_at(&entry);
         info!(
-            "{}: {} vCPUs, {wanted_mib} MiB, {} KiB of stage-2 tables",
+            "{}: {} vCPUs, {} MiB, {} KiB of stage-2 tables",
             vm.name(),
             vcpu_count,
+            vm.config.memory_bytes >> 20,
             vm.memory.table_bytes() >> 10
         );
-        Ok(vm)
+        vm
     }
 
     /// Lets the first vCPU run.
@@ -264,17 +261,30 @@ impl Vm {
 
     /// Ends the VM: all its vCPUs leave the guest for good. The first reason counts.
     pub(crate) fn stop(&self, reason: StopReason, detail: fmt::Arguments<'_>) {
-        self.ending.call_once(|| Ending { reason, detail: detail.to_string() });
+        self.ending.call_once(|| {
+            // Locked here alone, once, so nobody ever waits for it.
+            let mut text = UpTo(core::mem::take(&mut *self.detail.lock()));
+            // What is longer than there is room for is cut.
+            let _ = fmt::Write::write_fmt(&mut text, detail);
+            Ending { reason, detail: text.0 }
+        });
         for index in 0..self.config.vcpus {
             self.post(index, Pending::STOP);
         }
     }
 
-    /// A vCPU has left the guest for ever. Returns why the VM ended if it was the last one.
-    pub(crate) fn vcpu_left(&self) -> Option<&Ending> {
-        if self.alive.fetch_sub(1, Ordering::AcqRel) != 1 {
-            return None;
-        }
+    /// A vCPU has left the guest for good. Says whether it was the last one.
+    pub(crate) fn vcpu_left(&self) -> bool {
+        self.alive.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+
+    /// Whether all vCPUs have left the guest for good.
+    pub(crate) fn is_over(&self) -> bool {
+        self.alive.load(Ordering::Acquire) == 0
+    }
+
+    /// Why it ends, if it does.
+    pub(crate) fn ending(&self) -> Option<&Ending> {
         self.ending.get()
     }
 

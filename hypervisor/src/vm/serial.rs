@@ -8,6 +8,7 @@ use alloc::vec::Vec;
 use crate::arch;
 use crate::arch::uart::{FIFO_BYTES, Register, Uart};
 use crate::device::wired::{Interrupts, Wired};
+use crate::frames::{Exhausted, reserve};
 
 /// Bytes that may wait for the control port.
 const CAPACITY: usize = 16 * 1024;
@@ -17,6 +18,7 @@ pub(crate) struct SerialLine(Wired<State>);
 
 struct State {
     uart: Uart,
+    /// Has room for all that it may hold: a guest that writes takes no memory.
     output: Vec<u8>,
     /// When the first byte of `output` was written, in nanoseconds of the host.
     since_ns: u64,
@@ -30,8 +32,14 @@ impl Interrupts for State {
 }
 
 impl SerialLine {
-    pub(crate) fn new() -> Self {
-        Self(Wired::new(State { uart: Uart::new(), output: Vec::new(), since_ns: 0 }))
+    /// A line on which nobody has said anything.
+    ///
+    /// # Errors
+    /// When the host has no memory for what may wait here.
+    pub(crate) fn new() -> Result<Self, Exhausted> {
+        let mut output = Vec::new();
+        reserve(&mut output, CAPACITY)?;
+        Ok(Self(Wired::new(State { uart: Uart::new(), output, since_ns: 0 })))
     }
 
     /// The guest reads a register.

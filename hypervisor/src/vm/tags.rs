@@ -1,23 +1,26 @@
-//! The pools of TLB tags for VMs.
+//! The pools of TLB tags that VMs draw from.
 //!
-//! A machine has one space of tags. VMs may manage theirs in different ways (`tags`, `tag_limit`). So the space is
-//! divided into pools, one for each way that a VM of the payload uses; VMs with the same way share a pool. It is
-//! divided once, before the first VM is made, so a tag never moves between two ways of counting.
+//! A machine has one space of tags. VMs may manage theirs in different ways (`tags`, `tag_limit`), so each way has a
+//! pool of its own: a run of tags, which VMs that ask for the same share. A pool is made with its first VM and ends
+//! with its last one; its tags are then free for the next pool, whatever its way. What TLBs still hold under them is
+//! flushed before that pool's first entry on each pCPU.
 
 use alloc::format;
 use alloc::string::String;
+use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 
 use abi::payload::{TagScheme, VmConfig};
 use crossbeam_utils::CachePadded;
-use spin::Once;
 use tlb_tag::{Scheme, TagRange};
+use vcpu_layout::{Owned, Running};
 
 use crate::arch::tags::{self, CpuTags, Pool, VcpuTags};
-use crate::cpu::CpuId;
-use crate::sync::per_host;
+use crate::cpu::{self, CpuId};
+use crate::exhaustion;
+use crate::sync::{Mutex, per_host};
 
-/// The common settings of VMs that share a pool.
+/// What VMs that share a pool have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Kind {
     scheme: TagScheme,
@@ -32,18 +35,45 @@ impl Kind {
     }
 }
 
-per_host! {
-    static POOLS: Once<Vec<(Kind, Pool)>> = Once::new();
+/// Most tags in one pool. More vCPUs than that do not fit a host of [`crate::cpu::MAX_CPUS`] pCPUs in any useful way.
+const LARGEST_POOL: u32 = 4095;
+/// Of the tags that the payload's VMs do not ask for by number, one in so many is kept for VMs that come later.
+const KEPT_PART: u32 = 8;
+
+/// Pools that there is room for without taking more from the heap.
+const KINDS: usize = 16;
+
+/// The machine's tags: numbers from 1 on.
+struct Space {
+    tags: u32,
+    can_flush_one: bool,
+    /// How many tags a pool without a limit gets.
+    share: u32,
+    /// Tags from here on were never in a pool.
+    untouched: u32,
+    /// The pools that live, and perhaps some that have ended.
+    pools: Vec<Weak<TagPool>>,
 }
 
-/// Maximum number of tags in one pool. More vCPUs than that are of no use on [`crate::cpu::MAX_CPUS`] pCPUs.
-const LARGEST_POOL: u32 = 4095;
+per_host! {
+    static SPACE: Mutex<Space> =
+        Mutex::new(Space { tags: 0, can_flush_one: false, share: 0, untouched: 1, pools: Vec::new() });
+}
 
-/// Cuts the machine's `tags` (numbers from 1 on) into pools for these VMs. `can_flush_one`: the machine can flush the
-/// entries of one tag.
+/// A pool, and what each pCPU keeps of it.
+pub(crate) struct TagPool {
+    kind: Kind,
+    range: TagRange,
+    pool: Pool,
+    /// By pCPU. Taken once for each time slice of a vCPU, by that pCPU alone.
+    cpus: Vec<CachePadded<Owned<CpuTags>>>,
+}
+
+/// Learns what the machine has: `tags`, and whether it can flush the entries of one tag. `vms` are those of the
+/// payload; their pools are made with them.
 ///
 /// # Errors
-/// When there are more pools than tags.
+/// When they ask for more tags than there are.
 pub(crate) fn init(vms: &[VmConfig], tags: u32, can_flush_one: bool) -> Result<(), String> {
     let mut kinds: Vec<Kind> = Vec::new();
     for kind in vms.iter().map(Kind::of) {
@@ -57,57 +87,116 @@ pub(crate) fn init(vms: &[VmConfig], tags: u32, can_flush_one: bool) -> Result<(
     if wanted.saturating_add(unlimited) > tags {
         return Err(format!("the VMs ask for {wanted} TLB tags and more, the machine has {tags}; lower `tag_limit`"));
     }
-    let share = (tags - wanted).checked_div(unlimited).unwrap_or(0).min(LARGEST_POOL);
+    let rest = tags - wanted;
+    let share = (rest - rest / KEPT_PART) / unlimited.max(1);
+    *SPACE.lock() = Space {
+        tags,
+        can_flush_one,
+        share: share.clamp(1, LARGEST_POOL),
+        untouched: 1,
+        pools: Vec::with_capacity(KINDS),
+    };
+    Ok(())
+}
 
-    let mut first = 1;
-    let pools = kinds.into_iter().map(|kind| {
-        let count = kind.limit.unwrap_or(share);
+/// Tags that pools have, those among them that are some vCPU's or VM's own, and all of the machine's.
+pub(crate) fn usage() -> [u32; 3] {
+    let mut space = SPACE.lock();
+    space.forget_ended();
+    let (pools, homes) = space
+        .pools
+        .iter()
+        .filter_map(Weak::upgrade)
+        .fold((0, 0), |(pools, homes), pool| (pools + pool.range.count(), homes + pool.pool.homes()));
+    [pools, homes, space.tags]
+}
+
+impl Space {
+    fn forget_ended(&mut self) {
+        self.pools.retain(|pool| pool.strong_count() != 0);
+    }
+
+    /// The pool for VMs of this kind.
+    fn pool(&mut self, kind: Kind) -> Result<Arc<TagPool>, String> {
+        self.forget_ended();
+        if let Some(pool) = self.pools.iter().filter_map(Weak::upgrade).find(|pool| pool.kind == kind) {
+            return Ok(pool);
+        }
+
+        let range = self.find(kind)?;
         let scheme = match kind.scheme {
             TagScheme::FlushAlways => Scheme::FlushAlways,
             TagScheme::Generation => Scheme::Generation,
             TagScheme::Epoch => Scheme::Epoch,
         };
-        let pool = tags::pool(scheme, TagRange::new(first, count), can_flush_one);
-        first += count;
-        (kind, pool)
-    });
-    POOLS.call_once(|| pools.collect());
-    Ok(())
-}
+        let inherits = range.first().get() < self.untouched;
+        let pool = tags::pool(scheme, range, self.can_flush_one, inherits);
+        let cpus = (0..).take(cpu::count()).map(|cpu| CachePadded::new(Owned::new(tags::cpu(&pool, CpuId(cpu)))));
+        let pool = Arc::new(TagPool { kind, range, cpus: cpus.collect(), pool });
+        self.untouched = self.untouched.max(range.first().get() + range.count());
+        self.pools.push(Arc::downgrade(&pool));
+        Ok(pool)
+    }
 
-/// A VM's pool, by its number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct PoolId(usize);
-
-/// The pool for a VM of the payload.
-fn pool_for(config: &VmConfig) -> PoolId {
-    let kind = Kind::of(config);
-    PoolId(pools().iter().position(|(other, _)| *other == kind).unwrap_or(0))
-}
-
-impl PoolId {
-    /// The pool.
-    pub(crate) fn pool(self) -> &'static Pool {
-        &pools()[self.0].1
+    /// Tags for a new pool: the first run of free ones that is long enough. Without a limit, the longest there is, up
+    /// to the share.
+    fn find(&self, kind: Kind) -> Result<TagRange, String> {
+        let mut taken: Vec<_> = self.pools.iter().filter_map(Weak::upgrade).map(|pool| pool.range).collect();
+        taken.sort_unstable_by_key(|range| range.first());
+        let ends = taken.iter().map(|range| range.first().get()).chain([self.tags + 1]);
+        let starts = [1].into_iter().chain(taken.iter().map(|range| range.first().get() + range.count()));
+        let mut free = starts.zip(ends).map(|(start, end)| (start, end - start)).filter(|&(_, count)| count != 0);
+        let found = match kind.limit {
+            Some(limit) => free.find(|&(_, count)| count >= limit).map(|(start, _)| (start, limit)),
+            None => free.max_by_key(|&(_, count)| count).map(|(start, count)| (start, count.min(self.share))),
+        };
+        found.map(|(start, count)| TagRange::new(start, count)).ok_or_else(|| {
+            let wanted = kind.limit.map_or(String::from("any"), |limit| format!("{limit} in a row"));
+            format!("the machine has {} TLB tags, and VMs with other `tags` or `tag_limit` left {wanted}", self.tags)
+        })
     }
 }
 
-/// A VM's part of its pool.
+impl TagPool {
+    /// The scheme by which its tags are handed out.
+    #[inline]
+    pub(crate) fn scheme(&self) -> Scheme {
+        self.pool.scheme()
+    }
+
+    /// What the pCPU of this number, which is the one that asks, keeps of the pool.
+    ///
+    /// # Panics
+    /// When the machine has no such pCPU.
+    #[inline]
+    pub(crate) fn on(&self, cpu: CpuId) -> Running<'_, CpuTags> {
+        self.cpus[cpu.index()].run()
+    }
+}
+
+/// What a VM has of its pool.
 pub(crate) struct VmTags {
-    pool: PoolId,
+    pool: Arc<TagPool>,
     own: tags::VmTags,
 }
 
 impl VmTags {
-    pub(crate) fn new(config: &VmConfig) -> Self {
-        let pool = pool_for(config);
-        Self { pool, own: tags::VmTags::new(pool.pool()) }
+    /// For a VM of this description.
+    ///
+    /// # Errors
+    /// When there are no tags left for VMs of its kind.
+    pub(crate) fn new(config: &VmConfig) -> Result<Self, String> {
+        if exhaustion::strikes() {
+            return Err(String::from("the host has no TLB tags left"));
+        }
+        let pool = SPACE.lock().pool(Kind::of(config))?;
+        Ok(Self { own: tags::VmTags::new(&pool.pool), pool })
     }
 
     /// The pool.
     #[inline]
-    pub(crate) fn pool(&self) -> PoolId {
-        self.pool
+    pub(crate) fn pool(&self) -> &TagPool {
+        &self.pool
     }
 
     /// The architecture's part.
@@ -118,29 +207,11 @@ impl VmTags {
 
     /// A new vCPU's part.
     pub(crate) fn vcpu(&self) -> VcpuTags {
-        self.own.vcpu(self.pool.pool())
+        self.own.vcpu(&self.pool.pool)
     }
 
     /// A vCPU is gone for good.
     pub(crate) fn release(&self, vcpu: VcpuTags) {
-        self.own.release(self.pool.pool(), vcpu);
+        self.own.release(&self.pool.pool, vcpu);
     }
-}
-
-/// One pCPU's state of all pools.
-pub(crate) struct CpuPools(Vec<CachePadded<CpuTags>>);
-
-impl CpuPools {
-    pub(crate) fn new(cpu: CpuId) -> Self {
-        Self(pools().iter().map(|(_, pool)| CachePadded::new(tags::cpu(pool, cpu))).collect())
-    }
-
-    /// The pCPU's part of one pool.
-    pub(crate) fn of(&mut self, id: PoolId) -> &mut CpuTags {
-        &mut self.0[id.0]
-    }
-}
-
-fn pools() -> &'static [(Kind, Pool)] {
-    POOLS.get().map_or(&[], Vec::as_slice)
 }

@@ -104,8 +104,8 @@ impl Pool {
         Self { shared, inherits: false }
     }
 
-    /// The same pool, of tags that were another pool's before. TLBs may still hold entries under them: each pCPU flushes those
-    /// before its first entry with one of these tags.
+    /// The same pool, of tags that were another pool's before. TLBs may still hold entries under them: each pCPU
+    /// flushes those before its first entry with one of these tags.
     #[must_use]
     pub fn inheriting(self) -> Self {
         Self { inherits: true, ..self }
@@ -159,7 +159,13 @@ impl Pool {
                 Id::new(FIRST_GENERATION, home.unwrap_or_else(|| self.shared.any(name)))
             }
         };
-        VmTags(Arc::new(Vm { shared: self.shared.clone(), name, home, id: AtomicU64::new(id.0), made: AtomicU64::new(0) }))
+        VmTags(Arc::new(Vm {
+            shared: self.shared.clone(),
+            name,
+            home,
+            id: AtomicU64::new(id.0),
+            made: AtomicU64::new(0),
+        }))
     }
 }
 

@@ -209,6 +209,10 @@ pub(crate) mod virtualization {
         Features { tags: 7, can_flush_one_tag: true }
     }
 
+    pub(crate) const fn name() -> &'static str {
+        "none"
+    }
+
     pub(crate) fn describe() -> String {
         String::from("no machine at all")
     }
@@ -229,7 +233,7 @@ pub(crate) mod tags {
     pub(crate) use tlb_tag::{CpuTags, Pool, VcpuTags};
     use tlb_tag::{Scheme, TagRange};
 
-    pub(crate) fn pool(scheme: Scheme, range: TagRange, can_flush_one: bool) -> Pool {
+    pub(crate) fn pool(scheme: Scheme, range: TagRange, can_flush_one: bool, _: bool) -> Pool {
         Pool::new(scheme, range, can_flush_one)
     }
 
@@ -300,10 +304,10 @@ pub(crate) mod uart {
 
 /// Memory from address 0 on, with nothing in it.
 pub(crate) mod loader {
-    use abi::payload::{Payload, VmConfig};
     use addr::{Gpa, GpaRange};
 
     use crate::vm::memory::Memory;
+    use crate::vm::spec::Spec;
 
     pub(crate) struct Entry;
 
@@ -311,7 +315,7 @@ pub(crate) mod loader {
         GpaRange::new(Gpa(0), bytes).into_iter()
     }
 
-    pub(crate) fn load(_: &VmConfig, _: &Payload<'_>, _: &mut Memory) -> Result<Entry, &'static str> {
+    pub(crate) fn load(_: &Spec<'_>, _: &mut Memory) -> Result<Entry, &'static str> {
         Ok(Entry)
     }
 }

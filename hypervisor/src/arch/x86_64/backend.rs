@@ -304,6 +304,11 @@ pub(crate) mod virtualization {
         HostContext { own, fpu_holder: AtomicU64::new(0) }
     }
 
+    /// The architecture's name, as the tool calls it.
+    pub(crate) const fn name() -> &'static str {
+        "x86_64"
+    }
+
     /// The processor in words, with the features in use.
     pub(crate) fn describe() -> String {
         format!("{}; {}", processor::name(), Chosen::describe())

@@ -13,6 +13,7 @@ use stage2::{DirtyLog, Epochs, Granularity, MarkWord, Policy, Source, Walker, Wa
 use vcpu_layout::MailboxField;
 
 use crate::cpu;
+use crate::frames::{Exhausted, reserve};
 use crate::mutants::{self, Mutant};
 use crate::sync::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
@@ -81,25 +82,35 @@ pub(crate) fn source(source: DirtySource) -> Source {
 
 impl Logging {
     /// No log runs of these regions, which have gaps in stage 2 or not.
-    pub(crate) fn new(regions: &[GpaRange], has_gaps: bool) -> Self {
-        let slots = regions.iter().flat_map(|region| {
+    ///
+    /// # Errors
+    /// When the host has too little memory for the marks.
+    pub(crate) fn new(regions: &[GpaRange], has_gaps: bool) -> Result<Self, Exhausted> {
+        let pieces = regions.iter().flat_map(|region| {
             (0..region.bytes().div_ceil(SLOT_BYTES)).filter_map(|number| {
                 let start = region.start.0 + number * SLOT_BYTES;
-                let range = GpaRange::new(Gpa(start), SLOT_BYTES.min(region.end().0 - start))?;
-                let words = range.bytes().div_ceil(64 * PAGE_BYTES);
-                Some(Slot { range, marks: (0..words).map(|_| MarkWord::new()).collect() })
+                GpaRange::new(Gpa(start), SLOT_BYTES.min(region.end().0 - start))
             })
         });
-        Self {
+        let mut slots = Vec::new();
+        reserve(&mut slots, pieces.clone().count())?;
+        for range in pieces {
+            let words = usize::try_from(range.bytes().div_ceil(64 * PAGE_BYTES)).map_err(|_| Exhausted)?;
+            let mut marks = Vec::new();
+            reserve(&mut marks, words)?;
+            marks.extend((0..words).map(|_| MarkWord::new()));
+            slots.push(Slot { range, marks });
+        }
+        Ok(Self {
             state: AtomicU8::new(OFF),
             has_gaps: AtomicBool::new(has_gaps),
             splits_per_second: AtomicU32::new(0),
             number: AtomicU32::new(0),
-            slots: slots.collect(),
+            slots,
             walkers: Epochs::new((0..cpu::count()).map(|_| Walker::new()).collect()),
             flushes: AtomicU64::new(0),
             collapses: AtomicU64::new(0),
-        }
+        })
     }
 
     /// The slots, in ascending order.

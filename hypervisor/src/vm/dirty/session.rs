@@ -15,7 +15,7 @@ use stage2::{BATCH, Collapse, Format, Limbo, Pace, Policy, Rounds, Shape, Source
 use super::log::{self, SlotLog};
 use crate::arch::tsc;
 use crate::cpu;
-use crate::frames::{self, Frames};
+use crate::frames::{Exhausted, Frames, reserve};
 use crate::mutants::{self, Mutant};
 use crate::vm::Vm;
 use crate::vm::address_space::AllTlbs;
@@ -45,6 +45,10 @@ pub(crate) struct Session {
     mirror: Option<Vec<Frames>>,
     /// Which pages of each slot are sent and not acknowledged.
     sent: Vec<Rounds<Vec<u64>>>,
+    /// What a round finds in a slot: a bit for each page, and the numbers of those that are set. There is room for the
+    /// longest slot: a round takes no memory.
+    dirty: Vec<u64>,
+    found: Vec<u64>,
     rounds: u64,
     pages: u64,
     spare: Spare,
@@ -71,7 +75,7 @@ enum Phase {
 
 /// A request.
 enum Job {
-    Round { slot: usize, found: Vec<u64>, copied: usize, lose: bool, began: u64, harvest_ticks: u64, round: Round },
+    Round { slot: usize, copied: usize, lose: bool, began: u64, harvest_ticks: u64, round: Round },
     Compare { page: u64, comparison: Comparison },
 }
 
@@ -88,6 +92,12 @@ pub(crate) enum StartError {
     OutOfMemory,
     /// The machine does not record writes.
     NoHardwareLog,
+}
+
+impl From<Exhausted> for StartError {
+    fn from(_: Exhausted) -> Self {
+        Self::OutOfMemory
+    }
 }
 
 /// What records writes for a log with these settings.
@@ -116,18 +126,24 @@ impl Session {
         let logging = vm.memory.logging();
         let policy = log::policy(how.split);
         let slots = logging.slots();
-        let mirror = with_mirror
-            .then(|| slots.iter().map(|slot| Frames::allocate(slot.range.bytes(), PAGE_BYTES)).collect())
-            .transpose()
-            .map_err(|_| StartError::OutOfMemory)?;
-        let rounds = |log: SlotLog<'_>| {
-            let words = log.slot().bytes().div_ceil(64 * PAGE_BYTES);
-            Rounds::new(&log, (0..words).map(|_| 0).collect()).expect("there is a bit for each page")
-        };
-        let sent = slots.iter().map(|slot| rounds(slot.log(policy, source))).collect();
-        if frames::is_low() {
-            return Err(StartError::OutOfMemory);
+        let mut mirror = None;
+        if with_mirror {
+            let copies = mirror.insert(Vec::new());
+            reserve(copies, slots.len())?;
+            for slot in slots {
+                copies.push(Frames::allocate(slot.range.bytes(), PAGE_BYTES)?);
+            }
         }
+        let mut sent = Vec::new();
+        reserve(&mut sent, slots.len())?;
+        for slot in slots {
+            let log = slot.log(policy, source);
+            sent.push(Rounds::new(&log, zeros(words_of(&log))?).expect("there is a bit for each page"));
+        }
+        let longest = slots.iter().map(|slot| words_of(&slot.log(policy, source))).max().unwrap_or(0);
+        let dirty = zeros(longest)?;
+        let mut found = Vec::new();
+        reserve(&mut found, longest * 64)?;
 
         let mut spare = Spare::new();
         let tlbs = AllTlbs::of(vm);
@@ -153,7 +169,21 @@ impl Session {
         };
         let limbo = Box::new(Limbo::new());
         let comeback = Pace::new(1, tsc::hz() / COLLAPSE_PERIODS, tsc::now());
-        Ok(Self { how, source, mirror, sent, rounds: 0, pages: 0, spare, phase, job: None, limbo, comeback })
+        Ok(Self {
+            how,
+            source,
+            mirror,
+            sent,
+            dirty,
+            found,
+            rounds: 0,
+            pages: 0,
+            spare,
+            phase,
+            job: None,
+            limbo,
+            comeback,
+        })
     }
 
     /// Ends the log. The following steps undo its changes.
@@ -223,7 +253,8 @@ impl Session {
         self.rounds += 1;
         let round = Round { number: self.rounds, at_ns: tsc::nanos(), ..Round::default() };
         let began = tsc::now();
-        self.job = Some(Job::Round { slot: 0, found: Vec::new(), copied: 0, lose, began, harvest_ticks: 0, round });
+        self.found.clear();
+        self.job = Some(Job::Round { slot: 0, copied: 0, lose, began, harvest_ticks: 0, round });
     }
 
     /// Begins to compare the mirror with a VM that is paused.
@@ -249,16 +280,16 @@ impl Session {
 
     fn step_job(&mut self, vm: &Vm) -> Option<Done> {
         match self.job.take()? {
-            Job::Round { mut slot, mut found, mut copied, lose, began, mut harvest_ticks, mut round } => {
-                if copied < found.len() {
-                    self.copy(vm, slot - 1, &found[copied..], lose);
+            Job::Round { mut slot, mut copied, lose, began, mut harvest_ticks, mut round } => {
+                if copied < self.found.len() {
+                    self.copy(vm, slot - 1, &self.found[copied..], lose);
                     copied += PAGES_AT_ONCE;
                 } else if slot < self.sent.len() {
                     let since = tsc::now();
-                    found = self.harvest(vm, slot, &mut round);
+                    self.harvest(vm, slot, &mut round);
                     harvest_ticks += tsc::now().saturating_sub(since);
-                    round.pages += found.len() as u64;
-                    copied = if self.mirror.is_some() { 0 } else { found.len() };
+                    round.pages += self.found.len() as u64;
+                    copied = if self.mirror.is_some() { 0 } else { self.found.len() };
                     slot += 1;
                 } else {
                     self.finish(vm, lose);
@@ -267,7 +298,7 @@ impl Session {
                     self.pages += round.pages;
                     return Some(Done::Round(round));
                 }
-                self.job = Some(Job::Round { slot, found, copied, lose, began, harvest_ticks, round });
+                self.job = Some(Job::Round { slot, copied, lose, began, harvest_ticks, round });
                 None
             }
             Job::Compare { page, comparison } => self.compare(vm, page, comparison),
@@ -278,26 +309,31 @@ impl Session {
         vm.memory.logging().slots()[slot].log(log::policy(self.how.split), self.source)
     }
 
-    /// Finds the dirty pages of a slot and cleans them. Returns the numbers of the pages, which may now be copied.
-    fn harvest(&mut self, vm: &Vm, slot: usize, round: &mut Round) -> Vec<u64> {
+    /// Finds the dirty pages of a slot and cleans them. Their numbers are in `found` then; they may be copied.
+    fn harvest(&mut self, vm: &Vm, slot: usize, round: &mut Round) {
         let log = self.log(vm, slot);
         let (tlbs, walking) = (AllTlbs::of(vm), walk(vm));
         let stage2 = vm.memory.walk(&tlbs, &walking);
-        let mut dirty: Vec<u64> = (0..log.slot().bytes().div_ceil(64 * PAGE_BYTES)).map(|_| 0).collect();
-        log.get(stage2, 0, &mut dirty);
+        self.found.clear();
+        let dirty = &mut self.dirty[..words_of(&log)];
+        dirty.fill(0);
+        log.get(stage2, 0, dirty);
         if dirty.iter().all(|word| *word == 0) {
-            return Vec::new();
+            return;
         }
         if mutants::is(Mutant::CopyBeforeClear) {
-            let is_set = |page: &u64| dirty[(page / 64) as usize] >> (page % 64) & 1 != 0;
+            let is_set = |page: &u64| self.dirty[(page / 64) as usize] >> (page % 64) & 1 != 0;
             let pages: Vec<u64> = (0..log.slot().bytes() / PAGE_BYTES).filter(is_set).collect();
             pages.chunks(PAGES_AT_ONCE).for_each(|pages| self.copy(vm, slot, pages, false));
         }
-        let cleared = self.sent[slot].clear(&log, stage2, 0, &dirty);
-        let found = cleared.flush(&tlbs, walking, vm.memory.logging().walkers()).pages().collect();
+        let dirty = &self.dirty[..words_of(&log)];
+        let cleared = self.sent[slot].clear(&log, stage2, 0, dirty);
+        let copyable = cleared.flush(&tlbs, walking, vm.memory.logging().walkers());
+        if !mutants::is(Mutant::CopyBeforeClear) {
+            self.found.extend(copyable.pages());
+        }
         round.flushes += tlbs.flushes();
         vm.memory.logging().count_flushes(tlbs.flushes());
-        if mutants::is(Mutant::CopyBeforeClear) { Vec::new() } else { found }
     }
 
     /// Brings some pages of the mirror up to date; with nonsense, if they shall be lost.
@@ -464,6 +500,18 @@ impl Session {
         }
         outcomes
     }
+}
+
+/// How many words have a bit for each page of a slot.
+fn words_of(log: &SlotLog<'_>) -> usize {
+    usize::try_from(log.slot().bytes().div_ceil(64 * PAGE_BYTES)).unwrap_or(usize::MAX)
+}
+
+fn zeros(count: usize) -> Result<Vec<u64>, Exhausted> {
+    let mut words = Vec::new();
+    reserve(&mut words, count)?;
+    words.resize(count, 0);
+    Ok(words)
 }
 
 /// The information about a VM without a log.

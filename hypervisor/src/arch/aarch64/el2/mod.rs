@@ -178,6 +178,11 @@ pub(crate) fn spares_first_cpu() -> bool {
     false
 }
 
+/// The architecture's name, as the tool calls it.
+pub(crate) const fn name() -> &'static str {
+    "aarch64"
+}
+
 /// The processor in words, with the features in use.
 pub(crate) fn describe() -> String {
     let midr = read_register!("midr_el1");

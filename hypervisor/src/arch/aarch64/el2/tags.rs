@@ -20,9 +20,11 @@ use tlb_tag::{Scheme, Tag, TagRange};
 use crate::arch::trace::{self, Event};
 use crate::cpu;
 
-/// A pool for VMs of one scheme. The entries of one VMID can always be flushed alone.
-pub(crate) fn pool(scheme: Scheme, range: TagRange, _: bool) -> Pool {
-    Pool::new(scheme, range, cpu::count())
+/// A pool for VMs of one scheme. The entries of one VMID can always be flushed alone. `inherits`: another pool had its
+/// tags before.
+pub(crate) fn pool(scheme: Scheme, range: TagRange, _: bool, inherits: bool) -> Pool {
+    let pool = Pool::new(scheme, range, cpu::count());
+    if inherits { pool.inheriting() } else { pool }
 }
 
 /// A pCPU's state of a pool.

@@ -4,11 +4,11 @@
 use core::fmt;
 
 use aarch64_defs::image::{self, ImageError};
-use abi::payload::{Payload, VmConfig};
 use addr::{Gpa, GpaRange};
 
 use super::{guest_tree, layout};
 use crate::vm::memory::Memory;
+use crate::vm::spec::Spec;
 
 /// Where the first vCPU begins.
 #[derive(Clone, Copy, Debug)]
@@ -51,12 +51,12 @@ pub(crate) fn ram_layout(bytes: u64) -> impl Iterator<Item = GpaRange> {
 ///
 /// # Errors
 /// When the files cannot be booted or do not fit.
-pub(crate) fn load(config: &VmConfig, payload: &Payload<'_>, memory: &mut Memory) -> Result<Entry, Error> {
+pub(crate) fn load(spec: &Spec<'_>, memory: &mut Memory) -> Result<Entry, Error> {
+    let Spec { config, kernel, initrd } = *spec;
     if config.vcpus > layout::MAX_VCPUS {
         return Err(Error::Vcpus);
     }
-    let kernel = payload.blob(&config.kernel);
-    let initrd = config.initrd.as_ref().map(|initrd| payload.blob(initrd)).unwrap_or_default();
+    let initrd = initrd.unwrap_or_default();
     let placed = image::place(kernel, initrd.len() as u64, config.memory_bytes).map_err(Error::Image)?;
 
     let place = |offset: u64| Gpa(layout::RAM.0 + offset);

@@ -28,7 +28,7 @@ use crate::cpu::{self, CpuId};
 use crate::log as uart_log;
 
 /// Bytes of each pCPU's main stack.
-pub(super) const STACK_BYTES: u64 = 64 << 10;
+pub(super) const STACK_BYTES: u64 = 128 << 10;
 
 /// The boot protocol's limit for a device tree.
 pub(super) const DEVICE_TREE_LIMIT: usize = 2 << 20;

@@ -1,11 +1,11 @@
 //! Loads a kernel into a VM's memory, by the boot protocols of x86-64.
 
-use abi::payload::{Payload, VmConfig};
 use addr::{Gpa, GpaRange};
 pub(crate) use x86_boot::Entry;
 use x86_boot::{Boot, GuestMemory, OutsideMemory};
 
 use crate::vm::memory::Memory;
+use crate::vm::spec::Spec;
 
 /// The ranges of a VM's memory in its physical address space.
 pub(crate) fn ram_layout(bytes: u64) -> impl Iterator<Item = GpaRange> {
@@ -16,10 +16,11 @@ pub(crate) fn ram_layout(bytes: u64) -> impl Iterator<Item = GpaRange> {
 ///
 /// # Errors
 /// When the files cannot be booted or do not fit.
-pub(crate) fn load(config: &VmConfig, payload: &Payload<'_>, memory: &mut Memory) -> Result<Entry, x86_boot::Error> {
+pub(crate) fn load(spec: &Spec<'_>, memory: &mut Memory) -> Result<Entry, x86_boot::Error> {
+    let Spec { config, kernel, initrd } = *spec;
     let boot = Boot {
-        kernel: payload.blob(&config.kernel),
-        initrd: config.initrd.as_ref().map(|initrd| payload.blob(initrd)),
+        kernel,
+        initrd,
         cmdline: &config.cmdline,
         memory_bytes: config.memory_bytes,
         vcpus: config.vcpus,

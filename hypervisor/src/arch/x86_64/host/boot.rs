@@ -38,7 +38,7 @@ use crate::cpu::{self, CpuId};
 use crate::log as uart_log;
 
 /// Bytes of each pCPU's main stack.
-pub(super) const STACK_BYTES: u64 = 64 << 10;
+pub(super) const STACK_BYTES: u64 = 128 << 10;
 
 /// By which a multiboot2 loader knows the header.
 const MULTIBOOT2_HEADER_MAGIC: u32 = 0xe852_50d6;

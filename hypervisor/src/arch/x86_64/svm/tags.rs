@@ -5,8 +5,9 @@ use sched::CpuId;
 pub(crate) use tlb_tag::{CpuTags, Pool, VcpuTags};
 use tlb_tag::{Scheme, TagRange};
 
-/// A pool for VMs of one scheme.
-pub(crate) fn pool(scheme: Scheme, range: TagRange, can_flush_one: bool) -> Pool {
+/// A pool for VMs of one scheme. Whether it inherits its tags makes no difference: each vCPU's first entry on a pCPU
+/// flushes.
+pub(crate) fn pool(scheme: Scheme, range: TagRange, can_flush_one: bool, _: bool) -> Pool {
     Pool::new(scheme, range, can_flush_one)
 }
 

@@ -1,0 +1,334 @@
+//! What commands do.
+//!
+//! Most are done at once. What takes longer (a pause, a round of a dirty log, the end of a VM) is noted with the VM
+//! that it is about ([`Attended`]) and answered when it is done.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use abi::control::{
+    Answer, Command, Message, PLACES_CHUNK, Refusal, Request, STATS_CHUNK, StopReason, VMS_CHUNK, VmEvent,
+};
+use abi::dirty::DirtyInfo;
+use abi::payload::DirtyLogging;
+use abi::resources::Resources;
+use addr::Gpa;
+use log::warn;
+
+use super::{Control, host_info};
+use crate::arch::tsc;
+use crate::vm::dirty::session::{self, Done, Session, StartError};
+use crate::vm::table::table;
+use crate::vm::{Vm, tags};
+use crate::{exhaustion, frames, layout, trace};
+
+/// A VM about which something is being done for whoever asked.
+#[derive(Default)]
+pub(super) struct Attended {
+    number: u32,
+    session: Option<Session>,
+    /// The request that [`Session`] is at work on.
+    awaited: Option<u32>,
+    /// The request that waits for all vCPUs to have stopped.
+    pausing: Option<u32>,
+    /// The requests that wait for its end, to forget it then.
+    destroyers: Vec<u32>,
+}
+
+impl Control {
+    /// Takes what has arrived. Says whether there is more.
+    pub(super) fn listen(&mut self) -> bool {
+        let (requests, has_more) = self.port.receive();
+        for request in requests {
+            match request {
+                Ok(Request { id, command }) => match self.obey(id, command) {
+                    Ok(None) => {}
+                    Ok(Some(answer)) => self.port.reply(id, Ok(answer)),
+                    Err(refusal) => self.port.reply(id, Err(refusal)),
+                },
+                Err(error) => {
+                    warn!("control port: {error}; refused");
+                    self.port.say(&Message::Refused(error));
+                }
+            }
+        }
+        has_more
+    }
+
+    /// Does what is asked for. What takes longer has no answer yet.
+    fn obey(&mut self, id: u32, command: Command) -> Result<Option<Answer>, Refusal> {
+        match command {
+            Command::Pause { vm } => self.attend(vm, |vm, attended| attended.pause(vm, id)),
+            Command::Resume { vm } => self.attend(vm, |vm, attended| attended.resume(vm)),
+            Command::DirtyStart { vm, how, mirror } => {
+                self.attend(vm, |vm, attended| attended.start_log(vm, how, mirror))
+            }
+            Command::DirtyRound { vm, lose } => self.attend(vm, |_, attended| attended.begin_round(id, lose)),
+            Command::DirtyCompare { vm } => self.attend(vm, |vm, attended| attended.begin_comparison(vm, id)),
+            Command::DirtyStop { vm } => self.attend(vm, |vm, attended| attended.stop_log(vm)),
+            Command::DirtyInfo { vm } => self.log_info(vm).map(Answer::Dirty).map(Some),
+            Command::CreateBegin { config } => self.begin_upload(config).map(Some),
+            Command::CreateData { upload, part, offset, bytes } => {
+                self.upload_data(upload, part, offset, &bytes).map(Some)
+            }
+            Command::CreateFinish { upload } => self.finish_upload(upload, id).map(|()| None),
+            Command::CreateAbort { upload } => self.abort_upload(upload).map(Some),
+            Command::Start { vm } => self.start(vm).map(Some),
+            Command::Destroy { vm } => self.destroy(id, vm),
+            at_once => self.answer(at_once).map(Some),
+        }
+    }
+
+    fn answer(&mut self, command: Command) -> Result<Answer, Refusal> {
+        match command {
+            Command::Hello => Ok(Answer::Host(host_info())),
+            Command::List { first } => Ok(Answer::Vms(table().infos(first).take(VMS_CHUNK).collect())),
+            Command::Resources => Ok(Answer::Resources(resources())),
+            Command::Stop { vm } => {
+                let vm = running_or_created(vm)?;
+                commanded_stop(&vm);
+                Ok(Answer::Done)
+            }
+            Command::Stats { vm, first } => {
+                let vcpus = table().counters(vm, first, STATS_CHUNK)?;
+                Ok(Answer::Stats { vm, first, at_ns: tsc::nanos(), vcpus })
+            }
+            Command::Input { vm, line, bytes } => {
+                let taken = running(vm)?.type_on(line, &bytes);
+                Ok(Answer::Accepted(u32::try_from(taken).unwrap_or(u32::MAX)))
+            }
+            Command::Write { vm, gpa, bytes } => {
+                let is_written = running(vm)?.memory.write(Gpa(gpa), &bytes);
+                if is_written { Ok(Answer::Done) } else { Err(Refusal::NoMemoryThere) }
+            }
+            Command::Layout { kind } => layout::kind(kind).map(Answer::Layout).ok_or(Refusal::NoSuchLayout),
+            Command::Places { first } => {
+                let all = layout::places(table().all_alive().map(|vm| &**vm)).into_iter();
+                Ok(Answer::Places(all.skip(first as usize).take(PLACES_CHUNK).collect()))
+            }
+            Command::TraceStart => match trace::start() {
+                Ok(()) => Ok(Answer::Done),
+                Err(_) => Err(Refusal::OutOfMemory),
+            },
+            Command::TraceRead { pcpu } => trace::read(pcpu).map(Answer::Events).ok_or(Refusal::NoSuchPcpu),
+            Command::TraceStop => {
+                trace::stop();
+                Ok(Answer::Done)
+            }
+            Command::Exhaust { first, count } => {
+                exhaustion::choose(first, count).map(Answer::Taken).ok_or(Refusal::Invalid)
+            }
+            Command::PowerOff => {
+                self.exit_when_idle = true;
+                self.upload = None;
+                table().all_alive().for_each(|vm| commanded_stop(vm));
+                Ok(Answer::Done)
+            }
+            // The others are done by and by.
+            Command::Pause { .. }
+            | Command::Resume { .. }
+            | Command::DirtyStart { .. }
+            | Command::DirtyRound { .. }
+            | Command::DirtyCompare { .. }
+            | Command::DirtyStop { .. }
+            | Command::DirtyInfo { .. }
+            | Command::CreateBegin { .. }
+            | Command::CreateData { .. }
+            | Command::CreateFinish { .. }
+            | Command::CreateAbort { .. }
+            | Command::Start { .. }
+            | Command::Destroy { .. } => Err(Refusal::Busy),
+        }
+    }
+
+    fn start(&mut self, number: u32) -> Result<Answer, Refusal> {
+        if self.attended.iter().any(|attended| attended.number == number && !attended.destroyers.is_empty()) {
+            return Err(Refusal::NotRunning);
+        }
+        table().start(number)?;
+        self.tell(number, VmEvent::Started);
+        Ok(Answer::Done)
+    }
+
+    /// Ends a VM and forgets it then, or at once if it has ended.
+    fn destroy(&mut self, id: u32, number: u32) -> Result<Option<Answer>, Refusal> {
+        let alive = table().alive(number).cloned();
+        match alive {
+            Ok(vm) => {
+                self.attended(number).destroyers.push(id);
+                commanded_stop(&vm);
+                Ok(None)
+            }
+            Err(Refusal::NotRunning) => self.forget(number).map(Some),
+            Err(refusal) => Err(refusal),
+        }
+    }
+
+    /// Forgets a VM that has ended.
+    pub(super) fn forget(&mut self, number: u32) -> Result<Answer, Refusal> {
+        table().remove(number)?;
+        self.consoles.removed(number);
+        self.tell(number, VmEvent::Destroyed);
+        Ok(Answer::Done)
+    }
+
+    fn log_info(&self, number: u32) -> Result<DirtyInfo, Refusal> {
+        let vm = running(number)?;
+        let attended = self.attended.iter().find(|attended| attended.number == number);
+        let log = attended.and_then(|attended| attended.session.as_ref());
+        Ok(log.map_or_else(|| session::info_without_log(&vm), |log| log.info(&vm)))
+    }
+
+    /// Does something about the VM of this number, which runs.
+    fn attend<R>(
+        &mut self,
+        number: u32,
+        act: impl FnOnce(&Vm, &mut Attended) -> Result<R, Refusal>,
+    ) -> Result<R, Refusal> {
+        let vm = running(number)?;
+        act(&vm, self.attended(number))
+    }
+
+    fn attended(&mut self, number: u32) -> &mut Attended {
+        let at = self.attended.iter().position(|attended| attended.number == number).unwrap_or_else(|| {
+            self.attended.push(Attended { number, ..Attended::default() });
+            self.attended.len() - 1
+        });
+        &mut self.attended[at]
+    }
+}
+
+impl Attended {
+    /// Whom it is about.
+    pub(super) fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// The VM is over: the requests that wait for something else, and those that wait for this.
+    pub(super) fn end(self) -> ([Option<u32>; 2], Vec<u32>) {
+        ([self.awaited, self.pausing], self.destroyers)
+    }
+
+    fn pause(&mut self, vm: &Vm, id: u32) -> Result<Option<Answer>, Refusal> {
+        if self.pausing.is_some() {
+            return Err(Refusal::Busy);
+        }
+        vm.pause(true);
+        self.pausing = Some(id);
+        Ok(None)
+    }
+
+    fn resume(&mut self, vm: &Vm) -> Result<Option<Answer>, Refusal> {
+        if self.pausing.is_some() || self.awaited.is_some() {
+            return Err(Refusal::Busy);
+        }
+        vm.pause(false);
+        Ok(Some(Answer::Done))
+    }
+
+    fn start_log(&mut self, vm: &Vm, how: Option<DirtyLogging>, mirror: bool) -> Result<Option<Answer>, Refusal> {
+        if self.session.as_ref().is_some_and(|session| !session.is_over()) {
+            return Err(Refusal::Logging);
+        }
+        let started = Session::start(vm, how.unwrap_or(vm.config.dirty), mirror);
+        self.session = Some(started.map_err(|error| match error {
+            StartError::OutOfMemory => Refusal::OutOfMemory,
+            StartError::NoHardwareLog => Refusal::NoHardwareLog,
+        })?);
+        Ok(Some(Answer::Done))
+    }
+
+    /// The log, if it runs and nothing is being done with it.
+    fn log(&mut self) -> Result<&mut Session, Refusal> {
+        match &mut self.session {
+            Some(session) if session.is_busy() => Err(Refusal::Busy),
+            Some(session) if session.is_logging() => Ok(session),
+            _ => Err(Refusal::NotLogging),
+        }
+    }
+
+    fn begin_round(&mut self, id: u32, lose: bool) -> Result<Option<Answer>, Refusal> {
+        self.log()?.begin_round(lose);
+        self.awaited = Some(id);
+        Ok(None)
+    }
+
+    fn begin_comparison(&mut self, vm: &Vm, id: u32) -> Result<Option<Answer>, Refusal> {
+        let is_at_rest = vm.is_at_rest();
+        let session = self.log()?;
+        if !session.has_mirror() {
+            return Err(Refusal::NoMirror);
+        }
+        if !is_at_rest {
+            return Err(Refusal::NotPaused);
+        }
+        session.begin_comparison();
+        self.awaited = Some(id);
+        Ok(None)
+    }
+
+    fn stop_log(&mut self, vm: &Vm) -> Result<Option<Answer>, Refusal> {
+        self.log()?.stop(vm);
+        Ok(Some(Answer::Done))
+    }
+
+    /// Goes on with what was asked for, not much longer than `until`. Says whether there is more to do.
+    pub(super) fn work(&mut self, until: u64, replies: &mut Vec<(u32, Answer)>) -> bool {
+        let Ok(vm) = running(self.number) else { return false };
+        if self.pausing.is_some() && vm.is_at_rest() {
+            replies.extend(self.pausing.take().map(|id| (id, Answer::Done)));
+        }
+        let Some(session) = &mut self.session else { return false };
+        while session.has_work() {
+            match session.step(&vm) {
+                Some(Done::Round(round)) => replies.extend(self.awaited.take().map(|id| (id, Answer::Round(round)))),
+                Some(Done::Compared(result)) => {
+                    replies.extend(self.awaited.take().map(|id| (id, Answer::Compared(result))))
+                }
+                None => {}
+            }
+            if tsc::now() > until {
+                break;
+            }
+        }
+        session.has_work()
+    }
+
+    /// Whether nothing is being done, and nothing is remembered.
+    pub(super) fn is_done(&self) -> bool {
+        self.session.is_none() && self.awaited.is_none() && self.pausing.is_none() && self.destroyers.is_empty()
+    }
+}
+
+fn running(number: u32) -> Result<Arc<Vm>, Refusal> {
+    table().running(number).cloned()
+}
+
+fn running_or_created(number: u32) -> Result<Arc<Vm>, Refusal> {
+    table().alive(number).cloned()
+}
+
+fn commanded_stop(vm: &Vm) {
+    vm.stop(StopReason::Commanded, format_args!("a command on the control port"));
+}
+
+fn resources() -> Resources {
+    let [tags_in_pools, tags_owned, tags] = tags::usage();
+    let table = table();
+    let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+    Resources {
+        at_ns: tsc::nanos(),
+        vms: count(table.len()),
+        alive_vms: count(table.all_alive().count()),
+        vcpus: count(table.all_alive().map(|vm| vm.vcpus().len()).sum()),
+        total_bytes: frames::total_bytes(),
+        free_bytes: frames::free_bytes(),
+        heap_bytes: frames::heap_bytes(),
+        heap_used_bytes: frames::heap_used_bytes(),
+        tables_reserved_bytes: table.all_alive().map(|vm| vm.memory.reserved_table_bytes()).sum(),
+        tables_used_bytes: table.all_alive().map(|vm| vm.memory.table_bytes()).sum(),
+        tags,
+        tags_in_pools,
+        tags_owned,
+    }
+}

@@ -1,0 +1,159 @@
+//! A VM that a command creates: its files are collected as they come, then it is made, a little at a time.
+//!
+//! There is one at a time. The files lie in frames of their own, which go back when the VM is complete or nothing comes
+//! of it. Who sends them may vanish: what nobody has added to for a while is forgotten.
+
+use alloc::string::String;
+
+use abi::control::{Answer, Part, Refusal, VmEvent, WHY_LIMIT};
+use abi::payload::VmConfig;
+use addr::PAGE_BYTES;
+use log::{info, warn};
+
+use super::Control;
+use crate::arch::tsc;
+use crate::frames::{self, Filled, Frames};
+use crate::vm::creation::{Creation, NotCreated};
+use crate::vm::spec::Spec;
+use crate::vm::table::{self, table};
+
+/// Time in seconds without a command about a VM, after which it is forgotten; and after which another may take its
+/// place.
+const PATIENCE_SECONDS: u64 = 120;
+const GRACE_SECONDS: u64 = 10;
+
+/// A VM that is being created.
+pub(super) struct Upload {
+    number: u32,
+    config: VmConfig,
+    kernel: Filled,
+    initrd: Option<Filled>,
+    /// When something came last, in host ticks.
+    heard_at: u64,
+    /// All has come: the VM in the making, and the request that waits for it.
+    making: Option<(Creation, u32)>,
+}
+
+impl Upload {
+    fn is_idle_for(&self, seconds: u64) -> bool {
+        tsc::now().saturating_sub(self.heard_at) > seconds * tsc::hz()
+    }
+}
+
+impl Control {
+    /// Begins to create a VM. Its number serves to name the upload, too.
+    pub(super) fn begin_upload(&mut self, config: VmConfig) -> Result<Answer, Refusal> {
+        if self.upload.as_ref().is_some_and(|other| other.making.is_some() || !other.is_idle_for(GRACE_SECONDS)) {
+            return Err(Refusal::Busy);
+        }
+        self.upload = None;
+        table().admit(&config.name)?;
+        Spec::check(&config).map_err(|_| Refusal::Invalid)?;
+        let room = |bytes: u64| {
+            if frames::is_low() {
+                return Err(Refusal::OutOfMemory);
+            }
+            let run = Frames::allocate(bytes, PAGE_BYTES).map_err(|_| Refusal::OutOfMemory)?;
+            Ok(Filled::new(run))
+        };
+        let kernel = room(config.kernel.bytes)?;
+        let initrd = config.initrd.as_ref().map(|initrd| room(initrd.bytes)).transpose()?;
+        let number = table::new_number();
+        self.upload = Some(Upload { number, config, kernel, initrd, heard_at: tsc::now(), making: None });
+        Ok(Answer::Upload(number))
+    }
+
+    /// Takes the next bytes of a file.
+    pub(super) fn upload_data(
+        &mut self,
+        number: u32,
+        part: Part,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<Answer, Refusal> {
+        let upload = self.upload_of(number)?;
+        upload.heard_at = tsc::now();
+        let (file, whole) = match (part, &mut upload.initrd, &upload.config.initrd) {
+            (Part::Kernel, ..) => (&mut upload.kernel, upload.config.kernel.bytes),
+            (Part::Initrd, Some(file), Some(blob)) => (file, blob.bytes),
+            (Part::Initrd, ..) => return Err(Refusal::NoSuchUpload),
+        };
+        let follows = offset == file.bytes().len() as u64 && bytes.len() as u64 <= whole - offset;
+        if follows && file.push(bytes) { Ok(Answer::Done) } else { Err(Refusal::NoSuchUpload) }
+    }
+
+    /// All has come: the VM is made from now on, and `id` answered when that is done.
+    pub(super) fn finish_upload(&mut self, number: u32, id: u32) -> Result<(), Refusal> {
+        let upload = self.upload_of(number)?;
+        let is_whole = |file: &Filled, bytes: u64| file.bytes().len() as u64 == bytes;
+        let initrd_is_whole = match (&upload.initrd, &upload.config.initrd) {
+            (Some(file), Some(blob)) => is_whole(file, blob.bytes),
+            _ => true,
+        };
+        if !is_whole(&upload.kernel, upload.config.kernel.bytes) || !initrd_is_whole {
+            return Err(Refusal::NoSuchUpload);
+        }
+        match Creation::begin(number, upload.config.clone()) {
+            Ok(creation) => upload.making = Some((creation, id)),
+            Err(why) => self.not_created(id, why),
+        }
+        Ok(())
+    }
+
+    /// Forgets what has come.
+    pub(super) fn abort_upload(&mut self, number: u32) -> Result<Answer, Refusal> {
+        self.upload_of(number)?;
+        self.upload = None;
+        Ok(Answer::Done)
+    }
+
+    /// Goes on to create a VM, not much longer than `until`. Says whether there is more to do.
+    pub(super) fn create(&mut self, until: u64) -> bool {
+        let Some(upload) = &mut self.upload else { return false };
+        let Some((creation, id)) = &mut upload.making else {
+            if upload.is_idle_for(PATIENCE_SECONDS) {
+                warn!("{}: nothing came for {PATIENCE_SECONDS} s; it is not created", upload.config.name);
+                self.upload = None;
+            }
+            return false;
+        };
+        let id = *id;
+        let initrd = upload.initrd.as_ref().map(Filled::bytes);
+        let spec = Spec { config: &upload.config, kernel: upload.kernel.bytes(), initrd };
+        let made = loop {
+            match creation.step(spec) {
+                Ok(None) if tsc::now() > until => return true,
+                Ok(None) => {}
+                Ok(Some(vm)) => break Ok(vm),
+                Err(why) => break Err(why),
+            }
+        };
+        match made {
+            Ok(vm) => {
+                let (number, name) = (vm.number, String::from(vm.name()));
+                self.upload = None;
+                table().add(vm);
+                self.consoles.added(number, &name);
+                self.tell(number, VmEvent::Created { name });
+                self.port.reply(id, Ok(Answer::Created { vm: number }));
+            }
+            Err(why) => self.not_created(id, why),
+        }
+        true
+    }
+
+    /// Nothing comes of it: gives back what there is, then says why.
+    fn not_created(&mut self, id: u32, NotCreated { about, why }: NotCreated) {
+        if let Some(upload) = self.upload.take() {
+            info!("{}: not created: {why}", upload.config.name);
+        }
+        let why = why.chars().take(WHY_LIMIT / 4).collect();
+        self.port.reply(id, Ok(Answer::NotCreated { about, why }));
+    }
+
+    /// What is being sent under this number.
+    fn upload_of(&mut self, number: u32) -> Result<&mut Upload, Refusal> {
+        let upload = self.upload.as_mut().filter(|upload| upload.number == number && upload.making.is_none());
+        upload.ok_or(Refusal::NoSuchUpload)
+    }
+}

@@ -1,0 +1,58 @@
+//! Room for vCPUs in run queues and lists of timers.
+//!
+//! Any vCPU may come to wait on any pCPU. So each pCPU has room for all vCPUs that there are: it is made before a VM
+//! has vCPUs, where to run out is an answer, and then waking and blocking take no memory.
+
+use alloc::collections::TryReserveError;
+
+use super::all;
+use crate::frames::{self, Exhausted};
+use crate::sync::{Mutex, per_host};
+
+per_host! {
+    /// How many vCPUs there is room for.
+    static VCPUS: Mutex<usize> = Mutex::new(0);
+}
+
+/// Room for the vCPUs of a VM. Goes back when it is dropped, which is after the last of them has run.
+#[derive(Debug)]
+pub(crate) struct Room {
+    vcpus: usize,
+}
+
+impl Room {
+    /// Room for so many vCPUs more.
+    ///
+    /// # Errors
+    /// When the host has too little memory.
+    pub(crate) fn take(vcpus: u32) -> Result<Self, Exhausted> {
+        let mut all_vcpus = VCPUS.lock();
+        let before = *all_vcpus;
+        let wanted = before + vcpus as usize;
+        let reserved = all().iter().try_for_each(|cpu| -> Result<(), TryReserveError> {
+            cpu.scheduler.reserve(wanted)?;
+            cpu.timers.reserve(wanted)
+        });
+        if reserved.is_err() || frames::is_low() {
+            shrink(before);
+            return Err(Exhausted);
+        }
+        *all_vcpus = wanted;
+        Ok(Self { vcpus: vcpus as usize })
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        let mut all_vcpus = VCPUS.lock();
+        *all_vcpus -= self.vcpus;
+        shrink(*all_vcpus);
+    }
+}
+
+fn shrink(vcpus: usize) {
+    for cpu in all() {
+        cpu.scheduler.shrink(vcpus);
+        cpu.timers.shrink(vcpus);
+    }
+}

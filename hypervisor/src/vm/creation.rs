@@ -1,0 +1,177 @@
+//! A VM in the making: its memory is taken and zeroed, its kernel loaded, its vCPUs made, a little at a time.
+//!
+//! To zero a VM's memory may take longer than neighbours on the same pCPU can wait. So this is done in steps, between
+//! which the pCPU that does it does other things. What is dropped before it is complete gives everything back.
+
+use alloc::boxed::Box;
+use alloc::format;
+use alloc::string::{String, ToString};
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use abi::control::About;
+use abi::payload::{DecodeCache, Populate, VmConfig};
+use addr::GpaRange;
+use decode_cache::Vouching;
+use sched::CpuId;
+
+use super::memory::{Assembly, Memory, MemoryError};
+use super::serial::SerialLine;
+use super::spec::Spec;
+use super::tags::VmTags;
+use super::{DETAIL_BYTES, Parts, Vm};
+use crate::arch::block::Block;
+use crate::arch::loader::{self, Entry};
+use crate::arch::vcpu::ArchVcpu;
+use crate::cpu::room::Room;
+use crate::cpu::scheduler;
+use crate::frames::{self, Exhausted};
+use crate::vcpu::Vcpu;
+
+/// Why there is no VM.
+#[derive(Clone, Debug)]
+pub(crate) struct NotCreated {
+    /// What of its description cannot be had.
+    pub(crate) about: About,
+    /// One line for people.
+    pub(crate) why: String,
+}
+
+impl NotCreated {
+    pub(crate) fn new(about: About, why: impl Into<String>) -> Self {
+        Self { about, why: why.into() }
+    }
+}
+
+/// A VM in the making.
+pub(crate) struct Creation {
+    number: u32,
+    config: VmConfig,
+    stage: Stage,
+}
+
+enum Stage {
+    /// Memory is taken, zeroed and mapped.
+    Memory(Box<Assembly>),
+    /// The kernel is loaded. vCPUs are made.
+    Vcpus { parts: Box<Parts>, vcpus: Vec<Block<Vcpu>> },
+    /// There is nothing left to make, or to give back.
+    Over,
+}
+
+/// vCPUs that are made in one step.
+const VCPUS_AT_ONCE: usize = 8;
+
+impl Creation {
+    /// Begins to make VM `number` of this description.
+    ///
+    /// # Errors
+    /// What of it cannot be had. Nothing was taken then.
+    pub(crate) fn begin(number: u32, config: VmConfig) -> Result<Self, NotCreated> {
+        Spec::check(&config)?;
+        let tags = VmTags::new(&config).map_err(|why| NotCreated::new(About::Tags, why))?;
+        let level_on_touch = match config.populate {
+            Populate::AtStart => None,
+            Populate::Touch4K => Some(0),
+            Populate::Touch2M => Some(1),
+        };
+        let ranges: Vec<GpaRange> = loader::ram_layout(config.memory_bytes).collect();
+        let memory = Assembly::begin(ranges, config.vcpus, tags, level_on_touch);
+        let memory = memory.map_err(|error| lacks_memory(&config, &error))?;
+        Ok(Self { number, config, stage: Stage::Memory(Box::new(memory)) })
+    }
+
+    /// Makes a little more of it, of what `spec` says; it is the same in each step. Gives the VM when it is complete.
+    ///
+    /// # Errors
+    /// What cannot be had. Everything was given back then.
+    pub(crate) fn step(&mut self, spec: Spec<'_>) -> Result<Option<Arc<Vm>>, NotCreated> {
+        match &mut self.stage {
+            Stage::Memory(assembly) => {
+                if assembly.step().map_err(|error| lacks_memory(&self.config, &error))? {
+                    self.load(spec)?;
+                }
+                Ok(None)
+            }
+            Stage::Vcpus { parts, vcpus } => {
+                let memory = &parts.memory;
+                let count = self.config.vcpus as usize;
+                let until = count.min(vcpus.len() + VCPUS_AT_ONCE);
+                while vcpus.len() < until {
+                    let index = u32::try_from(vcpus.len()).unwrap_or(u32::MAX);
+                    // Neighbours start on different pCPUs; where they go from there is the scheduler's business.
+                    let homes = scheduler::runners().map(|cpu| cpu.id).cycle();
+                    let runners = scheduler::runners().count().max(1);
+                    let skipped = self.number.wrapping_add(index) as usize % runners;
+                    let home = homes.clone().nth(skipped).unwrap_or(CpuId(0));
+                    let arch = ArchVcpu::new(index, &self.config, memory.stage2_root(), memory.tags().vcpu());
+                    vcpus.push(Block::new(index as usize, Vcpu::new(arch, home)));
+                    if frames::is_low() {
+                        let why = format!("{count} vCPUs: the host has no memory left from vCPU {index} on");
+                        return Err(NotCreated::new(About::Vcpus, why));
+                    }
+                }
+                Ok(if vcpus.len() == count { self.complete() } else { None })
+            }
+            Stage::Over => Ok(None),
+        }
+    }
+
+    /// Loads the kernel into memory that is complete.
+    fn load(&mut self, spec: Spec<'_>) -> Result<(), NotCreated> {
+        let Stage::Memory(assembly) = core::mem::replace(&mut self.stage, Stage::Over) else { return Ok(()) };
+        let mut memory = assembly.finish().map_err(|error| lacks_memory(&self.config, &error))?;
+        match self.config.decode_cache {
+            DecodeCache::WriteProtect => memory.remember_decoded(Vouching::Walk),
+            DecodeCache::WriteProtectTables => memory.remember_decoded(Vouching::Tables),
+            DecodeCache::Off | DecodeCache::Bytes => {}
+        }
+        let entry =
+            loader::load(&spec, &mut memory).map_err(|error| NotCreated::new(About::Kernel, error.to_string()))?;
+        let (parts, vcpus) = self.prepare(memory, entry).map_err(|Exhausted| {
+            let count = self.config.vcpus;
+            NotCreated::new(About::Vcpus, format!("{count} vCPUs: the host has no memory left from vCPU 0 on"))
+        })?;
+        self.stage = Stage::Vcpus { parts: Box::new(parts), vcpus };
+        Ok(())
+    }
+
+    /// Takes what the VM needs besides memory, and room for its vCPUs.
+    fn prepare(&self, memory: Memory, entry: Entry) -> Result<(Parts, Vec<Block<Vcpu>>), Exhausted> {
+        let mut vcpus = Vec::new();
+        frames::reserve(&mut vcpus, self.config.vcpus as usize)?;
+        let serial = [SerialLine::new()?, SerialLine::new()?];
+        let mut detail = String::new();
+        detail.try_reserve_exact(DETAIL_BYTES).map_err(|_| Exhausted)?;
+        Ok((Parts { memory, serial, room: Room::take(self.config.vcpus)?, detail, entry }, vcpus))
+    }
+
+    fn complete(&mut self) -> Option<Arc<Vm>> {
+        match core::mem::replace(&mut self.stage, Stage::Over) {
+            Stage::Vcpus { parts, vcpus } => Some(Vm::assemble(self.number, self.config.clone(), *parts, vcpus)),
+            _ => None,
+        }
+    }
+}
+
+impl Drop for Creation {
+    fn drop(&mut self) {
+        if let Stage::Vcpus { parts, vcpus } = core::mem::replace(&mut self.stage, Stage::Over) {
+            for vcpu in vcpus {
+                parts.memory.tags().release(vcpu.into_inner().into_tags());
+            }
+        }
+    }
+}
+
+fn lacks_memory(config: &VmConfig, error: &MemoryError) -> NotCreated {
+    let wanted_mib = config.memory_bytes >> 20;
+    let why = match error {
+        MemoryError::Exhausted => {
+            let free_mib = frames::free_bytes() >> 20;
+            format!("memory {wanted_mib} MiB: the host has {free_mib} MiB left, in pieces of at least 2 MiB")
+        }
+        MemoryError::Map(error) => format!("memory {wanted_mib} MiB: {error}"),
+    };
+    NotCreated::new(About::Memory, why)
+}

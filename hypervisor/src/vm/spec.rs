@@ -1,0 +1,48 @@
+//! What to make a VM of: its description and the bytes of its files, wherever they come from.
+
+use abi::control::About;
+use abi::payload::{MAX_VCPUS, Payload, VmConfig};
+use addr::PageSize;
+use alloc::format;
+
+use super::creation::NotCreated;
+
+/// A VM that is wanted.
+#[derive(Clone, Copy)]
+pub(crate) struct Spec<'a> {
+    /// Its description. Where its files are is said by the fields below, not by this one.
+    pub(crate) config: &'a VmConfig,
+    /// The kernel file, whole.
+    pub(crate) kernel: &'a [u8],
+    /// The initial RAM disk.
+    pub(crate) initrd: Option<&'a [u8]>,
+}
+
+impl<'a> Spec<'a> {
+    /// A VM of the boot payload.
+    pub(crate) fn of_payload(config: &'a VmConfig, payload: &Payload<'a>) -> Self {
+        let initrd = config.initrd.as_ref().map(|initrd| payload.blob(initrd));
+        Self { config, kernel: payload.blob(&config.kernel), initrd }
+    }
+
+    /// Whether the numbers of the description are such that a VM can be made of them. The tool sees to that, but a
+    /// description may come from elsewhere.
+    ///
+    /// # Errors
+    /// The first number that cannot be.
+    pub(crate) fn check(config: &VmConfig) -> Result<(), NotCreated> {
+        let VmConfig { vcpus, memory_bytes, .. } = *config;
+        if !(1..=MAX_VCPUS).contains(&vcpus) {
+            return Err(NotCreated::new(About::Vcpus, format!("{vcpus} vCPUs: a VM has 1 to {MAX_VCPUS}")));
+        }
+        if memory_bytes == 0 || !memory_bytes.is_multiple_of(PageSize::Size2M.bytes()) || memory_bytes > MOST_BYTES {
+            let why =
+                format!("memory of {memory_bytes} bytes: it is a multiple of 2 MiB, up to {} TiB", MOST_BYTES >> 40);
+            return Err(NotCreated::new(About::Memory, why));
+        }
+        Ok(())
+    }
+}
+
+/// More memory than any VM can have: guest physical addresses are shorter.
+const MOST_BYTES: u64 = 1 << 44;
