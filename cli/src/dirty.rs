@@ -86,17 +86,17 @@ fn stop(args: &WhichArgs) -> Result<(), Failure> {
 fn info(args: &WhichArgs) -> Result<(), Failure> {
     let mut vm = Attached::to(args)?;
     let info = vm.info()?;
-    let (total, tsc_hz) = vm.counters()?;
+    let (total, clock_hz) = vm.counters()?;
     if args.json {
         let mut all = info_json(&info);
         if let Some(object) = all.as_object_mut() {
             object.insert("vm".to_string(), json!(vm.name));
-            object.insert("counters".to_string(), stats::json(&total, tsc_hz));
+            object.insert("counters".to_string(), stats::json(&total, clock_hz));
         }
         println!("{all}");
     } else {
         println!("vm \"{}\"{}", printable(&vm.name), if info.paused { ", paused" } else { "" });
-        print!("{}{}", info_in_words(&info), cost_in_words(&total, tsc_hz));
+        print!("{}{}", info_in_words(&info), cost_in_words(&total, clock_hz));
     }
     Ok(())
 }
@@ -183,9 +183,9 @@ impl Attached {
 
     /// The counters of all its vCPUs together, and the ticks of a second.
     fn counters(&mut self) -> Result<(VcpuCounters, u64), Failure> {
-        let tsc_hz = stats::host(&mut self.client)?.tsc_hz;
+        let clock_hz = stats::host(&mut self.client)?.clock_hz;
         match stats::snapshot(&mut self.client, self.number, self.vcpus)? {
-            Ok(snapshot) => Ok((snapshot.total(), tsc_hz)),
+            Ok(snapshot) => Ok((snapshot.total(), clock_hz)),
             Err(why) => Err(self.refused(Err(why))),
         }
     }
@@ -255,8 +255,8 @@ fn info_in_words(info: &DirtyInfo) -> String {
 }
 
 /// What vCPUs had to do for the log since the VM was created.
-fn cost_in_words(counters: &VcpuCounters, tsc_hz: u64) -> String {
-    let stall = counters.stage2_stall_ticks as f64 / tsc_hz.max(1) as f64;
+fn cost_in_words(counters: &VcpuCounters, clock_hz: u64) -> String {
+    let stall = counters.stage2_stall_ticks as f64 / clock_hz.max(1) as f64;
     format!(
         "  vCPUs: {} faults of the log, {} splits in them, {} first touches; {} flushes of their own pCPU, {} of all; held up for {:.3} s\n",
         show_count(counters.dirty_faults),

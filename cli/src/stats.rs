@@ -146,10 +146,10 @@ pub(crate) fn table(snapshot: &Snapshot, per_vcpu: bool) -> String {
 }
 
 /// Counters as JSON; times in seconds if the host's clock is known.
-pub(crate) fn json(counters: &VcpuCounters, tsc_hz: u64) -> Value {
+pub(crate) fn json(counters: &VcpuCounters, clock_hz: u64) -> Value {
     let by_reason: serde_json::Map<_, _> =
         ExitReason::ALL.iter().map(|&reason| (reason.name().to_string(), json!(counters.exits_for(reason)))).collect();
-    let time = |ticks: u64| if tsc_hz == 0 { Value::Null } else { json!(ticks as f64 / tsc_hz as f64) };
+    let time = |ticks: u64| if clock_hz == 0 { Value::Null } else { json!(ticks as f64 / clock_hz as f64) };
     let mut all = serde_json::Map::new();
     all.insert("exits_total".to_string(), json!(exits(counters)));
     all.insert("exits".to_string(), Value::Object(by_reason));
@@ -263,9 +263,9 @@ pub(crate) fn run_stats(args: &StatsArgs) -> Result<(), Failure> {
             }
         };
         if args.json {
-            let vcpus: Vec<_> = snapshot.vcpus.iter().map(|vcpu| json(vcpu, info.tsc_hz)).collect();
+            let vcpus: Vec<_> = snapshot.vcpus.iter().map(|vcpu| json(vcpu, info.clock_hz)).collect();
             all.push(json!({ "vm": vm.number, "name": vm.name, "state": state(&vm.state),
-                "at_seconds": seconds(snapshot.at_ns), "total": json(&snapshot.total(), info.tsc_hz), "vcpus": vcpus }));
+                "at_seconds": seconds(snapshot.at_ns), "total": json(&snapshot.total(), info.clock_hz), "vcpus": vcpus }));
         } else {
             let (name, state) = (printable(&vm.name), state(&vm.state));
             println!("vm \"{name}\", {} vCPUs, {state}, {:.1} s", vm.vcpus, seconds(snapshot.at_ns));

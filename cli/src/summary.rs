@@ -118,7 +118,7 @@ impl VmRecord {
         text
     }
 
-    fn json(&self, tsc_hz: u64) -> Value {
+    fn json(&self, clock_hz: u64) -> Value {
         let hello = self.hello.as_ref().map(|(hello, _)| hello);
         let counters = self.counters.as_ref();
         json!({
@@ -137,10 +137,10 @@ impl VmRecord {
             "stop_reason": self.stopped.as_ref().map(|(reason, ..)| reason.name()),
             "stop_detail": self.stopped.as_ref().map(|(_, detail, _)| detail),
             "failure": self.failed,
-            "counters": counters.map(|snapshot| stats::json(&snapshot.total(), tsc_hz)),
-            "counters_at_hello": self.counters_at_hello.as_ref().map(|snapshot| stats::json(&snapshot.total(), tsc_hz)),
+            "counters": counters.map(|snapshot| stats::json(&snapshot.total(), clock_hz)),
+            "counters_at_hello": self.counters_at_hello.as_ref().map(|snapshot| stats::json(&snapshot.total(), clock_hz)),
             "vcpu_counters": counters.map(|snapshot| {
-                snapshot.vcpus.iter().map(|vcpu| stats::json(vcpu, tsc_hz)).collect::<Vec<_>>()
+                snapshot.vcpus.iter().map(|vcpu| stats::json(vcpu, clock_hz)).collect::<Vec<_>>()
             }),
         })
     }
@@ -149,7 +149,7 @@ impl VmRecord {
 impl Record {
     /// The whole run as one object.
     pub(crate) fn json(&self, status: u8, wall: Duration, errors: &[String]) -> Value {
-        let tsc_hz = self.host.as_ref().map_or(0, |host| host.tsc_hz);
+        let clock_hz = self.host.as_ref().map_or(0, |host| host.clock_hz);
         json!({
             "status": status,
             "errors": errors,
@@ -163,10 +163,10 @@ impl Record {
                 "version": host.version,
                 "pcpus": host.pcpus,
                 "memory_bytes": host.memory_bytes,
-                "tsc_hz": host.tsc_hz,
+                "tsc_hz": host.clock_hz,
                 "processor": host.processor,
             })),
-            "vms": self.vms.iter().map(|vm| vm.json(tsc_hz)).collect::<Vec<_>>(),
+            "vms": self.vms.iter().map(|vm| vm.json(clock_hz)).collect::<Vec<_>>(),
         })
     }
 }

@@ -98,12 +98,12 @@ impl fmt::Display for Flushes {
 }
 
 impl Activity {
-    /// Between `old` and `new`, over `ns` nanoseconds of a clock with `tsc_hz` ticks per second.
-    fn between(old: &VcpuCounters, new: &VcpuCounters, ns: u64, tsc_hz: u64) -> Self {
+    /// Between `old` and `new`, over `ns` nanoseconds of a clock with `clock_hz` ticks per second.
+    fn between(old: &VcpuCounters, new: &VcpuCounters, ns: u64, clock_hz: u64) -> Self {
         let difference = stats::difference(old, new);
         let rate = |count: u64| if ns == 0 { 0.0 } else { count as f64 / seconds(ns) };
         let time = [difference.guest_ticks, difference.host_ticks, difference.wait_ticks]
-            .map(|ticks| if tsc_hz == 0 { 0.0 } else { 100.0 * rate(ticks) / tsc_hz as f64 });
+            .map(|ticks| if clock_hz == 0 { 0.0 } else { 100.0 * rate(ticks) / clock_hz as f64 });
         let ranking = stats::ranking(&difference).into_iter();
         Self {
             time,
@@ -156,7 +156,7 @@ fn activity(old: Option<&Picture>, new: &Picture, at: usize) -> Option<(Activity
         Some(old) => old.vms.iter().find(|(vm, _)| vm.number == info.number)?.1.as_ref()?,
     };
     let ns = now.at_ns.saturating_sub(before.at_ns);
-    let hz = new.host.tsc_hz;
+    let hz = new.host.clock_hz;
     let vcpus = before.vcpus.iter().zip(&now.vcpus).map(|(old, new)| Activity::between(old, new, ns, hz)).collect();
     Some((Activity::between(&before.total(), &now.total(), ns, hz), vcpus))
 }

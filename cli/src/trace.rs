@@ -39,7 +39,7 @@ pub(crate) fn run(args: &TraceArgs) -> Result<(), Failure> {
     // Open the file before the trace starts: a path that is not writable fails at once.
     let at = |error: std::io::Error| Failure::failed(format!("{}: {error}", args.output.display()));
     let file = BufWriter::new(File::create(&args.output).map_err(at)?);
-    let mut timeline = Timeline::new(file, info.tsc_hz, names).map_err(at)?;
+    let mut timeline = Timeline::new(file, info.clock_hz, names).map_err(at)?;
 
     let is_over = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {

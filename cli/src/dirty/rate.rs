@@ -37,7 +37,7 @@ pub(super) struct Rounds {
     pub(super) vm: Attached,
     /// Whether the log is ours to stop.
     started: bool,
-    tsc_hz: u64,
+    clock_hz: u64,
     before: VcpuCounters,
     last_ns: u64,
 }
@@ -51,7 +51,7 @@ pub(super) struct Interval {
     pub(super) nanos: u64,
     /// What the vCPUs counted meanwhile.
     pub(super) counters: VcpuCounters,
-    tsc_hz: u64,
+    clock_hz: u64,
     is_first: bool,
 }
 
@@ -73,7 +73,7 @@ impl Rounds {
             vm.start(args.how, false)?;
         }
         let mut rounds =
-            Self { vm, started: running.is_none(), tsc_hz: 0, before: VcpuCounters::default(), last_ns: 0 };
+            Self { vm, started: running.is_none(), clock_hz: 0, before: VcpuCounters::default(), last_ns: 0 };
         match rounds.first() {
             Ok(()) => Ok((rounds, delay.clamp(DELAYS[0], DELAYS[1]))),
             Err(failure) => {
@@ -86,13 +86,13 @@ impl Rounds {
 
     fn first(&mut self) -> Result<(), Failure> {
         self.last_ns = self.vm.round(false)?.at_ns;
-        (self.before, self.tsc_hz) = self.vm.counters()?;
+        (self.before, self.clock_hz) = self.vm.counters()?;
         Ok(())
     }
 
     /// Ticks of a second of the counters' times.
-    pub(super) fn tsc_hz(&self) -> u64 {
-        self.tsc_hz
+    pub(super) fn clock_hz(&self) -> u64 {
+        self.clock_hz
     }
 
     /// One more round.
@@ -103,7 +103,7 @@ impl Rounds {
         let counters = stats::difference(&self.before, &now);
         let nanos = round.at_ns.saturating_sub(self.last_ns);
         (self.before, self.last_ns) = (now, round.at_ns);
-        Ok(Interval { round, info, nanos, counters, tsc_hz: self.tsc_hz, is_first: false })
+        Ok(Interval { round, info, nanos, counters, clock_hz: self.clock_hz, is_first: false })
     }
 
     fn repeat(
@@ -134,7 +134,7 @@ impl Rounds {
 impl Interval {
     #[cfg(test)]
     pub(super) fn new(round: Round, info: DirtyInfo, nanos: u64, counters: VcpuCounters) -> Self {
-        Self { round, info, nanos, counters, tsc_hz: 0, is_first: false }
+        Self { round, info, nanos, counters, clock_hz: 0, is_first: false }
     }
 
     pub(super) const HEAD: &str =
@@ -177,7 +177,7 @@ impl Interval {
             object.insert("vm".to_string(), json!(vm));
             object.insert("interval_seconds".to_string(), json!(seconds(self.nanos)));
             object.insert("pages_per_second".to_string(), json!(self.pages_per_second()));
-            object.insert("counters".to_string(), stats::json(&self.counters, self.tsc_hz));
+            object.insert("counters".to_string(), stats::json(&self.counters, self.clock_hz));
             object.insert("log".to_string(), info_json(&self.info));
         }
         all

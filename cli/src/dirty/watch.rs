@@ -44,7 +44,7 @@ pub(super) fn run(args: &RateArgs) -> Result<(), Failure> {
 struct View {
     name: String,
     intervals: VecDeque<Interval>,
-    tsc_hz: u64,
+    clock_hz: u64,
 }
 
 fn interactive(
@@ -55,7 +55,7 @@ fn interactive(
     most: Option<u64>,
 ) -> Result<(), Failure> {
     let broken = |error: std::io::Error| Failure::failed(format!("the terminal cannot be used: {error}"));
-    let mut view = View { name: printable(&rounds.vm.name), tsc_hz: rounds.tsc_hz(), ..View::default() };
+    let mut view = View { name: printable(&rounds.vm.name), clock_hz: rounds.clock_hz(), ..View::default() };
     for _ in 0..most.unwrap_or(u64::MAX) {
         let next = Instant::now() + delay;
         while Instant::now() < next {
@@ -116,7 +116,7 @@ fn draw(frame: &mut Frame<'_>, view: &View) {
         let counted = format!(
             "{}since the last round\n{}",
             info_in_words(&last.info),
-            cost_in_words(&last.counters, view.tsc_hz)
+            cost_in_words(&last.counters, view.clock_hz)
         );
         frame.render_widget(Paragraph::new(counted).block(Block::bordered()), below);
     }
@@ -174,7 +174,7 @@ mod tests {
             Interval::new(round, info, 500_000_000, VcpuCounters { dirty_faults: 5, ..VcpuCounters::default() })
         };
         let intervals = [100, 4000, 0].map(interval).into();
-        let view = View { name: "default".to_string(), intervals, tsc_hz: 1_000_000_000 };
+        let view = View { name: "default".to_string(), intervals, clock_hz: 1_000_000_000 };
         for size in [(100, 24), (1, 1), (30, 5)] {
             let mut terminal = Terminal::new(TestBackend::new(size.0, size.1)).expect("is made of memory");
             terminal.draw(|frame| draw(frame, &view)).expect("is made of memory");

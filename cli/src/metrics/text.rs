@@ -52,7 +52,7 @@ impl Collector for Scrape {
         of_host(&mut to, picture)?;
         let vms = labelled(picture);
         of_vms(&mut to, &vms)?;
-        of_vcpus(&mut to, &vms, picture.host.tsc_hz)
+        of_vcpus(&mut to, &vms, picture.host.clock_hz)
     }
 }
 
@@ -123,7 +123,7 @@ fn of_vms(to: &mut DescriptorEncoder<'_>, vms: &[Labelled<'_>]) -> Result<(), Er
     })
 }
 
-fn of_vcpus(to: &mut DescriptorEncoder<'_>, vms: &[Labelled<'_>], tsc_hz: u64) -> Result<(), Error> {
+fn of_vcpus(to: &mut DescriptorEncoder<'_>, vms: &[Labelled<'_>], clock_hz: u64) -> Result<(), Error> {
     let help = "Exits from the guest, by reason";
     let mut exits = to.encode_descriptor("dunlin_vcpu_exits", help, None, MetricType::Counter)?;
     vcpus(vms, |vm, vcpu, counters| {
@@ -138,13 +138,13 @@ fn of_vcpus(to: &mut DescriptorEncoder<'_>, vms: &[Labelled<'_>], tsc_hz: u64) -
         let help = help.trim().trim_end_matches('.');
         match name.strip_suffix("_ticks") {
             // Without the clock's rate ticks are no time.
-            Some(_) if tsc_hz == 0 => {}
+            Some(_) if clock_hz == 0 => {}
             Some(name) => {
                 let (name, help) = (format!("dunlin_vcpu_{name}"), help.replacen("Ticks", "Time", 1));
                 let mut family = to.encode_descriptor(&name, &help, Some(&Unit::Seconds), MetricType::Counter)?;
                 vcpus(vms, |vm, vcpu, counters| {
                     let labels = [("vm", vm), ("vcpu", vcpu)];
-                    count(&mut family.encode_family(&labels)?, &(value(counters) as f64 / tsc_hz as f64))
+                    count(&mut family.encode_family(&labels)?, &(value(counters) as f64 / clock_hz as f64))
                 })?;
             }
             None => {
@@ -193,7 +193,7 @@ mod tests {
             arch: "x86_64".to_string(),
             pcpus: 2,
             memory_bytes: 1 << 30,
-            tsc_hz: 1_000_000_000,
+            clock_hz: 1_000_000_000,
             processor: "Test\u{1b}\"\\".to_string(),
         };
         let info = |number, name: &str, state| {
@@ -273,7 +273,7 @@ mod tests {
     #[test]
     fn host_without_a_clock_has_no_times() {
         let mut picture = picture();
-        picture.host.tsc_hz = 0;
+        picture.host.clock_hz = 0;
         let text = openmetrics(Some(&picture));
         assert!(!text.contains("dunlin_vcpu_guest") && text.contains("dunlin_vcpu_entries_total"), "{text}");
     }

@@ -15,7 +15,7 @@ fn picture(at_ns: u64, halts: u64, guest_ticks: u64) -> Picture {
         arch: "x86_64".to_string(),
         pcpus: 2,
         memory_bytes: 1 << 30,
-        tsc_hz: 1_000_000_000,
+        clock_hz: 1_000_000_000,
         processor: "Test\u{1b}[2J".to_string(),
     };
     let info = |number, name: &str, state| {

@@ -437,7 +437,7 @@ fn info() -> HostInfo {
         arch: "x86_64".to_string(),
         pcpus: 2,
         memory_bytes: 600 << 20,
-        tsc_hz: SECOND,
+        clock_hz: SECOND,
         processor: "A processor, SVM, NPT".to_string(),
     }
 }

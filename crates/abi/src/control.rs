@@ -450,7 +450,7 @@ pub struct HostInfo {
     /// Memory available for VMs at the start, in bytes.
     pub memory_bytes: u64,
     /// Ticks per second of the host's clock.
-    pub tsc_hz: u64,
+    pub clock_hz: u64,
     /// The processor's name, and the virtualization features in use.
     pub processor: String,
 }

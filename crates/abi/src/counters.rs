@@ -1,7 +1,7 @@
 //! Counters per vCPU.
 //!
 //! The pCPU that runs a vCPU writes its counters, in the vCPU's own cache lines; the reader sums them. Times are in
-//! ticks of the host's clock; [`crate::control::HostInfo::tsc_hz`] converts them into seconds.
+//! ticks of the host's clock; [`crate::control::HostInfo::clock_hz`] converts them into seconds.
 
 use serde::{Deserialize, Serialize};
 

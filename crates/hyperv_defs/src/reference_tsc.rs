@@ -60,14 +60,14 @@ impl ReferenceTsc {
     }
 }
 
-/// Reference units per tick of a TSC of `tsc_hz`, as a fraction of 2^64. `None` for a TSC of 10 MHz or slower, where
+/// Reference units per tick of a TSC of `clock_hz`, as a fraction of 2^64. `None` for a TSC of 10 MHz or slower, where
 /// the fraction would be 1 or more.
 #[must_use]
-pub const fn scale_for(tsc_hz: u64) -> Option<u64> {
-    if tsc_hz <= UNITS_PER_SECOND {
+pub const fn scale_for(clock_hz: u64) -> Option<u64> {
+    if clock_hz <= UNITS_PER_SECOND {
         return None;
     }
-    let scale = ((UNITS_PER_SECOND as u128) << 64) / tsc_hz as u128;
+    let scale = ((UNITS_PER_SECOND as u128) << 64) / clock_hz as u128;
     #[expect(clippy::cast_possible_truncation, reason = "the divisor exceeds 10^7, so the quotient is below 2^64")]
     let scale = scale as u64;
     Some(scale)

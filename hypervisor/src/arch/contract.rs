@@ -216,11 +216,11 @@ macro_rules! implement {
                 fn try_this() -> Option<&'static $crate::cpu::PerCpu> = percpu::try_this;
                 fn spares_first_cpu() -> bool = virtualization::spares_first_cpu;
                 fn enable() -> Self::HostContext = virtualization::enable;
-                fn now() -> u64 = tsc::now;
-                fn hz() -> u64 = tsc::hz;
-                fn nanos() -> u64 = tsc::nanos;
-                fn ticks_to_nanos(ticks: u64) -> u64 = tsc::ticks_to_nanos;
-                fn nanos_to_ticks(nanos: u64) -> u64 = tsc::nanos_to_ticks;
+                fn now() -> u64 = clock::now;
+                fn hz() -> u64 = clock::hz;
+                fn nanos() -> u64 = clock::nanos;
+                fn ticks_to_nanos(ticks: u64) -> u64 = clock::ticks_to_nanos;
+                fn nanos_to_ticks(nanos: u64) -> u64 = clock::nanos_to_ticks;
                 fn wait() -> () = irq::wait;
                 fn kick(cpu: sched::CpuId) -> () = interrupts::kick;
                 fn kick_all(cpus: shootdown::CpuSet) -> () = interrupts::kick_all;

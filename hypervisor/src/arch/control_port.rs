@@ -18,8 +18,8 @@ use virtio_drivers::queue::VirtQueue;
 use virtio_drivers::transport::{DeviceStatus, Transport};
 use virtio_drivers::{BufferDirection, Hal, PhysAddr};
 
+use crate::arch::clock;
 use crate::arch::paging::{direct_map, direct_map_inverse, map_mmio};
-use crate::arch::tsc;
 use crate::arch::virtio::{ConsoleTransport, find_console};
 use crate::frames::Frames;
 
@@ -150,8 +150,8 @@ fn open_port(transport: &mut ConsoleTransport, [receive, transmit]: &mut [Direct
     let mut tell = |transport: &mut ConsoleTransport, event| transmit.send(transport, &control_message(event));
     tell(transport, DEVICE_READY);
 
-    let deadline = tsc::now() + tsc::nanos_to_ticks(PATIENCE);
-    while tsc::now() < deadline {
+    let deadline = clock::now() + clock::nanos_to_ticks(PATIENCE);
+    while clock::now() < deadline {
         let Some((buffer, _, bytes)) = receive.take_written() else { continue };
         let mut message = [0; CONTROL_BYTES];
         receive.buffers.copy_out(buffer, 0, &mut message);

@@ -9,7 +9,7 @@
 //!
 //! Unsafe code is only in this folder. Both architectures share these files: [`ram`] wraps host memory and needs only
 //! their `paging::direct_map`. [`bank`] wraps the memory of a VM, [`block`] a CPU's own pages, [`control_port`] the
-//! device of the control port. `clock` converts ticks, and [`trace`] records stage-2 changes in debug builds.
+//! device of the control port. `ticks` converts them to time, and [`trace`] records stage-2 changes in debug builds.
 
 #[cfg_attr(
     target_arch = "aarch64",
@@ -17,7 +17,6 @@
 )]
 pub(crate) mod bank;
 pub(crate) mod block;
-mod clock;
 mod contract;
 #[cfg(not(test))]
 pub(crate) mod control_port;
@@ -25,6 +24,7 @@ pub(crate) mod control_port;
 pub(crate) mod fake;
 pub(crate) mod ram;
 pub(crate) mod tables;
+mod ticks;
 pub(crate) mod trace;
 
 #[cfg(all(not(test), target_arch = "aarch64"))]
@@ -46,9 +46,9 @@ pub(crate) use machine::Machine;
 // The core names these modules for their types, and where it does not call `Machine` yet.
 #[cfg(test)]
 pub(crate) use machine::control_port;
+pub(crate) use machine::{clock, emulate, format, interrupts, loader, platform, power, serial, tags, tlb, uart, vcpu};
 #[cfg(any(test, machine = "pc"))]
 pub(crate) use machine::{cpuid, routing};
-pub(crate) use machine::{emulate, format, interrupts, loader, platform, power, serial, tags, tlb, tsc, uart, vcpu};
 // The shared files of this folder use these.
 use machine::paging;
 #[cfg(not(test))]

@@ -10,7 +10,7 @@ use abi::control::{CONSOLE_CHUNK, Line, Message};
 
 use super::WORK_NANOS;
 use super::port::Port;
-use crate::arch::{platform, tsc};
+use crate::arch::{clock, platform};
 use crate::output::Turns;
 use crate::terminal::{Key, Terminal};
 use crate::vm::table::table;
@@ -73,12 +73,12 @@ impl Consoles {
     pub(super) fn typed(&mut self) -> TypedKeys {
         let mut power_off = false;
         let Some(terminal) = &mut self.terminal else { return TypedKeys { power_off, may_go_on: false } };
-        let now = tsc::now();
+        let now = clock::now();
         if now >= self.look_at {
             let mut bytes = [0; TYPED_CHUNK];
             let count = crate::log::receive(&mut bytes);
             if count != 0 {
-                self.typing_until = now + tsc::nanos_to_ticks(TYPING_LASTS_NANOS);
+                self.typing_until = now + clock::nanos_to_ticks(TYPING_LASTS_NANOS);
             }
             for &byte in &bytes[..count] {
                 match terminal.typed(byte) {
@@ -94,7 +94,7 @@ impl Consoles {
                 }
             }
             let pause = if now < self.typing_until { TYPING_NANOS } else { TYPED_NANOS };
-            self.look_at = now + tsc::nanos_to_ticks(pause);
+            self.look_at = now + clock::nanos_to_ticks(pause);
         }
         TypedKeys { power_off, may_go_on: now < self.typing_until }
     }
@@ -144,7 +144,7 @@ impl Consoles {
     /// Without a port: the UARTs take as long as they take, and this pCPU waits for them. So this ends after one chunk
     /// where they are slow.
     fn show_on_terminal(&mut self, turns: &mut Turns, sources: &[(&Arc<Vm>, Line)], port: &mut Port) -> bool {
-        let since = tsc::now();
+        let since = clock::now();
         let rests = since < self.log_rests_until;
         let has_more = turns.deal(
             sources.len(),
@@ -158,9 +158,9 @@ impl Consoles {
         if rests {
             return false;
         }
-        let until = since + tsc::nanos_to_ticks(WORK_NANOS);
-        let is_empty = self.send_while(|| tsc::now() < until);
-        let now = tsc::now();
+        let until = since + clock::nanos_to_ticks(WORK_NANOS);
+        let is_empty = self.send_while(|| clock::now() < until);
+        let now = clock::now();
         self.log_rests_until = now + (now - since);
         has_more || !is_empty
     }
@@ -178,8 +178,8 @@ impl Consoles {
             let count = bytes.len();
             terminal.sent(count);
             if self.log_is_slow {
-                let until = tsc::now() + tsc::nanos_to_ticks(SLOW_BYTE_NANOS * count as u64);
-                while tsc::now() < until {
+                let until = clock::now() + clock::nanos_to_ticks(SLOW_BYTE_NANOS * count as u64);
+                while clock::now() < until {
                     core::hint::spin_loop();
                 }
             }

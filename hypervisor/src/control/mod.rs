@@ -19,7 +19,7 @@ use abi::payload::VmConfig;
 use crossbeam_utils::CachePadded;
 use log::{error, info};
 
-use crate::arch::{Arch, Machine, power, tsc};
+use crate::arch::{Arch, Machine, clock, power};
 use crate::sync::{Mutex, per_host};
 use crate::vm::creation::{Creation, NotCreated};
 use crate::vm::spec::Spec;
@@ -140,7 +140,7 @@ pub(crate) fn poll() -> bool {
 impl Control {
     /// Something happened to a VM.
     fn tell(&mut self, vm: u32, event: VmEvent) {
-        self.port.say(&Message::Vm { vm, at_ns: tsc::nanos(), event });
+        self.port.say(&Message::Vm { vm, at_ns: clock::nanos(), event });
     }
 
     /// Does what was typed on the machine's own consoles. Says whether more may come soon.
@@ -152,7 +152,7 @@ impl Control {
 
     /// Goes on with what was asked for. Says whether there is more to do.
     fn work(&mut self) -> bool {
-        let until = tsc::now() + tsc::nanos_to_ticks(WORK_NANOS);
+        let until = clock::now() + clock::nanos_to_ticks(WORK_NANOS);
         let mut replies = Vec::new();
         let mut has_more = false;
         for attended in &mut self.attended {
@@ -206,14 +206,14 @@ impl Control {
 
     /// Says good-bye and ends the machine.
     fn farewell(&mut self) -> ! {
-        let until = tsc::now() + FAREWELL_SECONDS * tsc::hz();
-        self.consoles.send_while(|| tsc::now() < until);
+        let until = clock::now() + FAREWELL_SECONDS * clock::hz();
+        self.consoles.send_while(|| clock::now() < until);
         info!("all VMs have ended");
         self.port.say(&Message::Bye);
-        let until = tsc::now() + FAREWELL_SECONDS * tsc::hz();
+        let until = clock::now() + FAREWELL_SECONDS * clock::hz();
         loop {
             self.port.transmit();
-            if self.port.is_drained() || tsc::now() > until {
+            if self.port.is_drained() || clock::now() > until {
                 power::exit(exit_code::CLEAN);
             }
         }
@@ -226,7 +226,7 @@ fn host_info() -> HostInfo {
         arch: String::from(Machine::name()),
         pcpus: u32::try_from(cpu::scheduler::runners().count()).unwrap_or(u32::MAX),
         memory_bytes: frames::total_bytes(),
-        tsc_hz: tsc::hz(),
+        clock_hz: clock::hz(),
         processor: Machine::describe(),
     }
 }

@@ -11,7 +11,7 @@ use addr::PAGE_BYTES;
 use log::{info, warn};
 
 use super::Control;
-use crate::arch::tsc;
+use crate::arch::clock;
 use crate::frames::{self, Filled, Frames};
 use crate::vm::creation::{Creation, NotCreated};
 use crate::vm::spec::Spec;
@@ -36,7 +36,7 @@ pub(super) struct Upload {
 
 impl Upload {
     fn is_idle_for(&self, seconds: u64) -> bool {
-        tsc::now().saturating_sub(self.heard_at) > seconds * tsc::hz()
+        clock::now().saturating_sub(self.heard_at) > seconds * clock::hz()
     }
 }
 
@@ -59,7 +59,7 @@ impl Control {
         let kernel = room(config.kernel.bytes)?;
         let initrd = config.initrd.as_ref().map(|initrd| room(initrd.bytes)).transpose()?;
         let number = table::new_number();
-        self.upload = Some(Upload { number, config, kernel, initrd, heard_at: tsc::now(), making: None });
+        self.upload = Some(Upload { number, config, kernel, initrd, heard_at: clock::now(), making: None });
         Ok(Answer::Upload(number))
     }
 
@@ -72,7 +72,7 @@ impl Control {
         bytes: &[u8],
     ) -> Result<Answer, Refusal> {
         let upload = self.upload_of(number)?;
-        upload.heard_at = tsc::now();
+        upload.heard_at = clock::now();
         let (file, whole) = match (part, &mut upload.initrd, &upload.config.initrd) {
             (Part::Kernel, ..) => (&mut upload.kernel, upload.config.kernel.bytes),
             (Part::Initrd, Some(file), Some(blob)) => (file, blob.bytes),
@@ -122,7 +122,7 @@ impl Control {
         let spec = Spec { config: &upload.config, kernel: upload.kernel.bytes(), initrd };
         let made = loop {
             match creation.step(spec) {
-                Ok(None) if tsc::now() > until => return true,
+                Ok(None) if clock::now() > until => return true,
                 Ok(None) => {}
                 Ok(Some(vm)) => break Ok(vm),
                 Err(why) => break Err(why),

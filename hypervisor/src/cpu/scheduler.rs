@@ -43,7 +43,7 @@ pub(crate) struct Scheduler {
     floor: AtomicU64,
     #[layout(mailbox)]
     first: AtomicU64,
-    /// The vCPU that runs now: its virtual time when it started, and when that was in host TSC ticks.
+    /// The vCPU that runs now: its virtual time when it started, and when that was in ticks of the host clock.
     #[layout(owner)]
     started_with: OwnerWord,
     #[layout(owner)]

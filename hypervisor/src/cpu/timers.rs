@@ -35,7 +35,7 @@ impl Default for Next {
     }
 }
 
-/// Names an entry: deadline in host TSC ticks, then order of arrival.
+/// Names an entry: deadline in ticks of the host clock, then order of arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Key(u64, u64);
 

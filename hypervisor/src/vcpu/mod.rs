@@ -33,7 +33,7 @@ pub(crate) struct Vcpu {
     /// Interrupts that others have left for its interrupt controller.
     #[layout(mailbox)]
     posted: Posted,
-    /// When the vCPU was last put into a run queue, in host TSC ticks.
+    /// When the vCPU was last put into a run queue, in ticks of the host clock.
     #[layout(mailbox)]
     queued_at: AtomicU64,
     /// The pCPU that ran the vCPU last, where it wakes again. The owner writes it when it moves.

@@ -24,7 +24,7 @@ use crate::arch::block::Block;
 use crate::arch::format::Stage2Format;
 use crate::arch::tables::TablePool;
 use crate::arch::vcpu::ArchVcpu;
-use crate::arch::{interrupts, tlb, tsc};
+use crate::arch::{clock, interrupts, tlb};
 use crate::mutants::{self, Mutant};
 use crate::sync::{MutexGuard, Ordering, relax};
 use crate::trace;
@@ -104,7 +104,7 @@ impl Memory {
                 plan.flushes().for_each(|flush| flush_own(arch, tally, flush));
             }
         };
-        let began = tsc::now();
+        let began = clock::now();
         let mut wait = None;
         let relax = |cpu| kick_again(&mut wait, cpu);
         let outcome = shootdown::run(others, Vcpu::presence, publish, interrupts::kick_all, meanwhile, relax);
@@ -116,7 +116,7 @@ impl Memory {
         tally.add(|count| &count.flush_kicks, outcome.kicked.into());
         trace::flushed(began, outcome.targets, outcome.kicked);
         if let Some(wait) = wait {
-            tally.add(|count| &count.flush_wait_ticks, tsc::now().saturating_sub(wait.since));
+            tally.add(|count| &count.flush_wait_ticks, clock::now().saturating_sub(wait.since));
         }
     }
 
@@ -263,8 +263,8 @@ impl Tlb for NoTlb {
 
 /// The sender waits for a kicked vCPU on `cpu`: kicks it again, less and less often.
 fn kick_again(wait: &mut Option<Wait>, cpu: u32) {
-    let now = tsc::now();
-    let patience = tsc::nanos_to_ticks(PATIENCE_NANOS);
+    let now = clock::now();
+    let patience = clock::nanos_to_ticks(PATIENCE_NANOS);
     let wait = wait.get_or_insert(Wait { since: now, kick_at: now + patience, patience });
     if now > wait.kick_at {
         wait.patience *= 2;

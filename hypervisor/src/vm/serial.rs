@@ -69,7 +69,7 @@ impl State {
     fn write(&mut self, offset: u16, value: Register) {
         let Some(byte) = self.uart.write(offset, value) else { return };
         if self.output.is_empty() {
-            self.since_ns = arch::tsc::nanos();
+            self.since_ns = arch::clock::nanos();
         }
         // A guest that ignores the UART's "wait" loses bytes without room.
         if self.output.len() < CAPACITY {

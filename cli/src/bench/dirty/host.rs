@@ -111,7 +111,7 @@ impl Host {
                 arch: String::new(),
                 pcpus: 0,
                 memory_bytes: 0,
-                tsc_hz: 0,
+                clock_hz: 0,
                 processor: String::new(),
             },
             emulator: json!({ "qemu": qemu.version, "accel": acceleration.name(),

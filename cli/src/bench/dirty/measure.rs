@@ -66,7 +66,7 @@ pub(super) struct Outcome {
     pub(super) tables: u64,
     pub(super) tables_before: u64,
     pub(super) collapses: u64,
-    pub(super) tsc_hz: u64,
+    pub(super) clock_hz: u64,
     /// The share of this computer that others used meanwhile, from 0 to 1.
     pub(super) others: Option<f64>,
     /// QEMU and the host, for JSON.
@@ -212,7 +212,7 @@ fn follow(host: &mut Host, setting: &Setting, times: Times) -> Result<Measured, 
         tables,
         tables_before,
         collapses,
-        tsc_hz: host.info.tsc_hz,
+        clock_hz: host.info.clock_hz,
         others: None,
         run,
     })))
@@ -240,7 +240,7 @@ impl Outcome {
 
     /// Seconds for which vCPUs were held up.
     pub(super) fn stall(&self) -> f64 {
-        self.counters.stage2_stall_ticks as f64 / self.tsc_hz.max(1) as f64
+        self.counters.stage2_stall_ticks as f64 / self.clock_hz.max(1) as f64
     }
 
     pub(super) fn json(&self, setting: &Setting) -> Value {

@@ -132,7 +132,7 @@ mod tests {
             tables: 0,
             tables_before: 0,
             collapses: 0,
-            tsc_hz: 0,
+            clock_hz: 0,
             others: Some(0.5),
             run: Value::Null,
         }

@@ -179,7 +179,7 @@ pub(crate) fn runtime() -> Option<u64> {
 }
 
 /// The TSC's frequency in Hz, as the hypervisor gives it.
-pub(crate) fn tsc_hz() -> Option<u64> {
+pub(crate) fn clock_hz() -> Option<u64> {
     let features = features()?;
     if features.privileges & HAS_FREQUENCIES == 0 || features.features >> 8 & 1 == 0 {
         return None;

@@ -59,7 +59,7 @@ pub(crate) fn calibrate(from_command_line: Option<u64>) -> &'static str {
     let sources: [(&str, &dyn Fn() -> Option<u64>); 7] = [
         ("command-line", &|| from_command_line),
         ("cpuid-15h", &from_crystal),
-        ("hyperv-msr", &|| hyperv::tsc_hz().map(|hz| hz / 1000)),
+        ("hyperv-msr", &|| hyperv::clock_hz().map(|hz| hz / 1000)),
         ("hypervisor-leaf", &from_hypervisor_leaf),
         ("vmware-hypercall", &from_vmware),
         ("kvmclock", &from_kvmclock),

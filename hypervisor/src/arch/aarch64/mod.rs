@@ -10,7 +10,7 @@ mod register;
 
 pub(crate) use el2::{self as virtualization, exit, format, gate, tags, tlb, vcpu};
 pub(crate) use guest::{emulate, loader, platform, routing, uart};
-pub(crate) use host::{gic as interrupts, irq, paging, percpu, power, serial, tsc, virtio};
+pub(crate) use host::{counter as clock, gic as interrupts, irq, paging, percpu, power, serial, virtio};
 
 /// This machine.
 pub(crate) struct Machine;

@@ -9,7 +9,7 @@ use sched::Pending;
 use shootdown::{CutOff, Pages, Plan};
 use stage2::Access;
 
-use super::{platform, routing, tsc};
+use super::{clock, platform, routing};
 use crate::cpu::scheduler;
 use crate::vcpu::run::{Next, Running};
 use crate::vm::address_space::{Requester, Targets};
@@ -59,7 +59,7 @@ pub(crate) fn handle(run: &mut Running<'_>) -> Next {
             run.vm.post(target, Pending::STARTUP);
         }
         Exit::Timer(ticks) => {
-            run.owner.arch.set_timer(tsc::now() + ticks);
+            run.owner.arch.set_timer(clock::now() + ticks);
             scheduler::arm(run.cpu, run.owner.arch.deadline());
         }
         Exit::Print(byte) => {

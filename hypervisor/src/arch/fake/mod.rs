@@ -119,7 +119,7 @@ pub(crate) mod interrupts {
 }
 
 /// The clock: a nanosecond a tick.
-pub(crate) mod tsc {
+pub(crate) mod clock {
     use super::machine::{HZ, machine};
 
     pub(crate) fn now() -> u64 {

@@ -10,12 +10,12 @@ use interleave::{point, relax};
 use shootdown::Pages;
 use tlb_tag::Flush;
 
+use super::clock;
 use super::exit::Exit;
 use super::loader::Entry;
 use super::machine::{Hardware, Leaf, machine, model_tag, number, word};
 use super::program::{Op, PAGE_TABLE};
 use super::tags::{CpuTags, VcpuTags};
-use super::tsc;
 use super::virtualization::HostContext;
 use crate::layout::OwnPages;
 use crate::vcpu::Tally;
@@ -111,7 +111,7 @@ impl ArchVcpu {
 
     pub(crate) fn load(&mut self, _: &HostContext, tags: &mut CpuTags, came_back: bool) {
         self.tags.arrive(tags, came_back);
-        self.left_at = tsc::now();
+        self.left_at = clock::now();
     }
 
     pub(crate) fn unload(&mut self, _: &mut CpuTags) {}
@@ -151,7 +151,7 @@ impl ArchVcpu {
                 Err(exit) => break exit,
             }
         };
-        self.left_at = tsc::now();
+        self.left_at = clock::now();
     }
 
     /// Executes an instruction. One that leaves the guest and is not to be executed again is behind the guest then.

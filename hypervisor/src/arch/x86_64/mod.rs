@@ -10,7 +10,7 @@ mod svm;
 
 pub(crate) use backend::{exit, format, gate, virtualization};
 pub(crate) use guest::{cpuid, emulate, loader, platform, routing, uart, vcpu};
-pub(crate) use host::{apic as interrupts, irq, paging, percpu, power, serial, tsc, virtio};
+pub(crate) use host::{apic as interrupts, irq, paging, percpu, power, serial, tsc as clock, virtio};
 pub(crate) use svm::{tags, tlb};
 
 /// This machine.

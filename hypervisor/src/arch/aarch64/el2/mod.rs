@@ -31,7 +31,7 @@ use stage2::Vmsa;
 use stage2::tlbi::Features as Tlbi;
 
 use crate::arch::aarch64::guest::{fpu, id_registers};
-use crate::arch::aarch64::host::{gic, tsc};
+use crate::arch::aarch64::host::{counter, gic};
 use crate::arch::aarch64::register::{isb, read_register, write_register};
 use crate::check::{Finding, Verdict};
 
@@ -116,7 +116,7 @@ pub(crate) fn findings() -> Vec<Finding> {
             Finding { about: "EL2", found: missing.to_string(), verdict }
         }
     };
-    vec![found, Finding::good("clock", format!("{} kHz", tsc::hz() / 1000))]
+    vec![found, Finding::good("clock", format!("{} kHz", counter::hz() / 1000))]
 }
 
 /// Checks the machine's features. Once, before [`enable`].

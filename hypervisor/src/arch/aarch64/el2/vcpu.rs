@@ -22,8 +22,8 @@ use crate::arch::aarch64::el2::HostContext;
 use crate::arch::aarch64::guest::fpu::FpuState;
 use crate::arch::aarch64::guest::loader::Entry;
 use crate::arch::aarch64::guest::routing::Start;
+use crate::arch::aarch64::host::counter;
 use crate::arch::aarch64::host::gic::{self as host_gic, GUEST_PHYSICAL_TIMER, GUEST_TIMER};
-use crate::arch::aarch64::host::tsc;
 use crate::arch::aarch64::register::{isb, read_register, write_register};
 use crate::arch::trace::{self, Event};
 use crate::device::affinity::affinity;
@@ -215,7 +215,7 @@ impl ArchVcpu {
             host_gic::set_guest_timer_active(true);
         }
         self.is_loaded = true;
-        self.left_at = tsc::now();
+        self.left_at = counter::now();
     }
 
     /// The vCPU leaves this pCPU.
@@ -262,7 +262,7 @@ impl ArchVcpu {
             self.registers.vector = entry::vector::ERROR;
             return;
         }
-        let entered_at = tsc::now();
+        let entered_at = counter::now();
         tally.add(|count| &count.host_ticks, entered_at.wrapping_sub(self.left_at));
         tally.add(|count| &count.entries, 1);
 
@@ -283,7 +283,7 @@ impl ArchVcpu {
         unsafe { entry::enter(&mut self.registers) };
         trace::note(|| Event::Leave { tag: self.tags.tag().get(), root: self.stage2_root });
 
-        self.left_at = tsc::now_after_exit();
+        self.left_at = counter::now_after_exit();
         tally.add(|count| &count.guest_ticks, self.left_at.wrapping_sub(entered_at));
     }
 
@@ -312,7 +312,7 @@ impl ArchVcpu {
     /// Whether a vCPU that waits has something that ends its wait; if so it is active again.
     pub(crate) fn try_wake(&mut self) -> bool {
         let wakes = self.activity == Activity::Waiting
-            && (self.wait_ends_at.is_some_and(|end| end <= tsc::now())
+            && (self.wait_ends_at.is_some_and(|end| end <= counter::now())
                 || self.gic.interrupts(self.priority_mask())
                 || (!self.gic.holds_linked(GUEST_TIMER) && self.timer_is_due()));
         if wakes {
@@ -328,7 +328,7 @@ impl ArchVcpu {
             const CONDITION: u64 = timer_control::ENABLE | timer_control::ISTATUS;
             read_register!("cntv_ctl_el0") & (CONDITION | timer_control::IMASK) == CONDITION
         } else {
-            self.timer.due().is_some_and(|due| due <= tsc::now())
+            self.timer.due().is_some_and(|due| due <= counter::now())
         }
     }
 
@@ -392,12 +392,12 @@ impl ArchVcpu {
 
     /// The guest reads its physical timer. Its counter is the host's, by both names.
     pub(in crate::arch::aarch64) fn read_physical_timer(&self, register: Register) -> u64 {
-        self.physical_timer.read(register, tsc::now())
+        self.physical_timer.read(register, counter::now())
     }
 
     /// The guest writes its physical timer.
     pub(in crate::arch::aarch64) fn write_physical_timer(&mut self, register: Register, value: u64) {
-        let now = tsc::now();
+        let now = counter::now();
         self.physical_timer.write(register, value, now);
         self.expire_timer(now);
     }
@@ -484,7 +484,7 @@ impl ArchVcpu {
     #[inline]
     pub(super) fn rest(&self, syndrome: Syndrome) -> Rest {
         // The guest's counter is the host's.
-        syndrome.wait().rest(tsc::now(), |number| self.general(number))
+        syndrome.wait().rest(counter::now(), |number| self.general(number))
     }
 
     /// The vCPU waits for an interrupt, at most until its counter reaches `until`.

@@ -19,7 +19,7 @@ use spin::Once;
 
 use super::device_tree::{self, Machine};
 use super::paging::{self, direct_map};
-use super::{efi, gic, irq, percpu, power, smp, tsc};
+use super::{counter, efi, gic, irq, percpu, power, smp};
 use crate::arch::aarch64::guest::id_registers;
 use crate::arch::control_port;
 use crate::boot::Boot;
@@ -304,7 +304,7 @@ static HANDOVER: Once<Handover> = Once::new();
 /// The first function in Rust: on the boot stack and the boot tables.
 extern "C" fn boot_main(image: u64, device_tree_bytes: usize) -> ! {
     irq::load();
-    tsc::start();
+    counter::start();
     let handover = efi::handed_over().map(|handover| HANDOVER.call_once(|| handover));
     let Ok(machine) = device_tree::read(device_tree(device_tree_bytes), handover) else {
         // The address of a UART is unknown.
@@ -356,7 +356,7 @@ extern "C" fn on_guarded_stack(stack: u64) -> ! {
         "{} pCPUs, {} MiB free, counter {} kHz, PSCI by {}",
         cpu::count(),
         crate::frames::free_bytes() >> 20,
-        tsc::hz() / 1000,
+        counter::hz() / 1000,
         machine.conduit.name(),
     );
 

@@ -4,6 +4,7 @@
 //! describes the machine.
 
 pub(crate) mod boot;
+pub(crate) mod counter;
 pub(crate) mod device_tree;
 mod efi;
 pub(crate) mod gic;
@@ -13,5 +14,4 @@ pub(crate) mod percpu;
 pub(crate) mod power;
 pub(crate) mod serial;
 pub(crate) mod smp;
-pub(crate) mod tsc;
 pub(crate) mod virtio;

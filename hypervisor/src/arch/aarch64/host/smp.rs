@@ -10,7 +10,7 @@ use core::sync::atomic::Ordering;
 
 use addr::Hva;
 
-use super::{gic, irq, paging, percpu, power, tsc};
+use super::{counter, gic, irq, paging, percpu, power};
 use crate::arch::aarch64::guest::id_registers;
 use crate::cpu::{self, PerCpu};
 
@@ -59,9 +59,9 @@ pub(super) fn start_others() {
         }
     }
 
-    let deadline = tsc::now() + tsc::nanos_to_ticks(PATIENCE_NANOS);
+    let deadline = counter::now() + counter::nanos_to_ticks(PATIENCE_NANOS);
     while !cpu::all_online() {
-        if tsc::now() > deadline {
+        if counter::now() > deadline {
             for cpu in others().filter(|cpu| !cpu.online.load(Ordering::Acquire)) {
                 log::error!("{} (affinity {:#x}) does not start", cpu.id, cpu.arch.affinity);
             }

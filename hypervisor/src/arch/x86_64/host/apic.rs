@@ -239,8 +239,8 @@ pub(super) fn count() -> u32 {
 }
 
 /// Takes the result of the calibration.
-pub(super) fn set_rate(timer_hz: u64, tsc_hz: u64) {
-    let rate = (u128::from(timer_hz) << 32) / u128::from(tsc_hz.max(1));
+pub(super) fn set_rate(timer_hz: u64, clock_hz: u64) {
+    let rate = (u128::from(timer_hz) << 32) / u128::from(clock_hz.max(1));
     COUNTS_PER_TICK.store(u64::try_from(rate).unwrap_or(u64::MAX), Ordering::Relaxed);
     TIMER_HZ.store(timer_hz, Ordering::Relaxed);
     DEADLINE_TIMER.store(has_deadline_timer(), Ordering::Relaxed);

@@ -23,7 +23,7 @@ use super::acpi::{Machine, PmTimer};
 use super::percpu::ArchPerCpu;
 use super::processor::{is_emulated, leaf};
 use super::{apic, irq, port, power};
-use crate::arch::clock::Clock;
+use crate::arch::ticks::Clock;
 use crate::clock_offset::{Agreement, Comparison, Exchange};
 use crate::cpu::{self, PerCpu};
 

@@ -8,7 +8,7 @@
 use core::arch::asm;
 
 use crate::arch::aarch64::register::read_register;
-use crate::arch::clock::Clock;
+use crate::arch::ticks::Clock;
 
 static CLOCK: Clock = Clock::new();
 

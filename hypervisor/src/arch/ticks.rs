@@ -1,6 +1,6 @@
 //! A clock that counts ticks: its rate, and the conversion between ticks and nanoseconds.
 //!
-//! Each architecture's `tsc` reads the ticks and finds their rate.
+//! Each architecture's `clock` reads the ticks and finds their rate.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
