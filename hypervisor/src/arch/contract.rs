@@ -88,12 +88,12 @@ pub(crate) trait Arch: Sized + 'static {
     fn kick_all(cpus: CpuSet);
     /// Has this pCPU's timer interrupt it at this tick, and not at an earlier one.
     fn arm_timer(deadline: u64);
-    /// From here on interrupts wait until the guest runs: one that waits ends the next entry at once.
-    fn hold_interrupts();
-    /// Takes the interrupts that wait, and holds them again.
+    /// From here on interrupts stay pending until the guest runs. A pending interrupt ends the next entry at once.
+    fn defer_interrupts();
+    /// Takes the pending interrupts, then defers further ones again.
     fn take_interrupts();
-    /// The end of what [`Arch::hold_interrupts`] began.
-    fn release_interrupts();
+    /// Ends what [`Arch::defer_interrupts`] began.
+    fn stop_deferring_interrupts();
     /// Masks interrupts for good, to report a panic.
     fn mask_interrupts();
     /// Stops all other pCPUs, where they are.
@@ -225,9 +225,9 @@ macro_rules! implement {
                 fn kick(cpu: sched::CpuId) -> () = interrupts::kick;
                 fn kick_all(cpus: shootdown::CpuSet) -> () = interrupts::kick_all;
                 fn arm_timer(deadline: u64) -> () = interrupts::arm_timer;
-                fn hold_interrupts() -> () = gate::hold;
-                fn take_interrupts() -> () = gate::take;
-                fn release_interrupts() -> () = gate::release;
+                fn defer_interrupts() -> () = irq_mask::defer;
+                fn take_interrupts() -> () = irq_mask::take;
+                fn stop_deferring_interrupts() -> () = irq_mask::stop_deferring;
                 fn mask_interrupts() -> () = irq::mask;
                 fn stop_others() -> () = interrupts::stop_others;
                 fn stop_this_cpu() -> ! = power::stop_this_cpu;

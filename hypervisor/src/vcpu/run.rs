@@ -3,7 +3,7 @@
 //! Before each entry the vCPU announces that it is about to be in its guest, and only then tests for pending work. A
 //! sender works in the opposite order: it posts, then reads whether the vCPU is in its guest, and kicks it if so. So
 //! one of the two sees the other (`shootdown::Presence`). Host interrupts are masked from the test until the guest runs
-//! ([`Arch::hold_interrupts`]), so a kick in between ends the new entry at once. The loop tests the word once per
+//! ([`Arch::defer_interrupts`]), so a kick in between ends the new entry at once. The loop tests the word once per
 //! entry, and no request waits longer than that.
 
 use abi::counters::ExitReason;
@@ -66,20 +66,20 @@ pub(crate) fn run(run: &mut Running<'_>) -> Left {
     let host = run.cpu.host_context();
     let mut held = run.vm.memory.tag_pool().on(run.cpu.id);
     let tags = &mut *held;
-    Machine::hold_interrupts();
+    Machine::defer_interrupts();
     run.owner.arch.load(host, tags, run.came_back);
     run.owner.arch.renew_intercepts(scheduler::others_wait(run.cpu));
     run.unpark();
 
     let mut traced = trace::is_on().then(|| Traced::begin(run));
-    let paused = if run.vm.is_paused() { run.hold() } else { None };
+    let paused = if run.vm.is_paused() { run.wait_while_paused() } else { None };
     let left = paused.unwrap_or_else(|| stay(run, host, tags, &mut traced));
     if let Some(traced) = traced {
         traced.end(run, left);
     }
 
     run.owner.arch.unload(tags);
-    Machine::release_interrupts();
+    Machine::stop_deferring_interrupts();
     left
 }
 
@@ -195,7 +195,7 @@ fn take_pending(run: &mut Running<'_>) -> Option<Left> {
     if work.contains(Pending::STOP) {
         return Some(Left::Dead);
     }
-    if work.contains(Pending::PAUSE) { run.hold() } else { None }
+    if work.contains(Pending::PAUSE) { run.wait_while_paused() } else { None }
 }
 
 /// Takes the pending work and does it, except work that concerns the VM.
@@ -242,7 +242,7 @@ impl Running<'_> {
 
     /// Blocks the vCPU as long as its VM is paused. Posted work is done meanwhile, but the guest does not run.
     #[cold]
-    fn hold(&mut self) -> Option<Left> {
+    fn wait_while_paused(&mut self) -> Option<Left> {
         while self.vm.is_paused() {
             if self.vcpu.mailbox().has_work() && carry_out(self).contains(Pending::STOP) {
                 return Some(Left::Dead);

@@ -8,7 +8,7 @@ pub(crate) mod guest;
 pub(crate) mod host;
 mod register;
 
-pub(crate) use el2::{self as virtualization, exit, format, gate, tags, tlb, vcpu};
+pub(crate) use el2::{self as virtualization, exit, format, irq_mask, tags, tlb, vcpu};
 pub(crate) use guest::{emulate, loader, platform, routing, uart};
 pub(crate) use host::{counter as clock, gic as interrupts, irq, paging, percpu, power, serial, virtio};
 

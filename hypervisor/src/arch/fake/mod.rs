@@ -259,16 +259,16 @@ pub(crate) mod tags {
 }
 
 /// Interrupts are held off in the hypervisor, always: a kick waits until the guest runs, or the pCPU sleeps.
-pub(crate) mod gate {
+pub(crate) mod irq_mask {
     use super::machine::machine;
 
-    pub(crate) fn hold() {}
+    pub(crate) fn defer() {}
 
     pub(crate) fn take() {
         machine().take_interrupts();
     }
 
-    pub(crate) fn release() {}
+    pub(crate) fn stop_deferring() {}
 }
 
 /// What vCPUs of a VM share: nothing.

@@ -5,7 +5,7 @@
 //!
 //! | trait | for | subject |
 //! |---|---|---|
-//! | [`Backend`] | the machine | features, enabling them on a pCPU, the interrupt gate, the stage-2 format, the match on exits |
+//! | [`Backend`] | the machine | features, enabling them on a pCPU, masking of interrupts (GIF), the stage-2 format, the match on exits |
 //! | [`State`] | a vCPU's control block | registers and segments of the guest: the neutral view |
 //! | [`WorldSwitch`] | a vCPU's control block | entry, facts of the last exit, TLB tag and flush, TSC offset, intercepts |
 //! | [`Injection`] | a vCPU's control block | events, interrupt window, single step |
@@ -90,15 +90,15 @@ pub(crate) trait Backend {
     /// The format of the stage-2 tables that this machine walks.
     fn stage2_format() -> Self::Stage2Format;
 
-    /// From here on nothing interrupts this pCPU outside of the guest and of [`take`](Self::take). What becomes pending
+    /// From here on nothing interrupts this pCPU outside of the guest and of [`take_interrupts`](Self::take_interrupts). What becomes pending
     /// ends the next entry before its first instruction.
-    fn hold();
+    fn defer_interrupts();
 
     /// Takes pending interrupts, then masks them again.
-    fn take();
+    fn take_interrupts();
 
-    /// The end of what [`hold`](Self::hold) began: interrupts off the ordinary way.
-    fn release();
+    /// Ends what [`defer_interrupts`](Self::defer_interrupts) began: interrupts are masked by IF again.
+    fn stop_deferring_interrupts();
 
     /// Handles the exit that the guest just made: the one match on its reason.
     fn handle(run: &mut Running<'_>) -> Next;
@@ -149,7 +149,7 @@ pub(crate) trait WorldSwitch {
 
     /// Runs the guest until its next exit.
     ///
-    /// # Safety Interrupts are [held](Backend::hold), `host` was made on this pCPU, and the stage-2 tables map nothing
+    /// # Safety Interrupts are [deferred](Backend::defer_interrupts), `host` was made on this pCPU, and the stage-2 tables map nothing
     /// but the VM's own memory.
     unsafe fn enter(&mut self, gprs: &mut Gprs, host: &Self::Host);
 
@@ -341,26 +341,26 @@ pub(crate) mod virtualization {
     }
 }
 
-/// Who may interrupt the vCPU loop, and when.
-pub(crate) mod gate {
+/// Masking of interrupts in the vCPU loop.
+pub(crate) mod irq_mask {
     use super::{Backend, Chosen};
 
-    /// See [`Backend::hold`].
+    /// See [`Backend::defer_interrupts`].
     #[inline]
-    pub(crate) fn hold() {
-        Chosen::hold();
+    pub(crate) fn defer() {
+        Chosen::defer_interrupts();
     }
 
-    /// See [`Backend::release`].
+    /// See [`Backend::stop_deferring_interrupts`].
     #[inline]
-    pub(crate) fn release() {
-        Chosen::release();
+    pub(crate) fn stop_deferring() {
+        Chosen::stop_deferring_interrupts();
     }
 
-    /// See [`Backend::take`].
+    /// See [`Backend::take_interrupts`].
     #[inline]
     pub(crate) fn take() {
-        Chosen::take();
+        Chosen::take_interrupts();
     }
 }
 

@@ -10,7 +10,7 @@ mod el1;
 pub(crate) mod entry;
 pub(crate) mod exit;
 pub(crate) mod format;
-pub(crate) mod gate;
+pub(crate) mod irq_mask;
 pub(crate) mod tags;
 pub(crate) mod tlb;
 pub(crate) mod vcpu;

@@ -210,7 +210,7 @@ impl ArchVcpu {
         tally.add(|count| &count.host_ticks, entered_at.wrapping_sub(self.left_at));
         tally.add(|count| &count.entries, 1);
 
-        // SAFETY: the vCPU loop holds interrupts off (`gate::hold`). `cpu` is this pCPU's. The stage-2 tables are the
+        // SAFETY: the vCPU loop defers interrupts (`irq_mask::defer`). `cpu` is this pCPU's. The stage-2 tables are the
         // VM's, and map nothing but its own memory.
         unsafe { self.hardware.enter(&mut self.gprs, &cpu.own) };
 

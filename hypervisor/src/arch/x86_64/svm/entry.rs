@@ -4,7 +4,7 @@
 //! VMLOAD and VMSAVE switch FS, GS, TR, LDTR and the system-call MSRs. This code switches the other general registers.
 //! Vector registers do not change, because the hypervisor uses none.
 //!
-//! The whole switch runs with GIF clear (see [`super::gate`]). An interrupt on the way in ends the new entry before its
+//! The whole switch runs with GIF clear (see [`super::gif`]). An interrupt on the way in ends the new entry before its
 //! first instruction. One on the way out waits until the host's GS and TR are restored.
 
 #![expect(unsafe_code, reason = "switches register state, which no type can express")]

@@ -9,7 +9,7 @@ mod entry;
 mod events;
 mod exit;
 mod format;
-mod gate;
+mod gif;
 mod old_code;
 pub(crate) mod tags;
 pub(crate) mod tlb;
@@ -84,18 +84,18 @@ impl Backend for Svm {
     }
 
     #[inline]
-    fn hold() {
-        gate::hold();
+    fn defer_interrupts() {
+        gif::clear();
     }
 
     #[inline]
-    fn take() {
-        gate::take();
+    fn take_interrupts() {
+        gif::take();
     }
 
     #[inline]
-    fn release() {
-        gate::release();
+    fn stop_deferring_interrupts() {
+        gif::set();
     }
 
     #[inline(always)]

@@ -11,15 +11,15 @@ use core::arch::asm;
 
 /// From here on nothing interrupts this pCPU outside of the guest and of [`take`].
 #[inline]
-pub(super) fn hold() {
+pub(super) fn clear() {
     // SAFETY: SVM is enabled on this pCPU before its first vCPU runs. Clearing GIF only delays interrupts, and with GIF
     // clear, setting IF lets none in.
     unsafe { asm!("clgi", "sti", options(nomem, nostack)) }
 }
 
-/// Ends what [`hold`] began: interrupts are masked by IF again.
+/// Ends what [`clear`] began: interrupts are masked by IF again.
 #[inline]
-pub(super) fn release() {
+pub(super) fn set() {
     // SAFETY: IF is clear before GIF is set, so nothing is let in.
     unsafe { asm!("cli", "stgi", options(nomem, nostack)) }
 }

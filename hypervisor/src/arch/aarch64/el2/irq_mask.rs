@@ -8,11 +8,11 @@ use crate::arch::aarch64::host::gic;
 
 /// From here on nothing interrupts this pCPU outside of the guest and of [`take`]. As always here.
 #[inline]
-pub(crate) fn hold() {}
+pub(crate) fn defer() {}
 
-/// Ends what [`hold`] began.
+/// Ends what [`defer`] began.
 #[inline]
-pub(crate) fn release() {}
+pub(crate) fn stop_deferring() {}
 
 /// Takes pending interrupts.
 #[inline]
