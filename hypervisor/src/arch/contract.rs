@@ -199,7 +199,7 @@ macro_rules! implement {
             type PerCpu = percpu::ArchPerCpu;
             type HostContext = virtualization::HostContext;
             type Vcpu = vcpu::ArchVcpu;
-            type Posted = routing::Posted;
+            type Posted = delivery::Posted;
             type Platform = platform::Platform;
             type Entry = loader::Entry;
             type Format = format::Stage2Format;
@@ -263,10 +263,10 @@ macro_rules! implement {
                 ) -> Result<Self::Entry, impl core::fmt::Display> = loader::load;
                 fn serial_interrupt(vm: &$crate::vm::Vm, line: abi::control::Line, asserted: bool) -> () =
                     platform::serial_interrupt;
-                fn prepare(run: &mut $crate::vcpu::run::Running<'_>) -> () = routing::prepare;
-                fn expire_timers(run: &mut $crate::vcpu::run::Running<'_>, now: u64) -> () = routing::expire_timers;
+                fn prepare(run: &mut $crate::vcpu::run::Running<'_>) -> () = delivery::prepare;
+                fn expire_timers(run: &mut $crate::vcpu::run::Running<'_>, now: u64) -> () = delivery::expire_timers;
                 fn take_posted(vcpu: &mut Self::Vcpu, posted: &Self::Posted, work: sched::Pending) -> () =
-                    routing::take_posted;
+                    delivery::take_posted;
                 fn handle_exit(run: &mut $crate::vcpu::run::Running<'_>) -> $crate::vcpu::run::Next = exit::handle;
             }
 

@@ -48,7 +48,7 @@ pub(crate) use machine::Machine;
 pub(crate) use machine::control_port;
 pub(crate) use machine::{clock, emulate, format, interrupts, loader, platform, power, serial, tags, tlb, uart, vcpu};
 #[cfg(any(test, machine = "pc"))]
-pub(crate) use machine::{cpuid, routing};
+pub(crate) use machine::{cpuid, delivery};
 // The shared files of this folder use these.
 use machine::paging;
 #[cfg(not(test))]

@@ -9,7 +9,7 @@ use hyperv_defs::call::FAST_XMM_BYTES;
 use hyperv_defs::{Answer, Call, Checked, Control, FlushCall, IpiCall, Offered, Refusal, Scope, Status, check};
 use shootdown::{CutOff, Pages, Plan};
 
-use crate::arch::{Arch, Machine, cpuid, routing};
+use crate::arch::{Arch, Machine, cpuid, delivery};
 use crate::vcpu::run::Running;
 use crate::vm::Vm;
 use crate::vm::address_space::{Requester, Targets};
@@ -128,5 +128,5 @@ fn plan_for(ranges: GvaRanges<'_>, control: Control) -> (Plan, u16) {
 
 /// Each target gets the interrupt once; those that do not exist get nothing.
 fn send(vm: &Vm, call: &IpiCall<'_>) {
-    routing::send_fixed(vm, call.vector, call.targets.indices(vm.config.vcpus));
+    delivery::send_fixed(vm, call.vector, call.targets.indices(vm.config.vcpus));
 }

@@ -9,7 +9,7 @@ use sched::Pending;
 use shootdown::{CutOff, Pages, Plan};
 use stage2::Access;
 
-use super::{clock, platform, routing};
+use super::{clock, delivery, platform};
 use crate::cpu::scheduler;
 use crate::vcpu::run::{Next, Running};
 use crate::vm::address_space::{Requester, Targets};
@@ -53,7 +53,7 @@ pub(crate) fn handle(run: &mut Running<'_>) -> Next {
         Exit::Fault { gpa, is_write, is_mapped } => resolve(run, Gpa(gpa), is_write, is_mapped),
         Exit::Flush { vcpus, page } => flush(run, vcpus, page),
         Exit::Interrupt(target) if target == run.index => run.owner.arch.interrupt(),
-        Exit::Interrupt(target) => routing::send_fixed(run.vm, 0, [target]),
+        Exit::Interrupt(target) => delivery::send_fixed(run.vm, 0, [target]),
         Exit::Start(target) => {
             run.vm.vcpus()[target as usize].posted().start();
             run.vm.post(target, Pending::STARTUP);

@@ -10,10 +10,10 @@
 
 #![expect(unsafe_code, reason = "guest memory and tables are raw memory, as on any machine")]
 
+pub(crate) mod delivery;
 pub(crate) mod exit;
 pub(crate) mod machine;
 pub(crate) mod program;
-pub(crate) mod routing;
 pub(crate) mod vcpu;
 
 pub(crate) use machine::PerHost;

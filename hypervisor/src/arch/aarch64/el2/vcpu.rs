@@ -1,7 +1,7 @@
 //! A vCPU at EL2: its registers, its timer, its part of the interrupt controller.
 //!
 //! Everything here belongs to the pCPU that runs the vCPU. Others reach it through its mailbox and through
-//! [`crate::arch::aarch64::guest::routing::Posted`].
+//! [`crate::arch::aarch64::guest::delivery::Posted`].
 
 #![expect(unsafe_code, reason = "loads what decides about the guest, and enters it")]
 
@@ -19,9 +19,9 @@ use super::entry::{self, Registers};
 use super::tags::{self, CpuTags, VcpuTags};
 use crate::arch::aarch64::el2;
 use crate::arch::aarch64::el2::HostContext;
+use crate::arch::aarch64::guest::delivery::Start;
 use crate::arch::aarch64::guest::fpu::FpuState;
 use crate::arch::aarch64::guest::loader::Entry;
-use crate::arch::aarch64::guest::routing::Start;
 use crate::arch::aarch64::host::counter;
 use crate::arch::aarch64::host::gic::{self as host_gic, GUEST_PHYSICAL_TIMER, GUEST_TIMER};
 use crate::arch::aarch64::register::{isb, read_register, write_register};

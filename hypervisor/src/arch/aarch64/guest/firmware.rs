@@ -4,8 +4,8 @@ use abi::control::StopReason;
 use addr::Gpa;
 use sched::Pending;
 
+use super::delivery::Start;
 use super::platform;
-use super::routing::Start;
 use crate::arch::aarch64::el2::vcpu::Activity;
 use crate::arch::aarch64::host::power;
 use crate::device::psci::{Answer, Call, PowerState, decode};

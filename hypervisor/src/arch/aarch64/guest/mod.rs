@@ -2,6 +2,7 @@
 //!
 //! `sysreg`, `mmio` and `firmware` handle exits, `platform` is shared by the vCPUs.
 
+pub(crate) mod delivery;
 pub(crate) mod emulate;
 pub(crate) mod firmware;
 pub(crate) mod fpu;
@@ -11,7 +12,6 @@ pub(crate) mod layout;
 pub(crate) mod loader;
 pub(crate) mod mmio;
 pub(crate) mod platform;
-pub(crate) mod routing;
 pub(crate) mod stage2_fault;
 pub(crate) mod sysreg;
 pub(crate) mod uart;

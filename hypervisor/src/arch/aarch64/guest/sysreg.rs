@@ -7,7 +7,7 @@ use aarch64_defs::syndrome::{SystemAccess, SystemRegister};
 use abi::counters::ExitReason;
 use log::debug;
 
-use super::{id_registers, platform, routing};
+use super::{delivery, id_registers, platform};
 use crate::cpu::scheduler;
 use crate::device::generic_timer::Register;
 use crate::vcpu::run::{Next, Running};
@@ -75,7 +75,7 @@ fn write(run: &mut Running<'_>, register: SystemRegister, value: u64) -> bool {
     match register.parts() {
         // ICC_SGI1R_EL1.
         (3, 0, 12, 11, 5) => {
-            routing::send_sgi(run, value);
+            delivery::send_sgi(run, value);
             true
         }
         // The physical timer: the pCPU's own goes off not later than this one.

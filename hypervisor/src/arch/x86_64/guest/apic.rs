@@ -1,6 +1,6 @@
 //! The guest's local APIC among its other devices: who accesses it, and what an access asks of others.
 
-use super::{platform, routing};
+use super::{delivery, platform};
 use crate::arch::x86_64::host::apic as host_apic;
 use crate::device::interrupt::{Kind, Message, Target};
 use crate::device::local_apic::{Effect, LocalApic};
@@ -33,9 +33,9 @@ pub(in crate::arch::x86_64) fn apply(origin: Origin<'_>, apic: &mut LocalApic, e
             if message.target == Target::SelfOnly && message.kind == Kind::Fixed {
                 apic.accept(message.vector, message.level);
             } else if message.target == Target::SelfOnly {
-                routing::send(vm, Some(index), &Message { target: Target::Physical(index), ..message });
+                delivery::send(vm, Some(index), &Message { target: Target::Physical(index), ..message });
             } else {
-                routing::send(vm, Some(index), &message);
+                delivery::send(vm, Some(index), &message);
             }
         }
         Effect::TimerChanged => {

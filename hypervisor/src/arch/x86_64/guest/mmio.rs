@@ -16,7 +16,7 @@ use super::apic::{Origin, apply};
 use super::emulate::{self, Registers};
 use super::state::{State as _, gpr};
 use super::vcpu::ArchVcpu;
-use super::{platform, routing};
+use super::{delivery, platform};
 use crate::arch::x86_64::backend::WorldSwitch as _;
 use crate::arch::x86_64::host::tsc;
 use crate::device::io_apic;
@@ -261,7 +261,7 @@ impl Device for Bus<'_> {
             IO_APIC => {
                 let message = self.origin.vm.platform().io_apic.lock().write(offset, low);
                 if let Some(message) = message {
-                    routing::send(self.origin.vm, None, &message);
+                    delivery::send(self.origin.vm, None, &message);
                 }
             }
             _ => self.write_elsewhere(gpa, width, value),

@@ -1,10 +1,11 @@
 //! The PC that a guest sees.
 //!
-//! `cpuid`, `msr`, `control`, `mmio` and `platform` handle exits, `routing` delivers interrupts between vCPUs.
+//! `cpuid`, `msr`, `control`, `mmio` and `platform` handle exits, `delivery` delivers interrupts between vCPUs.
 
 pub(crate) mod apic;
 pub(crate) mod control;
 pub(crate) mod cpuid;
+pub(crate) mod delivery;
 pub(crate) mod emulate;
 mod events;
 pub(crate) mod fpu;
@@ -13,7 +14,6 @@ pub(crate) mod loader;
 pub(crate) mod mmio;
 pub(crate) mod msr;
 pub(crate) mod platform;
-pub(crate) mod routing;
 pub(crate) mod stage2_fault;
 pub(crate) mod state;
 pub(crate) mod uart;

@@ -12,7 +12,7 @@ use x86_boot::layout::{PCI_ADDRESS_PORT, RTC_PORT, SERIAL_PORTS};
 use super::cpuid::CpuidTable;
 use super::hyperv::HyperV;
 use super::state::State as _;
-use super::{mmio, routing};
+use super::{delivery, mmio};
 use crate::arch::x86_64::backend::PortAccess;
 use crate::arch::x86_64::host::{tsc, wall_clock};
 use crate::device::io_apic::IoApic;
@@ -158,7 +158,7 @@ pub(crate) fn serial_interrupt(vm: &Vm, line: Line, asserted: bool) {
     let (_, pin) = SERIAL_PORTS[crate::vm::line_index(line)];
     let message = vm.platform().io_apic.lock().set_line(pin as usize, asserted);
     if let Some(message) = message {
-        routing::send(vm, None, &message);
+        delivery::send(vm, None, &message);
     }
 }
 
@@ -172,7 +172,7 @@ pub(in crate::arch::x86_64) fn end_of_interrupt(vm: &Vm, vector: u8) {
     }
     drop(io_apic);
     for message in messages.iter().flatten() {
-        routing::send(vm, None, message);
+        delivery::send(vm, None, message);
     }
 }
 

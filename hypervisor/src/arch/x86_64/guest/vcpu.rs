@@ -1,7 +1,7 @@
 //! A vCPU: its registers, its local APIC, and what is delivered to it next.
 //!
 //! Everything here belongs to the pCPU that runs the vCPU. Others reach it through its mailbox and through
-//! [`Posted`](super::routing::Posted). What the processor loads at an entry and saves at an exit is in [`Hardware`].
+//! [`Posted`](super::delivery::Posted). What the processor loads at an entry and saves at an exit is in [`Hardware`].
 
 #![expect(unsafe_code, reason = "loads debug registers and TSC_AUX, and enters the guest")]
 
