@@ -197,7 +197,7 @@ macro_rules! implement {
     ($machine:ident) => {
         impl $crate::arch::Arch for $machine {
             type PerCpu = percpu::ArchPerCpu;
-            type HostContext = virtualization::HostContext;
+            type HostContext = hwvirt::HostContext;
             type Vcpu = vcpu::ArchVcpu;
             type Posted = delivery::Posted;
             type Platform = platform::Platform;
@@ -209,13 +209,13 @@ macro_rules! implement {
             type VcpuTags = tags::VcpuTags;
             type Decoded = emulate::Decoded;
 
-            const SLICES_PER_SECOND: u64 = virtualization::SLICES_PER_SECOND;
+            const SLICES_PER_SECOND: u64 = hwvirt::SLICES_PER_SECOND;
 
             $crate::arch::contract::forward! {
                 fn this() -> &'static $crate::cpu::PerCpu = percpu::this;
                 fn try_this() -> Option<&'static $crate::cpu::PerCpu> = percpu::try_this;
-                fn spares_first_cpu() -> bool = virtualization::spares_first_cpu;
-                fn enable() -> Self::HostContext = virtualization::enable;
+                fn spares_first_cpu() -> bool = hwvirt::spares_first_cpu;
+                fn enable() -> Self::HostContext = hwvirt::enable;
                 fn now() -> u64 = clock::now;
                 fn hz() -> u64 = clock::hz;
                 fn nanos() -> u64 = clock::nanos;
@@ -237,10 +237,10 @@ macro_rules! implement {
                 fn stack_pointer() -> u64 = irq::stack_pointer;
                 fn for_each_return_address(stack: u64, found: &mut dyn FnMut(u64)) -> () = irq::for_each_return_address;
                 fn read_null() -> u64 = irq::read_null;
-                fn check() -> Result<(), impl core::fmt::Display> = virtualization::check;
-                fn findings() -> alloc::vec::Vec<$crate::check::Finding> = virtualization::findings;
-                fn describe() -> alloc::string::String = virtualization::describe;
-                fn name() -> &'static str = virtualization::name;
+                fn check() -> Result<(), impl core::fmt::Display> = hwvirt::check;
+                fn findings() -> alloc::vec::Vec<$crate::check::Finding> = hwvirt::findings;
+                fn describe() -> alloc::string::String = hwvirt::describe;
+                fn name() -> &'static str = hwvirt::name;
                 fn tag_pool(
                     scheme: tlb_tag::Scheme,
                     range: tlb_tag::TagRange,
@@ -272,7 +272,7 @@ macro_rules! implement {
 
             #[inline]
             fn tags() -> (u32, bool) {
-                let features = virtualization::features();
+                let features = hwvirt::features();
                 (features.tags, features.can_flush_one_tag)
             }
         }
@@ -293,7 +293,7 @@ macro_rules! implement {
                 fn start_at(&mut self, entry: &loader::Entry) -> ();
                 fn load(
                     &mut self,
-                    host: &virtualization::HostContext,
+                    host: &hwvirt::HostContext,
                     tags: &mut tags::CpuTags,
                     came_back: bool
                 ) -> ();
@@ -301,7 +301,7 @@ macro_rules! implement {
                 fn renew_intercepts(&mut self, others_wait: bool) -> ();
                 fn enter(
                     &mut self,
-                    host: &virtualization::HostContext,
+                    host: &hwvirt::HostContext,
                     tags: &mut tags::CpuTags,
                     epoch: u64,
                     tally: $crate::vcpu::Tally<'_>

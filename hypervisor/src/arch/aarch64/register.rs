@@ -7,7 +7,7 @@ macro_rules! read_register {
     ($name:expr) => {{
         let value: u64;
         #[allow(unsafe_code, reason = "see the SAFETY comment; the macro is used in modules that need no other")]
-        // SAFETY: reads a register that exists at EL2 on every processor that `virtualization::check` accepts.
+        // SAFETY: reads a register that exists at EL2 on every processor that `hwvirt::check` accepts.
         unsafe {
             core::arch::asm!(concat!("mrs {}, ", $name), out(reg) value, options(nomem, nostack, preserves_flags))
         };

@@ -182,7 +182,7 @@ pub(crate) mod power {
 }
 
 /// What the machine offers for guests.
-pub(crate) mod virtualization {
+pub(crate) mod hwvirt {
     use alloc::string::String;
     use alloc::vec::Vec;
 

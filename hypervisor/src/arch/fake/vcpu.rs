@@ -12,11 +12,11 @@ use tlb_tag::Flush;
 
 use super::clock;
 use super::exit::Exit;
+use super::hwvirt::HostContext;
 use super::loader::Entry;
 use super::machine::{Hardware, Leaf, machine, model_tag, number, word};
 use super::program::{Op, PAGE_TABLE};
 use super::tags::{CpuTags, VcpuTags};
-use super::virtualization::HostContext;
 use crate::layout::OwnPages;
 use crate::vcpu::Tally;
 

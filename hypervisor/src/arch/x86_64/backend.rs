@@ -267,7 +267,7 @@ pub(crate) struct HostContext {
 }
 
 /// What the machine offers for guests.
-pub(crate) mod virtualization {
+pub(crate) mod hwvirt {
     use alloc::format;
     use alloc::string::String;
     use alloc::vec::Vec;

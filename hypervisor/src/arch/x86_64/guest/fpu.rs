@@ -100,7 +100,7 @@ impl FpuState {
 
 /// Lets this pCPU switch guests' state.
 pub(in crate::arch::x86_64) fn enable() {
-    // SAFETY: XSAVE exists (`virtualization::check`), and so does all that came before it. The bits make XSAVE and
+    // SAFETY: XSAVE exists (`hwvirt::check`), and so does all that came before it. The bits make XSAVE and
     // XSETBV legal, which the switch of guests' state needs, and moves of vector registers, which may hold a
     // hypercall's input.
     unsafe { Cr4::update(|cr4| cr4.insert(Cr4Flags::OSXSAVE | Cr4Flags::OSFXSR)) };
