@@ -8,20 +8,20 @@
 //! build, chosen here and nowhere else: on bare metal the architecture's, in tests the [`fake`].
 //!
 //! Unsafe code is only in this folder. Both architectures share these files: [`ram`] wraps host memory and needs only
-//! their `paging::direct_map`. [`bank`] wraps the memory of a VM, [`block`] a CPU's own pages, [`control_port`] the
+//! their `paging::direct_map`. [`guest_ram`] wraps a VM's memory, [`block`] a CPU's own pages, [`control_port`] the
 //! device of the control port. `ticks` converts them to time, and [`trace`] records stage-2 changes in debug builds.
 
-#[cfg_attr(
-    target_arch = "aarch64",
-    allow(dead_code, reason = "no instructions are emulated there, and nothing is read often")
-)]
-pub(crate) mod bank;
 pub(crate) mod block;
 mod contract;
 #[cfg(not(test))]
 pub(crate) mod control_port;
 #[cfg(test)]
 pub(crate) mod fake;
+#[cfg_attr(
+    target_arch = "aarch64",
+    allow(dead_code, reason = "no instructions are emulated there, and nothing is read often")
+)]
+pub(crate) mod guest_ram;
 pub(crate) mod ram;
 pub(crate) mod tables;
 mod ticks;

@@ -23,10 +23,10 @@ use vcpu_layout::lay_out;
 use super::address_space::{AllTlbs, NoTlb};
 use super::dirty::log::Logging;
 use super::tags::VmTags;
-use crate::arch::bank::{Bank, Word};
 use crate::arch::block::Block;
 use crate::arch::emulate::Decoded;
 use crate::arch::format::{Stage2Format, stage2_format};
+use crate::arch::guest_ram::{GuestRam, Word};
 use crate::arch::tables::TablePool;
 use crate::arch::tlb;
 use crate::cpu;
@@ -37,11 +37,11 @@ use crate::vcpu::Vcpu;
 /// A VM's memory.
 #[lay_out]
 pub(crate) struct Memory {
-    /// In ascending order, without overlaps. Each is a run of the bank, in the same order.
+    /// In ascending order, without overlaps. Each is a run of `ram`, in the same order.
     #[layout(frozen)]
     regions: Vec<GpaRange>,
     #[layout(frozen)]
-    bank: Bank,
+    ram: GuestRam,
     #[layout(cold)]
     pub(super) tables: TablePool,
     #[layout(frozen)]
@@ -166,7 +166,7 @@ impl Assembly {
         let logging = Logging::new(&self.regions, self.level_on_touch.is_some())?;
         Ok(Memory::lay_out(MemoryFields {
             regions: self.regions,
-            bank: Bank::new(self.runs),
+            ram: GuestRam::new(self.runs),
             tables: self.tables,
             tree: self.tree,
             shape: Mutex::new(self.shape),
@@ -212,7 +212,7 @@ impl Memory {
     /// Host address of the page at `level`, in this region, that holds `gpa`.
     #[inline]
     pub(crate) fn host_page(&self, region: u32, gpa: Gpa, level: u32) -> Option<Hpa> {
-        let (region, run) = (self.regions.get(region as usize)?, self.bank.run(region as usize)?);
+        let (region, run) = (self.regions.get(region as usize)?, self.ram.run(region as usize)?);
         let bytes = PAGE_BYTES << (9 * level);
         Some(Hpa(run.hpa().0 + ((gpa.0 - region.start.0) & !(bytes - 1))))
     }
@@ -245,10 +245,10 @@ impl Memory {
 
     /// Atomically replaces a word if it is still `current`; returns whether it was.
     pub(crate) fn compare_exchange(&self, word: Word, current: u64, new: u64) -> bool {
-        let Some((run, offset)) = self.bank.place_of(word) else { return false };
+        let Some((run, offset)) = self.ram.place_of(word) else { return false };
         let Some(region) = self.regions.get(run) else { return false };
         let gpa = Gpa(region.start.0 + offset);
-        self.as_host(gpa, size_of::<u64>(), || self.bank.compare_exchange(word, current, new))
+        self.as_host(gpa, size_of::<u64>(), || self.ram.compare_exchange(word, current, new))
     }
 
     /// Does a write of the hypervisor to the page of `gpa`. All such writes use this function. They cause no stage-2
@@ -267,13 +267,13 @@ impl Memory {
     pub(crate) fn find_word(&self, gpa: Gpa) -> Option<Word> {
         let region = self.find_index(gpa)?;
         let offset = gpa.0 - self.regions.get(region)?.start.0;
-        self.bank.find(region, usize::try_from(offset / 8).ok()?)
+        self.ram.find(region, usize::try_from(offset / 8).ok()?)
     }
 
     /// Reads the word that is `ahead` words after one that was found, on the same page.
     #[inline]
     pub(crate) fn load(&self, word: Word, ahead: usize) -> u64 {
-        self.bank.load(word, ahead)
+        self.ram.load(word, ahead)
     }
 
     /// Index of the region where the guest faulted at `gpa` in stage 2; `None` if it has no memory there. `is_present`:
@@ -304,7 +304,7 @@ impl Memory {
         while done < bytes {
             let found = gpa.checked_add(done as u64).and_then(|at| Some((at, self.find_index(at)?)));
             let Some((at, index)) = found else { return false };
-            let (Some(region), Some(frames)) = (self.regions.get(index), self.bank.run(index)) else { return false };
+            let (Some(region), Some(frames)) = (self.regions.get(index), self.ram.run(index)) else { return false };
             let left = usize::try_from(region.end().0 - at.0).unwrap_or(usize::MAX);
             let piece = left.min(bytes - done);
             if !copy(frames, at.0 - region.start.0, done..done + piece) {

@@ -90,8 +90,9 @@ pub(crate) trait Backend {
     /// The format of the stage-2 tables that this machine walks.
     fn stage2_format() -> Self::Stage2Format;
 
-    /// From here on nothing interrupts this pCPU outside of the guest and of [`take_interrupts`](Self::take_interrupts). What becomes pending
-    /// ends the next entry before its first instruction.
+    /// From here on nothing interrupts this pCPU outside of the guest and of
+    /// [`take_interrupts`](Self::take_interrupts). What becomes pending ends the next entry before its first
+    /// instruction.
     fn defer_interrupts();
 
     /// Takes pending interrupts, then masks them again.
@@ -149,8 +150,9 @@ pub(crate) trait WorldSwitch {
 
     /// Runs the guest until its next exit.
     ///
-    /// # Safety Interrupts are [deferred](Backend::defer_interrupts), `host` was made on this pCPU, and the stage-2 tables map nothing
-    /// but the VM's own memory.
+    /// # Safety
+    /// Interrupts are [deferred](Backend::defer_interrupts), `host` was made on this pCPU, and the stage-2 tables map
+    /// nothing but the VM's own memory.
     unsafe fn enter(&mut self, gprs: &mut Gprs, host: &Self::Host);
 
     /// The last exit; `None` if the processor refused to enter, and then no register can be believed.

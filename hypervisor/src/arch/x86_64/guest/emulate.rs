@@ -11,8 +11,8 @@ use x86_emulate::{Cpu, Segment, SegmentRegister, Vendor, Walks};
 
 use super::cpuid;
 use super::state::{Gprs, State as _, gpr};
-use crate::arch::bank::Word;
 use crate::arch::block::Block;
+use crate::arch::guest_ram::Word;
 use crate::arch::x86_64::backend::{Backend, Chosen};
 use crate::arch::x86_64::host::processor::has_protection_keys;
 use crate::layout::OwnPages;

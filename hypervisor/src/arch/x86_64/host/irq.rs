@@ -5,8 +5,8 @@
 //!
 //! Host interrupts mean nothing by themselves: each ends a guest's run or a pCPU's sleep, and what there is to do is
 //! found in memory. So their handlers only count, and tell the local APIC that they are done. The hypervisor runs with
-//! interrupts off and takes them in two places: [`wait`], and [`irq_mask::take`](crate::arch::x86_64::backend::irq_mask::take)
-//! while it runs a vCPU.
+//! interrupts off and takes them in two places: [`wait`], and
+//! [`irq_mask::take`](crate::arch::x86_64::backend::irq_mask::take) while it runs a vCPU.
 
 #![expect(unsafe_code, reason = "interrupt entry, and the instructions that let interrupts in")]
 
