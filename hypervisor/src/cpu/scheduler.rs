@@ -191,7 +191,7 @@ fn run_one(cpu: &'static PerCpu, time: VirtualTime, vcpu: VcpuRef) {
         Left::Dead => {
             drop(held);
             if !mutants::is(Mutant::SeatKept) {
-                shared.rise();
+                shared.drop_handle();
             }
             if vcpu.vm().vcpu_left() {
                 trace::tell();

@@ -42,9 +42,9 @@ pub(crate) struct Vcpu {
     /// Virtual time on the clock of the home pCPU's run queue, while blocked. Written by the owner when it blocks.
     #[layout(mailbox)]
     virtual_time: AtomicU64,
-    /// The handle that a waker puts into a run queue; `None` after the vCPU has left its guest for ever.
+    /// The handle that a waker puts into a run queue; `None` after the vCPU has left its guest for good.
     #[layout(mailbox)]
-    seat: Mutex<Option<VcpuRef>>,
+    handle: Mutex<Option<VcpuRef>>,
     /// Its own pages besides this block.
     #[layout(frozen)]
     own_pages: Vec<OwnPages>,
@@ -94,7 +94,7 @@ impl Vcpu {
             queued_at: AtomicU64::new(0),
             home: AtomicU32::new(home.0),
             virtual_time: AtomicU64::new(0),
-            seat: Mutex::new(None),
+            handle: Mutex::new(None),
             own_pages: arch.own_pages().collect(),
             counters: Counters::default(),
             owner: Owned::new(Owner { arch, ran_on: None, timer: None, parked: true, fault_state: FaultState::new() }),
@@ -102,20 +102,20 @@ impl Vcpu {
     }
 
     /// Sets the handle that wakes it.
-    pub(crate) fn sit(&self, seat: VcpuRef) {
-        *self.seat.lock() = Some(seat);
+    pub(crate) fn set_handle(&self, handle: VcpuRef) {
+        *self.handle.lock() = Some(handle);
     }
 
-    /// The handle for a run queue, unless the vCPU has left its guest for ever.
-    pub(crate) fn seat(&self) -> Option<VcpuRef> {
-        self.seat.lock().clone()
+    /// The handle for a run queue, unless the vCPU has left its guest for good.
+    pub(crate) fn handle(&self) -> Option<VcpuRef> {
+        self.handle.lock().clone()
     }
 
-    /// It has left its guest for good: nothing of it keeps its VM any longer.
-    pub(crate) fn rise(&self) {
-        let seat = self.seat.lock().take();
+    /// The vCPU has left its guest for good: its handle no longer keeps the VM alive.
+    pub(crate) fn drop_handle(&self) {
+        let handle = self.handle.lock().take();
         // Dropped outside the lock: the handle may be the last reference to the lock's own memory.
-        drop(seat);
+        drop(handle);
     }
 
     /// The word through which others reach the vCPU.

@@ -109,11 +109,12 @@ const DETAIL_BYTES: usize = 240;
 ///
 /// References are counted per vCPU: a count per VM would be written whenever one of its vCPUs blocks or wakes.
 #[derive(Clone)]
-pub(crate) struct VcpuRef(Arc<Seat>);
+pub(crate) struct VcpuRef(Arc<VcpuRefInner>);
 
-/// The reference of one vCPU to its VM, until the vCPU has left its guest for ever. The line before it holds its count.
+/// The reference of one vCPU to its VM, until the vCPU has left its guest for good. The cache line before it holds its
+/// count.
 #[lay_out]
-struct Seat {
+struct VcpuRefInner {
     #[layout(frozen)]
     vm: Arc<Vm>,
     #[layout(frozen)]
@@ -169,7 +170,7 @@ impl Vm {
         }));
 
         for (index, vcpu) in (0..).zip(&vm.vcpus) {
-            vcpu.sit(VcpuRef(Arc::new(Seat::lay_out(SeatFields { vm: vm.clone(), index }))));
+            vcpu.set_handle(VcpuRef(Arc::new(VcpuRefInner::lay_out(VcpuRefInnerFields { vm: vm.clone(), index }))));
         }
         vm.vcpus[0].own().arch.start_at(&entry);
         info!(
@@ -231,8 +232,8 @@ impl Vm {
                 }
             }
             Notify::Enqueue => {
-                if let Some(seat) = vcpu.seat() {
-                    scheduler::wake(seat);
+                if let Some(handle) = vcpu.handle() {
+                    scheduler::wake(handle);
                 }
             }
         }
