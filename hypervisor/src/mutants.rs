@@ -45,7 +45,7 @@ define! {
     /// A timer is over, and its vCPU is not told.
     TimerNotPosted,
     /// A vCPU that runs again still counts as one that only others can wake.
-    UnparkNotCounted,
+    DormantNotUncounted,
     /// A preempted vCPU goes into run queues twice.
     PutBackTwice,
     /// A vCPU that has left its guest for good still holds its VM.

@@ -185,7 +185,7 @@ pub(crate) trait VcpuState<A: Arch>: Sized {
     /// Whether a look before each entry is wanted.
     fn watch(&mut self, is_watched: bool);
     /// Whether only another vCPU can ever make this one run again.
-    fn is_parked(&self) -> bool;
+    fn is_dormant(&self) -> bool;
     /// When the vCPU's own timer is due, if that is the core's business.
     fn deadline(&self) -> Option<u64>;
     /// The tags, to be given back when the vCPU is gone.
@@ -313,7 +313,7 @@ macro_rules! implement {
                 fn is_active(&self) -> bool;
                 fn is_awake(&self) -> bool;
                 fn watch(&mut self, is_watched: bool) -> ();
-                fn is_parked(&self) -> bool;
+                fn is_dormant(&self) -> bool;
                 fn deadline(&self) -> Option<u64>;
                 fn into_tags(self) -> tags::VcpuTags;
             }

@@ -177,7 +177,7 @@ fn run_one(cpu: &'static PerCpu, time: VirtualTime, vcpu: VcpuRef) {
                 owner.timer = Some((cpu.id, cpu.timers.add(deadline, vcpu.clone())));
             }
             drop(held);
-            vcpu.vm().stop_if_all_parked();
+            vcpu.vm().stop_if_all_dormant();
         }
         Left::Paused => {}
         Left::Preempted => {

@@ -27,7 +27,7 @@ fn found_by(mutant: Mutant) -> Scenario {
         Mutant::TagKeptOnMove => shootdown::MOVING,
         Mutant::TimerLost | Mutant::TimerNotPosted => schedule::TIMERS,
         Mutant::PutBackTwice => schedule::CROWD,
-        Mutant::UnparkNotCounted => schedule::ALL_STOP,
+        Mutant::DormantNotUncounted => schedule::ALL_STOP,
         Mutant::SeatKept => life::STOP,
         Mutant::PauseNotPosted => life::PAUSE,
         Mutant::Stage2NotFlushed | Mutant::CopyBeforeClear => dirty::BY_FAULTS,

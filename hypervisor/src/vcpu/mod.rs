@@ -79,8 +79,8 @@ pub(crate) struct Owner {
     pub(crate) ran_on: Option<CpuId>,
     /// Entry in a pCPU's list of timers that wakes the vCPU, if it left one behind.
     pub(crate) timer: Option<(CpuId, crate::cpu::timers::Key)>,
-    /// Whether the vCPU counts as one that only another vCPU can wake.
-    pub(crate) parked: bool,
+    /// Whether its VM counts the vCPU as dormant.
+    pub(crate) is_counted_dormant: bool,
     /// Its spare tables and state for faults on memory.
     pub(crate) fault_state: FaultState,
 }
@@ -97,7 +97,13 @@ impl Vcpu {
             handle: Mutex::new(None),
             own_pages: arch.own_pages().collect(),
             counters: Counters::default(),
-            owner: Owned::new(Owner { arch, ran_on: None, timer: None, parked: true, fault_state: FaultState::new() }),
+            owner: Owned::new(Owner {
+                arch,
+                ran_on: None,
+                timer: None,
+                is_counted_dormant: true,
+                fault_state: FaultState::new(),
+            }),
         })
     }
 

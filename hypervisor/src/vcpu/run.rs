@@ -69,7 +69,7 @@ pub(crate) fn run(run: &mut Running<'_>) -> Left {
     Machine::defer_interrupts();
     run.owner.arch.load(host, tags, run.came_back);
     run.owner.arch.renew_intercepts(scheduler::others_wait(run.cpu));
-    run.unpark();
+    run.uncount_dormant();
 
     let mut traced = trace::is_on().then(|| Traced::begin(run));
     let paused = if run.vm.is_paused() { run.wait_while_paused() } else { None };
@@ -228,12 +228,12 @@ impl Running<'_> {
             }
         }
         self.vcpu.set_virtual_time(scheduler::time_of_running(self.cpu));
-        self.park();
+        self.count_if_dormant();
         if mutants::is(Mutant::BlockWithoutTest) {
             let _ = self.vcpu.mailbox().take();
         }
         if !self.vcpu.mailbox().block() {
-            self.unpark();
+            self.uncount_dormant();
             return false;
         }
         self.tally.add(|count| &count.blocks, 1);
@@ -255,17 +255,17 @@ impl Running<'_> {
         None
     }
 
-    /// Counts the vCPU among those that only another vCPU can make run again, if it is one.
-    fn park(&mut self) {
-        if self.owner.arch.is_parked() {
-            self.owner.parked = true;
-            self.vm.vcpu_parked();
+    /// Counts the vCPU among the dormant ones of its VM, if it is dormant: only another vCPU can make it run again.
+    fn count_if_dormant(&mut self) {
+        if self.owner.arch.is_dormant() {
+            self.owner.is_counted_dormant = true;
+            self.vm.add_dormant();
         }
     }
 
-    fn unpark(&mut self) {
-        if core::mem::take(&mut self.owner.parked) {
-            self.vm.vcpu_unparked();
+    fn uncount_dormant(&mut self) {
+        if core::mem::take(&mut self.owner.is_counted_dormant) {
+            self.vm.remove_dormant();
         }
     }
 }

@@ -59,9 +59,9 @@ pub(crate) struct Vm {
     /// vCPUs that have not left for good.
     #[layout(cold)]
     alive: AtomicU32,
-    /// vCPUs that only another vCPU can make run again.
+    /// Number of dormant vCPUs: only another vCPU can make them run again.
     #[layout(cold)]
-    parked: AtomicU32,
+    dormant: AtomicU32,
     #[layout(cold)]
     ending: Once<Ending>,
     /// Room for the text about its end: a guest that ends allocates nothing.
@@ -163,7 +163,7 @@ impl Vm {
             memory,
             config,
             alive: AtomicU32::new(vcpu_count),
-            parked: AtomicU32::new(vcpu_count),
+            dormant: AtomicU32::new(vcpu_count),
             ending: Once::new(),
             detail: spin::Mutex::new(detail),
             paused: AtomicBool::new(false),
@@ -290,22 +290,22 @@ impl Vm {
     }
 
     /// A vCPU is about to block, and only another vCPU can make it run again.
-    pub(crate) fn vcpu_parked(&self) {
-        self.parked.fetch_add(1, Ordering::SeqCst);
+    pub(crate) fn add_dormant(&self) {
+        self.dormant.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// A parked vCPU runs again.
-    pub(crate) fn vcpu_unparked(&self) {
-        if !mutants::is(Mutant::UnparkNotCounted) {
-            self.parked.fetch_sub(1, Ordering::SeqCst);
+    /// A dormant vCPU runs again.
+    pub(crate) fn remove_dormant(&self) {
+        if !mutants::is(Mutant::DormantNotUncounted) {
+            self.dormant.fetch_sub(1, Ordering::SeqCst);
         }
     }
 
-    /// Ends the VM if every vCPU waits for another. Called by a parked vCPU after it has blocked, so the last one of
-    /// them sees all the others blocked.
-    pub(crate) fn stop_if_all_parked(&self) {
+    /// Ends the VM if every vCPU is dormant. A dormant vCPU calls this after it has blocked, so the last one of them
+    /// sees all the others blocked.
+    pub(crate) fn stop_if_all_dormant(&self) {
         fence(Ordering::SeqCst);
-        if self.parked.load(Ordering::SeqCst) == self.config.vcpus
+        if self.dormant.load(Ordering::SeqCst) == self.config.vcpus
             && self.vcpus.iter().all(|vcpu| vcpu.mailbox().is_blocked())
         {
             self.stop(StopReason::Halted, format_args!("every vCPU is halted with interrupts off"));

@@ -328,7 +328,7 @@ impl ArchVcpu {
         }
     }
 
-    pub(crate) fn is_parked(&self) -> bool {
+    pub(crate) fn is_dormant(&self) -> bool {
         matches!(self.activity, Activity::Stopped | Activity::WaitsForStart)
     }
 

@@ -245,7 +245,7 @@ impl VcpuGic {
 
     /// The vCPU powers off: it gives back its SPIs, and the rest stays in the redistributor until it is on again. Until
     /// then it ignores news. May create news.
-    pub fn park(&mut self, distributor: &mut Distributor) {
+    pub fn power_off(&mut self, distributor: &mut Distributor) {
         self.pay(Some(distributor));
         let given_back = self.unload(Some(distributor));
         self.offer(given_back, distributor);

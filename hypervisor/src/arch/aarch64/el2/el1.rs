@@ -5,7 +5,7 @@
 //! Some processors translate for EL1 while they are at EL2, speculatively: by an AT instruction that is never reached
 //! (Cortex-A76 erratum 1165522, A57 1319537, A72 1319367, A55 1530923). The result goes into the TLB under the VMID of
 //! that moment. So while VTTBR_EL2 and these registers do not belong to the same guest, no stage-1 table may be walked.
-//! [`park`] ensures this, and [`El1::load`] ends it as its last step. The notices say to set both EPD bits. These have
+//! [`disable_walks`] ensures this, and [`El1::load`] ends it as its last step. The notices say to set both EPD bits. These have
 //! an effect only while SCTLR_EL1.M is set: without it, addresses translate to themselves.
 
 #![expect(unsafe_code, reason = "the registers decide how a guest's addresses are translated")]
@@ -100,7 +100,7 @@ impl El1 {
         }
     }
 
-    /// Loads them into this pCPU, whose registers are parked, and whose stage 2 is the guest's already.
+    /// Loads them into this pCPU. Walks are disabled there, and stage 2 is the guest's already.
     pub(super) fn load(&self) {
         self.ordinary.load();
         if self.has_keys {
@@ -111,13 +111,13 @@ impl El1 {
         Walks { control: self.control, translation: self.translation }.resume();
     }
 
-    /// Saves them from this pCPU, whose registers are parked afterwards.
+    /// Saves them from this pCPU, and disables walks.
     pub(super) fn save(&mut self) {
         self.ordinary.save();
         if self.has_keys {
             self.keys.save();
         }
-        let walks = park();
+        let walks = disable_walks();
         (self.control, self.translation) = (walks.control, walks.translation);
     }
 }
@@ -129,7 +129,7 @@ pub(super) struct Walks {
 }
 
 /// No table of EL1 is walked from here on. Stage 2 may be another guest's.
-pub(super) fn park() -> Walks {
+pub(super) fn disable_walks() -> Walks {
     let walks = Walks { control: read_register!("sctlr_el1"), translation: read_register!("tcr_el1") };
     // SAFETY: no effect on EL2; the guest gets back the old value before it is entered.
     unsafe { write_register!("tcr_el1", walks.translation | tcr_el1::EPD0 | tcr_el1::EPD1) };

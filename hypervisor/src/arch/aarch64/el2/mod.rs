@@ -387,7 +387,7 @@ pub(crate) fn enable() -> HostContext {
             options(nostack, preserves_flags),
         );
     }
-    el1::park();
+    el1::disable_walks();
     close_extensions();
     isb();
     debug::unlock();

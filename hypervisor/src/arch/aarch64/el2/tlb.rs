@@ -35,7 +35,7 @@ pub(crate) fn flush(memory: &Memory, _: &[Block<Vcpu>], stale: Stale) {
     let mut walks = None;
     if before != vttbr {
         // A guest's registers may be in this pCPU, and are not of this VM: see `el1`.
-        walks = Some(el1::park());
+        walks = Some(el1::disable_walks());
         // SAFETY: names the VM that instructions are about. No guest runs here, and its tables are not walked.
         unsafe { write_register!("vttbr_el2", vttbr) };
         ThisCpu.isb();

@@ -177,7 +177,7 @@ impl ArchVcpu {
         self.interface = Interface::default();
         if self.is_loaded {
             self.debug.depart();
-            el1::park();
+            el1::disable_walks();
             self.el1.load();
             self.load_timer();
             self.interface.load();
@@ -351,7 +351,7 @@ impl ArchVcpu {
     }
 
     /// Whether nothing but another vCPU can ever make this one run again.
-    pub(crate) fn is_parked(&self) -> bool {
+    pub(crate) fn is_dormant(&self) -> bool {
         match self.activity {
             Activity::Active | Activity::Watched => false,
             Activity::Off => true,

@@ -22,7 +22,7 @@ pub(in crate::arch::aarch64) fn call(run: &mut Running<'_>) -> Next {
             Call::CpuOn { vcpu, entry, context } => cpu_on(run, vcpu, Start { entry, context }),
             Call::CpuOff => {
                 arch.activity = Activity::Off;
-                arch.gic.park(&mut run.vm.platform().distributor.lock());
+                arch.gic.power_off(&mut run.vm.platform().distributor.lock());
                 platform::deliver_news(run.vm);
                 run.vcpu.posted().set_power(false);
                 return Next::Idle;

@@ -311,7 +311,7 @@ impl ArchVcpu {
     }
 
     /// Whether nothing but an NMI, an INIT or a start-up message from another vCPU can ever make this one run again.
-    pub(crate) fn is_parked(&self) -> bool {
+    pub(crate) fn is_dormant(&self) -> bool {
         match self.activity {
             Activity::Active | Activity::Watched => false,
             Activity::Halted => self.hardware.rflags() & rflags::IF == 0,

@@ -325,7 +325,7 @@ fn vcpu_that_goes_off_takes_no_spi_with_it() {
     machine.set_line(33, true);
     machine.settle_all();
     machine.exit(0);
-    machine.cpus[0].gic.park(&mut machine.distributor);
+    machine.cpus[0].gic.power_off(&mut machine.distributor);
     assert!(machine.cpus[0].gic.is_idle());
     machine.cpu(0).lists.fill(0);
     machine.write_wide(1, 0x6000 + 33 * 8, Width::Double, 1);
