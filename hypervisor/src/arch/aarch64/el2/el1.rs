@@ -5,8 +5,8 @@
 //! Some processors translate for EL1 while they are at EL2, speculatively: by an AT instruction that is never reached
 //! (Cortex-A76 erratum 1165522, A57 1319537, A72 1319367, A55 1530923). The result goes into the TLB under the VMID of
 //! that moment. So while VTTBR_EL2 and these registers do not belong to the same guest, no stage-1 table may be walked.
-//! [`disable_walks`] ensures this, and [`El1::load`] ends it as its last step. The notices say to set both EPD bits. These have
-//! an effect only while SCTLR_EL1.M is set: without it, addresses translate to themselves.
+//! [`disable_walks`] ensures this, and [`El1::load`] ends it as its last step. The notices say to set both EPD bits.
+//! These have an effect only while SCTLR_EL1.M is set: without it, addresses translate to themselves.
 
 #![expect(unsafe_code, reason = "the registers decide how a guest's addresses are translated")]
 
