@@ -65,16 +65,16 @@ pub(crate) fn run(args: &TraceArgs) -> Result<(), Failure> {
     if args.json {
         println!(
             "{}",
-            json!({ "file": path.to_string(), "pcpus": pcpus, "events": seen.events, "exits": seen.exits, "stays": seen.stays,
+            json!({ "file": path.to_string(), "pcpus": pcpus, "events": seen.events, "exits": seen.exits, "runs": seen.runs,
                 "kicks": seen.kicks, "flushes": seen.flushes, "lost": seen.lost, "seconds": seen.seconds })
         );
         return Ok(());
     }
     println!(
-        "{path}: {:.2} s of {pcpus} pCPUs: {} exits, {} stays of vCPUs on pCPUs, {} kicks, {} flushes of others' TLBs",
+        "{path}: {:.2} s of {pcpus} pCPUs: {} exits, {} runs of vCPUs, {} kicks, {} flushes of others' TLBs",
         seen.seconds,
         show_count(seen.exits),
-        show_count(seen.stays),
+        show_count(seen.runs),
         show_count(seen.kicks),
         show_count(seen.flushes)
     );

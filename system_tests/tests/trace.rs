@@ -59,21 +59,21 @@ fn trace(machine: Machine, experiment: &str) -> (Vec<Value>, BTreeMap<String, u6
 }
 
 each_machine! {
-    fn trace_has_every_exit_that_was_counted_within_the_stay_of_its_vcpu(machine) {
+    fn trace_has_every_exit_that_was_counted_within_a_run_of_its_vcpu(machine) {
         let (events, counted) = trace(machine, "mixed seconds=120");
         let mut traced = BTreeMap::new();
-        let mut stays: BTreeMap<u64, Vec<[f64; 2]>> = BTreeMap::new();
+        let mut runs: BTreeMap<u64, Vec<[f64; 2]>> = BTreeMap::new();
         let number = |value: &Value| value.as_f64().expect("a number");
         let span = |event: &Value| [number(&event["ts"]), number(&event["ts"]) + number(&event["dur"])];
         // Group 1 are the pCPUs, group 2 is the first VM.
-        for stay in of_kind(&events, "stay").filter(|stay| stay["pid"] == 2) {
-            stays.entry(stay["tid"].as_u64().expect("a vCPU")).or_default().push(span(stay));
+        for run in of_kind(&events, "run").filter(|run| run["pid"] == 2) {
+            runs.entry(run["tid"].as_u64().expect("a vCPU")).or_default().push(span(run));
         }
         for exit in of_kind(&events, "exit") {
             *traced.entry(exit["name"].as_str().expect("a reason").to_string()).or_insert(0) += 1;
             let ([begin, end], vcpu) = (span(exit), exit["tid"].as_u64().expect("a vCPU"));
-            let is_within = |stay: &[f64; 2]| stay[0] <= begin && end <= stay[1] + 0.001;
-            assert!(stays.get(&vcpu).is_some_and(|stays| stays.iter().any(is_within)), "{exit}");
+            let is_within = |run: &[f64; 2]| run[0] <= begin && end <= run[1] + 0.001;
+            assert!(runs.get(&vcpu).is_some_and(|runs| runs.iter().any(is_within)), "{exit}");
         }
         println!("{traced:?}");
         assert!(traced.values().sum::<u64>() > 100, "{traced:?}");

@@ -30,13 +30,13 @@ pub(super) struct Timeline<W> {
 /// What is known of a pCPU at a point of its events.
 #[derive(Clone, Debug, Default)]
 struct Pcpu {
-    stay: Option<Stay>,
+    run: Option<Run>,
     lost: u64,
 }
 
-/// A vCPU on a pCPU.
+/// A run: a vCPU on a pCPU.
 #[derive(Clone, Copy, Debug)]
-struct Stay {
+struct Run {
     vm: u32,
     vcpu: u32,
     since: u64,
@@ -47,7 +47,7 @@ struct Stay {
 pub(super) struct Seen {
     pub(super) events: u64,
     pub(super) exits: u64,
-    pub(super) stays: u64,
+    pub(super) runs: u64,
     pub(super) kicks: u64,
     pub(super) flushes: u64,
     pub(super) lost: u64,
@@ -97,25 +97,25 @@ impl<W: Write> Timeline<W> {
         self.seen.events += 1;
         self.zero.get_or_insert(at);
         self.last = self.last.max(at);
-        let stay = self.pcpus[pcpu as usize].stay;
+        let run = self.pcpus[pcpu as usize].run;
         match what {
-            What::Arrived { vm, vcpu } => {
-                // Without its end, the stay before was lost in part.
+            What::RunBegan { vm, vcpu } => {
+                // The end of the run before was lost.
                 self.end(pcpu, at, "?")?;
-                self.pcpus[pcpu as usize].stay = Some(Stay { vm, vcpu, since: at });
+                self.pcpus[pcpu as usize].run = Some(Run { vm, vcpu, since: at });
                 if self.named.insert((vm, vcpu)) {
                     self.write(&metadata("thread_name", group_of(vm), Some(vcpu), &format!("vCPU {vcpu}")))?;
                 }
             }
-            What::Left(departure) => self.end(pcpu, at, departure.name())?,
+            What::RunEnded(end) => self.end(pcpu, at, end.name())?,
             What::Exit { reason, ticks } => {
                 self.seen.exits += 1;
-                let row = stay.map_or((PCPUS, pcpu), |stay| (group_of(stay.vm), stay.vcpu));
+                let row = run.map_or((PCPUS, pcpu), |run| (group_of(run.vm), run.vcpu));
                 self.slice(row, reason.name(), "exit", at, ticks.into(), json!({ "pcpu": pcpu }))?;
             }
             What::Flushed { targets, kicked, ticks } => {
                 self.seen.flushes += 1;
-                let row = stay.map_or((PCPUS, pcpu), |stay| (group_of(stay.vm), stay.vcpu));
+                let row = run.map_or((PCPUS, pcpu), |run| (group_of(run.vm), run.vcpu));
                 let how = json!({ "vcpus": targets, "kicked": kicked });
                 self.slice(row, "flush of other vCPUs", "flush", at, ticks.into(), how)?;
             }
@@ -131,14 +131,14 @@ impl<W: Write> Timeline<W> {
         Ok(())
     }
 
-    /// The stay on this pCPU ends, if there is one.
+    /// Ends the run on this pCPU, if there is one.
     fn end(&mut self, pcpu: u32, at: u64, how: &str) -> io::Result<()> {
-        let Some(Stay { vm, vcpu, since }) = self.pcpus[pcpu as usize].stay.take() else { return Ok(()) };
-        self.seen.stays += 1;
+        let Some(Run { vm, vcpu, since }) = self.pcpus[pcpu as usize].run.take() else { return Ok(()) };
+        self.seen.runs += 1;
         let ticks = at.saturating_sub(since);
         let vcpu_name = format!("{} vCPU {vcpu}", self.name(vm));
-        self.slice((PCPUS, pcpu), &vcpu_name, "stay", since, ticks, json!({ "then": how }))?;
-        self.slice((group_of(vm), vcpu), &format!("on pCPU {pcpu}"), "stay", since, ticks, json!({ "then": how }))
+        self.slice((PCPUS, pcpu), &vcpu_name, "run", since, ticks, json!({ "then": how }))?;
+        self.slice((group_of(vm), vcpu), &format!("on pCPU {pcpu}"), "run", since, ticks, json!({ "then": how }))
     }
 
     fn name(&self, vm: u32) -> String {
@@ -186,7 +186,7 @@ fn metadata(what: &str, pid: u32, tid: Option<u32>, name: &str) -> Value {
 #[cfg(test)]
 mod tests {
     use abi::counters::ExitReason;
-    use abi::trace::Departure;
+    use abi::trace::RunEnd;
 
     use super::*;
 
@@ -211,24 +211,24 @@ mod tests {
     #[test]
     fn exits_lie_within_the_stay_of_their_vcpu() {
         let events = vec![
-            event(100, What::Arrived { vm: 0, vcpu: 3 }),
+            event(100, What::RunBegan { vm: 0, vcpu: 3 }),
             event(110, What::Exit { reason: ExitReason::Cpuid, ticks: 5 }),
             event(120, What::Flushed { targets: 2, kicked: 1, ticks: 7 }),
             event(120, What::Kicked { pcpus: 1, first: 2 }),
             event(119, What::Exit { reason: ExitReason::Hypercall, ticks: 10 }),
-            event(150, What::Left(Departure::Blocked)),
+            event(150, What::RunEnded(RunEnd::Blocked)),
         ];
         let (all, seen) = written(&[(1, Events { lost: 4, events })]);
-        let counts = (seen.exits, seen.stays, seen.kicks, seen.flushes, seen.lost);
+        let counts = (seen.exits, seen.runs, seen.kicks, seen.flushes, seen.lost);
         assert_eq!(counts, (2, 1, 1, 1, 4));
         assert!((seen.seconds - 50e-6).abs() < 1e-9);
-        let stays = slices(&all, "stay");
-        assert_eq!(stays.len(), 2, "a row of the pCPU, and one of the vCPU");
+        let runs = slices(&all, "run");
+        assert_eq!(runs.len(), 2, "a row of the pCPU, and one of the vCPU");
         assert_eq!(
-            (&stays[0]["pid"], &stays[0]["tid"], &stays[0]["name"]),
+            (&runs[0]["pid"], &runs[0]["tid"], &runs[0]["name"]),
             (&json!(1), &json!(1), &json!("a \"b\" vCPU 3"))
         );
-        assert_eq!((&stays[1]["pid"], &stays[1]["tid"], &stays[1]["dur"]), (&json!(2), &json!(3), &json!(50.0)));
+        assert_eq!((&runs[1]["pid"], &runs[1]["tid"], &runs[1]["dur"]), (&json!(2), &json!(3), &json!(50.0)));
         for inner in slices(&all, "exit").into_iter().chain(slices(&all, "flush")) {
             assert_eq!((&inner["pid"], &inner["tid"]), (&json!(2), &json!(3)));
             let begin = inner["ts"].as_f64().expect("a number");
@@ -240,14 +240,14 @@ mod tests {
     fn event_without_its_beginning_or_end_is_shown_all_the_same() {
         let events = vec![
             event(10, What::Exit { reason: ExitReason::Halt, ticks: 1 }),
-            event(20, What::Arrived { vm: 7, vcpu: 0 }),
-            event(30, What::Arrived { vm: 0, vcpu: 1 }),
+            event(20, What::RunBegan { vm: 7, vcpu: 0 }),
+            event(30, What::RunBegan { vm: 0, vcpu: 1 }),
             event(40, What::Exit { reason: ExitReason::Halt, ticks: 5 }),
         ];
         let (all, seen) = written(&[(0, Events { lost: 0, events })]);
-        assert_eq!((seen.exits, seen.stays), (2, 2));
+        assert_eq!((seen.exits, seen.runs), (2, 2));
         assert_eq!(slices(&all, "exit")[0]["pid"], json!(1), "nobody knows whose it was");
-        let ends: Vec<_> = slices(&all, "stay").iter().map(|stay| stay["args"]["then"].clone()).collect();
+        let ends: Vec<_> = slices(&all, "run").iter().map(|run| run["args"]["then"].clone()).collect();
         assert_eq!(ends, ["?", "?", "still there", "still there"]);
     }
 

@@ -20,7 +20,7 @@ use abi::exit_code::{CLEAN, qemu_status};
 use abi::layout::{Content, Layout, Place, Row, Whose};
 use abi::payload::{Manifest, Payload, VmConfig};
 use abi::resources::Resources;
-use abi::trace::{Departure, Event, Events, What};
+use abi::trace::{Event, Events, RunEnd, What};
 
 use crate::played_log::PlayedLog;
 
@@ -334,9 +334,9 @@ impl Host {
         *at += 1000;
         let event = |after, what| Event { at: *at + after, what };
         vec![
-            event(0, What::Arrived { vm: 0, vcpu: 1 }),
+            event(0, What::RunBegan { vm: 0, vcpu: 1 }),
             event(100, What::Exit { reason: ExitReason::Cpuid, ticks: 50 }),
-            event(900, What::Left(Departure::Blocked)),
+            event(900, What::RunEnded(RunEnd::Blocked)),
         ]
     }
 

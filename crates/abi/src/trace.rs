@@ -1,6 +1,6 @@
 //! Events of a pCPU, for `dunlin trace`.
 //!
-//! Events are short and name no vCPU: they belong to the vCPU of the last [`What::Arrived`]. Times are in ticks of the
+//! Events are short and name no vCPU: they belong to the vCPU of the last [`What::RunBegan`]. Times are in ticks of the
 //! host's clock.
 
 use alloc::vec::Vec;
@@ -21,14 +21,14 @@ pub struct Event {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum What {
     /// The pCPU began to run a vCPU.
-    Arrived {
+    RunBegan {
         /// Number of its VM.
         vm: u32,
         /// Its number within the VM.
         vcpu: u32,
     },
     /// The pCPU stopped running the vCPU.
-    Left(Departure),
+    RunEnded(RunEnd),
     /// The vCPU exited at this time.
     Exit {
         /// The reason.
@@ -56,18 +56,18 @@ pub enum What {
 
 /// Why a pCPU stopped running a vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Departure {
-    /// It waits for an interrupt.
+pub enum RunEnd {
+    /// The vCPU waits for an interrupt or other work.
     Blocked,
-    /// Its VM is paused.
+    /// Its VM is paused: as if blocked, but no timer of its own wakes the vCPU.
     Paused,
-    /// Other vCPUs are due.
+    /// Other vCPUs are due; the vCPU goes back into a run queue.
     Preempted,
-    /// Its VM ends.
+    /// Its VM ends; the vCPU never runs again.
     Ended,
 }
 
-impl Departure {
+impl RunEnd {
     /// The reason in one word.
     #[must_use]
     pub const fn name(self) -> &'static str {

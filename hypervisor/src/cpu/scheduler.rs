@@ -16,7 +16,7 @@ use super::{PerCpu, all, by_id, housekeeping, is_busy, this};
 use crate::arch::{Arch, Machine, trace};
 use crate::mutants::{self, Mutant};
 use crate::sync::{AtomicU64, Mutex, Ordering, per_host};
-use crate::vcpu::run::{Left, Running, run};
+use crate::vcpu::run::{RunEnd, Running, run};
 use crate::vm::VcpuRef;
 
 /// Slices per second: for how long a vCPU runs while others wait.
@@ -168,7 +168,7 @@ fn run_one(cpu: &'static PerCpu, time: VirtualTime, vcpu: VcpuRef) {
     let time = cpu.scheduler.running_time(Machine::now());
     advance(cpu, time);
     match left {
-        Left::Blocked => {
+        RunEnd::Blocked => {
             // Another pCPU may have woken it already; the next pCPU that runs it waits for this lock, and then finds
             // the timer.
             if let Some(deadline) = owner.arch.deadline()
@@ -179,8 +179,8 @@ fn run_one(cpu: &'static PerCpu, time: VirtualTime, vcpu: VcpuRef) {
             drop(held);
             vcpu.vm().stop_if_all_dormant();
         }
-        Left::Paused => {}
-        Left::Preempted => {
+        RunEnd::Paused => {}
+        RunEnd::Preempted => {
             shared.mailbox().requeue();
             drop(held);
             if mutants::is(Mutant::PutBackTwice) {
@@ -188,7 +188,7 @@ fn run_one(cpu: &'static PerCpu, time: VirtualTime, vcpu: VcpuRef) {
             }
             put_back(cpu, time, vcpu);
         }
-        Left::Dead => {
+        RunEnd::Ended => {
             drop(held);
             if !mutants::is(Mutant::SeatKept) {
                 shared.drop_handle();

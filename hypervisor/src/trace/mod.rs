@@ -12,4 +12,4 @@ mod tracing;
 
 #[cfg_attr(test, expect(unused_imports, reason = "the fake machine tells of no kick"))]
 pub(crate) use tracing::kicked;
-pub(crate) use tracing::{arrived, exit, flushed, goes_on, is_on, left, read, start, stop};
+pub(crate) use tracing::{exit, flushed, goes_on, is_on, read, run_began, run_ended, start, stop};

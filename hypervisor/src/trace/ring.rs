@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use abi::control::EVENTS_CHUNK;
 use abi::counters::ExitReason;
-use abi::trace::{Departure, Event, Events, What};
+use abi::trace::{Event, Events, RunEnd, What};
 use crossbeam_utils::CachePadded;
 
 /// Events that a pCPU keeps until they are read.
@@ -92,19 +92,19 @@ impl Ring {
     }
 }
 
-const ARRIVED: u64 = 0;
-const LEFT: u64 = 1;
+const RUN_BEGAN: u64 = 0;
+const RUN_ENDED: u64 = 1;
 const EXIT: u64 = 2;
 const KICKED: u64 = 3;
 const FLUSHED: u64 = 4;
 
-const DEPARTURES: [Departure; 4] = [Departure::Blocked, Departure::Paused, Departure::Preempted, Departure::Ended];
+const RUN_ENDS: [RunEnd; 4] = [RunEnd::Blocked, RunEnd::Paused, RunEnd::Preempted, RunEnd::Ended];
 
 /// An event in three words: the time; two numbers of 32 bits; the kind, and a third number.
 fn packed(Event { at, what }: Event) -> [u64; 3] {
     let (kind, first, second, third) = match what {
-        What::Arrived { vm, vcpu } => (ARRIVED, vm, vcpu, 0),
-        What::Left(departure) => (LEFT, departure as u32, 0, 0),
+        What::RunBegan { vm, vcpu } => (RUN_BEGAN, vm, vcpu, 0),
+        What::RunEnded(end) => (RUN_ENDED, end as u32, 0, 0),
         What::Exit { reason, ticks } => (EXIT, reason as u32, ticks, 0),
         What::Kicked { pcpus, first } => (KICKED, pcpus, first, 0),
         What::Flushed { targets, kicked, ticks } => (FLUSHED, targets, kicked, ticks),
@@ -115,8 +115,8 @@ fn packed(Event { at, what }: Event) -> [u64; 3] {
 fn unpacked([at, numbers, kind]: [u64; 3]) -> Option<Event> {
     let (first, second) = (upper(numbers), lower(numbers));
     let what = match kind >> 32 {
-        ARRIVED => What::Arrived { vm: first, vcpu: second },
-        LEFT => What::Left(*DEPARTURES.get(first as usize)?),
+        RUN_BEGAN => What::RunBegan { vm: first, vcpu: second },
+        RUN_ENDED => What::RunEnded(*RUN_ENDS.get(first as usize)?),
         EXIT => What::Exit { reason: *ExitReason::ALL.get(first as usize)?, ticks: second },
         KICKED => What::Kicked { pcpus: first, first: second },
         FLUSHED => What::Flushed { targets: first, kicked: second, ticks: lower(kind) },
@@ -140,13 +140,13 @@ mod tests {
 
     fn events() -> impl Iterator<Item = Event> {
         let exits = ExitReason::ALL.iter().map(|&reason| What::Exit { reason, ticks: u32::MAX });
-        let departures = DEPARTURES.into_iter().map(What::Left);
+        let ends = RUN_ENDS.into_iter().map(What::RunEnded);
         let others = [
-            What::Arrived { vm: u32::MAX, vcpu: 3 },
+            What::RunBegan { vm: u32::MAX, vcpu: 3 },
             What::Kicked { pcpus: 64, first: 63 },
             What::Flushed { targets: 1, kicked: u32::MAX, ticks: 7 },
         ];
-        (u64::MAX - 100..).zip(exits.chain(departures).chain(others)).map(|(at, what)| Event { at, what })
+        (u64::MAX - 100..).zip(exits.chain(ends).chain(others)).map(|(at, what)| Event { at, what })
     }
 
     #[test]
@@ -160,7 +160,7 @@ mod tests {
     #[test]
     fn newest_events_are_lost_and_counted_when_nobody_reads() {
         let ring = Ring::new().expect("memory");
-        let event = |at| Event { at, what: What::Left(Departure::Blocked) };
+        let event = |at| Event { at, what: What::RunEnded(RunEnd::Blocked) };
         (0..EVENTS as u64 + 5).for_each(|at| ring.push(event(at)));
         let mut seen = Vec::new();
         loop {

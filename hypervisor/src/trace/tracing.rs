@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 
 use abi::counters::ExitReason;
-use abi::trace::{Departure, Event, Events, What};
+use abi::trace::{Event, Events, RunEnd, What};
 use crossbeam_utils::CachePadded;
 use spin::Once;
 
@@ -11,7 +11,6 @@ use super::ring::{OutOfMemory, Ring};
 use crate::arch::{Arch, Machine};
 use crate::cpu::{self, scheduler};
 use crate::sync::{AtomicBool, AtomicU64, Ordering, per_host};
-use crate::vcpu::run::Left;
 
 per_host! {
     /// Whether a trace runs.
@@ -72,20 +71,14 @@ pub(crate) fn read(pcpu: u32) -> Option<Events> {
     Some(ring.map_or(Events { lost: 0, events: Vec::new() }, Ring::take))
 }
 
-/// A vCPU was given this pCPU.
-pub(crate) fn arrived(vm: u32, vcpu: u32) {
-    push(Machine::now(), What::Arrived { vm, vcpu });
+/// This pCPU begins to run a vCPU.
+pub(crate) fn run_began(vm: u32, vcpu: u32) {
+    push(Machine::now(), What::RunBegan { vm, vcpu });
 }
 
-/// It leaves again.
-pub(crate) fn left(left: Left) {
-    let departure = match left {
-        Left::Blocked => Departure::Blocked,
-        Left::Paused => Departure::Paused,
-        Left::Preempted => Departure::Preempted,
-        Left::Dead => Departure::Ended,
-    };
-    push(Machine::now(), What::Left(departure));
+/// This pCPU stops running the vCPU.
+pub(crate) fn run_ended(end: RunEnd) {
+    push(Machine::now(), What::RunEnded(end));
 }
 
 /// The guest was left `at` this time, and its exit has been handled.

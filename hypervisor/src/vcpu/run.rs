@@ -7,6 +7,7 @@
 //! entry, and no request waits longer than that.
 
 use abi::counters::ExitReason;
+pub(crate) use abi::trace::RunEnd;
 use sched::Pending;
 
 use super::{Owner, Tally, Vcpu};
@@ -47,23 +48,10 @@ pub(crate) enum Next {
     Yield,
 }
 
-/// Why the pCPU stopped running the vCPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Left {
-    /// The vCPU waits for a post; the poster puts it into a run queue.
-    Blocked,
-    /// The VM is paused: as if blocked, but no timer of its own wakes it.
-    Paused,
-    /// Others are due; the vCPU goes back into a run queue.
-    Preempted,
-    /// The VM ends; the vCPU never runs again.
-    Dead,
-}
-
 /// Runs the vCPU until it blocks, others are due, or its VM ends.
 // A function of its own: inlined into the scheduler, the loop has fewer registers, and each exit spills more.
 #[inline(never)]
-pub(crate) fn run(run: &mut Running<'_>) -> Left {
+pub(crate) fn run(run: &mut Running<'_>) -> RunEnd {
     // Made at its first use, which enables virtualization: this must come before the use of GIF.
     let host = run.cpu.host_context();
     let mut held = run.vm.memory.tag_pool().on(run.cpu.id);
@@ -75,24 +63,24 @@ pub(crate) fn run(run: &mut Running<'_>) -> Left {
 
     let mut traced = trace::is_on().then(|| Traced::begin(run));
     let paused = if run.vm.is_paused() { run.wait_while_paused() } else { None };
-    let left = paused.unwrap_or_else(|| stay(run, host, tags, &mut traced));
+    let end = paused.unwrap_or_else(|| run_loop(run, host, tags, &mut traced));
     if let Some(traced) = traced {
-        traced.end(run, left);
+        traced.end(run, end);
     }
 
     run.owner.arch.unload(tags);
     Machine::stop_deferring_interrupts();
-    left
+    end
 }
 
 /// Enters the guest and handles its exits, again and again.
 #[inline]
-fn stay(
+fn run_loop(
     run: &mut Running<'_>,
     host: &<Machine as Arch>::HostContext,
     tags: &mut <Machine as Arch>::CpuTags,
     traced: &mut Option<Traced>,
-) -> Left {
+) -> RunEnd {
     loop {
         Machine::prepare(run);
         if !run.owner.arch.is_active() {
@@ -100,13 +88,13 @@ fn stay(
                 traced.look(run);
             }
             if run.vcpu.mailbox().has_work()
-                && let Some(left) = take_pending(run)
+                && let Some(end) = take_pending(run)
             {
-                return left;
+                return end;
             }
             if !run.owner.arch.is_awake() && !run.owner.arch.try_wake() {
                 if run.block() {
-                    return Left::Blocked;
+                    return RunEnd::Blocked;
                 }
                 run.owner.arch.watch(traced.is_some());
                 continue;
@@ -119,8 +107,8 @@ fn stay(
         run.vcpu.presence().enter(run.cpu.id.0);
         if !is_tested && run.vcpu.mailbox().has_work() {
             run.vcpu.presence().leave();
-            if let Some(left) = take_pending(run) {
-                return left;
+            if let Some(end) = take_pending(run) {
+                return end;
             }
             continue;
         }
@@ -138,14 +126,14 @@ fn stay(
                 cpu::housekeeping(run.cpu);
                 Machine::expire_timers(run, Machine::now());
                 if scheduler::is_due(run.cpu) || trace::is_on() != traced.is_some() {
-                    return Left::Preempted;
+                    return RunEnd::Preempted;
                 }
                 run.owner.arch.renew_intercepts(scheduler::others_wait(run.cpu));
                 scheduler::arm(run.cpu, run.owner.arch.deadline());
             }
             Next::Yield => {
                 if scheduler::others_wait(run.cpu) {
-                    return Left::Preempted;
+                    return RunEnd::Preempted;
                 }
                 run.owner.arch.renew_intercepts(false);
             }
@@ -167,7 +155,7 @@ struct Traced {
 impl Traced {
     #[cold]
     fn begin(run: &mut Running<'_>) -> Self {
-        trace::arrived(run.vm.number, run.index);
+        trace::run_began(run.vm.number, run.index);
         run.owner.arch.watch(true);
         Self { left_at: run.owner.arch.left_at(), exits: run.tally.exits() }
     }
@@ -185,19 +173,19 @@ impl Traced {
         *self = Self { left_at, exits };
     }
 
-    fn end(mut self, run: &mut Running<'_>, left: Left) {
+    fn end(mut self, run: &mut Running<'_>, end: RunEnd) {
         self.look(run);
         run.owner.arch.watch(false);
-        trace::left(left);
+        trace::run_ended(end);
     }
 }
 
-/// Takes the pending work. Returns why the pCPU stops running the vCPU, if it does.
+/// Takes the pending work. Returns why the run ends, if it ends.
 #[cold]
-fn take_pending(run: &mut Running<'_>) -> Option<Left> {
+fn take_pending(run: &mut Running<'_>) -> Option<RunEnd> {
     let work = carry_out(run);
     if work.contains(Pending::STOP) {
-        return Some(Left::Dead);
+        return Some(RunEnd::Ended);
     }
     if work.contains(Pending::PAUSE) { run.wait_while_paused() } else { None }
 }
@@ -246,14 +234,14 @@ impl Running<'_> {
 
     /// Blocks the vCPU as long as its VM is paused. Posted work is done meanwhile, but the guest does not run.
     #[cold]
-    fn wait_while_paused(&mut self) -> Option<Left> {
+    fn wait_while_paused(&mut self) -> Option<RunEnd> {
         while self.vm.is_paused() {
             if self.vcpu.mailbox().has_work() && carry_out(self).contains(Pending::STOP) {
-                return Some(Left::Dead);
+                return Some(RunEnd::Ended);
             }
             self.vcpu.set_virtual_time(scheduler::time_of_running(self.cpu));
             if self.vcpu.mailbox().block() {
-                return Some(Left::Paused);
+                return Some(RunEnd::Paused);
             }
         }
         None
