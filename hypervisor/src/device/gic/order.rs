@@ -9,7 +9,7 @@ use super::{FIRST_SPI, MAX_LISTS};
 
 /// Whether interrupts of a kind found no place in the list registers.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Left {
+pub(super) struct Unlisted {
     pub(super) private_pending: bool,
     pub(super) private_active: bool,
     pub(super) spi_pending: bool,
@@ -54,8 +54,8 @@ impl First {
         Self { candidates: [Candidate(u32::MAX); MAX_LISTS], count: 0, places }
     }
 
-    /// Adds a candidate. If one then has no place, records its kind in `left`.
-    pub(super) fn add(&mut self, candidate: Candidate, left: &mut Left) {
+    /// Adds a candidate. If one then has no place, records its kind in `unlisted`.
+    pub(super) fn add(&mut self, candidate: Candidate, unlisted: &mut Unlisted) {
         let at = self.candidates[..self.count].partition_point(|earlier| *earlier < candidate);
         let dropped = if self.count < self.places {
             self.count += 1;
@@ -69,10 +69,10 @@ impl First {
         }
         let Some(dropped) = dropped else { return };
         *match (dropped.intid() < FIRST_SPI, dropped.is_pending()) {
-            (true, true) => &mut left.private_pending,
-            (true, false) => &mut left.private_active,
-            (false, true) => &mut left.spi_pending,
-            (false, false) => &mut left.spi_active,
+            (true, true) => &mut unlisted.private_pending,
+            (true, false) => &mut unlisted.private_active,
+            (false, true) => &mut unlisted.spi_pending,
+            (false, false) => &mut unlisted.spi_active,
         } = true;
     }
 

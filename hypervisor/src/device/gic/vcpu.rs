@@ -11,7 +11,7 @@
 
 use super::distributor::{Distributor, Question};
 use super::list_register::{ListRegister, State, control};
-use super::order::{Candidate, First, Left};
+use super::order::{Candidate, First, Unlisted};
 use super::posted::Taken;
 use super::private::Private;
 use super::registers::{SGI_FRAME, Width, gicr, read_identity, waker};
@@ -40,8 +40,8 @@ pub struct VcpuGic {
     dirty: bool,
     /// The distributor must be visited.
     spi_news: bool,
-    /// The interrupts without a place.
-    left: Left,
+    /// Which kinds of interrupts do not fit into the list registers.
+    unlisted: Unlisted,
     /// Ends of interrupts that the processor did not find.
     owed: u32,
     /// EOImode of the guest.
@@ -86,7 +86,7 @@ impl VcpuGic {
             has_spis: false,
             dirty: false,
             spi_news: true,
-            left: Left::default(),
+            unlisted: Unlisted::default(),
             owed: 0,
             splits_end: false,
             question: None,
@@ -156,7 +156,8 @@ impl VcpuGic {
     pub fn needs_distributor(&self) -> bool {
         let has_spis = || bits(self.used).any(|index| self.lists[index as usize].intid() >= FIRST_SPI);
         let overflows = || self.outside().count_ones() as usize > self.count - self.used.count_ones() as usize;
-        self.spi_news || self.dirty && (self.left.spi_pending || self.left.spi_active || overflows() && has_spis())
+        self.spi_news
+            || self.dirty && (self.unlisted.spi_pending || self.unlisted.spi_active || overflows() && has_spis())
     }
 
     /// Updates the list registers. Without the distributor, SPIs do not change; with it, there may be news to deliver.
@@ -190,11 +191,11 @@ impl VcpuGic {
     #[must_use]
     pub fn control(&self) -> u64 {
         let mut bits = control::EN;
-        if self.left.private_pending || self.left.spi_pending {
+        if self.unlisted.private_pending || self.unlisted.spi_pending {
             // Where nothing is pending that could be taken, the second would be met at once and for ever.
             bits |= if self.deliverable() == 0 { control::UIE } else { control::NPIE };
         }
-        if self.left.private_active || self.left.spi_active {
+        if self.unlisted.private_active || self.unlisted.spi_active {
             bits |= control::LRENPIE;
             if self.splits_end {
                 bits |= control::TDIR;
@@ -324,7 +325,7 @@ impl VcpuGic {
             self.latched &= !(1 << index);
         }
         // There may be a place now, or the processor needs a new exit condition.
-        self.dirty |= state.is_none() || self.left.private_pending || self.left.spi_pending;
+        self.dirty |= state.is_none() || self.unlisted.private_pending || self.unlisted.spi_pending;
         if !state.is_none() {
             return;
         }
@@ -361,8 +362,8 @@ impl VcpuGic {
             let Some(index) = self.free() else { return false };
             self.load_private(index, intid);
         }
-        self.left.private_pending = false;
-        self.left.private_active = false;
+        self.unlisted.private_pending = false;
+        self.unlisted.private_active = false;
         true
     }
 
@@ -399,21 +400,21 @@ impl VcpuGic {
         if let Some(distributor) = &distributor {
             self.forwards = distributor.forwards();
             self.has_spis = distributor.has_enabled();
-            self.left = Left::default();
+            self.unlisted = Unlisted::default();
         } else {
-            self.left.private_pending = false;
-            self.left.private_active = false;
+            self.unlisted.private_pending = false;
+            self.unlisted.private_active = false;
         }
 
         let mut first = First::new(self.count - self.used.count_ones() as usize);
         for intid in bits(self.outside()) {
             let active = self.private.active & 1 << intid != 0;
-            first.add(Candidate::new(intid, self.private.priority(intid), active, self.splits_end), &mut self.left);
+            first.add(Candidate::new(intid, self.private.priority(intid), active, self.splits_end), &mut self.unlisted);
         }
         if let Some(distributor) = &distributor {
             let delivers = self.delivers();
             for (intid, priority, active) in distributor.candidates(self.number).filter(|spi| delivers || spi.2) {
-                first.add(Candidate::new(intid, priority, active, self.splits_end), &mut self.left);
+                first.add(Candidate::new(intid, priority, active, self.splits_end), &mut self.unlisted);
             }
         }
 
@@ -476,7 +477,7 @@ impl VcpuGic {
 
     /// Ends interrupts that the guest ended and the processor did not find.
     fn pay(&mut self, mut distributor: Option<&mut Distributor>) {
-        if distributor.is_none() && self.left.spi_active {
+        if distributor.is_none() && self.unlisted.spi_active {
             // It may be one of those; `needs_distributor` reports it.
             return;
         }

@@ -14,7 +14,7 @@ use crate::operands::Confined;
 use core::arch::x86_64::__cpuid;
 use memory::Mapped;
 use segments::Selectors;
-use signals::{Handlers, Left};
+use signals::{EndState, Handlers};
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use x86_emulate::{Exception, Mode};
@@ -121,13 +121,13 @@ impl Processor {
 }
 
 /// The exception as the processor raised it.
-fn exception(left: &Left) -> Exception {
+fn exception(end: &EndState) -> Exception {
     const PRESENT: u32 = 1 << 0;
     const END_OF_PROCESS: u64 = 0x7fff_ffff_f000;
-    let cr2 = (left.vector == PAGE_FAULT).then_some(left.cr2);
+    let cr2 = (end.vector == PAGE_FAULT).then_some(end.cr2);
     // Linux sets this bit for all addresses that no process can have (arch/x86/mm/fault.c). Nothing is there.
     let hidden = if cr2.is_some_and(|address| address >= END_OF_PROCESS) { PRESENT } else { 0 };
-    Exception { vector: left.vector, error_code: left.error_code & !hidden, cr2 }
+    Exception { vector: end.vector, error_code: end.error_code & !hidden, cr2 }
 }
 
 /// Registers before and after the instruction.

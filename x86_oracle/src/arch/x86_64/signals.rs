@@ -45,7 +45,7 @@ enum Phase {
 
 /// The state after an instruction, and why it ended.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Left {
+pub(super) struct EndState {
     pub(super) registers: Registers,
     pub(super) vector: u8,
     pub(super) error_code: u32,
@@ -63,7 +63,7 @@ struct Exchange {
     registers: Registers,
     /// Our own registers while the instruction has its.
     ours: [greg_t; 23],
-    left: Left,
+    end: EndState,
 }
 
 struct Shared(UnsafeCell<Exchange>);
@@ -81,7 +81,7 @@ static EXCHANGE: Shared = Shared(UnsafeCell::new(Exchange {
     selectors: Selectors { cs: 0, ss: 0, ds: 0, es: 0, fs: 0, gs: 0, bases: None },
     registers: NOTHING,
     ours: [0; 23],
-    left: Left { registers: NOTHING, vector: 0, error_code: 0, cr2: 0 },
+    end: EndState { registers: NOTHING, vector: 0, error_code: 0, cr2: 0 },
 }));
 
 /// The handlers of signals, and their stack, while the processor is taken.
@@ -121,7 +121,7 @@ impl Handlers {
     }
 
     /// Executes the code at the case's RIP, until it reaches an INT3 or causes an exception.
-    pub(super) fn visit(&mut self, case: &Case, selectors: Selectors) -> Left {
+    pub(super) fn visit(&mut self, case: &Case, selectors: Selectors) -> EndState {
         // SAFETY: asked for just before.
         let fs = has_base_instructions().then(|| unsafe { fs_base() });
         {
@@ -141,7 +141,7 @@ impl Handlers {
         // SAFETY: as above; the handler has run twice.
         let exchange = unsafe { &*EXCHANGE.0.get() };
         assert_eq!(exchange.phase, Phase::Outside, "no way out");
-        exchange.left
+        exchange.end
     }
 }
 
@@ -200,7 +200,7 @@ extern "C" fn on_signal(signal: c_int, _info: *mut siginfo_t, context: *mut c_vo
             // SAFETY: `visit` found this value on this thread.
             unsafe { restore_fs(base) };
         }
-        exchange.left = take(registers);
+        exchange.end = take(registers);
         *registers = exchange.ours;
         exchange.phase = Phase::Outside;
     }
@@ -217,10 +217,10 @@ fn put(context: &mut [greg_t; 23], registers: &Registers, selectors: &Selectors)
     context[libc::REG_CSGSFS as usize] = both.cast_signed();
 }
 
-fn take(context: &[greg_t; 23]) -> Left {
+fn take(context: &[greg_t; 23]) -> EndState {
     let value = |place: c_int| context[place as usize].cast_unsigned();
     #[expect(clippy::cast_possible_truncation, reason = "vectors have 8 bits, error codes 32")]
     let (vector, error_code) = (value(libc::REG_TRAPNO) as u8, value(libc::REG_ERR) as u32);
     let registers = Registers { gprs: GPRS.map(value), rip: value(libc::REG_RIP), flags: value(libc::REG_EFL) };
-    Left { registers, vector, error_code, cr2: value(libc::REG_CR2) }
+    EndState { registers, vector, error_code, cr2: value(libc::REG_CR2) }
 }
