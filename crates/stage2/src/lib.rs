@@ -71,7 +71,7 @@ pub use pace::Pace;
 pub use pages::{Cell, Pages, Tlb};
 pub use spare::Spare;
 pub use split::BATCH;
-pub use stale::{FewPages, Reach, Stale, What};
+pub use stale::{FewPages, Scope, Stale, What};
 pub use stream::Stream;
 pub use tree::{Shape, Tree};
 pub use vmsa::{Vmsa, VmsaOf};
@@ -164,7 +164,7 @@ impl fmt::Display for MapError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::OutOfTables => write!(f, "no page left for a stage-2 table"),
-            Self::Beyond(gpa) => write!(f, "guest address {gpa} is beyond the reach of stage 2"),
+            Self::Beyond(gpa) => write!(f, "guest address {gpa} is too high for stage 2"),
             Self::BeyondHost(hpa) => write!(f, "host address {hpa} does not fit into a stage-2 entry"),
             Self::Misaligned(range) => write!(f, "guest range {}..{} is not made of pages", range.start, range.end()),
             Self::MisalignedHost(hpa) => write!(f, "host address {hpa} does not start a page"),

@@ -21,7 +21,7 @@ const PAGES: usize = 8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "these translations may still be in use until they are flushed"]
 pub struct Stale {
-    reach: Reach,
+    scope: Scope,
     what: What,
     /// The smallest range that holds all of it; `start == end` if there is nothing to flush.
     start: Gpa,
@@ -34,11 +34,11 @@ pub struct Stale {
 
 /// Whose TLBs must be flushed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Reach {
+pub enum Scope {
     /// Only that of the processor that made the change. Others notice by themselves: their old entry faults.
     Local,
     /// That of every processor that may have run the guest.
-    Everybody,
+    AllCpus,
 }
 
 /// What must be flushed.
@@ -83,26 +83,20 @@ impl FewPages {
 impl Stale {
     /// Nothing to flush.
     pub const EMPTY: Self =
-        Self { reach: Reach::Local, what: What::Nothing, start: Gpa(0), end: Gpa(0), tables: false, level: None };
+        Self { scope: Scope::Local, what: What::Nothing, start: Gpa(0), end: Gpa(0), tables: false, level: None };
 
     /// Everything of the VM, on all processors.
-    pub const WHOLE: Self = Self {
-        reach: Reach::Everybody,
-        what: What::Whole,
-        start: Gpa(0),
-        end: Gpa(u64::MAX),
-        tables: true,
-        level: None,
-    };
+    pub const WHOLE: Self =
+        Self { scope: Scope::AllCpus, what: What::Whole, start: Gpa(0), end: Gpa(u64::MAX), tables: true, level: None };
 
     /// The leaf at `level` that covers `range`, on all processors.
     pub fn leaf(range: GpaRange, level: u32) -> Self {
-        Self::page(range, level, Reach::Everybody)
+        Self::page(range, level, Scope::AllCpus)
     }
 
     /// The leaf at `level` that covers `range`, on the calling processor.
     pub fn local(range: GpaRange, level: u32) -> Self {
-        Self::page(range, level, Reach::Local)
+        Self::page(range, level, Scope::Local)
     }
 
     /// Everything within `range`, on all processors: leaves of all sizes, and pointers to tables.
@@ -111,7 +105,7 @@ impl Stale {
             return Self::EMPTY;
         }
         Self {
-            reach: Reach::Everybody,
+            scope: Scope::AllCpus,
             what: What::Range(range),
             start: range.start,
             end: range.end(),
@@ -120,11 +114,11 @@ impl Stale {
         }
     }
 
-    fn page(range: GpaRange, level: u32, reach: Reach) -> Self {
+    fn page(range: GpaRange, level: u32, scope: Scope) -> Self {
         let mut list = [Gpa(0); PAGES];
         list[0] = range.start;
         let what = What::Pages(FewPages { list, count: 1 });
-        Self { reach, what, start: range.start, end: range.end(), tables: false, level: Some(level) }
+        Self { scope, what, start: range.start, end: range.end(), tables: false, level: Some(level) }
     }
 
     /// Whether there is nothing to flush.
@@ -135,8 +129,8 @@ impl Stale {
 
     /// Whose TLBs must be flushed, if there is anything to flush.
     #[must_use]
-    pub const fn reach(&self) -> Reach {
-        self.reach
+    pub const fn scope(&self) -> Scope {
+        self.scope
     }
 
     /// What must be flushed.
@@ -193,7 +187,7 @@ impl Stale {
             _ => GpaRange::new(start, end.0 - start.0).map_or(What::Whole, What::Range),
         };
         Self {
-            reach: self.reach.max(other.reach),
+            scope: self.scope.max(other.scope),
             what,
             start,
             end,

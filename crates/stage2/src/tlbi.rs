@@ -15,7 +15,7 @@
 //!
 //! The VM's VMID must be in VTTBR_EL2 meanwhile, because the instructions use it.
 
-use crate::{Reach, Stale, What};
+use crate::{Scope, Stale, What};
 use addr::{Gpa, GpaRange, PAGE_BYTES};
 
 /// The processor's instructions.
@@ -120,9 +120,9 @@ pub struct Features {
 }
 
 impl Features {
-    /// Flushes `stale`. On return no processor in its reach uses the old translations.
+    /// Flushes `stale`. On return no processor in its scope uses the old translations.
     pub fn pay(&self, stale: Stale, cpu: &impl Maintenance) {
-        let everywhere = stale.reach() == Reach::Everybody;
+        let everywhere = stale.scope() == Scope::AllCpus;
         let (stores, done) =
             if everywhere { (Barrier::Stores, Barrier::Full) } else { (Barrier::LocalStores, Barrier::Local) };
         let leaves = !stale.tables();

@@ -15,7 +15,7 @@ use core::fmt;
 use addr::{Gpa, Hpa};
 use stage2::{Cell, Stale};
 #[cfg(debug_assertions)]
-use stage2::{Reach, What};
+use stage2::{Scope, What};
 
 /// One thing that a pCPU does.
 #[derive(Clone, Copy, Debug)]
@@ -70,7 +70,7 @@ pub(crate) fn note(event: impl FnOnce() -> Event) {
 #[inline(always)]
 pub(crate) fn paid(root: Hpa, stale: Stale) {
     #[cfg(debug_assertions)]
-    if stale.reach() == Reach::Everybody {
+    if stale.scope() == Scope::AllCpus {
         let done = |start: Gpa, end: u64| note(|| Event::Flushed { root, start, end: Gpa(end) });
         match stale.what() {
             What::Nothing => {}

@@ -1,7 +1,7 @@
 //! Single operations on a tree that no other processor uses.
 
 use super::{GIB, Guest, MIB, NPT, Pool, leaf_at, range};
-use crate::{Access, MapError, Npt, Reach, Stale};
+use crate::{Access, MapError, Npt, Scope, Stale};
 use addr::{Gpa, Hpa};
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -80,7 +80,7 @@ fn unmap_in_the_middle_of_a_large_page_splits_it_and_owes_only_the_middle() {
 
     let hole = range(3 * MIB, 8192);
     let stale = tree.unmap(&pool, hole).expect("splits with two tables");
-    assert_eq!(stale.reach(), Reach::Everybody);
+    assert_eq!(stale.scope(), Scope::AllCpus);
     assert_eq!(stale.range(), hole);
 
     assert_eq!(leaf_at(&tree, &pool, 3 * MIB), None);

@@ -2,7 +2,7 @@
 
 use super::range;
 use crate::tlbi::{Barrier, Features, Maintenance, Tlbi};
-use crate::{Reach, Stale, What};
+use crate::{Scope, Stale, What};
 use addr::Gpa;
 use core::cell::RefCell;
 use proptest::prelude::{prop_assert, prop_assert_eq, proptest};
@@ -108,13 +108,13 @@ fn debts_merge_into_one_that_covers_both() {
     assert_eq!(both.range(), range(0x1000, 0x8000));
     let What::Pages(pages) = both.what() else { panic!("few pages stay pages: {both:?}") };
     assert_eq!(pages.as_slice(), [Gpa(0x1000), Gpa(0x8000)]);
-    assert_eq!((both.level(), both.tables(), both.reach()), (Some(0), false, Reach::Everybody));
+    assert_eq!((both.level(), both.tables(), both.scope()), (Some(0), false, Scope::AllCpus));
 
     let mixed = both.merge(Stale::leaf(range(0x20_0000, 0x20_0000), 1));
     assert_eq!(mixed.level(), None, "no level is certain any more");
     let local = Stale::local(range(0, 4096), 0);
-    assert_eq!(local.merge(local).reach(), Reach::Local);
-    assert_eq!(local.merge(page(0)).reach(), Reach::Everybody, "the larger of the two");
+    assert_eq!(local.merge(local).scope(), Scope::Local);
+    assert_eq!(local.merge(page(0)).scope(), Scope::AllCpus, "the larger of the two");
 
     let many = (0..9).map(|number| page(number << 12)).fold(Stale::EMPTY, Stale::merge);
     assert_eq!(many.what(), What::Range(range(0, 9 << 12)));
