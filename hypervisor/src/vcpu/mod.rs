@@ -29,7 +29,7 @@ type ArchVcpu = <Machine as Arch>::Vcpu;
 #[lay_out]
 pub(crate) struct Vcpu {
     #[layout(mailbox)]
-    reach: Reach,
+    shared: SharedLine,
     /// Interrupts that others have left for its interrupt controller.
     #[layout(mailbox)]
     posted: Posted,
@@ -54,20 +54,20 @@ pub(crate) struct Vcpu {
     owner: Owned<Owner>,
 }
 
-/// Everything that a shootdown touches of a target: one line of 64 bytes.
+/// Everything that a shootdown reads or writes of a target vCPU: one cache line of 64 bytes.
 ///
-/// The owner writes here too, when it enters and leaves its guest. So a sender finds everything in one line, and
-/// without senders the line stays with the owner.
+/// The owner writes to this line too, when it enters and leaves its guest. So a sender needs one line only. Without
+/// senders the line stays in the owner's cache.
 #[repr(C)]
-struct Reach {
+struct SharedLine {
     mailbox: Mailbox,
     presence: Presence,
     requests: Requests,
 }
 
-const _: () = assert!(size_of::<Reach>() == 64 && Vcpu::OFFSET_REACH.is_multiple_of(64));
+const _: () = assert!(size_of::<SharedLine>() == 64 && Vcpu::OFFSET_SHARED.is_multiple_of(64));
 
-impl MailboxField for Reach {}
+impl MailboxField for SharedLine {}
 impl MailboxField for Posted {}
 impl OwnerField for Counters {}
 
@@ -89,7 +89,7 @@ impl Vcpu {
     /// A vCPU that waits for its first post.
     pub(crate) fn new(arch: ArchVcpu, home: CpuId) -> Self {
         Self::lay_out(VcpuFields {
-            reach: Reach { mailbox: Mailbox::blocked(), presence: Presence::new(), requests: Requests::new() },
+            shared: SharedLine { mailbox: Mailbox::blocked(), presence: Presence::new(), requests: Requests::new() },
             posted: Posted::new(),
             queued_at: AtomicU64::new(0),
             home: AtomicU32::new(home.0),
@@ -127,19 +127,19 @@ impl Vcpu {
     /// The word through which others reach the vCPU.
     #[inline]
     pub(crate) fn mailbox(&self) -> &Mailbox {
-        &self.reach.mailbox
+        &self.shared.mailbox
     }
 
     /// Whether it is in its guest, and where.
     #[inline]
     pub(crate) fn presence(&self) -> &Presence {
-        &self.reach.presence
+        &self.shared.presence
     }
 
     /// Its flush requests.
     #[inline]
     pub(crate) fn requests(&self) -> &Requests {
-        &self.reach.requests
+        &self.shared.requests
     }
 
     /// Pages besides this block that only its owner writes.
