@@ -164,7 +164,7 @@ impl Memory {
         &self.tree
     }
 
-    /// Walks stage 2, on a pCPU that has [announced](Logging::walk) itself.
+    /// Walks stage 2, on a pCPU that has [announced](DirtyState::walk) itself.
     #[inline(always)]
     pub(crate) fn walk<'a>(
         &'a self,

@@ -100,7 +100,7 @@ fn populate(run: &mut Running<'_>, region: u32, gpa: Gpa, level: u32) -> Resolve
     let memory = &run.vm.memory;
     let Some(hpa) = memory.host_page(region, gpa, level) else { return Resolved::End(Problem::NotMapped) };
     let (tables, spare) = (memory.tables(), &mut run.owner.fault_state.spare);
-    let (tlbs, walking) = (AllTlbs::of(run.vm), memory.logging().walk(run.cpu.id));
+    let (tlbs, walking) = (AllTlbs::of(run.vm), memory.dirty_state().walk(run.cpu.id));
     let populated = memory.walk(&tlbs, &walking).populate(spare, gpa, hpa, level, Access::ALL);
     drop(walking);
     let resolved = match populated {
@@ -121,8 +121,8 @@ fn populate(run: &mut Running<'_>, region: u32, gpa: Gpa, level: u32) -> Resolve
 #[inline(never)]
 fn open(run: &mut Running<'_>, gpa: Gpa, wanted: Access, cause: Cause) -> Resolved {
     let memory = &run.vm.memory;
-    let granularity = memory.logging().granularity();
-    let (tlbs, walking) = (AllTlbs::of(run.vm), memory.logging().walk(run.cpu.id));
+    let granularity = memory.dirty_state().granularity();
+    let (tlbs, walking) = (AllTlbs::of(run.vm), memory.dirty_state().walk(run.cpu.id));
     let fault = memory.walk(&tlbs, &walking).fault(gpa, wanted, granularity);
     let resolved = match fault {
         Fault::Large => open_large(run, walking, gpa, wanted, cause, granularity),
@@ -232,7 +232,7 @@ impl FaultState {
     /// any.
     fn prepare(&mut self, memory: &Memory, vcpus: u32, now: u64, ahead: u64) -> Option<u64> {
         let wanted = TABLES_FOR_A_WRITE + ahead;
-        let allowed = match memory.logging().rate() {
+        let allowed = match memory.dirty_state().rate() {
             None => wanted,
             Some((log, per_second)) => {
                 let share = u64::from(per_second.div_ceil(vcpus));

@@ -21,7 +21,7 @@ use stage2::{Access, Attempt, MapError, Shape, Stale, Tree};
 use vcpu_layout::lay_out;
 
 use super::address_space::{AllTlbs, NoTlb};
-use super::dirty::log::Logging;
+use super::dirty::log::DirtyState;
 use super::tags::VmTags;
 use crate::arch::block::Block;
 use crate::arch::emulate::Decoded;
@@ -53,7 +53,7 @@ pub(crate) struct Memory {
     level_on_touch: Option<u32>,
     /// State of its dirty log.
     #[layout(mailbox)]
-    logging: Logging,
+    dirty: DirtyState,
     /// Each increment makes all TLB entries of the VM stale.
     #[layout(mailbox)]
     pub(super) epoch: AtomicU64,
@@ -163,7 +163,7 @@ impl Assembly {
         // Otherwise a walker on another pCPU may read the old content of the root's page.
         tlb::publish();
 
-        let logging = Logging::new(&self.regions, self.level_on_touch.is_some())?;
+        let dirty = DirtyState::new(&self.regions, self.level_on_touch.is_some())?;
         Ok(Memory::lay_out(MemoryFields {
             regions: self.regions,
             ram: GuestRam::new(self.runs),
@@ -171,7 +171,7 @@ impl Assembly {
             tree: self.tree,
             shape: Mutex::new(self.shape),
             level_on_touch: self.level_on_touch,
-            logging,
+            dirty,
             epoch: AtomicU64::new(0),
             tags: self.tags,
             decoded: None,
@@ -200,8 +200,8 @@ impl Memory {
 
     /// State of its dirty log.
     #[inline]
-    pub(crate) fn logging(&self) -> &Logging {
-        &self.logging
+    pub(crate) fn dirty_state(&self) -> &DirtyState {
+        &self.dirty
     }
 
     /// Level of the pages that are mapped at their first touch; `None` if all memory is mapped at creation.
@@ -259,7 +259,7 @@ impl Memory {
             None => write(),
             Some(decoded) => decoded.write_as_host(gpa, &Protected { memory: self, vcpus: &[] }, write).0,
         };
-        self.logging.wrote(gpa, bytes as u64);
+        self.dirty.wrote(gpa, bytes as u64);
         result
     }
 
@@ -280,7 +280,7 @@ impl Memory {
     /// stage 2 maps a page there, but does not allow the access. For most devices this takes one comparison.
     #[inline]
     pub(crate) fn faulting_region(&self, gpa: Gpa, is_present: bool) -> Option<u32> {
-        if !is_present && !self.logging.has_gaps() {
+        if !is_present && !self.dirty.has_gaps() {
             return None;
         }
         Some((0..).zip(&self.regions).find(|(_, region)| region.contains(gpa))?.0)
@@ -334,7 +334,7 @@ impl Protect for Protected<'_> {
         if !self.memory.has(page) {
             return Protection::Refused;
         }
-        let (tlbs, walking) = (self.tlbs(), self.memory.logging.walk(cpu::this().id));
+        let (tlbs, walking) = (self.tlbs(), self.memory.dirty.walk(cpu::this().id));
         // Nested pages need no flush for a leaf that was split before the page was found busy.
         match self.memory.walk(&tlbs, &walking).try_protect_page(page, Access::READ_EXECUTE) {
             Ok(Attempt::Done(stale)) if stale.is_empty() => Protection::Already,
@@ -349,7 +349,7 @@ impl Protect for Protected<'_> {
     }
 
     fn unprotect(&self, page: Gpa) -> Unprotection {
-        let (tlbs, walking) = (self.tlbs(), self.memory.logging.walk(cpu::this().id));
+        let (tlbs, walking) = (self.tlbs(), self.memory.dirty.walk(cpu::this().id));
         // The page has a leaf of its own since it was protected, so nothing must be split; and added rights need no
         // flush.
         let grown = self.memory.walk(&tlbs, &walking).try_protect_page(page, Access::ALL);

@@ -21,7 +21,7 @@ use crate::sync::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 const SLOT_BYTES: u64 = 128 << 20;
 
 /// A VM's dirty log, for code that writes to memory.
-pub(crate) struct Logging {
+pub(crate) struct DirtyState {
     /// What a write fault does: one of the numbers below.
     state: AtomicU8,
     /// Whether memory may be unmapped: it is mapped at its first touch, or a log was ever started, after which small
@@ -39,7 +39,7 @@ pub(crate) struct Logging {
     collapses: AtomicU64,
 }
 
-impl MailboxField for Logging {}
+impl MailboxField for DirtyState {}
 
 /// A piece of memory with a log of its own.
 pub(crate) struct Slot {
@@ -80,7 +80,7 @@ pub(crate) fn source(source: DirtySource) -> Source {
     }
 }
 
-impl Logging {
+impl DirtyState {
     /// No log runs of these regions, which have gaps in stage 2 or not.
     ///
     /// # Errors

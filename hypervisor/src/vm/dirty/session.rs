@@ -113,7 +113,7 @@ fn source_of(vm: &Vm, how: &DirtyLogging) -> Result<Source, StartError> {
 
 /// This pCPU is about to walk the VM's stage 2.
 fn walk(vm: &Vm) -> Walking<'_> {
-    vm.memory.logging().walk(cpu::this().id)
+    vm.memory.dirty_state().walk(cpu::this().id)
 }
 
 impl Session {
@@ -123,9 +123,9 @@ impl Session {
     /// The host lacks something. Nothing has changed then, except large pages that were split at the ends of slots.
     pub(crate) fn start(vm: &Vm, how: DirtyLogging, with_mirror: bool) -> Result<Self, StartError> {
         let source = source_of(vm, &how)?;
-        let logging = vm.memory.logging();
+        let state = vm.memory.dirty_state();
         let policy = log::policy(how.split);
-        let slots = logging.slots();
+        let slots = state.slots();
         let mut mirror = None;
         if with_mirror {
             let copies = mirror.insert(Vec::new());
@@ -147,19 +147,19 @@ impl Session {
 
         let mut spare = Spare::new();
         let tlbs = AllTlbs::of(vm);
-        logging.begin(&how, source);
+        state.begin(&how, source);
         for slot in slots {
             let log = slot.log(policy, source);
             let started = log.start(vm.memory.walk(&tlbs, &walk(vm)), Start::AllDirty, &mut spare);
             match started {
                 Ok(stale) => stale.pay(&tlbs),
                 Err(_) => {
-                    logging.end();
+                    state.end();
                     return Err(StartError::OutOfMemory);
                 }
             }
         }
-        logging.count_flushes(tlbs.flushes());
+        state.count_flushes(tlbs.flushes());
         let first = slots.first().map_or(Gpa(0), |slot| slot.range.start);
         let phase = if how.split == Split::Eager {
             let pace = how.splits_per_second.map(|rate| Pace::new(rate.into(), clock::hz(), clock::now()));
@@ -188,7 +188,7 @@ impl Session {
 
     /// Ends the log. The following steps undo its changes.
     pub(crate) fn stop(&mut self, vm: &Vm) {
-        vm.memory.logging().end();
+        vm.memory.dirty_state().end();
         self.mirror = None;
         self.phase = Phase::Releasing { slot: 0 };
     }
@@ -274,7 +274,7 @@ impl Session {
             Phase::Collapsing { slot, from } => self.collapse(vm, &tlbs, slot, from),
             Phase::Logging { .. } | Phase::Over => {}
         }
-        vm.memory.logging().count_flushes(tlbs.flushes());
+        vm.memory.dirty_state().count_flushes(tlbs.flushes());
         None
     }
 
@@ -306,7 +306,7 @@ impl Session {
     }
 
     fn log<'a>(&self, vm: &'a Vm, slot: usize) -> SlotLog<'a> {
-        vm.memory.logging().slots()[slot].log(log::policy(self.how.split), self.source)
+        vm.memory.dirty_state().slots()[slot].log(log::policy(self.how.split), self.source)
     }
 
     /// Finds the dirty pages of a slot and cleans them. Their numbers are in `found` then; they may be copied.
@@ -328,19 +328,19 @@ impl Session {
         }
         let dirty = &self.dirty[..words_of(&log)];
         let cleared = self.sent[slot].clear(&log, stage2, 0, dirty);
-        let copyable = cleared.flush(&tlbs, walking, vm.memory.logging().walkers());
+        let copyable = cleared.flush(&tlbs, walking, vm.memory.dirty_state().walkers());
         if !mutants::is(Mutant::CopyBeforeClear) {
             self.found.extend(copyable.pages());
         }
         round.flushes += tlbs.flushes();
-        vm.memory.logging().count_flushes(tlbs.flushes());
+        vm.memory.dirty_state().count_flushes(tlbs.flushes());
     }
 
     /// Brings some pages of the mirror up to date; with nonsense, if they shall be lost.
     #[inline(never)]
     fn copy(&self, vm: &Vm, slot: usize, pages: &[u64], lose: bool) {
         let Some(mirror) = self.mirror.as_ref().and_then(|mirror| mirror.get(slot)) else { return };
-        let start = vm.memory.logging().slots()[slot].range.start;
+        let start = vm.memory.dirty_state().slots()[slot].range.start;
         let mut bytes = [NONSENSE; PAGE];
         for page in pages.iter().take(PAGES_AT_ONCE) {
             let offset = page * PAGE_BYTES;
@@ -365,7 +365,7 @@ impl Session {
     #[inline(never)]
     fn compare(&mut self, vm: &Vm, page: u64, mut comparison: Comparison) -> Option<Done> {
         let mirror = self.mirror.as_ref()?;
-        let slots = vm.memory.logging().slots();
+        let slots = vm.memory.dirty_state().slots();
         let mut first = 0;
         let mut place = None;
         for (slot, frames) in slots.iter().zip(mirror) {
@@ -398,7 +398,7 @@ impl Session {
     /// Splits large pages before the guest writes to them, as many as the pace allows.
     fn split_ahead(&mut self, vm: &Vm, tlbs: &AllTlbs<'_>) {
         let Phase::Splitting { slot, from, pace, splits } = &mut self.phase else { return };
-        let slots = vm.memory.logging().slots();
+        let slots = vm.memory.dirty_state().slots();
         let Some(place) = slots.get(*slot) else {
             self.phase = Phase::Logging { splits: *splits };
             return;
@@ -431,7 +431,7 @@ impl Session {
 
     /// Lets the guest write freely to a slot again.
     fn release(&mut self, vm: &Vm, tlbs: &AllTlbs<'_>, slot: usize) {
-        let slots = vm.memory.logging().slots();
+        let slots = vm.memory.dirty_state().slots();
         self.phase = match slots.get(slot) {
             Some(_) => {
                 self.log(vm, slot).stop(vm.memory.walk(tlbs, &walk(vm)));
@@ -444,8 +444,8 @@ impl Session {
     /// Makes the small pages around `from` large again, if nothing else prevents it.
     fn collapse(&mut self, vm: &Vm, tlbs: &AllTlbs<'_>, slot: usize, from: Gpa) {
         let memory = &vm.memory;
-        self.limbo.reclaim(memory.tables(), memory.logging().walkers());
-        let slots = memory.logging().slots();
+        self.limbo.reclaim(memory.tables(), memory.dirty_state().walkers());
+        let slots = memory.dirty_state().slots();
         let Some(place) = slots.get(slot) else {
             if self.limbo.waiting() == 0 {
                 core::mem::take(&mut self.spare).give_back(memory.tables());
@@ -490,11 +490,11 @@ impl Session {
         level: u32,
     ) -> [Collapse; M] {
         let memory = &vm.memory;
-        let walkers = memory.logging().walkers();
+        let walkers = memory.dirty_state().walkers();
         let mut stage2 = memory.walk_mut(tlbs, shape);
         let outcomes = stage2.collapse_together(&mut self.limbo, walkers, places, level);
         let done = outcomes.iter().filter(|&&outcome| outcome == Collapse::Done).count() as u64;
-        memory.logging().count_collapses(done);
+        memory.dirty_state().count_collapses(done);
         if done != 0 {
             self.comeback.spend(1);
         }
@@ -516,7 +516,7 @@ fn zeros(count: usize) -> Result<Vec<u64>, Exhausted> {
 
 /// The information about a VM without a log.
 pub(crate) fn info_without_log(vm: &Vm) -> DirtyInfo {
-    let (flushes, collapses) = vm.memory.logging().counts();
+    let (flushes, collapses) = vm.memory.dirty_state().counts();
     DirtyInfo {
         at_ns: clock::nanos(),
         running: None,
