@@ -7,9 +7,9 @@
 //!
 //! Other processors may still read the table. It waits in a [`Limbo`] until they have left.
 
+use crate::fault::Slot;
 use crate::tree::{Tree, entries, span};
-use crate::walk::{Slot, Walk, WalkMut};
-use crate::{Cell, Entry, Format, Limbo, Pages, Quiescence, Stale, Tlb};
+use crate::{Cell, Entry, Format, Limbo, Pages, Quiescence, Stale, Tlb, Walk, WalkMut};
 use addr::{Gpa, Hpa};
 
 /// Result of a collapse.

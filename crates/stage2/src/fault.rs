@@ -1,14 +1,18 @@
-//! Handling of guest faults, and other changes of single pages.
+//! Handles a fault of the guest: all of it that concerns the tables is in this file.
+//!
+//! ```text
+//!   fault     what does the entry for this address say, and does it allow the access now?
+//!   descend   finds that entry: one load per level
+//!   exchange  writes it, if nobody else did: one compare-exchange; wakes its table, see `quiet.rs`
+//! ```
 //!
 //! Any number of processors may do this at the same time, on the same page too. There is no lock: each change is one
 //! compare-exchange of one entry, and a processor that loses the race retries on the new value. Only the entry is
-//! written. A split also writes a table that no other processor has seen yet.
+//! written. All other operations descend and exchange by the same functions.
 
-use crate::split::{AsBefore, Dress, Split};
-use crate::tree::span;
-use crate::walk::{Slot, Walk};
-use crate::{Access, Entry, Format, Leaf, MapError, Memory, Pages, Source, Spare, Stale, Tlb};
-use addr::{Gpa, GpaRange, Hpa};
+use crate::tree::{entries, range_between, span};
+use crate::{Access, Cell, Entry, Format, Leaf, Pages, Source, Tlb, Walk};
+use addr::{Gpa, GpaRange, Hpa, PAGE_BYTES};
 
 /// What the caller must do about a fault.
 #[derive(Clone, Copy, Debug)]
@@ -39,17 +43,6 @@ impl Denial {
     pub fn gpa(self) -> Option<Gpa> {
         self.0
     }
-}
-
-/// Result of an [attempt](Walk::try_protect_page) to change a page's rights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "what was done may owe a flush"]
-pub enum Attempt {
-    /// The page has the rights, or is not mapped.
-    Done(Stale),
-    /// Another processor replaces the entry. The page has its old rights. Larger leaves around it may have been split
-    /// and need this flush.
-    Busy(Stale),
 }
 
 /// How to split a large leaf that a dirty log has write-protected, when the guest writes.
@@ -102,215 +95,157 @@ impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
         self.tlb.publish();
         Fault::Retry(Denial(format.denials_are_cached().then_some(gpa)))
     }
+}
 
-    /// Splits the [large](Fault::Large) leaf that a fault found at `gpa`, if it still is one. Returns the flush for it.
-    ///
-    /// The flush may be done later and by any processor. Until then the TLB may hold the old leaf, which grants the
-    /// same rights or fewer. Callers collect many of these for one broadcast. With FEAT_BBM the hardware may report a
-    /// conflict until the flush.
-    ///
-    /// Also splits up to `ahead` leaves behind it, together, if they are equally large and write-protected and there
-    /// are spare tables. This helps a guest that writes to one leaf after the other; see [`Stream`](crate::Stream).
-    /// Also returns the end of the last of them.
-    ///
-    /// # Errors
-    /// No spare table.
+impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
+    /// The entry that decides about `gpa`: the first entry on the descent that is not a table.
     #[inline(always)]
-    pub fn split_at_fault(
-        self,
-        gpa: Gpa,
-        granularity: Granularity,
-        ahead: u64,
-        spare: &mut Spare,
-    ) -> Result<(Stale, Gpa), MapError> {
-        self.apart(move |walk| walk.split_large(gpa, granularity, ahead, spare))
+    pub(crate) fn descend(self, gpa: Gpa) -> Slot {
+        self.descend_to(gpa, 0)
+    }
+
+    /// The same, but not below level `lowest`, where the entry may be a table.
+    #[inline(always)]
+    pub(crate) fn descend_to(self, gpa: Gpa, lowest: u32) -> Slot {
+        // A descent of known length needs no loop.
+        match self.format().levels() {
+            3 => self.descend_from(2, gpa, lowest),
+            4 => self.descend_from(3, gpa, lowest),
+            levels => self.descend_from(levels - 1, gpa, lowest),
+        }
     }
 
     #[inline(always)]
-    fn split_large(
-        self,
-        gpa: Gpa,
-        granularity: Granularity,
-        ahead: u64,
-        spare: &mut Spare,
-    ) -> Result<(Stale, Gpa), MapError> {
-        let slot = self.descend(gpa);
-        let page = slot.page();
-        if slot.level == 0 || slot.access().is_none() {
-            return Ok((Stale::EMPTY, page.end()));
-        }
-        let dress = Touch(granularity);
-        if ahead > 0 && slot.level == 1 && spare.count() > 1 {
-            let bytes = page.bytes().saturating_mul(ahead.saturating_add(1)).min(self.tree.limit().0 - page.start.0);
-            let range = GpaRange::new(page.start, bytes).unwrap_or(page);
-            let is_closed = |format: &F, bits| match format.decode(1, bits) {
-                Entry::Leaf { access, .. } => access.write && !format.is_writable(bits),
-                Entry::Empty | Entry::Busy | Entry::Table(_) => false,
-            };
-            return Ok(self.split_batch(range, spare, is_closed, &dress));
-        }
-        match self.split(slot, spare, &dress)? {
-            Split::Done(owed) => Ok((owed, page.end())),
-            Split::Lost => Ok((Stale::EMPTY, page.end())),
-        }
-    }
-
-    /// Maps the page at `level` that holds `gpa` to `hpa`, which is aligned to that page: the guest's first touch. If
-    /// another processor is faster, its mapping stays.
-    ///
-    /// # Errors
-    /// A table is missing and there is no spare one, or the page cannot be mapped like this.
-    #[inline]
-    pub fn populate(self, spare: &mut Spare, gpa: Gpa, hpa: Hpa, level: u32, access: Access) -> Result<(), MapError> {
-        let level = level.min(self.format().largest_leaf());
-        let bytes = span::<F>(level);
-        // Pages and limits are aligned to a page's size: a page that starts below a limit ends below it.
-        if gpa >= self.tree.limit() {
-            return Err(MapError::Beyond(gpa));
-        }
-        if hpa >= self.format().host_limit() {
-            return Err(MapError::BeyondHost(hpa));
-        }
-        if hpa.0 & (bytes - 1) != 0 {
-            return Err(MapError::MisalignedHost(hpa));
-        }
-        self.tree.check_access(access)?;
-
-        // Fast path: most pages have a table already and no competitor.
-        if self.fill(&self.descend(gpa), First::new::<F>(gpa, hpa, level, access)) {
-            return Ok(());
-        }
-        self.apart(move |walk| walk.populate_without_table(spare, gpa, hpa, level, access))
-    }
-
-    #[inline(always)]
-    fn populate_without_table(
-        self,
-        spare: &mut Spare,
-        gpa: Gpa,
-        hpa: Hpa,
-        level: u32,
-        access: Access,
-    ) -> Result<(), MapError> {
-        let first = First::new::<F>(gpa, hpa, level, access);
+    fn descend_from(self, mut level: u32, gpa: Gpa, lowest: u32) -> Slot {
+        let mut table = Hpa(self.tree.root().0 + (gpa.0 >> span::<F>(level + 1).trailing_zeros()) * PAGE_BYTES);
+        let mut above = None;
         loop {
-            let slot = self.descend_and_wait(gpa);
-            if self.fill(&slot, first) {
-                return Ok(());
-            }
-            if slot.level > first.level && slot.entry == Entry::Empty {
-                let table = spare.take(self.pages).ok_or(MapError::OutOfTables)?;
-                if !slot.exchange(self.pages, self.format().table(table)) {
-                    spare.put_back(self.pages, table, 0);
+            let cell = Cell::new(table, index::<F>(gpa, level));
+            let bits = self.pages.load(cell);
+            match self.format().decode(level, bits) {
+                Entry::Table(next) if level > lowest => {
+                    above = Some(cell);
+                    table = next;
+                    level -= 1;
+                }
+                entry => {
+                    let bytes = span::<F>(level);
+                    return Slot { cell, bits, entry, level, start: Gpa(gpa.0 & !(bytes - 1)), bytes, above };
                 }
             }
         }
     }
 
-    /// Maps the page, or the part of it that `slot` decides about, if nothing is mapped there. Returns whether it is
-    /// mapped then. It is not if a table is missing or another processor is about to change the entry.
-    #[inline(always)]
-    fn fill(self, slot: &Slot, page: First) -> bool {
-        if slot.entry != Entry::Empty || slot.level > page.level {
-            return matches!(slot.entry, Entry::Leaf { .. });
-        }
-        // An earlier mapping may have left a table: then the page is mapped in parts.
-        let hpa = Hpa(page.hpa.0 + (slot.start.0 - page.gpa.0));
-        let leaf = self.format().leaf(hpa, slot.level, page.access, Memory::Normal);
-        let done = self.exchange(slot, leaf);
-        if done {
-            self.tlb.publish();
-        }
-        done
+    /// Like [`descend`](Self::descend), but waits while another processor replaces the entry.
+    ///
+    /// A caller that itself replaces an entry must not use it: two such callers would wait for each other.
+    #[inline]
+    pub(crate) fn descend_and_wait(self, gpa: Gpa) -> Slot {
+        self.descend_and_wait_to(gpa, 0)
     }
 
-    /// Gives the page at level 0 that holds `gpa` the rights `access`, and changes no other page. A page that is not
-    /// mapped stays so.
-    ///
-    /// Added rights need no flush: a guest with a cached old entry [faults](Self::fault).
-    ///
-    /// Waits while another processor replaces the entry, which may itself wait for a flush. So the caller must hold
-    /// nothing that this flush needs; see [`try_protect_page`](Self::try_protect_page).
-    ///
-    /// # Errors
-    /// The format cannot encode `access`, or the pool has no table to split a large leaf. The page keeps its rights.
-    pub fn protect_page(self, gpa: Gpa, access: Access) -> Result<Stale, MapError> {
-        let mut stale = Stale::EMPTY;
+    /// The same, but not below level `lowest`.
+    #[inline]
+    pub(crate) fn descend_and_wait_to(self, gpa: Gpa, lowest: u32) -> Slot {
         loop {
-            match self.try_protect_page(gpa, access)? {
-                Attempt::Done(owed) => return Ok(stale.merge(owed)),
-                Attempt::Busy(owed) => stale = stale.merge(owed),
+            let slot = self.descend_to(gpa, lowest);
+            if slot.entry != Entry::Busy {
+                return slot;
             }
             self.tlb.relax();
         }
     }
-
-    /// Like [`protect_page`](Self::protect_page), but never waits for another processor: for callers that hold a lock.
-    /// It asks `tlb` for a flush only if the format [breaks](crate::Replace) large leaves.
-    ///
-    /// # Errors
-    /// As for [`protect_page`](Self::protect_page).
-    pub fn try_protect_page(self, gpa: Gpa, access: Access) -> Result<Attempt, MapError> {
-        self.tree.check_access(access)?;
-        if gpa >= self.tree.limit() {
-            return Err(MapError::Beyond(gpa));
-        }
-        let mut spare = Spare::new();
-        let result = self.try_protect_page_with(gpa, access, &mut spare);
-        spare.give_back(self.pages);
-        result
-    }
-
-    fn try_protect_page_with(self, gpa: Gpa, wanted: Access, spare: &mut Spare) -> Result<Attempt, MapError> {
-        let mut stale = Stale::EMPTY;
-        loop {
-            let slot = self.descend(gpa);
-            if slot.entry == Entry::Busy {
-                return Ok(Attempt::Busy(stale));
-            }
-            let Some(now) = slot.access().filter(|now| *now != wanted) else { return Ok(Attempt::Done(stale)) };
-            if slot.level == 0 {
-                if self.exchange(&slot, self.format().with_access(slot.bits, wanted)) {
-                    let owed = !wanted.includes(now);
-                    let stale = if owed { stale.merge(self.tree.owed_for(slot.page(), 0)) } else { stale };
-                    return Ok(Attempt::Done(stale));
-                }
-                continue;
-            }
-            // All tables that the descent can need, so that it cannot fail halfway and leave a flush undone.
-            spare.fill(self.pages, slot.level.into())?;
-            if let Split::Done(owed) = self.split(slot, spare, &AsBefore)? {
-                stale = stale.merge(owed);
-            }
-        }
-    }
 }
 
-/// A page at its first touch: its address, its host address, and its attributes.
-#[derive(Clone, Copy)]
-struct First {
-    gpa: Gpa,
-    hpa: Hpa,
-    level: u32,
-    access: Access,
-}
-
-impl First {
-    /// The page at `level` that holds `gpa`.
+impl<F: Format, P: Pages, T> Walk<'_, F, P, T> {
+    /// Writes `new` if the leaf or the hole in `slot` is unchanged. If the page is writable now, wakes its table.
     #[inline(always)]
-    fn new<F: Format>(gpa: Gpa, hpa: Hpa, level: u32, access: Access) -> Self {
-        Self { gpa: Gpa(gpa.0 & !(span::<F>(level) - 1)), hpa, level, access }
+    pub(crate) fn exchange(self, slot: &Slot, new: u64) -> bool {
+        let done = slot.exchange(self.pages, new);
+        if done && slot.level == 0 && !self.is_still(new) {
+            self.wake(slot);
+        }
+        done
+    }
+
+    /// Whether the leaf was not written, and cannot be without a fault.
+    #[inline]
+    pub(crate) fn is_still(self, bits: u64) -> bool {
+        let format = self.format();
+        let is_written = |source| format.is_written(bits, source);
+        !format.is_writable(bits) && !is_written(Source::WriteProtect) && !is_written(Source::Hardware)
+    }
+
+    /// Wakes the table that holds `leaf`.
+    #[inline(always)]
+    fn wake(self, leaf: &Slot) {
+        if let Some(cell) = leaf.above {
+            self.change_table(cell, |bits| bits & !self.format().quiet());
+        }
+    }
+
+    /// Changes the software bits of an entry, as long as it points to a table.
+    ///
+    /// It may point to another table than before. The new table was made from the same pages, so to wake it is only
+    /// slow.
+    #[inline(always)]
+    pub(crate) fn change_table(self, cell: Cell, change: impl Fn(u64) -> u64) {
+        let mut bits = self.pages.load(cell);
+        loop {
+            let new = change(bits);
+            if new == bits || !matches!(self.format().decode(1, bits), Entry::Table(_)) {
+                return;
+            }
+            match self.pages.compare_exchange(cell, bits, new) {
+                Ok(()) => return,
+                Err(now) => bits = now,
+            }
+        }
     }
 }
 
-/// The parts of a write-protected leaf that the guest writes to.
-struct Touch(Granularity);
+/// An entry that is not a table, and its place.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Slot {
+    pub(crate) cell: Cell,
+    /// The entry when it was read, raw and decoded.
+    pub(crate) bits: u64,
+    pub(crate) entry: Entry,
+    pub(crate) level: u32,
+    /// First address that the entry decides about, and the number of bytes.
+    pub(crate) start: Gpa,
+    pub(crate) bytes: u64,
+    /// The entry that points to this entry's table, unless that table is the root.
+    pub(crate) above: Option<Cell>,
+}
 
-impl Dress for Touch {
-    fn part<F: Format>(&self, format: &F, level: u32, bits: u64) -> u64 {
-        // A part that is large itself stays write-protected; it is split at its own first write. If another processor,
-        // without tables, has made the whole leaf writable, it counts as written: `watched` would lose that.
-        let is_watched = self.0 == Granularity::Watched && level == 0 && !format.is_written(bits, Source::Hardware);
-        if is_watched { format.watched(bits) } else { bits }
+impl Slot {
+    /// The range that the entry decides about.
+    pub(crate) fn page(&self) -> GpaRange {
+        range_between(self.start, Gpa(self.start.0 + self.bytes))
     }
+
+    /// The part of that range from `gpa` to `end`.
+    pub(crate) fn piece(&self, gpa: Gpa, end: Gpa) -> GpaRange {
+        range_between(gpa, end.min(self.page().end()))
+    }
+
+    /// Access rights of the leaf, if it is one.
+    pub(crate) fn access(&self) -> Option<Access> {
+        match self.entry {
+            Entry::Leaf { access, .. } => Some(access),
+            Entry::Empty | Entry::Busy | Entry::Table(_) => None,
+        }
+    }
+
+    /// Writes `new` if the entry is unchanged. For leaves use [`Walk::exchange`].
+    pub(crate) fn exchange(&self, pages: &impl Pages, new: u64) -> bool {
+        pages.compare_exchange(self.cell, self.bits, new).is_ok()
+    }
+}
+
+/// Index of the entry for `gpa` in its table at `level`.
+fn index<F: Format>(gpa: Gpa, level: u32) -> usize {
+    let mask = entries::<F>() as u64 - 1;
+    usize::try_from((gpa.0 / span::<F>(level)) & mask).expect("masked to at most nine bits")
 }

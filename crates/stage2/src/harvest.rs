@@ -4,10 +4,10 @@
 //! is to read the leaves. To clear it is to clean them, one compare-exchange each. Neither stops a fault. Tables
 //! without writes are skipped: they are [quiet](crate::quiet).
 
+use crate::fault::Slot;
 use crate::split::{Dress, Split};
 use crate::visit::{Each, Visitor, within};
-use crate::walk::{Slot, Walk};
-use crate::{Entry, Format, MapError, Pages, Source, Spare, Stale, Tlb};
+use crate::{Entry, Format, MapError, Pages, Source, Spare, Stale, Tlb, Walk};
 use addr::{Gpa, GpaRange};
 
 impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {

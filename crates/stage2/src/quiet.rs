@@ -22,62 +22,17 @@
 //! *idle* after a round without writes, and quiet after a second one: its pages are write-protected. The next write
 //! faults, and makes all of them writable for the hardware again.
 
+use crate::fault::Slot;
 use crate::tree::entries;
-use crate::walk::{Slot, Walk};
-use crate::{Cell, Entry, Format, Pages, Source};
+use crate::{Cell, Entry, Format, Pages, Walk};
 
 impl<F: Format, P: Pages, T> Walk<'_, F, P, T> {
-    /// Writes `new` if the leaf or the hole in `slot` is unchanged. If the page is writable now, wakes its table.
-    #[inline(always)]
-    pub(crate) fn exchange(self, slot: &Slot, new: u64) -> bool {
-        let done = slot.exchange(self.pages, new);
-        if done && slot.level == 0 && !self.is_still(new) {
-            self.wake(slot);
-        }
-        done
-    }
-
-    /// Whether the leaf was not written, and cannot be without a fault.
-    #[inline]
-    pub(crate) fn is_still(self, bits: u64) -> bool {
-        let format = self.format();
-        let is_written = |source| format.is_written(bits, source);
-        !format.is_writable(bits) && !is_written(Source::WriteProtect) && !is_written(Source::Hardware)
-    }
-
     pub(crate) fn is_quiet(self, table: &Slot) -> bool {
         table.bits & self.format().quiet() != 0
     }
 
     pub(crate) fn is_idle(self, table: &Slot) -> bool {
         table.bits & self.format().idle() != 0
-    }
-
-    /// Wakes the table that holds `leaf`.
-    #[inline(always)]
-    fn wake(self, leaf: &Slot) {
-        if let Some(cell) = leaf.above {
-            self.change_table(cell, |bits| bits & !self.format().quiet());
-        }
-    }
-
-    /// Changes the software bits of an entry, as long as it points to a table.
-    ///
-    /// It may point to another table than before. The new table was made from the same pages, so to wake it is only
-    /// slow.
-    #[inline(always)]
-    pub(crate) fn change_table(self, cell: Cell, change: impl Fn(u64) -> u64) {
-        let mut bits = self.pages.load(cell);
-        loop {
-            let new = change(bits);
-            if new == bits || !matches!(self.format().decode(1, bits), Entry::Table(_)) {
-                return;
-            }
-            match self.pages.compare_exchange(cell, bits, new) {
-                Ok(()) => return,
-                Err(now) => bits = now,
-            }
-        }
     }
 
     /// The guest writes to a write-protected page, and the hardware can record writes: it does so from now on for all

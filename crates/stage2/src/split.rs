@@ -13,9 +13,9 @@
 //! Many leaves begin together, are flushed by one broadcast, and finish together. Each exchange is conditional: the
 //! hardware may record a write in the leaf at any time, and another processor may be faster.
 
+use crate::fault::Slot;
 use crate::tree::{entries, span};
-use crate::walk::{Slot, Walk};
-use crate::{Cell, Entry, Format, MapError, Pages, Replace, Spare, Stale, Tlb};
+use crate::{Cell, Entry, Format, MapError, Pages, Replace, Spare, Stale, Tlb, Walk};
 use addr::{Gpa, GpaRange};
 
 /// Leaves that are broken together and share one broadcast.

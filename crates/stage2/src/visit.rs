@@ -3,9 +3,9 @@
 //! Pages are visited table by table: one read of the entry that points to a table tells whether the 512 entries below
 //! are worth reading.
 
+use crate::fault::Slot;
 use crate::tree::{entries, range_between, span};
-use crate::walk::{Slot, Walk};
-use crate::{Cell, Entry, Format, Pages, Tlb};
+use crate::{Cell, Entry, Format, Pages, Tlb, Walk};
 use addr::{Gpa, GpaRange, Hpa};
 
 /// Code that visits the leaves of a range.

@@ -1,5 +1,4 @@
-//! Walks of a tree's tables: the proof that a caller may walk, and the step that all operations share. This step is the
-//! descent from the root to the first entry that is not a table. That entry decides about an address.
+//! The right to walk a tree's tables, and what each walk needs. The steps of a walk are in `fault.rs`.
 //!
 //! [Collapsing](WalkMut::collapse) frees tables while other processors may use them. So a caller walks only with a
 //! proof that no table which it can find is freed:
@@ -49,9 +48,8 @@
 //! # Some(drop(found)) }
 //! ```
 
-use crate::tree::{entries, range_between, span};
-use crate::{Access, Cell, Entry, Format, Leaf, Pages, Shape, Tlb, Tree, Walking};
-use addr::{Gpa, GpaRange, Hpa, PAGE_BYTES};
+use crate::{Entry, Format, Leaf, Pages, Shape, Tlb, Tree, Walking};
+use addr::Gpa;
 use core::marker::PhantomData;
 
 /// Proves, while it is borrowed, that no table which a walk can find is freed.
@@ -176,108 +174,4 @@ impl<'a, F: Format, P: Pages, T: Tlb> Walk<'a, F, P, T> {
             Entry::Empty | Entry::Busy | Entry::Table(_) => None,
         }
     }
-
-    /// The entry that decides about `gpa`: the first entry on the descent that is not a table.
-    #[inline(always)]
-    pub(crate) fn descend(self, gpa: Gpa) -> Slot {
-        self.descend_to(gpa, 0)
-    }
-
-    /// The same, but not below level `lowest`, where the entry may be a table.
-    #[inline(always)]
-    pub(crate) fn descend_to(self, gpa: Gpa, lowest: u32) -> Slot {
-        // A descent of known length needs no loop.
-        match self.format().levels() {
-            3 => self.descend_from(2, gpa, lowest),
-            4 => self.descend_from(3, gpa, lowest),
-            levels => self.descend_from(levels - 1, gpa, lowest),
-        }
-    }
-
-    #[inline(always)]
-    fn descend_from(self, mut level: u32, gpa: Gpa, lowest: u32) -> Slot {
-        let mut table = Hpa(self.tree.root().0 + (gpa.0 >> span::<F>(level + 1).trailing_zeros()) * PAGE_BYTES);
-        let mut above = None;
-        loop {
-            let cell = Cell::new(table, index::<F>(gpa, level));
-            let bits = self.pages.load(cell);
-            match self.format().decode(level, bits) {
-                Entry::Table(next) if level > lowest => {
-                    above = Some(cell);
-                    table = next;
-                    level -= 1;
-                }
-                entry => {
-                    let bytes = span::<F>(level);
-                    return Slot { cell, bits, entry, level, start: Gpa(gpa.0 & !(bytes - 1)), bytes, above };
-                }
-            }
-        }
-    }
-
-    /// Like [`descend`](Self::descend), but waits while another processor replaces the entry.
-    ///
-    /// A caller that itself replaces an entry must not use it: two such callers would wait for each other.
-    #[inline]
-    pub(crate) fn descend_and_wait(self, gpa: Gpa) -> Slot {
-        self.descend_and_wait_to(gpa, 0)
-    }
-
-    /// The same, but not below level `lowest`.
-    #[inline]
-    pub(crate) fn descend_and_wait_to(self, gpa: Gpa, lowest: u32) -> Slot {
-        loop {
-            let slot = self.descend_to(gpa, lowest);
-            if slot.entry != Entry::Busy {
-                return slot;
-            }
-            self.tlb.relax();
-        }
-    }
-}
-
-/// An entry that is not a table, and its place.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Slot {
-    pub(crate) cell: Cell,
-    /// The entry when it was read, raw and decoded.
-    pub(crate) bits: u64,
-    pub(crate) entry: Entry,
-    pub(crate) level: u32,
-    /// First address that the entry decides about, and the number of bytes.
-    pub(crate) start: Gpa,
-    pub(crate) bytes: u64,
-    /// The entry that points to this entry's table, unless that table is the root.
-    pub(crate) above: Option<Cell>,
-}
-
-impl Slot {
-    /// The range that the entry decides about.
-    pub(crate) fn page(&self) -> GpaRange {
-        range_between(self.start, Gpa(self.start.0 + self.bytes))
-    }
-
-    /// The part of that range from `gpa` to `end`.
-    pub(crate) fn piece(&self, gpa: Gpa, end: Gpa) -> GpaRange {
-        range_between(gpa, end.min(self.page().end()))
-    }
-
-    /// Access rights of the leaf, if it is one.
-    pub(crate) fn access(&self) -> Option<Access> {
-        match self.entry {
-            Entry::Leaf { access, .. } => Some(access),
-            Entry::Empty | Entry::Busy | Entry::Table(_) => None,
-        }
-    }
-
-    /// Writes `new` if the entry is unchanged. For leaves use [`Walk::exchange`].
-    pub(crate) fn exchange(&self, pages: &impl Pages, new: u64) -> bool {
-        pages.compare_exchange(self.cell, self.bits, new).is_ok()
-    }
-}
-
-/// Index of the entry for `gpa` in its table at `level`.
-fn index<F: Format>(gpa: Gpa, level: u32) -> usize {
-    let mask = entries::<F>() as u64 - 1;
-    usize::try_from((gpa.0 / span::<F>(level)) & mask).expect("masked to at most nine bits")
 }
