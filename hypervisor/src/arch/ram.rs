@@ -190,40 +190,6 @@ impl Filled {
     }
 }
 
-/// Words of an aligned run whose length is a power of two. A mask maps any address to a word of the run, as if the run
-/// repeated through the whole address space. So finding a word takes no comparison.
-#[derive(Debug)]
-pub(crate) struct MaskedRun {
-    run: Frames,
-    /// Its first byte in the direct map.
-    base: Hva,
-    /// The bits of an address that select a word.
-    mask: u64,
-}
-
-impl MaskedRun {
-    /// `None` if the run is not like that.
-    pub(crate) fn new(run: Frames) -> Option<Self> {
-        let bytes = run.bytes();
-        let is_one = bytes.is_power_of_two() && run.hpa().0.is_multiple_of(bytes);
-        is_one.then(|| Self { base: direct_map(run.hpa()), mask: bytes - size_of::<AtomicU64>() as u64, run })
-    }
-
-    /// The run.
-    #[inline]
-    pub(crate) fn run(&self) -> &Frames {
-        &self.run
-    }
-
-    /// The word at `hpa`, or the word to which the mask maps it.
-    #[inline]
-    pub(crate) fn word(&self, hpa: Hpa) -> &AtomicU64 {
-        let word = (self.base.0 + (hpa.0 & self.mask)) as *const AtomicU64;
-        // SAFETY: as in `words`. The masked offset is below the run's length and a multiple of 8.
-        unsafe { &*word }
-    }
-}
-
 impl Drop for Frames {
     fn drop(&mut self) {
         let mut pool = POOL.lock();

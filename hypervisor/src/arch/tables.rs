@@ -8,14 +8,16 @@
 //! The run is long enough for all of the VM's memory in the smallest pages: one byte for each 512, or for each 256 at
 //! worst. In return no guest stops because the host has no page for a table.
 
+#![expect(unsafe_code, reason = "finds an entry by a mask")]
+
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use addr::{GpaRange, Hpa, PAGE_BYTES, PageSize};
+use addr::{GpaRange, Hpa, Hva, PAGE_BYTES, PageSize};
 use crossbeam_utils::CachePadded;
 use spin::Mutex;
 use stage2::{BATCH, Cell, ENTRIES, Pages};
 
-use super::ram::MaskedRun;
+use super::paging::direct_map;
 use super::trace::{self, Event};
 use crate::exhaustion;
 use crate::frames::{Exhausted, Frames};
@@ -30,7 +32,12 @@ const TABLES_OF_A_VCPU: u64 = 4;
 
 /// The tables of one VM.
 pub(crate) struct TablePool {
-    tables: MaskedRun,
+    /// Its length is a power of two, to which its start is aligned.
+    run: Frames,
+    /// Its first byte in the direct map.
+    base: Hva,
+    /// The bits of an address that select an entry.
+    mask: u64,
     /// On lines of its own: all faults read the fields next to it.
     free: CachePadded<Mutex<Free>>,
 }
@@ -61,26 +68,30 @@ impl TablePool {
         let run = Frames::allocate(bytes, bytes)?;
         run.zero();
         let fresh = run.hpa();
-        let tables = MaskedRun::new(run).ok_or(Exhausted)?;
-        Ok(Self { tables, free: CachePadded::new(Mutex::new(Free { used: None, used_count: 0, fresh })) })
+        let free = CachePadded::new(Mutex::new(Free { used: None, used_count: 0, fresh }));
+        Ok(Self { base: direct_map(fresh), mask: bytes - size_of::<AtomicU64>() as u64, run, free })
     }
 
     /// Host memory in use by tables now, of what is reserved for them.
     pub(crate) fn bytes(&self) -> u64 {
         let free = self.free.lock();
-        free.fresh.0 - self.tables.run().hpa().0 - free.used_count * PAGE_BYTES
+        free.fresh.0 - self.run.hpa().0 - free.used_count * PAGE_BYTES
     }
 
     /// Host memory that is set aside for tables.
     pub(crate) fn reserved(&self) -> u64 {
-        self.tables.run().bytes()
+        self.run.bytes()
     }
 
+    /// The entry at this place, or the one to which the mask maps it: as if the run repeated through all addresses.
     #[inline]
     fn entry(&self, cell: Cell) -> &AtomicU64 {
-        let (run, hpa) = (self.tables.run(), cell.hpa());
+        let (run, hpa) = (&self.run, cell.hpa());
         debug_assert!(hpa.0.wrapping_sub(run.hpa().0) < run.bytes(), "{hpa}: a tree names only tables of its own pool");
-        self.tables.word(hpa)
+        let entry = (self.base.0 + (hpa.0 & self.mask)) as *const AtomicU64;
+        // SAFETY: the run is ours as long as the pool lives, and present in the direct map. The masked offset is below
+        // its length and a multiple of 8. Rust code accesses it only through atomics.
+        unsafe { &*entry }
     }
 }
 
@@ -98,14 +109,14 @@ impl Pages for TablePool {
             trace::note(|| Event::Allocate { table, count: 1 });
             return Some(table);
         }
-        take_fresh(&mut free, self.tables.run(), 1)
+        take_fresh(&mut free, &self.run, 1)
     }
 
     fn allocate_root(&self, count: u32) -> Option<Hpa> {
         if exhaustion::strikes() {
             return None;
         }
-        take_fresh(&mut self.free.lock(), self.tables.run(), count)
+        take_fresh(&mut self.free.lock(), &self.run, count)
     }
 
     fn free(&self, hpa: Hpa) {

@@ -14,7 +14,7 @@ use core::cell::Cell;
 use addr::Hpa;
 use sched::{CpuId, Pending};
 use shootdown::{Flush, Plan};
-use stage2::{Shape, Stale, Tlb, Tree, Walk, WalkMut, Walking};
+use stage2::{Shape, Stale, Tlb, Tree, WalkMut};
 use tlb_tag::Scheme;
 
 use super::Vm;
@@ -162,16 +162,6 @@ impl Memory {
     #[inline]
     pub(crate) fn tree(&self) -> &Tree<Stage2Format> {
         &self.tree
-    }
-
-    /// Walks stage 2, on a pCPU that has [announced](DirtyState::walk) itself.
-    #[inline(always)]
-    pub(crate) fn walk<'a>(
-        &'a self,
-        tlbs: &'a AllTlbs<'_>,
-        walking: &'a Walking<'_>,
-    ) -> Walk<'a, Stage2Format, TablePool, AllTlbs<'a>> {
-        self.tree.walk(&self.tables, tlbs, walking)
     }
 
     /// Walks stage 2, with the right to change its shape.

@@ -7,11 +7,15 @@
 use abi::counters::ExitReason;
 use addr::{Gpa, PageSize};
 use decode_cache::Cause;
-use stage2::{Access, BATCH, Fault, Granularity, MapError, Pace, Spare, Stale, Stream, Walking};
+use sched::CpuId;
+use stage2::{Access, BATCH, Fault, Granularity, MapError, Pace, Spare, Stale, Stream, Walk, Walking};
 
 use super::address_space::AllTlbs;
 use super::memory::Memory;
+use crate::arch::format::Stage2Format;
+use crate::arch::tables::TablePool;
 use crate::arch::{Arch, Machine};
+use crate::sync::{AtomicU8, Ordering};
 use crate::vcpu::run::Running;
 
 /// A vCPU's spare tables and state for its faults.
@@ -31,6 +35,15 @@ pub(crate) struct FaultState {
 const TABLES_FOR_A_PAGE: u64 = 3;
 /// Tables that one write can take: a leaf of 1 GiB becomes a table, and one of its parts another.
 const TABLES_FOR_A_WRITE: u64 = 2;
+
+/// What an access needs that stage 2 has denied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Needs {
+    /// The rights.
+    pub(crate) access: Access,
+    /// A walk of the guest's own tables needs them, not an instruction.
+    pub(crate) is_table_walk: bool,
+}
 
 /// What happens to the guest after a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,9 +82,8 @@ impl FaultState {
     }
 }
 
-/// Resolves a vCPU's fault at `gpa`. `is_present` says that stage 2 maps a page there. Then `needs` names the rights
-/// that the access needs, and whether an instruction or a walk of the guest's own tables needs them. At the first touch
-/// of a page nobody asks for them, so they are not computed.
+/// Resolves a vCPU's fault at `gpa`. `is_present` says that stage 2 maps a page there. Then `needs` says what the
+/// access needs. At the first touch of a page it is not called.
 ///
 /// Counts the exit, except that of a device.
 #[inline]
@@ -79,17 +91,14 @@ pub(crate) fn resolve_fault(
     run: &mut Running<'_>,
     gpa: Gpa,
     is_present: bool,
-    needs: impl FnOnce() -> (Access, Cause),
+    needs: impl FnOnce() -> Needs,
 ) -> Resolved {
     let memory = &run.vm.memory;
-    let Some(region) = memory.faulting_region(gpa, is_present) else { return Resolved::Device };
+    let Some(region) = memory.region_of_fault(gpa, is_present) else { return Resolved::Device };
     run.tally.exit(ExitReason::Stage2Fault);
     match memory.level_on_touch() {
         Some(level) if !is_present => populate(run, region, gpa, level),
-        _ => {
-            let (wanted, cause) = needs();
-            open(run, gpa, wanted, cause)
-        }
+        _ => open(run, gpa, needs()),
     }
 }
 
@@ -100,7 +109,7 @@ fn populate(run: &mut Running<'_>, region: u32, gpa: Gpa, level: u32) -> Resolve
     let memory = &run.vm.memory;
     let Some(hpa) = memory.host_page(region, gpa, level) else { return Resolved::End(Problem::NotMapped) };
     let (tables, spare) = (memory.tables(), &mut run.owner.fault_state.spare);
-    let (tlbs, walking) = (AllTlbs::of(run.vm), memory.dirty_state().walk(run.cpu.id));
+    let (tlbs, walking) = (AllTlbs::of(run.vm), memory.announce(run.cpu.id));
     let populated = memory.walk(&tlbs, &walking).populate(spare, gpa, hpa, level, Access::ALL);
     drop(walking);
     let resolved = match populated {
@@ -117,18 +126,18 @@ fn populate(run: &mut Running<'_>, region: u32, gpa: Gpa, level: u32) -> Resolve
     resolved
 }
 
-/// Allows the `wanted` access to the page, if the guest may do that.
+/// Allows what the access `needs`, if the guest may do that.
 #[inline(never)]
-fn open(run: &mut Running<'_>, gpa: Gpa, wanted: Access, cause: Cause) -> Resolved {
+fn open(run: &mut Running<'_>, gpa: Gpa, needs: Needs) -> Resolved {
     let memory = &run.vm.memory;
-    let granularity = memory.dirty_state().granularity();
-    let (tlbs, walking) = (AllTlbs::of(run.vm), memory.dirty_state().walk(run.cpu.id));
-    let fault = memory.walk(&tlbs, &walking).fault(gpa, wanted, granularity);
+    let granularity = memory.dirty.on_fault.get();
+    let (tlbs, walking) = (AllTlbs::of(run.vm), memory.announce(run.cpu.id));
+    let fault = memory.walk(&tlbs, &walking).fault(gpa, needs.access, granularity);
     let resolved = match fault {
-        Fault::Large => open_large(run, walking, gpa, wanted, cause, granularity),
-        fault => follow(run, walking, fault, gpa, cause),
+        Fault::Large => open_large(run, walking, gpa, needs, granularity),
+        fault => follow(run, walking, fault, gpa, needs),
     };
-    if wanted.write && granularity != Granularity::Whole {
+    if needs.access.write && granularity != Granularity::Whole {
         run.tally.add(|count| &count.dirty_faults, 1);
     }
     count_stall(run);
@@ -142,17 +151,16 @@ fn open_large(
     run: &mut Running<'_>,
     walking: Walking<'_>,
     gpa: Gpa,
-    wanted: Access,
-    cause: Cause,
+    needs: Needs,
     mut granularity: Granularity,
 ) -> Resolved {
     loop {
         if !split(run, &walking, gpa, granularity) {
             granularity = Granularity::Whole;
         }
-        match run.vm.memory.walk(&AllTlbs::of(run.vm), &walking).fault(gpa, wanted, granularity) {
+        match run.vm.memory.walk(&AllTlbs::of(run.vm), &walking).fault(gpa, needs.access, granularity) {
             Fault::Large => {}
-            fault => return follow(run, walking, fault, gpa, cause),
+            fault => return follow(run, walking, fault, gpa, needs),
         }
     }
 }
@@ -160,7 +168,7 @@ fn open_large(
 /// What the guest does after a fault on a small page. The walk ends first, because a page that becomes writable again
 /// takes another walk.
 #[inline(always)]
-fn follow(run: &Running<'_>, walking: Walking<'_>, fault: Fault, gpa: Gpa, cause: Cause) -> Resolved {
+fn follow(run: &Running<'_>, walking: Walking<'_>, fault: Fault, gpa: Gpa, needs: Needs) -> Resolved {
     drop(walking);
     match fault {
         Fault::Retry(denial) => {
@@ -170,7 +178,7 @@ fn follow(run: &Running<'_>, walking: Walking<'_>, fault: Fault, gpa: Gpa, cause
             }
             Resolved::Again
         }
-        Fault::Denied(_) => forget_decoded(run, gpa, cause),
+        Fault::Denied(_) => forget_decoded(run, gpa, needs),
         // The processor has found a mapped page. If it does not report the address, a walk of the guest's tables has
         // found it. Another vCPU may have changed them meanwhile, to memory that was never touched. The guest retries.
         Fault::Unmapped if run.vm.memory.level_on_touch().is_some() => Resolved::Again,
@@ -182,8 +190,9 @@ fn follow(run: &Running<'_>, walking: Walking<'_>, fault: Fault, gpa: Gpa, cause
 /// are forgotten, and the page becomes writable again.
 #[cold]
 #[inline(never)]
-fn forget_decoded(run: &Running<'_>, gpa: Gpa, cause: Cause) -> Resolved {
+fn forget_decoded(run: &Running<'_>, gpa: Gpa, needs: Needs) -> Resolved {
     let (memory, tally) = (&run.vm.memory, run.tally);
+    let cause = if needs.is_table_walk { Cause::Walk } else { Cause::Write };
     if memory.decoded().is_none() {
         return Resolved::End(Problem::NotMapped);
     }
@@ -225,6 +234,73 @@ fn split(run: &mut Running<'_>, walking: &Walking<'_>, gpa: Gpa, granularity: Gr
     run.tally.add(|count| &count.dirty_splits, splits);
     run.tally.add(|count| &count.stage2_broadcasts, tlbs.flushes());
     true
+}
+
+impl Memory {
+    /// Index of the region where the guest faulted at `gpa`; `None` if it has no memory there. `is_present`: stage 2
+    /// maps a page there, but does not allow the access. For most devices this takes one comparison.
+    #[inline]
+    fn region_of_fault(&self, gpa: Gpa, is_present: bool) -> Option<u32> {
+        if !is_present && !self.dirty.has_gaps() {
+            return None;
+        }
+        Some((0..).zip(&self.regions).find(|(_, region)| region.contains(gpa))?.0)
+    }
+
+    /// Announces that this pCPU is about to walk stage 2: no table that it can find is freed until the returned guard
+    /// is dropped.
+    ///
+    /// # Panics
+    /// This pCPU walks already.
+    #[inline]
+    pub(crate) fn announce(&self, cpu: CpuId) -> Walking<'_> {
+        self.dirty.walkers().enter(cpu.index()).expect("a pCPU walks stage 2 for one reason at a time")
+    }
+
+    /// Walks stage 2, on a pCPU that has [announced](Self::announce) itself.
+    #[inline(always)]
+    pub(crate) fn walk<'a>(
+        &'a self,
+        tlbs: &'a AllTlbs<'_>,
+        walking: &'a Walking<'_>,
+    ) -> Walk<'a, Stage2Format, TablePool, AllTlbs<'a>> {
+        self.tree.walk(&self.tables, tlbs, walking)
+    }
+}
+
+/// What a fault does with a page that a dirty log has write-protected. The log sets this word, and it is all that a
+/// fault on a small page reads of the log.
+pub(super) struct OnFault(AtomicU8);
+
+impl OnFault {
+    /// For memory without a log.
+    pub(super) fn new() -> Self {
+        Self(AtomicU8::new(Self::OFF))
+    }
+
+    const OFF: u8 = 0;
+    const CLOSED: u8 = 1;
+    const WATCHED: u8 = 2;
+
+    /// What a fault does now.
+    #[inline]
+    pub(super) fn get(&self) -> Granularity {
+        match self.0.load(Ordering::Relaxed) {
+            Self::OFF => Granularity::Whole,
+            Self::CLOSED => Granularity::Closed,
+            _ => Granularity::Watched,
+        }
+    }
+
+    /// What faults do from now on.
+    pub(super) fn set(&self, granularity: Granularity) {
+        let word = match granularity {
+            Granularity::Whole => Self::OFF,
+            Granularity::Closed => Self::CLOSED,
+            Granularity::Watched => Self::WATCHED,
+        };
+        self.0.store(word, Ordering::SeqCst);
+    }
 }
 
 impl FaultState {

@@ -39,7 +39,7 @@ use crate::vcpu::Vcpu;
 pub(crate) struct Memory {
     /// In ascending order, without overlaps. Each is a run of `ram`, in the same order.
     #[layout(frozen)]
-    regions: Vec<GpaRange>,
+    pub(super) regions: Vec<GpaRange>,
     #[layout(frozen)]
     ram: GuestRam,
     #[layout(cold)]
@@ -53,7 +53,7 @@ pub(crate) struct Memory {
     level_on_touch: Option<u32>,
     /// State of its dirty log.
     #[layout(mailbox)]
-    dirty: DirtyState,
+    pub(super) dirty: DirtyState,
     /// Each increment makes all TLB entries of the VM stale.
     #[layout(mailbox)]
     pub(super) epoch: AtomicU64,
@@ -276,16 +276,6 @@ impl Memory {
         self.ram.load(word, ahead)
     }
 
-    /// Index of the region where the guest faulted at `gpa` in stage 2; `None` if it has no memory there. `is_present`:
-    /// stage 2 maps a page there, but does not allow the access. For most devices this takes one comparison.
-    #[inline]
-    pub(crate) fn faulting_region(&self, gpa: Gpa, is_present: bool) -> Option<u32> {
-        if !is_present && !self.dirty.has_gaps() {
-            return None;
-        }
-        Some((0..).zip(&self.regions).find(|(_, region)| region.contains(gpa))?.0)
-    }
-
     /// Whether the guest has memory at `gpa`.
     #[inline]
     pub(crate) fn has(&self, gpa: Gpa) -> bool {
@@ -334,7 +324,7 @@ impl Protect for Protected<'_> {
         if !self.memory.has(page) {
             return Protection::Refused;
         }
-        let (tlbs, walking) = (self.tlbs(), self.memory.dirty.walk(cpu::this().id));
+        let (tlbs, walking) = (self.tlbs(), self.memory.announce(cpu::this().id));
         // Nested pages need no flush for a leaf that was split before the page was found busy.
         match self.memory.walk(&tlbs, &walking).try_protect_page(page, Access::READ_EXECUTE) {
             Ok(Attempt::Done(stale)) if stale.is_empty() => Protection::Already,
@@ -349,7 +339,7 @@ impl Protect for Protected<'_> {
     }
 
     fn unprotect(&self, page: Gpa) -> Unprotection {
-        let (tlbs, walking) = (self.tlbs(), self.memory.dirty.walk(cpu::this().id));
+        let (tlbs, walking) = (self.tlbs(), self.memory.announce(cpu::this().id));
         // The page has a leaf of its own since it was protected, so nothing must be split; and added rights need no
         // flush.
         let grown = self.memory.walk(&tlbs, &walking).try_protect_page(page, Access::ALL);

@@ -3,7 +3,6 @@
 use abi::control::{Line, StopReason};
 use abi::counters::ExitReason;
 use addr::Gpa;
-use decode_cache::Cause;
 use hyperv_defs::Targets as Set;
 use sched::Pending;
 use shootdown::{CutOff, Pages, Plan};
@@ -13,7 +12,7 @@ use super::{clock, delivery, platform};
 use crate::cpu::scheduler;
 use crate::vcpu::run::{Next, Running};
 use crate::vm::address_space::{Requester, Targets};
-use crate::vm::fault::{Resolved, resolve_fault};
+use crate::vm::fault::{Needs, Resolved, resolve_fault};
 
 /// Why the guest was left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,8 +71,8 @@ pub(crate) fn handle(run: &mut Running<'_>) -> Next {
 }
 
 fn resolve(run: &mut Running<'_>, gpa: Gpa, is_write: bool, is_mapped: bool) {
-    let wanted = if is_write { Access::ALL } else { Access::READ_EXECUTE };
-    let resolved = resolve_fault(run, gpa, is_mapped, || (wanted, Cause::Write));
+    let access = if is_write { Access::ALL } else { Access::READ_EXECUTE };
+    let resolved = resolve_fault(run, gpa, is_mapped, || Needs { access, is_table_walk: false });
     if resolved != Resolved::Again {
         run.vm.stop(StopReason::Unsupported, format_args!("{gpa}: {resolved:?}"));
     }

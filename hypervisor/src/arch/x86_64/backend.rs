@@ -30,7 +30,7 @@ use core::fmt::Display;
 use core::ops::DerefMut;
 use core::sync::atomic::AtomicU64;
 
-use addr::{Gpa, Hpa};
+use addr::Hpa;
 use tlb_tag::{Flush, Tag};
 use x86_emulate::Vendor;
 use x86_events::Event;
@@ -226,29 +226,6 @@ pub(crate) struct PortAccess {
     pub(crate) is_string: bool,
     /// RIP behind the instruction.
     pub(crate) next_rip: u64,
-}
-
-/// A stage-2 fault. The first touch of a page needs no more than the first two facts, so the others are decoded on
-/// demand.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Stage2Fault<F: Fn() -> Stage2Access> {
-    /// Where.
-    pub(crate) gpa: Gpa,
-    /// Stage 2 maps a page there, but does not allow the access.
-    pub(crate) is_present: bool,
-    /// What the access was.
-    pub(crate) access: F,
-}
-
-/// The access of a stage-2 fault.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Stage2Access {
-    /// It was a write.
-    pub(crate) is_write: bool,
-    /// It was an instruction fetch.
-    pub(crate) is_fetch: bool,
-    /// It was to the guest's own page tables.
-    pub(crate) is_table_walk: bool,
 }
 
 /// What the processor says of a MOV to a control register, where it says anything.

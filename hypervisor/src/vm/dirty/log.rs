@@ -8,22 +8,22 @@ use alloc::vec::Vec;
 
 use abi::payload::{DirtyLogging, DirtySource, Split};
 use addr::{Gpa, GpaRange, PAGE_BYTES};
-use sched::CpuId;
-use stage2::{DirtyLog, Epochs, Granularity, MarkWord, Policy, Source, Walker, Walking};
+use stage2::{DirtyLog, Epochs, Granularity, MarkWord, Policy, Source, Walker};
 use vcpu_layout::MailboxField;
 
 use crate::cpu;
 use crate::frames::{Exhausted, reserve};
 use crate::mutants::{self, Mutant};
-use crate::sync::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
+use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use crate::vm::fault::OnFault;
 
 /// Bytes of a slot: 64 large pages.
 const SLOT_BYTES: u64 = 128 << 20;
 
 /// A VM's dirty log, for code that writes to memory.
 pub(crate) struct DirtyState {
-    /// What a write fault does: one of the numbers below.
-    state: AtomicU8,
+    /// What a fault does: all that it asks of the log.
+    pub(in crate::vm) on_fault: OnFault,
     /// Whether memory may be unmapped: it is mapped at its first touch, or a log was ever started, after which small
     /// pages become large ones again. Never reset, because a fault may be in progress.
     has_gaps: AtomicBool,
@@ -47,10 +47,6 @@ pub(crate) struct Slot {
     pub(crate) range: GpaRange,
     marks: Vec<MarkWord>,
 }
-
-const OFF: u8 = 0;
-const CLOSED: u8 = 1;
-const WATCHED: u8 = 2;
 
 /// A log of one slot.
 pub(crate) type SlotLog<'a> = DirtyLog<&'a [MarkWord]>;
@@ -102,7 +98,7 @@ impl DirtyState {
             slots.push(Slot { range, marks });
         }
         Ok(Self {
-            state: AtomicU8::new(OFF),
+            on_fault: OnFault::new(),
             has_gaps: AtomicBool::new(has_gaps),
             splits_per_second: AtomicU32::new(0),
             number: AtomicU32::new(0),
@@ -118,16 +114,8 @@ impl DirtyState {
         &self.slots
     }
 
-    /// This pCPU is about to walk stage 2: no table that it can find is freed until the returned guard is dropped.
-    ///
-    /// # Panics
-    /// This pCPU walks already.
-    #[inline]
-    pub(crate) fn walk(&self, cpu: CpuId) -> Walking<'_> {
-        self.walkers.enter(cpu.index()).expect("a pCPU walks stage 2 for one reason at a time")
-    }
-
     /// The walkers of stage 2.
+    #[inline]
     pub(crate) fn walkers(&self) -> &Epochs<Vec<Walker>> {
         &self.walkers
     }
@@ -136,16 +124,6 @@ impl DirtyState {
     #[inline]
     pub(crate) fn has_gaps(&self) -> bool {
         self.has_gaps.load(Ordering::Relaxed)
-    }
-
-    /// What a fault does with a large page: nothing if no log is active.
-    #[inline]
-    pub(crate) fn granularity(&self) -> Granularity {
-        match self.state.load(Ordering::Relaxed) {
-            OFF => Granularity::Whole,
-            CLOSED => Granularity::Closed,
-            _ => Granularity::Watched,
-        }
     }
 
     /// The log's number, and the maximum number of splits per second, if limited.
@@ -161,18 +139,17 @@ impl DirtyState {
         self.splits_per_second.store(how.splits_per_second.unwrap_or(0), Ordering::Relaxed);
         self.number.fetch_add(1, Ordering::Relaxed);
         self.has_gaps.store(true, Ordering::SeqCst);
-        let state = match policy(how.split) {
-            Policy::Eager | Policy::Adaptive if by == Source::Hardware => WATCHED,
-            _ => CLOSED,
-        };
-        self.state.store(state, Ordering::SeqCst);
+        self.on_fault.set(match policy(how.split) {
+            Policy::Eager | Policy::Adaptive if by == Source::Hardware => Granularity::Watched,
+            _ => Granularity::Closed,
+        });
         // Before anything is copied: see `wrote`.
         fence(Ordering::SeqCst);
     }
 
     /// No log runs any more.
     pub(crate) fn end(&self) {
-        self.state.store(OFF, Ordering::SeqCst);
+        self.on_fault.set(Granularity::Whole);
     }
 
     /// The hypervisor, or a device, has just written `bytes` bytes from `gpa` on.
@@ -181,7 +158,7 @@ impl DirtyState {
     #[inline]
     pub(crate) fn wrote(&self, gpa: Gpa, bytes: u64) {
         fence(Ordering::SeqCst);
-        if self.state.load(Ordering::Relaxed) != OFF && !mutants::is(Mutant::HostWriteNotMarked) {
+        if self.on_fault.get() != Granularity::Whole && !mutants::is(Mutant::HostWriteNotMarked) {
             self.mark(gpa, bytes);
         }
     }

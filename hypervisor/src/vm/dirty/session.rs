@@ -113,7 +113,7 @@ fn source_of(vm: &Vm, how: &DirtyLogging) -> Result<Source, StartError> {
 
 /// This pCPU is about to walk the VM's stage 2.
 fn walk(vm: &Vm) -> Walking<'_> {
-    vm.memory.dirty_state().walk(cpu::this().id)
+    vm.memory.announce(cpu::this().id)
 }
 
 impl Session {

@@ -60,27 +60,12 @@ pub(crate) fn forget(gpa: Gpa) {
 }
 
 /// The TLB holds two entries for one address: all of the VM's go from this pCPU.
-pub(in crate::arch::aarch64) fn resolve_conflict() {
+pub(super) fn resolve_conflict() {
     tlbi::resolve_conflict(&ThisCpu);
 }
 
 fn features() -> tlbi::Features {
     el2::features().tlbi
-}
-
-/// The physical page of an abort, if the processor does not report it: for permission faults it need not (HPFAR_EL2).
-/// The result of stage 1 for `address` now, which may have changed since, or be none.
-pub(in crate::arch::aarch64) fn translate(address: u64) -> Option<u64> {
-    const FAILED: u64 = 1;
-    const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
-    let guests = read_register!("par_el1");
-    // SAFETY: walks the tables of the guest that this pCPU has just left, whose registers are still loaded, and reports
-    // in PAR_EL1. That register belongs to the guest.
-    unsafe { asm!("at s1e1r, {}", "isb", in(reg) address, options(nostack, preserves_flags)) };
-    let found = read_register!("par_el1");
-    // SAFETY: as the guest has it.
-    unsafe { write_register!("par_el1", guests) };
-    (found & FAILED == 0).then_some(found & ADDRESS | address & 0xfff)
 }
 
 /// The processor that runs this.

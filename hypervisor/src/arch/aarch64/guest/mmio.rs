@@ -17,7 +17,7 @@ use crate::vcpu::run::{Next, Running};
 /// The guest accesses a device, or nothing.
 // Not inlined, so that faults on memory do not need its stack space.
 #[inline(never)]
-pub(super) fn access(run: &mut Running<'_>, gpa: Gpa, syndrome: Syndrome) -> Next {
+pub(in crate::arch::aarch64) fn access(run: &mut Running<'_>, gpa: Gpa, syndrome: Syndrome) -> Next {
     run.tally.exit(ExitReason::Mmio);
     let arch = &mut run.owner.arch;
     let is_plain = syndrome.fault() == Fault::Translation && !syndrome.is_table_walk();

@@ -12,6 +12,5 @@ pub(crate) mod layout;
 pub(crate) mod loader;
 pub(crate) mod mmio;
 pub(crate) mod platform;
-pub(crate) mod stage2_fault;
 pub(crate) mod sysreg;
 pub(crate) mod uart;

@@ -4,6 +4,7 @@
 //! The CPU reports the guest physical address of the access; the crate `emulator` executes the instruction.
 
 use abi::control::StopReason;
+use abi::counters::ExitReason;
 use addr::{Gpa, PageSize};
 use emulator::Stopped;
 use log::debug;
@@ -15,17 +16,39 @@ use x86_emulate::{
 use super::apic::{Origin, apply};
 use super::emulate::{self, Registers};
 use super::state::{State as _, gpr};
-use super::vcpu::ArchVcpu;
+use super::vcpu::{ArchVcpu, stop};
 use super::{delivery, platform};
-use crate::arch::x86_64::backend::WorldSwitch as _;
+use crate::arch::x86_64::backend::{Injection as _, WorldSwitch as _};
 use crate::arch::x86_64::host::tsc;
 use crate::device::io_apic;
 use crate::device::local_apic::{Effect, LocalApic};
 use crate::vcpu::Vcpu;
 use crate::vcpu::run::{Next, Running};
+use crate::vm::fault::Needs;
 
 /// The guest accessed `gpa`, where it has no memory.
-pub(in crate::arch::x86_64) fn access(run: &mut Running<'_>, gpa: Gpa) -> Next {
+#[inline(always)]
+pub(in crate::arch::x86_64) fn access(run: &mut Running<'_>, gpa: Gpa, needs: Needs) -> Next {
+    run.tally.exit(ExitReason::Mmio);
+    if run.owner.arch.hardware.has_interrupted_delivery() {
+        // Not an instruction's access: the guest's descriptor tables or its stack are at an address without memory. A
+        // retry would fail again, before any interrupt of the host is taken.
+        return stop(run, StopReason::Unsupported, "delivers an event through addresses where there is no memory");
+    }
+    let is_fetch = needs.access.execute;
+    if is_fetch || needs.is_table_walk {
+        // Code or page tables where there is no memory: on a PC, ones from an empty bus, and soon a triple fault.
+        let what = if is_fetch { "fetched an instruction from" } else { "keeps page tables at" };
+        run.vm.stop(
+            StopReason::Unsupported,
+            format_args!(
+                "vCPU {}: {what} GPA {gpa}, where there is no memory, {}",
+                run.index,
+                run.owner.arch.whereabouts()
+            ),
+        );
+        return Next::Resume;
+    }
     carry_out(run, Cause::Access(gpa))
 }
 

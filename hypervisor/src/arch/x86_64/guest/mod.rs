@@ -14,7 +14,6 @@ pub(crate) mod loader;
 pub(crate) mod mmio;
 pub(crate) mod msr;
 pub(crate) mod platform;
-pub(crate) mod stage2_fault;
 pub(crate) mod state;
 pub(crate) mod uart;
 pub(crate) mod vcpu;

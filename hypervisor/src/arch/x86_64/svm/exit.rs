@@ -6,6 +6,7 @@
 use abi::control::StopReason;
 use abi::counters::ExitReason;
 use addr::Gpa;
+use stage2::Access;
 use x86_defs::control::assisted;
 use x86_defs::exit_code as code;
 use x86_defs::registers::vector;
@@ -13,11 +14,12 @@ use x86_defs::vmcb::ControlArea;
 use x86_events::Flags;
 
 use super::old_code;
-use crate::arch::x86_64::backend::{ControlWrite, PortAccess, Stage2Access, Stage2Fault};
+use crate::arch::x86_64::backend::{ControlWrite, PortAccess};
 use crate::arch::x86_64::guest::vcpu::{Activity, stop};
-use crate::arch::x86_64::guest::{control, fpu, hyperv, mmio, msr, platform, stage2_fault, vmware};
+use crate::arch::x86_64::guest::{control, fpu, hyperv, mmio, msr, platform, vmware};
 use crate::arch::x86_64::host::machine_check;
 use crate::vcpu::run::{Next, Running};
+use crate::vm::fault::{Needs, Resolved, resolve_fault};
 
 /// Handles the exit that the guest just made.
 // A part of the loop: to save the registers for a call would be a tenth of a fast exit.
@@ -61,10 +63,7 @@ pub(super) fn handle(run: &mut Running<'_>) -> Next {
             tally.exit(ExitReason::PortIo);
             platform::port_access(run, port_access(&run.owner.arch.hardware.vmcb.control))
         }
-        code::NPF => {
-            let fault = nested_page_fault(&arch.hardware.vmcb.control);
-            stage2_fault::handle(run, fault)
-        }
+        code::NPF => nested_page_fault(run),
         code::PAUSE => {
             tally.exit(ExitReason::Pause);
             arch.skip(2);
@@ -197,22 +196,26 @@ fn stepped(run: &mut Running<'_>) -> Next {
     Next::Resume
 }
 
-/// A nested page fault (APM vol. 2, 15.25.6).
-#[inline]
-fn nested_page_fault(control: &ControlArea) -> Stage2Fault<impl Fn() -> Stage2Access + use<>> {
+/// A nested page fault (APM vol. 2, 15.25.6): stage 2 maps nothing there, or does not allow the access.
+#[inline(always)]
+fn nested_page_fault(run: &mut Running<'_>) -> Next {
     const PRESENT: u64 = 1 << 0;
     const WRITE: u64 = 1 << 1;
     const FETCH: u64 = 1 << 4;
     const TABLE_WALK: u64 = 1 << 33;
-    let error = control.exit_info_1;
-    Stage2Fault {
-        gpa: Gpa(control.exit_info_2),
-        is_present: error & PRESENT != 0,
-        access: move || Stage2Access {
-            is_write: error & WRITE != 0,
-            is_fetch: error & FETCH != 0,
-            is_table_walk: error & TABLE_WALK != 0,
-        },
+    let control = &run.owner.arch.hardware.vmcb.control;
+    let (error, gpa) = (control.exit_info_1, Gpa(control.exit_info_2));
+    let needs = || Needs {
+        access: Access { read: true, write: error & WRITE != 0, execute: error & FETCH != 0 },
+        is_table_walk: error & TABLE_WALK != 0,
+    };
+    match resolve_fault(run, gpa, error & PRESENT != 0, needs) {
+        Resolved::Again => {
+            run.owner.arch.before_instruction();
+            Next::Resume
+        }
+        Resolved::Device => mmio::access(run, gpa, needs()),
+        Resolved::End(problem) => stop(run, StopReason::Unsupported, problem.text()),
     }
 }
 
