@@ -76,8 +76,8 @@ impl Emulator {
                 Ok((fetched, decoded)) => {
                     let repeated = if way == Way::Learnt {
                         // An instruction that comes only once is not cached.
-                        emulation.learn(&mut self.sites, &fetched.window, &decoded);
-                        emulation.learn(&mut self.sites, &fetched.window, &decoded);
+                        emulation.cache_site(&mut self.sites, &fetched.window, &decoded);
+                        emulation.cache_site(&mut self.sites, &fetched.window, &decoded);
                         emulation.repeat(&self.sites)
                     } else {
                         None

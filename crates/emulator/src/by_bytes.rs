@@ -3,18 +3,18 @@
 use decode_cache::{ByBytes, Bytes, Outcome as Inserted};
 use x86_emulate::{Cpu, Device, Emulation, Memory, Outcome, Sites, Window};
 
-use crate::{Count, Decoded, Event, anew, mode};
+use crate::{Count, Decoded, Event, mode, uncached};
 
 /// A vCPU's caches of its instructions. The CPU that runs the vCPU writes them often, so keep them apart from other
 /// vCPUs' data.
-pub struct Known<M: Memory> {
+pub struct InstructionCaches<M: Memory> {
     /// Places that access devices.
     sites: Sites<M>,
     /// The meaning of bytes, at any address.
     bytes: ByBytes<Decoded>,
 }
 
-impl<M: Memory> Known<M> {
+impl<M: Memory> InstructionCaches<M> {
     /// Empty caches.
     #[must_use]
     pub fn new() -> Self {
@@ -22,7 +22,7 @@ impl<M: Memory> Known<M> {
     }
 }
 
-impl<M: Memory> Default for Known<M> {
+impl<M: Memory> Default for InstructionCaches<M> {
     fn default() -> Self {
         Self::new()
     }
@@ -30,50 +30,51 @@ impl<M: Memory> Default for Known<M> {
 
 /// Executes the instruction at RIP: by its site, else by its bytes, else by decoding.
 #[inline(always)]
-pub(crate) fn carry_out<C: Cpu, M: Memory, D: Device>(
-    this: &mut Emulation<'_, C, M, D>,
-    known: &mut Known<M>,
+pub(crate) fn emulate<C: Cpu, M: Memory, D: Device>(
+    emulation: &mut Emulation<'_, C, M, D>,
+    caches: &mut InstructionCaches<M>,
     given: &[u8],
     count: impl Count,
 ) -> Outcome {
-    match this.repeat(&known.sites) {
+    match emulation.repeat(&caches.sites) {
         Some(outcome) => {
             count.add(Event::Repeated, 1);
             outcome
         }
-        None => elsewhere(this, known, given, count),
+        None => by_bytes_or_decode(emulation, caches, given, count),
     }
 }
 
 /// The same from a site that is not cached.
 #[inline(never)]
-fn elsewhere<C: Cpu, M: Memory, D: Device>(
-    this: &mut Emulation<'_, C, M, D>,
-    known: &mut Known<M>,
+fn by_bytes_or_decode<C: Cpu, M: Memory, D: Device>(
+    emulation: &mut Emulation<'_, C, M, D>,
+    caches: &mut InstructionCaches<M>,
     given: &[u8],
     count: impl Count,
 ) -> Outcome {
     let window = match given {
-        [] => match this.fetch() {
+        [] => match emulation.fetch() {
             Ok(fetched) => fetched.window,
             Err(outcome) => return outcome,
         },
         given => Window::of(given),
     };
     let bytes = Bytes::from_zero_padded(window.words(), window.length());
-    let mode = mode(this);
-    let Known { sites, bytes: cache } = known;
+    let mode = mode(emulation);
+    let InstructionCaches { sites, bytes: cache } = caches;
     if let Some(Decoded(instruction)) = cache.find(mode, &bytes) {
         count.add(Event::Found, 1);
         // If this is not the first time, the walk to the operand is cached by now, and the site can be cached.
-        this.learn(sites, &window, instruction);
-        return this.execute(instruction);
+        emulation.cache_site(sites, &window, instruction);
+        return emulation.execute(instruction);
     }
 
     count.add(Event::Missed, 1);
     // Decode the cached key's own bytes: memory may hold other bytes by now.
-    let Ok(instruction) = x86_emulate::decode(this.mode(), &window.to_bytes()[..usize::from(window.length())]) else {
-        return anew(this, &[]);
+    let Ok(instruction) = x86_emulate::decode(emulation.mode(), &window.to_bytes()[..usize::from(window.length())])
+    else {
+        return uncached(emulation, &[]);
     };
     match cache.insert(mode, &bytes, Decoded(instruction)) {
         Inserted::Stored => count.add(Event::Inserted, 1),
@@ -83,5 +84,5 @@ fn elsewhere<C: Cpu, M: Memory, D: Device>(
         }
         Inserted::Refused(_) => {}
     }
-    this.execute(&instruction)
+    emulation.execute(&instruction)
 }

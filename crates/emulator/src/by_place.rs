@@ -7,7 +7,7 @@ use x86_emulate::{Cpu, Device, Emulation, Memory, Outcome, Path, path};
 use crate::{Count, Decoded, Event, mode};
 
 /// A decoded and executed instruction, to be cached for the whole VM.
-pub(crate) struct Learnt {
+pub(crate) struct PendingInsert {
     lookup: Lookup,
     decoded: Decoded,
     linear: u64,
@@ -15,37 +15,38 @@ pub(crate) struct Learnt {
 
 /// Executes the instruction at RIP: by its place, else by decoding.
 #[inline(never)]
-pub(crate) fn carry_out<C: Cpu, M: Memory, D: Device>(
-    this: &mut Emulation<'_, C, M, D>,
+pub(crate) fn emulate<C: Cpu, M: Memory, D: Device>(
+    emulation: &mut Emulation<'_, C, M, D>,
     shared: &WriteProtect<Decoded>,
-    learnt: &mut Option<Learnt>,
+    pending: &mut Option<PendingInsert>,
     count: impl Count,
 ) -> Outcome {
     // Walk the guest's page tables, unless they are protected as well.
     let at = match shared.vouching() {
-        Vouching::Walk => this.locate().map(|(linear, gpa)| (linear, Some(gpa))),
-        Vouching::Tables => this.linear_rip().map(|linear| (linear, None)),
+        Vouching::Walk => emulation.locate().map(|(linear, gpa)| (linear, Some(gpa))),
+        Vouching::Tables => emulation.linear_rip().map(|linear| (linear, None)),
     };
     let (rip, gpa) = match at {
         Ok(found) => found,
         Err(outcome) => return outcome,
     };
-    let place = Place { rip, space: space(this.cpu()), mode: mode(this), gpa };
+    let place = Place { rip, space: space(emulation.cpu()), mode: mode(emulation), gpa };
     if let Some(Decoded(instruction)) = shared.find(&place) {
         count.add(Event::Found, 1);
-        return this.execute(&instruction);
+        return emulation.execute(&instruction);
     }
 
     count.add(Event::Missed, 1);
-    let (fetched, instruction) = match this.fetch().and_then(|fetched| Ok((fetched, this.decode(&fetched)?))) {
+    let (fetched, instruction) = match emulation.fetch().and_then(|fetched| Ok((fetched, emulation.decode(&fetched)?)))
+    {
         Ok(found) => found,
         Err(outcome) => return outcome,
     };
-    let outcome = this.execute(&instruction);
+    let outcome = emulation.execute(&instruction);
     if let Outcome::Done { .. } | Outcome::Again = outcome {
         let bytes = Bytes::from_words(fetched.window.words(), fetched.window.length());
         let place = Place { gpa: Some(fetched.gpa), ..place };
-        *learnt = Some(Learnt { lookup: Lookup { place, bytes }, decoded: Decoded(instruction), linear: rip });
+        *pending = Some(PendingInsert { lookup: Lookup { place, bytes }, decoded: Decoded(instruction), linear: rip });
     }
     outcome
 }
@@ -61,9 +62,9 @@ fn space(cpu: &impl Cpu) -> u64 {
         ^ bit(cpu.efer() & efer::LMA != 0, 62)
 }
 
-impl Learnt {
+impl PendingInsert {
     /// Caches the instruction, if its bytes and the walk to it are still the same.
-    pub(crate) fn remember<M: Memory>(
+    pub(crate) fn insert<M: Memory>(
         self,
         cpu: &impl Cpu,
         memory: &M,

@@ -25,8 +25,8 @@ use core::ops::DerefMut;
 use decode_cache::{Mode, Protect, WriteProtect};
 use x86_emulate::{Cause, Cpu, Device, Emulation, Instruction, Memory, Outcome, Walks};
 
-pub use by_bytes::Known;
-use by_place::Learnt;
+pub use by_bytes::InstructionCaches;
+use by_place::PendingInsert;
 
 /// A decoded instruction, in the form that the caches store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,7 +75,7 @@ pub trait Count: Copy {
 
 /// What the CPU reports about the instruction that caused an exit.
 #[derive(Clone, Copy, Debug)]
-pub struct Stopped<'a> {
+pub struct ExitInfo<'a> {
     /// The reason of the exit.
     pub cause: Cause,
     /// The bytes that the CPU has saved, perhaps none.
@@ -88,38 +88,39 @@ pub struct Emulator<M: Memory, K> {
     /// How many of these walks the counters include.
     walks_done: u64,
     /// The vCPU's own caches, if it has any.
-    known: Option<K>,
+    caches: Option<K>,
     /// The last executed instruction, to insert into the VM's cache.
-    learnt: Option<Learnt>,
+    pending: Option<PendingInsert>,
 }
 
-impl<M: Memory, K: DerefMut<Target = Known<M>>> Emulator<M, K> {
-    /// An emulator with this cache of walks, and with `known` as its own caches of instructions, if any.
-    pub fn new(walks: Walks<M>, known: Option<K>) -> Self {
-        Self { walks, walks_done: 0, known, learnt: None }
+impl<M: Memory, K: DerefMut<Target = InstructionCaches<M>>> Emulator<M, K> {
+    /// An emulator with this cache of walks, and with `caches` as its own caches of instructions, if any.
+    pub fn new(walks: Walks<M>, caches: Option<K>) -> Self {
+        Self { walks, walks_done: 0, caches, pending: None }
     }
 
     /// Executes the instruction at RIP. `shared` is the VM's cache; a vCPU with caches of its own does not use it.
     ///
-    /// If [`has_learnt`](Self::has_learnt) is then true, the caller calls [`remember`](Self::remember).
+    /// If [`has_pending_insert`](Self::has_pending_insert) is then true, the caller calls
+    /// [`insert_pending`](Self::insert_pending).
     #[inline]
-    pub fn carry_out<C: Cpu, D: Device>(
+    pub fn emulate<C: Cpu, D: Device>(
         &mut self,
         cpu: &mut C,
         memory: &M,
         device: &mut D,
-        stopped: Stopped<'_>,
+        exit: ExitInfo<'_>,
         shared: Option<&WriteProtect<Decoded>>,
         count: impl Count,
     ) -> Outcome {
-        let Self { walks, walks_done, known, learnt } = self;
-        let mut emulation = Emulation::new(cpu, memory, device, walks, stopped.cause);
-        let outcome = match (known, shared) {
-            (Some(known), _) => by_bytes::carry_out(&mut emulation, known, stopped.bytes, count),
-            (None, Some(shared)) => by_place::carry_out(&mut emulation, shared, learnt, count),
+        let Self { walks, walks_done, caches, pending } = self;
+        let mut emulation = Emulation::new(cpu, memory, device, walks, exit.cause);
+        let outcome = match (caches, shared) {
+            (Some(caches), _) => by_bytes::emulate(&mut emulation, caches, exit.bytes, count),
+            (None, Some(shared)) => by_place::emulate(&mut emulation, shared, pending, count),
             (None, None) => {
                 count.add(Event::Missed, 1);
-                anew(&mut emulation, stopped.bytes)
+                uncached(&mut emulation, exit.bytes)
             }
         };
         if *walks_done != walks.done() {
@@ -131,14 +132,14 @@ impl<M: Memory, K: DerefMut<Target = Known<M>>> Emulator<M, K> {
 
     /// Whether the last instruction was decoded and executed, and belongs into the VM's cache.
     #[inline]
-    pub fn has_learnt(&self) -> bool {
-        self.learnt.is_some()
+    pub fn has_pending_insert(&self) -> bool {
+        self.pending.is_some()
     }
 
     /// Caches the last executed instruction for the whole VM. Not during the emulation, because `protect` may wait for
     /// other vCPUs. The control registers in `cpu` are still those of the instruction.
     #[cold]
-    pub fn remember(
+    pub fn insert_pending(
         &mut self,
         cpu: &impl Cpu,
         memory: &M,
@@ -146,8 +147,8 @@ impl<M: Memory, K: DerefMut<Target = Known<M>>> Emulator<M, K> {
         protect: &impl Protect,
         count: impl Count,
     ) {
-        if let Some(learnt) = self.learnt.take() {
-            learnt.remember(cpu, memory, shared, protect, count);
+        if let Some(pending) = self.pending.take() {
+            pending.insert(cpu, memory, shared, protect, count);
         }
     }
 
@@ -159,26 +160,26 @@ impl<M: Memory, K: DerefMut<Target = Known<M>>> Emulator<M, K> {
 
     /// The vCPU's own caches, if it has any.
     #[inline]
-    pub fn known(&self) -> Option<&K> {
-        self.known.as_ref()
+    pub fn caches(&self) -> Option<&K> {
+        self.caches.as_ref()
     }
 }
 
 /// Decodes the saved bytes, or else fetches and decodes, and executes the instruction.
 #[cold]
-fn anew<C: Cpu, M: Memory, D: Device>(this: &mut Emulation<'_, C, M, D>, given: &[u8]) -> Outcome {
-    let decoded = match x86_emulate::decode(this.mode(), given) {
+fn uncached<C: Cpu, M: Memory, D: Device>(emulation: &mut Emulation<'_, C, M, D>, given: &[u8]) -> Outcome {
+    let decoded = match x86_emulate::decode(emulation.mode(), given) {
         Ok(instruction) => Ok(instruction),
-        Err(_) => this.fetch().and_then(|fetched| this.decode(&fetched)),
+        Err(_) => emulation.fetch().and_then(|fetched| emulation.decode(&fetched)),
     };
     match decoded {
-        Ok(instruction) => this.execute(&instruction),
+        Ok(instruction) => emulation.execute(&instruction),
         Err(outcome) => outcome,
     }
 }
 
 /// The processor mode, as the caches number it.
 #[inline]
-fn mode<C: Cpu, M: Memory, D: Device>(this: &Emulation<'_, C, M, D>) -> Mode {
-    Mode(this.mode() as u8)
+fn mode<C: Cpu, M: Memory, D: Device>(emulation: &Emulation<'_, C, M, D>) -> Mode {
+    Mode(emulation.mode() as u8)
 }

@@ -170,7 +170,7 @@ impl<C: Cpu, M: Memory, D: Device> Emulation<'_, C, M, D> {
     /// path. The cache stores it when it comes twice before another one that wants the same site. The caller may offer
     /// any instruction; the cache stores those that [`repeat`](Self::repeat) can execute.
     #[inline]
-    pub fn learn(&mut self, sites: &mut Sites<M>, window: &Window, instruction: &Instruction) {
+    pub fn cache_site(&mut self, sites: &mut Sites<M>, window: &Window, instruction: &Instruction) {
         let rip = self.cpu.rip();
         let candidate = &mut sites.candidates[Sites::<M>::index(rip)];
         if *candidate == rip {

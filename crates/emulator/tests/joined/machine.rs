@@ -5,7 +5,7 @@ use std::cell::{Cell, RefCell};
 
 use addr::Gpa;
 use decode_cache::{Cause as Why, Protect, Protection, Size, Unprotection, Vouching, WriteProtect};
-use emulator::{Count, Decoded, Emulator, Event, Known, Stopped};
+use emulator::{Count, Decoded, Emulator, Event, ExitInfo, InstructionCaches};
 use x86_emulate::{Cause, CpuState, Device, Memory, Mode, Outcome, Segment, SegmentRegister, Walks, Width};
 
 pub(crate) const PAGE: u64 = 0x1000;
@@ -266,14 +266,14 @@ pub(crate) fn set_mode(cpu: &mut CpuState, is_64_bit: bool) {
 pub(crate) struct Vcpu {
     pub(crate) cpu: CpuState,
     pub(crate) device: Register,
-    emulator: Emulator<Vm, Box<Known<Vm>>>,
+    emulator: Emulator<Vm, Box<InstructionCaches<Vm>>>,
 }
 
 impl Vcpu {
     pub(crate) fn new(setting: Setting) -> Self {
         let walks = if setting == Setting::Off { Walks::forgetful() } else { Walks::new() };
-        let known = (setting == Setting::Bytes).then(Box::default);
-        Self { cpu: cpu(), device: Register::default(), emulator: Emulator::new(walks, known) }
+        let caches = (setting == Setting::Bytes).then(Box::default);
+        Self { cpu: cpu(), device: Register::default(), emulator: Emulator::new(walks, caches) }
     }
 
     /// Emulates the instruction at `rip`, of which the hardware has saved these bytes.
@@ -281,12 +281,12 @@ impl Vcpu {
         let events = Events::default();
         let Self { cpu, device, emulator } = self;
         cpu.rip = rip;
-        let stopped = Stopped { cause: Cause::Access(DEVICE), bytes };
-        let outcome = emulator.carry_out(cpu, vm, device, stopped, vm.shared.as_ref(), &events);
-        if emulator.has_learnt() {
+        let exit = ExitInfo { cause: Cause::Access(DEVICE), bytes };
+        let outcome = emulator.emulate(cpu, vm, device, exit, vm.shared.as_ref(), &events);
+        if emulator.has_pending_insert() {
             let shared = vm.shared.as_ref().expect("who learns for the VM has a VM that remembers");
-            emulator.remember(cpu, vm, shared, vm, &events);
-            assert!(!emulator.has_learnt());
+            emulator.insert_pending(cpu, vm, shared, vm, &events);
+            assert!(!emulator.has_pending_insert());
         }
         (outcome, events.0.into_inner())
     }

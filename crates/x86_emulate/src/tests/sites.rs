@@ -31,7 +31,7 @@ impl Vcpu {
         match emulation.fetch().and_then(|fetched| Ok((fetched, emulation.decode(&fetched)?))) {
             Ok((fetched, instruction)) => {
                 meanwhile(ram);
-                emulation.learn(&mut self.sites, &fetched.window, &instruction);
+                emulation.cache_site(&mut self.sites, &fetched.window, &instruction);
                 emulation.execute(&instruction)
             }
             Err(outcome) => outcome,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use addr::Gpa;
 use decode_cache::{Protect, Protection, Size, Unprotection, Vouching, WriteProtect};
-use emulator::{Count, Decoded, Event, Known, Stopped};
+use emulator::{Count, Decoded, Event, ExitInfo, InstructionCaches};
 use x86_emulate::{Cause, Memory, Outcome, Walks};
 
 use super::machine::{DEVICE, Ram, Vcpu};
@@ -76,7 +76,7 @@ impl Count for &Counters {
 pub(super) struct Emulator {
     vm: Arc<Vm>,
     vcpu: Vcpu,
-    emulator: emulator::Emulator<Ram, Box<Known<Ram>>>,
+    emulator: emulator::Emulator<Ram, Box<InstructionCaches<Ram>>>,
     counters: Counters,
 }
 
@@ -88,8 +88,8 @@ impl Emulator {
 
     /// One that remembers walks or does not, whatever is usual with the setting.
     pub(super) fn with_walks(setting: Setting, vm: Arc<Vm>, walks: Walks<Ram>) -> Self {
-        let known = (setting == Setting::Bytes).then(Box::default);
-        let emulator = emulator::Emulator::new(walks, known);
+        let caches = (setting == Setting::Bytes).then(Box::default);
+        let emulator = emulator::Emulator::new(walks, caches);
         Self { vm, vcpu: Vcpu::new(), emulator, counters: Counters::default() }
     }
 
@@ -99,10 +99,10 @@ impl Emulator {
         let Self { vm, vcpu: Vcpu { cpu, device }, emulator, counters } = self;
         let Vm { ram, remembered } = &**vm;
         cpu.rip = rip;
-        let stopped = Stopped { cause: Cause::Access(DEVICE), bytes: &[] };
-        let outcome = emulator.carry_out(cpu, ram, device, stopped, remembered.as_ref(), &*counters);
-        if let (true, Some(shared)) = (emulator.has_learnt(), remembered) {
-            emulator.remember(cpu, ram, shared, ram, &*counters);
+        let exit = ExitInfo { cause: Cause::Access(DEVICE), bytes: &[] };
+        let outcome = emulator.emulate(cpu, ram, device, exit, remembered.as_ref(), &*counters);
+        if let (true, Some(shared)) = (emulator.has_pending_insert(), remembered) {
+            emulator.insert_pending(cpu, ram, shared, ram, &*counters);
         }
         outcome
     }

@@ -6,7 +6,7 @@ use core::arch::asm;
 
 use abi::payload::DecodeCache;
 use addr::Gpa;
-use emulator::{Count, Event, Known};
+use emulator::{Count, Event, InstructionCaches};
 use x86_emulate::{Cpu, Segment, SegmentRegister, Vendor, Walks};
 
 use super::cpuid;
@@ -143,31 +143,31 @@ impl x86_emulate::Memory for Memory {
 }
 
 /// A vCPU's emulator. The pCPU that runs the vCPU writes its caches, so they have pages of their own.
-pub(in crate::arch::x86_64) type Emulator = emulator::Emulator<Memory, Block<Known<Memory>>>;
+pub(in crate::arch::x86_64) type Emulator = emulator::Emulator<Memory, Block<InstructionCaches<Memory>>>;
 
 /// The emulator of vCPU `index`.
 pub(in crate::arch::x86_64) fn new(index: u32, cache: DecodeCache) -> Emulator {
     let walks = if cache == DecodeCache::Off { Walks::forgetful() } else { Walks::new() };
-    let known = (cache == DecodeCache::Bytes).then(|| Block::new(index as usize, Known::new()));
-    Emulator::new(walks, known)
+    let caches = (cache == DecodeCache::Bytes).then(|| Block::new(index as usize, InstructionCaches::new()));
+    Emulator::new(walks, caches)
 }
 
 /// The pages of the vCPU's own caches, if it has any.
 pub(in crate::arch::x86_64) fn own_pages(emulator: &Emulator) -> Option<OwnPages> {
-    let known = emulator.known()?;
-    Some(OwnPages { what: "decoded instructions", hva: known.hva(), bytes: size_of::<Known<Memory>>() })
+    let caches = emulator.caches()?;
+    Some(OwnPages { what: "decoded instructions", hva: caches.hva(), bytes: size_of::<InstructionCaches<Memory>>() })
 }
 
 /// Caches the last executed instruction for the whole VM. Not during the emulation, because this may wait for other
 /// vCPUs.
 #[cold]
-pub(super) fn remember(run: &mut Running<'_>) {
+pub(super) fn insert_pending(run: &mut Running<'_>) {
     let memory = &run.vm.memory;
     let Some(shared) = memory.decoded() else { return };
     let protected = Protected { memory, vcpus: run.vm.vcpus() };
     let arch = &mut run.owner.arch;
     let registers = Registers::of(&mut arch.gprs, &mut arch.hardware);
-    arch.emulator.remember(&registers, memory, shared, &protected, run.tally);
+    arch.emulator.insert_pending(&registers, memory, shared, &protected, run.tally);
 }
 
 impl Count for Tally<'_> {

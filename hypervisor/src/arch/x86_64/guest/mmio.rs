@@ -6,7 +6,7 @@
 use abi::control::StopReason;
 use abi::counters::ExitReason;
 use addr::{Gpa, PageSize};
-use emulator::Stopped;
+use emulator::ExitInfo;
 use log::debug;
 use x86_boot::layout::{PCI_ECAM, PCI_ECAM_BYTES};
 use x86_emulate::{
@@ -71,13 +71,13 @@ fn carry_out(run: &mut Running<'_>, cause: Cause) -> Next {
     };
     let mut registers = Registers::of(&mut arch.gprs, &mut arch.hardware);
     let mut bus = Bus { origin, apic: &mut arch.apic, nobody: None };
-    let (memory, stopped) = (&run.vm.memory, Stopped { cause, bytes: given });
-    let outcome = arch.emulator.carry_out(&mut registers, memory, &mut bus, stopped, memory.decoded(), run.tally);
+    let (memory, exit) = (&run.vm.memory, ExitInfo { cause, bytes: given });
+    let outcome = arch.emulator.emulate(&mut registers, memory, &mut bus, exit, memory.decoded(), run.tally);
     let nobody = bus.nobody;
     registers.put_back();
     run.vcpu.presence().leave();
-    if run.owner.arch.emulator.has_learnt() {
-        emulate::remember(run);
+    if run.owner.arch.emulator.has_pending_insert() {
+        emulate::insert_pending(run);
     }
 
     if let Outcome::Done { .. } | Outcome::Again = outcome {
