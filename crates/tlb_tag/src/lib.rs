@@ -13,7 +13,7 @@
 //!   VM void. A flush affects the vCPU's own tag, never another one's. With fewer tags than vCPUs, each pCPU uses its
 //!   tags as a cache of the vCPUs that it runs, down to a cache of one.
 //!
-//! A required flush is a debt. [`VcpuTags::enter`] says what the entry must flush, and only [`Entry::completed`] clears
+//! A required flush is a debt. [`VcpuTags::enter`] says what the entry must flush, and only [`GuestEntry::completed`] clears
 //! the debt. If the entry does not happen, the next entry has the same debt:
 //!
 //! ```
@@ -59,4 +59,4 @@ mod vcpu;
 pub use cpu::{Counts, CpuTags};
 pub use pool::{Pool, Scheme};
 pub use tag::{Tag, TagRange};
-pub use vcpu::{Entry, Flush, VcpuTags};
+pub use vcpu::{Flush, GuestEntry, VcpuTags};

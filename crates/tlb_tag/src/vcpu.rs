@@ -88,10 +88,10 @@ impl VcpuTags {
 
     /// Prepares an entry on the pCPU where the vCPU arrived. `epoch` is the VM's epoch; it is below 2^63.
     #[inline]
-    pub fn enter<'a>(&'a mut self, cpu: &'a mut CpuTags, epoch: u64) -> Entry<'a> {
+    pub fn enter<'a>(&'a mut self, cpu: &'a mut CpuTags, epoch: u64) -> GuestEntry<'a> {
         let seen = epoch | SEEN;
         if self.is_current(cpu, epoch) {
-            return Entry { vcpu: self, cpu, seen, flush: Flush::Nothing, assigned: false, new_generation: false };
+            return GuestEntry { vcpu: self, cpu, seen, flush: Flush::Nothing, assigned: false, new_generation: false };
         }
         match self.scheme {
             Scheme::Generation => self.enter_generation(cpu, seen),
@@ -100,13 +100,13 @@ impl VcpuTags {
         }
     }
 
-    fn enter_flushing<'a>(&'a mut self, cpu: &'a mut CpuTags, seen: u64, flush: Flush) -> Entry<'a> {
+    fn enter_flushing<'a>(&'a mut self, cpu: &'a mut CpuTags, seen: u64, flush: Flush) -> GuestEntry<'a> {
         let assigned = core::mem::take(&mut self.moved);
-        Entry { vcpu: self, cpu, seen, flush, assigned, new_generation: false }
+        GuestEntry { vcpu: self, cpu, seen, flush, assigned, new_generation: false }
     }
 
     #[cold]
-    fn enter_generation<'a>(&'a mut self, cpu: &'a mut CpuTags, seen: u64) -> Entry<'a> {
+    fn enter_generation<'a>(&'a mut self, cpu: &'a mut CpuTags, seen: u64) -> GuestEntry<'a> {
         if self.seen != seen {
             if self.seen != VOID {
                 cpu.generations.meet_epoch(seen);
@@ -123,7 +123,7 @@ impl VcpuTags {
             cpu.counts.generations += u64::from(new_generation);
         }
         let flush = if cpu.generations.owes_flush() { Flush::Everything } else { Flush::Nothing };
-        Entry { vcpu: self, cpu, seen, flush, assigned, new_generation }
+        GuestEntry { vcpu: self, cpu, seen, flush, assigned, new_generation }
     }
 
     /// All TLB entries of the vCPU must be flushed before its guest's next instruction.
@@ -158,7 +158,7 @@ impl VcpuTags {
 /// An entry that is about to happen. If it is dropped, it has not happened, and its flush is still required.
 #[derive(Debug)]
 #[must_use]
-pub struct Entry<'a> {
+pub struct GuestEntry<'a> {
     vcpu: &'a mut VcpuTags,
     cpu: &'a mut CpuTags,
     seen: u64,
@@ -167,7 +167,7 @@ pub struct Entry<'a> {
     new_generation: bool,
 }
 
-impl Entry<'_> {
+impl GuestEntry<'_> {
     /// The tag to enter with.
     #[inline]
     pub fn tag(&self) -> Tag {

@@ -18,7 +18,7 @@
 //!
 //! A vCPU's time on a pCPU begins with [`VcpuTags::arrive`] and ends with [`VcpuTags::depart`]. In between the vCPU
 //! keeps its tag, whatever others do. So an entry only compares the epoch of its VM. Debts work as in the rest of the
-//! crate: only [`Entry::completed`] clears them.
+//! crate: only [`GuestEntry::completed`] clears them.
 //!
 //! ```
 //! use tlb_tag::by_vm::{Flush, Pool};
@@ -46,7 +46,7 @@ mod vcpu;
 
 pub use cpu::{Counts, CpuTags};
 pub use pool::{Pool, VmTags};
-pub use vcpu::{Entry, Flush, VcpuTags};
+pub use vcpu::{Flush, GuestEntry, VcpuTags};
 
 #[cfg(doc)]
 use crate::Scheme;

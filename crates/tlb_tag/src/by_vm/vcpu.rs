@@ -75,10 +75,10 @@ impl VcpuTags {
 
     /// Prepares an entry on the pCPU where the vCPU arrived. `epoch` is the VM's epoch; it is below 2^63.
     #[inline]
-    pub fn enter<'a>(&'a mut self, cpu: &'a mut CpuTags, epoch: u64) -> Entry<'a> {
+    pub fn enter<'a>(&'a mut self, cpu: &'a mut CpuTags, epoch: u64) -> GuestEntry<'a> {
         let is_current = self.is_current(epoch);
         let flush = if is_current { Flush::Nothing } else { self.owed(cpu, epoch) };
-        Entry { vcpu: self, cpu, epoch, flush, is_current }
+        GuestEntry { vcpu: self, cpu, epoch, flush, is_current }
     }
 
     #[cold]
@@ -110,7 +110,7 @@ impl VcpuTags {
 /// An entry that is about to happen. If it is dropped, it has not happened, and its flush is still required.
 #[derive(Debug)]
 #[must_use]
-pub struct Entry<'a> {
+pub struct GuestEntry<'a> {
     vcpu: &'a mut VcpuTags,
     cpu: &'a mut CpuTags,
     epoch: u64,
@@ -118,7 +118,7 @@ pub struct Entry<'a> {
     is_current: bool,
 }
 
-impl Entry<'_> {
+impl GuestEntry<'_> {
     /// The tag to enter with.
     #[inline]
     #[must_use]

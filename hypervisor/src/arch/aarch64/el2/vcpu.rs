@@ -608,7 +608,7 @@ fn take_error() -> bool {
 
 /// Does the flush that an entry needs on this pCPU's TLB.
 #[cold]
-fn flush(entry: tlb_tag::by_vm::Entry<'_>, tally: Tally<'_>) {
+fn flush(entry: tlb_tag::by_vm::GuestEntry<'_>, tally: Tally<'_>) {
     let what = entry.flush();
     tags::flush(what);
     tally.add(|count| &count.tlb_flushes, (what != Flush::Nothing).into());

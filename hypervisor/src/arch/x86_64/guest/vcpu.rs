@@ -394,7 +394,11 @@ impl ArchVcpu {
 
 /// The next entry has another tag, or something to flush.
 #[cold]
-fn prepare_tag<'a>(entry: tlb_tag::Entry<'a>, hardware: &mut Hardware, tally: Tally<'_>) -> tlb_tag::Entry<'a> {
+fn prepare_tag<'a>(
+    entry: tlb_tag::GuestEntry<'a>,
+    hardware: &mut Hardware,
+    tally: Tally<'_>,
+) -> tlb_tag::GuestEntry<'a> {
     hardware.set_tag(entry.tag(), entry.flush());
     tally.add(|count| &count.tlb_flushes, (entry.flush() != Flush::Nothing).into());
     tally.add(|count| &count.tlb_flushes_all, (entry.flush() == Flush::Everything).into());
@@ -405,7 +409,7 @@ fn prepare_tag<'a>(entry: tlb_tag::Entry<'a>, hardware: &mut Hardware, tally: Ta
 
 /// The guest was left after such an entry, or could not be entered: then nothing was flushed.
 #[cold]
-fn complete(entry: tlb_tag::Entry<'_>, hardware: &mut Hardware) {
+fn complete(entry: tlb_tag::GuestEntry<'_>, hardware: &mut Hardware) {
     if hardware.end_flush() {
         entry.completed();
     }
