@@ -9,7 +9,7 @@
 
 use crate::fault::Slot;
 use crate::tree::{Tree, entries, span};
-use crate::{Cell, Entry, Format, Limbo, Pages, Quiescence, Stale, Tlb, Walk, WalkMut};
+use crate::{Cell, Format, Limbo, PageTableEntry, Pages, Quiescence, Stale, Tlb, Walk, WalkMut};
 use addr::{Gpa, Hpa};
 
 /// Result of a collapse.
@@ -90,7 +90,7 @@ impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
     /// Breaks the entry that points to the table around `gpa`, and removes the entries of the table.
     fn cut_off(self, gpa: Gpa, level: u32) -> Option<Cut> {
         let slot = self.descend_to(gpa, level);
-        let Entry::Table(table) = slot.entry else { return None };
+        let PageTableEntry::Table(table) = slot.entry else { return None };
         let alike = (0..entries::<F>()).all(|index| {
             let bits = self.pages.load(Cell::new(table, index));
             self.tree.continues(self.pages.load(Cell::new(table, 0)), bits, index, level - 1)
@@ -164,8 +164,8 @@ impl<F: Format> Tree<F> {
     /// Whether `bits` is the leaf at `index` of a table that begins with `first`, if that table is one large leaf.
     fn continues(&self, first: u64, bits: u64, index: usize, level: u32) -> bool {
         let leaf = |bits| match self.format.decode(level, bits) {
-            Entry::Leaf { hpa, .. } => Some(hpa.0),
-            Entry::Empty | Entry::Busy | Entry::Table(_) => None,
+            PageTableEntry::Leaf { hpa, .. } => Some(hpa.0),
+            PageTableEntry::Empty | PageTableEntry::Busy | PageTableEntry::Table(_) => None,
         };
         let (Some(start), Some(here)) = (leaf(first), leaf(bits)) else { return false };
         start & (span::<F>(level + 1) - 1) == 0

@@ -11,7 +11,7 @@
 //! written. All other operations descend and exchange by the same functions.
 
 use crate::tree::{entries, range_between, span};
-use crate::{Access, Cell, Entry, Format, Leaf, Pages, Source, Tlb, Walk};
+use crate::{Access, Cell, Format, Leaf, PageTableEntry, Pages, Source, Tlb, Walk};
 use addr::{Gpa, GpaRange, Hpa, PAGE_BYTES};
 
 /// What the caller must do about a fault.
@@ -69,10 +69,10 @@ impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
         }
         let slot = self.descend(gpa);
         let (hpa, access) = match slot.entry {
-            Entry::Leaf { hpa, access } => (hpa, access),
+            PageTableEntry::Leaf { hpa, access } => (hpa, access),
             // The other processor finishes in a moment. The guest retries, or takes an interrupt meanwhile.
-            Entry::Busy => return Fault::Retry(Denial(None)),
-            Entry::Empty | Entry::Table(_) => return Fault::Unmapped,
+            PageTableEntry::Busy => return Fault::Retry(Denial(None)),
+            PageTableEntry::Empty | PageTableEntry::Table(_) => return Fault::Unmapped,
         };
         if !access.includes(wanted) {
             return Fault::Denied(Leaf { hpa, level: slot.level, bytes: slot.bytes, access });
@@ -123,7 +123,7 @@ impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
             let cell = Cell::new(table, index::<F>(gpa, level));
             let bits = self.pages.load(cell);
             match self.format().decode(level, bits) {
-                Entry::Table(next) if level > lowest => {
+                PageTableEntry::Table(next) if level > lowest => {
                     above = Some(cell);
                     table = next;
                     level -= 1;
@@ -149,7 +149,7 @@ impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
     pub(crate) fn descend_and_wait_to(self, gpa: Gpa, lowest: u32) -> Slot {
         loop {
             let slot = self.descend_to(gpa, lowest);
-            if slot.entry != Entry::Busy {
+            if slot.entry != PageTableEntry::Busy {
                 return slot;
             }
             self.tlb.relax();
@@ -193,7 +193,7 @@ impl<F: Format, P: Pages, T> Walk<'_, F, P, T> {
         let mut bits = self.pages.load(cell);
         loop {
             let new = change(bits);
-            if new == bits || !matches!(self.format().decode(1, bits), Entry::Table(_)) {
+            if new == bits || !matches!(self.format().decode(1, bits), PageTableEntry::Table(_)) {
                 return;
             }
             match self.pages.compare_exchange(cell, bits, new) {
@@ -210,7 +210,7 @@ pub(crate) struct Slot {
     pub(crate) cell: Cell,
     /// The entry when it was read, raw and decoded.
     pub(crate) bits: u64,
-    pub(crate) entry: Entry,
+    pub(crate) entry: PageTableEntry,
     pub(crate) level: u32,
     /// First address that the entry decides about, and the number of bytes.
     pub(crate) start: Gpa,
@@ -233,8 +233,8 @@ impl Slot {
     /// Access rights of the leaf, if it is one.
     pub(crate) fn access(&self) -> Option<Access> {
         match self.entry {
-            Entry::Leaf { access, .. } => Some(access),
-            Entry::Empty | Entry::Busy | Entry::Table(_) => None,
+            PageTableEntry::Leaf { access, .. } => Some(access),
+            PageTableEntry::Empty | PageTableEntry::Busy | PageTableEntry::Table(_) => None,
         }
     }
 

@@ -5,7 +5,7 @@ use addr::Hpa;
 
 /// A decoded entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Entry {
+pub enum PageTableEntry {
     /// Nothing is mapped here.
     Empty,
     /// A processor has broken the entry and is about to write it again. The hardware takes it for empty. Another
@@ -46,7 +46,7 @@ pub enum Source {
 
 /// A page-table format with 64-bit entries.
 ///
-/// The all-zero entry is [`Entry::Empty`] at every level, so a zeroed page is an empty table. Leaf sizes have no gaps:
+/// The all-zero entry is [`PageTableEntry::Empty`] at every level, so a zeroed page is an empty table. Leaf sizes have no gaps:
 /// if a size exists, all smaller ones exist.
 ///
 /// Functions that take the `bits` of a leaf keep all bits that they do not name, above all those that the hardware
@@ -92,14 +92,14 @@ pub trait Format {
     /// Another such bit: nothing below was written between two rounds of a dirty log.
     fn idle(&self) -> u64;
 
-    /// The entry for [`Entry::Busy`].
+    /// The entry for [`PageTableEntry::Busy`].
     fn busy(&self) -> u64;
 
     /// The entry that maps a page at `level` to `hpa`, with rights that [`expresses`](Self::expresses) accepts.
     fn leaf(&self, hpa: Hpa, level: u32, access: Access, memory: Memory) -> u64;
 
     /// Decodes `bits`, found in a table at `level`.
-    fn decode(&self, level: u32, bits: u64) -> Entry;
+    fn decode(&self, level: u32, bits: u64) -> PageTableEntry;
 
     /// The leaf with other rights. A leaf that loses the right to write keeps whether it was written. A leaf that keeps
     /// the right stays write-protected by the log if it was.

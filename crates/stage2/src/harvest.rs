@@ -7,7 +7,7 @@
 use crate::fault::Slot;
 use crate::split::{Dress, Split};
 use crate::visit::{Each, Visitor, within};
-use crate::{Entry, Format, MapError, Pages, Source, Spare, Stale, Tlb, Walk};
+use crate::{Format, MapError, PageTableEntry, Pages, Source, Spare, Stale, Tlb, Walk};
 use addr::{Gpa, GpaRange};
 
 impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
@@ -172,7 +172,7 @@ impl<F: Format, P: Pages, T: Tlb, Picked: Fn(GpaRange) -> bool, Spill: FnMut(Gpa
     for Cleaner<'_, F, P, T, Picked, Spill>
 {
     fn enters(&mut self, table: &Slot, part: GpaRange) -> bool {
-        let Entry::Table(pages) = table.entry else { return true };
+        let PageTableEntry::Table(pages) = table.entry else { return true };
         if self.walk.is_quiet(table) {
             return false;
         }

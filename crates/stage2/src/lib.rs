@@ -67,7 +67,7 @@ pub use collapse::Collapse;
 pub use dirty_log::{Cleared, Copyable, DirtyLog, Policy, Rounds, Start};
 pub use epoch::{Epochs, Limbo, Quiescence, Walker, Walking};
 pub use fault::{Denial, Fault, Granularity};
-pub use format::{Entry, Format, Replace, Source};
+pub use format::{Format, PageTableEntry, Replace, Source};
 pub use marks::MarkWord;
 pub use npt::{Npt, NptOf};
 pub use pace::Pace;

@@ -7,7 +7,7 @@
 //! The processor walks again before it faults on a present entry that denies an access. Entries of different page sizes
 //! for one address are no error as long as they agree. So added rights and splits need no flush.
 
-use crate::{Access, Entry, Format, Memory, Replace, Source};
+use crate::{Access, Format, Memory, PageTableEntry, Replace, Source};
 use addr::Hpa;
 
 /// Bits of an entry (APM vol. 2, 5.3.3 and 5.4).
@@ -107,16 +107,16 @@ impl<const INDEX_BITS: u32> Format for NptOf<INDEX_BITS> {
         hpa.0 | PRESENT | USER | large(level) | cache | write | no_execute(access)
     }
 
-    fn decode(&self, level: u32, bits: u64) -> Entry {
+    fn decode(&self, level: u32, bits: u64) -> PageTableEntry {
         if bits & PRESENT == 0 {
-            return if bits == BUSY { Entry::Busy } else { Entry::Empty };
+            return if bits == BUSY { PageTableEntry::Busy } else { PageTableEntry::Empty };
         }
         let hpa = Hpa(bits & ADDRESS);
         if level == 0 || bits & LARGE != 0 {
             let access = Access { read: true, write: may_write(bits), execute: bits & NO_EXECUTE == 0 };
-            Entry::Leaf { hpa, access }
+            PageTableEntry::Leaf { hpa, access }
         } else {
-            Entry::Table(hpa)
+            PageTableEntry::Table(hpa)
         }
     }
 

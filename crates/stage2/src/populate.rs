@@ -2,7 +2,7 @@
 
 use crate::fault::Slot;
 use crate::tree::span;
-use crate::{Access, Entry, Format, MapError, Memory, Pages, Spare, Tlb, Walk};
+use crate::{Access, Format, MapError, Memory, PageTableEntry, Pages, Spare, Tlb, Walk};
 use addr::{Gpa, Hpa};
 
 impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
@@ -49,7 +49,7 @@ impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
             if self.fill(&slot, first) {
                 return Ok(());
             }
-            if slot.level > first.level && slot.entry == Entry::Empty {
+            if slot.level > first.level && slot.entry == PageTableEntry::Empty {
                 let table = spare.take(self.pages).ok_or(MapError::OutOfTables)?;
                 if !slot.exchange(self.pages, self.format().table(table)) {
                     spare.put_back(self.pages, table, 0);
@@ -62,8 +62,8 @@ impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
     /// mapped then. It is not if a table is missing or another processor is about to change the entry.
     #[inline(always)]
     fn fill(self, slot: &Slot, page: First) -> bool {
-        if slot.entry != Entry::Empty || slot.level > page.level {
-            return matches!(slot.entry, Entry::Leaf { .. });
+        if slot.entry != PageTableEntry::Empty || slot.level > page.level {
+            return matches!(slot.entry, PageTableEntry::Leaf { .. });
         }
         // An earlier mapping may have left a table: then the page is mapped in parts.
         let hpa = Hpa(page.hpa.0 + (slot.start.0 - page.gpa.0));

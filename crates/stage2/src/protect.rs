@@ -1,7 +1,7 @@
 //! Changes the rights of one page.
 
 use crate::split::{AsBefore, Split};
-use crate::{Access, Entry, Format, MapError, Pages, Spare, Stale, Tlb, Walk};
+use crate::{Access, Format, MapError, PageTableEntry, Pages, Spare, Stale, Tlb, Walk};
 use addr::Gpa;
 
 /// Result of an [attempt](Walk::try_protect_page) to change a page's rights.
@@ -57,7 +57,7 @@ impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
         let mut stale = Stale::EMPTY;
         loop {
             let slot = self.descend(gpa);
-            if slot.entry == Entry::Busy {
+            if slot.entry == PageTableEntry::Busy {
                 return Ok(Attempt::Busy(stale));
             }
             let Some(now) = slot.access().filter(|now| *now != wanted) else { return Ok(Attempt::Done(stale)) };

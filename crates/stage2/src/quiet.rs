@@ -24,7 +24,7 @@
 
 use crate::fault::Slot;
 use crate::tree::entries;
-use crate::{Cell, Entry, Format, Pages, Walk};
+use crate::{Cell, Format, PageTableEntry, Pages, Walk};
 
 impl<F: Format, P: Pages, T> Walk<'_, F, P, T> {
     pub(crate) fn is_quiet(self, table: &Slot) -> bool {
@@ -43,7 +43,7 @@ impl<F: Format, P: Pages, T> Walk<'_, F, P, T> {
             let cell = Cell::new(slot.cell.table(), index);
             let bits = self.pages.load(cell);
             let entry = self.format().decode(0, bits);
-            let is_closed = matches!(entry, Entry::Leaf { access, .. } if access.write) && self.is_still(bits);
+            let is_closed = matches!(entry, PageTableEntry::Leaf { access, .. } if access.write) && self.is_still(bits);
             if is_closed {
                 // Another processor was faster: it has made the page writable, or uses it otherwise.
                 let _ = self.exchange(&Slot { cell, bits, entry, ..slot }, self.format().watched(bits));

@@ -15,7 +15,7 @@
 
 use crate::fault::Slot;
 use crate::tree::{entries, span};
-use crate::{Cell, Entry, Format, MapError, Pages, Replace, Spare, Stale, Tlb, Walk};
+use crate::{Cell, Format, MapError, PageTableEntry, Pages, Replace, Spare, Stale, Tlb, Walk};
 use addr::{Gpa, GpaRange};
 
 /// Leaves that are broken together and share one broadcast.
@@ -177,7 +177,7 @@ impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
 
     /// Whether an entry that has changed since the first step is still a replaceable leaf.
     fn may_finish(self, begun: &Begun, bits: u64) -> bool {
-        let is_leaf = matches!(self.format().decode(begun.level, bits), Entry::Leaf { .. });
+        let is_leaf = matches!(self.format().decode(begun.level, bits), PageTableEntry::Leaf { .. });
         match self.format().replace() {
             Replace::BreakFirst => unreachable!("who breaks an entry is the only one to make it"),
             // Without the bit it is another leaf, made after this one was removed.

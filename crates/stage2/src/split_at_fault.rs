@@ -1,7 +1,7 @@
 //! Splits a large leaf that a fault has found write-protected.
 
 use crate::split::{Dress, Split};
-use crate::{Entry, Format, Granularity, MapError, Pages, Source, Spare, Stale, Tlb, Walk};
+use crate::{Format, Granularity, MapError, PageTableEntry, Pages, Source, Spare, Stale, Tlb, Walk};
 use addr::{Gpa, GpaRange};
 
 impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
@@ -47,8 +47,8 @@ impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
             let bytes = page.bytes().saturating_mul(ahead.saturating_add(1)).min(self.tree.limit().0 - page.start.0);
             let range = GpaRange::new(page.start, bytes).unwrap_or(page);
             let is_closed = |format: &F, bits| match format.decode(1, bits) {
-                Entry::Leaf { access, .. } => access.write && !format.is_writable(bits),
-                Entry::Empty | Entry::Busy | Entry::Table(_) => false,
+                PageTableEntry::Leaf { access, .. } => access.write && !format.is_writable(bits),
+                PageTableEntry::Empty | PageTableEntry::Busy | PageTableEntry::Table(_) => false,
             };
             return Ok(self.split_batch(range, spare, is_closed, &dress));
         }

@@ -1,6 +1,6 @@
 //! A tree, and the right to change its shape. [`Walk`](crate::Walk) does all work on the tables.
 
-use crate::{Access, Cell, ENTRIES, Entry, Format, MapError, Pages, Replace, Stale};
+use crate::{Access, Cell, ENTRIES, Format, MapError, PageTableEntry, Pages, Replace, Stale};
 use addr::{Gpa, GpaRange, Hpa, PAGE_BYTES, PageSize};
 
 /// A stage-2 translation: the tables of one VM.
@@ -56,7 +56,7 @@ impl<F: Format> Tree<F> {
     fn free_below(&self, pages: &impl Pages, table: Hpa, level: u32) {
         if level > 0 {
             for index in 0..entries::<F>() {
-                if let Entry::Table(next) = self.format.decode(level, pages.load(Cell::new(table, index))) {
+                if let PageTableEntry::Table(next) = self.format.decode(level, pages.load(Cell::new(table, index))) {
                     self.free_below(pages, next, level - 1);
                 }
             }

@@ -5,7 +5,7 @@
 
 use crate::fault::Slot;
 use crate::tree::{entries, range_between, span};
-use crate::{Cell, Entry, Format, Pages, Tlb, Walk};
+use crate::{Cell, Format, PageTableEntry, Pages, Tlb, Walk};
 use addr::{Gpa, GpaRange, Hpa};
 
 /// Code that visits the leaves of a range.
@@ -49,7 +49,7 @@ impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
         while gpa < end {
             let slot = beside.take().unwrap_or_else(|| self.descend_and_wait_to(gpa, 1));
             match slot.entry {
-                Entry::Table(table) => {
+                PageTableEntry::Table(table) => {
                     if visitor.enters(&slot, slot.piece(gpa, end)) {
                         let rest = slot.piece(gpa, end);
                         if let Err(cut_off) = self.visit_pages(&slot, table, rest, visitor) {
@@ -60,8 +60,8 @@ impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
                         visitor.leaves(&slot);
                     }
                 }
-                Entry::Leaf { .. } if !visitor.leaf(&slot) => continue,
-                Entry::Leaf { .. } | Entry::Empty | Entry::Busy => {}
+                PageTableEntry::Leaf { .. } if !visitor.leaf(&slot) => continue,
+                PageTableEntry::Leaf { .. } | PageTableEntry::Empty | PageTableEntry::Busy => {}
             }
             gpa = slot.page().end();
             beside = self.beside(&slot);
@@ -84,9 +84,9 @@ impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
                 }
                 let entry = self.format().decode(0, bits);
                 match entry {
-                    Entry::Busy => return Err(start),
-                    Entry::Empty | Entry::Table(_) => break,
-                    Entry::Leaf { .. } => {}
+                    PageTableEntry::Busy => return Err(start),
+                    PageTableEntry::Empty | PageTableEntry::Table(_) => break,
+                    PageTableEntry::Leaf { .. } => {}
                 }
                 if visitor.leaf(&Slot { cell, bits, entry, level: 0, start, bytes, above: Some(above.cell) }) {
                     break;
@@ -107,9 +107,9 @@ impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
         let bits = self.pages.load(cell);
         let entry = self.format().decode(slot.level, bits);
         let decides = match entry {
-            Entry::Leaf { .. } | Entry::Empty => true,
-            Entry::Table(_) => slot.level == 1,
-            Entry::Busy => false,
+            PageTableEntry::Leaf { .. } | PageTableEntry::Empty => true,
+            PageTableEntry::Table(_) => slot.level == 1,
+            PageTableEntry::Busy => false,
         };
         decides.then_some(Slot { cell, bits, entry, start: slot.page().end(), ..*slot })
     }

@@ -14,7 +14,7 @@
 //! until the first write, which sets S2AP[1]. So it is writable for the guest, and S2AP[1] tells whether it was
 //! written.
 
-use crate::{Access, Entry, Format, Memory, Replace, Source};
+use crate::{Access, Format, Memory, PageTableEntry, Replace, Source};
 use addr::Hpa;
 
 /// Bits of a descriptor (D8.3.1, D8.3.2).
@@ -194,19 +194,19 @@ impl<const INDEX_BITS: u32> Format for VmsaOf<INDEX_BITS> {
             | read_and_execute(access)
     }
 
-    fn decode(&self, level: u32, bits: u64) -> Entry {
+    fn decode(&self, level: u32, bits: u64) -> PageTableEntry {
         // A block has other fields in the low address bits.
         let hpa = Hpa(if bits & TABLE_OR_PAGE == 0 { bits & ADDRESS & !NO_TRANSLATION_CACHED } else { bits & ADDRESS });
         match (bits & VALID != 0, bits & TABLE_OR_PAGE != 0) {
-            (false, _) if bits == BUSY => Entry::Busy,
-            (false, _) => Entry::Empty,
-            (true, true) if level > 0 => Entry::Table(hpa),
+            (false, _) if bits == BUSY => PageTableEntry::Busy,
+            (false, _) => PageTableEntry::Empty,
+            (true, true) if level > 0 => PageTableEntry::Table(hpa),
             // A block at level 0 is reserved; the hardware treats it as invalid.
-            (true, false) if level == 0 => Entry::Empty,
+            (true, false) if level == 0 => PageTableEntry::Empty,
             (true, _) => {
                 let read = bits & READ != 0;
                 let access = Access { read, write: may_write(bits), execute: read && bits & EXECUTE_NEVER == 0 };
-                Entry::Leaf { hpa, access }
+                PageTableEntry::Leaf { hpa, access }
             }
         }
     }

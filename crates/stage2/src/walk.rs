@@ -48,7 +48,7 @@
 //! # Some(drop(found)) }
 //! ```
 
-use crate::{Entry, Format, Leaf, Pages, Shape, Tlb, Tree, Walking};
+use crate::{Format, Leaf, PageTableEntry, Pages, Shape, Tlb, Tree, Walking};
 use addr::Gpa;
 use core::marker::PhantomData;
 
@@ -170,8 +170,8 @@ impl<'a, F: Format, P: Pages, T: Tlb> Walk<'a, F, P, T> {
         }
         let slot = self.descend(gpa);
         match slot.entry {
-            Entry::Leaf { hpa, access } => Some(Leaf { hpa, level: slot.level, bytes: slot.bytes, access }),
-            Entry::Empty | Entry::Busy | Entry::Table(_) => None,
+            PageTableEntry::Leaf { hpa, access } => Some(Leaf { hpa, level: slot.level, bytes: slot.bytes, access }),
+            PageTableEntry::Empty | PageTableEntry::Busy | PageTableEntry::Table(_) => None,
         }
     }
 }

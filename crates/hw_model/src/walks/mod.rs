@@ -37,7 +37,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use memory::Memory;
 pub use rules::Rules;
 pub use tlb::Invalidate;
-use tlb::{Entry, Kind, Vm};
+use tlb::{Kind, TlbEntry, Vm};
 pub use violation::Violation;
 
 /// Kind of barrier (Arm ARM, B2.3: DSB).
@@ -118,7 +118,7 @@ enum Gone {
 
 #[derive(Clone, Debug, Default)]
 struct Cpu {
-    entries: Vec<Entry>,
+    entries: Vec<TlbEntry>,
     /// Invalidations that it has not acted on yet, with their threads.
     inbox: Vec<Asked>,
     /// The barrier that its thread needs to complete its invalidations.
@@ -130,7 +130,7 @@ struct Cpu {
 
 impl Cpu {
     /// The cached entries for an address of the loaded VM.
-    fn known(&self, gpa: u64) -> impl Iterator<Item = &Entry> {
+    fn known(&self, gpa: u64) -> impl Iterator<Item = &TlbEntry> {
         self.entries.iter().filter(move |entry| entry.vm.vmid == self.vm.vmid && entry.covers(gpa))
     }
 }
@@ -214,7 +214,7 @@ impl Walks {
     /// Frees a table. No entry may point to it.
     pub fn free(&mut self, table: u64) {
         self.tables.remove(&table);
-        let leads = |entry: &Entry| entry.kind == Kind::Table(table);
+        let leads = |entry: &TlbEntry| entry.kind == Kind::Table(table);
         if self.cpus.iter().any(|cpu| cpu.entries.iter().any(leads)) {
             self.violations.push(Violation::FreedEarly(table));
         }
@@ -387,8 +387,8 @@ impl Walks {
 
     fn forget(&mut self, cpu: usize, asked: Asked) {
         let index_bits = self.geometry.index_bits;
-        let is_meant = |entry: &Entry| asked.invalidate == Invalidate::Everything || entry.vm.vmid == asked.vmid;
-        let goes = |entry: &Entry| is_meant(entry) && entry.goes(asked.invalidate, index_bits);
+        let is_meant = |entry: &TlbEntry| asked.invalidate == Invalidate::Everything || entry.vm.vmid == asked.vmid;
+        let goes = |entry: &TlbEntry| is_meant(entry) && entry.goes(asked.invalidate, index_bits);
         self.cpus[cpu].entries.retain(|entry| !goes(entry));
     }
 

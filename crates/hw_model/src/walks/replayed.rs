@@ -1,7 +1,7 @@
 //! Functions for tables of another program: those of a host whose trace is replayed.
 
 use super::rules::Descriptor;
-use super::tlb::Entry;
+use super::tlb::TlbEntry;
 use super::{Violation, Walks};
 
 impl Walks {
@@ -50,7 +50,7 @@ impl Walks {
             Descriptor::Table(_) => return,
         };
         let bytes = 1 << (12 + self.geometry.index_bits * level);
-        let is_more = |entry: &&Entry| {
+        let is_more = |entry: &&TlbEntry| {
             let overlaps = entry.start < gpa + bytes && gpa < entry.start + entry.bytes;
             let Some(rights) = entry.rights().filter(|_| overlaps && entry.vm.root == root) else { return false };
             leaf.is_none_or(|leaf| {
@@ -66,7 +66,7 @@ impl Walks {
     /// `cpu` has left all guests of this VM except that with the VMID `inside`, and will flush before it enters another
     /// one. So its other cached entries are never used. Returns their VMIDs.
     pub fn forget_outside(&mut self, cpu: usize, root: u64, inside: Option<u32>) -> Vec<u32> {
-        let is_gone = |entry: &Entry| entry.vm.root == root && Some(entry.vm.vmid) != inside;
+        let is_gone = |entry: &TlbEntry| entry.vm.root == root && Some(entry.vm.vmid) != inside;
         let entries = &mut self.cpus[cpu].entries;
         let mut numbers: Vec<u32> = entries.iter().filter(|entry| is_gone(entry)).map(|entry| entry.vm.vmid).collect();
         entries.retain(|entry| !is_gone(entry));

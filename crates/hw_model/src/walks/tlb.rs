@@ -24,7 +24,7 @@ pub enum Invalidate {
 
 /// One cached entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Entry {
+pub(super) struct TlbEntry {
     pub(super) kind: Kind,
     /// The VM that was loaded. Only its VMID separates entries.
     pub(super) vm: Vm,
@@ -61,7 +61,7 @@ pub(super) struct Rights {
     pub(super) recorded: bool,
 }
 
-impl Entry {
+impl TlbEntry {
     pub(super) fn covers(&self, address: u64) -> bool {
         self.start <= address && address - self.start < self.bytes
     }

@@ -2,7 +2,7 @@
 
 use super::memory::Place;
 use super::rules::{Descriptor, Leaf};
-use super::tlb::{Entry, Kind, Rights};
+use super::tlb::{Kind, Rights, TlbEntry};
 use super::{Rules, Stop, Violation, Walks};
 
 impl Walks {
@@ -14,7 +14,7 @@ impl Walks {
 
         // A denying entry may be the answer too, where denials are cached; else the tables are walked again.
         let usable = |rights: &Rights| (rights.read && (!write || rights.write)) || self.rules.caches_denials();
-        let cached: Vec<Rights> = self.cpus[cpu].known(gpa).filter_map(Entry::rights).filter(usable).collect();
+        let cached: Vec<Rights> = self.cpus[cpu].known(gpa).filter_map(TlbEntry::rights).filter(usable).collect();
         let at = if self.stubborn { 0 } else { self.pick(cached.len() as u64 + 1) };
         let rights = match cached.get(usize::try_from(at).expect("few")) {
             Some(rights) => *rights,
@@ -162,7 +162,7 @@ impl Walks {
     fn remember(&mut self, cpu: usize, kind: Kind, gpa: u64, level: u32, size: u32) {
         let bytes = self.span(size);
         let vm = self.cpus[cpu].vm;
-        let entry = Entry { kind, vm, start: gpa & !(bytes - 1), bytes, level };
+        let entry = TlbEntry { kind, vm, start: gpa & !(bytes - 1), bytes, level };
         let mixes = self.rules.mixes_sizes();
         let arm = self.rules.caches_denials();
         let entries = &mut self.cpus[cpu].entries;

@@ -2,8 +2,8 @@
 
 use super::{GIB, Guest, MIB, NPT, Pool, leaf_at, range};
 use crate::{
-    Access, Cleared, Copyable, DirtyLog, Entry, Epochs, Fault, Format, Granularity, MarkWord, Npt, Policy, Rounds,
-    Source, Spare, Start, Vmsa, Walker,
+    Access, Cleared, Copyable, DirtyLog, Epochs, Fault, Format, Granularity, MarkWord, Npt, PageTableEntry, Policy,
+    Rounds, Source, Spare, Start, Vmsa, Walker,
 };
 use addr::{Gpa, GpaRange, Hpa};
 use proptest::prelude::{Just, ProptestConfig, Strategy, any, prop, prop_assert, prop_oneof, proptest};
@@ -87,7 +87,7 @@ impl<F: Hardware> Logged<F> {
         let Self { guest, pool, spare, .. } = self;
         for faults in 0..4 {
             let slot = guest.walk(pool).descend(Gpa(gpa));
-            assert!(matches!(slot.entry, Entry::Leaf { .. }));
+            assert!(matches!(slot.entry, PageTableEntry::Leaf { .. }));
             if let Some(bits) = guest.tree.format.write(slot.bits) {
                 assert!(slot.exchange(pool, bits));
                 return faults;

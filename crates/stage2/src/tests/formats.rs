@@ -1,7 +1,7 @@
 //! Encodings of entries, and trees of special shapes.
 
 use super::{GIB, Guest, NPT, Pool, leaf_at, range};
-use crate::{Access, Entry, Format, MapError, Memory, Vmsa};
+use crate::{Access, Format, MapError, Memory, PageTableEntry, Vmsa};
 use addr::{Gpa, Hpa};
 use core::sync::atomic::Ordering;
 
@@ -47,8 +47,8 @@ fn arm_descriptors_are_spelled_as_the_manual_says() {
 #[test]
 fn reserved_arm_descriptors_map_nothing() {
     let vmsa = Vmsa::new(40, 40, false).expect("possible");
-    assert_eq!(vmsa.decode(0, 0x8000_0001), Entry::Empty, "a block at the last level");
-    assert_eq!(vmsa.decode(1, 0x8000_0002), Entry::Empty, "not valid");
+    assert_eq!(vmsa.decode(0, 0x8000_0001), PageTableEntry::Empty, "a block at the last level");
+    assert_eq!(vmsa.decode(1, 0x8000_0002), PageTableEntry::Empty, "not valid");
     assert!(!vmsa.expresses(Access { read: false, write: false, execute: true }), "fetches need the right to read");
 }
 
@@ -56,7 +56,7 @@ fn reserved_arm_descriptors_map_nothing() {
 fn arm_block_that_must_not_be_cached_still_leads_to_its_memory() {
     let vmsa = Vmsa::new(40, 40, false).expect("possible");
     let block = vmsa.leaf(Hpa(0x4000_0000), 2, Access::ALL, Memory::Normal) | 1 << 16;
-    assert_eq!(vmsa.decode(2, block), Entry::Leaf { hpa: Hpa(0x4000_0000), access: Access::ALL });
+    assert_eq!(vmsa.decode(2, block), PageTableEntry::Leaf { hpa: Hpa(0x4000_0000), access: Access::ALL });
     assert_eq!(vmsa.part(block, 0, 0) >> 16 & 1, 0, "its parts may be cached");
 }
 

@@ -1,7 +1,7 @@
 //! Random sequences of operations against a naive model: a map of 4 KiB pages.
 
 use super::{GIB, Guest, MIB, NPT, Pool, range};
-use crate::{Access, Entry, Format, MapError, Memory, Npt, Replace, Source, Vmsa};
+use crate::{Access, Format, MapError, Memory, Npt, PageTableEntry, Replace, Source, Vmsa};
 use addr::{Gpa, GpaRange, Hpa};
 use proptest::prelude::{Just, ProptestConfig, Strategy, any, prop, prop_assert, prop_assert_eq, prop_oneof, proptest};
 
@@ -53,15 +53,15 @@ impl Format for Odd {
     fn leaf(&self, hpa: Hpa, _: u32, access: Access, _: Memory) -> u64 {
         hpa.0 | 1 | Self::rights(access)
     }
-    fn decode(&self, level: u32, bits: u64) -> Entry {
+    fn decode(&self, level: u32, bits: u64) -> PageTableEntry {
         let hpa = Hpa(bits & 0xff_ffff_f000);
         match (bits & 1, level) {
-            (0, _) => Entry::Empty,
+            (0, _) => PageTableEntry::Empty,
             (_, 0) => {
                 let access = Access { read: bits & 2 == 0, write: bits & 4 == 0, execute: bits & 8 == 0 };
-                Entry::Leaf { hpa, access }
+                PageTableEntry::Leaf { hpa, access }
             }
-            _ => Entry::Table(hpa),
+            _ => PageTableEntry::Table(hpa),
         }
     }
     fn with_access(&self, bits: u64, access: Access) -> u64 {
