@@ -4,7 +4,7 @@ use addr::{Gpa, GpaRange};
 
 /// Places in memory, and the start state of the first vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct KernelEntry {
     /// Registers of the first vCPU.
     pub mode: Mode,
     /// The kernel's memory while it unpacks itself and starts.

@@ -2,7 +2,7 @@
 //!
 //! A guest starts in the state that a boot loader leaves. [`load`] puts four things into its (zeroed) memory: the
 //! kernel, the initial RAM disk, the boot information in the kernel's format, and the ACPI tables for the few devices.
-//! It returns an [`Entry`]: the register values of the first vCPU. All other vCPUs wait for INIT and SIPI, as on any
+//! It returns an [`KernelEntry`]: the register values of the first vCPU. All other vCPUs wait for INIT and SIPI, as on any
 //! machine.
 //!
 //! | kernel | recognised by | loaded to | entry |
@@ -67,7 +67,7 @@ use alloc::string::String;
 use abi::payload::ApicMode;
 use addr::{Gpa, GpaRange};
 
-pub use entry::{DescriptorTable, Entry, Mode, long64, protected32};
+pub use entry::{DescriptorTable, KernelEntry, Mode, long64, protected32};
 pub use error::{Error, OutsideMemory};
 use placement::Placement;
 
@@ -143,7 +143,7 @@ pub fn check(boot: &Boot<'_>) -> Result<KernelInfo, Error> {
 /// # Errors
 /// The file is not a bootable kernel, something does not fit, or `memory` is smaller than `boot` says. Only the last
 /// can be found after the first write.
-pub fn load(boot: &Boot<'_>, memory: &mut impl GuestMemory) -> Result<Entry, Error> {
+pub fn load(boot: &Boot<'_>, memory: &mut impl GuestMemory) -> Result<KernelEntry, Error> {
     let placement = Placement::of(boot)?;
 
     acpi::write(boot.vcpus, memory)?;
@@ -176,7 +176,7 @@ pub fn load(boot: &Boot<'_>, memory: &mut impl GuestMemory) -> Result<Entry, Err
         Mode::Protected32 { .. } => descriptors::write(descriptors::CODE_32, memory)?,
     }
 
-    Ok(Entry { mode, kernel: placement.image.range(), initrd })
+    Ok(KernelEntry { mode, kernel: placement.image.range(), initrd })
 }
 
 /// A range with a valid end: both figures were checked against the RAM.

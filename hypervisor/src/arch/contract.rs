@@ -43,7 +43,7 @@ pub(crate) trait Arch: Sized + 'static {
     /// Devices that the vCPUs of a VM share. They have locks of their own.
     type Platform: Sync;
     /// Where a VM's kernel begins.
-    type Entry;
+    type KernelEntry;
     /// The format of stage-2 tables.
     type Format: Format;
     /// Tags for vCPUs' TLB entries, for VMs that count them in the same way.
@@ -140,7 +140,7 @@ pub(crate) trait Arch: Sized + 'static {
     /// Where a VM's memory of this length lies.
     fn ram_layout(bytes: u64) -> impl Iterator<Item = GpaRange>;
     /// Loads a VM's kernel into its memory, which is all zero.
-    fn load(spec: &Spec<'_>, memory: &mut Memory) -> Result<Self::Entry, impl fmt::Display>;
+    fn load(spec: &Spec<'_>, memory: &mut Memory) -> Result<Self::KernelEntry, impl fmt::Display>;
     /// The interrupt of a serial line has changed.
     fn serial_interrupt(vm: &Vm, line: Line, asserted: bool);
     /// Before an entry, and before the loop asks whether something ends a wait: chooses the events that the guest gets.
@@ -161,7 +161,7 @@ pub(crate) trait VcpuState<A: Arch>: Sized {
     /// Pages that only the pCPU that runs the vCPU writes.
     fn own_pages(&self) -> impl Iterator<Item = OwnPages>;
     /// Starts the first vCPU, at its VM's kernel.
-    fn start_at(&mut self, entry: &A::Entry);
+    fn start_at(&mut self, entry: &A::KernelEntry);
     /// The vCPU comes to this pCPU; `came_back` if it ran here last and nowhere since.
     fn load(&mut self, host: &A::HostContext, tags: &mut A::CpuTags, came_back: bool);
     /// The vCPU leaves this pCPU.
@@ -201,7 +201,7 @@ macro_rules! implement {
             type Vcpu = vcpu::ArchVcpu;
             type Posted = delivery::Posted;
             type Platform = platform::Platform;
-            type Entry = loader::Entry;
+            type KernelEntry = loader::KernelEntry;
             type Format = format::Stage2Format;
             type TagPool = tags::Pool;
             type CpuTags = tags::CpuTags;
@@ -260,7 +260,7 @@ macro_rules! implement {
                 fn load(
                     spec: &$crate::vm::spec::Spec<'_>,
                     memory: &mut $crate::vm::memory::Memory
-                ) -> Result<Self::Entry, impl core::fmt::Display> = loader::load;
+                ) -> Result<Self::KernelEntry, impl core::fmt::Display> = loader::load;
                 fn serial_interrupt(vm: &$crate::vm::Vm, line: abi::control::Line, asserted: bool) -> () =
                     platform::serial_interrupt;
                 fn prepare(run: &mut $crate::vcpu::run::Running<'_>) -> () = delivery::prepare;
@@ -290,7 +290,7 @@ macro_rules! implement {
             $crate::arch::contract::forward_methods! {
                 vcpu::ArchVcpu;
                 fn own_pages(&self) -> impl Iterator<Item = $crate::layout::OwnPages>;
-                fn start_at(&mut self, entry: &loader::Entry) -> ();
+                fn start_at(&mut self, entry: &loader::KernelEntry) -> ();
                 fn load(
                     &mut self,
                     host: &hwvirt::HostContext,

@@ -22,7 +22,7 @@ pub const MMIO_BASE: u64 = 0xfec0_0000;
 /// An I/O APIC.
 #[derive(Debug)]
 pub struct IoApic {
-    entries: [Entry; PINS],
+    entries: [RedirectionEntry; PINS],
     /// Bit n: the line at pin n is asserted.
     lines: u32,
     /// Register that the window shows.
@@ -34,7 +34,7 @@ impl IoApic {
     /// After reset: all pins masked, all lines quiet.
     #[must_use]
     pub const fn new(id: u8) -> Self {
-        Self { entries: [Entry::MASKED; PINS], lines: 0, selected: 0, id: id & 0xf }
+        Self { entries: [RedirectionEntry::MASKED; PINS], lines: 0, selected: 0, id: id & 0xf }
     }
 
     /// The device at `pin` asserts its line, or ceases to. A pin that does not exist is ignored.
@@ -119,9 +119,9 @@ impl IoApic {
 
 /// A redirection entry.
 #[derive(Clone, Copy, Debug)]
-struct Entry(u64);
+struct RedirectionEntry(u64);
 
-impl Entry {
+impl RedirectionEntry {
     const MASKED: Self = Self(MASK);
 
     const fn has(self, bits: u64) -> bool {

@@ -21,7 +21,7 @@ use super::spec::Spec;
 use super::tags::VmTags;
 use super::{DETAIL_BYTES, Parts, Vm};
 use crate::arch::block::Block;
-use crate::arch::loader::{self, Entry};
+use crate::arch::loader::{self, KernelEntry};
 use crate::arch::vcpu::ArchVcpu;
 use crate::cpu::room::Room;
 use crate::cpu::scheduler;
@@ -137,7 +137,7 @@ impl Creation {
     }
 
     /// Takes what the VM needs besides memory, and room for its vCPUs.
-    fn prepare(&self, memory: Memory, entry: Entry) -> Result<(Parts, Vec<Block<Vcpu>>), Exhausted> {
+    fn prepare(&self, memory: Memory, entry: KernelEntry) -> Result<(Parts, Vec<Block<Vcpu>>), Exhausted> {
         let mut vcpus = Vec::new();
         frames::reserve(&mut vcpus, self.config.vcpus as usize)?;
         let serial = [SerialLine::new()?, SerialLine::new()?];

@@ -24,7 +24,7 @@ use vcpu_layout::lay_out;
 
 use crate::arch::block::Block;
 use crate::arch::interrupts;
-use crate::arch::loader::Entry;
+use crate::arch::loader::KernelEntry;
 use crate::arch::platform::{self, Platform};
 use crate::cpu::room::Room;
 use crate::cpu::{self, scheduler};
@@ -80,7 +80,7 @@ struct Parts {
     room: Room,
     detail: String,
     /// Where the first vCPU begins.
-    entry: Entry,
+    entry: KernelEntry,
 }
 
 /// Why a VM ended.

@@ -309,14 +309,14 @@ pub(crate) mod loader {
     use crate::vm::memory::Memory;
     use crate::vm::spec::Spec;
 
-    pub(crate) struct Entry;
+    pub(crate) struct KernelEntry;
 
     pub(crate) fn ram_layout(bytes: u64) -> impl Iterator<Item = GpaRange> {
         GpaRange::new(Gpa(0), bytes).into_iter()
     }
 
-    pub(crate) fn load(_: &Spec<'_>, _: &mut Memory) -> Result<Entry, &'static str> {
-        Ok(Entry)
+    pub(crate) fn load(_: &Spec<'_>, _: &mut Memory) -> Result<KernelEntry, &'static str> {
+        Ok(KernelEntry)
     }
 }
 

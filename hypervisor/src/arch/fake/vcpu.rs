@@ -13,7 +13,7 @@ use tlb_tag::Flush;
 use super::clock;
 use super::exit::Exit;
 use super::hwvirt::HostContext;
-use super::loader::Entry;
+use super::loader::KernelEntry;
 use super::machine::{Hardware, Leaf, machine, model_tag, number, word};
 use super::program::{Op, PAGE_TABLE};
 use super::tags::{CpuTags, VcpuTags};
@@ -86,7 +86,7 @@ impl ArchVcpu {
         core::iter::empty()
     }
 
-    pub(crate) fn start_at(&mut self, _: &Entry) {
+    pub(crate) fn start_at(&mut self, _: &KernelEntry) {
         self.start();
     }
 

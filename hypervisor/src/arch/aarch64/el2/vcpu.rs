@@ -21,7 +21,7 @@ use crate::arch::aarch64::el2;
 use crate::arch::aarch64::el2::HostContext;
 use crate::arch::aarch64::guest::delivery::Start;
 use crate::arch::aarch64::guest::fpu::FpuState;
-use crate::arch::aarch64::guest::loader::Entry;
+use crate::arch::aarch64::guest::loader::KernelEntry;
 use crate::arch::aarch64::host::counter;
 use crate::arch::aarch64::host::gic::{self as host_gic, GUEST_PHYSICAL_TIMER, GUEST_TIMER};
 use crate::arch::aarch64::register::{isb, read_register, write_register};
@@ -162,7 +162,7 @@ impl ArchVcpu {
     }
 
     /// Starts the first vCPU as the kernel's boot protocol wants it.
-    pub(crate) fn start_at(&mut self, entry: &Entry) {
+    pub(crate) fn start_at(&mut self, entry: &KernelEntry) {
         self.start(Start { entry: entry.pc.0, context: entry.device_tree.0 });
     }
 

@@ -12,7 +12,7 @@ use crate::vm::spec::Spec;
 
 /// Where the first vCPU begins.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Entry {
+pub(crate) struct KernelEntry {
     /// The kernel's first byte.
     pub(in crate::arch::aarch64) pc: Gpa,
     /// The device tree: the kernel's argument.
@@ -51,7 +51,7 @@ pub(crate) fn ram_layout(bytes: u64) -> impl Iterator<Item = GpaRange> {
 ///
 /// # Errors
 /// When the files cannot be booted or do not fit.
-pub(crate) fn load(spec: &Spec<'_>, memory: &mut Memory) -> Result<Entry, Error> {
+pub(crate) fn load(spec: &Spec<'_>, memory: &mut Memory) -> Result<KernelEntry, Error> {
     let Spec { config, kernel, initrd } = *spec;
     if config.vcpus > layout::MAX_VCPUS {
         return Err(Error::Vcpus);
@@ -70,5 +70,5 @@ pub(crate) fn load(spec: &Spec<'_>, memory: &mut Memory) -> Result<Entry, Error>
         let written = memory.write(place(offset), bytes);
         debug_assert!(written);
     }
-    Ok(Entry { pc: place(placed.kernel), device_tree: place(placed.device_tree) })
+    Ok(KernelEntry { pc: place(placed.kernel), device_tree: place(placed.device_tree) })
 }

@@ -1,7 +1,7 @@
 //! Loads a kernel into a VM's memory, by the boot protocols of x86-64.
 
 use addr::{Gpa, GpaRange};
-pub(crate) use x86_boot::Entry;
+pub(crate) use x86_boot::KernelEntry;
 use x86_boot::{Boot, GuestMemory, OutsideMemory};
 
 use crate::vm::memory::Memory;
@@ -16,7 +16,7 @@ pub(crate) fn ram_layout(bytes: u64) -> impl Iterator<Item = GpaRange> {
 ///
 /// # Errors
 /// When the files cannot be booted or do not fit.
-pub(crate) fn load(spec: &Spec<'_>, memory: &mut Memory) -> Result<Entry, x86_boot::Error> {
+pub(crate) fn load(spec: &Spec<'_>, memory: &mut Memory) -> Result<KernelEntry, x86_boot::Error> {
     let Spec { config, kernel, initrd } = *spec;
     let boot = Boot {
         kernel,

@@ -4,7 +4,7 @@
 //! has its own place for them: [`State`] reads and writes them there, one by one, and [`Registers`] are all of them as
 //! values. Whatever wants registers of a vCPU that does not run, by name or as a whole, belongs here.
 
-use x86_boot::{Entry, Mode, long64, protected32};
+use x86_boot::{KernelEntry, Mode, long64, protected32};
 use x86_defs::control;
 use x86_defs::registers::{Segment, cr0, rflags};
 use x86_emulate::{Segment as SegmentName, SegmentRegister};
@@ -169,7 +169,7 @@ impl Registers {
     };
 
     /// As a kernel's boot protocol wants them. The protocol's general registers go into `gprs`.
-    pub(crate) fn at_entry(entry: &Entry, gprs: &mut Gprs) -> Self {
+    pub(crate) fn at_entry(entry: &KernelEntry, gprs: &mut Gprs) -> Self {
         match entry.mode {
             Mode::Long64 { rip, rsi, cr3, gdt } => {
                 let data = flat(long64::DS, long64::DS_ATTRIBUTES);

@@ -14,7 +14,7 @@ use hyperv_defs::msr::VpAssistMsr;
 use shootdown::Pages;
 use tlb_tag::{CpuTags, Flush, VcpuTags};
 use x86_64::registers::model_specific::Msr;
-use x86_boot::Entry;
+use x86_boot::KernelEntry;
 use x86_defs::cpuid::leaf_8000_0001_edx;
 use x86_defs::msr;
 use x86_defs::registers::{dr6, rflags, vector};
@@ -135,7 +135,7 @@ impl ArchVcpu {
     }
 
     /// Starts the vCPU as a kernel's boot protocol wants it.
-    pub(crate) fn start_at(&mut self, entry: &Entry) {
+    pub(crate) fn start_at(&mut self, entry: &KernelEntry) {
         self.reset_registers();
         self.gprs[gpr::RDX] = 0;
         self.hardware.set_registers(&Registers::at_entry(entry, &mut self.gprs));
