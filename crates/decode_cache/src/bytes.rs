@@ -8,7 +8,7 @@
 //! mode. So two masked comparisons check everything except one point: the instruction must not end after the fetched
 //! bytes.
 
-use crate::{Bytes, Decoded, Mode, Outcome, Refusal, fetched};
+use crate::{Bytes, Decoded, InsertOutcome, ModeNumber, Refusal, fetched};
 
 /// Decoded instructions by bytes and mode, for one vCPU: direct-mapped, `N` entries of one cache line each.
 pub struct ByBytes<D, const N: usize = 64> {
@@ -41,7 +41,7 @@ impl<D: Decoded, const N: usize> ByBytes<D, N> {
     /// The instruction at the start of `bytes` in this mode, if it is cached.
     #[inline]
     #[must_use]
-    pub fn find(&self, mode: Mode, bytes: &Bytes) -> Option<&D> {
+    pub fn find(&self, mode: ModeNumber, bytes: &Bytes) -> Option<&D> {
         let words = keyed(mode, bytes);
         let entry = &self.entries[Self::index(words)];
         let first = (words[0] ^ entry.words[0]) & entry.masks[0];
@@ -54,10 +54,10 @@ impl<D: Decoded, const N: usize> ByBytes<D, N> {
     }
 
     /// Caches that `bytes` begin with this instruction in this mode. An instruction that ends after them is not cached.
-    pub fn insert(&mut self, mode: Mode, bytes: &Bytes, decoded: D) -> Outcome {
+    pub fn insert(&mut self, mode: ModeNumber, bytes: &Bytes, decoded: D) -> InsertOutcome {
         let length = decoded.length();
         if length == 0 || length > bytes.length() {
-            return Outcome::Refused(Refusal::Crosses);
+            return InsertOutcome::Refused(Refusal::Crosses);
         }
         let entry = &mut self.entries[Self::index(keyed(mode, bytes))];
         let words = keyed(mode, &bytes.prefix(length));
@@ -66,7 +66,7 @@ impl<D: Decoded, const N: usize> ByBytes<D, N> {
 
         let other = entry.decoded.is_some() && (entry.words != words || entry.masks != masks);
         *entry = Entry { words, masks, decoded: Some(decoded) };
-        if other { Outcome::Replaced } else { Outcome::Stored }
+        if other { InsertOutcome::Replaced } else { InsertOutcome::Stored }
     }
 
     /// From all of the first eight bytes, and the mode: the product's top bits depend on each of them.
@@ -93,7 +93,7 @@ const MODE_MASK: u64 = 0xff << MODE_SHIFT;
 
 /// Bytes and mode in two words.
 #[inline]
-fn keyed(Mode(mode): Mode, bytes: &Bytes) -> [u64; 2] {
+fn keyed(ModeNumber(mode): ModeNumber, bytes: &Bytes) -> [u64; 2] {
     let [first, second] = bytes.words();
     [first, second | u64::from(mode) << MODE_SHIFT]
 }

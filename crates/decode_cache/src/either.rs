@@ -7,7 +7,7 @@
 use addr::Gpa;
 
 use crate::{
-    ByBytes, Bytes, Cause, Decoded, Insertion, Lost, Outcome, Place, Protect, Refusal, Vouching, WriteProtect,
+    ByBytes, Bytes, Decoded, DropCause, InsertOutcome, Insertion, Lost, Place, Protect, Refusal, Vouching, WriteProtect,
 };
 
 /// The cache that a vCPU uses for decoded instructions.
@@ -72,7 +72,7 @@ impl<D: Decoded, P: Protect> DecodeCache<'_, D, P> {
     pub fn insert(&mut self, lookup: &Lookup, decoded: D, tables: &[Gpa], rewalk: impl FnOnce() -> bool) -> Insertion {
         let alone = |outcome| Insertion { outcome, lost: Lost::default(), flushed: false };
         match self {
-            Self::Off => alone(Outcome::Refused(Refusal::Off)),
+            Self::Off => alone(InsertOutcome::Refused(Refusal::Off)),
             Self::Bytes(cache) => alone(cache.insert(lookup.place.mode, &lookup.bytes, decoded)),
             Self::WriteProtect(cache, protect) => {
                 cache.insert(&lookup.place, &lookup.bytes, decoded, tables, *protect, rewalk)
@@ -82,7 +82,7 @@ impl<D: Decoded, P: Protect> DecodeCache<'_, D, P> {
 
     /// Drops entries that depend on a page before it is written, like [`WriteProtect::written`]. `None` if there were
     /// none.
-    pub fn written(&self, gpa: Gpa, cause: Cause) -> Option<Lost> {
+    pub fn written(&self, gpa: Gpa, cause: DropCause) -> Option<Lost> {
         match self {
             Self::Off | Self::Bytes(_) => None,
             Self::WriteProtect(cache, protect) => cache.written(gpa, cause, *protect),

@@ -1,8 +1,8 @@
 //! Caches a guest's decoded instructions, so that an emulated access to a device need not decode again. One of the
 //! designs also saves the fetch.
 //!
-//! An instruction's meaning is a function of its bytes and of the processor's [`Mode`]. The bytes depend on memory, on
-//! page tables, and on writes to them. There are two designs, each usable alone:
+//! An instruction's meaning is a function of its bytes and of the processor's [`ModeNumber`]. The bytes depend on
+//! memory, on page tables, and on writes to them. There are two designs, each usable alone:
 //!
 //! * [`ByBytes`], one per vCPU: the key is the fetched bytes and the mode. It is always correct and needs no coherence,
 //!   but the fetch remains.
@@ -14,7 +14,7 @@
 //! type that is [`Decoded`]. It returns hits, misses, insertions and evictions; the caller counts them.
 //!
 //! ```
-//! use decode_cache::{ByBytes, Bytes, Decoded, Mode, Outcome};
+//! use decode_cache::{ByBytes, Bytes, Decoded, InsertOutcome, ModeNumber};
 //!
 //! /// All instructions of this machine are one byte that gives their length.
 //! #[derive(Clone, Copy, Debug, PartialEq)]
@@ -34,9 +34,9 @@
 //!
 //! let mut cache = ByBytes::<Instruction>::new();
 //! let fetched = Bytes::new(&[2, 0, 7, 7]);
-//! assert_eq!(cache.find(Mode(0), &fetched), None);
-//! assert_eq!(cache.insert(Mode(0), &fetched, Instruction(2)), Outcome::Stored);
-//! assert_eq!(cache.find(Mode(0), &fetched), Some(&Instruction(2)));
+//! assert_eq!(cache.find(ModeNumber(0), &fetched), None);
+//! assert_eq!(cache.insert(ModeNumber(0), &fetched, Instruction(2)), InsertOutcome::Stored);
+//! assert_eq!(cache.find(ModeNumber(0), &fetched), Some(&Instruction(2)));
 //! ```
 
 #![no_std]
@@ -59,8 +59,8 @@ mod write_protect;
 pub use bytes::ByBytes;
 pub use either::{DecodeCache, Lookup, Needs};
 pub use fetched::Bytes;
-pub use place::{Mode, Place};
-pub use protect::{Cause, Lost, Protect, Protection, Unprotection};
+pub use place::{ModeNumber, Place};
+pub use protect::{DropCause, Lost, Protect, Protection, Unprotection};
 pub use registry::WALK_LIMIT;
 pub use write_protect::{Insertion, MAX_TABLES, Size, Vouching, WriteProtect};
 
@@ -81,7 +81,7 @@ pub trait Decoded: Copy {
 
 /// Result of an insertion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum InsertOutcome {
     /// It is cached.
     Stored,
     /// It is cached, and has replaced another one.

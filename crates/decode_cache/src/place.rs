@@ -4,7 +4,7 @@ use addr::Gpa;
 
 /// The processor's mode, numbered by the decoder: besides the bytes, the only input of decoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Mode(pub u8);
+pub struct ModeNumber(pub u8);
 
 /// The place of an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,7 +16,7 @@ pub struct Place {
     /// include all other inputs of a walk too: whether paging is on, and the number of levels.
     pub space: u64,
     /// The mode in which its bytes are decoded.
-    pub mode: Mode,
+    pub mode: ModeNumber,
     /// Where a page walk finds its first byte now, if the caller has walked.
     pub gpa: Option<Gpa>,
 }

@@ -49,7 +49,7 @@ pub enum Unprotection {
 
 /// Why cached instructions are dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cause {
+pub enum DropCause {
     /// The guest writes to a page.
     Write,
     /// A processor walks a page table of the guest, which SVM treats as a write (APM vol. 2, 15.25.5).

@@ -17,7 +17,7 @@ use addr::{Gpa, PAGE_BYTES};
 
 use crate::bytes::MULTIPLIER;
 use crate::sync::{AtomicU16, AtomicU64, Mutex, Ordering, fence};
-use crate::{Cause, Lost, Protect, Protection, Refusal, Unprotection};
+use crate::{DropCause, Lost, Protect, Protection, Refusal, Unprotection};
 
 /// Walks may evict a page this often; then it is not protected any more. A walk needs all its tables writable at once.
 /// Otherwise two vCPUs that insert instructions could protect them again and again, and block a third one for ever.
@@ -180,7 +180,7 @@ impl Registry {
 
     /// Drops all entries that depend on the page, then makes it writable if that needs no wait. `None` if it is not
     /// registered.
-    pub(crate) fn forget(&self, gpa: Gpa, cause: Cause, protect: &impl Protect) -> Option<Lost> {
+    pub(crate) fn forget(&self, gpa: Gpa, cause: DropCause, protect: &impl Protect) -> Option<Lost> {
         // Also this question needs the lock: a fault may come here before the vCPU that registered the page has
         // released it.
         let slot = &self.slots[self.index(gpa)];
@@ -190,7 +190,7 @@ impl Registry {
         }
         let (lost, unprotection) = self.evict(slot, &mut state, protect);
         // A walk that still finds the page read-only is counted when it comes back.
-        if cause == Cause::Walk && unprotection == Unprotection::Done {
+        if cause == DropCause::Walk && unprotection == Unprotection::Done {
             let walks = &self.walks[self.walks_index(gpa)];
             // Never above the limit: the counter must not overflow.
             if walks.load(Ordering::Relaxed) <= WALK_LIMIT {

@@ -7,7 +7,9 @@ use std::vec::Vec;
 use addr::Gpa;
 
 use crate::write_protect::tests::{Memory, cache, page, place};
-use crate::{ByBytes, Bytes, Cause, DecodeCache, Decoded, Lookup, Mode, Needs, Outcome, Place, Refusal, Vouching};
+use crate::{
+    ByBytes, Bytes, DecodeCache, Decoded, DropCause, InsertOutcome, Lookup, ModeNumber, Needs, Place, Refusal, Vouching,
+};
 
 /// A length and a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +36,7 @@ impl Decoded for Instruction {
     }
 }
 
-pub(crate) const MODE: Mode = Mode(2);
+pub(crate) const MODE: ModeNumber = ModeNumber(2);
 pub(crate) const MOST: [u8; 15] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
 
 // Bytes
@@ -59,7 +61,7 @@ fn bytes_are_at_most_fifteen_and_zero_beyond() {
 fn every_length_is_found_by_its_own_bytes_and_no_shorter_ones() {
     for length in 1..=15 {
         let mut cache = ByBytes::<_, 1>::new();
-        assert_eq!(cache.insert(MODE, &Bytes::new(&MOST), instruction(length, 7)), Outcome::Stored);
+        assert_eq!(cache.insert(MODE, &Bytes::new(&MOST), instruction(length, 7)), InsertOutcome::Stored);
         assert_eq!(cache.find(MODE, &Bytes::new(&MOST)), Some(&instruction(length, 7)));
         let own = Bytes::new(&MOST).prefix(length);
         assert_eq!(cache.find(MODE, &own), Some(&instruction(length, 7)));
@@ -71,7 +73,7 @@ fn every_length_is_found_by_its_own_bytes_and_no_shorter_ones() {
 fn every_byte_of_an_instruction_counts_and_none_after_it() {
     for length in 1..=15 {
         let mut cache = ByBytes::<_, 1>::new();
-        assert_eq!(cache.insert(MODE, &Bytes::new(&MOST), instruction(length, 7)), Outcome::Stored);
+        assert_eq!(cache.insert(MODE, &Bytes::new(&MOST), instruction(length, 7)), InsertOutcome::Stored);
         for at in 0..15 {
             for bit in 0..8 {
                 let mut changed = MOST;
@@ -86,7 +88,7 @@ fn every_byte_of_an_instruction_counts_and_none_after_it() {
 #[test]
 fn zeros_beyond_the_end_of_a_page_are_not_an_instructions_bytes() {
     let mut cache = ByBytes::<_, 1>::new();
-    assert_eq!(cache.insert(MODE, &Bytes::new(&[9, 0, 0, 0]), instruction(4, 1)), Outcome::Stored);
+    assert_eq!(cache.insert(MODE, &Bytes::new(&[9, 0, 0, 0]), instruction(4, 1)), InsertOutcome::Stored);
     assert_eq!(cache.find(MODE, &Bytes::new(&[9, 0, 0])), None);
     assert_eq!(cache.find(MODE, &Bytes::new(&[9, 0, 0, 0])), Some(&instruction(4, 1)));
 }
@@ -94,7 +96,7 @@ fn zeros_beyond_the_end_of_a_page_are_not_an_instructions_bytes() {
 #[test]
 fn instruction_that_is_cut_off_is_not_remembered() {
     let mut cache = ByBytes::<_, 4>::new();
-    let crosses = Outcome::Refused(Refusal::Crosses);
+    let crosses = InsertOutcome::Refused(Refusal::Crosses);
     assert_eq!(cache.insert(MODE, &Bytes::new(&MOST[..3]), instruction(4, 1)), crosses);
     assert_eq!(cache.insert(MODE, &Bytes::new(&MOST), instruction(16, 1)), crosses);
     assert_eq!(cache.insert(MODE, &Bytes::new(&MOST), instruction(0, 1)), crosses);
@@ -107,18 +109,18 @@ fn equal_bytes_in_another_mode_are_another_instruction() {
     let mut cache = ByBytes::<_, 1>::new();
     let bytes = Bytes::new(&MOST);
     for mode in [0, 1, 2, 0xff] {
-        assert_eq!(cache.find(Mode(mode), &bytes), None);
-        let _ = cache.insert(Mode(mode), &bytes, instruction(3, u64::from(mode)));
-        assert_eq!(cache.find(Mode(mode), &bytes), Some(&instruction(3, u64::from(mode))));
+        assert_eq!(cache.find(ModeNumber(mode), &bytes), None);
+        let _ = cache.insert(ModeNumber(mode), &bytes, instruction(3, u64::from(mode)));
+        assert_eq!(cache.find(ModeNumber(mode), &bytes), Some(&instruction(3, u64::from(mode))));
     }
-    assert_eq!(cache.find(Mode(0), &bytes), None);
+    assert_eq!(cache.find(ModeNumber(0), &bytes), None);
 }
 
 #[test]
 fn empty_cache_finds_nothing_not_even_zeros() {
     let cache = ByBytes::<Instruction, 64>::default();
     for length in 0..=15 {
-        assert_eq!(cache.find(Mode(0), &Bytes::new(&[0; 15]).prefix(length)), None);
+        assert_eq!(cache.find(ModeNumber(0), &Bytes::new(&[0; 15]).prefix(length)), None);
     }
 }
 
@@ -126,9 +128,9 @@ fn empty_cache_finds_nothing_not_even_zeros() {
 fn slot_has_room_for_one() {
     let mut cache = ByBytes::<_, 1>::new();
     let (one, other) = (Bytes::new(&[1, 2, 3]), Bytes::new(&[4, 5, 6]));
-    assert_eq!(cache.insert(MODE, &one, instruction(2, 1)), Outcome::Stored);
-    assert_eq!(cache.insert(MODE, &one, instruction(2, 1)), Outcome::Stored, "the same once more");
-    assert_eq!(cache.insert(MODE, &other, instruction(2, 2)), Outcome::Replaced);
+    assert_eq!(cache.insert(MODE, &one, instruction(2, 1)), InsertOutcome::Stored);
+    assert_eq!(cache.insert(MODE, &one, instruction(2, 1)), InsertOutcome::Stored, "the same once more");
+    assert_eq!(cache.insert(MODE, &other, instruction(2, 2)), InsertOutcome::Replaced);
     assert_eq!(cache.find(MODE, &one), None);
     assert_eq!(cache.find(MODE, &other), Some(&instruction(2, 2)));
 }
@@ -172,9 +174,9 @@ fn view_asks_for_no_more_than_its_design_needs() {
         assert_eq!(view.needs(), needs);
         assert_eq!(view.find(&lookup), None);
         let outcome = view.insert(&lookup, instruction(1, 1), &[page(5)], || true).outcome;
-        assert_eq!(outcome == Outcome::Stored, enough.is_some(), "{outcome:?}");
+        assert_eq!(outcome == InsertOutcome::Stored, enough.is_some(), "{outcome:?}");
         assert_eq!(enough.map(|enough| view.find(&enough)), enough.map(|_| Some(instruction(1, 1))));
         let forgets = matches!(needs, Needs::Registers | Needs::Walk);
-        assert_eq!(view.written(Gpa(0x3000), Cause::Write).is_some(), forgets);
+        assert_eq!(view.written(Gpa(0x3000), DropCause::Write).is_some(), forgets);
     }
 }

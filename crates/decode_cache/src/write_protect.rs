@@ -38,7 +38,7 @@ use crate::bytes::MULTIPLIER;
 use crate::registry::{MAX_PAGES, Registry, Role, Ticket};
 use crate::slot::{Contents, MAX_TICKETS, Slot};
 use crate::sync::{Ordering, fence};
-use crate::{Bytes, Cause, Decoded, Lost, MAX_LENGTH, Outcome, Place, Protect, Refusal};
+use crate::{Bytes, Decoded, DropCause, InsertOutcome, Lost, MAX_LENGTH, Place, Protect, Refusal};
 
 /// Maximum number of page tables on the walk to an instruction.
 pub const MAX_TABLES: usize = MAX_TICKETS - 1;
@@ -80,7 +80,7 @@ pub struct WriteProtect<D> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Insertion {
     /// Whether it is cached.
-    pub outcome: Outcome,
+    pub outcome: InsertOutcome,
     /// Entries that were dropped because a page had to leave for one of this instruction's.
     pub lost: Lost,
     /// Whether it had to flush.
@@ -138,11 +138,11 @@ impl<D: Decoded> WriteProtect<D> {
         rewalk: impl FnOnce() -> bool,
     ) -> Insertion {
         let mut insertion =
-            Insertion { outcome: Outcome::Refused(Refusal::Changed), lost: Lost::default(), flushed: false };
+            Insertion { outcome: InsertOutcome::Refused(Refusal::Changed), lost: Lost::default(), flushed: false };
         let tables = if self.vouching == Vouching::Tables { tables } else { &[] };
         insertion.outcome = self
             .try_insert(place, bytes, decoded, tables, protect, rewalk, &mut insertion)
-            .unwrap_or_else(Outcome::Refused);
+            .unwrap_or_else(InsertOutcome::Refused);
         insertion
     }
 
@@ -156,7 +156,7 @@ impl<D: Decoded> WriteProtect<D> {
         protect: &impl Protect,
         rewalk: impl FnOnce() -> bool,
         insertion: &mut Insertion,
-    ) -> Result<Outcome, Refusal> {
+    ) -> Result<InsertOutcome, Refusal> {
         let gpa = place.gpa.ok_or(Refusal::Unplaced)?;
         let key = self.key(place).ok_or(Refusal::Unplaced)?;
         let length = decoded.length();
@@ -216,7 +216,7 @@ impl<D: Decoded> WriteProtect<D> {
     }
 
     /// Makes the entry visible to lookups.
-    fn store(&self, place: &Place, contents: &Contents) -> Result<Outcome, Refusal> {
+    fn store(&self, place: &Place, contents: &Contents) -> Result<InsertOutcome, Refusal> {
         let mut slot = self.slot(place).try_write().ok_or(Refusal::Busy)?;
         for (counted, (ticket, role)) in distinct(&contents.tickets).enumerate() {
             if !self.registry.count(ticket, role) {
@@ -233,7 +233,7 @@ impl<D: Decoded> WriteProtect<D> {
             self.registry.uncount(ticket, role);
         }
         slot.write(contents);
-        Ok(if was_valid && old.key != contents.key { Outcome::Replaced } else { Outcome::Stored })
+        Ok(if was_valid && old.key != contents.key { InsertOutcome::Replaced } else { InsertOutcome::Stored })
     }
 
     /// Call this before a write to the page, before a walk of it as a table, or before it is taken away. It drops all
@@ -243,7 +243,7 @@ impl<D: Decoded> WriteProtect<D> {
     /// For a guest's write, call it at the stage-2 fault, before the check whether the guest may write at all. The
     /// guest retries in any case, and faults again while the page is read-only. `None` may also mean that another vCPU
     /// was faster.
-    pub fn written(&self, gpa: Gpa, cause: Cause, protect: &impl Protect) -> Option<Lost> {
+    pub fn written(&self, gpa: Gpa, cause: DropCause, protect: &impl Protect) -> Option<Lost> {
         self.registry.forget(gpa, cause, protect)
     }
 
@@ -259,7 +259,7 @@ impl<D: Decoded> WriteProtect<D> {
     pub fn write_as_host<R>(&self, gpa: Gpa, protect: &impl Protect, write: impl FnOnce() -> R) -> (R, Lost) {
         let forget = || {
             let covered = self.covers(gpa);
-            let lost = if covered { self.written(gpa, Cause::Host, protect) } else { None };
+            let lost = if covered { self.written(gpa, DropCause::Host, protect) } else { None };
             lost.unwrap_or_default()
         };
 

@@ -8,7 +8,7 @@ use std::panic::catch_unwind;
 
 use addr::Gpa;
 use decode_cache::{
-    Bytes, Cause, Decoded, Mode, Place, Protect, Protection, Size, Unprotection, Vouching, WriteProtect,
+    Bytes, Decoded, DropCause, ModeNumber, Place, Protect, Protection, Size, Unprotection, Vouching, WriteProtect,
 };
 use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use loom::sync::{Arc, Mutex};
@@ -36,7 +36,7 @@ const NEW: u8 = 2;
 const PAGE: Gpa = Gpa(0x1000);
 
 fn place(gpa: u64) -> Place {
-    Place { rip: gpa, space: 0, mode: Mode(0), gpa: Some(Gpa(gpa)) }
+    Place { rip: gpa, space: 0, mode: ModeNumber(0), gpa: Some(Gpa(gpa)) }
 }
 
 /// A VM with one byte of code in each of two pages.
@@ -76,7 +76,7 @@ impl Vm {
                     return;
                 }
             }
-            let _ = self.cache.written(gpa, Cause::Write, self);
+            let _ = self.cache.written(gpa, DropCause::Write, self);
         }
         panic!("faults for ever");
     }
@@ -179,7 +179,7 @@ fn who_may_write_because_another_one_has_faulted_finds_nothing_old_afterwards() 
         assert_eq!(vm.0.find(&here), Some(Instruction(OLD)));
         let faults = {
             let vm = vm.clone();
-            thread::spawn(move || vm.0.written(PAGE, Cause::Write, &vm.1).is_some())
+            thread::spawn(move || vm.0.written(PAGE, DropCause::Write, &vm.1).is_some())
         };
         if vm.1.0.load(Ordering::Relaxed) {
             fence(Ordering::Acquire);
@@ -245,7 +245,7 @@ fn write_by_the_hypervisor_is_never_missed() {
 fn asking_only_before_the_write_misses_it() {
     let ask_once = |vm: &Vm, write: &dyn Fn()| {
         if vm.cache.covers(PAGE) {
-            let _ = vm.cache.written(PAGE, Cause::Host, vm);
+            let _ = vm.cache.written(PAGE, DropCause::Host, vm);
         }
         write();
     };
@@ -257,7 +257,7 @@ fn asking_after_the_write_without_a_fence_misses_it() {
     let ask_twice = |vm: &Vm, write: &dyn Fn()| {
         write();
         if vm.cache.covers(PAGE) {
-            let _ = vm.cache.written(PAGE, Cause::Host, vm);
+            let _ = vm.cache.written(PAGE, DropCause::Host, vm);
         }
     };
     assert!(catch_unwind(|| host_writes(ask_twice)).is_err());

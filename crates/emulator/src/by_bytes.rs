@@ -1,6 +1,6 @@
 //! The caches of one vCPU: sites that access devices, and the meaning of bytes. No entry can be stale.
 
-use decode_cache::{ByBytes, Bytes, Outcome as Inserted};
+use decode_cache::{ByBytes, Bytes, InsertOutcome};
 use x86_emulate::{Cpu, Device, Emulation, Memory, Outcome, Sites, Window};
 
 use crate::{Count, Decoded, Event, mode, uncached};
@@ -77,12 +77,12 @@ fn by_bytes_or_decode<C: Cpu, M: Memory, D: Device>(
         return uncached(emulation, &[]);
     };
     match cache.insert(mode, &bytes, Decoded(instruction)) {
-        Inserted::Stored => count.add(Event::Inserted, 1),
-        Inserted::Replaced => {
+        InsertOutcome::Stored => count.add(Event::Inserted, 1),
+        InsertOutcome::Replaced => {
             count.add(Event::Inserted, 1);
             count.add(Event::Replaced, 1);
         }
-        Inserted::Refused(_) => {}
+        InsertOutcome::Refused(_) => {}
     }
     emulation.execute(&instruction)
 }

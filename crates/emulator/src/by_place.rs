@@ -1,6 +1,6 @@
 //! The cache of a VM, which its vCPUs share: instructions by their place, in pages that are read-only for the guest.
 
-use decode_cache::{Bytes, Insertion, Lookup, Outcome as Inserted, Place, Protect, Vouching, WriteProtect};
+use decode_cache::{Bytes, InsertOutcome, Insertion, Lookup, Place, Protect, Vouching, WriteProtect};
 use x86_defs::registers::{cr0, cr4, efer};
 use x86_emulate::{Cpu, Device, Emulation, Memory, Outcome, Path, path};
 
@@ -79,9 +79,9 @@ impl PendingInsert {
         let Insertion { outcome, lost, .. } =
             shared.insert(&lookup.place, &lookup.bytes, decoded, tables, protect, rewalk);
 
-        if let Inserted::Stored | Inserted::Replaced = outcome {
+        if let InsertOutcome::Stored | InsertOutcome::Replaced = outcome {
             count.add(Event::Inserted, 1);
         }
-        count.add(Event::Replaced, u64::from(outcome == Inserted::Replaced) + u64::from(lost.entries()));
+        count.add(Event::Replaced, u64::from(outcome == InsertOutcome::Replaced) + u64::from(lost.entries()));
     }
 }

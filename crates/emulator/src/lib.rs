@@ -22,7 +22,7 @@ mod by_place;
 
 use core::ops::DerefMut;
 
-use decode_cache::{Mode, Protect, WriteProtect};
+use decode_cache::{ModeNumber, Protect, WriteProtect};
 use x86_emulate::{Cause, Cpu, Device, Emulation, Instruction, Memory, Outcome, Walks};
 
 pub use by_bytes::InstructionCaches;
@@ -180,6 +180,6 @@ fn uncached<C: Cpu, M: Memory, D: Device>(emulation: &mut Emulation<'_, C, M, D>
 
 /// The processor mode, as the caches number it.
 #[inline]
-fn mode<C: Cpu, M: Memory, D: Device>(emulation: &Emulation<'_, C, M, D>) -> Mode {
-    Mode(emulation.mode() as u8)
+fn mode<C: Cpu, M: Memory, D: Device>(emulation: &Emulation<'_, C, M, D>) -> ModeNumber {
+    ModeNumber(emulation.mode() as u8)
 }

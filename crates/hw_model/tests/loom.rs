@@ -21,7 +21,7 @@ use std::process::Command;
 
 use addr::{Gpa, GpaRange, Hpa};
 use decode_cache::{
-    Bytes, Cause, Decoded, Mode, Place, Protect, Protection, Size, Unprotection, Vouching, WriteProtect,
+    Bytes, Decoded, DropCause, ModeNumber, Place, Protect, Protection, Size, Unprotection, Vouching, WriteProtect,
 };
 use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::sync::{Arc, Condvar, Mutex};
@@ -49,7 +49,7 @@ const OLD: u8 = 1;
 const NEW: u8 = 2;
 /// The page with the instruction: the first of two that form one large page without a log.
 const PAGE: Gpa = Gpa(0);
-const HERE: Place = Place { rip: 0, space: 0, mode: Mode(0), gpa: Some(PAGE) };
+const HERE: Place = Place { rip: 0, space: 0, mode: ModeNumber(0), gpa: Some(PAGE) };
 const FORMAT: NptOf<1> = NptOf { one_gib_pages: false };
 
 /// Whether code that holds the lock may wait for other threads.
@@ -297,7 +297,7 @@ fn explore(under_lock: UnderLock, doing: Doing) {
             thread::spawn(move || match doing {
                 Doing::Remembers => Cpu::of(&vm, 1).remembers(),
                 Doing::Faults => {
-                    let _ = vm.cache.written(PAGE, Cause::Write, &Cpu::of(&vm, 1));
+                    let _ = vm.cache.written(PAGE, DropCause::Write, &Cpu::of(&vm, 1));
                 }
             })
         };

@@ -46,8 +46,8 @@ pub enum Source {
 
 /// A page-table format with 64-bit entries.
 ///
-/// The all-zero entry is [`PageTableEntry::Empty`] at every level, so a zeroed page is an empty table. Leaf sizes have no gaps:
-/// if a size exists, all smaller ones exist.
+/// The all-zero entry is [`PageTableEntry::Empty`] at every level, so a zeroed page is an empty table. Leaf sizes have
+/// no gaps: if a size exists, all smaller ones exist.
 ///
 /// Functions that take the `bits` of a leaf keep all bits that they do not name, above all those that the hardware
 /// writes.

@@ -2,8 +2,8 @@
 //!
 //! A guest starts in the state that a boot loader leaves. [`load`] puts four things into its (zeroed) memory: the
 //! kernel, the initial RAM disk, the boot information in the kernel's format, and the ACPI tables for the few devices.
-//! It returns an [`KernelEntry`]: the register values of the first vCPU. All other vCPUs wait for INIT and SIPI, as on any
-//! machine.
+//! It returns a [`KernelEntry`]: the register values of the first vCPU. All other vCPUs wait for INIT and SIPI, as on
+//! any machine.
 //!
 //! | kernel | recognised by | loaded to | entry |
 //! |---|---|---|---|

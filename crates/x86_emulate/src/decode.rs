@@ -10,7 +10,7 @@ use crate::{MAX_LENGTH, Mode, Segment, Width};
 
 /// Why the bytes are not an [`Instruction`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum DecodeError {
     /// The bytes end before the instruction.
     Incomplete,
     /// The instruction has not ended after [`MAX_LENGTH`] bytes: #GP.
@@ -23,7 +23,7 @@ pub enum Refusal {
 ///
 /// # Errors
 /// The bytes are not an instruction that can be emulated.
-pub fn decode(mode: Mode, bytes: &[u8]) -> Result<Instruction, Refusal> {
+pub fn decode(mode: Mode, bytes: &[u8]) -> Result<Instruction, DecodeError> {
     let bytes = &bytes[..bytes.len().min(MAX_LENGTH)];
     let prefixes = Prefixes::read(mode, bytes);
 
@@ -44,11 +44,11 @@ pub fn decode(mode: Mode, bytes: &[u8]) -> Result<Instruction, Refusal> {
         Ok(mut instruction) => {
             instruction.length += dropped;
             if instruction.locked && !instruction.may_be_locked() {
-                return Err(Refusal::Unknown);
+                return Err(DecodeError::Unknown);
             }
             Ok(instruction)
         }
-        Err(Refusal::Incomplete) if bytes.len() == MAX_LENGTH => Err(Refusal::TooLong),
+        Err(DecodeError::Incomplete) if bytes.len() == MAX_LENGTH => Err(DecodeError::TooLong),
         Err(refusal) => Err(refusal),
     }
 }
@@ -204,19 +204,19 @@ macro_rules! decoder {
         pointers: [$($pointer:ident),*]
     ) => {
         mod $name {
-            use super::{Operand, Prefixes, Refusal, STACK_REGISTERS};
+            use super::{DecodeError, Operand, Prefixes, STACK_REGISTERS};
             use crate::instruction::{Address, Base, Form, Index, Instruction, Operation, Register};
             use crate::{Segment, Width};
             use yaxpeax_arch::LengthedInstruction;
             use yaxpeax_x86::$arch as arch;
 
-            pub(super) fn decode(bytes: &[u8], prefixes: &Prefixes) -> Result<Instruction, Refusal> {
+            pub(super) fn decode(bytes: &[u8], prefixes: &Prefixes) -> Result<Instruction, DecodeError> {
                 let decoded = arch::InstDecoder::default().decode_slice(bytes).map_err(|error| match error {
-                    arch::DecodeError::ExhaustedInput => Refusal::Incomplete,
-                    arch::DecodeError::TooLong => Refusal::TooLong,
-                    _ => Refusal::Unknown,
+                    arch::DecodeError::ExhaustedInput => DecodeError::Incomplete,
+                    arch::DecodeError::TooLong => DecodeError::TooLong,
+                    _ => DecodeError::Unknown,
                 })?;
-                convert(&decoded, prefixes).ok_or(Refusal::Unknown)
+                convert(&decoded, prefixes).ok_or(DecodeError::Unknown)
             }
 
             fn convert(decoded: &arch::Instruction, prefixes: &Prefixes) -> Option<Instruction> {

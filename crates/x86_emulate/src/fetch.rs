@@ -4,7 +4,7 @@
 //! instruction, because the processor does not fault on a page that it does not need.
 
 use crate::cpu::{Regime, linear};
-use crate::decode::{Refusal, decode};
+use crate::decode::{DecodeError, decode};
 use crate::instruction::Instruction;
 use crate::walk::{Access, Stop};
 use crate::walks::{Found, Walks};
@@ -130,14 +130,14 @@ pub fn decode_fetched<M: Memory>(
     let Fetched { mut window, .. } = *fetched;
     let mode = cpu.mode();
     let mut decoded = decode(mode, &window.to_bytes()[..usize::from(window.length)]);
-    if decoded == Err(Refusal::Incomplete) {
+    if decoded == Err(DecodeError::Incomplete) {
         window = complete(cpu, memory, walks, &window)?;
         decoded = decode(mode, &window.to_bytes()[..usize::from(window.length)]);
     }
     decoded.map_err(|refusal| match refusal {
         // More than 15 bytes (APM vol. 3, 1.1).
-        Refusal::TooLong => Outcome::Fault(Exception::GENERAL_PROTECTION),
-        Refusal::Unknown | Refusal::Incomplete => window.unsupported(window.length),
+        DecodeError::TooLong => Outcome::Fault(Exception::GENERAL_PROTECTION),
+        DecodeError::Unknown | DecodeError::Incomplete => window.unsupported(window.length),
     })
 }
 

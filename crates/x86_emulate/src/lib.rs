@@ -43,7 +43,7 @@ mod walks;
 mod width;
 
 pub use cpu::{Cpu, CpuState, Exception, Mode, Segment, SegmentRegister};
-pub use decode::{Refusal, decode};
+pub use decode::{DecodeError, decode};
 pub use execute::execute;
 pub use fetch::{Fetched, Window, decode_fetched, fetch, fetch_whole};
 pub use instruction::{Address, Base, Form, Index, Instruction, Operation, Register, Repeat};

@@ -6,7 +6,7 @@
 
 use abi::counters::ExitReason;
 use addr::{Gpa, PageSize};
-use decode_cache::Cause;
+use decode_cache::DropCause;
 use sched::CpuId;
 use stage2::{Access, BATCH, Fault, Granularity, MapError, Pace, Spare, Stale, Stream, Walk, Walking};
 
@@ -192,13 +192,13 @@ fn follow(run: &Running<'_>, walking: Walking<'_>, fault: Fault, gpa: Gpa, needs
 #[inline(never)]
 fn forget_decoded(run: &Running<'_>, gpa: Gpa, needs: Needs) -> Resolved {
     let (memory, tally) = (&run.vm.memory, run.tally);
-    let cause = if needs.is_table_walk { Cause::Walk } else { Cause::Write };
+    let cause = if needs.is_table_walk { DropCause::Walk } else { DropCause::Write };
     if memory.decoded().is_none() {
         return Resolved::End(Problem::NotMapped);
     }
     tally.add(|count| &count.decode_write_faults, 1);
     let lost = memory.write_fault(gpa, cause);
-    if cause == Cause::Walk {
+    if cause == DropCause::Walk {
         tally.add(|count| &count.decode_evicted_by_walks, lost.entries().into());
     } else {
         tally.add(|count| &count.decode_evicted_by_code_writes, lost.code.into());

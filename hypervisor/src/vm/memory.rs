@@ -16,7 +16,7 @@
 use alloc::vec::Vec;
 
 use addr::{Gpa, GpaRange, Hpa, PAGE_BYTES, PageSize};
-use decode_cache::{Cause, Lost, Protect, Protection, Size, Unprotection, Vouching, WriteProtect};
+use decode_cache::{DropCause, Lost, Protect, Protection, Size, Unprotection, Vouching, WriteProtect};
 use stage2::{Access, Attempt, MapError, Shape, Stale, Tree};
 use vcpu_layout::lay_out;
 
@@ -193,7 +193,7 @@ impl Memory {
 
     /// The guest faulted on a write to its memory at `gpa`, or on a walk of a page table there. Returns which cached
     /// instructions are dropped. The guest may retry in any case.
-    pub(crate) fn write_fault(&self, gpa: Gpa, cause: Cause) -> Lost {
+    pub(crate) fn write_fault(&self, gpa: Gpa, cause: DropCause) -> Lost {
         let protected = Protected { memory: self, vcpus: &[] };
         self.decoded.as_ref().and_then(|decoded| decoded.written(gpa, cause, &protected)).unwrap_or_default()
     }

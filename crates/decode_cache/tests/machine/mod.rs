@@ -8,7 +8,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 
 use addr::Gpa;
-use decode_cache::{ByBytes, Bytes, Cause, Decoded, Mode, Place, Size, Vouching, WriteProtect};
+use decode_cache::{ByBytes, Bytes, Decoded, DropCause, ModeNumber, Place, Size, Vouching, WriteProtect};
 
 use crate::Mutant;
 use fastrand::Rng;
@@ -281,7 +281,7 @@ impl World {
         self.vms[vm].peek(walk.gpa, bytes);
         let decoded = self.decode(mode, bytes);
         let key = if self.mutant == Mutant::KeyWithoutMode { 0 } else { mode };
-        let place = Place { rip, space, mode: Mode(key), gpa: Some(walk.gpa) };
+        let place = Place { rip, space, mode: ModeNumber(key), gpa: Some(walk.gpa) };
         Cold { place, bytes: Bytes::new(bytes), walk, decoded }
     }
 
@@ -307,7 +307,7 @@ impl World {
                 assert!(self.vms[vm].try_write(vcpu, gpa, byte), "it is writable");
                 self.look_at_all(vm);
             }
-            if tells && self.vms[vm].shared.written(gpa, Cause::Write, &Hosting::of(self, vm)).is_some() {
+            if tells && self.vms[vm].shared.written(gpa, DropCause::Write, &Hosting::of(self, vm)).is_some() {
                 continue;
             }
             let spurious = self.vms[vm].writable.borrow()[page];
@@ -328,7 +328,7 @@ impl World {
         };
         if self.mutant == Mutant::HostAsksOnce {
             if machine.shared.covers(gpa) {
-                let _ = machine.shared.written(gpa, Cause::Host, &hosting);
+                let _ = machine.shared.written(gpa, DropCause::Host, &hosting);
             }
             write();
         } else {
@@ -340,7 +340,7 @@ impl World {
     fn processor_walks(&self, vm: usize, vcpu: usize, rip: u64) {
         let space = self.vms[vm].vcpus.borrow()[vcpu].space;
         for table in self.vms[vm].walk(space, rip).tables {
-            let _ = self.vms[vm].shared.written(table, Cause::Walk, &Hosting::of(self, vm));
+            let _ = self.vms[vm].shared.written(table, DropCause::Walk, &Hosting::of(self, vm));
         }
     }
 

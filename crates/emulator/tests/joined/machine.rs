@@ -4,7 +4,7 @@
 use std::cell::{Cell, RefCell};
 
 use addr::Gpa;
-use decode_cache::{Cause as Why, Protect, Protection, Size, Unprotection, Vouching, WriteProtect};
+use decode_cache::{DropCause, Protect, Protection, Size, Unprotection, Vouching, WriteProtect};
 use emulator::{Count, Decoded, Emulator, Event, ExitInfo, InstructionCaches};
 use x86_emulate::{Cause, CpuState, Device, Memory, Mode, Outcome, Segment, SegmentRegister, Walks, Width};
 
@@ -104,7 +104,7 @@ impl Vm {
             if !page.get() {
                 match &self.shared {
                     Some(shared) if self.mistake != Mistake::Untold => {
-                        shared.written(Gpa(gpa), Why::Write, self).expect("the page is one of the cache's");
+                        shared.written(Gpa(gpa), DropCause::Write, self).expect("the page is one of the cache's");
                         assert!(page.get(), "the fault is handled");
                     }
                     _ => page.set(true),

@@ -3,16 +3,16 @@
 //! Used by the tests here and by the fuzzer.
 
 use super::random::Source;
-use super::x86_emulate::{Base, Form, Instruction, MAX_LENGTH, Mode, Operation, Refusal, Repeat, Segment, decode};
+use super::x86_emulate::{Base, DecodeError, Form, Instruction, MAX_LENGTH, Mode, Operation, Repeat, Segment, decode};
 use iced_x86::{Code, Decoder, DecoderOptions, Mnemonic, OpKind, Register as Other};
 
 /// Decodes the instruction at the start of 20 bytes and checks the result. Panics if it is wrong.
-pub(crate) fn check_decode(mode: Mode, bytes: &[u8; 20], source: &mut impl Source) -> Result<Instruction, Refusal> {
+pub(crate) fn check_decode(mode: Mode, bytes: &[u8; 20], source: &mut impl Source) -> Result<Instruction, DecodeError> {
     // The slice ends where an instruction must; a read behind it would be out of bounds.
     let window = &bytes[..MAX_LENGTH];
     let decoded = decode(mode, window);
     assert_eq!(decoded, decode(mode, bytes), "bytes behind the 15th matter: {bytes:02x?}");
-    assert_ne!(decoded, Err(Refusal::Incomplete), "15 bytes are not enough: {bytes:02x?}");
+    assert_ne!(decoded, Err(DecodeError::Incomplete), "15 bytes are not enough: {bytes:02x?}");
     agree(mode, window, decoded);
 
     if let Ok(instruction) = decoded {
@@ -32,7 +32,7 @@ fn depends_on_itself_only(mode: Mode, bytes: &[u8; 20], instruction: &Instructio
     is_same(&bytes[..length]);
 
     let cut = source.below(length);
-    assert_eq!(decode(mode, &bytes[..cut]), Err(Refusal::Incomplete), "{cut} bytes are enough: {bytes:02x?}");
+    assert_eq!(decode(mode, &bytes[..cut]), Err(DecodeError::Incomplete), "{cut} bytes are enough: {bytes:02x?}");
 
     let random = source.bytes();
     for tail in [[0; 20], [0xff; 20], [0x66; 20], random] {
@@ -49,7 +49,7 @@ fn depends_on_itself_only(mode: Mode, bytes: &[u8; 20], instruction: &Instructio
 }
 
 /// Whether both decoders give the same instruction, or both reject it.
-fn agree(mode: Mode, bytes: &[u8], decoded: Result<Instruction, Refusal>) {
+fn agree(mode: Mode, bytes: &[u8], decoded: Result<Instruction, DecodeError>) {
     let other = other_decode(mode, bytes);
     match decoded {
         Ok(ours) => {

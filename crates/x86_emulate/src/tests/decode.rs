@@ -2,7 +2,7 @@
 
 use super::random::{Random, Source};
 use crate::{
-    Address, Base, Form, Index, Instruction, Mode, Operation, Refusal, Register, Repeat, Segment, Width, decode,
+    Address, Base, DecodeError, Form, Index, Instruction, Mode, Operation, Register, Repeat, Segment, Width, decode,
 };
 
 const BYTE_ACCUMULATOR: Register = Register { number: 0, width: Width::Byte, high: false };
@@ -12,7 +12,7 @@ fn every_prefix_of_an_instruction_asks_for_more() {
     // mov qword ptr gs:[rax + rcx*4 + 0x12345678], 0x11223344
     let code = [0x65, 0x48, 0xc7, 0x84, 0x88, 0x78, 0x56, 0x34, 0x12, 0x44, 0x33, 0x22, 0x11];
     for length in 0..code.len() {
-        assert_eq!(decode(Mode::Bits64, &code[..length]), Err(Refusal::Incomplete), "{length} bytes");
+        assert_eq!(decode(Mode::Bits64, &code[..length]), Err(DecodeError::Incomplete), "{length} bytes");
     }
     let expected = Instruction {
         operation: Operation::Move,
@@ -43,11 +43,11 @@ fn longest_instruction_has_15_bytes_and_one_more_is_too_many() {
 
     let mut longer = [0x3e; 16];
     longer[1..].copy_from_slice(&code);
-    assert_eq!(decode(Mode::Bits64, &longer), Err(Refusal::TooLong));
-    assert_eq!(decode(Mode::Bits64, &longer[..15]), Err(Refusal::TooLong));
-    assert_eq!(decode(Mode::Bits64, &longer[..14]), Err(Refusal::Incomplete));
-    assert_eq!(decode(Mode::Bits32, &[0x66; 15]), Err(Refusal::TooLong));
-    assert_eq!(decode(Mode::Bits64, &[0x48; 15]), Err(Refusal::TooLong));
+    assert_eq!(decode(Mode::Bits64, &longer), Err(DecodeError::TooLong));
+    assert_eq!(decode(Mode::Bits64, &longer[..15]), Err(DecodeError::TooLong));
+    assert_eq!(decode(Mode::Bits64, &longer[..14]), Err(DecodeError::Incomplete));
+    assert_eq!(decode(Mode::Bits32, &[0x66; 15]), Err(DecodeError::TooLong));
+    assert_eq!(decode(Mode::Bits64, &[0x48; 15]), Err(DecodeError::TooLong));
 }
 
 #[test]
@@ -57,7 +57,7 @@ fn rex_that_is_not_last_counts_for_the_length_only() {
     assert_eq!(width(&[0x48, 0x66, 0x89, 0x03]), Ok((Width::Word, 4)), "REX.W, then 66");
     assert_eq!(width(&[0x48, 0x40, 0x89, 0x03]), Ok((Width::Dword, 4)), "REX.W, then REX");
     assert_eq!(width(&[0x40, 0x3e, 0x48, 0x89, 0x03]), Ok((Width::Qword, 5)), "REX, then DS, then REX.W");
-    assert_eq!(width(&[0x4f; 14]), Err(Refusal::Incomplete), "nothing but REX");
+    assert_eq!(width(&[0x4f; 14]), Err(DecodeError::Incomplete), "nothing but REX");
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn lock_is_refused_where_the_processor_refuses_it() {
         let decoded = decode(Mode::Bits64, code);
         assert_eq!(
             decoded.map(|instruction| instruction.locked),
-            if allowed { Ok(true) } else { Err(Refusal::Unknown) }
+            if allowed { Ok(true) } else { Err(DecodeError::Unknown) }
         );
     }
 }
@@ -124,7 +124,7 @@ fn widths_of_stack_and_port_instructions_follow_their_own_rules() {
 
 #[test]
 fn movsxd_that_does_not_extend_is_refused() {
-    assert_eq!(decode(Mode::Bits64, &[0x63, 0x03]), Err(Refusal::Unknown));
+    assert_eq!(decode(Mode::Bits64, &[0x63, 0x03]), Err(DecodeError::Unknown));
     assert!(decode(Mode::Bits64, &[0x48, 0x63, 0x03]).is_ok());
 }
 

@@ -4,7 +4,7 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use addr::Gpa;
-use decode_cache::{ByBytes, Bytes, Decoded as _, Mode as ModeNumber, Place, Size, Vouching, WriteProtect};
+use decode_cache::{ByBytes, Bytes, Decoded as _, ModeNumber, Place, Size, Vouching, WriteProtect};
 use emulator::Decoded;
 use iced_x86::{Decoder, DecoderOptions};
 use x86_emulate::{Mode, Walks, decode, fetch};
