@@ -13,8 +13,8 @@
 //!   VM void. A flush affects the vCPU's own tag, never another one's. With fewer tags than vCPUs, each pCPU uses its
 //!   tags as a cache of the vCPUs that it runs, down to a cache of one.
 //!
-//! A required flush is a debt. [`VcpuTags::enter`] says what the entry must flush, and only [`GuestEntry::completed`] clears
-//! the debt. If the entry does not happen, the next entry has the same debt:
+//! A required flush is a debt. [`VcpuTags::enter`] says what the entry must flush, and only [`GuestEntry::completed`]
+//! clears the debt. If the entry does not happen, the next entry has the same debt:
 //!
 //! ```
 //! use tlb_tag::{Flush, Pool, Scheme, TagRange};

@@ -23,7 +23,7 @@ use spin::{Mutex, MutexGuard};
 /// To implement this for a struct is to claim it for all fields in the struct.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be of class `owner`: others than the owner can write it, or it cannot be written at all",
-    label = "not reached through `Running` alone",
+    label = "not reached through `OwnerGuard` alone",
     note = "put it into `Owned`, or make it an `OwnerWord`; what others write is `mailbox`"
 )]
 pub trait OwnerField {}
@@ -87,14 +87,14 @@ impl<T> Owned<T> {
 
     /// Becomes the owner; waits until the last owner has released it.
     #[inline]
-    pub fn run(&self) -> Running<'_, T> {
-        Running(self.0.lock())
+    pub fn run(&self) -> OwnerGuard<'_, T> {
+        OwnerGuard(self.0.lock())
     }
 
     /// Becomes the owner, unless there is one.
     #[inline]
-    pub fn try_run(&self) -> Option<Running<'_, T>> {
-        self.0.try_lock().map(Running)
+    pub fn try_run(&self) -> Option<OwnerGuard<'_, T>> {
+        self.0.try_lock().map(OwnerGuard)
     }
 
     /// The data, for an exclusive reference.
@@ -138,9 +138,9 @@ impl<T> Deref for Frozen<T> {
 }
 
 /// The right to run a vCPU, until dropped.
-pub struct Running<'a, T>(MutexGuard<'a, T>);
+pub struct OwnerGuard<'a, T>(MutexGuard<'a, T>);
 
-impl<T> Running<'_, T> {
+impl<T> OwnerGuard<'_, T> {
     /// The data, and the proof of ownership, for use at the same time.
     #[inline]
     pub fn split(&mut self) -> (&mut T, Proof<'_>) {
@@ -148,7 +148,7 @@ impl<T> Running<'_, T> {
     }
 }
 
-impl<T> Deref for Running<'_, T> {
+impl<T> Deref for OwnerGuard<'_, T> {
     type Target = T;
 
     #[inline]
@@ -157,7 +157,7 @@ impl<T> Deref for Running<'_, T> {
     }
 }
 
-impl<T> DerefMut for Running<'_, T> {
+impl<T> DerefMut for OwnerGuard<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
         &mut self.0

@@ -6,7 +6,7 @@
 //!
 //! | class | written by | access |
 //! |---|---|---|
-//! | `owner` | the pCPU that runs the vCPU | [`Owned`], through [`Running`]; [`OwnerWord`] to read from anywhere |
+//! | `owner` | the pCPU that runs the vCPU | [`Owned`], through [`OwnerGuard`]; [`OwnerWord`] to read from anywhere |
 //! | `mailbox` | any pCPU | atomics, locks |
 //! | `frozen` | no pCPU after creation | a shared reference; [`Frozen`] if the type does not show it |
 //! | `cold` | any pCPU, rarely | any |
@@ -81,7 +81,7 @@ mod stagger;
 #[cfg(test)]
 mod tests;
 
-pub use access::{Frozen, MailboxField, Owned, OwnerField, OwnerWord, Proof, Running};
+pub use access::{Frozen, MailboxField, Owned, OwnerField, OwnerGuard, OwnerWord, Proof};
 pub use description::{Class, Content, Field, Layout, Row, VcpuLayout};
 pub use stagger::{PAGE, pages, stagger};
 /// Lays out a struct; see the crate's description.

@@ -178,12 +178,12 @@ pub(crate) trait VcpuState<A: Arch>: Sized {
     fn left_at(&self) -> u64;
     /// Wakes a vCPU that waits, if something ends its wait.
     fn try_wake(&mut self) -> bool;
-    /// Whether the vCPU executes instructions, and nobody wants to look at it before each entry.
+    /// Whether the vCPU executes instructions and is not traced: the loop may skip its slow path before an entry.
     fn is_active(&self) -> bool;
     /// Whether the vCPU executes instructions.
     fn is_awake(&self) -> bool;
-    /// Whether a look before each entry is wanted.
-    fn watch(&mut self, is_watched: bool);
+    /// Turns the slow path before each entry on or off, for a trace.
+    fn set_traced(&mut self, is_traced: bool);
     /// Whether only another vCPU can ever make this one run again.
     fn is_dormant(&self) -> bool;
     /// When the vCPU's own timer is due, if that is the core's business.
@@ -312,7 +312,7 @@ macro_rules! implement {
                 fn try_wake(&mut self) -> bool;
                 fn is_active(&self) -> bool;
                 fn is_awake(&self) -> bool;
-                fn watch(&mut self, is_watched: bool) -> ();
+                fn set_traced(&mut self, is_traced: bool) -> ();
                 fn is_dormant(&self) -> bool;
                 fn deadline(&self) -> Option<u64>;
                 fn into_tags(self) -> tags::VcpuTags;

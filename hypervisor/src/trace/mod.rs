@@ -3,8 +3,8 @@
 //! Each pCPU writes into a ring of its own, and the pCPU with the control port reads them all. Neither waits for the
 //! other: a full ring drops the newest events, and counts them.
 //!
-//! While no trace runs, it costs an exit nothing. The vCPU loop asks each time whether the vCPU is awake, and a watched
-//! vCPU answers no (`vcpu::run`). A pCPU decides whether to watch a vCPU when it starts to run it. Kicks and flushes,
+//! While no trace runs, it costs an exit nothing. The vCPU loop asks each time whether the vCPU is awake, and a traced
+//! vCPU answers no (`vcpu::run`). A pCPU decides whether to trace a vCPU when it starts to run it. Kicks and flushes,
 //! which cost thousands of cycles, read one word.
 
 mod ring;

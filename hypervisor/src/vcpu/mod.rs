@@ -12,7 +12,7 @@ use core::ops::Deref;
 use abi::counters::{ExitReason, VcpuCounters};
 use sched::{CpuId, Mailbox, VirtualTime};
 use shootdown::{Presence, Requests};
-use vcpu_layout::{MailboxField, Owned, OwnerField, OwnerWord, Proof, Running as Held, lay_out};
+use vcpu_layout::{MailboxField, Owned, OwnerField, OwnerGuard, OwnerWord, Proof, lay_out};
 
 use crate::arch::{Arch, Machine};
 use crate::layout::OwnPages;
@@ -166,7 +166,7 @@ impl Vcpu {
     }
 
     /// Takes the owner's part; waits if the pCPU that ran the vCPU before has not quite let go.
-    pub(crate) fn own(&self) -> Held<'_, Owner> {
+    pub(crate) fn own(&self) -> OwnerGuard<'_, Owner> {
         self.owner.run()
     }
 

@@ -96,10 +96,10 @@ fn run_loop(
                 if run.block() {
                     return RunEnd::Blocked;
                 }
-                run.owner.arch.watch(traced.is_some());
+                run.owner.arch.set_traced(traced.is_some());
                 continue;
             }
-            run.owner.arch.watch(traced.is_some());
+            run.owner.arch.set_traced(traced.is_some());
         }
 
         // Shootdowns, stops, interrupts of others: all land here.
@@ -143,7 +143,7 @@ fn run_loop(
 
 /// A traced run of a vCPU: each exit is recorded.
 ///
-/// The vCPU is [watched](crate::arch::VcpuState::watch): the loop treats it as waiting, so it takes this path
+/// The vCPU is [traced](crate::arch::VcpuState::set_traced): the loop treats it as waiting, so it takes this path
 /// between two entries. Other vCPUs pay nothing for that.
 struct Traced {
     /// Time of the last exit that is to be recorded.
@@ -156,7 +156,7 @@ impl Traced {
     #[cold]
     fn begin(run: &mut Running<'_>) -> Self {
         trace::run_began(run.vm.number, run.index);
-        run.owner.arch.watch(true);
+        run.owner.arch.set_traced(true);
         Self { left_at: run.owner.arch.left_at(), exits: run.tally.exits() }
     }
 
@@ -175,7 +175,7 @@ impl Traced {
 
     fn end(mut self, run: &mut Running<'_>, end: RunEnd) {
         self.look(run);
-        run.owner.arch.watch(false);
+        run.owner.arch.set_traced(false);
         trace::run_ended(end);
     }
 }

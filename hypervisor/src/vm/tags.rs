@@ -13,7 +13,7 @@ use alloc::vec::Vec;
 use abi::payload::{TagScheme, VmConfig};
 use crossbeam_utils::CachePadded;
 use tlb_tag::{Scheme, TagRange};
-use vcpu_layout::{Owned, Running};
+use vcpu_layout::{Owned, OwnerGuard};
 
 use crate::arch::tags::{self, CpuTags, Pool, VcpuTags};
 use crate::cpu::{self, CpuId};
@@ -169,7 +169,7 @@ impl TagPool {
     /// # Panics
     /// When the machine has no such pCPU.
     #[inline]
-    pub(crate) fn on(&self, cpu: CpuId) -> Running<'_, CpuTags> {
+    pub(crate) fn on(&self, cpu: CpuId) -> OwnerGuard<'_, CpuTags> {
         self.cpus[cpu.index()].run()
     }
 }

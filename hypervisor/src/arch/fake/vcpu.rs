@@ -44,7 +44,7 @@ pub(crate) struct ArchVcpu {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Activity {
     Active,
-    Watched,
+    Traced,
     Halted,
     /// Halted, with interrupts off.
     Stopped,
@@ -319,12 +319,12 @@ impl ArchVcpu {
     }
 
     pub(crate) fn is_awake(&self) -> bool {
-        matches!(self.activity, Activity::Active | Activity::Watched)
+        matches!(self.activity, Activity::Active | Activity::Traced)
     }
 
-    pub(crate) fn watch(&mut self, is_watched: bool) {
+    pub(crate) fn set_traced(&mut self, is_traced: bool) {
         if self.is_awake() {
-            self.activity = if is_watched { Activity::Watched } else { Activity::Active };
+            self.activity = if is_traced { Activity::Traced } else { Activity::Active };
         }
     }
 

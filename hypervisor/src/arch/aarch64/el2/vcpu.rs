@@ -74,7 +74,7 @@ pub(in crate::arch::aarch64) enum Activity {
     /// Runs instructions.
     Active,
     /// The same, but traced: the loop's slow path runs before each entry.
-    Watched,
+    Traced,
     /// Waits for an interrupt.
     Waiting,
     /// Is off until another vCPU turns it on.
@@ -338,22 +338,22 @@ impl ArchVcpu {
         self.activity == Activity::Active
     }
 
-    /// Whether it runs, watched or not.
+    /// Whether it runs, traced or not.
     pub(crate) fn is_awake(&self) -> bool {
-        matches!(self.activity, Activity::Active | Activity::Watched)
+        matches!(self.activity, Activity::Active | Activity::Traced)
     }
 
-    /// Turns tracing of each entry on or off. A watched vCPU is awake, but not [active](Self::is_active).
-    pub(crate) fn watch(&mut self, is_watched: bool) {
+    /// Turns tracing of each entry on or off. A traced vCPU is awake, but not [active](Self::is_active).
+    pub(crate) fn set_traced(&mut self, is_traced: bool) {
         if self.is_awake() {
-            self.activity = if is_watched { Activity::Watched } else { Activity::Active };
+            self.activity = if is_traced { Activity::Traced } else { Activity::Active };
         }
     }
 
     /// Whether nothing but another vCPU can ever make this one run again.
     pub(crate) fn is_dormant(&self) -> bool {
         match self.activity {
-            Activity::Active | Activity::Watched => false,
+            Activity::Active | Activity::Traced => false,
             Activity::Off => true,
             Activity::Waiting if self.wait_ends_at.is_some() => false,
             Activity::Waiting => {

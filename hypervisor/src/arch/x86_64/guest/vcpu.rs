@@ -75,7 +75,7 @@ pub(crate) enum Activity {
     /// Runs instructions.
     Active,
     /// The same, but traced: the loop's slow path runs before each entry.
-    Watched,
+    Traced,
     /// Halted until an interrupt that it takes.
     Halted,
     /// Was reset and waits for a start-up message.
@@ -298,22 +298,22 @@ impl ArchVcpu {
         self.activity == Activity::Active
     }
 
-    /// Whether it runs, watched or not.
+    /// Whether it runs, traced or not.
     pub(crate) fn is_awake(&self) -> bool {
-        matches!(self.activity, Activity::Active | Activity::Watched)
+        matches!(self.activity, Activity::Active | Activity::Traced)
     }
 
-    /// Turns tracing of each entry on or off. A watched vCPU is awake, but not [active](Self::is_active).
-    pub(crate) fn watch(&mut self, is_watched: bool) {
+    /// Turns tracing of each entry on or off. A traced vCPU is awake, but not [active](Self::is_active).
+    pub(crate) fn set_traced(&mut self, is_traced: bool) {
         if self.is_awake() {
-            self.activity = if is_watched { Activity::Watched } else { Activity::Active };
+            self.activity = if is_traced { Activity::Traced } else { Activity::Active };
         }
     }
 
     /// Whether nothing but an NMI, an INIT or a start-up message from another vCPU can ever make this one run again.
     pub(crate) fn is_dormant(&self) -> bool {
         match self.activity {
-            Activity::Active | Activity::Watched => false,
+            Activity::Active | Activity::Traced => false,
             Activity::Halted => self.hardware.rflags() & rflags::IF == 0,
             Activity::WaitsForStartup => true,
         }
