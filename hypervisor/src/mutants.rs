@@ -49,7 +49,7 @@ define! {
     /// A preempted vCPU goes into run queues twice.
     PutBackTwice,
     /// A vCPU that has left its guest for good still holds its VM.
-    SeatKept,
+    HandleKept,
     /// A VM is paused, and its vCPUs are not told.
     PauseNotPosted,
     /// Stage 2 has changed, and what TLBs hold of it stays.

@@ -5,7 +5,7 @@
 use core::fmt;
 
 /// An option: its name, and its values.
-struct Known {
+struct OptionSpec {
     name: &'static str,
     takes: Takes,
 }
@@ -18,13 +18,13 @@ enum Takes {
 }
 
 /// The options of both architectures.
-const KNOWN: &[Known] = &[
-    Known { name: "log", takes: Takes::OneOf(&["off", "error", "warn", "info", "debug", "trace"]) },
+const KNOWN: &[OptionSpec] = &[
+    OptionSpec { name: "log", takes: Takes::OneOf(&["off", "error", "warn", "info", "debug", "trace"]) },
     // Parsed by [`super::console`], which reports errors on all consoles that it finds.
-    Known { name: "console", takes: Takes::Anything },
-    Known { name: "panic", takes: Takes::OneOf(&["halt", "reset"]) },
-    Known { name: "when-idle", takes: Takes::OneOf(&["poweroff", "stay"]) },
-    Known {
+    OptionSpec { name: "console", takes: Takes::Anything },
+    OptionSpec { name: "panic", takes: Takes::OneOf(&["halt", "reset"]) },
+    OptionSpec { name: "when-idle", takes: Takes::OneOf(&["poweroff", "stay"]) },
+    OptionSpec {
         name: "selftest",
         takes: Takes::OneOf(&[
             "panic",
@@ -37,11 +37,11 @@ const KNOWN: &[Known] = &[
             "exhaustion",
         ]),
     },
-    Known { name: "check", takes: Takes::Nothing },
+    OptionSpec { name: "check", takes: Takes::Nothing },
     // GRUB's `linux` puts the file's name there.
-    Known { name: "BOOT_IMAGE", takes: Takes::Anything },
+    OptionSpec { name: "BOOT_IMAGE", takes: Takes::Anything },
     // And QEMU's firmware the initrd's.
-    Known { name: "initrd", takes: Takes::Anything },
+    OptionSpec { name: "initrd", takes: Takes::Anything },
 ];
 
 /// An invalid word.
@@ -80,7 +80,7 @@ pub(super) fn mistakes(command_line: &str) -> impl Iterator<Item = Mistake<'_>> 
     command_line.split_ascii_whitespace().filter_map(|word| {
         let (name, value) = word.split_once('=').map_or((word, None), |(name, value)| (name, Some(value)));
         let Some(known) = KNOWN.iter().find(|known| known.name == name) else {
-            let distance = |known: &&Known| textdistance::str::levenshtein(known.name, name);
+            let distance = |known: &&OptionSpec| textdistance::str::levenshtein(known.name, name);
             let nearest = KNOWN.iter().min_by_key(distance).map_or("", |known| known.name);
             return Some(Mistake::Unknown { word, nearest });
         };

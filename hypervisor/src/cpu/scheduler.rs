@@ -190,7 +190,7 @@ fn run_one(cpu: &'static PerCpu, time: VirtualTime, vcpu: VcpuRef) {
         }
         RunEnd::Ended => {
             drop(held);
-            if !mutants::is(Mutant::SeatKept) {
+            if !mutants::is(Mutant::HandleKept) {
                 shared.drop_handle();
             }
             if vcpu.vm().vcpu_left() {

@@ -28,7 +28,7 @@ fn found_by(mutant: Mutant) -> Scenario {
         Mutant::TimerLost | Mutant::TimerNotPosted => schedule::TIMERS,
         Mutant::PutBackTwice => schedule::CROWD,
         Mutant::DormantNotUncounted => schedule::ALL_STOP,
-        Mutant::SeatKept => life::STOP,
+        Mutant::HandleKept => life::STOP,
         Mutant::PauseNotPosted => life::PAUSE,
         Mutant::Stage2NotFlushed | Mutant::CopyBeforeClear => dirty::BY_FAULTS,
         Mutant::HostWriteNotMarked => dirty::BY_HARDWARE,

@@ -9,7 +9,7 @@
 //! 3. The same, with the roles swapped.
 //!
 //! Every run of code ends in an exception or by the timer and is counted; the experiment tests that it ends at all.
-//! Each CPU has its own pages ([`Seat::map`]); the local and the I/O APIC are read-only in them.
+//! Each CPU has its own pages ([`Worker::map`]); the local and the I/O APIC are read-only in them.
 
 use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -57,7 +57,7 @@ const PHASE: u64 = 300_000;
 const DESCRIBED: u64 = 20;
 
 /// One CPU at work.
-pub(super) struct Seat {
+pub(super) struct Worker {
     pub(super) cpu: usize,
     pub(super) random: Random,
     /// The local APIC's version.
@@ -177,7 +177,7 @@ fn work(cpu: usize) {
         NO_NX.store(true, Ordering::SeqCst);
         OVER.store(true, Ordering::SeqCst);
     }
-    let mut seat = Seat {
+    let mut worker = Worker {
         cpu,
         random: Random::new(SEED.load(Ordering::SeqCst), cpu as u64),
         version: apic::read(apic::VERSION),
@@ -188,12 +188,12 @@ fn work(cpu: usize) {
     while begin(&mut begun, cpu) {
         let end = PHASE_END.load(Ordering::SeqCst);
         let runs = |parity| cpu % 2 == parity || cpu ^ 1 >= MEMBERS.load(Ordering::SeqCst);
-        seat.map();
+        worker.map();
         match begun % 3 {
-            1 => torture_known::run(&mut seat, end),
-            2 if runs(0) => torture_wild::run(&mut seat, end),
-            0 if runs(1) => torture_wild::run(&mut seat, end),
-            _ => torture_wild::disturb(&mut seat, cpu ^ 1, end),
+            1 => torture_known::run(&mut worker, end),
+            2 if runs(0) => torture_wild::run(&mut worker, end),
+            0 if runs(1) => torture_wild::run(&mut worker, end),
+            _ => torture_wild::disturb(&mut worker, cpu ^ 1, end),
         }
     }
     apic::disarm();
@@ -245,7 +245,7 @@ fn open() {
     BEGUN.fetch_add(1, Ordering::SeqCst);
 }
 
-impl Seat {
+impl Worker {
     /// Puts this CPU's pages into the order that the constants above describe.
     pub(super) fn map(&self) {
         code_pages::clear(self.cpu);

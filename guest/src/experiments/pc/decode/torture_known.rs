@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering;
 
 use super::torture::{
     CODE, FIELD, FIELD_PAGES, KNOWN, LATEST, LOCAL_APIC, MEMORY, MEMORY_FRAME, MIXED, MIXED_FRAMES, NOTHING, STACK,
-    Seat, TWICE, count, violation,
+    TWICE, Worker, count, violation,
 };
 use crate::arch::attempt::Fault;
 use crate::arch::code_pages::{self, NO_EXECUTE, PAGE};
@@ -25,7 +25,7 @@ const FROM_USER: u64 = 4;
 const IS_FETCH: u64 = 16;
 
 /// Tries one thing; a wrong result is a violation.
-type Pick = fn(&mut Seat);
+type Pick = fn(&mut Worker);
 
 const PICKS: [Pick; 16] = [
     second_page_absent,
@@ -46,25 +46,25 @@ const PICKS: [Pick; 16] = [
     not_on_a_device,
 ];
 
-pub(super) fn run(seat: &mut Seat, until: u64) {
+pub(super) fn run(worker: &mut Worker, until: u64) {
     while tsc::now() < until {
-        let pick = PICKS[seat.random.index(PICKS.len())];
-        pick(seat);
+        let pick = PICKS[worker.random.index(PICKS.len())];
+        pick(worker);
         KNOWN.fetch_add(1, Ordering::Relaxed);
     }
 }
 
 /// Runs `code`, `offset` bytes into the code pages, and counts its end.
-fn execute(seat: &Seat, offset: u64, code: &[u8], level: Level, start: Registers) -> End {
-    let rip = seat.write_code(offset, code);
-    let end = probe::run(&Registers { rip, ..start.with(RSP, seat.at(STACK) + 0x800) }, level);
+fn execute(worker: &Worker, offset: u64, code: &[u8], level: Level, start: Registers) -> End {
+    let rip = worker.write_code(offset, code);
+    let end = probe::run(&Registers { rip, ..start.with(RSP, worker.at(STACK) + 0x800) }, level);
     count(&end);
     end
 }
 
 /// Both levels, in turn.
-fn level(seat: &mut Seat) -> (Level, u64) {
-    if seat.random.below(2) == 0 { (Level::Kernel, 0) } else { (Level::User, FROM_USER) }
+fn level(worker: &mut Worker) -> (Level, u64) {
+    if worker.random.below(2) == 0 { (Level::Kernel, 0) } else { (Level::User, FROM_USER) }
 }
 
 fn expect(name: &str, expected: fmt::Arguments<'_>, end: &End, code: &[u8], fits: bool) {
@@ -80,75 +80,75 @@ fn expect_fault(name: &str, vector: u8, error: u64, cr2: Option<u64>, end: &End,
 }
 
 /// Registers with RDI at a register of the local APIC.
-fn at_version(seat: &Seat) -> Registers {
-    Registers::at(0).with(RDI, seat.at(LOCAL_APIC) + apic::VERSION)
+fn at_version(worker: &Worker) -> Registers {
+    Registers::at(0).with(RDI, worker.at(LOCAL_APIC) + apic::VERSION)
 }
 
 /// Where code that crosses the page's end begins, with one to five bytes before it.
-fn before_the_end(seat: &mut Seat) -> u64 {
-    PAGE - 1 - seat.random.below(5)
+fn before_the_end(worker: &mut Worker) -> u64 {
+    PAGE - 1 - worker.random.below(5)
 }
 
-fn set_second_page(seat: &Seat, entry: u64) {
-    seat.point(CODE + 1, entry);
-    tlb::flush_page(seat.at(CODE + 1));
+fn set_second_page(worker: &Worker, entry: u64) {
+    worker.point(CODE + 1, entry);
+    tlb::flush_page(worker.at(CODE + 1));
 }
 
-fn second_page_absent(seat: &mut Seat) {
-    let (level, user) = level(seat);
-    let offset = before_the_end(seat);
+fn second_page_absent(worker: &mut Worker) {
+    let (level, user) = level(worker);
+    let offset = before_the_end(worker);
     let code = load_far(0);
     // The translation was good a moment ago.
-    let warm = execute(seat, offset, &code, level, at_version(seat));
-    let version = u64::from(seat.version);
+    let warm = execute(worker, offset, &code, level, at_version(worker));
+    let version = u64::from(worker.version);
     expect("page-crossing", format_args!("{version:#x}"), &warm, &code, warm.value(RAX) == Ok(version));
-    set_second_page(seat, 0);
-    let end = execute(seat, offset, &code, level, at_version(seat));
-    set_second_page(seat, seat.code_entry(1));
-    expect_fault("second-page-absent", Fault::PF, IS_FETCH | user, Some(seat.at(CODE + 1)), &end, &code);
+    set_second_page(worker, 0);
+    let end = execute(worker, offset, &code, level, at_version(worker));
+    set_second_page(worker, worker.code_entry(1));
+    expect_fault("second-page-absent", Fault::PF, IS_FETCH | user, Some(worker.at(CODE + 1)), &end, &code);
 }
 
-fn second_page_not_for_code(seat: &mut Seat) {
-    let (level, user) = level(seat);
-    let offset = before_the_end(seat);
+fn second_page_not_for_code(worker: &mut Worker) {
+    let (level, user) = level(worker);
+    let offset = before_the_end(worker);
     let code = load_far(0);
-    set_second_page(seat, seat.code_entry(1) | NO_EXECUTE);
-    let end = execute(seat, offset, &code, level, at_version(seat));
-    set_second_page(seat, seat.code_entry(1));
+    set_second_page(worker, worker.code_entry(1) | NO_EXECUTE);
+    let end = execute(worker, offset, &code, level, at_version(worker));
+    set_second_page(worker, worker.code_entry(1));
     let error = IS_FETCH | IS_PRESENT | user;
-    expect_fault("second-page-nx", Fault::PF, error, Some(seat.at(CODE + 1)), &end, &code);
+    expect_fault("second-page-nx", Fault::PF, error, Some(worker.at(CODE + 1)), &end, &code);
 }
 
 /// Prefixes that change nothing about `mov eax, [rdi]`.
 const IDLE_PREFIXES: [u8; 4] = [0x2e, 0x36, 0x3e, 0x26];
 
-fn with_prefixes<const N: usize>(seat: &mut Seat) -> [u8; N] {
+fn with_prefixes<const N: usize>(worker: &mut Worker) -> [u8; N] {
     let mut code = [0; N];
-    code.fill_with(|| IDLE_PREFIXES[seat.random.index(IDLE_PREFIXES.len())]);
+    code.fill_with(|| IDLE_PREFIXES[worker.random.index(IDLE_PREFIXES.len())]);
     code[N - 2..].copy_from_slice(LOAD_RDI);
     code
 }
 
-fn too_long(seat: &mut Seat) {
-    let (level, _) = level(seat);
-    let code: [u8; 16] = with_prefixes(seat);
-    let offset = if seat.random.below(2) == 0 { 0 } else { PAGE - 1 - seat.random.below(14) };
-    let end = execute(seat, offset, &code, level, at_version(seat));
+fn too_long(worker: &mut Worker) {
+    let (level, _) = level(worker);
+    let code: [u8; 16] = with_prefixes(worker);
+    let offset = if worker.random.below(2) == 0 { 0 } else { PAGE - 1 - worker.random.below(14) };
+    let end = execute(worker, offset, &code, level, at_version(worker));
     expect_fault("too-long", Fault::GP, 0, None, &end, &code);
 }
 
-fn longest(seat: &mut Seat) {
-    let (level, _) = level(seat);
-    let code: [u8; 15] = with_prefixes(seat);
-    let offset = if seat.random.below(2) == 0 { 0 } else { PAGE - 1 - seat.random.below(14) };
-    let end = execute(seat, offset, &code, level, at_version(seat));
-    let version = u64::from(seat.version);
+fn longest(worker: &mut Worker) {
+    let (level, _) = level(worker);
+    let code: [u8; 15] = with_prefixes(worker);
+    let offset = if worker.random.below(2) == 0 { 0 } else { PAGE - 1 - worker.random.below(14) };
+    let end = execute(worker, offset, &code, level, at_version(worker));
+    let version = u64::from(worker.version);
     expect("longest", format_args!("{version:#x}"), &end, &code, end.value(RAX) == Ok(version));
 }
 
-fn not_canonical(seat: &mut Seat) {
-    let (level, _) = level(seat);
-    let at = 1 << 47 | seat.random.bits() & 0x3fff_ffff_ffff;
+fn not_canonical(worker: &mut Worker) {
+    let (level, _) = level(worker);
+    let at = 1 << 47 | worker.random.bits() & 0x3fff_ffff_ffff;
     let forms: [(&[u8], usize); 6] = [
         (LOAD_RDI, RDI),
         (STORE_RDI, RDI),
@@ -157,16 +157,16 @@ fn not_canonical(seat: &mut Seat) {
         (&[0x8b, 0x45, 0x00], RBP),
         (&[0x89, 0x45, 0x00], RBP),
     ];
-    let (code, register) = forms[seat.random.index(forms.len())];
-    let start = at_version(seat).with(RSI, seat.at(MEMORY)).with(RCX, 4).with(register, at);
-    let end = execute(seat, 0, code, level, start);
+    let (code, register) = forms[worker.random.index(forms.len())];
+    let start = at_version(worker).with(RSI, worker.at(MEMORY)).with(RCX, 4).with(register, at);
+    let end = execute(worker, 0, code, level, start);
     // By RBP it is a stack fault, but there are CPUs that make no difference.
     let vector = if register == RBP && end.vector == STACK_FAULT { STACK_FAULT } else { Fault::GP };
     expect_fault("not-canonical", vector, 0, None, &end, code);
 }
 
-fn read_only(seat: &mut Seat) {
-    let (level, user) = level(seat);
+fn read_only(worker: &mut Worker) {
+    let (level, user) = level(worker);
     let forms: [&[u8]; 7] = [
         STORE_RDI,
         &[0x01, 0x07],
@@ -176,21 +176,21 @@ fn read_only(seat: &mut Seat) {
         &[0x0f, 0xab, 0x0f],
         &[0x87, 0x07],
     ];
-    let code = forms[seat.random.index(forms.len())];
-    let end = execute(seat, 0, code, level, at_version(seat).with(RCX, 3));
-    let cr2 = seat.at(LOCAL_APIC) + apic::VERSION;
+    let code = forms[worker.random.index(forms.len())];
+    let end = execute(worker, 0, code, level, at_version(worker).with(RCX, 3));
+    let cr2 = worker.at(LOCAL_APIC) + apic::VERSION;
     expect_fault("read-only", Fault::PF, IS_PRESENT | IS_WRITE | user, Some(cr2), &end, code);
 }
 
 /// The second half of the operand is on a page that is absent: the first is not changed.
-fn into_absent_page(seat: &mut Seat) {
-    let (level, user) = level(seat);
-    let end_of_memory = seat.at(MEMORY) + PAGE;
-    let frame = seat.frame(MEMORY_FRAME);
+fn into_absent_page(worker: &mut Worker) {
+    let (level, user) = level(worker);
+    let end_of_memory = worker.at(MEMORY) + PAGE;
+    let frame = worker.frame(MEMORY_FRAME);
     code_pages::write(frame, PAGE - 8, &[0x77; 8]);
-    let write = seat.random.below(2) == 0;
+    let write = worker.random.below(2) == 0;
     let code = if write { STORE_RDI } else { LOAD_RDI };
-    let end = execute(seat, 0, code, level, Registers::at(0).with(RDI, end_of_memory - 2));
+    let end = execute(worker, 0, code, level, Registers::at(0).with(RDI, end_of_memory - 2));
     let error = user | if write { IS_WRITE } else { 0 };
     expect_fault("into-absent-page", Fault::PF, error, Some(end_of_memory), &end, code);
     let kept = code_pages::word(frame, PAGE - 8) == u64::from_le_bytes([0x77; 8]);
@@ -198,15 +198,15 @@ fn into_absent_page(seat: &mut Seat) {
 }
 
 /// Memory, nothing, memory: a load over either border has the bytes of the memory in their places.
-fn load_across(seat: &mut Seat) {
-    let (level, _) = level(seat);
-    let first = seat.random.below(2) == 0;
+fn load_across(worker: &mut Worker) {
+    let (level, _) = level(worker);
+    let first = worker.random.below(2) == 0;
     let border = if first { MIXED + 1 } else { MIXED + 2 };
-    let bits = seat.random.bits_u32();
+    let bits = worker.random.bits_u32();
     let bytes = bits.to_le_bytes();
-    code_pages::write(seat.frame(MIXED_FRAMES[0]), PAGE - 2, &bytes[..2]);
-    code_pages::write(seat.frame(MIXED_FRAMES[1]), 0, &bytes[2..]);
-    let end = execute(seat, 0, LOAD_RDI, level, Registers::at(0).with(RDI, seat.at(border) - 2));
+    code_pages::write(worker.frame(MIXED_FRAMES[0]), PAGE - 2, &bytes[..2]);
+    code_pages::write(worker.frame(MIXED_FRAMES[1]), 0, &bytes[2..]);
+    let end = execute(worker, 0, LOAD_RDI, level, Registers::at(0).with(RDI, worker.at(border) - 2));
     let mask = if first { 0xffff } else { 0xffff_0000 };
     let expected = u64::from(bits) & mask;
     // A hypervisor may refuse an operand in two places, but must not invent the contents of memory.
@@ -214,16 +214,16 @@ fn load_across(seat: &mut Seat) {
     expect("load-across", format_args!("{expected:#x} in {mask:#x}"), &end, LOAD_RDI, fits);
 }
 
-fn store_across(seat: &mut Seat) {
-    let (level, _) = level(seat);
-    let first = seat.random.below(2) == 0;
+fn store_across(worker: &mut Worker) {
+    let (level, _) = level(worker);
+    let first = worker.random.below(2) == 0;
     let (border, frame, offset) =
         if first { (MIXED + 1, MIXED_FRAMES[0], PAGE - 8) } else { (MIXED + 2, MIXED_FRAMES[1], 0) };
-    let frame = seat.frame(frame);
-    let bits = seat.random.bits() & 0xffff_ffff;
+    let frame = worker.frame(frame);
+    let bits = worker.random.bits() & 0xffff_ffff;
     code_pages::write(frame, offset, &[0x77; 8]);
-    let start = Registers::at(0).with(RDI, seat.at(border) - 2).with(RAX, bits);
-    let end = execute(seat, 0, STORE_RDI, level, start);
+    let start = Registers::at(0).with(RDI, worker.at(border) - 2).with(RAX, bits);
+    let end = execute(worker, 0, STORE_RDI, level, start);
     let before = u64::from_le_bytes([0x77; 8]);
     let after = if first { before & !0 >> 16 | bits << 48 } else { before & !0xffff | bits >> 16 };
     let expected = if end.vector == PLANNED { after } else { before };
@@ -232,30 +232,30 @@ fn store_across(seat: &mut Seat) {
 }
 
 /// From the local APIC's last bytes into unbacked addresses: no manual says how it ends, but it ends.
-fn between_devices(seat: &mut Seat) {
-    let (level, _) = level(seat);
+fn between_devices(worker: &mut Worker) {
+    let (level, _) = level(worker);
     let codes: [&[u8]; 3] = [LOAD_RDI, &[0x48, 0x8b, 0x07], &[0xf3, 0xac]];
-    let code = codes[seat.random.index(codes.len())];
-    let at = seat.at(MIXED + 4) - 1 - seat.random.below(7);
+    let code = codes[worker.random.index(codes.len())];
+    let at = worker.at(MIXED + 4) - 1 - worker.random.below(7);
     let start = Registers::at(0).with(RDI, at).with(RSI, at).with(RCX, 16);
-    execute(seat, 0, code, level, start);
+    execute(worker, 0, code, level, start);
 }
 
 /// Counts that would take hours. The timer's interrupt must arrive in between, and the remaining count must add up.
-fn huge_count(seat: &mut Seat) {
+fn huge_count(worker: &mut Worker) {
     const COUNT: u64 = 1 << 40;
-    let (level, _) = level(seat);
+    let (level, _) = level(worker);
     // STOSB, MOVSB, LODSB, STOSQ; bytes per step, and the register that moves.
     let forms: [(&[u8], u64, usize); 4] =
         [(&[0xf3, 0xaa], 1, RDI), (&[0xf3, 0xa4], 1, RDI), (&[0xf3, 0xac], 1, RSI), (&[0xf3, 0x48, 0xab], 8, RDI)];
-    let (code, step, moving) = forms[seat.random.index(forms.len())];
-    let at = seat.at(FIELD);
+    let (code, step, moving) = forms[worker.random.index(forms.len())];
+    let at = worker.at(FIELD);
     let mut start = Registers::at(0).with(RDI, at).with(RSI, at).with(RCX, COUNT);
     start.rflags |= INTERRUPTS;
 
     let delay = tsc::ticks(1000);
     let due = tsc::now() + apic::arm_once(TIMER, delay).max(delay);
-    let end = execute(seat, 0, code, level, start);
+    let end = execute(worker, 0, code, level, start);
     let late = tsc::now().saturating_sub(due);
     apic::disarm();
 
@@ -274,7 +274,7 @@ fn huge_count(seat: &mut Seat) {
             format_args!("an interrupt in time, not {late} ticks late"),
             &end,
             code,
-            late <= seat.patience,
+            late <= worker.patience,
         );
     } else {
         // The end of the mapped range.
@@ -285,54 +285,54 @@ fn huge_count(seat: &mut Seat) {
 }
 
 /// REP STOSD with falling addresses, past the beginning of the mapped range.
-fn downwards(seat: &mut Seat) {
-    let (level, user) = level(seat);
+fn downwards(worker: &mut Worker) {
+    let (level, user) = level(worker);
     let code: &[u8] = &[0xf3, 0xab];
-    let steps = 1 + seat.random.below(20);
-    let at = seat.at(NOTHING);
+    let steps = 1 + worker.random.below(20);
+    let at = worker.at(NOTHING);
     let mut start = Registers::at(0).with(RDI, at + (steps - 1) * 4).with(RCX, 100);
     start.rflags |= DOWN;
-    let end = execute(seat, 0, code, level, start);
+    let end = execute(worker, 0, code, level, start);
     expect_fault("downwards", Fault::PF, IS_WRITE | user, Some(at - 4), &end, code);
     let fits = end.registers.general[RDI] == at - 4 && end.registers.general[RCX] == 100 - steps;
     expect("downwards", format_args!("rdi {:#x} rcx {}", at - 4, 100 - steps), &end, code, fits);
 }
 
-fn misaligned_exchange(seat: &mut Seat) {
-    let (level, _) = level(seat);
+fn misaligned_exchange(worker: &mut Worker) {
+    let (level, _) = level(worker);
     let code: &[u8] = &[0x48, 0x0f, 0xc7, 0x0f];
-    let at = seat.at(NOTHING) + 8 + seat.random.below(100) * 16;
-    let end = execute(seat, 0, code, level, Registers::at(0).with(RDI, at));
+    let at = worker.at(NOTHING) + 8 + worker.random.below(100) * 16;
+    let end = execute(worker, 0, code, level, Registers::at(0).with(RDI, at));
     expect_fault("misaligned-cmpxchg16b", Fault::GP, 0, None, &end, code);
 }
 
 /// LOCK where it is invalid. QEMU's own CPU accepts it, so the case is omitted there.
-fn bad_lock(seat: &mut Seat) {
-    if !seat.judged {
+fn bad_lock(worker: &mut Worker) {
+    if !worker.judged {
         return;
     }
-    let (level, _) = level(seat);
+    let (level, _) = level(worker);
     let codes: [&[u8]; 5] =
         [&[0xf0, 0x8b, 0x07], &[0xf0, 0x89, 0x07], &[0xf0, 0x83, 0x3f, 0], &[0xf0, 0x85, 0x07], &[0xf0, 0xab]];
-    let code = codes[seat.random.index(codes.len())];
-    let end = execute(seat, 0, code, level, Registers::at(0).with(RDI, seat.at(NOTHING)));
+    let code = codes[worker.random.index(codes.len())];
+    let end = execute(worker, 0, code, level, Registers::at(0).with(RDI, worker.at(NOTHING)));
     expect_fault("bad-lock", Fault::UD, 0, None, &end, code);
 }
 
 /// With the trap flag set, the instruction completes, then the exception arrives.
-fn single_step(seat: &mut Seat) {
-    let (level, _) = level(seat);
-    let mut start = at_version(seat);
+fn single_step(worker: &mut Worker) {
+    let (level, _) = level(worker);
+    let mut start = at_version(worker);
     start.rflags |= TRAP;
-    let end = execute(seat, 0, LOAD_RDI, level, start);
-    let after = seat.at(CODE) + LOAD_RDI.len() as u64;
+    let end = execute(worker, 0, LOAD_RDI, level, start);
+    let after = worker.at(CODE) + LOAD_RDI.len() as u64;
     let fits =
-        end.vector == DEBUG && end.registers.rip == after && end.registers.general[RAX] == u64::from(seat.version);
-    expect("single-step", format_args!("#db at {after:#x}, value {:#x}", seat.version), &end, LOAD_RDI, fits);
+        end.vector == DEBUG && end.registers.rip == after && end.registers.general[RAX] == u64::from(worker.version);
+    expect("single-step", format_args!("#db at {after:#x}, value {:#x}", worker.version), &end, LOAD_RDI, fits);
 }
 
 /// Instructions that no driver uses on devices. They complete or are refused; they never hang.
-fn not_on_a_device(seat: &mut Seat) {
+fn not_on_a_device(worker: &mut Worker) {
     const CODES: [&[u8]; 44] = [
         &[0xff, 0x1f],                               // call far [rdi]
         &[0x48, 0xff, 0x2f],                         // jmp far [rdi]
@@ -379,30 +379,30 @@ fn not_on_a_device(seat: &mut Seat) {
         &[0x48, 0x87, 0xfc, 0x50, 0x58, 0x9c, 0x9d], // xchg rsp, rdi; push, pop, pushf, popf
         &[0x48, 0x87, 0xfc, 0xc3],                   // xchg rsp, rdi; ret
     ];
-    let code = CODES[seat.random.index(CODES.len())];
-    let places = [seat.at(LOCAL_APIC) + apic::VERSION, seat.at(NOTHING) + 0x800, seat.at(FIELD) + 0x800];
-    let at = places[seat.random.index(places.len())];
+    let code = CODES[worker.random.index(CODES.len())];
+    let places = [worker.at(LOCAL_APIC) + apic::VERSION, worker.at(NOTHING) + 0x800, worker.at(FIELD) + 0x800];
+    let at = places[worker.random.index(places.len())];
     // At CPL 3, so that a jump to, or a segment load from, the contents there does no harm. The timer ends code that
     // continues.
     let mut start = Registers::at(0).with(RDI, at).with(7, at).with(3, at).with(RDX, 0).with(RBP, at);
     start.rflags |= INTERRUPTS;
     apic::arm_once(TIMER, tsc::ticks(2000));
-    execute(seat, 0, code, Level::User, start);
+    execute(worker, 0, code, Level::User, start);
     apic::disarm();
-    if seat.random.below(8) == 0 {
-        privileged(seat, at);
+    if worker.random.below(8) == 0 {
+        privileged(worker, at);
     }
 }
 
 /// INVLPG accesses nothing. LGDT of all ones must be refused: such a base is not canonical.
-fn privileged(seat: &Seat, at: u64) {
+fn privileged(worker: &Worker, at: u64) {
     let code: &[u8] = &[0x0f, 0x01, 0x3f];
-    let end = execute(seat, 0, code, Level::Kernel, Registers::at(0).with(RDI, at));
+    let end = execute(worker, 0, code, Level::Kernel, Registers::at(0).with(RDI, at));
     expect("invlpg", format_args!("no access"), &end, code, end.vector == PLANNED);
     // Without a hypervisor, the CPU would use the descriptor that it reads.
-    if seat.judged {
+    if worker.judged {
         let code: &[u8] = &[0x0f, 0x01, 0x17];
-        let end = execute(seat, 0, code, Level::Kernel, Registers::at(0).with(RDI, seat.at(NOTHING)));
+        let end = execute(worker, 0, code, Level::Kernel, Registers::at(0).with(RDI, worker.at(NOTHING)));
         expect("lgdt", format_args!("an exception"), &end, code, end.vector != PLANNED);
     }
 }

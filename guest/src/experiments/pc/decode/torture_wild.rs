@@ -6,7 +6,7 @@ use super::UNBACKED;
 use super::forms_list::FORMS;
 use super::torture::{
     CODE, CODE_FRAMES, DISTURBED, FIELD, FIELD_PAGES, IO_APIC, LOCAL_APIC, MEMORY, MEMORY_FRAME, MIXED, NOTHING, STACK,
-    Seat, WILD, count,
+    WILD, Worker, count,
 };
 use crate::arch::code_pages::{self, ALL, NO_EXECUTE, PAGE, PRESENT, UNCACHED, USER, WRITABLE, Which};
 use crate::arch::encode::END;
@@ -26,33 +26,33 @@ const READABLE: u64 = PRESENT | USER;
 /// Bytes of one piece of code.
 const LENGTH: usize = 24;
 
-pub(super) fn run(seat: &mut Seat, until: u64) {
+pub(super) fn run(worker: &mut Worker, until: u64) {
     let mut runs = 0;
     for index in CODE_FRAMES {
-        code_pages::fill(seat.frame(index), END);
+        code_pages::fill(worker.frame(index), END);
     }
     while tsc::now() < until {
         if runs % ORDER == 0 {
-            seat.map();
+            worker.map();
             for (page, index) in CODE_FRAMES.into_iter().enumerate() {
-                seat.point(CODE + page, seat.frame(index) | READABLE);
+                worker.point(CODE + page, worker.frame(index) | READABLE);
             }
         }
         runs += 1;
-        let offset = match seat.random.below(3) {
+        let offset = match worker.random.below(3) {
             // Near the page's end.
-            0 => PAGE - 1 - seat.random.below(LENGTH as u64),
-            _ => seat.random.below(PAGE),
+            0 => PAGE - 1 - worker.random.below(LENGTH as u64),
+            _ => worker.random.below(PAGE),
         };
-        let code = make(seat);
-        let rip = seat.write_code(offset, &code);
+        let code = make(worker);
+        let rip = worker.write_code(offset, &code);
         let mut start = Registers::at(rip);
         for register in 0..start.general.len() {
-            start.general[register] = value(seat);
+            start.general[register] = value(worker);
         }
-        start.rflags |= INTERRUPTS | seat.random.bits() & ANY_FLAGS & !(u64::from(seat.random.below(8) != 0) << 8);
+        start.rflags |= INTERRUPTS | worker.random.bits() & ANY_FLAGS & !(u64::from(worker.random.below(8) != 0) << 8);
 
-        apic::arm_once(TIMER, tsc::ticks(500 + seat.random.below(2000)));
+        apic::arm_once(TIMER, tsc::ticks(500 + worker.random.below(2000)));
         let mut end = probe::run(&start, Level::User);
         if end.is_timer() && end.registers == start {
             // An interrupt that was left over from before.
@@ -68,31 +68,31 @@ pub(super) fn run(seat: &mut Seat, until: u64) {
 }
 
 /// Random bytes, or forms that emulators know, some with prefixes before or bits flipped.
-fn make(seat: &mut Seat) -> [u8; LENGTH] {
+fn make(worker: &mut Worker) -> [u8; LENGTH] {
     let mut code = [0; LENGTH];
-    code.fill_with(|| seat.random.bits().to_le_bytes()[3]);
-    if seat.random.below(4) == 0 {
-        spare_the_machine(&mut code, &mut seat.random);
+    code.fill_with(|| worker.random.bits().to_le_bytes()[3]);
+    if worker.random.below(4) == 0 {
+        spare_the_machine(&mut code, &mut worker.random);
         return code;
     }
     let mut at = 0;
     while at < LENGTH {
-        let form = FORMS[seat.random.index(FORMS.len())].code;
+        let form = FORMS[worker.random.index(FORMS.len())].code;
         let prefixes: [u8; 12] = [0x66, 0x67, 0xf2, 0xf3, 0xf0, 0x2e, 0x64, 0x65, 0x48, 0x4f, 0x41, 0x36];
-        let prefix = prefixes[seat.random.index(prefixes.len())];
-        let prefixed = seat.random.below(3) == 0;
+        let prefix = prefixes[worker.random.index(prefixes.len())];
+        let prefixed = worker.random.below(3) == 0;
         let bytes = [prefix].into_iter().filter(|_| prefixed).chain(form.iter().copied());
         let mut end = at;
         for (place, byte) in code[at..].iter_mut().zip(bytes) {
             *place = byte;
             end += 1;
         }
-        if seat.random.below(4) == 0 {
-            code[at + seat.random.index(end - at)] ^= 1 << seat.random.below(8);
+        if worker.random.below(4) == 0 {
+            code[at + worker.random.index(end - at)] ^= 1 << worker.random.below(8);
         }
         at = end;
     }
-    spare_the_machine(&mut code, &mut seat.random);
+    spare_the_machine(&mut code, &mut worker.random);
     code
 }
 
@@ -125,7 +125,7 @@ const SECOND: [u8; 40] = [
 ];
 
 /// A register: mostly an address where something is, often at the end of a page.
-fn value(seat: &mut Seat) -> u64 {
+fn value(worker: &mut Worker) -> u64 {
     let pages = [
         CODE,
         LOCAL_APIC,
@@ -138,41 +138,41 @@ fn value(seat: &mut Seat) -> u64 {
         MEMORY,
         STACK,
         IO_APIC,
-        FIELD + seat.random.index(FIELD_PAGES),
+        FIELD + worker.random.index(FIELD_PAGES),
     ];
-    let page = pages[seat.random.index(pages.len())];
-    let page = seat.at(page);
-    match seat.random.below(10) {
-        0..3 => page + seat.random.below(PAGE),
-        3..6 => page + PAGE - 1 - seat.random.below(20),
+    let page = pages[worker.random.index(pages.len())];
+    let page = worker.at(page);
+    match worker.random.below(10) {
+        0..3 => page + worker.random.below(PAGE),
+        3..6 => page + PAGE - 1 - worker.random.below(20),
         6 => page + apic::VERSION,
-        7 => 1 << 47 | seat.random.bits(),
-        8 => seat.random.below(1 << 20),
-        _ => seat.random.bits(),
+        7 => 1 << 47 | worker.random.bits(),
+        8 => worker.random.below(1 << 20),
+        _ => worker.random.bits(),
     }
 }
 
 /// Disturbs the code of CPU `victim`. The victim repairs its pages from time to time.
-pub(super) fn disturb(seat: &mut Seat, victim: usize, until: u64) {
+pub(super) fn disturb(worker: &mut Worker, victim: usize, until: u64) {
     while tsc::now() < until {
-        disturb_once(seat, victim);
+        disturb_once(worker, victim);
         DISTURBED.fetch_add(1, Ordering::Relaxed);
     }
     code_pages::use_table(victim, Some(Which::Own), ALL);
 }
 
-fn disturb_once(seat: &mut Seat, victim: usize) {
+fn disturb_once(worker: &mut Worker, victim: usize) {
     let frame = |index| code_pages::frame(victim, index);
-    let code = CODE + seat.random.index(2);
+    let code = CODE + worker.random.index(2);
     let right = frame(CODE_FRAMES[code - CODE]) | READABLE;
     let reserved = if control::physical_bits() < 52 { RESERVED } else { 0 };
-    match seat.random.below(8) {
+    match worker.random.below(8) {
         // A byte of the code, for good.
         0..3 => {
             // Good in every place, see `spare_the_machine`.
-            let byte = SECOND[seat.random.index(SECOND.len())];
+            let byte = SECOND[worker.random.index(SECOND.len())];
             let byte = if byte < REGISTER { byte } else { 0x8b };
-            code_pages::write(frame(CODE_FRAMES[seat.random.index(2)]), seat.random.below(PAGE), &[byte]);
+            code_pages::write(frame(CODE_FRAMES[worker.random.index(2)]), worker.random.below(PAGE), &[byte]);
         }
         // The code's page, for a while.
         3..5 => {
@@ -181,11 +181,11 @@ fn disturb_once(seat: &mut Seat, victim: usize) {
                 right & !PRESENT,
                 right & !USER,
                 right | NO_EXECUTE,
-                frame(CODE_FRAMES[seat.random.index(2)]) | READABLE,
+                frame(CODE_FRAMES[worker.random.index(2)]) | READABLE,
                 right | reserved,
             ];
-            code_pages::point(victim, code, wrong[seat.random.index(wrong.len())]);
-            wait(seat);
+            code_pages::point(victim, code, wrong[worker.random.index(wrong.len())]);
+            wait(worker);
             code_pages::point(victim, code, right);
         }
         // A page of operands, until it is put in order.
@@ -203,8 +203,8 @@ fn disturb_once(seat: &mut Seat, victim: usize) {
                 nothing | PRESENT | WRITABLE | reserved,
             ];
             let pages = [LOCAL_APIC, NOTHING, NOTHING + 1, MIXED, MIXED + 1, MIXED + 2, MEMORY, STACK, FIELD];
-            let page = pages[seat.random.index(pages.len())];
-            code_pages::point(victim, page, entries[seat.random.index(entries.len())]);
+            let page = pages[worker.random.index(pages.len())];
+            code_pages::point(victim, page, entries[worker.random.index(entries.len())]);
         }
         // The upper entry, for a while.
         _ => {
@@ -215,18 +215,18 @@ fn disturb_once(seat: &mut Seat, victim: usize) {
                 (Some(Which::Own), ALL | NO_EXECUTE),
                 (Some(Which::Spare), ALL),
             ];
-            let (table, bits) = wrong[seat.random.index(wrong.len())];
+            let (table, bits) = wrong[worker.random.index(wrong.len())];
             code_pages::use_table(victim, table, bits);
-            wait(seat);
+            wait(worker);
             code_pages::use_table(victim, Some(Which::Own), ALL);
         }
     }
-    if seat.random.below(16) == 0 {
+    if worker.random.below(16) == 0 {
         tlb::flush_all();
     }
 }
 
 /// Not by PAUSE, for which a hypervisor may take the CPU away.
-fn wait(seat: &mut Seat) {
-    (0..seat.random.below(2000)).for_each(|round| _ = core::hint::black_box(round));
+fn wait(worker: &mut Worker) {
+    (0..worker.random.below(2000)).for_each(|round| _ = core::hint::black_box(round));
 }
