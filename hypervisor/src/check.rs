@@ -57,10 +57,10 @@ pub(crate) fn run(boot: &Boot) -> ! {
     }
     if missing == 0 {
         log::info!("check: VMs can run on this machine");
-        Machine::stay(abi::exit_code::CLEAN)
+        Machine::end_check(abi::exit_code::CLEAN)
     }
     log::error!("check: VMs cannot run on this machine as it is: {missing} of what they need is missing");
-    Machine::stay(abi::exit_code::REFUSED)
+    Machine::end_check(abi::exit_code::REFUSED)
 }
 
 fn pcpus() -> Finding {

@@ -31,8 +31,8 @@ pub enum Fault {
 }
 
 /// An entry that denies an access and that the faulting processor may have in its TLB. It must
-/// [flush](crate::tlbi::forget) it before the guest retries. Other processors may have it too: they fault once more,
-/// find nothing to change, and flush their own.
+/// [flush](crate::tlbi::flush_local_page) it before the guest retries. Other processors may have it too: they fault
+/// once more, find nothing to change, and flush their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "the guest may fault for ever on what its processor remembers"]
 pub struct Denial(Option<Gpa>);

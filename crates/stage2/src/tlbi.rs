@@ -110,16 +110,16 @@ const GRANULE: u64 = 0b01;
 /// Maximum number of pages that are flushed one by one without range instructions. Above it, the whole VM is flushed.
 const ONE_BY_ONE: u64 = 16;
 
-/// Features that all processors of the VM have.
+/// TLBI features that all processors of the VM have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Features {
+pub struct TlbiFeatures {
     /// FEAT_TTL.
     pub ttl: bool,
     /// FEAT_TLBIRANGE.
     pub ranges: bool,
 }
 
-impl Features {
+impl TlbiFeatures {
     /// Flushes `stale`. On return no processor in its scope uses the old translations.
     pub fn pay(&self, stale: Stale, cpu: &impl Maintenance) {
         let everywhere = stale.scope() == Scope::AllCpus;
@@ -161,7 +161,7 @@ impl Features {
 /// Flushes a denied access to the page at `gpa` from this processor's TLB, in every size: needed after a fault made the
 /// tables allow it.
 #[inline]
-pub fn forget(gpa: Gpa, cpu: &impl Maintenance) {
+pub fn flush_local_page(gpa: Gpa, cpu: &impl Maintenance) {
     cpu.dsb(Barrier::LocalStores);
     cpu.tlbi(Tlbi::Ipa { leaves: true, everywhere: false, ipa: gpa, level: None });
     cpu.dsb(Barrier::Local);

@@ -76,7 +76,7 @@ pub struct ControlArea {
     /// Second detail of the exit.
     pub exit_info_2: u64,
     /// The event whose delivery the exit interrupted.
-    pub exit_int_info: Event,
+    pub exit_int_info: VmcbEvent,
     /// Bit 0: nested paging.
     pub np_control: u64,
     /// AVIC APIC page.
@@ -84,7 +84,7 @@ pub struct ControlArea {
     /// GHCB of an encrypted guest.
     pub ghcb: u64,
     /// Event to inject at the next VMRUN.
-    pub event_inj: Event,
+    pub event_inj: VmcbEvent,
     /// HPA of the nested page table's root.
     pub n_cr3: u64,
     /// LBR virtualization.
@@ -126,11 +126,11 @@ impl ControlArea {
             exit_code: 0,
             exit_info_1: 0,
             exit_info_2: 0,
-            exit_int_info: Event::NONE,
+            exit_int_info: VmcbEvent::NONE,
             np_control: 0,
             avic_apic_bar: 0,
             ghcb: 0,
-            event_inj: Event::NONE,
+            event_inj: VmcbEvent::NONE,
             n_cr3: 0,
             lbr_control: 0,
             clean: 0,
@@ -283,9 +283,9 @@ impl IntCtl {
 /// An event: injected by EVENTINJ or reported by EXITINTINFO (APM vol. 2, 15.20).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
-pub struct Event(pub u64);
+pub struct VmcbEvent(pub u64);
 
-impl Event {
+impl VmcbEvent {
     /// No event.
     pub const NONE: Self = Self(0);
 
@@ -353,7 +353,7 @@ impl Event {
     }
 }
 
-/// Kinds of [`Event`].
+/// Kinds of [`VmcbEvent`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
     /// External or virtual interrupt.

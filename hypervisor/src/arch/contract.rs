@@ -105,8 +105,8 @@ pub(crate) trait Arch: Sized + 'static {
 
     /// Ends the machine with this exit code, where there is anybody to tell it to.
     fn exit(code: u8) -> !;
-    /// Says how a check ended, and leaves that on the screen.
-    fn stay(code: u8) -> !;
+    /// Ends a check with this exit code. The result stays on the screen.
+    fn end_check(code: u8) -> !;
     /// The stack pointer, where the search of a report for return addresses begins.
     fn stack_pointer() -> u64;
     /// Calls `found` for all return addresses on the stack from `stack` on.
@@ -134,8 +134,8 @@ pub(crate) trait Arch: Sized + 'static {
     fn publish();
     /// Does what is owed to all TLBs for a change of stage 2. On return no pCPU uses what is `stale`.
     fn flush(memory: &Memory, vcpus: &[Block<Vcpu>], stale: Stale);
-    /// This pCPU forgets that the page at `gpa`, of the VM whose vCPU it runs, denies an access.
-    fn forget(gpa: Gpa);
+    /// Flushes from this pCPU's TLB that the page at `gpa` denies an access. The VM is that of the vCPU on this pCPU.
+    fn flush_local_page(gpa: Gpa);
 
     /// Where a VM's memory of this length lies.
     fn ram_layout(bytes: u64) -> impl Iterator<Item = GpaRange>;
@@ -233,7 +233,7 @@ macro_rules! implement {
                 fn stop_this_cpu() -> ! = power::stop_this_cpu;
                 fn interrupts_page() -> Option<$crate::layout::OwnPages> = interrupts::own_page;
                 fn exit(code: u8) -> ! = power::exit;
-                fn stay(code: u8) -> ! = power::stay;
+                fn end_check(code: u8) -> ! = power::end_check;
                 fn stack_pointer() -> u64 = irq::stack_pointer;
                 fn for_each_return_address(stack: u64, found: &mut dyn FnMut(u64)) -> () = irq::for_each_return_address;
                 fn read_null() -> u64 = irq::read_null;
@@ -255,7 +255,7 @@ macro_rules! implement {
                     vcpus: &[$crate::arch::block::Block<$crate::vcpu::Vcpu>],
                     stale: stage2::Stale
                 ) -> () = tlb::flush;
-                fn forget(gpa: addr::Gpa) -> () = tlb::forget;
+                fn flush_local_page(gpa: addr::Gpa) -> () = tlb::flush_local_page;
                 fn ram_layout(bytes: u64) -> impl Iterator<Item = addr::GpaRange> = loader::ram_layout;
                 fn load(
                     spec: &$crate::vm::spec::Spec<'_>,

@@ -18,7 +18,7 @@ use spin::Mutex;
 use stage2::{BATCH, Cell, ENTRIES, Pages};
 
 use super::paging::direct_map;
-use super::trace::{self, Event};
+use super::trace::{self, TraceEvent};
 use crate::exhaustion;
 use crate::frames::{Exhausted, Frames};
 use crate::sync::point;
@@ -106,7 +106,7 @@ impl Pages for TablePool {
             (free.used, free.used_count) = ((next != 0).then_some(Hpa(next)), free.used_count - 1);
             drop(free);
             (0..ENTRIES).for_each(|index| self.entry(Cell::new(table, index)).store(0, Ordering::Relaxed));
-            trace::note(|| Event::Allocate { table, count: 1 });
+            trace::note(|| TraceEvent::Allocate { table, count: 1 });
             return Some(table);
         }
         take_fresh(&mut free, &self.run, 1)
@@ -121,7 +121,7 @@ impl Pages for TablePool {
 
     fn free(&self, hpa: Hpa) {
         let mut free = self.free.lock();
-        trace::note(|| Event::Free { table: hpa });
+        trace::note(|| TraceEvent::Free { table: hpa });
         let next = free.used.replace(hpa).map_or(0, |next| next.0);
         free.used_count += 1;
         self.entry(Cell::new(hpa, 0)).store(next, Ordering::Relaxed);
@@ -138,20 +138,20 @@ impl Pages for TablePool {
         point();
         trace::step(
             || self.entry(cell).compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst).map(|_| ()),
-            |done| done.is_ok().then_some(Event::Exchange { cell, old, new }),
+            |done| done.is_ok().then_some(TraceEvent::Exchange { cell, old, new }),
         )
     }
 
     #[inline]
     fn write_private(&self, cell: Cell, bits: u64) {
-        trace::step(|| self.entry(cell).store(bits, Ordering::Relaxed), |()| Some(Event::Store { cell, bits }));
+        trace::step(|| self.entry(cell).store(bits, Ordering::Relaxed), |()| Some(TraceEvent::Store { cell, bits }));
     }
 }
 
 /// Tables that were never taken.
 fn take_fresh(free: &mut Free, run: &Frames, count: u32) -> Option<Hpa> {
     let table = free.take_fresh(run, count.into())?;
-    trace::note(|| Event::Allocate { table, count });
+    trace::note(|| TraceEvent::Allocate { table, count });
     Some(table)
 }
 

@@ -20,7 +20,7 @@ use stage2::{Scope, What};
 /// One thing that a pCPU does.
 #[derive(Clone, Copy, Debug)]
 #[allow(dead_code, reason = "each architecture has instructions of its own")]
-pub(crate) enum Event {
+pub(crate) enum TraceEvent {
     /// An entry was exchanged.
     Exchange { cell: Cell, old: u64, new: u64 },
     /// An entry of a table that is in no tree was written.
@@ -51,7 +51,7 @@ pub(crate) enum Event {
 
 /// Acts and records, if recording is on: in one step for other pCPUs.
 #[inline(always)]
-pub(crate) fn step<T>(act: impl FnOnce() -> T, event: impl FnOnce(&T) -> Option<Event>) -> T {
+pub(crate) fn step<T>(act: impl FnOnce() -> T, event: impl FnOnce(&T) -> Option<TraceEvent>) -> T {
     #[cfg(debug_assertions)]
     if recorder::is_on() {
         return recorder::step(act, event);
@@ -62,7 +62,7 @@ pub(crate) fn step<T>(act: impl FnOnce() -> T, event: impl FnOnce(&T) -> Option<
 
 /// Records an event that is about to happen, or has happened.
 #[inline(always)]
-pub(crate) fn note(event: impl FnOnce() -> Event) {
+pub(crate) fn note(event: impl FnOnce() -> TraceEvent) {
     step(|| (), |()| Some(event()));
 }
 
@@ -71,7 +71,7 @@ pub(crate) fn note(event: impl FnOnce() -> Event) {
 pub(crate) fn paid(root: Hpa, stale: Stale) {
     #[cfg(debug_assertions)]
     if stale.scope() == Scope::AllCpus {
-        let done = |start: Gpa, end: u64| note(|| Event::Flushed { root, start, end: Gpa(end) });
+        let done = |start: Gpa, end: u64| note(|| TraceEvent::Flushed { root, start, end: Gpa(end) });
         match stale.what() {
             What::Nothing => {}
             What::Pages(pages) => pages.as_slice().iter().for_each(|page| done(*page, page.0 + addr::PAGE_BYTES)),
@@ -89,7 +89,7 @@ pub(crate) fn tell() {
     recorder::tell();
 }
 
-impl fmt::Display for Event {
+impl fmt::Display for TraceEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Self::Exchange { cell, old, new } => {
@@ -124,7 +124,7 @@ mod recorder {
     use log::LevelFilter;
     use spin::Mutex;
 
-    use super::Event;
+    use super::TraceEvent;
     use crate::arch::tlb;
     use crate::cpu;
 
@@ -134,20 +134,20 @@ mod recorder {
     const BACK: usize = 16;
 
     struct Ring {
-        events: [(u32, Event); EVENTS],
+        events: [(u32, TraceEvent); EVENTS],
         count: usize,
         /// Something found no room.
         is_full: bool,
     }
 
     static RING: Mutex<Ring> =
-        Mutex::new(Ring { events: [(0, Event::Free { table: Hpa(0) }); EVENTS], count: 0, is_full: false });
+        Mutex::new(Ring { events: [(0, TraceEvent::Free { table: Hpa(0) }); EVENTS], count: 0, is_full: false });
 
     pub(super) fn is_on() -> bool {
         log::max_level() == LevelFilter::Trace
     }
 
-    pub(super) fn step<T>(act: impl FnOnce() -> T, event: impl FnOnce(&T) -> Option<Event>) -> T {
+    pub(super) fn step<T>(act: impl FnOnce() -> T, event: impl FnOnce(&T) -> Option<TraceEvent>) -> T {
         let cpu = cpu::try_this().map_or(0, |cpu| cpu.id.0);
         let mut ring = RING.lock();
         let result = act();
@@ -158,8 +158,8 @@ mod recorder {
     }
 
     impl Ring {
-        fn add(&mut self, cpu: u32, event: Event) {
-            if let Event::Enter { tag, root } = event
+        fn add(&mut self, cpu: u32, event: TraceEvent) {
+            if let TraceEvent::Enter { tag, root } = event
                 && self.goes_on(cpu, tag, root)
             {
                 return;
@@ -177,11 +177,12 @@ mod recorder {
         /// The guest that is entered has just exited, and since then only other pCPUs' entries and exits were recorded.
         /// Then it counts as not having exited, which is the stricter case for changes of its tables.
         fn goes_on(&mut self, cpu: u32, tag: u32, root: Hpa) -> bool {
-            let comes_or_goes = |event: &Event| matches!(event, Event::Enter { .. } | Event::Leave { .. });
+            let comes_or_goes =
+                |event: &TraceEvent| matches!(event, TraceEvent::Enter { .. } | TraceEvent::Leave { .. });
             let last = self.count;
             for at in (last.saturating_sub(BACK)..last).rev() {
                 match self.events[at] {
-                    (of, Event::Leave { tag: left, root: of_vm }) if of == cpu => {
+                    (of, TraceEvent::Leave { tag: left, root: of_vm }) if of == cpu => {
                         let is_same = left == tag && of_vm == root && !self.is_full;
                         if is_same {
                             self.events.copy_within(at + 1..last, at);

@@ -173,7 +173,7 @@ fn follow(run: &Running<'_>, walking: Walking<'_>, fault: Fault, gpa: Gpa, needs
     match fault {
         Fault::Retry(denial) => {
             if let Some(gpa) = denial.gpa() {
-                Machine::forget(gpa);
+                Machine::flush_local_page(gpa);
                 run.tally.add(|count| &count.stage2_local_flushes, 1);
             }
             Resolved::Again

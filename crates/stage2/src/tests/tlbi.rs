@@ -1,7 +1,7 @@
 //! Flushes, and the instructions that do them.
 
 use super::range;
-use crate::tlbi::{Barrier, Features, Maintenance, Tlbi};
+use crate::tlbi::{Barrier, Maintenance, Tlbi, TlbiFeatures};
 use crate::{Scope, Stale, What};
 use addr::Gpa;
 use core::cell::RefCell;
@@ -33,14 +33,14 @@ impl Maintenance for Recorder {
     }
 }
 
-fn pay(features: Features, stale: Stale) -> Vec<Instruction> {
+fn pay(features: TlbiFeatures, stale: Stale) -> Vec<Instruction> {
     let recorder = Recorder::default();
     features.pay(stale, &recorder);
     recorder.0.into_inner()
 }
 
-const NONE: Features = Features { ttl: false, ranges: false };
-const ALL: Features = Features { ttl: true, ranges: true };
+const NONE: TlbiFeatures = TlbiFeatures { ttl: false, ranges: false };
+const ALL: TlbiFeatures = TlbiFeatures { ttl: true, ranges: true };
 
 #[test]
 fn nothing_owed_is_paid_by_nothing() {
@@ -129,7 +129,7 @@ proptest! {
     fn instructions_for_a_range_cover_it_exactly(first in 0..1_u64 << 28, pages in 1..1_u64 << 22, ranges: bool) {
         let whole = range(first << 12, pages << 12);
         let mut next = whole.start;
-        for instruction in pay(Features { ttl: true, ranges }, Stale::of(whole)) {
+        for instruction in pay(TlbiFeatures { ttl: true, ranges }, Stale::of(whole)) {
             match instruction {
                 Instruction::Tlbi(piece @ (Tlbi::Range { ipa, leaves, .. } | Tlbi::Ipa { ipa, leaves, .. })) => {
                     prop_assert!(!leaves, "pointers to tables are owed");

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use addr::{Gpa, Hpa};
 use hw_model::walks::{Barrier as Wait, Geometry, Invalidate, Rules, Walks};
 use shuttle::sync::{Arc, Mutex, MutexGuard};
-use stage2::tlbi::{self, Barrier, Features, Maintenance, Tlbi};
+use stage2::tlbi::{self, Barrier, Maintenance, Tlbi, TlbiFeatures};
 use stage2::{Cell, Pages, Stale, Tlb};
 
 macro_rules! mutants {
@@ -108,7 +108,7 @@ pub(crate) struct World {
 pub(crate) struct Machine {
     world: Mutex<World>,
     pub(crate) rules: Rules,
-    features: Features,
+    features: TlbiFeatures,
     pub(crate) mutant: Mutant,
     /// Addresses that the hardware walks speculatively: pages from zero on.
     pages: u64,
@@ -118,7 +118,7 @@ impl Machine {
     pub(crate) fn new(rules: Rules, geometry: Geometry, cpus: usize, pages: u64, mutant: Mutant) -> Arc<Self> {
         use shuttle::rand::{Rng, thread_rng};
         let walks = Walks::new(rules, geometry, cpus, thread_rng().r#gen());
-        let features = Features { ttl: thread_rng().r#gen(), ranges: thread_rng().r#gen() };
+        let features = TlbiFeatures { ttl: thread_rng().r#gen(), ranges: thread_rng().r#gen() };
         let world = World {
             walks,
             ram: BTreeMap::new(),
@@ -354,7 +354,7 @@ impl Cpu {
     /// Flushes a denied access, like the processor that faulted.
     pub(crate) fn forget(&self, gpa: Gpa) {
         self.begin_payment();
-        tlbi::forget(gpa, self);
+        tlbi::flush_local_page(gpa, self);
     }
 
     /// A flush concerns the loaded VM. Only a flush or an entry loads a VM; nothing uses an earlier one.

@@ -172,7 +172,7 @@ pub(crate) mod power {
         panic!("the host has turned its machine off, with code {code}");
     }
 
-    pub(crate) fn stay(code: u8) -> ! {
+    pub(crate) fn end_check(code: u8) -> ! {
         exit(code)
     }
 
@@ -337,7 +337,7 @@ pub(crate) mod tlb {
         memory.flush_everybody(vcpus);
     }
 
-    pub(crate) fn forget(gpa: Gpa) {
+    pub(crate) fn flush_local_page(gpa: Gpa) {
         panic!("denials are not cached: {gpa}");
     }
 

@@ -28,7 +28,7 @@ use aarch64_defs::registers::{
 };
 use spin::Once;
 use stage2::Vmsa;
-use stage2::tlbi::Features as Tlbi;
+use stage2::tlbi::TlbiFeatures;
 
 use crate::arch::aarch64::guest::{fpu, id_registers};
 use crate::arch::aarch64::host::{counter, gic};
@@ -67,7 +67,7 @@ pub(crate) struct Features {
     /// Stage 2 can record writes in leaves (FEAT_HAFDBS).
     pub(super) records_writes: bool,
     /// TLB maintenance.
-    pub(super) tlbi: Tlbi,
+    pub(super) tlbi: TlbiFeatures,
 }
 
 static FEATURES: Once<Features> = Once::new();
@@ -157,7 +157,7 @@ pub(crate) fn check() -> Result<(), Missing> {
             _ => 2,
         },
         records_writes: field(mmfr1, 0) >= 2,
-        tlbi: Tlbi { ttl: field(mmfr2, 48) != 0, ranges: field(isar0, 56) >= 2 },
+        tlbi: TlbiFeatures { ttl: field(mmfr2, 48) != 0, ranges: field(isar0, 56) >= 2 },
     };
     if Vmsa::new(GUEST_BITS.min(physical_bits), physical_bits, false).is_none() {
         return Err(Missing::Addresses);

@@ -17,7 +17,7 @@ pub(crate) use tlb_tag::by_vm::{CpuTags, Pool, VcpuTags};
 use tlb_tag::by_vm::{Flush, VmTags as OfVm};
 use tlb_tag::{Scheme, Tag, TagRange};
 
-use crate::arch::trace::{self, Event};
+use crate::arch::trace::{self, TraceEvent};
 use crate::cpu;
 
 /// A pool for VMs of one scheme. The entries of one VMID can always be flushed alone. `inherits`: another pool had its
@@ -63,9 +63,9 @@ pub(super) fn vttbr(root: Hpa, tag: Tag) -> u64 {
 }
 
 /// The trace event of a pCPU that loads the VM in this VTTBR_EL2.
-pub(super) fn load_of(vttbr: u64) -> Event {
+pub(super) fn load_of(vttbr: u64) -> TraceEvent {
     let tag = (vttbr >> vttbr_el2::VMID_SHIFT) as u32;
-    Event::Load { tag, root: Hpa(vttbr & ((1 << vttbr_el2::VMID_SHIFT) - 2)) }
+    TraceEvent::Load { tag, root: Hpa(vttbr & ((1 << vttbr_el2::VMID_SHIFT) - 2)) }
 }
 
 /// Drops entries of this pCPU's TLB; for one tag, that in VTTBR_EL2. Also drops cached instructions, because a guest's
@@ -80,7 +80,7 @@ pub(super) fn flush(what: Flush) {
                 Flush::Tag => "vmalls12e1",
                 Flush::Everything => "alle1",
             };
-            Some(Event::TlbiAll { name })
+            Some(TraceEvent::TlbiAll { name })
         },
     );
     match what {
@@ -94,7 +94,7 @@ pub(super) fn flush(what: Flush) {
     }
     // SAFETY: as above.
     unsafe { asm!("ic iallu", "dsb nsh", "isb", options(nostack, preserves_flags)) };
-    trace::note(|| Event::Barrier { name: "nsh" });
+    trace::note(|| TraceEvent::Barrier { name: "nsh" });
 }
 
 /// Waits until all pCPUs have done the guest's flushes of their TLBs and caches. The guest may wait for them on another
@@ -102,5 +102,5 @@ pub(super) fn flush(what: Flush) {
 pub(super) fn complete_guests_flushes() {
     // SAFETY: a barrier.
     unsafe { asm!("dsb ish", options(nostack, preserves_flags)) };
-    trace::note(|| Event::Barrier { name: "ish" });
+    trace::note(|| TraceEvent::Barrier { name: "ish" });
 }

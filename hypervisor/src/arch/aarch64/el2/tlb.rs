@@ -14,7 +14,7 @@ use super::{el1, tags};
 use crate::arch::aarch64::el2;
 use crate::arch::aarch64::register::{read_register, write_register};
 use crate::arch::block::Block;
-use crate::arch::trace::{self, Event};
+use crate::arch::trace::{self, TraceEvent};
 use crate::vcpu::Vcpu;
 use crate::vm::memory::Memory;
 
@@ -28,7 +28,7 @@ pub(crate) fn flush(memory: &Memory, _: &[Block<Vcpu>], stale: Stale) {
     // The tag is read after the tables were changed: see there.
     ThisCpu.dsb(Barrier::Stores);
     let root = memory.stage2_root();
-    trace::note(|| Event::Flush { root });
+    trace::note(|| TraceEvent::Flush { root });
     let Some(tag) = memory.tags().own().tag() else { return };
     let vttbr = tags::vttbr(root, tag);
     let before = read_register!("vttbr_el2");
@@ -55,8 +55,8 @@ pub(crate) fn flush(memory: &Memory, _: &[Block<Vcpu>], stale: Stale) {
 }
 
 /// Flushes a denied access to the page at `gpa`, in the VM of the running vCPU, from this pCPU's TLB.
-pub(crate) fn forget(gpa: Gpa) {
-    tlbi::forget(gpa, &ThisCpu);
+pub(crate) fn flush_local_page(gpa: Gpa) {
+    tlbi::flush_local_page(gpa, &ThisCpu);
 }
 
 /// The TLB holds two entries for one address: all of the VM's go from this pCPU.
@@ -64,7 +64,7 @@ pub(super) fn resolve_conflict() {
     tlbi::resolve_conflict(&ThisCpu);
 }
 
-fn features() -> tlbi::Features {
+fn features() -> tlbi::TlbiFeatures {
     el2::features().tlbi
 }
 
@@ -91,7 +91,7 @@ impl Maintenance for ThisCpu {
             Barrier::Local => operation!("dsb nsh"),
             Barrier::Full => operation!("dsb ish"),
         }
-        trace::note(|| Event::Barrier {
+        trace::note(|| TraceEvent::Barrier {
             name: match barrier {
                 Barrier::LocalStores => "nshst",
                 Barrier::Stores => "ishst",
@@ -127,7 +127,7 @@ impl Maintenance for ThisCpu {
 }
 
 /// A TLBI as the trace has it.
-fn noted(operation: Tlbi) -> Event {
+fn noted(operation: Tlbi) -> TraceEvent {
     let bytes = operation.bytes();
     match operation {
         Tlbi::Ipa { leaves, everywhere, ipa, level } => {
@@ -137,13 +137,15 @@ fn noted(operation: Tlbi) -> Event {
                 (false, true) => "ipas2e1is",
                 (true, true) => "ipas2le1is",
             };
-            Event::Tlbi { name, start: ipa, bytes, level }
+            TraceEvent::Tlbi { name, start: ipa, bytes, level }
         }
         Tlbi::Range { leaves, ipa, .. } => {
-            Event::Tlbi { name: if leaves { "ripas2le1is" } else { "ripas2e1is" }, start: ipa, bytes, level: None }
+            TraceEvent::Tlbi { name: if leaves { "ripas2le1is" } else { "ripas2e1is" }, start: ipa, bytes, level: None }
         }
-        Tlbi::Combined { everywhere } => Event::TlbiAll { name: if everywhere { "vmalle1is" } else { "vmalle1" } },
-        Tlbi::All { everywhere } => Event::TlbiAll { name: if everywhere { "vmalls12e1is" } else { "vmalls12e1" } },
+        Tlbi::Combined { everywhere } => TraceEvent::TlbiAll { name: if everywhere { "vmalle1is" } else { "vmalle1" } },
+        Tlbi::All { everywhere } => {
+            TraceEvent::TlbiAll { name: if everywhere { "vmalls12e1is" } else { "vmalls12e1" } }
+        }
     }
 }
 

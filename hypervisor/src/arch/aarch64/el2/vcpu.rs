@@ -25,7 +25,7 @@ use crate::arch::aarch64::guest::loader::KernelEntry;
 use crate::arch::aarch64::host::counter;
 use crate::arch::aarch64::host::gic::{self as host_gic, GUEST_PHYSICAL_TIMER, GUEST_TIMER};
 use crate::arch::aarch64::register::{isb, read_register, write_register};
-use crate::arch::trace::{self, Event};
+use crate::arch::trace::{self, TraceEvent};
 use crate::device::affinity::affinity;
 use crate::device::generic_timer::{GenericTimer, Register};
 use crate::device::gic::{self, MAX_LISTS, VcpuGic};
@@ -277,11 +277,11 @@ impl ArchVcpu {
             unsafe { write_register!("ich_hcr_el2", self.gic.control()) };
         }
 
-        trace::note(|| Event::Enter { tag: self.tags.tag().get(), root: self.stage2_root });
+        trace::note(|| TraceEvent::Enter { tag: self.tags.tag().get(), root: self.stage2_root });
         // SAFETY: `load` has loaded everything that controls this guest into this pCPU, and the vCPU has not left it
         // since. Its stage 2 maps only the VM's own memory.
         unsafe { entry::enter(&mut self.registers) };
-        trace::note(|| Event::Leave { tag: self.tags.tag().get(), root: self.stage2_root });
+        trace::note(|| TraceEvent::Leave { tag: self.tags.tag().get(), root: self.stage2_root });
 
         self.left_at = counter::now_after_exit();
         tally.add(|count| &count.guest_ticks, self.left_at.wrapping_sub(entered_at));

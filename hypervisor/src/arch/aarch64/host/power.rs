@@ -116,7 +116,7 @@ pub(crate) fn exit(code: u8) -> ! {
 }
 
 /// Stops with one of [`abi::exit_code`]. There is no screen that would have to stay.
-pub(crate) fn stay(code: u8) -> ! {
+pub(crate) fn end_check(code: u8) -> ! {
     exit(code)
 }
 

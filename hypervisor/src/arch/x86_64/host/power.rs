@@ -58,7 +58,7 @@ pub(crate) fn exit(code: u8) -> ! {
 }
 
 /// Stops with one of [`abi::exit_code`] and keeps the screen, also after a success.
-pub(crate) fn stay(code: u8) -> ! {
+pub(crate) fn end_check(code: u8) -> ! {
     port::write_u8(abi::exit_code::PORT, code);
     stop_this_cpu()
 }

@@ -5,7 +5,7 @@
 //! carries a vector: an event may then not be delivered twice, whatever the emulator or CPU makes of V_IRQ.
 
 use x86_defs::registers::{cr0, vector};
-use x86_defs::vmcb::{Event as VmcbEvent, EventKind, IntCtl, Intercept1, Vmcb};
+use x86_defs::vmcb::{EventKind, IntCtl, Intercept1, Vmcb, VmcbEvent};
 use x86_events::{Event, Exception};
 
 use super::vcpu::{CR8, Vcpu};

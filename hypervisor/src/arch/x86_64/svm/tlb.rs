@@ -8,7 +8,7 @@ use addr::Gpa;
 use stage2::Stale;
 
 use crate::arch::block::Block;
-use crate::arch::trace::{self, Event};
+use crate::arch::trace::{self, TraceEvent};
 use crate::vcpu::Vcpu;
 use crate::vm::memory::Memory;
 
@@ -18,13 +18,13 @@ pub(crate) fn publish() {}
 /// Flushes `stale` on all pCPUs. On return none of the `vcpus` runs its guest with a stale translation.
 pub(crate) fn flush(memory: &Memory, vcpus: &[Block<Vcpu>], stale: Stale) {
     let root = memory.stage2_root();
-    trace::note(|| Event::Flush { root });
+    trace::note(|| TraceEvent::Flush { root });
     memory.flush_everybody(vcpus);
     trace::paid(root, stale);
 }
 
 /// Drops a cached denial of the page at `gpa` from this pCPU's TLB. Here the processor walks again by itself.
-pub(crate) fn forget(gpa: Gpa) {
+pub(crate) fn flush_local_page(gpa: Gpa) {
     debug_assert!(false, "denials are not cached: {gpa}");
 }
 

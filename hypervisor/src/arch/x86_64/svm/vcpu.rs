@@ -14,7 +14,7 @@ use x86_defs::vmcb::{ControlArea, IntCtl, Intercept1, Intercept2, Intercept3, Tl
 use x86_emulate::{Segment, SegmentRegister};
 
 use super::{Host, entry, events, hpa_of, loses_interrupt_shadow, old_code, permission_maps};
-use crate::arch::trace::{self, Event as Trace};
+use crate::arch::trace::{self, TraceEvent};
 use crate::arch::x86_64::backend::{Exit, WorldSwitch};
 use crate::arch::x86_64::guest::state::{Gprs, Registers, State};
 use crate::layout::OwnPages;
@@ -126,7 +126,7 @@ impl WorldSwitch for Vcpu {
         // are only ever added to or returned to that set; its nested table maps nothing but the VM's own memory. `host`
         // was saved on this pCPU, whose FS, GS, TR and LDTR do not change any more.
         unsafe { entry::enter(gprs, self.vmcb_hpa, host.state()) };
-        trace::note(|| Trace::Leave { tag: self.vmcb.control.guest_asid, root: Hpa(self.vmcb.control.n_cr3) });
+        trace::note(|| TraceEvent::Leave { tag: self.vmcb.control.guest_asid, root: Hpa(self.vmcb.control.n_cr3) });
     }
 
     fn exit(&self) -> Option<Exit> {
@@ -332,8 +332,8 @@ fn note_entry(control: &ControlArea) {
                 TlbControl::FlushAll => "all",
                 _ => "tag",
             };
-            Some(Trace::EntryFlushes { what })
+            Some(TraceEvent::EntryFlushes { what })
         },
     );
-    trace::note(|| Trace::Enter { tag, root });
+    trace::note(|| TraceEvent::Enter { tag, root });
 }
