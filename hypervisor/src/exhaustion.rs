@@ -1,7 +1,9 @@
-//! Running out on purpose: `selftest=exhaustion` on the command line, to see that it is an answer wherever it happens.
+//! Fault injection for allocations: with `selftest=exhaustion`, tests check that every exhausted resource ends in an
+//! answer.
 //!
-//! Whoever takes memory, tables or tags for a VM, and can be refused, asks [`strikes`] first. It says no until a
-//! command has chosen what is to fail; then so many that ask pass, and so many that ask after them fail.
+//! Code that takes memory, tables or tags for a VM, and can fail, calls [`strikes`] first. The result is false until a
+//! command has called [`choose`]: then the given number of calls succeed, and the given number of calls after them
+//! fail.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -35,20 +37,19 @@ impl Chosen {
     }
 }
 
-/// Whether what is about to be taken is to fail. Costs one load of a word that is never written, unless the selftest
-/// was asked for.
+/// Whether the next allocation must fail. Without the selftest this is one load of a word that is never written.
 #[inline]
 pub(crate) fn strikes() -> bool {
     IS_ARMED.load(Ordering::Relaxed) && CHOSEN.strikes()
 }
 
-/// Lets commands choose what fails.
+/// Enables commands that choose the failing allocations.
 pub(crate) fn arm() {
     IS_ARMED.store(true, Ordering::Relaxed);
 }
 
-/// From now on `first` that ask pass, and `count` fail after them. Says how many have asked since this was chosen last;
-/// `None`, and nothing is done, unless the selftest was asked for.
+/// From now on the next `first` calls succeed and the `count` calls after them fail. Returns the number of calls since
+/// the last choice. Without the selftest it does nothing and returns `None`.
 pub(crate) fn choose(first: u64, count: u64) -> Option<u64> {
     IS_ARMED.load(Ordering::Relaxed).then(|| CHOSEN.choose(first, count))
 }

@@ -66,10 +66,10 @@ pub(crate) fn is_low() -> bool {
     exhaustion::strikes() || ram::is_reserve_used() && Frames::take_block(HEAP_CHUNK_ORDER).is_none()
 }
 
-/// Makes room for `more` objects of a list, whose length depends on what a VM asks for.
+/// Reserves room for `more` objects in a list whose length depends on a VM's configuration.
 ///
 /// # Errors
-/// When the heap has no room.
+/// The heap has no room.
 pub(crate) fn reserve<T>(list: &mut Vec<T>, more: usize) -> Result<(), Exhausted> {
     list.try_reserve_exact(more).map_err(|_| Exhausted)?;
     if is_low() { Err(Exhausted) } else { Ok(()) }

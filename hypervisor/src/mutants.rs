@@ -1,6 +1,7 @@
-//! Planted mistakes: each leaves out or swaps a step of what joins the algorithms. The tests show that each is noticed.
+//! Planted mistakes (mutants): each omits or swaps a step of the code that joins the algorithms. The tests prove that
+//! each is found.
 //!
-//! Outside of tests [`is`] is a constant, and nothing of this is in the code.
+//! Outside of tests [`is`] is a constant, and none of this is in the code.
 
 /// Defines the mistakes and a list of all.
 macro_rules! define {
@@ -20,15 +21,15 @@ macro_rules! define {
 define! {
     /// A woken vCPU is put into a run queue, and no idle pCPU is kicked.
     WakeWithoutKick,
-    /// A pCPU says that it is idle, and sleeps without a last look at the run queues.
+    /// A pCPU announces that it is idle, and sleeps without a last look at the run queues.
     IdleWithoutLook,
-    /// Who posts looks whether the vCPU is in its guest first, and posts then.
+    /// A sender looks whether the vCPU is in its guest, and posts only then.
     LookBeforePost,
-    /// A vCPU tests for work first, and says then that it is in its guest.
+    /// A vCPU tests for pending work, and announces only then that it is in its guest.
     TestBeforeEnter,
-    /// A vCPU says that it is outside, and enters its guest then.
+    /// A vCPU announces that it is outside, and then enters its guest.
     PresenceLeftEarly,
-    /// A new epoch begins after it was looked who is in the guest.
+    /// A new epoch begins after the sender looked which vCPUs are in the guest.
     EpochAfterLook,
     /// A flush of everything begins no epoch.
     EpochNotBumped,
@@ -36,23 +37,23 @@ define! {
     FlushNotAnnounced,
     /// A flush that was asked for is taken, and not done.
     FlushNotCarriedOut,
-    /// A vCPU that comes to another pCPU keeps the tag of the last one.
+    /// A vCPU that moves to another pCPU keeps the tag of its last pCPU.
     TagKeptOnMove,
-    /// A vCPU blocks over work that has just come.
+    /// A vCPU blocks although work was just posted.
     BlockWithoutTest,
-    /// A vCPU blocks, and leaves its timer to nobody.
+    /// A vCPU blocks and leaves no timer behind.
     TimerLost,
-    /// A timer is over, and its vCPU is not told.
+    /// A timer expires and its vCPU is not notified.
     TimerNotPosted,
-    /// A vCPU that runs again still counts as one that only others can wake.
+    /// A vCPU that runs again still counts as dormant.
     DormantNotUncounted,
     /// A preempted vCPU goes into run queues twice.
     PutBackTwice,
     /// A vCPU that has left its guest for good still holds its VM.
     HandleKept,
-    /// A VM is paused, and its vCPUs are not told.
+    /// A VM is paused and its vCPUs are not notified.
     PauseNotPosted,
-    /// Stage 2 has changed, and what TLBs hold of it stays.
+    /// Stage 2 changes and the TLBs are not flushed.
     Stage2NotFlushed,
     /// Pages are copied before they are made clean.
     CopyBeforeClear,
@@ -60,7 +61,7 @@ define! {
     HostWriteNotMarked,
 }
 
-/// Whether this mistake is to be made.
+/// Whether this mistake is active.
 #[cfg(not(test))]
 #[inline(always)]
 pub(crate) const fn is(_: Mutant) -> bool {

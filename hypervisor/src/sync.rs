@@ -1,5 +1,5 @@
-//! Atomics and locks of what pCPUs share: core's and spin's. In tests, those of a simulation, which may switch to
-//! another pCPU at each operation.
+//! Atomics and locks for data that pCPUs share: those of core and spin. In tests, those of a simulation, which may
+//! switch to another pCPU at each operation.
 
 #[cfg(not(test))]
 pub(crate) use core::hint::spin_loop as relax;
@@ -13,12 +13,12 @@ pub(crate) use interleave::{
 #[cfg(not(test))]
 pub(crate) use spin::{Mutex, MutexGuard};
 
-/// Where the simulation may switch to another pCPU, beside the operations of these types.
+/// A point where the simulation may switch to another pCPU, besides the operations of these types.
 #[cfg(not(test))]
 #[inline(always)]
 pub(crate) fn point() {}
 
-/// Defines what there is once per host: a static. In tests, each simulated host has one of its own.
+/// Defines a static that exists once per host. In tests, each simulated host has its own.
 macro_rules! per_host {
     ($($(#[$doc:meta])* static $name:ident: $kind:ty = $value:expr;)*) => {$(
         $(#[$doc])*

@@ -32,13 +32,14 @@ use crate::vm::spec::Spec;
     reason = "where the core still calls a module, the compiler holds the machine to the contract only"
 )]
 pub(crate) trait Arch: Sized + 'static {
-    /// The architecture's part of a pCPU's block. It comes first in the block, and leads a pCPU to it.
+    /// The architecture's part of a pCPU's block. It comes first in the block; a pCPU finds its block through it.
     type PerCpu;
     /// State that a pCPU needs to run guests, made by [`Arch::enable`].
     type HostContext;
     /// One vCPU.
     type Vcpu: VcpuState<Self>;
-    /// Events that others leave for a vCPU beside its mailbox: each is complete before its [`Pending`] bit is posted.
+    /// Events that other pCPUs leave for a vCPU besides its mailbox. Each is complete before its [`Pending`] bit is
+    /// posted.
     type Posted: Sync;
     /// Devices that the vCPUs of a VM share. They have locks of their own.
     type Platform: Sync;
@@ -82,7 +83,7 @@ pub(crate) trait Arch: Sized + 'static {
 
     /// Sleeps until an interrupt, and takes it. An interrupt that came before ends the sleep at once.
     fn wait();
-    /// Interrupts another pCPU. What was stored before is visible to it when it takes the interrupt.
+    /// Interrupts another pCPU. When it takes the interrupt, it sees all stores from before this call.
     fn kick(cpu: CpuId);
     /// Interrupts several pCPUs at once.
     fn kick_all(cpus: CpuSet);
@@ -103,7 +104,7 @@ pub(crate) trait Arch: Sized + 'static {
     /// The interrupt controller's page, if each pCPU has one at the same address.
     fn interrupts_page() -> Option<OwnPages>;
 
-    /// Ends the machine with this exit code, where there is anybody to tell it to.
+    /// Ends the machine with this exit code, if an emulator or a firmware takes one.
     fn exit(code: u8) -> !;
     /// Ends a check with this exit code. The result stays on the screen.
     fn end_check(code: u8) -> !;
@@ -116,13 +117,13 @@ pub(crate) trait Arch: Sized + 'static {
 
     /// Whether the machine has what guests need.
     fn check() -> Result<(), impl fmt::Display>;
-    /// What `check` on the boot command line says of it.
+    /// The results of `check` on the boot command line for this machine.
     fn findings() -> Vec<Finding>;
     /// One line about the processor.
     fn describe() -> String;
     /// The architecture's name, as the tool calls it.
     fn name() -> &'static str;
-    /// The number of tags for guests, and whether the entries of one can be flushed by themselves.
+    /// The number of tags for guests, and whether the machine can flush the entries of a single tag.
     fn tags() -> (u32, bool);
     /// A pool of tags. `inherits`: another pool had them before, so TLBs may hold entries under them.
     fn tag_pool(scheme: Scheme, range: TagRange, can_flush_one: bool, inherits: bool) -> Self::TagPool;
@@ -132,12 +133,13 @@ pub(crate) trait Arch: Sized + 'static {
     fn stage2_format() -> Self::Format;
     /// Makes stage-2 entries visible to all walkers.
     fn publish();
-    /// Does what is owed to all TLBs for a change of stage 2. On return no pCPU uses what is `stale`.
+    /// Does the flush on all TLBs that a change of stage 2 requires. On return no pCPU uses what is `stale`.
     fn flush(memory: &Memory, vcpus: &[Block<Vcpu>], stale: Stale);
-    /// Flushes from this pCPU's TLB that the page at `gpa` denies an access. The VM is that of the vCPU on this pCPU.
+    /// Flushes the page at `gpa` from this pCPU's TLB, because its entry denies an access. The page belongs to the VM
+    /// whose vCPU is on this pCPU.
     fn flush_local_page(gpa: Gpa);
 
-    /// Where a VM's memory of this length lies.
+    /// The address ranges of a VM's memory of this length.
     fn ram_layout(bytes: u64) -> impl Iterator<Item = GpaRange>;
     /// Loads a VM's kernel into its memory, which is all zero.
     fn load(spec: &Spec<'_>, memory: &mut Memory) -> Result<Self::KernelEntry, impl fmt::Display>;
@@ -156,13 +158,13 @@ pub(crate) trait Arch: Sized + 'static {
 /// A vCPU: registers, interrupts, timer. The pCPU that runs the vCPU owns it.
 #[expect(dead_code, reason = "the core knows the type, whose own functions go first; the compiler holds it to these")]
 pub(crate) trait VcpuState<A: Arch>: Sized {
-    /// A vCPU that waits to be started.
+    /// A vCPU that waits for its start.
     fn new(index: u32, config: &VmConfig, stage2_root: Hpa, tags: A::VcpuTags) -> Self;
     /// Pages that only the pCPU that runs the vCPU writes.
     fn own_pages(&self) -> impl Iterator<Item = OwnPages>;
     /// Starts the first vCPU, at its VM's kernel.
     fn start_at(&mut self, entry: &A::KernelEntry);
-    /// The vCPU comes to this pCPU; `came_back` if it ran here last and nowhere since.
+    /// The vCPU comes to this pCPU. `came_back`: it ran here last and on no other pCPU since.
     fn load(&mut self, host: &A::HostContext, tags: &mut A::CpuTags, came_back: bool);
     /// The vCPU leaves this pCPU.
     fn unload(&mut self, tags: &mut A::CpuTags);
@@ -172,7 +174,7 @@ pub(crate) trait VcpuState<A: Arch>: Sized {
     fn enter(&mut self, host: &A::HostContext, tags: &mut A::CpuTags, epoch: u64, tally: Tally<'_>);
     /// No TLB entry of the guest on this pCPU is used by its next entry.
     fn flush_whole(&mut self);
-    /// The same, for some pages. Returns how many were flushed one by one.
+    /// The same for some pages. Returns the number of pages that were flushed individually.
     fn flush_pages(&mut self, pages: Pages) -> u64;
     /// When the guest was last left, in ticks.
     fn left_at(&self) -> u64;
@@ -188,7 +190,7 @@ pub(crate) trait VcpuState<A: Arch>: Sized {
     fn is_dormant(&self) -> bool;
     /// When the vCPU's own timer is due, if that is the core's business.
     fn deadline(&self) -> Option<u64>;
-    /// The tags, to be given back when the vCPU is gone.
+    /// Returns the tags, to be freed after the vCPU.
     fn into_tags(self) -> A::VcpuTags;
 }
 
@@ -341,7 +343,7 @@ macro_rules! forward_methods {
 }
 pub(super) use forward_methods;
 
-/// One of them. Functions of a type go before those of its traits, so this does not call itself.
+/// One function. A type's own functions have precedence over those of its traits, so this does not call itself.
 macro_rules! forward_method {
     ($state:ty, $name:ident, $result:ty, &self $(, $argument:ident: $kind:ty)*) => {
         #[inline(always)]

@@ -43,7 +43,7 @@ use x86_64 as machine;
 
 /// The machine of this build.
 pub(crate) use machine::Machine;
-// The core names these modules for their types, and where it does not call `Machine` yet.
+// The core uses these modules for their types, and where it does not call `Machine` yet.
 #[cfg(test)]
 pub(crate) use machine::control_port;
 pub(crate) use machine::{clock, emulate, format, interrupts, loader, platform, power, serial, tags, tlb, uart, vcpu};

@@ -1,7 +1,7 @@
-//! What commands do.
+//! Executes commands.
 //!
-//! Most are done at once. What takes longer (a pause, a round of a dirty log, the end of a VM) is noted with the VM
-//! that it is about ([`Attended`]) and answered when it is done.
+//! Most commands finish at once. A pause, a round of a dirty log or the end of a VM takes longer: it is recorded with
+//! its VM ([`Attended`]), and the answer follows when it is complete.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -22,7 +22,7 @@ use crate::vm::table::table;
 use crate::vm::{Vm, tags};
 use crate::{exhaustion, frames, layout, trace};
 
-/// A VM about which something is being done for whoever asked.
+/// A VM with unfinished commands.
 #[derive(Default)]
 pub(super) struct Attended {
     number: u32,
@@ -31,12 +31,12 @@ pub(super) struct Attended {
     awaited: Option<u32>,
     /// The request that waits for all vCPUs to have stopped.
     pausing: Option<u32>,
-    /// The requests that wait for its end, to forget it then.
+    /// Requests that wait for the VM's end, to remove the VM then.
     destroyers: Vec<u32>,
 }
 
 impl Control {
-    /// Takes what has arrived. Says whether there is more.
+    /// Reads the requests that have arrived. Returns whether there may be more.
     pub(super) fn listen(&mut self) -> bool {
         let (requests, has_more) = self.port.receive();
         for request in requests {
@@ -55,7 +55,7 @@ impl Control {
         has_more
     }
 
-    /// Does what is asked for. What takes longer has no answer yet.
+    /// Executes a command. Returns no answer for a command that takes longer.
     fn obey(&mut self, id: u32, command: Command) -> Result<Option<Answer>, Refusal> {
         match command {
             Command::Pause { vm } => self.attend(vm, |vm, attended| attended.pause(vm, id)),
@@ -124,7 +124,7 @@ impl Control {
                 table().all_alive().for_each(|vm| commanded_stop(vm));
                 Ok(Answer::Done)
             }
-            // The others are done by and by.
+            // The other commands finish later.
             Command::Pause { .. }
             | Command::Resume { .. }
             | Command::DirtyStart { .. }
@@ -150,7 +150,7 @@ impl Control {
         Ok(Answer::Done)
     }
 
-    /// Ends a VM and forgets it then, or at once if it has ended.
+    /// Ends a VM, and removes it once it has ended.
     fn destroy(&mut self, id: u32, number: u32) -> Result<Option<Answer>, Refusal> {
         let alive = table().alive(number).cloned();
         match alive {
@@ -199,7 +199,7 @@ impl Control {
 }
 
 impl Attended {
-    /// Whom it is about.
+    /// The number of the VM.
     pub(super) fn number(&self) -> u32 {
         self.number
     }
@@ -272,7 +272,7 @@ impl Attended {
         Ok(Some(Answer::Done))
     }
 
-    /// Goes on with what was asked for, not much longer than `until`. Says whether there is more to do.
+    /// Continues unfinished commands until about `until`. Returns whether there is more to do.
     pub(super) fn work(&mut self, until: u64, replies: &mut Vec<(u32, Answer)>) -> bool {
         let Ok(vm) = running(self.number) else { return false };
         if self.pausing.is_some() && vm.is_at_rest() {
@@ -294,7 +294,7 @@ impl Attended {
         session.has_work()
     }
 
-    /// Whether nothing is being done, and nothing is remembered.
+    /// Whether the VM has no unfinished command and no dirty log.
     pub(super) fn is_done(&self) -> bool {
         self.session.is_none() && self.awaited.is_none() && self.pausing.is_none() && self.destroyers.is_empty()
     }

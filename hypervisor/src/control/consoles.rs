@@ -1,7 +1,7 @@
-//! Serial lines on their way out: to the control port, or to the machine's own consoles where there is none.
+//! Output of serial lines: to the control port, or to the machine's own consoles if there is no port.
 //!
-//! Where there is no port, the machine's own consoles are a terminal for the VMs ([`Terminal`]), and the first pCPU
-//! looks there now and then whether something was typed.
+//! Without a port, the machine's own consoles are a terminal for the VMs ([`Terminal`]), and the first pCPU polls them
+//! for input.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -16,43 +16,43 @@ use crate::terminal::{Key, Terminal};
 use crate::vm::table::table;
 use crate::vm::{LINES, Vm};
 
-/// Bytes that one turn of a console takes of the log's UART, where there is no port: enough for most lines, so that
-/// they stay whole. At 115 200 Bd they take 22 ms.
+/// Maximum number of bytes of one console that are written to the log's UART in a turn, without a port. Most lines fit,
+/// so they stay whole. At 115 200 Bd it takes 22 ms.
 const LOG_CHUNK: usize = 256;
-/// Bytes that one poll writes there at most, where the UART is faster.
+/// Maximum number of bytes that one poll writes there, if the UART is faster.
 const LOG_LIMIT: usize = 4096;
-/// How often it is looked whether something was typed, in nanoseconds: so often that nobody notices, and so seldom that
-/// reading a register each time, a microsecond, is nothing. While somebody types it is more often: a UART holds 16
-/// bytes, which come in 1.4 ms.
+/// Interval in nanoseconds between two polls for input. It is short enough that no user notices, and long enough that
+/// reading a register (1 µs) costs nothing. While a user types the interval is shorter: a UART holds 16 bytes, which
+/// arrive within 1.4 ms.
 const TYPED_NANOS: u64 = 5_000_000;
 const TYPING_NANOS: u64 = 500_000;
-/// For so long after a key somebody types, in nanoseconds.
+/// Time in nanoseconds after a key during which the user counts as typing.
 const TYPING_LASTS_NANOS: u64 = 50_000_000;
-/// Most bytes that are taken at a time of what was typed.
+/// Maximum number of typed bytes that are read at a time.
 const TYPED_CHUNK: usize = 64;
-/// What a byte takes at 38 400 Bd, for the selftest: less than an emulated guest writes in that time.
+/// Duration of a byte at 38 400 Bd, for the selftest: an emulated guest writes faster than that.
 const SLOW_BYTE_NANOS: u64 = 1_000_000_000 / 3_840;
 
 /// Where serial lines go.
 pub(super) struct Consoles {
-    /// Without a port: what the machine's own consoles show.
+    /// Without a port: the contents of the machine's own consoles.
     terminal: Option<Terminal>,
-    /// When it is looked next whether something was typed there, and until when somebody is taken to be typing.
+    /// The time of the next poll for input, and the time until which the user counts as typing.
     look_at: u64,
     typing_until: u64,
-    /// Whose console is next.
+    /// Whose turn it is to write.
     turns: Turns,
-    /// Without a port: what guests wrote waits until then, so that the UARTs take half of this pCPU's time at most.
+    /// Without a port: output of guests waits until this time, so that the UARTs take at most half of this pCPU's time.
     log_rests_until: u64,
-    /// The log's UART is taken for as slow as a real one.
+    /// Treat the log's UART as being as slow as a real one.
     log_is_slow: bool,
 }
 
-/// What was typed on the machine's own consoles.
+/// Input from the machine's own consoles.
 pub(super) struct TypedKeys {
-    /// The machine is to be turned off.
+    /// The user asked to turn the machine off.
     pub(super) power_off: bool,
-    /// More may come soon.
+    /// More input may follow soon.
     pub(super) may_go_on: bool,
 }
 
@@ -69,7 +69,7 @@ impl Consoles {
         }
     }
 
-    /// Takes what was typed on the machine's own consoles.
+    /// Reads input from the machine's own consoles.
     pub(super) fn typed(&mut self) -> TypedKeys {
         let mut power_off = false;
         let Some(terminal) = &mut self.terminal else { return TypedKeys { power_off, may_go_on: false } };
@@ -86,7 +86,7 @@ impl Consoles {
                     Key::Guest(guest, byte) => {
                         let vm = table().running(guest).cloned();
                         if let Ok(vm) = vm {
-                            // A guest that does not read loses what its UART has no room for.
+                            // If the guest does not read, bytes that do not fit into its UART are lost.
                             let _ = vm.type_on(Line::Console, &[byte]);
                         }
                     }
@@ -113,14 +113,14 @@ impl Consoles {
         }
     }
 
-    /// A VM is forgotten.
+    /// A VM was removed.
     pub(super) fn removed(&mut self, number: u32) {
         if let Some(terminal) = &mut self.terminal {
             terminal.removed(number);
         }
     }
 
-    /// Takes what guests wrote, in turn, as long as there is room. Says whether there is more for the log.
+    /// Takes output of the guests, in turn, while there is room. Returns whether there is more for the log.
     pub(super) fn show(&mut self, port: &mut Port) -> bool {
         let running: Vec<Arc<Vm>> = table().all_alive().cloned().collect();
         let sources: Vec<_> = running.iter().flat_map(|vm| LINES.map(|line| (vm, line))).collect();
@@ -141,8 +141,7 @@ impl Consoles {
         has_more
     }
 
-    /// Without a port: the UARTs take as long as they take, and this pCPU waits for them. So this ends after one chunk
-    /// where they are slow.
+    /// Without a port this pCPU waits while the UARTs transmit. So with a slow UART this ends after one chunk.
     fn show_on_terminal(&mut self, turns: &mut Turns, sources: &[(&Arc<Vm>, Line)], port: &mut Port) -> bool {
         let since = clock::now();
         let rests = since < self.log_rests_until;
@@ -165,7 +164,8 @@ impl Consoles {
         has_more || !is_empty
     }
 
-    /// Sends what waits for the machine's own consoles, as long as `goes_on`. Says whether nothing waits any more.
+    /// Sends pending output of the machine's own consoles while `goes_on` returns true. Returns whether all of it was
+    /// sent.
     pub(super) fn send_while(&mut self, goes_on: impl Fn() -> bool) -> bool {
         let Some(terminal) = &mut self.terminal else { return true };
         loop {
@@ -196,7 +196,7 @@ impl Consoles {
         while LINES.into_iter().any(|line| self.output(vm, line, CONSOLE_CHUNK, port) != 0) {}
     }
 
-    /// Takes up to `most` bytes that the guest wrote to a line. Says how many it took.
+    /// Takes up to `most` bytes that the guest wrote to a line. Returns their number.
     fn output(&mut self, vm: &Arc<Vm>, line: Line, most: usize, port: &mut Port) -> usize {
         if most == 0 {
             return 0;
@@ -206,7 +206,7 @@ impl Consoles {
         let count = bytes.len();
         match &mut self.terminal {
             Some(terminal) if line == Line::Console => terminal.wrote(vm.number, &bytes),
-            // Nobody reads the other line.
+            // The other line has no reader.
             Some(_) => {}
             None => port.say(&Message::Console { vm: vm.number, line, at_ns, bytes }),
         }

@@ -1,9 +1,9 @@
-//! The control port's side of the conversation: who is told what, and who may command what.
+//! The control port's logic: executes requests, and reports events to the tool.
 //!
-//! Only the first pCPU speaks on the port ([`poll`], from its housekeeping). Nothing here waits for the other side:
-//! what does not fit into the port's buffers stays here, consoles stay in their VMs, and a guest whose console is full
-//! waits for itself. Here is the order of things; the transport is in [`port`], what commands do in [`commands`] and
-//! [`upload`], serial lines in [`consoles`]. The VMs themselves are [`vm::table`](crate::vm::table)'s.
+//! Only the first pCPU uses the port ([`poll`], called by its housekeeping). Nothing here waits for the tool: messages
+//! that do not fit into the port's buffers stay here, console output stays in its VM, and a guest with a full console
+//! waits by itself. This file decides the order. The transport is in [`port`], commands are in [`commands`] and
+//! [`upload`], serial lines in [`consoles`]. [`vm::table`](crate::vm::table) owns the VMs.
 
 mod commands;
 mod consoles;
@@ -32,7 +32,7 @@ use upload::Upload;
 
 /// How long the last words may take, in seconds.
 const FAREWELL_SECONDS: u64 = 2;
-/// How long the first pCPU works at a time at what was asked for.
+/// Maximum duration of one turn of work on commands.
 const WORK_NANOS: u64 = 500_000;
 
 per_host! {
@@ -47,14 +47,14 @@ struct Control {
     /// The VM that a command creates.
     upload: Option<Upload>,
     exit_when_idle: bool,
-    /// It was said that all VMs have ended, and the machine stays on.
+    /// It was reported that all VMs have ended and that the machine stays on.
     has_told_idle: bool,
     /// All VMs of the payload were created or have failed.
     complete: bool,
 }
 
-/// Takes over the port, if the machine has one, and says hello. `slow_log`: does without, and takes the log's UART for
-/// as slow as a real one.
+/// Takes the machine's port, if it has one, and sends the hello message. With `slow_log` it uses no port and treats the
+/// log's UART as being as slow as a real one.
 pub(crate) fn init(vms: &[VmConfig], exit_when_idle: bool, slow_log: bool) {
     let mut port = if slow_log { Port::none() } else { Port::take() };
     port.say(&Message::Up(host_info()));
@@ -74,7 +74,7 @@ pub(crate) fn init(vms: &[VmConfig], exit_when_idle: bool, slow_log: bool) {
     });
 }
 
-/// Creates and starts a VM of the payload. Where that fails it is told, and the others go on.
+/// Creates and starts a VM of the payload. If that fails, it reports why; other VMs still start.
 pub(crate) fn create_from_payload(spec: Spec<'_>) {
     let number = table::new_number();
     tell(number, VmEvent::Creating);
@@ -118,8 +118,8 @@ pub(crate) fn payload_complete() {
     }
 }
 
-/// Listens and speaks, and works at what was asked for, without waiting. Called by the first pCPU only. Says whether
-/// there is more to do.
+/// Reads requests, sends messages and continues commands, without waiting. Only the first pCPU calls it. Returns
+/// whether there is more to do.
 pub(crate) fn poll() -> bool {
     let Some(mut guard) = CONTROL.try_lock() else { return false };
     let Some(control) = &mut *guard else { return false };
@@ -143,14 +143,14 @@ impl Control {
         self.port.say(&Message::Vm { vm, at_ns: clock::nanos(), event });
     }
 
-    /// Does what was typed on the machine's own consoles. Says whether more may come soon.
+    /// Handles input from the machine's own consoles. Returns whether more may follow soon.
     fn typed(&mut self) -> bool {
         let typed = self.consoles.typed();
         self.exit_when_idle |= typed.power_off;
         typed.may_go_on
     }
 
-    /// Goes on with what was asked for. Says whether there is more to do.
+    /// Continues unfinished commands. Returns whether there is more to do.
     fn work(&mut self) -> bool {
         let until = clock::now() + clock::nanos_to_ticks(WORK_NANOS);
         let mut replies = Vec::new();
@@ -167,13 +167,13 @@ impl Control {
         has_more
     }
 
-    /// Takes VMs apart that are over.
+    /// Frees VMs that have ended.
     fn bury(&mut self) {
         loop {
             let over = table().over().cloned();
             let Some(vm) = over else { return };
             let number = vm.number;
-            // What the guest still wrote goes out before the news of its end.
+            // Send the guest's last output before the report of its end.
             self.consoles.last_output(&vm, &mut self.port);
             drop(vm);
             let attended = self.attended.iter().position(|attended| attended.number() == number);
@@ -194,7 +194,7 @@ impl Control {
         }
     }
 
-    /// All VMs have ended: so does the machine, unless it is to stay.
+    /// All VMs have ended. Ends the machine too, unless it should stay on.
     fn idle(&mut self) {
         if self.exit_when_idle {
             self.farewell();
@@ -204,7 +204,7 @@ impl Control {
         }
     }
 
-    /// Says good-bye and ends the machine.
+    /// Sends the last message and ends the machine.
     fn farewell(&mut self) -> ! {
         let until = clock::now() + FAREWELL_SECONDS * clock::hz();
         self.consoles.send_while(|| clock::now() < until);

@@ -10,11 +10,12 @@ use crate::arch::control_port::ControlPort;
 
 /// Bytes that may wait for the port before consoles are left where they are.
 const OUTGOING_LIMIT: usize = 64 * 1024;
-/// Bytes that are taken from the port at a time, and at most in one poll: whoever sends much must not keep the pCPU.
+/// Number of bytes read from the port at a time, which is also the maximum of one poll: a fast sender must not occupy
+/// the pCPU.
 const INCOMING_CHUNK: usize = 512;
 const INCOMING_LIMIT: usize = 8 * 1024;
 
-/// The port, if there is one, and what waits for it.
+/// The port, if there is one, and unsent messages.
 pub(super) struct Port {
     port: Option<ControlPort>,
     receiver: Receiver,
@@ -37,7 +38,7 @@ impl Port {
         self.port.is_some()
     }
 
-    /// The requests that have come, and frames that cannot be used. Says also whether more has come already.
+    /// Requests that have arrived, and frames that are invalid. Also returns whether more has arrived already.
     pub(super) fn receive(&mut self) -> (Vec<Result<Request, FrameError>>, bool) {
         let mut requests = Vec::new();
         let Some(port) = &mut self.port else { return (requests, false) };
@@ -52,12 +53,12 @@ impl Port {
         (requests, true)
     }
 
-    /// How many bytes of consoles may be added to what waits.
+    /// How many bytes of console output may be added to the unsent messages.
     pub(super) fn room(&self) -> usize {
         OUTGOING_LIMIT.saturating_sub(self.outgoing.len())
     }
 
-    /// Says something, as soon as the other side listens.
+    /// Sends a message as soon as the other side listens.
     pub(super) fn say(&mut self, message: &Message) {
         if self.port.is_none() {
             return;
@@ -73,7 +74,7 @@ impl Port {
         self.say(&Message::Reply { id, result });
     }
 
-    /// Hands to the port what it takes.
+    /// Passes as many bytes to the port as it accepts.
     pub(super) fn transmit(&mut self) {
         let Some(port) = &mut self.port else { return };
         while !self.outgoing.is_empty() {
@@ -84,13 +85,13 @@ impl Port {
             }
             self.outgoing.drain(..taken);
         }
-        // What it held when it was fullest is not kept for good.
+        // Free the memory that a large backlog needed.
         if self.outgoing.is_empty() && self.outgoing.capacity() > OUTGOING_LIMIT {
             self.outgoing.shrink_to(OUTGOING_LIMIT);
         }
     }
 
-    /// Whether the other side has all that was said.
+    /// Whether the other side has received everything.
     pub(super) fn is_drained(&mut self) -> bool {
         self.outgoing.is_empty() && self.port.as_mut().is_none_or(ControlPort::is_drained)
     }

@@ -1,7 +1,7 @@
-//! A VM that a command creates: its files are collected as they come, then it is made, a little at a time.
+//! Creates a VM by command: collects its files as they arrive, then creates the VM in steps.
 //!
-//! There is one at a time. The files lie in frames of their own, which go back when the VM is complete or nothing comes
-//! of it. Who sends them may vanish: what nobody has added to for a while is forgotten.
+//! One upload at a time. The files are in frames of their own, which are freed when the VM is complete or the upload is
+//! aborted. A sender may vanish, so an upload without progress expires.
 
 use alloc::string::String;
 
@@ -17,8 +17,7 @@ use crate::vm::creation::{Creation, NotCreated};
 use crate::vm::spec::Spec;
 use crate::vm::table::{self, table};
 
-/// Time in seconds without a command about a VM, after which it is forgotten; and after which another may take its
-/// place.
+/// Seconds without a command after which an upload expires. Then another upload may replace it.
 const PATIENCE_SECONDS: u64 = 120;
 const GRACE_SECONDS: u64 = 10;
 
@@ -30,7 +29,7 @@ pub(super) struct Upload {
     initrd: Option<Filled>,
     /// When something came last, in host ticks.
     heard_at: u64,
-    /// All has come: the VM in the making, and the request that waits for it.
+    /// All files have arrived: the unfinished VM, and the request that waits for it.
     making: Option<(Creation, u32)>,
 }
 
@@ -82,7 +81,7 @@ impl Control {
         if follows && file.push(bytes) { Ok(Answer::Done) } else { Err(Refusal::NoSuchUpload) }
     }
 
-    /// All has come: the VM is made from now on, and `id` answered when that is done.
+    /// All files have arrived: starts the creation of the VM. The answer to `id` follows at its end.
     pub(super) fn finish_upload(&mut self, number: u32, id: u32) -> Result<(), Refusal> {
         let upload = self.upload_of(number)?;
         let is_whole = |file: &Filled, bytes: u64| file.bytes().len() as u64 == bytes;
@@ -100,14 +99,14 @@ impl Control {
         Ok(())
     }
 
-    /// Forgets what has come.
+    /// Discards the upload.
     pub(super) fn abort_upload(&mut self, number: u32) -> Result<Answer, Refusal> {
         self.upload_of(number)?;
         self.upload = None;
         Ok(Answer::Done)
     }
 
-    /// Goes on to create a VM, not much longer than `until`. Says whether there is more to do.
+    /// Continues the creation of a VM until about `until`. Returns whether there is more to do.
     pub(super) fn create(&mut self, until: u64) -> bool {
         let Some(upload) = &mut self.upload else { return false };
         let Some((creation, id)) = &mut upload.making else {
@@ -142,7 +141,7 @@ impl Control {
         true
     }
 
-    /// Nothing comes of it: gives back what there is, then says why.
+    /// The creation failed: frees what was taken, then reports why.
     fn not_created(&mut self, id: u32, NotCreated { about, why }: NotCreated) {
         if let Some(upload) = self.upload.take() {
             info!("{}: not created: {why}", upload.config.name);
@@ -151,7 +150,7 @@ impl Control {
         self.port.reply(id, Ok(Answer::NotCreated { about, why }));
     }
 
-    /// What is being sent under this number.
+    /// The upload with this number.
     fn upload_of(&mut self, number: u32) -> Result<&mut Upload, Refusal> {
         let upload = self.upload.as_mut().filter(|upload| upload.number == number && upload.making.is_none());
         upload.ok_or(Refusal::NoSuchUpload)

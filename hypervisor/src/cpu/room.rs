@@ -1,7 +1,7 @@
-//! Room for vCPUs in run queues and lists of timers.
+//! Room for vCPUs in run queues and timer lists.
 //!
-//! Any vCPU may come to wait on any pCPU. So each pCPU has room for all vCPUs that there are: it is made before a VM
-//! has vCPUs, where to run out is an answer, and then waking and blocking take no memory.
+//! Any vCPU may wait on any pCPU. So each pCPU has room for all vCPUs of the host. It is reserved before a VM gets its
+//! vCPUs, when failure can still be an answer. Later, waking and blocking allocate nothing.
 
 use alloc::collections::TryReserveError;
 
@@ -10,7 +10,7 @@ use crate::frames::{self, Exhausted};
 use crate::sync::{Mutex, per_host};
 
 per_host! {
-    /// How many vCPUs there is room for.
+    /// The number of vCPUs that the queues have room for.
     static VCPUS: Mutex<usize> = Mutex::new(0);
 }
 
@@ -21,10 +21,10 @@ pub(crate) struct Room {
 }
 
 impl Room {
-    /// Room for so many vCPUs more.
+    /// Reserves room for this number of additional vCPUs.
     ///
     /// # Errors
-    /// When the host has too little memory.
+    /// The host has too little memory.
     pub(crate) fn take(vcpus: u32) -> Result<Self, Exhausted> {
         let mut all_vcpus = VCPUS.lock();
         let before = *all_vcpus;

@@ -1,4 +1,4 @@
-//! Memory that is mapped when it is touched, and the dirty log, while guests write.
+//! Memory that is mapped at its first touch, and the dirty log, while guests write.
 
 use std::vec;
 use std::vec::Vec;
@@ -31,7 +31,7 @@ fn writer(word: u64) -> Vec<Op> {
     [&rounds[..], &[Op::Halt, Op::Jump(rounds.len())]].concat()
 }
 
-/// Does what was begun, to its end.
+/// Runs the session to its end.
 fn finish(session: &mut Session, vm: &Vm) -> Done {
     loop {
         if let Some(done) = session.step(vm) {
@@ -107,7 +107,7 @@ pub(super) const FIRST_TOUCH: Scenario = Scenario {
     },
 };
 
-/// A guest writes to an address where it has no memory, and so to no device of the fake machine either.
+/// A guest writes to an address without memory. The fake machine has no device there either.
 pub(super) const NO_MEMORY: Scenario = Scenario {
     name: "a write where there is no memory",
     cpus: 1,
@@ -116,7 +116,7 @@ pub(super) const NO_MEMORY: Scenario = Scenario {
         const BEYOND: u64 = 4 << 20;
         for populate in [Populate::AtStart, Populate::Touch4K] {
             let config = VmConfig { populate, ..config("beyond", 1) };
-            // Were memory mapped there, it would go on for ever.
+            // If memory were mapped there, the guest would never end.
             run_guest(simulation, &config, vec![vec![Op::Write(0, 1), Op::Write(BEYOND, 1), Op::Jump(2)]]);
         }
     },

@@ -1,4 +1,4 @@
-//! VMs begin, pause, go on, and end.
+//! Creation, pause and end of VMs.
 
 use std::vec;
 use std::vec::Vec;
@@ -21,7 +21,7 @@ fn endless() -> Vec<Vec<Op>> {
     ]
 }
 
-/// A VM is stopped from outside, whatever its vCPUs do.
+/// A VM is stopped by the host, whatever its vCPUs do.
 pub(super) const STOP: Scenario = Scenario {
     name: "a VM is stopped",
     cpus: 2,
@@ -45,7 +45,7 @@ pub(super) const STOP_SPINNING: Scenario = Scenario {
     },
 };
 
-/// A VM is paused and goes on. While it is at rest nothing changes in it.
+/// A VM is paused and continued. While it is paused nothing changes in it.
 pub(super) const PAUSE: Scenario = Scenario {
     name: "a VM is paused and goes on",
     cpus: 2,

@@ -1,4 +1,4 @@
-//! Each planted mistake is found by one of the scenarios, in fewer interleavings than these are run in.
+//! One of the scenarios finds each planted mistake, within the number of interleavings that the tests run.
 
 use core::cell::Cell;
 use std::string::String;
@@ -11,7 +11,7 @@ std::thread_local! {
     static PLANTED: Cell<Option<Mutant>> = const { Cell::new(None) };
 }
 
-/// Whether this mistake is to be made, by the pCPUs that are simulated on this thread.
+/// Whether this mistake is active on the simulated pCPUs of this thread.
 pub(crate) fn is(mutant: Mutant) -> bool {
     PLANTED.get() == Some(mutant)
 }

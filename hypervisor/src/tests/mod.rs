@@ -1,8 +1,8 @@
-//! The core on the fake machine: the same scenarios in many interleavings, and with planted mistakes.
+//! Tests of the core on the fake machine: the same scenarios in many interleavings, and with planted mistakes.
 //!
-//! A scenario is a function that gets a machine of some pCPUs, makes VMs on it and waits until they have ended. What
-//! must never be, it asserts; what never comes is found because all pCPUs sleep. [`explore`] runs it in many
-//! interleavings, by two kinds of schedules, from seeds that never change.
+//! A scenario is a function that gets a machine with some pCPUs, creates VMs on it and waits for their end. It asserts
+//! what must always hold. A lost wake-up is found because then all pCPUs sleep. [`explore`] runs a scenario in many
+//! interleavings, by two kinds of schedules, from fixed seeds.
 
 mod dirty;
 mod life;
@@ -25,12 +25,12 @@ use crate::vm::creation::Creation;
 use crate::vm::spec::Spec;
 use crate::vm::{self, Vm};
 
-/// What is tried, with so many pCPUs that run vCPUs.
+/// A scenario, with its number of pCPUs that run vCPUs.
 #[derive(Clone, Copy)]
 pub(crate) struct Scenario {
     name: &'static str,
     cpus: usize,
-    /// In how many interleavings.
+    /// The number of interleavings.
     count: usize,
     script: fn(&Simulation),
 }
@@ -47,7 +47,7 @@ fn explore(scenario: Scenario) {
     }
 }
 
-/// Runs a scenario in so many interleavings, half of them of each kind, until it fails. Says how it does.
+/// Runs a scenario in `count` interleavings, half of them of each kind, until it fails. Returns the failure.
 fn find(scenario: Scenario, count: usize) -> Result<(), String> {
     let Scenario { name, cpus, script, .. } = scenario;
     for (schedules, seed) in [(Schedules::Random, RANDOM_SEED), (Schedules::Priorities(CHANGES), PRIORITIES_SEED)] {

@@ -37,7 +37,7 @@ pub(super) const SPINNER: Scenario = Scenario {
     },
 };
 
-/// More vCPUs than pCPUs, all of which spin for each other: none may be left waiting beside an idle pCPU, for good.
+/// More vCPUs than pCPUs, and all of them spin for each other. None may wait for good beside an idle pCPU.
 pub(super) const CROWD: Scenario = Scenario {
     name: "more vCPUs than pCPUs take turns",
     cpus: 2,
@@ -58,7 +58,7 @@ pub(super) const CROWD: Scenario = Scenario {
     },
 };
 
-/// A vCPU is woken by one that goes on without a pause: it runs on the other pCPU, which is idle or about to be.
+/// A vCPU wakes another and keeps running. The woken one runs on the other pCPU, which is idle or about to be.
 pub(super) const BESIDE_SPINNER: Scenario = Scenario {
     name: "a woken vCPU runs beside one that spins",
     cpus: 2,
@@ -81,8 +81,7 @@ pub(super) const BESIDE_SPINNER: Scenario = Scenario {
     },
 };
 
-/// vCPUs that sleep by their timers; one is woken by an interrupt before its timer, which must not wake it again in
-/// vain.
+/// vCPUs that sleep by timers. One is woken by an interrupt before its timer expires; the timer must not wake it again.
 pub(super) const TIMERS: Scenario = Scenario {
     name: "timers wake halted vCPUs",
     cpus: 2,

@@ -1,4 +1,4 @@
-//! Flushes of other vCPUs' TLBs, while those run, wait, and move from pCPU to pCPU.
+//! Flushes of other vCPUs' TLBs, while these run, wait, and move between pCPUs.
 
 use std::vec::Vec;
 
@@ -55,7 +55,7 @@ pub(super) const SIDE_BY_SIDE: Scenario = Scenario {
     script: |simulation| flushed(simulation, TagScheme::Epoch, 1),
 };
 
-/// Everything of everybody, again and again, while the target comes and goes.
+/// Flushes of everything on all vCPUs, again and again, while the target enters and leaves its guest.
 pub(super) const EPOCHS: Scenario = Scenario {
     name: "shootdown by epochs",
     cpus: 2,
@@ -95,7 +95,7 @@ pub(super) const BY_GENERATION: Scenario = Scenario {
     script: |simulation| flushed(simulation, TagScheme::Generation, 2),
 };
 
-/// A target that has not been entered for long, as its pCPU runs the one that flushes.
+/// A target that was not entered for long, because its pCPU runs the vCPU that flushes.
 pub(super) const WAITING_TARGET: Scenario = Scenario {
     name: "shootdown of a target that waits for its pCPU",
     cpus: 1,

@@ -1,7 +1,7 @@
-//! A VM in the making: its memory is taken and zeroed, its kernel loaded, its vCPUs made, a little at a time.
+//! Creation of a VM: takes and zeroes its memory, loads its kernel and makes its vCPUs, in small steps.
 //!
-//! To zero a VM's memory may take longer than neighbours on the same pCPU can wait. So this is done in steps, between
-//! which the pCPU that does it does other things. What is dropped before it is complete gives everything back.
+//! Zeroing a VM's memory may take longer than other vCPUs on the same pCPU can wait. So the pCPU creates a VM in steps
+//! and does other work in between. Dropping an incomplete creation frees everything that it took.
 
 use alloc::boxed::Box;
 use alloc::format;
@@ -31,7 +31,7 @@ use crate::vcpu::Vcpu;
 /// Why there is no VM.
 #[derive(Clone, Debug)]
 pub(crate) struct NotCreated {
-    /// What of its description cannot be had.
+    /// The part of the description that the host cannot provide.
     pub(crate) about: About,
     /// One line for people.
     pub(crate) why: String,
@@ -55,7 +55,7 @@ enum Stage {
     Memory(Box<Assembly>),
     /// The kernel is loaded. vCPUs are made.
     Vcpus { parts: Box<Parts>, vcpus: Vec<Block<Vcpu>> },
-    /// There is nothing left to make, or to give back.
+    /// Nothing is left to make or to free.
     Over,
 }
 
@@ -63,10 +63,10 @@ enum Stage {
 const VCPUS_AT_ONCE: usize = 8;
 
 impl Creation {
-    /// Begins to make VM `number` of this description.
+    /// Begins the creation of VM `number` with this description.
     ///
     /// # Errors
-    /// What of it cannot be had. Nothing was taken then.
+    /// The host cannot provide what the description demands. Nothing was taken then.
     pub(crate) fn begin(number: u32, config: VmConfig) -> Result<Self, NotCreated> {
         Spec::check(&config)?;
         let tags = VmTags::new(&config).map_err(|why| NotCreated::new(About::Tags, why))?;
@@ -81,10 +81,10 @@ impl Creation {
         Ok(Self { number, config, stage: Stage::Memory(Box::new(memory)) })
     }
 
-    /// Makes a little more of it, of what `spec` says; it is the same in each step. Gives the VM when it is complete.
+    /// Does the next step of the creation. `spec` is the same in each step. Returns the VM when it is complete.
     ///
     /// # Errors
-    /// What cannot be had. Everything was given back then.
+    /// The host cannot provide what the description demands. Everything that was taken has been freed.
     pub(crate) fn step(&mut self, spec: Spec<'_>) -> Result<Option<Arc<Vm>>, NotCreated> {
         match &mut self.stage {
             Stage::Memory(assembly) => {
@@ -136,7 +136,7 @@ impl Creation {
         Ok(())
     }
 
-    /// Takes what the VM needs besides memory, and room for its vCPUs.
+    /// Takes what the VM needs besides memory, and makes room for its vCPUs.
     fn prepare(&self, memory: Memory, entry: KernelEntry) -> Result<(Parts, Vec<Block<Vcpu>>), Exhausted> {
         let mut vcpus = Vec::new();
         frames::reserve(&mut vcpus, self.config.vcpus as usize)?;

@@ -72,7 +72,7 @@ pub(crate) struct Vm {
     paused: AtomicBool,
 }
 
-/// What a VM needs besides vCPUs.
+/// Parts of a VM besides its vCPUs.
 struct Parts {
     /// With a kernel in it.
     memory: Memory,
@@ -102,7 +102,7 @@ impl fmt::Write for UpTo {
     }
 }
 
-/// Bytes of the words that tell how a VM ended.
+/// Maximum length in bytes of the text that explains how a VM ended.
 const DETAIL_BYTES: usize = 240;
 
 /// One vCPU of a VM, as run queues and timers hold it.
@@ -150,7 +150,7 @@ pub(crate) fn line_index(line: Line) -> usize {
 pub(crate) const LINES: [Line; 2] = [Line::Console, Line::Agent];
 
 impl Vm {
-    /// Puts a VM together of its vCPUs and of what else it needs. None of them runs yet.
+    /// Builds the VM from its vCPUs and its other parts. No vCPU runs yet.
     fn assemble(number: u32, config: VmConfig, parts: Parts, vcpus: Vec<Block<Vcpu>>) -> Arc<Self> {
         let Parts { memory, serial, room, detail, entry } = parts;
         let vcpu_count = config.vcpus;
@@ -185,7 +185,7 @@ impl Vm {
 
     /// Lets the first vCPU run.
     pub(crate) fn start(&self) {
-        // A start without a start-up message: it only puts the vCPU into a run queue.
+        // A start without a start-up message: this post only puts the vCPU into a run queue.
         self.post(0, Pending::STARTUP);
     }
 
@@ -211,7 +211,7 @@ impl Vm {
         &self.serial[line_index(line)]
     }
 
-    /// Input on a serial port. Returns how many bytes the guest's UART had room for.
+    /// Input on a serial port. Returns the number of bytes that the guest's UART accepted.
     pub(crate) fn type_on(&self, line: Line, bytes: &[u8]) -> usize {
         self.serial(line).receive(bytes, |asserted| platform::serial_interrupt(self, line, asserted))
     }
@@ -250,7 +250,7 @@ impl Vm {
         }
     }
 
-    /// Whether the vCPUs must stay out of their guests.
+    /// Whether the vCPUs must not enter their guests.
     pub(crate) fn is_paused(&self) -> bool {
         self.paused.load(Ordering::SeqCst)
     }
@@ -263,9 +263,9 @@ impl Vm {
     /// Ends the VM: all its vCPUs leave the guest for good. The first reason counts.
     pub(crate) fn stop(&self, reason: StopReason, detail: fmt::Arguments<'_>) {
         self.ending.call_once(|| {
-            // Locked here alone, once, so nobody ever waits for it.
+            // This is the only place that takes the lock, and it runs once, so no pCPU waits for it.
             let mut text = UpTo(core::mem::take(&mut *self.detail.lock()));
-            // What is longer than there is room for is cut.
+            // Text that does not fit is cut.
             let _ = fmt::Write::write_fmt(&mut text, detail);
             Ending { reason, detail: text.0 }
         });
@@ -274,7 +274,7 @@ impl Vm {
         }
     }
 
-    /// A vCPU has left the guest for good. Says whether it was the last one.
+    /// A vCPU has left the guest for good. Returns whether it was the last one.
     pub(crate) fn vcpu_left(&self) -> bool {
         self.alive.fetch_sub(1, Ordering::AcqRel) == 1
     }

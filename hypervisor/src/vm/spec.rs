@@ -1,4 +1,4 @@
-//! What to make a VM of: its description and the bytes of its files, wherever they come from.
+//! The specification of a VM: its description and the contents of its files, from any source.
 
 use abi::control::About;
 use abi::payload::{MAX_VCPUS, Payload, VmConfig};
@@ -10,7 +10,7 @@ use super::creation::NotCreated;
 /// A VM that is wanted.
 #[derive(Clone, Copy)]
 pub(crate) struct Spec<'a> {
-    /// Its description. Where its files are is said by the fields below, not by this one.
+    /// The VM's description. Its file positions are unused: the fields below hold the contents.
     pub(crate) config: &'a VmConfig,
     /// The kernel file, whole.
     pub(crate) kernel: &'a [u8],
@@ -25,11 +25,11 @@ impl<'a> Spec<'a> {
         Self { config, kernel: payload.blob(&config.kernel), initrd }
     }
 
-    /// Whether the numbers of the description are such that a VM can be made of them. The tool sees to that, but a
-    /// description may come from elsewhere.
+    /// Checks that the numbers of the description are possible. The tool checks them too, but a description may come
+    /// from elsewhere.
     ///
     /// # Errors
-    /// The first number that cannot be.
+    /// The first number that is not possible.
     pub(crate) fn check(config: &VmConfig) -> Result<(), NotCreated> {
         let VmConfig { vcpus, memory_bytes, .. } = *config;
         if !(1..=MAX_VCPUS).contains(&vcpus) {

@@ -1,9 +1,9 @@
-//! All VMs of the host: those of the payload, and those that commands have created.
+//! The table of all VMs of the host: those of the payload, and those that commands have created.
 //!
-//! A VM has a number that no other VM of this host ever had or will have; where it stands in the table means nothing.
-//! VMs are added, started, ended and removed at any time. A VM's memory is given back by the pCPU that keeps house,
-//! once the last vCPU has left for good and nobody but the table refers to the VM any more: so what is told to have
-//! ended has given everything back.
+//! A VM's number is unique for the life of the host; its position in the table has no meaning. VMs are added, started,
+//! ended and removed at any time. After the last vCPU has left for good and only the table still refers to the VM, the
+//! first pCPU's housekeeping frees its memory. The end of a VM is reported only after that, so a VM that is reported as
+//! ended holds no resources.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -17,7 +17,7 @@ use log::info;
 use super::{Ending, Vm};
 use crate::sync::{AtomicU32, Mutex, MutexGuard, Ordering, per_host};
 
-/// Most VMs at a time, those that have ended among them. There is room for so many from the start.
+/// Maximum number of VMs at a time, including those that have ended. The table reserves room for all of them at boot.
 const MAX_VMS: usize = 512;
 
 per_host! {
@@ -55,12 +55,12 @@ pub(crate) fn init() {
     table().entries.reserve_exact(MAX_VMS);
 }
 
-/// The VMs. Nobody waits for long while it has this.
+/// Locks the table. Hold the lock only for short work.
 pub(crate) fn table() -> MutexGuard<'static, Table> {
     TABLE.lock()
 }
 
-/// A number for a VM that is about to be created.
+/// Allocates a number for a VM that is about to be created.
 pub(crate) fn new_number() -> u32 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
@@ -133,20 +133,20 @@ impl Table {
         self.entries.iter().filter_map(|entry| entry.state.alive())
     }
 
-    /// How many VMs there are, whatever they do.
+    /// Number of VMs in the table, in any state.
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// The VMs whose numbers are `first` or above.
+    /// Describes the VMs whose numbers are `first` or above.
     pub(crate) fn infos(&self, first: u32) -> impl Iterator<Item = VmInfo> {
         self.entries.iter().filter(move |entry| entry.number >= first).map(Entry::info)
     }
 
-    /// Counters of vCPUs of a VM, from `first` on and at most `most`.
+    /// Counters of a VM's vCPUs: from `first` on, at most `most` of them.
     ///
     /// # Errors
-    /// When there is no such VM or vCPU, or nothing was kept of it.
+    /// There is no such VM or vCPU, or its counters were not kept.
     pub(crate) fn counters(&self, number: u32, first: u32, most: usize) -> Result<Vec<VcpuCounters>, Refusal> {
         let entry = self.find(number)?;
         let vcpus = entry.config().vcpus as usize;
@@ -164,12 +164,12 @@ impl Table {
         }
     }
 
-    /// A VM whose last vCPU has left for good, and which nobody else refers to: it can be [buried](Self::bury).
+    /// A VM whose last vCPU has left for good, and to which only the table refers: it can be [buried](Self::bury).
     pub(crate) fn over(&self) -> Option<&Arc<Vm>> {
         self.all_alive().find(|vm| vm.is_over() && Arc::strong_count(vm) == 1)
     }
 
-    /// Gives back all that a VM had which is over, and keeps its name and its counters. Says how it ended.
+    /// Frees everything that an ended VM held, except its name and its counters. Returns how it ended.
     pub(crate) fn bury(&mut self, number: u32) -> Option<Ending> {
         let entry = self.entries.iter_mut().find(|entry| entry.number == number)?;
         let vm = entry.state.alive()?;

@@ -1,9 +1,9 @@
-//! The pools of TLB tags that VMs draw from.
+//! Pools of TLB tags. Each VM takes its tags from one pool.
 //!
-//! A machine has one space of tags. VMs may manage theirs in different ways (`tags`, `tag_limit`), so each way has a
-//! pool of its own: a run of tags, which VMs that ask for the same share. A pool is made with its first VM and ends
-//! with its last one; its tags are then free for the next pool, whatever its way. What TLBs still hold under them is
-//! flushed before that pool's first entry on each pCPU.
+//! A machine has one range of tags. VMs may manage their tags in different ways (`tags`, `tag_limit`). VMs with the
+//! same settings share a pool, which is a part of that range. The first VM with such settings creates the pool, and the
+//! last one removes it. Its tags are then free for another pool. TLBs may still hold entries under them, so each pCPU
+//! flushes these entries before its first entry with a tag of the new pool.
 
 use alloc::format;
 use alloc::string::String;
@@ -20,7 +20,7 @@ use crate::cpu::{self, CpuId};
 use crate::exhaustion;
 use crate::sync::{Mutex, per_host};
 
-/// What VMs that share a pool have in common.
+/// The settings that all VMs of a pool have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Kind {
     scheme: TagScheme,
@@ -35,19 +35,19 @@ impl Kind {
     }
 }
 
-/// Most tags in one pool. More vCPUs than that do not fit a host of [`crate::cpu::MAX_CPUS`] pCPUs in any useful way.
+/// Maximum number of tags in one pool. A host of [`crate::cpu::MAX_CPUS`] pCPUs has no use for more vCPUs than that.
 const LARGEST_POOL: u32 = 4095;
-/// Of the tags that the payload's VMs do not ask for by number, one in so many is kept for VMs that come later.
+/// Of the tags that no payload VM reserves with `tag_limit`, one in this many stays free for later VMs.
 const KEPT_PART: u32 = 8;
 
-/// Pools that there is room for without taking more from the heap.
+/// Number of pools that fit without another heap allocation.
 const KINDS: usize = 16;
 
 /// The machine's tags: numbers from 1 on.
 struct Space {
     tags: u32,
     can_flush_one: bool,
-    /// How many tags a pool without a limit gets.
+    /// Number of tags for a pool without a limit.
     share: u32,
     /// Tags from here on were never in a pool.
     untouched: u32,
@@ -60,7 +60,7 @@ per_host! {
         Mutex::new(Space { tags: 0, can_flush_one: false, share: 0, untouched: 1, pools: Vec::new() });
 }
 
-/// A pool, and what each pCPU keeps of it.
+/// A pool, with each pCPU's part of it.
 pub(crate) struct TagPool {
     kind: Kind,
     range: TagRange,
@@ -69,11 +69,11 @@ pub(crate) struct TagPool {
     cpus: Vec<CachePadded<Owned<CpuTags>>>,
 }
 
-/// Learns what the machine has: `tags`, and whether it can flush the entries of one tag. `vms` are those of the
-/// payload; their pools are made with them.
+/// Sets up the pools. `tags` is the machine's number of tags; `can_flush_one` says whether it can flush the entries of
+/// a single tag. `vms` are the payload's VMs, whose pools are created here.
 ///
 /// # Errors
-/// When they ask for more tags than there are.
+/// The VMs ask for more tags than there are.
 pub(crate) fn init(vms: &[VmConfig], tags: u32, can_flush_one: bool) -> Result<(), String> {
     let mut kinds: Vec<Kind> = Vec::new();
     for kind in vms.iter().map(Kind::of) {
@@ -138,8 +138,8 @@ impl Space {
         Ok(pool)
     }
 
-    /// Tags for a new pool: the first run of free ones that is long enough. Without a limit, the longest there is, up
-    /// to the share.
+    /// Finds tags for a new pool: the first free range that is long enough. Without a limit it takes the longest free
+    /// range, up to the share.
     fn find(&self, kind: Kind) -> Result<TagRange, String> {
         let mut taken: Vec<_> = self.pools.iter().filter_map(Weak::upgrade).map(|pool| pool.range).collect();
         taken.sort_unstable_by_key(|range| range.first());
@@ -158,23 +158,23 @@ impl Space {
 }
 
 impl TagPool {
-    /// The scheme by which its tags are handed out.
+    /// The pool's scheme of tags.
     #[inline]
     pub(crate) fn scheme(&self) -> Scheme {
         self.pool.scheme()
     }
 
-    /// What the pCPU of this number, which is the one that asks, keeps of the pool.
+    /// This pCPU's part of the pool. `cpu` must be the calling pCPU.
     ///
     /// # Panics
-    /// When the machine has no such pCPU.
+    /// The machine has no such pCPU.
     #[inline]
     pub(crate) fn on(&self, cpu: CpuId) -> OwnerGuard<'_, CpuTags> {
         self.cpus[cpu.index()].run()
     }
 }
 
-/// What a VM has of its pool.
+/// A VM's part of its pool.
 pub(crate) struct VmTags {
     pool: Arc<TagPool>,
     own: tags::VmTags,

@@ -1,4 +1,4 @@
-//! What others leave for a vCPU: interrupts, which are all alike, and a start.
+//! Events that other pCPUs leave for a vCPU: interrupts, which are all alike, and a start.
 
 use sched::Pending;
 
@@ -7,7 +7,7 @@ use crate::sync::{AtomicBool, Ordering};
 use crate::vcpu::run::Running;
 use crate::vm::Vm;
 
-/// What others left.
+/// Events for a vCPU.
 pub(crate) struct Posted {
     has_interrupt: AtomicBool,
     has_start: AtomicBool,
@@ -18,12 +18,12 @@ impl Posted {
         Self { has_interrupt: AtomicBool::new(false), has_start: AtomicBool::new(false) }
     }
 
-    /// An interrupt is left; then [`Pending::INTERRUPT`] is to be posted.
+    /// Leaves an interrupt. The caller posts [`Pending::INTERRUPT`] next.
     pub(crate) fn interrupt(&self) {
         self.has_interrupt.store(true, Ordering::SeqCst);
     }
 
-    /// A start is left; then [`Pending::STARTUP`] is to be posted.
+    /// Leaves a start. The caller posts [`Pending::STARTUP`] next.
     pub(super) fn start(&self) {
         self.has_start.store(true, Ordering::SeqCst);
     }
@@ -41,7 +41,7 @@ pub(crate) fn send_fixed(vm: &Vm, _: u8, ids: impl IntoIterator<Item = u32>) {
 /// There is nothing to prepare.
 pub(crate) fn prepare(_: &mut Running<'_>) {}
 
-/// The owner takes over what `work` announced.
+/// The owner takes over the events that `work` announces.
 pub(crate) fn take_posted(vcpu: &mut ArchVcpu, posted: &Posted, work: Pending) {
     if work.contains(Pending::STARTUP) && posted.has_start.swap(false, Ordering::SeqCst) {
         vcpu.start();

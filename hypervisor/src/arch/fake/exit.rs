@@ -1,4 +1,4 @@
-//! Why a guest was left, and what is done about it.
+//! Exits of the fake machine and their handling.
 
 use abi::control::{Line, StopReason};
 use abi::counters::ExitReason;

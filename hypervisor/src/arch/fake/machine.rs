@@ -1,11 +1,11 @@
-//! The hardware: pCPUs that sleep and are kicked, one clock, and TLBs that forget nothing by themselves.
+//! The hardware: pCPUs that sleep and can be kicked, one clock, and TLBs that drop no entry by themselves.
 //!
-//! A pCPU is a thread. It finds the machine, and its own number, in the number that each thread has for itself
-//! ([`Context`]). pCPU 0 runs the test's script, and no vCPUs.
+//! Each pCPU is a thread. A thread-local number ([`Context`]) tells it its machine and its own number. pCPU 0 runs the
+//! test's script and no vCPUs.
 //!
-//! Time passes as pCPUs look at the clock and as guests execute instructions. When all pCPUs sleep, it jumps to the
-//! next deadline of a pCPU's timer, but never as far as the tick at which each pCPU looks around in any case: a wake-up
-//! that is lost must not be found by that.
+//! Time advances when pCPUs read the clock and when guests execute instructions. When all pCPUs sleep, the clock jumps
+//! to the next deadline of a pCPU's timer, but never as far as the periodic tick of the scheduler. Otherwise that tick
+//! would hide a lost wake-up.
 
 use core::any::Any;
 use core::ops::Deref;
@@ -28,7 +28,7 @@ use crate::cpu::{self, PerCpu, scheduler};
 
 /// Ticks in a second.
 pub(super) const HZ: u64 = 1_000_000_000;
-/// The clock never jumps as far as this: 100 times a second each pCPU looks around.
+/// The clock never jumps this far: 100 times per second each pCPU checks its run queue anyway.
 const LONGEST_JUMP: u64 = HZ / 200;
 /// RAM that all simulated machines of a process share.
 const RAM_BYTES: usize = 1 << 30;
@@ -41,22 +41,23 @@ pub(crate) struct Machine {
     clock: AtomicU64,
     is_over: AtomicBool,
     hardware: Mutex<Hardware>,
-    /// What there is once per host.
+    /// The statics of this host.
     globals: Mutex<Vec<(usize, Box<dyn Any + Send + Sync>)>>,
 }
 
 const _: () = assert!(align_of::<Machine>() >= MOST_CPUS);
 
-/// What pCPUs, TLBs and wires hold at one moment.
+/// The state of pCPUs, TLBs and wires at one moment.
 pub(super) struct Hardware {
     pub(super) cpus: Vec<Cpu>,
-    /// Translations of guests' own addresses: of which VM they are, and to what they lead.
+    /// Translations of guests' own addresses: the VM, and the target.
     pub(super) virtual_tlbs: hw_model::Machine<(u64, u64)>,
     /// Translations of guest physical pages.
     pub(super) physical_tlbs: hw_model::Machine<Leaf>,
-    /// What a page of a vCPU leads to, at least: what came before was flushed, and that was acknowledged.
+    /// The oldest target that a page of a vCPU may still lead to: older ones were flushed, and the flush was
+    /// acknowledged.
     pub(super) flushed: BTreeMap<(u64, u32, u64), u64>,
-    /// What vCPUs of VMs execute.
+    /// The programs of the VMs' vCPUs.
     pub(super) programs: BTreeMap<String, Vec<Arc<[Op]>>>,
     /// Bytes on the control port's wire: to the host, and from it.
     pub(super) to_host: VecDeque<u8>,
@@ -110,7 +111,7 @@ fn become_cpu(machine: &Machine, number: usize) {
     Context::set(core::ptr::from_ref(machine) as usize | number);
 }
 
-/// What there is once per host. Outside of a simulated machine nothing asks for it.
+/// A static that exists once per host. It is used only inside a simulated machine.
 pub(crate) struct PerHost<T>(fn() -> T);
 
 impl<T> PerHost<T> {
@@ -131,13 +132,13 @@ impl<T: Any + Send + Sync> Deref for PerHost<T> {
             globals.len() - 1
         });
         let value: *const T = globals[at].1.downcast_ref::<T>().expect("each key has one type");
-        // SAFETY: boxes stay where they are until the machine is dropped, when none of its threads uses anything of it.
+        // SAFETY: boxes do not move until the machine is dropped, and then none of its threads uses them any more.
         unsafe { &*value }
     }
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A thread that panics ends the test, and others may still say what they saw.
+    // A thread that panics ends the test. The others may still report what they saw.
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
@@ -160,7 +161,7 @@ impl Machine {
         }
     }
 
-    /// The hardware, held still. Whoever has it comes to no scheduling point.
+    /// Locks the hardware. The holder reaches no scheduling point.
     pub(super) fn hardware(&self) -> MutexGuard<'_, Hardware> {
         locked(&self.hardware)
     }
@@ -234,7 +235,7 @@ impl Machine {
         !goes_on
     }
 
-    /// Wakes pCPUs whose timers are due.
+    /// Wakes pCPUs whose timers have expired.
     pub(super) fn wake_due(&self) {
         let now = self.clock.load(Ordering::Relaxed);
         let is_due = |cpu: &Cpu| cpu.is_asleep && cpu.deadline.is_some_and(|deadline| deadline <= now);
@@ -273,13 +274,13 @@ impl Cpu {
     }
 }
 
-/// A machine at work, in the hands of the test's script.
+/// A running machine, controlled by the test's script.
 pub(crate) struct Simulation {
     machine: &'static Machine,
     threads: Vec<Thread>,
 }
 
-/// Runs `script` on pCPU 0 of a machine of which so many more pCPUs run vCPUs. Returns when it has been turned off.
+/// Runs `script` on pCPU 0 of a machine with `cpus` more pCPUs, which run vCPUs. Returns after the machine is off.
 pub(crate) fn run(cpus: usize, script: impl FnOnce(&Simulation)) {
     fill_pool();
     // Stays for good if the script panics: threads may still be in it.
@@ -307,7 +308,7 @@ pub(crate) fn run(cpus: usize, script: impl FnOnce(&Simulation)) {
 }
 
 impl Simulation {
-    /// What vCPUs of the VM with this name execute.
+    /// Sets the programs of the vCPUs of the VM with this name.
     pub(crate) fn load(&self, vm: &str, programs: impl IntoIterator<Item = Vec<Op>>) {
         let programs = programs.into_iter().map(Arc::from).collect();
         self.machine.hardware().programs.insert(vm.into(), programs);
@@ -336,7 +337,7 @@ impl Simulation {
         self.machine.hardware().to_host.extend(bytes);
     }
 
-    /// What the host has sent on its control port.
+    /// The bytes that the host has sent on its control port.
     pub(crate) fn received(&self) -> Vec<u8> {
         core::mem::take(&mut self.machine.hardware().from_host)
     }
@@ -362,15 +363,15 @@ fn fill_pool() {
     });
 }
 
-/// Where host memory is in the hypervisor's addresses: where it is.
+/// The hypervisor's address of host memory: the same.
 pub(super) const fn direct_map(hpa: Hpa) -> Hva {
     Hva(hpa.0)
 }
 
 /// A word of host memory.
 pub(super) fn word(hpa: u64) -> &'static AtomicU64 {
-    // SAFETY: walks lead here: from the root of a VM's tables through entries that name tables or frames of that VM,
-    // which stay for as long as one of its vCPUs runs. All of them are reached by atomic or volatile accesses only.
+    // SAFETY: walks lead here: from the root of a VM's tables through entries that name tables or frames of that VM.
+    // These exist as long as one of its vCPUs runs. All accesses to them are atomic or volatile.
     unsafe { &*(hpa as *const AtomicU64) }
 }
 

@@ -1,12 +1,12 @@
-//! A machine that is not there: the core's unit tests run on it, on any computer.
+//! A simulated machine: the core's unit tests run on it, on any computer.
 //!
-//! Its pCPUs are threads, its RAM is the process's, its TLBs are `hw_model`'s, which keep every entry until it is
-//! flushed. It is made after SVM: each vCPU has a tag of its own, a guest flushes other vCPUs by hypercall, nested
-//! pages are walked by the hardware, and interrupts are held off from the test for pending work until the guest runs. A
-//! vCPU executes a list of [`Op`](program::Op)s.
+//! Its pCPUs are threads, its RAM is the process's, and its TLBs are `hw_model`'s, which keep every entry until it is
+//! flushed. It resembles SVM: each vCPU has its own tag, a guest flushes other vCPUs by hypercall, the hardware walks
+//! nested pages, and interrupts are deferred from the test for pending work until the guest runs. A vCPU executes a
+//! list of [`Op`](program::Op)s.
 //!
-//! [`run`](machine::run) makes such a machine and turns it off again. In [`interleave::explore`] its pCPUs take turns
-//! as a seed has it; elsewhere they are threads of the operating system.
+//! [`run`](machine::run) creates such a machine and turns it off again. In [`interleave::explore`] a seed decides which
+//! pCPU takes the next step; elsewhere the pCPUs are threads of the operating system.
 
 #![expect(unsafe_code, reason = "guest memory and tables are raw memory, as on any machine")]
 
@@ -31,7 +31,7 @@ pub(crate) mod percpu {
     use crate::cpu::PerCpu;
     use crate::layout::OwnPages;
 
-    /// What a pCPU has of its own beside the core's: nothing.
+    /// A pCPU's own data besides the core's: nothing.
     #[lay_out]
     pub(crate) struct ArchPerCpu {
         #[layout(frozen)]
@@ -181,7 +181,7 @@ pub(crate) mod power {
     }
 }
 
-/// What the machine offers for guests.
+/// Features of the machine for guests.
 pub(crate) mod hwvirt {
     use alloc::string::String;
     use alloc::vec::Vec;
@@ -271,7 +271,7 @@ pub(crate) mod irq_mask {
     pub(crate) fn stop_deferring() {}
 }
 
-/// What vCPUs of a VM share: nothing.
+/// Shared devices of a VM's vCPUs: none.
 pub(crate) mod platform {
     use abi::control::Line;
     use abi::payload::VmConfig;
@@ -320,7 +320,7 @@ pub(crate) mod loader {
     }
 }
 
-/// What changes of stage 2 owe: as with SVM, a flush of all of the VM's vCPUs.
+/// The flush that a change of stage 2 requires: of all vCPUs of the VM, as with SVM.
 pub(crate) mod tlb {
     use alloc::string::String;
 
@@ -357,7 +357,7 @@ pub(crate) mod format {
     }
 }
 
-/// Instructions that are emulated: none.
+/// Emulated instructions: none.
 pub(crate) mod emulate {
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub(crate) enum Decoded {}
@@ -377,7 +377,7 @@ pub(crate) mod emulate {
     }
 }
 
-/// What guests are told of the processor.
+/// The processor's features for guests.
 pub(crate) mod cpuid {
     use addr::Gpa;
 

@@ -1,4 +1,4 @@
-//! What a vCPU of the fake machine executes: a list of instructions, one after the other.
+//! The program of a vCPU of the fake machine: a list of instructions.
 
 /// An instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -9,7 +9,7 @@ pub(crate) enum Op {
     Await(u64, u64),
     /// As above, so quickly that nearly no time passes.
     Poll(u64, u64),
-    /// Waits, halted, until a word has this value: whoever writes it sends an interrupt next.
+    /// Halts until a word has this value. The writer of the word sends an interrupt next.
     Sleep(u64, u64),
     /// A word has this value, or the test fails.
     Expect(u64, u64),
@@ -17,19 +17,19 @@ pub(crate) enum Op {
     Map(u64, u64),
     /// Uses a page by the guest's own page tables, and so brings it into the TLB.
     Touch(u64),
-    /// Has vCPUs, by a mask, flush a page, or everything without one.
+    /// Flushes a page, or everything if none is given, on the vCPUs in the mask.
     Flush(u64, Option<u64>),
     /// Sends an interrupt to a vCPU.
     Interrupt(u32),
     /// Starts a vCPU that waits for that.
     Start(u32),
-    /// Halts until an interrupt comes.
+    /// Halts until the next interrupt.
     Halt,
-    /// Sets the vCPU's timer, which interrupts after so many ticks.
+    /// Sets the vCPU's timer, which interrupts after this number of ticks.
     Timer(u64),
-    /// Computes for so many ticks.
+    /// Computes for this number of ticks.
     Work(u64),
-    /// Tells the hypervisor that it only spins.
+    /// Tells the hypervisor that the guest spins.
     Yield,
     /// Writes a byte to the console.
     Print(u8),

@@ -1,4 +1,4 @@
-//! A vCPU: its place in its program, its interrupts, its timer, and the hardware that executes an instruction.
+//! A vCPU: its position in its program, its interrupts, its timer, and the execution of an instruction.
 
 use core::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -34,13 +34,13 @@ pub(crate) struct ArchVcpu {
     has_rung: bool,
     /// Why the guest was left.
     pub(super) exit: Exit,
-    /// A flush has been asked for: which vCPUs' pages lead to what, at least, once the guest runs again.
+    /// An unfinished flush: the oldest target that the named pages of vCPUs may lead to once the guest runs again.
     acknowledges: Vec<(u32, u64, u64)>,
     left_at: u64,
     tags: VcpuTags,
 }
 
-/// What a vCPU does.
+/// Activity of a vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Activity {
     Active,
@@ -53,7 +53,7 @@ enum Activity {
 
 /// Ticks that an instruction takes.
 const INSTRUCTION: u64 = 100;
-/// Ticks that a look at a word takes that somebody else is to change: a tick of the host is over soon.
+/// Ticks for one look at a word that another vCPU will change. With this value the host's next tick comes soon.
 const SPIN: u64 = 100_000;
 
 const PRESENT: u64 = 1;
@@ -154,7 +154,7 @@ impl ArchVcpu {
         self.left_at = clock::now();
     }
 
-    /// Executes an instruction. One that leaves the guest and is not to be executed again is behind the guest then.
+    /// Executes an instruction. After an exit that does not repeat the instruction, the program counter is behind it.
     fn step(&mut self) -> Result<(), Exit> {
         let op = self.program.get(self.at).copied().unwrap_or(Op::Stop);
         match op {
@@ -215,7 +215,7 @@ impl ArchVcpu {
         exit
     }
 
-    /// Translates a page by the guest's own tables, as the TLB has them or as they are, and remembers that.
+    /// Translates a page by the guest's own tables. Asserts that no TLB entry leads to a flushed target.
     fn touch(&self, page: u64) -> Result<(), Exit> {
         let now = self.access(PAGE_TABLE + 8 * page, false)?.load(Ordering::SeqCst);
         let mut hardware = machine().hardware();
@@ -233,7 +233,7 @@ impl ArchVcpu {
         Ok(())
     }
 
-    /// A word of guest memory. A write goes by whatever a TLB holds that lets it go unnoticed.
+    /// Accesses a word of guest memory. A write uses any TLB entry that would let it go unnoticed.
     fn access(&self, gpa: u64, is_write: bool) -> Result<&'static core::sync::atomic::AtomicU64, Exit> {
         let mut hardware = machine().hardware();
         let (cpu, tag, page) = (number(), model_tag(self.tags.tag()), gpa >> 12);
@@ -247,7 +247,7 @@ impl ArchVcpu {
         Ok(word(leaf.hpa + gpa % 4096))
     }
 
-    /// Walks the nested tables, and records in the leaf what is done.
+    /// Walks the nested tables, and sets the access bits in the leaf.
     fn walk(&self, gpa: u64, is_write: bool) -> Result<Leaf, Exit> {
         let mut table = self.root.0;
         for level in (0..4).rev() {
