@@ -1,40 +1,35 @@
-//! A small random generator (xorshift64*). It repeats from its seed, and is good enough to choose the next action.
+//! Random numbers that repeat from their seed: fastrand's, with a stream for each CPU.
 
-/// The generator's state: one word, never zero.
+use fastrand::Rng;
+
+/// One stream of numbers.
 #[derive(Clone, Debug)]
-pub struct Random(u64);
+pub struct Random(Rng);
 
 impl Random {
     /// A generator for `stream` (a CPU's index, say) of `seed`. Streams of one seed differ from the first number on.
     #[must_use]
     pub fn new(seed: u64, stream: u64) -> Self {
-        // The finisher of splitmix64 spreads neighbouring seeds over the whole range.
-        let mut state = seed ^ stream.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        state = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        state = (state ^ (state >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        Self((state ^ (state >> 31)) | 1)
+        Self(Rng::with_seed(Rng::with_seed(seed).u64(..) ^ stream))
     }
 
     /// The next 64 random bits.
     pub fn bits(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+        self.0.u64(..)
     }
 
     /// A number below `bound`; zero if `bound` is zero.
     pub fn below(&mut self, bound: u64) -> u64 {
-        (self.bits() >> 16).checked_rem(bound).unwrap_or(0)
+        if bound == 0 { 0 } else { self.0.u64(..bound) }
     }
 
     /// An index below `bound`; zero if `bound` is zero.
     pub fn index(&mut self, bound: usize) -> usize {
-        usize::try_from(self.below(bound as u64)).unwrap_or(0)
+        if bound == 0 { 0 } else { self.0.usize(..bound) }
     }
 
     /// The next 32 random bits.
     pub fn bits_u32(&mut self) -> u32 {
-        (self.bits() >> 32) as u32
+        self.0.u32(..)
     }
 }

@@ -345,11 +345,8 @@ mod tests {
     fn random_maps_agree_with_a_model_that_knows_every_unit() {
         const UNITS: u64 = 256;
         const UNIT: u64 = PAGE_BYTES / 4;
-        let mut state = 1u64;
-        let mut below = |limit: u64| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (state >> 33) % limit
-        };
+        let mut rng = fastrand::Rng::with_seed(1);
+        let mut below = |limit: u64| rng.u64(..limit);
         for _ in 0..500 {
             let mut map = MemoryMap::new();
             let mut ram = [false; UNITS as usize];

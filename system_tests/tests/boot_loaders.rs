@@ -266,11 +266,8 @@ fn damaged_boot_informations_end_in_a_message_and_never_in_a_reset() {
     let with = |data: Vec<u8>| BootLoader { data, edits: vec![], registers: Some((MULTIBOOT2, DATA)) };
     refuses(&with(whole.clone()), &[], "ACPI");
 
-    let mut state = 15u64;
-    let mut below = |limit: usize| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        usize::try_from(state >> 33).expect("fits") % limit
-    };
+    let mut rng = fastrand::Rng::with_seed(15);
+    let mut below = |limit: usize| rng.usize(..limit);
     for _ in 0..24 {
         let mut data = whole.clone();
         for _ in 0..1 + below(3) {

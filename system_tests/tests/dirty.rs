@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use abi::control::{Command, Refusal};
 use abi::payload::{DirtyLogging, DirtySource, Split};
+use fastrand::Rng;
 use system_tests::port::Port;
 use system_tests::{Host, measuring_vm, until, vm};
 
@@ -55,22 +56,6 @@ impl Machine {
     }
 }
 
-/// xorshift64*: chooses the next action.
-struct Random(u64);
-
-impl Random {
-    fn bits(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    fn below(&mut self, bound: u64) -> u64 {
-        (self.bits() >> 16) % bound
-    }
-}
-
 fn number(name: &str, by_default: u64) -> u64 {
     std::env::var(name).map_or(by_default, |text| text.parse().unwrap_or_else(|_| panic!("{name} is a number")))
 }
@@ -91,7 +76,7 @@ fn settings() -> Vec<DirtyLogging> {
 /// One VM, its guest scribbling, and what was done to it.
 struct Torture {
     port: Port,
-    random: Random,
+    random: Rng,
     machine: Machine,
     /// The last things done, for a report.
     done: Vec<String>,
@@ -99,14 +84,14 @@ struct Torture {
 
 impl Torture {
     fn any(&mut self, count: usize) -> usize {
-        usize::try_from(self.random.below(count as u64)).unwrap_or(0)
+        usize::try_from(self.random.u64(..count as u64)).unwrap_or(0)
     }
 
     /// Something at random. The log runs, with a mirror.
     fn step(&mut self) {
-        match self.random.below(8) {
+        match self.random.u64(..8) {
             0 | 1 => {
-                let lose = self.random.below(3) == 0;
+                let lose = self.random.u64(..3) == 0;
                 let pages = self.port.round(lose).pages;
                 self.done.push(format!("round, lost: {lose}, {pages} pages"));
             }
@@ -115,13 +100,13 @@ impl Torture {
                 // A copy of a paused VM is correct too.
                 self.port.done(Command::Pause { vm: 0 });
                 self.write_as_a_device();
-                let lose = self.random.below(2) == 0;
+                let lose = self.random.u64(..2) == 0;
                 self.port.round(lose);
                 self.port.done(Command::Resume { vm: 0 });
                 self.done.push(format!("round of a paused VM, lost: {lose}"));
             }
             _ => {
-                let millis = self.random.below(12);
+                let millis = self.random.u64(..12);
                 std::thread::sleep(Duration::from_millis(millis));
                 self.done.push(format!("{millis} ms"));
             }
@@ -130,9 +115,9 @@ impl Torture {
 
     fn write_as_a_device(&mut self) {
         let [from, until] = self.machine.scribbled;
-        let length = 1 + self.random.below(2000);
-        let gpa = from + self.random.below(until - from - length);
-        let bytes = (0..length).map(|_| self.random.bits().to_le_bytes()[2]).collect();
+        let length = 1 + self.random.u64(..2000);
+        let gpa = from + self.random.u64(..until - from - length);
+        let bytes = (0..length).map(|_| self.random.u8(..)).collect();
         self.port.done(Command::Write { vm: 0, gpa, bytes });
         self.done.push(format!("write of {length} bytes to {gpa:#x}"));
     }
@@ -167,7 +152,7 @@ fn nothing_is_lost(machine: Machine) {
     let steps = number("DIRTY_STEPS", 0);
     let seed = number("DIRTY_SEED", 1);
     let host = machine.start(3600, VCPUS, 64, &format!("experiments=scribble seed={seed}"));
-    let mut torture = Torture { port: Port::of(&host), random: Random(seed | 1 << 40), machine, done: Vec::new() };
+    let mut torture = Torture { port: Port::of(&host), random: Rng::with_seed(seed), machine, done: Vec::new() };
     let settings = settings();
     let mut logged = vec![0; settings.len()];
 
@@ -183,7 +168,7 @@ fn nothing_is_lost(machine: Machine) {
         }
         logged[at] += 1;
         for _ in 0..3 {
-            for _ in 0..torture.random.below(8) {
+            for _ in 0..torture.random.u64(..8) {
                 torture.step();
             }
             torture.check();

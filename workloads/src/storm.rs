@@ -10,6 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use fastrand::Rng;
 
 use crate::Verdict;
 use crate::interrupts::{Change, Interrupts};
@@ -106,8 +107,12 @@ impl Shared {
 
     /// One thread's part.
     fn work(&self, index: u32) -> io::Result<Tally> {
-        let mut worker =
-            Worker { shared: self, tally: Tally::new(), random: Random::new(index), stamp: u64::from(index) << 40 };
+        let mut worker = Worker {
+            shared: self,
+            tally: Tally::new(),
+            random: Rng::with_seed(index.into()),
+            stamp: u64::from(index) << 40,
+        };
         let result = worker.run();
         // If one thread fails, the whole run ends.
         if result.is_err() {
@@ -152,7 +157,7 @@ impl Tally {
 struct Worker<'a> {
     shared: &'a Shared,
     tally: Tally,
-    random: Random,
+    random: Rng,
     /// A number that no page of any thread has held before.
     stamp: u64,
 }
@@ -171,20 +176,20 @@ impl Worker<'_> {
 
     /// Uses a region from mapping to unmapping, and reads the detector after each step.
     fn use_a_region(&mut self) -> io::Result<()> {
-        let pages = self.random.below(MOST_PAGES) + 1;
+        let pages = self.random.usize(..MOST_PAGES) + 1;
         let mut region = Region::map(pages)?;
         let mut expected = vec![0; pages];
         self.check(&region, &expected);
         self.fill(&mut region, &mut expected);
 
         // Write-protects a part and makes it writable again. The pages are written again, so the right must be real.
-        let part = self.random.part_of(pages);
+        let part = part_of(&mut self.random, pages);
         self.tally.timed(|| region.protect(part.clone(), Access::Read))?;
         self.check(&region, &expected);
         self.tally.timed(|| region.protect(part, Access::ReadWrite))?;
         self.fill(&mut region, &mut expected);
 
-        let part = self.random.part_of(pages);
+        let part = part_of(&mut self.random, pages);
         self.tally.timed(|| region.discard(part.clone()))?;
         expected[part].fill(0);
         self.check(&region, &expected);
@@ -226,26 +231,10 @@ impl Worker<'_> {
     }
 }
 
-/// Numbers that are varied enough, and the same in each run (xorshift).
-struct Random(u64);
-
-impl Random {
-    fn new(seed: u32) -> Self {
-        Self(u64::from(seed) * 0x9e37_79b9 + 0x1234_5678_9abc_def1)
-    }
-
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        usize::try_from(self.0 % limit as u64).expect("a remainder is below its divisor")
-    }
-
-    /// Some of the pages from 0 to `pages`, at least one.
-    fn part_of(&mut self, pages: usize) -> std::ops::Range<usize> {
-        let start = self.below(pages);
-        start..start + 1 + self.below(pages - start)
-    }
+/// Some of the pages from 0 to `pages`, at least one.
+fn part_of(random: &mut Rng, pages: usize) -> std::ops::Range<usize> {
+    let start = random.usize(..pages);
+    start..start + 1 + random.usize(..pages - start)
 }
 
 #[cfg(test)]
@@ -276,7 +265,7 @@ mod tests {
     #[test]
     fn a_page_that_holds_something_else_is_counted() {
         let shared = Shared::new().expect("memory is there");
-        let mut worker = Worker { shared: &shared, tally: Tally::new(), random: Random::new(0), stamp: 0 };
+        let mut worker = Worker { shared: &shared, tally: Tally::new(), random: Rng::with_seed(0), stamp: 0 };
         let mut region = Region::map(4).expect("memory is there");
         region.set_word(2, 1);
         worker.check(&region, &[0, 0, 0, 0]);
@@ -285,9 +274,9 @@ mod tests {
 
     #[test]
     fn parts_are_never_empty_and_never_too_long() {
-        let mut random = Random::new(7);
+        let mut random = Rng::with_seed(7);
         for pages in (1..=MOST_PAGES).cycle().take(10_000) {
-            let part = random.part_of(pages);
+            let part = part_of(&mut random, pages);
             assert!(part.start < part.end && part.end <= pages);
         }
     }

@@ -1,24 +1,23 @@
 //! Pseudorandom numbers, the same in each run.
 
-/// SplitMix64: a counter, and a function that scatters it.
+use fastrand::Rng;
+
+/// A generator, and the choices that cases are made of.
 #[derive(Clone, Debug)]
-pub(crate) struct Random(u64);
+pub(crate) struct Random(Rng);
 
 impl Random {
     pub(crate) fn new(seed: u64) -> Self {
-        Self(seed)
+        Self(Rng::with_seed(seed))
     }
 
     pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ mixed >> 31
+        self.0.u64(..)
     }
 
-    /// Below `end`, which is small.
+    /// Below `end`.
     pub(crate) fn below(&mut self, end: u64) -> u64 {
-        (self.next() >> 32) % end
+        self.0.u64(..end)
     }
 
     /// True in one of `times` cases.
@@ -27,13 +26,12 @@ impl Random {
     }
 
     pub(crate) fn byte(&mut self) -> u8 {
-        self.next().to_le_bytes()[7]
+        self.0.u8(..)
     }
 
     /// One of `choices`.
     pub(crate) fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
-        let place = usize::try_from(self.below(choices.len() as u64)).expect("an index");
-        choices[place]
+        choices[self.0.usize(..choices.len())]
     }
 
     /// A value at which arithmetic may go wrong, or any.

@@ -296,16 +296,15 @@ proptest! {
 }
 
 /// Random steps without proptest, because finding a mistake takes many lives.
-struct Dice(u64);
+struct Dice(fastrand::Rng);
 
 impl Dice {
-    fn roll(&mut self, sides: u64) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        usize::try_from((self.0 >> 33) % sides).expect("is small")
+    fn roll(&mut self, sides: usize) -> usize {
+        self.0.usize(..sides)
     }
 
     fn step(&mut self) -> Step {
-        let cpu = self.roll(CPUS as u64);
+        let cpu = self.roll(CPUS);
         match self.roll(25) {
             0..8 => Step::Switch { cpu, vm: self.roll(12), vcpu: self.roll(12) },
             8..16 => Step::Enter { cpu, refused: self.roll(4) == 0 },
@@ -322,7 +321,7 @@ impl Dice {
 fn found(scheme: Scheme, mutant: Mutant) -> usize {
     (0..100)
         .filter(|&seed| {
-            let mut dice = Dice(seed);
+            let mut dice = Dice(fastrand::Rng::with_seed(seed));
             let tags = u32::try_from(dice.roll(3)).expect("is small");
             let tags = if scheme == Scheme::Generation { tags + 3 } else { tags + 1 };
             let mut host = Host::new(scheme, tags, mutant);

@@ -1,16 +1,18 @@
 //! The fuzzer's bytes as a source of decisions. When they run out, what follows is pseudorandom, and the same each
 //! time.
 
-use crate::random::{Random, Source};
+use fastrand::Rng;
+
+use crate::random::Source;
 
 pub(crate) struct Input<'a> {
     bytes: &'a [u8],
-    then: Random,
+    then: Rng,
 }
 
 impl<'a> Input<'a> {
     pub(crate) fn new(bytes: &'a [u8]) -> Self {
-        Self { bytes, then: Random(bytes.len() as u64) }
+        Self { bytes, then: Rng::with_seed(bytes.len() as u64) }
     }
 
     /// The next 20 bytes, zero where there are no more.

@@ -34,6 +34,7 @@ mod walker;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use fastrand::Rng;
 use memory::Memory;
 pub use rules::Rules;
 pub use tlb::Invalidate;
@@ -103,7 +104,7 @@ pub struct Walks {
     gone: BTreeMap<(u32, u64), Gone>,
     violations: Vec<Violation>,
     events: Events,
-    random: u64,
+    random: Rng,
     /// It uses cached entries, and old versions of tables, for as long as possible, the oldest first.
     stubborn: bool,
     /// An address that was invalidated recently: a walk now may find what should be gone.
@@ -163,7 +164,7 @@ impl Walks {
             gone: BTreeMap::new(),
             violations: Vec::new(),
             events: Events::default(),
-            random: seed | 1,
+            random: Rng::with_seed(seed),
             stubborn: seed & 2 != 0,
             coveted: None,
         }
@@ -367,10 +368,7 @@ impl Walks {
 
     /// A number below `below`, from the seed.
     pub fn pick(&mut self, below: u64) -> u64 {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        (self.random >> 11) % below
+        self.random.u64(..below)
     }
 
     /// `cpu` acts on all invalidations of `thread`.

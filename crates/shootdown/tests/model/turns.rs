@@ -5,12 +5,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Thread};
 
+use fastrand::Rng;
+
 /// Which thread has the turn, and which are left.
 pub(crate) struct Turns {
     holder: AtomicUsize,
     /// The threads that have begun and not ended.
     threads: Mutex<Vec<(usize, Thread)>>,
-    chance: Mutex<Chance>,
+    chance: Mutex<Rng>,
     steps_left: AtomicU64,
     is_over: AtomicBool,
 }
@@ -20,7 +22,7 @@ impl Turns {
         Self {
             holder: AtomicUsize::new(usize::MAX),
             threads: Mutex::new(Vec::new()),
-            chance: Mutex::new(Chance(seed)),
+            chance: Mutex::new(Rng::with_seed(seed)),
             steps_left: AtomicU64::new(steps),
             is_over: AtomicBool::new(false),
         }
@@ -66,7 +68,7 @@ impl Turns {
 
     /// A number below `end`.
     pub(crate) fn below(&self, end: usize) -> usize {
-        locked(&self.chance).below(end)
+        locked(&self.chance).usize(..end)
     }
 
     fn pass_on(&self) {
@@ -98,20 +100,6 @@ impl Drop for Done<'_> {
         }
         locked(&self.turns.threads).retain(|&(other, _)| other != self.me);
         self.turns.pass_on();
-    }
-}
-
-/// Pseudo-random numbers (SplitMix64).
-struct Chance(u64);
-
-impl Chance {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        let bounded = u128::from(mixed ^ mixed >> 31) * end as u128;
-        usize::try_from(bounded >> 64).expect("below `end`")
     }
 }
 

@@ -1,6 +1,8 @@
 //! Operands in RAM, in a device, and on two pages.
 
-use super::random::{Random, Source};
+use fastrand::Rng;
+
+use super::random::Source;
 use super::{DATA, DEVICE, Guest, RAX, RBX, RCX, Seen, Vec, run_long};
 use crate::{Exception, Outcome, Width};
 
@@ -136,7 +138,7 @@ fn memory_that_cannot_be_written_hands_the_write_to_the_device() {
 
 #[test]
 fn parted_sum_is_the_sum_wherever_the_pages_lie() {
-    let mut source = Random(5);
+    let mut source = Rng::with_seed(5);
     for _ in 0..2000 {
         // add [rbx], rax across the end of the device's page, into RAM or from RAM.
         let ram_first = source.rarely(2);

@@ -1,5 +1,7 @@
 //! Numbers that steer a test: pseudorandom ones here, the fuzzer's bytes in `fuzz/`.
 
+use fastrand::Rng;
+
 /// A supply of numbers.
 pub(crate) trait Source {
     /// The next 64 bits.
@@ -34,14 +36,8 @@ pub(crate) trait Source {
     }
 }
 
-/// A generator of 64 bits of state whose outputs are well mixed (splitmix64).
-pub(crate) struct Random(pub(crate) u64);
-
-impl Source for Random {
+impl Source for Rng {
     fn word(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ mixed >> 31
+        self.u64(..)
     }
 }

@@ -2,7 +2,9 @@
 //!
 //! Used by the tests here and by the fuzzer.
 
-use super::random::{Random, Source};
+use fastrand::Rng;
+
+use super::random::Source;
 use super::std::vec::Vec;
 use super::x86_emulate::{Access, CpuState, Memory, Mode, Stop, Walks, path, translate};
 use addr::Gpa;
@@ -19,7 +21,7 @@ struct Tables(RefCell<Vec<u64>>);
 impl Tables {
     /// Entries that mostly are present and point to other tables; some point to nothing.
     fn arbitrary(source: &mut impl Source) -> Self {
-        let mut random = Random(source.word());
+        let mut random = Rng::with_seed(source.word());
         let small = random.rarely(3);
         let entry = |_| {
             let target = if random.rarely(40) { PAGES } else { random.below(PAGES) } as u64;

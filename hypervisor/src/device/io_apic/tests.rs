@@ -198,13 +198,8 @@ fn pin_that_does_not_exist_is_ignored() {
 /// the guest writes.
 #[test]
 fn asserted_level_is_never_forgotten() {
-    let mut state = 0x1234_5678_9abc_def1_u64;
-    let mut random = move || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        u32::try_from(state >> 32).expect("half")
-    };
+    let mut generator = fastrand::Rng::with_seed(1);
+    let mut random = move || generator.u32(..);
     let mut io_apic = IoApic::new(0);
     let mut asserted = [false; PINS];
     for _ in 0..50_000 {

@@ -1,6 +1,8 @@
 use std::collections::BTreeSet;
 use std::vec::Vec;
 
+use fastrand::Rng;
+
 use super::{Config, Effect, GeneralProtection, LocalApic, Mode, TSC_TICKS_PER_TIMER_TICK};
 use crate::device::interrupt::{Kind, LogicalId, Message, Target, cluster_members};
 
@@ -87,25 +89,6 @@ fn deliver_next(apic: &mut LocalApic) -> Option<u8> {
     let vector = apic.pending()?;
     apic.deliver(vector);
     Some(vector)
-}
-
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    fn below(&mut self, bound: u64) -> u64 {
-        (self.next() >> 11) % bound
-    }
-
-    fn byte(&mut self) -> u8 {
-        self.next().to_be_bytes()[1]
-    }
 }
 
 // --- Priority, nesting, EOI ---
@@ -357,17 +340,17 @@ impl Model {
 #[test]
 fn random_histories_agree_with_sets_of_vectors() {
     for seed in 1..=40 {
-        let mut random = Random(0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(seed));
+        let mut random = Rng::with_seed(seed);
         let mut apic = x2apic();
         let mut model = Model { on: true, ..Model::default() };
         // Few vectors make collisions common.
-        let vectors: Vec<u8> = (0..1 + random.below(12)).map(|_| random.byte()).collect();
+        let vectors: Vec<u8> = (0..1 + random.u64(..12)).map(|_| random.u8(..)).collect();
 
         for _ in 0..4_000 {
-            let any = vectors[usize::try_from(random.below(vectors.len() as u64)).expect("small")];
-            match random.below(16) {
+            let any = vectors[random.usize(..vectors.len())];
+            match random.u64(..16) {
                 0..=3 => {
-                    let level = random.below(4) == 0;
+                    let level = random.u64(..4) == 0;
                     apic.accept(any, level);
                     model.accept(any, level);
                 }
@@ -395,11 +378,11 @@ fn random_histories_agree_with_sets_of_vectors() {
                     assert_eq!(write(&mut apic, EOI, 0), expected);
                 }
                 14 => {
-                    model.tpr = if random.below(2) == 0 { 0 } else { random.byte() };
+                    model.tpr = if random.u64(..2) == 0 { 0 } else { random.u8(..) };
                     set(&mut apic, TPR, model.tpr.into());
                 }
                 _ => {
-                    model.on = random.below(4) != 0;
+                    model.on = random.u64(..4) != 0;
                     set(&mut apic, SVR, if model.on { 0x1ff } else { 0xff });
                 }
             }
@@ -422,14 +405,14 @@ fn random_histories_agree_with_sets_of_vectors() {
 
 #[test]
 fn every_accepted_request_is_delivered_exactly_once() {
-    let mut random = Random(77);
+    let mut random = Rng::with_seed(77);
     let mut apic = x2apic();
     let mut owed = BTreeSet::new();
     for _ in 0..50_000 {
-        let vector = random.byte().max(16);
-        match random.below(4) {
+        let vector = random.u8(..).max(16);
+        match random.u64(..4) {
             0 => {
-                apic.accept(vector, random.below(2) == 0);
+                apic.accept(vector, random.u64(..2) == 0);
                 owed.insert(vector);
             }
             1 => {
@@ -440,7 +423,7 @@ fn every_accepted_request_is_delivered_exactly_once() {
             2 => {
                 let _effect = apic.end_of_interrupt();
             }
-            _ => apic.set_cr8(random.byte() & 7),
+            _ => apic.set_cr8(random.u8(..) & 7),
         }
     }
     apic.set_cr8(0);
@@ -1075,21 +1058,21 @@ fn timer_vector_below_sixteen_is_an_error() {
 #[test]
 fn nothing_that_a_guest_does_panics() {
     for seed in 1..=20 {
-        let mut random = Random(0x2545_f491_4f6c_dd1d_u64.wrapping_mul(seed));
+        let mut random = Rng::with_seed(seed);
         let mut apic = if seed % 2 == 0 { x2apic() } else { xapic() };
         let mut now = 0_u64;
         for _ in 0..20_000 {
-            now = match random.below(64) {
-                0 => random.next(),
+            now = match random.u64(..64) {
+                0 => random.u64(..),
                 1 => u64::MAX,
                 2 => 0,
-                _ => now.saturating_add(random.below(1 << 20)),
+                _ => now.saturating_add(random.u64(..1 << 20)),
             };
-            let value = random.next() >> random.below(64);
+            let value = random.u64(..) >> random.u64(..64);
             let [low, high] = super::registers::halves(value);
-            let msr = BASE + u32::try_from(random.below(0x100)).expect("small");
-            let offset = if random.below(2) == 0 { mmio(msr - BASE) } else { u16::from_le_bytes([random.byte(), 0]) };
-            match random.below(16) {
+            let msr = BASE + random.u32(..0x100);
+            let offset = if random.u64(..2) == 0 { mmio(msr - BASE) } else { u16::from_le_bytes([random.u8(..), 0]) };
+            match random.u64(..16) {
                 0..=3 => {
                     let _result = apic.write_msr(msr, value, now);
                 }
@@ -1111,18 +1094,18 @@ fn nothing_that_a_guest_does_panics() {
                     apic.expire(now);
                 }
                 13 => {
-                    apic.accept(random.byte(), value & 1 != 0);
-                    apic.accept_words(&[value, random.next() & random.next(), 0, 1 << random.below(64)]);
+                    apic.accept(random.u8(..), value & 1 != 0);
+                    apic.accept_words(&[value, random.u64(..) & random.u64(..), 0, 1 << random.u64(..64)]);
                 }
                 14 => {
                     deliver_next(&mut apic);
-                    apic.deliver(random.byte());
-                    apic.set_cr8(random.byte());
+                    apic.deliver(random.u8(..));
+                    apic.set_cr8(random.u8(..));
                 }
-                _ if random.below(32) == 0 => apic.init(),
+                _ if random.u64(..32) == 0 => apic.init(),
                 _ => {
                     let base = [DISABLED_BASE, XAPIC_BASE, X2APIC_BASE, value];
-                    let index = usize::try_from(random.below(64)).expect("small");
+                    let index = random.usize(..64);
                     let _result = base.get(index).map(|&base| apic.set_base_msr(base));
                 }
             }

@@ -158,13 +158,12 @@ fn other_counters_read_zero_and_nothing_ends_a_counter_for_ever() {
     let mut pit = Pit::new();
     assert_eq!([0x40, 0x41, 0x43].map(|port| pit.read(port, 5)), [0; 3]);
     // A hostile order of everything, at times that go backwards and to the end.
-    let mut state: u64 = 1;
+    let mut rng = fastrand::Rng::with_seed(1);
     for _ in 0..200_000 {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        let [port, value, time, ..] = (state >> 32).to_le_bytes();
-        let port = [0x40, 0x42, 0x42, 0x43, 0x61][usize::from(port) % 5];
-        let now = [0, 1, u64::MAX, after(value.into()), state][usize::from(time) % 5];
-        if time & 0x80 == 0 {
+        let port = [0x40, 0x42, 0x42, 0x43, 0x61][rng.usize(..5)];
+        let value = rng.u8(..);
+        let now = [0, 1, u64::MAX, after(value.into()), rng.u64(..)][rng.usize(..5)];
+        if rng.bool() {
             pit.write(port, value, now);
         } else {
             let _ = pit.read(port, now);

@@ -3,6 +3,8 @@
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
+use fastrand::Rng;
+
 use super::{FIFO_BYTES, Pl011, RECEIVE_BYTES};
 
 const DR: u16 = 0x00;
@@ -275,20 +277,20 @@ fn loopback_returns_what_is_sent_and_tells_an_overrun_once() {
 
 #[test]
 fn driver_loses_and_forgets_nothing() {
-    let mut random = Random(1);
+    let mut random = Rng::with_seed(1);
     let mut uart = running(RX | RT);
     let (mut output, mut sent, mut input) = (VecDeque::new(), Vec::new(), Vec::new());
     let (mut all_output, mut all_input) = (Vec::new(), Vec::new());
 
     for _ in 0..20_000 {
-        match random.below(4) {
+        match random.u64(..4) {
             0 => {
-                let bytes: Vec<u8> = (0..random.below(60)).map(|_| random.byte()).collect();
+                let bytes: Vec<u8> = (0..random.u64(..60)).map(|_| random.u8(..)).collect();
                 let taken = uart.receive(&bytes);
                 all_input.extend(&bytes[..taken]);
             }
             1 => {
-                let bytes: Vec<u8> = (0..random.below(60)).map(|_| random.byte()).collect();
+                let bytes: Vec<u8> = (0..random.u64(..60)).map(|_| random.u8(..)).collect();
                 all_output.extend(&bytes);
                 output.extend(&bytes);
                 set(&mut uart, IMSC, RX | RT | TX);
@@ -312,13 +314,13 @@ fn driver_loses_and_forgets_nothing() {
 
 #[test]
 fn random_accesses_keep_the_promises_of_the_registers() {
-    let mut random = Random(7);
+    let mut random = Rng::with_seed(7);
     let mut uart = Pl011::new();
     for step in 0..100_000 {
-        let offset = if random.below(8) == 0 { 0xfe0 } else { 0 } + u16::from(random.byte() % 0x50);
-        match random.below(8) {
+        let offset = if random.u64(..8) == 0 { 0xfe0 } else { 0 } + u16::from(random.u8(..) % 0x50);
+        match random.u64(..8) {
             0..4 => {
-                let _sent = uart.write(offset, u32::from_le_bytes([0; 4].map(|_| random.byte())));
+                let _sent = uart.write(offset, random.u32(..));
             }
             4..7 => assert_eq!(uart.read(offset) >> 16, 0),
             _ => {
@@ -333,24 +335,5 @@ fn random_accesses_keep_the_promises_of_the_registers() {
         assert_ne!(ris & (RX | RT), RX | RT, "step {step}: level or timeout");
         let listens = uart.read(CR) & 0x201 == 0x201;
         assert_eq!(ris & (RX | RT) != 0, flags & RXFE == 0 && listens, "step {step}: bytes wait, and it is said");
-    }
-}
-
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    fn below(&mut self, bound: u64) -> u64 {
-        (self.next() >> 11) % bound
-    }
-
-    fn byte(&mut self) -> u8 {
-        self.next().to_be_bytes()[1]
     }
 }

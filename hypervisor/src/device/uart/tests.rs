@@ -3,6 +3,8 @@
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
+use fastrand::Rng;
+
 use super::{FIFO_BYTES, RECEIVE_BYTES, Uart};
 
 const DATA: u16 = 0;
@@ -318,21 +320,21 @@ fn service(uart: &mut Uart, output: &mut VecDeque<u8>, sent: &mut Vec<u8>, input
 
 #[test]
 fn driver_woken_by_edges_loses_and_forgets_nothing() {
-    let mut random = Random(1);
+    let mut random = Rng::with_seed(1);
     let mut uart = running(0x05);
     let (mut output, mut sent, mut input) = (VecDeque::new(), Vec::new(), Vec::new());
     let (mut all_output, mut all_input) = (Vec::new(), Vec::new());
     let mut line = false;
 
     for step in 0..20_000_u32 {
-        match random.below(4) {
+        match random.u64(..4) {
             0 => {
-                let bytes: Vec<u8> = (0..random.below(40)).map(|_| random.byte()).collect();
+                let bytes: Vec<u8> = (0..random.u64(..40)).map(|_| random.u8(..)).collect();
                 let taken = uart.receive(&bytes);
                 all_input.extend(&bytes[..taken]);
             }
             1 => {
-                let bytes: Vec<u8> = (0..random.below(60)).map(|_| random.byte()).collect();
+                let bytes: Vec<u8> = (0..random.u64(..60)).map(|_| random.u8(..)).collect();
                 all_output.extend(&bytes);
                 output.extend(&bytes);
                 if !output.is_empty() {
@@ -364,21 +366,21 @@ fn driver_woken_by_edges_loses_and_forgets_nothing() {
 
 #[test]
 fn random_accesses_keep_the_promises_of_the_registers() {
-    let mut random = Random(7);
+    let mut random = Rng::with_seed(7);
     let mut uart = Uart::new();
     for _ in 0..200_000 {
-        let offset = u16::from(random.byte() % 8);
-        match random.below(8) {
-            0 => uart.set_transmit_room(random.below(2) == 0),
+        let offset = u16::from(random.u8(..) % 8);
+        match random.u64(..8) {
+            0 => uart.set_transmit_room(random.u64(..2) == 0),
             1 => {
-                let bytes: Vec<u8> = (0..random.below(20)).map(|_| random.byte()).collect();
+                let bytes: Vec<u8> = (0..random.u64(..20)).map(|_| random.u8(..)).collect();
                 assert!(uart.receive(&bytes) <= bytes.len());
             }
             2..5 => {
                 let _ = uart.read(offset);
             }
             _ => {
-                let _ = uart.write(offset, random.byte());
+                let _ = uart.write(offset, random.u8(..));
             }
         }
 
@@ -387,21 +389,5 @@ fn random_accesses_keep_the_promises_of_the_registers() {
         let gate = uart.read(MCR) & (MCR_OUT2 | MCR_LOOP) == MCR_OUT2;
         let nothing = uart.read(IIR) & 1 != 0;
         assert_eq!(line, gate && !nothing);
-    }
-}
-
-/// Xorshift: repeatable, and good enough.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % limit
-    }
-
-    fn byte(&mut self) -> u8 {
-        self.below(256).to_le_bytes()[0]
     }
 }

@@ -4,6 +4,8 @@
 use std::collections::BTreeMap;
 use std::vec::Vec;
 
+use fastrand::Rng;
+
 use super::machine::{Machine, TIMER};
 use crate::device::gic::Width;
 
@@ -14,27 +16,8 @@ const EDGE_PPI: u32 = 21;
 /// The first half of each is level-triggered.
 const SPIS: [u32; 8] = [32, 33, 34, 63, 64, 65, 100, 255];
 
-pub(super) struct Random(pub(super) u64);
-
-impl Random {
-    pub(super) fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    pub(super) fn below(&mut self, bound: u32) -> u32 {
-        u32::try_from((self.next() >> 11) % u64::from(bound)).expect("below")
-    }
-
-    fn of<T: Copy>(&mut self, choices: &[T]) -> T {
-        choices[self.below(u32::try_from(choices.len()).expect("few")) as usize]
-    }
-
-    fn chance(&mut self, one_in: u32) -> bool {
-        self.below(one_in) == 0
-    }
+fn of<T: Copy>(random: &mut Rng, choices: &[T]) -> T {
+    choices[random.usize(..choices.len())]
 }
 
 /// Private interrupts have a vCPU, SPIs do not.
@@ -92,7 +75,7 @@ fn key(vcpu: u32, intid: u32) -> Key {
 }
 
 struct World {
-    random: Random,
+    random: Rng,
     machine: Machine,
     model: Model,
     /// First half of the end done: to be deactivated, in any order.
@@ -104,7 +87,7 @@ struct World {
 impl World {
     fn new(seed: u64, lists: usize, splits_end: bool) -> Self {
         let mut world = Self {
-            random: Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
+            random: Rng::with_seed(seed),
             machine: Machine::running(VCPUS, lists),
             model: Model(BTreeMap::new()),
             half_ended: Vec::new(),
@@ -135,7 +118,7 @@ impl World {
 
     /// Not while it is pending or active: which priority counts then is up to the implementation.
     fn set_priority(&mut self, vcpu: u32, intid: u32) {
-        let priority = self.random.of(&[0x20_u8, 0x40, 0x60, 0x80, 0xa0, 0xa0]);
+        let priority = of(&mut self.random, &[0x20_u8, 0x40, 0x60, 0x80, 0xa0, 0xa0]);
         self.model.at(key(vcpu, intid)).priority = priority;
         if intid < 32 {
             self.machine.write_r_wide(vcpu, vcpu, 0x1_0400 + intid, Width::Byte, priority.into());
@@ -145,9 +128,9 @@ impl World {
     }
 
     fn step(&mut self) {
-        let vcpu = self.random.below(VCPUS);
-        let spi = self.random.of(&SPIS);
-        match self.random.below(16) {
+        let vcpu = self.random.u32(..VCPUS);
+        let spi = of(&mut self.random, &SPIS);
+        match self.random.u32(..16) {
             0..2 => self.device(spi),
             2 => self.own_device(vcpu),
             3..5 => self.send(vcpu),
@@ -167,18 +150,18 @@ impl World {
     }
 
     fn any(&mut self, _vcpu: u32) -> u32 {
-        if self.random.chance(2) { self.random.of(&PRIVATE) } else { self.random.of(&SPIS) }
+        if self.random.bool() { of(&mut self.random, &PRIVATE) } else { of(&mut self.random, &SPIS) }
     }
 
     fn device(&mut self, spi: u32) {
-        let asserted = self.random.chance(2);
+        let asserted = self.random.bool();
         self.model.set_line(key(0, spi), asserted);
         self.machine.set_line(spi, asserted);
     }
 
     fn own_device(&mut self, vcpu: u32) {
-        let asserted = self.random.chance(2);
-        let intid = self.random.of(&[LEVEL_PPI, EDGE_PPI, TIMER]);
+        let asserted = self.random.bool();
+        let intid = of(&mut self.random, &[LEVEL_PPI, EDGE_PPI, TIMER]);
         self.model.set_line(key(vcpu, intid), asserted);
         // The owner's devices speak while it is out of the guest.
         self.machine.exit(vcpu);
@@ -191,9 +174,9 @@ impl World {
     }
 
     fn send(&mut self, sender: u32) {
-        let intid = self.random.of(&[0, 1, 2, 15]);
-        let list = self.random.below(8);
-        let to_others = self.random.chance(4);
+        let intid = of(&mut self.random, &[0, 1, 2, 15]);
+        let list = self.random.u32(..8);
+        let to_others = self.random.u32(..4) == 0;
         for target in 0..VCPUS {
             if if to_others { target != sender } else { list >> target & 1 != 0 } {
                 self.model.at((Some(target), intid)).latch = true;
@@ -220,8 +203,8 @@ impl World {
     }
 
     fn end(&mut self, vcpu: u32) {
-        if self.splits_end && !self.half_ended.is_empty() && self.random.chance(2) {
-            let which = self.random.below(u32::try_from(self.half_ended.len()).expect("few"));
+        if self.splits_end && !self.half_ended.is_empty() && self.random.bool() {
+            let which = self.random.u32(..(u32::try_from(self.half_ended.len()).expect("few")));
             let (vcpu, intid) = self.half_ended.swap_remove(which as usize);
             self.machine.deactivate(vcpu, intid);
             self.model.at(key(vcpu, intid)).active = None;
@@ -237,14 +220,14 @@ impl World {
 
     fn enable(&mut self, vcpu: u32) {
         let intid = self.any(vcpu);
-        let enabled = !self.random.chance(3);
+        let enabled = self.random.u32(..3) != 0;
         self.model.at(key(vcpu, intid)).enabled = enabled;
         self.write_bit(vcpu, intid, if enabled { 0x100 } else { 0x180 });
     }
 
     fn set_pending(&mut self, vcpu: u32) {
         let intid = self.any(vcpu);
-        let pending = self.random.chance(2);
+        let pending = self.random.bool();
         // The test decides the line of a linked interrupt then.
         if intid == TIMER {
             return;
@@ -263,14 +246,14 @@ impl World {
     }
 
     fn route(&mut self, vcpu: u32, spi: u32) {
-        let target = self.random.below(VCPUS);
+        let target = self.random.u32(..VCPUS);
         self.model.at(key(0, spi)).target = target;
         self.machine.write_wide(vcpu, 0x6000 + spi * 8, Width::Double, target.into());
     }
 
     /// The registers show the model's state.
     fn compare_registers(&mut self) {
-        let vcpu = self.random.below(VCPUS);
+        let vcpu = self.random.u32(..VCPUS);
         for intid in PRIVATE {
             let model = *self.model.at(key(vcpu, intid));
             let pending = self.machine.read_r(vcpu, 0x1_0200) >> intid & 1 != 0;
@@ -341,17 +324,17 @@ fn late_vcpus_lose_no_edge_and_make_up_none() {
         let edge_spis: Vec<u32> = SPIS.into_iter().skip(1).step_by(2).collect();
         let mut edges: BTreeMap<Key, Edges> = BTreeMap::new();
         for _ in 0..10_000 {
-            let vcpu = world.random.below(VCPUS);
-            let spi = world.random.of(&edge_spis);
-            match world.random.below(8) {
+            let vcpu = world.random.u32(..VCPUS);
+            let spi = of(&mut world.random, &edge_spis);
+            match world.random.u32(..8) {
                 0..2 => {
                     world.machine.set_line(spi, true);
                     world.machine.set_line(spi, false);
                     edges.entry((None, spi)).or_default().come();
                 }
                 2 => {
-                    let intid = world.random.of(&[0, 1, 2, 15]);
-                    let target = world.random.below(VCPUS);
+                    let intid = of(&mut world.random, &[0, 1, 2, 15]);
+                    let target = world.random.u32(..VCPUS);
                     world.machine.cpu(target).posted.raise(intid);
                     edges.entry((Some(target), intid)).or_default().come();
                 }

@@ -1,7 +1,8 @@
 //! Reads and writes of guests: every register that Linux touches, its corner cases, and invalid accesses.
 
+use fastrand::Rng;
+
 use super::machine::Machine;
-use super::model::Random;
 use crate::device::gic::{Read, Width, frame};
 
 const WIDTHS: [Width; 4] = [Width::Byte, Width::Half, Width::Word, Width::Double];
@@ -201,39 +202,39 @@ fn setting_a_level_pending_lasts_until_it_is_acknowledged() {
 
 #[test]
 fn nothing_that_a_guest_writes_breaks_anything() {
-    let mut random = Random(42);
+    let mut random = Rng::with_seed(42);
     let mut machine = Machine::running(3, 2);
     for _ in 0..60_000 {
-        let vcpu = random.below(3);
-        let width = WIDTHS[random.below(4) as usize];
+        let vcpu = random.u32(..3);
+        let width = WIDTHS[random.u32(..4) as usize];
         // Mostly where there are registers, and then mostly where bits mean something.
-        let offset = match random.below(4) {
-            0 => random.below(0x2_0010),
-            1 => 0x6000 + random.below(0x900),
-            _ => random.below(2) * 0x1_0000 + random.below(0xd08) / 4 * 4,
+        let offset = match random.u32(..4) {
+            0 => random.u32(..0x2_0010),
+            1 => 0x6000 + random.u32(..0x900),
+            _ => random.u32(..2) * 0x1_0000 + random.u32(..0xd08) / 4 * 4,
         };
-        let value = random.next() & random.next();
-        match random.below(6) {
+        let value = random.u64(..) & random.u64(..);
+        match random.u32(..6) {
             0 => machine.write_wide(vcpu, offset, width, value),
-            1 => machine.write_r_wide(vcpu, random.below(4), offset, width, value),
+            1 => machine.write_r_wide(vcpu, random.u32(..4), offset, width, value),
             2 => {
                 let _read = machine.read_wide(vcpu, offset, width);
             }
             3 => {
-                let _read = machine.read_r_wide(vcpu, random.below(4), offset, width);
+                let _read = machine.read_r_wide(vcpu, random.u32(..4), offset, width);
             }
-            4 => machine.send(vcpu, random.next()),
-            _ => machine.set_line(random.below(300), value & 1 != 0),
+            4 => machine.send(vcpu, random.u64(..)),
+            _ => machine.set_line(random.u32(..300), value & 1 != 0),
         }
-        if random.below(3) == 0 {
+        if random.u32(..3) == 0 {
             machine.cpu(vcpu).acknowledge();
         }
-        if random.below(3) == 0 {
+        if random.u32(..3) == 0 {
             machine.cpu(vcpu).end();
         }
-        let whose = random.below(3);
-        machine.cpu(whose).timer = random.below(2) == 0;
-        if random.below(20) == 0 {
+        let whose = random.u32(..3);
+        machine.cpu(whose).timer = random.u32(..2) == 0;
+        if random.u32(..20) == 0 {
             machine.settle_all();
         }
     }
