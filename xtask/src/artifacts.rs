@@ -1,4 +1,4 @@
-//! What is built and where it is left.
+//! The built files and their places.
 //!
 //! ```text
 //! target/release/dunlin             the tool

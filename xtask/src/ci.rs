@@ -21,7 +21,7 @@ struct Step {
     what: &'static str,
     /// The step without which this one has no meaning.
     needs: Option<&'static str>,
-    /// What only this command needs from the machine, by the names in `setup.sh`.
+    /// Requirements of this command alone, by their names in `setup.sh`.
     wants: &'static [&'static str],
     action: fn(&Places) -> Result<()>,
 }

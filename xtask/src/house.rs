@@ -94,7 +94,7 @@ const VOCABULARY: [&str; 5] = ["addr", "abi", "x86_defs", "aarch64_defs", "hyper
 /// An algorithm and its macros. For a user they are one crate; the compiler requires a separate crate for macros. They
 /// are `no_std` like all libraries, though they only run inside the compiler.
 const MACROS: (&str, &str) = ("vcpu_layout", "vcpu_layout_derive");
-/// What joins algorithms, where two programs need the same join: the crate, and the algorithms.
+/// Crates that join algorithm crates because two programs need the same join: the crate, and the algorithms.
 const JOINS: [(&str, &[&str]); 1] = [("emulator", &["decode_cache", "x86_emulate"])];
 /// The machine that tests run against: it may use std, and is a dev-dependency only.
 const MODEL: &str = "hw_model";

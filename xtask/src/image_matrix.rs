@@ -57,7 +57,7 @@ struct Started {
     wall: Duration,
 }
 
-/// What is asked for on the command line.
+/// The options of the command line.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Wishes<'a> {
     words: Vec<&'a str>,
@@ -122,8 +122,7 @@ fn chosen(words: &[&str]) -> Result<Vec<Pc>> {
     Ok(pcs)
 }
 
-/// The same PCs, with those first that show the most: each next one has the most pairs of words that none before it
-/// has.
+/// The same PCs, in an order that covers most early: each next PC has the most pairs of words that no earlier one has.
 fn most_different_first(mut pcs: Vec<Pc>) -> Vec<Pc> {
     let mut seen = HashSet::new();
     let mut ordered = Vec::new();
@@ -183,7 +182,7 @@ pub(crate) fn command(places: &Places, rest: &[String]) -> Result<ExitCode> {
     Ok(if all_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Builds what is in the image, and makes it in this folder.
+/// Builds the contents of the image, and creates the image in this folder.
 fn make_image(places: &Places, folder: &Path) -> Result<PathBuf> {
     artifacts::build(places, Wanted::ForDefaultVm)?;
     let image = folder.join("dunlin.iso");
@@ -200,7 +199,7 @@ impl Pc {
         (0..words.len()).flat_map(move |first| (0..first).map(move |second| [words[second], words[first]]))
     }
 
-    /// Starts it, waits until it turns itself off, and says what was not as it should be.
+    /// Starts the PC, waits until it turns itself off, and returns what was wrong.
     fn start(&self, folder: &Path, image: &Path, limit: Duration) -> Result<Started> {
         let [qemu, _, _, firmware, medium] = self.words;
         let program = match qemu {

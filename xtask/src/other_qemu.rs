@@ -100,7 +100,7 @@ fn chosen<'a>(names: &[&'a str]) -> Vec<(Option<&'a str>, &'static [&'static str
     }
 }
 
-/// What a QEMU of this version cannot do.
+/// The tests that cannot pass on a QEMU of this version.
 fn impossible(version: &str) -> impl Iterator<Item = &'static Impossible> {
     let number = version.strip_prefix("QEMU emulator version ").unwrap_or(version).to_string();
     IMPOSSIBLE.iter().filter(move |test| test.versions.iter().any(|version| number.starts_with(version)))

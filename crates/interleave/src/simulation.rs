@@ -189,11 +189,11 @@ pub enum Schedules {
     Priorities(usize),
 }
 
-/// Runs `scenario` in this many interleavings, chosen by `seed`. Returns how many were run.
+/// Runs `scenario` in this many interleavings, chosen by `seed`. Returns the number of runs.
 ///
 /// # Panics
-/// The scenario panics, or waits for ever, in some interleaving. The seed and the number of the first one are printed;
-/// the same call repeats it.
+/// The scenario panics, or waits forever, in some interleaving. The seed and the number of the first such interleaving
+/// are printed; the same call repeats it.
 pub fn explore(
     schedules: Schedules,
     seed: u64,

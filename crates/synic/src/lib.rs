@@ -14,15 +14,16 @@
 //!   EOM (end of message): the hypervisor tries again
 //! ```
 //!
-//! The second look is what keeps a message from being stuck. The guest may free the slot between the first look and the
-//! flag; then it reads the flag too early, and no EOM comes. The hypervisor sees the free slot instead.
+//! The second look prevents a stuck message. The guest may free the slot after the hypervisor's first look and before
+//! the hypervisor sets the flag. Then the guest reads the flag too early, and writes no EOM. The second look finds the
+//! free slot.
 //!
-//! A message that finds its slot occupied waits where it comes from ([`Outbox`]), so nothing is lost, and a slot that
-//! the guest never frees holds up no other SINT.
+//! A message for an occupied slot waits in its sender's [`Outbox`], so no message is lost. A slot that the guest never
+//! frees blocks no other SINT.
 //!
-//! Everything here belongs to the vCPU and is changed by the pCPU that runs it. Only the message page is shared: other
-//! vCPUs of the guest, and its devices, may write to it at any moment. So the page is behind a trait ([`MessagePage`]),
-//! each access may fail, and nothing that is read there is trusted beyond "free or not".
+//! The pCPU that runs the vCPU owns all of this. Only the message page is shared: other vCPUs of the guest, and its
+//! devices, may write to it at any moment. So the page is behind a trait ([`MessagePage`]), each access may fail, and
+//! the code trusts nothing that it reads there except "free or not".
 //!
 //! Sources: TLFS 11 (inter-partition communication), 12.5 and 12.6 (synthetic timers), chapter numbers of version 6.0b.
 

@@ -1,4 +1,4 @@
-//! One message, and how it gets into a slot.
+//! A message, and its delivery into a slot.
 //!
 //! ```text
 //!  byte 0        4      5       8        16                         256
@@ -10,7 +10,7 @@
 
 /// Bytes of a slot (TLFS, HV_MESSAGE).
 pub const MESSAGE_BYTES: usize = 256;
-/// Most bytes of a payload.
+/// Maximum length of a payload in bytes.
 pub const PAYLOAD_BYTES: usize = 240;
 /// Where the payload starts.
 const PAYLOAD: usize = MESSAGE_BYTES - PAYLOAD_BYTES;
@@ -24,7 +24,7 @@ pub struct Absent;
 pub struct Message {
     /// Its type (HV_MESSAGE_TYPE). Zero would say that the slot is free.
     kind: u32,
-    /// Who sent it: a partition or a port. Zero for the hypervisor.
+    /// The sender: a partition or a port; zero for the hypervisor.
     sender: u64,
     payload: [u8; PAYLOAD_BYTES],
     bytes: u8,
@@ -34,7 +34,7 @@ impl Message {
     /// A synthetic timer has expired (HvMessageTimerExpired).
     pub const TIMER_EXPIRED: u32 = 0x8000_0010;
 
-    /// A message of this type. `None` if the type is 0, or the payload longer than [`PAYLOAD_BYTES`].
+    /// A message of this type. `None` if the type is 0 or the payload is longer than [`PAYLOAD_BYTES`].
     #[must_use]
     pub fn new(kind: u32, sender: u64, payload: &[u8]) -> Option<Self> {
         let bytes = u8::try_from(payload.len()).ok()?;
@@ -49,14 +49,14 @@ impl Message {
         self.kind
     }
 
-    /// What it carries.
+    /// The payload.
     #[must_use]
     pub fn payload(&self) -> &[u8] {
         &self.payload[..self.bytes.into()]
     }
 
-    /// The slot as the guest reads it, but for the type, which is written last. `more`: another message waits for the
-    /// slot, so the guest is to tell when it is free.
+    /// The slot as the guest reads it, except for the type, which is written last. `more`: another message waits for
+    /// the slot, so the guest must write EOM after it has freed the slot.
     #[must_use]
     pub fn encode(&self, more: bool) -> [u8; MESSAGE_BYTES] {
         let mut slot = [0; MESSAGE_BYTES];
@@ -90,25 +90,25 @@ pub trait MessagePage {
     fn write(&self, slot: usize, kind: u32, body: &[u8; MESSAGE_BYTES]) -> Result<(), Absent>;
 }
 
-/// What became of a message.
+/// The result of a delivery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Delivery {
     /// It is in its slot.
     Done,
-    /// The slot is occupied. The guest knows that it has to write EOM when it has freed it.
+    /// The slot is occupied. The flag tells the guest to write EOM after it has freed the slot.
     Occupied,
 }
 
-/// Writes `message` into `slot` if that is free, and else asks the guest to tell when it is. `more`: yet another
-/// message waits behind this one.
+/// Writes `message` into `slot` if the slot is free. Otherwise sets the flag that makes the guest write EOM. `more`:
+/// another message waits behind this one.
 ///
 /// # Errors
-/// When the page is not there.
+/// The guest has no memory at the page.
 pub fn deliver(page: &impl MessagePage, slot: usize, message: &Message, more: bool) -> Result<Delivery, Absent> {
     if page.kind(slot)? != 0 {
         page.set_pending(slot)?;
-        // The guest may have freed the slot before it could see the flag. Then it does not tell us.
+        // The guest may have freed the slot before it could see the flag. Then it writes no EOM.
         if page.kind(slot)? != 0 {
             return Ok(Delivery::Occupied);
         }

@@ -1,4 +1,4 @@
-//! The registers of the SynIC: one set for each vCPU.
+//! The registers of the SynIC. Each vCPU has one set.
 
 use hyperv_defs::msr;
 
@@ -42,19 +42,19 @@ impl Sint {
         self.0 & Self::MASKED != 0
     }
 
-    /// Whether its interrupt ends as it is delivered, without an EOI of the guest.
+    /// Auto-EOI: the interrupt ends at its delivery, without an EOI of the guest.
     #[must_use]
     pub const fn is_auto_eoi(self) -> bool {
         self.0 & Self::AUTO_EOI != 0
     }
 
-    /// Whether the guest looks for messages by itself.
+    /// Whether the guest polls for messages.
     #[must_use]
     pub const fn is_polled(self) -> bool {
         self.0 & Self::POLLING != 0
     }
 
-    /// The interrupt of a new message, unless there is none.
+    /// The interrupt for a new message, if any.
     #[must_use]
     pub const fn interrupt(self) -> Option<Interrupt> {
         if self.is_masked() || self.is_polled() {
@@ -109,7 +109,7 @@ impl Synic {
     /// Reads a register.
     ///
     /// # Errors
-    /// When `number` is none of the SynIC's, or one that can only be written.
+    /// `number` is not a register of the SynIC, or is write-only.
     pub fn read(&self, number: u32) -> Result<u64, Refused> {
         Ok(match number {
             msr::SCONTROL => self.control,
@@ -124,10 +124,10 @@ impl Synic {
         })
     }
 
-    /// Writes a register. Messages that wait are to be [pumped](Self::pump) after it: the write may have made room.
+    /// Writes a register. The write may free a slot, so [pump](Self::pump) waiting messages afterwards.
     ///
     /// # Errors
-    /// When `number` is none of the SynIC's, or one that can only be read, or the value is not allowed.
+    /// `number` is not a register of the SynIC, or is read-only, or the value is not allowed.
     pub fn write(&mut self, number: u32, value: u64) -> Result<(), Refused> {
         match number {
             msr::SCONTROL => self.control = value,
@@ -137,7 +137,7 @@ impl Synic {
             msr::EOM => {}
             msr::SINT0..=msr::SINT15 => {
                 let sint = Sint(value);
-                // A masked source may have any vector: 0 is what it is reset to.
+                // A masked source may have any vector; after reset it is 0.
                 if sint.vector() < Sint::FIRST_VECTOR && !sint.is_masked() {
                     return Err(Refused);
                 }
@@ -176,10 +176,10 @@ impl Synic {
         self.sints.get(number).copied()
     }
 
-    /// Delivers the next message for `sint`, if there is one and its slot is free. The interrupt that is returned goes
-    /// to the vCPU's local APIC.
+    /// Delivers the next message for `sint`, if there is one and its slot is free. The caller sends the returned
+    /// interrupt to the vCPU's local APIC.
     ///
-    /// A page that is not there is the guest's loss only for as long as that lasts: the message stays where it is.
+    /// If the guest has no memory at the message page, the message stays in the outbox until it has.
     pub fn pump(&self, sint: usize, page: &impl MessagePage, outbox: &mut impl Outbox) -> Option<Interrupt> {
         let source = self.sint(sint)?;
         let (message, more) = outbox.front(sint)?;

@@ -1,4 +1,4 @@
-//! Corners of registers, slots and timers, and timers against a naive model.
+//! Corner cases of registers, slots and timers, and random sequences of timers against a naive model.
 
 extern crate std;
 
@@ -27,7 +27,7 @@ impl Page {
         self.is_there.then_some(()).ok_or(Absent)
     }
 
-    /// The guest reads and frees a slot. Returns its message, and whether it is to write EOM.
+    /// The guest reads and frees a slot. Returns its message, and whether the guest must write EOM.
     fn take(&self, slot: usize) -> ([u8; MESSAGE_BYTES], bool) {
         let message = self.slots.borrow()[slot];
         self.slots.borrow_mut()[slot][..4].fill(0);
@@ -290,7 +290,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// A guest that frees slots and writes EOM when told to gets each expiry of a timer that expires once, and none
+    /// A guest that frees slots and writes EOM when the flag says so gets each expiry of a one-shot timer, and none
     /// early.
     #[test]
     fn each_expiry_arrives_once_and_not_early(steps in steps()) {

@@ -1,8 +1,8 @@
 //! Synthetic timers: four for each vCPU, on the reference clock of the VM, which counts units of 100 ns.
 //!
-//! A timer expires once, at a moment, or periodically. Its expiry is a message to a SINT, or, in *direct mode*, a
-//! vector of the vCPU's local APIC. A timer whose message has not been delivered does not expire again: of the
-//! expirations in between the guest sees none.
+//! A timer is one-shot or periodic. Its expiry is a message to a SINT or, in *direct mode*, an interrupt vector of the
+//! vCPU's local APIC. A timer with an undelivered message does not expire again; the guest never sees the expirations
+//! in between.
 
 use hyperv_defs::msr;
 
@@ -15,7 +15,7 @@ pub const TIMERS: usize = 4;
 /// The shortest period, in units of 100 ns: 50 µs. A guest that asks for less would do nothing but take interrupts.
 const SHORTEST_PERIOD: u64 = 500;
 
-/// What a timer does (HV_X64_MSR_STIMER_CONFIG_REGISTER).
+/// The configuration of a timer (HV_X64_MSR_STIMER_CONFIG_REGISTER).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TimerConfig(pub u64);
 
@@ -76,11 +76,11 @@ struct Timer {
     count: u64,
     /// When it expires next, while it runs.
     next: Option<u64>,
-    /// It expired at this time, and its message waits to be delivered; and when that began.
+    /// The time of an expiry whose message is undelivered, and the time since when it waits.
     undelivered: Option<(u64, u64)>,
 }
 
-/// What a timer that has expired asks for.
+/// The effect of an expiry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expiry {
     /// This interrupt.
@@ -106,18 +106,18 @@ impl Timers {
     /// Reads a register.
     ///
     /// # Errors
-    /// When `number` is none of the timers'.
+    /// `number` is not a register of the timers.
     pub fn read(&self, number: u32) -> Result<u64, Refused> {
         let (timer, is_count) = place_of(number)?;
         let timer = &self.timers[timer];
         Ok(if is_count { timer.count } else { timer.config.0 })
     }
 
-    /// Writes a register at the reference time `now`. The [deadline](Self::deadline) may be another one after it, and
-    /// may have passed already.
+    /// Writes a register at the reference time `now`. This may change the [deadline](Self::deadline), which may have
+    /// passed already.
     ///
     /// # Errors
-    /// When `number` is none of the timers', or the value has bits that are reserved, or a direct mode's vector belongs
+    /// `number` is not a register of the timers, or the value has reserved bits, or the vector of a direct mode belongs
     /// to exceptions.
     pub fn write(&mut self, number: u32, value: u64, now: u64) -> Result<(), Refused> {
         let (timer, is_count) = place_of(number)?;
@@ -136,7 +136,7 @@ impl Timers {
         self.timers.iter().filter_map(Timer::deadline).min()
     }
 
-    /// Lets one timer expire whose time has come by `now`. To be called until there is none.
+    /// Lets one timer expire whose deadline is `now` or earlier. Call it until it returns `None`.
     pub fn expire(&mut self, now: u64) -> Option<Expiry> {
         let timer = self.timers.iter_mut().find(|timer| timer.deadline().is_some_and(|at| at <= now))?;
         Some(timer.expire(now))
@@ -154,7 +154,7 @@ impl Timer {
         if config.0 & !TimerConfig::KNOWN != 0 || is_vector_bad {
             return Err(Refused);
         }
-        // SINT 0 is the hypervisor's own: a timer cannot send there, and stays off.
+        // SINT 0 belongs to the hypervisor: a timer cannot send there, and stays off.
         let can_run = config.is_direct() || config.sint() != 0;
         self.config = if can_run { config } else { config.with_enabled(false) };
         self.start(now);
@@ -171,7 +171,7 @@ impl Timer {
         self.start(now);
     }
 
-    /// Begins anew, as the registers say. A message of the time before is not delivered any more.
+    /// Restarts the timer from its registers. An undelivered message from before is dropped.
     fn start(&mut self, now: u64) {
         self.undelivered = None;
         self.next = (self.config.is_enabled() && self.count != 0)
@@ -185,7 +185,7 @@ impl Timer {
     fn expire(&mut self, now: u64) -> Expiry {
         let at = self.next.unwrap_or(now);
         self.next = self.config.is_periodic().then(|| {
-            // Expirations that have passed unseen are skipped; the rhythm stays.
+            // Missed expirations are skipped; the period keeps its phase.
             let behind = now.saturating_sub(at) % self.period();
             now.max(at).saturating_add(self.period() - behind)
         });

@@ -32,7 +32,7 @@ impl Page {
         }
     }
 
-    /// What Linux does: reads, frees, looks at the flag, tells. The message it has read, if there was one.
+    /// What Linux does: reads, frees, checks the flag, writes EOM. Returns the message, if there was one.
     fn guest_takes(&self) -> Option<(u32, u64)> {
         let kind = self.kind.load(Ordering::Acquire);
         if kind == 0 {
@@ -77,7 +77,7 @@ fn message(number: u8) -> Message {
 
 type Deliver = fn(&Page, usize, &Message, bool) -> Result<Delivery, Absent>;
 
-/// The hypervisor has two messages for one slot; the guest takes one when it comes, and whenever it was told to look.
+/// The hypervisor has two messages for one slot. The guest takes one per interrupt, and one after each EOM.
 fn two_messages_arrive(deliver: Deliver, type_first: bool) {
     loom::model(move || {
         let page = Arc::new(Page::new(type_first));
@@ -92,9 +92,9 @@ fn two_messages_arrive(deliver: Deliver, type_first: bool) {
         assert_eq!(first_taken, Some((1, 1)), "the first message, whole");
 
         match second {
-            // The guest has it, or finds it when the interrupt comes.
+            // The guest has read it, or finds it at the interrupt.
             Delivery::Done => assert_eq!(second_taken.or_else(|| page.guest_takes()), Some((2, 2)), "whole"),
-            // It was too late for the slot: the guest has told, and the hypervisor tries again.
+            // The slot was still occupied: the guest has written EOM, and the hypervisor tries again.
             Delivery::Occupied => {
                 assert!(page.eom.load(Ordering::SeqCst), "a message is stuck: the guest tells nobody");
                 assert_eq!(deliver(&page, 0, &message(2), false), Ok(Delivery::Done));

@@ -16,7 +16,7 @@ const MODEL: &str = "ryzen";
 /// Instructions per second of the machine's own time. Its TSC and its timers count them, so its behaviour depends
 /// little on the speed of emulation.
 const INSTRUCTIONS_PER_SECOND: u32 = 50_000_000;
-/// A machine that resets without end writes without end.
+/// Maximum size of a log. A machine in a reset loop would write without end.
 const LARGEST_LOG: u64 = 64 << 20;
 /// How often a progress line is printed.
 const PROGRESS: Duration = Duration::from_secs(5);

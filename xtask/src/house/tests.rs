@@ -108,7 +108,7 @@ fn arrows_point_from_binaries_to_algorithms_to_vocabulary() {
     // An algorithm's macros belong to that algorithm, and not the other way round.
     assert_eq!(with("crates/sched/Cargo.toml", "[dependencies]\nvcpu_layout_derive.workspace = true").len(), 1);
     assert_eq!(with("crates/vcpu_layout_derive/Cargo.toml", "[dependencies]\nvcpu_layout.workspace = true").len(), 1);
-    // What joins algorithms joins those alone, and is none to be joined.
+    // Such a crate may use only those algorithm crates, and no other crate may use it as an algorithm.
     let others = "[dependencies]\nx86_emulate.workspace = true\nstage2.workspace = true";
     assert_eq!(with("crates/emulator/Cargo.toml", others), ["crates/emulator/Cargo.toml:3"]);
     assert_eq!(with("crates/stage2/Cargo.toml", "[dependencies]\nemulator.workspace = true").len(), 1);
