@@ -1,4 +1,4 @@
-//! The command line, and the help that teaches it.
+//! The command line and its help texts.
 
 mod all;
 mod bench_dirty;
@@ -25,15 +25,16 @@ const ABOUT: &str = "Runs virtual machines on the Dunlin hypervisor";
 const LONG_ABOUT: &str = "\
 Runs virtual machines on the Dunlin hypervisor and shows what they cost.
 
-Dunlin is a type-1 hypervisor. `dunlin run` starts it in QEMU, hands it the VMs that a TOML file
-describes, and stays until they have ended. `dunlin list`, `host`, `stats`, `top`, `metrics`, `trace`, `create`, `start`,
-`stop`, `destroy`, `pause`, `resume` and `dirty` work from another terminal on hosts that run. Without a word, `dunlin` is `dunlin run`.";
+Dunlin is a type-1 hypervisor. `dunlin run` starts it in QEMU with the VMs of a TOML file, and waits
+until they have ended. These commands control a running host from another terminal: `list`, `host`,
+`stats`, `top`, `metrics`, `trace`, `create`, `start`, `stop`, `destroy`, `pause`, `resume`, `dirty`.
+Without a command, `dunlin` means `dunlin run`.";
 
 const STATUSES: &str = "\
 Exit statuses:
-  0    the VMs ended as they should (with --exec: the command's own status, whatever it is)
+  0    all VMs ended normally (with --exec: the exit status of the command)
   1    the run failed: a VM crashed, the hypervisor stopped, the command never finished
-  2    bad input: nothing was started
+  2    invalid input: nothing was started
   124  the time limit ended the run
   130  Ctrl-C; 143 for SIGTERM";
 
@@ -43,18 +44,18 @@ Examples:
   dunlin run vms/two.toml                 two VMs side by side
   dunlin run --vcpus 16 --exec 'nproc'    one command in a guest; its output, its status
   dunlin run --kernel bzImage --append 'debug' --exec 'dmesg | tail'
-  dunlin run --json > run.json            a fixed script; all that was measured as one object
+  dunlin run --json > run.json            a fixed script; all measurements as one JSON object
   dunlin stats --vm default               exits by reason, in the columns of perf kvm stat
-  dunlin layout                           the hypervisor's own state, by who writes which cache line
-  dunlin top                              the same, live
-  dunlin create vms/guest.toml --start    one more VM on a host that runs
-  dunlin image -o dunlin.iso              a host with its VMs for any PC, from a stick
-  dunlin dirty rate                       pages that the VM writes in a second";
+  dunlin layout                           the hypervisor's data, by writer and cache line
+  dunlin top                              exits and times of the VMs, live
+  dunlin create vms/guest.toml --start    one more VM on a running host
+  dunlin image -o dunlin.iso              a bootable USB stick: a host with its VMs for any PC
+  dunlin dirty rate                       pages that the VM writes per second";
 
 const BENCH_EXAMPLES: &str = "\
 Examples:
-  dunlin bench all                                    everything, about a quarter of an hour
-  dunlin bench exits --check docs/exits.toml          fails when an exit has become longer
+  dunlin bench all                                    everything, about 15 minutes
+  dunlin bench exits --check docs/exits.toml          fails if an exit needs more instructions
   dunlin bench boot --pairs 3
   dunlin bench boot --vcpus 48 --memory 1G --pairs 1 --only dunlin
   dunlin bench soak --seconds 3600
@@ -71,40 +72,43 @@ Examples:
   sum by (vm, reason) (rate(dunlin_vcpu_exits_total[1m]))
   sum by (vm) (rate(dunlin_vcpu_guest_seconds_total[1m]))
 
-There is no password: listen on addresses that only those can reach who may know.";
+There is no password: listen only on addresses that are reachable for trusted users alone.";
 
 const REPORT_HELP: &str = "\
 Examples:
   dunlin report results.jsonl -o report.html
-  dunlin report monday.jsonl tuesday.jsonl     taken together; the page says from which commits
+  dunlin report monday.jsonl tuesday.jsonl     both in one page, which names their commits
 
-Results are what 'dunlin bench all' writes, and '--record FILE' of each 'dunlin bench'. The page is one
-file that needs no network. Lines that cannot be read and experiments that are missing are told there.";
+'dunlin bench all' writes results, and so does each 'dunlin bench' with '--record FILE'. The page is one
+file and needs no network. It lists unreadable lines and missing experiments.";
 
 const TAGS_HELP: &str = "\
-A tag (ASID) tells the TLB entries of one vCPU from those of others. Three schemes hand them out (keys
-`tags` and `tag_limit`, see vms/default.toml); each is run with 63 tags down to one, 8 vCPUs on 2 pCPUs.
+A tag (ASID) distinguishes the TLB entries of one vCPU from those of others. There are three schemes of
+tags (keys `tags` and `tag_limit`, see vms/default.toml). Each runs with 63 tags down to one, with
+8 vCPUs on 2 pCPUs.
 
-What it prints:
-  checks       entries into the guest: each compares the tag it has with what it must be
-  assigned     entries that gave the vCPU another tag
-  new gen.     entries that found no tag left and voided all of their pCPU
+Columns:
+  checks       entries into the guest; each entry checks the vCPU's tag
+  assigned     entries that assigned another tag to the vCPU
+  new gen.     entries that found no free tag, and started a new generation on their pCPU
   own tag      entries that flushed the vCPU's own TLB entries
-  all tags     entries that flushed everything, neighbours' entries too
-Then the instructions of one exit under each scheme, and the same code natively, in cycles, beside
-what was published of Xen. Takes some minutes; `--native` a second.
+  all tags     entries that flushed the TLB entries of all vCPUs
+Then it prints the instructions of one exit under each scheme, and the cycles of the same code on this
+computer, next to published figures of Xen. It takes some minutes; `--native` takes a second.
 
 Examples:
   dunlin bench tags
   dunlin bench tags --native
-  dunlin bench tags --json > tags.jsonl     \"emulated\" says which counts are an emulator's";
+  dunlin bench tags --json > tags.jsonl     \"emulated\" marks counts of an emulator";
 
 const IMAGE_HELP: &str = "\
-The image starts from BIOS and from UEFI (with Secure Boot off), as a CD and as a USB stick:
+The image boots from BIOS and from UEFI (with Secure Boot off), from a CD or a USB stick:
   dd if=dunlin.iso of=/dev/sdX bs=4M conv=fsync
-It writes to no disk of the computer. Messages are on the screen and on the first serial port, 115200 baud. The machine turns off
-when the last VM has ended; where the hypervisor cannot start, it says why and stops.
-With `--arch aarch64` it starts from UEFI on machines that are described by a device tree, and messages are on a PL011 only.
+It does not write to the computer's disks. Messages are on the screen and on the first serial port, at
+115200 baud. The machine powers off when the last VM has ended. If the hypervisor cannot start, it
+prints the reason and stops.
+With `--arch aarch64` the image boots from UEFI on machines with a device tree, and messages are only
+on a PL011.
 
 Examples:
   dunlin image
@@ -112,17 +116,17 @@ Examples:
   qemu-system-x86_64 -machine q35 -cpu max -smp 2 -m 1G -cdrom dunlin.iso -nographic
   dunlin image --arch aarch64 -o dunlin-aarch64.iso
 
-It is made by grub-mkrescue of GRUB (Debian: grub-common, xorriso, mtools; grub-pc-bin and grub-efi-amd64-bin, or
+The tool needs GRUB's grub-mkrescue (Debian: grub-common, xorriso, mtools; grub-pc-bin and grub-efi-amd64-bin, or
 grub-efi-arm64-bin).";
 
 const RUN_HELP: &str = "\
 What it does:
-  On a terminal, one VM without --exec: the guest's console. Ctrl-] leaves and ends the VM.
-  With --exec 'CMD': CMD runs in the guest by `sh`; its output appears here, its status becomes ours.
-  Otherwise: a fixed script (kernel, CPUs, interrupts, errors, a small parallel job) and a summary.
-  A VM with an initrd of your own has its console copied to standard output instead.
+  On a terminal, with one VM and without --exec: shows the guest's console. Ctrl-] ends the VM.
+  With --exec 'CMD': runs CMD in the guest with `sh`, prints its output, and exits with its status.
+  Otherwise: runs a fixed script (kernel, CPUs, interrupts, errors, a small parallel job) and prints a
+  summary. If a VM has your own initrd, its console is copied to standard output instead.
 
-Options that describe a VM apply to every VM of the file.
+Options for VMs apply to every VM of the file.
 
 Examples:
   dunlin run vms/large.toml --vcpus 64 --pcpus 2
@@ -131,15 +135,15 @@ Examples:
   dunlin run --arch aarch64
   dunlin run --qemu-arg=-icount --qemu-arg=shift=0,sleep=off
 
-Keys of a file (vms/default.toml explains each):
+Keys of the file (vms/default.toml explains each):
   [host]   arch, pcpus, memory, accel, time_limit, qemu
   [[vm]]   name, vcpus, memory, kernel, initrd, cmdline, apic, hyperv, flush, tags, tag_limit, decode_cache,
            populate, split, split_rate, dirty_source
 
 Environment:
-  DUNLIN_ASSETS    directory of the hypervisor, the initrd and the kernels;
-                   else `../dunlin`, seen from this program's directory
-  XDG_RUNTIME_DIR  where other tools find a running host; else a directory in /tmp
+  DUNLIN_ASSETS    directory of the hypervisor, the initrd and the kernels
+                   [default: `../dunlin`, relative to this program]
+  XDG_RUNTIME_DIR  directory of the sockets of running hosts [default: a directory in /tmp]
 
 ";
 
@@ -148,24 +152,24 @@ Environment:
 #[command(name = "dunlin", version, max_term_width = 110, about = ABOUT, long_about = LONG_ABOUT, after_help = EXAMPLES,
     after_long_help = format!("{EXAMPLES}\n\n{STATUSES}"))]
 pub(crate) struct Args {
-    /// What to do; without it, `run`.
+    /// The command; without one, `run`.
     #[command(subcommand)]
     pub(crate) verb: Option<Verb>,
 }
 
-/// What to do.
+/// The commands.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
-    /// Start a host and its VMs, stay until they end
+    /// Start a host with its VMs, and wait until they end
     #[command(after_long_help = format!("{RUN_HELP}{STATUSES}"))]
     Run(Box<RunArgs>),
-    /// Write an image that starts a host and its VMs on any PC, or an Arm machine with UEFI, from a stick or a CD
+    /// Write an image (USB stick, CD) that starts a host with its VMs on any PC, or on Arm machines with UEFI
     #[command(after_help = IMAGE_HELP)]
     Image(ImageArgs),
     /// List the VMs of a running host
     #[command(visible_alias = "ls")]
     List(ListArgs),
-    /// Show exits by reason and where time went
+    /// Show exits by reason, and the time spent in them
     Stats(StatsArgs),
     /// Watch a running host (q quits)
     #[command(
@@ -178,30 +182,30 @@ pub(crate) enum Verb {
     /// Create a VM on a running host
     #[command(after_help = CREATE_HELP)]
     Create(CreateArgs),
-    /// Let a VM run that was created
+    /// Start a created VM
     Start(VmArgs),
-    /// End a VM at once, as if its power were cut
+    /// End a VM at once, like pulling its plug
     Stop(VmArgs),
-    /// End a VM if it runs, give all that it had back to the host, and forget it
+    /// End a VM, free its resources and remove it from the list
     Destroy(VmArgs),
-    /// Show what a running host has left: memory, heap, tables, TLB tags
+    /// Show the free resources of a running host: memory, heap, tables, TLB tags
     Host(ListArgs),
     /// Stop a VM's vCPUs until `dunlin resume`
     Pause(WhichArgs),
-    /// Let a paused VM go on
+    /// Continue a paused VM
     Resume(WhichArgs),
-    /// Record which pages a VM writes, and what that costs it
+    /// Record which pages a VM writes, and the cost of recording
     #[command(after_long_help = dirty::HELP)]
     Dirty(DirtyArgs),
-    /// Write down each exit, kick and flush of a running host for a while, as a file that Perfetto opens
+    /// Record each exit, kick and flush of a running host for some time, to a file for Perfetto
     #[command(after_help = TRACE_HELP)]
     Trace(TraceArgs),
-    /// Show how the hypervisor's own state lies in memory, by who writes it
+    /// Show the layout of the hypervisor's data, by writer and cache line
     #[command(after_long_help = layout::HELP)]
     Layout(LayoutArgs),
-    /// Measure (docs/measuring.md); without a word: exits, budget and boot
+    /// Run benchmarks (docs/measuring.md) [default: exits, budget and boot]
     Bench(BenchArgs),
-    /// Make one page of results, beside those of others
+    /// Write a page with results, next to published results of other systems
     #[command(after_help = REPORT_HELP)]
     Report(ReportArgs),
 }
@@ -213,41 +217,41 @@ pub(crate) struct BenchArgs {
     /// Append a record of each result to this file, one line of JSON each (docs/measuring.md)
     #[arg(long, value_name = "FILE", global = true)]
     pub(crate) record: Option<PathBuf>,
-    /// What to measure
+    /// The benchmark
     #[command(subcommand)]
     pub(crate) what: Option<Measurement>,
 }
 
-/// What can be measured.
+/// The benchmarks.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Measurement {
-    /// Count the instructions of each kind of exit, exactly
+    /// Count the exact number of instructions of each kind of exit
     Exits(ExitsArgs),
-    /// Boot to user space, in turn with the same kernel on QEMU alone
+    /// Time a boot to user space, alternating with the same kernel on QEMU alone
     Boot(BootArgs),
-    /// Count the exits of one boot with 2 vCPUs, up to user space
+    /// Count the exits of a boot to user space with 2 vCPUs
     Budget(BudgetArgs),
-    /// Mixed load that the guest checks, for a long time
+    /// Run a mixed load for a long time; the guest checks its results
     Soak(SoakArgs),
-    /// What the tags of TLB entries cost, by scheme and by how many there are
+    /// Measure the cost of TLB tags, by scheme and number of tags
     #[command(after_help = TAGS_HELP)]
     Tags(TagsArgs),
-    /// Shoot down TLBs by IPI and by hypercall: time, exits and instructions of one
+    /// Compare TLB shootdowns by IPI and by hypercall: time, exits and instructions
     #[command(after_long_help = tlb::HELP)]
     Tlb(Box<TlbArgs>),
-    /// What emulated accesses cost, by what is remembered of their instructions
+    /// Measure the cost of emulated accesses, by the kind of instruction cache
     #[command(after_long_help = decode::HELP)]
     Decode(DecodeArgs),
-    /// All of these in a short form, and a page of what they say
+    /// Run all benchmarks in a short form, and write a page with the results
     #[command(after_long_help = all::ALL_HELP)]
     All(AllArgs),
-    /// What differs between two files of results, and whether that means something
+    /// Compare two files of results, and judge which differences are significant
     #[command(after_long_help = all::COMPARE_HELP)]
     Compare(CompareArgs),
-    /// State of two vCPUs side by side, packed as it comes and laid out by who writes it
+    /// Compare data of two vCPUs that is packed in an array with data that is laid out by writer
     #[command(after_long_help = layout::BENCH_HELP)]
     Layout(LayoutBenchArgs),
-    /// What it costs a guest that its writes are logged: speed over time, instructions, tables
+    /// Measure the cost of a dirty log for the guest: speed over time, instructions, tables
     #[command(after_long_help = bench_dirty::HELP)]
     Dirty(Box<DirtyBenchArgs>),
 }
@@ -258,7 +262,7 @@ pub(crate) struct ReportArgs {
     /// Files of results
     #[arg(value_name = "RESULTS", required = true)]
     pub(crate) results: Vec<PathBuf>,
-    /// The page
+    /// File for the page
     #[arg(short, long, value_name = "FILE", default_value = "report.html")]
     pub(crate) output: PathBuf,
 }
@@ -272,7 +276,7 @@ pub(crate) struct ExitsArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
-    /// Fail when a figure is more than 2 % above this file's, or above its target
+    /// Fail if a figure is more than 2 % above its value in this file, or above its target
     #[arg(long, value_name = "FILE")]
     pub(crate) check: Option<PathBuf>,
     /// Write the figures to this file
@@ -292,7 +296,7 @@ pub(crate) struct BootArgs {
     /// Memory of the guest
     #[arg(long, value_name = "SIZE", default_value = "512M")]
     pub(crate) memory: String,
-    /// How often, in turn
+    /// Number of boots of each, alternating
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub(crate) pairs: u32,
     /// Measure only one of the two
@@ -303,7 +307,7 @@ pub(crate) struct BootArgs {
     pub(crate) json: bool,
 }
 
-/// What boots the kernel.
+/// The system that boots the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Contender {
     /// Dunlin, in QEMU
@@ -335,10 +339,10 @@ pub(crate) struct SoakArgs {
     /// Architecture of the host and its guests
     #[arg(long, value_name = "ARCH", default_value = "x86_64")]
     pub(crate) arch: Arch,
-    /// For how long, by the guest's clock
+    /// Duration, by the guest's clock
     #[arg(long, value_name = "N", conflicts_with = "exits")]
     pub(crate) seconds: Option<u32>,
-    /// Until the host has counted so many exits [default: 10000000]
+    /// Run until the host has counted this number of exits [default: 10000000]
     #[arg(long, value_name = "N")]
     pub(crate) exits: Option<u64>,
     /// vCPUs of the guest
@@ -361,12 +365,12 @@ pub(crate) struct TagsArgs {
     /// Only time the code for tags on this computer; no emulator is started
     #[arg(long)]
     pub(crate) native: bool,
-    /// One load and fewer limits, about a minute
+    /// Run one load with fewer limits; about a minute
     #[arg(long, conflicts_with = "native")]
     pub(crate) quick: bool,
 }
 
-/// What starts a PC.
+/// The firmware of a PC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Firmware {
     Bios,
@@ -376,7 +380,7 @@ pub(crate) enum Firmware {
 /// `dunlin run`.
 #[derive(Debug, Default, ClapArgs)]
 pub(crate) struct RunArgs {
-    /// What to run [default: one VM, the text of vms/default.toml]
+    /// File that describes the host and its VMs [default: one VM, as in vms/default.toml]
     #[arg(value_name = "FILE.toml")]
     pub(crate) file: Option<PathBuf>,
 
@@ -392,13 +396,13 @@ pub(crate) struct RunArgs {
     /// Memory, such as 512M
     #[arg(long, value_name = "SIZE", help_heading = "For every VM")]
     pub(crate) memory: Option<String>,
-    /// Kernel command line, in place of the file's
+    /// Kernel command line; replaces that of the file
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true, help_heading = "For every VM")]
     pub(crate) cmdline: Option<String>,
-    /// More kernel command line, after the file's or after --cmdline
+    /// Text to append to the kernel command line
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true, help_heading = "For every VM")]
     pub(crate) append: Option<String>,
-    /// Run CMD in the guest by our initrd, print its output, end with its status
+    /// Run CMD in the guest (with Dunlin's initrd), print its output, exit with its status
     #[arg(long, value_name = "CMD", allow_hyphen_values = true, help_heading = "For every VM")]
     pub(crate) exec: Option<String>,
 
@@ -417,24 +421,24 @@ pub(crate) struct RunArgs {
     /// QEMU to use [default: qemu-system-x86_64 or -aarch64]
     #[arg(long, value_name = "PATH", help_heading = "For the host")]
     pub(crate) qemu: Option<PathBuf>,
-    /// Start as a PC does: this firmware, then GRUB from an image as `dunlin image` makes it [default: QEMU loads the
+    /// Boot as a real PC: this firmware, then GRUB from an image like that of `dunlin image` [default: QEMU loads the
     /// hypervisor]
     #[arg(long, value_name = "bios|uefi", value_enum, help_heading = "For the host")]
     pub(crate) firmware: Option<Firmware>,
-    /// One more argument for QEMU, as it is; may be given several times
+    /// Additional argument for QEMU; may be repeated
     #[arg(long, value_name = "ARG", allow_hyphen_values = true, help_heading = "For the host")]
     pub(crate) qemu_arg: Vec<String>,
 
-    /// Print one JSON object at the end on standard output; everything else goes to standard error
+    /// Print one JSON object at the end; all other output goes to standard error
     #[arg(long, help_heading = "What to show")]
     pub(crate) json: bool,
-    /// Show the hypervisor's log as it comes, on standard error
+    /// Copy the hypervisor's log to standard error
     #[arg(long, help_heading = "What to show")]
     pub(crate) log: bool,
-    /// Print QEMU's command line and start nothing
+    /// Print QEMU's command line, but do not start it
     #[arg(long, help_heading = "What to show")]
     pub(crate) dry_run: bool,
-    /// Show the guests' consoles too, on standard error
+    /// Also copy the guests' consoles to standard error
     #[arg(short, long, help_heading = "What to show")]
     pub(crate) verbose: bool,
 }
@@ -442,19 +446,19 @@ pub(crate) struct RunArgs {
 /// `dunlin image`.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct ImageArgs {
-    /// What to run [default: one VM, the text of vms/default.toml]
+    /// File that describes the host and its VMs [default: one VM, as in vms/default.toml]
     #[arg(value_name = "FILE.toml")]
     pub(crate) file: Option<PathBuf>,
-    /// The image
+    /// File for the image
     #[arg(short, long, value_name = "FILE", default_value = "dunlin.iso")]
     pub(crate) output: PathBuf,
     /// Architecture of the host and its guests: x86_64 or aarch64
     #[arg(long, value_name = "ARCH")]
     pub(crate) arch: Option<String>,
-    /// Run CMD in each guest by our initrd, in place of a script that shows a few facts
+    /// Run CMD in each guest (with Dunlin's initrd) instead of a script that prints a few facts
     #[arg(long, value_name = "CMD", allow_hyphen_values = true)]
     pub(crate) exec: Option<String>,
-    /// Give a shell on each guest's console, in place of that script
+    /// Start a shell on each guest's console instead of that script
     #[arg(long, conflicts_with = "exec")]
     pub(crate) shell: bool,
     /// Number of vCPUs of each VM
@@ -465,10 +469,10 @@ pub(crate) struct ImageArgs {
     pub(crate) memory: Option<String>,
 }
 
-/// Which running host.
+/// The choice of a running host.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct HostArgs {
-    /// Process id of the `dunlin run`, when several run
+    /// Process id of `dunlin run`, if several are running
     #[arg(long, value_name = "PID")]
     pub(crate) host: Option<u32>,
 }
@@ -494,7 +498,7 @@ pub(crate) struct StatsArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
-    /// One line per vCPU too
+    /// Also print a line per vCPU
     #[arg(short, long)]
     pub(crate) verbose: bool,
 }
@@ -507,16 +511,16 @@ pub(crate) struct TopArgs {
     /// Print plain text instead of drawing
     #[arg(short, long)]
     pub(crate) batch: bool,
-    /// Print one picture, of all that was counted so far, and end
+    /// Print the totals since the start once, and exit
     #[arg(long, conflicts_with_all = ["batch", "iterations"])]
     pub(crate) once: bool,
-    /// Print JSON, one line for each picture
+    /// Print JSON, one line per update
     #[arg(long)]
     pub(crate) json: bool,
-    /// End after N pictures
+    /// Exit after N updates
     #[arg(short = 'n', long, value_name = "N")]
     pub(crate) iterations: Option<u64>,
-    /// Time between two pictures
+    /// Time between two updates
     #[arg(short, long, value_name = "TIME", default_value = "1s")]
     pub(crate) delay: String,
 }
@@ -526,10 +530,10 @@ pub(crate) struct TopArgs {
 pub(crate) struct MetricsArgs {
     #[command(flatten)]
     pub(crate) host: HostArgs,
-    /// Where to listen; port 0 is any that is free, and is told on standard error
+    /// Address to listen on; with port 0, a free port is chosen and printed on standard error
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9742")]
     pub(crate) listen: String,
-    /// Print the text once, and listen nowhere
+    /// Print the metrics once, without a server
     #[arg(long, conflicts_with = "listen")]
     pub(crate) once: bool,
 }
@@ -539,35 +543,35 @@ pub(crate) struct MetricsArgs {
 pub(crate) struct TraceArgs {
     #[command(flatten)]
     pub(crate) host: HostArgs,
-    /// For how long; Ctrl-C ends it earlier and keeps what was seen
+    /// Duration; Ctrl-C ends the trace earlier and keeps its events
     #[arg(short, long, value_name = "TIME", default_value = "2s")]
     pub(crate) time: String,
     /// The file to write
     #[arg(short, long, value_name = "FILE", default_value = "trace.json")]
     pub(crate) output: PathBuf,
-    /// Print what was seen as JSON
+    /// Print the summary as JSON
     #[arg(long)]
     pub(crate) json: bool,
 }
 
 const TRACE_HELP: &str = "\
-Open the file at https://ui.perfetto.dev (nothing is sent anywhere) or in chrome://tracing. There is a row for each
-pCPU, with the vCPUs that it ran, and one for each vCPU, with its exits by reason; in between it was in its guest.
-Kicks are marks on the pCPU that sent them. While nobody traces, an exit costs nothing more; while somebody does, the
-host is slower, and events that come faster than they are read are lost and counted.";
+Open the file at https://ui.perfetto.dev (no data leaves the browser) or in chrome://tracing. Each pCPU
+has a row with the vCPUs that it ran. Each vCPU has a row with its exits by reason; between them it was
+in its guest. Kicks are marks on the pCPU that sent them. Without a trace, an exit costs nothing extra.
+During a trace the host is slower. Events that arrive faster than they are read are lost, and counted.";
 
 /// `dunlin create`.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct CreateArgs {
-    /// What to create: each `[[vm]]` of the file
+    /// File whose VMs to create: each `[[vm]]`
     #[arg(value_name = "FILE.toml")]
     pub(crate) file: PathBuf,
     #[command(flatten)]
     pub(crate) host: HostArgs,
-    /// Let it run at once
+    /// Start the VMs at once
     #[arg(long)]
     pub(crate) start: bool,
-    /// Run CMD in the guest by our initrd
+    /// Run CMD in the guest (with Dunlin's initrd)
     #[arg(long, value_name = "CMD", allow_hyphen_values = true)]
     pub(crate) exec: Option<String>,
     /// Print JSON
@@ -576,11 +580,10 @@ pub(crate) struct CreateArgs {
 }
 
 const CREATE_HELP: &str = "\
-The file is one for `dunlin run` (vms/default.toml explains the keys). What it says of [host] is not for the
-host that runs, but an `arch` that it names has to be right. The host needs memory for the VM: give it some
-with the key `memory` of [host] when it is started. A VM that is created does not run yet: `dunlin start`
-lets it, or --start. Of several VMs either all are created, or none. What guests write to their consoles
-appears where `dunlin run` is.
+The file is one for `dunlin run` (vms/default.toml explains the keys). Its [host] section does not change the
+running host, but `arch` must match. The host needs memory for the VM: reserve it with the key `memory` of
+[host] when you start the host. A created VM does not run until `dunlin start`, or at once with --start.
+Either all VMs of the file are created, or none. `dunlin run` shows the guests' consoles.
 
 Examples:
   dunlin create vms/guest.toml

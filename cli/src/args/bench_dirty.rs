@@ -8,25 +8,25 @@ use clap::{Args as ClapArgs, ValueEnum};
 use super::dirty::{source, split};
 
 pub(super) const HELP: &str = "\
-What it costs a VM that its writes are logged, in the worst case: every vCPU writes to one page of its
-memory after the other, as fast as it can, while a dirty log is started, harvested and stopped.
+Measures the cost of a dirty log for a VM in the worst case: every vCPU writes to all pages of its memory
+in turn, at full speed, while a log is started, harvested and stopped.
 
-What the columns say (shares are of the speed before the log was started):
-  worst         the slowest 100 ms while the log ran; in parentheses the slowest 100 ms before it was
-                started: what the emulator and this computer do anyway
-  mean          the whole time in which the log ran
-  recovered     from the start of the log, or from a round, to the next round at 90 % of the speed before
-  after         the last half of the time after the log was stopped
+Columns (speeds are relative to the speed before the log):
+  worst         the slowest 100 ms during the log; in parentheses the slowest 100 ms before it, which
+                the emulator and this computer cause
+  mean          mean speed during the log
+  recovered     time from the start of the log, or from a round, until 90 % of the speed before
+  after         speed in the last half of the time after the log
   faults, splits, broadcasts, local
-                counted for the vCPUs while the log ran: writes that the log stopped, large pages that were
-                split in such faults, flushes of all pCPUs and of the own one; ahead are splits by the host
-  tables        most memory in stage-2 tables
+                counters of the vCPUs during the log: write faults by the log, large pages split in such
+                faults, flushes of all pCPUs and of the local pCPU; `ahead` are splits by the host
+  tables        maximum memory in stage-2 tables
 
-One run has three parts (--part):
+A run has three parts (--part):
   curve         the table above; --picture draws the speed over time
-  instructions  instructions of one fault, counted exactly (QEMU -icount, 1 vCPU)
+  instructions  the exact number of instructions of a fault (QEMU -icount, 1 vCPU)
   sparse        writes to 10 % of the large pages only: tables and splits, adaptive and eager
-and ends with which targets were met.
+Then it prints which targets were met.
 
 Examples:
   dunlin bench dirty                                        some minutes
@@ -40,37 +40,37 @@ pub(crate) struct DirtyBenchArgs {
     /// Architecture of the host: x86_64 or aarch64
     #[arg(long, value_name = "ARCH", default_value = "x86_64", value_parser = ["x86_64", "aarch64"])]
     pub(crate) arch: String,
-    /// Models of QEMU's CPUs, such as max,neoverse-n1 [default: what `dunlin run` uses]
+    /// CPU models of QEMU, such as max,neoverse-n1 [default: the model of `dunlin run`]
     #[arg(long, value_name = "CPU,..", value_delimiter = ',')]
     pub(crate) cpu: Vec<String>,
     /// vCPUs of the guest, such as 1,2,8 [default: 1,2]
     #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=128))]
     pub(crate) vcpus: Vec<u32>,
-    /// Memory that is written [default: 256M]
+    /// Memory to write [default: 256M]
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory: Option<String>,
-    /// When large pages are split [default: adaptive,eager,lazy]
+    /// When to split large pages [default: adaptive,eager,lazy]
     #[arg(long, value_name = "WHEN,..", value_delimiter = ',', value_parser = split)]
     pub(crate) split: Vec<Split>,
-    /// Who records writes [default: hardware,write-protect, but for lazy, which is as it used to be]
+    /// What records writes [default: hardware,write-protect; lazy only with write-protect]
     #[arg(long, value_name = "WHO,..", value_delimiter = ',', value_parser = source)]
     pub(crate) source: Vec<DirtySource>,
-    /// Large pages that eager splits in a second, such as 0,1000; 0 is any number [default: 0]
+    /// Large pages that eager splits per second, such as 0,1000; 0 means no limit [default: 0]
     #[arg(long, value_name = "N,..", value_delimiter = ',')]
     pub(crate) rate: Vec<u32>,
     /// Time between two rounds
     #[arg(long, value_name = "TIME", default_value = "500ms")]
     pub(crate) interval: String,
-    /// Rounds while the log runs
+    /// Number of rounds
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) rounds: u32,
-    /// How often, all settings in turn
+    /// Number of runs of each setting, in turn
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) runs: u32,
     /// 1, 2, 8 and 48 vCPUs, 1 GiB, with and without a rate
     #[arg(long, conflicts_with_all = ["vcpus", "memory", "rate"])]
     pub(crate) full: bool,
-    /// Only these parts [default: all]
+    /// Run only these parts [default: all]
     #[arg(long, value_name = "PART,..", value_delimiter = ',')]
     pub(crate) part: Vec<DirtyPart>,
     /// Draw the speed over time to this file, as SVG

@@ -3,39 +3,39 @@
 use clap::{Args as ClapArgs, ValueEnum};
 
 pub(super) const HELP: &str = "\
-A guest reaches an emulated device by ordinary loads and stores. For each of them the hypervisor
-must find out what the instruction was: fetch it through the guest's page tables, and decode it.
-What it remembers of that is the key `decode_cache` of a VM; this command compares its settings:
+A guest accesses an emulated device with ordinary loads and stores. For each access the hypervisor
+must fetch the instruction through the guest's page tables, and decode it. A cache can save that
+work. This command compares the kinds of cache (key `decode_cache` of a VM):
 
-  off                    nothing
-  write-protect          the instruction at an address, while nobody writes to its page
-  write-protect-tables   the same with page tables protected too, as published of bhyve in 2015
-  bytes                  what certain bytes mean, which nothing that a guest does can make wrong
+  off                    no cache
+  write-protect          instructions by address; a write to the code's page drops them
+  write-protect-tables   the same, with write-protected page tables too, as in bhyve (2015)
+  bytes                  instructions by their bytes; no entry can become wrong
 
-What it prints:
+Parts:
   Loops    the measuring guest accesses registers of its local APIC (as memory: xAPIC) and I/O
-           APIC from 1 to 512 places of code. Instructions of one access, guest and hypervisor,
-           counted exactly (QEMU -icount, 1 vCPU); then ticks of one access without counting,
-           the settings in turn: median (least-greatest)
-  Changes  the guest writes to its code, beside it, or to its page tables, with two vCPUs:
-           what was looked up, known, remembered, and forgotten, and why
-  Native   the emulator's code on this computer, in cycles: fetch, decode, hit, whole emulation,
+           APIC from 1 to 512 instructions. First the exact number of instructions of an access,
+           in guest and hypervisor (QEMU -icount, 1 vCPU); then the ticks of an access without
+           -icount, settings in turn: median (minimum-maximum)
+  Changes  the guest writes to its code, next to it, or to its page tables, with two vCPUs:
+           lookups, hits, insertions and dropped entries
+  Native   cycles of the emulator's code on this computer: fetch, decode, hit, whole emulation,
            on one thread and on two
-and beside it what was published or measured of others, and which targets were met.
+Then it prints published or measured figures of other systems, and which targets were met.
 
-What the columns say:
-  lookups   instructions to emulate         hits      those that were known already
-  inserted  those that were remembered      replaced  those that made room for others
-  code      forgotten because somebody wrote to the page of the code
-  tables    forgotten because somebody wrote to a page table on the way to it
-  walks     forgotten because one of these was walked: nested paging takes a walk for a write
-  faults    stage-2 faults on protected pages: what protection costs whoever writes
+Columns:
+  lookups   instructions to emulate         hits      found in the cache
+  inserted  added to the cache              replaced  removed for other entries
+  code      dropped because of a write to the page of the code
+  tables    dropped because of a write to a page table that leads to the code
+  walks     dropped because of a walk of such a table, which nested paging treats as a write
+  faults    stage-2 faults on protected pages: the cost of protection for writers
   walks done   walks of the guest's page tables by the emulator, to instructions and operands
 
---macro measures Debian's kernel instead, which must use the local APIC as memory: a shell that
-starts programs, and a parallel compile of C sources.
+--macro measures Debian's kernel instead, with the local APIC as memory: a shell that starts
+programs, and a parallel compile of C sources.
 
-The status is 1 when a target was missed, a guest found something wrong, or a run failed.
+The exit status is 1 if a target was missed, a guest found an error, or a run failed.
 
 Examples:
   dunlin bench decode                      about 3 minutes
@@ -47,19 +47,19 @@ Examples:
 /// `dunlin bench decode`.
 #[derive(Clone, Debug, ClapArgs)]
 pub(crate) struct DecodeArgs {
-    /// Only these settings [default: all; with --macro all but write-protect-tables]
+    /// Measure only these settings [default: all; with --macro all but write-protect-tables]
     #[arg(long = "setting", value_name = "NAME,..", value_delimiter = ',')]
     pub(crate) settings: Vec<Setting>,
-    /// Fewer loops, each in fewer rounds
+    /// Run fewer loops, and fewer rounds of each
     #[arg(long)]
     pub(crate) quick: bool,
-    /// Only time the code on this computer; no emulator is started
+    /// Measure only native code on this computer, without an emulator
     #[arg(long, conflicts_with_all = ["debian", "quick", "settings", "rounds"])]
     pub(crate) native: bool,
-    /// Measure Debian's kernel with programs instead
+    /// Measure Debian's kernel with real programs instead
     #[arg(long = "macro", conflicts_with = "quick")]
     pub(crate) debian: bool,
-    /// How often what is timed is repeated, settings in turn [default: 5, with --quick or --macro 3]
+    /// Number of timed rounds, settings in turn [default: 5; 3 with --quick or --macro]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) rounds: Option<u32>,
     /// Print one JSON object per line, as soon as it is known
@@ -67,24 +67,24 @@ pub(crate) struct DecodeArgs {
     pub(crate) json: bool,
 }
 
-/// What is remembered of emulated instructions: the key `decode_cache`.
+/// A kind of cache for emulated instructions: the key `decode_cache`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Setting {
-    /// Nothing
+    /// No cache
     Off,
-    /// Instructions at addresses, while nobody writes to their pages
+    /// Instructions by address; a write to the page drops them
     WriteProtect,
-    /// The same with page tables protected too
+    /// The same, with write-protected page tables too
     WriteProtectTables,
-    /// What certain bytes mean
+    /// Instructions by their bytes
     Bytes,
 }
 
 impl Setting {
-    /// All of them, those that are compared with others first.
+    /// All settings, in the order of the comparison.
     pub(crate) const ALL: [Self; 4] = [Self::Off, Self::WriteProtect, Self::WriteProtectTables, Self::Bytes];
 
-    /// As the key `decode_cache` takes it.
+    /// The value of the key `decode_cache`.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Off => "off",
@@ -96,7 +96,7 @@ impl Setting {
 }
 
 impl DecodeArgs {
-    /// The settings that are compared.
+    /// The settings to compare.
     pub(crate) fn settings(&self) -> Vec<Setting> {
         let usual = |setting: &Setting| !self.debian || *setting != Setting::WriteProtectTables;
         if self.settings.is_empty() {
@@ -105,7 +105,7 @@ impl DecodeArgs {
         Setting::ALL.into_iter().filter(|setting| self.settings.contains(setting)).collect()
     }
 
-    /// How often what is timed is repeated.
+    /// Number of timed rounds.
     pub(crate) fn rounds(&self) -> u32 {
         self.rounds.unwrap_or(if self.quick || self.debian { 3 } else { 5 })
     }

@@ -7,65 +7,65 @@ use super::HostArgs;
 use crate::config::stage2;
 
 pub(super) const HELP: &str = "\
-A dirty log says which pages of a VM were written since somebody last looked: what live migration and
-backups of running VMs are made with. It goes like this:
+A dirty log records which pages of a VM were written since the last harvest. Live migration and backups
+of running VMs need it. A typical session:
 
-  dunlin dirty start      from now on, writes are recorded; every page counts as written at first
-  dunlin dirty round      harvest: how many pages were written since the last round; they are recorded anew
-  dunlin dirty round      ... as often as you like
-  dunlin dirty stop       no more; the large pages that were split come back by and by
+  dunlin dirty start      record writes from now on; at first every page counts as written
+  dunlin dirty round      harvest: print the number of pages written since the last round, and clear them
+  dunlin dirty round      ... any number of rounds
+  dunlin dirty stop       end the log; the hypervisor joins the split large pages again
 
-A page of 4 KiB is what is recorded, while memory is mapped by pages of 2 MiB. When these are split is
---split (key `split`):
-  adaptive   at the first write to one; the rest of its small pages then costs as little as --source allows
-  eager      all of them when the log starts, --rate in a second
-  lazy       at the first write to one; each small page then faults once more, as it used to be
-and who records writes is --source (key `dirty_source`):
+The log records pages of 4 KiB, but memory is mapped by pages of 2 MiB. --split (key `split`) decides
+when these are split:
+  adaptive   at the first write to a large page; its other small pages then cost as little as --source allows
+  eager      all of them when the log starts, at most --rate per second
+  lazy       at the first write to a large page; each of its small pages then faults once more
+--source (key `dirty_source`) decides what records writes:
   hardware        the processor, in the page's entry: writes do not fault
   write-protect   the hypervisor: pages are read-only until their first write
 
-What it costs the VM is counted for each vCPU (`dunlin stats`): dirty_faults, dirty_splits,
-stage2_broadcasts, stage2_local_flushes, and stage2_stall, the time that vCPUs were held up.
+`dunlin stats` shows the cost for each vCPU: dirty_faults, dirty_splits, stage2_broadcasts,
+stage2_local_flushes, and stage2_stall, the time for which vCPUs were stopped.
 
-With --mirror the host keeps a copy of the memory, which each round brings up to date, as a migration
-would; it needs room for that (key `memory` of [host]). To see that nothing is ever lost:
+With --mirror the host keeps a copy of the memory and updates it in each round, as a migration would. It
+needs memory for that (key `memory` of [host]). To check that no write is lost:
 
   dunlin dirty start --mirror; dunlin dirty round; dunlin dirty round
   dunlin pause; dunlin dirty round; dunlin dirty compare; dunlin resume
 
-`rate` and `watch` need no log: they start one if none runs, and stop it at their end. If one runs they
-harvest it, so whoever else makes rounds does not see those pages.
+`rate` and `watch` start a log if there is none, and stop it at their end. If a log is active they
+harvest it; later rounds do not report those pages again.
 
 VM is a name or a number, as in `dunlin list`; a host with one VM needs none.";
 
 /// `dunlin dirty`.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct DirtyArgs {
-    /// What to do
+    /// The action
     #[command(subcommand)]
     pub(crate) what: DirtyVerb,
 }
 
-/// What to do with a log.
+/// An action on a log.
 #[derive(Debug, Subcommand)]
 pub(crate) enum DirtyVerb {
-    /// Begin to record which pages a VM writes
+    /// Start to record which pages a VM writes
     Start(StartArgs),
-    /// Harvest once: how many pages were written since the last time
+    /// Harvest once: print the number of pages written since the last round
     Round(RoundArgs),
     /// End the log
     Stop(WhichArgs),
-    /// Show how the log stands, and what it has cost
+    /// Show the state of the log, and its cost
     Info(WhichArgs),
     /// Compare a paused VM's memory with its mirror
     Compare(WhichArgs),
-    /// Harvest every second: pages written per second
+    /// Harvest every second, and print the pages written per second
     Rate(RateArgs),
-    /// The same as a picture, live (q quits)
+    /// The same as a live picture (q quits)
     Watch(RateArgs),
 }
 
-/// Which VM, of which host.
+/// The choice of a VM and its host.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct WhichArgs {
     #[command(flatten)]
@@ -81,19 +81,19 @@ pub(crate) struct WhichArgs {
 /// How to log.
 #[derive(Clone, Copy, Debug, Default, ClapArgs)]
 pub(crate) struct HowArgs {
-    /// When large pages are split: adaptive, eager or lazy [default: as the VM's file has it]
+    /// When to split large pages: adaptive, eager or lazy [default: the VM's setting]
     #[arg(long, value_name = "WHEN", value_parser = split)]
     pub(crate) split: Option<Split>,
-    /// Who records writes: hardware or write-protect [default: as the VM's file has it]
+    /// What records writes: hardware or write-protect [default: the VM's setting]
     #[arg(long, value_name = "WHO", value_parser = source)]
     pub(crate) source: Option<DirtySource>,
-    /// Most large pages that are split in a second [default: any number]
+    /// Maximum number of large pages to split per second [default: no limit]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) rate: Option<u32>,
 }
 
 impl HowArgs {
-    /// `None` if nothing was said: the VM's own settings. What was not said beside something else is the default.
+    /// `None` without any option: the VM's own settings apply. With some options, the others have their defaults.
     pub(crate) fn logging(self) -> Option<DirtyLogging> {
         let Self { split, source, rate } = self;
         if split.is_none() && source.is_none() && rate.is_none() {
@@ -110,7 +110,7 @@ pub(crate) struct StartArgs {
     pub(crate) which: WhichArgs,
     #[command(flatten)]
     pub(crate) how: HowArgs,
-    /// Keep a copy of the VM's memory on the host, which each round brings up to date
+    /// Keep a copy of the VM's memory on the host, and update it in each round
     #[arg(long)]
     pub(crate) mirror: bool,
 }
@@ -120,7 +120,7 @@ pub(crate) struct StartArgs {
 pub(crate) struct RoundArgs {
     #[command(flatten)]
     pub(crate) which: WhichArgs,
-    /// Lose what was copied, as a broken connection would: these pages are dirty again
+    /// Simulate a broken connection: discard the copied pages, which are dirty again
     #[arg(long)]
     pub(crate) lose: bool,
 }
@@ -135,7 +135,7 @@ pub(crate) struct RateArgs {
     /// Time between two rounds
     #[arg(short, long, value_name = "TIME", default_value = "1s")]
     pub(crate) delay: String,
-    /// End after N rounds
+    /// Exit after N rounds
     #[arg(short = 'n', long, value_name = "N")]
     pub(crate) iterations: Option<u64>,
 }
@@ -145,7 +145,7 @@ pub(super) fn split(text: &str) -> Result<Split, String> {
     stage2::split(text).map_err(one_of)
 }
 
-/// Who records writes, by its name.
+/// What records writes, by its name.
 pub(super) fn source(text: &str) -> Result<DirtySource, String> {
     stage2::source(text).map_err(one_of)
 }

@@ -7,62 +7,61 @@ use clap::Args as ClapArgs;
 use crate::config::Arch;
 
 pub(super) const HELP: &str = "\
-What belongs to a vCPU, a pCPU and a VM is in one block each, laid out by who writes it: two
-cores that write to one cache line take it from each other, even if they write different words
-of it. So no line holds fields of two classes, no line belongs to two blocks, and the compiler
-proves it.
+Each vCPU, pCPU and VM has one block of data. Its fields are ordered by writer. If two cores write
+to the same cache line, the line moves between their caches, even if they write different words. So
+no line holds fields of two classes, and no line belongs to two blocks. The compiler proves this.
 
 Classes:
-  owner     written by the pCPU that runs the vCPU (of a pCPU's block: by that pCPU) alone. Its
-            lines stay in that core's cache; the most frequent exits write nothing but these
-  mailbox   written by everybody, by atomic operations or under a lock in it: posted interrupts,
-            pending work, requests to flush. The owner meets it before each entry
-  frozen    written by nobody after creation, so every core may keep a copy
-  cold      written by anybody, but so seldom that it does not matter
+  owner     only the pCPU that runs the vCPU writes it (in a pCPU's block: that pCPU). The lines
+            stay in that core's cache. The most frequent exits write only to owner lines
+  mailbox   all pCPUs write it, with atomic operations or under a lock in it: posted interrupts,
+            pending work, flush requests. The owner reads it before each entry
+  frozen    not written after creation, so every core may keep a copy
+  cold      any pCPU may write it, but too rarely to matter
 
-What it prints, after a summary: of each block, as pahole would, every field with
-  offset    bytes from the start of the block; what is indented is within the struct above it
-  bytes     its size; `(gap)` stands for bytes that are nobody's
-  line      the cache line that it is on, or the first and the last
-  class     as above, and who writes it
-A ruled line begins where lines of another class begin. After each block: its bytes, its lines
-by class, its gaps.
+After a summary it prints every field of each block, like pahole:
+  offset    bytes from the start of the block; an indented field is within the struct above it
+  bytes     its size; `(gap)` marks unused bytes
+  line      its cache line, or the first and the last
+  class     its class, and its writer
+A rule separates lines of different classes. After each block it prints the block's size, its lines
+by class and its gaps.
 
-It starts a host without VMs and asks it; with --host a host that runs, and then it also tells
-where the blocks are, and whether two of them share a line.
+The command starts a host without VMs and asks it. With --host it asks a running host, and also
+prints the addresses of the blocks, and whether two blocks share a line.
 
-docs/layout.txt and, with --arch aarch64, docs/layout-aarch64.txt are what --write writes. The status is 1 if --check finds anything else, and it
-says what; it is also 1 if lines of two classes, or of two blocks, are found.
+--write writes docs/layout.txt and, with --arch aarch64, docs/layout-aarch64.txt. With --check the
+command prints the differences from such a file; the exit status is 1 if there are any. It is also 1
+if fields of two classes or two blocks share a line.
 
 Examples:
   dunlin layout | less
-  dunlin layout --check docs/layout.txt      fails when a field has moved, and shows which
-  dunlin layout --write docs/layout.txt      after a look at what has moved
+  dunlin layout --check docs/layout.txt      fails if a field has moved, and prints it
+  dunlin layout --write docs/layout.txt      after a check of what has moved
   dunlin layout --host --json                with the addresses of all blocks";
 
 pub(super) const BENCH_HELP: &str = "\
-Natively, on two cores of this computer, two threads play two vCPUs. Their state is packed
-(fields in the order in which they come to mind, vCPUs in an array) or laid out by who writes it
-(see `dunlin layout`):
+Native part: two threads on two cores of this computer act as two vCPUs. Their data is packed
+(fields in no particular order, vCPUs in an array) or laid out by writer (see `dunlin layout`):
 
-  run loop                   what is written from one entry into the guest to the next
-  run loop, posting          the same, and every 64 passes a post into the other's mailbox
-  run loop, statistics read  the same, and every 64 passes a look at all of the other's counts
-  statistics                 one count for the VM, and one for each vCPU
+  run loop                   the writes from one entry into the guest to the next
+  run loop, posting          the same; every 64 passes also a post into the other's mailbox
+  run loop, statistics read  the same; every 64 passes also a read of all counters of the other
+  statistics                 a counter of the VM, and one for each vCPU
   plain                      an addition to a word of a record of 8, 24 or 136 bytes per vCPU, and
-                             a write elsewhere, as code usually has it
-  plain, nothing else        without that: cores combine what they write to a line without break
-  locked                     the same addition in one step
-  presence                   the word that says whether a vCPU is in its guest, beside its mailbox
-                             and on a line of its owner; by passes of the other vCPU per post
+                             a write elsewhere, as in real code
+  plain, nothing else        only the addition: cores combine consecutive writes to a line
+  locked                     the same addition as an atomic operation
+  presence                   the word that says whether a vCPU is in its guest: next to its mailbox,
+                             or on a line of its owner; by passes of the other vCPU per post
 
-Figures are cycles per operation: the lower quartile of short batches in which both threads
-truly ran, then the median of 25 turns, with the least and the greatest of them. Before, and after
-each comparison, the cores are tried: they must be two, and free. If they are not, it is made
-again, some times; after that a target is `not judged`, which is no failure.
+Figures are cycles per operation: the lower quartile of short batches in which both threads ran,
+then the median of 25 turns, with minimum and maximum. Before and after each comparison a test
+checks that there are two free cores. If not, the comparison is repeated some times; after that its
+target is `not judged`, which is no failure.
 
-In QEMU, on 2 vCPUs and 2 pCPUs: loops of exits whose number is known, to show that counts are
-exact.
+QEMU part, with 2 vCPUs on 2 pCPUs: loops with a known number of exits, to show that the counters
+are exact.
 
 Examples:
   dunlin bench layout                      about 20 seconds
@@ -73,10 +72,10 @@ Examples:
 /// `dunlin layout`.
 #[derive(Clone, Debug, Default, ClapArgs)]
 pub(crate) struct LayoutArgs {
-    /// Architecture of the host that is started
+    /// Architecture of the host to start
     #[arg(long, value_name = "ARCH", default_value = "x86_64", conflicts_with = "host")]
     pub(crate) arch: Arch,
-    /// Ask a running host instead of starting one: that of process PID, or the only one
+    /// Ask a running host instead of starting one: the host of process PID, or the only one
     #[arg(long, value_name = "PID", num_args = 0..=1)]
     pub(crate) host: Option<Option<u32>>,
     /// Print JSON
@@ -85,7 +84,7 @@ pub(crate) struct LayoutArgs {
     /// Write the text to this file instead of printing it
     #[arg(long, value_name = "FILE", conflicts_with_all = ["json", "check"])]
     pub(crate) write: Option<PathBuf>,
-    /// Print what differs from this file, line by line; fail if anything does
+    /// Print the differences from this file, line by line; fail if there are any
     #[arg(long, value_name = "FILE", conflicts_with = "json")]
     pub(crate) check: Option<PathBuf>,
     /// Draw a vCPU's block to this file, as SVG
@@ -102,13 +101,13 @@ pub(crate) struct LayoutBenchArgs {
     /// Architecture of the emulated host
     #[arg(long, value_name = "ARCH", default_value = "x86_64")]
     pub(crate) arch: Arch,
-    /// Only time packed and laid out state on this computer; no emulator is started
+    /// Run only the native part, without an emulator
     #[arg(long, conflicts_with = "emulated")]
     pub(crate) native: bool,
-    /// Only count on the emulated host
+    /// Run only the QEMU part
     #[arg(long)]
     pub(crate) emulated: bool,
-    /// Of what is timed, only that whose name begins so
+    /// Run only the native measurements whose names begin with this text
     #[arg(long, value_name = "NAME", conflicts_with = "emulated")]
     pub(crate) only: Option<String>,
     /// Print one JSON object per line, as soon as it is known
@@ -117,7 +116,7 @@ pub(crate) struct LayoutBenchArgs {
 }
 
 impl LayoutBenchArgs {
-    /// Whether what is timed under this name is wanted.
+    /// Whether to run the native measurement with this name.
     pub(crate) fn wants(&self, name: &str) -> bool {
         self.only.as_deref().is_none_or(|only| name.starts_with(only))
     }
