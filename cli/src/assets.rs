@@ -57,7 +57,7 @@ impl Assets {
         self.existing(name).map_err(|path| missing(place.bad(format!("no kernel at {}", path.display()))))
     }
 
-    /// The files that make up an initrd, in the order in which the kernel unpacks them; none if it has none.
+    /// The files of an initrd, in the order in which the kernel unpacks them; none if the VM has no initrd.
     pub(crate) fn initrd(&self, initrd: &Initrd, place: &Place) -> Result<Vec<PathBuf>, Failure> {
         if let Initrd::File(path) = initrd {
             return Ok(vec![path.clone()]);

@@ -1,8 +1,8 @@
-//! `dunlin bench`: measurements that anybody can repeat with one command.
+//! `dunlin bench`: measurements that any user can repeat with one command.
 //!
 //! Each is a series of runs of this program (`dunlin run --json`) or of QEMU, and a table of their results.
-//! docs/measuring.md explains what each figure means and how far to trust it. Emulated times are compared only with
-//! times of the same series, taken in turn.
+//! docs/measuring.md explains the meaning of each figure, and its limits. Emulated times are compared only with times
+//! of the same series, taken in turn.
 
 mod all;
 mod boot;
@@ -38,7 +38,7 @@ use crate::failure::{FAILED, Failure};
 use crate::records::Log;
 use crate::stats::printable;
 
-/// Measures what `args` say; without a word, all that take no longer than some minutes.
+/// Runs the benchmark that `args` name; without one, all that take a few minutes at most.
 pub(crate) fn run(args: &BenchArgs) -> Result<u8, Failure> {
     let measure = |name: &'static str, run: &dyn Fn(&Log) -> Result<u8, Failure>| recorded(args, name, run);
     match &args.what {
@@ -82,12 +82,13 @@ fn recorded(
     Ok(if log.is_whole() { result? } else { result?.max(FAILED) })
 }
 
-/// Says on standard error what takes its time.
+/// Prints the current long step on standard error.
 fn progress(what: &str) {
     eprintln!("  {what}");
 }
 
-/// One `dunlin run --json` with these arguments; its JSON. What a measuring guest calls progress is passed on.
+/// Runs `dunlin run --json` with these arguments and returns its JSON. Prints the progress messages of a measuring
+/// guest.
 fn dunlin_run(arguments: &[&str]) -> Result<Value, Failure> {
     let cannot = |error: std::io::Error| Failure::failed(format!("a run cannot be started: {error}"));
     let mut child = Command::new(std::env::current_exe().map_err(cannot)?)
@@ -116,7 +117,7 @@ fn dunlin_run(arguments: &[&str]) -> Result<Value, Failure> {
     serde_json::from_slice(&json).map_err(|error| failed(&error.to_string()))
 }
 
-/// Reads all, shows the records of progress as they come, and returns the rest.
+/// Reads everything, prints progress records as they arrive, and returns the rest.
 fn pass_on_progress(reader: impl std::io::BufRead) -> String {
     let mut rest = String::new();
     for line in reader.split(b'\n').map_while(Result::ok) {
@@ -147,19 +148,19 @@ fn only_vm(run: &Value) -> &Value {
     &run["vms"][0]
 }
 
-/// Median, least and greatest.
+/// Median, minimum and maximum.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Spread {
     /// The middle one, or the mean of the middle two.
     pub(crate) median: f64,
-    /// The least.
+    /// The minimum.
     pub(crate) least: f64,
     /// The greatest.
     pub(crate) greatest: f64,
 }
 
 impl Spread {
-    /// Of at least one value.
+    /// The spread of these values. `None` if there are none.
     pub(crate) fn of(values: &[f64]) -> Option<Self> {
         let mut sorted = values.to_vec();
         sorted.sort_by(f64::total_cmp);
@@ -170,13 +171,14 @@ impl Spread {
         Some(Self { median, least, greatest })
     }
 
-    /// What the median of all values is at least, of which these are some: less in 2.5 % of cases. Below it lie so many
-    /// of these values as fewer than which would be below the true median in that many cases only.
+    /// A lower bound for the median of all values, of which these are a sample: the median is below it in 2.5 % of
+    /// cases. The bound is the sample's value of a certain rank, which follows from a binomial distribution.
     pub(crate) fn median_at_least(values: &[f64]) -> Option<f64> {
         const MISTAKEN: f64 = 0.025;
         let mut sorted = values.to_vec();
         sorted.sort_by(f64::total_cmp);
-        // Each value is below the true median with probability 1/2: how many are is binomially distributed.
+        // Each value is below the true median with probability 1/2, so the number of such values has a binomial
+        // distribution.
         let count = sorted.len() as f64;
         let mut exactly = 0.5_f64.powf(count);
         let mut at_most = exactly;

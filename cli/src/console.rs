@@ -1,4 +1,4 @@
-//! The terminal as a guest's console: raw, both ways, until Ctrl-].
+//! The terminal as a guest's console: raw mode, in both directions, until Ctrl-].
 
 use std::io::{self, IsTerminal, Read};
 use std::sync::mpsc::Sender;
@@ -9,12 +9,12 @@ use crossterm::terminal::{disable_raw_mode, enable_raw_mode};
 /// Ctrl-].
 const LEAVE: u8 = 0x1d;
 
-/// Whether somebody sits at a terminal: input and output both are one.
+/// Whether a user is present: input and output are both a terminal.
 pub(crate) fn has_terminal() -> bool {
     io::stdin().is_terminal() && io::stdout().is_terminal()
 }
 
-/// What somebody does at the terminal.
+/// Input from the terminal.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Typed {
     /// Keys for the guest.
@@ -28,7 +28,7 @@ pub(crate) enum Typed {
 pub(crate) struct RawTerminal;
 
 impl RawTerminal {
-    /// Switches to raw mode and delivers what is typed to `events`.
+    /// Switches to raw mode and sends input to `events`.
     pub(crate) fn open<E: Send + 'static>(
         events: &Sender<E>,
         wrap: impl Fn(Typed) -> E + Send + 'static,
@@ -64,7 +64,7 @@ impl Drop for RawTerminal {
     }
 }
 
-/// What was typed; nothing at all means that the terminal is gone.
+/// Splits input into events. Empty input means that the terminal was closed.
 fn split(bytes: &[u8]) -> Vec<Typed> {
     let leave = bytes.iter().position(|&byte| byte == LEAVE);
     let keys = &bytes[..leave.unwrap_or(bytes.len())];

@@ -15,12 +15,12 @@ use serde::de::DeserializeOwned;
 
 use crate::failure::Failure;
 
-/// How long a peer may take to read what we write, and to answer when we wait.
+/// Time limit for a peer to read a message, and to answer a request.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// As [`PATIENCE`], for what a host may take a while to do: memory that is zeroed, a VM that ends.
+/// As [`PATIENCE`], for slow commands: memory is zeroed, or a VM ends.
 const LONG_PATIENCE: Duration = Duration::from_secs(120);
-/// Requests that are sent before the answer to the first has come.
+/// Number of requests that may be sent before the first answer arrives.
 const AHEAD: usize = 8;
 
 /// Writes one frame.
@@ -29,7 +29,7 @@ pub(crate) fn send<T: Serialize>(stream: &mut UnixStream, message: &T) -> io::Re
     stream.write_all(&frame)
 }
 
-/// Reads frames until the peer hangs up, and passes each to `deliver`, which says whether to go on.
+/// Reads frames until the peer hangs up, and passes each to `deliver`, which returns whether to continue.
 pub(crate) fn receive<T: DeserializeOwned>(
     stream: &mut UnixStream,
     mut deliver: impl FnMut(Result<T, FrameError>) -> bool,
@@ -53,7 +53,7 @@ pub(crate) fn receive<T: DeserializeOwned>(
     }
 }
 
-/// Delivers what `stream` receives to `events`, and `end` after the last, from a thread of its own.
+/// Starts a thread that delivers messages from `stream` to `events`, and `end` after the last message.
 pub(crate) fn listen<T, E>(
     mut stream: UnixStream,
     events: Sender<E>,
@@ -90,8 +90,8 @@ impl Client {
         Ok(Self { stream, next_id: 1 })
     }
 
-    /// Asks all of it, some ahead of their answers, and waits for the last one. `heard` is told how many were done; the
-    /// first refusal ends it.
+    /// Sends all requests, some before the earlier answers arrive, and waits for the last answer. Calls `heard` with
+    /// the number of answers. Stops at the first refusal.
     pub(crate) fn ask_all(
         &mut self,
         commands: impl IntoIterator<Item = Command>,
@@ -101,7 +101,7 @@ impl Client {
         let mut commands = commands.into_iter();
         let mut stream = self.stream.try_clone().map_err(lost)?;
         let mut next_id = self.next_id;
-        // Says whether there was one more to send.
+        // Returns whether there was another request to send.
         let mut send_next = |stream: &mut UnixStream| match commands.next() {
             None => Ok(false),
             Some(command) => {
@@ -160,7 +160,7 @@ impl Client {
         }
     }
 
-    /// As [`Self::ask`], for what may take a host a while.
+    /// As [`Self::ask`], for slow commands.
     pub(crate) fn ask_patiently(&mut self, command: Command) -> Result<Result<Answer, Refusal>, Failure> {
         self.stream.set_read_timeout(Some(LONG_PATIENCE)).map_err(lost)?;
         let answer = self.ask(command);
@@ -210,7 +210,7 @@ fn refused(error: FrameError) -> Failure {
     Failure::failed(format!("the host refused our request: {error}"))
 }
 
-/// A refusal in words.
+/// The text for a refusal.
 pub(crate) fn refusal(refusal: Refusal) -> &'static str {
     match refusal {
         Refusal::NoSuchVm => "there is no such VM",

@@ -119,7 +119,7 @@ fn compare(args: &WhichArgs) -> Result<u8, Failure> {
     Ok(if different == 0 { 0 } else { FAILED })
 }
 
-/// Bytes of what is recorded.
+/// Bytes of a recorded page.
 const PAGE: u64 = 4096;
 
 /// A VM of a running host.
@@ -148,7 +148,7 @@ impl Attached {
         Ok(Self { client, number: vm.number, name: vm.name.clone(), vcpus: vm.vcpus })
     }
 
-    /// A failure that says whose it is.
+    /// A failure that names the VM.
     fn refused(&self, answer: Result<Answer, &'static str>) -> Failure {
         match answer {
             Err(why) => Failure::failed(format!("vm \"{}\": {why}", printable(&self.name))),
@@ -216,7 +216,7 @@ pub(crate) const fn split_name(split: Split) -> &'static str {
     }
 }
 
-/// Who records writes, as files and options call it; without, the hardware if it can.
+/// The name of what records writes, in files and options; without a choice, the hardware if it can.
 pub(crate) const fn source_name(source: Option<DirtySource>) -> &'static str {
     match source {
         Some(DirtySource::WriteProtect) => "write-protect",
@@ -254,7 +254,7 @@ fn info_in_words(info: &DirtyInfo) -> String {
     )
 }
 
-/// What vCPUs had to do for the log since the VM was created.
+/// The vCPUs' work for the log since the VM was created.
 fn cost_in_words(counters: &VcpuCounters, clock_hz: u64) -> String {
     let stall = counters.stage2_stall_ticks as f64 / clock_hz.max(1) as f64;
     format!(

@@ -1,7 +1,7 @@
-//! Commands in a guest: how they get in, how their output and status come out.
+//! Commands in a guest: how they are delivered, and how their output and status return.
 //!
-//! A command goes in as `/dunlin/exec` in one more archive after our initrd; Linux unpacks one after the other. The
-//! agent line (COM2) carries
+//! A command is the file `/dunlin/exec` in an archive after our initrd; Linux unpacks the archives in order. The agent
+//! line (COM2) carries
 //!
 //! ```text
 //! hello kernel=6.1.0-56-cloud-amd64 cpus=4 uptime=0.81 \n     user space is reached
@@ -9,14 +9,14 @@
 //! \0 exit=0 \n                                                the very last bytes
 //! ```
 //!
-//! Output may contain zero bytes, so a zero byte alone ends nothing. [`Agent`] keeps back what may be the start of the
-//! last line, and passes it on when it is not.
+//! Output may contain zero bytes, so a zero byte alone ends nothing. [`Agent`] keeps back bytes that may be the start
+//! of the last line, and passes them on if they are not.
 
 use std::io;
 
 use cpio::newc;
 
-/// Where the agent looks for a command.
+/// The path where the agent finds the command.
 const SCRIPT_PATH: &str = "dunlin/exec";
 /// Maximum length of the greeting; a longer line is no greeting.
 const HELLO_LIMIT: usize = 512;
@@ -90,7 +90,7 @@ impl Hello {
 pub(crate) struct Agent {
     hello: Option<Hello>,
     greeted: bool,
-    /// The greeting so far, or what may become the last line: a zero byte and what follows it.
+    /// The greeting so far, or a possible last line: a zero byte and the bytes after it.
     held: Vec<u8>,
 }
 

@@ -38,12 +38,12 @@ impl Failure {
         self
     }
 
-    /// Whether it says what to do.
+    /// Whether it names a remedy.
     pub(crate) fn has_help(&self) -> bool {
         self.help.is_some()
     }
 
-    /// The same failure with a second line: what to do.
+    /// The same failure with a second line: the remedy.
     pub(crate) fn help(mut self, help: impl Into<String>) -> Self {
         self.help = Some(help.into());
         self

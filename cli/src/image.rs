@@ -1,4 +1,4 @@
-//! `dunlin image`: the hypervisor, its VMs and GRUB in one file that a machine starts from, as a CD or from a stick.
+//! `dunlin image`: a bootable file (CD or USB stick) with GRUB, the hypervisor and its VMs.
 //!
 //! GRUB's own tool makes the file, on a PC for BIOS and UEFI at once. This module provides its contents: the
 //! hypervisor, the payload, and GRUB's menu. A PC gets the payload as a module, an Arm machine as the initrd.
@@ -16,7 +16,7 @@ use crate::payload::{self, Start};
 use crate::progress::Progress;
 use crate::quantity::show_size;
 
-/// GRUB's tool, and how to come by it.
+/// GRUB's tool.
 const TOOL: &str = "grub-mkrescue";
 const INSTALL: &str = "install it: 'apt install grub-common grub-pc-bin grub-efi-amd64-bin xorriso mtools' (Debian, Ubuntu); 'make image' does";
 const INSTALL_FOR_ARM: &str =
@@ -36,7 +36,7 @@ pub(crate) fn run(args: &ImageArgs) -> Result<(), Failure> {
     let arch = config.host.arch.value;
     let assets = Assets::locate().of(arch);
     let hypervisor = assets.hypervisor()?;
-    // Without a script there is a shell.
+    // Without a script, the guest starts a shell.
     let script = (!args.shell).then(|| args.exec.as_deref().unwrap_or(FIXED_SCRIPT));
     let payload = payload::pack(&config, &assets, script, Start::Elsewhere)?;
 
@@ -52,7 +52,7 @@ pub(crate) fn run(args: &ImageArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What is in an image beside GRUB.
+/// The contents of an image besides GRUB.
 pub(crate) struct Contents<'a> {
     pub(crate) hypervisor: &'a Path,
     pub(crate) payload: &'a [u8],
@@ -80,7 +80,7 @@ pub(crate) fn write(
     for (path, bytes) in [(boot.join("payload"), contents.payload), (grub.join("grub.cfg"), contents.menu.as_bytes())] {
         std::fs::write(&path, bytes).map_err(|error| failed(&path, error))?;
     }
-    // The tool takes all platforms of GRUB that are installed, or the one that is named.
+    // Without a directory, the tool takes all installed platforms of GRUB.
     let (platforms, named, install) = match arch {
         Arch::X86_64 => ("BIOS and UEFI", None, INSTALL),
         Arch::Aarch64 => ("UEFI", Some(assets.grub()?), INSTALL_FOR_ARM),
@@ -108,12 +108,12 @@ pub(crate) fn write(
     Ok(())
 }
 
-/// GRUB's configuration for an image that starts at once and says on the serial line only what the hypervisor says.
+/// GRUB's configuration for an image that boots at once and prints nothing on the serial line.
 pub(crate) const MENU_AT_ONCE: &str = "set timeout=0\n\
     menuentry Dunlin {\n    multiboot2 /boot/dunlin log=info\n    module2 /boot/payload payload\n}\n";
 
-/// Has our agents write to the console, for nobody reads their own line. Kernels without one, such as the measuring
-/// guest, may not know the word.
+/// Lets our agents write to the console, because an image has no reader for the agent line. Kernels without an agent,
+/// such as the measuring guest, may not know the word.
 fn tell_agents(mut config: Config) -> Config {
     let console = config.host.arch.value.console();
     for vm in config.vms.iter_mut().filter(|vm| payload::has_agent(vm)) {
@@ -122,7 +122,7 @@ fn tell_agents(mut config: Config) -> Config {
     config
 }
 
-/// GRUB's menu. Names of VMs are words without quotes, as the file of VMs has them.
+/// GRUB's menu. VM names contain no quotes; the configuration checks this.
 fn menu(arch: Arch, names: &[&str]) -> String {
     let vms = names.join(", ");
     // The consoles of a PC are GRUB's to set up, an Arm machine's are the firmware's.
@@ -138,9 +138,9 @@ fn menu(arch: Arch, names: &[&str]) -> String {
     for (on, title, options) in [
         (true, format!("Dunlin: {vms}"), "log=info"),
         (true, format!("Dunlin: {vms}, with all messages"), "log=debug"),
-        // There is nothing on a screen there that would have to stay.
+        // Only a PC shows its report on a screen, which a reset would clear.
         (arch == Arch::X86_64, format!("Dunlin: {vms}, reset on failure"), "log=info panic=reset"),
-        // A screen is slow on some machines, and on some nobody sees it.
+        // For machines with a slow screen, or without one.
         (arch == Arch::X86_64, format!("Dunlin: {vms}, on the serial port only"), "log=info console=serial"),
         (true, String::from("Dunlin: check what this machine has for VMs, start none"), "log=info check"),
     ] {

@@ -25,11 +25,11 @@ use crate::control::{Client, refusal};
 use crate::failure::{FAILED, Failure};
 use crate::{share, stats};
 
-/// Most kinds of blocks, and most places, that a host is believed to have.
+/// Maximum number of kinds of blocks, and of addresses, that the tool accepts from a host.
 const BELIEVABLE_KINDS: u32 = 64;
 const BELIEVABLE_PLACES: usize = 1 << 18;
 
-/// What a host told.
+/// The answer of a host.
 struct Told {
     host: HostInfo,
     layouts: Vec<Layout>,
@@ -38,7 +38,7 @@ struct Told {
 }
 
 pub(crate) fn run(args: &LayoutArgs) -> Result<u8, Failure> {
-    // What can be wrong with a file is found before anything is started.
+    // Find errors of the file before anything is started.
     let golden = args.check.as_deref().map(|path| read(path).map(|text| (path, text))).transpose()?;
     let told = ask(args)?;
     let plain = blocks(&told.layouts).plain();
@@ -128,7 +128,7 @@ fn read(path: &Path) -> Result<String, Failure> {
     })
 }
 
-/// Prints what differs from `golden`, the text of the file at `path`.
+/// Prints the differences from `golden`, the text of the file at `path`.
 fn check(path: &Path, golden: &str, now: &str) -> u8 {
     if golden == now {
         println!("{}: as it is", path.display());

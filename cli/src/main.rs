@@ -79,11 +79,11 @@ fn fail(failure: &Failure) -> ExitCode {
     ExitCode::from(failure.status)
 }
 
-/// Status of a process that wrote to a pipe that nobody reads, as shells have it: 128 and SIGPIPE.
+/// Status of a process that wrote to a closed pipe, as in shells: 128 + SIGPIPE.
 const NOBODY_READS: i32 = 141;
 
-/// A panic ends the process without unwinding, so what the terminal was is restored here. One is none: `println!`
-/// panics when the reader has gone (`dunlin bench exits | head`).
+/// A panic ends the process without unwinding, so the hook restores the terminal. A closed pipe is not an error:
+/// `println!` panics when the reader has ended (`dunlin bench exits | head`).
 fn end_well_on_panic() {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {

@@ -1,7 +1,7 @@
 //! `dunlin metrics`: the counters of a running host for Prometheus, as OpenMetrics text over HTTP.
 //!
 //! They are the counters of `dunlin stats` and `dunlin top`. Each scrape asks the host for them; the tool stores
-//! nothing. After the host has ended, the tool reports `dunlin_up 0`, and finds the next host that runs.
+//! nothing. After the host has ended, the tool reports `dunlin_up 0`, and then finds the next running host.
 
 mod text;
 
@@ -18,7 +18,7 @@ use text::openmetrics;
 
 /// The type of the text that Prometheus asks for.
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-/// Where it is served.
+/// The path of the metrics.
 const PATH: &str = "/metrics";
 
 pub(crate) fn run(args: &MetricsArgs) -> Result<(), Failure> {
@@ -80,7 +80,7 @@ fn answer(request: Request, host: &mut Host) {
         (true, "/") => plain(200, "dunlin: /metrics\n"),
         (true, _) => plain(404, "/metrics is all that there is here\n"),
     };
-    // Who has hung up wants no answer.
+    // The client may have hung up.
     let _ = request.respond(response);
 }
 

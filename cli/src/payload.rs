@@ -1,7 +1,7 @@
-//! From a configuration to the hypervisor's payload. It checks every file.
+//! Converts a configuration to the hypervisor's payload, and checks every file.
 //!
-//! It finds all faults that can be found before the boot: files that are no kernels, initrds that do not fit, too
-//! little memory. The crate that loads kernels in the hypervisor also checks them here, so both agree.
+//! It finds all faults that can be found before the boot: files that are not kernels, initrds that do not fit, too
+//! little memory. It uses the hypervisor's crate that loads kernels, so both agree.
 
 use std::path::Path;
 
@@ -22,7 +22,7 @@ const VCPU_OVERHEAD: u64 = MIB / 4;
 /// Of each VM's memory, the part that stage-2 tables may take if every page is mapped alone (1/512, doubled).
 const TABLES_PART: u64 = 256;
 
-/// What the hypervisor is started with.
+/// The payload and other data for the start of the hypervisor.
 #[derive(Debug)]
 pub(crate) struct Payload {
     /// The archive, as [`abi::payload`] defines it.
@@ -31,7 +31,7 @@ pub(crate) struct Payload {
     pub(crate) host_memory: u64,
 }
 
-/// Who starts the hypervisor with a payload.
+/// How the hypervisor gets its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Start {
     /// This tool, on this computer. It ends the host itself once it has read the last counters: a host that ends on its
@@ -125,7 +125,7 @@ fn check_on_x86(vm: &VmConfig, path: &Path, kernel: &[u8], initrd: Option<&[u8]>
     x86_boot::check(&boot).map(|_| ()).map_err(|error| blame(vm, path, error))
 }
 
-/// The measuring guest has no use for an initrd; all other kernels get the one that is named.
+/// The measuring guest ignores an initrd; all other kernels get the configured one.
 fn initrd_of(vm: &VmConfig) -> &Initrd {
     match vm.kernel.value {
         Kernel::MeasuringGuest => &Initrd::None,
@@ -133,7 +133,7 @@ fn initrd_of(vm: &VmConfig) -> &Initrd {
     }
 }
 
-/// Whether the VM runs an initrd of ours, whose agent speaks to this tool.
+/// Whether the VM runs one of our initrds, whose agent reports to this tool.
 pub(crate) fn has_agent(vm: &VmConfig) -> bool {
     initrd_of(vm).has_agent()
 }
@@ -142,7 +142,7 @@ fn read(path: &Path, place: &Place) -> Result<Vec<u8>, Failure> {
     std::fs::read(path).map_err(|error| place.bad(format!("'{}' cannot be read: {error}", path.display())))
 }
 
-/// Which key of the VM is to be mended, and how.
+/// The failure for a boot error: the key of the VM to change, and the remedy.
 fn blame(vm: &VmConfig, kernel: &Path, error: BootError) -> Failure {
     match error {
         BootError::MemoryTooSmall { needs, .. } => vm.memory.place.bad(error).help(format!(
@@ -181,7 +181,7 @@ fn blame_image(vm: &VmConfig, kernel: &Path, error: ImageError) -> Failure {
     }
 }
 
-/// The memory that the host gets: what the file says if that is enough, else what the VMs need.
+/// The memory of the host: the configured amount if that is enough, else the sum of its VMs' needs.
 fn host_memory(config: &Config, payload: u64, available: Option<u64>) -> Result<u64, Failure> {
     let vm_memory: u64 = config.vms.iter().map(|vm| vm.memory.value).fold(0, u64::saturating_add);
     let vcpus: u64 = config.vms.iter().map(|vm| u64::from(vm.vcpus.value)).sum();
@@ -215,7 +215,7 @@ fn host_memory(config: &Config, payload: u64, available: Option<u64>) -> Result<
     }
 }
 
-/// Memory in bytes that could be used without swapping, if the kernel tells (`/proc/meminfo`).
+/// Bytes of memory that are free without swapping, if the kernel reports it (`/proc/meminfo`).
 fn available_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;

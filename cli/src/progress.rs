@@ -60,7 +60,7 @@ impl Follower {
         Self { path: path.to_path_buf(), file: None, partial: Vec::new() }
     }
 
-    /// The whole lines that have come since the last call.
+    /// The complete lines that have arrived since the last call.
     pub(crate) fn lines(&mut self) -> Option<String> {
         if self.file.is_none() {
             self.file = File::open(&self.path).ok();
@@ -72,7 +72,7 @@ impl Follower {
     }
 }
 
-/// The last `count` lines of a file; what is no text is made visible.
+/// The last `count` lines of a file. Bytes that are not text are made visible.
 pub(crate) fn last_lines(path: &Path, count: usize) -> Vec<String> {
     let bytes = std::fs::read(path).unwrap_or_default();
     last_lines_of(&bytes, count)
@@ -85,7 +85,7 @@ pub(crate) fn last_lines_of(bytes: &[u8], count: usize) -> Vec<String> {
     lines[lines.len().saturating_sub(count)..].iter().map(ToString::to_string).collect()
 }
 
-/// Text without what could move a terminal's cursor.
+/// The text without characters that could move a terminal's cursor.
 fn readable(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     text.chars().filter(|&c| c == '\n' || c == '\t' || !c.is_control()).collect()

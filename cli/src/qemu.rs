@@ -19,10 +19,10 @@ use crate::quantity::MIB;
 
 /// First argument of the copy of this program that becomes QEMU.
 pub(crate) const BECOME: &str = "__become-qemu";
-/// Oldest QEMU whose emulation of SVM is known to work.
+/// The oldest QEMU whose emulation of SVM works.
 const OLDEST: (u32, u32) = (7, 2);
 
-/// The program, and how to come by it.
+/// The program, and how to install it.
 const fn program_of(arch: Arch) -> (&'static str, &'static str) {
     match arch {
         Arch::X86_64 => (
@@ -119,7 +119,7 @@ impl Acceleration {
     }
 }
 
-/// What stands between us and KVM with nested SVM, if anything.
+/// The reason why KVM with nested SVM is not available, if there is one.
 fn obstacle_to_kvm() -> Option<&'static str> {
     let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let has_svm =
@@ -137,12 +137,12 @@ fn obstacle_to_kvm() -> Option<&'static str> {
     None
 }
 
-/// Who loads the hypervisor.
+/// What loads the hypervisor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Loader<'a> {
     /// QEMU itself.
     Qemu,
-    /// GRUB, from an image as a CD. It is started by BIOS, or by UEFI, which remembers in `variables`.
+    /// GRUB, from an image as a CD. BIOS or UEFI starts it; UEFI keeps its settings in `variables`.
     Grub { image: &'a Path, variables: Option<&'a Path> },
 }
 
@@ -150,7 +150,7 @@ pub(crate) enum Loader<'a> {
 pub(crate) const UEFI: [&str; 2] = ["/usr/share/OVMF/OVMF_CODE_4M.fd", "/usr/share/OVMF/OVMF_VARS_4M.fd"];
 pub(crate) const UEFI_INSTALL: &str = "install it: 'apt install ovmf' (Debian, Ubuntu)";
 
-/// What of QEMU's command line differs from run to run.
+/// The parts of QEMU's command line that differ from run to run.
 #[derive(Debug)]
 pub(crate) struct Machine<'a> {
     /// Its architecture.
@@ -161,7 +161,7 @@ pub(crate) struct Machine<'a> {
     pub(crate) pcpus: u32,
     /// Memory in bytes.
     pub(crate) memory: u64,
-    /// Who loads it.
+    /// What loads the hypervisor.
     pub(crate) loader: Loader<'a>,
     /// The hypervisor.
     pub(crate) hypervisor: &'a Path,
@@ -180,7 +180,7 @@ impl Machine<'_> {
     pub(crate) fn arguments(&self) -> Vec<OsString> {
         let mut line: Vec<OsString> = Vec::new();
         let mut add = |words: &[&OsStr]| line.extend(words.iter().map(OsString::from));
-        // `-icount` cannot be had with a thread per CPU, and asks for it to be said.
+        // `-icount` excludes a thread per CPU, and QEMU requires that option to say so.
         let icount = self.more.iter().any(|argument| argument.contains("icount"));
         let accel = match self.acceleration {
             Acceleration::Tcg(_) if icount => "tcg,thread=single",
@@ -198,7 +198,8 @@ impl Machine<'_> {
             add(&[option.as_ref(), value.as_ref()]);
         }
         if icount && self.arch == Arch::X86_64 {
-            // QEMU 10.0 and 11.1 end with `Bad icount read` when an x2APIC is used with `-icount`. QEMU 7.2 has none.
+            // QEMU 10.0 and 11.1 end with `Bad icount read` if the guest uses an x2APIC with `-icount`. QEMU 7.2 does
+            // not.
             add(&["-global".as_ref(), "max-x86_64-cpu.x2apic=off".as_ref()]);
         }
         // Port 1, not port 0: the latter is a `virtconsole`, which drops bytes when we do not read at once.
@@ -250,8 +251,8 @@ impl Machine<'_> {
         }
     }
 
-    /// CPUs beyond those that run vCPUs. The hypervisor spares the first CPU of QEMU's emulation of x86 when there are
-    /// others (`virtualization` in its source says why), so it gets one more.
+    /// Number of CPUs besides those that run vCPUs. In QEMU's emulation of x86 the hypervisor runs no vCPU on the first
+    /// CPU if there are others (`spares_first_cpu` in its source explains this), so the host gets one more.
     fn housekeepers(&self, icount: bool) -> u32 {
         let emulated = self.arch == Arch::X86_64 && matches!(self.acceleration, Acceleration::Tcg(_));
         u32::from(emulated && !(icount && self.pcpus == 1))
@@ -266,7 +267,7 @@ pub(crate) fn cpu_model(arguments: &[OsString]) -> String {
 
 fn joined(option: &str, path: &Path) -> OsString {
     let mut joined = OsString::from(option);
-    // In the value of an option, QEMU reads a doubled comma as one that is part of it.
+    // In the value of an option, a doubled comma stands for a comma.
     joined.push(path.to_string_lossy().replace(',', ",,"));
     joined
 }
@@ -294,8 +295,8 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Starts QEMU; what it prints goes to `messages`. To be called from the main thread: the kernel's signal at the
-    /// parent's death is one at the death of the thread.
+    /// Starts QEMU; its output goes to `messages`. Call this from the main thread: the kernel sends the parent's death
+    /// signal at the death of the thread.
     pub(crate) fn start(qemu: &Qemu, arguments: &[OsString], messages: &Path) -> Result<Self, Failure> {
         let failed = |error: std::io::Error| Failure::failed(format!("QEMU cannot be started: {error}"));
         let output = File::create(messages).map_err(failed)?;
@@ -334,7 +335,7 @@ impl Process {
     /// Ends it now.
     pub(crate) fn kill(&mut self) {
         if self.ended().is_none() {
-            // It can only fail when the process has ended by itself.
+            // This fails only if the process has already ended.
             let _ = self.child.kill();
             self.ended = self.child.wait().ok();
         }

@@ -1,4 +1,4 @@
-//! Sizes of memory and lengths of time, in the form that people write and read.
+//! Memory sizes and durations, as users write and read them.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
         "M" => 20,
         "G" => 30,
         "T" => 40,
-        // Nobody needs to write the unit of nothing; it is refused later, with the smallest size that would do.
+        // Zero needs no unit; the smallest possible size rejects it later.
         "" if number == "0" => 0,
         "" => return Err(format!("'{text}' has no unit; write a size such as 512M or 2G")),
         _ => return Err(format!("'{unit}' is no unit of memory; write a size such as 512M or 2G")),

@@ -30,9 +30,9 @@ pub(crate) const SCHEMA: u32 = 1;
 pub(crate) struct Record {
     /// [`SCHEMA`].
     pub(crate) schema: u32,
-    /// What measured it, such as `tlb`: the word after `dunlin bench`.
+    /// The benchmark that measured it, such as `tlb`: the word after `dunlin bench`.
     pub(crate) experiment: String,
-    /// What it says.
+    /// The content.
     #[serde(flatten)]
     pub(crate) content: Content,
     /// Where and when.
@@ -43,26 +43,26 @@ pub(crate) struct Record {
 /// Settings by name; values are text, numbers, or truths.
 pub(crate) type Settings = BTreeMap<String, Value>;
 
-/// What a line says.
+/// The content of a line.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub(crate) enum Content {
     /// Something was measured.
     Figure {
-        /// What, such as `latency p50`.
+        /// The measured quantity, such as `latency p50`.
         quantity: String,
         /// Under which settings.
         settings: Settings,
-        /// What the number is of.
+        /// The unit.
         unit: String,
         /// How far it can be believed.
         class: Class,
         /// All values that were measured, in order.
         samples: Vec<f64>,
-        /// How many observations each sample sums up: 2000 shootdowns of which this is the mean.
+        /// Number of observations in each sample, such as 2000 shootdowns for a mean.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         observations: Option<u64>,
-        /// Share of the computer that other programs used meanwhile, from 0 to 1.
+        /// Share of the computer that other programs used at the same time, from 0 to 1.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         others_share: Option<f64>,
     },
@@ -70,23 +70,23 @@ pub(crate) enum Content {
     Course(Course),
     /// Something was promised.
     Promise {
-        /// What.
+        /// The target.
         what: String,
         /// The figures that decide.
         figures: String,
-        /// Whether it is kept; nothing when that could not be judged.
+        /// Whether it was met; `None` if that cannot be judged.
         met: Option<bool>,
     },
     /// Something could not be measured.
     Failure {
-        /// What.
+        /// The subject.
         what: String,
-        /// Why, in the words of whoever noticed.
+        /// The reason.
         why: String,
     },
     /// Circumstances did not allow to measure something: no second core, say.
     Unmeasured {
-        /// What.
+        /// The subject.
         what: String,
         /// Why.
         why: String,
@@ -107,11 +107,11 @@ pub(crate) enum Content {
 /// How something went over time, in pieces of equal length.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Course {
-    /// What, such as `speed`.
+    /// The measured quantity, such as `speed`.
     pub(crate) quantity: String,
     /// Under which settings.
     pub(crate) settings: Settings,
-    /// What the samples are of.
+    /// The unit of the samples.
     pub(crate) unit: String,
     /// How far it can be believed.
     pub(crate) class: Class,
@@ -121,14 +121,14 @@ pub(crate) struct Course {
     pub(crate) step: f64,
     /// The mean of each piece.
     pub(crate) samples: Vec<f64>,
-    /// When what happened, in the same seconds.
+    /// Times of events, in the same seconds.
     pub(crate) moments: BTreeMap<String, Vec<f64>>,
-    /// Share of the computer that other programs used meanwhile, from 0 to 1.
+    /// Share of the computer that other programs used at the same time, from 0 to 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) others_share: Option<f64>,
 }
 
-/// What kind of number a figure is, and so what may be compared with what.
+/// The kind of a figure, which decides what it can be compared with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Class {
@@ -154,7 +154,7 @@ impl Class {
     }
 }
 
-/// What the code that was measured ran on.
+/// What the measured code ran on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Ground {
@@ -162,7 +162,7 @@ pub(crate) enum Ground {
     Emulated,
     /// A virtual machine, by hardware that can do so within a virtual machine (KVM).
     Virtualized,
-    /// The computer itself, without hypervisor and guest.
+    /// The computer itself, without a hypervisor or a guest.
     Native,
 }
 
@@ -179,7 +179,7 @@ impl fmt::Display for Ground {
 /// Where and when something was measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Circumstances {
-    /// On what.
+    /// What it ran on.
     pub(crate) ground: Ground,
     /// The computer.
     pub(crate) machine: Machine,
@@ -193,7 +193,7 @@ pub(crate) struct Circumstances {
 }
 
 impl Circumstances {
-    /// The architecture of what was measured: that of the emulated machine, or of the computer.
+    /// The architecture of the measurement: that of the emulated machine, or of the computer.
     pub(crate) fn arch(&self) -> &str {
         self.qemu.as_ref().map_or(&self.machine.arch, |qemu| &qemu.arch)
     }

@@ -1,9 +1,9 @@
-//! `dunlin report`: one page of results, each beside the figures of those who published it first.
+//! `dunlin report`: one page of results, next to published figures of other systems.
 //!
-//! The page is one file, without scripts, fonts or pictures from elsewhere. [`data`] has the figures, [`sections`]
-//! makes tables and plots ([`plot`]), [`sources`] has the figures of others, and [`page`] the frame around them. The
-//! page hides no input: it names invalid lines, missing experiments, and figures that combine several builds. The last
-//! table has every figure.
+//! The page is one file, without external scripts, fonts or pictures. [`data`] has the figures, [`sections`] makes
+//! tables and plots ([`plot`]), [`sources`] has the published figures, and [`page`] the frame around them. The page
+//! hides no input: it names invalid lines, missing experiments, and figures that combine several builds. The last table
+//! has every figure.
 
 mod data;
 mod number;

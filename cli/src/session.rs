@@ -38,20 +38,20 @@ use crate::share::{Asked, Share};
 use crate::stats::{Snapshot, printable};
 use crate::summary::{Record, VmRecord};
 
-/// Time limit of a run that nobody watches.
+/// Time limit of a run without a terminal.
 const UNWATCHED_LIMIT: Duration = Duration::from_secs(120);
 /// How long the host may take for the last counters, and for ending itself.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 /// How long it may take for the counters of a VM that is cut off.
 const LAST_COUNTERS: Duration = Duration::from_secs(1);
-/// How often the loop looks around when nothing happens.
+/// Interval of the loop's periodic checks.
 const TICK: Duration = Duration::from_millis(50);
 /// Bytes of each console that are kept for the report of a failure.
 const TAIL_BYTES: usize = 8192;
-/// Most bytes of output that are kept for JSON, and of keys that wait for the guest.
+/// Maximum number of output bytes that are kept for JSON, and of typed bytes that wait for the guest.
 const KEPT_BYTES: usize = 1 << 20;
 
-/// Runs what `args` say and returns the status to end with.
+/// Runs a host as `args` specify, and returns the exit status.
 pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
     // All that can be wrong is found before anything is started.
     let config = Config::load(args)?;
@@ -135,7 +135,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
     let (status, failures) = session.judge(&log, &messages);
     session.report(status, &failures);
     if !failures.is_empty() {
-        // What may tell more stays; the payload would only fill the disk.
+        // Keep the files that may explain the failure; the payload would only fill the disk.
         let kept = directory.keep();
         let _ = std::fs::remove_file(&payload);
         let _ = std::fs::remove_file(&control);
@@ -144,10 +144,10 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
     Ok(status)
 }
 
-/// What the run is for.
+/// The purpose of the run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Purpose {
-    /// Somebody sits at the console of the one VM.
+    /// A user works at the console of the only VM.
     Console,
     /// A command of the user's.
     Exec(String),
@@ -175,7 +175,7 @@ impl Purpose {
         }
     }
 
-    /// What our initrd is given to run.
+    /// The script for our initrd.
     fn script(&self) -> Option<&str> {
         match self {
             Self::Console => None,
@@ -191,16 +191,16 @@ impl VmRecord {
     }
 }
 
-/// Whatever can happen.
+/// All events of the loop.
 #[derive(Debug)]
 enum Event {
     /// QEMU has connected the control port.
     Connected(UnixStream),
-    /// The hypervisor says something, or something that cannot be used.
+    /// The hypervisor sent a message, or an invalid frame.
     Host(Result<Message, FrameError>),
     /// The control port is closed.
     Closed,
-    /// Somebody typed.
+    /// The user typed.
     Typed(Typed),
     /// We received a signal.
     Signal(i32),
@@ -229,12 +229,12 @@ fn accept(listener: UnixListener, events: Sender<Event>) {
     });
 }
 
-/// What a VM's serial lines are for.
+/// The use of a VM's serial lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
     /// Its console is our terminal.
     Console,
-    /// It runs a command and says how that ended.
+    /// It runs a command and reports its status.
     Command,
     /// It does as it likes; its console is copied out.
     Watch,
@@ -245,9 +245,9 @@ enum Role {
 struct Followed {
     role: Role,
     agent: Agent,
-    /// When the agent line said its first byte.
+    /// When the first byte of the agent line arrived.
     first_word_ns: Option<u64>,
-    /// The end of what the console said.
+    /// The end of the console output.
     tail: Vec<u8>,
     /// Whether counters were asked for when the command ended.
     asked_at_end: bool,
@@ -265,10 +265,10 @@ struct Guest {
     agent: Agent,
 }
 
-/// Most VMs that are followed which commands create, whatever a host claims.
+/// Maximum number of VMs created by commands that the session follows, whatever a host claims.
 const MOST_GUESTS: usize = 4096;
 
-/// Whom a reply is for.
+/// The receiver of a reply.
 #[derive(Debug)]
 enum Asker {
     /// The counters of that number.
@@ -296,7 +296,7 @@ enum Cut {
     Signal(i32),
     /// The control port was closed while QEMU ran.
     Closed,
-    /// QEMU would not end although it was told to.
+    /// QEMU did not end when it was asked to.
     Stuck,
 }
 
@@ -328,7 +328,7 @@ struct Session<'a> {
     all_over: Option<Instant>,
     told_to_end: Option<Instant>,
     left: bool,
-    /// Why the run is about to be cut, and since when it waits for the last counters.
+    /// Why the run will be cut, and since when the session waits for the last counters.
     cutting: Option<(Cut, Instant)>,
     cut: Option<Cut>,
     waiting_was_told: bool,
@@ -392,7 +392,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Follows the run until QEMU has ended, by itself or by us.
+    /// Follows the run until QEMU has ended or was killed.
     fn follow(&mut self, events: &Receiver<Event>) {
         while self.process.ended().is_none() && self.cut.is_none() {
             match events.recv_timeout(self.patience()) {
@@ -402,7 +402,7 @@ impl<'a> Session<'a> {
             self.look_around();
         }
 
-        // What the hypervisor said last may still be under way from the thread that reads it.
+        // The last messages of the hypervisor may still be on their way from the thread that reads them.
         if self.cut.is_none() {
             let deadline = Instant::now() + LAST_WORDS;
             while self.link.is_some() && self.closed.is_none() {
@@ -431,7 +431,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// What is due without an event.
+    /// Does what is due without an event.
     fn look_around(&mut self) {
         self.show_log();
         self.send_keys();
@@ -500,7 +500,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Cuts the run off as soon as it is known what the VMs that still run have done so far.
+    /// Cuts the run once the last counters of the running VMs have arrived.
     fn cut_soon(&mut self, why: Cut) {
         if self.cutting.is_none() {
             self.cutting = Some((why, Instant::now()));
@@ -518,7 +518,7 @@ impl<'a> Session<'a> {
             Ok(reader) => {
                 control::listen(reader, self.events.clone(), Event::Host, Event::Closed);
                 self.link = Some(stream);
-                // Other tools are let in from now on: before, there was nobody to answer.
+                // Other tools may connect from now on; earlier no host could answer.
                 match Share::open(&self.events, Event::Asked) {
                     Ok(share) => self.share = Some(share),
                     Err(error) => self.progress.say(&format!("other tools cannot reach this host: {error}")),
@@ -531,7 +531,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// What the hypervisor says.
+    /// Handles a message of the hypervisor.
     fn hear(&mut self, message: Message) {
         match message {
             Message::Up(info) => self.introduce(info),
@@ -581,7 +581,7 @@ impl<'a> Session<'a> {
                 self.progress.say(&format!("vm \"{name}\": cannot be created: {}", printable(&why)));
                 record.failed.get_or_insert(why);
             }
-            // It ends once, whatever is said.
+            // A VM ends once, whatever the host reports.
             VmEvent::Stopped { .. } if record.stopped.is_some() => {}
             VmEvent::Stopped { reason, detail } => {
                 let followed = &mut self.vms[vm];
@@ -595,12 +595,12 @@ impl<'a> Session<'a> {
                 self.progress.say(&format!("vm \"{name}\": ended, {}{colon}{shown}", reason.name()));
                 self.gather(vm, false);
             }
-            // It has ended, and is told of as one that has.
+            // The VM has ended, and is reported as ended.
             VmEvent::Created { .. } | VmEvent::Destroyed => {}
         }
     }
 
-    /// What became of a VM that a command has created.
+    /// Records the events of a VM that a command has created.
     fn note_guest(&mut self, vm: u32, event: VmEvent) {
         if let VmEvent::Created { name } = event {
             if self.guests.len() < MOST_GUESTS {
@@ -616,7 +616,7 @@ impl<'a> Session<'a> {
         match event {
             VmEvent::Started => {
                 guest.is_running = true;
-                // It is not over yet, whatever was before.
+                // The run is not over, even if all earlier VMs have ended.
                 self.all_over = None;
                 self.progress.say(&format!("vm \"{name}\": started by a command"));
             }
@@ -638,7 +638,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// What a VM wrote to a serial line which a command has created: shown line by line, with its name.
+    /// Prints serial output of a VM that a command has created: line by line, with its name.
     fn print_guest(&mut self, vm: u32, line: Line, bytes: &[u8]) {
         let Some(guest) = self.guests.get_mut(&vm) else { return };
         let bytes = if line == Line::Agent { guest.agent.push(bytes) } else { bytes.to_vec() };
@@ -660,7 +660,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// What a guest wrote to a serial line.
+    /// Handles serial output of a guest.
     fn print(&mut self, vm: usize, line: Line, at_ns: u64, bytes: &[u8]) {
         let followed = &mut self.vms[vm];
         match (line, followed.role) {
@@ -746,7 +746,7 @@ impl<'a> Session<'a> {
     fn ask(&mut self, command: Command, asker: Asker) {
         let Some(link) = &mut self.link else {
             if let Asker::Tool(stream, _) = asker {
-                // Hanging up is the answer: nobody is there any more. It may have hung up itself.
+                // Closing the connection is the answer: the host is gone. The other side may have closed it already.
                 let _ = stream.shutdown(Shutdown::Both);
             }
             return;
@@ -768,7 +768,7 @@ impl<'a> Session<'a> {
     fn deliver(&mut self, id: u32, result: Result<Answer, Refusal>) {
         match (self.asked.remove(&id), result) {
             (Some(Asker::Tool(mut stream, id)), result) => {
-                // If it has hung up meanwhile, the answer is nobody's.
+                // If the other side has closed the connection, the answer has no receiver.
                 let _ = control::send(&mut stream, &Message::Reply { id, result });
             }
             (Some(Asker::Keys(_)), Ok(Answer::Accepted(count))) => {
@@ -792,7 +792,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Sends what was typed, one request at a time: the guest may take less than was sent.
+    /// Sends typed bytes, one request at a time: the guest may accept fewer than were sent.
     fn send_keys(&mut self) {
         let busy = self.asked.values().any(|asker| matches!(asker, Asker::Keys(_)));
         let running = self.record.vms.iter().all(|vm| vm.started_ns.is_some() && !vm.is_over());
@@ -804,7 +804,7 @@ impl<'a> Session<'a> {
         self.ask(Command::Input { vm: 0, line: Line::Console, bytes }, Asker::Keys(count));
     }
 
-    /// Asks for all counters of a VM; those `at_hello` are kept apart.
+    /// Asks for all counters of a VM. Those of the moment of its hello (`at_hello`) are kept separately.
     fn gather(&mut self, vm: usize, at_hello: bool) {
         if self.link.is_none() {
             return;
@@ -841,12 +841,12 @@ impl<'a> Session<'a> {
         }
         self.told_to_end = Some(Instant::now());
         let Some(link) = &mut self.link else { return };
-        // If it cannot be told, patience ends and it is killed.
+        // If this fails, the time limit ends, and QEMU is killed.
         let _ = control::send(link, &Request { id: 0, command: Command::PowerOff });
     }
 }
 
-/// The whole lines of `partial` and then `bytes`, with a name in front of each; the rest stays in `partial`.
+/// The complete lines of `partial` followed by `bytes`, each with the name in front. The rest remains in `partial`.
 fn labelled(name: &str, partial: &mut Vec<u8>, bytes: &[u8]) -> Vec<u8> {
     let mut labelled = Vec::new();
     for &byte in bytes {

@@ -35,14 +35,14 @@ pub(crate) struct Share {
 /// A request from another tool.
 #[derive(Debug)]
 pub(crate) struct Asked {
-    /// What it asks, with its own id.
+    /// The request, with its own id.
     pub(crate) request: Request,
     /// Where the reply goes.
     pub(crate) asker: UnixStream,
 }
 
 impl Share {
-    /// Listens, and delivers what others ask to `events`.
+    /// Listens, and delivers requests to `events`.
     pub(crate) fn open<E: Send + 'static>(
         events: &Sender<E>,
         wrap: impl Fn(Asked) -> E + Copy + Send + 'static,
@@ -90,7 +90,7 @@ fn serve<E>(mut stream: UnixStream, events: &Sender<E>, wrap: impl Fn(Asked) -> 
     });
 }
 
-/// Makes the directory, and refuses one that belongs to somebody else: it could be there to listen in on us.
+/// Creates the directory. Rejects one that belongs to another user, who could read our messages.
 fn make_private(directory: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
     let found = fs::symlink_metadata(directory)?;
@@ -115,7 +115,7 @@ fn hosts(directory: &Path) -> Vec<(i32, PathBuf)> {
     hosts
 }
 
-/// Removes sockets whose process is gone (killed, or the computer crashed).
+/// Removes sockets whose process no longer exists (it was killed, or the computer crashed).
 fn clean(directory: &Path) {
     for (pid, path) in hosts(directory) {
         let alive = Pid::from_raw(pid).is_some_and(|pid| test_kill_process(pid) != Err(rustix::io::Errno::SRCH));

@@ -1,4 +1,4 @@
-//! Counters: sums, tables for people, JSON for programs. Also `dunlin list` and `stats`, which ask a running host.
+//! Counters: sums, tables for users, JSON for programs. Also `dunlin list` and `stats`, which ask a running host.
 
 mod emulation;
 mod faults;
@@ -60,7 +60,7 @@ pub(crate) fn ranking(counters: &VcpuCounters) -> Vec<(&'static str, u64)> {
 
 macro_rules! difference {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// What `new` counted since `old`; nothing where it counts less.
+        /// The increase from `old` to `new`; zero where a counter decreased.
         pub(crate) fn difference(old: &VcpuCounters, new: &VcpuCounters) -> VcpuCounters {
             let mut difference = VcpuCounters::default();
             for (at, exits) in difference.exits.iter_mut().enumerate() {
@@ -176,7 +176,7 @@ pub(crate) fn list(client: &mut Client) -> Result<Vec<VmInfo>, Failure> {
     loop {
         let first = all.last().map_or(0, |vm| vm.number.saturating_add(1));
         match client.ask(Command::List { first })? {
-            // Numbers only grow, so this ends whatever a host says.
+            // Numbers only increase, so this ends whatever the host answers.
             Ok(Answer::Vms(vms)) if vms.iter().all(|vm| vm.number >= first) => {
                 let is_last = vms.len() < VMS_CHUNK;
                 all.extend(vms);
@@ -191,7 +191,7 @@ pub(crate) fn list(client: &mut Client) -> Result<Vec<VmInfo>, Failure> {
     }
 }
 
-/// All counters of a VM, or why there are none.
+/// All counters of a VM, or the reason why there are none.
 pub(crate) fn snapshot(client: &mut Client, vm: u32, vcpus: u32) -> Result<Result<Snapshot, &'static str>, Failure> {
     let mut snapshot = Snapshot::default();
     let vcpus = vcpus.min(BELIEVABLE_VCPUS);

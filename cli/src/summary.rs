@@ -1,4 +1,4 @@
-//! The results of a run, collected message by message and reported at the end as text or as JSON.
+//! The results of a run, collected message by message and reported at the end as text or JSON.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::exec::Hello;
 use crate::quantity::{seconds, show_count};
 use crate::stats::{self, Snapshot};
 
-/// What was seen of one VM.
+/// The results of one VM.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct VmRecord {
     /// Its name.
@@ -23,7 +23,7 @@ pub(crate) struct VmRecord {
     pub(crate) creating_ns: Option<u64>,
     /// When its first vCPU could run, likewise.
     pub(crate) started_ns: Option<u64>,
-    /// What it said when it reached user space, and when that was.
+    /// Its report when it reached user space, and the time of the report.
     pub(crate) hello: Option<(Hello, u64)>,
     /// When that was heard here, since just before QEMU was started.
     pub(crate) hello_after: Option<Duration>,
@@ -37,11 +37,11 @@ pub(crate) struct VmRecord {
     pub(crate) stopped: Option<(StopReason, String, u64)>,
     /// Status of the command that it ran.
     pub(crate) exit_status: Option<u8>,
-    /// Output of the command, as far as it is kept.
+    /// Output of the command, up to a limit.
     pub(crate) output: Vec<u8>,
 }
 
-/// What was seen of a run.
+/// The results of a run.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Record {
     /// How QEMU ran the host: `tcg` or `kvm`.
@@ -52,7 +52,7 @@ pub(crate) struct Record {
     pub(crate) arch: &'static str,
     /// The CPU model that QEMU was asked for.
     pub(crate) cpu_model: String,
-    /// Who the host said it was.
+    /// The host's description of itself.
     pub(crate) host: Option<HostInfo>,
     /// The VMs.
     pub(crate) vms: Vec<VmRecord>,

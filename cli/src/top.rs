@@ -30,22 +30,22 @@ use crate::stats::{self, Emulation, Faults, Picture, Snapshot, printable};
 /// Shortest and longest time between two pictures.
 const DELAYS: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(60)];
 
-/// What one VM or one vCPU did between two pictures.
+/// The activity of a VM or vCPU between two pictures.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Activity {
     /// Time in guest, host and waiting, in per cent of one pCPU.
     time: [f64; 3],
     /// Exits per second.
     exits: f64,
-    /// Exits per second by reason, most first.
+    /// Exits per second by reason, highest first.
     reasons: Vec<(&'static str, f64)>,
-    /// What was emulated, in words; empty if nothing was.
+    /// Emulated accesses, as text; empty if there were none.
     emulation: String,
-    /// What memory that came late and dirty logs did, in words; empty if there was neither.
+    /// Late mapping and dirty logs, as text; empty without either.
     faults: String,
     /// The same in numbers, per second, and the share of the time that it took in per cent.
     memory: Memory,
-    /// What tags and remote flushes came to.
+    /// Tags and remote flushes.
     flushes: Flushes,
 }
 
@@ -65,7 +65,7 @@ struct Memory {
 /// Tags and remote flushes, per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Flushes {
-    /// Entries that flushed TLB entries, and those of them that flushed the entries of all tags.
+    /// Entries that flushed TLB entries, and the number of them that flushed the entries of all tags.
     entries: [f64; 2],
     /// Tags that were assigned.
     assignments: f64,
@@ -133,7 +133,7 @@ impl Activity {
             "stage2_stall_percent": memory.stall })
     }
 
-    /// What there is to say beside the table of exits, a line each.
+    /// Notes below the table of exits, one per line.
     fn notes(&self) -> Vec<String> {
         let notes = [self.flushes.to_string(), self.emulation.clone(), self.faults.clone()];
         notes.into_iter().filter(|note| !note.is_empty()).collect()
@@ -149,7 +149,7 @@ impl Activity {
 fn activity(old: Option<&Picture>, new: &Picture, at: usize) -> Option<(Activity, Vec<Activity>)> {
     let (info, now) = new.vms.get(at)?;
     let now = now.as_ref()?;
-    // Without an earlier picture, all since the VM was created.
+    // Without an earlier picture, everything since the VM was created.
     let nothing = Snapshot { at_ns: 0, vcpus: vec![VcpuCounters::default(); now.vcpus.len()] };
     let before = match old {
         None => &nothing,
@@ -247,7 +247,7 @@ fn header(picture: &Picture) -> String {
     format!("dunlin {version}: {} pCPUs, {memory}{up}; {processor}", host.pcpus)
 }
 
-/// What the keys have chosen.
+/// The choices made by keys.
 struct View {
     delay: Duration,
     chosen: TableState,
@@ -256,17 +256,17 @@ struct View {
     reversed: bool,
 }
 
-/// By what VMs are sorted; keys as in top(1).
+/// The order of VMs; keys as in top(1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Order {
     /// As the host has them.
     #[default]
     Number,
-    /// Most time in guest and host first.
+    /// By time in guest and host, highest first.
     Time,
-    /// Most memory first.
+    /// By memory, highest first.
     Memory,
-    /// Most exits first.
+    /// By exits, highest first.
     Exits,
 }
 
@@ -322,7 +322,7 @@ fn interactive(
     }
 }
 
-/// Does what a key says; true to quit.
+/// Handles a key; returns true to quit.
 fn obey(event: &Event, view: &mut View, vms: usize) -> bool {
     let Event::Key(key) = event else { return false };
     if key.kind != KeyEventKind::Press {
@@ -399,8 +399,8 @@ fn draw(frame: &mut Frame<'_>, old: Option<&Picture>, new: &Picture, view: &mut 
     frame.render_widget(Line::from(help), keys);
 }
 
-/// Lines that notes need, on a terminal of this width. Words that do not fit go to the next line, so that a line holds
-/// less than its width: one more, for those that have to be broken.
+/// Number of lines that the notes need on a terminal of this width. Words that do not fit go to the next line, so a
+/// line may be shorter than the width. One more line is for words that must be broken.
 fn notes_height(notes: &[String], width: u16) -> u16 {
     let width = usize::from(width).max(1);
     let lines: usize = notes.iter().map(|note| note.chars().count()).map(|n| n.div_ceil(width) + n / width).sum();

@@ -1,7 +1,7 @@
-//! `dunlin trace`: the events on each pCPU of a running host, as a file that Perfetto opens.
+//! `dunlin trace`: the events on each pCPU of a running host, as a file for Perfetto.
 //!
 //! The host writes events into rings. The tool empties them as fast as the control port allows. [`timeline`] turns them
-//! into slices: one for each time slice of a vCPU on a pCPU, and one for each exit.
+//! into slices: one for each run of a vCPU on a pCPU, and one for each exit.
 
 mod timeline;
 
@@ -49,7 +49,7 @@ pub(crate) fn run(args: &TraceArgs) -> Result<(), Failure> {
     ask(&mut client, Command::TraceStart)?;
     let result = follow(&mut client, time, &is_over, &mut timeline).and_then(|pcpus| {
         ask(&mut client, Command::TraceStop)?;
-        // What was written until then.
+        // Read the last events before the stop.
         drain(&mut client, pcpus, &mut timeline)?;
         Ok(pcpus)
     });
@@ -57,7 +57,7 @@ pub(crate) fn run(args: &TraceArgs) -> Result<(), Failure> {
         // Report the first failure.
         let _ = client.ask(Command::TraceStop);
     }
-    // A host that has ended leaves what was seen of it.
+    // Even if the host has ended, the events so far are kept.
     let seen = timeline.finish().map_err(at)?;
     let pcpus = result?;
 
@@ -85,7 +85,7 @@ pub(crate) fn run(args: &TraceArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Reads until the time is over or someone asks for the end. Returns the number of pCPUs.
+/// Reads events until the time is over or the user stops it. Returns the number of pCPUs.
 fn follow<W: Write>(
     client: &mut Client,
     time: Duration,

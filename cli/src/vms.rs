@@ -1,5 +1,5 @@
-//! VMs that come and go on a running host: `dunlin create`, `start`, `stop` and `destroy`. And `dunlin host`, which
-//! shows what the host has left.
+//! Commands for the VMs of a running host: `dunlin create`, `start`, `stop` and `destroy`. And `dunlin host`, which
+//! shows the host's free resources.
 
 use abi::control::{About, Answer, Command, Part, Refusal, UPLOAD_CHUNK};
 use abi::resources::Resources;
@@ -40,7 +40,7 @@ pub(crate) fn run_create(args: &CreateArgs) -> Result<(), Failure> {
         false => Ok(()),
     });
     if let Err(failure) = started {
-        // Of those that belong together, none stays. What failed first is what is told.
+        // Either all VMs of the file are created, or none. The first failure is reported.
         for &vm in &created {
             let _ = client.ask_patiently(Command::Destroy { vm });
         }
@@ -128,7 +128,7 @@ fn refused(vm: &VmConfig, memory_bytes: u64, why: Refusal) -> Failure {
     }
 }
 
-/// How far a VM's files have got, told now and then.
+/// Progress of an upload, reported at intervals.
 struct Telling<'a> {
     progress: Progress,
     name: &'a str,
@@ -137,7 +137,7 @@ struct Telling<'a> {
 }
 
 impl<'a> Telling<'a> {
-    /// Parts of the whole that are told.
+    /// Number of reports per upload.
     const PARTS: usize = 4;
     /// Files that take no time worth mentioning.
     const SMALL: usize = 4 << 20;

@@ -43,7 +43,7 @@ impl Session<'_> {
         (status, failures)
     }
 
-    /// What went wrong with the host, if anything did.
+    /// The failure of the host, if there is one.
     fn judge_host(&mut self, log: &Path, messages: &Path) -> Option<Failure> {
         match self.cut {
             Some(Cut::TimeLimit) => {
@@ -60,7 +60,7 @@ impl Session<'_> {
             Some(Cut::Closed) => {
                 return Some(Failure::failed(format!("the hypervisor closed the control port{}", quote(log))));
             }
-            // All was done, or nobody cares any more.
+            // Everything was done, or the user has ended the run.
             Some(Cut::Stuck) => {
                 self.progress.say("the host did not end by itself and was killed");
                 return None;
@@ -70,7 +70,7 @@ impl Session<'_> {
 
         let status = self.process.wait(LAST_WORDS)?;
         let done = self.told_to_end.is_some();
-        // A machine that has no place for a status says it in its log.
+        // A machine without an exit status prints it in its log.
         let told = || last_lines(log, 1).first().and_then(|line| told_status(line));
         let code = match status.code() {
             Some(0) => told().or(Some(0)),
@@ -116,10 +116,10 @@ impl Session<'_> {
             .collect()
     }
 
-    /// The end of the run, told.
+    /// Reports the end of the run.
     pub(super) fn report(&self, status: u8, failures: &[Failure]) {
         let texts: Vec<String> = self.record.vms.iter().map(VmRecord::text).collect();
-        // Without a host there is nothing to sum up.
+        // Without a host there is no summary.
         let summary = if self.record.host.is_some() { texts.concat() } else { String::new() };
         match self.purpose {
             _ if self.json => self.progress.print(&summary),
@@ -138,7 +138,7 @@ impl Session<'_> {
     }
 }
 
-/// The status of one VM's run, or what went wrong with it.
+/// The status of a VM's run, or its failure.
 fn judge_vm(record: &VmRecord, followed: &Followed, purpose: &Purpose, left: bool) -> Result<u8, Failure> {
     let name = &record.name;
     if let Some(why) = &record.failed {
@@ -178,7 +178,7 @@ fn judge_vm(record: &VmRecord, followed: &Followed, purpose: &Purpose, left: boo
     }
 }
 
-/// The last lines of a console; if the kernel panicked before those, also the line that says why.
+/// The last lines of a console. If the kernel panicked earlier, the line with the reason as well.
 fn telling_lines(console: &[u8]) -> Vec<String> {
     const SHOWN: usize = 8;
     let all = last_lines_of(console, usize::MAX);

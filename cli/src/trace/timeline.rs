@@ -10,10 +10,10 @@ use std::io::{self, Write};
 use abi::trace::{Event, Events, What};
 use serde_json::{Value, json};
 
-/// The group of the pCPUs; those of the VMs follow.
+/// The group of rows for the pCPUs; the groups of the VMs follow.
 const PCPUS: u32 = 1;
 
-/// Writes a trace, as events come.
+/// Writes a trace as events arrive.
 pub(super) struct Timeline<W> {
     out: W,
     hz: f64,
@@ -22,12 +22,12 @@ pub(super) struct Timeline<W> {
     zero: Option<u64>,
     last: u64,
     pcpus: Vec<Pcpu>,
-    /// vCPUs whose row has a name.
+    /// vCPUs whose row already has a name.
     named: BTreeSet<(u32, u32)>,
     seen: Seen,
 }
 
-/// What is known of a pCPU at a point of its events.
+/// The state of a pCPU at one position in its events.
 #[derive(Clone, Debug, Default)]
 struct Pcpu {
     run: Option<Run>,
@@ -55,7 +55,7 @@ pub(super) struct Seen {
 }
 
 impl<W: Write> Timeline<W> {
-    /// Of a host whose clock has so many ticks in a second, and whose VMs have these names.
+    /// `hz` is the number of ticks per second of the host's clock; `names` are the names of the VMs.
     pub(super) fn new(mut out: W, hz: u64, names: BTreeMap<u32, String>) -> io::Result<Self> {
         let group = metadata("process_name", PCPUS, None, "pCPUs");
         write!(out, "{{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n{group}")?;
