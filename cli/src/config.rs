@@ -1,8 +1,8 @@
-//! What to run: a TOML file, and options that override it.
+//! The configuration of a run: a TOML file, and options that override it.
 //!
-//! Every value has its [`Place`]: the file, line and key, or the option. So any later check can name the place to fix:
-//! a file that is no kernel, or more memory than the computer has. For the same reason the tool reads the file key by
-//! key, without a derived deserializer. A key that no code asks for is unknown.
+//! Every value has its [`Place`]: the file, line and key, or the option. So any later check can name the place to fix,
+//! such as a file that is not a kernel, or more memory than the computer has. For the same reason the tool reads the
+//! file key by key, without a derived deserializer. A key that no code reads is unknown.
 
 mod arch;
 mod reader;
@@ -24,11 +24,11 @@ use reader::{Source, Table};
 use stage2::Stage2;
 use translation::Translation;
 
-/// The file that is run when none is given.
+/// The file for a run without one.
 const DEFAULT: &str = include_str!("../../vms/default.toml");
-/// What the default is called in messages.
+/// The name of that file in messages.
 const DEFAULT_NAME: &str = "vms/default.toml (built in)";
-/// Most pCPUs: QEMU's q35 takes no more without interrupt remapping.
+/// Maximum number of pCPUs: QEMU's q35 has no more without interrupt remapping.
 const MAX_PCPUS: u32 = 255;
 /// Memory of a VM is given out in pieces of this size.
 const MEMORY_GRAIN: u64 = 2 * MIB;
@@ -38,7 +38,7 @@ const MEMORY_GRAIN: u64 = 2 * MIB;
 pub(crate) struct Config {
     /// The host.
     pub(crate) host: HostConfig,
-    /// The VMs, at least one, no two of the same name.
+    /// The VMs: at least one, with different names.
     pub(crate) vms: Vec<VmConfig>,
 }
 
@@ -49,7 +49,7 @@ pub(crate) struct HostConfig {
     pub(crate) arch: Placed<Arch>,
     /// Number of physical CPUs.
     pub(crate) pcpus: Placed<u32>,
-    /// Memory in bytes; without it, what the VMs need.
+    /// Memory in bytes; if absent, the sum of the VMs' needs.
     pub(crate) memory: Option<Placed<u64>>,
     /// How QEMU runs the host.
     pub(crate) accel: Placed<Accel>,
@@ -76,7 +76,7 @@ pub(crate) struct VmConfig {
     pub(crate) cmdline: Placed<String>,
     /// How the local APIC is presented.
     pub(crate) apic: Placed<ApicMode>,
-    /// What is remembered of emulated instructions.
+    /// The cache of emulated instructions.
     pub(crate) decode_cache: DecodeCache,
     /// How TLBs are flushed, and tagged.
     pub(crate) translation: Translation,
@@ -99,7 +99,7 @@ impl Accel {
     const NAMES: &'static [&'static str] = &["auto", "tcg", "kvm"];
 }
 
-/// Where a kernel comes from.
+/// The source of a kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Kernel {
     /// Debian's `linux-image-cloud-amd64`.
@@ -116,7 +116,7 @@ impl Kernel {
     const NAMES: &'static [&'static str] = &["debian-cloud", "debian", "measuring-guest"];
 }
 
-/// Where an initial RAM disk comes from.
+/// The source of an initial RAM disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Initrd {
     /// Ours: busybox, and the agent that speaks to this tool.
@@ -125,7 +125,7 @@ pub(crate) enum Initrd {
     Workloads,
     /// Ours, these programs, a C compiler and C sources.
     Compile,
-    /// None at all.
+    /// No initrd.
     None,
     /// A file.
     File(PathBuf),
@@ -134,8 +134,7 @@ pub(crate) enum Initrd {
 impl Initrd {
     const NAMES: &'static [&'static str] = &["dunlin", "workloads", "compile", "none"];
 
-    /// The archives that the build leaves for it, in the order in which the kernel unpacks them; none if it is not
-    /// ours.
+    /// The archives of the build for it, in the order in which the kernel unpacks them; none for a file of the user.
     pub(crate) fn archives(&self) -> &'static [&'static str] {
         match self {
             Self::Dunlin => &["initrd.cpio.gz"],
@@ -193,12 +192,12 @@ impl fmt::Display for Place {
     }
 }
 
-/// A value and where it was written.
+/// A value and the place where it was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Placed<T> {
     /// The value.
     pub(crate) value: T,
-    /// Where it was written.
+    /// The place where it was written.
     pub(crate) place: Place,
 }
 
@@ -220,8 +219,8 @@ impl Config {
         Ok(config)
     }
 
-    /// Reads VMs for a host that runs already, which has this architecture. What the file says of a host is not for
-    /// that one, but an architecture that it names has to be right.
+    /// Reads VMs for a running host with this architecture. The settings of [host] do not apply to it, but `arch` must
+    /// match.
     pub(crate) fn for_host(path: &Path, arch: Arch) -> Result<Self, Failure> {
         let mut config = Self::load(&RunArgs { file: Some(path.to_path_buf()), ..RunArgs::default() })?;
         let named = &config.host.arch;
@@ -351,7 +350,7 @@ impl HostConfig {
             None => None,
         };
         let qemu = table.text("qemu")?.map(|(text, place)| {
-            // A bare name is looked for in PATH, as a shell does.
+            // A name without a slash is searched in PATH, as in a shell.
             let value = if text.contains('/') { directory.join(text) } else { PathBuf::from(text) };
             Placed { value, place }
         });
@@ -495,7 +494,8 @@ fn initrd(text: &str, directory: &Path, place: Place) -> Result<Placed<Initrd>, 
     Ok(Placed { value, place })
 }
 
-/// The path `text` below `directory`; what is neither a file nor looks like one was meant to be one of `names`.
+/// The path `text` below `directory`. If it is not a file and does not look like a path, it is a misspelt word of
+/// `names`.
 fn file(text: &str, directory: &Path, names: &[&str], place: &Place) -> Result<PathBuf, Failure> {
     let path = directory.join(text);
     if path.is_file() {

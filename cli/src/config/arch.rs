@@ -42,7 +42,7 @@ impl Arch {
         }
     }
 
-    /// Where below the directory of built files those of this architecture are.
+    /// The folder of this architecture's files, below the directory of built files.
     pub(crate) const fn folder(self) -> &'static str {
         match self {
             Self::X86_64 => "",
@@ -50,7 +50,7 @@ impl Arch {
         }
     }
 
-    /// What kernels call the first serial port.
+    /// The first serial port's name in kernels.
     pub(crate) const fn console(self) -> &'static str {
         match self {
             Self::X86_64 => "ttyS0",
@@ -58,8 +58,8 @@ impl Arch {
         }
     }
 
-    /// The kernel's command line for this architecture: files say `console=ttyS0` for the first serial port, whatever
-    /// its kernels call it.
+    /// The kernel's command line for this architecture. Files always call the first serial port `ttyS0`; this replaces
+    /// it by the kernel's name.
     pub(super) fn cmdline(self, text: &str) -> String {
         match self {
             Self::X86_64 => text.to_string(),

@@ -1,4 +1,4 @@
-//! Reads a TOML table key by key: a key that no code asks for is an error.
+//! Reads a TOML table key by key: a key that no code reads is an error.
 
 use std::ops::Range;
 use std::path::Path;
@@ -9,7 +9,7 @@ use toml::de::{DeTable, DeValue};
 use super::Place;
 use crate::failure::Failure;
 
-/// The text of a file, for the places of what is in it.
+/// The text of a file, to find the places of its values.
 pub(super) struct Source<'a> {
     pub(super) text: &'a str,
     pub(super) name: &'a str,
@@ -112,7 +112,7 @@ impl<'a> Table<'a> {
             .collect()
     }
 
-    /// Refuses the first key that nobody asked for.
+    /// Rejects the first key that no code has read.
     pub(super) fn finish(self) -> Result<(), Failure> {
         let unknown = self.entries.keys().filter(|key| !self.known.contains(&key.get_ref().as_ref()));
         let Some(key) = unknown.min_by_key(|key| key.span().start) else { return Ok(()) };

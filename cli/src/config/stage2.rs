@@ -58,10 +58,10 @@ pub(crate) fn split(text: &str) -> Result<Split, &'static [&'static str]> {
     }
 }
 
-/// Who records writes, by its name here and on the command line.
+/// What records writes, by its name here and on the command line.
 ///
 /// # Errors
-/// The names that there are.
+/// The valid names.
 pub(crate) fn source(text: &str) -> Result<DirtySource, &'static [&'static str]> {
     match text {
         "hardware" => Ok(DirtySource::Hardware),

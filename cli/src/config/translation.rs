@@ -1,4 +1,4 @@
-//! The keys about TLBs: the interface by which a guest flushes them, and the tags that keep guests apart in them.
+//! The keys about TLBs: the interface by which a guest flushes them, and the tags that separate guests in them.
 
 use abi::payload::{HyperV, RemoteFlush, TagScheme};
 
@@ -9,17 +9,17 @@ use crate::failure::Failure;
 /// How TLBs are flushed, and tagged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Translation {
-    /// What of the Hyper-V interface the guest is offered.
+    /// The parts of the Hyper-V interface that the guest sees.
     pub(crate) hyperv: HyperV,
     /// How the guest flushes TLBs of other vCPUs.
     pub(crate) flush: RemoteFlush,
     /// How tags are handed out.
     pub(crate) tags: TagScheme,
-    /// Most tags.
+    /// Maximum number of tags.
     pub(crate) tag_limit: Option<u32>,
 }
 
-/// Most tags that can be asked for: hardware has up to 2^15, one of them the host's.
+/// The largest number of tags that a file may ask for: hardware has up to 2^15, one of them the host's.
 const MOST_TAGS: u32 = 32_767;
 
 impl Translation {

@@ -1,4 +1,4 @@
-//! Rounds at an interval: pages written per second, and what that cost.
+//! Rounds at an interval: pages written per second, and their cost.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ pub(super) fn run(args: &RateArgs) -> Result<(), Failure> {
     rounds.end(result)
 }
 
-/// The rounds of one VM, with a log that was started for them if there was none.
+/// The rounds of one VM. If it had no log, they have started one.
 pub(super) struct Rounds {
     pub(super) vm: Attached,
     /// Whether the log is ours to stop.
@@ -42,22 +42,21 @@ pub(super) struct Rounds {
     last_ns: u64,
 }
 
-/// What happened between two rounds.
+/// The events between two rounds.
 #[derive(Clone, Debug)]
 pub(super) struct Interval {
     pub(super) round: Round,
     pub(super) info: DirtyInfo,
     /// Between the begin of the last round and of this one.
     pub(super) nanos: u64,
-    /// What the vCPUs counted meanwhile.
+    /// The vCPUs' counters for that time.
     pub(super) counters: VcpuCounters,
     clock_hz: u64,
     is_first: bool,
 }
 
 impl Rounds {
-    /// Attaches, starts a log if there is none, and makes a first round, which finds what was written at any time
-    /// before.
+    /// Connects, starts a log if there is none, and makes a first round for the pages written earlier.
     pub(super) fn begin(args: &RateArgs) -> Result<(Self, Duration), Failure> {
         let delay = parse_time(&args.delay).map_err(|what| Failure::bad_input(format!("option '--delay': {what}")))?;
         let mut vm = Attached::to(&args.which)?;
@@ -77,7 +76,7 @@ impl Rounds {
         match rounds.first() {
             Ok(()) => Ok((rounds, delay.clamp(DELAYS[0], DELAYS[1]))),
             Err(failure) => {
-                // What failed first is what is told.
+                // Report the first failure.
                 let _ = rounds.end(Ok(()));
                 Err(failure)
             }
@@ -150,7 +149,7 @@ impl Interval {
         self.counters.dirty_splits
     }
 
-    /// Of the time in which vCPUs ran or were held up, the part in which they were held up, in per cent.
+    /// The share of time, in per cent, for which running vCPUs were stopped.
     pub(super) fn stall(&self) -> f64 {
         let all = self.counters.guest_ticks.saturating_add(self.counters.host_ticks);
         percent(self.counters.stage2_stall_ticks, all).min(100.0)
@@ -184,7 +183,7 @@ impl Interval {
     }
 }
 
-/// Ctrl-C and its like, which end the rounds but not before the log is stopped.
+/// Ctrl-C and similar signals. They end the rounds, but only after the log has been stopped.
 pub(super) struct Interrupted(std::sync::mpsc::Receiver<()>);
 
 pub(super) fn interrupted() -> Result<Interrupted, Failure> {
@@ -204,7 +203,7 @@ pub(super) fn interrupted() -> Result<Interrupted, Failure> {
 }
 
 impl Interrupted {
-    /// Waits for so long; says whether there was a signal.
+    /// Waits for this time. Returns whether a signal arrived.
     pub(super) fn wait(&self, time: Duration) -> bool {
         self.0.recv_timeout(time).is_ok()
     }

@@ -1,4 +1,4 @@
-//! `dunlin dirty watch`: rounds as they come, with pages per second as a picture over time.
+//! `dunlin dirty watch`: live rounds, with a picture of the pages per second over time.
 
 use std::collections::VecDeque;
 use std::io::{IsTerminal, stdout};
@@ -20,7 +20,7 @@ use crate::stats::printable;
 
 /// Rounds that are kept: more than any terminal has columns.
 const KEPT: usize = 512;
-/// How often keys are looked for.
+/// Interval between polls of the keyboard.
 const TICK: Duration = Duration::from_millis(50);
 
 /// `dunlin dirty watch`.
@@ -39,7 +39,7 @@ pub(super) fn run(args: &RateArgs) -> Result<(), Failure> {
     rounds.end(result)
 }
 
-/// What was seen so far.
+/// The data to show.
 #[derive(Default)]
 struct View {
     name: String,

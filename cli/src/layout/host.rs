@@ -1,4 +1,4 @@
-//! A host without VMs, started to be asked something.
+//! A host without VMs, started to answer requests.
 
 use std::fs;
 use std::io;
@@ -19,10 +19,10 @@ use crate::quantity::MIB;
 
 /// Memory of the machine: a host without VMs needs little.
 const MEMORY: u64 = 128 * MIB;
-/// How long it may take to come up, and to end.
+/// Time limit for its start, and for its end.
 const PATIENCE: Duration = Duration::from_secs(30);
 const LAST_WORDS: Duration = Duration::from_secs(5);
-/// How often a look is taken whether it has come.
+/// Interval between checks whether it has started.
 const TICK: Duration = Duration::from_millis(10);
 
 /// The host; it ends when this is dropped, if not before.
@@ -33,7 +33,7 @@ pub(super) struct Host {
     files: Files,
 }
 
-/// What it writes, gone when dropped.
+/// Its files, deleted when dropped.
 struct Files {
     directory: tempfile::TempDir,
 }
@@ -81,14 +81,14 @@ impl Host {
         &mut self.client
     }
 
-    /// `failure`, with what the host has said last.
+    /// `failure`, with the host's last messages.
     pub(super) fn explain(&self, failure: Failure) -> Failure {
         self.files.explain(failure)
     }
 
-    /// Ends it, and tells who it was.
+    /// Ends the host. Returns its description.
     pub(super) fn end(mut self) -> HostInfo {
-        // If it is gone or does not end by itself, it is killed.
+        // If it does not end by itself, it is killed.
         let _ = self.client.ask(Command::PowerOff);
         self.process.wait(LAST_WORDS);
         self.info

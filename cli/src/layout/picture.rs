@@ -57,7 +57,7 @@ pub(super) fn svg(layout: &Layout) -> String {
     )
 }
 
-/// What a row of the picture shows.
+/// A row of the picture.
 enum Line {
     /// The line of this number.
     Drawn(u32),
@@ -110,7 +110,7 @@ fn field(boxes: &mut String, layout: &Layout, row: &Row, number: u32, at: u32) {
     let letters = |text: &str| u32::try_from(text.len()).unwrap_or(u32::MAX).saturating_mul(LETTER);
     let whole = format!("{name}: {kind}");
     let text = if letters(&whole) < width { &whole } else { name };
-    // A name that is too long for its field is squeezed, unless nobody could read it then.
+    // A name that is too long for its field is squeezed, unless it would be unreadable.
     let squeezed =
         if letters(text) >= width { format!(r#" textLength="{}""#, width.saturating_sub(6)) } else { String::new() };
     if letters(text) < 3 * width {

@@ -11,31 +11,32 @@ use crate::stats::printable;
 
 /// Bytes of a page, after which the sets of the innermost caches repeat.
 const PAGE: u64 = 4096;
-/// Most of each kind of fault that are told one by one.
+/// Maximum number of faults of each kind that are printed one by one.
 const MOST_TOLD: usize = 10;
 
-/// What there is to say about all places.
+/// Findings about all addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Placement {
     owners: [usize; 3],
     places: usize,
     bytes: u64,
-    /// Of each block by its name: how many there are, and at how many different lines of their pages they begin.
+    /// For each kind of block: the number of blocks, and the number of different offsets within a page at which they
+    /// begin.
     starts: BTreeMap<String, (usize, usize)>,
-    /// What does not begin with a line.
+    /// Blocks that do not begin with a line.
     askew: Vec<String>,
-    /// Pairs of which a line belongs to both.
+    /// Pairs of blocks that share a line.
     shared: Vec<String>,
 }
 
 impl Placement {
-    /// Of these places, in lines of so many bytes.
+    /// Checks these addresses, with lines of `line` bytes.
     pub(super) fn of(places: &[Place], line: u64) -> Self {
         let mut in_order: Vec<&Place> = places.iter().filter(|place| place.bytes > 0).collect();
         in_order.sort_by_key(|place| place.hva);
         let last_line = |place: &Place| place.hva.saturating_add(u64::from(place.bytes) - 1) / line;
         let mut shared = Vec::new();
-        // The one that reaches furthest so far: a short one within it must not hide it.
+        // The block that reaches furthest so far: a short block within it must not hide it.
         let mut furthest: Option<&Place> = None;
         for place in &in_order {
             if let Some(before) = furthest.filter(|before| last_line(before) >= place.hva / line) {

@@ -1,4 +1,4 @@
-//! Blocks as text: a summary of all, then every field of each, its place, and its writers.
+//! Blocks as text: a summary, then every field of each block, its position, and its writers.
 
 use std::fmt::Write;
 
@@ -10,10 +10,10 @@ use crate::stats::printable;
 
 /// The classes, in the order of the summary.
 const CLASSES: [Content; 4] = [Content::Owner, Content::Mailbox, Content::Frozen, Content::Cold];
-/// Most levels of structs within structs that are indented.
+/// Maximum depth of nested structs that is indented.
 const DEEPEST: u8 = 16;
 
-/// Of a block, what is whose.
+/// The parts of a block, by writer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Shares {
     /// Lines of each of [`CLASSES`].

@@ -1,8 +1,7 @@
 //! Counters as metrics, with names and units by Prometheus's rules.
 //!
-//! Units are base units (seconds, bytes), at the end of the name, with `_total` on counters that only grow. Each vCPU
-//! is a series; a query makes sums (`sum by (vm) (...)`). The help text is the doc comment of the counter's
-//! declaration.
+//! Units are base units (seconds, bytes) at the end of the name; counters that only grow end in `_total`. Each vCPU is
+//! a series; a query makes sums (`sum by (vm) (...)`). The help text is the doc comment of the counter's declaration.
 
 use std::fmt::{Error, Write as _};
 
@@ -17,19 +16,19 @@ use prometheus_client::registry::{Registry, Unit};
 use crate::quantity::seconds;
 use crate::stats::{Picture, Snapshot, printable, state};
 
-/// All metrics as text; only that there is no host, if there is none.
+/// All metrics as text. Without a host, only the metric that reports this.
 pub(super) fn openmetrics(picture: Option<&Picture>) -> String {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(Scrape { picture: picture.cloned() }));
     let mut text = String::new();
     match encode(&mut text, &registry) {
         Ok(()) => text,
-        // It writes to a String, which cannot fail; were it otherwise, half a text would be worse than none.
+        // Writing to a String cannot fail. If it did, no text would be better than half a text.
         Err(Error) => "# EOF\n".to_string(),
     }
 }
 
-/// What is told once.
+/// Values that a scrape reports once.
 #[derive(Debug)]
 struct Scrape {
     picture: Option<Picture>,
@@ -37,7 +36,7 @@ struct Scrape {
 
 macro_rules! described {
     ($($(#[doc = $text:literal])* $name:ident,)*) => {
-        /// All counters but the exits, with what they count.
+        /// All counters except the exits, with their descriptions.
         const COUNTERS: &[(&str, &str)] = &[$((stringify!($name), concat!($($text),*)),)*];
     };
 }
@@ -137,7 +136,7 @@ fn of_vcpus(to: &mut DescriptorEncoder<'_>, vms: &[Labelled<'_>], clock_hz: u64)
             |counters: &VcpuCounters| counters.named().find(|(of, _)| *of == name).map_or(0, |(_, count)| count);
         let help = help.trim().trim_end_matches('.');
         match name.strip_suffix("_ticks") {
-            // Without the clock's rate ticks are no time.
+            // Without the clock's rate, ticks cannot be converted to time.
             Some(_) if clock_hz == 0 => {}
             Some(name) => {
                 let (name, help) = (format!("dunlin_vcpu_{name}"), help.replacen("Ticks", "Time", 1));
@@ -256,10 +255,10 @@ mod tests {
                 && sample.labels.get("vcpu") == Some("0")
         });
         let value = halts.map(|sample| sample.value.clone());
-        // The older format has `_total` in the name of the type, so that this one is of none to it.
+        // In the older format `_total` belongs to the name of the type, so that parser finds no type for this metric.
         assert!(matches!(value, Some(prometheus_parse::Value::Untyped(count)) if count == 42.0), "{value:?}");
         let host = read.samples.iter().find(|sample| sample.metric == "dunlin_host_info").expect("is told");
-        // It leaves escapes as they stand.
+        // The parser does not resolve escapes.
         assert_eq!(host.labels.get("processor"), Some("Test?\\\"\\\\"));
     }
 

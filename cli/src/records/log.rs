@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::{Circumstances, Class, Content, Course, Ground, Machine, Qemu, Record, SCHEMA, Settings};
 use crate::failure::Failure;
 
-/// Where the results of one experiment go; nowhere without `--record`.
+/// The destination of an experiment's results; none without `--record`.
 #[derive(Debug)]
 pub(crate) struct Log {
     experiment: &'static str,
@@ -59,7 +59,7 @@ impl Figure {
         self
     }
 
-    /// Each sample sums up so many observations.
+    /// Sets the number of observations in each sample.
     pub(crate) fn observations(mut self, count: u64) -> Self {
         self.observations = Some(count);
         self
@@ -91,7 +91,7 @@ impl Log {
         Self { experiment: "test", file: None, broken: Cell::new(false) }
     }
 
-    /// What was measured of a run, whose JSON this is.
+    /// A figure measured in a run; `run` is the JSON of the run.
     pub(crate) fn emulated(&self, run: &Value, figure: Figure) {
         self.write(ground(run), qemu(run), figure.content());
     }
@@ -105,7 +105,7 @@ impl Log {
         self.write(ground(run), qemu(run), Content::Course(course));
     }
 
-    /// What was measured on this computer as it is.
+    /// A figure measured on this computer itself.
     pub(crate) fn native(&self, figure: Figure) {
         self.write(Ground::Native, None, figure.content());
     }
@@ -164,7 +164,7 @@ impl Figure {
     }
 }
 
-/// Times and ratios with six digits; counts stay exact.
+/// Times and ratios with six digits; counts exactly.
 fn rounded(value: f64) -> f64 {
     if value.fract() == 0.0 { value } else { format!("{value:.5e}").parse().unwrap_or(value) }
 }

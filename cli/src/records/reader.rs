@@ -16,7 +16,7 @@ const SHOWN: usize = 60;
 pub(crate) struct Records {
     /// Where they were.
     pub(crate) path: PathBuf,
-    /// What they say.
+    /// The records of the valid lines.
     pub(crate) records: Vec<Record>,
     /// Lines that are no records.
     pub(crate) bad: Vec<BadLine>,
@@ -29,7 +29,7 @@ pub(crate) struct BadLine {
     pub(crate) path: PathBuf,
     /// The number of the line, from 1.
     pub(crate) line: usize,
-    /// What is wrong.
+    /// The fault.
     pub(crate) what: String,
     /// How the line begins.
     pub(crate) begins: String,
@@ -85,7 +85,7 @@ fn record(line: &[u8]) -> Result<Record, String> {
     Ok(record)
 }
 
-/// Checks what the types do not express.
+/// Checks conditions that the types do not express.
 fn check(record: &Record) -> Result<(), String> {
     let (settings, samples, others_share) = match &record.content {
         Content::Figure { settings, samples, others_share, .. } => (settings, samples, others_share),

@@ -13,15 +13,15 @@ use crate::bench::Spread;
 pub(crate) struct Key {
     /// The experiment.
     pub(crate) experiment: String,
-    /// What was measured.
+    /// The measured quantity.
     pub(crate) quantity: String,
     /// Settings as text, by name.
     pub(crate) settings: BTreeMap<String, String>,
     /// The unit.
     pub(crate) unit: String,
-    /// What it ran on.
+    /// What the measured code ran on.
     pub(crate) ground: Ground,
-    /// The architecture of what was measured.
+    /// The architecture of the measurement.
     pub(crate) arch: String,
     /// How far it can be believed.
     pub(crate) class: Class,
@@ -32,8 +32,8 @@ pub(crate) struct Key {
 pub(crate) struct Series {
     /// In the order of the records.
     pub(crate) samples: Vec<f64>,
-    /// Number of records. The samples of one record come from one process, one after the other. They share all that
-    /// differs between processes, such as where its memory lies.
+    /// Number of records. The samples of one record come from one process. They share everything that differs between
+    /// processes, such as the addresses of its memory.
     pub(crate) runs: usize,
     /// Observations behind them, if each is a sum of some.
     pub(crate) observations: Option<u64>,
@@ -46,7 +46,7 @@ pub(crate) struct Series {
 }
 
 impl Key {
-    /// A setting as text; empty if there is none of that name.
+    /// A setting as text; empty if there is none with this name.
     pub(crate) fn setting(&self, name: &str) -> &str {
         self.settings.get(name).map_or("", String::as_str)
     }

@@ -1,4 +1,4 @@
-//! The data of a report: combined figures, failures, and what is missing or doubtful.
+//! The data of a report: combined figures, failures, and missing or doubtful results.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ pub(super) type Settings = BTreeMap<String, String>;
 pub(super) struct Data {
     /// All records, in order.
     pub(super) records: Vec<Record>,
-    /// Lines that are none.
+    /// Invalid lines.
     pub(super) bad: Vec<BadLine>,
     /// All figures.
     pub(super) figures: BTreeMap<Key, Series>,
@@ -38,12 +38,12 @@ impl Data {
         Self { records, bad, figures }
     }
 
-    /// The architectures of which there are figures of an experiment.
+    /// The architectures that have figures of an experiment.
     pub(super) fn archs(&self, experiment: &str) -> BTreeSet<&str> {
         self.figures.keys().filter(|key| key.experiment == experiment).map(|key| key.arch.as_str()).collect()
     }
 
-    /// What is of one architecture alone.
+    /// The data of one architecture.
     pub(super) fn of_arch(&self, arch: &str) -> Self {
         let figures = self.figures.iter().filter(|(key, _)| key.arch == arch);
         Self {
@@ -85,7 +85,7 @@ impl Data {
         self.figures.iter().find(|(key, _)| is_it(key)).map(|(_, series)| series)
     }
 
-    /// Its median, least and greatest.
+    /// Its median, minimum and maximum.
     pub(super) fn spread(&self, experiment: &str, quantity: &str, settings: &[(&str, &str)]) -> Option<Spread> {
         self.one(experiment, quantity, settings)?.spread()
     }
@@ -105,7 +105,7 @@ impl Data {
         self.figures.keys().any(|key| key.experiment == experiment)
     }
 
-    /// What could not be measured of an experiment.
+    /// The measurements of an experiment that failed.
     pub(super) fn gaps<'a>(&'a self, experiment: &'a str) -> impl Iterator<Item = Gap<'a>> + 'a {
         self.records.iter().filter(move |record| record.experiment == experiment).filter_map(|record| {
             let date = record.circumstances.date.as_str();
@@ -117,7 +117,7 @@ impl Data {
         })
     }
 
-    /// What was promised of an experiment: of each promise all judgements, in order.
+    /// The targets of an experiment: all judgements of each, in order.
     pub(super) fn promises(&self, experiment: &str) -> BTreeMap<&str, Vec<(&str, Option<bool>)>> {
         let mut promises: BTreeMap<&str, Vec<_>> = BTreeMap::new();
         for record in self.records.iter().filter(|record| record.experiment == experiment) {
@@ -128,7 +128,7 @@ impl Data {
         promises
     }
 
-    /// The commits that were measured, and how many records each has.
+    /// The measured commits, and the number of records of each.
     pub(super) fn commits(&self) -> BTreeMap<&str, usize> {
         let mut commits = BTreeMap::new();
         for record in self.measured() {
@@ -147,13 +147,14 @@ impl Data {
         self.measured().filter_map(|record| Some(record.circumstances.qemu.as_ref()?.to_string())).collect()
     }
 
-    /// Their versions, and how each ran. What CPU each had is part of what was measured: figures of two are never one.
+    /// Their versions, and how each ran. The CPU model is part of a measurement: figures of two models are never
+    /// combined.
     pub(super) fn emulators(&self) -> BTreeSet<(&str, &str)> {
         let qemus = self.measured().filter_map(|record| record.circumstances.qemu.as_ref());
         qemus.map(|qemu| (qemu.version.as_str(), qemu.accel.as_str())).collect()
     }
 
-    /// On what it was measured.
+    /// What the measured code ran on.
     pub(super) fn grounds(&self) -> BTreeSet<Ground> {
         self.measured().map(|record| record.circumstances.ground).collect()
     }
@@ -168,12 +169,12 @@ impl Data {
         self.records.iter().filter(|record| matches!(record.content, Content::Figure { .. } | Content::Course(_)))
     }
 
-    /// Experiments of which there is nothing.
+    /// Experiments without results.
     pub(super) fn missing(&self) -> Vec<&'static str> {
         EXPERIMENTS.into_iter().filter(|experiment| !self.has(experiment)).collect()
     }
 
-    /// Steps of `dunlin bench all` that did not come to their end, if it was run.
+    /// If `dunlin bench all` was run: its steps that did not complete.
     pub(super) fn unfinished(&self) -> Vec<&'static str> {
         let mut ended: BTreeMap<&str, (&str, bool)> = BTreeMap::new();
         for record in &self.records {

@@ -1,4 +1,4 @@
-//! Numbers as one reads them: three digits that matter, thousands apart, the spread beside the median.
+//! Numbers for readers: three significant digits, separated thousands, the spread next to the median.
 
 use crate::bench::Spread;
 
@@ -21,7 +21,7 @@ pub(super) fn number(value: f64) -> String {
     }
 }
 
-/// A median; least and greatest too, if they are others.
+/// A median, and minimum and maximum if they differ from it.
 pub(super) fn spread(spread: Spread) -> String {
     let Spread { median, least, greatest } = spread;
     let (least, greatest) = (number(least), number(greatest));

@@ -43,7 +43,7 @@ pub(super) fn page(data: &Data) -> Markup {
     }
 }
 
-/// On what it was measured.
+/// The machines of the measurements.
 fn circumstances(data: &Data) -> Markup {
     html! {
         dl class="box" {
@@ -63,7 +63,7 @@ fn circumstances(data: &Data) -> Markup {
     }
 }
 
-/// What a reader must know before believing anything.
+/// What a reader must know first.
 fn how_to_read(data: &Data) -> Markup {
     html! {
         @if data.grounds().contains(&Ground::Emulated) {
@@ -83,7 +83,7 @@ fn how_to_read(data: &Data) -> Markup {
     }
 }
 
-/// What is missing or doubtful.
+/// Missing or doubtful results.
 fn doubts(data: &Data) -> Markup {
     let (commits, machines, emulators) = (data.commits(), data.machines(), data.emulators());
     let (missing, unfinished) = (data.missing(), data.unfinished());
@@ -142,7 +142,7 @@ fn section(section: &Section, data: &Data) -> Markup {
     }
 }
 
-/// What could not be measured, in place.
+/// Measurements that failed, in the section of their experiment.
 fn gaps(data: &Data, experiment: &str) -> Markup {
     let gaps: Vec<Gap<'_>> = data.gaps(experiment).collect();
     html! {
@@ -191,7 +191,7 @@ fn promises(data: &Data, experiment: &str) -> Markup {
                             (_, _) => span class="bad" { "missed in " (missed) " of " (met + missed) " runs" },
                         }
                         ": " (what) ": "
-                        // The last judgement, or the last that tells of a miss.
+                        // The last judgement, or the last miss if there is one.
                         (judgements.iter().rfind(|(_, met)| missed == 0 || *met == Some(false)).map_or("", |(figures, _)| figures))
                     }
                 }

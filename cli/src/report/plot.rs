@@ -1,8 +1,8 @@
 //! Plots as inline SVG: lines over categories, and bars.
 //!
-//! They are our own, because people read a page on phones and in dark mode. Colours are the page's (CSS variables),
-//! letters are readable at the width of a phone, and legends are text of the page, which wraps. Plotting crates write
-//! fixed colours and sizes (docs/decisions/0002-crates.md).
+//! The code is our own, because readers open the page on phones and in dark mode. Colours are the page's (CSS
+//! variables), text is readable at the width of a phone, and legends are text of the page, which wraps. Plotting crates
+//! write fixed colours and sizes (docs/decisions/0002-crates.md).
 
 pub(super) mod over_time;
 
@@ -23,11 +23,11 @@ pub(super) const COLOURS: usize = 6;
 
 /// A plot of lines.
 pub(super) struct Lines {
-    /// What it shows, for those who do not see it.
+    /// A description for readers who do not see the plot.
     pub(super) title: String,
-    /// What is below the horizontal axis.
+    /// The label of the horizontal axis.
     pub(super) x_label: &'static str,
-    /// What is beside the vertical axis, with the unit.
+    /// The label of the vertical axis, with the unit.
     pub(super) y_label: &'static str,
     /// The places on the horizontal axis.
     pub(super) x: Vec<String>,
@@ -45,7 +45,7 @@ pub(super) struct Line {
     pub(super) colour: usize,
     /// Whether it is dashed, and how.
     pub(super) dash: usize,
-    /// A point for each place, if there is one: median, with a bar from least to greatest.
+    /// A point for each category, if it has a value: the median, with a bar from minimum to maximum.
     pub(super) points: Vec<Option<Spread>>,
 }
 
@@ -146,7 +146,7 @@ impl Lines {
     }
 
     fn line(&self, number_of_line: usize, line: &Line, axis: &Axis, at: &dyn Fn(usize) -> f64) -> Markup {
-        // Beside each other, so that what lies on one point can be told apart.
+        // Points with equal values are drawn side by side.
         let aside = 3.0 * (number_of_line as f64 - (self.lines.len() as f64 - 1.0) / 2.0);
         let points: Vec<(f64, Spread, &str)> = line
             .points
@@ -172,11 +172,11 @@ impl Lines {
 
 /// A plot of horizontal bars.
 pub(super) struct Bars {
-    /// What it shows.
+    /// A description for readers who do not see the plot.
     pub(super) title: String,
-    /// What the numbers are of.
+    /// The unit of the numbers.
     pub(super) unit: &'static str,
-    /// Groups of bars, each under a heading; without one, if it is empty.
+    /// Groups of bars, each with a heading, which may be empty.
     pub(super) groups: Vec<(String, Vec<Bar>)>,
 }
 
@@ -186,7 +186,7 @@ pub(super) struct Bar {
     pub(super) name: String,
     /// Number of its colour.
     pub(super) colour: usize,
-    /// Its length, with a mark from least to greatest.
+    /// Its length, with a mark from minimum to maximum.
     pub(super) value: Spread,
 }
 
@@ -253,7 +253,7 @@ fn legend<'a>(entries: impl Iterator<Item = (&'a str, usize, usize)>) -> Markup 
     }
 }
 
-/// A coordinate, without digits that nobody sees.
+/// A coordinate, rounded to visible digits.
 fn short(value: f64) -> String {
     let text = format!("{value:.1}");
     text.strip_suffix(".0").map_or(text.clone(), str::to_string)

@@ -1,4 +1,4 @@
-//! One section for each mechanism: ours in all its settings, as tables and plots.
+//! One section for each mechanism: all its settings, as tables and plots.
 
 mod decode;
 mod dirty;
@@ -18,11 +18,11 @@ pub(super) struct Section {
     pub(super) experiment: &'static str,
     /// Its heading.
     pub(super) title: &'static str,
-    /// What is at stake, in a sentence or two.
+    /// The question of the section, in a sentence or two.
     pub(super) lead: &'static str,
     /// How to measure it alone.
     pub(super) command: &'static str,
-    /// Tables and plots of what there is.
+    /// Tables and plots of the results.
     pub(super) body: fn(&Data) -> Markup,
 }
 
@@ -89,8 +89,8 @@ pub(super) const ALL: [Section; 8] = [
 /// The mark of a figure that was put together from several builds or computers.
 pub(super) const MIXED: &str = "†";
 
-/// A table; the first column is text, the others are numbers. What it is of stands above it and outside of what
-/// scrolls, so that it wraps at the width of the page, not of the table.
+/// A table. The first column is text, the others are numbers. The caption is outside of the scrolling part, so it wraps
+/// at the width of the page.
 fn table(caption: &str, head: &[&str], rows: &[Vec<String>]) -> Markup {
     html! {
         @if !rows.is_empty() {
@@ -125,7 +125,7 @@ fn with_spread(cell: &str) -> Markup {
     }
 }
 
-/// A figure as a cell: median (least–greatest), multiplied by `by`; a dash if there is none.
+/// A figure as a cell: median (minimum–maximum), multiplied by `by`; a dash if there is none.
 fn cell(data: &Data, experiment: &str, quantity: &str, settings: &[(&str, &str)], by: f64) -> String {
     let Some(series) = data.one(experiment, quantity, settings) else { return "–".to_string() };
     let shown = series.spread().map_or("–".to_string(), |of| spread(scaled(of, by)));

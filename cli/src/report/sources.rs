@@ -1,26 +1,26 @@
-//! Figures that others have published, or that were measured of their software, each with its circumstances, and which
-//! of them can be compared with ours. ("Counted here" means: on the same emulated machine, with a guest of their own,
-//! see docs/measuring.md.)
+//! Published figures of other systems, or our measurements of their software, each with its circumstances and its
+//! comparability. ("Counted here" means: on the same emulated machine, with a guest of their own, see
+//! docs/measuring.md.)
 
-/// A figure of somebody else.
+/// A figure of another system.
 pub(super) struct Source {
-    /// What was measured.
+    /// The measured quantity.
     pub(super) what: &'static str,
-    /// What came out.
+    /// The values.
     pub(super) figures: &'static str,
-    /// By whom, on what.
+    /// The authors and the machine.
     pub(super) circumstances: &'static str,
 }
 
-/// All that is put beside one of our experiments.
+/// All figures that are shown next to one of our experiments.
 pub(super) struct Beside {
     /// Our experiment.
     pub(super) experiment: &'static str,
     /// Theirs.
     pub(super) sources: &'static [Source],
-    /// What can be compared.
+    /// The comparable part.
     pub(super) comparable: &'static str,
-    /// What cannot.
+    /// The part that is not comparable.
     pub(super) not_comparable: &'static str,
 }
 
@@ -28,7 +28,7 @@ const fn source(what: &'static str, figures: &'static str, circumstances: &'stat
     Source { what, figures, circumstances }
 }
 
-/// What is beside an experiment.
+/// The published figures for an experiment.
 pub(super) fn beside(experiment: &str) -> Option<&'static Beside> {
     ALL.iter().find(|beside| beside.experiment == experiment)
 }

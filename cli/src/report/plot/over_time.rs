@@ -1,5 +1,5 @@
-//! A plot over time: one panel for each setting, one below the other, on the same scales. Each panel marks the time in
-//! which a log was on.
+//! A plot over time: one panel for each setting, one below the other, on the same scales. Each panel marks the time of
+//! an active log.
 //!
 //! Lines of several settings in one panel would hide each other, because the values change quickly.
 
@@ -12,16 +12,16 @@ use crate::report::number::number;
 const WIDTH: f64 = 440.0;
 const LEFT: f64 = 44.0;
 const RIGHT: f64 = 8.0;
-/// Of a panel: its name, and what is drawn.
+/// Heights in a panel: of its name, and of the plot.
 const NAME: f64 = 22.0;
 const GRAPH: f64 = 62.0;
 const BELOW: f64 = 44.0;
 
 /// Panels of one quantity.
 pub(in crate::report) struct OverTime {
-    /// What it shows.
+    /// A description for readers who do not see the plot.
     pub(in crate::report) title: String,
-    /// What is below the horizontal axis.
+    /// The label of the horizontal axis.
     pub(in crate::report) x_label: &'static str,
     /// Where the vertical axis ends.
     pub(in crate::report) most: f64,
@@ -41,7 +41,7 @@ pub(in crate::report) struct Panel {
     /// Seconds at which the first point is, and from one to the next.
     pub(in crate::report) from: f64,
     pub(in crate::report) step: f64,
-    /// All runs together: medians, and from least to greatest.
+    /// All runs together: medians, with minimum and maximum.
     pub(in crate::report) points: Vec<Spread>,
     /// When it was on.
     pub(in crate::report) on: (f64, f64),
@@ -109,7 +109,7 @@ fn seconds(from: f64, to: f64) -> Vec<f64> {
     let mut at = (from / step).ceil() * step;
     let mut ticks = Vec::new();
     while at <= to && ticks.len() < 20 {
-        // Without a zero that has a sign, or digits that are of rounding.
+        // Avoids a negative zero and digits from rounding.
         ticks.push((at / step).round() * step + 0.0);
         at += step;
     }
@@ -145,7 +145,7 @@ mod tests {
         for part in ["<polyline", "<polygon", "class=\"during\"", "class=\"mark\"", "a &lt;b&gt;"] {
             assert_eq!(drawn.matches(part).count(), 2, "{part} in {drawn}");
         }
-        // The first panel ends at 84, the second at 168; what is beyond the axis is drawn at its end.
+        // The first panel ends at 84, the second at 168. A value beyond the axis is drawn at its end.
         assert!(drawn.contains(",22 ") && drawn.contains(",106 "), "{drawn}");
     }
 

@@ -1,4 +1,4 @@
-//! What an emulated access costs, by what is remembered.
+//! The cost of an emulated access, by kind of cache.
 
 use maud::{Markup, html};
 

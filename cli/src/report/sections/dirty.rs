@@ -1,4 +1,4 @@
-//! Dirty logs: speed over time, what a fault costs, what was split.
+//! Dirty logs: speed over time, cost of a fault, split pages.
 
 use std::collections::BTreeMap;
 
@@ -99,7 +99,7 @@ fn settings_of(data: &Data, quantity: &str) -> Vec<Settings> {
     all
 }
 
-/// These settings and no others: what only some have is empty where it is not.
+/// Exactly these settings: a setting that only other figures have must be empty here.
 fn exactly(settings: &Settings) -> Vec<(&str, &str)> {
     let absent = ["cpu", "splits_per_second"].into_iter().filter(|name| !settings.contains_key(*name));
     let present = settings.iter().map(|(name, value)| (name.as_str(), value.as_str()));

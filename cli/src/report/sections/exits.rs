@@ -1,4 +1,4 @@
-//! Instructions per exit, exits of a boot, and how long a boot takes.
+//! Instructions per exit, exits of a boot, and the time of a boot.
 
 use maud::{Markup, html};
 

@@ -1,4 +1,4 @@
-//! Neighbours in cache lines.
+//! False sharing of cache lines between vCPUs.
 
 use maud::{Markup, html};
 

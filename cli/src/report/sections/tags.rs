@@ -1,4 +1,4 @@
-//! Flushes by scheme and by how many tags there are.
+//! Flushes by scheme and number of tags.
 
 use maud::{Markup, html};
 
@@ -29,7 +29,7 @@ fn plot(data: &Data) -> Option<Markup> {
     let mut lines = Vec::new();
     for (colour, (scheme, name)) in SCHEMES.into_iter().enumerate() {
         let point = |limit: &String| {
-            // The one that flushes always uses one tag whatever it has.
+            // The scheme `flush-always` uses one tag, whatever the limit.
             let limit = if scheme == "flush-always" { "" } else { limit.as_str() };
             let settings = [("tags", scheme), ("tag_limit", limit), ("load", "mixed")];
             let (own, all) = (data.one("tags", OWN, &settings)?, data.one("tags", ALL, &settings)?);

@@ -167,7 +167,7 @@ fn instructions_table(data: &Data) -> Markup {
     )
 }
 
-/// What `dunlin bench tlb --macro` measured.
+/// The results of `dunlin bench tlb --macro`.
 fn debian_table(data: &Data) -> Markup {
     let mut rows = Vec::new();
     for (key, series) in data.figures.iter().filter(|(key, _)| key.experiment == "tlb") {
