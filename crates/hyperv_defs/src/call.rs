@@ -12,11 +12,13 @@
 use addr::{Gpa, PageSize};
 use bitflags::bitflags;
 
-use crate::cpuid::{Features, Recommendations};
+use crate::cpuid::{Features, PrivilegesHigh, Recommendations};
 use crate::flush::FlushCall;
-use crate::hypercall::{Answer, Code, Control, Status};
+use crate::hypercall::{Answer, Control, Status};
 use crate::input::Words;
 use crate::ipi::IpiCall;
+use crate::request::Request;
+use crate::table::{Code, Row};
 
 /// Bytes of input that RDX and R8 hold.
 pub const FAST_BYTES: usize = 16;
@@ -28,7 +30,7 @@ pub const FAST_XMM_BYTES: usize = FAST_WORDS * 8;
 bitflags! {
     /// The calls that CPUID offers to a VM. Long-spin notifications are always allowed.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub struct Offered: u8 {
+    pub struct Offered: u16 {
         /// Flushes.
         const FLUSH = 1 << 0;
         /// IPIs.
@@ -39,30 +41,35 @@ bitflags! {
         const XMM_INPUT = 1 << 3;
         /// Lists in the extended format.
         const EXTENDED_RANGES = 1 << 4;
+        /// Partitions of its own, and all that is in them: the caller is a parent.
+        const PARTITIONS = 1 << 5;
+        /// Deposits of memory.
+        const MEMORY_POOL = 1 << 6;
+        /// Ports, on which it receives.
+        const CREATE_PORT = 1 << 7;
+        /// Connections to ports.
+        const CONNECT_PORT = 1 << 8;
+        /// Pages of statistics.
+        const STATISTICS = 1 << 9;
     }
 }
 
 impl Offered {
     /// The value that matches the CPUID leaves, so that both always agree.
     #[must_use]
-    pub fn by_cpuid(recommendations: Recommendations, features: Features) -> Self {
+    pub fn by_cpuid(recommendations: Recommendations, features: Features, privileges: PrivilegesHigh) -> Self {
         let mut offered = Self::empty();
         offered.set(Self::FLUSH, recommendations.contains(Recommendations::REMOTE_FLUSH));
         offered.set(Self::CLUSTER_IPI, recommendations.contains(Recommendations::CLUSTER_IPI));
         offered.set(Self::EX, recommendations.contains(Recommendations::EX_PROCESSOR_MASKS));
         offered.set(Self::XMM_INPUT, features.contains(Features::XMM_INPUT));
         offered.set(Self::EXTENDED_RANGES, features.contains(Features::EXTENDED_GVA_RANGES));
+        offered.set(Self::PARTITIONS, privileges.contains(PrivilegesHigh::CREATE_PARTITIONS));
+        offered.set(Self::MEMORY_POOL, privileges.contains(PrivilegesHigh::ACCESS_MEMORY_POOL));
+        offered.set(Self::CREATE_PORT, privileges.contains(PrivilegesHigh::CREATE_PORT));
+        offered.set(Self::CONNECT_PORT, privileges.contains(PrivilegesHigh::CONNECT_PORT));
+        offered.set(Self::STATISTICS, privileges.contains(PrivilegesHigh::STATISTICS));
         offered
-    }
-
-    const fn needed_for(code: Code) -> Self {
-        match code {
-            Code::NotifyLongSpinWait => Self::empty(),
-            Code::FlushVirtualAddressSpace | Code::FlushVirtualAddressList => Self::FLUSH,
-            Code::FlushVirtualAddressSpaceEx | Code::FlushVirtualAddressListEx => Self::FLUSH.union(Self::EX),
-            Code::SendSyntheticClusterIpi => Self::CLUSTER_IPI,
-            Code::SendSyntheticClusterIpiEx => Self::CLUSTER_IPI.union(Self::EX),
-        }
     }
 }
 
@@ -98,6 +105,8 @@ pub enum Call<'a> {
     Ipi(IpiCall<'a>),
     /// A spin lock was tried this many times without success: let another vCPU run.
     SpinWait(u32),
+    /// What a parent asks for.
+    Partition(Request<'a>),
 }
 
 /// Checks everything that does not need the input.
@@ -107,10 +116,11 @@ pub enum Call<'a> {
 /// Code 2, 6 or 3 as a status, or #UD for a fast call that needs more registers than were offered.
 pub fn check(control: Control, offered: Offered) -> Result<Checked, Refusal> {
     let code = Code::try_from(control.code())?;
-    if !offered.contains(Offered::needed_for(code)) {
+    let row = code.row();
+    if !offered.contains(row.needs) {
         return Err(Status::AccessDenied.into());
     }
-    control.check_shape(&code.shape())?;
+    control.check_shape(&row.shape)?;
 
     let checked = Checked { control, code, offered };
     if checked.is_fast() {
@@ -118,7 +128,8 @@ pub fn check(control: Control, offered: Offered) -> Result<Checked, Refusal> {
         if bytes > FAST_BYTES && !offered.contains(Offered::XMM_INPUT) {
             return Err(Refusal::InvalidOpcode);
         }
-        if bytes > FAST_XMM_BYTES {
+        // Output in registers is not offered to anyone.
+        if bytes > FAST_XMM_BYTES || row.shape.has_output() {
             return Err(Status::InvalidHypercallInput.into());
         }
     }
@@ -169,6 +180,19 @@ impl Checked {
         self.code.shape().input_bytes(self.control)
     }
 
+    /// Bytes of output, at most: the whole list from its first element. May exceed a page; then
+    /// [`Self::check_output_placement`] refuses.
+    #[must_use]
+    pub const fn output_bytes(&self) -> usize {
+        self.code.shape().output_bytes(self.control)
+    }
+
+    /// The call's row.
+    #[must_use]
+    pub const fn row(&self) -> Row {
+        self.code.row()
+    }
+
     pub(crate) const fn header_bytes(&self) -> usize {
         self.code.shape().header_bytes(self.control)
     }
@@ -184,11 +208,22 @@ impl Checked {
     ///
     /// [`Status::InvalidAlignment`].
     pub fn check_placement(&self, input: Gpa, limit: Gpa) -> Result<(), Status> {
-        let bytes = self.input_bytes() as u64;
-        let aligned = input.0.is_multiple_of(8);
-        let in_one_page = input.offset_in(PageSize::Size4K) + bytes <= PageSize::Size4K.bytes();
-        let reachable = input.checked_add(bytes).is_some_and(|end| end <= limit);
-        if self.is_fast() || aligned && in_one_page && reachable { Ok(()) } else { Err(Status::InvalidAlignment) }
+        if self.is_fast() || is_placed(input, self.input_bytes(), limit) {
+            Ok(())
+        } else {
+            Err(Status::InvalidAlignment)
+        }
+    }
+
+    /// Whether the output may be at `output`, by the rules for an input. A call without output needs no place for it,
+    /// and may give any.
+    ///
+    /// # Errors
+    ///
+    /// [`Status::InvalidAlignment`].
+    pub fn check_output_placement(&self, output: Gpa, limit: Gpa) -> Result<(), Status> {
+        let bytes = self.output_bytes();
+        if bytes == 0 || is_placed(output, bytes, limit) { Ok(()) } else { Err(Status::InvalidAlignment) }
     }
 
     /// Parses the input: [`Self::input_bytes`] bytes, in memory that no guest can write to; the rest is ignored.
@@ -198,20 +233,25 @@ impl Checked {
     /// [`Status::InvalidParameter`] for an invalid field; [`Status::InvalidHypercallInput`] if the input is shorter
     /// than the call or does not agree with the control word.
     pub fn parse<'a>(&self, input: &'a [u8]) -> Result<Call<'a>, Status> {
-        let input = Words::of(input.get(..self.input_bytes()).ok_or(Status::InvalidHypercallInput)?);
+        let input = input.get(..self.input_bytes()).ok_or(Status::InvalidHypercallInput)?;
+        let words = Words::of(input);
         match self.code {
             Code::FlushVirtualAddressSpace
             | Code::FlushVirtualAddressList
             | Code::FlushVirtualAddressSpaceEx
-            | Code::FlushVirtualAddressListEx => Ok(Call::Flush(FlushCall::parse(self, input)?)),
+            | Code::FlushVirtualAddressListEx => Ok(Call::Flush(FlushCall::parse(self, words)?)),
             Code::SendSyntheticClusterIpi | Code::SendSyntheticClusterIpiEx => {
-                Ok(Call::Ipi(IpiCall::parse(self, input)?))
+                Ok(Call::Ipi(IpiCall::parse(self, words)?))
             }
             Code::NotifyLongSpinWait => {
                 // 32 bits of count, and 32 that should be zero. They are not checked: the call is only a hint.
                 #[expect(clippy::cast_possible_truncation, reason = "the count is the lower half")]
-                let count = input.get(0) as u32;
+                let count = words.get(0) as u32;
                 Ok(Call::SpinWait(count))
+            }
+            _ => {
+                let request = Request::parse(self, input).unwrap_or(Err(Status::InvalidHypercallCode));
+                request.map(Call::Partition)
             }
         }
     }
@@ -222,9 +262,29 @@ impl Checked {
         Answer::new(Status::Success, self.control.rep_count())
     }
 
+    /// Elements from the call's first to the last. At most 4095.
+    #[must_use]
+    pub const fn elements_left(&self) -> u16 {
+        self.control.rep_count() - self.control.rep_start()
+    }
+
+    /// The answer when `done` elements of this part are done, and the next ended with `status`.
+    #[must_use]
+    pub const fn failure_after(&self, done: u16, status: Status) -> Answer {
+        Answer::new(status, self.control.rep_start() + done)
+    }
+
     /// The answer when nothing of this part is done. Elements before its start count as done, which they were.
     #[must_use]
     pub const fn failure(&self, status: Status) -> Answer {
         Answer::new(status, self.control.rep_start())
     }
+}
+
+/// At a multiple of 8, within one page, and below `limit`.
+fn is_placed(at: Gpa, bytes: usize, limit: Gpa) -> bool {
+    let bytes = bytes as u64;
+    let is_aligned = at.0.is_multiple_of(8);
+    let is_in_one_page = at.offset_in(PageSize::Size4K) + bytes <= PageSize::Size4K.bytes();
+    is_aligned && is_in_one_page && at.checked_add(bytes).is_some_and(|end| end <= limit)
 }

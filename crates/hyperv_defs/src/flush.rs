@@ -16,8 +16,9 @@ use bitflags::bitflags;
 
 use crate::call::{Checked, Offered};
 use crate::gva_range::GvaRanges;
-use crate::hypercall::{Code, Status, WORD_BYTES};
+use crate::hypercall::Status;
 use crate::input::Words;
+use crate::table::{Code, WORD_BYTES};
 use crate::targets::Targets;
 
 bitflags! {
@@ -67,9 +68,7 @@ impl<'a> FlushCall<'a> {
             Code::FlushVirtualAddressSpaceEx => (false, true),
             Code::FlushVirtualAddressListEx => (true, true),
             // `Checked::parse` never passes these here.
-            Code::NotifyLongSpinWait | Code::SendSyntheticClusterIpi | Code::SendSyntheticClusterIpiEx => {
-                return Err(Status::InvalidHypercallCode);
-            }
+            _ => return Err(Status::InvalidHypercallCode),
         };
 
         // An invalid set is refused even if the flags ignore it.

@@ -1,96 +1,9 @@
 //! Words of a hypercall: the control word, the result, and the page that a guest calls (TLFS, "Hypercall Interface").
 //!
 //! A call is *simple* (one input) or *rep* (a list of elements, done in order, from a start to a count). A call with a
-//! *variable header* has more input between its fixed header and its list.
+//! *variable header* has more input between its fixed header and its list. [`crate::table`] tells which is which.
 
-/// Calls that this crate can parse. No other call exists here.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u16)]
-pub enum Code {
-    /// Flush the TLBs of up to 64 VPs.
-    FlushVirtualAddressSpace = 0x0002,
-    /// Flush a list of addresses from the TLBs of up to 64 VPs.
-    FlushVirtualAddressList = 0x0003,
-    /// The guest has waited very long for a spin lock.
-    NotifyLongSpinWait = 0x0008,
-    /// Send an interrupt to up to 64 VPs.
-    SendSyntheticClusterIpi = 0x000b,
-    /// Flush the TLBs of a sparse set of VPs.
-    FlushVirtualAddressSpaceEx = 0x0013,
-    /// Flush a list of addresses from the TLBs of a sparse set of VPs.
-    FlushVirtualAddressListEx = 0x0014,
-    /// Send an interrupt to a sparse set of VPs.
-    SendSyntheticClusterIpiEx = 0x0015,
-}
-
-impl Code {
-    /// All of them.
-    pub const ALL: [Self; 7] = [
-        Self::FlushVirtualAddressSpace,
-        Self::FlushVirtualAddressList,
-        Self::NotifyLongSpinWait,
-        Self::SendSyntheticClusterIpi,
-        Self::FlushVirtualAddressSpaceEx,
-        Self::FlushVirtualAddressListEx,
-        Self::SendSyntheticClusterIpiEx,
-    ];
-
-    /// The parts of the call's input.
-    #[must_use]
-    pub const fn shape(self) -> Shape {
-        let (fixed_header_bytes, variable, rep) = match self {
-            Self::FlushVirtualAddressSpace => (24, false, false),
-            Self::FlushVirtualAddressList => (24, false, true),
-            Self::NotifyLongSpinWait => (8, false, false),
-            Self::SendSyntheticClusterIpi => (16, false, false),
-            Self::FlushVirtualAddressSpaceEx => (32, true, false),
-            Self::FlushVirtualAddressListEx => (32, true, true),
-            Self::SendSyntheticClusterIpiEx => (24, true, false),
-        };
-        Shape { fixed_header_bytes, variable, rep: if rep { Some(WORD_BYTES) } else { None } }
-    }
-}
-
-impl TryFrom<u16> for Code {
-    type Error = Status;
-
-    fn try_from(code: u16) -> Result<Self, Status> {
-        Self::ALL.into_iter().find(|known| *known as u16 == code).ok_or(Status::InvalidHypercallCode)
-    }
-}
-
-/// Bytes in a word: the unit of variable headers, and the size of the elements of all lists here.
-pub const WORD_BYTES: usize = 8;
-
-/// The parts of a call's input, in this order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
-    /// Bytes in the fixed header.
-    pub fixed_header_bytes: usize,
-    /// Whether a variable header may follow; the control word gives its number of words.
-    pub variable: bool,
-    /// Bytes in each element of the list that follows, if it is a rep call.
-    pub rep: Option<usize>,
-}
-
-impl Shape {
-    /// Bytes of input before the list.
-    #[must_use]
-    pub const fn header_bytes(&self, control: Control) -> usize {
-        self.fixed_header_bytes + if self.variable { control.variable_words() as usize * WORD_BYTES } else { 0 }
-    }
-
-    /// Bytes of input in total: headers, and the whole list from its first element. At most 32 + 1023 words + 4095
-    /// words, so the sum cannot overflow.
-    #[must_use]
-    pub const fn input_bytes(&self, control: Control) -> usize {
-        let list = match self.rep {
-            Some(element) => control.rep_count() as usize * element,
-            None => 0,
-        };
-        self.header_bytes(control) + list
-    }
-}
+use crate::table::{Code, Shape};
 
 /// The control word: RCX for a 64-bit caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -204,7 +117,7 @@ impl Control {
     }
 }
 
-/// Result of a call. If several errors apply, any of them may be given.
+/// Result of a call (Linux' `HV_STATUS_*`). If several errors apply, any of them may be given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u16)]
 pub enum Status {
@@ -220,16 +133,42 @@ pub enum Status {
     InvalidParameter = 0x05,
     /// The guest was not granted this call.
     AccessDenied = 0x06,
+    /// The partition is not in a state for this.
+    InvalidPartitionState = 0x07,
     /// Not in this state.
     OperationDenied = 0x08,
-    /// The hypervisor has no memory for it.
+    /// No such property.
+    UnknownProperty = 0x09,
+    /// The property cannot have this value.
+    PropertyValueOutOfRange = 0x0a,
+    /// The hypervisor has no memory for it. Linux deposits pages and calls again.
     InsufficientMemory = 0x0b,
-    /// No such partition.
+    /// No such partition, or not a child of the caller.
     InvalidPartitionId = 0x0d,
     /// No such VP.
     InvalidVpIndex = 0x0e,
+    /// There is nothing of this kind there.
+    NotFound = 0x10,
+    /// No such port.
+    InvalidPortId = 0x11,
+    /// No such connection.
+    InvalidConnectionId = 0x12,
+    /// No buffers for a message.
+    InsufficientBuffers = 0x13,
+    /// An earlier message was not acknowledged.
+    NotAcknowledged = 0x14,
+    /// The VP is not in a state for this.
+    InvalidVpState = 0x15,
+    /// There is no more: the end of a withdrawal.
+    NoResources = 0x1d,
     /// The feature exists but is not available now.
     FeatureUnavailable = 0x1e,
+    /// A feature of the processor that does not exist here.
+    ProcessorFeatureNotSupported = 0x20,
+    /// The register cannot have this value.
+    InvalidRegisterValue = 0x50,
+    /// It was tried and failed.
+    OperationFailed = 0x71,
 }
 
 /// The result word: RAX for a 64-bit caller. Status in bits 15:0, elements done in bits 43:32, counted from the list's

@@ -1,6 +1,6 @@
 //! An input as 64-bit words: all inputs of hypercalls consist of them, from memory or from registers.
 
-use crate::hypercall::WORD_BYTES;
+use crate::table::WORD_BYTES;
 
 /// A run of 64-bit words as a guest wrote them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]

@@ -10,8 +10,9 @@
 //! Fixed delivery, edge-triggered. The sender may be among the targets; no target at all is no error.
 
 use crate::call::Checked;
-use crate::hypercall::{Code, Status};
+use crate::hypercall::Status;
 use crate::input::Words;
+use crate::table::Code;
 use crate::targets::Targets;
 
 /// The lowest vector that can be sent: those below belong to exceptions.

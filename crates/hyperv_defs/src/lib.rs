@@ -3,11 +3,14 @@
 //!
 //! * [`cpuid`]: the leaves by which a guest finds the interface.
 //! * [`msr`]: the synthetic registers, and views of those that have fields.
-//! * [`hypercall`]: control word, call codes, status, result, and the page that holds the call instruction.
+//! * [`hypercall`]: control word, status, result, and the page that holds the call instruction. [`table`]: all calls,
+//!   with the parts of their inputs and outputs.
 //! * [`call`]: parses a hypercall from control word to [`Call`], in two steps. [`check`] needs no input and returns its
 //!   length; [`Checked::parse`] parses it.
 //! * [`flush`], [`ipi`]: the requests of the parsed calls. [`targets`]: their virtual processors (VPs; here vCPUs),
 //!   [`gva_range`]: their addresses.
+//! * [`partition`], [`memory`], [`vp`], [`interrupt`]: the requests of a *parent*, a guest that may create VMs of its
+//!   own (*partitions*), as [`Request`]. [`property`], [`register`], [`message`] and [`page`]: what those are about.
 //! * [`reference_tsc`]: the page from which a guest computes time without an exit.
 //!
 //! Every input comes from a guest and may be anything. For all bytes the result is a call or a [`Refusal`], never a
@@ -47,17 +50,34 @@ pub mod flush;
 pub mod gva_range;
 pub mod hypercall;
 mod input;
+pub mod interrupt;
 pub mod ipi;
+pub mod memory;
+pub mod message;
 pub mod msr;
+pub mod page;
+pub mod partition;
+pub mod property;
 pub mod reference_tsc;
+pub mod register;
+mod request;
+pub mod table;
 pub mod targets;
+pub mod vp;
+pub mod wire;
 
 pub use call::{Call, Checked, Offered, Refusal, check, fast_input, parse};
 pub use flush::{FlushCall, FlushFlags, Scope};
 pub use gva_range::{GvaPages, GvaRange, GvaRanges};
-pub use hypercall::{Answer, Code, Control, Status};
+pub use hypercall::{Answer, Control, Status};
 pub use ipi::IpiCall;
+pub use message::MessageType;
+pub use partition::PartitionId;
+pub use property::Property;
 pub use reference_tsc::ReferenceTsc;
+pub use register::{Register, RegisterValue};
+pub use request::Request;
+pub use table::{Code, Continuation, Row, Shape};
 pub use targets::{SparseSet, Targets};
 
 #[cfg(test)]

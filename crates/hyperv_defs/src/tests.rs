@@ -5,6 +5,8 @@ mod call;
 mod data;
 mod flush;
 mod ipi;
+mod layout;
+mod request;
 mod targets;
 
 use alloc::vec::Vec;

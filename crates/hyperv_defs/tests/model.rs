@@ -3,9 +3,12 @@
 
 use std::collections::BTreeSet;
 
+use hyperv_defs::memory::Mapping;
 use hyperv_defs::reference_tsc::{offset_for, scale_for, time};
+use hyperv_defs::vp::StatePlace;
 use hyperv_defs::{
-    Call, Code, Control, GvaRange, Offered, Refusal, Scope, SparseSet, Status, Targets, check, fast_input, parse,
+    Call, Code, Control, GvaRange, Offered, Refusal, Request, Scope, SparseSet, Status, Targets, check, fast_input,
+    parse,
 };
 use proptest::prelude::{Just, Strategy, any, prop, prop_assert, prop_assert_eq, prop_oneof, proptest};
 
@@ -72,11 +75,50 @@ fn walk(control: Control, call: &Call<'_>, count: u32) -> Result<(), proptest::t
             ipi.targets
         }
         Call::SpinWait(_) => return Ok(()),
+        Call::Partition(request) => return walk_request(control, request),
     };
     let found: Vec<u32> = targets.indices(count).collect();
     prop_assert!(found.is_sorted_by(|a, b| a < b));
     prop_assert!(found.iter().all(|vp| *vp < count && targets.contains(*vp)));
     Ok(())
+}
+
+/// The same for a parent's call: a list has as many elements as the control word says, and no page is beyond 2^64.
+fn walk_request(control: Control, request: &Request<'_>) -> Result<(), proptest::test_runner::TestCaseError> {
+    let left = usize::from(control.rep_count() - control.rep_start().min(control.rep_count()));
+    let is_page = |page: Result<addr::Gpa, Status>| page.map_or_else(|it| it == Status::InvalidParameter, is_aligned);
+    match request {
+        Request::Deposit(deposit) => {
+            prop_assert_eq!(deposit.pages.len(), left);
+            prop_assert!(deposit.pages.iter().all(is_page));
+        }
+        Request::MapPages(map) => {
+            prop_assert_eq!(usize::from(map.what.len()), left);
+            prop_assert!(is_aligned(map.first) && (!map.is_large || map.first.0.is_multiple_of(1 << 21)));
+            if let Mapping::Pages(pages, _) = map.what {
+                prop_assert!(pages.iter().all(is_page));
+            }
+        }
+        Request::UnmapPages(unmap) => prop_assert_eq!(usize::from(unmap.count), left),
+        Request::GetAccessStates(get) => prop_assert_eq!(usize::from(get.count), left),
+        Request::Withdraw(withdraw) => prop_assert_eq!(usize::from(withdraw.count), left),
+        Request::GetRegisters(get) => prop_assert_eq!(get.names().map(|_| 1).sum::<usize>(), left),
+        Request::SetRegisters(set) => prop_assert_eq!(set.elements().map(|_| 1).sum::<usize>(), left),
+        Request::GetCpuidValues(get) => prop_assert_eq!(get.leaves().map(|_| 1).sum::<usize>(), left),
+        Request::GetState(state) | Request::SetState(state) => {
+            let found = match state.place {
+                StatePlace::Pages(pages) => pages.len(),
+                StatePlace::Call(bytes) => bytes.len() / 8,
+            };
+            prop_assert_eq!(found, usize::from(control.variable_words()));
+        }
+        _ => prop_assert_eq!(left, 0),
+    }
+    Ok(())
+}
+
+fn is_aligned(page: addr::Gpa) -> bool {
+    page.0.is_multiple_of(4096)
 }
 
 proptest! {
@@ -128,7 +170,7 @@ proptest! {
 
     #[test]
     fn whatever_is_sent_is_answered(
-        control in control(), words in input(), offered in any::<u8>(), cut in 0..16_usize, count in 1..=4096_u32,
+        control in control(), words in input(), offered in any::<u16>(), cut in 0..16_usize, count in 1..=4096_u32,
     ) {
         let mut input = bytes(&words);
         input.truncate(input.len().saturating_sub(cut));
@@ -138,7 +180,7 @@ proptest! {
     }
 
     #[test]
-    fn any_word_at_all_is_answered(control in any::<u64>(), words in any::<[u64; 14]>(), offered in any::<u8>()) {
+    fn any_word_at_all_is_answered(control in any::<u64>(), words in any::<[u64; 14]>(), offered in any::<u16>()) {
         let control = Control(control);
         if let Ok(call) = parse(control, &fast_input(&words), Offered::from_bits_truncate(offered)) {
             walk(control, &call, 4096)?;
@@ -147,7 +189,7 @@ proptest! {
 
     /// A checked call fits into its place, and is not longer than a reader allows.
     #[test]
-    fn checked_call_keeps_its_limits(control in control(), offered in any::<u8>(), at in any::<u64>()) {
+    fn checked_call_keeps_its_limits(control in control(), offered in any::<u16>(), at in any::<u64>()) {
         let offered = Offered::from_bits_truncate(offered);
         match check(control, offered) {
             Ok(checked) => {

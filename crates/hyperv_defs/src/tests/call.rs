@@ -1,8 +1,10 @@
+use alloc::vec::Vec;
+
 use addr::Gpa;
 
 use super::{bytes, status};
 use crate::call::{FAST_BYTES, FAST_XMM_BYTES};
-use crate::cpuid::{Features, Recommendations};
+use crate::cpuid::{Features, PrivilegesHigh, Recommendations};
 use crate::hypercall::{CallInstruction, PAGE_BYTES};
 use crate::{Answer, Call, Checked, Code, Control, Offered, Refusal, Status, check, fast_input, parse};
 
@@ -58,13 +60,17 @@ fn call_that_is_not_offered_is_denied() {
 
 #[test]
 fn what_is_offered_is_what_cpuid_tells() {
-    assert_eq!(Offered::by_cpuid(Recommendations::all(), Features::all()), Offered::all());
-    assert_eq!(Offered::by_cpuid(Recommendations::empty(), Features::empty()), Offered::empty());
+    const NONE: PrivilegesHigh = PrivilegesHigh::empty();
+    assert_eq!(Offered::by_cpuid(Recommendations::all(), Features::all(), PrivilegesHigh::all()), Offered::all());
+    assert_eq!(Offered::by_cpuid(Recommendations::empty(), Features::empty(), NONE), Offered::empty());
     let flush = Recommendations::REMOTE_FLUSH | Recommendations::EX_PROCESSOR_MASKS;
-    assert_eq!(Offered::by_cpuid(flush, Features::XMM_INPUT), Offered::FLUSH | Offered::EX | Offered::XMM_INPUT);
+    assert_eq!(Offered::by_cpuid(flush, Features::XMM_INPUT, NONE), Offered::FLUSH | Offered::EX | Offered::XMM_INPUT);
     let ipi = Recommendations::CLUSTER_IPI | Recommendations::RELAXED_TIMING;
-    let offered = Offered::by_cpuid(ipi, Features::EXTENDED_GVA_RANGES | Features::FREQUENCIES);
+    let offered = Offered::by_cpuid(ipi, Features::EXTENDED_GVA_RANGES | Features::FREQUENCIES, NONE);
     assert_eq!(offered, Offered::CLUSTER_IPI | Offered::EXTENDED_RANGES);
+    let ports = PrivilegesHigh::CREATE_PORT | PrivilegesHigh::CPU_MANAGEMENT;
+    let offered = Offered::by_cpuid(Recommendations::empty(), Features::empty(), ports);
+    assert_eq!(offered, Offered::CREATE_PORT);
 }
 
 /// Denial comes before the shape: a guest that may not call learns nothing about the format.
@@ -328,7 +334,12 @@ fn fields_of_the_control_word_are_where_the_manual_has_them() {
 
 #[test]
 fn codes_are_the_manuals() {
-    let numbers = [0x0002, 0x0003, 0x0008, 0x000b, 0x0013, 0x0014, 0x0015];
+    let numbers = [
+        0x0002, 0x0003, 0x0008, 0x000b, 0x0013, 0x0014, 0x0015, 0x0040, 0x0041, 0x0042, 0x0043, 0x0044, 0x0045, 0x0048,
+        0x0049, 0x004b, 0x004c, 0x004d, 0x004e, 0x004f, 0x0050, 0x0051, 0x0052, 0x0056, 0x0058, 0x005b, 0x006d, 0x008b,
+        0x0091, 0x0094, 0x0095, 0x0096, 0x00c9, 0x00e1, 0x00e2, 0x00e3, 0x00e4, 0x00f4, 0x0101, 0x0131,
+    ];
+    assert_eq!(Code::ALL.iter().map(|code| *code as u16).collect::<Vec<_>>(), numbers);
     for number in 0..=u16::MAX {
         let code = Code::try_from(number).map(|code| code as u16);
         assert_eq!(code, if numbers.contains(&number) { Ok(number) } else { Err(Status::InvalidHypercallCode) });

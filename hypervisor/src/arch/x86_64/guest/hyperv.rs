@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use abi::payload::{HyperV as Offer, RemoteFlush, VmConfig};
 use addr::Gpa;
 use hyperv_defs::call::{FAST_BYTES, FAST_WORDS};
-use hyperv_defs::cpuid::{self as leaf, Features, HardwareFeatures, Privileges, Recommendations};
+use hyperv_defs::cpuid::{self as leaf, Features, HardwareFeatures, Privileges, PrivilegesHigh, Recommendations};
 use hyperv_defs::hypercall::CallInstruction;
 use hyperv_defs::msr::{self, HypercallMsr, ReferenceTscMsr, VpAssistMsr};
 use hyperv_defs::reference_tsc::{self, ReferenceTsc, UNITS_PER_SECOND};
@@ -69,7 +69,7 @@ impl Profile {
 
     /// The calls that it may make.
     fn offered(self) -> Offered {
-        Offered::by_cpuid(self.recommendations, FEATURES)
+        Offered::by_cpuid(self.recommendations, FEATURES, PrivilegesHigh::empty())
     }
 
     /// The answer of CPUID leaf `number`.
