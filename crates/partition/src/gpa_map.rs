@@ -1,0 +1,463 @@
+//! A child's guest physical address space, as its parent has described it.
+//!
+//! ```text
+//!  page number, 36 bits:  [ 9 bits | 9 bits | 9 bits | 9 bits ]
+//!                            level 3  level 2  level 1  level 0
+//!
+//!  word of a table:   63       52 51              12 11         2 1  0
+//!    absent          |                    0                       | 0 |
+//!    no access       |                    0                       | 1 |
+//!    page            |     0     | page of the parent | c x w     | 2 |     level 0 or 1
+//!    table           |  entries  | deposited page     | no access | 3 |     not at level 0
+//! ```
+//!
+//! The tree looks like that of a page table, and is none: no processor walks it. It stays as it is while stage 2 is
+//! split, write-protected for a dirty log, or not filled in yet. Unlike a list of intervals it never needs more memory
+//! than one page for each 2 MiB, and each change is at most three tables long.
+//!
+//! "No access" means: memory, but not there now. Parents describe all memory so at first, in pages of 4 KiB. So a table
+//! that is full of it becomes one word of the table above, and one that is empty vanishes. Both are counted in the
+//! word that points to the table.
+
+use alloc::vec::Vec;
+
+use hyperv_defs::Status;
+use hyperv_defs::memory::{GpaAccess, LARGE_PAGES};
+
+use crate::deposits::{Deposits, Store, Use};
+use crate::ledger::Ledger;
+
+/// Pages of a child have numbers below this: 48 bits of address.
+pub const PAGE_LIMIT: u64 = 1 << 36;
+
+const LEVELS: usize = 4;
+const BITS: usize = 9;
+const ENTRIES: usize = 1 << BITS;
+
+/// What is at a page of the child.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Entry {
+    /// Nothing: an access is to a device.
+    Absent,
+    /// Memory that is not there now.
+    NoAccess,
+    /// A page of the parent.
+    Page {
+        /// Its number.
+        source: u64,
+        /// What the child may do with it.
+        access: GpaAccess,
+    },
+}
+
+/// The size of a change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leaf {
+    /// 4 KiB.
+    Small,
+    /// 2 MiB.
+    Large,
+}
+
+impl Leaf {
+    /// Pages in it.
+    #[must_use]
+    pub const fn pages(self) -> u64 {
+        match self {
+            Self::Small => 1,
+            Self::Large => LARGE_PAGES,
+        }
+    }
+
+    const fn level(self) -> usize {
+        match self {
+            Self::Small => 0,
+            Self::Large => 1,
+        }
+    }
+}
+
+/// What a change has replaced, and what the ledger still counts as in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "pages that nobody releases are never the parent's again"]
+pub enum Old {
+    /// No page.
+    Nothing,
+    /// Consecutive pages of the parent.
+    Pages {
+        /// The first.
+        first: u64,
+        /// How many: 1 or 512.
+        count: u64,
+    },
+    /// Those in a table of level 0, which is not in the tree any more.
+    Table(u64),
+}
+
+/// The map.
+#[derive(Debug, Default)]
+pub struct GpaMap {
+    root: Option<u64>,
+}
+
+/// A word of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Word {
+    Absent,
+    NoAccess,
+    Page { source: u64, access: GpaAccess },
+    Table { page: u64, count: Count },
+}
+
+/// Words of a table that are not absent, and those of them that are no access.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Count {
+    entries: u16,
+    no_access: u16,
+}
+
+impl Word {
+    const ABSENT: u64 = 0;
+    const NO_ACCESS: u64 = 1;
+    const PAGE: u64 = 2;
+    const TABLE: u64 = 3;
+    const TAG: u64 = 3;
+    const NUMBER: u64 = ((1 << 40) - 1) << 12;
+    const COUNT: u64 = 0x3ff;
+    const NO_ACCESS_SHIFT: u32 = 2;
+    const ENTRIES_SHIFT: u32 = 52;
+    const WRITE: u64 = 1 << 2;
+    const EXECUTE: u64 = 1 << 3;
+    const CACHED: u64 = 1 << 4;
+
+    fn decode(word: u64) -> Self {
+        let number = (word & Self::NUMBER) >> 12;
+        let count = |shift: u32| (word >> shift & Self::COUNT) as u16;
+        match word & Self::TAG {
+            Self::ABSENT => Self::Absent,
+            Self::NO_ACCESS => Self::NoAccess,
+            Self::PAGE => {
+                let bit = |bit| word & bit != 0;
+                let access =
+                    GpaAccess { write: bit(Self::WRITE), execute: bit(Self::EXECUTE), cached: bit(Self::CACHED) };
+                Self::Page { source: number, access }
+            }
+            _ => Self::Table {
+                page: number,
+                count: Count { entries: count(Self::ENTRIES_SHIFT), no_access: count(Self::NO_ACCESS_SHIFT) },
+            },
+        }
+    }
+
+    fn encode(self) -> u64 {
+        match self {
+            Self::Absent => Self::ABSENT,
+            Self::NoAccess => Self::NO_ACCESS,
+            Self::Page { source, access } => {
+                let bit = |is_set, bit| if is_set { bit } else { 0 };
+                Self::PAGE
+                    | source << 12
+                    | bit(access.write, Self::WRITE)
+                    | bit(access.execute, Self::EXECUTE)
+                    | bit(access.cached, Self::CACHED)
+            }
+            Self::Table { page, count } => {
+                let (entries, no_access) = (u64::from(count.entries), u64::from(count.no_access));
+                Self::TABLE | page << 12 | entries << Self::ENTRIES_SHIFT | no_access << Self::NO_ACCESS_SHIFT
+            }
+        }
+    }
+
+    /// What it adds to the count of its table.
+    fn weight(self) -> Count {
+        Count { entries: u16::from(self != Self::Absent), no_access: u16::from(self == Self::NoAccess) }
+    }
+
+    /// The word of element `index` in a table that is to say the same.
+    fn piece(self, index: u64) -> Self {
+        match self {
+            Self::Page { source, access } => Self::Page { source: source + index, access },
+            same => same,
+        }
+    }
+}
+
+impl From<Entry> for Word {
+    fn from(entry: Entry) -> Self {
+        match entry {
+            Entry::Absent => Self::Absent,
+            Entry::NoAccess => Self::NoAccess,
+            Entry::Page { source, access } => Self::Page { source, access },
+        }
+    }
+}
+
+/// Where a word is.
+#[derive(Clone, Copy, Debug, Default)]
+struct Place {
+    table: u64,
+    index: usize,
+}
+
+impl GpaMap {
+    /// Whether the map has a root, without which it is empty and stays so.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.root.is_some()
+    }
+
+    /// Gives the map its root.
+    ///
+    /// # Errors
+    ///
+    /// [`Status::InsufficientMemory`].
+    pub fn prepare(&mut self, deposits: &mut Deposits, store: &mut impl Store) -> Result<(), Status> {
+        if self.root.is_none() {
+            self.root = Some(deposits.take(Use::Map, store).ok_or(Status::InsufficientMemory)?);
+        }
+        Ok(())
+    }
+
+    /// What is at `page`.
+    pub fn get(&self, page: u64, store: &impl Store) -> Entry {
+        let Some(mut table) = self.root.filter(|_| page < PAGE_LIMIT) else { return Entry::Absent };
+        for level in (0..LEVELS).rev() {
+            match Word::decode(store.read(table, index_at(page, level))) {
+                Word::Absent => return Entry::Absent,
+                Word::NoAccess => return Entry::NoAccess,
+                Word::Page { source, access } => {
+                    let offset = page & ((1 << (BITS * level)) - 1);
+                    return Entry::Page { source: source + offset, access };
+                }
+                Word::Table { page, .. } => table = page,
+            }
+        }
+        Entry::Absent
+    }
+
+    /// Changes what is at `page`, the first of a leaf. The ledger already counts the new pages; it still counts the old
+    /// ones.
+    ///
+    /// # Errors
+    ///
+    /// [`Status::InsufficientMemory`]; then the map says what it said before. [`Status::InvalidParameter`] beyond the
+    /// address space.
+    pub fn set(
+        &mut self,
+        page: u64,
+        leaf: Leaf,
+        entry: Entry,
+        deposits: &mut Deposits,
+        store: &mut impl Store,
+    ) -> Result<Old, Status> {
+        let root = self.root.filter(|_| page < PAGE_LIMIT && page.is_multiple_of(leaf.pages()));
+        let root = root.ok_or(Status::InvalidParameter)?;
+        let wanted = Word::from(entry);
+
+        // Down to the leaf's level. What is larger and says something else is split.
+        let mut path = [Place::default(); LEVELS];
+        let mut table = root;
+        for level in (0..LEVELS).rev() {
+            let place = Place { table, index: index_at(page, level) };
+            path[level] = place;
+            if level == leaf.level() {
+                break;
+            }
+            let word = Word::decode(store.read(place.table, place.index));
+            table = match word {
+                Word::Table { page, .. } => page,
+                // Larger, and says the same already.
+                Word::Absent | Word::NoAccess if word == wanted => return Ok(Old::Nothing),
+                // From here on all is split: there are pages for it, or nothing is changed.
+                word if deposits.free() >= (level - leaf.level()) as u64 => {
+                    split(word, &path, level, deposits, store).ok_or(Status::InsufficientMemory)?
+                }
+                _ => return Err(Status::InsufficientMemory),
+            };
+        }
+
+        let place = path[leaf.level()];
+        let old = Word::decode(store.read(place.table, place.index));
+        let old_pages = match old {
+            Word::Absent | Word::NoAccess => Old::Nothing,
+            Word::Page { source, .. } => Old::Pages { first: source, count: leaf.pages() },
+            Word::Table { page, count } if count.entries == count.no_access => {
+                deposits.put(page, Use::Map, store);
+                Old::Nothing
+            }
+            Word::Table { page, .. } => Old::Table(page),
+        };
+        replace(&path, leaf.level(), wanted, deposits, store);
+        Ok(old_pages)
+    }
+
+    /// Ends the uses that a change has left over, after no TLB has the pages any more.
+    pub fn settle(old: Old, ledger: &Ledger, deposits: &mut Deposits, store: &mut impl Store) {
+        match old {
+            Old::Nothing => {}
+            Old::Pages { first, count } => (first..first + count).for_each(|page| ledger.release(page)),
+            Old::Table(table) => {
+                release_all(table, ledger, store);
+                deposits.put(table, Use::Map, store);
+            }
+        }
+    }
+
+    /// Takes the map down, a part at a time: at most some 1 000 pages. Returns whether there is nothing left. No TLB
+    /// has any of its pages.
+    pub fn take_down(&mut self, ledger: &Ledger, deposits: &mut Deposits, store: &mut impl Store) -> bool {
+        let Some(root) = self.root else { return true };
+
+        // Down to the last table on the left that is not empty.
+        let (mut table, mut level, mut above) = (root, LEVELS - 1, None);
+        loop {
+            let used = (0..ENTRIES).find(|index| {
+                !matches!(Word::decode(store.read(table, *index)), Word::Absent | Word::NoAccess) && level > 0
+            });
+            let Some(index) = used else { break };
+            let place = Place { table, index };
+            match Word::decode(store.read(table, index)) {
+                Word::Table { page, .. } => {
+                    above = Some(place);
+                    (table, level) = (page, level - 1);
+                }
+                Word::Page { source, .. } => {
+                    (source..source + LARGE_PAGES).for_each(|page| ledger.release(page));
+                    store.write(table, index, Word::ABSENT);
+                    return false;
+                }
+                Word::Absent | Word::NoAccess => break,
+            }
+        }
+
+        if level == 0 {
+            release_all(table, ledger, store);
+        }
+        match above {
+            Some(place) => store.write(place.table, place.index, Word::ABSENT),
+            None => self.root = None,
+        }
+        deposits.put(table, Use::Map, store);
+        self.root.is_none()
+    }
+
+    /// Everything that the map says, for checks: first page, number of pages, entry of the first. Also checks the
+    /// counts of all tables, and the number of them.
+    ///
+    /// # Panics
+    ///
+    /// If a table's count is wrong.
+    pub fn describe(&self, store: &impl Store) -> (Vec<(u64, u64, Entry)>, u64) {
+        let mut found = Vec::new();
+        let mut tables = 0;
+        if let Some(root) = self.root {
+            walk(root, LEVELS - 1, 0, store, &mut found, &mut tables);
+        }
+        (found, tables)
+    }
+}
+
+/// The index of `page` in its table of `level`.
+fn index_at(page: u64, level: usize) -> usize {
+    let index = page >> (BITS * level) & (ENTRIES as u64 - 1);
+    // Nine bits.
+    usize::try_from(index).unwrap_or_default()
+}
+
+/// Puts a table in the place of a word, which says the same.
+fn split(
+    word: Word,
+    path: &[Place; LEVELS],
+    level: usize,
+    deposits: &mut Deposits,
+    store: &mut impl Store,
+) -> Option<u64> {
+    let page = deposits.take(Use::Map, store)?;
+    let mut count = Count::default();
+    if word != Word::Absent {
+        for index in 0..ENTRIES {
+            let piece = word.piece(index as u64);
+            count = count.changed(Word::Absent, piece);
+            store.write(page, index, piece.encode());
+        }
+    }
+    replace(path, level, Word::Table { page, count }, deposits, store);
+    Some(page)
+}
+
+/// Writes a word at `level` of the path, and corrects the counts above. A table that is empty, or has no access
+/// anywhere, becomes a word of the table above.
+fn replace(path: &[Place; LEVELS], level: usize, word: Word, deposits: &mut Deposits, store: &mut impl Store) {
+    let mut word = word;
+    for level in level..LEVELS {
+        let place = path[level];
+        let old = Word::decode(store.read(place.table, place.index));
+        store.write(place.table, place.index, word.encode());
+
+        // The root is in nobody's count.
+        let Some(above) = path.get(level + 1) else { return };
+        let Word::Table { page, count } = Word::decode(store.read(above.table, above.index)) else { return };
+        let count = count.changed(old, word);
+        word = if count.entries == 0 {
+            Word::Absent
+        } else if usize::from(count.no_access) == ENTRIES {
+            Word::NoAccess
+        } else {
+            store.write(above.table, above.index, Word::Table { page, count }.encode());
+            return;
+        };
+        deposits.put(page, Use::Map, store);
+    }
+}
+
+impl Count {
+    /// The count after a word has become another.
+    fn changed(self, old: Word, new: Word) -> Self {
+        let (old, new) = (old.weight(), new.weight());
+        Self {
+            entries: self.entries + new.entries - old.entries,
+            no_access: self.no_access + new.no_access - old.no_access,
+        }
+    }
+}
+
+/// Ends the use of all pages in a table of level 0.
+fn release_all(table: u64, ledger: &Ledger, store: &impl Store) {
+    for index in 0..ENTRIES {
+        if let Word::Page { source, .. } = Word::decode(store.read(table, index)) {
+            ledger.release(source);
+        }
+    }
+}
+
+/// See [`GpaMap::describe`]. Returns the table's count.
+fn walk(
+    table: u64,
+    level: usize,
+    base: u64,
+    store: &impl Store,
+    found: &mut Vec<(u64, u64, Entry)>,
+    tables: &mut u64,
+) -> Count {
+    *tables += 1;
+    let span = 1_u64 << (BITS * level);
+    let mut sum = Count::default();
+    for index in 0..ENTRIES {
+        let word = Word::decode(store.read(table, index));
+        let first = base + index as u64 * span;
+        sum = sum.changed(Word::Absent, word);
+        match word {
+            Word::Absent => {}
+            Word::NoAccess => found.push((first, span, Entry::NoAccess)),
+            Word::Page { source, access } => found.push((first, span, Entry::Page { source, access })),
+            Word::Table { page, count } => {
+                assert!(level > 0, "a table in a table of level 0");
+                let counted = walk(page, level - 1, first, store, found, tables);
+                assert_eq!(counted, count, "count of the table at {first:#x}");
+                assert!(counted.entries != 0, "an empty table at {first:#x}");
+                assert!(usize::from(counted.no_access) != ENTRIES, "a table without access at {first:#x}");
+            }
+        }
+    }
+    sum
+}
