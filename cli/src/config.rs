@@ -494,8 +494,7 @@ fn initrd(text: &str, directory: &Path, place: Place) -> Result<Placed<Initrd>, 
     Ok(Placed { value, place })
 }
 
-/// The path `text` below `directory`. If it is not a file and does not look like a path, it is a misspelt word of
-/// `names`.
+/// The file `text`, relative to `directory`. If there is none, the error also lists the words `names`.
 fn file(text: &str, directory: &Path, names: &[&str], place: &Place) -> Result<PathBuf, Failure> {
     let path = directory.join(text);
     if path.is_file() {
