@@ -21,7 +21,6 @@ mod control;
 mod cpu;
 pub mod device;
 mod exhaustion;
-mod exit;
 mod frames;
 #[cfg(not(test))]
 mod heap;

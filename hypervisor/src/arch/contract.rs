@@ -27,10 +27,6 @@ use crate::vm::memory::Memory;
 use crate::vm::spec::Spec;
 
 /// A machine, as the core needs it.
-#[expect(
-    dead_code,
-    reason = "where the core still calls a module, the compiler holds the machine to the contract only"
-)]
 pub(crate) trait Arch: Sized + 'static {
     /// The architecture's part of a pCPU's block. It comes first in the block; a pCPU finds its block through it.
     type PerCpu;
@@ -134,7 +130,7 @@ pub(crate) trait Arch: Sized + 'static {
     /// Makes stage-2 entries visible to all walkers.
     fn publish();
     /// Does the flush on all TLBs that a change of stage 2 requires. On return no pCPU uses what is `stale`.
-    fn flush(memory: &Memory, vcpus: &[Block<Vcpu>], stale: Stale);
+    fn flush(memory: &Memory, tags: &Self::VmTags, vcpus: &[Block<Vcpu>], stale: Stale);
     /// Flushes the page at `gpa` from this pCPU's TLB, because its entry denies an access. The page belongs to the VM
     /// whose vCPU is on this pCPU.
     fn flush_local_page(gpa: Gpa);
@@ -156,7 +152,6 @@ pub(crate) trait Arch: Sized + 'static {
 }
 
 /// A vCPU: registers, interrupts, timer. The pCPU that runs the vCPU owns it.
-#[expect(dead_code, reason = "the core knows the type, whose own functions go first; the compiler holds it to these")]
 pub(crate) trait VcpuState<A: Arch>: Sized {
     /// A vCPU that waits for its start.
     fn new(index: u32, config: &VmConfig, stage2_root: Hpa, tags: A::VcpuTags) -> Self;
@@ -254,6 +249,7 @@ macro_rules! implement {
                 fn publish() -> () = tlb::publish;
                 fn flush(
                     memory: &$crate::vm::memory::Memory,
+                    tags: &Self::VmTags,
                     vcpus: &[$crate::arch::block::Block<$crate::vcpu::Vcpu>],
                     stale: stage2::Stale
                 ) -> () = tlb::flush;
@@ -278,48 +274,6 @@ macro_rules! implement {
                 (features.tags, features.can_flush_one_tag)
             }
         }
-
-        impl $crate::arch::VcpuState<$machine> for vcpu::ArchVcpu {
-            $crate::arch::contract::forward! {
-                fn new(
-                    index: u32,
-                    config: &abi::payload::VmConfig,
-                    root: addr::Hpa,
-                    tags: tags::VcpuTags
-                ) -> Self = vcpu::ArchVcpu::new;
-            }
-
-            $crate::arch::contract::forward_methods! {
-                vcpu::ArchVcpu;
-                fn own_pages(&self) -> impl Iterator<Item = $crate::layout::OwnPages>;
-                fn start_at(&mut self, entry: &loader::KernelEntry) -> ();
-                fn load(
-                    &mut self,
-                    host: &hwvirt::HostContext,
-                    tags: &mut tags::CpuTags,
-                    came_back: bool
-                ) -> ();
-                fn unload(&mut self, tags: &mut tags::CpuTags) -> ();
-                fn renew_intercepts(&mut self, others_wait: bool) -> ();
-                fn enter(
-                    &mut self,
-                    host: &hwvirt::HostContext,
-                    tags: &mut tags::CpuTags,
-                    epoch: u64,
-                    tally: $crate::vcpu::Tally<'_>
-                ) -> ();
-                fn flush_whole(&mut self) -> ();
-                fn flush_pages(&mut self, pages: shootdown::Pages) -> u64;
-                fn left_at(&self) -> u64;
-                fn try_wake(&mut self) -> bool;
-                fn is_active(&self) -> bool;
-                fn is_awake(&self) -> bool;
-                fn set_traced(&mut self, is_traced: bool) -> ();
-                fn is_dormant(&self) -> bool;
-                fn deadline(&self) -> Option<u64>;
-                fn into_tags(self) -> tags::VcpuTags;
-            }
-        }
     };
 }
 pub(super) use implement;
@@ -334,34 +288,3 @@ macro_rules! forward {
     )*};
 }
 pub(super) use forward;
-
-/// Functions of the contract that are a vCPU's own.
-macro_rules! forward_methods {
-    ($state:ty; $(fn $name:ident($($argument:tt)*) -> $result:ty;)*) => {
-        $($crate::arch::contract::forward_method!($state, $name, $result, $($argument)*);)*
-    };
-}
-pub(super) use forward_methods;
-
-/// One function. A type's own functions have precedence over those of its traits, so this does not call itself.
-macro_rules! forward_method {
-    ($state:ty, $name:ident, $result:ty, &self $(, $argument:ident: $kind:ty)*) => {
-        #[inline(always)]
-        fn $name(&self $(, $argument: $kind)*) -> $result {
-            <$state>::$name(self $(, $argument)*)
-        }
-    };
-    ($state:ty, $name:ident, $result:ty, &mut self $(, $argument:ident: $kind:ty)*) => {
-        #[inline(always)]
-        fn $name(&mut self $(, $argument: $kind)*) -> $result {
-            <$state>::$name(self $(, $argument)*)
-        }
-    };
-    ($state:ty, $name:ident, $result:ty, self) => {
-        #[inline(always)]
-        fn $name(self) -> $result {
-            <$state>::$name(self)
-        }
-    };
-}
-pub(super) use forward_method;

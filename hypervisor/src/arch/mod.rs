@@ -17,11 +17,9 @@ mod contract;
 pub(crate) mod control_port;
 #[cfg(test)]
 pub(crate) mod fake;
-#[cfg_attr(
-    target_arch = "aarch64",
-    allow(dead_code, reason = "no instructions are emulated there, and nothing is read often")
-)]
 pub(crate) mod guest_ram;
+#[cfg(any(test, target_arch = "x86_64"))]
+mod hypercall;
 pub(crate) mod ram;
 pub(crate) mod tables;
 mod ticks;
@@ -43,13 +41,11 @@ use x86_64 as machine;
 
 /// The machine of this build.
 pub(crate) use machine::Machine;
-// The core uses these modules for their types, and where it does not call `Machine` yet.
+// The core uses these modules for their types.
 #[cfg(test)]
 pub(crate) use machine::control_port;
-pub(crate) use machine::{clock, emulate, format, interrupts, loader, platform, power, serial, tags, tlb, uart, vcpu};
-#[cfg(any(test, machine = "pc"))]
-pub(crate) use machine::{cpuid, delivery};
+pub(crate) use machine::{serial, uart};
 // The shared files of this folder use these.
 use machine::paging;
 #[cfg(not(test))]
-use machine::virtio;
+use machine::{clock, virtio};

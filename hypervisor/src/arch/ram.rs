@@ -3,7 +3,7 @@
 //! [`Frames`] owns a run of RAM exclusively until it is dropped. But others may change its content at any moment:
 //! guests and devices get such memory, and a guest may write from another pCPU during a read. So no reference into it
 //! is ever made, because Rust would assume that its target does not change. Bytes are copied in and out by accesses
-//! that the compiler neither splits, repeats nor omits, and single words are [`AtomicU64`]s.
+//! that the compiler neither splits, repeats nor omits, and single words are atomics.
 //!
 //! A buddy allocator keeps its lists of free frames in the free memory itself. It needs no heap, so the heap can grow
 //! from here (see [`HeapSource`]) without a lock cycle.
@@ -13,7 +13,7 @@
 use core::alloc::{GlobalAlloc, Layout};
 use core::arch::asm;
 use core::ptr::{self, NonNull};
-use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicUsize, Ordering};
 
 use addr::{Hpa, HpaRange, Hva, PAGE_BYTES};
 use buddy_system_allocator::Heap;
@@ -146,8 +146,9 @@ impl Frames {
     }
 
     /// The run as 64-bit words.
+    #[cfg(any(test, target_arch = "x86_64"))]
     #[inline]
-    pub(crate) fn words(&self) -> &[AtomicU64] {
+    pub(crate) fn words(&self) -> &[core::sync::atomic::AtomicU64] {
         // SAFETY: the run is ours as long as the slice lives, present in the direct map, and aligned, because runs
         // start at frames. Rust code accesses it only through atomics and volatile accesses; all bit patterns are valid
         // words.

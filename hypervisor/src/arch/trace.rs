@@ -125,7 +125,7 @@ mod recorder {
     use spin::Mutex;
 
     use super::TraceEvent;
-    use crate::arch::tlb;
+    use crate::arch::machine::tlb;
     use crate::cpu;
 
     /// Maximum number of events between two ends of VMs. Later events are lost, and the trace says so.

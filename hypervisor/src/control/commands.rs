@@ -16,7 +16,7 @@ use addr::Gpa;
 use log::warn;
 
 use super::{Control, host_info};
-use crate::arch::clock;
+use crate::arch::{Arch, Machine};
 use crate::vm::dirty::session::{self, Done, Session, StartError};
 use crate::vm::table::table;
 use crate::vm::{Vm, tags};
@@ -91,7 +91,7 @@ impl Control {
             }
             Command::Stats { vm, first } => {
                 let vcpus = table().counters(vm, first, STATS_CHUNK)?;
-                Ok(Answer::Stats { vm, first, at_ns: clock::nanos(), vcpus })
+                Ok(Answer::Stats { vm, first, at_ns: Machine::nanos(), vcpus })
             }
             Command::Input { vm, line, bytes } => {
                 let taken = running(vm)?.type_on(line, &bytes);
@@ -287,7 +287,7 @@ impl Attended {
                 }
                 None => {}
             }
-            if clock::now() > until {
+            if Machine::now() > until {
                 break;
             }
         }
@@ -317,7 +317,7 @@ fn resources() -> Resources {
     let table = table();
     let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
     Resources {
-        at_ns: clock::nanos(),
+        at_ns: Machine::nanos(),
         vms: count(table.len()),
         alive_vms: count(table.all_alive().count()),
         vcpus: count(table.all_alive().map(|vm| vm.vcpus().len()).sum()),

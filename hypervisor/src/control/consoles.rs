@@ -10,7 +10,7 @@ use abi::control::{CONSOLE_CHUNK, Line, Message};
 
 use super::WORK_NANOS;
 use super::port::Port;
-use crate::arch::{clock, platform};
+use crate::arch::{Arch, Machine};
 use crate::output::Turns;
 use crate::terminal::{Key, Terminal};
 use crate::vm::table::table;
@@ -73,12 +73,12 @@ impl Consoles {
     pub(super) fn typed(&mut self) -> TypedKeys {
         let mut power_off = false;
         let Some(terminal) = &mut self.terminal else { return TypedKeys { power_off, may_go_on: false } };
-        let now = clock::now();
+        let now = Machine::now();
         if now >= self.look_at {
             let mut bytes = [0; TYPED_CHUNK];
             let count = crate::log::receive(&mut bytes);
             if count != 0 {
-                self.typing_until = now + clock::nanos_to_ticks(TYPING_LASTS_NANOS);
+                self.typing_until = now + Machine::nanos_to_ticks(TYPING_LASTS_NANOS);
             }
             for &byte in &bytes[..count] {
                 match terminal.typed(byte) {
@@ -94,7 +94,7 @@ impl Consoles {
                 }
             }
             let pause = if now < self.typing_until { TYPING_NANOS } else { TYPED_NANOS };
-            self.look_at = now + clock::nanos_to_ticks(pause);
+            self.look_at = now + Machine::nanos_to_ticks(pause);
         }
         TypedKeys { power_off, may_go_on: now < self.typing_until }
     }
@@ -143,7 +143,7 @@ impl Consoles {
 
     /// Without a port this pCPU waits while the UARTs transmit. So with a slow UART this ends after one chunk.
     fn show_on_terminal(&mut self, turns: &mut Turns, sources: &[(&Arc<Vm>, Line)], port: &mut Port) -> bool {
-        let since = clock::now();
+        let since = Machine::now();
         let rests = since < self.log_rests_until;
         let has_more = turns.deal(
             sources.len(),
@@ -157,9 +157,9 @@ impl Consoles {
         if rests {
             return false;
         }
-        let until = since + clock::nanos_to_ticks(WORK_NANOS);
-        let is_empty = self.send_while(|| clock::now() < until);
-        let now = clock::now();
+        let until = since + Machine::nanos_to_ticks(WORK_NANOS);
+        let is_empty = self.send_while(|| Machine::now() < until);
+        let now = Machine::now();
         self.log_rests_until = now + (now - since);
         has_more || !is_empty
     }
@@ -178,8 +178,8 @@ impl Consoles {
             let count = bytes.len();
             terminal.sent(count);
             if self.log_is_slow {
-                let until = clock::now() + clock::nanos_to_ticks(SLOW_BYTE_NANOS * count as u64);
-                while clock::now() < until {
+                let until = Machine::now() + Machine::nanos_to_ticks(SLOW_BYTE_NANOS * count as u64);
+                while Machine::now() < until {
                     core::hint::spin_loop();
                 }
             }
@@ -201,7 +201,7 @@ impl Consoles {
         if most == 0 {
             return 0;
         }
-        let tell = |asserted| platform::serial_interrupt(vm, line, asserted);
+        let tell = |asserted| Machine::serial_interrupt(vm, line, asserted);
         let Some((at_ns, bytes)) = vm.serial(line).take_output(most, tell) else { return 0 };
         let count = bytes.len();
         match &mut self.terminal {

@@ -19,7 +19,7 @@ use abi::payload::VmConfig;
 use crossbeam_utils::CachePadded;
 use log::{error, info};
 
-use crate::arch::{Arch, Machine, clock, power};
+use crate::arch::{Arch, Machine};
 use crate::sync::{Mutex, per_host};
 use crate::vm::creation::{Creation, NotCreated};
 use crate::vm::spec::Spec;
@@ -140,7 +140,7 @@ pub(crate) fn poll() -> bool {
 impl Control {
     /// Something happened to a VM.
     fn tell(&mut self, vm: u32, event: VmEvent) {
-        self.port.say(&Message::Vm { vm, at_ns: clock::nanos(), event });
+        self.port.say(&Message::Vm { vm, at_ns: Machine::nanos(), event });
     }
 
     /// Handles input from the machine's own consoles. Returns whether more may follow soon.
@@ -152,7 +152,7 @@ impl Control {
 
     /// Continues unfinished commands. Returns whether there is more to do.
     fn work(&mut self) -> bool {
-        let until = clock::now() + clock::nanos_to_ticks(WORK_NANOS);
+        let until = Machine::now() + Machine::nanos_to_ticks(WORK_NANOS);
         let mut replies = Vec::new();
         let mut has_more = false;
         for attended in &mut self.attended {
@@ -206,15 +206,15 @@ impl Control {
 
     /// Sends the last message and ends the machine.
     fn farewell(&mut self) -> ! {
-        let until = clock::now() + FAREWELL_SECONDS * clock::hz();
-        self.consoles.send_while(|| clock::now() < until);
+        let until = Machine::now() + FAREWELL_SECONDS * Machine::hz();
+        self.consoles.send_while(|| Machine::now() < until);
         info!("all VMs have ended");
         self.port.say(&Message::Bye);
-        let until = clock::now() + FAREWELL_SECONDS * clock::hz();
+        let until = Machine::now() + FAREWELL_SECONDS * Machine::hz();
         loop {
             self.port.transmit();
-            if self.port.is_drained() || clock::now() > until {
-                power::exit(exit_code::CLEAN);
+            if self.port.is_drained() || Machine::now() > until {
+                Machine::exit(exit_code::CLEAN);
             }
         }
     }
@@ -226,7 +226,7 @@ fn host_info() -> HostInfo {
         arch: String::from(Machine::name()),
         pcpus: u32::try_from(cpu::scheduler::runners().count()).unwrap_or(u32::MAX),
         memory_bytes: frames::total_bytes(),
-        clock_hz: clock::hz(),
+        clock_hz: Machine::hz(),
         processor: Machine::describe(),
     }
 }

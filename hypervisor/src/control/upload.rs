@@ -11,7 +11,7 @@ use addr::PAGE_BYTES;
 use log::{info, warn};
 
 use super::Control;
-use crate::arch::clock;
+use crate::arch::{Arch, Machine};
 use crate::frames::{self, Filled, Frames};
 use crate::vm::creation::{Creation, NotCreated};
 use crate::vm::spec::Spec;
@@ -35,7 +35,7 @@ pub(super) struct Upload {
 
 impl Upload {
     fn is_idle_for(&self, seconds: u64) -> bool {
-        clock::now().saturating_sub(self.heard_at) > seconds * clock::hz()
+        Machine::now().saturating_sub(self.heard_at) > seconds * Machine::hz()
     }
 }
 
@@ -58,7 +58,7 @@ impl Control {
         let kernel = room(config.kernel.bytes)?;
         let initrd = config.initrd.as_ref().map(|initrd| room(initrd.bytes)).transpose()?;
         let number = table::new_number();
-        self.upload = Some(Upload { number, config, kernel, initrd, heard_at: clock::now(), making: None });
+        self.upload = Some(Upload { number, config, kernel, initrd, heard_at: Machine::now(), making: None });
         Ok(Answer::Upload(number))
     }
 
@@ -71,7 +71,7 @@ impl Control {
         bytes: &[u8],
     ) -> Result<Answer, Refusal> {
         let upload = self.upload_of(number)?;
-        upload.heard_at = clock::now();
+        upload.heard_at = Machine::now();
         let (file, whole) = match (part, &mut upload.initrd, &upload.config.initrd) {
             (Part::Kernel, ..) => (&mut upload.kernel, upload.config.kernel.bytes),
             (Part::Initrd, Some(file), Some(blob)) => (file, blob.bytes),
@@ -121,7 +121,7 @@ impl Control {
         let spec = Spec { config: &upload.config, kernel: upload.kernel.bytes(), initrd };
         let made = loop {
             match creation.step(spec) {
-                Ok(None) if clock::now() > until => return true,
+                Ok(None) if Machine::now() > until => return true,
                 Ok(None) => {}
                 Ok(Some(vm)) => break Ok(vm),
                 Err(why) => break Err(why),

@@ -13,7 +13,7 @@ use spin::Once;
 use vcpu_layout::{OwnerWord, Proof, lay_out};
 
 use super::{PerCpu, all, by_id, housekeeping, is_busy, this};
-use crate::arch::{Arch, Machine, trace};
+use crate::arch::{Arch, Machine, VcpuState, trace};
 use crate::mutants::{self, Mutant};
 use crate::sync::{AtomicU64, Mutex, Ordering, per_host};
 use crate::vcpu::run::{RunEnd, Running, run};

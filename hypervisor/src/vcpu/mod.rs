@@ -14,7 +14,7 @@ use sched::{CpuId, Mailbox, VirtualTime};
 use shootdown::{Presence, Requests};
 use vcpu_layout::{MailboxField, Owned, OwnerField, OwnerGuard, OwnerWord, Proof, lay_out};
 
-use crate::arch::{Arch, Machine};
+use crate::arch::{Arch, Machine, VcpuState};
 use crate::layout::OwnPages;
 use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering};
 use crate::vm::VcpuRef;

@@ -11,7 +11,7 @@ pub(crate) use abi::trace::RunEnd;
 use sched::Pending;
 
 use super::{Owner, Tally, Vcpu};
-use crate::arch::{Arch, Machine};
+use crate::arch::{Arch, Machine, VcpuState};
 use crate::cpu::{self, PerCpu, scheduler};
 use crate::mutants::{self, Mutant};
 use crate::trace;

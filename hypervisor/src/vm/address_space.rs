@@ -7,11 +7,10 @@
 //! Then the sender reads which targets are in their guests, kicks those, all at once, and waits for them. It never
 //! waits for a vCPU that does not run.
 
-#![cfg_attr(machine = "virt", allow(dead_code, reason = "guests of that machine flush TLBs by themselves"))]
-
 use core::cell::Cell;
 
 use addr::Hpa;
+use hyperv_defs::Targets;
 use sched::{CpuId, Pending};
 use shootdown::{Flush, Plan};
 use stage2::{Shape, Stale, Tlb, Tree, WalkMut};
@@ -21,14 +20,17 @@ use super::Vm;
 use super::memory::Memory;
 use super::tags::{TagPool, VmTags};
 use crate::arch::block::Block;
-use crate::arch::format::Stage2Format;
 use crate::arch::tables::TablePool;
-use crate::arch::vcpu::ArchVcpu;
-use crate::arch::{clock, interrupts, tlb};
+use crate::arch::{Arch, Machine, VcpuState};
 use crate::mutants::{self, Mutant};
 use crate::sync::{MutexGuard, Ordering, relax};
 use crate::trace;
+use crate::vcpu::run::Running;
 use crate::vcpu::{Owner, Tally, Vcpu};
+
+/// The format of stage-2 tables.
+pub(super) type Stage2Format = <Machine as Arch>::Format;
+type ArchVcpu = <Machine as Arch>::Vcpu;
 
 /// A wait for kicked vCPUs, in ticks of the host's clock.
 struct Wait {
@@ -42,21 +44,6 @@ struct Wait {
 /// An exit takes one or two. QEMU (7.2) may fail to report an interrupt that arrives during an entry, until the next
 /// one arrives.
 const PATIENCE_NANOS: u64 = 100_000;
-
-/// The targets of a flush.
-#[derive(Clone, Copy)]
-pub(crate) struct Targets<'a> {
-    /// The vCPUs.
-    pub(crate) set: hyperv_defs::Targets<'a>,
-    /// The sender, which may be in the set or not.
-    pub(crate) me: u32,
-}
-
-/// The vCPU that requests a flush, which this pCPU runs.
-pub(crate) struct Requester<'a> {
-    pub(crate) arch: &'a mut ArchVcpu,
-    pub(crate) tally: Tally<'a>,
-}
 
 impl Memory {
     /// The VM's epoch. An entry that has seen another epoch must not use older TLB entries.
@@ -78,16 +65,23 @@ impl Memory {
     }
 
     /// Flushes what `plan` says from the TLBs of the `targets` among `vcpus`. On return none of them runs its guest
-    /// with a flushed translation. `requester` is the caller's own vCPU.
-    pub(crate) fn flush(&self, plan: &Plan, vcpus: &[Block<Vcpu>], targets: Targets<'_>, requester: Requester<'_>) {
+    /// with a flushed translation. `requester` is the vCPU of this pCPU that asks for it; without one, a target that
+    /// this pCPU runs flushes before its next entry, as all others do.
+    pub(crate) fn flush(
+        &self,
+        plan: &Plan,
+        vcpus: &[Block<Vcpu>],
+        targets: Targets<'_>,
+        mut requester: Option<&mut Running<'_>>,
+    ) {
         let count = u32::try_from(vcpus.len()).unwrap_or(u32::MAX);
-        let Targets { set, me } = targets;
-        let Requester { arch, tally } = requester;
-        let others = set.indices(count).filter(|&target| target != me).map(|target| &*vcpus[target as usize]);
+        let me = requester.as_ref().map(|run| run.index);
+        let tally = requester.as_ref().map(|run| run.tally);
+        let others = targets.indices(count).filter(|&target| Some(target) != me).map(|target| &*vcpus[target as usize]);
 
         // A flush of everything on all vCPUs is one store. (With a scheme that counts per pCPU, other VMs would pay for
         // it.)
-        let by_epoch = plan.is_whole() && self.tag_pool().scheme() == Scheme::Epoch && is_everybody(set, count);
+        let by_epoch = plan.is_whole() && self.tag_pool().scheme() == Scheme::Epoch && is_everybody(targets, count);
         if by_epoch && !mutants::is(Mutant::EpochNotBumped) && !mutants::is(Mutant::EpochAfterLook) {
             self.epoch.fetch_add(1, Ordering::SeqCst);
         }
@@ -100,49 +94,34 @@ impl Memory {
             }
         };
         let meanwhile = || {
-            if !by_epoch && set.contains(me) {
-                plan.flushes().for_each(|flush| flush_own(arch, tally, flush));
+            if let Some(run) = &mut requester
+                && !by_epoch
+                && targets.contains(run.index)
+            {
+                plan.flushes().for_each(|flush| flush_own(&mut run.owner.arch, run.tally, flush));
             }
         };
-        let began = clock::now();
+        let began = Machine::now();
         let mut wait = None;
         let relax = |cpu| kick_again(&mut wait, cpu);
-        let outcome = shootdown::run(others, Vcpu::presence, publish, interrupts::kick_all, meanwhile, relax);
+        let outcome = shootdown::run(others, Vcpu::presence, publish, Machine::kick_all, meanwhile, relax);
         if by_epoch && mutants::is(Mutant::EpochAfterLook) {
             self.epoch.fetch_add(1, Ordering::SeqCst);
         }
 
+        let Some(tally) = tally else { return };
         tally.add(|count| &count.flush_targets, outcome.targets.into());
         tally.add(|count| &count.flush_kicks, outcome.kicked.into());
         trace::flushed(began, outcome.targets, outcome.kicked);
         if let Some(wait) = wait {
-            tally.add(|count| &count.flush_wait_ticks, clock::now().saturating_sub(wait.since));
+            tally.add(|count| &count.flush_wait_ticks, Machine::now().saturating_sub(wait.since));
         }
     }
 
     /// Flushes everything on all `vcpus`. On return none of them runs its guest with a flushed translation. The
     /// caller's own vCPU flushes before its next entry.
     pub(crate) fn flush_everybody(&self, vcpus: &[Block<Vcpu>]) {
-        let by_epoch = self.tag_pool().scheme() == Scheme::Epoch;
-        if by_epoch {
-            self.epoch.fetch_add(1, Ordering::SeqCst);
-        }
-        let publish = |target: &Vcpu| {
-            if !by_epoch {
-                target.requests().ask(Flush::Whole);
-                target.mailbox().leave(Pending::FLUSH);
-            }
-        };
-        let mut wait = None;
-        let relax = |cpu| kick_again(&mut wait, cpu);
-        let _ = shootdown::run(
-            vcpus.iter().map(|vcpu| &**vcpu),
-            Vcpu::presence,
-            publish,
-            interrupts::kick_all,
-            || {},
-            relax,
-        );
+        self.flush(&Plan::whole(), vcpus, Targets::All, None);
     }
 
     /// The vCPU, which is about to enter, does the flushes that others have requested.
@@ -226,7 +205,7 @@ impl<'a> AllTlbs<'a> {
 
 impl Tlb for AllTlbs<'_> {
     fn publish(&self) {
-        tlb::publish();
+        Machine::publish();
     }
 
     fn flush(&self, stale: Stale) {
@@ -234,7 +213,7 @@ impl Tlb for AllTlbs<'_> {
             return;
         }
         self.flushes.set(self.flushes.get() + 1);
-        tlb::flush(self.memory, self.vcpus, stale);
+        Machine::flush(self.memory, self.memory.tags.own(), self.vcpus, stale);
     }
 
     fn relax(&self) {
@@ -253,20 +232,20 @@ impl Tlb for NoTlb {
 
 /// The sender waits for a kicked vCPU on `cpu`: kicks it again, less and less often.
 fn kick_again(wait: &mut Option<Wait>, cpu: u32) {
-    let now = clock::now();
-    let patience = clock::nanos_to_ticks(PATIENCE_NANOS);
+    let now = Machine::now();
+    let patience = Machine::nanos_to_ticks(PATIENCE_NANOS);
     let wait = wait.get_or_insert(Wait { since: now, kick_at: now + patience, patience });
     if now > wait.kick_at {
         wait.patience *= 2;
         wait.kick_at = now + wait.patience;
-        interrupts::kick(CpuId(cpu));
+        Machine::kick(CpuId(cpu));
     }
     relax();
 }
 
 /// Whether `set` contains all of `count` vCPUs.
-fn is_everybody(set: hyperv_defs::Targets<'_>, count: u32) -> bool {
-    set.banks(count).map(|(_, members)| members.count_ones()).sum::<u32>() == count
+fn is_everybody(targets: Targets<'_>, count: u32) -> bool {
+    targets.banks(count).map(|(_, members)| members.count_ones()).sum::<u32>() == count
 }
 
 /// The running vCPU flushes its own entries: pages at once, everything at the next entry.

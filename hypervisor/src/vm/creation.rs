@@ -21,8 +21,7 @@ use super::spec::Spec;
 use super::tags::VmTags;
 use super::{DETAIL_BYTES, Parts, Vm};
 use crate::arch::block::Block;
-use crate::arch::loader::{self, KernelEntry};
-use crate::arch::vcpu::ArchVcpu;
+use crate::arch::{Arch, Machine, VcpuState};
 use crate::cpu::room::Room;
 use crate::cpu::scheduler;
 use crate::frames::{self, Exhausted};
@@ -75,7 +74,7 @@ impl Creation {
             Populate::Touch4K => Some(0),
             Populate::Touch2M => Some(1),
         };
-        let ranges: Vec<GpaRange> = loader::ram_layout(config.memory_bytes).collect();
+        let ranges: Vec<GpaRange> = Machine::ram_layout(config.memory_bytes).collect();
         let memory = Assembly::begin(ranges, config.vcpus, tags, level_on_touch);
         let memory = memory.map_err(|error| lacks_memory(&config, &error))?;
         Ok(Self { number, config, stage: Stage::Memory(Box::new(memory)) })
@@ -104,7 +103,8 @@ impl Creation {
                     let runners = scheduler::runners().count().max(1);
                     let skipped = self.number.wrapping_add(index) as usize % runners;
                     let home = homes.clone().nth(skipped).unwrap_or(CpuId(0));
-                    let arch = ArchVcpu::new(index, &self.config, memory.stage2_root(), memory.tags().vcpu());
+                    let arch =
+                        <Machine as Arch>::Vcpu::new(index, &self.config, memory.stage2_root(), memory.tags().vcpu());
                     vcpus.push(Block::new(index as usize, Vcpu::new(arch, home)));
                     if frames::is_low() {
                         let why = format!("{count} vCPUs: the host has no memory left from vCPU {index} on");
@@ -127,7 +127,7 @@ impl Creation {
             DecodeCache::Off | DecodeCache::Bytes => {}
         }
         let entry =
-            loader::load(&spec, &mut memory).map_err(|error| NotCreated::new(About::Kernel, error.to_string()))?;
+            Machine::load(&spec, &mut memory).map_err(|error| NotCreated::new(About::Kernel, error.to_string()))?;
         let (parts, vcpus) = self.prepare(memory, entry).map_err(|Exhausted| {
             let count = self.config.vcpus;
             NotCreated::new(About::Vcpus, format!("{count} vCPUs: the host has no memory left from vCPU 0 on"))
@@ -137,7 +137,11 @@ impl Creation {
     }
 
     /// Takes what the VM needs besides memory, and makes room for its vCPUs.
-    fn prepare(&self, memory: Memory, entry: KernelEntry) -> Result<(Parts, Vec<Block<Vcpu>>), Exhausted> {
+    fn prepare(
+        &self,
+        memory: Memory,
+        entry: <Machine as Arch>::KernelEntry,
+    ) -> Result<(Parts, Vec<Block<Vcpu>>), Exhausted> {
         let mut vcpus = Vec::new();
         frames::reserve(&mut vcpus, self.config.vcpus as usize)?;
         let serial = [SerialLine::new()?, SerialLine::new()?];

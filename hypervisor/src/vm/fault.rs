@@ -10,11 +10,10 @@ use decode_cache::DropCause;
 use sched::CpuId;
 use stage2::{Access, BATCH, Fault, Granularity, MapError, Pace, Spare, Stale, Stream, Walk, Walking};
 
-use super::address_space::AllTlbs;
+use super::address_space::{AllTlbs, Stage2Format};
 use super::memory::Memory;
-use crate::arch::format::Stage2Format;
 use crate::arch::tables::TablePool;
-use crate::arch::{Arch, Machine};
+use crate::arch::{Arch, Machine, VcpuState};
 use crate::sync::{AtomicU8, Ordering};
 use crate::vcpu::run::Running;
 
@@ -244,7 +243,7 @@ impl Memory {
         if !is_present && !self.dirty.has_gaps() {
             return None;
         }
-        Some((0..).zip(&self.regions).find(|(_, region)| region.contains(gpa))?.0)
+        Some((0..).zip(&self.backing.regions).find(|(_, region)| region.contains(gpa))?.0)
     }
 
     /// Announces that this pCPU is about to walk stage 2: no table that it can find is freed until the returned guard

@@ -5,14 +5,6 @@
 //! leaves. `populate` may delay the mapping to the first touch. The frames return to the pool when the VM is dropped,
 //! after its last vCPU has left the guest for ever.
 
-#![cfg_attr(
-    machine = "virt",
-    allow(
-        dead_code,
-        reason = "guests of that machine flush TLBs by themselves, and none of their instructions is decoded"
-    )
-)]
-
 use alloc::vec::Vec;
 
 use addr::{Gpa, GpaRange, Hpa, PAGE_BYTES, PageSize};
@@ -20,28 +12,25 @@ use decode_cache::{DropCause, Lost, Protect, Protection, Size, Unprotection, Vou
 use stage2::{Access, Attempt, MapError, Shape, Stale, Tree};
 use vcpu_layout::lay_out;
 
-use super::address_space::{AllTlbs, NoTlb};
+use super::address_space::{AllTlbs, NoTlb, Stage2Format};
+use super::backing::Backing;
 use super::dirty::log::DirtyState;
 use super::tags::VmTags;
 use crate::arch::block::Block;
-use crate::arch::emulate::Decoded;
-use crate::arch::format::{Stage2Format, stage2_format};
-use crate::arch::guest_ram::{GuestRam, Word};
 use crate::arch::tables::TablePool;
-use crate::arch::tlb;
+use crate::arch::{Arch, Machine};
 use crate::cpu;
 use crate::frames::{Exhausted, Frames, reserve};
 use crate::sync::{AtomicU64, Mutex};
 use crate::vcpu::Vcpu;
 
+type Decoded = <Machine as Arch>::Decoded;
+
 /// A VM's memory.
 #[lay_out]
 pub(crate) struct Memory {
-    /// In ascending order, without overlaps. Each is a run of `ram`, in the same order.
     #[layout(frozen)]
-    pub(super) regions: Vec<GpaRange>,
-    #[layout(frozen)]
-    ram: GuestRam,
+    pub(crate) backing: Backing,
     #[layout(cold)]
     pub(super) tables: TablePool,
     #[layout(frozen)]
@@ -111,7 +100,7 @@ impl Assembly {
         level_on_touch: Option<u32>,
     ) -> Result<Self, MemoryError> {
         let tables = TablePool::new(&ranges, vcpus)?;
-        let (tree, shape) = Tree::new(stage2_format(), &tables).map_err(MemoryError::Map)?;
+        let (tree, shape) = Tree::new(Machine::stage2_format(), &tables).map_err(MemoryError::Map)?;
         let (mut regions, mut runs) = (Vec::new(), Vec::new());
         reserve(&mut regions, USUAL_RUNS)?;
         reserve(&mut runs, USUAL_RUNS)?;
@@ -161,12 +150,11 @@ impl Assembly {
     /// When the host has too little for what logs need.
     pub(crate) fn finish(self) -> Result<Memory, MemoryError> {
         // Otherwise a walker on another pCPU may read the old content of the root's page.
-        tlb::publish();
+        Machine::publish();
 
         let dirty = DirtyState::new(&self.regions, self.level_on_touch.is_some())?;
         Ok(Memory::lay_out(MemoryFields {
-            regions: self.regions,
-            ram: GuestRam::new(self.runs),
+            backing: Backing::new(self.regions, self.runs),
             tables: self.tables,
             tree: self.tree,
             shape: Mutex::new(self.shape),
@@ -212,15 +200,13 @@ impl Memory {
     /// Host address of the page at `level`, in this region, that holds `gpa`.
     #[inline]
     pub(crate) fn host_page(&self, region: u32, gpa: Gpa, level: u32) -> Option<Hpa> {
-        let (region, run) = (self.regions.get(region as usize)?, self.ram.run(region as usize)?);
-        let bytes = PAGE_BYTES << (9 * level);
-        Some(Hpa(run.hpa().0 + ((gpa.0 - region.start.0) & !(bytes - 1))))
+        self.backing.host_page(region, gpa, level)
     }
 
     /// Copies guest memory from `gpa` on. False if a part of it does not exist; then `into` must not be used.
     #[must_use]
     pub(crate) fn read(&self, gpa: Gpa, into: &mut [u8]) -> bool {
-        self.pieces(gpa, into.len(), |frames, offset, piece| frames.read(offset, &mut into[piece]))
+        self.backing.read(gpa, into)
     }
 
     /// Copies `from` to guest memory at `gpa`. False if a part of it does not exist; everything before that part was
@@ -233,8 +219,7 @@ impl Memory {
             // Page by page, because cached instructions are dropped by page.
             let bytes = usize::try_from(PAGE_BYTES - at.offset_in(PageSize::Size4K)).unwrap_or(usize::MAX);
             let (piece, rest) = left.split_at(bytes.min(left.len()));
-            let copy = || self.pieces(at, piece.len(), |frames, offset, part| frames.write(offset, &piece[part]));
-            if !self.as_host(at, piece.len(), copy) {
+            if !self.as_host(at, piece.len(), || self.backing.write(at, piece)) {
                 return false;
             }
             let Some(next) = at.checked_add(piece.len() as u64) else { return rest.is_empty() };
@@ -243,18 +228,10 @@ impl Memory {
         true
     }
 
-    /// Atomically replaces a word if it is still `current`; returns whether it was.
-    pub(crate) fn compare_exchange(&self, word: Word, current: u64, new: u64) -> bool {
-        let Some((run, offset)) = self.ram.place_of(word) else { return false };
-        let Some(region) = self.regions.get(run) else { return false };
-        let gpa = Gpa(region.start.0 + offset);
-        self.as_host(gpa, size_of::<u64>(), || self.ram.compare_exchange(word, current, new))
-    }
-
     /// Does a write of the hypervisor to the page of `gpa`. All such writes use this function. They cause no stage-2
     /// fault, which would drop cached instructions and inform a dirty log.
     #[inline]
-    fn as_host<R>(&self, gpa: Gpa, bytes: usize, write: impl FnOnce() -> R) -> R {
+    pub(crate) fn as_host<R>(&self, gpa: Gpa, bytes: usize, write: impl FnOnce() -> R) -> R {
         let result = match &self.decoded {
             None => write(),
             Some(decoded) => decoded.write_as_host(gpa, &Protected { memory: self, vcpus: &[] }, write).0,
@@ -263,52 +240,11 @@ impl Memory {
         result
     }
 
-    /// The aligned 64-bit word that holds `gpa`, for repeated accesses.
-    pub(crate) fn find_word(&self, gpa: Gpa) -> Option<Word> {
-        let region = self.find_index(gpa)?;
-        let offset = gpa.0 - self.regions.get(region)?.start.0;
-        self.ram.find(region, usize::try_from(offset / 8).ok()?)
-    }
-
-    /// Reads the word that is `ahead` words after one that was found, on the same page.
-    #[inline]
-    pub(crate) fn load(&self, word: Word, ahead: usize) -> u64 {
-        self.ram.load(word, ahead)
-    }
-
     /// Whether the guest has memory at `gpa`.
     #[inline]
     pub(crate) fn has(&self, gpa: Gpa) -> bool {
         // Most VMs have one or two regions, and each device access asks.
-        self.regions.iter().any(|region| region.contains(gpa))
-    }
-
-    /// Splits a run of guest memory at the borders of regions.
-    fn pieces(
-        &self,
-        gpa: Gpa,
-        bytes: usize,
-        mut copy: impl FnMut(&Frames, u64, core::ops::Range<usize>) -> bool,
-    ) -> bool {
-        let mut done = 0;
-        while done < bytes {
-            let found = gpa.checked_add(done as u64).and_then(|at| Some((at, self.find_index(at)?)));
-            let Some((at, index)) = found else { return false };
-            let (Some(region), Some(frames)) = (self.regions.get(index), self.ram.run(index)) else { return false };
-            let left = usize::try_from(region.end().0 - at.0).unwrap_or(usize::MAX);
-            let piece = left.min(bytes - done);
-            if !copy(frames, at.0 - region.start.0, done..done + piece) {
-                return false;
-            }
-            done += piece;
-        }
-        true
-    }
-
-    /// Index of the region that holds `gpa`.
-    fn find_index(&self, gpa: Gpa) -> Option<usize> {
-        let index = self.regions.partition_point(|region| region.start <= gpa).checked_sub(1)?;
-        self.regions.get(index)?.contains(gpa).then_some(index)
+        self.backing.regions.iter().any(|region| region.contains(gpa))
     }
 }
 

@@ -1,6 +1,7 @@
 //! A virtual machine: its memory, its vCPUs, its devices, and its end.
 
 pub(crate) mod address_space;
+pub(crate) mod backing;
 pub(crate) mod creation;
 pub(crate) mod dirty;
 pub(crate) mod fault;
@@ -23,9 +24,7 @@ use spin::Once;
 use vcpu_layout::lay_out;
 
 use crate::arch::block::Block;
-use crate::arch::interrupts;
-use crate::arch::loader::KernelEntry;
-use crate::arch::platform::{self, Platform};
+use crate::arch::{Arch, Machine, VcpuState};
 use crate::cpu::room::Room;
 use crate::cpu::{self, scheduler};
 use crate::mutants::{self, Mutant};
@@ -33,6 +32,8 @@ use crate::sync::{AtomicBool, AtomicU32, Ordering, fence};
 use crate::vcpu::Vcpu;
 use memory::Memory;
 use serial::SerialLine;
+
+type Platform = <Machine as Arch>::Platform;
 
 /// A VM. Its vCPUs share it; its memory is freed with the last of them.
 ///
@@ -80,7 +81,7 @@ struct Parts {
     room: Room,
     detail: String,
     /// Where the first vCPU begins.
-    entry: KernelEntry,
+    entry: <Machine as Arch>::KernelEntry,
 }
 
 /// Why a VM ended.
@@ -213,7 +214,7 @@ impl Vm {
 
     /// Input on a serial port. Returns the number of bytes that the guest's UART accepted.
     pub(crate) fn type_on(&self, line: Line, bytes: &[u8]) -> usize {
-        self.serial(line).receive(bytes, |asserted| platform::serial_interrupt(self, line, asserted))
+        self.serial(line).receive(bytes, |asserted| Machine::serial_interrupt(self, line, asserted))
     }
 
     /// Posts work to a vCPU, and makes the vCPU notice it.
@@ -228,7 +229,7 @@ impl Vm {
                 // Post first, then read: a vCPU that enters between the two finds the work itself.
                 fence(Ordering::SeqCst);
                 if !was_outside && vcpu.presence().is_inside() {
-                    interrupts::kick(cpu);
+                    Machine::kick(cpu);
                 }
             }
             Notify::Enqueue => {

@@ -5,8 +5,8 @@
 
 use alloc::vec::Vec;
 
-use crate::arch;
 use crate::arch::uart::{FIFO_BYTES, Register, Uart};
+use crate::arch::{Arch, Machine};
 use crate::device::wired::{Interrupts, Wired};
 use crate::frames::{Exhausted, reserve};
 
@@ -69,7 +69,7 @@ impl State {
     fn write(&mut self, offset: u16, value: Register) {
         let Some(byte) = self.uart.write(offset, value) else { return };
         if self.output.is_empty() {
-            self.since_ns = arch::clock::nanos();
+            self.since_ns = Machine::nanos();
         }
         // A guest that ignores the UART's "wait" loses bytes without room.
         if self.output.len() < CAPACITY {

@@ -15,10 +15,14 @@ use crossbeam_utils::CachePadded;
 use tlb_tag::{Scheme, TagRange};
 use vcpu_layout::{Owned, OwnerGuard};
 
-use crate::arch::tags::{self, CpuTags, Pool, VcpuTags};
+use crate::arch::{Arch, Machine};
 use crate::cpu::{self, CpuId};
 use crate::exhaustion;
 use crate::sync::{Mutex, per_host};
+
+type Pool = <Machine as Arch>::TagPool;
+type CpuTags = <Machine as Arch>::CpuTags;
+type VcpuTags = <Machine as Arch>::VcpuTags;
 
 /// The settings that all VMs of a pool have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,8 +134,9 @@ impl Space {
             TagScheme::Epoch => Scheme::Epoch,
         };
         let inherits = range.first().get() < self.untouched;
-        let pool = tags::pool(scheme, range, self.can_flush_one, inherits);
-        let cpus = (0..).take(cpu::count()).map(|cpu| CachePadded::new(Owned::new(tags::cpu(&pool, CpuId(cpu)))));
+        let pool = Machine::tag_pool(scheme, range, self.can_flush_one, inherits);
+        let cpus =
+            (0..).take(cpu::count()).map(|cpu| CachePadded::new(Owned::new(Machine::cpu_tags(&pool, CpuId(cpu)))));
         let pool = Arc::new(TagPool { kind, range, cpus: cpus.collect(), pool });
         self.untouched = self.untouched.max(range.first().get() + range.count());
         self.pools.push(Arc::downgrade(&pool));
@@ -177,7 +182,7 @@ impl TagPool {
 /// A VM's part of its pool.
 pub(crate) struct VmTags {
     pool: Arc<TagPool>,
-    own: tags::VmTags,
+    own: <Machine as Arch>::VmTags,
 }
 
 impl VmTags {
@@ -190,7 +195,7 @@ impl VmTags {
             return Err(String::from("the host has no TLB tags left"));
         }
         let pool = SPACE.lock().pool(Kind::of(config))?;
-        Ok(Self { own: tags::VmTags::new(&pool.pool), pool })
+        Ok(Self { own: <Machine as Arch>::VmTags::new(&pool.pool), pool })
     }
 
     /// The pool.
@@ -200,8 +205,7 @@ impl VmTags {
     }
 
     /// The architecture's part.
-    #[cfg_attr(machine = "pc", allow(dead_code, reason = "nothing there is flushed by the tag of a VM"))]
-    pub(crate) fn own(&self) -> &tags::VmTags {
+    pub(crate) fn own(&self) -> &<Machine as Arch>::VmTags {
         &self.own
     }
 

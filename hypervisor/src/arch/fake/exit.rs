@@ -3,15 +3,15 @@
 use abi::control::{Line, StopReason};
 use abi::counters::ExitReason;
 use addr::Gpa;
-use hyperv_defs::Targets as Set;
+use hyperv_defs::Targets;
 use sched::Pending;
 use shootdown::{CutOff, Pages, Plan};
 use stage2::Access;
 
 use super::{clock, delivery, platform};
+use crate::arch::VcpuState as _;
 use crate::cpu::scheduler;
 use crate::vcpu::run::{Next, Running};
-use crate::vm::address_space::{Requester, Targets};
 use crate::vm::fault::{Needs, Resolved, resolve_fault};
 
 /// Why the guest was left.
@@ -87,7 +87,6 @@ fn flush(run: &mut Running<'_>, vcpus: u64, page: Option<u64>) {
             plan
         }
     };
-    let targets = Targets { set: Set::Mask(vcpus), me: run.index };
-    let requester = Requester { arch: &mut run.owner.arch, tally: run.tally };
-    run.vm.memory.flush(&plan, run.vm.vcpus(), targets, requester);
+    let vm = run.vm;
+    vm.memory.flush(&plan, vm.vcpus(), Targets::Mask(vcpus), Some(run));
 }

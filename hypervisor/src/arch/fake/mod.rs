@@ -327,13 +327,14 @@ pub(crate) mod tlb {
     use addr::Gpa;
     use stage2::Stale;
 
+    use super::tags::VmTags;
     use crate::arch::block::Block;
     use crate::vcpu::Vcpu;
     use crate::vm::memory::Memory;
 
     pub(crate) fn publish() {}
 
-    pub(crate) fn flush(memory: &Memory, vcpus: &[Block<Vcpu>], _: Stale) {
+    pub(crate) fn flush(memory: &Memory, _: &VmTags, vcpus: &[Block<Vcpu>], _: Stale) {
         memory.flush_everybody(vcpus);
     }
 

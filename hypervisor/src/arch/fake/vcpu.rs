@@ -17,6 +17,7 @@ use super::loader::KernelEntry;
 use super::machine::{Hardware, Leaf, machine, model_tag, number, word};
 use super::program::{Op, PAGE_TABLE};
 use super::tags::{CpuTags, VcpuTags};
+use crate::arch::{Machine, VcpuState};
 use crate::layout::OwnPages;
 use crate::vcpu::Tally;
 
@@ -63,8 +64,8 @@ const DIRTY: u64 = 1 << 6;
 const LARGE: u64 = 1 << 7;
 const ADDRESS: u64 = 0x0000_ffff_ffff_f000;
 
-impl ArchVcpu {
-    pub(crate) fn new(index: u32, config: &VmConfig, root: Hpa, tags: VcpuTags) -> Self {
+impl VcpuState<Machine> for ArchVcpu {
+    fn new(index: u32, config: &VmConfig, root: Hpa, tags: VcpuTags) -> Self {
         let program = machine().hardware().programs[&config.name][index as usize].clone();
         Self {
             root,
@@ -82,44 +83,25 @@ impl ArchVcpu {
         }
     }
 
-    pub(crate) fn own_pages(&self) -> impl Iterator<Item = OwnPages> {
+    fn own_pages(&self) -> impl Iterator<Item = OwnPages> {
         core::iter::empty()
     }
 
-    pub(crate) fn start_at(&mut self, _: &KernelEntry) {
+    fn start_at(&mut self, _: &KernelEntry) {
         self.start();
     }
 
-    pub(super) fn start(&mut self) {
-        if self.activity == Activity::WaitsForStart {
-            self.activity = Activity::Active;
-        }
-    }
-
-    pub(super) fn interrupt(&mut self) {
-        self.is_interrupted = true;
-    }
-
-    pub(super) fn halt(&mut self) {
-        let stops = self.program.get(self.at) == Some(&Op::Stop);
-        self.activity = if stops { Activity::Stopped } else { Activity::Halted };
-    }
-
-    pub(super) fn set_timer(&mut self, deadline: u64) {
-        self.deadline = Some(deadline);
-    }
-
-    pub(crate) fn load(&mut self, _: &HostContext, tags: &mut CpuTags, came_back: bool) {
+    fn load(&mut self, _: &HostContext, tags: &mut CpuTags, came_back: bool) {
         self.tags.arrive(tags, came_back);
         self.left_at = clock::now();
     }
 
-    pub(crate) fn unload(&mut self, _: &mut CpuTags) {}
+    fn unload(&mut self, _: &mut CpuTags) {}
 
-    pub(crate) fn renew_intercepts(&mut self, _: bool) {}
+    fn renew_intercepts(&mut self, _: bool) {}
 
     /// Runs the guest until its next exit.
-    pub(crate) fn enter(&mut self, _: &HostContext, tags: &mut CpuTags, epoch: u64, tally: Tally<'_>) {
+    fn enter(&mut self, _: &HostContext, tags: &mut CpuTags, epoch: u64, tally: Tally<'_>) {
         tally.add(|count| &count.entries, 1);
         if !self.tags.is_current(tags, epoch) {
             let entry = self.tags.enter(tags, epoch);
@@ -152,6 +134,81 @@ impl ArchVcpu {
             }
         };
         self.left_at = clock::now();
+    }
+
+    fn flush_whole(&mut self) {
+        self.tags.void();
+    }
+
+    fn flush_pages(&mut self, pages: Pages) -> u64 {
+        if self.tags.is_void() {
+            return 0;
+        }
+        let mut hardware = machine().hardware();
+        for page in 0..pages.count() {
+            let tag = model_tag(self.tags.tag());
+            hardware.virtual_tlbs.flush_page(number(), tag, (pages.first() >> 12) + page);
+        }
+        pages.count()
+    }
+
+    fn left_at(&self) -> u64 {
+        self.left_at
+    }
+
+    fn try_wake(&mut self) -> bool {
+        let wakes = self.activity == Activity::Halted && self.is_interrupted;
+        if wakes {
+            self.activity = Activity::Active;
+        }
+        wakes
+    }
+
+    fn is_active(&self) -> bool {
+        self.activity == Activity::Active
+    }
+
+    fn is_awake(&self) -> bool {
+        matches!(self.activity, Activity::Active | Activity::Traced)
+    }
+
+    fn set_traced(&mut self, is_traced: bool) {
+        if self.is_awake() {
+            self.activity = if is_traced { Activity::Traced } else { Activity::Active };
+        }
+    }
+
+    fn is_dormant(&self) -> bool {
+        matches!(self.activity, Activity::Stopped | Activity::WaitsForStart)
+    }
+
+    fn deadline(&self) -> Option<u64> {
+        self.deadline
+    }
+
+    fn into_tags(self) -> VcpuTags {
+        self.tags
+    }
+}
+
+impl ArchVcpu {
+    pub(super) fn start(&mut self) {
+        if self.activity == Activity::WaitsForStart {
+            self.activity = Activity::Active;
+        }
+    }
+
+    pub(super) fn interrupt(&mut self) {
+        self.is_interrupted = true;
+    }
+
+    pub(super) fn halt(&mut self) {
+        let stops = self.program.get(self.at) == Some(&Op::Stop);
+        self.activity = if stops { Activity::Stopped } else { Activity::Halted };
+    }
+
+    pub(super) fn set_timer(&mut self, deadline: u64) {
+        self.deadline = Some(deadline);
     }
 
     /// Executes an instruction. After an exit that does not repeat the instruction, the program counter is behind it.
@@ -280,60 +337,6 @@ impl ArchVcpu {
             }
         }
         unreachable!("the last level has leaves only")
-    }
-
-    pub(crate) fn flush_whole(&mut self) {
-        self.tags.void();
-    }
-
-    pub(crate) fn flush_pages(&mut self, pages: Pages) -> u64 {
-        if self.tags.is_void() {
-            return 0;
-        }
-        let mut hardware = machine().hardware();
-        for page in 0..pages.count() {
-            let tag = model_tag(self.tags.tag());
-            hardware.virtual_tlbs.flush_page(number(), tag, (pages.first() >> 12) + page);
-        }
-        pages.count()
-    }
-
-    pub(crate) fn left_at(&self) -> u64 {
-        self.left_at
-    }
-
-    pub(crate) fn into_tags(self) -> VcpuTags {
-        self.tags
-    }
-
-    pub(crate) fn try_wake(&mut self) -> bool {
-        let wakes = self.activity == Activity::Halted && self.is_interrupted;
-        if wakes {
-            self.activity = Activity::Active;
-        }
-        wakes
-    }
-
-    pub(crate) fn is_active(&self) -> bool {
-        self.activity == Activity::Active
-    }
-
-    pub(crate) fn is_awake(&self) -> bool {
-        matches!(self.activity, Activity::Active | Activity::Traced)
-    }
-
-    pub(crate) fn set_traced(&mut self, is_traced: bool) {
-        if self.is_awake() {
-            self.activity = if is_traced { Activity::Traced } else { Activity::Active };
-        }
-    }
-
-    pub(crate) fn is_dormant(&self) -> bool {
-        matches!(self.activity, Activity::Stopped | Activity::WaitsForStart)
-    }
-
-    pub(crate) fn deadline(&self) -> Option<u64> {
-        self.deadline
     }
 
     pub(crate) fn expire_timer(&mut self, now: u64) {

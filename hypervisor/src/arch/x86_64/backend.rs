@@ -14,8 +14,7 @@
 //! what leaves the guest goes to `guest/msr.rs` and `guest/platform.rs`.
 //!
 //! A back end's `exit.rs` matches its exit codes and hands typed facts to `guest/`, such as [`PortAccess`]. Its
-//! `tags.rs` and `tlb.rs` are modules that portable code uses as `arch::tags` and `arch::tlb`. Back ends have the same
-//! file names.
+//! `tags.rs` and `tlb.rs` are modules of the contract. Back ends have the same file names.
 //!
 //! All calls are static, and an exit makes none by a pointer. [`Chosen`] is the only name of a back end outside of its
 //! folder. With a second one, [`Hardware`] is one of two control blocks, and each function of a trait matches on which.

@@ -13,7 +13,7 @@ use addr::{Gpa, PAGE_BYTES, PageSize};
 use stage2::{BATCH, Collapse, Format, Limbo, Pace, Policy, Rounds, Shape, Source, Spare, Start, Walking};
 
 use super::log::{self, SlotLog};
-use crate::arch::clock;
+use crate::arch::{Arch, Machine};
 use crate::cpu;
 use crate::frames::{Exhausted, Frames, reserve};
 use crate::mutants::{self, Mutant};
@@ -162,13 +162,13 @@ impl Session {
         state.count_flushes(tlbs.flushes());
         let first = slots.first().map_or(Gpa(0), |slot| slot.range.start);
         let phase = if how.split == Split::Eager {
-            let pace = how.splits_per_second.map(|rate| Pace::new(rate.into(), clock::hz(), clock::now()));
+            let pace = how.splits_per_second.map(|rate| Pace::new(rate.into(), Machine::hz(), Machine::now()));
             Phase::Splitting { slot: 0, from: first, pace, splits: 0 }
         } else {
             Phase::Logging { splits: 0 }
         };
         let limbo = Box::new(Limbo::new());
-        let comeback = Pace::new(1, clock::hz() / COLLAPSE_PERIODS, clock::now());
+        let comeback = Pace::new(1, Machine::hz() / COLLAPSE_PERIODS, Machine::now());
         Ok(Self {
             how,
             source,
@@ -208,7 +208,7 @@ impl Session {
         self.job.is_some()
             || match self.phase {
                 Phase::Logging { .. } | Phase::Over => false,
-                Phase::Collapsing { .. } => self.comeback.allowed(clock::now()) > 0,
+                Phase::Collapsing { .. } => self.comeback.allowed(Machine::now()) > 0,
                 Phase::Splitting { .. } | Phase::Releasing { .. } => true,
             }
     }
@@ -251,8 +251,8 @@ impl Session {
     /// Begins a round.
     pub(crate) fn begin_round(&mut self, lose: bool) {
         self.rounds += 1;
-        let round = Round { number: self.rounds, at_ns: clock::nanos(), ..Round::default() };
-        let began = clock::now();
+        let round = Round { number: self.rounds, at_ns: Machine::nanos(), ..Round::default() };
+        let began = Machine::now();
         self.found.clear();
         self.job = Some(Job::Round { slot: 0, copied: 0, lose, began, harvest_ticks: 0, round });
     }
@@ -285,16 +285,16 @@ impl Session {
                     self.copy(vm, slot - 1, &self.found[copied..], lose);
                     copied += PAGES_AT_ONCE;
                 } else if slot < self.sent.len() {
-                    let since = clock::now();
+                    let since = Machine::now();
                     self.harvest(vm, slot, &mut round);
-                    harvest_ticks += clock::now().saturating_sub(since);
+                    harvest_ticks += Machine::now().saturating_sub(since);
                     round.pages += self.found.len() as u64;
                     copied = if self.mirror.is_some() { 0 } else { self.found.len() };
                     slot += 1;
                 } else {
                     self.finish(vm, lose);
-                    round.nanos = clock::ticks_to_nanos(clock::now().saturating_sub(began));
-                    round.harvest_nanos = clock::ticks_to_nanos(harvest_ticks);
+                    round.nanos = Machine::ticks_to_nanos(Machine::now().saturating_sub(began));
+                    round.harvest_nanos = Machine::ticks_to_nanos(harvest_ticks);
                     self.pages += round.pages;
                     return Some(Done::Round(round));
                 }
@@ -403,7 +403,7 @@ impl Session {
             self.phase = Phase::Logging { splits: *splits };
             return;
         };
-        let allowed = pace.as_mut().map_or(BATCH as u64, |pace| pace.allowed(clock::now()).min(BATCH as u64));
+        let allowed = pace.as_mut().map_or(BATCH as u64, |pace| pace.allowed(Machine::now()).min(BATCH as u64));
         if allowed == 0 {
             return;
         }
@@ -518,7 +518,7 @@ fn zeros(count: usize) -> Result<Vec<u64>, Exhausted> {
 pub(crate) fn info_without_log(vm: &Vm) -> DirtyInfo {
     let (flushes, collapses) = vm.memory.dirty_state().counts();
     DirtyInfo {
-        at_ns: clock::nanos(),
+        at_ns: Machine::nanos(),
         running: None,
         mirror: false,
         paused: vm.is_paused(),

@@ -10,6 +10,7 @@ use addr::Gpa;
 use stage2::Stale;
 use stage2::tlbi::{self, Barrier, Maintenance, Tlbi};
 
+use super::tags::VmTags;
 use super::{el1, tags};
 use crate::arch::aarch64::el2;
 use crate::arch::aarch64::register::{read_register, write_register};
@@ -24,12 +25,12 @@ pub(crate) fn publish() {
 }
 
 /// Flushes `stale` on all pCPUs. On return no pCPU uses a stale translation.
-pub(crate) fn flush(memory: &Memory, _: &[Block<Vcpu>], stale: Stale) {
+pub(crate) fn flush(memory: &Memory, tags: &VmTags, _: &[Block<Vcpu>], stale: Stale) {
     // The tag is read after the tables were changed: see there.
     ThisCpu.dsb(Barrier::Stores);
     let root = memory.stage2_root();
     trace::note(|| TraceEvent::Flush { root });
-    let Some(tag) = memory.tags().own().tag() else { return };
+    let Some(tag) = tags.tag() else { return };
     let vttbr = tags::vttbr(root, tag);
     let before = read_register!("vttbr_el2");
     let mut walks = None;

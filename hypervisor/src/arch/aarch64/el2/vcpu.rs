@@ -26,6 +26,7 @@ use crate::arch::aarch64::host::counter;
 use crate::arch::aarch64::host::gic::{self as host_gic, GUEST_PHYSICAL_TIMER, GUEST_TIMER};
 use crate::arch::aarch64::register::{isb, read_register, write_register};
 use crate::arch::trace::{self, TraceEvent};
+use crate::arch::{Machine, VcpuState};
 use crate::device::affinity::affinity;
 use crate::device::generic_timer::{GenericTimer, Register};
 use crate::device::gic::{self, MAX_LISTS, VcpuGic};
@@ -125,9 +126,9 @@ impl Interface {
 /// PSTATE at start: EL1 with its own stack, everything masked.
 const PSTATE_AT_START: u64 = spsr::EL1H | spsr::D | spsr::A | spsr::I | spsr::F;
 
-impl ArchVcpu {
+impl VcpuState<Machine> for ArchVcpu {
     /// A vCPU that is off. `stage2_root` is the HPA of the VM's stage-2 root.
-    pub(crate) fn new(index: u32, config: &VmConfig, stage2_root: Hpa, tags: VcpuTags) -> Self {
+    fn new(index: u32, config: &VmConfig, stage2_root: Hpa, tags: VcpuTags) -> Self {
         Self {
             registers: Registers::default(),
             activity: Activity::Off,
@@ -156,44 +157,17 @@ impl ArchVcpu {
     }
 
     /// Pages that only the pCPU that runs the vCPU writes: none, everything is in its block.
-    #[expect(clippy::unused_self, reason = "each architecture has this function")]
-    pub(crate) fn own_pages(&self) -> impl Iterator<Item = OwnPages> {
+    fn own_pages(&self) -> impl Iterator<Item = OwnPages> {
         core::iter::empty()
     }
 
     /// Starts the first vCPU as the kernel's boot protocol wants it.
-    pub(crate) fn start_at(&mut self, entry: &KernelEntry) {
+    fn start_at(&mut self, entry: &KernelEntry) {
         self.start(Start { entry: entry.pc.0, context: entry.device_tree.0 });
     }
 
-    /// Turns the vCPU on: registers as after reset.
-    pub(in crate::arch::aarch64) fn start(&mut self, start: Start) {
-        self.registers = Registers { pc: start.entry, pstate: PSTATE_AT_START, ..Registers::default() };
-        self.registers.x[0] = start.context;
-        self.el1 = El1::new();
-        self.timer = Timer::default();
-        self.write_physical_timer(Register::Control, 0);
-        self.physical_timer = GenericTimer::default();
-        self.interface = Interface::default();
-        if self.is_loaded {
-            self.debug.depart();
-            el1::disable_walks();
-            self.el1.load();
-            self.load_timer();
-            self.interface.load();
-        }
-        self.debug = Debug::new();
-        self.activity = Activity::Active;
-        self.wait_ends_at = None;
-    }
-
-    /// Whether it is on.
-    pub(in crate::arch::aarch64) fn is_on(&self) -> bool {
-        self.activity != Activity::Off
-    }
-
     /// The vCPU comes to this pCPU; `came_back` if it ran here last, and nowhere else since.
-    pub(crate) fn load(&mut self, cpu: &HostContext, tags: &mut CpuTags, came_back: bool) {
+    fn load(&mut self, cpu: &HostContext, tags: &mut CpuTags, came_back: bool) {
         self.tags.arrive(tags, came_back);
         // SAFETY: the VM's own tables, which exist as long as the vCPU, under the VM's own tag until it departs.
         unsafe { write_register!("vttbr_el2", tags::vttbr(self.stage2_root, self.tags.tag())) };
@@ -219,7 +193,7 @@ impl ArchVcpu {
     }
 
     /// The vCPU leaves this pCPU.
-    pub(crate) fn unload(&mut self, tags: &mut CpuTags) {
+    fn unload(&mut self, tags: &mut CpuTags) {
         tags::complete_guests_flushes();
         self.has_erred |= take_error();
         self.tags.depart(tags);
@@ -237,15 +211,8 @@ impl ArchVcpu {
         self.is_loaded = false;
     }
 
-    fn load_timer(&self) {
-        // SAFETY: the guest's timer; its interrupt goes to EL2.
-        unsafe { write_register!("cntv_cval_el0", self.timer.deadline) };
-        // SAFETY: as above.
-        unsafe { write_register!("cntv_ctl_el0", self.timer.control) };
-    }
-
     /// Enables the trap of WFE only while others wait for the pCPU.
-    pub(crate) fn renew_intercepts(&mut self, others_wait: bool) {
+    fn renew_intercepts(&mut self, others_wait: bool) {
         let hcr = if others_wait { self.hcr | hcr_el2::TWE } else { self.hcr & !hcr_el2::TWE };
         if hcr != self.hcr {
             self.hcr = hcr;
@@ -256,7 +223,7 @@ impl ArchVcpu {
 
     /// Runs the guest until its next exit. After an error it does not: it is left for that again.
     #[inline]
-    pub(crate) fn enter(&mut self, _: &HostContext, tags: &mut CpuTags, epoch: u64, tally: Tally<'_>) {
+    fn enter(&mut self, _: &HostContext, tags: &mut CpuTags, epoch: u64, tally: Tally<'_>) {
         if self.has_erred {
             tally.add(|count| &count.entries, 1);
             self.registers.vector = entry::vector::ERROR;
@@ -288,29 +255,24 @@ impl ArchVcpu {
     }
 
     /// All TLB entries of the guest on this pCPU go before its next instruction.
-    pub(crate) fn flush_whole(&mut self) {
+    fn flush_whole(&mut self) {
         self.tags.void();
     }
 
     /// As [`Self::flush_whole`]: no guest requests single pages, because its own instructions flush them. Returns that
     /// no pages were flushed one by one.
-    pub(crate) fn flush_pages(&mut self, _: Pages) -> u64 {
+    fn flush_pages(&mut self, _: Pages) -> u64 {
         self.flush_whole();
         0
     }
 
     /// When the guest was last left, in host ticks.
-    pub(crate) fn left_at(&self) -> u64 {
+    fn left_at(&self) -> u64 {
         self.left_at
     }
 
-    /// The tags to give back when the vCPU is removed.
-    pub(crate) fn into_tags(self) -> VcpuTags {
-        self.tags
-    }
-
     /// Whether a vCPU that waits has something that ends its wait; if so it is active again.
-    pub(crate) fn try_wake(&mut self) -> bool {
+    fn try_wake(&mut self) -> bool {
         let wakes = self.activity == Activity::Waiting
             && (self.wait_ends_at.is_some_and(|end| end <= counter::now())
                 || self.gic.interrupts(self.priority_mask())
@@ -322,36 +284,26 @@ impl ArchVcpu {
         wakes
     }
 
-    /// Whether the condition of the guest's timer holds, and it may interrupt.
-    fn timer_is_due(&self) -> bool {
-        if self.is_loaded {
-            const CONDITION: u64 = timer_control::ENABLE | timer_control::ISTATUS;
-            read_register!("cntv_ctl_el0") & (CONDITION | timer_control::IMASK) == CONDITION
-        } else {
-            self.timer.due().is_some_and(|due| due <= counter::now())
-        }
-    }
-
     /// Whether the vCPU runs instructions.
     #[inline]
-    pub(crate) fn is_active(&self) -> bool {
+    fn is_active(&self) -> bool {
         self.activity == Activity::Active
     }
 
     /// Whether it runs, traced or not.
-    pub(crate) fn is_awake(&self) -> bool {
+    fn is_awake(&self) -> bool {
         matches!(self.activity, Activity::Active | Activity::Traced)
     }
 
     /// Turns tracing of each entry on or off. A traced vCPU is awake, but not [active](Self::is_active).
-    pub(crate) fn set_traced(&mut self, is_traced: bool) {
+    fn set_traced(&mut self, is_traced: bool) {
         if self.is_awake() {
             self.activity = if is_traced { Activity::Traced } else { Activity::Active };
         }
     }
 
     /// Whether nothing but another vCPU can ever make this one run again.
-    pub(crate) fn is_dormant(&self) -> bool {
+    fn is_dormant(&self) -> bool {
         match self.activity {
             Activity::Active | Activity::Traced => false,
             Activity::Off => true,
@@ -364,6 +316,64 @@ impl ArchVcpu {
         }
     }
 
+    /// When the vCPU's own timer expires, or its wait is over, in host ticks. While the vCPU is on a pCPU, that pCPU
+    /// handles the timer.
+    #[inline]
+    fn deadline(&self) -> Option<u64> {
+        let timer = if self.is_loaded || self.gic.holds_linked(GUEST_TIMER) { None } else { self.timer.due() };
+        earliest(earliest(timer, self.physical_timer.deadline()), self.wait_ends_at)
+    }
+
+    /// The tags to give back when the vCPU is removed.
+    fn into_tags(self) -> VcpuTags {
+        self.tags
+    }
+}
+
+impl ArchVcpu {
+    /// Turns the vCPU on: registers as after reset.
+    pub(in crate::arch::aarch64) fn start(&mut self, start: Start) {
+        self.registers = Registers { pc: start.entry, pstate: PSTATE_AT_START, ..Registers::default() };
+        self.registers.x[0] = start.context;
+        self.el1 = El1::new();
+        self.timer = Timer::default();
+        self.write_physical_timer(Register::Control, 0);
+        self.physical_timer = GenericTimer::default();
+        self.interface = Interface::default();
+        if self.is_loaded {
+            self.debug.depart();
+            el1::disable_walks();
+            self.el1.load();
+            self.load_timer();
+            self.interface.load();
+        }
+        self.debug = Debug::new();
+        self.activity = Activity::Active;
+        self.wait_ends_at = None;
+    }
+
+    /// Whether it is on.
+    pub(in crate::arch::aarch64) fn is_on(&self) -> bool {
+        self.activity != Activity::Off
+    }
+
+    fn load_timer(&self) {
+        // SAFETY: the guest's timer; its interrupt goes to EL2.
+        unsafe { write_register!("cntv_cval_el0", self.timer.deadline) };
+        // SAFETY: as above.
+        unsafe { write_register!("cntv_ctl_el0", self.timer.control) };
+    }
+
+    /// Whether the condition of the guest's timer holds, and it may interrupt.
+    fn timer_is_due(&self) -> bool {
+        if self.is_loaded {
+            const CONDITION: u64 = timer_control::ENABLE | timer_control::ISTATUS;
+            read_register!("cntv_ctl_el0") & (CONDITION | timer_control::IMASK) == CONDITION
+        } else {
+            self.timer.due().is_some_and(|due| due <= counter::now())
+        }
+    }
+
     /// Whether the guest's timer interrupts it at some time.
     fn timer_is_on(&self) -> bool {
         if self.is_loaded {
@@ -372,14 +382,6 @@ impl ArchVcpu {
         } else {
             self.timer.due().is_some()
         }
-    }
-
-    /// When the vCPU's own timer expires, or its wait is over, in host ticks. While the vCPU is on a pCPU, that pCPU
-    /// handles the timer.
-    #[inline]
-    pub(crate) fn deadline(&self) -> Option<u64> {
-        let timer = if self.is_loaded || self.gic.holds_linked(GUEST_TIMER) { None } else { self.timer.due() };
-        earliest(earliest(timer, self.physical_timer.deadline()), self.wait_ends_at)
     }
 
     /// Fires an expired timer: the physical one. The virtual one fires by itself when the vCPU is back on a pCPU.

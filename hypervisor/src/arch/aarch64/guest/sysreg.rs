@@ -8,6 +8,7 @@ use abi::counters::ExitReason;
 use log::debug;
 
 use super::{delivery, id_registers, platform};
+use crate::arch::VcpuState as _;
 use crate::cpu::scheduler;
 use crate::device::generic_timer::Register;
 use crate::vcpu::run::{Next, Running};

@@ -15,6 +15,7 @@ use super::emulate::Registers;
 use super::mmio;
 use super::state::State as _;
 use super::vcpu::ArchVcpu;
+use crate::arch::VcpuState as _;
 use crate::arch::x86_64::backend::ControlWrite;
 use crate::vcpu::run::{Next, Running};
 

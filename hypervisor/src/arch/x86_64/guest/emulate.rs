@@ -12,7 +12,7 @@ use x86_emulate::{Cpu, Segment, SegmentRegister, Vendor, Walks};
 use super::cpuid;
 use super::state::{Gprs, State as _, gpr};
 use crate::arch::block::Block;
-use crate::arch::guest_ram::Word;
+use crate::arch::guest_ram::words::Word;
 use crate::arch::x86_64::backend::{Backend, Chosen};
 use crate::arch::x86_64::host::processor::has_protection_keys;
 use crate::layout::OwnPages;

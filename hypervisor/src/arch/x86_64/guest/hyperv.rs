@@ -22,9 +22,9 @@ use x86_emulate::{Segment, SegmentRegister};
 use super::state::{State as _, gpr};
 use super::vcpu::ArchVcpu;
 use super::{cpuid, fpu};
+use crate::arch::hypercall::{self, Ended, Input};
 use crate::arch::x86_64::host::tsc;
 use crate::device::local_apic::GeneralProtection;
-use crate::exit::hypercall::{self, Ended, Input};
 use crate::vcpu::run::{Next, Running};
 
 /// The synthetic MSRs.

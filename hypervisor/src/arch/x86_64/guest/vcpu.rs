@@ -28,6 +28,7 @@ use super::state::{Gprs, Registers, State as _, gpr};
 use crate::arch::x86_64::backend::{Exit, Hardware, HostContext, Injection as _, WorldSwitch as _};
 use crate::arch::x86_64::host::processor::leaf;
 use crate::arch::x86_64::host::tsc;
+use crate::arch::{Machine, VcpuState};
 use crate::device::local_apic::{self, LocalApic};
 use crate::device::memory_types::MemoryTypes;
 use crate::layout::OwnPages;
@@ -85,10 +86,10 @@ pub(crate) enum Activity {
 /// The fastest periodic timer that a guest gets: 20 µs.
 const SHORTEST_PERIODS_PER_SECOND: u64 = 50_000;
 
-impl ArchVcpu {
+impl VcpuState<Machine> for ArchVcpu {
     /// A vCPU after power-on that waits for a start-up message. `stage2_root` is the HPA of the VM's stage-2 tables.
     #[inline(never)]
-    pub(crate) fn new(index: u32, config: &VmConfig, stage2_root: Hpa, tags: VcpuTags) -> Self {
+    fn new(index: u32, config: &VmConfig, stage2_root: Hpa, tags: VcpuTags) -> Self {
         let mut vcpu = Self {
             gprs: [0; 16],
             hardware: Hardware::new(stage2_root),
@@ -118,53 +119,20 @@ impl ArchVcpu {
     }
 
     /// Pages that only the pCPU that runs the vCPU writes.
-    pub(crate) fn own_pages(&self) -> impl Iterator<Item = OwnPages> {
+    fn own_pages(&self) -> impl Iterator<Item = OwnPages> {
         [self.hardware.own_pages(), self.fpu.own_pages()].into_iter().chain(emulate::own_pages(&self.emulator))
     }
 
-    /// Registers as after INIT (APM vol. 2, table 14-1).
-    fn reset_registers(&mut self) {
-        self.hardware.set_registers(&Registers::RESET);
-        self.gprs = [0; 16];
-        self.gprs[gpr::RDX] = u64::from(leaf(1).eax);
-        self.debug_addresses = [0; 4];
-
-        self.hardware.reset();
-        self.events.reset();
-        self.at_flags = Flags::Kept;
-    }
-
     /// Starts the vCPU as a kernel's boot protocol wants it.
-    pub(crate) fn start_at(&mut self, entry: &KernelEntry) {
+    fn start_at(&mut self, entry: &KernelEntry) {
         self.reset_registers();
         self.gprs[gpr::RDX] = 0;
         self.hardware.set_registers(&Registers::at_entry(entry, &mut self.gprs));
         self.activity = Activity::Active;
     }
 
-    /// INIT: reset, then wait for a start-up message (APM vol. 2, 14.1.1). The vector registers keep their state, as on
-    /// hardware.
-    pub(crate) fn init(&mut self) {
-        self.reset_registers();
-        self.apic.init();
-        self.activity = Activity::WaitsForStartup;
-    }
-
-    /// Start-up IPI: begin in real mode at page `page`. No effect unless the vCPU waits for it.
-    pub(crate) fn start_up(&mut self, page: u8) {
-        if self.activity == Activity::WaitsForStartup {
-            self.hardware.set_registers(&Registers::at_page(page));
-            self.activity = Activity::Active;
-        }
-    }
-
-    /// NMIs were posted.
-    pub(crate) fn request_nmis(&mut self, count: u8) {
-        self.events.request_nmis(count);
-    }
-
     /// The vCPU comes to this pCPU; `came_back` if it ran here last, and nowhere else since.
-    pub(crate) fn load(&mut self, cpu: &HostContext, tags: &mut CpuTags, came_back: bool) {
+    fn load(&mut self, cpu: &HostContext, tags: &mut CpuTags, came_back: bool) {
         self.fpu.load(cpu, came_back);
         if has_tsc_aux() {
             // SAFETY: the MSR exists; the hypervisor uses neither RDTSCP nor RDPID. The value came from the same MSR.
@@ -179,7 +147,7 @@ impl ArchVcpu {
     }
 
     /// The vCPU leaves this pCPU.
-    pub(crate) fn unload(&mut self, _: &mut CpuTags) {
+    fn unload(&mut self, _: &mut CpuTags) {
         self.fpu.save();
         if has_tsc_aux() {
             // SAFETY: the MSR exists; reading it has no effect.
@@ -190,13 +158,13 @@ impl ArchVcpu {
 
     /// Makes those instructions leave the guest that do so now and then: PAUSE, worth it only while somebody waits for
     /// the pCPU, and others where the back end has to look at them.
-    pub(crate) fn renew_intercepts(&mut self, others_wait: bool) {
+    fn renew_intercepts(&mut self, others_wait: bool) {
         self.hardware.renew_intercepts(others_wait);
     }
 
     /// Runs the guest until its next exit. `epoch` is the VM's: entries of the TLB from before it are not used.
     #[inline]
-    pub(crate) fn enter(&mut self, cpu: &HostContext, tags: &mut CpuTags, epoch: u64, tally: Tally<'_>) {
+    fn enter(&mut self, cpu: &HostContext, tags: &mut CpuTags, epoch: u64, tally: Tally<'_>) {
         self.prepare_event(tally);
         // CR8 is a view of the task priority. The guest may change either side: a write of the APIC's register exits,
         // one of CR8 does not.
@@ -224,29 +192,14 @@ impl ArchVcpu {
         }
     }
 
-    /// When the guest was last left.
-    pub(crate) fn left_at(&self) -> u64 {
-        tsc::at(self.left_at)
-    }
-
-    /// Ticks that the vCPU has had: in the guest, and in the hypervisor on its behalf.
-    pub(in crate::arch::x86_64) fn runtime(&self, tally: Tally<'_>) -> u64 {
-        tally.guest_ticks.get() + tally.host_ticks.get() + tsc::raw().wrapping_sub(self.left_at)
-    }
-
-    /// Whether all TLB entries of the VM are still good since the vCPU's last entry, if its epoch is `epoch` now.
-    pub(in crate::arch::x86_64) fn has_seen(&self, epoch: u64) -> bool {
-        self.tags.has_seen(epoch)
-    }
-
     /// All TLB entries of the guest go before its next instruction.
-    pub(crate) fn flush_whole(&mut self) {
+    fn flush_whole(&mut self) {
         self.tags.void();
     }
 
     /// Flushes the TLB entries for `pages` of the guest's address space, unless all entries will be flushed anyway.
     /// Returns how many pages were flushed one by one.
-    pub(crate) fn flush_pages(&mut self, pages: Pages) -> u64 {
+    fn flush_pages(&mut self, pages: Pages) -> u64 {
         if self.tags.is_void() {
             return 0;
         }
@@ -257,9 +210,102 @@ impl ArchVcpu {
         pages.count()
     }
 
+    /// When the guest was last left.
+    fn left_at(&self) -> u64 {
+        tsc::at(self.left_at)
+    }
+
+    /// Whether a halted vCPU has something that ends its halt; if so it is active again.
+    fn try_wake(&mut self) -> bool {
+        let wakes = self.activity == Activity::Halted
+            && (self.events.wakes() || (self.takes_interrupts() && self.apic.pending().is_some()));
+        if wakes {
+            self.activity = Activity::Active;
+        }
+        wakes
+    }
+
+    /// Whether the vCPU runs instructions.
+    #[inline]
+    fn is_active(&self) -> bool {
+        self.activity == Activity::Active
+    }
+
+    /// Whether it runs, traced or not.
+    fn is_awake(&self) -> bool {
+        matches!(self.activity, Activity::Active | Activity::Traced)
+    }
+
+    /// Turns tracing of each entry on or off. A traced vCPU is awake, but not [active](Self::is_active).
+    fn set_traced(&mut self, is_traced: bool) {
+        if self.is_awake() {
+            self.activity = if is_traced { Activity::Traced } else { Activity::Active };
+        }
+    }
+
+    /// Whether nothing but an NMI, an INIT or a start-up message from another vCPU can ever make this one run again.
+    fn is_dormant(&self) -> bool {
+        match self.activity {
+            Activity::Active | Activity::Traced => false,
+            Activity::Halted => self.hardware.rflags() & rflags::IF == 0,
+            Activity::WaitsForStartup => true,
+        }
+    }
+
+    /// When the vCPU's own timer is due, in host TSC ticks.
+    #[inline]
+    fn deadline(&self) -> Option<u64> {
+        self.apic.deadline()
+    }
+
     /// The tags to give back when the vCPU is removed.
-    pub(crate) fn into_tags(self) -> VcpuTags {
+    fn into_tags(self) -> VcpuTags {
         self.tags
+    }
+}
+
+impl ArchVcpu {
+    /// Registers as after INIT (APM vol. 2, table 14-1).
+    fn reset_registers(&mut self) {
+        self.hardware.set_registers(&Registers::RESET);
+        self.gprs = [0; 16];
+        self.gprs[gpr::RDX] = u64::from(leaf(1).eax);
+        self.debug_addresses = [0; 4];
+
+        self.hardware.reset();
+        self.events.reset();
+        self.at_flags = Flags::Kept;
+    }
+
+    /// INIT: reset, then wait for a start-up message (APM vol. 2, 14.1.1). The vector registers keep their state, as on
+    /// hardware.
+    pub(crate) fn init(&mut self) {
+        self.reset_registers();
+        self.apic.init();
+        self.activity = Activity::WaitsForStartup;
+    }
+
+    /// Start-up IPI: begin in real mode at page `page`. No effect unless the vCPU waits for it.
+    pub(crate) fn start_up(&mut self, page: u8) {
+        if self.activity == Activity::WaitsForStartup {
+            self.hardware.set_registers(&Registers::at_page(page));
+            self.activity = Activity::Active;
+        }
+    }
+
+    /// NMIs were posted.
+    pub(crate) fn request_nmis(&mut self, count: u8) {
+        self.events.request_nmis(count);
+    }
+
+    /// Ticks that the vCPU has had: in the guest, and in the hypervisor on its behalf.
+    pub(in crate::arch::x86_64) fn runtime(&self, tally: Tally<'_>) -> u64 {
+        tally.guest_ticks.get() + tally.host_ticks.get() + tsc::raw().wrapping_sub(self.left_at)
+    }
+
+    /// Whether all TLB entries of the VM are still good since the vCPU's last entry, if its epoch is `epoch` now.
+    pub(in crate::arch::x86_64) fn has_seen(&self, epoch: u64) -> bool {
+        self.tags.has_seen(epoch)
     }
 
     /// Asks for an exit when the guest changes its task priority, if that is all that holds an interrupt back.
@@ -280,49 +326,6 @@ impl ArchVcpu {
     #[inline]
     pub(super) fn takes_interrupts(&self) -> bool {
         self.hardware.rflags() & rflags::IF != 0 && !self.hardware.is_in_shadow()
-    }
-
-    /// Whether a halted vCPU has something that ends its halt; if so it is active again.
-    pub(crate) fn try_wake(&mut self) -> bool {
-        let wakes = self.activity == Activity::Halted
-            && (self.events.wakes() || (self.takes_interrupts() && self.apic.pending().is_some()));
-        if wakes {
-            self.activity = Activity::Active;
-        }
-        wakes
-    }
-
-    /// Whether the vCPU runs instructions.
-    #[inline]
-    pub(crate) fn is_active(&self) -> bool {
-        self.activity == Activity::Active
-    }
-
-    /// Whether it runs, traced or not.
-    pub(crate) fn is_awake(&self) -> bool {
-        matches!(self.activity, Activity::Active | Activity::Traced)
-    }
-
-    /// Turns tracing of each entry on or off. A traced vCPU is awake, but not [active](Self::is_active).
-    pub(crate) fn set_traced(&mut self, is_traced: bool) {
-        if self.is_awake() {
-            self.activity = if is_traced { Activity::Traced } else { Activity::Active };
-        }
-    }
-
-    /// Whether nothing but an NMI, an INIT or a start-up message from another vCPU can ever make this one run again.
-    pub(crate) fn is_dormant(&self) -> bool {
-        match self.activity {
-            Activity::Active | Activity::Traced => false,
-            Activity::Halted => self.hardware.rflags() & rflags::IF == 0,
-            Activity::WaitsForStartup => true,
-        }
-    }
-
-    /// When the vCPU's own timer is due, in host TSC ticks.
-    #[inline]
-    pub(crate) fn deadline(&self) -> Option<u64> {
-        self.apic.deadline()
     }
 
     /// Lets a due timer fire.

@@ -7,6 +7,7 @@
 use addr::Gpa;
 use stage2::Stale;
 
+use super::tags::VmTags;
 use crate::arch::block::Block;
 use crate::arch::trace::{self, TraceEvent};
 use crate::vcpu::Vcpu;
@@ -16,7 +17,7 @@ use crate::vm::memory::Memory;
 pub(crate) fn publish() {}
 
 /// Flushes `stale` on all pCPUs. On return none of the `vcpus` runs its guest with a stale translation.
-pub(crate) fn flush(memory: &Memory, vcpus: &[Block<Vcpu>], stale: Stale) {
+pub(crate) fn flush(memory: &Memory, _: &VmTags, vcpus: &[Block<Vcpu>], stale: Stale) {
     let root = memory.stage2_root();
     trace::note(|| TraceEvent::Flush { root });
     memory.flush_everybody(vcpus);
@@ -32,5 +33,5 @@ pub(crate) fn flush_local_page(gpa: Gpa) {
 #[cfg(debug_assertions)]
 pub(crate) fn rules() -> alloc::string::String {
     use stage2::Format;
-    alloc::format!("rules=nested levels={}", crate::arch::format::stage2_format().levels())
+    alloc::format!("rules=nested levels={}", super::format::stage2_format().levels())
 }

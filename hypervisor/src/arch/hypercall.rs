@@ -9,10 +9,10 @@ use hyperv_defs::call::FAST_XMM_BYTES;
 use hyperv_defs::{Answer, Call, Checked, Control, FlushCall, IpiCall, Offered, Refusal, Scope, Status, check};
 use shootdown::{CutOff, Pages, Plan};
 
-use crate::arch::{Arch, Machine, cpuid, delivery};
+use super::machine::{cpuid, delivery};
+use super::{Arch, Machine};
 use crate::vcpu::run::Running;
 use crate::vm::Vm;
-use crate::vm::address_space::{Requester, Targets};
 
 /// Where the input of a call is.
 pub(crate) enum Input {
@@ -99,9 +99,8 @@ fn flush(run: &mut Running<'_>, checked: &Checked, call: &FlushCall<'_>) -> Ende
 
     run.tally.add(|count| &count.flush_calls, 1);
     if !plan.is_empty() {
-        let targets = Targets { set: call.targets, me: run.index };
-        let requester = Requester { arch: &mut run.owner.arch, tally: run.tally };
-        run.vm.memory.flush(&plan, run.vm.vcpus(), targets, requester);
+        let vm = run.vm;
+        vm.memory.flush(&plan, vm.vcpus(), call.targets, Some(run));
     }
     if done < control.rep_count() {
         Ended::NotYet(control.with_rep_start(done))

@@ -1,4 +1,0 @@
-//! Portable handlers of exits.
-
-#[cfg(any(test, machine = "pc"))]
-pub(crate) mod hypercall;
