@@ -5,19 +5,21 @@ mod bench_dirty;
 mod decode;
 mod dirty;
 mod layout;
+mod setting;
 mod tlb;
 
 use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
-use crate::config::Arch;
+use crate::config::{Accel, Arch};
 
 pub(crate) use all::{AllArgs, CompareArgs};
 pub(crate) use bench_dirty::{DirtyBenchArgs, DirtyPart};
-pub(crate) use decode::{DecodeArgs, Setting};
+pub(crate) use decode::{DecodeArgs, SETTINGS};
 pub(crate) use dirty::{DirtyArgs, DirtyVerb, HowArgs, RateArgs, RoundArgs, StartArgs, WhichArgs};
 pub(crate) use layout::{LayoutArgs, LayoutBenchArgs};
+use setting::setting;
 pub(crate) use tlb::{Part, Targets, TlbArgs};
 
 const ABOUT: &str = "Runs virtual machines on the Dunlin hypervisor";
@@ -271,7 +273,7 @@ pub(crate) struct ReportArgs {
 #[derive(Debug, Default, ClapArgs)]
 pub(crate) struct ExitsArgs {
     /// Architecture of the host and its guests
-    #[arg(long, value_name = "ARCH", default_value = "x86_64")]
+    #[arg(long, value_name = "ARCH", default_value_t, value_parser = setting::<Arch>())]
     pub(crate) arch: Arch,
     /// Print JSON
     #[arg(long)]
@@ -326,7 +328,7 @@ impl Default for BootArgs {
 #[derive(Debug, Default, ClapArgs)]
 pub(crate) struct BudgetArgs {
     /// Architecture of the host and its guests
-    #[arg(long, value_name = "ARCH", default_value = "x86_64")]
+    #[arg(long, value_name = "ARCH", default_value_t, value_parser = setting::<Arch>())]
     pub(crate) arch: Arch,
     /// Print JSON
     #[arg(long)]
@@ -337,7 +339,7 @@ pub(crate) struct BudgetArgs {
 #[derive(Debug, ClapArgs)]
 pub(crate) struct SoakArgs {
     /// Architecture of the host and its guests
-    #[arg(long, value_name = "ARCH", default_value = "x86_64")]
+    #[arg(long, value_name = "ARCH", default_value_t, value_parser = setting::<Arch>())]
     pub(crate) arch: Arch,
     /// Duration, by the guest's clock
     #[arg(long, value_name = "N", conflicts_with = "exits")]
@@ -357,7 +359,7 @@ pub(crate) struct SoakArgs {
 #[derive(Debug, ClapArgs)]
 pub(crate) struct TagsArgs {
     /// Architecture of the host and its guests
-    #[arg(long, value_name = "ARCH", default_value = "x86_64")]
+    #[arg(long, value_name = "ARCH", default_value_t, value_parser = setting::<Arch>())]
     pub(crate) arch: Arch,
     /// Print JSON, one record a line
     #[arg(long)]
@@ -406,15 +408,15 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "CMD", allow_hyphen_values = true, help_heading = "For every VM")]
     pub(crate) exec: Option<String>,
 
-    /// Architecture of the host and its guests: x86_64 or aarch64
-    #[arg(long, value_name = "ARCH", help_heading = "For the host")]
-    pub(crate) arch: Option<String>,
+    /// Architecture of the host and its guests
+    #[arg(long, value_name = "ARCH", value_parser = setting::<Arch>(), help_heading = "For the host")]
+    pub(crate) arch: Option<Arch>,
     /// Number of physical CPUs of the host
     #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "For the host")]
     pub(crate) pcpus: Option<i64>,
-    /// auto, tcg (emulation) or kvm (needs nested SVM)
-    #[arg(long, value_name = "ACCEL", help_heading = "For the host")]
-    pub(crate) accel: Option<String>,
+    /// How QEMU runs the host: `tcg` emulates, `kvm` needs nested SVM
+    #[arg(long, value_name = "ACCEL", value_parser = setting::<Accel>(), help_heading = "For the host")]
+    pub(crate) accel: Option<Accel>,
     /// End the run after this long, such as 60s [default: none on a terminal, else 120s]
     #[arg(long, value_name = "TIME", help_heading = "For the host")]
     pub(crate) time_limit: Option<String>,
@@ -452,9 +454,9 @@ pub(crate) struct ImageArgs {
     /// File for the image
     #[arg(short, long, value_name = "FILE", default_value = "dunlin.iso")]
     pub(crate) output: PathBuf,
-    /// Architecture of the host and its guests: x86_64 or aarch64
-    #[arg(long, value_name = "ARCH")]
-    pub(crate) arch: Option<String>,
+    /// Architecture of the host and its guests
+    #[arg(long, value_name = "ARCH", value_parser = setting::<Arch>())]
+    pub(crate) arch: Option<Arch>,
     /// Run CMD in each guest (with Dunlin's initrd) instead of a script that prints a few facts
     #[arg(long, value_name = "CMD", allow_hyphen_values = true)]
     pub(crate) exec: Option<String>,

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use abi::payload::{ApicMode, DecodeCache, MAX_VCPUS};
+use abi::setting::Setting as _;
 use toml::de::DeTable;
 
 use crate::args::RunArgs;
@@ -95,8 +96,8 @@ pub(crate) enum Accel {
     Kvm,
 }
 
-impl Accel {
-    const NAMES: &'static [&'static str] = &["auto", "tcg", "kvm"];
+abi::settings! {
+    Accel, "way to run QEMU": Auto = "auto", Tcg = "tcg", Kvm = "kvm";
 }
 
 /// The source of a kernel.
@@ -229,11 +230,7 @@ impl Config {
                 let what = format!("'{}', but the host that runs is {}", named.value.name(), arch.name());
                 return Err(named.place.bad(what).help("name another host with --host, or leave the key out"));
             }
-            config = Self::load(&RunArgs {
-                file: Some(path.to_path_buf()),
-                arch: Some(arch.name().to_string()),
-                ..RunArgs::default()
-            })?;
+            config = Self::load(&RunArgs { file: Some(path.to_path_buf()), arch: Some(arch), ..RunArgs::default() })?;
         }
         Ok(config)
     }
@@ -302,8 +299,8 @@ impl Config {
         }
 
         let host = &mut self.host;
-        if let Some(text) = &args.arch {
-            host.arch = Arch::named(text, Place::Option("--arch"))?;
+        if let Some(value) = args.arch {
+            host.arch = Placed { value, place: Place::Option("--arch") };
         }
         for vm in &mut self.vms {
             vm.cmdline.value = host.arch.value.cmdline(&vm.cmdline.value);
@@ -311,8 +308,8 @@ impl Config {
         if let Some(count) = args.pcpus {
             host.pcpus = pcpus(count, Place::Option("--pcpus"))?;
         }
-        if let Some(text) = &args.accel {
-            host.accel = accel(text, Place::Option("--accel"))?;
+        if let Some(value) = args.accel {
+            host.accel = Placed { value, place: Place::Option("--accel") };
         }
         if let Some(text) = &args.time_limit {
             host.time_limit = Some(time_limit(text, &Place::Option("--time-limit"))?);
@@ -329,22 +326,20 @@ impl HostConfig {
         let absent = Place::Absent { file: DEFAULT_NAME.to_string(), line: 1, key: "pcpus" };
         let Some(mut table) = table else {
             let pcpus = Placed { value: 2, place: absent.clone() };
-            let arch = Placed { value: Arch::X86_64, place: absent.clone() };
-            let accel = Placed { value: Accel::Auto, place: absent };
+            let arch = Placed { value: Arch::DEFAULT, place: absent.clone() };
+            let accel = Placed { value: Accel::DEFAULT, place: absent };
             return Ok(Self { arch, pcpus, memory: None, accel, time_limit: None, qemu: None });
         };
 
         let directory = table.source.directory;
-        let (text, place) = table.text_or("arch", "x86_64")?;
-        let arch = Arch::named(&text, place)?;
+        let arch = table.setting("arch")?;
         let (count, place) = table.integer("pcpus", 2)?;
         let pcpus = pcpus(count, place)?;
         let memory = match table.text("memory")? {
             Some((text, place)) => Some(Placed { value: parse_size(&text).map_err(|what| place.bad(what))?, place }),
             None => None,
         };
-        let (text, place) = table.text_or("accel", "auto")?;
-        let accel = accel(&text, place)?;
+        let accel = table.setting("accel")?;
         let time_limit = match table.text("time_limit")? {
             Some((text, place)) => Some(time_limit(&text, &place)?),
             None => None,
@@ -379,11 +374,9 @@ impl VmConfig {
         let default = if kernel.value == Kernel::MeasuringGuest { "" } else { "console=ttyS0 quiet" };
         let (text, place) = table.text_or("cmdline", default)?;
         let cmdline = cmdline(&text, place)?;
-        let (text, place) = table.text_or("apic", "x2apic")?;
-        let apic = apic(&text, place)?;
+        let apic = table.setting("apic")?;
         let translation = Translation::read(&mut table)?;
-        let (text, place) = table.text_or("decode_cache", "bytes")?;
-        let decode_cache = decode_cache(&text, &place)?;
+        let decode_cache = table.setting("decode_cache")?.value;
         let stage2 = Stage2::read(&mut table)?;
         table.finish()?;
         Ok(Self { name, vcpus, memory, kernel, initrd, cmdline, apic, translation, decode_cache, stage2 })
@@ -439,40 +432,6 @@ fn cmdline(text: &str, place: Place) -> Result<Placed<String>, Failure> {
     }
 }
 
-fn accel(text: &str, place: Place) -> Result<Placed<Accel>, Failure> {
-    let value = match text {
-        "auto" => Accel::Auto,
-        "tcg" => Accel::Tcg,
-        "kvm" => Accel::Kvm,
-        _ => return Err(no_such(text, "way to run QEMU", Accel::NAMES, &place)),
-    };
-    Ok(Placed { value, place })
-}
-
-fn decode_cache(text: &str, place: &Place) -> Result<DecodeCache, Failure> {
-    match text {
-        "off" => Ok(DecodeCache::Off),
-        "write-protect" => Ok(DecodeCache::WriteProtect),
-        "write-protect-tables" => Ok(DecodeCache::WriteProtectTables),
-        "bytes" => Ok(DecodeCache::Bytes),
-        _ => Err(no_such(
-            text,
-            "way to remember decoded instructions",
-            &["bytes", "write-protect", "write-protect-tables", "off"],
-            place,
-        )),
-    }
-}
-
-fn apic(text: &str, place: Place) -> Result<Placed<ApicMode>, Failure> {
-    let value = match text {
-        "x2apic" => ApicMode::X2Apic,
-        "xapic" => ApicMode::XApic,
-        _ => return Err(no_such(text, "kind of local APIC", &["x2apic", "xapic"], &place)),
-    };
-    Ok(Placed { value, place })
-}
-
 fn kernel(text: &str, directory: &Path, place: Place) -> Result<Placed<Kernel>, Failure> {
     let value = match text {
         "debian-cloud" => Kernel::DebianCloud,
@@ -509,10 +468,6 @@ fn file(text: &str, directory: &Path, names: &[&str], place: &Place) -> Result<P
 
 fn time_limit(text: &str, place: &Place) -> Result<Duration, Failure> {
     parse_time(text).map_err(|what| place.bad(what).help("write a length of time such as \"60s\" or \"5m\""))
-}
-
-fn no_such(text: &str, what: &str, names: &[&str], place: &Place) -> Failure {
-    place.bad(format!("'{text}' is no {what}")).help(format!("one of {}", names.join(", ")))
 }
 
 #[cfg(test)]

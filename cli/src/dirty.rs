@@ -9,7 +9,7 @@ mod watch;
 use abi::control::{Answer, Command};
 use abi::counters::VcpuCounters;
 use abi::dirty::{Comparison, DirtyInfo, Round};
-use abi::payload::{DirtyLogging, DirtySource, Split};
+use abi::payload::{DirtyLogging, DirtySource};
 use serde_json::{Value, json};
 
 use crate::args::{DirtyArgs, DirtyVerb, HowArgs, RoundArgs, StartArgs, WhichArgs};
@@ -207,27 +207,14 @@ fn millis(nanos: u64) -> f64 {
     seconds(nanos) * 1e3
 }
 
-/// When large pages are split, as files and options call it.
-pub(crate) const fn split_name(split: Split) -> &'static str {
-    match split {
-        Split::Lazy => "lazy",
-        Split::Eager => "eager",
-        Split::Adaptive => "adaptive",
-    }
-}
-
 /// The name of what records writes, in files and options; without a choice, the hardware if it can.
-pub(crate) const fn source_name(source: Option<DirtySource>) -> &'static str {
-    match source {
-        Some(DirtySource::WriteProtect) => "write-protect",
-        Some(DirtySource::Hardware) => "hardware",
-        None => "hardware if it can",
-    }
+fn source_name(source: Option<DirtySource>) -> &'static str {
+    source.map_or("hardware if it can", DirtySource::name)
 }
 
 fn how_in_words(how: &DirtyLogging) -> String {
     let rate = how.splits_per_second.map_or(String::new(), |rate| format!(", at most {rate} a second"));
-    format!("large pages are split {}{rate}; recorded by {}", split_name(how.split), source_name(how.source))
+    format!("large pages are split {}{rate}; recorded by {}", how.split.name(), source_name(how.source))
 }
 
 fn info_in_words(info: &DirtyInfo) -> String {
@@ -276,7 +263,7 @@ fn round_json(round: &Round) -> Value {
 
 fn info_json(info: &DirtyInfo) -> Value {
     let running = info.running.map(|how| {
-        json!({ "split": split_name(how.split), "source": how.source.map(|source| source_name(Some(source))),
+        json!({ "split": how.split.name(), "source": how.source.map(DirtySource::name),
             "splits_per_second": how.splits_per_second })
     });
     json!({ "at_seconds": seconds(info.at_ns), "running": running, "mirror": info.mirror, "paused": info.paused,

@@ -29,7 +29,7 @@ pub(crate) fn run(args: &ImageArgs) -> Result<(), Failure> {
         file: args.file.clone(),
         vcpus: args.vcpus,
         memory: args.memory.clone(),
-        arch: args.arch.clone(),
+        arch: args.arch,
         ..RunArgs::default()
     })?;
     let config = tell_agents(config);
@@ -166,9 +166,9 @@ mod tests {
                     [[vm]]\nname = \"b\"\nkernel = \"measuring-guest\"\ncmdline = \"cpus=1\"\n\
                     [[vm]]\nname = \"c\"\ninitrd = \"none\"\ncmdline = \"quiet\"\n";
         file.write_all(text.as_bytes()).expect("it can be written");
-        for (arch, agent) in [("x86_64", "quiet dunlin.agent=ttyS0"), ("aarch64", "quiet dunlin.agent=ttyAMA0")] {
-            let args =
-                RunArgs { file: Some(file.path().to_path_buf()), arch: Some(arch.to_string()), ..RunArgs::default() };
+        for (arch, agent) in [(Arch::X86_64, "quiet dunlin.agent=ttyS0"), (Arch::Aarch64, "quiet dunlin.agent=ttyAMA0")]
+        {
+            let args = RunArgs { file: Some(file.path().to_path_buf()), arch: Some(arch), ..RunArgs::default() };
             let config = tell_agents(Config::load(&args).expect("the file is right"));
             let cmdlines: Vec<&str> = config.vms.iter().map(|vm| vm.cmdline.value.as_str()).collect();
             assert_eq!(cmdlines, [agent, "cpus=1", "quiet"]);

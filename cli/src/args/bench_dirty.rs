@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use abi::payload::{DirtySource, Split};
 use clap::{Args as ClapArgs, ValueEnum};
 
-use super::dirty::{source, split};
+use super::setting;
+use crate::config::Arch;
 
 pub(super) const HELP: &str = "\
 Measures the cost of a dirty log for a VM in the worst case: every vCPU writes to all pages of its memory
@@ -37,9 +38,9 @@ Examples:
 /// `dunlin bench dirty`.
 #[derive(Clone, Debug, ClapArgs)]
 pub(crate) struct DirtyBenchArgs {
-    /// Architecture of the host: x86_64 or aarch64
-    #[arg(long, value_name = "ARCH", default_value = "x86_64", value_parser = ["x86_64", "aarch64"])]
-    pub(crate) arch: String,
+    /// Architecture of the host
+    #[arg(long, value_name = "ARCH", default_value_t, value_parser = setting::<Arch>())]
+    pub(crate) arch: Arch,
     /// CPU models of QEMU, such as max,neoverse-n1 [default: the model of `dunlin run`]
     #[arg(long, value_name = "CPU,..", value_delimiter = ',')]
     pub(crate) cpu: Vec<String>,
@@ -50,10 +51,10 @@ pub(crate) struct DirtyBenchArgs {
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory: Option<String>,
     /// When to split large pages [default: adaptive,eager,lazy]
-    #[arg(long, value_name = "WHEN,..", value_delimiter = ',', value_parser = split)]
+    #[arg(long, value_name = "WHEN,..", value_delimiter = ',', value_parser = setting::<Split>())]
     pub(crate) split: Vec<Split>,
     /// What records writes [default: hardware,write-protect; lazy only with write-protect]
-    #[arg(long, value_name = "WHO,..", value_delimiter = ',', value_parser = source)]
+    #[arg(long, value_name = "WHO,..", value_delimiter = ',', value_parser = setting::<DirtySource>())]
     pub(crate) source: Vec<DirtySource>,
     /// Large pages that eager splits per second, such as 0,1000; 0 means no limit [default: 0]
     #[arg(long, value_name = "N,..", value_delimiter = ',')]

@@ -1,6 +1,9 @@
 //! `dunlin bench decode`: its options.
 
-use clap::{Args as ClapArgs, ValueEnum};
+use abi::payload::DecodeCache;
+use clap::Args as ClapArgs;
+
+use super::setting;
 
 pub(super) const HELP: &str = "\
 A guest accesses an emulated device with ordinary loads and stores. For each access the hypervisor
@@ -48,8 +51,8 @@ Examples:
 #[derive(Clone, Debug, ClapArgs)]
 pub(crate) struct DecodeArgs {
     /// Measure only these settings [default: all; with --macro all but write-protect-tables]
-    #[arg(long = "setting", value_name = "NAME,..", value_delimiter = ',')]
-    pub(crate) settings: Vec<Setting>,
+    #[arg(long = "setting", value_name = "NAME,..", value_delimiter = ',', value_parser = setting::<DecodeCache>())]
+    pub(crate) settings: Vec<DecodeCache>,
     /// Run fewer loops, and fewer rounds of each
     #[arg(long)]
     pub(crate) quick: bool,
@@ -67,42 +70,18 @@ pub(crate) struct DecodeArgs {
     pub(crate) json: bool,
 }
 
-/// A kind of cache for emulated instructions: the key `decode_cache`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
-pub(crate) enum Setting {
-    /// No cache
-    Off,
-    /// Instructions by address; a write to the page drops them
-    WriteProtect,
-    /// The same, with write-protected page tables too
-    WriteProtectTables,
-    /// Instructions by their bytes
-    Bytes,
-}
-
-impl Setting {
-    /// All settings, in the order of the comparison.
-    pub(crate) const ALL: [Self; 4] = [Self::Off, Self::WriteProtect, Self::WriteProtectTables, Self::Bytes];
-
-    /// The value of the key `decode_cache`.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Off => "off",
-            Self::WriteProtect => "write-protect",
-            Self::WriteProtectTables => "write-protect-tables",
-            Self::Bytes => "bytes",
-        }
-    }
-}
+/// All settings, those that are compared with others first.
+pub(crate) const SETTINGS: [DecodeCache; 4] =
+    [DecodeCache::Off, DecodeCache::WriteProtect, DecodeCache::WriteProtectTables, DecodeCache::Bytes];
 
 impl DecodeArgs {
     /// The settings to compare.
-    pub(crate) fn settings(&self) -> Vec<Setting> {
-        let usual = |setting: &Setting| !self.debian || *setting != Setting::WriteProtectTables;
+    pub(crate) fn settings(&self) -> Vec<DecodeCache> {
+        let usual = |setting: &DecodeCache| !self.debian || *setting != DecodeCache::WriteProtectTables;
         if self.settings.is_empty() {
-            return Setting::ALL.into_iter().filter(usual).collect();
+            return SETTINGS.into_iter().filter(usual).collect();
         }
-        Setting::ALL.into_iter().filter(|setting| self.settings.contains(setting)).collect()
+        SETTINGS.into_iter().filter(|setting| self.settings.contains(setting)).collect()
     }
 
     /// Number of timed rounds.
@@ -129,7 +108,7 @@ mod tests {
 
     #[test]
     fn settings_are_called_as_in_files() {
-        for setting in Setting::ALL {
+        for setting in SETTINGS {
             let args = parse(&["--setting", setting.name()]).expect("is a name");
             assert_eq!(args.settings(), [setting]);
         }
@@ -138,11 +117,14 @@ mod tests {
 
     #[test]
     fn settings_are_compared_in_one_order_and_each_once() {
-        assert_eq!(parse(&["--setting=bytes,off,bytes"]).expect("is good").settings(), [Setting::Off, Setting::Bytes]);
-        assert_eq!(parse(&[]).expect("is good").settings(), Setting::ALL);
+        assert_eq!(
+            parse(&["--setting=bytes,off,bytes"]).expect("is good").settings(),
+            [DecodeCache::Off, DecodeCache::Bytes]
+        );
+        assert_eq!(parse(&[]).expect("is good").settings(), SETTINGS);
         assert_eq!(
             parse(&["--macro"]).expect("is good").settings(),
-            [Setting::Off, Setting::WriteProtect, Setting::Bytes]
+            [DecodeCache::Off, DecodeCache::WriteProtect, DecodeCache::Bytes]
         );
     }
 

@@ -4,7 +4,7 @@ use abi::payload::{DirtyLogging, DirtySource, Split};
 use clap::{Args as ClapArgs, Subcommand};
 
 use super::HostArgs;
-use crate::config::stage2;
+use super::setting;
 
 pub(super) const HELP: &str = "\
 A dirty log records which pages of a VM were written since the last harvest. Live migration and backups
@@ -81,11 +81,11 @@ pub(crate) struct WhichArgs {
 /// How to log.
 #[derive(Clone, Copy, Debug, Default, ClapArgs)]
 pub(crate) struct HowArgs {
-    /// When to split large pages: adaptive, eager or lazy [default: the VM's setting]
-    #[arg(long, value_name = "WHEN", value_parser = split)]
+    /// When to split large pages [default: the VM's setting]
+    #[arg(long, value_name = "WHEN", value_parser = setting::<Split>())]
     pub(crate) split: Option<Split>,
-    /// What records writes: hardware or write-protect [default: the VM's setting]
-    #[arg(long, value_name = "WHO", value_parser = source)]
+    /// What records writes [default: the VM's setting]
+    #[arg(long, value_name = "WHO", value_parser = setting::<DirtySource>())]
     pub(crate) source: Option<DirtySource>,
     /// Maximum number of large pages to split per second [default: no limit]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
@@ -140,20 +140,6 @@ pub(crate) struct RateArgs {
     pub(crate) iterations: Option<u64>,
 }
 
-/// When large pages are split, by its name.
-pub(super) fn split(text: &str) -> Result<Split, String> {
-    stage2::split(text).map_err(one_of)
-}
-
-/// What records writes, by its name.
-pub(super) fn source(text: &str) -> Result<DirtySource, String> {
-    stage2::source(text).map_err(one_of)
-}
-
-fn one_of(names: &[&str]) -> String {
-    format!("one of {}", names.join(", "))
-}
-
 #[cfg(test)]
 mod tests {
     use clap::Parser;
@@ -183,9 +169,9 @@ mod tests {
     #[test]
     fn names_that_mean_nothing_are_answered_with_those_that_do() {
         let text = how(&["--split=sometimes"]).expect_err("means nothing").to_string();
-        assert!(text.contains("one of adaptive, eager, lazy"), "{text}");
+        assert!(text.contains("[possible values: adaptive, eager, lazy]"), "{text}");
         let text = how(&["--source=guest"]).expect_err("means nothing").to_string();
-        assert!(text.contains("one of hardware, write-protect"), "{text}");
+        assert!(text.contains("[possible values: hardware, write-protect]"), "{text}");
         assert!(how(&["--rate=0"]).is_err());
     }
 }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
 
+use super::setting;
 use crate::config::Arch;
 
 pub(super) const HELP: &str = "\
@@ -73,7 +74,7 @@ Examples:
 #[derive(Clone, Debug, Default, ClapArgs)]
 pub(crate) struct LayoutArgs {
     /// Architecture of the host to start
-    #[arg(long, value_name = "ARCH", default_value = "x86_64", conflicts_with = "host")]
+    #[arg(long, value_name = "ARCH", default_value_t, value_parser = setting::<Arch>(), conflicts_with = "host")]
     pub(crate) arch: Arch,
     /// Ask a running host instead of starting one: the host of process PID, or the only one
     #[arg(long, value_name = "PID", num_args = 0..=1)]
@@ -99,7 +100,7 @@ pub(crate) struct LayoutArgs {
 #[derive(Clone, Debug, Default, ClapArgs)]
 pub(crate) struct LayoutBenchArgs {
     /// Architecture of the emulated host
-    #[arg(long, value_name = "ARCH", default_value = "x86_64")]
+    #[arg(long, value_name = "ARCH", default_value_t, value_parser = setting::<Arch>())]
     pub(crate) arch: Arch,
     /// Run only the native part, without an emulator
     #[arg(long, conflicts_with = "emulated")]

@@ -12,8 +12,10 @@ mod loops;
 mod native;
 mod verdict;
 
+use abi::payload::DecodeCache;
+
 use super::report::Report;
-use crate::args::{DecodeArgs, Setting};
+use crate::args::DecodeArgs;
 use crate::failure::Failure;
 use crate::records::Log;
 
@@ -38,13 +40,13 @@ pub(super) fn run(args: &DecodeArgs, log: &Log) -> Result<u8, Failure> {
 }
 
 /// The keys of a VM whose local APIC is memory, with this setting.
-fn keys(setting: Setting) -> String {
+fn keys(setting: DecodeCache) -> String {
     format!("apic = \"xapic\"\ndecode_cache = \"{}\"\n", setting.name())
 }
 
 /// The settings in the order of this round, counted from 1: each round begins with another one, so that none is always
 /// the first.
-fn rotated(settings: &[Setting], round: u32) -> Vec<Setting> {
+fn rotated(settings: &[DecodeCache], round: u32) -> Vec<DecodeCache> {
     let mut settings = settings.to_vec();
     if !settings.is_empty() {
         let first = (round as usize - 1) % settings.len();
@@ -56,19 +58,20 @@ fn rotated(settings: &[Setting], round: u32) -> Vec<Setting> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::args::SETTINGS;
 
     #[test]
     fn each_round_begins_with_another_setting_and_has_all_of_them() {
-        let of = |round| rotated(&[Setting::Off, Setting::WriteProtect, Setting::Bytes], round);
-        assert_eq!(of(1), [Setting::Off, Setting::WriteProtect, Setting::Bytes]);
-        assert_eq!(of(2), [Setting::WriteProtect, Setting::Bytes, Setting::Off]);
+        let of = |round| rotated(&[DecodeCache::Off, DecodeCache::WriteProtect, DecodeCache::Bytes], round);
+        assert_eq!(of(1), [DecodeCache::Off, DecodeCache::WriteProtect, DecodeCache::Bytes]);
+        assert_eq!(of(2), [DecodeCache::WriteProtect, DecodeCache::Bytes, DecodeCache::Off]);
         assert_eq!(of(4), of(1));
         assert!(rotated(&[], 1).is_empty());
     }
 
     #[test]
     fn keys_choose_memory_mapped_registers_and_the_setting() {
-        for setting in Setting::ALL {
+        for setting in SETTINGS {
             let keys: toml::Table = toml::from_str(&keys(setting)).expect("is TOML");
             assert_eq!((keys["apic"].as_str(), keys["decode_cache"].as_str()), (Some("xapic"), Some(setting.name())));
         }

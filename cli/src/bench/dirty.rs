@@ -23,6 +23,7 @@ use serde_json::json;
 use super::report::Report;
 use super::{Spread, progress};
 use crate::args::{DirtyBenchArgs, DirtyPart};
+use crate::config::Arch;
 use crate::failure::Failure;
 use crate::quantity::{MIB, parse_size, parse_time, show_count, show_size};
 use crate::records::Log;
@@ -67,7 +68,7 @@ pub(super) fn run(args: &DirtyBenchArgs, log: &Log) -> Result<u8, Failure> {
     let mut passes = Vec::new();
     if wanted(DirtyPart::Instructions) {
         for cpu in cpus(args) {
-            passes.extend(count_instructions(&args.arch, cpu.as_ref(), &mut report));
+            passes.extend(count_instructions(args.arch, cpu.as_ref(), &mut report));
         }
     }
     let mut sparse = Vec::new();
@@ -115,7 +116,7 @@ fn settings(args: &DirtyBenchArgs) -> Result<Vec<Setting>, Failure> {
                     // The pace is that of the host's own splitting.
                     let rates = if split == Split::Eager { or(&args.rate, &[0], &FULL_RATES) } else { vec![0] };
                     all.extend(rates.into_iter().map(|rate| Setting {
-                        arch: args.arch.clone(),
+                        arch: args.arch,
                         cpu: cpu.clone(),
                         vcpus,
                         memory,
@@ -189,7 +190,7 @@ fn series(settings: &[Setting], times: Times, runs: u32, report: &mut Report<'_>
     all
 }
 
-fn count_instructions(arch: &str, cpu: Option<&String>, report: &mut Report<'_>) -> Vec<Pass> {
+fn count_instructions(arch: Arch, cpu: Option<&String>, report: &mut Report<'_>) -> Vec<Pass> {
     let of = cpu.map_or(arch.to_string(), |cpu| format!("{arch} {cpu}"));
     progress(&format!("instructions of one fault, {of}"));
     let passes = report.of("instructions", instructions::count(arch, cpu)).unwrap_or_default();

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use clap::ValueEnum as _;
+use abi::setting::Setting as _;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -126,7 +126,7 @@ struct Golden {
 
 /// What KVM needs for this exit, if that was counted.
 pub(crate) fn kvm_instructions(arch: &str, experiment: &str) -> Option<u64> {
-    let arch = Arch::from_str(arch, false).ok()?;
+    let arch = Arch::named(arch)?;
     series(arch).iter().flat_map(|series| series.exits).find(|exit| exit.experiment == experiment)?.kvm
 }
 

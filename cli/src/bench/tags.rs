@@ -6,6 +6,7 @@
 
 mod native;
 
+use abi::payload::TagScheme;
 use serde_json::{Value, json};
 
 use super::exits::count_instructions;
@@ -41,8 +42,8 @@ const LIMITS: [u32; 5] = [63, 16, 4, 2, 1];
 /// A scheme, and how many tags it has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Case {
-    /// Its name, as the key `tags` takes it.
-    tags: &'static str,
+    /// The scheme.
+    tags: TagScheme,
     /// Tags of each pCPU; the one that flushes always uses one whatever it has.
     limit: Option<u32>,
 }
@@ -50,9 +51,9 @@ struct Case {
 impl Case {
     fn all() -> Vec<Self> {
         let limited = |tags| LIMITS.map(|limit| Self { tags, limit: Some(limit) });
-        let mut all = vec![Self { tags: "flush-always", limit: None }];
-        all.extend(limited("generation"));
-        all.extend(limited("epoch"));
+        let mut all = vec![Self { tags: TagScheme::FlushAlways, limit: None }];
+        all.extend(limited(TagScheme::Generation));
+        all.extend(limited(TagScheme::Epoch));
         all
     }
 
@@ -69,7 +70,7 @@ impl Case {
 
     /// As settings of a record.
     fn settings(self, figure: Figure) -> Figure {
-        let figure = figure.at("tags", self.tags);
+        let figure = figure.at("tags", self.tags.name());
         match self.limit {
             Some(limit) => figure.at("tag_limit", limit),
             None => figure,
@@ -238,7 +239,7 @@ impl Entries {
     fn json(self, guests: Guests, load: &Load, case: Case, clean: bool) -> Value {
         let [assignments, generations, own, all] = self.shares();
         json!({
-            "bench": "tags", "part": load.name, "emulated": true, "tags": case.tags, "tag_limit": case.limit,
+            "bench": "tags", "part": load.name, "emulated": true, "tags": case.tags.name(), "tag_limit": case.limit,
             "arch": guests.arch.name(), "vms": guests.vms, "vcpus": guests.vcpus, "pcpus": PCPUS, "clean": clean,
             "entries": self.entries, "checks": self.entries, "assignments": self.assignments,
             "generations": self.generations, "flushes_own": self.flushes_own(), "flushes_all": self.flushes_all,
@@ -323,7 +324,12 @@ fn count_round_trips(arch: Arch, quickest: &str, json: bool, log: &Log) -> Resul
         ),
     );
     heading(json, &format!("{:13}{:>6}{:>14}", "scheme", "tags", "instructions"));
-    let cases = [("flush-always", None), ("generation", None), ("generation", Some(1)), ("epoch", None)];
+    let cases = [
+        (TagScheme::FlushAlways, None),
+        (TagScheme::Generation, None),
+        (TagScheme::Generation, Some(1)),
+        (TagScheme::Epoch, None),
+    ];
     for case in cases.map(|(tags, limit)| Case { tags, limit }) {
         progress(&format!("counting instructions, {}, tags: {}", case.tags, case.limit()));
         let (figures, run) = count_instructions(arch, &[quickest], &[quickest], &case.keys())?;
@@ -332,7 +338,7 @@ fn count_round_trips(arch: Arch, quickest: &str, json: bool, log: &Log) -> Resul
         log.emulated(&run, case.settings(figure).at("exit", quickest).at("vcpus", 1).at("pcpus", 1));
         if json {
             let record = json!({
-                "bench": "tags", "part": format!("{quickest}_exit"), "arch": arch.name(), "emulated": true, "tags": case.tags, "tag_limit": case.limit,
+                "bench": "tags", "part": format!("{quickest}_exit"), "arch": arch.name(), "emulated": true, "tags": case.tags.name(), "tag_limit": case.limit,
                 "instructions": instructions,
             });
             println!("{record}");

@@ -10,6 +10,7 @@ mod latency;
 mod matrix;
 mod verdict;
 
+use abi::payload::RemoteFlush;
 use serde_json::{Value, json};
 
 use super::circumstances::{emulator, host_cores, machine};
@@ -21,24 +22,8 @@ use cost::{Exits, Instructions};
 use latency::Row;
 use matrix::Matrix;
 
-/// A way to flush the TLBs of other vCPUs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Approach {
-    Ipi,
-    Hypercall,
-}
-
-impl Approach {
-    const ALL: [Self; 2] = [Self::Ipi, Self::Hypercall];
-
-    /// As guests, tables and the key `flush` call it.
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Ipi => "ipi",
-            Self::Hypercall => "hypercall",
-        }
-    }
-}
+/// The ways to flush the TLBs of other vCPUs: the usual one first, then what is compared with it.
+const APPROACHES: [RemoteFlush; 2] = [RemoteFlush::Ipi, RemoteFlush::Hypercall];
 
 pub(super) fn run(args: &TlbArgs, log: &Log) -> Result<u8, Failure> {
     if args.debian {
@@ -112,12 +97,12 @@ fn exits_per_shootdown(matrix: &Matrix, report: &mut Report<'_>) -> Vec<Exits> {
     }
     let mut all: Vec<Exits> = Vec::new();
     for (at, &point) in matrix.exits.iter().enumerate() {
-        for approach in Approach::ALL {
+        for approach in APPROACHES {
             let what = format!("{} vCPUs on {} pCPUs, {}", point.vcpus, point.pcpus(), approach.name());
             progress(&format!("exits {} of {}: {what}", at + 1, matrix.exits.len()));
             let Some(row) = report.of(&what, cost::exits(point, approach)) else { continue };
             if !report.args.json {
-                let ipi = all.iter().find(|ipi| ipi.point == point && approach == Approach::Hypercall);
+                let ipi = all.iter().find(|ipi| ipi.point == point && approach == RemoteFlush::Hypercall);
                 cost::print_exits(&row, ipi);
             }
             report.json(row.json());
@@ -139,13 +124,13 @@ fn instructions_per_shootdown(matrix: &Matrix, report: &mut Report<'_>) {
     }
     let mut all: Vec<Instructions> = Vec::new();
     for (at, &(vcpus, targets)) in matrix.instructions.iter().enumerate() {
-        for approach in Approach::ALL {
+        for approach in APPROACHES {
             let what = format!("{vcpus} vCPUs on one pCPU, {} targets, {}", targets.name(), approach.name());
             progress(&format!("instructions {} of {}: {what}", at + 1, matrix.instructions.len()));
             let Some(row) = report.of(&what, cost::instructions(vcpus, targets, approach)) else { continue };
             if !report.args.json {
                 let same = |ipi: &&Instructions| (ipi.vcpus, ipi.targets) == (vcpus, targets);
-                cost::print_instructions(&row, all.iter().filter(same).find(|_| approach == Approach::Hypercall));
+                cost::print_instructions(&row, all.iter().filter(same).find(|_| approach == RemoteFlush::Hypercall));
             }
             report.json(row.json());
             row.figures().into_iter().for_each(|figure| report.record(figure));

@@ -3,45 +3,21 @@
 //! A file describes VMs for all architectures. Two things differ: the name of a guest's first serial port, and the
 //! files of the build.
 
-use clap::ValueEnum;
-
-use crate::failure::Failure;
-
-use super::{Place, Placed, no_such};
-
 /// An architecture.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Arch {
     /// x86-64 with AMD SVM, on QEMU's q35.
     #[default]
-    #[value(name = "x86_64")]
     X86_64,
     /// AArch64 at EL2, on QEMU's virt.
-    #[value(name = "aarch64")]
     Aarch64,
 }
 
+abi::settings! {
+    Arch, "architecture": X86_64 = "x86_64", Aarch64 = "aarch64";
+}
+
 impl Arch {
-    const NAMES: &'static [&'static str] = &["x86_64", "aarch64"];
-
-    /// The one with this name.
-    pub(super) fn named(text: &str, place: Place) -> Result<Placed<Self>, Failure> {
-        let value = match text {
-            "x86_64" => Self::X86_64,
-            "aarch64" => Self::Aarch64,
-            _ => return Err(no_such(text, "architecture", Self::NAMES, &place)),
-        };
-        Ok(Placed { value, place })
-    }
-
-    /// Its name, as files and options have it.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::X86_64 => "x86_64",
-            Self::Aarch64 => "aarch64",
-        }
-    }
-
     /// The folder of this architecture's files, below the directory of built files.
     pub(crate) const fn folder(self) -> &'static str {
         match self {

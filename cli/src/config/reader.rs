@@ -3,10 +3,11 @@
 use std::ops::Range;
 use std::path::Path;
 
+use abi::setting::Setting;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::Place;
+use super::{Place, Placed};
 use crate::failure::Failure;
 
 /// The text of a file, to find the places of its values.
@@ -69,6 +70,21 @@ impl<'a> Table<'a> {
         Ok(self.text(key)?.unwrap_or_else(|| (default.to_string(), absent)))
     }
 
+    /// The value of a setting that the file names, or its default.
+    pub(super) fn setting<S: Setting>(&mut self, key: &'static str) -> Result<Placed<S>, Failure> {
+        let absent = Placed { value: S::DEFAULT, place: self.absent(key) };
+        Ok(self.setting_if_any(key)?.unwrap_or(absent))
+    }
+
+    /// The value of a setting that the file names.
+    pub(super) fn setting_if_any<S: Setting>(&mut self, key: &'static str) -> Result<Option<Placed<S>>, Failure> {
+        let Some((text, place)) = self.text(key)? else { return Ok(None) };
+        let Some(value) = S::named(&text) else {
+            return Err(place.bad(format!("'{text}' is no {}", S::WHAT)).help(did_you_mean(&text, "one of", S::NAMES)));
+        };
+        Ok(Some(Placed { value, place }))
+    }
+
     pub(super) fn integer(&mut self, key: &'static str, default: i64) -> Result<(i64, Place), Failure> {
         let Some(value) = self.find(key) else { return Ok((default, self.absent(key))) };
         let place = self.place(key, value.span());
@@ -125,20 +141,25 @@ impl<'a> Table<'a> {
             key.get_ref(),
             if *title == "file" { "a file of VMs" } else { title }
         ));
-        let nearest = known
-            .iter()
-            .map(|name| (textdistance::nstr::damerau_levenshtein(&key.get_ref().to_lowercase(), name), name))
-            .min_by(|(one, _), (other, _)| one.total_cmp(other));
-        Err(match nearest {
-            Some((distance, name)) if distance <= 0.5 => {
-                failure.help(format!("did you mean '{name}'? (known here: {})", known.join(", ")))
-            }
-            _ => failure.help(format!("known here: {}", known.join(", "))),
-        })
+        Err(failure.help(did_you_mean(key.get_ref(), "known here:", known)))
     }
 
     fn absent(&self, key: &'static str) -> Place {
         Place::Absent { file: self.source.name.to_string(), line: self.source.position(self.start).0, key }
+    }
+}
+
+/// Lists `names`, which are `what`, and begins with the one that looks like `text`.
+fn did_you_mean(text: &str, what: &str, names: &[&str]) -> String {
+    let all = format!("{what} {}", names.join(", "));
+    let text = text.to_lowercase();
+    let nearest = names
+        .iter()
+        .map(|name| (textdistance::nstr::damerau_levenshtein(&text, &name.to_lowercase()), name))
+        .min_by(|(one, _), (other, _)| one.total_cmp(other));
+    match nearest {
+        Some((distance, name)) if distance <= 0.5 => format!("did you mean '{name}'? ({all})"),
+        _ => all,
     }
 }
 

@@ -207,13 +207,8 @@ fn keys_about_tlbs_are_read_and_bad_ones_named() {
 #[test]
 fn what_is_remembered_of_instructions_is_chosen_by_name() {
     assert_eq!(parse("[[vm]]\nname = \"a\"").expect("is good").vms[0].decode_cache, DecodeCache::Bytes);
-    for (name, wanted) in [
-        ("bytes", DecodeCache::Bytes),
-        ("write-protect", DecodeCache::WriteProtect),
-        ("write-protect-tables", DecodeCache::WriteProtectTables),
-        ("off", DecodeCache::Off),
-    ] {
-        let config = parse(&format!("[[vm]]\nname = \"a\"\ndecode_cache = \"{name}\"")).expect("is good");
+    for &wanted in DecodeCache::ALL {
+        let config = parse(&format!("[[vm]]\nname = \"a\"\ndecode_cache = \"{wanted}\"")).expect("is good");
         assert_eq!(config.vms[0].decode_cache, wanted);
     }
 
@@ -228,7 +223,7 @@ fn what_is_remembered_of_instructions_is_chosen_by_name() {
 #[test]
 fn console_of_the_other_architecture_has_the_name_that_its_kernels_use() {
     let mut config = parse("[[vm]]\nname = 'a'\ncmdline = 'quiet console=ttyS0 x=console=ttyS0'").expect("is good");
-    let args = RunArgs { arch: Some("aarch64".to_string()), ..RunArgs::default() };
+    let args = RunArgs { arch: Some(Arch::Aarch64), ..RunArgs::default() };
     config.apply(&args).expect("is good");
     assert_eq!(config.host.arch.value, Arch::Aarch64);
     assert_eq!(config.vms[0].cmdline.value, "quiet console=ttyAMA0 x=console=ttyS0");
@@ -236,6 +231,14 @@ fn console_of_the_other_architecture_has_the_name_that_its_kernels_use() {
     let mut config = parse("[host]\narch = 'x86_64'\n[[vm]]\nname = 'a'").expect("is good");
     config.apply(&RunArgs::default()).expect("is good");
     assert_eq!(config.vms[0].cmdline.value, "console=ttyS0 quiet");
+}
+
+#[test]
+fn value_that_looks_like_a_name_is_told_which() {
+    let text = error("[[vm]]\nname = \"a\"\ndecode_cache = \"byte\"\n");
+    assert!(text.contains("did you mean 'bytes'? (one of bytes, write-protect, "), "{text}");
+    let text = error("[[vm]]\nname = \"a\"\ntags = \"zzz\"\n");
+    assert!(text.ends_with("help: one of epoch, generation, flush-always"), "{text}");
 }
 
 #[test]

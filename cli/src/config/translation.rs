@@ -3,7 +3,7 @@
 use abi::payload::{HyperV, RemoteFlush, TagScheme};
 
 use super::reader::Table;
-use super::{Place, no_such};
+use super::{Place, Placed};
 use crate::failure::Failure;
 
 /// How TLBs are flushed, and tagged.
@@ -25,14 +25,9 @@ const MOST_TAGS: u32 = 32_767;
 impl Translation {
     /// Reads the keys of a VM's table.
     pub(super) fn read(table: &mut Table<'_>) -> Result<Self, Failure> {
-        let (text, place) = table.text_or("hyperv", "flush+ipi")?;
-        let hyperv = hyperv(&text, &place)?;
-        let flush = match table.text("flush")? {
-            None => RemoteFlush::Hypercall,
-            Some((text, place)) => flush(&text, hyperv, &place)?,
-        };
-        let (text, place) = table.text_or("tags", "epoch")?;
-        let tags = tags(&text, &place)?;
+        let hyperv = table.setting("hyperv")?.value;
+        let flush = flush(table.setting("flush")?, hyperv)?;
+        let tags = table.setting("tags")?.value;
         let tag_limit = match table.integer("tag_limit", 0)? {
             (_, Place::Absent { .. }) => None,
             (count, place) => Some(tag_limit(count, &place)?),
@@ -41,33 +36,15 @@ impl Translation {
     }
 }
 
-fn hyperv(text: &str, place: &Place) -> Result<HyperV, Failure> {
-    match text {
-        "off" => Ok(HyperV::Off),
-        "flush" => Ok(HyperV::Flush),
-        "flush+ipi" => Ok(HyperV::FlushIpi),
-        _ => Err(no_such(text, "part of the Hyper-V interface", &["off", "flush", "flush+ipi"], place)),
-    }
-}
-
-fn flush(text: &str, hyperv: HyperV, place: &Place) -> Result<RemoteFlush, Failure> {
-    match text {
-        "hypercall" if hyperv == HyperV::Off => Err(place
+fn flush(flush: Placed<RemoteFlush>, hyperv: HyperV) -> Result<RemoteFlush, Failure> {
+    let is_written = matches!(flush.place, Place::Key { .. });
+    if is_written && flush.value == RemoteFlush::Hypercall && hyperv == HyperV::Off {
+        return Err(flush
+            .place
             .bad("the guest is offered no hypercalls, since 'hyperv' is \"off\"")
-            .help("leave 'flush' out, or write hyperv = \"flush\"")),
-        "hypercall" => Ok(RemoteFlush::Hypercall),
-        "ipi" => Ok(RemoteFlush::Ipi),
-        _ => Err(no_such(text, "way to flush TLBs", &["hypercall", "ipi"], place)),
+            .help("leave 'flush' out, or write hyperv = \"flush\""));
     }
-}
-
-fn tags(text: &str, place: &Place) -> Result<TagScheme, Failure> {
-    match text {
-        "epoch" => Ok(TagScheme::Epoch),
-        "generation" => Ok(TagScheme::Generation),
-        "flush-always" => Ok(TagScheme::FlushAlways),
-        _ => Err(no_such(text, "way to manage tags", &["epoch", "generation", "flush-always"], place)),
-    }
+    Ok(flush.value)
 }
 
 fn tag_limit(count: i64, place: &Place) -> Result<u32, Failure> {

@@ -144,7 +144,7 @@ pub enum TagScheme {
 }
 
 /// What the emulator caches of the guest's instructions, so that it need not decode them again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum DecodeCache {
     /// Nothing: each instruction is fetched and decoded again.
     Off,

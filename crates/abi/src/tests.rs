@@ -10,6 +10,7 @@ use crate::payload::{
     ApicMode, Blob, Builder, DecodeCache, DirtyLogging, DirtySource, HyperV, Payload, PayloadError, Populate,
     RemoteFlush, Split, TagScheme, VmConfig,
 };
+use crate::setting::Setting;
 use crate::vcpu_counters;
 
 fn vm(kernel: Blob, initrd: Option<Blob>) -> VmConfig {
@@ -171,4 +172,25 @@ fn status_is_told_by_the_last_words_and_by_nothing_else() {
     for other in ["", "cpu0 info  all well", "the machine ends with status ", "the machine ends with status 6x"] {
         assert_eq!(told_status(other), None, "{other}");
     }
+}
+
+#[test]
+fn values_of_settings_have_names_of_their_own_by_which_they_are_found() {
+    fn check<S: Setting + core::fmt::Debug + core::fmt::Display>() {
+        assert_eq!((S::ALL.len(), S::ALL[0] == S::DEFAULT), (S::NAMES.len(), true));
+        for (value, name) in S::ALL.iter().zip(S::NAMES) {
+            assert_eq!(S::named(name), Some(*value));
+            assert_eq!(value.to_string(), *name);
+        }
+        assert_eq!(S::named(""), None);
+        assert_eq!(S::named(&S::NAMES[0].to_uppercase()), None);
+    }
+    check::<ApicMode>();
+    check::<DecodeCache>();
+    check::<DirtySource>();
+    check::<HyperV>();
+    check::<Populate>();
+    check::<RemoteFlush>();
+    check::<Split>();
+    check::<TagScheme>();
 }

@@ -1,6 +1,6 @@
 //! What is measured, in which order, and how long that takes.
 
-use clap::ValueEnum as _;
+use abi::setting::Setting as _;
 
 use crate::assets::Assets;
 use crate::config::Arch;
@@ -232,7 +232,7 @@ impl Step {
     pub(super) fn lacks(&self, form: Form) -> Option<String> {
         let words = self.command(form);
         let at = words.iter().position(|&word| word == "--arch")?;
-        let arch = Arch::from_str(words.get(at + 1)?, false).ok()?;
+        let arch = Arch::named(words.get(at + 1)?)?;
         let hypervisor = Assets::locate().of(arch).hypervisor().map(drop);
         hypervisor.and_then(|()| Qemu::find(arch, None).map(drop)).err().map(|failure| failure.to_string())
     }

@@ -1,11 +1,12 @@
 //! A guest that changes its code or its page tables while it accesses a device: what is remembered, what is forgotten.
 
+use abi::payload::DecodeCache;
 use serde_json::{Value, json};
 
 use super::counts::Counts;
 use super::verdict;
 use super::{Report, keys};
-use crate::args::{DecodeArgs, Setting};
+use crate::args::DecodeArgs;
 use crate::bench::guest::MeasuringGuest;
 use crate::bench::target::Target;
 use crate::bench::{only_vm, progress};
@@ -67,7 +68,7 @@ pub(super) fn run(args: &DecodeArgs, report: &mut Report<'_>) -> Option<Target> 
                 let figure = figure.at("change", change.name).at("decode_cache", setting.name());
                 report.emulated(figure.at("vcpus", VCPUS).at("pcpus", PCPUS));
             }
-            if setting == Setting::Bytes {
+            if setting == DecodeCache::Bytes {
                 with_bytes.push((change.name, counts));
             }
         }
@@ -78,7 +79,7 @@ pub(super) fn run(args: &DecodeArgs, report: &mut Report<'_>) -> Option<Target> 
     )
 }
 
-fn count(change: &Change, setting: Setting) -> Result<(Counts, Value), Failure> {
+fn count(change: &Change, setting: DecodeCache) -> Result<(Counts, Value), Failure> {
     let run = MeasuringGuest {
         arch: Arch::X86_64,
         vcpus: VCPUS,

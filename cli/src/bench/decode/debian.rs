@@ -4,12 +4,13 @@
 //! The kernel is forced into xAPIC mode by what the VM offers (`apic = "xapic"`), as `nox2apic` would. Counters are
 //! those of the work alone: the last ones less those of the moment in which user space was reached.
 
+use abi::payload::DecodeCache;
 use serde_json::{Value, json};
 
 use super::counts::Counts;
 use super::verdict;
 use super::{Report, keys};
-use crate::args::{DecodeArgs, Setting};
+use crate::args::{DecodeArgs, SETTINGS};
 use crate::assets::Assets;
 use crate::bench::circumstances::Watch;
 use crate::bench::record::Record;
@@ -67,7 +68,7 @@ const PUBLISHED: [(&str, &str); 2] = [
 /// One run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Run {
-    setting: Setting,
+    setting: DecodeCache,
     counts: Counts,
     seconds: f64,
 }
@@ -89,7 +90,8 @@ pub(super) fn run(args: &DecodeArgs, report: &mut Report<'_>) -> Option<Target> 
         report.say(&format!("\n{}\n{:22}{:>9}{:>8}{}", work.what, "", "seconds", "others", Counts::columns()));
         let runs = in_turn(work, args, report);
         summarize(work, &runs, report);
-        with_bytes.extend(runs.iter().filter(|run| run.setting == Setting::Bytes).map(|run| (work.name, run.counts)));
+        with_bytes
+            .extend(runs.iter().filter(|run| run.setting == DecodeCache::Bytes).map(|run| (work.name, run.counts)));
     }
     report.say(
         "\nothers: share of this computer that other processes used. Seconds of one round say little: what came first, and\n\
@@ -124,7 +126,7 @@ fn in_turn(work: &Work, args: &DecodeArgs, report: &mut Report<'_>) -> Vec<Run> 
 }
 
 fn summarize(work: &Work, runs: &[Run], report: &Report<'_>) {
-    for setting in Setting::ALL {
+    for setting in SETTINGS {
         let seconds: Vec<f64> = runs.iter().filter(|run| run.setting == setting).map(|run| run.seconds).collect();
         if let Some(spread) = Spread::of(&seconds) {
             report.say(&format!("  {:20} {spread} s", setting.name()));
@@ -135,7 +137,7 @@ fn summarize(work: &Work, runs: &[Run], report: &Report<'_>) {
     }
 }
 
-fn one(work: &Work, setting: Setting) -> Result<(Run, Value), Failure> {
+fn one(work: &Work, setting: DecodeCache) -> Result<(Run, Value), Failure> {
     let Work { name, initrd: (_, initrd), memory, command, limit, .. } = work;
     let toml = format!(
         "[host]\npcpus = {PCPUS}\n[[vm]]\nname = \"debian\"\nvcpus = {VCPUS}\nmemory = \"{memory}\"\n\

@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use abi::payload::DecodeCache;
 use serde_json::{Value, json};
 
 use super::verdict::{self, gain_percent};
 use super::{Report, keys, rotated};
-use crate::args::{DecodeArgs, Setting};
+use crate::args::DecodeArgs;
 use crate::bench::circumstances::Watch;
 use crate::bench::guest::{MeasuringGuest, output};
 use crate::bench::record::Record;
@@ -46,7 +47,7 @@ impl Case {
     }
 
     /// With the settings of a record.
-    fn settings(self, figure: Figure, setting: Setting) -> Figure {
+    fn settings(self, figure: Figure, setting: DecodeCache) -> Figure {
         let figure = figure.at("device", self.device).at("rips", self.rips).at("decode_cache", setting.name());
         figure.at("vcpus", 1).at("pcpus", 1)
     }
@@ -87,19 +88,19 @@ const TIMED_ITERATIONS: u32 = 5_000;
 
 /// What accesses cost, by loop and setting: all values that were measured.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Figures(BTreeMap<(Case, Setting), Vec<f64>>);
+pub(super) struct Figures(BTreeMap<(Case, DecodeCache), Vec<f64>>);
 
 impl Figures {
-    pub(super) fn add(&mut self, case: Case, setting: Setting, value: f64) {
+    pub(super) fn add(&mut self, case: Case, setting: DecodeCache, value: f64) {
         self.0.entry((case, setting)).or_default().push(value);
     }
 
-    fn spread(&self, case: Case, setting: Setting) -> Option<Spread> {
+    fn spread(&self, case: Case, setting: DecodeCache) -> Option<Spread> {
         Spread::of(self.0.get(&(case, setting))?)
     }
 
     /// The median.
-    pub(super) fn get(&self, case: Case, setting: Setting) -> Option<f64> {
+    pub(super) fn get(&self, case: Case, setting: DecodeCache) -> Option<f64> {
         self.spread(case, setting).map(|spread| spread.median)
     }
 
@@ -118,7 +119,7 @@ pub(super) fn run(args: &DecodeArgs, report: &mut Report<'_>, targets: &mut Vec<
     targets.extend(verdict::of_loops(&instructions, &ticks));
 }
 
-fn count(args: &DecodeArgs, settings: &[Setting], report: &mut Report<'_>) -> Figures {
+fn count(args: &DecodeArgs, settings: &[DecodeCache], report: &mut Report<'_>) -> Figures {
     let cases = if args.quick { QUICK.to_vec() } else { [&SINGLE[..], &MANY].concat() };
     report.say(
         "Instructions of one access, guest and hypervisor, 1 vCPU on 1 pCPU, the local APIC in memory (exact; not timed)\n",
@@ -147,17 +148,17 @@ fn count(args: &DecodeArgs, settings: &[Setting], report: &mut Report<'_>) -> Fi
     figures
 }
 
-fn instruction_columns(settings: &[Setting]) -> String {
+fn instruction_columns(settings: &[DecodeCache]) -> String {
     let names: String = settings.iter().map(|setting| format!("{:>22}", setting.name())).collect();
     format!("{:30}{names}{:>15}{:>10}", "", "less than off", "KVM 6.1")
 }
 
-fn instruction_row(case: Case, settings: &[Setting], figures: &Figures) -> String {
+fn instruction_row(case: Case, settings: &[DecodeCache], figures: &Figures) -> String {
     let values: String =
         settings.iter().map(|&setting| format!("{:>22}", or_dash(figures.get(case, setting), 0))).collect();
     let gain = figures
-        .get(case, Setting::Off)
-        .zip(figures.get(case, Setting::WriteProtect))
+        .get(case, DecodeCache::Off)
+        .zip(figures.get(case, DecodeCache::WriteProtect))
         .map_or("-".to_string(), |(off, cached)| format!("{:.1} %", gain_percent(off, cached)));
     let kvm = verdict::kvm(case.device).filter(|_| case.is_single());
     format!("{case:30}{values}{gain:>15}{:>10}", kvm.map_or("-".to_string(), |kvm| kvm.to_string()))
@@ -167,7 +168,7 @@ fn or_dash(value: Option<f64>, digits: usize) -> String {
     value.map_or("-".to_string(), |value| format!("{value:.digits$}"))
 }
 
-fn time(args: &DecodeArgs, settings: &[Setting], report: &mut Report<'_>) -> Figures {
+fn time(args: &DecodeArgs, settings: &[DecodeCache], report: &mut Report<'_>) -> Figures {
     let cases: &[Case] = if args.quick { &QUICK_TIMED } else { &TIMED };
     let rounds = args.rounds();
     report.say(&format!("\nTicks of one access, the same without counting, settings in turn: {rounds} rounds\n"));
@@ -187,7 +188,7 @@ fn time(args: &DecodeArgs, settings: &[Setting], report: &mut Report<'_>) -> Fig
                     case.settings(Figure::new("ticks of one access", Class::Time, "ticks", [ticks]), setting),
                 );
                 match setting {
-                    Setting::Off => without = Some(ticks),
+                    DecodeCache::Off => without = Some(ticks),
                     _ => of_round.push((setting, ticks)),
                 }
                 report.json(json!({ "part": "ticks", "device": case.device, "rips": case.rips,
@@ -221,20 +222,20 @@ fn tick_columns() -> String {
     format!("{:30}{:22}{:>32}{:>16}", "", "setting", "median (least-greatest)", "less than off")
 }
 
-fn tick_row(case: Case, setting: Setting, figures: &Figures) -> String {
+fn tick_row(case: Case, setting: DecodeCache, figures: &Figures) -> String {
     let spread = figures
         .spread(case, setting)
         .map_or("-".to_string(), |it| format!("{:.0} ({:.0}-{:.0})", it.median, it.least, it.greatest));
     let gain = figures
-        .get(case, Setting::Off)
+        .get(case, DecodeCache::Off)
         .zip(figures.get(case, setting))
-        .filter(|_| setting != Setting::Off)
+        .filter(|_| setting != DecodeCache::Off)
         .map_or("-".to_string(), |(off, cached)| format!("{:.1} %", gain_percent(off, cached)));
     format!("{case:30}{:22}{spread:>32}{gain:>16}", setting.name())
 }
 
 /// Ticks of one access, which are instructions if the run is `exact`. With the run's JSON.
-fn access(case: Case, setting: Setting, exact: bool) -> Result<(f64, Value), Failure> {
+fn access(case: Case, setting: DecodeCache, exact: bool) -> Result<(f64, Value), Failure> {
     let iterations = if exact { EXACT_ITERATIONS } else { TIMED_ITERATIONS };
     let run = MeasuringGuest {
         arch: Arch::X86_64,
@@ -261,6 +262,7 @@ fn ticks(output: &str) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::args::SETTINGS;
 
     fn fields(line: &str) -> Vec<&str> {
         line.split("  ").map(str::trim).filter(|field| !field.is_empty()).collect()
@@ -277,9 +279,9 @@ mod tests {
     fn row_has_a_field_below_each_column_and_a_dash_for_what_failed() {
         let mut figures = Figures::default();
         let case = Case::single("version");
-        figures.add(case, Setting::Off, 1000.0);
-        figures.add(case, Setting::WriteProtect, 600.0);
-        let settings = Setting::ALL;
+        figures.add(case, DecodeCache::Off, 1000.0);
+        figures.add(case, DecodeCache::WriteProtect, 600.0);
+        let settings = SETTINGS;
         let row = instruction_row(case, &settings, &figures);
         assert_eq!(row.len(), instruction_columns(&settings).len());
         assert_eq!(fields(&row), ["LAPIC version read", "1000", "600", "-", "-", "40.0 %", "3758"]);
@@ -291,13 +293,13 @@ mod tests {
     fn ticks_are_shown_with_their_spread_and_what_was_gained() {
         let mut figures = Figures::default();
         for value in [20.0, 40.0, 30.0] {
-            figures.add(Case::LAPIC_ID, Setting::Off, value);
+            figures.add(Case::LAPIC_ID, DecodeCache::Off, value);
         }
-        figures.add(Case::LAPIC_ID, Setting::Bytes, 15.0);
-        let row = tick_row(Case::LAPIC_ID, Setting::Off, &figures);
+        figures.add(Case::LAPIC_ID, DecodeCache::Bytes, 15.0);
+        let row = tick_row(Case::LAPIC_ID, DecodeCache::Off, &figures);
         assert_eq!(row.len(), tick_columns().len());
         assert_eq!(fields(&row), ["LAPIC ID read", "off", "30 (20-40)", "-"]);
-        let row = tick_row(Case::LAPIC_ID, Setting::Bytes, &figures);
+        let row = tick_row(Case::LAPIC_ID, DecodeCache::Bytes, &figures);
         assert_eq!(fields(&row), ["LAPIC ID read", "bytes", "15 (15-15)", "50.0 %"]);
     }
 

@@ -1,8 +1,10 @@
 //! What was promised, and what is known of others.
 
+use abi::payload::DecodeCache;
+
 use super::counts::Counts;
 use super::loops::{Case, Figures};
-use crate::args::Setting;
+
 use crate::bench::target::Target;
 
 /// bhyve's cache of 2015: ticks of a read of the local APIC's ID without it and with it, and by how many per cent less.
@@ -40,7 +42,7 @@ pub(super) fn gain_percent(long: f64, short: f64) -> f64 {
 fn published_gain(figures: &Figures, ticks: &Figures) -> Option<Target> {
     let pair = |figures: &Figures| {
         let of = |setting| figures.get(Case::LAPIC_ID, setting);
-        of(Setting::Off).zip(of(Setting::WriteProtect))
+        of(DecodeCache::Off).zip(of(DecodeCache::WriteProtect))
     };
     let (off, cached) = pair(figures)?;
     let gain = gain_percent(off, cached);
@@ -56,7 +58,7 @@ fn published_gain(figures: &Figures, ticks: &Figures) -> Option<Target> {
 
 fn ahead_of_write_protect(figures: &Figures) -> Option<Target> {
     let candidates = figures.cases().filter_map(|case| {
-        let (bytes, other) = (figures.get(case, Setting::Bytes)?, figures.get(case, Setting::WriteProtect)?);
+        let (bytes, other) = (figures.get(case, DecodeCache::Bytes)?, figures.get(case, DecodeCache::WriteProtect)?);
         Some((bytes / other, format!("{bytes:.0} and {other:.0} instructions, {case}")))
     });
     let (ratio, worst) = candidates.max_by(|(one, _), (other, _)| one.total_cmp(other))?;
@@ -66,7 +68,7 @@ fn ahead_of_write_protect(figures: &Figures) -> Option<Target> {
 
 fn short_round_trips(figures: &Figures) -> Option<Target> {
     let promised = figures.cases().filter(|case| case.is_single() && kvm(case.device).is_some());
-    let candidates = promised.filter_map(|case| Some((figures.get(case, Setting::Bytes)?, case)));
+    let candidates = promised.filter_map(|case| Some((figures.get(case, DecodeCache::Bytes)?, case)));
     let (most, case) = candidates.max_by(|(one, _), (other, _)| one.total_cmp(other))?;
     Some(Target::new(
         "version, EOI and TPR with bytes: at most 600 instructions, most",
@@ -96,7 +98,7 @@ mod tests {
     use super::super::counts::tests::counters;
     use super::*;
 
-    fn figures(values: &[(Case, Setting, f64)]) -> Figures {
+    fn figures(values: &[(Case, DecodeCache, f64)]) -> Figures {
         let mut figures = Figures::default();
         for &(case, setting, value) in values {
             figures.add(case, setting, value);
@@ -112,17 +114,17 @@ mod tests {
     fn gain_is_that_of_the_published_loop() {
         let gain = |off, cached| {
             let case = Case::LAPIC_ID;
-            let figures = figures(&[(case, Setting::Off, off), (case, Setting::WriteProtect, cached)]);
+            let figures = figures(&[(case, DecodeCache::Off, off), (case, DecodeCache::WriteProtect, cached)]);
             met(published_gain(&figures, &Figures::default()))
         };
         assert_eq!([gain(1000.0, 640.0), gain(1000.0, 641.0)], [Some(true), Some(false)]);
-        assert_eq!(published_gain(&figures(&[(Case::LAPIC_ID, Setting::Off, 1.0)]), &Figures::default()), None);
+        assert_eq!(published_gain(&figures(&[(Case::LAPIC_ID, DecodeCache::Off, 1.0)]), &Figures::default()), None);
     }
 
     #[test]
     fn gain_in_ticks_is_told_and_does_not_decide() {
         let pair = |off, cached| {
-            figures(&[(Case::LAPIC_ID, Setting::Off, off), (Case::LAPIC_ID, Setting::WriteProtect, cached)])
+            figures(&[(Case::LAPIC_ID, DecodeCache::Off, off), (Case::LAPIC_ID, DecodeCache::WriteProtect, cached)])
         };
         let target = published_gain(&pair(1000.0, 500.0), &pair(100.0, 90.0)).expect("was measured");
         assert!(target.met == Some(true) && target.to_string().ends_with("; 10.0 % of ticks (100 and 90)"), "{target}");
@@ -132,21 +134,21 @@ mod tests {
     fn bytes_must_be_ahead_in_every_loop() {
         let many = Case::many(64);
         let mut all = figures(&[
-            (Case::LAPIC_ID, Setting::Bytes, 400.0),
-            (Case::LAPIC_ID, Setting::WriteProtect, 500.0),
-            (many, Setting::Bytes, 499.0),
-            (many, Setting::WriteProtect, 500.0),
+            (Case::LAPIC_ID, DecodeCache::Bytes, 400.0),
+            (Case::LAPIC_ID, DecodeCache::WriteProtect, 500.0),
+            (many, DecodeCache::Bytes, 499.0),
+            (many, DecodeCache::WriteProtect, 500.0),
         ]);
         assert_eq!(met(ahead_of_write_protect(&all)), Some(true));
         // The median of both is no less than what it must be ahead of.
-        all.add(many, Setting::Bytes, 501.0);
+        all.add(many, DecodeCache::Bytes, 501.0);
         let target = ahead_of_write_protect(&all).expect("was measured");
         assert!(target.is_missed() && target.to_string().contains("64 RIPs"), "{target}");
     }
 
     #[test]
     fn round_trips_are_judged_by_the_longest_of_the_promised() {
-        let bytes = |case, value| (case, Setting::Bytes, value);
+        let bytes = |case, value| (case, DecodeCache::Bytes, value);
         let (version, tpr) = (Case::single("version"), Case::single("tpr"));
         assert_eq!(met(short_round_trips(&figures(&[bytes(version, 600.0), bytes(tpr, 599.0)]))), Some(true));
         assert_eq!(met(short_round_trips(&figures(&[bytes(version, 601.0), bytes(tpr, 599.0)]))), Some(false));

@@ -11,7 +11,7 @@ use super::host::Host;
 use super::measure::Setting;
 use crate::bench::guest::exact_arguments;
 use crate::bench::record::Record;
-use crate::dirty::{source_name, split_name};
+use crate::config::Arch;
 use crate::failure::Failure;
 use crate::stats;
 
@@ -51,9 +51,9 @@ const KVM_FIRST_TOUCH: u32 = 3_697;
 const KVM_WRITE_PROTECT: u32 = 3_276;
 
 /// Counts for one architecture and CPU. What the machine lacks is left out.
-pub(super) fn count(arch: &str, cpu: Option<&String>) -> Result<(Vec<Pass>, Value), Failure> {
+pub(super) fn count(arch: Arch, cpu: Option<&String>) -> Result<(Vec<Pass>, Value), Failure> {
     let setting = |split, source| Setting {
-        arch: arch.to_string(),
+        arch,
         cpu: cpu.cloned(),
         vcpus: 1,
         memory: MEMORY,
@@ -100,7 +100,7 @@ fn first_touch(setting: &Setting) -> Result<(Vec<Pass>, Value), Failure> {
 }
 
 fn logged(setting: &Setting) -> Result<Vec<Pass>, Failure> {
-    let name = format!("{}, {}", split_name(setting.split), source_name(Some(setting.source)));
+    let name = format!("{}, {}", setting.split.name(), setting.source.name());
     let mut host = guest(setting, "")?;
     pass(&mut host)?;
     let open = next(&mut host)?;
@@ -194,8 +194,8 @@ impl Pass {
         )
     }
 
-    pub(super) fn json(&self, arch: &str, cpu: Option<&String>) -> Value {
-        json!({ "part": "instructions", "arch": arch, "cpu": cpu, "what": self.what, "pages": self.pages,
+    pub(super) fn json(&self, arch: Arch, cpu: Option<&String>) -> Value {
+        json!({ "part": "instructions", "arch": arch.name(), "cpu": cpu, "what": self.what, "pages": self.pages,
             "faults": self.faults, "instructions_each": self.each, "median_per_page": self.median_per_page,
             "kvm": self.kvm })
     }

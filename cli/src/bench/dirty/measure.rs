@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::curve::{Curve, Shape};
 use super::host::Host;
 use crate::bench::circumstances::Watch;
-use crate::dirty::{source_name, split_name};
+use crate::config::Arch;
 use crate::failure::Failure;
 use crate::records::{Figure, Settings};
 use crate::stats;
@@ -19,7 +19,7 @@ use crate::stats;
 /// What a run is of.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Setting {
-    pub(super) arch: String,
+    pub(super) arch: Arch,
     /// Model of QEMU's CPUs, if it is not the usual one.
     pub(super) cpu: Option<String>,
     pub(super) vcpus: u32,
@@ -89,7 +89,7 @@ impl Setting {
     /// As tables call it.
     pub(super) fn name(&self) -> String {
         let rate = self.rate.map_or(String::new(), |rate| format!(", {rate}/s"));
-        format!("{}, {}{rate}", split_name(self.split), source_name(Some(self.source)))
+        format!("{}, {}{rate}", self.split.name(), self.source.name())
     }
 
     /// Where it runs.
@@ -132,8 +132,8 @@ impl Setting {
         set("pcpus", json!(self.vcpus.min(MOST_PCPUS)));
         set("memory_mib", json!(self.memory));
         set("regions_percent", json!(self.regions));
-        set("split", json!(split_name(self.split)));
-        set("source", json!(source_name(Some(self.source))));
+        set("split", json!(self.split.name()));
+        set("source", json!(self.source.name()));
         for (name, value) in
             [("cpu", self.cpu.as_ref().map(|cpu| json!(cpu))), ("splits_per_second", self.rate.map(|rate| json!(rate)))]
         {
@@ -145,9 +145,9 @@ impl Setting {
     }
 
     pub(super) fn json(&self) -> Value {
-        json!({ "arch": self.arch, "cpu": self.cpu, "vcpus": self.vcpus, "memory_mib": self.memory,
-            "regions_percent": self.regions, "split": split_name(self.split),
-            "source": source_name(Some(self.source)), "splits_per_second": self.rate })
+        json!({ "arch": self.arch.name(), "cpu": self.cpu, "vcpus": self.vcpus, "memory_mib": self.memory,
+            "regions_percent": self.regions, "split": self.split.name(),
+            "source": self.source.name(), "splits_per_second": self.rate })
     }
 }
 

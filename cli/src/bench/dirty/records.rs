@@ -105,7 +105,7 @@ mod tests {
 
     fn setting() -> Setting {
         Setting {
-            arch: "x86_64".to_string(),
+            arch: crate::config::Arch::X86_64,
             cpu: None,
             vcpus: 2,
             memory: 64,

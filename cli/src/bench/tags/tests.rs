@@ -1,5 +1,6 @@
 //! What counters are taken for, and how it is written down.
 
+use abi::payload::TagScheme;
 use serde_json::json;
 
 use super::{Case, Entries, columns, guests, loads, native, native_record};
@@ -53,7 +54,7 @@ fn every_case_chooses_its_scheme_by_keys_that_files_know() {
 
 #[test]
 fn rows_have_a_field_below_each_column() {
-    let case = Case { tags: "flush-always", limit: None };
+    let case = Case { tags: TagScheme::FlushAlways, limit: None };
     let row = entries().row(case);
     assert_eq!(row.len(), columns().len());
     assert_eq!(
@@ -64,7 +65,7 @@ fn rows_have_a_field_below_each_column() {
 
 #[test]
 fn every_record_says_whether_it_was_emulated() {
-    let case = Case { tags: "epoch", limit: Some(4) };
+    let case = Case { tags: TagScheme::Epoch, limit: Some(4) };
     let (loads, _) = loads(Arch::Aarch64);
     let record = entries().json(guests(Arch::Aarch64), &loads[0], case, true);
     assert_eq!(

@@ -5,7 +5,8 @@
 
 use serde_json::{Value, json};
 
-use super::Approach;
+use abi::payload::RemoteFlush;
+
 use super::matrix::Point;
 use crate::args::Targets;
 use crate::bench::guest::{MeasuringGuest, output};
@@ -28,7 +29,7 @@ const NOT_COUNTED: [&str; 2] = ["io_exits", "msr_read_exits"];
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Exits {
     pub(super) point: Point,
-    pub(super) approach: Approach,
+    pub(super) approach: RemoteFlush,
     /// Shootdowns that were counted.
     count: u64,
     /// Without those that are not the shootdown's.
@@ -40,7 +41,7 @@ pub(super) struct Exits {
 }
 
 /// Counts the exits of one shootdown of one page, with busy targets. With the run's JSON.
-pub(super) fn exits(point: Point, approach: Approach) -> Result<(Exits, Value), Failure> {
+pub(super) fn exits(point: Point, approach: RemoteFlush) -> Result<(Exits, Value), Failure> {
     let [few, many] = [FEW, 2 * FEW].map(|shootdowns| {
         MeasuringGuest {
             arch: Arch::X86_64,
@@ -65,7 +66,7 @@ pub(super) fn exits(point: Point, approach: Approach) -> Result<(Exits, Value), 
 
 impl Exits {
     /// What `many` counted more than `few`, per shootdown.
-    fn between(point: Point, approach: Approach, few: &Value, many: &Value) -> Option<Self> {
+    fn between(point: Point, approach: RemoteFlush, few: &Value, many: &Value) -> Option<Self> {
         let count = shootdowns(many)?.checked_sub(shootdowns(few)?).filter(|&count| count > 0)?;
         let [few, many] = [few, many].map(|run| &only_vm(run)["counters"]);
         let per_shootdown = |few: &Value, many: &Value| Some((many.as_f64()? - few.as_f64()?) / count as f64);
@@ -177,7 +178,7 @@ fn tenths(value: f64) -> String {
 pub(super) struct Instructions {
     pub(super) vcpus: u32,
     pub(super) targets: Targets,
-    pub(super) approach: Approach,
+    pub(super) approach: RemoteFlush,
     /// Of the whole machine until the shootdown returned: the caller, whom it waits for, and the hypervisor.
     machine: u64,
     /// Of the hypervisor, between the exits and the next entries of this VM's vCPUs, that are due to one shootdown.
@@ -185,7 +186,11 @@ pub(super) struct Instructions {
 }
 
 /// Counts the instructions of one shootdown of one page. With the run's JSON.
-pub(super) fn instructions(vcpus: u32, targets: Targets, approach: Approach) -> Result<(Instructions, Value), Failure> {
+pub(super) fn instructions(
+    vcpus: u32,
+    targets: Targets,
+    approach: RemoteFlush,
+) -> Result<(Instructions, Value), Failure> {
     let [few, many] = [FEW_EXACT, 2 * FEW_EXACT].map(|shootdowns| {
         MeasuringGuest {
             arch: Arch::X86_64,
@@ -212,7 +217,7 @@ pub(super) fn instructions(vcpus: u32, targets: Targets, approach: Approach) -> 
 }
 
 impl Instructions {
-    fn between(vcpus: u32, targets: Targets, approach: Approach, few: &Value, many: &Value) -> Option<Self> {
+    fn between(vcpus: u32, targets: Targets, approach: RemoteFlush, few: &Value, many: &Value) -> Option<Self> {
         let count = shootdowns(many)?.checked_sub(shootdowns(few)?).filter(|&count| count > 0)?;
         let ticks =
             |run: &Value| Some(only_vm(run)["counters"]["host_seconds"].as_f64()? * run["host"]["tsc_hz"].as_f64()?);
@@ -279,7 +284,7 @@ pub(super) mod tests {
 
     #[test]
     fn figures_are_differences_without_ports_and_msr_reads() {
-        let exits = Exits::between(POINT, Approach::Hypercall, &run(100, 300, 9), &run(200, 1000, 99));
+        let exits = Exits::between(POINT, RemoteFlush::Hypercall, &run(100, 300, 9), &run(200, 1000, 99));
         let exits = exits.expect("all is there");
         assert_eq!((exits.count, exits.all, exits.kicks, exits.injections), (100, 8.0, 7.0, 0.0));
         assert_eq!((exits.reason("irq_exits"), exits.reason("io_exits")), (7.0, 0.0));
@@ -288,15 +293,15 @@ pub(super) mod tests {
 
     #[test]
     fn runs_that_counted_alike_have_no_difference() {
-        assert_eq!(Exits::between(POINT, Approach::Ipi, &run(100, 300, 9), &run(100, 300, 9)), None);
-        assert_eq!(Exits::between(POINT, Approach::Ipi, &run(100, 300, 9), &json!({})), None);
-        let instructions = Instructions::between(8, Targets::Idle, Approach::Ipi, &json!({}), &run(1, 1, 1));
+        assert_eq!(Exits::between(POINT, RemoteFlush::Ipi, &run(100, 300, 9), &run(100, 300, 9)), None);
+        assert_eq!(Exits::between(POINT, RemoteFlush::Ipi, &run(100, 300, 9), &json!({})), None);
+        let instructions = Instructions::between(8, Targets::Idle, RemoteFlush::Ipi, &json!({}), &run(1, 1, 1));
         assert_eq!(instructions, None);
     }
 
     #[test]
     fn instructions_are_ticks_of_the_counters_and_of_the_callers_clock() {
-        let row = Instructions::between(8, Targets::Idle, Approach::Ipi, &run(10, 20, 9), &run(20, 25, 9));
+        let row = Instructions::between(8, Targets::Idle, RemoteFlush::Ipi, &run(10, 20, 9), &run(20, 25, 9));
         let row = row.expect("all is there");
         assert_eq!((row.machine, row.hypervisor), (2122, 500.0));
     }
@@ -306,7 +311,7 @@ pub(super) mod tests {
         assert_eq!([-0.01, 0.04, -0.3, 1.25].map(tenths), ["0.0", "0.0", "-0.3", "1.2"]);
     }
 
-    pub(in crate::bench::tlb) fn exits_row(vcpus: u32, approach: Approach, all: f64) -> Exits {
+    pub(in crate::bench::tlb) fn exits_row(vcpus: u32, approach: RemoteFlush, all: f64) -> Exits {
         let point = Point { vcpus, overcommit: 1 };
         Exits { point, approach, count: 1, all, by_reason: Vec::new(), kicks: 0.0, injections: 0.0, entries: 0.0 }
     }

@@ -3,9 +3,11 @@
 //! The programs are those of `workloads/`, in Debian's kernel with our initrd. The kernel's own count of flushes by
 //! IPI, the line TLB of `/proc/interrupts`, shows before and after whether the kernel used the wanted way.
 
+use abi::payload::RemoteFlush;
 use serde_json::{Value, json};
 
-use super::{Approach, Report, matrix::Point, verdict};
+use super::APPROACHES;
+use super::{Report, matrix::Point, verdict};
 use crate::args::TlbArgs;
 use crate::assets::Assets;
 use crate::bench::circumstances::Watch;
@@ -82,7 +84,7 @@ const LIKE_KVM: [Point; 3] = [Point { vcpus: 2, overcommit: 1 }, AT_FOUR[0], Poi
 /// One run.
 #[derive(Clone, Debug)]
 struct Run {
-    approach: Approach,
+    approach: RemoteFlush,
     record: Record,
     /// Hypercalls by which it flushed, as the hypervisor counted them.
     flush_calls: u64,
@@ -128,7 +130,7 @@ fn missing(workload: &Workload) -> Option<Failure> {
 fn in_turn(workload: &Workload, point: Point, report: &mut Report<'_>) -> Vec<Run> {
     let mut runs = Vec::new();
     for pair in 1..=report.args.pairs {
-        for approach in Approach::ALL {
+        for approach in APPROACHES {
             let what = format!(
                 "{} with {} vCPUs on {} pCPUs, {} (pair {pair})",
                 workload.name,
@@ -146,7 +148,7 @@ fn in_turn(workload: &Workload, point: Point, report: &mut Report<'_>) -> Vec<Ru
     runs
 }
 
-fn one(workload: &Workload, point: Point, approach: Approach) -> Result<(Run, Value), Failure> {
+fn one(workload: &Workload, point: Point, approach: RemoteFlush) -> Result<(Run, Value), Failure> {
     let Workload { name, initrd, memory, options, limit, .. } = workload;
     let toml = format!(
         "[host]\npcpus = {}\n[[vm]]\nname = \"debian\"\nvcpus = {}\nmemory = \"{memory}\"\nkernel = \"debian-cloud\"\n\
@@ -224,7 +226,7 @@ fn print(workload: &Workload, point: Point, runs: &[Run]) {
             let values: Vec<f64> = by(approach).filter_map(|run| run.figure(figure)).collect();
             Spread::of(&values)
         };
-        let (ipi, hypercall) = (spread(Approach::Ipi), spread(Approach::Hypercall));
+        let (ipi, hypercall) = (spread(RemoteFlush::Ipi), spread(RemoteFlush::Hypercall));
         let gain = ipi.zip(hypercall).map(|(ipi, hypercall)| {
             let (better, worse) = if figure.more_is_better { (hypercall, ipi) } else { (ipi, hypercall) };
             better.median / worse.median
@@ -254,9 +256,9 @@ fn print(workload: &Workload, point: Point, runs: &[Run]) {
             Spread::of(&others).map_or(String::new(), |it| format!("  others {:.0}-{:.0}%", it.least, it.greatest));
         println!(
             " {:>9} {:>9} {:>9}{others}",
-            median(Approach::Ipi, Run::tlb),
-            median(Approach::Hypercall, Run::tlb),
-            median(Approach::Hypercall, |run| Some(run.flush_calls)),
+            median(RemoteFlush::Ipi, Run::tlb),
+            median(RemoteFlush::Hypercall, Run::tlb),
+            median(RemoteFlush::Hypercall, |run| Some(run.flush_calls)),
         );
     }
     if workload.name == LATENCY.name && point.pcpus() == 2 {
@@ -279,7 +281,7 @@ mod tests {
 
     fn a_run() -> Run {
         let record = result(OUTPUT, "storm").expect("is there");
-        Run { approach: Approach::Ipi, record, flush_calls: 3, others: None }
+        Run { approach: RemoteFlush::Ipi, record, flush_calls: 3, others: None }
     }
 
     #[test]

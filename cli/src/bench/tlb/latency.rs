@@ -2,7 +2,9 @@
 
 use serde_json::{Value, json};
 
-use super::Approach;
+use abi::payload::RemoteFlush;
+
+use super::APPROACHES;
 use super::matrix::Point;
 use crate::args::{Targets, TlbArgs};
 use crate::bench::circumstances::Watch;
@@ -29,7 +31,7 @@ pub(super) struct Row {
     pub(super) targets: Targets,
     /// Number of pages, or `whole`.
     pub(super) pages: String,
-    pub(super) approach: Approach,
+    pub(super) approach: RemoteFlush,
     /// Shootdowns.
     pub(super) count: u64,
     /// As the caller's clock has it.
@@ -50,7 +52,7 @@ impl Row {
             point,
             targets: [Targets::Busy, Targets::Idle].into_iter().find(|it| record.text("targets") == Some(it.name()))?,
             pages: record.text("pages")?.to_string(),
-            approach: Approach::ALL.into_iter().find(|it| record.text("approach") == Some(it.name()))?,
+            approach: APPROACHES.into_iter().find(|it| record.text("approach") == Some(it.name()))?,
             count: record.number("count")?,
             seen: times(record, "")?,
             net: times(record, "net_"),
@@ -104,8 +106,8 @@ pub(super) fn figures(rows: &[Row]) -> Vec<Figure> {
         add("latency net of the caller's own absence, p50", row.net.map(|net| net.p50));
         add("latency net of the caller's own absence, p99", row.net_p99());
 
-        let ipi = rows.iter().find(|ipi| ipi.approach == Approach::Ipi && ipi.pages == row.pages);
-        let Some(ipi) = ipi.filter(|_| row.approach == Approach::Hypercall) else { continue };
+        let ipi = rows.iter().find(|ipi| ipi.approach == RemoteFlush::Ipi && ipi.pages == row.pages);
+        let Some(ipi) = ipi.filter(|_| row.approach == RemoteFlush::Hypercall) else { continue };
         for (quantity, long, short) in [
             ("latency mean, IPI to hypercall", ipi.seen.mean, row.seen.mean),
             ("latency p50, IPI to hypercall", ipi.seen.p50, row.seen.p50),
@@ -202,7 +204,7 @@ pub(super) fn print(rows: &[Row]) {
 fn line(row: &Row, rows: &[Row]) -> String {
     let other = rows.iter().find(|other| other.approach != row.approach && other.pages == row.pages);
     let (mut mean, mut p99) = (String::new(), String::new());
-    if let (Approach::Hypercall, Some(ipi)) = (row.approach, other) {
+    if let (RemoteFlush::Hypercall, Some(ipi)) = (row.approach, other) {
         mean = times_as_long(Some(ipi.seen.mean), Some(row.seen.mean));
         p99 = times_as_long(ipi.p99(), row.p99());
     }
@@ -281,7 +283,7 @@ pub(super) mod tests {
     #[test]
     fn row_is_read_from_a_record_with_or_without_net_times() {
         let ipi = row(IPI, 8, 4);
-        assert_eq!((ipi.approach, ipi.targets, ipi.pages.as_str()), (Approach::Ipi, Targets::Busy, "1"));
+        assert_eq!((ipi.approach, ipi.targets, ipi.pages.as_str()), (RemoteFlush::Ipi, Targets::Busy, "1"));
         assert_eq!((ipi.seen.mean, ipi.seen.p999), (13_790_397, 20_069_997));
         assert_eq!(ipi.net.map(|net| (net.p50, net.p99)), Some((44_046, 545_245)));
         assert_eq!(row(HYPERCALL, 8, 4).net, None);

@@ -2,7 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::Approach;
+use abi::payload::RemoteFlush;
+
 use super::cost::Exits;
 use super::latency::{Row, micros};
 use crate::args::Targets;
@@ -31,7 +32,7 @@ const FREEBSD: [(u32, &str, f64, f64); 3] =
 
 /// Ours in KVM's situation: two pCPUs, one page, busy targets.
 fn like_kvm(rows: &[Row], vcpus: u32) -> Option<&Row> {
-    busy_page(rows).find(|row| (row.point.vcpus, row.point.pcpus(), row.approach) == (vcpus, 2, Approach::Hypercall))
+    busy_page(rows).find(|row| (row.point.vcpus, row.point.pcpus(), row.approach) == (vcpus, 2, RemoteFlush::Hypercall))
 }
 
 fn busy_page(rows: &[Row]) -> impl Iterator<Item = &Row> {
@@ -109,8 +110,8 @@ pub(super) fn print_paper(exits: &[Exits], exit_ns: u32) {
 
 fn paired(exits: &[Exits]) -> impl Iterator<Item = (&Exits, &Exits)> {
     let of = |approach| exits.iter().filter(move |row| row.approach == approach);
-    of(Approach::Ipi)
-        .filter_map(move |ipi| Some((ipi, of(Approach::Hypercall).find(|other| other.point == ipi.point)?)))
+    of(RemoteFlush::Ipi)
+        .filter_map(move |ipi| Some((ipi, of(RemoteFlush::Hypercall).find(|other| other.point == ipi.point)?)))
         .filter(|(_, hypercall)| hypercall.all > 0.0)
 }
 
@@ -154,11 +155,11 @@ fn least(what: &'static str, enough: f64, candidates: impl Iterator<Item = (f64,
 fn by_ipi<'a>(rows: &'a [Row], hypercall: &Row) -> Option<&'a Row> {
     let same =
         |row: &&Row| (row.point, row.targets, &row.pages) == (hypercall.point, hypercall.targets, &hypercall.pages);
-    rows.iter().filter(same).find(|row| row.approach == Approach::Ipi)
+    rows.iter().filter(same).find(|row| row.approach == RemoteFlush::Ipi)
 }
 
 fn by_hypercall(rows: &[Row]) -> impl Iterator<Item = &Row> {
-    rows.iter().filter(|row| row.approach == Approach::Hypercall)
+    rows.iter().filter(|row| row.approach == RemoteFlush::Hypercall)
 }
 
 fn place(row: &Row) -> String {
@@ -276,7 +277,7 @@ mod tests {
     #[test]
     fn exits_count_from_eight_vcpus_on() {
         let rows = |vcpus, ipi, hypercall| {
-            [exits_row(vcpus, Approach::Ipi, ipi), exits_row(vcpus, Approach::Hypercall, hypercall)]
+            [exits_row(vcpus, RemoteFlush::Ipi, ipi), exits_row(vcpus, RemoteFlush::Hypercall, hypercall)]
         };
         assert_eq!(met(fewer_exits(&rows(8, 16.0, 8.0))), Some(true));
         assert_eq!(met(fewer_exits(&rows(8, 15.9, 8.0))), Some(false));

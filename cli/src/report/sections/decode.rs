@@ -1,11 +1,12 @@
 //! The cost of an emulated access, by kind of cache.
 
+use abi::payload::DecodeCache;
 use maud::{Markup, html};
 
 use super::super::data::Data;
 use super::super::plot::{Bar, Bars};
 use super::{cell, table};
-use crate::args::Setting;
+use crate::args::SETTINGS;
 
 const INSTRUCTIONS: &str = "instructions of one access";
 const TICKS: &str = "ticks of one access";
@@ -49,7 +50,7 @@ fn loops(data: &Data, quantity: &str) -> Vec<(String, String)> {
 
 fn plot(data: &Data) -> Option<Markup> {
     let groups = loops(data, INSTRUCTIONS).into_iter().map(|(device, rips)| {
-        let bars = Setting::ALL.into_iter().enumerate().filter_map(|(colour, setting)| {
+        let bars = SETTINGS.into_iter().enumerate().filter_map(|(colour, setting)| {
             let settings = [("device", device.as_str()), ("rips", &rips), ("decode_cache", setting.name())];
             let value = data.spread("decode", INSTRUCTIONS, &settings)?;
             Some(Bar { name: setting.name().to_string(), colour, value })
@@ -64,20 +65,21 @@ fn by_loop(data: &Data, quantity: &str, caption: &str) -> Markup {
     let rows: Vec<_> = loops(data, quantity)
         .into_iter()
         .map(|(device, rips)| {
-            let of = |setting: Setting| {
+            let of = |setting: DecodeCache| {
                 let settings = [("device", device.as_str()), ("rips", &rips), ("decode_cache", setting.name())];
                 cell(data, "decode", quantity, &settings, 1.0)
             };
-            [vec![in_words(&device, &rips)], Setting::ALL.map(of).to_vec()].concat()
+            [vec![in_words(&device, &rips)], SETTINGS.map(of).to_vec()].concat()
         })
         .collect();
-    table(caption, &["access", "off", "write-protect", "write-protect-tables", "bytes"], &rows)
+    let columns = [vec!["access"], SETTINGS.map(DecodeCache::name).to_vec()].concat();
+    table(caption, &columns, &rows)
 }
 
 fn changes(data: &Data) -> Markup {
     let mut rows = Vec::new();
     for change in data.values("decode", "lookups", "change").into_iter().filter(|change| !change.is_empty()) {
-        for setting in Setting::ALL {
+        for setting in SETTINGS {
             let settings = [("change", change.as_str()), ("decode_cache", setting.name())];
             let of = |quantity: &str| cell(data, "decode", quantity, &settings, 1.0);
             if data.one("decode", "lookups", &settings).is_some() {

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use abi::payload::Split;
+use abi::setting::Setting as _;
 use maud::{Markup, html};
 
 use super::super::data::{Data, Settings};
@@ -11,7 +13,7 @@ use crate::bench::Spread;
 use crate::records::Course;
 
 const WORST: &str = "worst 100 ms while the log runs";
-const SPLITS: [&str; 3] = ["adaptive", "eager", "lazy"];
+const SPLITS: &[&str] = Split::NAMES;
 
 pub(super) fn body(data: &Data) -> Markup {
     html! {

@@ -1,5 +1,6 @@
 //! Flushes by scheme and number of tags.
 
+use abi::payload::TagScheme;
 use maud::{Markup, html};
 
 use super::super::data::Data;
@@ -9,8 +10,8 @@ use crate::bench::Spread;
 
 const OWN: &str = "flushes of the own tag";
 const ALL: &str = "flushes of all tags";
-const SCHEMES: [(&str, &str); 3] =
-    [("epoch", "epochs"), ("generation", "generations"), ("flush-always", "flush always")];
+const SCHEMES: [(TagScheme, &str); 3] =
+    [(TagScheme::Epoch, "epochs"), (TagScheme::Generation, "generations"), (TagScheme::FlushAlways, "flush always")];
 
 pub(super) fn body(data: &Data) -> Markup {
     html! {
@@ -30,8 +31,8 @@ fn plot(data: &Data) -> Option<Markup> {
     for (colour, (scheme, name)) in SCHEMES.into_iter().enumerate() {
         let point = |limit: &String| {
             // The scheme `flush-always` uses one tag, whatever the limit.
-            let limit = if scheme == "flush-always" { "" } else { limit.as_str() };
-            let settings = [("tags", scheme), ("tag_limit", limit), ("load", "mixed")];
+            let limit = if scheme == TagScheme::FlushAlways { "" } else { limit.as_str() };
+            let settings = [("tags", scheme.name()), ("tag_limit", limit), ("load", "mixed")];
             let (own, all) = (data.one("tags", OWN, &settings)?, data.one("tags", ALL, &settings)?);
             let sums: Vec<f64> = own.samples.iter().zip(&all.samples).map(|(own, all)| own + all).collect();
             Spread::of(&sums)
@@ -56,7 +57,7 @@ fn shares(data: &Data, load: &str) -> Markup {
         let mut limits = data.values("tags", OWN, "tag_limit");
         limits.reverse();
         for limit in limits {
-            let settings = [("tags", scheme), ("tag_limit", limit.as_str()), ("load", load)];
+            let settings = [("tags", scheme.name()), ("tag_limit", limit.as_str()), ("load", load)];
             if data.one("tags", OWN, &settings).is_none() {
                 continue;
             }

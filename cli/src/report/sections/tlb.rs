@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use abi::payload::RemoteFlush::{self, Hypercall, Ipi};
 use maud::{Markup, html};
 
 use super::super::data::Data;
@@ -10,7 +11,7 @@ use super::super::plot::{Line, Lines};
 use super::{cell, table};
 
 const MEAN: &str = "latency mean";
-const APPROACHES: [(&str, &str); 2] = [("ipi", "IPI"), ("hypercall", "hypercall")];
+const APPROACHES: [(RemoteFlush, &str); 2] = [(Ipi, "IPI"), (Hypercall, "hypercall")];
 
 pub(super) fn body(data: &Data) -> Markup {
     html! {
@@ -43,7 +44,7 @@ fn latency_plot(data: &Data) -> Option<Markup> {
                 .iter()
                 .map(|vcpus| {
                     let of = |key: &crate::records::Key| {
-                        [("approach", approach), ("overcommit", overcommit.as_str()), ("vcpus", vcpus.as_str())]
+                        [("approach", approach.name()), ("overcommit", overcommit.as_str()), ("vcpus", vcpus.as_str())]
                             .iter()
                             .all(|(name, value)| key.setting(name) == *value)
                     };
@@ -72,20 +73,20 @@ fn latency_table(data: &Data) -> Markup {
     for (overcommit, vcpus, pcpus, pages, targets, cramped) in sizes {
         let [vcpus, pcpus, overcommit] = [vcpus, pcpus, overcommit].map(|number| number.to_string());
         let size = [("vcpus", vcpus.as_str()), ("overcommit", &overcommit), ("pages", &pages), ("targets", &targets)];
-        let of = |approach: &'static str, quantity: &str| {
-            let settings: Vec<_> = size.iter().copied().chain([("approach", approach)]).collect();
+        let of = |approach: RemoteFlush, quantity: &str| {
+            let settings: Vec<_> = size.iter().copied().chain([("approach", approach.name())]).collect();
             cell(data, "tlb", quantity, &settings, 1e-3)
         };
         let others = data.one("tlb", MEAN, &size).and_then(|series| series.others_share);
         let mark = if cramped == "true" { " *" } else { "" };
         rows.push(vec![
             format!("{vcpus} on {pcpus}{mark}, {pages} page(s), {targets}"),
-            of("ipi", MEAN),
-            of("ipi", "latency p50"),
-            of("ipi", "latency p99"),
-            of("hypercall", MEAN),
-            of("hypercall", "latency p50"),
-            of("hypercall", "latency p99"),
+            of(Ipi, MEAN),
+            of(Ipi, "latency p50"),
+            of(Ipi, "latency p99"),
+            of(Hypercall, MEAN),
+            of(Hypercall, "latency p50"),
+            of(Hypercall, "latency p99"),
             cell(data, "tlb", "latency mean, IPI to hypercall", &size, 1.0),
             others.map_or("–".to_string(), |share| format!("{:.0} %", 100.0 * share)),
         ]);
@@ -107,15 +108,15 @@ fn exits_table(data: &Data) -> Markup {
         .into_iter()
         .map(|[vcpus, pcpus, overcommit]| {
             let [vcpus, overcommit] = [vcpus, overcommit].map(|number| number.to_string());
-            let of = |approach: &str, quantity: &str| {
-                let settings = [("vcpus", vcpus.as_str()), ("overcommit", &overcommit), ("approach", approach)];
+            let of = |approach: RemoteFlush, quantity: &str| {
+                let settings = [("vcpus", vcpus.as_str()), ("overcommit", &overcommit), ("approach", approach.name())];
                 cell(data, "tlb", quantity, &settings, 1.0)
             };
             vec![
                 format!("{vcpus} on {pcpus}"),
-                of("ipi", EXITS),
-                of("hypercall", EXITS),
-                of("hypercall", "kicks of one shootdown"),
+                of(Ipi, EXITS),
+                of(Hypercall, EXITS),
+                of(Hypercall, "kicks of one shootdown"),
             ]
         })
         .collect();
@@ -136,7 +137,7 @@ fn instructions_plot(data: &Data) -> Option<Markup> {
         for (dash, (quantity, of)) in
             [(WHOLE, "whole machine"), (HYPERVISOR, "hypervisor alone")].into_iter().enumerate()
         {
-            let settings = |vcpus| [("vcpus", vcpus), ("approach", approach), ("targets", "idle")];
+            let settings = |vcpus| [("vcpus", vcpus), ("approach", approach.name()), ("targets", "idle")];
             let points = x.iter().map(|vcpus| data.spread("tlb", quantity, &settings(vcpus))).collect();
             lines.push(Line { name: format!("{name}, {of}"), colour, dash, points });
         }
@@ -149,11 +150,11 @@ fn instructions_table(data: &Data) -> Markup {
     let mut rows = Vec::new();
     for targets in data.values("tlb", WHOLE, "targets") {
         for vcpus in data.values("tlb", WHOLE, "vcpus") {
-            let of = |approach: &str, quantity: &str| {
-                let settings = [("vcpus", vcpus.as_str()), ("targets", &targets), ("approach", approach)];
+            let of = |approach: RemoteFlush, quantity: &str| {
+                let settings = [("vcpus", vcpus.as_str()), ("targets", &targets), ("approach", approach.name())];
                 cell(data, "tlb", quantity, &settings, 1.0)
             };
-            let row = [("ipi", WHOLE), ("hypercall", WHOLE), ("ipi", HYPERVISOR), ("hypercall", HYPERVISOR)]
+            let row = [(Ipi, WHOLE), (Hypercall, WHOLE), (Ipi, HYPERVISOR), (Hypercall, HYPERVISOR)]
                 .map(|(approach, quantity)| of(approach, quantity));
             if row.iter().any(|cell| cell != "–") {
                 rows.push([vec![format!("{vcpus}, {targets}")], row.to_vec()].concat());

@@ -3,13 +3,13 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
+use abi::payload::DecodeCache;
 use addr::Gpa;
 use decode_cache::{Protect, Protection, Size, Unprotection, Vouching, WriteProtect};
 use emulator::{Count, Decoded, Event, ExitInfo, InstructionCaches};
 use x86_emulate::{Cause, Memory, Outcome, Walks};
 
 use super::machine::{DEVICE, Ram, Vcpu};
-use crate::args::Setting;
 
 /// There is no guest that could write, so nothing has to be done to keep it from doing so.
 impl Protect for Ram {
@@ -35,12 +35,12 @@ pub(super) struct Vm {
 }
 
 impl Vm {
-    pub(super) fn new(setting: Setting) -> Self {
+    pub(super) fn new(setting: DecodeCache) -> Self {
         let write_protect = |vouching| Some(WriteProtect::new(Size::default(), vouching));
         let remembered = match setting {
-            Setting::Off | Setting::Bytes => None,
-            Setting::WriteProtect => write_protect(Vouching::Walk),
-            Setting::WriteProtectTables => write_protect(Vouching::Tables),
+            DecodeCache::Off | DecodeCache::Bytes => None,
+            DecodeCache::WriteProtect => write_protect(Vouching::Walk),
+            DecodeCache::WriteProtectTables => write_protect(Vouching::Tables),
         };
         Self { ram: Ram::new(), remembered }
     }
@@ -81,14 +81,14 @@ pub(super) struct Emulator {
 }
 
 impl Emulator {
-    pub(super) fn new(setting: Setting, vm: Arc<Vm>) -> Self {
-        let walks = if setting == Setting::Off { Walks::forgetful() } else { Walks::new() };
+    pub(super) fn new(setting: DecodeCache, vm: Arc<Vm>) -> Self {
+        let walks = if setting == DecodeCache::Off { Walks::forgetful() } else { Walks::new() };
         Self::with_walks(setting, vm, walks)
     }
 
     /// One that remembers walks or does not, whatever is usual with the setting.
-    pub(super) fn with_walks(setting: Setting, vm: Arc<Vm>, walks: Walks<Ram>) -> Self {
-        let caches = (setting == Setting::Bytes).then(Box::default);
+    pub(super) fn with_walks(setting: DecodeCache, vm: Arc<Vm>, walks: Walks<Ram>) -> Self {
+        let caches = (setting == DecodeCache::Bytes).then(Box::default);
         let emulator = emulator::Emulator::new(walks, caches);
         Self { vm, vcpu: Vcpu::new(), emulator, counters: Counters::default() }
     }

@@ -3,6 +3,7 @@
 use std::hint::black_box;
 use std::sync::Arc;
 
+use abi::payload::DecodeCache;
 use addr::Gpa;
 use decode_cache::{ByBytes, Bytes, Decoded as _, ModeNumber, Place, Size, Vouching, WriteProtect};
 use emulator::Decoded;
@@ -12,7 +13,7 @@ use x86_emulate::{Mode, Walks, decode, fetch};
 use super::Operation;
 use super::emulator::{Emulator, Vm};
 use super::machine::{BETWEEN, FORMS, Form, NEW_PLACES, ROOT, Ram, TABLES, Vcpu};
-use crate::args::Setting;
+use crate::args::SETTINGS;
 
 /// What a figure is of, as far as something was promised of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,18 +99,18 @@ pub(super) fn all() -> Vec<Subject> {
     ];
 
     all.extend(hits());
-    for setting in Setting::ALL {
-        let kind = if setting == Setting::Bytes { Kind::Emulation } else { Kind::Other };
+    for setting in SETTINGS {
+        let kind = if setting == DecodeCache::Bytes { Kind::Emulation } else { Kind::Other };
         for form in KNOWN {
             let emulator = Emulator::new(setting, Arc::new(Vm::new(setting)));
             all.push(emulating(setting.name(), kind, emulator, form));
         }
-        if setting == Setting::Off {
+        if setting == DecodeCache::Off {
             // What is left for a cache to gain once walks are remembered, which has nothing to do with it.
             let emulator = Emulator::with_walks(setting, Arc::new(Vm::new(setting)), Walks::new());
             all.push(emulating("off, walks remembered", Kind::Other, emulator, KNOWN[0]));
         }
-        if setting == Setting::Bytes {
+        if setting == DecodeCache::Bytes {
             all.push(from_new_places());
         }
     }
@@ -124,7 +125,7 @@ fn emulating(what: &str, kind: Kind, mut emulator: Emulator, form: Form) -> Subj
 
 /// What an access costs that comes from a new place: its bytes are known.
 fn from_new_places() -> Subject {
-    let mut emulator = Emulator::new(Setting::Bytes, Arc::new(Vm::new(Setting::Bytes)));
+    let mut emulator = Emulator::new(DecodeCache::Bytes, Arc::new(Vm::new(DecodeCache::Bytes)));
     let [mut rip, mut other] = NEW_PLACES;
     let name = format!("whole emulation, bytes, from a new place: {}", KNOWN[0].name);
     Subject::same(&name, Kind::Emulation, move || {
@@ -134,7 +135,7 @@ fn from_new_places() -> Subject {
 }
 
 fn fetching(name: &str, mut walks: Walks<Ram>) -> Subject {
-    let vm = Vm::new(Setting::Off);
+    let vm = Vm::new(DecodeCache::Off);
     let vcpu = Vcpu::new();
     Subject::same(name, Kind::Other, move || {
         let _ = black_box(fetch(black_box(&vcpu.cpu), &vm.ram, &mut walks));

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use abi::payload::DecodeCache;
 use decode_cache::{Bytes, Vouching};
 use x86_emulate::{Mode, Outcome, Walks, decode, fetch};
 
@@ -10,7 +11,7 @@ use super::machine::{FORMS, NEW_PLACES, VALUE, Vcpu};
 use super::subjects::{BITS_64, by_bytes, by_place, fetched, known, place};
 use super::threads::Scaling;
 use super::{Figure, Kind, Operation, targets, undisturbed};
-use crate::args::Setting;
+use crate::args::SETTINGS;
 use crate::bench::Spread;
 
 #[test]
@@ -25,7 +26,7 @@ fn forms_are_whole_instructions_for_both_decoders() {
 
 #[test]
 fn every_form_reaches_the_device_under_every_setting_the_first_time_and_later() {
-    for setting in Setting::ALL {
+    for setting in SETTINGS {
         let mut emulator = Emulator::new(setting, Arc::new(Vm::new(setting)));
         for (form, pass) in FORMS.into_iter().flat_map(|form| (0..3).map(move |pass| (form, pass))) {
             let (reads, length) = (emulator.vcpu().device.reads, form.code.len());
@@ -40,7 +41,7 @@ fn every_form_reaches_the_device_under_every_setting_the_first_time_and_later() 
                 form.name
             );
             // Decoded the first time, and known from then on.
-            assert_eq!(was_known, setting != Setting::Off && pass > 0, "{}, {}", setting.name(), form.name);
+            assert_eq!(was_known, setting != DecodeCache::Off && pass > 0, "{}, {}", setting.name(), form.name);
             let vcpu = emulator.vcpu();
             let writes_only = form.name.starts_with("mov [") || form.name.contains("EOI");
             assert_eq!(vcpu.device.reads - reads, u64::from(!writes_only), "{}", form.name);
@@ -67,7 +68,7 @@ fn what_is_timed_as_a_hit_is_one_and_none_of_the_forms_takes_the_room_of_another
 
 #[test]
 fn bytes_that_are_looked_for_are_those_that_would_be_fetched() {
-    let vm = Vm::new(Setting::Off);
+    let vm = Vm::new(DecodeCache::Off);
     let mut vcpu = Vcpu::new();
     for form in FORMS {
         vcpu.cpu.rip = form.rip();
@@ -80,7 +81,7 @@ fn bytes_that_are_looked_for_are_those_that_would_be_fetched() {
 
 #[test]
 fn new_places_are_new_each_time_and_their_bytes_are_known() {
-    let mut emulator = Emulator::new(Setting::Bytes, Arc::new(Vm::new(Setting::Bytes)));
+    let mut emulator = Emulator::new(DecodeCache::Bytes, Arc::new(Vm::new(DecodeCache::Bytes)));
     for rip in NEW_PLACES.into_iter().cycle().take(100) {
         assert_eq!(emulator.emulate(rip), Outcome::Done { length: 2 });
     }

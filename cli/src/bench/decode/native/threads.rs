@@ -7,12 +7,13 @@ use std::fmt;
 use std::hint::black_box;
 use std::sync::Arc;
 
+use abi::payload::DecodeCache;
 use crossbeam_utils::CachePadded;
 use serde_json::{Value, json};
 
 use super::emulator::{Emulator, Vm};
 use super::machine::FORMS;
-use crate::args::Setting;
+use crate::args::SETTINGS;
 use crate::bench::cycle::nanos_per_cycle;
 use crate::bench::pair::{alone, beside, in_turns, judge_on_free_cores};
 use crate::bench::{Spread, progress};
@@ -41,23 +42,23 @@ struct Subject {
     name: String,
     is_promised: bool,
     vms: [Arc<Vm>; 2],
-    setting: Setting,
+    setting: DecodeCache,
 }
 
 /// Measures all settings; `None` where two threads hardly ever ran at the same time.
 pub(super) fn all() -> Vec<Option<Scaling>> {
     let subjects = || {
-        let shared = Setting::ALL.map(|setting| {
+        let shared = SETTINGS.map(|setting| {
             let vm = Arc::new(Vm::new(setting));
             // With nothing remembered there is nothing that two could be in each other's way at.
-            let is_promised = setting != Setting::Off;
+            let is_promised = setting != DecodeCache::Off;
             Subject { name: setting.name().to_string(), is_promised, vms: [Arc::clone(&vm), vm], setting }
         });
         let apart = Subject {
             name: "off, a VM for each thread (nothing shared)".to_string(),
             is_promised: false,
-            vms: [Setting::Off; 2].map(|setting| Arc::new(Vm::new(setting))),
-            setting: Setting::Off,
+            vms: [DecodeCache::Off; 2].map(|setting| Arc::new(Vm::new(setting))),
+            setting: DecodeCache::Off,
         };
         shared.into_iter().chain([apart])
     };
