@@ -83,6 +83,8 @@ pub(crate) struct VmConfig {
     pub(crate) translation: Translation,
     /// How memory is mapped, and writes to it logged.
     pub(crate) stage2: Stage2,
+    /// Keys of the file that mean nothing where a VM is no PC.
+    for_pcs: Vec<Place>,
 }
 
 /// How QEMU runs the host.
@@ -304,6 +306,10 @@ impl Config {
         }
         for vm in &mut self.vms {
             vm.cmdline.value = host.arch.value.cmdline(&vm.cmdline.value);
+            if let (Arch::Aarch64, Some(place)) = (host.arch.value, vm.for_pcs.first()) {
+                let help = format!("leave it out; of use on x86_64 only: {}", VmConfig::FOR_PCS.join(", "));
+                return Err(place.bad("has no meaning on aarch64").help(help));
+            }
         }
         if let Some(count) = args.pcpus {
             host.pcpus = pcpus(count, Place::Option("--pcpus"))?;
@@ -355,6 +361,9 @@ impl HostConfig {
 }
 
 impl VmConfig {
+    /// Keys that choose what only a PC has.
+    const FOR_PCS: [&str; 4] = ["apic", "hyperv", "flush", "decode_cache"];
+
     fn read(mut table: Table<'_>) -> Result<Self, Failure> {
         let directory = table.source.directory;
         let Some((text, place)) = table.text("name")? else {
@@ -378,8 +387,9 @@ impl VmConfig {
         let translation = Translation::read(&mut table)?;
         let decode_cache = table.setting("decode_cache")?.value;
         let stage2 = Stage2::read(&mut table)?;
+        let for_pcs = table.places(&Self::FOR_PCS);
         table.finish()?;
-        Ok(Self { name, vcpus, memory, kernel, initrd, cmdline, apic, translation, decode_cache, stage2 })
+        Ok(Self { name, vcpus, memory, kernel, initrd, cmdline, apic, translation, decode_cache, stage2, for_pcs })
     }
 }
 

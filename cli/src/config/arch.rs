@@ -1,7 +1,7 @@
 //! The architecture of the host and of its guests.
 //!
-//! A file describes VMs for all architectures. Two things differ: the name of a guest's first serial port, and the
-//! files of the build.
+//! A file describes VMs for all architectures. Three things differ: some keys choose what only a PC has, the first
+//! serial port has another name, and so have the files of the build.
 
 /// An architecture.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

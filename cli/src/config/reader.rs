@@ -85,6 +85,17 @@ impl<'a> Table<'a> {
         Ok(Some(Placed { value, place }))
     }
 
+    /// The places of those of these keys that the file has, from its first line on.
+    pub(super) fn places(&self, keys: &[&'static str]) -> Vec<Place> {
+        let written = |key: &&'static str| {
+            let (_, value) = self.entries.iter().find(|(name, _)| name.get_ref() == *key)?;
+            Some((value.span(), *key))
+        };
+        let mut found: Vec<_> = keys.iter().filter_map(written).collect();
+        found.sort_by_key(|(span, _)| span.start);
+        found.into_iter().map(|(span, key)| self.place(key, span)).collect()
+    }
+
     pub(super) fn integer(&mut self, key: &'static str, default: i64) -> Result<(i64, Place), Failure> {
         let Some(value) = self.find(key) else { return Ok((default, self.absent(key))) };
         let place = self.place(key, value.span());

@@ -234,6 +234,36 @@ fn console_of_the_other_architecture_has_the_name_that_its_kernels_use() {
 }
 
 #[test]
+fn keys_that_mean_nothing_on_aarch64_are_refused_there() {
+    for line in ["apic = 'x2apic'", "hyperv = 'off'", "flush = 'ipi'", "decode_cache = 'bytes'"] {
+        let key = line.split(' ').next().expect("is there");
+        let aarch64 = RunArgs { arch: Some(Arch::Aarch64), ..RunArgs::default() };
+        let mut config = parse(&format!("[[vm]]\nname = 'a'\n[[vm]]\nname = 'b'\n{line}")).expect("is good");
+        config.apply(&RunArgs::default()).expect("means something on x86_64");
+        let text = config.apply(&aarch64).expect_err("is refused").to_string();
+        assert!(
+            text.starts_with(&format!("x.toml:5: key '{key}': has no meaning on aarch64\nhelp: leave it out")),
+            "{text}"
+        );
+
+        let mut config = parse(&format!("[host]\narch = 'aarch64'\n[[vm]]\nname = 'a'\n{line}")).expect("is good");
+        let text = config.apply(&RunArgs::default()).expect_err("is refused").to_string();
+        assert!(text.starts_with(&format!("x.toml:5: key '{key}': has no meaning on aarch64")), "{text}");
+    }
+
+    let mut config = parse("[[vm]]\nname = 'a'\ntags = 'generation'\nsplit = 'lazy'").expect("is good");
+    config.apply(&RunArgs { arch: Some(Arch::Aarch64), ..RunArgs::default() }).expect("is good on both");
+}
+
+#[test]
+fn default_runs_on_every_architecture() {
+    for &arch in Arch::ALL {
+        let config = Config::load(&RunArgs { arch: Some(arch), ..RunArgs::default() }).expect("is good");
+        assert_eq!(config.host.arch.value, arch);
+    }
+}
+
+#[test]
 fn value_that_looks_like_a_name_is_told_which() {
     let text = error("[[vm]]\nname = \"a\"\ndecode_cache = \"byte\"\n");
     assert!(text.contains("did you mean 'bytes'? (one of bytes, write-protect, "), "{text}");

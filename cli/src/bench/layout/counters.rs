@@ -94,7 +94,7 @@ fn count(arch: Arch, iterations: u64) -> Result<(Counted, Value), Failure> {
         arch,
         vcpus: VCPUS,
         pcpus: VCPUS,
-        keys: "apic = \"x2apic\"",
+        keys: "",
         cmdline: &format!("experiments={} iterations={iterations}", names.join(",")),
         limit: 120,
         // So that what is not of the loops is the same in both runs.
