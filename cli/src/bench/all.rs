@@ -1,7 +1,7 @@
-//! `dunlin bench all`: the experiments one after the other, and a page of their results.
+//! `dunlin bench all`: runs all experiments in order, and writes a page of their results.
 //!
 //! Each step is its own process (`dunlin bench ... --record`), so a crash in one step loses only that step. A step
-//! writes its results as soon as it has them; the tool shows its standard error beside the bar. A line at the end of
+//! writes its results as soon as it has them; the tool shows its standard error next to the bar. A line at the end of
 //! each step marks it as done, for `--resume`.
 
 mod child;
@@ -25,7 +25,7 @@ use child::Child;
 use estimate::{Estimate, in_words};
 pub(crate) use steps::{EXPERIMENTS, Form, Step, steps};
 
-/// What a signal adds to its number in a status.
+/// A status after a signal is the signal's number plus this.
 const SIGNALLED: u8 = 128;
 
 pub(super) fn run(args: &AllArgs) -> Result<u8, Failure> {
@@ -121,8 +121,8 @@ fn done(args: &AllArgs, form: Form) -> Result<Vec<String>, Failure> {
     Ok(complete.collect())
 }
 
-/// How to go on after an interruption, with the tool as it was called: `make bench` has it in no directory that a shell
-/// looks in.
+/// The command to continue after an interruption. It has the path with which the tool was called, because `make bench`
+/// does not put the tool into PATH.
 fn resume(args: &AllArgs, path: &Path) -> String {
     let full = if args.full { " --full" } else { "" };
     let only = if args.only.is_empty() { String::new() } else { format!(" --only {}", args.only.join(",")) };
@@ -130,7 +130,7 @@ fn resume(args: &AllArgs, path: &Path) -> String {
     format!("{tool} bench all --resume {}{full}{only}", path.display())
 }
 
-/// The signal that has come, or zero.
+/// The received signal, or zero.
 fn catch_signals() -> Result<Arc<AtomicUsize>, Failure> {
     let caught = Arc::new(AtomicUsize::new(0));
     for signal in [SIGINT, SIGTERM, SIGHUP] {
@@ -145,9 +145,9 @@ fn catch_signals() -> Result<Arc<AtomicUsize>, Failure> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     Complete,
-    /// Something failed; what was measured is in the file.
+    /// Something failed; the file has the other results.
     Incomplete,
-    /// This computer lacks what it needs, which the file says.
+    /// This computer lacks a requirement, which the file names.
     Unmeasured,
     /// By this signal, to us.
     Interrupted(u8),
@@ -174,7 +174,7 @@ fn measure(step: &Step, form: Form, path: &Path, signal: &AtomicUsize, show: &mu
                 return Ok(Outcome::Interrupted(u8::try_from(caught).unwrap_or(0)));
             }
         }
-        // A step that failed has said so in the file. One that had no time to gets its line from us.
+        // A failed step has recorded its failure in the file. If it could not, the tool writes the line.
         if let Some(why) = child.died().filter(|_| failures(path).is_ok_and(|now| now == before)) {
             let log = Log::open(experiment(step, form), Some(path))?;
             log.failure(step.what, &why);
@@ -189,13 +189,13 @@ fn experiment(step: &Step, form: Form) -> &'static str {
     step.command(form).first().copied().unwrap_or(step.name)
 }
 
-/// How many failures a file tells of.
+/// Number of failures in a file.
 fn failures(path: &Path) -> Result<usize, Failure> {
     let records = read(path)?;
     Ok(records.records.iter().filter(|record| matches!(record.content, Content::Failure { .. })).count())
 }
 
-/// Writes the page, and says where everything is.
+/// Writes the page, and prints where the results are.
 fn conclude(args: &AllArgs, path: &Path, failed: &[&str]) -> Result<(), Failure> {
     let page = path.with_extension("html");
     report::run(&ReportArgs { results: vec![path.to_path_buf()], output: page.clone() })?;
@@ -258,7 +258,7 @@ impl Show {
         }
     }
 
-    /// A line that stays.
+    /// Prints a permanent line above the bar.
     fn say(&self, text: &str) {
         match &self.bar {
             Some(bar) => bar.println(text),

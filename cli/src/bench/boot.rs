@@ -18,9 +18,9 @@ use crate::config::{Config, Initrd, Kernel, Place};
 use crate::failure::Failure;
 use crate::records::{Class, Figure, Log};
 
-/// How long a boot without us may take.
+/// Time limit of a boot on QEMU alone.
 const PATIENCE: Duration = Duration::from_secs(180);
-/// How often we look whether it has said hello.
+/// Interval between checks for the greeting.
 const LOOK: Duration = Duration::from_millis(2);
 
 /// The greatest ratio of the medians, Dunlin to QEMU alone, that the project allows itself.
@@ -176,7 +176,7 @@ struct Killed(Child);
 
 impl Drop for Killed {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // It may have ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

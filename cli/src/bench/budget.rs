@@ -1,12 +1,11 @@
-//! Exits of one boot with two vCPUs up to user space, beside a budget.
+//! Exits of one boot with two vCPUs to user space, compared with a budget.
 //!
-//! The budget of x86-64 is what a small test hypervisor needed that had no I/O APIC, no interrupts from its UART and no
-//! RTC; that of AArch64 is a tenth of what KVM needs. What must not be exceeded is the sum; the lines tell where it
-//! goes.
+//! The budget of x86-64 is the number of exits of a small test hypervisor without I/O APIC, UART interrupts and RTC.
+//! That of AArch64 is a tenth of KVM's exits. Only the sum must stay within the budget; the lines show its parts.
 //!
-//! A guest's ticks, and with them its halts, its timer and the host's, come as often as its boot takes long. So that
-//! this does not depend on the computer, QEMU's clocks count instructions. What is left is what an idle guest adds
-//! until its counters are read.
+//! Timer ticks depend on the duration of the boot, and so do a guest's halts and the timer interrupts of guest and
+//! host. So that they do not depend on the computer, QEMU's clocks count instructions. Only the exits of the idle guest
+//! until its counters are read still vary.
 
 use serde_json::{Value, json};
 
@@ -19,7 +18,7 @@ use crate::config::Arch;
 use crate::failure::Failure;
 use crate::records::{Class, Figure, Log};
 
-/// Counters that belong together, and what they may come to.
+/// A line: counters that belong together, and their budget.
 type Line = (&'static str, &'static [&'static str], u64);
 
 const X86_64: [Line; 7] = [
@@ -32,8 +31,8 @@ const X86_64: [Line; 7] = [
     ("stage-2 faults and MMIO", &["stage2_fault_exits", "mmio_exits"], 0),
 ];
 
-/// Where KVM has 91 700, of which 90 098 are reads of one register, Dunlin is to have a tenth. The lines are what KVM
-/// has beside those.
+/// KVM has 91 700 exits, of which 90 098 are reads of one register. Dunlin's budget is a tenth of that. The lines are
+/// KVM's other exits.
 const AARCH64: [Line; 5] = [
     ("system registers", &["msr_read_exits", "msr_write_exits"], 573),
     ("WFI", &["halt_exits"], 241),
@@ -42,7 +41,7 @@ const AARCH64: [Line; 5] = [
     ("stage-2 faults and MMIO", &["stage2_fault_exits", "mmio_exits"], 396),
 ];
 
-/// The lines, and what all of them may come to.
+/// The lines, and the budget of their sum.
 const fn budget(arch: Arch) -> (&'static [Line], u64) {
     match arch {
         Arch::X86_64 => (&X86_64, 6000),

@@ -1,7 +1,7 @@
-//! The circumstances of a measurement: the computer, the build, and the load by others.
+//! The circumstances of a measurement: the computer, the build, and the load by other processes.
 //!
-//! Times on an emulated machine need the computer's cores for themselves. The tool measures whether that was so: it
-//! takes the CPU time of all processes and subtracts that of itself and its children.
+//! Times on an emulated machine need free cores. The tool measures the load: the CPU time of all processes, minus that
+//! of itself and its children.
 
 use std::fs;
 use std::thread::available_parallelism;
@@ -26,7 +26,7 @@ pub(super) fn machine(run: &Value) -> Value {
     })
 }
 
-/// What records need of a run, without all that its guests wrote.
+/// The circumstances of a run for its records, without the guests' output.
 pub(super) fn emulator(run: &Value) -> Value {
     json!({ "qemu": run["qemu"], "accel": run["accel"], "cpu_model": run["cpu_model"], "arch": run["arch"] })
 }
@@ -48,7 +48,7 @@ struct Use {
     busy: u64,
     /// Of all cores, idle or not.
     all: u64,
-    /// Of ours: this process, and those of its children that have ended.
+    /// Our own time: this process, and those of its children that have ended.
     ours: u64,
 }
 
@@ -58,7 +58,8 @@ impl Watch {
         Self { start: Use::now() }
     }
 
-    /// The share of the computer that others used since, from 0 to 1; `None` if the kernel does not tell.
+    /// The share of the computer that other processes have used since, from 0 to 1; `None` if the kernel does not
+    /// report it.
     pub(super) fn others(self) -> Option<f64> {
         self.start?.others_until(Use::now()?)
     }

@@ -1,4 +1,4 @@
-//! `dunlin bench compare`: two files of results, figure by figure, and a verdict only where there is ground for one.
+//! `dunlin bench compare`: compares two files of results figure by figure, with a verdict where the data allows one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -14,9 +14,9 @@ use crate::records::{Class, Content, Ground, Key, Records, Series, pool, read};
 const TOLERANCE_PERCENT: f64 = 1.0;
 /// Fewer runs than these have no spread to speak of.
 const LEAST_RUNS: usize = 3;
-/// By how much the range of so few runs is widened before medians are compared with it. Two sets of 3 of the same thing
-/// are further apart than the wider range of the two 6 times in 100, and than three such ranges once in 1000; with 5 it
-/// is 3 times in 1000 as it is (by simulation, for normal and for skewed samples).
+/// The factor by which the range of a few runs is widened before medians are compared with it. Two sets of 3 equal
+/// measurements are further apart than the wider of their ranges in 6 % of cases, and further than three such ranges in
+/// 0.1 %. With 5 runs it is 0.3 % without a factor (by simulation, for normal and for skewed samples).
 const fn widened(runs: usize) -> f64 {
     match runs {
         0..=3 => 3.0,
@@ -24,7 +24,7 @@ const fn widened(runs: usize) -> f64 {
         _ => 1.0,
     }
 }
-/// A computer of which others used a greater share was not ours to measure on.
+/// Above this share by other processes, a measurement is not judged.
 const MOST_OTHERS: f64 = 0.25;
 
 pub(super) fn run(args: &CompareArgs) -> Result<u8, Failure> {
@@ -58,16 +58,16 @@ struct Compared<'a> {
     verdict: Verdict,
 }
 
-/// What can be said of it.
+/// The verdict on a figure.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Verdict {
     /// Equal to the last digit.
     Identical,
     /// An exact count, by not more than [`TOLERANCE_PERCENT`].
     AsGoodAsIdentical,
-    /// The medians are no further apart than the samples of one file, or than a few times that where there are few.
+    /// The medians are no further apart than the samples of one file, widened if they are few.
     WithinSpread,
-    /// By so many per cent more than before; fewer, if negative.
+    /// The difference in per cent; negative for a decrease.
     Differs(f64),
     /// Nothing, and why.
     NotJudged(&'static str),
@@ -131,12 +131,12 @@ fn judge(key: &Key, series: [&Series; 2], before: Spread, after: Spread) -> Verd
     if apart <= widest * widened(runs) { Verdict::WithinSpread } else { Verdict::Differs(percent) }
 }
 
-/// From the least to the greatest.
+/// From the minimum to the maximum.
 fn width(spread: Spread) -> f64 {
     spread.greatest - spread.least
 }
 
-/// How many per cent `after` is more than `before`.
+/// The increase from `before` to `after` in per cent.
 fn percent(before: f64, after: f64) -> f64 {
     match before {
         0.0 if after == 0.0 => 0.0,
@@ -155,7 +155,7 @@ impl Compared<'_> {
     }
 }
 
-/// What the files are of; what makes them hard to compare is said here.
+/// Describes the files, and warns of differences that make them hard to compare.
 fn describe(files: &[Records; 2]) {
     let of = |file: &Records, what: fn(&crate::records::Record) -> String| {
         file.records.iter().map(what).collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>().join(", ")
@@ -196,7 +196,7 @@ fn print(compared: &[Compared<'_>], verbose: bool) {
     }
 }
 
-/// What only one of the files has.
+/// Lists figures that only one of the files has.
 fn absent(pooled: &[BTreeMap<Key, Series>; 2], files: &[Records; 2]) {
     for (name, has, other) in [("A", 0, 1), ("B", 1, 0)] {
         let only: Vec<&Key> = pooled[has].keys().filter(|key| !pooled[other].contains_key(*key)).collect();

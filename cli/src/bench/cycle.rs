@@ -11,7 +11,7 @@ const STEPS: u32 = 20_000;
 const STEP_CYCLES: f64 = 4.0;
 const TRIES: usize = 4;
 
-/// Nanoseconds per cycle: the least of some tries, as whatever comes between can only make them longer.
+/// Nanoseconds per cycle: the minimum of some attempts, because interruptions can only make them longer.
 pub(super) fn nanos_per_cycle() -> f64 {
     (0..TRIES).map(|_| chain() / STEP_CYCLES).fold(f64::INFINITY, f64::min)
 }

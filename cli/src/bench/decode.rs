@@ -39,13 +39,13 @@ pub(super) fn run(args: &DecodeArgs, log: &Log) -> Result<u8, Failure> {
     Ok(status)
 }
 
-/// The keys of a VM whose local APIC is memory, with this setting.
+/// The keys of a VM with a memory-mapped local APIC and this setting.
 fn keys(setting: DecodeCache) -> String {
     format!("apic = \"xapic\"\ndecode_cache = \"{}\"\n", setting.name())
 }
 
-/// The settings in the order of this round, counted from 1: each round begins with another one, so that none is always
-/// the first.
+/// The settings in the order of this round, counted from 1. Each round begins with another setting, so that none is
+/// always first.
 fn rotated(settings: &[DecodeCache], round: u32) -> Vec<DecodeCache> {
     let mut settings = settings.to_vec();
     if !settings.is_empty() {

@@ -1,12 +1,12 @@
-//! Timing two threads against each other on a computer that has other things to do.
+//! Timing two threads against each other on a busy computer.
 //!
-//! Wall-clock time over a second says nothing where a core may be taken away at any moment. So work is cut into batches
-//! of some microseconds. Before each the threads wait for each other; who is done first goes on until the other is done
-//! too. A batch counts only if the other thread was truly at it meanwhile. Of those that count the lower quartile is
-//! taken: what comes between makes batches longer, never shorter.
+//! Wall-clock time over a second is useless if a core may be taken away at any moment. So work is cut into batches of
+//! some microseconds. Before each batch the threads wait for each other. The thread that finishes first continues until
+//! the other has finished too. A batch counts only if the other thread really ran at the same time. The result is the
+//! lower quartile of the counted batches, because interruptions make batches longer, never shorter.
 //!
-//! Whether two threads have two cores at all is measured, not asked: see [`calibration`]. What they do to each other
-//! even if they share nothing is measured too: see [`control`](mod@control).
+//! Whether two threads have two cores is measured: see [`calibration`]. The effect of the cores on each other without
+//! shared data is measured too: see [`control`](mod@control).
 
 mod calibration;
 mod control;
@@ -24,23 +24,24 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 pub(super) use calibration::{Calibration, judge_on_free_cores};
 pub(super) use control::control;
 
-/// Does something, so many times.
+/// Runs an operation this number of times.
 pub(super) type Side<'a> = &'a mut (dyn FnMut(u32) + Send);
 
 /// Turns that are taken, those that must have figures, and those after which nothing is expected of the rest.
 const TURNS: usize = 25;
 const LEAST_TURNS: usize = 13;
 const FIRST_TURNS: usize = 2;
-/// Few, so that what is compared is measured in turns that follow each other within milliseconds.
+/// A small number, so that compared measurements follow each other within milliseconds.
 const BATCHES: u32 = 400;
-/// What must have counted for there to be a figure.
+/// Minimum number of counted batches for a figure.
 const LEAST_BATCHES: usize = 100;
-/// The part of a batch in which the other thread must have been at it.
+/// The share of a batch for which the other thread must have run.
 const OVERLAP: f64 = 0.65;
-/// By how much one may take longer than the other, beyond what is usual: if it does, it was not running all the time.
+/// Maximum factor by which one thread may take longer than usual, compared with the other: above it, the thread was
+/// interrupted.
 const MOST_LONGER: f64 = 4.0;
 const MOST_TIME: Duration = Duration::from_millis(500);
-/// Who is done first goes on by so many parts of a batch until the other is done.
+/// The thread that finishes first continues in parts of this size until the other has finished.
 const PARTS: u32 = 8;
 /// Looks at a flag before the core is left to others.
 const MOST_LOOKS: u32 = 20_000;
@@ -52,12 +53,12 @@ struct Batch {
     start: f64,
     /// Its operations were done.
     end: f64,
-    /// It stopped working beside the other.
+    /// When it stopped working.
     until: f64,
 }
 
-/// Takes turns: `measure` measures everything that is to be compared, once, in the order of turns of that number.
-/// `None` when too many turns had no figures; it is given up early where none has.
+/// Takes turns: `measure` measures everything to compare once, in an order that depends on the number of the turn.
+/// Returns `None` if too many turns had no figures. Stops early if none has.
 pub(super) fn in_turns<T>(mut measure: impl FnMut(usize) -> Option<T>) -> Option<Vec<T>> {
     let mut turns = Vec::new();
     for turn in 0..TURNS {
@@ -69,8 +70,7 @@ pub(super) fn in_turns<T>(mut measure: impl FnMut(usize) -> Option<T>) -> Option
     (turns.len() >= LEAST_TURNS).then_some(turns)
 }
 
-/// Nanoseconds per operation of each side, while the other does its own. `None` when the two hardly ever ran at the
-/// same time.
+/// Nanoseconds per operation of each side, while the other side runs. `None` if the two rarely ran at the same time.
 pub(super) fn beside(first: Side<'_>, second: Side<'_>, operations: u32) -> Option<[f64; 2]> {
     let flags = Flags::default();
     let [first, second] =
@@ -142,7 +142,7 @@ impl Flags {
         all
     }
 
-    /// Waits for the other thread; says whether it goes on.
+    /// Waits for the other thread. Returns whether it continues.
     fn other_is_ready(&self, who: usize, round: u32) -> bool {
         let mut looks = 0_u32;
         loop {
@@ -163,7 +163,7 @@ impl Batch {
         self.end - self.start
     }
 
-    /// Whether `other` was at it for most of this batch, where one usually takes `usual` times as long as the other.
+    /// Whether `other` ran for most of this batch. Normally one takes `usual` times as long as the other.
     fn was_beside(self, other: Self, usual: f64) -> bool {
         let overlap = self.end.min(other.until) - self.start.max(other.start);
         let (length, others) = (self.length(), other.length());
@@ -189,13 +189,13 @@ fn quartile(mut lengths: Vec<f64>, operations: u32) -> Option<f64> {
     (lengths.len() >= LEAST_BATCHES).then(|| lengths[lengths.len() / 4] / f64::from(operations))
 }
 
-/// Keeps the thread on one core, a different one for each number, if there are so many and the kernel allows it.
+/// Binds the thread to one core, a different one for each number, if there are enough and the kernel allows it.
 fn settle_on(number: usize) {
     let Ok(allowed) = sched_getaffinity(None) else { return };
     if let Some(core) = (0..CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core)).nth(number) {
         let mut only = CpuSet::new();
         only.set(core);
-        // Where it fails, the kernel places the thread as it likes, and the calibration tells.
+        // If it fails, the kernel chooses the core, and the calibration detects the effect.
         let _ = sched_setaffinity(None, &only);
     }
 }

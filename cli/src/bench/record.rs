@@ -16,7 +16,7 @@ impl Record {
         Some(Self { kind, fields: words.filter_map(field).collect() })
     }
 
-    /// All records of a kind in what a guest wrote.
+    /// All records of a kind in a guest's output.
     pub(super) fn all<'a>(output: &'a str, kind: &'a str) -> impl Iterator<Item = Self> + 'a {
         output.lines().filter_map(Self::parse).filter(move |record| record.kind == kind)
     }
@@ -37,7 +37,7 @@ impl Record {
     }
 }
 
-/// The words of a line, cut at spaces outside of quotes, without the quotes.
+/// The words of a line: split at spaces outside of quotes, without the quotes.
 fn words(line: &str) -> Vec<String> {
     let mut words = Vec::new();
     let mut word = String::new();

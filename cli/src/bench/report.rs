@@ -1,4 +1,4 @@
-//! Where a measurement's results go: text for people, or a line of JSON each, and records; and whether all was well.
+//! The output of a measurement: text for users or a line of JSON per result, records, and the exit status.
 
 use serde_json::{Value, json};
 
@@ -13,16 +13,16 @@ pub(super) struct Report<'a> {
     json: bool,
     log: &'a Log,
     machine: Value,
-    /// What the last run said of its QEMU.
+    /// The description of QEMU in the last run.
     run: Value,
     /// Whether something could not be measured, or was found wrong.
     pub(super) failed: bool,
 }
 
 impl<'a> Report<'a> {
-    /// Of the measurement called `bench`, whose records go to `log`.
+    /// The report of benchmark `bench`; its records go to `log`.
     pub(super) fn new(bench: &'static str, json: bool, log: &'a Log) -> Self {
-        // Until a run has said more.
+        // The default until a run has reported more.
         Self { bench, json, log, machine: machine(&Value::Null), run: Value::Null, failed: false }
     }
 
@@ -33,7 +33,7 @@ impl<'a> Report<'a> {
         }
     }
 
-    /// What was measured, if it was; else it says why not, and the rest goes on.
+    /// Prints the failure of a measurement, and returns the result of a success. The benchmark continues in both cases.
     pub(super) fn of<T>(&mut self, what: &str, measured: Result<(T, Value), Failure>) -> Option<T> {
         match measured {
             Ok((figures, run)) => {
@@ -58,7 +58,7 @@ impl<'a> Report<'a> {
         self.log.write(Ground::Native, None, content);
     }
 
-    /// A record of what was measured of the last run.
+    /// Records a figure of the last run.
     pub(super) fn emulated(&self, figure: Figure) {
         self.log.emulated(&self.run, figure);
     }
@@ -68,12 +68,12 @@ impl<'a> Report<'a> {
         self.log.course(&self.run, course);
     }
 
-    /// A record of what was measured on this computer as it is.
+    /// Records a figure of this computer itself.
     pub(super) fn native(&self, figure: Figure) {
         self.log.native(figure);
     }
 
-    /// One line of JSON, if that is wanted: the figures, and what they were measured with.
+    /// With --json, prints a line with the figures and their circumstances.
     pub(super) fn json(&self, mut figures: Value) {
         if !self.json {
             return;
@@ -87,7 +87,7 @@ impl<'a> Report<'a> {
         println!("{figures}");
     }
 
-    /// What was promised, and the status to end with.
+    /// Judges the targets. Returns the exit status.
     pub(super) fn judge(&self, targets: &[Target]) -> u8 {
         if !targets.is_empty() {
             self.say("\nTargets:");

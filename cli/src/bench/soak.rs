@@ -13,11 +13,11 @@ use crate::failure::Failure;
 use crate::quantity::show_count;
 use crate::records::{Class, Content, Figure, Ground, Log};
 
-/// Exits to reach when nothing else is said.
+/// Default number of exits to reach.
 const EXITS: u64 = 10_000_000;
-/// Length in seconds of the first round, which tells how many exits a second has.
+/// Length in seconds of the first round, which determines the rate of exits.
 const FIRST_ROUND: u32 = 20;
-/// Least and greatest length of a later round.
+/// Minimum and maximum length of a later round.
 const ROUND: (u64, u64) = (5, 600);
 
 pub(crate) fn run(args: &SoakArgs, log: &Log) -> Result<u8, Failure> {
@@ -50,8 +50,7 @@ pub(crate) fn run(args: &SoakArgs, log: &Log) -> Result<u8, Failure> {
     Ok(u8::from(!sum.clean))
 }
 
-/// Exits in a row that the guest makes for their own sake. On AArch64 a CPU that spins makes none, and there would be
-/// few.
+/// Length of the guest's bursts of exits. On AArch64 a spinning CPU makes no exits, so there would be few without them.
 const fn burst(arch: Arch) -> u32 {
     match arch {
         Arch::X86_64 => 1,
@@ -59,14 +58,14 @@ const fn burst(arch: Arch) -> u32 {
     }
 }
 
-/// Length of the next round, if `exits` came in `seconds` and `missing` are to come.
+/// Length of the next round, if `exits` took `seconds` and `missing` are left.
 fn next_round(missing: u64, exits: u64, seconds: u64) -> u32 {
     let per_second = (exits / seconds.max(1)).max(1);
     let needed = (missing / per_second).saturating_add(1).clamp(ROUND.0, ROUND.1);
     u32::try_from(needed).unwrap_or(FIRST_ROUND)
 }
 
-/// What the rounds came to.
+/// The sum of the rounds.
 #[derive(Debug)]
 struct Sum {
     rounds: u32,

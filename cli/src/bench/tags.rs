@@ -18,7 +18,7 @@ use crate::failure::Failure;
 use crate::quantity::{percent, show_count};
 use crate::records::{Class, Figure, Log};
 
-/// The guests whose entries are counted. A tag is a vCPU's or a VM's: there are more of those than most limits allow.
+/// The guests. A tag belongs to a vCPU or a VM; there are more of them than most limits allow.
 #[derive(Clone, Copy, Debug)]
 struct Guests {
     arch: Arch,
@@ -36,15 +36,15 @@ const fn guests(arch: Arch) -> Guests {
 
 /// pCPUs of their host.
 const PCPUS: u32 = 2;
-/// Limits that are tried: more than the vCPUs, then fewer and fewer.
+/// The limits: from more tags than vCPUs down to one.
 const LIMITS: [u32; 5] = [63, 16, 4, 2, 1];
 
-/// A scheme, and how many tags it has.
+/// A scheme, with its number of tags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Case {
-    /// The scheme.
+    /// Its name, as the key `tags` takes it.
     tags: TagScheme,
-    /// Tags of each pCPU; the one that flushes always uses one whatever it has.
+    /// Number of tags on each pCPU; `flush-always` uses one, whatever the limit.
     limit: Option<u32>,
 }
 
@@ -82,11 +82,11 @@ impl Case {
     }
 }
 
-/// What a guest does while its entries are counted.
+/// The load of a guest while its entries are counted.
 struct Load {
-    /// What records call it.
+    /// Its name in records.
     name: &'static str,
-    /// What it is, in words.
+    /// A description.
     what: &'static str,
     /// Words of the measuring guest's command line.
     cmdline: &'static str,
@@ -130,7 +130,7 @@ const ON_AARCH64: [Load; 3] = [
     },
 ];
 
-/// What is tried on an architecture, and the quickest exit there is.
+/// The loads of an architecture, and its shortest exit.
 const fn loads(arch: Arch) -> (&'static [Load], &'static str) {
     match arch {
         Arch::X86_64 => (&ON_X86_64, "cpuid"),
@@ -151,14 +151,14 @@ pub(crate) fn run(args: &TagsArgs, log: &Log) -> Result<u8, Failure> {
     Ok(u8::from(!clean))
 }
 
-/// Says what comes next, in a table for people.
+/// Prints a heading, except with --json.
 fn heading(json: bool, text: &str) {
     if !json {
         println!("{text}");
     }
 }
 
-/// Entries of one VM, and what they had to do about tags. Each entry is one check.
+/// Entries of one VM, and their work for tags. Each entry makes one check.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Entries {
     entries: u64,
@@ -258,7 +258,7 @@ fn columns() -> String {
     )
 }
 
-/// The host: all VMs alike but for their random numbers, and for what their data is made of.
+/// The host: VMs that differ only in their random numbers and in the data that they use.
 fn described(Guests { arch, vms, vcpus }: Guests, load: &Load, case: Case) -> String {
     let mut toml = format!("[host]\narch = \"{}\"\npcpus = {PCPUS}\n", arch.name());
     for vm in 1..=vms {
@@ -314,7 +314,7 @@ fn count_entries(guests: Guests, load: &Load, args: &TagsArgs, log: &Log) -> Res
     Ok(all_clean)
 }
 
-/// Counts the instructions of the quickest exit for each scheme, and for one that begins a new generation at every
+/// Counts the instructions of the shortest exit for each scheme, and for a scheme that begins a new generation at every
 /// assignment.
 fn count_round_trips(arch: Arch, quickest: &str, json: bool, log: &Log) -> Result<(), Failure> {
     heading(
@@ -353,7 +353,7 @@ fn count_round_trips(arch: Arch, quickest: &str, json: bool, log: &Log) -> Resul
     Ok(())
 }
 
-/// What was published of Xen on AMD-V (Biemueller, 2007): what an entry did, its cycles, and the share of all VMRUNs.
+/// Published figures of Xen on AMD-V (Biemueller, 2007): the work of an entry, its cycles, and its share of all VMRUNs.
 const XEN: [(&str, &str, &str); 4] = [
     ("check", "20", "100 %"),
     ("assignment", "42", "30 %"),

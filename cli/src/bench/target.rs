@@ -6,13 +6,13 @@ use serde_json::{Value, json};
 
 use crate::records::{Content, Ground, Log};
 
-/// A promise, judged.
+/// A target, judged.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Target {
     what: &'static str,
-    /// Where it is furthest from being met, or least far beyond; or why it was not judged.
+    /// The worst figure, or the reason why the target was not judged.
     figures: String,
-    /// Whether it is met; `None` when the circumstances allow no judgement.
+    /// Whether it is met; `None` if the circumstances allow no verdict.
     pub(super) met: Option<bool>,
 }
 
@@ -21,7 +21,7 @@ impl Target {
         Self { what, figures, met: Some(met) }
     }
 
-    /// One of which nothing can be said, because of `why`.
+    /// A target that cannot be judged, with the reason.
     pub(super) fn not_judged(what: &'static str, why: impl Into<String>) -> Self {
         Self { what, figures: why.into(), met: None }
     }

@@ -1,4 +1,4 @@
-//! Remote TLB flushes, by IPI and by hypercall: how long one takes, and its other costs.
+//! Remote TLB flushes, by IPI and by hypercall: their duration and their other costs.
 //!
 //! The measuring guest alternates between both ways within one run (`guest/src/experiments/shootdown.rs`), so other
 //! load on the computer affects both alike. [`latency`] has the times, [`cost`] exits and instructions, [`verdict`] the
@@ -144,7 +144,7 @@ struct Report<'a> {
     args: &'a TlbArgs,
     log: &'a Log,
     machine: Value,
-    /// What the last run said of its QEMU.
+    /// The description of QEMU in the last run.
     run: Value,
     failed: bool,
 }
@@ -161,7 +161,7 @@ impl<'a> Report<'a> {
         }
     }
 
-    /// What was measured, if it was; else it says why not, and the rest goes on.
+    /// Prints the failure of a measurement, and returns the result of a success. The benchmark continues in both cases.
     fn of<T>(&mut self, what: &str, measured: Result<(T, Value), Failure>) -> Option<T> {
         match measured {
             Ok((figures, run)) => {
@@ -180,12 +180,12 @@ impl<'a> Report<'a> {
         }
     }
 
-    /// A record of what was measured of the last run.
+    /// Records a figure of the last run.
     fn record(&self, figure: Figure) {
         self.log.emulated(&self.run, figure);
     }
 
-    /// One line of JSON, if that is wanted: the figures, and what they were measured with.
+    /// With --json, prints a line with the figures and their circumstances.
     fn json(&self, mut figures: Value) {
         if !self.args.json {
             return;

@@ -14,9 +14,9 @@ use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
 use crate::failure::{FAILED, Failure};
 use crate::stats::printable;
 
-/// How often we look.
+/// Polling interval.
 const LOOK: Duration = Duration::from_millis(100);
-/// How long what was told to end may take.
+/// Time limit for a process to end after a signal.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Last words that are kept.
 const KEPT_LINES: usize = 8;
@@ -50,7 +50,7 @@ impl Child {
         if let Some(stderr) = process.stderr.take() {
             thread::spawn(move || {
                 for line in BufReader::new(stderr).split(b'\n').map_while(Result::ok) {
-                    // If nobody listens any more, there is nobody to tell.
+                    // If there is no receiver any more, the line is dropped.
                     let _ = sender.send(printable(String::from_utf8_lossy(&line).trim()));
                 }
             });
@@ -63,7 +63,7 @@ impl Child {
         match self.lines.recv_timeout(LOOK) {
             Ok(line) => self.keep(line),
             Err(RecvTimeoutError::Timeout) => {}
-            // It says nothing any more, and yet may go on.
+            // Its output is closed, but the process may still run.
             Err(RecvTimeoutError::Disconnected) => thread::sleep(LOOK),
         }
         let ended = self.process.try_wait();
@@ -85,12 +85,12 @@ impl Child {
         }
     }
 
-    /// What it said last.
+    /// Its last line of output.
     pub(super) fn says(&self) -> Option<String> {
         self.last.back().cloned()
     }
 
-    /// Why it ended, if it did not end as it should, and with what last words.
+    /// If it failed: the reason, with its last lines of output.
     pub(super) fn died(&self) -> Option<String> {
         let status = self.ended?;
         // A missed target, or a failure that has its record.
@@ -109,7 +109,7 @@ impl Child {
     pub(super) fn interrupt(&mut self) {
         let Some(group) = i32::try_from(self.process.id()).ok().and_then(Pid::from_raw) else { return };
         for signal in [Signal::INT, Signal::KILL] {
-            // Who is gone needs no signal.
+            // The process may have ended already.
             let _ = kill_process_group(group, signal);
             let deadline = Instant::now() + PATIENCE;
             while Instant::now() < deadline {

@@ -1,6 +1,6 @@
 //! The remaining time: the expected time of the remaining steps, at the pace of the finished ones.
 
-/// How much slower or faster than expected a computer is believed to be.
+/// Limits of the pace of a computer: measured time divided by expected time.
 const PACES: (f64, f64) = (0.25, 8.0);
 /// A step that takes longer than expected is never quite done.
 const ALMOST: f64 = 0.97;
@@ -15,17 +15,17 @@ pub(super) struct Estimate {
 }
 
 impl Estimate {
-    /// Of steps that are expected to take so long.
+    /// `expected` are the expected durations of the steps.
     pub(super) fn new(expected: Vec<f64>) -> Self {
         Self { expected, took: Vec::new() }
     }
 
-    /// The next step took so long.
+    /// Records the duration of the next step.
     pub(super) fn done(&mut self, seconds: f64) {
         self.took.push(seconds);
     }
 
-    /// Seconds until the last step ends, when the one that runs has run so long.
+    /// Seconds until the end of the last step, if the current step has run for `elapsed` seconds.
     pub(super) fn remaining(&self, elapsed: f64) -> f64 {
         let pace = self.pace();
         let mut to_come = self.expected.iter().skip(self.took.len()).map(|seconds| seconds * pace);
@@ -42,7 +42,7 @@ impl Estimate {
         if all > 0.0 { (done + of_this * part) / all } else { 1.0 }
     }
 
-    /// How many times longer than expected steps have taken.
+    /// Measured time of the finished steps, divided by their expected time.
     fn pace(&self) -> f64 {
         let expected: f64 = self.expected.iter().take(self.took.len()).sum();
         let took: f64 = self.took.iter().sum();
@@ -50,7 +50,7 @@ impl Estimate {
     }
 }
 
-/// A time to come, as one says it.
+/// A duration as text.
 pub(super) fn in_words(seconds: f64) -> String {
     match seconds {
         ..10.0 => "a few seconds".to_string(),
@@ -69,7 +69,7 @@ mod tests {
         assert_eq!((estimate.remaining(0.0), estimate.share(0.0)), (60.0, 0.0));
         assert_eq!((estimate.remaining(5.0), estimate.share(5.0)), (55.0, 5.0 / 60.0));
         estimate.done(20.0);
-        // Twice as slow: 40 and 60 are to come.
+        // Half as fast: 40 and 60 are left.
         assert_eq!((estimate.remaining(10.0), estimate.share(10.0)), (90.0, 15.0 / 60.0));
         estimate.done(40.0);
         estimate.done(60.0);

@@ -1,4 +1,4 @@
-//! What is measured, in which order, and how long that takes.
+//! The steps: what each measures, their order, and their durations.
 
 use abi::setting::Setting as _;
 
@@ -12,7 +12,7 @@ use crate::qemu::Qemu;
 pub(crate) struct Step {
     /// Its name.
     pub(crate) name: &'static str,
-    /// What is measured, in words.
+    /// The measured quantity, as text.
     pub(crate) what: &'static str,
     /// In which form it is part of.
     form: Option<Form>,
@@ -20,17 +20,17 @@ pub(crate) struct Step {
     commands: [&'static [&'static str]; 2],
     /// How often, in turn.
     times: [u32; 2],
-    /// Seconds that it took in the short form on two cores of which others used about half, all times together: on free
-    /// ones less. Those of the full form are estimates, from its sizes.
+    /// Seconds that the step took in the short form, on two cores of which other processes used about half; on free
+    /// cores it takes less. Durations of the full form are estimates from its sizes.
     seconds: [u32; 2],
 }
 
 /// How much is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
-    /// What fits into a quarter of an hour.
+    /// Steps for 15 minutes in total.
     Short,
-    /// What each experiment measures by itself.
+    /// The full measurement of each experiment.
     Full,
 }
 
@@ -47,7 +47,7 @@ impl Form {
 /// The experiments that a complete file has figures of.
 pub(crate) const EXPERIMENTS: [&str; 8] = ["exits", "budget", "boot", "tlb", "tags", "decode", "layout", "dirty"];
 
-/// All steps, in order: what is short and fails first comes first.
+/// All steps. Short ones, and those that find errors early, come first.
 pub(super) const STEPS: [Step; 15] = [
     Step {
         name: "exits",
@@ -227,8 +227,7 @@ impl Step {
         self.times[form as usize]
     }
 
-    /// Why this computer cannot take it, if it cannot: what it is about may be of an architecture that nobody has built
-    /// for.
+    /// The reason why this computer cannot run the step, if there is one. For example, an architecture was not built.
     pub(super) fn lacks(&self, form: Form) -> Option<String> {
         let words = self.command(form);
         let at = words.iter().position(|&word| word == "--arch")?;
@@ -237,7 +236,7 @@ impl Step {
         hypervisor.and_then(|()| Qemu::find(arch, None).map(drop)).err().map(|failure| failure.to_string())
     }
 
-    /// How long it takes, in seconds, on a computer like the one where that was tried.
+    /// Expected duration in seconds, on a computer like that of the measured durations.
     pub(super) fn seconds(&self, form: Form) -> f64 {
         f64::from(self.seconds[form as usize])
     }

@@ -1,4 +1,4 @@
-//! A guest that changes its code or its page tables while it accesses a device: what is remembered, what is forgotten.
+//! A guest that changes its code or its page tables while it accesses a device: insertions and dropped entries.
 
 use abi::payload::DecodeCache;
 use serde_json::{Value, json};
@@ -16,11 +16,11 @@ use crate::failure::Failure;
 const VCPUS: u32 = 2;
 const PCPUS: u32 = 2;
 
-/// What the guest changes.
+/// A change by the guest.
 struct Change {
-    /// What records call it.
+    /// Its name in records.
     name: &'static str,
-    /// What it is, in words.
+    /// A description.
     what: &'static str,
     /// Words of the measuring guest's command line.
     cmdline: &'static str,
@@ -49,7 +49,7 @@ const CHANGES: [Change; 4] = [
     },
 ];
 
-/// Shows what happened, and says whether `bytes` had to forget anything.
+/// Shows the counters. Returns whether `bytes` had to drop an entry.
 pub(super) fn run(args: &DecodeArgs, report: &mut Report<'_>) -> Option<Target> {
     report.say(&format!(
         "\nA guest that changes its code and its page tables, {VCPUS} vCPUs on {PCPUS} pCPUs (counts of whole runs)"

@@ -1,4 +1,4 @@
-//! What happened to remembered instructions, in the columns in which bhyve's cache was published.
+//! Counters of cached instructions, in the columns of the publication about bhyve's cache.
 
 use serde_json::{Value, json};
 
@@ -38,7 +38,7 @@ impl Counts {
         })
     }
 
-    /// What was counted since `earlier`.
+    /// The increase since `earlier`.
     pub(super) fn since(self, earlier: Self) -> Self {
         Self {
             hits: self.hits.saturating_sub(earlier.hits),
@@ -54,12 +54,12 @@ impl Counts {
         }
     }
 
-    /// Instructions that were looked for, or would have been if anything were remembered.
+    /// Lookups, including those that a cache would have got if there were one.
     pub(super) fn lookups(self) -> u64 {
         self.hits.saturating_add(self.misses)
     }
 
-    /// Those that were forgotten because they might have become wrong. Being replaced is not among the reasons.
+    /// Entries that were dropped because they might have become wrong. Replaced entries do not count.
     pub(super) fn evictions(self) -> u64 {
         self.code_writes.saturating_add(self.table_writes).saturating_add(self.walks)
     }
@@ -92,7 +92,7 @@ impl Counts {
         )
     }
 
-    /// What matters of them, as figures.
+    /// The important ones, as figures.
     pub(super) fn figures(self) -> [Figure; 5] {
         let figure = |quantity: &str, count: u64| Figure::new(quantity, Class::Count, "in a run", [count as f64]);
         [

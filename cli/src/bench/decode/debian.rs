@@ -1,8 +1,8 @@
-//! An unmodified kernel whose local APIC is memory, with programs in it: what was remembered, and how long the work
-//! took.
+//! An unmodified kernel with a memory-mapped local APIC, running programs: counters of the cache, and the duration of
+//! the load.
 //!
-//! The kernel is forced into xAPIC mode by what the VM offers (`apic = "xapic"`), as `nox2apic` would. Counters are
-//! those of the work alone: the last ones less those of the moment in which user space was reached.
+//! The VM's setting `apic = "xapic"` forces the kernel into xAPIC mode, like `nox2apic`. Counters are those of the load
+//! alone: the last values minus those at the time when user space was reached.
 
 use abi::payload::DecodeCache;
 use serde_json::{Value, json};
@@ -27,19 +27,19 @@ const PCPUS: u32 = 2;
 struct Work {
     /// First word of the line with its result.
     name: &'static str,
-    /// What it is, in words.
+    /// A description.
     what: &'static str,
     /// The initial RAM disk, and its name as the key `initrd`.
     initrd: (Initrd, &'static str),
     /// The key `memory`.
     memory: &'static str,
-    /// What the guest's shell runs.
+    /// The command for the guest's shell.
     command: &'static str,
     /// How long a run may take, in seconds.
     limit: u32,
 }
 
-/// The shell's own clock is the kernel's uptime, whose first number has two decimals.
+/// The shell uses the kernel's uptime as its clock; its first number has two decimals.
 const SHELL: Work = Work {
     name: "shell",
     what: "shell loop: 500 times /bin/true",
@@ -59,7 +59,7 @@ const COMPILE: Work = Work {
     limit: 1200,
 };
 
-/// What was published of bhyve's cache (Carabas, Natu, 2015).
+/// Published figures of bhyve's cache (Carabas, Natu, 2015).
 const PUBLISHED: [(&str, &str); 2] = [
     ("shell", "hits 98.5 % in a shell loop"),
     ("compile", "buildworld: one insertion for two hits, 13,938 s without and 13,900 s with the cache"),
@@ -73,7 +73,7 @@ struct Run {
     seconds: f64,
 }
 
-/// Runs all work, and says whether `bytes` had to forget anything.
+/// Runs all loads. Returns whether `bytes` had to drop an entry.
 pub(super) fn run(args: &DecodeArgs, report: &mut Report<'_>) -> Option<Target> {
     report.say(&format!(
         "Debian's kernel, its local APIC in memory, {VCPUS} vCPUs on {PCPUS} pCPUs, settings in turn: {} rounds.\n\

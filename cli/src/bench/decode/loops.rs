@@ -1,4 +1,4 @@
-//! Loops of accesses to one device register, from one place of code or from many: what one access costs.
+//! Loops of accesses to one device register, from one or many addresses of code: the cost of an access.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -78,15 +78,15 @@ const SINGLE: [Case; 5] =
 const MANY: [Case; 3] = [Case::many(8), Case::many(64), Case::many(512)];
 const QUICK: [Case; 5] =
     [Case::LAPIC_ID, Case::single("version"), Case::single("tpr"), Case::single("eoi"), Case::many(64)];
-/// What is timed.
+/// The timed loops.
 const TIMED: [Case; 2] = [Case::LAPIC_ID, Case::many(64)];
 const QUICK_TIMED: [Case; 1] = [Case::LAPIC_ID];
 
-/// Passes of a loop in each of the guest's batches, whose median is the figure.
+/// Iterations per batch of the guest. The median of the batches is the figure.
 const EXACT_ITERATIONS: u32 = 1_000;
 const TIMED_ITERATIONS: u32 = 5_000;
 
-/// What accesses cost, by loop and setting: all values that were measured.
+/// The cost of accesses, by loop and setting: all measured values.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Figures(BTreeMap<(Case, DecodeCache), Vec<f64>>);
 
@@ -104,7 +104,7 @@ impl Figures {
         self.spread(case, setting).map(|spread| spread.median)
     }
 
-    /// The loops of which there is any figure.
+    /// The loops with at least one value.
     pub(super) fn cases(&self) -> impl Iterator<Item = Case> + '_ {
         let mut cases: Vec<Case> = self.0.keys().map(|&(case, _)| case).collect();
         cases.dedup();
@@ -253,7 +253,7 @@ fn access(case: Case, setting: DecodeCache, exact: bool) -> Result<(f64, Value),
     Ok((ticks, run))
 }
 
-/// What the guest says that an access took.
+/// Ticks of an access, as the guest reports them.
 fn ticks(output: &str) -> Option<f64> {
     let mut records = Record::all(output, "record");
     records.find(|record| record.text("experiment") == Some("decode-loop"))?.number("ticks_per_iteration")

@@ -1,11 +1,10 @@
-//! What the emulator's own code costs on the machine that runs this tool, natively.
+//! The cost of the emulator's own code on this computer, natively.
 //!
-//! Each round measures all figures one after the other, so that whatever else the machine does meets all of them alike;
-//! reported are medians over many rounds, less the loop around them, in cycles as of the same round
-//! ([`nanos_per_cycle`]).
+//! Each round measures all figures in turn, so that other work on the computer affects all of them alike. The results
+//! are medians over many rounds, minus the loop around them, in cycles of the same round ([`nanos_per_cycle`]).
 //!
-//! [`machine`] is what is emulated, [`emulator`] how, [`subjects`] what is timed, [`threads`] the same on two threads
-//! at once.
+//! [`machine`] is the emulated machine, [`emulator`] the emulator, [`subjects`] has the timed operations, and
+//! [`threads`] runs them on two threads at once.
 
 mod emulator;
 mod machine;
@@ -37,15 +36,15 @@ struct Figure {
 const ROUNDS: usize = 31;
 const OPERATIONS: u32 = 20_000;
 
-/// What was promised.
+/// The targets.
 const MOST_CYCLES_OF_A_HIT: f64 = 10.0;
 const MOST_CYCLES_OF_AN_EMULATION: f64 = 300.0;
 const MOST_TIMES_AS_LONG: f64 = 1.1;
 
-/// What is said where two threads had no two cores.
+/// The message if the two threads did not have two cores.
 const NOT_FREE: &str = "two cores were not free for long enough; try again when the computer has less to do";
 
-/// What others have been measured to need, in cycles.
+/// Published cycles of other systems.
 const PUBLISHED: [(&str, &str); 4] = [
     ("KVM, one emulated instruction (2014, Sandy Bridge)", "720-1100"),
     ("bhyve, by which a hit shortened an access (2015), ticks", "3800"),
@@ -85,7 +84,7 @@ pub(super) fn run(report: &mut Report<'_>) -> Vec<Target> {
     for (name, cycles) in PUBLISHED {
         report.say(&format!("{name:70}{cycles:>9}"));
     }
-    // What is missing might have been the worst.
+    // A missing value might have been the worst.
     let complete = if scalings.len() < measured { &[] } else { scalings.as_slice() };
     targets(&figures, complete)
 }
@@ -127,7 +126,7 @@ impl Figure {
     }
 }
 
-/// The promises about which something was measured, each judged by the figure that is furthest from it.
+/// The targets of the measured figures; each is judged by its worst figure.
 fn targets(figures: &[Figure], scalings: &[Scaling]) -> Vec<Target> {
     let longest = |kind, what, most: f64| {
         let longest = figures
@@ -165,7 +164,7 @@ fn undisturbed(scalings: &[Scaling]) -> Option<Target> {
     Some(Target::new(what, figures, worst.ratio.median <= MOST_TIMES_AS_LONG))
 }
 
-/// What is done over and over.
+/// A timed operation.
 type Operation = Box<dyn FnMut() + Send>;
 
 /// Nanoseconds per operation.

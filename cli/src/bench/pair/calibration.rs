@@ -15,25 +15,25 @@ use serde_json::{Value, json};
 use super::{alone, beside, in_turns};
 use crate::bench::{Spread, progress};
 
-/// What two cores must lose by counting in one line, or else they are none.
+/// Minimum slowdown of two cores that count in one line; otherwise they are not two cores.
 const LEAST_LOSS: f64 = 2.0;
-/// What a core may lose by another one that computes, or else it is not free.
+/// Maximum slowdown of a core next to another one that computes; otherwise it is not free.
 const MOST_BESIDE: f64 = 1.05;
 const OPERATIONS: u32 = 512;
-/// Words between two counts that are apart: 256 bytes.
+/// Words between two separate counters: 256 bytes.
 const APART: usize = 32;
 
-/// How often cores are waited for, and what was measured while they were not free is measured again; and how long each
-/// time.
+/// Number of attempts: to wait for free cores, and to repeat measurements from times without them; and the duration of
+/// each wait.
 const TRIES: usize = 5;
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// What two cores do to each other.
+/// The effect of two cores on each other.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(in crate::bench) struct Calibration {
-    /// Counts in one line, compared with counts apart.
+    /// Counters in one line, compared with separate counters.
     neighbours: Option<Spread>,
-    /// Computing beside each other, compared with alone.
+    /// Computing side by side, compared with alone.
     apart: Option<Spread>,
 }
 
@@ -53,7 +53,7 @@ impl Calibration {
         Self { neighbours: Spread::of(&neighbours), apart: Spread::of(&apart) }
     }
 
-    /// As it is when two cores are free, or when waiting for that was in vain.
+    /// Measures when two cores are free, or after all attempts.
     pub(in crate::bench) fn patient() -> Self {
         let mut calibration = Self::now();
         for _ in 1..TRIES {
@@ -67,7 +67,7 @@ impl Calibration {
         calibration
     }
 
-    /// Whether there are two cores, and nobody else on them.
+    /// Whether there are two free cores.
     pub(in crate::bench) fn are_free(&self) -> bool {
         self.neighbours.is_some_and(|found| found.median >= LEAST_LOSS)
             && self.apart.is_some_and(|found| found.median <= MOST_BESIDE)
@@ -92,9 +92,9 @@ impl std::fmt::Display for Calibration {
     }
 }
 
-/// Measures until two cores were free for it. Gives what was measured last, and whether they were.
+/// Measures until two cores were free at the time. Returns the last measurement, and whether they were.
 ///
-/// What is thrown away is chosen by the cores, never by the result.
+/// Only the state of the cores decides which measurements are dropped, never the results.
 pub(in crate::bench) fn judge_on_free_cores<T>(what: &str, measure: impl FnMut() -> Option<T>) -> (Option<T>, bool) {
     retry(what, measure, || Calibration::now().are_free(), PAUSE)
 }
@@ -108,7 +108,7 @@ fn retry<T>(
     let mut last = None;
     for attempt in 1..=TRIES {
         let measured = measure();
-        // After it, as what was before it says less about it.
+        // Check afterwards: the state before the measurement says less about it.
         let is_good = measured.is_some() && are_free();
         last = measured.or(last);
         if is_good {

@@ -34,7 +34,7 @@ mod tests {
 
     #[test]
     fn arithmetic_is_a_ratio_of_two_times() {
-        // On a computer that has other things to do there may be none.
+        // A busy computer may give no result.
         assert!(control().is_none_or(|ratio| ratio.is_finite() && ratio > 0.0));
     }
 }

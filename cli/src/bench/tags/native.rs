@@ -1,9 +1,9 @@
-//! What the hypervisor's own code for tags costs on the machine that runs this tool, natively.
+//! The cost of the hypervisor's own code for tags on this computer, natively.
 //!
-//! Each round measures all figures one after the other, so that whatever else the machine does meets all of them alike;
-//! reported are medians over many rounds, less the empty loop. Cycles are derived from a chain of multiplications and
-//! additions whose latency is the same on all current x86-64 and AArch64 cores (3 and 1 cycles), measured in the same
-//! round: no counter of the CPU is needed, and a core that changes its clock changes both.
+//! Each round measures all figures in turn, so that other work on the computer affects all of them alike. The results
+//! are medians over many rounds, minus the empty loop. Cycles are derived from a chain of multiplications and
+//! additions, whose latency is the same on all current x86-64 and AArch64 cores (3 and 1 cycles). It is measured in the
+//! same round, so no performance counter is needed, and a change of the core's clock affects both.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -13,7 +13,7 @@ use tlb_tag::{CpuTags, Pool, Scheme, TagRange, VcpuTags};
 /// One figure.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Figure {
-    /// What was measured.
+    /// The operation.
     pub(super) name: &'static str,
     /// Cycles per operation beyond the empty loop: the median of all rounds.
     pub(super) cycles: f64,

@@ -32,7 +32,7 @@ pub(super) struct Exits {
     pub(super) approach: RemoteFlush,
     /// Shootdowns that were counted.
     count: u64,
-    /// Without those that are not the shootdown's.
+    /// All exits that belong to the shootdown.
     pub(super) all: f64,
     by_reason: Vec<(String, f64)>,
     kicks: f64,
@@ -65,7 +65,7 @@ pub(super) fn exits(point: Point, approach: RemoteFlush) -> Result<(Exits, Value
 }
 
 impl Exits {
-    /// What `many` counted more than `few`, per shootdown.
+    /// The increase from `few` to `many`, per shootdown.
     fn between(point: Point, approach: RemoteFlush, few: &Value, many: &Value) -> Option<Self> {
         let count = shootdowns(many)?.checked_sub(shootdowns(few)?).filter(|&count| count > 0)?;
         let [few, many] = [few, many].map(|run| &only_vm(run)["counters"]);
@@ -105,7 +105,7 @@ impl Exits {
             figure("exits of one shootdown", "exits", self.all),
             figure("kicks of one shootdown", "kicks", self.kicks),
         ];
-        // None is a figure as well: two runs have the same ones.
+        // Zero is a figure as well, so that two runs have the same figures.
         for (reason, count) in &self.by_reason {
             figures.push(figure("exits of one shootdown, by reason", "exits", *count).at("reason", reason.as_str()));
         }
@@ -179,7 +179,7 @@ pub(super) struct Instructions {
     pub(super) vcpus: u32,
     pub(super) targets: Targets,
     pub(super) approach: RemoteFlush,
-    /// Of the whole machine until the shootdown returned: the caller, whom it waits for, and the hypervisor.
+    /// Instructions of the whole machine until the shootdown returned: the caller, its targets, and the hypervisor.
     machine: u64,
     /// Of the hypervisor, between the exits and the next entries of this VM's vCPUs, that are due to one shootdown.
     hypervisor: f64,

@@ -17,7 +17,7 @@ use crate::config::{Initrd, Place};
 use crate::failure::Failure;
 use crate::records::{self, Class, Log};
 
-/// A program in the guest, and what it reports.
+/// A program in the guest, and its report.
 struct Workload {
     /// First word of its command and of its line.
     name: &'static str,
@@ -25,11 +25,11 @@ struct Workload {
     initrd: &'static str,
     /// The key `memory`.
     memory: &'static str,
-    /// What follows the name in its command.
+    /// The options of its command.
     options: &'static str,
     /// How long a run may take, in seconds.
     limit: u32,
-    /// Figures: key of the line, what it is, its unit's size in it, and whether more is better.
+    /// Figures: key in the line, description, unit in the line, and whether higher is better.
     figures: &'static [Figure],
 }
 
@@ -86,7 +86,7 @@ const LIKE_KVM: [Point; 3] = [Point { vcpus: 2, overcommit: 1 }, AT_FOUR[0], Poi
 struct Run {
     approach: RemoteFlush,
     record: Record,
-    /// Hypercalls by which it flushed, as the hypervisor counted them.
+    /// Hypercalls that flushed, as counted by the hypervisor.
     flush_calls: u64,
     others: Option<f64>,
 }
@@ -120,7 +120,7 @@ pub(super) fn run(args: &TlbArgs, log: &Log) -> Result<u8, Failure> {
     Ok(u8::from(report.failed))
 }
 
-/// What keeps the workload from being run, if something does.
+/// The missing requirement of the load, if there is one.
 fn missing(workload: &Workload) -> Option<Failure> {
     let initrd = if workload.initrd == "compile" { Initrd::Compile } else { Initrd::Workloads };
     Assets::locate().initrd(&initrd, &Place::Option("--macro")).err()

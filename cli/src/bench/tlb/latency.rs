@@ -1,4 +1,4 @@
-//! How long shootdowns take: records of the measuring guest, as rows of a table.
+//! The duration of shootdowns: records of the measuring guest, as rows of a table.
 
 use serde_json::{Value, json};
 
@@ -14,7 +14,7 @@ use crate::config::Arch;
 use crate::failure::Failure;
 use crate::records::{Class, Figure};
 
-/// What many measurements came to, in nanoseconds.
+/// The distribution of measured times, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Times {
     pub(super) mean: u64,
@@ -36,9 +36,9 @@ pub(super) struct Row {
     pub(super) count: u64,
     /// As the caller's clock has it.
     pub(super) seen: Times,
-    /// Without the time in which the caller's vCPU was off its pCPU.
+    /// The same without the time in which the caller's vCPU was off its pCPU.
     pub(super) net: Option<Times>,
-    /// What busy targets got done meanwhile.
+    /// Work that busy targets did at the same time.
     work: u64,
     /// Hypercalls that failed, after which the guest took to IPIs.
     fallbacks: u64,
@@ -62,7 +62,7 @@ impl Row {
         })
     }
 
-    /// The 99th of 100, if there were so many.
+    /// The 99th percentile, if there are at least 100 values.
     pub(super) fn p99(&self) -> Option<u64> {
         (self.count >= 100).then_some(self.seen.p99)
     }
@@ -91,7 +91,7 @@ impl Row {
     }
 }
 
-/// Rows of one size as figures, and how many times longer the IPI takes.
+/// Rows of one size as figures, with the ratio of IPI to hypercall.
 pub(super) fn figures(rows: &[Row]) -> Vec<Figure> {
     let mut figures = Vec::new();
     for row in rows {

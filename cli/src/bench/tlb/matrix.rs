@@ -1,4 +1,4 @@
-//! What is measured: sizes of VMs, and how many of their vCPUs share a pCPU.
+//! The measured cases: sizes of VMs, and vCPUs per pCPU.
 
 use crate::args::{Targets, TlbArgs};
 use crate::bench::circumstances::host_cores;
@@ -14,7 +14,7 @@ pub(super) struct Point {
 }
 
 impl Point {
-    /// The sizes that `args` name; none if they name none.
+    /// The sizes that `args` name; none without such options.
     pub(super) fn asked_for(args: &TlbArgs) -> Result<Vec<Self>, Failure> {
         if args.vcpus.is_empty() && args.overcommit.is_empty() {
             return Ok(Vec::new());
@@ -62,7 +62,7 @@ const fn at(vcpus: u32, overcommit: u32) -> Point {
     Point { vcpus, overcommit }
 }
 
-/// What two cores measure in some minutes.
+/// Cases that two cores measure in some minutes.
 const USUAL_BUSY: [Point; 8] = [at(2, 1), at(4, 1), at(4, 2), at(8, 1), at(8, 4), at(16, 4), at(16, 8), at(48, 8)];
 const USUAL_IDLE: [Point; 3] = [at(2, 1), at(8, 1), at(8, 4)];
 /// Counts are right even when cores take turns at being pCPUs.
@@ -73,13 +73,13 @@ const ALL_VCPUS: [u32; 6] = [2, 4, 8, 16, 48, 96];
 const ALL_OVERCOMMITS: [u32; 4] = [1, 2, 4, 8];
 const ALL_TARGETS: [Targets; 2] = [Targets::Busy, Targets::Idle];
 
-/// With more vCPUs on one pCPU, each of which computes for its whole slice, a shootdown by IPI takes too long to count.
+/// With more vCPUs on one pCPU, each of which computes for its whole slice, a shootdown by IPI takes too long.
 const MOST_BUSY_ON_ONE: u32 = 8;
 /// QEMU gives a host no more.
 const MOST_PCPUS: u32 = 255;
 
 impl Matrix {
-    /// What `args` ask for.
+    /// The cases that `args` ask for.
     pub(super) fn of(args: &TlbArgs) -> Result<Self, Failure> {
         if !args.full && args.vcpus.is_empty() && args.overcommit.is_empty() && args.targets.is_empty() {
             return Ok(Self::usual());

@@ -1,4 +1,4 @@
-//! Conclusions from the figures: beside KVM's, on paper, and against the targets.
+//! Conclusions from the figures: next to KVM's, as an estimate for hardware, and against the targets.
 
 use serde_json::{Value, json};
 
@@ -39,7 +39,7 @@ fn busy_page(rows: &[Row]) -> impl Iterator<Item = &Row> {
     rows.iter().filter(|row| row.pages == "1" && row.targets == Targets::Busy)
 }
 
-/// KVM's figures, with ours beside them.
+/// KVM's figures, next to ours.
 pub(super) fn print_kvm(rows: &[Row]) {
     if !KVM.iter().any(|kvm| like_kvm(rows, kvm.vcpus).is_some()) {
         return;
@@ -77,7 +77,7 @@ pub(super) fn print_kvm_for(vcpus: u32) {
     }
 }
 
-/// Exits of all CPUs by what one costs on real hardware.
+/// Exits of all CPUs, multiplied by the cost of an exit on real hardware.
 pub(super) fn print_paper(exits: &[Exits], exit_ns: u32) {
     let pairs: Vec<_> = paired(exits).filter(|(ipi, _)| ipi.point.overcommit == 1).collect();
     if pairs.is_empty() {
@@ -119,7 +119,7 @@ fn paired(exits: &[Exits]) -> impl Iterator<Item = (&Exits, &Exits)> {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Target {
     what: &'static str,
-    /// Where it is furthest from being met, or least far beyond.
+    /// The worst figure.
     figures: String,
     pub(super) met: bool,
 }
@@ -146,7 +146,7 @@ pub(super) fn targets(rows: &[Row], exits: &[Exits]) -> Vec<Target> {
         .collect()
 }
 
-/// The candidate with the least figure, as a target of which `enough` is the least.
+/// A target that the smallest of the candidates must reach: at least `enough`.
 fn least(what: &'static str, enough: f64, candidates: impl Iterator<Item = (f64, String)>) -> Option<Target> {
     let (figure, at) = candidates.min_by(|(one, _), (other, _)| one.total_cmp(other))?;
     Some(Target { what, figures: format!("{figure:.2}x, {at}"), met: figure >= enough })
@@ -179,7 +179,7 @@ fn overcommitted(rows: &[Row]) -> Option<Target> {
     least(what, 20.0, busy.filter_map(|row| gain(rows, row)))
 }
 
-/// Net p99 at 4x overcommit against p99 at 1:1, where 1:1 is real: the largest VM whose pCPUs all have a core.
+/// Net p99 at 4x overcommit compared with p99 at 1:1. The 1:1 case is the largest VM whose pCPUs all have a core.
 fn steady(rows: &[Row]) -> Option<Target> {
     let busy = || by_hypercall(rows).filter(|row| row.targets == Targets::Busy);
     let one_to_one = |pages: &str| {

@@ -1,4 +1,4 @@
-//! The emulator that ships, in a small VM, under each setting.
+//! The emulator of the hypervisor, in a small VM, with each setting.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use x86_emulate::{Cause, Memory, Outcome, Walks};
 
 use super::machine::{DEVICE, Ram, Vcpu};
 
-/// There is no guest that could write, so nothing has to be done to keep it from doing so.
+/// No guest runs, so protection has nothing to do.
 impl Protect for Ram {
     fn protect(&self, _: Gpa) -> Protection {
         Protection::Already
@@ -28,7 +28,7 @@ impl Protect for Ram {
     }
 }
 
-/// What the vCPUs of a VM share.
+/// Data that the vCPUs of a VM share.
 pub(super) struct Vm {
     pub(super) ram: Ram,
     remembered: Option<WriteProtect<Decoded>>,
@@ -72,7 +72,7 @@ impl Count for &Counters {
     }
 }
 
-/// A vCPU of a VM, and what it remembers.
+/// A vCPU of a VM, with its caches.
 pub(super) struct Emulator {
     vm: Arc<Vm>,
     vcpu: Vcpu,
@@ -86,7 +86,7 @@ impl Emulator {
         Self::with_walks(setting, vm, walks)
     }
 
-    /// One that remembers walks or does not, whatever is usual with the setting.
+    /// With this cache of walks, whatever the setting normally has.
     pub(super) fn with_walks(setting: DecodeCache, vm: Arc<Vm>, walks: Walks<Ram>) -> Self {
         let caches = (setting == DecodeCache::Bytes).then(Box::default);
         let emulator = emulator::Emulator::new(walks, caches);
@@ -107,13 +107,13 @@ impl Emulator {
         outcome
     }
 
-    /// The vCPU, for a look at what was done.
+    /// The vCPU, to check the results.
     #[cfg(test)]
     pub(super) fn vcpu(&self) -> &Vcpu {
         &self.vcpu
     }
 
-    /// What happened so far.
+    /// The counters so far.
     #[cfg(test)]
     pub(super) fn counters(&self) -> &Counters {
         &self.counters

@@ -12,22 +12,22 @@ const WORDS: usize = 512;
 pub(super) const ROOT: u64 = 0x1000;
 /// Pages of a walk.
 pub(super) const TABLES: [Gpa; 4] = [Gpa(ROOT), Gpa(ROOT + 0x1000), Gpa(ROOT + 0x2000), Gpa(ROOT + 0x3000)];
-/// The page of the code; it is mapped where it is.
+/// The page of the code, which is mapped one to one.
 const CODE: u64 = 0x5000;
-/// What is between the instructions: NOP.
+/// The filler between the instructions: NOP.
 pub(super) const BETWEEN: u8 = 0x90;
-/// Where the device's page is mapped, and where it is.
+/// Linear and physical address of the device's page.
 const DEVICE_LINEAR: u64 = 0x10_0000;
 const DEVICE_PAGE: Gpa = Gpa(0xfee0_0000);
 /// The register.
 pub(super) const DEVICE: Gpa = Gpa(DEVICE_PAGE.0 + 0xb0);
-/// What it reads.
+/// The value of its register.
 pub(super) const VALUE: u64 = 0x0005_0014;
 
 /// Present, writable, accessed, dirty.
 const RIGHTS: u64 = 0x63;
 
-/// An instruction that accesses the device, and where it is.
+/// An instruction that accesses the device, and its address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Form {
     pub(super) name: &'static str,
@@ -47,7 +47,7 @@ impl Form {
     }
 }
 
-/// What drivers use, in their order on the page. RDI and RSI hold the register's address.
+/// The forms that drivers use, in the order of their addresses. RDI and RSI hold the register's address.
 pub(super) const FORMS: [Form; 8] = [
     Form::new(0, "mov eax, [rdi]", &[0x8b, 0x07]),
     Form::new(1, "mov [rdi], eax", &[0x89, 0x07]),
@@ -134,7 +134,7 @@ impl Memory for Ram {
     }
 }
 
-/// The least that a device can do.
+/// The simplest possible device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Register {
     pub(super) reads: u64,
@@ -176,7 +176,7 @@ impl Vcpu {
         cpu.cr4 |= PAE;
         cpu.cr3 = ROOT;
         let register = DEVICE_LINEAR + (DEVICE.0 - DEVICE_PAGE.0);
-        // RSI and RDI; R8, the index of one form, stays zero.
+        // RSI and RDI hold the address; R8, the index of one form, stays zero.
         cpu.gprs[6] = register;
         cpu.gprs[7] = register;
         Self { cpu, device: Register::default() }

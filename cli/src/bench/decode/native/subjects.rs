@@ -1,4 +1,4 @@
-//! What is timed.
+//! The timed operations.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use super::emulator::{Emulator, Vm};
 use super::machine::{BETWEEN, FORMS, Form, NEW_PLACES, ROOT, Ram, TABLES, Vcpu};
 use crate::args::SETTINGS;
 
-/// What a figure is of, as far as something was promised of it.
+/// The kind of a figure, if it has a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Nothing was promised.
@@ -26,7 +26,7 @@ pub(super) enum Kind {
     Emulation,
 }
 
-/// Something that is timed, and the same without what is of interest.
+/// A timed operation, and the same without the part of interest.
 pub(super) struct Subject {
     pub(super) name: String,
     pub(super) kind: Kind,
@@ -57,14 +57,14 @@ impl Subject {
     }
 }
 
-/// Numbers of forms, before they are taken modulo how many there are.
+/// A random sequence of numbers, used modulo the number of forms.
 struct Order {
     numbers: Box<[u8; Self::LENGTH]>,
     at: usize,
 }
 
 impl Order {
-    /// More than a processor remembers of its branches.
+    /// Longer than a processor's branch history.
     const LENGTH: usize = 1 << 14;
 
     fn new() -> Self {
@@ -82,7 +82,7 @@ impl Order {
 /// The caches' number for 64-bit mode.
 pub(super) const BITS_64: ModeNumber = ModeNumber(Mode::Bits64 as u8);
 
-/// The forms that drivers use most, whose whole emulation is timed.
+/// The forms that drivers use most; their whole emulation is timed.
 const KNOWN: [Form; 3] = [FORMS[0], FORMS[1], FORMS[2]];
 
 pub(super) fn all() -> Vec<Subject> {
@@ -106,7 +106,8 @@ pub(super) fn all() -> Vec<Subject> {
             all.push(emulating(setting.name(), kind, emulator, form));
         }
         if setting == DecodeCache::Off {
-            // What is left for a cache to gain once walks are remembered, which has nothing to do with it.
+            // This figure shows the possible gain of a cache once walks are cached, which no instruction cache
+            // provides.
             let emulator = Emulator::with_walks(setting, Arc::new(Vm::new(setting)), Walks::new());
             all.push(emulating("off, walks remembered", Kind::Other, emulator, KNOWN[0]));
         }
@@ -123,7 +124,7 @@ fn emulating(what: &str, kind: Kind, mut emulator: Emulator, form: Form) -> Subj
     })
 }
 
-/// What an access costs that comes from a new place: its bytes are known.
+/// The cost of an access from a new address whose bytes are cached.
 fn from_new_places() -> Subject {
     let mut emulator = Emulator::new(DecodeCache::Bytes, Arc::new(Vm::new(DecodeCache::Bytes)));
     let [mut rip, mut other] = NEW_PLACES;
@@ -142,7 +143,7 @@ fn fetching(name: &str, mut walks: Walks<Ram>) -> Subject {
     })
 }
 
-/// What is fetched of a form: itself, and what follows it on its page.
+/// The fetched bytes of a form: the form itself, and the bytes after it on its page.
 pub(super) fn fetched(form: Form) -> Bytes {
     let mut bytes = [BETWEEN; decode_cache::MAX_LENGTH];
     bytes[..form.code.len()].copy_from_slice(form.code);
@@ -175,7 +176,7 @@ pub(super) fn by_place(vouching: Vouching) -> WriteProtect<Decoded> {
     cache
 }
 
-/// Lookups that find what they look for.
+/// Lookups that find their entry.
 fn hits() -> Vec<Subject> {
     let (one, many) = (by_bytes(), by_bytes());
     let (walked, vouched) = (by_place(Vouching::Walk), by_place(Vouching::Tables));
