@@ -1,10 +1,10 @@
-//! What it costs a guest that its writes are logged: the worst case, in which every vCPU writes all the time.
+//! The cost of a dirty log for a guest, in the worst case: every vCPU writes all the time.
 //!
-//! * [`measure`]: one run, on a host of our own ([`host`]). [`curve`] says what the speed over time comes to,
-//!   [`picture`] draws it. [`records`] keeps both.
-//! * [`instructions`]: what one fault costs, exactly.
+//! * [`measure`]: one run, on a host of our own ([`host`]). [`curve`] evaluates the speed over time, [`picture`] draws
+//!   it, and [`records`] keeps both.
+//! * [`instructions`]: the exact cost of a fault.
 //!
-//! Settings are run in turn, several times; what is shown of them is the median, and its spread.
+//! All settings run in turn, several times. The results are medians, with their spread.
 
 mod curve;
 mod host;
@@ -113,7 +113,7 @@ fn settings(args: &DirtyBenchArgs) -> Result<Vec<Setting>, Failure> {
         for vcpus in or(&args.vcpus, &[1, 2], &FULL_VCPUS) {
             for &split in &splits {
                 for source in sources(args, split) {
-                    // The pace is that of the host's own splitting.
+                    // The rate is that of the host's own splitting.
                     let rates = if split == Split::Eager { or(&args.rate, &[0], &FULL_RATES) } else { vec![0] };
                     all.extend(rates.into_iter().map(|rate| Setting {
                         arch: args.arch,
@@ -212,7 +212,7 @@ impl Series {
         Spread::of(&self.runs.iter().map(of).collect::<Vec<_>>())
     }
 
-    /// The run whose worst moment is the median of all.
+    /// The run with the median of the worst moments.
     fn typical(&self) -> Option<&Outcome> {
         let mut runs: Vec<&Outcome> = self.runs.iter().collect();
         runs.sort_by(|a, b| a.shape.worst.total_cmp(&b.shape.worst));

@@ -21,12 +21,12 @@ use crate::records::{Class, Figure, Log};
 struct Exit {
     /// The experiment of the measuring guest.
     experiment: &'static str,
-    /// What it is, in words.
+    /// A description.
     what: &'static str,
-    /// What it may cost at most, if that was promised.
+    /// The maximum, if there is a target.
     target: Option<u64>,
-    /// What KVM of Linux 6.1 (on AArch64: 6.12) needs on the same emulated machine (its own guest, the same way of
-    /// counting).
+    /// KVM's instructions on the same emulated machine (Linux 6.1, on AArch64 6.12; its own guest, counted in the same
+    /// way).
     kvm: Option<u64>,
 }
 
@@ -37,7 +37,7 @@ const fn exit(experiment: &'static str, what: &'static str, target: Option<u64>,
 /// Exits that are measured in one run.
 struct Series {
     what: &'static str,
-    /// What the VM's description has beyond the usual.
+    /// Additional keys of the VM's description.
     keys: &'static str,
     exits: &'static [Exit],
 }
@@ -107,7 +107,7 @@ const AT_EL2: [Exit; 13] = [
 
 /// First touches on x86-64.
 const FRESH_ON_X86_64: [Exit; 1] = [exit("fresh-pages", FIRST_TOUCH, None, None)];
-/// First touches at EL2. KVM splits what it has mapped large, page by page, while it logs what is written.
+/// First touches at EL2. While KVM logs writes, it splits its large pages one by one.
 const FRESH_AT_EL2: [Exit; 1] = [exit("fresh-pages", FIRST_TOUCH, Some(369), Some(3697))];
 const FIRST_TOUCH: &str = "first touch of a page, beyond the second";
 
@@ -124,7 +124,7 @@ struct Golden {
     instructions: BTreeMap<String, u64>,
 }
 
-/// What KVM needs for this exit, if that was counted.
+/// KVM's instructions for this exit, if they were counted.
 pub(crate) fn kvm_instructions(arch: &str, experiment: &str) -> Option<u64> {
     let arch = Arch::named(arch)?;
     series(arch).iter().flat_map(|series| series.exits).find(|exit| exit.experiment == experiment)?.kvm
@@ -203,8 +203,8 @@ fn measure(arch: Arch) -> Result<(BTreeMap<String, u64>, Value), Failure> {
     Ok((figures, last))
 }
 
-/// Runs these experiments on one vCPU, its VM described further by `keys`; the instructions that each exit took, which
-/// is to have a figure under each of the `names`, and the run's JSON.
+/// Runs these experiments on one vCPU; `keys` are additional keys of its VM. Returns the instructions of each exit,
+/// which must have a figure under each of the `names`, and the run's JSON.
 pub(super) fn count_instructions(
     arch: Arch,
     experiments: &[&str],
@@ -234,7 +234,7 @@ pub(super) fn count_instructions(
     }
 }
 
-/// The figures in what the measuring guest wrote.
+/// The figures in the measuring guest's output.
 fn figures(output: &str) -> BTreeMap<String, u64> {
     let field = |line: &str, name: &str| {
         line.split_ascii_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix('=').map(str::to_string))
@@ -268,7 +268,7 @@ fn write(path: &Path, figures: &BTreeMap<String, u64>) -> Result<(), Failure> {
     std::fs::write(path, text).map_err(|error| Failure::failed(format!("{}: {error}", path.display())))
 }
 
-/// What has become worse than the file says, or than was promised.
+/// Figures that are worse than in the file, or worse than their target.
 fn check(arch: Arch, path: &Path, figures: &BTreeMap<String, u64>) -> Result<Vec<String>, Failure> {
     let bad = |error: String| Failure::bad_input(format!("{}: {error}", path.display()));
     let text = std::fs::read_to_string(path).map_err(|error| bad(error.to_string()))?;

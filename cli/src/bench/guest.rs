@@ -7,7 +7,7 @@ use super::{dunlin_run_vms, only_vm};
 use crate::config::Arch;
 use crate::failure::Failure;
 
-/// What to run.
+/// The specification of the run.
 #[derive(Clone, Debug)]
 pub(super) struct MeasuringGuest<'a> {
     /// Architecture of the host.
@@ -18,7 +18,7 @@ pub(super) struct MeasuringGuest<'a> {
     pub(super) pcpus: u32,
     /// More lines for the VM's table, such as `tags = "epoch"`.
     pub(super) keys: &'a str,
-    /// What the guest is told to do.
+    /// The guest's command line.
     pub(super) cmdline: &'a str,
     /// When to give up, in seconds.
     pub(super) limit: u64,
@@ -59,7 +59,7 @@ impl MeasuringGuest<'_> {
     }
 }
 
-/// What the only VM of a run wrote.
+/// The output of the only VM of a run.
 pub(super) fn output(run: &Value) -> &str {
     only_vm(run)["output"].as_str().unwrap_or_default()
 }

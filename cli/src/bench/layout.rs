@@ -1,9 +1,10 @@
-//! State of a vCPU, packed as it comes to mind and laid out by who writes it: what it costs two vCPUs to be neighbours.
+//! The cost of false sharing between two vCPUs: data that is packed without a plan, compared with data laid out by
+//! writer.
 //!
-//! Natively, two threads play two vCPUs on two cores ([`neighbours`], what they write is in [`structures`]), and the
-//! word that says where a vCPU is lies beside its mailbox or away from it ([`presence`]); two words are moved apart
-//! ([`distance`]). On the emulated host, counts are shown to be exact although nobody but each owner writes them
-//! ([`counters`]).
+//! In the native part, two threads on two cores act as two vCPUs ([`neighbours`]; [`structures`] has their data). The
+//! word that says where a vCPU is lies next to its mailbox or apart from it ([`presence`]). [`distance`] varies the
+//! distance of two words. On the emulated host, [`counters`] shows that counters are exact although only their owners
+//! write them.
 
 mod counters;
 mod distance;
@@ -19,7 +20,7 @@ use crate::bench::progress;
 use crate::failure::Failure;
 use crate::records::Log;
 
-/// What is said where two threads had no two cores.
+/// The message if the two threads did not have two cores.
 const NOT_FREE: &str = "two cores were not free for long enough; try again when the computer has less to do";
 
 pub(super) fn run(args: &LayoutBenchArgs, log: &Log) -> Result<u8, Failure> {

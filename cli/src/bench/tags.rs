@@ -42,7 +42,7 @@ const LIMITS: [u32; 5] = [63, 16, 4, 2, 1];
 /// A scheme, with its number of tags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Case {
-    /// Its name, as the key `tags` takes it.
+    /// The scheme.
     tags: TagScheme,
     /// Number of tags on each pCPU; `flush-always` uses one, whatever the limit.
     limit: Option<u32>,

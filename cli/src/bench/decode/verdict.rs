@@ -1,4 +1,4 @@
-//! What was promised, and what is known of others.
+//! The targets, and published figures of other systems.
 
 use abi::payload::DecodeCache;
 
@@ -7,7 +7,7 @@ use super::loops::{Case, Figures};
 
 use crate::bench::target::Target;
 
-/// bhyve's cache of 2015: ticks of a read of the local APIC's ID without it and with it, and by how many per cent less.
+/// bhyve's cache of 2015: ticks of a read of the local APIC's ID without and with it, and the reduction in per cent.
 pub(super) const BHYVE_TICKS: [u32; 2] = [10_500, 6_700];
 const BHYVE_GAIN_PERCENT: f64 = 36.0;
 
@@ -15,8 +15,7 @@ const BHYVE_GAIN_PERCENT: f64 = 36.0;
 /// counting), by device register.
 const KVM: [(&str, u64); 3] = [("version", 3_758), ("eoi", 3_659), ("tpr", 81_574)];
 
-/// What an access may cost at most with `bytes`, in instructions; promised for the registers that KVM was measured
-/// with.
+/// Maximum number of instructions of an access with `bytes`; a target for the registers that KVM was measured with.
 const MOST_INSTRUCTIONS: f64 = 600.0;
 
 /// KVM's instructions for an access to this register.
@@ -32,13 +31,13 @@ pub(super) fn of_loops(figures: &Figures, ticks: &Figures) -> Vec<Target> {
         .collect()
 }
 
-/// How many per cent `short` is below `long`.
+/// The reduction from `long` to `short`, in per cent.
 pub(super) fn gain_percent(long: f64, short: f64) -> f64 {
     if long > 0.0 { 100.0 * (long - short) / long } else { 0.0 }
 }
 
-/// Held against what was published: a loop around one read of the local APIC's ID. Judged by instructions, which are
-/// exact; ticks of an emulated machine are mostly those of the exit itself, and are shown beside them.
+/// The published case: a loop around one read of the local APIC's ID. It is judged by exact instructions. Ticks of an
+/// emulated machine mostly measure the exit itself; they are shown next to the instructions.
 fn published_gain(figures: &Figures, ticks: &Figures) -> Option<Target> {
     let pair = |figures: &Figures| {
         let of = |setting| figures.get(Case::LAPIC_ID, setting);
@@ -77,8 +76,8 @@ fn short_round_trips(figures: &Figures) -> Option<Target> {
     ))
 }
 
-/// With `bytes`, nothing that a guest changes can make what is remembered wrong; so nothing is watched or forgotten.
-/// `runs` are those with this setting, by what they did.
+/// With `bytes`, no change by a guest can make an entry wrong, so no entry may be dropped. `runs` are the runs with
+/// this setting, with a description.
 pub(super) fn nothing_forgotten(what: &'static str, runs: &[(&str, Counts)]) -> Option<Target> {
     let disturbed = |counts: Counts| counts.evictions().saturating_add(counts.write_faults);
     let (worst, counts) = runs.iter().max_by_key(|(_, counts)| disturbed(*counts))?;
@@ -140,7 +139,7 @@ mod tests {
             (many, DecodeCache::WriteProtect, 500.0),
         ]);
         assert_eq!(met(ahead_of_write_protect(&all)), Some(true));
-        // The median of both is no less than what it must be ahead of.
+        // The median of both equals the value that it must exceed.
         all.add(many, DecodeCache::Bytes, 501.0);
         let target = ahead_of_write_protect(&all).expect("was measured");
         assert!(target.is_missed() && target.to_string().contains("64 RIPs"), "{target}");

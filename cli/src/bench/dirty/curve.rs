@@ -1,8 +1,8 @@
-//! Speed over time: before the log, at its minimum, and when it had recovered.
+//! Speed over time: before the log, at its minimum, and after recovery.
 
 use super::measure::Moments;
 
-/// What the guest counted in windows of equal length, by the host's clock.
+/// The guest's counts in windows of equal length, by the host's clock.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Curve {
     /// When window 0 began, in nanoseconds of the host.
@@ -13,12 +13,12 @@ pub(super) struct Curve {
     pub(super) accesses: Vec<u64>,
 }
 
-/// What is looked at as one piece, in nanoseconds: 100 ms.
+/// Length of an evaluated piece in nanoseconds: 100 ms.
 const PIECE: u64 = 100_000_000;
 /// The share of the speed before at which it counts as back.
 const BACK: f64 = 0.9;
 
-/// What a curve comes to. Shares are of the speed before.
+/// The evaluation of a curve. Shares are relative to the speed before the log.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Shape {
     /// Accesses per second before the log was started.
@@ -27,7 +27,7 @@ pub(super) struct Shape {
     pub(super) worst_before: f64,
     /// The slowest piece while the log ran.
     pub(super) worst: f64,
-    /// The whole time in which the log ran.
+    /// The mean during the log.
     pub(super) mean: f64,
     /// From the start of the log until it is fast between one round and the next, or before the first.
     pub(super) back_after_ns: Option<u64>,
@@ -38,7 +38,7 @@ pub(super) struct Shape {
 }
 
 impl Curve {
-    /// Judges it by when things happened. `None` if there is too little of it.
+    /// Evaluates the curve with the times of the events. `None` if it is too short.
     pub(super) fn shape(&self, moments: &Moments) -> Option<Shape> {
         let end = self.begin_ns + self.window_ns * self.accesses.len() as u64;
         let before = self.speed(self.begin_ns, moments.started_ns)?;
@@ -65,8 +65,8 @@ impl Curve {
         })
     }
 
-    /// The first of the times that begin with the start of the log, and with each round, in which it is fast: how many
-    /// rounds come before it, and when it begins. A single piece would say less: it is fast by chance, or slow.
+    /// The first fast period. A period begins with the start of the log, or with a round. Returns the number of rounds
+    /// before it, and its start. A single piece would not be enough: it may be fast or slow by chance.
     fn back(&self, moments: &Moments, before: f64) -> Option<(u32, u64)> {
         let begins = || std::iter::once(moments.started_ns).chain(moments.rounds_ns.iter().copied());
         let ends = begins().skip(1).chain([moments.stopped_ns]);
@@ -74,13 +74,13 @@ impl Curve {
         (0..).zip(begins().zip(ends)).find(|&(_, (from, until))| is_fast(from, until)).map(|(at, (from, _))| (at, from))
     }
 
-    /// Begins of pieces that lie within, a window apart.
+    /// Start times of the pieces within this period, one window apart.
     fn pieces(&self, from: u64, until: u64) -> impl Iterator<Item = u64> + use<> {
         let step = usize::try_from(self.window_ns.max(1)).unwrap_or(usize::MAX);
         (from..until.saturating_sub(PIECE).saturating_add(1)).step_by(step)
     }
 
-    /// Accesses per second between two moments; what is cut of windows counts in part.
+    /// Accesses per second between two times. Partial windows count in proportion.
     pub(super) fn speed(&self, from: u64, until: u64) -> Option<f64> {
         let end = self.begin_ns + self.window_ns * self.accesses.len() as u64;
         let (from, until) = (from.max(self.begin_ns), until.min(end));

@@ -25,7 +25,7 @@ use crate::payload::{self, Payload, Start};
 use crate::progress::last_lines;
 use crate::qemu::{Acceleration, Loader, Machine, Process, Qemu, cpu_model};
 
-/// How long a host may take to come up, and to answer.
+/// Time limit for the start of a host, and for an answer.
 const PATIENCE: Duration = Duration::from_secs(60);
 const LAST_WORDS: Duration = Duration::from_secs(5);
 const TICK: Duration = Duration::from_millis(10);
@@ -38,12 +38,11 @@ pub(super) struct Host {
     events: Receiver<Event>,
     next_id: u32,
     vcpus: u32,
-    /// Who it is.
+    /// Its description.
     pub(super) info: HostInfo,
     /// QEMU, how it runs the host, and on which CPUs.
     emulator: Value,
-    /// Whole lines that the guest wrote, with the time of the first byte of the message in which they began; those that
-    /// were looked at are gone.
+    /// Unread lines of the guest's output, each with the time of the message in which it began.
     lines: VecDeque<(u64, String)>,
     partial: Option<(u64, Vec<u8>)>,
     /// All that the guest wrote, for a report.
@@ -128,7 +127,7 @@ impl Host {
         Ok(host)
     }
 
-    /// Asks, and waits for the answer; what the guest says meanwhile is kept.
+    /// Sends a request and waits for the answer. Output of the guest in between is kept.
     pub(super) fn ask(&mut self, command: Command) -> Result<Result<Answer, Refusal>, Failure> {
         let id = self.next_id;
         self.next_id = self.next_id.wrapping_add(1);
@@ -153,7 +152,7 @@ impl Host {
         }
     }
 
-    /// How the log stands.
+    /// The state of the log.
     pub(super) fn dirty_info(&mut self) -> Result<DirtyInfo, Failure> {
         match self.ask(Command::DirtyInfo { vm: 0 })? {
             Ok(Answer::Dirty(info)) => Ok(info),
@@ -161,7 +160,7 @@ impl Host {
         }
     }
 
-    /// What its vCPUs have counted, together.
+    /// The sum of its vCPUs' counters.
     pub(super) fn counters(&mut self) -> Result<VcpuCounters, Failure> {
         let mut sum = VcpuCounters::default();
         for first in (0..self.vcpus).step_by(STATS_CHUNK) {
@@ -186,7 +185,7 @@ impl Host {
         self.record_all("", kind, within, &mut Vec::new())
     }
 
-    /// The same; records of another kind that come before it are put into `others`.
+    /// The same; records of other kinds before it are appended to `others`.
     pub(super) fn record_all(
         &mut self,
         other: &str,
@@ -222,7 +221,7 @@ impl Host {
         }
     }
 
-    /// Lets so much time pass; what is said meanwhile is kept.
+    /// Waits for this time; output in between is kept.
     pub(super) fn wait(&mut self, time: Duration) -> Result<(), Failure> {
         let deadline = Instant::now() + time;
         while let Some(message) = self.message(deadline)? {
@@ -231,7 +230,7 @@ impl Host {
         Ok(())
     }
 
-    /// What records say of it.
+    /// Its description in records.
     pub(super) fn run(&self) -> Value {
         let mut run = self.emulator.clone();
         run["host"] = json!({ "version": self.info.version });
@@ -240,12 +239,12 @@ impl Host {
 
     /// Ends it.
     pub(super) fn end(mut self) {
-        // If it is gone or does not end by itself, it is killed.
+        // If it does not end by itself, it is killed.
         let _ = control::send(&mut self.stream, &Request { id: 0, command: Command::PowerOff });
         self.process.wait(LAST_WORDS);
     }
 
-    /// What to say of an answer that was none to our question.
+    /// The failure for an answer that does not match the request.
     pub(super) fn unexpected(&self, answer: Result<Answer, Refusal>) -> Failure {
         let what = match answer {
             Ok(answer) => format!("the host answered another question than ours: {answer:?}"),
@@ -302,7 +301,7 @@ impl Host {
     }
 }
 
-/// `failure`, with the end of the logs if it says nothing better.
+/// `failure`, with the end of the logs if it has no explanation.
 fn explained(failure: Failure, directory: &tempfile::TempDir) -> Failure {
     let logs = ["hypervisor.log", "qemu.log"].map(|name| directory.path().join(name));
     let said: Vec<String> = logs.iter().flat_map(|path| last_lines(path, 5)).collect();

@@ -1,5 +1,5 @@
-//! Instructions of one fault, counted exactly: QEMU's clock counts them. A pass over writable pages gives the guest's
-//! own part, which is subtracted.
+//! The exact number of instructions of a fault: QEMU's clock counts them. A pass over writable pages costs only the
+//! guest's own instructions, which are subtracted.
 
 use std::time::{Duration, Instant};
 
@@ -15,30 +15,30 @@ use crate::config::Arch;
 use crate::failure::Failure;
 use crate::stats;
 
-/// What one pass over all pages came to.
+/// The result of a pass over all pages.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Pass {
-    /// What it is, in words.
+    /// A description.
     pub(super) what: String,
     pub(super) kind: Kind,
     pub(super) pages: u64,
     /// Exits for faults on memory in it.
     pub(super) faults: u64,
-    /// Instructions beyond those of a pass without a fault, for each fault; for each page if there was none.
+    /// Additional instructions per fault, compared with a pass without faults; per page if there was no fault.
     pub(super) each: f64,
     /// The same for each page, the median of batches of 64.
     pub(super) median_per_page: u64,
-    /// What KVM needs for the same.
+    /// KVM's instructions for the same.
     pub(super) kvm: Option<u32>,
 }
 
-/// What the faults of a pass were for.
+/// The reason for the faults of a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     FirstTouch,
     /// The first pass after the log was started.
     AfterStart,
-    /// Passes after a round: what was split is split.
+    /// Passes after a round, with all pages split already.
     AfterRound,
 }
 
@@ -50,7 +50,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const KVM_FIRST_TOUCH: u32 = 3_697;
 const KVM_WRITE_PROTECT: u32 = 3_276;
 
-/// Counts for one architecture and CPU. What the machine lacks is left out.
+/// Counts for one architecture and CPU. Passes that the machine does not support are omitted.
 pub(super) fn count(arch: Arch, cpu: Option<&String>) -> Result<(Vec<Pass>, Value), Failure> {
     let setting = |split, source| Setting {
         arch,
@@ -88,7 +88,7 @@ fn first_touch(setting: &Setting) -> Result<(Vec<Pass>, Value), Failure> {
         what: "first touch, 4 KiB at a time".to_string(),
         kind: Kind::FirstTouch,
         pages: first.pages,
-        // What the kernel touched to come up is not the pass's.
+        // Faults of the kernel's start do not belong to the pass.
         faults: touched.min(first.pages),
         each: first.beyond(&open) / first.pages as f64,
         median_per_page: first.median.saturating_sub(open.median),
@@ -150,7 +150,7 @@ fn round(host: &mut Host) -> Result<(), Failure> {
     }
 }
 
-/// What the guest says of a pass.
+/// The guest's report of a pass.
 struct Seen {
     pages: u64,
     ticks: u64,

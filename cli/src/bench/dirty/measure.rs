@@ -16,7 +16,7 @@ use crate::failure::Failure;
 use crate::records::{Figure, Settings};
 use crate::stats;
 
-/// What a run is of.
+/// The setting of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Setting {
     pub(super) arch: Arch,
@@ -25,7 +25,7 @@ pub(super) struct Setting {
     pub(super) vcpus: u32,
     /// MiB that are written.
     pub(super) memory: u64,
-    /// Of 100 large pages, so many are written.
+    /// How many of 100 large pages are written.
     pub(super) regions: u32,
     pub(super) split: Split,
     pub(super) source: DirtySource,
@@ -42,7 +42,7 @@ pub(super) struct Times {
     pub(super) rounds: u32,
 }
 
-/// When what happened, by the host's clock.
+/// Times of the events, by the host's clock.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Moments {
     pub(super) started_ns: u64,
@@ -50,24 +50,24 @@ pub(super) struct Moments {
     pub(super) stopped_ns: u64,
 }
 
-/// What one run came to.
+/// The result of a run.
 #[derive(Clone, Debug)]
 pub(super) struct Outcome {
     pub(super) curve: Curve,
     pub(super) moments: Moments,
     pub(super) shape: Shape,
     pub(super) rounds: Vec<Round>,
-    /// What vCPUs counted while the log ran.
+    /// The vCPUs' counters during the log.
     pub(super) counters: VcpuCounters,
     pub(super) splits_ahead: u64,
     /// Flushes of all vCPUs by the host while the log ran.
     pub(super) flushes: u64,
-    /// Most bytes in tables, and as many as there were before.
+    /// Maximum number of bytes in tables; the number before the log.
     pub(super) tables: u64,
     pub(super) tables_before: u64,
     pub(super) collapses: u64,
     pub(super) clock_hz: u64,
-    /// The share of this computer that others used meanwhile, from 0 to 1.
+    /// The share of this computer that other processes used at the same time, from 0 to 1.
     pub(super) others: Option<f64>,
     /// QEMU and the host, for JSON.
     pub(super) run: Value,
@@ -82,7 +82,7 @@ pub(super) enum Measured {
 
 /// pCPUs of the host: no more than this computer is likely to have cores for.
 const MOST_PCPUS: u32 = 2;
-/// MiB of the guest besides what it writes: its image and its counts.
+/// MiB of the guest besides the memory that it writes: its image and its counters.
 const BESIDES: u64 = 24;
 
 impl Setting {
@@ -92,7 +92,7 @@ impl Setting {
         format!("{}, {}{rate}", self.split.name(), self.source.name())
     }
 
-    /// Where it runs.
+    /// The machine.
     pub(super) fn machine(&self) -> String {
         let cpu = self.cpu.as_ref().map_or(String::new(), |cpu| format!(" {cpu}"));
         format!("{}{cpu}, {} vCPUs", self.arch, self.vcpus)
@@ -103,7 +103,7 @@ impl Setting {
         DirtyLogging { split: self.split, source: Some(self.source), splits_per_second: self.rate }
     }
 
-    /// A host for it, whose guest does as `cmdline` says.
+    /// A host for this setting, whose guest gets `cmdline`.
     pub(super) fn host(&self, cmdline: &str, keys: &str, exact: &[String]) -> Result<Host, Failure> {
         let pcpus = self.vcpus.min(if exact.is_empty() { MOST_PCPUS } else { 1 });
         let memory = (self.memory + BESIDES).next_multiple_of(2);
@@ -124,7 +124,7 @@ impl Setting {
         self.settings().into_iter().fold(figure, |figure, (name, value)| figure.at(&name, value))
     }
 
-    /// What records have of it. (Their circumstances have the architecture.)
+    /// The setting as in records. (The circumstances have the architecture.)
     pub(super) fn settings(&self) -> Settings {
         let mut settings = Settings::new();
         let mut set = |name: &str, value: Value| settings.insert(name.to_string(), value);
@@ -233,7 +233,7 @@ fn read_curve(host: &mut Host, begin_ns: u64, window_us: u64) -> Result<Curve, F
 }
 
 impl Outcome {
-    /// Large pages that were split, by whomever.
+    /// Number of split large pages, by vCPUs and by the host.
     pub(super) fn splits(&self) -> u64 {
         self.counters.dirty_splits + self.splits_ahead
     }

@@ -1,4 +1,4 @@
-//! Speed over time as a picture: a line of text, and a drawing in which all settings stand one below the other.
+//! Speed over time as a picture: a line of text, and a drawing with one panel per setting.
 
 use std::fmt::Write;
 
@@ -15,7 +15,7 @@ const LEFT: f64 = 20.0;
 const ROW: f64 = 96.0;
 const GRAPH: f64 = 64.0;
 const TOP: f64 = 64.0;
-/// Speeds up to so many times that before the log have room.
+/// The axis ends at this multiple of the speed before the log.
 const ROOM: f64 = 1.5;
 
 /// Two lines: the speed, full height being that before the log, and below it when the log was started (s), harvested

@@ -1,4 +1,4 @@
-//! Records of runs: what each came to, and its speed over time.
+//! Records of runs: their results, and their speed over time.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use super::measure::{Outcome, Setting};
 use crate::bench::report::Report;
 use crate::records::{Class, Course, Figure};
 
-/// Parts of a course: shorter than what is judged as one piece, longer than the guest's windows, of which there are
+/// Length of a recorded step: shorter than an evaluated piece, longer than the guest's windows, of which there are
 /// thousands.
 const STEP_NS: u64 = 25_000_000;
 
@@ -78,7 +78,7 @@ fn course(setting: &Setting, outcome: &Outcome) -> Option<Course> {
     })
 }
 
-/// Records what one pass came to, on this CPU.
+/// Records the result of a pass on this CPU.
 pub(super) fn pass(pass: &Pass, cpu: Option<&String>, report: &Report<'_>) {
     let of = |quantity: &str, class, unit, sample: f64| {
         let figure = Figure::new(quantity, class, unit, [sample]).at("pass", pass.what.as_str());

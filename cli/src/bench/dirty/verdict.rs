@@ -1,4 +1,4 @@
-//! What was promised of dirty logs, and whether it was kept.
+//! The targets for dirty logs, and whether they were met.
 
 use abi::payload::{DirtySource, Split};
 
@@ -7,12 +7,12 @@ use super::instructions::{Kind, Pass};
 use super::measure::{Outcome, Setting};
 use crate::bench::target::Target;
 
-/// Most instructions of a fault.
+/// Maximum number of instructions of a fault.
 const MOST_INSTRUCTIONS: f64 = 400.0;
-/// Least share of the speed before that the worst 100 ms keep.
+/// The worst 100 ms must keep at least this share of the speed before the log.
 const LEAST_WORST: f64 = 0.5;
 const MOST_ROUNDS: u32 = 2;
-/// What adaptive needs of tables and splits, of what eager needs, with writes to a tenth of the memory.
+/// With writes to a tenth of the memory, adaptive may need at most this share of eager's tables and splits.
 const MOST_SPARSE: f64 = 0.15;
 /// Splits that share a broadcast, where the processor lets them.
 const SPLITS_PER_BROADCAST: u64 = 64;
@@ -63,7 +63,7 @@ fn median(series: &Series, of: impl Fn(&Outcome) -> f64) -> f64 {
     series.spread(of).map_or(0.0, |spread| spread.median)
 }
 
-/// Whether it stops for long without a log: then the log cannot be blamed for that.
+/// Whether it stops for long even without a log. Then the log is not the cause.
 fn is_unsteady(series: &Series) -> bool {
     median(series, |run| run.shape.worst_before) < LEAST_WORST
 }

@@ -1,8 +1,7 @@
-//! Counts on the emulated host: each written by its owner alone, and summed exactly by whoever reads them.
+//! Counters on the emulated host: only its owner writes each, and their sums are exact.
 //!
-//! A guest on two vCPUs causes exits whose number is known, twice, with fewer and with more of them. All else being
-//! equal, the sums over both vCPUs must differ by just that, and each vCPU must have been left as often as it was
-//! entered.
+//! A guest with two vCPUs makes a known number of exits, in two runs with different numbers. The sums over both vCPUs
+//! must differ by exactly the difference, and each vCPU must have as many exits as entries.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +21,7 @@ const ITERATIONS: [u64; 2] = [1000, 3000];
 /// How often the measuring guest runs each loop: once to warm up, and then for each of nine batches.
 const LOOPS: u64 = 10;
 
-/// The loops, and what is counted of each of their iterations. None of what the guest writes its records by.
+/// The loops, with the counter of their iterations. Writing records does not use these counters.
 const ON_X86_64: [(&str, &str); 5] = [
     ("cpuid", "cpuid_exits"),
     ("rdmsr", "msr_read_exits"),
@@ -97,7 +96,7 @@ fn count(arch: Arch, iterations: u64) -> Result<(Counted, Value), Failure> {
         keys: "",
         cmdline: &format!("experiments={} iterations={iterations}", names.join(",")),
         limit: 120,
-        // So that what is not of the loops is the same in both runs.
+        // So that everything except the loops is the same in both runs.
         exact: true,
     };
     let run = guest.run()?;
@@ -122,7 +121,7 @@ fn counts(counters: &Value) -> Option<Counts> {
     Some(counts)
 }
 
-/// What was counted in both runs, and by how much it should have grown.
+/// The counters of both runs, and the expected increase.
 #[derive(Clone, Debug, PartialEq)]
 struct Growth {
     name: &'static str,

@@ -1,4 +1,4 @@
-//! What it costs two CPUs to count in words that are so many bytes apart.
+//! The cost for two CPUs that count in two words, by the distance of the words.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,7 +15,7 @@ use crate::records::{Class, Figure};
 const DISTANCES: [usize; 8] = [8, 16, 32, 56, 64, 128, 256, 512];
 const OPERATIONS: u32 = 512;
 
-/// Words, of which the first begins a line.
+/// Words; the first one begins a cache line.
 #[repr(align(4096))]
 struct Page([AtomicU64; 512]);
 

@@ -1,11 +1,11 @@
-//! Packed against laid out, on two cores.
+//! Packed data compared with laid-out data, on two cores.
 //!
-//! Each comparison is made in turns: both at once packed and laid out, and each of them with one vCPU alone, then all
-//! again in the other order. Shown are the median of the turns and their least and greatest.
+//! Each comparison is made in turns: both vCPUs with packed and with laid-out data, and one vCPU alone with each, then
+//! all again in the opposite order. The results are the median of the turns, with minimum and maximum.
 //!
-//! In the same turns a control is measured that shares nothing ([`control`]). That laid-out vCPUs do not slow each
-//! other down is judged net of it, and not at all where the control is slowed down itself: two threads of one core
-//! share more than lines.
+//! The same turns measure a control that shares no data ([`control`]). Laid-out vCPUs must not slow each other down;
+//! this is judged net of the control. It is not judged if the control itself is slowed down: two threads of one core
+//! share more than cache lines.
 
 use serde_json::{Value, json};
 
@@ -19,12 +19,12 @@ use crate::bench::target::Target;
 use crate::bench::{Spread, progress};
 use crate::records::{Class, Figure};
 
-/// What a vCPU that is laid out may be slower beside another one than alone, net of what arithmetic is.
+/// Maximum slowdown of a laid-out vCPU next to another one, net of the control's slowdown.
 const MOST_BESIDE: f64 = 1.05;
-/// What arithmetic in registers may be slower, or else it is not lines that are judged.
+/// Maximum slowdown of arithmetic in registers; above it, the effect does not come from cache lines.
 const MOST_CONTROL: f64 = 1.05;
 
-/// What is promised of the kernels of this name: how much longer packed takes.
+/// The targets for the kernels with these names: how much longer packed data must take.
 const PROMISES: [(&str, &str, f64); 3] = [
     ("run loop", "run loop of two vCPUs: packed takes at least 2 times as long, least", 2.0),
     ("plain", "plain read, add, write: packed takes at least 3 times as long, least", 3.0),
@@ -40,7 +40,7 @@ pub(super) struct Compared {
     structure: &'static str,
     /// Whether the vCPUs have nothing to say to each other.
     is_quiet: bool,
-    /// Whether two cores were free meanwhile.
+    /// Whether two cores were free at the time.
     is_judged: bool,
     packed: Spread,
     laid_out: Spread,
@@ -48,21 +48,21 @@ pub(super) struct Compared {
     laid_out_alone: Spread,
     /// How much longer packed takes.
     ratio: Spread,
-    /// How much longer laid out takes beside another vCPU than alone.
+    /// Slowdown of laid-out data next to another vCPU, compared with alone.
     beside: Spread,
-    /// How much longer arithmetic in registers takes beside another thread than alone.
+    /// Slowdown of arithmetic in registers next to another thread, compared with alone.
     control: Spread,
     /// The former by the latter, turn by turn.
     net: Spread,
-    /// What the median of `net` is at least, however the turns scatter.
+    /// A lower bound of the median of `net`.
     net_at_least: f64,
     turns: Vec<Turn>,
 }
 
-/// What is measured once in each turn.
+/// The measurements of one turn.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Turn {
-    /// Cycles beside the other vCPU.
+    /// Cycles next to the other vCPU.
     packed: f64,
     laid_out: f64,
     /// Cycles alone.
@@ -132,7 +132,8 @@ pub(super) fn run(args: &LayoutBenchArgs, report: &Report<'_>) -> Results {
     results
 }
 
-/// Compares again where the control was not quiet. What is thrown away is chosen by the control, never by the result.
+/// Repeats the comparison if the control was slowed down. Only the control decides which comparisons are dropped, never
+/// the results.
 fn until_quiet(mut compare: impl FnMut() -> (Option<Compared>, bool)) -> (Option<Compared>, bool) {
     const TRIES: usize = 3;
     let mut last = compare();
@@ -146,7 +147,7 @@ fn until_quiet(mut compare: impl FnMut() -> (Option<Compared>, bool)) -> (Option
 }
 
 fn compare(case: &mut Case) -> Option<Compared> {
-    /// What each turn measures; beside another vCPU, and alone.
+    /// The measurements of a turn: next to another vCPU, and alone.
     const PARTS: [(bool, bool); 4] = [(true, true), (false, true), (true, false), (false, false)];
     let turns = in_turns(|turn| {
         let cycle = nanos_per_cycle();
@@ -154,7 +155,7 @@ fn compare(case: &mut Case) -> Option<Compared> {
         let mut controls = [None; 2];
         let forth = PARTS.into_iter().enumerate();
         let order: Vec<_> = if turn % 2 == 0 { forth.collect() } else { forth.rev().collect() };
-        // Before and behind what it is to be compared with.
+        // Before and after the measurements that are compared with it.
         controls[0] = control();
         for (at, (is_packed, is_beside)) in order {
             let Work([first, second]) = if is_packed { &mut case.packed } else { &mut case.laid_out };
@@ -179,7 +180,7 @@ fn compare(case: &mut Case) -> Option<Compared> {
 }
 
 impl Compared {
-    /// From at least one turn; of cores that were not free until somebody says so.
+    /// From at least one turn. Until set otherwise, the cores count as not free.
     fn of(kernel: &'static str, structure: &'static str, is_quiet: bool, turns: Vec<Turn>) -> Option<Self> {
         let all = |value: fn(&Turn) -> f64| turns.iter().map(value).collect::<Vec<_>>();
         let spread = |value| Spread::of(&all(value));
@@ -206,7 +207,7 @@ impl Compared {
         self.control.median <= MOST_CONTROL
     }
 
-    /// Whether the net figure is beyond what is promised, and not only because turns scatter.
+    /// Whether the net figure misses the target with certainty, not only by the spread of the turns.
     fn surely_disturbs(&self) -> bool {
         self.net.median > MOST_BESIDE && self.net_at_least > MOST_BESIDE
     }
@@ -263,7 +264,7 @@ impl Compared {
     }
 }
 
-/// The promises, each judged by the comparison that is furthest from it.
+/// The targets, each judged by its worst comparison.
 pub(super) fn targets(Results { compared, missing }: &Results) -> Vec<Target> {
     let ratios = PROMISES.iter().map(|&(kernel, what, least)| {
         let of_kernel: Vec<_> = compared.iter().filter(|compared| compared.kernel == kernel).collect();
@@ -331,7 +332,7 @@ mod tests {
         with_turns(kernel, ratio, &[(beside, 1.0); 25])
     }
 
-    /// With these turns: how much longer laid out takes beside than alone, and how much longer arithmetic does.
+    /// With these turns: slowdown of laid-out data, and of arithmetic.
     fn with_turns(kernel: &'static str, ratio: f64, turns: &[(f64, f64)]) -> Compared {
         let turn = |&(beside, control): &(f64, f64)| Turn {
             packed: ratio * 10.0,
@@ -384,7 +385,7 @@ mod tests {
         assert_eq!(met(&[disturbed, compared("locked", 4.0, 1.0)]), [None, None, Some(false), None]);
     }
 
-    /// The judgement of laid-out vCPUs beside each other, and why.
+    /// The verdict on laid-out vCPUs side by side, with the reason.
     fn beside_of(all: &[Compared]) -> (Option<bool>, String) {
         let target = judge_beside(all, true);
         (target.met, target.to_string())
@@ -392,7 +393,7 @@ mod tests {
 
     #[test]
     fn what_slows_down_arithmetic_as_well_is_not_blamed_on_lines() {
-        // 4 % of 8 % are the cores': what is left is within the promise.
+        // 4 % of 8 % come from the cores: the rest is within the target.
         assert_eq!(beside_of(&[with_turns("plain", 9.0, &[(1.08, 1.04); 25])]).0, Some(true));
         assert_eq!(beside_of(&[with_turns("plain", 9.0, &[(1.10, 1.04); 25])]).0, Some(false));
     }
@@ -403,7 +404,7 @@ mod tests {
         let (met, text) = beside_of(&[compared("plain", 9.0, 1.0), threads_of_one_core.clone()]);
         assert_eq!(met, None);
         assert!(text.contains("not judged") && text.contains("1.90 (1.90-1.90), locked"), "{text}");
-        // Also where lines alone would have been enough: nobody can tell.
+        // Even if cache lines alone would explain it: this cannot be decided.
         assert_eq!(beside_of(&[with_turns("plain", 9.0, &[(1.9, 1.9); 25])]).0, None);
         let disturbed = Compared { is_judged: false, ..threads_of_one_core };
         assert!(beside_of(&[disturbed]).1.contains(NOT_FREE));
@@ -433,7 +434,7 @@ mod tests {
         assert!(text.contains("scatter") && text.contains("1.07 (0.95-1.07)"), "{text}");
         let most: Vec<_> = (0..25).map(|turn| (if turn < 7 { 0.95 } else { 1.07 }, 1.0)).collect();
         assert_eq!(beside_of(&[with_turns("plain", 9.0, &most)]).0, Some(false));
-        // A sure miss is one, whatever scatters beside it.
+        // A certain miss counts, even if other figures are uncertain.
         assert_eq!(beside_of(&[with_turns("plain", 9.0, &half), compared("locked", 9.0, 1.06)]).0, Some(false));
     }
 }

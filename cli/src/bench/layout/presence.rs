@@ -1,10 +1,10 @@
-//! Where the word that says whether a vCPU is in its guest should be: beside its mailbox, or among what its owner
-//! writes.
+//! The best place for the word that says whether a vCPU is in its guest: next to its mailbox, or among its owner's
+//! data.
 //!
-//! The owner writes it at each entry and exit; others read it right after they have posted. Beside the mailbox, a post
-//! takes one line from the owner and finds everything there; away from it, the owner keeps its line until somebody
-//! looks, and whoever posts has two lines to fetch. Which of it counts depends on how often there are posts, so it is
-//! measured for some rates, with the hypervisor's own mailbox and presence, and on both sides.
+//! The owner writes the word at each entry and exit. Senders read it right after a post. Next to the mailbox, a post
+//! moves one line from the owner and finds everything there. Apart from it, the owner keeps its line until a sender
+//! reads it, but a sender needs two lines. The result depends on the rate of posts. So the benchmark measures several
+//! rates, with the hypervisor's own mailbox and presence, on both sides.
 
 use std::fmt;
 use std::hint::black_box;
@@ -23,10 +23,10 @@ use crate::bench::report::Report;
 use crate::bench::{Spread, progress};
 use crate::records::{Class, Figure};
 
-/// Passes of the posting vCPU per post; none at all, too.
+/// Passes of the posting vCPU per post; `None` for no posts.
 const RATES: [Option<u32>; 4] = [None, Some(256), Some(16), Some(1)];
 
-/// As it is in the hypervisor: all that others look for in one line.
+/// As in the hypervisor: everything that others read is in one line.
 #[lay_out]
 struct Together {
     #[layout(mailbox)]
@@ -41,7 +41,7 @@ struct Reach {
     presence: Presence,
 }
 
-/// Only what others write in the line of the mailbox.
+/// The mailbox line has only the words that others write.
 #[lay_out]
 struct Apart {
     #[layout(mailbox)]
@@ -124,7 +124,7 @@ impl Vcpu for Apart {
     }
 }
 
-/// vCPU 0 only passes; vCPU 1 passes, and posts to vCPU 0 every so many passes.
+/// vCPU 0 only makes passes. vCPU 1 makes passes and posts to vCPU 0 at this rate.
 fn work<V: Vcpu>(rate: Option<u32>) -> Work {
     let vcpus = Arc::new(CachePadded::new([V::new(), V::new()]));
     for (cpu, vcpu) in (0..).zip(vcpus.iter()) {
@@ -154,16 +154,16 @@ fn operations(rate: Option<u32>) -> u32 {
     rate.map_or(256, |rate| (8 * rate).max(256))
 }
 
-/// Cycles of a pass at one rate, of the vCPU that is posted to and of the one that posts.
+/// Cycles of a pass at one rate: of the receiver and of the sender.
 #[derive(Clone, Debug, PartialEq)]
 struct Compared {
     rate: Option<u32>,
     is_judged: bool,
     together: [Spread; 2],
     apart: [Spread; 2],
-    /// How much longer apart takes, each side.
+    /// How much longer `Apart` takes, on each side.
     ratio: [Spread; 2],
-    /// How much longer apart takes both sides, turn by turn.
+    /// How much longer `Apart` takes on both sides together, turn by turn.
     turns: Vec<f64>,
 }
 
@@ -256,7 +256,7 @@ impl Compared {
             "owner_line_to_beside_mailbox": of(&self.ratio) })
     }
 
-    /// How many per cent longer both sides together take when the word is on a line of its owner.
+    /// By how many per cent both sides together take longer with the word on a line of its owner.
     fn percent(&self) -> f64 {
         let sum = |sides: &[Spread; 2]| sides[0].median + sides[1].median;
         100.0 * (sum(&self.apart) / sum(&self.together) - 1.0)

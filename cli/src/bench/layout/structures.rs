@@ -1,9 +1,8 @@
-//! What is compared: structs in the order in which they come to mind, one after the other in an array, and the same
-//! fields laid out by writer.
+//! The compared data: structs without a plan, in an array, and the same fields laid out by writer.
 //!
-//! The packed ones have the sizes and the habits of those in which this was first found, in bhyve: a vCPU whose lock
-//! and state come first and whose last exit comes last, so that one vCPU's end and the next one's beginning are written
-//! at every exit; records of an exit, 136 bytes long; records of 24 bytes; and words, one for each vCPU.
+//! The packed structs have the sizes and access patterns of those where bhyve found the problem: a vCPU that begins
+//! with its lock and state and ends with its last exit, so that every exit writes the end of one vCPU and the beginning
+//! of the next; records of an exit with 136 bytes; records with 24 bytes; and one word for each vCPU.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -12,21 +11,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crossbeam_utils::CachePadded;
 use vcpu_layout::{OwnerWord, Proof, lay_out};
 
-/// What one vCPU does, so many times.
+/// The work of one vCPU, repeated this number of times.
 pub(super) type Side = Box<dyn FnMut(u32) + Send>;
 
-/// What two vCPUs do, each on a core of its own.
+/// The work of two vCPUs, each on its own core.
 pub(super) struct Work(pub(super) [Side; 2]);
 
 /// A comparison.
 pub(super) struct Case {
-    /// What is done.
+    /// The operation.
     pub(super) kernel: &'static str,
-    /// To what.
+    /// The data.
     pub(super) structure: &'static str,
     /// Operations of a batch.
     pub(super) operations: u32,
-    /// Whether the two have nothing to say to each other, so that each should go on as if it were alone.
+    /// Whether the two vCPUs do not communicate, so that each should run as fast as alone.
     pub(super) is_quiet: bool,
     pub(super) packed: Work,
     pub(super) laid_out: Work,
@@ -39,7 +38,7 @@ impl Work {
     ) -> Self {
         let both: Arc<CachePadded<T>> = Arc::default();
         Self([0, 1].map(|who| {
-            // What is not to be measured must not share lines either: the sides' own memory is on lines of its own.
+            // Other data must not share lines either: the memory of each side is on its own lines.
             let (both, mut state) = (Arc::clone(&both), CachePadded::new(S::default()));
             let side: Side = Box::new(move |times| (0..times).for_each(|_| operation(&both, who, &mut state)));
             side
@@ -47,7 +46,7 @@ impl Work {
     }
 }
 
-/// In the order in which they come to mind.
+/// Fields without a plan.
 #[derive(Default)]
 #[repr(C)]
 struct NaiveVcpu {
@@ -63,7 +62,7 @@ struct NaiveVcpu {
     next_instruction: OwnerWord,
 }
 
-/// By who writes them.
+/// Fields by writer.
 #[lay_out]
 #[derive(Default)]
 struct LaidOutVcpu {
@@ -96,7 +95,7 @@ macro_rules! run_loop_of {
             #[inline(always)]
             fn pass(&self, number: u64) {
                 let proof = Proof::by_place();
-                // The one locked store of an entry: where the vCPU is, before it looks whether something is pending.
+                // The one locked store of an entry: the vCPU's state, before the test for pending work.
                 self.state.swap(number, Ordering::SeqCst);
                 black_box(self.pending.load(Ordering::Acquire));
                 black_box(self.apic ^ self.fpu ^ self.xcr0);
@@ -134,14 +133,14 @@ trait RunLoop {
     /// By the other vCPU.
     fn post(&self);
     fn settle(&self);
-    /// By whoever wants to know.
+    /// Called by readers.
     fn count(&self) -> u64;
 }
 
 run_loop_of!(NaiveVcpu);
 run_loop_of!(LaidOutVcpu);
 
-/// Passes of a vCPU between two posts to the other one, or two looks at its statistics.
+/// Passes of a vCPU between two posts to the other one, or between two reads of its statistics.
 const BETWEEN: u64 = 64;
 
 fn passes<V: RunLoop + Default + Send + Sync + 'static>() -> Work {
@@ -194,10 +193,10 @@ struct Exit {
     words: [AtomicU64; 17],
 }
 
-/// Reads, adds, writes back, and writes a word elsewhere, as all code does between two such additions.
+/// Reads, adds, writes back, and writes a word elsewhere, as real code does between two such additions.
 ///
-/// The word elsewhere matters: a processor that waits for a line puts what is written to it meanwhile together, as long
-/// as nothing else is written in between, and then hardly waits at all ([`combined`]).
+/// The other word matters: while a processor waits for a line, it combines consecutive writes to it. Without another
+/// write in between it hardly waits at all ([`combined`]).
 fn plain(word: &AtomicU64, elsewhere: &AtomicU64) {
     let sum = word.load(Ordering::Relaxed).wrapping_add(1);
     word.store(sum, Ordering::Relaxed);
@@ -214,7 +213,7 @@ fn locked(word: &AtomicU64, _: &AtomicU64) {
     word.fetch_add(1, Ordering::Relaxed);
 }
 
-/// `operation` on the word that `choose` finds in what two vCPUs have, and on one elsewhere that is the vCPU's own.
+/// Applies `operation` to the word that `choose` finds in the data of two vCPUs, and to a word of the vCPU's own.
 fn each<T: Default + Send + Sync + 'static>(
     choose: fn(&T, usize) -> &AtomicU64,
     operation: impl Fn(&AtomicU64, &AtomicU64) + Copy + Send + Sync + 'static,

@@ -1,7 +1,7 @@
-//! One vCPU alone, and beside another one that does the same on another core.
+//! One vCPU alone, and next to another one that does the same on another core.
 //!
-//! Both have their own vCPU; the VM, with its memory and its write-protect cache, is the same for both, or, for
-//! comparison, one for each.
+//! Each has its own vCPU. They share the VM with its memory and its write-protect cache; for comparison they also run
+//! with a VM each.
 
 use std::fmt;
 use std::hint::black_box;
@@ -22,22 +22,22 @@ use crate::records::{Class, Figure};
 /// Operations of a batch.
 const OPERATIONS: u32 = 100;
 
-/// Cycles of one thread, alone and beside another.
+/// Cycles of one thread, alone and next to another.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Scaling {
     pub(super) name: String,
-    /// Whether the two threads share a VM in which something is remembered, and so whether anything was promised.
+    /// Whether the two threads share a VM with a cache, so that there is a target.
     pub(super) is_promised: bool,
     /// Whether two cores were free while it was measured.
     pub(super) is_judged: bool,
     pub(super) alone: Spread,
     pub(super) together: Spread,
     pub(super) ratio: Spread,
-    /// Cycles alone and beside another, turn by turn.
+    /// Cycles alone and next to the other, turn by turn.
     pub(super) turns: Vec<(f64, f64)>,
 }
 
-/// What is compared.
+/// A comparison.
 struct Subject {
     name: String,
     is_promised: bool,
@@ -45,12 +45,12 @@ struct Subject {
     setting: DecodeCache,
 }
 
-/// Measures all settings; `None` where two threads hardly ever ran at the same time.
+/// Measures all settings; `None` where two threads rarely ran at the same time.
 pub(super) fn all() -> Vec<Option<Scaling>> {
     let subjects = || {
         let shared = SETTINGS.map(|setting| {
             let vm = Arc::new(Vm::new(setting));
-            // With nothing remembered there is nothing that two could be in each other's way at.
+            // Without a cache, two vCPUs share nothing that both write.
             let is_promised = setting != DecodeCache::Off;
             Subject { name: setting.name().to_string(), is_promised, vms: [Arc::clone(&vm), vm], setting }
         });
@@ -74,8 +74,7 @@ impl Subject {
     fn measure(&self) -> Option<Scaling> {
         let Self { name, is_promised, vms, setting } = self;
         let [mut first, mut second] = vms.clone().map(|vm| {
-            // On lines of its own: beside each other on the stack, the two would take lines from each other that no two
-            // vCPUs share, or would not, as the stack happens to lie.
+            // On separate cache lines: on the stack the two might share lines by chance, which two vCPUs never do.
             let mut emulator = CachePadded::new(Emulator::new(*setting, vm));
             move |times: u32| {
                 for _ in 0..times {
