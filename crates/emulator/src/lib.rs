@@ -85,8 +85,6 @@ pub struct ExitInfo<'a> {
 /// A vCPU's data for the emulation of instructions. `K` owns its caches of instructions.
 pub struct Emulator<M: Memory, K> {
     walks: Walks<M>,
-    /// How many of these walks the counters include.
-    walks_done: u64,
     /// The vCPU's own caches, if it has any.
     caches: Option<K>,
     /// The last executed instruction, to insert into the VM's cache.
@@ -96,36 +94,37 @@ pub struct Emulator<M: Memory, K> {
 impl<M: Memory, K: DerefMut<Target = InstructionCaches<M>>> Emulator<M, K> {
     /// An emulator with this cache of walks, and with `caches` as its own caches of instructions, if any.
     pub fn new(walks: Walks<M>, caches: Option<K>) -> Self {
-        Self { walks, walks_done: 0, caches, pending: None }
+        Self { walks, caches, pending: None }
     }
 
-    /// Executes the instruction at RIP. `shared` is the VM's cache; a vCPU with caches of its own does not use it.
+    /// Executes the instruction at RIP. `shared` finds the VM's cache; a vCPU with caches of its own does not ask.
     ///
     /// If [`has_pending_insert`](Self::has_pending_insert) is then true, the caller calls
     /// [`insert_pending`](Self::insert_pending).
     #[inline]
-    pub fn emulate<C: Cpu, D: Device>(
+    pub fn emulate<'s, C: Cpu, D: Device>(
         &mut self,
         cpu: &mut C,
         memory: &M,
         device: &mut D,
         exit: ExitInfo<'_>,
-        shared: Option<&WriteProtect<Decoded>>,
+        shared: impl FnOnce() -> Option<&'s WriteProtect<Decoded>>,
         count: impl Count,
     ) -> Outcome {
-        let Self { walks, walks_done, caches, pending } = self;
+        let Self { walks, caches, pending } = self;
         let mut emulation = Emulation::new(cpu, memory, device, walks, exit.cause);
-        let outcome = match (caches, shared) {
-            (Some(caches), _) => by_bytes::emulate(&mut emulation, caches, exit.bytes, count),
-            (None, Some(shared)) => by_place::emulate(&mut emulation, shared, pending, count),
-            (None, None) => {
-                count.add(Event::Missed, 1);
-                uncached(&mut emulation, exit.bytes)
-            }
+        let outcome = match caches {
+            Some(caches) => by_bytes::emulate(&mut emulation, caches, exit.bytes, count),
+            None => match shared() {
+                Some(shared) => by_place::emulate(&mut emulation, shared, pending, count),
+                None => {
+                    count.add(Event::Missed, 1);
+                    uncached(&mut emulation, exit.bytes)
+                }
+            },
         };
-        if *walks_done != walks.done() {
-            count.add(Event::Walked, walks.done() - *walks_done);
-            *walks_done = walks.done();
+        if walks.done() != 0 {
+            count.add(Event::Walked, walks.take_done());
         }
         outcome
     }

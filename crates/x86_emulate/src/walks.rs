@@ -131,11 +131,16 @@ impl<M: Memory> Walks<M> {
         Self { remembers: false, ..Self::new() }
     }
 
-    /// Number of walks done, without those that the cache replaced.
+    /// Number of walks done since the last [`take_done`](Self::take_done), without those that the cache replaced.
     #[inline]
     #[must_use]
     pub fn done(&self) -> u64 {
         self.done
+    }
+
+    /// The same number, which begins anew.
+    pub fn take_done(&mut self) -> u64 {
+        core::mem::take(&mut self.done)
     }
 
     /// Translates `linear`, a canonical guest virtual address, for an access at the vCPU's privilege.

@@ -282,7 +282,7 @@ impl Vcpu {
         let Self { cpu, device, emulator } = self;
         cpu.rip = rip;
         let exit = ExitInfo { cause: Cause::Access(DEVICE), bytes };
-        let outcome = emulator.emulate(cpu, vm, device, exit, vm.shared.as_ref(), &events);
+        let outcome = emulator.emulate(cpu, vm, device, exit, || vm.shared.as_ref(), &events);
         if emulator.has_pending_insert() {
             let shared = vm.shared.as_ref().expect("who learns for the VM has a VM that remembers");
             emulator.insert_pending(cpu, vm, shared, vm, &events);

@@ -100,7 +100,7 @@ impl Emulator {
         let Vm { ram, remembered } = &**vm;
         cpu.rip = rip;
         let exit = ExitInfo { cause: Cause::Access(DEVICE), bytes: &[] };
-        let outcome = emulator.emulate(cpu, ram, device, exit, remembered.as_ref(), &*counters);
+        let outcome = emulator.emulate(cpu, ram, device, exit, || remembered.as_ref(), &*counters);
         if let (true, Some(shared)) = (emulator.has_pending_insert(), remembered) {
             emulator.insert_pending(cpu, ram, shared, ram, &*counters);
         }

@@ -63,16 +63,18 @@ fn carry_out(run: &mut Running<'_>, cause: Cause) -> Next {
     run.vcpu.presence().emulate(run.cpu.id.0);
     let origin = Origin::of(run);
     let arch = &mut run.owner.arch;
-    let mut saved = [0; 15];
-    let given = match arch.hardware.instruction_bytes() {
-        [] => &[][..],
-        bytes if is_current(arch, run.vcpu, run.vm.memory.epoch()) => copy(&mut saved, bytes),
-        _ => &[],
+    let saved;
+    let given = if arch.hardware.instruction_bytes().is_empty() {
+        &[][..]
+    } else {
+        let (bytes, count) = saved_bytes(arch, run.vcpu, run.vm.memory.epoch());
+        saved = bytes;
+        &saved[..count]
     };
     let mut registers = Registers::of(&mut arch.gprs, &mut arch.hardware);
     let mut bus = Bus { origin, apic: &mut arch.apic, nobody: None };
     let (memory, exit) = (&run.vm.memory, ExitInfo { cause, bytes: given });
-    let outcome = arch.emulator.emulate(&mut registers, memory, &mut bus, exit, memory.decoded(), run.tally);
+    let outcome = arch.emulator.emulate(&mut registers, memory, &mut bus, exit, || memory.decoded(), run.tally);
     let nobody = bus.nobody;
     registers.put_back();
     run.vcpu.presence().leave();
@@ -92,18 +94,15 @@ fn carry_out(run: &mut Running<'_>, cause: Cause) -> Next {
     Next::Resume
 }
 
-/// Whether the bytes that the CPU has saved of the instruction can be used: none that may be from before a flush that
-/// was asked for since the exit. Who asked before we said that we emulate does not wait for us.
+/// What the CPU has saved of the instruction. Nothing if it may be from before a flush that was requested since the
+/// exit. A sender that requested it before this vCPU announced the emulation does not wait for this vCPU.
 #[cold]
-fn is_current(arch: &ArchVcpu, vcpu: &Vcpu, epoch: u64) -> bool {
-    !vcpu.mailbox().has_work() && arch.has_seen(epoch)
-}
-
-/// Copies what the CPU has saved of an instruction.
-#[cold]
-fn copy<'a>(to: &'a mut [u8; 15], from: &[u8]) -> &'a [u8] {
-    to.iter_mut().zip(from).for_each(|(to, from)| *to = *from);
-    &to[..from.len().min(15)]
+fn saved_bytes(arch: &ArchVcpu, vcpu: &Vcpu, epoch: u64) -> ([u8; 15], usize) {
+    let is_current = !vcpu.mailbox().has_work() && arch.has_seen(epoch);
+    let bytes = if is_current { arch.hardware.instruction_bytes() } else { &[] };
+    let mut saved = [0; 15];
+    saved.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);
+    (saved, bytes.len().min(saved.len()))
 }
 
 /// Informs the guest about an instruction that was not executed.
