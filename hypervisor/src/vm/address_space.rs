@@ -41,8 +41,7 @@ struct Wait {
 }
 
 /// Time limit for kicked vCPUs to leave their guests, before one is kicked again: 100 µs, then twice as long each time.
-/// An exit takes one or two. QEMU (7.2) may fail to report an interrupt that arrives during an entry, until the next
-/// one arrives.
+/// An exit takes one or two. An emulator may lose the kick (`host/quirks.rs` of x86-64).
 const PATIENCE_NANOS: u64 = 100_000;
 
 impl Memory {

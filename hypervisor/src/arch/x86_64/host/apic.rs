@@ -5,9 +5,7 @@
 //! (APM vol. 2, chapter 16).
 //!
 //! The timer counts in TSC ticks if the CPU supports it. Otherwise it runs in periodic mode and never stops: it fires
-//! again at the latest 10 ms later, whatever it was armed for. This tick keeps a pCPU alive in an emulator that may
-//! fail to report a pending interrupt to a CPU until the next one arrives (QEMU 7.2, when `VMRUN` with an interrupt
-//! window pending races with the timer's thread).
+//! again at the latest 10 ms later, whatever it was armed for ([`TICKS_PER_SECOND`]).
 
 #![expect(unsafe_code, reason = "registers of the local APIC, as memory and as MSRs")]
 
@@ -20,6 +18,7 @@ use vcpu_layout::Proof;
 use x86_64::registers::model_specific::Msr;
 
 use super::irq::{KICK, SPURIOUS, TIMER};
+use super::quirks::TICKS_PER_SECOND;
 use super::{paging, port, power, tsc};
 use crate::cpu::{self, CpuId};
 use crate::layout::OwnPages;
@@ -65,8 +64,6 @@ const ASSERT: u32 = 1 << 14;
 const ALL_BUT_SELF: u32 = 3 << 18;
 const DIVIDE_BY_1: u32 = 0b1011;
 
-/// Ticks per second of the timer, in periodic mode.
-const TICKS_PER_SECOND: u64 = 100;
 /// The shortest time that the timer is armed for is this part of a tick: 20 µs. It repeats until it is attended to.
 const SHORTEST: u32 = 500;
 /// The initial count, relative to the EOI register.

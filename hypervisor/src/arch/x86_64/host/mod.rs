@@ -16,6 +16,7 @@ pub(crate) mod percpu;
 pub(crate) mod port;
 pub(crate) mod power;
 pub(crate) mod processor;
+pub(crate) mod quirks;
 pub(crate) mod serial;
 pub(crate) mod smp;
 pub(crate) mod tsc;

@@ -17,7 +17,7 @@ pub(crate) fn leaf(number: u32) -> CpuidResult {
 }
 
 /// Whether QEMU's TCG emulates this machine.
-pub(crate) fn is_emulated() -> bool {
+pub(super) fn is_emulated() -> bool {
     const EMULATED: [u8; 12] = *b"TCGTCGTCGTCG";
     let CpuidResult { ebx, ecx, edx, .. } = __cpuid(0x4000_0000);
     let mut signature = [ebx, ecx, edx].into_iter().flat_map(u32::to_le_bytes);

@@ -21,7 +21,8 @@ use x86_defs::cpuid::leaf_8000_0007_edx;
 
 use super::acpi::{Machine, PmTimer};
 use super::percpu::ArchPerCpu;
-use super::processor::{is_emulated, leaf};
+use super::processor::leaf;
+use super::quirks;
 use super::{apic, irq, port, power};
 use crate::arch::ticks::Clock;
 use crate::clock_offset::{Agreement, Comparison, Exchange};
@@ -215,11 +216,9 @@ pub(super) fn plant_skew() {
 }
 
 /// Whether guests see an invariant TSC (CPUID 8000_0007 EDX\[8\]): it runs at one rate, whatever the processor does.
-///
-/// QEMU's emulation does not report it. Its counter is the host's clock, which is the same for all its CPUs.
 pub(in crate::arch::x86_64) fn is_invariant() -> bool {
     let told = leaf(0x8000_0007).edx & leaf_8000_0007_edx::TSC_INVARIANT != 0;
-    (told || is_emulated()) && !DRIFTS.load(Ordering::Relaxed)
+    quirks::has_invariant_tsc(told) && !DRIFTS.load(Ordering::Relaxed)
 }
 
 /// The first pCPU answers `other` until that has compared its clock.

@@ -18,8 +18,7 @@ pub(crate) type ConsoleTransport = PciTransport;
 /// Finds the first virtio console on PCI bus 0, and its address.
 ///
 /// Only one pCPU may run at the time of the call: sizing a device's registers moves them through the address space for
-/// a moment. This does not matter on hardware. But QEMU 7.2 may send another CPU's access at that time, for example to
-/// its local APIC, to the wrong device, and then fails an assertion.
+/// a moment, which matters to an emulator ([`quirks`](super::quirks)).
 pub(crate) fn find_console() -> Option<(ConsoleTransport, impl core::fmt::Display)> {
     let (mut root, console) =
         acpi::machine()?.ecam.iter().filter(|window| window.first_bus == 0).find_map(|window| {

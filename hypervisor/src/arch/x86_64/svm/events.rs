@@ -10,6 +10,7 @@ use x86_events::{Event, Exception};
 
 use super::vcpu::{CR8, Vcpu};
 use crate::arch::x86_64::backend::Injection;
+use crate::arch::x86_64::host::quirks::EXITS_AT_CR8_IN_A_WINDOW;
 
 /// Exceptions that leave the guest at any time.
 pub(super) const EXCEPTIONS: u32 = 1 << vector::DEBUG | 1 << vector::ALIGNMENT_CHECK | 1 << vector::MACHINE_CHECK;
@@ -64,8 +65,9 @@ impl Injection for Vcpu {
         let control = &mut self.vmcb.control;
         control.int_ctl.0 |= IntCtl::V_IRQ | IntCtl::V_INTR_PRIO_MAX | IntCtl::V_IGN_TPR;
         control.intercept_1.insert(Intercept1::VINTR);
-        // A guest that lowers CR8 while V_IRQ is set brings down QEMU 7.2 (an assertion); so it leaves the guest then.
-        control.intercept_cr_write |= CR8;
+        if EXITS_AT_CR8_IN_A_WINDOW {
+            control.intercept_cr_write |= CR8;
+        }
     }
 
     fn close_window(&mut self) {

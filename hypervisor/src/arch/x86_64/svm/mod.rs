@@ -34,7 +34,8 @@ use x86_emulate::Vendor;
 
 use super::backend::{self, Backend};
 use super::host::paging;
-use super::host::processor::{is_emulated, leaf};
+use super::host::processor::leaf;
+use super::host::quirks;
 use crate::check::{Finding, Verdict};
 use crate::vcpu::run::{Next, Running};
 
@@ -68,7 +69,7 @@ impl Backend for Svm {
     }
 
     fn spares_first_cpu() -> bool {
-        spares_first_cpu()
+        quirks::spares_first_cpu()
     }
 
     fn plant_lock() {
@@ -208,33 +209,11 @@ fn check() -> Result<(), Missing> {
     let svm = leaf(0x8000_000a);
     FEATURES.call_once(|| Features {
         next_rip: svm.edx & svm_feature::NRIP_SAVE != 0,
-        can_flush_one_tag: svm.edx & svm_feature::FLUSH_BY_ASID != 0 || is_emulated(),
+        can_flush_one_tag: quirks::flushes_one_asid(svm.edx & svm_feature::FLUSH_BY_ASID != 0),
         // ASID 0 is the host's.
-        tags: if is_emulated() { CURRENT_ASIDS } else { svm.ebx }.saturating_sub(1).max(1),
+        tags: quirks::asids(svm.ebx).saturating_sub(1).max(1),
     });
     Ok(())
-}
-
-/// The value of current CPUs (Milan, Genoa, Turin). QEMU's emulation reports 16 and no flush of a single one. But it
-/// accepts any number and any flush, and needs neither: its TLB has no tags and is empty after each entry and exit.
-/// There tags are managed as on a current CPU, so that the counters are meaningful.
-const CURRENT_ASIDS: u32 = 0x8000;
-
-/// Whether the first pCPU must not run guests.
-///
-/// QEMU's emulation keeps GIF, nested paging and other flags as bits of one word per CPU. An XRSTOR on *any* CPU clears
-/// another bit in the *first* CPU's word, by a read and a write without a lock (`cpu_clear_ignne`, seen in 7.2). If
-/// this meets a #VMEXIT of the first CPU, its nested paging stays on in the host, and the host's state is saved into
-/// the guest's VMCB. It was seen in three boots of nine with 32 vCPUs. A CPU that never runs a guest has no such bits
-/// to lose (docs/decisions/0005-first-cpu.md).
-fn spares_first_cpu() -> bool {
-    is_emulated()
-}
-
-/// Whether VMRUN drops the VMCB's interrupt shadow, as in QEMU 7.2 (APM vol. 2, 15.21.5, requires that it is loaded).
-/// An event would come between STI and the HLT that waits for it.
-fn loses_interrupt_shadow() -> bool {
-    is_emulated()
 }
 
 /// What `check` says about SVM.

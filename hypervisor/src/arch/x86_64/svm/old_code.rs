@@ -5,21 +5,10 @@ use x86_emulate::Fetched;
 
 use crate::arch::x86_64::guest::mmio;
 use crate::arch::x86_64::guest::state::State as _;
-use crate::arch::x86_64::host::processor::is_emulated;
 use crate::vcpu::run::Running;
 
-/// Whether a CPU may execute an instruction again and again that another CPU has overwritten.
-///
-/// QEMU before 8.1 takes no lock while it translates code. It may keep what one CPU translates while another one writes
-/// there, although memory has changed. A kernel that patches its code puts an INT3 there for a moment. A CPU that keeps
-/// the INT3 never passes it, because its handler finds no INT3 and retries. It was seen in two boots of 520 with 4
-/// vCPUs (docs/decisions/0013-old-code.md).
-pub(super) fn may_be_kept() -> bool {
-    is_emulated()
-}
-
 /// The guest is about to execute an INT. It executes it when it is entered again, unless the INT is in an interrupt
-/// shadow, or there is none: see [`may_be_kept`].
+/// shadow, or there is none: see [`may_keep_old_code`](crate::arch::x86_64::host::quirks::may_keep_old_code).
 ///
 /// In a shadow the INT goes before any pending interrupt. It is injected, so that a pending interrupt comes at the
 /// first instruction of its handler.

@@ -13,10 +13,11 @@ use x86_defs::registers::efer;
 use x86_defs::vmcb::{ControlArea, IntCtl, Intercept1, Intercept2, Intercept3, TlbControl, Vmcb};
 use x86_emulate::{Segment, SegmentRegister};
 
-use super::{Host, entry, events, hpa_of, loses_interrupt_shadow, old_code, permission_maps};
+use super::{Host, entry, events, hpa_of, permission_maps};
 use crate::arch::trace::{self, TraceEvent};
 use crate::arch::x86_64::backend::{Exit, WorldSwitch};
 use crate::arch::x86_64::guest::state::{Gprs, Registers, State};
+use crate::arch::x86_64::host::quirks;
 use crate::layout::OwnPages;
 
 /// A VMCB and what goes with it.
@@ -26,7 +27,7 @@ pub(crate) struct Vcpu {
     vmcb_hpa: Hpa,
     /// This machine's VMRUN does not restore an interrupt shadow.
     pub(super) loses_shadow: bool,
-    /// INTN where INT instructions have to be looked at, see [`old_code`]; else nothing.
+    /// INTN where INT instructions have to be looked at, see [`old_code`](super::old_code); else nothing.
     looks_at: Intercept1,
 }
 
@@ -66,8 +67,8 @@ impl WorldSwitch for Vcpu {
         control.n_cr3 = stage2_root.0;
 
         let vmcb_hpa = hpa_of(&*vmcb);
-        let looks_at = if old_code::may_be_kept() { Intercept1::INTN } else { Intercept1::empty() };
-        Self { vmcb, vmcb_hpa, loses_shadow: loses_interrupt_shadow(), looks_at }
+        let looks_at = if quirks::may_keep_old_code() { Intercept1::INTN } else { Intercept1::empty() };
+        Self { vmcb, vmcb_hpa, loses_shadow: quirks::loses_interrupt_shadow(), looks_at }
     }
 
     fn own_pages(&self) -> OwnPages {

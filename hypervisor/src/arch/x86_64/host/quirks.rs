@@ -1,0 +1,100 @@
+//! What QEMU's emulation (TCG) gets wrong, and what the hypervisor does about it.
+//!
+//! Each quirk names the version in which it was seen, the symptom, the decision, and when it can go. The code that
+//! needs a decision asks here. On a real processor every answer is the processor's own.
+//!
+//! These quirks have no function here, because their decision holds for every machine and costs nothing:
+//!
+//! - While a PCI device's registers are sized, QEMU 7.2 may send another CPU's access, for example to its local APIC,
+//!   to the wrong device, and then fails an assertion. So [`find_console`](super::virtio::find_console) runs before the
+//!   other pCPUs start.
+//! - QEMU 7.2 may fail to report an interrupt that arrives during an entry, until the next one arrives. So a sender
+//!   that waits for a kicked vCPU kicks it again after 100 µs (`vm/address_space.rs`).
+//! - Bochs 3.0, and processors of family 10h, raise a guest's debug exception in the hypervisor, behind VMRUN. So the
+//!   handler of #DB returns from there (`irq.rs`).
+
+use super::processor::is_emulated;
+
+/// Whether the first pCPU must not run guests.
+///
+/// - Seen in: 7.2.
+/// - Symptom: TCG keeps GIF, nested paging and other flags as bits of one word per CPU. An XRSTOR on *any* CPU clears
+///   another bit in the *first* CPU's word, by a read and a write without a lock (`cpu_clear_ignne`). If this meets a
+///   #VMEXIT of the first CPU, its nested paging stays on in the host, and the host's state is saved into the guest's
+///   VMCB. It was seen in three boots of nine with 32 vCPUs.
+/// - Decision: a CPU that never runs a guest has no such bits to lose (docs/decisions/0005-first-cpu.md).
+/// - Goes: when no supported version clears that bit without a lock.
+pub(crate) fn spares_first_cpu() -> bool {
+    is_emulated()
+}
+
+/// Whether a CPU may execute an instruction again and again that another CPU has overwritten.
+///
+/// - Seen in: versions before 8.1.
+/// - Symptom: TCG takes no lock while it translates code. It may keep what one CPU translates while another one writes
+///   there, although memory has changed. A kernel that patches its code puts an INT3 there for a moment. A CPU that
+///   keeps the INT3 never passes it, because its handler finds no INT3 and retries. It was seen in two boots of 520
+///   with 4 vCPUs.
+/// - Decision: INT instructions exit (docs/decisions/0013-old-code.md).
+/// - Goes: with the support of versions before 8.1.
+pub(crate) fn may_keep_old_code() -> bool {
+    is_emulated()
+}
+
+/// Whether VMRUN drops the VMCB's interrupt shadow (APM vol. 2, 15.21.5, requires that it is loaded).
+///
+/// - Seen in: 7.2.
+/// - Symptom: an event comes between STI and the HLT that waits for it.
+/// - Decision: the event waits until the instruction in the shadow is done (`before_instruction`).
+/// - Goes: when every supported version loads the shadow.
+pub(crate) fn loses_interrupt_shadow() -> bool {
+    is_emulated()
+}
+
+/// Number of ASIDs to manage, of which the processor reports `reported`.
+///
+/// - Seen in: 7.2.
+/// - Symptom: TCG reports 16, but accepts any number: its TLB has no tags and is empty after each entry and exit.
+/// - Decision: the number of current CPUs (Milan, Genoa, Turin), so that the counters are meaningful.
+/// - Goes: when TCG reports as many.
+pub(crate) fn asids(reported: u32) -> u32 {
+    const OF_CURRENT_CPUS: u32 = 0x8000;
+    if is_emulated() { OF_CURRENT_CPUS } else { reported }
+}
+
+/// Whether the entries of one ASID can be flushed by themselves. `reported` is what the processor says.
+///
+/// - Seen in: 7.2.
+/// - Symptom: TCG does not report it, but accepts the request.
+/// - Decision: requested, so that the counters are meaningful.
+/// - Goes: when TCG reports it.
+pub(crate) fn flushes_one_asid(reported: bool) -> bool {
+    reported || is_emulated()
+}
+
+/// Whether the TSC runs at one rate, whatever the processor does. `reported` is what the processor says.
+///
+/// - Seen in: 7.2.
+/// - Symptom: TCG does not report it, although its counter is the host's clock, the same for all its CPUs.
+/// - Decision: guests see an invariant TSC.
+/// - Goes: when TCG reports it.
+pub(crate) fn has_invariant_tsc(reported: bool) -> bool {
+    reported || is_emulated()
+}
+
+/// Whether a guest that waits with an interrupt window open exits when it writes CR8.
+///
+/// - Seen in: 7.2.
+/// - Symptom: a guest that lowers CR8 while V_IRQ is set brings QEMU down by an assertion.
+/// - Decision: the write exits, on every machine. It is rare, and the window is short.
+/// - Goes: when no supported version fails the assertion.
+pub(crate) const EXITS_AT_CR8_IN_A_WINDOW: bool = true;
+
+/// How often the timer of a local APIC without TSC deadlines fires, at the least.
+///
+/// - Seen in: 7.2.
+/// - Symptom: TCG may fail to report a pending interrupt to a CPU until the next one arrives, when a `VMRUN` with an
+///   interrupt window pending races with the timer's thread.
+/// - Decision: a tick every 10 ms keeps the pCPU alive.
+/// - Goes: when TCG's local APIC has TSC deadlines, or reports every interrupt.
+pub(crate) const TICKS_PER_SECOND: u64 = 100;
