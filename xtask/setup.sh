@@ -3,7 +3,7 @@
 # cargo, so it needs nothing but a Debian system and rustup, and takes a tenth of a second when nothing is missing.
 #
 # Arguments name what only some want: `browser`, `prometheus` and `uefi`, for the steps of `cargo xtask test` that call this script
-# for them, and `image`, for those and for `make image`. A browser is large, and `make run` has no use for it.
+# for them, `image`, for those and for `make image`, and `parent`, for `make parent`. A browser is large, and `make run` has no use for it.
 #
 # Guest kernels and BusyBox are not installed: `cargo xtask build` unpacks them below target/ (xtask/src/debian.rs).
 set -eu
@@ -46,11 +46,22 @@ for wanted in "$@"; do
             [ -d /usr/lib/grub/x86_64-efi ] || missing="$missing grub-efi-amd64-bin"
         fi
         ;;
+    parent)
+        # What Linux' own build needs.
+        need make make
+        need flex flex
+        need bison bison
+        need bc bc
+        need perl perl
+        need xz xz-utils
+        need lz4 lz4
+        [ -e /usr/include/gelf.h ] || missing="$missing libelf-dev"
+        ;;
     uefi)
         [ -e /usr/share/OVMF/OVMF_CODE_4M.fd ] || missing="$missing ovmf"
         ;;
     *)
-        say "no such thing as \`$wanted\`: browser, prometheus, image and uefi are known"
+        say "no such thing as \`$wanted\`: browser, prometheus, image, parent and uefi are known"
         exit 1
         ;;
     esac

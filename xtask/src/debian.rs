@@ -52,6 +52,25 @@ pub(crate) fn kernel(places: &Places, arch: Arch, suite: Suite, meta: &str, name
     .with_context(|| format!("no guest kernel {name}; `dunlin run --kernel FILE` takes any other"))
 }
 
+/// The version of `package`.
+pub(crate) fn version(places: &Places, arch: Arch, suite: Suite, package: &str) -> Result<String> {
+    let apt = Apt::of(places, arch, suite)?;
+    let mut version = None;
+    apt.with_fresh_lists(|| {
+        let shown = output(apt.command("apt-cache").args(["--no-all-versions", "show", package]))?;
+        version = shown.lines().find_map(|line| line.strip_prefix("Version: ")).map(str::to_owned);
+        version.as_ref().map(drop).with_context(|| format!("there is no package {package}"))
+    })?;
+    version.with_context(|| format!("the package {package} has no version"))
+}
+
+/// Puts the one file of `package` that matches `pattern` at `to`.
+pub(crate) fn take(places: &Places, arch: Arch, suite: Suite, package: &str, pattern: &str, to: &Path) -> Result<()> {
+    println!("xtask: fetching {package} (Debian package, unpacked, not installed)");
+    let apt = Apt::of(places, arch, suite)?;
+    apt.with_fresh_lists(|| take_file(places, &apt, package, pattern, to))
+}
+
 /// Leaves the two images of memtest86+ among the assets, if they are not there yet.
 pub(crate) fn memtest(places: &Places) -> Result<()> {
     const PACKAGE: &str = "memtest86+";
@@ -355,8 +374,15 @@ fn take_file(places: &Places, apt: &Apt, package: &str, pattern: &str, to: &Path
     }
 
     // The rename comes last, so that an interrupted run leaves nothing that looks complete.
-    fs::rename(only_file_below(&files)?, to)?;
-    Ok(())
+    let file = only_file_below(&files)?;
+    if fs::rename(&file, to).is_ok() {
+        return Ok(());
+    }
+    // The cache may be on another file system than the target folder.
+    let unfinished = to.with_extension("unfinished");
+    fs::copy(&file, &unfinished)
+        .and_then(|_| fs::rename(&unfinished, to))
+        .with_context(|| format!("cannot write {}", to.display()))
 }
 
 /// The single regular file in a directory tree.

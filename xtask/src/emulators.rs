@@ -149,6 +149,11 @@ impl Unpacked {
         self.root.join(SCRIPTS)
     }
 
+    /// The folder that its packages were unpacked into.
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
     /// A file of its packages.
     pub(crate) fn file(&self, path: &str) -> PathBuf {
         self.root.join(path)
@@ -156,7 +161,7 @@ impl Unpacked {
 }
 
 /// The folder of this project in the user's cache.
-fn cache() -> Result<PathBuf> {
+pub(crate) fn cache() -> Result<PathBuf> {
     let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let cache = set("XDG_CACHE_HOME").filter(|path| path.is_absolute());
     let cache = cache.or_else(|| Some(set("HOME")?.join(".cache")));

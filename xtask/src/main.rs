@@ -4,6 +4,7 @@
 //! * [`debian`] fetches guest kernels and BusyBox from Debian packages.
 //! * [`emulators`] fetches other emulators than this machine's, and [`bochs`] runs the hypervisor on one.
 //! * [`initrd`] packs the guest's first RAM disk, [`workloads`] the guests' workloads, both as an [`archive`].
+//! * [`parent`] builds the kernel of a parent VM, and packs its programs.
 //! * [`image_matrix`] starts the image on many PCs.
 //! * [`ci`] runs the named steps of continuous integration.
 //! * [`house`] checks the house rules.
@@ -18,6 +19,7 @@ mod house;
 mod image_matrix;
 mod initrd;
 mod other_qemu;
+mod parent;
 mod workloads;
 
 use std::os::unix::process::CommandExt;
@@ -33,6 +35,7 @@ cargo xtask COMMAND
   build          hypervisor, measuring guest, tool, initrd and guest kernels
   assets         only initrd and guest kernels
   workloads      what guests may be given to do, with a C compiler and sources from Debian packages
+  parent         kernel and programs of a parent VM; the kernel takes a quarter of an hour, once, and is kept in the user's cache
   run [ARGS]     build, then `dunlin run ARGS` (also `--arch aarch64`)
   image [ARGS]   build, then `dunlin image ARGS`; the image is target/dunlin.iso unless ARGS say otherwise
                  (`--arch aarch64`: target/dunlin-aarch64.iso)
@@ -69,6 +72,7 @@ fn dispatch(command: &str, rest: &[String]) -> Result<ExitCode> {
         "build" => artifacts::build(&places, Wanted::Everything)?,
         "assets" => artifacts::assets(&places, Wanted::Everything)?,
         "workloads" => workloads::build_all(&places)?,
+        "parent" => parent::build(&places)?,
         "run" => run_default(&places, rest)?,
         "image" => image(&places, rest)?,
         "bench" => bench(&places, rest)?,

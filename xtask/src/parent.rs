@@ -1,0 +1,319 @@
+//! Kernel and programs of a parent VM: Linux with `/dev/mshv`, and QEMU that uses it.
+//!
+//! Debian builds no kernel with `CONFIG_MSHV_ROOT`. So this builds one from Debian's unmodified source package, with
+//! the options in `parent/kernel.config`. It takes a quarter of an hour on two CPUs, once: the kernel is kept in the
+//! user's cache, under the version of the package and a checksum of the options.
+//!
+//! ```text
+//! target/dunlin/vmlinuz-parent    the kernel
+//! target/dunlin/parent.cpio       QEMU, its libraries and firmware, a kernel and an initrd for its guests
+//!                                 (follows the initrd)
+//! ```
+//!
+//! The programs are those of Debian's package of QEMU, unpacked and not installed.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, IsTerminal, stderr};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::archive::Archive;
+use crate::artifacts::{self, Arch, Places, Wanted, output, run};
+use crate::debian;
+use crate::emulators::{self, QEMU_11};
+
+/// The package with the kernel's source. `parent/kernel.config` is for this version.
+const SOURCE: &str = "linux-source-7.3";
+/// Lines that `make` prints for this kernel, about, to tell how far it has come.
+const LINES_OF_MAKE: u32 = 2900;
+/// Parts of the source that no kernel for x86-64 with these options needs. All Kconfig files must stay, those of
+/// other architectures too: they include each other.
+const NOT_NEEDED: &[&str] = &[
+    "*/arch/[!x]*/*.[chS]",
+    "*/arch/[!x]*/*.dts*",
+    "*/arch/xtensa",
+    "*/Documentation/*.rst",
+    "*/Documentation/*.yaml",
+    "*/Documentation/*.svg",
+    "*/drivers/accel/*.[chS]",
+    "*/drivers/gpu/drm/*.[chS]",
+    "*/drivers/iio/*.[chS]",
+    "*/drivers/infiniband/*.[chS]",
+    "*/drivers/media/*.[chS]",
+    "*/drivers/net/wireless/*.[chS]",
+    "*/drivers/scsi/*/*.[chS]",
+    "*/drivers/staging/*.[chS]",
+    "linux-source-*/sound/*.[chS]",
+    "*/tools/perf",
+    "*/tools/testing",
+];
+/// Each build of the same source and options gives the same bytes.
+const REPRODUCIBLE: [&str; 3] =
+    ["KBUILD_BUILD_USER=parent", "KBUILD_BUILD_HOST=dunlin", "KBUILD_BUILD_TIMESTAMP=@1700000000"];
+
+/// The loader that Debian's programs ask for, where they look for it.
+const LOADER: &str = "lib64/ld-linux-x86-64.so.2";
+/// Where Debian's loader looks for libraries.
+const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
+const QEMU: &str = "usr/bin/qemu-system-x86_64";
+/// Firmware for the machines `q35`, `pc` and `microvm`, and for kernels given by `-kernel`.
+const FIRMWARE: &[&str] = &[
+    "usr/share/qemu/kvmvapic.bin",
+    "usr/share/qemu/linuxboot_dma.bin",
+    "usr/share/qemu/pvh.bin",
+    "usr/share/qemu/efi-virtio.rom",
+    "usr/share/seabios/bios.bin",
+    "usr/share/seabios/bios-256k.bin",
+    "usr/share/seabios/bios-microvm.bin",
+    "usr/share/seabios/vgabios-stdvga.bin",
+];
+
+/// Leaves the kernel and the programs in `target/dunlin`. Fast if they are there.
+pub(crate) fn build(places: &Places) -> Result<()> {
+    artifacts::build(places, Wanted::ForDefaultVm)?;
+    let kernel = kernel(places)?;
+    let to = places.assets().join("vmlinuz-parent");
+    fs::copy(&kernel, &to).with_context(|| format!("cannot copy {} to {}", kernel.display(), to.display()))?;
+    programs(places)
+}
+
+/// The kernel in the user's cache. Builds it if it is not there.
+fn kernel(places: &Places) -> Result<PathBuf> {
+    let options_file = places.root.join("parent/kernel.config");
+    let options =
+        fs::read_to_string(&options_file).with_context(|| format!("cannot read {}", options_file.display()))?;
+    let version = debian::version(places, Arch::X86_64, debian::Suite::Newest, SOURCE)?;
+    let name = format!("parent-kernel-{version}-{:08x}", checksum(&options)).replace(['~', '+', ':'], "-");
+    let folder = emulators::cache()?.join(&name);
+    let kernel = folder.join("vmlinuz");
+
+    // Two clones may want it at the same time. The second one waits, and finds it done.
+    let lock_file = folder.with_extension("lock");
+    let lock = File::create(&lock_file).with_context(|| format!("cannot write {}", lock_file.display()))?;
+    lock.lock().with_context(|| format!("cannot lock {}", lock_file.display()))?;
+    if kernel.is_file() {
+        return Ok(kernel);
+    }
+
+    println!(
+        "xtask: building the parent's kernel from Debian's {SOURCE} {version}, once: about 15 minutes on two CPUs"
+    );
+    println!("xtask: it needs 1.2 GB in {} meanwhile, and leaves 9 MB", folder.display());
+    let work = folder.join("work");
+    let (source, objects) = (work.join("source"), work.join("objects"));
+    if !source.join("Makefile").is_file() || !work.join("unpacked").is_file() {
+        let _ = fs::remove_dir_all(&work);
+        fs::create_dir_all(&source)?;
+        unpack(places, &source)?;
+        // So that an interrupted run does not take half of the source for all of it.
+        fs::write(work.join("unpacked"), "")?;
+    }
+    configure(&source, &objects, &options)?;
+    compile(&source, &objects)?;
+
+    let unfinished = folder.join("vmlinuz.unfinished");
+    fs::copy(objects.join("arch/x86/boot/bzImage"), &unfinished)?;
+    fs::copy(objects.join(".config"), folder.join("config"))?;
+    fs::copy(objects.join("System.map"), folder.join("System.map"))?;
+    // The rename comes last, so that a kernel that is there is complete.
+    fs::rename(&unfinished, &kernel)?;
+    fs::remove_dir_all(&work).with_context(|| format!("cannot remove {}", work.display()))?;
+    Ok(kernel)
+}
+
+/// FNV-1a. It tells one list of options from another, in a name.
+fn checksum(text: &str) -> u32 {
+    text.bytes().fold(0x811c_9dc5, |sum, byte| (sum ^ u32::from(byte)).wrapping_mul(0x0100_0193))
+}
+
+/// Unpacks what is needed of the source into `source`.
+fn unpack(places: &Places, source: &Path) -> Result<()> {
+    let packed = source.with_extension("tar.xz");
+    let pattern = format!("./usr/src/{SOURCE}.tar.xz");
+    debian::take(places, Arch::X86_64, debian::Suite::Newest, SOURCE, &pattern, &packed)?;
+    println!("xtask: unpacking the kernel's source (640 MB)");
+    let mut tar = Command::new("tar");
+    tar.args(["--extract", "--strip-components=1", "--no-same-owner", "--wildcards"]);
+    tar.args(NOT_NEEDED.iter().map(|pattern| format!("--exclude={pattern}")));
+    run(tar.arg("--directory").arg(source).arg("--file").arg(&packed))
+        .context("tar cannot unpack the kernel's source (is the program xz missing? Debian package xz-utils)")?;
+    Ok(fs::remove_file(&packed)?)
+}
+
+/// `make` for this kernel.
+fn make(source: &Path, objects: &Path) -> Command {
+    let mut make = Command::new("make");
+    make.arg("-C").arg(source).arg("ARCH=x86_64").arg(format!("O={}", objects.display())).args(REPRODUCIBLE);
+    // A `make` above us would pass its own flags on.
+    make.env_remove("MAKEFLAGS").env_remove("MFLAGS").env_remove("MAKELEVEL");
+    make
+}
+
+/// Writes the configuration, and makes sure that all `options` are in it.
+fn configure(source: &Path, objects: &Path, options: &str) -> Result<()> {
+    fs::create_dir_all(objects)?;
+    output(make(source, objects).args(["--silent", "tinyconfig"]))?;
+    let file = objects.join(".config");
+    let tiny = fs::read_to_string(&file)?;
+    fs::write(&file, format!("{tiny}\n{options}"))?;
+    output(make(source, objects).args(["--silent", "olddefconfig"]))?;
+
+    let result = fs::read_to_string(&file)?;
+    let lost = lost(options, &result);
+    if !lost.is_empty() {
+        bail!(
+            "{} options of parent/kernel.config did not survive; each needs another that is missing there: {}",
+            lost.len(),
+            lost.join(", ")
+        );
+    }
+    Ok(())
+}
+
+/// Those of the `options` that are not in the `result`.
+fn lost<'a>(options: &'a str, result: &str) -> Vec<&'a str> {
+    let lines: BTreeSet<&str> = result.lines().collect();
+    let is_off =
+        |name: &str| !result.lines().any(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with('=')));
+    options
+        .lines()
+        .filter(|line| match line.strip_prefix("# CONFIG_").and_then(|rest| rest.strip_suffix(" is not set")) {
+            Some(name) => !is_off(&format!("CONFIG_{name}")),
+            None => line.starts_with("CONFIG_") && !lines.contains(line),
+        })
+        .collect()
+}
+
+/// Compiles, and tells how far it has come.
+fn compile(source: &Path, objects: &Path) -> Result<()> {
+    let jobs = std::thread::available_parallelism().map_or(1, usize::from);
+    let started = Instant::now();
+    let mut make = make(source, objects);
+    make.arg(format!("-j{jobs}")).arg("bzImage");
+    let mut running = make.stdout(Stdio::piped()).spawn().context("cannot run make (Debian package make)")?;
+    let printed = running.stdout.take().context("make has no output")?;
+    let mut progress = Progress::new(started);
+    for _ in BufReader::new(printed).lines().map_while(Result::ok) {
+        progress.step();
+    }
+    progress.end();
+    let status = running.wait()?;
+    if !status.success() {
+        bail!("{} ({status}); what went wrong is above", artifacts::shown(&make));
+    }
+    Ok(())
+}
+
+/// How far `make` has come: one line on a terminal, a line per minute elsewhere.
+struct Progress {
+    started: Instant,
+    told: Option<Instant>,
+    lines: u32,
+    is_terminal: bool,
+}
+
+impl Progress {
+    fn new(started: Instant) -> Self {
+        Self { started, told: None, lines: 0, is_terminal: stderr().is_terminal() }
+    }
+
+    fn step(&mut self) {
+        self.lines += 1;
+        let pause = if self.is_terminal { Duration::from_millis(500) } else { Duration::from_mins(1) };
+        if self.told.is_some_and(|told| told.elapsed() < pause) {
+            return;
+        }
+        self.told = Some(Instant::now());
+        let percent = (self.lines * 100 / LINES_OF_MAKE).min(99);
+        let text = format!("xtask: kernel {percent} %, {} s", self.started.elapsed().as_secs());
+        if self.is_terminal { eprint!("\r{text}  ") } else { eprintln!("{text}") }
+    }
+
+    fn end(&self) {
+        if self.is_terminal {
+            eprintln!();
+        }
+    }
+}
+
+/// Leaves `parent.cpio` in `target/dunlin`, if it is not there yet.
+fn programs(places: &Places) -> Result<()> {
+    let to = places.assets().join("parent.cpio");
+    if to.is_file() {
+        return Ok(());
+    }
+    let unpacked = QEMU_11.unpack()?;
+    let root = unpacked.root();
+    let mut archive = Archive::default();
+    let mut add = |name: &str, from: &Path| -> Result<()> {
+        if let Some((directory, _)) = name.rsplit_once('/') {
+            archive.add_directory(directory)?;
+        }
+        let content = fs::read(from).with_context(|| format!("cannot read {}", from.display()))?;
+        archive.add_program(name, &content)
+    };
+
+    add(LOADER, &root.join("usr").join(LOADER))?;
+    add(QEMU, &root.join(QEMU))?;
+    for library in libraries_of(root)? {
+        let name = library.file_name().and_then(|name| name.to_str()).context("a library has a name")?;
+        add(&format!("{LIBRARIES}/{name}"), &library)?;
+    }
+    for file in FIRMWARE {
+        // QEMU looks for all of it in one folder.
+        let name = file.rsplit('/').next().unwrap_or(file);
+        add(&format!("usr/share/qemu/{name}"), &root.join(file))?;
+    }
+    for name in ["vmlinuz-cloud", "initrd.cpio.gz"] {
+        add(&format!("guest/{name}"), &places.assets().join(name))?;
+    }
+
+    // The rename comes last, so that an interrupted run leaves nothing that looks complete.
+    let unfinished = to.with_extension("unfinished");
+    fs::write(&unfinished, archive.finish()?)
+        .and_then(|()| fs::rename(&unfinished, &to))
+        .with_context(|| format!("cannot write {}", to.display()))
+}
+
+/// The libraries of QEMU, as the loader that was unpacked with it finds them.
+fn libraries_of(root: &Path) -> Result<Vec<PathBuf>> {
+    let library_path =
+        [LIBRARIES, "usr/lib/x86_64-linux-gnu/pulseaudio"].map(|folder| root.join(folder).display().to_string());
+    let mut list = Command::new(root.join("usr").join(LOADER));
+    list.arg("--library-path").arg(library_path.join(":")).arg("--list").arg(root.join(QEMU));
+    let listed = output(&mut list)?;
+    let found = listed.lines().filter_map(|line| line.trim().split_once(" => "));
+    let libraries = found.filter(|(name, _)| !LOADER.ends_with(name));
+    libraries
+        .map(|(name, path)| {
+            let path = PathBuf::from(path.split(" (").next().unwrap_or_default());
+            if path.starts_with(root) {
+                Ok(path)
+            } else {
+                bail!("QEMU's library {name} is not among the unpacked packages, but at {}", path.display())
+            }
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn option_that_the_configuration_does_not_have_is_lost() {
+        let options =
+            "CONFIG_A=y\n# CONFIG_B is not set\nCONFIG_C=\"-x\"\n# a comment\n# CONFIG_D is not set\nCONFIG_E=y\n";
+        let result = "CONFIG_A=y\n# CONFIG_B is not set\nCONFIG_C=\"-x\"\nCONFIG_D=y\n# CONFIG_E is not set\n";
+        assert_eq!(lost(options, result), ["# CONFIG_D is not set", "CONFIG_E=y"]);
+    }
+
+    #[test]
+    fn options_that_differ_give_another_name() {
+        assert_ne!(checksum("CONFIG_A=y"), checksum("CONFIG_A=n"));
+    }
+}
