@@ -52,9 +52,13 @@ impl Assets {
             Kernel::DebianCloud => "vmlinuz-cloud",
             Kernel::Debian => "vmlinuz-full",
             Kernel::MeasuringGuest => "guest",
+            Kernel::Parent => PARENT_KERNEL,
             Kernel::File(path) => return Ok(path.clone()),
         };
-        self.existing(name).map_err(|path| missing(place.bad(format!("no kernel at {}", path.display()))))
+        self.existing(name).map_err(|path| {
+            let failure = place.bad(format!("no kernel at {}", path.display()));
+            Self::help_for(name, failure)
+        })
     }
 
     /// The files of an initrd, in the order in which the kernel unpacks them; none if the VM has no initrd.
@@ -65,11 +69,20 @@ impl Assets {
         let archive = |name: &&str| {
             self.existing(name).map_err(|path| {
                 let failure = place.bad(format!("no initrd at {}", path.display()));
-                // The one archive that no ordinary build makes.
-                if *name == "compile.cpio" { failure.help(NO_COMPILER) } else { missing(failure) }
+                Self::help_for(name, failure)
             })
         };
         initrd.archives().iter().map(archive).collect()
+    }
+
+    /// `failure` with the command that leaves the file `name`.
+    fn help_for(name: &str, failure: Failure) -> Failure {
+        match name {
+            // No ordinary build makes these.
+            "compile.cpio" => failure.help(NO_COMPILER),
+            PARENT_KERNEL | "parent.cpio" => failure.help(NO_PARENT),
+            _ => missing(failure),
+        }
     }
 
     fn existing(&self, name: &str) -> Result<PathBuf, PathBuf> {
@@ -78,6 +91,9 @@ impl Assets {
     }
 }
 
+const PARENT_KERNEL: &str = "vmlinuz-parent";
+const NO_PARENT: &str = "run 'make parent' first: for x86_64 it builds a Linux with /dev/mshv from Debian's source \
+     (a quarter of an hour, once), and packs QEMU";
 const NO_COMPILER: &str =
     "run 'cargo xtask workloads' first: it fetches a C compiler and C sources from Debian's packages";
 
@@ -123,5 +139,7 @@ mod tests {
         let text = error(Initrd::Compile);
         assert!(text.starts_with("option '--initrd': no initrd at ") && text.contains("compile.cpio"), "{text}");
         assert!(text.contains("help: run 'cargo xtask workloads' first"), "{text}");
+        let text = error(Initrd::Parent);
+        assert!(text.contains("parent.cpio") && text.contains("help: run 'make parent' first"), "{text}");
     }
 }

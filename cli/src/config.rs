@@ -111,12 +111,14 @@ pub(crate) enum Kernel {
     Debian,
     /// The guest that measures exits.
     MeasuringGuest,
+    /// Linux with `/dev/mshv`, as `make parent` leaves it.
+    Parent,
     /// A file.
     File(PathBuf),
 }
 
 impl Kernel {
-    const NAMES: &'static [&'static str] = &["debian-cloud", "debian", "measuring-guest"];
+    const NAMES: &'static [&'static str] = &["debian-cloud", "debian", "measuring-guest", "parent"];
 }
 
 /// The source of an initial RAM disk.
@@ -128,6 +130,8 @@ pub(crate) enum Initrd {
     Workloads,
     /// Ours, these programs, a C compiler and C sources.
     Compile,
+    /// Ours, QEMU, and a kernel and an initrd for its guests.
+    Parent,
     /// No initrd.
     None,
     /// A file.
@@ -135,7 +139,7 @@ pub(crate) enum Initrd {
 }
 
 impl Initrd {
-    const NAMES: &'static [&'static str] = &["dunlin", "workloads", "compile", "none"];
+    const NAMES: &'static [&'static str] = &["dunlin", "workloads", "compile", "parent", "none"];
 
     /// The archives of the build for it, in the order in which the kernel unpacks them; none for a file of the user.
     pub(crate) fn archives(&self) -> &'static [&'static str] {
@@ -143,6 +147,7 @@ impl Initrd {
             Self::Dunlin => &["initrd.cpio.gz"],
             Self::Workloads => &["initrd.cpio.gz", "workloads.cpio"],
             Self::Compile => &["initrd.cpio.gz", "workloads.cpio", "compile.cpio"],
+            Self::Parent => &["initrd.cpio.gz", "parent.cpio"],
             Self::None | Self::File(_) => &[],
         }
     }
@@ -447,6 +452,7 @@ fn kernel(text: &str, directory: &Path, place: Place) -> Result<Placed<Kernel>, 
         "debian-cloud" => Kernel::DebianCloud,
         "debian" => Kernel::Debian,
         "measuring-guest" => Kernel::MeasuringGuest,
+        "parent" => Kernel::Parent,
         _ => Kernel::File(file(text, directory, Kernel::NAMES, &place)?),
     };
     Ok(Placed { value, place })
@@ -457,6 +463,7 @@ fn initrd(text: &str, directory: &Path, place: Place) -> Result<Placed<Initrd>, 
         "dunlin" => Initrd::Dunlin,
         "workloads" => Initrd::Workloads,
         "compile" => Initrd::Compile,
+        "parent" => Initrd::Parent,
         "none" => Initrd::None,
         _ => Initrd::File(file(text, directory, Initrd::NAMES, &place)?),
     };
