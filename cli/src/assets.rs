@@ -41,7 +41,7 @@ impl Assets {
     pub(crate) fn grub(&self) -> Result<PathBuf, Failure> {
         let fetched = self.directory.join("grub");
         [fetched, PathBuf::from("/usr/lib/grub/arm64-efi")].into_iter().find(|path| path.join("modinfo.sh").is_file()).ok_or_else(|| {
-            Failure::bad_input("GRUB for arm64 is not there")
+            Failure::bad_input("GRUB for arm64 is missing")
                 .help("'make image ARCH=aarch64' fetches it; or install it: 'apt install grub-efi-arm64-bin' (Debian, Ubuntu)")
         })
     }

@@ -90,7 +90,7 @@ fn progress(what: &str) {
 /// Runs `dunlin run --json` with these arguments and returns its JSON. Prints the progress messages of a measuring
 /// guest.
 fn dunlin_run(arguments: &[&str]) -> Result<Value, Failure> {
-    let cannot = |error: std::io::Error| Failure::failed(format!("a run cannot be started: {error}"));
+    let cannot = |error: std::io::Error| Failure::failed(format!("cannot start a run: {error}"));
     let mut child = Command::new(std::env::current_exe().map_err(cannot)?)
         .args(["run", "--json"])
         .args(arguments)

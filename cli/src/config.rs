@@ -99,7 +99,7 @@ pub(crate) enum Accel {
 }
 
 abi::settings! {
-    Accel, "way to run QEMU": Auto = "auto", Tcg = "tcg", Kvm = "kvm";
+    Accel, "accelerator": Auto = "auto", Tcg = "tcg", Kvm = "kvm";
 }
 
 /// The source of a kernel.
@@ -234,8 +234,8 @@ impl Config {
         let named = &config.host.arch;
         if named.value != arch {
             if matches!(named.place, Place::Key { .. }) {
-                let what = format!("'{}', but the host that runs is {}", named.value.name(), arch.name());
-                return Err(named.place.bad(what).help("name another host with --host, or leave the key out"));
+                let what = format!("'{}', but the running host is {}", named.value.name(), arch.name());
+                return Err(named.place.bad(what).help("name another host with --host, or omit the key"));
             }
             config = Self::load(&RunArgs { file: Some(path.to_path_buf()), arch: Some(arch), ..RunArgs::default() })?;
         }
@@ -270,7 +270,7 @@ impl Config {
                     .name
                     .place
                     .bad(format!("a second VM called '{}'", vm.name.value))
-                    .help(format!("the first is at {place}; give each VM a name of its own")));
+                    .help(format!("the first is at {place}; give each VM a different name")));
             }
         }
         Ok(Self { host, vms })
@@ -402,7 +402,7 @@ fn vm_name(text: String, place: Place) -> Result<Placed<String>, Failure> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     if text.is_empty() || text.len() > 64 || !text.chars().all(plain) {
         return Err(place
-            .bad(format!("{text:?} cannot be a name"))
+            .bad(format!("{text:?} is not a valid name"))
             .help("a name has 1 to 64 of the characters a-z A-Z 0-9 - _ ."));
     }
     Ok(Placed { value: text, place })
@@ -429,7 +429,7 @@ fn pcpus(count: i64, place: Place) -> Result<Placed<u32>, Failure> {
 fn vm_memory(text: &str, place: Place) -> Result<Placed<u64>, Failure> {
     let value = parse_size(text).map_err(|what| place.bad(what))?;
     if value == 0 {
-        return Err(place.bad("no memory; a VM needs some").help("write a size such as \"512M\""));
+        return Err(place.bad("a VM needs memory").help("write a size such as \"512M\""));
     }
     if !value.is_multiple_of(MEMORY_GRAIN) {
         let near = value.next_multiple_of(MEMORY_GRAIN);
@@ -442,7 +442,9 @@ fn vm_memory(text: &str, place: Place) -> Result<Placed<u64>, Failure> {
 
 fn cmdline(text: &str, place: Place) -> Result<Placed<String>, Failure> {
     match text.chars().find(|c| c.is_control()) {
-        Some(odd) => Err(place.bad(format!("{odd:?} cannot be in a kernel command line")).help("put all on one line")),
+        Some(odd) => Err(place
+            .bad(format!("{odd:?} is not allowed in a kernel command line"))
+            .help("write everything on one line")),
         None => Ok(Placed { value: text.to_string(), place }),
     }
 }
@@ -484,7 +486,7 @@ fn file(text: &str, directory: &Path, names: &[&str], place: &Place) -> Result<P
 }
 
 fn time_limit(text: &str, place: &Place) -> Result<Duration, Failure> {
-    parse_time(text).map_err(|what| place.bad(what).help("write a length of time such as \"60s\" or \"5m\""))
+    parse_time(text).map_err(|what| place.bad(what).help("write a duration such as \"60s\" or \"5m\""))
 }
 
 #[cfg(test)]

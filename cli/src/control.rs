@@ -207,7 +207,7 @@ fn lost(error: io::Error) -> Failure {
 }
 
 fn refused(error: FrameError) -> Failure {
-    Failure::failed(format!("the host refused our request: {error}"))
+    Failure::failed(format!("the host rejected the request: {error}"))
 }
 
 /// The text for a refusal.
@@ -218,19 +218,19 @@ pub(crate) fn refusal(refusal: Refusal) -> &'static str {
         Refusal::NoSuchVcpu => "the VM has no such vCPU",
         Refusal::NoSuchLayout => "the host has no such kind of block",
         Refusal::NoMemoryThere => "the VM has no memory there",
-        Refusal::Busy => "the VM's last command is not done yet",
-        Refusal::Logging => "a dirty log runs already, or large pages are still coming back after the last one",
-        Refusal::NotLogging => "no dirty log runs",
+        Refusal::Busy => "the VM's last command has not finished yet",
+        Refusal::Logging => "a dirty log is already active, or large pages of the last one are still being joined",
+        Refusal::NotLogging => "no dirty log is active",
         Refusal::NoMirror => "the dirty log has no mirror (start it with --mirror)",
         Refusal::NotPaused => "the VM is not paused",
         Refusal::OutOfMemory => "the host has too little memory left (key `memory` of [host])",
         Refusal::NoSuchPcpu => "this host has no such pCPU",
-        Refusal::NotStarted => "the VM does not run yet (dunlin start)",
-        Refusal::AlreadyStarted => "the VM runs already, or has ended",
-        Refusal::NameTaken => "this host has a VM of that name",
-        Refusal::TooManyVms => "the host has as many VMs as it has room for (dunlin destroy)",
+        Refusal::NotStarted => "the VM was not started yet (dunlin start)",
+        Refusal::AlreadyStarted => "the VM was already started",
+        Refusal::NameTaken => "this host already has a VM with that name",
+        Refusal::TooManyVms => "the host has the maximum number of VMs (dunlin destroy)",
         Refusal::NoSuchUpload => "the host does not know what we send it",
-        Refusal::Invalid => "the host cannot make such a VM",
+        Refusal::Invalid => "the host cannot create such a VM",
         Refusal::NoHardwareLog => "the machine does not record writes in stage 2 (use --source write-protect)",
     }
 }

@@ -54,7 +54,7 @@ fn start(args: &StartArgs) -> Result<(), Failure> {
     let info = vm.info()?;
     let how = info.running.map_or(String::new(), |how| format!(": {}", how_in_words(&how)));
     let mirror = if args.mirror { ", with a mirror" } else { "" };
-    vm.say(args.which.json, &format!("its writes are recorded{how}{mirror}"), info_json(&info));
+    vm.say(args.which.json, &format!("writes are recorded{how}{mirror}"), info_json(&info));
     Ok(())
 }
 
@@ -78,8 +78,8 @@ fn stop(args: &WhichArgs) -> Result<(), Failure> {
     let mut vm = Attached::to(args)?;
     vm.done(Command::DirtyStop { vm: vm.number })?;
     let info = vm.info()?;
-    let coming = if info.is_collapsing { "; large pages come back now" } else { "" };
-    vm.say(args.json, &format!("its writes are not recorded any more{coming}"), info_json(&info));
+    let coming = if info.is_collapsing { "; split large pages are being joined" } else { "" };
+    vm.say(args.json, &format!("writes are no longer recorded{coming}"), info_json(&info));
     Ok(())
 }
 
@@ -213,16 +213,16 @@ fn source_name(source: Option<DirtySource>) -> &'static str {
 }
 
 fn how_in_words(how: &DirtyLogging) -> String {
-    let rate = how.splits_per_second.map_or(String::new(), |rate| format!(", at most {rate} a second"));
+    let rate = how.splits_per_second.map_or(String::new(), |rate| format!(", at most {rate} per second"));
     format!("large pages are split {}{rate}; recorded by {}", how.split.name(), source_name(how.source))
 }
 
 fn info_in_words(info: &DirtyInfo) -> String {
     let log = match &info.running {
-        None => "no log runs".to_string(),
+        None => "no log is active".to_string(),
         Some(how) => {
             let mirror = if info.mirror { "; with a mirror" } else { "" };
-            let splitting = if info.is_splitting { ", more to come" } else { "" };
+            let splitting = if info.is_splitting { ", in progress" } else { "" };
             format!(
                 "{}{mirror}\n  {} rounds, {} pages found dirty; {} large pages split ahead of the guest{splitting}",
                 how_in_words(how),
@@ -232,9 +232,9 @@ fn info_in_words(info: &DirtyInfo) -> String {
             )
         }
     };
-    let collapsing = if info.is_collapsing { ", more to come" } else { "" };
+    let collapsing = if info.is_collapsing { ", in progress" } else { "" };
     format!(
-        "  {log}\n  stage-2 tables {}; {} large pages came back{collapsing}; {} flushes of all vCPUs by the host\n",
+        "  {log}\n  stage-2 tables {}; {} large pages joined again{collapsing}; {} flushes of all vCPUs by the host\n",
         show_size(info.table_bytes),
         show_count(info.collapses),
         show_count(info.flushes)
@@ -245,7 +245,7 @@ fn info_in_words(info: &DirtyInfo) -> String {
 fn cost_in_words(counters: &VcpuCounters, clock_hz: u64) -> String {
     let stall = counters.stage2_stall_ticks as f64 / clock_hz.max(1) as f64;
     format!(
-        "  vCPUs: {} faults of the log, {} splits in them, {} first touches; {} flushes of their own pCPU, {} of all; held up for {:.3} s\n",
+        "  vCPUs: {} faults of the log, {} splits in them, {} first touches; {} flushes of their own pCPU, {} of all; stopped for {:.3} s\n",
         show_count(counters.dirty_faults),
         show_count(counters.dirty_splits),
         show_count(counters.pages_populated),

@@ -18,9 +18,9 @@ use crate::quantity::show_size;
 
 /// GRUB's tool.
 const TOOL: &str = "grub-mkrescue";
-const INSTALL: &str = "install it: 'apt install grub-common grub-pc-bin grub-efi-amd64-bin xorriso mtools' (Debian, Ubuntu); 'make image' does";
+const INSTALL: &str = "install it: 'apt install grub-common grub-pc-bin grub-efi-amd64-bin xorriso mtools' (Debian, Ubuntu); 'make image' installs it";
 const INSTALL_FOR_ARM: &str =
-    "install it: 'apt install grub-common xorriso mtools' (Debian, Ubuntu); 'make image ARCH=aarch64' does";
+    "install it: 'apt install grub-common xorriso mtools' (Debian, Ubuntu); 'make image ARCH=aarch64' installs it";
 
 /// Makes the image that `args` ask for.
 pub(crate) fn run(args: &ImageArgs) -> Result<(), Failure> {
@@ -48,7 +48,7 @@ pub(crate) fn run(args: &ImageArgs) -> Result<(), Failure> {
         Arch::X86_64 => "a PC",
         Arch::Aarch64 => "a machine with UEFI and a device tree",
     };
-    progress.say(&format!("{}: start {machine} from it (`dunlin image --help` says how)", args.output.display()));
+    progress.say(&format!("{}: boot {machine} from it (see `dunlin image --help`)", args.output.display()));
     Ok(())
 }
 
@@ -96,12 +96,12 @@ pub(crate) fn write(
     }
     let made = tool.arg("-o").arg(&unfinished).arg(boot.parent().unwrap_or(&boot)).stdin(Stdio::null()).output();
     let made = made.map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => Failure::bad_input(format!("{TOOL} is not there")).help(install),
+        io::ErrorKind::NotFound => Failure::bad_input(format!("{TOOL} is missing")).help(install),
         _ => failed(Path::new(TOOL), error),
     })?;
     if !made.status.success() {
         let said = String::from_utf8_lossy(&made.stderr);
-        let reason = said.lines().rev().find(|line| line.contains("error")).unwrap_or("it does not say why");
+        let reason = said.lines().rev().find(|line| line.contains("error")).unwrap_or("it gives no reason");
         return Err(Failure::failed(format!("{TOOL} ({}): {reason}", made.status)).help(install));
     }
     std::fs::copy(&unfinished, output).map_err(|error| failed(output, error))?;

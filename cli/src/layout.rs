@@ -124,19 +124,19 @@ fn write(path: &Path, text: &str) -> Result<u8, Failure> {
 fn read(path: &Path) -> Result<String, Failure> {
     fs::read_to_string(path).map_err(|error| {
         Failure::bad_input(format!("{}: {error}", path.display()))
-            .help(format!("'dunlin layout --write {}' makes it", path.display()))
+            .help(format!("'dunlin layout --write {}' creates it", path.display()))
     })
 }
 
 /// Prints the differences from `golden`, the text of the file at `path`.
 fn check(path: &Path, golden: &str, now: &str) -> u8 {
     if golden == now {
-        println!("{}: as it is", path.display());
+        println!("{}: up to date", path.display());
         return 0;
     }
     print!("{}", difference(&path.display().to_string(), golden, now));
     eprintln!(
-        "{0}: the layout is another one; if that is meant, renew the file by 'dunlin layout --write {0}'",
+        "{0}: the layout has changed; if this is intended, update the file with 'dunlin layout --write {0}'",
         path.display()
     );
     FAILED

@@ -30,13 +30,13 @@ pub(crate) fn run(args: &MetricsArgs) -> Result<(), Failure> {
     }
     let address = address(&args.listen)?;
     let server = Server::http(address)
-        .map_err(|error| Failure::bad_input(format!("option '--listen': {address} cannot be listened on: {error}")))?;
+        .map_err(|error| Failure::bad_input(format!("option '--listen': cannot listen on {address}: {error}")))?;
     // The port may have been left to the system.
     eprintln!("http://{}{PATH}", server.server_addr());
     for request in server.incoming_requests() {
         answer(request, &mut host);
     }
-    Err(Failure::failed(format!("{address} is listened on no more")))
+    Err(Failure::failed(format!("stopped listening on {address}")))
 }
 
 fn address(text: &str) -> Result<SocketAddr, Failure> {
@@ -69,7 +69,7 @@ fn answer(request: Request, host: &mut Host) {
     let path = request.url().split('?').next().unwrap_or_default().to_string();
     let is_read = matches!(request.method(), Method::Get | Method::Head);
     let response = match (is_read, path.as_str()) {
-        (false, _) => plain(405, "GET is all that there is here\n"),
+        (false, _) => plain(405, "only GET is supported\n"),
         (true, PATH) => {
             let picture = host.picture();
             if let Err(failure) = &picture {
@@ -78,7 +78,7 @@ fn answer(request: Request, host: &mut Host) {
             typed(Response::from_string(openmetrics(picture.ok().as_ref())), CONTENT_TYPE)
         }
         (true, "/") => plain(200, "dunlin: /metrics\n"),
-        (true, _) => plain(404, "/metrics is all that there is here\n"),
+        (true, _) => plain(404, "only /metrics exists\n"),
     };
     // The client may have hung up.
     let _ = request.respond(response);

@@ -53,7 +53,7 @@ pub(crate) fn pack(config: &Config, assets: &Assets, script: Option<&str>, start
     let bytes = files
         .builder
         .finish()
-        .map_err(|error| Failure::bad_input(format!("the VMs cannot be packed for the hypervisor: {error}")))?;
+        .map_err(|error| Failure::bad_input(format!("cannot pack the VMs for the hypervisor: {error}")))?;
 
     let available = (start == Start::Here).then(available_memory).flatten();
     let host_memory = host_memory(config, bytes.len() as u64, available)?;
@@ -82,7 +82,7 @@ pub(crate) fn prepare(arch: Arch, vm: &VmConfig, assets: &Assets, script: Option
     }
     if let (Some(initrd), Some(script), true) = (&mut initrd, script, has_agent(vm)) {
         exec::add_script(initrd, script)
-            .map_err(|error| Failure::bad_input(format!("the command cannot be packed for the guest: {error}")))?;
+            .map_err(|error| Failure::bad_input(format!("cannot pack the command for the guest: {error}")))?;
     }
 
     match arch {
@@ -146,13 +146,13 @@ fn read(path: &Path, place: &Place) -> Result<Vec<u8>, Failure> {
 fn blame(vm: &VmConfig, kernel: &Path, error: BootError) -> Failure {
     match error {
         BootError::MemoryTooSmall { needs, .. } => vm.memory.place.bad(error).help(format!(
-            "\"{}M\" is the least for {}",
+            "\"{}M\" is the minimum for {}",
             needs.next_multiple_of(2 * MIB) / MIB,
             kernel.display()
         )),
         BootError::InitrdTooLarge { .. } => vm.initrd.place.bad(error).help(format!("{} has little", vm.memory.place)),
         BootError::CmdlineTooLong { .. } | BootError::CmdlineHasNul { .. } => {
-            vm.cmdline.place.bad(error).help("shorten it; a kernel cuts off the rest without a word")
+            vm.cmdline.place.bad(error).help("shorten it; the kernel would cut it without a message")
         }
         BootError::Vcpus { .. } => {
             vm.vcpus.place.bad(error).help(format!("fewer vCPUs, or \"x2apic\" ({})", vm.apic.place))
@@ -169,7 +169,7 @@ fn blame(vm: &VmConfig, kernel: &Path, error: BootError) -> Failure {
 fn blame_image(vm: &VmConfig, kernel: &Path, error: ImageError) -> Failure {
     match error {
         ImageError::MemoryTooSmall { needs, .. } => vm.memory.place.bad(error).help(format!(
-            "\"{}M\" is the least for {}",
+            "\"{}M\" is the minimum for {}",
             needs.next_multiple_of(2 * MIB) / MIB,
             kernel.display()
         )),
@@ -193,12 +193,12 @@ fn host_memory(config: &Config, payload: u64, available: Option<u64>) -> Result<
             return Err(given
                 .place
                 .bad(format!(
-                    "{} for the host; its VMs have {} and the hypervisor needs {} besides",
+                    "{} for the host; its VMs have {} and the hypervisor needs another {}",
                     show_size(given.value),
                     show_size(vm_memory),
                     show_size(needed - vm_memory)
                 ))
-                .help(format!("\"{}M\" is the least; without the key the host gets just that", needed / MIB)));
+                .help(format!("\"{}M\" is the minimum, and the default", needed / MIB)));
         }
         (Some(given), _) => (given.value, Some(&given.place)),
         (None, largest) => (needed, largest.map(|vm| &vm.memory.place)),
@@ -206,7 +206,7 @@ fn host_memory(config: &Config, payload: u64, available: Option<u64>) -> Result<
     match (available, place) {
         (Some(available), Some(place)) if bytes > available => Err(place
             .bad(format!(
-                "the host would need {}, this computer has {} to spare",
+                "the host needs {}, but this computer has only {} free",
                 show_size(bytes),
                 show_size(available / MIB * MIB)
             ))

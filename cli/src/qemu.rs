@@ -66,7 +66,7 @@ impl Qemu {
         })?;
         let text = String::from_utf8_lossy(&output.stdout);
         let Some((version, number)) = parse_version(&text) else {
-            return Err(bad(format!("QEMU: '{shown}' does not say its version; is it QEMU?")).help(install));
+            return Err(bad(format!("QEMU: '{shown}' prints no version; is it QEMU?")).help(install));
         };
         if number < OLDEST {
             let what = format!("QEMU: '{shown}' is version {version}; at least {}.{} is needed", OLDEST.0, OLDEST.1);
@@ -97,10 +97,10 @@ impl Acceleration {
     pub(crate) fn choose(arch: Arch, wanted: &Placed<Accel>) -> Result<Self, Failure> {
         let obstacle = match arch {
             Arch::X86_64 => obstacle_to_kvm(),
-            Arch::Aarch64 => Some("KVM gives no guest EL2"),
+            Arch::Aarch64 => Some("KVM has no EL2 for guests"),
         };
         match (wanted.value, obstacle) {
-            (Accel::Tcg, _) => Ok(Self::Tcg("as asked for")),
+            (Accel::Tcg, _) => Ok(Self::Tcg("as requested")),
             (Accel::Auto | Accel::Kvm, None) => Ok(Self::Kvm),
             (Accel::Auto, Some(why)) => Ok(Self::Tcg(why)),
             (Accel::Kvm, Some(why)) => Err(wanted

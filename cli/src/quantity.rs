@@ -16,9 +16,9 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
         // Zero needs no unit; the smallest possible size rejects it later.
         "" if number == "0" => 0,
         "" => return Err(format!("'{text}' has no unit; write a size such as 512M or 2G")),
-        _ => return Err(format!("'{unit}' is no unit of memory; write a size such as 512M or 2G")),
+        _ => return Err(format!("'{unit}' is not a unit of memory; write a size such as 512M or 2G")),
     };
-    let number: u64 = number.parse().map_err(|_| format!("'{text}' is no size; write one such as 512M or 2G"))?;
+    let number: u64 = number.parse().map_err(|_| format!("'{text}' is not a size; write for example 512M or 2G"))?;
     number.checked_mul(1 << shift).ok_or_else(|| format!("'{text}' is more than any computer has"))
 }
 
@@ -38,7 +38,7 @@ pub(crate) fn show_size(bytes: u64) -> String {
 /// Reads a length of time such as `500ms`, `60s`, `5m` or `1h`.
 pub(crate) fn parse_time(text: &str) -> Result<Duration, String> {
     let (number, unit) = split(text);
-    let bad = || format!("'{text}' is no length of time; write one such as 60s or 5m");
+    let bad = || format!("'{text}' is not a duration; write for example 60s or 5m");
     let number: u64 = number.parse().map_err(|_| bad())?;
     let millis = match unit {
         "ms" => 1,
@@ -49,7 +49,7 @@ pub(crate) fn parse_time(text: &str) -> Result<Duration, String> {
     };
     // A year is as good as forever, and keeps later sums from overflowing.
     match number.checked_mul(millis).map(Duration::from_millis) {
-        Some(time) if time.is_zero() => Err("a time limit of nothing leaves no time to run".to_string()),
+        Some(time) if time.is_zero() => Err("a time limit of zero leaves no time to run".to_string()),
         Some(time) if time <= Duration::from_secs(366 * 24 * 3600) => Ok(time),
         _ => Err(format!("'{text}' is more than a year")),
     }

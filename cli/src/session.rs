@@ -163,10 +163,8 @@ impl Purpose {
                 Some(vm) => Err(vm
                     .initrd
                     .place
-                    .bad(format!("--exec needs our initrd, and vm \"{}\" does not run it", vm.name.value))
-                    .help(
-                        "the agent that runs commands is part of the initrd \"dunlin\"; use that, or leave --exec out",
-                    )),
+                    .bad(format!("--exec needs Dunlin's initrd, but vm \"{}\" does not use it", vm.name.value))
+                    .help("the agent that runs commands is part of the initrd \"dunlin\"; use it, or omit --exec")),
             };
         }
         match config.vms.as_slice() {
@@ -471,7 +469,7 @@ impl<'a> Session<'a> {
             Event::Connected(stream) => self.connect(stream),
             Event::Host(Ok(message)) => self.hear(message),
             Event::Host(Err(error)) => {
-                self.progress.say(&format!("a frame of the hypervisor cannot be used: {error}"));
+                self.progress.say(&format!("invalid frame from the hypervisor: {error}"));
             }
             Event::Closed => {
                 self.closed.get_or_insert(Instant::now());
@@ -484,7 +482,7 @@ impl<'a> Session<'a> {
             Event::Typed(Typed::Leave) => {
                 self.left = true;
                 self.progress.print("\n");
-                self.progress.say("leaving: the host is ended");
+                self.progress.say("leaving: ending the host");
                 for vm in 0..self.vms.len() {
                     self.gather(vm, false);
                 }
@@ -525,7 +523,7 @@ impl<'a> Session<'a> {
                 }
             }
             Err(error) => {
-                self.progress.say(&format!("the control port cannot be used: {error}"));
+                self.progress.say(&format!("cannot use the control port: {error}"));
                 self.closed.get_or_insert(Instant::now());
             }
         }
@@ -545,7 +543,7 @@ impl<'a> Session<'a> {
                 None => self.note_guest(vm, event),
             },
             Message::Refused(error) => {
-                self.progress.say(&format!("the hypervisor refused a frame of ours: {error}"));
+                self.progress.say(&format!("the hypervisor rejected one of our frames: {error}"));
             }
             // QEMU's end follows.
             Message::Bye => {}
@@ -650,13 +648,13 @@ impl<'a> Session<'a> {
         if self.terminal.is_some() {
             return;
         }
-        self.progress.say("this is its console; Ctrl-] leaves and ends it");
+        self.progress.say("this is its console; Ctrl-] ends the VM");
         match RawTerminal::open(&self.events, Event::Typed) {
             Ok(terminal) => {
                 self.terminal = Some(terminal);
                 self.progress.set_raw(true);
             }
-            Err(error) => self.progress.say(&format!("the terminal cannot be used for keys: {error}")),
+            Err(error) => self.progress.say(&format!("cannot read keys from the terminal: {error}")),
         }
     }
 

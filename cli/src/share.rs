@@ -95,7 +95,7 @@ fn make_private(directory: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
     let found = fs::symlink_metadata(directory)?;
     if !found.is_dir() || found.uid() != getuid().as_raw() {
-        return Err(io::Error::other(format!("{} belongs to somebody else", directory.display())));
+        return Err(io::Error::other(format!("{} belongs to another user", directory.display())));
     }
     Ok(())
 }

@@ -296,7 +296,7 @@ pub(crate) fn printable(text: &str) -> String {
 /// The message for a refusal, or for an answer that does not match the question.
 pub(crate) fn unexpected(answer: Result<Answer, &'static str>) -> Failure {
     match answer {
-        Ok(_) => Failure::failed("the host answered another question than ours").help("is it of another version?"),
+        Ok(_) => Failure::failed("the answer does not match the request").help("does it have another version?"),
         Err(why) => Failure::failed(why),
     }
 }

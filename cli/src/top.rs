@@ -300,7 +300,7 @@ fn interactive(
     delay: Duration,
     iterations: Option<u64>,
 ) -> Result<(), Failure> {
-    let broken = |error: std::io::Error| Failure::failed(format!("the terminal cannot be used: {error}"));
+    let broken = |error: std::io::Error| Failure::failed(format!("cannot use the terminal: {error}"));
     let mut view = View::new(delay);
     let mut old = None;
     let mut new = Picture::take(client)?;

@@ -79,7 +79,7 @@ pub(crate) fn run(args: &TraceArgs) -> Result<(), Failure> {
         show_count(seen.flushes)
     );
     if seen.lost > 0 {
-        println!("{} events were lost: they came faster than they were read", show_count(seen.lost));
+        println!("{} events were lost: they arrived faster than they were read", show_count(seen.lost));
     }
     println!("open it at https://ui.perfetto.dev");
     Ok(())
@@ -133,7 +133,7 @@ fn pass<W: Write>(client: &mut Client, timeline: &mut Timeline<W>) -> Result<(u3
 }
 
 fn add<W: Write>(timeline: &mut Timeline<W>, pcpu: u32, read: &Events) -> Result<(), Failure> {
-    timeline.add(pcpu, read).map_err(|error| Failure::failed(format!("the trace cannot be written: {error}")))
+    timeline.add(pcpu, read).map_err(|error| Failure::failed(format!("cannot write the trace: {error}")))
 }
 
 /// The oldest events of a pCPU, if there is one.

@@ -21,7 +21,7 @@ pub(crate) fn run_create(args: &CreateArgs) -> Result<(), Failure> {
     let mut client = share::attach(args.host.host)?;
     let info = stats::host(&mut client)?;
     let arch = [Arch::X86_64, Arch::Aarch64].into_iter().find(|arch| arch.name() == info.arch);
-    let arch = arch.ok_or_else(|| Failure::failed(format!("the host is {}, which we do not know", info.arch)))?;
+    let arch = arch.ok_or_else(|| Failure::failed(format!("unknown architecture of the host: {}", info.arch)))?;
 
     // All that can be wrong with the files is found before the host is asked for anything.
     let config = Config::for_host(&args.file, arch)?;
@@ -95,10 +95,10 @@ fn create(client: &mut Client, vm: &VmConfig, prepared: &Prepared) -> Result<u32
                 About::Name | About::Tags => &vm.name.place,
             };
             let help = match about {
-                About::Memory | About::Vcpus => "end or destroy other VMs; `dunlin host` shows what is left",
-                About::Tags => "use the `tags` and `tag_limit` of a VM that runs: they share their tags",
-                About::Kernel => "`dunlin run` tells more of a kernel that does not start",
-                About::Name => "give each VM a name of its own",
+                About::Memory | About::Vcpus => "end or destroy other VMs; `dunlin host` shows the free resources",
+                About::Tags => "use the `tags` and `tag_limit` of a running VM; such VMs share their tags",
+                About::Kernel => "`dunlin run` shows why a kernel does not start",
+                About::Name => "give each VM a different name",
             };
             Err(Failure::failed(format!("{place}: the host cannot create it: {why}")).help(help))
         }
@@ -114,16 +114,17 @@ fn refused(vm: &VmConfig, memory_bytes: u64, why: Refusal) -> Failure {
         Refusal::NameTaken => vm
             .name
             .place
-            .bad(format!("this host has a VM '{name}'"))
+            .bad(format!("this host already has a VM '{name}'"))
             .help(format!("choose another name, or 'dunlin destroy {name}' first; 'dunlin list' shows it")),
         Refusal::OutOfMemory => Failure::failed(format!(
             "{}: the host has no memory for the files of a VM of {}",
             vm.memory.place,
             show_size(memory_bytes)
         ))
-        .help("end or destroy other VMs; `dunlin host` shows what is left"),
-        Refusal::Busy => Failure::failed(format!("vm \"{name}\": the host creates another VM at this moment"))
-            .help("try again when that is done"),
+        .help("end or destroy other VMs; `dunlin host` shows the free resources"),
+        Refusal::Busy => {
+            Failure::failed(format!("vm \"{name}\": the host is creating another VM")).help("try again later")
+        }
         why => Failure::failed(format!("vm \"{name}\": {}", refusal(why))),
     }
 }
@@ -233,7 +234,7 @@ pub(crate) fn run_host(args: &ListArgs) -> Result<(), Failure> {
         percent(free_bytes, total_bytes)
     );
     println!("  heap    {} in use of {}", show_size(heap_used_bytes), show_size(heap_bytes));
-    println!("  tables  {} in use of {} set aside", show_size(tables_used_bytes), show_size(tables_reserved_bytes));
+    println!("  tables  {} in use of {} reserved", show_size(tables_used_bytes), show_size(tables_reserved_bytes));
     println!("  tags    {tags_in_pools} of {tags} in pools, {tags_owned} of them owned");
     Ok(())
 }

@@ -116,7 +116,7 @@ fn ends_of_dirty_logs_and_protected_code_never_wait_for_each_other() {
         let json = host.finish().json();
         assert_clean(output(&json, "a"), 1);
         let faults = counter(&json, "a", "decode_write_faults");
-        println!("{setting}: {logs} logs, {collapses} large pages came back, {faults} writes to protected pages");
+        println!("{setting}: {logs} logs, {collapses} large pages joined again, {faults} writes to protected pages");
         assert!(collapses > u64::from(logs) && faults > u64::from(logs), "{collapses}, {faults}: {json:#}");
     }
 }

@@ -52,7 +52,7 @@ pub(super) fn run(args: &AllArgs) -> Result<u8, Failure> {
         if let Outcome::Interrupted(signal) = outcome {
             show.end();
             eprintln!(
-                "Interrupted. What was measured is in {0}; to go on:\n  {1}",
+                "Interrupted. The results so far are in {0}; to continue:\n  {1}",
                 path.display(),
                 resume(args, &path)
             );
@@ -95,7 +95,7 @@ fn output(args: &AllArgs) -> Result<PathBuf, Failure> {
     if wanted.exists() {
         let shown = wanted.display();
         return Err(Failure::bad_input(format!("{shown}: is there already"))
-            .help(format!("'--resume {shown}' measures what is missing in it; '-o' names another file")));
+            .help(format!("'--resume {shown}' measures what it lacks; '-o' names another file")));
     }
     Ok(wanted)
 }

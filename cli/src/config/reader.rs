@@ -60,7 +60,7 @@ impl<'a> Table<'a> {
             DeValue::String(text) => Ok(Some((text.to_string(), place))),
             DeValue::Integer(number) if key == "memory" => Ok(Some((number.to_string(), place))),
             other => {
-                Err(place.bad(format!("{} where text belongs", describe(other))).help(format!("write {key} = \"...\"")))
+                Err(place.bad(format!("{} instead of text", describe(other))).help(format!("write {key} = \"...\"")))
             }
         }
     }
@@ -80,7 +80,11 @@ impl<'a> Table<'a> {
     pub(super) fn setting_if_any<S: Setting>(&mut self, key: &'static str) -> Result<Option<Placed<S>>, Failure> {
         let Some((text, place)) = self.text(key)? else { return Ok(None) };
         let Some(value) = S::named(&text) else {
-            return Err(place.bad(format!("'{text}' is no {}", S::WHAT)).help(did_you_mean(&text, "one of", S::NAMES)));
+            return Err(place.bad(format!("'{text}' is not a valid {}", S::WHAT)).help(did_you_mean(
+                &text,
+                "one of",
+                S::NAMES,
+            )));
         };
         Ok(Some(Placed { value, place }))
     }
@@ -102,11 +106,11 @@ impl<'a> Table<'a> {
         match value.get_ref() {
             DeValue::Integer(number) => match i64::from_str_radix(number.as_str(), number.radix()) {
                 Ok(number) => Ok((number, place)),
-                Err(_) => Err(place.bad(format!("{number} is out of all bounds"))),
+                Err(_) => Err(place.bad(format!("{number} is out of range"))),
             },
             other => {
                 let help = format!("write {key} = {default}, without quotes");
-                Err(place.bad(format!("{} where a number belongs", describe(other))).help(help))
+                Err(place.bad(format!("{} instead of a number", describe(other))).help(help))
             }
         }
     }
@@ -117,7 +121,7 @@ impl<'a> Table<'a> {
             DeValue::Table(table) => Ok(Some(Self::new(self.source, table, value.span().start, "[host]"))),
             other => Err(self
                 .place(key, value.span())
-                .bad(format!("{} where a table belongs", describe(other)))
+                .bad(format!("{} instead of a table", describe(other)))
                 .help(format!("write [{key}] on a line of its own, and its keys below"))),
         }
     }
@@ -126,7 +130,7 @@ impl<'a> Table<'a> {
         let Some(value) = self.find(key) else { return Ok(Vec::new()) };
         let wrong = |value: &Spanned<DeValue<'_>>| {
             self.place(key, value.span())
-                .bad(format!("{} where a list of tables belongs", describe(value.get_ref())))
+                .bad(format!("{} instead of a list of tables", describe(value.get_ref())))
                 .help(format!("write [[{key}]] on a line of its own for each VM, and its keys below"))
         };
         let DeValue::Array(array) = value.get_ref() else { return Err(wrong(value)) };

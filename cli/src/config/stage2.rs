@@ -33,7 +33,7 @@ fn rate(count: i64, place: &Place) -> Result<u32, Failure> {
     match u32::try_from(count) {
         Ok(count @ 1..) => Ok(count),
         _ => Err(place
-            .bad(format!("{count} large pages split in a second; at least 1 is possible"))
-            .help("leave it out to split as fast as it goes")),
+            .bad(format!("{count} large pages per second; the minimum is 1"))
+            .help("omit it to split without a limit")),
     }
 }

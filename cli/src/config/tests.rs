@@ -94,12 +94,12 @@ fn value_out_of_bounds_names_line_key_and_remedy() {
 #[test]
 fn memory_is_checked_where_it_is_written() {
     for (memory, says) in [
-        ("0", "no memory"),
-        ("\"0\"", "no memory"),
+        ("0", "needs memory"),
+        ("\"0\"", "needs memory"),
         ("512", "has no unit"),
         ("\"1M\"", "not a multiple of 2 MiB"),
-        ("\"lots\"", "is no unit"),
-        ("false", "false where text belongs"),
+        ("\"lots\"", "is not a unit"),
+        ("false", "false instead of text"),
     ] {
         let text = error(&format!("[[vm]]\nname = \"a\"\nmemory = {memory}\n"));
         assert!(text.starts_with("x.toml:3: key 'memory': ") && text.contains(says), "{text}");
@@ -112,7 +112,7 @@ fn names_are_given_and_differ() {
     let text = error("[[vm]]\nname = \"a\"\n[[vm]]\nname = \"a\"\n");
     assert!(text.starts_with("x.toml:4: key 'name': a second VM called 'a'"), "{text}");
     assert!(text.contains("x.toml:2"), "{text}");
-    assert!(error("[[vm]]\nname = \"a b\"\n").contains("cannot be a name"));
+    assert!(error("[[vm]]\nname = \"a b\"\n").contains("is not a valid name"));
 }
 
 #[test]
@@ -120,7 +120,7 @@ fn file_without_vms_is_refused() {
     assert!(error("").starts_with("x.toml: no [[vm]]"));
     assert!(error("vm = 3").contains("list of tables"));
     assert!(error("vm = [3]").contains("list of tables"));
-    assert!(error("host = 3").contains("where a table belongs"));
+    assert!(error("host = 3").contains("instead of a table"));
 }
 
 #[test]
@@ -196,7 +196,7 @@ fn keys_about_tlbs_are_read_and_bad_ones_named() {
         ("flush = \"nmi\"", "x.toml:3: key 'flush'"),
         ("tags = \"asid\"", "x.toml:3: key 'tags'"),
         ("tag_limit = 0", "x.toml:3: key 'tag_limit': 0 tags; a VM needs 1 to 32767"),
-        ("hyperv = \"off\"\nflush = \"hypercall\"", "x.toml:4: key 'flush': the guest is offered no hypercalls"),
+        ("hyperv = \"off\"\nflush = \"hypercall\"", "x.toml:4: key 'flush': the guest has no hypercalls"),
     ] {
         let error = error(&format!("[[vm]]\nname = \"a\"\n{lines}\n"));
         assert!(error.starts_with(wanted), "{error}");
@@ -274,7 +274,7 @@ fn value_that_looks_like_a_name_is_told_which() {
 #[test]
 fn architecture_that_there_is_not_is_refused() {
     let text = error("[host]\narch = 'riscv64'\n[[vm]]\nname = 'a'");
-    assert!(text.starts_with("x.toml:2: key 'arch': 'riscv64' is no architecture"), "{text}");
+    assert!(text.starts_with("x.toml:2: key 'arch': 'riscv64' is not a valid architecture"), "{text}");
     assert!(text.contains("one of x86_64, aarch64"), "{text}");
 }
 

@@ -41,8 +41,8 @@ fn flush(flush: Placed<RemoteFlush>, hyperv: HyperV) -> Result<RemoteFlush, Fail
     if is_written && flush.value == RemoteFlush::Hypercall && hyperv == HyperV::Off {
         return Err(flush
             .place
-            .bad("the guest is offered no hypercalls, since 'hyperv' is \"off\"")
-            .help("leave 'flush' out, or write hyperv = \"flush\""));
+            .bad("the guest has no hypercalls, because 'hyperv' is \"off\"")
+            .help("omit 'flush', or write hyperv = \"flush\""));
     }
     Ok(flush.value)
 }
@@ -52,6 +52,6 @@ fn tag_limit(count: i64, place: &Place) -> Result<u32, Failure> {
         Ok(count @ 1..=MOST_TAGS) => Ok(count),
         _ => Err(place
             .bad(format!("{count} tags; a VM needs 1 to {MOST_TAGS}"))
-            .help("leave it out to use all that the machine has")),
+            .help("omit it to use all tags of the machine")),
     }
 }

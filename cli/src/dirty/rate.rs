@@ -63,10 +63,10 @@ impl Rounds {
         let running = vm.info()?.running;
         if running.is_some() && args.how.logging().is_some() {
             return Err(Failure::bad_input(format!(
-                "vm \"{}\": a log runs already, so --split, --source and --rate cannot be chosen",
+                "vm \"{}\": a log is already active, so --split, --source and --rate cannot be used",
                 printable(&vm.name)
             ))
-            .help("leave them out, or stop it first: 'dunlin dirty stop'"));
+            .help("omit them, or stop it first: 'dunlin dirty stop'"));
         }
         if running.is_none() {
             vm.start(args.how, false)?;

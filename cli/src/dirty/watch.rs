@@ -54,7 +54,7 @@ fn interactive(
     delay: Duration,
     most: Option<u64>,
 ) -> Result<(), Failure> {
-    let broken = |error: std::io::Error| Failure::failed(format!("the terminal cannot be used: {error}"));
+    let broken = |error: std::io::Error| Failure::failed(format!("cannot use the terminal: {error}"));
     let mut view = View { name: printable(&rounds.vm.name), clock_hz: rounds.clock_hz(), ..View::default() };
     for _ in 0..most.unwrap_or(u64::MAX) {
         let next = Instant::now() + delay;
@@ -108,9 +108,7 @@ fn draw(frame: &mut Frame<'_>, view: &View) {
     frame.render_widget(Paragraph::new(format!("{}: {head}", view.name)).style(bold), top);
 
     graph(frame, rate, view, "pages written per second", |interval| interval.pages_per_second());
-    graph(frame, stall, view, "held up by the log, tenths of a per cent of the time", |interval| {
-        interval.stall() * 10.0
-    });
+    graph(frame, stall, view, "stopped by the log, in 0.1 % of the time", |interval| interval.stall() * 10.0);
 
     if let Some(last) = last {
         let counted = format!(
@@ -181,7 +179,7 @@ mod tests {
             let screen = terminal.backend().to_string();
             if size.0 == 100 {
                 assert!(screen.contains("round 7: 0 pages") && screen.contains("at most 8,000"), "{screen}");
-                assert!(screen.contains("5 faults of the log") && screen.contains("no log runs"), "{screen}");
+                assert!(screen.contains("5 faults of the log") && screen.contains("no log is active"), "{screen}");
             }
             terminal.draw(|frame| draw(frame, &View::default())).expect("is made of memory");
         }

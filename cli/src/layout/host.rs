@@ -46,7 +46,7 @@ impl Host {
         let qemu = Qemu::find(arch, named.as_ref())?;
         let acceleration = Acceleration::choose(arch, &Placed { value: Accel::Auto, place: Place::Option("--accel") })?;
 
-        let failed = |error: io::Error| Failure::failed(format!("a host cannot be started: {error}"));
+        let failed = |error: io::Error| Failure::failed(format!("cannot start a host: {error}"));
         let files = Files { directory: tempfile::Builder::new().prefix("dunlin-layout-").tempdir().map_err(failed)? };
         let [payload, log, control, messages] =
             ["payload", "hypervisor.log", "control", "qemu.log"].map(|name| files.path(name));
@@ -71,7 +71,7 @@ impl Host {
             Ok((info, stream)) => Ok(Self { client: Client::new(stream).map_err(failed)?, info, process, files }),
             Err(why) => {
                 process.kill();
-                Err(files.explain(Failure::failed(format!("the host did not come up: {why}"))))
+                Err(files.explain(Failure::failed(format!("the host did not start: {why}"))))
             }
         }
     }
@@ -123,7 +123,7 @@ fn greet(listener: &UnixListener, process: &mut Process) -> Result<(HostInfo, Un
         }
         Ok(_) => true,
         Err(error) => {
-            said = Some(Err(format!("it says what cannot be used: {error}")));
+            said = Some(Err(format!("it sent an invalid message: {error}")));
             false
         }
     });
@@ -132,7 +132,7 @@ fn greet(listener: &UnixListener, process: &mut Process) -> Result<(HostInfo, Un
         (Some(Err(why)), _) => Err(why),
         (None, Ok(())) => Err("it has ended".to_string()),
         (None, Err(error)) if error.kind() == io::ErrorKind::WouldBlock => {
-            Err(format!("it said nothing within {} s", PATIENCE.as_secs()))
+            Err(format!("it sent nothing within {} s", PATIENCE.as_secs()))
         }
         (None, Err(error)) => Err(text(error)),
     }
@@ -146,6 +146,6 @@ impl Files {
     fn explain(&self, failure: Failure) -> Failure {
         let said = ["hypervisor.log", "qemu.log"].into_iter().flat_map(|name| last_lines(&self.path(name), 5));
         let said: Vec<String> = said.collect();
-        if said.is_empty() { failure } else { failure.help(format!("it said last:\n  {}", said.join("\n  "))) }
+        if said.is_empty() { failure } else { failure.help(format!("its last messages:\n  {}", said.join("\n  "))) }
     }
 }

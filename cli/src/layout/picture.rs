@@ -16,10 +16,10 @@ const LETTER: u32 = 7;
 
 /// Classes in the order of the legend, with their colours.
 const COLOURS: [(Content, &str, &str); 4] = [
-    (Content::Owner, "#bfe3c0", "written by the pCPU that runs it"),
-    (Content::Mailbox, "#f7c9b4", "written by everybody"),
-    (Content::Frozen, "#cfdcf2", "written by nobody"),
-    (Content::Cold, "#ece3c2", "written by anybody, seldom"),
+    (Content::Owner, "#bfe3c0", "written by its pCPU"),
+    (Content::Mailbox, "#f7c9b4", "written by any pCPU"),
+    (Content::Frozen, "#cfdcf2", "not written"),
+    (Content::Cold, "#ece3c2", "rarely written"),
 ];
 
 /// Draws `layout` as SVG.

@@ -128,8 +128,8 @@ pub(super) fn blocks(layouts: &[Layout]) -> Text {
 
 fn summary(layouts: &[Layout], text: &mut Text) {
     let line = layouts.first().map_or(0, |layout| layout.line);
-    text.add(format!("The hypervisor's own state, by who writes it, in cache lines of {line} bytes."));
-    text.add("'dunlin layout --help' says what the classes mean.");
+    text.add(format!("The hypervisor's data by writer, in cache lines of {line} bytes."));
+    text.add("'dunlin layout --help' explains the classes.");
     text.add("");
     text.add(format!(
         "{:<20}{:>9}{:>7}{:>7}{:>9}{:>8}{:>6}{:>7}{:>11}",

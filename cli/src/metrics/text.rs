@@ -44,7 +44,7 @@ abi::vcpu_counters!(described);
 
 impl Collector for Scrape {
     fn encode(&self, mut to: DescriptorEncoder<'_>) -> Result<(), Error> {
-        gauge(&mut to, "dunlin_up", "Whether there is a host that answers", None, |it| {
+        gauge(&mut to, "dunlin_up", "Whether a host answers", None, |it| {
             it.encode_gauge(&i64::from(self.picture.is_some()))
         })?;
         let Some(picture) = &self.picture else { return Ok(()) };
@@ -78,7 +78,7 @@ fn of_host(to: &mut DescriptorEncoder<'_>, picture: &Picture) -> Result<(), Erro
     })?;
     let up = picture.vms.iter().filter_map(|(_, snapshot)| snapshot.as_ref()).map(|snapshot| snapshot.at_ns).max();
     let Some(up) = up else { return Ok(()) };
-    gauge(to, "dunlin_host_uptime", "Time since the host came up", Some(&Unit::Seconds), |it| {
+    gauge(to, "dunlin_host_uptime", "Time since the host started", Some(&Unit::Seconds), |it| {
         it.encode_gauge(&seconds(up))
     })
 }
@@ -115,7 +115,7 @@ fn of_vms(to: &mut DescriptorEncoder<'_>, vms: &[Labelled<'_>]) -> Result<(), Er
     each("dunlin_vm_running", "Whether the VM runs", None, |vm| u64::from(vm.info.state == VmState::Running))?;
     each("dunlin_vm_vcpus", "vCPUs of the VM", None, |vm| u64::from(vm.info.vcpus))?;
     each("dunlin_vm_memory", "Memory of the VM", Some(&Unit::Bytes), |vm| vm.info.memory_bytes)?;
-    let mut info = to.encode_descriptor("dunlin_vm_state", "What the VM does, in words", None, MetricType::Info)?;
+    let mut info = to.encode_descriptor("dunlin_vm_state", "State of the VM", None, MetricType::Info)?;
     vms.iter().try_for_each(|vm| {
         let labels = [("vm", vm.name.clone()), ("state", state(&vm.info.state))];
         info.encode_info(&labels)

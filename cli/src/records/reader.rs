@@ -77,10 +77,10 @@ fn record(line: &[u8]) -> Result<Record, String> {
     })?;
     match value.get("schema").and_then(Value::as_u64) {
         Some(schema) if schema == u64::from(SCHEMA) => {}
-        Some(schema) => return Err(format!("a record of form {schema}; this dunlin knows form {SCHEMA}")),
-        None => return Err("no record: it has no number `schema`".to_string()),
+        Some(schema) => return Err(format!("a record with schema {schema}; this dunlin knows schema {SCHEMA}")),
+        None => return Err("not a record: the number `schema` is missing".to_string()),
     }
-    let record: Record = serde_json::from_value(value).map_err(|error| format!("no complete record: {error}"))?;
+    let record: Record = serde_json::from_value(value).map_err(|error| format!("not a complete record: {error}"))?;
     check(&record)?;
     Ok(record)
 }

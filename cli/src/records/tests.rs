@@ -76,13 +76,13 @@ fn lines_that_are_no_records_are_told_with_what_is_wrong() {
     let cases = [
         ("{\"schema\":1", "cut off"),
         ("hello\u{1b}[2J", "no JSON"),
-        ("[1]", "no record: it has no number `schema`"),
-        (&good.replace("\"schema\":1", "\"schema\":2"), "a record of form 2; this dunlin knows form 1"),
-        (&good.replace("\"unit\":\"ns\",", ""), "no complete record: missing field `unit`"),
+        ("[1]", "not a record: the number `schema` is missing"),
+        (&good.replace("\"schema\":1", "\"schema\":2"), "a record with schema 2; this dunlin knows schema 1"),
+        (&good.replace("\"unit\":\"ns\",", ""), "not a complete record: missing field `unit`"),
         (&good.replace("[1.0]", "[]"), "a figure without samples"),
-        (&good.replace("[1.0]", "[null]"), "no complete record: "),
+        (&good.replace("[1.0]", "[null]"), "not a complete record: "),
         (&good.replace("\"vcpus\":8", "\"vcpus\":[8]"), "setting `vcpus` is neither text nor number"),
-        (&good.replace("\"kind\":\"figure\"", "\"kind\":\"rumour\""), "no complete record: unknown variant"),
+        (&good.replace("\"kind\":\"figure\"", "\"kind\":\"rumour\""), "not a complete record: unknown variant"),
     ];
     for (line, expected) in cases {
         let text = format!("\n{}\n{good}", line.trim_end());

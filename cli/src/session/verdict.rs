@@ -50,7 +50,7 @@ impl Session<'_> {
                 let limit = self.deadline.map_or(Duration::ZERO, |(_, limit)| limit);
                 let what =
                     format!("the time limit of {:.1} s ended the run{}", limit.as_secs_f64(), self.whereabouts());
-                return Some(Failure::failed(what).with_status(TIMED_OUT).help("a longer one: --time-limit 5m"));
+                return Some(Failure::failed(what).with_status(TIMED_OUT).help("for a longer one: --time-limit 5m"));
             }
             Some(Cut::Signal(signal)) => {
                 let name = signal_hook::low_level::signal_name(signal).unwrap_or("a signal");
@@ -90,7 +90,7 @@ impl Session<'_> {
             Some(0) if done => None,
             Some(0) => Some(
                 Failure::failed(format!("the host was reset{}", quote(log)))
-                    .help("a fault that the hypervisor could not even report (triple fault) does that"),
+                    .help("a triple fault does this: a fault that the hypervisor cannot report"),
             ),
             _ => Some(Failure::failed(format!("QEMU ended with {}{}", words(status), quote(messages)))),
         }
@@ -99,7 +99,7 @@ impl Session<'_> {
     /// How far the VMs got, for a run that did not finish.
     fn whereabouts(&self) -> String {
         if self.record.host.is_none() {
-            return "; the hypervisor was not up yet".to_string();
+            return "; the hypervisor had not started yet".to_string();
         }
         let unfinished = self.record.vms.iter().zip(&self.vms).filter(|(record, _)| !record.is_over());
         unfinished
@@ -190,7 +190,7 @@ fn telling_lines(console: &[u8]) -> Vec<String> {
 /// The last lines of a file, to follow a sentence.
 fn quote(path: &Path) -> String {
     let lines = last_lines(path, 12);
-    if lines.is_empty() { " and said nothing".to_string() } else { indented(&lines) }
+    if lines.is_empty() { " without any output".to_string() } else { indented(&lines) }
 }
 
 fn indented(lines: &[String]) -> String {

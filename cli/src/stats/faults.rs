@@ -46,7 +46,7 @@ impl fmt::Display for Faults<'_> {
         for (count, what) in parts.into_iter().filter(|&(count, _)| count > 0) {
             write!(f, "{} {what}, ", show_count(count))?;
         }
-        write!(f, "held up for {:.2} % of the time", self.stall_percent())
+        write!(f, "stopped for {:.2} % of the time", self.stall_percent())
     }
 }
 
@@ -75,7 +75,7 @@ mod tests {
         assert_eq!(
             text,
             format!(
-                "memory: {populated} pages populated, 56 writes recorded by a fault, held up for 0.50 % of the time"
+                "memory: {populated} pages populated, 56 writes recorded by a fault, stopped for 0.50 % of the time"
             )
         );
     }

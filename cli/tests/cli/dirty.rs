@@ -58,9 +58,9 @@ fn text(bytes: &[u8]) -> String {
 #[test]
 fn log_is_started_harvested_and_stopped() {
     while_running(&["default"], |rig| {
-        assert!(dirty(rig, &["info"]).contains("no log runs"));
+        assert!(dirty(rig, &["info"]).contains("no log is active"));
         let said = dirty(rig, &["start"]);
-        assert!(said.contains("split eager, at most 500 a second; recorded by hardware if it can"), "{said}");
+        assert!(said.contains("split eager, at most 500 per second; recorded by hardware if it can"), "{said}");
         let all = json(rig, &["round", "default"]);
         assert_eq!(all["pages"], (512 << 20) / 4096, "all pages count as written at first");
         let said = dirty(rig, &["round"]);
@@ -74,7 +74,7 @@ fn log_is_started_harvested_and_stopped() {
         assert!(said.contains("2 rounds, ") && said.contains("stage-2 tables 64 KiB"), "{said}");
         assert!(said.contains("faults of the log"), "{said}");
 
-        assert!(dirty(rig, &["stop"]).contains("not recorded any more; large pages come back now"));
+        assert!(dirty(rig, &["stop"]).contains("no longer recorded; split large pages are being joined"));
         assert_eq!(json(rig, &["start", "--split=lazy", "--source=write-protect"])["running"]["split"], "lazy");
         assert_eq!(json(rig, &["stop"])["running"], Value::Null);
     });
@@ -120,7 +120,7 @@ fn rate_starts_a_log_if_there_is_none_and_stops_only_its_own() {
         assert_eq!((&interval["round"], &interval["pages_per_second"]), (&2.into(), &1000.0.into()));
         assert_eq!(json(rig, &["info"])["running"]["split"], "eager", "it was not ours to stop");
         let said = refused(rig, 2, &["dirty", "rate", "--split", "lazy"]);
-        assert!(said.contains("a log runs already") && said.contains("dunlin dirty stop"), "{said}");
+        assert!(said.contains("a log is already active") && said.contains("dunlin dirty stop"), "{said}");
     });
 }
 
@@ -146,9 +146,9 @@ fn what_cannot_be_done_is_said_in_words() {
         let said = refused(rig, 2, &["dirty", "start"]);
         assert!(said.contains("which of 2 VMs?") && said.contains("this host has: left, right"), "{said}");
         assert!(refused(rig, 2, &["dirty", "info", "middle"]).contains("there is no VM 'middle'"));
-        assert!(refused(rig, 1, &["dirty", "round", "left"]).contains("vm \"left\": no dirty log runs"));
+        assert!(refused(rig, 1, &["dirty", "round", "left"]).contains("vm \"left\": no dirty log is active"));
         dirty(rig, &["start", "right"]);
-        assert!(refused(rig, 1, &["dirty", "start", "right"]).contains("a dirty log runs already"));
+        assert!(refused(rig, 1, &["dirty", "start", "right"]).contains("a dirty log is already active"));
         assert!(refused(rig, 2, &["dirty", "start", "left", "--split", "often"]).contains("adaptive, eager, lazy"));
         assert!(refused(rig, 2, &["dirty", "rate", "left", "-d", "soon"]).contains("option '--delay': 'soon'"));
         assert!(refused(rig, 2, &["pause"]).contains("which of 2 VMs?"));

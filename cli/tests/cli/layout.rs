@@ -32,10 +32,7 @@ fn host_without_vms_is_started_asked_and_ended() {
     assert!(had_no_vms);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let shown = text(&output.stdout);
-    assert!(
-        shown.starts_with("The hypervisor's own state, by who writes it, in cache lines of 128 bytes.\n"),
-        "{shown}"
-    );
+    assert!(shown.starts_with("The hypervisor's data by writer, in cache lines of 128 bytes.\n"), "{shown}");
     assert!(shown.contains("Vcpu: 256 bytes, 2 lines, aligned to 128\n"), "{shown}");
     assert!(!shown.contains('\u{1b}'), "no colours where there is no terminal");
     assert!(!rig.path("dunlin-layout-").exists());
@@ -50,7 +47,7 @@ fn text_that_was_written_passes_and_shift_is_shown_line_by_line() {
     let (output, _) = ask(&rig, &["--write", "golden.txt"]);
     assert_eq!((output.status.code(), output.stdout.len()), (Some(0), 0), "{}", text(&output.stderr));
     let (output, _) = ask(&rig, &["--check", "golden.txt"]);
-    assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(0), "golden.txt: as it is\n"));
+    assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(0), "golden.txt: up to date\n"));
 
     let golden = std::fs::read_to_string(rig.path("golden.txt")).expect("was written");
     rig.write("golden.txt", golden.replace("     128     128", "     136     120").as_bytes());
@@ -58,7 +55,7 @@ fn text_that_was_written_passes_and_shift_is_shown_line_by_line() {
     assert_eq!(output.status.code(), Some(1));
     let shown = text(&output.stdout);
     assert!(shown.contains("\n-     136     120") && shown.contains("\n+     128     128"), "{shown}");
-    assert!(text(&output.stderr).contains("renew the file by 'dunlin layout --write golden.txt'"));
+    assert!(text(&output.stderr).contains("update the file with 'dunlin layout --write golden.txt'"));
 }
 
 #[test]
@@ -82,7 +79,7 @@ fn host_that_ends_instead_of_answering_is_told_with_its_last_words() {
     host.join().expect("was not upset");
     assert_eq!(output.status.code(), Some(1));
     let said = text(&output.stderr);
-    assert!(said.starts_with("the host did not come up: ") && said.contains("no SVM here"), "{said}");
+    assert!(said.starts_with("the host did not start: ") && said.contains("no SVM here"), "{said}");
 }
 
 #[test]

@@ -205,7 +205,7 @@ fn vm_is_created_started_and_destroyed_and_keeps_the_host_up_meanwhile() {
         let again = dunlin(rig, &["create", "guest.toml"]);
         let complaint = text(&again.stderr);
         assert_eq!(again.status.code(), Some(2), "{complaint}");
-        assert!(complaint.starts_with("guest.toml:2: key 'name': this host has a VM 'guest'"), "{complaint}");
+        assert!(complaint.starts_with("guest.toml:2: key 'name': this host already has a VM 'guest'"), "{complaint}");
 
         assert!(dunlin(rig, &["start", "guest"]).status.success());
         assert!(dunlin(rig, &["stop", "left"]).status.success());
@@ -247,7 +247,7 @@ fn vm_that_cannot_be_created_is_told_by_file_line_and_key() {
         let refused = dunlin(rig, &["create", "arm.toml"]);
         let complaint = text(&refused.stderr);
         assert_eq!(refused.status.code(), Some(2), "{complaint}");
-        assert!(complaint.starts_with("arm.toml:2: key 'arch': 'aarch64', but the host"), "{complaint}");
+        assert!(complaint.starts_with("arm.toml:2: key 'arch': 'aarch64', but the running host"), "{complaint}");
         assert_eq!(dunlin(rig, &["create", "none.toml"]).status.code(), Some(2));
         assert_eq!(dunlin(rig, &["destroy", "guest"]).status.code(), Some(2));
         assert!(dunlin(rig, &["stop", "left"]).status.success());

@@ -76,10 +76,10 @@ impl Content {
     #[must_use]
     pub const fn writer(self) -> &'static str {
         match self {
-            Self::Owner => "who runs it",
-            Self::Mailbox => "everybody",
-            Self::Frozen => "nobody",
-            Self::Cold => "anybody, seldom",
+            Self::Owner => "its pCPU",
+            Self::Mailbox => "any pCPU",
+            Self::Frozen => "none",
+            Self::Cold => "any pCPU, rarely",
             Self::Nested | Self::Gap => "",
         }
     }

@@ -248,8 +248,7 @@ fn access(case: Case, setting: DecodeCache, exact: bool) -> Result<(f64, Value),
     }
     .run()?;
     let ticks = ticks(output(&run));
-    let ticks =
-        ticks.ok_or_else(|| Failure::failed(format!("no figures in what the guest wrote:\n{}", output(&run))))?;
+    let ticks = ticks.ok_or_else(|| Failure::failed(format!("no figures in the guest's output:\n{}", output(&run))))?;
     Ok((ticks, run))
 }
 

@@ -58,7 +58,7 @@ enum Event {
 impl Host {
     /// Starts a host as `toml` describes it, with its one VM of `vcpus`.
     pub(super) fn start(toml: &str, vcpus: u32, qemu_arguments: &[String]) -> Result<Self, Failure> {
-        let failed = |error: io::Error| Failure::failed(format!("a host cannot be started: {error}"));
+        let failed = |error: io::Error| Failure::failed(format!("cannot start a host: {error}"));
         let directory = tempfile::Builder::new().prefix("dunlin-bench-").tempdir().map_err(failed)?;
         let [file, payload, log, control, messages] =
             ["vms.toml", "payload", "hypervisor.log", "control", "qemu.log"].map(|name| directory.path().join(name));
@@ -92,7 +92,7 @@ impl Host {
             Ok(stream) => stream,
             Err(why) => {
                 process.kill();
-                return Err(explained(Failure::failed(format!("the host did not come up: {why}")), &directory));
+                return Err(explained(Failure::failed(format!("the host did not start: {why}")), &directory));
             }
         };
         control::limit_patience(&stream).map_err(failed)?;
@@ -198,7 +198,7 @@ impl Host {
             while let Some((at_ns, line)) = self.lines.pop_front() {
                 let complaint = ["violation", "error", "exception", "panic", "unsupported"];
                 if complaint.iter().any(|word| line.starts_with(word)) {
-                    return Err(self.explain(Failure::failed(format!("the measuring guest says: {line}"))));
+                    return Err(self.explain(Failure::failed(format!("the measuring guest reports: {line}"))));
                 }
                 let Some(record) = Record::parse(&line) else { continue };
                 match line.split(' ').next() {
@@ -247,7 +247,7 @@ impl Host {
     /// The failure for an answer that does not match the request.
     pub(super) fn unexpected(&self, answer: Result<Answer, Refusal>) -> Failure {
         let what = match answer {
-            Ok(answer) => format!("the host answered another question than ours: {answer:?}"),
+            Ok(answer) => format!("the answer does not match the request: {answer:?}"),
             Err(why) => format!("the host refuses: {}", refusal(why)),
         };
         self.explain(Failure::failed(what))
@@ -295,7 +295,7 @@ impl Host {
         let said = last.into_iter().rev().map(|line| line.chars().take(200).collect::<String>());
         let said = said.collect::<Vec<_>>().join("\n  ");
         explained(
-            if said.is_empty() { failure } else { failure.help(format!("the guest said last:\n  {said}")) },
+            if said.is_empty() { failure } else { failure.help(format!("the guest's last output:\n  {said}")) },
             &self.directory,
         )
     }
@@ -306,7 +306,7 @@ fn explained(failure: Failure, directory: &tempfile::TempDir) -> Failure {
     let logs = ["hypervisor.log", "qemu.log"].map(|name| directory.path().join(name));
     let said: Vec<String> = logs.iter().flat_map(|path| last_lines(path, 5)).collect();
     match (failure.has_help(), said.is_empty()) {
-        (false, false) => failure.help(format!("it said last:\n  {}", said.join("\n  "))),
+        (false, false) => failure.help(format!("its last messages:\n  {}", said.join("\n  "))),
         _ => failure,
     }
 }

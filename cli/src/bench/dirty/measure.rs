@@ -226,7 +226,7 @@ fn read_curve(host: &mut Host, begin_ns: u64, window_us: u64) -> Result<Curve, F
     for line in &lines {
         let numbers = line.text("accesses").unwrap_or_default().split(',').map(str::parse::<u64>);
         for number in numbers {
-            accesses.push(number.map_err(|_| Failure::failed("the guest's sums are no numbers"))?);
+            accesses.push(number.map_err(|_| Failure::failed("the guest's sums are not numbers"))?);
         }
     }
     Ok(Curve { begin_ns, window_ns: window_us * 1000, accesses })

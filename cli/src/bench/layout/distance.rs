@@ -20,7 +20,7 @@ const OPERATIONS: u32 = 512;
 struct Page([AtomicU64; 512]);
 
 pub(super) fn run(report: &Report<'_>) {
-    report.say("\nTwo CPUs count in two words that are so many bytes apart: cycles of a locked addition\n");
+    report.say("\nTwo CPUs count in two words at this distance in bytes: cycles of a locked addition\n");
     progress("words at growing distances");
     let (turns, is_judged) = judge_on_free_cores("distances", measure);
     let Some(turns) = turns else {

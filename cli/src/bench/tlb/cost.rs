@@ -60,7 +60,7 @@ pub(super) fn exits(point: Point, approach: RemoteFlush) -> Result<(Exits, Value
     let (few, many) = (few?, many?);
     let exits = Exits::between(point, approach, &few, &many);
     let exits =
-        exits.ok_or_else(|| Failure::failed(format!("no figures in what the guest wrote:\n{}", output(&many))))?;
+        exits.ok_or_else(|| Failure::failed(format!("no figures in the guest's output:\n{}", output(&many))))?;
     Ok((exits, many))
 }
 
@@ -212,7 +212,7 @@ pub(super) fn instructions(
     let (few, many) = (few?, many?);
     let figures = Instructions::between(vcpus, targets, approach, &few, &many);
     let figures =
-        figures.ok_or_else(|| Failure::failed(format!("no figures in what the guest wrote:\n{}", output(&many))))?;
+        figures.ok_or_else(|| Failure::failed(format!("no figures in the guest's output:\n{}", output(&many))))?;
     Ok((figures, many))
 }
 

@@ -29,8 +29,8 @@ fn made_up() -> Layout {
 }
 
 const GOLDEN: &str = "\
-The hypervisor's own state, by who writes it, in cache lines of 128 bytes.
-'dunlin layout --help' says what the classes mean.
+The hypervisor's data by writer, in cache lines of 128 bytes.
+'dunlin layout --help' explains the classes.
 
 block                   bytes  lines  owner  mailbox  frozen  cold  empty  gap bytes
 Thing                     768      6      2        1       1     1      1        492
@@ -39,18 +39,18 @@ Thing: 768 bytes, 6 lines, aligned to 128
 
   offset   bytes     line  class    written by       field: type
 -------------------------  mailbox from line 0
-       0      64        0  mailbox  everybody        reach: Reach
+       0      64        0  mailbox  any pCPU         reach: Reach
       64      64        0                            (gap)
      128     256      1-2  nested                    inner: Inner
 -------------------------  frozen from line 1
-     128       8        1  frozen   nobody               id: u64
+     128       8        1  frozen   none                 id: u64
      136     120        1                                (gap)
 -------------------------  cold from line 2
-     256       4        2  cold     anybody, seldom      online: AtomicBool
+     256       4        2  cold     any pCPU, rarely     online: AtomicBool
      260     124        2                                (gap)
-     384       0        -  owner    who runs it      nothing: ()
+     384       0        -  owner    its pCPU         nothing: ()
 -------------------------  owner from line 3
-     384     200      3-4  owner    who runs it      registers: Owned<[u64; 25]>
+     384     200      3-4  owner    its pCPU         registers: Owned<[u64; 25]>
      584     184      4-5                            (gap)
 
 Thing: 768 bytes; lines: owner 2, mailbox 1, frozen 1, cold 1, empty 1; gaps: 492 bytes
@@ -100,5 +100,5 @@ fn nonsense_from_a_host_is_shown_and_does_no_harm() {
     let layout = Layout { line: 0, ..layout(u32::MAX, vec![far, row(0, 9, 0, Content::Gap, "", "")]) };
     let text = blocks(&[layout]).plain();
     assert!(text.contains("a?[2J: b") && !text.contains('\u{1b}'), "{text}");
-    assert!(blocks(&[]).plain().starts_with("The hypervisor's own state"));
+    assert!(blocks(&[]).plain().starts_with("The hypervisor's data"));
 }
