@@ -4,7 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use abi::control::{Answer, Command, Part, Refusal, UPLOAD_CHUNK};
 use abi::payload::{
@@ -13,11 +13,13 @@ use abi::payload::{
 use abi::resources::Resources;
 use serde_json::Value;
 use system_tests::port::Port;
-use system_tests::{Host, Machine, Run, each_machine, finished, measuring_vm, tool, until};
+use system_tests::{Host, Machine, Run, debian_vm, each_machine, finished, measuring_vm, tool, until};
 
-/// How often a VM is created, started and destroyed. More by this variable of the environment.
+/// How often a VM is created, started and destroyed.
 const ROUNDS: u32 = 30;
-const ROUNDS_VARIABLE: &str = "DUNLIN_VM_ROUNDS";
+/// The long run takes its number of rounds, and its guest, from these variables. `cargo xtask vms-soak` sets them.
+const SOAK_ROUNDS: &str = "DUNLIN_SOAK_ROUNDS";
+const SOAK_GUEST: &str = "DUNLIN_SOAK_GUEST";
 /// How long the neighbours would work: they are stopped before.
 const AT_WORK_SECONDS: u32 = 1_000_000;
 
@@ -33,6 +35,9 @@ const FIGURES: [&str; 8] = [
     "tags_owned",
 ];
 
+/// Figures whose sum is as before.
+const MEMORY: [&str; 2] = ["free_bytes", "heap_bytes"];
+
 /// A host with two VMs at work that check all that they see, and room for more.
 struct Busy {
     host: Host,
@@ -41,14 +46,14 @@ struct Busy {
 impl Busy {
     /// Starts it, for at most `seconds`.
     fn start(machine: Machine, seconds: u32) -> Self {
-        Self::start_with(machine, seconds, &[])
+        Self::start_with(machine, seconds, "600M", &[])
     }
 
-    fn start_with(machine: Machine, seconds: u32, more: &[&str]) -> Self {
+    fn start_with(machine: Machine, seconds: u32, memory: &str, more: &[&str]) -> Self {
         let neighbours: String = ["left", "right"]
             .map(|name| measuring_vm(name, 2, &format!("experiments=mixed seconds={AT_WORK_SECONDS} seed=5")))
             .concat();
-        let toml = format!("memory = \"600M\"\n\n{neighbours}");
+        let toml = format!("memory = \"{memory}\"\n\n{neighbours}");
         let host = Host::start_on(machine, seconds, 2, &toml, |_| more.iter().map(ToString::to_string).collect());
         let busy = Self { host };
         until("two VMs at work", || {
@@ -85,7 +90,7 @@ impl Busy {
     fn is_as_before(&self, before: &Value) {
         let number =
             |figures: &Value, name: &str| figures[name].as_u64().unwrap_or_else(|| panic!("{name}: {figures}"));
-        let memory = |figures: &Value| number(figures, "free_bytes") + number(figures, "heap_bytes");
+        let memory = |figures: &Value| MEMORY.iter().map(|name| number(figures, name)).sum();
         let mut last = Value::Null;
         let differences = |now: &Value| -> Vec<String> {
             let of = |name: &str, old: u64, new: u64| (old != new).then(|| format!("{name}: {old} before, {new} now"));
@@ -119,22 +124,21 @@ impl Busy {
     }
 }
 
-fn rounds() -> u32 {
-    std::env::var(ROUNDS_VARIABLE).ok().and_then(|text| text.parse().ok()).unwrap_or(ROUNDS)
+/// The VM that comes and goes, of the measuring guest.
+fn coming_vm() -> String {
+    measuring_vm("guest", 2, "experiments=mixed seconds=1000").replace("64M", "18M")
 }
 
 each_machine! {
     fn vm_that_is_destroyed_has_left_nothing_behind_however_often(machine) {
-        let rounds = rounds();
-        let busy = Busy::start(machine, 600 + 10 * rounds);
-        let vm = measuring_vm("guest", 2, "experiments=mixed seconds=1000").replace("64M", "18M");
-        let file = busy.file("guest.toml", &vm);
+        let busy = Busy::start(machine, 600 + 10 * ROUNDS);
+        let file = busy.file("guest.toml", &coming_vm());
         let file = file.to_string_lossy();
         // The first conversation about a VM leaves its buffers behind.
         busy.does(&["create", &file]);
         busy.does(&["destroy", "guest"]);
         let before = busy.figures();
-        for round in 0..rounds {
+        for round in 0..ROUNDS {
             busy.does(&["create", &file]);
             // Some never run, some run for a moment, some for longer.
             if round % 4 != 0 {
@@ -150,6 +154,63 @@ each_machine! {
         }
         busy.is_as_before(&before);
         busy.neighbours_are_well();
+    }
+}
+
+/// The long run of `cargo xtask vms-soak`: shows where it is, and ends with the host's figures before and after.
+fn soak(machine: Machine) {
+    let variable = |name| std::env::var(name).ok();
+    let rounds: u32 = variable(SOAK_ROUNDS).and_then(|text| text.parse().ok()).unwrap_or(ROUNDS);
+    let guest = variable(SOAK_GUEST).unwrap_or_default();
+    let is_linux = guest == "linux";
+    // How long the VM runs, by round. Linux is unpacking, in its kernel or in its user space then.
+    let (vm, memory, runs_for): (_, _, &[u64]) = if is_linux {
+        (debian_vm("guest", 2), "1100M", &[0, 1_000, 4_000, 15_000])
+    } else {
+        (coming_vm(), "600M", &[0, 0, 100, 500])
+    };
+    let busy = Busy::start_with(machine, 600 + 120 * rounds, memory, &[]);
+    let file = busy.file("guest.toml", &vm);
+    let file = file.to_string_lossy();
+    busy.does(&["create", &file]);
+    busy.does(&["destroy", "guest"]);
+    let before = busy.figures();
+    let began = Instant::now();
+    for (round, &millis) in (0..rounds).zip(runs_for.iter().cycle()) {
+        busy.does(&["create", &file]);
+        // One in eight never runs.
+        if round % 8 != 0 {
+            busy.does(&["start", "guest"]);
+            thread::sleep(Duration::from_millis(millis));
+        }
+        busy.does(&["destroy", "guest"]);
+        busy.is_as_before(&before);
+        let done = round + 1;
+        if done % 10 == 0 || done == rounds {
+            let each = began.elapsed().as_secs_f64() / f64::from(done);
+            eprintln!("{} {guest}: {done} of {rounds} VMs, {each:.1} s each", machine.name());
+        }
+    }
+    let after = busy.figures();
+    let figures: Vec<_> =
+        FIGURES.iter().chain(&MEMORY).map(|name| format!("{name} {} -> {}", before[name], after[name])).collect();
+    busy.neighbours_are_well();
+    eprintln!("{} {guest}: {rounds} VMs, {}", machine.name(), figures.join(", "));
+}
+
+mod soak {
+    use super::{Machine, soak};
+
+    #[test]
+    #[ignore = "takes from minutes to hours: `cargo xtask vms-soak`"]
+    fn on_x86_64() {
+        soak(Machine::X86_64);
+    }
+
+    #[test]
+    #[ignore = "takes from minutes to hours: `cargo xtask vms-soak`"]
+    fn on_aarch64() {
+        soak(Machine::Aarch64);
     }
 }
 
@@ -229,7 +290,7 @@ fn resources(port: &mut Port) -> Resources {
 each_machine! {
     fn running_out_is_an_answer_wherever_in_the_life_of_a_vm_it_happens(machine) {
         let selftest = ["--qemu-arg=-append", "--qemu-arg=selftest=exhaustion"];
-        let busy = Busy::start_with(machine, 1800, &selftest);
+        let busy = Busy::start_with(machine, 1800, "600M", &selftest);
         let mut port = Port::of(&busy.host);
         let kernel = fs::read(machine.assets().join("guest")).expect("was built");
         let config = config(kernel.len() as u64);

@@ -6,6 +6,7 @@
 //! * [`initrd`] packs the guest's first RAM disk, [`workloads`] the guests' workloads, both as an [`archive`].
 //! * [`parent`] builds the kernel of a parent VM, and packs its programs.
 //! * [`image_matrix`] starts the image on many PCs.
+//! * [`vms_soak`] lets VMs come and go for long.
 //! * [`ci`] runs the named steps of continuous integration.
 //! * [`house`] checks the house rules.
 
@@ -20,6 +21,7 @@ mod image_matrix;
 mod initrd;
 mod other_qemu;
 mod parent;
+mod vms_soak;
 mod workloads;
 
 use std::os::unix::process::CommandExt;
@@ -41,6 +43,7 @@ cargo xtask COMMAND
                  (`--arch aarch64`: target/dunlin-aarch64.iso)
   emulators      fetch Bochs and QEMU 10 and 11 into the user's cache, for later, and say where they are
   image-matrix   build, then start the image on 72 PCs of QEMU (`image-matrix --help`)
+  vms-soak       build, then create, start and destroy VMs 1000 times beside two at work (`vms-soak --help`)
   test [STEP..]  what CI runs; with names, only these steps (`test --list` shows them)
   test system --qemu 10|11|FOLDER [TEST..]
                  system tests with another QEMU: version 10 or 11 of Debian, unpacked in the user's cache, or the one in FOLDER;
@@ -79,6 +82,7 @@ fn dispatch(command: &str, rest: &[String]) -> Result<ExitCode> {
         "bochs" => return bochs::command(&places, rest),
         "emulators" => emulators::unpack_all()?,
         "image-matrix" => return image_matrix::command(&places, rest),
+        "vms-soak" => return vms_soak::command(&places, rest),
         "test" => return ci::run(&places, rest),
         "figures" => house::renew_figures(&places.root)?,
         "house" => return house::report(&places.root),
