@@ -51,6 +51,12 @@ define! {
     PutBackTwice,
     /// A vCPU that has left its guest for good still holds its VM.
     HandleKept,
+    /// A vCPU that has left its guest for good goes back into a run queue.
+    QueueEntryLeft,
+    /// The end of a VM is told, and it is taken from the table, while a pCPU still holds it.
+    BuriedWhileHeld,
+    /// A pool gets tags that another pool had, and is not told so.
+    TagsInheritedUnsaid,
     /// A VM is paused and its vCPUs are not notified.
     PauseNotPosted,
     /// Stage 2 changes and the TLBs are not flushed.

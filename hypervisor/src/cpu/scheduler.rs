@@ -15,7 +15,7 @@ use vcpu_layout::{OwnerWord, Proof, lay_out};
 use super::{PerCpu, all, by_id, housekeeping, is_busy, this};
 use crate::arch::{Arch, Machine, VcpuState, trace};
 use crate::mutants::{self, Mutant};
-use crate::sync::{AtomicU64, Mutex, Ordering, per_host};
+use crate::sync::{AtomicU64, Mutex, Ordering, per_host, point};
 use crate::vcpu::run::{RunEnd, Running, run};
 use crate::vm::VcpuRef;
 
@@ -193,7 +193,11 @@ fn run_one(cpu: &'static PerCpu, time: VirtualTime, vcpu: VcpuRef) {
             if !mutants::is(Mutant::HandleKept) {
                 shared.drop_handle();
             }
+            if mutants::is(Mutant::QueueEntryLeft) {
+                put_back(cpu, time, vcpu.clone());
+            }
             if vcpu.vm().vcpu_left() {
+                point();
                 trace::tell();
                 drop(vcpu);
                 // The pCPU that keeps house takes the VM apart.

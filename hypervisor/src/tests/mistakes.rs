@@ -4,7 +4,7 @@ use core::cell::Cell;
 use std::string::String;
 use std::time::Instant;
 
-use super::{Scenario, dirty, find, life, schedule, shootdown};
+use super::{Scenario, dirty, end, find, life, schedule, shootdown};
 use crate::mutants::{ALL, Mutant};
 
 std::thread_local! {
@@ -29,6 +29,9 @@ fn found_by(mutant: Mutant) -> Scenario {
         Mutant::PutBackTwice => schedule::CROWD,
         Mutant::DormantNotUncounted => schedule::ALL_STOP,
         Mutant::HandleKept => life::STOP,
+        Mutant::BuriedWhileHeld => end::WHILE_WOKEN,
+        Mutant::QueueEntryLeft => life::STOP_SPINNING,
+        Mutant::TagsInheritedUnsaid => end::INHERITED_FROM_VMS,
         Mutant::PauseNotPosted => life::PAUSE,
         Mutant::Stage2NotFlushed | Mutant::CopyBeforeClear => dirty::BY_FAULTS,
         Mutant::HostWriteNotMarked => dirty::BY_HARDWARE,

@@ -5,6 +5,7 @@
 //! interleavings, by two kinds of schedules, from fixed seeds.
 
 mod dirty;
+mod end;
 mod life;
 pub(crate) mod mistakes;
 mod schedule;
@@ -71,6 +72,7 @@ fn scenarios_hold_on_threads_of_the_operating_system_too() {
         life::COME_AND_GO,
         dirty::BY_FAULTS,
         dirty::FIRST_TOUCH,
+        end::BESIDE_WORK,
     ];
     for Scenario { cpus, script, .. } in all {
         (0..20).for_each(|_| run(cpus, script));

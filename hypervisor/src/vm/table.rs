@@ -15,6 +15,7 @@ use crossbeam_utils::CachePadded;
 use log::info;
 
 use super::{Ending, Vm};
+use crate::mutants::{self, Mutant};
 use crate::sync::{AtomicU32, Mutex, MutexGuard, Ordering, per_host};
 
 /// Maximum number of VMs at a time, including those that have ended. The table reserves room for all of them at boot.
@@ -166,7 +167,7 @@ impl Table {
 
     /// A VM whose last vCPU has left for good, and to which only the table refers: it can be [buried](Self::bury).
     pub(crate) fn over(&self) -> Option<&Arc<Vm>> {
-        self.all_alive().find(|vm| vm.is_over() && Arc::strong_count(vm) == 1)
+        self.all_alive().find(|vm| vm.is_over() && (Arc::strong_count(vm) == 1 || mutants::is(Mutant::BuriedWhileHeld)))
     }
 
     /// Frees everything that an ended VM held, except its name and its counters. Returns how it ended.

@@ -18,6 +18,7 @@ use vcpu_layout::{Owned, OwnerGuard};
 use crate::arch::{Arch, Machine};
 use crate::cpu::{self, CpuId};
 use crate::exhaustion;
+use crate::mutants::{self, Mutant};
 use crate::sync::{Mutex, per_host};
 
 type Pool = <Machine as Arch>::TagPool;
@@ -133,7 +134,7 @@ impl Space {
             TagScheme::Generation => Scheme::Generation,
             TagScheme::Epoch => Scheme::Epoch,
         };
-        let inherits = range.first().get() < self.untouched;
+        let inherits = range.first().get() < self.untouched && !mutants::is(Mutant::TagsInheritedUnsaid);
         let pool = Machine::tag_pool(scheme, range, self.can_flush_one, inherits);
         let cpus =
             (0..).take(cpu::count()).map(|cpu| CachePadded::new(Owned::new(Machine::cpu_tags(&pool, CpuId(cpu)))));

@@ -57,6 +57,8 @@ pub(super) struct Hardware {
     /// The oldest target that a page of a vCPU may still lead to: older ones were flushed, and the flush was
     /// acknowledged.
     pub(super) flushed: BTreeMap<(u64, u32, u64), u64>,
+    /// Pools that are made from now on give a tag to each VM, not to each vCPU.
+    pub(super) tags_of_vms: bool,
     /// The programs of the VMs' vCPUs.
     pub(super) programs: BTreeMap<String, Vec<Arc<[Op]>>>,
     /// Bytes on the control port's wire: to the host, and from it.
@@ -153,6 +155,7 @@ impl Machine {
                 virtual_tlbs: hw_model::Machine::new(cpus),
                 physical_tlbs: hw_model::Machine::new(cpus),
                 flushed: BTreeMap::new(),
+                tags_of_vms: false,
                 programs: BTreeMap::new(),
                 to_host: VecDeque::new(),
                 from_host: Vec::new(),
@@ -312,6 +315,11 @@ impl Simulation {
     pub(crate) fn load(&self, vm: &str, programs: impl IntoIterator<Item = Vec<Op>>) {
         let programs = programs.into_iter().map(Arc::from).collect();
         self.machine.hardware().programs.insert(vm.into(), programs);
+    }
+
+    /// From now on pools give one tag to all vCPUs of a VM, as AArch64 does.
+    pub(crate) fn tag_vms(&self) {
+        self.machine.hardware().tags_of_vms = true;
     }
 
     /// Waits until `is_so`.

@@ -14,6 +14,7 @@ pub(crate) mod delivery;
 pub(crate) mod exit;
 pub(crate) mod machine;
 pub(crate) mod program;
+pub(crate) mod tags;
 pub(crate) mod vcpu;
 
 pub(crate) use machine::PerHost;
@@ -224,37 +225,6 @@ pub(crate) mod hwvirt {
     /// The first pCPU runs the test's script.
     pub(crate) const fn spares_first_cpu() -> bool {
         true
-    }
-}
-
-/// Tags: each vCPU has one of its own.
-pub(crate) mod tags {
-    use sched::CpuId;
-    pub(crate) use tlb_tag::{CpuTags, Pool, VcpuTags};
-    use tlb_tag::{Scheme, TagRange};
-
-    pub(crate) fn pool(scheme: Scheme, range: TagRange, can_flush_one: bool, _: bool) -> Pool {
-        Pool::new(scheme, range, can_flush_one)
-    }
-
-    pub(crate) fn cpu(pool: &Pool, _: CpuId) -> CpuTags {
-        pool.cpu()
-    }
-
-    pub(crate) struct VmTags;
-
-    impl VmTags {
-        pub(crate) fn new(_: &Pool) -> Self {
-            Self
-        }
-
-        pub(crate) fn vcpu(&self, pool: &Pool) -> VcpuTags {
-            pool.vcpu()
-        }
-
-        pub(crate) fn release(&self, pool: &Pool, vcpu: VcpuTags) {
-            pool.release(vcpu);
-        }
     }
 }
 

@@ -8,7 +8,6 @@ use abi::payload::VmConfig;
 use addr::Hpa;
 use interleave::{point, relax};
 use shootdown::Pages;
-use tlb_tag::Flush;
 
 use super::clock;
 use super::exit::Exit;
@@ -16,7 +15,7 @@ use super::hwvirt::HostContext;
 use super::loader::KernelEntry;
 use super::machine::{Hardware, Leaf, machine, model_tag, number, word};
 use super::program::{Op, PAGE_TABLE};
-use super::tags::{CpuTags, VcpuTags};
+use super::tags::{CpuTags, Needed, VcpuTags};
 use crate::arch::{Machine, VcpuState};
 use crate::layout::OwnPages;
 use crate::vcpu::Tally;
@@ -96,24 +95,24 @@ impl VcpuState<Machine> for ArchVcpu {
         self.left_at = clock::now();
     }
 
-    fn unload(&mut self, _: &mut CpuTags) {}
+    fn unload(&mut self, tags: &mut CpuTags) {
+        self.tags.depart(tags);
+    }
 
     fn renew_intercepts(&mut self, _: bool) {}
 
     /// Runs the guest until its next exit.
     fn enter(&mut self, _: &HostContext, tags: &mut CpuTags, epoch: u64, tally: Tally<'_>) {
         tally.add(|count| &count.entries, 1);
-        if !self.tags.is_current(tags, epoch) {
-            let entry = self.tags.enter(tags, epoch);
+        self.tags.enter(tags, epoch, |tag, needed| {
             let mut hardware = machine().hardware();
-            match entry.flush() {
-                Flush::Nothing => {}
-                Flush::Tag => hardware.flush_tag(model_tag(entry.tag())),
-                Flush::Everything => hardware.flush_everything(),
+            match needed {
+                Needed::Nothing => {}
+                Needed::OwnTables => hardware.virtual_tlbs.flush_tag(number(), model_tag(tag)),
+                Needed::Tag => hardware.flush_tag(model_tag(tag)),
+                Needed::Everything => hardware.flush_everything(),
             }
-            drop(hardware);
-            entry.completed();
-        }
+        });
         for (vcpu, page, value) in self.acknowledges.drain(..) {
             let mut hardware = machine().hardware();
             let least = hardware.flushed.entry((self.root.0, vcpu, page)).or_default();
