@@ -21,9 +21,12 @@
 //! A message for an occupied slot waits in its sender's [`Outbox`], so no message is lost. A slot that the guest never
 //! frees blocks no other SINT.
 //!
-//! The pCPU that runs the vCPU owns all of this. Only the message page is shared: other vCPUs of the guest, and its
-//! devices, may write to it at any moment. So the page is behind a trait ([`MessagePage`]), each access may fail, and
-//! the code trusts nothing that it reads there except "free or not".
+//! A parent VM's vCPU gets messages from many senders, its children. They wait in a set that any pCPU adds to
+//! ([`Posted`]). Doorbells of children do not need a message each: they go into an event ring ([`Rings`]).
+//!
+//! The pCPU that runs the vCPU owns all else. Only the pages are shared: other vCPUs of the guest, and its devices, may
+//! write to them at any moment. So the pages are behind traits ([`MessagePage`], [`RingPage`]), each access may fail,
+//! and the code trusts nothing that it reads there except "free or not".
 //!
 //! Sources: TLFS 11 (inter-partition communication), 12.5 and 12.6 (synthetic timers), chapter numbers of version 6.0b.
 
@@ -31,11 +34,16 @@
 #![forbid(unsafe_code)]
 
 mod message;
+mod posted;
 mod registers;
+mod ring;
+mod sync;
 mod timer;
 
 pub use message::{Absent, Delivery, MESSAGE_BYTES, Message, MessagePage, PAYLOAD_BYTES, deliver};
-pub use registers::{Interrupt, Outbox, Refused, SINTS, Sint, Synic};
+pub use posted::{Posted, Senders};
+pub use registers::{Interrupt, Notice, Outbox, Refused, SINTS, Sint, Synic};
+pub use ring::{EventRings, RingPage, Rings, Rung};
 pub use timer::{Expiry, TIMERS, TimerConfig, Timers};
 
 #[cfg(all(test, not(loom)))]

@@ -8,6 +8,8 @@
 //!                         bit 0: another message waits
 //! ```
 
+use hyperv_defs::{MessageType, PartitionId};
+
 /// Bytes of a slot (TLFS, HV_MESSAGE).
 pub const MESSAGE_BYTES: usize = 256;
 /// Maximum length of a payload in bytes.
@@ -41,6 +43,24 @@ impl Message {
         let mut whole = [0; PAYLOAD_BYTES];
         whole.get_mut(..payload.len())?.copy_from_slice(payload);
         (kind != 0).then_some(Self { kind, sender, payload: whole, bytes })
+    }
+
+    /// Tells a parent that the intercept page of a child's vCPU has a message.
+    #[must_use]
+    pub fn opaque_intercept(child: PartitionId, vp_index: u32) -> Self {
+        Self::of_four_bytes(MessageType::OpaqueIntercept, child.0, vp_index)
+    }
+
+    /// Tells a parent that the event ring of a SINT has new entries.
+    #[must_use]
+    pub fn sint_intercept(sint: u32) -> Self {
+        Self::of_four_bytes(MessageType::SynicSintIntercept, 0, sint)
+    }
+
+    fn of_four_bytes(kind: MessageType, sender: u64, payload: u32) -> Self {
+        let mut whole = [0; PAYLOAD_BYTES];
+        whole[..4].copy_from_slice(&payload.to_le_bytes());
+        Self { kind: kind as u32, sender, payload: whole, bytes: 4 }
     }
 
     /// Its type.

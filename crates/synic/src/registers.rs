@@ -3,6 +3,7 @@
 use hyperv_defs::msr;
 
 use crate::message::{Absent, Delivery, Message, MessagePage, deliver};
+use crate::posted::Posted;
 
 /// Synthetic interrupt sources of a vCPU.
 pub const SINTS: usize = 16;
@@ -24,6 +25,7 @@ impl Sint {
     const MASKED: u64 = 1 << 16;
     const AUTO_EOI: u64 = 1 << 17;
     const POLLING: u64 = 1 << 18;
+    const AS_INTERCEPT: u64 = 1 << 19;
     /// Vectors below belong to exceptions.
     const FIRST_VECTOR: u8 = 16;
 
@@ -52,6 +54,12 @@ impl Sint {
     #[must_use]
     pub const fn is_polled(self) -> bool {
         self.0 & Self::POLLING != 0
+    }
+
+    /// Whether its event ring tells of new entries by a message in slot 0, and not by its own interrupt.
+    #[must_use]
+    pub const fn is_as_intercept(self) -> bool {
+        self.0 & Self::AS_INTERCEPT != 0
     }
 
     /// The interrupt for a new message, if any.
@@ -104,6 +112,13 @@ impl Synic {
     #[must_use]
     pub const fn new() -> Self {
         Self { control: 0, message_page: 0, flags_page: 0, ring_page: 0, sints: [Sint::RESET; SINTS] }
+    }
+
+    /// As after a reset, with pages that the hypervisor has chosen. Linux as a parent reads their addresses, and sets
+    /// nothing but the enable bits.
+    #[must_use]
+    pub const fn with_pages(message_page: u64, flags_page: u64) -> Self {
+        Self { message_page: message_page & PAGE, flags_page: flags_page & PAGE, ..Self::new() }
     }
 
     /// Reads a register.
@@ -166,6 +181,13 @@ impl Synic {
         self.enabled_page(self.ring_page)
     }
 
+    /// What a new entry in the event ring of `sint` asks for.
+    #[must_use]
+    pub fn notice(&self, sint: usize) -> Option<Notice> {
+        let source = self.sint(sint)?;
+        if source.is_as_intercept() { Some(Notice::Message) } else { source.interrupt().map(Notice::Interrupt) }
+    }
+
     fn enabled_page(&self, register: u64) -> Option<u64> {
         (self.control & ENABLE != 0 && register & ENABLE != 0).then_some(register & PAGE)
     }
@@ -174,6 +196,32 @@ impl Synic {
     #[must_use]
     pub fn sint(&self, number: usize) -> Option<Sint> {
         self.sints.get(number).copied()
+    }
+
+    /// Delivers the message of one of the `senders` to `sint`, if its slot is free. The caller sends the returned
+    /// interrupt to the vCPU's local APIC. `message_of` a sender that is gone is `None`.
+    ///
+    /// The sender is taken before its message is written: see [`Posted`]. If the slot is occupied, or the guest has no
+    /// memory there, the sender waits on.
+    pub fn pump_posted<const WORDS: usize>(
+        &self,
+        sint: usize,
+        page: &impl MessagePage,
+        senders: &Posted<WORDS>,
+        mut message_of: impl FnMut(usize) -> Option<Message>,
+    ) -> Option<Interrupt> {
+        let source = self.sint(sint)?;
+        loop {
+            let sender = senders.take()?;
+            let Some(message) = message_of(sender) else { continue };
+            match deliver(page, sint, &message, senders.has_some()) {
+                Ok(Delivery::Done) => return source.interrupt(),
+                Ok(Delivery::Occupied) | Err(Absent) => {
+                    senders.post(sender);
+                    return None;
+                }
+            }
+        }
     }
 
     /// Delivers the next message for `sint`, if there is one and its slot is free. The caller sends the returned
@@ -191,6 +239,15 @@ impl Synic {
             Ok(Delivery::Occupied) | Err(Absent) => None,
         }
     }
+}
+
+/// How a vCPU is told of new entries in an event ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// By [`Message::sint_intercept`], in slot 0.
+    Message,
+    /// By this interrupt.
+    Interrupt(Interrupt),
 }
 
 fn sint_of(number: u32) -> usize {

@@ -2,14 +2,16 @@
 
 extern crate std;
 
-use core::cell::RefCell;
+use core::cell::{Cell, RefCell};
+use core::num::NonZeroU32;
 use std::vec::Vec;
 
 use hyperv_defs::msr;
 use proptest::prelude::*;
 
 use crate::{
-    Absent, Expiry, Interrupt, MESSAGE_BYTES, MessagePage, Outbox, Refused, SINTS, Sint, Synic, TIMERS, Timers,
+    Absent, Expiry, Interrupt, MESSAGE_BYTES, Message, MessagePage, Notice, Outbox, Posted, Refused, RingPage, Rings,
+    Rung, SINTS, Sint, Synic, TIMERS, Timers,
 };
 
 /// A message page that is there, or not.
@@ -262,6 +264,164 @@ fn periods_and_moments_at_the_end_of_time_do_not_overflow() {
     assert_eq!(timers.write(CONFIG, ENABLED | PERIODIC | DIRECT | vector(0x80), u64::MAX), Ok(()));
     assert!(timers.expire(u64::MAX).is_some());
     let _ = timers.deadline();
+}
+
+#[test]
+fn parent_finds_the_addresses_of_its_pages_and_enables_them() {
+    let mut synic = Synic::with_pages(0xd_0000, 0xd_1000);
+    assert_eq!((synic.read(msr::SIMP), synic.read(msr::SIEFP)), (Ok(0xd_0000), Ok(0xd_1000)));
+    assert_eq!(synic.read(msr::SIRBP), Ok(0), "that page is the parent's own");
+    for (number, value) in [(msr::SIMP, 0xd_0001), (msr::SIEFP, 0xd_1001), (msr::SIRBP, 0x7001), (msr::SCONTROL, 1)] {
+        assert_eq!(synic.write(number, value), Ok(()));
+    }
+    let pages = (synic.message_page(), synic.flags_page(), synic.ring_page());
+    assert_eq!(pages, (Some(0xd_0000), Some(0xd_1000), Some(0x7000)));
+}
+
+#[test]
+fn ring_of_a_source_that_is_an_intercept_tells_by_a_message() {
+    let mut synic = enabled_synic(5, 0x8_00f3);
+    assert_eq!(synic.notice(5), Some(Notice::Message));
+    assert_eq!(synic.notice(4), None, "it is masked");
+    synic.write(msr::SINT0 + 4, 0x2_0040).expect("a source");
+    assert_eq!(synic.notice(4), Some(Notice::Interrupt(Interrupt { vector: 0x40, auto_eoi: true })));
+    assert_eq!(synic.notice(SINTS), None);
+}
+
+#[test]
+fn messages_about_children_have_the_layout_that_parents_expect() {
+    let opaque = Message::opaque_intercept(hyperv_defs::PartitionId(0x100), 7).encode(false);
+    assert_eq!((opaque[4], &opaque[8..20]), (4, &[0, 1, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0][..]));
+    assert_eq!(Message::opaque_intercept(hyperv_defs::PartitionId(0x100), 7).kind(), 0x8000_003f);
+    let sint = Message::sint_intercept(5);
+    assert_eq!((sint.kind(), sint.payload()), (0x8000_0061, &[5, 0, 0, 0][..]));
+}
+
+/// A parent's set of senders; a message carries its sender's number.
+fn message_of(sender: usize) -> Option<Message> {
+    Some(Message::opaque_intercept(hyperv_defs::PartitionId(1), u32::try_from(sender).ok()?))
+}
+
+#[test]
+fn senders_wait_for_an_occupied_slot_and_each_is_told_of_once() {
+    let (synic, page, senders) = (enabled_synic(0, 0xf3), Page::new(), Posted::<2>::new());
+    for sender in [3, 70, 127, 3] {
+        senders.post(sender);
+    }
+    let mut seen = Vec::new();
+    while synic.pump_posted(0, &page, &senders, message_of).is_some() {
+        assert_eq!(synic.pump_posted(0, &page, &senders, message_of), None, "the slot is occupied");
+        let waits = senders.has_some();
+        let (message, must_tell) = page.take(0);
+        assert_eq!(must_tell, waits, "EOM is for a parent for whom more waits");
+        seen.push(message[16]);
+    }
+    seen.sort_unstable();
+    assert_eq!(seen, [3, 70, 127]);
+}
+
+#[test]
+fn senders_of_an_absent_page_wait_and_those_that_are_gone_do_not() {
+    let (synic, mut page, senders) = (enabled_synic(0, 0xf3), Page::new(), Posted::<1>::new());
+    page.is_there = false;
+    senders.post(9);
+    assert_eq!(synic.pump_posted(0, &page, &senders, message_of), None);
+    page.is_there = true;
+    senders.post(1);
+    let only_nine = |sender| message_of(sender).filter(|_| sender == 9);
+    assert!(synic.pump_posted(0, &page, &senders, only_nine).is_some());
+    assert_eq!(page.take(0).0[16], 9);
+    senders.post(2);
+    senders.withdraw(2);
+    assert_eq!(synic.pump_posted(0, &page, &senders, message_of), None);
+    senders.post(Posted::<1>::LIMIT);
+    assert!(!senders.has_some(), "there is no such sender");
+}
+
+#[test]
+fn sender_that_posts_all_the_time_does_not_hold_up_another() {
+    let senders = Posted::<3>::new();
+    senders.post(0);
+    senders.post(130);
+    let mut taken = Vec::new();
+    for _ in 0..4 {
+        taken.extend(senders.take());
+        senders.post(0);
+    }
+    assert!(taken.contains(&130), "{taken:?}");
+}
+
+/// A page of event rings with two places each.
+struct RingOfTwo {
+    places: [Cell<u32>; 2],
+    full: Cell<bool>,
+    masked: Cell<bool>,
+    is_there: Cell<bool>,
+}
+
+impl RingOfTwo {
+    fn new() -> Self {
+        Self {
+            places: [Cell::new(0), Cell::new(0)],
+            full: Cell::new(false),
+            masked: Cell::new(false),
+            is_there: Cell::new(true),
+        }
+    }
+
+    fn there<T>(&self, value: T) -> Result<T, Absent> {
+        self.is_there.get().then_some(value).ok_or(Absent)
+    }
+}
+
+impl RingPage for RingOfTwo {
+    fn port(&self, _: usize, place: usize) -> Result<u32, Absent> {
+        self.there(self.places[place].get())
+    }
+
+    fn set_port(&self, _: usize, place: usize, port: u32) -> Result<(), Absent> {
+        self.there(())?;
+        self.places[place].set(port);
+        Ok(())
+    }
+
+    fn set_full(&self, _: usize) -> Result<(), Absent> {
+        self.there(())?;
+        self.full.set(true);
+        Ok(())
+    }
+
+    fn is_masked(&self, _: usize) -> Result<bool, Absent> {
+        self.there(self.masked.get())
+    }
+}
+
+fn port(number: u32) -> NonZeroU32 {
+    NonZeroU32::new(number).expect("not zero")
+}
+
+#[test]
+fn events_go_round_the_ring_and_a_full_one_says_so() {
+    let (page, mut rings) = (RingOfTwo::new(), Rings::<2>::new());
+    assert_eq!(rings.ring(&page, 5, port(10)), Ok(Rung::Signal));
+    page.masked.set(true);
+    assert_eq!(rings.ring(&page, 5, port(11)), Ok(Rung::Masked));
+    assert!(!page.full.get());
+    assert_eq!((rings.ring(&page, 5, port(12)), page.full.get()), (Ok(Rung::Full), true));
+    assert_eq!(page.places[0].replace(0), 10);
+    assert_eq!(rings.ring(&page, 5, port(12)), Ok(Rung::Masked));
+    assert_eq!((page.places[0].get(), page.places[1].get()), (12, 11));
+}
+
+#[test]
+fn event_for_an_absent_page_or_source_changes_nothing() {
+    let (page, mut rings) = (RingOfTwo::new(), Rings::<2>::new());
+    page.is_there.set(false);
+    assert_eq!(rings.ring(&page, 5, port(10)), Err(Absent));
+    page.is_there.set(true);
+    assert_eq!(rings.ring(&page, SINTS, port(10)), Err(Absent));
+    assert_eq!(rings.ring(&page, 5, port(11)), Ok(Rung::Signal));
+    assert_eq!(page.places[0].get(), 11, "the first place");
 }
 
 #[derive(Clone, Debug)]
