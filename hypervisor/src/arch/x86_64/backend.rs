@@ -48,33 +48,33 @@ pub(crate) type Hardware = <Chosen as Backend>::Vcpu;
 
 /// A processor's extension for guests.
 pub(crate) trait Backend {
-    /// A vCPU's control block. It stands for the registers in it.
+    /// A vCPU's control block. It dereferences to the registers in it.
     type Vcpu: DerefMut<Target = Self::State> + Injection + WorldSwitch<Host = Self::Host>;
-    /// The registers in a control block, where they are: who uses many of them takes no way by the block each time.
+    /// The registers in a control block. Code that uses many of them borrows them once.
     type State: State;
     /// A pCPU's context for running guests.
     type Host;
     /// The format of stage-2 tables.
     type Stage2Format: stage2::Format;
-    /// Something necessary that a machine lacks.
+    /// A missing requirement of the machine.
     type Missing: Display;
 
     /// Whose instructions the emulator follows where vendors differ.
     const VENDOR: Vendor;
 
-    /// Looks at what the machine has. Once, before all others.
+    /// Checks the machine. Must be called first, and once.
     ///
     /// # Errors
     /// The first missing feature.
     fn check() -> Result<(), Self::Missing>;
 
-    /// What `check` on the command line says about the extension.
+    /// The results of `check` on the command line for the extension.
     fn findings() -> Vec<Finding>;
 
     /// The extension and the features in use, in words.
     fn describe() -> String;
 
-    /// What the machine offers beyond the necessary.
+    /// The optional features of the machine.
     fn features() -> Features;
 
     /// Whether the first pCPU must not run guests.
@@ -89,9 +89,8 @@ pub(crate) trait Backend {
     /// The format of the stage-2 tables that this machine walks.
     fn stage2_format() -> Self::Stage2Format;
 
-    /// From here on nothing interrupts this pCPU outside of the guest and of
-    /// [`take_interrupts`](Self::take_interrupts). What becomes pending ends the next entry before its first
-    /// instruction.
+    /// From here on, interrupts stay pending until the guest runs or [`take_interrupts`](Self::take_interrupts) takes
+    /// them. A pending interrupt ends the next entry before its first instruction.
     fn defer_interrupts();
 
     /// Takes pending interrupts, then masks them again.
@@ -104,7 +103,7 @@ pub(crate) trait Backend {
     fn handle(run: &mut Running<'_>) -> Next;
 }
 
-/// What the machine offers beyond the necessary.
+/// Optional features of the machine.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Features {
     /// The entries of one TLB tag can be flushed by themselves.
@@ -127,14 +126,14 @@ pub(crate) trait WorldSwitch {
     /// The vCPU comes to this pCPU, whose TSC the guest reads with `tsc_offset` added.
     fn arrive(&mut self, tsc_offset: u64);
 
-    /// Sets the intercepts of instructions that leave the guest now and then: PAUSE while others wait for the pCPU, and
-    /// what the back end has of its own.
+    /// Sets the intercepts that change at run time: PAUSE while other vCPUs wait for the pCPU, and those of the back
+    /// end.
     fn renew_intercepts(&mut self, others_wait: bool);
 
     /// The next entry uses this TLB tag, and flushes this.
     fn set_tag(&mut self, tag: Tag, flush: Flush);
 
-    /// The entry that [`set_tag`](Self::set_tag) was for is over. Says whether it flushed: one that is refused does
+    /// The entry that [`set_tag`](Self::set_tag) prepared has ended. Returns whether it flushed: a refused entry does
     /// not.
     fn end_flush(&mut self) -> bool;
 
@@ -157,10 +156,10 @@ pub(crate) trait WorldSwitch {
     /// The last exit; `None` if the processor refused to enter, and then no register can be believed.
     fn exit(&self) -> Option<Exit>;
 
-    /// RIP behind the instruction that left the guest, where the processor says so.
+    /// RIP behind the instruction that exited, if the processor saved it.
     fn next_rip(&self) -> Option<u64>;
 
-    /// What the processor has saved of the instruction that left the guest; mostly nothing.
+    /// The bytes of the instruction that exited, as saved by the processor; mostly none.
     fn instruction_bytes(&self) -> &[u8];
 }
 
@@ -169,11 +168,11 @@ pub(crate) trait WorldSwitch {
 pub(crate) struct Exit {
     /// The exit's number.
     pub(crate) reason: u32,
-    /// What the processor tells with it.
+    /// The processor's details about it.
     pub(crate) details: [u64; 2],
 }
 
-/// Events that go into a guest, and exits that are asked for because of them.
+/// Injection of events, and the exits that pending events need.
 pub(crate) trait Injection {
     /// As after INIT: no event, no interrupt shadow, task priority zero, no intercept of IRET.
     fn reset(&mut self);
@@ -181,7 +180,7 @@ pub(crate) trait Injection {
     /// Whether the last exit interrupted the delivery of an event.
     fn has_interrupted_delivery(&self) -> bool;
 
-    /// The event whose delivery the last exit interrupted, if it has to be delivered again. It is told once.
+    /// The event whose delivery the last exit interrupted, if it must be delivered again. A second call returns `None`.
     fn take_interrupted(&mut self) -> Option<Event>;
 
     /// The next entry delivers an interrupt.
@@ -190,7 +189,7 @@ pub(crate) trait Injection {
     /// The next entry delivers `event`, and ends the interrupt shadow.
     fn inject(&mut self, event: Event);
 
-    /// Whether an entry forgets the interrupt shadow.
+    /// Whether an entry drops the interrupt shadow.
     fn loses_shadow(&self) -> bool;
 
     /// The guest leaves as soon as it can take an interrupt.
@@ -227,7 +226,7 @@ pub(crate) struct PortAccess {
     pub(crate) next_rip: u64,
 }
 
-/// What the processor says of a MOV to a control register, where it says anything.
+/// The processor's decode of a MOV to a control register.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ControlWrite {
     /// Number of the general register.
@@ -240,11 +239,11 @@ pub(crate) struct ControlWrite {
 pub(crate) struct HostContext {
     /// The back end's part.
     pub(super) own: <Chosen as Backend>::Host,
-    /// Identity of the [`FpuState`](super::guest::fpu::FpuState) that the vector registers hold; 0 when nobody's.
+    /// Identity of the [`FpuState`](super::guest::fpu::FpuState) that the vector registers hold; 0 for none.
     pub(super) fpu_holder: AtomicU64,
 }
 
-/// What the machine offers for guests.
+/// Hardware virtualization of this machine.
 pub(crate) mod hwvirt {
     use alloc::format;
     use alloc::string::String;
@@ -257,7 +256,7 @@ pub(crate) mod hwvirt {
     use crate::arch::x86_64::host::{acpi, apic, processor, tsc};
     use crate::check::{Finding, Verdict};
 
-    /// A vCPU runs for at most 5 ms while others wait. A spinning one is detected earlier (PAUSE).
+    /// A vCPU runs for at most 5 ms while others wait. A spinning vCPU is detected earlier (PAUSE).
     pub(crate) const SLICES_PER_SECOND: u64 = 200;
 
     /// See [`Backend::check`].

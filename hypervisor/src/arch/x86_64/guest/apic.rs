@@ -1,4 +1,4 @@
-//! The guest's local APIC among its other devices: who accesses it, and what an access asks of others.
+//! The guest's local APIC and its effects: accesses of the guest, and the messages that they send.
 
 use super::{delivery, platform};
 use crate::arch::x86_64::host::apic as host_apic;
@@ -23,7 +23,7 @@ impl<'a> Origin<'a> {
     }
 }
 
-/// Does what an access to the local APIC requests.
+/// Carries out the effect of an access to the local APIC.
 #[inline(always)]
 pub(in crate::arch::x86_64) fn apply(origin: Origin<'_>, apic: &mut LocalApic, effect: Effect) {
     let Origin { vm, vcpu, index } = origin;

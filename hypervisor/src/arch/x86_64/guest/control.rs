@@ -26,8 +26,8 @@ pub(in crate::arch::x86_64) fn write(run: &mut Running<'_>, number: u8, told: Op
         return Next::Resume;
     }
 
-    // If the code cannot be read, or is another instruction by now, it was changed meanwhile: the guest executes the
-    // new code.
+    // If the code cannot be read, or is another instruction by now, another vCPU has changed it. The guest then
+    // executes the new code.
     let Some(window) = mmio::bytes_at_rip(run) else { return Next::Resume };
     let bytes = &window.to_bytes()[..usize::from(window.length())];
     let rip = run.owner.arch.hardware.rip();

@@ -316,12 +316,12 @@ fn extended_registers(number: u32, vcpus: u32) -> Registers {
     }
 }
 
-/// What ECX of extended leaves says about cores, on AMD's processors only (APM vol. 3, E.4.2 and E.4.7). On Intel's
-/// these bits are reserved, and leaf B alone tells of cores (SDM vol. 2, CPUID).
+/// Numbers of cores in ECX of extended leaves, on AMD's processors only (APM vol. 3, E.4.2 and E.4.7). Intel's
+/// processors have these bits reserved, and report cores in leaf B only (SDM vol. 2, CPUID).
 fn amd_cores(number: u32, vcpus: u32) -> u32 {
     match number {
         0x8000_0001 if vcpus > 1 => LEAF_8000_0001_ECX_CMP_LEGACY,
-        // Cores less one, and how many bits of an APIC id count them.
+        // Number of cores minus one, and the number of bits of an APIC id that count them.
         0x8000_0008 => id_bits(vcpus) << 12 | (vcpus - 1).min(0xff),
         _ => 0,
     }
@@ -354,7 +354,7 @@ pub(in crate::arch::x86_64) fn timer_hertz() -> u64 {
     tsc::hz() / TSC_TICKS_PER_TIMER_TICK
 }
 
-/// Width of the guests' physical addresses: the host's, as leaf 8000_0008 says.
+/// Width of the guests' physical addresses: the host's, from leaf 8000_0008.
 pub(super) fn physical_address_bits() -> u8 {
     static BITS: Once<u8> = Once::new();
     *BITS.call_once(|| host(0x8000_0008).eax.to_le_bytes()[0])

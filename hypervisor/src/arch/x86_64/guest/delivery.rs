@@ -104,7 +104,7 @@ fn post_to(vm: &Vm, ids: impl IntoIterator<Item = u32>, message: &Message) {
                 Pending::STARTUP
             }
         };
-        // Publishes what was stored above; `Mailbox::take` on the other side sees it.
+        // Publishes the stores above; `Mailbox::take` on the other side sees them.
         vm.post(id, work);
 
         if message.kind == Kind::LowestPriority {

@@ -1,4 +1,4 @@
-//! The hypervisor's side of the crate `emulator`: a vCPU's registers, its VM's memory, its counters.
+//! Connects the crate `emulator` to a vCPU's registers, its VM's memory, and its counters.
 
 #![expect(unsafe_code, reason = "reads the guest's protection-key rights, which stay in the register")]
 

@@ -1,7 +1,7 @@
-//! The events of a vCPU: what each entry injects, and how the guest is left again for what has to wait.
+//! The events of a vCPU: the event that each entry injects, and the exit that a waiting event needs.
 //!
-//! The crate `x86_events` chooses. Here its plans become what [`Injection`] has: an event, the interrupt window, single
-//! steps; and exits become what the crate wants to know.
+//! The crate `x86_events` makes the choice. This file converts its plans to calls of [`Injection`] (an event, the
+//! interrupt window, single steps), and converts exits to the crate's input.
 //!
 //! #DB and #AC always exit. A guest can make the delivery of one of them raise the same one again, without end and
 //! without an instruction boundary at which the processor would take host interrupts (CVE-2015-8104, CVE-2015-5307).
@@ -74,8 +74,8 @@ impl ArchVcpu {
             Until::Exit => {}
             Until::Window => self.open_window(),
             Until::Step => self.begin_step(),
-            // A kick of this pCPU stays pending until the entry has delivered the event, and then ends the entry before
-            // the first instruction of the handler: physical interrupts are looked at once more at that boundary.
+            // A kick of this pCPU stays pending until the entry has delivered the event. Then it ends the entry before
+            // the first instruction of the handler, because the processor takes physical interrupts at that boundary.
             Until::Delivered => host_apic::kick(cpu::this().id),
         }
     }
@@ -126,8 +126,8 @@ impl ArchVcpu {
 
 /// After an exit.
 impl ArchVcpu {
-    /// Takes back what the entry asked for. Says whether the exit served that alone: a step is over. Only #DB ends a
-    /// step.
+    /// Cancels the requests of the last entry. Returns whether the exit served only them, because a single step is
+    /// over. Only #DB ends a step.
     #[inline]
     pub(in crate::arch::x86_64) fn disarm(&mut self, by_debug: bool) -> bool {
         !matches!(self.armed, Armed::Nothing) && self.disarm_window_or_step(by_debug)
@@ -207,9 +207,9 @@ impl ArchVcpu {
         self.events.raise_software_interrupt(vector);
     }
 
-    /// The guest was left by an exception, which it gets back, with the error code and for a page fault the address
-    /// that the exit tells. DR6 and DR7 are as its handler has to find them: the CPU has updated them before the exit
-    /// (APM vol. 2, 15.12.2).
+    /// The guest exited by an exception. Injects it back, with the error code, and for a page fault with the address
+    /// from the exit. DR6 and DR7 are as the handler must find them: the CPU has updated them before the exit (APM vol.
+    /// 2, 15.12.2).
     pub(in crate::arch::x86_64) fn give_back(&mut self, vector: u8, error: u32, address: u64) {
         match vector {
             // RIP is at the INT3 or INTO, not behind it as for a trap (APM vol. 2, 15.12.4, 15.12.5).

@@ -78,7 +78,7 @@ impl FpuState {
         // XRSTOR can only restore what XCR0 enables. Everything is enabled during it, so that components that this
         // guest has not enabled become initial instead of keeping another guest's data.
         write_xcr0(machine_xcr0());
-        // SAFETY: the area is aligned to at least 64 bytes, as large as CPUID says XSAVE needs for all of
+        // SAFETY: the area is aligned to at least 64 bytes, has the size that CPUID reports for XSAVE of all of
         // `machine_xcr0`, and was filled by `new` or by XSAVE. Both leave a header that XRSTOR accepts.
         unsafe {
             asm!("xrstor64 [{area}]", area = in(reg) self.area.as_ptr(), in("eax") u32::MAX, in("edx") u32::MAX, options(nostack));

@@ -195,7 +195,8 @@ pub(super) fn write_msr(run: &mut Running<'_>, number: u32, value: u64) -> Resul
                 let at = registers.reference_tsc.page();
                 let page = registers.clock.encode();
                 let (sequence, rest) = page.split_at(reference_tsc::SCALE_OFFSET);
-                // The guest finds the page void until all of it is there. One that does not exist is the guest's loss.
+                // The guest sees an invalid page until all of it is written. If the guest has no memory there, it has
+                // no such clock.
                 let void = ReferenceTsc::INVALID.encode();
                 let _ = memory.write(at, &void)
                     && memory.write(Gpa(at.0 + sequence.len() as u64), rest)

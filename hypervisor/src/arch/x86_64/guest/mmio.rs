@@ -94,7 +94,7 @@ fn carry_out(run: &mut Running<'_>, cause: Cause) -> Next {
     Next::Resume
 }
 
-/// What the CPU has saved of the instruction. Nothing if it may be from before a flush that was requested since the
+/// The instruction's bytes as saved by the CPU. None if they may be older than a flush that was requested since the
 /// exit. A sender that requested it before this vCPU announced the emulation does not wait for this vCPU.
 #[cold]
 fn saved_bytes(arch: &ArchVcpu, vcpu: &Vcpu, epoch: u64) -> ([u8; 15], usize) {
@@ -177,8 +177,8 @@ pub(in crate::arch::x86_64) fn bytes_at_rip(run: &mut Running<'_>) -> Option<Win
     x86_emulate::fetch_whole(&registers, &run.vm.memory, arch.emulator.walks()).ok()
 }
 
-/// Clears TF in the flags that the guest's PUSHF has just saved, because it was the hypervisor's. If the stack cannot
-/// be written any more, the guest has changed its page tables meanwhile, and keeps the flags.
+/// Clears TF in the flags that the guest's PUSHF has just saved, because TF was the hypervisor's. If the stack cannot
+/// be written any more, the guest has changed its page tables, and keeps the flags.
 pub(in crate::arch::x86_64) fn clear_saved_trap_flag(run: &mut Running<'_>) {
     const TF_IN_SECOND_BYTE: u8 = 1;
     let arch = &mut run.owner.arch;
@@ -202,7 +202,7 @@ pub(in crate::arch::x86_64) fn clear_saved_trap_flag(run: &mut Running<'_>) {
     }
 }
 
-/// The devices. What an access requests from other vCPUs is done at once; nothing waits.
+/// The devices. Requests of an access to other vCPUs are sent at once; nothing waits.
 struct Bus<'a> {
     origin: Origin<'a>,
     apic: &'a mut LocalApic,

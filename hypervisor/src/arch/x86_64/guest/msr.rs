@@ -42,7 +42,7 @@ pub(in crate::arch::x86_64) fn access(run: &mut Running<'_>, is_write: bool) -> 
         run.tally.exit(ExitReason::SysregWrite);
         let value = arch.edx_eax();
         if register == msr::X2APIC_EOI && value == 0 && arch.apic.mode() == Mode::X2Apic {
-            // By far the most frequent write; see `LocalApic::end_of_interrupt`.
+            // The most frequent write by far; see `LocalApic::end_of_interrupt`.
             let effect = arch.apic.end_of_interrupt();
             arch.skip(2);
             apply(Origin::of(run), &mut run.owner.arch.apic, effect);

@@ -97,7 +97,7 @@ pub(super) fn read(vm: &Vm, port: u16, bytes: u8) -> u32 {
     EMPTY << 8 | u32::from(byte)
 }
 
-/// What a bus reads where nothing is.
+/// The value of an empty bus.
 const EMPTY: u32 = u32::MAX;
 
 /// A read of a register that may be wider than a byte, or that no guest reads often; or of nothing.

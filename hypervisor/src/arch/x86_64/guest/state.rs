@@ -1,8 +1,8 @@
 //! The neutral view of a vCPU's registers while it is outside its guest.
 //!
-//! Most general registers are in [`Gprs`]. The others are where the processor saves them at an exit, and each back end
-//! has its own place for them: [`State`] reads and writes them there, one by one, and [`Registers`] are all of them as
-//! values. Whatever wants registers of a vCPU that does not run, by name or as a whole, belongs here.
+//! Most general registers are in [`Gprs`]. The processor saves the others at an exit, and each back end has its own
+//! place for them. [`State`] reads and writes them there one by one; [`Registers`] has all of them as values. All code
+//! that accesses registers of a vCPU outside its guest uses this view.
 
 use x86_boot::{KernelEntry, Mode, long64, protected32};
 use x86_defs::control;
@@ -11,8 +11,7 @@ use x86_emulate::{Segment as SegmentName, SegmentRegister};
 
 /// General registers in the order of their numbers: RAX, RCX, RDX, RBX, RSP, RBP, RSI, RDI, R8 to R15.
 ///
-/// RAX and RSP may be among the registers that the processor saves, and then are not here. They are asked for by
-/// [`State`].
+/// If the processor saves RAX and RSP itself, they are not here but in [`State`].
 pub(crate) type Gprs = [u64; 16];
 
 /// Places in [`Gprs`].

@@ -1,7 +1,8 @@
-//! A vCPU: its registers, its local APIC, and what is delivered to it next.
+//! A vCPU: its registers, its local APIC, and its next event.
 //!
-//! Everything here belongs to the pCPU that runs the vCPU. Others reach it through its mailbox and through
-//! [`Posted`](super::delivery::Posted). What the processor loads at an entry and saves at an exit is in [`Hardware`].
+//! The pCPU that runs the vCPU owns all of this. Others reach it through its mailbox and through
+//! [`Posted`](super::delivery::Posted). [`Hardware`] has the registers that the processor loads at an entry and saves
+//! at an exit.
 
 #![expect(unsafe_code, reason = "loads debug registers and TSC_AUX, and enters the guest")]
 
@@ -37,9 +38,9 @@ use crate::vcpu::run::{Next, Running};
 
 /// Registers, interrupt state and save areas of one vCPU.
 pub(crate) struct ArchVcpu {
-    /// General registers, but for those that [`hardware`](Self::hardware) has.
+    /// General registers, except those in [`hardware`](Self::hardware).
     pub(in crate::arch::x86_64) gprs: Gprs,
-    /// What the processor loads at an entry and saves at an exit.
+    /// The registers that the processor loads at an entry and saves at an exit.
     pub(in crate::arch::x86_64) hardware: Hardware,
     /// The vCPU's activity.
     pub(in crate::arch::x86_64) activity: Activity,
@@ -49,7 +50,7 @@ pub(crate) struct ArchVcpu {
     pub(super) events: Events,
     /// The entry's request for control.
     pub(super) armed: Armed,
-    /// What the next single-stepped instruction does with RFLAGS.
+    /// How the next single-stepped instruction uses RFLAGS.
     pub(super) at_flags: Flags,
     /// The PUSHF that was stepped over has saved the hypervisor's TF.
     pub(in crate::arch::x86_64) shows_trap_flag: bool,
@@ -64,7 +65,7 @@ pub(crate) struct ArchVcpu {
     tsc_aux: u64,
     /// Where the guest has its Hyper-V assist page. Nothing is written there after its first word was cleared.
     pub(super) vp_assist: VpAssistMsr,
-    /// The tag of its TLB entries, and what they owe.
+    /// The tag of its TLB entries, and its owed flushes.
     tags: VcpuTags,
     /// State and caches of instruction emulation.
     pub(super) emulator: Emulator,
@@ -156,8 +157,8 @@ impl VcpuState<Machine> for ArchVcpu {
         self.debug_addresses = read_debug_addresses();
     }
 
-    /// Makes those instructions leave the guest that do so now and then: PAUSE, worth it only while somebody waits for
-    /// the pCPU, and others where the back end has to look at them.
+    /// Sets the intercepts that change at run time: PAUSE, only while another vCPU waits for the pCPU, and those of the
+    /// back end.
     fn renew_intercepts(&mut self, others_wait: bool) {
         self.hardware.renew_intercepts(others_wait);
     }
@@ -198,7 +199,7 @@ impl VcpuState<Machine> for ArchVcpu {
     }
 
     /// Flushes the TLB entries for `pages` of the guest's address space, unless all entries will be flushed anyway.
-    /// Returns how many pages were flushed one by one.
+    /// Returns the number of pages that were flushed one by one.
     fn flush_pages(&mut self, pages: Pages) -> u64 {
         if self.tags.is_void() {
             return 0;
@@ -258,7 +259,7 @@ impl VcpuState<Machine> for ArchVcpu {
         self.apic.deadline()
     }
 
-    /// The tags to give back when the vCPU is removed.
+    /// The tags, to be freed when the vCPU is removed.
     fn into_tags(self) -> VcpuTags {
         self.tags
     }

@@ -1,4 +1,4 @@
-//! The calls of the VMware interface, in VMs that are offered no Hyper-V interface.
+//! The calls of the VMware interface, for VMs without the Hyper-V interface.
 
 use super::cpuid;
 use super::state::{State as _, gpr};

@@ -88,7 +88,7 @@ pub(super) fn read(root: Option<RootTable>) -> Option<&'static Machine> {
 fn parse(root: Option<RootTable>) -> Option<Machine> {
     let address = |hpa: Hpa| usize::try_from(hpa.0).ok();
     let tables = match root? {
-        // SAFETY: the loader says that it is there; the crate checks signature and checksum of everything it reads.
+        // SAFETY: the loader reports this address. The crate checks signature and checksum of everything that it reads.
         RootTable::Rsdp(rsdp) => unsafe { AcpiTables::from_rsdp(Firmware, address(rsdp)?) },
         // SAFETY: the same.
         RootTable::Sdt { revision, address: sdt } => unsafe {

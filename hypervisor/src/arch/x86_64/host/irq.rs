@@ -31,7 +31,7 @@ pub(crate) const KICK: u8 = 0xf0;
 pub(crate) const TIMER: u8 = 0xf1;
 /// Vector of the host's devices.
 pub(crate) const DEVICE: u8 = 0xf2;
-/// Vector of interrupts that were gone when they should be taken.
+/// Vector of spurious interrupts.
 pub(crate) const SPURIOUS: u8 = 0xff;
 
 /// Sleeps until an interrupt was taken, and returns with interrupts off.

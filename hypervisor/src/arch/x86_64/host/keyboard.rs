@@ -1,4 +1,4 @@
-//! A PC's keyboard, through its controller (8042), polled. A USB keyboard works as far as the firmware emulates this
+//! A PC's keyboard, polled through its controller (8042). A USB keyboard works only if the firmware emulates this
 //! controller.
 
 use spin::Mutex;

@@ -16,7 +16,7 @@ use crate::boot::handover::{Framebuffer, Handover, Module, Refused, RootTable};
 /// The data is not enough for a start. `handover` holds what could be read.
 pub(super) fn read(magic: u32, information: u32, handover: &mut Handover) -> Result<(), Refused> {
     let address = u64::from(information);
-    // PVH defines nothing in EAX, so its own magic number is asked first.
+    // PVH defines nothing in EAX, so its own magic number is checked first.
     let start_info: StartInfo = peek(address)?;
     if start_info.magic == START_INFO_MAGIC && start_info.version >= 1 {
         return by_pvh(&start_info, handover);
@@ -97,7 +97,7 @@ fn by_pvh(info: &StartInfo, handover: &mut Handover) -> Result<(), Refused> {
 const ENTRY_BYTES: u32 = 24;
 
 fn by_multiboot2(info: &BootInformation<'_>, handover: &mut Handover) -> Result<(), Refused> {
-    // First what the report of an error needs.
+    // First the data that the report of an error needs.
     if let Some(Ok(tag)) = info.framebuffer_tag()
         && let Ok(FramebufferType::RGB { red, green, blue }) = tag.buffer_type()
     {
@@ -120,7 +120,7 @@ fn by_multiboot2(info: &BootInformation<'_>, handover: &mut Handover) -> Result<
         command_line: module.cmdline().unwrap_or_default(),
     });
     handover.set_payload(modules, &paging::image())?;
-    // The tags hold a copy of ACPI's root pointer. One without an XSDT is read as one of ACPI 1.0, whatever its
+    // The tags hold a copy of ACPI's root pointer. Without an XSDT it is read as one of ACPI 1.0, whatever its
     // revision.
     let new = info.rsdp_v2_tag().filter(|tag| tag.checksum_is_valid()).map(|tag| (tag.revision(), tag.xsdt_address()));
     let old = || info.rsdp_v1_tag().filter(|tag| tag.checksum_is_valid()).map(|tag| (0, tag.rsdt_address()));

@@ -75,7 +75,7 @@ pub(super) extern "C" fn entry() {
     naked_asm!(
         "push rax", "push rcx", "push rdx", "push rsi", "push rdi", "push r8", "push r9", "push r10", "push r11",
         "cld",
-        // The interrupted RIP and RSP are among what the processor pushed before the nine registers.
+        // The processor pushed RIP and RSP before the nine registers.
         "mov rdi, [rsp + 72]",
         "mov rsi, [rsp + 96]",
         "call {handle}",

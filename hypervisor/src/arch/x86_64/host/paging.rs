@@ -320,7 +320,7 @@ struct EarlyFrames {
 }
 
 impl EarlyFrames {
-    /// End of what the boot page tables map.
+    /// End of the memory that the boot page tables map.
     const REACH: Hpa = Hpa(boot::REACH);
 
     /// `None` without RAM that the boot page tables map.

@@ -151,7 +151,7 @@ pub(super) fn install(cpu: &'static PerCpu) {
     unsafe { CS::set_reg(code) };
     // SAFETY: a data segment of it.
     unsafe { SS::set_reg(data) };
-    // SAFETY: the descriptor of a TSS that lives for ever, loaded by this pCPU only.
+    // SAFETY: the descriptor of a TSS that is never freed, loaded by this pCPU only.
     unsafe { load_tss(task) };
     find_by_gs(cpu);
 }

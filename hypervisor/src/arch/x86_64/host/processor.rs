@@ -1,4 +1,4 @@
-//! What the processor says about itself: leaves of CPUID, and its name.
+//! The processor's features from CPUID, and its name.
 
 use alloc::format;
 use alloc::string::String;
@@ -41,7 +41,7 @@ fn characters(words: impl IntoIterator<Item = u32>) -> impl Iterator<Item = char
     words.into_iter().flat_map(u32::to_le_bytes).filter(|byte| byte.is_ascii_graphic() || *byte == b' ').map(char::from)
 }
 
-/// What `check` says about the processor.
+/// The result of `check` for the processor.
 pub(crate) fn finding() -> Finding {
     let (maker, version) = (leaf(0), leaf(1).eax);
     let maker: String = characters([maker.ebx, maker.edx, maker.ecx]).collect();

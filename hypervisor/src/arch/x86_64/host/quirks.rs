@@ -1,7 +1,7 @@
-//! What QEMU's emulation (TCG) gets wrong, and what the hypervisor does about it.
+//! Errors of QEMU's emulation (TCG), and how the hypervisor works around them.
 //!
-//! Each quirk names the version in which it was seen, the symptom, the decision, and when it can go. The code that
-//! needs a decision asks here. On a real processor every answer is the processor's own.
+//! Each quirk names the version in which it was seen, the symptom, the decision, and the condition for its removal. The
+//! code that needs a decision asks here. On a real processor every answer is the processor's own.
 //!
 //! These quirks have no function here, because their decision holds for every machine and costs nothing:
 //!
@@ -62,7 +62,7 @@ pub(crate) fn asids(reported: u32) -> u32 {
     if is_emulated() { OF_CURRENT_CPUS } else { reported }
 }
 
-/// Whether the entries of one ASID can be flushed by themselves. `reported` is what the processor says.
+/// Whether the entries of one ASID can be flushed separately. `reported` is the processor's report.
 ///
 /// - Seen in: 7.2.
 /// - Symptom: TCG does not report it, but accepts the request.
@@ -72,7 +72,7 @@ pub(crate) fn flushes_one_asid(reported: bool) -> bool {
     reported || is_emulated()
 }
 
-/// Whether the TSC runs at one rate, whatever the processor does. `reported` is what the processor says.
+/// Whether the TSC runs at one rate in all states of the processor. `reported` is the processor's report.
 ///
 /// - Seen in: 7.2.
 /// - Symptom: TCG does not report it, although its counter is the host's clock, the same for all its CPUs.
@@ -90,7 +90,7 @@ pub(crate) fn has_invariant_tsc(reported: bool) -> bool {
 /// - Goes: when no supported version fails the assertion.
 pub(crate) const EXITS_AT_CR8_IN_A_WINDOW: bool = true;
 
-/// How often the timer of a local APIC without TSC deadlines fires, at the least.
+/// Minimum rate of the timer of a local APIC without TSC deadlines.
 ///
 /// - Seen in: 7.2.
 /// - Symptom: TCG may fail to report a pending interrupt to a CPU until the next one arrives, when a `VMRUN` with an

@@ -53,7 +53,7 @@ impl Serial {
     /// Opens the chosen consoles. Missing ones stay closed.
     ///
     /// No other code of the hypervisor drives their UARTs. (A panic opens them a second time, after the first owner was
-    /// stopped for ever.)
+    /// stopped for good.)
     pub(crate) fn open() -> Self {
         let consoles = CHOSEN.get().copied().unwrap_or(Consoles::FIRST);
         let mut serial = Self { has_screen: consoles.has_screen, ..Self::closed() };

@@ -215,7 +215,8 @@ pub(super) fn plant_skew() {
     SKEW.store((hz() / 5).wrapping_neg(), Ordering::Relaxed);
 }
 
-/// Whether guests see an invariant TSC (CPUID 8000_0007 EDX\[8\]): it runs at one rate, whatever the processor does.
+/// Whether guests see an invariant TSC (CPUID 8000_0007 EDX\[8\]), which runs at one rate in all states of the
+/// processor.
 pub(in crate::arch::x86_64) fn is_invariant() -> bool {
     let told = leaf(0x8000_0007).edx & leaf_8000_0007_edx::TSC_INVARIANT != 0;
     quirks::has_invariant_tsc(told) && !DRIFTS.load(Ordering::Relaxed)

@@ -18,9 +18,9 @@ use crate::arch::x86_64::guest::state::Gprs;
 /// Runs the guest of the VMCB at `guest` until its next exit.
 ///
 /// # Safety
-/// GIF is clear and RFLAGS.IF set. `guest` is the address of a VMCB that no other pCPU uses meanwhile, whose intercepts
-/// and nested page table keep the guest away from the hypervisor. `host` is the page into which this pCPU saved its own
-/// state by VMSAVE, and nothing that VMSAVE covers has changed since.
+/// GIF is clear and RFLAGS.IF set. `guest` is the address of a VMCB that no other pCPU uses at the same time. Its
+/// intercepts and its nested page table confine the guest. `host` is the page into which this pCPU saved its own state
+/// by VMSAVE, and nothing that VMSAVE covers has changed since.
 #[inline]
 pub(super) unsafe fn enter(gprs: &mut Gprs, guest: Hpa, host: Hpa) {
     // SAFETY: passed on to the caller.

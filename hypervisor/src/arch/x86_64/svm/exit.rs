@@ -230,7 +230,7 @@ fn port_access(control: &ControlArea) -> PortAccess {
     #[expect(clippy::cast_possible_truncation, reason = "the port has 16 bits, the size 3")]
     PortAccess {
         port: (details >> PORT_SHIFT) as u16,
-        // One bit says 8, 16 or 32: the field's value is the number of bytes.
+        // One of the bits for 8, 16 or 32 is set: the field's value is the number of bytes.
         bytes: (details >> SIZE_SHIFT & 7) as u8,
         is_in: details & IN != 0,
         is_string: details & STRING != 0,
@@ -238,7 +238,7 @@ fn port_access(control: &ControlArea) -> PortAccess {
     }
 }
 
-/// What the CPU says of a write of a control register. Both features that it takes came with different processors.
+/// The CPU's decode of a write of a control register. The two features that it needs came with different processors.
 #[inline]
 fn control_write(control: &ControlArea) -> Option<ControlWrite> {
     let next_rip = control.next_rip;

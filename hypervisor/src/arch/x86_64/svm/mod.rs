@@ -138,7 +138,7 @@ fn features() -> Features {
 /// VM_CR: SVM is turned off (APM vol. 2, 15.30.1).
 const VM_CR_SVMDIS: u64 = 1 << 4;
 
-/// What a machine lacks.
+/// A missing feature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Missing {
     /// Not an AMD SVM machine.
@@ -216,7 +216,7 @@ fn check() -> Result<(), Missing> {
     Ok(())
 }
 
-/// What `check` says about SVM.
+/// The results of `check` for SVM.
 fn findings() -> Vec<Finding> {
     let missing = missing().map(|missing| {
         let (what, remedy) = missing.explained();

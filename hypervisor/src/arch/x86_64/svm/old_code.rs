@@ -1,4 +1,4 @@
-//! Emulated processors that execute code which is no longer in memory.
+//! Works around emulated processors that execute code which is no longer in memory.
 
 use x86_defs::registers::vector;
 use x86_emulate::Fetched;

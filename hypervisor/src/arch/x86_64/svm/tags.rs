@@ -1,4 +1,4 @@
-//! TLB tags of this architecture: ASIDs, which each pCPU assigns by itself. Every vCPU has one of its own, and a VM
+//! TLB tags of this architecture: ASIDs, which each pCPU assigns by itself. Each vCPU has an ASID of its own; a VM has
 //! none.
 
 use sched::CpuId;
@@ -30,7 +30,7 @@ impl VmTags {
         pool.vcpu()
     }
 
-    /// The vCPU is gone for good.
+    /// The vCPU was removed.
     #[expect(clippy::unused_self, reason = "each architecture has this function")]
     pub(crate) fn release(&self, pool: &Pool, vcpu: VcpuTags) {
         pool.release(vcpu);

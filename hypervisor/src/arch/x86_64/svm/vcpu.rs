@@ -1,4 +1,4 @@
-//! The part of a vCPU that SVM keeps: its VMCB, which VMRUN reads and #VMEXIT writes (APM vol. 2, appendix B).
+//! The part of a vCPU for SVM: its VMCB, which VMRUN reads and #VMEXIT writes (APM vol. 2, appendix B).
 
 #![expect(unsafe_code, reason = "enters the guest, and drops TLB entries")]
 
@@ -27,7 +27,7 @@ pub(crate) struct Vcpu {
     vmcb_hpa: Hpa,
     /// This machine's VMRUN does not restore an interrupt shadow.
     pub(super) loses_shadow: bool,
-    /// INTN where INT instructions have to be looked at, see [`old_code`](super::old_code); else nothing.
+    /// INTN if INT instructions must be checked, see [`old_code`](super::old_code); else empty.
     looks_at: Intercept1,
 }
 
