@@ -111,7 +111,7 @@ pub(crate) trait Arch: Sized + 'static {
     /// Reads through a null pointer: a selftest of the report.
     fn read_null() -> u64;
 
-    /// Whether the machine has what guests need.
+    /// Whether the machine meets the requirements of guests.
     fn check() -> Result<(), impl fmt::Display>;
     /// The results of `check` on the boot command line for this machine.
     fn findings() -> Vec<Finding>;
@@ -129,7 +129,7 @@ pub(crate) trait Arch: Sized + 'static {
     fn stage2_format() -> Self::Format;
     /// Makes stage-2 entries visible to all walkers.
     fn publish();
-    /// Does the flush on all TLBs that a change of stage 2 requires. On return no pCPU uses what is `stale`.
+    /// Does the flush of all TLBs that a change of stage 2 requires. On return no pCPU uses `stale` translations.
     fn flush(memory: &Memory, tags: &Self::VmTags, vcpus: &[Block<Vcpu>], stale: Stale);
     /// Flushes the page at `gpa` from this pCPU's TLB, because its entry denies an access. The page belongs to the VM
     /// whose vCPU is on this pCPU.

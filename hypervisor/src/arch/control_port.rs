@@ -138,7 +138,7 @@ impl ControlPort {
         done
     }
 
-    /// Sends as many of the bytes as there is room for, and returns how many.
+    /// Sends as many of the bytes as fit, and returns their number.
     pub(crate) fn transmit(&mut self, bytes: &[u8]) -> usize {
         self.transmit.send(&mut self.transport, bytes)
     }
@@ -335,7 +335,7 @@ impl Buffers {
 /// How the driver crate gets at memory and registers: devices see physical addresses, there is no IOMMU.
 pub(super) struct HostMemory;
 
-// SAFETY: memory comes from the pool in whole owned pages, zeroed, and mapped in the direct map for ever.
+// SAFETY: memory comes from the pool in whole owned pages, zeroed, and never leaves the direct map.
 unsafe impl Hal for HostMemory {
     fn dma_alloc(pages: usize, _: BufferDirection) -> (PhysAddr, NonNull<u8>) {
         let frames = Frames::allocate(pages as u64 * PAGE_BYTES, PAGE_BYTES).ok();

@@ -1,7 +1,7 @@
 //! Executes hypercalls of the Hyper-V interface.
 //!
 //! The architecture passes the control word and the place of the input ([`Input`]), and writes the answer into the
-//! guest's registers. Input in memory is copied first, because another vCPU may change it meanwhile.
+//! guest's registers. Input in memory is copied first, because another vCPU may change it at any time.
 
 use addr::Gpa;
 use hyperv_defs::GvaRanges;
@@ -54,7 +54,7 @@ pub(crate) fn call(
     };
     let result = match input(&checked) {
         Input::Registers(bytes) => perform(run, &checked, &bytes),
-        // Most inputs are short, and clearing a page would be most of the cost.
+        // Most inputs are short, and zeroing a page would be most of the cost.
         Input::Memory(at) if checked.input_bytes() <= SHORT => from_memory::<SHORT>(run, &checked, at),
         Input::Memory(at) => from_memory::<LONGEST>(run, &checked, at),
     };
@@ -109,7 +109,7 @@ fn flush(run: &mut Running<'_>, checked: &Checked, call: &FlushCall<'_>) -> Ende
     }
 }
 
-/// The flush for a list, as far as it was read within the time limit, and the number of elements read.
+/// The flush for a list: the part that was read within the time limit, and the number of elements read.
 fn plan_for(ranges: GvaRanges<'_>, control: Control) -> (Plan, u16) {
     let mut plan = Plan::new(CutOff::default());
     let started = Machine::now();

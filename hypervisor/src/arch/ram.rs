@@ -65,7 +65,7 @@ impl Frames {
         Some(Self { start: direct_map_inverse(Hva(block.as_ptr() as u64)), bytes: 1 << order })
     }
 
-    /// Takes back a run from `forget`.
+    /// Takes ownership of a run that was forgotten (`core::mem::forget`).
     ///
     /// # Safety
     /// Exactly this run was forgotten, and nothing uses it any more.
@@ -125,7 +125,7 @@ impl Frames {
         self.zero_part(0, self.bytes);
     }
 
-    /// Zeroes a part of the run. `offset` and `bytes` are multiples of 4096; what is outside of the run is ignored.
+    /// Zeroes a part of the run. `offset` and `bytes` are multiples of 4096; a part outside of the run is ignored.
     pub(crate) fn zero_part(&self, offset: u64, bytes: u64) {
         let start = offset.next_multiple_of(PAGE_BYTES).min(self.bytes);
         let bytes = bytes.min(self.bytes - start) & !(PAGE_BYTES - 1);
@@ -183,10 +183,10 @@ impl Filled {
         fits
     }
 
-    /// What was added.
+    /// The bytes added so far.
     pub(crate) fn bytes(&self) -> &[u8] {
-        // SAFETY: the run is ours, present in the direct map, and `push` has written so many bytes of it. Only `push`
-        // writes to it, for which this borrow has to end.
+        // SAFETY: the run is ours, present in the direct map, and `push` has written `filled` bytes of it. Only `push`
+        // writes to it, and this borrow must end before that.
         unsafe { core::slice::from_raw_parts(self.run.pointer(), self.filled) }
     }
 }
@@ -226,7 +226,7 @@ pub(crate) fn set_reserve_aside(order: u32) -> bool {
     let mut reserve = RESERVE.lock();
     (reserve.start, reserve.bytes) = (block.hpa(), block.bytes());
     let start = native(block.pointer() as u64);
-    // SAFETY: the block is RAM in whole frames and present in the direct map; nothing uses it, and its owner is
+    // SAFETY: the block is RAM in whole frames and present in the direct map. Nothing uses it, and its owner was
     // forgotten.
     unsafe { reserve.free.add_to_heap(start, start + native(block.bytes())) };
     core::mem::forget(block);
@@ -262,8 +262,8 @@ const fn native(number: u64) -> usize {
 /// Copies, not overlapping, by accesses that are neither repeated nor omitted.
 ///
 /// # Safety
-/// `from` is readable and `to` writable for `bytes`. Others may change one of them meanwhile, if no Rust reference to
-/// that memory exists.
+/// `from` is readable and `to` writable for `bytes`. Other writers may change one of them during the copy, if no Rust
+/// reference to that memory exists.
 unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
     macro_rules! one_access {
         ($kind:ty) => {{
@@ -309,7 +309,7 @@ unsafe fn copy_many(from: *const u8, to: *mut u8, bytes: usize) {
     }
 }
 
-/// Zeroes `bytes`, a multiple of 512; does not write what is zero already.
+/// Zeroes `bytes`, a multiple of 512; does not write words that are zero already.
 ///
 /// Memory that has not been used since power-on is zero. Under an emulator or another hypervisor it is not even backed
 /// until it is written. Under QEMU's TCG, 512 MiB take 0.08 s when fresh and 0.12 s when full of data; `rep stosq`
@@ -386,7 +386,7 @@ unsafe fn copy_many(from: *const u8, to: *mut u8, bytes: usize) {
     }
 }
 
-/// Zeroes `bytes`, a multiple of 512; does not write what is zero already.
+/// Zeroes `bytes`, a multiple of 512; does not write words that are zero already.
 ///
 /// # Safety
 /// `to` is writable for `bytes`, as in [`copy`].
@@ -430,9 +430,9 @@ unsafe fn zero(to: *mut u8, bytes: usize) {
 const unsafe fn write_back(_at: *const u8, _bytes: usize) {}
 
 /// Makes writes visible to reads that bypass the caches: a guest's reads do until it enables its caches (Arm ARM,
-/// D7.5). It also invalidates the lines, so that later reads here see what the guest writes past the caches. A clean
-/// alone would leave lines that are right now and wrong later. Stage 2 could force guests to use the caches instead
-/// (FEAT_S2FWB), but not on processors before Armv8.4.
+/// D7.5). It also invalidates the lines, so that later reads here see the guest's uncached writes. A clean alone would
+/// leave lines that are right now and wrong later. Stage 2 could force guests to use the caches instead (FEAT_S2FWB),
+/// but not on processors before Armv8.4.
 ///
 /// # Safety
 /// `at` is readable for `bytes`.

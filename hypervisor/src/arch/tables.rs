@@ -44,8 +44,8 @@ pub(crate) struct TablePool {
 
 /// Pages that are in no tree.
 struct Free {
-    /// Given back: the first of a list, which goes on in the first entry of each, and how many there are. Nothing takes
-    /// memory to give memory back. An entry like that maps nothing.
+    /// Free pages that were used before: the first page of a list, which continues in the first entry of each page, and
+    /// their number. Freeing a page allocates nothing. Such an entry maps nothing.
     used: Option<Hpa>,
     used_count: u64,
     /// The part of the run that was never taken. It is zero.
@@ -72,7 +72,7 @@ impl TablePool {
         Ok(Self { base: direct_map(fresh), mask: bytes - size_of::<AtomicU64>() as u64, run, free })
     }
 
-    /// Host memory in use by tables now, of what is reserved for them.
+    /// Host memory that tables use now, of the reserved memory.
     pub(crate) fn bytes(&self) -> u64 {
         let free = self.free.lock();
         free.fresh.0 - self.run.hpa().0 - free.used_count * PAGE_BYTES

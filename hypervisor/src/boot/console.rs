@@ -28,7 +28,7 @@ pub enum Place {
         start: Hpa,
         /// From one register to the next.
         distance: u8,
-        /// How many bytes are read or written at once.
+        /// Number of bytes per access.
         access_bytes: u8,
     },
 }
@@ -62,7 +62,7 @@ pub struct Uart {
 }
 
 impl Uart {
-    /// One that the firmware uses as a console.
+    /// A console of the firmware.
     pub const fn of_firmware(place: Place) -> Self {
         Self { place, is_of_firmware: true }
     }

@@ -14,7 +14,7 @@ const COMMAND_LINE_LIMIT: usize = 4096;
 
 /// The loader's data.
 pub struct Handover {
-    /// The RAM, and what is not free of it.
+    /// The RAM, and its reserved parts.
     pub memory: MemoryMap,
     /// The boot module with the VMs to run.
     pub payload: Option<HpaRange>,
@@ -158,7 +158,7 @@ impl Handover {
     /// Chooses the payload among these modules, for an image at `image`: the module of that name, or the only one.
     ///
     /// # Errors
-    /// Several could be it, or it ends before it begins, or it overlaps the image.
+    /// There are several candidates, or the module ends before it begins, or it overlaps the image.
     pub fn set_payload<'a>(
         &mut self,
         modules: impl Iterator<Item = Module<'a>> + Clone,
@@ -203,7 +203,7 @@ impl Handover {
 }
 
 impl CommandLine {
-    /// Copies `bytes` up to a NUL, as far as there is room.
+    /// Copies `bytes` up to a NUL, as far as they fit.
     pub fn set(&mut self, bytes: impl Iterator<Item = u8>) {
         self.length = 0;
         for (slot, byte) in self.bytes.iter_mut().zip(bytes.take_while(|&byte| byte != 0)) {

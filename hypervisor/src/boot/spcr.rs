@@ -80,7 +80,8 @@ fn try_read(bytes: &[u8]) -> Option<Spcr> {
     Some(Spcr::Uart(Uart::of_firmware(place)))
 }
 
-/// Registers in memory. Their distance is their width; an access is as wide as the table says, or as a register.
+/// Registers in memory. Their distance is their width. The table gives the width of an access; by default it is that of
+/// a register.
 fn memory(address: u64, register_bits: u8, access_size: u8) -> Option<Place> {
     // Access sizes: 0 is unspecified, 1 is a byte, 2 two, 3 four. Firmware omits either field.
     let access_bytes = match access_size {

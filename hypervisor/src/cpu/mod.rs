@@ -65,7 +65,7 @@ pub(crate) struct Taken {
     pub(crate) timer: OwnerWord,
     /// Devices of the host.
     pub(crate) device: OwnerWord,
-    /// Interrupts that were gone when they should be taken.
+    /// Spurious interrupts.
     pub(crate) spurious: OwnerWord,
     /// Non-maskable interrupts.
     pub(crate) nmi: OwnerWord,

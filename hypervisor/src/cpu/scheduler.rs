@@ -74,7 +74,7 @@ impl Scheduler {
         self.queue.lock().reserve(count)
     }
 
-    /// Gives back room for more than `count` vCPUs.
+    /// Frees room for more than `count` vCPUs.
     pub(super) fn shrink(&self, count: usize) {
         self.queue.lock().shrink(count);
     }

@@ -49,7 +49,7 @@ impl Timers {
         list.try_reserve_exact(count.saturating_sub(list.len()))
     }
 
-    /// Gives back room for more than `count` deadlines.
+    /// Frees room for more than `count` deadlines.
     pub(crate) fn shrink(&self, count: usize) {
         self.list.lock().by_deadline.shrink_to(count);
     }

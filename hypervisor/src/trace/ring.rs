@@ -26,7 +26,7 @@ pub(super) struct Ring {
     lost: AtomicU64,
     /// The writer is active: an event of an interrupt at that time is lost.
     is_busy: AtomicBool,
-    /// Number of events ever read, and how many were lost when the trace began.
+    /// Number of events ever read, and the number of lost events when the trace began.
     read: CachePadded<AtomicU64>,
     lost_before: AtomicU64,
 }

@@ -15,11 +15,11 @@ use crate::sync::{AtomicBool, AtomicU64, Ordering, per_host};
 per_host! {
     /// Whether a trace runs.
     static IS_ON: CachePadded<AtomicBool> = CachePadded::new(AtomicBool::new(false));
-    /// When events were last asked for, in host ticks.
+    /// The time of the last request for events, in host ticks.
     static ASKED_AT: AtomicU64 = AtomicU64::new(0);
     static RINGS: Once<Vec<Ring>> = Once::new();
 }
-/// A trace ends after this time without a request for its events: its user is gone.
+/// A trace ends after this time without a request for its events: its reader has ended.
 const FORGOTTEN_SECONDS: u64 = 10;
 
 /// Whether a trace runs.
@@ -53,7 +53,7 @@ pub(crate) fn stop() {
     IS_ON.store(false, Ordering::SeqCst);
 }
 
-/// Whether a trace runs, and a request for its events will come soon. Ends a forgotten trace.
+/// Whether a trace runs and has a reader. Ends a trace without one.
 pub(crate) fn goes_on() -> bool {
     if is_on() && Machine::now().wrapping_sub(ASKED_AT.load(Ordering::Relaxed)) > FORGOTTEN_SECONDS * Machine::hz() {
         stop();

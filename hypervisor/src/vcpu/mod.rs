@@ -20,7 +20,7 @@ use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering};
 use crate::vm::VcpuRef;
 use crate::vm::fault::FaultState;
 
-/// What others leave for a vCPU, its tags, and its state, on this machine.
+/// This machine's types: events that others leave for a vCPU, its tags, and its state.
 type Posted = <Machine as Arch>::Posted;
 type VcpuTags = <Machine as Arch>::VcpuTags;
 type ArchVcpu = <Machine as Arch>::Vcpu;
@@ -170,7 +170,7 @@ impl Vcpu {
         self.owner.run()
     }
 
-    /// Its tags, to give back when the vCPU is removed.
+    /// Its tags, to be freed when the vCPU is removed.
     pub(crate) fn into_tags(self) -> VcpuTags {
         self.owner.into_inner().arch.into_tags()
     }

@@ -35,7 +35,7 @@ pub(crate) struct Running<'a> {
     pub(crate) tally: Tally<'a>,
 }
 
-/// What the loop does after an exit.
+/// The next step of the loop after an exit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     /// Enter again.
@@ -146,7 +146,7 @@ fn run_loop(
 /// The vCPU is [traced](crate::arch::VcpuState::set_traced): the loop treats it as waiting, so it takes this path
 /// between two entries. Other vCPUs pay nothing for that.
 struct Traced {
-    /// Time of the last exit that is to be recorded.
+    /// Time of the last unrecorded exit.
     left_at: u64,
     /// The exits that were counted until then.
     exits: [u64; ExitReason::COUNT],
@@ -208,9 +208,9 @@ fn carry_out(run: &mut Running<'_>) -> Pending {
 }
 
 impl Running<'_> {
-    /// Blocks the vCPU unless work was posted meanwhile. Returns whether it blocked.
+    /// Blocks the vCPU unless work was posted in between. Returns whether it blocked.
     fn block(&mut self) -> bool {
-        // A timer that expired meanwhile ends the halt as well.
+        // A timer that has expired by now ends the halt as well.
         let now = Machine::now();
         if self.owner.arch.deadline().is_some_and(|deadline| deadline <= now) {
             Machine::expire_timers(self, now);
@@ -232,7 +232,7 @@ impl Running<'_> {
         true
     }
 
-    /// Blocks the vCPU as long as its VM is paused. Posted work is done meanwhile, but the guest does not run.
+    /// Blocks the vCPU as long as its VM is paused. Posted work is done, but the guest does not run.
     #[cold]
     fn wait_while_paused(&mut self) -> Option<RunEnd> {
         while self.vm.is_paused() {

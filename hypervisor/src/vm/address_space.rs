@@ -63,9 +63,9 @@ impl Memory {
         &self.tags
     }
 
-    /// Flushes what `plan` says from the TLBs of the `targets` among `vcpus`. On return none of them runs its guest
-    /// with a flushed translation. `requester` is the vCPU of this pCPU that asks for it; without one, a target that
-    /// this pCPU runs flushes before its next entry, as all others do.
+    /// Flushes the translations of `plan` from the TLBs of the `targets` among `vcpus`. On return none of them runs its
+    /// guest with a flushed translation. `requester` is the requesting vCPU, on this pCPU. Without one, a target on
+    /// this pCPU flushes before its next entry, like all others.
     pub(crate) fn flush(
         &self,
         plan: &Plan,

@@ -1,4 +1,4 @@
-//! What is behind a VM's memory: frames of the host's pool, which the VM has until it is dropped.
+//! The backing of a VM's memory: frames of the host's pool, owned until the VM is dropped.
 //!
 //! All of the hypervisor's own accesses to guest memory go through [`Backing`], as do faults that map a page.
 

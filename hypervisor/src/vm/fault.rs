@@ -35,7 +35,7 @@ const TABLES_FOR_A_PAGE: u64 = 3;
 /// Tables that one write can take: a leaf of 1 GiB becomes a table, and one of its parts another.
 const TABLES_FOR_A_WRITE: u64 = 2;
 
-/// What an access needs that stage 2 has denied.
+/// The rights that a denied access needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Needs {
     /// The rights.
@@ -49,7 +49,7 @@ pub(crate) struct Needs {
 pub(crate) enum Resolved {
     /// It tries the access again.
     Again,
-    /// It has no memory there: the access is to a device, or to nothing.
+    /// The VM has no memory there: the access is to a device, or to an empty address.
     Device,
     /// Its VM ends.
     End(Problem),
@@ -81,8 +81,8 @@ impl FaultState {
     }
 }
 
-/// Resolves a vCPU's fault at `gpa`. `is_present` says that stage 2 maps a page there. Then `needs` says what the
-/// access needs. At the first touch of a page it is not called.
+/// Resolves a vCPU's fault at `gpa`. `is_present`: stage 2 maps a page there. Only then is `needs` called, which
+/// returns the needs of the access.
 ///
 /// Counts the exit, except that of a device.
 #[inline]
@@ -125,7 +125,7 @@ fn populate(run: &mut Running<'_>, region: u32, gpa: Gpa, level: u32) -> Resolve
     resolved
 }
 
-/// Allows what the access `needs`, if the guest may do that.
+/// Grants the rights that the access `needs`, if the guest may have them.
 #[inline(never)]
 fn open(run: &mut Running<'_>, gpa: Gpa, needs: Needs) -> Resolved {
     let memory = &run.vm.memory;
@@ -164,8 +164,8 @@ fn open_large(
     }
 }
 
-/// What the guest does after a fault on a small page. The walk ends first, because a page that becomes writable again
-/// takes another walk.
+/// The result of a fault on a small page. The walk ends first, because a page that becomes writable again takes another
+/// walk.
 #[inline(always)]
 fn follow(run: &Running<'_>, walking: Walking<'_>, fault: Fault, gpa: Gpa, needs: Needs) -> Resolved {
     drop(walking);
@@ -179,14 +179,14 @@ fn follow(run: &Running<'_>, walking: Walking<'_>, fault: Fault, gpa: Gpa, needs
         }
         Fault::Denied(_) => forget_decoded(run, gpa, needs),
         // The processor has found a mapped page. If it does not report the address, a walk of the guest's tables has
-        // found it. Another vCPU may have changed them meanwhile, to memory that was never touched. The guest retries.
+        // found it. Another vCPU may have changed them since, to memory that was never touched. The guest retries.
         Fault::Unmapped if run.vm.memory.level_on_touch().is_some() => Resolved::Again,
         Fault::Unmapped | Fault::Large => Resolved::End(Problem::NotMapped),
     }
 }
 
 /// The guest may write to all of its memory, except to pages that decoded instructions depend on. Those instructions
-/// are forgotten, and the page becomes writable again.
+/// are dropped, and the page becomes writable again.
 #[cold]
 #[inline(never)]
 fn forget_decoded(run: &Running<'_>, gpa: Gpa, needs: Needs) -> Resolved {
@@ -267,8 +267,8 @@ impl Memory {
     }
 }
 
-/// What a fault does with a page that a dirty log has write-protected. The log sets this word, and it is all that a
-/// fault on a small page reads of the log.
+/// The action of a fault on a page that a dirty log has write-protected. The log sets this word, and a fault on a small
+/// page reads nothing else of the log.
 pub(super) struct OnFault(AtomicU8);
 
 impl OnFault {
@@ -281,7 +281,7 @@ impl OnFault {
     const CLOSED: u8 = 1;
     const WATCHED: u8 = 2;
 
-    /// What a fault does now.
+    /// The action now.
     #[inline]
     pub(super) fn get(&self) -> Granularity {
         match self.0.load(Ordering::Relaxed) {
@@ -303,8 +303,8 @@ impl OnFault {
 }
 
 impl FaultState {
-    /// Prepares tables for a write and for `ahead` more large pages. Returns how many of them the log's rate allows, if
-    /// any.
+    /// Prepares tables for a write and for up to `ahead` more large pages. Returns how many of them the log's rate
+    /// allows, if any.
     fn prepare(&mut self, memory: &Memory, vcpus: u32, now: u64, ahead: u64) -> Option<u64> {
         let wanted = TABLES_FOR_A_WRITE + ahead;
         let allowed = match memory.dirty_state().rate() {

@@ -1,9 +1,9 @@
 //! A VM's memory: its frames, the hypervisor's own accesses to them, and the protection of cached instructions there.
-//! How the guest reaches them is its [address space](super::address_space).
+//! The guest reaches them through its [address space](super::address_space).
 //!
 //! The frames are allocated and zeroed when the VM is created ([`Assembly`]), and mapped with the largest possible
 //! leaves. `populate` may delay the mapping to the first touch. The frames return to the pool when the VM is dropped,
-//! after its last vCPU has left the guest for ever.
+//! after its last vCPU has left the guest for good.
 
 use alloc::vec::Vec;
 
@@ -68,7 +68,7 @@ impl From<Exhausted> for MemoryError {
     }
 }
 
-/// A VM's memory in the making: taken, zeroed and mapped piece by piece. What was taken goes back when it is dropped.
+/// An unfinished VM's memory: allocated, zeroed and mapped piece by piece. Dropping it frees the pieces.
 pub(crate) struct Assembly {
     ranges: Vec<GpaRange>,
     tags: VmTags,
@@ -78,7 +78,7 @@ pub(crate) struct Assembly {
     shape: Shape,
     regions: Vec<GpaRange>,
     runs: Vec<Frames>,
-    /// What was taken last, and how much of it is zero.
+    /// The last allocated piece, and the number of its zeroed bytes.
     last: Option<(Frames, u64)>,
 }
 
@@ -88,11 +88,11 @@ const ZEROED_AT_ONCE: u64 = 4 << 20;
 const USUAL_RUNS: usize = 8;
 
 impl Assembly {
-    /// Begins with memory for `ranges`, in ascending order and multiples of 2 MiB long, of a VM with so many vCPUs. It
-    /// is mapped when it is touched, in pages of the given level, when there is one.
+    /// Begins with memory for `ranges`, in ascending order, with lengths that are multiples of 2 MiB, of a VM with this
+    /// number of vCPUs. With a `level` it is mapped at its first touch, in pages of that level.
     ///
     /// # Errors
-    /// When the host has too little for the tables.
+    /// The host has too little memory for the tables.
     pub(crate) fn begin(
         ranges: Vec<GpaRange>,
         vcpus: u32,
@@ -107,10 +107,10 @@ impl Assembly {
         Ok(Self { ranges, tags, level_on_touch, tables, tree, shape, regions, runs, last: None })
     }
 
-    /// Takes, zeroes or maps a little more. Says whether all is there.
+    /// Allocates, zeroes or maps the next piece. Returns whether all memory is ready.
     ///
     /// # Errors
-    /// When the host has too little.
+    /// The host has too little memory.
     pub(crate) fn step(&mut self) -> Result<bool, MemoryError> {
         let Some(at) = self.missing() else { return Ok(true) };
         let Some((frames, zeroed)) = &mut self.last else {
@@ -243,7 +243,7 @@ impl Memory {
     /// Whether the guest has memory at `gpa`.
     #[inline]
     pub(crate) fn has(&self, gpa: Gpa) -> bool {
-        // Most VMs have one or two regions, and each device access asks.
+        // Most VMs have one or two regions, and this runs at each device access.
         self.backing.regions.iter().any(|region| region.contains(gpa))
     }
 }

@@ -32,10 +32,10 @@ impl Interrupts for State {
 }
 
 impl SerialLine {
-    /// A line on which nobody has said anything.
+    /// A line without any bytes.
     ///
     /// # Errors
-    /// When the host has no memory for what may wait here.
+    /// The host has no memory for the buffers.
     pub(crate) fn new() -> Result<Self, Exhausted> {
         let mut output = Vec::new();
         reserve(&mut output, CAPACITY)?;
@@ -54,7 +54,7 @@ impl SerialLine {
         self.0.with(|state| state.write(offset, value), tell);
     }
 
-    /// Input arrives. Returns how many bytes were accepted.
+    /// Input arrives. Returns the number of accepted bytes.
     pub(crate) fn receive(&self, bytes: &[u8], tell: impl FnOnce(bool)) -> usize {
         self.0.with(|state| state.uart.receive(bytes), tell)
     }

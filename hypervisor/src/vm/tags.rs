@@ -215,7 +215,7 @@ impl VmTags {
         self.own.vcpu(&self.pool.pool)
     }
 
-    /// A vCPU is gone for good.
+    /// A vCPU was removed.
     pub(crate) fn release(&self, vcpu: VcpuTags) {
         self.own.release(&self.pool.pool, vcpu);
     }

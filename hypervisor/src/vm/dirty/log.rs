@@ -22,7 +22,7 @@ const SLOT_BYTES: u64 = 128 << 20;
 
 /// A VM's dirty log, for code that writes to memory.
 pub(crate) struct DirtyState {
-    /// What a fault does: all that it asks of the log.
+    /// The action of a fault: the only word of the log that a fault reads.
     pub(in crate::vm) on_fault: OnFault,
     /// Whether memory may be unmapped: it is mapped at its first touch, or a log was ever started, after which small
     /// pages become large ones again. Never reset, because a fault may be in progress.

@@ -1,7 +1,7 @@
-//! The dirty log of a VM: which pages were written since they were copied.
+//! The dirty log of a VM: the pages that were written since they were copied.
 //!
-//! [`log`] is what a fault and the hypervisor's own writes know of it. A [`session`] harvests the log, keeps a mirror
-//! up to date, and makes large pages of small ones when the log has ended.
+//! [`log`] has the state that faults and the hypervisor's own writes need. A [`session`] harvests the log, updates a
+//! mirror, and joins split pages to large ones after the log has ended.
 
 pub(crate) mod log;
 pub(crate) mod session;

@@ -45,8 +45,8 @@ pub(crate) struct Session {
     mirror: Option<Vec<Frames>>,
     /// Which pages of each slot are sent and not acknowledged.
     sent: Vec<Rounds<Vec<u64>>>,
-    /// What a round finds in a slot: a bit for each page, and the numbers of those that are set. There is room for the
-    /// longest slot: a round takes no memory.
+    /// The result of a round in a slot: a bit for each page, and the numbers of the pages whose bits are set. There is
+    /// room for the longest slot, so a round allocates nothing.
     dirty: Vec<u64>,
     found: Vec<u64>,
     rounds: u64,
@@ -120,7 +120,8 @@ impl Session {
     /// Starts a log of `vm`: all of its memory counts as written.
     ///
     /// # Errors
-    /// The host lacks something. Nothing has changed then, except large pages that were split at the ends of slots.
+    /// The host has too little memory, or the machine cannot record writes. Only large pages at the ends of slots may
+    /// have been split.
     pub(crate) fn start(vm: &Vm, how: DirtyLogging, with_mirror: bool) -> Result<Self, StartError> {
         let source = source_of(vm, &how)?;
         let state = vm.memory.dirty_state();
@@ -213,7 +214,7 @@ impl Session {
             }
     }
 
-    /// Whether something that was asked for is still being done.
+    /// Whether a request is unfinished.
     pub(crate) fn is_busy(&self) -> bool {
         self.job.is_some()
     }
@@ -502,7 +503,7 @@ impl Session {
     }
 }
 
-/// How many words have a bit for each page of a slot.
+/// Number of words with a bit for each page of a slot.
 fn words_of(log: &SlotLog<'_>) -> usize {
     usize::try_from(log.slot().bytes().div_ceil(64 * PAGE_BYTES)).unwrap_or(usize::MAX)
 }

@@ -53,7 +53,7 @@ impl Place {
 }
 
 impl Debug {
-    /// The registers at reset: nothing is asked for, and the OS lock is locked.
+    /// The registers at reset: no breakpoints or steps, and the OS lock is locked.
     pub(super) fn new() -> Self {
         Self { is_locked: true, ..Self::default() }
     }
@@ -166,7 +166,7 @@ points!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
 
 /// Opens the locks of this pCPU, without which nothing ever matches. External debuggers may change them later.
 pub(super) fn unlock() {
-    // SAFETY: affects only debug exceptions, of which EL2 takes none.
+    // SAFETY: affects only debug exceptions, and EL2 takes none.
     unsafe { write_register!("oslar_el1", 0u64) };
     // SAFETY: as above.
     unsafe { write_register!("osdlr_el1", 0u64) };

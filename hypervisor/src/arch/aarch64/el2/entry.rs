@@ -45,7 +45,7 @@ pub(super) mod vector {
 ///
 /// # Safety
 /// The registers of EL2 and EL1 that control the guest belong to the vCPU of these general registers, and its stage 2
-/// keeps it away from the hypervisor.
+/// confines the guest to its own memory.
 #[inline]
 pub(super) unsafe fn enter(registers: &mut Registers) {
     // SAFETY: passed on to the caller.

@@ -153,7 +153,7 @@ fn address(run: &mut Running<'_>, syndrome: Syndrome) -> Option<Gpa> {
     }
     let found = translate(registers.far).map(Gpa);
     if found.is_none() {
-        // Another vCPU has changed the tables meanwhile: this one retries.
+        // Another vCPU has changed the tables in between: this one retries.
         run.tally.exit(ExitReason::Stage2Fault);
     }
     found

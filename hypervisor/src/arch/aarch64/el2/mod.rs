@@ -77,12 +77,12 @@ pub(crate) fn features() -> Features {
     FEATURES.get().copied().unwrap_or_default()
 }
 
-/// What a machine lacks.
+/// A missing feature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Missing {
     /// Tables of 4 KiB pages.
     SmallPages,
-    /// Physical addresses of at least 32 bits that stage 2 can translate.
+    /// Physical addresses with at least 32 bits, as stage 2 must translate them.
     Addresses,
     /// List registers.
     ListRegisters,
@@ -324,7 +324,7 @@ fn close_extensions() {
     }
 
     if field(pfr0, 28) != 0 {
-        // SAFETY: VSESR_EL2: the syndrome of virtual SErrors, of which there are none.
+        // SAFETY: VSESR_EL2: the syndrome of virtual SErrors, which the hypervisor never injects.
         unsafe { write_register!("s3_4_c5_c2_3", 0u64) };
     }
 }
@@ -333,7 +333,7 @@ fn close_extensions() {
 /// HCR_EL2.AMO, and nothing traps it. Only FEAT_FGT traps TPIDR2_EL0.)
 pub(super) fn clear_hidden(cpu: &HostContext) {
     if cpu.has_vdisr {
-        // SAFETY: VDISR_EL2: a record of virtual SErrors, of which there are none.
+        // SAFETY: VDISR_EL2: a record of virtual SErrors, which the hypervisor never injects.
         unsafe { write_register!("s3_4_c12_c1_1", 0u64) };
     }
     if cpu.has_tpidr2 {

@@ -1,6 +1,6 @@
 //! A vCPU at EL2: its registers, its timer, its part of the interrupt controller.
 //!
-//! Everything here belongs to the pCPU that runs the vCPU. Others reach it through its mailbox and through
+//! The pCPU that runs the vCPU owns all of this. Others reach it through its mailbox and through
 //! [`crate::arch::aarch64::guest::delivery::Posted`].
 
 #![expect(unsafe_code, reason = "loads what decides about the guest, and enters it")]
@@ -56,7 +56,7 @@ pub(crate) struct ArchVcpu {
     timer: Timer,
     /// Its physical timer (CNTP), which traps.
     physical_timer: GenericTimer,
-    /// Interrupts: those of this vCPU alone, and those in list registers.
+    /// The vCPU's private interrupts, and the interrupts in list registers.
     pub(in crate::arch::aarch64) gic: VcpuGic,
     /// The guest's side of the interrupt controller while it is not in the pCPU.
     interface: Interface,
@@ -324,7 +324,7 @@ impl VcpuState<Machine> for ArchVcpu {
         earliest(earliest(timer, self.physical_timer.deadline()), self.wait_ends_at)
     }
 
-    /// The tags to give back when the vCPU is removed.
+    /// The tags, to be freed when the vCPU is removed.
     fn into_tags(self) -> VcpuTags {
         self.tags
     }
@@ -410,7 +410,7 @@ impl ArchVcpu {
         self.fpu.open(cpu)
     }
 
-    /// After an exit: reads what the guest did with its interrupts.
+    /// After an exit: reads how the guest has changed its interrupts.
     #[inline]
     pub(super) fn fold_interrupts(&mut self, tally: Tally<'_>) {
         // With empty list registers the interface has no news, and does not change.

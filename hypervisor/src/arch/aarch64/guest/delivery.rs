@@ -1,4 +1,4 @@
-//! What other pCPUs leave for a vCPU: start requests, interrupts.
+//! Start requests and interrupts that other pCPUs leave for a vCPU.
 
 use core::sync::atomic::{AtomicU8, Ordering};
 

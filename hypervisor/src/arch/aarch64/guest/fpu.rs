@@ -1,7 +1,7 @@
 //! Vector and floating-point state of guests.
 //!
 //! The hypervisor uses no vector registers. So a guest's values stay in the registers across its exits, and across a
-//! wait after which the vCPU returns to the same pCPU, unless another vCPU's state was loaded meanwhile. For a vCPU
+//! wait after which the vCPU returns to the same pCPU, unless another vCPU's state was loaded in between. For a vCPU
 //! from another pCPU the registers are closed (CPTR_EL2.TFP). Its state is loaded at the guest's first use, which may
 //! never come, and state that was not loaded need not be saved. SVE and SME are hidden from guests.
 
@@ -63,7 +63,7 @@ impl FpuState {
         true
     }
 
-    /// The vCPU leaves this pCPU: saves what it may have changed. The registers keep it.
+    /// The vCPU leaves this pCPU: saves the state that it may have changed. The registers keep it.
     pub(in crate::arch::aarch64) fn depart(&mut self) {
         if self.is_open {
             self.save();

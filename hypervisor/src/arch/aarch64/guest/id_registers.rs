@@ -44,7 +44,7 @@ pub(in crate::arch::aarch64) fn offered() -> &'static IdRegisters {
     OFFERED.call_once(|| COMMON.lock().unwrap_or_else(|| IdRegisters::offered(read)))
 }
 
-/// Whether some pCPU has more than guests are offered because another lacks it.
+/// Whether some pCPU has features that guests do not see, because another pCPU does not have them.
 pub(in crate::arch::aarch64) fn differ() -> bool {
     DIFFER.load(Ordering::Relaxed)
 }

@@ -1,4 +1,4 @@
-//! The guest's machine: the addresses of its devices. (They resemble QEMU's `virt`, which people know.)
+//! The guest's machine: the addresses of its devices, as on QEMU's `virt`.
 
 use abi::control::Line;
 use addr::Gpa;
@@ -22,7 +22,7 @@ pub(super) const RAM: Gpa = Gpa(0x4000_0000);
 
 const _: () = assert!(REDISTRIBUTORS.0 + MAX_VCPUS as u64 * REDISTRIBUTOR_BYTES <= RAM.0);
 
-/// Interrupt numbers of the timers among those of each vCPU: secure, physical, virtual, EL2's.
+/// Private interrupt numbers of the timers: secure, physical, virtual, EL2's.
 pub(super) const TIMER_PPIS: [u32; 4] = [13, 14, 11, 10];
 
 /// The serial port that has a line's bytes.

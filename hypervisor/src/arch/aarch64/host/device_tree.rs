@@ -55,7 +55,7 @@ impl Machine {
     }
 }
 
-/// What the start needs to know about the firmware's tree first.
+/// Facts of the firmware's tree that the start needs first.
 pub(super) struct Outline {
     /// Whether it describes a machine.
     pub(super) has_cpus: bool,

@@ -282,7 +282,7 @@ impl<'a> Firmware<'a> {
         for index in 0..count {
             // SAFETY: there are this many entries.
             let entry = unsafe { table.configuration_table.add(index) };
-            // SAFETY: as above; they do not change meanwhile.
+            // SAFETY: as above; they do not change during this loop.
             let entry: ConfigurationTable = unsafe { entry.read() };
             if entry.vendor_guid != DEVICE_TREE || entry.vendor_table.is_null() {
                 continue;

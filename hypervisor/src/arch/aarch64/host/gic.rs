@@ -77,8 +77,8 @@ static REDISTRIBUTORS: Mutex<[Option<HpaRange>; MAX_REDISTRIBUTOR_REGIONS]> =
 pub(super) fn init_boot(machine: &Machine) -> Result<(), Unusable> {
     let distributor = machine.distributor.ok_or(Unusable::None)?;
     let registers = pointer::<Gicd>(map_mmio(distributor.start, size_of::<Gicd>() as u64));
-    // SAFETY: the distributor's registers, from the device tree, mapped for ever; this is the only driver, and only
-    // this code uses it.
+    // SAFETY: the distributor's registers, from the device tree, never unmapped; this is the only driver, and only this
+    // code uses it.
     let registers = unsafe { UniqueMmioPointer::new(registers) };
     GicDistributor::new(registers).configure_default_settings();
     *REDISTRIBUTORS.lock() = machine.redistributors;
@@ -94,7 +94,7 @@ pub(super) fn init() -> Result<(), Unusable> {
     let mine = cpu::this();
     let at = find_redistributor(mine.arch.affinity).ok_or(Unusable::NoRedistributor)?;
     mine.arch.redistributor.set(Proof::by_place(), at.0);
-    // SAFETY: this pCPU's redistributor, mapped for ever, and used by this pCPU only.
+    // SAFETY: this pCPU's redistributor, never unmapped, and used by this pCPU only.
     let mut redistributor = GicRedistributor::new(unsafe { UniqueMmioPointer::new(pointer::<GicrSgi>(at)) });
     // Fails when the firmware has woken it already.
     let _ = redistributor.mark_core_awake();
@@ -265,7 +265,7 @@ pub(in crate::arch::aarch64) fn set_guest_timer_active(active: bool) {
     const CLEAR: u64 = 0x380;
     let at = cpu::this().arch.redistributor.get() + FRAME_BYTES + if active { SET } else { CLEAR };
     let register = at as *mut u32;
-    // SAFETY: this pCPU's redistributor, mapped for ever. The barrier makes the write arrive before a guest is entered.
+    // SAFETY: this pCPU's redistributor, never unmapped. The barrier makes the write arrive before a guest is entered.
     unsafe { register.write_volatile(1 << GUEST_TIMER) };
     // SAFETY: a barrier.
     unsafe { core::arch::asm!("dsb sy", options(nostack, preserves_flags)) };

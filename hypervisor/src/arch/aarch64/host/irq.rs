@@ -75,7 +75,7 @@ fn follows_call(address: u64) -> bool {
     if !address.is_multiple_of(4) || !paging::is_text(address) || !paging::is_text(address - 4) {
         return false;
     }
-    // SAFETY: text, which is mapped for ever.
+    // SAFETY: text, which is never unmapped.
     let instruction = unsafe { ((address - 4) as *const u32).read_volatile() };
     instruction >> 26 == 0b10_0101 || instruction & 0xffff_fc1f == 0xd63f_0000
 }

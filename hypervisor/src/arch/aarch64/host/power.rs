@@ -115,7 +115,7 @@ pub(crate) fn exit(code: u8) -> ! {
     stop_this_cpu()
 }
 
-/// Stops with one of [`abi::exit_code`]. There is no screen that would have to stay.
+/// Stops with one of [`abi::exit_code`]. This machine has no screen to keep.
 pub(crate) fn end_check(code: u8) -> ! {
     exit(code)
 }

@@ -31,8 +31,8 @@ impl Serial {
         }
         let start = paging::map_mmio(registers.start, registers.bytes());
         let pointer = NonNull::new(start.0 as *mut PL011Registers).expect("device registers are not at address 0");
-        // SAFETY: device registers of that length, mapped for ever. No other code of the hypervisor drives this UART.
-        // (A panic opens it a second time, after the first owner was stopped for ever.)
+        // SAFETY: device registers of that length, never unmapped. No other code of the hypervisor drives this UART. (A
+        // panic opens it a second time, after the first owner was stopped for good.)
         let registers = unsafe { UniqueMmioPointer::new(pointer) };
         Self { uart: Some(Uart::new(registers)) }
     }

@@ -18,7 +18,7 @@ pub(crate) fn find_console() -> Option<(ConsoleTransport, impl core::fmt::Displa
     let mut consoles = places.filter_map(|place| {
         let start = paging::map_mmio(place.start, place.bytes());
         let header = NonNull::new(start.0 as *mut VirtIOHeader)?;
-        // SAFETY: a transport's registers, from the device tree, mapped for ever; only one driver uses them.
+        // SAFETY: a transport's registers, from the device tree, never unmapped; only one driver uses them.
         let transport = unsafe { MmioTransport::new(header, usize::try_from(place.bytes()).ok()?) }.ok()?;
         (transport.device_type() == DeviceType::Console).then_some((transport, place.start))
     });
