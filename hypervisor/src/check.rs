@@ -23,7 +23,7 @@ pub(crate) struct Finding {
     pub(crate) verdict: Verdict,
 }
 
-/// What a finding means for VMs.
+/// The effect of a finding on VMs.
 pub(crate) enum Verdict {
     /// In order, or only information.
     Good,
@@ -39,7 +39,7 @@ impl Finding {
     }
 }
 
-/// Logs a line for each checked item, and ends with whether VMs can run here; the exit status says so too.
+/// Logs a line for each checked item, and at the end whether VMs can run here. The exit status tells the same.
 pub(crate) fn run(boot: &Boot) -> ! {
     log::info!("check: what this machine has for VMs; none is started, and nothing is changed");
     let mut findings = Machine::findings();

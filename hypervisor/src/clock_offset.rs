@@ -36,7 +36,7 @@ pub enum Agreement {
 /// A comparison of two clocks: the differences that all exchanges so far allow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Comparison {
-    /// The least and the greatest value to add to the asking CPU's clock.
+    /// The minimum and the maximum of the value to add to the asking CPU's clock.
     bounds: Option<(i64, i64)>,
 }
 

@@ -12,7 +12,7 @@ use crossbeam_utils::CachePadded;
 static IS_ARMED: CachePadded<AtomicBool> = CachePadded::new(AtomicBool::new(false));
 static CHOSEN: Chosen = Chosen::new();
 
-/// Which of those that ask fail.
+/// The choice of failing calls.
 struct Chosen {
     asked: AtomicU64,
     first: AtomicU64,

@@ -65,8 +65,8 @@ fn start(boot: &boot::Boot) -> ! {
     run_cpu()
 }
 
-/// Creates and starts the VMs of the payload, one after the other; started VMs run meanwhile on other pCPUs.
-// Not inlined: the caller never returns, and would keep what this needs of the stack.
+/// Creates and starts the VMs of the payload, one by one; started VMs already run on other pCPUs.
+// Not inlined: the caller never returns, and would keep this function's part of the stack.
 #[inline(never)]
 fn start_vms(boot: &boot::Boot) -> Result<(), String> {
     use abi::payload::Payload;

@@ -1,4 +1,4 @@
-//! The log: lines on the UART, for people.
+//! The log: lines of text on the UART.
 //!
 //! ```text
 //! [    1.234567] cpu0 info  4 pCPUs, 983 MiB free

@@ -80,7 +80,7 @@ impl MemoryMap {
     /// Adds all entries of `other`, RAM last.
     ///
     /// # Errors
-    /// When there is no room for one that is not RAM.
+    /// There is no room for an entry other than RAM.
     pub fn add_all(&mut self, other: &Self) -> Result<(), Full> {
         let entries =
             |is_ram: bool| other.entries.iter().flatten().filter(move |(_, kind)| (*kind == Kind::Ram) == is_ram);
@@ -89,7 +89,7 @@ impl MemoryMap {
         Ok(())
     }
 
-    /// What is lost of the machine's RAM because the map has no room for it, as a line for the log.
+    /// The RAM that is lost because the map has no room for it, as a line for the log.
     pub fn loss(&self) -> Option<Loss> {
         (self.left_out != 0).then_some(Loss(self.left_out))
     }

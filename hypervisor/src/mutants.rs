@@ -35,7 +35,7 @@ define! {
     EpochNotBumped,
     /// A flush is left in the requests, and the mailbox does not say so.
     FlushNotAnnounced,
-    /// A flush that was asked for is taken, and not done.
+    /// A requested flush is taken from the mailbox and not done.
     FlushNotCarriedOut,
     /// A vCPU that moves to another pCPU keeps the tag of its last pCPU.
     TagKeptOnMove,
@@ -53,9 +53,9 @@ define! {
     HandleKept,
     /// A vCPU that has left its guest for good goes back into a run queue.
     QueueEntryLeft,
-    /// The end of a VM is told, and it is taken from the table, while a pCPU still holds it.
+    /// The end of a VM is reported, and the VM removed from the table, while a pCPU still refers to it.
     BuriedWhileHeld,
-    /// A pool gets tags that another pool had, and is not told so.
+    /// A pool gets the tags of an earlier pool, and the first entries do not flush them.
     TagsInheritedUnsaid,
     /// A VM is paused and its vCPUs are not notified.
     PauseNotPosted,

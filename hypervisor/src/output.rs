@@ -15,11 +15,11 @@ impl Turns {
         Self { next: 0 }
     }
 
-    /// Takes from `sources` in turn, until none has anything or the limit is reached. Returns whether there may be
+    /// Takes from `sources` in turn, until none has any output or the limit is reached. Returns whether there may be
     /// more.
     ///
     /// `allowed` returns how many bytes may be taken next, given the number taken so far. `take` takes at most this
-    /// many from the source with that number, and returns how many it took.
+    /// many from the source with that number, and returns the number of bytes taken.
     pub(crate) fn deal(
         &mut self,
         sources: usize,

@@ -135,7 +135,7 @@ impl<R: Registers> SerialPort<R> {
         Self { registers, room: if has_fifos { FIFO_BYTES } else { 1 }, free: 0, is_stuck }
     }
 
-    /// Sends the bytes, as many as the UART accepts within the limit. Returns how many.
+    /// Sends as many of the bytes as the UART accepts within the limit. Returns their number.
     pub fn send(&mut self, bytes: &[u8]) -> usize {
         let mut patience = if self.is_stuck { 1 } else { PATIENCE };
         for (at, &byte) in bytes.iter().enumerate() {
@@ -162,11 +162,10 @@ impl<R: Registers> SerialPort<R> {
         let _ = (0..patience).any(|_| self.registers.read(LINE_STATUS) & lsr::ALL_SENT != 0);
     }
 
-    /// Takes received bytes. Returns how many.
+    /// Takes received bytes. Returns their number.
     pub fn receive(&mut self, into: &mut [u8]) -> usize {
         let mut taken = 0;
-        // Damaged bytes count for the limit as well: a line that is pulled down for ever must not cause an endless
-        // loop.
+        // Damaged bytes count as well: a line that is always low must not cause an endless loop.
         for _ in 0..into.len() {
             let status = self.registers.read(LINE_STATUS);
             if status & lsr::DATA_READY == 0 || status == lsr::NOTHING_THERE {

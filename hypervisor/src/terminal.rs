@@ -88,13 +88,13 @@ impl Terminal {
         }
     }
 
-    /// A VM was added. What is shown stays.
+    /// A VM was added. The shown console does not change.
     pub(crate) fn added(&mut self, number: u32, name: &str) {
         let at = self.guests.partition_point(|guest| guest.number < number);
         self.guests.insert(at, Guest::new(number, name));
     }
 
-    /// A VM is forgotten, and what it wrote. If its console is shown, the log is from now on.
+    /// Removes a VM with its kept output. If its console is shown, the log is shown instead.
     pub(crate) fn removed(&mut self, number: u32) {
         self.guests.retain(|guest| guest.number != number);
         if self.shown == Shown::Guest(number) {
@@ -106,7 +106,7 @@ impl Terminal {
         self.guests.iter().find(|guest| guest.number == number)
     }
 
-    /// How many bytes of a guest's output can be taken now.
+    /// How many bytes of a guest's output fit now.
     pub(crate) fn room(&self, guest: u32) -> usize {
         match self.shown {
             Shown::Guest(shown) if shown != guest => KEPT,
@@ -114,7 +114,7 @@ impl Terminal {
         }
     }
 
-    /// Takes what a guest wrote.
+    /// Adds output of a guest.
     pub(crate) fn wrote(&mut self, guest: u32, bytes: &[u8]) {
         let found = self.guests.iter_mut().find(|other| other.number == guest);
         let Some(Guest { name, tail, line, .. }) = found else { return };
@@ -193,7 +193,7 @@ impl Terminal {
         Key::Taken
     }
 
-    /// What is shown after the next key: the VMs in order, then the log.
+    /// The console that the next key selects: the VMs in order, then the log.
     fn following(&self) -> Shown {
         let next = match self.shown {
             Shown::Log => self.guests.first(),
@@ -239,7 +239,7 @@ impl Terminal {
         ));
     }
 
-    /// Writes a line of the terminal's own. One that finds no room is not that important.
+    /// Writes a line of the terminal itself. It is dropped if there is no room.
     fn say(&mut self, text: &str) {
         if self.waiting.len() < WAITING {
             self.waiting.extend(b"\r\n--- ");

@@ -36,11 +36,11 @@ pub const STATS_CHUNK: usize = 12;
 pub const EVENTS_CHUNK: usize = 200;
 /// Maximum number of places in one [`Answer::Places`].
 pub const PLACES_CHUNK: usize = 128;
-/// Most VMs in one [`Answer::Vms`].
+/// Maximum number of VMs in one [`Answer::Vms`].
 pub const VMS_CHUNK: usize = 48;
-/// Most bytes that one [`Command::CreateData`] carries.
+/// Maximum number of bytes in one [`Command::CreateData`].
 pub const UPLOAD_CHUNK: usize = 7168;
-/// Most bytes of text in one [`Answer::NotCreated`].
+/// Maximum number of bytes of text in one [`Answer::NotCreated`].
 pub const WHY_LIMIT: usize = 1024;
 
 const CRC: crc::Crc<u32> = crc::Crc::<u32>::new(&crc::CRC_32_ISO_HDLC);
@@ -65,10 +65,10 @@ pub enum Command {
         /// Lowest number wanted.
         first: u32,
     },
-    /// What the host has left. Answered by [`Answer::Resources`].
+    /// The host's free resources. Answered by [`Answer::Resources`].
     Resources,
-    /// Begin to create a VM. The offsets of its files mean nothing, their lengths say what is sent next. One VM is
-    /// created at a time. Answered by [`Answer::Upload`].
+    /// Begin to create a VM. The offsets of its files have no meaning; their lengths determine what is sent next. One
+    /// VM is created at a time. Answered by [`Answer::Upload`].
     CreateBegin {
         /// What to create.
         config: VmConfig,
@@ -79,7 +79,7 @@ pub enum Command {
         upload: u32,
         /// Which file.
         part: Part,
-        /// Where in the file: behind what was sent before.
+        /// The position in the file: the end of the data sent so far.
         offset: u64,
         /// At most [`UPLOAD_CHUNK`] bytes.
         bytes: Vec<u8>,
@@ -90,7 +90,7 @@ pub enum Command {
         /// Number from [`Answer::Upload`].
         upload: u32,
     },
-    /// The VM is not wanted after all: what was sent is forgotten. Answered by [`Answer::Done`].
+    /// Cancel the creation of the VM, and discard the data sent so far. Answered by [`Answer::Done`].
     CreateAbort {
         /// Number from [`Answer::Upload`].
         upload: u32,
@@ -100,7 +100,7 @@ pub enum Command {
         /// Number of the VM.
         vm: u32,
     },
-    /// End a VM if it runs, and forget it. Answered by [`Answer::Done`] when all that it had was given back.
+    /// End a VM if it runs, and remove it. Answered by [`Answer::Done`] when all of its resources are free.
     Destroy {
         /// Number of the VM.
         vm: u32,
@@ -183,7 +183,7 @@ pub enum Command {
         /// Number of the VM.
         vm: u32,
     },
-    /// End the log. Large pages come back afterwards, in the background. Answered by [`Answer::Done`].
+    /// End the log. Split large pages are joined afterwards, in the background. Answered by [`Answer::Done`].
     DirtyStop {
         /// Number of the VM.
         vm: u32,
@@ -200,12 +200,12 @@ pub enum Command {
     TraceStop,
     /// End all VMs and the machine.
     PowerOff,
-    /// For tests: of what is taken from now on for VMs (memory, tables, tags), `first` can be had, and `count` after
-    /// that cannot. Answered by [`Answer::Taken`]; refused unless the hypervisor was started for that.
+    /// For tests: the next `first` allocations for VMs (memory, tables, tags) succeed, and the `count` allocations
+    /// after them fail. Answered by [`Answer::Taken`]; refused unless the hypervisor was started for that.
     Exhaust {
-        /// How many can be had.
+        /// Number of allocations that succeed.
         first: u64,
-        /// How many cannot.
+        /// Number of allocations that fail.
         count: u64,
     },
 }
@@ -279,7 +279,7 @@ pub enum VmEvent {
     Stopped {
         /// The reason.
         reason: StopReason,
-        /// One line for people: which vCPU, where, what it did.
+        /// One line for the user: the vCPU, the address, and the action.
         detail: String,
     },
     /// A command has created it, and it does not run yet.
@@ -287,7 +287,7 @@ pub enum VmEvent {
         /// Its name.
         name: String,
     },
-    /// It is gone: its number means nothing any more, and never will again.
+    /// The VM was removed: its number will never be used again.
     Destroyed,
 }
 
@@ -344,7 +344,7 @@ pub enum Answer {
     },
     /// To [`Command::CreateFinish`]: there is no new VM.
     NotCreated {
-        /// What of its description cannot be had.
+        /// The part of the description that the host cannot provide.
         about: About,
         /// One line for people.
         why: String,
@@ -376,7 +376,7 @@ pub enum Answer {
     Events(Events),
     /// Done, without data.
     Done,
-    /// To [`Command::Exhaust`]: how many were asked for since the last such command.
+    /// To [`Command::Exhaust`]: number of allocations since the last such command.
     Taken(u64),
 }
 
@@ -417,13 +417,13 @@ pub enum Refusal {
     NameTaken,
     /// The host has as many VMs as it has room for.
     TooManyVms,
-    /// No VM is being created under that number, or what was sent does not follow what was sent before.
+    /// There is no unfinished VM with this number, or the data does not continue the data sent before.
     NoSuchUpload,
-    /// What was asked for cannot be: a number of vCPUs, a size.
+    /// A requested value is impossible: a number of vCPUs, a size.
     Invalid,
 }
 
-/// What of a VM's description stood in the way of its creation.
+/// The part of a VM's description that prevents its creation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum About {
     /// Its memory, or the tables for it.

@@ -89,7 +89,7 @@ const USUAL_RUNS: usize = 8;
 
 impl Assembly {
     /// Begins with memory for `ranges`, in ascending order, with lengths that are multiples of 2 MiB, of a VM with this
-    /// number of vCPUs. With a `level` it is mapped at its first touch, in pages of that level.
+    /// number of vCPUs. With `level_on_touch` it is mapped at its first touch, in pages of that level.
     ///
     /// # Errors
     /// The host has too little memory for the tables.
