@@ -20,6 +20,7 @@ use crate::arch::block::Block;
 use crate::check::Finding;
 use crate::cpu::PerCpu;
 use crate::layout::OwnPages;
+use crate::vcpu::activity::Activity;
 use crate::vcpu::run::{Next, Running};
 use crate::vcpu::{Tally, Vcpu};
 use crate::vm::Vm;
@@ -175,12 +176,8 @@ pub(crate) trait VcpuState<A: Arch>: Sized {
     fn left_at(&self) -> u64;
     /// Wakes a vCPU that waits, if something ends its wait.
     fn try_wake(&mut self) -> bool;
-    /// Whether the vCPU executes instructions and is not traced: the loop may skip its slow path before an entry.
-    fn is_active(&self) -> bool;
-    /// Whether the vCPU executes instructions.
-    fn is_awake(&self) -> bool;
-    /// Turns the slow path before each entry on or off, for a trace.
-    fn set_traced(&mut self, is_traced: bool);
+    /// What the vCPU does.
+    fn activity(&mut self) -> &mut Activity;
     /// Whether only another vCPU can ever make this one run again.
     fn is_dormant(&self) -> bool;
     /// When the vCPU's own timer is due, if that is the core's business.

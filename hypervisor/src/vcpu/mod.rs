@@ -4,6 +4,7 @@
 //! counters and the owner's part. That pCPU holds the lock of the owner's part. It takes the lock once each time it
 //! runs the vCPU, not per exit, and gets with it the proof that counting needs.
 
+pub(crate) mod activity;
 pub(crate) mod run;
 
 use alloc::vec::Vec;

@@ -83,7 +83,7 @@ fn run_loop(
 ) -> RunEnd {
     loop {
         Machine::prepare(run);
-        if !run.owner.arch.is_active() {
+        if !run.owner.arch.activity().is_active() {
             if let Some(traced) = traced {
                 traced.look(run);
             }
@@ -92,14 +92,14 @@ fn run_loop(
             {
                 return end;
             }
-            if !run.owner.arch.is_awake() && !run.owner.arch.try_wake() {
+            if !run.owner.arch.activity().is_awake() && !run.owner.arch.try_wake() {
                 if run.block() {
                     return RunEnd::Blocked;
                 }
-                run.owner.arch.set_traced(traced.is_some());
+                run.owner.arch.activity().set_traced(traced.is_some());
                 continue;
             }
-            run.owner.arch.set_traced(traced.is_some());
+            run.owner.arch.activity().set_traced(traced.is_some());
         }
 
         // Shootdowns, stops, interrupts of others: all land here.
@@ -143,7 +143,7 @@ fn run_loop(
 
 /// A traced run of a vCPU: each exit is recorded.
 ///
-/// The vCPU is [traced](crate::arch::VcpuState::set_traced): the loop treats it as waiting, so it takes this path
+/// The vCPU is [traced](super::activity::Activity::set_traced): the loop treats it as waiting, so it takes this path
 /// between two entries. Other vCPUs pay nothing for that.
 struct Traced {
     /// Time of the last unrecorded exit.
@@ -156,7 +156,7 @@ impl Traced {
     #[cold]
     fn begin(run: &mut Running<'_>) -> Self {
         trace::run_began(run.vm.number, run.index);
-        run.owner.arch.set_traced(true);
+        run.owner.arch.activity().set_traced(true);
         Self { left_at: run.owner.arch.left_at(), exits: run.tally.exits() }
     }
 
@@ -175,7 +175,7 @@ impl Traced {
 
     fn end(mut self, run: &mut Running<'_>, end: RunEnd) {
         self.look(run);
-        run.owner.arch.set_traced(false);
+        run.owner.arch.activity().set_traced(false);
         trace::run_ended(end);
     }
 }

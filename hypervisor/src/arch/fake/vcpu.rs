@@ -19,6 +19,7 @@ use super::tags::{CpuTags, Needed, VcpuTags};
 use crate::arch::{Machine, VcpuState};
 use crate::layout::OwnPages;
 use crate::vcpu::Tally;
+use crate::vcpu::activity::Activity;
 
 /// One vCPU.
 pub(crate) struct ArchVcpu {
@@ -27,6 +28,8 @@ pub(crate) struct ArchVcpu {
     program: Arc<[Op]>,
     at: usize,
     activity: Activity,
+    /// Halted for good, with interrupts off.
+    is_stopped: bool,
     /// An interrupt waits for the guest.
     is_interrupted: bool,
     deadline: Option<u64>,
@@ -38,17 +41,6 @@ pub(crate) struct ArchVcpu {
     acknowledges: Vec<(u32, u64, u64)>,
     left_at: u64,
     tags: VcpuTags,
-}
-
-/// Activity of a vCPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Activity {
-    Active,
-    Traced,
-    Halted,
-    /// Halted, with interrupts off.
-    Stopped,
-    WaitsForStart,
 }
 
 /// Ticks that an instruction takes.
@@ -71,7 +63,8 @@ impl VcpuState<Machine> for ArchVcpu {
             index,
             program,
             at: 0,
-            activity: Activity::WaitsForStart,
+            activity: Activity::Off,
+            is_stopped: false,
             is_interrupted: false,
             deadline: None,
             has_rung: false,
@@ -156,29 +149,20 @@ impl VcpuState<Machine> for ArchVcpu {
     }
 
     fn try_wake(&mut self) -> bool {
-        let wakes = self.activity == Activity::Halted && self.is_interrupted;
+        let wakes = self.activity == Activity::Halted && self.is_interrupted && !self.is_stopped;
         if wakes {
             self.activity = Activity::Active;
         }
         wakes
     }
 
-    fn is_active(&self) -> bool {
-        self.activity == Activity::Active
-    }
-
-    fn is_awake(&self) -> bool {
-        matches!(self.activity, Activity::Active | Activity::Traced)
-    }
-
-    fn set_traced(&mut self, is_traced: bool) {
-        if self.is_awake() {
-            self.activity = if is_traced { Activity::Traced } else { Activity::Active };
-        }
+    #[inline]
+    fn activity(&mut self) -> &mut Activity {
+        &mut self.activity
     }
 
     fn is_dormant(&self) -> bool {
-        matches!(self.activity, Activity::Stopped | Activity::WaitsForStart)
+        self.is_stopped || self.activity == Activity::Off
     }
 
     fn deadline(&self) -> Option<u64> {
@@ -192,7 +176,7 @@ impl VcpuState<Machine> for ArchVcpu {
 
 impl ArchVcpu {
     pub(super) fn start(&mut self) {
-        if self.activity == Activity::WaitsForStart {
+        if self.activity == Activity::Off {
             self.activity = Activity::Active;
         }
     }
@@ -202,8 +186,8 @@ impl ArchVcpu {
     }
 
     pub(super) fn halt(&mut self) {
-        let stops = self.program.get(self.at) == Some(&Op::Stop);
-        self.activity = if stops { Activity::Stopped } else { Activity::Halted };
+        self.is_stopped = self.program.get(self.at) == Some(&Op::Stop);
+        self.activity = Activity::Halted;
     }
 
     pub(super) fn set_timer(&mut self, deadline: u64) {

@@ -32,6 +32,7 @@ use crate::device::generic_timer::{GenericTimer, Register};
 use crate::device::gic::{self, MAX_LISTS, VcpuGic};
 use crate::layout::OwnPages;
 use crate::vcpu::Tally;
+use crate::vcpu::activity::Activity;
 use crate::vcpu::run::{Next, Running};
 
 /// Registers, interrupt state and timer of one vCPU.
@@ -67,19 +68,6 @@ pub(crate) struct ArchVcpu {
     /// Whether registers of EL1 and timer are in the pCPU, not here.
     is_loaded: bool,
     tags: VcpuTags,
-}
-
-/// A vCPU's activity.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::arch::aarch64) enum Activity {
-    /// Runs instructions.
-    Active,
-    /// The same, but traced: the loop's slow path runs before each entry.
-    Traced,
-    /// Waits for an interrupt.
-    Waiting,
-    /// Is off until another vCPU turns it on.
-    Off,
 }
 
 /// The guest's virtual timer while it is not in the pCPU. The guest's counter is the host's.
@@ -273,7 +261,7 @@ impl VcpuState<Machine> for ArchVcpu {
 
     /// Whether a vCPU that waits has something that ends its wait; if so it is active again.
     fn try_wake(&mut self) -> bool {
-        let wakes = self.activity == Activity::Waiting
+        let wakes = self.activity == Activity::Halted
             && (self.wait_ends_at.is_some_and(|end| end <= counter::now())
                 || self.gic.interrupts(self.priority_mask())
                 || (!self.gic.holds_linked(GUEST_TIMER) && self.timer_is_due()));
@@ -284,22 +272,9 @@ impl VcpuState<Machine> for ArchVcpu {
         wakes
     }
 
-    /// Whether the vCPU runs instructions.
     #[inline]
-    fn is_active(&self) -> bool {
-        self.activity == Activity::Active
-    }
-
-    /// Whether it runs, traced or not.
-    fn is_awake(&self) -> bool {
-        matches!(self.activity, Activity::Active | Activity::Traced)
-    }
-
-    /// Turns tracing of each entry on or off. A traced vCPU is awake, but not [active](Self::is_active).
-    fn set_traced(&mut self, is_traced: bool) {
-        if self.is_awake() {
-            self.activity = if is_traced { Activity::Traced } else { Activity::Active };
-        }
+    fn activity(&mut self) -> &mut Activity {
+        &mut self.activity
     }
 
     /// Whether nothing but another vCPU can ever make this one run again.
@@ -307,8 +282,8 @@ impl VcpuState<Machine> for ArchVcpu {
         match self.activity {
             Activity::Active | Activity::Traced => false,
             Activity::Off => true,
-            Activity::Waiting if self.wait_ends_at.is_some() => false,
-            Activity::Waiting => {
+            Activity::Halted if self.wait_ends_at.is_some() => false,
+            Activity::Halted => {
                 let timer = if self.timer_is_on() { 1 << GUEST_TIMER } else { 0 };
                 let physical = if self.physical_timer.interrupts() { 1 << GUEST_PHYSICAL_TIMER } else { 0 };
                 !self.gic.hears(self.priority_mask(), timer | physical)
@@ -492,7 +467,7 @@ impl ArchVcpu {
     /// The vCPU waits for an interrupt, at most until its counter reaches `until`.
     #[inline]
     pub(super) fn sleep(&mut self, until: Option<u64>) {
-        self.activity = Activity::Waiting;
+        self.activity = Activity::Halted;
         self.wait_ends_at = until;
     }
 

@@ -6,9 +6,9 @@ use sched::Pending;
 
 use super::delivery::Start;
 use super::platform;
-use crate::arch::aarch64::el2::vcpu::Activity;
 use crate::arch::aarch64::host::power;
 use crate::device::psci::{Answer, Call, PowerState, decode};
+use crate::vcpu::activity::Activity;
 use crate::vcpu::run::{Next, Running};
 
 /// Carries out the call.
@@ -33,7 +33,7 @@ pub(in crate::arch::aarch64) fn call(run: &mut Running<'_>) -> Next {
             },
             Call::Suspend => {
                 arch.registers.x[0] = Answer::SUCCESS.0;
-                arch.activity = Activity::Waiting;
+                arch.activity = Activity::Halted;
                 return Next::Idle;
             }
             Call::SystemOff => {

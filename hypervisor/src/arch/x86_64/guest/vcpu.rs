@@ -34,6 +34,7 @@ use crate::device::local_apic::{self, LocalApic};
 use crate::device::memory_types::MemoryTypes;
 use crate::layout::OwnPages;
 use crate::vcpu::Tally;
+use crate::vcpu::activity::Activity;
 use crate::vcpu::run::{Next, Running};
 
 /// Registers, interrupt state and save areas of one vCPU.
@@ -71,19 +72,6 @@ pub(crate) struct ArchVcpu {
     pub(super) emulator: Emulator,
 }
 
-/// A vCPU's activity.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Activity {
-    /// Runs instructions.
-    Active,
-    /// The same, but traced: the loop's slow path runs before each entry.
-    Traced,
-    /// Halted until an interrupt that it takes.
-    Halted,
-    /// Was reset and waits for a start-up message.
-    WaitsForStartup,
-}
-
 /// The fastest periodic timer that a guest gets: 20 µs.
 const SHORTEST_PERIODS_PER_SECOND: u64 = 50_000;
 
@@ -94,7 +82,7 @@ impl VcpuState<Machine> for ArchVcpu {
         let mut vcpu = Self {
             gprs: [0; 16],
             hardware: Hardware::new(stage2_root),
-            activity: Activity::WaitsForStartup,
+            activity: Activity::Off,
             apic: LocalApic::new(local_apic::Config {
                 id: index,
                 x2apic_offered: config.apic == ApicMode::X2Apic,
@@ -226,22 +214,9 @@ impl VcpuState<Machine> for ArchVcpu {
         wakes
     }
 
-    /// Whether the vCPU runs instructions.
     #[inline]
-    fn is_active(&self) -> bool {
-        self.activity == Activity::Active
-    }
-
-    /// Whether it runs, traced or not.
-    fn is_awake(&self) -> bool {
-        matches!(self.activity, Activity::Active | Activity::Traced)
-    }
-
-    /// Turns tracing of each entry on or off. A traced vCPU is awake, but not [active](Self::is_active).
-    fn set_traced(&mut self, is_traced: bool) {
-        if self.is_awake() {
-            self.activity = if is_traced { Activity::Traced } else { Activity::Active };
-        }
+    fn activity(&mut self) -> &mut Activity {
+        &mut self.activity
     }
 
     /// Whether nothing but an NMI, an INIT or a start-up message from another vCPU can ever make this one run again.
@@ -249,7 +224,7 @@ impl VcpuState<Machine> for ArchVcpu {
         match self.activity {
             Activity::Active | Activity::Traced => false,
             Activity::Halted => self.hardware.rflags() & rflags::IF == 0,
-            Activity::WaitsForStartup => true,
+            Activity::Off => true,
         }
     }
 
@@ -283,12 +258,12 @@ impl ArchVcpu {
     pub(crate) fn init(&mut self) {
         self.reset_registers();
         self.apic.init();
-        self.activity = Activity::WaitsForStartup;
+        self.activity = Activity::Off;
     }
 
     /// Start-up IPI: begin in real mode at page `page`. No effect unless the vCPU waits for it.
     pub(crate) fn start_up(&mut self, page: u8) {
-        if self.activity == Activity::WaitsForStartup {
+        if self.activity == Activity::Off {
             self.hardware.set_registers(&Registers::at_page(page));
             self.activity = Activity::Active;
         }

@@ -15,9 +15,10 @@ use x86_events::Flags;
 
 use super::old_code;
 use crate::arch::x86_64::backend::{ControlWrite, PortAccess};
-use crate::arch::x86_64::guest::vcpu::{Activity, stop};
+use crate::arch::x86_64::guest::vcpu::stop;
 use crate::arch::x86_64::guest::{control, fpu, hyperv, mmio, msr, platform, vmware};
 use crate::arch::x86_64::host::machine_check;
+use crate::vcpu::activity::Activity;
 use crate::vcpu::run::{Next, Running};
 use crate::vm::fault::{Needs, Resolved, resolve_fault};
 
