@@ -229,7 +229,8 @@ macro_rules! implement {
                 fn exit(code: u8) -> ! = power::exit;
                 fn end_check(code: u8) -> ! = power::end_check;
                 fn stack_pointer() -> u64 = irq::stack_pointer;
-                fn for_each_return_address(stack: u64, found: &mut dyn FnMut(u64)) -> () = irq::for_each_return_address;
+                fn for_each_return_address(stack: u64, found: &mut dyn FnMut(u64)) -> () =
+                    $crate::arch::stack::for_each_return_address;
                 fn read_null() -> u64 = irq::read_null;
                 fn check() -> Result<(), impl core::fmt::Display> = hwvirt::check;
                 fn findings() -> alloc::vec::Vec<$crate::check::Finding> = hwvirt::findings;

@@ -69,6 +69,10 @@ pub(crate) mod paging {
     pub(crate) const fn direct_map_inverse(hva: Hva) -> Hpa {
         Hpa(hva.0)
     }
+
+    pub(crate) const fn is_mapped(_: Hva) -> bool {
+        false
+    }
 }
 
 /// Exceptions: none.
@@ -85,7 +89,9 @@ pub(crate) mod irq {
         0
     }
 
-    pub(crate) fn for_each_return_address(_: u64, _: &mut dyn FnMut(u64)) {}
+    pub(crate) fn follows_call(_: u64) -> bool {
+        false
+    }
 
     pub(crate) fn read_null() -> u64 {
         panic!("a null pointer was read");

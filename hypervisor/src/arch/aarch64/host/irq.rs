@@ -49,29 +49,8 @@ pub(crate) fn read_null() -> u64 {
     value
 }
 
-/// Calls `found` with the values on the stack, from `stack` upwards, that look like return addresses: in the text, and
-/// behind a call instruction. Some may be left over from functions that have returned.
-pub(crate) fn for_each_return_address(stack: u64, found: &mut dyn FnMut(u64)) {
-    const MOST: usize = 24;
-    const REACH: u64 = 64 << 10;
-
-    let start = stack.next_multiple_of(8);
-    // After an overflow the stack pointer is in the guard page, below the stack.
-    let skip = if paging::is_mapped(Hva(start)) { 0 } else { start.next_multiple_of(PAGE_BYTES) - start };
-    (start + skip..start + skip + REACH)
-        .step_by(8)
-        .take_while(|&address| paging::is_mapped(Hva(address)))
-        .map(|address| {
-            // SAFETY: mapped, as just checked; the stack of a pCPU that does nothing but this.
-            unsafe { (address as *const u64).read_volatile() }
-        })
-        .filter(|&value| follows_call(value))
-        .take(MOST)
-        .for_each(found);
-}
-
 /// Whether the instruction before `address` is a call: BL, or BLR.
-fn follows_call(address: u64) -> bool {
+pub(crate) fn follows_call(address: u64) -> bool {
     if !address.is_multiple_of(4) || !paging::is_text(address) || !paging::is_text(address - 4) {
         return false;
     }

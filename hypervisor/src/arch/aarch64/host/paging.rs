@@ -177,7 +177,7 @@ pub(crate) fn map_stack(bytes: u64) -> Hva {
 }
 
 /// Whether the byte at `address` is mapped. Takes no lock, so that a panic may ask.
-pub(super) fn is_mapped(address: Hva) -> bool {
+pub(crate) fn is_mapped(address: Hva) -> bool {
     const ADDRESS: u64 = 0x0000_ffff_ffff_f000;
     const VALID: u64 = 1;
     const TABLE: u64 = 1 << 1;

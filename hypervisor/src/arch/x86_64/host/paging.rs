@@ -206,7 +206,7 @@ pub(crate) fn map_stack(bytes: u64) -> Hva {
 }
 
 /// Whether the byte at `address` is mapped. Takes no lock, so that a panic may ask.
-pub(super) fn is_mapped(address: Hva) -> bool {
+pub(crate) fn is_mapped(address: Hva) -> bool {
     const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
     const PRESENT: u64 = 1;
     const LARGE: u64 = 1 << 7;
