@@ -9,8 +9,8 @@
 //!
 //! Unsafe code is only in this folder. Both architectures share these files: [`ram`] wraps host memory and needs only
 //! their `paging::direct_map`. [`guest_ram`] wraps a VM's memory, [`block`] a CPU's own pages, [`control_port`] the
-//! device of the control port. `ticks` converts them to time, `stack` finds return addresses for a report, and [`trace`]
-//! records stage-2 changes in debug builds.
+//! device of the control port. `ticks` converts them to time, and `stack` finds return addresses for a report.
+//! [`trace`] records stage-2 changes in debug builds.
 
 pub(crate) mod block;
 mod contract;
