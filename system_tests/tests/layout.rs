@@ -94,7 +94,7 @@ fn is_own(exit: &Exit, target: &Target) -> bool {
 
 /// The word that says whether the vCPU is in its guest: its owner writes it, on the line where others read it.
 fn is_handshake(target: &Target) -> bool {
-    target.what == "Vcpu.reach"
+    target.what == "Vcpu.shared"
 }
 
 fn targets<'a>(exits: impl Iterator<Item = &'a Exit>, map: &Map) -> BTreeMap<String, (usize, Store)> {
