@@ -153,6 +153,7 @@ fn initrds_of_ours_have_the_agent_and_others_do_not() {
         ("dunlin", Initrd::Dunlin, true),
         ("workloads", Initrd::Workloads, true),
         ("compile", Initrd::Compile, true),
+        ("parent", Initrd::Parent, true),
         ("none", Initrd::None, false),
     ] {
         let config = parse(&format!("[[vm]]\nname = \"a\"\ninitrd = \"{name}\"")).expect("is good");
@@ -164,7 +165,7 @@ fn initrds_of_ours_have_the_agent_and_others_do_not() {
     }
     assert!(!Initrd::File("a".into()).has_agent());
     let text = error("[[vm]]\nname = \"a\"\ninitrd = \"workload\"");
-    assert!(text.contains("one of \"dunlin\", \"workloads\", \"compile\", \"none\""), "{text}");
+    assert!(text.contains("one of \"dunlin\", \"workloads\", \"compile\", \"parent\", \"none\""), "{text}");
 }
 
 proptest! {
