@@ -1,6 +1,6 @@
-//! Deposited pages of one child: the free ones, and what the others are used for.
+//! Deposited pages of one child: the free ones, and the uses of the others.
 //!
-//! The free pages are a stack. Word 0 of each holds the number of the one below it, plus one; zero ends the stack.
+//! The free pages form a stack. Word 0 of each holds the number of the page below it, plus one; zero ends the stack.
 
 use core::fmt;
 
@@ -16,7 +16,7 @@ pub trait Store {
     fn clear(&mut self, page: u64);
 }
 
-/// What a deposited page is used for.
+/// The use of a deposited page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
     /// The map of guest physical memory.

@@ -11,13 +11,13 @@
 //!    table           |  entries  | deposited page     | no access | 3 |     not at level 0
 //! ```
 //!
-//! The tree looks like that of a page table, and is none: no processor walks it. It stays as it is while stage 2 is
-//! split, write-protected for a dirty log, or not filled in yet. Unlike a list of intervals it never needs more memory
-//! than one page for each 2 MiB, and each change is at most three tables long.
+//! The tree resembles a page table, but no processor walks it. It does not change when stage 2 is split,
+//! write-protected for a dirty log, or filled late. Unlike a list of intervals it never needs more than one page for
+//! each 2 MiB, and each change affects at most three tables.
 //!
-//! "No access" means: memory, but not there now. Parents describe all memory so at first, in pages of 4 KiB. So a table
-//! that is full of it becomes one word of the table above, and one that is empty vanishes. Both are counted in the
-//! word that points to the table.
+//! "No access" means: memory, but not accessible now. Parents first describe all memory so, in pages of 4 KiB. So a
+//! table full of such words becomes one word of the table above, and an empty table is removed. The word that points to
+//! a table counts both kinds.
 
 use alloc::vec::Vec;
 
@@ -34,10 +34,10 @@ const LEVELS: usize = 4;
 const BITS: usize = 9;
 const ENTRIES: usize = 1 << BITS;
 
-/// What is at a page of the child.
+/// The state of a page of the child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
-    /// Nothing: an access is to a device.
+    /// No memory: an access goes to a device.
     Absent,
     /// Memory that is not there now.
     NoAccess,
@@ -45,7 +45,7 @@ pub enum Entry {
     Page {
         /// Its number.
         source: u64,
-        /// What the child may do with it.
+        /// The child's rights.
         access: GpaAccess,
     },
 }
@@ -77,7 +77,7 @@ impl Leaf {
     }
 }
 
-/// What a change has replaced, and what the ledger still counts as in use.
+/// The replaced entries, which the ledger still counts as in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "pages that nobody releases are never the parent's again"]
 pub enum Old {
@@ -87,7 +87,7 @@ pub enum Old {
     Pages {
         /// The first.
         first: u64,
-        /// How many: 1 or 512.
+        /// Number of pages: 1 or 512.
         count: u64,
     },
     /// Those in a table of level 0, which is not in the tree any more.
@@ -109,7 +109,7 @@ enum Word {
     Table { page: u64, count: Count },
 }
 
-/// Words of a table that are not absent, and those of them that are no access.
+/// Number of words of a table that are not absent, and the number of "no access" words among them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Count {
     entries: u16,
@@ -168,12 +168,12 @@ impl Word {
         }
     }
 
-    /// What it adds to the count of its table.
+    /// Its contribution to the count of its table.
     fn weight(self) -> Count {
         Count { entries: u16::from(self != Self::Absent), no_access: u16::from(self == Self::NoAccess) }
     }
 
-    /// The word of element `index` in a table that is to say the same.
+    /// The word for element `index` of a table that describes the same as this word.
     fn piece(self, index: u64) -> Self {
         match self {
             Self::Page { source, access } => Self::Page { source: source + index, access },
@@ -218,7 +218,7 @@ impl GpaMap {
         Ok(())
     }
 
-    /// What is at `page`.
+    /// The state of `page`.
     pub fn get(&self, page: u64, store: &impl Store) -> Entry {
         let Some(mut table) = self.root.filter(|_| page < PAGE_LIMIT) else { return Entry::Absent };
         for level in (0..LEVELS).rev() {
@@ -235,13 +235,13 @@ impl GpaMap {
         Entry::Absent
     }
 
-    /// Changes what is at `page`, the first of a leaf. The ledger already counts the new pages; it still counts the old
-    /// ones.
+    /// Changes the state of `page`, the first of a leaf. The ledger already counts the new pages, and still counts the
+    /// old ones.
     ///
     /// # Errors
     ///
-    /// [`Status::InsufficientMemory`]; then the map says what it said before. [`Status::InvalidParameter`] beyond the
-    /// address space.
+    /// [`Status::InsufficientMemory`]; then the map is unchanged. [`Status::InvalidParameter`] beyond the address
+    /// space.
     pub fn set(
         &mut self,
         page: u64,
@@ -254,7 +254,7 @@ impl GpaMap {
         let root = root.ok_or(Status::InvalidParameter)?;
         let wanted = Word::from(entry);
 
-        // Down to the leaf's level. What is larger and says something else is split.
+        // Descends to the leaf's level. A larger entry with another state is split.
         let mut path = [Place::default(); LEVELS];
         let mut table = root;
         for level in (0..LEVELS).rev() {
@@ -266,7 +266,7 @@ impl GpaMap {
             let word = Word::decode(store.read(place.table, place.index));
             table = match word {
                 Word::Table { page, .. } => page,
-                // Larger, and says the same already.
+                // A larger entry that has this state already.
                 Word::Absent | Word::NoAccess if word == wanted => return Ok(Old::Nothing),
                 // From here on all is split: there are pages for it, or nothing is changed.
                 word if deposits.free() >= (level - leaf.level()) as u64 => {
@@ -303,8 +303,8 @@ impl GpaMap {
         }
     }
 
-    /// Takes the map down, a part at a time: at most some 1 000 pages. Returns whether there is nothing left. No TLB
-    /// has any of its pages.
+    /// Removes the map, a part at a time: at most some 1 000 pages. Returns whether nothing is left. No TLB holds any
+    /// of its pages.
     pub fn take_down(&mut self, ledger: &Ledger, deposits: &mut Deposits, store: &mut impl Store) -> bool {
         let Some(root) = self.root else { return true };
 
@@ -341,8 +341,8 @@ impl GpaMap {
         self.root.is_none()
     }
 
-    /// Everything that the map says, for checks: first page, number of pages, entry of the first. Also checks the
-    /// counts of all tables, and the number of them.
+    /// All entries of the map, for checks: first page, number of pages, entry of the first. Also checks the counts and
+    /// the number of all tables.
     ///
     /// # Panics
     ///
@@ -364,7 +364,7 @@ fn index_at(page: u64, level: usize) -> usize {
     usize::try_from(index).unwrap_or_default()
 }
 
-/// Puts a table in the place of a word, which says the same.
+/// Replaces a word by a table that describes the same.
 fn split(
     word: Word,
     path: &[Place; LEVELS],
@@ -394,7 +394,7 @@ fn replace(path: &[Place; LEVELS], level: usize, word: Word, deposits: &mut Depo
         let old = Word::decode(store.read(place.table, place.index));
         store.write(place.table, place.index, word.encode());
 
-        // The root is in nobody's count.
+        // The root has no word that counts it.
         let Some(above) = path.get(level + 1) else { return };
         let Word::Table { page, count } = Word::decode(store.read(above.table, above.index)) else { return };
         let count = count.changed(old, word);

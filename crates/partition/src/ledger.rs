@@ -1,8 +1,8 @@
-//! The ledger of a parent's pages: whether each is deposited, or how often children and shared pages use it.
+//! The ledger of a parent's pages: whether a page is deposited, or how many uses by children and shared pages it has.
 //!
-//! A page that is deposited belongs to the hypervisor, which may keep its tables there. If a child could write to it,
-//! the child could write tables. So the two uses exclude each other, and one atomic word for each page decides between
-//! them. Several processors may make calls of one parent at a time.
+//! A deposited page belongs to the hypervisor, which may keep tables there. If a child could write to it, the child
+//! could write tables. So the two uses exclude each other, and one atomic word for each page decides between them.
+//! Several processors may execute calls of one parent at the same time.
 
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU16, Ordering};
@@ -30,7 +30,7 @@ struct Range {
 pub enum PageUse {
     /// The hypervisor has it.
     Deposited,
-    /// The parent has it, and so many children's pages or shared pages are it.
+    /// The parent owns the page, and this number of children's pages and shared pages use it.
     Shared(u16),
 }
 

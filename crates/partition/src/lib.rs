@@ -1,32 +1,32 @@
-//! What a parent VM has told about its children: the state behind the calls of [`hyperv_defs::Request`].
+//! A parent VM's description of its children: the state behind the calls of [`hyperv_defs::Request`].
 //!
-//! A *parent* is a VM that creates other VMs, its *children*, out of its own memory. This crate keeps what it has said,
-//! and answers what it may say next. It touches no page table, no processor and no TLB: what has to happen there, it
-//! returns, as a value that must be used.
+//! A *parent* is a VM that creates other VMs, its *children*, out of its own memory. This crate stores the parent's
+//! description and checks each change of it. It touches no page table, no processor and no TLB. Work that a change
+//! requires there is returned as a value that must be used.
 //!
 //! * [`Parent`]: the children of one parent, its ports, and the answers that only depend on the host ([`Host`]).
 //! * [`Partition`]: one child. Its life is `Created -> Initialized -> Finalized`, then it is deleted.
-//! * [`Ledger`]: one word for each page of the parent: deposited, or how often in use by children. No page is ever
+//! * [`Ledger`]: one word for each page of the parent: deposited, or the number of uses by children. No page is ever
 //!   both.
-//! * [`Deposits`]: the pages that the parent has given for what the hypervisor keeps for a child. The list of free ones
-//!   is threaded through the pages themselves, so it needs no memory.
-//! * [`GpaMap`]: the child's guest physical address space: which page of the parent is where, and where memory is that
-//!   is not there now. It consists of deposited pages.
+//! * [`Deposits`]: the pages that the parent has deposited for the hypervisor's data about a child. The list of free
+//!   pages is in the pages themselves, so it needs no memory.
+//! * [`GpaMap`]: the child's guest physical address space: which page of the parent is at which address, and which
+//!   memory is not accessible now. It consists of deposited pages.
 //!
-//! # What takes a page away
+//! # When a page is free again
 //!
-//! A page that a child cannot reach any more is not free yet: TLBs may still have it. So the calls that change a map
-//! return [`Released`], and the pages stay in use until that is [settled](Partition::settle), after the flush:
+//! A page that a child can no longer reach is not free yet: TLBs may still hold it. So the calls that change a map
+//! return [`Released`], and the pages stay in use until they are [settled](Partition::settle), after the flush:
 //!
 //! ```text
 //!   map or unmap --> Released --> change stage 2, flush all TLBs, wait --> settle --> the parent may use the page
 //! ```
 //!
-//! # What pays for what
+//! # Whose memory is used
 //!
-//! What can grow without limit, the map, is in deposited pages. What is limited by a constant ([`limits`]) is on the
-//! hypervisor's heap. A VP must be paid for with pages when it is created. So a parent cannot exhaust the hypervisor;
-//! it is told to deposit more ([`Status::InsufficientMemory`](hyperv_defs::Status)).
+//! Data that can grow without limit, the map, is in deposited pages. Data that is limited by a constant ([`limits`]) is
+//! on the hypervisor's heap. The creation of a VP requires deposited pages. So a parent cannot exhaust the hypervisor;
+//! it must deposit more ([`Status::InsufficientMemory`](hyperv_defs::Status)).
 
 #![no_std]
 #![forbid(unsafe_code)]

@@ -16,7 +16,7 @@ use crate::limits;
 use crate::partition::{Partition, Progress};
 use crate::port::Ports;
 
-/// What this host gives to children.
+/// This host's features for children.
 #[derive(Clone, Copy, Debug)]
 pub struct Host {
     /// Features of the processor that a child can have.
@@ -33,7 +33,7 @@ pub struct Host {
     pub physical_address_width: u64,
     /// Frequency of the TSC.
     pub tsc_hertz: u64,
-    /// VPs of a child, at most.
+    /// Maximum number of VPs of a child.
     pub vps: u32,
     /// Deposited pages that pay for a VP.
     pub pages_per_vp: usize,
@@ -51,11 +51,11 @@ pub enum Value {
 }
 
 impl Host {
-    /// A property that is the same for all.
+    /// A property that all children share.
     ///
     /// # Errors
     ///
-    /// [`Status::InvalidParameter`] for one that each child has by itself.
+    /// [`Status::InvalidParameter`] for a property of a single child.
     pub fn property(&self, property: Property) -> Result<Value, Status> {
         let [bank_0, bank_1] = self.features.banks();
         Ok(Value::Word(match property {
@@ -124,7 +124,7 @@ impl Parent {
         self.position(id).map(|at| &self.children[at])
     }
 
-    /// A child that is to be changed, and the ledger.
+    /// A child, for a change, and the ledger.
     ///
     /// # Errors
     ///
@@ -155,14 +155,14 @@ impl Parent {
         }
     }
 
-    /// The first part of HvCallDepositMemory, at most `most` elements: the pages are not the parent's any more. The
-    /// caller takes them away from the parent, flushes its TLBs, and [adds](crate::Deposits::add) them to the child.
-    /// Returns how many elements are done.
+    /// The first part of HvCallDepositMemory, at most `most` elements: the parent loses the pages. The caller unmaps
+    /// them from the parent, flushes its TLBs, and [adds](crate::Deposits::add) them to the child. Returns the number
+    /// of finished elements.
     ///
     /// # Errors
     ///
-    /// Beside what was done: [`Status::InvalidPartitionId`]; [`Status::InvalidParameter`] for a page that is not the
-    /// parent's, or in use, or deposited.
+    /// With the number of finished elements: [`Status::InvalidPartitionId`]; [`Status::InvalidParameter`] for a page
+    /// that is not the parent's, or in use, or deposited.
     pub fn claim(&self, deposit: &Deposit<'_>, most: u16, mut claimed: impl FnMut(u64)) -> (u16, Result<(), Status>) {
         if let Err(status) = self.child(deposit.partition) {
             return (0, Err(status));
@@ -179,8 +179,8 @@ impl Parent {
         (done, Ok(()))
     }
 
-    /// The end of HvCallFinalizePartition, and of a parent: see [`Partition::finalize`]. What the parent heard of the
-    /// child is gone.
+    /// The end of HvCallFinalizePartition, also at the end of a parent: see [`Partition::finalize`]. The parent's ports
+    /// for the child are removed.
     ///
     /// # Errors
     ///
@@ -192,8 +192,8 @@ impl Parent {
         Ok(())
     }
 
-    /// HvCallDeletePartition. Pages that were not withdrawn are the parent's again; `returned` is told which. At most
-    /// `most` of them at a time.
+    /// HvCallDeletePartition. Pages that were not withdrawn return to the parent; `returned` is called for each. At
+    /// most `most` pages per call.
     ///
     /// # Errors
     ///

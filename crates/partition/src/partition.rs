@@ -27,7 +27,7 @@ pub enum State {
     Initialized,
     /// It will never run again, and is being emptied.
     Finalizing,
-    /// It is empty but for its deposits.
+    /// It is empty except for its deposits.
     Finalized,
 }
 
@@ -37,17 +37,17 @@ pub enum State {
 pub enum Progress {
     /// It has.
     Done,
-    /// The caller is to call again.
+    /// The caller must call again.
     More,
 }
 
-/// What the change of a property changes outside of this crate.
+/// The effect of a property's change outside of this crate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Change {
     /// Nothing.
     Nothing,
-    /// The child's time stops or goes on.
+    /// The child's time stops or continues.
     TimeFreeze(bool),
     /// The child's time is set, in units of 100 ns.
     ReferenceTime(u64),
@@ -57,14 +57,14 @@ pub enum Change {
     IgnoreUnknownMsrs(bool),
 }
 
-/// What a change of the map has taken away. [`Partition::settle`] takes it after the flush.
+/// Pages that a change of the map has removed. Pass it to [`Partition::settle`] after the flush.
 #[derive(Debug, Default)]
 #[must_use = "pages that nobody releases are never the parent's again"]
 pub struct Released {
     old: Vec<Old>,
     /// Elements that were changed.
     pub done: u16,
-    /// Pages of the child that are not mapped as they were: stage 2 must forget them.
+    /// Pages of the child whose mapping has changed: stage 2 must drop them.
     pub changed: Range<u64>,
 }
 
@@ -176,7 +176,7 @@ impl Partition {
         Progress::Done
     }
 
-    /// Whether HvCallDeletePartition may forget it now.
+    /// Whether HvCallDeletePartition may remove it now.
     pub(crate) fn check_delete(&self) -> Result<(), Status> {
         match self.state {
             State::Created | State::Finalized => Ok(()),
@@ -256,7 +256,7 @@ impl Partition {
         }))
     }
 
-    /// The synthetic features that it is offered, of those that this host has.
+    /// Its synthetic features, limited to those of this host.
     #[must_use]
     pub fn synthetic_features(&self, host: &Host) -> SyntheticFeatures {
         SyntheticFeatures::from_bits_truncate(self.properties.synthetic_features) & host.synthetic_features
@@ -272,8 +272,8 @@ impl Partition {
     ///
     /// # Errors
     ///
-    /// Beside what was done: [`Status::InvalidPartitionState`]; [`Status::InvalidParameter`] for a page that is not the
-    /// parent's, or deposited; [`Status::InsufficientMemory`].
+    /// With the number of finished elements: [`Status::InvalidPartitionState`]; [`Status::InvalidParameter`] for a page
+    /// that is not the parent's, or deposited; [`Status::InsufficientMemory`].
     pub fn map_pages(
         &mut self,
         map: &MapPages<'_>,
@@ -300,7 +300,7 @@ impl Partition {
         }
     }
 
-    /// HvCallUnmapGpaPages, at most `most` elements. What is not mapped is no error.
+    /// HvCallUnmapGpaPages, at most `most` elements. An unmapped page is no error.
     ///
     /// # Errors
     ///
@@ -314,7 +314,7 @@ impl Partition {
     ) -> (Released, Result<(), Status>) {
         match self.state {
             State::Initialized => {}
-            // Everything is gone already.
+            // All pages are removed already.
             State::Finalizing | State::Finalized => {
                 let done = unmap.count.min(most);
                 return (Released { done, ..Released::default() }, Ok(()));
@@ -336,7 +336,7 @@ impl Partition {
     ) -> (Released, Result<(), Status>) {
         let first = number_of_page(first);
         let mut released = Released { changed: first..first, ..Released::default() };
-        // Before the first change: the pages must not be forgotten.
+        // Before the first change: no page may get lost.
         if released.old.try_reserve_exact(entries.len()).is_err() {
             return (released, Err(Status::NoResources));
         }
@@ -368,7 +368,7 @@ impl Partition {
         }
     }
 
-    /// What is at a page of the child.
+    /// The state of a page of the child.
     pub fn page(&self, page: u64, store: &impl Store) -> Entry {
         self.map.get(page, store)
     }
@@ -447,11 +447,11 @@ impl Partition {
         self.vps.binary_search_by_key(&index, |(index, _)| *index)
     }
 
-    /// HvCallMapVpStatePage. Returns the page's number. An L1VH parent always says where.
+    /// HvCallMapVpStatePage. Returns the page's number. An L1VH parent always names the page.
     ///
     /// # Errors
     ///
-    /// [`Status::InvalidVpIndex`]; [`Status::InvalidParameter`] without a place, or with a page that is not the
+    /// [`Status::InvalidVpIndex`]; [`Status::InvalidParameter`] without a page, or with a page that is not the
     /// parent's; [`Status::OperationDenied`] if it is mapped already.
     pub fn map_state_page(&mut self, map: &MapStatePage, ledger: &Ledger) -> Result<u64, Status> {
         self.must_be(State::Initialized)?;
@@ -459,7 +459,7 @@ impl Partition {
         share_into(self.vp_mut(map.vp.index)?.state_slot(map.page), location, ledger)
     }
 
-    /// HvCallUnmapVpStatePage. Nobody writes to the page any more.
+    /// HvCallUnmapVpStatePage. The hypervisor no longer writes to the page.
     ///
     /// # Errors
     ///
@@ -478,7 +478,7 @@ impl Partition {
         share_into(self.stats_slot(page)?, location, ledger)
     }
 
-    /// HvCallUnmapStatsPage. Nobody writes to the page any more.
+    /// HvCallUnmapStatsPage. The hypervisor no longer writes to the page.
     ///
     /// # Errors
     ///
@@ -545,7 +545,7 @@ impl Partition {
         self.doorbells.iter().map(|connection| &connection.doorbell)
     }
 
-    /// All pages of the parent that it shares beside its memory.
+    /// All pages that the parent shares besides its memory.
     pub fn shared(&self) -> impl Iterator<Item = u64> + '_ {
         let of_vps = self.vps.iter().flat_map(|(_, vp)| vp.shared());
         self.stats.iter().copied().flatten().chain(of_vps)

@@ -1,4 +1,4 @@
-//! The ports of a parent: numbers at which it learns of writes of its children.
+//! The ports of a parent: numbers under which it is notified of its children's writes.
 
 use alloc::vec::Vec;
 

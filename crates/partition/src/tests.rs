@@ -15,7 +15,7 @@ use crate::{
     Change, Entry, Host, Ledger, PageUse, Parent, Partition, Progress, Released, State, Store, Use, Value, limits,
 };
 
-/// What is in deposited pages.
+/// The contents of deposited pages.
 #[derive(Default)]
 struct Pages(BTreeMap<u64, Box<[u64; 512]>>);
 
@@ -209,7 +209,7 @@ fn child_that_never_lived_can_be_deleted() {
     assert_eq!((returned.len(), rig.parent.ledger.used().count()), (3, 0));
 }
 
-/// Linux withdraws between FINALIZE and DELETE, and loses what it does not get.
+/// Linux withdraws between FINALIZE and DELETE, and loses pages that it does not get then.
 #[test]
 fn finalized_child_gives_every_page_back() {
     let mut rig = Rig::initialized();
@@ -287,7 +287,7 @@ fn memory_that_is_not_there_needs_hardly_any_pages() {
         (Entry::NoAccess, Entry::NoAccess, Entry::Absent)
     );
 
-    // As a child of 2 MiB pages, one of which is split, and back again.
+    // As a child with pages of 2 MiB, one of which is split and joined again.
     let released = rig.map(0x400, MAP_LARGE, &[LARGE, LARGE + 512]);
     rig.settle(released);
     assert_eq!(rig.tables(), 3);

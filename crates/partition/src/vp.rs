@@ -1,4 +1,4 @@
-//! A child's virtual processor, as far as its parent has described it: shared pages, and what CPUID answers.
+//! A child's virtual processor, as its parent has described it: shared pages, and results of CPUID.
 
 use alloc::vec::Vec;
 
@@ -11,14 +11,14 @@ use crate::limits;
 /// A VP. Its registers are not here: they are where it runs.
 #[derive(Debug, Default)]
 pub struct Vp {
-    /// The deposited pages that pay for it, by number. What is in them, the hypervisor knows.
+    /// Numbers of the deposited pages for it. The hypervisor knows their contents.
     pub(crate) paid: Vec<u64>,
     state: [Option<u64>; 2],
     stats: [Option<u64>; 2],
     cpuid: Vec<CpuidResult>,
 }
 
-/// What a VP's CPUID answers: EAX, EBX, ECX, EDX.
+/// A result of CPUID: EAX, EBX, ECX, EDX.
 pub type Cpuid = [u32; 4];
 
 impl Vp {

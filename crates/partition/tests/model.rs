@@ -1,8 +1,8 @@
 //! Random calls of a parent, compared with a naive model: sets of pages, one entry for each page of 4 KiB.
 //!
-//! The calls are bytes, parsed as the hypervisor does. Half of their fields are values that mean something now, the
-//! rest is anything. After each call, the pages that it named and some others are compared, and each child's deposits
-//! are counted. From time to time all of it is compared.
+//! The calls are bytes, parsed as by the hypervisor. Half of their fields have valid values, the others are random.
+//! After each call, the pages in it and some others are compared, and each child's deposits are counted. From time to
+//! time everything is compared.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,7 +23,7 @@ const CHILDREN: usize = 4;
 const MEMORY: [(u64, u64); 2] = [(0x10, 96), (0x400, 4 * 512)];
 const PAGES_PER_VP: usize = 3;
 
-/// What is in deposited pages.
+/// The contents of deposited pages.
 #[derive(Default)]
 struct Pages(BTreeMap<u64, Box<[u64; 512]>>);
 
@@ -60,7 +60,7 @@ struct World {
     /// How often each page is in use.
     uses: BTreeMap<u64, u32>,
     ports: BTreeMap<u32, u64>,
-    /// Changes whose flush has not happened yet: the child, what is to be settled, and the pages in it.
+    /// Changes without their flush so far: the child, the value to settle, and the pages in it.
     owed: Vec<(u64, Released, Vec<u64>)>,
     random: fastrand::Rng,
     counts: BTreeMap<(String, u16), u64>,
@@ -144,7 +144,7 @@ impl World {
     }
 
     fn call(&mut self) -> (Control, Vec<u8>) {
-        // Lives should last for some time, and what this crate keeps should change most.
+        // Sequences should be long, and most calls should change the state of this crate.
         let code = loop {
             let code = Code::ALL[self.random.usize(7..Code::ALL.len())];
             let one_in = match code {
@@ -263,7 +263,7 @@ impl World {
         }
     }
 
-    /// Puts an entry into the model, and returns what was there.
+    /// Puts an entry into the model. Returns the old one.
     fn put(&mut self, id: u64, page: u64, entry: Entry) -> Option<u64> {
         let child = self.children.get_mut(&id).expect("it exists");
         let old = match entry {
