@@ -41,7 +41,7 @@ impl Finding {
 
 /// Logs a line for each checked item, and at the end whether VMs can run here. The exit status tells the same.
 pub(crate) fn run(boot: &Boot) -> ! {
-    log::info!("check: what this machine has for VMs; none is started, and nothing is changed");
+    log::info!("check: the requirements of VMs on this machine; no VM is started, and nothing is changed");
     let mut findings = Machine::findings();
     findings.extend([pcpus(), memory(), payload(boot)]);
     let mut missing = 0;
@@ -59,7 +59,7 @@ pub(crate) fn run(boot: &Boot) -> ! {
         log::info!("check: VMs can run on this machine");
         Machine::end_check(abi::exit_code::CLEAN)
     }
-    log::error!("check: VMs cannot run on this machine as it is: {missing} of what they need is missing");
+    log::error!("check: VMs cannot run on this machine as it is: {missing} requirements are missing");
     Machine::end_check(abi::exit_code::REFUSED)
 }
 

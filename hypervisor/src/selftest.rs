@@ -14,8 +14,8 @@ pub(crate) fn run(boot: &Boot) {
     // `tsc-skew` is handled where pCPUs are started, `slow-log` where consoles are written to the log, missing SVM
     // where VMs are started.
     match boot.option("selftest") {
-        Some("panic") => panic!("asked for by selftest=panic"),
-        Some("nested") => panic!("asked for by selftest=nested: {}", PanicsWhenShown),
+        Some("panic") => panic!("requested by selftest=panic"),
+        Some("nested") => panic!("requested by selftest=nested: {}", PanicsWhenShown),
         Some("overflow") => {
             black_box(overflow(black_box(1)));
         }

@@ -186,7 +186,7 @@ impl Terminal {
             _ if self.has_warned => {}
             _ => {
                 let title = self.title();
-                self.say(&format!("{title} takes no input; Ctrl-] n goes on to the next console"));
+                self.say(&format!("{title} takes no input; Ctrl-] n shows the next console"));
                 self.has_warned = true;
             }
         }

@@ -122,9 +122,9 @@ fn with_module(start: u64, bytes: u64) -> BootLoader {
 
 #[test]
 fn modules_at_impossible_places_are_refused() {
-    refuses(&with_module(2 * MIB + 5, 100), &[], "lies over the hypervisor's image");
-    refuses(&with_module(MIB, 64 * MIB), &[], "lies over the hypervisor's image");
-    refuses(&with_module(u64::MAX - 5, 100), &[], "cannot start: what the boot loader passed is damaged");
+    refuses(&with_module(2 * MIB + 5, 100), &[], "overlaps the hypervisor's image");
+    refuses(&with_module(MIB, 64 * MIB), &[], "overlaps the hypervisor's image");
+    refuses(&with_module(u64::MAX - 5, 100), &[], "cannot start: the boot loader's data is damaged");
     refuses(&with_module(0x9_f000, 0x2000), &[], "is not in RAM");
     refuses(&with_module(1 << 40, 0x2000), &[], "is not in RAM");
     refuses(&with_module(64 * MIB, 0), &[], "cannot start: ");
@@ -217,8 +217,8 @@ fn who_passes_nothing_that_is_known_is_told_so() {
     refuses(&with(0, 0, &[]), &[], "is out of reach");
     refuses(&with(MULTIBOOT2, 0, &[]), &[], "is out of reach");
     refuses(&with(MULTIBOOT2, u32::MAX - 7, &[]), &[], "is out of reach");
-    refuses(&with(MULTIBOOT2, DATA, &[0; 64]), &[], "what the boot loader passed is damaged");
-    refuses(&with(MULTIBOOT2, DATA, &[0xff; 64]), &[], "what the boot loader passed is damaged");
+    refuses(&with(MULTIBOOT2, DATA, &[0; 64]), &[], "the boot loader's data is damaged");
+    refuses(&with(MULTIBOOT2, DATA, &[0xff; 64]), &[], "the boot loader's data is damaged");
     // An end and no more.
     let empty = [16u32, 0, 0, 8].map(u32::to_le_bytes).concat();
     refuses(&with(MULTIBOOT2, DATA, &empty), &[], "passed no memory map");

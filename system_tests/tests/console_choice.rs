@@ -100,7 +100,7 @@ fn log_goes_where_firmware_says_unless_it_is_told_otherwise() {
 #[test]
 fn bad_value_is_told_on_all_consoles() {
     for (value, why) in
-        [("ttyS0", "unknown word \"ttyS0\" in console="), ("com1,none", "console= has none and others besides")]
+        [("ttyS0", "unknown word \"ttyS0\" in console="), ("com1,none", "console= has none together with others")]
     {
         let folder = TempDir::new().expect("a temporary folder can be made");
         for log in logs_of(folder.path(), BOTH, &format!("console={value}"), &[]) {

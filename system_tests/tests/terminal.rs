@@ -65,7 +65,7 @@ fn two_guests_share_the_machines_console() {
     line.type_keys(b"\r");
 
     // The log has whole lines of both VMs, and input there goes to none. A flood of input does no harm.
-    line.wait_for("Ctrl-] ? tells the keys");
+    line.wait_for("Ctrl-] ? shows the keys");
     line.type_keys(&[b'x'; 5_000]);
     line.wait_for("the log of all VMs takes no input");
     for _ in 0..2 {

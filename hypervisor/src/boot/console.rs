@@ -122,13 +122,13 @@ impl fmt::Display for Complaint<'_> {
         match self {
             Self::Unknown(word) => write!(
                 f,
-                "unknown word \"{word}\" in console=: com1 to com4, a port such as 0x2f8, serial, screen and none are known, \
-                 and commas in between"
+                "unknown word \"{word}\" in console=; valid are com1 to com4, a port such as 0x2f8, serial, screen and none, \
+                 separated by commas"
             )?,
-            Self::NotAlone => f.write_str("console= has none and others besides")?,
+            Self::NotAlone => f.write_str("console= has none together with others")?,
             Self::NotThere(uart) => write!(f, "console=: {} does not answer", uart.place)?,
         }
-        f.write_str("; all consoles are used that are there")
+        f.write_str("; all existing consoles are used")
     }
 }
 

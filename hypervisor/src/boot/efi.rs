@@ -43,11 +43,11 @@ impl fmt::Display for Refused {
                  choose Device Tree in the firmware's setup (on QEMU: `-machine virt,acpi=off`)",
             ),
             Self::DamagedDeviceTree => f.write_str("the firmware's device tree is damaged"),
-            Self::NoPayload => f.write_str(
-                "no payload, which says what to run: pass it as the initrd (GRUB: `initrd /boot/payload`, QEMU: `-initrd FILE`)",
-            ),
-            Self::PayloadOutside => f.write_str("the initrd is not in memory that can be used"),
-            Self::NoPages => f.write_str("the firmware gives no memory"),
+            Self::NoPayload => {
+                f.write_str("no payload: pass it as the initrd (GRUB: `initrd /boot/payload`, QEMU: `-initrd FILE`)")
+            }
+            Self::PayloadOutside => f.write_str("the initrd is not in usable memory"),
+            Self::NoPages => f.write_str("the firmware allocates no memory"),
             Self::Service(name, status) => write!(f, "the firmware's {name} fails with status {status:#x}"),
             Self::NoExit => f.write_str("the firmware does not end its services (ExitBootServices)"),
             Self::Memory(why) => why.fmt(f),

@@ -123,15 +123,15 @@ impl fmt::Display for Refused {
             Self::NoLoader => {
                 f.write_str("the boot loader passed neither a PVH start info nor a multiboot2 boot information")
             }
-            Self::Damaged => f.write_str("what the boot loader passed is damaged"),
+            Self::Damaged => f.write_str("the boot loader's data is damaged"),
             Self::OutOfReach(address) => write!(f, "the boot loader's data at {address:#x} is out of reach"),
             Self::NoMemoryMap => f.write_str("the boot loader passed no memory map"),
             Self::TooManyRanges => f.write_str("the memory map has too many ranges"),
-            Self::SeveralPayloads => f.write_str(
-                "several boot modules, of which not exactly one is called payload: write `module2 FILE payload`",
-            ),
+            Self::SeveralPayloads => {
+                f.write_str("several boot modules, but not exactly one is called payload: write `module2 FILE payload`")
+            }
             Self::PayloadOverImage(range) => {
-                write!(f, "the boot module at {} lies over the hypervisor's image", range.start)
+                write!(f, "the boot module at {} overlaps the hypervisor's image", range.start)
             }
         }
     }

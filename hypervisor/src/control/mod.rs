@@ -60,7 +60,7 @@ pub(crate) fn init(vms: &[VmConfig], exit_when_idle: bool, slow_log: bool) {
     port.say(&Message::Up(host_info()));
     let terminal = !port.is_there();
     if terminal {
-        info!("no control port (virtio console): VMs have their consoles here; Ctrl-] ? tells the keys");
+        info!("no control port (virtio console): VMs have their consoles here; Ctrl-] ? shows the keys");
     }
     let names = vms.iter().map(|vm| vm.name.as_str());
     *CONTROL.lock() = Some(Control {

@@ -111,7 +111,7 @@ impl Control {
         let Some(upload) = &mut self.upload else { return false };
         let Some((creation, id)) = &mut upload.making else {
             if upload.is_idle_for(PATIENCE_SECONDS) {
-                warn!("{}: nothing came for {PATIENCE_SECONDS} s; it is not created", upload.config.name);
+                warn!("{}: no data for {PATIENCE_SECONDS} s; the VM is not created", upload.config.name);
                 self.upload = None;
             }
             return false;

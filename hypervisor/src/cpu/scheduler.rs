@@ -113,7 +113,7 @@ pub(crate) fn runners() -> impl DoubleEndedIterator<Item = &'static PerCpu> + Cl
 /// The endless loop of a pCPU: runs vCPUs, with housekeeping in between.
 pub(crate) fn run_vcpus(cpu: &'static PerCpu) -> ! {
     if !runs_vcpus(cpu) {
-        info!("keeps house and runs no vCPUs, as this machine's emulation demands of its first CPU");
+        info!("does housekeeping and runs no vCPUs, because of an error in this machine's emulation");
         loop {
             if !housekeeping(cpu) {
                 Machine::arm_timer(next_tick(cpu));

@@ -93,7 +93,7 @@ impl fmt::Display for Missing {
         match self {
             Self::SmallPages => write!(f, "this machine has no 4 KiB pages (ID_AA64MMFR0_EL1.TGran4)"),
             Self::Addresses => {
-                write!(f, "this machine's stage 2 has no format that is known (ID_AA64MMFR0_EL1.PARange)")
+                write!(f, "this machine's stage 2 has no known format (ID_AA64MMFR0_EL1.PARange)")
             }
             Self::ListRegisters => {
                 write!(f, "this machine's interrupt controller has no virtual interface (ICH_VTR_EL2)")
@@ -163,7 +163,7 @@ pub(crate) fn check() -> Result<(), Missing> {
         return Err(Missing::Addresses);
     }
     if id_registers::differ() {
-        log::info!("the pCPUs are not alike: guests are offered what all of them have");
+        log::info!("the pCPUs are not alike: guests get the features that all of them have");
     }
     FEATURES.call_once(|| features);
     Ok(())

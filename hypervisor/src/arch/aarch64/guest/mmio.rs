@@ -44,7 +44,7 @@ pub(in crate::arch::aarch64) fn access(run: &mut Running<'_>, gpa: Gpa, syndrome
         run.owner.arch.skip();
     } else {
         let whereabouts = run.owner.arch.whereabouts();
-        debug!("{} vCPU {}: nothing answers at GPA {gpa}, {whereabouts}", run.vm.name(), run.index);
+        debug!("{} vCPU {}: no device at GPA {gpa}, {whereabouts}", run.vm.name(), run.index);
         run.owner.arch.external_abort(false);
     }
     Next::Resume

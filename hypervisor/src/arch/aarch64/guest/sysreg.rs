@@ -42,7 +42,7 @@ pub(in crate::arch::aarch64) fn access(run: &mut Running<'_>, access: SystemAcce
 
 #[cold]
 fn refuse(run: &mut Running<'_>, register: SystemRegister) {
-    debug!("{} vCPU {}: {register:?} is not there", run.vm.name(), run.index);
+    debug!("{} vCPU {}: {register:?} does not exist", run.vm.name(), run.index);
     run.owner.arch.undefined();
 }
 

@@ -132,7 +132,7 @@ fn end(run: &mut Running<'_>, cause: Cause, outcome: Outcome) {
 #[cold]
 fn tell_of_nobody(run: &Running<'_>, gpa: Gpa) {
     let whereabouts = run.owner.arch.whereabouts();
-    debug!("{} vCPU {}: nothing answers at GPA {gpa}, {whereabouts}", run.vm.name(), run.index);
+    debug!("{} vCPU {}: no device at GPA {gpa}, {whereabouts}", run.vm.name(), run.index);
 }
 
 /// An instruction that is not emulated.

@@ -351,7 +351,7 @@ fn firmwares_uart(spcr: Spcr, handover: &Handover) -> Option<Uart> {
         Spcr::Uart(uart) => uart,
         Spcr::None => return None,
         Spcr::Other(kind) => {
-            log::debug!("firmware's console (SPCR) is of interface type {kind:#x}, which is not known here");
+            log::debug!("unknown interface type {kind:#x} of the firmware's console (SPCR)");
             return None;
         }
         Spcr::Damaged => {
@@ -362,7 +362,7 @@ fn firmwares_uart(spcr: Spcr, handover: &Handover) -> Option<Uart> {
     let is_ram = |start: Hpa| HpaRange::new(start, 1).is_none_or(|range| handover.memory.is_ram(&range));
     match uart.place {
         Place::Memory { start, .. } if is_ram(start) => {
-            log::warn!("ACPI: the table SPCR says that {} is firmware's console, where there is RAM", uart.place);
+            log::warn!("ACPI: the table SPCR places the firmware's console at {}, which is RAM", uart.place);
             None
         }
         _ => Some(uart),

@@ -29,7 +29,7 @@ use crate::vcpu::run::{Next, Running};
 pub(super) fn enable() {
     let Some(banks) = Banks::of_this_cpu() else { return };
     for report in banks.reports() {
-        log::warn!("machine check left from before: {report}");
+        log::warn!("machine check from before the start: {report}");
     }
     banks.clear();
     banks.allow_reports();

@@ -160,7 +160,7 @@ pub(super) struct NoMemory;
 
 impl fmt::Display for NoMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("too little memory is left beside the hypervisor and its boot module")
+        f.write_str("too little memory is left besides the hypervisor and its boot module")
     }
 }
 

@@ -51,7 +51,7 @@ pub(crate) fn exit(code: u8) -> ! {
         if let Some(off) = acpi::machine().and_then(|machine| machine.soft_off.as_ref()) {
             turn_off(off);
         }
-        log::info!("this machine does not say how it is turned off; it can be, by hand");
+        log::info!("the machine cannot be powered off by software; power it off by hand");
         stop_this_cpu()
     }
     if RESETS.load(Ordering::Relaxed) { reset() } else { stop_this_cpu() }

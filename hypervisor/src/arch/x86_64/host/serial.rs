@@ -28,7 +28,7 @@ pub(super) fn choose(option: Option<&str>, firmware: Option<Uart>) {
         log::warn!("{complaint}");
     }
     for uart in consoles.uarts() {
-        let whose = if uart.is_of_firmware { ", as firmware says (SPCR)" } else { "" };
+        let whose = if uart.is_of_firmware { ", from the firmware (SPCR)" } else { "" };
         log::debug!("console: {}{whose}", uart.place);
     }
 }

@@ -285,9 +285,7 @@ pub(super) fn meet(here: CpuId) {
         }
         Agreement::Drifts => {
             DRIFTS.store(true, Ordering::Relaxed);
-            log::warn!(
-                "TSC of {here} does not run at the rate of the first pCPU's: guests are told of no invariant TSC"
-            );
+            log::warn!("TSC of {here} does not run at the rate of the first pCPU's: guests see no invariant TSC");
         }
     }
     TURN.store(NOBODY, Ordering::Release);
@@ -320,5 +318,5 @@ fn now_in_order() -> u64 {
 
 /// Description of the counter for the log.
 pub(in crate::arch::x86_64) fn describe() -> &'static str {
-    if is_invariant() { "invariant" } else { "not invariant: guests are told so" }
+    if is_invariant() { "invariant" } else { "not invariant, also for guests" }
 }

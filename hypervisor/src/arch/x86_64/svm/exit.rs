@@ -182,7 +182,7 @@ pub(super) fn handle(run: &mut Running<'_>) -> Next {
         }
         _ => {
             tally.exit(ExitReason::Other);
-            stop(run, StopReason::Unsupported, "left by an exit that is not known")
+            stop(run, StopReason::Unsupported, "exited for an unknown reason")
         }
     }
 }
