@@ -16,6 +16,7 @@ mod control;
 mod dirty;
 mod exec;
 mod failure;
+mod host;
 mod image;
 mod layout;
 mod metrics;

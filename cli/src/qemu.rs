@@ -15,6 +15,7 @@ use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
 use crate::config::{Accel, Arch, Placed};
 use crate::failure::Failure;
+use crate::host::Files;
 use crate::quantity::MIB;
 
 /// First argument of the copy of this program that becomes QEMU.
@@ -165,12 +166,8 @@ pub(crate) struct Machine<'a> {
     pub(crate) loader: Loader<'a>,
     /// The hypervisor.
     pub(crate) hypervisor: &'a Path,
-    /// The payload's file.
-    pub(crate) payload: &'a Path,
-    /// Where the hypervisor's log goes.
-    pub(crate) log: &'a Path,
-    /// The Unix socket on which we wait for the control port.
-    pub(crate) control: &'a Path,
+    /// The payload, the hypervisor's log, and the Unix socket on which we wait for the control port.
+    pub(crate) files: &'a Files,
     /// More arguments, as they are.
     pub(crate) more: &'a [String],
 }
@@ -205,13 +202,13 @@ impl Machine<'_> {
         // Port 1, not port 0: the latter is a `virtconsole`, which drops bytes when we do not read at once.
         add(&["-device".as_ref(), "virtserialport,nr=1,chardev=control".as_ref()]);
         add(&["-nodefaults".as_ref(), "-no-user-config".as_ref(), "-no-reboot".as_ref()]);
-        add(&["-serial".as_ref(), &joined("file:", self.log)]);
-        add(&["-chardev".as_ref(), &joined("socket,id=control,path=", self.control)]);
+        add(&["-serial".as_ref(), &joined("file:", &self.files.log)]);
+        add(&["-chardev".as_ref(), &joined("socket,id=control,path=", &self.files.control)]);
         match self.loader {
             Loader::Qemu => {
                 add(&["-append".as_ref(), "log=info".as_ref()]);
                 add(&["-kernel".as_ref(), self.hypervisor.as_os_str()]);
-                add(&["-initrd".as_ref(), self.payload.as_os_str()]);
+                add(&["-initrd".as_ref(), self.files.payload.as_os_str()]);
             }
             Loader::Grub { image, variables } => {
                 add(&["-drive".as_ref(), &joined("if=ide,media=cdrom,readonly=on,file=", image)]);
@@ -397,9 +394,7 @@ mod tests {
                 memory: 64 * MIB,
                 loader: Loader::Qemu,
                 hypervisor: Path::new("h"),
-                payload: Path::new("p"),
-                log: Path::new("l"),
-                control: Path::new("c"),
+                files: &Files::new("dunlin-test-").expect("a directory can be made"),
                 more: &more.split(' ').map(str::to_string).collect::<Vec<_>>(),
             };
             let words: Vec<_> = machine.arguments().iter().map(|word| word.to_string_lossy().into_owned()).collect();

@@ -29,6 +29,7 @@ use crate::console::{self, RawTerminal, Typed};
 use crate::control;
 use crate::exec::{Agent, FIXED_SCRIPT};
 use crate::failure::Failure;
+use crate::host::Files;
 use crate::image;
 use crate::payload::{self, Payload, Start};
 use crate::progress::{Follower, Progress};
@@ -64,13 +65,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
     let acceleration = Acceleration::choose(arch, &config.host.accel)?;
 
     let failed = |what: &str, error: io::Error| Failure::failed(format!("{what}: {error}"));
-    let directory = tempfile::Builder::new()
-        .prefix("dunlin-run-")
-        .tempdir()
-        .map_err(|error| failed("no directory for the run", error))?;
-    let [payload, log, control, messages, image, variables] =
-        ["payload", "hypervisor.log", "control", "qemu.log", "image", "variables"]
-            .map(|name| directory.path().join(name));
+    let files = Files::new("dunlin-run-").map_err(|error| failed("no directory for the run", error))?;
+    let [image, variables] = ["image", "variables"].map(|name| files.path(name));
     let (loader, firmwares_memory) = match args.firmware {
         None => (Loader::Qemu, 0),
         Some(_) if arch != Arch::X86_64 => {
@@ -86,9 +82,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
         memory: host_memory + firmwares_memory,
         loader,
         hypervisor: &hypervisor,
-        payload: &payload,
-        log: &log,
-        control: &control,
+        files: &files,
         more: &args.qemu_arg,
     };
     let arguments = machine.arguments();
@@ -101,7 +95,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
     progress.say(&format!("host: {}", qemu::introduce(&qemu, acceleration)));
     match loader {
         Loader::Qemu => {
-            std::fs::write(&payload, bytes).map_err(|error| failed(&payload.display().to_string(), error))?;
+            let path = &files.payload;
+            std::fs::write(path, bytes).map_err(|error| failed(&path.display().to_string(), error))?;
         }
         Loader::Grub { image: path, variables } => {
             let menu = image::MENU_AT_ONCE.to_string();
@@ -117,9 +112,10 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
     // Signals are caught before there is a QEMU that a signal could leave behind.
     let (sender, events) = channel();
     catch_signals(&sender).map_err(|error| failed("signals cannot be caught", error))?;
-    let listener = UnixListener::bind(&control).map_err(|error| failed(&control.display().to_string(), error))?;
+    let path = &files.control;
+    let listener = UnixListener::bind(path).map_err(|error| failed(&path.display().to_string(), error))?;
     accept(listener, sender.clone());
-    let process = Process::start(&qemu, &arguments, &messages)?;
+    let process = Process::start(&qemu, &arguments, &files.messages)?;
 
     let record = Record {
         accel: acceleration.name().to_string(),
@@ -129,17 +125,15 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
         host: None,
         vms: config.vms.iter().map(VmRecord::of).collect(),
     };
-    let mut session = Session::new(args, &config, purpose, record, progress, &log, sender, process);
+    let mut session = Session::new(args, &config, purpose, record, progress, &files.log, sender, process);
     session.follow(&events);
 
-    let (status, failures) = session.judge(&log, &messages);
+    let (status, failures) = session.judge(&files);
     session.report(status, &failures);
     if !failures.is_empty() {
-        // Keep the files that may explain the failure; the payload would only fill the disk.
-        let kept = directory.keep();
-        let _ = std::fs::remove_file(&payload);
-        let _ = std::fs::remove_file(&control);
-        session.progress.print(&format!("The hypervisor's log: {}", kept.join("hypervisor.log").display()));
+        let log = files.log.display().to_string();
+        session.progress.print(&format!("The hypervisor's log: {log}"));
+        files.keep();
     }
     Ok(status)
 }

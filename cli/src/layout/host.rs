@@ -1,10 +1,9 @@
 //! A host without VMs, started to answer requests.
 
-use std::fs;
 use std::io;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use abi::control::{Command, HostInfo, Message};
 use abi::payload::Builder;
@@ -13,7 +12,7 @@ use crate::assets::Assets;
 use crate::config::{Accel, Arch, Place, Placed};
 use crate::control::{self, Client};
 use crate::failure::Failure;
-use crate::progress::last_lines;
+use crate::host::{self, Files};
 use crate::qemu::{Acceleration, Loader, Machine, Process, Qemu};
 use crate::quantity::MIB;
 
@@ -22,8 +21,6 @@ const MEMORY: u64 = 128 * MIB;
 /// Time limit for its start, and for its end.
 const PATIENCE: Duration = Duration::from_secs(30);
 const LAST_WORDS: Duration = Duration::from_secs(5);
-/// Interval between checks whether it has started.
-const TICK: Duration = Duration::from_millis(10);
 
 /// The host; it ends when this is dropped, if not before.
 pub(super) struct Host {
@@ -31,11 +28,6 @@ pub(super) struct Host {
     info: HostInfo,
     process: Process,
     files: Files,
-}
-
-/// Its files, deleted when dropped.
-struct Files {
-    directory: tempfile::TempDir,
 }
 
 impl Host {
@@ -47,13 +39,8 @@ impl Host {
         let acceleration = Acceleration::choose(arch, &Placed { value: Accel::Auto, place: Place::Option("--accel") })?;
 
         let failed = |error: io::Error| Failure::failed(format!("cannot start a host: {error}"));
-        let files = Files { directory: tempfile::Builder::new().prefix("dunlin-layout-").tempdir().map_err(failed)? };
-        let [payload, log, control, messages] =
-            ["payload", "hypervisor.log", "control", "qemu.log"].map(|name| files.path(name));
+        let files = Files::new("dunlin-layout-").map_err(failed)?;
         let nothing = Builder::new(false).finish().map_err(|error| failed(io::Error::other(error.to_string())))?;
-        fs::write(&payload, nothing).map_err(failed)?;
-        let listener = UnixListener::bind(&control).map_err(failed)?;
-        listener.set_nonblocking(true).map_err(failed)?;
         let machine = Machine {
             arch,
             acceleration,
@@ -61,13 +48,11 @@ impl Host {
             memory: MEMORY,
             loader: Loader::Qemu,
             hypervisor: &hypervisor,
-            payload: &payload,
-            log: &log,
-            control: &control,
+            files: &files,
             more: &[],
         };
-        let mut process = Process::start(&qemu, &machine.arguments(), &messages)?;
-        match greet(&listener, &mut process) {
+        let (mut process, stream) = host::start(&qemu, &machine, &nothing, PATIENCE)?;
+        match greet(stream) {
             Ok((info, stream)) => Ok(Self { client: Client::new(stream).map_err(failed)?, info, process, files }),
             Err(why) => {
                 process.kill();
@@ -95,25 +80,9 @@ impl Host {
     }
 }
 
-/// Waits for the host to connect, and to say that it is up.
-fn greet(listener: &UnixListener, process: &mut Process) -> Result<(HostInfo, UnixStream), String> {
+/// Waits until the host says that it is up.
+fn greet(mut stream: UnixStream) -> Result<(HostInfo, UnixStream), String> {
     let text = |error: io::Error| error.to_string();
-    let deadline = Instant::now() + PATIENCE;
-    let mut stream = loop {
-        match listener.accept() {
-            Ok((stream, _)) => break stream,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(error) => return Err(text(error)),
-        }
-        if let Some(status) = process.ended() {
-            return Err(format!("QEMU has ended ({status})"));
-        }
-        if Instant::now() > deadline {
-            return Err(format!("QEMU did not connect within {} s", PATIENCE.as_secs()));
-        }
-        std::thread::sleep(TICK);
-    };
-    stream.set_nonblocking(false).map_err(text)?;
     stream.set_read_timeout(Some(PATIENCE)).map_err(text)?;
     let mut said = None;
     let received = control::receive(&mut stream, |message| match message {
@@ -135,17 +104,5 @@ fn greet(listener: &UnixListener, process: &mut Process) -> Result<(HostInfo, Un
             Err(format!("it sent nothing within {} s", PATIENCE.as_secs()))
         }
         (None, Err(error)) => Err(text(error)),
-    }
-}
-
-impl Files {
-    fn path(&self, name: &str) -> PathBuf {
-        self.directory.path().join(name)
-    }
-
-    fn explain(&self, failure: Failure) -> Failure {
-        let said = ["hypervisor.log", "qemu.log"].into_iter().flat_map(|name| last_lines(&self.path(name), 5));
-        let said: Vec<String> = said.collect();
-        if said.is_empty() { failure } else { failure.help(format!("its last messages:\n  {}", said.join("\n  "))) }
     }
 }

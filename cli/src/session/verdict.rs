@@ -14,15 +14,16 @@ use abi::exit_code::{CLEAN, HARDWARE_ERROR, PANIC, REFUSED, qemu_status, told_st
 
 use super::{Cut, Followed, LAST_WORDS, Purpose, Role, Session, write_out};
 use crate::failure::{FAILED, Failure, TIMED_OUT};
+use crate::host::Files;
 use crate::progress::{last_lines, last_lines_of};
 use crate::stats::printable;
 use crate::summary::VmRecord;
 
 impl Session<'_> {
     /// The status to end with, and all that went wrong.
-    pub(super) fn judge(&mut self, log: &Path, messages: &Path) -> (u8, Vec<Failure>) {
+    pub(super) fn judge(&mut self, files: &Files) -> (u8, Vec<Failure>) {
         let mut failures = Vec::new();
-        failures.extend(self.judge_host(log, messages));
+        failures.extend(self.judge_host(files));
         let host_failed = !failures.is_empty();
 
         let mut status = 0;
@@ -44,7 +45,8 @@ impl Session<'_> {
     }
 
     /// The failure of the host, if there is one.
-    fn judge_host(&mut self, log: &Path, messages: &Path) -> Option<Failure> {
+    fn judge_host(&mut self, files: &Files) -> Option<Failure> {
+        let Files { log, messages, .. } = files;
         match self.cut {
             Some(Cut::TimeLimit) => {
                 let limit = self.deadline.map_or(Duration::ZERO, |(_, limit)| limit);

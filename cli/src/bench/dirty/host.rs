@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::fs;
 use std::io;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
@@ -21,19 +21,18 @@ use crate::bench::record::Record;
 use crate::config::Config;
 use crate::control::{self, refusal};
 use crate::failure::Failure;
+use crate::host::{self, Files};
 use crate::payload::{self, Payload, Start};
-use crate::progress::last_lines;
 use crate::qemu::{Acceleration, Loader, Machine, Process, Qemu, cpu_model};
 
 /// Time limit for the start of a host, and for an answer.
 const PATIENCE: Duration = Duration::from_secs(60);
 const LAST_WORDS: Duration = Duration::from_secs(5);
-const TICK: Duration = Duration::from_millis(10);
 
 /// The host; it ends when this is dropped, if not before.
 pub(super) struct Host {
     process: Process,
-    directory: tempfile::TempDir,
+    files: Files,
     stream: UnixStream,
     events: Receiver<Event>,
     next_id: u32,
@@ -59,9 +58,8 @@ impl Host {
     /// Starts a host as `toml` describes it, with its one VM of `vcpus`.
     pub(super) fn start(toml: &str, vcpus: u32, qemu_arguments: &[String]) -> Result<Self, Failure> {
         let failed = |error: io::Error| Failure::failed(format!("cannot start a host: {error}"));
-        let directory = tempfile::Builder::new().prefix("dunlin-bench-").tempdir().map_err(failed)?;
-        let [file, payload, log, control, messages] =
-            ["vms.toml", "payload", "hypervisor.log", "control", "qemu.log"].map(|name| directory.path().join(name));
+        let files = Files::new("dunlin-bench-").map_err(failed)?;
+        let file = files.path("vms.toml");
         fs::write(&file, toml).map_err(failed)?;
 
         let config = Config::load(&RunArgs { file: Some(file), ..RunArgs::default() })?;
@@ -69,11 +67,8 @@ impl Host {
         let assets = Assets::locate().of(arch);
         let hypervisor = assets.hypervisor()?;
         let Payload { bytes, host_memory } = payload::pack(&config, &assets, None, Start::Here)?;
-        fs::write(&payload, bytes).map_err(failed)?;
         let qemu = Qemu::find(arch, None)?;
         let acceleration = Acceleration::choose(arch, &config.host.accel)?;
-        let listener = UnixListener::bind(&control).map_err(failed)?;
-        listener.set_nonblocking(true).map_err(failed)?;
         let machine = Machine {
             arch,
             acceleration,
@@ -81,26 +76,16 @@ impl Host {
             memory: host_memory,
             loader: Loader::Qemu,
             hypervisor: &hypervisor,
-            payload: &payload,
-            log: &log,
-            control: &control,
+            files: &files,
             more: qemu_arguments,
         };
         let machine_arguments = machine.arguments();
-        let mut process = Process::start(&qemu, &machine_arguments, &messages)?;
-        let stream = match accept(&listener, &mut process) {
-            Ok(stream) => stream,
-            Err(why) => {
-                process.kill();
-                return Err(explained(Failure::failed(format!("the host did not start: {why}")), &directory));
-            }
-        };
-        control::limit_patience(&stream).map_err(failed)?;
+        let (process, stream) = host::start(&qemu, &machine, &bytes, PATIENCE)?;
         let (sender, events) = channel();
         control::listen(stream.try_clone().map_err(failed)?, sender, Event::Message, Event::Closed);
         let mut host = Self {
             process,
-            directory,
+            files,
             stream,
             events,
             next_id: 1,
@@ -294,39 +279,10 @@ impl Host {
         let last: Vec<&str> = self.said.lines().rev().take(3).collect();
         let said = last.into_iter().rev().map(|line| line.chars().take(200).collect::<String>());
         let said = said.collect::<Vec<_>>().join("\n  ");
-        explained(
-            if said.is_empty() { failure } else { failure.help(format!("the guest's last output:\n  {said}")) },
-            &self.directory,
-        )
-    }
-}
-
-/// `failure`, with the end of the logs if it has no explanation.
-fn explained(failure: Failure, directory: &tempfile::TempDir) -> Failure {
-    let logs = ["hypervisor.log", "qemu.log"].map(|name| directory.path().join(name));
-    let said: Vec<String> = logs.iter().flat_map(|path| last_lines(path, 5)).collect();
-    match (failure.has_help(), said.is_empty()) {
-        (false, false) => failure.help(format!("its last messages:\n  {}", said.join("\n  "))),
-        _ => failure,
-    }
-}
-
-fn accept(listener: &UnixListener, process: &mut Process) -> Result<UnixStream, String> {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        match listener.accept() {
-            Ok((stream, _)) => {
-                return stream.set_nonblocking(false).map(|()| stream).map_err(|error| error.to_string());
-            }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(error) => return Err(error.to_string()),
-        }
-        if let Some(status) = process.ended() {
-            return Err(format!("QEMU has ended ({status})"));
-        }
-        if Instant::now() > deadline {
-            return Err(format!("QEMU did not connect within {} s", PATIENCE.as_secs()));
-        }
-        std::thread::sleep(TICK);
+        self.files.explain(if said.is_empty() {
+            failure
+        } else {
+            failure.help(format!("the guest's last output:\n  {said}"))
+        })
     }
 }
