@@ -109,10 +109,7 @@ fn done(args: &AllArgs, form: Form) -> Result<Vec<String>, Failure> {
     }
     if let Some(other) = records.records.iter().find(|it| it.circumstances.commit != env!("DUNLIN_COMMIT")) {
         let (theirs, ours) = (&other.circumstances.commit, env!("DUNLIN_COMMIT"));
-        eprintln!(
-            "{}: has results of commit {theirs}, and gets some of {ours}; the report will say so",
-            path.display()
-        );
+        eprintln!("{}: has results of commit {theirs}, and gets some of {ours}; the report shows both", path.display());
     }
     let complete = records.records.into_iter().filter_map(|record| match record.content {
         Content::Step { step, form: of, complete: true, .. } if of == form.name() => Some(step),
@@ -136,7 +133,7 @@ fn catch_signals() -> Result<Arc<AtomicUsize>, Failure> {
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         let number = usize::try_from(signal).unwrap_or(1);
         signal_hook::flag::register_usize(signal, Arc::clone(&caught), number)
-            .map_err(|error| Failure::failed(format!("signals cannot be caught: {error}")))?;
+            .map_err(|error| Failure::failed(format!("cannot catch signals: {error}")))?;
     }
     Ok(caught)
 }
@@ -205,7 +202,7 @@ fn conclude(args: &AllArgs, path: &Path, failed: &[&str]) -> Result<(), Failure>
         println!("{name}: something failed; see the report");
     }
     if !failed.is_empty() {
-        println!("To measure again what failed: {}", resume(args, path));
+        println!("To repeat the failed steps: {}", resume(args, path));
     }
     Ok(())
 }

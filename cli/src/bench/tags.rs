@@ -292,7 +292,7 @@ fn count_entries(guests: Guests, load: &Load, args: &TagsArgs, log: &Log) -> Res
             .iter()
             .try_fold(Entries::default(), |sum, vm| Some(sum.plus(Entries::read(&vm["counters"])?)))
             .filter(|sum| sum.entries > 0)
-            .ok_or_else(|| Failure::failed(format!("entries and flushes were not counted: {run}")))?;
+            .ok_or_else(|| Failure::failed(format!("no counts of entries and flushes: {run}")))?;
         let outputs = || vms.iter().map(|vm| vm["output"].as_str().unwrap_or_default());
         let clean = outputs().all(is_clean);
         entries.record(log, &run, guests, load, case);
@@ -309,7 +309,7 @@ fn count_entries(guests: Guests, load: &Load, args: &TagsArgs, log: &Log) -> Res
     heading(
         json,
         "\nFlushes of everything hit neighbours too. On x86-64, with epochs and no fewer tags than vCPUs, a vCPU flushes its tag\n\
-         when it comes to another pCPU (migrations, its first arrival among them) or a flush was asked for, and never else.\n",
+         when it moves to another pCPU (migrations, including its first arrival) or a flush was requested, and never else.\n",
     );
     Ok(all_clean)
 }
@@ -346,10 +346,7 @@ fn count_round_trips(arch: Arch, quickest: &str, json: bool, log: &Log) -> Resul
             println!("{:13}{:>6}{instructions:>14}", case.tags, case.limit());
         }
     }
-    heading(
-        json,
-        "\nWhat a flush throws away has to be looked up again afterwards; that takes time, but no instructions.\n",
-    );
+    heading(json, "\nThe processor must reload flushed translations later; this takes time, but no instructions.\n");
     Ok(())
 }
 
@@ -373,7 +370,7 @@ fn measure_natively(json: bool, log: &Log) {
         }
         return;
     }
-    println!("The code for tags on this computer, natively: cycles beyond an empty loop, median of 31 rounds\n");
+    println!("The code for tags on this computer, natively: cycles above an empty loop, median of 31 rounds\n");
     println!("{:34}{:>9}   least-greatest", "operation", "cycles");
     for native::Figure { name, cycles, min, max, .. } in figures {
         println!("{name:34}{cycles:>9.1}   {min:.1}-{max:.1}");
@@ -384,8 +381,8 @@ fn measure_natively(json: bool, log: &Log) {
         println!("{name:34}{cycles:>9}   {share}");
     }
     println!(
-        "\nXen's figures are those of another CPU: shapes compare (which part is rare, which is dear), cycles do not.\n\
-         No figure here includes what a flush costs afterwards, when the TLB is empty."
+        "\nXen's figures are those of another CPU: proportions can be compared (which part is rare, which is expensive), cycles cannot.\n\
+         No figure here includes the later cost of a flush, when the TLB is empty."
     );
 }
 

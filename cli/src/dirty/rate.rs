@@ -189,7 +189,7 @@ pub(super) struct Interrupted(std::sync::mpsc::Receiver<()>);
 pub(super) fn interrupted() -> Result<Interrupted, Failure> {
     use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-    let cannot = |error: std::io::Error| Failure::failed(format!("signals cannot be caught: {error}"));
+    let cannot = |error: std::io::Error| Failure::failed(format!("cannot catch signals: {error}"));
     let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(cannot)?;
     let (sender, receiver) = std::sync::mpsc::channel();
     std::thread::spawn(move || {

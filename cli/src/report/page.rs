@@ -23,7 +23,7 @@ pub(super) fn page(data: &Data) -> Markup {
             }
             body {
                 header {
-                    h1 { "Dunlin: what it measured, beside what others have" }
+                    h1 { "Dunlin: results, next to published figures of other systems" }
                     (circumstances(data))
                     (doubts(data))
                     (how_to_read(data))
@@ -69,13 +69,13 @@ fn how_to_read(data: &Data) -> Markup {
         @if data.grounds().contains(&Ground::Emulated) {
             p {
                 strong { "Emulated: " }
-                "there was no hardware virtualization. Counts of instructions and exits are real; times are those of an emulator, and mean "
-                "something only as ratios within one run. What is marked “natively” ran on the computer itself, without guest."
+                "there was no hardware virtualization. Counts of instructions and exits are real; times are those of an emulator, and can be "
+                "compared only as ratios within one run. Figures marked “natively” ran on the computer itself, without a guest."
             }
         }
         p class="soft" {
-            "Figures are medians; least and greatest in parentheses where they differ. A dash: not measured. "
-            (MIXED) ": put together from several builds or computers."
+            "Figures are medians, with minimum and maximum in parentheses if they differ. A dash: not measured. "
+            (MIXED) ": combined from several builds or computers."
             @if let Some(share) = data.others_share() {
                 " While times were taken, other programs used up to " (format!("{:.0}", 100.0 * share)) " % of the computer."
             }
@@ -102,15 +102,15 @@ fn doubts(data: &Data) -> Markup {
                         li { "These are results of " (commits.len()) " commits. Figures that mix them are marked " (MIXED) "." }
                     }
                     @if machines.len() > 1 {
-                        li { "These are results of " (machines.len()) " computers: times of one say nothing about the other." }
+                        li { "These are results of " (machines.len()) " computers: their times cannot be compared." }
                     }
                     @if emulators.len() > 1 {
-                        li { "These are results of " (emulators.len()) " versions of QEMU, or ways to run it: counts of instructions may differ for that reason." }
+                        li { "These are results of " (emulators.len()) " versions or settings of QEMU: counts of instructions may differ for this reason." }
                     }
                     @for experiment in &missing {
                         li { "Nothing of " a href=(format!("#{experiment}")) { (experiment) } " is there." }
                     }
-                    @for step in &unfinished { li { "The step " code { (step) } " did not come to its end." } }
+                    @for step in &unfinished { li { "The step " code { (step) } " did not complete." } }
                     @for bad in &data.bad { li { code { (bad) } } }
                 }
             }
@@ -178,7 +178,7 @@ fn promises(data: &Data, experiment: &str) -> Markup {
     let promises = data.promises(experiment);
     html! {
         @if !promises.is_empty() {
-            h3 { "What was promised" }
+            h3 { "Targets" }
             ul {
                 @for (what, judgements) in &promises {
                     @let met = judgements.iter().filter(|(_, met)| *met == Some(true)).count();
@@ -207,7 +207,7 @@ fn others(experiment: &str) -> Markup {
         h3 { "Others" }
         div class="scroll" tabindex="0" {
             table class="words" {
-                thead { tr { th scope="col" { "what" } th scope="col" { "figures" } th scope="col" { "by whom, on what" } } }
+                thead { tr { th scope="col" { "what" } th scope="col" { "figures" } th scope="col" { "source and machine" } } }
                 tbody {
                     @for source in beside.sources {
                         tr { th scope="row" { (source.what) } td { (source.figures) } td { (source.circumstances) } }

@@ -73,14 +73,14 @@ const ALL: [Beside; 8] = [
                 "Xen 4.17 on the same emulated machine, 2 pCPUs, a busy computer",
             ),
         ],
-        comparable: "Which way is ahead, by what factor, and how that changes as vCPUs outnumber pCPUs. Exits, kicks and instructions of one shootdown: these are counts, and hold on hardware.",
-        not_comparable: "Microseconds with those of hardware: an exit costs some 10 µs in the emulator and far less on a processor, so that one to one the hypercall gains less here than it can there. KVM's and Xen's figures are of other days and of a busier computer.",
+        comparable: "Which way is faster, by what factor, and how that changes with more vCPUs than pCPUs. Exits, kicks and instructions of one shootdown: these are counts, and hold on hardware.",
+        not_comparable: "Microseconds with those of hardware: an exit costs some 10 µs in the emulator and far less on a processor, so with one vCPU per pCPU the hypercall gains less here than on hardware. KVM's and Xen's figures are of other days and of a busier computer.",
     },
     Beside {
         experiment: "tags",
         sources: &[
             source(
-                "Check that the tag is good",
+                "Check of the tag",
                 "20 cycles, at 100 % of VMRUNs",
                 "Xen on AMD-V (Biemueller, 2007), 63 tags, hardware",
             ),
@@ -88,8 +88,8 @@ const ALL: [Beside; 8] = [
             source("New generation", "460–600 cycles, at 0.3 % of VMRUNs", "the same, with its flush"),
             source("Entries that flush", "1.5 % of VMRUNs, instead of 100 %", "the same"),
         ],
-        comparable: "Which part of an entry is rare and which is dear. Shares of entries, where a guest changes its address space as seldom as ours.",
-        not_comparable: "Cycles of a processor of 2007 with those of today's. Xen's guest changed its address space far more often than ours do. What a flush costs afterwards, when the TLB is empty, is in none of these figures.",
+        comparable: "Which part of an entry is rare, and which is expensive. Shares of entries, where a guest changes its address space as seldom as ours.",
+        not_comparable: "Cycles of a processor of 2007 with those of today's. Xen's guest changed its address space far more often than ours do. The later cost of a flush, when the TLB is empty, is in none of these figures.",
     },
     Beside {
         experiment: "layout",
@@ -98,8 +98,8 @@ const ALL: [Beside; 8] = [
             "11 min 32 s → 11 min 09 s (3.3 % less)",
             "bhyve on illumos (Gerdts, 2018), hardware; struct vcpu padded to 256 bytes and aligned",
         )],
-        comparable: "That neighbours in one cache line slow each other down, and that laying them out apart ends it.",
-        not_comparable: "Factors: ours are of the exit path alone, natively and with nothing else to do; theirs is of a whole guest, which does other things than leave. What is measured here is what an exit loses, not what a guest loses.",
+        comparable: "That neighbours in one cache line slow each other down, and that separate lines prevent it.",
+        not_comparable: "Factors: ours are of the exit path alone, natively and with nothing else to do; theirs is of a whole guest, which does other work between exits. The figures here are the loss of an exit, not of a guest.",
     },
     Beside {
         experiment: "decode",
@@ -122,14 +122,14 @@ const ALL: [Beside; 8] = [
                 "KVM on Sandy Bridge (2014), after a series of optimisations",
             ),
         ],
-        comparable: "By how many per cent remembering shortens an access; instructions of ours with those of KVM, which were counted in the same way.",
-        not_comparable: "Ticks of an emulator with those of hardware: entering and leaving a guest is so dear in the emulator that what happens in between shows little. bhyve's 3 800 ticks were mostly its walk of the guest's page tables, each page held on the way, and a slow decoder.",
+        comparable: "By how many per cent a cache shortens an access; instructions of ours with those of KVM, which were counted in the same way.",
+        not_comparable: "Ticks of an emulator with those of hardware: entry and exit are so expensive in the emulator that the work in between shows little. bhyve's 3 800 ticks were mostly its walk of the guest's page tables, each page held on the way, and a slow decoder.",
     },
     Beside {
         experiment: "dirty",
         sources: &[
             source(
-                "A guest that is migrated: how long it is more than 99 % slower",
+                "A guest in migration: the time for which it is more than 99 % slower",
                 "105 s (on x86: 6 s); 30 s after the lock was changed",
                 "KVM/arm64, Ampere Altra, 48 vCPUs with 4 GB each, large pages, hardware (Jing Zhang's letter to the list, 2022; Linux 5.18)",
             ),
@@ -141,7 +141,7 @@ const ALL: [Beside; 8] = [
             source(
                 "One write to each 2 MiB, 152 vCPUs; writes to 10 % of the memory: split in faults → ahead",
                 "109.8 → 15.1 ms; 6.44 → 0.63 s",
-                "KVM/arm64, eager split (Ricardo Koller, Marc Zyngier, Linux 6.5; off unless asked for), hardware",
+                "KVM/arm64, eager split (Ricardo Koller, Marc Zyngier, Linux 6.5; off by default), hardware",
             ),
             source(
                 "Time to write all memory, and to harvest: faults → the hardware's dirty bit",
@@ -165,7 +165,7 @@ const ALL: [Beside; 8] = [
             ),
         ],
         comparable: "Instructions of a fault, and how many faults, splits and broadcasts there are: these are counts. How deep the speed falls within one run, and whether it comes back between two rounds.",
-        not_comparable: "Pages per second, with anything. KVM's were measured on the emulated AArch64, where each of its exits drops the emulator's own TLB twice, which flatters whoever does without; it was harvested every 100 ms, ours every 500 ms. What a broadcast costs on hardware shows in no count.",
+        not_comparable: "Pages per second, with any other. KVM's were measured on the emulated AArch64, where each of its exits drops the emulator's own TLB twice, which makes systems with fewer exits look better; it was harvested every 100 ms, ours every 500 ms. No count shows the cost of a broadcast on hardware.",
     },
     Beside {
         experiment: "exits",
@@ -176,13 +176,13 @@ const ALL: [Beside; 8] = [
                 "Linux 6.1 with kvm-amd, on the same emulated machine, counted in the same way with a guest of its own",
             ),
             source(
-                "A loop of VMRUN and VMMCALL that does nothing else",
+                "A loop of only VMRUN and VMMCALL",
                 "66",
                 "the least that an exit takes on the same emulated machine; no policy, no C or Rust in between",
             ),
         ],
         comparable: "All of it: counts of the same instructions on the same emulated machine.",
-        not_comparable: "Cycles. An instruction that misses a cache counts as one, and what VMRUN and #VMEXIT take in a processor does not show.",
+        not_comparable: "Cycles. An instruction that misses a cache counts as one, and the processor's cost of VMRUN and #VMEXIT does not show.",
     },
     Beside {
         experiment: "boot",
@@ -196,7 +196,7 @@ const ALL: [Beside; 8] = [
             source("The same kernel directly on the emulator", "2.1 s (1 and 2 CPUs), 2.5 s (4)", "the same"),
         ],
         comparable: "The ratio of both boots of a pair, which are taken in turn.",
-        not_comparable: "Seconds, with anything: they are those of an emulator on a computer that does other things.",
+        not_comparable: "Seconds, with any other: they are times of an emulator on a computer with other work.",
     },
     Beside {
         experiment: "budget",
@@ -204,7 +204,7 @@ const ALL: [Beside; 8] = [
             source(
                 "Exits of a boot to user space, 2 vCPUs",
                 "5 560",
-                "a small test hypervisor without I/O APIC and UART interrupts; what must not be exceeded is 6 000",
+                "a small test hypervisor without I/O APIC and UART interrupts; the budget is 6 000",
             ),
             source(
                 "The same on AArch64",
@@ -212,7 +212,7 @@ const ALL: [Beside; 8] = [
                 "KVM/arm64 of Linux 6.12 on the emulated AArch64",
             ),
         ],
-        comparable: "The number of exits, and what they are for.",
+        comparable: "The number of exits, and their reasons.",
         not_comparable: "Exits that depend on time (host interrupts, halts, timers): ours are of a boot by a clock of instructions, 1.4 s on x86-64; those of others are of boots by the wall clock.",
     },
 ];

@@ -147,7 +147,7 @@ fn step_that_did_not_come_to_its_end_is_told() {
         REAL.lines().filter(|line| !line.contains("\"step\":\"decode\"")).map(|line| format!("{line}\n")).collect();
     let html = parsed(&without);
     let note = text_of(&html, "[role=note]");
-    assert!(note.contains("The step decode did not come to its end.") && !note.contains("step tags"), "{note}");
+    assert!(note.contains("The step decode did not complete.") && !note.contains("step tags"), "{note}");
 }
 
 #[test]

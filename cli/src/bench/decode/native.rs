@@ -55,7 +55,7 @@ const PUBLISHED: [(&str, &str); 4] = [
 pub(super) fn run(report: &mut Report<'_>) -> Vec<Target> {
     progress("timing the emulator's code on this computer");
     let figures = all();
-    report.say("\nThe emulator's code on this computer, natively: cycles beyond an empty loop, median of 31 rounds\n");
+    report.say("\nThe emulator's code on this computer, natively: cycles above an empty loop, median of 31 rounds\n");
     report.say(&format!("{:70}{:>9}   least-greatest", "operation", "cycles"));
     for figure in &figures {
         report.say(&figure.to_string());

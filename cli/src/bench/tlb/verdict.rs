@@ -44,7 +44,7 @@ pub(super) fn print_kvm(rows: &[Row]) {
     if !KVM.iter().any(|kvm| like_kvm(rows, kvm.vcpus).is_some()) {
         return;
     }
-    println!("\nBeside KVM's Hyper-V flush (Linux 6.1, its own guest; 1 page, busy targets, 2 pCPUs), µs as seen:");
+    println!("\nNext to KVM's Hyper-V flush (Linux 6.1, its own guest; 1 page, busy targets, 2 pCPUs), µs as seen:");
     println!("{:>5} {:>26} {:>35}", "", "Dunlin", "KVM");
     println!("{:>5} {:>8} {:>8} {:>8}  {:>8} {:>8} {:>8}", "vCPUs", "mean", "p50", "p99", "mean", "p50", "p99");
     for kvm in &KVM {
@@ -84,7 +84,7 @@ pub(super) fn print_paper(exits: &[Exits], exit_ns: u32) {
         return;
     }
     let cost = |exits: f64| exits * f64::from(exit_ns) / 1e3;
-    println!("\nOn paper: time in exits = exits per shootdown x {exit_ns} ns (--exit-ns), summed over all CPUs:");
+    println!("\nEstimate: time in exits = exits per shootdown x {exit_ns} ns (--exit-ns), summed over all CPUs:");
     for (ipi, hypercall) in pairs {
         println!(
             "{:>5} vCPUs   IPI {:6.1} x {exit_ns} ns = {:6.1} µs   hypercall {:6.1} x {exit_ns} ns = {:6.1} µs   {:.2}x",

@@ -89,7 +89,7 @@ fn changes(data: &Data) -> Markup {
         }
     }
     table(
-        "A guest that changes nothing, its code, data beside its code, or its page tables: counts of a whole run, 2 vCPUs on 2 pCPUs, emulated.",
+        "A guest that changes nothing, its code, data next to its code, or its page tables: counts of a whole run, 2 vCPUs on 2 pCPUs, emulated.",
         &["what changes, setting", "lookups", "hits %", "forgotten", "write faults", "walks"],
         &rows,
     )
@@ -104,7 +104,7 @@ fn native(data: &Data) -> Markup {
         })
         .collect();
     table(
-        "The emulator's code on this computer, natively: cycles beyond an empty loop, median (least–greatest) of all rounds.",
+        "The emulator's code on this computer, natively: cycles above an empty loop, median (least–greatest) of all rounds.",
         &["operation", "cycles"],
         &rows,
     )

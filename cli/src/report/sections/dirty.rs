@@ -130,7 +130,7 @@ fn shapes(data: &Data) -> Markup {
         })
         .collect();
     table(
-        "Writes in per cent of the speed before the log, emulated: median (least–greatest) of the runs. The slowest 100 ms without a log is what emulator and computer do anyway; where that is low, the log cannot be blamed. Others: share of the computer that other programs used at most.",
+        "Writes in per cent of the speed before the log, emulated: median (least–greatest) of the runs. The slowest 100 ms without a log are caused by the emulator and the computer; if they are slow, the log is not the cause. Others: share of the computer that other programs used at most.",
         &[
             "split, recorded by",
             "worst 100 ms without",
@@ -168,7 +168,7 @@ fn counts(data: &Data) -> Markup {
         })
         .collect();
     table(
-        "Counts while the log ran, real, though emulated: a guest that is slower writes less, and has fewer pages to be harvested.",
+        "Counts during the log; they are real although the machine is emulated. A slower guest writes less, and has fewer pages to harvest.",
         &[
             "split, recorded by",
             "faults",
@@ -202,7 +202,7 @@ fn instructions(data: &Data) -> Markup {
         })
         .collect();
     table(
-        "Instructions of guest and hypervisor beyond those of a pass over pages that are open, 1 vCPU, emulated, exact.",
+        "Instructions of guest and hypervisor minus those of a pass over writable pages, 1 vCPU, emulated, exact.",
         &["pass", "pages", "faults", "instructions of a fault", "instructions without a fault"],
         &rows,
     )

@@ -26,7 +26,8 @@ fn plot(data: &Data) -> Option<Markup> {
     let x = data.values("layout", DISTANCE, "bytes");
     let points = x.iter().map(|bytes| data.spread("layout", DISTANCE, &[("bytes", bytes)])).collect();
     let lines = vec![Line { name: "locked addition by two CPUs at once".to_string(), colour: 0, dash: 0, points }];
-    let title = "Cycles of an addition while another CPU adds to a word so many bytes away, natively on this computer";
+    let title =
+        "Cycles of an addition while another CPU adds to a word at this distance in bytes, natively on this computer";
     Lines { title: title.to_string(), x_label: "bytes apart", y_label: "cycles", x, is_logarithmic: false, lines }
         .draw()
 }
@@ -51,14 +52,14 @@ fn neighbours(data: &Data) -> Markup {
         })
         .collect();
     table(
-        "Two vCPUs on two cores, natively: cycles of one operation, median (least–greatest) of the turns. Arithmetic in registers, measured in the same turns, shares nothing: where it is slower beside another thread, cores are not independent.",
+        "Two vCPUs on two cores, natively: cycles of one operation, median (least–greatest) of the turns. Arithmetic in registers, measured in the same turns, shares nothing: if it is slower next to another thread, the cores are not independent.",
         &[
             "what, on what",
             "packed",
             "laid out",
             "packed / laid out",
-            "laid out, beside / alone",
-            "arithmetic, beside / alone",
+            "laid out, next to another / alone",
+            "arithmetic, next to another / alone",
             "net of that",
         ],
         &rows,
@@ -75,7 +76,7 @@ fn presence(data: &Data) -> Markup {
         })
         .collect();
     table(
-        "The word that says that a vCPU is in its guest: how much longer both vCPUs take when it is on a line of its owner instead of beside the mailbox, natively.",
+        "The word that says that a vCPU is in its guest: how much longer both vCPUs take if it is on a line of its owner instead of next to the mailbox, natively.",
         &["posts per pass", "ratio"],
         &rows,
     )
@@ -90,7 +91,7 @@ fn counts(data: &Data) -> Markup {
         })
         .collect();
     table(
-        "Counters that nobody but their owner writes, on the emulated host: exits more when a guest makes more of them, exact.",
+        "Counters that only their owners write, on the emulated host: the increase of exits when a guest makes more of them, exact.",
         &["counter", "more"],
         &rows,
     )

@@ -94,7 +94,7 @@ fn instructions(data: &Data) -> Markup {
         })
         .collect();
     table(
-        "Instructions of the quickest exit as a whole (CPUID; HVC on AArch64), emulated, exact.",
+        "Instructions of the shortest exit as a whole (CPUID; HVC on AArch64), emulated, exact.",
         &["scheme", "instructions"],
         &rows,
     )
@@ -110,7 +110,7 @@ fn native(data: &Data) -> Markup {
         })
         .collect();
     table(
-        "The code for tags on this computer, natively: cycles beyond an empty loop, median (least–greatest) of all rounds.",
+        "The code for tags on this computer, natively: cycles above an empty loop, median (least–greatest) of all rounds.",
         &["operation", "cycles"],
         &rows,
     )

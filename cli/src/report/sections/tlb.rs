@@ -92,7 +92,7 @@ fn latency_table(data: &Data) -> Markup {
         ]);
     }
     table(
-        "Microseconds of one shootdown, emulated: median (least–greatest) of the runs. * more pCPUs than cores, which take turns: says little. Others: share of the computer that other programs used at most. A dash: fewer than 100 shootdowns in a run.",
+        "Microseconds of one shootdown, emulated: median (least–greatest) of the runs. * more pCPUs than cores, which take turns: hard to interpret. Others: share of the computer that other programs used at most. A dash: fewer than 100 shootdowns in a run.",
         &["vCPUs on pCPUs", "IPI: mean", "p50", "p99", "hypercall: mean", "p50", "p99", "IPI / hypercall", "others"],
         &rows,
     )
