@@ -10,8 +10,9 @@
 //!   instruction's address. The pages that it depends on are read-only for the guest while it is cached. A write
 //!   faults, and the fault drops the entry. If the page tables are protected too, a hit also saves the walk.
 //!
-//! [`DecodeCache`] is either of them, or none, behind one interface. This crate knows no instruction set: it caches any
-//! type that is [`Decoded`]. It returns hits, misses, insertions and evictions; the caller counts them.
+//! The first is the better one (`docs/decisions/0009-decode-cache.md`); the second is in `rivals`, to be measured
+//! beside it. This crate knows no instruction set: it caches any type that is [`Decoded`]. It returns hits, misses,
+//! insertions and evictions; the caller counts them.
 //!
 //! ```
 //! use decode_cache::{ByBytes, Bytes, Decoded, InsertOutcome, ModeNumber};
@@ -45,24 +46,18 @@
 extern crate alloc;
 
 mod bytes;
-mod either;
 mod fetched;
 mod place;
-mod protect;
-mod registry;
-mod slot;
-mod sync;
+mod rivals;
 #[cfg(test)]
 mod tests;
-mod write_protect;
 
 pub use bytes::ByBytes;
-pub use either::{DecodeCache, Lookup, Needs};
 pub use fetched::Bytes;
 pub use place::{ModeNumber, Place};
-pub use protect::{DropCause, Lost, Protect, Protection, Unprotection};
-pub use registry::WALK_LIMIT;
-pub use write_protect::{Insertion, MAX_TABLES, Size, Vouching, WriteProtect};
+pub use rivals::{
+    DropCause, Insertion, Lost, MAX_TABLES, Protect, Protection, Size, Unprotection, Vouching, WALK_LIMIT, WriteProtect,
+};
 
 /// Maximum number of bytes of an instruction.
 pub const MAX_LENGTH: usize = 15;
@@ -93,8 +88,6 @@ pub enum InsertOutcome {
 /// Why an instruction is not cached. Each is harmless: it is decoded again the next time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// There is no cache.
-    Off,
     /// It ends after the given bytes, or in the next page.
     Crosses,
     /// The place has no GPA, which the page walk finds; or the GPA is invalid.

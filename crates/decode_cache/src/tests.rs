@@ -1,15 +1,10 @@
-//! Corner cases of the bytes, of the cache by bytes, and of the common interface.
+//! Corner cases of the bytes, and of the cache by bytes.
 
 extern crate std;
 
 use std::vec::Vec;
 
-use addr::Gpa;
-
-use crate::write_protect::tests::{Memory, cache, page, place};
-use crate::{
-    ByBytes, Bytes, DecodeCache, Decoded, DropCause, InsertOutcome, Lookup, ModeNumber, Needs, Place, Refusal, Vouching,
-};
+use crate::{ByBytes, Bytes, Decoded, InsertOutcome, ModeNumber, Refusal};
 
 /// A length and a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -150,33 +145,4 @@ fn most_instructions_of_a_small_working_set_find_room() {
     }
     let found = all.iter().filter(|bytes| cache.find(MODE, bytes).is_some()).count();
     assert!(found >= 20, "{found} of 32");
-}
-
-// Either
-
-#[test]
-fn view_asks_for_no_more_than_its_design_needs() {
-    let memory = Memory::new();
-    let (walk, tables) = (cache(8, 8, Vouching::Walk), cache(8, 8, Vouching::Tables));
-    let mut bytes = ByBytes::new();
-    let lookup = Lookup { place: place(1, 0x3000), bytes: memory.at(Gpa(0x3000)) };
-    let Place { rip, space, mode, .. } = lookup.place;
-    let registers = Lookup { place: Place { rip, space, mode, gpa: None }, bytes: Bytes::NONE };
-    let walked = Lookup { bytes: Bytes::NONE, ..lookup };
-
-    let views = [
-        (DecodeCache::Off, Needs::Nothing, None),
-        (DecodeCache::WriteProtect(&tables, &memory), Needs::Registers, Some(registers)),
-        (DecodeCache::WriteProtect(&walk, &Memory::new()), Needs::Walk, Some(walked)),
-        (DecodeCache::Bytes(&mut bytes), Needs::Bytes, Some(lookup)),
-    ];
-    for (mut view, needs, enough) in views {
-        assert_eq!(view.needs(), needs);
-        assert_eq!(view.find(&lookup), None);
-        let outcome = view.insert(&lookup, instruction(1, 1), &[page(5)], || true).outcome;
-        assert_eq!(outcome == InsertOutcome::Stored, enough.is_some(), "{outcome:?}");
-        assert_eq!(enough.map(|enough| view.find(&enough)), enough.map(|_| Some(instruction(1, 1))));
-        let forgets = matches!(needs, Needs::Registers | Needs::Walk);
-        assert_eq!(view.written(Gpa(0x3000), DropCause::Write).is_some(), forgets);
-    }
 }

@@ -12,21 +12,23 @@
 //! "off"                        -                      -                fetch, decode
 //! ```
 //!
+//! The first is the product's. The others are in `rivals.rs`, to be measured beside it.
+//!
 //! The emulator reports each event of an emulation to a [`Count`].
 
 #![no_std]
 #![forbid(unsafe_code)]
 
 mod by_bytes;
-mod by_place;
+mod rivals;
 
 use core::ops::DerefMut;
 
-use decode_cache::{ModeNumber, Protect, WriteProtect};
+use decode_cache::{ModeNumber, WriteProtect};
 use x86_emulate::{Cause, Cpu, Device, Emulation, Instruction, Memory, Outcome, Walks};
 
 pub use by_bytes::InstructionCaches;
-use by_place::PendingInsert;
+use rivals::PendingInsert;
 
 /// A decoded instruction, in the form that the caches store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,7 +89,7 @@ pub struct Emulator<M: Memory, K> {
     walks: Walks<M>,
     /// The vCPU's own caches, if it has any.
     caches: Option<K>,
-    /// The last executed instruction, to insert into the VM's cache.
+    /// The last executed instruction, to insert into the VM's cache: only without caches of its own.
     pending: Option<PendingInsert>,
 }
 
@@ -115,40 +117,12 @@ impl<M: Memory, K: DerefMut<Target = InstructionCaches<M>>> Emulator<M, K> {
         let mut emulation = Emulation::new(cpu, memory, device, walks, exit.cause);
         let outcome = match caches {
             Some(caches) => by_bytes::emulate(&mut emulation, caches, exit.bytes, count),
-            None => match shared() {
-                Some(shared) => by_place::emulate(&mut emulation, shared, pending, count),
-                None => {
-                    count.add(Event::Missed, 1);
-                    uncached(&mut emulation, exit.bytes)
-                }
-            },
+            None => rivals::emulate(&mut emulation, shared(), pending, exit.bytes, count),
         };
         if walks.done() != 0 {
             count.add(Event::Walked, walks.take_done());
         }
         outcome
-    }
-
-    /// Whether the last instruction was decoded and executed, and belongs into the VM's cache.
-    #[inline]
-    pub fn has_pending_insert(&self) -> bool {
-        self.pending.is_some()
-    }
-
-    /// Caches the last executed instruction for the whole VM. Not during the emulation, because `protect` may wait for
-    /// other vCPUs. The control registers in `cpu` are still those of the instruction.
-    #[cold]
-    pub fn insert_pending(
-        &mut self,
-        cpu: &impl Cpu,
-        memory: &M,
-        shared: &WriteProtect<Decoded>,
-        protect: &impl Protect,
-        count: impl Count,
-    ) {
-        if let Some(pending) = self.pending.take() {
-            pending.insert(cpu, memory, shared, protect, count);
-        }
     }
 
     /// The cached walks, for other code that reads the guest's instructions.

@@ -3,8 +3,8 @@
 //! The version is odd during a write. A reader accepts what it has read only if the version was even and is unchanged.
 //! A writer that finds another writer gives up. So no vCPU waits.
 
-use crate::registry::Ticket;
-use crate::sync::{AtomicU64, Ordering, fence};
+use crate::rivals::registry::Ticket;
+use crate::rivals::sync::{AtomicU64, Ordering, fence};
 
 /// Pages that an instruction can depend on: its code page, and the page tables on the walk to it.
 pub(crate) const MAX_TICKETS: usize = 6;

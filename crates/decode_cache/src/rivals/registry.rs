@@ -16,7 +16,7 @@ use alloc::boxed::Box;
 use addr::{Gpa, PAGE_BYTES};
 
 use crate::bytes::MULTIPLIER;
-use crate::sync::{AtomicU16, AtomicU64, Mutex, Ordering, fence};
+use crate::rivals::sync::{AtomicU16, AtomicU64, Mutex, Ordering, fence};
 use crate::{DropCause, Lost, Protect, Protection, Refusal, Unprotection};
 
 /// Walks may evict a page this often; then it is not protected any more. A walk needs all its tables writable at once.

@@ -1,7 +1,7 @@
 //! The design of 2015: caches decoded instructions by address, kept correct by write protection.
 //!
 //! A cached instruction depends on the page of its code and, if page tables are protected, on the tables of the walk to
-//! it. All these pages are registered ([`registry`](crate::registry)) and read-only for the guest. A write faults; the
+//! it. All these pages are registered ([`registry`](super::registry)) and read-only for the guest. A write faults; the
 //! fault drops all entries of the page in one step, and then allows the write.
 //!
 //! **Why a hit is correct.** An insertion has these steps:
@@ -35,9 +35,9 @@ use core::marker::PhantomData;
 use addr::{Gpa, PAGE_BYTES};
 
 use crate::bytes::MULTIPLIER;
-use crate::registry::{MAX_PAGES, Registry, Role, Ticket};
-use crate::slot::{Contents, MAX_TICKETS, Slot};
-use crate::sync::{Ordering, fence};
+use crate::rivals::registry::{MAX_PAGES, Registry, Role, Ticket};
+use crate::rivals::slot::{Contents, MAX_TICKETS, Slot};
+use crate::rivals::sync::{Ordering, fence};
 use crate::{Bytes, Decoded, DropCause, InsertOutcome, Lost, MAX_LENGTH, Place, Protect, Refusal};
 
 /// Maximum number of page tables on the walk to an instruction.
