@@ -122,8 +122,7 @@ impl PendingInsert {
         let way = path(cpu, memory, linear);
         let tables = way.as_ref().map_or(&[][..], Path::tables);
         let rewalk = || way.is_some() && path(cpu, memory, linear) == way;
-        let Insertion { outcome, lost, .. } =
-            shared.insert(&place, &bytes, decoded, tables, protect, rewalk);
+        let Insertion { outcome, lost, .. } = shared.insert(&place, &bytes, decoded, tables, protect, rewalk);
 
         if let InsertOutcome::Stored | InsertOutcome::Replaced = outcome {
             count.add(Event::Inserted, 1);

@@ -6,12 +6,12 @@
 
 use abi::counters::ExitReason;
 use addr::{Gpa, PageSize};
-use decode_cache::DropCause;
 use sched::CpuId;
-use stage2::{Access, BATCH, Fault, Granularity, MapError, Pace, Spare, Stale, Stream, Walk, Walking};
+use stage2::{Access, BATCH, Fault, Granularity, Pace, Spare, Stale, Stream, Walk, Walking};
 
 use super::address_space::{AllTlbs, Stage2Format};
 use super::memory::Memory;
+use super::rivals::{first_touch, write_protect};
 use crate::arch::tables::TablePool;
 use crate::arch::{Arch, Machine, VcpuState};
 use crate::sync::{AtomicU8, Ordering};
@@ -19,7 +19,7 @@ use crate::vcpu::run::Running;
 
 /// A vCPU's spare tables and state for its faults.
 pub(crate) struct FaultState {
-    spare: Spare,
+    pub(super) spare: Spare,
     /// The flush on all pCPUs that its splits require. Many splits share one flush.
     owed: Stale,
     /// Number of these splits.
@@ -30,8 +30,6 @@ pub(crate) struct FaultState {
     stream: Stream,
 }
 
-/// Tables that mapping one page can take: all below the root.
-const TABLES_FOR_A_PAGE: u64 = 3;
 /// Tables that one write can take: a leaf of 1 GiB becomes a table, and one of its parts another.
 const TABLES_FOR_A_WRITE: u64 = 2;
 
@@ -96,33 +94,9 @@ pub(crate) fn resolve_fault(
     let Some(region) = memory.region_of_fault(gpa, is_present) else { return Resolved::Device };
     run.tally.exit(ExitReason::Stage2Fault);
     match memory.level_on_touch() {
-        Some(level) if !is_present => populate(run, region, gpa, level),
+        Some(level) if !is_present => first_touch::populate(run, region, gpa, level),
         _ => open(run, gpa, needs()),
     }
-}
-
-/// Maps the page that holds `gpa`, in this region, where memory is mapped when it is touched.
-// This function and the next are not inlined, so that other exits do not need their stack space.
-#[inline(never)]
-fn populate(run: &mut Running<'_>, region: u32, gpa: Gpa, level: u32) -> Resolved {
-    let memory = &run.vm.memory;
-    let Some(hpa) = memory.host_page(region, gpa, level) else { return Resolved::End(Problem::NotMapped) };
-    let (tables, spare) = (memory.tables(), &mut run.owner.fault_state.spare);
-    let (tlbs, walking) = (AllTlbs::of(run.vm), memory.announce(run.cpu.id));
-    let populated = memory.walk(&tlbs, &walking).populate(spare, gpa, hpa, level, Access::ALL);
-    drop(walking);
-    let resolved = match populated {
-        Ok(()) => {
-            run.tally.add(|count| &count.pages_populated, 1);
-            Resolved::Again
-        }
-        // The guest retries, and finds a table.
-        Err(MapError::OutOfTables) if spare.fill(tables, TABLES_FOR_A_PAGE).is_ok() => Resolved::Again,
-        Err(MapError::OutOfTables) => Resolved::End(Problem::OutOfTables),
-        Err(_) => Resolved::End(Problem::NotMapped),
-    };
-    count_stall(run);
-    resolved
 }
 
 /// Grants the rights that the access `needs`, if the guest may have them.
@@ -177,7 +151,7 @@ fn follow(run: &Running<'_>, walking: Walking<'_>, fault: Fault, gpa: Gpa, needs
             }
             Resolved::Again
         }
-        Fault::Denied(_) => forget_decoded(run, gpa, needs),
+        Fault::Denied(_) => write_protect::denied(run, gpa, needs),
         // The processor has found a mapped page. If it does not report the address, a walk of the guest's tables has
         // found it. Another vCPU may have changed them since, to memory that was never touched. The guest retries.
         Fault::Unmapped if run.vm.memory.level_on_touch().is_some() => Resolved::Again,
@@ -185,30 +159,9 @@ fn follow(run: &Running<'_>, walking: Walking<'_>, fault: Fault, gpa: Gpa, needs
     }
 }
 
-/// The guest may write to all of its memory, except to pages that decoded instructions depend on. Those instructions
-/// are dropped, and the page becomes writable again.
-#[cold]
-#[inline(never)]
-fn forget_decoded(run: &Running<'_>, gpa: Gpa, needs: Needs) -> Resolved {
-    let (memory, tally) = (&run.vm.memory, run.tally);
-    let cause = if needs.is_table_walk { DropCause::Walk } else { DropCause::Write };
-    if memory.decoded().is_none() {
-        return Resolved::End(Problem::NotMapped);
-    }
-    tally.add(|count| &count.decode_write_faults, 1);
-    let lost = memory.write_fault(gpa, cause);
-    if cause == DropCause::Walk {
-        tally.add(|count| &count.decode_evicted_by_walks, lost.entries().into());
-    } else {
-        tally.add(|count| &count.decode_evicted_by_code_writes, lost.code.into());
-        tally.add(|count| &count.decode_evicted_by_table_writes, lost.tables.into());
-    }
-    Resolved::Again
-}
-
 /// The guest has lost the time since the exit to stage 2.
 #[inline]
-fn count_stall(run: &Running<'_>) {
+pub(super) fn count_stall(run: &Running<'_>) {
     let stall = Machine::now().wrapping_sub(run.owner.arch.left_at());
     run.tally.add(|count| &count.stage2_stall_ticks, stall);
 }

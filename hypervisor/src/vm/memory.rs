@@ -1,5 +1,5 @@
-//! A VM's memory: its frames, the hypervisor's own accesses to them, and the protection of cached instructions there.
-//! The guest reaches them through its [address space](super::address_space).
+//! A VM's memory: its frames, and the hypervisor's own accesses to them. The guest reaches them through its
+//! [address space](super::address_space).
 //!
 //! The frames are allocated and zeroed when the VM is created ([`Assembly`]), and mapped with the largest possible
 //! leaves. `populate` may delay the mapping to the first touch. The frames return to the pool when the VM is dropped,
@@ -8,23 +8,20 @@
 use alloc::vec::Vec;
 
 use addr::{Gpa, GpaRange, Hpa, PAGE_BYTES, PageSize};
-use decode_cache::{DropCause, Lost, Protect, Protection, Size, Unprotection, Vouching, WriteProtect};
-use stage2::{Access, Attempt, MapError, Shape, Stale, Tree};
+use decode_cache::WriteProtect;
+use stage2::{Access, MapError, Shape, Tree};
 use vcpu_layout::lay_out;
 
-use super::address_space::{AllTlbs, NoTlb, Stage2Format};
+use super::address_space::{NoTlb, Stage2Format};
 use super::backing::Backing;
 use super::dirty::log::DirtyState;
 use super::tags::VmTags;
-use crate::arch::block::Block;
 use crate::arch::tables::TablePool;
 use crate::arch::{Arch, Machine};
-use crate::cpu;
 use crate::frames::{Exhausted, Frames, reserve};
 use crate::sync::{AtomicU64, Mutex};
-use crate::vcpu::Vcpu;
 
-type Decoded = <Machine as Arch>::Decoded;
+pub(super) type Decoded = <Machine as Arch>::Decoded;
 
 /// A VM's memory.
 #[lay_out]
@@ -48,9 +45,9 @@ pub(crate) struct Memory {
     pub(super) epoch: AtomicU64,
     #[layout(frozen)]
     pub(super) tags: VmTags,
-    /// Decoded instructions, if they are cached for the whole VM: the pages that they depend on are read-only.
+    /// Decoded instructions, if they are cached for the whole VM: see [`rivals`](super::rivals).
     #[layout(frozen)]
-    decoded: Option<WriteProtect<Decoded>>,
+    pub(super) decoded: Option<WriteProtect<Decoded>>,
 }
 
 /// Why a VM's memory could not be set up.
@@ -168,24 +165,6 @@ impl Assembly {
 }
 
 impl Memory {
-    /// Caches decoded instructions for the whole VM from now on, and write-protects the pages that they depend on.
-    pub(crate) fn remember_decoded(&mut self, vouching: Vouching) {
-        self.decoded = Some(WriteProtect::new(Size::default(), vouching));
-    }
-
-    /// The decoded instructions that are cached for the whole VM.
-    #[inline]
-    pub(crate) fn decoded(&self) -> Option<&WriteProtect<Decoded>> {
-        self.decoded.as_ref()
-    }
-
-    /// The guest faulted on a write to its memory at `gpa`, or on a walk of a page table there. Returns which cached
-    /// instructions are dropped. The guest may retry in any case.
-    pub(crate) fn write_fault(&self, gpa: Gpa, cause: DropCause) -> Lost {
-        let protected = Protected { memory: self, vcpus: &[] };
-        self.decoded.as_ref().and_then(|decoded| decoded.written(gpa, cause, &protected)).unwrap_or_default()
-    }
-
     /// State of its dirty log.
     #[inline]
     pub(crate) fn dirty_state(&self) -> &DirtyState {
@@ -232,10 +211,7 @@ impl Memory {
     /// fault, which would drop cached instructions and inform a dirty log.
     #[inline]
     pub(crate) fn as_host<R>(&self, gpa: Gpa, bytes: usize, write: impl FnOnce() -> R) -> R {
-        let result = match &self.decoded {
-            None => write(),
-            Some(decoded) => decoded.write_as_host(gpa, &Protected { memory: self, vcpus: &[] }, write).0,
-        };
+        let result = self.write_beside_decoded(gpa, write);
         self.dirty.wrote(gpa, bytes as u64);
         result
     }
@@ -245,51 +221,5 @@ impl Memory {
     pub(crate) fn has(&self, gpa: Gpa) -> bool {
         // Most VMs have one or two regions, and this runs at each device access.
         self.backing.regions.iter().any(|region| region.contains(gpa))
-    }
-}
-
-/// A VM's memory, for the write-protecting cache of decoded instructions. `vcpus` must not write with old rights. A
-/// write by the hypervisor needs none of them.
-pub(crate) struct Protected<'a> {
-    pub(crate) memory: &'a Memory,
-    pub(crate) vcpus: &'a [Block<Vcpu>],
-}
-
-impl Protect for Protected<'_> {
-    fn protect(&self, page: Gpa) -> Protection {
-        if !self.memory.has(page) {
-            return Protection::Refused;
-        }
-        let (tlbs, walking) = (self.tlbs(), self.memory.announce(cpu::this().id));
-        // Nested pages need no flush for a leaf that was split before the page was found busy.
-        match self.memory.walk(&tlbs, &walking).try_protect_page(page, Access::READ_EXECUTE) {
-            Ok(Attempt::Done(stale)) if stale.is_empty() => Protection::Already,
-            Ok(Attempt::Done(_)) => Protection::Owed,
-            Ok(Attempt::Busy(_)) => Protection::Busy,
-            Err(_) => Protection::Refused,
-        }
-    }
-
-    fn flush(&self) {
-        self.memory.flush_everybody(self.vcpus);
-    }
-
-    fn unprotect(&self, page: Gpa) -> Unprotection {
-        let (tlbs, walking) = (self.tlbs(), self.memory.announce(cpu::this().id));
-        // The page has a leaf of its own since it was protected, so nothing must be split; and added rights need no
-        // flush.
-        let grown = self.memory.walk(&tlbs, &walking).try_protect_page(page, Access::ALL);
-        debug_assert!(matches!(grown, Ok(Attempt::Done(Stale::EMPTY) | Attempt::Busy(Stale::EMPTY))), "{grown:?}");
-        if let Ok(Attempt::Busy(_)) = grown { Unprotection::Busy } else { Unprotection::Done }
-    }
-
-    fn read(&self, gpa: Gpa, bytes: &mut [u8]) -> bool {
-        self.memory.read(gpa, bytes)
-    }
-}
-
-impl Protected<'_> {
-    fn tlbs(&self) -> AllTlbs<'_> {
-        AllTlbs::new(self.memory, self.vcpus)
     }
 }

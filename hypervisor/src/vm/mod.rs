@@ -6,6 +6,7 @@ pub(crate) mod creation;
 pub(crate) mod dirty;
 pub(crate) mod fault;
 pub(crate) mod memory;
+pub(crate) mod rivals;
 pub(crate) mod serial;
 pub(crate) mod spec;
 pub(crate) mod table;

@@ -10,7 +10,7 @@ use alloc::vec::Vec;
 use abi::dirty::{Comparison, DirtyInfo, Round};
 use abi::payload::{DirtyLogging, DirtySource, Split};
 use addr::{Gpa, PAGE_BYTES, PageSize};
-use stage2::{BATCH, Collapse, Format, Limbo, Pace, Policy, Rounds, Shape, Source, Spare, Start, Walking};
+use stage2::{Collapse, Format, Limbo, Pace, Rounds, Shape, Source, Spare, Start, Walking};
 
 use super::log::{self, SlotLog};
 use crate::arch::{Arch, Machine};
@@ -19,6 +19,8 @@ use crate::frames::{Exhausted, Frames, reserve};
 use crate::mutants::{self, Mutant};
 use crate::vm::Vm;
 use crate::vm::address_space::AllTlbs;
+
+mod eager;
 
 /// Pages that are copied or compared in one step.
 const PAGES_AT_ONCE: usize = 64;
@@ -394,40 +396,6 @@ impl Session {
         }
         self.job = Some(Job::Compare { page: page + (end - from), comparison });
         None
-    }
-
-    /// Splits large pages before the guest writes to them, as many as the pace allows.
-    fn split_ahead(&mut self, vm: &Vm, tlbs: &AllTlbs<'_>) {
-        let Phase::Splitting { slot, from, pace, splits } = &mut self.phase else { return };
-        let slots = vm.memory.dirty_state().slots();
-        let Some(place) = slots.get(*slot) else {
-            self.phase = Phase::Logging { splits: *splits };
-            return;
-        };
-        let allowed = pace.as_mut().map_or(BATCH as u64, |pace| pace.allowed(Machine::now()).min(BATCH as u64));
-        if allowed == 0 {
-            return;
-        }
-        let tables = vm.memory.tables();
-        if allowed > self.spare.count() && self.spare.fill(tables, allowed).is_err() {
-            // The rest is split when it is written, or not at all.
-            self.phase = Phase::Logging { splits: *splits };
-            return;
-        }
-        let before = self.spare.count();
-        let log = place.log(Policy::Eager, self.source);
-        let (stale, next) = log.split_ahead(vm.memory.walk(tlbs, &walk(vm)), *from, &mut self.spare);
-        stale.pay(tlbs);
-        let used = before - self.spare.count();
-        *splits += used;
-        if let Some(pace) = pace {
-            pace.spend(used);
-        }
-        *from = next;
-        if next >= place.range.end() {
-            *slot += 1;
-            *from = slots.get(*slot).map_or(next, |slot| slot.range.start);
-        }
     }
 
     /// Lets the guest write freely to a slot again.

@@ -18,7 +18,8 @@ use crate::arch::x86_64::host::processor::has_protection_keys;
 use crate::layout::OwnPages;
 use crate::vcpu::Tally;
 use crate::vcpu::run::Running;
-use crate::vm::memory::{Memory, Protected};
+use crate::vm::memory::Memory;
+use crate::vm::rivals::write_protect::Protected;
 
 pub(crate) use emulator::Decoded;
 

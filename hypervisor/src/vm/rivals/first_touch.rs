@@ -1,0 +1,35 @@
+//! Memory that is mapped when the guest touches it: shows what such faults cost.
+
+use addr::Gpa;
+use stage2::{Access, MapError};
+
+use crate::vcpu::run::Running;
+use crate::vm::address_space::AllTlbs;
+use crate::vm::fault::{Problem, Resolved, count_stall};
+
+/// Tables that mapping one page can take: all below the root.
+const TABLES_FOR_A_PAGE: u64 = 3;
+
+/// Maps the page that holds `gpa`, in this region, where memory is mapped when it is touched.
+// Not inlined, so that other exits do not need its stack space.
+#[inline(never)]
+pub(in crate::vm) fn populate(run: &mut Running<'_>, region: u32, gpa: Gpa, level: u32) -> Resolved {
+    let memory = &run.vm.memory;
+    let Some(hpa) = memory.host_page(region, gpa, level) else { return Resolved::End(Problem::NotMapped) };
+    let (tables, spare) = (memory.tables(), &mut run.owner.fault_state.spare);
+    let (tlbs, walking) = (AllTlbs::of(run.vm), memory.announce(run.cpu.id));
+    let populated = memory.walk(&tlbs, &walking).populate(spare, gpa, hpa, level, Access::ALL);
+    drop(walking);
+    let resolved = match populated {
+        Ok(()) => {
+            run.tally.add(|count| &count.pages_populated, 1);
+            Resolved::Again
+        }
+        // The guest retries, and finds a table.
+        Err(MapError::OutOfTables) if spare.fill(tables, TABLES_FOR_A_PAGE).is_ok() => Resolved::Again,
+        Err(MapError::OutOfTables) => Resolved::End(Problem::OutOfTables),
+        Err(_) => Resolved::End(Problem::NotMapped),
+    };
+    count_stall(run);
+    resolved
+}
