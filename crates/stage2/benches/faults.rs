@@ -72,6 +72,15 @@ impl Pages for Pool {
     fn write_private(&self, cell: Cell, bits: u64) {
         self.entry(cell).store(bits, Ordering::Relaxed);
     }
+    #[inline]
+    fn fill_private(&self, table: Hpa, count: usize, first: u64, step: u64) {
+        let number = usize::try_from((table.0 - START) / PAGE_BYTES).expect("a table of ours");
+        let mut bits = first;
+        for entry in self.tables[number].iter().take(count) {
+            entry.store(bits, Ordering::Relaxed);
+            bits += step;
+        }
+    }
 }
 
 impl Tlb for Pool {

@@ -74,6 +74,17 @@ pub trait Pages {
 
     /// Writes an entry of a table that is in no tree, so no other processor reads it.
     fn write_private(&self, cell: Cell, bits: u64);
+
+    /// Writes the first `count` entries of such a table: `first`, and each next one larger by `step`. A split does
+    /// this, so a pool that looks the table up once makes splits cheaper.
+    #[inline]
+    fn fill_private(&self, table: Hpa, count: usize, first: u64, step: u64) {
+        let mut bits = first;
+        for index in 0..count {
+            self.write_private(Cell::new(table, index), bits);
+            bits += step;
+        }
+    }
 }
 
 /// The TLBs of all processors that may run the guest.

@@ -146,12 +146,9 @@ impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
         let link = self.format().table(table);
         let part_level = begun.level - 1;
         let build = |bits| {
-            let mut part = dress.part(self.format(), part_level, self.format().part(bits, part_level, 0));
-            for number in 0..entries::<F>() {
-                self.pages.write_private(Cell::new(table, number), part);
-                // Parts are adjacent and differ in nothing else.
-                part += span::<F>(part_level);
-            }
+            let first = dress.part(self.format(), part_level, self.format().part(bits, part_level, 0));
+            // Parts are adjacent and differ in nothing else.
+            self.pages.fill_private(table, entries::<F>(), first, span::<F>(part_level));
         };
 
         let mut bits = begun.bits;

@@ -86,12 +86,25 @@ impl TablePool {
     /// The entry at this place, or the one to which the mask maps it: as if the run repeated through all addresses.
     #[inline]
     fn entry(&self, cell: Cell) -> &AtomicU64 {
-        let (run, hpa) = (&self.run, cell.hpa());
-        debug_assert!(hpa.0.wrapping_sub(run.hpa().0) < run.bytes(), "{hpa}: a tree names only tables of its own pool");
-        let entry = (self.base.0 + (hpa.0 & self.mask)) as *const AtomicU64;
+        let entry = self.address(cell.hpa()) as *const AtomicU64;
         // SAFETY: the run is ours as long as the pool lives, and present in the direct map. The masked offset is below
         // its length and a multiple of 8. Rust code accesses it only through atomics.
         unsafe { &*entry }
+    }
+
+    /// All entries of a table.
+    #[inline]
+    fn entries(&self, table: Hpa) -> &[AtomicU64; ENTRIES] {
+        let first = self.address(table.page(PageSize::Size4K)) as *const [AtomicU64; ENTRIES];
+        // SAFETY: as in `entry`. The run consists of whole pages, so all of the table's page is in it.
+        unsafe { &*first }
+    }
+
+    #[inline]
+    fn address(&self, hpa: Hpa) -> u64 {
+        let run = &self.run;
+        debug_assert!(hpa.0.wrapping_sub(run.hpa().0) < run.bytes(), "{hpa}: a tree names only tables of its own pool");
+        self.base.0 + (hpa.0 & self.mask)
     }
 }
 
@@ -105,7 +118,7 @@ impl Pages for TablePool {
             let next = self.entry(Cell::new(table, 0)).load(Ordering::Relaxed);
             (free.used, free.used_count) = ((next != 0).then_some(Hpa(next)), free.used_count - 1);
             drop(free);
-            (0..ENTRIES).for_each(|index| self.entry(Cell::new(table, index)).store(0, Ordering::Relaxed));
+            self.entries(table).iter().for_each(|entry| entry.store(0, Ordering::Relaxed));
             trace::note(|| TraceEvent::Allocate { table, count: 1 });
             return Some(table);
         }
@@ -145,6 +158,16 @@ impl Pages for TablePool {
     #[inline]
     fn write_private(&self, cell: Cell, bits: u64) {
         trace::step(|| self.entry(cell).store(bits, Ordering::Relaxed), |()| Some(TraceEvent::Store { cell, bits }));
+    }
+
+    #[inline]
+    fn fill_private(&self, table: Hpa, count: usize, first: u64, step: u64) {
+        let mut bits = first;
+        for (index, entry) in self.entries(table).iter().enumerate().take(count) {
+            let cell = Cell::new(table, index);
+            trace::step(|| entry.store(bits, Ordering::Relaxed), |()| Some(TraceEvent::Store { cell, bits }));
+            bits += step;
+        }
     }
 }
 
