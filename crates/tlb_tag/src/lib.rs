@@ -50,6 +50,7 @@ extern crate alloc;
 pub mod by_vm;
 mod cpu;
 mod pool;
+mod rivals;
 mod sync;
 mod tag;
 #[cfg(test)]

@@ -1,7 +1,8 @@
 //! A vCPU's part of a pool, and one entry into its guest. Only the pCPU that runs the vCPU writes it.
 
-use crate::cpu::{CpuTags, FIRST_GENERATION};
+use crate::cpu::CpuTags;
 use crate::pool::Scheme;
+use crate::rivals::FIRST_GENERATION;
 use crate::tag::Tag;
 
 /// What an entry must flush before the guest's first instruction.
@@ -25,17 +26,17 @@ pub struct VcpuTags {
     home: Option<u32>,
     /// Index of its tag on the pCPU where it arrived last.
     index: u32,
-    tag: Tag,
+    pub(crate) tag: Tag,
     /// The generation of `tag`; [`VOID`] if it has none.
-    generation: u64,
+    pub(crate) generation: u64,
     /// The VM's epoch that its entries are from, with [`SEEN`]; [`VOID`] if they must all be flushed.
-    seen: u64,
+    pub(crate) seen: u64,
     /// Since its last entry the vCPU got another tag.
     moved: bool,
 }
 
 /// No generation, and with [`SEEN`] no epoch, is zero.
-const VOID: u64 = 0;
+pub(crate) const VOID: u64 = 0;
 /// Marks an epoch that was seen, so that no epoch equals [`VOID`].
 const SEEN: u64 = 1 << 63;
 
@@ -105,27 +106,6 @@ impl VcpuTags {
         GuestEntry { vcpu: self, cpu, seen, flush, assigned, new_generation: false }
     }
 
-    #[cold]
-    fn enter_generation<'a>(&'a mut self, cpu: &'a mut CpuTags, seen: u64) -> GuestEntry<'a> {
-        if self.seen != seen {
-            if self.seen != VOID {
-                cpu.generations.meet_epoch(seen);
-            }
-            self.seen = seen;
-            self.generation = VOID;
-        }
-        let assigned = self.generation != cpu.generations.current();
-        let mut new_generation = false;
-        if assigned {
-            (self.tag, new_generation) = cpu.generations.assign(cpu.range);
-            self.generation = cpu.generations.current();
-            cpu.counts.assignments += 1;
-            cpu.counts.generations += u64::from(new_generation);
-        }
-        let flush = if cpu.generations.owes_flush() { Flush::Everything } else { Flush::Nothing };
-        GuestEntry { vcpu: self, cpu, seen, flush, assigned, new_generation }
-    }
-
     /// All TLB entries of the vCPU must be flushed before its guest's next instruction.
     #[inline]
     pub fn void(&mut self) {
@@ -159,12 +139,12 @@ impl VcpuTags {
 #[derive(Debug)]
 #[must_use]
 pub struct GuestEntry<'a> {
-    vcpu: &'a mut VcpuTags,
-    cpu: &'a mut CpuTags,
-    seen: u64,
-    flush: Flush,
-    assigned: bool,
-    new_generation: bool,
+    pub(crate) vcpu: &'a mut VcpuTags,
+    pub(crate) cpu: &'a mut CpuTags,
+    pub(crate) seen: u64,
+    pub(crate) flush: Flush,
+    pub(crate) assigned: bool,
+    pub(crate) new_generation: bool,
 }
 
 impl GuestEntry<'_> {
