@@ -74,7 +74,7 @@ mutants! {
     store_that_only_its_processor_knows_is_caught: StoresForOne, TakePages, arm(0, true), Hardware, Adaptive => OLD | TWO;
     table_that_is_linked_before_it_is_written_is_caught: NoRelease, SideBySide, arm(2, true), Hardware, Adaptive => ELSEWHERE | TWO | FREED;
     new_table_that_is_linked_before_it_is_empty_is_caught: NoRelease, FirstTouch, arm(0, false), Hardware, Adaptive => ELSEWHERE | TWO | FREED;
-    vmid_that_two_vms_have_is_caught: SharedVmid, SideBySide, arm(2, true), Hardware, Adaptive => ALIAS | ELSEWHERE;
+    vmid_that_two_vms_have_is_caught: SharedVmid, SideBySide, arm(2, true), Hardware, Adaptive => ALIAS | ELSEWHERE | OLD;
     vmid_that_two_vms_have_is_caught_on_nested_pages: SharedVmid, SideBySide, Rules::Nested, Hardware, Adaptive => ALIAS | ELSEWHERE;
     invalidation_of_the_vm_beside_is_caught: OtherVm, SideBySide, arm(0, true), Hardware, Adaptive => OLD | TWO | FOR_EVER | LOST | EARLY;
     invalidation_of_the_vm_beside_is_caught_on_nested_pages: OtherVm, SideBySide, Rules::Nested, Hardware, Adaptive => OLD | LOST | EARLY;
