@@ -3,16 +3,16 @@
 //! The architecture passes the control word and the place of the input ([`Input`]), and writes the answer into the
 //! guest's registers. Input in memory is copied first, because another vCPU may change it at any time.
 
-use addr::Gpa;
-use hyperv_defs::GvaRanges;
-use hyperv_defs::call::FAST_XMM_BYTES;
-use hyperv_defs::{Answer, Call, Checked, Control, FlushCall, IpiCall, Offered, Refusal, Scope, Status, check};
-use shootdown::{CutOff, Pages, Plan};
+mod budget;
+mod flush;
+mod ipi;
 
-use super::machine::{cpuid, delivery};
-use super::{Arch, Machine};
+use addr::Gpa;
+use hyperv_defs::call::FAST_XMM_BYTES;
+use hyperv_defs::{Answer, Call, Checked, Control, Offered, Refusal, Status, check};
+
+use super::machine::cpuid;
 use crate::vcpu::run::Running;
-use crate::vm::Vm;
 
 /// Where the input of a call is.
 pub(crate) enum Input {
@@ -34,11 +34,6 @@ pub(crate) enum Ended {
     /// Not finished: the guest calls again with this control word. It may take interrupts in between.
     NotYet(Control),
 }
-
-/// Time limit for a list, after which the guest must call again for the rest: 50 µs (TLFS, "Hypercall Continuation").
-const BUDGET_NANOS: u64 = 50_000;
-/// Number of list elements between two reads of the clock.
-const BETWEEN_LOOKS: u16 = 32;
 
 /// Executes a call. It calls `input` for the place of its input only if it needs one.
 pub(crate) fn call(
@@ -78,56 +73,10 @@ fn from_memory<const ROOM: usize>(run: &mut Running<'_>, checked: &Checked, at: 
 
 fn perform(run: &mut Running<'_>, checked: &Checked, input: &[u8]) -> Result<Ended, Status> {
     match checked.parse(input)? {
-        Call::Flush(call) => Ok(flush(run, checked, &call)),
-        Call::Ipi(call) => {
-            send(run.vm, &call);
-            run.tally.add(|count| &count.ipi_calls, 1);
-            Ok(Ended::With(checked.success()))
-        }
+        Call::Flush(call) => Ok(flush::flush(run, checked, &call)),
+        Call::Ipi(call) => Ok(ipi::send(run, checked, &call)),
         Call::SpinWait(_) => Ok(Ended::Spinning(checked.success())),
         // No VM is offered these.
         Call::Partition(_) => Err(Status::AccessDenied),
     }
-}
-
-fn flush(run: &mut Running<'_>, checked: &Checked, call: &FlushCall<'_>) -> Ended {
-    let control = checked.control();
-    let (plan, done) = match &call.scope {
-        Scope::Everything => (Plan::whole(), control.rep_count()),
-        Scope::List(ranges) => plan_for(ranges.clone(), control),
-    };
-
-    run.tally.add(|count| &count.flush_calls, 1);
-    if !plan.is_empty() {
-        let vm = run.vm;
-        vm.memory.flush(&plan, vm.vcpus(), call.targets, Some(run));
-    }
-    if done < control.rep_count() {
-        Ended::NotYet(control.with_rep_start(done))
-    } else {
-        Ended::With(checked.success())
-    }
-}
-
-/// The flush for a list: the part that was read within the time limit, and the number of elements read.
-fn plan_for(ranges: GvaRanges<'_>, control: Control) -> (Plan, u16) {
-    let mut plan = Plan::new(CutOff::default());
-    let started = Machine::now();
-    for (done, pages) in (control.rep_start() + 1..).zip(ranges) {
-        plan.add(Pages::new(pages.first().0, pages.small_pages()));
-        if plan.is_whole() {
-            // More would change nothing.
-            break;
-        }
-        let is_over_budget = || Machine::now().saturating_sub(started) > Machine::nanos_to_ticks(BUDGET_NANOS);
-        if done % BETWEEN_LOOKS == 0 && is_over_budget() {
-            return (plan, done);
-        }
-    }
-    (plan, control.rep_count())
-}
-
-/// Each target gets the interrupt once; those that do not exist get nothing.
-fn send(vm: &Vm, call: &IpiCall<'_>) {
-    delivery::send_fixed(vm, call.vector, call.targets.indices(vm.config.vcpus));
 }
