@@ -4,6 +4,7 @@
 //! messages of the hypervisor, keys, signals, requests of other tools, the end of QEMU, timeouts. Other threads only
 //! wait for one of these events and pass it on, so they share nothing.
 
+mod phase;
 mod verdict;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -38,13 +39,12 @@ use crate::quantity::{MIB, seconds, show_size};
 use crate::share::{Asked, Share};
 use crate::stats::{Snapshot, printable};
 use crate::summary::{Record, VmRecord};
+use phase::{Cut, Phase};
 
 /// Time limit of a run without a terminal.
 const UNWATCHED_LIMIT: Duration = Duration::from_secs(120);
 /// How long the host may take for the last counters, and for ending itself.
 const LAST_WORDS: Duration = Duration::from_secs(5);
-/// How long it may take for the counters of a VM that is cut off.
-const LAST_COUNTERS: Duration = Duration::from_secs(1);
 /// Interval of the loop's periodic checks.
 const TICK: Duration = Duration::from_millis(50);
 /// Bytes of each console that are kept for the report of a failure.
@@ -281,15 +281,15 @@ struct Gathering {
     vcpus: Vec<Option<VcpuCounters>>,
 }
 
-/// Why the loop ended before QEMU did.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Cut {
-    TimeLimit,
-    Signal(i32),
-    /// The control port was closed while QEMU ran.
-    Closed,
-    /// QEMU did not end when it was asked to.
-    Stuck,
+/// The connection to the hypervisor.
+#[derive(Debug)]
+enum Link {
+    /// QEMU has not connected the control port yet.
+    Awaited,
+    Up(UnixStream),
+    Closed {
+        since: Instant,
+    },
 }
 
 /// A run while it is followed.
@@ -307,9 +307,8 @@ struct Session<'a> {
     log: Option<Follower>,
     events: Sender<Event>,
     process: Process,
-    link: Option<UnixStream>,
+    link: Link,
     share: Option<Share>,
-    closed: Option<Instant>,
     next_id: u32,
     asked: HashMap<u32, Asker>,
     gatherings: HashMap<u32, Gathering>,
@@ -317,12 +316,9 @@ struct Session<'a> {
     terminal: Option<RawTerminal>,
     keys: VecDeque<u8>,
     keys_after: Instant,
-    all_over: Option<Instant>,
-    told_to_end: Option<Instant>,
+    phase: Phase,
+    /// Whether the user left the console.
     left: bool,
-    /// Why the run will be cut, and since when the session waits for the last counters.
-    cutting: Option<(Cut, Instant)>,
-    cut: Option<Cut>,
     waiting_was_told: bool,
     log_path: &'a Path,
 }
@@ -364,9 +360,8 @@ impl<'a> Session<'a> {
             log: args.log.then(|| Follower::new(log_path)),
             events,
             process,
-            link: None,
+            link: Link::Awaited,
             share: None,
-            closed: None,
             next_id: 1,
             asked: HashMap::new(),
             gatherings: HashMap::new(),
@@ -374,11 +369,8 @@ impl<'a> Session<'a> {
             terminal: None,
             keys: VecDeque::new(),
             keys_after: Instant::now(),
-            all_over: None,
-            told_to_end: None,
+            phase: Phase::Running,
             left: false,
-            cutting: None,
-            cut: None,
             waiting_was_told: false,
             log_path,
         }
@@ -386,7 +378,7 @@ impl<'a> Session<'a> {
 
     /// Follows the run until QEMU has ended or was killed.
     fn follow(&mut self, events: &Receiver<Event>) {
-        while self.process.ended().is_none() && self.cut.is_none() {
+        while self.process.ended().is_none() && self.phase.cut().is_none() {
             match events.recv_timeout(self.patience()) {
                 Ok(event) => self.meet(event),
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
@@ -395,9 +387,9 @@ impl<'a> Session<'a> {
         }
 
         // The last messages of the hypervisor may still be on their way from the thread that reads them.
-        if self.cut.is_none() {
+        if self.phase.cut().is_none() {
             let deadline = Instant::now() + LAST_WORDS;
-            while self.link.is_some() && self.closed.is_none() {
+            while matches!(self.link, Link::Up(_)) {
                 match events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
                     Ok(event) => self.meet(event),
                     Err(_) => break,
@@ -416,7 +408,7 @@ impl<'a> Session<'a> {
 
     fn patience(&self) -> Duration {
         match self.deadline {
-            Some((deadline, _)) if self.cutting.is_none() => {
+            Some((deadline, _)) if self.phase.has_limit() => {
                 TICK.min(deadline.saturating_duration_since(Instant::now()))
             }
             _ => TICK,
@@ -429,20 +421,15 @@ impl<'a> Session<'a> {
         self.send_keys();
 
         let now = Instant::now();
-        if self.deadline.is_some_and(|(deadline, _)| now >= deadline) {
-            self.cut_soon(Cut::TimeLimit);
+        let is_late = self.deadline.is_some_and(|(deadline, _)| now >= deadline);
+        if is_late && self.phase.cut_soon(Cut::TimeLimit, now) {
+            self.gather_last();
         }
-        if let Some((why, since)) = self.cutting
-            && (self.gatherings.is_empty() || now > since + LAST_COUNTERS)
-        {
-            self.cut.get_or_insert(why);
-        }
-        if self.closed.is_some_and(|since| now > since + LAST_WORDS) {
-            self.cut.get_or_insert(Cut::Closed);
-        }
-        if self.told_to_end.is_some_and(|since| now > since + LAST_WORDS) {
-            self.cut.get_or_insert(Cut::Stuck);
-        }
+        let closed = match self.link {
+            Link::Closed { since } => Some(since),
+            Link::Awaited | Link::Up(_) => None,
+        };
+        self.phase.look(self.gatherings.is_empty(), closed, now);
         if self.record.host.is_none() && !self.waiting_was_told && self.progress.elapsed() > Duration::from_secs(15) {
             self.waiting_was_told = true;
             self.progress.say(&format!("still waiting for the hypervisor; its log: {}", self.log_path.display()));
@@ -450,11 +437,9 @@ impl<'a> Session<'a> {
 
         // The host ends when the last counters of the last VM are here, or overdue.
         let has_guests = self.guests.values().any(|guest| guest.is_running);
-        if self.record.vms.iter().all(VmRecord::is_over) && !has_guests {
-            let since = *self.all_over.get_or_insert(now);
-            if self.gatherings.is_empty() || now > since + LAST_WORDS {
-                self.end_host();
-            }
+        let is_over = self.record.vms.iter().all(VmRecord::is_over) && !has_guests;
+        if is_over && self.phase.over(self.gatherings.is_empty(), now) {
+            self.end_host();
         }
     }
 
@@ -465,9 +450,7 @@ impl<'a> Session<'a> {
             Event::Host(Err(error)) => {
                 self.progress.say(&format!("invalid frame from the hypervisor: {error}"));
             }
-            Event::Closed => {
-                self.closed.get_or_insert(Instant::now());
-            }
+            Event::Closed => self.close(),
             Event::Typed(Typed::Keys(bytes)) => {
                 if self.keys.len() + bytes.len() <= KEPT_BYTES {
                     self.keys.extend(bytes);
@@ -482,25 +465,30 @@ impl<'a> Session<'a> {
                 }
                 self.end_host();
             }
-            Event::Signal(signal) if self.cutting.is_some() => {
-                self.cut.get_or_insert(Cut::Signal(signal));
+            Event::Signal(signal) => {
+                if self.phase.signal(signal, Instant::now()) {
+                    self.gather_last();
+                }
             }
-            Event::Signal(signal) => self.cut_soon(Cut::Signal(signal)),
             Event::Asked(Asked { request, asker }) => {
                 self.ask(request.command, Asker::Tool(asker, request.id));
             }
         }
     }
 
-    /// Cuts the run once the last counters of the running VMs have arrived.
-    fn cut_soon(&mut self, why: Cut) {
-        if self.cutting.is_none() {
-            self.cutting = Some((why, Instant::now()));
-            for vm in 0..self.vms.len() {
-                if self.record.vms[vm].started_ns.is_some() && !self.record.vms[vm].is_over() {
-                    self.gather(vm, false);
-                }
+    /// Asks for the last counters of the running VMs, because the run will be cut.
+    fn gather_last(&mut self) {
+        for vm in 0..self.vms.len() {
+            if self.record.vms[vm].started_ns.is_some() && !self.record.vms[vm].is_over() {
+                self.gather(vm, false);
             }
+        }
+    }
+
+    /// The control port is of no use any more.
+    fn close(&mut self) {
+        if !matches!(self.link, Link::Closed { .. }) {
+            self.link = Link::Closed { since: Instant::now() };
         }
     }
 
@@ -509,7 +497,7 @@ impl<'a> Session<'a> {
         match reader {
             Ok(reader) => {
                 control::listen(reader, self.events.clone(), Event::Host, Event::Closed);
-                self.link = Some(stream);
+                self.link = Link::Up(stream);
                 // Other tools may connect from now on; earlier no host could answer.
                 match Share::open(&self.events, Event::Asked) {
                     Ok(share) => self.share = Some(share),
@@ -518,7 +506,7 @@ impl<'a> Session<'a> {
             }
             Err(error) => {
                 self.progress.say(&format!("cannot use the control port: {error}"));
-                self.closed.get_or_insert(Instant::now());
+                self.close();
             }
         }
     }
@@ -609,7 +597,7 @@ impl<'a> Session<'a> {
             VmEvent::Started => {
                 guest.is_running = true;
                 // The run is not over, even if all earlier VMs have ended.
-                self.all_over = None;
+                self.phase.go_on();
                 self.progress.say(&format!("vm \"{name}\": started by a command"));
             }
             VmEvent::Stopped { reason, detail } => {
@@ -736,7 +724,7 @@ impl<'a> Session<'a> {
 
     /// Asks the hypervisor; the reply goes to `asker`.
     fn ask(&mut self, command: Command, asker: Asker) {
-        let Some(link) = &mut self.link else {
+        let Link::Up(link) = &mut self.link else {
             if let Asker::Tool(stream, _) = asker {
                 // Closing the connection is the answer: the host is gone. The other side may have closed it already.
                 let _ = stream.shutdown(Shutdown::Both);
@@ -751,8 +739,7 @@ impl<'a> Session<'a> {
             }
             Err(_) => {
                 // A request cut short would spoil the next; nothing more is sent.
-                self.closed.get_or_insert(Instant::now());
-                self.link = None;
+                self.close();
             }
         }
     }
@@ -798,7 +785,7 @@ impl<'a> Session<'a> {
 
     /// Asks for all counters of a VM. Those of the moment of its hello (`at_hello`) are kept separately.
     fn gather(&mut self, vm: usize, at_hello: bool) {
-        if self.link.is_none() {
+        if !matches!(self.link, Link::Up(_)) {
             return;
         }
         let number = self.next_gathering;
@@ -828,11 +815,10 @@ impl<'a> Session<'a> {
     }
 
     fn end_host(&mut self) {
-        if self.told_to_end.is_some() {
+        if !self.phase.tell(Instant::now()) {
             return;
         }
-        self.told_to_end = Some(Instant::now());
-        let Some(link) = &mut self.link else { return };
+        let Link::Up(link) = &mut self.link else { return };
         // If this fails, the time limit ends, and QEMU is killed.
         let _ = control::send(link, &Request { id: 0, command: Command::PowerOff });
     }

@@ -47,7 +47,7 @@ impl Session<'_> {
     /// The failure of the host, if there is one.
     fn judge_host(&mut self, files: &Files) -> Option<Failure> {
         let Files { log, messages, .. } = files;
-        match self.cut {
+        match self.phase.cut() {
             Some(Cut::TimeLimit) => {
                 let limit = self.deadline.map_or(Duration::ZERO, |(_, limit)| limit);
                 let what =
@@ -71,7 +71,7 @@ impl Session<'_> {
         }
 
         let status = self.process.wait(LAST_WORDS)?;
-        let done = self.told_to_end.is_some();
+        let done = self.phase.is_told();
         // A machine without an exit status prints it in its log.
         let told = || last_lines(log, 1).first().and_then(|line| told_status(line));
         let code = match status.code() {
