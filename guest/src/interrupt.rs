@@ -35,6 +35,14 @@ static TAKEN: [Taken; MAX_CPUS] = [const {
     }
 }; MAX_CPUS];
 
+/// Ticks that the handler of [`COUNTED`] takes, with interrupts off.
+static LINGERS: AtomicU64 = AtomicU64::new(0);
+
+/// From now on the handler of [`COUNTED`] takes so many ticks.
+pub(crate) fn let_counted_linger(ticks: u64) {
+    LINGERS.store(ticks, Ordering::SeqCst);
+}
+
 /// Interrupts that CPU `cpu` has taken so far.
 pub(crate) fn taken(cpu: usize) -> &'static Taken {
     &TAKEN[cpu]
@@ -56,6 +64,9 @@ pub(crate) fn handle(vector: u8) {
         SHOOTDOWN => shootdown::serve(cpu),
         COUNTED => {
             taken.counted.fetch_add(1, Ordering::Release);
+            let start = tsc::now();
+            // Without PAUSE, which may be more than a moment's rest for an emulator.
+            while tsc::now().wrapping_sub(start) < LINGERS.load(Ordering::Relaxed) {}
         }
         MAILBOX..=LAST_MAILBOX => mixed::collect(cpu, usize::from(vector - MAILBOX)),
         _ => {

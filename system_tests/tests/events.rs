@@ -62,3 +62,12 @@ fn events_come_in_the_order_and_at_the_places_of_a_machine_without_a_hypervisor(
         }
     }
 }
+
+#[test]
+fn interrupt_is_delivered_once_although_timers_of_the_emulator_expire_in_its_handler() {
+    let toml = measuring_vm("measuring", 1, "experiments=long-handler");
+    let clock = ["--json", "--accel=tcg", "--qemu-arg=-icount", "--qemu-arg=shift=0,sleep=off"];
+    let json = dunlin_run_vms(120, &toml, &clock).expect_status(0).json();
+    let output = vm(&json, "measuring")["output"].as_str().unwrap_or_default();
+    assert!(output.contains("done experiments=1 failures=0"), "{output}");
+}

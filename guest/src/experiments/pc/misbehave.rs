@@ -7,6 +7,7 @@ use crate::arch::{apic, control, cpu_local, interrupts, power, tsc, window};
 use crate::cpu;
 use crate::experiments::misbehave::name;
 use crate::experiments::{Context, Outcome};
+use crate::interrupt;
 use crate::record::record;
 
 fn raised<T>(seen: &Result<T, Fault>, vector: u8) -> bool {
@@ -145,6 +146,24 @@ pub(super) fn nested_event(context: &Context) -> Outcome {
         apic::end_of_interrupt(interrupts::WINDOW_STACK);
     }
     window::serve_demand(cpu, false);
+    Outcome::Done { failures }
+}
+
+pub(super) fn long_handler(context: &Context) -> Outcome {
+    let counted = || interrupt::taken(cpu_local::index()).counted.load(Ordering::Acquire);
+    let mut failures = 0;
+    // Longer than the period of any timer of the machine underneath.
+    interrupt::let_counted_linger(tsc::ticks(30_000));
+    for _ in 0..context.settings.iterations.unwrap_or(10) {
+        let before = counted();
+        apic::send_self(interrupt::COUNTED);
+        cpu::wait_until(tsc::ticks(1_000_000), || counted() != before);
+        let times = counted() - before;
+        let seen = format_args!("{times}-interrupts");
+        failures += context.expect("long-handler", format_args!("self-ipi"), "one-interrupt", seen, times == 1);
+    }
+    interrupt::let_counted_linger(0);
+    record!("record", experiment = "long-handler", failures = failures);
     Outcome::Done { failures }
 }
 

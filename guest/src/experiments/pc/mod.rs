@@ -18,7 +18,7 @@ mod round_trip;
 use super::{Experiment, by_default, on_request};
 
 /// All of them, in the order in which they run by default.
-pub(super) const EXPERIMENTS: [Experiment; 51] = [
+pub(super) const EXPERIMENTS: [Experiment; 52] = [
     by_default("cpuid", "CPUID leaf 0", round_trip::cpuid_0),
     by_default("cpuid-1", "CPUID leaf 1", round_trip::cpuid_1),
     by_default("rdmsr", "RDMSR of APIC_BASE", round_trip::rdmsr),
@@ -61,6 +61,11 @@ pub(super) const EXPERIMENTS: [Experiment; 51] = [
     on_request("pci-doors", "PCI's configuration spaces by ports and by memory: the same bytes", pci::doors),
     on_request("pci-fuzz", "the same after random accesses of all forms", pci::fuzz),
     on_request("hypercall-fuzz", "hypercalls with random numbers and arguments", fuzz::hypercalls),
+    on_request(
+        "long-handler",
+        "a handler of 30 ms with interrupts off: its interrupt must not come again meanwhile",
+        misbehave::long_handler,
+    ),
     on_request("init-self-other", "INIT to CPU 1 while it works, then SIPI: it must come back", misbehave::init_other),
     on_request("hypercall-flush", "what a flush hypercall costs, of this CPU and of halted others", flush_cost::run),
     on_request("hv-discovery", "Hyper-V interface, cases A: CPUID leaves and MSRs", hyperv::discovery::run),

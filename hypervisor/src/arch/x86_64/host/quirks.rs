@@ -51,6 +51,19 @@ pub(crate) fn loses_interrupt_shadow() -> bool {
     is_emulated()
 }
 
+/// Whether a CPU may deliver an injected interrupt again before the guest's next exit, also with interrupts off.
+///
+/// - Seen in: 7.2. The source of 10 is the same there.
+/// - Symptom: VMRUN delivers an interrupt at once, but leaves its vector where the main loop looks for an exception
+///   (`helper_vmrun`). If that loop is entered before the next exit, it delivers the vector again. With `-icount` it is
+///   entered whenever a timer expires; without, once in 30 000 interrupts.
+/// - Decision: an interrupt goes in as a software interrupt, where that makes no difference
+///   (docs/decisions/0018-repeated-interrupts.md).
+/// - Goes: when every supported version forgets the vector.
+pub(crate) fn repeats_interrupts() -> bool {
+    is_emulated()
+}
+
 /// Number of ASIDs to manage, of which the processor reports `reported`.
 ///
 /// - Seen in: 7.2.

@@ -8,6 +8,7 @@ use x86_defs::registers::{cr0, vector};
 use x86_defs::vmcb::{EventKind, IntCtl, Intercept1, Vmcb, VmcbEvent};
 use x86_events::{Event, Exception};
 
+use super::repeated;
 use super::vcpu::{CR8, Vcpu};
 use crate::arch::x86_64::backend::Injection;
 use crate::arch::x86_64::host::quirks::EXITS_AT_CR8_IN_A_WINDOW;
@@ -37,15 +38,25 @@ impl Injection for Vcpu {
 
     fn take_interrupted(&mut self) -> Option<Event> {
         let interrupted = core::mem::replace(&mut self.vmcb.control.exit_int_info, VmcbEvent::NONE);
+        let interrupted = repeated::unmask(interrupted, self.vmcb.save.rip, self.disguised.take());
         interrupted.is_valid().then(|| read(interrupted)).flatten()
     }
 
     #[inline]
     fn inject_interrupt(&mut self, vector: u8) {
-        self.vmcb.control.event_inj = VmcbEvent::interrupt(vector);
+        if self.repeats_interrupts {
+            self.disguised = repeated::inject(&mut self.vmcb, vector);
+        } else {
+            self.vmcb.control.event_inj = VmcbEvent::interrupt(vector);
+        }
     }
 
     fn inject(&mut self, event: Event) {
+        if let (Event::Interrupt(vector), true) = (event, self.repeats_interrupts) {
+            self.disguised = repeated::inject(&mut self.vmcb, vector);
+            self.vmcb.control.interrupt_shadow = 0;
+            return;
+        }
         let Vmcb { control, save, .. } = &mut *self.vmcb;
         control.event_inj = write(event, save.cr0 & cr0::PE != 0);
         if super::features().next_rip {

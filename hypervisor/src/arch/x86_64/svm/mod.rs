@@ -11,6 +11,7 @@ mod exit;
 mod format;
 mod gif;
 mod old_code;
+mod repeated;
 pub(crate) mod tags;
 pub(crate) mod tlb;
 mod vcpu;

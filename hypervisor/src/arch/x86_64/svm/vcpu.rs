@@ -13,6 +13,7 @@ use x86_defs::registers::efer;
 use x86_defs::vmcb::{ControlArea, IntCtl, Intercept1, Intercept2, Intercept3, TlbControl, Vmcb};
 use x86_emulate::{Segment, SegmentRegister};
 
+use super::repeated::Disguised;
 use super::{Host, entry, events, hpa_of, permission_maps};
 use crate::arch::trace::{self, TraceEvent};
 use crate::arch::x86_64::backend::{Exit, WorldSwitch};
@@ -29,6 +30,10 @@ pub(crate) struct Vcpu {
     pub(super) loses_shadow: bool,
     /// INTN if INT instructions must be checked, see [`old_code`](super::old_code); else empty.
     looks_at: Intercept1,
+    /// This machine may deliver an interrupt twice, see [`repeated`](super::repeated).
+    pub(super) repeats_interrupts: bool,
+    /// The last interrupt that went in, if it did so as a software interrupt.
+    pub(super) disguised: Option<Disguised>,
 }
 
 /// CR4 and CR8 among the intercepts of control registers.
@@ -68,7 +73,14 @@ impl WorldSwitch for Vcpu {
 
         let vmcb_hpa = hpa_of(&*vmcb);
         let looks_at = if quirks::may_keep_old_code() { Intercept1::INTN } else { Intercept1::empty() };
-        Self { vmcb, vmcb_hpa, loses_shadow: quirks::loses_interrupt_shadow(), looks_at }
+        Self {
+            vmcb,
+            vmcb_hpa,
+            loses_shadow: quirks::loses_interrupt_shadow(),
+            looks_at,
+            repeats_interrupts: quirks::repeats_interrupts(),
+            disguised: None,
+        }
     }
 
     fn own_pages(&self) -> OwnPages {
