@@ -9,8 +9,8 @@
 //!
 //! Unsafe code is only in this folder. Both architectures share these files: [`ram`] wraps host memory and needs only
 //! their `paging::direct_map`. [`guest_ram`] wraps a VM's memory, [`block`] a CPU's own pages, [`control_port`] the
-//! device of the control port. `ticks` converts them to time, and `stack` finds return addresses for a report.
-//! [`trace`] records stage-2 changes in debug builds.
+//! device of the control port. `ticks` converts them to time, `mappings` adds to the hypervisor's own address space,
+//! and `stack` finds return addresses for a report. [`trace`] records stage-2 changes in debug builds.
 
 pub(crate) mod block;
 mod contract;
@@ -21,6 +21,8 @@ pub(crate) mod fake;
 pub(crate) mod guest_ram;
 #[cfg(any(test, target_arch = "x86_64"))]
 mod hypercall;
+#[cfg(not(test))]
+mod mappings;
 pub(crate) mod ram;
 mod stack;
 pub(crate) mod tables;

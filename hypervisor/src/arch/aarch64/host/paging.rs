@@ -25,19 +25,16 @@ use addr::{Hpa, HpaRange, Hva, PAGE_BYTES};
 use spin::Mutex;
 
 use crate::arch::aarch64::register::{isb, write_register};
+use crate::arch::mappings::{DIRECT_MAP_END, clamp};
+pub(crate) use crate::arch::mappings::{direct_map, direct_map_inverse, is_guard, map_mmio, map_stack};
 use crate::frames::Frames;
 use crate::memory_map::MemoryMap;
 
-const DIRECT_MAP: u64 = 0x4000_0000_0000;
-const MMIO: u64 = 0x8000_0000_0000;
-const STACKS: u64 = 0xc000_0000_0000;
+pub(in crate::arch) const DIRECT_MAP: u64 = 0x4000_0000_0000;
+pub(in crate::arch) const MMIO: u64 = 0x8000_0000_0000;
+pub(in crate::arch) const STACKS: u64 = 0xc000_0000_0000;
 /// Where the image is linked, as in the linker script.
 pub(super) const IMAGE: u64 = 0xffff_8000_0000;
-
-/// First HPA that has no place in the direct map; RAM from there on is not used.
-const DIRECT_MAP_END: Hpa = Hpa(MMIO - DIRECT_MAP);
-/// First HPA that has no place in the window for device registers.
-const MMIO_END: Hpa = Hpa(STACKS - MMIO);
 
 const fn normal() -> El23Attributes {
     // With one privilege level the bit that lets user mode in is one.
@@ -49,8 +46,8 @@ const fn normal() -> El23Attributes {
 }
 const TEXT: El23Attributes = normal().union(El23Attributes::READ_ONLY);
 const CONSTANT: El23Attributes = TEXT.union(El23Attributes::XN);
-const DATA: El23Attributes = normal().union(El23Attributes::XN);
-const DEVICE: El23Attributes = El23Attributes::VALID
+pub(in crate::arch) const DATA: El23Attributes = normal().union(El23Attributes::XN);
+pub(in crate::arch) const DEVICE: El23Attributes = El23Attributes::VALID
     .union(El23Attributes::ACCESSED)
     .union(El23Attributes::USER_RES1)
     .union(El23Attributes::XN)
@@ -63,9 +60,6 @@ pub(super) static ROOT: AtomicU64 = AtomicU64::new(0);
 /// HPA of the image.
 static IMAGE_HPA: AtomicU64 = AtomicU64::new(0);
 
-/// Where the next stack's lower guard page goes.
-static NEXT_STACK: AtomicU64 = AtomicU64::new(STACKS);
-
 /// The tables.
 static TREE: Mutex<Option<Tree>> = Mutex::new(None);
 
@@ -73,18 +67,6 @@ struct Tree(RootTable<El2, Tables>);
 
 // SAFETY: the tables behind its pointers belong to it alone, whichever pCPU has it.
 unsafe impl Send for Tree {}
-
-/// Where the direct map has the byte at `hpa`, provided it is RAM outside of the image.
-#[inline(always)]
-pub(crate) const fn direct_map(hpa: Hpa) -> Hva {
-    Hva(hpa.0.wrapping_add(DIRECT_MAP))
-}
-
-/// The HPA of an address in the direct map.
-#[inline(always)]
-pub(crate) const fn direct_map_inverse(hva: Hva) -> Hpa {
-    Hpa(hva.0.wrapping_sub(DIRECT_MAP))
-}
 
 /// The HPA of an address in the image.
 pub(super) fn image_hpa(hva: Hva) -> Hpa {
@@ -151,31 +133,6 @@ pub(super) fn activate() {
     isb();
 }
 
-/// Maps device registers. Mapping the same ones again is harmless.
-///
-/// # Panics
-/// When there is no memory for tables, or the address is beyond the 64 TiB that have a place.
-pub(crate) fn map_mmio(start: Hpa, bytes: u64) -> Hva {
-    let range = HpaRange::new(start, bytes).filter(|range| range.end() <= MMIO_END);
-    let range = whole_pages(&range.unwrap_or_else(|| panic!("device registers at {start} cannot be mapped")));
-    add(Hva(MMIO + range.start.0), range, DEVICE);
-    Hva(MMIO + start.0)
-}
-
-/// Makes a stack of `bytes` with unmapped pages at both ends and gives its top.
-///
-/// # Panics
-/// When there is no memory for it: stacks are made at boot only.
-pub(crate) fn map_stack(bytes: u64) -> Hva {
-    let bottom = NEXT_STACK.fetch_add(bytes + PAGE_BYTES, Ordering::Relaxed) + PAGE_BYTES;
-    let frames = Frames::allocate(bytes, PAGE_BYTES).expect("memory for a stack");
-    let range = HpaRange::new(frames.hpa(), frames.bytes()).expect("RAM is within the address space");
-    // The stack is never given back.
-    core::mem::forget(frames);
-    add(Hva(bottom), range, DATA);
-    Hva(bottom + bytes)
-}
-
 /// Whether the byte at `address` is mapped. Takes no lock, so that a panic may ask.
 pub(crate) fn is_mapped(address: Hva) -> bool {
     const ADDRESS: u64 = 0x0000_ffff_ffff_f000;
@@ -201,18 +158,13 @@ pub(crate) fn is_mapped(address: Hva) -> bool {
     true
 }
 
-/// Whether `address` is in the unmapped page below a stack.
-pub(super) fn is_guard(address: Hva) -> bool {
-    address.0 >= STACKS && address.0 < NEXT_STACK.load(Ordering::Relaxed) && !is_mapped(address)
-}
-
 /// Whether `address` is text of the hypervisor.
 pub(super) fn is_text(address: u64) -> bool {
     text().contains(image_hpa(Hva(address)))
 }
 
 /// Adds a mapping to the tables in use.
-fn add(virt: Hva, range: HpaRange, flags: El23Attributes) {
+pub(in crate::arch) fn add(virt: Hva, range: HpaRange, flags: El23Attributes) {
     let mut tree = TREE.lock();
     let Tree(root) = tree.as_mut().expect("made before anything is added");
     // A later mapping of a part of a block would split it while it is in use.
@@ -227,16 +179,6 @@ fn map(root: &mut RootTable<El2, Tables>, virt: Hva, range: HpaRange, flags: El2
     let region = MemoryRegion::new(native(virt.0), native(virt.0 + range.bytes()));
     let mapped = root.map_range(&region, PhysicalAddress(native(range.start.0)), flags, constraints);
     assert!(mapped.is_ok(), "the tables cover all that has a place in the layout");
-}
-
-fn whole_pages(range: &HpaRange) -> HpaRange {
-    let start = range.start.page(addr::PageSize::Size4K);
-    HpaRange::new(start, (range.end().0 - start.0).next_multiple_of(PAGE_BYTES)).expect("checked by the caller")
-}
-
-fn clamp(range: &HpaRange, end: Hpa) -> HpaRange {
-    let bytes = range.bytes().min(end.0.saturating_sub(range.start.0));
-    HpaRange::new(range.start, bytes).expect("shorter than a range that exists")
 }
 
 /// An address as the target counts them.

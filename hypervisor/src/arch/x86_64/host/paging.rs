@@ -31,46 +31,30 @@ use x86_defs::msr;
 
 use super::boot;
 use super::processor::leaf;
+use crate::arch::mappings::{DIRECT_MAP_END, clamp, whole_pages};
+pub(crate) use crate::arch::mappings::{direct_map, direct_map_inverse, is_guard, map_mmio, map_stack};
 use crate::frames::{Exhausted, Frames};
 use crate::memory_map::{MemoryMap, Ranges};
 
-const DIRECT_MAP: u64 = 0xffff_8000_0000_0000;
-pub(super) const MMIO: u64 = 0xffff_c000_0000_0000;
-const STACKS: u64 = 0xffff_e000_0000_0000;
+pub(in crate::arch) const DIRECT_MAP: u64 = 0xffff_8000_0000_0000;
+pub(in crate::arch) const MMIO: u64 = 0xffff_c000_0000_0000;
+pub(in crate::arch) const STACKS: u64 = 0xffff_e000_0000_0000;
 /// Virtual minus physical address of the image, as in the linker script.
 pub(super) const IMAGE_OFFSET: u64 = 0xffff_ffff_8000_0000;
 
-/// First HPA that has no place in the direct map; RAM from there on is not used.
-const DIRECT_MAP_END: Hpa = Hpa(MMIO - DIRECT_MAP);
-/// First HPA that has no place in the window for device registers.
-const MMIO_END: Hpa = Hpa(STACKS - MMIO);
-
-const DATA: PageTableFlags = PageTableFlags::PRESENT.union(PageTableFlags::WRITABLE).union(PageTableFlags::NO_EXECUTE);
+pub(in crate::arch) const DATA: PageTableFlags =
+    PageTableFlags::PRESENT.union(PageTableFlags::WRITABLE).union(PageTableFlags::NO_EXECUTE);
 const CONSTANT: PageTableFlags = PageTableFlags::PRESENT.union(PageTableFlags::NO_EXECUTE);
 const TEXT: PageTableFlags = PageTableFlags::PRESENT;
 /// PCD and PWT choose entry 3 of the PAT, which is "uncacheable" after reset (APM vol. 2, 7.8.2).
-const DEVICE: PageTableFlags = DATA.union(PageTableFlags::NO_CACHE).union(PageTableFlags::WRITE_THROUGH);
+pub(in crate::arch) const DEVICE: PageTableFlags =
+    DATA.union(PageTableFlags::NO_CACHE).union(PageTableFlags::WRITE_THROUGH);
 
 /// HPA of the top-level table. Read by the other pCPUs on their way up.
 pub(super) static ROOT: AtomicU64 = AtomicU64::new(0);
 
-/// Where the next stack's lower guard page goes.
-static NEXT_STACK: AtomicU64 = AtomicU64::new(STACKS);
-
 /// Held while mappings are added.
 static CHANGES: Mutex<()> = Mutex::new(());
-
-/// Where the direct map has the byte at `hpa`, provided it is RAM outside of the image.
-#[inline(always)]
-pub(crate) const fn direct_map(hpa: Hpa) -> Hva {
-    Hva(hpa.0.wrapping_add(DIRECT_MAP))
-}
-
-/// The HPA of an address in the direct map.
-#[inline(always)]
-pub(crate) const fn direct_map_inverse(hva: Hva) -> Hpa {
-    Hpa(hva.0.wrapping_sub(DIRECT_MAP))
-}
 
 /// Makes the page tables, switches to them, and gives the remaining RAM to the frame pool.
 ///
@@ -172,37 +156,12 @@ pub(super) const CR0: Cr0Flags = Cr0Flags::PAGING
     .union(Cr0Flags::MONITOR_COPROCESSOR)
     .union(Cr0Flags::PROTECTED_MODE_ENABLE);
 
-/// Maps device registers, uncached. Mapping the same ones again is harmless.
-///
-/// # Panics
-/// When there is no memory for tables, or the address is beyond the 32 TiB that have a place.
-pub(crate) fn map_mmio(start: Hpa, bytes: u64) -> Hva {
-    let range = HpaRange::new(start, bytes).filter(|range| range.end() <= MMIO_END);
-    let range = whole_pages(&range.unwrap_or_else(|| panic!("device registers at {start} cannot be mapped")));
-    add(Hva(MMIO + range.start.0), range, DEVICE).expect("memory for page tables");
-    Hva(MMIO + start.0)
-}
-
 /// Makes firmware's tables readable in the direct map, wherever firmware has put them. Repeating is harmless.
 pub(super) fn map_firmware(start: Hpa, bytes: u64) -> Option<Hva> {
     let range = HpaRange::new(start, bytes).filter(|range| range.end() <= DIRECT_MAP_END.min(physical_end()))?;
     let range = whole_pages(&range);
-    add(direct_map(range.start), range, CONSTANT).ok()?;
+    try_add(direct_map(range.start), range, CONSTANT).ok()?;
     Some(direct_map(start))
-}
-
-/// Makes a stack of `bytes` with unmapped pages at both ends and gives its top.
-///
-/// # Panics
-/// When there is no memory for it: stacks are made at boot only.
-pub(crate) fn map_stack(bytes: u64) -> Hva {
-    let bottom = NEXT_STACK.fetch_add(bytes + PAGE_BYTES, Ordering::Relaxed) + PAGE_BYTES;
-    let frames = Frames::allocate(bytes, PAGE_BYTES).expect("memory for a stack");
-    let range = HpaRange::new(frames.hpa(), frames.bytes()).expect("RAM is within the address space");
-    // The stack is never given back.
-    core::mem::forget(frames);
-    add(Hva(bottom), range, DATA).expect("memory for page tables");
-    Hva(bottom + bytes)
 }
 
 /// Whether the byte at `address` is mapped. Takes no lock, so that a panic may ask.
@@ -230,18 +189,20 @@ pub(crate) fn is_mapped(address: Hva) -> bool {
     true
 }
 
-/// Whether `address` is in the unmapped page below a stack.
-pub(super) fn is_guard(address: Hva) -> bool {
-    address.0 >= STACKS && address.0 < NEXT_STACK.load(Ordering::Relaxed) && !is_mapped(address)
-}
-
 /// Whether `address` is text of the hypervisor.
 pub(super) fn is_text(address: u64) -> bool {
     text().contains(Hpa(address.wrapping_sub(IMAGE_OFFSET)))
 }
 
 /// Adds a mapping to the tables in use.
-fn add(virt: Hva, range: HpaRange, flags: PageTableFlags) -> Result<(), Exhausted> {
+///
+/// # Panics
+/// When there is no memory for tables.
+pub(in crate::arch) fn add(virt: Hva, range: HpaRange, flags: PageTableFlags) {
+    try_add(virt, range, flags).expect("memory for page tables");
+}
+
+fn try_add(virt: Hva, range: HpaRange, flags: PageTableFlags) -> Result<(), Exhausted> {
     let _changes = CHANGES.lock();
     let root = direct_map(Hpa(ROOT.load(Ordering::Acquire))).0 as *mut PageTable;
     // SAFETY: the root table is in the direct map, and the lock makes this the only reference to it.
@@ -301,16 +262,6 @@ where
 /// The largest page size that the CPU has for data: 1 GiB (CPUID 8000_0001 EDX 26) or 2 MiB.
 fn largest_page() -> u64 {
     if __cpuid(0x8000_0001).edx & (1 << 26) != 0 { Size1GiB::SIZE } else { Size2MiB::SIZE }
-}
-
-fn whole_pages(range: &HpaRange) -> HpaRange {
-    let start = range.start.page(addr::PageSize::Size4K);
-    HpaRange::new(start, (range.end().0 - start.0).next_multiple_of(PAGE_BYTES)).expect("checked by the caller")
-}
-
-fn clamp(range: &HpaRange, end: Hpa) -> HpaRange {
-    let bytes = range.bytes().min(end.0.saturating_sub(range.start.0));
-    HpaRange::new(range.start, bytes).expect("shorter than a range that exists")
 }
 
 /// Tables before the pool exists: from the top of a free range.
