@@ -26,6 +26,7 @@ mod mappings;
 pub(crate) mod ram;
 mod stack;
 pub(crate) mod tables;
+#[cfg(not(test))]
 mod ticks;
 pub(crate) mod trace;
 

@@ -4,6 +4,38 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use super::clock::now;
+
+/// The host's clock.
+pub(super) static CLOCK: Clock = Clock::new();
+
+/// Ticks per second; 0 before it is known.
+#[inline]
+pub(crate) fn hz() -> u64 {
+    CLOCK.hz.load(Ordering::Relaxed)
+}
+
+/// Nanoseconds since boot; 0 while the rate is not known.
+#[inline]
+pub(crate) fn nanos() -> u64 {
+    // Log lines from before the rate is known may also be from before the pCPU can read its clock.
+    if hz() == 0 { 0 } else { ticks_to_nanos(now().wrapping_sub(CLOCK.start.load(Ordering::Relaxed))) }
+}
+
+/// Nanoseconds that `ticks` take.
+#[inline]
+pub(crate) fn ticks_to_nanos(ticks: u64) -> u64 {
+    let nanos = (u128::from(ticks) * u128::from(CLOCK.nanos_per_tick.load(Ordering::Relaxed))) >> 32;
+    wrap(nanos)
+}
+
+/// Ticks that `nanos` nanoseconds take.
+#[inline]
+pub(crate) fn nanos_to_ticks(nanos: u64) -> u64 {
+    let ticks = u128::from(nanos) * u128::from(hz()) / 1_000_000_000;
+    u64::try_from(ticks).unwrap_or(u64::MAX)
+}
+
 /// Set once, by the first pCPU, before others read it.
 pub(super) struct Clock {
     start: AtomicU64,
@@ -14,7 +46,7 @@ pub(super) struct Clock {
 
 impl Clock {
     /// A clock whose rate is not known yet.
-    pub(super) const fn new() -> Self {
+    const fn new() -> Self {
         Self { start: AtomicU64::new(0), hz: AtomicU64::new(0), nanos_per_tick: AtomicU64::new(0) }
     }
 
@@ -27,32 +59,6 @@ impl Clock {
     pub(super) fn set_rate(&self, hz: u64) {
         self.hz.store(hz, Ordering::Relaxed);
         self.nanos_per_tick.store((1_000_000_000 << 32) / hz.max(1), Ordering::Relaxed);
-    }
-
-    /// Ticks per second; 0 before it is known.
-    #[inline]
-    pub(super) fn hz(&self) -> u64 {
-        self.hz.load(Ordering::Relaxed)
-    }
-
-    /// Nanoseconds from the start to the tick `now`; 0 while the rate is not known.
-    #[inline]
-    pub(super) fn nanos(&self, now: u64) -> u64 {
-        self.ticks_to_nanos(now.wrapping_sub(self.start.load(Ordering::Relaxed)))
-    }
-
-    /// Nanoseconds that `ticks` take.
-    #[inline]
-    pub(super) fn ticks_to_nanos(&self, ticks: u64) -> u64 {
-        let nanos = (u128::from(ticks) * u128::from(self.nanos_per_tick.load(Ordering::Relaxed))) >> 32;
-        wrap(nanos)
-    }
-
-    /// Ticks that `nanos` take.
-    #[inline]
-    pub(super) fn nanos_to_ticks(&self, nanos: u64) -> u64 {
-        let ticks = u128::from(nanos) * u128::from(self.hz()) / 1_000_000_000;
-        u64::try_from(ticks).unwrap_or(u64::MAX)
     }
 }
 

@@ -8,9 +8,8 @@
 use core::arch::asm;
 
 use crate::arch::aarch64::register::read_register;
-use crate::arch::ticks::Clock;
-
-static CLOCK: Clock = Clock::new();
+use crate::arch::ticks::CLOCK;
+pub(crate) use crate::arch::ticks::{hz, nanos, nanos_to_ticks, ticks_to_nanos};
 
 /// The counter now.
 #[inline(always)]
@@ -28,30 +27,6 @@ pub(in crate::arch::aarch64) fn now_after_exit() -> u64 {
     // SAFETY: reads a register that every processor has.
     unsafe { asm!("mrs {}, cntpct_el0", out(reg) now, options(nostack, preserves_flags)) };
     now
-}
-
-/// Ticks per second; 0 before it is known.
-#[inline]
-pub(crate) fn hz() -> u64 {
-    CLOCK.hz()
-}
-
-/// Nanoseconds since boot; 0 while the rate is not known.
-#[inline]
-pub(crate) fn nanos() -> u64 {
-    CLOCK.nanos(now())
-}
-
-/// Nanoseconds that `ticks` take.
-#[inline]
-pub(crate) fn ticks_to_nanos(ticks: u64) -> u64 {
-    CLOCK.ticks_to_nanos(ticks)
-}
-
-/// Ticks that `nanos` nanoseconds take.
-#[inline]
-pub(crate) fn nanos_to_ticks(nanos: u64) -> u64 {
-    CLOCK.nanos_to_ticks(nanos)
 }
 
 /// Reads the rate, and lets [`nanos`] count from here.

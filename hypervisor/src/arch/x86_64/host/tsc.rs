@@ -24,7 +24,8 @@ use super::percpu::ArchPerCpu;
 use super::processor::leaf;
 use super::quirks;
 use super::{apic, irq, port, power};
-use crate::arch::ticks::Clock;
+use crate::arch::ticks::CLOCK;
+pub(crate) use crate::arch::ticks::{hz, nanos, nanos_to_ticks, ticks_to_nanos};
 use crate::clock_offset::{Agreement, Comparison, Exchange};
 use crate::cpu::{self, PerCpu};
 
@@ -34,8 +35,6 @@ const PM_HZ: u32 = 3_579_545;
 const WINDOW_PM_TICKS: u32 = PM_HZ / 100;
 /// Number of readings at each end; the fastest counts.
 const READINGS: usize = 24;
-
-static CLOCK: Clock = Clock::new();
 
 /// This pCPU's raw counter: for durations whose ends are both on this pCPU.
 #[inline(always)]
@@ -70,31 +69,6 @@ pub(in crate::arch::x86_64) fn offset() -> u64 {
         );
     }
     offset
-}
-
-/// Ticks per second; 0 before it is known.
-#[inline]
-pub(crate) fn hz() -> u64 {
-    CLOCK.hz()
-}
-
-/// Nanoseconds since boot; 0 while the rate is not known.
-#[inline]
-pub(crate) fn nanos() -> u64 {
-    // Log lines from before the rate is known may also be from before the pCPU has its block.
-    if hz() == 0 { 0 } else { CLOCK.nanos(now()) }
-}
-
-/// Nanoseconds that `ticks` take.
-#[inline]
-pub(crate) fn ticks_to_nanos(ticks: u64) -> u64 {
-    CLOCK.ticks_to_nanos(ticks)
-}
-
-/// Nanoseconds that `ticks` take.
-#[inline]
-pub(crate) fn nanos_to_ticks(nanos: u64) -> u64 {
-    CLOCK.nanos_to_ticks(nanos)
 }
 
 /// Busy for `micros` microseconds. For bring-up only.
