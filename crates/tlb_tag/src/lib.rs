@@ -51,6 +51,7 @@ pub mod by_vm;
 mod cpu;
 mod pool;
 mod rivals;
+mod seen;
 mod sync;
 mod tag;
 #[cfg(test)]

@@ -5,6 +5,7 @@
 //! there is only the first generation. (The scheme that flushes always has no code of its own: no entry is current.)
 
 use crate::cpu::CpuTags;
+use crate::seen::Seen;
 use crate::tag::{Tag, TagRange};
 use crate::vcpu::{Flush, GuestEntry, VOID, VcpuTags};
 
@@ -19,7 +20,7 @@ pub(crate) struct Generations {
     /// Index of the next tag to assign.
     next: u32,
     /// The epoch that last made this pCPU begin a new generation.
-    epoch: u64,
+    epoch: Seen,
 }
 
 /// The first generation of a pCPU.
@@ -29,7 +30,7 @@ const NONE: u64 = u64::MAX;
 
 impl Generations {
     pub(crate) fn new() -> Self {
-        Self { valid: FIRST_GENERATION, current: FIRST_GENERATION, next: 0, epoch: 0 }
+        Self { valid: FIRST_GENERATION, current: FIRST_GENERATION, next: 0, epoch: Seen::VOID }
     }
 
     /// The current generation.
@@ -69,7 +70,7 @@ impl Generations {
 
     /// All TLB entries of some VM became void. The VM's tags are not known here, so all tags of the pCPU become void,
     /// whatever VM they belong to.
-    pub(crate) fn meet_epoch(&mut self, epoch: u64) {
+    pub(crate) fn meet_epoch(&mut self, epoch: Seen) {
         if self.epoch != epoch {
             self.epoch = epoch;
             self.current += 1;
@@ -82,9 +83,9 @@ impl Generations {
 
 impl VcpuTags {
     #[cold]
-    pub(crate) fn enter_generation<'a>(&'a mut self, cpu: &'a mut CpuTags, seen: u64) -> GuestEntry<'a> {
+    pub(crate) fn enter_generation<'a>(&'a mut self, cpu: &'a mut CpuTags, seen: Seen) -> GuestEntry<'a> {
         if self.seen != seen {
-            if self.seen != VOID {
+            if self.seen != Seen::VOID {
                 cpu.generations.meet_epoch(seen);
             }
             self.seen = seen;

@@ -3,6 +3,7 @@
 use crate::cpu::CpuTags;
 use crate::pool::Scheme;
 use crate::rivals::FIRST_GENERATION;
+use crate::seen::Seen;
 use crate::tag::Tag;
 
 /// What an entry must flush before the guest's first instruction.
@@ -29,21 +30,19 @@ pub struct VcpuTags {
     pub(crate) tag: Tag,
     /// The generation of `tag`; [`VOID`] if it has none.
     pub(crate) generation: u64,
-    /// The VM's epoch that its entries are from, with [`SEEN`]; [`VOID`] if they must all be flushed.
-    pub(crate) seen: u64,
+    /// The VM's epoch that its entries are from; none if they must all be flushed.
+    pub(crate) seen: Seen,
     /// Since its last entry the vCPU got another tag.
     moved: bool,
 }
 
-/// No generation, and with [`SEEN`] no epoch, is zero.
+/// No generation is zero.
 pub(crate) const VOID: u64 = 0;
-/// Marks an epoch that was seen, so that no epoch equals [`VOID`].
-const SEEN: u64 = 1 << 63;
 
 impl VcpuTags {
     pub(crate) fn new(scheme: Scheme, name: u64, home: Option<u32>, tag: Tag) -> Self {
         let generation = if scheme == Scheme::Generation { VOID } else { FIRST_GENERATION };
-        Self { scheme, name, home, index: home.unwrap_or(u32::MAX), tag, generation, seen: VOID, moved: false }
+        Self { scheme, name, home, index: home.unwrap_or(u32::MAX), tag, generation, seen: Seen::VOID, moved: false }
     }
 
     pub(crate) fn home(&self) -> Option<u32> {
@@ -62,7 +61,7 @@ impl VcpuTags {
                 let held = cpu.cache.holds(self.index, self.name);
                 self.index = cpu.cache.take(self.name, self.home, self.index);
                 self.tag = cpu.range.at(self.index);
-                self.seen = VOID;
+                self.seen = Seen::VOID;
                 self.moved = !held;
                 cpu.counts.assignments += u64::from(!held);
             }
@@ -76,7 +75,7 @@ impl VcpuTags {
     pub fn is_current(&self, cpu: &CpuTags, epoch: u64) -> bool {
         // Compares both without asking for the scheme. What a scheme does not use never differs; for the scheme that
         // flushes always, the epoch always differs.
-        (self.seen ^ (epoch | SEEN)) | (self.generation ^ cpu.generations.valid) == 0
+        self.seen.difference(Seen::epoch(epoch)) | (self.generation ^ cpu.generations.valid) == 0
     }
 
     /// Whether the vCPU's last entry was in this epoch of its VM and its entries are still good. Never true for a
@@ -84,13 +83,13 @@ impl VcpuTags {
     #[must_use]
     #[inline]
     pub fn has_seen(&self, epoch: u64) -> bool {
-        self.seen == epoch | SEEN
+        self.seen == Seen::epoch(epoch)
     }
 
     /// Prepares an entry on the pCPU where the vCPU arrived. `epoch` is the VM's epoch; it is below 2^63.
     #[inline]
     pub fn enter<'a>(&'a mut self, cpu: &'a mut CpuTags, epoch: u64) -> GuestEntry<'a> {
-        let seen = epoch | SEEN;
+        let seen = Seen::epoch(epoch);
         if self.is_current(cpu, epoch) {
             return GuestEntry { vcpu: self, cpu, seen, flush: Flush::Nothing, assigned: false, new_generation: false };
         }
@@ -101,7 +100,7 @@ impl VcpuTags {
         }
     }
 
-    fn enter_flushing<'a>(&'a mut self, cpu: &'a mut CpuTags, seen: u64, flush: Flush) -> GuestEntry<'a> {
+    fn enter_flushing<'a>(&'a mut self, cpu: &'a mut CpuTags, seen: Seen, flush: Flush) -> GuestEntry<'a> {
         let assigned = core::mem::take(&mut self.moved);
         GuestEntry { vcpu: self, cpu, seen, flush, assigned, new_generation: false }
     }
@@ -112,7 +111,7 @@ impl VcpuTags {
         match self.scheme {
             Scheme::FlushAlways => {}
             Scheme::Generation => self.generation = VOID,
-            Scheme::Epoch => self.seen = VOID,
+            Scheme::Epoch => self.seen = Seen::VOID,
         }
     }
 
@@ -123,7 +122,7 @@ impl VcpuTags {
         match self.scheme {
             Scheme::FlushAlways => true,
             Scheme::Generation => self.generation == VOID,
-            Scheme::Epoch => self.seen == VOID,
+            Scheme::Epoch => self.seen == Seen::VOID,
         }
     }
 
@@ -141,7 +140,7 @@ impl VcpuTags {
 pub struct GuestEntry<'a> {
     pub(crate) vcpu: &'a mut VcpuTags,
     pub(crate) cpu: &'a mut CpuTags,
-    pub(crate) seen: u64,
+    pub(crate) seen: Seen,
     pub(crate) flush: Flush,
     pub(crate) assigned: bool,
     pub(crate) new_generation: bool,

@@ -3,6 +3,7 @@
 use super::cpu::{CpuTags, Found, Name};
 use super::pool::{Id, VmTags};
 use crate::pool::Scheme;
+use crate::seen::Seen;
 use crate::tag::Tag;
 
 /// What an entry must flush on its pCPU before the guest's first instruction.
@@ -27,8 +28,8 @@ pub struct VcpuTags {
     name: Name,
     /// The tag since the last arrival.
     id: Id,
-    /// The VM's epoch that its entries are from, with [`SEEN`]; [`VOID`] if an entry must check.
-    seen: u64,
+    /// The VM's epoch that its entries are from; none if an entry must check.
+    seen: Seen,
     /// All entries must be flushed, whichever vCPU ran last.
     is_void: bool,
     /// Since its last entry the vCPU got another tag, or began a generation.
@@ -36,25 +37,20 @@ pub struct VcpuTags {
     began: bool,
 }
 
-/// With [`SEEN`] no epoch is zero.
-const VOID: u64 = 0;
-/// Marks an epoch that was seen, so that no epoch equals [`VOID`].
-const SEEN: u64 = 1 << 63;
-
 impl VcpuTags {
     pub(super) fn new(vm: VmTags, name: Name) -> Self {
-        Self { vm, name, id: Id::NONE, seen: VOID, is_void: false, assigned: false, began: false }
+        Self { vm, name, id: Id::NONE, seen: Seen::VOID, is_void: false, assigned: false, began: false }
     }
 
     /// The vCPU arrives at a pCPU for some entries. `came_back`: it was here last, and nowhere else since. From here on
     /// it keeps its tag, until it departs.
     pub fn arrive(&mut self, cpu: &mut CpuTags, came_back: bool) {
         let (id, began) = self.vm.claim(cpu.number);
-        let epoch = self.seen & !SEEN;
+        let epoch = self.seen.number();
         // On another pCPU the guest may have flushed entries that it has here: by an instruction for one pCPU only.
         let is_here = came_back && id == self.id && cpu.find(id, self.name, epoch) == Found::Mine;
         if !is_here {
-            self.seen = VOID;
+            self.seen = Seen::VOID;
         }
         self.assigned |= self.id == Id::NONE || id.index() != self.id.index();
         self.began |= began;
@@ -70,7 +66,7 @@ impl VcpuTags {
     #[must_use]
     #[inline]
     pub fn is_current(&self, epoch: u64) -> bool {
-        self.seen == epoch | SEEN
+        self.seen == Seen::epoch(epoch)
     }
 
     /// Prepares an entry on the pCPU where the vCPU arrived. `epoch` is the VM's epoch; it is below 2^63.
@@ -95,7 +91,7 @@ impl VcpuTags {
     /// All TLB entries of the vCPU must be flushed before its guest's next instruction.
     #[inline]
     pub fn void(&mut self) {
-        self.seen = VOID;
+        self.seen = Seen::VOID;
         self.is_void = true;
     }
 
@@ -170,7 +166,7 @@ impl GuestEntry<'_> {
         cpu.entered(vcpu.id, vcpu.name, epoch);
         vcpu.is_void = false;
         if vcpu.vm.shared().scheme != Scheme::FlushAlways {
-            vcpu.seen = epoch | SEEN;
+            vcpu.seen = Seen::epoch(epoch);
         }
     }
 }
