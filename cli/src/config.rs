@@ -227,8 +227,8 @@ impl Config {
         Ok(config)
     }
 
-    /// Reads VMs for a running host with this architecture. The settings of [host] do not apply to it, but `arch` must
-    /// match.
+    /// Reads VMs for a running host with this architecture. The settings of `[host]` do not apply to it, but `arch`
+    /// must match.
     pub(crate) fn for_host(path: &Path, arch: Arch) -> Result<Self, Failure> {
         let mut config = Self::load(&RunArgs { file: Some(path.to_path_buf()), ..RunArgs::default() })?;
         let named = &config.host.arch;
