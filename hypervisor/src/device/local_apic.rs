@@ -57,7 +57,11 @@ pub struct LocalApic {
     service_vector: [u8; 16],
     /// IRR, one element per class.
     request: [u16; 16],
+    /// Classes with a vector in `auto_eoi`.
+    has_auto_eoi: u16,
 
+    /// Vectors that end as they are delivered, one element per class.
+    auto_eoi: [u16; 16],
     /// TMR, one element per class: the vector was last accepted as level-triggered.
     trigger_level: [u16; 16],
     timer: Timer,
@@ -74,7 +78,7 @@ pub struct LocalApic {
     config: Config,
 }
 
-const _: () = assert!(offset_of!(LocalApic, trigger_level) <= 64, "what is hot fits one cache line");
+const _: () = assert!(offset_of!(LocalApic, auto_eoi) <= 64, "what is hot fits one cache line");
 
 /// Constants of a local APIC.
 #[derive(Clone, Copy, Debug)]
@@ -141,6 +145,8 @@ impl LocalApic {
             mode: Mode::XApic,
             service_vector: [0; 16],
             request: [0; 16],
+            has_auto_eoi: 0,
+            auto_eoi: [0; 16],
             trigger_level: [0; 16],
             timer: Timer::new(config.shortest_period),
             local_vector_table: [LVT_MASKED; LVT_ENTRIES],
@@ -251,6 +257,9 @@ impl LocalApic {
         if self.request[class] == 0 {
             self.requested &= !(1 << class);
         }
+        if self.has_auto_eoi >> class & 1 != 0 && self.auto_eoi[class] & bit != 0 {
+            return;
+        }
         self.service_vector[class] = vector;
         self.in_service |= 1 << class;
         // The class was open, so it is above all else in service and above the task priority.
@@ -260,13 +269,26 @@ impl LocalApic {
     /// `vector`, which [`LocalApic::deliver`] took into service last, did not reach the guest: it is requested again.
     pub fn retract(&mut self, vector: u8) {
         let (class, bit) = split(vector);
-        if self.in_service >> class & 1 == 0 || self.service_vector[class] != vector {
-            return;
+        if self.auto_eoi[class] & bit == 0 {
+            if self.in_service >> class & 1 == 0 || self.service_vector[class] != vector {
+                return;
+            }
+            self.in_service &= !(1 << class);
         }
-        self.in_service &= !(1 << class);
         self.request[class] |= bit;
         self.requested |= 1 << class;
         self.reopen();
+    }
+
+    /// From now on, exactly these vectors end when they are delivered. The guest sends no EOI for them, and they hold
+    /// back no other vector (TLFS, AutoEOI of a synthetic interrupt source). A vector that is in service stays so until
+    /// its EOI.
+    pub fn set_auto_eoi(&mut self, vectors: impl Iterator<Item = u8>) {
+        (self.has_auto_eoi, self.auto_eoi) = (0, [0; 16]);
+        for (class, bit) in vectors.map(split) {
+            self.auto_eoi[class] |= bit;
+            self.has_auto_eoi |= 1 << class;
+        }
     }
 
     /// The guest ends the interrupt of the highest class in service. If there is none, nothing happens.

@@ -23,6 +23,12 @@ pub(crate) mod msr {
     pub(crate) const REFERENCE_TSC: u32 = 0x4000_0021;
     pub(crate) const TSC_FREQUENCY: u32 = 0x4000_0022;
     pub(crate) const VP_ASSIST: u32 = 0x4000_0073;
+    pub(crate) const SCONTROL: u32 = 0x4000_0080;
+    pub(crate) const SVERSION: u32 = 0x4000_0081;
+    pub(crate) const SIMP: u32 = 0x4000_0083;
+    pub(crate) const EOM: u32 = 0x4000_0084;
+    pub(crate) const SINT0: u32 = 0x4000_0090;
+    pub(crate) const STIMER0_CONFIG: u32 = 0x4000_00b0;
     pub(crate) const TSC_INVARIANT: u32 = 0x4000_0118;
 }
 
@@ -70,6 +76,13 @@ impl Features {
     /// Calls may take their input in XMM registers.
     pub(crate) fn xmm_input(&self) -> bool {
         self.features >> 4 & 1 != 0
+    }
+
+    /// There are a synthetic interrupt controller, synthetic timers, and their direct mode.
+    pub(crate) fn timers(&self) -> bool {
+        const CONTROLLER_AND_TIMERS: u32 = 1 << 2 | 1 << 3;
+        const DIRECT: u32 = 1 << 19;
+        self.privileges & CONTROLLER_AND_TIMERS == CONTROLLER_AND_TIMERS && self.features & DIRECT != 0
     }
 
     /// Lists may be in the extended format.

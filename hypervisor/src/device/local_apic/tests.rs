@@ -146,6 +146,37 @@ fn same_vector_can_be_requested_while_it_is_in_service() {
 }
 
 #[test]
+fn vector_with_auto_eoi_ends_as_it_is_delivered() {
+    let mut apic = x2apic();
+    apic.set_auto_eoi([0x41, 0xf3].into_iter());
+    apic.accept(0xf3, false);
+    assert_eq!(deliver_next(&mut apic), Some(0xf3));
+    assert_eq!(read(&mut apic, PPR), 0);
+    for vector in [0x40, 0x41] {
+        apic.accept(vector, false);
+    }
+    assert_eq!(deliver_next(&mut apic), Some(0x41));
+    assert_eq!(deliver_next(&mut apic), Some(0x40), "the neighbour in its class waits for nobody");
+    assert_eq!(read(&mut apic, PPR), 0x40, "and has to be ended as ever");
+
+    apic.set_auto_eoi(core::iter::empty());
+    apic.accept(0xf3, false);
+    assert_eq!(deliver_next(&mut apic), Some(0xf3));
+    assert_eq!(read(&mut apic, PPR), 0xf0);
+}
+
+#[test]
+fn vector_with_auto_eoi_that_did_not_arrive_is_requested_again() {
+    let mut apic = x2apic();
+    apic.set_auto_eoi([0xf3].into_iter());
+    apic.accept(0xf3, false);
+    assert_eq!(deliver_next(&mut apic), Some(0xf3));
+    apic.retract(0xf3);
+    assert_eq!(deliver_next(&mut apic), Some(0xf3));
+    assert_eq!(apic.pending(), None);
+}
+
+#[test]
 fn eoi_without_an_interrupt_in_service_does_nothing() {
     let mut apic = x2apic();
     assert_eq!(write(&mut apic, EOI, 0), Effect::None);

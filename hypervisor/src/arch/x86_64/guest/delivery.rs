@@ -8,6 +8,7 @@ use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use sched::Pending;
 
+use super::synic;
 use super::vcpu::ArchVcpu;
 use crate::device::interrupt::{Kind, LogicalId, Message, Target, cluster_members};
 use crate::vcpu::run::Running;
@@ -119,10 +120,11 @@ fn post_to(vm: &Vm, ids: impl IntoIterator<Item = u32>, message: &Message) {
 #[inline(always)]
 pub(crate) fn prepare(_: &mut Running<'_>) {}
 
-/// Lets the vCPU's own timers expire that are due by `now`.
+/// Lets due timers of the vCPU expire, and delivers the messages of the synthetic ones.
 #[inline]
 pub(crate) fn expire_timers(run: &mut Running<'_>, now: u64) {
     run.owner.arch.expire_timer(now);
+    synic::deliver(run);
 }
 
 /// The owner takes what `work` announced.

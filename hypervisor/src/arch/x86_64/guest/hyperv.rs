@@ -21,7 +21,7 @@ use x86_emulate::{Segment, SegmentRegister};
 
 use super::state::{State as _, gpr};
 use super::vcpu::ArchVcpu;
-use super::{cpuid, fpu};
+use super::{cpuid, fpu, synic};
 use crate::arch::hypercall::{self, Ended, Input};
 use crate::arch::x86_64::host::tsc;
 use crate::device::local_apic::GeneralProtection;
@@ -43,12 +43,14 @@ pub(super) struct Profile {
 
 const PRIVILEGES: Privileges = Privileges::VP_RUNTIME
     .union(Privileges::REFERENCE_COUNTER)
+    .union(Privileges::SYNIC)
+    .union(Privileges::SYNTHETIC_TIMERS)
     .union(Privileges::HYPERCALL)
     .union(Privileges::VP_INDEX)
     .union(Privileges::REFERENCE_TSC)
     .union(Privileges::FREQUENCIES)
     .union(Privileges::TSC_INVARIANT);
-const FEATURES: Features = Features::XMM_INPUT.union(Features::FREQUENCIES);
+const FEATURES: Features = Features::XMM_INPUT.union(Features::FREQUENCIES).union(Features::DIRECT_TIMERS);
 const HARDWARE: HardwareFeatures = HardwareFeatures::MSR_BITMAPS.union(HardwareFeatures::SECOND_LEVEL_TRANSLATION);
 
 impl Profile {
@@ -100,6 +102,8 @@ impl Profile {
 /// State of a VM.
 pub(in crate::arch::x86_64) struct HyperV {
     offered: Offered,
+    /// Turns the TSC into the VM's time. The sequence number is in `registers`.
+    clock: ReferenceTsc,
     /// Zero: the guest has not identified itself, and has no hypercalls.
     guest_os_id: AtomicU64,
     /// The guest's settings for the whole VM. The holder of the lock writes to the pages that they name.
@@ -109,8 +113,8 @@ pub(in crate::arch::x86_64) struct HyperV {
 struct VmRegisters {
     hypercall: HypercallMsr,
     reference_tsc: ReferenceTscMsr,
-    /// How the TSC becomes the VM's time, and the last version of it that the guest was shown.
-    clock: ReferenceTsc,
+    /// The last version of the clock that the guest was shown.
+    sequence: u32,
     relies_on_tsc: bool,
 }
 
@@ -122,11 +126,12 @@ impl HyperV {
         let registers = VmRegisters {
             hypercall: HypercallMsr::default(),
             reference_tsc: ReferenceTscMsr::default(),
-            clock,
+            sequence: clock.sequence,
             relies_on_tsc: false,
         };
         Some(Self {
             offered: Profile::of(config)?.offered(),
+            clock,
             guest_os_id: AtomicU64::new(0),
             registers: Mutex::new(registers),
         })
@@ -145,12 +150,13 @@ pub(super) fn read_msr(run: &mut Running<'_>, number: u32) -> Result<u64, Genera
         msr::HYPERCALL => hyperv.registers.lock().hypercall.0,
         msr::VP_INDEX => run.index.into(),
         msr::VP_RUNTIME => tsc::ticks_to_nanos(run.owner.arch.runtime(run.tally)) / NANOS_PER_UNIT,
-        msr::TIME_REF_COUNT => hyperv.registers.lock().clock.time(tsc::now()),
+        msr::TIME_REF_COUNT => hyperv.clock.time(tsc::now()),
         msr::REFERENCE_TSC => hyperv.registers.lock().reference_tsc.0,
         msr::TSC_FREQUENCY => tsc::hz(),
         msr::APIC_FREQUENCY => cpuid::timer_hertz(),
         msr::VP_ASSIST_PAGE => run.owner.arch.vp_assist.0,
         msr::TSC_INVARIANT_CONTROL => hyperv.registers.lock().relies_on_tsc.into(),
+        number if synic::has(number) => return synic::read_msr(run, number),
         _ => return Err(GeneralProtection),
     })
 }
@@ -165,6 +171,9 @@ const NANOS_PER_UNIT: u64 = 1_000_000_000 / UNITS_PER_SECOND;
 #[cold]
 pub(super) fn write_msr(run: &mut Running<'_>, number: u32, value: u64) -> Result<(), GeneralProtection> {
     let hyperv = run.vm.platform().hyperv.as_ref().ok_or(GeneralProtection)?;
+    if synic::has(number) {
+        return synic::write_msr(run, number, value, hyperv.clock);
+    }
     let memory = &run.vm.memory;
     let mut registers = hyperv.registers.lock();
     match number {
@@ -191,9 +200,11 @@ pub(super) fn write_msr(run: &mut Running<'_>, number: u32, value: u64) -> Resul
         msr::REFERENCE_TSC => {
             registers.reference_tsc = ReferenceTscMsr(value);
             if registers.reference_tsc.is_enabled() {
-                registers.clock.sequence = registers.clock.next_sequence();
+                let shown = ReferenceTsc { sequence: registers.sequence, ..hyperv.clock };
+                let clock = ReferenceTsc { sequence: shown.next_sequence(), ..shown };
+                registers.sequence = clock.sequence;
                 let at = registers.reference_tsc.page();
-                let page = registers.clock.encode();
+                let page = clock.encode();
                 let (sequence, rest) = page.split_at(reference_tsc::SCALE_OFFSET);
                 // The guest sees an invalid page until all of it is written. If the guest has no memory there, it has
                 // no such clock.

@@ -15,6 +15,7 @@ pub(crate) mod mmio;
 pub(crate) mod msr;
 pub(crate) mod platform;
 pub(crate) mod state;
+pub(crate) mod synic;
 pub(crate) mod uart;
 pub(crate) mod vcpu;
 pub(crate) mod vmware;

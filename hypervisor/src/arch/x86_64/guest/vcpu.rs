@@ -26,6 +26,7 @@ use super::events::Armed;
 use super::fpu::FpuState;
 use super::msr::MISC_ENABLE_RESET;
 use super::state::{Gprs, Registers, State as _, gpr};
+use super::synic::VcpuSynic;
 use crate::arch::x86_64::backend::{Exit, Hardware, HostContext, Injection as _, WorldSwitch as _};
 use crate::arch::x86_64::host::processor::leaf;
 use crate::arch::x86_64::host::tsc;
@@ -66,6 +67,8 @@ pub(crate) struct ArchVcpu {
     tsc_aux: u64,
     /// Where the guest has its Hyper-V assist page. Nothing is written there after its first word was cleared.
     pub(super) vp_assist: VpAssistMsr,
+    /// Its synthetic interrupt controller and timers.
+    pub(super) synic: VcpuSynic,
     /// The tag of its TLB entries, and its owed flushes.
     tags: VcpuTags,
     /// State and caches of instruction emulation.
@@ -100,6 +103,7 @@ impl VcpuState<Machine> for ArchVcpu {
             debug_addresses: [0; 4],
             tsc_aux: 0,
             vp_assist: VpAssistMsr::default(),
+            synic: VcpuSynic::new(),
             tags,
             emulator: emulate::new(index, config.decode_cache),
         };
@@ -231,7 +235,10 @@ impl VcpuState<Machine> for ArchVcpu {
     /// When the vCPU's own timer is due, in host TSC ticks.
     #[inline]
     fn deadline(&self) -> Option<u64> {
-        self.apic.deadline()
+        match (self.apic.deadline(), self.synic.due()) {
+            (deadline, u64::MAX) => deadline,
+            (deadline, due) => Some(deadline.map_or(due, |deadline| deadline.min(due))),
+        }
     }
 
     /// The tags, to be freed when the vCPU is removed.
@@ -258,6 +265,7 @@ impl ArchVcpu {
     pub(crate) fn init(&mut self) {
         self.reset_registers();
         self.apic.init();
+        self.synic = VcpuSynic::new();
         self.activity = Activity::Off;
     }
 
@@ -307,6 +315,9 @@ impl ArchVcpu {
     /// Lets a due timer fire.
     pub(crate) fn expire_timer(&mut self, now: u64) {
         self.apic.expire(now);
+        if self.synic.due() <= now {
+            self.synic.expire(&mut self.apic, now);
+        }
     }
 
     /// Where the guest is, for a log line.

@@ -1,0 +1,204 @@
+//! The synthetic interrupt controller and the synthetic timers of a vCPU, where its VM has the Hyper-V interface.
+//!
+//! The crate `synic` knows the rules. Here they meet the vCPU's local APIC, the guest's memory and the host's timer.
+//! All of it belongs to the pCPU that runs the vCPU: no other writes here, and no lock of the VM is taken.
+
+use addr::Gpa;
+use core::sync::atomic::{Ordering, fence};
+use hyperv_defs::msr;
+use hyperv_defs::reference_tsc::{ReferenceTsc, tsc_at};
+use synic::{Absent, Expiry, MESSAGE_BYTES, MessagePage, Refused, SINTS, Sint, Synic, Timers};
+
+use crate::arch::x86_64::host::{apic as host_apic, tsc};
+use crate::device::local_apic::{GeneralProtection, LocalApic};
+use crate::vcpu::run::Running;
+use crate::vm::memory::Memory;
+
+/// What a vCPU has of it.
+pub(in crate::arch::x86_64) struct VcpuSynic {
+    registers: Synic,
+    timers: Timers,
+    /// Host clock ticks at which a timer expires next; the largest number when none runs.
+    due: u64,
+    /// The VM's reference time, from the last write of a timer's register on.
+    clock: ReferenceTsc,
+    /// SINTs for which a message may wait.
+    waiting: u16,
+}
+
+const ALL_SINTS: u16 = u16::MAX;
+const _: () = assert!(SINTS == u16::BITS as usize);
+
+impl VcpuSynic {
+    /// As after power-on.
+    pub(in crate::arch::x86_64) const fn new() -> Self {
+        Self { registers: Synic::new(), timers: Timers::new(), due: u64::MAX, clock: ReferenceTsc::INVALID, waiting: 0 }
+    }
+
+    /// When a timer expires next, in host clock ticks.
+    #[inline]
+    pub(in crate::arch::x86_64) fn due(&self) -> u64 {
+        self.due
+    }
+
+    /// Lets timers expire that are due: their vectors go to the local APIC; their messages wait for [`deliver`].
+    #[cold]
+    pub(in crate::arch::x86_64) fn expire(&mut self, apic: &mut LocalApic, now: u64) {
+        let time = self.clock.time(now);
+        while let Some(expiry) = self.timers.expire(time) {
+            match expiry {
+                Expiry::Direct(interrupt) => apic.accept(interrupt.vector, false),
+                Expiry::Message(sint) => self.waiting |= 1 << sint,
+            }
+        }
+        self.renew_due();
+    }
+
+    fn renew_due(&mut self) {
+        let ReferenceTsc { scale, offset, .. } = self.clock;
+        self.due = self.timers.deadline().map_or(u64::MAX, |time| tsc_at(time, scale, offset));
+    }
+
+    fn auto_eoi_vectors(&self) -> impl Iterator<Item = u8> {
+        let sints = (0..SINTS).filter_map(|number| self.registers.sint(number));
+        sints.filter(|sint| sint.is_auto_eoi() && !sint.is_masked()).map(Sint::vector)
+    }
+}
+
+/// Reads a register for the guest.
+///
+/// # Errors
+/// When it cannot be read: the guest gets #GP.
+pub(super) fn read_msr(run: &Running<'_>, number: u32) -> Result<u64, GeneralProtection> {
+    let synic = &run.owner.arch.synic;
+    let value = if is_timer(number) { synic.timers.read(number) } else { synic.registers.read(number) };
+    value.map_err(|Refused| GeneralProtection)
+}
+
+/// Writes a register for the guest. `clock` is the reference time of its VM.
+///
+/// # Errors
+/// When it cannot be written, or not with this value: the guest gets #GP and nothing has changed.
+pub(super) fn write_msr(
+    run: &mut Running<'_>,
+    number: u32,
+    value: u64,
+    clock: ReferenceTsc,
+) -> Result<(), GeneralProtection> {
+    let arch = &mut run.owner.arch;
+    if is_timer(number) {
+        let now = tsc::now();
+        arch.synic.clock = clock;
+        arch.synic.timers.write(number, value, clock.time(now)).map_err(|Refused| GeneralProtection)?;
+        arch.synic.renew_due();
+        if arch.synic.due <= now {
+            arch.synic.expire(&mut arch.apic, now);
+        }
+        if arch.synic.due != u64::MAX {
+            host_apic::arm_timer(arch.synic.due);
+        }
+        deliver(run);
+        return Ok(());
+    }
+    arch.synic.registers.write(number, value).map_err(|Refused| GeneralProtection)?;
+    if matches!(number, msr::SINT0..=msr::SINT15) {
+        arch.apic.set_auto_eoi(arch.synic.auto_eoi_vectors());
+    }
+    // A slot may be free now, or the page be there.
+    arch.synic.waiting = ALL_SINTS;
+    deliver(run);
+    Ok(())
+}
+
+fn is_timer(number: u32) -> bool {
+    matches!(number, msr::STIMER0_CONFIG..=msr::STIMER3_COUNT)
+}
+
+/// Whether a register belongs here.
+pub(super) const fn has(number: u32) -> bool {
+    matches!(number, msr::SCONTROL..=msr::SIRBP | msr::SINT0..=msr::SINT15 | msr::STIMER0_CONFIG..=msr::STIMER3_COUNT)
+}
+
+/// Delivers messages that wait and whose slots are free. Those of occupied slots wait for the guest's EOM.
+#[inline]
+pub(super) fn deliver(run: &mut Running<'_>) {
+    if run.owner.arch.synic.waiting != 0 {
+        deliver_waiting(run);
+    }
+}
+
+#[cold]
+fn deliver_waiting(run: &mut Running<'_>) {
+    let arch = &mut run.owner.arch;
+    let waiting = core::mem::take(&mut arch.synic.waiting);
+    let Some(page) = arch.synic.registers.message_page() else { return };
+    let page = GuestPage { memory: &run.vm.memory, gpa: Gpa(page) };
+    for sint in (0..SINTS).filter(|sint| waiting >> sint & 1 != 0) {
+        let VcpuSynic { registers, timers, .. } = &mut arch.synic;
+        if let Some(interrupt) = registers.pump(sint, &page, timers) {
+            arch.apic.accept(interrupt.vector, false);
+        }
+    }
+    // A periodic timer goes on when its message has been delivered.
+    arch.synic.renew_due();
+    if arch.synic.due != u64::MAX {
+        host_apic::arm_timer(arch.synic.due);
+    }
+}
+
+/// A message page in the guest's memory, or at an address where it has none.
+struct GuestPage<'a> {
+    memory: &'a Memory,
+    gpa: Gpa,
+}
+
+/// In the first word of a slot: another message waits.
+const PENDING: u64 = 1 << 40;
+/// How often a word is tried to be changed that the guest changes meanwhile. A guest that does so without end is told
+/// nothing.
+const ATTEMPTS: u32 = 16;
+
+impl GuestPage<'_> {
+    /// Changes the first word of a slot: type, size and flags.
+    fn change(&self, slot: usize, change: impl Fn(u64) -> u64) -> Result<(), Absent> {
+        let word = self.memory.find_word(self.at(slot)?).ok_or(Absent)?;
+        for _ in 0..ATTEMPTS {
+            let old = self.memory.load(word, 0);
+            if self.memory.compare_exchange(word, old, change(old)) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn at(&self, slot: usize) -> Result<Gpa, Absent> {
+        self.gpa.checked_add((slot * MESSAGE_BYTES) as u64).ok_or(Absent)
+    }
+}
+
+impl MessagePage for GuestPage<'_> {
+    fn kind(&self, slot: usize) -> Result<u32, Absent> {
+        let word = self.memory.find_word(self.at(slot)?).ok_or(Absent)?;
+        // After the flag that was set before, for all processors (`change` exchanges, which is a barrier on its other
+        // side).
+        fence(Ordering::SeqCst);
+        #[expect(clippy::cast_possible_truncation, reason = "the type is the low half of the slot's first word")]
+        let kind = self.memory.load(word, 0) as u32;
+        Ok(kind)
+    }
+
+    fn set_pending(&self, slot: usize) -> Result<(), Absent> {
+        self.change(slot, |word| word | PENDING)
+    }
+
+    fn write(&self, slot: usize, kind: u32, body: &[u8; MESSAGE_BYTES]) -> Result<(), Absent> {
+        let (head, rest) = body.split_at(size_of::<u64>());
+        let at = self.at(slot)?.checked_add(size_of::<u64>() as u64).ok_or(Absent)?;
+        if !self.memory.write(at, rest) {
+            return Err(Absent);
+        }
+        let head = head.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte));
+        // The exchange comes after the rest for all who see it.
+        self.change(slot, |_| head | u64::from(kind))
+    }
+}
