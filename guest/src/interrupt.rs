@@ -39,6 +39,7 @@ static TAKEN: [Taken; MAX_CPUS] = [const {
 static LINGERS: AtomicU64 = AtomicU64::new(0);
 
 /// From now on the handler of [`COUNTED`] takes so many ticks.
+#[cfg_attr(target_arch = "aarch64", expect(dead_code, reason = "only an experiment of PCs asks for it"))]
 pub(crate) fn let_counted_linger(ticks: u64) {
     LINGERS.store(ticks, Ordering::SeqCst);
 }
