@@ -4,7 +4,7 @@ use core::cell::Cell;
 use std::string::String;
 use std::time::Instant;
 
-use super::{Scenario, dirty, end, find, life, schedule, shootdown};
+use super::{Scenario, alone, dirty, end, find, life, schedule, shootdown};
 use crate::mutants::{ALL, Mutant};
 
 std::thread_local! {
@@ -44,9 +44,13 @@ fn each_planted_mistake_is_found() {
     for &mutant in ALL {
         let scenario = found_by(mutant);
         let since = Instant::now();
-        PLANTED.set(Some(mutant));
-        let found = find(scenario, scenario.count);
-        PLANTED.set(None);
+        let found = {
+            let _nobody_else = alone();
+            PLANTED.set(Some(mutant));
+            let found = find(scenario, scenario.count);
+            PLANTED.set(None);
+            found
+        };
         match found {
             Ok(_) => missed += &format!("{mutant:?} is not found by \"{}\"\n", scenario.name),
             Err(what) => println!("{mutant:?}: {:?}: {what}", since.elapsed()),
