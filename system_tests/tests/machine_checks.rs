@@ -71,7 +71,7 @@ fn errors_that_were_left_in_banks_are_told_at_the_start() {
         run.stderr.lines().any(|line| {
             line.contains(cpu)
                 && line.contains(
-                    "machine check left from before: bank 3: corrected error, TLB error (data, level 1), at 0xabcd000",
+                    "machine check from before the start: bank 3: corrected error, TLB error (data, level 1), at 0xabcd000",
                 )
         })
     };
