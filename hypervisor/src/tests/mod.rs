@@ -42,8 +42,8 @@ const RANDOM_SEED: u64 = 0x5eed_0001;
 const PRIORITIES_SEED: u64 = 0x5eed_0002;
 const CHANGES: usize = 4;
 
-/// Tests that run at the same time share the process' memory of simulated machines. A machine with a planted mistake may
-/// write to a frame that another machine has by now, so such machines run alone: with this lock held for writing.
+/// Tests that run at the same time share the process' memory of simulated machines. A machine with a planted mistake
+/// may write to a frame that another machine has by now. So such machines run alone, with this lock held for writing.
 static SHARED_FRAMES: RwLock<()> = RwLock::new(());
 
 /// Keeps machines with planted mistakes from running.
