@@ -72,7 +72,7 @@ const FIRMWARE: &[&str] = &[
     "usr/share/seabios/vgabios-stdvga.bin",
 ];
 
-/// Leaves the kernel and the programs in `target/dunlin`. Fast if they are there.
+/// Leaves the kernel and the programs in `target/dunlin`. Fast if the cache has both.
 pub(crate) fn build(places: &Places) -> Result<()> {
     artifacts::build(places, Wanted::ForDefaultVm)?;
     let kernel = kernel(places)?;
@@ -240,12 +240,9 @@ impl Progress {
     }
 }
 
-/// Leaves `parent.cpio` in `target/dunlin`, if it is not there yet.
+/// Leaves `parent.cpio` in `target/dunlin`. It is packed anew each time, because its guests' files may have changed.
 fn programs(places: &Places) -> Result<()> {
     let to = places.assets().join("parent.cpio");
-    if to.is_file() {
-        return Ok(());
-    }
     let unpacked = QEMU_11.unpack()?;
     let root = unpacked.root();
     let mut archive = Archive::default();
