@@ -13,7 +13,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use abi::payload::{ApicMode, DecodeCache, MAX_VCPUS};
+use abi::payload::{ApicMode, DecodeCache, HyperV, MAX_VCPUS, Role};
 use abi::setting::Setting as _;
 use toml::de::DeTable;
 
@@ -75,6 +75,8 @@ pub(crate) struct VmConfig {
     pub(crate) initrd: Placed<Initrd>,
     /// The kernel's command line.
     pub(crate) cmdline: Placed<String>,
+    /// What it is to other VMs.
+    pub(crate) role: Placed<Role>,
     /// How the local APIC is presented.
     pub(crate) apic: Placed<ApicMode>,
     /// The cache of emulated instructions.
@@ -273,6 +275,11 @@ impl Config {
                     .help(format!("the first is at {place}; give each VM a different name")));
             }
         }
+        let mut parents = vms.iter().filter(|vm| vm.role.value == Role::Parent);
+        if let (Some(first), Some(second)) = (parents.next(), parents.next()) {
+            let help = format!("the first is at {}; a host has one", first.role.place);
+            return Err(second.role.place.bad("a second parent").help(help));
+        }
         Ok(Self { host, vms })
     }
 
@@ -367,7 +374,7 @@ impl HostConfig {
 
 impl VmConfig {
     /// Keys that choose what only a PC has.
-    const FOR_PCS: [&str; 4] = ["apic", "hyperv", "flush", "decode_cache"];
+    const FOR_PCS: [&str; 5] = ["role", "apic", "hyperv", "flush", "decode_cache"];
 
     fn read(mut table: Table<'_>) -> Result<Self, Failure> {
         let directory = table.source.directory;
@@ -388,13 +395,33 @@ impl VmConfig {
         let default = if kernel.value == Kernel::MeasuringGuest { "" } else { "console=ttyS0 quiet" };
         let (text, place) = table.text_or("cmdline", default)?;
         let cmdline = cmdline(&text, place)?;
+        let role: Placed<Role> = table.setting("role")?;
         let apic = table.setting("apic")?;
         let translation = Translation::read(&mut table)?;
+        if role.value == Role::Parent && translation.hyperv == HyperV::Off {
+            return Err(role
+                .place
+                .bad("a parent creates VMs by hypercalls, and is offered none, since 'hyperv' is \"off\"")
+                .help("leave 'hyperv' out"));
+        }
         let decode_cache = table.setting("decode_cache")?.value;
         let stage2 = Stage2::read(&mut table)?;
         let for_pcs = table.places(&Self::FOR_PCS);
         table.finish()?;
-        Ok(Self { name, vcpus, memory, kernel, initrd, cmdline, apic, translation, decode_cache, stage2, for_pcs })
+        Ok(Self {
+            name,
+            vcpus,
+            memory,
+            kernel,
+            initrd,
+            cmdline,
+            role,
+            apic,
+            translation,
+            decode_cache,
+            stage2,
+            for_pcs,
+        })
     }
 }
 

@@ -101,6 +101,7 @@ pub(crate) fn prepare(arch: Arch, vm: &VmConfig, assets: &Assets, script: Option
         kernel: blob(&kernel),
         initrd: initrd.as_ref().map(blob),
         cmdline: vm.cmdline.value.clone(),
+        role: vm.role.value,
         apic: vm.apic.value,
         hyperv: vm.translation.hyperv,
         flush: vm.translation.flush,

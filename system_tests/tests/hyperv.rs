@@ -57,6 +57,22 @@ fn conformance_cases_pass_and_each_one_is_tried_or_listed() {
 }
 
 #[test]
+fn only_a_parent_may_create_vms() {
+    let vms = format!(
+        "{}role = \"parent\"\n{}",
+        measuring_vm("parent", 2, "experiments=hv-parent"),
+        measuring_vm("guest", 2, "experiments=hv-parent"),
+    );
+    let json = dunlin_run_vms(120, &vms, &["--json"]).json();
+    for (name, least) in [("parent", 25), ("guest", 1)] {
+        let output = vm(&json, name)["output"].as_str().unwrap_or_default();
+        assert!(output.contains("done experiments=1 failures=0"), "{output}");
+        let passed = cases(output).values().filter(|outcome| *outcome == "pass").count();
+        assert!(passed >= least, "{name} passed {passed}: {output}");
+    }
+}
+
+#[test]
 fn guest_that_is_offered_nothing_finds_nothing() {
     let toml = format!("{}hyperv = \"off\"\n", measuring_vm("bare", 2, EVERYTHING));
     let json = dunlin_run_vms(120, &toml, &["--json"]).json();

@@ -75,7 +75,7 @@ fn unknown_key_is_named_with_the_nearest_known_one() {
     assert_eq!(
         error(text),
         "x.toml:6:3: key 'vcpu': unknown in [[vm]]\n\
-         help: did you mean 'vcpus'? (known here: name, vcpus, memory, kernel, initrd, cmdline, apic, hyperv, flush, tags, tag_limit, decode_cache, populate, split, split_rate, dirty_source)"
+         help: did you mean 'vcpus'? (known here: name, vcpus, memory, kernel, initrd, cmdline, role, apic, hyperv, flush, tags, tag_limit, decode_cache, populate, split, split_rate, dirty_source)"
     );
     assert!(error("[hosts]\n").contains("did you mean 'host'?"));
     assert!(error("[host]\nzzz = 1\n[[vm]]\nname='a'").contains("help: known here: arch, pcpus"));
@@ -182,6 +182,21 @@ fn vm_is_offered_everything_and_uses_epochs_unless_told_otherwise() {
     let translation = &config.vms[0].translation;
     assert_eq!((translation.hyperv, translation.flush), (HyperV::FlushIpi, RemoteFlush::Hypercall));
     assert_eq!((translation.tags, translation.tag_limit), (TagScheme::Epoch, None));
+}
+
+#[test]
+fn vm_is_a_guest_unless_it_is_the_parent() {
+    let role = |lines: &str| parse(&format!("[[vm]]\nname = \"a\"\n{lines}")).map(|config| config.vms[0].role.value);
+    assert_eq!(role("").ok(), Some(Role::Guest));
+    assert_eq!(role("role = \"parent\"").ok(), Some(Role::Parent));
+    for (lines, wanted) in [
+        ("role = \"root\"", "x.toml:3: key 'role'"),
+        ("role = \"parent\"\nhyperv = \"off\"", "x.toml:3: key 'role': a parent creates VMs by hypercalls"),
+        ("role = \"parent\"\n[[vm]]\nname = \"b\"\nrole = \"parent\"", "x.toml:6: key 'role': a second parent"),
+    ] {
+        let error = error(&format!("[[vm]]\nname = \"a\"\n{lines}\n"));
+        assert!(error.starts_with(wanted), "{error}");
+    }
 }
 
 #[test]

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 /// First eight bytes of a payload.
 pub const MAGIC: [u8; 8] = *b"DUNLINPL";
 /// Version of the layout and of [`Manifest`]; readers accept only their own.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 /// Blobs start at multiples of this many bytes.
 pub const BLOB_ALIGN: usize = 4096;
 
@@ -52,6 +52,8 @@ pub struct VmConfig {
     pub initrd: Option<Blob>,
     /// Kernel command line, without a terminating NUL.
     pub cmdline: String,
+    /// What the VM is to other VMs.
+    pub role: Role,
     /// How the guest finds its local APIC.
     pub apic: ApicMode,
     /// The part of the Hyper-V interface that the guest gets.
@@ -68,6 +70,15 @@ pub struct VmConfig {
     pub populate: Populate,
     /// How writes are logged, unless the command that starts the log sets it.
     pub dirty: DirtyLogging,
+}
+
+/// What a VM is to other VMs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Role {
+    /// Nothing: it knows of no other.
+    Guest,
+    /// It may create VMs, by the Hyper-V interface.
+    Parent,
 }
 
 /// When a VM's memory is mapped in stage 2. It is always allocated and zeroed when the VM is created.

@@ -1,6 +1,6 @@
 //! The names of a setting's values: written once, for files, options, errors and reports.
 
-use crate::payload::{ApicMode, DecodeCache, DirtySource, HyperV, Populate, RemoteFlush, Split, TagScheme};
+use crate::payload::{ApicMode, DecodeCache, DirtySource, HyperV, Populate, RemoteFlush, Role, Split, TagScheme};
 
 /// A setting with a few values, each with a name.
 pub trait Setting: Copy + Eq + 'static {
@@ -66,6 +66,7 @@ settings! {
     HyperV, "part of the Hyper-V interface": FlushIpi = "flush+ipi", Flush = "flush", Off = "off";
     Populate, "time to map memory": AtStart = "at-start", Touch2M = "touch-2M", Touch4K = "touch-4K";
     RemoteFlush, "way to flush TLBs": Hypercall = "hypercall", Ipi = "ipi";
+    Role, "role of a VM": Guest = "guest", Parent = "parent";
     Split, "time to split large pages": Adaptive = "adaptive", Eager = "eager", Lazy = "lazy";
     TagScheme, "way to manage tags": Epoch = "epoch", Generation = "generation", FlushAlways = "flush-always";
 }

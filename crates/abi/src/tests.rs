@@ -8,7 +8,7 @@ use crate::control::{self, Command, FRAME_LIMIT, FrameError, Line, Message, Rece
 use crate::counters::{ExitReason, VcpuCounters};
 use crate::payload::{
     ApicMode, Blob, Builder, DecodeCache, DirtyLogging, DirtySource, HyperV, Payload, PayloadError, Populate,
-    RemoteFlush, Split, TagScheme, VmConfig,
+    RemoteFlush, Role, Split, TagScheme, VmConfig,
 };
 use crate::setting::Setting;
 use crate::vcpu_counters;
@@ -21,6 +21,7 @@ fn vm(kernel: Blob, initrd: Option<Blob>) -> VmConfig {
         kernel,
         initrd,
         cmdline: "console=ttyS0".to_string(),
+        role: Role::Guest,
         apic: ApicMode::X2Apic,
         hyperv: HyperV::FlushIpi,
         flush: RemoteFlush::Hypercall,

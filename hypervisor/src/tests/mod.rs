@@ -17,7 +17,7 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::vec::Vec;
 
 use abi::payload::{
-    ApicMode, Blob, DecodeCache, DirtyLogging, HyperV, Populate, RemoteFlush, Split, TagScheme, VmConfig,
+    ApicMode, Blob, DecodeCache, DirtyLogging, HyperV, Populate, RemoteFlush, Role, Split, TagScheme, VmConfig,
 };
 use interleave::Schedules;
 
@@ -98,7 +98,7 @@ fn scenarios_hold_on_threads_of_the_operating_system_too() {
 }
 
 /// A VM of this name, with 2 MiB of memory.
-fn config(name: &str, vcpus: usize) -> VmConfig {
+pub(crate) fn config(name: &str, vcpus: usize) -> VmConfig {
     VmConfig {
         name: String::from(name),
         vcpus: u32::try_from(vcpus).expect("few"),
@@ -106,6 +106,7 @@ fn config(name: &str, vcpus: usize) -> VmConfig {
         kernel: Blob { offset: 0, bytes: 0 },
         initrd: None,
         cmdline: String::new(),
+        role: Role::Guest,
         apic: ApicMode::X2Apic,
         hyperv: HyperV::Off,
         flush: RemoteFlush::Hypercall,
@@ -118,12 +119,12 @@ fn config(name: &str, vcpus: usize) -> VmConfig {
 }
 
 /// Cuts the machine's tags for these VMs, as the host does at its start.
-fn prepare(configs: &[VmConfig]) {
+pub(crate) fn prepare(configs: &[VmConfig]) {
     vm::tags::init(configs, 7, true).expect("there are tags for the VMs");
 }
 
 /// Makes a VM, which does not run yet.
-fn create(simulation: &Simulation, number: u32, config: &VmConfig, programs: Vec<Vec<Op>>) -> Arc<Vm> {
+pub(crate) fn create(simulation: &Simulation, number: u32, config: &VmConfig, programs: Vec<Vec<Op>>) -> Arc<Vm> {
     simulation.load(&config.name, programs);
     let mut creation = Creation::begin(number, config.clone()).expect("the machine has room for it");
     let spec = Spec { config, kernel: &[], initrd: None };

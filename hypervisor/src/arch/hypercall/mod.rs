@@ -6,10 +6,13 @@
 mod budget;
 mod flush;
 mod ipi;
+mod partition;
 
 use addr::Gpa;
 use hyperv_defs::call::FAST_XMM_BYTES;
 use hyperv_defs::{Answer, Call, Checked, Control, Offered, Refusal, Status, check};
+
+pub(in crate::arch) use partition::Children;
 
 use super::machine::cpuid;
 use crate::vcpu::run::Running;
@@ -35,23 +38,33 @@ pub(crate) enum Ended {
     NotYet(Control),
 }
 
-/// Executes a call. It calls `input` for the place of its input only if it needs one.
+/// What the caller may do.
+#[derive(Clone, Copy)]
+pub(crate) struct Rights<'a> {
+    /// The calls that it is offered.
+    pub(crate) offered: Offered,
+    /// Its children, if it is a parent.
+    pub(in crate::arch) children: Option<&'a Children>,
+}
+
+/// Executes a call, whose output goes to `output`. It calls `input` for the place of its input only if it needs one.
 pub(crate) fn call(
     run: &mut Running<'_>,
     control: Control,
-    offered: Offered,
+    rights: Rights<'_>,
+    output: Gpa,
     input: impl FnOnce(&Checked) -> Input,
 ) -> Ended {
-    let checked = match check(control, offered) {
+    let checked = match check(control, rights.offered) {
         Ok(checked) => checked,
         Err(Refusal::InvalidOpcode) => return Ended::InvalidOpcode,
         Err(Refusal::Status(status)) => return Ended::With(status.into()),
     };
     let result = match input(&checked) {
-        Input::Registers(bytes) => perform(run, &checked, &bytes),
+        Input::Registers(bytes) => perform(run, &checked, &bytes, rights, output),
         // Most inputs are short, and zeroing a page would be most of the cost.
-        Input::Memory(at) if checked.input_bytes() <= SHORT => from_memory::<SHORT>(run, &checked, at),
-        Input::Memory(at) => from_memory::<LONGEST>(run, &checked, at),
+        Input::Memory(at) if checked.input_bytes() <= SHORT => from_memory::<SHORT>(run, &checked, at, rights, output),
+        Input::Memory(at) => from_memory::<LONGEST>(run, &checked, at, rights, output),
     };
     result.unwrap_or_else(|status| Ended::With(checked.failure(status)))
 }
@@ -61,22 +74,36 @@ const SHORT: usize = 96;
 /// An input is within one page.
 const LONGEST: usize = 4096;
 
-fn from_memory<const ROOM: usize>(run: &mut Running<'_>, checked: &Checked, at: Gpa) -> Result<Ended, Status> {
+fn from_memory<const ROOM: usize>(
+    run: &mut Running<'_>,
+    checked: &Checked,
+    at: Gpa,
+    rights: Rights<'_>,
+    output: Gpa,
+) -> Result<Ended, Status> {
     checked.check_placement(at, cpuid::physical_addresses_end())?;
     let mut bytes = [0; ROOM];
     let bytes = &mut bytes[..checked.input_bytes()];
     if !run.vm.memory.read(at, bytes) {
         return Err(Status::InvalidHypercallInput);
     }
-    perform(run, checked, bytes)
+    perform(run, checked, bytes, rights, output)
 }
 
-fn perform(run: &mut Running<'_>, checked: &Checked, input: &[u8]) -> Result<Ended, Status> {
+fn perform(
+    run: &mut Running<'_>,
+    checked: &Checked,
+    input: &[u8],
+    rights: Rights<'_>,
+    output: Gpa,
+) -> Result<Ended, Status> {
     match checked.parse(input)? {
         Call::Flush(call) => Ok(flush::flush(run, checked, &call)),
         Call::Ipi(call) => Ok(ipi::send(run, checked, &call)),
         Call::SpinWait(_) => Ok(Ended::Spinning(checked.success())),
-        // No VM is offered these.
-        Call::Partition(_) => Err(Status::AccessDenied),
+        Call::Partition(request) => partition::perform(run.vm, checked, &request, rights.children, output),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,5 +1,5 @@
 //! The conformance cases of the Hyper-V interface (TLFS), with their names in the project's list: A discovery and MSRs,
-//! B control words and registers, C flushes, D interrupts, E timers and their messages.
+//! B control words and registers, C flushes, D interrupts, E timers and their messages, F the calls of a parent.
 //!
 //! Each case writes one record, `case name=.. about=".." outcome=pass|fail|skipped why=".."`. A failed case also writes
 //! a `violation`, and counts.
@@ -10,6 +10,7 @@ pub(super) mod discovery;
 pub(super) mod flush;
 mod flush_sets;
 pub(super) mod ipi;
+pub(super) mod parent;
 pub(super) mod timers;
 mod watch;
 

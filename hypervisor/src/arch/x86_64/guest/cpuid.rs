@@ -121,7 +121,7 @@ impl CpuidTable {
             extended: (EXTENDED_FIRST..=EXTENDED_MAX).map(|number| extended_leaf(number, vcpus)).collect(),
             offered: Offered::default(),
         };
-        let first = |number| table.find(number).and_then(|leaf| leaf.subleaves.first()).copied().unwrap_or_default();
+        let first = |number| table.subleaf(number, 0);
         table.offered = Offered::by(&Leaves {
             leaf_1: first(1),
             leaf_7: first(7),
@@ -135,6 +135,11 @@ impl CpuidTable {
     /// Bits of control registers that go with the features that the guest sees.
     pub(super) fn offered(&self) -> &Offered {
         &self.offered
+    }
+
+    /// What a leaf says, but for the bits that an exit fills in.
+    pub(super) fn subleaf(&self, number: u32, subleaf: usize) -> Registers {
+        self.find(number).and_then(|leaf| leaf.subleaves.get(subleaf)).copied().unwrap_or_default()
     }
 
     fn find(&self, number: u32) -> Option<&Leaf> {

@@ -6,7 +6,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use abi::payload::{HyperV as Offer, RemoteFlush, VmConfig};
+use abi::payload::{HyperV as Offer, RemoteFlush, Role, VmConfig};
 use addr::Gpa;
 use hyperv_defs::call::{FAST_BYTES, FAST_WORDS};
 use hyperv_defs::cpuid::{self as leaf, Features, HardwareFeatures, Privileges, PrivilegesHigh, Recommendations};
@@ -19,10 +19,11 @@ use x86_defs::cpuid::Registers;
 use x86_defs::registers::{cr0, efer};
 use x86_emulate::{Segment, SegmentRegister};
 
+use super::cpuid::CpuidTable;
 use super::state::{State as _, gpr};
 use super::vcpu::ArchVcpu;
-use super::{cpuid, fpu, synic};
-use crate::arch::hypercall::{self, Ended, Input};
+use super::{children, cpuid, fpu, synic};
+use crate::arch::hypercall::{self, Children, Ended, Input, Rights};
 use crate::arch::x86_64::host::tsc;
 use crate::device::local_apic::GeneralProtection;
 use crate::vcpu::run::{Next, Running};
@@ -38,6 +39,7 @@ pub(super) const MAX_LEAF: u32 = leaf::MAX_LEAF;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Profile {
     recommendations: Recommendations,
+    privileges_high: PrivilegesHigh,
     vcpus: u32,
 }
 
@@ -53,6 +55,11 @@ const PRIVILEGES: Privileges = Privileges::VP_RUNTIME
 const FEATURES: Features = Features::XMM_INPUT.union(Features::FREQUENCIES).union(Features::DIRECT_TIMERS);
 const HARDWARE: HardwareFeatures = HardwareFeatures::MSR_BITMAPS.union(HardwareFeatures::SECOND_LEVEL_TRANSLATION);
 
+/// Build of version 10.0, as other implementations of the interface say.
+const BUILD: u32 = 0x3839;
+/// Linux' driver for parents knows the builds from 27 744 to 27 751, and complains of any other.
+const PARENT_BUILD: u32 = 27_744;
+
 impl Profile {
     /// From the VM's description; `None` without the interface.
     pub(super) fn of(config: &VmConfig) -> Option<Self> {
@@ -66,12 +73,16 @@ impl Profile {
         recommendations.set(Recommendations::REMOTE_FLUSH, flush);
         recommendations.set(Recommendations::CLUSTER_IPI, ipi);
         recommendations.set(Recommendations::EX_PROCESSOR_MASKS, flush || ipi);
-        Some(Self { recommendations, vcpus: config.vcpus })
+        let privileges_high = match config.role {
+            Role::Guest => PrivilegesHigh::empty(),
+            Role::Parent => PrivilegesHigh::CREATE_PARTITIONS.union(PrivilegesHigh::ACCESS_MEMORY_POOL),
+        };
+        Some(Self { recommendations, privileges_high, vcpus: config.vcpus })
     }
 
     /// The calls that it may make.
     fn offered(self) -> Offered {
-        Offered::by_cpuid(self.recommendations, FEATURES, PrivilegesHigh::empty())
+        Offered::by_cpuid(self.recommendations, FEATURES, self.privileges_high)
     }
 
     /// The answer of CPUID leaf `number`.
@@ -83,11 +94,14 @@ impl Profile {
                 Registers { eax: MAX_LEAF, ebx, ecx, edx }
             }
             leaf::INTERFACE => Registers { eax: leaf::SIGNATURE, ..zero },
-            // Version 10.0, as other implementations of the interface say.
-            leaf::VERSION => Registers { eax: 0x3839, ebx: 0x000a_0000, ..zero },
+            leaf::VERSION => {
+                let is_parent = self.privileges_high.contains(PrivilegesHigh::CREATE_PARTITIONS);
+                Registers { eax: if is_parent { PARENT_BUILD } else { BUILD }, ebx: 0x000a_0000, ..zero }
+            }
             leaf::FEATURES => {
                 let hidden = if tsc::is_invariant() { Privileges::empty() } else { Privileges::TSC_INVARIANT };
-                Registers { eax: PRIVILEGES.difference(hidden).bits(), edx: FEATURES.bits(), ..zero }
+                let (eax, ebx) = (PRIVILEGES.difference(hidden).bits(), self.privileges_high.bits());
+                Registers { eax, ebx, edx: FEATURES.bits(), ..zero }
             }
             leaf::RECOMMENDATIONS => {
                 Registers { eax: self.recommendations.bits(), ebx: leaf::SPIN_NEVER_NOTIFY, ..zero }
@@ -104,6 +118,8 @@ pub(in crate::arch::x86_64) struct HyperV {
     offered: Offered,
     /// Turns the TSC into the VM's time. The sequence number is in `registers`.
     clock: ReferenceTsc,
+    /// The VMs that it has created, if it may.
+    children: Option<Children>,
     /// Zero: the guest has not identified itself, and has no hypercalls.
     guest_os_id: AtomicU64,
     /// The guest's settings for the whole VM. The holder of the lock writes to the pages that they name.
@@ -120,7 +136,11 @@ struct VmRegisters {
 
 impl HyperV {
     /// The interface for a VM whose time begins now, if it is offered.
-    pub(super) fn new(config: &VmConfig) -> Option<Self> {
+    pub(super) fn new(config: &VmConfig, cpuid: &CpuidTable) -> Option<Self> {
+        let children = match config.role {
+            Role::Guest => None,
+            Role::Parent => Children::new(children::host(cpuid)),
+        };
         let scale = reference_tsc::scale_for(tsc::hz()).unwrap_or(u64::MAX);
         let clock = ReferenceTsc { sequence: 0, scale, offset: reference_tsc::offset_for(tsc::now(), scale, 0) };
         let registers = VmRegisters {
@@ -132,6 +152,7 @@ impl HyperV {
         Some(Self {
             offered: Profile::of(config)?.offered(),
             clock,
+            children,
             guest_os_id: AtomicU64::new(0),
             registers: Mutex::new(registers),
         })
@@ -254,7 +275,8 @@ pub(in crate::arch::x86_64) fn hypercall(run: &mut Running<'_>) -> Next {
         // There is no such form for 32-bit callers.
         offered -= Offered::XMM_INPUT;
     }
-    match hypercall::call(run, arguments.control, offered, |checked| arguments.input(checked)) {
+    let rights = Rights { offered, children: hyperv.children.as_ref() };
+    match hypercall::call(run, arguments.control, rights, Gpa(arguments.output), |checked| arguments.input(checked)) {
         Ended::With(result) => {
             finish(&mut run.owner.arch, is_long, result);
             Next::Resume

@@ -3,6 +3,7 @@
 //! `cpuid`, `msr`, `control`, `mmio` and `platform` handle exits, `delivery` delivers interrupts between vCPUs.
 
 pub(crate) mod apic;
+mod children;
 pub(crate) mod control;
 pub(crate) mod cpuid;
 pub(crate) mod delivery;

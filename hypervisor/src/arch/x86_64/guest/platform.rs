@@ -43,9 +43,10 @@ const RTC_LAST: u16 = RTC_PORT + 1;
 
 impl Platform {
     pub(crate) fn new(config: &VmConfig) -> Self {
+        let cpuid = CpuidTable::new(config);
         Self {
-            cpuid: CpuidTable::new(config),
-            hyperv: HyperV::new(config),
+            hyperv: HyperV::new(config, &cpuid),
+            cpuid,
             io_apic: Mutex::new(IoApic::new(0)),
             pci: Mutex::new(Pci::new()),
             pit: Mutex::new(Pit::new()),

@@ -1,0 +1,161 @@
+use addr::Gpa;
+use hyperv_defs::partition::CreatePartitionInput;
+use hyperv_defs::property::{ProcessorFeatures, SyntheticFeatures, XsaveFeatures};
+use hyperv_defs::wire::{U32, U64};
+use hyperv_defs::{Answer, Call, Checked, Code, Control, Offered, Refusal, Status, check};
+use partition::Host;
+use std::vec;
+use std::vec::Vec;
+
+use super::{Children, Ended, partition as calls};
+use crate::arch::fake::machine::{Simulation, run};
+use crate::tests::{config, create, prepare};
+use crate::vm::Vm;
+
+/// Where outputs go. The VM has 2 MiB.
+const OUTPUT: Gpa = Gpa(0x1000);
+const BEYOND: Gpa = Gpa(0x80_0000);
+
+fn children() -> Children {
+    let host = Host {
+        features: ProcessorFeatures::SSE3,
+        xsave_features: XsaveFeatures::XSAVE,
+        xsave_states: 7,
+        max_xsave_bytes: 832,
+        synthetic_features: SyntheticFeatures::empty(),
+        physical_address_width: 48,
+        tsc_hertz: 1_000_000_000,
+        vps: 4,
+        pages_per_vp: 1,
+    };
+    Children::new(host).expect("there is memory")
+}
+
+/// Runs this with a VM that never starts.
+fn with_vm(script: fn(&Vm)) {
+    run(1, move |simulation: &Simulation| {
+        let config = config("parent", 1);
+        prepare(core::slice::from_ref(&config));
+        let vm = create(simulation, 0, &config, vec![vec![]]);
+        script(&vm);
+    });
+}
+
+/// A call with this input, as the VM makes it.
+fn call(vm: &Vm, children: Option<&Children>, control: Control, input: &[u8], output: Gpa) -> Result<Ended, Status> {
+    let checked: Checked = match check(control, Offered::all()) {
+        Ok(checked) => checked,
+        Err(Refusal::Status(status)) => return Err(status),
+        Err(Refusal::InvalidOpcode) => panic!("everything is offered"),
+    };
+    match checked.parse(input)? {
+        Call::Partition(request) => calls::perform(vm, &checked, &request, children, output),
+        _ => Err(Status::InvalidHypercallCode),
+    }
+}
+
+fn words(words: &[u64]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+fn word_at(vm: &Vm, at: Gpa) -> u64 {
+    let mut bytes = [0; 8];
+    assert!(vm.memory.read(at, &mut bytes));
+    u64::from_le_bytes(bytes)
+}
+
+fn create_input() -> Vec<u8> {
+    let input = CreatePartitionInput {
+        flags: U64::new(0x48_2110),
+        compatibility_version: U32::new(0x609),
+        ..CreatePartitionInput::default()
+    };
+    input.bytes().to_vec()
+}
+
+const DONE: Result<Ended, Status> = Ok(Ended::With(Answer(0)));
+
+#[test]
+fn partition_is_created_once_its_id_can_be_told() {
+    with_vm(|vm| {
+        let children = children();
+        let create = |output| call(vm, Some(&children), Control::new(Code::CreatePartition), &create_input(), output);
+        assert_eq!(create(BEYOND), Err(Status::InvalidHypercallInput), "nobody could tell its id");
+        assert_eq!(create(Gpa(OUTPUT.0 + 4)), Err(Status::InvalidAlignment));
+        assert_eq!(children.count(), 0);
+
+        assert_eq!(create(OUTPUT), DONE);
+        let first = word_at(vm, OUTPUT);
+        assert_eq!(create(OUTPUT), DONE);
+        assert_ne!(word_at(vm, OUTPUT), first);
+        assert_eq!(children.count(), 2);
+
+        let by_id = |code, id| call(vm, Some(&children), Control::new(code).with_fast(), &words(&[id]), Gpa(!0));
+        assert_eq!(by_id(Code::FinalizePartition, first), DONE);
+        assert_eq!(by_id(Code::FinalizePartition, first), Err(Status::InvalidPartitionState));
+        assert_eq!(by_id(Code::DeletePartition, first), DONE);
+        assert_eq!(by_id(Code::DeletePartition, first), Err(Status::InvalidPartitionId));
+        assert_eq!(children.count(), 1);
+    });
+}
+
+#[test]
+fn property_is_written_behind_nothing_else() {
+    with_vm(|vm| {
+        let children = children();
+        assert!(vm.memory.write(OUTPUT, &[0xff; 32]));
+        let ex = Control::new(Code::GetPartitionPropertyEx);
+        assert_eq!(call(vm, Some(&children), ex, &words(&[!0, 0x9_0007, 0]), OUTPUT), DONE);
+        assert_eq!([0, 8, 16].map(|offset| word_at(vm, Gpa(OUTPUT.0 + offset))), [1, 2, !0]);
+        let get = Control::new(Code::GetPartitionProperty);
+        assert_eq!(call(vm, Some(&children), get, &words(&[!0, 0x6_0009]), OUTPUT), DONE);
+        assert_eq!([0, 8].map(|offset| word_at(vm, Gpa(OUTPUT.0 + offset))), [1_000_000_000, 2]);
+    });
+}
+
+#[test]
+fn vm_without_children_is_denied() {
+    with_vm(|vm| {
+        let create = Control::new(Code::CreatePartition);
+        assert_eq!(call(vm, None, create, &create_input(), OUTPUT), Err(Status::AccessDenied));
+        let own = Control::new(Code::GetPartitionProperty);
+        assert_eq!(call(vm, None, own, &words(&[!0, 0x6_000a]), OUTPUT), Err(Status::AccessDenied));
+    });
+}
+
+/// Any bytes: each call ends, and nothing is written outside of the output's page.
+#[test]
+fn random_calls_are_answered() {
+    with_vm(|vm| {
+        let children = children();
+        let mut random = fastrand::Rng::with_seed(0x5eed_0001);
+        let guard = [0xa5; 16];
+        assert!(vm.memory.write(Gpa(OUTPUT.0 - 16), &guard) && vm.memory.write(Gpa(OUTPUT.0 + 0x1000), &guard));
+        for _ in 0..200_000 {
+            let code = Code::ALL[random.usize(7..Code::ALL.len())];
+            let list = if code.shape().rep.is_some() { random.u16(..8) } else { 0 };
+            let control = Control::new(code).with_rep_count(list);
+            let input: Vec<u64> = (0..16)
+                .map(|_| match random.u8(..6) {
+                    0 => random.u64(..),
+                    1 => !0,
+                    2 => 0x100 + random.u64(..64),
+                    3 => [0x1_0001, 0x9_0007, 0x6_000a, 0x48_2110, 0x609][random.usize(..5)],
+                    _ => random.u64(..4),
+                })
+                .collect();
+            let input = if random.u8(..4) == 0 { create_input() } else { words(&input) };
+            let output = if random.u8(..8) == 0 { Gpa(random.u64(..)) } else { OUTPUT };
+            match call(vm, Some(&children), control, &input, output) {
+                Ok(Ended::With(answer)) => assert!(answer.reps() <= list),
+                Ok(Ended::NotYet(next)) => assert_eq!(next, control),
+                Ok(other) => panic!("{other:?}"),
+                Err(status) => assert_ne!(status, Status::Success),
+            }
+        }
+        let mut seen = [0; 16];
+        assert!(vm.memory.read(Gpa(OUTPUT.0 - 16), &mut seen) && seen == guard);
+        assert!(vm.memory.read(Gpa(OUTPUT.0 + 0x1000), &mut seen) && seen == guard);
+        assert!(children.count() <= partition::limits::CHILDREN);
+    });
+}

@@ -1,0 +1,117 @@
+//! What a VM that is a parent may give to its children: what it has itself.
+//!
+//! The interface has names of its own for features of the processor ([`ProcessorFeatures`]). Here they are found in the
+//! CPUID that the parent sees.
+
+use hyperv_defs::property::{ProcessorFeatures, SyntheticFeatures, XsaveFeatures};
+use partition::Host;
+use x86_defs::cpuid::Registers;
+
+use super::cpuid::CpuidTable;
+use crate::arch::x86_64::host::tsc;
+
+/// A register of a leaf's answer.
+#[derive(Clone, Copy)]
+enum Register {
+    Ebx,
+    Ecx,
+    Edx,
+}
+use Register::{Ebx, Ecx, Edx};
+
+/// Leaf, subleaf 0, register and bit of each feature.
+const FEATURES: [(u32, Register, u32, ProcessorFeatures); 45] = [
+    (1, Ecx, 0, ProcessorFeatures::SSE3),
+    (1, Ecx, 1, ProcessorFeatures::PCLMULQDQ),
+    (1, Ecx, 9, ProcessorFeatures::SSSE3),
+    (1, Ecx, 13, ProcessorFeatures::CMPXCHG16B),
+    (1, Ecx, 17, ProcessorFeatures::PCID),
+    (1, Ecx, 19, ProcessorFeatures::SSE4_1),
+    (1, Ecx, 20, ProcessorFeatures::SSE4_2),
+    (1, Ecx, 22, ProcessorFeatures::MOVBE),
+    (1, Ecx, 23, ProcessorFeatures::POPCNT),
+    (1, Ecx, 24, ProcessorFeatures::TSC_DEADLINE),
+    (1, Ecx, 25, ProcessorFeatures::AES),
+    (1, Ecx, 29, ProcessorFeatures::F16C),
+    (1, Ecx, 30, ProcessorFeatures::RDRAND),
+    (7, Ebx, 0, ProcessorFeatures::FSGSBASE),
+    (7, Ebx, 1, ProcessorFeatures::TSC_ADJUST),
+    (7, Ebx, 3, ProcessorFeatures::BMI1),
+    (7, Ebx, 7, ProcessorFeatures::SMEP),
+    (7, Ebx, 8, ProcessorFeatures::BMI2),
+    (7, Ebx, 9, ProcessorFeatures::ERMS),
+    (7, Ebx, 10, ProcessorFeatures::INVPCID),
+    (7, Ebx, 18, ProcessorFeatures::RDSEED),
+    (7, Ebx, 19, ProcessorFeatures::ADX),
+    (7, Ebx, 20, ProcessorFeatures::SMAP),
+    (7, Ebx, 23, ProcessorFeatures::CLFLUSHOPT),
+    (7, Ebx, 24, ProcessorFeatures::CLWB),
+    (7, Ebx, 29, ProcessorFeatures::SHA),
+    (7, Ecx, 2, ProcessorFeatures::UMIP),
+    (7, Ecx, 7, ProcessorFeatures::CET_SS),
+    (7, Ecx, 16, ProcessorFeatures::LA57),
+    (7, Ecx, 22, ProcessorFeatures::RDPID),
+    (7, Edx, 4, ProcessorFeatures::FSRM),
+    (7, Edx, 20, ProcessorFeatures::CET_IBT),
+    (0x8000_0001, Ecx, 0, ProcessorFeatures::LAHF_SAHF),
+    (0x8000_0001, Ecx, 4, ProcessorFeatures::ALTMOVCR8),
+    (0x8000_0001, Ecx, 5, ProcessorFeatures::LZCNT),
+    (0x8000_0001, Ecx, 6, ProcessorFeatures::SSE4A),
+    (0x8000_0001, Ecx, 7, ProcessorFeatures::MISALIGNED_SSE),
+    (0x8000_0001, Ecx, 8, ProcessorFeatures::PREFETCHW),
+    (0x8000_0001, Edx, 22, ProcessorFeatures::MMX_EXT),
+    (0x8000_0001, Edx, 26, ProcessorFeatures::PAGE_1G),
+    (0x8000_0001, Edx, 27, ProcessorFeatures::RDTSCP),
+    (0x8000_0008, Ebx, 0, ProcessorFeatures::CLZERO),
+    (0x8000_0008, Ebx, 12, ProcessorFeatures::IBPB),
+    (0x8000_0008, Ebx, 14, ProcessorFeatures::IBRS),
+    (0x8000_0008, Ebx, 15, ProcessorFeatures::STIBP),
+];
+
+const LEAF_1_ECX_XSAVE: u32 = 1 << 26;
+const LEAF_1_ECX_AVX: u32 = 1 << 28;
+const LEAF_D_1_EAX_XSAVEOPT: u32 = 1 << 0;
+
+/// VPs of a child, at most: Linux' driver has no more.
+const VPS: u32 = 256;
+/// Deposited pages that pay for a VP. Linux deposits 90 for each.
+const PAGES_PER_VP: usize = 64;
+
+/// What the children of a VM with this CPUID can have.
+pub(super) fn host(cpuid: &CpuidTable) -> Host {
+    let has = |leaf, register, bit| {
+        let Registers { ebx, ecx, edx, .. } = cpuid.subleaf(leaf, 0);
+        let value = match register {
+            Ebx => ebx,
+            Ecx => ecx,
+            Edx => edx,
+        };
+        value >> bit & 1 != 0
+    };
+    let mut features = ProcessorFeatures::empty();
+    for (leaf, register, bit, feature) in FEATURES {
+        features.set(feature, has(leaf, register, bit));
+    }
+    features.set(ProcessorFeatures::TSC_INVARIANT, tsc::is_invariant());
+    // Real mode runs as it is, without emulation.
+    features |= ProcessorFeatures::UNRESTRICTED_GUEST;
+
+    let (leaf_1, state) = (cpuid.subleaf(1, 0), cpuid.subleaf(0xd, 0));
+    let mut xsave_features = XsaveFeatures::empty();
+    xsave_features.set(XsaveFeatures::XSAVE, leaf_1.ecx & LEAF_1_ECX_XSAVE != 0);
+    xsave_features.set(XsaveFeatures::AVX, leaf_1.ecx & LEAF_1_ECX_AVX != 0);
+    xsave_features.set(XsaveFeatures::XSAVEOPT, cpuid.subleaf(0xd, 1).eax & LEAF_D_1_EAX_XSAVEOPT != 0);
+
+    Host {
+        features,
+        xsave_features,
+        xsave_states: u64::from(state.edx) << 32 | u64::from(state.eax),
+        max_xsave_bytes: state.ecx.into(),
+        // What a child is offered of the interface begins with its first VP.
+        synthetic_features: SyntheticFeatures::empty(),
+        physical_address_width: (cpuid.subleaf(0x8000_0008, 0).eax & 0xff).into(),
+        tsc_hertz: tsc::hz(),
+        vps: VPS,
+        pages_per_vp: PAGES_PER_VP,
+    }
+}
