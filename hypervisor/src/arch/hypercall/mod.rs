@@ -5,14 +5,19 @@
 
 mod budget;
 mod flush;
+mod interrupt;
 mod ipi;
+mod memory;
+mod parent;
 mod partition;
+mod registers;
+mod vp;
 
 use addr::Gpa;
 use hyperv_defs::call::FAST_XMM_BYTES;
 use hyperv_defs::{Answer, Call, Checked, Control, Offered, Refusal, Status, check};
 
-pub(in crate::arch) use partition::Children;
+pub(in crate::arch) use parent::Children;
 
 use super::machine::cpuid;
 use crate::vcpu::run::Running;
@@ -101,7 +106,7 @@ fn perform(
         Call::Flush(call) => Ok(flush::flush(run, checked, &call)),
         Call::Ipi(call) => Ok(ipi::send(run, checked, &call)),
         Call::SpinWait(_) => Ok(Ended::Spinning(checked.success())),
-        Call::Partition(request) => partition::perform(run.vm, checked, &request, rights.children, output),
+        Call::Partition(request) => parent::perform(run.vm, checked, &request, rights.children, output),
     }
 }
 

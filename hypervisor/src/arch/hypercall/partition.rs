@@ -1,129 +1,81 @@
-//! Calls about partitions: a parent creates VMs of its own.
-//!
-//! What can be done so far needs no memory: partitions are created, described, read, finalized and deleted. Everything
-//! that needs a page of the parent, or a virtual processor, is answered with FEATURE_UNAVAILABLE.
+//! Calls about the life of a partition, and about its properties.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use addr::Gpa;
-use hyperv_defs::partition::GetProperty;
-use hyperv_defs::{Answer, Checked, PartitionId, Request, Status};
-use partition::{Host, Ledger, Parent, Progress, Store, Value};
-use spin::Mutex;
+use hyperv_defs::partition::{CreatePartition, GetProperty, SetProperty};
+use hyperv_defs::{PartitionId, Status};
+use partition::{Progress, Store, Value};
 
 use super::Ended;
 use super::budget::Budget;
-use crate::arch::machine::cpuid;
-use crate::vm::Vm;
-
-/// The children of a VM that is a parent.
-pub(in crate::arch) struct Children(Mutex<Parent>);
-
-impl Children {
-    /// None yet. They can have what `host` says.
-    pub(in crate::arch) fn new(host: Host) -> Option<Self> {
-        // No page of the parent can be given to a child yet.
-        let ledger = Ledger::new(&[])?;
-        Some(Self(Mutex::new(Parent::new(ledger, host))))
-    }
-
-    /// How many there are.
-    #[cfg(test)]
-    pub(super) fn count(&self) -> usize {
-        self.0.lock().children().len()
-    }
-}
+use super::parent::Caller;
 
 /// Ids are the host's: no partition ever has one that another had.
 static NEXT_ID: AtomicU64 = AtomicU64::new(0x100);
 
-/// Executes a parent's call. Its output goes to `output`.
-#[cold]
-#[inline(never)]
-pub(super) fn perform(
-    vm: &Vm,
-    checked: &Checked,
-    request: &Request<'_>,
-    children: Option<&Children>,
-    output: Gpa,
-) -> Result<Ended, Status> {
-    let mut parent = children.ok_or(Status::AccessDenied)?.0.lock();
-    let output = Output::new(vm, checked, output)?;
-    match request {
-        Request::CreatePartition(create) => {
-            // Under the lock: a parent's ids ascend.
-            let id = parent.create(PartitionId(NEXT_ID.fetch_add(1, Ordering::Relaxed)), create)?;
-            output.write(&id.0.to_le_bytes())?;
+/// HvCallCreatePartition.
+pub(super) fn create(caller: &Caller<'_>, create: &CreatePartition) -> Result<Ended, Status> {
+    // Under the lock: a parent's ids ascend.
+    let mut parent = caller.children.lock();
+    let id = parent.create(PartitionId(NEXT_ID.fetch_add(1, Ordering::Relaxed)), create)?;
+    caller.output.write(&id.0.to_le_bytes())?;
+    caller.done()
+}
+
+/// HvCallInitializePartition.
+pub(super) fn initialize(caller: &Caller<'_>, id: PartitionId) -> Result<Ended, Status> {
+    caller.check_child(id)?;
+    Err(Status::FeatureUnavailable)
+}
+
+/// HvCallFinalizePartition.
+pub(super) fn finalize(caller: &Caller<'_>, id: PartitionId) -> Result<Ended, Status> {
+    let budget = Budget::start();
+    let mut parent = caller.children.lock();
+    parent.finalize(id)?;
+    let (child, ledger) = parent.child_mut(id)?;
+    while child.empty(ledger, &mut NoPages) == Progress::More {
+        if budget.is_spent() {
+            return Ok(Ended::NotYet(caller.checked.control()));
         }
-        Request::GetProperty(GetProperty { partition, property, .. }) => {
-            let value = parent.property(*partition, *property)?;
-            match value {
-                Value::Word(value) => output.write(&value.to_le_bytes())?,
-                Value::Bank(bank) => output.write(bank.bytes())?,
-                // It has no VPs, so its time has not begun.
-                Value::ReferenceTime => output.write(&0_u64.to_le_bytes())?,
-            }
-        }
-        Request::SetProperty(set) => {
-            let (child, _) = parent.child_mut(set.partition)?;
-            // It has no VPs that would notice.
-            let _change = child.set_property(set)?;
-        }
-        Request::FinalizePartition(id) => {
-            let budget = Budget::start();
-            parent.finalize(*id)?;
-            let (child, ledger) = parent.child_mut(*id)?;
-            while child.empty(ledger, &mut NoPages) == Progress::More {
-                if budget.is_spent() {
-                    return Ok(Ended::NotYet(checked.control()));
-                }
-            }
-        }
-        Request::DeletePartition(id) => {
-            let budget = Budget::start();
-            while parent.delete(*id, PAGES_AT_A_TIME, &mut NoPages, |_| {})? == Progress::More {
-                if budget.is_spent() {
-                    return Ok(Ended::NotYet(checked.control()));
-                }
-            }
-        }
-        Request::Withdraw(withdraw) => {
-            parent.child(withdraw.partition)?;
-            return Ok(Ended::With(Answer::new(Status::NoResources, checked.control().rep_start())));
-        }
-        _ => return Err(Status::FeatureUnavailable),
     }
-    Ok(Ended::With(checked.success()))
+    caller.done()
+}
+
+/// HvCallDeletePartition.
+pub(super) fn delete(caller: &Caller<'_>, id: PartitionId) -> Result<Ended, Status> {
+    let budget = Budget::start();
+    let mut parent = caller.children.lock();
+    while parent.delete(id, PAGES_AT_A_TIME, &mut NoPages, |_| {})? == Progress::More {
+        if budget.is_spent() {
+            return Ok(Ended::NotYet(caller.checked.control()));
+        }
+    }
+    caller.done()
 }
 
 const PAGES_AT_A_TIME: usize = 64;
 
-/// The place of a call's output.
-struct Output<'a> {
-    vm: &'a Vm,
-    at: Gpa,
+/// HvCallGetPartitionProperty and HvCallGetPartitionPropertyEx.
+pub(super) fn property(caller: &Caller<'_>, get: &GetProperty) -> Result<Ended, Status> {
+    let value = caller.children.lock().property(get.partition, get.property)?;
+    match value {
+        Value::Word(value) => caller.output.write(&value.to_le_bytes())?,
+        Value::Bank(bank) => caller.output.write(bank.bytes())?,
+        // It has no VPs, so its time has not begun.
+        Value::ReferenceTime => caller.output.write(&0_u64.to_le_bytes())?,
+    }
+    caller.done()
 }
 
-impl<'a> Output<'a> {
-    /// A place that can be written to, or none for a call without output. It is cleared, before the call has done
-    /// anything that could not be told.
-    fn new(vm: &'a Vm, checked: &Checked, at: Gpa) -> Result<Self, Status> {
-        checked.check_output_placement(at, cpuid::physical_addresses_end())?;
-        let output = Self { vm, at };
-        let bytes = checked.output_bytes();
-        if bytes != 0 {
-            output.write([0; LARGEST_OUTPUT].get(..bytes).ok_or(Status::InvalidHypercallInput)?)?;
-        }
-        Ok(output)
-    }
-
-    fn write(&self, bytes: &[u8]) -> Result<(), Status> {
-        if self.vm.memory.write(self.at, bytes) { Ok(()) } else { Err(Status::InvalidHypercallInput) }
-    }
+/// HvCallSetPartitionProperty.
+pub(super) fn set_property(caller: &Caller<'_>, set: &SetProperty) -> Result<Ended, Status> {
+    let mut parent = caller.children.lock();
+    let (child, _) = parent.child_mut(set.partition)?;
+    // It has no VPs that would notice.
+    let _change = child.set_property(set)?;
+    caller.done()
 }
-
-/// An output is within one page.
-const LARGEST_OUTPUT: usize = 4096;
 
 /// The pages that are deposited: none.
 struct NoPages;

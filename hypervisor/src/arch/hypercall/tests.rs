@@ -7,7 +7,7 @@ use partition::Host;
 use std::vec;
 use std::vec::Vec;
 
-use super::{Children, Ended, partition as calls};
+use super::{Children, Ended, parent as calls};
 use crate::arch::fake::machine::{Simulation, run};
 use crate::tests::{config, create, prepare};
 use crate::vm::Vm;

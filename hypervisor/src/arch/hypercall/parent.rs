@@ -1,0 +1,146 @@
+//! The calls of a parent: it creates VMs of its own, its children.
+//!
+//! The crate `partition` has the rules, and the parent's description of its children. The files next to this one make a
+//! description true, each for one family of calls.
+
+use addr::Gpa;
+use hyperv_defs::{Checked, PartitionId, Request, Status};
+use partition::{Host, Ledger, Parent};
+use spin::{Mutex, MutexGuard};
+
+use super::{Ended, interrupt, memory, partition as life, registers, vp};
+use crate::arch::machine::cpuid;
+use crate::vm::Vm;
+
+/// The children of a VM that is a parent.
+pub(in crate::arch) struct Children(Mutex<Parent>);
+
+impl Children {
+    /// None yet. They can have what `host` says.
+    pub(in crate::arch) fn new(host: Host) -> Option<Self> {
+        // No page of the parent can be given to a child yet.
+        let ledger = Ledger::new(&[])?;
+        Some(Self(Mutex::new(Parent::new(ledger, host))))
+    }
+
+    /// Their descriptions. Never hold the lock while you wait for a vCPU, or as a walker of stage 2.
+    pub(super) fn lock(&self) -> MutexGuard<'_, Parent> {
+        self.0.lock()
+    }
+
+    /// How many there are.
+    #[cfg(test)]
+    pub(super) fn count(&self) -> usize {
+        self.lock().children().len()
+    }
+}
+
+/// A parent's call.
+pub(super) struct Caller<'a> {
+    /// The parent.
+    pub(super) vm: &'a Vm,
+    /// Its children.
+    pub(super) children: &'a Children,
+    /// The call.
+    pub(super) checked: &'a Checked,
+    /// The place of its output.
+    pub(super) output: Output<'a>,
+}
+
+/// Executes a parent's call. Its output goes to `output`.
+#[cold]
+#[inline(never)]
+pub(super) fn perform(
+    vm: &Vm,
+    checked: &Checked,
+    request: &Request<'_>,
+    children: Option<&Children>,
+    output: Gpa,
+) -> Result<Ended, Status> {
+    let children = children.ok_or(Status::AccessDenied)?;
+    let caller = Caller { vm, children, checked, output: Output::new(vm, checked, output)? };
+    match request {
+        Request::CreatePartition(create) => life::create(&caller, create),
+        Request::InitializePartition(id) => life::initialize(&caller, *id),
+        Request::FinalizePartition(id) => life::finalize(&caller, *id),
+        Request::DeletePartition(id) => life::delete(&caller, *id),
+        Request::GetProperty(get) => life::property(&caller, get),
+        Request::SetProperty(set) => life::set_property(&caller, set),
+
+        Request::Deposit(deposit) => memory::deposit(&caller, deposit),
+        Request::Withdraw(withdraw) => memory::withdraw(&caller, withdraw),
+        Request::MapPages(map) => memory::map(&caller, map),
+        Request::UnmapPages(unmap) => memory::unmap(&caller, unmap),
+        Request::GetAccessStates(get) => memory::access_states(&caller, get),
+
+        Request::CreateVp(vp) => vp::create(&caller, *vp),
+        Request::DeleteVp(vp) => vp::delete(&caller, *vp),
+        Request::MapStatePage(map) => vp::map_state_page(&caller, map),
+        Request::UnmapStatePage(unmap) => vp::unmap_state_page(&caller, unmap),
+        Request::MapStatsPage(page, location) => vp::map_stats_page(&caller, page, *location),
+        Request::UnmapStatsPage(page) => vp::unmap_stats_page(&caller, page),
+
+        Request::GetRegisters(get) => registers::get(&caller, get),
+        Request::SetRegisters(set) => registers::set(&caller, set),
+        Request::GetState(state) => registers::state(&caller, state),
+        Request::SetState(state) => registers::set_state(&caller, state),
+        Request::CpuidResult(result) => registers::register_cpuid(&caller, result),
+        Request::GetCpuidValues(get) => registers::cpuid_values(&caller, get),
+        Request::Translate(translate) => registers::translate(&caller, translate),
+        Request::InstallIntercept(install) => registers::install_intercept(&caller, install),
+
+        Request::AssertInterrupt(assert) => interrupt::assert(&caller, assert),
+        Request::ClearInterrupt(id) => interrupt::clear(&caller, *id),
+        Request::CreatePort(create) => interrupt::create_port(&caller, create),
+        Request::DeletePort(port) => interrupt::delete_port(&caller, port),
+        Request::ConnectPort(connect) => interrupt::connect_port(&caller, connect),
+        Request::DisconnectPort(port) => interrupt::disconnect_port(&caller, port),
+        Request::RingEmpty(sint) => interrupt::ring_empty(&caller, *sint),
+    }
+}
+
+impl Caller<'_> {
+    /// The call has done all that was asked.
+    pub(super) fn done(&self) -> Result<Ended, Status> {
+        Ok(Ended::With(self.checked.success()))
+    }
+
+    /// Whether this names a child, for calls that change nothing.
+    pub(super) fn check_child(&self, id: PartitionId) -> Result<(), Status> {
+        self.children.lock().child(id).map(|_| ())
+    }
+}
+
+/// The place of a call's output.
+pub(super) struct Output<'a> {
+    vm: &'a Vm,
+    at: Gpa,
+}
+
+impl<'a> Output<'a> {
+    /// A place that can be written to, or none for a call without output. It is cleared, before the call has done
+    /// anything that could not be told.
+    fn new(vm: &'a Vm, checked: &Checked, at: Gpa) -> Result<Self, Status> {
+        checked.check_output_placement(at, cpuid::physical_addresses_end())?;
+        let output = Self { vm, at };
+        let bytes = checked.output_bytes();
+        if bytes != 0 {
+            output.write([0; LARGEST_OUTPUT].get(..bytes).ok_or(Status::InvalidHypercallInput)?)?;
+        }
+        Ok(output)
+    }
+
+    /// Writes from its start on.
+    pub(super) fn write(&self, bytes: &[u8]) -> Result<(), Status> {
+        self.write_at(0, bytes)
+    }
+
+    /// Writes this many bytes behind its start.
+    pub(super) fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), Status> {
+        let at = self.at.checked_add(offset).ok_or(Status::InvalidHypercallInput)?;
+        if self.vm.memory.write(at, bytes) { Ok(()) } else { Err(Status::InvalidHypercallInput) }
+    }
+}
+
+/// An output is within one page.
+const LARGEST_OUTPUT: usize = 4096;
