@@ -150,6 +150,9 @@ pub(crate) trait Arch: Sized + 'static {
     fn take_posted(vcpu: &mut Self::Vcpu, posted: &Self::Posted, work: Pending);
     /// Handles the last exit.
     fn handle_exit(run: &mut Running<'_>) -> Next;
+
+    /// One of a parent's children, a `sender` by its number, has a message for the parent's vCPU `vcpu`.
+    fn post_message(parent: &Vm, vcpu: u32, sender: u32);
 }
 
 /// A vCPU: registers, interrupts, timer. The pCPU that runs the vCPU owns it.
@@ -264,6 +267,7 @@ macro_rules! implement {
                 fn take_posted(vcpu: &mut Self::Vcpu, posted: &Self::Posted, work: sched::Pending) -> () =
                     delivery::take_posted;
                 fn handle_exit(run: &mut $crate::vcpu::run::Running<'_>) -> $crate::vcpu::run::Next = exit::handle;
+                fn post_message(parent: &$crate::vm::Vm, vcpu: u32, sender: u32) -> () = delivery::post_message;
             }
 
             #[inline]

@@ -8,8 +8,8 @@
 //! build, chosen here and nowhere else: on bare metal the architecture's, in tests the [`fake`].
 //!
 //! Unsafe code is only in this folder. Both architectures share these files: [`ram`] wraps host memory and needs only
-//! their `paging::direct_map`. [`guest_ram`] wraps a VM's memory, [`block`] a CPU's own pages, [`control_port`] the
-//! device of the control port. `ticks` converts them to time, `mappings` adds to the hypervisor's own address space,
+//! their `paging::direct_map`. [`guest_ram`] wraps a VM's memory, [`block`] a CPU's own pages, [`growing`] a
+//! list that others read, [`control_port`] the device of the control port. `ticks` converts them to time, `mappings` adds to the hypervisor's own address space,
 //! and `stack` finds return addresses for a report. [`trace`] records stage-2 changes in debug builds.
 
 pub(crate) mod block;
@@ -18,6 +18,7 @@ mod contract;
 pub(crate) mod control_port;
 #[cfg(test)]
 pub(crate) mod fake;
+pub(crate) mod growing;
 pub(crate) mod guest_ram;
 #[cfg(any(test, target_arch = "x86_64"))]
 mod hypercall;

@@ -17,7 +17,7 @@ use vcpu_layout::{MailboxField, Owned, OwnerField, OwnerGuard, OwnerWord, Proof,
 
 use crate::arch::{Arch, Machine, VcpuState};
 use crate::layout::OwnPages;
-use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering};
+use crate::sync::{AtomicU8, AtomicU32, AtomicU64, Mutex, Ordering};
 use crate::vm::VcpuRef;
 use crate::vm::fault::FaultState;
 
@@ -43,6 +43,9 @@ pub(crate) struct Vcpu {
     /// Virtual time on the clock of the home pCPU's run queue, while blocked. Written by the owner when it blocks.
     #[layout(mailbox)]
     virtual_time: AtomicU64,
+    /// Reasons that keep it out of its guest, besides a pause of its VM: bits of [`suspend`](crate::vm::child::suspend).
+    #[layout(mailbox)]
+    suspended: AtomicU8,
     /// The handle that a waker puts into a run queue; `None` after the vCPU has left its guest for good.
     #[layout(mailbox)]
     handle: Mutex<Option<VcpuRef>>,
@@ -95,6 +98,7 @@ impl Vcpu {
             queued_at: AtomicU64::new(0),
             home: AtomicU32::new(home.0),
             virtual_time: AtomicU64::new(0),
+            suspended: AtomicU8::new(0),
             handle: Mutex::new(None),
             own_pages: arch.own_pages().collect(),
             counters: Counters::default(),
@@ -164,6 +168,16 @@ impl Vcpu {
     #[inline]
     pub(crate) fn tally<'a>(&'a self, proof: Proof<'a>) -> Tally<'a> {
         Tally { counters: &self.counters, proof }
+    }
+
+    /// Reasons that keep it out of its guest.
+    pub(crate) fn suspended(&self) -> &AtomicU8 {
+        &self.suspended
+    }
+
+    /// Takes the owner's part, unless a pCPU runs the vCPU.
+    pub(crate) fn try_own(&self) -> Option<OwnerGuard<'_, Owner>> {
+        self.owner.try_run()
     }
 
     /// Takes the owner's part; waits if the pCPU that ran the vCPU before has not quite let go.

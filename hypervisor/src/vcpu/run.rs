@@ -14,6 +14,7 @@ use super::{Owner, Tally, Vcpu};
 use crate::arch::{Arch, Machine, VcpuState};
 use crate::cpu::{self, PerCpu, scheduler};
 use crate::mutants::{self, Mutant};
+use crate::sync::Ordering;
 use crate::trace;
 use crate::vm::Vm;
 
@@ -46,6 +47,8 @@ pub(crate) enum Next {
     Idle,
     /// The guest spins: let a waiting vCPU run.
     Yield,
+    /// The vCPU is suspended: its parent handles the exit.
+    Suspended,
 }
 
 /// Runs the vCPU until it blocks, others are due, or its VM ends.
@@ -62,7 +65,7 @@ pub(crate) fn run(run: &mut Running<'_>) -> RunEnd {
     run.uncount_dormant();
 
     let mut traced = trace::is_on().then(|| Traced::begin(run));
-    let paused = if run.vm.is_paused() { run.wait_while_paused() } else { None };
+    let paused = if run.is_held() { run.wait_while_held() } else { None };
     let end = paused.unwrap_or_else(|| run_loop(run, host, tags, &mut traced));
     if let Some(traced) = traced {
         traced.end(run, end);
@@ -137,6 +140,11 @@ fn run_loop(
                 }
                 run.owner.arch.renew_intercepts(false);
             }
+            Next::Suspended => {
+                if let Some(end) = run.wait_while_held() {
+                    return end;
+                }
+            }
         }
     }
 }
@@ -187,7 +195,7 @@ fn take_pending(run: &mut Running<'_>) -> Option<RunEnd> {
     if work.contains(Pending::STOP) {
         return Some(RunEnd::Ended);
     }
-    if work.contains(Pending::PAUSE) { run.wait_while_paused() } else { None }
+    if work.contains(Pending::PAUSE) { run.wait_while_held() } else { None }
 }
 
 /// Takes the pending work and does it, except work that concerns the VM.
@@ -232,10 +240,16 @@ impl Running<'_> {
         true
     }
 
-    /// Blocks the vCPU as long as its VM is paused. Posted work is done, but the guest does not run.
+    /// Whether the vCPU must not enter its guest now.
+    fn is_held(&self) -> bool {
+        self.vm.is_paused() || self.vcpu.suspended().load(Ordering::SeqCst) != 0
+    }
+
+    /// Blocks the vCPU as long as its VM is paused or the vCPU suspended. Posted work is done, but the guest does not
+    /// run.
     #[cold]
-    fn wait_while_paused(&mut self) -> Option<RunEnd> {
-        while self.vm.is_paused() {
+    fn wait_while_held(&mut self) -> Option<RunEnd> {
+        while self.is_held() {
             if self.vcpu.mailbox().has_work() && carry_out(self).contains(Pending::STOP) {
                 return Some(RunEnd::Ended);
             }

@@ -147,12 +147,13 @@ impl Creation {
         let serial = [SerialLine::new()?, SerialLine::new()?];
         let mut detail = String::new();
         detail.try_reserve_exact(DETAIL_BYTES).map_err(|_| Exhausted)?;
-        Ok((Parts { memory, serial, room: Room::take(self.config.vcpus)?, detail, entry }, vcpus))
+        let room = Room::take(self.config.vcpus)?;
+        Ok((Parts { memory, serial, room, detail, entry: Some(entry), child: None }, vcpus))
     }
 
     fn complete(&mut self) -> Option<Arc<Vm>> {
         match core::mem::replace(&mut self.stage, Stage::Over) {
-            Stage::Vcpus { parts, vcpus } => Some(Vm::assemble(self.number, self.config.clone(), *parts, vcpus)),
+            Stage::Vcpus { parts, vcpus } => Some(Vm::assemble(self.number, self.config.clone(), *parts, vcpus.into())),
             _ => None,
         }
     }

@@ -2,6 +2,7 @@
 
 pub(crate) mod address_space;
 pub(crate) mod backing;
+pub(crate) mod child;
 pub(crate) mod creation;
 pub(crate) mod dirty;
 pub(crate) mod fault;
@@ -12,9 +13,9 @@ pub(crate) mod spec;
 pub(crate) mod table;
 pub(crate) mod tags;
 
+use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::sync::Arc;
-use alloc::vec::Vec;
 use core::fmt;
 
 use abi::control::{Line, StopReason};
@@ -25,12 +26,14 @@ use spin::Once;
 use vcpu_layout::lay_out;
 
 use crate::arch::block::Block;
+use crate::arch::growing::Growing;
 use crate::arch::{Arch, Machine, VcpuState};
 use crate::cpu::room::Room;
 use crate::cpu::{self, scheduler};
 use crate::mutants::{self, Mutant};
 use crate::sync::{AtomicBool, AtomicU32, Ordering, fence};
 use crate::vcpu::Vcpu;
+use child::Child;
 use memory::Memory;
 use serial::SerialLine;
 
@@ -48,8 +51,12 @@ pub(crate) struct Vm {
     pub(crate) config: VmConfig,
     #[layout(nested)]
     pub(crate) memory: Memory,
+    /// Those of a child come one by one.
     #[layout(frozen)]
-    vcpus: Vec<Block<Vcpu>>,
+    vcpus: Growing<Block<Vcpu>>,
+    /// What it has because another VM created it.
+    #[layout(frozen)]
+    child: Option<Box<Child>>,
     /// Devices of the VM, with locks of their own.
     #[layout(cold)]
     platform: Platform,
@@ -82,7 +89,8 @@ struct Parts {
     room: Room,
     detail: String,
     /// Where the first vCPU begins.
-    entry: <Machine as Arch>::KernelEntry,
+    entry: Option<<Machine as Arch>::KernelEntry>,
+    child: Option<Child>,
 }
 
 /// Why a VM ended.
@@ -124,6 +132,10 @@ struct VcpuRefInner {
 }
 
 impl VcpuRef {
+    fn new(vm: Arc<Vm>, index: u32) -> Self {
+        Self(Arc::new(VcpuRefInner::lay_out(VcpuRefInnerFields { vm, index })))
+    }
+
     /// The VM.
     pub(crate) fn vm(&self) -> &Arc<Vm> {
         &self.0.vm
@@ -153,15 +165,17 @@ pub(crate) const LINES: [Line; 2] = [Line::Console, Line::Agent];
 
 impl Vm {
     /// Builds the VM from its vCPUs and its other parts. No vCPU runs yet.
-    fn assemble(number: u32, config: VmConfig, parts: Parts, vcpus: Vec<Block<Vcpu>>) -> Arc<Self> {
-        let Parts { memory, serial, room, detail, entry } = parts;
-        let vcpu_count = config.vcpus;
+    fn assemble(number: u32, config: VmConfig, parts: Parts, vcpus: Growing<Block<Vcpu>>) -> Arc<Self> {
+        let Parts { memory, serial, room, detail, entry, child } = parts;
+        // A child counts itself, because it has no vCPU yet.
+        let vcpu_count = if child.is_some() { 1 } else { config.vcpus };
         let vm = Arc::new(Self::lay_out(VmFields {
             number,
             platform: Platform::new(&config),
             serial,
             _room: room,
             vcpus,
+            child: child.map(Box::new),
             memory,
             config,
             alive: AtomicU32::new(vcpu_count),
@@ -171,10 +185,12 @@ impl Vm {
             paused: AtomicBool::new(false),
         }));
 
-        for (index, vcpu) in (0..).zip(&vm.vcpus) {
-            vcpu.set_handle(VcpuRef(Arc::new(VcpuRefInner::lay_out(VcpuRefInnerFields { vm: vm.clone(), index }))));
+        for (index, vcpu) in (0..).zip(vm.vcpus()) {
+            vcpu.set_handle(VcpuRef::new(vm.clone(), index));
         }
-        vm.vcpus[0].own().arch.start_at(&entry);
+        if let Some(entry) = entry {
+            vm.vcpus[0].own().arch.start_at(&entry);
+        }
         info!(
             "{}: {} vCPUs, {} MiB, {} KiB of stage-2 tables",
             vm.name(),
@@ -307,7 +323,9 @@ impl Vm {
     /// sees all the others blocked.
     pub(crate) fn stop_if_all_dormant(&self) {
         fence(Ordering::SeqCst);
-        if self.dormant.load(Ordering::SeqCst) == self.config.vcpus
+        // The parent of a child can always make one run again.
+        if self.child.is_none()
+            && self.dormant.load(Ordering::SeqCst) == self.config.vcpus
             && self.vcpus.iter().all(|vcpu| vcpu.mailbox().is_blocked())
         {
             self.stop(StopReason::Halted, format_args!("every vCPU is halted with interrupts off"));
@@ -317,7 +335,7 @@ impl Vm {
 
 impl Drop for Vm {
     fn drop(&mut self) {
-        for vcpu in core::mem::take(&mut self.vcpus) {
+        for vcpu in core::mem::take(&mut self.vcpus).into_vec() {
             self.memory.tags().release(vcpu.into_inner().into_tags());
         }
         info!("{}: memory freed", self.config.name);

@@ -56,3 +56,8 @@ pub(crate) fn take_posted(vcpu: &mut ArchVcpu, posted: &Posted, work: Pending) {
 pub(crate) fn expire_timers(run: &mut Running<'_>, now: u64) {
     run.owner.arch.expire_timer(now);
 }
+
+/// A child has a message for the parent's vCPU: an interrupt says so.
+pub(crate) fn post_message(parent: &Vm, vcpu: u32, _: u32) {
+    send_fixed(parent, 0, [vcpu]);
+}

@@ -1,10 +1,14 @@
 //! Calls about the memory that a parent gives to a child: deposits for the hypervisor, and pages for the guest.
 
+use abi::payload::VmConfig;
 use hyperv_defs::memory::{Deposit, GetAccessStates, MapPages, UnmapPages, Withdraw};
 use hyperv_defs::{Answer, Status};
+use partition::Partition;
 
 use super::Ended;
 use super::parent::Caller;
+use crate::vm::Vm;
+use crate::vm::memory::Memory;
 
 /// HvCallDepositMemory.
 pub(super) fn deposit(caller: &Caller<'_>, deposit: &Deposit<'_>) -> Result<Ended, Status> {
@@ -34,4 +38,14 @@ pub(super) fn unmap(caller: &Caller<'_>, unmap: &UnmapPages) -> Result<Ended, St
 pub(super) fn access_states(caller: &Caller<'_>, get: &GetAccessStates) -> Result<Ended, Status> {
     caller.check_child(get.partition)?;
     Err(Status::FeatureUnavailable)
+}
+
+/// The memory of a child that has just been initialized.
+pub(super) fn of_child(_: &Caller<'_>, _: &mut Partition, _: &VmConfig) -> Result<Memory, Status> {
+    Err(Status::FeatureUnavailable)
+}
+
+/// A child's VM has ended: its tables are free pages of its deposits again.
+pub(super) fn end_of_child(_: &Caller<'_>, _: &mut Partition, vm: Vm) {
+    drop(vm);
 }

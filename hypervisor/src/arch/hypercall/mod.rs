@@ -106,7 +106,7 @@ fn perform(
         Call::Flush(call) => Ok(flush::flush(run, checked, &call)),
         Call::Ipi(call) => Ok(ipi::send(run, checked, &call)),
         Call::SpinWait(_) => Ok(Ended::Spinning(checked.success())),
-        Call::Partition(request) => parent::perform(run.vm, checked, &request, rights.children, output),
+        Call::Partition(request) => parent::perform(run.vm, run.index, checked, &request, rights.children, output),
     }
 }
 

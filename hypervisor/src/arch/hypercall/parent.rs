@@ -3,29 +3,66 @@
 //! The crate `partition` has the rules, and the parent's description of its children. The files next to this one make a
 //! description true, each for one family of calls.
 
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
 use addr::Gpa;
+use hyperv_defs::vp::Vp;
 use hyperv_defs::{Checked, PartitionId, Request, Status};
-use partition::{Host, Ledger, Parent};
+use partition::{Host, Ledger, Parent, Store, limits};
 use spin::{Mutex, MutexGuard};
 
 use super::{Ended, interrupt, memory, partition as life, registers, vp};
 use crate::arch::machine::cpuid;
-use crate::vm::Vm;
+use crate::vm::{VcpuRef, Vm};
 
 /// The children of a VM that is a parent.
-pub(in crate::arch) struct Children(Mutex<Parent>);
+pub(in crate::arch) struct Children {
+    /// Their descriptions.
+    parent: Mutex<Parent>,
+    /// The VMs of those that are initialized.
+    vms: Mutex<Vec<(PartitionId, Arc<Vm>)>>,
+}
 
 impl Children {
     /// None yet. They can have what `host` says.
     pub(in crate::arch) fn new(host: Host) -> Option<Self> {
         // No page of the parent can be given to a child yet.
         let ledger = Ledger::new(&[])?;
-        Some(Self(Mutex::new(Parent::new(ledger, host))))
+        let mut vms = Vec::new();
+        vms.try_reserve_exact(limits::CHILDREN).ok()?;
+        Some(Self { parent: Mutex::new(Parent::new(ledger, host)), vms: Mutex::new(vms) })
     }
 
     /// Their descriptions. Never hold the lock while you wait for a vCPU, or as a walker of stage 2.
     pub(super) fn lock(&self) -> MutexGuard<'_, Parent> {
-        self.0.lock()
+        self.parent.lock()
+    }
+
+    /// A child's VM.
+    ///
+    /// # Errors
+    /// [`Status::InvalidPartitionState`] if it has none, because it is not initialized or is finalized.
+    pub(super) fn vm(&self, id: PartitionId) -> Result<Arc<Vm>, Status> {
+        let vms = self.vms.lock();
+        vms.iter().find(|(other, _)| *other == id).map(|(_, vm)| vm.clone()).ok_or(Status::InvalidPartitionState)
+    }
+
+    /// A child has its VM now.
+    pub(super) fn add_vm(&self, id: PartitionId, vm: Arc<Vm>) {
+        self.vms.lock().push((id, vm));
+    }
+
+    /// Takes a child's VM away, if nobody else refers to it any more.
+    pub(super) fn take_vm(&self, id: PartitionId) -> Result<Option<Vm>, Busy> {
+        let mut vms = self.vms.lock();
+        let Some(at) = vms.iter().position(|(other, _)| *other == id) else { return Ok(None) };
+        if Arc::strong_count(&vms[at].1) != 1 {
+            return Err(Busy);
+        }
+        let (_, vm) = vms.swap_remove(at);
+        // Nobody can have found it since: the list is locked.
+        Ok(Arc::into_inner(vm))
     }
 
     /// How many there are.
@@ -35,10 +72,15 @@ impl Children {
     }
 }
 
+/// Somebody still refers to a VM.
+pub(super) struct Busy;
+
 /// A parent's call.
 pub(super) struct Caller<'a> {
     /// The parent.
     pub(super) vm: &'a Vm,
+    /// Its vCPU that calls.
+    pub(super) index: u32,
     /// Its children.
     pub(super) children: &'a Children,
     /// The call.
@@ -52,13 +94,14 @@ pub(super) struct Caller<'a> {
 #[inline(never)]
 pub(super) fn perform(
     vm: &Vm,
+    index: u32,
     checked: &Checked,
     request: &Request<'_>,
     children: Option<&Children>,
     output: Gpa,
 ) -> Result<Ended, Status> {
     let children = children.ok_or(Status::AccessDenied)?;
-    let caller = Caller { vm, children, checked, output: Output::new(vm, checked, output)? };
+    let caller = Caller { vm, index, children, checked, output: Output::new(vm, checked, output)? };
     match request {
         Request::CreatePartition(create) => life::create(&caller, create),
         Request::InitializePartition(id) => life::initialize(&caller, *id),
@@ -105,6 +148,29 @@ impl Caller<'_> {
         Ok(Ended::With(self.checked.success()))
     }
 
+    /// The parent, for its children to keep.
+    ///
+    /// # Errors
+    /// [`Status::OperationDenied`] for a parent that is about to end.
+    pub(super) fn parent(&self) -> Result<Arc<Vm>, Status> {
+        let handle = self.vm.vcpus().get(self.index as usize).and_then(|vcpu| vcpu.handle());
+        handle.map(|handle| handle.vm().clone()).ok_or(Status::OperationDenied)
+    }
+
+    /// A vCPU of a child.
+    ///
+    /// # Errors
+    /// [`Status::InvalidPartitionId`], [`Status::InvalidPartitionState`], [`Status::InvalidVpIndex`].
+    pub(super) fn vcpu(&self, vp: Vp) -> Result<VcpuRef, Status> {
+        self.check_child(vp.partition)?;
+        self.children.vm(vp.partition)?.vp(vp.index).ok_or(Status::InvalidVpIndex)
+    }
+
+    /// The pages that it has deposited.
+    pub(super) fn store(&self) -> NoPages {
+        NoPages
+    }
+
     /// Whether this names a child, for calls that change nothing.
     pub(super) fn check_child(&self, id: PartitionId) -> Result<(), Status> {
         self.children.lock().child(id).map(|_| ())
@@ -144,3 +210,16 @@ impl<'a> Output<'a> {
 
 /// An output is within one page.
 const LARGEST_OUTPUT: usize = 4096;
+
+/// The pages that are deposited: none.
+pub(super) struct NoPages;
+
+impl Store for NoPages {
+    fn read(&self, _: u64, _: usize) -> u64 {
+        0
+    }
+
+    fn write(&mut self, _: u64, _: usize, _: u64) {}
+
+    fn clear(&mut self, _: u64) {}
+}

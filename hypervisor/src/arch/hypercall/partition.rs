@@ -1,14 +1,20 @@
 //! Calls about the life of a partition, and about its properties.
 
+use alloc::format;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use hyperv_defs::partition::{CreatePartition, GetProperty, SetProperty};
+use abi::payload::{ApicMode, HyperV, RemoteFlush, Role, VmConfig};
+use hyperv_defs::partition::{CreatePartition, CreationFlags, GetProperty, SetProperty};
+use hyperv_defs::property::SyntheticFeatures;
 use hyperv_defs::{PartitionId, Status};
-use partition::{Progress, Store, Value};
+use partition::{Change, Host, Partition, Progress, Value};
 
-use super::Ended;
 use super::budget::Budget;
 use super::parent::Caller;
+use super::{Ended, memory};
+use crate::frames::Exhausted;
+use crate::vm::child::MAX_VPS;
+use crate::vm::{Vm, table};
 
 /// Ids are the host's: no partition ever has one that another had.
 static NEXT_ID: AtomicU64 = AtomicU64::new(0x100);
@@ -22,21 +28,61 @@ pub(super) fn create(caller: &Caller<'_>, create: &CreatePartition) -> Result<En
     caller.done()
 }
 
-/// HvCallInitializePartition.
+/// HvCallInitializePartition: the partition gets its VM.
 pub(super) fn initialize(caller: &Caller<'_>, id: PartitionId) -> Result<Ended, Status> {
-    caller.check_child(id)?;
-    Err(Status::FeatureUnavailable)
+    let parent_vm = caller.parent()?;
+    let mut parent = caller.children.lock();
+    let host = parent.host;
+    let (child, _) = parent.child_mut(id)?;
+    let config = config_of(child, &host, &parent_vm.config);
+    child.initialize(&mut caller.store())?;
+    let memory = memory::of_child(caller, child, &config)?;
+    let vm = Vm::child(table::new_number(), config, memory, id, parent_vm).map_err(|Exhausted| Status::NoResources)?;
+    caller.children.add_vm(id, vm);
+    caller.done()
 }
 
-/// HvCallFinalizePartition.
+/// The description of a child's VM. What the parent's file says about tags and caches holds for its children.
+fn config_of(child: &Partition, host: &Host, parent: &VmConfig) -> VmConfig {
+    let features = child.synthetic_features(host);
+    let is_offered = features.contains(SyntheticFeatures::HV1 | SyntheticFeatures::HYPERCALL);
+    let is_x2apic = child.created.flags.contains(CreationFlags::X2APIC_CAPABLE);
+    VmConfig {
+        name: format!("{}/{:x}", parent.name, child.id.0),
+        vcpus: MAX_VPS,
+        memory_bytes: 0,
+        role: Role::Guest,
+        apic: if is_x2apic { ApicMode::X2Apic } else { ApicMode::XApic },
+        hyperv: match (is_offered, features.contains(SyntheticFeatures::CLUSTER_IPI)) {
+            (false, _) => HyperV::Off,
+            (true, false) => HyperV::Flush,
+            (true, true) => HyperV::FlushIpi,
+        },
+        flush: if features.contains(SyntheticFeatures::TB_FLUSH) { parent.flush } else { RemoteFlush::Ipi },
+        ..parent.clone()
+    }
+}
+
+/// HvCallFinalizePartition: its VM ends, and gives back all that it has but its deposits.
 pub(super) fn finalize(caller: &Caller<'_>, id: PartitionId) -> Result<Ended, Status> {
     let budget = Budget::start();
+    caller.children.lock().finalize(id)?;
+    let again = || Ok(Ended::NotYet(caller.checked.control()));
+    if let Ok(vm) = caller.children.vm(id)
+        && !vm.end_child()
+    {
+        return again();
+    }
+    // The last vCPU may not have quite let go of its VM.
+    let Ok(vm) = caller.children.take_vm(id) else { return again() };
     let mut parent = caller.children.lock();
-    parent.finalize(id)?;
     let (child, ledger) = parent.child_mut(id)?;
-    while child.empty(ledger, &mut NoPages) == Progress::More {
+    if let Some(vm) = vm {
+        memory::end_of_child(caller, child, vm);
+    }
+    while child.empty(ledger, &mut caller.store()) == Progress::More {
         if budget.is_spent() {
-            return Ok(Ended::NotYet(caller.checked.control()));
+            return again();
         }
     }
     caller.done()
@@ -46,7 +92,7 @@ pub(super) fn finalize(caller: &Caller<'_>, id: PartitionId) -> Result<Ended, St
 pub(super) fn delete(caller: &Caller<'_>, id: PartitionId) -> Result<Ended, Status> {
     let budget = Budget::start();
     let mut parent = caller.children.lock();
-    while parent.delete(id, PAGES_AT_A_TIME, &mut NoPages, |_| {})? == Progress::More {
+    while parent.delete(id, PAGES_AT_A_TIME, &mut caller.store(), |_| {})? == Progress::More {
         if budget.is_spent() {
             return Ok(Ended::NotYet(caller.checked.control()));
         }
@@ -70,22 +116,14 @@ pub(super) fn property(caller: &Caller<'_>, get: &GetProperty) -> Result<Ended, 
 
 /// HvCallSetPartitionProperty.
 pub(super) fn set_property(caller: &Caller<'_>, set: &SetProperty) -> Result<Ended, Status> {
-    let mut parent = caller.children.lock();
-    let (child, _) = parent.child_mut(set.partition)?;
-    // It has no VPs that would notice.
-    let _change = child.set_property(set)?;
-    caller.done()
-}
-
-/// The pages that are deposited: none.
-struct NoPages;
-
-impl Store for NoPages {
-    fn read(&self, _: u64, _: usize) -> u64 {
-        0
+    let change = caller.children.lock().child_mut(set.partition)?.0.set_property(set)?;
+    match change {
+        Change::IgnoreUnknownMsrs(ignore) => {
+            if let Some(child) = caller.children.vm(set.partition)?.as_child() {
+                child.ignores_unknown_msrs.store(ignore, Ordering::Relaxed);
+            }
+        }
+        Change::Nothing | Change::TimeFreeze(_) | Change::ReferenceTime(_) | Change::Tracking(_) => {}
     }
-
-    fn write(&mut self, _: u64, _: usize, _: u64) {}
-
-    fn clear(&mut self, _: u64) {}
+    caller.done()
 }

@@ -49,7 +49,7 @@ fn call(vm: &Vm, children: Option<&Children>, control: Control, input: &[u8], ou
         Err(Refusal::InvalidOpcode) => panic!("everything is offered"),
     };
     match checked.parse(input)? {
-        Call::Partition(request) => calls::perform(vm, &checked, &request, children, output),
+        Call::Partition(request) => calls::perform(vm, 0, &checked, &request, children, output),
         _ => Err(Status::InvalidHypercallCode),
     }
 }

@@ -1,51 +1,85 @@
 //! Calls about virtual processors of a child, and about the pages that show their state and statistics.
 
-use addr::Gpa;
-use hyperv_defs::Status;
+use addr::{Gpa, PAGE_BYTES};
 use hyperv_defs::vp::{MapStatePage, StatsObject, StatsPage, UnmapStatePage, Vp};
+use hyperv_defs::{PartitionId, Status};
 
 use super::Ended;
 use super::parent::Caller;
 
 /// HvCallCreateVp.
 pub(super) fn create(caller: &Caller<'_>, vp: Vp) -> Result<Ended, Status> {
-    caller.check_child(vp.partition)?;
-    Err(Status::FeatureUnavailable)
+    // The lock keeps the partition from being finalized meanwhile.
+    let mut parent = caller.children.lock();
+    let host = parent.host;
+    let (child, ledger) = parent.child_mut(vp.partition)?;
+    child.create_vp(vp.index, &host, &mut caller.store())?;
+    let added = caller.children.vm(vp.partition).and_then(|vm| vm.add_vcpu(vp.index).map_err(|_| Status::NoResources));
+    if let Err(status) = added {
+        child.delete_vp(vp.index, ledger, &mut caller.store())?;
+        return Err(status);
+    }
+    caller.done()
 }
 
 /// HvCallDeleteVp.
 pub(super) fn delete(caller: &Caller<'_>, vp: Vp) -> Result<Ended, Status> {
-    caller.check_child(vp.partition)?;
-    Err(Status::FeatureUnavailable)
+    caller.vcpu(vp)?.remove();
+    let mut parent = caller.children.lock();
+    let (child, ledger) = parent.child_mut(vp.partition)?;
+    child.delete_vp(vp.index, ledger, &mut caller.store())?;
+    caller.done()
 }
 
 /// HvCallMapVpStatePage.
 pub(super) fn map_state_page(caller: &Caller<'_>, map: &MapStatePage) -> Result<Ended, Status> {
-    caller.check_child(map.vp.partition)?;
-    Err(Status::FeatureUnavailable)
+    let vcpu = caller.vcpu(map.vp)?;
+    let page = {
+        let mut parent = caller.children.lock();
+        let (child, ledger) = parent.child_mut(map.vp.partition)?;
+        child.map_state_page(map, ledger)?
+    };
+    vcpu.show(map.page, Gpa(page * PAGE_BYTES));
+    caller.output.write(&page.to_le_bytes())?;
+    caller.done()
 }
 
 /// HvCallUnmapVpStatePage.
 pub(super) fn unmap_state_page(caller: &Caller<'_>, unmap: &UnmapStatePage) -> Result<Ended, Status> {
-    caller.check_child(unmap.vp.partition)?;
-    Err(Status::FeatureUnavailable)
+    // First the hypervisor stops writing there, then the page is the parent's alone.
+    caller.vcpu(unmap.vp)?.hide(unmap.page);
+    let mut parent = caller.children.lock();
+    let (child, ledger) = parent.child_mut(unmap.vp.partition)?;
+    child.unmap_state_page(unmap, ledger)?;
+    caller.done()
 }
 
-/// HvCallMapStatsPage2.
-pub(super) fn map_stats_page(caller: &Caller<'_>, page: &StatsPage, _: Gpa) -> Result<Ended, Status> {
-    check_object(caller, page)?;
-    Err(Status::FeatureUnavailable)
+/// HvCallMapStatsPage2. The page is cleared once: all its counters are zero.
+pub(super) fn map_stats_page(caller: &Caller<'_>, page: &StatsPage, location: Gpa) -> Result<Ended, Status> {
+    let id = partition_of(page);
+    let number = {
+        let mut parent = caller.children.lock();
+        let (child, ledger) = parent.child_mut(id)?;
+        child.map_stats_page(page, location, ledger)?
+    };
+    if !caller.vm.memory.write(Gpa(number * PAGE_BYTES), &[0; PAGE_BYTES as usize]) {
+        return Err(Status::InvalidParameter);
+    }
+    caller.output.write(&number.to_le_bytes())?;
+    caller.done()
 }
 
 /// HvCallUnmapStatsPage.
 pub(super) fn unmap_stats_page(caller: &Caller<'_>, page: &StatsPage) -> Result<Ended, Status> {
-    check_object(caller, page)?;
-    Err(Status::FeatureUnavailable)
+    let mut parent = caller.children.lock();
+    let (child, ledger) = parent.child_mut(partition_of(page))?;
+    child.unmap_stats_page(page, ledger)?;
+    caller.done()
 }
 
-fn check_object(caller: &Caller<'_>, page: &StatsPage) -> Result<(), Status> {
-    caller.check_child(match page.object {
+fn partition_of(page: &StatsPage) -> PartitionId {
+    match page.object {
         StatsObject::Partition(id) => id,
         StatsObject::Vp(vp) => vp.partition,
-    })
+    }
 }

@@ -10,6 +10,7 @@ use crate::arch::aarch64::el2::vcpu::ArchVcpu;
 use crate::device::gic::{self, Sgi};
 use crate::device::psci::PowerState;
 use crate::vcpu::run::Running;
+use crate::vm::Vm;
 
 /// Requests that others leave for a vCPU.
 #[derive(Debug)]
@@ -118,3 +119,6 @@ pub(super) fn send_sgi(run: &mut Running<'_>, value: u64) {
 pub(crate) fn expire_timers(run: &mut Running<'_>, now: u64) {
     run.owner.arch.expire_timer(now);
 }
+
+/// No VM has children on this architecture.
+pub(crate) fn post_message(_: &Vm, _: u32, _: u32) {}

@@ -166,3 +166,8 @@ pub(crate) fn take_posted(vcpu: &mut ArchVcpu, posted: &Posted, work: Pending) {
         }
     }
 }
+
+/// One of a parent's children has a message for the parent's vCPU `vcpu`.
+pub(crate) fn post_message(parent: &Vm, vcpu: u32, _: u32) {
+    parent.post(vcpu, Pending::INTERRUPT);
+}

@@ -1,0 +1,320 @@
+//! A child: a VM that another VM, its parent, has created by hypercall.
+//!
+//! Its memory is the parent's, and its vCPUs come one by one. The parent decides when each of them runs: a vCPU with a
+//! bit of [`suspend`] does not enter its guest. An exit for the parent's virtual machine monitor suspends the vCPU and
+//! leaves a message ([`intercept`]): first in a page of the parent, then, as a short notice, with the parent's vCPU that
+//! has resumed this one last.
+
+use alloc::string::String;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use abi::control::StopReason;
+use abi::payload::VmConfig;
+use addr::Gpa;
+use hyperv_defs::PartitionId;
+use hyperv_defs::message::{MessageType, page_of};
+use hyperv_defs::vp::StatePage;
+use sched::{CpuId, Pending};
+use spin::{Mutex, Once};
+
+use super::memory::Memory;
+use super::serial::SerialLine;
+use super::{DETAIL_BYTES, Parts, VcpuRef, Vm};
+use crate::arch::block::Block;
+use crate::arch::growing::Growing;
+use crate::arch::{Arch, Machine, VcpuState};
+use crate::cpu::room::Room;
+use crate::cpu::scheduler;
+use crate::frames::{self, Exhausted};
+use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, relax};
+use crate::vcpu::run::{Next, Running};
+use crate::vcpu::{Owner, Vcpu};
+
+/// Reasons that keep a vCPU out of its guest.
+pub(crate) mod suspend {
+    /// The parent has suspended it. So is each new vCPU.
+    pub(crate) const EXPLICIT: u8 = 1 << 0;
+    /// A message about it is on its way to the parent.
+    pub(crate) const INTERCEPT: u8 = 1 << 1;
+    /// Another pCPU is about to take its registers.
+    pub(super) const HELD: u8 = 1 << 2;
+    /// The parent has not created it, or has deleted it.
+    pub(super) const ABSENT: u8 = 1 << 3;
+}
+
+/// vCPUs of a child, at most.
+pub(crate) const MAX_VPS: u32 = 256;
+
+/// What a VM has because it is a child.
+pub(crate) struct Child {
+    /// Its id as a partition.
+    pub(crate) id: PartitionId,
+    /// Who created it.
+    pub(crate) parent: Arc<Vm>,
+    /// As many as vCPUs, in the same order.
+    vps: Growing<Vp>,
+    /// Room in run queues for each of them. Whoever adds a vCPU holds the lock.
+    rooms: Mutex<Vec<Room>>,
+    /// Unknown MSRs read as zero, and writes to them do nothing.
+    pub(crate) ignores_unknown_msrs: AtomicBool,
+    /// It counts itself among its vCPUs that have not left for good.
+    is_open: AtomicBool,
+}
+
+/// What the parent has to do with one of its vCPUs.
+struct Vp {
+    /// Pages of the parent that show its state, by [`StatePage`]: a GPA, and bit 0 if there is one.
+    pages: [AtomicU64; 2],
+    /// The parent's vCPU that has resumed it last.
+    resumer: AtomicU32,
+    /// Its number among the senders of messages to the parent.
+    sender: Once<u32>,
+}
+
+const IS_MAPPED: u64 = 1 << 0;
+
+impl Vp {
+    fn new() -> Self {
+        Self { pages: Default::default(), resumer: AtomicU32::new(0), sender: Once::new() }
+    }
+}
+
+impl Child {
+    /// A vCPU's page.
+    fn page(&self, index: u32, which: StatePage) -> Option<Gpa> {
+        let word = self.vps.get(index as usize)?.pages[which as usize].load(Ordering::Acquire);
+        (word & IS_MAPPED != 0).then_some(Gpa(word & !IS_MAPPED))
+    }
+}
+
+impl Vm {
+    /// Builds a child without vCPUs. It is in no table yet.
+    ///
+    /// # Errors
+    /// The host has too little memory.
+    pub(crate) fn child(
+        number: u32,
+        config: VmConfig,
+        memory: Memory,
+        id: PartitionId,
+        parent: Arc<Self>,
+    ) -> Result<Arc<Self>, Exhausted> {
+        let mut rooms = Vec::new();
+        frames::reserve(&mut rooms, MAX_VPS as usize)?;
+        let child = Child {
+            id,
+            parent,
+            vps: Growing::with_room(MAX_VPS as usize)?,
+            rooms: Mutex::new(rooms),
+            ignores_unknown_msrs: AtomicBool::new(false),
+            is_open: AtomicBool::new(true),
+        };
+        let mut detail = String::new();
+        detail.try_reserve_exact(DETAIL_BYTES).map_err(|_| Exhausted)?;
+        let parts = Parts {
+            memory,
+            serial: [SerialLine::new()?, SerialLine::new()?],
+            room: Room::take(0)?,
+            detail,
+            entry: None,
+            child: Some(child),
+        };
+        let vcpus = Growing::with_room(MAX_VPS as usize)?;
+        Ok(Self::assemble(number, config, parts, vcpus))
+    }
+
+    /// What it has because it is a child.
+    #[inline]
+    pub(crate) fn as_child(&self) -> Option<&Child> {
+        self.child.as_deref()
+    }
+
+    /// Gives a child its vCPU `index`, suspended, and those before it that it lacks, absent.
+    ///
+    /// # Errors
+    /// The host has too little memory.
+    pub(crate) fn add_vcpu(self: &Arc<Self>, index: u32) -> Result<(), Exhausted> {
+        let Some(child) = self.as_child() else { return Err(Exhausted) };
+        let mut rooms = child.rooms.lock();
+        while self.vcpus.len() <= index as usize {
+            let next = u32::try_from(self.vcpus.len()).unwrap_or(u32::MAX);
+            let room = Room::take(1)?;
+            if frames::is_low() {
+                return Err(Exhausted);
+            }
+            let arch =
+                <Machine as Arch>::Vcpu::new(next, &self.config, self.memory.stage2_root(), self.memory.tags().vcpu());
+            let homes = scheduler::runners().map(|cpu| cpu.id).cycle();
+            let runners = scheduler::runners().count().max(1);
+            let home = homes.clone().nth(self.number.wrapping_add(next) as usize % runners).unwrap_or(CpuId(0));
+            let vcpu = Block::new(next as usize, Vcpu::new(arch, home));
+            vcpu.suspended().store(suspend::EXPLICIT | suspend::ABSENT, Ordering::Relaxed);
+            vcpu.set_handle(VcpuRef::new(self.clone(), next));
+            if child.vps.push(Vp::new()).is_err() {
+                return Err(Exhausted);
+            }
+            rooms.push(room);
+            self.alive.fetch_add(1, Ordering::AcqRel);
+            if let Err(vcpu) = self.vcpus.push(vcpu) {
+                self.memory.tags().release(vcpu.into_inner().into_tags());
+                self.alive.fetch_sub(1, Ordering::AcqRel);
+                return Err(Exhausted);
+            }
+        }
+        self.vcpus[index as usize].suspended().fetch_and(!suspend::ABSENT, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// The vCPU of a child with this index, if the parent has created it.
+    pub(crate) fn vp(self: &Arc<Self>, index: u32) -> Option<VcpuRef> {
+        let vcpu = self.vcpus.get(index as usize)?;
+        let exists = vcpu.suspended().load(Ordering::SeqCst) & suspend::ABSENT == 0;
+        exists.then(|| vcpu.handle()).flatten()
+    }
+
+    /// Ends a child for good. Returns whether the last of its vCPUs has left.
+    pub(crate) fn end_child(&self) -> bool {
+        if let Some(child) = self.as_child()
+            && child.is_open.swap(false, Ordering::SeqCst)
+        {
+            self.stop(StopReason::PowerOff, format_args!("its parent has finalized it"));
+            self.vcpu_left();
+        }
+        self.is_over()
+    }
+}
+
+impl VcpuRef {
+    /// Takes a child's vCPU out of its guest for as long as `work` uses its registers.
+    pub(crate) fn hold<R>(&self, work: impl FnOnce(&mut Owner) -> R) -> R {
+        let vcpu = self.vcpu();
+        let mut kicks = Kicks::new();
+        loop {
+            if let Some(mut guard) = vcpu.try_own() {
+                let (owner, _) = guard.split();
+                let result = work(owner);
+                drop(guard);
+                if kicks.are_sent() {
+                    self.unsuspend(suspend::HELD);
+                }
+                return result;
+            }
+            // Each time, because another pCPU that held it may have taken the bit away.
+            if kicks.is_due() {
+                vcpu.suspended().fetch_or(suspend::HELD, Ordering::SeqCst);
+                self.vm().post(self.index(), Pending::PAUSE);
+                if vcpu.presence().is_inside() {
+                    Machine::kick(vcpu.home());
+                }
+            }
+            relax();
+        }
+    }
+
+    /// Suspends a child's vCPU for `reason`. On return it is out of its guest, and makes no exit any more.
+    pub(crate) fn suspend(&self, reason: u8) {
+        self.vcpu().suspended().fetch_or(reason, Ordering::SeqCst);
+        self.vm().post(self.index(), Pending::PAUSE);
+        self.hold(|_| ());
+    }
+
+    /// Takes a reason away. Without any, the vCPU runs again.
+    pub(crate) fn unsuspend(&self, reason: u8) {
+        let before = self.vcpu().suspended().fetch_and(!reason, Ordering::SeqCst);
+        if before & !reason == 0 && before != 0 {
+            self.vm().post(self.index(), Pending::PAUSE);
+        }
+    }
+
+    /// The vCPU is not the parent's any more. It never runs again, unless it is created again.
+    pub(crate) fn remove(&self) {
+        self.suspend(suspend::EXPLICIT | suspend::ABSENT);
+        self.hide(StatePage::Registers);
+        self.hide(StatePage::InterceptMessage);
+    }
+
+    /// From now on a page of the parent shows this of a child's vCPU.
+    pub(crate) fn show(&self, which: StatePage, gpa: Gpa) {
+        self.hold(|_| self.set_page(which, gpa.0 | IS_MAPPED));
+    }
+
+    /// On return, nothing more is written to the page that shows this.
+    pub(crate) fn hide(&self, which: StatePage) {
+        self.hold(|_| self.set_page(which, 0));
+    }
+
+    fn set_page(&self, which: StatePage, word: u64) {
+        if let Some(vp) = self.vm().as_child().and_then(|child| child.vps.get(self.index() as usize)) {
+            vp.pages[which as usize].store(word, Ordering::Release);
+        }
+    }
+
+    /// The parent's vCPU `resumer` will hear of the next exit.
+    pub(crate) fn resumed_by(&self, resumer: u32) {
+        if let Some(vp) = self.vm().as_child().and_then(|child| child.vps.get(self.index() as usize)) {
+            vp.resumer.store(resumer, Ordering::Relaxed);
+        }
+    }
+
+    /// Its number among the senders of messages to the parent, which is set once.
+    pub(crate) fn set_sender(&self, sender: u32) {
+        if let Some(vp) = self.vm().as_child().and_then(|child| child.vps.get(self.index() as usize)) {
+            vp.sender.call_once(|| sender);
+        }
+    }
+
+    /// That number, if it has one.
+    pub(crate) fn sender(&self) -> Option<u32> {
+        let child = self.vm().as_child()?;
+        child.vps.get(self.index() as usize)?.sender.get().copied()
+    }
+}
+
+/// When a vCPU that shall leave its guest is kicked again: an emulator may lose a kick.
+struct Kicks {
+    due: u64,
+    patience: u64,
+    count: u32,
+}
+
+impl Kicks {
+    const PATIENCE_NANOS: u64 = 100_000;
+
+    fn new() -> Self {
+        Self { due: 0, patience: Machine::nanos_to_ticks(Self::PATIENCE_NANOS), count: 0 }
+    }
+
+    fn is_due(&mut self) -> bool {
+        let now = Machine::now();
+        let is_due = now >= self.due;
+        if is_due {
+            self.due = now + self.patience;
+            self.patience *= 2;
+            self.count += 1;
+        }
+        is_due
+    }
+
+    fn are_sent(&self) -> bool {
+        self.count != 0
+    }
+}
+
+/// The exit of a child's vCPU is for the parent: suspends the vCPU, and leaves this message.
+#[cold]
+pub(crate) fn intercept(run: &mut Running<'_>, kind: MessageType, payload: &[u8]) -> Next {
+    let Some(child) = run.vm.as_child() else { return Next::Resume };
+    if let Some(gpa) = child.page(run.index, StatePage::InterceptMessage) {
+        // A parent that has no memory there sees no message.
+        let _ = child.parent.memory.write(gpa, &page_of(kind, child.id.0, payload));
+    }
+    // From here on the parent may resume it.
+    run.vcpu.suspended().fetch_or(suspend::INTERCEPT, Ordering::SeqCst);
+    if let Some(vp) = child.vps.get(run.index as usize)
+        && let Some(sender) = vp.sender.get()
+    {
+        Machine::post_message(&child.parent, vp.resumer.load(Ordering::Relaxed), *sender);
+    }
+    Next::Suspended
+}
