@@ -220,7 +220,7 @@ impl VcpuRef {
     }
 
     /// Takes a reason away. Without any, the vCPU runs again.
-    pub(crate) fn unsuspend(&self, reason: u8) {
+    fn unsuspend(&self, reason: u8) {
         let before = self.vcpu().suspended().fetch_and(!reason, Ordering::SeqCst);
         if before & !reason == 0 && before != 0 {
             self.vm().post(self.index(), Pending::PAUSE);
@@ -250,11 +250,12 @@ impl VcpuRef {
         }
     }
 
-    /// The parent's vCPU `resumer` will hear of the next exit.
-    pub(crate) fn resumed_by(&self, resumer: u32) {
+    /// The parent's vCPU `resumer` takes a reason away. It will hear of the next exit.
+    pub(crate) fn resume(&self, reason: u8, resumer: u32) {
         if let Some(vp) = self.vm().as_child().and_then(|child| child.vps.get(self.index() as usize)) {
             vp.resumer.store(resumer, Ordering::Relaxed);
         }
+        self.unsuspend(reason);
     }
 
     /// Its number among the senders of messages to the parent, which is set once.

@@ -17,7 +17,7 @@ use super::apic::{Origin, apply};
 use super::emulate::{self, Registers};
 use super::state::{State as _, gpr};
 use super::vcpu::{ArchVcpu, stop};
-use super::{delivery, platform};
+use super::{delivery, intercept, platform};
 use crate::arch::x86_64::backend::{Injection as _, WorldSwitch as _};
 use crate::arch::x86_64::host::tsc;
 use crate::device::io_apic;
@@ -30,6 +30,9 @@ use crate::vm::fault::Needs;
 #[inline(always)]
 pub(in crate::arch::x86_64) fn access(run: &mut Running<'_>, gpa: Gpa, needs: Needs) -> Next {
     run.tally.exit(ExitReason::Mmio);
+    if intercept::handles(run, gpa) {
+        return intercept::device(run, gpa, needs);
+    }
     if run.owner.arch.hardware.has_interrupted_delivery() {
         // Not an instruction's access: the guest's descriptor tables or its stack are at an address without memory. A
         // retry would fail again, before any interrupt of the host is taken.
@@ -37,6 +40,9 @@ pub(in crate::arch::x86_64) fn access(run: &mut Running<'_>, gpa: Gpa, needs: Ne
     }
     let is_fetch = needs.access.execute;
     if is_fetch || needs.is_table_walk {
+        if run.vm.as_child().is_some() {
+            return intercept::unrecoverable(run, "has code or page tables at its local APIC");
+        }
         // Code or page tables where there is no memory: on a PC, ones from an empty bus, and soon a triple fault.
         let what = if is_fetch { "fetched an instruction from" } else { "keeps page tables at" };
         run.vm.stop(
@@ -88,10 +94,9 @@ fn carry_out(run: &mut Running<'_>, cause: Cause) -> Next {
         if let Some(gpa) = nobody {
             tell_of_nobody(run, gpa);
         }
-    } else {
-        end(run, cause, outcome);
+        return Next::Resume;
     }
-    Next::Resume
+    end(run, cause, outcome)
 }
 
 /// The instruction's bytes as saved by the CPU. None if they may be older than a flush that was requested since the
@@ -107,7 +112,7 @@ fn saved_bytes(arch: &ArchVcpu, vcpu: &Vcpu, epoch: u64) -> ([u8; 15], usize) {
 
 /// Informs the guest about an instruction that was not executed.
 #[cold]
-fn end(run: &mut Running<'_>, cause: Cause, outcome: Outcome) {
+fn end(run: &mut Running<'_>, cause: Cause, outcome: Outcome) -> Next {
     match outcome {
         Outcome::Done { .. } | Outcome::Again => {}
         Outcome::Retry => run.owner.arch.before_instruction(),
@@ -119,6 +124,10 @@ fn end(run: &mut Running<'_>, cause: Cause, outcome: Outcome) {
             arch.raise(exception.vector, exception.error_code);
         }
         Outcome::Unsupported { bytes, length } => refuse(run, cause, &bytes, length),
+        Outcome::Unbacked(at) if run.vm.as_child().is_some() => {
+            let access = stage2::Access { read: true, write: false, execute: false };
+            return intercept::not_here_now(run, at, Needs { access, is_table_walk: true });
+        }
         Outcome::Unbacked(at) => {
             run.vm.stop(
                 StopReason::Unsupported,
@@ -126,6 +135,7 @@ fn end(run: &mut Running<'_>, cause: Cause, outcome: Outcome) {
             );
         }
     }
+    Next::Resume
 }
 
 /// Logs an access to an address without a device.
@@ -160,7 +170,11 @@ pub(super) fn load_word(run: &mut Running<'_>, bytes: &[u8]) -> Option<(u64, u8)
         Err(_) => Err(Outcome::Retry),
     };
     run.vcpu.presence().leave();
-    outcome.map_err(|outcome| end(run, Cause::Port, outcome)).ok()
+    outcome
+        .map_err(|outcome| {
+            let _ = end(run, Cause::Port, outcome);
+        })
+        .ok()
 }
 
 /// The guest's next bytes of code and their address, if they can be fetched.

@@ -1,6 +1,6 @@
 //! The PC that a guest sees.
 //!
-//! `cpuid`, `msr`, `control`, `mmio` and `platform` handle exits, `delivery` delivers interrupts between vCPUs.
+//! `cpuid`, `msr`, `control`, `mmio` and `platform` handle exits, `intercept` those that a parent handles. `delivery` delivers interrupts between vCPUs.
 
 pub(crate) mod apic;
 mod children;
@@ -11,6 +11,7 @@ pub(crate) mod emulate;
 mod events;
 pub(crate) mod fpu;
 pub(crate) mod hyperv;
+pub(crate) mod intercept;
 pub(crate) mod loader;
 pub(crate) mod mmio;
 pub(crate) mod msr;

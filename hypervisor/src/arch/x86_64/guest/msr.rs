@@ -3,6 +3,8 @@
 //! A register that is not named here does not exist: the guest gets #GP, as on a CPU that lacks it. What an
 //! entry and an exit switch by themselves is passed through and does not come here (the back end has the list).
 
+use core::sync::atomic::Ordering;
+
 use abi::counters::ExitReason;
 use addr::Gpa;
 use log::debug;
@@ -63,6 +65,15 @@ pub(in crate::arch::x86_64) fn access(run: &mut Running<'_>, is_write: bool) -> 
 
 #[cold]
 fn refuse_msr(run: &mut Running<'_>, register: u32, is_write: bool) {
+    if let Some(child) = run.vm.as_child()
+        && child.ignores_unknown_msrs.load(Ordering::Relaxed)
+    {
+        if !is_write {
+            run.owner.arch.set_edx_eax(0);
+        }
+        run.owner.arch.skip(2);
+        return;
+    }
     let verb = if is_write { "WRMSR" } else { "RDMSR" };
     debug!("{} vCPU {}: {verb} {register:#x} gets #GP", run.vm.name(), run.index);
     run.owner.arch.general_protection();

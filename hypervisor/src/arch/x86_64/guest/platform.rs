@@ -12,7 +12,7 @@ use x86_boot::layout::{PCI_ADDRESS_PORT, RTC_PORT, SERIAL_PORTS};
 use super::cpuid::CpuidTable;
 use super::hyperv::HyperV;
 use super::state::State as _;
-use super::{delivery, mmio};
+use super::{delivery, intercept, mmio};
 use crate::arch::x86_64::backend::PortAccess;
 use crate::arch::x86_64::host::{tsc, wall_clock};
 use crate::device::io_apic::IoApic;
@@ -58,7 +58,10 @@ impl Platform {
 /// IN and OUT.
 #[inline]
 pub(in crate::arch::x86_64) fn port_access(run: &mut Running<'_>, access: PortAccess) -> Next {
-    let PortAccess { port, bytes, is_in, is_string, next_rip } = access;
+    if run.vm.as_child().is_some() {
+        return intercept::port(run, access);
+    }
+    let PortAccess { port, bytes, is_in, is_string, next_rip, .. } = access;
     if is_string {
         return mmio::port_string(run);
     }

@@ -24,6 +24,7 @@ use x86_events::{Events, Flags};
 use super::emulate::{self, Emulator};
 use super::events::Armed;
 use super::fpu::FpuState;
+use super::intercept;
 use super::msr::MISC_ENABLE_RESET;
 use super::state::{Gprs, Registers, State as _, gpr};
 use super::synic::VcpuSynic;
@@ -405,9 +406,12 @@ fn complete(entry: tlb_tag::GuestEntry<'_>, hardware: &mut Hardware) {
     }
 }
 
-/// Ends the VM because of this vCPU's action.
+/// Ends the VM because of this vCPU's action. If it is a child, its parent decides.
 #[cold]
 pub(in crate::arch::x86_64) fn stop(run: &mut Running<'_>, reason: StopReason, what: &str) -> Next {
+    if run.vm.as_child().is_some() {
+        return intercept::unrecoverable(run, what);
+    }
     run.vm.stop(reason, format_args!("vCPU {}: {what}, {}", run.index, run.owner.arch.whereabouts()));
     Next::Resume
 }

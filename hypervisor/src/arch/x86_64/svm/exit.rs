@@ -225,6 +225,7 @@ fn nested_page_fault(run: &mut Running<'_>) -> Next {
 fn port_access(control: &ControlArea) -> PortAccess {
     const IN: u64 = 1 << 0;
     const STRING: u64 = 1 << 2;
+    const REPEATED: u64 = 1 << 3;
     const SIZE_SHIFT: u64 = 4;
     const PORT_SHIFT: u64 = 16;
     let details = control.exit_info_1;
@@ -235,6 +236,7 @@ fn port_access(control: &ControlArea) -> PortAccess {
         bytes: (details >> SIZE_SHIFT & 7) as u8,
         is_in: details & IN != 0,
         is_string: details & STRING != 0,
+        is_repeated: details & REPEATED != 0,
         next_rip: control.exit_info_2,
     }
 }

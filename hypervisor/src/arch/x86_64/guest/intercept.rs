@@ -1,0 +1,134 @@
+//! Exits of a child that its parent's virtual machine monitor handles: accesses to ports and to devices' registers,
+//! accesses to memory that is not there now, and what ends any other VM.
+//!
+//! Everything else is handled as for any VM: the local APIC, CPUID, MSRs, HLT, hypercalls, exceptions.
+
+use addr::{Gpa, PageSize};
+use hyperv_defs::message::{
+    INSTRUCTION_BYTES, InterceptAccess, InterceptHeader, MemoryIntercept, MessageType, PortIntercept, execution,
+};
+use hyperv_defs::register::SegmentRegister;
+use hyperv_defs::wire::{U16, U32, U64};
+use log::debug;
+use x86_defs::registers::{Segment, cr0, efer};
+
+use super::mmio;
+use super::state::{Registers, State as _, gpr};
+use super::vcpu::ArchVcpu;
+use crate::arch::x86_64::backend::{Injection as _, PortAccess};
+use crate::vcpu::run::{Next, Running};
+use crate::vm::child::intercept;
+use crate::vm::fault::Needs;
+
+/// A child's IN, OUT, INS or OUTS.
+#[cold]
+pub(in crate::arch::x86_64) fn port(run: &mut Running<'_>, port: PortAccess) -> Next {
+    let arch = &run.owner.arch;
+    let registers = arch.hardware.registers();
+    let [length, ..] = port.next_rip.wrapping_sub(registers.rip).to_le_bytes();
+    let access = if port.is_in { InterceptAccess::Read } else { InterceptAccess::Write };
+    let payload = PortIntercept {
+        header: header(arch, run.index, &registers, length, access),
+        port: U16::new(port.port),
+        access_info: PortIntercept::info(port.bytes, port.is_string, port.is_repeated),
+        rax: U64::new(registers.rax),
+        ds: segment(&registers.ds),
+        es: segment(&registers.es),
+        rcx: U64::new(arch.gprs[gpr::RCX]),
+        rsi: U64::new(arch.gprs[gpr::RSI]),
+        rdi: U64::new(arch.gprs[gpr::RDI]),
+        ..PortIntercept::default()
+    };
+    intercept(run, MessageType::X64IoPortIntercept, payload.bytes())
+}
+
+/// Whether the parent handles a child's access at `gpa`, where the child has no memory: unless it is to the vCPU's own
+/// local APIC.
+#[inline]
+pub(in crate::arch::x86_64) fn handles(run: &Running<'_>, gpa: Gpa) -> bool {
+    run.vm.as_child().is_some() && gpa.page(PageSize::Size4K) != Gpa(run.owner.arch.apic.mmio_base())
+}
+
+/// A child accesses `gpa`, where it has no memory.
+#[cold]
+pub(in crate::arch::x86_64) fn device(run: &mut Running<'_>, gpa: Gpa, needs: Needs) -> Next {
+    if needs.access.execute || needs.is_table_walk || run.owner.arch.hardware.has_interrupted_delivery() {
+        // Nobody can emulate that. On a PC it would read ones from an empty bus, and soon be a triple fault.
+        return unrecoverable(run, "has code, page tables or a stack where there is no memory");
+    }
+    memory(run, MessageType::UnmappedGpa, gpa, needs)
+}
+
+/// A child accesses memory that its parent has taken away for now. It tries again once the parent has served the fault.
+#[cold]
+pub(in crate::arch::x86_64) fn not_here_now(run: &mut Running<'_>, gpa: Gpa, needs: Needs) -> Next {
+    run.owner.arch.before_instruction();
+    memory(run, MessageType::GpaIntercept, gpa, needs)
+}
+
+fn memory(run: &mut Running<'_>, kind: MessageType, gpa: Gpa, needs: Needs) -> Next {
+    const WRITE_BACK: u32 = 6;
+    // The parent's kernel serves the fault without the instruction.
+    let window = if kind == MessageType::UnmappedGpa { mmio::bytes_at_rip(run) } else { None };
+    let mut instruction = [0; INSTRUCTION_BYTES];
+    let mut instruction_length = 0;
+    if let Some(window) = window {
+        instruction = window.to_bytes();
+        instruction_length = window.length();
+    }
+    let access = match needs.access {
+        access if access.execute => InterceptAccess::Execute,
+        access if access.write => InterceptAccess::Write,
+        _ => InterceptAccess::Read,
+    };
+    let arch = &run.owner.arch;
+    let payload = MemoryIntercept {
+        header: header(arch, run.index, &arch.hardware.registers(), 0, access),
+        cache_type: U32::new(WRITE_BACK),
+        instruction_length,
+        tpr_priority: arch.apic.cr8() << 4,
+        gpa: U64::new(gpa.0),
+        instruction,
+        ..MemoryIntercept::default()
+    };
+    intercept(run, kind, payload.bytes())
+}
+
+/// A child does what would end any other VM: its parent decides.
+#[cold]
+pub(in crate::arch::x86_64) fn unrecoverable(run: &mut Running<'_>, what: &str) -> Next {
+    debug!("{} vCPU {}: {what}, {}", run.vm.name(), run.index, run.owner.arch.whereabouts());
+    let arch = &run.owner.arch;
+    let payload = header(arch, run.index, &arch.hardware.registers(), 0, InterceptAccess::Read);
+    intercept(run, MessageType::UnrecoverableException, payload.bytes())
+}
+
+fn header(arch: &ArchVcpu, index: u32, registers: &Registers, length: u8, access: InterceptAccess) -> InterceptHeader {
+    let control = registers.control;
+    let when = |is_set, bit| if is_set { bit } else { 0 };
+    let state = u16::from(registers.cpl & 3)
+        | when(control.cr0 & cr0::PE != 0, execution::CR0_PE)
+        | when(control.cr0 & cr0::AM != 0, execution::CR0_AM)
+        | when(control.efer & efer::LMA != 0, execution::EFER_LMA)
+        | when(arch.hardware.is_in_shadow(), execution::INTERRUPT_SHADOW);
+    InterceptHeader {
+        vp_index: U32::new(index),
+        length_and_cr8: InterceptHeader::length_and_cr8(length, arch.apic.cr8()),
+        access: access as u8,
+        execution_state: U16::new(state),
+        cs: segment(&registers.cs),
+        rip: U64::new(registers.rip),
+        rflags: U64::new(registers.rflags),
+    }
+}
+
+/// A segment register as in messages: its attributes are those of a descriptor, with a gap where the limit is.
+fn segment(segment: &Segment) -> SegmentRegister {
+    let packed = segment.attributes;
+    SegmentRegister {
+        base: U64::new(segment.base),
+        limit: U32::new(segment.limit),
+        selector: U16::new(segment.selector),
+        attributes: U16::new(packed & 0xff | (packed & 0xf00) << 4),
+    }
+}
