@@ -7,6 +7,7 @@
 //! * [`control`]: rules for writes of control registers.
 //! * [`machine_check`]: decodes the error banks, and decides who may continue.
 //! * [`registers`]: bits of RFLAGS, CR0, CR4, EFER; segment registers; exception vectors.
+//! * [`xsave`]: the two formats of an XSAVE area.
 //!
 //! The crate compiles on any host, so everything built on it can be tested on any host.
 
@@ -20,3 +21,4 @@ pub mod machine_check;
 pub mod msr;
 pub mod registers;
 pub mod vmcb;
+pub mod xsave;
