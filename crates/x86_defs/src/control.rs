@@ -147,6 +147,41 @@ impl State {
         Ok(Self { efer: self.efer & !offered.efer | value & offered.efer, ..self })
     }
 
+    /// The state after somebody outside of the guest has set CR0.
+    ///
+    /// It sets CR0, CR4 and EFER one after the other, in any order. So each value is checked by itself, and VMRUN
+    /// checks what they are together (APM vol. 2, 15.5.1). LMA always follows from LME and paging.
+    ///
+    /// # Errors
+    /// The upper half is not zero.
+    pub const fn set_cr0(self, value: u64) -> Result<Self, Refused> {
+        if value >> 32 != 0 { Err(Refused) } else { Ok(Self { cr0: value & CR0_DEFINED | cr0::ET, ..self }.with_lma()) }
+    }
+
+    /// The same for CR4.
+    ///
+    /// # Errors
+    /// A bit that is not offered.
+    pub const fn set_cr4(self, value: u64, offered: &Offered) -> Result<Self, Refused> {
+        if value & !offered.cr4 != 0 { Err(Refused) } else { Ok(Self { cr4: value, ..self }) }
+    }
+
+    /// The same for EFER. LMA in `value` has no effect.
+    ///
+    /// # Errors
+    /// A bit that is not offered.
+    pub const fn set_efer(self, value: u64, offered: &Offered) -> Result<Self, Refused> {
+        if value & !(offered.efer | efer::LMA | EFER_READ_AS_ZERO) != 0 {
+            return Err(Refused);
+        }
+        Ok(Self { efer: self.efer & !offered.efer | value & offered.efer, ..self }.with_lma())
+    }
+
+    const fn with_lma(self) -> Self {
+        let is_long = self.efer & efer::LME != 0 && self.cr0 & cr0::PG != 0;
+        Self { efer: if is_long { self.efer | efer::LMA } else { self.efer & !efer::LMA }, ..self }
+    }
+
     /// Whether translations cached in this state may be wrong in `next` (APM vol. 2, 5.5.2), so that all of the guest's
     /// entries must be flushed, global ones included.
     ///

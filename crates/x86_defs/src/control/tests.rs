@@ -240,3 +240,25 @@ fn decode_assists_name_the_register_of_a_move_only() {
     assert_eq!(assisted(0), None);
     assert_eq!(assisted(5), None);
 }
+
+#[test]
+fn registers_set_from_outside_may_come_in_any_order() {
+    let offered = Offered::by(&shown());
+    let (cr0, cr4, efer) = (cr0::PE | cr0::PG | cr0::ET, cr4::PAE, efer::LME | efer::LMA | efer::NXE);
+    let reset = State { cr0: cr0::ET, cr4: 0, efer: 0 };
+    let set = |state: State, which: u8| match which {
+        0 => state.set_cr0(cr0),
+        1 => state.set_cr4(cr4, &offered),
+        _ => state.set_efer(efer, &offered),
+    };
+    for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
+        let end = order.into_iter().try_fold(reset, set);
+        assert_eq!(end, Ok(State { cr0, cr4, efer }), "{order:?}");
+        let back = end.and_then(|state| state.set_efer(0, &offered));
+        assert_eq!(back, Ok(State { cr0, cr4, efer: 0 }), "LMA goes with LME");
+    }
+    assert_eq!(reset.set_cr0(1 << 32), Err(Refused));
+    assert_eq!(reset.set_cr4(1 << 13, &offered), Err(Refused));
+    assert_eq!(reset.set_efer(efer::SVME, &offered), Err(Refused));
+    assert_eq!(reset.set_cr0(1 << 6 | cr0::PE), Ok(State { cr0: cr0::ET | cr0::PE, ..reset }), "not a bit of CR0");
+}
