@@ -495,3 +495,38 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn timers_go_on_elsewhere_where_they_were() {
+    let mut timers = Timers::new();
+    // One-shot in direct mode, periodic with messages, one-shot with an undelivered message, off.
+    assert_eq!(timers.write(COUNT, 5000, 0), Ok(()));
+    assert_eq!(timers.write(CONFIG, ENABLED | DIRECT | vector(0xed), 0), Ok(()));
+    assert_eq!(timers.write(COUNT + 2, 1000, 0), Ok(()));
+    assert_eq!(timers.write(CONFIG + 2, ENABLED | PERIODIC | to_sint(3), 0), Ok(()));
+    assert_eq!(timers.write(COUNT + 4, 100, 0), Ok(()));
+    assert_eq!(timers.write(CONFIG + 4, ENABLED | to_sint(4), 0), Ok(()));
+    assert_eq!(timers.expire(150), Some(Expiry::Message(4)));
+
+    let state = timers.state();
+    let mut other = Timers::new();
+    assert_eq!(other.set_state(&state, 700), Ok(()));
+    assert_eq!(other.state(), state);
+    assert_eq!(other.front(4).map(|(_, more)| more), Some(false), "its message still waits");
+    other.delivered(4);
+    assert_eq!(other.deadline(), Some(1000), "the period keeps its phase");
+    assert_eq!(other.expire(1000), Some(Expiry::Message(3)));
+    other.delivered(3);
+    assert_eq!(other.deadline(), Some(2000));
+    assert_eq!(other.read(CONFIG + 4), Ok(to_sint(4)), "it is off once its message is delivered");
+}
+
+#[test]
+fn timers_that_no_guest_can_have_are_refused_as_a_whole() {
+    let mut state = Timers::new().state();
+    state.timers[0].count = 77.into();
+    state.timers[3].config = (1 << 40).into();
+    let mut timers = Timers::new();
+    assert_eq!(timers.set_state(&state, 0), Err(Refused));
+    assert_eq!(timers.state(), Timers::new().state());
+}

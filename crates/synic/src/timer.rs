@@ -5,6 +5,8 @@
 //! in between.
 
 use hyperv_defs::msr;
+use hyperv_defs::page::{TimerState, TimersState};
+use hyperv_defs::wire::{U32, U64};
 
 use crate::message::Message;
 use crate::registers::{Interrupt, Outbox, Refused, SINTS};
@@ -130,6 +132,25 @@ impl Timers {
         }
     }
 
+    /// Their state, for a parent that saves the vCPU. Times are reference times.
+    #[must_use]
+    pub fn state(&self) -> TimersState {
+        TimersState { timers: self.timers.map(Timer::state), ..TimersState::default() }
+    }
+
+    /// Takes over a state at the reference time `now`.
+    ///
+    /// # Errors
+    /// A timer has a configuration that a guest cannot write. Then nothing has changed.
+    pub fn set_state(&mut self, state: &TimersState, now: u64) -> Result<(), Refused> {
+        let mut timers = self.timers;
+        for (timer, state) in timers.iter_mut().zip(&state.timers) {
+            timer.set_state(state, now)?;
+        }
+        self.timers = timers;
+        Ok(())
+    }
+
     /// The reference time at which one of them expires next.
     #[must_use]
     pub fn deadline(&self) -> Option<u64> {
@@ -169,6 +190,34 @@ impl Timer {
             self.config = self.config.with_enabled(true);
         }
         self.start(now);
+    }
+
+    /// The adjustment of a periodic timer is when it expires next.
+    fn state(self) -> TimerState {
+        TimerState {
+            flags: U32::new(self.undelivered.is_some().into()),
+            config: U64::new(self.config.0),
+            count: U64::new(self.count),
+            adjustment: U64::new(self.next.filter(|_| self.config.is_periodic()).unwrap_or(0)),
+            undelivered_expiry: U64::new(self.undelivered.map_or(0, |(at, _)| at)),
+            ..TimerState::default()
+        }
+    }
+
+    fn set_state(&mut self, state: &TimerState, now: u64) -> Result<(), Refused> {
+        self.count = state.count.get();
+        self.write_config(TimerConfig(state.config.get()), now)?;
+        let next = state.adjustment.get();
+        if self.config.is_periodic() && self.next.is_some() && next != 0 {
+            // Not later than its period: whoever wrote this does not stop the timer.
+            self.next = self.next.map(|latest| next.min(latest));
+        }
+        if state.flags.get() & 1 != 0 && !self.config.is_direct() && self.config.sint() != 0 {
+            let at = state.undelivered_expiry.get();
+            self.undelivered = Some((at, at));
+            self.next = self.next.filter(|_| self.config.is_periodic());
+        }
+        Ok(())
     }
 
     /// Restarts the timer from its registers. An undelivered message from before is dropped.
