@@ -139,6 +139,23 @@ impl Events {
         self.urgent.insert(Urgent::OWED);
     }
 
+    /// The exception or software interrupt that the last exit requires.
+    #[must_use]
+    pub const fn owed(&self) -> Option<Event> {
+        if self.urgent.contains(Urgent::OWED) { Some(self.owed) } else { None }
+    }
+
+    /// Somebody outside of the guest takes that event back.
+    pub fn forget_owed(&mut self) {
+        self.urgent.remove(Urgent::OWED);
+    }
+
+    /// Somebody outside of the guest masks NMIs as their handler would, or ends the mask.
+    pub fn set_nmi_mask(&mut self, masks_nmis: bool) {
+        self.masks_nmis = masks_nmis;
+        self.request_nmis(0);
+    }
+
     /// `count` NMIs were sent. A processor latches one while it handles another.
     pub fn request_nmis(&mut self, count: u8) {
         let most = if self.masks_nmis { 1 } else { 2 };

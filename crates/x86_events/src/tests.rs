@@ -270,3 +270,32 @@ fn exit_before_the_instruction_gives_the_flags_back() {
     Step::begin(0x1000, &mut guest, Flags::Loaded).end(&mut guest);
     assert_eq!(guest, before);
 }
+
+#[test]
+fn event_that_is_owed_can_be_looked_at_and_taken_back() {
+    let mut events = Events::new();
+    assert_eq!(events.owed(), None);
+    let exception = Exception::with_code(vector::PAGE_FAULT, 2);
+    events.raise(exception);
+    assert_eq!(events.owed(), Some(Event::Exception(exception)));
+    events.forget_owed();
+    assert_eq!(events.owed(), None);
+    assert!(events.is_quiet());
+    events.raise_software_interrupt(3);
+    assert_eq!(events.owed(), Some(Event::SoftwareInterrupt(3)));
+}
+
+#[test]
+fn mask_of_nmis_that_is_set_from_outside_holds_until_an_iret() {
+    let mut events = Events::new();
+    events.request_nmis(2);
+    events.set_nmi_mask(true);
+    assert!(events.masks_nmis() && events.is_quiet(), "one of the two is latched");
+    events.at_iret();
+    assert_eq!(events.next(OPEN, None, None), wait(Until::Step));
+    events.stepped();
+    assert_eq!(events.next(OPEN, None, None), inject(Event::Nmi, Until::Exit));
+    events.set_nmi_mask(false);
+    events.request_nmis(1);
+    assert_eq!(events.next(OPEN, None, None), inject(Event::Nmi, Until::Exit));
+}
