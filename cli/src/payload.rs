@@ -121,6 +121,7 @@ fn check_on_x86(vm: &VmConfig, path: &Path, kernel: &[u8], initrd: Option<&[u8]>
         cmdline: &vm.cmdline.value,
         memory_bytes: vm.memory.value,
         vcpus: vm.vcpus.value,
+        role: vm.role.value,
         apic: vm.apic.value,
     };
     x86_boot::check(&boot).map(|_| ()).map_err(|error| blame(vm, path, error))

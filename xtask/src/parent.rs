@@ -23,6 +23,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::archive::Archive;
 use crate::artifacts::{self, Arch, Places, Wanted, output, run};
+use crate::ci;
 use crate::debian;
 use crate::emulators::{self, QEMU_11};
 
@@ -79,6 +80,16 @@ pub(crate) fn build(places: &Places) -> Result<()> {
     let to = places.assets().join("vmlinuz-parent");
     fs::copy(&kernel, &to).with_context(|| format!("cannot copy {} to {}", kernel.display(), to.display()))?;
     programs(places)
+}
+
+/// Builds all that the system tests of a parent need, and runs those whose names contain one of the `names`, or all.
+/// `cargo xtask test` leaves them out: the kernel takes a quarter of an hour on a machine that has not built it before.
+pub(crate) fn test(places: &Places, names: &[String]) -> Result<()> {
+    ci::set_up(places, &["parent"])?;
+    build(places)?;
+    let mut tests = places.cargo(&["test", "--no-fail-fast", "--release", "--package", "dunlin-system-tests"]);
+    tests.args(["--test", "parent", "--", "--ignored", "--test-threads=1"]).args(names);
+    run(&mut tests)
 }
 
 /// The kernel in the user's cache. Builds it if it is not there.

@@ -216,7 +216,7 @@ impl<'a> Image<'a> {
 
         put(&mut page, zero_page::ACPI_RSDP_ADDR, &RSDP.0.to_le_bytes());
         let mut entries = 0;
-        for entry in memory_map(boot.memory_bytes) {
+        for entry in memory_map(boot.memory_bytes, boot.synic_ram()) {
             let at = zero_page::E820_TABLE + usize::from(entries) * zero_page::E820_ENTRY_BYTES;
             put(&mut page, at, &entry.range.start.0.to_le_bytes());
             put(&mut page, at + 8, &entry.range.bytes().to_le_bytes());

@@ -10,6 +10,7 @@
 //! 0x000e_0000  128 KiB-16 ACPI tables, the RSDP first                   reserved in the memory map
 //! 0x000f_fff0  16         reset stub                                    reserved in the memory map
 //! 0x0010_0000             kernel from its own address on; initrd as high as it fits below the hole
+//!             8 KiB a vCPU, at the end of the RAM: pages of SynICs         parents only; reserved in the memory map
 //! 0xc000_0000  1 GiB      hole: no RAM
 //!   0xc000_0000  512 MiB    for the memory of PCI devices
 //!   0xe000_0000  1 MiB      configuration spaces of PCI bus 0 (ECAM)    reserved in the memory map
@@ -21,7 +22,8 @@
 //! All memory below 1 MiB is RAM: the memory map hides a part of it, and no device is there. The kernel may copy and
 //! overwrite the boot structures in low RAM, so the map calls them usable.
 
-use addr::{Gpa, GpaRange};
+use abi::payload::Role;
+use addr::{Gpa, GpaRange, PAGE_BYTES};
 
 use crate::checked_range;
 
@@ -92,6 +94,21 @@ pub fn ram_layout(memory_bytes: u64) -> impl Iterator<Item = GpaRange> {
         .filter(|range| range.bytes() > 0)
 }
 
+/// RAM for the SynIC of one vCPU of a parent: the page of messages, then the page of event flags.
+pub const SYNIC_BYTES: u64 = 2 * PAGE_BYTES;
+
+/// The RAM for the SynICs of a parent's vCPUs, at the end of the RAM below the hole. A parent's kernel does not choose
+/// these pages, as others do: it finds them where the hypervisor says. Other VMs have none.
+#[must_use]
+pub fn synic_ram(memory_bytes: u64, vcpus: u32, role: Role) -> Option<GpaRange> {
+    let end = memory_bytes.min(HOLE.0);
+    let bytes = u64::from(vcpus) * SYNIC_BYTES;
+    match role {
+        Role::Guest => None,
+        Role::Parent => checked_range(end.saturating_sub(bytes), end),
+    }
+}
+
 /// One entry of the kernel's memory map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MapEntry {
@@ -111,18 +128,21 @@ pub enum MapKind {
     Reserved = 2,
 }
 
-/// The memory map of a guest with `memory_bytes` of RAM, in ascending order.
-pub fn memory_map(memory_bytes: u64) -> impl Iterator<Item = MapEntry> {
+/// The memory map of a guest with `memory_bytes` of RAM, in ascending order. `kept` is [`synic_ram`].
+pub fn memory_map(memory_bytes: u64, kept: Option<GpaRange>) -> impl Iterator<Item = MapEntry> {
     fn entry(start: u64, end: u64, kind: MapKind) -> Option<MapEntry> {
         checked_range(start, end).map(|range| MapEntry { range, kind })
     }
     let low = [entry(0, LOW_RAM_END.0.min(memory_bytes), MapKind::Ram), entry(RSDP.0, HIGH_RAM.0, MapKind::Reserved)];
+    let free_end = kept.map_or(u64::MAX, |kept| kept.start.0);
     let high = |above_4g: bool| {
+        let end = if above_4g { u64::MAX } else { free_end };
         ram_layout(memory_bytes)
             .filter(move |range| (range.start >= RAM_ABOVE_4G) == above_4g)
-            .map(|range| entry(range.start.0.max(HIGH_RAM.0), range.end().0, MapKind::Ram))
+            .map(move |range| entry(range.start.0.max(HIGH_RAM.0), range.end().0.min(end), MapKind::Ram))
     };
+    let kept = kept.map(|range| MapEntry { range, kind: MapKind::Reserved });
     let ecam = entry(PCI_ECAM.0, PCI_ECAM.0 + PCI_ECAM_BYTES, MapKind::Reserved);
-    let all = low.into_iter().chain(high(false)).chain([ecam]).chain(high(true));
+    let all = low.into_iter().chain(high(false)).chain([kept, ecam]).chain(high(true));
     all.flatten().filter(|entry| entry.range.bytes() > 0)
 }

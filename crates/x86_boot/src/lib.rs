@@ -40,6 +40,7 @@
 //!     cmdline: "console=ttyS0",
 //!     memory_bytes: 64 << 20,
 //!     vcpus: 4,
+//!     role: abi::payload::Role::Guest,
 //!     apic: abi::payload::ApicMode::X2Apic,
 //! };
 //! assert!(matches!(x86_boot::load(&boot, &mut ram), Err(Error::NotAKernel { .. })));
@@ -64,7 +65,7 @@ mod reset_stub;
 
 use alloc::string::String;
 
-use abi::payload::ApicMode;
+use abi::payload::{ApicMode, Role};
 use addr::{Gpa, GpaRange};
 
 pub use entry::{DescriptorTable, KernelEntry, Mode, long64, protected32};
@@ -96,8 +97,16 @@ pub struct Boot<'a> {
     pub memory_bytes: u64,
     /// Number of vCPUs; vCPU `n` has APIC id `n`.
     pub vcpus: u32,
+    /// What the VM is to others: a parent has less RAM for its kernel.
+    pub role: Role,
     /// The kind of local APICs: limits the number of vCPUs.
     pub apic: ApicMode,
+}
+
+impl Boot<'_> {
+    fn synic_ram(&self) -> Option<GpaRange> {
+        layout::synic_ram(self.memory_bytes, self.vcpus, self.role)
+    }
 }
 
 /// Kind of kernel file.

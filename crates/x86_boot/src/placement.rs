@@ -70,14 +70,18 @@ impl<'a> Placement<'a> {
         check_cmdline(boot.cmdline, image.cmdline_limit())?;
 
         let kernel = image.range();
-        if kernel.end().0 > boot.memory_bytes {
-            return Err(Error::MemoryTooSmall { needs: kernel.end().0, has: boot.memory_bytes });
+        let (kept, ram_end) = match boot.synic_ram() {
+            None => (0, boot.memory_bytes.min(HOLE.0)),
+            Some(kept) => (kept.bytes(), kept.start.0),
+        };
+        if kernel.end().0 > ram_end {
+            return Err(Error::MemoryTooSmall { needs: kernel.end().0 + kept, has: boot.memory_bytes });
         }
 
         let initrd = match boot.initrd {
             None | Some([]) => None,
             Some(initrd) => {
-                let end = boot.memory_bytes.min(HOLE.0).min(image.initrd_end());
+                let end = ram_end.min(image.initrd_end());
                 Some((place_initrd(initrd, kernel.end().0, end)?, initrd))
             }
         };

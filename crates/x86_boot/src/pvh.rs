@@ -178,7 +178,7 @@ pub(crate) fn write_start_info(
 
     let mut entries = 0_u32;
     let mut at = start_info::OUR_MEMMAP;
-    for entry in memory_map(boot.memory_bytes) {
+    for entry in memory_map(boot.memory_bytes, boot.synic_ram()) {
         put(&mut info, at, &entry.range.start.0.to_le_bytes());
         put(&mut info, at + 8, &entry.range.bytes().to_le_bytes());
         put(&mut info, at + 16, &(entry.kind as u32).to_le_bytes());

@@ -9,7 +9,7 @@ mod pvh;
 use alloc::vec;
 use alloc::vec::Vec;
 
-use abi::payload::ApicMode;
+use abi::payload::{ApicMode, Role};
 use addr::Gpa;
 
 use crate::bytes::put;
@@ -57,6 +57,7 @@ fn boot(kernel: &[u8]) -> Boot<'_> {
         cmdline: "console=ttyS0 quiet",
         memory_bytes: 64 * MIB,
         vcpus: 4,
+        role: Role::Guest,
         apic: ApicMode::X2Apic,
     }
 }

@@ -133,7 +133,7 @@ fn mcfg_names_one_bus_whose_memory_the_memory_map_reserves() {
     let (base, buses) = (u64_at(mcfg, 44).expect("an entry"), [mcfg[54], mcfg[55]]);
     assert_eq!((mcfg.len(), base, u16_at(mcfg, 52), buses), (60, 0xe000_0000, Some(0), [0, 0]));
     let ecam = GpaRange::new(Gpa(base), 1 << 20).expect("a low address");
-    assert!(memory_map(64 << 20).any(|entry| entry.kind == MapKind::Reserved && entry.range == ecam));
+    assert!(memory_map(64 << 20, None).any(|entry| entry.kind == MapKind::Reserved && entry.range == ecam));
     assert!(!ram_layout(u64::MAX).any(|ram| ram.overlaps(&ecam)));
 }
 

@@ -69,7 +69,9 @@ impl Profile {
             Offer::Flush => false,
             Offer::FlushIpi => true,
         };
-        let mut recommendations = Recommendations::RELAXED_TIMING | Recommendations::DEPRECATE_AUTO_EOI;
+        let mut recommendations = Recommendations::RELAXED_TIMING;
+        // With it, a parent takes each message about a child without an exit for the interrupt's end.
+        recommendations.set(Recommendations::DEPRECATE_AUTO_EOI, config.role == Role::Guest);
         recommendations.set(Recommendations::REMOTE_FLUSH, flush);
         recommendations.set(Recommendations::CLUSTER_IPI, ipi);
         recommendations.set(Recommendations::EX_PROCESSOR_MASKS, flush || ipi);

@@ -24,6 +24,7 @@ pub(crate) fn load(spec: &Spec<'_>, memory: &mut Memory) -> Result<KernelEntry, 
         cmdline: &config.cmdline,
         memory_bytes: config.memory_bytes,
         vcpus: config.vcpus,
+        role: config.role,
         apic: config.apic,
     };
     x86_boot::load(&boot, memory)

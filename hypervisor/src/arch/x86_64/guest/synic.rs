@@ -3,11 +3,14 @@
 //! The crate `synic` knows the rules. Here they meet the vCPU's local APIC, the guest's memory and the host's timer.
 //! All of it belongs to the pCPU that runs the vCPU: no other writes here, and no lock of the VM is taken.
 
-use addr::Gpa;
 use core::sync::atomic::{Ordering, fence};
+
+use abi::payload::VmConfig;
+use addr::{Gpa, PAGE_BYTES};
 use hyperv_defs::msr;
 use hyperv_defs::reference_tsc::{ReferenceTsc, tsc_at};
 use synic::{Absent, Expiry, MESSAGE_BYTES, MessagePage, Refused, SINTS, Sint, Synic, Timers};
+use x86_boot::layout::{SYNIC_BYTES, synic_ram};
 
 use crate::arch::x86_64::host::{apic as host_apic, tsc};
 use crate::device::local_apic::{GeneralProtection, LocalApic};
@@ -24,15 +27,31 @@ pub(in crate::arch::x86_64) struct VcpuSynic {
     clock: ReferenceTsc,
     /// SINTs for which a message may wait.
     waiting: u16,
+    /// Number of the page of messages after a reset. The page of event flags is behind it. Zero: the guest chooses.
+    home: u32,
 }
 
 const ALL_SINTS: u16 = u16::MAX;
 const _: () = assert!(SINTS == u16::BITS as usize);
 
 impl VcpuSynic {
-    /// As after power-on.
-    pub(in crate::arch::x86_64) const fn new() -> Self {
-        Self { registers: Synic::new(), timers: Timers::new(), due: u64::MAX, clock: ReferenceTsc::INVALID, waiting: 0 }
+    /// Of vCPU `index`, as after power-on.
+    pub(in crate::arch::x86_64) fn new(index: u32, config: &VmConfig) -> Self {
+        let ram = synic_ram(config.memory_bytes, config.vcpus, config.role);
+        let page = ram.map(|ram| (ram.start.0 + u64::from(index) * SYNIC_BYTES) / PAGE_BYTES);
+        // Below 4 GiB.
+        Self::at(page.and_then(|page| page.try_into().ok()).unwrap_or(0))
+    }
+
+    /// As after a reset.
+    pub(in crate::arch::x86_64) fn reset(&mut self) {
+        *self = Self::at(self.home);
+    }
+
+    fn at(home: u32) -> Self {
+        let messages = u64::from(home) * PAGE_BYTES;
+        let registers = if home == 0 { Synic::new() } else { Synic::with_pages(messages, messages + PAGE_BYTES) };
+        Self { registers, timers: Timers::new(), due: u64::MAX, clock: ReferenceTsc::INVALID, waiting: 0, home }
     }
 
     /// When a timer expires next, in host clock ticks.

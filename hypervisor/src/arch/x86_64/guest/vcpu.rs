@@ -104,7 +104,7 @@ impl VcpuState<Machine> for ArchVcpu {
             debug_addresses: [0; 4],
             tsc_aux: 0,
             vp_assist: VpAssistMsr::default(),
-            synic: VcpuSynic::new(),
+            synic: VcpuSynic::new(index, config),
             tags,
             emulator: emulate::new(index, config.decode_cache),
         };
@@ -266,7 +266,7 @@ impl ArchVcpu {
     pub(crate) fn init(&mut self) {
         self.reset_registers();
         self.apic.init();
-        self.synic = VcpuSynic::new();
+        self.synic.reset();
         self.activity = Activity::Off;
     }
 
