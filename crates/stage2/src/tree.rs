@@ -43,6 +43,17 @@ impl<F: Format> Tree<F> {
         &self.format
     }
 
+    /// Takes the tree out of a place that must keep one, to [destroy](Self::destroy) it. What stays there has its root
+    /// at address 0: walk it only in a pool that has an empty table at each address.
+    #[must_use]
+    pub fn take(&mut self) -> Self
+    where
+        F: Clone,
+    {
+        let format = self.format.clone();
+        core::mem::replace(self, Self { format, root: Hpa(0) })
+    }
+
     /// Returns all tables to the pool.
     ///
     /// No processor may walk the tree any more: no vCPU runs on it, and every TLB that used it is flushed.

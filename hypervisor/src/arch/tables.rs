@@ -7,6 +7,9 @@
 //!
 //! The run is long enough for all of the VM's memory in the smallest pages: one byte for each 512, or for each 256 at
 //! worst. In return no guest stops because the host has no page for a table.
+//!
+//! A child's tables are pages that its parent has deposited, from anywhere in the parent's memory. Its pool is given
+//! them one by one. The run of such a pool is all of the host's memory, and its mask changes no address.
 
 #![expect(unsafe_code, reason = "finds an entry by a mask")]
 
@@ -32,9 +35,9 @@ const TABLES_OF_A_VCPU: u64 = 4;
 
 /// The tables of one VM.
 pub(crate) struct TablePool {
-    /// Its length is a power of two, to which its start is aligned.
-    run: Frames,
-    /// Its first byte in the direct map.
+    /// Its length is a power of two, to which its start is aligned. `None`: the pool is [given](Self::give) its pages.
+    run: Option<Frames>,
+    /// The run's first byte in the direct map.
     base: Hva,
     /// The bits of an address that select an entry.
     mask: u64,
@@ -42,12 +45,20 @@ pub(crate) struct TablePool {
     free: CachePadded<Mutex<Free>>,
 }
 
+/// An empty table.
+#[repr(align(4096))]
+struct Nothing([AtomicU64; ENTRIES]);
+
+static NOTHING: Nothing = Nothing([const { AtomicU64::new(0) }; ENTRIES]);
+
 /// Pages that are in no tree.
 struct Free {
     /// Free pages that were used before: the first page of a list, which continues in the first entry of each page, and
     /// their number. Freeing a page allocates nothing. Such an entry maps nothing.
     used: Option<Hpa>,
     used_count: u64,
+    /// Pages that the pool was given, besides its run.
+    given_count: u64,
     /// The part of the run that was never taken. It is zero.
     fresh: Hpa,
 }
@@ -68,19 +79,82 @@ impl TablePool {
         let run = Frames::allocate(bytes, bytes)?;
         run.zero();
         let fresh = run.hpa();
-        let free = CachePadded::new(Mutex::new(Free { used: None, used_count: 0, fresh }));
-        Ok(Self { base: direct_map(fresh), mask: bytes - size_of::<AtomicU64>() as u64, run, free })
+        let free = CachePadded::new(Mutex::new(Free { used: None, used_count: 0, given_count: 0, fresh }));
+        Ok(Self { base: direct_map(fresh), mask: bytes - size_of::<AtomicU64>() as u64, run: Some(run), free })
+    }
+
+    /// A pool without any page, which is [given](Self::give) its pages one by one.
+    #[allow(dead_code, reason = "not every architecture has children")]
+    pub(crate) fn of_given_pages() -> Self {
+        let free = CachePadded::new(Mutex::new(Free { used: None, used_count: 0, given_count: 0, fresh: Hpa(0) }));
+        Self { base: direct_map(Hpa(0)), mask: !(size_of::<AtomicU64>() as u64 - 1), run: None, free }
+    }
+
+    /// A pool that has an empty table at each address, for a tree that was taken apart.
+    #[allow(dead_code, reason = "not every architecture has children")]
+    pub(crate) fn of_nothing() -> Self {
+        let base = Hva(NOTHING.0.as_ptr() as u64);
+        Self { base, mask: PAGE_BYTES - size_of::<AtomicU64>() as u64, ..Self::of_given_pages() }
+    }
+
+    /// Gives a pool of given pages one more. It returns from [`into_pages`](Self::into_pages).
+    ///
+    /// # Safety
+    /// It is a page of host RAM, present in the direct map. From now on until it returns, nothing else accesses it: no
+    /// guest, no device, and no Rust code. The pool has no run of its own.
+    #[allow(dead_code, reason = "not every architecture has children")]
+    pub(in crate::arch) unsafe fn give(&self, page: Hpa) {
+        debug_assert!(self.run.is_none(), "only pools of given pages can name any page");
+        let mut free = self.free.lock();
+        free.given_count += 1;
+        self.put(&mut free, page);
+    }
+
+    /// Number of given pages that are in no tree now.
+    #[allow(dead_code, reason = "not every architecture has children")]
+    pub(crate) fn spare_pages(&self) -> u64 {
+        self.free.lock().used_count
+    }
+
+    /// The pages that the pool was given, to return them to their owner. All tables were freed before.
+    #[allow(dead_code, reason = "not every architecture has children")]
+    pub(crate) fn into_pages(self) -> GivenPages {
+        let free = self.free.lock();
+        debug_assert!(
+            self.run.is_some() || free.used_count == free.given_count,
+            "{} of {} pages are still tables",
+            free.given_count - free.used_count,
+            free.given_count
+        );
+        drop(free);
+        GivenPages(self)
     }
 
     /// Host memory that tables use now, of the reserved memory.
     pub(crate) fn bytes(&self) -> u64 {
         let free = self.free.lock();
-        free.fresh.0 - self.run.hpa().0 - free.used_count * PAGE_BYTES
+        let start = self.run.as_ref().map_or(0, |run| run.hpa().0);
+        free.fresh.0 - start + free.given_count * PAGE_BYTES - free.used_count * PAGE_BYTES
     }
 
     /// Host memory that is set aside for tables.
     pub(crate) fn reserved(&self) -> u64 {
-        self.run.bytes()
+        self.run.as_ref().map_or_else(|| self.free.lock().given_count * PAGE_BYTES, Frames::bytes)
+    }
+
+    /// Takes a free page that was used before, with any content.
+    fn pop(&self, free: &mut Free) -> Option<Hpa> {
+        let table = free.used?;
+        let next = self.entry(Cell::new(table, 0)).load(Ordering::Relaxed);
+        (free.used, free.used_count) = ((next != 0).then_some(Hpa(next)), free.used_count - 1);
+        Some(table)
+    }
+
+    /// Adds a free page.
+    fn put(&self, free: &mut Free, page: Hpa) {
+        let next = free.used.replace(page).map_or(0, |next| next.0);
+        free.used_count += 1;
+        self.entry(Cell::new(page, 0)).store(next, Ordering::Relaxed);
     }
 
     /// The entry at this place, or the one to which the mask maps it: as if the run repeated through all addresses.
@@ -88,7 +162,9 @@ impl TablePool {
     fn entry(&self, cell: Cell) -> &AtomicU64 {
         let entry = self.address(cell.hpa()) as *const AtomicU64;
         // SAFETY: the run is ours as long as the pool lives, and present in the direct map. The masked offset is below
-        // its length and a multiple of 8. Rust code accesses it only through atomics.
+        // its length and a multiple of 8. Rust code accesses it only through atomics. A pool of given pages names only
+        // those: its entries hold no other table (`Pages`), and `give` promises the rest. A pool of nothing names only
+        // a static table.
         unsafe { &*entry }
     }
 
@@ -102,9 +178,22 @@ impl TablePool {
 
     #[inline]
     fn address(&self, hpa: Hpa) -> u64 {
-        let run = &self.run;
-        debug_assert!(hpa.0.wrapping_sub(run.hpa().0) < run.bytes(), "{hpa}: a tree names only tables of its own pool");
+        let is_in = |run: &Frames| hpa.0.wrapping_sub(run.hpa().0) < run.bytes();
+        debug_assert!(self.run.as_ref().is_none_or(is_in), "{hpa}: a tree names only tables of its own pool");
         self.base.0 + (hpa.0 & self.mask)
+    }
+}
+
+/// The pages that a pool was given, one after the other.
+#[allow(dead_code, reason = "not every architecture has children")]
+pub(crate) struct GivenPages(TablePool);
+
+impl Iterator for GivenPages {
+    type Item = Hpa;
+
+    fn next(&mut self) -> Option<Hpa> {
+        let pool = &self.0;
+        pool.run.is_none().then(|| pool.pop(&mut pool.free.lock())).flatten()
     }
 }
 
@@ -114,30 +203,26 @@ impl Pages for TablePool {
             return None;
         }
         let mut free = self.free.lock();
-        if let Some(table) = free.used {
-            let next = self.entry(Cell::new(table, 0)).load(Ordering::Relaxed);
-            (free.used, free.used_count) = ((next != 0).then_some(Hpa(next)), free.used_count - 1);
+        if let Some(table) = self.pop(&mut free) {
             drop(free);
             self.entries(table).iter().for_each(|entry| entry.store(0, Ordering::Relaxed));
             trace::note(|| TraceEvent::Allocate { table, count: 1 });
             return Some(table);
         }
-        take_fresh(&mut free, &self.run, 1)
+        take_fresh(&mut free, self.run.as_ref()?, 1)
     }
 
     fn allocate_root(&self, count: u32) -> Option<Hpa> {
         if exhaustion::strikes() {
             return None;
         }
-        take_fresh(&mut self.free.lock(), &self.run, count)
+        take_fresh(&mut self.free.lock(), self.run.as_ref()?, count)
     }
 
     fn free(&self, hpa: Hpa) {
         let mut free = self.free.lock();
         trace::note(|| TraceEvent::Free { table: hpa });
-        let next = free.used.replace(hpa).map_or(0, |next| next.0);
-        free.used_count += 1;
-        self.entry(Cell::new(hpa, 0)).store(next, Ordering::Relaxed);
+        self.put(&mut free, hpa);
     }
 
     #[inline]
@@ -187,5 +272,78 @@ impl Free {
             self.fresh = end;
             start
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::vec::Vec;
+
+    use addr::{Gpa, GpaRange};
+    use stage2::Access;
+
+    use super::*;
+    use crate::arch::fake::machine::{Simulation, run};
+    use crate::tests::{config, prepare};
+    use crate::vm::address_space::NoTlb;
+    use crate::vm::memory::Memory;
+    use crate::vm::tags::VmTags;
+
+    /// Pages from all over a run of frames, which must outlive their use.
+    fn scattered(frames: &Frames, count: u64) -> Vec<Hpa> {
+        (0..count)
+            .map(|number| Hpa(frames.hpa().0 + (number * 7 % (frames.bytes() / PAGE_BYTES)) * PAGE_BYTES))
+            .collect()
+    }
+
+    fn pool_of(pages: &[Hpa]) -> TablePool {
+        let pool = TablePool::of_given_pages();
+        for &page in pages {
+            // SAFETY: a page of frames that the test has taken, and uses for nothing else while the pool lives.
+            unsafe { pool.give(page) };
+        }
+        pool
+    }
+
+    #[test]
+    fn memory_of_a_child_returns_every_page_that_its_tables_were_given() {
+        run(1, |_: &Simulation| {
+            let config = config("child", 1);
+            prepare(core::slice::from_ref(&config));
+            let frames = Frames::allocate(64 * PAGE_BYTES, PAGE_BYTES).expect("the machine has room");
+            // The tables clear what was in their pages.
+            assert!(frames.write(7 * PAGE_BYTES, &[0xff; 4096]));
+            let pages = scattered(&frames, 16);
+
+            let tags = || VmTags::new(&config).expect("there are tags");
+            let none = Memory::of_child(tags(), pool_of(&[]));
+            assert!(none.is_err(), "the root takes a page");
+            let Ok(mut memory) = Memory::of_child(tags(), pool_of(&pages[..2])) else { panic!("one page is enough") };
+            assert_eq!((memory.table_bytes(), memory.tables().spare_pages()), (PAGE_BYTES, 1));
+
+            let map = |at: u64| {
+                let range = GpaRange::new(Gpa(at), PAGE_BYTES).expect("a page");
+                let mut shape = memory.shape();
+                let mut walk = memory.tree().walk_mut(memory.tables(), &NoTlb, &mut shape);
+                walk.map(range, Hpa(0x1234_5000), Access::ALL)
+            };
+            assert!(map(0).is_err(), "three tables are missing, and two of them cannot be had");
+            for &page in &pages[2..] {
+                // SAFETY: as in `pool_of`.
+                unsafe { memory.tables().give(page) };
+            }
+            assert_eq!([map(0), map(1 << 21), map(1 << 30), map(1 << 39)], [Ok(()); 4]);
+            assert_eq!(memory.tables().spare_pages(), 16 - (1 + 3 + 1 + 2 + 3));
+            assert_eq!((memory.table_bytes(), memory.reserved_table_bytes()), (10 * PAGE_BYTES, 16 * PAGE_BYTES));
+
+            let mut back: Vec<Hpa> = memory.take_tables().collect();
+            let mut shape = memory.shape();
+            let walk = memory.tree().walk_mut(memory.tables(), &NoTlb, &mut shape);
+            assert_eq!(walk.walk().lookup(Gpa(0)), None, "nothing is left");
+            back.sort_unstable();
+            let mut given = pages;
+            given.sort_unstable();
+            assert_eq!(back, given);
+        });
     }
 }

@@ -221,7 +221,7 @@ impl Tlb for AllTlbs<'_> {
 }
 
 /// The TLBs of a VM that has no vCPUs yet.
-pub(super) struct NoTlb;
+pub(crate) struct NoTlb;
 
 impl Tlb for NoTlb {
     fn publish(&self) {}

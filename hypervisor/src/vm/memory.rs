@@ -16,7 +16,7 @@ use super::address_space::{NoTlb, Stage2Format};
 use super::backing::Backing;
 use super::dirty::log::DirtyState;
 use super::tags::VmTags;
-use crate::arch::tables::TablePool;
+use crate::arch::tables::{GivenPages, TablePool};
 use crate::arch::{Arch, Machine};
 use crate::frames::{Exhausted, Frames, reserve};
 use crate::sync::{AtomicU64, Mutex};
@@ -165,6 +165,40 @@ impl Assembly {
 }
 
 impl Memory {
+    /// Memory of a child, which has no frames of its own: what its parent maps into it are the parent's. Its tables are
+    /// pages that `tables` was given, at least one.
+    ///
+    /// # Errors
+    /// Returns the tables if they are too few, or the host has too little memory for what logs need.
+    #[allow(dead_code, reason = "not every architecture has children")]
+    #[expect(clippy::result_large_err, reason = "once for each child")]
+    pub(crate) fn of_child(tags: VmTags, tables: TablePool) -> Result<Self, TablePool> {
+        let Ok(dirty) = DirtyState::new(&[], true) else { return Err(tables) };
+        let Ok((tree, shape)) = Tree::new(Machine::stage2_format(), &tables) else { return Err(tables) };
+        // Otherwise a walker on another pCPU may read the old content of the root's page.
+        Machine::publish();
+
+        Ok(Self::lay_out(MemoryFields {
+            backing: Backing::new(Vec::new(), Vec::new()),
+            tables,
+            tree,
+            shape: Mutex::new(shape),
+            level_on_touch: None,
+            dirty,
+            epoch: AtomicU64::new(0),
+            tags,
+            decoded: None,
+        }))
+    }
+
+    /// Takes the pages that a child's tables were given; nothing is mapped any more. Its last vCPU has left for good.
+    #[allow(dead_code, reason = "not every architecture has children")]
+    pub(crate) fn take_tables(&mut self) -> GivenPages {
+        let tables = core::mem::replace(&mut self.tables, TablePool::of_nothing());
+        self.tree.take().destroy(&tables);
+        tables.into_pages()
+    }
+
     /// State of its dirty log.
     #[inline]
     pub(crate) fn dirty_state(&self) -> &DirtyState {
