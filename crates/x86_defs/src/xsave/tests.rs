@@ -20,6 +20,9 @@ fn component(number: u32) -> Component {
 
 const AREA: usize = 2696;
 
+/// What makes an image a bad one, and its name.
+type Spoil = (&'static str, fn(&mut Vec<u8>));
+
 /// An area in which every component has a value of its own.
 fn area() -> Vec<u8> {
     let mut area = vec![0; AREA];
@@ -109,7 +112,7 @@ fn control_word_of_sse_is_kept_though_its_registers_are_initial() {
 #[test]
 fn image_that_xrstor_refuses_changes_nothing() {
     let good = image_of(&area());
-    let bad: [(&str, fn(&mut Vec<u8>)); 9] = [
+    let bad: [Spoil; 9] = [
         ("a component beyond those of the image", |image| put(image, XSTATE_BV, STATES | 1 << 3)),
         ("a component that is not offered", |image| put(image, XCOMP_BV, COMPACTED | STATES | 1 << 3)),
         ("a supervisor's component", |image| put(image, XCOMP_BV, COMPACTED | STATES | 1 << 62)),
