@@ -12,9 +12,11 @@
 //! service. The next vector is one AND and one bit scan, and an EOI clears the highest bit of a set; no code searches a
 //! 256-bit register. Both are on the path of every interrupt.
 //!
-//! This file has the life of an interrupt. `registers` has the guest's reads and writes, `timer` the counting.
+//! This file has the life of an interrupt. `registers` has the guest's reads and writes, `timer` the counting, `state`
+//! what a parent saves and restores.
 
 mod registers;
+mod state;
 #[cfg(test)]
 mod tests;
 mod timer;

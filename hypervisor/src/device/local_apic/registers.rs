@@ -62,7 +62,7 @@ impl LocalApic {
     }
 
     /// Members and clusters of x2APIC logical mode follow from the id (APM vol. 2, chapter 16).
-    const fn x2apic_logical_destination(&self) -> u32 {
+    pub(super) const fn x2apic_logical_destination(&self) -> u32 {
         let id = self.config.id;
         (id >> 4) << 16 | 1 << (id & 0xf)
     }
@@ -184,7 +184,7 @@ impl LocalApic {
         Some(effect)
     }
 
-    fn service_bit(&self, class: usize) -> u16 {
+    pub(super) fn service_bit(&self, class: usize) -> u16 {
         if self.in_service >> class & 1 == 0 { 0 } else { split(self.service_vector[class]).1 }
     }
 
@@ -298,17 +298,17 @@ mod register {
 }
 
 /// Version 0x14 with six entries in the local vector table; EOI broadcasts cannot be suppressed.
-const VERSION: u32 = 0x14 | 5 << 16;
+pub(super) const VERSION: u32 = 0x14 | 5 << 16;
 const _: () = assert!(VERSION as usize >> 16 == LVT_ENTRIES - 1);
 
-const SPURIOUS_ENABLE: u32 = 1 << 8;
+pub(super) const SPURIOUS_ENABLE: u32 = 1 << 8;
 /// Vector, enable, and focus checking, which has no effect.
-const SPURIOUS_FIELDS: u32 = 0x3ff;
+pub(super) const SPURIOUS_FIELDS: u32 = 0x3ff;
 
 const LVT_STATUS: u32 = 1 << 12;
 const LVT_REMOTE_IRR: u32 = 1 << 14;
 /// The writable bits of each entry, in the order of the registers.
-const LVT_FIELDS: [u32; LVT_ENTRIES] = [
+pub(super) const LVT_FIELDS: [u32; LVT_ENTRIES] = [
     LVT_MASKED | 3 << 17 | 0xff,
     LVT_MASKED | 0x7ff,
     LVT_MASKED | 0x7ff,
@@ -318,12 +318,13 @@ const LVT_FIELDS: [u32; LVT_ENTRIES] = [
 ];
 
 const COMMAND_LOGICAL: u32 = 1 << 11;
-const COMMAND_BUSY: u32 = 1 << 12;
+pub(super) const COMMAND_BUSY: u32 = 1 << 12;
 const COMMAND_ASSERT: u32 = 1 << 14;
 const COMMAND_LEVEL_TRIGGERED: u32 = 1 << 15;
-const COMMAND_FIELDS: u32 = 3 << 18 | COMMAND_LEVEL_TRIGGERED | COMMAND_ASSERT | COMMAND_BUSY | COMMAND_LOGICAL | 0x7ff;
+pub(super) const COMMAND_FIELDS: u32 =
+    3 << 18 | COMMAND_LEVEL_TRIGGERED | COMMAND_ASSERT | COMMAND_BUSY | COMMAND_LOGICAL | 0x7ff;
 
-const DIVIDE_FIELDS: u32 = 0b1011;
+pub(super) const DIVIDE_FIELDS: u32 = 0b1011;
 
 /// The bits that an x2APIC guest may set in a writable register; zero for others.
 #[inline]

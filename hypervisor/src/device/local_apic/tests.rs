@@ -1149,3 +1149,162 @@ fn nothing_that_a_guest_does_panics() {
         }
     }
 }
+
+/// A parent saves the state and restores it: the list of registers as it is, on an APIC in the same mode.
+fn restored(apic: &mut LocalApic, saved_at: u64, restored_at: u64) -> LocalApic {
+    let state = apic.state(saved_at);
+    let mut other = LocalApic::new(config());
+    other.place_base_msr(apic.base_msr()).expect("a mode that it has");
+    other.set_cr8(apic.cr8());
+    other.set_state(&state, restored_at);
+    assert_eq!(other.state(restored_at), state, "the state comes back as it was");
+    other
+}
+
+#[test]
+fn restored_apic_goes_on_with_the_same_interrupts() {
+    for make in [xapic as fn() -> LocalApic, x2apic] {
+        let mut random = Rng::with_seed(0x57a7e);
+        for _ in 0..200 {
+            let mut apic = make();
+            for _ in 0..random.usize(..40) {
+                match random.u8(..4) {
+                    0 | 1 => apic.accept(random.u8(16..), random.bool()),
+                    2 => {
+                        if let Some(vector) = apic.pending() {
+                            apic.deliver(vector);
+                        }
+                    }
+                    _ => apic.set_cr8(random.u8(..16)),
+                }
+            }
+            let mut other = restored(&mut apic, 0, 0);
+            assert_eq!(other.logical_id(), apic.logical_id());
+            // The upper four bits of the task priority are in CR8, and the lower are not saved.
+            for step in 0..100 {
+                assert_eq!(other.pending(), apic.pending(), "step {step}");
+                match apic.pending() {
+                    Some(vector) => {
+                        apic.deliver(vector);
+                        other.deliver(vector);
+                    }
+                    None => {
+                        assert_eq!(other.end_of_interrupt(), apic.end_of_interrupt());
+                        apic.set_cr8(0);
+                        other.set_cr8(0);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn restored_timer_has_as_long_to_go() {
+    const LATER: u64 = 1_000_000_000;
+    for entry in [0x40, 0x40 | PERIODIC, 0x40 | MASKED, 0x40 | PERIODIC | MASKED] {
+        let mut apic = x2apic();
+        set(&mut apic, DIVIDE, DIVIDE_BY_1);
+        set(&mut apic, LVT_TIMER, entry);
+        set(&mut apic, INITIAL_COUNT, 100_000);
+        let half = 50_000 * TSC_TICKS_PER_TIMER_TICK;
+        let mut other = restored(&mut apic, half, LATER);
+        assert_eq!(read_at(&mut other, CURRENT_COUNT, LATER), 50_000, "{entry:#x}");
+        assert_eq!(read_at(&mut other, INITIAL_COUNT, LATER), 100_000);
+        let is_masked = entry & MASKED != 0;
+        assert_eq!(other.deadline(), (!is_masked).then_some(LATER + half), "{entry:#x}");
+        assert_eq!(other.expire(LATER + half), !is_masked, "{entry:#x}");
+        let again = (entry & (PERIODIC | MASKED) == PERIODIC).then_some(LATER + 3 * half);
+        assert_eq!(other.deadline(), again, "{entry:#x}");
+    }
+}
+
+#[test]
+fn timer_that_is_due_has_expired_before_it_is_saved() {
+    let mut apic = x2apic();
+    set(&mut apic, DIVIDE, DIVIDE_BY_1);
+    set(&mut apic, LVT_TIMER, 0x40);
+    set(&mut apic, INITIAL_COUNT, 1000);
+    let other = restored(&mut apic, 1_000_000, 5);
+    assert_eq!((other.pending(), other.deadline()), (Some(0x40), None));
+}
+
+#[test]
+fn deadline_comes_before_or_after_the_state() {
+    let mut apic = x2apic();
+    set(&mut apic, LVT_TIMER, 0x40 | DEADLINE);
+    let state = apic.state(0);
+    for deadline_is_first in [true, false] {
+        let mut other = LocalApic::new(config());
+        other.place_base_msr(X2APIC_BASE).expect("it is offered");
+        if deadline_is_first {
+            other.place_tsc_deadline(700, 1);
+        }
+        other.set_state(&state, 1);
+        if !deadline_is_first {
+            other.place_tsc_deadline(700, 1);
+        }
+        assert_eq!((other.tsc_deadline(1), other.deadline()), (700, Some(700)), "{deadline_is_first}");
+        other.set_state(&state, 1);
+        assert_eq!(other.deadline(), Some(700), "a state says nothing of the deadline");
+        other.place_tsc_deadline(0, 1);
+        assert_eq!(other.deadline(), None);
+        other.place_tsc_deadline(3, 5);
+        assert_eq!(other.pending(), Some(0x40), "a tick that has passed interrupts at once");
+    }
+}
+
+#[test]
+fn ids_have_the_form_of_the_mode() {
+    let (mut old, mut new) = (xapic(), x2apic());
+    assert_eq!(old.state(0).id.get(), ID << 24);
+    let state = new.state(0);
+    assert_eq!((state.id.get(), state.logical_destination.get()), (ID, 2 << 16 | 1 << 3));
+    // An id that is written means nothing.
+    old.set_state(&state, 0);
+    assert_eq!((old.id(), old.state(0).id.get()), (ID, ID << 24));
+}
+
+#[test]
+fn state_from_outside_may_be_anything() {
+    let mut random = Rng::with_seed(0xbad);
+    for round in 0..2000 {
+        let mut bytes = [0; 176];
+        bytes.iter_mut().for_each(|byte| *byte = if round % 2 == 0 { random.u8(..) } else { 0xff });
+        let state = hyperv_defs::page::LocalApicState::from_bytes(&bytes).expect("it is long enough");
+        let mut apic = if random.bool() { xapic() } else { x2apic() };
+        apic.set_state(&state, random.u64(..));
+        let shown = apic.state(u64::MAX);
+        assert!(shown.irr[0].get().trailing_zeros() >= 16 && shown.isr[0].get().trailing_zeros() >= 16);
+        for _ in 0..600 {
+            match apic.pending() {
+                Some(vector) => {
+                    assert!(vector >= 16);
+                    apic.deliver(vector);
+                    assert_ne!(apic.pending(), Some(vector));
+                }
+                None => {
+                    let _effect = apic.end_of_interrupt();
+                }
+            }
+        }
+        apic.set_cr8(0);
+        let is_on = state.spurious.get() >> 8 & 1 != 0;
+        assert_eq!((apic.is_enabled(), apic.pending()), (is_on, None), "all is delivered and ended");
+        assert_eq!(apic.has_any_request(), !is_on && state.irr.iter().any(|word| word.get() != 0));
+    }
+}
+
+#[test]
+fn mode_from_outside_keeps_the_registers() {
+    let mut apic = xapic();
+    apic.accept(0x55, false);
+    assert_eq!(apic.place_base_msr(X2APIC_BASE), Ok(()));
+    assert_eq!((apic.mode(), apic.pending()), (Mode::X2Apic, Some(0x55)));
+    assert_eq!(apic.place_base_msr(XAPIC_BASE), Ok(()));
+    assert_eq!((apic.mode(), apic.pending()), (Mode::XApic, Some(0x55)));
+    assert_eq!(apic.place_base_msr(DISABLED_BASE), Ok(()));
+    assert_eq!((apic.is_enabled(), apic.pending()), (false, None));
+    assert_eq!(apic.place_base_msr(XAPIC_BASE | 1), Err(GeneralProtection));
+    assert_eq!(apic.place_base_msr(DISABLED_BASE | 0x400), Err(GeneralProtection));
+}

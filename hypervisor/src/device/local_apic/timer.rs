@@ -45,12 +45,22 @@ pub(super) struct Timer {
     initial_count: u32,
     divide: u32,
     shortest_period: u64,
+    /// A deadline that came from outside before the mode for it.
+    early_deadline: Option<u64>,
+}
+
+/// The registers of a timer that was saved.
+pub(super) struct Saved {
+    pub(super) mode: Mode,
+    pub(super) initial_count: u32,
+    pub(super) current_count: u32,
+    pub(super) divide: u32,
 }
 
 impl Timer {
     /// A stopped one-shot timer. Periods have at least `shortest_period` ticks.
     pub(super) const fn new(shortest_period: u64) -> Self {
-        Self { expiry: None, mode: Mode::OneShot, initial_count: 0, divide: 0, shortest_period }
+        Self { expiry: None, mode: Mode::OneShot, initial_count: 0, divide: 0, shortest_period, early_deadline: None }
     }
 
     /// When [`Timer::take_due`] will next have something to say.
@@ -147,6 +157,29 @@ impl Timer {
     pub(super) fn set_deadline(&mut self, deadline: u64) {
         if self.is_in_deadline_mode() {
             self.expiry = (deadline != 0).then_some(deadline);
+        }
+    }
+
+    /// Goes on where another timer was. A deadline that is armed, or has come early, stays if the mode is its own.
+    pub(super) fn restore(&mut self, saved: Saved, now: u64) {
+        let deadline = self.early_deadline.take().or(self.expiry.filter(|_| self.is_in_deadline_mode()));
+        (self.mode, self.divide) = (saved.mode, saved.divide);
+        self.initial_count = if saved.mode.counts() { saved.initial_count } else { 0 };
+        let left = self.ticks(saved.current_count.min(saved.initial_count));
+        self.expiry = match saved.mode {
+            Mode::Deadline => deadline,
+            Mode::Periodic if saved.initial_count != 0 && left == 0 => Some(now.saturating_add(self.period())),
+            Mode::OneShot | Mode::Periodic if left != 0 => Some(now.saturating_add(left)),
+            _ => None,
+        };
+    }
+
+    /// As [`Self::set_deadline`], but in another mode it is kept until the mode is [restored](Self::restore).
+    pub(super) fn place_deadline(&mut self, deadline: u64) {
+        if self.is_in_deadline_mode() {
+            self.set_deadline(deadline);
+        } else {
+            self.early_deadline = (deadline != 0).then_some(deadline);
         }
     }
 
