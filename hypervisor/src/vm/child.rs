@@ -28,6 +28,7 @@ use crate::cpu::room::Room;
 use crate::cpu::scheduler;
 use crate::frames::{self, Exhausted};
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, relax};
+use crate::vcpu::activity::Activity;
 use crate::vcpu::run::{Next, Running};
 use crate::vcpu::{Owner, Vcpu};
 
@@ -143,8 +144,12 @@ impl Vm {
             if frames::is_low() {
                 return Err(Exhausted);
             }
-            let arch =
-                <Machine as Arch>::Vcpu::new(next, &self.config, self.memory.stage2_root(), self.memory.tags().vcpu());
+            let (root, tags) = (self.memory.stage2_root(), self.memory.tags().vcpu());
+            let mut arch = <Machine as Arch>::Vcpu::new(next, &self.config, root, tags);
+            if next == 0 {
+                // The processor that boots waits for no start-up message.
+                *arch.activity() = Activity::Active;
+            }
             let homes = scheduler::runners().map(|cpu| cpu.id).cycle();
             let runners = scheduler::runners().count().max(1);
             let home = homes.clone().nth(self.number.wrapping_add(next) as usize % runners).unwrap_or(CpuId(0));
