@@ -349,6 +349,20 @@ impl From<u128> for RegisterValue {
     }
 }
 
+impl SegmentRegister {
+    /// The attributes without the gap in which a descriptor has a part of its limit: the form of SVM's VMCB.
+    #[must_use]
+    pub const fn pack(attributes: u16) -> u16 {
+        attributes & 0xff | attributes >> 4 & 0xf00
+    }
+
+    /// The attributes of such a form.
+    #[must_use]
+    pub const fn unpack(packed: u16) -> u16 {
+        packed & 0xff | (packed & 0xf00) << 4
+    }
+}
+
 macro_rules! same_bytes {
     ($($name:ident),*) => {$(
         impl From<RegisterValue> for $name {
@@ -371,6 +385,16 @@ same_bytes!(SegmentRegister, TableRegister, FpControlStatus, XmmControlStatus);
 pub struct PendingInterruption(pub u64);
 
 impl PendingInterruption {
+    /// One of this [kind](Self::kind), with RIP behind the instruction if software raised it.
+    #[must_use]
+    pub const fn new(kind: u8, vector: u8, error_code: Option<u32>) -> Self {
+        let code = match error_code {
+            Some(code) => 1 << 4 | (code as u64) << 32,
+            None => 0,
+        };
+        Self(1 | (kind as u64 & 0x7) << 1 | code | (vector as u64) << 16)
+    }
+
     /// There is one.
     #[must_use]
     pub const fn is_pending(self) -> bool {

@@ -14,6 +14,7 @@ pub(crate) mod delivery;
 pub(crate) mod exit;
 pub(crate) mod machine;
 pub(crate) mod program;
+pub(crate) mod registers;
 pub(crate) mod tags;
 pub(crate) mod vcpu;
 

@@ -37,6 +37,8 @@ pub(crate) struct ArchVcpu {
     has_rung: bool,
     /// Why the guest was left.
     pub(super) exit: Exit,
+    /// General registers, for a parent. No instruction uses them.
+    pub(super) gprs: [u64; 16],
     /// An unfinished flush: the oldest target that the named pages of vCPUs may lead to once the guest runs again.
     acknowledges: Vec<(u32, u64, u64)>,
     left_at: u64,
@@ -69,6 +71,7 @@ impl VcpuState<Machine> for ArchVcpu {
             deadline: None,
             has_rung: false,
             exit: Exit::Interrupted,
+            gprs: [0; 16],
             acknowledges: Vec::new(),
             left_at: 0,
             tags,
@@ -179,6 +182,20 @@ impl ArchVcpu {
         if self.activity == Activity::Off {
             self.activity = Activity::Active;
         }
+    }
+
+    /// The instruction that is next.
+    pub(super) fn position(&self) -> usize {
+        self.at
+    }
+
+    /// Goes on there.
+    pub(super) fn set_position(&mut self, at: usize) {
+        self.at = at;
+    }
+
+    pub(super) fn activity_now(&self) -> Activity {
+        self.activity
     }
 
     pub(super) fn interrupt(&mut self) {

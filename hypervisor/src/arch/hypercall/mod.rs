@@ -5,6 +5,7 @@
 
 mod budget;
 mod flush;
+mod held;
 mod interrupt;
 mod ipi;
 mod memory;
@@ -17,6 +18,7 @@ use addr::Gpa;
 use hyperv_defs::call::FAST_XMM_BYTES;
 use hyperv_defs::{Answer, Call, Checked, Control, Offered, Refusal, Status, check};
 
+pub(in crate::arch) use held::Held;
 pub(in crate::arch) use parent::Children;
 
 use super::machine::cpuid;

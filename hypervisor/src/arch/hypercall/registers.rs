@@ -1,21 +1,122 @@
 //! Calls about the registers and other state of a child's virtual processors, and about what CPUID answers there.
 
-use hyperv_defs::Status;
+use hyperv_defs::register::{Register, RegisterValue};
 use hyperv_defs::vp::{CpuidResult, GetCpuidValues, GetRegisters, InstallIntercept, SetRegisters, State, Translate};
+use hyperv_defs::{Answer, Status};
 
-use super::Ended;
+use super::budget::Budget;
 use super::parent::Caller;
+use super::{Ended, Held};
+use crate::arch::machine;
+use crate::sync::Ordering;
+use crate::vm::VcpuRef;
+use crate::vm::child::suspend;
 
 /// HvCallGetVpRegisters.
 pub(super) fn get(caller: &Caller<'_>, get: &GetRegisters<'_>) -> Result<Ended, Status> {
-    caller.check_child(get.vp.partition)?;
-    Err(Status::FeatureUnavailable)
+    let vcpu = caller.vcpu(get.vp)?;
+    let first = caller.checked.control().rep_start();
+    let write = |done: u16, value: RegisterValue| {
+        let at = usize::from(first + done) * size_of::<RegisterValue>();
+        caller.output.write_at(at as u64, value.bytes())
+    };
+    // The guest stands still only while its own registers are read, not for its suspension.
+    let budget = Budget::start();
+    let mut names = get.names().peekable();
+    let mut done = 0;
+    while let Some(name) = names.peek() {
+        if let Some(reason) = name.ok().and_then(reason_of) {
+            let is_set = vcpu.vcpu().suspended().load(Ordering::SeqCst) & reason != 0;
+            write(done, u64::from(is_set).into())?;
+            names.next();
+            done += 1;
+            continue;
+        }
+        let result = Held::with(&vcpu, |held| {
+            while let Some(name) = names.next_if(|name| name.ok().and_then(reason_of).is_none()) {
+                write(done, machine::registers::read(held, name?)?)?;
+                done += 1;
+                if budget.is_spent() {
+                    break;
+                }
+            }
+            Ok(())
+        });
+        match result {
+            Ok(()) if budget.is_spent() && names.peek().is_some() => return Ok(not_yet(caller, done)),
+            Ok(()) => {}
+            Err(status) => return Ok(failed(caller, done, status)),
+        }
+    }
+    caller.done()
 }
 
-/// HvCallSetVpRegisters.
+/// HvCallSetVpRegisters. The elements before a refused one are written.
 pub(super) fn set(caller: &Caller<'_>, set: &SetRegisters<'_>) -> Result<Ended, Status> {
-    caller.check_child(set.vp.partition)?;
-    Err(Status::FeatureUnavailable)
+    let vcpu = caller.vcpu(set.vp)?;
+    let budget = Budget::start();
+    let mut elements = set.elements().peekable();
+    let mut done = 0;
+    let reason = |element: &Result<(Register, RegisterValue), Status>| {
+        element.ok().and_then(|(name, value)| reason_of(name).map(|reason| (reason, value)))
+    };
+    while let Some(element) = elements.peek() {
+        let result = if let Some((reason, value)) = reason(element) {
+            elements.next();
+            let result = set_suspend(caller, &vcpu, reason, value.as_u64());
+            done += u16::from(result.is_ok());
+            result
+        } else {
+            Held::with(&vcpu, |held| {
+                while let Some(element) = elements.next_if(|element| reason(element).is_none()) {
+                    let (name, value) = element?;
+                    machine::registers::write(held, name, value)?;
+                    done += 1;
+                    if budget.is_spent() {
+                        break;
+                    }
+                }
+                Ok(())
+            })
+        };
+        match result {
+            Ok(()) if budget.is_spent() && elements.peek().is_some() => return Ok(not_yet(caller, done)),
+            Ok(()) => {}
+            Err(status) => return Ok(failed(caller, done, status)),
+        }
+    }
+    caller.done()
+}
+
+/// The reason to stay out of the guest that a register tells.
+fn reason_of(register: Register) -> Option<u8> {
+    match register {
+        Register::ExplicitSuspend => Some(suspend::EXPLICIT),
+        Register::InterceptSuspend => Some(suspend::INTERCEPT),
+        _ => None,
+    }
+}
+
+/// Suspends the vCPU, or takes away a reason for it. On return from the former it is out of its guest.
+fn set_suspend(caller: &Caller<'_>, vcpu: &VcpuRef, reason: u8, value: u64) -> Result<(), Status> {
+    match value {
+        0 => vcpu.resume(reason, caller.index),
+        1 => vcpu.suspend(reason),
+        _ => return Err(Status::InvalidRegisterValue),
+    }
+    Ok(())
+}
+
+/// The parent calls again for the elements after these.
+fn not_yet(caller: &Caller<'_>, done: u16) -> Ended {
+    let control = caller.checked.control();
+    Ended::NotYet(control.with_rep_start(control.rep_start() + done))
+}
+
+/// The element after these is refused.
+fn failed(caller: &Caller<'_>, done: u16, status: Status) -> Ended {
+    let answer: Answer = caller.checked.failure_after(done, status);
+    Ended::With(answer)
 }
 
 /// HvCallGetVpState.
@@ -53,3 +154,6 @@ pub(super) fn install_intercept(caller: &Caller<'_>, install: &InstallIntercept)
     caller.check_child(install.partition)?;
     Err(Status::FeatureUnavailable)
 }
+
+#[cfg(test)]
+mod tests;

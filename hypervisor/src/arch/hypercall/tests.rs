@@ -13,10 +13,10 @@ use crate::tests::{config, create, prepare};
 use crate::vm::Vm;
 
 /// Where outputs go. The VM has 2 MiB.
-const OUTPUT: Gpa = Gpa(0x1000);
+pub(super) const OUTPUT: Gpa = Gpa(0x1000);
 const BEYOND: Gpa = Gpa(0x80_0000);
 
-fn children() -> Children {
+pub(super) fn children() -> Children {
     let host = Host {
         features: ProcessorFeatures::SSE3,
         xsave_features: XsaveFeatures::XSAVE,
@@ -42,7 +42,13 @@ fn with_vm(script: fn(&Vm)) {
 }
 
 /// A call with this input, as the VM makes it.
-fn call(vm: &Vm, children: Option<&Children>, control: Control, input: &[u8], output: Gpa) -> Result<Ended, Status> {
+pub(super) fn call(
+    vm: &Vm,
+    children: Option<&Children>,
+    control: Control,
+    input: &[u8],
+    output: Gpa,
+) -> Result<Ended, Status> {
     let checked: Checked = match check(control, Offered::all()) {
         Ok(checked) => checked,
         Err(Refusal::Status(status)) => return Err(status),
@@ -54,17 +60,17 @@ fn call(vm: &Vm, children: Option<&Children>, control: Control, input: &[u8], ou
     }
 }
 
-fn words(words: &[u64]) -> Vec<u8> {
+pub(super) fn words(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-fn word_at(vm: &Vm, at: Gpa) -> u64 {
+pub(super) fn word_at(vm: &Vm, at: Gpa) -> u64 {
     let mut bytes = [0; 8];
     assert!(vm.memory.read(at, &mut bytes));
     u64::from_le_bytes(bytes)
 }
 
-fn create_input() -> Vec<u8> {
+pub(super) fn create_input() -> Vec<u8> {
     let input = CreatePartitionInput {
         flags: U64::new(0x48_2110),
         compatibility_version: U32::new(0x609),
@@ -73,7 +79,7 @@ fn create_input() -> Vec<u8> {
     input.bytes().to_vec()
 }
 
-const DONE: Result<Ended, Status> = Ok(Ended::With(Answer(0)));
+pub(super) const DONE: Result<Ended, Status> = Ok(Ended::With(Answer(0)));
 
 #[test]
 fn partition_is_created_once_its_id_can_be_told() {

@@ -183,6 +183,12 @@ pub(crate) trait Injection {
     /// The event whose delivery the last exit interrupted, if it must be delivered again. A second call returns `None`.
     fn take_interrupted(&mut self) -> Option<Event>;
 
+    /// That event, if there is one. It is left where it is.
+    fn interrupted(&self) -> Option<Event>;
+
+    /// Lets it look as if the last exit had interrupted the delivery of this event.
+    fn set_interrupted(&mut self, event: Option<Event>);
+
     /// The next entry delivers an interrupt.
     fn inject_interrupt(&mut self, vector: u8);
 

@@ -114,6 +114,12 @@ impl ArchVcpu {
         self.hardware.intercept_iret(self.events.masks_nmis());
     }
 
+    /// Somebody outside of the guest masks NMIs, or ends the mask.
+    pub(super) fn set_nmi_mask(&mut self, masks_nmis: bool) {
+        self.events.set_nmi_mask(masks_nmis);
+        self.intercept_iret();
+    }
+
     fn debug_registers(&self) -> Debug {
         Debug { rflags: self.hardware.rflags(), dr6: self.hardware.dr6(), dr7: self.hardware.dr7() }
     }

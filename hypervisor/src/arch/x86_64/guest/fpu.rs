@@ -87,6 +87,53 @@ impl FpuState {
         cpu.fpu_holder.store(self.identity, Ordering::Relaxed);
     }
 
+    /// XCR0, of a vCPU that is on no pCPU.
+    pub(super) fn xcr0(&self) -> u64 {
+        self.xcr0
+    }
+
+    /// Writes XCR0; `None` for a value that a guest cannot write.
+    pub(super) fn set_xcr0(&mut self, value: u64) -> Option<()> {
+        is_valid_xcr0(value).then(|| self.xcr0 = value)
+    }
+
+    /// The 16 bytes at `place` in the area's first part, of a vCPU that is on no pCPU.
+    pub(super) fn register(&self, place: usize) -> &[u8; 16] {
+        self.bytes().get(place..).and_then(<[u8]>::first_chunk).unwrap_or(&[0; 16])
+    }
+
+    /// Writes them. `None` if MXCSR would have a bit that does not exist, which XRSTOR refuses.
+    pub(super) fn set_register(&mut self, place: usize, mut value: [u8; 16]) -> Option<()> {
+        if place == MXCSR_PLACE - 8 {
+            let [.., a, b, c, d, _, _, _, _] = value;
+            if u32::from_le_bytes([a, b, c, d]) & !mxcsr_mask() != 0 {
+                return None;
+            }
+            value[12..].copy_from_slice(&mxcsr_mask().to_le_bytes());
+        }
+        self.changes();
+        let bytes = self.bytes_mut();
+        // The area counts, and not what these components are at first.
+        bytes[512] |= 3;
+        bytes[..512].get_mut(place..place + 16)?.copy_from_slice(&value);
+        Some(())
+    }
+
+    /// The registers of no pCPU hold this state.
+    fn changes(&mut self) {
+        self.identity = IDENTITIES.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: pages are bytes, one behind the other.
+        unsafe { core::slice::from_raw_parts(self.area.as_ptr().cast(), size_of_val(&*self.area)) }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and nobody else has a reference.
+        unsafe { core::slice::from_raw_parts_mut(self.area.as_mut_ptr().cast(), size_of_val(&*self.area)) }
+    }
+
     /// Saves the state from this pCPU's registers, which keep it.
     pub(in crate::arch::x86_64) fn save(&mut self) {
         self.xcr0 = read_xcr0();
@@ -96,6 +143,29 @@ impl FpuState {
             asm!("xsave64 [{area}]", area = in(reg) self.area.as_mut_ptr(), in("eax") u32::MAX, in("edx") u32::MAX, options(nostack));
         }
     }
+}
+
+/// Where MXCSR is in the area. Behind it is its mask.
+const MXCSR_PLACE: usize = 24;
+
+/// The bits that MXCSR can have on this machine (APM vol. 1, 11.4.4).
+fn mxcsr_mask() -> u32 {
+    /// Of processors that do not say.
+    const DEFAULT: u32 = 0xffbf;
+    #[repr(C, align(16))]
+    struct Area([u8; 512]);
+    static MASK: Once<u32> = Once::new();
+    *MASK.call_once(|| {
+        let mut area = Area([0; 512]);
+        // SAFETY: writes the 512 bytes of the area, which is aligned as FXSAVE requires. CR4.OSFXSR was set by
+        // `enable`.
+        unsafe { asm!("fxsave64 [{}]", in(reg) &raw mut area, options(nostack, preserves_flags)) };
+        let [a, b, c, d] = [28, 29, 30, 31].map(|at: usize| area.0[at]);
+        match u32::from_le_bytes([a, b, c, d]) {
+            0 => DEFAULT,
+            mask => mask,
+        }
+    })
 }
 
 /// Lets this pCPU switch guests' state.

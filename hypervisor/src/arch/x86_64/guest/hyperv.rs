@@ -27,6 +27,7 @@ use crate::arch::hypercall::{self, Children, Ended, Input, Rights};
 use crate::arch::x86_64::host::tsc;
 use crate::device::local_apic::GeneralProtection;
 use crate::vcpu::run::{Next, Running};
+use crate::vm::memory::Memory;
 
 /// The synthetic MSRs.
 pub(super) const FIRST_MSR: u32 = *msr::RANGE.start();
@@ -161,6 +162,60 @@ impl HyperV {
     }
 }
 
+/// Registers of the whole VM, for its parent.
+impl HyperV {
+    /// Turns the TSC into the VM's time.
+    pub(super) fn clock(&self) -> ReferenceTsc {
+        self.clock
+    }
+
+    /// GUEST_OS_ID, HYPERCALL, REFERENCE_TSC or TIME_REF_COUNT.
+    pub(super) fn shared(&self, number: u32) -> u64 {
+        match number {
+            msr::GUEST_OS_ID => self.guest_os_id.load(Ordering::Relaxed),
+            msr::HYPERCALL => self.registers.lock().hypercall.0,
+            msr::REFERENCE_TSC => self.registers.lock().reference_tsc.0,
+            _ => self.clock.time(tsc::now()),
+        }
+    }
+
+    /// Writes GUEST_OS_ID, HYPERCALL or REFERENCE_TSC as they were in a guest that is restored. The hypercall page is
+    /// in its memory already; the clock's page is written, because this host's clock is another. `None` if the page is
+    /// nowhere.
+    pub(super) fn set_shared(&self, number: u32, value: u64, memory: &Memory) -> Option<()> {
+        let mut registers = self.registers.lock();
+        match number {
+            msr::GUEST_OS_ID => self.guest_os_id.store(value, Ordering::Relaxed),
+            msr::HYPERCALL if HypercallMsr(value).page() < cpuid::physical_addresses_end() => {
+                registers.hypercall = HypercallMsr(value);
+            }
+            msr::HYPERCALL => return None,
+            _ => self.place_clock(&mut registers, ReferenceTscMsr(value), memory),
+        }
+        Some(())
+    }
+
+    /// A write of REFERENCE_TSC.
+    fn place_clock(&self, registers: &mut VmRegisters, wanted: ReferenceTscMsr, memory: &Memory) {
+        registers.reference_tsc = wanted;
+        if !wanted.is_enabled() {
+            return;
+        }
+        let shown = ReferenceTsc { sequence: registers.sequence, ..self.clock };
+        let clock = ReferenceTsc { sequence: shown.next_sequence(), ..shown };
+        registers.sequence = clock.sequence;
+        let at = wanted.page();
+        let page = clock.encode();
+        let (sequence, rest) = page.split_at(reference_tsc::SCALE_OFFSET);
+        // The guest sees an invalid page until all of it is written. If the guest has no memory there, it has no such
+        // clock.
+        let void = ReferenceTsc::INVALID.encode();
+        let _ = memory.write(at, &void)
+            && memory.write(Gpa(at.0 + sequence.len() as u64), rest)
+            && memory.write(at, sequence);
+    }
+}
+
 /// Reads a synthetic MSR for the guest.
 ///
 /// # Errors
@@ -221,21 +276,7 @@ pub(super) fn write_msr(run: &mut Running<'_>, number: u32, value: u64) -> Resul
             registers.hypercall = wanted;
         }
         msr::REFERENCE_TSC => {
-            registers.reference_tsc = ReferenceTscMsr(value);
-            if registers.reference_tsc.is_enabled() {
-                let shown = ReferenceTsc { sequence: registers.sequence, ..hyperv.clock };
-                let clock = ReferenceTsc { sequence: shown.next_sequence(), ..shown };
-                registers.sequence = clock.sequence;
-                let at = registers.reference_tsc.page();
-                let page = clock.encode();
-                let (sequence, rest) = page.split_at(reference_tsc::SCALE_OFFSET);
-                // The guest sees an invalid page until all of it is written. If the guest has no memory there, it has
-                // no such clock.
-                let void = ReferenceTsc::INVALID.encode();
-                let _ = memory.write(at, &void)
-                    && memory.write(Gpa(at.0 + sequence.len() as u64), rest)
-                    && memory.write(at, sequence);
-            }
+            hyperv.place_clock(&mut registers, ReferenceTscMsr(value), memory);
         }
         msr::VP_ASSIST_PAGE => {
             let assist = VpAssistMsr(value);

@@ -79,7 +79,12 @@ pub(crate) trait State {
     /// Begins or ends the interrupt shadow.
     fn set_shadow(&mut self, is_in_shadow: bool);
 
-    /// All of them.
+    /// The registers of system calls.
+    fn system_calls(&self) -> SystemCalls;
+    /// Writes them.
+    fn set_system_calls(&mut self, calls: &SystemCalls);
+
+    /// All of them, but those of system calls.
     fn registers(&self) -> Registers;
     /// Writes all of them.
     fn set_registers(&mut self, registers: &Registers);
@@ -109,6 +114,19 @@ pub(crate) struct Registers {
     pub(crate) dr6: u64,
     pub(crate) dr7: u64,
     pub(crate) pat: u64,
+}
+
+/// Registers that decide where system calls go.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SystemCalls {
+    pub(crate) star: u64,
+    pub(crate) lstar: u64,
+    pub(crate) cstar: u64,
+    pub(crate) sfmask: u64,
+    pub(crate) kernel_gs_base: u64,
+    pub(crate) sysenter_cs: u64,
+    pub(crate) sysenter_esp: u64,
+    pub(crate) sysenter_eip: u64,
 }
 
 /// PAT at reset (APM vol. 2, 7.8.2).

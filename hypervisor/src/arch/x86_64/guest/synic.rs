@@ -84,6 +84,35 @@ impl VcpuSynic {
     }
 }
 
+/// For the parent of a child, while the vCPU is on no pCPU.
+impl VcpuSynic {
+    /// Reads a register.
+    pub(super) fn read(&self, number: u32) -> Option<u64> {
+        if is_timer(number) { self.timers.read(number) } else { self.registers.read(number) }.ok()
+    }
+
+    /// Writes a register. `None` if a guest could not have this value. Messages that wait are delivered when the vCPU
+    /// runs. `clock` is the reference time of its VM, which has no timers without one.
+    pub(super) fn place(
+        &mut self,
+        apic: &mut LocalApic,
+        number: u32,
+        value: u64,
+        clock: Option<ReferenceTsc>,
+    ) -> Option<()> {
+        if is_timer(number) {
+            self.clock = clock.or((value == 0).then_some(self.clock))?;
+            self.timers.write(number, value, self.clock.time(tsc::now())).ok()?;
+            self.renew_due();
+            return Some(());
+        }
+        self.registers.write(number, value).ok()?;
+        apic.set_auto_eoi(self.auto_eoi_vectors());
+        self.waiting = ALL_SINTS;
+        Some(())
+    }
+}
+
 /// Reads a register for the guest.
 ///
 /// # Errors

@@ -63,7 +63,7 @@ pub(crate) struct ArchVcpu {
     pub(super) memory_types: MemoryTypes,
     /// MISC_ENABLE, the same.
     pub(super) misc_enable: u64,
-    fpu: FpuState,
+    pub(super) fpu: FpuState,
     debug_addresses: [u64; 4],
     tsc_aux: u64,
     /// Where the guest has its Hyper-V assist page. Nothing is written there after its first word was cleared.
@@ -276,6 +276,21 @@ impl ArchVcpu {
             self.hardware.set_registers(&Registers::at_page(page));
             self.activity = Activity::Active;
         }
+    }
+
+    /// DR0 to DR3, of a vCPU that is on no pCPU.
+    pub(super) fn debug_addresses(&mut self) -> &mut [u64; 4] {
+        &mut self.debug_addresses
+    }
+
+    /// TSC_AUX, of a vCPU that is on no pCPU.
+    pub(super) fn tsc_aux(&self) -> u64 {
+        self.tsc_aux
+    }
+
+    /// Writes it.
+    pub(super) fn set_tsc_aux(&mut self, value: u64) {
+        self.tsc_aux = value;
     }
 
     /// NMIs were posted.

@@ -42,6 +42,17 @@ impl Injection for Vcpu {
         interrupted.is_valid().then(|| read(interrupted)).flatten()
     }
 
+    fn interrupted(&self) -> Option<Event> {
+        let interrupted = repeated::unmask(self.vmcb.control.exit_int_info, self.vmcb.save.rip, self.disguised);
+        interrupted.is_valid().then(|| read(interrupted)).flatten()
+    }
+
+    fn set_interrupted(&mut self, event: Option<Event>) {
+        self.disguised = None;
+        // Error codes are left out at the injection, where the guest's mode is known.
+        self.vmcb.control.exit_int_info = event.map_or(VmcbEvent::NONE, |event| write(event, true));
+    }
+
     #[inline]
     fn inject_interrupt(&mut self, vector: u8) {
         if self.repeats_interrupts {

@@ -17,7 +17,7 @@ use super::repeated::Disguised;
 use super::{Host, entry, events, hpa_of, permission_maps};
 use crate::arch::trace::{self, TraceEvent};
 use crate::arch::x86_64::backend::{Exit, WorldSwitch};
-use crate::arch::x86_64::guest::state::{Gprs, Registers, State};
+use crate::arch::x86_64::guest::state::{Gprs, Registers, State, SystemCalls};
 use crate::arch::x86_64::host::quirks;
 use crate::layout::OwnPages;
 
@@ -292,6 +292,28 @@ impl State for Vmcb {
     #[inline]
     fn set_shadow(&mut self, is_in_shadow: bool) {
         self.control.interrupt_shadow = is_in_shadow.into();
+    }
+
+    fn system_calls(&self) -> SystemCalls {
+        let save = &self.save;
+        SystemCalls {
+            star: save.star,
+            lstar: save.lstar,
+            cstar: save.cstar,
+            sfmask: save.sfmask,
+            kernel_gs_base: save.kernel_gs_base,
+            sysenter_cs: save.sysenter_cs,
+            sysenter_esp: save.sysenter_esp,
+            sysenter_eip: save.sysenter_eip,
+        }
+    }
+
+    fn set_system_calls(&mut self, calls: &SystemCalls) {
+        let save = &mut self.save;
+        (save.star, save.lstar, save.cstar, save.sfmask) = (calls.star, calls.lstar, calls.cstar, calls.sfmask);
+        save.kernel_gs_base = calls.kernel_gs_base;
+        (save.sysenter_cs, save.sysenter_esp, save.sysenter_eip) =
+            (calls.sysenter_cs, calls.sysenter_esp, calls.sysenter_eip);
     }
 
     fn registers(&self) -> Registers {

@@ -1,0 +1,38 @@
+//! Registers of a vCPU by the names of the Hyper-V interface: the few that a vCPU has here.
+
+use hyperv_defs::Status;
+use hyperv_defs::register::{Register, RegisterValue, activity};
+
+use crate::arch::hypercall::Held;
+use crate::vcpu::activity::Activity;
+
+/// Reads a register. RIP is the position in the program.
+pub(in crate::arch) fn read(held: &mut Held<'_>, register: Register) -> Result<RegisterValue, Status> {
+    let arch = &mut held.owner.arch;
+    Ok(match register {
+        Register::Rip => (arch.position() as u64).into(),
+        Register::Gpr(number) => arch.gprs[usize::from(number)].into(),
+        Register::VpIndex => u64::from(held.index).into(),
+        Register::InternalActivityState => match arch.activity_now() {
+            Activity::Active | Activity::Traced => 0,
+            Activity::Halted => activity::HALT_SUSPEND,
+            Activity::Off => activity::STARTUP_SUSPEND,
+        }
+        .into(),
+        _ => return Err(Status::InvalidParameter),
+    })
+}
+
+/// Writes a register. No value of RAX is above 32 bits here.
+pub(in crate::arch) fn write(held: &mut Held<'_>, register: Register, value: RegisterValue) -> Result<(), Status> {
+    let arch = &mut held.owner.arch;
+    match register {
+        Register::Rip => {
+            arch.set_position(usize::try_from(value.as_u64()).map_err(|_| Status::InvalidRegisterValue)?);
+        }
+        Register::Gpr(0) if value.as_u64() >> 32 != 0 => return Err(Status::InvalidRegisterValue),
+        Register::Gpr(number) => arch.gprs[usize::from(number)] = value.as_u64(),
+        _ => return Err(Status::InvalidParameter),
+    }
+    Ok(())
+}

@@ -1,0 +1,124 @@
+use std::sync::Arc;
+use std::vec;
+use std::vec::Vec;
+
+use addr::Gpa;
+use hyperv_defs::register::{Register, activity};
+use hyperv_defs::{Answer, Code, Control, PartitionId, Status};
+
+use crate::arch::fake::machine::{Simulation, run};
+use crate::arch::fake::program::Op;
+use crate::arch::hypercall::tests::{DONE, OUTPUT, call, children, create_input, word_at, words};
+use crate::arch::hypercall::{Children, Ended};
+use crate::sync::Ordering;
+use crate::tests::{config, create, prepare};
+use crate::vm::Vm;
+use crate::vm::child::suspend;
+
+/// A parent with a child of one vCPU.
+struct Family {
+    parent: Arc<Vm>,
+    child: Arc<Vm>,
+    id: u64,
+    children: Children,
+}
+
+fn with_family(script: fn(&Family)) {
+    run(1, move |simulation: &Simulation| {
+        let configs = [config("parent", 1), config("child", 1)];
+        prepare(&configs);
+        let parent = create(simulation, 0, &configs[0], vec![vec![]]);
+        let child = create(simulation, 1, &configs[1], vec![vec![Op::Stop]]);
+        let children = children();
+        let control = Control::new(Code::CreatePartition);
+        assert_eq!(call(&parent, Some(&children), control, &create_input(), OUTPUT), DONE);
+        let id = word_at(&parent, OUTPUT);
+        children.add_vm(PartitionId(id), child.clone());
+        script(&Family { parent, child, id, children });
+    });
+}
+
+impl Family {
+    fn call(&self, control: Control, input: &[u8]) -> Result<Ended, Status> {
+        call(&self.parent, Some(&self.children), control, input, OUTPUT)
+    }
+
+    /// HvCallGetVpRegisters, from this element on.
+    fn get(&self, vp: u32, names: &[Register], from: u16) -> Result<Ended, Status> {
+        let mut input = words(&[self.id, vp.into()]);
+        input.extend(names.iter().flat_map(|name| name.number().to_le_bytes()));
+        let count = u16::try_from(names.len()).expect("few");
+        self.call(Control::new(Code::GetVpRegisters).with_rep_count(count).with_rep_start(from), &input)
+    }
+
+    /// HvCallSetVpRegisters.
+    fn set(&self, elements: &[(Register, u64)]) -> Result<Ended, Status> {
+        let mut input = words(&[self.id, 0]);
+        let element = |(name, value): &(Register, u64)| words(&[name.number().into(), 0, *value, 0]);
+        input.extend(elements.iter().flat_map(element));
+        let count = u16::try_from(elements.len()).expect("few");
+        self.call(Control::new(Code::SetVpRegisters).with_rep_count(count), &input)
+    }
+
+    fn read(&self, name: Register) -> u64 {
+        assert_eq!(self.get(0, &[name], 0), done(1));
+        word_at(&self.parent, OUTPUT)
+    }
+}
+
+fn done(count: u16) -> Result<Ended, Status> {
+    Ok(Ended::With(Answer::new(Status::Success, count)))
+}
+
+fn refused_behind(count: u16, status: Status) -> Result<Ended, Status> {
+    Ok(Ended::With(Answer::new(status, count)))
+}
+
+#[test]
+fn registers_are_written_in_order_up_to_the_first_that_is_refused() {
+    with_family(|family| {
+        let list = [(Register::Gpr(3), 5), (Register::Rip, 7), (Register::Gpr(0), 1 << 40), (Register::Gpr(1), 9)];
+        assert_eq!(family.set(&list), refused_behind(2, Status::InvalidRegisterValue));
+        let read = [Register::Gpr(3), Register::Rip, Register::Gpr(0), Register::Gpr(1)].map(|name| family.read(name));
+        assert_eq!(read, [5, 7, 0, 0]);
+        let unknown = [(Register::Gpr(1), 9), (Register::Star, 0)];
+        assert_eq!(family.set(&unknown), refused_behind(1, Status::InvalidParameter));
+        assert_eq!(family.read(Register::Gpr(1)), 9);
+    });
+}
+
+#[test]
+fn list_of_registers_is_read_from_where_the_call_begins() {
+    with_family(|family| {
+        assert_eq!(family.set(&[(Register::Gpr(1), 11), (Register::Gpr(2), 22)]), done(2));
+        let names = [Register::Gpr(1), Register::Gpr(2), Register::InternalActivityState, Register::VpIndex];
+        assert_eq!(family.get(0, &names, 2), done(4));
+        let seen: Vec<u64> = (0..4).map(|at| word_at(&family.parent, Gpa(OUTPUT.0 + at * 16))).collect();
+        assert_eq!(seen, [0, 0, 0, 0]);
+        assert_eq!(family.get(0, &names, 0), done(4));
+        assert_eq!(word_at(&family.parent, Gpa(OUTPUT.0 + 16)), 22);
+        assert_eq!(family.get(0, &[Register::Gpr(1), Register::Star], 0), refused_behind(1, Status::InvalidParameter));
+        assert_eq!(family.get(1, &names, 0), Err(Status::InvalidVpIndex));
+        let beyond = Control::new(Code::GetVpRegisters).with_rep_count(1);
+        assert_eq!(family.call(beyond, &words(&[family.id + 1, 0, 0])), Err(Status::InvalidPartitionId));
+    });
+}
+
+#[test]
+fn vcpu_runs_once_no_reason_against_it_is_left() {
+    with_family(|family| {
+        let reasons = || family.child.vcpus()[0].suspended().load(Ordering::SeqCst);
+        let (explicit, intercept) = (Register::ExplicitSuspend, Register::InterceptSuspend);
+        assert_eq!(family.set(&[(explicit, 1), (Register::Gpr(1), 3), (intercept, 1)]), done(3));
+        assert_eq!(reasons(), suspend::EXPLICIT | suspend::INTERCEPT);
+        assert_eq!([explicit, intercept].map(|name| family.read(name)), [1, 1]);
+        assert_eq!(family.set(&[(intercept, 0), (explicit, 2)]), refused_behind(1, Status::InvalidRegisterValue));
+        assert_eq!(reasons(), suspend::EXPLICIT);
+        assert_eq!(family.get(0, &[intercept, Register::Gpr(1), explicit], 0), done(3));
+        let seen = [0, 16, 32].map(|at| word_at(&family.parent, Gpa(OUTPUT.0 + at)));
+        assert_eq!(seen, [0, 3, 1]);
+        assert_eq!(family.set(&[(explicit, 0)]), done(1));
+        assert_eq!(reasons(), 0);
+        assert_eq!(family.read(Register::InternalActivityState) & activity::STARTUP_SUSPEND, 0);
+    });
+}
