@@ -59,6 +59,12 @@ define! {
     TagsInheritedUnsaid,
     /// A VM is paused and its vCPUs are not notified.
     PauseNotPosted,
+    /// A paused vCPU takes the post that ends the pause, and blocks.
+    PauseNotLookedAtAgain,
+    /// The last reason that suspends a vCPU is gone, and the vCPU is not notified.
+    ResumeNotPosted,
+    /// A vCPU that was held for its registers stays held.
+    HeldForEver,
     /// Stage 2 changes and the TLBs are not flushed.
     Stage2NotFlushed,
     /// Pages are copied before they are made clean.

@@ -4,7 +4,7 @@ use core::cell::Cell;
 use std::string::String;
 use std::time::Instant;
 
-use super::{Scenario, alone, dirty, end, find, life, schedule, shootdown};
+use super::{Scenario, alone, dirty, end, find, life, schedule, shootdown, suspend};
 use crate::mutants::{ALL, Mutant};
 
 std::thread_local! {
@@ -33,6 +33,7 @@ fn found_by(mutant: Mutant) -> Scenario {
         Mutant::QueueEntryLeft => life::STOP_SPINNING,
         Mutant::TagsInheritedUnsaid => end::INHERITED_FROM_VMS,
         Mutant::PauseNotPosted => life::PAUSE,
+        Mutant::PauseNotLookedAtAgain | Mutant::ResumeNotPosted | Mutant::HeldForEver => suspend::SUSPEND,
         Mutant::Stage2NotFlushed | Mutant::CopyBeforeClear => dirty::BY_FAULTS,
         Mutant::HostWriteNotMarked => dirty::BY_HARDWARE,
     }

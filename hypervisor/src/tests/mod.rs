@@ -10,6 +10,7 @@ mod life;
 pub(crate) mod mistakes;
 mod schedule;
 mod shootdown;
+mod suspend;
 
 use alloc::sync::{Arc, Weak};
 use std::string::String;
@@ -90,6 +91,7 @@ fn scenarios_hold_on_threads_of_the_operating_system_too() {
         dirty::BY_FAULTS,
         dirty::FIRST_TOUCH,
         end::BESIDE_WORK,
+        suspend::SUSPEND,
     ];
     let _no_mistakes = beside_others();
     for Scenario { cpus, script, .. } in all {

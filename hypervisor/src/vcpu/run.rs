@@ -250,8 +250,14 @@ impl Running<'_> {
     #[cold]
     fn wait_while_held(&mut self) -> Option<RunEnd> {
         while self.is_held() {
-            if self.vcpu.mailbox().has_work() && carry_out(self).contains(Pending::STOP) {
-                return Some(RunEnd::Ended);
+            if self.vcpu.mailbox().has_work() {
+                if carry_out(self).contains(Pending::STOP) {
+                    return Some(RunEnd::Ended);
+                }
+                // The post may have said that the pause is over.
+                if !mutants::is(Mutant::PauseNotLookedAtAgain) {
+                    continue;
+                }
             }
             self.vcpu.set_virtual_time(scheduler::time_of_running(self.cpu));
             if self.vcpu.mailbox().block() {

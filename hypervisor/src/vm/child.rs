@@ -27,6 +27,7 @@ use crate::arch::{Arch, Machine, VcpuState};
 use crate::cpu::room::Room;
 use crate::cpu::scheduler;
 use crate::frames::{self, Exhausted};
+use crate::mutants::{self, Mutant};
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, relax};
 use crate::vcpu::activity::Activity;
 use crate::vcpu::run::{Next, Running};
@@ -200,7 +201,7 @@ impl VcpuRef {
                 let (owner, _) = guard.split();
                 let result = work(owner);
                 drop(guard);
-                if kicks.are_sent() {
+                if kicks.are_sent() && !mutants::is(Mutant::HeldForEver) {
                     self.unsuspend(suspend::HELD);
                 }
                 return result;
@@ -227,7 +228,7 @@ impl VcpuRef {
     /// Takes a reason away. Without any, the vCPU runs again.
     fn unsuspend(&self, reason: u8) {
         let before = self.vcpu().suspended().fetch_and(!reason, Ordering::SeqCst);
-        if before & !reason == 0 && before != 0 {
+        if before & !reason == 0 && before != 0 && !mutants::is(Mutant::ResumeNotPosted) {
             self.vm().post(self.index(), Pending::PAUSE);
         }
     }
