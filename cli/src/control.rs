@@ -225,6 +225,7 @@ pub(crate) fn refusal(refusal: Refusal) -> &'static str {
         Refusal::NotPaused => "the VM is not paused",
         Refusal::OutOfMemory => "the host has too little memory left (key `memory` of [host])",
         Refusal::NoSuchPcpu => "this host has no such pCPU",
+        Refusal::Child => "the VM belongs to a parent VM (use the virtual machine monitor that runs it there)",
         Refusal::NotStarted => "the VM was not started yet (dunlin start)",
         Refusal::AlreadyStarted => "the VM was already started",
         Refusal::NameTaken => "this host already has a VM with that name",

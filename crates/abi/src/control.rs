@@ -421,6 +421,8 @@ pub enum Refusal {
     NoSuchUpload,
     /// A requested value is impossible: a number of vCPUs, a size.
     Invalid,
+    /// The VM is another VM's child, and its parent decides about it.
+    Child,
 }
 
 /// The part of a VM's description that prevents its creation.

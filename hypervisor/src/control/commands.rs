@@ -152,7 +152,7 @@ impl Control {
 
     /// Ends a VM, and removes it once it has ended.
     fn destroy(&mut self, id: u32, number: u32) -> Result<Option<Answer>, Refusal> {
-        let alive = table().alive(number).cloned();
+        let alive = running_or_created(number);
         match alive {
             Ok(vm) => {
                 self.attended(number).destroyers.push(id);
@@ -301,11 +301,17 @@ impl Attended {
 }
 
 fn running(number: u32) -> Result<Arc<Vm>, Refusal> {
-    table().running(number).cloned()
+    no_child(table().running(number)?).cloned()
 }
 
 fn running_or_created(number: u32) -> Result<Arc<Vm>, Refusal> {
-    table().alive(number).cloned()
+    no_child(table().alive(number)?).cloned()
+}
+
+/// A child is shown and counted like any VM. Its parent decides about everything else, and must be able to end it at
+/// once.
+fn no_child(vm: &Arc<Vm>) -> Result<&Arc<Vm>, Refusal> {
+    if vm.as_child().is_some() { Err(Refusal::Child) } else { Ok(vm) }
 }
 
 fn commanded_stop(vm: &Vm) {

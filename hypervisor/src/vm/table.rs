@@ -86,6 +86,18 @@ impl Table {
         self.insert(Entry { number: vm.number, state: State::Created(vm) });
     }
 
+    /// Adds a child, which its parent starts and ends. Without room it is in no list.
+    pub(crate) fn add_child(&mut self, vm: Arc<Vm>) {
+        if self.entries.len() < MAX_VMS {
+            self.insert(Entry { number: vm.number, state: State::Running(vm) });
+        }
+    }
+
+    /// Forgets a child that is about to be taken apart.
+    pub(crate) fn remove_child(&mut self, number: u32) {
+        self.entries.retain(|entry| entry.number != number);
+    }
+
     /// Adds a VM of the payload that could not be created.
     pub(crate) fn add_failed(&mut self, number: u32, config: VmConfig) {
         self.insert(Entry { number, state: State::Failed(config) });
@@ -150,7 +162,7 @@ impl Table {
     /// There is no such VM or vCPU, or its counters were not kept.
     pub(crate) fn counters(&self, number: u32, first: u32, most: usize) -> Result<Vec<VcpuCounters>, Refusal> {
         let entry = self.find(number)?;
-        let vcpus = entry.config().vcpus as usize;
+        let vcpus = entry.vcpus();
         let first = first as usize;
         if first >= vcpus {
             return Err(Refusal::NoSuchVcpu);
@@ -224,12 +236,20 @@ impl Entry {
         }
     }
 
+    /// A child has as many as its parent has created.
+    fn vcpus(&self) -> usize {
+        match &self.state {
+            State::Created(vm) | State::Running(vm) => vm.vcpus().len(),
+            State::Ended { config, .. } | State::Failed(config) => config.vcpus as usize,
+        }
+    }
+
     fn info(&self) -> VmInfo {
         let config = self.config();
         VmInfo {
             number: self.number,
             name: config.name.clone(),
-            vcpus: config.vcpus,
+            vcpus: u32::try_from(self.vcpus()).unwrap_or(u32::MAX),
             memory_bytes: config.memory_bytes,
             state: match &self.state {
                 State::Created(_) => VmState::Created,

@@ -38,6 +38,7 @@ pub(super) fn initialize(caller: &Caller<'_>, id: PartitionId) -> Result<Ended, 
     child.initialize(&mut caller.store())?;
     let memory = memory::of_child(caller, child, &config)?;
     let vm = Vm::child(table::new_number(), config, memory, id, parent_vm).map_err(|Exhausted| Status::NoResources)?;
+    table::table().add_child(vm.clone());
     caller.children.add_vm(id, vm);
     caller.done()
 }
@@ -68,10 +69,11 @@ pub(super) fn finalize(caller: &Caller<'_>, id: PartitionId) -> Result<Ended, St
     let budget = Budget::start();
     caller.children.lock().finalize(id)?;
     let again = || Ok(Ended::NotYet(caller.checked.control()));
-    if let Ok(vm) = caller.children.vm(id)
-        && !vm.end_child()
-    {
-        return again();
+    if let Ok(vm) = caller.children.vm(id) {
+        if !vm.end_child() {
+            return again();
+        }
+        table::table().remove_child(vm.number);
     }
     // The last vCPU may not have quite let go of its VM.
     let Ok(vm) = caller.children.take_vm(id) else { return again() };
