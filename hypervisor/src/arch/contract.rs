@@ -151,6 +151,10 @@ pub(crate) trait Arch: Sized + 'static {
     /// Handles the last exit.
     fn handle_exit(run: &mut Running<'_>) -> Next;
 
+    /// Whether a VM has children that it will not end itself.
+    fn has_orphans(vm: &Vm) -> bool;
+    /// Does a part of the end of such children.
+    fn end_orphans(vm: &Vm);
     /// One of a parent's children, a `sender` by its number, has a message for the parent's vCPU `vcpu`.
     fn post_message(parent: &Vm, vcpu: u32, sender: u32);
 }
@@ -267,6 +271,8 @@ macro_rules! implement {
                 fn take_posted(vcpu: &mut Self::Vcpu, posted: &Self::Posted, work: sched::Pending) -> () =
                     delivery::take_posted;
                 fn handle_exit(run: &mut $crate::vcpu::run::Running<'_>) -> $crate::vcpu::run::Next = exit::handle;
+                fn has_orphans(vm: &$crate::vm::Vm) -> bool = platform::has_orphans;
+                fn end_orphans(vm: &$crate::vm::Vm) -> () = platform::end_orphans;
                 fn post_message(parent: &$crate::vm::Vm, vcpu: u32, sender: u32) -> () = delivery::post_message;
             }
 

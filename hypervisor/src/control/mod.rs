@@ -128,6 +128,7 @@ pub(crate) fn poll() -> bool {
     has_more |= control.typed();
     has_more |= control.work();
     has_more |= control.consoles.show(&mut control.port);
+    end_orphans();
     control.bury();
     control.port.transmit();
 
@@ -135,6 +136,14 @@ pub(crate) fn poll() -> bool {
         control.idle();
     }
     has_more
+}
+
+/// Does a part of the end of children whose parent has ended.
+fn end_orphans() {
+    let parent = table().all_alive().find(|vm| Machine::has_orphans(vm)).cloned();
+    if let Some(parent) = parent {
+        Machine::end_orphans(&parent);
+    }
 }
 
 impl Control {

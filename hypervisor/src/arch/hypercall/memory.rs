@@ -6,7 +6,7 @@ use hyperv_defs::{Answer, Status};
 use partition::Partition;
 
 use super::Ended;
-use super::parent::Caller;
+use super::parent::{Caller, Family};
 use crate::vm::Vm;
 use crate::vm::memory::Memory;
 
@@ -46,6 +46,6 @@ pub(super) fn of_child(_: &Caller<'_>, _: &mut Partition, _: &VmConfig) -> Resul
 }
 
 /// A child's VM has ended: its tables are free pages of its deposits again.
-pub(super) fn end_of_child(_: &Caller<'_>, _: &mut Partition, vm: Vm) {
+pub(super) fn end_of_child(_: &Family<'_>, _: &mut Partition, vm: Vm) {
     drop(vm);
 }

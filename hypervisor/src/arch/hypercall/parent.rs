@@ -5,13 +5,16 @@
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::ops::Deref;
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use addr::Gpa;
 use hyperv_defs::vp::Vp;
 use hyperv_defs::{Checked, PartitionId, Request, Status};
-use partition::{Host, Ledger, Parent, Store, limits};
+use partition::{Host, Ledger, Parent, Progress, Store, limits};
 use spin::{Mutex, MutexGuard};
 
+use super::budget::Budget;
 use super::{Ended, interrupt, memory, partition as life, registers, vp};
 use crate::arch::machine::cpuid;
 use crate::vm::{VcpuRef, Vm};
@@ -22,6 +25,8 @@ pub(in crate::arch) struct Children {
     parent: Mutex<Parent>,
     /// The VMs of those that are initialized.
     vms: Mutex<Vec<(PartitionId, Arc<Vm>)>>,
+    /// Nobody will end them: the parent has reset its interface.
+    are_abandoned: AtomicBool,
 }
 
 impl Children {
@@ -31,7 +36,11 @@ impl Children {
         let ledger = Ledger::new(&[])?;
         let mut vms = Vec::new();
         vms.try_reserve_exact(limits::CHILDREN).ok()?;
-        Some(Self { parent: Mutex::new(Parent::new(ledger, host)), vms: Mutex::new(vms) })
+        Some(Self {
+            parent: Mutex::new(Parent::new(ledger, host)),
+            vms: Mutex::new(vms),
+            are_abandoned: AtomicBool::new(false),
+        })
     }
 
     /// Their descriptions. Never hold the lock while you wait for a vCPU, or as a walker of stage 2.
@@ -51,6 +60,38 @@ impl Children {
     /// A child has its VM now.
     pub(super) fn add_vm(&self, id: PartitionId, vm: Arc<Vm>) {
         self.vms.lock().push((id, vm));
+    }
+
+    /// The parent will not end them: it begins anew, as another kernel.
+    pub(in crate::arch) fn abandon(&self) {
+        self.are_abandoned.store(true, Ordering::Release);
+    }
+
+    /// Whether there are some that their parent will not end: because it has ended itself, if it `is_over`, or because
+    /// it has [abandoned](Self::abandon) them.
+    pub(in crate::arch) fn are_orphans(&self, is_over: bool) -> bool {
+        (is_over || self.are_abandoned.load(Ordering::Acquire)) && self.lock().children().len() != 0
+    }
+
+    /// Does a part of the end of all children of `parent`.
+    pub(in crate::arch) fn end_all(&self, parent: &Vm) {
+        // All at once, so that none waits for another to leave.
+        for (_, vm) in self.vms.lock().iter() {
+            vm.end_child();
+        }
+        let family = Family { vm: parent, children: self };
+        let budget = Budget::start();
+        while !budget.is_spent() {
+            let Some(id) = self.lock().children().next().map(|child| child.id) else {
+                self.are_abandoned.store(false, Ordering::Release);
+                return;
+            };
+            // One that is finalized already cannot be finalized again.
+            let is_final = !matches!(life::finalize_part(&family, id, budget), Ok(Progress::More));
+            if !is_final || !matches!(life::delete_part(&family, id, budget), Ok(Progress::Done)) {
+                return;
+            }
+        }
     }
 
     /// Takes a child's VM away, if nobody else refers to it any more.
@@ -75,14 +116,20 @@ impl Children {
 /// Somebody still refers to a VM.
 pub(super) struct Busy;
 
-/// A parent's call.
-pub(super) struct Caller<'a> {
+/// A parent and its children.
+#[derive(Clone, Copy)]
+pub(super) struct Family<'a> {
     /// The parent.
     pub(super) vm: &'a Vm,
-    /// Its vCPU that calls.
-    pub(super) index: u32,
     /// Its children.
     pub(super) children: &'a Children,
+}
+
+/// A parent's call.
+pub(super) struct Caller<'a> {
+    family: Family<'a>,
+    /// The parent's vCPU that calls.
+    pub(super) index: u32,
     /// The call.
     pub(super) checked: &'a Checked,
     /// The place of its output.
@@ -101,7 +148,8 @@ pub(super) fn perform(
     output: Gpa,
 ) -> Result<Ended, Status> {
     let children = children.ok_or(Status::AccessDenied)?;
-    let caller = Caller { vm, index, children, checked, output: Output::new(vm, checked, output)? };
+    let family = Family { vm, children };
+    let caller = Caller { family, index, checked, output: Output::new(vm, checked, output)? };
     match request {
         Request::CreatePartition(create) => life::create(&caller, create),
         Request::InitializePartition(id) => life::initialize(&caller, *id),
@@ -142,6 +190,14 @@ pub(super) fn perform(
     }
 }
 
+impl<'a> Deref for Caller<'a> {
+    type Target = Family<'a>;
+
+    fn deref(&self) -> &Family<'a> {
+        &self.family
+    }
+}
+
 impl Caller<'_> {
     /// The call has done all that was asked.
     pub(super) fn done(&self) -> Result<Ended, Status> {
@@ -156,7 +212,9 @@ impl Caller<'_> {
         let handle = self.vm.vcpus().get(self.index as usize).and_then(|vcpu| vcpu.handle());
         handle.map(|handle| handle.vm().clone()).ok_or(Status::OperationDenied)
     }
+}
 
+impl Family<'_> {
     /// A vCPU of a child.
     ///
     /// # Errors

@@ -10,7 +10,7 @@ use hyperv_defs::{PartitionId, Status};
 use partition::{Change, Host, Partition, Progress, Value};
 
 use super::budget::Budget;
-use super::parent::Caller;
+use super::parent::{Caller, Family};
 use super::{Ended, memory};
 use crate::frames::Exhausted;
 use crate::vm::child::MAX_VPS;
@@ -66,40 +66,56 @@ fn config_of(child: &Partition, host: &Host, parent: &VmConfig) -> VmConfig {
 
 /// HvCallFinalizePartition: its VM ends, and gives back all that it has but its deposits.
 pub(super) fn finalize(caller: &Caller<'_>, id: PartitionId) -> Result<Ended, Status> {
-    let budget = Budget::start();
-    caller.children.lock().finalize(id)?;
-    let again = || Ok(Ended::NotYet(caller.checked.control()));
-    if let Ok(vm) = caller.children.vm(id) {
-        if !vm.end_child() {
-            return again();
-        }
-        table::table().remove_child(vm.number);
-    }
-    // The last vCPU may not have quite let go of its VM.
-    let Ok(vm) = caller.children.take_vm(id) else { return again() };
-    let mut parent = caller.children.lock();
-    let (child, ledger) = parent.child_mut(id)?;
-    if let Some(vm) = vm {
-        memory::end_of_child(caller, child, vm);
-    }
-    while child.empty(ledger, &mut caller.store()) == Progress::More {
-        if budget.is_spent() {
-            return again();
-        }
-    }
-    caller.done()
+    let progress = finalize_part(caller, id, Budget::start())?;
+    ended(caller, progress)
 }
 
 /// HvCallDeletePartition.
 pub(super) fn delete(caller: &Caller<'_>, id: PartitionId) -> Result<Ended, Status> {
-    let budget = Budget::start();
-    let mut parent = caller.children.lock();
-    while parent.delete(id, PAGES_AT_A_TIME, &mut caller.store(), |_| {})? == Progress::More {
+    let progress = delete_part(caller, id, Budget::start())?;
+    ended(caller, progress)
+}
+
+fn ended(caller: &Caller<'_>, progress: Progress) -> Result<Ended, Status> {
+    match progress {
+        Progress::Done => caller.done(),
+        Progress::More => Ok(Ended::NotYet(caller.checked.control())),
+    }
+}
+
+/// As much of HvCallFinalizePartition as the `budget` allows.
+pub(super) fn finalize_part(family: &Family<'_>, id: PartitionId, budget: Budget) -> Result<Progress, Status> {
+    family.children.lock().finalize(id)?;
+    if let Ok(vm) = family.children.vm(id) {
+        if !vm.end_child() {
+            return Ok(Progress::More);
+        }
+        table::table().remove_child(vm.number);
+    }
+    // The last vCPU may not have quite let go of its VM.
+    let Ok(vm) = family.children.take_vm(id) else { return Ok(Progress::More) };
+    let mut parent = family.children.lock();
+    let (child, ledger) = parent.child_mut(id)?;
+    if let Some(vm) = vm {
+        memory::end_of_child(family, child, vm);
+    }
+    while child.empty(ledger, &mut family.store()) == Progress::More {
         if budget.is_spent() {
-            return Ok(Ended::NotYet(caller.checked.control()));
+            return Ok(Progress::More);
         }
     }
-    caller.done()
+    Ok(Progress::Done)
+}
+
+/// As much of HvCallDeletePartition as the `budget` allows.
+pub(super) fn delete_part(family: &Family<'_>, id: PartitionId, budget: Budget) -> Result<Progress, Status> {
+    let mut parent = family.children.lock();
+    while parent.delete(id, PAGES_AT_A_TIME, &mut family.store(), |_| {})? == Progress::More {
+        if budget.is_spent() {
+            return Ok(Progress::More);
+        }
+    }
+    Ok(Progress::Done)
 }
 
 const PAGES_AT_A_TIME: usize = 64;

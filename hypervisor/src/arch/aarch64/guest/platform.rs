@@ -50,3 +50,11 @@ pub(crate) fn serial_interrupt(vm: &Vm, line: Line, asserted: bool) {
     vm.platform().distributor.lock().set_line(FIRST_SPI + interrupt, asserted);
     deliver_news(vm);
 }
+
+/// No VM has children on this architecture.
+pub(crate) fn has_orphans(_: &Vm) -> bool {
+    false
+}
+
+/// There are none.
+pub(crate) fn end_orphans(_: &Vm) {}

@@ -216,6 +216,13 @@ impl HyperV {
     }
 }
 
+impl HyperV {
+    /// Its children, if it is a parent.
+    pub(super) fn children(&self) -> Option<&Children> {
+        self.children.as_ref()
+    }
+}
+
 /// Reads a synthetic MSR for the guest.
 ///
 /// # Errors
@@ -258,6 +265,10 @@ pub(super) fn write_msr(run: &mut Running<'_>, number: u32, value: u64) -> Resul
         msr::GUEST_OS_ID => {
             if value == 0 {
                 registers.hypercall = registers.hypercall.with_enable(false);
+                // Linux does so before another kernel takes its place, whatever its children are doing.
+                if let Some(children) = &hyperv.children {
+                    children.abandon();
+                }
             }
             hyperv.guest_os_id.store(value, Ordering::Relaxed);
         }

@@ -13,6 +13,7 @@ use super::cpuid::CpuidTable;
 use super::hyperv::HyperV;
 use super::state::State as _;
 use super::{delivery, intercept, mmio};
+use crate::arch::hypercall::Children;
 use crate::arch::x86_64::backend::PortAccess;
 use crate::arch::x86_64::host::{tsc, wall_clock};
 use crate::device::io_apic::IoApic;
@@ -53,6 +54,22 @@ impl Platform {
             rtc: Mutex::new(Rtc::new()),
         }
     }
+}
+
+/// Whether a VM has children that it will not end itself.
+pub(crate) fn has_orphans(vm: &Vm) -> bool {
+    children(vm).is_some_and(|children| children.are_orphans(vm.is_over()))
+}
+
+/// Does a part of the end of such children.
+pub(crate) fn end_orphans(vm: &Vm) {
+    if let Some(children) = children(vm) {
+        children.end_all(vm);
+    }
+}
+
+fn children(vm: &Vm) -> Option<&Children> {
+    vm.platform().hyperv.as_ref()?.children()
 }
 
 /// IN and OUT.
