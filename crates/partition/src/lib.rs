@@ -33,6 +33,7 @@
 
 extern crate alloc;
 
+mod cpuid;
 mod deposits;
 mod gpa_map;
 mod ledger;
@@ -41,13 +42,14 @@ mod partition;
 mod port;
 mod vp;
 
+pub use cpuid::{Cpuid, CpuidResults};
 pub use deposits::{Deposits, Store, Use};
 pub use gpa_map::{Entry, GpaMap, Leaf, Old, PAGE_LIMIT};
 pub use ledger::{Ledger, PageUse};
 pub use parent::{Host, Parent, Value};
-pub use partition::{Change, Partition, Progress, Released, State};
+pub use partition::{Change, Features, Partition, Progress, Released, State};
 pub use port::Ports;
-pub use vp::{Cpuid, Vp};
+pub use vp::Vp;
 
 /// Numbers that a parent cannot exceed, however much it deposits.
 pub mod limits {

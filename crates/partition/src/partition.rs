@@ -7,8 +7,8 @@ use addr::Gpa;
 use hyperv_defs::interrupt::{ConnectPort, Doorbell};
 use hyperv_defs::memory::{GpaAccess, MapPages, Mapping, UnmapPages, number_of_page};
 use hyperv_defs::partition::{CreatePartition, SetProperty};
-use hyperv_defs::property::{ProcessorFeatures, Property, SyntheticFeatures, Write};
-use hyperv_defs::vp::{CpuidResult, MapStatePage, StatsObject, StatsPage, UnmapStatePage};
+use hyperv_defs::property::{ProcessorFeatures, Property, SyntheticFeatures, Write, XsaveFeatures};
+use hyperv_defs::vp::{MapStatePage, StatsObject, StatsPage, UnmapStatePage};
 use hyperv_defs::{PartitionId, Status};
 
 use crate::deposits::{Deposits, Store, Use};
@@ -55,6 +55,17 @@ pub enum Change {
     Tracking(bool),
     /// MSRs that do not exist read as zero, or raise #GP.
     IgnoreUnknownMsrs(bool),
+}
+
+/// What a child's VPs have.
+#[derive(Clone, Copy, Debug)]
+pub struct Features {
+    /// Of the processor.
+    pub processor: ProcessorFeatures,
+    /// Forms and components of XSAVE.
+    pub xsave: XsaveFeatures,
+    /// Of the interface.
+    pub synthetic: SyntheticFeatures,
 }
 
 /// Pages that a change of the map has removed. Pass it to [`Partition::settle`] after the flush.
@@ -262,10 +273,14 @@ impl Partition {
         SyntheticFeatures::from_bits_truncate(self.properties.synthetic_features) & host.synthetic_features
     }
 
-    /// The features of the processor that it has.
+    /// The features that its VPs have.
     #[must_use]
-    pub fn processor_features(&self, host: &Host) -> ProcessorFeatures {
-        host.features.difference(self.created.disabled_features)
+    pub fn features(&self, host: &Host) -> Features {
+        Features {
+            processor: host.features.difference(self.created.disabled_features),
+            xsave: host.xsave_features.difference(self.created.disabled_xsave_features),
+            synthetic: self.synthetic_features(host),
+        }
     }
 
     /// HvCallMapGpaPages, at most `most` elements. With an error, the elements before it are changed.
@@ -492,16 +507,6 @@ impl Partition {
             StatsObject::Partition(_) => Ok(&mut self.stats[page.area as usize]),
             StatsObject::Vp(vp) => Ok(self.vp_mut(vp.index)?.stats_slot(page.area)),
         }
-    }
-
-    /// HvCallRegisterInterceptResult.
-    ///
-    /// # Errors
-    ///
-    /// [`Status::InvalidVpIndex`], or [`Status::NoResources`] for one too many.
-    pub fn register_cpuid(&mut self, result: &CpuidResult) -> Result<(), Status> {
-        self.must_be(State::Initialized)?;
-        self.vp_mut(result.vp.index)?.register_cpuid(*result)
     }
 
     /// HvCallConnectPort. The port exists, and hears this child.

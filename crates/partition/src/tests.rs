@@ -12,7 +12,8 @@ use hyperv_defs::wire::U64;
 use hyperv_defs::{Call, Code, Control, Offered, PartitionId, Request, Status, parse};
 
 use crate::{
-    Change, Entry, Host, Ledger, PageUse, Parent, Partition, Progress, Released, State, Store, Use, Value, limits,
+    Change, CpuidResults, Entry, Host, Ledger, PageUse, Parent, Partition, Progress, Released, State, Store, Use,
+    Value, limits,
 };
 
 /// The contents of deposited pages.
@@ -412,33 +413,27 @@ fn vps_share_pages_and_pay() {
 
 #[test]
 fn cpuid_is_what_the_parent_registered() {
-    let mut rig = Rig::initialized();
-    for index in [0, 1] {
-        rig.with(|child, _, pages| child.create_vp(index, &host(), pages).map(|_| ())).expect("it is paid for");
-    }
+    let mut cpuid = CpuidResults::new();
     let whole = |value| [(value, !0); 4];
-    let register = |rig: &mut Rig, index, leaf, subleaf, results| {
-        let result = CpuidResult { vp: Vp { partition: ID, index }, leaf, subleaf, results };
-        rig.with(|child, _, _| child.register_cpuid(&result))
+    let register = |cpuid: &mut CpuidResults, leaf, subleaf, results| {
+        cpuid.register(&CpuidResult { vp: Vp { partition: ID, index: 0 }, leaf, subleaf, results })
     };
-    let cpuid = |rig: &mut Rig, index, leaf, subleaf| {
-        rig.with(|child, _, _| child.vp(index).map(|vp| vp.cpuid(leaf, subleaf, [9; 4]))).expect("it exists")
-    };
-    assert_eq!(register(&mut rig, 0, 1, None, whole(5)), Ok(()));
-    assert_eq!(register(&mut rig, 0, 7, Some(0), whole(6)), Ok(()));
-    assert_eq!(register(&mut rig, 0, 7, None, whole(7)), Ok(()));
-    assert_eq!(register(&mut rig, 0, 13, Some(1), [(1, !0), (2, 0), (4, 4), (0, 8)]), Ok(()));
-    assert_eq!(cpuid(&mut rig, 0, 1, 77), [5; 4]);
-    assert_eq!((cpuid(&mut rig, 0, 7, 0), cpuid(&mut rig, 0, 7, 1)), ([6; 4], [7; 4]));
-    assert_eq!(cpuid(&mut rig, 0, 13, 1), [1, 9, 13, 1], "only the masked bits");
-    assert_eq!(cpuid(&mut rig, 0, 13, 0), [9; 4]);
-    assert_eq!(cpuid(&mut rig, 1, 1, 0), [9; 4], "each VP has its own, with its own APIC id");
-    assert_eq!(register(&mut rig, 0, 1, None, whole(8)), Ok(()));
-    assert_eq!(cpuid(&mut rig, 0, 1, 0), [8; 4], "the last one counts");
-    assert_eq!(register(&mut rig, 2, 1, None, whole(8)), Err(Status::InvalidVpIndex));
+    assert_eq!(register(&mut cpuid, 1, None, whole(5)), Ok(()));
+    assert_eq!(register(&mut cpuid, 7, Some(0), whole(6)), Ok(()));
+    assert_eq!(register(&mut cpuid, 7, None, whole(7)), Ok(()));
+    assert_eq!(register(&mut cpuid, 13, Some(1), [(1, !0), (2, 0), (4, 4), (0, 8)]), Ok(()));
+    let answer = |cpuid: &CpuidResults, leaf, subleaf| cpuid.answer(leaf, subleaf, [9; 4]);
+    assert_eq!(answer(&cpuid, 1, 77), [5; 4]);
+    assert_eq!((answer(&cpuid, 7, 0), answer(&cpuid, 7, 1)), ([6; 4], [7; 4]));
+    assert_eq!(answer(&cpuid, 13, 1), [1, 9, 13, 1], "only the masked bits");
+    assert_eq!(answer(&cpuid, 13, 0), [9; 4]);
+    assert_eq!(register(&mut cpuid, 1, None, whole(8)), Ok(()));
+    assert_eq!(answer(&cpuid, 1, 0), [8; 4], "the last one counts");
 
-    let many = (0..1000).map(|leaf| register(&mut rig, 1, leaf, None, whole(0))).filter(Result::is_ok).count();
+    let mut other = CpuidResults::new();
+    let many = (0..1000).map(|leaf| register(&mut other, leaf, None, whole(0))).filter(Result::is_ok).count();
     assert_eq!(many, limits::CPUID_RESULTS);
+    assert_eq!(register(&mut other, 2000, None, whole(0)), Err(Status::NoResources));
 }
 
 fn port(partition: PartitionId, number: u32) -> Port {

@@ -13,7 +13,8 @@ use hyperv_defs::vp::{StatsObject, Vp as VpName};
 use hyperv_defs::wire::{U32, U64};
 use hyperv_defs::{Call, Code, Control, Offered, PartitionId, Request, Status, parse};
 use partition::{
-    Entry, Host, Ledger, PAGE_LIMIT, PageUse, Parent, Partition, Progress, Released, State, Store, Use, Value,
+    CpuidResults, Entry, Host, Ledger, PAGE_LIMIT, PageUse, Parent, Partition, Progress, Released, State, Store, Use,
+    Value,
 };
 
 const CALLS: usize = 1_000_000;
@@ -467,8 +468,10 @@ impl World {
             }
             Request::CpuidResult(result) => {
                 let (child, _) = self.parent.child_mut(result.vp.partition)?;
-                child.register_cpuid(result)?;
-                let _ = child.vp(result.vp.index)?.cpuid(result.leaf, 0, [0; 4]);
+                let _ = child.vp(result.vp.index)?;
+                let mut cpuid = CpuidResults::new();
+                cpuid.register(result)?;
+                let _ = cpuid.answer(result.leaf, 0, [0; 4]);
                 Ok(())
             }
             Request::MapStatePage(map) => {

@@ -15,6 +15,7 @@ use addr::Gpa;
 use hyperv_defs::PartitionId;
 use hyperv_defs::message::{MessageType, page_of};
 use hyperv_defs::vp::StatePage;
+use partition::Features;
 use sched::{CpuId, Pending};
 use spin::{Mutex, Once};
 
@@ -54,6 +55,8 @@ pub(crate) struct Child {
     pub(crate) id: PartitionId,
     /// Who created it.
     pub(crate) parent: Arc<Vm>,
+    /// What its vCPUs have.
+    pub(super) features: Features,
     /// As many as vCPUs, in the same order.
     vps: Growing<Vp>,
     /// Room in run queues for each of them. Whoever adds a vCPU holds the lock.
@@ -100,6 +103,7 @@ impl Vm {
         config: VmConfig,
         memory: Memory,
         id: PartitionId,
+        features: Features,
         parent: Arc<Self>,
     ) -> Result<Arc<Self>, Exhausted> {
         let mut rooms = Vec::new();
@@ -107,6 +111,7 @@ impl Vm {
         let child = Child {
             id,
             parent,
+            features,
             vps: Growing::with_room(MAX_VPS as usize)?,
             rooms: Mutex::new(rooms),
             ignores_unknown_msrs: AtomicBool::new(false),

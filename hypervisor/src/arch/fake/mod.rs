@@ -252,6 +252,7 @@ pub(crate) mod irq_mask {
 pub(crate) mod platform {
     use abi::control::Line;
     use abi::payload::VmConfig;
+    use partition::Features;
     use sched::Pending;
 
     use crate::vm::Vm;
@@ -259,7 +260,7 @@ pub(crate) mod platform {
     pub(crate) struct Platform;
 
     impl Platform {
-        pub(crate) fn new(_: &VmConfig) -> Self {
+        pub(crate) fn new(_: &VmConfig, _: Option<&Features>) -> Self {
             Self
         }
     }

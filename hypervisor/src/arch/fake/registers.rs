@@ -3,6 +3,8 @@
 use hyperv_defs::Status;
 use hyperv_defs::register::{Register, RegisterValue, activity};
 
+use hyperv_defs::vp::CpuidResult;
+
 use crate::arch::hypercall::Held;
 use crate::vcpu::activity::Activity;
 
@@ -21,6 +23,16 @@ pub(in crate::arch) fn read(held: &mut Held<'_>, register: Register) -> Result<R
         .into(),
         _ => return Err(Status::InvalidParameter),
     })
+}
+
+/// From now on CPUID answers this to the vCPU.
+pub(in crate::arch) fn register_cpuid(held: &mut Held<'_>, result: &CpuidResult) -> Result<(), Status> {
+    held.owner.arch.cpuid.register(result)
+}
+
+/// What CPUID would answer: by itself, the leaf and the subleaf.
+pub(in crate::arch) fn cpuid(held: &mut Held<'_>, leaf: u32, subleaf: u32) -> [u32; 4] {
+    held.owner.arch.cpuid.answer(leaf, subleaf, [leaf, subleaf, 0, 0])
 }
 
 /// Writes a register. No value of RAX is above 32 bits here.

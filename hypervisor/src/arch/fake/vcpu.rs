@@ -7,6 +7,7 @@ use std::vec::Vec;
 use abi::payload::VmConfig;
 use addr::Hpa;
 use interleave::{point, relax};
+use partition::CpuidResults;
 use shootdown::Pages;
 
 use super::clock;
@@ -39,6 +40,8 @@ pub(crate) struct ArchVcpu {
     pub(super) exit: Exit,
     /// General registers, for a parent. No instruction uses them.
     pub(super) gprs: [u64; 16],
+    /// What its parent has registered.
+    pub(super) cpuid: CpuidResults,
     /// An unfinished flush: the oldest target that the named pages of vCPUs may lead to once the guest runs again.
     acknowledges: Vec<(u32, u64, u64)>,
     left_at: u64,
@@ -72,6 +75,7 @@ impl VcpuState<Machine> for ArchVcpu {
             has_rung: false,
             exit: Exit::Interrupted,
             gprs: [0; 16],
+            cpuid: CpuidResults::new(),
             acknowledges: Vec::new(),
             left_at: 0,
             tags,

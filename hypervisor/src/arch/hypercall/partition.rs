@@ -37,7 +37,9 @@ pub(super) fn initialize(caller: &Caller<'_>, id: PartitionId) -> Result<Ended, 
     let config = config_of(child, &host, &parent_vm.config);
     child.initialize(&mut caller.store())?;
     let memory = memory::of_child(caller, child, &config)?;
-    let vm = Vm::child(table::new_number(), config, memory, id, parent_vm).map_err(|Exhausted| Status::NoResources)?;
+    let features = child.features(&host);
+    let vm = Vm::child(table::new_number(), config, memory, id, features, parent_vm)
+        .map_err(|Exhausted| Status::NoResources)?;
     table::table().add_child(vm.clone());
     caller.children.add_vm(id, vm);
     caller.done()

@@ -1,7 +1,11 @@
 //! Calls about the registers and other state of a child's virtual processors, and about what CPUID answers there.
 
 use hyperv_defs::register::{Register, RegisterValue};
-use hyperv_defs::vp::{CpuidResult, GetCpuidValues, GetRegisters, InstallIntercept, SetRegisters, State, Translate};
+use hyperv_defs::vp::{
+    CpuidResult, CpuidValues, GetCpuidValues, GetRegisters, InstallIntercept, InterceptKind, SetRegisters, State,
+    Translate,
+};
+use hyperv_defs::wire::U32;
 use hyperv_defs::{Answer, Status};
 
 use super::budget::Budget;
@@ -133,14 +137,31 @@ pub(super) fn set_state(caller: &Caller<'_>, state: &State<'_>) -> Result<Ended,
 
 /// HvCallRegisterInterceptResult.
 pub(super) fn register_cpuid(caller: &Caller<'_>, result: &CpuidResult) -> Result<Ended, Status> {
-    caller.check_child(result.vp.partition)?;
-    Err(Status::FeatureUnavailable)
+    let vcpu = caller.vcpu(result.vp)?;
+    Held::with(&vcpu, |held| machine::registers::register_cpuid(held, result))?;
+    caller.done()
 }
 
 /// HvCallGetVpCpuidValues.
 pub(super) fn cpuid_values(caller: &Caller<'_>, get: &GetCpuidValues<'_>) -> Result<Ended, Status> {
-    caller.check_child(get.vp.partition)?;
-    Err(Status::FeatureUnavailable)
+    let vcpu = caller.vcpu(get.vp)?;
+    let first = caller.checked.control().rep_start();
+    let budget = Budget::start();
+    let mut leaves = get.leaves();
+    let mut done = 0;
+    Held::with(&vcpu, |held| {
+        for (leaf, subleaf) in leaves.by_ref() {
+            let answer = CpuidValues { registers: machine::registers::cpuid(held, leaf, subleaf).map(U32::new) };
+            let at = usize::from(first + done) * size_of::<CpuidValues>();
+            caller.output.write_at(at as u64, answer.bytes())?;
+            done += 1;
+            if budget.is_spent() {
+                break;
+            }
+        }
+        Ok(())
+    })?;
+    if leaves.len() == 0 { caller.done() } else { Ok(not_yet(caller, done)) }
 }
 
 /// HvCallTranslateVirtualAddress.
@@ -149,10 +170,16 @@ pub(super) fn translate(caller: &Caller<'_>, translate: &Translate) -> Result<En
     Err(Status::FeatureUnavailable)
 }
 
-/// HvCallInstallIntercept.
+/// HvCallInstallIntercept. CPUID is answered by what is registered, so a parent that asks for messages about it gets
+/// none, and the call succeeds: Cloud Hypervisor's library requires that. Nothing else can be asked for.
 pub(super) fn install_intercept(caller: &Caller<'_>, install: &InstallIntercept) -> Result<Ended, Status> {
     caller.check_child(install.partition)?;
-    Err(Status::FeatureUnavailable)
+    let is_nothing = !(install.read || install.write || install.execute);
+    match install.kind {
+        InterceptKind::Cpuid(_) => caller.done(),
+        _ if is_nothing => caller.done(),
+        _ => Err(Status::FeatureUnavailable),
+    }
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use abi::control::Line;
 use abi::payload::VmConfig;
+use partition::Features;
 use sched::Pending;
 use spin::Mutex;
 
@@ -16,7 +17,8 @@ pub(crate) struct Platform {
 }
 
 impl Platform {
-    pub(crate) fn new(config: &VmConfig) -> Self {
+    /// No VM is a child here.
+    pub(crate) fn new(config: &VmConfig, _: Option<&Features>) -> Self {
         Self { distributor: Mutex::new(Distributor::new(config.vcpus)) }
     }
 }

@@ -122,3 +122,42 @@ fn vcpu_runs_once_no_reason_against_it_is_left() {
         assert_eq!(family.read(Register::InternalActivityState) & activity::STARTUP_SUSPEND, 0);
     });
 }
+
+#[test]
+fn cpuid_is_what_was_registered_for_the_vcpu() {
+    with_family(|family| {
+        let register = |vp: u64, leaf: u64, subleaf: u64, is_specific: u64| {
+            let values = [5_u64, 6, 7, 8].map(|value| 0xffff_ffff << 32 | value);
+            let input = [family.id, 2 << 32 | vp, subleaf << 32 | leaf, is_specific, 0, 0, 0, 0];
+            let mut input = words(&input);
+            // The four results begin at byte 28.
+            input.truncate(28);
+            input.extend(words(&values));
+            family.call(Control::new(Code::RegisterInterceptResult), &input)
+        };
+        let values = |leaves: &[(u32, u32)]| {
+            let mut input = words(&[family.id, 0, 0]);
+            input
+                .extend(leaves.iter().flat_map(|(leaf, subleaf)| [leaf.to_le_bytes(), subleaf.to_le_bytes()].concat()));
+            let count = u16::try_from(leaves.len()).expect("few");
+            family.call(Control::new(Code::GetVpCpuidValues).with_rep_count(count), &input)
+        };
+        assert_eq!(register(0, 7, 1, 1), DONE);
+        assert_eq!(register(1, 7, 1, 1), Err(Status::InvalidVpIndex));
+        assert_eq!(values(&[(7, 0), (7, 1), (1, 3)]), done(3));
+        let seen: Vec<u64> = (0..6).map(|at| word_at(&family.parent, Gpa(OUTPUT.0 + at * 8))).collect();
+        assert_eq!(seen, [7, 0, 6 << 32 | 5, 8 << 32 | 7, 3 << 32 | 1, 0]);
+    });
+}
+
+#[test]
+fn messages_about_cpuid_can_be_asked_for_and_others_cannot() {
+    with_family(|family| {
+        let install = |access: u64, kind: u64| {
+            family.call(Control::new(Code::InstallIntercept), &words(&[family.id, kind << 32 | access, 0]))
+        };
+        assert_eq!(install(4, 2), DONE);
+        assert_eq!(install(3, 1), Err(Status::FeatureUnavailable));
+        assert_eq!(install(0, 1), DONE, "none at all");
+    });
+}

@@ -4,8 +4,8 @@
 //! CPUID that the parent sees.
 
 use hyperv_defs::property::{ProcessorFeatures, SyntheticFeatures, XsaveFeatures};
-use partition::Host;
-use x86_defs::cpuid::Registers;
+use partition::{Features, Host};
+use x86_defs::cpuid::{Registers, leaf_8000_0007_edx};
 
 use super::cpuid::CpuidTable;
 use crate::arch::x86_64::host::tsc;
@@ -13,11 +13,12 @@ use crate::arch::x86_64::host::tsc;
 /// A register of a leaf's answer.
 #[derive(Clone, Copy)]
 enum Register {
+    Eax,
     Ebx,
     Ecx,
     Edx,
 }
-use Register::{Ebx, Ecx, Edx};
+use Register::{Eax, Ebx, Ecx, Edx};
 
 /// Leaf, subleaf 0, register and bit of each feature.
 const FEATURES: [(u32, Register, u32, ProcessorFeatures); 45] = [
@@ -69,7 +70,14 @@ const FEATURES: [(u32, Register, u32, ProcessorFeatures); 45] = [
 ];
 
 const LEAF_1_ECX_XSAVE: u32 = 1 << 26;
+const LEAF_1_ECX_FMA: u32 = 1 << 12;
 const LEAF_1_ECX_AVX: u32 = 1 << 28;
+const LEAF_1_ECX_F16C: u32 = 1 << 29;
+const LEAF_7_EBX_AVX2: u32 = 1 << 5;
+/// All parts of AVX-512 that a guest can have, and in ECX vector forms of other instructions.
+const LEAF_7_EBX_AVX512: u32 = 1 << 16 | 1 << 17 | 1 << 21 | 1 << 28 | 1 << 30 | 1 << 31;
+const LEAF_7_ECX_AVX512: u32 = 1 << 1 | 1 << 6 | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 12 | 1 << 14;
+const LEAF_D_EAX_X87_AND_SSE: u32 = 3;
 const LEAF_D_1_EAX_XSAVEOPT: u32 = 1 << 0;
 
 /// VPs of a child, at most: Linux' driver has no more.
@@ -77,11 +85,49 @@ const VPS: u32 = 256;
 /// Deposited pages that pay for a VP. Linux deposits 90 for each.
 const PAGES_PER_VP: usize = 64;
 
+/// Hides in a child's CPUID what its VPs do not have.
+pub(super) fn limit(table: &mut CpuidTable, has: &Features) {
+    let mut hide = |leaf, register, bits: u32| {
+        let Some(Registers { eax, ebx, ecx, edx }) = table.place(leaf, 0) else { return };
+        *match register {
+            Eax => eax,
+            Ebx => ebx,
+            Ecx => ecx,
+            Edx => edx,
+        } &= !bits;
+    };
+    for (leaf, register, bit, feature) in FEATURES {
+        if !has.processor.contains(feature) {
+            hide(leaf, register, 1 << bit);
+        }
+    }
+    if !has.processor.contains(ProcessorFeatures::TSC_INVARIANT) {
+        hide(0x8000_0007, Edx, leaf_8000_0007_edx::TSC_INVARIANT);
+    }
+    let has_xsave = has.xsave.contains(XsaveFeatures::XSAVE);
+    if !has_xsave {
+        hide(1, Ecx, LEAF_1_ECX_XSAVE);
+    }
+    if !has_xsave || !has.xsave.contains(XsaveFeatures::AVX) {
+        hide(1, Ecx, LEAF_1_ECX_AVX | LEAF_1_ECX_FMA | LEAF_1_ECX_F16C);
+        hide(7, Ebx, LEAF_7_EBX_AVX2 | LEAF_7_EBX_AVX512);
+        hide(7, Ecx, LEAF_7_ECX_AVX512);
+        hide(0xd, Eax, !LEAF_D_EAX_X87_AND_SSE);
+        hide(0xd, Edx, !0);
+    }
+    if !has.xsave.contains(XsaveFeatures::XSAVEOPT)
+        && let Some(subleaf) = table.place(0xd, 1)
+    {
+        subleaf.eax &= !LEAF_D_1_EAX_XSAVEOPT;
+    }
+}
+
 /// What the children of a VM with this CPUID can have.
 pub(super) fn host(cpuid: &CpuidTable) -> Host {
     let has = |leaf, register, bit| {
-        let Registers { ebx, ecx, edx, .. } = cpuid.subleaf(leaf, 0);
+        let Registers { eax, ebx, ecx, edx } = cpuid.subleaf(leaf, 0);
         let value = match register {
+            Eax => eax,
             Ebx => ebx,
             Ecx => ecx,
             Edx => edx,

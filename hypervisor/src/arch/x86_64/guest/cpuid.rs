@@ -4,16 +4,19 @@
 //! (x2APIC, TSC deadline, an invariant TSC, topology, its own leaves). They are computed once per VM. An exit only
 //! looks one up and fills in the few bits that differ between vCPUs or follow a control register.
 
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::arch::x86_64::{__cpuid, __cpuid_count};
 
 use abi::payload::{ApicMode, VmConfig};
 use addr::Gpa;
+use partition::Features;
 use spin::Once;
 use x86_defs::control::{Leaves, Offered};
 use x86_defs::cpuid::{Registers, leaf_1_ecx, leaf_7_ecx, leaf_8000_0007_edx};
 use x86_defs::registers::cr4;
 
+use super::children;
 use super::fpu;
 use super::hyperv::{self, Profile};
 use super::state::{State as _, gpr};
@@ -75,6 +78,9 @@ pub(crate) struct CpuidTable {
     extended: Vec<Leaf>,
     /// Bits of control registers that go with the features that are shown.
     offered: Offered,
+    /// Of a child: all answers. The lists above are empty then, so that the answers of other VMs are found as fast as if
+    /// there were no children.
+    of_child: Option<Box<Self>>,
 }
 
 /// Answers to one leaf, by subleaf; beyond the last subleaf everything is zero.
@@ -108,8 +114,15 @@ impl Leaf {
 }
 
 impl CpuidTable {
-    /// The answers for a VM.
-    pub(crate) fn new(config: &VmConfig) -> Self {
+    /// The answers for a VM, or those for a child for which its parent has registered nothing.
+    pub(crate) fn new(config: &VmConfig, child: Option<&Features>) -> Self {
+        let Some(features) = child else { return Self::of_vm(config, |_| {}) };
+        let table = Self::of_vm(config, |table| children::limit(table, features));
+        let (basic, hypervisor, extended) = (Vec::new(), Vec::new(), Vec::new());
+        Self { basic, hypervisor, extended, offered: table.offered, of_child: Some(Box::new(table)) }
+    }
+
+    fn of_vm(config: &VmConfig, change: impl FnOnce(&mut Self)) -> Self {
         let (vcpus, apic) = (config.vcpus, config.apic);
         let hypervisor = match Profile::of(config) {
             Some(profile) => (HYPERVISOR_FIRST..=hyperv::MAX_LEAF).map(|number| profile.leaf(number)).collect(),
@@ -120,7 +133,9 @@ impl CpuidTable {
             hypervisor: hypervisor.into_iter().map(Leaf::plain).collect(),
             extended: (EXTENDED_FIRST..=EXTENDED_MAX).map(|number| extended_leaf(number, vcpus)).collect(),
             offered: Offered::default(),
+            of_child: None,
         };
+        change(&mut table);
         let first = |number| table.subleaf(number, 0);
         table.offered = Offered::by(&Leaves {
             leaf_1: first(1),
@@ -135,6 +150,60 @@ impl CpuidTable {
     /// Bits of control registers that go with the features that the guest sees.
     pub(super) fn offered(&self) -> &Offered {
         &self.offered
+    }
+
+    /// The answer to a subleaf, for a change.
+    pub(super) fn place(&mut self, number: u32, subleaf: usize) -> Option<&mut Registers> {
+        let leaves = match number >> 28 {
+            0 => &mut self.basic,
+            8 => &mut self.extended,
+            _ => return None,
+        };
+        leaves.get_mut((number & 0x0fff_ffff) as usize)?.subleaves.get_mut(subleaf)
+    }
+
+    /// What a child's vCPU is answered, whose XCR0 is `xcr0`: the parent's results before all others. A few bits follow
+    /// the vCPU's state, whatever the parent has registered.
+    pub(super) fn answer_to_child(&self, vcpu: &ArchVcpu, number: u32, subleaf: u32, xcr0: u64) -> Registers {
+        let table = self.of_child.as_deref().unwrap_or(self);
+        let leaf = table.find(number);
+        let index = if leaf.is_some_and(|leaf| leaf.ignores_ecx) { 0 } else { subleaf as usize };
+        let default = table.subleaf(number, index);
+        let [eax, ebx, ecx, edx] =
+            vcpu.cpuid.answer(number, subleaf, [default.eax, default.ebx, default.ecx, default.edx]);
+        let mut registers = Registers { eax, ebx, ecx, edx };
+        match (number, subleaf) {
+            (1, _) => {
+                registers.ebx &= 0x00ff_ffff;
+                registers.ecx &= !leaf_1_ecx::OSXSAVE;
+                fill(&mut registers, Fill::Features, 0, vcpu);
+            }
+            (7, 0) => {
+                registers.ecx &= !leaf_7_ecx::OSPKE;
+                fill(&mut registers, Fill::MoreFeatures, 0, vcpu);
+            }
+            (0xb | 0x1f, _) => registers.edx = vcpu.apic.id(),
+            (0xd, 0 | 1) => registers.ebx = table.state_bytes(xcr0),
+            (0x8000_0001, _) => fill(&mut registers, Fill::ExtendedFeatures, 0, vcpu),
+            _ => {}
+        }
+        registers
+    }
+
+    /// Bytes of the state that XCR0 enables, in the standard format.
+    fn state_bytes(&self, xcr0: u64) -> u32 {
+        let components = (2..63).filter(|component| xcr0 >> component & 1 != 0);
+        let ends = components.map(|component| self.subleaf(0xd, component)).map(|found| found.ebx + found.eax);
+        ends.max().unwrap_or(0).max(576)
+    }
+
+    /// A leaf that is not in the lists: of a child, or of nobody.
+    #[cold]
+    fn answer_rarely(&self, vcpu: &ArchVcpu, number: u32, subleaf: u32) -> Registers {
+        if self.of_child.is_none() {
+            return Registers::default();
+        }
+        self.answer_to_child(vcpu, number, subleaf, fpu::read_xcr0())
     }
 
     /// What a leaf says, but for the bits that an exit fills in.
@@ -158,14 +227,16 @@ impl CpuidTable {
         #[expect(clippy::cast_possible_truncation, reason = "CPUID reads EAX and ECX")]
         let (number, subleaf) = (vcpu.hardware.rax() as u32, vcpu.gprs[gpr::RCX] as u32);
 
-        let mut registers = Registers::default();
-        if let Some(leaf) = self.find(number) {
+        let registers = if let Some(leaf) = self.find(number) {
             let subleaf = if leaf.ignores_ecx { 0 } else { subleaf };
-            registers = leaf.subleaves.get(subleaf as usize).copied().unwrap_or_default();
+            let mut registers = leaf.subleaves.get(subleaf as usize).copied().unwrap_or_default();
             if leaf.fill != Fill::Nothing {
                 fill(&mut registers, leaf.fill, subleaf, vcpu);
             }
-        }
+            registers
+        } else {
+            self.answer_rarely(vcpu, number, subleaf)
+        };
 
         vcpu.hardware.set_rax(registers.eax.into());
         vcpu.gprs[gpr::RBX] = registers.ebx.into();

@@ -6,6 +6,7 @@
 
 use abi::control::{Line, StopReason};
 use abi::payload::VmConfig;
+use partition::Features;
 use spin::Mutex;
 use x86_boot::layout::{PCI_ADDRESS_PORT, RTC_PORT, SERIAL_PORTS};
 
@@ -43,8 +44,8 @@ const COM2_LAST: u16 = COM2 + uart::PORTS - 1;
 const RTC_LAST: u16 = RTC_PORT + 1;
 
 impl Platform {
-    pub(crate) fn new(config: &VmConfig) -> Self {
-        let cpuid = CpuidTable::new(config);
+    pub(crate) fn new(config: &VmConfig, child: Option<&Features>) -> Self {
+        let cpuid = CpuidTable::new(config, child);
         Self {
             hyperv: HyperV::new(config, &cpuid),
             cpuid,

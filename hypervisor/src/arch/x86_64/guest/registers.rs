@@ -12,12 +12,13 @@ use hyperv_defs::msr as synthetic;
 use hyperv_defs::register::{
     FpControlStatus, PendingInterruption, Register, RegisterValue, SegmentRegister, TableRegister, activity,
 };
+use hyperv_defs::vp::CpuidResult;
 use hyperv_defs::wire::{U16, U32, U64};
-use x86_defs::msr;
 use x86_defs::registers::{Segment, cr0, rflags, vector};
+use x86_defs::{cpuid, msr};
 use x86_events::{Event, Exception};
 
-use super::cpuid;
+use super::cpuid as guest_cpuid;
 use super::hyperv::HyperV;
 use super::state::{Registers, State as _, SystemCalls, gpr};
 use super::vcpu::ArchVcpu;
@@ -70,6 +71,22 @@ pub(in crate::arch) fn write(held: &mut Held<'_>, register: Register, value: Reg
         register => return write_word(held, register, value.as_u64()),
     }
     Ok(())
+}
+
+/// From now on CPUID answers this to the vCPU.
+///
+/// # Errors
+/// [`Status::NoResources`] for one too many.
+pub(in crate::arch) fn register_cpuid(held: &mut Held<'_>, result: &CpuidResult) -> Result<(), Status> {
+    held.owner.arch.cpuid.register(result)
+}
+
+/// What CPUID answers to the vCPU now.
+pub(in crate::arch) fn cpuid(held: &mut Held<'_>, leaf: u32, subleaf: u32) -> [u32; 4] {
+    let arch = &held.owner.arch;
+    let table = &held.vm.platform().cpuid;
+    let cpuid::Registers { eax, ebx, ecx, edx } = table.answer_to_child(arch, leaf, subleaf, arch.fpu.xcr0());
+    [eax, ebx, ecx, edx]
 }
 
 /// A register of 64 bits.
@@ -183,7 +200,7 @@ fn write_word(held: &mut Held<'_>, register: Register, value: u64) -> Result<(),
         }
         Register::Cr2 => arch.hardware.set_cr2(value),
         Register::Cr3 | Register::IntermediateCr3 => {
-            if value >> cpuid::physical_address_bits() != 0 {
+            if value >> guest_cpuid::physical_address_bits() != 0 {
                 return Err(refused);
             }
             change(arch, |registers| registers.cr3 = value);
@@ -239,14 +256,14 @@ fn write_word(held: &mut Held<'_>, register: Register, value: u64) -> Result<(),
         // As a guest's own write.
         Register::TscAdjust => {}
         Register::ApicBase => {
-            if value >> cpuid::physical_address_bits() != 0 {
+            if value >> guest_cpuid::physical_address_bits() != 0 {
                 return Err(refused);
             }
             arch.apic.place_base_msr(value).map_err(|_| refused)?;
             held.vcpu.posted().publish_logical_id(arch.apic.logical_id());
         }
         Register::MtrrDefType | Register::MtrrPhysBase(_) | Register::MtrrPhysMask(_) | Register::MtrrFixed(_) => {
-            let bits = cpuid::physical_address_bits();
+            let bits = guest_cpuid::physical_address_bits();
             match memory_type(register) {
                 Some(number) => arch.memory_types.write(number, value, bits).ok_or(refused)?,
                 None if value == 0 => {}

@@ -12,6 +12,7 @@ use abi::control::StopReason;
 use abi::payload::{ApicMode, VmConfig};
 use addr::Hpa;
 use hyperv_defs::msr::VpAssistMsr;
+use partition::CpuidResults;
 use shootdown::Pages;
 use tlb_tag::{CpuTags, Flush, VcpuTags};
 use x86_64::registers::model_specific::Msr;
@@ -59,6 +60,8 @@ pub(crate) struct ArchVcpu {
     pub(in crate::arch::x86_64) shows_trap_flag: bool,
     /// When the guest was last left, by this pCPU's counter.
     left_at: u64,
+    /// What its parent has registered, if its VM is a child.
+    pub(super) cpuid: CpuidResults,
     /// Memory-type registers, stored for the guest without effect.
     pub(super) memory_types: MemoryTypes,
     /// MISC_ENABLE, the same.
@@ -98,6 +101,7 @@ impl VcpuState<Machine> for ArchVcpu {
             at_flags: Flags::Kept,
             shows_trap_flag: false,
             left_at: 0,
+            cpuid: CpuidResults::new(),
             memory_types: MemoryTypes::new(),
             misc_enable: MISC_ENABLE_RESET,
             fpu: FpuState::new(),
