@@ -31,6 +31,16 @@ const DEVICES: [(&str, u32, u32); 6] = [
 
 /// Packs `initrd.cpio.gz`. Equal input gives equal bytes.
 pub(crate) fn build(places: &Places, arch: Arch) -> Result<()> {
+    let mut archive = busybox(places, arch)?;
+    archive.add_tree(&places.root.join("initrd"), "", |_| true)?;
+
+    let packed = gzip(&archive.finish()?)?;
+    let to = places.assets_of(arch).join("initrd.cpio.gz");
+    fs::write(&to, packed).with_context(|| format!("cannot write {}", to.display()))
+}
+
+/// The beginning of an initrd: directories, device files, BusyBox and its applets.
+pub(crate) fn busybox(places: &Places, arch: Arch) -> Result<Archive> {
     let busybox = debian::busybox(places, arch)?;
     // A BusyBox that runs on this machine lists the applets, which are the same everywhere.
     let runs_here = debian::busybox(places, Arch::X86_64)?;
@@ -48,11 +58,7 @@ pub(crate) fn build(places: &Places, arch: Arch) -> Result<()> {
     for applet in applets.lines() {
         add_applet(&mut archive, applet)?;
     }
-    archive.add_tree(&places.root.join("initrd"), "", |_| true)?;
-
-    let packed = gzip(&archive.finish()?)?;
-    let to = places.assets_of(arch).join("initrd.cpio.gz");
-    fs::write(&to, packed).with_context(|| format!("cannot write {}", to.display()))
+    Ok(archive)
 }
 
 /// Stored, not deflated: unpacking costs the guest 42 million instructions instead of 94 million, of a boot of some

@@ -6,11 +6,12 @@
 //!
 //! ```text
 //! target/dunlin/vmlinuz-parent    the kernel
-//! target/dunlin/parent.cpio       QEMU, its libraries and firmware, a kernel and an initrd for its guests
+//! target/dunlin/parent.cpio       QEMU with libraries and firmware, what its guests need, `parent/files`
 //!                                 (follows the initrd)
 //! ```
 //!
-//! The programs are those of Debian's package of QEMU, unpacked and not installed.
+//! QEMU is that of Debian's package, unpacked and not installed. Its guests have the parent's own kernel, which has all
+//! drivers built in, and an initrd of BusyBox and `parent/guest`.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -26,6 +27,7 @@ use crate::artifacts::{self, Arch, Places, Wanted, output, run};
 use crate::ci;
 use crate::debian;
 use crate::emulators::{self, QEMU_11};
+use crate::{initrd, workloads};
 
 /// The package with the kernel's source. `parent/kernel.config` is for this version.
 const SOURCE: &str = "linux-source-7.3";
@@ -56,6 +58,8 @@ const NOT_NEEDED: &[&str] = &[
 const REPRODUCIBLE: [&str; 3] =
     ["KBUILD_BUILD_USER=parent", "KBUILD_BUILD_HOST=dunlin", "KBUILD_BUILD_TIMESTAMP=@1700000000"];
 
+/// The kernel's name in `target/dunlin`.
+const KERNEL: &str = "vmlinuz-parent";
 /// The loader that Debian's programs ask for, where they look for it.
 const LOADER: &str = "lib64/ld-linux-x86-64.so.2";
 /// Where Debian's loader looks for libraries.
@@ -77,7 +81,7 @@ const FIRMWARE: &[&str] = &[
 pub(crate) fn build(places: &Places) -> Result<()> {
     artifacts::build(places, Wanted::ForDefaultVm)?;
     let kernel = kernel(places)?;
-    let to = places.assets().join("vmlinuz-parent");
+    let to = places.assets().join(KERNEL);
     fs::copy(&kernel, &to).with_context(|| format!("cannot copy {} to {}", kernel.display(), to.display()))?;
     programs(places)
 }
@@ -276,8 +280,13 @@ fn programs(places: &Places) -> Result<()> {
         let name = file.rsplit('/').next().unwrap_or(file);
         add(&format!("usr/share/qemu/{name}"), &root.join(file))?;
     }
-    for name in ["vmlinuz-cloud", "initrd.cpio.gz"] {
-        add(&format!("guest/{name}"), &places.assets().join(name))?;
+    add("guest/vmlinuz", &places.assets().join(KERNEL))?;
+    add("guest/vmlinuz-cloud", &places.assets().join("vmlinuz-cloud"))?;
+    archive.add_program("guest/initrd", &guest_initrd(places)?)?;
+    archive.add_directory("bin")?;
+    archive.add_tree(&places.root.join("parent/files"), "", |_| true)?;
+    for machine in ["microvm", "q35"] {
+        archive.add_link(&format!("bin/guest-{machine}"), "guest")?;
     }
 
     // The rename comes last, so that an interrupted run leaves nothing that looks complete.
@@ -285,6 +294,14 @@ fn programs(places: &Places) -> Result<()> {
     fs::write(&unfinished, archive.finish()?)
         .and_then(|()| fs::rename(&unfinished, &to))
         .with_context(|| format!("cannot write {}", to.display()))
+}
+
+/// The initrd of the parent's guests.
+fn guest_initrd(places: &Places) -> Result<Vec<u8>> {
+    let mut archive = initrd::busybox(places, Arch::X86_64)?;
+    archive.add_tree(&places.root.join("parent/guest"), "", |_| true)?;
+    workloads::add_program(&mut archive, places)?;
+    archive.finish()
 }
 
 /// The libraries of QEMU, as the loader that was unpacked with it finds them.

@@ -42,15 +42,19 @@ const NEWLIB_FOLDERS: [&str; 6] =
 
 /// Leaves `workloads.cpio` in `target/dunlin`.
 pub(crate) fn build(places: &Places) -> Result<()> {
+    let mut archive = Archive::default();
+    archive.add_directory("dunlin")?;
+    add_program(&mut archive, places)?;
+    write(places, "workloads.cpio", archive)
+}
+
+/// Builds the program, and adds it to an archive that has a directory `dunlin`.
+pub(crate) fn add_program(archive: &mut Archive, places: &Places) -> Result<()> {
     let mut cargo = places.cargo(&["build", "--release", "--target", STATIC_LINUX, "--package", PACKAGE]);
     // The guest's memory has no use for tables of line numbers: 0.6 MB instead of 3.5.
     run(cargo.env("CARGO_PROFILE_RELEASE_STRIP", "symbols"))?;
     let program = places.target.join(STATIC_LINUX).join("release").join(PACKAGE);
-
-    let mut archive = Archive::default();
-    archive.add_directory("dunlin")?;
-    archive.add_program("dunlin/workloads", &read(&program)?)?;
-    write(places, "workloads.cpio", archive)
+    archive.add_program("dunlin/workloads", &read(&program)?)
 }
 
 /// Puts both archives into `target/dunlin`. Fetched files are not fetched again.
