@@ -42,6 +42,8 @@ bitflags! {
         const FLUSH = 1 << 6;
         /// The VM is paused or resumed: check which.
         const PAUSE = 1 << 7;
+        /// A parent's vCPU: its children have left messages or events for it.
+        const MESSAGE = 1 << 8;
     }
 }
 

@@ -155,6 +155,8 @@ pub(crate) trait Arch: Sized + 'static {
     fn has_orphans(vm: &Vm) -> bool;
     /// Does a part of the end of such children.
     fn end_orphans(vm: &Vm);
+    /// The pCPU that runs a parent's vCPU delivers what its children have left for it.
+    fn deliver_messages(run: &mut Running<'_>);
     /// One of a parent's children, a `sender` by its number, has a message for the parent's vCPU `vcpu`.
     fn post_message(parent: &Vm, vcpu: u32, sender: u32);
 }
@@ -270,6 +272,7 @@ macro_rules! implement {
                 fn expire_timers(run: &mut $crate::vcpu::run::Running<'_>, now: u64) -> () = delivery::expire_timers;
                 fn take_posted(vcpu: &mut Self::Vcpu, posted: &Self::Posted, work: sched::Pending) -> () =
                     delivery::take_posted;
+                fn deliver_messages(run: &mut $crate::vcpu::run::Running<'_>) -> () = delivery::deliver_messages;
                 fn handle_exit(run: &mut $crate::vcpu::run::Running<'_>) -> $crate::vcpu::run::Next = exit::handle;
                 fn has_orphans(vm: &$crate::vm::Vm) -> bool = platform::has_orphans;
                 fn end_orphans(vm: &$crate::vm::Vm) -> () = platform::end_orphans;

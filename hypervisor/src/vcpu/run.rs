@@ -211,6 +211,9 @@ fn carry_out(run: &mut Running<'_>) -> Pending {
     if work.contains(Pending::TIMER) {
         Machine::expire_timers(run, Machine::now());
     }
+    if work.contains(Pending::MESSAGE) {
+        Machine::deliver_messages(run);
+    }
     Machine::prepare(run);
     work
 }

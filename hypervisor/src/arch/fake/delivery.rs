@@ -57,6 +57,9 @@ pub(crate) fn expire_timers(run: &mut Running<'_>, now: u64) {
     run.owner.arch.expire_timer(now);
 }
 
+/// There is nothing to deliver but the interrupt.
+pub(crate) fn deliver_messages(_: &mut Running<'_>) {}
+
 /// A child has a message for the parent's vCPU: an interrupt says so.
 pub(crate) fn post_message(parent: &Vm, vcpu: u32, _: u32) {
     send_fixed(parent, 0, [vcpu]);

@@ -8,10 +8,12 @@ mod flush;
 mod held;
 mod interrupt;
 mod ipi;
+mod mail;
 mod memory;
 mod parent;
 mod partition;
 mod registers;
+mod synic_page;
 mod vp;
 
 use addr::Gpa;
@@ -20,6 +22,7 @@ use hyperv_defs::{Answer, Call, Checked, Control, Offered, Refusal, Status, chec
 
 pub(in crate::arch) use held::Held;
 pub(in crate::arch) use parent::Children;
+pub(in crate::arch) use synic_page::SynicPage;
 
 use super::machine::cpuid;
 use crate::vcpu::run::Running;

@@ -15,6 +15,7 @@ use partition::{Host, Ledger, Parent, Progress, Store, limits};
 use spin::{Mutex, MutexGuard};
 
 use super::budget::Budget;
+use super::mail::Mail;
 use super::{Ended, interrupt, memory, partition as life, registers, vp};
 use crate::arch::machine::cpuid;
 use crate::vm::{VcpuRef, Vm};
@@ -27,11 +28,13 @@ pub(in crate::arch) struct Children {
     vms: Mutex<Vec<(PartitionId, Arc<Vm>)>>,
     /// Nobody will end them: the parent has reset its interface.
     are_abandoned: AtomicBool,
+    /// What they have left for the parent's vCPUs.
+    pub(in crate::arch) mail: Mail,
 }
 
 impl Children {
-    /// None yet. They can have what `host` says.
-    pub(in crate::arch) fn new(host: Host) -> Option<Self> {
+    /// None yet. They can have what `host` says. The parent has `vcpus` of its own.
+    pub(in crate::arch) fn new(host: Host, vcpus: u32) -> Option<Self> {
         // No page of the parent can be given to a child yet.
         let ledger = Ledger::new(&[])?;
         let mut vms = Vec::new();
@@ -40,6 +43,7 @@ impl Children {
             parent: Mutex::new(Parent::new(ledger, host)),
             vms: Mutex::new(vms),
             are_abandoned: AtomicBool::new(false),
+            mail: Mail::new(vcpus)?,
         })
     }
 
@@ -102,7 +106,9 @@ impl Children {
             return Err(Busy);
         }
         let (_, vm) = vms.swap_remove(at);
-        // Nobody can have found it since: the list is locked.
+        drop(vms);
+        self.mail.remove_senders_of(id);
+        // Nobody can have found it since: it was in the list alone.
         Ok(Arc::into_inner(vm))
     }
 

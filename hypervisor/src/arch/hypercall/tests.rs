@@ -1,13 +1,15 @@
 use addr::Gpa;
 use hyperv_defs::partition::CreatePartitionInput;
 use hyperv_defs::property::{ProcessorFeatures, SyntheticFeatures, XsaveFeatures};
+use hyperv_defs::vp::Vp;
 use hyperv_defs::wire::{U32, U64};
-use hyperv_defs::{Answer, Call, Checked, Code, Control, Offered, Refusal, Status, check};
+use hyperv_defs::{Answer, Call, Checked, Code, Control, Offered, PartitionId, Refusal, Status, check, msr};
 use partition::Host;
 use std::vec;
 use std::vec::Vec;
+use synic::{Interrupt, Message, Synic};
 
-use super::{Children, Ended, parent as calls};
+use super::{Children, Ended, SynicPage, parent as calls};
 use crate::arch::fake::machine::{Simulation, run};
 use crate::tests::{config, create, prepare};
 use crate::vm::Vm;
@@ -28,7 +30,7 @@ pub(super) fn children() -> Children {
         vps: 4,
         pages_per_vp: 1,
     };
-    Children::new(host).expect("there is memory")
+    Children::new(host, 1).expect("there is memory")
 }
 
 /// Runs this with a VM that never starts.
@@ -163,5 +165,84 @@ fn random_calls_are_answered() {
         assert!(vm.memory.read(Gpa(OUTPUT.0 - 16), &mut seen) && seen == guard);
         assert!(vm.memory.read(Gpa(OUTPUT.0 + 0x1000), &mut seen) && seen == guard);
         assert!(children.count() <= partition::limits::CHILDREN);
+    });
+}
+
+/// The page of messages, and what the parent's kernel does with slot 0.
+const MESSAGES: Gpa = Gpa(0x4000);
+
+/// Takes the message in slot 0: its sender, its payload, and whether the kernel writes EOM next.
+fn take_message(vm: &Vm) -> Option<(u64, u32, bool)> {
+    let [first, sender, payload] = [0, 8, 16].map(|offset| word_at(vm, Gpa(MESSAGES.0 + offset)));
+    if first & 0xffff_ffff == 0 {
+        return None;
+    }
+    assert!(vm.memory.write(MESSAGES, &[0; 4]));
+    let is_pending = word_at(vm, MESSAGES) >> 40 & 1 != 0;
+    Some((sender, payload as u32, is_pending))
+}
+
+/// A SynIC with a page of messages and this interrupt for SINT 0.
+fn synic(vector: u64) -> Synic {
+    let mut synic = Synic::with_pages(MESSAGES.0, 0x5000);
+    for (number, value) in [(msr::SINT0, vector), (msr::SIMP, MESSAGES.0 | 1), (msr::SCONTROL, 1)] {
+        synic.write(number, value).expect("the register exists");
+    }
+    synic
+}
+
+#[test]
+fn messages_of_children_wait_for_slot_0_and_none_is_lost() {
+    with_vm(|vm| {
+        let children = children();
+        let mail = &children.mail;
+        let inbox = mail.inbox(0).expect("there is a vCPU");
+        let page = SynicPage { memory: &vm.memory, gpa: MESSAGES };
+        let synic = synic(0xf3);
+        let deliver = || synic.pump_posted(0, &page, &inbox.senders, |sender| mail.message_of(sender));
+
+        let vp = |index| Vp { partition: PartitionId(0x100), index };
+        let senders: Vec<u32> = (0..200).map(|index| mail.add_sender(vp(index)).expect("there are numbers")).collect();
+        for sender in &senders {
+            mail.post(vm, 0, *sender);
+        }
+        assert!(vm.vcpus()[0].mailbox().has_work(), "the vCPU is to look");
+
+        let mut heard = Vec::new();
+        assert_eq!(deliver(), Some(Interrupt { vector: 0xf3, auto_eoi: false }));
+        assert_eq!(deliver(), None, "the slot is occupied");
+        while let Some((sender, payload, is_pending)) = take_message(vm) {
+            assert_eq!(sender, 0x100);
+            heard.push(payload);
+            assert_eq!(is_pending, heard.len() < 200, "another one waits");
+            let _ = deliver();
+        }
+        heard.sort_unstable();
+        assert_eq!(heard, (0..200).collect::<Vec<_>>());
+    });
+}
+
+#[test]
+fn number_of_a_sender_that_has_ended_says_nothing_and_is_not_used_again_soon() {
+    with_vm(|vm| {
+        let children = children();
+        let mail = &children.mail;
+        let vp = |partition, index| Vp { partition: PartitionId(partition), index };
+        let ended = mail.add_sender(vp(0x100, 255)).expect("there are numbers");
+        let other = mail.add_sender(vp(0x101, 3)).expect("there are numbers");
+        mail.post(vm, 0, ended);
+        mail.post(vm, 0, other);
+        mail.remove_senders_of(PartitionId(0x100));
+        assert_eq!(mail.message_of(ended as usize), None);
+        assert_eq!(mail.message_of(other as usize), Some(Message::opaque_intercept(PartitionId(0x101), 3)));
+        let inbox = mail.inbox(0).expect("there is a vCPU");
+        assert_eq!((inbox.senders.take(), inbox.senders.take()), (Some(other as usize), None));
+
+        let next = mail.add_sender(vp(0x102, 0)).expect("there are numbers");
+        assert!(next != ended && next != other);
+        // A parent with very many: the last free number is found, and then there is none.
+        let more = (0..).map_while(|index| mail.add_sender(vp(0x103, index))).count();
+        assert_eq!(more, 4096 - 64 - 2);
+        assert_eq!((mail.remove_sender(other), mail.add_sender(vp(0x104, 0))), ((), Some(other)));
     });
 }

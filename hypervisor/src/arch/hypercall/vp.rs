@@ -14,12 +14,25 @@ pub(super) fn create(caller: &Caller<'_>, vp: Vp) -> Result<Ended, Status> {
     let host = parent.host;
     let (child, ledger) = parent.child_mut(vp.partition)?;
     child.create_vp(vp.index, &host, &mut caller.store())?;
-    let added = caller.children.vm(vp.partition).and_then(|vm| vm.add_vcpu(vp.index).map_err(|_| Status::NoResources));
-    if let Err(status) = added {
+    if let Err(status) = add_vcpu(caller, vp) {
         child.delete_vp(vp.index, ledger, &mut caller.store())?;
         return Err(status);
     }
     caller.done()
+}
+
+/// Gives the child's VM the vCPU, and the vCPU its number as a sender of messages.
+fn add_vcpu(caller: &Caller<'_>, vp: Vp) -> Result<(), Status> {
+    let mail = &caller.children.mail;
+    let vm = caller.children.vm(vp.partition)?;
+    let sender = mail.add_sender(vp).ok_or(Status::NoResources)?;
+    let added = vm.add_vcpu(vp.index).map_err(|_| Status::NoResources);
+    match vm.vp(vp.index) {
+        // One that comes back keeps its number.
+        Some(vcpu) if added.is_ok() && vcpu.sender().is_none() => vcpu.set_sender(sender),
+        _ => mail.remove_sender(sender),
+    }
+    added
 }
 
 /// HvCallDeleteVp.

@@ -122,3 +122,6 @@ pub(crate) fn expire_timers(run: &mut Running<'_>, now: u64) {
 
 /// No VM has children on this architecture.
 pub(crate) fn post_message(_: &Vm, _: u32, _: u32) {}
+
+/// There is none to deliver.
+pub(crate) fn deliver_messages(_: &mut Running<'_>) {}

@@ -167,7 +167,15 @@ pub(crate) fn take_posted(vcpu: &mut ArchVcpu, posted: &Posted, work: Pending) {
     }
 }
 
-/// One of a parent's children has a message for the parent's vCPU `vcpu`.
-pub(crate) fn post_message(parent: &Vm, vcpu: u32, _: u32) {
-    parent.post(vcpu, Pending::INTERRUPT);
+/// Delivers what a parent's children have left for its vCPU.
+#[cold]
+pub(crate) fn deliver_messages(run: &mut Running<'_>) {
+    synic::deliver_posted(run);
+}
+
+/// One of a parent's children, a `sender` by its number, has a message for the parent's vCPU `vcpu`.
+pub(crate) fn post_message(parent: &Vm, vcpu: u32, sender: u32) {
+    if let Some(children) = parent.platform().children() {
+        children.mail.post(parent, vcpu, sender);
+    }
 }

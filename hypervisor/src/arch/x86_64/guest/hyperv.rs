@@ -20,6 +20,7 @@ use x86_defs::registers::{cr0, efer};
 use x86_emulate::{Segment, SegmentRegister};
 
 use super::cpuid::CpuidTable;
+use super::platform::Platform;
 use super::state::{State as _, gpr};
 use super::vcpu::ArchVcpu;
 use super::{children, cpuid, fpu, synic};
@@ -142,7 +143,7 @@ impl HyperV {
     pub(super) fn new(config: &VmConfig, cpuid: &CpuidTable) -> Option<Self> {
         let children = match config.role {
             Role::Guest => None,
-            Role::Parent => Children::new(children::host(cpuid)),
+            Role::Parent => Children::new(children::host(cpuid), config.vcpus),
         };
         let scale = reference_tsc::scale_for(tsc::hz()).unwrap_or(u64::MAX);
         let clock = ReferenceTsc { sequence: 0, scale, offset: reference_tsc::offset_for(tsc::now(), scale, 0) };
@@ -159,6 +160,13 @@ impl HyperV {
             guest_os_id: AtomicU64::new(0),
             registers: Mutex::new(registers),
         })
+    }
+}
+
+impl Platform {
+    /// The VM's children, if it may have some.
+    pub(in crate::arch::x86_64) fn children(&self) -> Option<&Children> {
+        self.hyperv.as_ref()?.children.as_ref()
     }
 }
 

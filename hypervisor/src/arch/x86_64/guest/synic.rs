@@ -3,19 +3,17 @@
 //! The crate `synic` knows the rules. Here they meet the vCPU's local APIC, the guest's memory and the host's timer.
 //! All of it belongs to the pCPU that runs the vCPU: no other writes here, and no lock of the VM is taken.
 
-use core::sync::atomic::{Ordering, fence};
-
 use abi::payload::VmConfig;
 use addr::{Gpa, PAGE_BYTES};
 use hyperv_defs::msr;
 use hyperv_defs::reference_tsc::{ReferenceTsc, tsc_at};
-use synic::{Absent, Expiry, MESSAGE_BYTES, MessagePage, Refused, SINTS, Sint, Synic, Timers};
+use synic::{Expiry, Refused, SINTS, Sint, Synic, Timers};
 use x86_boot::layout::{SYNIC_BYTES, synic_ram};
 
+use crate::arch::hypercall::SynicPage;
 use crate::arch::x86_64::host::{apic as host_apic, tsc};
 use crate::device::local_apic::{GeneralProtection, LocalApic};
 use crate::vcpu::run::Running;
-use crate::vm::memory::Memory;
 
 /// What a vCPU has of it.
 pub(in crate::arch::x86_64) struct VcpuSynic {
@@ -32,6 +30,8 @@ pub(in crate::arch::x86_64) struct VcpuSynic {
 }
 
 const ALL_SINTS: u16 = u16::MAX;
+/// A parent hears of its children in this SINT's slot.
+const PARENTS_SINT: usize = 0;
 const _: () = assert!(SINTS == u16::BITS as usize);
 
 impl VcpuSynic {
@@ -175,15 +175,30 @@ pub(super) fn deliver(run: &mut Running<'_>) {
     }
 }
 
+/// Delivers messages of a parent's children, as far as their slot is free.
+pub(super) fn deliver_posted(run: &mut Running<'_>) {
+    run.owner.arch.synic.waiting |= 1 << PARENTS_SINT;
+    deliver_waiting(run);
+}
+
 #[cold]
 fn deliver_waiting(run: &mut Running<'_>) {
     let arch = &mut run.owner.arch;
     let waiting = core::mem::take(&mut arch.synic.waiting);
     let Some(page) = arch.synic.registers.message_page() else { return };
-    let page = GuestPage { memory: &run.vm.memory, gpa: Gpa(page) };
+    let page = SynicPage { memory: &run.vm.memory, gpa: Gpa(page) };
     for sint in (0..SINTS).filter(|sint| waiting >> sint & 1 != 0) {
         let VcpuSynic { registers, timers, .. } = &mut arch.synic;
         if let Some(interrupt) = registers.pump(sint, &page, timers) {
+            arch.apic.accept(interrupt.vector, false);
+        }
+        // Timers never send there.
+        if sint == PARENTS_SINT
+            && let Some(mail) = run.vm.platform().children().map(|children| &children.mail)
+            && let Some(inbox) = mail.inbox(run.index)
+            && let Some(interrupt) =
+                registers.pump_posted(sint, &page, &inbox.senders, |sender| mail.message_of(sender))
+        {
             arch.apic.accept(interrupt.vector, false);
         }
     }
@@ -191,62 +206,5 @@ fn deliver_waiting(run: &mut Running<'_>) {
     arch.synic.renew_due();
     if arch.synic.due != u64::MAX {
         host_apic::arm_timer(arch.synic.due);
-    }
-}
-
-/// A message page in the guest's memory, or at an address where it has none.
-struct GuestPage<'a> {
-    memory: &'a Memory,
-    gpa: Gpa,
-}
-
-/// In the first word of a slot: another message waits.
-const PENDING: u64 = 1 << 40;
-/// How often a word is tried to be changed that the guest changes meanwhile. A guest that does so without end is told
-/// nothing.
-const ATTEMPTS: u32 = 16;
-
-impl GuestPage<'_> {
-    /// Changes the first word of a slot: type, size and flags.
-    fn change(&self, slot: usize, change: impl Fn(u64) -> u64) -> Result<(), Absent> {
-        let word = self.memory.find_word(self.at(slot)?).ok_or(Absent)?;
-        for _ in 0..ATTEMPTS {
-            let old = self.memory.load(word, 0);
-            if self.memory.compare_exchange(word, old, change(old)) {
-                break;
-            }
-        }
-        Ok(())
-    }
-
-    fn at(&self, slot: usize) -> Result<Gpa, Absent> {
-        self.gpa.checked_add((slot * MESSAGE_BYTES) as u64).ok_or(Absent)
-    }
-}
-
-impl MessagePage for GuestPage<'_> {
-    fn kind(&self, slot: usize) -> Result<u32, Absent> {
-        let word = self.memory.find_word(self.at(slot)?).ok_or(Absent)?;
-        // After the flag that was set before, for all processors (`change` exchanges, which is a barrier on its other
-        // side).
-        fence(Ordering::SeqCst);
-        #[expect(clippy::cast_possible_truncation, reason = "the type is the low half of the slot's first word")]
-        let kind = self.memory.load(word, 0) as u32;
-        Ok(kind)
-    }
-
-    fn set_pending(&self, slot: usize) -> Result<(), Absent> {
-        self.change(slot, |word| word | PENDING)
-    }
-
-    fn write(&self, slot: usize, kind: u32, body: &[u8; MESSAGE_BYTES]) -> Result<(), Absent> {
-        let (head, rest) = body.split_at(size_of::<u64>());
-        let at = self.at(slot)?.checked_add(size_of::<u64>() as u64).ok_or(Absent)?;
-        if !self.memory.write(at, rest) {
-            return Err(Absent);
-        }
-        let head = head.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte));
-        // The exchange comes after the rest for all who see it.
-        self.change(slot, |_| head | u64::from(kind))
     }
 }

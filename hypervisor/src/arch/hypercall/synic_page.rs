@@ -1,0 +1,70 @@
+//! The SynIC's pages in a guest's memory.
+
+use core::sync::atomic::{Ordering, fence};
+
+use addr::Gpa;
+use synic::{Absent, MESSAGE_BYTES, MessagePage};
+
+use crate::vm::memory::Memory;
+
+/// A page of messages or of event rings in a guest's memory, or at an address where it has none.
+pub(in crate::arch) struct SynicPage<'a> {
+    pub(in crate::arch) memory: &'a Memory,
+    pub(in crate::arch) gpa: Gpa,
+}
+
+/// In the first word of a slot: another message waits.
+const PENDING: u64 = 1 << 40;
+/// How often a word is tried to be changed that the guest changes meanwhile. For a guest that does so without end, the
+/// page is not there.
+const ATTEMPTS: u32 = 16;
+
+impl SynicPage<'_> {
+    /// Changes the word at this offset.
+    fn change(&self, offset: usize, change: impl Fn(u64) -> u64) -> Result<(), Absent> {
+        let word = self.memory.find_word(self.at(offset)?).ok_or(Absent)?;
+        for _ in 0..ATTEMPTS {
+            let old = self.memory.load(word, 0);
+            if self.memory.compare_exchange(word, old, change(old)) {
+                return Ok(());
+            }
+        }
+        Err(Absent)
+    }
+
+    /// Reads the word at this offset, after what was written before: for all processors. ([`Self::change`] exchanges,
+    /// which is a barrier on its other side.)
+    fn load(&self, offset: usize) -> Result<u64, Absent> {
+        let word = self.memory.find_word(self.at(offset)?).ok_or(Absent)?;
+        fence(Ordering::SeqCst);
+        Ok(self.memory.load(word, 0))
+    }
+
+    fn at(&self, offset: usize) -> Result<Gpa, Absent> {
+        self.gpa.checked_add(offset as u64).ok_or(Absent)
+    }
+}
+
+const WORD: usize = size_of::<u64>();
+
+impl MessagePage for SynicPage<'_> {
+    fn kind(&self, slot: usize) -> Result<u32, Absent> {
+        #[expect(clippy::cast_possible_truncation, reason = "the type is the low half of the slot's first word")]
+        let kind = self.load(slot * MESSAGE_BYTES)? as u32;
+        Ok(kind)
+    }
+
+    fn set_pending(&self, slot: usize) -> Result<(), Absent> {
+        self.change(slot * MESSAGE_BYTES, |word| word | PENDING)
+    }
+
+    fn write(&self, slot: usize, kind: u32, body: &[u8; MESSAGE_BYTES]) -> Result<(), Absent> {
+        let (head, rest) = body.split_at(WORD);
+        if !self.memory.write(self.at(slot * MESSAGE_BYTES + WORD)?, rest) {
+            return Err(Absent);
+        }
+        let head = head.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte));
+        // The exchange comes after the rest for all who see it.
+        self.change(slot * MESSAGE_BYTES, |_| head | u64::from(kind))
+    }
+}
