@@ -51,7 +51,7 @@ pub use operand::Emulation;
 pub use sites::Sites;
 pub use strings::BATCH;
 pub use vendor::Vendor;
-pub use walk::{Access, Path, Stop, path};
+pub use walk::{Access, Path, Stop, path, probe};
 pub use walks::{Walks, translate};
 pub use width::Width;
 

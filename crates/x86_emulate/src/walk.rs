@@ -83,12 +83,25 @@ pub(crate) fn walk<M: Memory>(
         return Ok(page_of(Gpa(linear & 0xffff_ffff)));
     }
     for _ in 0..ATTEMPTS {
-        if let Some(gpa) = attempt(cpu, memory, linear, access, steps)? {
+        if let Some(gpa) = attempt(cpu, memory, linear, access, true, steps)? {
             return Ok(gpa);
         }
         steps.clear();
     }
     Err(Stop::Contended)
+}
+
+/// The same for somebody outside of the guest, who chooses whether the Accessed and Dirty bits are set.
+///
+/// # Errors
+/// Why the address has no translation.
+pub fn probe<M: Memory>(cpu: &impl Cpu, memory: &M, linear: u64, access: Access, sets_bits: bool) -> Result<Gpa, Stop> {
+    let mut steps = Steps::none();
+    if sets_bits || cpu.cr0() & CR0_PG == 0 {
+        return walk(cpu, memory, linear, access, &mut steps);
+    }
+    // Nothing is changed, so nothing makes it start again.
+    attempt(cpu, memory, linear, access, false, &mut steps)?.ok_or(Stop::Contended)
 }
 
 /// Shape of the guest's tables.
@@ -195,6 +208,7 @@ fn attempt<M: Memory>(
     memory: &M,
     linear: u64,
     access: Access,
+    sets_bits: bool,
     steps: &mut Steps<M>,
 ) -> Result<Option<Gpa>, Stop> {
     let paging = Paging::of(cpu);
@@ -237,7 +251,8 @@ fn attempt<M: Memory>(
         return fault(error::PRESENT | error::PROTECTION_KEY);
     }
 
-    for (step, at) in steps.iter_mut().zip((level..paging.levels).rev()) {
+    let walked = if sets_bits { paging.levels } else { level };
+    for (step, at) in steps.iter_mut().zip((level..walked).rev()) {
         // PAE's page-directory pointers have no Accessed bit either.
         if paging.has_pointer_table() && at == 2 {
             continue;

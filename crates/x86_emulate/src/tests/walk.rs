@@ -1,7 +1,7 @@
 //! Translation in each paging mode, by tables written byte by byte.
 
 use super::{CODE, DEVICE, Ram, flat, long, page_fault, translate};
-use crate::{Access, CpuState, Memory, Mode, Stop, path};
+use crate::{Access, CpuState, Memory, Mode, Stop, path, probe};
 use addr::Gpa;
 use proptest::prelude::{any, prop, proptest};
 
@@ -170,4 +170,23 @@ fn look_names_the_tables_and_changes_nothing() {
     assert_eq!(*ram.pages.borrow(), before);
     let unpaged = path(&CpuState::flat(Mode::Bits32, 0), &ram, 0x1_2345_6789).expect("no tables at all");
     assert_eq!((unpaged.tables(), unpaged.gpa), (&[][..], Gpa(0x2345_6000)));
+}
+
+#[test]
+fn probe_without_bits_follows_the_same_rights_and_changes_nothing() {
+    let ram = Ram::default();
+    ram.put(0x1000, &[0; 4096]);
+    ram.put(0x2000, &[0; 4096]);
+    ram.put(0x1000 + 4, &0x2007_u32.to_le_bytes());
+    ram.put(0x2000 + 4 * 3, &0x0008_9005_u32.to_le_bytes());
+    let state = CpuState { cr0: 0x8001_0001, cr3: 0x1000, ..flat() };
+    let user = CpuState { cpl: 3, ..state.clone() };
+
+    assert_eq!(probe(&state, &ram, 0x40_3123, Access::Read, false), Ok(Gpa(0x8_9000)));
+    assert_eq!(probe(&user, &ram, 0x40_3123, Access::Write, false), page_fault(7, 0x40_3123));
+    assert_eq!(probe(&state, &ram, 0x40_4123, Access::Read, false), page_fault(0, 0x40_4123));
+    let entries = || (u32::from_le_bytes(ram.get(0x1004)), u32::from_le_bytes(ram.get(0x200c)));
+    assert_eq!(entries(), (0x2007, 0x0008_9005));
+    assert_eq!(probe(&state, &ram, 0x40_3123, Access::Read, true), Ok(Gpa(0x8_9000)));
+    assert_eq!(entries(), (0x2027, 0x0008_9025));
 }
