@@ -19,6 +19,8 @@ pub(crate) mod tags;
 pub(crate) mod vcpu;
 
 pub(crate) use machine::PerHost;
+pub(crate) use registers as translate;
+pub(crate) use registers as vp_state;
 
 /// This machine.
 pub(crate) struct Machine;

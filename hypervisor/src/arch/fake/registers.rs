@@ -1,9 +1,10 @@
 //! Registers of a vCPU by the names of the Hyper-V interface: the few that a vCPU has here.
 
+use addr::{Gpa, Gva};
 use hyperv_defs::Status;
 use hyperv_defs::register::{Register, RegisterValue, activity};
 
-use hyperv_defs::vp::CpuidResult;
+use hyperv_defs::vp::{CpuidResult, StateKind, TranslateFlags, TranslationCode};
 
 use crate::arch::hypercall::Held;
 use crate::vcpu::activity::Activity;
@@ -45,6 +46,33 @@ pub(in crate::arch) fn write(held: &mut Held<'_>, register: Register, value: Reg
         Register::Gpr(0) if value.as_u64() >> 32 != 0 => return Err(Status::InvalidRegisterValue),
         Register::Gpr(number) => arch.gprs[usize::from(number)] = value.as_u64(),
         _ => return Err(Status::InvalidParameter),
+    }
+    Ok(())
+}
+
+/// Translates an address: the identity, but the first page is not there.
+pub(in crate::arch) fn translate(_: &mut Held<'_>, _: TranslateFlags, gva: Gva) -> Result<Gpa, TranslationCode> {
+    if gva.0 == 0 { Err(TranslationCode::PageNotPresent) } else { Ok(Gpa(gva.0)) }
+}
+
+/// Writes a state into `bytes`: that of timers is the registers from the first on, and there is no other.
+pub(in crate::arch) fn get(held: &mut Held<'_>, kind: StateKind, _: u64, bytes: &mut [u8]) -> Result<usize, Status> {
+    if !matches!(kind, StateKind::SyntheticTimers | StateKind::LocalApic) {
+        return Err(Status::InvalidParameter);
+    }
+    for (to, register) in bytes.as_chunks_mut().0.iter_mut().zip(held.owner.arch.gprs) {
+        *to = register.to_le_bytes();
+    }
+    Ok(128)
+}
+
+/// Takes over a state.
+pub(in crate::arch) fn set(held: &mut Held<'_>, kind: StateKind, _: u64, bytes: &[u8]) -> Result<(), Status> {
+    if !matches!(kind, StateKind::SyntheticTimers | StateKind::LocalApic) || bytes.first() == Some(&0xff) {
+        return Err(Status::InvalidParameter);
+    }
+    for (register, from) in held.owner.arch.gprs.iter_mut().zip(bytes.as_chunks().0) {
+        *register = u64::from_le_bytes(*from);
     }
     Ok(())
 }

@@ -1,9 +1,11 @@
 //! Calls about the registers and other state of a child's virtual processors, and about what CPUID answers there.
 
+use addr::Gpa;
+use hyperv_defs::memory::PageList;
 use hyperv_defs::register::{Register, RegisterValue};
 use hyperv_defs::vp::{
     CpuidResult, CpuidValues, GetCpuidValues, GetRegisters, InstallIntercept, InterceptKind, SetRegisters, State,
-    Translate,
+    StatePlace, Translate, Translation,
 };
 use hyperv_defs::wire::U32;
 use hyperv_defs::{Answer, Status};
@@ -125,14 +127,43 @@ fn failed(caller: &Caller<'_>, done: u16, status: Status) -> Ended {
 
 /// HvCallGetVpState.
 pub(super) fn state(caller: &Caller<'_>, state: &State<'_>) -> Result<Ended, Status> {
-    caller.check_child(state.vp.partition)?;
-    Err(Status::FeatureUnavailable)
+    let vcpu = caller.vcpu(state.vp)?;
+    let mut bytes = [0; LARGEST_STATE];
+    let length = Held::with(&vcpu, |held| machine::vp_state::get(held, state.kind, state.xsave_states, &mut bytes))?;
+    let bytes = bytes.get(..length).unwrap_or(&bytes);
+    match &state.place {
+        StatePlace::Call(_) => caller.output.write(bytes)?,
+        StatePlace::Pages(pages) => {
+            if !caller.vm.memory.write(first(pages)?, bytes) {
+                return Err(Status::InvalidParameter);
+            }
+        }
+    }
+    caller.done()
 }
 
 /// HvCallSetVpState.
 pub(super) fn set_state(caller: &Caller<'_>, state: &State<'_>) -> Result<Ended, Status> {
-    caller.check_child(state.vp.partition)?;
-    Err(Status::FeatureUnavailable)
+    let vcpu = caller.vcpu(state.vp)?;
+    let mut copy = [0; LARGEST_STATE];
+    let bytes = match &state.place {
+        StatePlace::Call(bytes) => *bytes,
+        StatePlace::Pages(pages) => {
+            if !caller.vm.memory.read(first(pages)?, &mut copy) {
+                return Err(Status::InvalidParameter);
+            }
+            &copy[..]
+        }
+    };
+    Held::with(&vcpu, |held| machine::vp_state::set(held, state.kind, state.xsave_states, bytes))?;
+    caller.done()
+}
+
+/// A page, or the compacted image of all components that guests have: no state needs a second page.
+const LARGEST_STATE: usize = 4096;
+
+fn first(pages: &PageList<'_>) -> Result<Gpa, Status> {
+    pages.iter().next().unwrap_or(Err(Status::InvalidParameter))
 }
 
 /// HvCallRegisterInterceptResult.
@@ -166,8 +197,10 @@ pub(super) fn cpuid_values(caller: &Caller<'_>, get: &GetCpuidValues<'_>) -> Res
 
 /// HvCallTranslateVirtualAddress.
 pub(super) fn translate(caller: &Caller<'_>, translate: &Translate) -> Result<Ended, Status> {
-    caller.check_child(translate.vp.partition)?;
-    Err(Status::FeatureUnavailable)
+    let vcpu = caller.vcpu(translate.vp)?;
+    let found = Held::with(&vcpu, |held| machine::translate::translate(held, translate.flags, translate.gva));
+    caller.output.write(Translation::new(found).bytes())?;
+    caller.done()
 }
 
 /// HvCallInstallIntercept. CPUID is answered by what is registered, so a parent that asks for messages about it gets

@@ -39,8 +39,17 @@ fn with_family(script: fn(&Family)) {
 }
 
 impl Family {
-    fn call(&self, control: Control, input: &[u8]) -> Result<Ended, Status> {
-        call(&self.parent, Some(&self.children), control, input, OUTPUT)
+    /// A call, again and again until it is finished.
+    fn call(&self, mut control: Control, input: &[u8]) -> Result<Ended, Status> {
+        loop {
+            match call(&self.parent, Some(&self.children), control, input, OUTPUT) {
+                Ok(Ended::NotYet(rest)) => {
+                    assert!(rest.rep_start() > control.rep_start(), "each call does something");
+                    control = rest;
+                }
+                ended => return ended,
+            }
+        }
     }
 
     /// HvCallGetVpRegisters, from this element on.
@@ -159,5 +168,51 @@ fn messages_about_cpuid_can_be_asked_for_and_others_cannot() {
         assert_eq!(install(4, 2), DONE);
         assert_eq!(install(3, 1), Err(Status::FeatureUnavailable));
         assert_eq!(install(0, 1), DONE, "none at all");
+    });
+}
+
+#[test]
+fn state_is_in_pages_of_the_parent_or_in_the_call() {
+    const PAGE: u64 = 5;
+    with_family(|family| {
+        let header = |kind: u64| [family.id, 0, kind, 0, 7];
+        let variable = |code, count| Control::new(code).with_variable_words(count);
+        let local_apic =
+            |code, page: u64| family.call(variable(code, 1), &words(&[&header(0x8000_0000)[..], &[page]].concat()));
+        assert_eq!(family.set(&[(Register::Gpr(1), 11), (Register::Gpr(2), 22)]), done(2));
+        assert_eq!(local_apic(Code::GetVpState, PAGE), DONE);
+        let at = |word: u64| word_at(&family.parent, Gpa(PAGE * 4096 + word * 8));
+        assert_eq!([0, 1, 2, 15, 16].map(at), [0, 11, 22, 0, 0]);
+        assert!(family.parent.memory.write(Gpa(PAGE * 4096 + 8), &[33]));
+        assert_eq!(local_apic(Code::SetVpState, PAGE), DONE);
+        assert_eq!([1, 2].map(|number| family.read(Register::Gpr(number))), [33, 22]);
+        assert_eq!(
+            local_apic(Code::GetVpState, 1 << 20),
+            Err(Status::InvalidParameter),
+            "the parent has no page there"
+        );
+        assert_eq!(local_apic(Code::SetVpState, 1 << 20), Err(Status::InvalidParameter));
+        assert!(family.parent.memory.write(Gpa(PAGE * 4096), &[0xff]));
+        assert_eq!(local_apic(Code::SetVpState, PAGE), Err(Status::InvalidParameter), "a state that no vCPU can have");
+
+        let timers: Vec<u64> = (40..65).collect();
+        let set = words(&[&header(4)[..], &timers].concat());
+        assert_eq!(family.call(variable(Code::SetVpState, 25), &set), DONE);
+        assert_eq!(family.call(Control::new(Code::GetVpState), &words(&header(4))), DONE);
+        assert_eq!([0, 15].map(|word| word_at(&family.parent, Gpa(OUTPUT.0 + word * 8))), [40, 55]);
+    });
+}
+
+#[test]
+fn translation_tells_the_page_or_why_there_is_none() {
+    with_family(|family| {
+        let translate = |page: u64| {
+            let input = words(&[family.id, 0, 2, page]);
+            assert_eq!(family.call(Control::new(Code::TranslateVirtualAddress), &input), DONE);
+            let code = word_at(&family.parent, OUTPUT) & 0xffff_ffff;
+            (code, word_at(&family.parent, Gpa(OUTPUT.0 + 8)))
+        };
+        assert_eq!(translate(0x77), (0, 0x77));
+        assert_eq!(translate(0), (1, 0));
     });
 }

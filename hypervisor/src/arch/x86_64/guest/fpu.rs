@@ -19,6 +19,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use addr::Hva;
 use spin::Once;
 use x86_64::registers::control::{Cr4, Cr4Flags};
+use x86_defs::xsave;
 
 use super::state::{State as _, gpr};
 use super::vcpu::ArchVcpu;
@@ -119,6 +120,25 @@ impl FpuState {
         Some(())
     }
 
+    /// Writes the image of these components, in the compacted format. Returns its size; `None` if it does not fit.
+    pub(super) fn image(&self, components: u64, image: &mut [u8]) -> Option<usize> {
+        xsave::compact(self.bytes(), offered(components), component, image)
+    }
+
+    /// Takes over these components from an image in either format. `None` if XRSTOR would not take it.
+    pub(super) fn set_image(&mut self, components: u64, image: &[u8]) -> Option<()> {
+        self.changes();
+        xsave::expand(image, offered(components), component, mxcsr_mask(), self.bytes_mut()).ok()
+    }
+
+    /// PKRU, of a vCPU that is on no pCPU.
+    pub(super) fn pkru(&self) -> u32 {
+        let [present, ..] = word_at(self.bytes(), xsave::COMPONENTS - 64 + 1);
+        let place = component(PKRU).offset;
+        let is_initial = present >> (PKRU - 8) & 1 == 0;
+        if is_initial || place == 0 { 0 } else { u32::from_le_bytes(word_at(self.bytes(), place)) }
+    }
+
     /// The registers of no pCPU hold this state.
     fn changes(&mut self) {
         self.identity = IDENTITIES.fetch_add(1, Ordering::Relaxed);
@@ -143,6 +163,24 @@ impl FpuState {
             asm!("xsave64 [{area}]", area = in(reg) self.area.as_mut_ptr(), in("eax") u32::MAX, in("edx") u32::MAX, options(nostack));
         }
     }
+}
+
+/// The component of protection keys.
+const PKRU: u32 = 9;
+
+fn word_at(bytes: &[u8], at: usize) -> [u8; 4] {
+    bytes.get(at..).and_then(<[u8]>::first_chunk).copied().unwrap_or_default()
+}
+
+/// Those of the components that guests have; none means all.
+fn offered(components: u64) -> u64 {
+    if components == 0 { host_xcr0() } else { components & host_xcr0() }
+}
+
+/// A component's places on this machine.
+fn component(number: u32) -> xsave::Component {
+    let found = __cpuid_count(0xd, number);
+    xsave::Component { bytes: found.eax as usize, offset: found.ebx as usize, is_aligned: found.ecx & 2 != 0 }
 }
 
 /// Where MXCSR is in the area. Behind it is its mask.

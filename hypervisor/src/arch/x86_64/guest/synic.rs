@@ -6,6 +6,7 @@
 use abi::payload::VmConfig;
 use addr::{Gpa, PAGE_BYTES};
 use hyperv_defs::msr;
+use hyperv_defs::page::TimersState;
 use hyperv_defs::reference_tsc::{ReferenceTsc, tsc_at};
 use synic::{Expiry, Refused, SINTS, Sint, Synic, Timers};
 use x86_boot::layout::{SYNIC_BYTES, synic_ram};
@@ -108,6 +109,25 @@ impl VcpuSynic {
         }
         self.registers.write(number, value).ok()?;
         apic.set_auto_eoi(self.auto_eoi_vectors());
+        self.waiting = ALL_SINTS;
+        Some(())
+    }
+
+    /// Address of the message page and the event flags page, where they are enabled.
+    pub(super) fn pages(&self) -> [Option<Gpa>; 2] {
+        [self.registers.message_page(), self.registers.flags_page()].map(|page| page.map(Gpa))
+    }
+
+    /// State of the timers.
+    pub(super) fn timers(&self) -> TimersState {
+        self.timers.state()
+    }
+
+    /// Takes over a state of the timers. `None` if no guest could have it.
+    pub(super) fn set_timers(&mut self, state: &TimersState, clock: ReferenceTsc) -> Option<()> {
+        self.clock = clock;
+        self.timers.set_state(state, clock.time(tsc::now())).ok()?;
+        self.renew_due();
         self.waiting = ALL_SINTS;
         Some(())
     }

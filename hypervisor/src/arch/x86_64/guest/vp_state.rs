@@ -1,0 +1,75 @@
+//! State of a child's vCPU that is no register of the Hyper-V interface, for its parent: the local APIC, the image of
+//! XSAVE, the pages of the synthetic controller, the synthetic timers.
+//!
+//! What a parent writes is checked completely before any of it counts, above all the image of XSAVE: the hypervisor
+//! loads it by XRSTOR.
+
+use hyperv_defs::Status;
+use hyperv_defs::page::{LocalApicState, TimersState};
+use hyperv_defs::vp::StateKind;
+
+use super::hyperv::HyperV;
+use crate::arch::hypercall::Held;
+use crate::arch::x86_64::host::tsc;
+
+/// Writes a state into `bytes`. Returns its length. `components` are those of XSAVE.
+///
+/// # Errors
+/// [`Status::InvalidParameter`] if there is no room for it.
+pub(in crate::arch) fn get(
+    held: &mut Held<'_>,
+    kind: StateKind,
+    components: u64,
+    bytes: &mut [u8],
+) -> Result<usize, Status> {
+    let arch = &mut held.owner.arch;
+    let mut put = |state: &[u8]| {
+        bytes.get_mut(..state.len()).ok_or(Status::InvalidParameter)?.copy_from_slice(state);
+        Ok(state.len())
+    };
+    match kind {
+        StateKind::LocalApic => put(arch.apic.state(tsc::now()).bytes()),
+        StateKind::SyntheticTimers => put(arch.synic.timers().bytes()),
+        StateKind::Xsave => arch.fpu.image(components, bytes).ok_or(Status::InvalidParameter),
+        StateKind::Simp | StateKind::Siefp => {
+            bytes.fill(0);
+            let [messages, flags] = arch.synic.pages();
+            let page = if kind == StateKind::Simp { messages } else { flags };
+            if let Some(page) = page
+                && !held.vm.memory.read(page, bytes)
+            {
+                // The guest's own page, which its parent has taken away for now, and so has itself.
+                bytes.fill(0);
+            }
+            Ok(bytes.len())
+        }
+    }
+}
+
+/// Takes over a state.
+///
+/// # Errors
+/// [`Status::InvalidParameter`] if the vCPU cannot have it. Then nothing has changed.
+pub(in crate::arch) fn set(held: &mut Held<'_>, kind: StateKind, components: u64, bytes: &[u8]) -> Result<(), Status> {
+    let refused = Status::InvalidParameter;
+    let arch = &mut held.owner.arch;
+    match kind {
+        StateKind::LocalApic => {
+            let state = LocalApicState::from_bytes(bytes).ok_or(refused)?;
+            arch.apic.set_state(&state, tsc::now());
+            held.vcpu.posted().publish_logical_id(arch.apic.logical_id());
+        }
+        StateKind::SyntheticTimers => {
+            let state = TimersState::from_bytes(bytes).ok_or(refused)?;
+            match held.vm.platform().hyperv.as_ref().map(HyperV::clock) {
+                Some(clock) => arch.synic.set_timers(&state, clock).ok_or(refused)?,
+                None if state == TimersState::default() => {}
+                None => return Err(refused),
+            }
+        }
+        StateKind::Xsave => arch.fpu.set_image(components, bytes).ok_or(refused)?,
+        // Pages of the guest's own memory, which its parent restores with the rest of it.
+        StateKind::Simp | StateKind::Siefp => {}
+    }
+    Ok(())
+}
