@@ -88,6 +88,17 @@ impl Target {
         }
     }
 
+    /// Reads a destination as a parent gives it for its child: of 8 bits, or of 32.
+    #[must_use]
+    pub const fn asserted(destination: u32, logical: bool) -> Self {
+        match (destination, logical) {
+            (0xff | u32::MAX, _) => Self::AllIncludingSelf,
+            (id, false) => Self::Physical(id),
+            (mask @ 0..=0xff, true) => Self::Logical(mask.to_le_bytes()[0]),
+            (mask, true) => Self::from_x2apic(mask, true),
+        }
+    }
+
     /// Reads a destination as an x2APIC writes it. 0xffff_ffff is everyone in both modes.
     pub(super) const fn from_x2apic(destination: u32, logical: bool) -> Self {
         match (destination, logical) {

@@ -3,6 +3,7 @@
 use sched::Pending;
 
 use super::vcpu::ArchVcpu;
+use crate::device::interrupt::{Message, Target};
 use crate::sync::{AtomicBool, Ordering};
 use crate::vcpu::run::Running;
 use crate::vm::Vm;
@@ -35,6 +36,19 @@ pub(crate) fn send_fixed(vm: &Vm, _: u8, ids: impl IntoIterator<Item = u32>) {
         let Some(vcpu) = vm.vcpus().get(id as usize) else { continue };
         vcpu.posted().interrupt();
         vm.post(id, Pending::INTERRUPT);
+    }
+}
+
+/// Sends `message`: any is an interrupt.
+pub(crate) fn send(vm: &Vm, sender: Option<u32>, message: &Message) {
+    let everybody = || 0..vm.vcpus().len() as u32;
+    match message.target {
+        Target::SelfOnly => send_fixed(vm, message.vector, sender),
+        Target::Physical(id) => send_fixed(vm, message.vector, [id]),
+        Target::AllButSelf => send_fixed(vm, message.vector, everybody().filter(|&id| Some(id) != sender)),
+        Target::AllIncludingSelf | Target::Logical(_) | Target::Cluster { .. } => {
+            send_fixed(vm, message.vector, everybody())
+        }
     }
 }
 

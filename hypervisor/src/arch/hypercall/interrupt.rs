@@ -1,21 +1,47 @@
 //! Calls about interrupts of a child, and about ports: a child's doorbells that the parent hears.
 
-use hyperv_defs::interrupt::{AssertInterrupt, ConnectPort, CreatePort, Port};
+use hyperv_defs::interrupt::{AssertInterrupt, ConnectPort, CreatePort, InterruptKind, Port};
 use hyperv_defs::{PartitionId, Status};
 
 use super::Ended;
 use super::parent::Caller;
+use crate::arch::machine::delivery;
+use crate::device::interrupt::{Kind, Message, Target};
 
-/// HvCallAssertVirtualInterrupt.
+/// HvCallAssertVirtualInterrupt. The parent's kernel calls it with interrupts off, for each interrupt of a device. So it
+/// takes no lock that is held for long.
 pub(super) fn assert(caller: &Caller<'_>, assert: &AssertInterrupt) -> Result<Ended, Status> {
-    caller.check_child(assert.partition)?;
-    Err(Status::FeatureUnavailable)
+    let vm = match caller.children.vm(assert.partition) {
+        Ok(vm) => vm,
+        Err(status) => {
+            caller.check_child(assert.partition)?;
+            return Err(status);
+        }
+    };
+    let target = Target::asserted(assert.destination, assert.is_logical);
+    let kind = match assert.kind {
+        InterruptKind::Fixed => Kind::Fixed,
+        InterruptKind::LowestPriority => Kind::LowestPriority,
+        InterruptKind::Nmi => Kind::Nmi,
+        InterruptKind::Init => Kind::Init,
+        InterruptKind::Sipi => Kind::Startup,
+        // The VMM's interrupt controller of old PCs says that it has none.
+        InterruptKind::ExtInt if assert.vector == 0 => return caller.done(),
+        InterruptKind::ExtInt | InterruptKind::Smi | InterruptKind::RemoteRead => return Err(Status::InvalidParameter),
+        InterruptKind::Lint0 | InterruptKind::Lint1 => return Err(Status::InvalidParameter),
+    };
+    // A level-triggered interrupt counts as an edge. VMMs are not told of its end, and so would not assert it again. Its
+    // vector has a clear TMR bit: from this, guests conclude that they must write to the I/O APIC's EOI register, which
+    // is the VMM's.
+    delivery::send(&vm, None, &Message { kind, vector: assert.vector, target, level: false });
+    caller.done()
 }
 
 /// HvCallClearVirtualInterrupt.
 pub(super) fn clear(caller: &Caller<'_>, id: PartitionId) -> Result<Ended, Status> {
     caller.check_child(id)?;
-    Err(Status::FeatureUnavailable)
+    // Linux leaves out to look at its arguments; none is pending.
+    caller.done()
 }
 
 /// HvCallCreatePort.

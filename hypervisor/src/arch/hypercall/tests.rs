@@ -172,14 +172,14 @@ fn random_calls_are_answered() {
 const MESSAGES: Gpa = Gpa(0x4000);
 
 /// Takes the message in slot 0: its sender, its payload, and whether the kernel writes EOM next.
-fn take_message(vm: &Vm) -> Option<(u64, u32, bool)> {
+fn take_message(vm: &Vm) -> Option<(u64, u64, bool)> {
     let [first, sender, payload] = [0, 8, 16].map(|offset| word_at(vm, Gpa(MESSAGES.0 + offset)));
     if first & 0xffff_ffff == 0 {
         return None;
     }
     assert!(vm.memory.write(MESSAGES, &[0; 4]));
     let is_pending = word_at(vm, MESSAGES) >> 40 & 1 != 0;
-    Some((sender, payload as u32, is_pending))
+    Some((sender, payload, is_pending))
 }
 
 /// A SynIC with a page of messages and this interrupt for SINT 0.
@@ -244,5 +244,42 @@ fn number_of_a_sender_that_has_ended_says_nothing_and_is_not_used_again_soon() {
         let more = (0..).map_while(|index| mail.add_sender(vp(0x103, index))).count();
         assert_eq!(more, 4096 - 64 - 2);
         assert_eq!((mail.remove_sender(other), mail.add_sender(vp(0x104, 0))), ((), Some(other)));
+    });
+}
+
+#[test]
+fn interrupt_is_asserted_in_those_vcpus_of_the_child_that_it_is_for() {
+    run(1, |simulation: &Simulation| {
+        let configs = [config("parent", 1), config("child", 3)];
+        prepare(&configs);
+        let parent = create(simulation, 0, &configs[0], vec![vec![]]);
+        let child = create(simulation, 1, &configs[1], vec![vec![], vec![], vec![]]);
+        let children = children();
+        children.add_vm(PartitionId(0x100), child.clone());
+        let assert = |partition: u64, kind_and_flags: u64, destination: u64, vector: u64| {
+            let input = words(&[partition, kind_and_flags, destination, vector]);
+            call(&parent, Some(&children), Control::new(Code::AssertVirtualInterrupt), &input, Gpa(!0))
+        };
+        let hearers = || -> Vec<usize> {
+            let vcpus = child.vcpus().iter().map(|vcpu| !vcpu.mailbox().take().is_empty());
+            vcpus.enumerate().filter_map(|(index, has_heard)| has_heard.then_some(index)).collect()
+        };
+        let _ = hearers();
+        const LEVEL: u64 = 1 << 32;
+        const LOGICAL: u64 = 1 << 33;
+        for (kind_and_flags, destination, heard) in [
+            (0, 1, vec![1]),
+            (LEVEL, 2, vec![2]),
+            (0, 7, vec![]),
+            (0, 0xff, vec![0, 1, 2]),
+            (0, 0xffff_ffff, vec![0, 1, 2]),
+            (LOGICAL, 0x7, vec![0, 1, 2]),
+        ] {
+            assert_eq!(assert(0x100, kind_and_flags, destination, 0x40), DONE);
+            assert_eq!(hearers(), heard, "{kind_and_flags:#x} {destination:#x}");
+        }
+        assert_eq!(assert(0x100, 7, 0, 0), DONE, "QEMU's PIC has nothing");
+        assert_eq!(assert(0x100, 2, 0, 0x40), Err(Status::InvalidParameter), "SMI");
+        assert_eq!((hearers(), assert(0x101, 0, 0, 0x40)), (vec![], Err(Status::InvalidPartitionId)));
     });
 }

@@ -50,7 +50,7 @@ impl Posted {
 
 /// Sends `message` from the vCPU `sender`, or from a device, to all that it is for. Targets that do not exist hear
 /// nothing, as on hardware.
-pub(in crate::arch::x86_64) fn send(vm: &Vm, sender: Option<u32>, message: &Message) {
+pub(in crate::arch) fn send(vm: &Vm, sender: Option<u32>, message: &Message) {
     let everybody = || (0..vm.config.vcpus).take(vm.vcpus().len());
     match message.target {
         Target::SelfOnly => post_to(vm, sender, message),
