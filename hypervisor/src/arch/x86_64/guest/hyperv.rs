@@ -57,6 +57,14 @@ const PRIVILEGES: Privileges = Privileges::VP_RUNTIME
 const FEATURES: Features = Features::XMM_INPUT.union(Features::FREQUENCIES).union(Features::DIRECT_TIMERS);
 const HARDWARE: HardwareFeatures = HardwareFeatures::MSR_BITMAPS.union(HardwareFeatures::SECOND_LEVEL_TRANSLATION);
 
+/// What a parent may do besides. Not CPU_MANAGEMENT, which would make it the root of the machine.
+const OF_A_PARENT: PrivilegesHigh = PrivilegesHigh::CREATE_PARTITIONS
+    .union(PrivilegesHigh::ACCESS_MEMORY_POOL)
+    .union(PrivilegesHigh::CREATE_PORT)
+    .union(PrivilegesHigh::CONNECT_PORT)
+    .union(PrivilegesHigh::STATISTICS)
+    .union(PrivilegesHigh::VP_REGISTERS);
+
 /// Build of version 10.0, as other implementations of the interface say.
 const BUILD: u32 = 0x3839;
 /// Linux' driver for parents knows the builds from 27 744 to 27 751, and complains of any other.
@@ -79,7 +87,7 @@ impl Profile {
         recommendations.set(Recommendations::EX_PROCESSOR_MASKS, flush || ipi);
         let privileges_high = match config.role {
             Role::Guest => PrivilegesHigh::empty(),
-            Role::Parent => PrivilegesHigh::CREATE_PARTITIONS.union(PrivilegesHigh::ACCESS_MEMORY_POOL),
+            Role::Parent => OF_A_PARENT,
         };
         Some(Self { recommendations, privileges_high, vcpus: config.vcpus })
     }
