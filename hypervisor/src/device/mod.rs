@@ -9,6 +9,7 @@
 pub mod affinity;
 pub mod generic_timer;
 pub mod gic;
+pub mod guest_tsc;
 pub mod interrupt;
 pub mod io_apic;
 pub mod local_apic;

@@ -27,6 +27,7 @@ use crate::arch::growing::Growing;
 use crate::arch::{Arch, Machine, VcpuState};
 use crate::cpu::room::Room;
 use crate::cpu::scheduler;
+use crate::device::guest_tsc::GuestTsc;
 use crate::frames::{self, Exhausted};
 use crate::mutants::{self, Mutant};
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, relax};
@@ -61,6 +62,8 @@ pub(crate) struct Child {
     vps: Growing<Vp>,
     /// Room in run queues for each of them. Whoever adds a vCPU holds the lock.
     rooms: Mutex<Vec<Room>>,
+    /// The time-stamp counter of its vCPUs.
+    pub(crate) tsc: Mutex<GuestTsc>,
     /// Unknown MSRs read as zero, and writes to them do nothing.
     pub(crate) ignores_unknown_msrs: AtomicBool,
     /// It counts itself among its vCPUs that have not left for good.
@@ -114,6 +117,7 @@ impl Vm {
             features,
             vps: Growing::with_room(MAX_VPS as usize)?,
             rooms: Mutex::new(rooms),
+            tsc: Mutex::new(GuestTsc::new()),
             ignores_unknown_msrs: AtomicBool::new(false),
             is_open: AtomicBool::new(true),
         };

@@ -31,6 +31,11 @@ pub(in crate::arch) fn register_cpuid(held: &mut Held<'_>, result: &CpuidResult)
     held.owner.arch.cpuid.register(result)
 }
 
+/// A guest has no counter here: RBX shows the offset.
+pub(in crate::arch) fn set_tsc_offset(held: &mut Held<'_>, offset: i64) {
+    held.owner.arch.gprs[3] = offset.cast_unsigned();
+}
+
 /// What CPUID would answer: by itself, the leaf and the subleaf.
 pub(in crate::arch) fn cpuid(held: &mut Held<'_>, leaf: u32, subleaf: u32) -> [u32; 4] {
     held.owner.arch.cpuid.answer(leaf, subleaf, [leaf, subleaf, 0, 0])

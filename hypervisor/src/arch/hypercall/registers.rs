@@ -13,10 +13,10 @@ use hyperv_defs::{Answer, Status};
 use super::budget::Budget;
 use super::parent::Caller;
 use super::{Ended, Held};
-use crate::arch::machine;
+use crate::arch::{Arch, Machine, machine};
 use crate::sync::Ordering;
 use crate::vm::VcpuRef;
-use crate::vm::child::suspend;
+use crate::vm::child::{MAX_VPS, suspend};
 
 /// HvCallGetVpRegisters.
 pub(super) fn get(caller: &Caller<'_>, get: &GetRegisters<'_>) -> Result<Ended, Status> {
@@ -63,18 +63,22 @@ pub(super) fn set(caller: &Caller<'_>, set: &SetRegisters<'_>) -> Result<Ended, 
     let budget = Budget::start();
     let mut elements = set.elements().peekable();
     let mut done = 0;
-    let reason = |element: &Result<(Register, RegisterValue), Status>| {
-        element.ok().and_then(|(name, value)| reason_of(name).map(|reason| (reason, value)))
+    // These are not written while the vCPU is held.
+    let apart = |element: &Result<(Register, RegisterValue), Status>| {
+        element.ok().filter(|(name, _)| reason_of(*name).is_some() || *name == Register::Tsc)
     };
     while let Some(element) = elements.peek() {
-        let result = if let Some((reason, value)) = reason(element) {
+        let result = if let Some((name, value)) = apart(element) {
             elements.next();
-            let result = set_suspend(caller, &vcpu, reason, value.as_u64());
+            let result = match reason_of(name) {
+                Some(reason) => set_suspend(caller, &vcpu, reason, value.as_u64()),
+                None => set_tsc(&vcpu, value.as_u64()),
+            };
             done += u16::from(result.is_ok());
             result
         } else {
             Held::with(&vcpu, |held| {
-                while let Some(element) = elements.next_if(|element| reason(element).is_none()) {
+                while let Some(element) = elements.next_if(|element| apart(element).is_none()) {
                     let (name, value) = element?;
                     machine::registers::write(held, name, value)?;
                     done += 1;
@@ -110,6 +114,26 @@ fn set_suspend(caller: &Caller<'_>, vcpu: &VcpuRef, reason: u8, value: u64) -> R
         1 => vcpu.suspend(reason),
         _ => return Err(Status::InvalidRegisterValue),
     }
+    Ok(())
+}
+
+/// Writes the time-stamp counter, which all vCPUs of a child share.
+fn set_tsc(vcpu: &VcpuRef, value: u64) -> Result<(), Status> {
+    let child = vcpu.vm().as_child().ok_or(Status::InvalidParameter)?;
+    let (before, after) = {
+        let mut tsc = child.tsc.lock();
+        (tsc.offset(), tsc.write(value, Machine::now(), Machine::hz()))
+    };
+    // The lock is not held while a vCPU leaves its guest, so another write may come in between: the last one counts.
+    let place = |vcpu: &VcpuRef| {
+        Held::with(vcpu, |held| machine::registers::set_tsc_offset(held, child.tsc.lock().offset()));
+    };
+    if before == after {
+        // This vCPU may be newer than the offset.
+        place(vcpu);
+        return Ok(());
+    }
+    (0..MAX_VPS).filter_map(|index| vcpu.vm().vp(index)).for_each(|vcpu| place(&vcpu));
     Ok(())
 }
 

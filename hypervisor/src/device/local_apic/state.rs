@@ -140,6 +140,14 @@ impl LocalApic {
     }
 }
 
+/// When the guest's counter is moved.
+impl LocalApic {
+    /// A deadline comes by this many ticks later. A timer that counts does not notice.
+    pub fn move_deadline(&mut self, later: i64) {
+        self.timer.move_deadline(later);
+    }
+}
+
 /// A set of vectors as eight registers.
 fn words(class: impl Fn(usize) -> u16) -> [U32; 8] {
     core::array::from_fn(|word| U32::new(u32::from(class(2 * word + 1)) << 16 | u32::from(class(2 * word))))

@@ -1308,3 +1308,24 @@ fn mode_from_outside_keeps_the_registers() {
     assert_eq!(apic.place_base_msr(XAPIC_BASE | 1), Err(GeneralProtection));
     assert_eq!(apic.place_base_msr(DISABLED_BASE | 0x400), Err(GeneralProtection));
 }
+
+#[test]
+fn deadline_moves_with_the_counter_and_a_count_does_not() {
+    let mut apic = x2apic();
+    set(&mut apic, LVT_TIMER, 0x40 | DEADLINE);
+    assert_eq!(apic.set_tsc_deadline(1000, 0), Effect::TimerChanged);
+    apic.move_deadline(-300);
+    assert_eq!(apic.deadline(), Some(700));
+    set(&mut apic, LVT_TIMER, 0x40);
+    set(&mut apic, DIVIDE, DIVIDE_BY_1);
+    set(&mut apic, INITIAL_COUNT, 100);
+    let deadline = apic.deadline();
+    apic.move_deadline(300);
+    assert_eq!(apic.deadline(), deadline);
+    apic.place_tsc_deadline(5000, 0);
+    apic.move_deadline(11);
+    set(&mut apic, LVT_TIMER, 0x40 | DEADLINE);
+    let state = apic.state(0);
+    apic.set_state(&state, 0);
+    assert_eq!(apic.deadline(), Some(5011), "one that has come early, too");
+}

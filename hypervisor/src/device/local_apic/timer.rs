@@ -183,6 +183,16 @@ impl Timer {
         }
     }
 
+    /// A deadline, also an early one, comes by this many ticks later.
+    pub(super) fn move_deadline(&mut self, later: i64) {
+        let is_deadline = self.is_in_deadline_mode();
+        for deadline in
+            [self.expiry.as_mut().filter(|_| is_deadline), self.early_deadline.as_mut()].into_iter().flatten()
+        {
+            *deadline = deadline.saturating_add_signed(later);
+        }
+    }
+
     fn period(&self) -> u64 {
         self.ticks(self.initial_count).max(self.shortest_period).max(1)
     }

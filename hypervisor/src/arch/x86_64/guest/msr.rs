@@ -87,9 +87,9 @@ fn read(run: &mut Running<'_>, number: u32) -> Result<u64, GeneralProtection> {
     let arch = &mut run.owner.arch;
     match number {
         msr::X2APIC_FIRST..=msr::X2APIC_LAST => arch.apic.read_msr(number, tsc::now),
-        msr::TSC_DEADLINE => Ok(arch.apic.tsc_deadline(tsc::now())),
+        msr::TSC_DEADLINE => Ok(arch.tsc_deadline()),
         msr::APIC_BASE => Ok(arch.apic.base_msr()),
-        msr::TSC => Ok(tsc::now()),
+        msr::TSC => Ok(arch.guest_tsc()),
         msr::EFER => Ok(arch.hardware.control().efer),
         msr::PAT => Ok(arch.hardware.pat()),
         msr::MISC_ENABLE => Ok(arch.misc_enable),
@@ -107,7 +107,7 @@ fn write(run: &mut Running<'_>, number: u32, value: u64) -> Result<(), GeneralPr
     let arch = &mut run.owner.arch;
     let effect = match number {
         msr::X2APIC_FIRST..=msr::X2APIC_LAST => arch.apic.write_msr(number, value, tsc::now())?,
-        msr::TSC_DEADLINE => arch.apic.set_tsc_deadline(value, tsc::now()),
+        msr::TSC_DEADLINE => arch.apic.set_tsc_deadline(arch.host_tick(value), tsc::now()),
         msr::APIC_BASE => set_apic_base(arch, value)?,
         msr::EFER => return control::write_efer(run, value).map_err(|Refused| GeneralProtection),
         msr::PAT if memory_types::is_valid_pat(value) => {

@@ -81,6 +81,11 @@ pub(in crate::arch) fn register_cpuid(held: &mut Held<'_>, result: &CpuidResult)
     held.owner.arch.cpuid.register(result)
 }
 
+/// The counter of the VM's vCPUs is the host's with this offset.
+pub(in crate::arch) fn set_tsc_offset(held: &mut Held<'_>, offset: i64) {
+    held.owner.arch.set_tsc_offset(offset);
+}
+
 /// What CPUID answers to the vCPU now.
 pub(in crate::arch) fn cpuid(held: &mut Held<'_>, leaf: u32, subleaf: u32) -> [u32; 4] {
     let arch = &held.owner.arch;
@@ -121,9 +126,9 @@ fn read_word(held: &mut Held<'_>, register: Register) -> Result<u64, Status> {
         Register::Cstar => calls.cstar,
         Register::Sfmask => calls.sfmask,
         Register::Pat => registers.pat,
-        Register::Tsc => tsc::now(),
+        Register::Tsc => arch.guest_tsc(),
         Register::TscAux => arch.tsc_aux(),
-        Register::TscDeadline => arch.apic.tsc_deadline(tsc::now()),
+        Register::TscDeadline => arch.tsc_deadline(),
         Register::ApicBase => arch.apic.base_msr(),
         Register::InitialApicId => arch.apic.id().into(),
         Register::MtrrCap
@@ -243,8 +248,6 @@ fn write_word(held: &mut Held<'_>, register: Register, value: u64) -> Result<(),
             arch.hardware.set_pat(value);
             arch.flush_whole();
         }
-        // All VMs have the host's counter, see `host/tsc.rs`.
-        Register::Tsc => {}
         Register::TscAux => {
             // RDTSCP reads 32 bits, and WRMSR refuses more (APM vol. 3, RDTSCP).
             if value >> 32 != 0 {
@@ -252,7 +255,7 @@ fn write_word(held: &mut Held<'_>, register: Register, value: u64) -> Result<(),
             }
             arch.set_tsc_aux(value);
         }
-        Register::TscDeadline => arch.apic.place_tsc_deadline(value, tsc::now()),
+        Register::TscDeadline => arch.apic.place_tsc_deadline(arch.host_tick(value), tsc::now()),
         // As a guest's own write.
         Register::TscAdjust => {}
         Register::ApicBase => {

@@ -69,6 +69,8 @@ pub(crate) struct ArchVcpu {
     pub(super) fpu: FpuState,
     debug_addresses: [u64; 4],
     tsc_aux: u64,
+    /// Added to the host's counter. Only a parent changes it, for all vCPUs of its child.
+    tsc_offset: i64,
     /// Where the guest has its Hyper-V assist page. Nothing is written there after its first word was cleared.
     pub(super) vp_assist: VpAssistMsr,
     /// Its synthetic interrupt controller and timers.
@@ -107,6 +109,7 @@ impl VcpuState<Machine> for ArchVcpu {
             fpu: FpuState::new(),
             debug_addresses: [0; 4],
             tsc_aux: 0,
+            tsc_offset: 0,
             vp_assist: VpAssistMsr::default(),
             synic: VcpuSynic::new(index, config),
             tags,
@@ -140,7 +143,7 @@ impl VcpuState<Machine> for ArchVcpu {
 
         // Entries cached here before the vCPU ran on another pCPU are stale: the guest may have flushed them there.
         self.tags.arrive(tags, came_back);
-        self.hardware.arrive(tsc::offset());
+        self.hardware.arrive(tsc::offset().wrapping_add_signed(self.tsc_offset));
         self.left_at = tsc::raw();
     }
 
@@ -295,6 +298,40 @@ impl ArchVcpu {
     /// Writes it.
     pub(super) fn set_tsc_aux(&mut self, value: u64) {
         self.tsc_aux = value;
+    }
+
+    /// The guest's time-stamp counter.
+    pub(super) fn guest_tsc(&self) -> u64 {
+        tsc::now().wrapping_add_signed(self.tsc_offset)
+    }
+
+    /// When the next interrupt of a timer in deadline mode is, by the guest's counter; zero if there is none.
+    pub(super) fn tsc_deadline(&self) -> u64 {
+        match self.apic.tsc_deadline(tsc::now()) {
+            0 => 0,
+            tick => tick.wrapping_add_signed(self.tsc_offset),
+        }
+    }
+
+    /// The host's tick at which the guest's counter is `deadline`. Zero, which disarms a timer, stays zero.
+    #[inline]
+    pub(super) fn host_tick(&self, deadline: u64) -> u64 {
+        if self.tsc_offset == 0 { deadline } else { self.moved_tick(deadline) }
+    }
+
+    /// A tick that was before the host's counter began has passed, and one beyond its end never comes.
+    #[cold]
+    fn moved_tick(&self, deadline: u64) -> u64 {
+        match deadline {
+            0 => 0,
+            _ => deadline.saturating_add_signed(self.tsc_offset.saturating_neg()).max(1),
+        }
+    }
+
+    /// The parent moves the counter: the vCPU is on no pCPU. A timer in deadline mode keeps its deadline.
+    pub(super) fn set_tsc_offset(&mut self, offset: i64) {
+        self.apic.move_deadline(self.tsc_offset.wrapping_sub(offset));
+        self.tsc_offset = offset;
     }
 
     /// NMIs were posted.
