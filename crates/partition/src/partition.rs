@@ -283,7 +283,8 @@ impl Partition {
         }
     }
 
-    /// HvCallMapGpaPages, at most `most` elements. With an error, the elements before it are changed.
+    /// HvCallMapGpaPages: the first element, and each next one if there is time for `more`. With an error, the elements
+    /// before it are changed. An element that changes nothing needs no flush.
     ///
     /// # Errors
     ///
@@ -292,7 +293,7 @@ impl Partition {
     pub fn map_pages(
         &mut self,
         map: &MapPages<'_>,
-        most: u16,
+        more: impl FnMut() -> bool,
         ledger: &Ledger,
         store: &mut impl Store,
     ) -> (Released, Result<(), Status>) {
@@ -302,20 +303,21 @@ impl Partition {
         let leaf = if map.is_large { Leaf::Large } else { Leaf::Small };
         match map.what {
             Mapping::NoAccess(count) => {
-                let entries = (0..count.min(most)).map(|_| Ok(Entry::NoAccess));
-                self.change(map.first, leaf, entries, ledger, store)
+                let entries = (0..count).map(|_| Ok(Entry::NoAccess));
+                self.change(map.first, leaf, entries, more, ledger, store)
             }
             Mapping::Pages(pages, access) => {
-                let entries = pages.iter().take(most.into()).map(|page| {
+                let entries = pages.iter().map(|page| {
                     let source = number_of_page(page?);
                     share_leaf(source, leaf, access, ledger)
                 });
-                self.change(map.first, leaf, entries, ledger, store)
+                self.change(map.first, leaf, entries, more, ledger, store)
             }
         }
     }
 
-    /// HvCallUnmapGpaPages, at most `most` elements. An unmapped page is no error.
+    /// HvCallUnmapGpaPages: the first element, and each next one if there is time for `more`. An unmapped page is no
+    /// error.
     ///
     /// # Errors
     ///
@@ -323,7 +325,7 @@ impl Partition {
     pub fn unmap_pages(
         &mut self,
         unmap: &UnmapPages,
-        most: u16,
+        more: impl FnMut() -> bool,
         ledger: &Ledger,
         store: &mut impl Store,
     ) -> (Released, Result<(), Status>) {
@@ -331,21 +333,21 @@ impl Partition {
             State::Initialized => {}
             // All pages are removed already.
             State::Finalizing | State::Finalized => {
-                let done = unmap.count.min(most);
-                return (Released { done, ..Released::default() }, Ok(()));
+                return (Released { done: unmap.count, ..Released::default() }, Ok(()));
             }
             State::Created => return (Released::default(), Err(Status::InvalidPartitionState)),
         }
         let leaf = if unmap.is_large { Leaf::Large } else { Leaf::Small };
-        let entries = (0..unmap.count.min(most)).map(|_| Ok(Entry::Absent));
-        self.change(unmap.first, leaf, entries, ledger, store)
+        let entries = (0..unmap.count).map(|_| Ok(Entry::Absent));
+        self.change(unmap.first, leaf, entries, more, ledger, store)
     }
 
     fn change(
         &mut self,
         first: Gpa,
         leaf: Leaf,
-        entries: impl ExactSizeIterator<Item = Result<Entry, Status>>,
+        mut entries: impl ExactSizeIterator<Item = Result<Entry, Status>>,
+        mut more: impl FnMut() -> bool,
         ledger: &Ledger,
         store: &mut impl Store,
     ) -> (Released, Result<(), Status>) {
@@ -356,12 +358,19 @@ impl Partition {
             return (released, Err(Status::NoResources));
         }
 
-        for entry in entries {
+        while released.done == 0 || more() {
+            let Some(entry) = entries.next() else { break };
             let page = released.changed.end;
             let entry = match entry {
                 Ok(entry) => entry,
                 Err(status) => return (released, Err(status)),
             };
+            if leaf == Leaf::Small && self.map.get(page, store) == entry {
+                unshare(entry, leaf, ledger);
+                released.done += 1;
+                released.changed.end += 1;
+                continue;
+            }
             match self.map.set(page, leaf, entry, &mut self.deposits, store) {
                 Ok(Old::Nothing) => {}
                 Ok(old) => released.old.push(old),

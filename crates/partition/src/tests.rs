@@ -120,7 +120,7 @@ impl Rig {
         let Ok(Call::Partition(Request::MapPages(map))) = parse(control, &input, Offered::all()) else {
             panic!("well-formed")
         };
-        self.with(|child, ledger, pages| child.map_pages(&map, u16::MAX, ledger, pages))
+        self.with(|child, ledger, pages| child.map_pages(&map, || true, ledger, pages))
     }
 
     fn map(&mut self, first: u64, flags: u64, list: &[u64]) -> Released {
@@ -132,7 +132,7 @@ impl Rig {
     fn no_access(&mut self, first: u64, count: u16, is_large: bool) -> Released {
         let first = page_of_number(first).expect("a page");
         let map = MapPages { partition: ID, first, is_large, what: Mapping::NoAccess(count) };
-        let (released, result) = self.with(|child, ledger, pages| child.map_pages(&map, u16::MAX, ledger, pages));
+        let (released, result) = self.with(|child, ledger, pages| child.map_pages(&map, || true, ledger, pages));
         assert_eq!((result, released.done), (Ok(()), count));
         released
     }
@@ -140,7 +140,7 @@ impl Rig {
     fn unmap(&mut self, first: u64, count: u16, is_large: bool) -> Released {
         let first = page_of_number(first).expect("a page");
         let unmap = UnmapPages { partition: ID, first, is_large, count };
-        let (released, result) = self.with(|child, ledger, pages| child.unmap_pages(&unmap, u16::MAX, ledger, pages));
+        let (released, result) = self.with(|child, ledger, pages| child.unmap_pages(&unmap, || true, ledger, pages));
         assert_eq!((result, released.done), (Ok(()), count));
         released
     }

@@ -52,6 +52,12 @@ struct Child {
     ports: BTreeMap<u32, u32>,
 }
 
+/// Whether there was any.
+fn spend(time: &mut u16) -> bool {
+    *time -= 1;
+    *time != 0
+}
+
 struct World {
     parent: Parent,
     pages: Pages,
@@ -408,9 +414,9 @@ impl World {
                 Ok(())
             }
             Request::MapPages(map) => {
-                let most = self.random.u16(1..64);
+                let mut time = self.random.u16(1..64);
                 let (child, ledger) = self.parent.child_mut(map.partition)?;
-                let (released, result) = child.map_pages(map, most, ledger, &mut self.pages);
+                let (released, result) = child.map_pages(map, || spend(&mut time), ledger, &mut self.pages);
                 let step = if map.is_large { 512 } else { 1 };
                 let mut entries = Vec::new();
                 for element in 0..released.done {
@@ -434,9 +440,9 @@ impl World {
                 result
             }
             Request::UnmapPages(unmap) => {
-                let most = self.random.u16(1..64);
+                let mut time = self.random.u16(1..64);
                 let (child, ledger) = self.parent.child_mut(unmap.partition)?;
-                let (released, result) = child.unmap_pages(unmap, most, ledger, &mut self.pages);
+                let (released, result) = child.unmap_pages(unmap, || spend(&mut time), ledger, &mut self.pages);
                 let step = if unmap.is_large { 512 } else { 1 };
                 if child.state() == State::Initialized {
                     let first = number_of_page(unmap.first);
@@ -558,7 +564,12 @@ impl World {
     /// Follows a change of a map in the model.
     fn follow(&mut self, id: u64, released: Released, entries: &[(u64, Entry)], step: u64) {
         assert_eq!(entries.len() as u64, u64::from(released.done) * step);
-        let sources: Vec<u64> = entries.iter().filter_map(|(page, entry)| self.put(id, *page, *entry)).collect();
+        // A small page that is mapped as before stays mapped.
+        let changed = entries.iter().filter_map(|(page, entry)| {
+            let is_same = step == 1 && self.children[&id].entries.get(page) == Some(entry);
+            if is_same { None } else { self.put(id, *page, *entry) }
+        });
+        let sources: Vec<u64> = changed.collect();
         assert_eq!(released.needs_flush(), !sources.is_empty(), "what was there is flushed, and nothing else");
         if let Some((first, _)) = entries.first() {
             assert_eq!(released.changed, *first..first + entries.len() as u64);
