@@ -71,6 +71,16 @@ define! {
     CopyBeforeClear,
     /// The host writes to a guest's memory, and the log does not hear of it.
     HostWriteNotMarked,
+    /// A flush of everything on all vCPUs is asked for, and not waited for.
+    FlushNotWaitedFor,
+    /// Pages are taken away, and the TLBs are not flushed.
+    TakenNotFlushed,
+    /// Pages are taken away, and the TLBs are flushed before stage 2 is cleared.
+    FlushedBeforeCleared,
+    /// Pages are taken away, and words in them that were found before are still valid.
+    WordKept,
+    /// Pages are taken away and used again while the hypervisor may be accessing them.
+    VisitorsNotWaitedFor,
 }
 
 /// Whether this mistake is active.

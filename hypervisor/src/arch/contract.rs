@@ -13,7 +13,7 @@ use abi::payload::VmConfig;
 use addr::{Gpa, GpaRange, Hpa};
 use sched::{CpuId, Pending};
 use shootdown::{CpuSet, Pages};
-use stage2::{Format, Stale};
+use stage2::{Access, Format, Stale};
 use tlb_tag::{Scheme, TagRange};
 
 use crate::arch::block::Block;
@@ -24,6 +24,7 @@ use crate::vcpu::activity::Activity;
 use crate::vcpu::run::{Next, Running};
 use crate::vcpu::{Tally, Vcpu};
 use crate::vm::Vm;
+use crate::vm::fault::Resolved;
 use crate::vm::memory::Memory;
 use crate::vm::spec::Spec;
 
@@ -157,6 +158,8 @@ pub(crate) trait Arch: Sized + 'static {
     fn end_orphans(vm: &Vm);
     /// The pCPU that runs a parent's vCPU delivers what its children have left for it.
     fn deliver_messages(run: &mut Running<'_>);
+    /// The fault of a child's vCPU at `gpa`, by an access that needs these rights: its parent has said what is there.
+    fn fault_of_child(run: &mut Running<'_>, gpa: Gpa, needs: Access) -> Resolved;
     /// One of a parent's children, a `sender` by its number, has a message for the parent's vCPU `vcpu`.
     fn post_message(parent: &Vm, vcpu: u32, sender: u32);
 }
@@ -276,6 +279,11 @@ macro_rules! implement {
                 fn handle_exit(run: &mut $crate::vcpu::run::Running<'_>) -> $crate::vcpu::run::Next = exit::handle;
                 fn has_orphans(vm: &$crate::vm::Vm) -> bool = platform::has_orphans;
                 fn end_orphans(vm: &$crate::vm::Vm) -> () = platform::end_orphans;
+                fn fault_of_child(
+                    run: &mut $crate::vcpu::run::Running<'_>,
+                    gpa: addr::Gpa,
+                    needs: stage2::Access
+                ) -> $crate::vm::fault::Resolved = platform::fault_of_child;
                 fn post_message(parent: &$crate::vm::Vm, vcpu: u32, sender: u32) -> () = delivery::post_message;
             }
 

@@ -3,6 +3,8 @@
 #[cfg(any(test, target_arch = "x86_64"))]
 pub(crate) mod words;
 
+mod visited;
+
 use alloc::vec::Vec;
 
 use super::ram::Frames;

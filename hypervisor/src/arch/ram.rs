@@ -12,6 +12,9 @@
 
 use core::alloc::{GlobalAlloc, Layout};
 use core::arch::asm;
+use core::marker::PhantomData;
+use core::mem::ManuallyDrop;
+use core::ops::Deref;
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicUsize, Ordering};
 
@@ -159,6 +162,27 @@ impl Frames {
     fn span(&self, offset: u64, bytes: usize) -> Option<*mut u8> {
         let end = offset.checked_add(bytes as u64)?;
         (end <= self.bytes).then(|| self.pointer().wrapping_add(native(offset)))
+    }
+}
+
+/// A page of a run that somebody else owns.
+pub(super) struct Borrowed<'a>(ManuallyDrop<Frames>, PhantomData<&'a Frames>);
+
+impl Borrowed<'_> {
+    /// The page at this address.
+    ///
+    /// # Safety
+    /// It is a frame of a run whose owner keeps it for as long as this value lives.
+    pub(super) const unsafe fn new(page: Hpa) -> Self {
+        Self(ManuallyDrop::new(Frames { start: page, bytes: PAGE_BYTES }), PhantomData)
+    }
+}
+
+impl Deref for Borrowed<'_> {
+    type Target = Frames;
+
+    fn deref(&self) -> &Frames {
+        &self.0
     }
 }
 

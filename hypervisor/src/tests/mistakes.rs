@@ -4,7 +4,7 @@ use core::cell::Cell;
 use std::string::String;
 use std::time::Instant;
 
-use super::{Scenario, alone, dirty, end, find, life, schedule, shootdown, suspend};
+use super::{Scenario, alone, dirty, end, find, lent, life, schedule, shootdown, suspend};
 use crate::mutants::{ALL, Mutant};
 
 std::thread_local! {
@@ -36,6 +36,8 @@ fn found_by(mutant: Mutant) -> Scenario {
         Mutant::PauseNotLookedAtAgain | Mutant::ResumeNotPosted | Mutant::HeldForEver => suspend::SUSPEND,
         Mutant::Stage2NotFlushed | Mutant::CopyBeforeClear => dirty::BY_FAULTS,
         Mutant::HostWriteNotMarked => dirty::BY_HARDWARE,
+        Mutant::FlushNotWaitedFor | Mutant::TakenNotFlushed | Mutant::FlushedBeforeCleared => lent::TAKEN_FROM_CHILD,
+        Mutant::WordKept | Mutant::VisitorsNotWaitedFor => lent::VISITED,
     }
 }
 

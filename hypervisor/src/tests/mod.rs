@@ -6,6 +6,7 @@
 
 mod dirty;
 mod end;
+mod lent;
 mod life;
 pub(crate) mod mistakes;
 mod schedule;
@@ -91,6 +92,8 @@ fn scenarios_hold_on_threads_of_the_operating_system_too() {
         dirty::BY_FAULTS,
         dirty::FIRST_TOUCH,
         end::BESIDE_WORK,
+        lent::TAKEN_FROM_CHILD,
+        lent::VISITED,
         suspend::SUSPEND,
     ];
     let _no_mistakes = beside_others();

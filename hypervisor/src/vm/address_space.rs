@@ -84,6 +84,9 @@ impl Memory {
         if by_epoch && !mutants::is(Mutant::EpochNotBumped) && !mutants::is(Mutant::EpochAfterLook) {
             self.epoch.fetch_add(1, Ordering::SeqCst);
         }
+        if by_epoch && mutants::is(Mutant::FlushNotWaitedFor) {
+            return;
+        }
         let publish = |target: &Vcpu| {
             if !by_epoch {
                 plan.flushes().for_each(|flush| target.requests().ask(flush));

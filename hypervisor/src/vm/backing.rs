@@ -39,6 +39,23 @@ impl Backing {
         Some(Hpa(run.hpa().0 + ((gpa.0 - region.start.0) & !(bytes - 1))))
     }
 
+    /// The host address of `count` pages from this number on, if they are side by side there too.
+    pub(crate) fn pages(&self, number: u64, count: u64) -> Option<Hpa> {
+        let Place { region, offset } = self.find(Gpa(number.checked_mul(PAGE_BYTES)?))?;
+        let run = self.ram.run(region)?;
+        let end = count.checked_mul(PAGE_BYTES)?.checked_add(offset)?;
+        (end <= run.bytes()).then(|| Hpa(run.hpa().0 + offset))
+    }
+
+    /// The number of the page at this host address.
+    pub(crate) fn page_at(&self, hpa: Hpa) -> Option<u64> {
+        (0..).zip(&self.regions).find_map(|(index, region)| {
+            let run = self.ram.run(index)?;
+            let offset = hpa.0.checked_sub(run.hpa().0).filter(|offset| *offset < run.bytes())?;
+            Some((region.start.0 + offset) / PAGE_BYTES)
+        })
+    }
+
     /// Copies guest memory from `gpa` on. False if a part of it does not exist; then `into` must not be used.
     pub(super) fn read(&self, gpa: Gpa, into: &mut [u8]) -> bool {
         self.pieces(gpa, into.len(), |frames, offset, piece| frames.read(offset, &mut into[piece]))

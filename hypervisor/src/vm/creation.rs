@@ -10,7 +10,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use abi::control::About;
-use abi::payload::{DecodeCache, Populate, VmConfig};
+use abi::payload::{DecodeCache, Populate, Role, VmConfig};
 use addr::GpaRange;
 use decode_cache::Vouching;
 use sched::CpuId;
@@ -128,6 +128,9 @@ impl Creation {
         }
         let entry =
             Machine::load(&spec, &mut memory).map_err(|error| NotCreated::new(About::Kernel, error.to_string()))?;
+        if self.config.role == Role::Parent {
+            memory.may_go_away();
+        }
         let (parts, vcpus) = self.prepare(memory, entry).map_err(|Exhausted| {
             let count = self.config.vcpus;
             NotCreated::new(About::Vcpus, format!("{count} vCPUs: the host has no memory left from vCPU 0 on"))

@@ -47,8 +47,11 @@ pub(crate) struct Needs {
 pub(crate) enum Resolved {
     /// It tries the access again.
     Again,
-    /// The VM has no memory there: the access is to a device, or to an empty address.
+    /// The VM has no memory there: the access is to a device, or to an empty address. Or it is a child's access to
+    /// memory that its parent has given it without this right.
     Device,
+    /// A child has memory there, but its parent has taken it away for now.
+    NoAccess,
     /// Its VM ends.
     End(Problem),
 }
@@ -60,6 +63,8 @@ pub(crate) enum Problem {
     OutOfTables,
     /// Stage 2 does not map memory that the VM has, or not for this access: a bug of the hypervisor.
     NotMapped,
+    /// The VM is a parent, and has deposited the page.
+    Deposited,
 }
 
 impl Problem {
@@ -68,6 +73,7 @@ impl Problem {
         match self {
             Self::OutOfTables => "touches memory for which the host has no stage-2 table left",
             Self::NotMapped => "has memory that stage 2 does not map",
+            Self::Deposited => "touches memory that it has deposited for a partition",
         }
     }
 }
@@ -91,12 +97,25 @@ pub(crate) fn resolve_fault(
     needs: impl FnOnce() -> Needs,
 ) -> Resolved {
     let memory = &run.vm.memory;
-    let Some(region) = memory.region_of_fault(gpa, is_present) else { return Resolved::Device };
+    let Some(region) = memory.region_of_fault(gpa, is_present) else { return outside(run, gpa, needs) };
     run.tally.exit(ExitReason::Stage2Fault);
     match memory.level_on_touch() {
         Some(level) if !is_present => first_touch::populate(run, region, gpa, level),
         _ => open(run, gpa, needs()),
     }
+}
+
+/// The VM has no frames at `gpa`. A child has none at all.
+fn outside(run: &mut Running<'_>, gpa: Gpa, needs: impl FnOnce() -> Needs) -> Resolved {
+    if !run.vm.memory.is_lent() {
+        return Resolved::Device;
+    }
+    let resolved = Machine::fault_of_child(run, gpa, needs().access);
+    if resolved == Resolved::Again {
+        run.tally.exit(ExitReason::Stage2Fault);
+        count_stall(run);
+    }
+    resolved
 }
 
 /// Grants the rights that the access `needs`, if the guest may have them.
@@ -155,6 +174,7 @@ fn follow(run: &Running<'_>, walking: Walking<'_>, fault: Fault, gpa: Gpa, needs
         // The processor has found a mapped page. If it does not report the address, a walk of the guest's tables has
         // found it. Another vCPU may have changed them since, to memory that was never touched. The guest retries.
         Fault::Unmapped if run.vm.memory.level_on_touch().is_some() => Resolved::Again,
+        Fault::Unmapped if run.vm.memory.visits.is_some() => Resolved::End(Problem::Deposited),
         Fault::Unmapped | Fault::Large => Resolved::End(Problem::NotMapped),
     }
 }

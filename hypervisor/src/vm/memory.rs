@@ -5,6 +5,7 @@
 //! leaves. `populate` may delay the mapping to the first touch. The frames return to the pool when the VM is dropped,
 //! after its last vCPU has left the guest for good.
 
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use addr::{Gpa, GpaRange, Hpa, PAGE_BYTES, PageSize};
@@ -16,6 +17,7 @@ use super::address_space::{NoTlb, Stage2Format};
 use super::backing::Backing;
 use super::dirty::log::DirtyState;
 use super::tags::VmTags;
+use super::visits::Visits;
 use crate::arch::tables::{GivenPages, TablePool};
 use crate::arch::{Arch, Machine};
 use crate::frames::{Exhausted, Frames, reserve};
@@ -48,6 +50,9 @@ pub(crate) struct Memory {
     /// Decoded instructions, if they are cached for the whole VM: see [`rivals`](super::rivals).
     #[layout(frozen)]
     pub(super) decoded: Option<WriteProtect<Decoded>>,
+    /// For the hypervisor's own accesses, if the memory may go away.
+    #[layout(frozen)]
+    pub(super) visits: Option<Box<Visits>>,
 }
 
 /// Why a VM's memory could not be set up.
@@ -160,6 +165,7 @@ impl Assembly {
             epoch: AtomicU64::new(0),
             tags: self.tags,
             decoded: None,
+            visits: None,
         }))
     }
 }
@@ -188,6 +194,7 @@ impl Memory {
             epoch: AtomicU64::new(0),
             tags,
             decoded: None,
+            visits: Some(Box::new(Visits::new(true))),
         }))
     }
 
@@ -216,14 +223,18 @@ impl Memory {
         self.backing.host_page(region, gpa, level)
     }
 
-    /// Copies guest memory from `gpa` on. False if a part of it does not exist; then `into` must not be used.
+    /// Copies guest memory from `gpa` on. False if a part of it does not exist or is not there now; then `into` must
+    /// not be used.
     #[must_use]
     pub(crate) fn read(&self, gpa: Gpa, into: &mut [u8]) -> bool {
-        self.backing.read(gpa, into)
+        match self.visit() {
+            None => self.backing.read(gpa, into),
+            Some(visit) => visit.read(gpa, into),
+        }
     }
 
-    /// Copies `from` to guest memory at `gpa`. False if a part of it does not exist; everything before that part was
-    /// written.
+    /// Copies `from` to guest memory at `gpa`. False if a part of it does not exist or is not there now; everything
+    /// before that part was written.
     #[must_use]
     pub(crate) fn write(&self, gpa: Gpa, from: &[u8]) -> bool {
         let mut at = gpa;
@@ -232,7 +243,11 @@ impl Memory {
             // Page by page, because cached instructions are dropped by page.
             let bytes = usize::try_from(PAGE_BYTES - at.offset_in(PageSize::Size4K)).unwrap_or(usize::MAX);
             let (piece, rest) = left.split_at(bytes.min(left.len()));
-            if !self.as_host(at, piece.len(), || self.backing.write(at, piece)) {
+            let write = || match self.visit() {
+                None => self.backing.write(at, piece),
+                Some(visit) => visit.write(at, piece),
+            };
+            if !self.as_host(at, piece.len(), write) {
                 return false;
             }
             let Some(next) = at.checked_add(piece.len() as u64) else { return rest.is_empty() };

@@ -12,6 +12,7 @@ pub(crate) mod serial;
 pub(crate) mod spec;
 pub(crate) mod table;
 pub(crate) mod tags;
+pub(crate) mod visits;
 
 use alloc::boxed::Box;
 use alloc::string::String;

@@ -1,7 +1,7 @@
 //! The specification of a VM: its description and the contents of its files, from any source.
 
 use abi::control::About;
-use abi::payload::{MAX_VCPUS, Payload, VmConfig};
+use abi::payload::{MAX_VCPUS, Payload, Populate, Role, VmConfig};
 use addr::PageSize;
 use alloc::format;
 
@@ -39,6 +39,9 @@ impl<'a> Spec<'a> {
             let why =
                 format!("memory of {memory_bytes} bytes: it is a multiple of 2 MiB, up to {} TiB", MOST_BYTES >> 40);
             return Err(NotCreated::new(About::Memory, why));
+        }
+        if config.role == Role::Parent && config.populate != Populate::AtStart {
+            return Err(NotCreated::new(About::Memory, "a parent's memory is mapped at its start"));
         }
         Ok(())
     }

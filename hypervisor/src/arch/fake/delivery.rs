@@ -25,7 +25,7 @@ impl Posted {
     }
 
     /// Leaves a start. The caller posts [`Pending::STARTUP`] next.
-    pub(super) fn start(&self) {
+    pub(crate) fn start(&self) {
         self.has_start.store(true, Ordering::SeqCst);
     }
 }

@@ -3,7 +3,7 @@
 use abi::control::{Line, StopReason};
 use abi::counters::ExitReason;
 use addr::Gpa;
-use hyperv_defs::Targets;
+use hyperv_defs::{MessageType, Targets};
 use sched::Pending;
 use shootdown::{CutOff, Pages, Plan};
 use stage2::Access;
@@ -12,6 +12,7 @@ use super::{clock, delivery, platform};
 use crate::arch::VcpuState as _;
 use crate::cpu::scheduler;
 use crate::vcpu::run::{Next, Running};
+use crate::vm::child::intercept;
 use crate::vm::fault::{Needs, Resolved, resolve_fault};
 
 /// Why the guest was left.
@@ -33,6 +34,8 @@ pub(super) enum Exit {
     Timer(u64),
     /// The guest spins.
     Yield,
+    /// The hypervisor writes to a word for the guest.
+    WriteByHost { gpa: u64, value: u64 },
     /// The guest writes to its console.
     Print(u8),
     /// The guest turns itself off.
@@ -49,7 +52,8 @@ pub(crate) fn handle(run: &mut Running<'_>) -> Next {
             return Next::Idle;
         }
         Exit::Yield => return Next::Yield,
-        Exit::Fault { gpa, is_write, is_mapped } => resolve(run, Gpa(gpa), is_write, is_mapped),
+        Exit::Fault { gpa, is_write, is_mapped } => return resolve(run, Gpa(gpa), is_write, is_mapped),
+        Exit::WriteByHost { gpa, value } => return write_by_host(run, Gpa(gpa), value),
         Exit::Flush { vcpus, page } => flush(run, vcpus, page),
         Exit::Interrupt(target) if target == run.index => run.owner.arch.interrupt(),
         Exit::Interrupt(target) => delivery::send_fixed(run.vm, 0, [target]),
@@ -70,12 +74,38 @@ pub(crate) fn handle(run: &mut Running<'_>) -> Next {
     Next::Resume
 }
 
-fn resolve(run: &mut Running<'_>, gpa: Gpa, is_write: bool, is_mapped: bool) {
+fn resolve(run: &mut Running<'_>, gpa: Gpa, is_write: bool, is_mapped: bool) -> Next {
     let access = if is_write { Access::ALL } else { Access::READ_EXECUTE };
     let resolved = resolve_fault(run, gpa, is_mapped, || Needs { access, is_table_walk: false });
-    if resolved != Resolved::Again {
-        run.vm.stop(StopReason::Unsupported, format_args!("{gpa}: {resolved:?}"));
+    let kind = match resolved {
+        Resolved::Again => return Next::Resume,
+        Resolved::NoAccess => MessageType::GpaIntercept,
+        Resolved::Device if run.vm.as_child().is_some() => MessageType::UnmappedGpa,
+        _ => {
+            run.vm.stop(StopReason::Unsupported, format_args!("{gpa}: {resolved:?}"));
+            return Next::Resume;
+        }
+    };
+    intercept(run, kind, &gpa.0.to_le_bytes())
+}
+
+/// Writes to a word that was found before if it is still valid. A word that is not there now is the parent's business.
+fn write_by_host(run: &mut Running<'_>, gpa: Gpa, value: u64) -> Next {
+    let memory = &run.vm.memory;
+    let write = |word| memory.compare_exchange(word, memory.load(word, 0), value);
+    if let Some((_, word)) = run.owner.arch.found.filter(|(at, _)| *at == gpa.0)
+        && write(word)
+    {
+        return Next::Resume;
     }
+    run.owner.arch.found = memory.find_word(gpa).map(|word| (gpa.0, word));
+    // And by a copy, with another value.
+    let is_written = memory.write(Gpa(gpa.0 + 8), &value.to_le_bytes());
+    if run.owner.arch.found.is_some_and(|(_, word)| write(word)) && is_written {
+        return Next::Resume;
+    }
+    run.owner.arch.again();
+    resolve(run, gpa, true, false)
 }
 
 fn flush(run: &mut Running<'_>, vcpus: u64, page: Option<u64>) {

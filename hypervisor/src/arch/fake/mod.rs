@@ -253,17 +253,85 @@ pub(crate) mod irq_mask {
 /// Shared devices of a VM's vCPUs: none.
 pub(crate) mod platform {
     use abi::control::Line;
-    use abi::payload::VmConfig;
-    use partition::Features;
+    use abi::payload::{Role, VmConfig};
+    use addr::Gpa;
+    use alloc::sync::Arc;
+    use hyperv_defs::property::{ProcessorFeatures, SyntheticFeatures, XsaveFeatures};
+    use hyperv_defs::{Answer, Call, Control, Offered, PartitionId, check};
+    use partition::{Features, Host};
     use sched::Pending;
+    use stage2::Access;
 
+    use super::loader::ram_layout;
+    use crate::arch::hypercall::{self, Children, Ended};
+    use crate::sync::relax;
+    use crate::vcpu::run::Running;
     use crate::vm::Vm;
+    use crate::vm::fault::Resolved;
 
-    pub(crate) struct Platform;
+    /// What children can have.
+    const HOST: Host = Host {
+        features: ProcessorFeatures::SSE3,
+        xsave_features: XsaveFeatures::XSAVE,
+        xsave_states: 7,
+        max_xsave_bytes: 832,
+        synthetic_features: SyntheticFeatures::empty(),
+        physical_address_width: 48,
+        tsc_hertz: 1_000_000_000,
+        vps: 4,
+        pages_per_vp: 1,
+    };
+
+    pub(crate) struct Platform {
+        /// The VMs that it has created, if it may.
+        pub(in crate::arch) children: Option<Children>,
+    }
 
     impl Platform {
-        pub(crate) fn new(_: &VmConfig, _: Option<&Features>) -> Self {
-            Self
+        pub(crate) fn new(config: &VmConfig, _: Option<&Features>) -> Self {
+            let children =
+                || Children::new(HOST, config.vcpus, ram_layout(config.memory_bytes)).expect("there is memory");
+            Self { children: (config.role == Role::Parent).then(children) }
+        }
+    }
+
+    /// A parent's call, until it has ended: as its first vCPU makes it.
+    pub(crate) fn hypercall(vm: &Vm, control: Control, input: &[u8], output: Gpa) -> Answer {
+        let children = vm.platform().children.as_ref();
+        let mut control = control;
+        loop {
+            let checked = match check(control, Offered::all()) {
+                Ok(checked) => checked,
+                Err(refusal) => panic!("{refusal:?}"),
+            };
+            let ended = match checked.parse(input) {
+                Ok(Call::Partition(request)) => {
+                    hypercall::perform_of_parent(vm, 0, &checked, &request, children, output)
+                }
+                Ok(other) => panic!("{other:?}"),
+                Err(status) => Err(status),
+            };
+            match ended {
+                Ok(Ended::With(answer)) => return answer,
+                Ok(Ended::NotYet(next)) => control = next,
+                Ok(other) => panic!("{other:?}"),
+                Err(status) => return checked.failure(status),
+            }
+            relax();
+        }
+    }
+
+    /// The VM of a parent's child.
+    pub(crate) fn child_of(parent: &Vm, id: PartitionId) -> Option<Arc<Vm>> {
+        parent.platform().children.as_ref()?.vm(id).ok()
+    }
+
+    pub(crate) fn fault_of_child(run: &mut Running<'_>, gpa: Gpa, needs: Access) -> Resolved {
+        let vm = run.vm;
+        let parent = vm.as_child().map(|child| child.parent.platform());
+        match parent.and_then(|platform| platform.children.as_ref()) {
+            Some(children) => hypercall::fault(run, children, gpa, needs),
+            None => Resolved::Device,
         }
     }
 

@@ -5,6 +5,8 @@
 pub(crate) enum Op {
     /// Writes to a word of memory: its address and the value.
     Write(u64, u64),
+    /// Has the hypervisor write to a word, which it has found before if it can.
+    WriteByHost(u64, u64),
     /// Waits in a loop until a word has this value.
     Await(u64, u64),
     /// As above, so quickly that nearly no time passes.

@@ -17,6 +17,7 @@ use super::loader::KernelEntry;
 use super::machine::{Hardware, Leaf, machine, model_tag, number, word};
 use super::program::{Op, PAGE_TABLE};
 use super::tags::{CpuTags, Needed, VcpuTags};
+use crate::arch::guest_ram::words::Word;
 use crate::arch::{Machine, VcpuState};
 use crate::layout::OwnPages;
 use crate::vcpu::Tally;
@@ -45,6 +46,8 @@ pub(crate) struct ArchVcpu {
     /// An unfinished flush: the oldest target that the named pages of vCPUs may lead to once the guest runs again.
     acknowledges: Vec<(u32, u64, u64)>,
     left_at: u64,
+    /// A word that the hypervisor has found for the guest.
+    pub(super) found: Option<(u64, Word)>,
     tags: VcpuTags,
 }
 
@@ -78,6 +81,7 @@ impl VcpuState<Machine> for ArchVcpu {
             cpuid: CpuidResults::new(),
             acknowledges: Vec::new(),
             left_at: 0,
+            found: None,
             tags,
         }
     }
@@ -219,6 +223,7 @@ impl ArchVcpu {
     fn step(&mut self) -> Result<(), Exit> {
         let op = self.program.get(self.at).copied().unwrap_or(Op::Stop);
         match op {
+            Op::WriteByHost(gpa, value) => return Err(self.leave_for(Exit::WriteByHost { gpa, value })),
             Op::Write(gpa, value) => self.access(gpa, true)?.store(value, Ordering::SeqCst),
             Op::Await(gpa, value) if self.access(gpa, false)?.load(Ordering::SeqCst) != value => {
                 machine().pass(SPIN);
@@ -269,6 +274,11 @@ impl ArchVcpu {
             Op::ShutDown => return Err(self.leave_for(Exit::ShutDown)),
         }
         Ok(())
+    }
+
+    /// The last instruction is tried again.
+    pub(super) fn again(&mut self) {
+        self.at -= 1;
     }
 
     fn leave_for(&mut self, exit: Exit) -> Exit {

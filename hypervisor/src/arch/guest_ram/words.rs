@@ -2,7 +2,9 @@
 //!
 //! To find a word of guest memory takes a search through the VM's runs of frames. The instruction emulator reads the
 //! same few words (entries of the guest's page tables, its code) at each device access. So it keeps [`Word`]s: an
-//! address, and the [`GuestRam`] that holds it. A caller with a reference to that `GuestRam` may read the word.
+//! address, and the name of the [`GuestRam`] that holds it. A caller with a reference to that `GuestRam` may read the
+//! word. Memory that may go away has no such RAM, but a name that changes when a part of it goes
+//! ([`visits`](crate::vm::visits)).
 //! Only machines whose guests' instructions are emulated have this.
 
 #![expect(unsafe_code, reason = "reads words whose place was found before")]
@@ -12,8 +14,10 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use addr::{Gpa, PAGE_BYTES};
 
 use super::GuestRam;
+use crate::sync::point;
 use crate::vm::backing::Place;
 use crate::vm::memory::Memory;
+use crate::vm::visits::{Visit, new_name};
 
 /// Differs from that of every other [`GuestRam`], live or dropped; never zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,18 +25,20 @@ pub(super) struct Identity(u64);
 
 impl Identity {
     pub(super) fn new() -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
-        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+        Self(new_name())
     }
 }
 
 /// An aligned 64-bit word of guest RAM. The default belongs to no VM.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Word {
-    /// In the direct map.
+    /// In the direct map; [`READ_ONLY`] besides, where the guest may not write.
     address: usize,
     ram: Identity,
 }
+
+/// In the address of a word, which is a multiple of 8.
+const READ_ONLY: usize = 1;
 
 const PAGE: usize = 4096;
 const _: () = assert!(PAGE as u64 == PAGE_BYTES);
@@ -40,6 +46,9 @@ const _: () = assert!(PAGE as u64 == PAGE_BYTES);
 impl Memory {
     /// The aligned 64-bit word that holds `gpa`, for repeated accesses.
     pub(crate) fn find_word(&self, gpa: Gpa) -> Option<Word> {
+        if let Some(visit) = self.visit() {
+            return visit.find_word(gpa);
+        }
         let Place { region, offset } = self.backing.find(gpa)?;
         self.backing.ram.find(region, usize::try_from(offset / 8).ok()?)
     }
@@ -47,16 +56,60 @@ impl Memory {
     /// Reads the word that is `ahead` words after one that was found, on the same page.
     #[inline]
     pub(crate) fn load(&self, word: Word, ahead: usize) -> u64 {
-        self.backing.ram.load(word, ahead)
+        match self.visit() {
+            None => self.backing.ram.load(word, ahead),
+            Some(visit) => visit.load(word, ahead),
+        }
     }
 
     /// Atomically replaces a word if it is still `current`; returns whether it was.
     pub(crate) fn compare_exchange(&self, word: Word, current: u64, new: u64) -> bool {
         let ram = &self.backing.ram;
+        if let Some(visit) = self.visit() {
+            let done = visit.compare_exchange(word, current, new);
+            drop(visit);
+            if let Some((run, offset)) = ram.place_of(word)
+                && let Some(region) = self.backing.regions.get(run)
+            {
+                self.as_host(Gpa(region.start.0 + offset), size_of::<u64>(), || ());
+            }
+            return done;
+        }
         let Some((run, offset)) = ram.place_of(word) else { return false };
         let Some(region) = self.backing.regions.get(run) else { return false };
         let gpa = Gpa(region.start.0 + offset);
         self.as_host(gpa, size_of::<u64>(), || ram.compare_exchange(word, current, new))
+    }
+}
+
+impl Visit<'_> {
+    fn find_word(&self, gpa: Gpa) -> Option<Word> {
+        let (word, is_writable) = self.word(gpa)?;
+        let address = word as usize | if is_writable { 0 } else { READ_ONLY };
+        Some(Word { address, ram: Identity(self.name()) })
+    }
+
+    /// The word, if it was found under this name.
+    fn valid(&self, word: Word) -> Option<*const AtomicU64> {
+        (word.ram == Identity(self.name())).then_some((word.address & !READ_ONLY) as *const AtomicU64)
+    }
+
+    fn load(&self, word: Word, ahead: usize) -> u64 {
+        let on_page = word.address % PAGE / 8 + ahead < PAGE / 8;
+        let Some(pointer) = self.valid(word).filter(|_| on_page) else { return 0 };
+        // SAFETY: a visit has found the address under the name that the memory has now, so nothing was taken away
+        // since. Whoever takes the page away waits for this visit. Rust code accesses it only through atomics and
+        // volatile accesses.
+        unsafe { (*pointer.wrapping_add(ahead)).load(Ordering::Relaxed) }
+    }
+
+    fn compare_exchange(&self, word: Word, current: u64, new: u64) -> bool {
+        let is_writable = word.address & READ_ONLY == 0;
+        let Some(pointer) = self.valid(word).filter(|_| is_writable) else { return false };
+        point();
+        // SAFETY: as in `load`.
+        let word = unsafe { &*pointer };
+        word.compare_exchange(current, new, Ordering::SeqCst, Ordering::Relaxed).is_ok()
     }
 }
 

@@ -19,6 +19,15 @@ impl Budget {
 
     /// Whether the guest must call again for the rest.
     pub(super) fn is_spent(self) -> bool {
-        Machine::now().saturating_sub(self.started) > Machine::nanos_to_ticks(NANOS)
+        self.is_older_than(NANOS)
+    }
+
+    /// Whether more than a third is spent, for work with a second part of about the same length, and a flush.
+    pub(super) fn is_third_spent(self) -> bool {
+        self.is_older_than(NANOS / 3)
+    }
+
+    fn is_older_than(self, nanos: u64) -> bool {
+        Machine::now().saturating_sub(self.started) > Machine::nanos_to_ticks(nanos)
     }
 }

@@ -21,7 +21,10 @@ use hyperv_defs::call::FAST_XMM_BYTES;
 use hyperv_defs::{Answer, Call, Checked, Control, Offered, Refusal, Status, check};
 
 pub(in crate::arch) use held::Held;
+pub(in crate::arch) use memory::fault;
 pub(in crate::arch) use parent::Children;
+#[cfg(test)]
+pub(in crate::arch) use parent::perform as perform_of_parent;
 pub(in crate::arch) use synic_page::SynicPage;
 
 use super::machine::cpuid;

@@ -6,18 +6,21 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Deref;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use addr::Gpa;
+use addr::{Gpa, GpaRange, Hpa, PAGE_BYTES};
+use hyperv_defs::memory::{number_of_page, page_of_number};
 use hyperv_defs::vp::Vp;
 use hyperv_defs::{Checked, PartitionId, Request, Status};
 use partition::{Host, Ledger, Parent, Progress, Store, limits};
-use spin::{Mutex, MutexGuard};
 
 use super::budget::Budget;
 use super::mail::Mail;
 use super::{Ended, interrupt, memory, partition as life, registers, vp};
 use crate::arch::machine::cpuid;
+use crate::sync::{Mutex, MutexGuard};
+use crate::vm::backing::Place;
+use crate::vm::memory::Memory;
 use crate::vm::{VcpuRef, Vm};
 
 /// The children of a VM that is a parent.
@@ -33,10 +36,15 @@ pub(in crate::arch) struct Children {
 }
 
 impl Children {
-    /// None yet. They can have what `host` says. The parent has `vcpus` of its own.
-    pub(in crate::arch) fn new(host: Host, vcpus: u32) -> Option<Self> {
-        // No page of the parent can be given to a child yet.
-        let ledger = Ledger::new(&[])?;
+    /// None yet. They can have what `host` says, and pages of the parent's memory, which are `ranges`. The
+    /// parent has `vcpus` of its own.
+    pub(in crate::arch) fn new(host: Host, vcpus: u32, ranges: impl Iterator<Item = GpaRange>) -> Option<Self> {
+        let mut memory = Vec::new();
+        for range in ranges {
+            memory.try_reserve(1).ok()?;
+            memory.push((number_of_page(range.start), range.bytes() / PAGE_BYTES));
+        }
+        let ledger = Ledger::new(&memory)?;
         let mut vms = Vec::new();
         vms.try_reserve_exact(limits::CHILDREN).ok()?;
         Some(Self {
@@ -47,7 +55,11 @@ impl Children {
         })
     }
 
-    /// Their descriptions. Never hold the lock while you wait for a vCPU, or as a walker of stage 2.
+    /// Their descriptions.
+    ///
+    /// A change of memory holds the lock during its flush, until the vCPUs concerned have left their guests, and until
+    /// visitors have left memory. So never take the lock during the emulation of an instruction, nor as a walker of
+    /// stage 2. Nor wait with it for a vCPU's owner, who may want to take it.
     pub(super) fn lock(&self) -> MutexGuard<'_, Parent> {
         self.parent.lock()
     }
@@ -56,7 +68,7 @@ impl Children {
     ///
     /// # Errors
     /// [`Status::InvalidPartitionState`] if it has none, because it is not initialized or is finalized.
-    pub(super) fn vm(&self, id: PartitionId) -> Result<Arc<Vm>, Status> {
+    pub(in crate::arch) fn vm(&self, id: PartitionId) -> Result<Arc<Vm>, Status> {
         let vms = self.vms.lock();
         vms.iter().find(|(other, _)| *other == id).map(|(_, vm)| vm.clone()).ok_or(Status::InvalidPartitionState)
     }
@@ -145,7 +157,7 @@ pub(super) struct Caller<'a> {
 /// Executes a parent's call. Its output goes to `output`.
 #[cold]
 #[inline(never)]
-pub(super) fn perform(
+pub(in crate::arch) fn perform(
     vm: &Vm,
     index: u32,
     checked: &Checked,
@@ -210,6 +222,18 @@ impl Caller<'_> {
         Ok(Ended::With(self.checked.success()))
     }
 
+    /// The call has done `done` elements of what was left, and perhaps it ends there.
+    pub(super) fn ended_after(&self, done: u16, result: Result<(), Status>) -> Result<Ended, Status> {
+        match result {
+            Ok(()) if done < self.checked.elements_left() => {
+                let control = self.checked.control();
+                Ok(Ended::NotYet(control.with_rep_start(control.rep_start() + done)))
+            }
+            Ok(()) => self.done(),
+            Err(status) => Ok(Ended::With(self.checked.failure_after(done, status))),
+        }
+    }
+
     /// The parent, for its children to keep.
     ///
     /// # Errors
@@ -231,8 +255,8 @@ impl Family<'_> {
     }
 
     /// The pages that it has deposited.
-    pub(super) fn store(&self) -> NoPages {
-        NoPages
+    pub(super) fn store(&self) -> Deposited<'_> {
+        Deposited(&self.vm.memory)
     }
 
     /// Whether this names a child, for calls that change nothing.
@@ -254,7 +278,8 @@ impl<'a> Output<'a> {
         checked.check_output_placement(at, cpuid::physical_addresses_end())?;
         let output = Self { vm, at };
         let bytes = checked.output_bytes();
-        if bytes != 0 {
+        // A call that goes on has begun to fill it.
+        if bytes != 0 && checked.control().rep_start() == 0 {
             output.write([0; LARGEST_OUTPUT].get(..bytes).ok_or(Status::InvalidHypercallInput)?)?;
         }
         Ok(output)
@@ -275,15 +300,39 @@ impl<'a> Output<'a> {
 /// An output is within one page.
 const LARGEST_OUTPUT: usize = 4096;
 
-/// The pages that are deposited: none.
-pub(super) struct NoPages;
+/// The pages that a parent has deposited: they are in its frames, where it cannot reach them.
+pub(in crate::arch) struct Deposited<'a>(pub(super) &'a Memory);
 
-impl Store for NoPages {
-    fn read(&self, _: u64, _: usize) -> u64 {
-        0
+impl Deposited<'_> {
+    pub(super) fn host_page(&self, page: u64) -> Option<Hpa> {
+        self.0.backing.pages(page, 1)
     }
 
-    fn write(&mut self, _: u64, _: usize, _: u64) {}
+    fn word(&self, page: u64, index: usize) -> Option<&AtomicU64> {
+        let backing = &self.0.backing;
+        let Place { region, offset } = backing.find(page_of_number(page).ok()?)?;
+        let first = usize::try_from(offset / 8).ok()?;
+        backing.ram.run(region)?.words().get(first + index)
+    }
+}
 
-    fn clear(&mut self, _: u64) {}
+impl Store for Deposited<'_> {
+    fn read(&self, page: u64, index: usize) -> u64 {
+        self.word(page, index).map_or(0, |word| word.load(Ordering::Relaxed))
+    }
+
+    fn write(&mut self, page: u64, index: usize, value: u64) {
+        if let Some(word) = self.word(page, index) {
+            word.store(value, Ordering::Relaxed);
+        }
+    }
+
+    fn clear(&mut self, page: u64) {
+        let backing = &self.0.backing;
+        if let Some(Place { region, offset }) = page_of_number(page).ok().and_then(|gpa| backing.find(gpa))
+            && let Some(run) = backing.ram.run(region)
+        {
+            run.zero_part(offset, PAGE_BYTES);
+        }
+    }
 }

@@ -111,8 +111,7 @@ pub(super) fn finalize_part(family: &Family<'_>, id: PartitionId, budget: Budget
 
 /// As much of HvCallDeletePartition as the `budget` allows.
 pub(super) fn delete_part(family: &Family<'_>, id: PartitionId, budget: Budget) -> Result<Progress, Status> {
-    let mut parent = family.children.lock();
-    while parent.delete(id, PAGES_AT_A_TIME, &mut family.store(), |_| {})? == Progress::More {
+    while memory::delete(family, id, PAGES_AT_A_TIME)? == Progress::More {
         if budget.is_spent() {
             return Ok(Progress::More);
         }

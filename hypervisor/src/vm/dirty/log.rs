@@ -11,11 +11,11 @@ use addr::{Gpa, GpaRange, PAGE_BYTES};
 use stage2::{DirtyLog, Epochs, Granularity, MarkWord, Policy, Source, Walker};
 use vcpu_layout::MailboxField;
 
-use crate::cpu;
 use crate::frames::{Exhausted, reserve};
 use crate::mutants::{self, Mutant};
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use crate::vm::fault::OnFault;
+use crate::vm::visits::walkers;
 
 /// Bytes of a slot: 64 large pages.
 const SLOT_BYTES: u64 = 128 << 20;
@@ -103,7 +103,7 @@ impl DirtyState {
             splits_per_second: AtomicU32::new(0),
             number: AtomicU32::new(0),
             slots,
-            walkers: Epochs::new((0..cpu::count()).map(|_| Walker::new()).collect()),
+            walkers: walkers()?,
             flushes: AtomicU64::new(0),
             collapses: AtomicU64::new(0),
         })
@@ -124,6 +124,11 @@ impl DirtyState {
     #[inline]
     pub(crate) fn has_gaps(&self) -> bool {
         self.has_gaps.load(Ordering::Relaxed)
+    }
+
+    /// Memory may be found unmapped from now on.
+    pub(in crate::vm) fn expect_gaps(&self) {
+        self.has_gaps.store(true, Ordering::SeqCst);
     }
 
     /// The log's number, and the maximum number of splits per second, if limited.

@@ -2,13 +2,17 @@
 
 use abi::control::Line;
 use abi::payload::VmConfig;
+use addr::Gpa;
 use partition::Features;
 use sched::Pending;
 use spin::Mutex;
+use stage2::Access;
 
 use super::layout;
 use crate::device::gic::{Distributor, FIRST_SPI};
+use crate::vcpu::run::Running;
 use crate::vm::Vm;
+use crate::vm::fault::Resolved;
 
 /// Devices of one VM.
 pub(crate) struct Platform {
@@ -43,6 +47,11 @@ pub(super) fn read_serial(vm: &Vm, line: Line, offset: u16) -> u32 {
 #[inline]
 pub(super) fn write_serial(vm: &Vm, line: Line, offset: u16, value: u32) {
     vm.serial(line).write(offset, value, |asserted| serial_interrupt(vm, line, asserted));
+}
+
+/// No VM has children here.
+pub(crate) fn fault_of_child(_: &mut Running<'_>, _: Gpa, _: Access) -> Resolved {
+    Resolved::Device
 }
 
 /// Passes the level of a serial port's line to the interrupt controller.

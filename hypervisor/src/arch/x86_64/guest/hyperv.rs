@@ -15,6 +15,7 @@ use hyperv_defs::msr::{self, HypercallMsr, ReferenceTscMsr, VpAssistMsr};
 use hyperv_defs::reference_tsc::{self, ReferenceTsc, UNITS_PER_SECOND};
 use hyperv_defs::{Answer, Checked, Control, Offered, fast_input};
 use spin::Mutex;
+use stage2::Access;
 use x86_defs::cpuid::Registers;
 use x86_defs::registers::{cr0, efer};
 use x86_emulate::{Segment, SegmentRegister};
@@ -23,11 +24,12 @@ use super::cpuid::CpuidTable;
 use super::platform::Platform;
 use super::state::{State as _, gpr};
 use super::vcpu::ArchVcpu;
-use super::{children, cpuid, fpu, synic};
+use super::{children, cpuid, fpu, loader, synic};
 use crate::arch::hypercall::{self, Children, Ended, Input, Rights};
 use crate::arch::x86_64::host::tsc;
 use crate::device::local_apic::GeneralProtection;
 use crate::vcpu::run::{Next, Running};
+use crate::vm::fault::Resolved;
 use crate::vm::memory::Memory;
 
 /// The synthetic MSRs.
@@ -151,7 +153,7 @@ impl HyperV {
     pub(super) fn new(config: &VmConfig, cpuid: &CpuidTable) -> Option<Self> {
         let children = match config.role {
             Role::Guest => None,
-            Role::Parent => Children::new(children::host(cpuid), config.vcpus),
+            Role::Parent => Children::new(children::host(cpuid), config.vcpus, loader::ram_layout(config.memory_bytes)),
         };
         let scale = reference_tsc::scale_for(tsc::hz()).unwrap_or(u64::MAX);
         let clock = ReferenceTsc { sequence: 0, scale, offset: reference_tsc::offset_for(tsc::now(), scale, 0) };
@@ -236,6 +238,16 @@ impl HyperV {
     /// Its children, if it is a parent.
     pub(super) fn children(&self) -> Option<&Children> {
         self.children.as_ref()
+    }
+}
+
+/// The fault of a child's vCPU at `gpa`: its parent has said what is there.
+pub(crate) fn fault_of_child(run: &mut Running<'_>, gpa: Gpa, needs: Access) -> Resolved {
+    let vm = run.vm;
+    let parent = vm.as_child().and_then(|child| child.parent.platform().hyperv.as_ref());
+    match parent.and_then(|parent| parent.children.as_ref()) {
+        Some(children) => hypercall::fault(run, children, gpa, needs),
+        None => Resolved::Device,
     }
 }
 

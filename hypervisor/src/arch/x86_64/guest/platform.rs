@@ -12,6 +12,7 @@ use x86_boot::layout::{PCI_ADDRESS_PORT, RTC_PORT, SERIAL_PORTS};
 
 use super::cpuid::CpuidTable;
 use super::hyperv::HyperV;
+pub(crate) use super::hyperv::fault_of_child;
 use super::state::State as _;
 use super::{delivery, intercept, mmio};
 use crate::arch::hypercall::Children;

@@ -16,7 +16,7 @@ use x86_events::Flags;
 use super::old_code;
 use crate::arch::x86_64::backend::{ControlWrite, PortAccess};
 use crate::arch::x86_64::guest::vcpu::stop;
-use crate::arch::x86_64::guest::{control, fpu, hyperv, mmio, msr, platform, vmware};
+use crate::arch::x86_64::guest::{control, fpu, hyperv, intercept, mmio, msr, platform, vmware};
 use crate::arch::x86_64::host::machine_check;
 use crate::vcpu::activity::Activity;
 use crate::vcpu::run::{Next, Running};
@@ -216,6 +216,7 @@ fn nested_page_fault(run: &mut Running<'_>) -> Next {
             Next::Resume
         }
         Resolved::Device => mmio::access(run, gpa, needs()),
+        Resolved::NoAccess => intercept::not_here_now(run, gpa, needs()),
         Resolved::End(problem) => stop(run, StopReason::Unsupported, problem.text()),
     }
 }

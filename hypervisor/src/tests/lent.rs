@@ -1,0 +1,233 @@
+//! Memory that a parent gives to a child and takes away again, while the child runs.
+//!
+//! The script makes the parent's calls. As soon as a page is taken away it writes a mark there, as Linux would use the
+//! page for something else. A write of the child, or of the hypervisor for the child, that comes later destroys it.
+
+use alloc::sync::Arc;
+use std::vec;
+use std::vec::Vec;
+
+use abi::payload::{Role, VmConfig};
+use addr::{Gpa, PAGE_BYTES};
+use hyperv_defs::partition::CreatePartitionInput;
+use hyperv_defs::wire::{U32, U64};
+use hyperv_defs::{Answer, Code, Control, PartitionId, Status};
+use sched::Pending;
+
+use super::{Scenario, config, create, explore, prepare};
+use crate::arch::fake::machine::Simulation;
+use crate::arch::fake::platform;
+use crate::arch::fake::program::Op;
+use crate::sync::{Ordering, relax};
+use crate::vm::Vm;
+use crate::vm::child::suspend;
+
+/// Of the child: a page that stays, and one that comes and goes.
+const FIXED: u64 = 0;
+const LENT: u64 = 1;
+/// Words on the page that stays: a vCPU has ended.
+const DONE: u64 = 0x100;
+/// Pages of the parent: outputs, those of the child, and deposits.
+const OUTPUT: u64 = 1;
+const OF_FIXED: u64 = 16;
+const OF_LENT: u64 = 17;
+const DEPOSITS: u64 = 64;
+const DEPOSITED: u16 = 24;
+
+const RIGHTS: u64 = 0x800f;
+const NO_ACCESS: u64 = 0x1_0000;
+
+/// A parent, and its only child.
+struct Family<'a> {
+    simulation: &'a Simulation,
+    parent: Arc<Vm>,
+    id: u64,
+}
+
+fn bytes(words: &[u64]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+const fn all(reps: u16) -> Answer {
+    Answer::new(Status::Success, reps)
+}
+
+impl<'a> Family<'a> {
+    /// A child with deposits and without memory, whose vCPUs have these programs.
+    fn new(simulation: &'a Simulation, programs: Vec<Vec<Op>>) -> Self {
+        let config = VmConfig { role: Role::Parent, ..config("parent", 1) };
+        prepare(core::slice::from_ref(&config));
+        let parent = create(simulation, 0, &config, vec![vec![]]);
+        let mut family = Self { simulation, parent, id: 0 };
+
+        let create = CreatePartitionInput {
+            compatibility_version: U32::new(0x609),
+            flags: U64::new(0x48_2110),
+            ..CreatePartitionInput::default()
+        };
+        assert_eq!(family.call(Code::CreatePartition, 0, create.bytes()), all(0));
+        let mut id = [0; 8];
+        assert!(family.parent.memory.read(Gpa(OUTPUT * PAGE_BYTES), &mut id));
+        family.id = u64::from_le_bytes(id);
+        assert_eq!(family.deposit(DEPOSITS, DEPOSITED), all(DEPOSITED));
+
+        let vcpus = u64::try_from(programs.len()).expect("few");
+        simulation.load(&format!("parent/{:x}", family.id), programs);
+        assert_eq!(family.call(Code::InitializePartition, 0, &bytes(&[family.id])), all(0));
+        for index in 0..vcpus {
+            assert_eq!(family.call(Code::CreateVp, 0, &bytes(&[family.id, index, !0])), all(0));
+        }
+        family
+    }
+
+    fn call(&self, code: Code, reps: u16, input: &[u8]) -> Answer {
+        let is_short = matches!(code, Code::InitializePartition | Code::FinalizePartition | Code::DeletePartition);
+        let control = Control::new(code).with_rep_count(reps);
+        let control = if is_short { control.with_fast() } else { control };
+        let mut page = [0; 4096];
+        page[..input.len()].copy_from_slice(input);
+        platform::hypercall(&self.parent, control, &page, Gpa(OUTPUT * PAGE_BYTES))
+    }
+
+    fn deposit(&self, first: u64, count: u16) -> Answer {
+        let pages = (first..first + u64::from(count)).collect::<Vec<_>>();
+        self.call(Code::DepositMemory, count, &bytes(&[&[self.id], &pages[..]].concat()))
+    }
+
+    fn map(&self, first: u64, flags: u64, pages: &[u64]) -> Answer {
+        let count = u16::try_from(pages.len()).expect("few");
+        self.call(Code::MapGpaPages, count, &bytes(&[&[self.id, first, flags], pages].concat()))
+    }
+
+    fn child(&self) -> Arc<Vm> {
+        platform::child_of(&self.parent, PartitionId(self.id)).expect("it is initialized")
+    }
+
+    /// Lets all vCPUs run.
+    fn start(&self) {
+        let child = self.child();
+        for (index, vcpu) in (0..).zip(child.vcpus()) {
+            vcpu.posted().start();
+            child.post(index, Pending::STARTUP);
+            child.vp(index).expect("it was created").resume(suspend::EXPLICIT, 0);
+        }
+    }
+
+    /// Lets vCPUs try again that have found no memory.
+    fn serve(&self) {
+        let child = self.child();
+        for (index, vcpu) in (0..).zip(child.vcpus()) {
+            if vcpu.suspended().load(Ordering::SeqCst) & suspend::INTERCEPT != 0 {
+                child.vp(index).expect("it was created").resume(suspend::INTERCEPT, 0);
+            }
+        }
+    }
+
+    fn word(&self, page: u64, offset: u64) -> u64 {
+        let mut word = [0; 8];
+        assert!(self.parent.memory.read(Gpa(page * PAGE_BYTES + offset), &mut word), "page {page:#x} is not there");
+        u64::from_le_bytes(word)
+    }
+
+    fn write(&self, page: u64, offset: u64, value: u64) {
+        let is_written = self.parent.memory.write(Gpa(page * PAGE_BYTES + offset), &value.to_le_bytes());
+        assert!(is_written, "page {page:#x} is not there");
+    }
+
+    /// Ends the child. All of its deposits come back, and are clear.
+    fn end(self) {
+        assert_eq!(self.call(Code::FinalizePartition, 0, &bytes(&[self.id])), all(0));
+        let half = DEPOSITED / 2;
+        assert_eq!(self.call(Code::WithdrawMemory, half, &bytes(&[self.id, 0])), all(half));
+        let mut back: Vec<u64> = (0..half.into()).map(|index| self.word(OUTPUT, index * 8)).collect();
+        let rest = self.call(Code::WithdrawMemory, 512, &bytes(&[self.id, 0]));
+        assert_eq!(rest, Answer::new(Status::NoResources, DEPOSITED - half));
+        back.extend((0..(DEPOSITED - half).into()).map(|index| self.word(OUTPUT, index * 8)));
+        back.sort_unstable();
+        assert!(back.iter().copied().eq(DEPOSITS..DEPOSITS + u64::from(DEPOSITED)), "{back:x?}");
+        for &page in &back {
+            let mut content = [0xff; PAGE_BYTES as usize];
+            assert!(self.parent.memory.read(Gpa(page * PAGE_BYTES), &mut content), "page {page:#x} is not there");
+            assert_eq!(content, [0; PAGE_BYTES as usize], "page {page:#x} is not clear");
+        }
+        assert_eq!(self.call(Code::DeletePartition, 0, &bytes(&[self.id])), all(0));
+        let Self { simulation, parent, .. } = self;
+        parent.stop(abi::control::StopReason::Commanded, format_args!("by the script"));
+        super::until_gone(simulation, parent);
+    }
+}
+
+/// How often the page is taken away.
+const ROUNDS: u64 = 6;
+
+/// Takes the lent page away and gives it back, while vCPUs run.
+fn take_and_give(simulation: &Simulation, programs: Vec<Vec<Op>>) {
+    let vcpus = u64::try_from(programs.len()).expect("few");
+    let family = Family::new(simulation, programs);
+    assert_eq!(family.map(FIXED, RIGHTS, &[OF_FIXED, OF_LENT]), all(2));
+    family.start();
+    let is_done = |number| family.word(OF_FIXED, DONE + 8 * number) != 0;
+    for round in 1..=ROUNDS {
+        let what = if round % 2 == 0 { Code::UnmapGpaPages } else { Code::MapGpaPages };
+        let flags = if what == Code::MapGpaPages { NO_ACCESS } else { 0 };
+        // One after the other: what is taken away twice is no error.
+        assert_eq!(family.call(what, 1, &bytes(&[family.id, LENT, flags, 0])), all(1));
+        let mark = !round;
+        for offset in 0..4 {
+            family.write(OF_LENT, 8 * offset, mark);
+        }
+        for offset in [0, 1, 2, 3, 0, 1, 2, 3] {
+            assert_eq!(family.word(OF_LENT, 8 * offset), mark, "the page was written to after it was taken away");
+            // Time for those that have it still in a TLB.
+            relax();
+        }
+        assert_eq!(family.map(LENT, RIGHTS, &[OF_LENT]), all(1));
+        family.serve();
+        (0..8).for_each(|_| relax());
+    }
+    simulation.wait_until("both vCPUs have ended", || {
+        family.serve();
+        (0..vcpus).all(is_done)
+    });
+    family.end();
+}
+
+/// Writes to the lent page again and again.
+fn writer(number: u64) -> Vec<Op> {
+    let at = LENT * PAGE_BYTES + 8 * number;
+    let round = |value| [Op::Write(at, value), Op::Write(at, value + 1), Op::Yield, Op::Write(at, value + 2)];
+    (1..=4).flat_map(round).chain([Op::Write(DONE + 8 * number, 1), Op::Stop]).collect()
+}
+
+/// Has the hypervisor write to it.
+fn written_for(number: u64) -> Vec<Op> {
+    let at = LENT * PAGE_BYTES + 16 * number;
+    let round = |value| [Op::WriteByHost(at, value), Op::WriteByHost(at, value + 1), Op::Yield];
+    (1..=3).flat_map(round).chain([Op::Write(DONE + 8 * number, 1), Op::Stop]).collect()
+}
+
+/// A page that two vCPUs write to is taken away.
+pub(super) const TAKEN_FROM_CHILD: Scenario = Scenario {
+    name: "a page is taken away from a child that writes to it",
+    cpus: 2,
+    count: 2_000,
+    script: |simulation| take_and_give(simulation, vec![writer(0), writer(1)]),
+};
+
+/// A page that the hypervisor writes to is taken away.
+pub(super) const VISITED: Scenario = Scenario {
+    name: "a page is taken away from a child while the hypervisor writes to it",
+    cpus: 2,
+    count: 2_000,
+    script: |simulation| take_and_give(simulation, vec![written_for(0), written_for(1)]),
+};
+
+#[test]
+fn page_that_was_taken_away_from_a_child_is_not_written_to() {
+    explore(TAKEN_FROM_CHILD);
+}
+
+#[test]
+fn page_that_was_taken_away_from_a_child_is_not_written_to_by_the_hypervisor() {
+    explore(VISITED);
+}
