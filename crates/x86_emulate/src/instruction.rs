@@ -161,6 +161,15 @@ pub struct Register {
     pub high: bool,
 }
 
+impl Register {
+    /// Its value, zero-extended.
+    #[inline(always)]
+    pub(crate) fn of(self, gprs: &[u64; 16]) -> u64 {
+        let whole = gprs[usize::from(self.number & 15)];
+        if self.high { whole >> 8 & 0xff } else { self.width.truncate(whole) }
+    }
+}
+
 /// An operand's address: segment : base + index * scale, and the instruction's displacement, modulo `width`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Address {
@@ -210,6 +219,16 @@ impl Instruction {
         locked: false,
         length: 0,
     };
+
+    /// The value that it writes to memory, if it does nothing else: a MOV of a register or of an immediate operand.
+    #[must_use]
+    pub fn stored(&self, gprs: &[u64; 16]) -> Option<u64> {
+        match (self.operation, self.form) {
+            (Operation::Move, Form::ToMemory) => Some(self.width.truncate(self.register.of(gprs))),
+            (Operation::Move, Form::ToMemoryImmediate) => Some(self.width.truncate(self.immediate)),
+            _ => None,
+        }
+    }
 
     /// The instruction as four words, for memory that is accessed a word at a time.
     #[must_use]

@@ -244,8 +244,7 @@ impl<'a, C: Cpu, M: Memory, D: Device> Emulation<'a, C, M, D> {
     /// A register's value, zero-extended.
     #[inline(always)]
     pub(crate) fn register(&self, register: Register) -> u64 {
-        let whole = self.cpu.gprs()[usize::from(register.number & 15)];
-        if register.high { whole >> 8 & 0xff } else { register.width.truncate(whole) }
+        register.of(self.cpu.gprs())
     }
 
     /// Sets the part of the register that `register` names.

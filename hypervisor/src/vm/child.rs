@@ -19,6 +19,7 @@ use partition::Features;
 use sched::{CpuId, Pending};
 use spin::{Mutex, Once};
 
+use super::doorbells::Doorbells;
 use super::memory::Memory;
 use super::serial::SerialLine;
 use super::{DETAIL_BYTES, Parts, VcpuRef, Vm};
@@ -64,6 +65,8 @@ pub(crate) struct Child {
     rooms: Mutex<Vec<Room>>,
     /// The time-stamp counter of its vCPUs.
     pub(crate) tsc: Mutex<GuestTsc>,
+    /// What its parent hears of without an exit.
+    pub(crate) doorbells: Doorbells,
     /// Unknown MSRs read as zero, and writes to them do nothing.
     pub(crate) ignores_unknown_msrs: AtomicBool,
     /// It counts itself among its vCPUs that have not left for good.
@@ -89,6 +92,11 @@ impl Vp {
 }
 
 impl Child {
+    /// The parent's vCPU that has resumed a vCPU last.
+    pub(crate) fn resumer(&self, index: u32) -> u32 {
+        self.vps.get(index as usize).map_or(0, |vp| vp.resumer.load(Ordering::Relaxed))
+    }
+
     /// A vCPU's page.
     fn page(&self, index: u32, which: StatePage) -> Option<Gpa> {
         let word = self.vps.get(index as usize)?.pages[which as usize].load(Ordering::Acquire);
@@ -118,6 +126,7 @@ impl Vm {
             vps: Growing::with_room(MAX_VPS as usize)?,
             rooms: Mutex::new(rooms),
             tsc: Mutex::new(GuestTsc::new()),
+            doorbells: Doorbells::new(),
             ignores_unknown_msrs: AtomicBool::new(false),
             is_open: AtomicBool::new(true),
         };

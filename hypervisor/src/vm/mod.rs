@@ -5,6 +5,7 @@ pub(crate) mod backing;
 pub(crate) mod child;
 pub(crate) mod creation;
 pub(crate) mod dirty;
+pub(crate) mod doorbells;
 pub(crate) mod fault;
 pub(crate) mod memory;
 pub(crate) mod rivals;

@@ -170,3 +170,21 @@ fn random_words_unpack_to_nothing_or_to_what_packs_again() {
     }
     assert!(some > 100, "{some} were instructions");
 }
+
+#[test]
+fn only_a_move_to_memory_does_nothing_but_write() {
+    let mut gprs = [0; 16];
+    (gprs[0], gprs[3], gprs[9]) = (0x1122_3344_5566_7788, 0xaaaa_bbbb_cccc_eedd, !0);
+    let stored = |code: &[u8]| {
+        let instruction = decode(Mode::Bits64, code).expect("it is an instruction");
+        instruction.stored(&gprs).map(|value| (instruction.width, value))
+    };
+    assert_eq!(stored(&[0x66, 0x89, 0x01]), Some((Width::Word, 0x7788)), "mov [rcx], ax");
+    assert_eq!(stored(&[0x88, 0x39]), Some((Width::Byte, 0xee)), "mov [rcx], bh");
+    assert_eq!(stored(&[0x4c, 0x89, 0x09]), Some((Width::Qword, !0)), "mov [rcx], r9");
+    assert_eq!(stored(&[0xc7, 0x01, 0xfe, 0xff, 0xff, 0xff]), Some((Width::Dword, 0xffff_fffe)), "mov dword [rcx], -2");
+    assert_eq!(stored(&[0x0f, 0xc3, 0x01]), Some((Width::Dword, 0x5566_7788)), "movnti [rcx], eax");
+    for code in [&[0x8b, 0x01][..], &[0x01, 0x01], &[0x87, 0x01], &[0xaa], &[0xff, 0x31]] {
+        assert_eq!(stored(code), None, "{code:02x?}");
+    }
+}

@@ -2,14 +2,15 @@
 
 use hyperv_defs::interrupt::{AssertInterrupt, ConnectPort, CreatePort, InterruptKind, Port};
 use hyperv_defs::{PartitionId, Status};
+use sched::Pending;
 
 use super::Ended;
 use super::parent::Caller;
 use crate::arch::machine::delivery;
 use crate::device::interrupt::{Kind, Message, Target};
 
-/// HvCallAssertVirtualInterrupt. The parent's kernel calls it with interrupts off, for each interrupt of a device. So it
-/// takes no lock that is held for long.
+/// HvCallAssertVirtualInterrupt. The parent's kernel calls it with interrupts off, for each interrupt of a device. So
+/// it takes no lock that is held for long.
 pub(super) fn assert(caller: &Caller<'_>, assert: &AssertInterrupt) -> Result<Ended, Status> {
     let vm = match caller.children.vm(assert.partition) {
         Ok(vm) => vm,
@@ -30,9 +31,9 @@ pub(super) fn assert(caller: &Caller<'_>, assert: &AssertInterrupt) -> Result<En
         InterruptKind::ExtInt | InterruptKind::Smi | InterruptKind::RemoteRead => return Err(Status::InvalidParameter),
         InterruptKind::Lint0 | InterruptKind::Lint1 => return Err(Status::InvalidParameter),
     };
-    // A level-triggered interrupt counts as an edge. VMMs are not told of its end, and so would not assert it again. Its
-    // vector has a clear TMR bit: from this, guests conclude that they must write to the I/O APIC's EOI register, which
-    // is the VMM's.
+    // A level-triggered interrupt counts as an edge. VMMs are not told of its end, and so would not assert it again.
+    // Its vector has a clear TMR bit: from this, guests conclude that they must write to the I/O APIC's EOI register,
+    // which is the VMM's.
     delivery::send(&vm, None, &Message { kind, vector: assert.vector, target, level: false });
     caller.done()
 }
@@ -46,28 +47,58 @@ pub(super) fn clear(caller: &Caller<'_>, id: PartitionId) -> Result<Ended, Statu
 
 /// HvCallCreatePort.
 pub(super) fn create_port(caller: &Caller<'_>, create: &CreatePort) -> Result<Ended, Status> {
-    caller.check_child(create.sender)?;
-    Err(Status::FeatureUnavailable)
+    if create.vp.is_some_and(|vp| vp >= caller.vm.config.vcpus) {
+        return Err(Status::InvalidVpIndex);
+    }
+    let mut parent = caller.children.lock();
+    parent.create_port(create)?;
+    if caller.children.mail.add_port(create).is_none() {
+        parent.delete_port(&create.port)?;
+        return Err(Status::NoResources);
+    }
+    caller.done()
 }
 
 /// HvCallDeletePort.
-pub(super) fn delete_port(_: &Caller<'_>, _: &Port) -> Result<Ended, Status> {
-    Err(Status::InvalidPortId)
+pub(super) fn delete_port(caller: &Caller<'_>, port: &Port) -> Result<Ended, Status> {
+    let mut parent = caller.children.lock();
+    parent.delete_port(port)?;
+    caller.children.mail.remove_port(port.number);
+    caller.done()
 }
 
 /// HvCallConnectPort.
 pub(super) fn connect_port(caller: &Caller<'_>, connect: &ConnectPort) -> Result<Ended, Status> {
-    caller.check_child(connect.connection.partition)?;
-    Err(Status::FeatureUnavailable)
+    let id = connect.connection.partition;
+    let mut parent = caller.children.lock();
+    parent.connect_port(connect)?;
+    let number = connect.connection.number;
+    let connected = caller.children.vm(id).and_then(|vm| {
+        let child = vm.as_child().ok_or(Status::InvalidPartitionState)?;
+        let port = caller.children.mail.port(connect.port.number).ok_or(Status::InvalidPortId)?;
+        child.doorbells.connect(number, connect.doorbell, port).map_err(|_| Status::NoResources)
+    });
+    if let Err(status) = connected {
+        parent.child_mut(id)?.0.disconnect(number)?;
+        return Err(status);
+    }
+    caller.done()
 }
 
 /// HvCallDisconnectPort.
 pub(super) fn disconnect_port(caller: &Caller<'_>, port: &Port) -> Result<Ended, Status> {
-    caller.check_child(port.partition)?;
-    Err(Status::InvalidConnectionId)
+    let mut parent = caller.children.lock();
+    parent.child_mut(port.partition)?.0.disconnect(port.number)?;
+    if let Ok(vm) = caller.children.vm(port.partition)
+        && let Some(child) = vm.as_child()
+    {
+        child.doorbells.disconnect(port.number);
+    }
+    caller.done()
 }
 
-/// HvCallNotifyPortRingEmpty.
-pub(super) fn ring_empty(_: &Caller<'_>, _: u8) -> Result<Ended, Status> {
-    Err(Status::FeatureUnavailable)
+/// HvCallNotifyPortRingEmpty: of the vCPU that calls. It looks again for doorbells that had no room.
+pub(super) fn ring_empty(caller: &Caller<'_>, _: u8) -> Result<Ended, Status> {
+    caller.vm.post(caller.index, Pending::MESSAGE);
+    caller.done()
 }

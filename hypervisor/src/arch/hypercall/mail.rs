@@ -1,19 +1,29 @@
-//! What waits for the vCPUs of a parent: messages about its children.
+//! What waits for the vCPUs of a parent: messages about its children, and their doorbells.
 //!
 //! Any pCPU posts a message, by the number of its sender ([`Mail::post`]). The pCPU that runs the parent's vCPU
 //! delivers it before the next entry. No message is stored: a sender's number says what its message is
 //! ([`Mail::message_of`]). A vCPU of a child has at most one message under way, because it is suspended until the
 //! parent resumes it.
+//!
+//! A doorbell is posted in the same way, by the place of its port in a table. The pCPU that runs the parent's vCPU
+//! writes the port's number into an event ring. While the ring is full, the doorbell waits.
 
 use alloc::vec::Vec;
+use core::num::NonZeroU32;
 
+use addr::Gpa;
 use hyperv_defs::PartitionId;
-use hyperv_defs::vp::Vp;
+use hyperv_defs::interrupt::CreatePort;
+use hyperv_defs::page::EVENTS;
+use hyperv_defs::vp::{VP_INDEX_ANY, Vp};
 use sched::Pending;
-use synic::{Message, SINTS, Senders};
+use spin::Mutex;
+use synic::{Absent, EventRings, Message, Notice, Rung, SINTS, Senders, Synic};
 
+use super::synic_page::SynicPage;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::vm::Vm;
+use crate::vm::doorbells::Port;
 
 /// The mail of one parent.
 pub(in crate::arch) struct Mail {
@@ -23,6 +33,20 @@ pub(in crate::arch) struct Mail {
     senders: Vec<AtomicU64>,
     /// Where the search for a free number begins: a number is not used again soon after its end.
     next: AtomicU32,
+    /// The parent's ports.
+    ports: Vec<PortPlace>,
+    /// Where the search for a free place begins.
+    next_port: AtomicU32,
+}
+
+/// Place of a port. Only the holder of the lock of the children's descriptions writes.
+struct PortPlace {
+    /// Its number, and its SINT from bit 32 on. Zero: no port.
+    word: AtomicU64,
+    /// The vCPU that hears, or [`VP_INDEX_ANY`].
+    vcpu: AtomicU32,
+    /// The child that it hears.
+    sender: AtomicU64,
 }
 
 /// What waits for one vCPU.
@@ -30,6 +54,10 @@ pub(in crate::arch) struct Mail {
 pub(in crate::arch) struct Inbox {
     /// Those that have a message for it.
     pub(in crate::arch) senders: Senders,
+    /// Places of ports that were rung.
+    doorbells: Senders,
+    /// Heads of its event rings. Only the pCPU that runs it takes the lock.
+    rings: Mutex<EventRings>,
 }
 
 /// Numbers below are of the vCPU's own SINTs: their event rings have new entries. They have a word of [`Senders`] of
@@ -53,10 +81,21 @@ impl Mail {
     pub(super) fn new(vcpus: u32) -> Option<Self> {
         let (mut inboxes, mut senders) = (Vec::new(), Vec::new());
         inboxes.try_reserve_exact(vcpus as usize).ok()?;
-        inboxes.extend((0..vcpus).map(|_| Inbox { senders: Senders::new() }));
+        inboxes.extend((0..vcpus).map(|_| Inbox {
+            senders: Senders::new(),
+            doorbells: Senders::new(),
+            rings: Mutex::new(EventRings::new()),
+        }));
         senders.try_reserve_exact(Senders::LIMIT).ok()?;
         senders.extend((0..Senders::LIMIT).map(|_| AtomicU64::new(0)));
-        Some(Self { inboxes, senders, next: AtomicU32::new(0) })
+        let mut ports = Vec::new();
+        ports.try_reserve_exact(Senders::LIMIT).ok()?;
+        ports.extend((0..Senders::LIMIT).map(|_| PortPlace {
+            word: AtomicU64::new(0),
+            vcpu: AtomicU32::new(VP_INDEX_ANY),
+            sender: AtomicU64::new(0),
+        }));
+        Some(Self { inboxes, senders, next: AtomicU32::new(0), ports, next_port: AtomicU32::new(0) })
     }
 
     /// What waits for a vCPU.
@@ -120,4 +159,103 @@ impl Mail {
             parent.post(vcpu, Pending::MESSAGE);
         }
     }
+}
+
+/// Doorbells.
+impl Mail {
+    /// Gives a port a place. `None`: all are used.
+    pub(super) fn add_port(&self, port: &CreatePort) -> Option<()> {
+        let first = self.next_port.load(Ordering::Relaxed) as usize;
+        let mut places = (0..self.ports.len()).map(|ahead| (first + ahead) % self.ports.len());
+        let at = places.find(|at| self.ports[*at].word.load(Ordering::Relaxed) == 0)?;
+        let place = &self.ports[at];
+        place.vcpu.store(port.vp.unwrap_or(VP_INDEX_ANY), Ordering::Relaxed);
+        place.sender.store(port.sender.0, Ordering::Relaxed);
+        place.word.store(u64::from(port.sint) << 32 | u64::from(port.port.number), Ordering::Release);
+        self.next_port.store(u32::try_from(at + 1).ok()?, Ordering::Relaxed);
+        Some(())
+    }
+
+    /// The port with this number.
+    pub(super) fn port(&self, number: u32) -> Option<Port> {
+        let at = self.ports.iter().position(|place| number_of(place.word.load(Ordering::Relaxed)) == number)?;
+        Some(Port { place: u32::try_from(at).ok()?, number })
+    }
+
+    /// Nobody rings at this port any more.
+    pub(super) fn remove_port(&self, number: u32) {
+        if let Some(port) = self.port(number) {
+            self.clear_port(port.place as usize);
+        }
+    }
+
+    /// The same for all ports that heard a child.
+    pub(super) fn remove_ports_of(&self, id: PartitionId) {
+        for (at, place) in self.ports.iter().enumerate() {
+            if place.sender.load(Ordering::Relaxed) == id.0 && place.word.load(Ordering::Relaxed) != 0 {
+                self.clear_port(at);
+            }
+        }
+    }
+
+    fn clear_port(&self, at: usize) {
+        self.ports[at].word.store(0, Ordering::Release);
+        self.inboxes.iter().for_each(|inbox| inbox.doorbells.withdraw(at));
+    }
+
+    /// A child has written where it rings at this port. `resumer` hears it, unless the port is for another vCPU of the
+    /// parent. Returns whether the port is still there.
+    pub(in crate::arch) fn ring(&self, parent: &Vm, resumer: u32, port: Port) -> bool {
+        let Some(place) = self.ports.get(port.place as usize) else { return false };
+        if number_of(place.word.load(Ordering::Acquire)) != port.number {
+            return false;
+        }
+        let vcpu = match place.vcpu.load(Ordering::Relaxed) {
+            VP_INDEX_ANY => resumer,
+            vcpu => vcpu,
+        };
+        let Some(inbox) = self.inbox(vcpu) else { return false };
+        inbox.doorbells.post(port.place as usize);
+        parent.post(vcpu, Pending::MESSAGE);
+        true
+    }
+
+    /// The parent's vCPU `index` writes the doorbells that were posted for it into its event rings, and posts itself
+    /// the messages about that. Those that find no room wait. Calls `interrupt` for each interrupt that tells the guest.
+    pub(in crate::arch) fn fill_rings(&self, parent: &Vm, index: u32, synic: &Synic, mut interrupt: impl FnMut(u8)) {
+        let Some(inbox) = self.inbox(index).filter(|inbox| inbox.doorbells.has_some()) else { return };
+        let Some(page) = synic.ring_page() else { return };
+        let page = SynicPage { memory: &parent.memory, gpa: Gpa(page) };
+        let mut rings = inbox.rings.lock();
+        for _ in 0..=EVENTS {
+            let Some(at) = inbox.doorbells.take() else { return };
+            let word = self.ports.get(at).map_or(0, |place| place.word.load(Ordering::Acquire));
+            let Some(number) = NonZeroU32::new(number_of(word)) else { continue };
+            let sint = (word >> 32) as usize % SINTS;
+            match rings.ring(&page, sint, number) {
+                Ok(Rung::Signal) => match synic.notice(sint) {
+                    Some(Notice::Message) => inbox.senders.post(sint),
+                    Some(Notice::Interrupt(tells)) => interrupt(tells.vector),
+                    None => {}
+                },
+                Ok(Rung::Masked) => {}
+                Ok(Rung::Full) | Err(Absent) => return inbox.doorbells.post(at),
+            }
+        }
+        // A child that rings without end does not keep the parent from running.
+        parent.post(index, Pending::MESSAGE);
+    }
+
+    /// The parent's vCPU has enabled its page of event rings.
+    pub(in crate::arch) fn restart_rings(&self, index: u32) {
+        if let Some(inbox) = self.inbox(index) {
+            *inbox.rings.lock() = EventRings::new();
+        }
+    }
+}
+
+/// The number of the port that has this word.
+const fn number_of(word: u64) -> u32 {
+    let [number @ .., _, _, _, _] = word.to_le_bytes();
+    u32::from_le_bytes(number)
 }

@@ -88,6 +88,7 @@ fn ended(caller: &Caller<'_>, progress: Progress) -> Result<Ended, Status> {
 /// As much of HvCallFinalizePartition as the `budget` allows.
 pub(super) fn finalize_part(family: &Family<'_>, id: PartitionId, budget: Budget) -> Result<Progress, Status> {
     family.children.lock().finalize(id)?;
+    family.children.mail.remove_ports_of(id);
     if let Ok(vm) = family.children.vm(id) {
         if !vm.end_child() {
             return Ok(Progress::More);

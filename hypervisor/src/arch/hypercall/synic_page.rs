@@ -1,9 +1,11 @@
 //! The SynIC's pages in a guest's memory.
 
+use core::mem::offset_of;
 use core::sync::atomic::{Ordering, fence};
 
 use addr::Gpa;
-use synic::{Absent, MESSAGE_BYTES, MessagePage};
+use hyperv_defs::page::EventRing;
+use synic::{Absent, MESSAGE_BYTES, MessagePage, RingPage};
 
 use crate::vm::memory::Memory;
 
@@ -66,5 +68,37 @@ impl MessagePage for SynicPage<'_> {
         let head = head.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte));
         // The exchange comes after the rest for all who see it.
         self.change(slot * MESSAGE_BYTES, |_| head | u64::from(kind))
+    }
+}
+
+/// In the first word of an event ring: byte 0 says that the guest looks anyway, byte 1 that there was no room.
+const MASKED: u64 = 0xff;
+const FULL: u64 = 1 << 8;
+
+/// Where a place of a ring is: the word, and the place's first bit in it.
+fn place_of(sint: usize, place: usize) -> (usize, usize) {
+    let offset = sint * size_of::<EventRing>() + offset_of!(EventRing, ports) + place * size_of::<u32>();
+    (offset / WORD * WORD, offset % WORD * 8)
+}
+
+impl RingPage for SynicPage<'_> {
+    fn port(&self, sint: usize, place: usize) -> Result<u32, Absent> {
+        let (word, shift) = place_of(sint, place);
+        #[expect(clippy::cast_possible_truncation, reason = "one of two halves of the word")]
+        let port = (self.load(word)? >> shift) as u32;
+        Ok(port)
+    }
+
+    fn set_port(&self, sint: usize, place: usize, port: u32) -> Result<(), Absent> {
+        let (word, shift) = place_of(sint, place);
+        self.change(word, |word| word & !(u64::from(u32::MAX) << shift) | u64::from(port) << shift)
+    }
+
+    fn set_full(&self, sint: usize) -> Result<(), Absent> {
+        self.change(sint * size_of::<EventRing>(), |word| word | FULL)
+    }
+
+    fn is_masked(&self, sint: usize) -> Result<bool, Absent> {
+        Ok(self.load(sint * size_of::<EventRing>())? & MASKED != 0)
     }
 }

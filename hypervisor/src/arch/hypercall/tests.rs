@@ -1,5 +1,6 @@
 use abi::payload::{Role, VmConfig};
 use addr::{Gpa, GpaRange};
+use hyperv_defs::interrupt::{CreatePort, Port};
 use hyperv_defs::partition::CreatePartitionInput;
 use hyperv_defs::property::{ProcessorFeatures, SyntheticFeatures, XsaveFeatures};
 use hyperv_defs::vp::Vp;
@@ -186,10 +187,20 @@ fn take_message(vm: &Vm) -> Option<(u64, u64, bool)> {
     Some((sender, payload, is_pending))
 }
 
-/// A SynIC with a page of messages and this interrupt for SINT 0.
+/// The page of event rings.
+const RINGS: Gpa = Gpa(0x6000);
+
+/// A SynIC with its pages, as Linux uses them: this interrupt for SINT 0, and SINT 5 for doorbells.
 fn synic(vector: u64) -> Synic {
     let mut synic = Synic::with_pages(MESSAGES.0, 0x5000);
-    for (number, value) in [(msr::SINT0, vector), (msr::SIMP, MESSAGES.0 | 1), (msr::SCONTROL, 1)] {
+    const AS_INTERCEPT: u64 = 1 << 19;
+    for (number, value) in [
+        (msr::SINT0, vector),
+        (msr::SINT0 + 5, vector | AS_INTERCEPT),
+        (msr::SIMP, MESSAGES.0 | 1),
+        (msr::SIRBP, RINGS.0 | 1),
+        (msr::SCONTROL, 1),
+    ] {
         synic.write(number, value).expect("the register exists");
     }
     synic
@@ -285,5 +296,77 @@ fn interrupt_is_asserted_in_those_vcpus_of_the_child_that_it_is_for() {
         assert_eq!(assert(0x100, 7, 0, 0), DONE, "QEMU's PIC has nothing");
         assert_eq!(assert(0x100, 2, 0, 0x40), Err(Status::InvalidParameter), "SMI");
         assert_eq!((hearers(), assert(0x101, 0, 0, 0x40)), (vec![], Err(Status::InvalidPartitionId)));
+    });
+}
+
+#[test]
+fn doorbells_wait_for_room_in_the_ring_and_none_is_lost() {
+    /// Where the ring of SINT 5 is, and its first port.
+    const RING: u64 = RINGS.0 + 5 * 256;
+    with_vm(|vm| {
+        let children = children();
+        let mail = &children.mail;
+        let inbox = mail.inbox(0).expect("there is a vCPU");
+        let page = SynicPage { memory: &vm.memory, gpa: MESSAGES };
+        let synic = synic(0xf3);
+        let deliver = || {
+            mail.fill_rings(vm, 0, &synic, |vector| panic!("{vector:#x}: SINT 5 tells by a message"));
+            synic.pump_posted(0, &page, &inbox.senders, |sender| mail.message_of(sender))
+        };
+        let create = |number| CreatePort {
+            port: Port { partition: PartitionId::SELF, number },
+            sender: PartitionId(0x100),
+            sint: 5,
+            vp: None,
+        };
+        let ports: Vec<_> = (1..=100)
+            .map(|number| {
+                mail.add_port(&create(number)).expect("there is room");
+                mail.port(number).expect("it is there now")
+            })
+            .collect();
+        for port in &ports {
+            assert!(mail.ring(vm, 0, *port) && mail.ring(vm, 0, *port), "twice is once");
+        }
+        assert!(vm.vcpus()[0].mailbox().has_work(), "the vCPU is to look");
+
+        let mut heard = Vec::new();
+        let mut tail = 0;
+        let mut told = 0;
+        let mut empties = 0;
+        loop {
+            let _ = deliver();
+            let Some((sender, sint, _)) = take_message(vm) else { break };
+            assert_eq!((sender, sint), (0, 5));
+            told += 1;
+            let place = |tail: u64| Gpa(RING + 4 + tail * 4);
+            let mut port = [0; 4];
+            while vm.memory.read(place(tail), &mut port) && port != [0; 4] {
+                heard.push(u32::from_le_bytes(port));
+                assert!(vm.memory.write(place(tail), &[0; 4]));
+                tail = (tail + 1) % 63;
+            }
+            let mut is_full = [0];
+            assert!(vm.memory.read(Gpa(RING + 1), &mut is_full) && vm.memory.write(Gpa(RING + 1), &[0]));
+            if is_full == [1] {
+                empties += 1;
+                let input = words(&[5]);
+                let notify = Control::new(Code::NotifyPortRingEmpty).with_fast();
+                assert_eq!(call(vm, Some(&children), notify, &input, Gpa(!0)), DONE);
+            }
+        }
+        heard.sort_unstable();
+        assert_eq!(heard, (1..=100).collect::<Vec<u32>>());
+        assert_eq!((empties, told), (1, 2), "63, then the rest");
+
+        // One that the guest looks at anyway, and ports that are gone.
+        assert!(vm.memory.write(Gpa(RING), &[1]) && mail.ring(vm, 0, ports[0]));
+        assert_eq!((deliver(), take_message(vm)), (None, None));
+        assert!(mail.ring(vm, 0, ports[1]));
+        mail.remove_port(2);
+        assert!(!mail.ring(vm, 0, ports[1]) && mail.ring(vm, 0, ports[2]));
+        mail.remove_ports_of(PartitionId(0x100));
+        assert!(!mail.ring(vm, 0, ports[2]) && deliver().is_none());
+        assert_eq!(word_at(vm, Gpa(RING + 8 + tail * 4)) & 0xffff_ffff, 0, "the ring has nothing more");
     });
 }

@@ -3,7 +3,7 @@
 //!
 //! Everything else is handled as for any VM: the local APIC, CPUID, MSRs, HLT, hypercalls, exceptions.
 
-use addr::{Gpa, PageSize};
+use addr::{Gpa, PAGE_BYTES, PageSize};
 use hyperv_defs::message::{
     INSTRUCTION_BYTES, InterceptAccess, InterceptHeader, MemoryIntercept, MessageType, PortIntercept, execution,
 };
@@ -56,7 +56,26 @@ pub(in crate::arch::x86_64) fn device(run: &mut Running<'_>, gpa: Gpa, needs: Ne
         // Nobody can emulate that. On a PC it would read ones from an empty bus, and soon be a triple fault.
         return unrecoverable(run, "has code, page tables or a stack where there is no memory");
     }
+    if needs.access.write && rings(run, gpa) {
+        return Next::Resume;
+    }
     memory(run, MessageType::UnmappedGpa, gpa, needs)
+}
+
+/// Whether a child's write at `gpa` is a doorbell. Then the parent hears of it, and the instruction is done.
+fn rings(run: &mut Running<'_>, gpa: Gpa) -> bool {
+    let vm = run.vm;
+    let Some(child) = vm.as_child().filter(|child| child.doorbells.is_at(gpa)) else { return false };
+    let Some(store) = mmio::store(run) else { return false };
+    let [bytes, ..] = store.width.bytes().to_le_bytes();
+    let is_on_page = gpa.offset_in(PageSize::Size4K) + u64::from(bytes) <= PAGE_BYTES;
+    let Some(port) = child.doorbells.find(gpa, bytes, store.value).filter(|_| is_on_page) else { return false };
+    let Some(children) = child.parent.platform().children() else { return false };
+    let is_rung = children.mail.ring(&child.parent, child.resumer(run.index), port);
+    if is_rung {
+        run.owner.arch.skip_to(store.next_rip);
+    }
+    is_rung
 }
 
 /// A child accesses memory that its parent has taken away for now. It tries again once the parent has served the fault.

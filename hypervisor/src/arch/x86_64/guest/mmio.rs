@@ -191,6 +191,28 @@ pub(in crate::arch::x86_64) fn bytes_at_rip(run: &mut Running<'_>) -> Option<Win
     x86_emulate::fetch_whole(&registers, &run.vm.memory, arch.emulator.walks()).ok()
 }
 
+/// An instruction that does nothing but write to memory.
+pub(super) struct Store {
+    pub(super) width: Width,
+    pub(super) value: u64,
+    /// RIP behind the instruction.
+    pub(super) next_rip: u64,
+}
+
+/// The instruction at RIP, if it is such a one.
+pub(super) fn store(run: &mut Running<'_>) -> Option<Store> {
+    let (saved, count) = saved_bytes(&run.owner.arch, run.vcpu, run.vm.memory.epoch());
+    let window = if count != 0 { Window::of(&saved[..count]) } else { bytes_at_rip(run)? };
+    let arch = &mut run.owner.arch;
+    let registers = Registers::of(&mut arch.gprs, &mut arch.hardware);
+    let mode = registers.mode();
+    let instruction = x86_emulate::decode(mode, window.to_bytes().get(..usize::from(window.length()))?).ok()?;
+    let value = instruction.stored(registers.gprs())?;
+    let next_rip = registers.rip().wrapping_add(instruction.length.into());
+    let next_rip = if mode == Mode::Bits64 { next_rip } else { Width::Dword.truncate(next_rip) };
+    Some(Store { width: instruction.width, value, next_rip })
+}
+
 /// Clears TF in the flags that the guest's PUSHF has just saved, because TF was the hypervisor's. If the stack cannot
 /// be written any more, the guest has changed its page tables, and keeps the flags.
 pub(in crate::arch::x86_64) fn clear_saved_trap_flag(run: &mut Running<'_>) {

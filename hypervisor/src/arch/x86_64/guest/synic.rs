@@ -172,6 +172,11 @@ pub(super) fn write_msr(
     if matches!(number, msr::SINT0..=msr::SINT15) {
         arch.apic.set_auto_eoi(arch.synic.auto_eoi_vectors());
     }
+    if number == msr::SIRBP
+        && let Some(children) = run.vm.platform().children()
+    {
+        children.mail.restart_rings(run.index);
+    }
     // A slot may be free now, or the page be there.
     arch.synic.waiting = ALL_SINTS;
     deliver(run);
@@ -195,7 +200,7 @@ pub(super) fn deliver(run: &mut Running<'_>) {
     }
 }
 
-/// Delivers messages of a parent's children, as far as their slot is free.
+/// Delivers messages and doorbells of a parent's children, as far as there is room.
 pub(super) fn deliver_posted(run: &mut Running<'_>) {
     run.owner.arch.synic.waiting |= 1 << PARENTS_SINT;
     deliver_waiting(run);
@@ -205,6 +210,10 @@ pub(super) fn deliver_posted(run: &mut Running<'_>) {
 fn deliver_waiting(run: &mut Running<'_>) {
     let arch = &mut run.owner.arch;
     let waiting = core::mem::take(&mut arch.synic.waiting);
+    let mail = run.vm.platform().children().map(|children| &children.mail);
+    if let Some(mail) = mail {
+        mail.fill_rings(run.vm, run.index, &arch.synic.registers, |vector| arch.apic.accept(vector, false));
+    }
     let Some(page) = arch.synic.registers.message_page() else { return };
     let page = SynicPage { memory: &run.vm.memory, gpa: Gpa(page) };
     for sint in (0..SINTS).filter(|sint| waiting >> sint & 1 != 0) {
@@ -214,7 +223,7 @@ fn deliver_waiting(run: &mut Running<'_>) {
         }
         // Timers never send there.
         if sint == PARENTS_SINT
-            && let Some(mail) = run.vm.platform().children().map(|children| &children.mail)
+            && let Some(mail) = mail
             && let Some(inbox) = mail.inbox(run.index)
             && let Some(interrupt) =
                 registers.pump_posted(sint, &page, &inbox.senders, |sender| mail.message_of(sender))
