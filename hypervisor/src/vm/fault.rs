@@ -111,7 +111,7 @@ fn outside(run: &mut Running<'_>, gpa: Gpa, needs: impl FnOnce() -> Needs) -> Re
         return Resolved::Device;
     }
     let resolved = Machine::fault_of_child(run, gpa, needs().access);
-    if resolved == Resolved::Again {
+    if resolved != Resolved::Device {
         run.tally.exit(ExitReason::Stage2Fault);
         count_stall(run);
     }

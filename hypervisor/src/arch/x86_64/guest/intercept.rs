@@ -10,15 +10,18 @@ use hyperv_defs::message::{
 use hyperv_defs::register::SegmentRegister;
 use hyperv_defs::wire::{U16, U32, U64};
 use log::debug;
+use stage2::Access;
 use x86_defs::registers::{Segment, cr0, efer};
+use x86_emulate::Outcome;
 
 use super::mmio;
 use super::state::{Registers, State as _, gpr};
 use super::vcpu::ArchVcpu;
 use crate::arch::x86_64::backend::{Injection as _, PortAccess};
+use crate::arch::{Arch as _, Machine};
 use crate::vcpu::run::{Next, Running};
 use crate::vm::child::intercept;
-use crate::vm::fault::Needs;
+use crate::vm::fault::{Needs, Resolved};
 
 /// A child's IN, OUT, INS or OUTS.
 #[cold]
@@ -85,15 +88,32 @@ pub(in crate::arch::x86_64) fn not_here_now(run: &mut Running<'_>, gpa: Gpa, nee
     memory(run, MessageType::GpaIntercept, gpa, needs)
 }
 
+/// The hypervisor needs code or a page table of a child at `gpa`, and did not find it. The instruction is tried again
+/// when the parent has brought it back.
+#[cold]
+pub(in crate::arch::x86_64) fn unbacked(run: &mut Running<'_>, gpa: Gpa) -> Next {
+    match Machine::fault_of_child(run, gpa, Access::READ) {
+        Resolved::NoAccess => not_here_now(run, gpa, Needs { access: Access::READ, is_table_walk: true }),
+        // It is back.
+        Resolved::Again => {
+            run.owner.arch.before_instruction();
+            Next::Resume
+        }
+        Resolved::Device | Resolved::End(_) => unrecoverable(run, "has code or page tables where there is no memory"),
+    }
+}
+
 fn memory(run: &mut Running<'_>, kind: MessageType, gpa: Gpa, needs: Needs) -> Next {
     const WRITE_BACK: u32 = 6;
     // The parent's kernel serves the fault without the instruction.
-    let window = if kind == MessageType::UnmappedGpa { mmio::bytes_at_rip(run) } else { None };
     let mut instruction = [0; INSTRUCTION_BYTES];
     let mut instruction_length = 0;
-    if let Some(window) = window {
-        instruction = window.to_bytes();
-        instruction_length = window.length();
+    if kind == MessageType::UnmappedGpa {
+        match mmio::code_at_rip(run) {
+            Ok(window) => (instruction, instruction_length) = (window.to_bytes(), window.length()),
+            Err(Outcome::Unbacked(at)) => return unbacked(run, at),
+            Err(_) => {}
+        }
     }
     let access = match needs.access {
         access if access.execute => InterceptAccess::Execute,

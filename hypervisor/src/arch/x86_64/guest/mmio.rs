@@ -124,10 +124,7 @@ fn end(run: &mut Running<'_>, cause: Cause, outcome: Outcome) -> Next {
             arch.raise(exception.vector, exception.error_code);
         }
         Outcome::Unsupported { bytes, length } => refuse(run, cause, &bytes, length),
-        Outcome::Unbacked(at) if run.vm.as_child().is_some() => {
-            let access = stage2::Access { read: true, write: false, execute: false };
-            return intercept::not_here_now(run, at, Needs { access, is_table_walk: true });
-        }
+        Outcome::Unbacked(at) if run.vm.as_child().is_some() => return intercept::unbacked(run, at),
         Outcome::Unbacked(at) => {
             run.vm.stop(
                 StopReason::Unsupported,
@@ -186,9 +183,21 @@ pub(in crate::arch::x86_64) fn fetch(run: &mut Running<'_>) -> Option<Fetched> {
 
 /// The guest's next bytes of code, if they can be fetched, up to the end of the page or beyond.
 pub(in crate::arch::x86_64) fn bytes_at_rip(run: &mut Running<'_>) -> Option<Window> {
+    code_at_rip(run).ok()
+}
+
+/// The same.
+///
+/// # Errors
+/// Why they cannot be fetched.
+pub(super) fn code_at_rip(run: &mut Running<'_>) -> Result<Window, Outcome> {
+    // As during an emulation: words in a child's memory stay valid.
+    run.vcpu.presence().emulate(run.cpu.id.0);
     let arch = &mut run.owner.arch;
     let registers = Registers::of(&mut arch.gprs, &mut arch.hardware);
-    x86_emulate::fetch_whole(&registers, &run.vm.memory, arch.emulator.walks()).ok()
+    let window = x86_emulate::fetch_whole(&registers, &run.vm.memory, arch.emulator.walks());
+    run.vcpu.presence().leave();
+    window
 }
 
 /// An instruction that does nothing but write to memory.
