@@ -19,13 +19,14 @@ pub(in crate::arch) struct SynicPage<'a> {
 const PENDING: u64 = 1 << 40;
 /// How often a word is tried to be changed that the guest changes meanwhile. For a guest that does so without end, the
 /// page is not there.
-const ATTEMPTS: u32 = 16;
+const ATTEMPTS: u32 = 64;
 
 impl SynicPage<'_> {
     /// Changes the word at this offset.
     fn change(&self, offset: usize, change: impl Fn(u64) -> u64) -> Result<(), Absent> {
-        let word = self.memory.find_word(self.at(offset)?).ok_or(Absent)?;
         for _ in 0..ATTEMPTS {
+            // Anew each time: a parent's memory may lose a page meanwhile, and then no word that was found is valid.
+            let word = self.memory.find_word(self.at(offset)?).ok_or(Absent)?;
             let old = self.memory.load(word, 0);
             if self.memory.compare_exchange(word, old, change(old)) {
                 return Ok(());
@@ -37,9 +38,16 @@ impl SynicPage<'_> {
     /// Reads the word at this offset, after what was written before: for all processors. ([`Self::change`] exchanges,
     /// which is a barrier on its other side.)
     fn load(&self, offset: usize) -> Result<u64, Absent> {
-        let word = self.memory.find_word(self.at(offset)?).ok_or(Absent)?;
-        fence(Ordering::SeqCst);
-        Ok(self.memory.load(word, 0))
+        for _ in 0..ATTEMPTS {
+            let word = self.memory.find_word(self.at(offset)?).ok_or(Absent)?;
+            fence(Ordering::SeqCst);
+            let value = self.memory.load(word, 0);
+            // A word that is not valid any more reads as zero, and a slot with zero would be free.
+            if value != 0 || self.memory.compare_exchange(word, 0, 0) {
+                return Ok(value);
+            }
+        }
+        Err(Absent)
     }
 
     fn at(&self, offset: usize) -> Result<Gpa, Absent> {
