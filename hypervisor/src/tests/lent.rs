@@ -12,14 +12,17 @@ use addr::{Gpa, PAGE_BYTES};
 use hyperv_defs::partition::CreatePartitionInput;
 use hyperv_defs::wire::{U32, U64};
 use hyperv_defs::{Answer, Code, Control, PartitionId, Status};
+use partition::Entry;
 use sched::Pending;
+use stage2::Access;
 
 use super::{Scenario, config, create, explore, prepare};
-use crate::arch::fake::machine::Simulation;
+use crate::arch::fake::machine::{Simulation, run};
 use crate::arch::fake::platform;
 use crate::arch::fake::program::Op;
 use crate::sync::{Ordering, relax};
 use crate::vm::Vm;
+use crate::vm::address_space::NoTlb;
 use crate::vm::child::suspend;
 
 /// Of the child: a page that stays, and one that comes and goes.
@@ -34,8 +37,15 @@ const OF_LENT: u64 = 17;
 const DEPOSITS: u64 = 64;
 const DEPOSITED: u16 = 24;
 
+/// Bytes of the parent's memory.
+const MEMORY: u64 = 16 << 20;
+
 const RIGHTS: u64 = 0x800f;
+const READ_ONLY: u64 = 0x800d;
 const NO_ACCESS: u64 = 0x1_0000;
+const LARGE: u64 = 0x8000_0000;
+/// As UNMAP has it.
+const UNMAP_LARGE: u64 = 2;
 
 /// A parent, and its only child.
 struct Family<'a> {
@@ -55,9 +65,14 @@ const fn all(reps: u16) -> Answer {
 impl<'a> Family<'a> {
     /// A child with deposits and without memory, whose vCPUs have these programs.
     fn new(simulation: &'a Simulation, programs: Vec<Vec<Op>>) -> Self {
-        let config = VmConfig { role: Role::Parent, ..config("parent", 1) };
+        Self::of_parent(simulation, vec![vec![]], programs)
+    }
+
+    /// The same. The parent's vCPUs have programs too.
+    fn of_parent(simulation: &'a Simulation, own: Vec<Vec<Op>>, programs: Vec<Vec<Op>>) -> Self {
+        let config = VmConfig { role: Role::Parent, memory_bytes: MEMORY, ..config("parent", own.len()) };
         prepare(core::slice::from_ref(&config));
-        let parent = create(simulation, 0, &config, vec![vec![]]);
+        let parent = create(simulation, 0, &config, own);
         let mut family = Self { simulation, parent, id: 0 };
 
         let create = CreatePartitionInput {
@@ -97,6 +112,29 @@ impl<'a> Family<'a> {
     fn map(&self, first: u64, flags: u64, pages: &[u64]) -> Answer {
         let count = u16::try_from(pages.len()).expect("few");
         self.call(Code::MapGpaPages, count, &bytes(&[&[self.id, first, flags], pages].concat()))
+    }
+
+    fn unmap(&self, first: u64, flags: u64, count: u16) -> Answer {
+        self.call(Code::UnmapGpaPages, count, &bytes(&[self.id, first, flags]))
+    }
+
+    fn described(&self, page: u64) -> Entry {
+        platform::described(&self.parent, PartitionId(self.id), page).expect("it exists")
+    }
+
+    /// Whether stage 2 maps a page as it was described.
+    fn is_mapped_as_described(&self, page: u64) -> bool {
+        let memory = &self.child().memory;
+        let shape = memory.shape();
+        let found = memory.tree().walk(memory.tables(), &NoTlb, &*shape).lookup(Gpa(page * PAGE_BYTES));
+        match (self.described(page), found) {
+            (Entry::Absent | Entry::NoAccess, None) => true,
+            (Entry::Page { source, access }, Some(leaf)) => {
+                Some(leaf.translate(Gpa(page * PAGE_BYTES))) == self.parent.memory.backing.pages(source, 1)
+                    && leaf.access == Access { read: true, write: access.write, execute: access.execute }
+            }
+            _ => false,
+        }
     }
 
     fn child(&self) -> Arc<Vm> {
@@ -151,6 +189,10 @@ impl<'a> Family<'a> {
             assert_eq!(content, [0; PAGE_BYTES as usize], "page {page:#x} is not clear");
         }
         assert_eq!(self.call(Code::DeletePartition, 0, &bytes(&[self.id])), all(0));
+        self.turn_off();
+    }
+
+    fn turn_off(self) {
         let Self { simulation, parent, .. } = self;
         parent.stop(abi::control::StopReason::Commanded, format_args!("by the script"));
         super::until_gone(simulation, parent);
@@ -222,6 +264,32 @@ pub(super) const VISITED: Scenario = Scenario {
     script: |simulation| take_and_give(simulation, vec![written_for(0), written_for(1)]),
 };
 
+/// The parent deposits a page that its other vCPUs write to: the hypervisor's list of pages is in it.
+pub(super) const DEPOSITED_IN_USE: Scenario = Scenario {
+    name: "a parent deposits a page that it writes to",
+    cpus: 2,
+    count: 2_000,
+    script: |simulation| {
+        const PAGE: u64 = 200;
+        let at = PAGE * PAGE_BYTES;
+        let writer = |number: u64| [&[Op::Write(at, !number), Op::Yield].repeat(10)[..], &[Op::Stop]].concat();
+        let first = vec![Op::Start(1), Op::Start(2), Op::Stop];
+        let family = Family::of_parent(simulation, vec![first, writer(1), writer(2)], vec![]);
+        family.parent.start();
+        simulation.wait_until("the parent uses it", || family.word(PAGE, 0) != 0);
+        assert_eq!(family.deposit(PAGE, 1), all(1));
+        (0..16).for_each(|_| relax());
+        assert_eq!(family.call(Code::WithdrawMemory, 1, &bytes(&[family.id, 0])), all(1));
+        assert_eq!(family.word(OUTPUT, 0), PAGE);
+        family.end();
+    },
+};
+
+#[test]
+fn page_that_was_deposited_is_not_written_to_by_the_parent() {
+    explore(DEPOSITED_IN_USE);
+}
+
 #[test]
 fn page_that_was_taken_away_from_a_child_is_not_written_to() {
     explore(TAKEN_FROM_CHILD);
@@ -230,4 +298,132 @@ fn page_that_was_taken_away_from_a_child_is_not_written_to() {
 #[test]
 fn page_that_was_taken_away_from_a_child_is_not_written_to_by_the_hypervisor() {
     explore(VISITED);
+}
+
+/// A family whose child never runs.
+fn with_family(script: fn(&Family<'_>)) {
+    let _no_mistakes = super::beside_others();
+    run(1, move |simulation: &Simulation| {
+        let family = Family::new(simulation, vec![vec![]]);
+        script(&family);
+        assert_eq!(family.call(Code::FinalizePartition, 0, &bytes(&[family.id])), all(0));
+        assert_eq!(family.call(Code::DeletePartition, 0, &bytes(&[family.id])), all(0));
+        // All of the parent's pages are its own again.
+        for page in 0..MEMORY / PAGE_BYTES {
+            let _there = family.word(page, 0);
+        }
+        family.turn_off();
+    });
+}
+
+#[test]
+fn deposited_page_is_out_of_the_parents_reach_until_it_is_back() {
+    with_family(|family| {
+        let mut word = [0; 8];
+        assert!(!family.parent.memory.read(Gpa(DEPOSITS * PAGE_BYTES), &mut word));
+        assert!(!family.parent.memory.write(Gpa(DEPOSITS * PAGE_BYTES), &word));
+        let again = family.deposit(DEPOSITS - 2, 4);
+        assert_eq!(again, Answer::new(Status::InvalidParameter, 2), "the third was deposited before");
+        let beyond = family.deposit(MEMORY / PAGE_BYTES - 1, 2);
+        assert_eq!(beyond, Answer::new(Status::InvalidParameter, 1));
+        let lent = family.map(0, RIGHTS, &[OF_FIXED, DEPOSITS]);
+        assert_eq!(lent, Answer::new(Status::InvalidParameter, 1), "a table must not be in a child");
+        assert_eq!(family.deposit(OF_FIXED, 1), Answer::new(Status::InvalidParameter, 0), "it is the child's");
+    });
+}
+
+#[test]
+fn child_has_the_rights_that_its_parent_gives() {
+    with_family(|family| {
+        let child = family.child();
+        let mut word = [0; 8];
+        assert!(!child.memory.read(Gpa(0), &mut word));
+        family.write(OF_FIXED, 0, 77);
+        assert_eq!(family.map(0, READ_ONLY, &[OF_FIXED]), all(1));
+        assert!(child.memory.read(Gpa(0), &mut word));
+        assert_eq!(u64::from_le_bytes(word), 77);
+        assert!(!child.memory.write(Gpa(0), &word), "it is read-only");
+        let found = child.memory.find_word(Gpa(0)).expect("it is there");
+        assert!(!child.memory.compare_exchange(found, 77, 78));
+        assert_eq!(child.memory.load(found, 0), 77);
+
+        assert_eq!(family.map(0, RIGHTS, &[OF_FIXED]), all(1));
+        assert!(!child.memory.compare_exchange(found, 77, 78), "the word was found before");
+        let found = child.memory.find_word(Gpa(0)).expect("it is there");
+        assert!(child.memory.compare_exchange(found, 77, 78));
+        assert_eq!(family.word(OF_FIXED, 0), 78);
+        assert_eq!(family.map(0, NO_ACCESS, &[0]), all(1));
+        assert!(child.memory.find_word(Gpa(0)).is_none() && !child.memory.read(Gpa(0), &mut word));
+        assert_eq!(child.memory.load(found, 0), 0, "a word that went away is not read");
+    });
+}
+
+#[test]
+fn part_of_a_large_page_can_be_taken_away() {
+    with_family(|family| {
+        let level = |page: u64| {
+            let memory = &family.child().memory;
+            let shape = memory.shape();
+            memory.tree().walk(memory.tables(), &NoTlb, &*shape).lookup(Gpa(page * PAGE_BYTES)).map(|leaf| leaf.level)
+        };
+        assert_eq!(family.map(0x400, RIGHTS | LARGE, &[0x200, 0x600]), all(2));
+        assert_eq!([level(0x400), level(0x7ff)], [Some(1); 2]);
+        assert_eq!(family.map(0x405, NO_ACCESS, &[0, 0]), all(2));
+        assert_eq!([0x404, 0x405, 0x406, 0x407, 0x600].map(level), [Some(0), None, None, Some(0), Some(1)]);
+        assert!((0x400..0x800).all(|page| family.is_mapped_as_described(page)));
+        assert_eq!(family.map(0x600, NO_ACCESS | LARGE, &[0]), all(1));
+        assert_eq!(level(0x600), None);
+        assert_eq!(family.unmap(0x400, UNMAP_LARGE, 2), all(2));
+        assert_eq!((family.described(0x405), level(0x404)), (Entry::Absent, None));
+    });
+}
+
+#[test]
+fn call_that_lacks_tables_asks_for_deposits_and_goes_on() {
+    with_family(|family| {
+        let (mut at, mut asked) = (0, 0);
+        while asked < 3 {
+            let answer = family.map(at, RIGHTS, &[OF_FIXED]);
+            if answer == all(1) {
+                at += 1 << 18;
+                continue;
+            }
+            assert_eq!(answer, Answer::new(Status::InsufficientMemory, 0));
+            assert_eq!(family.deposit(256 + asked * 8, 8), all(8));
+            asked += 1;
+        }
+        assert!((0..at).step_by(1 << 18).all(|page| family.is_mapped_as_described(page)));
+    });
+}
+
+#[test]
+fn stage_2_follows_the_description() {
+    with_family(|family| {
+        let mut random = fastrand::Rng::with_seed(0x5eed_0003);
+        assert_eq!(family.deposit(128, 64), all(64));
+        for _ in 0..3_000 {
+            let is_large = random.u8(..4) == 0;
+            let step = if is_large { 512 } else { 1 };
+            let count = random.u16(1..=4);
+            let first = if is_large { 512 * random.u64(..4) } else { random.u64(..2_040) };
+            let large = if is_large { LARGE } else { 0 };
+            let answer = match random.u8(..4) {
+                0 => family.unmap(first, if is_large { UNMAP_LARGE } else { 0 }, count),
+                1 => family.map(first, NO_ACCESS | large, &vec![0; count.into()]),
+                _ => {
+                    let rights = if random.bool() { RIGHTS } else { READ_ONLY };
+                    let source = |random: &mut fastrand::Rng| {
+                        if is_large { 512 * random.u64(1..8) } else { random.u64(512..4_096) }
+                    };
+                    let pages: Vec<u64> = (0..count).map(|_| source(&mut random)).collect();
+                    family.map(first, rights | large, &pages)
+                }
+            };
+            assert_eq!(answer, all(count), "there are deposits enough");
+            for page in first..first + u64::from(count) * step {
+                assert!(family.is_mapped_as_described(page), "page {page:#x}: {:?}", family.described(page));
+            }
+        }
+        assert!((0..4_096).all(|page| family.is_mapped_as_described(page)));
+    });
 }

@@ -36,7 +36,8 @@ fn found_by(mutant: Mutant) -> Scenario {
         Mutant::PauseNotLookedAtAgain | Mutant::ResumeNotPosted | Mutant::HeldForEver => suspend::SUSPEND,
         Mutant::Stage2NotFlushed | Mutant::CopyBeforeClear => dirty::BY_FAULTS,
         Mutant::HostWriteNotMarked => dirty::BY_HARDWARE,
-        Mutant::FlushNotWaitedFor | Mutant::TakenNotFlushed | Mutant::FlushedBeforeCleared => lent::TAKEN_FROM_CHILD,
+        Mutant::FlushNotWaitedFor | Mutant::FlushedBeforeCleared => lent::TAKEN_FROM_CHILD,
+        Mutant::TakenNotFlushed => lent::DEPOSITED_IN_USE,
         Mutant::WordKept | Mutant::VisitorsNotWaitedFor => lent::VISITED,
     }
 }

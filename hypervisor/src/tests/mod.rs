@@ -94,6 +94,7 @@ fn scenarios_hold_on_threads_of_the_operating_system_too() {
         end::BESIDE_WORK,
         lent::TAKEN_FROM_CHILD,
         lent::VISITED,
+        lent::DEPOSITED_IN_USE,
         suspend::SUSPEND,
     ];
     let _no_mistakes = beside_others();

@@ -258,7 +258,7 @@ pub(crate) mod platform {
     use alloc::sync::Arc;
     use hyperv_defs::property::{ProcessorFeatures, SyntheticFeatures, XsaveFeatures};
     use hyperv_defs::{Answer, Call, Control, Offered, PartitionId, check};
-    use partition::{Features, Host};
+    use partition::{Entry, Features, Host};
     use sched::Pending;
     use stage2::Access;
 
@@ -324,6 +324,11 @@ pub(crate) mod platform {
     /// The VM of a parent's child.
     pub(crate) fn child_of(parent: &Vm, id: PartitionId) -> Option<Arc<Vm>> {
         parent.platform().children.as_ref()?.vm(id).ok()
+    }
+
+    /// What a parent has said about a page of its child.
+    pub(crate) fn described(parent: &Vm, id: PartitionId, page: u64) -> Option<Entry> {
+        parent.platform().children.as_ref()?.described(&parent.memory, id, page)
     }
 
     pub(crate) fn fault_of_child(run: &mut Running<'_>, gpa: Gpa, needs: Access) -> Resolved {

@@ -124,6 +124,12 @@ impl Children {
         Ok(Arc::into_inner(vm))
     }
 
+    /// What the parent with this memory has said about a page of a child.
+    #[cfg(test)]
+    pub(in crate::arch) fn described(&self, memory: &Memory, id: PartitionId, page: u64) -> Option<partition::Entry> {
+        self.lock().child(id).ok().map(|child| child.page(page, &Deposited(memory)))
+    }
+
     /// How many there are.
     #[cfg(test)]
     pub(super) fn count(&self) -> usize {
