@@ -28,7 +28,7 @@ struct Check {
 const CHECKS: [Check; 13] = [
     Check {
         name: "unsafe-in-arch",
-        why: "what can break memory safety is read in few places: the folders called arch and workloads/src/memory.rs",
+        why: "what can break memory safety is read in few places: folders called arch, and one file in each guest program",
         find: unsafe_in_arch,
     },
     Check {
@@ -216,7 +216,8 @@ fn below(path: &str, directories: &[&str]) -> bool {
 
 fn unsafe_in_arch(tree: &Tree) -> Vec<Broken> {
     let folders = ["hypervisor/src/arch", "guest/src/arch", "x86_oracle/src/arch"];
-    let listed = |path| below(path, &folders) || path == "workloads/src/memory.rs";
+    let files = ["mshv_check/src/system.rs", "workloads/src/memory.rs"];
+    let listed = |path: &str| below(path, &folders) || files.contains(&path);
     let elsewhere = tree.rust().filter(|(path, _)| !listed(path));
     let mut found = Vec::new();
     for (path, text) in elsewhere {

@@ -4,7 +4,7 @@
 //! * [`debian`] fetches guest kernels and BusyBox from Debian packages.
 //! * [`emulators`] fetches other emulators than this machine's, and [`bochs`] runs the hypervisor on one.
 //! * [`initrd`] packs the guest's first RAM disk, [`workloads`] the guests' workloads, both as an [`archive`].
-//! * [`parent`] builds the kernel of a parent VM, packs its programs, and runs the tests with them.
+//! * [`parent`] builds the kernel of a parent VM, and packs its programs. [`parent_tests`] tries them.
 //! * [`image_matrix`] starts the image on many PCs.
 //! * [`vms_soak`] lets VMs come and go for long.
 //! * [`ci`] runs the named steps of continuous integration.
@@ -21,6 +21,7 @@ mod image_matrix;
 mod initrd;
 mod other_qemu;
 mod parent;
+mod parent_tests;
 mod vms_soak;
 mod workloads;
 
@@ -38,8 +39,7 @@ cargo xtask COMMAND
   assets         only initrd and guest kernels
   workloads      what guests may be given to do, with a C compiler and sources from Debian packages
   parent         kernel and programs of a parent VM; the kernel takes a quarter of an hour, once, and is kept in the user's cache
-  parent-tests [TEST..]
-                 the same, then the system tests that need them, or those whose names contain TEST
+  parent-tests   the same, then try in the VM what a parent can do; takes long (`parent-tests --help`)
   run [ARGS]     build, then `dunlin run ARGS` (also `--arch aarch64`)
   image [ARGS]   build, then `dunlin image ARGS`; the image is target/dunlin.iso unless ARGS say otherwise
                  (`--arch aarch64`: target/dunlin-aarch64.iso)
@@ -78,7 +78,7 @@ fn dispatch(command: &str, rest: &[String]) -> Result<ExitCode> {
         "assets" => artifacts::assets(&places, Wanted::Everything)?,
         "workloads" => workloads::build_all(&places)?,
         "parent" => parent::build(&places)?,
-        "parent-tests" => parent::test(&places, rest)?,
+        "parent-tests" => return parent_tests::command(&places, rest),
         "run" => run_default(&places, rest)?,
         "image" => image(&places, rest)?,
         "bench" => bench(&places, rest)?,

@@ -24,7 +24,6 @@ use anyhow::{Context, Result, bail};
 
 use crate::archive::Archive;
 use crate::artifacts::{self, Arch, Places, Wanted, output, run};
-use crate::ci;
 use crate::debian;
 use crate::emulators::{self, QEMU_11};
 use crate::{initrd, workloads};
@@ -84,16 +83,6 @@ pub(crate) fn build(places: &Places) -> Result<()> {
     let to = places.assets().join(KERNEL);
     fs::copy(&kernel, &to).with_context(|| format!("cannot copy {} to {}", kernel.display(), to.display()))?;
     programs(places)
-}
-
-/// Builds all that the system tests of a parent need, and runs those whose names contain one of the `names`, or all.
-/// `cargo xtask test` leaves them out: the kernel takes a quarter of an hour on a machine that has not built it before.
-pub(crate) fn test(places: &Places, names: &[String]) -> Result<()> {
-    ci::set_up(places, &["parent"])?;
-    build(places)?;
-    let mut tests = places.cargo(&["test", "--no-fail-fast", "--release", "--package", "dunlin-system-tests"]);
-    tests.args(["--test", "parent", "--", "--ignored", "--test-threads=1"]).args(names);
-    run(&mut tests)
 }
 
 /// The kernel in the user's cache. Builds it if it is not there.
@@ -285,6 +274,8 @@ fn programs(places: &Places) -> Result<()> {
     archive.add_program("guest/initrd", &guest_initrd(places)?)?;
     archive.add_directory("bin")?;
     archive.add_tree(&places.root.join("parent/files"), "", |_| true)?;
+    archive.add_program("bin/mshv-check", &workloads::static_program(places, "dunlin-mshv-check")?)?;
+    archive.add_program("bin/mshv-ioctls-tests", &tests_of_mshv_ioctls(places)?)?;
     for machine in ["microvm", "q35"] {
         archive.add_link(&format!("bin/guest-{machine}"), "guest")?;
     }
@@ -294,6 +285,23 @@ fn programs(places: &Places) -> Result<()> {
     fs::write(&unfinished, archive.finish()?)
         .and_then(|()| fs::rename(&unfinished, &to))
         .with_context(|| format!("cannot write {}", to.display()))
+}
+
+/// The unit tests of the crate that Cloud Hypervisor uses the device with, unchanged, of the version that
+/// `parent/mshv_ioctls/Cargo.lock` names.
+fn tests_of_mshv_ioctls(places: &Places) -> Result<Vec<u8>> {
+    let target = places.target.join("mshv_ioctls");
+    let mut cargo = places.cargo(&["test", "--no-run", "--locked", "--message-format", "json-render-diagnostics"]);
+    cargo.args(["--package", "mshv-ioctls", "--lib", "--target", workloads::STATIC_LINUX]);
+    cargo.arg("--manifest-path").arg(places.root.join("parent/mshv_ioctls/Cargo.toml"));
+    cargo.env("CARGO_TARGET_DIR", &target).env("CARGO_PROFILE_TEST_STRIP", "symbols");
+    let messages = output(&mut cargo)?;
+    let program = messages
+        .lines()
+        .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
+        .find_map(|message| message.get("executable")?.as_str().map(PathBuf::from))
+        .context("cargo names no program with the tests of mshv-ioctls")?;
+    fs::read(&program).with_context(|| format!("cannot read {}", program.display()))
 }
 
 /// The initrd of the parent's guests.

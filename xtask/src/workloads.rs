@@ -26,7 +26,7 @@ use crate::artifacts::{Places, output, run};
 use crate::debian;
 
 /// Programs for this target run in any Linux guest, whatever is installed there.
-const STATIC_LINUX: &str = "x86_64-unknown-linux-musl";
+pub(crate) const STATIC_LINUX: &str = "x86_64-unknown-linux-musl";
 const PACKAGE: &str = "dunlin-workloads";
 
 /// The loader that Debian's programs for this architecture ask for.
@@ -50,11 +50,15 @@ pub(crate) fn build(places: &Places) -> Result<()> {
 
 /// Builds the program, and adds it to an archive that has a directory `dunlin`.
 pub(crate) fn add_program(archive: &mut Archive, places: &Places) -> Result<()> {
-    let mut cargo = places.cargo(&["build", "--release", "--target", STATIC_LINUX, "--package", PACKAGE]);
+    archive.add_program("dunlin/workloads", &static_program(places, PACKAGE)?)
+}
+
+/// Builds a package of ours as a program for any Linux guest.
+pub(crate) fn static_program(places: &Places, package: &str) -> Result<Vec<u8>> {
+    let mut cargo = places.cargo(&["build", "--release", "--target", STATIC_LINUX, "--package", package]);
     // The guest's memory has no use for tables of line numbers: 0.6 MB instead of 3.5.
     run(cargo.env("CARGO_PROFILE_RELEASE_STRIP", "symbols"))?;
-    let program = places.target.join(STATIC_LINUX).join("release").join(PACKAGE);
-    archive.add_program("dunlin/workloads", &read(&program)?)
+    read(&places.target.join(STATIC_LINUX).join("release").join(package))
 }
 
 /// Puts both archives into `target/dunlin`. Fetched files are not fetched again.

@@ -1,0 +1,48 @@
+//! The checks. Each makes partitions of its own, and says in one sentence what was wrong.
+
+mod fuzz;
+mod input;
+mod kill;
+mod life;
+mod memory;
+mod run;
+mod signal;
+
+use anyhow::{Context, Result};
+use serde_json::{Map, Value};
+
+use crate::device::Device;
+use crate::options::{Options, VICTIM};
+
+/// What a check has counted.
+pub(crate) type Figures = Map<String, Value>;
+
+/// Runs the check with this name.
+pub(crate) fn run(name: &str, options: &Options) -> Result<Figures> {
+    let device = Device::open().context("cannot open /dev/mshv")?;
+    match name {
+        "open" => Ok(Figures::new()),
+        "life" => life::run(&device, options.count(1000)),
+        "vp" => life::pages(&device),
+        "run" => run::run(&device, options.count(1)),
+        "signal" => signal::run(&device, options.count(1000), options.seed),
+        "memory" => memory::run(&device, options.count(100_000), options.vps, options.seed),
+        "kill" => kill::run(&device, options.count(500), options.seed),
+        VICTIM => kill::victim(&device, options.vps),
+        "input" => input::run(&device),
+        "fuzz" => fuzz::run(&device, options.count(1_000_000), options.seed),
+        _ => anyhow::bail!("no check `{name}`"),
+    }
+}
+
+/// Figures by name.
+fn figures<const COUNT: usize>(named: [(&str, u64); COUNT]) -> Figures {
+    named.into_iter().map(|(name, number)| (name.to_owned(), number.into())).collect()
+}
+
+/// Shows how far a long check has come, ten times.
+fn tell(what: &str, done: u64, of: u64) {
+    if of >= 100 && done.is_multiple_of(of / 10) {
+        eprintln!("mshv-check: {done} of {of} {what}");
+    }
+}

@@ -1,0 +1,124 @@
+//! Guests of a few bytes.
+
+use std::io::Result;
+
+use crate::device::register::{CR0, CS, DS, ES, RAX, RBP, RBX, RDX, RFLAGS, RIP, RSI, SS};
+use crate::device::{Vp, segment};
+
+/// Where the code of a real-mode guest is.
+pub(crate) const CODE: u64 = 0x1000;
+/// The port that guests write to.
+pub(crate) const PORT: u16 = 0x3f8;
+
+/// Adds 2 and 2, writes the digit and a zero, reads a byte, and halts.
+pub(crate) const SUM: [u8; 13] = [
+    0xba, 0xf8, 0x03, // mov dx, 3f8
+    0x00, 0xd8, // add al, bl
+    0x04, b'0', // add al, '0'
+    0xee, // out dx, al
+    0xb0, 0x00, // mov al, 0
+    0xee, // out dx, al
+    0xec, // in al, dx
+    0xf4, // hlt
+];
+/// Writes to the port without end, each time one more.
+pub(crate) const COUNTER: [u8; 4] = [
+    0xee, // out dx, al
+    0x40, // inc ax
+    0xeb, 0xfc, // jmp to the start
+];
+/// Halts again and again.
+pub(crate) const HALT: [u8; 3] = [0xf4, 0xeb, 0xfd];
+/// Loops.
+pub(crate) const LOOP: [u8; 2] = [0xeb, 0xfe];
+
+/// Reads the first word of each shared page, and keeps pages of its own in step. In protected mode, without paging:
+///
+/// ```text
+/// EBX, EDX   first shared page, and how many there are
+/// ESI        its own part: +0 passes, +4 words that were not as it has left them, +1000 the words that it has seen in
+///            the shared pages, +2000 pages of its own
+/// EBP        how many pages of its own
+/// ```
+pub(crate) const WATCHER: [u8; 61] = [
+    0x8b, 0x3e, // mov edi, [esi]
+    0x31, 0xc9, // xor ecx, ecx
+    0x89, 0xc8, // 1: mov eax, ecx
+    0xc1, 0xe0, 0x0c, // shl eax, 12
+    0x8b, 0x04, 0x03, // mov eax, [ebx+eax]
+    0x89, 0x84, 0x8e, 0x00, 0x10, 0x00, 0x00, // mov [esi+ecx*4+1000], eax
+    0x41, // inc ecx
+    0x39, 0xd1, // cmp ecx, edx
+    0x72, 0xec, // jb 1
+    0x31, 0xc9, // xor ecx, ecx
+    0x89, 0xc8, // 2: mov eax, ecx
+    0xc1, 0xe0, 0x0c, // shl eax, 12
+    0x39, 0xbc, 0x06, 0x00, 0x20, 0x00, 0x00, // cmp [esi+eax+2000], edi
+    0x74, 0x03, // je 3
+    0xff, 0x46, 0x04, // inc dword [esi+4]
+    0x47, // 3: inc edi
+    0x89, 0xbc, 0x06, 0x00, 0x20, 0x00, 0x00, // mov [esi+eax+2000], edi
+    0x4f, // dec edi
+    0x41, // inc ecx
+    0x39, 0xe9, // cmp ecx, ebp
+    0x72, 0xe1, // jb 2
+    0xff, 0x06, // inc dword [esi]
+    0xeb, 0xc3, // jmp to the start
+];
+
+/// Sets a VP to real mode at this address, with 2 in RAX and RBX.
+pub(crate) fn start_real(vp: &Vp, at: u64) -> Result<()> {
+    vp.set(&[
+        (CS, segment(0, 0xffff, 0, 0x9b)),
+        (RIP, u128::from(at)),
+        (RFLAGS, 2),
+        (RAX, 2),
+        (RBX, 2),
+        (RDX, u128::from(PORT)),
+    ])
+}
+
+/// What a [`WATCHER`] works with, in guest addresses and numbers of pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Watch {
+    pub(crate) shared: u32,
+    pub(crate) shared_pages: u32,
+    pub(crate) own: u32,
+    pub(crate) own_pages: u32,
+}
+
+/// Sets a VP to flat protected mode at this address.
+pub(crate) fn start_watcher(vp: &Vp, at: u64, watch: Watch) -> Result<()> {
+    let data = segment(0, u32::MAX, 0x10, 0xc093);
+    vp.set(&[
+        (CR0, 0x11),
+        (CS, segment(0, u32::MAX, 8, 0xc09b)),
+        (DS, data),
+        (ES, data),
+        (SS, data),
+        (RIP, u128::from(at)),
+        (RFLAGS, 2),
+        (RBX, watch.shared.into()),
+        (RDX, watch.shared_pages.into()),
+        (RSI, watch.own.into()),
+        (RBP, watch.own_pages.into()),
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Where a short jump at the end of `code[..=at]` leads.
+    fn target(code: &[u8], at: usize) -> usize {
+        (at + 1).wrapping_add_signed(isize::from(i8::from_le_bytes([code[at]])))
+    }
+
+    #[test]
+    fn jumps_lead_to_beginnings_of_instructions() {
+        assert_eq!(target(&COUNTER, 3), 0);
+        assert_eq!(target(&HALT, 2), 0);
+        assert_eq!(target(&LOOP, 1), 0);
+        assert_eq!([0x17, 0x27, 0x38, 0x3c].map(|at| target(&WATCHER, at)), [4, 0x2b, 0x1a, 0]);
+    }
+}

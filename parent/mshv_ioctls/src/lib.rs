@@ -1,0 +1,1 @@
+//! Empty. See Cargo.toml.

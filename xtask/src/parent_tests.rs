@@ -1,0 +1,303 @@
+//! `cargo xtask parent-tests`: runs a parent VM, and tries in it what a parent can do.
+//!
+//! Each test is a command in a parent of its own, so that one that hangs leaves the others alone. A test that cannot
+//! run has failed.
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use serde_json::json;
+
+use crate::artifacts::{self, Places};
+use crate::{ci, parent};
+
+struct Test {
+    name: &'static str,
+    what: &'static str,
+    /// Run by `sh` in the parent. Its status tells the outcome, its last line why. The first test has none: it is a
+    /// file of system tests.
+    command: &'static str,
+    /// The same in a minute or two, if the command takes long.
+    quick: Option<&'static str>,
+    /// Seconds. Ten times what it takes, and more.
+    limit: u32,
+}
+
+/// Those of `system_tests/tests/parent.rs`. `cargo xtask test` leaves them out: the kernel takes a quarter of an hour on
+/// a machine that has not built it before.
+const SYSTEM: &str = "system";
+
+const TESTS: &[Test] = &[
+    Test { name: SYSTEM, what: "system tests with a parent", command: "", quick: None, limit: 600 },
+    Test {
+        name: "device",
+        what: "the kernel finds that it may be a parent, and offers the device",
+        command: "dmesg | grep -e 'running as L1VH' -e mshv; [ -c /dev/mshv ]",
+        quick: None,
+        limit: 120,
+    },
+    Test {
+        name: "life",
+        what: "partitions come and go",
+        command: "mshv-check life",
+        quick: Some("mshv-check life --rounds 50"),
+        limit: 1800,
+    },
+    Test { name: "vp", what: "a VP's pages and its first state", command: "mshv-check vp", quick: None, limit: 120 },
+    Test {
+        name: "run",
+        what: "a guest of 13 bytes",
+        command: "mshv-check run --rounds 100",
+        quick: Some("mshv-check run"),
+        limit: 600,
+    },
+    Test {
+        name: "signal",
+        what: "signals end the runs of a VP",
+        command: "mshv-check signal",
+        quick: Some("mshv-check signal --rounds 50"),
+        limit: 900,
+    },
+    Test {
+        name: "memory",
+        what: "the kernel takes pages away from running VPs",
+        command: "mshv-check memory",
+        quick: Some("mshv-check memory --invalidations 1000"),
+        limit: 3600,
+    },
+    Test {
+        name: "kill",
+        what: "processes with running guests are killed",
+        command: "mshv-check kill",
+        quick: Some("mshv-check kill --rounds 20"),
+        limit: 1800,
+    },
+    Test { name: "input", what: "wrong calls are refused", command: "mshv-check input", quick: None, limit: 300 },
+    Test {
+        name: "fuzz",
+        what: "random hypercalls",
+        command: "mshv-check fuzz",
+        quick: Some("mshv-check fuzz --calls 20000"),
+        limit: 3600,
+    },
+    Test {
+        name: "mshv-ioctls",
+        what: "unit tests of the crate mshv-ioctls",
+        command: "mshv-ioctls",
+        quick: None,
+        limit: 1800,
+    },
+    Test {
+        name: "microvm",
+        what: "a microvm reaches user space and halts",
+        command: "guest-microvm",
+        quick: None,
+        limit: 400,
+    },
+    Test {
+        name: "microvm-4",
+        what: "a microvm with 4 vCPUs: disk, network, memory, TLB",
+        command: "guest-microvm --smp 4 --checks disk,net,memory:3,tlb:5",
+        quick: Some("guest-microvm --smp 4 --checks disk,net,memory:1"),
+        limit: 900,
+    },
+    Test {
+        name: "microvm-compaction",
+        what: "the same while the kernel moves its memory",
+        command: "while sleep 0.2; do echo 1 >/proc/sys/vm/compact_memory; done & \
+                  guest-microvm --smp 2 --checks disk,memory:8,tlb:5; status=$?; kill %1; exit $status",
+        quick: None,
+        limit: 900,
+    },
+    Test {
+        name: "q35",
+        what: "a q35 with firmware reaches user space and powers off",
+        command: "guest-q35",
+        quick: None,
+        limit: 900,
+    },
+    Test {
+        name: "q35-2",
+        what: "a q35 with 2 vCPUs: disk, network, memory, TLB",
+        command: "guest-q35 --smp 2 --checks disk,net,memory:3,tlb:5",
+        quick: Some("guest-q35 --smp 2 --checks disk,net"),
+        limit: 1200,
+    },
+    Test {
+        name: "q35-reboot",
+        what: "a guest that reboots ends QEMU",
+        command: "guest-q35 --end reboot",
+        quick: None,
+        limit: 900,
+    },
+    Test {
+        name: "debian",
+        what: "Debian's kernel as guest",
+        command: "guest-q35 --smp 2 --kernel /guest/vmlinuz-cloud",
+        quick: None,
+        limit: 900,
+    },
+    Test {
+        name: "two",
+        what: "two guests at a time",
+        command: "guest-microvm --smp 2 --checks disk,memory:2 >/tmp/one & \
+                  guest-q35 --checks disk; status=$?; wait $! || status=1; tail -n 1 /tmp/one; exit $status",
+        quick: None,
+        limit: 1200,
+    },
+];
+
+const HELP: &str = "\
+cargo xtask parent-tests [NAME..] [--quick] [--json] [--list] [--no-build] [--help]
+
+Runs a parent VM (vms/parent.toml) for each test, and one command in it. All of it takes hours under emulation.
+
+  NAME        only tests of these names
+  --quick     smaller numbers: half an hour
+  --json      one line of JSON for each test, instead of the table
+  --list      what there is
+  --no-build  what is built already
+
+What a test has printed is in target/parent-tests/NAME.out and NAME.err. The status is 0 if all have passed.
+";
+
+/// What became of a test.
+struct Outcome {
+    test: &'static Test,
+    /// Why it failed.
+    failed: Option<String>,
+    /// What it said last.
+    last: String,
+    took: Duration,
+}
+
+/// Runs the command.
+pub(crate) fn command(places: &Places, words: &[String]) -> Result<ExitCode> {
+    let (mut names, mut quick, mut as_json, mut is_built) = (Vec::new(), false, false, false);
+    for word in words {
+        match word.as_str() {
+            "--help" | "-h" => {
+                print!("{HELP}");
+                return Ok(ExitCode::SUCCESS);
+            }
+            "--list" => {
+                TESTS.iter().for_each(|test| println!("{:18} {}", test.name, test.what));
+                return Ok(ExitCode::SUCCESS);
+            }
+            "--quick" => quick = true,
+            "--json" => as_json = true,
+            "--no-build" => is_built = true,
+            name if TESTS.iter().any(|test| test.name == name) => names.push(name),
+            other => bail!("no test `{other}`\n\n{HELP}"),
+        }
+    }
+    if !is_built {
+        ci::set_up(places, &["parent"])?;
+        parent::build(places)?;
+    }
+    let folder = places.target.join("parent-tests");
+    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+
+    let mut outcomes = Vec::new();
+    for test in TESTS.iter().filter(|test| names.is_empty() || names.contains(&test.name)) {
+        eprintln!("xtask: {}: {}", test.name, test.what);
+        let outcome = if test.name == SYSTEM { system_tests(places, test) } else { run(places, &folder, test, quick)? };
+        match &outcome.failed {
+            None => eprintln!("xtask: {}: passed", test.name),
+            Some(why) => eprintln!("xtask: {}: FAILED: {why}", test.name),
+        }
+        outcomes.push(outcome);
+    }
+    for Outcome { test, failed, last, took } in &outcomes {
+        let (word, text) = failed.as_ref().map_or(("passed", last), |why| ("FAILED", why));
+        if as_json {
+            let ok = failed.is_none();
+            println!("{}", json!({ "test": test.name, "ok": ok, "seconds": took.as_secs_f64(), "text": text }));
+        } else {
+            println!("{:18} {word} {:7.1} s  {text}", test.name, took.as_secs_f64());
+        }
+    }
+    let all_passed = outcomes.iter().all(|outcome| outcome.failed.is_none());
+    Ok(if all_passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn system_tests(places: &Places, test: &'static Test) -> Outcome {
+    let mut tests = places.cargo(&["test", "--no-fail-fast", "--release", "--package", "dunlin-system-tests"]);
+    tests.args(["--test", "parent", "--", "--ignored", "--test-threads=1"]);
+    let started = Instant::now();
+    let failed = artifacts::run(&mut tests).err().map(|error| format!("{error:#}"));
+    Outcome { test, failed, last: String::new(), took: started.elapsed() }
+}
+
+fn run(places: &Places, folder: &Path, test: &'static Test, quick: bool) -> Result<Outcome> {
+    let script = test.quick.filter(|_| quick).unwrap_or(test.command);
+    let file = |ending: &str| {
+        let path = folder.join(format!("{}.{ending}", test.name));
+        File::create(&path).with_context(|| format!("cannot write {}", path.display()))
+    };
+    let mut dunlin = Command::new(places.tool());
+    dunlin.arg("run").arg(places.root.join("vms/parent.toml"));
+    dunlin.args(["--time-limit", &format!("{}s", test.limit), "--exec", script]);
+    dunlin.stdin(Stdio::null()).stdout(file("out")?).stderr(file("err")?);
+    let started = Instant::now();
+    let status = dunlin.status().with_context(|| format!("cannot run {}", places.tool().display()))?;
+    let took = started.elapsed();
+
+    let last_of = |ending: &str| {
+        let bytes = fs::read(folder.join(format!("{}.{ending}", test.name))).unwrap_or_default();
+        last_line(&String::from_utf8_lossy(&bytes))
+    };
+    let last = last_of("out");
+    let failed = failure(status.code(), &last, &last_of("err"), test.limit);
+    Ok(Outcome { test, failed, last, took })
+}
+
+fn last_line(text: &str) -> String {
+    text.lines().rev().map(str::trim).find(|line| !line.is_empty()).unwrap_or_default().to_owned()
+}
+
+/// Why a test has failed that ended with this status, and these last lines.
+fn failure(status: Option<i32>, last: &str, last_error: &str, limit: u32) -> Option<String> {
+    let said = if last.is_empty() { String::new() } else { format!(", after '{last}'") };
+    match status {
+        Some(0) => None,
+        Some(124) => Some(format!("not done after {limit} s{said}")),
+        Some(1) if !last.is_empty() => Some(last.to_owned()),
+        Some(status) => Some(format!("status {status}: {last_error}{said}")),
+        None => Some(format!("a signal has ended the tool{said}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failure_tells_what_was_said_last() {
+        assert_eq!(failure(Some(0), "all is well", "", 9), None);
+        assert_eq!(failure(Some(1), "pages lost", "ended", 9).as_deref(), Some("pages lost"));
+        assert_eq!(failure(Some(1), "", "no kernel", 9).as_deref(), Some("status 1: no kernel"));
+        assert_eq!(
+            failure(Some(124), "GUEST: user space", "", 9).as_deref(),
+            Some("not done after 9 s, after 'GUEST: user space'")
+        );
+        assert!(failure(None, "", "", 9).is_some());
+    }
+
+    #[test]
+    fn last_line_is_the_last_one_with_words() {
+        assert_eq!(last_line("one\n two \n\n"), "two");
+        assert_eq!(last_line(""), "");
+    }
+
+    #[test]
+    fn names_of_tests_are_unique_and_every_test_has_a_command() {
+        for (at, test) in TESTS.iter().enumerate() {
+            assert!((!test.command.is_empty() || test.name == SYSTEM) && test.limit > 0);
+            assert!(TESTS[..at].iter().all(|other| other.name != test.name), "{}", test.name);
+        }
+    }
+}
