@@ -79,6 +79,8 @@ struct Vp {
     pages: [AtomicU64; 2],
     /// The parent's vCPU that has resumed it last.
     resumer: AtomicU32,
+    /// Its register page is filled, and it has not run since.
+    is_shown: AtomicBool,
     /// Its number among the senders of messages to the parent.
     sender: Once<u32>,
 }
@@ -87,7 +89,12 @@ const IS_MAPPED: u64 = 1 << 0;
 
 impl Vp {
     fn new() -> Self {
-        Self { pages: Default::default(), resumer: AtomicU32::new(0), sender: Once::new() }
+        Self {
+            pages: Default::default(),
+            resumer: AtomicU32::new(0),
+            is_shown: AtomicBool::new(false),
+            sender: Once::new(),
+        }
     }
 }
 
@@ -261,6 +268,23 @@ impl VcpuRef {
     /// From now on a page of the parent shows this of a child's vCPU.
     pub(crate) fn show(&self, which: StatePage, gpa: Gpa) {
         self.hold(|_| self.set_page(which, gpa.0 | IS_MAPPED));
+        if which == StatePage::Registers
+            && let Some(vp) = self.vp()
+        {
+            vp.is_shown.store(true, Ordering::Release);
+        }
+    }
+
+    /// Where its register page is, if it was filled and the vCPU runs for the first time since, without this `reason`.
+    pub(crate) fn leave_register_page(&self, reason: u8) -> Option<Gpa> {
+        let runs = self.vcpu().suspended().load(Ordering::SeqCst) & !reason == 0;
+        let was_shown =
+            runs && self.vp()?.is_shown.load(Ordering::Relaxed) && self.vp()?.is_shown.swap(false, Ordering::AcqRel);
+        if was_shown { self.vm().as_child()?.page(self.index(), StatePage::Registers) } else { None }
+    }
+
+    fn vp(&self) -> Option<&Vp> {
+        self.vm().as_child()?.vps.get(self.index() as usize)
     }
 
     /// On return, nothing more is written to the page that shows this.
@@ -269,14 +293,14 @@ impl VcpuRef {
     }
 
     fn set_page(&self, which: StatePage, word: u64) {
-        if let Some(vp) = self.vm().as_child().and_then(|child| child.vps.get(self.index() as usize)) {
+        if let Some(vp) = self.vp() {
             vp.pages[which as usize].store(word, Ordering::Release);
         }
     }
 
     /// The parent's vCPU `resumer` takes a reason away. It will hear of the next exit.
     pub(crate) fn resume(&self, reason: u8, resumer: u32) {
-        if let Some(vp) = self.vm().as_child().and_then(|child| child.vps.get(self.index() as usize)) {
+        if let Some(vp) = self.vp() {
             vp.resumer.store(resumer, Ordering::Relaxed);
         }
         self.unsuspend(reason);
@@ -284,7 +308,7 @@ impl VcpuRef {
 
     /// Its number among the senders of messages to the parent, which is set once.
     pub(crate) fn set_sender(&self, sender: u32) {
-        if let Some(vp) = self.vm().as_child().and_then(|child| child.vps.get(self.index() as usize)) {
+        if let Some(vp) = self.vp() {
             vp.sender.call_once(|| sender);
         }
     }

@@ -12,6 +12,7 @@ mod mail;
 mod memory;
 mod parent;
 mod partition;
+mod register_page;
 mod registers;
 mod synic_page;
 mod vp;

@@ -12,6 +12,7 @@ use hyperv_defs::{Answer, Status};
 
 use super::budget::Budget;
 use super::parent::Caller;
+use super::register_page;
 use super::{Ended, Held};
 use crate::arch::{Arch, Machine, machine};
 use crate::sync::Ordering;
@@ -110,7 +111,12 @@ fn reason_of(register: Register) -> Option<u8> {
 /// Suspends the vCPU, or takes away a reason for it. On return from the former it is out of its guest.
 fn set_suspend(caller: &Caller<'_>, vcpu: &VcpuRef, reason: u8, value: u64) -> Result<(), Status> {
     match value {
-        0 => vcpu.resume(reason, caller.index),
+        0 => {
+            if let Some(gpa) = vcpu.leave_register_page(reason) {
+                register_page::take_over(vcpu, &caller.vm.memory, gpa);
+            }
+            vcpu.resume(reason, caller.index);
+        }
         1 => vcpu.suspend(reason),
         _ => return Err(Status::InvalidRegisterValue),
     }

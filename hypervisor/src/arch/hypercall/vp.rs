@@ -1,11 +1,11 @@
 //! Calls about virtual processors of a child, and about the pages that show their state and statistics.
 
 use addr::{Gpa, PAGE_BYTES};
-use hyperv_defs::vp::{MapStatePage, StatsObject, StatsPage, UnmapStatePage, Vp};
+use hyperv_defs::vp::{MapStatePage, StatePage, StatsObject, StatsPage, UnmapStatePage, Vp};
 use hyperv_defs::{PartitionId, Status};
 
-use super::Ended;
 use super::parent::Caller;
+use super::{Ended, register_page};
 
 /// HvCallCreateVp.
 pub(super) fn create(caller: &Caller<'_>, vp: Vp) -> Result<Ended, Status> {
@@ -52,7 +52,11 @@ pub(super) fn map_state_page(caller: &Caller<'_>, map: &MapStatePage) -> Result<
         let (child, ledger) = parent.child_mut(map.vp.partition)?;
         child.map_state_page(map, ledger)?
     };
-    vcpu.show(map.page, Gpa(page * PAGE_BYTES));
+    let gpa = Gpa(page * PAGE_BYTES);
+    if map.page == StatePage::Registers {
+        register_page::fill(&vcpu, &caller.vm.memory, gpa)?;
+    }
+    vcpu.show(map.page, gpa);
     caller.output.write(&page.to_le_bytes())?;
     caller.done()
 }
