@@ -100,7 +100,7 @@ impl<M: Memory> Site<M> {
     /// Whether the code, and the walk to it, are unchanged.
     #[inline(always)]
     fn is_current(&self, memory: &M) -> bool {
-        if !self.code_walk.are_current(memory) {
+        if !self.code_walk.are_current(memory) || !memory.is_current(Some(self.code)) {
             return false;
         }
         let mut differ = (memory.load(self.code, 0) ^ self.words[0]) & self.masks[0];

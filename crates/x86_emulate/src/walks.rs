@@ -156,7 +156,7 @@ impl<M: Memory> Walks<M> {
         let key = Key::of(cpu, regime, linear, access);
         let slot = slot_of(key.linear_page, access);
         let walk = &self.slots[slot];
-        if walk.key != key || !walk.steps.are_current(memory) {
+        if walk.key != key || !walk.steps.are_current(memory) || !memory.is_current(walk.page) {
             self.walk(cpu, memory, linear, access, (slot, key))?;
         }
         let Walk { gpa, page, .. } = self.slots[slot];

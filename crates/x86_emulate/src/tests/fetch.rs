@@ -1,9 +1,11 @@
 //! The source of an instruction's bytes, and the outcome if they cannot be read.
 
-use super::{CODE, DEVICE, GENERAL_PROTECTION, Guest, RBX, Ram, Register, Seen, long};
+use core::cell::Cell;
+
+use super::{CODE, DEVICE, GENERAL_PROTECTION, Guest, RBX, Ram, Register, Seen, flat, long};
 use crate::{
-    Cause, Exception, Fetched, MAX_LENGTH, Mode, Outcome, Segment, Walks, Width, Window, decode_fetched, execute,
-    fetch, fetch_whole,
+    Cause, Exception, Fetched, MAX_LENGTH, Memory, Mode, Outcome, Segment, Walks, Width, Window, decode_fetched,
+    execute, fetch, fetch_whole,
 };
 use addr::Gpa;
 
@@ -16,6 +18,56 @@ fn guest_at(rip: u64, code: &[u8]) -> Guest {
     guest.ram.put(rip, code);
     guest.state.rip = rip;
     guest
+}
+
+/// Memory whose pages are taken away and come back: a word that was found before is not there any more.
+struct Moving {
+    ram: Ram,
+    moves: Cell<u64>,
+}
+
+impl Memory for Moving {
+    type Word = (u64, u64);
+
+    fn find(&self, gpa: Gpa) -> Option<(u64, u64)> {
+        self.ram.find(gpa).map(|word| (word, self.moves.get()))
+    }
+    fn load(&self, (word, found_at): (u64, u64), ahead: usize) -> u64 {
+        if found_at == self.moves.get() { self.ram.load(word, ahead) } else { 0 }
+    }
+    fn is_current(&self, found: Option<(u64, u64)>) -> bool {
+        found.is_some_and(|(_, found_at)| found_at == self.moves.get())
+    }
+    fn compare_exchange(&self, (word, found_at): (u64, u64), current: u64, new: u64) -> bool {
+        found_at == self.moves.get() && self.ram.compare_exchange(word, current, new)
+    }
+    fn read(&self, gpa: Gpa, bytes: &mut [u8]) -> Option<()> {
+        self.ram.read(gpa, bytes)
+    }
+    fn write(&self, gpa: Gpa, bytes: &[u8]) -> Option<()> {
+        self.ram.write(gpa, bytes)
+    }
+}
+
+#[test]
+fn code_is_read_from_where_its_page_is_now() {
+    for is_paged in [false, true] {
+        let ram = Ram::with_code(&STORE);
+        let state = if is_paged { long(&ram) } else { flat() };
+        let memory = Moving { ram, moves: Cell::new(0) };
+        let mut walks = Walks::new();
+        let first = |walks: &mut Walks<Moving>| fetch(&state, &memory, walks).map(|found| found.window.to_bytes()[0]);
+        assert_eq!(first(&mut walks), Ok(STORE[0]));
+        memory.ram.put(CODE, &[0x90]);
+        memory.moves.set(1);
+        assert_eq!(first(&mut walks), Ok(0x90), "paged: {is_paged}");
+
+        memory.ram.pages.borrow_mut().remove(&(CODE >> 12));
+        memory.moves.set(2);
+        assert_eq!(first(&mut walks), Err(Outcome::Unbacked(Gpa(CODE))));
+        memory.ram.put(CODE, &[0xcc]);
+        assert_eq!(first(&mut walks), Ok(0xcc), "what was not there can come back");
+    }
 }
 
 #[test]

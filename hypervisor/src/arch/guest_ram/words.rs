@@ -53,6 +53,12 @@ impl Memory {
         self.backing.ram.find(region, usize::try_from(offset / 8).ok()?)
     }
 
+    /// Whether a word that was found, or not, is still there, or not. Always, but in memory that may go away.
+    #[inline]
+    pub(crate) fn has_word(&self, found: Option<Word>) -> bool {
+        self.visit().is_none_or(|visit| found.is_some_and(|word| visit.valid(word).is_some()))
+    }
+
     /// Reads the word that is `ahead` words after one that was found, on the same page.
     #[inline]
     pub(crate) fn load(&self, word: Word, ahead: usize) -> u64 {

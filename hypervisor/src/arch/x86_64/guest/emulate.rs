@@ -130,6 +130,11 @@ impl x86_emulate::Memory for Memory {
         Self::load(self, word, ahead)
     }
 
+    #[inline(always)]
+    fn is_current(&self, found: Option<Word>) -> bool {
+        self.has_word(found)
+    }
+
     fn compare_exchange(&self, word: Word, current: u64, new: u64) -> bool {
         Self::compare_exchange(self, word, current, new)
     }
