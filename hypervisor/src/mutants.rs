@@ -74,8 +74,10 @@ define! {
     /// A flush of everything on all vCPUs is asked for, and not waited for.
     FlushNotWaitedFor,
     /// Pages are taken away, and the TLBs are not flushed.
+    #[allow(dead_code, reason = "not every architecture has parents")]
     TakenNotFlushed,
     /// Pages are taken away, and the TLBs are flushed before stage 2 is cleared.
+    #[allow(dead_code, reason = "not every architecture has parents")]
     FlushedBeforeCleared,
     /// Pages are taken away, and words in them that were found before are still valid.
     WordKept,

@@ -161,6 +161,7 @@ pub(crate) trait Arch: Sized + 'static {
     /// The fault of a child's vCPU at `gpa`, by an access that needs these rights: its parent has said what is there.
     fn fault_of_child(run: &mut Running<'_>, gpa: Gpa, needs: Access) -> Resolved;
     /// One of a parent's children, a `sender` by its number, has a message for the parent's vCPU `vcpu`.
+    #[allow(dead_code, reason = "not every architecture has parents")]
     fn post_message(parent: &Vm, vcpu: u32, sender: u32);
 }
 

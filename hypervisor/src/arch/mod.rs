@@ -18,6 +18,7 @@ mod contract;
 pub(crate) mod control_port;
 #[cfg(test)]
 pub(crate) mod fake;
+#[allow(dead_code, reason = "not every architecture has parents")]
 pub(crate) mod growing;
 pub(crate) mod guest_ram;
 #[cfg(any(test, target_arch = "x86_64"))]

@@ -176,6 +176,7 @@ impl Vcpu {
     }
 
     /// Takes the owner's part, unless a pCPU runs the vCPU.
+    #[allow(dead_code, reason = "not every architecture has parents")]
     pub(crate) fn try_own(&self) -> Option<OwnerGuard<'_, Owner>> {
         self.owner.try_run()
     }

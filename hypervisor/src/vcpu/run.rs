@@ -48,6 +48,7 @@ pub(crate) enum Next {
     /// The guest spins: let a waiting vCPU run.
     Yield,
     /// The vCPU is suspended: its parent handles the exit.
+    #[allow(dead_code, reason = "not every architecture has parents")]
     Suspended,
 }
 

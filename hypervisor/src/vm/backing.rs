@@ -40,6 +40,7 @@ impl Backing {
     }
 
     /// The host address of `count` pages from this number on, if they are side by side there too.
+    #[allow(dead_code, reason = "not every architecture has parents")]
     pub(crate) fn pages(&self, number: u64, count: u64) -> Option<Hpa> {
         let Place { region, offset } = self.find(Gpa(number.checked_mul(PAGE_BYTES)?))?;
         let run = self.ram.run(region)?;
@@ -48,6 +49,7 @@ impl Backing {
     }
 
     /// The number of the page at this host address.
+    #[allow(dead_code, reason = "not every architecture has parents")]
     pub(crate) fn page_at(&self, hpa: Hpa) -> Option<u64> {
         (0..).zip(&self.regions).find_map(|(index, region)| {
             let run = self.ram.run(index)?;

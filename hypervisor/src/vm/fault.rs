@@ -51,6 +51,7 @@ pub(crate) enum Resolved {
     /// memory that its parent has given it without this right.
     Device,
     /// A child has memory there, but its parent has taken it away for now.
+    #[allow(dead_code, reason = "not every architecture has parents")]
     NoAccess,
     /// Its VM ends.
     End(Problem),

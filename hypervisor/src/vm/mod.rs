@@ -2,9 +2,11 @@
 
 pub(crate) mod address_space;
 pub(crate) mod backing;
+#[allow(dead_code, reason = "not every architecture has parents")]
 pub(crate) mod child;
 pub(crate) mod creation;
 pub(crate) mod dirty;
+#[allow(dead_code, reason = "not every architecture has parents")]
 pub(crate) mod doorbells;
 pub(crate) mod fault;
 pub(crate) mod memory;

@@ -39,6 +39,7 @@ use crate::sync::{AtomicU64, Ordering, relax};
 /// What memory that may go away has besides.
 pub(super) struct Visits {
     /// Its name: differs from that of any other memory, and from any that it had before.
+    #[allow(dead_code, reason = "not every architecture has parents")]
     name: AtomicU64,
     /// Whether the guest's rights hold for visitors too: a child's are its parent's decision.
     has_rights: bool,
@@ -93,6 +94,7 @@ impl Memory {
     }
 
     /// Waits until nobody uses what was unmapped, and flushed, before. The caller is not a walker.
+    #[allow(dead_code, reason = "not every architecture has parents")]
     pub(crate) fn wait_for_visitors(&self) {
         if let Some(visits) = &self.visits
             && !mutants::is(Mutant::WordKept)
@@ -121,6 +123,7 @@ impl Memory {
 impl Visit<'_> {
     /// The name that the memory has during the visit. Words that were found under another are not valid.
     #[inline]
+    #[allow(dead_code, reason = "not every architecture has parents")]
     pub(crate) fn name(&self) -> u64 {
         self.name
     }
