@@ -7,6 +7,9 @@
 //!
 //! A doorbell is posted in the same way, by the place of its port in a table. The pCPU that runs the parent's vCPU
 //! writes the port's number into an event ring. While the ring is full, the doorbell waits.
+//!
+//! A vCPU that has disabled its message page, because the parent takes it offline, hands on what waits for it to one
+//! that has not ([`Mail::close`]). While none has one, all waits.
 
 use alloc::vec::Vec;
 use core::num::NonZeroU32;
@@ -21,7 +24,7 @@ use spin::Mutex;
 use synic::{Absent, EventRings, Message, Notice, Rung, SINTS, Senders, Synic};
 
 use super::synic_page::SynicPage;
-use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use crate::vm::Vm;
 use crate::vm::doorbells::Port;
 
@@ -52,6 +55,8 @@ struct PortPlace {
 /// What waits for one vCPU.
 #[repr(align(64))]
 pub(in crate::arch) struct Inbox {
+    /// Its message page is enabled, or was when it last looked. Only the pCPU that runs it writes.
+    is_open: AtomicBool,
     /// Those that have a message for it.
     pub(in crate::arch) senders: Senders,
     /// Places of ports that were rung.
@@ -82,6 +87,7 @@ impl Mail {
         let (mut inboxes, mut senders) = (Vec::new(), Vec::new());
         inboxes.try_reserve_exact(vcpus as usize).ok()?;
         inboxes.extend((0..vcpus).map(|_| Inbox {
+            is_open: AtomicBool::new(false),
             senders: Senders::new(),
             doorbells: Senders::new(),
             rings: Mutex::new(EventRings::new()),
@@ -152,12 +158,54 @@ impl Mail {
 
     /// Leaves the message of a sender with the parent's vCPU `vcpu`, which delivers it as soon as it can.
     pub(in crate::arch) fn post(&self, parent: &Vm, vcpu: u32, sender: u32) {
-        // A parent that has fewer vCPUs than it says: the first one hears.
-        let vcpu = if self.inbox(vcpu).is_some() { vcpu } else { 0 };
+        let vcpu = self.listener(vcpu);
         if let Some(inbox) = self.inbox(vcpu) {
             inbox.senders.post(sender as usize);
             parent.post(vcpu, Pending::MESSAGE);
         }
+    }
+
+    /// This vCPU if it listens, or another that does, or the first.
+    fn listener(&self, vcpu: u32) -> u32 {
+        let is_open = |inbox: &Inbox| inbox.is_open.load(Ordering::Relaxed);
+        if self.inbox(vcpu).is_some_and(is_open) {
+            return vcpu;
+        }
+        (0..).zip(&self.inboxes).find(|(_, inbox)| is_open(inbox)).map_or(0, |(index, _)| index)
+    }
+
+    /// The vCPU `index` has a message page from now on, and can hear what waits for those that have none.
+    pub(in crate::arch) fn open(&self, parent: &Vm, index: u32) {
+        let Some(inbox) = self.inbox(index) else { return };
+        if inbox.is_open.load(Ordering::Relaxed) {
+            return;
+        }
+        inbox.is_open.store(true, Ordering::SeqCst);
+        // First it is open, then it looks. The others post first, then look who is open.
+        fence(Ordering::SeqCst);
+        for (other, inbox) in (0..).zip(&self.inboxes) {
+            if other != index && (inbox.senders.has_some() || inbox.doorbells.has_some()) {
+                parent.post(other, Pending::MESSAGE);
+            }
+        }
+    }
+
+    /// The vCPU `index` has no message page. It hands on what waits for it, except about its own event rings.
+    pub(in crate::arch) fn close(&self, parent: &Vm, index: u32) {
+        let Some(inbox) = self.inbox(index) else { return };
+        inbox.is_open.store(false, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        let to = self.listener(index);
+        let Some(other) = self.inbox(to).filter(|other| other.is_open.load(Ordering::Relaxed)) else { return };
+        while let Some(sender) = inbox.senders.take() {
+            if sender >= FIRST_VP {
+                other.senders.post(sender);
+            }
+        }
+        while let Some(port) = inbox.doorbells.take() {
+            other.doorbells.post(port);
+        }
+        parent.post(to, Pending::MESSAGE);
     }
 }
 
@@ -211,7 +259,7 @@ impl Mail {
             return false;
         }
         let vcpu = match place.vcpu.load(Ordering::Relaxed) {
-            VP_INDEX_ANY => resumer,
+            VP_INDEX_ANY => self.listener(resumer),
             vcpu => vcpu,
         };
         let Some(inbox) = self.inbox(vcpu) else { return false };

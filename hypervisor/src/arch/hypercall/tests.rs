@@ -21,6 +21,11 @@ pub(super) const OUTPUT: Gpa = Gpa(0x1000);
 const BEYOND: Gpa = Gpa(0x80_0000);
 
 pub(super) fn children() -> Children {
+    children_of(1)
+}
+
+/// The children of a parent with this number of vCPUs.
+fn children_of(vcpus: u32) -> Children {
     let host = Host {
         features: ProcessorFeatures::SSE3,
         xsave_features: XsaveFeatures::XSAVE,
@@ -32,7 +37,7 @@ pub(super) fn children() -> Children {
         vps: 4,
         pages_per_vp: 1,
     };
-    Children::new(host, 1, GpaRange::new(Gpa(0), 2 << 20).into_iter()).expect("there is memory")
+    Children::new(host, vcpus, GpaRange::new(Gpa(0), 2 << 20).into_iter()).expect("there is memory")
 }
 
 /// Runs this with a VM that never starts.
@@ -368,5 +373,45 @@ fn doorbells_wait_for_room_in_the_ring_and_none_is_lost() {
         mail.remove_ports_of(PartitionId(0x100));
         assert!(!mail.ring(vm, 0, ports[2]) && deliver().is_none());
         assert_eq!(word_at(vm, Gpa(RING + 8 + tail * 4)) & 0xffff_ffff, 0, "the ring has nothing more");
+    });
+}
+
+#[test]
+fn what_waits_for_a_vcpu_without_a_page_is_heard_by_another() {
+    run(1, |simulation: &Simulation| {
+        let config = VmConfig { role: Role::Parent, ..config("parent", 3) };
+        prepare(core::slice::from_ref(&config));
+        let vm = create(simulation, 0, &config, vec![vec![], vec![], vec![]]);
+        let children = children_of(3);
+        let mail = &children.mail;
+        let vp = Vp { partition: PartitionId(0x100), index: 0 };
+        let sender = mail.add_sender(vp).expect("there are numbers");
+        let waits = || {
+            let inboxes = (0..3).filter_map(|index| Some((index, mail.inbox(index)?)));
+            inboxes.filter(|(_, inbox)| inbox.senders.has_some()).map(|(index, _)| index).collect::<Vec<_>>()
+        };
+        let is_to_look = |index: usize| !vm.vcpus()[index].mailbox().take().is_empty();
+
+        // Nobody listens yet: it waits. The first that listens has it handed on.
+        mail.post(&vm, 2, sender);
+        assert_eq!(waits(), [0]);
+        mail.close(&vm, 0);
+        assert!(waits() == [0] && is_to_look(0));
+        mail.open(&vm, 1);
+        assert!(is_to_look(0) && !is_to_look(2));
+        mail.close(&vm, 0);
+        assert!(waits() == [1] && is_to_look(1));
+
+        // The vCPU that is named, if it listens, and any other that does when it no longer listens.
+        mail.open(&vm, 2);
+        mail.post(&vm, 2, sender);
+        assert_eq!(waits(), [1, 2]);
+        mail.close(&vm, 1);
+        assert_eq!(waits(), [2]);
+        mail.open(&vm, 0);
+        mail.close(&vm, 2);
+        assert!(waits() == [0] && is_to_look(0));
+        mail.post(&vm, 77, sender);
+        assert_eq!(waits(), [0]);
     });
 }

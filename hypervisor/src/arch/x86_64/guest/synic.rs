@@ -214,7 +214,15 @@ fn deliver_waiting(run: &mut Running<'_>) {
     if let Some(mail) = mail {
         mail.fill_rings(run.vm, run.index, &arch.synic.registers, |vector| arch.apic.accept(vector, false));
     }
-    let Some(page) = arch.synic.registers.message_page() else { return };
+    let Some(page) = arch.synic.registers.message_page() else {
+        if let Some(mail) = mail {
+            mail.close(run.vm, run.index);
+        }
+        return;
+    };
+    if let Some(mail) = mail {
+        mail.open(run.vm, run.index);
+    }
     let page = SynicPage { memory: &run.vm.memory, gpa: Gpa(page) };
     for sint in (0..SINTS).filter(|sint| waiting >> sint & 1 != 0) {
         let VcpuSynic { registers, timers, .. } = &mut arch.synic;
