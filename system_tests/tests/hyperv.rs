@@ -73,6 +73,16 @@ fn only_a_parent_may_create_vms() {
 }
 
 #[test]
+fn parent_reads_and_writes_the_state_of_a_childs_vcpu() {
+    let vms = format!("{}role = \"parent\"\n", measuring_vm("parent", 2, "experiments=hv-child"));
+    let json = dunlin_run_vms(120, &vms, &["--json"]).json();
+    let output = vm(&json, "parent")["output"].as_str().unwrap_or_default();
+    assert!(output.contains("done experiments=1 failures=0"), "{output}");
+    let passed = cases(output).values().filter(|outcome| *outcome == "pass").count();
+    assert!(passed >= 39, "{passed} passed: {output}");
+}
+
+#[test]
 fn guest_that_is_offered_nothing_finds_nothing() {
     let toml = format!("{}hyperv = \"off\"\n", measuring_vm("bare", 2, EVERYTHING));
     let json = dunlin_run_vms(120, &toml, &["--json"]).json();
