@@ -21,8 +21,8 @@ impl CpuidResults {
         Self(Vec::new())
     }
 
-    /// HvCallRegisterInterceptResult. A later result for the same leaf, and the same subleaf or none, takes the place of
-    /// an earlier one.
+    /// HvCallRegisterInterceptResult. A later result for the same leaf, and the same subleaf or none, takes the place
+    /// of an earlier one.
     ///
     /// # Errors
     ///
