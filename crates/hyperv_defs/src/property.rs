@@ -211,6 +211,8 @@ bitflags! {
         const RESTORE_TIME = 1 << 31;
         /// Enlightened VMCS.
         const ENLIGHTENED_VMCS = 1 << 32;
+        /// Registers of its VPs can be read and written by hypercall.
+        const VP_REGISTERS = 1 << 38;
     }
 }
 
