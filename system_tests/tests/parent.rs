@@ -29,3 +29,21 @@ fn linux_finds_itself_to_be_a_parent_and_complains_of_nothing() {
         assert!(complaints.is_empty(), "{vcpus} vCPUs: {complaints:#?}");
     }
 }
+
+#[test]
+#[ignore = "needs the kernel of a parent: `cargo xtask parent-tests`"]
+fn guest_loses_nothing_while_a_cpu_of_its_parent_comes_and_goes() {
+    // Messages and doorbells for the CPU that goes are heard by the other one. The disk waits for its doorbells, the
+    // checks of memory make the guest exit to the driver, and its end waits for all of them.
+    const CPU: &str = "/sys/devices/system/cpu/cpu1/online";
+    let script = format!(
+        "guest-q35 --smp 2 --time-limit 180 --checks disk,net,memory:3 & guest=$!; times=0; \
+         while kill -0 $guest 2>/dev/null; do \
+         echo 0 > {CPU}; sleep 2; echo 1 > {CPU}; sleep 0.3; times=$((times + 1)); \
+         done; \
+         wait $guest; echo \"ended with $?, $([ $times -gt 2 ] && echo many) times\"; dmesg -r | grep '^<[0-4]>'; true"
+    );
+    let output = parent(2, &script).stdout;
+    assert!(output.contains("ended with 0, many times"), "{output}");
+    assert!(!output.lines().any(|line| line.starts_with('<')), "{output}");
+}
