@@ -48,8 +48,10 @@ impl<T> Growing<T> {
         if count == self.room {
             return Err(value);
         }
-        // SAFETY: there is room, nobody reads behind `count`, and the lock keeps out others that add.
-        unsafe { self.values.add(count).write(value) };
+        // SAFETY: there is room.
+        let place = unsafe { self.values.add(count) };
+        // SAFETY: nobody reads behind `count`, and the lock keeps out others that add.
+        unsafe { place.write(value) };
         // Whoever sees the count sees the value.
         self.count.store(count + 1, Ordering::Release);
         Ok(())

@@ -71,7 +71,10 @@ pub(super) fn unmap_state_page(caller: &Caller<'_>, unmap: &UnmapStatePage) -> R
     caller.done()
 }
 
-/// HvCallMapStatsPage2. The page is cleared once: all its counters are zero.
+/// A page of statistics: all counters are zero.
+const EMPTY: [u8; 4096] = [0; 4096];
+
+/// HvCallMapStatsPage2. The page is cleared once.
 pub(super) fn map_stats_page(caller: &Caller<'_>, page: &StatsPage, location: Gpa) -> Result<Ended, Status> {
     let id = partition_of(page);
     let number = {
@@ -79,7 +82,7 @@ pub(super) fn map_stats_page(caller: &Caller<'_>, page: &StatsPage, location: Gp
         let (child, ledger) = parent.child_mut(id)?;
         child.map_stats_page(page, location, ledger)?
     };
-    if !caller.vm.memory.write(Gpa(number * PAGE_BYTES), &[0; PAGE_BYTES as usize]) {
+    if !caller.vm.memory.write(Gpa(number * PAGE_BYTES), &EMPTY) {
         return Err(Status::InvalidParameter);
     }
     caller.output.write(&number.to_le_bytes())?;
