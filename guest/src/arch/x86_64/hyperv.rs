@@ -27,6 +27,7 @@ pub(crate) mod msr {
     pub(crate) const SVERSION: u32 = 0x4000_0081;
     pub(crate) const SIMP: u32 = 0x4000_0083;
     pub(crate) const EOM: u32 = 0x4000_0084;
+    pub(crate) const SIRBP: u32 = 0x4000_0085;
     pub(crate) const SINT0: u32 = 0x4000_0090;
     pub(crate) const STIMER0_CONFIG: u32 = 0x4000_00b0;
     pub(crate) const TSC_INVARIANT: u32 = 0x4000_0118;

@@ -74,7 +74,7 @@ pub(super) const EXPERIMENTS: [Experiment; 55] = [
     on_request("hv-ipi", "Hyper-V interface, cases D: interrupts by hypercall", hyperv::ipi::run),
     on_request("hv-timers", "Hyper-V interface, cases E: synthetic timers and their messages", hyperv::timers::run),
     on_request("hv-parent", "Hyper-V interface, cases F: what a parent may call, and nobody else", hyperv::parent::run),
-    on_request("hv-child", "Hyper-V interface, cases G: registers and state of a child's vCPU", hyperv::child::run),
+    on_request("hv-child", "Hyper-V interface, cases G and H: state and signals of a child's vCPU", hyperv::child::run),
     on_request("decode-loop", "accesses to a device from rips=N addresses of code", decode::measure::steady),
     on_request("decode-smc", "the same while the code's page is written", decode::measure::rewriting),
     on_request("decode-churn", "the same while other CPUs change page tables", decode::measure::churn),

@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering;
 
 use guest_model::hypercall::{Control, INVALID_PARAMETER, SUCCESS, reps, status};
 
-use super::{Answer, Cases, Context, NO_INTERFACE, Outcome, ShownAnswer, ask, by_registers, place};
+use super::{Answer, Cases, Context, NO_INTERFACE, Outcome, ShownAnswer, ask, by_registers, place, signals};
 use crate::arch::control::cpuid;
 use crate::arch::hyperv::{self, Registers};
 use crate::arch::ram::Ram;
@@ -23,8 +23,8 @@ const GET_REGISTERS: u16 = 0x50;
 const SET_REGISTERS: u16 = 0x51;
 const TRANSLATE: u16 = 0x52;
 const REGISTER_CPUID: u16 = 0x91;
-const GET_STATE: u16 = 0xe3;
-const SET_STATE: u16 = 0xe4;
+pub(super) const GET_STATE: u16 = 0xe3;
+pub(super) const SET_STATE: u16 = 0xe4;
 const GET_CPUID: u16 = 0xf4;
 
 const INVALID_VP: u16 = 0xe;
@@ -34,51 +34,51 @@ const NO_RESOURCES: u16 = 0x1d;
 /// What QEMU's accelerator asks Linux for.
 const FLAGS: u64 = 0x48_2110;
 const CREATE_PARTITIONS: u32 = 1 << 0;
-const PAGE: u64 = 4096;
+pub(super) const PAGE: u64 = 4096;
 
 /// Names of registers (HV_REGISTER_NAME).
-mod name {
-    pub(super) const EXPLICIT_SUSPEND: u32 = 0;
-    pub(super) const INTERCEPT_SUSPEND: u32 = 1;
-    pub(super) const ACTIVITY: u32 = 4;
-    pub(super) const PENDING_INTERRUPTION: u32 = 0x1_0002;
-    pub(super) const INTERRUPT_STATE: u32 = 0x1_0003;
-    pub(super) const PENDING_EVENT: u32 = 0x1_0004;
-    pub(super) const NOTIFICATIONS: u32 = 0x1_0006;
-    pub(super) const RAX: u32 = 0x2_0000;
-    pub(super) const RIP: u32 = 0x2_0010;
-    pub(super) const RFLAGS: u32 = 0x2_0011;
-    pub(super) const XMM0: u32 = 0x3_0000;
-    pub(super) const FP0: u32 = 0x3_0010;
-    pub(super) const FP_CONTROL: u32 = 0x3_0018;
-    pub(super) const XMM_CONTROL: u32 = 0x3_0019;
-    pub(super) const CR0: u32 = 0x4_0000;
-    pub(super) const CR2: u32 = 0x4_0001;
-    pub(super) const CR3: u32 = 0x4_0002;
-    pub(super) const CR4: u32 = 0x4_0003;
-    pub(super) const CR8: u32 = 0x4_0004;
-    pub(super) const XFEM: u32 = 0x4_0005;
-    pub(super) const DR0: u32 = 0x5_0000;
-    pub(super) const DR6: u32 = 0x5_0004;
-    pub(super) const ES: u32 = 0x6_0000;
-    pub(super) const CS: u32 = 0x6_0001;
-    pub(super) const SS: u32 = 0x6_0002;
-    pub(super) const IDTR: u32 = 0x7_0000;
-    pub(super) const TSC: u32 = 0x8_0000;
-    pub(super) const EFER: u32 = 0x8_0001;
-    pub(super) const KERNEL_GS_BASE: u32 = 0x8_0002;
-    pub(super) const APIC_BASE: u32 = 0x8_0003;
-    pub(super) const PAT: u32 = 0x8_0004;
-    pub(super) const SYSENTER_CS: u32 = 0x8_0005;
-    pub(super) const STAR: u32 = 0x8_0008;
-    pub(super) const LSTAR: u32 = 0x8_0009;
-    pub(super) const MTRR_DEF_TYPE: u32 = 0x8_000e;
-    pub(super) const MTRR_BASE: u32 = 0x8_0010;
-    pub(super) const MTRR_MASK: u32 = 0x8_0040;
-    pub(super) const MTRR_FIXED: u32 = 0x8_0070;
-    pub(super) const TSC_AUX: u32 = 0x8_007b;
-    pub(super) const HYPERCALL: u32 = 0x9_0001;
-    pub(super) const SCONTROL: u32 = 0xa_0010;
+pub(super) mod name {
+    pub(in crate::experiments) const EXPLICIT_SUSPEND: u32 = 0;
+    pub(in crate::experiments) const INTERCEPT_SUSPEND: u32 = 1;
+    pub(in crate::experiments) const ACTIVITY: u32 = 4;
+    pub(in crate::experiments) const PENDING_INTERRUPTION: u32 = 0x1_0002;
+    pub(in crate::experiments) const INTERRUPT_STATE: u32 = 0x1_0003;
+    pub(in crate::experiments) const PENDING_EVENT: u32 = 0x1_0004;
+    pub(in crate::experiments) const NOTIFICATIONS: u32 = 0x1_0006;
+    pub(in crate::experiments) const RAX: u32 = 0x2_0000;
+    pub(in crate::experiments) const RIP: u32 = 0x2_0010;
+    pub(in crate::experiments) const RFLAGS: u32 = 0x2_0011;
+    pub(in crate::experiments) const XMM0: u32 = 0x3_0000;
+    pub(in crate::experiments) const FP0: u32 = 0x3_0010;
+    pub(in crate::experiments) const FP_CONTROL: u32 = 0x3_0018;
+    pub(in crate::experiments) const XMM_CONTROL: u32 = 0x3_0019;
+    pub(in crate::experiments) const CR0: u32 = 0x4_0000;
+    pub(in crate::experiments) const CR2: u32 = 0x4_0001;
+    pub(in crate::experiments) const CR3: u32 = 0x4_0002;
+    pub(in crate::experiments) const CR4: u32 = 0x4_0003;
+    pub(in crate::experiments) const CR8: u32 = 0x4_0004;
+    pub(in crate::experiments) const XFEM: u32 = 0x4_0005;
+    pub(in crate::experiments) const DR0: u32 = 0x5_0000;
+    pub(in crate::experiments) const DR6: u32 = 0x5_0004;
+    pub(in crate::experiments) const ES: u32 = 0x6_0000;
+    pub(in crate::experiments) const CS: u32 = 0x6_0001;
+    pub(in crate::experiments) const SS: u32 = 0x6_0002;
+    pub(in crate::experiments) const IDTR: u32 = 0x7_0000;
+    pub(in crate::experiments) const TSC: u32 = 0x8_0000;
+    pub(in crate::experiments) const EFER: u32 = 0x8_0001;
+    pub(in crate::experiments) const KERNEL_GS_BASE: u32 = 0x8_0002;
+    pub(in crate::experiments) const APIC_BASE: u32 = 0x8_0003;
+    pub(in crate::experiments) const PAT: u32 = 0x8_0004;
+    pub(in crate::experiments) const SYSENTER_CS: u32 = 0x8_0005;
+    pub(in crate::experiments) const STAR: u32 = 0x8_0008;
+    pub(in crate::experiments) const LSTAR: u32 = 0x8_0009;
+    pub(in crate::experiments) const MTRR_DEF_TYPE: u32 = 0x8_000e;
+    pub(in crate::experiments) const MTRR_BASE: u32 = 0x8_0010;
+    pub(in crate::experiments) const MTRR_MASK: u32 = 0x8_0040;
+    pub(in crate::experiments) const MTRR_FIXED: u32 = 0x8_0070;
+    pub(in crate::experiments) const TSC_AUX: u32 = 0x8_007b;
+    pub(in crate::experiments) const HYPERCALL: u32 = 0x9_0001;
+    pub(in crate::experiments) const SCONTROL: u32 = 0xa_0010;
 }
 
 pub(in crate::experiments::pc) fn run(context: &Context) -> Outcome {
@@ -94,14 +94,15 @@ pub(in crate::experiments::pc) fn run(context: &Context) -> Outcome {
     states(&mut cases, &child);
     cpuid_and_tables(&mut cases, &child);
     running(&mut cases, &child);
+    signals::run(&mut cases, &child);
     impossible(&mut cases, &child);
     child.end(&mut cases);
     cases.done()
 }
 
 /// A partition with two VPs, which are suspended.
-struct Child {
-    id: u64,
+pub(super) struct Child {
+    pub(super) id: u64,
 }
 
 impl Child {
@@ -158,7 +159,7 @@ impl Child {
     }
 
     /// Writes registers of VP 0. The value has 128 bits.
-    fn set(&self, list: &[(u32, u128)]) -> Answer {
+    pub(super) fn set(&self, list: &[(u32, u128)]) -> Answer {
         let mut input = [0; 2 + 4 * 40];
         input[0] = self.id;
         for (place, (name, value)) in input[2..].chunks_mut(4).zip(list) {
@@ -168,7 +169,7 @@ impl Child {
     }
 
     /// Reads a register.
-    fn get(&self, vp: u64, name: u32) -> Result<u128, u16> {
+    pub(super) fn get(&self, vp: u64, name: u32) -> Result<u128, u16> {
         match call(Control::rep(GET_REGISTERS, 1), &[self.id, vp, name.into()]) {
             Ok(answer) if status(answer) == SUCCESS => Ok(u128::from(output(0)) | u128::from(output(1)) << 64),
             Ok(answer) => Err(status(answer)),
@@ -177,21 +178,24 @@ impl Child {
     }
 
     /// Reads or writes state of VP 0 in [`STATE_PAGE`].
-    fn state(&self, code: u16, kind: u64) -> Answer {
+    pub(super) fn state(&self, code: u16, kind: u64) -> Answer {
         call(Control::simple(code).variable(1), &[self.id, 0, 1 << 31 | kind, 0, 7, address_of(STATE_PAGE) / PAGE])
     }
 }
 
 /// Pages of free memory: those up to 388 are deposited.
 const STATE_PAGE: u64 = 400;
-const CODE_PAGE: u64 = 401;
+pub(super) const CODE_PAGE: u64 = 401;
+
+/// Word of the local APIC's state: id and version, LDR and DFR, spurious vector and the first of ISR, TMR, IRR.
+pub(super) const SPURIOUS: u64 = 2;
 
 /// The address of a page of free memory.
-fn address_of(page: u64) -> u64 {
+pub(super) fn address_of(page: u64) -> u64 {
     core::ptr::from_ref(Ram::all().word(page * PAGE)) as u64
 }
 
-fn state_word(at: u64) -> &'static core::sync::atomic::AtomicU64 {
+pub(super) fn state_word(at: u64) -> &'static core::sync::atomic::AtomicU64 {
     Ram::all().word(STATE_PAGE * PAGE + at * 8)
 }
 
@@ -201,12 +205,12 @@ fn low(value: u128) -> u64 {
 }
 
 /// The status of an answer; no status if it was an exception.
-fn code(answer: Answer) -> u16 {
+pub(super) fn code(answer: Answer) -> u16 {
     answer.map_or(u16::MAX, status)
 }
 
 /// A call. Its output is in the spare page.
-fn call(control: Control, words: &[u64]) -> Answer {
+pub(super) fn call(control: Control, words: &[u64]) -> Answer {
     ask(&Registers::call(control.0, place(words), hyperv::spare_page().address()))
 }
 
@@ -387,8 +391,6 @@ fn refusals(cases: &mut Cases, child: &Child) {
 }
 
 fn states(cases: &mut Cases, child: &Child) {
-    /// Word of the state: id and version, LDR and DFR, spurious vector and the first of ISR, TMR, IRR.
-    const SPURIOUS: u64 = 2;
     const LOCAL_APIC: u64 = 0;
     const XSAVE: u64 = 1;
     let read = child.state(GET_STATE, LOCAL_APIC);

@@ -1,6 +1,6 @@
 //! The conformance cases of the Hyper-V interface (TLFS), with their names in the project's list: A discovery and MSRs,
 //! B control words and registers, C flushes, D interrupts, E timers and their messages, F the calls of a parent,
-//! G the state of its child.
+//! G the state of its child, H what the two tell each other.
 //!
 //! Each case writes one record, `case name=.. about=".." outcome=pass|fail|skipped why=".."`. A failed case also writes
 //! a `violation`, and counts.
@@ -13,6 +13,7 @@ pub(super) mod flush;
 mod flush_sets;
 pub(super) mod ipi;
 pub(super) mod parent;
+mod signals;
 pub(super) mod timers;
 mod watch;
 
