@@ -269,7 +269,8 @@ impl Mail {
     }
 
     /// The parent's vCPU `index` writes the doorbells that were posted for it into its event rings, and posts itself
-    /// the messages about that. Those that find no room wait. Calls `interrupt` for each interrupt that tells the guest.
+    /// the messages about that. Those that find no room wait. Calls `interrupt` for each interrupt that tells the
+    /// guest.
     pub(in crate::arch) fn fill_rings(&self, parent: &Vm, index: u32, synic: &Synic, mut interrupt: impl FnMut(u8)) {
         let Some(inbox) = self.inbox(index).filter(|inbox| inbox.doorbells.has_some()) else { return };
         let Some(page) = synic.ring_page() else { return };
