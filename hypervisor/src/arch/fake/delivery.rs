@@ -41,7 +41,7 @@ pub(crate) fn send_fixed(vm: &Vm, _: u8, ids: impl IntoIterator<Item = u32>) {
 
 /// Sends `message`: any is an interrupt.
 pub(crate) fn send(vm: &Vm, sender: Option<u32>, message: &Message) {
-    let everybody = || 0..vm.vcpus().len() as u32;
+    let everybody = || (0..).take(vm.vcpus().len());
     match message.target {
         Target::SelfOnly => send_fixed(vm, message.vector, sender),
         Target::Physical(id) => send_fixed(vm, message.vector, [id]),

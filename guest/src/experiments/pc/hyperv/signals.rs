@@ -227,7 +227,7 @@ fn interrupts(cases: &mut Cases, child: &Child) {
         word(CODE_PAGE, at).store(bytes, Ordering::SeqCst);
     }
     // hlt; jmp to it.
-    const HALT: &[u64] = &[0xfdeb_f4];
+    const HALT: &[u64] = &[0x00fd_ebf4];
     for (case, about, kind, destination, vector, rflags) in [
         ("H6", "a halted VP takes a fixed interrupt", 0, 0, 0x40, IF | 2),
         ("H6.1", "one that is level-triggered", LEVEL, 0, 0x40, IF | 2),
