@@ -233,8 +233,16 @@ impl Buffers {
         call(device, request::HYPERCALL, &mut [first, 0, self.0.address(), to]).map(|_| ())
     }
 
+    /// A word of the input.
+    pub(crate) fn input(&self, at: usize) -> u64 {
+        self.word(at * 8)
+    }
+
     fn output(&self, at: usize) -> u64 {
-        let at = Self::OUTPUT + at * 8;
+        self.word(Self::OUTPUT + at * 8)
+    }
+
+    fn word(&self, at: usize) -> u64 {
         u64::from(self.0.word(at)) | u64::from(self.0.word(at + 4)) << 32
     }
 }

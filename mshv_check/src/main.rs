@@ -43,7 +43,9 @@ Tries /dev/mshv, the device of Linux for a hypervisor that lets it be a parent.
                                        N times (100000) pages are taken away from running VPs (2) and given back
   kill    [--rounds N]                 N processes (500) with running guests are killed at random moments
   input                                calls with wrong numbers, and in the wrong order, are refused
-  fuzz    [--calls N] [--seed S]       N random hypercalls (1000000), as far as the kernel passes them on
+  fuzz    [--calls N] [--seed S] [--trace N]
+                                       N random hypercalls (1000000), as far as the kernel passes them on; shows each
+                                       one from number N on before it is made
   all                                  all of these, with small numbers
 
   --seed S        of all that is random (1)

@@ -16,6 +16,8 @@ pub(crate) struct Options {
     /// Rounds, invalidations or calls; the check's own number if absent.
     count: Option<u64>,
     pub(crate) vps: u32,
+    /// The number of the call from which on each is shown before it is made.
+    pub(crate) trace: Option<u64>,
 }
 
 /// An error in the command line.
@@ -42,14 +44,14 @@ impl Options {
         let (first, rest) = words.split_first().ok_or(BadOption::NoCheck(None))?;
         let known = CHECKS.into_iter().chain(["all", VICTIM]).find(|name| name == first);
         let check = known.ok_or_else(|| BadOption::NoCheck(Some(first.clone())))?;
-        let mut options = Self { check, json: false, seed: 1, time_limit: 3600, count: None, vps: 2 };
+        let mut options = Self { check, json: false, seed: 1, time_limit: 3600, count: None, vps: 2, trace: None };
         let mut rest = rest.iter();
         while let Some(word) = rest.next() {
             if word == "--json" {
                 options.json = true;
                 continue;
             }
-            let known = ["--rounds", "--invalidations", "--calls", "--seed", "--time-limit", "--vps"];
+            let known = ["--rounds", "--invalidations", "--calls", "--seed", "--time-limit", "--vps", "--trace"];
             if !known.contains(&word.as_str()) {
                 return Err(BadOption::Unknown(word.clone()));
             }
@@ -58,6 +60,7 @@ impl Options {
             match word.as_str() {
                 "--seed" => options.seed = number,
                 "--time-limit" => options.time_limit = number,
+                "--trace" => options.trace = Some(number),
                 "--vps" => {
                     options.vps = u32::try_from(number).map_err(|_| BadOption::NoNumber(word.clone()))?;
                 }

@@ -44,10 +44,13 @@ const SPECIAL: [u64; 26] = [
 /// First register of each group.
 const GROUPS: [u64; 12] =
     [0, 0x10002, 0x20000, 0x30000, 0x40000, 0x50000, 0x60000, 0x70000, 0x80000, 0x90000, 0xa0000, 0xb0000];
+/// A register that is left alone: with EFER.LME and without CR4.PAE, the exit of a guest without paging crashes QEMU's
+/// own emulation of SVM (7.2 to 11.1: it restores the host's CR0 before CR4, and then refuses long mode).
+const EFER: u64 = 0x80001;
 /// Calls with one partition; then another one begins.
 const PER_PARTITION: u64 = 2000;
 
-pub(super) fn run(device: &Device, calls: u64, seed: u64) -> Result<Figures> {
+pub(super) fn run(device: &Device, calls: u64, seed: u64, trace: u64) -> Result<Figures> {
     let balance = Balance::before()?;
     let mut random = fastrand::Rng::with_seed(seed);
     let mut counts = Counts::default();
@@ -57,8 +60,8 @@ pub(super) fn run(device: &Device, calls: u64, seed: u64) -> Result<Figures> {
         let rest = PER_PARTITION.min(calls - done);
         let target = Target::new(device).with_context(|| format!("after {done} calls"))?;
         for _ in 0..rest {
-            target.call(&mut random, &mut counts)?;
             done += 1;
+            target.call(&mut random, &mut counts, (done >= trace).then_some(done))?;
             tell("calls", done, calls);
         }
         drop(target);
@@ -99,7 +102,7 @@ impl Target {
         Ok(Self { partition, vp, _memory: memory, buffers: Buffers::new(&[])? })
     }
 
-    fn call(&self, random: &mut fastrand::Rng, counts: &mut Counts) -> Result<()> {
+    fn call(&self, random: &mut fastrand::Rng, counts: &mut Counts, shown: Option<u64>) -> Result<()> {
         let code = match random.u32(0..20) {
             0 => random.u16(0..0x200),
             1..=8 => [code::GET_REGISTERS, code::SET_REGISTERS][random.usize(0..2)],
@@ -119,7 +122,7 @@ impl Target {
         if is_list {
             names(random, code, &mut input);
         }
-        self.buffers.set_input(&input[..words]);
+        self.buffers.set_input(if is_list { &input } else { &input[..words] });
         let in_bytes = match code {
             code::GET_REGISTERS => 16 + reps * 4,
             code::SET_REGISTERS => 16 + reps * 32,
@@ -132,6 +135,13 @@ impl Target {
             _ => [0, 8, 16, 64, 4096][random.usize(0..5)],
         };
         let fd: BorrowedFd<'_> = if is_list || random.bool() { self.vp.as_fd() } else { self.partition.as_fd() };
+        if let Some(number) = shown {
+            let words = (usize::from(in_bytes) / 8).clamp(1, 64);
+            let input: Vec<u64> = (1..words).map(|at| self.buffers.input(at)).collect();
+            eprintln!("{number}: {code:#x} reps {reps} input {in_bytes} output {out_bytes}: {input:x?}");
+            // So that a serial line has sent it before the call is made.
+            std::thread::sleep(std::time::Duration::from_millis(300));
+        }
         match self.buffers.call(fd, [code, reps, in_bytes, out_bytes]) {
             Ok(()) => counts.succeeded += 1,
             Err(_) => counts.refused += 1,
@@ -144,7 +154,10 @@ impl Target {
 fn names(random: &mut fastrand::Rng, code: u16, input: &mut [u64]) {
     let step = if code == code::SET_REGISTERS { 4 } else { 1 };
     for word in input.iter_mut().skip(2).step_by(step) {
-        let mut name = || GROUPS[random.usize(0..GROUPS.len())] + random.u64(0..0x20);
+        let mut name = || match GROUPS[random.usize(0..GROUPS.len())] + random.u64(0..0x20) {
+            EFER => 0,
+            name => name,
+        };
         *word = if step == 4 { name() } else { name() | name() << 32 };
     }
 }

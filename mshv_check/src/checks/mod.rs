@@ -30,7 +30,7 @@ pub(crate) fn run(name: &str, options: &Options) -> Result<Figures> {
         "kill" => kill::run(&device, options.count(500), options.seed),
         VICTIM => kill::victim(&device, options.vps),
         "input" => input::run(&device),
-        "fuzz" => fuzz::run(&device, options.count(1_000_000), options.seed),
+        "fuzz" => fuzz::run(&device, options.count(1_000_000), options.seed, options.trace.unwrap_or(u64::MAX)),
         _ => anyhow::bail!("no check `{name}`"),
     }
 }
