@@ -79,8 +79,6 @@ struct Vp {
     pages: [AtomicU64; 2],
     /// The parent's vCPU that has resumed it last.
     resumer: AtomicU32,
-    /// Its register page is filled, and it has not run since.
-    is_shown: AtomicBool,
     /// Its number among the senders of messages to the parent.
     sender: Once<u32>,
 }
@@ -89,12 +87,7 @@ const IS_MAPPED: u64 = 1 << 0;
 
 impl Vp {
     fn new() -> Self {
-        Self {
-            pages: Default::default(),
-            resumer: AtomicU32::new(0),
-            is_shown: AtomicBool::new(false),
-            sender: Once::new(),
-        }
+        Self { pages: Default::default(), resumer: AtomicU32::new(0), sender: Once::new() }
     }
 }
 
@@ -268,19 +261,12 @@ impl VcpuRef {
     /// From now on a page of the parent shows this of a child's vCPU.
     pub(crate) fn show(&self, which: StatePage, gpa: Gpa) {
         self.hold(|_| self.set_page(which, gpa.0 | IS_MAPPED));
-        if which == StatePage::Registers
-            && let Some(vp) = self.vp()
-        {
-            vp.is_shown.store(true, Ordering::Release);
-        }
     }
 
-    /// Where its register page is, if it was filled and the vCPU runs for the first time since, without this `reason`.
-    pub(crate) fn leave_register_page(&self, reason: u8) -> Option<Gpa> {
+    /// Where its register page is, if there is one and the vCPU runs again without this `reason`.
+    pub(crate) fn register_page_left_by(&self, reason: u8) -> Option<Gpa> {
         let runs = self.vcpu().suspended().load(Ordering::SeqCst) & !reason == 0;
-        let was_shown =
-            runs && self.vp()?.is_shown.load(Ordering::Relaxed) && self.vp()?.is_shown.swap(false, Ordering::AcqRel);
-        if was_shown { self.vm().as_child()?.page(self.index(), StatePage::Registers) } else { None }
+        if runs { self.vm().as_child()?.page(self.index(), StatePage::Registers) } else { None }
     }
 
     fn vp(&self) -> Option<&Vp> {

@@ -1,7 +1,8 @@
 //! The register page of a child's vCPU: a page of the parent that shows the registers of a suspended vCPU.
 //!
 //! It is true from its mapping until the vCPU first runs. From then on it says that it is not, and the parent asks by
-//! hypercall: to fill it at each exit would cost more than the calls that it saves.
+//! hypercall: to fill it at each exit would cost more than the calls that it saves. What the parent writes there, and
+//! declares as changed, counts at any time.
 
 use addr::Gpa;
 use hyperv_defs::Status;
@@ -20,20 +21,20 @@ pub(super) fn fill(vcpu: &VcpuRef, parent: &Memory, gpa: Gpa) -> Result<(), Stat
     if parent.write(gpa, page.bytes()) { Ok(()) } else { Err(Status::InvalidParameter) }
 }
 
-/// The vCPU is about to run for the first time since the page was filled: takes over what the parent has changed
-/// there. From now on the page is not true.
+/// The vCPU is about to run: takes over what the parent has changed on the page. From now on the page is not true.
 pub(super) fn take_over(vcpu: &VcpuRef, parent: &Memory, gpa: Gpa) {
-    let mut bytes = [0; size_of::<RegisterPage>()];
-    if !parent.read(gpa, &mut bytes) {
+    let void = RegisterPage { version: U16::new(RegisterPage::VERSION), ..RegisterPage::default() };
+    // The version, whether the page is true, and what was changed.
+    let mut head = [0; size_of::<u64>()];
+    if !parent.read(gpa, &mut head) || head == void.bytes()[..size_of::<u64>()] {
         return;
     }
-    let void = RegisterPage { version: U16::new(RegisterPage::VERSION), ..RegisterPage::default() };
-    // All that counts is the flag behind the version.
-    let _ = parent.write(gpa, &void.bytes()[..size_of::<u64>()]);
-    if let Some(page) = RegisterPage::from_bytes(&bytes)
-        && page.is_valid != 0
-    {
-        // Values that do not exist are the parent's mistake, and are left out.
+    let mut bytes = [0; size_of::<RegisterPage>()];
+    if !parent.read(gpa, &mut bytes) || !parent.write(gpa, &void.bytes()[..size_of::<u64>()]) {
+        return;
+    }
+    // Values that do not exist are the parent's mistake, and are left out.
+    if let Some(page) = RegisterPage::from_bytes(&bytes) {
         Held::with(vcpu, |held| {
             for (name, value) in changed(&page) {
                 let _ = write(held, name, value);

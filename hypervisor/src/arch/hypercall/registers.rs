@@ -112,7 +112,7 @@ fn reason_of(register: Register) -> Option<u8> {
 fn set_suspend(caller: &Caller<'_>, vcpu: &VcpuRef, reason: u8, value: u64) -> Result<(), Status> {
     match value {
         0 => {
-            if let Some(gpa) = vcpu.leave_register_page(reason) {
+            if let Some(gpa) = vcpu.register_page_left_by(reason) {
                 register_page::take_over(vcpu, &caller.vm.memory, gpa);
             }
             vcpu.resume(reason, caller.index);
