@@ -184,9 +184,9 @@ impl<'a> Family<'a> {
         back.sort_unstable();
         assert!(back.iter().copied().eq(DEPOSITS..DEPOSITS + u64::from(DEPOSITED)), "{back:x?}");
         for &page in &back {
-            let mut content = [0xff; PAGE_BYTES as usize];
+            let mut content = [0xff; 4096];
             assert!(self.parent.memory.read(Gpa(page * PAGE_BYTES), &mut content), "page {page:#x} is not there");
-            assert_eq!(content, [0; PAGE_BYTES as usize], "page {page:#x} is not clear");
+            assert_eq!(content, [0; 4096], "page {page:#x} is not clear");
         }
         assert_eq!(self.call(Code::DeletePartition, 0, &bytes(&[self.id])), all(0));
         self.turn_off();

@@ -98,7 +98,9 @@ pub(crate) fn resolve_fault(
     needs: impl FnOnce() -> Needs,
 ) -> Resolved {
     let memory = &run.vm.memory;
-    let Some(region) = memory.region_of_fault(gpa, is_present) else { return outside(run, gpa, needs) };
+    let Some(region) = memory.region_of_fault(gpa, is_present) else {
+        return if memory.is_lent() { fault_of_child(run, gpa, needs()) } else { Resolved::Device };
+    };
     run.tally.exit(ExitReason::Stage2Fault);
     match memory.level_on_touch() {
         Some(level) if !is_present => first_touch::populate(run, region, gpa, level),
@@ -106,12 +108,11 @@ pub(crate) fn resolve_fault(
     }
 }
 
-/// The VM has no frames at `gpa`. A child has none at all.
-fn outside(run: &mut Running<'_>, gpa: Gpa, needs: impl FnOnce() -> Needs) -> Resolved {
-    if !run.vm.memory.is_lent() {
-        return Resolved::Device;
-    }
-    let resolved = Machine::fault_of_child(run, gpa, needs().access);
+/// A child's fault: it has no frames.
+#[cold]
+#[inline(never)]
+fn fault_of_child(run: &mut Running<'_>, gpa: Gpa, needs: Needs) -> Resolved {
+    let resolved = Machine::fault_of_child(run, gpa, needs.access);
     if resolved != Resolved::Device {
         run.tally.exit(ExitReason::Stage2Fault);
         count_stall(run);

@@ -109,6 +109,7 @@ impl Memory {
     }
 
     /// Whether it is a child's: it has no frames of its own.
+    #[inline]
     pub(super) fn is_lent(&self) -> bool {
         self.visits.as_deref().is_some_and(|visits| visits.has_rights)
     }

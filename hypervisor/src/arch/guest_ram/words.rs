@@ -62,10 +62,14 @@ impl Memory {
     /// Reads the word that is `ahead` words after one that was found, on the same page.
     #[inline]
     pub(crate) fn load(&self, word: Word, ahead: usize) -> u64 {
-        match self.visit() {
-            None => self.backing.ram.load(word, ahead),
-            Some(visit) => visit.load(word, ahead),
-        }
+        // Words of memory that may go away never have the name of frames, so other VMs pay nothing for it.
+        self.backing.ram.load(word, ahead).unwrap_or_else(|| self.load_on_visit(word, ahead))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn load_on_visit(&self, word: Word, ahead: usize) -> u64 {
+        self.visit().map_or(0, |visit| visit.load(word, ahead))
     }
 
     /// Atomically replaces a word if it is still `current`; returns whether it was.
@@ -126,18 +130,18 @@ impl GuestRam {
         Some(Word { address: word as usize, ram: self.identity })
     }
 
-    /// Reads the word that is `ahead` words behind one of this RAM, on the same page. Zero for any other.
+    /// Reads the word that is `ahead` words behind one of this RAM, on the same page. `None` for any other.
     #[inline]
-    fn load(&self, word: Word, ahead: usize) -> u64 {
+    fn load(&self, word: Word, ahead: usize) -> Option<u64> {
         let on_page = word.address % PAGE / 8 + ahead < PAGE / 8;
         if word.ram != self.identity || !on_page {
-            return 0;
+            return None;
         }
         let pointer = word.address as *const AtomicU64;
         // SAFETY: `find` made the address from a word of one of our runs, whose identity is unique. Runs are whole
         // frames, so all of its page is ours, and they stay as long as `self`. Rust code accesses them only through
         // atomics and volatile accesses.
-        unsafe { (*pointer.wrapping_add(ahead)).load(Ordering::Relaxed) }
+        Some(unsafe { (*pointer.wrapping_add(ahead)).load(Ordering::Relaxed) })
     }
 
     /// Atomically replaces a word of this RAM if it is still `current`; returns whether it was.

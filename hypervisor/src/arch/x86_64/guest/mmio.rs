@@ -192,11 +192,16 @@ pub(in crate::arch::x86_64) fn bytes_at_rip(run: &mut Running<'_>) -> Option<Win
 /// Why they cannot be fetched.
 pub(super) fn code_at_rip(run: &mut Running<'_>) -> Result<Window, Outcome> {
     // As during an emulation: words in a child's memory stay valid.
-    run.vcpu.presence().emulate(run.cpu.id.0);
+    let is_child = run.vm.as_child().is_some();
+    if is_child {
+        run.vcpu.presence().emulate(run.cpu.id.0);
+    }
     let arch = &mut run.owner.arch;
     let registers = Registers::of(&mut arch.gprs, &mut arch.hardware);
     let window = x86_emulate::fetch_whole(&registers, &run.vm.memory, arch.emulator.walks());
-    run.vcpu.presence().leave();
+    if is_child {
+        run.vcpu.presence().leave();
+    }
     window
 }
 
