@@ -228,8 +228,6 @@ pub(crate) struct PortAccess {
     pub(crate) is_in: bool,
     /// INS or OUTS, with or without REP.
     pub(crate) is_string: bool,
-    /// It has a REP prefix.
-    pub(crate) is_repeated: bool,
     /// RIP behind the instruction.
     pub(crate) next_rip: u64,
 }

@@ -23,9 +23,9 @@ use crate::vcpu::run::{Next, Running};
 use crate::vm::child::intercept;
 use crate::vm::fault::{Needs, Resolved};
 
-/// A child's IN, OUT, INS or OUTS.
+/// A child's IN, OUT, INS or OUTS, with a REP prefix or without.
 #[cold]
-pub(in crate::arch::x86_64) fn port(run: &mut Running<'_>, port: PortAccess) -> Next {
+pub(in crate::arch::x86_64) fn port(run: &mut Running<'_>, port: PortAccess, is_repeated: bool) -> Next {
     let arch = &run.owner.arch;
     let registers = arch.hardware.registers();
     let [length, ..] = port.next_rip.wrapping_sub(registers.rip).to_le_bytes();
@@ -33,7 +33,7 @@ pub(in crate::arch::x86_64) fn port(run: &mut Running<'_>, port: PortAccess) -> 
     let payload = PortIntercept {
         header: header(arch, run.index, &registers, length, access),
         port: U16::new(port.port),
-        access_info: PortIntercept::info(port.bytes, port.is_string, port.is_repeated),
+        access_info: PortIntercept::info(port.bytes, port.is_string, is_repeated),
         rax: U64::new(registers.rax),
         ds: segment(&registers.ds),
         es: segment(&registers.es),

@@ -14,7 +14,7 @@ use super::cpuid::CpuidTable;
 use super::hyperv::HyperV;
 pub(crate) use super::hyperv::fault_of_child;
 use super::state::State as _;
-use super::{delivery, intercept, mmio};
+use super::{delivery, mmio};
 use crate::arch::hypercall::Children;
 use crate::arch::x86_64::backend::PortAccess;
 use crate::arch::x86_64::host::{tsc, wall_clock};
@@ -77,10 +77,7 @@ fn children(vm: &Vm) -> Option<&Children> {
 /// IN and OUT.
 #[inline]
 pub(in crate::arch::x86_64) fn port_access(run: &mut Running<'_>, access: PortAccess) -> Next {
-    if run.vm.as_child().is_some() {
-        return intercept::port(run, access);
-    }
-    let PortAccess { port, bytes, is_in, is_string, next_rip, .. } = access;
+    let PortAccess { port, bytes, is_in, is_string, next_rip } = access;
     if is_string {
         return mmio::port_string(run);
     }

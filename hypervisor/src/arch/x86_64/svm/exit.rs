@@ -62,6 +62,9 @@ pub(super) fn handle(run: &mut Running<'_>) -> Next {
         }
         code::IOIO => {
             tally.exit(ExitReason::PortIo);
+            if run.vm.as_child().is_some() {
+                return port_of_child(run);
+            }
             platform::port_access(run, port_access(&run.owner.arch.hardware.vmcb.control))
         }
         code::NPF => nested_page_fault(run),
@@ -226,7 +229,6 @@ fn nested_page_fault(run: &mut Running<'_>) -> Next {
 fn port_access(control: &ControlArea) -> PortAccess {
     const IN: u64 = 1 << 0;
     const STRING: u64 = 1 << 2;
-    const REPEATED: u64 = 1 << 3;
     const SIZE_SHIFT: u64 = 4;
     const PORT_SHIFT: u64 = 16;
     let details = control.exit_info_1;
@@ -237,9 +239,19 @@ fn port_access(control: &ControlArea) -> PortAccess {
         bytes: (details >> SIZE_SHIFT & 7) as u8,
         is_in: details & IN != 0,
         is_string: details & STRING != 0,
-        is_repeated: details & REPEATED != 0,
         next_rip: control.exit_info_2,
     }
+}
+
+/// The parent handles a child's ports.
+#[cold]
+#[inline(never)]
+fn port_of_child(run: &mut Running<'_>) -> Next {
+    const REPEATED: u64 = 1 << 3;
+    let control = &run.owner.arch.hardware.vmcb.control;
+    let is_repeated = control.exit_info_1 & REPEATED != 0;
+    let access = port_access(control);
+    intercept::port(run, access, is_repeated)
 }
 
 /// The CPU's decode of a write of a control register. The two features that it needs came with different processors.
