@@ -50,6 +50,8 @@ pub(crate) enum Resolved {
     /// The VM has no memory there: the access is to a device, or to an empty address. Or it is a child's access to
     /// memory that its parent has given it without this right.
     Device,
+    /// The same, of a child.
+    DeviceOfChild,
     /// A child has memory there, but its parent has taken it away for now.
     #[allow(dead_code, reason = "not every architecture has parents")]
     NoAccess,
@@ -113,10 +115,11 @@ pub(crate) fn resolve_fault(
 #[inline(never)]
 fn fault_of_child(run: &mut Running<'_>, gpa: Gpa, needs: Needs) -> Resolved {
     let resolved = Machine::fault_of_child(run, gpa, needs.access);
-    if resolved != Resolved::Device {
-        run.tally.exit(ExitReason::Stage2Fault);
-        count_stall(run);
+    if resolved == Resolved::Device {
+        return Resolved::DeviceOfChild;
     }
+    run.tally.exit(ExitReason::Stage2Fault);
+    count_stall(run);
     resolved
 }
 

@@ -80,7 +80,7 @@ fn resolve(run: &mut Running<'_>, gpa: Gpa, is_write: bool, is_mapped: bool) -> 
     let kind = match resolved {
         Resolved::Again => return Next::Resume,
         Resolved::NoAccess => MessageType::GpaIntercept,
-        Resolved::Device if run.vm.as_child().is_some() => MessageType::UnmappedGpa,
+        Resolved::DeviceOfChild => MessageType::UnmappedGpa,
         _ => {
             run.vm.stop(StopReason::Unsupported, format_args!("{gpa}: {resolved:?}"));
             return Next::Resume;

@@ -99,7 +99,9 @@ pub(in crate::arch::x86_64) fn unbacked(run: &mut Running<'_>, gpa: Gpa) -> Next
             run.owner.arch.before_instruction();
             Next::Resume
         }
-        Resolved::Device | Resolved::End(_) => unrecoverable(run, "has code or page tables where there is no memory"),
+        Resolved::Device | Resolved::DeviceOfChild | Resolved::End(_) => {
+            unrecoverable(run, "has code or page tables where there is no memory")
+        }
     }
 }
 

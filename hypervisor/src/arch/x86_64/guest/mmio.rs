@@ -30,9 +30,6 @@ use crate::vm::fault::Needs;
 #[inline(always)]
 pub(in crate::arch::x86_64) fn access(run: &mut Running<'_>, gpa: Gpa, needs: Needs) -> Next {
     run.tally.exit(ExitReason::Mmio);
-    if intercept::handles(run, gpa) {
-        return intercept::device(run, gpa, needs);
-    }
     if run.owner.arch.hardware.has_interrupted_delivery() {
         // Not an instruction's access: the guest's descriptor tables or its stack are at an address without memory. A
         // retry would fail again, before any interrupt of the host is taken.
@@ -56,6 +53,17 @@ pub(in crate::arch::x86_64) fn access(run: &mut Running<'_>, gpa: Gpa, needs: Ne
         return Next::Resume;
     }
     carry_out(run, Cause::Access(gpa))
+}
+
+/// As [`access`], by a child.
+#[cold]
+#[inline(never)]
+pub(in crate::arch::x86_64) fn access_of_child(run: &mut Running<'_>, gpa: Gpa, needs: Needs) -> Next {
+    if intercept::handles(run, gpa) {
+        run.tally.exit(ExitReason::Mmio);
+        return intercept::device(run, gpa, needs);
+    }
+    access(run, gpa, needs)
 }
 
 /// The guest is at INS or OUTS, to a port that it may use.

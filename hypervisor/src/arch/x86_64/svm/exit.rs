@@ -219,6 +219,7 @@ fn nested_page_fault(run: &mut Running<'_>) -> Next {
             Next::Resume
         }
         Resolved::Device => mmio::access(run, gpa, needs()),
+        Resolved::DeviceOfChild => mmio::access_of_child(run, gpa, needs()),
         Resolved::NoAccess => intercept::not_here_now(run, gpa, needs()),
         Resolved::End(problem) => stop(run, StopReason::Unsupported, problem.text()),
     }
