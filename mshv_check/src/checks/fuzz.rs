@@ -45,7 +45,7 @@ const SPECIAL: [u64; 26] = [
 const GROUPS: [u64; 12] =
     [0, 0x10002, 0x20000, 0x30000, 0x40000, 0x50000, 0x60000, 0x70000, 0x80000, 0x90000, 0xa0000, 0xb0000];
 /// A register that is left alone: with EFER.LME and without CR4.PAE, the exit of a guest without paging crashes QEMU's
-/// own emulation of SVM (7.2 to 11.1: it restores the host's CR0 before CR4, and then refuses long mode).
+/// own emulation of SVM (7.2: it restores the host's CR0 before CR4, and then refuses long mode).
 const EFER: u64 = 0x80001;
 /// Calls with one partition; then another one begins.
 const PER_PARTITION: u64 = 2000;
