@@ -43,7 +43,7 @@ const CHECKS: [Check; 13] = [
     },
     Check {
         name: "std-on-host-only",
-        why: "only cli, xtask, system_tests, workloads, x86_oracle, hw_model, interleave and tests have an operating system below them",
+        why: "only programs for a host or for Linux guests, hw_model, interleave and tests have an operating system below them",
         find: std_on_host_only,
     },
     Check {
@@ -101,7 +101,7 @@ const MODEL: &str = "hw_model";
 /// Turns a program's threads into a simulation for its tests: it may use std, and is for tests or behind a feature.
 const SIMULATION: &str = "interleave";
 /// Programs with std; nothing imports them.
-const STD_PROGRAMS: [&str; 5] = ["cli", "xtask", "system_tests", "workloads", "x86_oracle"];
+const STD_PROGRAMS: [&str; 6] = ["cli", "xtask", "mshv_check", "system_tests", "workloads", "x86_oracle"];
 const BAD_MODULE_NAMES: [&str; 6] = ["util", "utils", "common", "helper", "helpers", "misc"];
 
 /// The repository's text files, by path from its root.

@@ -26,8 +26,8 @@ struct Test {
     limit: u32,
 }
 
-/// Those of `system_tests/tests/parent.rs`. `cargo xtask test` leaves them out: the kernel takes a quarter of an hour on
-/// a machine that has not built it before.
+/// Those of `system_tests/tests/parent.rs`. `cargo xtask test` leaves them out: the kernel takes a quarter of an hour
+/// on a machine that has not built it before.
 const SYSTEM: &str = "system";
 
 const TESTS: &[Test] = &[
