@@ -68,8 +68,8 @@ pub trait Memory {
     /// Reads the word that is `ahead` words after `word`, on the same 4 KiB page, in one access.
     fn load(&self, word: Self::Word, ahead: usize) -> u64;
 
-    /// Whether `found`, which [`find`](Self::find) once returned, is what it would return now. Only memory that comes and
-    /// goes while its guest runs needs to ask.
+    /// Whether `found`, which [`find`](Self::find) once returned, is what it would return now. Only memory that comes
+    /// and goes while its guest runs needs to ask.
     #[inline(always)]
     fn is_current(&self, found: Option<Self::Word>) -> bool {
         let _ = found;

@@ -8,9 +8,10 @@
 //! build, chosen here and nowhere else: on bare metal the architecture's, in tests the [`fake`].
 //!
 //! Unsafe code is only in this folder. Both architectures share these files: [`ram`] wraps host memory and needs only
-//! their `paging::direct_map`. [`guest_ram`] wraps a VM's memory, [`block`] a CPU's own pages, [`growing`] a
-//! list that others read, [`control_port`] the device of the control port. `ticks` converts them to time, `mappings` adds to the hypervisor's own address space,
-//! and `stack` finds return addresses for a report. [`trace`] records stage-2 changes in debug builds.
+//! their `paging::direct_map`. [`guest_ram`] wraps a VM's memory, [`block`] a CPU's own pages, [`growing`] a list that
+//! others read, [`control_port`] the device of the control port. `ticks` converts them to time, `mappings` adds to the
+//! hypervisor's own address space, and `stack` finds return addresses for a report. [`trace`] records stage-2 changes
+//! in debug builds.
 
 pub(crate) mod block;
 mod contract;

@@ -1,7 +1,7 @@
 //! The time-stamp counter of a VM whose parent writes it.
 //!
-//! All vCPUs of a VM read one counter: the host's and an offset. A parent restores a guest by writing the counter of each
-//! vCPU, one after the other, and time passes in between. If each write counted, the counters would differ. So a
+//! All vCPUs of a VM read one counter: the host's and an offset. A parent restores a guest by writing the counter of
+//! each vCPU, one after the other, and time passes in between. If each write counted, the counters would differ. So a
 //! write that is within a second of what the counter is anyway means this counter, and only another one moves it, for
 //! all vCPUs. Zero means nothing: monitors write it to each new vCPU. (Linux' KVM has the same rule,
 //! `kvm_synchronize_tsc`.)

@@ -43,7 +43,7 @@ pub(crate) struct Vcpu {
     /// Virtual time on the clock of the home pCPU's run queue, while blocked. Written by the owner when it blocks.
     #[layout(mailbox)]
     virtual_time: AtomicU64,
-    /// Reasons that keep it out of its guest, besides a pause of its VM: bits of [`suspend`](crate::vm::child::suspend).
+    /// Reasons that keep it out of its guest, besides a pause of its VM: [`suspend`](crate::vm::child::suspend).
     #[layout(mailbox)]
     suspended: AtomicU8,
     /// The handle that a waker puts into a run queue; `None` after the vCPU has left its guest for good.

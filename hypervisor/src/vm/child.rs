@@ -2,8 +2,8 @@
 //!
 //! Its memory is the parent's, and its vCPUs come one by one. The parent decides when each of them runs: a vCPU with a
 //! bit of [`suspend`] does not enter its guest. An exit for the parent's virtual machine monitor suspends the vCPU and
-//! leaves a message ([`intercept`]): first in a page of the parent, then, as a short notice, with the parent's vCPU that
-//! has resumed this one last.
+//! leaves a message ([`intercept`]): first in a page of the parent, then, as a short notice, with the parent's vCPU
+//! that has resumed this one last.
 
 use alloc::string::String;
 use alloc::sync::Arc;

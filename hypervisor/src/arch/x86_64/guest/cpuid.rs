@@ -78,8 +78,8 @@ pub(crate) struct CpuidTable {
     extended: Vec<Leaf>,
     /// Bits of control registers that go with the features that are shown.
     offered: Offered,
-    /// Of a child: all answers. The lists above are empty then, so that the answers of other VMs are found as fast as if
-    /// there were no children.
+    /// Of a child: all answers. The lists above are empty then, so that the answers of other VMs are found as fast as
+    /// if there were no children.
     of_child: Option<Box<Self>>,
 }
 

@@ -1,6 +1,7 @@
 //! The PC that a guest sees.
 //!
-//! `cpuid`, `msr`, `control`, `mmio` and `platform` handle exits, `intercept` those that a parent handles. `delivery` delivers interrupts between vCPUs.
+//! `cpuid`, `msr`, `control`, `mmio` and `platform` handle exits, `intercept` those that a parent handles. `delivery`
+//! delivers interrupts between vCPUs.
 
 pub(crate) mod apic;
 mod children;
