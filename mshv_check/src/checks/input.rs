@@ -99,9 +99,9 @@ fn memory(device: &Device) -> Result<u64> {
     for region in wrong {
         ensure!(partition.change_memory(region).is_err(), "memory {region:x?} is no error");
     }
-    partition.change_memory([bytes, 16, address, flags])?;
+    partition.change_memory([bytes, 16, address, flags]).context("memory")?;
     ensure!(partition.change_memory([bytes, 17, address, flags]).is_err(), "memory overlaps memory");
-    partition.change_memory([bytes, 16, 0, UNMAP])?;
+    partition.change_memory([bytes, 16, address, UNMAP]).context("memory is taken away")?;
     partition.change_memory([bytes, 16, address, flags]).context("memory where memory has been")?;
     Ok(12)
 }
