@@ -95,9 +95,10 @@ pub(super) fn finalize_part(family: &Family<'_>, id: PartitionId, budget: Budget
         }
         table::table().remove_child(vm.number);
     }
+    // Under the lock: the same call of another vCPU must not find the partition without its VM and with its tables.
+    let mut parent = family.children.lock();
     // The last vCPU may not have quite let go of its VM.
     let Ok(vm) = family.children.take_vm(id) else { return Ok(Progress::More) };
-    let mut parent = family.children.lock();
     let (child, ledger) = parent.child_mut(id)?;
     if let Some(vm) = vm {
         memory::end_of_child(family, child, vm);
