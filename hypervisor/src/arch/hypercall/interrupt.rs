@@ -9,6 +9,9 @@ use super::parent::Caller;
 use crate::arch::machine::delivery;
 use crate::device::interrupt::{Kind, Message, Target};
 
+/// Vectors below are exceptions, and illegal for an interrupt (APM vol. 2, 16.4).
+const FIRST_VECTOR: u8 = 16;
+
 /// HvCallAssertVirtualInterrupt. The parent's kernel calls it with interrupts off, for each interrupt of a device. So
 /// it takes no lock that is held for long.
 pub(super) fn assert(caller: &Caller<'_>, assert: &AssertInterrupt) -> Result<Ended, Status> {
@@ -21,6 +24,9 @@ pub(super) fn assert(caller: &Caller<'_>, assert: &AssertInterrupt) -> Result<En
     };
     let target = Target::asserted(assert.destination, assert.is_logical);
     let kind = match assert.kind {
+        InterruptKind::Fixed | InterruptKind::LowestPriority if assert.vector < FIRST_VECTOR => {
+            return Err(Status::InvalidParameter);
+        }
         InterruptKind::Fixed => Kind::Fixed,
         InterruptKind::LowestPriority => Kind::LowestPriority,
         InterruptKind::Nmi => Kind::Nmi,
