@@ -98,7 +98,9 @@ pub struct ControlArea {
     pub instruction_length: u8,
     /// Bytes of the instruction, with decode assists.
     pub instruction_bytes: [u8; 15],
-    reserved_0e0: [u8; 0x400 - 0xe0],
+    reserved_0e0: [u8; 0x3e0 - 0xe0],
+    /// For the hypervisor's own use: the processor ignores it (APM vol. 2, table B-1, offset 3E0h).
+    pub host_use: [u64; 4],
 }
 
 impl ControlArea {
@@ -138,7 +140,8 @@ impl ControlArea {
             next_rip: 0,
             instruction_length: 0,
             instruction_bytes: [0; 15],
-            reserved_0e0: [0; 0x400 - 0xe0],
+            reserved_0e0: [0; 0x3e0 - 0xe0],
+            host_use: [0; 4],
         }
     }
 }

@@ -64,6 +64,17 @@ pub(crate) fn repeats_interrupts() -> bool {
     is_emulated()
 }
 
+/// Whether a #VMEXIT leaves the host without paging if its guest has EFER.LME set, and CR0.PG and CR4.PAE clear.
+///
+/// - Seen in: 7.2.
+/// - Symptom: TCG restores the host's CR0 before CR4 and EFER (`cpu_vmexit`). With the guest's LME it takes this for an
+///   entry into long mode without PAE, and ignores it. The pCPU goes on in the hypervisor without paging.
+/// - Decision: the VMCB has no LME as long as the guest has neither paging nor PAE.
+/// - Goes: when every supported version restores EFER first.
+pub(crate) fn loses_paging_at_exit() -> bool {
+    is_emulated()
+}
+
 /// Number of ASIDs to manage, of which the processor reports `reported`.
 ///
 /// - Seen in: 7.2.

@@ -9,7 +9,7 @@ use core::ops::{Deref, DerefMut};
 use addr::{Hpa, Hva};
 use tlb_tag::{Flush, Tag};
 use x86_defs::exit_code;
-use x86_defs::registers::efer;
+use x86_defs::registers::{cr0, cr4, efer};
 use x86_defs::vmcb::{ControlArea, IntCtl, Intercept1, Intercept2, Intercept3, TlbControl, Vmcb};
 use x86_emulate::{Segment, SegmentRegister};
 
@@ -34,6 +34,16 @@ pub(crate) struct Vcpu {
     pub(super) repeats_interrupts: bool,
     /// The last interrupt that went in, if it did so as a software interrupt.
     pub(super) disguised: Option<Disguised>,
+}
+
+/// Places among those that the VMCB has for us.
+mod place {
+    /// Bits of EFER that this machine cannot have in the VMCB now: see [`quirks::loses_paging_at_exit`]. LME, or none.
+    ///
+    /// [`quirks::loses_paging_at_exit`]: super::quirks::loses_paging_at_exit
+    pub(super) const HIDDEN_EFER: usize = 0;
+    /// LME, if this machine ever needs that.
+    pub(super) const MAY_BE_HIDDEN: usize = 1;
 }
 
 /// CR4 and CR8 among the intercepts of control registers.
@@ -70,6 +80,7 @@ impl WorldSwitch for Vcpu {
         control.int_ctl = IntCtl(IntCtl::V_INTR_MASKING);
         control.np_control = 1;
         control.n_cr3 = stage2_root.0;
+        control.host_use[place::MAY_BE_HIDDEN] = if quirks::loses_paging_at_exit() { efer::LME } else { 0 };
 
         let vmcb_hpa = hpa_of(&*vmcb);
         let looks_at = if quirks::may_keep_old_code() { Intercept1::INTN } else { Intercept1::empty() };
@@ -249,13 +260,22 @@ impl State for Vmcb {
     #[inline]
     fn control(&self) -> x86_defs::control::State {
         let save = &self.save;
-        x86_defs::control::State { cr0: save.cr0, cr4: save.cr4, efer: save.efer & !efer::SVME }
+        x86_defs::control::State {
+            cr0: save.cr0,
+            cr4: save.cr4,
+            efer: save.efer & !efer::SVME | self.control.host_use[place::HIDDEN_EFER],
+        }
     }
     #[inline]
     fn set_control(&mut self, state: x86_defs::control::State) {
-        let save = &mut self.save;
+        let Vmcb { save, control, .. } = self;
+        // Neither changes without an exit, and without paging LME has no effect (APM vol. 2, 14.6.1).
+        let hides = state.cr0 & cr0::PG == 0 && state.cr4 & cr4::PAE == 0;
+        let hidden = if hides { state.efer & control.host_use[place::MAY_BE_HIDDEN] } else { 0 };
+        control.host_use[place::HIDDEN_EFER] = hidden;
         // APM vol. 2, 15.5.1 wants SVME set while a guest runs.
-        (save.cr0, save.cr4, save.efer) = (state.cr0, state.cr4, state.efer | efer::SVME);
+        let efer = state.efer & !hidden | efer::SVME;
+        (save.cr0, save.cr4, save.efer) = (state.cr0, state.cr4, efer);
     }
     #[inline]
     fn cr3(&self) -> u64 {
