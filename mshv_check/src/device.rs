@@ -144,12 +144,19 @@ impl Vp {
     }
 
     pub(crate) fn set(&self, registers: &[(u32, u128)]) -> Result<()> {
+        self.set_by(&Buffers::new(&[])?, registers)
+    }
+
+    /// The same with buffers that the caller keeps.
+    pub(crate) fn set_by(&self, buffers: &Buffers, registers: &[(u32, u128)]) -> Result<()> {
         let mut input = self.header();
         for (name, value) in registers {
             input.extend([u64::from(*name), 0]);
             input.extend(halves(*value));
         }
-        hypercall(self.fd.as_fd(), code::SET_REGISTERS, registers.len(), &input, 0).map(|_| ())
+        buffers.set_input(&input);
+        let small = |number: usize| u16::try_from(number).map_err(std::io::Error::other);
+        buffers.call(self.fd.as_fd(), [code::SET_REGISTERS, small(registers.len())?, small(input.len() * 8)?, 0])
     }
 
     pub(crate) fn get(&self, names: &[u32]) -> Result<Vec<u128>> {

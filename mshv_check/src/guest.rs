@@ -27,6 +27,8 @@ pub(crate) const COUNTER: [u8; 4] = [
     0x40, // inc ax
     0xeb, 0xfc, // jmp to the start
 ];
+/// Reads the port without end.
+pub(crate) const READER: [u8; 3] = [0xec, 0xeb, 0xfd];
 /// Halts again and again.
 pub(crate) const HALT: [u8; 3] = [0xf4, 0xeb, 0xfd];
 /// Loops.

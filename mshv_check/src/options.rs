@@ -3,7 +3,8 @@
 use std::fmt;
 
 /// All checks, from the simplest on.
-pub(crate) const CHECKS: [&str; 9] = ["open", "life", "vp", "run", "signal", "memory", "kill", "input", "fuzz"];
+pub(crate) const CHECKS: [&str; 10] =
+    ["open", "life", "vp", "run", "cost", "signal", "memory", "kill", "input", "fuzz"];
 /// What `kill` starts and kills.
 pub(crate) const VICTIM: &str = "victim";
 
@@ -80,7 +81,7 @@ impl Options {
         let count = match check {
             "life" | "signal" => 50,
             "kill" => 10,
-            "memory" => 500,
+            "cost" | "memory" => 500,
             "fuzz" => 5000,
             _ => 1,
         };

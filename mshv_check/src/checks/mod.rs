@@ -1,5 +1,6 @@
 //! The checks. Each makes partitions of its own, and says in one sentence what was wrong.
 
+mod cost;
 mod fuzz;
 mod input;
 mod kill;
@@ -25,6 +26,7 @@ pub(crate) fn run(name: &str, options: &Options) -> Result<Figures> {
         "life" => life::run(&device, options.count(1000)),
         "vp" => life::pages(&device),
         "run" => run::run(&device, options.count(1)),
+        "cost" => cost::run(&device, options.count(2000)),
         "signal" => signal::run(&device, options.count(1000), options.seed),
         "memory" => memory::run(&device, options.count(100_000), options.vps, options.seed),
         "kill" => kill::run(&device, options.count(500), options.seed),
