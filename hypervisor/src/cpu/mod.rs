@@ -16,7 +16,7 @@ use vcpu_layout::{MailboxField, OwnerField, OwnerWord, lay_out};
 use crate::arch::block::Block;
 use crate::arch::{Arch, Machine};
 use crate::control;
-use crate::sync::{AtomicBool, Ordering, per_host};
+use crate::sync::{AtomicBool, AtomicU64, Ordering, per_host};
 
 /// Maximum number of pCPUs in use; further ones stay asleep.
 pub(crate) const MAX_CPUS: usize = 64;
@@ -135,19 +135,42 @@ pub(crate) fn all_online() -> bool {
     all().iter().all(|cpu| cpu.online.load(Ordering::Acquire))
 }
 
-/// Work of a pCPU after an exit for an interrupt, and before it idles. Returns whether there is more to do soon.
-pub(crate) fn housekeeping(cpu: &PerCpu) -> bool {
-    cpu.timers.expire(Machine::now());
-    cpu.id == BOOT && {
-        let has_more = control::poll();
-        BUSY.store(has_more, Ordering::Relaxed);
-        has_more
+/// Work of a pCPU after an exit for an interrupt, and between two vCPUs. The control port has its turn some thousand
+/// times a second at most, so that vCPUs that take turns do not wait for it each time.
+pub(crate) fn housekeeping(cpu: &PerCpu) {
+    let now = Machine::now();
+    cpu.timers.expire(now);
+    if cpu.id == BOOT {
+        if now < NEXT_POLL.load(Ordering::Relaxed) {
+            // The next tick comes soon then.
+            BUSY.store(true, Ordering::Relaxed);
+        } else {
+            poll();
+        }
     }
 }
+
+/// All such work: of a pCPU that would idle otherwise. Returns whether there is more to do soon.
+pub(crate) fn finish_housekeeping(cpu: &PerCpu) -> bool {
+    cpu.timers.expire(Machine::now());
+    cpu.id == BOOT && poll()
+}
+
+fn poll() -> bool {
+    let has_more = control::poll();
+    BUSY.store(has_more, Ordering::Relaxed);
+    NEXT_POLL.store(Machine::now() + Machine::nanos_to_ticks(POLL_NANOS), Ordering::Relaxed);
+    has_more
+}
+
+/// Minimum time between two turns of the control port while vCPUs run.
+const POLL_NANOS: u64 = 100_000;
 
 per_host! {
     /// Whether the pCPU that keeps house has more to do soon.
     static BUSY: CachePadded<AtomicBool> = CachePadded::new(AtomicBool::new(false));
+    /// Host time at which the control port may have its next turn.
+    static NEXT_POLL: CachePadded<AtomicU64> = CachePadded::new(AtomicU64::new(0));
 }
 
 /// Whether this pCPU should soon keep house again.

@@ -12,7 +12,7 @@ use sched::{IdleSet, RunQueue, VirtualTime};
 use spin::Once;
 use vcpu_layout::{OwnerWord, Proof, lay_out};
 
-use super::{PerCpu, all, by_id, housekeeping, is_busy, this};
+use super::{PerCpu, all, by_id, finish_housekeeping, housekeeping, is_busy, this};
 use crate::arch::{Arch, Machine, VcpuState, trace};
 use crate::mutants::{self, Mutant};
 use crate::sync::{AtomicU64, Mutex, Ordering, per_host, point};
@@ -115,7 +115,7 @@ pub(crate) fn run_vcpus(cpu: &'static PerCpu) -> ! {
     if !runs_vcpus(cpu) {
         info!("does housekeeping and runs no vCPUs, because of an error in this machine's emulation");
         loop {
-            if !housekeeping(cpu) {
+            if !finish_housekeeping(cpu) {
                 Machine::arm_timer(next_tick(cpu));
                 Machine::wait();
             }
@@ -128,10 +128,10 @@ pub(crate) fn run_vcpus(cpu: &'static PerCpu) -> ! {
 
 /// One pass of the loop: runs a vCPU, or sleeps.
 pub(crate) fn turn(cpu: &'static PerCpu) {
-    let is_busy = housekeeping(cpu);
+    housekeeping(cpu);
     match pick(cpu) {
         Some((time, vcpu)) => run_one(cpu, time, vcpu),
-        None if is_busy => {}
+        None if finish_housekeeping(cpu) => {}
         None => idle(cpu),
     }
 }

@@ -245,7 +245,7 @@ fn writer(number: u64) -> Vec<Op> {
 fn written_for(number: u64) -> Vec<Op> {
     let at = LENT * PAGE_BYTES + 16 * number;
     let round = |value| [Op::WriteByHost(at, value), Op::WriteByHost(at, value + 1), Op::Yield];
-    (1..=3).flat_map(round).chain([Op::Write(DONE + 8 * number, 1), Op::Stop]).collect()
+    (1..=6).flat_map(round).chain([Op::Write(DONE + 8 * number, 1), Op::Stop]).collect()
 }
 
 /// A page that two vCPUs write to is taken away.
