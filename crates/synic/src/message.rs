@@ -12,10 +12,12 @@ use hyperv_defs::{MessageType, PartitionId};
 
 /// Bytes of a slot (TLFS, HV_MESSAGE).
 pub const MESSAGE_BYTES: usize = 256;
-/// Maximum length of a payload in bytes.
-pub const PAYLOAD_BYTES: usize = 240;
-/// Where the payload starts.
-const PAYLOAD: usize = MESSAGE_BYTES - PAYLOAD_BYTES;
+/// Length of the longest payload in bytes, that of a timer's message. A slot has room for 240.
+pub const PAYLOAD_BYTES: usize = 24;
+/// The sender, in front of the payload.
+const TAIL_HEADER: usize = size_of::<u64>();
+/// Bytes behind the first word of a slot.
+const TAIL_BYTES: usize = TAIL_HEADER + PAYLOAD_BYTES;
 
 /// The message page is not there: the guest has not enabled it, or has no memory at that address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,10 +28,10 @@ pub struct Absent;
 pub struct Message {
     /// Its type (HV_MESSAGE_TYPE). Zero would say that the slot is free.
     kind: u32,
-    /// The sender: a partition or a port; zero for the hypervisor.
-    sender: u64,
-    payload: [u8; PAYLOAD_BYTES],
+    /// Length of the payload.
     bytes: u8,
+    /// The sender, a partition or a port, or zero for the hypervisor; then the payload.
+    tail: [u8; TAIL_BYTES],
 }
 
 impl Message {
@@ -40,9 +42,9 @@ impl Message {
     #[must_use]
     pub fn new(kind: u32, sender: u64, payload: &[u8]) -> Option<Self> {
         let bytes = u8::try_from(payload.len()).ok()?;
-        let mut whole = [0; PAYLOAD_BYTES];
-        whole.get_mut(..payload.len())?.copy_from_slice(payload);
-        (kind != 0).then_some(Self { kind, sender, payload: whole, bytes })
+        let mut message = Self::empty(kind, sender);
+        message.tail[TAIL_HEADER..].get_mut(..payload.len())?.copy_from_slice(payload);
+        (kind != 0).then_some(Self { bytes, ..message })
     }
 
     /// Tells a parent that the intercept page of a child's vCPU has a message.
@@ -58,9 +60,15 @@ impl Message {
     }
 
     fn of_four_bytes(kind: MessageType, sender: u64, payload: u32) -> Self {
-        let mut whole = [0; PAYLOAD_BYTES];
-        whole[..4].copy_from_slice(&payload.to_le_bytes());
-        Self { kind: kind as u32, sender, payload: whole, bytes: 4 }
+        let mut message = Self::empty(kind as u32, sender);
+        message.tail[TAIL_HEADER..][..4].copy_from_slice(&payload.to_le_bytes());
+        Self { bytes: 4, ..message }
+    }
+
+    fn empty(kind: u32, sender: u64) -> Self {
+        let mut tail = [0; TAIL_BYTES];
+        tail[..TAIL_HEADER].copy_from_slice(&sender.to_le_bytes());
+        Self { kind, bytes: 0, tail }
     }
 
     /// Its type.
@@ -72,19 +80,20 @@ impl Message {
     /// The payload.
     #[must_use]
     pub fn payload(&self) -> &[u8] {
-        &self.payload[..self.bytes.into()]
+        &self.tail()[TAIL_HEADER..]
     }
 
-    /// The slot as the guest reads it, except for the type, which is written last. `more`: another message waits for
+    /// The slot's first word, which makes the message visible and is written last. `more`: another message waits for
     /// the slot, so the guest must write EOM after it has freed the slot.
     #[must_use]
-    pub fn encode(&self, more: bool) -> [u8; MESSAGE_BYTES] {
-        let mut slot = [0; MESSAGE_BYTES];
-        slot[4] = self.bytes;
-        slot[5] = more.into();
-        slot[8..PAYLOAD].copy_from_slice(&self.sender.to_le_bytes());
-        slot[PAYLOAD..].copy_from_slice(&self.payload);
-        slot
+    pub fn head(&self, more: bool) -> u64 {
+        u64::from(self.kind) | u64::from(self.bytes) << 32 | u64::from(more) << 40
+    }
+
+    /// What is behind the first word.
+    #[must_use]
+    pub fn tail(&self) -> &[u8] {
+        &self.tail[..TAIL_HEADER + usize::from(self.bytes)]
     }
 }
 
@@ -103,11 +112,11 @@ pub trait MessagePage {
     /// When the page is not there.
     fn set_pending(&self, slot: usize) -> Result<(), Absent>;
 
-    /// Writes `body` from byte 4 of `slot` on, and after that its type, `kind`.
+    /// Writes `tail` behind the first word of `slot`, and after that this word.
     ///
     /// # Errors
     /// When the page is not there.
-    fn write(&self, slot: usize, kind: u32, body: &[u8; MESSAGE_BYTES]) -> Result<(), Absent>;
+    fn write(&self, slot: usize, head: u64, tail: &[u8]) -> Result<(), Absent>;
 }
 
 /// The result of a delivery.
@@ -133,6 +142,6 @@ pub fn deliver(page: &impl MessagePage, slot: usize, message: &Message, more: bo
             return Ok(Delivery::Occupied);
         }
     }
-    page.write(slot, message.kind, &message.encode(more))?;
+    page.write(slot, message.head(more), message.tail())?;
     Ok(Delivery::Done)
 }

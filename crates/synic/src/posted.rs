@@ -64,8 +64,14 @@ impl<const WORDS: usize> Posted<WORDS> {
     /// Whether a sender may be there. A sender that is posted now may be missed; its notification comes.
     #[must_use]
     pub fn has_some(&self) -> bool {
-        let summary = self.summary.load(Ordering::Acquire);
-        self.words.iter().enumerate().any(|(word, bits)| summary >> word & 1 != 0 && bits.load(Ordering::Acquire) != 0)
+        let mut left = self.summary.load(Ordering::Acquire);
+        while let Some(word) = lowest(left) {
+            if self.words.get(word).is_some_and(|bits| bits.load(Ordering::Acquire) != 0) {
+                return true;
+            }
+            left &= left - 1;
+        }
+        false
     }
 
     /// Takes a sender, for the owner. Words take turns: between two turns of a word, each other word has one.
@@ -73,14 +79,21 @@ impl<const WORDS: usize> Posted<WORDS> {
         #[expect(clippy::cast_possible_truncation, reason = "the number of a word, stored below")]
         let first = self.next.load(Ordering::Relaxed) as usize;
         let summary = self.summary.load(Ordering::Acquire);
-        let order = (first..WORDS).chain(0..first.min(WORDS));
-        let (word, bit) = order.filter(|word| summary >> word & 1 != 0).find_map(|word| self.take_from(word))?;
-        self.next.store((word as u64 + 1) % WORDS as u64, Ordering::Relaxed);
-        Some(word * WORD_BITS + bit)
+        let earlier = (1 << first) - 1;
+        for mut left in [summary & !earlier, summary & earlier] {
+            while let Some(word) = lowest(left) {
+                if let Some(bit) = self.take_from(word) {
+                    self.next.store((word as u64 + 1) % WORDS as u64, Ordering::Relaxed);
+                    return Some(word * WORD_BITS + bit);
+                }
+                left &= left - 1;
+            }
+        }
+        None
     }
 
     /// Takes the first sender of a word, and clears the word's bit in the summary if none is left.
-    fn take_from(&self, word: usize) -> Option<(usize, usize)> {
+    fn take_from(&self, word: usize) -> Option<usize> {
         let bits = self.words.get(word)?;
         let bit = bits.load(Ordering::Acquire).trailing_zeros();
         let had_one = bit < u64::BITS && bits.fetch_and(!(1 << bit), Ordering::Acquire) >> bit & 1 != 0;
@@ -91,8 +104,13 @@ impl<const WORDS: usize> Posted<WORDS> {
                 self.summary.fetch_or(1 << word, Ordering::Relaxed);
             }
         }
-        had_one.then_some((word, bit as usize))
+        had_one.then_some(bit as usize)
     }
+}
+
+/// The number of the lowest bit that is set.
+fn lowest(bits: u64) -> Option<usize> {
+    (bits != 0).then_some(bits.trailing_zeros() as usize)
 }
 
 fn place(sender: usize) -> (usize, u64) {

@@ -49,10 +49,11 @@ impl MessagePage for Page {
         Ok(())
     }
 
-    fn write(&self, slot: usize, kind: u32, body: &[u8; MESSAGE_BYTES]) -> Result<(), Absent> {
+    fn write(&self, slot: usize, head: u64, tail: &[u8]) -> Result<(), Absent> {
         self.there()?;
-        self.slots.borrow_mut()[slot] = *body;
-        self.slots.borrow_mut()[slot][..4].copy_from_slice(&kind.to_le_bytes());
+        let slot = &mut self.slots.borrow_mut()[slot];
+        slot[8..][..tail.len()].copy_from_slice(tail);
+        slot[..8].copy_from_slice(&head.to_le_bytes());
         Ok(())
     }
 }
@@ -290,9 +291,9 @@ fn ring_of_a_source_that_is_an_intercept_tells_by_a_message() {
 
 #[test]
 fn messages_about_children_have_the_layout_that_parents_expect() {
-    let opaque = Message::opaque_intercept(hyperv_defs::PartitionId(0x100), 7).encode(false);
-    assert_eq!((opaque[4], &opaque[8..20]), (4, &[0, 1, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0][..]));
-    assert_eq!(Message::opaque_intercept(hyperv_defs::PartitionId(0x100), 7).kind(), 0x8000_003f);
+    let opaque = Message::opaque_intercept(hyperv_defs::PartitionId(0x100), 7);
+    assert_eq!(opaque.tail(), [0, 1, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0]);
+    assert_eq!((opaque.head(false), opaque.head(true)), (0x4_8000_003f, 0x104_8000_003f));
     let sint = Message::sint_intercept(5);
     assert_eq!((sint.kind(), sint.payload()), (0x8000_0061, &[5, 0, 0, 0][..]));
 }

@@ -10,7 +10,7 @@ use std::panic::catch_unwind;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use loom::thread;
-use synic::{Absent, Delivery, MESSAGE_BYTES, Message, MessagePage, Posted, RingPage, Rings, Rung, deliver};
+use synic::{Absent, Delivery, Message, MessagePage, Posted, RingPage, Rings, Rung, deliver};
 
 /// One slot: its type, its flag, and one word of its payload.
 struct Page {
@@ -61,12 +61,14 @@ impl MessagePage for Page {
         Ok(())
     }
 
-    fn write(&self, _: usize, kind: u32, body: &[u8; MESSAGE_BYTES]) -> Result<(), Absent> {
+    fn write(&self, _: usize, head: u64, tail: &[u8]) -> Result<(), Absent> {
+        let [a, b, c, d, _, flags, ..] = head.to_le_bytes();
+        let kind = u32::from_le_bytes([a, b, c, d]);
         if self.type_first {
             self.kind.store(kind, Ordering::Release);
         }
-        self.pending.store(body[5] & 1 != 0, Ordering::Relaxed);
-        self.word.store(body[16].into(), Ordering::Relaxed);
+        self.pending.store(flags & 1 != 0, Ordering::Relaxed);
+        self.word.store(tail[8].into(), Ordering::Relaxed);
         self.kind.store(kind, Ordering::Release);
         Ok(())
     }
@@ -129,7 +131,7 @@ fn second_look_before_the_flag_leaves_a_message_stuck() {
             page.set_pending(slot)?;
             return Ok(Delivery::Occupied);
         }
-        page.write(slot, message.kind(), &message.encode(more))?;
+        page.write(slot, message.head(more), message.tail())?;
         Ok(Delivery::Done)
     };
     assert!(catch_unwind(|| two_messages_arrive(flag_last, false)).is_err(), "the mistake was not found");

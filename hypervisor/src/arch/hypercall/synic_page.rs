@@ -68,14 +68,12 @@ impl MessagePage for SynicPage<'_> {
         self.change(slot * MESSAGE_BYTES, |word| word | PENDING)
     }
 
-    fn write(&self, slot: usize, kind: u32, body: &[u8; MESSAGE_BYTES]) -> Result<(), Absent> {
-        let (head, rest) = body.split_at(WORD);
-        if !self.memory.write(self.at(slot * MESSAGE_BYTES + WORD)?, rest) {
+    fn write(&self, slot: usize, head: u64, tail: &[u8]) -> Result<(), Absent> {
+        if !self.memory.write(self.at(slot * MESSAGE_BYTES + WORD)?, tail) {
             return Err(Absent);
         }
-        let head = head.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte));
         // The exchange comes after the rest for all who see it.
-        self.change(slot * MESSAGE_BYTES, |_| head | u64::from(kind))
+        self.change(slot * MESSAGE_BYTES, |_| head)
     }
 }
 

@@ -206,10 +206,10 @@ pub(super) fn deliver_posted(run: &mut Running<'_>) {
     deliver_waiting(run);
 }
 
-#[cold]
+#[inline(never)]
 fn deliver_waiting(run: &mut Running<'_>) {
     let arch = &mut run.owner.arch;
-    let waiting = core::mem::take(&mut arch.synic.waiting);
+    let mut waiting = core::mem::take(&mut arch.synic.waiting);
     let mail = run.vm.platform().children().map(|children| &children.mail);
     if let Some(mail) = mail {
         mail.fill_rings(run.vm, run.index, &arch.synic.registers, |vector| arch.apic.accept(vector, false));
@@ -224,10 +224,14 @@ fn deliver_waiting(run: &mut Running<'_>) {
         mail.open(run.vm, run.index);
     }
     let page = SynicPage { memory: &run.vm.memory, gpa: Gpa(page) };
-    for sint in (0..SINTS).filter(|sint| waiting >> sint & 1 != 0) {
+    let mut has_pumped = false;
+    while waiting != 0 {
+        let sint = waiting.trailing_zeros() as usize;
+        waiting &= waiting - 1;
         let VcpuSynic { registers, timers, .. } = &mut arch.synic;
         if let Some(interrupt) = registers.pump(sint, &page, timers) {
             arch.apic.accept(interrupt.vector, false);
+            has_pumped = true;
         }
         // Timers never send there.
         if sint == PARENTS_SINT
@@ -240,6 +244,9 @@ fn deliver_waiting(run: &mut Running<'_>) {
         }
     }
     // A periodic timer goes on when its message has been delivered.
+    if !has_pumped {
+        return;
+    }
     arch.synic.renew_due();
     if arch.synic.due != u64::MAX {
         host_apic::arm_timer(arch.synic.due);
