@@ -93,6 +93,7 @@ impl From<Status> for Refusal {
 pub struct Checked {
     control: Control,
     code: Code,
+    row: &'static Row,
     offered: Offered,
 }
 
@@ -122,7 +123,7 @@ pub fn check(control: Control, offered: Offered) -> Result<Checked, Refusal> {
     }
     control.check_shape(&row.shape)?;
 
-    let checked = Checked { control, code, offered };
+    let checked = Checked { control, code, row, offered };
     if checked.is_fast() {
         let bytes = checked.input_bytes();
         if bytes > FAST_BYTES && !offered.contains(Offered::XMM_INPUT) {
@@ -177,24 +178,24 @@ impl Checked {
     /// Bytes of input, in registers or in memory. May exceed a page; then [`Self::check_placement`] refuses.
     #[must_use]
     pub const fn input_bytes(&self) -> usize {
-        self.code.shape().input_bytes(self.control)
+        self.row.shape.input_bytes(self.control)
     }
 
     /// Bytes of output, at most: the whole list from its first element. May exceed a page; then
     /// [`Self::check_output_placement`] refuses.
     #[must_use]
     pub const fn output_bytes(&self) -> usize {
-        self.code.shape().output_bytes(self.control)
+        self.row.shape.output_bytes(self.control)
     }
 
     /// The call's row.
     #[must_use]
-    pub const fn row(&self) -> Row {
-        self.code.row()
+    pub const fn row(&self) -> &'static Row {
+        self.row
     }
 
     pub(crate) const fn header_bytes(&self) -> usize {
-        self.code.shape().header_bytes(self.control)
+        self.row.shape.header_bytes(self.control)
     }
 
     pub(crate) const fn offered(&self) -> Offered {

@@ -122,10 +122,10 @@ macro_rules! calls {
             /// The call's row.
             #[must_use]
             #[inline]
-            pub const fn row(self) -> Row {
+            pub const fn row(self) -> &'static Row {
                 match self {
-                    $(Self::$name => {
-                        Row { shape: $shape, continuation: Continuation::$continuation, needs: $needs }
+                    $(Self::$name => const {
+                        &Row { shape: $shape, continuation: Continuation::$continuation, needs: $needs }
                     })*
                 }
             }
@@ -239,7 +239,7 @@ impl Code {
     /// The parts of the call's input and output.
     #[must_use]
     #[inline]
-    pub const fn shape(self) -> Shape {
-        self.row().shape
+    pub const fn shape(self) -> &'static Shape {
+        &self.row().shape
     }
 }
