@@ -13,7 +13,7 @@ use abi::control::StopReason;
 use abi::payload::VmConfig;
 use addr::Gpa;
 use hyperv_defs::PartitionId;
-use hyperv_defs::message::{MessageType, page_of};
+use hyperv_defs::message::{HEADER_BYTES, MessageType, page_of};
 use hyperv_defs::vp::StatePage;
 use partition::Features;
 use sched::{CpuId, Pending};
@@ -263,10 +263,13 @@ impl VcpuRef {
         self.hold(|_| self.set_page(which, gpa.0 | IS_MAPPED));
     }
 
-    /// Where its register page is, if there is one and the vCPU runs again without this `reason`.
+    /// Where its register page is, if there is one and this `reason` is the only one that keeps the vCPU from running.
     pub(crate) fn register_page_left_by(&self, reason: u8) -> Option<Gpa> {
-        let runs = self.vcpu().suspended().load(Ordering::SeqCst) & !reason == 0;
-        if runs { self.vm().as_child()?.page(self.index(), StatePage::Registers) } else { None }
+        if self.vcpu().suspended().load(Ordering::SeqCst) == reason {
+            self.vm().as_child()?.page(self.index(), StatePage::Registers)
+        } else {
+            None
+        }
     }
 
     fn vp(&self) -> Option<&Vp> {
@@ -337,12 +340,14 @@ impl Kicks {
 }
 
 /// The exit of a child's vCPU is for the parent: suspends the vCPU, and leaves this message.
-#[cold]
+#[inline(never)]
 pub(crate) fn intercept(run: &mut Running<'_>, kind: MessageType, payload: &[u8]) -> Next {
     let Some(child) = run.vm.as_child() else { return Next::Resume };
     if let Some(gpa) = child.page(run.index, StatePage::InterceptMessage) {
-        // A parent that has no memory there sees no message.
-        let _ = child.parent.memory.write(gpa, &page_of(kind, child.id.0, payload));
+        // A parent that has no memory there sees no message. What is behind the payload is of an earlier message.
+        let page = page_of(kind, child.id.0, payload);
+        let bytes = (HEADER_BYTES + payload.len()).min(page.len());
+        let _ = child.parent.memory.write(gpa, &page[..bytes]);
     }
     // From here on the parent may resume it.
     run.vcpu.suspended().fetch_or(suspend::INTERCEPT, Ordering::SeqCst);

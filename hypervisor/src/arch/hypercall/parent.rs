@@ -161,7 +161,6 @@ pub(super) struct Caller<'a> {
 }
 
 /// Executes a parent's call. Its output goes to `output`.
-#[cold]
 #[inline(never)]
 pub(in crate::arch) fn perform(
     vm: &Vm,

@@ -23,14 +23,21 @@ pub(super) fn fill(vcpu: &VcpuRef, parent: &Memory, gpa: Gpa) -> Result<(), Stat
 
 /// The vCPU is about to run: takes over what the parent has changed on the page. From now on the page is not true.
 pub(super) fn take_over(vcpu: &VcpuRef, parent: &Memory, gpa: Gpa) {
-    let void = RegisterPage { version: U16::new(RegisterPage::VERSION), ..RegisterPage::default() };
-    // The version, whether the page is true, and what was changed.
-    let mut head = [0; size_of::<u64>()];
-    if !parent.read(gpa, &mut head) || head == void.bytes()[..size_of::<u64>()] {
+    let mut head = [0; VOID.len()];
+    if !parent.read(gpa, &mut head) || head == VOID {
         return;
     }
+    take_changes_over(vcpu, parent, gpa);
+}
+
+/// The start of a page that is not true and where nothing was changed: the version, whether the page is true, and what
+/// was changed.
+const VOID: [u8; size_of::<u64>()] = (RegisterPage::VERSION as u64).to_le_bytes();
+
+#[cold]
+fn take_changes_over(vcpu: &VcpuRef, parent: &Memory, gpa: Gpa) {
     let mut bytes = [0; size_of::<RegisterPage>()];
-    if !parent.read(gpa, &mut bytes) || !parent.write(gpa, &void.bytes()[..size_of::<u64>()]) {
+    if !parent.read(gpa, &mut bytes) || !parent.write(gpa, &VOID) {
         return;
     }
     // Values that do not exist are the parent's mistake, and are left out.

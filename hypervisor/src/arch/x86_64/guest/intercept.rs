@@ -24,7 +24,7 @@ use crate::vm::child::intercept;
 use crate::vm::fault::{Needs, Resolved};
 
 /// A child's IN, OUT, INS or OUTS, with a REP prefix or without.
-#[cold]
+#[inline(never)]
 pub(in crate::arch::x86_64) fn port(run: &mut Running<'_>, port: PortAccess, is_repeated: bool) -> Next {
     let arch = &run.owner.arch;
     let registers = arch.hardware.registers();
@@ -53,7 +53,7 @@ pub(in crate::arch::x86_64) fn handles(run: &Running<'_>, gpa: Gpa) -> bool {
 }
 
 /// A child accesses `gpa`, where it has no memory.
-#[cold]
+#[inline(never)]
 pub(in crate::arch::x86_64) fn device(run: &mut Running<'_>, gpa: Gpa, needs: Needs) -> Next {
     if needs.access.execute || needs.is_table_walk || run.owner.arch.hardware.has_interrupted_delivery() {
         // Nobody can emulate that. On a PC it would read ones from an empty bus, and soon be a triple fault.
@@ -82,7 +82,7 @@ fn rings(run: &mut Running<'_>, gpa: Gpa) -> bool {
 }
 
 /// A child accesses memory that its parent has taken away for now. It tries again once the parent has served the fault.
-#[cold]
+#[inline(never)]
 pub(in crate::arch::x86_64) fn not_here_now(run: &mut Running<'_>, gpa: Gpa, needs: Needs) -> Next {
     run.owner.arch.before_instruction();
     memory(run, MessageType::GpaIntercept, gpa, needs)
