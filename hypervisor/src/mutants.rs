@@ -63,6 +63,11 @@ define! {
     PauseNotLookedAtAgain,
     /// The last reason that suspends a vCPU is gone, and the vCPU is not notified.
     ResumeNotPosted,
+    /// A vCPU has to wait for its parent between two instructions, and enters its guest.
+    #[allow(dead_code, reason = "not every architecture has parents")]
+    WaitNotSeen,
+    /// A vCPU has waited for its parent between two instructions, and does not do what it has waited for.
+    WaitedForNothing,
     /// A vCPU that was held for its registers stays held.
     HeldForEver,
     /// Stage 2 changes and the TLBs are not flushed.

@@ -42,7 +42,7 @@ mod timer;
 
 pub use message::{Absent, Delivery, MESSAGE_BYTES, Message, MessagePage, PAYLOAD_BYTES, deliver};
 pub use posted::{Posted, Senders};
-pub use registers::{Interrupt, Notice, Outbox, Refused, SINTS, Sint, Synic};
+pub use registers::{Interrupt, Notice, Outbox, Pumped, Refused, SINTS, Sint, Synic};
 pub use ring::{EventRings, RingPage, Rings, Rung};
 pub use timer::{Expiry, TIMERS, TimerConfig, Timers};
 

@@ -227,18 +227,30 @@ impl Synic {
     /// Delivers the next message for `sint`, if there is one and its slot is free. The caller sends the returned
     /// interrupt to the vCPU's local APIC.
     ///
-    /// If the guest has no memory at the message page, the message stays in the outbox until it has.
-    pub fn pump(&self, sint: usize, page: &impl MessagePage, outbox: &mut impl Outbox) -> Option<Interrupt> {
-        let source = self.sint(sint)?;
-        let (message, more) = outbox.front(sint)?;
-        match deliver(page, sint, &message, more) {
-            Ok(Delivery::Done) => {
+    /// # Errors
+    /// The guest has no memory at the message page. The message stays in the outbox until it has.
+    pub fn pump(&self, sint: usize, page: &impl MessagePage, outbox: &mut impl Outbox) -> Result<Pumped, Absent> {
+        let (Some(source), Some((message, more))) = (self.sint(sint), outbox.front(sint)) else {
+            return Ok(Pumped::Nothing);
+        };
+        Ok(match deliver(page, sint, &message, more)? {
+            Delivery::Done => {
                 outbox.delivered(sint);
-                source.interrupt()
+                Pumped::Message(source.interrupt())
             }
-            Ok(Delivery::Occupied) | Err(Absent) => None,
-        }
+            Delivery::Occupied => Pumped::Nothing,
+        })
     }
+}
+
+/// The result of [`Synic::pump`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Pumped {
+    /// No message waited, or its slot is occupied.
+    Nothing,
+    /// A message is in its slot. This interrupt tells the guest, if any does.
+    Message(Option<Interrupt>),
 }
 
 /// How a vCPU is told of new entries in an event ring.

@@ -10,8 +10,8 @@ use hyperv_defs::msr;
 use proptest::prelude::*;
 
 use crate::{
-    Absent, Expiry, Interrupt, MESSAGE_BYTES, Message, MessagePage, Notice, Outbox, Posted, Refused, RingPage, Rings,
-    Rung, SINTS, Sint, Synic, TIMERS, Timers,
+    Absent, Expiry, Interrupt, MESSAGE_BYTES, Message, MessagePage, Notice, Outbox, Posted, Pumped, Refused, RingPage,
+    Rings, Rung, SINTS, Sint, Synic, TIMERS, Timers,
 };
 
 /// A message page that is there, or not.
@@ -124,10 +124,10 @@ fn message_that_finds_its_slot_occupied_waits_until_it_is_free() {
         assert_eq!(timers.write(CONFIG + timer, ENABLED | to_sint(3), 0), Ok(()));
     }
     assert_eq!(timers.expire(150), Some(Expiry::Message(3)));
-    let interrupt = Some(Interrupt { vector: 0x40, auto_eoi: false });
+    let interrupt = Ok(Pumped::Message(Some(Interrupt { vector: 0x40, auto_eoi: false })));
     assert_eq!(synic.pump(3, &page, &mut timers), interrupt);
     assert_eq!(timers.expire(160), Some(Expiry::Message(3)));
-    assert_eq!(synic.pump(3, &page, &mut timers), None, "the slot is occupied");
+    assert_eq!(synic.pump(3, &page, &mut timers), Ok(Pumped::Nothing), "the slot is occupied");
 
     let (first, must_tell) = page.take(3);
     assert_eq!(first[..6], [0x10, 0, 0, 0x80, 24, 1]);
@@ -147,7 +147,7 @@ fn message_is_told_of_the_one_behind_it() {
         assert_eq!(timers.write(CONFIG + timer, ENABLED | to_sint(3), 0), Ok(()));
         assert_eq!(timers.expire(150), Some(Expiry::Message(3)));
     }
-    assert!(synic.pump(3, &page, &mut timers).is_some());
+    assert!(synic.pump(3, &page, &mut timers).is_ok_and(|pumped| pumped != Pumped::Nothing));
     assert!(page.take(3).1, "the guest has to tell when the slot is free");
 }
 
@@ -161,8 +161,8 @@ fn occupied_slot_holds_up_no_other_source() {
         assert_eq!(timers.write(CONFIG + timer, ENABLED | to_sint(sint), 0), Ok(()));
         assert_eq!(timers.expire(100), Some(Expiry::Message(usize::try_from(sint).expect("small"))));
     }
-    assert_eq!(synic.pump(4, &page, &mut timers), None);
-    assert!(synic.pump(3, &page, &mut timers).is_some());
+    assert_eq!(synic.pump(4, &page, &mut timers), Ok(Pumped::Nothing));
+    assert!(synic.pump(3, &page, &mut timers).is_ok_and(|pumped| pumped != Pumped::Nothing));
 }
 
 #[test]
@@ -172,9 +172,9 @@ fn message_outlives_a_page_that_is_not_there() {
     assert_eq!(timers.write(CONFIG, ENABLED | to_sint(3), 0), Ok(()));
     assert_eq!(timers.expire(100), Some(Expiry::Message(3)));
     page.is_there = false;
-    assert_eq!(synic.pump(3, &page, &mut timers), None);
+    assert_eq!(synic.pump(3, &page, &mut timers), Err(Absent));
     page.is_there = true;
-    assert!(synic.pump(3, &page, &mut timers).is_some());
+    assert!(synic.pump(3, &page, &mut timers).is_ok_and(|pumped| pumped != Pumped::Nothing));
 }
 
 #[test]
@@ -183,7 +183,7 @@ fn masked_source_gets_its_message_and_raises_nothing() {
     assert_eq!(timers.write(COUNT, 100, 0), Ok(()));
     assert_eq!(timers.write(CONFIG, ENABLED | to_sint(3), 0), Ok(()));
     assert_eq!(timers.expire(100), Some(Expiry::Message(3)));
-    assert_eq!(synic.pump(3, &page, &mut timers), None);
+    assert_eq!(synic.pump(3, &page, &mut timers), Ok(Pumped::Message(None)));
     assert_ne!(page.kind(3), Ok(0));
 }
 

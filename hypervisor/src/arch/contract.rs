@@ -156,8 +156,11 @@ pub(crate) trait Arch: Sized + 'static {
     fn has_orphans(vm: &Vm) -> bool;
     /// Does a part of the end of such children.
     fn end_orphans(vm: &Vm);
-    /// The pCPU that runs a parent's vCPU delivers what its children have left for it.
+    /// The pCPU that runs a parent's vCPU delivers what its children have left for it; one that runs a child's, what
+    /// the hypervisor owes its guest.
     fn deliver_messages(run: &mut Running<'_>);
+    /// A vCPU that its VM or its parent has kept out of its guest goes on.
+    fn held_no_more(run: &mut Running<'_>);
     /// The fault of a child's vCPU at `gpa`, by an access that needs these rights: its parent has said what is there.
     fn fault_of_child(run: &mut Running<'_>, gpa: Gpa, needs: Access) -> Resolved;
     /// One of a parent's children, a `sender` by its number, has a message for the parent's vCPU `vcpu`.
@@ -277,6 +280,7 @@ macro_rules! implement {
                 fn take_posted(vcpu: &mut Self::Vcpu, posted: &Self::Posted, work: sched::Pending) -> () =
                     delivery::take_posted;
                 fn deliver_messages(run: &mut $crate::vcpu::run::Running<'_>) -> () = delivery::deliver_messages;
+                fn held_no_more(run: &mut $crate::vcpu::run::Running<'_>) -> () = delivery::held_no_more;
                 fn handle_exit(run: &mut $crate::vcpu::run::Running<'_>) -> $crate::vcpu::run::Next = exit::handle;
                 fn has_orphans(vm: &$crate::vm::Vm) -> bool = platform::has_orphans;
                 fn end_orphans(vm: &$crate::vm::Vm) -> () = platform::end_orphans;

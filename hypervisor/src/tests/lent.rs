@@ -248,6 +248,16 @@ fn written_for(number: u64) -> Vec<Op> {
     (1..=6).flat_map(round).chain([Op::Write(DONE + 8 * number, 1), Op::Stop]).collect()
 }
 
+/// Has the hypervisor write to it before the next instruction, which reads that. The script leaves these words alone.
+fn owed(number: u64) -> Vec<Op> {
+    let at = LENT * PAGE_BYTES + 0x100 + 8 * number;
+    let round = |value| [Op::Owe(at, value), Op::Expect(at, value), Op::Owe(at, value + 1), Op::Expect(at, value + 1)];
+    (1..=4)
+        .flat_map(|round_number| round(2 * round_number))
+        .chain([Op::Write(DONE + 8 * number, 1), Op::Stop])
+        .collect()
+}
+
 /// A page that two vCPUs write to is taken away.
 pub(super) const TAKEN_FROM_CHILD: Scenario = Scenario {
     name: "a page is taken away from a child that writes to it",
@@ -262,6 +272,14 @@ pub(super) const VISITED: Scenario = Scenario {
     cpus: 2,
     count: 2_000,
     script: |simulation| take_and_give(simulation, vec![written_for(0), written_for(1)]),
+};
+
+/// A page is taken away that the hypervisor has to write to before the guest goes on.
+pub(super) const OWED: Scenario = Scenario {
+    name: "a page is taken away from a child that the hypervisor owes something there",
+    cpus: 2,
+    count: 2_000,
+    script: |simulation| take_and_give(simulation, vec![owed(0), owed(1)]),
 };
 
 /// The parent deposits a page that its other vCPUs write to: the hypervisor's list of pages is in it.
@@ -298,6 +316,11 @@ fn page_that_was_taken_away_from_a_child_is_not_written_to() {
 #[test]
 fn page_that_was_taken_away_from_a_child_is_not_written_to_by_the_hypervisor() {
     explore(VISITED);
+}
+
+#[test]
+fn guest_finds_what_was_written_for_it_on_a_page_that_comes_and_goes() {
+    explore(OWED);
 }
 
 /// A family whose child never runs.

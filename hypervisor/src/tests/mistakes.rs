@@ -38,6 +38,7 @@ fn found_by(mutant: Mutant) -> Scenario {
         Mutant::HostWriteNotMarked => dirty::BY_HARDWARE,
         Mutant::FlushNotWaitedFor | Mutant::FlushedBeforeCleared => lent::TAKEN_FROM_CHILD,
         Mutant::TakenNotFlushed => lent::DEPOSITED_IN_USE,
+        Mutant::WaitNotSeen | Mutant::WaitedForNothing => lent::OWED,
         Mutant::WordKept | Mutant::VisitorsNotWaitedFor => lent::VISITED,
     }
 }

@@ -245,7 +245,7 @@ impl Running<'_> {
     }
 
     /// Whether the vCPU must not enter its guest now.
-    fn is_held(&self) -> bool {
+    pub(crate) fn is_held(&self) -> bool {
         self.vm.is_paused() || self.vcpu.suspended().load(Ordering::SeqCst) != 0
     }
 
@@ -267,6 +267,9 @@ impl Running<'_> {
             if self.vcpu.mailbox().block() {
                 return Some(RunEnd::Paused);
             }
+        }
+        if !mutants::is(Mutant::WaitedForNothing) {
+            Machine::held_no_more(self);
         }
         None
     }

@@ -339,6 +339,21 @@ impl Kicks {
     }
 }
 
+/// Between two instructions, a child's vCPU has to wait for its parent: calls `tell`, which leaves a message. If it
+/// waits for something already, no second message is left. When it goes on, it looks again whether it has to wait.
+#[cold]
+#[allow(dead_code, reason = "not every architecture has parents")]
+pub(crate) fn wait_between_instructions(run: &mut Running<'_>, tell: impl FnOnce(&mut Running<'_>) -> Next) {
+    if run.is_held() {
+        return;
+    }
+    let _ = tell(run);
+    if !mutants::is(Mutant::WaitNotSeen) {
+        // The loop looks whether it is suspended.
+        run.vm.post(run.index, Pending::PAUSE);
+    }
+}
+
 /// The exit of a child's vCPU is for the parent: suspends the vCPU, and leaves this message.
 #[inline(never)]
 pub(crate) fn intercept(run: &mut Running<'_>, kind: MessageType, payload: &[u8]) -> Next {

@@ -1,12 +1,18 @@
 //! Events that other pCPUs leave for a vCPU: interrupts, which are all alike, and a start.
 
+use addr::Gpa;
+use hyperv_defs::MessageType;
 use sched::Pending;
+use stage2::Access;
 
+use super::platform::fault_of_child;
 use super::vcpu::ArchVcpu;
 use crate::device::interrupt::{Message, Target};
 use crate::sync::{AtomicBool, Ordering};
 use crate::vcpu::run::Running;
 use crate::vm::Vm;
+use crate::vm::child::{intercept, wait_between_instructions};
+use crate::vm::fault::Resolved;
 
 /// Events for a vCPU.
 pub(crate) struct Posted {
@@ -71,8 +77,24 @@ pub(crate) fn expire_timers(run: &mut Running<'_>, now: u64) {
     run.owner.arch.expire_timer(now);
 }
 
-/// There is nothing to deliver but the interrupt.
-pub(crate) fn deliver_messages(_: &mut Running<'_>) {}
+/// Writes what the hypervisor owes the guest.
+pub(crate) fn deliver_messages(run: &mut Running<'_>) {
+    let Some((gpa, value)) = run.owner.arch.owed else { return };
+    while !run.vm.memory.write(Gpa(gpa), &value.to_le_bytes()) {
+        let kind = match fault_of_child(run, Gpa(gpa), Access::READ_WRITE) {
+            Resolved::Again => continue,
+            Resolved::NoAccess => MessageType::GpaIntercept,
+            _ => MessageType::UnmappedGpa,
+        };
+        return wait_between_instructions(run, |run| intercept(run, kind, &gpa.to_le_bytes()));
+    }
+    run.owner.arch.owed = None;
+}
+
+/// The same, if the guest had to wait for it.
+pub(crate) fn held_no_more(run: &mut Running<'_>) {
+    deliver_messages(run);
+}
 
 /// A child has a message for the parent's vCPU: an interrupt says so.
 pub(crate) fn post_message(parent: &Vm, vcpu: u32, _: u32) {

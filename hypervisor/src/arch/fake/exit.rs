@@ -36,6 +36,8 @@ pub(super) enum Exit {
     Yield,
     /// The hypervisor writes to a word for the guest.
     WriteByHost { gpa: u64, value: u64 },
+    /// The hypervisor writes to a word before the guest's next instruction.
+    Owe { gpa: u64, value: u64 },
     /// The guest writes to its console.
     Print(u8),
     /// The guest turns itself off.
@@ -54,6 +56,10 @@ pub(crate) fn handle(run: &mut Running<'_>) -> Next {
         Exit::Yield => return Next::Yield,
         Exit::Fault { gpa, is_write, is_mapped } => return resolve(run, Gpa(gpa), is_write, is_mapped),
         Exit::WriteByHost { gpa, value } => return write_by_host(run, Gpa(gpa), value),
+        Exit::Owe { gpa, value } => {
+            run.owner.arch.owed = Some((gpa, value));
+            run.vm.post(run.index, Pending::MESSAGE);
+        }
         Exit::Flush { vcpus, page } => flush(run, vcpus, page),
         Exit::Interrupt(target) if target == run.index => run.owner.arch.interrupt(),
         Exit::Interrupt(target) => delivery::send_fixed(run.vm, 0, [target]),

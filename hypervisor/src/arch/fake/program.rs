@@ -7,6 +7,8 @@ pub(crate) enum Op {
     Write(u64, u64),
     /// Has the hypervisor write to a word, which it has found before if it can.
     WriteByHost(u64, u64),
+    /// Has the hypervisor write to a word before the next instruction.
+    Owe(u64, u64),
     /// Waits in a loop until a word has this value.
     Await(u64, u64),
     /// As above, so quickly that nearly no time passes.

@@ -48,6 +48,8 @@ pub(crate) struct ArchVcpu {
     left_at: u64,
     /// A word that the hypervisor has found for the guest.
     pub(super) found: Option<(u64, Word)>,
+    /// A word that the hypervisor writes before the next instruction: its address and the value.
+    pub(super) owed: Option<(u64, u64)>,
     tags: VcpuTags,
 }
 
@@ -82,6 +84,7 @@ impl VcpuState<Machine> for ArchVcpu {
             acknowledges: Vec::new(),
             left_at: 0,
             found: None,
+            owed: None,
             tags,
         }
     }
@@ -224,6 +227,7 @@ impl ArchVcpu {
         let op = self.program.get(self.at).copied().unwrap_or(Op::Stop);
         match op {
             Op::WriteByHost(gpa, value) => return Err(self.leave_for(Exit::WriteByHost { gpa, value })),
+            Op::Owe(gpa, value) => return Err(self.leave_for(Exit::Owe { gpa, value })),
             Op::Write(gpa, value) => self.access(gpa, true)?.store(value, Ordering::SeqCst),
             Op::Await(gpa, value) if self.access(gpa, false)?.load(Ordering::SeqCst) != value => {
                 machine().pass(SPIN);

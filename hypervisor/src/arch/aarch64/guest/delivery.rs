@@ -126,3 +126,6 @@ pub(crate) fn post_message(_: &Vm, _: u32, _: u32) {}
 
 /// There is none to deliver.
 pub(crate) fn deliver_messages(_: &mut Running<'_>) {}
+
+/// Nothing has waited for that.
+pub(crate) fn held_no_more(_: &mut Running<'_>) {}

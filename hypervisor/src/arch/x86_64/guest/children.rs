@@ -80,6 +80,23 @@ const LEAF_7_ECX_AVX512: u32 = 1 << 1 | 1 << 6 | 1 << 9 | 1 << 10 | 1 << 11 | 1 
 const LEAF_D_EAX_X87_AND_SSE: u32 = 3;
 const LEAF_D_1_EAX_XSAVEOPT: u32 = 1 << 0;
 
+/// What there is of the interface for children.
+const SYNTHETIC_FEATURES: SyntheticFeatures = SyntheticFeatures::HYPERVISOR_PRESENT
+    .union(SyntheticFeatures::HV1)
+    .union(SyntheticFeatures::VP_RUNTIME)
+    .union(SyntheticFeatures::REFERENCE_COUNTER)
+    .union(SyntheticFeatures::SYNIC)
+    .union(SyntheticFeatures::SYNTHETIC_TIMERS)
+    .union(SyntheticFeatures::HYPERCALL)
+    .union(SyntheticFeatures::VP_INDEX)
+    .union(SyntheticFeatures::REFERENCE_TSC)
+    .union(SyntheticFeatures::FREQUENCIES)
+    .union(SyntheticFeatures::DIRECT_TIMERS)
+    .union(SyntheticFeatures::EX_PROCESSOR_MASKS)
+    .union(SyntheticFeatures::TB_FLUSH)
+    .union(SyntheticFeatures::CLUSTER_IPI)
+    .union(SyntheticFeatures::LONG_SPIN_WAIT);
+
 /// VPs of a child, at most: Linux' driver has no more.
 const VPS: u32 = 256;
 /// Deposited pages that pay for a VP. Linux deposits 90 for each.
@@ -153,8 +170,7 @@ pub(super) fn host(cpuid: &CpuidTable) -> Host {
         xsave_features,
         xsave_states: u64::from(state.edx) << 32 | u64::from(state.eax),
         max_xsave_bytes: state.ecx.into(),
-        // What a child is offered of the interface begins with its first VP.
-        synthetic_features: SyntheticFeatures::empty(),
+        synthetic_features: SYNTHETIC_FEATURES,
         physical_address_width: (cpuid.subleaf(0x8000_0008, 0).eax & 0xff).into(),
         tsc_hertz: tsc::hz(),
         vps: VPS,

@@ -116,15 +116,15 @@ impl Leaf {
 impl CpuidTable {
     /// The answers for a VM, or those for a child for which its parent has registered nothing.
     pub(crate) fn new(config: &VmConfig, child: Option<&Features>) -> Self {
-        let Some(features) = child else { return Self::of_vm(config, |_| {}) };
-        let table = Self::of_vm(config, |table| children::limit(table, features));
+        let Some(features) = child else { return Self::of_vm(config, None, |_| {}) };
+        let table = Self::of_vm(config, child, |table| children::limit(table, features));
         let (basic, hypervisor, extended) = (Vec::new(), Vec::new(), Vec::new());
         Self { basic, hypervisor, extended, offered: table.offered, of_child: Some(Box::new(table)) }
     }
 
-    fn of_vm(config: &VmConfig, change: impl FnOnce(&mut Self)) -> Self {
+    fn of_vm(config: &VmConfig, child: Option<&Features>, change: impl FnOnce(&mut Self)) -> Self {
         let (vcpus, apic) = (config.vcpus, config.apic);
-        let hypervisor = match Profile::of(config) {
+        let hypervisor = match Profile::of(config, child) {
             Some(profile) => (HYPERVISOR_FIRST..=hyperv::MAX_LEAF).map(|number| profile.leaf(number)).collect(),
             None => (HYPERVISOR_FIRST..=VMWARE_MAX).map(vmware_leaf).collect::<Vec<_>>(),
         };

@@ -167,7 +167,13 @@ pub(crate) fn take_posted(vcpu: &mut ArchVcpu, posted: &Posted, work: Pending) {
     }
 }
 
-/// Delivers what a parent's children have left for its vCPU.
+/// Delivers what waits for a vCPU that was kept out of its guest.
+#[inline]
+pub(crate) fn held_no_more(run: &mut Running<'_>) {
+    synic::deliver(run);
+}
+
+/// Delivers what a parent's children have left for its vCPU, and what the hypervisor owes a child's.
 #[cold]
 pub(crate) fn deliver_messages(run: &mut Running<'_>) {
     synic::deliver_posted(run);

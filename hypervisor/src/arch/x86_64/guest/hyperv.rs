@@ -4,7 +4,7 @@
 //! page, the reference TSC page) are written into the guest's own memory, not mapped over it; kernels provide pages for
 //! them.
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use abi::payload::{HyperV as Offer, RemoteFlush, Role, VmConfig};
 use addr::Gpa;
@@ -12,8 +12,11 @@ use hyperv_defs::call::{FAST_BYTES, FAST_WORDS};
 use hyperv_defs::cpuid::{self as leaf, Features, HardwareFeatures, Privileges, PrivilegesHigh, Recommendations};
 use hyperv_defs::hypercall::CallInstruction;
 use hyperv_defs::msr::{self, HypercallMsr, ReferenceTscMsr, VpAssistMsr};
+use hyperv_defs::property::{ProcessorFeatures, SyntheticFeatures};
 use hyperv_defs::reference_tsc::{self, ReferenceTsc, UNITS_PER_SECOND};
 use hyperv_defs::{Answer, Checked, Control, Offered, fast_input};
+use partition::Features as ChildFeatures;
+use sched::Pending;
 use spin::Mutex;
 use stage2::Access;
 use x86_defs::cpuid::Registers;
@@ -21,16 +24,18 @@ use x86_defs::registers::{cr0, efer};
 use x86_emulate::{Segment, SegmentRegister};
 
 use super::cpuid::CpuidTable;
+use super::intercept::Missing;
 use super::platform::Platform;
 use super::state::{State as _, gpr};
+use super::synic::owed;
 use super::vcpu::ArchVcpu;
-use super::{children, cpuid, fpu, loader, synic};
+use super::{children, cpuid, fpu, intercept, loader, synic};
 use crate::arch::hypercall::{self, Children, Ended, Input, Rights};
 use crate::arch::x86_64::host::tsc;
 use crate::device::local_apic::GeneralProtection;
 use crate::vcpu::run::{Next, Running};
+use crate::vm::Vm;
 use crate::vm::fault::Resolved;
-use crate::vm::memory::Memory;
 
 /// The synthetic MSRs.
 pub(super) const FIRST_MSR: u32 = *msr::RANGE.start();
@@ -42,8 +47,10 @@ pub(super) const MAX_LEAF: u32 = leaf::MAX_LEAF;
 /// The part offered to a VM.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Profile {
-    recommendations: Recommendations,
+    privileges: Privileges,
     privileges_high: PrivilegesHigh,
+    features: Features,
+    recommendations: Recommendations,
     vcpus: u32,
 }
 
@@ -59,6 +66,18 @@ const PRIVILEGES: Privileges = Privileges::VP_RUNTIME
 const FEATURES: Features = Features::XMM_INPUT.union(Features::FREQUENCIES).union(Features::DIRECT_TIMERS);
 const HARDWARE: HardwareFeatures = HardwareFeatures::MSR_BITMAPS.union(HardwareFeatures::SECOND_LEVEL_TRANSLATION);
 
+/// The privileges that a child gets with its features.
+const PRIVILEGES_OF_A_CHILD: [(SyntheticFeatures, Privileges); 8] = [
+    (SyntheticFeatures::VP_RUNTIME, Privileges::VP_RUNTIME),
+    (SyntheticFeatures::REFERENCE_COUNTER, Privileges::REFERENCE_COUNTER),
+    (SyntheticFeatures::SYNIC, Privileges::SYNIC),
+    (SyntheticFeatures::SYNTHETIC_TIMERS, Privileges::SYNTHETIC_TIMERS),
+    (SyntheticFeatures::HYPERCALL, Privileges::HYPERCALL),
+    (SyntheticFeatures::VP_INDEX, Privileges::VP_INDEX),
+    (SyntheticFeatures::REFERENCE_TSC, Privileges::REFERENCE_TSC),
+    (SyntheticFeatures::FREQUENCIES, Privileges::FREQUENCIES),
+];
+
 /// What a parent may do besides. Not CPU_MANAGEMENT, which would make it the root of the machine.
 const OF_A_PARENT: PrivilegesHigh = PrivilegesHigh::CREATE_PARTITIONS
     .union(PrivilegesHigh::ACCESS_MEMORY_POOL)
@@ -73,8 +92,8 @@ const BUILD: u32 = 0x3839;
 const PARENT_BUILD: u32 = 27_744;
 
 impl Profile {
-    /// From the VM's description; `None` without the interface.
-    pub(super) fn of(config: &VmConfig) -> Option<Self> {
+    /// From the VM's description, and from what it has if it is a child; `None` without the interface.
+    pub(super) fn of(config: &VmConfig, child: Option<&ChildFeatures>) -> Option<Self> {
         let flush = config.flush == RemoteFlush::Hypercall;
         let ipi = match config.hyperv {
             Offer::Off => return None,
@@ -91,12 +110,24 @@ impl Profile {
             Role::Guest => PrivilegesHigh::empty(),
             Role::Parent => OF_A_PARENT,
         };
-        Some(Self { recommendations, privileges_high, vcpus: config.vcpus })
+        let (mut privileges, mut features) = (PRIVILEGES, FEATURES);
+        if let Some(child) = child {
+            let has = |feature| child.synthetic.contains(feature);
+            for (feature, privilege) in PRIVILEGES_OF_A_CHILD {
+                privileges.set(privilege, has(feature));
+            }
+            privileges.set(Privileges::TSC_INVARIANT, child.processor.contains(ProcessorFeatures::TSC_INVARIANT));
+            features.set(Features::FREQUENCIES, has(SyntheticFeatures::FREQUENCIES));
+            features.set(Features::DIRECT_TIMERS, has(SyntheticFeatures::DIRECT_TIMERS));
+            recommendations
+                .set(Recommendations::EX_PROCESSOR_MASKS, (flush || ipi) && has(SyntheticFeatures::EX_PROCESSOR_MASKS));
+        }
+        Some(Self { privileges, privileges_high, features, recommendations, vcpus: config.vcpus })
     }
 
     /// The calls that it may make.
     fn offered(self) -> Offered {
-        Offered::by_cpuid(self.recommendations, FEATURES, self.privileges_high)
+        Offered::by_cpuid(self.recommendations, self.features, self.privileges_high)
     }
 
     /// The answer of CPUID leaf `number`.
@@ -114,8 +145,8 @@ impl Profile {
             }
             leaf::FEATURES => {
                 let hidden = if tsc::is_invariant() { Privileges::empty() } else { Privileges::TSC_INVARIANT };
-                let (eax, ebx) = (PRIVILEGES.difference(hidden).bits(), self.privileges_high.bits());
-                Registers { eax, ebx, edx: FEATURES.bits(), ..zero }
+                let (eax, ebx) = (self.privileges.difference(hidden).bits(), self.privileges_high.bits());
+                Registers { eax, ebx, edx: self.features.bits(), ..zero }
             }
             leaf::RECOMMENDATIONS => {
                 Registers { eax: self.recommendations.bits(), ebx: leaf::SPIN_NEVER_NOTIFY, ..zero }
@@ -130,8 +161,11 @@ impl Profile {
 /// State of a VM.
 pub(in crate::arch::x86_64) struct HyperV {
     offered: Offered,
-    /// Turns the TSC into the VM's time. The sequence number is in `registers`.
-    clock: ReferenceTsc,
+    /// Of a child: the MSRs that it has. All others have all.
+    privileges: Privileges,
+    /// Turn the host's TSC into the VM's time.
+    scale: u64,
+    offset: AtomicI64,
     /// The VMs that it has created, if it may.
     children: Option<Children>,
     /// Zero: the guest has not identified itself, and has no hypercalls.
@@ -145,27 +179,32 @@ struct VmRegisters {
     reference_tsc: ReferenceTscMsr,
     /// The last version of the clock that the guest was shown.
     sequence: u32,
+    /// A child's page does not show the clock as it is, because the page was away.
+    owes_clock: bool,
     relies_on_tsc: bool,
 }
 
 impl HyperV {
     /// The interface for a VM whose time begins now, if it is offered.
-    pub(super) fn new(config: &VmConfig, cpuid: &CpuidTable) -> Option<Self> {
+    pub(super) fn new(config: &VmConfig, cpuid: &CpuidTable, child: Option<&ChildFeatures>) -> Option<Self> {
+        let profile = Profile::of(config, child)?;
         let children = match config.role {
             Role::Guest => None,
             Role::Parent => Children::new(children::host(cpuid), config.vcpus, loader::ram_layout(config.memory_bytes)),
         };
         let scale = reference_tsc::scale_for(tsc::hz()).unwrap_or(u64::MAX);
-        let clock = ReferenceTsc { sequence: 0, scale, offset: reference_tsc::offset_for(tsc::now(), scale, 0) };
         let registers = VmRegisters {
             hypercall: HypercallMsr::default(),
             reference_tsc: ReferenceTscMsr::default(),
-            sequence: clock.sequence,
+            sequence: 0,
+            owes_clock: false,
             relies_on_tsc: false,
         };
         Some(Self {
-            offered: Profile::of(config)?.offered(),
-            clock,
+            offered: profile.offered(),
+            privileges: if child.is_some() { profile.privileges } else { Privileges::all() },
+            scale,
+            offset: AtomicI64::new(reference_tsc::offset_for(tsc::now(), scale, 0)),
             children,
             guest_os_id: AtomicU64::new(0),
             registers: Mutex::new(registers),
@@ -182,9 +221,9 @@ impl Platform {
 
 /// Registers of the whole VM, for its parent.
 impl HyperV {
-    /// Turns the TSC into the VM's time.
+    /// Turns the host's TSC into the VM's time.
     pub(super) fn clock(&self) -> ReferenceTsc {
-        self.clock
+        ReferenceTsc { sequence: 0, scale: self.scale, offset: self.offset.load(Ordering::Relaxed) }
     }
 
     /// GUEST_OS_ID, HYPERCALL, REFERENCE_TSC or TIME_REF_COUNT.
@@ -193,46 +232,99 @@ impl HyperV {
             msr::GUEST_OS_ID => self.guest_os_id.load(Ordering::Relaxed),
             msr::HYPERCALL => self.registers.lock().hypercall.0,
             msr::REFERENCE_TSC => self.registers.lock().reference_tsc.0,
-            _ => self.clock.time(tsc::now()),
+            _ => self.clock().time(tsc::now()),
         }
     }
 
     /// Writes GUEST_OS_ID, HYPERCALL or REFERENCE_TSC as they were in a guest that is restored. The hypercall page is
-    /// in its memory already; the clock's page is written, because this host's clock is another. `None` if the page is
-    /// nowhere.
-    pub(super) fn set_shared(&self, number: u32, value: u64, memory: &Memory) -> Option<()> {
+    /// in its memory already; the clock's page is written, because this host's clock is another. `None` if the
+    /// hypercall page is nowhere.
+    pub(super) fn set_shared(&self, number: u32, value: u64, vm: &Vm) -> Option<()> {
         let mut registers = self.registers.lock();
         match number {
-            msr::GUEST_OS_ID => self.guest_os_id.store(value, Ordering::Relaxed),
+            msr::GUEST_OS_ID => {
+                self.guest_os_id.store(value, Ordering::Relaxed);
+                if value == 0 {
+                    // A guest that is reset.
+                    registers.hypercall = HypercallMsr::default();
+                    self.place_clock(&mut registers, ReferenceTscMsr::default(), vm);
+                    registers.relies_on_tsc = false;
+                }
+            }
             msr::HYPERCALL if HypercallMsr(value).page() < cpuid::physical_addresses_end() => {
                 registers.hypercall = HypercallMsr(value);
             }
             msr::HYPERCALL => return None,
-            _ => self.place_clock(&mut registers, ReferenceTscMsr(value), memory),
+            _ => {
+                self.place_clock(&mut registers, ReferenceTscMsr(value), vm);
+                if registers.owes_clock {
+                    drop(registers);
+                    // No vCPU runs before it has seen to it.
+                    (0..).take(vm.vcpus().len()).for_each(|index| vm.post(index, Pending::MESSAGE));
+                }
+            }
         }
         Some(())
     }
 
+    /// The clock has changed, or the guest's TSC: the page of REFERENCE_TSC has to show that.
+    pub(super) fn owe_clock(&self) {
+        let mut registers = self.registers.lock();
+        registers.owes_clock = registers.reference_tsc.is_enabled();
+    }
+
     /// A write of REFERENCE_TSC.
-    fn place_clock(&self, registers: &mut VmRegisters, wanted: ReferenceTscMsr, memory: &Memory) {
+    fn place_clock(&self, registers: &mut VmRegisters, wanted: ReferenceTscMsr, vm: &Vm) {
         registers.reference_tsc = wanted;
-        if !wanted.is_enabled() {
-            return;
+        registers.owes_clock = wanted.is_enabled() && !self.write_clock(registers, vm) && vm.as_child().is_some();
+    }
+
+    /// Writes the page of REFERENCE_TSC. Returns whether it is there: without it the guest has no such clock.
+    fn write_clock(&self, registers: &mut VmRegisters, vm: &Vm) -> bool {
+        let memory = &vm.memory;
+        let mut clock = self.clock();
+        if let Some(child) = vm.as_child() {
+            // Its guest's TSC is another.
+            let (now, offset) = (tsc::now(), child.tsc.lock().offset());
+            clock.offset = reference_tsc::offset_for(now.wrapping_add_signed(offset), clock.scale, clock.time(now));
         }
-        let shown = ReferenceTsc { sequence: registers.sequence, ..self.clock };
+        let shown = ReferenceTsc { sequence: registers.sequence, ..clock };
         let clock = ReferenceTsc { sequence: shown.next_sequence(), ..shown };
         registers.sequence = clock.sequence;
-        let at = wanted.page();
+        let at = registers.reference_tsc.page();
         let page = clock.encode();
         let (sequence, rest) = page.split_at(reference_tsc::SCALE_OFFSET);
-        // The guest sees an invalid page until all of it is written. If the guest has no memory there, it has no such
-        // clock.
+        // The guest sees an invalid page until all of it is written.
         let void = ReferenceTsc::INVALID.encode();
-        let _ = memory.write(at, &void)
-            && memory.write(Gpa(at.0 + sequence.len() as u64), rest)
-            && memory.write(at, sequence);
+        memory.write(at, &void) && memory.write(Gpa(at.0 + sequence.len() as u64), rest) && memory.write(at, sequence)
     }
 }
+
+/// Writes a page that is [`owed`] to a child. Returns its address if it is not there.
+pub(super) fn write_owed(run: &mut Running<'_>, page: u32) -> Option<Gpa> {
+    let hyperv = run.vm.platform().hyperv.as_ref()?;
+    let memory = &run.vm.memory;
+    let mut registers = hyperv.registers.lock();
+    let (at, is_written) = match page {
+        owed::CLOCK if registers.owes_clock => {
+            registers.owes_clock = !hyperv.write_clock(&mut registers, run.vm);
+            (registers.reference_tsc.page(), !registers.owes_clock)
+        }
+        owed::HYPERCALL if registers.hypercall.is_enabled() => {
+            let at = registers.hypercall.page();
+            (at, memory.write(at, &CallInstruction::Vmmcall.page()))
+        }
+        owed::ASSIST if run.owner.arch.vp_assist.is_enabled() => {
+            let at = run.owner.arch.vp_assist.page();
+            (at, memory.write(at, &NO_EOI_ASSIST))
+        }
+        _ => return None,
+    };
+    (!is_written).then_some(at)
+}
+
+/// The first word of a VP assist page: no end of an interrupt is ever needless.
+const NO_EOI_ASSIST: [u8; 4] = [0; 4];
 
 impl HyperV {
     /// Its children, if it is a parent.
@@ -258,12 +350,13 @@ pub(crate) fn fault_of_child(run: &mut Running<'_>, gpa: Gpa, needs: Access) -> 
 #[cold]
 pub(super) fn read_msr(run: &mut Running<'_>, number: u32) -> Result<u64, GeneralProtection> {
     let hyperv = run.vm.platform().hyperv.as_ref().ok_or(GeneralProtection)?;
+    hyperv.check_privilege(number)?;
     Ok(match number {
         msr::GUEST_OS_ID => hyperv.guest_os_id.load(Ordering::Relaxed),
         msr::HYPERCALL => hyperv.registers.lock().hypercall.0,
         msr::VP_INDEX => run.index.into(),
         msr::VP_RUNTIME => tsc::ticks_to_nanos(run.owner.arch.runtime(run.tally)) / NANOS_PER_UNIT,
-        msr::TIME_REF_COUNT => hyperv.clock.time(tsc::now()),
+        msr::TIME_REF_COUNT => hyperv.clock().time(tsc::now()),
         msr::REFERENCE_TSC => hyperv.registers.lock().reference_tsc.0,
         msr::TSC_FREQUENCY => tsc::hz(),
         msr::APIC_FREQUENCY => cpuid::timer_hertz(),
@@ -284,8 +377,9 @@ const NANOS_PER_UNIT: u64 = 1_000_000_000 / UNITS_PER_SECOND;
 #[cold]
 pub(super) fn write_msr(run: &mut Running<'_>, number: u32, value: u64) -> Result<(), GeneralProtection> {
     let hyperv = run.vm.platform().hyperv.as_ref().ok_or(GeneralProtection)?;
+    hyperv.check_privilege(number)?;
     if synic::has(number) {
-        return synic::write_msr(run, number, value, hyperv.clock);
+        return synic::write_msr(run, number, value, hyperv.clock());
     }
     let memory = &run.vm.memory;
     let mut registers = hyperv.registers.lock();
@@ -309,20 +403,32 @@ pub(super) fn write_msr(run: &mut Running<'_>, number: u32, value: u64) -> Resul
             if hyperv.guest_os_id.load(Ordering::Relaxed) == 0 {
                 wanted = wanted.with_enable(false);
             }
-            if wanted.is_enabled() && !memory.write(wanted.page(), &CallInstruction::Vmmcall.page()) {
+            if !wanted.is_enabled() || memory.write(wanted.page(), &CallInstruction::Vmmcall.page()) {
+                registers.hypercall = wanted;
+                return Ok(());
+            }
+            drop(registers);
+            if !may_come_back(run, wanted.page()) {
                 return Err(GeneralProtection);
             }
-            registers.hypercall = wanted;
+            hyperv.registers.lock().hypercall = wanted;
+            synic::owe(run, owed::HYPERCALL);
         }
         msr::REFERENCE_TSC => {
-            hyperv.place_clock(&mut registers, ReferenceTscMsr(value), memory);
+            hyperv.place_clock(&mut registers, ReferenceTscMsr(value), run.vm);
+            if registers.owes_clock {
+                synic::owe(run, owed::CLOCK);
+            }
         }
         msr::VP_ASSIST_PAGE => {
             let assist = VpAssistMsr(value);
             run.owner.arch.vp_assist = assist;
             if assist.is_enabled() {
-                // "No EOI needed": never, so zero. A page that does not exist is the guest's loss.
-                let _ = memory.write(assist.page(), &[0; 4]);
+                // A page that does not exist is the guest's loss.
+                let is_written = memory.write(assist.page(), &NO_EOI_ASSIST);
+                if !is_written && run.vm.as_child().is_some() {
+                    synic::owe(run, owed::ASSIST);
+                }
             }
         }
         msr::TSC_INVARIANT_CONTROL => match value {
@@ -333,6 +439,30 @@ pub(super) fn write_msr(run: &mut Running<'_>, number: u32, value: u64) -> Resul
         _ => return Err(GeneralProtection),
     }
     Ok(())
+}
+
+/// Whether a page of a child that is not there now will be.
+fn may_come_back(run: &mut Running<'_>, gpa: Gpa) -> bool {
+    run.vm.as_child().is_some() && intercept::missing(run, gpa, Access::READ_WRITE) != Missing::Nowhere
+}
+
+impl HyperV {
+    /// Refuses an MSR of which a child has no part.
+    fn check_privilege(&self, number: u32) -> Result<(), GeneralProtection> {
+        let needed = match number {
+            msr::GUEST_OS_ID | msr::HYPERCALL => Privileges::HYPERCALL,
+            msr::VP_INDEX => Privileges::VP_INDEX,
+            msr::VP_RUNTIME => Privileges::VP_RUNTIME,
+            msr::TIME_REF_COUNT => Privileges::REFERENCE_COUNTER,
+            msr::TSC_FREQUENCY | msr::APIC_FREQUENCY => Privileges::FREQUENCIES,
+            msr::SCONTROL..=msr::SIRBP | msr::SINT0..=msr::SINT15 => Privileges::SYNIC,
+            msr::STIMER0_CONFIG..=msr::STIMER3_COUNT => Privileges::SYNTHETIC_TIMERS,
+            msr::TSC_INVARIANT_CONTROL => Privileges::TSC_INVARIANT,
+            // Linux uses REFERENCE_TSC and VP_ASSIST_PAGE without asking.
+            _ => Privileges::empty(),
+        };
+        if self.privileges.contains(needed) { Ok(()) } else { Err(GeneralProtection) }
+    }
 }
 
 /// VMMCALL, in a VM that is offered the interface.
@@ -371,6 +501,10 @@ pub(in crate::arch::x86_64) fn hypercall(run: &mut Running<'_>) -> Next {
             run.owner.arch.undefined();
             Next::Resume
         }
+        Ended::Absent { at, otherwise } => intercept::again_with(run, at).unwrap_or_else(|| {
+            finish(&mut run.owner.arch, is_long, otherwise);
+            Next::Resume
+        }),
         Ended::NotYet(control) => {
             let arch = &mut run.owner.arch;
             if is_long {

@@ -20,7 +20,7 @@ use super::vcpu::ArchVcpu;
 use crate::arch::x86_64::backend::{Injection as _, PortAccess};
 use crate::arch::{Arch as _, Machine};
 use crate::vcpu::run::{Next, Running};
-use crate::vm::child::intercept;
+use crate::vm::child::{intercept, wait_between_instructions};
 use crate::vm::fault::{Needs, Resolved};
 
 /// A child's IN, OUT, INS or OUTS, with a REP prefix or without.
@@ -92,17 +92,49 @@ pub(in crate::arch::x86_64) fn not_here_now(run: &mut Running<'_>, gpa: Gpa, nee
 /// when the parent has brought it back.
 #[cold]
 pub(in crate::arch::x86_64) fn unbacked(run: &mut Running<'_>, gpa: Gpa) -> Next {
-    match Machine::fault_of_child(run, gpa, Access::READ) {
-        Resolved::NoAccess => not_here_now(run, gpa, Needs { access: Access::READ, is_table_walk: true }),
-        // It is back.
-        Resolved::Again => {
+    again_with(run, gpa).unwrap_or_else(|| unrecoverable(run, "has code or page tables where there is no memory"))
+}
+
+/// The hypervisor has not found what it needs to read of a child at `gpa`. The instruction is tried again, when the
+/// parent has brought it back. `None` if the child has no memory there.
+#[cold]
+pub(super) fn again_with(run: &mut Running<'_>, gpa: Gpa) -> Option<Next> {
+    match missing(run, gpa, Access::READ) {
+        Missing::Nowhere => None,
+        Missing::Away => Some(not_here_now(run, gpa, Needs { access: Access::READ, is_table_walk: true })),
+        Missing::Back => {
             run.owner.arch.before_instruction();
-            Next::Resume
-        }
-        Resolved::Device | Resolved::DeviceOfChild | Resolved::End(_) => {
-            unrecoverable(run, "has code or page tables where there is no memory")
+            Some(Next::Resume)
         }
     }
+}
+
+/// Why the hypervisor did not find a child's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Missing {
+    /// The parent has taken it away for now.
+    Away,
+    /// It is there now.
+    Back,
+    /// The child has no memory there, or not with these rights.
+    Nowhere,
+}
+
+/// Why the hypervisor did not find a child's memory at `gpa`, with these rights.
+pub(super) fn missing(run: &mut Running<'_>, gpa: Gpa, needs: Access) -> Missing {
+    match Machine::fault_of_child(run, gpa, needs) {
+        Resolved::NoAccess => Missing::Away,
+        Resolved::Again => Missing::Back,
+        Resolved::Device | Resolved::DeviceOfChild | Resolved::End(_) => Missing::Nowhere,
+    }
+}
+
+/// Between two instructions: the hypervisor must write to a child's page at `gpa` before the next one, and its parent
+/// has taken it away for now. The vCPU stays out of its guest until the parent has served the fault.
+#[cold]
+pub(super) fn wait_for(run: &mut Running<'_>, gpa: Gpa) {
+    let needs = Needs { access: Access::READ_WRITE, is_table_walk: false };
+    wait_between_instructions(run, |run| memory(run, MessageType::GpaIntercept, gpa, needs));
 }
 
 fn memory(run: &mut Running<'_>, kind: MessageType, gpa: Gpa, needs: Needs) -> Next {

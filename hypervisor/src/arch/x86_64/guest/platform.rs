@@ -48,7 +48,7 @@ impl Platform {
     pub(crate) fn new(config: &VmConfig, child: Option<&Features>) -> Self {
         let cpuid = CpuidTable::new(config, child);
         Self {
-            hyperv: HyperV::new(config, &cpuid),
+            hyperv: HyperV::new(config, &cpuid, child),
             cpuid,
             io_apic: Mutex::new(IoApic::new(0)),
             pci: Mutex::new(Pci::new()),

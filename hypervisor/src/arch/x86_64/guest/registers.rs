@@ -14,6 +14,7 @@ use hyperv_defs::register::{
 };
 use hyperv_defs::vp::CpuidResult;
 use hyperv_defs::wire::{U16, U32, U64};
+use sched::Pending;
 use x86_defs::registers::{Segment, cr0, rflags, vector};
 use x86_defs::{cpuid, msr};
 use x86_events::{Event, Exception};
@@ -83,7 +84,13 @@ pub(in crate::arch) fn register_cpuid(held: &mut Held<'_>, result: &CpuidResult)
 
 /// The counter of the VM's vCPUs is the host's with this offset.
 pub(in crate::arch) fn set_tsc_offset(held: &mut Held<'_>, offset: i64) {
-    held.owner.arch.set_tsc_offset(offset);
+    let arch = &mut held.owner.arch;
+    arch.set_tsc_offset(offset);
+    if let Some(hyperv) = &held.vm.platform().hyperv {
+        hyperv.owe_clock();
+        arch.synic.set_clock(hyperv.clock());
+        held.vm.post(held.index, Pending::MESSAGE);
+    }
 }
 
 /// What CPUID answers to the vCPU now.
@@ -302,7 +309,7 @@ fn write_word(held: &mut Held<'_>, register: Register, value: u64) -> Result<(),
         Register::GuestOsId | Register::Hypercall | Register::ReferenceTsc => {
             let number = synthetic_msr(register).ok_or(Status::InvalidParameter)?;
             match &held.vm.platform().hyperv {
-                Some(hyperv) => hyperv.set_shared(number, value, &held.vm.memory).ok_or(refused)?,
+                Some(hyperv) => hyperv.set_shared(number, value, held.vm).ok_or(refused)?,
                 None if value == 0 => {}
                 None => return Err(refused),
             }

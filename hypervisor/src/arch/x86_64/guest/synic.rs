@@ -8,9 +8,13 @@ use addr::{Gpa, PAGE_BYTES};
 use hyperv_defs::msr;
 use hyperv_defs::page::TimersState;
 use hyperv_defs::reference_tsc::{ReferenceTsc, tsc_at};
-use synic::{Expiry, Refused, SINTS, Sint, Synic, Timers};
+use sched::Pending;
+use stage2::Access;
+use synic::{Absent, Expiry, Pumped, Refused, SINTS, Sint, Synic, Timers};
 use x86_boot::layout::{SYNIC_BYTES, synic_ram};
 
+use super::hyperv;
+use super::intercept::{self, Missing};
 use crate::arch::hypercall::SynicPage;
 use crate::arch::x86_64::host::{apic as host_apic, tsc};
 use crate::device::local_apic::{GeneralProtection, LocalApic};
@@ -24,13 +28,25 @@ pub(in crate::arch::x86_64) struct VcpuSynic {
     due: u64,
     /// The VM's reference time, from the last write of a timer's register on.
     clock: ReferenceTsc,
-    /// SINTs for which a message may wait.
-    waiting: u16,
+    /// SINTs for which a message may wait, and [`owed`] pages.
+    waiting: u32,
     /// Number of the page of messages after a reset. The page of event flags is behind it. Zero: the guest chooses.
     home: u32,
 }
 
-const ALL_SINTS: u16 = u16::MAX;
+const ALL_SINTS: u32 = u16::MAX as u32;
+
+/// Pages of a child that are written before its next instruction: its parent may have taken them away when the guest,
+/// or the parent, named them.
+pub(super) mod owed {
+    /// The page of REFERENCE_TSC, if it is not as it must be.
+    pub(in super::super) const CLOCK: u32 = 1 << 16;
+    /// That of HYPERCALL.
+    pub(in super::super) const HYPERCALL: u32 = 1 << 17;
+    /// That of VP_ASSIST_PAGE.
+    pub(in super::super) const ASSIST: u32 = 1 << 18;
+}
+
 /// A parent hears of its children in this SINT's slot.
 const PARENTS_SINT: usize = 0;
 const _: () = assert!(SINTS == u16::BITS as usize);
@@ -46,13 +62,16 @@ impl VcpuSynic {
 
     /// As after a reset.
     pub(in crate::arch::x86_64) fn reset(&mut self) {
-        *self = Self::at(self.home);
+        let waiting = self.waiting & !ALL_SINTS;
+        *self = Self { waiting, ..Self::at(self.home) };
     }
 
     fn at(home: u32) -> Self {
         let messages = u64::from(home) * PAGE_BYTES;
         let registers = if home == 0 { Synic::new() } else { Synic::with_pages(messages, messages + PAGE_BYTES) };
-        Self { registers, timers: Timers::new(), due: u64::MAX, clock: ReferenceTsc::INVALID, waiting: 0, home }
+        // Its VM may owe a page from before it had this vCPU.
+        let waiting = owed::CLOCK;
+        Self { registers, timers: Timers::new(), due: u64::MAX, clock: ReferenceTsc::INVALID, waiting, home }
     }
 
     /// When a timer expires next, in host clock ticks.
@@ -109,7 +128,7 @@ impl VcpuSynic {
         }
         self.registers.write(number, value).ok()?;
         apic.set_auto_eoi(self.auto_eoi_vectors());
-        self.waiting = ALL_SINTS;
+        self.waiting |= ALL_SINTS;
         Some(())
     }
 
@@ -128,8 +147,15 @@ impl VcpuSynic {
         self.clock = clock;
         self.timers.set_state(state, clock.time(tsc::now())).ok()?;
         self.renew_due();
-        self.waiting = ALL_SINTS;
+        self.waiting |= ALL_SINTS;
         Some(())
+    }
+
+    /// The reference time of its VM has changed, or its TSC.
+    pub(super) fn set_clock(&mut self, clock: ReferenceTsc) {
+        self.clock = clock;
+        self.renew_due();
+        self.waiting |= owed::CLOCK;
     }
 }
 
@@ -165,7 +191,7 @@ pub(super) fn write_msr(
         if arch.synic.due != u64::MAX {
             host_apic::arm_timer(arch.synic.due);
         }
-        deliver(run);
+        deliver_within_exit(run);
         return Ok(());
     }
     arch.synic.registers.write(number, value).map_err(|Refused| GeneralProtection)?;
@@ -178,8 +204,8 @@ pub(super) fn write_msr(
         children.mail.restart_rings(run.index);
     }
     // A slot may be free now, or the page be there.
-    arch.synic.waiting = ALL_SINTS;
-    deliver(run);
+    arch.synic.waiting |= ALL_SINTS;
+    deliver_within_exit(run);
     Ok(())
 }
 
@@ -192,24 +218,92 @@ pub(super) const fn has(number: u32) -> bool {
     matches!(number, msr::SCONTROL..=msr::SIRBP | msr::SINT0..=msr::SINT15 | msr::STIMER0_CONFIG..=msr::STIMER3_COUNT)
 }
 
-/// Delivers messages that wait and whose slots are free. Those of occupied slots wait for the guest's EOM.
+/// The guest has named a page that is to be written before its next instruction, and that was not there.
+pub(super) fn owe(run: &mut Running<'_>, page: u32) {
+    run.owner.arch.synic.waiting |= page;
+    run.vm.post(run.index, Pending::MESSAGE);
+}
+
+/// Delivers messages that wait and whose slots are free. Those of occupied slots wait for the guest's EOM. If a page is
+/// away that a child must have, the vCPU stays out of its guest until it is back.
 #[inline]
 pub(super) fn deliver(run: &mut Running<'_>) {
     if run.owner.arch.synic.waiting != 0 {
-        deliver_waiting(run);
+        deliver_or_wait(run);
     }
 }
 
-/// Delivers messages and doorbells of a parent's children, as far as there is room.
-pub(super) fn deliver_posted(run: &mut Running<'_>) {
-    run.owner.arch.synic.waiting |= 1 << PARENTS_SINT;
-    deliver_waiting(run);
+fn deliver_or_wait(run: &mut Running<'_>) {
+    if let Some(gpa) = deliver_waiting(run) {
+        intercept::wait_for(run, gpa);
+    }
 }
 
+/// The same while an instruction is carried out: a child waits after it.
+fn deliver_within_exit(run: &mut Running<'_>) {
+    if run.owner.arch.synic.waiting != 0 && deliver_waiting(run).is_some() {
+        run.vm.post(run.index, Pending::MESSAGE);
+    }
+}
+
+/// Delivers messages and doorbells of a parent's children, as far as there is room. For a child, writes the pages that
+/// the hypervisor owes it.
+pub(super) fn deliver_posted(run: &mut Running<'_>) {
+    run.owner.arch.synic.waiting |= 1 << PARENTS_SINT | owed::CLOCK;
+    deliver_or_wait(run);
+}
+
+/// Delivers what waits, as far as it can. Returns the page of a child that is away, if that is why something still
+/// waits.
 #[inline(never)]
-fn deliver_waiting(run: &mut Running<'_>) {
+fn deliver_waiting(run: &mut Running<'_>) -> Option<Gpa> {
+    let waiting = core::mem::take(&mut run.owner.arch.synic.waiting);
+    let mut absent = deliver_messages(run, waiting);
+    // Only a child's pages come and go. Any other guest asks again for what it needs.
+    run.vm.as_child()?;
+    let mut away = None;
+    if absent != 0 {
+        until_there(run, absent, &mut away, |run| {
+            absent = deliver_messages(run, absent);
+            run.owner.arch.synic.registers.message_page().filter(|_| absent != 0).map(Gpa)
+        });
+    }
+    for page in [owed::CLOCK, owed::HYPERCALL, owed::ASSIST] {
+        if waiting & page != 0 {
+            until_there(run, page, &mut away, |run| hyperv::write_owed(run, page));
+        }
+    }
+    away
+}
+
+/// How often a page is looked for that is taken away and brought back all the time.
+const ATTEMPTS: u32 = 64;
+
+/// Writes to a page of a child: `write` returns its address if it was not there. If it is `away`, this waits.
+fn until_there(
+    run: &mut Running<'_>,
+    this: u32,
+    away: &mut Option<Gpa>,
+    mut write: impl FnMut(&mut Running<'_>) -> Option<Gpa>,
+) {
+    for _ in 0..ATTEMPTS {
+        let Some(gpa) = write(run) else { return };
+        match intercept::missing(run, gpa, Access::READ_WRITE) {
+            Missing::Back => {}
+            // The guest's loss, as in any VM.
+            Missing::Nowhere => return,
+            Missing::Away => {
+                run.owner.arch.synic.waiting |= this;
+                *away = Some(gpa);
+                return;
+            }
+        }
+    }
+}
+
+/// Delivers messages that wait for these SINTs. Returns those whose messages wait on because there is no page.
+fn deliver_messages(run: &mut Running<'_>, waiting: u32) -> u32 {
     let arch = &mut run.owner.arch;
-    let mut waiting = core::mem::take(&mut arch.synic.waiting);
     let mail = run.vm.platform().children().map(|children| &children.mail);
     if let Some(mail) = mail {
         mail.fill_rings(run.vm, run.index, &arch.synic.registers, |vector| arch.apic.accept(vector, false));
@@ -218,20 +312,26 @@ fn deliver_waiting(run: &mut Running<'_>) {
         if let Some(mail) = mail {
             mail.close(run.vm, run.index);
         }
-        return;
+        return 0;
     };
     if let Some(mail) = mail {
         mail.open(run.vm, run.index);
     }
     let page = SynicPage { memory: &run.vm.memory, gpa: Gpa(page) };
-    let mut has_pumped = false;
-    while waiting != 0 {
-        let sint = waiting.trailing_zeros() as usize;
-        waiting &= waiting - 1;
+    let (mut left, mut absent, mut has_pumped) = (waiting & ALL_SINTS, 0, false);
+    while left != 0 {
+        let sint = left.trailing_zeros() as usize;
+        left &= left - 1;
         let VcpuSynic { registers, timers, .. } = &mut arch.synic;
-        if let Some(interrupt) = registers.pump(sint, &page, timers) {
-            arch.apic.accept(interrupt.vector, false);
-            has_pumped = true;
+        match registers.pump(sint, &page, timers) {
+            Ok(Pumped::Nothing) => {}
+            Ok(Pumped::Message(interrupt)) => {
+                has_pumped = true;
+                if let Some(interrupt) = interrupt {
+                    arch.apic.accept(interrupt.vector, false);
+                }
+            }
+            Err(Absent) => absent |= 1 << sint,
         }
         // Timers never send there.
         if sint == PARENTS_SINT
@@ -244,11 +344,11 @@ fn deliver_waiting(run: &mut Running<'_>) {
         }
     }
     // A periodic timer goes on when its message has been delivered.
-    if !has_pumped {
-        return;
+    if has_pumped {
+        arch.synic.renew_due();
+        if arch.synic.due != u64::MAX {
+            host_apic::arm_timer(arch.synic.due);
+        }
     }
-    arch.synic.renew_due();
-    if arch.synic.due != u64::MAX {
-        host_apic::arm_timer(arch.synic.due);
-    }
+    absent
 }
