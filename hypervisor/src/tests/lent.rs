@@ -270,7 +270,7 @@ pub(super) const TAKEN_FROM_CHILD: Scenario = Scenario {
 pub(super) const VISITED: Scenario = Scenario {
     name: "a page is taken away from a child while the hypervisor writes to it",
     cpus: 2,
-    count: 2_000,
+    count: 3_000,
     script: |simulation| take_and_give(simulation, vec![written_for(0), written_for(1)]),
 };
 

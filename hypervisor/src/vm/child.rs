@@ -220,7 +220,7 @@ impl VcpuRef {
                 let result = work(owner);
                 drop(guard);
                 if kicks.are_sent() && !mutants::is(Mutant::HeldForEver) {
-                    self.unsuspend(suspend::HELD);
+                    self.unsuspend(suspend::HELD, Vm::post);
                 }
                 return result;
             }
@@ -243,12 +243,14 @@ impl VcpuRef {
         self.hold(|_| ());
     }
 
-    /// Takes a reason away. Without any, the vCPU runs again.
-    fn unsuspend(&self, reason: u8) {
+    /// Takes a reason away. Without any, the vCPU runs again. Returns whether it does.
+    fn unsuspend(&self, reason: u8, post: fn(&Vm, u32, Pending)) -> bool {
         let before = self.vcpu().suspended().fetch_and(!reason, Ordering::SeqCst);
-        if before & !reason == 0 && before != 0 && !mutants::is(Mutant::ResumeNotPosted) {
-            self.vm().post(self.index(), Pending::PAUSE);
+        let runs = before & !reason == 0 && before != 0 && !mutants::is(Mutant::ResumeNotPosted);
+        if runs {
+            post(self.vm(), self.index(), Pending::PAUSE);
         }
+        runs
     }
 
     /// The vCPU is not the parent's any more. It never runs again, unless it is created again.
@@ -287,12 +289,13 @@ impl VcpuRef {
         }
     }
 
-    /// The parent's vCPU `resumer` takes a reason away. It will hear of the next exit.
-    pub(crate) fn resume(&self, reason: u8, resumer: u32) {
+    /// The parent's vCPU `resumer` takes a reason away. It will hear of the next exit. Returns whether the vCPU runs
+    /// now: then the resumer, which is about to wait for that exit, had better leave its pCPU.
+    pub(crate) fn resume(&self, reason: u8, resumer: u32) -> bool {
         if let Some(vp) = self.vp() {
             vp.resumer.store(resumer, Ordering::Relaxed);
         }
-        self.unsuspend(reason);
+        self.unsuspend(reason, Vm::post_from_leaving)
     }
 
     /// Its number among the senders of messages to the parent, which is set once.

@@ -240,6 +240,16 @@ impl Vm {
 
     /// Posts work to a vCPU, and makes the vCPU notice it.
     pub(crate) fn post(&self, index: u32, work: Pending) {
+        self.post_and(index, work, scheduler::wake);
+    }
+
+    /// The same from a vCPU that is about to leave this pCPU, to one that had better run next here.
+    #[allow(dead_code, reason = "not every architecture has parents")]
+    pub(crate) fn post_from_leaving(&self, index: u32, work: Pending) {
+        self.post_and(index, work, scheduler::wake_next);
+    }
+
+    fn post_and(&self, index: u32, work: Pending, wake: fn(VcpuRef)) {
         let Some(vcpu) = self.vcpus.get(index as usize) else { return };
         let was_outside = mutants::is(Mutant::LookBeforePost) && !vcpu.presence().is_inside();
         match vcpu.mailbox().post(work) {
@@ -255,7 +265,7 @@ impl Vm {
             }
             Notify::Enqueue => {
                 if let Some(handle) = vcpu.handle() {
-                    scheduler::wake(handle);
+                    wake(handle);
                 }
             }
         }

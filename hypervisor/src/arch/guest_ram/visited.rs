@@ -35,7 +35,8 @@ fn pieces(
 
 /// The page at this host address, which the visit has just found.
 fn page_of<'a>(_: &'a Visit<'_>, hpa: Hpa) -> Borrowed<'a> {
-    point();
+    // The copy of a long piece takes time.
+    (0..4).for_each(|_| point());
     // SAFETY: stage 2 maps only frames that a VM owns: its own, or its parent's, which it keeps alive. The page is not
     // used for anything else before the visit ends.
     unsafe { Borrowed::new(hpa.page(PageSize::Size4K)) }

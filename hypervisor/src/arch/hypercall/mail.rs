@@ -156,12 +156,13 @@ impl Mail {
         }
     }
 
-    /// Leaves the message of a sender with the parent's vCPU `vcpu`, which delivers it as soon as it can.
+    /// Leaves the message of a sender with the parent's vCPU `vcpu`, which delivers it as soon as it can. The sender
+    /// is about to leave its pCPU.
     pub(in crate::arch) fn post(&self, parent: &Vm, vcpu: u32, sender: u32) {
         let vcpu = self.listener(vcpu);
         if let Some(inbox) = self.inbox(vcpu) {
             inbox.senders.post(sender as usize);
-            parent.post(vcpu, Pending::MESSAGE);
+            parent.post_from_leaving(vcpu, Pending::MESSAGE);
         }
     }
 

@@ -44,8 +44,8 @@ pub(crate) enum Input {
 pub(crate) enum Ended {
     /// With this result for the guest.
     With(Answer),
-    /// With this result, and the guest only spins.
-    Spinning(Answer),
+    /// With this result, and the guest spins, or waits for another vCPU that can run now.
+    Yielding(Answer),
     /// With #UD.
     InvalidOpcode,
     /// Not finished: the guest calls again with this control word. It may take interrupts in between.
@@ -119,7 +119,7 @@ fn perform(
     match checked.parse(input)? {
         Call::Flush(call) => Ok(flush::flush(run, checked, &call)),
         Call::Ipi(call) => Ok(ipi::send(run, checked, &call)),
-        Call::SpinWait(_) => Ok(Ended::Spinning(checked.success())),
+        Call::SpinWait(_) => Ok(Ended::Yielding(checked.success())),
         Call::Partition(request) => parent::perform(run.vm, run.index, checked, &request, rights.children, output),
     }
 }

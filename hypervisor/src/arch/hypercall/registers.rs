@@ -63,7 +63,7 @@ pub(super) fn set(caller: &Caller<'_>, set: &SetRegisters<'_>) -> Result<Ended, 
     let vcpu = caller.vcpu(set.vp)?;
     let budget = Budget::start();
     let mut elements = set.elements().peekable();
-    let mut done = 0;
+    let (mut done, mut runs) = (0, false);
     // These are not written while the vCPU is held.
     let apart = |element: &Result<(Register, RegisterValue), Status>| {
         element.ok().filter(|(name, _)| reason_of(*name).is_some() || *name == Register::Tsc)
@@ -72,7 +72,7 @@ pub(super) fn set(caller: &Caller<'_>, set: &SetRegisters<'_>) -> Result<Ended, 
         let result = if let Some((name, value)) = apart(element) {
             elements.next();
             let result = match reason_of(name) {
-                Some(reason) => set_suspend(caller, &vcpu, reason, value.as_u64()),
+                Some(reason) => set_suspend(caller, &vcpu, reason, value.as_u64()).map(|now| runs |= now),
                 None => set_tsc(&vcpu, value.as_u64()),
             };
             done += u16::from(result.is_ok());
@@ -96,7 +96,7 @@ pub(super) fn set(caller: &Caller<'_>, set: &SetRegisters<'_>) -> Result<Ended, 
             Err(status) => return Ok(failed(caller, done, status)),
         }
     }
-    caller.done()
+    if runs { Ok(Ended::Yielding(caller.checked.success())) } else { caller.done() }
 }
 
 /// The reason to stay out of the guest that a register tells.
@@ -108,19 +108,22 @@ fn reason_of(register: Register) -> Option<u8> {
     }
 }
 
-/// Suspends the vCPU, or takes away a reason for it. On return from the former it is out of its guest.
-fn set_suspend(caller: &Caller<'_>, vcpu: &VcpuRef, reason: u8, value: u64) -> Result<(), Status> {
+/// Suspends the vCPU, or takes away a reason for it. On return from the former it is out of its guest. Returns whether
+/// it runs now.
+fn set_suspend(caller: &Caller<'_>, vcpu: &VcpuRef, reason: u8, value: u64) -> Result<bool, Status> {
     match value {
         0 => {
             if let Some(gpa) = vcpu.register_page_left_by(reason) {
                 register_page::take_over(vcpu, &caller.vm.memory, gpa);
             }
-            vcpu.resume(reason, caller.index);
+            Ok(vcpu.resume(reason, caller.index))
         }
-        1 => vcpu.suspend(reason),
-        _ => return Err(Status::InvalidRegisterValue),
+        1 => {
+            vcpu.suspend(reason);
+            Ok(false)
+        }
+        _ => Err(Status::InvalidRegisterValue),
     }
-    Ok(())
 }
 
 /// Writes the time-stamp counter, which all vCPUs of a child share.

@@ -126,7 +126,8 @@ fn vcpu_runs_once_no_reason_against_it_is_left() {
         assert_eq!(family.get(0, &[intercept, Register::Gpr(1), explicit], 0), done(3));
         let seen = [0, 16, 32].map(|at| word_at(&family.parent, Gpa(OUTPUT.0 + at)));
         assert_eq!(seen, [0, 3, 1]);
-        assert_eq!(family.set(&[(explicit, 0)]), done(1));
+        let Ok(Ended::Yielding(answer)) = family.set(&[(explicit, 0)]) else { panic!("its vCPU may run") };
+        assert_eq!(Ok(Ended::With(answer)), done(1));
         assert_eq!(reasons(), 0);
         assert_eq!(family.read(Register::InternalActivityState) & activity::STARTUP_SUSPEND, 0);
     });

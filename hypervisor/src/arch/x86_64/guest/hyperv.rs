@@ -493,7 +493,7 @@ pub(in crate::arch::x86_64) fn hypercall(run: &mut Running<'_>) -> Next {
             finish(&mut run.owner.arch, is_long, result);
             Next::Resume
         }
-        Ended::Spinning(result) => {
+        Ended::Yielding(result) => {
             finish(&mut run.owner.arch, is_long, result);
             Next::Yield
         }
