@@ -51,6 +51,8 @@ bitflags! {
         const CONNECT_PORT = 1 << 8;
         /// Pages of statistics.
         const STATISTICS = 1 << 9;
+        /// Messages to the host.
+        const POST_MESSAGES = 1 << 10;
     }
 }
 
@@ -69,6 +71,7 @@ impl Offered {
         offered.set(Self::CREATE_PORT, privileges.contains(PrivilegesHigh::CREATE_PORT));
         offered.set(Self::CONNECT_PORT, privileges.contains(PrivilegesHigh::CONNECT_PORT));
         offered.set(Self::STATISTICS, privileges.contains(PrivilegesHigh::STATISTICS));
+        offered.set(Self::POST_MESSAGES, privileges.contains(PrivilegesHigh::POST_MESSAGES));
         offered
     }
 }

@@ -11,6 +11,7 @@
 //!   [`gva_range`]: their addresses.
 //! * [`partition`], [`memory`], [`vp`], [`interrupt`]: the requests of a *parent*, a guest that may create VMs of its
 //!   own (*partitions*), as [`Request`]. [`property`], [`register`], [`message`] and [`page`]: what those are about.
+//! * [`vmbus`]: what a guest says to the bus of Hyper-V's devices, and what it hears.
 //! * [`reference_tsc`]: the page from which a guest computes time without an exit.
 //!
 //! Every input comes from a guest and may be anything. For all bytes the result is a call or a [`Refusal`], never a
@@ -63,6 +64,7 @@ pub mod register;
 mod request;
 pub mod table;
 pub mod targets;
+pub mod vmbus;
 pub mod vp;
 pub mod wire;
 

@@ -8,6 +8,7 @@ use crate::interrupt::{self, AssertInterrupt, ConnectPort, CreatePort, Port};
 use crate::memory::{Deposit, GetAccessStates, MapPages, UnmapPages, Withdraw};
 use crate::partition::{self, CreatePartition, GetProperty, PartitionId, SetProperty};
 use crate::table::Code;
+use crate::vmbus::Posted;
 use crate::vp::{
     self, CpuidResult, GetCpuidValues, GetRegisters, InstallIntercept, MapStatePage, SetRegisters, State, StatsPage,
     Translate, UnmapStatePage, Vp,
@@ -81,6 +82,8 @@ pub enum Request<'a> {
     DisconnectPort(Port),
     /// The event ring of this SINT is empty.
     RingEmpty(u8),
+    /// Tell the host's side of VMBus something.
+    PostMessage(Posted),
 }
 
 impl<'a> Request<'a> {
@@ -131,6 +134,7 @@ impl<'a> Request<'a> {
             Code::ConnectPort => ConnectPort::parse(input).map(Self::ConnectPort),
             Code::DisconnectPort => Port::parse_disconnect(input).map(Self::DisconnectPort),
             Code::NotifyPortRingEmpty => interrupt::parse_ring(input).map(Self::RingEmpty),
+            Code::PostMessage => Posted::parse(input).map(Self::PostMessage),
         })
     }
 }

@@ -201,6 +201,8 @@ calls! {
     DeletePort = 0x0058, Shape::simple(16), Never, Offered::CREATE_PORT;
     /// Remove a connection to a port.
     DisconnectPort = 0x005b, Shape::simple(16), Never, Offered::CONNECT_PORT;
+    /// Send a message to a port: here, to the host's side of VMBus.
+    PostMessage = 0x005c, Shape::simple(256), Never, Offered::POST_MESSAGES;
     /// Unmap a page of statistics.
     UnmapStatsPage = 0x006d, Shape::simple(24), Never, Offered::STATISTICS;
     /// The caller has emptied an event ring that was full.

@@ -8,6 +8,7 @@ mod ipi;
 mod layout;
 mod request;
 mod targets;
+mod vmbus;
 
 use alloc::vec::Vec;
 

@@ -2,7 +2,7 @@
 //! register.
 //!
 //! ```text
-//! RSDP -> XSDT -> FADT (hardware-reduced) -> DSDT: \_S5, COM1, COM2, RTC, PCI0, MBRD
+//! RSDP -> XSDT -> FADT (hardware-reduced) -> DSDT: \_S5, COM1, COM2, RTC, PCI0, MBRD; a parent's has VMBS
 //!              -> MADT: one local APIC per vCPU, one I/O APIC
 //!              -> MCFG: the configuration spaces of PCI bus 0
 //! ```
@@ -17,7 +17,7 @@
 
 use alloc::vec::Vec;
 
-use abi::payload::MAX_VCPUS;
+use abi::payload::{MAX_VCPUS, Role};
 use acpi_tables::aml::{
     AddressSpace, AddressSpaceCacheable, Device, EISAName, IO, Interrupt, Memory32Fixed, Name, Package,
     ResourceTemplate, Scope,
@@ -55,12 +55,12 @@ const NO_VGA: u16 = 1 << 2;
 const _: () = assert!(RSDP.0 + 4096 + 16 * MAX_VCPUS as u64 <= RESET_STUB.0);
 
 /// Writes the tables for a guest with `vcpus` vCPUs, at most [`MAX_VCPUS`].
-pub(crate) fn write(vcpus: u32, memory: &mut impl GuestMemory) -> Result<(), OutsideMemory> {
-    tables(vcpus).into_iter().try_for_each(|(gpa, table)| memory.write(gpa, &table))
+pub(crate) fn write(vcpus: u32, role: Role, memory: &mut impl GuestMemory) -> Result<(), OutsideMemory> {
+    tables(vcpus, role).into_iter().try_for_each(|(gpa, table)| memory.write(gpa, &table))
 }
 
 /// The tables with their addresses. The RSDP is last: it needs the address of the XSDT, which needs all others.
-pub(crate) fn tables(vcpus: u32) -> Vec<(Gpa, Vec<u8>)> {
+pub(crate) fn tables(vcpus: u32, role: Role) -> Vec<(Gpa, Vec<u8>)> {
     let mut tables = Vec::new();
     let mut next = Gpa(RSDP.0 + Rsdp::len() as u64);
     let mut place = |table: Vec<u8>| {
@@ -70,7 +70,7 @@ pub(crate) fn tables(vcpus: u32) -> Vec<(Gpa, Vec<u8>)> {
         gpa
     };
 
-    let dsdt = place(dsdt());
+    let dsdt = place(dsdt(role));
     let fadt = place(bytes(&fadt(dsdt)));
     let madt = place(madt(vcpus));
     let mcfg = place(bytes(&mcfg()));
@@ -140,7 +140,7 @@ fn local_x2apic(id: u32, body: &mut Vec<u8>) {
 }
 
 /// Differentiated system description table: devices that a kernel cannot probe for.
-fn dsdt() -> Vec<u8> {
+fn dsdt(role: Role) -> Vec<u8> {
     let off = Name::new("\\_S5_".into(), &Package::new([&SLEEP_TYPE_OFF as &dyn Aml, &SLEEP_TYPE_OFF].into()));
     let devices: Vec<Vec<u8>> = SERIAL_PORTS
         .iter()
@@ -148,6 +148,7 @@ fn dsdt() -> Vec<u8> {
         .zip(1..)
         .map(|((&(port, pin), name), uid)| serial_port(name, uid, port, pin))
         .chain([real_time_clock(), pci_host_bridge(), reserved_memory()])
+        .chain((role == Role::Parent).then(vmbus))
         .collect();
 
     let mut dsdt = Sdt::new(*b"DSDT", HEADER_BYTES, 2, OEM, OEM_TABLE, OEM_REVISION);
@@ -231,6 +232,16 @@ fn reserved_memory() -> Vec<u8> {
         "MBRD".into(),
         [&Name::new("_HID".into(), &EISAName::new("PNP0C02")) as &dyn Aml, &Name::new("_CRS".into(), &resources)]
             .into(),
+    ))
+}
+
+/// The bus of Hyper-V's devices. Without it, Linux' driver of the bus does not stay loaded as a module, and a driver
+/// for parents that is a module needs it. It has no address: guests talk to it by hypercalls.
+fn vmbus() -> Vec<u8> {
+    let none = ResourceTemplate::new([].into());
+    bytes(&Device::new(
+        "VMBS".into(),
+        [&Name::new("_HID".into(), &"VMBUS") as &dyn Aml, &Name::new("_CRS".into(), &none)].into(),
     ))
 }
 

@@ -155,7 +155,7 @@ pub fn check(boot: &Boot<'_>) -> Result<KernelInfo, Error> {
 pub fn load(boot: &Boot<'_>, memory: &mut impl GuestMemory) -> Result<KernelEntry, Error> {
     let placement = Placement::of(boot)?;
 
-    acpi::write(boot.vcpus, memory)?;
+    acpi::write(boot.vcpus, boot.role, memory)?;
     reset_stub::write(memory)?;
 
     memory.write(layout::CMDLINE, boot.cmdline.as_bytes())?;

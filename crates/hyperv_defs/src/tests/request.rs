@@ -56,6 +56,7 @@ fn sizes_are_those_that_linux_sends() {
         (0x56, 8, 0),
         (0x58, 16, 0),
         (0x5b, 16, 0),
+        (0x5c, 256, 0),
         (0x6d, 24, 0),
         (0x8b, 8, 0),
         (0x91, 60, 0),
@@ -640,7 +641,7 @@ fn input_that_is_too_short_is_refused() {
         let reps = u16::from(code.shape().rep.is_some());
         let control = Control::new(*code).with_rep_count(reps);
         let checked = check(control, Offered::all()).expect("well-formed");
-        let input = [0; 128];
+        let input = [0; 256];
         let short = &input[..checked.input_bytes() - 1];
         assert_eq!(checked.parse(short).expect_err("short"), Status::InvalidHypercallInput, "{code:?}");
     }

@@ -3,7 +3,7 @@
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
-use abi::payload::MAX_VCPUS;
+use abi::payload::{MAX_VCPUS, Role};
 use addr::{Gpa, GpaRange};
 
 use crate::acpi::tables;
@@ -12,7 +12,11 @@ use crate::layout::{MapKind, RESET_STUB, RSDP, memory_map, ram_layout};
 
 /// Follows the pointers from the RSDP, like a guest, and checks length and checksum of each table.
 fn found(vcpus: u32) -> BTreeMap<[u8; 4], Vec<u8>> {
-    let placed: BTreeMap<u64, Vec<u8>> = tables(vcpus).into_iter().map(|(gpa, table)| (gpa.0, table)).collect();
+    found_by(vcpus, Role::Guest)
+}
+
+fn found_by(vcpus: u32, role: Role) -> BTreeMap<[u8; 4], Vec<u8>> {
+    let placed: BTreeMap<u64, Vec<u8>> = tables(vcpus, role).into_iter().map(|(gpa, table)| (gpa.0, table)).collect();
     let table = |address: u64| {
         let table = placed[&address].clone();
         assert_eq!(u32_at(&table, 4), Some(u32::try_from(table.len()).expect("short")));
@@ -58,7 +62,7 @@ fn every_table_is_reached_from_the_rsdp_with_a_good_checksum() {
 
 #[test]
 fn tables_lie_apart_and_below_the_reset_stub() {
-    let ranges: Vec<GpaRange> = tables(MAX_VCPUS)
+    let ranges: Vec<GpaRange> = tables(MAX_VCPUS, Role::Parent)
         .iter()
         .map(|(gpa, table)| GpaRange::new(*gpa, table.len() as u64).expect("low addresses"))
         .collect();
@@ -124,7 +128,7 @@ fn serial_interrupts_are_edge_triggered_and_active_high() {
 
 #[test]
 fn tables_start_where_linux_is_told() {
-    assert!(tables(1).iter().any(|(gpa, _)| *gpa == Gpa(0xe_0000)));
+    assert!(tables(1, Role::Guest).iter().any(|(gpa, _)| *gpa == Gpa(0xe_0000)));
 }
 
 #[test]
@@ -152,4 +156,11 @@ fn dsdt_declares_a_pci_host_bridge_and_reserves_its_ecam() {
     // The eight ports of configuration mechanism #1, and fixed memory of 1 MiB.
     assert!(has(&[0x47, 1, 0xf8, 0x0c, 0xf8, 0x0c, 1, 8]));
     assert!(has(&[0x86, 9, 0, 1, 0, 0, 0, 0xe0, 0, 0, 0x10, 0]));
+}
+
+#[test]
+fn only_a_parent_is_told_of_a_bus_for_hyper_v_devices() {
+    let has_bus = |role| found_by(1, role)[b"DSDT"].windows(12).any(|bytes| bytes == b"_HID\x0dVMBUS\0\x08");
+    assert!(has_bus(Role::Parent));
+    assert!(!has_bus(Role::Guest));
 }

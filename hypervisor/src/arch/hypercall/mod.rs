@@ -15,6 +15,7 @@ mod partition;
 mod register_page;
 mod registers;
 mod synic_page;
+mod vmbus;
 mod vp;
 
 use addr::Gpa;

@@ -16,6 +16,7 @@ use partition::{Host, Ledger, Parent, Progress, Store, limits};
 
 use super::budget::Budget;
 use super::mail::Mail;
+use super::vmbus::{self, VmBus};
 use super::{Ended, interrupt, memory, partition as life, registers, vp};
 use crate::arch::machine::cpuid;
 use crate::sync::{Mutex, MutexGuard};
@@ -33,6 +34,8 @@ pub(in crate::arch) struct Children {
     are_abandoned: AtomicBool,
     /// What they have left for the parent's vCPUs.
     pub(in crate::arch) mail: Mail,
+    /// The bus that the parent's kernel looks for.
+    pub(in crate::arch) bus: VmBus,
 }
 
 impl Children {
@@ -52,6 +55,7 @@ impl Children {
             vms: Mutex::new(vms),
             are_abandoned: AtomicBool::new(false),
             mail: Mail::new(vcpus)?,
+            bus: VmBus::new(),
         })
     }
 
@@ -210,6 +214,7 @@ pub(in crate::arch) fn perform(
         Request::ConnectPort(connect) => interrupt::connect_port(&caller, connect),
         Request::DisconnectPort(port) => interrupt::disconnect_port(&caller, port),
         Request::RingEmpty(sint) => interrupt::ring_empty(&caller, *sint),
+        Request::PostMessage(posted) => vmbus::post(&caller, *posted),
     }
 }
 

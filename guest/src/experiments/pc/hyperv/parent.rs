@@ -19,7 +19,7 @@ const GET_PROPERTY: u16 = 0x44;
 const SET_PROPERTY: u16 = 0x45;
 const GET_PROPERTY_EX: u16 = 0x101;
 /// All others: code and whether it has a list.
-const OTHERS: [(u16, bool); 24] = [
+const OTHERS: [(u16, bool); 25] = [
     (0x48, true),
     (0x49, true),
     (0x4b, true),
@@ -33,6 +33,7 @@ const OTHERS: [(u16, bool); 24] = [
     (0x56, false),
     (0x58, false),
     (0x5b, false),
+    (0x5c, false),
     (0x6d, false),
     (RING_EMPTY, false),
     (0x91, false),

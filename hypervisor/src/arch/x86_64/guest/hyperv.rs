@@ -81,6 +81,7 @@ const PRIVILEGES_OF_A_CHILD: [(SyntheticFeatures, Privileges); 8] = [
 /// What a parent may do besides. Not CPU_MANAGEMENT, which would make it the root of the machine.
 const OF_A_PARENT: PrivilegesHigh = PrivilegesHigh::CREATE_PARTITIONS
     .union(PrivilegesHigh::ACCESS_MEMORY_POOL)
+    .union(PrivilegesHigh::POST_MESSAGES)
     .union(PrivilegesHigh::CREATE_PORT)
     .union(PrivilegesHigh::CONNECT_PORT)
     .union(PrivilegesHigh::STATISTICS)

@@ -5,9 +5,9 @@
 
 use abi::payload::VmConfig;
 use addr::{Gpa, PAGE_BYTES};
-use hyperv_defs::msr;
 use hyperv_defs::page::TimersState;
 use hyperv_defs::reference_tsc::{ReferenceTsc, tsc_at};
+use hyperv_defs::{msr, vmbus};
 use sched::Pending;
 use stage2::Access;
 use synic::{Absent, Expiry, Pumped, Refused, SINTS, Sint, Synic, Timers};
@@ -49,6 +49,8 @@ pub(super) mod owed {
 
 /// A parent hears of its children in this SINT's slot.
 const PARENTS_SINT: usize = 0;
+/// It hears answers of its VMBus in this SINT's slot.
+const VMBUS_SINT: usize = vmbus::SINT as usize;
 const _: () = assert!(SINTS == u16::BITS as usize);
 
 impl VcpuSynic {
@@ -246,10 +248,11 @@ fn deliver_within_exit(run: &mut Running<'_>) {
     }
 }
 
-/// Delivers messages and doorbells of a parent's children, as far as there is room. For a child, writes the pages that
-/// the hypervisor owes it.
+/// Delivers messages and doorbells of a parent's children, and answers of its VMBus, as far as there is room. For a
+/// child, writes the pages that the hypervisor owes it.
 pub(super) fn deliver_posted(run: &mut Running<'_>) {
-    run.owner.arch.synic.waiting |= 1 << PARENTS_SINT | owed::CLOCK;
+    let answers = run.vm.platform().children().is_some_and(|children| children.bus.has_answers());
+    run.owner.arch.synic.waiting |= 1 << PARENTS_SINT | u32::from(answers) << VMBUS_SINT | owed::CLOCK;
     deliver_or_wait(run);
 }
 
@@ -304,7 +307,8 @@ fn until_there(
 /// Delivers messages that wait for these SINTs. Returns those whose messages wait on because there is no page.
 fn deliver_messages(run: &mut Running<'_>, waiting: u32) -> u32 {
     let arch = &mut run.owner.arch;
-    let mail = run.vm.platform().children().map(|children| &children.mail);
+    let children = run.vm.platform().children();
+    let mail = children.map(|children| &children.mail);
     if let Some(mail) = mail {
         mail.fill_rings(run.vm, run.index, &arch.synic.registers, |vector| arch.apic.accept(vector, false));
     }
@@ -332,6 +336,12 @@ fn deliver_messages(run: &mut Running<'_>, waiting: u32) -> u32 {
                 }
             }
             Err(Absent) => absent |= 1 << sint,
+        }
+        if sint == VMBUS_SINT
+            && let Some(mut answers) = children.and_then(|children| children.bus.outbox(run.index))
+            && let Ok(Pumped::Message(Some(interrupt))) = registers.pump(sint, &page, &mut answers)
+        {
+            arch.apic.accept(interrupt.vector, false);
         }
         // Timers never send there.
         if sint == PARENTS_SINT
