@@ -5,13 +5,14 @@
 ARGS ?=
 ARCH ?=
 
-.PHONY: help setup build run image parent test bench
+.PHONY: help setup build run image parent parent-stock test bench
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make run     boot the default VM: Debian on 4 vCPUs, on 2 CPUs (ARGS: see "dunlin run --help"; ARCH=aarch64)'
 	@echo 'make image   write target/dunlin.iso: the default VM for any PC, from a stick or a CD (ARGS: see "dunlin image --help"; ARCH=aarch64)'
 	@echo 'make parent  leave kernel and programs of a parent VM in target/dunlin (the kernel takes a quarter of an hour, once)'
+	@echo 'make parent-stock   the same, with a second kernel whose options are like those of Fedora'"'"'s (another quarter of an hour, once)'
 	@echo 'make test    all that CI runs (ARGS: names of steps, see "cargo xtask test --list")'
 	@echo 'make bench   measure all, and make a page of it, in a quarter of an hour (docs/measuring.md; ARGS: see "dunlin bench --help")'
 	@echo 'make build   leave the tool at target/release/dunlin'
@@ -32,6 +33,10 @@ image:
 parent:
 	@xtask/setup.sh parent
 	@cargo xtask parent
+
+parent-stock:
+	@xtask/setup.sh parent
+	@cargo xtask parent-stock
 
 test:
 	@ARCH=aarch64 xtask/setup.sh

@@ -386,7 +386,7 @@ pub(crate) struct RunArgs {
     #[arg(value_name = "FILE.toml")]
     pub(crate) file: Option<PathBuf>,
 
-    /// Kernel: debian-cloud, debian, measuring-guest, parent, or a path
+    /// Kernel: debian-cloud, debian, measuring-guest, parent, parent-stock, or a path
     #[arg(long, value_name = "KERNEL", help_heading = "For every VM")]
     pub(crate) kernel: Option<String>,
     /// Initial RAM disk: dunlin, workloads, compile, none, or a path

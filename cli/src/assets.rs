@@ -53,6 +53,7 @@ impl Assets {
             Kernel::Debian => "vmlinuz-full",
             Kernel::MeasuringGuest => "guest",
             Kernel::Parent => PARENT_KERNEL,
+            Kernel::ParentStock => STOCK_KERNEL,
             Kernel::File(path) => return Ok(path.clone()),
         };
         self.existing(name).map_err(|path| {
@@ -81,6 +82,7 @@ impl Assets {
             // No ordinary build makes these.
             "compile.cpio" => failure.help(NO_COMPILER),
             PARENT_KERNEL | "parent.cpio" => failure.help(NO_PARENT),
+            STOCK_KERNEL | "parent-stock.cpio" => failure.help(NO_STOCK),
             _ => missing(failure),
         }
     }
@@ -92,8 +94,11 @@ impl Assets {
 }
 
 const PARENT_KERNEL: &str = "vmlinuz-parent";
+const STOCK_KERNEL: &str = "vmlinuz-parent-stock";
 const NO_PARENT: &str = "run 'make parent' first: for x86_64 it builds a Linux with /dev/mshv from Debian's source \
      (a quarter of an hour, once), and packs QEMU";
+const NO_STOCK: &str = "run 'make parent-stock' first: for x86_64 it builds a Linux with /dev/mshv as a module from Debian's \
+     source (half an hour, once)";
 const NO_COMPILER: &str =
     "run 'cargo xtask workloads' first: it fetches a C compiler and C sources from Debian's packages";
 
@@ -139,6 +144,12 @@ mod tests {
         let text = error(Initrd::Compile);
         assert!(text.starts_with("option '--initrd': no initrd at ") && text.contains("compile.cpio"), "{text}");
         assert!(text.contains("help: run 'cargo xtask workloads' first"), "{text}");
+        let text = error(Initrd::ParentStock);
+        assert!(text.contains("parent.cpio") && text.contains("help: run 'make parent' first"), "{text}");
+        std::fs::write(assets.directory.join("parent.cpio"), "").expect("is written");
+        let text = error(Initrd::ParentStock);
+        assert!(text.contains("parent-stock.cpio") && text.contains("help: run 'make parent-stock' first"), "{text}");
+        std::fs::remove_file(assets.directory.join("parent.cpio")).expect("is there");
         let text = error(Initrd::Parent);
         assert!(text.contains("parent.cpio") && text.contains("help: run 'make parent' first"), "{text}");
     }

@@ -115,12 +115,14 @@ pub(crate) enum Kernel {
     MeasuringGuest,
     /// Linux with `/dev/mshv`, as `make parent` leaves it.
     Parent,
+    /// The same with options like those of distributions, as `make parent-stock` leaves it.
+    ParentStock,
     /// A file.
     File(PathBuf),
 }
 
 impl Kernel {
-    const NAMES: &'static [&'static str] = &["debian-cloud", "debian", "measuring-guest", "parent"];
+    const NAMES: &'static [&'static str] = &["debian-cloud", "debian", "measuring-guest", "parent", "parent-stock"];
 }
 
 /// The source of an initial RAM disk.
@@ -134,6 +136,8 @@ pub(crate) enum Initrd {
     Compile,
     /// Ours, QEMU, and a kernel and an initrd for its guests.
     Parent,
+    /// The same, and modules of the kernel like those of distributions.
+    ParentStock,
     /// No initrd.
     None,
     /// A file.
@@ -141,7 +145,7 @@ pub(crate) enum Initrd {
 }
 
 impl Initrd {
-    const NAMES: &'static [&'static str] = &["dunlin", "workloads", "compile", "parent", "none"];
+    const NAMES: &'static [&'static str] = &["dunlin", "workloads", "compile", "parent", "parent-stock", "none"];
 
     /// The archives of the build for it, in the order in which the kernel unpacks them; none for a file of the user.
     pub(crate) fn archives(&self) -> &'static [&'static str] {
@@ -150,6 +154,7 @@ impl Initrd {
             Self::Workloads => &["initrd.cpio.gz", "workloads.cpio"],
             Self::Compile => &["initrd.cpio.gz", "workloads.cpio", "compile.cpio"],
             Self::Parent => &["initrd.cpio.gz", "parent.cpio"],
+            Self::ParentStock => &["initrd.cpio.gz", "parent.cpio", "parent-stock.cpio"],
             Self::None | Self::File(_) => &[],
         }
     }
@@ -482,6 +487,7 @@ fn kernel(text: &str, directory: &Path, place: Place) -> Result<Placed<Kernel>, 
         "debian" => Kernel::Debian,
         "measuring-guest" => Kernel::MeasuringGuest,
         "parent" => Kernel::Parent,
+        "parent-stock" => Kernel::ParentStock,
         _ => Kernel::File(file(text, directory, Kernel::NAMES, &place)?),
     };
     Ok(Placed { value, place })
@@ -493,6 +499,7 @@ fn initrd(text: &str, directory: &Path, place: Place) -> Result<Placed<Initrd>, 
         "workloads" => Initrd::Workloads,
         "compile" => Initrd::Compile,
         "parent" => Initrd::Parent,
+        "parent-stock" => Initrd::ParentStock,
         "none" => Initrd::None,
         _ => Initrd::File(file(text, directory, Initrd::NAMES, &place)?),
     };

@@ -39,7 +39,8 @@ cargo xtask COMMAND
   assets         only initrd and guest kernels
   workloads      what guests may be given to do, with a C compiler and sources from Debian packages
   parent         kernel and programs of a parent VM; the kernel takes a quarter of an hour, once, and is kept in the user's cache
-  parent-tests   the same, then try in the VM what a parent can do; takes long (`parent-tests --help`)
+  parent-stock   the same, with a second kernel whose options are like those of Fedora's (parent/stock.config)
+  parent-tests   the same as `parent`, then try in the VM what a parent can do; takes long (`parent-tests --help`)
   run [ARGS]     build, then `dunlin run ARGS` (also `--arch aarch64`)
   image [ARGS]   build, then `dunlin image ARGS`; the image is target/dunlin.iso unless ARGS say otherwise
                  (`--arch aarch64`: target/dunlin-aarch64.iso)
@@ -78,6 +79,7 @@ fn dispatch(command: &str, rest: &[String]) -> Result<ExitCode> {
         "assets" => artifacts::assets(&places, Wanted::Everything)?,
         "workloads" => workloads::build_all(&places)?,
         "parent" => parent::build(&places)?,
+        "parent-stock" => parent::build_stock(&places)?,
         "parent-tests" => return parent_tests::command(&places, rest),
         "run" => run_default(&places, rest)?,
         "image" => image(&places, rest)?,

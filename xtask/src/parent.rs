@@ -4,10 +4,15 @@
 //! the options in `parent/kernel.config`. It takes a quarter of an hour on two CPUs, once: the kernel is kept in the
 //! user's cache, under the version of the package and a checksum of the options.
 //!
+//! A second kernel has the options that distributions choose where these matter to the hypervisor:
+//! `parent/stock.config`. Its driver for `/dev/mshv` is a module.
+//!
 //! ```text
-//! target/dunlin/vmlinuz-parent    the kernel
-//! target/dunlin/parent.cpio       QEMU with libraries and firmware, what its guests need, `parent/files`
-//!                                 (follows the initrd)
+//! target/dunlin/vmlinuz-parent          the kernel
+//! target/dunlin/parent.cpio             QEMU with libraries and firmware, what its guests need, `parent/files`
+//!                                       (follows the initrd)
+//! target/dunlin/vmlinuz-parent-stock    the second kernel
+//! target/dunlin/parent-stock.cpio       its modules (follow `parent.cpio`)
 //! ```
 //!
 //! QEMU is that of Debian's package, unpacked and not installed. Its guests have the parent's own kernel, which has all
@@ -57,8 +62,23 @@ const NOT_NEEDED: &[&str] = &[
 const REPRODUCIBLE: [&str; 3] =
     ["KBUILD_BUILD_USER=parent", "KBUILD_BUILD_HOST=dunlin", "KBUILD_BUILD_TIMESTAMP=@1700000000"];
 
-/// The kernel's name in `target/dunlin`.
-const KERNEL: &str = "vmlinuz-parent";
+/// A kernel of a parent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Kernel {
+    /// Its name in `target/dunlin`.
+    name: &'static str,
+    /// Files with its options. Lines of a later one replace those of an earlier one.
+    options: &'static [&'static str],
+    /// Its modules, in the order of loading.
+    modules: &'static [&'static str],
+}
+
+const USUAL: Kernel = Kernel { name: "vmlinuz-parent", options: &["parent/kernel.config"], modules: &[] };
+const STOCK: Kernel = Kernel {
+    name: "vmlinuz-parent-stock",
+    options: &["parent/kernel.config", "parent/stock.config"],
+    modules: &["drivers/hv/hv_vmbus.ko", "drivers/hv/mshv_root.ko"],
+};
 /// The loader that Debian's programs ask for, where they look for it.
 const LOADER: &str = "lib64/ld-linux-x86-64.so.2";
 /// Where Debian's loader looks for libraries.
@@ -79,17 +99,45 @@ const FIRMWARE: &[&str] = &[
 /// Leaves the kernel and the programs in `target/dunlin`. Fast if the cache has both.
 pub(crate) fn build(places: &Places) -> Result<()> {
     artifacts::build(places, Wanted::ForDefaultVm)?;
-    let kernel = kernel(places)?;
-    let to = places.assets().join(KERNEL);
-    fs::copy(&kernel, &to).with_context(|| format!("cannot copy {} to {}", kernel.display(), to.display()))?;
+    provide(places, &USUAL)?;
     programs(places)
 }
 
-/// The kernel in the user's cache. Builds it if it is not there.
-fn kernel(places: &Places) -> Result<PathBuf> {
-    let options_file = places.root.join("parent/kernel.config");
-    let options =
-        fs::read_to_string(&options_file).with_context(|| format!("cannot read {}", options_file.display()))?;
+/// The same, and the kernel like those of distributions, with its modules.
+pub(crate) fn build_stock(places: &Places) -> Result<()> {
+    build(places)?;
+    let folder = provide(places, &STOCK)?;
+    let mut archive = Archive::default();
+    archive.add_directory("dunlin/modules")?;
+    for (number, module) in (0..).zip(STOCK.modules) {
+        let name = file_name(module);
+        let from = folder.join(name);
+        let content = fs::read(&from).with_context(|| format!("cannot read {}", from.display()))?;
+        archive.add_program(&format!("dunlin/modules/{number}-{name}"), &content)?;
+    }
+    write(&places.assets().join("parent-stock.cpio"), archive)
+}
+
+/// Leaves the kernel in `target/dunlin`, and returns the folder in the user's cache that has all of it.
+fn provide(places: &Places, kernel: &Kernel) -> Result<PathBuf> {
+    let folder = cached(places, kernel)?;
+    let (from, to) = (folder.join("vmlinuz"), places.assets().join(kernel.name));
+    fs::copy(&from, &to).with_context(|| format!("cannot copy {} to {}", from.display(), to.display()))?;
+    Ok(folder)
+}
+
+fn file_name(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
+}
+
+/// The kernel's folder in the user's cache. Builds the kernel if it is not there.
+fn cached(places: &Places, wanted: &Kernel) -> Result<PathBuf> {
+    let mut options = String::new();
+    for file in wanted.options {
+        let file = places.root.join(file);
+        let more = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        options = overridden(&options, &more);
+    }
     let version = debian::version(places, Arch::X86_64, debian::Suite::Newest, SOURCE)?;
     let name = format!("parent-kernel-{version}-{:08x}", checksum(&options)).replace(['~', '+', ':'], "-");
     let folder = emulators::cache()?.join(&name);
@@ -100,13 +148,11 @@ fn kernel(places: &Places) -> Result<PathBuf> {
     let lock = File::create(&lock_file).with_context(|| format!("cannot write {}", lock_file.display()))?;
     lock.lock().with_context(|| format!("cannot lock {}", lock_file.display()))?;
     if kernel.is_file() {
-        return Ok(kernel);
+        return Ok(folder);
     }
 
-    println!(
-        "xtask: building the parent's kernel from Debian's {SOURCE} {version}, once: about 15 minutes on two CPUs"
-    );
-    println!("xtask: it needs 1.2 GB in {} meanwhile, and leaves 9 MB", folder.display());
+    println!("xtask: building {} from Debian's {SOURCE} {version}, once: about 15 minutes on two CPUs", wanted.name);
+    println!("xtask: it needs 1.2 GB in {} meanwhile, and leaves 11 MB", folder.display());
     let work = folder.join("work");
     let (source, objects) = (work.join("source"), work.join("objects"));
     if !source.join("Makefile").is_file() || !work.join("unpacked").is_file() {
@@ -117,8 +163,11 @@ fn kernel(places: &Places) -> Result<PathBuf> {
         fs::write(work.join("unpacked"), "")?;
     }
     configure(&source, &objects, &options)?;
-    compile(&source, &objects)?;
+    compile(&source, &objects, wanted)?;
 
+    for module in wanted.modules {
+        fs::copy(objects.join(module), folder.join(file_name(module)))?;
+    }
     let unfinished = folder.join("vmlinuz.unfinished");
     fs::copy(objects.join("arch/x86/boot/bzImage"), &unfinished)?;
     fs::copy(objects.join(".config"), folder.join("config"))?;
@@ -126,7 +175,20 @@ fn kernel(places: &Places) -> Result<PathBuf> {
     // The rename comes last, so that a kernel that is there is complete.
     fs::rename(&unfinished, &kernel)?;
     fs::remove_dir_all(&work).with_context(|| format!("cannot remove {}", work.display()))?;
-    Ok(kernel)
+    Ok(folder)
+}
+
+/// `options`, with those lines replaced that `more` has another word about.
+fn overridden(options: &str, more: &str) -> String {
+    let named: BTreeSet<&str> = more.lines().filter_map(option).collect();
+    let kept = options.lines().filter(|line| option(line).is_none_or(|name| !named.contains(name)));
+    kept.chain(more.lines()).flat_map(|line| [line, "\n"]).collect()
+}
+
+/// The option that a line of a configuration sets, or turns off.
+fn option(line: &str) -> Option<&str> {
+    let named = line.strip_prefix("# ").and_then(|rest| rest.strip_suffix(" is not set"));
+    named.or_else(|| line.split_once('=').map(|(name, _)| name)).filter(|name| name.starts_with("CONFIG_"))
 }
 
 /// FNV-1a. It tells one list of options from another, in a name.
@@ -170,7 +232,7 @@ fn configure(source: &Path, objects: &Path, options: &str) -> Result<()> {
     let lost = lost(options, &result);
     if !lost.is_empty() {
         bail!(
-            "{} options of parent/kernel.config did not survive; each needs another that is missing there: {}",
+            "{} options of the kernel did not survive; each needs another that is missing: {}",
             lost.len(),
             lost.join(", ")
         );
@@ -193,11 +255,14 @@ fn lost<'a>(options: &'a str, result: &str) -> Vec<&'a str> {
 }
 
 /// Compiles, and tells how far it has come.
-fn compile(source: &Path, objects: &Path) -> Result<()> {
+fn compile(source: &Path, objects: &Path, wanted: &Kernel) -> Result<()> {
     let jobs = std::thread::available_parallelism().map_or(1, usize::from);
     let started = Instant::now();
     let mut make = make(source, objects);
     make.arg(format!("-j{jobs}")).arg("bzImage");
+    if !wanted.modules.is_empty() {
+        make.arg("modules");
+    }
     let mut running = make.stdout(Stdio::piped()).spawn().context("cannot run make (Debian package make)")?;
     let printed = running.stdout.take().context("make has no output")?;
     let mut progress = Progress::new(started);
@@ -269,7 +334,7 @@ fn programs(places: &Places) -> Result<()> {
         let name = file.rsplit('/').next().unwrap_or(file);
         add(&format!("usr/share/qemu/{name}"), &root.join(file))?;
     }
-    add("guest/vmlinuz", &places.assets().join(KERNEL))?;
+    add("guest/vmlinuz", &places.assets().join(USUAL.name))?;
     add("guest/vmlinuz-cloud", &places.assets().join("vmlinuz-cloud"))?;
     archive.add_program("guest/initrd", &guest_initrd(places)?)?;
     archive.add_directory("bin")?;
@@ -280,10 +345,14 @@ fn programs(places: &Places) -> Result<()> {
         archive.add_link(&format!("bin/guest-{machine}"), "guest")?;
     }
 
-    // The rename comes last, so that an interrupted run leaves nothing that looks complete.
+    write(&to, archive)
+}
+
+/// The rename comes last, so that an interrupted run leaves nothing that looks complete.
+fn write(to: &Path, archive: Archive) -> Result<()> {
     let unfinished = to.with_extension("unfinished");
     fs::write(&unfinished, archive.finish()?)
-        .and_then(|()| fs::rename(&unfinished, &to))
+        .and_then(|()| fs::rename(&unfinished, to))
         .with_context(|| format!("cannot write {}", to.display()))
 }
 
@@ -343,6 +412,15 @@ mod tests {
             "CONFIG_A=y\n# CONFIG_B is not set\nCONFIG_C=\"-x\"\n# a comment\n# CONFIG_D is not set\nCONFIG_E=y\n";
         let result = "CONFIG_A=y\n# CONFIG_B is not set\nCONFIG_C=\"-x\"\nCONFIG_D=y\n# CONFIG_E is not set\n";
         assert_eq!(lost(options, result), ["# CONFIG_D is not set", "CONFIG_E=y"]);
+    }
+
+    #[test]
+    fn later_file_of_options_replaces_lines_of_an_earlier_one() {
+        let first = "# about A\nCONFIG_A=y\n# CONFIG_B is not set\nCONFIG_C=y\nCONFIG_AB=y\n";
+        let second = "CONFIG_B=m\n# CONFIG_C is not set\nCONFIG_A=\"-x\"\n";
+        let both = "# about A\nCONFIG_AB=y\nCONFIG_B=m\n# CONFIG_C is not set\nCONFIG_A=\"-x\"\n";
+        assert_eq!(overridden(first, second), both);
+        assert_eq!(overridden("", first), first);
     }
 
     #[test]

@@ -154,6 +154,7 @@ fn initrds_of_ours_have_the_agent_and_others_do_not() {
         ("workloads", Initrd::Workloads, true),
         ("compile", Initrd::Compile, true),
         ("parent", Initrd::Parent, true),
+        ("parent-stock", Initrd::ParentStock, true),
         ("none", Initrd::None, false),
     ] {
         let config = parse(&format!("[[vm]]\nname = \"a\"\ninitrd = \"{name}\"")).expect("is good");
