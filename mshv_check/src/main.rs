@@ -48,6 +48,8 @@ Tries /dev/mshv, the device of Linux for a hypervisor that lets it be a parent.
                                        N random hypercalls (1000000), as far as the kernel passes them on; shows each
                                        one from number N on before it is made
   all                                  all of these, with small numbers
+  stats                                debugfs shows counters of this VM and of a guest, which count what both do;
+                                       only with CONFIG_DEBUG_FS
 
   --seed S        of all that is random (1)
   --time-limit S  seconds until the check counts as hung (3600)

@@ -5,6 +5,8 @@ use std::fmt;
 /// All checks, from the simplest on.
 pub(crate) const CHECKS: [&str; 10] =
     ["open", "life", "vp", "run", "cost", "signal", "memory", "kill", "input", "fuzz"];
+/// Only for kernels that show statistics, and so none of `all`.
+pub(crate) const STATS: &str = "stats";
 /// What `kill` starts and kills.
 pub(crate) const VICTIM: &str = "victim";
 
@@ -43,7 +45,7 @@ impl fmt::Display for BadOption {
 impl Options {
     pub(crate) fn parse(words: &[String]) -> Result<Self, BadOption> {
         let (first, rest) = words.split_first().ok_or(BadOption::NoCheck(None))?;
-        let known = CHECKS.into_iter().chain(["all", VICTIM]).find(|name| name == first);
+        let known = CHECKS.into_iter().chain(["all", STATS, VICTIM]).find(|name| name == first);
         let check = known.ok_or_else(|| BadOption::NoCheck(Some(first.clone())))?;
         let mut options = Self { check, json: false, seed: 1, time_limit: 3600, count: None, vps: 2, trace: None };
         let mut rest = rest.iter();

@@ -26,6 +26,16 @@ struct Test {
     limit: u32,
 }
 
+/// In the second kernel, with options like those of distributions.
+const STOCK: &str = "stock";
+
+impl Test {
+    /// The words for kernel and initrd in `vms/parent.toml`, if they are others.
+    fn kernel(&self) -> Option<&'static str> {
+        (self.name == STOCK).then_some("parent-stock")
+    }
+}
+
 /// Those of `system_tests/tests/parent.rs`. `cargo xtask test` leaves them out: the kernel takes a quarter of an hour
 /// on a machine that has not built it before.
 const SYSTEM: &str = "system";
@@ -38,6 +48,15 @@ const TESTS: &[Test] = &[
         command: "dmesg | grep -e 'running as L1VH' -e mshv; [ -c /dev/mshv ]",
         quick: None,
         limit: 120,
+    },
+    Test {
+        name: STOCK,
+        what: "a kernel like Fedora's, with the device in a module: statistics, and a guest",
+        command: "dmesg | grep -e 'running as L1VH' -e mshv -e Vmbus; lsmod; [ -c /dev/mshv ] && \
+                  mount -t debugfs debug /sys/kernel/debug && mshv-check stats && \
+                  guest-q35 --smp 2 --checks disk,net",
+        quick: None,
+        limit: 900,
     },
     Test {
         name: "life",
@@ -194,15 +213,20 @@ pub(crate) fn command(places: &Places, words: &[String]) -> Result<ExitCode> {
             other => bail!("no test `{other}`\n\n{HELP}"),
         }
     }
+    let is_wanted = |test: &Test| names.is_empty() || names.contains(&test.name);
     if !is_built {
         ci::set_up(places, &["parent"])?;
-        parent::build(places)?;
+        if TESTS.iter().any(|test| test.kernel().is_some() && is_wanted(test)) {
+            parent::build_stock(places)?;
+        } else {
+            parent::build(places)?;
+        }
     }
     let folder = places.target.join("parent-tests");
     fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
 
     let mut outcomes = Vec::new();
-    for test in TESTS.iter().filter(|test| names.is_empty() || names.contains(&test.name)) {
+    for test in TESTS.iter().filter(|test| is_wanted(test)) {
         eprintln!("xtask: {}: {}", test.name, test.what);
         let outcome = if test.name == SYSTEM { system_tests(places, test) } else { run(places, &folder, test, quick)? };
         match &outcome.failed {
@@ -241,6 +265,9 @@ fn run(places: &Places, folder: &Path, test: &'static Test, quick: bool) -> Resu
     let mut dunlin = Command::new(places.tool());
     dunlin.arg("run").arg(places.root.join("vms/parent.toml"));
     dunlin.args(["--time-limit", &format!("{}s", test.limit), "--exec", script]);
+    if let Some(kernel) = test.kernel() {
+        dunlin.args(["--kernel", kernel, "--initrd", kernel]);
+    }
     dunlin.stdin(Stdio::null()).stdout(file("out")?).stderr(file("err")?);
     let started = Instant::now();
     let status = dunlin.status().with_context(|| format!("cannot run {}", places.tool().display()))?;

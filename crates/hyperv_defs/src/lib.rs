@@ -62,6 +62,7 @@ pub mod property;
 pub mod reference_tsc;
 pub mod register;
 mod request;
+pub mod stats;
 pub mod table;
 pub mod targets;
 pub mod vmbus;

@@ -207,9 +207,13 @@ pub struct UnmapStatePage {
     pub page: StatePage,
 }
 
-/// What a page of statistics counts (Linux' `hv_stats_object_type`). An L1VH parent sees no processor of the host.
+/// What a page of statistics counts (Linux' `hv_stats_object_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum StatsObject {
+    /// The hypervisor.
+    Hypervisor,
+    /// A logical processor.
+    Processor(u32),
     /// A partition.
     Partition(PartitionId),
     /// A VP.
@@ -459,6 +463,8 @@ impl UnmapStatePage {
 }
 
 impl StatsPage {
+    const HYPERVISOR: u32 = 1;
+    const PROCESSOR: u32 = 2;
     const PARTITION: u32 = 0x0001_0001;
     const VP: u32 = 0x0001_0002;
 
@@ -466,8 +472,10 @@ impl StatsPage {
     fn parse_object(input: &[u8]) -> Result<Self, Status> {
         let (object, area) = (word_at(input, 0)?, *input.get(23).ok_or(Status::InvalidHypercallInput)?);
         let vp = VpHeader::read(input.get(8..).unwrap_or_default())?.vp_of_any_level();
-        #[expect(clippy::cast_possible_truncation, reason = "the upper half is padding")]
+        #[expect(clippy::cast_possible_truncation, reason = "the upper halves are padding")]
         let object = match object as u32 {
+            Self::HYPERVISOR => StatsObject::Hypervisor,
+            Self::PROCESSOR => StatsObject::Processor(word_at(input, 8)? as u32),
             Self::PARTITION => StatsObject::Partition(vp.partition),
             Self::VP => StatsObject::Vp(vp),
             _ => return Err(Status::InvalidParameter),

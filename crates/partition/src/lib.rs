@@ -40,6 +40,7 @@ mod ledger;
 mod parent;
 mod partition;
 mod port;
+mod stats;
 mod vp;
 
 pub use cpuid::{Cpuid, CpuidResults};
@@ -49,6 +50,7 @@ pub use ledger::{Ledger, PageUse};
 pub use parent::{Host, Parent, Value};
 pub use partition::{Change, Features, Partition, Progress, Released, State};
 pub use port::Ports;
+pub use stats::OwnStats;
 pub use vp::Vp;
 
 /// Numbers that a parent cannot exceed, however much it deposits.

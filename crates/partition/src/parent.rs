@@ -2,12 +2,14 @@
 
 use alloc::vec::Vec;
 
+use addr::Gpa;
 use hyperv_defs::interrupt::{ConnectPort, CreatePort, Port};
 use hyperv_defs::memory::{Deposit, number_of_page};
 use hyperv_defs::partition::{CreatePartition, CreationFlags};
 use hyperv_defs::property::{
     FeatureBank, ProcessorFeatures, Property, SyntheticFeatures, VmmCapabilities, XsaveFeatures,
 };
+use hyperv_defs::vp::{StatsObject, StatsPage};
 use hyperv_defs::{PartitionId, Status};
 
 use crate::deposits::Store;
@@ -15,6 +17,7 @@ use crate::ledger::Ledger;
 use crate::limits;
 use crate::partition::{Partition, Progress};
 use crate::port::Ports;
+use crate::stats::OwnStats;
 
 /// This host's features for children.
 #[derive(Clone, Copy, Debug)]
@@ -87,6 +90,8 @@ pub struct Parent {
     pub host: Host,
     /// Its ports.
     pub ports: Ports,
+    /// Its pages of statistics that are about no child.
+    pub stats: OwnStats,
     /// In ascending order of their ids.
     children: Vec<Partition>,
 }
@@ -95,7 +100,7 @@ impl Parent {
     /// A parent without children.
     #[must_use]
     pub fn new(ledger: Ledger, host: Host) -> Self {
-        Self { ledger, host, ports: Ports::default(), children: Vec::new() }
+        Self { ledger, host, ports: Ports::default(), stats: OwnStats::default(), children: Vec::new() }
     }
 
     /// HvCallCreatePartition. `id` is above all ids that this parent's children ever had.
@@ -223,6 +228,37 @@ impl Parent {
         Ok(Progress::More)
     }
 
+    /// HvCallMapStatsPage2. Returns the page's number.
+    ///
+    /// # Errors
+    ///
+    /// [`Status::InvalidPartitionId`], [`Status::InvalidVpIndex`]; [`Status::InvalidParameter`] for a processor that
+    /// does not exist, statistics of its own that count for its parent, or a page that is not the caller's;
+    /// [`Status::OperationDenied`] if these are mapped already.
+    pub fn map_stats_page(&mut self, page: &StatsPage, location: Gpa) -> Result<u64, Status> {
+        match child_of(page.object) {
+            None => self.stats.map(page, location, &self.ledger),
+            Some(id) => self.child_mut(id).and_then(|(child, ledger)| child.map_stats_page(page, location, ledger)),
+        }
+    }
+
+    /// HvCallUnmapStatsPage. The hypervisor no longer writes to the page.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::map_stats_page`], and [`Status::NotFound`] if it is not mapped.
+    pub fn unmap_stats_page(&mut self, page: &StatsPage) -> Result<(), Status> {
+        match child_of(page.object) {
+            None => self.stats.unmap(page, &self.ledger),
+            Some(id) => self.child_mut(id).and_then(|(child, ledger)| child.unmap_stats_page(page, ledger)),
+        }
+    }
+
+    /// Another kernel takes the parent's place. It does not know of the pages of statistics.
+    pub fn forget_stats(&mut self) {
+        self.stats.forget(&self.ledger);
+    }
+
     /// HvCallCreatePort: at the parent itself, for a child.
     ///
     /// # Errors
@@ -264,4 +300,14 @@ impl Parent {
             _ => Err(Status::InvalidPortId),
         }
     }
+}
+
+/// The child that statistics are about, if they are about one.
+fn child_of(object: StatsObject) -> Option<PartitionId> {
+    let id = match object {
+        StatsObject::Hypervisor | StatsObject::Processor(_) => return None,
+        StatsObject::Partition(id) => id,
+        StatsObject::Vp(vp) => vp.partition,
+    };
+    (id != PartitionId::SELF).then_some(id)
 }

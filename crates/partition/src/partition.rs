@@ -515,6 +515,8 @@ impl Partition {
         match page.object {
             StatsObject::Partition(_) => Ok(&mut self.stats[page.area as usize]),
             StatsObject::Vp(vp) => Ok(self.vp_mut(vp.index)?.stats_slot(page.area)),
+            // These are the parent's.
+            StatsObject::Hypervisor | StatsObject::Processor(_) => Err(Status::InvalidParameter),
         }
     }
 
@@ -599,7 +601,7 @@ fn unshare(entry: Entry, leaf: Leaf, ledger: &Ledger) {
     }
 }
 
-fn share_into(slot: &mut Option<u64>, location: Gpa, ledger: &Ledger) -> Result<u64, Status> {
+pub(crate) fn share_into(slot: &mut Option<u64>, location: Gpa, ledger: &Ledger) -> Result<u64, Status> {
     if slot.is_some() {
         return Err(Status::OperationDenied);
     }
@@ -609,7 +611,7 @@ fn share_into(slot: &mut Option<u64>, location: Gpa, ledger: &Ledger) -> Result<
     Ok(page)
 }
 
-fn unshare_from(slot: &mut Option<u64>, ledger: &Ledger) -> Result<(), Status> {
+pub(crate) fn unshare_from(slot: &mut Option<u64>, ledger: &Ledger) -> Result<(), Status> {
     ledger.release(slot.take().ok_or(Status::NotFound)?);
     Ok(())
 }

@@ -12,8 +12,8 @@ use hyperv_defs::wire::U64;
 use hyperv_defs::{Call, Code, Control, Offered, PartitionId, Request, Status, parse};
 
 use crate::{
-    Change, CpuidResults, Entry, Host, Ledger, PageUse, Parent, Partition, Progress, Released, State, Store, Use,
-    Value, limits,
+    Change, CpuidResults, Entry, Host, Ledger, OwnStats, PageUse, Parent, Partition, Progress, Released, State, Store,
+    Use, Value, limits,
 };
 
 /// The contents of deposited pages.
@@ -537,4 +537,43 @@ fn children_are_limited() {
     assert_eq!(rig.parent.children().len(), limits::CHILDREN);
     assert_eq!(rig.parent.child(PartitionId::SELF).map(|_| ()), Err(Status::InvalidPartitionId));
     assert_eq!(number_of_page(page_of_number(5).expect("a page")), 5);
+}
+
+#[test]
+fn parent_sees_statistics_of_itself_and_of_the_host() {
+    let mut rig = Rig::new();
+    rig.parent.stats = OwnStats::new(2, 1);
+    let own = |object| StatsPage { object, area: StatsArea::Own };
+    let of_vp = |index| own(StatsObject::Vp(Vp { partition: PartitionId::SELF, index }));
+    let pages = [
+        own(StatsObject::Partition(PartitionId::SELF)),
+        own(StatsObject::Hypervisor),
+        own(StatsObject::Processor(0)),
+        of_vp(0),
+        of_vp(1),
+    ];
+    let location = page_of_number(LARGE + 9).expect("a page");
+    for page in &pages {
+        assert_eq!(rig.parent.map_stats_page(page, location), Ok(LARGE + 9));
+        assert_eq!(rig.parent.map_stats_page(page, location), Err(Status::OperationDenied), "{page:?} is mapped");
+    }
+    assert_eq!(rig.try_deposit(&[LARGE + 9]), Err(Status::InvalidParameter), "it is shared");
+    assert_eq!(rig.parent.ledger.page_use(LARGE + 9), Some(PageUse::Shared(5)));
+
+    let no = Err(Status::InvalidParameter);
+    assert_eq!(rig.parent.map_stats_page(&of_vp(2), location), Err(Status::InvalidVpIndex));
+    assert_eq!(rig.parent.map_stats_page(&own(StatsObject::Processor(1)), location), no);
+    assert_eq!(rig.parent.map_stats_page(&StatsPage { area: StatsArea::Parent, ..pages[3] }, location), no);
+    let unknown = own(StatsObject::Partition(PartitionId(0x1234)));
+    assert_eq!(rig.parent.map_stats_page(&unknown, location), Err(Status::InvalidPartitionId));
+
+    assert_eq!(rig.parent.unmap_stats_page(&pages[1]), Ok(()));
+    assert_eq!(rig.parent.unmap_stats_page(&pages[1]), Err(Status::NotFound));
+    let deposited = page_of_number(FIRST).expect("a page");
+    rig.deposit(1);
+    assert_eq!(rig.parent.map_stats_page(&pages[1], deposited), no, "it is the hypervisor's");
+    assert_eq!(rig.parent.stats.count(), 4);
+    rig.parent.forget_stats();
+    assert_eq!(rig.parent.ledger.page_use(LARGE + 9), Some(PageUse::Shared(0)));
+    assert_eq!(rig.parent.unmap_stats_page(&pages[0]), Err(Status::NotFound));
 }

@@ -13,8 +13,8 @@ use hyperv_defs::vp::{StatsObject, Vp as VpName};
 use hyperv_defs::wire::{U32, U64};
 use hyperv_defs::{Call, Code, Control, Offered, PartitionId, Request, Status, parse};
 use partition::{
-    CpuidResults, Entry, Host, Ledger, PAGE_LIMIT, PageUse, Parent, Partition, Progress, Released, State, Store, Use,
-    Value,
+    CpuidResults, Entry, Host, Ledger, OwnStats, PAGE_LIMIT, PageUse, Parent, Partition, Progress, Released, State,
+    Store, Use, Value,
 };
 
 const CALLS: usize = 1_000_000;
@@ -52,6 +52,15 @@ struct Child {
     ports: BTreeMap<u32, u32>,
 }
 
+/// Whether statistics are about no child.
+fn is_own(object: StatsObject) -> bool {
+    match object {
+        StatsObject::Hypervisor | StatsObject::Processor(_) => true,
+        StatsObject::Partition(id) => id == PartitionId::SELF,
+        StatsObject::Vp(vp) => vp.partition == PartitionId::SELF,
+    }
+}
+
 /// Whether there was any.
 fn spend(time: &mut u16) -> bool {
     *time -= 1;
@@ -67,6 +76,8 @@ struct World {
     /// How often each page is in use.
     uses: BTreeMap<u64, u32>,
     ports: BTreeMap<u32, u64>,
+    /// Pages of statistics about the host and the parent.
+    own_stats: BTreeMap<StatsObject, u64>,
     /// Changes without their flush so far: the child, the value to settle, and the pages in it.
     owed: Vec<(u64, Released, Vec<u64>)>,
     random: fastrand::Rng,
@@ -90,8 +101,11 @@ fn host() -> Host {
 impl World {
     fn new(seed: u64) -> Self {
         let ledger = Ledger::new(&MEMORY).expect("there is memory");
+        let mut parent = Parent::new(ledger, host());
+        parent.stats = OwnStats::new(2, 2);
         Self {
-            parent: Parent::new(ledger, host()),
+            parent,
+            own_stats: BTreeMap::new(),
             pages: Pages::default(),
             next_id: 0x100,
             children: BTreeMap::new(),
@@ -209,7 +223,7 @@ impl World {
                 vec![id, vp | kind << 32 | provided, self.page()]
             }
             Code::MapStatsPage2 | Code::UnmapStatsPage => {
-                let object = self.one_of(&[0x1_0001, 0x1_0002, 0x1_0002, 2]);
+                let object = self.one_of(&[0x1_0001, 0x1_0002, 0x1_0002, 1, 2]);
                 let area = self.one_of(&[0, 1, 2]);
                 vec![object, id, vp | area << 56, self.page()]
             }
@@ -493,13 +507,13 @@ impl World {
                 Ok(())
             }
             Request::MapStatsPage(stats, location) => {
-                let id = match stats.object {
-                    StatsObject::Partition(id) => id,
-                    StatsObject::Vp(vp) => vp.partition,
-                };
-                let (child, ledger) = self.parent.child_mut(id)?;
-                let page = child.map_stats_page(stats, *location, ledger)?;
+                let page = self.parent.map_stats_page(stats, *location)?;
                 match stats.object {
+                    object if is_own(object) => {
+                        assert!(self.is_shareable(page));
+                        *self.uses.entry(page).or_default() += 1;
+                        assert!(self.own_stats.insert(object, page).is_none());
+                    }
                     StatsObject::Vp(vp) => self.share(vp, (1, stats.area as u8), page),
                     StatsObject::Partition(id) => {
                         assert!(self.is_shareable(page));
@@ -507,23 +521,24 @@ impl World {
                         let model = self.children.get_mut(&id.0).expect("it exists");
                         assert!(model.stats.insert(stats.area as u8, page).is_none());
                     }
+                    StatsObject::Hypervisor | StatsObject::Processor(_) => {}
                 }
                 Ok(())
             }
             Request::UnmapStatsPage(stats) => {
-                let id = match stats.object {
-                    StatsObject::Partition(id) => id,
-                    StatsObject::Vp(vp) => vp.partition,
-                };
-                let (child, ledger) = self.parent.child_mut(id)?;
-                child.unmap_stats_page(stats, ledger)?;
+                self.parent.unmap_stats_page(stats)?;
                 match stats.object {
+                    object if is_own(object) => {
+                        let page = self.own_stats.remove(&object).expect("it was mapped");
+                        self.release(page);
+                    }
                     StatsObject::Vp(vp) => self.unshare(vp, (1, stats.area as u8)),
                     StatsObject::Partition(id) => {
                         let model = self.children.get_mut(&id.0).expect("it exists");
                         let page = model.stats.remove(&(stats.area as u8)).expect("it was mapped");
                         self.release(page);
                     }
+                    StatsObject::Hypervisor | StatsObject::Processor(_) => {}
                 }
                 Ok(())
             }
@@ -704,6 +719,7 @@ fn nothing_is_left_of_a_parent() {
             }
             world.perform(&Request::DeletePartition(partition)).expect("it is finalized");
         }
+        world.parent.forget_stats();
         assert_eq!(world.parent.ledger.used().count(), 0);
         assert_eq!(world.pages.0.len(), 0, "nothing is left in deposited pages");
         assert!(world.parent.ports.is_empty());

@@ -156,6 +156,8 @@ pub(crate) trait Arch: Sized + 'static {
     fn has_orphans(vm: &Vm) -> bool;
     /// Does a part of the end of such children.
     fn end_orphans(vm: &Vm);
+    /// Writes counters into pages of a parent that shall show them, if it is time.
+    fn renew_statistics(vm: &Vm);
     /// The pCPU that runs a parent's vCPU delivers what its children have left for it; one that runs a child's, what
     /// the hypervisor owes its guest.
     fn deliver_messages(run: &mut Running<'_>);
@@ -284,6 +286,7 @@ macro_rules! implement {
                 fn handle_exit(run: &mut $crate::vcpu::run::Running<'_>) -> $crate::vcpu::run::Next = exit::handle;
                 fn has_orphans(vm: &$crate::vm::Vm) -> bool = platform::has_orphans;
                 fn end_orphans(vm: &$crate::vm::Vm) -> () = platform::end_orphans;
+                fn renew_statistics(vm: &$crate::vm::Vm) -> () = platform::renew_statistics;
                 fn fault_of_child(
                     run: &mut $crate::vcpu::run::Running<'_>,
                     gpa: addr::Gpa,

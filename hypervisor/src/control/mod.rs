@@ -15,7 +15,7 @@ use alloc::vec::Vec;
 
 use abi::control::{HostInfo, Message, Refusal, VmEvent};
 use abi::exit_code;
-use abi::payload::VmConfig;
+use abi::payload::{Role, VmConfig};
 use crossbeam_utils::CachePadded;
 use log::{error, info};
 
@@ -129,6 +129,7 @@ pub(crate) fn poll() -> bool {
     has_more |= control.work();
     has_more |= control.consoles.show(&mut control.port);
     end_orphans();
+    renew_statistics();
     control.bury();
     control.port.transmit();
 
@@ -143,6 +144,14 @@ fn end_orphans() {
     let parent = table().all_alive().find(|vm| Machine::has_orphans(vm)).cloned();
     if let Some(parent) = parent {
         Machine::end_orphans(&parent);
+    }
+}
+
+/// Keeps the pages true that show statistics to the host's parent.
+fn renew_statistics() {
+    let parent = table().all_alive().find(|vm| vm.config.role == Role::Parent).cloned();
+    if let Some(parent) = parent {
+        Machine::renew_statistics(&parent);
     }
 }
 

@@ -8,12 +8,13 @@ mod life;
 mod memory;
 mod run;
 mod signal;
+mod stats;
 
 use anyhow::{Context, Result};
 use serde_json::{Map, Value};
 
 use crate::device::Device;
-use crate::options::{Options, VICTIM};
+use crate::options::{Options, STATS, VICTIM};
 
 /// What a check has counted.
 pub(crate) type Figures = Map<String, Value>;
@@ -31,6 +32,7 @@ pub(crate) fn run(name: &str, options: &Options) -> Result<Figures> {
         "memory" => memory::run(&device, options.count(100_000), options.vps, options.seed),
         "kill" => kill::run(&device, options.count(500), options.seed),
         VICTIM => kill::victim(&device, options.vps),
+        STATS => stats::run(&device),
         "input" => input::run(&device),
         "fuzz" => fuzz::run(&device, options.count(1_000_000), options.seed, options.trace.unwrap_or(u64::MAX)),
         _ => anyhow::bail!("no check `{name}`"),

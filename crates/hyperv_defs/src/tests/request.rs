@@ -403,7 +403,7 @@ fn state_pages_are_placed_by_the_parent() {
 }
 
 #[test]
-fn statistics_are_of_a_partition_or_a_vp() {
+fn statistics_are_of_the_host_or_a_partition_or_a_vp() {
     let map = Control::new(Code::MapStatsPage2);
     let input = |object, area: u64, page| bytes(&[object, CHILD, 3 | area << 56, page]);
     let Ok(Request::MapStatsPage(page, location)) = request(map, &input(0x1_0002, 1, 0x12)) else { panic!("refused") };
@@ -413,8 +413,11 @@ fn statistics_are_of_a_partition_or_a_vp() {
         panic!("refused")
     };
     assert_eq!((page.object, page.area), (StatsObject::Partition(PartitionId(CHILD)), StatsArea::Own));
-    // The hypervisor's and the processors' are not an L1VH parent's to see.
-    for (object, area, page) in [(1, 0, 1), (2, 0, 1), (0, 0, 1), (0x1_0002, 2, 1), (0x1_0002, 0, !0)] {
+    for (object, number) in [(StatsObject::Hypervisor, 1), (StatsObject::Processor(0x101), 2)] {
+        let Ok(Request::MapStatsPage(page, _)) = request(map, &input(number, 0, 1)) else { panic!("refused") };
+        assert_eq!(page.object, object);
+    }
+    for (object, area, page) in [(0, 0, 1), (3, 0, 1), (0x1_0002, 2, 1), (0x1_0002, 0, !0), (1, 0, !0)] {
         assert_eq!(refused(map, &input(object, area, page)), Status::InvalidParameter);
     }
 }

@@ -348,6 +348,12 @@ pub(crate) mod platform {
     /// There are none.
     pub(crate) fn end_orphans(_: &Vm) {}
 
+    pub(crate) fn renew_statistics(vm: &Vm) {
+        if let Some(children) = &vm.platform().children {
+            children.renew_statistics(vm);
+        }
+    }
+
     pub(crate) fn serial_interrupt(vm: &Vm, _: Line, asserted: bool) {
         if asserted {
             vm.vcpus()[0].posted().interrupt();

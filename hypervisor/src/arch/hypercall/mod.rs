@@ -14,6 +14,7 @@ mod parent;
 mod partition;
 mod register_page;
 mod registers;
+mod stats;
 mod synic_page;
 mod vmbus;
 mod vp;

@@ -12,13 +12,16 @@ use addr::{Gpa, GpaRange, Hpa, PAGE_BYTES};
 use hyperv_defs::memory::{number_of_page, page_of_number};
 use hyperv_defs::vp::Vp;
 use hyperv_defs::{Checked, PartitionId, Request, Status};
-use partition::{Host, Ledger, Parent, Progress, Store, limits};
+use partition::{Host, Ledger, OwnStats, Parent, Progress, Store, limits};
 
 use super::budget::Budget;
 use super::mail::Mail;
+use super::stats::{self, Statistics};
 use super::vmbus::{self, VmBus};
 use super::{Ended, interrupt, memory, partition as life, registers, vp};
 use crate::arch::machine::cpuid;
+use crate::arch::{Arch, Machine};
+use crate::cpu;
 use crate::sync::{Mutex, MutexGuard};
 use crate::vm::backing::Place;
 use crate::vm::memory::Memory;
@@ -36,6 +39,8 @@ pub(in crate::arch) struct Children {
     pub(in crate::arch) mail: Mail,
     /// The bus that the parent's kernel looks for.
     pub(in crate::arch) bus: VmBus,
+    /// Its pages that show counters.
+    pub(super) statistics: Statistics,
 }
 
 impl Children {
@@ -48,14 +53,17 @@ impl Children {
             memory.push((number_of_page(range.start), range.bytes() / PAGE_BYTES));
         }
         let ledger = Ledger::new(&memory)?;
+        let mut parent = Parent::new(ledger, host);
+        parent.stats = OwnStats::new(vcpus, u32::try_from(cpu::count()).ok()?);
         let mut vms = Vec::new();
         vms.try_reserve_exact(limits::CHILDREN).ok()?;
         Some(Self {
-            parent: Mutex::new(Parent::new(ledger, host)),
+            parent: Mutex::new(parent),
             vms: Mutex::new(vms),
             are_abandoned: AtomicBool::new(false),
             mail: Mail::new(vcpus)?,
             bus: VmBus::new(),
+            statistics: Statistics::new(),
         })
     }
 
@@ -66,6 +74,16 @@ impl Children {
     /// stage 2. Nor wait with it for a vCPU's owner, who may want to take it.
     pub(super) fn lock(&self) -> MutexGuard<'_, Parent> {
         self.parent.lock()
+    }
+
+    /// The same, unless somebody has the lock.
+    pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, Parent>> {
+        self.parent.try_lock()
+    }
+
+    /// Writes the counters of the host, of `parent` and of its children into those pages whose turn it is.
+    pub(in crate::arch) fn renew_statistics(&self, parent: &Vm) {
+        self.statistics.renew(&Family { vm: parent, children: self }, Machine::now());
     }
 
     /// A child's VM.
@@ -84,13 +102,17 @@ impl Children {
 
     /// The parent will not end them: it begins anew, as another kernel.
     pub(in crate::arch) fn abandon(&self) {
+        self.statistics.remove_all();
         self.are_abandoned.store(true, Ordering::Release);
     }
 
     /// Whether there are some that their parent will not end: because it has ended itself, if it `is_over`, or because
     /// it has [abandoned](Self::abandon) them.
     pub(in crate::arch) fn are_orphans(&self, is_over: bool) -> bool {
-        (is_over || self.are_abandoned.load(Ordering::Acquire)) && self.lock().children().len() != 0
+        (is_over || self.are_abandoned.load(Ordering::Acquire)) && {
+            let parent = self.lock();
+            parent.children().len() + parent.stats.count() != 0
+        }
     }
 
     /// Does a part of the end of all children of `parent`.
@@ -99,6 +121,7 @@ impl Children {
         for (_, vm) in self.vms.lock().iter() {
             vm.end_child();
         }
+        self.lock().forget_stats();
         let family = Family { vm: parent, children: self };
         let budget = Budget::start();
         while !budget.is_spent() {
@@ -195,8 +218,8 @@ pub(in crate::arch) fn perform(
         Request::DeleteVp(vp) => vp::delete(&caller, *vp),
         Request::MapStatePage(map) => vp::map_state_page(&caller, map),
         Request::UnmapStatePage(unmap) => vp::unmap_state_page(&caller, unmap),
-        Request::MapStatsPage(page, location) => vp::map_stats_page(&caller, page, *location),
-        Request::UnmapStatsPage(page) => vp::unmap_stats_page(&caller, page),
+        Request::MapStatsPage(page, location) => stats::map(&caller, page, *location),
+        Request::UnmapStatsPage(page) => stats::unmap(&caller, page),
 
         Request::GetRegisters(get) => registers::get(&caller, get),
         Request::SetRegisters(set) => registers::set(&caller, set),

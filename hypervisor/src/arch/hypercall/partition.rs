@@ -89,6 +89,7 @@ fn ended(caller: &Caller<'_>, progress: Progress) -> Result<Ended, Status> {
 pub(super) fn finalize_part(family: &Family<'_>, id: PartitionId, budget: Budget) -> Result<Progress, Status> {
     family.children.lock().finalize(id)?;
     family.children.mail.remove_ports_of(id);
+    family.children.statistics.remove_partition(id);
     if let Ok(vm) = family.children.vm(id) {
         if !vm.end_child() {
             return Ok(Progress::More);
@@ -113,6 +114,8 @@ pub(super) fn finalize_part(family: &Family<'_>, id: PartitionId, budget: Budget
 
 /// As much of HvCallDeletePartition as the `budget` allows.
 pub(super) fn delete_part(family: &Family<'_>, id: PartitionId, budget: Budget) -> Result<Progress, Status> {
+    // It may never have been finalized.
+    family.children.statistics.remove_partition(id);
     while memory::delete(family, id, PAGES_AT_A_TIME)? == Progress::More {
         if budget.is_spent() {
             return Ok(Progress::More);

@@ -415,3 +415,87 @@ fn what_waits_for_a_vcpu_without_a_page_is_heard_by_another() {
         assert_eq!(waits(), [0]);
     });
 }
+
+/// Pages of statistics, by their numbers.
+const STATS: [u64; 4] = [0x20, 0x21, 0x22, 0x23];
+const OF_HOST: u64 = 1;
+const OF_PARTITION: u64 = 0x1_0001;
+const OF_VP: u64 = 0x1_0002;
+
+#[test]
+fn statistics_are_written_until_their_page_is_unmapped_or_their_object_ends() {
+    with_vm(|vm| {
+        let children = children();
+        let make = |code, input: &[u64]| call(vm, Some(&children), Control::new(code), &words(input), OUTPUT);
+        let map = |object, id, page| make(Code::MapStatsPage2, &[object, id, 0, page]);
+        let unmap = |object, id| make(Code::UnmapStatsPage, &[object, id, 0]);
+        let shown = |page: u64, index: u64| word_at(vm, Gpa(page * 4096 + index * 8));
+        let mark = |page: u64| assert!(vm.memory.write(Gpa(page * 4096), &[0xee; 4096]));
+        const MARK: u64 = 0xeeee_eeee_eeee_eeee;
+        let [own, of_child, of_host, of_vp] = STATS;
+        let processors = crate::cpu::count() as u64;
+
+        mark(own);
+        assert_eq!(map(OF_PARTITION, !0, own), DONE);
+        assert_eq!((word_at(vm, OUTPUT), shown(own, 511)), (own, 0), "nothing is left of what was there");
+        children.renew_statistics(vm);
+        // VPs, pages, id, children.
+        assert_eq!([1, 6, 26, 46].map(|index| shown(own, index)), [1, 512, !0, 0]);
+
+        assert_eq!(call(vm, Some(&children), Control::new(Code::CreatePartition), &create_input(), OUTPUT), DONE);
+        let child = word_at(vm, OUTPUT);
+        assert_eq!(map(OF_PARTITION, child, of_child), DONE);
+        assert_eq!(map(OF_HOST, 0, of_host), DONE);
+        assert_eq!(map(OF_VP, !0, of_vp), DONE);
+        children.renew_statistics(vm);
+        assert_eq!((shown(own, 46), shown(of_child, 26), shown(of_host, 1)), (1, child, processors));
+        mark(own);
+        children.renew_statistics(vm);
+        assert_eq!(shown(own, 26), MARK, "it is not time yet");
+
+        mark(of_child);
+        assert_eq!((unmap(OF_PARTITION, !0), unmap(OF_HOST, 0)), (DONE, DONE));
+        assert_eq!(make(Code::DeletePartition, &[child]), DONE);
+        assert_eq!(map(OF_HOST, 0, of_host), DONE);
+        children.renew_statistics(vm);
+        assert_eq!((shown(own, 26), shown(of_child, 26), shown(of_host, 1)), (MARK, MARK, processors));
+
+        // Another kernel takes the parent's place.
+        mark(of_host);
+        children.abandon();
+        assert_eq!(map(OF_HOST, 0, of_child), Err(Status::OperationDenied), "the page's end is still to come");
+        assert!(children.are_orphans(false));
+        children.end_all(vm);
+        assert!(!children.are_orphans(false));
+        assert_eq!(map(OF_PARTITION, !0, own), DONE);
+        children.renew_statistics(vm);
+        assert_eq!((shown(own, 26), shown(of_host, 1)), (!0, MARK));
+    });
+}
+
+#[test]
+fn statistics_of_what_does_not_exist_or_to_where_nothing_is_are_refused() {
+    with_vm(|vm| {
+        let children = children();
+        let make = |code, input: &[u64]| call(vm, Some(&children), Control::new(code), &words(input), OUTPUT);
+        let map = |object, id, vp, page| make(Code::MapStatsPage2, &[object, id, vp, page]);
+        let [page, ..] = STATS;
+        let bad = Err(Status::InvalidParameter);
+        let parents_area = 1 << 56;
+        assert_eq!(map(OF_PARTITION, 0x1234, 0, page), Err(Status::InvalidPartitionId));
+        assert_eq!(map(OF_VP, !0, 1, page), Err(Status::InvalidVpIndex));
+        assert_eq!(map(OF_VP, !0, parents_area, page), bad);
+        assert_eq!(map(OF_PARTITION, !0, 0, 0x200), bad, "behind the end of memory");
+        assert_eq!((map(2, 9, 0, page), map(3, 0, 0, page)), (bad, bad));
+
+        assert_eq!(make(Code::UnmapStatsPage, &[OF_PARTITION, !0, 0]), Err(Status::NotFound));
+        assert_eq!(map(OF_PARTITION, !0, 0, page), DONE);
+        assert_eq!(map(OF_PARTITION, !0, 0, page + 1), Err(Status::OperationDenied));
+        let nowhere =
+            call(vm, Some(&children), Control::new(Code::MapStatsPage2), &words(&[OF_HOST, 0, 0, page + 1]), BEYOND);
+        assert_eq!(nowhere, Err(Status::InvalidHypercallInput), "its number cannot be told");
+        assert_eq!(map(OF_HOST, 0, 0, page + 1), DONE, "and so it was not mapped");
+        children.renew_statistics(vm);
+        assert_eq!(word_at(vm, Gpa(page * 4096 + 26 * 8)), !0, "what failed has changed nothing");
+    });
+}

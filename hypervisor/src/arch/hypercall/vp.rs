@@ -1,8 +1,8 @@
-//! Calls about virtual processors of a child, and about the pages that show their state and statistics.
+//! Calls about virtual processors of a child, and about the pages that show their state.
 
 use addr::{Gpa, PAGE_BYTES};
-use hyperv_defs::vp::{MapStatePage, StatePage, StatsObject, StatsPage, UnmapStatePage, Vp};
-use hyperv_defs::{PartitionId, Status};
+use hyperv_defs::Status;
+use hyperv_defs::vp::{MapStatePage, StatePage, UnmapStatePage, Vp};
 
 use super::parent::Caller;
 use super::{Ended, register_page};
@@ -38,6 +38,7 @@ fn add_vcpu(caller: &Caller<'_>, vp: Vp) -> Result<(), Status> {
 /// HvCallDeleteVp.
 pub(super) fn delete(caller: &Caller<'_>, vp: Vp) -> Result<Ended, Status> {
     caller.vcpu(vp)?.remove();
+    caller.children.statistics.remove_vp(vp);
     let mut parent = caller.children.lock();
     let (child, ledger) = parent.child_mut(vp.partition)?;
     child.delete_vp(vp.index, ledger, &mut caller.store())?;
@@ -69,37 +70,4 @@ pub(super) fn unmap_state_page(caller: &Caller<'_>, unmap: &UnmapStatePage) -> R
     let (child, ledger) = parent.child_mut(unmap.vp.partition)?;
     child.unmap_state_page(unmap, ledger)?;
     caller.done()
-}
-
-/// A page of statistics: all counters are zero.
-const EMPTY: [u8; 4096] = [0; 4096];
-
-/// HvCallMapStatsPage2. The page is cleared once.
-pub(super) fn map_stats_page(caller: &Caller<'_>, page: &StatsPage, location: Gpa) -> Result<Ended, Status> {
-    let id = partition_of(page);
-    let number = {
-        let mut parent = caller.children.lock();
-        let (child, ledger) = parent.child_mut(id)?;
-        child.map_stats_page(page, location, ledger)?
-    };
-    if !caller.vm.memory.write(Gpa(number * PAGE_BYTES), &EMPTY) {
-        return Err(Status::InvalidParameter);
-    }
-    caller.output.write(&number.to_le_bytes())?;
-    caller.done()
-}
-
-/// HvCallUnmapStatsPage.
-pub(super) fn unmap_stats_page(caller: &Caller<'_>, page: &StatsPage) -> Result<Ended, Status> {
-    let mut parent = caller.children.lock();
-    let (child, ledger) = parent.child_mut(partition_of(page))?;
-    child.unmap_stats_page(page, ledger)?;
-    caller.done()
-}
-
-fn partition_of(page: &StatsPage) -> PartitionId {
-    match page.object {
-        StatsObject::Partition(id) => id,
-        StatsObject::Vp(vp) => vp.partition,
-    }
 }

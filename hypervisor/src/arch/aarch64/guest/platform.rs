@@ -69,3 +69,6 @@ pub(crate) fn has_orphans(_: &Vm) -> bool {
 
 /// There are none.
 pub(crate) fn end_orphans(_: &Vm) {}
+
+/// There is no parent.
+pub(crate) fn renew_statistics(_: &Vm) {}

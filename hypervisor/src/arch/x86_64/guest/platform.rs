@@ -70,6 +70,13 @@ pub(crate) fn end_orphans(vm: &Vm) {
     }
 }
 
+/// Writes counters into pages of a parent that shall show them, if it is time.
+pub(crate) fn renew_statistics(vm: &Vm) {
+    if let Some(children) = children(vm) {
+        children.renew_statistics(vm);
+    }
+}
+
 fn children(vm: &Vm) -> Option<&Children> {
     vm.platform().hyperv.as_ref()?.children()
 }
