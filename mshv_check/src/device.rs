@@ -27,6 +27,7 @@ pub(crate) mod request {
 
 /// The hypercalls that this program makes.
 pub(crate) mod code {
+    pub(crate) const SET_PROPERTY: u16 = 0x45;
     pub(crate) const GET_REGISTERS: u16 = 0x50;
     pub(crate) const SET_REGISTERS: u16 = 0x51;
     /// All that the kernel passes on.
@@ -93,6 +94,12 @@ pub(crate) struct Partition(OwnedFd);
 impl Partition {
     pub(crate) fn initialize(&self) -> Result<()> {
         crate::system::call_at(self.0.as_fd(), request::INITIALIZE, 0).map(|_| ())
+    }
+
+    /// Sets a property to this value.
+    pub(crate) fn set_property(&self, property: u64, value: u64) -> Result<()> {
+        // The kernel fills in the partition.
+        hypercall(self.as_fd(), code::SET_PROPERTY, 0, &[0, property, value], 0).map(|_| ())
     }
 
     pub(crate) fn create_vp(&self, index: u32) -> Result<Vp> {

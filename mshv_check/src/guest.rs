@@ -68,6 +68,80 @@ pub(crate) const WATCHER: [u8; 61] = [
     0xeb, 0xc3, // jmp to the start
 ];
 
+/// Uses the Hyper-V interface, again and again. In protected mode, without paging. EBP is its own part: +0 passes, +4
+/// what was not as it has to be, +8 the address of the hypercall page, +1000 the input of calls, +2000 the VP assist
+/// page, +3000 messages. The hypercall page is at 100000, the clock's at 101000.
+pub(crate) const ENLIGHTENED: [u8; 213] = [
+    0xb9, 0x00, 0x00, 0x00, 0x40, // mov ecx, 40000000
+    0x31, 0xc0, // xor eax, eax
+    0xba, 0x00, 0x00, 0x00, 0x81, // mov edx, 81000000
+    0x0f, 0x30, // wrmsr
+    0x8d, 0xa5, 0x00, 0x10, 0x00, 0x00, // lea esp, [ebp+1000]
+    0xb9, 0x01, 0x00, 0x00, 0x40, // again: mov ecx, 40000001
+    0x31, 0xd2, // xor edx, edx
+    0xb8, 0x01, 0x00, 0x10, 0x00, // mov eax, 100001
+    0x0f, 0x30, // wrmsr
+    0x8d, 0x9d, 0x00, 0x10, 0x00, 0x00, // lea ebx, [ebp+1000]
+    0xc7, 0x43, 0x08, 0x03, 0x00, 0x00, 0x00, // mov [ebx+8], 3
+    0x89, 0xd9, // mov ecx, ebx
+    0x31, 0xdb, // xor ebx, ebx
+    0x31, 0xff, // xor edi, edi
+    0x31, 0xf6, // xor esi, esi
+    0xb8, 0x02, 0x00, 0x00, 0x00, // mov eax, 2
+    0xff, 0x55, 0x08, // call [ebp+8]
+    0x09, 0xd0, // or eax, edx
+    0x74, 0x03, // je 1
+    0xff, 0x45, 0x04, // inc [ebp+4]
+    0xb9, 0x21, 0x00, 0x00, 0x40, // 1: mov ecx, 40000021
+    0x31, 0xd2, // xor edx, edx
+    0xb8, 0x01, 0x10, 0x10, 0x00, // mov eax, 101001
+    0x0f, 0x30, // wrmsr
+    0x83, 0x78, 0xff, 0x00, // 2: cmp [eax-1], 0
+    0x74, 0xfa, // je 2
+    0x83, 0x78, 0x0b, 0x00, // cmp [eax+b], 0
+    0x74, 0xf4, // je 2
+    0x8d, 0x9d, 0x00, 0x20, 0x00, 0x00, // lea ebx, [ebp+2000]
+    0x83, 0x0b, 0xff, // or [ebx], ffffffff
+    0xb1, 0x73, // mov cl, 73
+    0x8d, 0x43, 0x01, // lea eax, [ebx+1]
+    0x0f, 0x30, // wrmsr
+    0x83, 0x3b, 0x00, // cmp [ebx], 0
+    0x74, 0x03, // je 3
+    0xff, 0x45, 0x04, // inc [ebp+4]
+    0xb1, 0x80, // 3: mov cl, 80
+    0xb8, 0x01, 0x00, 0x00, 0x00, // mov eax, 1
+    0x0f, 0x30, // wrmsr
+    0xb1, 0x83, // mov cl, 83
+    0x8d, 0x85, 0x01, 0x30, 0x00, 0x00, // lea eax, [ebp+3001]
+    0x0f, 0x30, // wrmsr
+    0xb1, 0x92, // mov cl, 92
+    0xb8, 0x40, 0x00, 0x04, 0x00, // mov eax, 40040
+    0x0f, 0x30, // wrmsr
+    0xb1, 0xb0, // mov cl, b0
+    0xb8, 0x08, 0x00, 0x02, 0x00, // mov eax, 20008
+    0x0f, 0x30, // wrmsr
+    0xb1, 0x20, // mov cl, 20
+    0x0f, 0x32, // rdmsr
+    0x05, 0xf4, 0x01, 0x00, 0x00, // add eax, 1f4
+    0x83, 0xd2, 0x00, // adc edx, 0
+    0xb1, 0xb1, // mov cl, b1
+    0x0f, 0x30, // wrmsr
+    0x8d, 0x9d, 0x00, 0x32, 0x00, 0x00, // lea ebx, [ebp+3200]
+    0x8b, 0x03, // 4: mov eax, [ebx]
+    0x85, 0xc0, // test eax, eax
+    0x74, 0xfa, // je 4
+    0x3d, 0x10, 0x00, 0x00, 0x80, // cmp eax, 80000010
+    0x74, 0x03, // je 5
+    0xff, 0x45, 0x04, // inc [ebp+4]
+    0x31, 0xc0, // 5: xor eax, eax
+    0x31, 0xd2, // xor edx, edx
+    0x89, 0x03, // mov [ebx], eax
+    0xb1, 0x84, // mov cl, 84
+    0x0f, 0x30, // wrmsr
+    0xff, 0x45, 0x00, // inc [ebp+0]
+    0xe9, 0x3f, 0xff, 0xff, 0xff, // jmp again
+];
+
 /// Sets a VP to real mode at this address, with 2 in RAX and RBX.
 pub(crate) fn start_real(vp: &Vp, at: u64) -> Result<()> {
     vp.set(&[
@@ -89,8 +163,25 @@ pub(crate) struct Watch {
     pub(crate) own_pages: u32,
 }
 
-/// Sets a VP to flat protected mode at this address.
+/// Sets a VP to a [`WATCHER`] at this address.
 pub(crate) fn start_watcher(vp: &Vp, at: u64, watch: Watch) -> Result<()> {
+    start_flat(vp, at)?;
+    vp.set(&[
+        (RBX, watch.shared.into()),
+        (RDX, watch.shared_pages.into()),
+        (RSI, watch.own.into()),
+        (RBP, watch.own_pages.into()),
+    ])
+}
+
+/// Sets a VP to [`ENLIGHTENED`] at this address, whose own part is at `own`.
+pub(crate) fn start_enlightened(vp: &Vp, at: u64, own: u32) -> Result<()> {
+    start_flat(vp, at)?;
+    vp.set(&[(RBP, own.into())])
+}
+
+/// Sets a VP to flat protected mode at this address.
+fn start_flat(vp: &Vp, at: u64) -> Result<()> {
     let data = segment(0, u32::MAX, 0x10, 0xc093);
     vp.set(&[
         (CR0, 0x11),
@@ -100,10 +191,6 @@ pub(crate) fn start_watcher(vp: &Vp, at: u64, watch: Watch) -> Result<()> {
         (SS, data),
         (RIP, u128::from(at)),
         (RFLAGS, 2),
-        (RBX, watch.shared.into()),
-        (RDX, watch.shared_pages.into()),
-        (RSI, watch.own.into()),
-        (RBP, watch.own_pages.into()),
     ])
 }
 
@@ -122,5 +209,7 @@ mod tests {
         assert_eq!(target(&HALT, 2), 0);
         assert_eq!(target(&LOOP, 1), 0);
         assert_eq!([0x17, 0x27, 0x38, 0x3c].map(|at| target(&WATCHER, at)), [4, 0x2b, 0x1a, 0]);
+        let ends = [0x42, 0x59, 0x5f, 0x74, 0xb8, 0xbf].map(|at| target(&ENLIGHTENED, at));
+        assert_eq!(ends, [0x46, 0x54, 0x54, 0x78, 0xb3, 0xc3]);
     }
 }

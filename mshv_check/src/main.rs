@@ -42,6 +42,8 @@ Tries /dev/mshv, the device of Linux for a hypervisor that lets it be a parent.
   signal  [--rounds N]                 signals (1000) end the runs of guests that halt, loop, or exit all the time
   memory  [--invalidations N] [--vps N]
                                        N times (100000) pages are taken away from running VPs (2) and given back
+  hyperv  [--invalidations N] [--vps N]
+                                       the same (20000) with pages that the hypervisor reads and writes for guests (2)
   kill    [--rounds N]                 N processes (500) with running guests are killed at random moments
   input                                calls with wrong numbers, and in the wrong order, are refused
   fuzz    [--calls N] [--seed S] [--trace N]

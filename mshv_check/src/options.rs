@@ -3,8 +3,8 @@
 use std::fmt;
 
 /// All checks, from the simplest on.
-pub(crate) const CHECKS: [&str; 10] =
-    ["open", "life", "vp", "run", "cost", "signal", "memory", "kill", "input", "fuzz"];
+pub(crate) const CHECKS: [&str; 11] =
+    ["open", "life", "vp", "run", "cost", "signal", "memory", "hyperv", "kill", "input", "fuzz"];
 /// Only for kernels that show statistics, and so none of `all`.
 pub(crate) const STATS: &str = "stats";
 /// What `kill` starts and kills.
@@ -83,7 +83,7 @@ impl Options {
         let count = match check {
             "life" | "signal" => 50,
             "kill" => 10,
-            "cost" | "memory" => 500,
+            "cost" | "memory" | "hyperv" => 500,
             "fuzz" => 5000,
             _ => 1,
         };

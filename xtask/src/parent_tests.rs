@@ -88,6 +88,13 @@ const TESTS: &[Test] = &[
         limit: 3600,
     },
     Test {
+        name: "hyperv",
+        what: "the kernel takes pages away that the hypervisor reads and writes for guests",
+        command: "mshv-check hyperv",
+        quick: Some("mshv-check hyperv --invalidations 1000"),
+        limit: 1800,
+    },
+    Test {
         name: "kill",
         what: "processes with running guests are killed",
         command: "mshv-check kill",
@@ -118,16 +125,16 @@ const TESTS: &[Test] = &[
     },
     Test {
         name: "microvm-4",
-        what: "a microvm with 4 vCPUs: disk, network, memory, TLB",
-        command: "guest-microvm --smp 4 --checks disk,net,memory:3,tlb:5",
-        quick: Some("guest-microvm --smp 4 --checks disk,net,memory:1"),
+        what: "a microvm with 4 vCPUs: disk, network, memory, TLB, Hyper-V",
+        command: "guest-microvm --smp 4 --checks disk,net,memory:3,tlb:5,hyperv",
+        quick: Some("guest-microvm --smp 4 --checks disk,net,memory:1,hyperv"),
         limit: 900,
     },
     Test {
         name: "microvm-compaction",
         what: "the same while the kernel moves its memory",
         command: "while sleep 0.2; do echo 1 >/proc/sys/vm/compact_memory; done & \
-                  guest-microvm --smp 2 --checks disk,memory:8,tlb:5; status=$?; kill %1; exit $status",
+                  guest-microvm --smp 2 --checks disk,memory:8,tlb:5,hyperv; status=$?; kill %1; exit $status",
         quick: None,
         limit: 900,
     },
@@ -140,8 +147,8 @@ const TESTS: &[Test] = &[
     },
     Test {
         name: "q35-2",
-        what: "a q35 with 2 vCPUs: disk, network, memory, TLB",
-        command: "guest-q35 --smp 2 --checks disk,net,memory:3,tlb:5",
+        what: "a q35 with 2 vCPUs: disk, network, memory, TLB, Hyper-V",
+        command: "guest-q35 --smp 2 --checks disk,net,memory:3,tlb:5,hyperv",
         quick: Some("guest-q35 --smp 2 --checks disk,net"),
         limit: 1200,
     },
@@ -155,7 +162,7 @@ const TESTS: &[Test] = &[
     Test {
         name: "debian",
         what: "Debian's kernel as guest",
-        command: "guest-q35 --smp 2 --kernel /guest/vmlinuz-cloud",
+        command: "guest-q35 --smp 2 --checks hyperv --kernel /guest/vmlinuz-cloud",
         quick: None,
         limit: 900,
     },

@@ -186,13 +186,13 @@ fn renew(memory: &Mapping, expected: &mut [u32], at: usize, count: usize) {
 }
 
 /// The kernel moves pages, five times a second.
-struct Compaction {
+pub(super) struct Compaction {
     stop: Arc<AtomicBool>,
     join: std::thread::JoinHandle<u64>,
 }
 
 impl Compaction {
-    fn start() -> Self {
+    pub(super) fn start() -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let mine = stop.clone();
         let join = std::thread::spawn(move || {
@@ -206,7 +206,8 @@ impl Compaction {
         Self { stop, join }
     }
 
-    fn stop(self) -> u64 {
+    /// Returns how often.
+    pub(super) fn stop(self) -> u64 {
         self.stop.store(true, Ordering::SeqCst);
         self.join.join().unwrap_or_default()
     }

@@ -2,6 +2,7 @@
 
 mod cost;
 mod fuzz;
+mod hyperv;
 mod input;
 mod kill;
 mod life;
@@ -30,6 +31,7 @@ pub(crate) fn run(name: &str, options: &Options) -> Result<Figures> {
         "cost" => cost::run(&device, options.count(2000)),
         "signal" => signal::run(&device, options.count(1000), options.seed),
         "memory" => memory::run(&device, options.count(100_000), options.vps, options.seed),
+        "hyperv" => hyperv::run(&device, options.count(20_000), options.vps, options.seed),
         "kill" => kill::run(&device, options.count(500), options.seed),
         VICTIM => kill::victim(&device, options.vps),
         STATS => stats::run(&device),

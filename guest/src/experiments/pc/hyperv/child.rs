@@ -5,7 +5,9 @@ use core::sync::atomic::Ordering;
 
 use guest_model::hypercall::{Control, INVALID_PARAMETER, SUCCESS, reps, status};
 
-use super::{Answer, Cases, Context, NO_INTERFACE, Outcome, ShownAnswer, ask, by_registers, place, signals};
+use super::{
+    Answer, Cases, Context, NO_INTERFACE, Outcome, ShownAnswer, ask, by_registers, enlightened, place, signals,
+};
 use crate::arch::control::cpuid;
 use crate::arch::hyperv::{self, Registers};
 use crate::arch::ram::Ram;
@@ -16,7 +18,8 @@ const FINALIZE: u16 = 0x42;
 const DELETE: u16 = 0x43;
 const DEPOSIT: u16 = 0x48;
 const WITHDRAW: u16 = 0x49;
-const MAP_PAGES: u16 = 0x4b;
+const SET_PROPERTY: u16 = 0x45;
+pub(super) const MAP_PAGES: u16 = 0x4b;
 const INSTALL_INTERCEPT: u16 = 0x4d;
 const CREATE_VP: u16 = 0x4e;
 const GET_REGISTERS: u16 = 0x50;
@@ -25,7 +28,7 @@ const TRANSLATE: u16 = 0x52;
 const REGISTER_CPUID: u16 = 0x91;
 pub(super) const GET_STATE: u16 = 0xe3;
 pub(super) const SET_STATE: u16 = 0xe4;
-const GET_CPUID: u16 = 0xf4;
+pub(super) const GET_CPUID: u16 = 0xf4;
 
 const INVALID_VP: u16 = 0xe;
 const INVALID_VALUE: u16 = 0x50;
@@ -78,7 +81,11 @@ pub(super) mod name {
     pub(in crate::experiments) const MTRR_FIXED: u32 = 0x8_0070;
     pub(in crate::experiments) const TSC_AUX: u32 = 0x8_007b;
     pub(in crate::experiments) const HYPERCALL: u32 = 0x9_0001;
+    pub(in crate::experiments) const VP_ASSIST: u32 = 0x9_0013;
+    pub(in crate::experiments) const REFERENCE_TSC: u32 = 0x9_0017;
+    pub(in crate::experiments) const SINT0: u32 = 0xa_0000;
     pub(in crate::experiments) const SCONTROL: u32 = 0xa_0010;
+    pub(in crate::experiments) const STIMER0: u32 = 0xb_0000;
 }
 
 pub(in crate::experiments::pc) fn run(context: &Context) -> Outcome {
@@ -86,7 +93,7 @@ pub(in crate::experiments::pc) fn run(context: &Context) -> Outcome {
         return NO_INTERFACE;
     }
     let mut cases = Cases::new(context, "hv-child");
-    let Some(child) = Child::new(&mut cases) else { return cases.done() };
+    let Some(child) = Child::new(&mut cases, "G1", 0) else { return cases.done() };
     after_creation(&mut cases, &child);
     round_trips(&mut cases, &child);
     order(&mut cases, &child);
@@ -96,7 +103,13 @@ pub(in crate::experiments::pc) fn run(context: &Context) -> Outcome {
     running(&mut cases, &child);
     signals::run(&mut cases, &child);
     impossible(&mut cases, &child);
-    child.end(&mut cases);
+    let plain_cpuid = enlightened::vendor(&child);
+    child.end(&mut cases, ["G9", "G9.1", "G9.2"]);
+
+    if let Some(child) = Child::new(&mut cases, "I0", enlightened::FEATURES) {
+        enlightened::run(&mut cases, &child, plain_cpuid);
+        child.end(&mut cases, ["I9", "I9.1", "I9.2"]);
+    }
     cases.done()
 }
 
@@ -106,7 +119,8 @@ pub(super) struct Child {
 }
 
 impl Child {
-    fn new(cases: &mut Cases) -> Option<Self> {
+    /// One that is offered these synthetic features.
+    fn new(cases: &mut Cases, case: &str, features: u64) -> Option<Self> {
         let answer = call(Control::simple(CREATE), &[FLAGS, 0, 0x609, 0, 0, 0, 0]);
         let id = output(0);
         let child = Self { id };
@@ -119,6 +133,7 @@ impl Child {
         };
         let steps = [
             answer,
+            call(Control::simple(SET_PROPERTY), &[id, 0x1_0001, features]),
             deposit(208),
             by_registers(Control::simple(INITIALIZE), &[id]),
             deposit(180),
@@ -126,12 +141,12 @@ impl Child {
             call(Control::simple(CREATE_VP), &[id, 1, 0, 0, 0]),
         ]
         .map(code);
-        let is_there = steps == [SUCCESS; 6];
-        cases.check("G1", "a partition with two VPs", "status 0 for each", format_args!("{steps:?}"), is_there);
+        let is_there = steps == [SUCCESS; 7];
+        cases.check(case, "a partition with two VPs", "status 0 for each", format_args!("{steps:?}"), is_there);
         is_there.then_some(child)
     }
 
-    fn end(&self, cases: &mut Cases) {
+    fn end(&self, cases: &mut Cases, [finalize, withdraw, delete]: [&str; 3]) {
         let by_id = |code| by_registers(Control::simple(code), &[self.id]);
         let mut finalized = by_id(FINALIZE);
         for _ in 0..1000 {
@@ -139,7 +154,7 @@ impl Child {
                 finalized = by_id(FINALIZE);
             }
         }
-        cases.status("G9", "FINALIZE", &[SUCCESS], finalized);
+        cases.status(finalize, "FINALIZE", &[SUCCESS], finalized);
         let mut pages = 0;
         let last = loop {
             let answer = call(Control::rep(WITHDRAW, 512), &[self.id, 0]);
@@ -149,13 +164,13 @@ impl Child {
             }
         };
         cases.check(
-            "G9.1",
+            withdraw,
             "WITHDRAW: all deposited pages come back",
             "status 29, 388 pages",
             format_args!("{} {pages} pages", ShownAnswer(last)),
             code(last) == NO_RESOURCES && pages == 388,
         );
-        cases.status("G9.2", "DELETE", &[SUCCESS], by_id(DELETE));
+        cases.status(delete, "DELETE", &[SUCCESS], by_id(DELETE));
     }
 
     /// Writes registers of VP 0. The value has 128 bits.
@@ -214,7 +229,7 @@ pub(super) fn call(control: Control, words: &[u64]) -> Answer {
     ask(&Registers::call(control.0, place(words), hyperv::spare_page().address()))
 }
 
-fn output(at: usize) -> u64 {
+pub(super) fn output(at: usize) -> u64 {
     hyperv::spare_page().words()[at].load(Ordering::SeqCst)
 }
 

@@ -324,6 +324,8 @@ fn write_word(held: &mut Held<'_>, register: Register, value: u64) -> Result<(),
             let number = synthetic_msr(register).ok_or(Status::InvalidParameter)?;
             let clock = held.vm.platform().hyperv.as_ref().map(HyperV::clock);
             arch.synic.place(&mut arch.apic, number, value, clock).ok_or(refused)?;
+            // It may have blocked until the old deadline of a timer.
+            held.vm.post(held.index, Pending::MESSAGE);
         }
         register if is_always_zero(register) => {
             if value != 0 {

@@ -7,6 +7,7 @@
 use hyperv_defs::Status;
 use hyperv_defs::page::{LocalApicState, TimersState};
 use hyperv_defs::vp::StateKind;
+use sched::Pending;
 
 use super::hyperv::HyperV;
 use crate::arch::hypercall::Held;
@@ -62,7 +63,10 @@ pub(in crate::arch) fn set(held: &mut Held<'_>, kind: StateKind, components: u64
         StateKind::SyntheticTimers => {
             let state = TimersState::from_bytes(bytes).ok_or(refused)?;
             match held.vm.platform().hyperv.as_ref().map(HyperV::clock) {
-                Some(clock) => arch.synic.set_timers(&state, clock).ok_or(refused)?,
+                Some(clock) => {
+                    arch.synic.set_timers(&state, clock).ok_or(refused)?;
+                    held.vm.post(held.index, Pending::MESSAGE);
+                }
                 None if state == TimersState::default() => {}
                 None => return Err(refused),
             }
