@@ -1,7 +1,7 @@
 //! What an exit to the VMM costs: a guest that reads a port without end, and a VMM that does nothing but answer.
 //!
-//! The time is the parent's own. Where its clock counts instructions (`-icount shift=0`), so do the figures: the guest's
-//! instruction, Dunlin, the parent's kernel and this program together.
+//! The time is the parent's own. Where its clock counts instructions (`-icount shift=0`), so do the figures: those of
+//! the guest, Dunlin, the parent's kernel and this program together.
 
 use std::time::Instant;
 
@@ -30,7 +30,7 @@ pub(super) fn run(device: &Device, exits: u64) -> Result<Figures> {
             };
             vp.set_by(&buffers, &[(RIP, u128::from(message.next_rip())), (RAX, u128::from(rax))])?;
         }
-        times.push(started.elapsed().as_nanos() as u64 / BATCH);
+        times.push(u64::try_from(started.elapsed().as_nanos())? / BATCH);
     }
     times.sort_unstable();
     let (least, most) = (times[0], times[times.len() - 1]);
