@@ -17,6 +17,7 @@ use crate::arch::block::Block;
 use crate::arch::{Arch, Machine};
 use crate::control;
 use crate::sync::{AtomicBool, AtomicU64, Ordering, per_host};
+use crate::vm::visits::FoundLately;
 
 /// Maximum number of pCPUs in use; further ones stay asleep.
 pub(crate) const MAX_CPUS: usize = 64;
@@ -45,6 +46,9 @@ pub(crate) struct PerCpu {
     /// The run queue and its state.
     #[layout(nested)]
     pub(crate) scheduler: scheduler::Scheduler,
+    /// Pages of memory that may go away.
+    #[layout(owner)]
+    pub(crate) found_lately: FoundLately,
     #[layout(owner)]
     host_context: Once<<Machine as Arch>::HostContext>,
 }
@@ -81,6 +85,7 @@ impl PerCpu {
             taken: Taken::default(),
             timers: timers::Timers::default(),
             scheduler: scheduler::Scheduler::new(),
+            found_lately: FoundLately::default(),
             host_context: Once::new(),
         })
     }

@@ -26,8 +26,9 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::AtomicU64 as Counter;
 
-use addr::{Gpa, Hpa};
+use addr::{Gpa, Hpa, PAGE_BYTES, PageSize};
 use stage2::{Epochs, Quiescence, Walker, Walking};
+use vcpu_layout::{OwnerField, OwnerWord, Proof};
 
 use super::address_space::NoTlb;
 use super::memory::Memory;
@@ -130,9 +131,58 @@ impl Visit<'_> {
     }
 
     /// Where `gpa` is in host memory, if it is there now, and whether it may be written to.
+    #[inline]
     pub(crate) fn find(&self, gpa: Gpa) -> Option<(Hpa, bool)> {
+        let found = &cpu::this().found_lately;
+        let page = gpa.page(PageSize::Size4K);
+        if let Some(hpa) = found.look(self.name, page) {
+            return Some((Hpa(hpa.0 + (gpa.0 - page.0)), true));
+        }
         let memory = self.memory;
         let leaf = memory.tree().walk(memory.tables(), &NoTlb, &self.walking).lookup(gpa)?;
-        Some((leaf.translate(gpa), leaf.access.write || !self.has_rights))
+        let is_writable = leaf.access.write || !self.has_rights;
+        if is_writable {
+            found.keep(self.name, page, leaf.translate(page));
+        }
+        Some((leaf.translate(gpa), is_writable))
+    }
+}
+
+/// Pages that visits on one pCPU have found lately, all writable: a small TLB. An entry holds for visits under the name
+/// that it was found under, as a word does. So it needs no flush.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub(crate) struct FoundLately {
+    entries: [FoundPage; 8],
+}
+
+impl OwnerField for FoundLately {}
+
+#[repr(C)]
+#[derive(Debug, Default)]
+struct FoundPage {
+    name: OwnerWord,
+    gpa: OwnerWord,
+    hpa: OwnerWord,
+}
+
+impl FoundLately {
+    fn entry(&self, page: Gpa) -> &FoundPage {
+        &self.entries[(page.0 / PAGE_BYTES) as usize % self.entries.len()]
+    }
+
+    #[inline]
+    fn look(&self, name: u64, page: Gpa) -> Option<Hpa> {
+        let entry = self.entry(page);
+        // No name is zero.
+        (entry.name.get() == name && entry.gpa.get() == page.0).then(|| Hpa(entry.hpa.get()))
+    }
+
+    /// Only the pCPU that this belongs to calls it.
+    fn keep(&self, name: u64, page: Gpa, hpa: Hpa) {
+        let (entry, here) = (self.entry(page), Proof::by_place());
+        entry.name.set(here, name);
+        entry.gpa.set(here, page.0);
+        entry.hpa.set(here, hpa.0);
     }
 }

@@ -2,6 +2,9 @@
 
 #![expect(unsafe_code, reason = "a visit finds pages by their host addresses")]
 
+#[cfg(any(test, target_arch = "x86_64"))]
+use core::sync::atomic::AtomicU64;
+
 use addr::{Gpa, Hpa, PAGE_BYTES, PageSize};
 
 use crate::arch::ram::Borrowed;
@@ -56,10 +59,17 @@ impl Visit<'_> {
 
     /// The aligned word that holds `gpa`, and whether it may be written to.
     #[cfg(any(test, target_arch = "x86_64"))]
-    pub(super) fn word(&self, gpa: Gpa) -> Option<(*const core::sync::atomic::AtomicU64, bool)> {
+    pub(super) fn word(&self, gpa: Gpa) -> Option<(*const AtomicU64, bool)> {
         let (hpa, is_writable) = self.find(gpa)?;
         let index = usize::try_from(hpa.offset_in(PageSize::Size4K) / 8).ok()?;
         let word: *const _ = page_of(self, hpa).words().get(index)?;
         Some((word, is_writable))
+    }
+
+    /// Calls `work` with the words of the page at `gpa`. `None` if it is not there now, or must not be written to.
+    #[cfg(any(test, target_arch = "x86_64"))]
+    pub(crate) fn with_page<R>(&self, gpa: Gpa, work: impl FnOnce(&[AtomicU64]) -> R) -> Option<R> {
+        let (hpa, is_writable) = self.find(gpa)?;
+        is_writable.then(|| work(page_of(self, hpa).words()))
     }
 }

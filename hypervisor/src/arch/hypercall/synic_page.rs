@@ -1,7 +1,7 @@
 //! The SynIC's pages in a guest's memory.
 
 use core::mem::offset_of;
-use core::sync::atomic::{Ordering, fence};
+use core::sync::atomic::{AtomicU64, Ordering, fence};
 
 use addr::Gpa;
 use hyperv_defs::page::EventRing;
@@ -20,42 +20,36 @@ const PENDING: u64 = 1 << 40;
 /// How often a word is tried to be changed that the guest changes meanwhile. For a guest that does so without end, the
 /// page is not there.
 const ATTEMPTS: u32 = 64;
+const WORD: usize = size_of::<u64>();
 
 impl SynicPage<'_> {
-    /// Changes the word at this offset.
-    fn change(&self, offset: usize, change: impl Fn(u64) -> u64) -> Result<(), Absent> {
-        for _ in 0..ATTEMPTS {
-            // Anew each time: a parent's memory may lose a page meanwhile, and then no word that was found is valid.
-            let word = self.memory.find_word(self.at(offset)?).ok_or(Absent)?;
-            let old = self.memory.load(word, 0);
-            if self.memory.compare_exchange(word, old, change(old)) {
-                return Ok(());
-            }
-        }
-        Err(Absent)
-    }
-
-    /// Reads the word at this offset, after what was written before: for all processors. ([`Self::change`] exchanges,
-    /// which is a barrier on its other side.)
+    /// Reads the word at this offset, after what was written before: for all processors.
     fn load(&self, offset: usize) -> Result<u64, Absent> {
-        for _ in 0..ATTEMPTS {
-            let word = self.memory.find_word(self.at(offset)?).ok_or(Absent)?;
+        let read = |page: &[AtomicU64]| {
             fence(Ordering::SeqCst);
-            let value = self.memory.load(word, 0);
-            // A word that is not valid any more reads as zero, and a slot with zero would be free.
-            if value != 0 || self.memory.compare_exchange(word, 0, 0) {
-                return Ok(value);
-            }
-        }
-        Err(Absent)
+            page.get(offset / WORD).map(|word| word.load(Ordering::Relaxed))
+        };
+        self.memory.with_page(self.gpa, read).flatten().ok_or(Absent)
     }
 
-    fn at(&self, offset: usize) -> Result<Gpa, Absent> {
-        self.gpa.checked_add(offset as u64).ok_or(Absent)
+    /// Writes to `bytes` bytes from this offset on.
+    fn write<R>(
+        &self,
+        offset: usize,
+        bytes: usize,
+        write: impl FnOnce(&[AtomicU64]) -> Option<R>,
+    ) -> Result<R, Absent> {
+        let at = self.gpa.checked_add(offset as u64).ok_or(Absent)?;
+        let write = |page: &[AtomicU64]| page.get(offset / WORD..).and_then(write);
+        let written = self.memory.as_host(at, bytes, || self.memory.with_page(self.gpa, write));
+        written.flatten().ok_or(Absent)
+    }
+
+    /// Sets bits of the word at this offset.
+    fn set(&self, offset: usize, bits: u64) -> Result<(), Absent> {
+        self.write(offset, WORD, |words| words.first().map(|word| word.fetch_or(bits, Ordering::SeqCst))).map(|_| ())
     }
 }
-
-const WORD: usize = size_of::<u64>();
 
 impl MessagePage for SynicPage<'_> {
     fn kind(&self, slot: usize) -> Result<u32, Absent> {
@@ -65,15 +59,23 @@ impl MessagePage for SynicPage<'_> {
     }
 
     fn set_pending(&self, slot: usize) -> Result<(), Absent> {
-        self.change(slot * MESSAGE_BYTES, |word| word | PENDING)
+        self.set(slot * MESSAGE_BYTES, PENDING)
     }
 
     fn write(&self, slot: usize, head: u64, tail: &[u8]) -> Result<(), Absent> {
-        if !self.memory.write(self.at(slot * MESSAGE_BYTES + WORD)?, tail) {
-            return Err(Absent);
-        }
-        // The exchange comes after the rest for all who see it.
-        self.change(slot * MESSAGE_BYTES, |_| head)
+        self.write(slot * MESSAGE_BYTES, WORD + tail.len(), |words| {
+            let (first, rest) = words.split_first()?;
+            let (whole, end) = tail.as_chunks::<WORD>();
+            let mut last = [0; WORD];
+            last[..end.len()].copy_from_slice(end);
+            let last = (!end.is_empty()).then_some(&last);
+            for (word, bytes) in rest.iter().zip(whole.iter().chain(last)) {
+                word.store(u64::from_le_bytes(*bytes), Ordering::Relaxed);
+            }
+            // The exchange comes after the rest for all who see it.
+            first.swap(head, Ordering::SeqCst);
+            Some(())
+        })
     }
 }
 
@@ -97,11 +99,19 @@ impl RingPage for SynicPage<'_> {
 
     fn set_port(&self, sint: usize, place: usize, port: u32) -> Result<(), Absent> {
         let (word, shift) = place_of(sint, place);
-        self.change(word, |word| word & !(u64::from(u32::MAX) << shift) | u64::from(port) << shift)
+        let change = |word: u64| word & !(u64::from(u32::MAX) << shift) | u64::from(port) << shift;
+        self.write(word, WORD, |words| {
+            let word = words.first()?;
+            (0..ATTEMPTS).find_map(|_| {
+                let old = word.load(Ordering::Relaxed);
+                word.compare_exchange(old, change(old), Ordering::SeqCst, Ordering::Relaxed).ok()
+            })
+        })
+        .map(|_| ())
     }
 
     fn set_full(&self, sint: usize) -> Result<(), Absent> {
-        self.change(sint * size_of::<EventRing>(), |word| word | FULL)
+        self.set(sint * size_of::<EventRing>(), FULL)
     }
 
     fn is_masked(&self, sint: usize) -> Result<bool, Absent> {
