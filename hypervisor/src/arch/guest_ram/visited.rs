@@ -8,6 +8,7 @@ use core::sync::atomic::AtomicU64;
 use addr::{Gpa, Hpa, PAGE_BYTES, PageSize};
 
 use crate::arch::ram::Borrowed;
+use crate::mutants::{self, Mutant};
 use crate::sync::point;
 use crate::vm::visits::Visit;
 
@@ -38,8 +39,11 @@ fn pieces(
 
 /// The page at this host address, which the visit has just found.
 fn page_of<'a>(_: &'a Visit<'_>, hpa: Hpa) -> Borrowed<'a> {
-    // The copy of a long piece takes time.
-    (0..4).for_each(|_| point());
+    point();
+    if mutants::is(Mutant::VisitorsNotWaitedFor) {
+        // A visitor that was interrupted here for long.
+        (0..200).for_each(|_| point());
+    }
     // SAFETY: stage 2 maps only frames that a VM owns: its own, or its parent's, which it keeps alive. The page is not
     // used for anything else before the visit ends.
     unsafe { Borrowed::new(hpa.page(PageSize::Size4K)) }
