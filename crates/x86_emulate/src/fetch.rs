@@ -112,6 +112,10 @@ pub(crate) fn fetch_in<M: Memory>(
         words = [words[0] >> shift | words[1] << (64 - shift), words[1] >> shift | third << (64 - shift)];
     }
     words[1] &= u64::MAX >> 8;
+    // Words that are gone read as zero. Code has such bytes as well, so this is asked of all.
+    if !memory.is_current(Some(page)) {
+        return Err(Outcome::Retry);
+    }
     #[expect(clippy::cast_possible_truncation, reason = "at most 15")]
     let length = left.min(MAX_LENGTH as u64) as u8;
     Ok(Fetched { window: Window { words, length }, gpa: found.gpa })

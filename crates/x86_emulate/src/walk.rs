@@ -100,8 +100,13 @@ pub fn probe<M: Memory>(cpu: &impl Cpu, memory: &M, linear: u64, access: Access,
     if sets_bits || cpu.cr0() & CR0_PG == 0 {
         return walk(cpu, memory, linear, access, &mut steps);
     }
-    // Nothing is changed, so nothing makes it start again.
-    attempt(cpu, memory, linear, access, false, &mut steps)?.ok_or(Stop::Contended)
+    for _ in 0..ATTEMPTS {
+        steps.clear();
+        if let Some(gpa) = attempt(cpu, memory, linear, access, false, &mut steps)? {
+            return Ok(gpa);
+        }
+    }
+    Err(Stop::Contended)
 }
 
 /// Shape of the guest's tables.
@@ -188,13 +193,17 @@ fn reserved_everywhere(cpu: &impl Cpu, levels: u32) -> u64 {
     addresses | no_execute | if levels == 3 { entry::HIGH } else { 0 }
 }
 
-/// The word with the entry at `gpa`, and the entry.
+/// The word with the entry at `gpa`, and the entry. `None` if the word was gone before it was read.
 #[inline]
-fn read_entry<M: Memory>(paging: &Paging, memory: &M, gpa: Gpa) -> Result<(Step<M>, u64), Stop> {
+fn read_entry<M: Memory>(paging: &Paging, memory: &M, gpa: Gpa) -> Result<Option<(Step<M>, u64)>, Stop> {
     let word = memory.find(gpa).ok_or(Stop::Unbacked(gpa))?;
     let value = memory.load(word, 0);
+    // A word that is gone reads as zero, which would be an entry that is not present.
+    if value == 0 && !memory.is_current(Some(word)) {
+        return Ok(None);
+    }
     let bits = if paging.is_legacy() { value >> half_shift(gpa) & 0xffff_ffff } else { value };
-    Ok((Step { word, value }, bits))
+    Ok(Some((Step { word, value }, bits)))
 }
 
 /// Lowest bit, in its 64-bit word, of the 32-bit entry at `gpa`; zero for a 64-bit entry.
@@ -202,7 +211,8 @@ fn half_shift(gpa: Gpa) -> u32 {
     if gpa.0 % 8 == 4 { 32 } else { 0 }
 }
 
-/// One attempt. `None` if an entry changed before its Accessed or Dirty bit could be set.
+/// One attempt. `None` if an entry changed before its Accessed or Dirty bit could be set, or was gone before it was
+/// read.
 fn attempt<M: Memory>(
     cpu: &impl Cpu,
     memory: &M,
@@ -221,7 +231,7 @@ fn attempt<M: Memory>(
     let mut level = paging.levels - 1;
     let (page, leaf) = loop {
         let at = paging.entry_address(table, level, linear);
-        let (step, bits) = read_entry(&paging, memory, at)?;
+        let Some((step, bits)) = read_entry(&paging, memory, at)? else { return Ok(None) };
         if bits & entry::PRESENT == 0 {
             return fault(0);
         }
@@ -298,7 +308,7 @@ pub fn path(cpu: &impl Cpu, memory: &impl Memory, linear: u64) -> Option<Path> {
     for level in (0..paging.levels).rev() {
         path.tables[path.count] = page_of(table);
         path.count += 1;
-        let (_, bits) = read_entry(&paging, memory, paging.entry_address(table, level, linear)).ok()?;
+        let (_, bits) = read_entry(&paging, memory, paging.entry_address(table, level, linear)).ok()??;
         if bits & entry::PRESENT == 0 {
             return None;
         }

@@ -70,6 +70,70 @@ fn code_is_read_from_where_its_page_is_now() {
     }
 }
 
+/// The same, with a page that is taken away after a number of further accesses.
+struct MovingSoon {
+    memory: Moving,
+    after: Cell<usize>,
+}
+
+impl MovingSoon {
+    fn count(&self) {
+        match self.after.get() {
+            0 => {}
+            1 => {
+                self.after.set(0);
+                self.memory.moves.set(self.memory.moves.get() + 1);
+            }
+            more => self.after.set(more - 1),
+        }
+    }
+}
+
+impl Memory for MovingSoon {
+    type Word = (u64, u64);
+
+    fn find(&self, gpa: Gpa) -> Option<(u64, u64)> {
+        let found = self.memory.find(gpa);
+        self.count();
+        found
+    }
+    fn load(&self, word: (u64, u64), ahead: usize) -> u64 {
+        let value = self.memory.load(word, ahead);
+        self.count();
+        value
+    }
+    fn is_current(&self, found: Option<(u64, u64)>) -> bool {
+        self.memory.is_current(found)
+    }
+    fn compare_exchange(&self, word: (u64, u64), current: u64, new: u64) -> bool {
+        self.memory.compare_exchange(word, current, new)
+    }
+    fn read(&self, gpa: Gpa, bytes: &mut [u8]) -> Option<()> {
+        self.memory.read(gpa, bytes)
+    }
+    fn write(&self, gpa: Gpa, bytes: &[u8]) -> Option<()> {
+        self.memory.write(gpa, bytes)
+    }
+}
+
+#[test]
+fn words_that_go_away_while_they_are_used_are_no_fault_and_no_other_code() {
+    let mut whole = 0;
+    for after in 1..40 {
+        let ram = Ram::with_code(&STORE);
+        let state = long(&ram);
+        let memory = MovingSoon { memory: Moving { ram, moves: Cell::new(0) }, after: Cell::new(after) };
+        match fetch(&state, &memory, &mut Walks::new()) {
+            Ok(found) => {
+                assert_eq!(found.window.to_bytes()[..STORE.len()], STORE, "taken away after {after} accesses");
+                whole += 1;
+            }
+            Err(outcome) => assert_eq!(outcome, Outcome::Retry, "taken away after {after} accesses"),
+        }
+    }
+    assert!(whole > 20, "most walks start again");
+}
+
 #[test]
 fn instruction_across_a_page_end_is_fetched_from_both_pages() {
     for in_first in 1..STORE.len() {
