@@ -84,6 +84,12 @@ define! {
     /// Pages are taken away, and the TLBs are flushed before stage 2 is cleared.
     #[allow(dead_code, reason = "not every architecture has parents")]
     FlushedBeforeCleared,
+    /// Pages are taken away, and what their leaves have recorded is forgotten.
+    #[allow(dead_code, reason = "not every architecture has parents")]
+    WrittenForgotten,
+    /// A parent has cleared the states of pages, and the TLBs are not flushed.
+    #[allow(dead_code, reason = "not every architecture has parents")]
+    TrackedNotFlushed,
     /// Pages are taken away, and words in them that were found before are still valid.
     WordKept,
     /// Pages are taken away and used again while the hypervisor may be accessing them.

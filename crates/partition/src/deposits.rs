@@ -25,6 +25,8 @@ pub enum Use {
     Stage2,
     /// Virtual processors.
     Vp,
+    /// Bits of pages that were written.
+    Written,
 }
 
 /// The pages of one child.
@@ -34,13 +36,13 @@ pub struct Deposits {
     top: u64,
     free: u64,
     /// By [`Use`].
-    used: [u64; 3],
+    used: [u64; 4],
 }
 
 impl fmt::Debug for Deposits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [map, stage2, vps] = self.used;
-        write!(f, "deposits: {} free, {map} map, {stage2} stage 2, {vps} VPs", self.free)
+        let [map, stage2, vps, written] = self.used;
+        write!(f, "deposits: {} free, {map} map, {stage2} stage 2, {vps} VPs, {written} bits", self.free)
     }
 }
 

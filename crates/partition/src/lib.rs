@@ -12,6 +12,8 @@
 //!   pages is in the pages themselves, so it needs no memory.
 //! * [`GpaMap`]: the child's guest physical address space: which page of the parent is at which address, and which
 //!   memory is not accessible now. It consists of deposited pages.
+//! * [`Written`]: a bit for each page that was written while the child's memory is tracked, where stage 2 has no leaf to
+//!   record it.
 //!
 //! # When a page is free again
 //!
@@ -42,6 +44,7 @@ mod partition;
 mod port;
 mod stats;
 mod vp;
+mod written;
 
 pub use cpuid::{Cpuid, CpuidResults};
 pub use deposits::{Deposits, Store, Use};
@@ -52,11 +55,14 @@ pub use partition::{Change, Features, Partition, Progress, Released, State};
 pub use port::Ports;
 pub use stats::OwnStats;
 pub use vp::Vp;
+pub use written::{PAGES_OF_A_WORD, Written};
 
 /// Numbers that a parent cannot exceed, however much it deposits.
 pub mod limits {
     /// Children of a parent.
     pub const CHILDREN: usize = 1024;
+    /// Parts of a child's memory, of 128 MiB each, with pages in them.
+    pub const TRACKED_PARTS: usize = 32 * 1024;
     /// Results of CPUID that are registered for a VP.
     pub const CPUID_RESULTS: usize = 256;
     /// Ports of a parent.

@@ -17,6 +17,7 @@ use crate::ledger::Ledger;
 use crate::limits;
 use crate::parent::{Host, Value};
 use crate::vp::Vp;
+use crate::written::Written;
 
 /// Where a child is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,6 +99,7 @@ pub struct Partition {
     pub deposits: Deposits,
     state: State,
     map: GpaMap,
+    written: Written,
     properties: Properties,
     /// Ascending.
     vps: Vec<(u32, Vp)>,
@@ -125,6 +127,7 @@ impl Partition {
             deposits: Deposits::default(),
             state: State::Created,
             map: GpaMap::default(),
+            written: Written::default(),
             properties: Properties::default(),
             vps: Vec::new(),
             doorbells: Vec::new(),
@@ -178,6 +181,9 @@ impl Partition {
             return Progress::More;
         }
         if !self.map.take_down(ledger, &mut self.deposits, store) {
+            return Progress::More;
+        }
+        if !self.written.take_down(&mut self.deposits, store) {
             return Progress::More;
         }
         for page in self.stats.iter_mut().filter_map(Option::take) {
@@ -395,6 +401,27 @@ impl Partition {
     /// The state of a page of the child.
     pub fn page(&self, page: u64, store: &impl Store) -> Entry {
         self.map.get(page, store)
+    }
+
+    /// Whether accesses to its pages are tracked.
+    #[must_use]
+    pub fn is_tracking(&self) -> bool {
+        self.properties.is_tracking
+    }
+
+    /// The pages that were written, as far as they are known here.
+    #[must_use]
+    pub fn written(&self) -> &Written {
+        &self.written
+    }
+
+    /// Makes room to remember writes to these pages, before they are mapped.
+    ///
+    /// # Errors
+    ///
+    /// As [`Written::prepare`].
+    pub fn prepare_written(&mut self, pages: Range<u64>, store: &mut impl Store) -> Result<(), Status> {
+        self.written.prepare(pages, &mut self.deposits, store)
     }
 
     /// The map, for checks.

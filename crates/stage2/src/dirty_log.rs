@@ -175,6 +175,31 @@ impl<W: AsRef<[MarkWord]>> DirtyLog<W> {
         });
     }
 
+    /// Cleans the `wanted` pages, one bit each from word `first_word` on, for a sender that never loses a page: a round
+    /// that may be lost is [`Rounds`].
+    pub fn clear<'w, F: Format, P: Pages, T: Tlb>(
+        &self,
+        walk: Walk<'_, F, P, T>,
+        first_word: usize,
+        wanted: &'w [u64],
+    ) -> Cleared<'w> {
+        for (marks, wanted) in self.marks.as_ref().iter().skip(first_word).zip(wanted) {
+            let _ = marks.take_before_fence(*wanted);
+        }
+        fence(Ordering::SeqCst);
+        let wanted_in = |word: usize| word.checked_sub(first_word).and_then(|at| wanted.get(at)).copied().unwrap_or(0);
+        let picked = |piece| words_of(self.pages_of(piece)).any(|(word, bits)| wanted_in(word) & bits != 0);
+        let spill = |leaf| {
+            for (word, bits) in words_of(self.pages_of(leaf)) {
+                if let Some(marks) = self.marks.as_ref().get(word) {
+                    marks.set(bits & !wanted_in(word));
+                }
+            }
+        };
+        let stale = walk.clean(self.chunk(first_word, wanted.len()), self.source, picked, spill);
+        Cleared { stale, pages: Copyable { first_word, wanted, count: self.slot.bytes() / PAGE_BYTES } }
+    }
+
     /// The memory of `count` words of pages from word `first` on, within the slot.
     fn chunk(&self, first: usize, count: usize) -> GpaRange {
         let place = |word: usize| {
@@ -226,21 +251,7 @@ impl<S: AsMut<[u64]>> Rounds<S> {
         // In this order: a page is in its new place before it leaves the old one.
         let sent = self.sent.as_mut().iter_mut().zip(0..).skip(first_word);
         sent.zip(wanted).for_each(|((sent, word), wanted)| *sent |= wanted & log.existing(word));
-        for (marks, wanted) in log.marks.as_ref().iter().skip(first_word).zip(wanted) {
-            let _ = marks.take_before_fence(*wanted);
-        }
-        fence(Ordering::SeqCst);
-        let wanted_in = |word: usize| word.checked_sub(first_word).and_then(|at| wanted.get(at)).copied().unwrap_or(0);
-        let picked = |piece| words_of(log.pages_of(piece)).any(|(word, bits)| wanted_in(word) & bits != 0);
-        let spill = |leaf| {
-            for (word, bits) in words_of(log.pages_of(leaf)) {
-                if let Some(marks) = log.marks.as_ref().get(word) {
-                    marks.set(bits & !wanted_in(word));
-                }
-            }
-        };
-        let stale = walk.clean(log.chunk(first_word, wanted.len()), log.source, picked, spill);
-        Cleared { stale, pages: Copyable { first_word, wanted, count: log.slot.bytes() / PAGE_BYTES } }
+        log.clear(walk, first_word, wanted)
     }
 
     /// The receiver has everything that was sent.

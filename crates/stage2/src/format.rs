@@ -140,6 +140,11 @@ pub trait Format {
     /// The leaf, not written, and the hardware records the next write in it.
     fn watched(&self, bits: u64) -> u64;
 
+    /// The clean leaf: a page as `source` requires, a larger one write-protected.
+    fn cleaned(&self, level: u32, bits: u64, source: Source) -> u64 {
+        if level == 0 && source == Source::Hardware { self.watched(bits) } else { self.closed(bits) }
+    }
+
     /// The leaf, written and writable, so that further writes cost nothing.
     fn opened(&self, bits: u64) -> u64;
 

@@ -42,7 +42,7 @@ impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
     pub(crate) fn clean_all(self, range: GpaRange, source: Source) -> Stale {
         let mut stale = Stale::EMPTY;
         let clean = |slot: &Slot| {
-            let bits = self.cleaned(slot, source);
+            let bits = self.format().cleaned(slot.level, slot.bits, source);
             let done = bits == slot.bits || self.exchange(slot, bits);
             if done && self.format().is_writable(slot.bits) {
                 stale = stale.merge(self.tree.owed_for(slot.page(), slot.level));
@@ -51,15 +51,6 @@ impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
         };
         self.visit(range, &mut Each(clean));
         stale
-    }
-
-    /// The clean leaf: a page as `source` requires, a larger one write-protected.
-    fn cleaned(self, slot: &Slot, source: Source) -> u64 {
-        if slot.level == 0 && source == Source::Hardware {
-            self.format().watched(slot.bits)
-        } else {
-            self.format().closed(slot.bits)
-        }
     }
 
     /// Returns all rights that a log has taken to the leaves in `range`. Rights only grow, so no flush is needed.
@@ -95,6 +86,42 @@ impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
             }
         }
         Ok(())
+    }
+
+    /// The hypervisor writes to the page that holds `gpa`, and marks its leaf as a write of the guest does. The caller
+    /// keeps its announcement until the write is done, and whoever cleans the leaf [waits](crate::Cleared::flush) for
+    /// it. Returns whether a page is there. A large leaf counts as written as a whole.
+    pub fn mark_written(self, gpa: Gpa) -> bool {
+        loop {
+            let slot = self.descend(gpa);
+            if slot.access().is_none() {
+                return false;
+            }
+            let is_written = self.format().is_written(slot.bits, Source::Hardware);
+            if is_written || self.exchange(&slot, self.format().opened(slot.bits)) {
+                return true;
+            }
+        }
+    }
+
+    /// Calls `found` with the pages in `range` that were accessed since their state was last cleared.
+    pub fn accessed(self, range: GpaRange, mut found: impl FnMut(GpaRange)) {
+        let look = |slot: &Slot| {
+            if self.format().is_touched(slot.bits) {
+                found(within(slot.page(), range));
+            }
+            true
+        };
+        self.visit(range, &mut Each(look));
+    }
+
+    /// Sets the accessed state of the pages in `range`.
+    pub fn touch(self, range: GpaRange) {
+        let touch = |slot: &Slot| {
+            let bits = self.format().touched(slot.bits);
+            bits == slot.bits || self.exchange(slot, bits)
+        };
+        self.visit(range, &mut Each(touch));
     }
 
     /// Clears the accessed state of pages in `range`, and calls `found` with those that were accessed.
@@ -207,7 +234,7 @@ impl<F: Format, P: Pages, T: Tlb, Picked: Fn(GpaRange) -> bool, Spill: FnMut(Gpa
         self.found |= is_written;
         let mode = if leaf.level > 0 { Mode::Leave } else { self.mode };
         let bits = match (is_meant, mode) {
-            (true, Mode::Leave) => self.walk.cleaned(leaf, self.source),
+            (true, Mode::Leave) => self.walk.format().cleaned(leaf.level, leaf.bits, self.source),
             (true, Mode::Hush | Mode::Close) => self.walk.format().closed(leaf.bits),
             (false, Mode::Close) if !is_written => self.walk.format().closed(leaf.bits),
             (false, _) => leaf.bits,

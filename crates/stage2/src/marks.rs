@@ -28,6 +28,12 @@ impl MarkWord {
         Self(AtomicU64::new(0))
     }
 
+    /// These pages are marked.
+    #[must_use]
+    pub fn of(pages: u64) -> Self {
+        Self(AtomicU64::new(pages))
+    }
+
     /// Does a write to pages of this word, and marks them.
     ///
     /// The mark comes after the write, because a sender that takes a mark copies the page: with an earlier mark it
@@ -62,7 +68,8 @@ impl MarkWord {
     }
 
     /// The marked pages.
-    pub(crate) fn get(&self) -> u64 {
+    #[must_use]
+    pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 

@@ -5,10 +5,11 @@
 //! more tables necessary between the walks. Faults and dirty logs may continue: each change is conditional on the entry
 //! that was read.
 
+use crate::fault::Slot;
 use crate::split::{AsBefore, Split};
 use crate::tree::{Tree, span};
 use crate::walk::{Walk, WalkMut};
-use crate::{Access, Format, MapError, Memory, Pages, Spare, Stale, Tlb};
+use crate::{Access, Format, MapError, Memory, Pages, Source, Spare, Stale, Tlb};
 use addr::{Gpa, GpaRange, Hpa};
 
 impl<F: Format, P: Pages, T: Tlb> WalkMut<'_, F, P, T> {
@@ -21,15 +22,30 @@ impl<F: Format, P: Pages, T: Tlb> WalkMut<'_, F, P, T> {
     /// The tree is unchanged; or part of the range is mapped, if another processor [populates](Walk::populate) the same
     /// range meanwhile.
     pub fn map(&mut self, range: GpaRange, hpa: Hpa, access: Access) -> Result<(), MapError> {
-        self.map_as(range, hpa, access, Memory::Normal)
+        self.map_as(range, hpa, access, Memory::Normal, |_, _, leaf| leaf)
+    }
+
+    /// The same while a dirty log is active, for memory whose state is known: the new leaves count as clean.
+    ///
+    /// # Errors
+    /// As for [`map`](Self::map).
+    pub fn map_clean(&mut self, range: GpaRange, hpa: Hpa, access: Access, source: Source) -> Result<(), MapError> {
+        self.map_as(range, hpa, access, Memory::Normal, |format, level, leaf| format.cleaned(level, leaf, source))
     }
 
     /// Maps the registers of a device as [`map`](Self::map) maps memory.
     pub fn map_device(&mut self, range: GpaRange, hpa: Hpa, access: Access) -> Result<(), MapError> {
-        self.map_as(range, hpa, access, Memory::Device)
+        self.map_as(range, hpa, access, Memory::Device, |_, _, leaf| leaf)
     }
 
-    fn map_as(&mut self, range: GpaRange, hpa: Hpa, access: Access, memory: Memory) -> Result<(), MapError> {
+    fn map_as(
+        &mut self,
+        range: GpaRange,
+        hpa: Hpa,
+        access: Access,
+        memory: Memory,
+        dress: impl Fn(&F, u32, u64) -> u64,
+    ) -> Result<(), MapError> {
         let walk = self.walk();
         let Walk { tree, pages, tlb } = walk;
         tree.check_range(range)?;
@@ -64,7 +80,8 @@ impl<F: Format, P: Pages, T: Tlb> WalkMut<'_, F, P, T> {
             }
             let level = tree.largest_leaf_level(gpa, target, range.end().0 - gpa.0, slot.level);
             if level == slot.level {
-                if walk.exchange(&slot, tree.format.leaf(target, level, access, memory)) {
+                let leaf = dress(&tree.format, level, tree.format.leaf(target, level, access, memory));
+                if walk.exchange(&slot, leaf) {
                     gpa = Gpa(gpa.0 + span::<F>(level));
                 }
             } else {
@@ -87,7 +104,27 @@ impl<F: Format, P: Pages, T: Tlb> WalkMut<'_, F, P, T> {
     /// The tree is unchanged; or part of the range is unmapped and flushed, if another processor
     /// [populates](Walk::populate) it meanwhile.
     pub fn unmap(&mut self, range: GpaRange) -> Result<Stale, MapError> {
-        self.change(range, None)
+        self.change(range, None, |_| ())
+    }
+
+    /// The same while a dirty log is active: calls `found` with each removed leaf that was written since it was last
+    /// clean, or may have been. A processor that still has the leaf in its TLB cannot make it so any more, if it
+    /// records writes in the leaf before it writes.
+    ///
+    /// # Errors
+    /// As for [`unmap`](Self::unmap).
+    pub fn unmap_logged(
+        &mut self,
+        range: GpaRange,
+        source: Source,
+        mut found: impl FnMut(GpaRange),
+    ) -> Result<Stale, MapError> {
+        let format = self.format();
+        self.change(range, None, |leaf| {
+            if format.is_written(leaf.bits, source) {
+                found(leaf.page());
+            }
+        })
     }
 
     /// Gives all mapped pages in `range` the rights `access`. Splits large leaves at its ends like
@@ -97,11 +134,16 @@ impl<F: Format, P: Pages, T: Tlb> WalkMut<'_, F, P, T> {
     /// [faults](Walk::fault).
     pub fn protect(&mut self, range: GpaRange, access: Access) -> Result<Stale, MapError> {
         self.walk().tree.check_access(access)?;
-        self.change(range, Some(access))
+        self.change(range, Some(access), |_| ())
     }
 
-    /// Gives every leaf in `range` the rights `wanted`, or removes it.
-    fn change(&mut self, range: GpaRange, wanted: Option<Access>) -> Result<Stale, MapError> {
+    /// Gives every leaf in `range` the rights `wanted`, or removes it. Calls `changed` with each leaf as it was.
+    fn change(
+        &mut self,
+        range: GpaRange,
+        wanted: Option<Access>,
+        mut changed: impl FnMut(&Slot),
+    ) -> Result<Stale, MapError> {
         let walk = self.walk();
         let Walk { tree, pages, tlb } = walk;
         tree.check_range(range)?;
@@ -148,6 +190,7 @@ impl<F: Format, P: Pages, T: Tlb> WalkMut<'_, F, P, T> {
             if !walk.exchange(&slot, bits) {
                 continue;
             }
+            changed(&slot);
             if !wanted.is_some_and(|access| access.includes(now)) {
                 stale = stale.merge(tree.owed_for(slot.page(), slot.level));
             }

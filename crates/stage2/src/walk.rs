@@ -123,7 +123,11 @@ impl<F, P, T> Clone for Walk<'_, F, P, T> {
 
 impl<F, P, T> Copy for Walk<'_, F, P, T> {}
 
-impl<F: Format, P: Pages, T: Tlb> WalkMut<'_, F, P, T> {
+impl<'a, F: Format, P: Pages, T: Tlb> WalkMut<'a, F, P, T> {
+    pub(crate) fn format(&self) -> &'a F {
+        &self.tree.format
+    }
+
     /// A walk that does not change the shape. Its proof is that only this caller could.
     #[inline(always)]
     #[must_use]

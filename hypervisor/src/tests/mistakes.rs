@@ -40,6 +40,7 @@ fn found_by(mutant: Mutant) -> Scenario {
         Mutant::TakenNotFlushed => lent::DEPOSITED_IN_USE,
         Mutant::WaitNotSeen | Mutant::WaitedForNothing => lent::OWED,
         Mutant::WordKept | Mutant::VisitorsNotWaitedFor => lent::VISITED,
+        Mutant::WrittenForgotten | Mutant::TrackedNotFlushed => lent::tracked::HARVESTED,
     }
 }
 

@@ -95,6 +95,7 @@ fn scenarios_hold_on_threads_of_the_operating_system_too() {
         lent::TAKEN_FROM_CHILD,
         lent::VISITED,
         lent::DEPOSITED_IN_USE,
+        lent::tracked::HARVESTED,
         suspend::SUSPEND,
     ];
     let _no_mistakes = beside_others();

@@ -101,7 +101,7 @@ pub(crate) fn resolve_fault(
 ) -> Resolved {
     let memory = &run.vm.memory;
     let Some(region) = memory.region_of_fault(gpa, is_present) else {
-        return if memory.is_lent() { fault_of_child(run, gpa, needs()) } else { Resolved::Device };
+        return if memory.is_lent() { fault_of_child(run, gpa, is_present, needs()) } else { Resolved::Device };
     };
     run.tally.exit(ExitReason::Stage2Fault);
     match memory.level_on_touch() {
@@ -113,14 +113,31 @@ pub(crate) fn resolve_fault(
 /// A child's fault: it has no frames.
 #[cold]
 #[inline(never)]
-fn fault_of_child(run: &mut Running<'_>, gpa: Gpa, needs: Needs) -> Resolved {
-    let resolved = Machine::fault_of_child(run, gpa, needs.access);
+fn fault_of_child(run: &mut Running<'_>, gpa: Gpa, is_present: bool, needs: Needs) -> Resolved {
+    let is_opened = is_present && open_lent(run, gpa, needs);
+    let resolved = if is_opened { Resolved::Again } else { Machine::fault_of_child(run, gpa, needs.access) };
     if resolved == Resolved::Device {
         return Resolved::DeviceOfChild;
     }
     run.tally.exit(ExitReason::Stage2Fault);
     count_stall(run);
     resolved
+}
+
+/// Lets a child write to a small page that its log has write-protected. Returns whether it may.
+fn open_lent(run: &Running<'_>, gpa: Gpa, needs: Needs) -> bool {
+    let memory = &run.vm.memory;
+    let (tlbs, walking) = (AllTlbs::of(run.vm), memory.announce(run.cpu.id));
+    let granularity = memory.dirty.on_fault.get();
+    let fault = memory.walk(&tlbs, &walking).fault(gpa, needs.access, granularity);
+    if needs.access.write && granularity != Granularity::Whole {
+        run.tally.add(|count| &count.dirty_faults, 1);
+    }
+    let is_opened = matches!(fault, Fault::Retry(_));
+    if is_opened {
+        follow(run, walking, fault, gpa, needs);
+    }
+    is_opened
 }
 
 /// Grants the rights that the access `needs`, if the guest may have them.

@@ -24,7 +24,7 @@
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use core::sync::atomic::AtomicU64 as Counter;
+use core::sync::atomic::{AtomicBool as Flag, AtomicU64 as Counter};
 
 use addr::{Gpa, Hpa, PAGE_BYTES, PageSize};
 use stage2::{Epochs, Quiescence, Walker, Walking};
@@ -44,6 +44,8 @@ pub(super) struct Visits {
     name: AtomicU64,
     /// Whether the guest's rights hold for visitors too: a child's are its parent's decision.
     has_rights: bool,
+    /// Visitors record their writes.
+    records_writes: Flag,
 }
 
 /// A visit. While it lasts, the pages that it finds are not used for anything else.
@@ -52,12 +54,13 @@ pub(crate) struct Visit<'a> {
     walking: Walking<'a>,
     name: u64,
     has_rights: bool,
+    records_writes: bool,
 }
 
 impl Visits {
     /// None are under way.
     pub(super) fn new(has_rights: bool) -> Self {
-        Self { name: AtomicU64::new(new_name()), has_rights }
+        Self { name: AtomicU64::new(new_name()), has_rights, records_writes: Flag::new(false) }
     }
 }
 
@@ -91,7 +94,8 @@ impl Memory {
         let walking = self.dirty.walkers().enter(number).expect("a pCPU visits memory for one reason at a time");
         // After the announcement: with an old name comes a taker that waits.
         let name = visits.name.load(Ordering::SeqCst);
-        Visit { memory: self, walking, name, has_rights: visits.has_rights }
+        let records_writes = visits.records_writes.load(Ordering::Relaxed);
+        Visit { memory: self, walking, name, has_rights: visits.has_rights, records_writes }
     }
 
     /// Waits until nobody uses what was unmapped, and flushed, before. The caller is not a walker.
@@ -107,6 +111,14 @@ impl Memory {
         while !walkers.have_left(epoch) && !mutants::is(Mutant::VisitorsNotWaitedFor) {
             relax();
         }
+    }
+
+    /// From now on visitors record their writes, or do not any more. On return all do who are on a visit.
+    pub(super) fn set_recording(&self, is_on: bool) {
+        if let Some(visits) = &self.visits {
+            visits.records_writes.store(is_on, Ordering::SeqCst);
+        }
+        self.wait_for_visitors();
     }
 
     /// Whether it is a child's: it has no frames of its own.
@@ -128,6 +140,14 @@ impl Visit<'_> {
     #[allow(dead_code, reason = "not every architecture has parents")]
     pub(crate) fn name(&self) -> u64 {
         self.name
+    }
+
+    /// The visitor is about to write to `gpa`, or may do so. Before it [finds](Self::find) the page: then whoever takes
+    /// the page away in between has seen the record, or the page is not found.
+    pub(crate) fn record_write(&self, gpa: Gpa) {
+        if self.records_writes && !mutants::is(Mutant::HostWriteNotMarked) {
+            self.memory.record_write(&self.walking, gpa);
+        }
     }
 
     /// Where `gpa` is in host memory, if it is there now, and whether it may be written to.

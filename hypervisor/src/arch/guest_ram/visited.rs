@@ -24,6 +24,9 @@ fn pieces(
     let mut done = 0;
     while done < bytes {
         let Some(at) = gpa.checked_add(done as u64) else { return false };
+        if writes {
+            visit.record_write(at);
+        }
         let found = visit.find(at).filter(|(_, is_writable)| !writes || *is_writable);
         let Some((hpa, _)) = found else { return false };
         let offset = hpa.offset_in(PageSize::Size4K);
@@ -64,6 +67,8 @@ impl Visit<'_> {
     /// The aligned word that holds `gpa`, and whether it may be written to.
     #[cfg(any(test, target_arch = "x86_64"))]
     pub(super) fn word(&self, gpa: Gpa) -> Option<(*const AtomicU64, bool)> {
+        // It may be written to as long as it is valid, and whoever clears the record ends that.
+        self.record_write(gpa);
         let (hpa, is_writable) = self.find(gpa)?;
         let index = usize::try_from(hpa.offset_in(PageSize::Size4K) / 8).ok()?;
         let word: *const _ = page_of(self, hpa).words().get(index)?;

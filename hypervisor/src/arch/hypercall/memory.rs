@@ -15,17 +15,17 @@
 #![expect(unsafe_code, reason = "gives deposited pages to the tables of stage 2")]
 
 use alloc::vec::Vec;
+use core::ops::Range;
 
 use abi::payload::VmConfig;
 use addr::{Gpa, GpaRange, PAGE_BYTES};
 use hyperv_defs::memory::{
-    Deposit, GetAccessStates, GpaAccess, LARGE_PAGES, MapPages, Mapping, UnmapPages, Withdraw, number_of_page,
-    page_of_number,
+    Deposit, GpaAccess, LARGE_PAGES, MapPages, Mapping, UnmapPages, Withdraw, number_of_page, page_of_number,
 };
 use hyperv_defs::{PartitionId, Status};
 use log::warn;
 use partition::{Entry, Ledger, Partition, Progress, Released, Use};
-use stage2::{Access, Fault, Granularity, MapError, Stale};
+use stage2::{Access, Fault, MapError, Source, Stale};
 
 use super::Ended;
 use super::budget::Budget;
@@ -141,7 +141,16 @@ pub(super) fn map(caller: &Caller<'_>, map: &MapPages<'_>) -> Result<Ended, Stat
         caller,
         map.partition,
         elements,
-        |child, more, ledger, store| child.map_pages(map, more, ledger, store),
+        |child, more, ledger, store| {
+            let room = match map.what {
+                Mapping::Pages(..) => child.prepare_written(elements.pages(), store),
+                Mapping::NoAccess(_) => Ok(()),
+            };
+            match room {
+                Ok(()) => child.map_pages(map, more, ledger, store),
+                Err(status) => (Released::default(), Err(status)),
+            }
+        },
         |vm, done| {
             let Mapping::Pages(sources, access) = map.what else { return };
             let pages = sources.iter().take(done.into()).flatten().map(number_of_page);
@@ -175,9 +184,13 @@ impl Elements {
         if self.is_large { LARGE_PAGES } else { 1 }
     }
 
+    fn pages(self) -> Range<u64> {
+        self.first..self.first + u64::from(self.count) * self.step()
+    }
+
     /// Tables that their mapping and unmapping can need.
     fn tables(self) -> u64 {
-        let end = self.first + u64::from(self.count) * self.step();
+        let end = self.pages().end;
         let touched = |shift: u32| ((end - 1) >> shift) - (self.first >> shift) + 1;
         let below = if self.is_large { 0 } else { touched(9) };
         if self.count == 0 { 0 } else { below + touched(18) + touched(27) + TABLES_FOR_ENDS }
@@ -211,11 +224,16 @@ fn change(
     };
     if released.needs_flush() {
         let changed = released.changed.clone();
+        let written = |pages| {
+            if child.is_tracking() && !mutants::is(Mutant::WrittenForgotten) {
+                child.written().add(pages, store);
+            }
+        };
         if mutants::is(Mutant::FlushedBeforeCleared) {
             finish_taking(&vm, Stale::WHOLE);
-            let _forgotten = unmap_from(&vm, changed);
+            let _forgotten = unmap_from(&vm, changed, written);
         } else {
-            finish_taking(&vm, unmap_from(&vm, changed));
+            finish_taking(&vm, unmap_from(&vm, changed, written));
         }
     }
     child.settle(released, ledger, store);
@@ -223,20 +241,21 @@ fn change(
     caller.ended_after(done, result)
 }
 
-/// Clears these pages in stage 2.
-fn unmap_from(vm: &Vm, pages: core::ops::Range<u64>) -> Stale {
+/// Clears these pages in stage 2. Calls `written` with those that may have been written since they were clean.
+fn unmap_from(vm: &Vm, pages: Range<u64>, mut written: impl FnMut(Range<u64>)) -> Stale {
     let Some(range) = pages_from(pages.start, pages.end - pages.start) else { return Stale::EMPTY };
     let mut shape = vm.memory.shape();
     let tlbs = AllTlbs::of(vm);
     let mut walk = vm.memory.walk_mut(&tlbs, &mut shape);
-    if let Ok(stale) = walk.unmap(range) {
+    let mut written = |range: GpaRange| written(pages_of(range));
+    if let Ok(stale) = walk.unmap_logged(range, Source::Hardware, &mut written) {
         return stale;
     }
     // There are tables to split the large pages at its ends, unless a test takes them away. Then these go as well; a
     // fault brings the rest of them back.
     let first = pages.start & !(LARGE_PAGES - 1);
     let whole = pages_from(first, pages.end.next_multiple_of(LARGE_PAGES) - first);
-    whole.and_then(|range| walk.unmap(range).ok()).unwrap_or(Stale::WHOLE)
+    whole.and_then(|range| walk.unmap_logged(range, Source::Hardware, written).ok()).unwrap_or(Stale::WHOLE)
 }
 
 /// Maps pages of the parent, where nothing is mapped or what is wanted. What has no table, or is not a large page for
@@ -249,7 +268,7 @@ fn map_all(parent: &Vm, vm: &Vm, elements: Elements, pages: impl Iterator<Item =
         let at = elements.first + number * elements.step();
         let host = parent.memory.backing.pages(page, elements.step());
         let (Some(range), Some(hpa)) = (pages_from(at, elements.step()), host) else { continue };
-        match walk.map(range, hpa, rights(access)) {
+        match vm.memory.map_lent(&mut walk, range, hpa, rights(access)) {
             Ok(()) | Err(MapError::Overlaps(_) | MapError::OutOfTables) => {}
             Err(error) => warn!("{}: page {at:#x} of its memory: {error}", vm.name()),
         }
@@ -261,8 +280,13 @@ const fn rights(access: GpaAccess) -> Access {
 }
 
 /// The addresses of `count` pages from this number on.
-fn pages_from(first: u64, count: u64) -> Option<GpaRange> {
+pub(super) fn pages_from(first: u64, count: u64) -> Option<GpaRange> {
     GpaRange::new(page_of_number(first).ok()?, count.checked_mul(PAGE_BYTES)?)
+}
+
+/// The numbers of the pages in a range.
+pub(super) fn pages_of(range: GpaRange) -> Range<u64> {
+    number_of_page(range.start)..number_of_page(range.end())
 }
 
 /// Takes free deposited pages, until `tables` has this number to spare.
@@ -276,12 +300,6 @@ fn feed(child: &mut Partition, tables: &TablePool, count: u64, store: &mut Depos
         unsafe { tables.give(hpa) };
     }
     Ok(())
-}
-
-/// HvCallGetGpaPagesAccessStates.
-pub(super) fn access_states(caller: &Caller<'_>, get: &GetAccessStates) -> Result<Ended, Status> {
-    caller.check_child(get.partition)?;
-    Err(Status::FeatureUnavailable)
 }
 
 /// The memory of a child that has just been initialized.
@@ -330,8 +348,15 @@ pub(in crate::arch) fn fault(run: &mut Running<'_>, children: &Children, gpa: Gp
     let memory = &run.vm.memory;
     let (mut shape, tlbs) = (memory.shape(), AllTlbs::of(run.vm));
     let mut walk = memory.walk_mut(&tlbs, &mut shape);
-    if let Fault::Retry(_) = walk.walk().fault(gpa, needs, Granularity::Whole) {
-        return Resolved::Again;
+    match walk.walk().fault(gpa, needs, memory.granularity()) {
+        Fault::Retry(_) => return Resolved::Again,
+        // The first write to a large page while writes are tracked.
+        Fault::Large => {
+            let _ = feed(partition, memory.tables(), 1, &mut store);
+            memory.split_lent(walk.walk(), gpa, needs);
+            return Resolved::Again;
+        }
+        Fault::Unmapped | Fault::Denied(_) => {}
     }
     // Described, and not mapped: there was no table for it.
     if feed(partition, memory.tables(), TABLES_FOR_A_PAGE, &mut store).is_err() {
@@ -340,7 +365,7 @@ pub(in crate::arch) fn fault(run: &mut Running<'_>, children: &Children, gpa: Gp
     let (Some(range), Some(hpa)) = (pages_from(number, 1), child.parent.memory.backing.pages(source, 1)) else {
         return Resolved::End(Problem::NotMapped);
     };
-    match walk.map(range, hpa, access) {
+    match memory.map_lent(&mut walk, range, hpa, access) {
         Ok(()) | Err(MapError::OutOfTables) => Resolved::Again,
         Err(_) => Resolved::End(Problem::NotMapped),
     }

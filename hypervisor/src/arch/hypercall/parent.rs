@@ -18,7 +18,7 @@ use super::budget::Budget;
 use super::mail::Mail;
 use super::stats::{self, Statistics};
 use super::vmbus::{self, VmBus};
-use super::{Ended, interrupt, memory, partition as life, registers, vp};
+use super::{Ended, interrupt, memory, partition as life, registers, tracking, vp};
 use crate::arch::machine::cpuid;
 use crate::arch::{Arch, Machine};
 use crate::cpu;
@@ -212,7 +212,7 @@ pub(in crate::arch) fn perform(
         Request::Withdraw(withdraw) => memory::withdraw(&caller, withdraw),
         Request::MapPages(map) => memory::map(&caller, map),
         Request::UnmapPages(unmap) => memory::unmap(&caller, unmap),
-        Request::GetAccessStates(get) => memory::access_states(&caller, get),
+        Request::GetAccessStates(get) => tracking::access_states(&caller, get),
 
         Request::CreateVp(vp) => vp::create(&caller, *vp),
         Request::DeleteVp(vp) => vp::delete(&caller, *vp),

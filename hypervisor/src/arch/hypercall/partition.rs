@@ -11,7 +11,7 @@ use partition::{Change, Host, Partition, Progress, Value};
 
 use super::budget::Budget;
 use super::parent::{Caller, Family};
-use super::{Ended, memory};
+use super::{Ended, memory, tracking};
 use crate::frames::Exhausted;
 use crate::vm::child::MAX_VPS;
 use crate::vm::{Vm, table};
@@ -40,6 +40,7 @@ pub(super) fn initialize(caller: &Caller<'_>, id: PartitionId) -> Result<Ended, 
     let features = child.features(&host);
     let vm = Vm::child(table::new_number(), config, memory, id, features, parent_vm)
         .map_err(|Exhausted| Status::NoResources)?;
+    tracking::track(child, &vm, child.is_tracking(), &mut caller.store());
     table::table().add_child(vm.clone());
     caller.children.add_vm(id, vm);
     caller.done()
@@ -140,14 +141,21 @@ pub(super) fn property(caller: &Caller<'_>, get: &GetProperty) -> Result<Ended, 
 
 /// HvCallSetPartitionProperty.
 pub(super) fn set_property(caller: &Caller<'_>, set: &SetProperty) -> Result<Ended, Status> {
-    let change = caller.children.lock().child_mut(set.partition)?.0.set_property(set)?;
-    match change {
+    // Under the lock: two changes of one property have one order.
+    let mut parent = caller.children.lock();
+    let (child, _) = parent.child_mut(set.partition)?;
+    match child.set_property(set)? {
         Change::IgnoreUnknownMsrs(ignore) => {
             if let Some(child) = caller.children.vm(set.partition)?.as_child() {
                 child.ignores_unknown_msrs.store(ignore, Ordering::Relaxed);
             }
         }
-        Change::Nothing | Change::TimeFreeze(_) | Change::ReferenceTime(_) | Change::Tracking(_) => {}
+        Change::Tracking(is_on) => {
+            if let Ok(vm) = caller.children.vm(set.partition) {
+                tracking::track(child, &vm, is_on, &mut caller.store());
+            }
+        }
+        Change::Nothing | Change::TimeFreeze(_) | Change::ReferenceTime(_) => {}
     }
     caller.done()
 }

@@ -1,0 +1,144 @@
+//! Which pages of a child were written or accessed.
+//!
+//! While a child's memory is tracked, a page is dirty if its leaf in stage 2 says so, or its bit in
+//! [`Written`](partition::Written). Leaves record the writes of the guest and of the hypervisor. When a leaf goes, what
+//! it has recorded goes into the bits ([`memory`](super::memory)), and a new leaf begins clean. So the state belongs to
+//! the address in the child, wherever the parent's kernel moves the page to.
+//!
+//! The harvest is that of other VMs' logs ([`DirtyLog`]): get, tell, clear, flush. It works on the large pages that a
+//! call touches, with a copy of their bits. The lock of the descriptions keeps others from changing either.
+
+use addr::PAGE_BYTES;
+use hyperv_defs::Status;
+use hyperv_defs::memory::{AccessState, AccessStateFlags, GetAccessStates, LARGE_PAGES, number_of_page};
+use partition::{Entry, PAGES_OF_A_WORD, Partition};
+use stage2::{DirtyLog, MarkWord, Policy, Source};
+
+use super::Ended;
+use super::memory::{pages_from, pages_of};
+use super::parent::{Caller, Deposited};
+use crate::cpu;
+use crate::mutants::{self, Mutant};
+use crate::vm::Vm;
+use crate::vm::address_space::AllTlbs;
+
+/// An output has room for the states of so many pages.
+const MOST: u64 = 4096;
+/// Words for these pages, and for the rest of the large pages at both ends.
+const WORDS: usize = ((MOST + 2 * LARGE_PAGES) / PAGES_OF_A_WORD) as usize;
+/// States that are told in one piece.
+const PIECE: usize = 512;
+
+type Bits = [u64; WORDS];
+
+/// Property GpaPageAccessTracking: from now on the pages of a child are tracked, or not any more. What was written
+/// before is unknown: a page may count as written.
+pub(super) fn track(child: &Partition, vm: &Vm, is_on: bool, store: &mut Deposited<'_>) {
+    match (is_on, vm.memory.is_tracked()) {
+        (true, false) => {
+            child.written().clear(store);
+            vm.memory.begin_tracking();
+        }
+        (false, true) => vm.memory.end_tracking(),
+        _ => {}
+    }
+}
+
+/// HvCallGetGpaPagesAccessStates: tells the states, and then changes them.
+pub(super) fn access_states(caller: &Caller<'_>, get: &GetAccessStates) -> Result<Ended, Status> {
+    let store = &mut caller.store();
+    let mut parent = caller.children.lock();
+    let (child, _) = parent.child_mut(get.partition)?;
+    if !child.is_tracking() {
+        return Err(Status::InvalidPartitionState);
+    }
+    let vm = caller.children.vm(get.partition)?;
+    if get.count == 0 {
+        return caller.done();
+    }
+
+    let count = u64::from(get.count).min(MOST);
+    let first = number_of_page(get.first);
+    let pages = first..first + count;
+    let range = pages_from(first, count).ok_or(Status::InvalidParameter)?;
+    let start = first & !(LARGE_PAGES - 1);
+    let slot = pages_from(start, pages.end.next_multiple_of(LARGE_PAGES) - start).ok_or(Status::InvalidParameter)?;
+    let words = usize::try_from(slot.bytes() / PAGE_BYTES / PAGES_OF_A_WORD).unwrap_or(WORDS).min(WORDS);
+    let marks: [MarkWord; WORDS] =
+        core::array::from_fn(|word| MarkWord::of(child.written().word(start / PAGES_OF_A_WORD + word as u64, store)));
+    let log = DirtyLog::new(slot, Source::Hardware, Policy::Adaptive, &marks[..]).ok_or(Status::InvalidParameter)?;
+
+    let memory = &vm.memory;
+    let (tlbs, walking) = (AllTlbs::of(&vm), memory.announce(cpu::this().id));
+    let walk = memory.walk(&tlbs, &walking);
+    let mut dirty: Bits = [0; WORDS];
+    log.get(walk, 0, &mut dirty[..words]);
+    let mut wanted: Bits = [0; WORDS];
+    add(&mut wanted, pages.start - start..pages.end - start);
+    dirty.iter_mut().zip(&wanted).for_each(|(dirty, wanted)| *dirty &= wanted);
+    let mut accessed: Bits = [0; WORDS];
+    walk.accessed(range, |found| {
+        let found = pages_of(found);
+        add(&mut accessed, found.start - start..found.end - start);
+    });
+
+    tell(caller, first - start, count, &dirty, &accessed)?;
+
+    if get.flags.contains(AccessStateFlags::CLEAR_ACCESSED) {
+        walk.age(range, |_| ());
+    }
+    if get.flags.contains(AccessStateFlags::SET_ACCESSED) {
+        walk.touch(range);
+    }
+    if get.flags.contains(AccessStateFlags::CLEAR_DIRTY) && dirty.iter().any(|word| *word != 0) {
+        let cleared = log.clear(walk, 0, &dirty[..words]);
+        if !mutants::is(Mutant::TrackedNotFlushed) {
+            let _told = cleared.flush(&tlbs, walking, memory.dirty_state().walkers());
+            // Words that emulators have found count as written once, when they are found: see `Visit::find_word`.
+            memory.wait_for_visitors();
+        }
+    }
+    if get.flags.contains(AccessStateFlags::SET_DIRTY) {
+        for page in pages.filter(|page| child.page(*page, store) != Entry::Absent) {
+            let (word, bit) = place(page - start);
+            marks[word].write(bit, || ());
+        }
+    }
+    for (number, marks) in (start / PAGES_OF_A_WORD..).zip(&marks[..words]) {
+        child.written().set_word(number, marks.get(), store);
+    }
+    caller.ended_after(u16::try_from(count).unwrap_or(u16::MAX), Ok(()))
+}
+
+/// Writes the states of `count` pages from bit `first` on to the call's output.
+fn tell(caller: &Caller<'_>, first: u64, count: u64, dirty: &Bits, accessed: &Bits) -> Result<(), Status> {
+    let begun = u64::from(caller.checked.control().rep_start());
+    let mut states = [0_u8; PIECE];
+    for from in (0..count).step_by(PIECE) {
+        let pages = from..count.min(from + PIECE as u64);
+        let length = usize::try_from(pages.end - pages.start).unwrap_or(PIECE);
+        for (state, page) in states.iter_mut().zip(pages) {
+            let (word, bit) = place(first + page);
+            let mut flags = AccessState::empty();
+            flags.set(AccessState::DIRTY, dirty[word] & bit != 0);
+            flags.set(AccessState::ACCESSED, accessed[word] & bit != 0);
+            *state = flags.bits();
+        }
+        caller.output.write_at(begun + from, &states[..length])?;
+    }
+    Ok(())
+}
+
+/// Sets the bits of these pages.
+fn add(bits: &mut Bits, pages: core::ops::Range<u64>) {
+    for page in pages {
+        let (word, bit) = place(page);
+        bits[word] |= bit;
+    }
+}
+
+/// The word of a page's bit, and the bit.
+fn place(page: u64) -> (usize, u64) {
+    let word = usize::try_from(page / PAGES_OF_A_WORD).unwrap_or(WORDS - 1).min(WORDS - 1);
+    (word, 1 << (page % PAGES_OF_A_WORD))
+}

@@ -1,0 +1,242 @@
+//! The dirty log of a child, which its parent harvests while it takes pages away and gives others.
+
+use std::collections::BTreeSet;
+use std::vec;
+use std::vec::Vec;
+
+use addr::{Gpa, PAGE_BYTES};
+use hyperv_defs::{Answer, Code, Status};
+use partition::Entry;
+use stage2::{Access, Fault};
+
+use super::{
+    DONE, FIXED, Family, LARGE, LENT, NO_ACCESS, OF_FIXED, OF_LENT, OUTPUT, READ_ONLY, RIGHTS, UNMAP_LARGE, all, bytes,
+    writer, written_for,
+};
+use crate::arch::fake::machine::{Simulation, run};
+use crate::arch::fake::program::Op;
+use crate::sync::relax;
+use crate::tests::{Scenario, beside_others, explore};
+use crate::vm::address_space::NoTlb;
+
+const TRACKING: u64 = 0x5_0005;
+const CLEAR_ACCESSED: u64 = 1;
+const CLEAR: u64 = 4;
+/// As Linux sets, and as it does nothing: with "accessed".
+const SET: u64 = 0xa;
+const DIRTY: u8 = 2;
+
+impl Family<'_> {
+    fn track(&self, is_on: bool) -> Answer {
+        self.call(Code::SetPartitionProperty, 0, &bytes(&[self.id, TRACKING, is_on.into()]))
+    }
+
+    /// The states of these pages.
+    fn states(&self, first: u64, count: u16, flags: u64) -> Vec<u8> {
+        let answer = self.call(Code::GetGpaPagesAccessStates, count, &bytes(&[self.id, flags, first]));
+        assert_eq!(answer, all(count));
+        let mut states = vec![0; count.into()];
+        assert!(self.parent.memory.read(Gpa(OUTPUT * PAGE_BYTES), &mut states));
+        states
+    }
+
+    /// The dirty ones among these pages.
+    fn dirty(&self, first: u64, count: u16, flags: u64) -> Vec<u64> {
+        let states = self.states(first, count, flags);
+        (first..).zip(states).filter(|(_, state)| state & DIRTY != 0).map(|(page, _)| page).collect()
+    }
+
+    /// A write of the child to a page that is there, as the hardware does it. Returns whether it may write.
+    fn write_as_guest(&self, page: u64) -> bool {
+        let child = self.child();
+        let memory = &child.memory;
+        let gpa = Gpa(page * PAGE_BYTES);
+        let walking = memory.announce(crate::cpu::this().id);
+        let walk = memory.tree().walk(memory.tables(), &NoTlb, &walking);
+        match walk.fault(gpa, Access::READ_WRITE, memory.granularity()) {
+            Fault::Unmapped | Fault::Denied(_) => return false,
+            Fault::Large => memory.split_lent(walk, gpa, Access::READ_WRITE),
+            Fault::Retry(_) => {}
+        }
+        walk.mark_written(gpa)
+    }
+}
+
+/// A page of one vCPU, which stays.
+const OWN: u64 = 2;
+const OF_OWN: u64 = OF_LENT + 2;
+/// Pages of the child.
+const COUNT: u16 = 3;
+
+/// A word on the page that stays, by which the parent tells how often it has read the log.
+const GO: u64 = 0x180;
+const TURNS: u64 = 2;
+
+/// Writes to the page that moves, and then, in turn with the parent, to the vCPU's own.
+fn writes(number: u64) -> Vec<Op> {
+    let mut ops = writer(number);
+    let end = ops.split_off(ops.len() - 2);
+    let turn = |value| [Op::Write(OWN * PAGE_BYTES, value), Op::Await(GO, value)];
+    ops.into_iter().chain((1..=TURNS).flat_map(turn)).chain([Op::Write(OWN * PAGE_BYTES, !0)]).chain(end).collect()
+}
+
+/// Where the lent page is in the parent, in turn.
+const HOMES: [u64; 2] = [OF_LENT, OF_LENT + 1];
+
+type Copies = [[u8; 4096]; COUNT as usize];
+
+/// A copy of the child's memory that follows its log is right in the end.
+pub(in crate::tests) const HARVESTED: Scenario = Scenario {
+    name: "a parent copies a child's memory while it moves a page",
+    cpus: 2,
+    count: 200,
+    script: |simulation| {
+        let family = Family::new(simulation, vec![writes(0), written_for(1)]);
+        assert_eq!(family.map(FIXED, RIGHTS, &[OF_FIXED, OF_LENT, OF_OWN]), all(COUNT));
+        assert_eq!(family.track(true), all(0));
+        let mut copies = [[0; 4096]; COUNT as usize];
+        let copy = |copies: &mut Copies, page: u64, home: u64| {
+            let from = [OF_FIXED, home, OF_OWN][usize::try_from(page).expect("one of three")];
+            let into = &mut copies[usize::try_from(page).expect("one of three")];
+            assert!(family.parent.memory.read(Gpa(from * PAGE_BYTES), into), "page {from:#x} is not there");
+        };
+        let harvest = |copies: &mut Copies, home| {
+            family.dirty(FIXED, COUNT, CLEAR).into_iter().for_each(|page| copy(copies, page, home));
+        };
+        let mut home = HOMES[0];
+        harvest(&mut copies, home);
+        family.start();
+        for round in 0..2 {
+            // The page moves, and the log is read before, in between or after.
+            assert_eq!(family.map(LENT, NO_ACCESS, &[0]), all(1));
+            if round % 3 == 1 {
+                harvest(&mut copies, home);
+            }
+            let next = HOMES[usize::from(home == HOMES[0])];
+            let mut content = [0; 4096];
+            assert!(family.parent.memory.read(Gpa(home * PAGE_BYTES), &mut content));
+            assert!(family.parent.memory.write(Gpa(next * PAGE_BYTES), &content));
+            assert_eq!(family.map(LENT, RIGHTS, &[next]), all(1));
+            home = next;
+            family.serve();
+            (0..8).for_each(|_| relax());
+            if round % 3 != 1 {
+                harvest(&mut copies, home);
+            }
+        }
+        let is_done = |number: u64| family.word(OF_FIXED, DONE + 8 * number) != 0;
+        for turn in 1..=TURNS {
+            simulation.wait_until("the vCPU has its turn", || {
+                family.serve();
+                family.word(OF_OWN, 0) == turn
+            });
+            harvest(&mut copies, home);
+            family.write(OF_FIXED, GO, turn);
+        }
+        simulation.wait_until("both vCPUs have ended", || {
+            family.serve();
+            is_done(0) && is_done(1)
+        });
+        harvest(&mut copies, home);
+        let mut now = copies;
+        (0..COUNT.into()).for_each(|page| copy(&mut now, page, home));
+        assert!(now == copies, "the copy differs from the child's memory");
+        assert_eq!(family.dirty(FIXED, COUNT, 0), [], "nobody writes any more");
+        family.end();
+    },
+};
+
+/// Pages of the child that calls are about.
+const PAGES: u64 = 2_048;
+
+/// Any changes and writes, against the set of pages that were written.
+fn against_model(simulation: &Simulation, steps: u32) {
+    let family = Family::new(simulation, vec![vec![]]);
+    let mut random = fastrand::Rng::with_seed(0x5eed_0004);
+    assert_eq!(family.deposit(128, 64), all(64));
+    assert_eq!(family.map(0, RIGHTS | LARGE, &[512, 1024, 1536]), all(3));
+    let refused = family.call(Code::GetGpaPagesAccessStates, 1, &bytes(&[family.id, CLEAR, 0]));
+    assert_eq!(refused, Answer::new(Status::InvalidPartitionState, 0), "nothing is tracked yet");
+
+    assert_eq!(family.track(true), all(0));
+    // What was written before is unknown.
+    let mut written: BTreeSet<u64> = (0..3 * 512).collect();
+    for step in 0..steps {
+        let page = random.u64(..PAGES);
+        match random.u8(..16) {
+            0..4 => {
+                let is_large = random.u8(..3) == 0;
+                let (first, pages, large) = if is_large { (page & !511, 512, LARGE) } else { (page, 1, 0) };
+                let answer = match random.u8(..4) {
+                    0 => family.unmap(first, if is_large { UNMAP_LARGE } else { 0 }, 1),
+                    1 => family.map(first, NO_ACCESS | large, &[0]),
+                    kind => {
+                        let source = if is_large { 512 * random.u64(1..8) } else { random.u64(512..4_096) };
+                        family.map(first, large | if kind == 2 { READ_ONLY } else { RIGHTS }, &[source])
+                    }
+                };
+                assert_eq!(answer, all(1), "there are deposits enough");
+                assert!((first..first + pages).all(|page| family.is_mapped_as_described(page)));
+            }
+            4..8 => {
+                if family.write_as_guest(page) {
+                    written.insert(page);
+                }
+            }
+            8..10 => {
+                if family.child().memory.write(Gpa(page * PAGE_BYTES), &[1]) {
+                    written.insert(page);
+                }
+            }
+            10 => {
+                let child = family.child();
+                let found = child.memory.find_word(Gpa(page * PAGE_BYTES));
+                if found.is_some_and(|word| child.memory.compare_exchange(word, child.memory.load(word, 0), 1)) {
+                    written.insert(page);
+                } else if matches!(family.described(page), Entry::Page { access, .. } if access.write) {
+                    panic!("page {page:#x} is there");
+                }
+            }
+            kind => {
+                let count = if random.bool() { random.u16(1..8) } else { random.u16(1..2_048) };
+                let flags = match kind {
+                    11 => 0,
+                    12 => SET,
+                    13 => CLEAR | CLEAR_ACCESSED,
+                    _ => CLEAR,
+                };
+                let pages = page..page + u64::from(count);
+                let expected: Vec<u64> = written.range(pages.clone()).copied().collect();
+                assert_eq!(family.dirty(page, count, flags), expected, "step {step}: {pages:x?}, flags {flags:x}");
+                if flags & CLEAR != 0 {
+                    written.retain(|page| !pages.contains(page));
+                }
+                if flags == SET {
+                    written.extend(pages.filter(|page| family.described(*page) != Entry::Absent));
+                }
+            }
+        }
+        if step % 500 == 499 {
+            // Off and on again: what is dirty then is known after it was cleared.
+            assert_eq!([family.track(false), family.track(true)], [all(0); 2]);
+            let _unknown = family.dirty(0, 4095, CLEAR);
+            written.clear();
+        }
+    }
+    let states = family.states(PAGES, 4_095, 0);
+    assert!(states.iter().all(|state| *state == 0), "there was never any memory");
+    assert_eq!(family.call(Code::FinalizePartition, 0, &bytes(&[family.id])), all(0));
+    assert_eq!(family.call(Code::DeletePartition, 0, &bytes(&[family.id])), all(0));
+    family.turn_off();
+}
+
+#[test]
+fn copy_of_a_childs_memory_follows_its_log_while_a_page_moves() {
+    explore(HARVESTED);
+}
+
+#[test]
+fn states_of_pages_survive_every_change_of_their_memory() {
+    let _no_mistakes = beside_others();
+    run(1, |simulation| against_model(simulation, 2_000));
+}
