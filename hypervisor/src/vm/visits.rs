@@ -114,6 +114,7 @@ impl Memory {
     }
 
     /// From now on visitors record their writes, or do not any more. On return all do who are on a visit.
+    #[allow(dead_code, reason = "not every architecture has children")]
     pub(super) fn set_recording(&self, is_on: bool) {
         if let Some(visits) = &self.visits {
             visits.records_writes.store(is_on, Ordering::SeqCst);
