@@ -144,11 +144,12 @@ impl Visit<'_> {
     }
 
     /// The visitor is about to write to `gpa`, or may do so. Before it [finds](Self::find) the page: then whoever takes
-    /// the page away in between has seen the record, or the page is not found.
-    pub(crate) fn record_write(&self, gpa: Gpa) {
+    /// the page away in between has seen the record. Without it, which this returns, the page is not there now.
+    pub(crate) fn record_write(&self, gpa: Gpa) -> bool {
         if self.records_writes && !mutants::is(Mutant::HostWriteNotMarked) {
-            self.memory.record_write(&self.walking, gpa);
+            return self.memory.record_write(&self.walking, gpa);
         }
+        true
     }
 
     /// Where `gpa` is in host memory, if it is there now, and whether it may be written to.

@@ -24,8 +24,8 @@ fn pieces(
     let mut done = 0;
     while done < bytes {
         let Some(at) = gpa.checked_add(done as u64) else { return false };
-        if writes {
-            visit.record_write(at);
+        if writes && !visit.record_write(at) {
+            return false;
         }
         let found = visit.find(at).filter(|(_, is_writable)| !writes || *is_writable);
         let Some((hpa, _)) = found else { return false };
@@ -68,7 +68,9 @@ impl Visit<'_> {
     #[cfg(any(test, target_arch = "x86_64"))]
     pub(super) fn word(&self, gpa: Gpa) -> Option<(*const AtomicU64, bool)> {
         // It may be written to as long as it is valid, and whoever clears the record ends that.
-        self.record_write(gpa);
+        if !self.record_write(gpa) {
+            return None;
+        }
         let (hpa, is_writable) = self.find(gpa)?;
         let index = usize::try_from(hpa.offset_in(PageSize::Size4K) / 8).ok()?;
         let word: *const _ = page_of(self, hpa).words().get(index)?;
@@ -78,6 +80,9 @@ impl Visit<'_> {
     /// Calls `work` with the words of the page at `gpa`. `None` if it is not there now, or must not be written to.
     #[cfg(any(test, target_arch = "x86_64"))]
     pub(crate) fn with_page<R>(&self, gpa: Gpa, work: impl FnOnce(&[AtomicU64]) -> R) -> Option<R> {
+        if !self.record_write(gpa) {
+            return None;
+        }
         let (hpa, is_writable) = self.find(gpa)?;
         is_writable.then(|| work(page_of(self, hpa).words()))
     }

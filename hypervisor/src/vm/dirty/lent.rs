@@ -67,12 +67,13 @@ impl Memory {
     }
 
     /// The hypervisor is about to write to a child's page, on a visit that lasts until it has. Records the write.
+    /// Returns whether the page is there.
     #[cold]
-    pub(in crate::vm) fn record_write(&self, walking: &Walking<'_>, gpa: Gpa) {
+    pub(in crate::vm) fn record_write(&self, walking: &Walking<'_>, gpa: Gpa) -> bool {
         let walk = self.tree.walk(&self.tables, &NoTlb, walking);
         if let Fault::Large = walk.fault(gpa, Access::READ_WRITE, Granularity::Watched) {
             self.split_lent(walk, gpa, Access::READ_WRITE);
         }
-        walk.mark_written(gpa);
+        walk.mark_written(gpa)
     }
 }
