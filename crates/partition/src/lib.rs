@@ -12,8 +12,8 @@
 //!   pages is in the pages themselves, so it needs no memory.
 //! * [`GpaMap`]: the child's guest physical address space: which page of the parent is at which address, and which
 //!   memory is not accessible now. It consists of deposited pages.
-//! * [`Written`]: a bit for each page that was written while the child's memory is tracked, where stage 2 has no leaf to
-//!   record it.
+//! * [`Written`]: a bit for each page that was written while the child's memory is tracked, where stage 2 has no leaf
+//!   to record it.
 //!
 //! # When a page is free again
 //!
