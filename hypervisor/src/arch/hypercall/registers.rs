@@ -50,7 +50,7 @@ pub(super) fn get(caller: &Caller<'_>, get: &GetRegisters<'_>) -> Result<Ended, 
             Ok(())
         });
         match result {
-            Ok(()) if budget.is_spent() && names.peek().is_some() => return Ok(not_yet(caller, done)),
+            Ok(()) if names.peek().is_some() && budget.is_spent() => return Ok(not_yet(caller, done)),
             Ok(()) => {}
             Err(status) => return Ok(failed(caller, done, status)),
         }
@@ -83,7 +83,7 @@ pub(super) fn set(caller: &Caller<'_>, set: &SetRegisters<'_>) -> Result<Ended, 
                     let (name, value) = element?;
                     machine::registers::write(held, name, value)?;
                     done += 1;
-                    if budget.is_spent() {
+                    if done.is_multiple_of(4) && budget.is_spent() {
                         break;
                     }
                 }
@@ -91,7 +91,7 @@ pub(super) fn set(caller: &Caller<'_>, set: &SetRegisters<'_>) -> Result<Ended, 
             })
         };
         match result {
-            Ok(()) if budget.is_spent() && elements.peek().is_some() => return Ok(not_yet(caller, done)),
+            Ok(()) if elements.peek().is_some() && budget.is_spent() => return Ok(not_yet(caller, done)),
             Ok(()) => {}
             Err(status) => return Ok(failed(caller, done, status)),
         }

@@ -73,19 +73,25 @@ impl FpuState {
     /// no other state was loaded since.
     pub(in crate::arch::x86_64) fn load(&mut self, cpu: &HostContext, came_back: bool) {
         if came_back && cpu.fpu_holder.load(Ordering::Relaxed) == self.identity {
-            write_xcr0(self.xcr0);
+            self.load_xcr0();
             return;
         }
-        // XRSTOR can only restore what XCR0 enables. Everything is enabled during it, so that components that this
-        // guest has not enabled become initial instead of keeping another guest's data.
-        write_xcr0(machine_xcr0());
+        // XRSTOR can only restore what XCR0 enables. Between two guests that is everything ([`enable`], [`Self::save`]),
+        // so that components that this guest has not enabled become initial instead of keeping another guest's data.
         // SAFETY: the area is aligned to at least 64 bytes, has the size that CPUID reports for XSAVE of all of
         // `machine_xcr0`, and was filled by `new` or by XSAVE. Both leave a header that XRSTOR accepts.
         unsafe {
             asm!("xrstor64 [{area}]", area = in(reg) self.area.as_ptr(), in("eax") u32::MAX, in("edx") u32::MAX, options(nostack));
         }
-        write_xcr0(self.xcr0);
+        self.load_xcr0();
         cpu.fpu_holder.store(self.identity, Ordering::Relaxed);
+    }
+
+    /// Sets XCR0, which has the machine's value. Most guests use that, and XSETBV is slow.
+    fn load_xcr0(&self) {
+        if self.xcr0 != machine_xcr0() {
+            write_xcr0(self.xcr0);
+        }
     }
 
     /// XCR0, of a vCPU that is on no pCPU.
@@ -157,7 +163,9 @@ impl FpuState {
     /// Saves the state from this pCPU's registers, which keep it.
     pub(in crate::arch::x86_64) fn save(&mut self) {
         self.xcr0 = read_xcr0();
-        write_xcr0(machine_xcr0());
+        if self.xcr0 != machine_xcr0() {
+            write_xcr0(machine_xcr0());
+        }
         // SAFETY: as for XRSTOR above; this code has the only reference to the area.
         unsafe {
             asm!("xsave64 [{area}]", area = in(reg) self.area.as_mut_ptr(), in("eax") u32::MAX, in("edx") u32::MAX, options(nostack));
@@ -217,6 +225,7 @@ pub(in crate::arch::x86_64) fn enable() {
         // RDPKRU.
         unsafe { Cr4::update(|cr4| cr4.insert(Cr4Flags::PROTECTION_KEY_USER)) };
     }
+    write_xcr0(machine_xcr0());
 }
 
 /// The first six 128-bit registers of the guest that just left, low half first: they are still in place.

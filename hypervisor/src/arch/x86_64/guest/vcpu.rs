@@ -14,6 +14,7 @@ use addr::Hpa;
 use hyperv_defs::msr::VpAssistMsr;
 use partition::CpuidResults;
 use shootdown::Pages;
+use spin::Once;
 use tlb_tag::{CpuTags, Flush, VcpuTags};
 use x86_64::registers::model_specific::Msr;
 use x86_boot::KernelEntry;
@@ -473,7 +474,9 @@ pub(in crate::arch::x86_64) fn stop(run: &mut Running<'_>, reason: StopReason, w
 }
 
 fn has_tsc_aux() -> bool {
-    leaf(0x8000_0001).edx & leaf_8000_0001_edx::RDTSCP != 0
+    // CPUID is slow, and below another hypervisor an exit; this is asked at each switch of vCPUs.
+    static HAS: Once<bool> = Once::new();
+    *HAS.call_once(|| leaf(0x8000_0001).edx & leaf_8000_0001_edx::RDTSCP != 0)
 }
 
 fn write_debug_addresses(addresses: &[u64; 4]) {
