@@ -34,7 +34,7 @@ pub(crate) fn run(args: &TraceArgs) -> Result<(), Failure> {
     let time = parse_time(&args.time).map_err(|what| Failure::bad_input(format!("option '--time': {what}")))?;
     let mut client = share::attach(args.host.host)?;
     let info = stats::host(&mut client)?;
-    let names = stats::list(&mut client)?.into_iter().map(|vm| (vm.number, vm.name)).collect();
+    let names = names(&mut client)?.collect();
 
     // Open the file before the trace starts: a path that is not writable fails at once.
     let at = |error: std::io::Error| Failure::failed(format!("{}: {error}", args.output.display()));
@@ -102,12 +102,23 @@ fn follow<W: Write>(
         if told.elapsed() > TELL {
             told = Instant::now();
             progress.say(&format!("{} exits", show_count(timeline.exits())));
+            learn(client, timeline)?;
         }
         if events == 0 {
             std::thread::sleep(PAUSE);
         }
     }
     Ok(pcpus)
+}
+
+/// The names of the VMs that there are now, by number.
+fn names(client: &mut Client) -> Result<impl Iterator<Item = (u32, String)> + use<>, Failure> {
+    Ok(stats::list(client)?.into_iter().map(|vm| (vm.number, vm.name)))
+}
+
+/// Guests of a parent come and go.
+fn learn<W: Write>(client: &mut Client, timeline: &mut Timeline<W>) -> Result<(), Failure> {
+    timeline.learn(names(client)?).map_err(cannot_write)
 }
 
 /// Reads each ring until it is empty.
@@ -133,7 +144,11 @@ fn pass<W: Write>(client: &mut Client, timeline: &mut Timeline<W>) -> Result<(u3
 }
 
 fn add<W: Write>(timeline: &mut Timeline<W>, pcpu: u32, read: &Events) -> Result<(), Failure> {
-    timeline.add(pcpu, read).map_err(|error| Failure::failed(format!("cannot write the trace: {error}")))
+    timeline.add(pcpu, read).map_err(cannot_write)
+}
+
+fn cannot_write(error: std::io::Error) -> Failure {
+    Failure::failed(format!("cannot write the trace: {error}"))
 }
 
 /// The oldest events of a pCPU, if there is one.

@@ -2,15 +2,21 @@
 //!
 //! `cargo xtask parent-tests` builds the kernel, which takes long once, and runs these tests.
 
-use system_tests::{Run, dunlin_run_vms};
+use std::process::Command;
+
+use serde_json::Value;
+use system_tests::{Host, Run, dunlin_run_vms, finished, tool, until};
 
 /// Boots a parent, and runs `script` in it.
 fn parent(vcpus: u32, script: &str) -> Run {
-    let vm = format!(
+    dunlin_run_vms(240, &vm(vcpus), &["--exec", script]).expect_status(0)
+}
+
+fn vm(vcpus: u32) -> String {
+    format!(
         "[[vm]]\nname = \"parent\"\nvcpus = {vcpus}\nmemory = \"1G\"\nkernel = \"parent\"\ninitrd = \"parent\"\n\
          role = \"parent\"\n"
-    );
-    dunlin_run_vms(240, &vm, &["--exec", script]).expect_status(0)
+    )
 }
 
 #[test]
@@ -46,4 +52,38 @@ fn guest_loses_nothing_while_a_cpu_of_its_parent_comes_and_goes() {
     let output = parent(2, &script).stdout;
     assert!(output.contains("ended with 0, many times"), "{output}");
     assert!(!output.lines().any(|line| line.starts_with('<')), "{output}");
+}
+
+#[test]
+#[ignore = "needs the kernel of a parent: `cargo xtask parent-tests`"]
+fn guest_of_a_parent_is_counted_shown_and_traced_under_its_parents_name_and_its_number() {
+    // Its vCPU exits all the time, for a minute.
+    let script = "timeout 60 mshv-check signal --rounds 1000000; true".to_string();
+    let host = Host::start(240, 2, &vm(2), |_| vec!["--exec".to_string(), script]);
+    let is_child = |vm: &&Value| vm["name"].as_str().is_some_and(|name| name.starts_with("parent/"));
+    let child = until("a guest at work", || {
+        let stats = host.ask("stats");
+        let child = stats.as_array()?.iter().find(is_child)?.clone();
+        child["total"]["entries"].as_u64().filter(|entries| *entries > 0).map(|_| child)
+    });
+    let name = child["name"].as_str().expect("has a name").to_string();
+    assert_eq!((child["vcpus"].as_array().map(Vec::len), &child["state"]), (Some(1), &Value::from("running")));
+    assert!(child["total"]["exits_total"].as_u64().is_some_and(|exits| exits > 0), "{child}");
+
+    let pid = host.pid().to_string();
+    let run = |words: &[&str]| finished(Command::new(tool()).args(words).args(["--host", &pid])).expect_status(0);
+    let metrics = run(&["metrics", "--once"]).stdout;
+    for metric in ["dunlin_vm_running", "dunlin_vcpu_entries_total"] {
+        let has = |line: &str| line.starts_with(metric) && line.contains(&format!("vm=\"{name}\""));
+        assert!(metrics.lines().any(has), "no {metric} of {name}: {metrics}");
+    }
+    let top = run(&["top", "--json", "--delay", "200ms", "--iterations", "2"]).stdout;
+    assert!(top.contains(&format!("\"{name}\"")), "{top}");
+    assert!(run(&["list"]).stdout.contains(&name));
+
+    let file = host.folder().join("trace.json");
+    run(&["trace", "--time", "500ms", "--output", &file.to_string_lossy()]);
+    let trace = std::fs::read_to_string(&file).expect("was written");
+    assert!(trace.contains(&format!("{name} vCPU 0")), "no run of {name} in the trace");
+    host.end();
 }

@@ -4,6 +4,7 @@
 //! with the pCPUs on which they ran, their exits by reason, and the flushes that they requested. Between two exits a
 //! vCPU was in its guest.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 
@@ -62,18 +63,26 @@ impl<W: Write> Timeline<W> {
         let mut timeline = Self {
             out,
             hz: hz.max(1) as f64,
-            names,
+            names: BTreeMap::new(),
             zero: None,
             last: 0,
             pcpus: Vec::new(),
             named: BTreeSet::new(),
             seen: Seen::default(),
         };
-        for vm in timeline.names.keys().copied().collect::<Vec<_>>() {
-            let name = format!("VM {}", timeline.name(vm));
-            timeline.write(&metadata("process_name", group_of(vm), None, &name))?;
-        }
+        timeline.learn(names)?;
         Ok(timeline)
+    }
+
+    /// VMs that there are now. Those that are known already keep their names.
+    pub(super) fn learn(&mut self, names: impl IntoIterator<Item = (u32, String)>) -> io::Result<()> {
+        for (vm, name) in names {
+            if let Entry::Vacant(place) = self.names.entry(vm) {
+                let title = format!("VM {}", place.insert(name));
+                self.write(&metadata("process_name", group_of(vm), None, &title))?;
+            }
+        }
+        Ok(())
     }
 
     /// Exits so far.
@@ -249,6 +258,23 @@ mod tests {
         assert_eq!(slices(&all, "exit")[0]["pid"], json!(1), "nobody knows whose it was");
         let ends: Vec<_> = slices(&all, "run").iter().map(|run| run["args"]["then"].clone()).collect();
         assert_eq!(ends, ["?", "?", "still there", "still there"]);
+    }
+
+    #[test]
+    fn vm_that_came_after_the_start_is_shown_by_its_name() {
+        let mut out = Vec::new();
+        let mut timeline = Timeline::new(&mut out, 1_000_000, BTreeMap::from([(0, "a".to_string())])).expect("memory");
+        let vms = || [(0, "a".to_string()), (7, "a/100".to_string())];
+        timeline.learn(vms()).expect("memory");
+        timeline.learn(vms()).expect("memory");
+        let events = vec![event(20, What::RunBegan { vm: 7, vcpu: 0 }), event(30, What::RunEnded(RunEnd::Blocked))];
+        timeline.add(0, &Events { lost: 0, events }).expect("memory");
+        timeline.finish().expect("memory");
+        let all: Value = serde_json::from_slice(&out).expect("is JSON");
+        let all = all["traceEvents"].as_array().expect("a list");
+        assert_eq!(slices(all, "run")[0]["name"], json!("a/100 vCPU 0"));
+        let is_title = |event: &&Value| event["args"]["name"] == json!("VM a/100");
+        assert_eq!(all.iter().filter(is_title).count(), 1);
     }
 
     #[test]
