@@ -197,6 +197,13 @@ impl Vm {
         exists.then(|| vcpu.handle()).flatten()
     }
 
+    /// The vCPU of a child that had this index, if the parent has deleted it, or created only a later one.
+    pub(crate) fn absent_vp(self: &Arc<Self>, index: u32) -> Option<VcpuRef> {
+        let vcpu = self.vcpus.get(index as usize)?;
+        let exists = vcpu.suspended().load(Ordering::SeqCst) & suspend::ABSENT == 0;
+        if exists { None } else { vcpu.handle() }
+    }
+
     /// Ends a child for good. Returns whether the last of its vCPUs has left.
     pub(crate) fn end_child(&self) -> bool {
         if let Some(child) = self.as_child()
@@ -258,6 +265,14 @@ impl VcpuRef {
         self.suspend(suspend::EXPLICIT | suspend::ABSENT);
         self.hide(StatePage::Registers);
         self.hide(StatePage::InterceptMessage);
+    }
+
+    /// The vCPU begins anew, suspended as a new one: the first one may run, others wait for a start-up message.
+    pub(crate) fn power_on(&self) {
+        self.vcpu().suspended().fetch_and(!suspend::INTERCEPT, Ordering::SeqCst);
+        if self.index() == 0 {
+            self.hold(|owner| *owner.arch.activity() = Activity::Active);
+        }
     }
 
     /// From now on a page of the parent shows this of a child's vCPU.

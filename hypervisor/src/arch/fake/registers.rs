@@ -10,6 +10,11 @@ use crate::arch::hypercall::Held;
 use crate::vcpu::activity::Activity;
 
 /// Reads a register. RIP is the position in the program.
+/// The parent creates a vCPU anew: nothing is left of what it was.
+pub(in crate::arch) fn power_on(held: &mut Held<'_>) {
+    held.owner.arch.power_on();
+}
+
 pub(in crate::arch) fn read(held: &mut Held<'_>, register: Register) -> Result<RegisterValue, Status> {
     let arch = &mut held.owner.arch;
     Ok(match register {

@@ -195,6 +195,13 @@ impl ArchVcpu {
         }
     }
 
+    /// As after power-on again.
+    pub(super) fn power_on(&mut self) {
+        (self.at, self.gprs, self.cpuid) = (0, [0; 16], CpuidResults::new());
+        (self.is_stopped, self.is_interrupted, self.has_rung, self.deadline) = (false, false, false, None);
+        self.activity = Activity::Off;
+    }
+
     /// The instruction that is next.
     pub(super) fn position(&self) -> usize {
         self.at

@@ -5,10 +5,18 @@ use hyperv_defs::Status;
 use hyperv_defs::vp::{MapStatePage, StatePage, UnmapStatePage, Vp};
 
 use super::parent::Caller;
-use super::{Ended, register_page};
+use super::{Ended, Held, register_page};
+use crate::arch::machine;
 
 /// HvCallCreateVp.
 pub(super) fn create(caller: &Caller<'_>, vp: Vp) -> Result<Ended, Status> {
+    // Without the lock: this waits until nobody uses its registers.
+    if let Ok(vm) = caller.children.vm(vp.partition)
+        && let Some(vcpu) = vm.absent_vp(vp.index)
+    {
+        Held::with(&vcpu, machine::registers::power_on);
+        vcpu.power_on();
+    }
     // The lock keeps the partition from being finalized meanwhile.
     let mut parent = caller.children.lock();
     let host = parent.host;

@@ -22,6 +22,7 @@ const SET_PROPERTY: u16 = 0x45;
 pub(super) const MAP_PAGES: u16 = 0x4b;
 const INSTALL_INTERCEPT: u16 = 0x4d;
 const CREATE_VP: u16 = 0x4e;
+const DELETE_VP: u16 = 0x4f;
 const GET_REGISTERS: u16 = 0x50;
 const SET_REGISTERS: u16 = 0x51;
 const TRANSLATE: u16 = 0x52;
@@ -104,6 +105,7 @@ pub(in crate::experiments::pc) fn run(context: &Context) -> Outcome {
     signals::run(&mut cases, &child);
     impossible(&mut cases, &child);
     let plain_cpuid = enlightened::vendor(&child);
+    anew(&mut cases, &child);
     child.end(&mut cases, ["G9", "G9.1", "G9.2"]);
 
     if let Some(child) = Child::new(&mut cases, "I0", enlightened::FEATURES) {
@@ -217,6 +219,35 @@ pub(super) fn state_word(at: u64) -> &'static core::sync::atomic::AtomicU64 {
 #[expect(clippy::cast_possible_truncation, reason = "the lower half is what is wanted")]
 fn low(value: u128) -> u64 {
     value as u64
+}
+
+/// A VP that is deleted and created again has nothing of the former one.
+fn anew(cases: &mut Cases, child: &Child) {
+    let old = [(name::RAX, 0x77), (name::XMM0, 0x66), (name::LSTAR, 0x4000), (name::TSC_AUX, 5)];
+    let set = child.set(&old);
+    let deleted = by_registers(Control::simple(DELETE_VP), &[child.id, 0]);
+    let gone = child.get(0, name::RIP);
+    let created = call(Control::simple(CREATE_VP), &[child.id, 0, 0, 0, 0]);
+    let steps = [set, deleted, created].map(code);
+    cases.check(
+        "G12",
+        "a VP is deleted and created again",
+        "status 0, none meanwhile",
+        format_args!("{steps:?} {gone:x?}"),
+        steps == [SUCCESS; 3] && gone == Err(INVALID_VP),
+    );
+    let suspended = [name::EXPLICIT_SUSPEND, name::INTERCEPT_SUSPEND, name::ACTIVITY].map(|name| child.get(0, name));
+    let reset = [name::RIP, name::RAX, name::CR0, name::LSTAR, name::TSC_AUX].map(|name| child.get(0, name));
+    let vector = [name::XMM0, name::XFEM].map(|name| child.get(0, name));
+    cases.check(
+        "G12.1",
+        "and begins as a new one",
+        "1, 0, 0, and fff0, 0, 60000010, 0, 0, and 0, 1",
+        format_args!("{suspended:x?} {reset:x?} {vector:x?}"),
+        suspended == [Ok(1), Ok(0), Ok(0)]
+            && reset == [Ok(0xfff0), Ok(0), Ok(0x6000_0010), Ok(0), Ok(0)]
+            && vector == [Ok(0), Ok(1)],
+    );
 }
 
 /// The status of an answer; no status if it was an exception.

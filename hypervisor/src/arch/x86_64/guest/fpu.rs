@@ -54,14 +54,24 @@ impl FpuState {
     pub(crate) fn new() -> Self {
         let area = Box::<[Page]>::new_zeroed_slice((xsave_bytes() as usize).div_ceil(PAGE));
         // SAFETY: all bytes of a page may be zero. (Made in place: pages do not fit on the stack.)
-        let mut area = unsafe { area.assume_init() };
+        let area = unsafe { area.assume_init() };
+        let mut state = Self { area, xcr0: XCR0_RESET, identity: 0 };
+        state.reset();
+        state
+    }
+
+    /// As after power-on, of a vCPU that is on no pCPU.
+    pub(super) fn reset(&mut self) {
+        self.changes();
+        self.xcr0 = XCR0_RESET;
+        let area = self.bytes_mut();
+        area.fill(0);
         // An all-zero area is the initial configuration, except for two fields that XRSTOR loads unchanged: FCW 0x037f
         // (all exceptions masked, extended precision) and MXCSR 0x1f80 (all masked).
-        area[0].0[0..2].copy_from_slice(&0x037f_u16.to_le_bytes());
-        area[0].0[24..28].copy_from_slice(&0x1f80_u32.to_le_bytes());
+        area[0..2].copy_from_slice(&0x037f_u16.to_le_bytes());
+        area[24..28].copy_from_slice(&0x1f80_u32.to_le_bytes());
         // XSTATE_BV: load x87 and SSE from the area, so that the two fields count.
-        area[0].0[512] = 3;
-        Self { area, xcr0: XCR0_RESET, identity: IDENTITIES.fetch_add(1, Ordering::Relaxed) }
+        area[512] = 3;
     }
 
     /// Where the state is kept.

@@ -20,6 +20,7 @@ use x86_defs::{cpuid, msr};
 use x86_events::{Event, Exception};
 
 use super::cpuid as guest_cpuid;
+use super::delivery;
 use super::hyperv::HyperV;
 use super::state::{Registers, State as _, SystemCalls, gpr};
 use super::vcpu::ArchVcpu;
@@ -29,6 +30,14 @@ use crate::arch::x86_64::backend::Injection as _;
 use crate::arch::x86_64::host::tsc;
 use crate::device::memory_types;
 use crate::vcpu::activity::Activity;
+
+/// The parent creates a vCPU anew: nothing is left of what it was, nor of what was sent to it.
+pub(in crate::arch) fn power_on(held: &mut Held<'_>) {
+    let arch = &mut held.owner.arch;
+    delivery::take_posted(arch, held.vcpu.posted(), Pending::all());
+    arch.power_on(held.index, &held.vm.config);
+    held.vcpu.posted().publish_logical_id(arch.apic.logical_id());
+}
 
 /// Reads a register.
 ///

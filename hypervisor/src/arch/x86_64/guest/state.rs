@@ -117,7 +117,7 @@ pub(crate) struct Registers {
 }
 
 /// Registers that decide where system calls go.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct SystemCalls {
     pub(crate) star: u64,
     pub(crate) lstar: u64,

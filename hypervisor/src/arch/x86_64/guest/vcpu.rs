@@ -28,7 +28,7 @@ use super::events::Armed;
 use super::fpu::FpuState;
 use super::intercept;
 use super::msr::MISC_ENABLE_RESET;
-use super::state::{Gprs, Registers, State as _, gpr};
+use super::state::{Gprs, Registers, State as _, SystemCalls, gpr};
 use super::synic::VcpuSynic;
 use crate::arch::x86_64::backend::{Exit, Hardware, HostContext, Injection as _, WorldSwitch as _};
 use crate::arch::x86_64::host::processor::leaf;
@@ -93,12 +93,7 @@ impl VcpuState<Machine> for ArchVcpu {
             gprs: [0; 16],
             hardware: Hardware::new(stage2_root),
             activity: Activity::Off,
-            apic: LocalApic::new(local_apic::Config {
-                id: index,
-                x2apic_offered: config.apic == ApicMode::X2Apic,
-                bootstrap: index == 0,
-                shortest_period: tsc::hz() / SHORTEST_PERIODS_PER_SECOND,
-            }),
+            apic: apic_of(index, config),
             events: Events::new(),
             armed: Armed::Nothing,
             at_flags: Flags::Kept,
@@ -256,6 +251,15 @@ impl VcpuState<Machine> for ArchVcpu {
     }
 }
 
+fn apic_of(index: u32, config: &VmConfig) -> LocalApic {
+    LocalApic::new(local_apic::Config {
+        id: index,
+        x2apic_offered: config.apic == ApicMode::X2Apic,
+        bootstrap: index == 0,
+        shortest_period: tsc::hz() / SHORTEST_PERIODS_PER_SECOND,
+    })
+}
+
 impl ArchVcpu {
     /// Registers as after INIT (APM vol. 2, table 14-1).
     fn reset_registers(&mut self) {
@@ -275,6 +279,24 @@ impl ArchVcpu {
         self.reset_registers();
         self.apic.init();
         self.synic.reset();
+        self.activity = Activity::Off;
+    }
+
+    /// As after power-on again. Its tag, its pages and the counter that all vCPUs of its VM share stay.
+    pub(super) fn power_on(&mut self, index: u32, config: &VmConfig) {
+        self.reset_registers();
+        self.hardware.set_system_calls(&SystemCalls::default());
+        self.apic = apic_of(index, config);
+        self.events = Events::new();
+        self.armed = Armed::Nothing;
+        self.shows_trap_flag = false;
+        self.cpuid = CpuidResults::new();
+        self.memory_types = MemoryTypes::new();
+        self.misc_enable = MISC_ENABLE_RESET;
+        self.fpu.reset();
+        self.tsc_aux = 0;
+        self.vp_assist = VpAssistMsr::default();
+        self.synic = VcpuSynic::new(index, config);
         self.activity = Activity::Off;
     }
 
