@@ -53,9 +53,9 @@ pub(crate) enum Ended {
     InvalidOpcode,
     /// Not finished: the guest calls again with this control word. It may take interrupts in between.
     NotYet(Control),
-    /// Not begun: a child's input, which is `at` this address, is not there now. If it never will be, the call has this
-    /// result.
-    Absent { at: Gpa, otherwise: Answer },
+    /// Not begun: a child's input, which is at this address, is not there now. If it never will be, the call ends with
+    /// [`Status::InvalidHypercallInput`].
+    Absent(Gpa),
 }
 
 /// What the caller may do.
@@ -105,9 +105,8 @@ fn from_memory<const ROOM: usize>(
     let mut bytes = [0; ROOM];
     let bytes = &mut bytes[..checked.input_bytes()];
     if !run.vm.memory.read(at, bytes) {
-        let status = Status::InvalidHypercallInput;
         let is_child = run.vm.as_child().is_some();
-        return if is_child { Ok(Ended::Absent { at, otherwise: checked.failure(status) }) } else { Err(status) };
+        return if is_child { Ok(Ended::Absent(at)) } else { Err(Status::InvalidHypercallInput) };
     }
     perform(run, checked, bytes, rights, output)
 }

@@ -14,7 +14,7 @@ use hyperv_defs::hypercall::CallInstruction;
 use hyperv_defs::msr::{self, HypercallMsr, ReferenceTscMsr, VpAssistMsr};
 use hyperv_defs::property::{ProcessorFeatures, SyntheticFeatures};
 use hyperv_defs::reference_tsc::{self, ReferenceTsc, UNITS_PER_SECOND};
-use hyperv_defs::{Answer, Checked, Control, Offered, fast_input};
+use hyperv_defs::{Answer, Checked, Control, Offered, Status, fast_input};
 use partition::Features as ChildFeatures;
 use sched::Pending;
 use spin::Mutex;
@@ -349,6 +349,7 @@ pub(crate) fn fault_of_child(run: &mut Running<'_>, gpa: Gpa, needs: Access) -> 
 /// # Errors
 /// When it does not exist, or is not offered: the guest gets #GP.
 #[cold]
+#[inline(never)]
 pub(super) fn read_msr(run: &mut Running<'_>, number: u32) -> Result<u64, GeneralProtection> {
     let hyperv = run.vm.platform().hyperv.as_ref().ok_or(GeneralProtection)?;
     hyperv.check_privilege(number)?;
@@ -376,6 +377,7 @@ const NANOS_PER_UNIT: u64 = 1_000_000_000 / UNITS_PER_SECOND;
 /// # Errors
 /// As for [`read_msr`], and when it cannot be written, or not with this value.
 #[cold]
+#[inline(never)]
 pub(super) fn write_msr(run: &mut Running<'_>, number: u32, value: u64) -> Result<(), GeneralProtection> {
     let hyperv = run.vm.platform().hyperv.as_ref().ok_or(GeneralProtection)?;
     hyperv.check_privilege(number)?;
@@ -502,10 +504,7 @@ pub(in crate::arch::x86_64) fn hypercall(run: &mut Running<'_>) -> Next {
             run.owner.arch.undefined();
             Next::Resume
         }
-        Ended::Absent { at, otherwise } => intercept::again_with(run, at).unwrap_or_else(|| {
-            finish(&mut run.owner.arch, is_long, otherwise);
-            Next::Resume
-        }),
+        Ended::Absent(at) => call_again_with(run, is_long, arguments.control, at),
         Ended::NotYet(control) => {
             let arch = &mut run.owner.arch;
             if is_long {
@@ -516,6 +515,17 @@ pub(in crate::arch::x86_64) fn hypercall(run: &mut Running<'_>) -> Next {
             Next::Resume
         }
     }
+}
+
+/// A child's call whose input, at `gpa`, was not there.
+#[cold]
+#[inline(never)]
+fn call_again_with(run: &mut Running<'_>, is_long: bool, control: Control, gpa: Gpa) -> Next {
+    intercept::again_with(run, gpa).unwrap_or_else(|| {
+        let answer = Answer::new(Status::InvalidHypercallInput, control.rep_start());
+        finish(&mut run.owner.arch, is_long, answer);
+        Next::Resume
+    })
 }
 
 /// The registers of a call.
