@@ -190,6 +190,7 @@ impl Traced {
 }
 
 /// Takes the pending work. Returns why the run ends, if it ends.
+#[cold]
 #[inline(never)]
 fn take_pending(run: &mut Running<'_>) -> Option<RunEnd> {
     let work = carry_out(run);
@@ -251,6 +252,7 @@ impl Running<'_> {
 
     /// Blocks the vCPU as long as its VM is paused or the vCPU suspended. Posted work is done, but the guest does not
     /// run.
+    #[cold]
     #[inline(never)]
     fn wait_while_held(&mut self) -> Option<RunEnd> {
         while self.is_held() {
