@@ -219,6 +219,7 @@ impl Parent {
                 if child.finalize().is_ok() {
                     while child.empty(&self.ledger, store) == Progress::More {}
                 }
+                debug_assert_eq!(child.deposits.total(), 0, "{:?}: pages that nobody can withdraw", child.deposits);
                 self.ports.forget(id);
                 self.children.remove(at);
                 return Ok(Progress::Done);

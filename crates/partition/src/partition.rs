@@ -419,8 +419,9 @@ impl Partition {
     ///
     /// # Errors
     ///
-    /// As [`Written::prepare`].
+    /// [`Status::InvalidPartitionState`], and as [`Written::prepare`].
     pub fn prepare_written(&mut self, pages: Range<u64>, store: &mut impl Store) -> Result<(), Status> {
+        self.must_be(State::Initialized)?;
         self.written.prepare(pages, &mut self.deposits, store)
     }
 

@@ -3,6 +3,7 @@
 //! The script makes the parent's calls. As soon as a page is taken away it writes a mark there, as Linux would use the
 //! page for something else. A write of the child, or of the hypervisor for the child, that comes later destroys it.
 
+mod calls;
 pub(super) mod tracked;
 
 use alloc::sync::Arc;

@@ -256,9 +256,10 @@ pub(crate) mod platform {
     use abi::payload::{Role, VmConfig};
     use addr::Gpa;
     use alloc::sync::Arc;
+    use alloc::vec::Vec;
     use hyperv_defs::property::{ProcessorFeatures, SyntheticFeatures, XsaveFeatures};
-    use hyperv_defs::{Answer, Call, Control, Offered, PartitionId, check};
-    use partition::{Entry, Features, Host};
+    use hyperv_defs::{Answer, Call, Control, Offered, PartitionId, Refusal, check};
+    use partition::{Entry, Features, Host, PageUse};
     use sched::Pending;
     use stage2::Access;
 
@@ -302,7 +303,8 @@ pub(crate) mod platform {
         loop {
             let checked = match check(control, Offered::all()) {
                 Ok(checked) => checked,
-                Err(refusal) => panic!("{refusal:?}"),
+                Err(Refusal::Status(status)) => return status.into(),
+                Err(Refusal::InvalidOpcode) => panic!("everything is offered"),
             };
             let ended = match checked.parse(input) {
                 Ok(Call::Partition(request)) => {
@@ -312,7 +314,7 @@ pub(crate) mod platform {
                 Err(status) => Err(status),
             };
             match ended {
-                Ok(Ended::With(answer)) => return answer,
+                Ok(Ended::With(answer) | Ended::Yielding(answer)) => return answer,
                 Ok(Ended::NotYet(next)) => control = next,
                 Ok(other) => panic!("{other:?}"),
                 Err(status) => return checked.failure(status),
@@ -324,6 +326,20 @@ pub(crate) mod platform {
     /// The VM of a parent's child.
     pub(crate) fn child_of(parent: &Vm, id: PartitionId) -> Option<Arc<Vm>> {
         parent.platform().children.as_ref()?.vm(id).ok()
+    }
+
+    /// Ends all children of a parent, as its own end does.
+    pub(crate) fn end_all(parent: &Vm) {
+        let Some(children) = parent.platform().children.as_ref() else { return };
+        while children.count() != 0 {
+            children.end_all(parent);
+            relax();
+        }
+    }
+
+    /// Pages of a parent that are deposited, or used by children.
+    pub(crate) fn pages_in_use(parent: &Vm) -> Vec<(u64, PageUse)> {
+        parent.platform().children.as_ref().map_or(Vec::new(), Children::pages_in_use)
     }
 
     /// What a parent has said about a page of its child.

@@ -67,7 +67,11 @@ const ADDRESS: u64 = 0x0000_ffff_ffff_f000;
 
 impl VcpuState<Machine> for ArchVcpu {
     fn new(index: u32, config: &VmConfig, root: Hpa, tags: VcpuTags) -> Self {
-        let program = machine().hardware().programs[&config.name][index as usize].clone();
+        let hardware = machine().hardware();
+        // Without a program it stops at once.
+        let program = hardware.programs.get(&config.name).and_then(|programs| programs.get(index as usize)).cloned();
+        let program = program.unwrap_or_else(|| Arc::new([]));
+        drop(hardware);
         Self {
             root,
             index,

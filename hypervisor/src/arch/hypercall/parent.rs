@@ -157,9 +157,15 @@ impl Children {
         self.lock().child(id).ok().map(|child| child.page(page, &Deposited(memory)))
     }
 
+    /// Pages of the parent that are deposited, or used by children or for its own statistics.
+    #[cfg(test)]
+    pub(in crate::arch) fn pages_in_use(&self) -> Vec<(u64, partition::PageUse)> {
+        self.lock().ledger.used().collect()
+    }
+
     /// How many there are.
     #[cfg(test)]
-    pub(super) fn count(&self) -> usize {
+    pub(in crate::arch) fn count(&self) -> usize {
         self.lock().children().len()
     }
 }
