@@ -73,6 +73,15 @@ pub(crate) struct Child {
     is_open: AtomicBool,
 }
 
+/// What [`Vm::child`] needs besides memory.
+pub(crate) struct RoomForChild {
+    child: Child,
+    serial: [SerialLine; 2],
+    room: Room,
+    detail: String,
+    vcpus: Growing<Block<Vcpu>>,
+}
+
 /// What the parent has to do with one of its vCPUs.
 struct Vp {
     /// Pages of the parent that show its state, by [`StatePage`]: a GPA, and bit 0 if there is one.
@@ -105,18 +114,15 @@ impl Child {
 }
 
 impl Vm {
-    /// Builds a child without vCPUs. It is in no table yet.
+    /// Takes all that a child without vCPUs needs of the host besides its memory, so that its creation cannot fail.
     ///
     /// # Errors
     /// The host has too little memory.
-    pub(crate) fn child(
-        number: u32,
-        config: VmConfig,
-        memory: Memory,
+    pub(crate) fn room_for_child(
         id: PartitionId,
         features: Features,
         parent: Arc<Self>,
-    ) -> Result<Arc<Self>, Exhausted> {
+    ) -> Result<RoomForChild, Exhausted> {
         let mut rooms = Vec::new();
         frames::reserve(&mut rooms, MAX_VPS as usize)?;
         let child = Child {
@@ -132,16 +138,16 @@ impl Vm {
         };
         let mut detail = String::new();
         detail.try_reserve_exact(DETAIL_BYTES).map_err(|_| Exhausted)?;
-        let parts = Parts {
-            memory,
-            serial: [SerialLine::new()?, SerialLine::new()?],
-            room: Room::take(0)?,
-            detail,
-            entry: None,
-            child: Some(child),
-        };
+        let serial = [SerialLine::new()?, SerialLine::new()?];
         let vcpus = Growing::with_room(MAX_VPS as usize)?;
-        Ok(Self::assemble(number, config, parts, vcpus))
+        Ok(RoomForChild { child, serial, room: Room::take(0)?, detail, vcpus })
+    }
+
+    /// Builds a child without vCPUs. It is in no table yet.
+    pub(crate) fn child(number: u32, config: VmConfig, memory: Memory, taken: RoomForChild) -> Arc<Self> {
+        let RoomForChild { child, serial, room, detail, vcpus } = taken;
+        let parts = Parts { memory, serial, room, detail, entry: None, child: Some(child) };
+        Self::assemble(number, config, parts, vcpus)
     }
 
     /// What it has because it is a child.

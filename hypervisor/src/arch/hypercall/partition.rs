@@ -35,11 +35,11 @@ pub(super) fn initialize(caller: &Caller<'_>, id: PartitionId) -> Result<Ended, 
     let host = parent.host;
     let (child, _) = parent.child_mut(id)?;
     let config = config_of(child, &host, &parent_vm.config);
+    let room = Vm::room_for_child(id, child.features(&host), parent_vm).map_err(|Exhausted| Status::NoResources)?;
     child.initialize(&mut caller.store())?;
+    // The last step that can fail: the pages of its tables would have to be given back.
     let memory = memory::of_child(caller, child, &config)?;
-    let features = child.features(&host);
-    let vm = Vm::child(table::new_number(), config, memory, id, features, parent_vm)
-        .map_err(|Exhausted| Status::NoResources)?;
+    let vm = Vm::child(table::new_number(), config, memory, room);
     tracking::track(child, &vm, child.is_tracking(), &mut caller.store());
     table::table().add_child(vm.clone());
     caller.children.add_vm(id, vm);
