@@ -157,18 +157,41 @@ each_machine! {
     }
 }
 
+/// Draws the moments at which the long run destroys its VMs: the same in each run.
+const SOAK_SEED: u64 = 17;
+
+/// When a VM of the long run is destroyed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Moment {
+    BeforeItsStart,
+    /// So many milliseconds after its start.
+    After(u64),
+    /// When its guest says so. Only Linux does.
+    InUserSpace,
+}
+
+impl Moment {
+    /// Draws one: from 1 ms to `longest` after the start, and each power of two is as likely as the others.
+    fn draw(random: &mut fastrand::Rng, longest: f64) -> Self {
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "from 1 to `longest`")]
+        match random.u32(0..8) {
+            0 => Self::BeforeItsStart,
+            _ => Self::After(longest.powf(random.f64()) as u64),
+        }
+    }
+}
+
 /// The long run of `cargo xtask vms-soak`: shows where it is, and ends with the host's figures before and after.
 fn soak(machine: Machine) {
+    /// How often Linux is left alone until it is in user space: once in so many rounds. This takes half a minute.
+    const WHOLE_BOOT: u32 = 50;
     let variable = |name| std::env::var(name).ok();
     let rounds: u32 = variable(SOAK_ROUNDS).and_then(|text| text.parse().ok()).unwrap_or(ROUNDS);
     let guest = variable(SOAK_GUEST).unwrap_or_default();
     let is_linux = guest == "linux";
-    // How long the VM runs, by round. Linux is unpacking, in its kernel or in its user space then.
-    let (vm, memory, runs_for): (_, _, &[u64]) = if is_linux {
-        (debian_vm("guest", 2), "1100M", &[0, 1_000, 4_000, 15_000])
-    } else {
-        (coming_vm(), "600M", &[0, 0, 100, 500])
-    };
+    // How many milliseconds the VM runs at most. Linux is in its decompressor or anywhere in its kernel then.
+    let (vm, memory, longest) =
+        if is_linux { (debian_vm("guest", 2), "1100M", 4_000.0) } else { (coming_vm(), "600M", 500.0) };
     let busy = Busy::start_with(machine, 600 + 120 * rounds, memory, &[]);
     let file = busy.file("guest.toml", &vm);
     let file = file.to_string_lossy();
@@ -176,12 +199,27 @@ fn soak(machine: Machine) {
     busy.does(&["destroy", "guest"]);
     let before = busy.figures();
     let began = Instant::now();
-    for (round, &millis) in (0..rounds).zip(runs_for.iter().cycle()) {
+    let mut random = fastrand::Rng::with_seed(SOAK_SEED);
+    let [mut never, mut running, mut booted] = [0; 3];
+    for round in 0..rounds {
+        let moment = match Moment::draw(&mut random, longest) {
+            _ if is_linux && round % WHOLE_BOOT == WHOLE_BOOT - 1 => Moment::InUserSpace,
+            drawn => drawn,
+        };
         busy.does(&["create", &file]);
-        // One in eight never runs.
-        if round % 8 != 0 {
+        if moment != Moment::BeforeItsStart {
             busy.does(&["start", "guest"]);
-            thread::sleep(Duration::from_millis(millis));
+        }
+        match moment {
+            Moment::BeforeItsStart => never += 1,
+            Moment::After(millis) => {
+                thread::sleep(Duration::from_millis(millis));
+                running += 1;
+            }
+            Moment::InUserSpace => {
+                booted += 1;
+                until("a guest in user space", || (user_spaces(&busy.host) == booted).then_some(()));
+            }
         }
         busy.does(&["destroy", "guest"]);
         busy.is_as_before(&before);
@@ -195,7 +233,13 @@ fn soak(machine: Machine) {
     let figures: Vec<_> =
         FIGURES.iter().chain(&MEMORY).map(|name| format!("{name} {} -> {}", before[name], after[name])).collect();
     busy.neighbours_are_well();
-    eprintln!("{} {guest}: {rounds} VMs, {}", machine.name(), figures.join(", "));
+    let moments = format!("{never} before their start, {running} at a random moment, {booted} in user space");
+    eprintln!("{} {guest}: {rounds} VMs, destroyed {moments}; {}", machine.name(), figures.join(", "));
+}
+
+/// How many guests of Linux have come to user space.
+fn user_spaces(host: &Host) -> usize {
+    host.said().matches("Dunlin: user space reached").count()
 }
 
 mod soak {
