@@ -149,6 +149,8 @@ pub(crate) trait Arch: Sized + 'static {
     fn expire_timers(run: &mut Running<'_>, now: u64);
     /// The owner takes over the events that `work` announces.
     fn take_posted(vcpu: &mut Self::Vcpu, posted: &Self::Posted, work: Pending);
+    /// Runs the vCPU's guest until its next exit. No TLB entry from before the VM's `epoch` is used.
+    fn enter(vcpu: &mut Self::Vcpu, host: &Self::HostContext, tags: &mut Self::CpuTags, epoch: u64, tally: Tally<'_>);
     /// Handles the last exit.
     fn handle_exit(run: &mut Running<'_>) -> Next;
 
@@ -184,8 +186,6 @@ pub(crate) trait VcpuState<A: Arch>: Sized {
     fn unload(&mut self, tags: &mut A::CpuTags);
     /// Has instructions exit that are worth it only while other vCPUs wait for the pCPU.
     fn renew_intercepts(&mut self, others_wait: bool);
-    /// Runs the guest until its next exit. No TLB entry from before the VM's `epoch` is used.
-    fn enter(&mut self, host: &A::HostContext, tags: &mut A::CpuTags, epoch: u64, tally: Tally<'_>);
     /// No TLB entry of the guest on this pCPU is used by its next entry.
     fn flush_whole(&mut self);
     /// The same for some pages. Returns the number of pages that were flushed individually.
@@ -283,6 +283,13 @@ macro_rules! implement {
                     delivery::take_posted;
                 fn deliver_messages(run: &mut $crate::vcpu::run::Running<'_>) -> () = delivery::deliver_messages;
                 fn held_no_more(run: &mut $crate::vcpu::run::Running<'_>) -> () = delivery::held_no_more;
+                fn enter(
+                    vcpu: &mut Self::Vcpu,
+                    host: &Self::HostContext,
+                    tags: &mut Self::CpuTags,
+                    epoch: u64,
+                    tally: $crate::vcpu::Tally<'_>
+                ) -> () = entry::enter;
                 fn handle_exit(run: &mut $crate::vcpu::run::Running<'_>) -> $crate::vcpu::run::Next = exit::handle;
                 fn has_orphans(vm: &$crate::vm::Vm) -> bool = platform::has_orphans;
                 fn end_orphans(vm: &$crate::vm::Vm) -> () = platform::end_orphans;

@@ -120,7 +120,7 @@ fn run_loop(
         if mutants::is(Mutant::PresenceLeftEarly) {
             run.vcpu.presence().leave();
         }
-        run.owner.arch.enter(host, tags, run.vm.memory.epoch(), run.tally);
+        Machine::enter(&mut run.owner.arch, host, tags, run.vm.memory.epoch(), run.tally);
         run.vcpu.presence().leave();
 
         match Machine::handle_exit(run) {

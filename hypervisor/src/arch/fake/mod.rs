@@ -237,6 +237,18 @@ pub(crate) mod hwvirt {
     }
 }
 
+/// The world switch: none.
+pub(crate) mod entry {
+    use super::hwvirt::HostContext;
+    use super::tags::CpuTags;
+    use super::vcpu::ArchVcpu;
+    use crate::vcpu::Tally;
+
+    pub(crate) fn enter(vcpu: &mut ArchVcpu, _: &HostContext, tags: &mut CpuTags, epoch: u64, tally: Tally<'_>) {
+        vcpu.enter(tags, epoch, tally);
+    }
+}
+
 /// Interrupts are held off in the hypervisor, always: a kick waits until the guest runs, or the pCPU sleeps.
 pub(crate) mod irq_mask {
     use super::machine::machine;

@@ -112,40 +112,6 @@ impl VcpuState<Machine> for ArchVcpu {
 
     fn renew_intercepts(&mut self, _: bool) {}
 
-    /// Runs the guest until its next exit.
-    fn enter(&mut self, _: &HostContext, tags: &mut CpuTags, epoch: u64, tally: Tally<'_>) {
-        tally.add(|count| &count.entries, 1);
-        self.tags.enter(tags, epoch, |tag, needed| {
-            let mut hardware = machine().hardware();
-            match needed {
-                Needed::Nothing => {}
-                Needed::OwnTables => hardware.virtual_tlbs.flush_tag(number(), model_tag(tag)),
-                Needed::Tag => hardware.flush_tag(model_tag(tag)),
-                Needed::Everything => hardware.flush_everything(),
-            }
-        });
-        for (vcpu, page, value) in self.acknowledges.drain(..) {
-            let mut hardware = machine().hardware();
-            let least = hardware.flushed.entry((self.root.0, vcpu, page)).or_default();
-            *least = value.max(*least);
-        }
-        // The guest takes its interrupt; its handler does nothing.
-        self.has_rung |= core::mem::take(&mut self.is_interrupted);
-        self.exit = loop {
-            point();
-            if machine().is_interrupted() {
-                break Exit::Interrupted;
-            }
-            machine().pass(INSTRUCTION);
-            machine().wake_due();
-            match self.step() {
-                Ok(()) => self.at = self.at.wrapping_add(1),
-                Err(exit) => break exit,
-            }
-        };
-        self.left_at = clock::now();
-    }
-
     fn flush_whole(&mut self) {
         self.tags.void();
     }
@@ -193,6 +159,40 @@ impl VcpuState<Machine> for ArchVcpu {
 }
 
 impl ArchVcpu {
+    /// Runs the guest until its next exit.
+    pub(super) fn enter(&mut self, tags: &mut CpuTags, epoch: u64, tally: Tally<'_>) {
+        tally.add(|count| &count.entries, 1);
+        self.tags.enter(tags, epoch, |tag, needed| {
+            let mut hardware = machine().hardware();
+            match needed {
+                Needed::Nothing => {}
+                Needed::OwnTables => hardware.virtual_tlbs.flush_tag(number(), model_tag(tag)),
+                Needed::Tag => hardware.flush_tag(model_tag(tag)),
+                Needed::Everything => hardware.flush_everything(),
+            }
+        });
+        for (vcpu, page, value) in self.acknowledges.drain(..) {
+            let mut hardware = machine().hardware();
+            let least = hardware.flushed.entry((self.root.0, vcpu, page)).or_default();
+            *least = value.max(*least);
+        }
+        // The guest takes its interrupt; its handler does nothing.
+        self.has_rung |= core::mem::take(&mut self.is_interrupted);
+        self.exit = loop {
+            point();
+            if machine().is_interrupted() {
+                break Exit::Interrupted;
+            }
+            machine().pass(INSTRUCTION);
+            machine().wake_due();
+            match self.step() {
+                Ok(()) => self.at = self.at.wrapping_add(1),
+                Err(exit) => break exit,
+            }
+        };
+        self.left_at = clock::now();
+    }
+
     pub(super) fn start(&mut self) {
         if self.activity == Activity::Off {
             self.activity = Activity::Active;

@@ -5,9 +5,9 @@
 //!
 //! | trait | for | subject |
 //! |---|---|---|
-//! | [`Backend`] | the machine | features, enabling them on a pCPU, masking of interrupts (GIF), the stage-2 format, the match on exits |
+//! | [`Backend`] | the machine | features, enabling them on a pCPU, masking of interrupts (GIF), the stage-2 format, entry, the match on exits |
 //! | [`State`] | a vCPU's control block | registers and segments of the guest: the neutral view |
-//! | [`WorldSwitch`] | a vCPU's control block | entry, facts of the last exit, TLB tag and flush, TSC offset, intercepts |
+//! | [`WorldSwitch`] | a vCPU's control block | facts of the last exit, TLB tag and flush, TSC offset, intercepts |
 //! | [`Injection`] | a vCPU's control block | events, interrupt window, single step |
 //!
 //! Permission maps of MSRs and ports are the back end's own affair: all guests are kept away from the same ones, and
@@ -21,8 +21,6 @@
 //! No type in the traits is tied to a back end, so such a type can implement them. `enter` and `handle` match once per
 //! exit; the code of an exit stays in its back end, which knows its own control block.
 
-#![expect(unsafe_code, reason = "declares the world switch, whose caller has to see that it is allowed")]
-
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt::Display;
@@ -30,14 +28,16 @@ use core::ops::DerefMut;
 use core::sync::atomic::AtomicU64;
 
 use addr::Hpa;
-use tlb_tag::{Flush, Tag};
+use tlb_tag::{CpuTags, Flush, Tag};
 use x86_emulate::Vendor;
 use x86_events::Event;
 
-use super::guest::state::{Gprs, State};
+use super::guest::state::State;
+use super::guest::vcpu::ArchVcpu;
 use super::svm;
 use crate::check::Finding;
 use crate::layout::OwnPages;
+use crate::vcpu::Tally;
 use crate::vcpu::run::{Next, Running};
 
 /// The back end in use.
@@ -49,7 +49,7 @@ pub(crate) type Hardware = <Chosen as Backend>::Vcpu;
 /// A processor's extension for guests.
 pub(crate) trait Backend {
     /// A vCPU's control block. It dereferences to the registers in it.
-    type Vcpu: DerefMut<Target = Self::State> + Injection + WorldSwitch<Host = Self::Host>;
+    type Vcpu: DerefMut<Target = Self::State> + Injection + WorldSwitch;
     /// The registers in a control block. Code that uses many of them borrows them once.
     type State: State;
     /// A pCPU's context for running guests.
@@ -99,6 +99,10 @@ pub(crate) trait Backend {
     /// Ends what [`defer_interrupts`](Self::defer_interrupts) began: interrupts are masked by IF again.
     fn stop_deferring_interrupts();
 
+    /// Runs the vCPU's guest until its next exit. No TLB entry from before the VM's `epoch` is used. Interrupts are
+    /// [deferred](Self::defer_interrupts).
+    fn enter(vcpu: &mut ArchVcpu, host: &HostContext, tags: &mut CpuTags, epoch: u64, tally: Tally<'_>);
+
     /// Handles the exit that the guest just made: the one match on its reason.
     fn handle(run: &mut Running<'_>) -> Next;
 }
@@ -112,11 +116,8 @@ pub(crate) struct Features {
     pub(crate) tags: u32,
 }
 
-/// Entry and exit of a vCPU.
+/// What an entry needs of a vCPU, and the facts of its last exit.
 pub(crate) trait WorldSwitch {
-    /// A pCPU's context for running guests.
-    type Host;
-
     /// A control block with all intercepts set and no registers. `stage2_root` is the HPA of the VM's stage-2 tables.
     fn new(stage2_root: Hpa) -> Self;
 
@@ -145,13 +146,6 @@ pub(crate) trait WorldSwitch {
 
     /// Writes the class of the guest's task priority.
     fn set_task_priority(&mut self, class: u8);
-
-    /// Runs the guest until its next exit.
-    ///
-    /// # Safety
-    /// Interrupts are [deferred](Backend::defer_interrupts), `host` was made on this pCPU, and the stage-2 tables map
-    /// nothing but the VM's own memory.
-    unsafe fn enter(&mut self, gprs: &mut Gprs, host: &Self::Host);
 
     /// The last exit; `None` if the processor refused to enter, and then no register can be believed.
     fn exit(&self) -> Option<Exit>;
@@ -344,6 +338,21 @@ pub(crate) mod irq_mask {
     #[inline]
     pub(crate) fn take() {
         Chosen::take_interrupts();
+    }
+}
+
+/// Entries.
+pub(crate) mod entry {
+    use tlb_tag::CpuTags;
+
+    use super::{Backend, Chosen, HostContext};
+    use crate::arch::x86_64::guest::vcpu::ArchVcpu;
+    use crate::vcpu::Tally;
+
+    /// See [`Backend::enter`].
+    #[inline(always)]
+    pub(crate) fn enter(vcpu: &mut ArchVcpu, host: &HostContext, tags: &mut CpuTags, epoch: u64, tally: Tally<'_>) {
+        Chosen::enter(vcpu, host, tags, epoch, tally);
     }
 }
 

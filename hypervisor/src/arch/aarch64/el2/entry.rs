@@ -9,6 +9,15 @@
 use core::arch::{global_asm, naked_asm};
 use core::mem::offset_of;
 
+use super::HostContext;
+use super::tags::CpuTags;
+use super::vcpu::{ArchVcpu, flush};
+use crate::arch::aarch64::host::counter;
+use crate::arch::aarch64::host::gic as host_gic;
+use crate::arch::aarch64::register::write_register;
+use crate::arch::trace::{self, TraceEvent};
+use crate::vcpu::Tally;
+
 /// The registers that the switch loads and stores.
 #[derive(Clone, Debug, Default)]
 #[repr(C)]
@@ -41,17 +50,44 @@ pub(super) mod vector {
     pub(in super::super) const ERROR: u64 = 3;
 }
 
+/// Runs the guest until its next exit. After an error it does not: it is left for that again.
+#[inline(always)]
+pub(crate) fn enter(vcpu: &mut ArchVcpu, _: &HostContext, tags: &mut CpuTags, epoch: u64, tally: Tally<'_>) {
+    if vcpu.has_erred {
+        tally.add(|count| &count.entries, 1);
+        vcpu.registers.vector = vector::ERROR;
+        return;
+    }
+    let entered_at = counter::now();
+    tally.add(|count| &count.host_ticks, entered_at.wrapping_sub(vcpu.left_at));
+    tally.add(|count| &count.entries, 1);
+
+    if !vcpu.tags.is_current(epoch) {
+        flush(vcpu.tags.enter(tags, epoch), tally);
+    }
+    let is_idle = vcpu.gic.is_idle();
+    if !(is_idle && vcpu.lists_are_clear) {
+        vcpu.lists_are_clear = is_idle;
+        vcpu.gic.lists().enumerate().for_each(|(index, list)| host_gic::write_list(index, list));
+        // SAFETY: controls the list registers, which belong to the guest.
+        unsafe { write_register!("ich_hcr_el2", vcpu.gic.control()) };
+    }
+
+    trace::note(|| TraceEvent::Enter { tag: vcpu.tags.tag().get(), root: vcpu.stage2_root });
+    // SAFETY: `load` has loaded everything that controls this guest into this pCPU, and the vCPU has not left it
+    // since. Its stage 2 maps only the VM's own memory.
+    unsafe { switch(&raw mut vcpu.registers) };
+    trace::note(|| TraceEvent::Leave { tag: vcpu.tags.tag().get(), root: vcpu.stage2_root });
+
+    vcpu.left_at = counter::now_after_exit();
+    tally.add(|count| &count.guest_ticks, vcpu.left_at.wrapping_sub(entered_at));
+}
+
 /// Runs the guest until its next exit.
 ///
 /// # Safety
 /// The registers of EL2 and EL1 that control the guest belong to the vCPU of these general registers, and its stage 2
 /// confines the guest to its own memory.
-#[inline]
-pub(super) unsafe fn enter(registers: &mut Registers) {
-    // SAFETY: passed on to the caller.
-    unsafe { switch(registers) }
-}
-
 #[unsafe(naked)]
 unsafe extern "C" fn switch(registers: *mut Registers) {
     naked_asm!(

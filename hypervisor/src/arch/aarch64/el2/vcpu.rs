@@ -3,7 +3,7 @@
 //! The pCPU that runs the vCPU owns all of this. Others reach it through its mailbox and through
 //! [`crate::arch::aarch64::guest::delivery::Posted`].
 
-#![expect(unsafe_code, reason = "loads what decides about the guest, and enters it")]
+#![expect(unsafe_code, reason = "loads what decides about the guest")]
 
 use aarch64_defs::registers::{hcr_el2, mpidr, spsr, timer_control};
 use aarch64_defs::syndrome::{Rest, Syndrome, class_name};
@@ -15,7 +15,7 @@ use tlb_tag::by_vm::Flush;
 
 use super::debug::Debug;
 use super::el1::{self, El1};
-use super::entry::{self, Registers};
+use super::entry::Registers;
 use super::tags::{self, CpuTags, VcpuTags};
 use crate::arch::aarch64::el2;
 use crate::arch::aarch64::el2::HostContext;
@@ -25,7 +25,7 @@ use crate::arch::aarch64::guest::loader::KernelEntry;
 use crate::arch::aarch64::host::counter;
 use crate::arch::aarch64::host::gic::{self as host_gic, GUEST_PHYSICAL_TIMER, GUEST_TIMER};
 use crate::arch::aarch64::register::{isb, read_register, write_register};
-use crate::arch::trace::{self, TraceEvent};
+use crate::arch::trace;
 use crate::arch::{Machine, VcpuState};
 use crate::device::affinity::affinity;
 use crate::device::generic_timer::{GenericTimer, Register};
@@ -51,7 +51,7 @@ pub(crate) struct ArchVcpu {
     pub(in crate::arch::aarch64) debug: Debug,
     /// VMPIDR_EL2: the affinity that the guest sees.
     affinity: u64,
-    stage2_root: Hpa,
+    pub(super) stage2_root: Hpa,
     /// HCR_EL2.
     hcr: u64,
     timer: Timer,
@@ -62,12 +62,12 @@ pub(crate) struct ArchVcpu {
     /// The guest's side of the interrupt controller while it is not in the pCPU.
     interface: Interface,
     /// The list registers of this pCPU are known to be empty.
-    lists_are_clear: bool,
+    pub(super) lists_are_clear: bool,
     /// The machine has reported an error that is this guest's, after the guest was left.
-    has_erred: bool,
+    pub(super) has_erred: bool,
     /// Whether registers of EL1 and timer are in the pCPU, not here.
     is_loaded: bool,
-    tags: VcpuTags,
+    pub(super) tags: VcpuTags,
 }
 
 /// The guest's virtual timer while it is not in the pCPU. The guest's counter is the host's.
@@ -207,39 +207,6 @@ impl VcpuState<Machine> for ArchVcpu {
             // SAFETY: as in `load`, and WFE traps or does not.
             unsafe { write_register!("hcr_el2", hcr) };
         }
-    }
-
-    /// Runs the guest until its next exit. After an error it does not: it is left for that again.
-    #[inline]
-    fn enter(&mut self, _: &HostContext, tags: &mut CpuTags, epoch: u64, tally: Tally<'_>) {
-        if self.has_erred {
-            tally.add(|count| &count.entries, 1);
-            self.registers.vector = entry::vector::ERROR;
-            return;
-        }
-        let entered_at = counter::now();
-        tally.add(|count| &count.host_ticks, entered_at.wrapping_sub(self.left_at));
-        tally.add(|count| &count.entries, 1);
-
-        if !self.tags.is_current(epoch) {
-            flush(self.tags.enter(tags, epoch), tally);
-        }
-        let is_idle = self.gic.is_idle();
-        if !(is_idle && self.lists_are_clear) {
-            self.lists_are_clear = is_idle;
-            self.gic.lists().enumerate().for_each(|(index, list)| host_gic::write_list(index, list));
-            // SAFETY: controls the list registers, which belong to the guest.
-            unsafe { write_register!("ich_hcr_el2", self.gic.control()) };
-        }
-
-        trace::note(|| TraceEvent::Enter { tag: self.tags.tag().get(), root: self.stage2_root });
-        // SAFETY: `load` has loaded everything that controls this guest into this pCPU, and the vCPU has not left it
-        // since. Its stage 2 maps only the VM's own memory.
-        unsafe { entry::enter(&mut self.registers) };
-        trace::note(|| TraceEvent::Leave { tag: self.tags.tag().get(), root: self.stage2_root });
-
-        self.left_at = counter::now_after_exit();
-        tally.add(|count| &count.guest_ticks, self.left_at.wrapping_sub(entered_at));
     }
 
     /// All TLB entries of the guest on this pCPU go before its next instruction.
@@ -585,7 +552,7 @@ fn take_error() -> bool {
 
 /// Does the flush that an entry needs on this pCPU's TLB.
 #[cold]
-fn flush(entry: tlb_tag::by_vm::GuestEntry<'_>, tally: Tally<'_>) {
+pub(super) fn flush(entry: tlb_tag::by_vm::GuestEntry<'_>, tally: Tally<'_>) {
     let what = entry.flush();
     tags::flush(what);
     tally.add(|count| &count.tlb_flushes, (what != Flush::Nothing).into());

@@ -31,7 +31,7 @@ pub(super) enum Armed {
 impl ArchVcpu {
     /// Chooses the event that the next entry delivers.
     #[inline]
-    pub(super) fn prepare_event(&mut self, tally: Tally<'_>) {
+    pub(in crate::arch::x86_64) fn prepare_event(&mut self, tally: Tally<'_>) {
         if self.hardware.has_interrupted_delivery() | !self.events.is_quiet() {
             return self.prepare_rare_event(tally);
         }

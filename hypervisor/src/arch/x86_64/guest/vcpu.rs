@@ -4,7 +4,7 @@
 //! [`Posted`](super::delivery::Posted). [`Hardware`] has the registers that the processor loads at an entry and saves
 //! at an exit.
 
-#![expect(unsafe_code, reason = "loads debug registers and TSC_AUX, and enters the guest")]
+#![expect(unsafe_code, reason = "loads debug registers and TSC_AUX")]
 
 use core::arch::asm;
 
@@ -60,7 +60,7 @@ pub(crate) struct ArchVcpu {
     /// The PUSHF that was stepped over has saved the hypervisor's TF.
     pub(in crate::arch::x86_64) shows_trap_flag: bool,
     /// When the guest was last left, by this pCPU's counter.
-    left_at: u64,
+    pub(in crate::arch::x86_64) left_at: u64,
     /// What its parent has registered, if its VM is a child.
     pub(super) cpuid: CpuidResults,
     /// Memory-type registers, stored for the guest without effect.
@@ -77,7 +77,7 @@ pub(crate) struct ArchVcpu {
     /// Its synthetic interrupt controller and timers.
     pub(super) synic: VcpuSynic,
     /// The tag of its TLB entries, and its owed flushes.
-    tags: VcpuTags,
+    pub(in crate::arch::x86_64) tags: VcpuTags,
     /// State and caches of instruction emulation.
     pub(super) emulator: Emulator,
 }
@@ -157,36 +157,6 @@ impl VcpuState<Machine> for ArchVcpu {
     /// back end.
     fn renew_intercepts(&mut self, others_wait: bool) {
         self.hardware.renew_intercepts(others_wait);
-    }
-
-    /// Runs the guest until its next exit. `epoch` is the VM's: entries of the TLB from before it are not used.
-    #[inline]
-    fn enter(&mut self, cpu: &HostContext, tags: &mut CpuTags, epoch: u64, tally: Tally<'_>) {
-        self.prepare_event(tally);
-        // CR8 is a view of the task priority. The guest may change either side: a write of the APIC's register exits,
-        // one of CR8 does not.
-        self.hardware.set_task_priority(self.apic.cr8());
-
-        let tags_entry = match self.tags.is_current(tags, epoch) {
-            true => None,
-            false => Some(prepare_tag(self.tags.enter(tags, epoch), &mut self.hardware, tally)),
-        };
-        let entered_at = tsc::raw();
-        tally.add(|count| &count.host_ticks, entered_at.wrapping_sub(self.left_at));
-        tally.add(|count| &count.entries, 1);
-
-        // SAFETY: the vCPU loop defers interrupts (`irq_mask::defer`). `cpu` is this pCPU's. The stage-2 tables are the
-        // VM's, and map nothing but its own memory.
-        unsafe { self.hardware.enter(&mut self.gprs, &cpu.own) };
-
-        self.left_at = tsc::raw();
-        tally.add(|count| &count.guest_ticks, self.left_at.wrapping_sub(entered_at));
-        if let Some(entry) = tags_entry {
-            complete(entry, &mut self.hardware);
-        }
-        if self.hardware.task_priority() != self.apic.cr8() {
-            self.apic.set_cr8(self.hardware.task_priority());
-        }
     }
 
     /// All TLB entries of the guest go before its next instruction.
@@ -464,7 +434,7 @@ impl ArchVcpu {
 
 /// The next entry has another tag, or something to flush.
 #[cold]
-fn prepare_tag<'a>(
+pub(in crate::arch::x86_64) fn prepare_tag<'a>(
     entry: tlb_tag::GuestEntry<'a>,
     hardware: &mut Hardware,
     tally: Tally<'_>,
@@ -479,7 +449,7 @@ fn prepare_tag<'a>(
 
 /// The guest was left after such an entry, or could not be entered: then nothing was flushed.
 #[cold]
-fn complete(entry: tlb_tag::GuestEntry<'_>, hardware: &mut Hardware) {
+pub(in crate::arch::x86_64) fn complete(entry: tlb_tag::GuestEntry<'_>, hardware: &mut Hardware) {
     if hardware.end_flush() {
         entry.completed();
     }

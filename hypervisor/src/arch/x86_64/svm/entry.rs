@@ -12,8 +12,72 @@
 use core::arch::naked_asm;
 
 use addr::Hpa;
+use tlb_tag::CpuTags;
+use x86_defs::vmcb::{ControlArea, TlbControl};
 
+use crate::arch::trace::{self, TraceEvent};
+use crate::arch::x86_64::backend::{HostContext, WorldSwitch as _};
 use crate::arch::x86_64::guest::state::Gprs;
+use crate::arch::x86_64::guest::vcpu::{ArchVcpu, complete, prepare_tag};
+use crate::arch::x86_64::host::tsc;
+use crate::vcpu::Tally;
+
+/// Runs the guest until its next exit. `epoch` is the VM's: entries of the TLB from before it are not used.
+#[inline(always)]
+pub(super) fn enter(vcpu: &mut ArchVcpu, host: &HostContext, tags: &mut CpuTags, epoch: u64, tally: Tally<'_>) {
+    vcpu.prepare_event(tally);
+    // CR8 is a view of the task priority. The guest may change either side: a write of the APIC's register exits, one
+    // of CR8 does not.
+    vcpu.hardware.set_task_priority(vcpu.apic.cr8());
+
+    let tags_entry = match vcpu.tags.is_current(tags, epoch) {
+        true => None,
+        false => Some(prepare_tag(vcpu.tags.enter(tags, epoch), &mut vcpu.hardware, tally)),
+    };
+    let entered_at = tsc::raw();
+    tally.add(|count| &count.host_ticks, entered_at.wrapping_sub(vcpu.left_at));
+    tally.add(|count| &count.entries, 1);
+
+    note_entry(&vcpu.hardware.vmcb.control);
+    // SAFETY: the vCPU loop defers interrupts (`irq_mask::defer`). The VMCB is the vCPU's alone. Its intercepts were
+    // set when it was made and are only ever added to or returned to that set. Its nested table maps nothing but the
+    // VM's own memory. `host` was saved on this pCPU, whose FS, GS, TR and LDTR do not change any more.
+    unsafe { switch(&raw mut vcpu.gprs, vcpu.hardware.vmcb_hpa.0, host.own.state().0) };
+    note_exit(&vcpu.hardware.vmcb.control);
+
+    vcpu.left_at = tsc::raw();
+    tally.add(|count| &count.guest_ticks, vcpu.left_at.wrapping_sub(entered_at));
+    if let Some(entry) = tags_entry {
+        complete(entry, &mut vcpu.hardware);
+    }
+    if vcpu.hardware.task_priority() != vcpu.apic.cr8() {
+        vcpu.apic.set_cr8(vcpu.hardware.task_priority());
+    }
+}
+
+/// Records the entry in the trace.
+#[inline(always)]
+fn note_entry(control: &ControlArea) {
+    let (tag, root) = (control.guest_asid, Hpa(control.n_cr3));
+    trace::step(
+        || (),
+        |()| {
+            let what = match control.tlb_control {
+                TlbControl::DoNothing => return None,
+                TlbControl::FlushAll => "all",
+                _ => "tag",
+            };
+            Some(TraceEvent::EntryFlushes { what })
+        },
+    );
+    trace::note(|| TraceEvent::Enter { tag, root });
+}
+
+/// The same for the exit.
+#[inline(always)]
+fn note_exit(control: &ControlArea) {
+    trace::note(|| TraceEvent::Leave { tag: control.guest_asid, root: Hpa(control.n_cr3) });
+}
 
 /// Runs the guest of the VMCB at `guest` until its next exit.
 ///
@@ -21,12 +85,6 @@ use crate::arch::x86_64::guest::state::Gprs;
 /// GIF is clear and RFLAGS.IF set. `guest` is the address of a VMCB that no other pCPU uses at the same time. Its
 /// intercepts and its nested page table confine the guest. `host` is the page into which this pCPU saved its own state
 /// by VMSAVE, and nothing that VMSAVE covers has changed since.
-#[inline]
-pub(super) unsafe fn enter(gprs: &mut Gprs, guest: Hpa, host: Hpa) {
-    // SAFETY: passed on to the caller.
-    unsafe { switch(gprs, guest.0, host.0) }
-}
-
 #[unsafe(naked)]
 unsafe extern "C" fn switch(gprs: *mut Gprs, guest: u64, host: u64) {
     naked_asm!(

@@ -27,17 +27,20 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use addr::{Hpa, Hva};
 use spin::Once;
 use stage2::Npt;
+use tlb_tag::CpuTags;
 use x86_64::registers::model_specific::{Efer, EferFlags, Msr};
 use x86_defs::cpuid::{leaf_1_ecx, leaf_8000_0001_ecx, svm_feature};
 use x86_defs::msr;
 use x86_defs::vmcb::Vmcb;
 use x86_emulate::Vendor;
 
-use super::backend::{self, Backend};
+use super::backend::{self, Backend, HostContext};
+use super::guest::vcpu::ArchVcpu;
 use super::host::paging;
 use super::host::processor::leaf;
 use super::host::quirks;
 use crate::check::{Finding, Verdict};
+use crate::vcpu::Tally;
 use crate::vcpu::run::{Next, Running};
 
 /// AMD SVM, as a back end.
@@ -98,6 +101,11 @@ impl Backend for Svm {
     #[inline]
     fn stop_deferring_interrupts() {
         gif::set();
+    }
+
+    #[inline(always)]
+    fn enter(vcpu: &mut ArchVcpu, host: &HostContext, tags: &mut CpuTags, epoch: u64, tally: Tally<'_>) {
+        entry::enter(vcpu, host, tags, epoch, tally);
     }
 
     #[inline(always)]

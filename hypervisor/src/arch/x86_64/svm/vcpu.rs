@@ -1,6 +1,6 @@
 //! The part of a vCPU for SVM: its VMCB, which VMRUN reads and #VMEXIT writes (APM vol. 2, appendix B).
 
-#![expect(unsafe_code, reason = "enters the guest, and drops TLB entries")]
+#![expect(unsafe_code, reason = "drops TLB entries")]
 
 use alloc::boxed::Box;
 use core::arch::asm;
@@ -10,14 +10,13 @@ use addr::{Hpa, Hva};
 use tlb_tag::{Flush, Tag};
 use x86_defs::exit_code;
 use x86_defs::registers::{cr0, cr4, efer};
-use x86_defs::vmcb::{ControlArea, IntCtl, Intercept1, Intercept2, Intercept3, TlbControl, Vmcb};
+use x86_defs::vmcb::{IntCtl, Intercept1, Intercept2, Intercept3, TlbControl, Vmcb};
 use x86_emulate::{Segment, SegmentRegister};
 
 use super::repeated::Disguised;
-use super::{Host, entry, events, hpa_of, permission_maps};
-use crate::arch::trace::{self, TraceEvent};
+use super::{events, hpa_of, permission_maps};
 use crate::arch::x86_64::backend::{Exit, WorldSwitch};
-use crate::arch::x86_64::guest::state::{Gprs, Registers, State, SystemCalls};
+use crate::arch::x86_64::guest::state::{Registers, State, SystemCalls};
 use crate::arch::x86_64::host::quirks;
 use crate::layout::OwnPages;
 
@@ -25,7 +24,7 @@ use crate::layout::OwnPages;
 pub(crate) struct Vcpu {
     /// The control block, and its host physical address.
     pub(super) vmcb: Box<Vmcb>,
-    vmcb_hpa: Hpa,
+    pub(super) vmcb_hpa: Hpa,
     /// This machine's VMRUN does not restore an interrupt shadow.
     pub(super) loses_shadow: bool,
     /// INTN if INT instructions must be checked, see [`old_code`](super::old_code); else empty.
@@ -51,8 +50,6 @@ const CR4: u16 = 1 << 4;
 pub(super) const CR8: u16 = 1 << 8;
 
 impl WorldSwitch for Vcpu {
-    type Host = Host;
-
     #[inline(never)]
     fn new(stage2_root: Hpa) -> Self {
         let mut vmcb = Box::new(Vmcb::zeroed());
@@ -141,16 +138,6 @@ impl WorldSwitch for Vcpu {
     #[inline]
     fn set_task_priority(&mut self, class: u8) {
         self.vmcb.control.int_ctl = self.vmcb.control.int_ctl.with_v_tpr(class);
-    }
-
-    #[inline]
-    unsafe fn enter(&mut self, gprs: &mut Gprs, host: &Host) {
-        note_entry(&self.vmcb.control);
-        // SAFETY: the caller holds GIF clear and IF set. The VMCB is ours alone; its intercepts were set in `new` and
-        // are only ever added to or returned to that set; its nested table maps nothing but the VM's own memory. `host`
-        // was saved on this pCPU, whose FS, GS, TR and LDTR do not change any more.
-        unsafe { entry::enter(gprs, self.vmcb_hpa, host.state()) };
-        trace::note(|| TraceEvent::Leave { tag: self.vmcb.control.guest_asid, root: Hpa(self.vmcb.control.n_cr3) });
     }
 
     fn exit(&self) -> Option<Exit> {
@@ -373,22 +360,4 @@ impl State for Vmcb {
         (save.cpl, save.cr2, save.cr3) = (registers.cpl, registers.cr2, registers.cr3);
         (save.dr6, save.dr7, save.g_pat) = (registers.dr6, registers.dr7, registers.pat);
     }
-}
-
-/// Records the entry in the trace.
-#[inline(always)]
-fn note_entry(control: &ControlArea) {
-    let (tag, root) = (control.guest_asid, Hpa(control.n_cr3));
-    trace::step(
-        || (),
-        |()| {
-            let what = match control.tlb_control {
-                TlbControl::DoNothing => return None,
-                TlbControl::FlushAll => "all",
-                _ => "tag",
-            };
-            Some(TraceEvent::EntryFlushes { what })
-        },
-    );
-    trace::note(|| TraceEvent::Enter { tag, root });
 }
