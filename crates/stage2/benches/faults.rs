@@ -204,23 +204,24 @@ fn one_and_two(name: &str, sample: impl Fn(usize) -> f64) {
 
 fn faults<F: Format + Copy + Sync>(name: &str, format: F) {
     let half = PAGES / 2;
-    one_and_two(&format!("{name}: write to a closed page"), |threads| {
+    one_and_two(&format!("{name}: write to a protected page"), |threads| {
         let guest = guest(format, Source::WriteProtect, Policy::Lazy);
         guest.split_all();
         time(threads, half, |cpu| {
             let mut spare = Spare::new();
             let first = cpu as u64 * half;
-            (first..first + half).for_each(|page| guest.fault(cpu, page << 12, &mut spare, Granularity::Closed));
+            (first..first + half)
+                .for_each(|page| guest.fault(cpu, page << 12, &mut spare, Granularity::WriteProtected));
         })
     });
     let half = REGIONS / 2;
-    one_and_two(&format!("{name}: write to a closed large page"), |threads| {
+    one_and_two(&format!("{name}: write to a protected large page"), |threads| {
         let guest = guest(format, Source::Hardware, Policy::Adaptive);
         time(threads, half, |cpu| {
             let mut spare = Spare::new();
             spare.fill(&guest.pool, half).expect("tables");
             let first = cpu as u64 * half;
-            (first..first + half).for_each(|large| guest.fault(cpu, large * LARGE, &mut spare, Granularity::Watched));
+            (first..first + half).for_each(|large| guest.fault(cpu, large * LARGE, &mut spare, Granularity::Recorded));
         })
     });
 }
@@ -303,7 +304,7 @@ fn rounds<F: Format + Copy + Sync>(name: &str, format: F, source: Source, policy
             for region in 0..regions {
                 for page in (0..512).step_by(every) {
                     // Written by any means: there is no hardware here.
-                    guest.fault(0, region * LARGE + (page << 12), &mut spare, Granularity::Closed);
+                    guest.fault(0, region * LARGE + (page << 12), &mut spare, Granularity::WriteProtected);
                 }
             }
             let (get, clear) = round(&mut words);
@@ -352,7 +353,7 @@ fn count<F: Format + Copy + Sync>(kind: &str, format: F) {
         "write" => {
             guest.split_all();
             let pages = (0..COUNTED).map(|page| page << 12);
-            pages.for_each(|gpa| guest.a_fault_to_count(gpa, &mut spare, Granularity::Closed));
+            pages.for_each(|gpa| guest.a_fault_to_count(gpa, &mut spare, Granularity::WriteProtected));
         }
         "touch" => {
             let above = REGIONS * LARGE;
@@ -362,7 +363,7 @@ fn count<F: Format + Copy + Sync>(kind: &str, format: F) {
         }
         _ => {
             let pages = (0..REGIONS).map(|number| number * LARGE);
-            pages.for_each(|gpa| guest.a_fault_to_count(gpa, &mut spare, Granularity::Watched));
+            pages.for_each(|gpa| guest.a_fault_to_count(gpa, &mut spare, Granularity::Recorded));
         }
     }
 }

@@ -15,7 +15,7 @@
 //! A page that is mapped while a log is active counts as written. A caller that unmaps must [mark](DirtyLog::mark) the
 //! range, because the leaves and their state are gone.
 //!
-//! The start of a log splits no large leaf. The log write-protects (*closes*) leaves; memory that is never written
+//! The start of a log splits no large leaf. The log write-protects leaves; memory that is never written
 //! stays large. The first write to a write-protected leaf faults, and the [`Policy`] decides what happens then.
 
 use core::ops::Range;
@@ -79,8 +79,8 @@ impl<W: AsRef<[MarkWord]>> DirtyLog<W> {
     #[must_use]
     pub fn granularity(&self) -> Granularity {
         match (self.policy, self.source) {
-            (Policy::Lazy, _) | (_, Source::WriteProtect) => Granularity::Closed,
-            (Policy::Eager | Policy::Adaptive, Source::Hardware) => Granularity::Watched,
+            (Policy::Lazy, _) | (_, Source::WriteProtect) => Granularity::WriteProtected,
+            (Policy::Eager | Policy::Adaptive, Source::Hardware) => Granularity::Recorded,
         }
     }
 

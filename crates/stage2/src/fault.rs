@@ -51,9 +51,9 @@ pub enum Granularity {
     /// Do not split: the whole leaf counts as written.
     Whole,
     /// This page counts as written. Each other page faults at its own first write.
-    Closed,
+    WriteProtected,
     /// The hardware records writes to all pages from now on, so no other page faults.
-    Watched,
+    Recorded,
 }
 
 impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
@@ -79,17 +79,17 @@ impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
         }
 
         let format = self.format();
-        let is_closed = wanted.write && !format.is_writable(slot.bits);
-        if is_closed && slot.level > 0 && granularity != Granularity::Whole {
+        let is_protected = wanted.write && !format.is_writable(slot.bits);
+        if is_protected && slot.level > 0 && granularity != Granularity::Whole {
             return Fault::Large;
         }
-        let bits = if is_closed { format.opened(slot.bits) } else { slot.bits };
+        let bits = if is_protected { format.writable(slot.bits) } else { slot.bits };
         let bits = format.touched(bits);
         if bits != slot.bits && !self.exchange(&slot, bits) {
             // Another processor was faster, with this change or another one.
             return Fault::Retry(Denial(None));
         }
-        if is_closed && slot.level == 0 && granularity == Granularity::Watched {
+        if is_protected && slot.level == 0 && granularity == Granularity::Recorded {
             self.without_tlb().apart(move |walk| walk.open_table(slot));
         }
         self.tlb.publish();

@@ -130,23 +130,23 @@ pub trait Format {
     /// Whether a write does not fault.
     fn is_writable(&self, bits: u64) -> bool;
 
-    /// Whether the page may have been written since it was `closed` or `watched`. A leaf that was neither counts as
-    /// written.
+    /// Whether the page may have been written since it was `write_protected` or `recorded`. A leaf that was neither
+    /// counts as written.
     fn is_written(&self, bits: u64, source: Source) -> bool;
 
     /// The leaf, not written and write-protected: its next write faults.
-    fn closed(&self, bits: u64) -> u64;
+    fn write_protected(&self, bits: u64) -> u64;
 
     /// The leaf, not written, and the hardware records the next write in it.
-    fn watched(&self, bits: u64) -> u64;
+    fn recorded(&self, bits: u64) -> u64;
 
     /// The clean leaf: a page as `source` requires, a larger one write-protected.
     fn cleaned(&self, level: u32, bits: u64, source: Source) -> u64 {
-        if level == 0 && source == Source::Hardware { self.watched(bits) } else { self.closed(bits) }
+        if level == 0 && source == Source::Hardware { self.recorded(bits) } else { self.write_protected(bits) }
     }
 
     /// The leaf, written and writable, so that further writes cost nothing.
-    fn opened(&self, bits: u64) -> u64;
+    fn writable(&self, bits: u64) -> u64;
 
     /// The leaf without a log: whether it was written is no longer known.
     fn released(&self, bits: u64) -> u64;

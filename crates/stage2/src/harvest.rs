@@ -64,8 +64,8 @@ impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
     }
 
     /// Splits large leaves in `range`, up to one batch and the number of spare tables. Parts of write-protected leaves
-    /// become `watched` if the hardware records writes, else they stay write-protected. Returns the address to continue
-    /// from.
+    /// become `recorded` if the hardware records writes, else they stay write-protected. Returns the address to
+    /// continue from.
     pub(crate) fn split_ahead(self, range: GpaRange, source: Source, spare: &mut Spare) -> (Stale, Gpa) {
         self.split_batch(range, spare, |_, _| true, &Ahead(source))
     }
@@ -98,7 +98,7 @@ impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
                 return false;
             }
             let is_written = self.format().is_written(slot.bits, Source::Hardware);
-            if is_written || self.exchange(&slot, self.format().opened(slot.bits)) {
+            if is_written || self.exchange(&slot, self.format().writable(slot.bits)) {
                 return true;
             }
         }
@@ -177,7 +177,7 @@ enum Mode {
     /// Make it quiet if all of its pages are write-protected.
     Hush,
     /// The same, and write-protect its pages for that.
-    Close,
+    Protect,
 }
 
 /// Cleans leaves.
@@ -209,7 +209,7 @@ impl<F: Format, P: Pages, T: Tlb, Picked: Fn(GpaRange) -> bool, Spill: FnMut(Gpa
             _ if part != table.page() => Mode::Leave,
             Source::WriteProtect => Mode::Hush,
             Source::Hardware if !self.walk.is_idle(table) => Mode::Leave,
-            Source::Hardware if self.walk.all_below(pages, |bits| !written(bits)) => Mode::Close,
+            Source::Hardware if self.walk.all_below(pages, |bits| !written(bits)) => Mode::Protect,
             Source::Hardware => Mode::Leave,
         };
         (self.found, self.left) = (false, false);
@@ -222,7 +222,7 @@ impl<F: Format, P: Pages, T: Tlb, Picked: Fn(GpaRange) -> bool, Spill: FnMut(Gpa
 
     #[inline]
     fn passes(&mut self, bits: u64) -> bool {
-        let passes = self.mode != Mode::Close && !self.walk.format().is_written(bits, self.source);
+        let passes = self.mode != Mode::Protect && !self.walk.format().is_written(bits, self.source);
         self.left |= passes && !self.walk.is_still(bits);
         passes
     }
@@ -235,8 +235,8 @@ impl<F: Format, P: Pages, T: Tlb, Picked: Fn(GpaRange) -> bool, Spill: FnMut(Gpa
         let mode = if leaf.level > 0 { Mode::Leave } else { self.mode };
         let bits = match (is_meant, mode) {
             (true, Mode::Leave) => self.walk.format().cleaned(leaf.level, leaf.bits, self.source),
-            (true, Mode::Hush | Mode::Close) => self.walk.format().closed(leaf.bits),
-            (false, Mode::Close) if !is_written => self.walk.format().closed(leaf.bits),
+            (true, Mode::Hush | Mode::Protect) => self.walk.format().write_protected(leaf.bits),
+            (false, Mode::Protect) if !is_written => self.walk.format().write_protected(leaf.bits),
             (false, _) => leaf.bits,
         };
         if is_meant && leaf.level > 0 {
@@ -259,8 +259,8 @@ impl<F: Format, P: Pages, T: Tlb, Picked: Fn(GpaRange) -> bool, Spill: FnMut(Gpa
             (Mode::Leave, _) if self.source == Source::WriteProtect => bits,
             (Mode::Leave, true) => bits & !idle,
             (Mode::Leave, false) => bits | idle,
-            (Mode::Hush | Mode::Close, _) if self.left => bits & !(quiet | idle),
-            (Mode::Hush | Mode::Close, _) => bits & !idle,
+            (Mode::Hush | Mode::Protect, _) if self.left => bits & !(quiet | idle),
+            (Mode::Hush | Mode::Protect, _) => bits & !idle,
         };
         self.walk.change_table(table.cell, change);
         self.mode = Mode::Leave;
@@ -272,9 +272,9 @@ struct Ahead(Source);
 
 impl Dress for Ahead {
     fn part<F: Format>(&self, format: &F, level: u32, bits: u64) -> u64 {
-        // A written leaf stays written: `watched` would lose that.
+        // A written leaf stays written: `recorded` would lose that.
         if self.0 == Source::Hardware && level == 0 && !format.is_written(bits, self.0) {
-            format.watched(bits)
+            format.recorded(bits)
         } else {
             bits
         }

@@ -25,7 +25,7 @@ const NO_EXECUTE: u64 = 1 << 63;
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
 /// Software bits. The guest may write, but a dirty log stops the next write.
-const CLOSED: u64 = 1 << 9;
+const PROTECTED: u64 = 1 << 9;
 /// Written, although the guest may no longer write.
 const MARKED: u64 = 1 << 10;
 /// The same two bits where the entry names a table.
@@ -127,7 +127,7 @@ impl<const INDEX_BITS: u32> Format for NptOf<INDEX_BITS> {
             (false, true) => others | WRITE,
             (true, false) => {
                 let marked = if bits & WRITE != 0 { MARKED } else { 0 };
-                others & !(WRITE | CLOSED) | marked
+                others & !(WRITE | PROTECTED) | marked
             }
         }
     }
@@ -172,29 +172,29 @@ impl<const INDEX_BITS: u32> Format for NptOf<INDEX_BITS> {
         bits & (by | MARKED) != 0
     }
 
-    fn closed(&self, bits: u64) -> u64 {
-        let closed = if may_write(bits) { CLOSED } else { 0 };
-        bits & !(WRITE | DIRTY | MARKED) | closed
+    fn write_protected(&self, bits: u64) -> u64 {
+        let protected = if may_write(bits) { PROTECTED } else { 0 };
+        bits & !(WRITE | DIRTY | MARKED) | protected
     }
 
-    fn watched(&self, bits: u64) -> u64 {
+    fn recorded(&self, bits: u64) -> u64 {
         let write = if may_write(bits) { WRITE } else { 0 };
-        bits & !(CLOSED | DIRTY | MARKED) | write
+        bits & !(PROTECTED | DIRTY | MARKED) | write
     }
 
-    fn opened(&self, bits: u64) -> u64 {
-        if may_write(bits) { bits & !CLOSED | WRITE | DIRTY } else { bits }
+    fn writable(&self, bits: u64) -> u64 {
+        if may_write(bits) { bits & !PROTECTED | WRITE | DIRTY } else { bits }
     }
 
     fn released(&self, bits: u64) -> u64 {
         let write = if may_write(bits) { WRITE } else { 0 };
-        bits & !(CLOSED | MARKED) | write
+        bits & !(PROTECTED | MARKED) | write
     }
 }
 
 /// Whether the guest has the right to write, ignoring a dirty log that stops it for now.
 const fn may_write(bits: u64) -> bool {
-    bits & (WRITE | CLOSED) != 0
+    bits & (WRITE | PROTECTED) != 0
 }
 
 const fn large(level: u32) -> u64 {

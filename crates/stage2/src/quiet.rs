@@ -43,10 +43,11 @@ impl<F: Format, P: Pages, T> Walk<'_, F, P, T> {
             let cell = Cell::new(slot.cell.table(), index);
             let bits = self.pages.load(cell);
             let entry = self.format().decode(0, bits);
-            let is_closed = matches!(entry, PageTableEntry::Leaf { access, .. } if access.write) && self.is_still(bits);
-            if is_closed {
+            let is_protected =
+                matches!(entry, PageTableEntry::Leaf { access, .. } if access.write) && self.is_still(bits);
+            if is_protected {
                 // Another processor was faster: it has made the page writable, or uses it otherwise.
-                let _ = self.exchange(&Slot { cell, bits, entry, ..slot }, self.format().watched(bits));
+                let _ = self.exchange(&Slot { cell, bits, entry, ..slot }, self.format().recorded(bits));
             }
         }
     }

@@ -46,11 +46,11 @@ impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
         if ahead > 0 && slot.level == 1 && spare.count() > 1 {
             let bytes = page.bytes().saturating_mul(ahead.saturating_add(1)).min(self.tree.limit().0 - page.start.0);
             let range = GpaRange::new(page.start, bytes).unwrap_or(page);
-            let is_closed = |format: &F, bits| match format.decode(1, bits) {
+            let is_protected = |format: &F, bits| match format.decode(1, bits) {
                 PageTableEntry::Leaf { access, .. } => access.write && !format.is_writable(bits),
                 PageTableEntry::Empty | PageTableEntry::Busy | PageTableEntry::Table(_) => false,
             };
-            return Ok(self.split_batch(range, spare, is_closed, &dress));
+            return Ok(self.split_batch(range, spare, is_protected, &dress));
         }
         match self.split(slot, spare, &dress)? {
             Split::Done(owed) => Ok((owed, page.end())),
@@ -65,8 +65,8 @@ struct Touch(Granularity);
 impl Dress for Touch {
     fn part<F: Format>(&self, format: &F, level: u32, bits: u64) -> u64 {
         // A part that is large itself stays write-protected; it is split at its own first write. If another processor,
-        // without tables, has made the whole leaf writable, it counts as written: `watched` would lose that.
-        let is_watched = self.0 == Granularity::Watched && level == 0 && !format.is_written(bits, Source::Hardware);
-        if is_watched { format.watched(bits) } else { bits }
+        // without tables, has made the whole leaf writable, it counts as written: `recorded` would lose that.
+        let is_recorded = self.0 == Granularity::Recorded && level == 0 && !format.is_written(bits, Source::Hardware);
+        if is_recorded { format.recorded(bits) } else { bits }
     }
 }

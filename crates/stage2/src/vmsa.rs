@@ -37,7 +37,7 @@ const EXECUTE_NEVER: u64 = 1 << 54;
 const ADDRESS: u64 = 0x0000_ffff_ffff_f000;
 
 /// Bits 58:55 are for software. The guest may write, but a dirty log stops the next write.
-const CLOSED: u64 = 1 << 55;
+const PROTECTED: u64 = 1 << 55;
 /// Written, although the guest may no longer write.
 const MARKED: u64 = 1 << 56;
 /// The same two bits where the descriptor points to a table: hardware ignores its bits 58:51 (D8.3.1).
@@ -218,7 +218,7 @@ impl<const INDEX_BITS: u32> Format for VmsaOf<INDEX_BITS> {
             (false, true) => others | WRITE,
             (true, false) => {
                 let marked = if bits & WRITE != 0 { MARKED } else { 0 };
-                others & !(WRITE | DIRTY_MODIFIER | CLOSED) | marked
+                others & !(WRITE | DIRTY_MODIFIER | PROTECTED) | marked
             }
         }
     }
@@ -260,29 +260,29 @@ impl<const INDEX_BITS: u32> Format for VmsaOf<INDEX_BITS> {
         bits & (WRITE | MARKED) != 0
     }
 
-    fn closed(&self, bits: u64) -> u64 {
-        let closed = if may_write(bits) { CLOSED } else { 0 };
-        bits & !(WRITE | DIRTY_MODIFIER | MARKED) | closed
+    fn write_protected(&self, bits: u64) -> u64 {
+        let protected = if may_write(bits) { PROTECTED } else { 0 };
+        bits & !(WRITE | DIRTY_MODIFIER | MARKED) | protected
     }
 
-    fn watched(&self, bits: u64) -> u64 {
+    fn recorded(&self, bits: u64) -> u64 {
         let modifier = if may_write(bits) { DIRTY_MODIFIER } else { 0 };
-        bits & !(WRITE | CLOSED | MARKED) | modifier
+        bits & !(WRITE | PROTECTED | MARKED) | modifier
     }
 
-    fn opened(&self, bits: u64) -> u64 {
-        if may_write(bits) { bits & !CLOSED | WRITE } else { bits }
+    fn writable(&self, bits: u64) -> u64 {
+        if may_write(bits) { bits & !PROTECTED | WRITE } else { bits }
     }
 
     fn released(&self, bits: u64) -> u64 {
         let write = if may_write(bits) { WRITE } else { 0 };
-        bits & !(CLOSED | DIRTY_MODIFIER | MARKED) | write
+        bits & !(PROTECTED | DIRTY_MODIFIER | MARKED) | write
     }
 }
 
 /// Whether the guest has the right to write, ignoring a dirty log that stops it for now.
 const fn may_write(bits: u64) -> bool {
-    bits & (WRITE | DIRTY_MODIFIER | CLOSED) != 0
+    bits & (WRITE | DIRTY_MODIFIER | PROTECTED) != 0
 }
 
 const fn kind(level: u32) -> u64 {

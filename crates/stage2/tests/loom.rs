@@ -268,7 +268,7 @@ fn opener_and_cleaner(ordered: bool) {
             let shared = shared.clone();
             thread::spawn(move || {
                 let (pool, tree, _, shape) = &*shared;
-                let (wanted, granularity) = (Access::READ_WRITE, Granularity::Closed);
+                let (wanted, granularity) = (Access::READ_WRITE, Granularity::WriteProtected);
                 let fault = tree.walk(pool, pool, shape).fault(Gpa(1 << 12), wanted, granularity);
                 assert!(matches!(fault, Fault::Retry(_)));
             })

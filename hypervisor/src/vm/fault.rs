@@ -215,7 +215,7 @@ fn split(run: &mut Running<'_>, walking: &Walking<'_>, gpa: Gpa, granularity: Gr
     let tlbs = AllTlbs::of(run.vm);
     let state = &mut run.owner.fault_state;
     // If each small page faults by itself, few of the faults are on large pages.
-    let is_stream = granularity == Granularity::Watched;
+    let is_stream = granularity == Granularity::Recorded;
     let ahead = if is_stream { state.stream.ahead_of(gpa, PageSize::Size2M.bytes()) } else { 0 };
     let Some(tables) = state.prepare(memory, run.vm.config.vcpus, Machine::now(), ahead) else { return false };
     let ahead = ahead.min(tables - 1);
@@ -273,16 +273,16 @@ impl OnFault {
     }
 
     const OFF: u8 = 0;
-    const CLOSED: u8 = 1;
-    const WATCHED: u8 = 2;
+    const PROTECTED: u8 = 1;
+    const RECORDED: u8 = 2;
 
     /// The action now.
     #[inline]
     pub(super) fn get(&self) -> Granularity {
         match self.0.load(Ordering::Relaxed) {
             Self::OFF => Granularity::Whole,
-            Self::CLOSED => Granularity::Closed,
-            _ => Granularity::Watched,
+            Self::PROTECTED => Granularity::WriteProtected,
+            _ => Granularity::Recorded,
         }
     }
 
@@ -290,8 +290,8 @@ impl OnFault {
     pub(super) fn set(&self, granularity: Granularity) {
         let word = match granularity {
             Granularity::Whole => Self::OFF,
-            Granularity::Closed => Self::CLOSED,
-            Granularity::Watched => Self::WATCHED,
+            Granularity::WriteProtected => Self::PROTECTED,
+            Granularity::Recorded => Self::RECORDED,
         };
         self.0.store(word, Ordering::SeqCst);
     }

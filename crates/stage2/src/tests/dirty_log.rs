@@ -165,7 +165,7 @@ fn each_written_large_page_takes_one_fault_and_cold_ones_stay_whole() {
             let left = logged.spare.count();
             assert_eq!(logged.write(3), 1);
             for page in [4, 3, 511, 0] {
-                assert_eq!(logged.write(page), 0, "page {page} is watched by the hardware");
+                assert_eq!(logged.write(page), 0, "page {page} is recorded by the hardware");
             }
             assert_eq!(logged.write(2 * LARGE + 7), 1);
             assert_eq!(logged.dirty(), [0, 3, 4, 511, 2 * LARGE + 7]);
@@ -220,7 +220,7 @@ fn what_is_not_cleared_of_a_large_page_stays_dirty() {
             assert_eq!(dirty.len(), 4 * 512 - 3);
             assert!(![5, 70, LARGE - 1].iter().any(|page| dirty.contains(page)));
             let _ = logged.write(70);
-            assert!(logged.dirty().contains(&70), "it was closed");
+            assert!(logged.dirty().contains(&70), "it was write-protected");
         });
     });
 }
@@ -312,8 +312,8 @@ fn large_page_over_the_border_of_a_slot_is_split_and_what_is_outside_is_not_logg
     let slot = range(SLOT_START + MIB, 4 * MIB);
     let mut logged = Logged::of(arm(0), Source::WriteProtect, Policy::Adaptive, slot);
     logged.start(Start::Clean);
-    assert_eq!(logged.write_at(SLOT_START + MIB - 1, Granularity::Closed), 0);
-    assert_eq!(logged.write_at(SLOT_START + 5 * MIB, Granularity::Closed), 0);
+    assert_eq!(logged.write_at(SLOT_START + MIB - 1, Granularity::WriteProtected), 0);
+    assert_eq!(logged.write_at(SLOT_START + 5 * MIB, Granularity::WriteProtected), 0);
     assert_eq!(logged.write(0), 1);
     assert_eq!(logged.dirty(), [0]);
     assert_eq!(leaf_at(&logged.guest, &logged.pool, SLOT_START + 3 * MIB).map(|leaf| leaf.level), Some(1), "inside");

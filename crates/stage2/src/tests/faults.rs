@@ -55,14 +55,15 @@ fn split_by_a_fault_owes_its_broadcast_later_if_at_all() {
         let pool = Pool::of(8);
         let mut guest = Guest::new(arm(bbm), &pool).expect("pool");
         let _ = guest.map(&pool, range(0, 4 * MIB), Hpa(0), Access::ALL).expect("maps");
-        let closed = guest.walk(&pool).clean_all(range(0, 4 * MIB), Source::WriteProtect);
-        assert_eq!(closed.range(), range(0, 4 * MIB));
+        let protected = guest.walk(&pool).clean_all(range(0, 4 * MIB), Source::WriteProtect);
+        assert_eq!(protected.range(), range(0, 4 * MIB));
         let mut spare = Spare::new();
         spare.fill(&pool, 2).expect("pool");
 
         let mut broadcast = Stale::EMPTY;
         for gpa in [0x3000, 2 * MIB + 0x5000] {
-            let (fault, later) = guest.fault(&pool, Gpa(gpa), Access::READ_WRITE, Granularity::Closed, &mut spare);
+            let (fault, later) =
+                guest.fault(&pool, Gpa(gpa), Access::READ_WRITE, Granularity::WriteProtected, &mut spare);
             let Fault::Retry(denial) = fault else { panic!("{fault:?}") };
             assert_eq!(denial.gpa(), Some(Gpa(gpa)));
             assert_eq!(later.is_empty(), !owes, "level {bbm}");
@@ -87,9 +88,9 @@ fn leaf_that_is_opened_whole_before_it_is_split_stays_written() {
         spare.fill(&pool, 1).expect("pool");
 
         let fault = |granularity| guest.walk(&pool).fault(Gpa(0), Access::READ_WRITE, granularity);
-        assert!(matches!(fault(Granularity::Watched), Fault::Large));
+        assert!(matches!(fault(Granularity::Recorded), Fault::Large));
         assert!(matches!(fault(Granularity::Whole), Fault::Retry(_)));
-        let owed = guest.walk(&pool).split_at_fault(Gpa(0), Granularity::Watched, 0, &mut spare);
+        let owed = guest.walk(&pool).split_at_fault(Gpa(0), Granularity::Recorded, 0, &mut spare);
         assert!(owed.is_ok() && leaf_at(&guest, &pool, 0).is_some_and(|leaf| leaf.level == 0));
 
         let mut bytes = 0;
@@ -184,7 +185,7 @@ fn small_pages_that_belong_together_become_one_large_page() {
 }
 
 #[test]
-fn split_ahead_of_a_fault_takes_only_what_the_log_has_closed() {
+fn split_ahead_of_a_fault_takes_only_what_the_log_has_write_protected() {
     for bbm in [0, 2] {
         let pool = Pool::of(16);
         let mut guest = Guest::new(arm(bbm), &pool).expect("pool");
@@ -194,7 +195,7 @@ fn split_ahead_of_a_fault_takes_only_what_the_log_has_closed() {
         let mut spare = Spare::new();
         spare.fill(&pool, 9).expect("pool");
         pool.flushes.set(0);
-        let split = guest.walk(&pool).split_at_fault(Gpa(4 * MIB + 5), Granularity::Closed, 7, &mut spare);
+        let split = guest.walk(&pool).split_at_fault(Gpa(4 * MIB + 5), Granularity::WriteProtected, 7, &mut spare);
         let (owed, end) = split.expect("there are tables");
         // With break-before-make there is one broadcast for all of them, and no later flush.
         assert_eq!((pool.flushes.get(), owed.is_empty()), if bbm == 0 { (1, true) } else { (0, false) });

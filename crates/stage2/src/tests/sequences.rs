@@ -94,13 +94,13 @@ impl Format for Odd {
     fn is_written(&self, _: u64, _: Source) -> bool {
         true
     }
-    fn closed(&self, bits: u64) -> u64 {
+    fn write_protected(&self, bits: u64) -> u64 {
         bits
     }
-    fn watched(&self, bits: u64) -> u64 {
+    fn recorded(&self, bits: u64) -> u64 {
         bits
     }
-    fn opened(&self, bits: u64) -> u64 {
+    fn writable(&self, bits: u64) -> u64 {
         bits
     }
     fn released(&self, bits: u64) -> u64 {

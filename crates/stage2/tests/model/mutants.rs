@@ -134,7 +134,7 @@ const DEMANDED: &[(&str, &[Mutant])] = &[
     ("late free", &[Mutant::FreedEarly, Mutant::NoFlushOfRange]),
     ("order of a harvest", &[Mutant::NoFlush, Mutant::CopiedFirst, Mutant::ForgottenOnCancel]),
     ("written, then marked", &[Mutant::MarkedFirst]),
-    ("opened, then marked", &[Mutant::WokenFirst, Mutant::NotWoken]),
+    ("made writable, then marked", &[Mutant::WokenFirst, Mutant::NotWoken]),
 ];
 
 #[test]

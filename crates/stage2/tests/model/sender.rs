@@ -22,7 +22,7 @@ pub(crate) fn follow<F: Format>(guest: &Guest<F>, cpu: &Cpu, shape: &mut Shape, 
     let mut ahead = Gpa(0);
     // More rounds give more time for tables to become quiet and to wake.
     for _ in 0..2 + cpu.pick(5) {
-        if log.granularity() == Granularity::Watched && ahead < log.slot().end() {
+        if log.granularity() == Granularity::Recorded && ahead < log.slot().end() {
             let (stale, next) = guest.walk(cpu, |walk| log.split_ahead(walk, ahead, &mut spare));
             cpu.pay(stale);
             ahead = next;

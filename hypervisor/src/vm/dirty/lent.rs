@@ -13,7 +13,7 @@ use crate::vm::memory::Memory;
 impl Memory {
     /// From now on, writes to a child's memory are recorded. On return the hypervisor's own are as well.
     pub(crate) fn begin_tracking(&self) {
-        self.dirty.on_fault.set(Granularity::Watched);
+        self.dirty.on_fault.set(Granularity::Recorded);
         self.set_recording(true);
     }
 
@@ -54,13 +54,13 @@ impl Memory {
     pub(crate) fn split_lent<T: Tlb>(&self, walk: Walk<'_, Stage2Format, TablePool, T>, gpa: Gpa, needs: Access) {
         let mut spare = Spare::new();
         let is_split = spare.fill(&self.tables, 1).is_ok()
-            && walk.split_at_fault(gpa, Granularity::Watched, 0, &mut spare).is_ok_and(|(stale, _)| {
+            && walk.split_at_fault(gpa, Granularity::Recorded, 0, &mut spare).is_ok_and(|(stale, _)| {
                 // The parts grant what the whole has granted.
                 debug_assert!(stale.is_empty(), "nested pages are split without a flush");
                 true
             });
         spare.give_back(&self.tables);
-        let granularity = if is_split { Granularity::Watched } else { Granularity::Whole };
+        let granularity = if is_split { Granularity::Recorded } else { Granularity::Whole };
         if let Fault::Large = walk.fault(gpa, needs, granularity) {
             // Larger than that: the guest tries again.
         }
@@ -71,7 +71,7 @@ impl Memory {
     #[cold]
     pub(in crate::vm) fn record_write(&self, walking: &Walking<'_>, gpa: Gpa) -> bool {
         let walk = self.tree.walk(&self.tables, &NoTlb, walking);
-        if let Fault::Large = walk.fault(gpa, Access::READ_WRITE, Granularity::Watched) {
+        if let Fault::Large = walk.fault(gpa, Access::READ_WRITE, Granularity::Recorded) {
             self.split_lent(walk, gpa, Access::READ_WRITE);
         }
         walk.mark_written(gpa)

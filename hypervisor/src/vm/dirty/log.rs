@@ -145,8 +145,8 @@ impl DirtyState {
         self.number.fetch_add(1, Ordering::Relaxed);
         self.has_gaps.store(true, Ordering::SeqCst);
         self.on_fault.set(match policy(how.split) {
-            Policy::Eager | Policy::Adaptive if by == Source::Hardware => Granularity::Watched,
-            _ => Granularity::Closed,
+            Policy::Eager | Policy::Adaptive if by == Source::Hardware => Granularity::Recorded,
+            _ => Granularity::WriteProtected,
         });
         // Before anything is copied: see `wrote`.
         fence(Ordering::SeqCst);

@@ -67,7 +67,7 @@ enum Phase {
     Splitting { slot: usize, from: Gpa, pace: Option<Pace>, splits: u64 },
     /// Nothing.
     Logging { splits: u64 },
-    /// The log has ended. This slot is opened next.
+    /// The log has ended. The pages of this slot become writable next.
     Releasing { slot: usize },
     /// Small pages from here on may become large again. At the end, waiting tables are freed.
     Collapsing { slot: usize, from: Gpa },
