@@ -94,6 +94,12 @@ define! {
     WordKept,
     /// Pages are taken away and used again while the hypervisor may be accessing them.
     VisitorsNotWaitedFor,
+    /// A pause is answered before all vCPUs have stopped.
+    PauseAnsweredEarly,
+    /// The end of a VM is answered before the VM is over.
+    EndAnsweredEarly,
+    /// A VM ends, and a command that waits for something else about it gets no answer.
+    AwaitingForgotten,
 }
 
 /// Whether this mistake is active.

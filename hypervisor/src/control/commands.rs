@@ -17,6 +17,7 @@ use log::warn;
 
 use super::{Control, host_info};
 use crate::arch::{Arch, Machine};
+use crate::mutants::{self, Mutant};
 use crate::vm::dirty::session::{self, Done, Session, StartError};
 use crate::vm::table::table;
 use crate::vm::{Vm, tags};
@@ -155,8 +156,11 @@ impl Control {
         let alive = running_or_created(number);
         match alive {
             Ok(vm) => {
-                self.attended(number).destroyers.push(id);
                 commanded_stop(&vm);
+                if mutants::is(Mutant::EndAnsweredEarly) {
+                    return Ok(Some(Answer::Done));
+                }
+                self.attended(number).destroyers.push(id);
                 Ok(None)
             }
             Err(Refusal::NotRunning) => self.forget(number).map(Some),
@@ -214,6 +218,9 @@ impl Attended {
             return Err(Refusal::Busy);
         }
         vm.pause(true);
+        if mutants::is(Mutant::PauseAnsweredEarly) {
+            return Ok(Some(Answer::Done));
+        }
         self.pausing = Some(id);
         Ok(None)
     }

@@ -20,6 +20,7 @@ use crossbeam_utils::CachePadded;
 use log::{error, info};
 
 use crate::arch::{Arch, Machine};
+use crate::mutants::{self, Mutant};
 use crate::sync::{Mutex, per_host};
 use crate::vm::creation::{Creation, NotCreated};
 use crate::vm::spec::Spec;
@@ -198,7 +199,7 @@ impl Control {
             let attended = attended.map(|at| self.attended.swap_remove(at));
             let (awaiting, destroyers) = attended.map(Attended::end).unwrap_or_default();
             let ending = table().bury(number);
-            for id in awaiting.into_iter().flatten() {
+            for id in awaiting.into_iter().flatten().filter(|_| !mutants::is(Mutant::AwaitingForgotten)) {
                 self.port.reply(id, Err(Refusal::NotRunning));
             }
             self.consoles.ended(number);

@@ -4,7 +4,7 @@ use core::cell::Cell;
 use std::string::String;
 use std::time::Instant;
 
-use super::{Scenario, alone, dirty, end, find, lent, life, schedule, shootdown, suspend};
+use super::{Scenario, alone, control, dirty, end, find, lent, life, schedule, shootdown, suspend};
 use crate::mutants::{ALL, Mutant};
 
 std::thread_local! {
@@ -39,6 +39,8 @@ fn found_by(mutant: Mutant) -> Scenario {
         Mutant::FlushNotWaitedFor | Mutant::FlushedBeforeCleared => lent::TAKEN_FROM_CHILD,
         Mutant::TakenNotFlushed => lent::DEPOSITED_IN_USE,
         Mutant::WaitNotSeen | Mutant::WaitedForNothing => lent::OWED,
+        Mutant::PauseAnsweredEarly | Mutant::EndAnsweredEarly => control::COMMANDED,
+        Mutant::AwaitingForgotten => control::ENDS_MEANWHILE,
         Mutant::WordKept | Mutant::VisitorsNotWaitedFor => lent::VISITED,
         Mutant::WrittenForgotten | Mutant::TrackedNotFlushed => lent::tracked::HARVESTED,
     }

@@ -4,6 +4,7 @@
 //! what must always hold. A lost wake-up is found because then all pCPUs sleep. [`explore`] runs a scenario in many
 //! interleavings, by two kinds of schedules, from fixed seeds.
 
+mod control;
 mod dirty;
 mod end;
 mod lent;
@@ -97,6 +98,8 @@ fn scenarios_hold_on_threads_of_the_operating_system_too() {
         lent::DEPOSITED_IN_USE,
         lent::tracked::HARVESTED,
         suspend::SUSPEND,
+        control::COMMANDED,
+        control::ENDS_MEANWHILE,
     ];
     let _no_mistakes = beside_others();
     for Scenario { cpus, script, .. } in all {
