@@ -34,8 +34,12 @@ pub(super) fn assert(caller: &Caller<'_>, assert: &AssertInterrupt) -> Result<En
         InterruptKind::Sipi => Kind::Startup,
         // The VMM's interrupt controller of old PCs says that it has none.
         InterruptKind::ExtInt if assert.vector == 0 => return caller.done(),
-        InterruptKind::ExtInt | InterruptKind::Smi | InterruptKind::RemoteRead => return Err(Status::InvalidParameter),
-        InterruptKind::Lint0 | InterruptKind::Lint1 => return Err(Status::InvalidParameter),
+        // Nothing that a VM has: an interrupt without an EOI, system-management mode, pins that lead somewhere.
+        InterruptKind::ExtInt
+        | InterruptKind::Smi
+        | InterruptKind::RemoteRead
+        | InterruptKind::Lint0
+        | InterruptKind::Lint1 => return Err(Status::InvalidParameter),
     };
     // A level-triggered interrupt counts as an edge. VMMs are not told of its end, and so would not assert it again.
     // Its vector has a clear TMR bit: from this, guests conclude that they must write to the I/O APIC's EOI register,
