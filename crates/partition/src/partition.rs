@@ -403,6 +403,12 @@ impl Partition {
         self.map.get(page, store)
     }
 
+    /// Whether its time stands still.
+    #[must_use]
+    pub fn is_frozen(&self) -> bool {
+        self.properties.is_frozen
+    }
+
     /// Whether accesses to its pages are tracked.
     #[must_use]
     pub fn is_tracking(&self) -> bool {

@@ -6,16 +6,22 @@
 //! all vCPUs. Zero means nothing: monitors write it to each new vCPU. (Linux' KVM has the same rule,
 //! `kvm_synchronize_tsc`.)
 
+//!
+//! While the parent has frozen its child's time, the counter stands still: what is written is compared with where it
+//! stands, and it goes on from there.
+
 /// The counter of a VM.
 #[derive(Debug, Default)]
 pub struct GuestTsc {
     offset: i64,
+    /// The host's counter when the parent froze this one.
+    frozen_at: Option<u64>,
 }
 
 impl GuestTsc {
     /// The host's counter.
     pub const fn new() -> Self {
-        Self { offset: 0 }
+        Self { offset: 0, frozen_at: None }
     }
 
     /// What all vCPUs add to the host's counter.
@@ -26,11 +32,33 @@ impl GuestTsc {
     /// The parent writes `value` when the host's counter is `now`, which counts `hz` per second. Returns what all vCPUs
     /// add to the host's counter from now on.
     pub fn write(&mut self, value: u64, now: u64, hz: u64) -> i64 {
-        let difference = value.wrapping_sub(now.wrapping_add_signed(self.offset)).cast_signed();
+        let difference = value.wrapping_sub(self.counter(now)).cast_signed();
         if value != 0 && difference.unsigned_abs() >= hz {
             self.offset = self.offset.wrapping_add(difference);
         }
         self.offset
+    }
+
+    /// The host's counter, or where it was when time was frozen.
+    pub fn tick(&self, now: u64) -> u64 {
+        self.frozen_at.unwrap_or(now)
+    }
+
+    /// The counter when the host's is `now`.
+    pub fn counter(&self, now: u64) -> u64 {
+        self.tick(now).wrapping_add_signed(self.offset)
+    }
+
+    /// Stops the counter.
+    pub fn freeze(&mut self, now: u64) {
+        self.frozen_at.get_or_insert(now);
+    }
+
+    /// Lets it go on. Returns the host's counter when it was stopped, if it was.
+    pub fn thaw(&mut self, now: u64) -> Option<u64> {
+        let stood_at = self.frozen_at.take()?;
+        self.offset = self.offset.wrapping_sub(now.wrapping_sub(stood_at).cast_signed());
+        Some(stood_at)
     }
 }
 
@@ -65,6 +93,30 @@ mod tests {
         assert_eq!(tsc.write(10 * HZ, 10 * HZ + HZ / 2, HZ), 0);
         let offset = tsc.write(10 * HZ, 40 * HZ, HZ);
         assert_eq!((40 * HZ).wrapping_add_signed(offset), 10 * HZ);
+    }
+
+    #[test]
+    fn counter_that_was_frozen_goes_on_where_it_stood() {
+        let mut tsc = GuestTsc::new();
+        let _offset = tsc.write(500 * HZ, 2 * HZ, HZ);
+        tsc.freeze(5 * HZ);
+        tsc.freeze(6 * HZ);
+        assert_eq!([6 * HZ, 100 * HZ].map(|now| tsc.counter(now)), [503 * HZ; 2]);
+        assert_eq!(tsc.thaw(100 * HZ), Some(5 * HZ));
+        assert_eq!((tsc.counter(100 * HZ), tsc.counter(101 * HZ)), (503 * HZ, 504 * HZ));
+        assert_eq!(tsc.thaw(102 * HZ), None);
+    }
+
+    #[test]
+    fn vcpus_that_are_restored_slowly_agree_while_time_is_frozen() {
+        let mut tsc = GuestTsc::new();
+        tsc.freeze(HZ);
+        let offset = tsc.write(700 * HZ, 3 * HZ, HZ);
+        for vcpu in 1..64 {
+            assert_eq!(tsc.write(700 * HZ, 3 * HZ + 5 * HZ * vcpu, HZ), offset, "vCPU {vcpu}");
+        }
+        assert_eq!(tsc.thaw(1_000 * HZ), Some(HZ));
+        assert_eq!(tsc.counter(1_000 * HZ), 700 * HZ);
     }
 
     #[test]

@@ -23,6 +23,7 @@ use super::{Scenario, config, create, explore, prepare};
 use crate::arch::fake::machine::{Simulation, run};
 use crate::arch::fake::platform;
 use crate::arch::fake::program::Op;
+use crate::arch::{Arch, Machine};
 use crate::sync::{Ordering, relax};
 use crate::vm::Vm;
 use crate::vm::address_space::NoTlb;
@@ -383,6 +384,51 @@ fn child_has_the_rights_that_its_parent_gives() {
         assert_eq!(family.map(0, NO_ACCESS, &[0]), all(1));
         assert!(child.memory.find_word(Gpa(0)).is_none() && !child.memory.read(Gpa(0), &mut word));
         assert_eq!(child.memory.load(found, 0), 0, "a word that went away is not read");
+    });
+}
+
+#[test]
+fn time_of_a_child_stands_still_while_it_is_frozen() {
+    const FREEZE: u64 = 0x3_0003;
+    const REFERENCE_TIME: u64 = 0x3_0005;
+    const RBX: u64 = 0x2_0003;
+    const TSC: u64 = 0x8_0000;
+    with_family(|family| {
+        let set = |property, value| {
+            assert_eq!(family.call(Code::SetPartitionProperty, 0, &bytes(&[family.id, property, value])), all(0));
+        };
+        let time = || {
+            assert_eq!(family.call(Code::GetPartitionProperty, 0, &bytes(&[family.id, REFERENCE_TIME])), all(0));
+            family.word(OUTPUT, 0)
+        };
+        // The fake machine shows the offset of a vCPU's counter there.
+        let offset = || {
+            assert_eq!(family.call(Code::GetVpRegisters, 1, &bytes(&[family.id, 0, RBX])), all(1));
+            family.word(OUTPUT, 0)
+        };
+        // A look at the clock takes a tick.
+        let pass = || (0..10_000).fold(0, |_, _| Machine::now());
+
+        let running = time();
+        let _later = pass();
+        assert!(time() > running);
+        set(FREEZE, 1);
+        let frozen = time();
+        let _later = pass();
+        assert_eq!((time(), offset()), (frozen, 0));
+        set(REFERENCE_TIME, 5_000_000_000);
+        let tsc = bytes(&[family.id, 0, TSC, 0, 1 << 50, 0]);
+        assert_eq!(family.call(Code::SetVpRegisters, 1, &tsc), all(1));
+        let written = offset();
+        let _later = pass();
+        assert_eq!((time(), offset()), (5_000_000_000, written));
+        set(FREEZE, 0);
+        assert!((5_000_000_000..5_001_000_000).contains(&time()));
+        assert!(offset() < written, "the counter stood still");
+        set(FREEZE, 0);
+        let again = offset();
+        let _later = pass();
+        assert_eq!(offset(), again);
     });
 }
 

@@ -277,7 +277,7 @@ pub(crate) mod platform {
 
     use super::loader::ram_layout;
     use crate::arch::hypercall::{self, Children, Ended};
-    use crate::sync::relax;
+    use crate::sync::{AtomicU64, relax};
     use crate::vcpu::run::Running;
     use crate::vm::Vm;
     use crate::vm::fault::Resolved;
@@ -298,13 +298,16 @@ pub(crate) mod platform {
     pub(crate) struct Platform {
         /// The VMs that it has created, if it may.
         pub(in crate::arch) children: Option<Children>,
+        /// Added to its reference time.
+        pub(in crate::arch) time_offset: AtomicU64,
     }
 
     impl Platform {
         pub(crate) fn new(config: &VmConfig, _: Option<&Features>) -> Self {
             let children =
                 || Children::new(HOST, config.vcpus, ram_layout(config.memory_bytes)).expect("there is memory");
-            Self { children: (config.role == Role::Parent).then(children) }
+            let children = (config.role == Role::Parent).then(children);
+            Self { children, time_offset: AtomicU64::new(0) }
         }
     }
 

@@ -7,7 +7,9 @@ use hyperv_defs::register::{Register, RegisterValue, activity};
 use hyperv_defs::vp::{CpuidResult, StateKind, TranslateFlags, TranslationCode};
 
 use crate::arch::hypercall::Held;
+use crate::sync::Ordering;
 use crate::vcpu::activity::Activity;
+use crate::vm::Vm;
 
 /// Reads a register. RIP is the position in the program.
 /// The parent creates a vCPU anew: nothing is left of what it was.
@@ -39,6 +41,16 @@ pub(in crate::arch) fn register_cpuid(held: &mut Held<'_>, result: &CpuidResult)
 /// A guest has no counter here: RBX shows the offset.
 pub(in crate::arch) fn set_tsc_offset(held: &mut Held<'_>, offset: i64) {
     held.owner.arch.gprs[3] = offset.cast_unsigned();
+}
+
+/// The VM's reference time at this tick of the clock: a hundredth of it, and what was set.
+pub(in crate::arch) fn reference_time(vm: &Vm, tick: u64) -> u64 {
+    (tick / 100).wrapping_add(vm.platform().time_offset.load(Ordering::Relaxed))
+}
+
+/// At this tick it is `time`.
+pub(in crate::arch) fn set_reference_time(vm: &Vm, tick: u64, time: u64) {
+    vm.platform().time_offset.store(time.wrapping_sub(tick / 100), Ordering::Relaxed);
 }
 
 /// What CPUID would answer: by itself, the leaf and the subleaf.

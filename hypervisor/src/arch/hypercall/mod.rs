@@ -16,6 +16,7 @@ mod register_page;
 mod registers;
 mod stats;
 mod synic_page;
+mod time;
 mod tracking;
 mod vmbus;
 mod vp;

@@ -1,6 +1,7 @@
 //! Calls about the life of a partition, and about its properties.
 
 use alloc::format;
+use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use abi::payload::{ApicMode, HyperV, RemoteFlush, Role, VmConfig};
@@ -11,7 +12,7 @@ use partition::{Change, Host, Partition, Progress, Value};
 
 use super::budget::Budget;
 use super::parent::{Caller, Family};
-use super::{Ended, memory, tracking};
+use super::{Ended, memory, time, tracking};
 use crate::frames::Exhausted;
 use crate::vm::child::MAX_VPS;
 use crate::vm::{Vm, table};
@@ -41,6 +42,8 @@ pub(super) fn initialize(caller: &Caller<'_>, id: PartitionId) -> Result<Ended, 
     let memory = memory::of_child(caller, child, &config)?;
     let vm = Vm::child(table::new_number(), config, memory, room);
     tracking::track(child, &vm, child.is_tracking(), &mut caller.store());
+    // No vCPU has to hear of it.
+    let _ = time::freeze(&vm, child.is_frozen());
     table::table().add_child(vm.clone());
     caller.children.add_vm(id, vm);
     caller.done()
@@ -133,8 +136,11 @@ pub(super) fn property(caller: &Caller<'_>, get: &GetProperty) -> Result<Ended, 
     match value {
         Value::Word(value) => caller.output.write(&value.to_le_bytes())?,
         Value::Bank(bank) => caller.output.write(bank.bytes())?,
-        // It has no VPs, so its time has not begun.
-        Value::ReferenceTime => caller.output.write(&0_u64.to_le_bytes())?,
+        Value::ReferenceTime => {
+            // Until it is initialized, its time has not begun.
+            let time = caller.children.vm(get.partition).map_or(0, |vm| time::reference(&vm));
+            caller.output.write(&time.to_le_bytes())?;
+        }
     }
     caller.done()
 }
@@ -155,7 +161,28 @@ pub(super) fn set_property(caller: &Caller<'_>, set: &SetProperty) -> Result<End
                 tracking::track(child, &vm, is_on, &mut caller.store());
             }
         }
-        Change::Nothing | Change::TimeFreeze(_) | Change::ReferenceTime(_) => {}
+        Change::TimeFreeze(is_frozen) => {
+            if let Ok(vm) = caller.children.vm(set.partition) {
+                let changed = time::freeze(&vm, is_frozen);
+                drop(parent);
+                return renewed(caller, &vm, changed);
+            }
+        }
+        Change::ReferenceTime(units) => {
+            let vm = caller.children.vm(set.partition)?;
+            let changed = time::set_reference(&vm, units);
+            drop(parent);
+            return renewed(caller, &vm, changed);
+        }
+        Change::Nothing => {}
+    }
+    caller.done()
+}
+
+/// A change of a child's time ends when all of its vCPUs know of it.
+fn renewed(caller: &Caller<'_>, vm: &Arc<Vm>, changed: Option<time::Changed>) -> Result<Ended, Status> {
+    if let Some(time::Changed) = changed {
+        time::renew_all(vm);
     }
     caller.done()
 }

@@ -12,12 +12,11 @@ use hyperv_defs::{Answer, Status};
 
 use super::budget::Budget;
 use super::parent::Caller;
-use super::register_page;
-use super::{Ended, Held};
-use crate::arch::{Arch, Machine, machine};
+use super::{Ended, Held, register_page, time};
+use crate::arch::machine;
 use crate::sync::Ordering;
 use crate::vm::VcpuRef;
-use crate::vm::child::{MAX_VPS, suspend};
+use crate::vm::child::suspend;
 
 /// HvCallGetVpRegisters.
 pub(super) fn get(caller: &Caller<'_>, get: &GetRegisters<'_>) -> Result<Ended, Status> {
@@ -73,7 +72,7 @@ pub(super) fn set(caller: &Caller<'_>, set: &SetRegisters<'_>) -> Result<Ended, 
             elements.next();
             let result = match reason_of(name) {
                 Some(reason) => set_suspend(caller, &vcpu, reason, value.as_u64()).map(|now| runs |= now),
-                None => set_tsc(&vcpu, value.as_u64()),
+                None => time::set_tsc(&vcpu, value.as_u64()),
             };
             done += u16::from(result.is_ok());
             result
@@ -124,26 +123,6 @@ fn set_suspend(caller: &Caller<'_>, vcpu: &VcpuRef, reason: u8, value: u64) -> R
         }
         _ => Err(Status::InvalidRegisterValue),
     }
-}
-
-/// Writes the time-stamp counter, which all vCPUs of a child share.
-fn set_tsc(vcpu: &VcpuRef, value: u64) -> Result<(), Status> {
-    let child = vcpu.vm().as_child().ok_or(Status::InvalidParameter)?;
-    let (before, after) = {
-        let mut tsc = child.tsc.lock();
-        (tsc.offset(), tsc.write(value, Machine::now(), Machine::hz()))
-    };
-    // The lock is not held while a vCPU leaves its guest, so another write may come in between: the last one counts.
-    let place = |vcpu: &VcpuRef| {
-        Held::with(vcpu, |held| machine::registers::set_tsc_offset(held, child.tsc.lock().offset()));
-    };
-    if before == after {
-        // This vCPU may be newer than the offset.
-        place(vcpu);
-        return Ok(());
-    }
-    (0..MAX_VPS).filter_map(|index| vcpu.vm().vp(index)).for_each(|vcpu| place(&vcpu));
-    Ok(())
 }
 
 /// The parent calls again for the elements after these.

@@ -5,7 +5,7 @@ use hyperv_defs::Status;
 use hyperv_defs::vp::{MapStatePage, StatePage, UnmapStatePage, Vp};
 
 use super::parent::Caller;
-use super::{Ended, Held, register_page};
+use super::{Ended, Held, register_page, time};
 use crate::arch::machine;
 
 /// HvCallCreateVp.
@@ -25,6 +25,11 @@ pub(super) fn create(caller: &Caller<'_>, vp: Vp) -> Result<Ended, Status> {
     if let Err(status) = add_vcpu(caller, vp) {
         child.delete_vp(vp.index, ledger, &mut caller.store())?;
         return Err(status);
+    }
+    drop(parent);
+    // Its parent may have changed the child's time before.
+    if let Ok(vcpu) = caller.vcpu(vp) {
+        time::renew(&vcpu);
     }
     caller.done()
 }

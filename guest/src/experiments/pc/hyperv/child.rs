@@ -18,7 +18,7 @@ const FINALIZE: u16 = 0x42;
 const DELETE: u16 = 0x43;
 const DEPOSIT: u16 = 0x48;
 const WITHDRAW: u16 = 0x49;
-const SET_PROPERTY: u16 = 0x45;
+pub(super) const SET_PROPERTY: u16 = 0x45;
 pub(super) const MAP_PAGES: u16 = 0x4b;
 const INSTALL_INTERCEPT: u16 = 0x4d;
 const CREATE_VP: u16 = 0x4e;
@@ -82,6 +82,7 @@ pub(super) mod name {
     pub(in crate::experiments) const MTRR_FIXED: u32 = 0x8_0070;
     pub(in crate::experiments) const TSC_AUX: u32 = 0x8_007b;
     pub(in crate::experiments) const HYPERCALL: u32 = 0x9_0001;
+    pub(in crate::experiments) const TIME: u32 = 0x9_0004;
     pub(in crate::experiments) const VP_ASSIST: u32 = 0x9_0013;
     pub(in crate::experiments) const REFERENCE_TSC: u32 = 0x9_0017;
     pub(in crate::experiments) const SINT0: u32 = 0xa_0000;

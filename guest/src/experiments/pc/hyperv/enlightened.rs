@@ -4,12 +4,17 @@ use core::sync::atomic::Ordering;
 
 use guest_model::hypercall::{ACCESS_DENIED, Control, SUCCESS};
 
-use super::child::{CODE_PAGE, Child, GET_CPUID, MAP_PAGES, PAGE, address_of, call, code, name, output};
+use super::child::{CODE_PAGE, Child, GET_CPUID, MAP_PAGES, PAGE, SET_PROPERTY, address_of, call, code, name, output};
 use super::{Cases, ShownAnswer};
 use crate::arch::ram::Ram;
 
+const GET_PROPERTY: u16 = 0x44;
 const GET_PROPERTY_EX: u16 = 0x101;
 const ASSIGNABLE_FEATURES: u64 = 0x9_0009;
+const TIME_FREEZE: u64 = 0x3_0003;
+const REFERENCE_TIME: u64 = 0x3_0005;
+/// In units of 100 ns.
+const HOUR: u64 = 3600 * 10_000_000;
 const SELF: u64 = !0;
 
 /// What QEMU 11.1 asks for: among others the APIC's MSRs (6), guest idle (10), flushes (25) and IPIs (26).
@@ -69,6 +74,7 @@ pub(super) fn vendor(child: &Child) -> u64 {
 /// `child` was created with [`FEATURES`]; another one without had this [`vendor`].
 pub(super) fn run(cases: &mut Cases, child: &Child, other_vendor: u64) {
     offer(cases, child, other_vendor);
+    time(cases, child);
     round_trips(cases, child);
     pages(cases, child);
 }
@@ -114,6 +120,42 @@ fn offer(cases: &mut Cases, child: &Child, other_vendor: u64) {
     let is_vmware = other_vendor >> 32 == u64::from(u32::from_le_bytes(*b"VMwa"));
     let about = "a child that is offered nothing finds nothing of it";
     cases.check("I2.1", about, "VMwa", format_args!("{other_vendor:x}"), is_vmware);
+}
+
+/// The parent freezes the child's time, sets it, and lets it go on.
+fn time(cases: &mut Cases, child: &Child) {
+    let set = |property: u64, value: u64| code(call(Control::simple(SET_PROPERTY), &[child.id, property, value]));
+    let reference = || match code(call(Control::simple(GET_PROPERTY), &[child.id, REFERENCE_TIME])) {
+        SUCCESS => output(0),
+        _ => u64::MAX,
+    };
+    let times = || {
+        let [tsc, time] = [name::TSC, name::TIME].map(|name| child.get(0, name).unwrap_or(0));
+        [tsc, time, reference().into()]
+    };
+    let (before, later) = (times(), times());
+    let frozen = set(TIME_FREEZE, 1);
+    let (first, second) = (times(), times());
+    let moved = set(REFERENCE_TIME, HOUR);
+    let there = times();
+    let thawed = set(TIME_FREEZE, 0);
+    let (third, fourth) = (times(), times());
+    let is_later = |one: [u128; 3], other: [u128; 3]| (0..3).all(|at| one[at] < other[at]);
+    cases.check(
+        "I8",
+        "the child's clocks stand still while they are frozen, and go on from there",
+        "later, the same, an hour, later",
+        format_args!("{before:x?} {later:x?} {frozen} {first:x?} {second:x?} {moved} {there:x?} {thawed} {third:x?}"),
+        [frozen, moved, thawed] == [SUCCESS; 3]
+            && is_later(before, later)
+            && first == second
+            && first[1] == first[2]
+            && there == [first[0], HOUR.into(), HOUR.into()]
+            && is_later(there, third)
+            && is_later(third, fourth)
+            // Far less than a minute.
+            && fourth[1] - u128::from(HOUR) < u128::from(HOUR / 60),
+    );
 }
 
 fn round_trips(cases: &mut Cases, child: &Child) {

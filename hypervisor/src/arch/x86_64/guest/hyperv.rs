@@ -227,13 +227,17 @@ impl HyperV {
         ReferenceTsc { sequence: 0, scale: self.scale, offset: self.offset.load(Ordering::Relaxed) }
     }
 
-    /// GUEST_OS_ID, HYPERCALL, REFERENCE_TSC or TIME_REF_COUNT.
+    /// When the host's TSC is `tick`, the VM's time is `time`.
+    pub(super) fn set_time(&self, tick: u64, time: u64) {
+        self.offset.store(reference_tsc::offset_for(tick, self.scale, time), Ordering::Relaxed);
+    }
+
+    /// GUEST_OS_ID, HYPERCALL or REFERENCE_TSC.
     pub(super) fn shared(&self, number: u32) -> u64 {
         match number {
             msr::GUEST_OS_ID => self.guest_os_id.load(Ordering::Relaxed),
             msr::HYPERCALL => self.registers.lock().hypercall.0,
-            msr::REFERENCE_TSC => self.registers.lock().reference_tsc.0,
-            _ => self.clock().time(tsc::now()),
+            _ => self.registers.lock().reference_tsc.0,
         }
     }
 

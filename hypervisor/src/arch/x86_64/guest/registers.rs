@@ -30,6 +30,7 @@ use crate::arch::x86_64::backend::Injection as _;
 use crate::arch::x86_64::host::tsc;
 use crate::device::memory_types;
 use crate::vcpu::activity::Activity;
+use crate::vm::Vm;
 
 /// The parent creates a vCPU anew: nothing is left of what it was, nor of what was sent to it.
 pub(in crate::arch) fn power_on(held: &mut Held<'_>) {
@@ -102,6 +103,24 @@ pub(in crate::arch) fn set_tsc_offset(held: &mut Held<'_>, offset: i64) {
     }
 }
 
+/// The VM's reference time at this tick of the host's clock; zero if it has none.
+pub(in crate::arch) fn reference_time(vm: &Vm, tick: u64) -> u64 {
+    vm.platform().hyperv.as_ref().map_or(0, |hyperv| hyperv.clock().time(tick))
+}
+
+/// At this tick it is `time`.
+pub(in crate::arch) fn set_reference_time(vm: &Vm, tick: u64, time: u64) {
+    if let Some(hyperv) = &vm.platform().hyperv {
+        hyperv.set_time(tick, time);
+    }
+}
+
+/// The tick of the host's clock at which a child's time is.
+fn tick_of(vm: &Vm) -> u64 {
+    let now = tsc::now();
+    vm.as_child().map_or(now, |child| child.tsc.lock().tick(now))
+}
+
 /// What CPUID answers to the vCPU now.
 pub(in crate::arch) fn cpuid(held: &mut Held<'_>, leaf: u32, subleaf: u32) -> [u32; 4] {
     let arch = &held.owner.arch;
@@ -142,7 +161,7 @@ fn read_word(held: &mut Held<'_>, register: Register) -> Result<u64, Status> {
         Register::Cstar => calls.cstar,
         Register::Sfmask => calls.sfmask,
         Register::Pat => registers.pat,
-        Register::Tsc => arch.guest_tsc(),
+        Register::Tsc => arch.guest_tsc_at(tick_of(held.vm)),
         Register::TscAux => arch.tsc_aux(),
         Register::TscDeadline => arch.tsc_deadline(),
         Register::ApicBase => arch.apic.base_msr(),
@@ -169,7 +188,8 @@ fn read_word(held: &mut Held<'_>, register: Register) -> Result<u64, Status> {
             tsc::ticks_to_nanos(counters.guest_ticks.get() + counters.host_ticks.get()) / NANOS_PER_UNIT
         }
         Register::VpAssistPage => arch.vp_assist.0,
-        Register::GuestOsId | Register::Hypercall | Register::ReferenceTsc | Register::TimeRefCount => {
+        Register::TimeRefCount => reference_time(held.vm, tick_of(held.vm)),
+        Register::GuestOsId | Register::Hypercall | Register::ReferenceTsc => {
             let number = synthetic_msr(register).ok_or(Status::InvalidParameter)?;
             held.vm.platform().hyperv.as_ref().map_or(0, |hyperv| hyperv.shared(number))
         }
@@ -412,7 +432,6 @@ fn synthetic_msr(register: Register) -> Option<u32> {
         Register::GuestOsId => synthetic::GUEST_OS_ID,
         Register::Hypercall => synthetic::HYPERCALL,
         Register::ReferenceTsc => synthetic::REFERENCE_TSC,
-        Register::TimeRefCount => synthetic::TIME_REF_COUNT,
         Register::Scontrol => synthetic::SCONTROL,
         Register::Sversion => synthetic::SVERSION,
         Register::Siefp => synthetic::SIEFP,

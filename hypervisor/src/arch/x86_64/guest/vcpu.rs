@@ -295,7 +295,12 @@ impl ArchVcpu {
 
     /// The guest's time-stamp counter.
     pub(super) fn guest_tsc(&self) -> u64 {
-        tsc::now().wrapping_add_signed(self.tsc_offset)
+        self.guest_tsc_at(tsc::now())
+    }
+
+    /// The same when the host's was `tick`.
+    pub(super) fn guest_tsc_at(&self, tick: u64) -> u64 {
+        tick.wrapping_add_signed(self.tsc_offset)
     }
 
     /// When the next interrupt of a timer in deadline mode is, by the guest's counter; zero if there is none.
