@@ -166,7 +166,10 @@ fn initrds_of_ours_have_the_agent_and_others_do_not() {
     }
     assert!(!Initrd::File("a".into()).has_agent());
     let text = error("[[vm]]\nname = \"a\"\ninitrd = \"workload\"");
-    assert!(text.contains("one of \"dunlin\", \"workloads\", \"compile\", \"parent\", \"none\""), "{text}");
+    assert!(
+        text.contains("one of \"dunlin\", \"workloads\", \"compile\", \"parent\", \"parent-stock\", \"none\""),
+        "{text}"
+    );
 }
 
 proptest! {
