@@ -188,6 +188,11 @@ pub(crate) fn command(places: &Places, rest: &[String]) -> Result<ExitCode> {
 
     artifacts::run(Command::new(places.root.join("xtask/setup.sh")).arg("image"))?;
     artifacts::build(places, Wanted::ForDefaultVm)?;
+    perform(places, is_wanted, is_json)
+}
+
+/// Performs runs with what was built before, and shows a table of the results.
+fn perform(places: &Places, is_wanted: impl Fn(&&Run) -> bool, is_json: bool) -> Result<ExitCode> {
     let bochs = BOCHS.unpack()?;
     let results: Vec<_> = RUNS.iter().filter(is_wanted).map(|run| (run, run.perform(places, &bochs))).collect();
     if is_json {
@@ -200,7 +205,16 @@ pub(crate) fn command(places: &Places, rest: &[String]) -> Result<ExitCode> {
 
 /// The short form, for `cargo xtask test`.
 pub(crate) fn short(places: &Places) -> Result<()> {
-    match command(places, &["--short".to_string()])? {
+    verdict_of(command(places, &["--short".to_string()])?)
+}
+
+/// The same, after all was built.
+pub(crate) fn short_of_built(places: &Places) -> Result<()> {
+    verdict_of(perform(places, |run| run.is_short, false)?)
+}
+
+fn verdict_of(code: ExitCode) -> Result<()> {
+    match code {
         ExitCode::SUCCESS => Ok(()),
         _ => bail!("not all did what is expected of it; the table above says what"),
     }

@@ -2,11 +2,13 @@
 //!
 //! A failed step does not stop the others, nor a failed test its step, so one run shows everything. A step whose
 //! requirement is missing is skipped and says so. CI first installs what a step needs from the machine. Steps are in
-//! order of cost: cheap ones fail first.
+//! order of cost: cheap ones fail first. A step that keeps only one CPU busy may run beside another.
 //!
 //! The system tests use the first QEMU in PATH. `--qemu` puts another one there, and selects a short list of them.
 
+use std::fs;
 use std::process::{Command, ExitCode};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
@@ -24,37 +26,91 @@ struct Step {
     /// Requirements of this command alone, by their names in `setup.sh`.
     wants: &'static [&'static str],
     action: fn(&Places) -> Result<()>,
+    /// What it does beside another step, which comes before it.
+    beside: Option<Beside>,
+}
+
+/// A step that keeps one CPU busy, and runs on a thread of its own while `step` runs.
+struct Beside {
+    step: &'static str,
+    /// The action, after all that the step needs was done in this command.
+    action: fn(&Places) -> Result<()>,
 }
 
 const STEPS: [Step; 12] = [
-    Step { name: "fmt", what: "the code is formatted", needs: None, wants: &[], action: fmt },
-    Step { name: "house", what: "the rules of the house hold", needs: None, wants: &[], action: house_checks },
-    Step { name: "clippy", what: "no warnings in what runs on the host", needs: None, wants: &[], action: clippy },
+    Step { name: "fmt", what: "the code is formatted", needs: None, wants: &[], action: fmt, beside: None },
+    Step {
+        name: "house",
+        what: "the rules of the house hold",
+        needs: None,
+        wants: &[],
+        action: house_checks,
+        beside: None,
+    },
+    Step {
+        name: "clippy",
+        what: "no warnings in what runs on the host",
+        needs: None,
+        wants: &[],
+        action: clippy,
+        beside: None,
+    },
     Step {
         name: "clippy-bare-metal",
         what: "no warnings in hypervisor and guest",
         needs: None,
         wants: &[],
         action: clippy_bare_metal,
+        beside: None,
     },
-    Step { name: "unit", what: "unit and model tests", needs: None, wants: &[], action: unit },
+    Step { name: "unit", what: "unit and model tests", needs: None, wants: &[], action: unit, beside: None },
     Step {
         name: "openmetrics",
         what: "Prometheus reads our metrics",
         needs: None,
         wants: &["prometheus"],
         action: openmetrics,
+        beside: None,
     },
-    Step { name: "browser", what: "a browser shows the report", needs: None, wants: &["browser"], action: browser },
-    Step { name: "loom", what: "the small races, all interleavings", needs: None, wants: &[], action: loom },
-    Step { name: "doc", what: "the documentation builds without warnings", needs: None, wants: &[], action: doc },
-    Step { name: "build", what: "all that the system tests boot", needs: None, wants: &[], action: build },
+    Step {
+        name: "browser",
+        what: "a browser shows the report",
+        needs: None,
+        wants: &["browser"],
+        action: browser,
+        beside: None,
+    },
+    Step {
+        name: "loom",
+        what: "the small races, all interleavings",
+        needs: None,
+        wants: &[],
+        action: loom,
+        beside: None,
+    },
+    Step {
+        name: "doc",
+        what: "the documentation builds without warnings",
+        needs: None,
+        wants: &[],
+        action: doc,
+        beside: None,
+    },
+    Step {
+        name: "build",
+        what: "all that the system tests boot",
+        needs: None,
+        wants: &[],
+        action: build,
+        beside: None,
+    },
     Step {
         name: "system",
         what: "hypervisor and guests in QEMU",
         needs: Some("build"),
         wants: &["image", "uefi"],
         action: system,
+        beside: None,
     },
     Step {
         name: "bochs",
@@ -62,8 +118,13 @@ const STEPS: [Step; 12] = [
         needs: Some("build"),
         wants: &["image"],
         action: bochs::short,
+        beside: Some(Beside { step: "system", action: bochs::short_of_built }),
     },
 ];
+
+/// The packages of `unit`. Other steps name the same, because cargo compiles a dependency anew for another selection of
+/// packages, which may need other features of it.
+const ALL_BUT_SYSTEM_TESTS: [&str; 3] = ["--workspace", "--exclude", "dunlin-system-tests"];
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Outcome {
@@ -103,25 +164,46 @@ fn run_steps(places: &Places, names: &[&String]) -> Result<ExitCode> {
         bail!("no step `{unknown}`; `cargo xtask test --list` shows them");
     }
 
+    let chosen = |step: &&Step| names.is_empty() || names.iter().any(|name| *name == step.name);
     let mut results: Vec<(&Step, Outcome, Duration)> = Vec::new();
-    for step in STEPS.iter().filter(|step| names.is_empty() || names.iter().any(|name| *name == step.name)) {
-        println!("\n== {}: {}", step.name, step.what);
-        let started = Instant::now();
-        let missing =
-            results.iter().any(|(done, outcome, _)| Some(done.name) == step.needs && *outcome != Outcome::Passed);
-        let outcome = if missing {
-            Outcome::Skipped
-        } else {
-            match set_up(places, step.wants).and_then(|()| (step.action)(places)) {
+    thread::scope(|threads| {
+        let mut beside: Vec<(&str, thread::ScopedJoinHandle<'_, Result<()>>)> = Vec::new();
+        for step in STEPS.iter().filter(chosen) {
+            println!("\n== {}: {}", step.name, step.what);
+            let started = Instant::now();
+            let missing =
+                results.iter().any(|(done, outcome, _)| Some(done.name) == step.needs && *outcome != Outcome::Passed);
+            let begun = beside.iter().position(|(name, _)| *name == step.name).map(|at| beside.swap_remove(at).1);
+            let result = match begun {
+                Some(begun) => begun.join().unwrap_or_else(|_| bail!("a panic, see above")),
+                None if missing => Ok(()),
+                None => set_up(places, step.wants).and_then(|()| {
+                    let has_passed = |wanted: Option<&str>| {
+                        results
+                            .iter()
+                            .any(|(done, outcome, _)| Some(done.name) == wanted && *outcome == Outcome::Passed)
+                    };
+                    for other in STEPS.iter().filter(chosen).filter(|other| has_passed(other.needs)) {
+                        let Some(Beside { step: name, action }) = other.beside else { continue };
+                        if name == step.name {
+                            println!("{} runs at the same time", other.name);
+                            beside.push((other.name, threads.spawn(move || action(places))));
+                        }
+                    }
+                    (step.action)(places)
+                }),
+            };
+            let outcome = match result {
+                Ok(()) if missing => Outcome::Skipped,
                 Ok(()) => Outcome::Passed,
                 Err(error) => {
                     println!("{error:#}");
                     Outcome::Failed
                 }
-            }
-        };
-        results.push((step, outcome, started.elapsed()));
-    }
+            };
+            results.push((step, outcome, started.elapsed()));
+        }
+    });
 
     println!("\n== summary");
     for (step, outcome, took) in &results {
@@ -172,18 +254,9 @@ fn clippy_bare_metal(places: &Places) -> Result<()> {
     execute(on_bare_metal(places, "clippy").args(["--", "--deny", "warnings"]))
 }
 
-/// Packages whose random sequences take most of the time of `unit`. With some optimization they take a third of it,
-/// with all the checks of a debug build.
-const LONG_SEQUENCES: [&str; 6] =
-    ["dunlin-addr", "dunlin-decode-cache", "dunlin-hw-model", "dunlin-shootdown", "dunlin-stage2", "dunlin-tlb-tag"];
-
 fn unit(places: &Places) -> Result<()> {
     // Includes the parts of hypervisor and guest that need no machine.
-    let mut command = places.cargo(&["test", "--no-fail-fast", "--workspace", "--exclude", "dunlin-system-tests"]);
-    for package in LONG_SEQUENCES {
-        command.args(["--config", &format!("profile.dev.package.{package}.opt-level=1")]);
-    }
-    execute(&mut command)
+    execute(places.cargo(&["test", "--no-fail-fast"]).args(ALL_BUT_SYSTEM_TESTS))
 }
 
 /// Tests that need a program that no other test needs. `cargo test` ignores them; they run here, where the program is
@@ -197,7 +270,7 @@ fn browser(places: &Places) -> Result<()> {
 }
 
 fn ignored(places: &Places, test: &str) -> Result<()> {
-    execute(&mut places.cargo(&["test", "--package", "dunlin-cli", "--test", "cli", "--", "--ignored", test]))
+    execute(places.cargo(&["test"]).args(ALL_BUT_SYSTEM_TESTS).args(["--test", "cli", "--", "--ignored", test]))
 }
 
 fn loom(places: &Places) -> Result<()> {
@@ -226,10 +299,27 @@ pub(crate) fn build(places: &Places) -> Result<()> {
     artifacts::build_aarch64(places, Wanted::Everything)
 }
 
+/// System tests that keep one CPU busy: they count instructions, or watch firmware and a kernel start. Two of them run
+/// at a time. The others may use two CPUs, and run alone.
+const ON_ONE_CPU: [&str; 5] = ["budget", "exits", "image", "memtest", "uefi"];
+
 fn system(places: &Places) -> Result<()> {
-    let arguments =
-        ["test", "--no-fail-fast", "--release", "--package", "dunlin-system-tests", "--", "--test-threads=1"];
-    execute(&mut places.cargo(&arguments))
+    let mut others = Vec::new();
+    for entry in fs::read_dir(places.root.join("system_tests/tests"))? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        others.extend(name.strip_suffix(".rs").filter(|name| !ON_ONE_CPU.contains(name)).map(str::to_string));
+    }
+    others.sort_unstable();
+    let run = |files: &[&str], threads: u32| {
+        let mut command = places.cargo(&["test", "--no-fail-fast", "--release", "--package", "dunlin-system-tests"]);
+        files.iter().for_each(|file| {
+            command.args(["--test", file]);
+        });
+        execute(command.args(["--", &format!("--test-threads={threads}")]))
+    };
+    let others: Vec<&str> = others.iter().map(String::as_str).collect();
+    let alone = run(&others, 1);
+    run(&ON_ONE_CPU, 2).and(alone)
 }
 
 /// A cargo command for all packages but hypervisor and guest.
