@@ -68,6 +68,12 @@ pub trait Memory {
     /// Reads the word that is `ahead` words after `word`, on the same 4 KiB page, in one access.
     fn load(&self, word: Self::Word, ahead: usize) -> u64;
 
+    /// Whether each of these words still has the value beside it.
+    #[inline(always)]
+    fn have_values(&self, mut words: impl Iterator<Item = (Self::Word, u64)>) -> bool {
+        words.all(|(word, value)| self.load(word, 0) == value)
+    }
+
     /// Whether `found`, which [`find`](Self::find) once returned, is what it would return now. Only memory that comes
     /// and goes while its guest runs needs to ask.
     #[inline(always)]

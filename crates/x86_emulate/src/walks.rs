@@ -89,12 +89,7 @@ impl<M: Memory> Steps<M> {
     /// Whether every entry is unchanged.
     #[inline(always)]
     pub(crate) fn are_current(&self, memory: &M) -> bool {
-        for step in &self.steps[..self.count.min(LEVELS)] {
-            if memory.load(step.word, 0) != step.value {
-                return false;
-            }
-        }
-        true
+        memory.have_values(self.steps[..self.count.min(LEVELS)].iter().map(|step| (step.word, step.value)))
     }
 }
 

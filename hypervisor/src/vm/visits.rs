@@ -89,6 +89,13 @@ impl Memory {
         self.visits.as_deref().map(|visits| self.announce_visit(visits))
     }
 
+    /// Whether this memory may go away.
+    #[inline(always)]
+    #[allow(dead_code, reason = "not every architecture has parents")]
+    pub(crate) fn may_lack_pages(&self) -> bool {
+        self.visits.is_some()
+    }
+
     fn announce_visit<'a>(&'a self, visits: &Visits) -> Visit<'a> {
         let number = cpu::count() + cpu::this().id.index();
         let walking = self.dirty.walkers().enter(number).expect("a pCPU visits memory for one reason at a time");

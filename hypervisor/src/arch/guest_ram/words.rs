@@ -54,9 +54,31 @@ impl Memory {
     }
 
     /// Whether a word that was found, or not, is still there, or not. Always, but in memory that may go away.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn has_word(&self, found: Option<Word>) -> bool {
+        !self.may_lack_pages() || self.has_word_on_visit(found)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn has_word_on_visit(&self, found: Option<Word>) -> bool {
         self.visit().is_none_or(|visit| found.is_some_and(|word| visit.valid(word).is_some()))
+    }
+
+    /// Whether each of these words still has the value beside it. Memory that stays is asked once what it is, not for
+    /// each word.
+    #[inline(always)]
+    pub(crate) fn have_values(&self, mut words: impl Iterator<Item = (Word, u64)>) -> bool {
+        if self.may_lack_pages() {
+            return self.have_values_on_visit(words);
+        }
+        words.all(|(word, value)| self.backing.ram.load(word, 0) == Some(value))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn have_values_on_visit(&self, mut words: impl Iterator<Item = (Word, u64)>) -> bool {
+        words.all(|(word, value)| self.load(word, 0) == value)
     }
 
     /// Reads the word that is `ahead` words after one that was found, on the same page.

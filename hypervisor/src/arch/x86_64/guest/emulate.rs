@@ -131,6 +131,11 @@ impl x86_emulate::Memory for Memory {
     }
 
     #[inline(always)]
+    fn have_values(&self, words: impl Iterator<Item = (Word, u64)>) -> bool {
+        Self::have_values(self, words)
+    }
+
+    #[inline(always)]
     fn is_current(&self, found: Option<Word>) -> bool {
         self.has_word(found)
     }
