@@ -100,7 +100,11 @@ pub(crate) fn resolve_fault(
     needs: impl FnOnce() -> Needs,
 ) -> Resolved {
     let memory = &run.vm.memory;
-    let Some(region) = memory.region_of_fault(gpa, is_present) else {
+    // For most devices this takes one comparison. A child's memory always has gaps.
+    if !is_present && !memory.dirty.has_gaps() {
+        return Resolved::Device;
+    }
+    let Some(region) = memory.region_at(gpa) else {
         return if memory.is_lent() { fault_of_child(run, gpa, is_present, needs()) } else { Resolved::Device };
     };
     run.tally.exit(ExitReason::Stage2Fault);
@@ -231,13 +235,9 @@ fn split(run: &mut Running<'_>, walking: &Walking<'_>, gpa: Gpa, granularity: Gr
 }
 
 impl Memory {
-    /// Index of the region where the guest faulted at `gpa`; `None` if it has no memory there. `is_present`: stage 2
-    /// maps a page there, but does not allow the access. For most devices this takes one comparison.
+    /// Index of the region of frames that holds `gpa`; `None` if there are none.
     #[inline]
-    fn region_of_fault(&self, gpa: Gpa, is_present: bool) -> Option<u32> {
-        if !is_present && !self.dirty.has_gaps() {
-            return None;
-        }
+    fn region_at(&self, gpa: Gpa) -> Option<u32> {
         Some((0..).zip(&self.backing.regions).find(|(_, region)| region.contains(gpa))?.0)
     }
 
