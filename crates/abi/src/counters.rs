@@ -127,6 +127,10 @@ macro_rules! vcpu_counters {
             emulator_walks,
             /// Instructions that could not be emulated, so that the guest got an exception.
             emulations_refused,
+            /// Exits of a child that were handed to its parent, for its VMM: ports, devices, errors.
+            vmm_exits,
+            /// Exits of a child that were handed to its parent because the parent had taken the memory away.
+            vmm_faults,
             /// Pages that were mapped in stage 2 at a first touch of this vCPU.
             pages_populated,
             /// Writes that faulted so that a dirty log could record them.

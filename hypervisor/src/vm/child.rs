@@ -388,6 +388,10 @@ pub(crate) fn intercept(run: &mut Running<'_>, kind: MessageType, payload: &[u8]
         let bytes = (HEADER_BYTES + payload.len()).min(page.len());
         let _ = child.parent.memory.write(gpa, &page[..bytes]);
     }
+    match kind {
+        MessageType::GpaIntercept => run.tally.add(|count| &count.vmm_faults, 1),
+        _ => run.tally.add(|count| &count.vmm_exits, 1),
+    }
     // From here on the parent may resume it.
     run.vcpu.suspended().fetch_or(suspend::INTERCEPT, Ordering::SeqCst);
     if let Some(vp) = child.vps.get(run.index as usize)
