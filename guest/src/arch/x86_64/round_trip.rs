@@ -72,6 +72,10 @@ pub(crate) const X2APIC_EOI: Pair = pair!("", "wrmsr", eax = 0, ecx = 0x80b, edx
 pub(crate) const PORT_IN: Pair = pair!("", "in al, dx", eax = 0, ecx = 0, edx = serial::LINE_STATUS, rsi = 0);
 /// A byte to the UART's scratch register.
 pub(crate) const PORT_OUT: Pair = pair!("", "out dx, al", eax = 0x5a, ecx = 0, edx = serial::SCRATCH, rsi = 0);
+/// IN from a port that no device has. A hypervisor with a VMM hands it to the VMM.
+pub(crate) const PORT_VACANT: Pair = pair!("", "in al, dx", eax = 0, ecx = 0, edx = VACANT_PORT, rsi = 0);
+/// A port that neither PC nor QEMU has a device at.
+const VACANT_PORT: u16 = 0x1234;
 /// xAPIC: the version register.
 pub(crate) const XAPIC_READ: Pair =
     pair!("", "mov eax, [rsi]", eax = 0, ecx = 0, edx = 0u16, rsi = apic::XAPIC_PAGE + apic::VERSION);

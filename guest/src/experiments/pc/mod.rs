@@ -18,7 +18,7 @@ mod round_trip;
 use super::{Experiment, by_default, on_request};
 
 /// All of them, in the order in which they run by default.
-pub(super) const EXPERIMENTS: [Experiment; 55] = [
+pub(super) const EXPERIMENTS: [Experiment; 56] = [
     by_default("cpuid", "CPUID leaf 0", round_trip::cpuid_0),
     by_default("cpuid-1", "CPUID leaf 1", round_trip::cpuid_1),
     by_default("rdmsr", "RDMSR of APIC_BASE", round_trip::rdmsr),
@@ -47,6 +47,7 @@ pub(super) const EXPERIMENTS: [Experiment; 55] = [
         "page fault while an interrupt is delivered: its stack is missing",
         misbehave::nested_event,
     ),
+    on_request("port-vacant", "byte from a port without a device, which a VMM answers", round_trip::port_vacant),
     on_request("control-registers", "each bit of CR0, CR4 and EFER, by each instruction that writes it", control::run),
     on_request(
         "hidden-state",

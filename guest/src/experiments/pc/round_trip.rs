@@ -51,6 +51,10 @@ pub(super) fn port_out(context: &Context) -> Outcome {
     measure(context, "port-out", loops::PORT_OUT)
 }
 
+pub(super) fn port_vacant(context: &Context) -> Outcome {
+    measure(context, "port-vacant", loops::PORT_VACANT)
+}
+
 /// Two registers, with a record each: the version, which never changes, and the task priority, for which some
 /// hypervisors must ask another component.
 pub(super) fn xapic_read(context: &Context) -> Outcome {
