@@ -13,6 +13,7 @@
 //!                                       (follows the initrd)
 //! target/dunlin/vmlinuz-parent-stock    the second kernel
 //! target/dunlin/parent-stock.cpio       its modules (follow `parent.cpio`)
+//! target/dunlin/kvm.cpio                modules of KVM for `vmlinuz-newest`, to compare with (follows parent.cpio)
 //! ```
 //!
 //! QEMU is that of Debian's package, unpacked and not installed. Its guests have the parent's own kernel, which has all
@@ -20,12 +21,14 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, IsTerminal, stderr};
+use std::io::{BufRead, BufReader, IsTerminal, Write as _, stderr};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use flate2::Compression;
+use flate2::write::GzEncoder;
 
 use crate::archive::Archive;
 use crate::artifacts::{self, Arch, Places, Wanted, output, run};
@@ -96,9 +99,29 @@ const FIRMWARE: &[&str] = &[
     "usr/share/seabios/vgabios-stdvga.bin",
 ];
 
+/// Firmware for guests that start by UEFI, from which package.
+const OVMF: &[&str] = &["OVMF_CODE_4M.fd", "OVMF_VARS_4M.fd"];
+const OVMF_PACKAGE: &str = "ovmf";
+/// Debian's newest kernel, for guests and for a host with KVM.
+const NEWEST: &str = "vmlinuz-newest";
+/// A program that measures disks.
+const FIO: &str = "fio.cpio.gz";
+/// The modules of KVM on AMD's processors, in the order in which they are loaded.
+const KVM: &[&str] = &["virt/lib/irqbypass", "arch/x86/kvm/kvm", "arch/x86/kvm/kvm-amd"];
+
 /// Leaves the kernel and the programs in `target/dunlin`. Fast if the cache has both.
 pub(crate) fn build(places: &Places) -> Result<()> {
     artifacts::build(places, Wanted::ForDefaultVm)?;
+    debian::kernel(places, Arch::X86_64, debian::Suite::Newest, "linux-image-cloud-amd64", NEWEST)?;
+    kvm(places)?;
+    fio(places)?;
+    for file in OVMF {
+        let to = places.assets().join(file);
+        if !to.is_file() {
+            let pattern = format!("./usr/share/OVMF/{file}");
+            debian::take(places, Arch::X86_64, debian::Suite::Machines, OVMF_PACKAGE, &pattern, &to)?;
+        }
+    }
     provide(places, &USUAL)?;
     programs(places)
 }
@@ -116,6 +139,80 @@ pub(crate) fn build_stock(places: &Places) -> Result<()> {
         archive.add_program(&format!("dunlin/modules/{number}-{name}"), &content)?;
     }
     write(&places.assets().join("parent-stock.cpio"), archive)
+}
+
+/// Leaves `kvm.cpio` in `target/dunlin`: KVM's modules for the kernel [`NEWEST`].
+fn kvm(places: &Places) -> Result<()> {
+    let to = places.assets().join("kvm.cpio");
+    let kernel = places.assets().join(NEWEST);
+    let image = fs::read(&kernel).with_context(|| format!("cannot read {}", kernel.display()))?;
+    let release = release(&image).with_context(|| format!("{} names no release", kernel.display()))?;
+    let mark = places.assets().join("kvm.release");
+    if to.is_file() && fs::read_to_string(&mark).is_ok_and(|packed| packed == release) {
+        return Ok(());
+    }
+    let mut archive = Archive::default();
+    archive.add_directory("kvm")?;
+    let packed = places.assets().join("module.ko.xz");
+    for module in KVM {
+        let pattern = format!("./usr/lib/modules/{release}/kernel/{module}.ko.xz");
+        let package = format!("linux-modules-{release}");
+        debian::take(places, Arch::X86_64, debian::Suite::Newest, &package, &pattern, &packed).with_context(|| {
+            format!("no modules for {}; if Debian has a newer kernel by now, remove this one", kernel.display())
+        })?;
+        let unpacked = Command::new("xz").args(["--decompress", "--stdout"]).arg(&packed).output();
+        let unpacked = unpacked.context("cannot run xz (Debian package xz-utils)")?;
+        if !unpacked.status.success() {
+            bail!("xz cannot unpack the module {module} ({})", unpacked.status);
+        }
+        let name = module.rsplit('/').next().unwrap_or(module);
+        archive.add_file(&format!("kvm/{name}.ko"), &unpacked.stdout)?;
+    }
+    fs::remove_file(&packed)?;
+    fs::write(&to, archive.finish()?).with_context(|| format!("cannot write {}", to.display()))?;
+    // Last, so that an interrupted run leaves nothing that looks complete.
+    fs::write(&mark, release).with_context(|| format!("cannot write {}", mark.display()))
+}
+
+/// The release of a bzImage: the first word of the text that the header's field `kernel_version` points to.
+fn release(image: &[u8]) -> Option<&str> {
+    const FIELD: usize = 0x20e;
+    const BASE: usize = 0x200;
+    let at = BASE + usize::from(u16::from_le_bytes(image.get(FIELD..FIELD + 2)?.try_into().ok()?));
+    let text = image.get(at..)?.split(|byte| *byte == b' ' || *byte == 0).next()?;
+    std::str::from_utf8(text).ok().filter(|release| !release.is_empty())
+}
+
+/// Leaves [`FIO`] in `target/dunlin`: Debian's fio with its libraries, to follow the initrd of a guest.
+fn fio(places: &Places) -> Result<()> {
+    const PROGRAM: &str = "usr/bin/fio";
+    let to = places.assets().join(FIO);
+    if to.is_file() {
+        return Ok(());
+    }
+    println!("xtask: fetching fio and libraries (Debian packages, unpacked below target, not installed)");
+    let [scratch, root] = ["unpack-fio-download", "unpack-fio"].map(|name| places.assets().join(name));
+    let _ = fs::remove_dir_all(&root);
+    debian::unpack_from(&["trixie"], &["fio"], &scratch, &root)?;
+    let mut archive = Archive::default();
+    for (name, from) in [(LOADER, root.join("usr").join(LOADER)), (PROGRAM, root.join(PROGRAM))] {
+        if let Some((directory, _)) = name.rsplit_once('/') {
+            archive.add_directory(directory)?;
+        }
+        archive.add_program(name, &fs::read(&from).with_context(|| format!("cannot read {}", from.display()))?)?;
+    }
+    archive.add_directory(LIBRARIES)?;
+    for library in libraries_of(&root, PROGRAM)? {
+        let name = library.file_name().and_then(|name| name.to_str()).context("a library has a name")?;
+        archive.add_program(&format!("{LIBRARIES}/{name}"), &fs::read(&library)?)?;
+    }
+    let unfinished = to.with_extension("unfinished");
+    // 57 MB become 20. Linux unpacks archives with and without compression, one after the other.
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
+    encoder.write_all(&archive.finish()?)?;
+    fs::write(&unfinished, encoder.finish()?)?;
+    fs::rename(&unfinished, &to)?;
+    fs::remove_dir_all(&root).with_context(|| format!("cannot remove {}", root.display()))
 }
 
 /// Leaves the kernel in `target/dunlin`, and returns the folder in the user's cache that has all of it.
@@ -325,7 +422,7 @@ fn programs(places: &Places) -> Result<()> {
 
     add(LOADER, &root.join("usr").join(LOADER))?;
     add(QEMU, &root.join(QEMU))?;
-    for library in libraries_of(root)? {
+    for library in libraries_of(root, QEMU)? {
         let name = library.file_name().and_then(|name| name.to_str()).context("a library has a name")?;
         add(&format!("{LIBRARIES}/{name}"), &library)?;
     }
@@ -335,7 +432,16 @@ fn programs(places: &Places) -> Result<()> {
         add(&format!("usr/share/qemu/{name}"), &root.join(file))?;
     }
     add("guest/vmlinuz", &places.assets().join(USUAL.name))?;
-    add("guest/vmlinuz-cloud", &places.assets().join("vmlinuz-cloud"))?;
+    for (name, file) in [
+        ("vmlinuz-cloud", "vmlinuz-cloud"),
+        (NEWEST, NEWEST),
+        ("measuring", "guest"),
+        (FIO, FIO),
+        (OVMF[0], OVMF[0]),
+        (OVMF[1], OVMF[1]),
+    ] {
+        add(&format!("guest/{name}"), &places.assets().join(file))?;
+    }
     archive.add_program("guest/initrd", &guest_initrd(places)?)?;
     archive.add_directory("bin")?;
     archive.add_tree(&places.root.join("parent/files"), "", |_| true)?;
@@ -381,12 +487,12 @@ fn guest_initrd(places: &Places) -> Result<Vec<u8>> {
     archive.finish()
 }
 
-/// The libraries of QEMU, as the loader that was unpacked with it finds them.
-fn libraries_of(root: &Path) -> Result<Vec<PathBuf>> {
-    let library_path =
-        [LIBRARIES, "usr/lib/x86_64-linux-gnu/pulseaudio"].map(|folder| root.join(folder).display().to_string());
+/// The libraries of a `program` below `root`, as the loader that was unpacked with it finds them.
+fn libraries_of(root: &Path, program: &str) -> Result<Vec<PathBuf>> {
+    let library_path = [LIBRARIES, "usr/lib/x86_64-linux-gnu/pulseaudio", "usr/lib/x86_64-linux-gnu/ceph"]
+        .map(|folder| root.join(folder).display().to_string());
     let mut list = Command::new(root.join("usr").join(LOADER));
-    list.arg("--library-path").arg(library_path.join(":")).arg("--list").arg(root.join(QEMU));
+    list.arg("--library-path").arg(library_path.join(":")).arg("--list").arg(root.join(program));
     let listed = output(&mut list)?;
     let found = listed.lines().filter_map(|line| line.trim().split_once(" => "));
     let libraries = found.filter(|(name, _)| !LOADER.ends_with(name));
@@ -396,7 +502,7 @@ fn libraries_of(root: &Path) -> Result<Vec<PathBuf>> {
             if path.starts_with(root) {
                 Ok(path)
             } else {
-                bail!("QEMU's library {name} is not among the unpacked packages, but at {}", path.display())
+                bail!("the library {name} of {program} is not among the unpacked packages, but at {}", path.display())
             }
         })
         .collect()
@@ -421,6 +527,16 @@ mod tests {
         let both = "# about A\nCONFIG_AB=y\nCONFIG_B=m\n# CONFIG_C is not set\nCONFIG_A=\"-x\"\n";
         assert_eq!(overridden(first, second), both);
         assert_eq!(overridden("", first), first);
+    }
+
+    #[test]
+    fn release_of_a_kernel_is_the_first_word_of_its_version() {
+        let mut image = vec![0; 0x300];
+        image[0x20e..0x210].copy_from_slice(&0x80_u16.to_le_bytes());
+        image[0x280..0x280 + 18].copy_from_slice(b"7.3.4-cloud (me) 1");
+        assert_eq!(release(&image), Some("7.3.4-cloud"));
+        assert_eq!(release(&image[..0x240]), None);
+        assert_eq!(release(&[]), None);
     }
 
     #[test]
