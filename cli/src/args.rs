@@ -5,6 +5,7 @@ mod bench_dirty;
 mod decode;
 mod dirty;
 mod layout;
+mod parent;
 mod setting;
 mod tlb;
 
@@ -19,6 +20,7 @@ pub(crate) use bench_dirty::{DirtyBenchArgs, DirtyPart};
 pub(crate) use decode::{DecodeArgs, SETTINGS};
 pub(crate) use dirty::{DirtyArgs, DirtyVerb, HowArgs, RateArgs, RoundArgs, StartArgs, WhichArgs};
 pub(crate) use layout::{LayoutArgs, LayoutBenchArgs};
+pub(crate) use parent::{ParentBenchArgs, ParentPart};
 use setting::setting;
 pub(crate) use tlb::{Part, Targets, TlbArgs};
 
@@ -256,6 +258,9 @@ pub(crate) enum Measurement {
     /// Measure the cost of a dirty log for the guest: speed over time, instructions, tables
     #[command(after_long_help = bench_dirty::HELP)]
     Dirty(Box<DirtyBenchArgs>),
+    /// Compare guests of a parent VM with guests of KVM: the same QEMU, the same emulated machine
+    #[command(after_long_help = parent::HELP)]
+    Parent(ParentBenchArgs),
 }
 
 /// `dunlin report`.

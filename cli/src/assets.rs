@@ -87,6 +87,11 @@ impl Assets {
         }
     }
 
+    /// A file of a host with KVM, for comparison.
+    pub(crate) fn for_kvm(&self, name: &str) -> Result<PathBuf, Failure> {
+        self.existing(name).map_err(|path| Failure::bad_input(format!("no file {}", path.display())).help(NO_PARENT))
+    }
+
     fn existing(&self, name: &str) -> Result<PathBuf, PathBuf> {
         let path = self.directory.join(name);
         if path.is_file() { Ok(path) } else { Err(path) }

@@ -16,6 +16,7 @@ mod exits;
 mod guest;
 mod layout;
 mod pair;
+mod parent;
 mod record;
 mod report;
 mod soak;
@@ -51,6 +52,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<u8, Failure> {
         Some(Measurement::Decode(decode)) => measure("decode", &|log| decode::run(decode, log)),
         Some(Measurement::Layout(layout)) => measure("layout", &|log| layout::run(layout, log)),
         Some(Measurement::Dirty(dirty)) => measure("dirty", &|log| dirty::run(dirty, log)),
+        Some(Measurement::Parent(parent)) => measure("parent", &|log| parent::run(parent, log)),
         Some(Measurement::All(_) | Measurement::Compare(_)) if args.record.is_some() => {
             Err(Failure::bad_input("option '--record' is for single experiments").help("'dunlin bench all -o FILE'"))
         }
