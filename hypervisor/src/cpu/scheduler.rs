@@ -253,9 +253,9 @@ pub(crate) fn wake(vcpu: VcpuRef) {
 /// The same, called for the vCPU that runs on this pCPU and is about to leave it. The woken one runs here next if no
 /// other waits: it needs no interrupt to another pCPU then, and finds the caches that the caller has filled.
 ///
-/// A parent's vCPU and that of its child take turns in this way. The parent's is not asleep when it hands the pCPU over,
-/// but about to wait for the child's next exit. If that comes soon, all of this costs two switches. If not, the parent's
-/// vCPU goes on, on another pCPU or here ([`is_due`]).
+/// A parent's vCPU and that of its child take turns in this way. The parent's is not asleep when it hands the pCPU
+/// over, but about to wait for the child's next exit. If that comes soon, all of this costs two switches. If not, the
+/// parent's vCPU goes on, on another pCPU or here ([`is_due`]).
 pub(crate) fn wake_next(vcpu: VcpuRef) {
     let cpu = this();
     if cpu.scheduler.is_running.get() == 0 || others_wait(cpu) {

@@ -258,8 +258,8 @@ impl Memory {
         true
     }
 
-    /// Calls `work` with the words of the page at `gpa`, for as long as they stay there. `None` if it does not exist, or
-    /// is not there now, or is a page of a child that must not be written to.
+    /// Calls `work` with the words of the page at `gpa`, for as long as they stay there. `None` if it does not exist,
+    /// or is not there now, or is a page of a child that must not be written to.
     #[cfg(any(test, target_arch = "x86_64"))]
     pub(crate) fn with_page<R>(&self, gpa: Gpa, work: impl FnOnce(&[GuestWord]) -> R) -> Option<R> {
         const WORDS: usize = 512;

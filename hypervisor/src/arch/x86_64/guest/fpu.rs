@@ -86,8 +86,9 @@ impl FpuState {
             self.load_xcr0();
             return;
         }
-        // XRSTOR can only restore what XCR0 enables. Between two guests that is everything ([`enable`], [`Self::save`]),
-        // so that components that this guest has not enabled become initial instead of keeping another guest's data.
+        // XRSTOR can only restore what XCR0 enables. Between two guests that is everything ([`enable`],
+        // [`Self::save`]), so that components that this guest has not enabled become initial instead of keeping another
+        // guest's data.
         // SAFETY: the area is aligned to at least 64 bytes, has the size that CPUID reports for XSAVE of all of
         // `machine_xcr0`, and was filled by `new` or by XSAVE. Both leave a header that XRSTOR accepts.
         unsafe {
