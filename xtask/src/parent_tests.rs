@@ -167,6 +167,14 @@ const TESTS: &[Test] = &[
         limit: 900,
     },
     Test {
+        name: "ovmf",
+        what: "Debian's newest kernel, started by UEFI",
+        command: "cat /guest/OVMF_VARS_4M.fd /guest/OVMF_CODE_4M.fd >/tmp/ovmf; \
+                  guest-q35 --memory 256 --kernel /guest/vmlinuz-newest -- -bios /tmp/ovmf",
+        quick: None,
+        limit: 900,
+    },
+    Test {
         name: "two",
         what: "two guests at a time",
         command: "guest-microvm --smp 2 --checks disk,memory:2 >/tmp/one & \
