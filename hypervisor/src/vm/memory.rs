@@ -7,8 +7,6 @@
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-#[cfg(any(test, target_arch = "x86_64"))]
-use core::sync::atomic::AtomicU64 as GuestWord;
 
 use addr::{Gpa, GpaRange, Hpa, PAGE_BYTES, PageSize};
 use decode_cache::WriteProtect;
@@ -256,21 +254,6 @@ impl Memory {
             (at, left) = (next, rest);
         }
         true
-    }
-
-    /// Calls `work` with the words of the page at `gpa`, for as long as they stay there. `None` if it does not exist,
-    /// or is not there now, or is a page of a child that must not be written to.
-    #[cfg(any(test, target_arch = "x86_64"))]
-    pub(crate) fn with_page<R>(&self, gpa: Gpa, work: impl FnOnce(&[GuestWord]) -> R) -> Option<R> {
-        const WORDS: usize = 512;
-        const _: () = assert!((WORDS * size_of::<u64>()) as u64 == PAGE_BYTES);
-        if let Some(visit) = self.visit() {
-            return visit.with_page(gpa, work);
-        }
-        let super::backing::Place { region, offset } = self.backing.find(gpa.page(PageSize::Size4K))?;
-        let first = usize::try_from(offset).ok()? / size_of::<u64>();
-        let page = self.backing.ram.run(region)?.words().get(first..)?.get(..WORDS)?;
-        Some(work(page))
     }
 
     /// Does a write of the hypervisor to the page of `gpa`. All such writes use this function. They cause no stage-2

@@ -10,6 +10,10 @@ use addr::{Gpa, Hpa, PAGE_BYTES, PageSize};
 use crate::arch::ram::Borrowed;
 use crate::mutants::{self, Mutant};
 use crate::sync::point;
+#[cfg(any(test, target_arch = "x86_64"))]
+use crate::vm::backing::Place;
+#[cfg(any(test, target_arch = "x86_64"))]
+use crate::vm::memory::Memory;
 use crate::vm::visits::Visit;
 
 /// Calls `copy` for each page of `bytes` bytes from `gpa` on: with the page, the offset in it, and the part of the
@@ -85,5 +89,22 @@ impl Visit<'_> {
         }
         let (hpa, is_writable) = self.find(gpa)?;
         is_writable.then(|| work(page_of(self, hpa).words()))
+    }
+}
+
+#[cfg(any(test, target_arch = "x86_64"))]
+impl Memory {
+    /// Calls `work` with the words of the page at `gpa`, for as long as they stay there. `None` if it does not exist,
+    /// or is not there now, or is a page of a child that must not be written to.
+    pub(crate) fn with_page<R>(&self, gpa: Gpa, work: impl FnOnce(&[AtomicU64]) -> R) -> Option<R> {
+        const WORDS: usize = 512;
+        const _: () = assert!((WORDS * size_of::<u64>()) as u64 == PAGE_BYTES);
+        if let Some(visit) = self.visit() {
+            return visit.with_page(gpa, work);
+        }
+        let Place { region, offset } = self.backing.find(gpa.page(PageSize::Size4K))?;
+        let first = usize::try_from(offset).ok()? / size_of::<u64>();
+        let page = self.backing.ram.run(region)?.words().get(first..)?.get(..WORDS)?;
+        Some(work(page))
     }
 }
