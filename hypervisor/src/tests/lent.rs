@@ -24,6 +24,7 @@ use crate::arch::fake::machine::{Simulation, run};
 use crate::arch::fake::platform;
 use crate::arch::fake::program::Op;
 use crate::arch::{Arch, Machine};
+use crate::mutants::{self, Mutant};
 use crate::sync::{Ordering, relax};
 use crate::vm::Vm;
 use crate::vm::address_space::NoTlb;
@@ -229,7 +230,8 @@ fn take_and_give(simulation: &Simulation, programs: Vec<Vec<Op>>) {
         }
         assert_eq!(family.map(LENT, RIGHTS, &[OF_LENT]), all(1));
         // The page is back before those that wait for it hear of that.
-        (0..8).for_each(|_| relax());
+        let turns = if mutants::is(Mutant::WaitNotSeen) { 200 } else { 8 };
+        (0..turns).for_each(|_| relax());
         family.serve();
         (0..8).for_each(|_| relax());
     }

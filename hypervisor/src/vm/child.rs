@@ -31,7 +31,7 @@ use crate::cpu::scheduler;
 use crate::device::guest_tsc::GuestTsc;
 use crate::frames::{self, Exhausted};
 use crate::mutants::{self, Mutant};
-use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, relax};
+use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, point, relax};
 use crate::vcpu::activity::Activity;
 use crate::vcpu::run::{Next, Running};
 use crate::vcpu::{Owner, Vcpu};
@@ -372,10 +372,13 @@ pub(crate) fn wait_between_instructions(run: &mut Running<'_>, tell: impl FnOnce
         return;
     }
     let _ = tell(run);
-    if !mutants::is(Mutant::WaitNotSeen) {
-        // The loop looks whether it is suspended.
-        run.vm.post(run.index, Pending::PAUSE);
+    if mutants::is(Mutant::WaitNotSeen) {
+        // Time for the page to come back.
+        (0..20).for_each(|_| point());
+        return;
     }
+    // The loop looks whether it is suspended.
+    run.vm.post(run.index, Pending::PAUSE);
 }
 
 /// The exit of a child's vCPU is for the parent: suspends the vCPU, and leaves this message.
