@@ -64,8 +64,8 @@ pub(crate) fn run(run: &mut Running<'_>) -> RunEnd {
     run.owner.arch.load(host, tags, run.came_back);
     run.owner.arch.renew_intercepts(scheduler::others_wait(run.cpu));
     run.uncount_dormant();
-    // While it waited for its turn, nobody's timer was armed for it. If its turns are short, the pCPU's timer may always
-    // be too late for it.
+    // While it waited for its turn, no timer was armed for it. If its turns are short, the pCPU's timer may always be
+    // too late for it.
     let now = Machine::now();
     if run.owner.arch.deadline().is_some_and(|deadline| deadline <= now) {
         Machine::expire_timers(run, now);
