@@ -57,6 +57,8 @@ define! {
     BuriedWhileHeld,
     /// A pool gets the tags of an earlier pool, and the first entries do not flush them.
     TagsInheritedUnsaid,
+    /// A vCPU that handed its pCPU over waits there for as long as the other one wants.
+    HandoverForEver,
     /// A VM is paused and its vCPUs are not notified.
     PauseNotPosted,
     /// A paused vCPU takes the post that ends the pause, and blocks.

@@ -81,6 +81,24 @@ pub(super) const BESIDE_SPINNER: Scenario = Scenario {
     },
 };
 
+/// A vCPU hands the only pCPU over to another, which spins until the first one has run again, and then wakes it.
+pub(super) const HAND_OVER: Scenario = Scenario {
+    name: "a vCPU hands its pCPU over and gets it back",
+    cpus: 1,
+    count: 4_000,
+    script: |simulation: &Simulation| {
+        let over = |value| [Op::Write(A, value), Op::HandOver(1), Op::Write(B, value), Op::Sleep(C, value)];
+        let back = |value| [Op::Sleep(A, value), Op::Await(B, value), Op::Write(C, value), Op::HandOver(0)];
+        let first = [&[Op::Start(1)][..], &over(1), &over(2), &[Op::ShutDown]].concat();
+        let second = [&back(1)[..], &back(2), &[Op::Halt]].concat();
+        run_guest(simulation, &config("hand-over", 2), vec![first, second]);
+    },
+};
+
+/// The same with an idle pCPU beside it.
+pub(super) const HAND_OVER_BESIDE: Scenario =
+    Scenario { name: "a vCPU hands its pCPU over beside an idle one", cpus: 2, ..HAND_OVER };
+
 /// vCPUs that sleep by timers. One is woken by an interrupt before its timer expires; the timer must not wake it again.
 pub(super) const TIMERS: Scenario = Scenario {
     name: "timers wake halted vCPUs",
@@ -115,6 +133,12 @@ pub(super) const ALL_STOP: Scenario = Scenario {
         run_guest(simulation, &config("all-stop", 3), vec![first, vec![Op::Stop], vec![Op::Yield, Op::Stop]]);
     },
 };
+
+#[test]
+fn vcpu_that_hands_its_pcpu_over_gets_another_turn() {
+    explore(HAND_OVER);
+    explore(HAND_OVER_BESIDE);
+}
 
 #[test]
 fn halted_vcpu_wakes_for_each_interrupt() {

@@ -45,6 +45,14 @@ pub(crate) fn send_fixed(vm: &Vm, _: u8, ids: impl IntoIterator<Item = u32>) {
     }
 }
 
+/// Sends an interrupt for a vCPU that leaves this pCPU to the target.
+pub(super) fn hand_over(vm: &Vm, target: u32) {
+    if let Some(vcpu) = vm.vcpus().get(target as usize) {
+        vcpu.posted().interrupt();
+        vm.post_from_leaving(target, Pending::INTERRUPT);
+    }
+}
+
 /// Sends `message`: any is an interrupt.
 pub(crate) fn send(vm: &Vm, sender: Option<u32>, message: &Message) {
     let everybody = || (0..).take(vm.vcpus().len());

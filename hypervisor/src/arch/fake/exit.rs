@@ -28,6 +28,8 @@ pub(super) enum Exit {
     Flush { vcpus: u64, page: Option<u64> },
     /// This vCPU shall be interrupted.
     Interrupt(u32),
+    /// This vCPU shall be interrupted, and run here next.
+    HandOver(u32),
     /// This vCPU shall start.
     Start(u32),
     /// The guest sets its timer.
@@ -61,6 +63,10 @@ pub(crate) fn handle(run: &mut Running<'_>) -> Next {
             run.vm.post(run.index, Pending::MESSAGE);
         }
         Exit::Flush { vcpus, page } => flush(run, vcpus, page),
+        Exit::HandOver(target) => {
+            delivery::hand_over(run.vm, target);
+            return Next::Yield;
+        }
         Exit::Interrupt(target) if target == run.index => run.owner.arch.interrupt(),
         Exit::Interrupt(target) => delivery::send_fixed(run.vm, 0, [target]),
         Exit::Start(target) => {

@@ -269,6 +269,7 @@ impl ArchVcpu {
                 return Err(self.leave_for(Exit::Flush { vcpus, page }));
             }
             Op::Interrupt(target) => return Err(self.leave_for(Exit::Interrupt(target))),
+            Op::HandOver(target) => return Err(self.leave_for(Exit::HandOver(target))),
             Op::Start(target) => return Err(self.leave_for(Exit::Start(target))),
             Op::Halt if core::mem::take(&mut self.has_rung) => {}
             Op::Halt => return Err(self.leave_for(Exit::Halted)),
