@@ -252,22 +252,31 @@ impl Machine {
 
     /// When all pCPUs that run vCPUs sleep, time passes until a timer wakes one of them.
     fn run_clock(&self) {
-        let hardware = self.hardware();
-        let sleepers = &hardware.cpus[1..];
-        if !sleepers.iter().all(|cpu| cpu.is_asleep) {
+        if !self.all_sleep() {
             return;
         }
-        let next = sleepers.iter().enumerate().filter_map(|(cpu, sleeper)| Some((sleeper.deadline?, cpu + 1))).min();
-        let limit = self.clock.load(Ordering::Relaxed) + LONGEST_JUMP;
-        let Some((deadline, cpu)) = next.filter(|(deadline, _)| *deadline < limit) else { return };
-        drop(hardware);
+        let Some((deadline, cpu)) = self.next_timer() else { return };
         self.clock.fetch_max(deadline, Ordering::Relaxed);
         self.wake(cpu);
     }
 
-    /// Whether nothing will ever happen unless the script does it.
-    fn is_quiet(&self) -> bool {
+    /// Whether all pCPUs that run vCPUs sleep.
+    fn all_sleep(&self) -> bool {
         self.hardware().cpus[1..].iter().all(|cpu| cpu.is_asleep)
+    }
+
+    /// The timer that the clock may jump to: its deadline and its pCPU.
+    fn next_timer(&self) -> Option<(u64, usize)> {
+        let limit = self.clock.load(Ordering::Relaxed) + LONGEST_JUMP;
+        let hardware = self.hardware();
+        let timers = (1..).zip(&hardware.cpus[1..]).filter_map(|(number, cpu)| Some((cpu.deadline?, number)));
+        timers.min().filter(|(deadline, _)| *deadline < limit)
+    }
+
+    /// Whether nothing will ever happen unless the script does it. The last pCPU that fell asleep may be about to wake
+    /// the one with the next timer.
+    fn is_quiet(&self) -> bool {
+        self.all_sleep() && self.next_timer().is_none()
     }
 }
 
