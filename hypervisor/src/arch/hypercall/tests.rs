@@ -10,10 +10,12 @@ use partition::Host;
 use std::vec;
 use std::vec::Vec;
 use synic::{Interrupt, Message, Synic};
+use vcpu_layout::OwnerGuard;
 
 use super::{Children, Ended, SynicPage, parent as calls};
 use crate::arch::fake::machine::{Simulation, run};
 use crate::tests::{config, create, prepare};
+use crate::vcpu::Owner;
 use crate::vm::Vm;
 
 /// Where outputs go. The VM has 2 MiB.
@@ -46,8 +48,14 @@ fn with_vm(script: fn(&Vm)) {
         let config = VmConfig { role: Role::Parent, ..config("parent", 1) };
         prepare(core::slice::from_ref(&config));
         let vm = create(simulation, 0, &config, vec![vec![]]);
+        let _held = held(&vm);
         script(&vm);
     });
+}
+
+/// As long as this lives, no pCPU runs a vCPU of the VM or takes what is posted to it.
+fn held(vm: &Vm) -> Vec<OwnerGuard<'_, Owner>> {
+    vm.vcpus().iter().map(|vcpu| vcpu.own()).collect()
 }
 
 /// A call with this input, as the VM makes it.
@@ -276,6 +284,7 @@ fn interrupt_is_asserted_in_those_vcpus_of_the_child_that_it_is_for() {
         let child = create(simulation, 1, &configs[1], vec![vec![], vec![], vec![]]);
         let children = children();
         children.add_vm(PartitionId(0x100), child.clone());
+        let _held = held(&child);
         let assert = |partition: u64, kind_and_flags: u64, destination: u64, vector: u64| {
             let input = words(&[partition, kind_and_flags, destination, vector]);
             call(&parent, Some(&children), Control::new(Code::AssertVirtualInterrupt), &input, Gpa(!0))
@@ -382,6 +391,7 @@ fn what_waits_for_a_vcpu_without_a_page_is_heard_by_another() {
         let config = VmConfig { role: Role::Parent, ..config("parent", 3) };
         prepare(core::slice::from_ref(&config));
         let vm = create(simulation, 0, &config, vec![vec![], vec![], vec![]]);
+        let _held = held(&vm);
         let children = children_of(3);
         let mail = &children.mail;
         let vp = Vp { partition: PartitionId(0x100), index: 0 };
