@@ -18,7 +18,7 @@ pub use machine::Machine;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tempfile::TempDir;
@@ -236,14 +236,20 @@ impl Drop for Host {
 ///
 /// # Panics
 /// There is no result by then.
-pub fn until<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
-    for _ in 0..300 {
-        if let Some(found) = attempt() {
-            return found;
+pub fn until<T>(what: &str, attempt: impl FnMut() -> Option<T>) -> T {
+    within(Duration::from_secs(30), attempt).unwrap_or_else(|| panic!("{what}: nothing within half a minute"))
+}
+
+/// Tries until there is a result, for at most `limit`.
+pub fn within<T>(limit: Duration, mut attempt: impl FnMut() -> Option<T>) -> Option<T> {
+    let began = Instant::now();
+    loop {
+        let result = attempt();
+        if result.is_some() || began.elapsed() >= limit {
+            return result;
         }
         std::thread::sleep(Duration::from_millis(100));
     }
-    panic!("{what}: nothing within half a minute")
 }
 
 /// Runs a program to its end.

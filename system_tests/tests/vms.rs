@@ -13,7 +13,7 @@ use abi::payload::{
 use abi::resources::Resources;
 use serde_json::Value;
 use system_tests::port::Port;
-use system_tests::{Host, Machine, Run, debian_vm, each_machine, finished, measuring_vm, tool, until};
+use system_tests::{Host, Machine, Run, debian_vm, each_machine, finished, measuring_vm, tool, until, within};
 
 /// How often a VM is created, started and destroyed.
 const ROUNDS: u32 = 30;
@@ -185,6 +185,8 @@ impl Moment {
 fn soak(machine: Machine) {
     /// How often Linux is left alone until it is in user space: once in so many rounds. This takes half a minute.
     const WHOLE_BOOT: u32 = 50;
+    /// A boot takes 10 s on an idle computer, and half a minute on a busy one.
+    const LONGEST_BOOT: Duration = Duration::from_secs(300);
     let variable = |name| std::env::var(name).ok();
     let rounds: u32 = variable(SOAK_ROUNDS).and_then(|text| text.parse().ok()).unwrap_or(ROUNDS);
     let guest = variable(SOAK_GUEST).unwrap_or_default();
@@ -222,7 +224,8 @@ fn soak(machine: Machine) {
             }
             Moment::InUserSpace => {
                 booted += 1;
-                until("a guest in user space", || (user_spaces(&busy.host) == booted).then_some(()));
+                let came = within(LONGEST_BOOT, || (user_spaces(&busy.host) == booted).then_some(()));
+                assert!(came.is_some(), "round {round}: no user space; the host said\n{}", busy.host.said());
             }
         }
         busy.does(&["destroy", "guest"]);
