@@ -267,8 +267,34 @@ impl IntCtl {
     pub const V_INTR_PRIO_MAX: u64 = 0xf << 16;
     /// The virtual interrupt ignores V_TPR.
     pub const V_IGN_TPR: u64 = 1 << 20;
+    /// All that describes a virtual interrupt: the three above, its priority and its vector.
+    pub const VIRTUAL_INTERRUPT: u64 =
+        Self::V_IRQ | Self::V_INTR_PRIO_MAX | Self::V_IGN_TPR | 0xff << Self::VECTOR_SHIFT;
+
+    const PRIO_SHIFT: u32 = 16;
+    const VECTOR_SHIFT: u32 = 32;
+
     /// Physical interrupts follow the host's IF; the guest's CR8 is V_TPR.
     pub const V_INTR_MASKING: u64 = 1 << 24;
+
+    /// With a virtual interrupt that the guest takes by itself as soon as RFLAGS.IF, the interrupt shadow and V_TPR
+    /// allow it. Its priority is its vector's upper half, as that of the local APIC (APM vol. 2, 15.21.4).
+    #[must_use]
+    pub const fn with_interrupt(self, vector: u8) -> Self {
+        let priority = (vector >> 4) as u64;
+        Self(
+            self.0 & !Self::VIRTUAL_INTERRUPT
+                | Self::V_IRQ
+                | priority << Self::PRIO_SHIFT
+                | (vector as u64) << Self::VECTOR_SHIFT,
+        )
+    }
+
+    /// Without a virtual interrupt.
+    #[must_use]
+    pub const fn without_interrupt(self) -> Self {
+        Self(self.0 & !Self::VIRTUAL_INTERRUPT)
+    }
 
     /// The guest's CR8.
     #[must_use]

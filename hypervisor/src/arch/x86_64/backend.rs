@@ -198,6 +198,14 @@ pub(crate) trait Injection {
     /// Takes back [`open_window`](Self::open_window).
     fn close_window(&mut self);
 
+    /// The guest takes this interrupt by itself as soon as it can, without an exit, or leaves then. `vector` is not an
+    /// exception's.
+    fn offer_interrupt(&mut self, vector: u8);
+
+    /// Ends [`offer_interrupt`](Self::offer_interrupt). Returns whether the guest has taken the interrupt. If the last
+    /// exit interrupted its delivery, it is the [interrupted](Self::interrupted) event.
+    fn end_offer(&mut self, vector: u8) -> bool;
+
     /// Whether writes of the task priority (CR8) leave the guest.
     fn intercept_task_priority(&mut self, leaves_guest: bool);
 

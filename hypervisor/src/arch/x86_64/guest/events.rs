@@ -23,9 +23,14 @@ pub(super) enum Armed {
     Nothing,
     /// An exit as soon as the guest takes interrupts.
     Window,
+    /// The guest takes the interrupt of this vector as soon as it can.
+    Offer(u8),
     /// One instruction, with whether it is in an interrupt shadow.
     Step(Step, bool),
 }
+
+/// The first vector that is no exception's (APM vol. 2, 8.2).
+const FIRST_INTERRUPT: u8 = 32;
 
 /// Before an entry.
 impl ArchVcpu {
@@ -46,6 +51,9 @@ impl ArchVcpu {
             self.apic.deliver(vector);
             self.hardware.inject_interrupt(vector);
             tally.add(|count| &count.irq_injections, 1);
+        } else if vector >= FIRST_INTERRUPT {
+            self.hardware.offer_interrupt(vector);
+            self.armed = Armed::Offer(vector);
         } else {
             self.open_window();
         }
@@ -135,16 +143,23 @@ impl ArchVcpu {
     /// Cancels the requests of the last entry. Returns whether the exit served only them, because a single step is
     /// over. Only #DB ends a step.
     #[inline]
-    pub(in crate::arch::x86_64) fn disarm(&mut self, by_debug: bool) -> bool {
-        !matches!(self.armed, Armed::Nothing) && self.disarm_window_or_step(by_debug)
+    pub(in crate::arch::x86_64) fn disarm(&mut self, by_debug: bool, tally: Tally<'_>) -> bool {
+        !matches!(self.armed, Armed::Nothing) && self.disarm_request(by_debug, tally)
     }
 
     #[inline(never)]
-    fn disarm_window_or_step(&mut self, by_debug: bool) -> bool {
+    fn disarm_request(&mut self, by_debug: bool, tally: Tally<'_>) -> bool {
         match core::mem::replace(&mut self.armed, Armed::Nothing) {
             Armed::Nothing => false,
             Armed::Window => {
                 self.hardware.close_window();
+                false
+            }
+            Armed::Offer(vector) => {
+                if self.hardware.end_offer(vector) {
+                    self.apic.deliver(vector);
+                    tally.add(|count| &count.irq_injections, 1);
+                }
                 false
             }
             Armed::Step(step, in_shadow) => self.end_step(step, in_shadow, by_debug),

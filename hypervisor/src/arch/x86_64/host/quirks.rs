@@ -114,6 +114,15 @@ pub(crate) fn has_invariant_tsc(reported: bool) -> bool {
 /// - Goes: when no supported version fails the assertion.
 pub(crate) const EXITS_AT_CR8_IN_A_WINDOW: bool = true;
 
+/// Whether EXITINTINFO may call a virtual interrupt whose delivery was interrupted an exception.
+///
+/// - Seen in: 7.2. The source of 10 is the same there.
+/// - Symptom: `handle_even_inj` knows software interrupts and exceptions only. V_IRQ may still be set then.
+/// - Decision: an exception with the vector that V_IRQ has is that interrupt, on every machine. No exception has such a
+///   vector.
+/// - Goes: when every supported version calls it an interrupt.
+pub(crate) const REPORTS_INTERRUPTS_AS_EXCEPTIONS: bool = true;
+
 /// Minimum rate of the timer of a local APIC without TSC deadlines.
 ///
 /// - Seen in: 7.2.

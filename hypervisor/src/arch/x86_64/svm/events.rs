@@ -1,8 +1,9 @@
 //! The events of a vCPU on SVM: EVENTINJ, EXITINTINFO, the interrupt window and the intercepts of a single step (APM
 //! vol. 2, 15.20 and 15.21).
 //!
-//! Interrupts are delivered by EVENTINJ alone. V_IRQ serves only to learn when the guest can take one, and never
-//! carries a vector: an event may then not be delivered twice, whatever the emulator or CPU makes of V_IRQ.
+//! An interrupt that the guest can take goes in by EVENTINJ. One that it cannot take yet waits in V_IRQ, and the
+//! processor delivers it without an exit. V_IRQ of a higher priority than any vector, with its exit, serves to learn when
+//! the guest can take some other event.
 
 use x86_defs::registers::{cr0, vector};
 use x86_defs::vmcb::{EventKind, IntCtl, Intercept1, Vmcb, VmcbEvent};
@@ -11,7 +12,7 @@ use x86_events::{Event, Exception};
 use super::repeated;
 use super::vcpu::{CR8, Vcpu};
 use crate::arch::x86_64::backend::Injection;
-use crate::arch::x86_64::host::quirks::EXITS_AT_CR8_IN_A_WINDOW;
+use crate::arch::x86_64::host::quirks::{EXITS_AT_CR8_IN_A_WINDOW, REPORTS_INTERRUPTS_AS_EXCEPTIONS};
 
 /// Exceptions that leave the guest at any time.
 pub(super) const EXCEPTIONS: u32 = 1 << vector::DEBUG | 1 << vector::ALIGNMENT_CHECK | 1 << vector::MACHINE_CHECK;
@@ -99,6 +100,27 @@ impl Injection for Vcpu {
         control.intercept_cr_write &= !CR8;
     }
 
+    fn offer_interrupt(&mut self, vector: u8) {
+        let control = &mut self.vmcb.control;
+        control.int_ctl = control.int_ctl.with_interrupt(vector);
+        if EXITS_AT_CR8_IN_A_WINDOW {
+            control.intercept_cr_write |= CR8;
+        }
+    }
+
+    fn end_offer(&mut self, vector: u8) -> bool {
+        let control = &mut self.vmcb.control;
+        let waits = control.int_ctl.0 & IntCtl::V_IRQ != 0;
+        control.int_ctl = control.int_ctl.without_interrupt();
+        control.intercept_cr_write &= !CR8;
+        let interrupted = control.exit_int_info;
+        if interrupted.is_valid() && is_delivery_of(interrupted, vector) {
+            control.exit_int_info = VmcbEvent::interrupt(vector);
+            return true;
+        }
+        !waits
+    }
+
     fn intercept_task_priority(&mut self, leaves_guest: bool) {
         let writes = &mut self.vmcb.control.intercept_cr_write;
         *writes = if leaves_guest { *writes | CR8 } else { *writes & !CR8 };
@@ -119,6 +141,13 @@ impl Injection for Vcpu {
         control.intercept_exceptions = EXCEPTIONS;
         control.intercept_1.remove(STEP_INSTRUCTIONS);
     }
+}
+
+/// Whether `interrupted` is the delivery of a virtual interrupt. An INT of the guest's own with this vector is not.
+fn is_delivery_of(interrupted: VmcbEvent, vector: u8) -> bool {
+    let is_interrupt = interrupted.kind() == EventKind::Interrupt
+        || REPORTS_INTERRUPTS_AS_EXCEPTIONS && interrupted.kind() == EventKind::Exception;
+    is_interrupt && interrupted.vector() == vector
 }
 
 /// Decodes EXITINTINFO.

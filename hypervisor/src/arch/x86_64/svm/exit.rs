@@ -30,7 +30,7 @@ pub(super) fn handle(run: &mut Running<'_>) -> Next {
     let tally = run.tally;
 
     let reason = arch.hardware.reason();
-    if arch.disarm(reason == code::EXCEPTION_BASE + u32::from(vector::DEBUG)) {
+    if arch.disarm(reason == code::EXCEPTION_BASE + u32::from(vector::DEBUG), tally) {
         return stepped(run);
     }
     match reason {
