@@ -2,8 +2,8 @@
 //! vol. 2, 15.20 and 15.21).
 //!
 //! An interrupt that the guest can take goes in by EVENTINJ. One that it cannot take yet waits in V_IRQ, and the
-//! processor delivers it without an exit. V_IRQ of a higher priority than any vector, with its exit, serves to learn when
-//! the guest can take some other event.
+//! processor delivers it without an exit. V_IRQ of a higher priority than any vector, with its exit, serves to learn
+//! when the guest can take some other event.
 
 use x86_defs::registers::{cr0, vector};
 use x86_defs::vmcb::{EventKind, IntCtl, Intercept1, Vmcb, VmcbEvent};
