@@ -7,6 +7,7 @@
 //! * [`parent`] builds the kernel of a parent VM, and packs its programs. [`parent_tests`] tries them.
 //! * [`image_matrix`] starts the image on many PCs.
 //! * [`vms_soak`] lets VMs come and go for long.
+//! * [`fuzz`] lets a parent VM do millions of things on the fake machine.
 //! * [`ci`] runs the named steps of continuous integration.
 //! * [`house`] checks the house rules.
 
@@ -16,6 +17,7 @@ mod bochs;
 mod ci;
 mod debian;
 mod emulators;
+mod fuzz;
 mod house;
 mod image_matrix;
 mod initrd;
@@ -47,6 +49,9 @@ cargo xtask COMMAND
   emulators      fetch Bochs and QEMU 10 and 11 into the user's cache, for later, and say where they are
   image-matrix   build, then start the image on 72 PCs of QEMU (`image-matrix --help`)
   vms-soak       build, then create, start and destroy VMs 1000 times beside two at work (`vms-soak --help`)
+  fuzz-calls     make ten million calls of a parent VM on the fake machine (`fuzz-calls --help`)
+  fuzz-invalidations
+                 take pages away from a running child ten million times there (`fuzz-invalidations --help`)
   test [STEP..]  what CI runs; with names, only these steps (`test --list` shows them)
   test system --qemu 10|11|FOLDER [TEST..]
                  system tests with another QEMU: version 10 or 11 of Debian, unpacked in the user's cache, or the one in FOLDER;
@@ -88,6 +93,8 @@ fn dispatch(command: &str, rest: &[String]) -> Result<ExitCode> {
         "emulators" => emulators::unpack_all()?,
         "image-matrix" => return image_matrix::command(&places, rest),
         "vms-soak" => return vms_soak::command(&places, rest),
+        "fuzz-calls" => return fuzz::command(&places, &fuzz::CALLS, rest),
+        "fuzz-invalidations" => return fuzz::command(&places, &fuzz::INVALIDATIONS, rest),
         "test" => return ci::run(&places, rest),
         "figures" => house::renew_figures(&places.root)?,
         "house" => return house::report(&places.root),

@@ -1,6 +1,7 @@
 //! The simulation: threads that take turns, and the same threads without it.
 
 use std::cell::{Cell, RefCell};
+use std::num::NonZeroU32;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind, set_hook, take_hook};
 use std::sync::atomic::Ordering;
 use std::sync::{Condvar, Mutex, Once, PoisonError};
@@ -14,13 +15,16 @@ thread_local! {
     static SIMULATED: Cell<bool> = const { Cell::new(false) };
     /// The value that the thread under test has set: see [`Context`].
     static CONTEXT: Cell<usize> = const { Cell::new(0) };
+    /// One in so many scheduling points counts, and the state of the generator that chooses it.
+    static BURST: Cell<u32> = const { Cell::new(1) };
+    static RANDOM: Cell<u64> = const { Cell::new(1) };
     /// A panic is a result here, and prints nothing.
     static QUIET: Cell<bool> = const { Cell::new(false) };
     static LAST_PANIC: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
 /// An interleaving with more steps counts as endless.
-const MAX_STEPS: usize = 50_000;
+const MAX_STEPS: usize = 1_000_000;
 /// Bytes of a thread's stack in a simulation.
 const STACK_BYTES: usize = 512 << 10;
 
@@ -44,8 +48,23 @@ impl Context {
 /// Another thread of the simulation may continue here.
 #[inline]
 pub fn point() {
-    if SIMULATED.get() {
+    if SIMULATED.get() && counts() {
         turn(|| shuttle::thread::sleep(Duration::ZERO));
+    }
+}
+
+/// Whether this point is one at which another thread may continue.
+#[inline]
+fn counts() -> bool {
+    let burst = BURST.get();
+    burst == 1 || {
+        // Marsaglia's xorshift, whose state is never zero.
+        let mut state = RANDOM.get();
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        RANDOM.set(state);
+        (state >> 32) % u64::from(burst) == 0
     }
 }
 
@@ -183,6 +202,8 @@ impl Default for Parking {
 pub enum Schedules {
     /// Any thread continues at each point.
     Random,
+    /// The same at one point in so many, which the seed chooses. An interleaving takes less time.
+    Bursts(NonZeroU32),
     /// The thread of the highest priority continues, and priorities change this many times. It finds mistakes that need
     /// few changes at the right places (Burckhardt and others, "A Randomized Scheduler with Probabilistic Guarantees of
     /// Finding Bugs", 2010).
@@ -227,13 +248,21 @@ pub fn find(
 
     let number = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
     let counted = number.clone();
+    let burst = match schedules {
+        Schedules::Bursts(burst) => burst.get(),
+        Schedules::Random | Schedules::Priorities(_) => 1,
+    };
     let scenario = move || {
-        counted.fetch_add(1, Ordering::Relaxed);
+        let number = counted.fetch_add(1, Ordering::Relaxed) as u64;
+        BURST.set(burst);
+        RANDOM.set((seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15)).max(1));
         CONTEXT.set(0);
         scenario();
     };
     let run = || match schedules {
-        Schedules::Random => Runner::new(RandomScheduler::new_from_seed(seed, interleavings), config).run(scenario),
+        Schedules::Random | Schedules::Bursts(_) => {
+            Runner::new(RandomScheduler::new_from_seed(seed, interleavings), config).run(scenario)
+        }
         Schedules::Priorities(changes) => {
             Runner::new(PctScheduler::new_from_seed(seed, changes, interleavings), config).run(scenario)
         }

@@ -4,6 +4,7 @@
 //! page for something else. A write of the child, or of the hypervisor for the child, that comes later destroys it.
 
 mod calls;
+mod taken;
 pub(super) mod tracked;
 
 use alloc::sync::Arc;

@@ -47,20 +47,22 @@ fn found_by(mutant: Mutant) -> Scenario {
     }
 }
 
+/// Runs a scenario with this mistake, until that is found.
+pub(super) fn plant(mutant: Mutant, scenario: Scenario, count: usize) -> Result<(), String> {
+    let _nobody_else = alone();
+    PLANTED.set(Some(mutant));
+    let found = find(scenario, count);
+    PLANTED.set(None);
+    found
+}
+
 #[test]
 fn each_planted_mistake_is_found() {
     let mut missed = String::new();
     for &mutant in ALL {
         let scenario = found_by(mutant);
         let since = Instant::now();
-        let found = {
-            let _nobody_else = alone();
-            PLANTED.set(Some(mutant));
-            let found = find(scenario, scenario.count);
-            PLANTED.set(None);
-            found
-        };
-        match found {
+        match plant(mutant, scenario, scenario.count) {
             Ok(_) => missed += &format!("{mutant:?} is not found by \"{}\"\n", scenario.name),
             Err(what) => println!("{mutant:?}: {:?}: {what}", since.elapsed()),
         }

@@ -5,6 +5,8 @@
 //! words. The vCPUs of the children run on another pCPU meanwhile, in no fixed order.
 
 use std::format;
+use std::string::String;
+use std::time::{Duration, Instant};
 use std::vec;
 use std::vec::Vec;
 
@@ -46,8 +48,10 @@ struct Fuzz<'a> {
     family: Family<'a>,
     ids: Vec<u64>,
     random: fastrand::Rng,
-    /// Answers with success.
+    /// Answers with success, of all calls, of those that make a child, and of those that change a child's memory.
     done: u64,
+    born: u64,
+    mapped: u64,
 }
 
 impl Fuzz<'_> {
@@ -56,6 +60,7 @@ impl Fuzz<'_> {
         assert!(answer.reps() <= reps, "{code:?}: {answer:?}");
         let is_done = answer.status() == 0;
         self.done += u64::from(is_done);
+        self.mapped += u64::from(is_done && matches!(code, Code::MapGpaPages | Code::UnmapGpaPages));
         is_done
     }
 
@@ -90,6 +95,7 @@ impl Fuzz<'_> {
             self.family.simulation.load(&format!("parent/{id:x}"), programs);
             self.ids.push(id);
             self.done += 1;
+            self.born += 1;
         }
     }
 
@@ -202,15 +208,42 @@ impl Fuzz<'_> {
     }
 }
 
+/// A line every two seconds.
+pub(super) struct Progress {
+    since: Instant,
+    told: Duration,
+}
+
+impl Progress {
+    pub(super) fn begin() -> Self {
+        Self { since: Instant::now(), told: Duration::ZERO }
+    }
+
+    pub(super) fn tell(&mut self, what: impl FnOnce() -> String) {
+        let now = self.since.elapsed();
+        if now - self.told >= Duration::from_secs(2) {
+            self.told = now;
+            println!("{}, {} s", what(), now.as_secs());
+        }
+    }
+
+    pub(super) fn seconds(&self) -> u64 {
+        self.since.elapsed().as_secs()
+    }
+}
+
 fn fuzz(simulation: &Simulation, calls: u64, seed: u64) {
+    let mut progress = Progress::begin();
     let family = Family::new(simulation, vec![vec![]]);
     let ids = vec![family.id];
-    let mut fuzz = Fuzz { family, ids, random: fastrand::Rng::with_seed(seed), done: 0 };
-    for _ in 0..calls {
+    let mut fuzz = Fuzz { family, ids, random: fastrand::Rng::with_seed(seed), done: 0, born: 0, mapped: 0 };
+    for number in 0..calls {
         fuzz.step();
+        if number % 1024 == 0 {
+            progress.tell(|| format!("{number} of {calls} calls, {} with success", fuzz.done));
+        }
     }
-    let Fuzz { family, done, .. } = fuzz;
-    println!("{calls} calls from seed {seed:#x}: {done} with success");
+    let Fuzz { family, done, born, mapped, .. } = fuzz;
 
     platform::end_all(&family.parent);
     assert_eq!(platform::pages_in_use(&family.parent), [], "deposited or lent to nobody");
@@ -218,6 +251,11 @@ fn fuzz(simulation: &Simulation, calls: u64, seed: u64) {
         let _there = family.word(page, 0);
     }
     family.turn_off();
+    println!(
+        "{calls} calls from seed {seed:#x}, {} s: {done} with success, {born} children came, {mapped} calls changed \
+         their memory; all pages came back",
+        progress.seconds()
+    );
 }
 
 const SEED: u64 = 0x5eed_0005;
@@ -228,11 +266,15 @@ fn any_calls_of_a_parent_are_answered_and_all_pages_come_back() {
     run(2, |simulation| fuzz(simulation, 30_000, SEED));
 }
 
+/// What the environment asks for.
+pub(super) fn chosen(name: &str, usual: u64) -> u64 {
+    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(usual)
+}
+
 /// `FUZZ_CALLS` and `FUZZ_SEED` choose others.
 #[test]
-#[ignore = "takes minutes: `cargo test --release -p dunlin-hypervisor --lib ten_million -- --ignored --nocapture`"]
+#[ignore = "takes minutes: `cargo xtask fuzz-calls`"]
 fn ten_million_calls_of_a_parent_are_answered_and_all_pages_come_back() {
-    let chosen = |name, usual| std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(usual);
     let (calls, seed) = (chosen("FUZZ_CALLS", 10_000_000), chosen("FUZZ_SEED", SEED));
     let _no_mistakes = beside_others();
     run(2, move |simulation| fuzz(simulation, calls, seed));
