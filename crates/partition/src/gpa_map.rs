@@ -291,6 +291,107 @@ impl GpaMap {
         Ok(old_pages)
     }
 
+    /// Changes pages of 4 KiB from `first` on, at most to the end of their table, with one walk for all of them. `next`
+    /// gives the state of each, and no more of them when it likes; `same` gets those that a page has already. The
+    /// ledger already counts the new pages, and still counts the old ones, which go to `old`, where there is room.
+    /// Returns how many pages have the wanted state now.
+    ///
+    /// # Errors
+    ///
+    /// Those of `next`, and as [`Self::set`] if not even the first page can be changed.
+    pub fn set_run(
+        &mut self,
+        first: u64,
+        next: &mut dyn FnMut() -> Option<Result<Entry, Status>>,
+        same: &mut dyn FnMut(Entry),
+        old: &mut Vec<Old>,
+        deposits: &mut Deposits,
+        store: &mut impl Store,
+    ) -> (u64, Result<(), Status>) {
+        let mut entry = match next() {
+            None => return (0, Ok(())),
+            Some(Err(status)) => return (0, Err(status)),
+            Some(Ok(entry)) => entry,
+        };
+        let Some(root) = self.root.filter(|_| first < PAGE_LIMIT) else {
+            same(entry);
+            return if entry == Entry::Absent { (1, Ok(())) } else { (0, Err(Status::InvalidParameter)) };
+        };
+
+        // The end of the table of level 0 that `first` has, or would have.
+        let end = (first | (ENTRIES as u64 - 1)) + 1;
+        let mut page = first;
+        let mut path = [Place::default(); LEVELS];
+        let mut table = root;
+        for level in (1..LEVELS).rev() {
+            let place = Place { table, index: index_at(first, level) };
+            path[level] = place;
+            let word = Word::decode(store.read(place.table, place.index));
+            if let Word::Table { page, .. } = word {
+                table = page;
+                continue;
+            }
+            // A larger entry is split for the first page that has another state.
+            let below = (1 << (BITS * level)) - 1;
+            while word.piece(page & below) == Word::from(entry) {
+                same(entry);
+                page += 1;
+                if page == end {
+                    return (page - first, Ok(()));
+                }
+                entry = match next() {
+                    None => return (page - first, Ok(())),
+                    Some(Err(status)) => return (page - first, Err(status)),
+                    Some(Ok(entry)) => entry,
+                };
+            }
+            // All levels below are split: there are pages for it, or nothing is changed.
+            let there = if deposits.free() >= level as u64 { split(word, &path, level, deposits, store) } else { None };
+            let Some(there) = there else {
+                same(entry);
+                return (page - first, Err(Status::InsufficientMemory));
+            };
+            table = there;
+        }
+
+        let above = path[1];
+        let Word::Table { page: _, mut count } = Word::decode(store.read(above.table, above.index)) else {
+            same(entry);
+            return (page - first, Err(Status::InvalidParameter));
+        };
+        let result = loop {
+            let (index, wanted) = (index_at(page, 0), Word::from(entry));
+            let replaced = Word::decode(store.read(table, index));
+            if replaced == wanted {
+                same(entry);
+            } else {
+                store.write(table, index, wanted.encode());
+                count = count.changed(replaced, wanted);
+                if let Word::Page { source, .. } = replaced {
+                    old.push(Old::Pages { first: source, count: 1 });
+                }
+            }
+            page += 1;
+            if page == end {
+                break Ok(());
+            }
+            entry = match next() {
+                None => break Ok(()),
+                Some(Err(status)) => break Err(status),
+                Some(Ok(entry)) => entry,
+            };
+        };
+        let word = match count.word_of_all() {
+            Some(word) => {
+                deposits.put(table, Use::Map, store);
+                word
+            }
+            None => Word::Table { page: table, count },
+        };
+        replace(&path, 1, word, deposits, store);
+        (page - first, result)
+    }
+
     /// Ends the uses that a change has left over, after no TLB has the pages any more.
     pub fn settle(old: Old, ledger: &Ledger, deposits: &mut Deposits, store: &mut impl Store) {
         match old {
@@ -398,19 +499,27 @@ fn replace(path: &[Place; LEVELS], level: usize, word: Word, deposits: &mut Depo
         let Some(above) = path.get(level + 1) else { return };
         let Word::Table { page, count } = Word::decode(store.read(above.table, above.index)) else { return };
         let count = count.changed(old, word);
-        word = if count.entries == 0 {
-            Word::Absent
-        } else if usize::from(count.no_access) == ENTRIES {
-            Word::NoAccess
-        } else {
+        let Some(of_all) = count.word_of_all() else {
             store.write(above.table, above.index, Word::Table { page, count }.encode());
             return;
         };
+        word = of_all;
         deposits.put(page, Use::Map, store);
     }
 }
 
 impl Count {
+    /// The word that describes the same as a table with this count, if there is one.
+    fn word_of_all(self) -> Option<Word> {
+        if self.entries == 0 {
+            Some(Word::Absent)
+        } else if usize::from(self.no_access) == ENTRIES {
+            Some(Word::NoAccess)
+        } else {
+            None
+        }
+    }
+
     /// The count after a word has become another.
     fn changed(self, old: Word, new: Word) -> Self {
         let (old, new) = (old.weight(), new.weight());

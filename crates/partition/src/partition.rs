@@ -69,6 +69,9 @@ pub struct Features {
     pub synthetic: SyntheticFeatures,
 }
 
+/// Pages that are changed before it is looked whether there is time for more.
+const RUN: usize = 16;
+
 /// Pages that a change of the map has removed. Pass it to [`Partition::settle`] after the flush.
 #[derive(Debug, Default)]
 #[must_use = "pages that nobody releases are never the parent's again"]
@@ -364,6 +367,10 @@ impl Partition {
             return (released, Err(Status::NoResources));
         }
 
+        if leaf == Leaf::Small {
+            let result = self.change_small(&mut released, &mut entries, &mut more, ledger, store);
+            return (released, result);
+        }
         while released.done == 0 || more() {
             let Some(entry) = entries.next() else { break };
             let page = released.changed.end;
@@ -371,12 +378,6 @@ impl Partition {
                 Ok(entry) => entry,
                 Err(status) => return (released, Err(status)),
             };
-            if leaf == Leaf::Small && self.map.get(page, store) == entry {
-                unshare(entry, leaf, ledger);
-                released.done += 1;
-                released.changed.end += 1;
-                continue;
-            }
             match self.map.set(page, leaf, entry, &mut self.deposits, store) {
                 Ok(Old::Nothing) => {}
                 Ok(old) => released.old.push(old),
@@ -389,6 +390,35 @@ impl Partition {
             released.changed.end += leaf.pages();
         }
         (released, Ok(()))
+    }
+
+    /// [`Self::change`] for pages of 4 KiB, a run of them at a time.
+    fn change_small(
+        &mut self,
+        released: &mut Released,
+        entries: &mut impl Iterator<Item = Result<Entry, Status>>,
+        more: &mut impl FnMut() -> bool,
+        ledger: &Ledger,
+        store: &mut impl Store,
+    ) -> Result<(), Status> {
+        while released.done == 0 || more() {
+            let mut run = entries.by_ref().take(RUN);
+            let (done, result) = self.map.set_run(
+                released.changed.end,
+                &mut || run.next(),
+                &mut |entry| unshare(entry, Leaf::Small, ledger),
+                &mut released.old,
+                &mut self.deposits,
+                store,
+            );
+            released.done += u16::try_from(done).unwrap_or(u16::MAX);
+            released.changed.end += done;
+            result?;
+            if done == 0 {
+                break;
+            }
+        }
+        Ok(())
     }
 
     /// Releases the pages that a change has taken away, after no TLB has them any more.

@@ -18,7 +18,7 @@ use alloc::vec::Vec;
 use core::ops::Range;
 
 use abi::payload::VmConfig;
-use addr::{Gpa, GpaRange, PAGE_BYTES};
+use addr::{Gpa, GpaRange, Hpa, PAGE_BYTES};
 use hyperv_defs::memory::{
     Deposit, GpaAccess, LARGE_PAGES, MapPages, Mapping, UnmapPages, Withdraw, number_of_page, page_of_number,
 };
@@ -264,14 +264,54 @@ fn map_all(parent: &Vm, vm: &Vm, elements: Elements, pages: impl Iterator<Item =
     let mut shape = vm.memory.shape();
     let tlbs = AllTlbs::of(vm);
     let mut walk = vm.memory.walk_mut(&tlbs, &mut shape);
+    let mut map = |run: &Run| {
+        let Some(range) = pages_from(run.first, run.pages) else { return Ok(()) };
+        vm.memory.map_lent(&mut walk, range, run.hpa, rights(access))
+    };
+    let step = elements.step();
+    let mut map_run = |run: Run| match map(&run) {
+        Err(MapError::Overlaps(_)) if run.pages > step => run.in_steps(step).try_for_each(|part| match map(&part) {
+            Err(MapError::Overlaps(_)) => Ok(()),
+            result => result,
+        }),
+        result => result,
+    };
+    let mut finish = |run: Option<Run>| match run.map_or(Ok(()), &mut map_run) {
+        Ok(()) | Err(MapError::Overlaps(_) | MapError::OutOfTables) => {}
+        Err(error) => warn!("{}: its memory: {error}", vm.name()),
+    };
+
+    let mut run: Option<Run> = None;
     for (number, page) in (0..).zip(pages) {
-        let at = elements.first + number * elements.step();
-        let host = parent.memory.backing.pages(page, elements.step());
-        let (Some(range), Some(hpa)) = (pages_from(at, elements.step()), host) else { continue };
-        match vm.memory.map_lent(&mut walk, range, hpa, rights(access)) {
-            Ok(()) | Err(MapError::Overlaps(_) | MapError::OutOfTables) => {}
-            Err(error) => warn!("{}: page {at:#x} of its memory: {error}", vm.name()),
+        let first = elements.first + number * step;
+        let next = parent.memory.backing.pages(page, step).map(|hpa| Run { first, pages: step, hpa });
+        match (&mut run, &next) {
+            (Some(run), Some(next)) if run.precedes(next) => run.pages += step,
+            _ => finish(core::mem::replace(&mut run, next)),
         }
+    }
+    finish(run);
+}
+
+/// Pages of a child that are consecutive in host memory, too.
+struct Run {
+    first: u64,
+    pages: u64,
+    hpa: Hpa,
+}
+
+impl Run {
+    fn precedes(&self, next: &Self) -> bool {
+        self.first + self.pages == next.first && self.hpa.0 + self.pages * PAGE_BYTES == next.hpa.0
+    }
+
+    fn in_steps(&self, step: u64) -> impl Iterator<Item = Self> {
+        let (first, hpa) = (self.first, self.hpa.0);
+        (0..self.pages / step).map(move |n| n * step).map(move |offset| Self {
+            first: first + offset,
+            pages: step,
+            hpa: Hpa(hpa + offset * PAGE_BYTES),
+        })
     }
 }
 
