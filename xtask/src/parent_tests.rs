@@ -175,6 +175,51 @@ const TESTS: &[Test] = &[
         limit: 900,
     },
     Test {
+        name: "ovmf-4",
+        what: "the same with 4 vCPUs",
+        command: "cat /guest/OVMF_VARS_4M.fd /guest/OVMF_CODE_4M.fd >/tmp/ovmf; \
+                  guest-q35 --smp 4 --memory 256 --kernel /guest/vmlinuz-newest -- -bios /tmp/ovmf",
+        quick: None,
+        limit: 900,
+    },
+    Test {
+        name: "ovmf-16",
+        what: "the same with 16 vCPUs",
+        command: "cat /guest/OVMF_VARS_4M.fd /guest/OVMF_CODE_4M.fd >/tmp/ovmf; guest-q35 --smp 16 --memory 320 \
+                  --time-limit 900 --kernel /guest/vmlinuz-newest -- -bios /tmp/ovmf",
+        quick: None,
+        limit: 1200,
+    },
+    Test {
+        name: "ovmf-pflash",
+        what: "UEFI in a pflash drive, without a drive for its variables",
+        command: "guest-q35 --memory 256 --kernel /guest/vmlinuz-newest -- \
+                  -drive if=pflash,format=raw,readonly=on,file=/guest/OVMF_CODE_4M.fd",
+        quick: None,
+        limit: 900,
+    },
+    Test {
+        name: "newest-4",
+        what: "Debian's newest kernel with 4 vCPUs",
+        command: "guest-q35 --smp 4 --memory 256 --kernel /guest/vmlinuz-newest",
+        quick: None,
+        limit: 900,
+    },
+    Test {
+        name: "newest-16",
+        what: "the same with 16 vCPUs",
+        command: "guest-q35 --smp 16 --memory 320 --time-limit 900 --kernel /guest/vmlinuz-newest",
+        quick: None,
+        limit: 1200,
+    },
+    Test {
+        name: "debian-16",
+        what: "Debian's kernel with 16 vCPUs",
+        command: "guest-q35 --smp 16 --memory 320 --time-limit 900 --kernel /guest/vmlinuz-cloud",
+        quick: None,
+        limit: 1200,
+    },
+    Test {
         name: "two",
         what: "two guests at a time",
         command: "guest-microvm --smp 2 --checks disk,memory:2 >/tmp/one & \
