@@ -64,7 +64,7 @@ fn counts() -> bool {
         state ^= state >> 7;
         state ^= state << 17;
         RANDOM.set(state);
-        (state >> 32) % u64::from(burst) == 0
+        (state >> 32).is_multiple_of(u64::from(burst))
     }
 }
 
