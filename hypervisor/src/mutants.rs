@@ -33,6 +33,8 @@ define! {
     EpochAfterLook,
     /// A flush of everything begins no epoch.
     EpochNotBumped,
+    /// A vCPU of a child is reset before it is known that no other call has created it.
+    BegunTwice,
     /// A flush is left in the requests, and the mailbox does not say so.
     FlushNotAnnounced,
     /// A requested flush is taken from the mailbox and not done.

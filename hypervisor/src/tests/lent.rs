@@ -312,6 +312,35 @@ pub(super) const DEPOSITED_IN_USE: Scenario = Scenario {
     },
 };
 
+/// Two vCPUs of the parent create the same vCPU of its child. One of them is told so, and then changes its registers.
+pub(super) const CREATED_TWICE: Scenario = Scenario {
+    name: "two vCPUs of a parent create one vCPU of its child",
+    cpus: 2,
+    count: 2_000,
+    script: |simulation| {
+        const ANSWERS: u64 = 200 * PAGE_BYTES;
+        const RAX: u64 = 0x2_0000;
+        let first = vec![Op::Start(1), Op::CreateVp(ANSWERS), Op::Stop];
+        let second = vec![Op::CreateVp(ANSWERS + 8), Op::Stop];
+        let family = Family::of_parent(simulation, vec![first, second], vec![vec![]]);
+        assert_eq!(family.call(Code::DeleteVp, 0, &bytes(&[family.id, 0])), all(0));
+        family.parent.start();
+        let answers = || [0, 8].map(|offset| family.word(200, offset));
+        simulation.wait_until("one has created it", || answers().contains(&1));
+        assert_eq!(family.call(Code::SetVpRegisters, 1, &bytes(&[family.id, 0, RAX, 0, 77, 0])), all(1));
+        simulation.wait_until("both calls have ended", || !answers().contains(&0));
+        assert!(answers().contains(&(1 + Status::InvalidVpIndex as u64)), "{:x?}: it exists already", answers());
+        assert_eq!(family.call(Code::GetVpRegisters, 1, &bytes(&[family.id, 0, RAX])), all(1));
+        assert_eq!(family.word(OUTPUT, 0), 77, "it was reset by the other call");
+        family.end();
+    },
+};
+
+#[test]
+fn vcpu_of_a_child_begins_once() {
+    explore(CREATED_TWICE);
+}
+
 #[test]
 fn page_that_was_deposited_is_not_written_to_by_the_parent() {
     explore(DEPOSITED_IN_USE);

@@ -39,6 +39,7 @@ fn found_by(mutant: Mutant) -> Scenario {
         Mutant::HostWriteNotMarked => dirty::BY_HARDWARE,
         Mutant::FlushNotWaitedFor | Mutant::FlushedBeforeCleared => lent::TAKEN_FROM_CHILD,
         Mutant::TakenNotFlushed => lent::DEPOSITED_IN_USE,
+        Mutant::BegunTwice => lent::CREATED_TWICE,
         Mutant::WaitNotSeen | Mutant::WaitedForNothing => lent::OWED,
         Mutant::PauseAnsweredEarly | Mutant::EndAnsweredEarly => control::COMMANDED,
         Mutant::AwaitingForgotten => control::ENDS_MEANWHILE,

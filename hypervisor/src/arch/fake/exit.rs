@@ -42,6 +42,8 @@ pub(super) enum Exit {
     Owe { gpa: u64, value: u64 },
     /// The guest writes to its console.
     Print(u8),
+    /// The guest creates a vCPU of its child.
+    CreateVp { answer: u64 },
     /// The guest turns itself off.
     ShutDown,
 }
@@ -80,6 +82,11 @@ pub(crate) fn handle(run: &mut Running<'_>) -> Next {
         Exit::Print(byte) => {
             let tell = |asserted| platform::serial_interrupt(run.vm, Line::Console, asserted);
             run.vm.serial(Line::Console).write(0, byte, tell);
+        }
+        Exit::CreateVp { answer } => {
+            let status = platform::create_vp(run.vm);
+            let is_told = run.vm.memory.write(Gpa(answer), &(u64::from(status) + 1).to_le_bytes());
+            assert!(is_told, "{answer:#x} is there");
         }
         Exit::ShutDown => run.vm.stop(StopReason::PowerOff, format_args!("turned itself off")),
     }

@@ -270,7 +270,7 @@ pub(crate) mod platform {
     use alloc::sync::Arc;
     use alloc::vec::Vec;
     use hyperv_defs::property::{ProcessorFeatures, SyntheticFeatures, XsaveFeatures};
-    use hyperv_defs::{Answer, Call, Control, Offered, PartitionId, Refusal, check};
+    use hyperv_defs::{Answer, Call, Code, Control, Offered, PartitionId, Refusal, check};
     use partition::{Entry, Features, Host, PageUse};
     use sched::Pending;
     use stage2::Access;
@@ -313,29 +313,42 @@ pub(crate) mod platform {
 
     /// A parent's call, until it has ended: as its first vCPU makes it.
     pub(crate) fn hypercall(vm: &Vm, control: Control, input: &[u8], output: Gpa) -> Answer {
-        let children = vm.platform().children.as_ref();
         let mut control = control;
         loop {
-            let checked = match check(control, Offered::all()) {
-                Ok(checked) => checked,
-                Err(Refusal::Status(status)) => return status.into(),
-                Err(Refusal::InvalidOpcode) => panic!("everything is offered"),
-            };
-            let ended = match checked.parse(input) {
-                Ok(Call::Partition(request)) => {
-                    hypercall::perform_of_parent(vm, 0, &checked, &request, children, output)
-                }
-                Ok(other) => panic!("{other:?}"),
-                Err(status) => Err(status),
-            };
-            match ended {
-                Ok(Ended::With(answer) | Ended::Yielding(answer)) => return answer,
-                Ok(Ended::NotYet(next)) => control = next,
-                Ok(other) => panic!("{other:?}"),
-                Err(status) => return checked.failure(status),
+            match begin_hypercall(vm, control, input, output) {
+                Ok(answer) => return answer,
+                Err(next) => control = next,
             }
             relax();
         }
+    }
+
+    /// A parent's call until it ends, or until the parent must call again, with another control word.
+    pub(crate) fn begin_hypercall(vm: &Vm, control: Control, input: &[u8], output: Gpa) -> Result<Answer, Control> {
+        let checked = match check(control, Offered::all()) {
+            Ok(checked) => checked,
+            Err(Refusal::Status(status)) => return Ok(status.into()),
+            Err(Refusal::InvalidOpcode) => panic!("everything is offered"),
+        };
+        let children = vm.platform().children.as_ref();
+        let ended = match checked.parse(input) {
+            Ok(Call::Partition(request)) => hypercall::perform_of_parent(vm, 0, &checked, &request, children, output),
+            Ok(other) => panic!("{other:?}"),
+            Err(status) => Err(status),
+        };
+        match ended {
+            Ok(Ended::With(answer) | Ended::Yielding(answer)) => Ok(answer),
+            Ok(Ended::NotYet(next)) => Err(next),
+            Ok(other) => panic!("{other:?}"),
+            Err(status) => Ok(checked.failure(status)),
+        }
+    }
+
+    /// Creates the first vCPU of a parent's only child. Returns the status.
+    pub(crate) fn create_vp(vm: &Vm) -> u16 {
+        let id = vm.platform().children.as_ref().and_then(Children::first).expect("there is a child");
+        let input: Vec<u8> = [id.0, 0, !0, 0, 0].into_iter().flat_map(u64::to_le_bytes).collect();
+        hypercall(vm, Control::new(Code::CreateVp), &input, Gpa(0)).status()
     }
 
     /// The VM of a parent's child.

@@ -43,6 +43,8 @@ pub(crate) enum Op {
     Jump(usize),
     /// Halts for ever, with interrupts off.
     Stop,
+    /// As a parent, creates the first vCPU of its child. The status of the call, plus 1, goes to this address.
+    CreateVp(u64),
     /// Turns the VM off.
     ShutDown,
 }

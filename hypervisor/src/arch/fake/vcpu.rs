@@ -287,6 +287,7 @@ impl ArchVcpu {
                 self.at = to.wrapping_sub(1);
             }
             Op::Stop => return Err(Exit::Halted),
+            Op::CreateVp(answer) => return Err(self.leave_for(Exit::CreateVp { answer })),
             Op::ShutDown => return Err(self.leave_for(Exit::ShutDown)),
         }
         Ok(())

@@ -163,6 +163,12 @@ impl Children {
         self.lock().ledger.used().collect()
     }
 
+    /// The first of them.
+    #[cfg(test)]
+    pub(in crate::arch) fn first(&self) -> Option<PartitionId> {
+        self.lock().children().next().map(|child| child.id)
+    }
+
     /// How many there are.
     #[cfg(test)]
     pub(in crate::arch) fn count(&self) -> usize {

@@ -4,24 +4,35 @@ use addr::{Gpa, PAGE_BYTES};
 use hyperv_defs::Status;
 use hyperv_defs::vp::{MapStatePage, StatePage, UnmapStatePage, Vp};
 
+use partition::State;
+
 use super::parent::Caller;
 use super::{Ended, Held, register_page, time};
 use crate::arch::machine;
+use crate::mutants::{self, Mutant};
 
 /// HvCallCreateVp.
 pub(super) fn create(caller: &Caller<'_>, vp: Vp) -> Result<Ended, Status> {
-    // Without the lock: this waits until nobody uses its registers.
+    // One caller gets past this, until the vCPU is deleted again.
+    if !mutants::is(Mutant::BegunTwice) {
+        describe(caller, vp)?;
+    }
+    // Without the lock: this waits until nobody uses its registers. Nobody finds it meanwhile.
     if let Ok(vm) = caller.children.vm(vp.partition)
         && let Some(vcpu) = vm.absent_vp(vp.index)
     {
         Held::with(&vcpu, machine::registers::power_on);
         vcpu.power_on();
     }
+    if mutants::is(Mutant::BegunTwice) {
+        describe(caller, vp)?;
+    }
     // The lock keeps the partition from being finalized meanwhile.
     let mut parent = caller.children.lock();
-    let host = parent.host;
     let (child, ledger) = parent.child_mut(vp.partition)?;
-    child.create_vp(vp.index, &host, &mut caller.store())?;
+    if child.state() != State::Initialized {
+        return Err(Status::InvalidPartitionState);
+    }
     if let Err(status) = add_vcpu(caller, vp) {
         child.delete_vp(vp.index, ledger, &mut caller.store())?;
         return Err(status);
@@ -32,6 +43,14 @@ pub(super) fn create(caller: &Caller<'_>, vp: Vp) -> Result<Ended, Status> {
         time::renew(&vcpu);
     }
     caller.done()
+}
+
+/// The vCPU is in the description of its partition, and paid for.
+fn describe(caller: &Caller<'_>, vp: Vp) -> Result<(), Status> {
+    let mut parent = caller.children.lock();
+    let host = parent.host;
+    let (child, _) = parent.child_mut(vp.partition)?;
+    child.create_vp(vp.index, &host, &mut caller.store()).map(|_| ())
 }
 
 /// Gives the child's VM the vCPU, and the vCPU its number as a sender of messages.
