@@ -20,6 +20,7 @@
 //! a table counts both kinds.
 
 use alloc::vec::Vec;
+use core::ops::Range;
 
 use hyperv_defs::Status;
 use hyperv_defs::memory::{GpaAccess, LARGE_PAGES};
@@ -233,6 +234,32 @@ impl GpaMap {
             }
         }
         Entry::Absent
+    }
+
+    /// Calls `found` for those of `pages` that are described, in ascending order. It descends once for each table.
+    pub fn described(&self, pages: Range<u64>, store: &impl Store, mut found: impl FnMut(u64)) {
+        let mut page = pages.start;
+        while page < pages.end {
+            let end = pages.end.min((page + 1).next_multiple_of(1 << BITS));
+            match self.last_table(page, store) {
+                Some(table) => {
+                    let is_there = |page: &u64| Word::decode(store.read(table, index_at(*page, 0))) != Word::Absent;
+                    (page..end).filter(is_there).for_each(&mut found);
+                }
+                None if self.get(page, store) != Entry::Absent => (page..end).for_each(&mut found),
+                None => {}
+            }
+            page = end;
+        }
+    }
+
+    /// The table of the smallest pages around `page`; `None` if a larger entry says the same about all of them.
+    fn last_table(&self, page: u64, store: &impl Store) -> Option<u64> {
+        let root = self.root.filter(|_| page < PAGE_LIMIT)?;
+        (1..LEVELS).rev().try_fold(root, |table, level| match Word::decode(store.read(table, index_at(page, level))) {
+            Word::Table { page, .. } => Some(page),
+            Word::Absent | Word::NoAccess | Word::Page { .. } => None,
+        })
     }
 
     /// Changes the state of `page`, the first of a leaf. The ledger already counts the new pages, and still counts the

@@ -8,13 +8,15 @@
 //! The harvest is that of other VMs' logs ([`DirtyLog`]): get, tell, clear, flush. It works on the large pages that a
 //! call touches, with a copy of their bits. The lock of the descriptions keeps others from changing either.
 
-use addr::PAGE_BYTES;
+use core::ops::Range;
+
 use hyperv_defs::Status;
 use hyperv_defs::memory::{AccessState, AccessStateFlags, GetAccessStates, LARGE_PAGES, number_of_page};
-use partition::{Entry, PAGES_OF_A_WORD, Partition};
+use partition::{PAGES_OF_A_WORD, Partition};
 use stage2::{DirtyLog, MarkWord, Policy, Source};
 
 use super::Ended;
+use super::budget::Budget;
 use super::memory::{pages_from, pages_of};
 use super::parent::{Caller, Deposited};
 use crate::cpu;
@@ -44,8 +46,9 @@ pub(super) fn track(child: &Partition, vm: &Vm, is_on: bool, store: &mut Deposit
     }
 }
 
-/// HvCallGetGpaPagesAccessStates: tells the states, and then changes them.
+/// HvCallGetGpaPagesAccessStates: tells the states, and then changes them, for as many large pages as there is time for.
 pub(super) fn access_states(caller: &Caller<'_>, get: &GetAccessStates) -> Result<Ended, Status> {
+    let budget = Budget::start();
     let store = &mut caller.store();
     let mut parent = caller.children.lock();
     let (child, _) = parent.child_mut(get.partition)?;
@@ -57,30 +60,38 @@ pub(super) fn access_states(caller: &Caller<'_>, get: &GetAccessStates) -> Resul
         return caller.done();
     }
 
-    let count = u64::from(get.count).min(MOST);
     let first = number_of_page(get.first);
-    let pages = first..first + count;
-    let range = pages_from(first, count).ok_or(Status::InvalidParameter)?;
+    let wanted = first..first + u64::from(get.count).min(MOST);
     let start = first & !(LARGE_PAGES - 1);
-    let slot = pages_from(start, pages.end.next_multiple_of(LARGE_PAGES) - start).ok_or(Status::InvalidParameter)?;
-    let words = usize::try_from(slot.bytes() / PAGE_BYTES / PAGES_OF_A_WORD).unwrap_or(WORDS).min(WORDS);
+    let most = wanted.end.next_multiple_of(LARGE_PAGES) - start;
+    pages_from(start, most).ok_or(Status::InvalidParameter)?;
     let marks: [MarkWord; WORDS] =
         core::array::from_fn(|word| MarkWord::of(child.written().word(start / PAGES_OF_A_WORD + word as u64, store)));
-    let log = DirtyLog::new(slot, Source::Hardware, Policy::Adaptive, &marks[..]).ok_or(Status::InvalidParameter)?;
 
     let memory = &vm.memory;
     let (tlbs, walking) = (AllTlbs::of(&vm), memory.announce(cpu::this().id));
     let walk = memory.walk(&tlbs, &walking);
-    let mut dirty: Bits = [0; WORDS];
-    log.get(walk, 0, &mut dirty[..words]);
-    let mut wanted: Bits = [0; WORDS];
-    add(&mut wanted, pages.start - start..pages.end - start);
-    dirty.iter_mut().zip(&wanted).for_each(|(dirty, wanted)| *dirty &= wanted);
-    let mut accessed: Bits = [0; WORDS];
-    walk.accessed(range, |found| {
-        let found = pages_of(found);
-        add(&mut accessed, found.start - start..found.end - start);
-    });
+    let (mut dirty, mut accessed): (Bits, Bits) = ([0; WORDS], [0; WORDS]);
+    // One large page at a time: a child of small pages has 512 leaves there.
+    let mut end = first;
+    while end < wanted.end && (end == first || !budget.is_third_spent()) {
+        let slot = end & !(LARGE_PAGES - 1);
+        let pages = end..wanted.end.min(slot + LARGE_PAGES);
+        let words = words_of(slot - start, LARGE_PAGES);
+        let log = log_of(slot, LARGE_PAGES, &marks[words.clone()])?;
+        log.get(walk, 0, &mut dirty[words]);
+        walk.accessed(pages_from(pages.start, pages.end - pages.start).ok_or(Status::InvalidParameter)?, |found| {
+            let found = pages_of(found);
+            add(&mut accessed, found.start - start..found.end - start);
+        });
+        end = pages.end;
+    }
+    let pages = first..end;
+    let count = end - first;
+    let mut told: Bits = [0; WORDS];
+    add(&mut told, pages.start - start..pages.end - start);
+    dirty.iter_mut().zip(&told).for_each(|(dirty, told)| *dirty &= told);
+    let range = pages_from(first, count).ok_or(Status::InvalidParameter)?;
 
     tell(caller, first - start, count, &dirty, &accessed)?;
 
@@ -91,7 +102,9 @@ pub(super) fn access_states(caller: &Caller<'_>, get: &GetAccessStates) -> Resul
         walk.touch(range);
     }
     if get.flags.contains(AccessStateFlags::CLEAR_DIRTY) && dirty.iter().any(|word| *word != 0) {
-        let cleared = log.clear(walk, 0, &dirty[..words]);
+        let words = words_of(0, end.next_multiple_of(LARGE_PAGES) - start);
+        let log = log_of(start, end.next_multiple_of(LARGE_PAGES) - start, &marks[words.clone()])?;
+        let cleared = log.clear(walk, 0, &dirty[words]);
         if !mutants::is(Mutant::TrackedNotFlushed) {
             let _told = cleared.flush(&tlbs, walking, memory.dirty_state().walkers());
             // Words that emulators have found count as written once, when they are found: see `Visit::find_word`.
@@ -99,15 +112,28 @@ pub(super) fn access_states(caller: &Caller<'_>, get: &GetAccessStates) -> Resul
         }
     }
     if get.flags.contains(AccessStateFlags::SET_DIRTY) {
-        for page in pages.filter(|page| child.page(*page, store) != Entry::Absent) {
+        child.map().described(pages, store, |page| {
             let (word, bit) = place(page - start);
             marks[word].write(bit, || ());
-        }
+        });
     }
-    for (number, marks) in (start / PAGES_OF_A_WORD..).zip(&marks[..words]) {
+    let words = words_of(0, end.next_multiple_of(LARGE_PAGES) - start);
+    for (number, marks) in (start / PAGES_OF_A_WORD..).zip(&marks[words]) {
         child.written().set_word(number, marks.get(), store);
     }
     caller.ended_after(u16::try_from(count).unwrap_or(u16::MAX), Ok(()))
+}
+
+/// The log of the `count` pages from `first` on, whose bits are `marks`.
+fn log_of(first: u64, count: u64, marks: &[MarkWord]) -> Result<DirtyLog<&[MarkWord]>, Status> {
+    let slot = pages_from(first, count).ok_or(Status::InvalidParameter)?;
+    DirtyLog::new(slot, Source::Hardware, Policy::Adaptive, marks).ok_or(Status::InvalidParameter)
+}
+
+/// The words of `count` pages from bit `first` on.
+fn words_of(first: u64, count: u64) -> Range<usize> {
+    let word = |page: u64| usize::try_from(page / PAGES_OF_A_WORD).unwrap_or(WORDS).min(WORDS);
+    word(first)..word(first + count)
 }
 
 /// Writes the states of `count` pages from bit `first` on to the call's output.
@@ -130,7 +156,7 @@ fn tell(caller: &Caller<'_>, first: u64, count: u64, dirty: &Bits, accessed: &Bi
 }
 
 /// Sets the bits of these pages.
-fn add(bits: &mut Bits, pages: core::ops::Range<u64>) {
+fn add(bits: &mut Bits, pages: Range<u64>) {
     for page in pages {
         let (word, bit) = place(page);
         bits[word] |= bit;

@@ -5,7 +5,8 @@ use std::vec;
 use std::vec::Vec;
 
 use addr::{Gpa, PAGE_BYTES};
-use hyperv_defs::{Answer, Code, Status};
+use hyperv_defs::{Answer, Code, Control, Status};
+use interleave::Schedules;
 use partition::Entry;
 use stage2::{Access, Fault};
 
@@ -14,9 +15,10 @@ use super::{
     writer, written_for,
 };
 use crate::arch::fake::machine::{Simulation, run};
+use crate::arch::fake::platform;
 use crate::arch::fake::program::Op;
 use crate::sync::relax;
-use crate::tests::{Scenario, beside_others, explore};
+use crate::tests::{RANDOM_SEED, Scenario, beside_others, explore};
 use crate::vm::address_space::NoTlb;
 
 const TRACKING: u64 = 0x5_0005;
@@ -145,6 +147,50 @@ pub(in crate::tests) const HARVESTED: Scenario = Scenario {
         family.end();
     },
 };
+
+/// The states of many pages are told piece by piece, because another vCPU's time flies.
+fn tell_in_pieces(simulation: &Simulation) {
+    const FIRST: u64 = 100;
+    let clock = vec![Op::Work(20_000), Op::Jump(0)];
+    let family = Family::of_parent(simulation, vec![clock], vec![vec![]]);
+    assert_eq!(family.deposit(128, 64), all(64));
+    for first in [0, 384, 768, 1152] {
+        let pages: Vec<u64> = (512 + first..).take(384).collect();
+        assert_eq!(family.map(first, RIGHTS, &pages), all(384));
+    }
+    assert_eq!(family.track(true), all(0));
+    let _all = family.states(0, 3 * 512, CLEAR);
+    let written: Vec<u64> = (0..3 * 512).filter(|page| page % 7 == 0).collect();
+    assert!(written.iter().all(|page| family.write_as_guest(*page)));
+    family.parent.start();
+    let count = u16::try_from(3 * 512 - FIRST).expect("few");
+    let mut control = Control::new(Code::GetGpaPagesAccessStates).with_rep_count(count);
+    let input = bytes(&[family.id, CLEAR, FIRST]);
+    let mut pieces = 0;
+    let answer = loop {
+        match platform::begin_hypercall(&family.parent, control, &input, Gpa(OUTPUT * PAGE_BYTES)) {
+            Ok(answer) => break answer,
+            Err(next) => control = next,
+        }
+        pieces += 1;
+        assert!((FIRST + u64::from(control.rep_start())).is_multiple_of(512), "{control:?}");
+    };
+    assert!(answer == all(count) && pieces > 0, "{answer:?} in one piece");
+    let mut states = vec![0; count.into()];
+    assert!(family.parent.memory.read(Gpa(OUTPUT * PAGE_BYTES), &mut states));
+    let told = (FIRST..).zip(states).filter(|(_, state)| state & DIRTY != 0).map(|(page, _)| page);
+    assert!(told.eq(written.into_iter().filter(|page| *page >= FIRST)));
+    assert_eq!(family.dirty(FIRST, count, 0), [], "all were cleared");
+    assert_eq!(family.call(Code::FinalizePartition, 0, &bytes(&[family.id])), all(0));
+    assert_eq!(family.call(Code::DeletePartition, 0, &bytes(&[family.id])), all(0));
+    family.turn_off();
+}
+
+#[test]
+fn states_of_many_pages_are_told_in_pieces() {
+    let _no_mistakes = beside_others();
+    interleave::explore(Schedules::Random, RANDOM_SEED, 40, || run(2, tell_in_pieces));
+}
 
 /// Pages of the child that calls are about.
 const PAGES: u64 = 2_048;
