@@ -10,6 +10,7 @@ mod el1;
 pub(crate) mod entry;
 pub(crate) mod exit;
 pub(crate) mod format;
+mod instructions;
 pub(crate) mod irq_mask;
 pub(crate) mod tags;
 pub(crate) mod tlb;

@@ -2,14 +2,13 @@
 //!
 //! [`stage2::tlbi`] chooses the instructions and their order; they affect the VM whose VMID is in VTTBR_EL2.
 
-#![expect(unsafe_code, reason = "TLB maintenance")]
-
-use core::arch::asm;
+#![expect(unsafe_code, reason = "loads the VM whose entries a flush is about")]
 
 use addr::Gpa;
 use stage2::Stale;
-use stage2::tlbi::{self, Barrier, Maintenance, Tlbi};
+use stage2::tlbi::{self, Barrier, Maintenance};
 
+use super::instructions::ThisCpu;
 use super::tags::VmTags;
 use super::{el1, tags};
 use crate::arch::aarch64::el2;
@@ -67,87 +66,6 @@ pub(super) fn resolve_conflict() {
 
 fn features() -> tlbi::TlbiFeatures {
     el2::features().tlbi
-}
-
-/// The processor that runs this.
-struct ThisCpu;
-
-macro_rules! operation {
-    ($text:literal) => {
-        // SAFETY: entries of the TLB are copies of tables; to lose one costs a walk.
-        unsafe { asm!($text, options(nostack, preserves_flags)) }
-    };
-    ($text:literal, $operand:expr) => {
-        // SAFETY: as above.
-        unsafe { asm!($text, in(reg) $operand, options(nostack, preserves_flags)) }
-    };
-}
-
-impl Maintenance for ThisCpu {
-    #[inline]
-    fn dsb(&self, barrier: Barrier) {
-        match barrier {
-            Barrier::LocalStores => operation!("dsb nshst"),
-            Barrier::Stores => operation!("dsb ishst"),
-            Barrier::Local => operation!("dsb nsh"),
-            Barrier::Full => operation!("dsb ish"),
-        }
-        trace::note(|| TraceEvent::Barrier {
-            name: match barrier {
-                Barrier::LocalStores => "nshst",
-                Barrier::Stores => "ishst",
-                Barrier::Local => "nsh",
-                Barrier::Full => "ish",
-            },
-        });
-    }
-
-    #[inline]
-    fn isb(&self) {
-        operation!("isb");
-    }
-
-    #[inline]
-    fn tlbi(&self, operation: Tlbi) {
-        trace::note(|| noted(operation));
-        let operand = operation.operand();
-        match operation {
-            Tlbi::Ipa { leaves: false, everywhere: false, .. } => operation!("tlbi ipas2e1, {}", operand),
-            Tlbi::Ipa { leaves: true, everywhere: false, .. } => operation!("tlbi ipas2le1, {}", operand),
-            Tlbi::Ipa { leaves: false, everywhere: true, .. } => operation!("tlbi ipas2e1is, {}", operand),
-            Tlbi::Ipa { leaves: true, everywhere: true, .. } => operation!("tlbi ipas2le1is, {}", operand),
-            // RIPAS2E1IS and RIPAS2LE1IS by their encodings, which are only used where they exist.
-            Tlbi::Range { leaves: false, .. } => operation!("sys #4, c8, c0, #2, {}", operand),
-            Tlbi::Range { leaves: true, .. } => operation!("sys #4, c8, c0, #6, {}", operand),
-            Tlbi::Combined { everywhere: false } => operation!("tlbi vmalle1"),
-            Tlbi::Combined { everywhere: true } => operation!("tlbi vmalle1is"),
-            Tlbi::All { everywhere: false } => operation!("tlbi vmalls12e1"),
-            Tlbi::All { everywhere: true } => operation!("tlbi vmalls12e1is"),
-        }
-    }
-}
-
-/// A TLBI as the trace has it.
-fn noted(operation: Tlbi) -> TraceEvent {
-    let bytes = operation.bytes();
-    match operation {
-        Tlbi::Ipa { leaves, everywhere, ipa, level } => {
-            let name = match (leaves, everywhere) {
-                (false, false) => "ipas2e1",
-                (true, false) => "ipas2le1",
-                (false, true) => "ipas2e1is",
-                (true, true) => "ipas2le1is",
-            };
-            TraceEvent::Tlbi { name, start: ipa, bytes, level }
-        }
-        Tlbi::Range { leaves, ipa, .. } => {
-            TraceEvent::Tlbi { name: if leaves { "ripas2le1is" } else { "ripas2e1is" }, start: ipa, bytes, level: None }
-        }
-        Tlbi::Combined { everywhere } => TraceEvent::TlbiAll { name: if everywhere { "vmalle1is" } else { "vmalle1" } },
-        Tlbi::All { everywhere } => {
-            TraceEvent::TlbiAll { name: if everywhere { "vmalls12e1is" } else { "vmalls12e1" } }
-        }
-    }
 }
 
 /// The rules of this processor, as the trace has them.
