@@ -10,6 +10,7 @@
 //! compare-exchange of one entry, and a processor that loses the race retries on the new value. Only the entry is
 //! written. All other operations descend and exchange by the same functions.
 
+use crate::tlbi::{Barrier, Maintenance, Tlbi};
 use crate::tree::{entries, range_between, span};
 use crate::{Access, Cell, Format, Leaf, PageTableEntry, Pages, Source, Tlb, Walk};
 use addr::{Gpa, GpaRange, Hpa, PAGE_BYTES};
@@ -18,8 +19,8 @@ use addr::{Gpa, GpaRange, Hpa, PAGE_BYTES};
 #[derive(Clone, Copy, Debug)]
 #[must_use = "a fault may owe a flush before the guest goes on"]
 pub enum Fault {
-    /// Let the guest retry, after this processor has flushed the denial. The guest may fault again if another processor
-    /// was about to change the entry.
+    /// Let the guest retry, after this processor has [flushed](Denial::flush) the denial. The guest may fault again if
+    /// another processor was about to change the entry.
     Retry(Denial),
     /// The page is in a large leaf that a dirty log has write-protected. [Split](Walk::split_at_fault) the leaf and
     /// call [`Walk::fault`] again, or call it with [`Granularity::Whole`].
@@ -30,18 +31,37 @@ pub enum Fault {
     Denied(Leaf),
 }
 
-/// An entry that denies an access and that the faulting processor may have in its TLB. It must
-/// [flush](crate::tlbi::flush_local_page) it before the guest retries. Other processors may have it too: they fault
-/// once more, find nothing to change, and flush their own.
+/// Whether the faulting processor may have the entry in its TLB that denied the access. Then it must
+/// [flush](Self::flush) it before the guest retries. Other processors may have it too: they fault once more, find
+/// nothing to change, and flush their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "the guest may fault for ever on what its processor remembers"]
-pub struct Denial(Option<Gpa>);
+pub struct Denial(bool);
 
 impl Denial {
-    /// An address in the page, which may be cached in any size; `None` if TLBs do not cache denials.
+    /// The processor has no such entry.
+    pub const NONE: Self = Self(false);
+
+    /// Whether the processor may have one.
     #[must_use]
-    pub fn gpa(self) -> Option<Gpa> {
+    #[inline]
+    pub fn is_cached(self) -> bool {
         self.0
+    }
+
+    /// Flushes it from this processor's TLB, where it may have any size. `gpa` is the address that faulted. The order
+    /// is that of all flushes: see [`tlbi`](crate::tlbi).
+    #[inline]
+    pub fn flush(self, gpa: Gpa, cpu: &impl Maintenance) {
+        if !self.is_cached() {
+            return;
+        }
+        cpu.dsb(Barrier::LocalStores);
+        cpu.tlbi(Tlbi::Ipa { leaves: true, everywhere: false, ipa: gpa, level: None });
+        cpu.dsb(Barrier::Local);
+        cpu.tlbi(Tlbi::Combined { everywhere: false });
+        cpu.dsb(Barrier::Local);
+        cpu.isb();
     }
 }
 
@@ -71,7 +91,7 @@ impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
         let (hpa, access) = match slot.entry {
             PageTableEntry::Leaf { hpa, access } => (hpa, access),
             // The other processor finishes in a moment. The guest retries, or takes an interrupt meanwhile.
-            PageTableEntry::Busy => return Fault::Retry(Denial(None)),
+            PageTableEntry::Busy => return Fault::Retry(Denial::NONE),
             PageTableEntry::Empty | PageTableEntry::Table(_) => return Fault::Unmapped,
         };
         if !access.includes(wanted) {
@@ -87,13 +107,13 @@ impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
         let bits = format.touched(bits);
         if bits != slot.bits && !self.exchange(&slot, bits) {
             // Another processor was faster, with this change or another one.
-            return Fault::Retry(Denial(None));
+            return Fault::Retry(Denial::NONE);
         }
         if is_protected && slot.level == 0 && granularity == Granularity::Recorded {
             self.without_tlb().apart(move |walk| walk.open_table(slot));
         }
         self.tlb.publish();
-        Fault::Retry(Denial(format.denials_are_cached().then_some(gpa)))
+        Fault::Retry(Denial(format.denials_are_cached()))
     }
 }
 

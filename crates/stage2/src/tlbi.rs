@@ -158,18 +158,6 @@ impl TlbiFeatures {
     }
 }
 
-/// Flushes a denied access to the page at `gpa` from this processor's TLB, in every size: needed after a fault made the
-/// tables allow it.
-#[inline]
-pub fn flush_local_page(gpa: Gpa, cpu: &impl Maintenance) {
-    cpu.dsb(Barrier::LocalStores);
-    cpu.tlbi(Tlbi::Ipa { leaves: true, everywhere: false, ipa: gpa, level: None });
-    cpu.dsb(Barrier::Local);
-    cpu.tlbi(Tlbi::Combined { everywhere: false });
-    cpu.dsb(Barrier::Local);
-    cpu.isb();
-}
-
 /// Resolves a TLB conflict abort (fault status 0b110000): the processor has found two entries for one address. With
 /// FEAT_BBM this can happen until a split is flushed, and it goes to EL2 even if the guest caused it (R_FWRMB). All
 /// entries of the VM are removed from this processor's TLB (I_JCCRT), and the guest retries.

@@ -133,9 +133,6 @@ pub(crate) trait Arch: Sized + 'static {
     fn publish();
     /// Does the flush of all TLBs that a change of stage 2 requires. On return no pCPU uses `stale` translations.
     fn flush(memory: &Memory, tags: &Self::VmTags, vcpus: &[Block<Vcpu>], stale: Stale);
-    /// Flushes the page at `gpa` from this pCPU's TLB, because its entry denies an access. The page belongs to the VM
-    /// whose vCPU is on this pCPU.
-    fn flush_local_page(gpa: Gpa);
 
     /// The address ranges of a VM's memory of this length.
     fn ram_layout(bytes: u64) -> impl Iterator<Item = GpaRange>;
@@ -269,7 +266,6 @@ macro_rules! implement {
                     vcpus: &[$crate::arch::block::Block<$crate::vcpu::Vcpu>],
                     stale: stage2::Stale
                 ) -> () = tlb::flush;
-                fn flush_local_page(gpa: addr::Gpa) -> () = tlb::flush_local_page;
                 fn ram_layout(bytes: u64) -> impl Iterator<Item = addr::GpaRange> = loader::ram_layout;
                 fn load(
                     spec: &$crate::vm::spec::Spec<'_>,

@@ -7,7 +7,7 @@
 use abi::counters::ExitReason;
 use addr::{Gpa, PageSize};
 use sched::CpuId;
-use stage2::{Access, BATCH, Fault, Granularity, Pace, Spare, Stale, Stream, Walk, Walking};
+use stage2::{Access, BATCH, Denial, Fault, Granularity, Pace, Spare, Stale, Stream, Walk, Walking};
 
 use super::address_space::{AllTlbs, Stage2Format};
 use super::memory::Memory;
@@ -45,8 +45,8 @@ pub(crate) struct Needs {
 /// What happens to the guest after a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Resolved {
-    /// It tries the access again.
-    Again,
+    /// It tries the access again, after the TLB has lost the entry that denied it.
+    Again(Denial),
     /// The VM has no memory there: the access is to a device, or to an empty address. Or it is a child's access to
     /// memory that its parent has given it without this right.
     Device,
@@ -118,8 +118,8 @@ pub(crate) fn resolve_fault(
 #[cold]
 #[inline(never)]
 fn fault_of_child(run: &mut Running<'_>, gpa: Gpa, is_present: bool, needs: Needs) -> Resolved {
-    let is_opened = is_present && open_lent(run, gpa, needs);
-    let resolved = if is_opened { Resolved::Again } else { Machine::fault_of_child(run, gpa, needs.access) };
+    let opened = if is_present { open_lent(run, gpa, needs) } else { None };
+    let resolved = opened.map_or_else(|| Machine::fault_of_child(run, gpa, needs.access), Resolved::Again);
     if resolved == Resolved::Device {
         return Resolved::DeviceOfChild;
     }
@@ -128,8 +128,8 @@ fn fault_of_child(run: &mut Running<'_>, gpa: Gpa, is_present: bool, needs: Need
     resolved
 }
 
-/// Lets a child write to a small page that its log has write-protected. Returns whether it may.
-fn open_lent(run: &Running<'_>, gpa: Gpa, needs: Needs) -> bool {
+/// Lets a child write to a small page that its log has write-protected, if it may.
+fn open_lent(run: &Running<'_>, gpa: Gpa, needs: Needs) -> Option<Denial> {
     let memory = &run.vm.memory;
     let (tlbs, walking) = (AllTlbs::of(run.vm), memory.announce(run.cpu.id));
     let granularity = memory.dirty.on_fault.get();
@@ -137,11 +137,10 @@ fn open_lent(run: &Running<'_>, gpa: Gpa, needs: Needs) -> bool {
     if needs.access.write && granularity != Granularity::Whole {
         run.tally.add(|count| &count.dirty_faults, 1);
     }
-    let is_opened = matches!(fault, Fault::Retry(_));
-    if is_opened {
-        follow(run, walking, fault, gpa, needs);
+    match fault {
+        Fault::Retry(denial) => Some(denial),
+        Fault::Large | Fault::Unmapped | Fault::Denied(_) => None,
     }
-    is_opened
 }
 
 /// Grants the rights that the access `needs`, if the guest may have them.
@@ -189,17 +188,11 @@ fn open_large(
 fn follow(run: &Running<'_>, walking: Walking<'_>, fault: Fault, gpa: Gpa, needs: Needs) -> Resolved {
     drop(walking);
     match fault {
-        Fault::Retry(denial) => {
-            if let Some(gpa) = denial.gpa() {
-                Machine::flush_local_page(gpa);
-                run.tally.add(|count| &count.stage2_local_flushes, 1);
-            }
-            Resolved::Again
-        }
+        Fault::Retry(denial) => Resolved::Again(denial),
         Fault::Denied(_) => write_protect::denied(run, gpa, needs),
         // The processor has found a mapped page. If it does not report the address, a walk of the guest's tables has
         // found it. Another vCPU may have changed them since, to memory that was never touched. The guest retries.
-        Fault::Unmapped if run.vm.memory.level_on_touch().is_some() => Resolved::Again,
+        Fault::Unmapped if run.vm.memory.level_on_touch().is_some() => Resolved::Again(Denial::NONE),
         Fault::Unmapped if run.vm.memory.visits.is_some() => Resolved::End(Problem::Deposited),
         Fault::Unmapped | Fault::Large => Resolved::End(Problem::NotMapped),
     }

@@ -8,7 +8,7 @@ use addr::{Gpa, Hpa};
 use hw_model::walks::{Barrier as Wait, Geometry, Invalidate, Rules, Walks};
 use shuttle::sync::{Arc, Mutex, MutexGuard};
 use stage2::tlbi::{self, Barrier, Maintenance, Tlbi, TlbiFeatures};
-use stage2::{Cell, Pages, Stale, Tlb};
+use stage2::{Cell, Denial, Pages, Stale, Tlb};
 
 macro_rules! mutants {
     ($($(#[$what:meta])* $name:ident,)*) => {
@@ -352,9 +352,9 @@ impl Cpu {
     }
 
     /// Flushes a denied access, like the processor that faulted.
-    pub(crate) fn forget(&self, gpa: Gpa) {
+    pub(crate) fn forget(&self, denial: Denial, gpa: Gpa) {
         self.begin_payment();
-        tlbi::flush_local_page(gpa, self);
+        denial.flush(gpa, self);
     }
 
     /// A flush concerns the loaded VM. Only a flush or an entry loads a VM; nothing uses an earlier one.

@@ -80,8 +80,8 @@ pub(crate) fn write<F: Format>(guest: &Guest<F>, cpu: &Cpu, spare: &mut Spare, o
         drop(walking);
         match fault {
             Fault::Retry(denial) => {
-                if let Some(gpa) = denial.gpa().filter(|_| cpu.machine.mutant != Mutant::NoLocal) {
-                    cpu.forget(gpa);
+                if denial.is_cached() && cpu.machine.mutant != Mutant::NoLocal {
+                    cpu.forget(denial, Gpa(gpa));
                 }
                 shuttle::thread::yield_now();
             }

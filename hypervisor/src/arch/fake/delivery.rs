@@ -90,7 +90,7 @@ pub(crate) fn deliver_messages(run: &mut Running<'_>) {
     let Some((gpa, value)) = run.owner.arch.owed else { return };
     while !run.vm.memory.write(Gpa(gpa), &value.to_le_bytes()) {
         let kind = match fault_of_child(run, Gpa(gpa), Access::READ_WRITE) {
-            Resolved::Again => continue,
+            Resolved::Again(_) => continue,
             Resolved::NoAccess => MessageType::GpaIntercept,
             _ => MessageType::UnmappedGpa,
         };

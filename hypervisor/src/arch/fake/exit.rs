@@ -97,7 +97,7 @@ fn resolve(run: &mut Running<'_>, gpa: Gpa, is_write: bool, is_mapped: bool) -> 
     let access = if is_write { Access::ALL } else { Access::READ_EXECUTE };
     let resolved = resolve_fault(run, gpa, is_mapped, || Needs { access, is_table_walk: false });
     let kind = match resolved {
-        Resolved::Again => return Next::Resume,
+        Resolved::Again(_) => return Next::Resume,
         Resolved::NoAccess => MessageType::GpaIntercept,
         Resolved::DeviceOfChild => MessageType::UnmappedGpa,
         _ => {

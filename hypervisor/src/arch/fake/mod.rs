@@ -435,7 +435,6 @@ pub(crate) mod loader {
 pub(crate) mod tlb {
     use alloc::string::String;
 
-    use addr::Gpa;
     use stage2::Stale;
 
     use super::tags::VmTags;
@@ -447,10 +446,6 @@ pub(crate) mod tlb {
 
     pub(crate) fn flush(memory: &Memory, _: &VmTags, vcpus: &[Block<Vcpu>], _: Stale) {
         memory.flush_everybody(vcpus);
-    }
-
-    pub(crate) fn flush_local_page(gpa: Gpa) {
-        panic!("denials are not cached: {gpa}");
     }
 
     pub(crate) fn rules() -> String {

@@ -25,7 +25,7 @@ use hyperv_defs::memory::{
 use hyperv_defs::{PartitionId, Status};
 use log::warn;
 use partition::{Entry, Ledger, Partition, Progress, Released, Use};
-use stage2::{Access, Fault, MapError, Source, Stale};
+use stage2::{Access, Denial, Fault, MapError, Source, Stale};
 
 use super::Ended;
 use super::budget::Budget;
@@ -374,7 +374,7 @@ pub(in crate::arch) fn fault(run: &mut Running<'_>, children: &Children, gpa: Gp
     let mut store = Deposited(&child.parent.memory);
     // Not as a walker, and not during an emulation: see `Children::lock`.
     let mut parent = children.lock();
-    let Ok((partition, _)) = parent.child_mut(child.id) else { return Resolved::Again };
+    let Ok((partition, _)) = parent.child_mut(child.id) else { return Resolved::Again(Denial::NONE) };
     let number = number_of_page(gpa);
     let (source, access) = match partition.page(number, &store) {
         Entry::Absent => return Resolved::Device,
@@ -389,12 +389,12 @@ pub(in crate::arch) fn fault(run: &mut Running<'_>, children: &Children, gpa: Gp
     let (mut shape, tlbs) = (memory.shape(), AllTlbs::of(run.vm));
     let mut walk = memory.walk_mut(&tlbs, &mut shape);
     match walk.walk().fault(gpa, needs, memory.granularity()) {
-        Fault::Retry(_) => return Resolved::Again,
+        Fault::Retry(denial) => return Resolved::Again(denial),
         // The first write to a large page while writes are tracked.
         Fault::Large => {
             let _ = feed(partition, memory.tables(), 1, &mut store);
             memory.split_lent(walk.walk(), gpa, needs);
-            return Resolved::Again;
+            return Resolved::Again(Denial::NONE);
         }
         Fault::Unmapped | Fault::Denied(_) => {}
     }
@@ -406,7 +406,7 @@ pub(in crate::arch) fn fault(run: &mut Running<'_>, children: &Children, gpa: Gp
         return Resolved::End(Problem::NotMapped);
     };
     match memory.map_lent(&mut walk, range, hpa, access) {
-        Ok(()) | Err(MapError::OutOfTables) => Resolved::Again,
+        Ok(()) | Err(MapError::OutOfTables) => Resolved::Again(Denial::NONE),
         Err(_) => Resolved::End(Problem::NotMapped),
     }
 }

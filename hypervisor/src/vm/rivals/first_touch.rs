@@ -1,7 +1,7 @@
 //! Memory that is mapped when the guest touches it: shows what such faults cost.
 
 use addr::Gpa;
-use stage2::{Access, MapError};
+use stage2::{Access, Denial, MapError};
 
 use crate::vcpu::run::Running;
 use crate::vm::address_space::AllTlbs;
@@ -23,10 +23,10 @@ pub(in crate::vm) fn populate(run: &mut Running<'_>, region: u32, gpa: Gpa, leve
     let resolved = match populated {
         Ok(()) => {
             run.tally.add(|count| &count.pages_populated, 1);
-            Resolved::Again
+            Resolved::Again(Denial::NONE)
         }
         // The guest retries, and finds a table.
-        Err(MapError::OutOfTables) if spare.fill(tables, TABLES_FOR_A_PAGE).is_ok() => Resolved::Again,
+        Err(MapError::OutOfTables) if spare.fill(tables, TABLES_FOR_A_PAGE).is_ok() => Resolved::Again(Denial::NONE),
         Err(MapError::OutOfTables) => Resolved::End(Problem::OutOfTables),
         Err(_) => Resolved::End(Problem::NotMapped),
     };

@@ -3,7 +3,7 @@
 
 use addr::Gpa;
 use decode_cache::{DropCause, Lost, Protect, Protection, Size, Unprotection, Vouching, WriteProtect};
-use stage2::{Access, Attempt, Stale};
+use stage2::{Access, Attempt, Denial, Stale};
 
 use crate::arch::block::Block;
 use crate::cpu;
@@ -31,7 +31,7 @@ pub(in crate::vm) fn denied(run: &Running<'_>, gpa: Gpa, needs: Needs) -> Resolv
         tally.add(|count| &count.decode_evicted_by_code_writes, lost.code.into());
         tally.add(|count| &count.decode_evicted_by_table_writes, lost.tables.into());
     }
-    Resolved::Again
+    Resolved::Again(Denial::NONE)
 }
 
 impl Memory {

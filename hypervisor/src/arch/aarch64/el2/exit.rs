@@ -11,10 +11,10 @@ use aarch64_defs::syndrome::{Fault, Rest, Syndrome, class};
 use abi::control::StopReason;
 use abi::counters::ExitReason;
 use addr::Gpa;
-use stage2::Access;
+use stage2::{Access, Denial, tlbi};
 
 use super::entry::vector;
-use super::tlb;
+use super::instructions::ThisCpu;
 use super::vcpu::stop;
 use crate::arch::aarch64::guest::{firmware, mmio, sysreg};
 use crate::arch::aarch64::register::{read_register, write_register};
@@ -116,7 +116,7 @@ fn data_abort(run: &mut Running<'_>, syndrome: Syndrome) -> Next {
         Needs { access: Access { read: true, write, execute: false }, is_table_walk: syndrome.is_table_walk() }
     };
     match resolve_fault(run, gpa, is_mapped, needs) {
-        Resolved::Again => Next::Resume,
+        Resolved::Again(denial) => retry(run, gpa, denial),
         Resolved::Device | Resolved::DeviceOfChild | Resolved::NoAccess => mmio::access(run, gpa, syndrome),
         Resolved::End(problem) => stop(run, StopReason::Unsupported, problem.text()),
     }
@@ -135,13 +135,22 @@ fn instruction_abort(run: &mut Running<'_>, syndrome: Syndrome) -> Next {
             Needs { access: Access { read: true, write, execute: !write }, is_table_walk: syndrome.is_table_walk() }
         };
         match resolve_fault(run, gpa, fault != Fault::Translation, needs) {
-            Resolved::Again => return Next::Resume,
+            Resolved::Again(denial) => return retry(run, gpa, denial),
             Resolved::Device | Resolved::DeviceOfChild | Resolved::NoAccess => {}
             Resolved::End(problem) => return stop(run, StopReason::Unsupported, problem.text()),
         }
     }
     run.tally.exit(ExitReason::Mmio);
     run.owner.arch.external_abort(true);
+    Next::Resume
+}
+
+/// The guest retries its access to `gpa`, without the entry that denied it.
+fn retry(run: &Running<'_>, gpa: Gpa, denial: Denial) -> Next {
+    if denial.is_cached() {
+        denial.flush(gpa, &ThisCpu);
+        run.tally.add(|count| &count.stage2_local_flushes, 1);
+    }
     Next::Resume
 }
 
@@ -191,6 +200,6 @@ fn is_denied_walk(syndrome: Syndrome) -> bool {
 #[cold]
 fn tlb_conflict(run: &mut Running<'_>) -> Next {
     run.tally.exit(ExitReason::Stage2Fault);
-    tlb::resolve_conflict();
+    tlbi::resolve_conflict(&ThisCpu);
     Next::Resume
 }

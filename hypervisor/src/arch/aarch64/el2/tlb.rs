@@ -4,7 +4,6 @@
 
 #![expect(unsafe_code, reason = "loads the VM whose entries a flush is about")]
 
-use addr::Gpa;
 use stage2::Stale;
 use stage2::tlbi::{self, Barrier, Maintenance};
 
@@ -52,16 +51,6 @@ pub(crate) fn flush(memory: &Memory, tags: &VmTags, _: &[Block<Vcpu>], stale: St
     if let Some(walks) = walks {
         walks.resume();
     }
-}
-
-/// Flushes a denied access to the page at `gpa`, in the VM of the running vCPU, from this pCPU's TLB.
-pub(crate) fn flush_local_page(gpa: Gpa) {
-    tlbi::flush_local_page(gpa, &ThisCpu);
-}
-
-/// The TLB holds two entries for one address: all of the VM's go from this pCPU.
-pub(super) fn resolve_conflict() {
-    tlbi::resolve_conflict(&ThisCpu);
 }
 
 fn features() -> tlbi::TlbiFeatures {

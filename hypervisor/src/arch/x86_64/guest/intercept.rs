@@ -124,7 +124,7 @@ pub(super) enum Missing {
 pub(super) fn missing(run: &mut Running<'_>, gpa: Gpa, needs: Access) -> Missing {
     match Machine::fault_of_child(run, gpa, needs) {
         Resolved::NoAccess => Missing::Away,
-        Resolved::Again => Missing::Back,
+        Resolved::Again(_) => Missing::Back,
         Resolved::Device | Resolved::DeviceOfChild | Resolved::End(_) => Missing::Nowhere,
     }
 }

@@ -214,7 +214,8 @@ fn nested_page_fault(run: &mut Running<'_>) -> Next {
         is_table_walk: error & TABLE_WALK != 0,
     };
     match resolve_fault(run, gpa, error & PRESENT != 0, needs) {
-        Resolved::Again => {
+        // A denial is never cached: the processor walks again before it reports one (APM vol. 2, 15.25).
+        Resolved::Again(_) => {
             run.owner.arch.before_instruction();
             Next::Resume
         }

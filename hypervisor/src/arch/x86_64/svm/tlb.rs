@@ -4,7 +4,6 @@
 //! flush, all vCPUs of the VM flush all of their entries, the running ones at once. A fault never comes from a cached
 //! entry that denies more than the tables: the processor walks again before it reports one.
 
-use addr::Gpa;
 use stage2::Stale;
 
 use super::tags::VmTags;
@@ -22,11 +21,6 @@ pub(crate) fn flush(memory: &Memory, _: &VmTags, vcpus: &[Block<Vcpu>], stale: S
     trace::note(|| TraceEvent::Flush { root });
     memory.flush_everybody(vcpus);
     trace::paid(root, stale);
-}
-
-/// Drops a cached denial of the page at `gpa` from this pCPU's TLB. Here the processor walks again by itself.
-pub(crate) fn flush_local_page(gpa: Gpa) {
-    debug_assert!(false, "denials are not cached: {gpa}");
 }
 
 /// The rules of this processor, as the trace has them.
