@@ -56,7 +56,8 @@ impl Denial {
         if !self.is_cached() {
             return;
         }
-        cpu.dsb(Barrier::LocalStores);
+        // For all: another processor's next walk need not fault any more.
+        cpu.dsb(Barrier::Stores);
         cpu.tlbi(Tlbi::Ipa { leaves: true, everywhere: false, ipa: gpa, level: None });
         cpu.dsb(Barrier::Local);
         cpu.tlbi(Tlbi::Combined { everywhere: false });
@@ -112,7 +113,6 @@ impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
         if is_protected && slot.level == 0 && granularity == Granularity::Recorded {
             self.without_tlb().apart(move |walk| walk.open_table(slot));
         }
-        self.tlb.publish();
         Fault::Retry(Denial(format.denials_are_cached()))
     }
 }
