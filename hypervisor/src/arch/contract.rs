@@ -19,6 +19,7 @@ use tlb_tag::{Scheme, TagRange};
 use crate::arch::block::Block;
 use crate::check::Finding;
 use crate::cpu::PerCpu;
+use crate::device::serial::SerialDevice;
 use crate::layout::OwnPages;
 use crate::vcpu::activity::Activity;
 use crate::vcpu::run::{Next, Running};
@@ -41,6 +42,8 @@ pub(crate) trait Arch: Sized + 'static {
     type Posted: Sync;
     /// Devices that the vCPUs of a VM share. They have locks of their own.
     type Platform: Sync;
+    /// The serial ports of guests.
+    type Uart: SerialDevice;
     /// Where a VM's kernel begins.
     type KernelEntry;
     /// The format of stage-2 tables.
@@ -210,6 +213,7 @@ macro_rules! implement {
             type Vcpu = vcpu::ArchVcpu;
             type Posted = delivery::Posted;
             type Platform = platform::Platform;
+            type Uart = platform::Uart;
             type KernelEntry = loader::KernelEntry;
             type Format = format::Stage2Format;
             type TagPool = tags::Pool;

@@ -52,7 +52,7 @@ pub(crate) use machine::Machine;
 // The core uses these modules for their types.
 #[cfg(test)]
 pub(crate) use machine::control_port;
-pub(crate) use machine::{serial, uart};
+pub(crate) use machine::serial;
 // The shared files of this folder use these.
 use machine::paging;
 #[cfg(not(test))]

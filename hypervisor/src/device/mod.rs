@@ -20,5 +20,6 @@ pub mod pl011;
 pub mod power;
 pub mod psci;
 pub mod rtc;
+pub mod serial;
 pub mod uart;
 pub mod wired;

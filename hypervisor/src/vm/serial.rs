@@ -5,10 +5,13 @@
 
 use alloc::vec::Vec;
 
-use crate::arch::uart::{FIFO_BYTES, Register, Uart};
 use crate::arch::{Arch, Machine};
+use crate::device::serial::SerialDevice;
 use crate::device::wired::{Interrupts, Wired};
 use crate::frames::{Exhausted, reserve};
+
+type Uart = <Machine as Arch>::Uart;
+type Register = <Uart as SerialDevice>::Register;
 
 /// Bytes that may wait for the control port.
 const CAPACITY: usize = 16 * 1024;
@@ -39,7 +42,7 @@ impl SerialLine {
     pub(crate) fn new() -> Result<Self, Exhausted> {
         let mut output = Vec::new();
         reserve(&mut output, CAPACITY)?;
-        Ok(Self(Wired::new(State { uart: Uart::new(), output, since_ns: 0 })))
+        Ok(Self(Wired::new(State { uart: Uart::default(), output, since_ns: 0 })))
     }
 
     /// The guest reads a register.
@@ -75,7 +78,7 @@ impl State {
         if self.output.len() < CAPACITY {
             self.output.push(byte);
         }
-        if self.output.len() + FIFO_BYTES > CAPACITY {
+        if self.output.len() + Uart::FIFO_BYTES > CAPACITY {
             self.uart.set_transmit_room(false);
         }
     }

@@ -9,7 +9,7 @@ pub(crate) mod host;
 mod register;
 
 pub(crate) use el2::{self as hwvirt, entry, exit, format, irq_mask, tags, tlb, vcpu};
-pub(crate) use guest::{delivery, emulate, loader, platform, uart};
+pub(crate) use guest::{delivery, emulate, loader, platform};
 pub(crate) use host::{counter as clock, gic as interrupts, irq, paging, percpu, power, serial, virtio};
 
 /// This machine.

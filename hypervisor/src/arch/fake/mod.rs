@@ -277,6 +277,7 @@ pub(crate) mod platform {
 
     use super::loader::ram_layout;
     use crate::arch::hypercall::{self, Children, Ended};
+    pub(crate) use crate::device::uart::Uart;
     use crate::sync::{AtomicU64, relax};
     use crate::vcpu::run::Running;
     use crate::vm::Vm;
@@ -404,13 +405,6 @@ pub(crate) mod platform {
             vm.post(0, Pending::INTERRUPT);
         }
     }
-}
-
-/// A PC's UART.
-pub(crate) mod uart {
-    pub(crate) use crate::device::uart::{FIFO_BYTES, Uart};
-
-    pub(crate) type Register = u8;
 }
 
 /// Memory from address 0 on, with nothing in it.

@@ -9,7 +9,7 @@ pub(crate) mod host;
 mod svm;
 
 pub(crate) use backend::{entry, exit, format, hwvirt, irq_mask};
-pub(crate) use guest::{cpuid, delivery, emulate, loader, platform, registers, translate, uart, vcpu, vp_state};
+pub(crate) use guest::{cpuid, delivery, emulate, loader, platform, registers, translate, vcpu, vp_state};
 pub(crate) use host::{apic as interrupts, irq, paging, percpu, power, serial, tsc as clock, virtio};
 pub(crate) use svm::{tags, tlb};
 

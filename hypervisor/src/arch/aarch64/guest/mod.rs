@@ -13,4 +13,3 @@ pub(crate) mod loader;
 pub(crate) mod mmio;
 pub(crate) mod platform;
 pub(crate) mod sysreg;
-pub(crate) mod uart;

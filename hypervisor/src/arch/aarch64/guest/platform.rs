@@ -10,6 +10,7 @@ use stage2::Access;
 
 use super::layout;
 use crate::device::gic::{Distributor, FIRST_SPI};
+pub(crate) use crate::device::pl011::Pl011 as Uart;
 use crate::vcpu::run::Running;
 use crate::vm::Vm;
 use crate::vm::fault::Resolved;

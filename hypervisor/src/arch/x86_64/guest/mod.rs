@@ -21,7 +21,6 @@ pub(crate) mod registers;
 pub(crate) mod state;
 pub(crate) mod synic;
 pub(crate) mod translate;
-pub(crate) mod uart;
 pub(crate) mod vcpu;
 pub(crate) mod vmware;
 pub(crate) mod vp_state;

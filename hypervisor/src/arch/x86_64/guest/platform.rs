@@ -24,6 +24,7 @@ use crate::device::pit::{self, Pit};
 use crate::device::power::{self, PowerEvent};
 use crate::device::rtc::Rtc;
 use crate::device::uart;
+pub(crate) use crate::device::uart::Uart;
 use crate::vcpu::run::{Next, Running};
 use crate::vm::Vm;
 
