@@ -13,13 +13,14 @@ use core::fmt::{self, Write};
 use log::{LevelFilter, Log, Metadata, Record};
 use spin::Mutex;
 
-use crate::arch::serial::Serial;
-use crate::arch::{Arch, Machine};
+use crate::arch::{Arch, HostConsole, Machine};
 use crate::cpu;
 use crate::output::Tail;
 
+type Serial = <Machine as Arch>::Console;
+
 static LOGGER: Logger = Logger {
-    console: Mutex::new(Console { serial: Serial::closed(), is_open: false, is_mid_line: false, early: Tail::new() }),
+    console: Mutex::new(Console { serial: Serial::CLOSED, is_open: false, is_mid_line: false, early: Tail::new() }),
 };
 
 /// Bytes of the log that are buffered before there is a console.

@@ -42,6 +42,10 @@ pub(crate) trait Arch: Sized + 'static {
     type Posted: Sync;
     /// Devices that the vCPUs of a VM share. They have locks of their own.
     type Platform: Sync;
+    /// The consoles of the host.
+    type Console: HostConsole;
+    /// The control port.
+    type ControlPort: ControlPort;
     /// The serial ports of guests.
     type Uart: SerialDevice;
     /// Where a VM's kernel begins.
@@ -172,6 +176,34 @@ pub(crate) trait Arch: Sized + 'static {
     fn post_message(parent: &Vm, vcpu: u32, sender: u32);
 }
 
+/// The consoles of the host, as one sink for text and one source of input. They wait a limited time for the other end.
+pub(crate) trait HostConsole: Send {
+    /// Consoles that are not open yet, and swallow everything.
+    const CLOSED: Self;
+
+    /// Opens the machine's consoles. Missing ones stay closed. A panic opens them a second time, after the first owner
+    /// was stopped for good.
+    fn open() -> Self;
+    /// Sends the bytes, or as many as the other end takes in time.
+    fn send(&mut self, bytes: &[u8]);
+    /// Waits until all of it has left.
+    fn flush(&mut self);
+    /// Takes input. Returns the number of bytes.
+    fn receive(&mut self, into: &mut [u8]) -> usize;
+}
+
+/// A byte stream to the tool, in both directions. No function waits.
+pub(crate) trait ControlPort: Sized + Send {
+    /// The port that was opened at boot; `None` if there is none, or it was taken already.
+    fn take() -> Option<Self>;
+    /// Copies received bytes into `into`; 0 if there are none.
+    fn receive(&mut self, into: &mut [u8]) -> usize;
+    /// Sends as many of the bytes as fit, and returns their number.
+    fn transmit(&mut self, bytes: &[u8]) -> usize;
+    /// Whether the other end has taken all that was sent.
+    fn is_drained(&mut self) -> bool;
+}
+
 /// A vCPU: registers, interrupts, timer. The pCPU that runs the vCPU owns it.
 pub(crate) trait VcpuState<A: Arch>: Sized {
     /// A vCPU that waits for its start.
@@ -213,6 +245,8 @@ macro_rules! implement {
             type Vcpu = vcpu::ArchVcpu;
             type Posted = delivery::Posted;
             type Platform = platform::Platform;
+            type Console = serial::Serial;
+            type ControlPort = control_port::ControlPort;
             type Uart = platform::Uart;
             type KernelEntry = loader::KernelEntry;
             type Format = format::Stage2Format;

@@ -18,9 +18,9 @@ use virtio_drivers::queue::VirtQueue;
 use virtio_drivers::transport::{DeviceStatus, Transport};
 use virtio_drivers::{BufferDirection, Hal, PhysAddr};
 
-use crate::arch::clock;
 use crate::arch::paging::{direct_map, direct_map_inverse, map_mmio};
 use crate::arch::virtio::{ConsoleTransport, find_console};
+use crate::arch::{clock, contract};
 use crate::frames::Frames;
 
 /// Receive queue of the only port; its transmit queue, as always, is the next.
@@ -77,11 +77,6 @@ pub(super) fn open() {
 }
 
 impl ControlPort {
-    /// The port that was opened at boot; `None` if there is none, or it was taken already.
-    pub(crate) fn take() -> Option<Self> {
-        OPENED.lock().take()
-    }
-
     /// Takes over the machine's virtio console; `None` if there is no working one.
     fn new() -> Option<Self> {
         let (mut transport, place) = find_console()?;
@@ -119,9 +114,14 @@ impl ControlPort {
         }
         Some(Self { transport, receive, transmit, reading: None, _control: control })
     }
+}
 
-    /// Copies received bytes into `into`; 0 if there are none.
-    pub(crate) fn receive(&mut self, into: &mut [u8]) -> usize {
+impl contract::ControlPort for ControlPort {
+    fn take() -> Option<Self> {
+        OPENED.lock().take()
+    }
+
+    fn receive(&mut self, into: &mut [u8]) -> usize {
         let mut done = 0;
         while done < into.len() {
             let Some((buffer, next, end)) = self.reading.take().or_else(|| self.receive.take_written()) else { break };
@@ -138,9 +138,13 @@ impl ControlPort {
         done
     }
 
-    /// Sends as many of the bytes as fit, and returns their number.
-    pub(crate) fn transmit(&mut self, bytes: &[u8]) -> usize {
+    fn transmit(&mut self, bytes: &[u8]) -> usize {
         self.transmit.send(&mut self.transport, bytes)
+    }
+
+    fn is_drained(&mut self) -> bool {
+        self.transmit.reclaim_read();
+        self.transmit.free == u16::MAX
     }
 }
 
@@ -171,14 +175,6 @@ fn control_message(event: u16) -> [u8; CONTROL_BYTES] {
     message[4..6].copy_from_slice(&event.to_le_bytes());
     message[6..].copy_from_slice(&1u16.to_le_bytes());
     message
-}
-
-impl ControlPort {
-    /// Whether the other end has taken all that was sent.
-    pub(crate) fn is_drained(&mut self) -> bool {
-        self.transmit.reclaim_read();
-        self.transmit.free == u16::MAX
-    }
 }
 
 /// One queue and its buffers. A buffer is either free, or lent to the device, or being read by us.

@@ -16,7 +16,7 @@
 pub(crate) mod block;
 mod contract;
 #[cfg(not(test))]
-pub(crate) mod control_port;
+mod control_port;
 #[cfg(test)]
 pub(crate) mod fake;
 #[allow(dead_code, reason = "not every architecture has parents")]
@@ -38,7 +38,7 @@ mod aarch64;
 #[cfg(all(not(test), target_arch = "x86_64"))]
 mod x86_64;
 
-pub(crate) use contract::{Arch, VcpuState};
+pub(crate) use contract::{Arch, ControlPort, HostConsole, VcpuState};
 
 #[cfg(all(not(test), target_arch = "aarch64"))]
 use aarch64 as machine;
@@ -49,10 +49,6 @@ use x86_64 as machine;
 
 /// The machine of this build.
 pub(crate) use machine::Machine;
-// The core uses these modules for their types.
-#[cfg(test)]
-pub(crate) use machine::control_port;
-pub(crate) use machine::serial;
 // The shared files of this folder use these.
 use machine::paging;
 #[cfg(not(test))]

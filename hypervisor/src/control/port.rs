@@ -6,7 +6,9 @@ use alloc::vec::Vec;
 use abi::control::{Answer, FrameError, Message, Receiver, Refusal, Request, encode};
 use log::error;
 
-use crate::arch::control_port::ControlPort;
+use crate::arch::{Arch, ControlPort as _, Machine};
+
+type ControlPort = <Machine as Arch>::ControlPort;
 
 /// Bytes that may wait for the port before consoles are left where they are.
 const OUTGOING_LIMIT: usize = 64 * 1024;
@@ -93,6 +95,6 @@ impl Port {
 
     /// Whether the other side has received everything.
     pub(super) fn is_drained(&mut self) -> bool {
-        self.outgoing.is_empty() && self.port.as_mut().is_none_or(ControlPort::is_drained)
+        self.outgoing.is_empty() && self.port.as_mut().is_none_or(|port| port.is_drained())
     }
 }

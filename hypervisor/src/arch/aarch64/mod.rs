@@ -8,6 +8,7 @@ pub(crate) mod guest;
 pub(crate) mod host;
 mod register;
 
+use super::control_port;
 pub(crate) use el2::{self as hwvirt, entry, exit, format, irq_mask, tags, tlb, vcpu};
 pub(crate) use guest::{delivery, emulate, loader, platform};
 pub(crate) use host::{counter as clock, gic as interrupts, irq, paging, percpu, power, serial, virtio};

@@ -155,22 +155,22 @@ pub(crate) mod clock {
 
 /// The log's UART: not there.
 pub(crate) mod serial {
+    use crate::arch::HostConsole;
+
     pub(crate) struct Serial;
 
-    impl Serial {
-        pub(crate) const fn closed() -> Self {
+    impl HostConsole for Serial {
+        const CLOSED: Self = Self;
+
+        fn open() -> Self {
             Self
         }
 
-        pub(crate) fn open() -> Self {
-            Self
-        }
+        fn send(&mut self, _: &[u8]) {}
 
-        pub(crate) fn send(&mut self, _: &[u8]) {}
+        fn flush(&mut self) {}
 
-        pub(crate) fn flush(&mut self) {}
-
-        pub(crate) fn receive(&mut self, _: &mut [u8]) -> usize {
+        fn receive(&mut self, _: &mut [u8]) -> usize {
             0
         }
     }
@@ -490,27 +490,28 @@ pub(crate) mod cpuid {
 /// The byte stream to the tool.
 pub(crate) mod control_port {
     use super::machine::machine;
+    use crate::arch::contract;
 
     pub(crate) struct ControlPort;
 
-    impl ControlPort {
-        pub(crate) fn take() -> Option<Self> {
+    impl contract::ControlPort for ControlPort {
+        fn take() -> Option<Self> {
             Some(Self)
         }
 
-        pub(crate) fn receive(&mut self, into: &mut [u8]) -> usize {
+        fn receive(&mut self, into: &mut [u8]) -> usize {
             let wire = &mut machine().hardware().to_host;
             let count = wire.len().min(into.len());
             into.iter_mut().zip(wire.drain(..count)).for_each(|(to, byte)| *to = byte);
             count
         }
 
-        pub(crate) fn transmit(&mut self, from: &[u8]) -> usize {
+        fn transmit(&mut self, from: &[u8]) -> usize {
             machine().hardware().from_host.extend(from);
             from.len()
         }
 
-        pub(crate) fn is_drained(&mut self) -> bool {
+        fn is_drained(&mut self) -> bool {
             true
         }
     }

@@ -7,6 +7,7 @@ use core::ptr::NonNull;
 use arm_pl011_uart::{PL011Registers, Uart, UniqueMmioPointer};
 
 use super::{boot, paging};
+use crate::arch::HostConsole;
 
 /// Maximum number of polls of a full transmitter before the rest of a line is dropped: a missing reader at the other
 /// end must not block a pCPU.
@@ -17,17 +18,14 @@ pub(crate) struct Serial {
     uart: Option<Uart<'static>>,
 }
 
-impl Serial {
-    /// A UART that is not open yet and swallows everything.
-    pub(crate) const fn closed() -> Self {
-        Self { uart: None }
-    }
+impl HostConsole for Serial {
+    const CLOSED: Self = Self { uart: None };
 
-    /// Opens the UART in the device tree; without one, the result stays closed.
-    pub(crate) fn open() -> Self {
-        let Some(registers) = boot::machine().and_then(|machine| machine.uart) else { return Self::closed() };
+    /// The UART in the device tree.
+    fn open() -> Self {
+        let Some(registers) = boot::machine().and_then(|machine| machine.uart) else { return Self::CLOSED };
         if registers.bytes() < size_of::<PL011Registers>() as u64 {
-            return Self::closed();
+            return Self::CLOSED;
         }
         let start = paging::map_mmio(registers.start, registers.bytes());
         let pointer = NonNull::new(start.0 as *mut PL011Registers).expect("device registers are not at address 0");
@@ -37,8 +35,7 @@ impl Serial {
         Self { uart: Some(Uart::new(registers)) }
     }
 
-    /// Sends the bytes, or as many as the other end takes in bounded time.
-    pub(crate) fn send(&mut self, bytes: &[u8]) {
+    fn send(&mut self, bytes: &[u8]) {
         let Some(uart) = &mut self.uart else { return };
         let mut patience = PATIENCE;
         for &byte in bytes {
@@ -52,14 +49,13 @@ impl Serial {
         }
     }
 
-    /// Waits a bounded time until all of it has left.
-    pub(crate) fn flush(&mut self) {
+    fn flush(&mut self) {
         let Some(uart) = &mut self.uart else { return };
         let _ = (0..PATIENCE).find(|_| !uart.is_busy());
     }
 
-    /// Takes input. Returns the number of bytes; damaged ones are left out.
-    pub(crate) fn receive(&mut self, into: &mut [u8]) -> usize {
+    /// Damaged bytes are left out.
+    fn receive(&mut self, into: &mut [u8]) -> usize {
         let Some(uart) = &mut self.uart else { return 0 };
         let mut taken = 0;
         for _ in 0..into.len() {

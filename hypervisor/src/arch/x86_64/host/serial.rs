@@ -6,6 +6,7 @@ use addr::Hva;
 use spin::Once;
 
 use super::{framebuffer, keyboard, paging, port};
+use crate::arch::HostConsole;
 use crate::boot::console::{self, Consoles, MOST_UARTS, Place, Uart};
 use crate::serial_port::{Registers, SerialPort};
 
@@ -44,27 +45,20 @@ pub(crate) struct Serial {
     has_screen: bool,
 }
 
-impl Serial {
-    /// Consoles that are not open yet and swallow everything.
-    pub(crate) const fn closed() -> Self {
-        Self { ports: [const { None }; MOST_UARTS], has_screen: false }
-    }
+impl HostConsole for Serial {
+    const CLOSED: Self = Self { ports: [const { None }; MOST_UARTS], has_screen: false };
 
-    /// Opens the chosen consoles. Missing ones stay closed.
-    ///
-    /// No other code of the hypervisor drives their UARTs. (A panic opens them a second time, after the first owner was
-    /// stopped for good.)
-    pub(crate) fn open() -> Self {
+    /// No other code of the hypervisor drives their UARTs.
+    fn open() -> Self {
         let consoles = CHOSEN.get().copied().unwrap_or(Consoles::FIRST);
-        let mut serial = Self { has_screen: consoles.has_screen, ..Self::closed() };
+        let mut serial = Self { has_screen: consoles.has_screen, ..Self::CLOSED };
         for (slot, uart) in serial.ports.iter_mut().zip(consoles.uarts().filter(answers)) {
             *slot = Some(SerialPort::open(Access::to(uart.place), uart.is_of_firmware));
         }
         serial
     }
 
-    /// Sends the bytes to each of them, or as many as its other end takes in bounded time.
-    pub(crate) fn send(&mut self, bytes: &[u8]) {
+    fn send(&mut self, bytes: &[u8]) {
         if self.has_screen {
             framebuffer::write(bytes);
         }
@@ -73,13 +67,12 @@ impl Serial {
         }
     }
 
-    /// Waits a bounded time until all of it has left.
-    pub(crate) fn flush(&mut self) {
+    fn flush(&mut self) {
         self.ports.iter_mut().flatten().for_each(SerialPort::flush);
     }
 
-    /// Takes input from one of them. Returns the number of bytes.
-    pub(crate) fn receive(&mut self, into: &mut [u8]) -> usize {
+    /// From one of them.
+    fn receive(&mut self, into: &mut [u8]) -> usize {
         let typed = self.ports.iter_mut().flatten().map(|port| port.receive(into)).find(|&taken| taken != 0);
         // The owner of the screen has the keyboard.
         typed.unwrap_or_else(|| if self.has_screen { keyboard::receive(into) } else { 0 })
