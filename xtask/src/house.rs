@@ -25,7 +25,7 @@ struct Check {
     find: fn(&Tree) -> Vec<Broken>,
 }
 
-const CHECKS: [Check; 13] = [
+const CHECKS: [Check; 14] = [
     Check {
         name: "unsafe-in-arch",
         why: "what can break memory safety is read in few places: folders called arch, and one file in each guest program",
@@ -35,6 +35,11 @@ const CHECKS: [Check; 13] = [
         name: "arch-named-once",
         why: "code outside src/arch, and libraries that are not called after one, hold for every architecture and name none",
         find: arch_named_once,
+    },
+    Check {
+        name: "contract",
+        why: "the core reaches a machine by the contract's traits, and unsafe code by the files that all machines share",
+        find: contract,
     },
     Check {
         name: "arrows",
@@ -259,6 +264,63 @@ fn holds_everywhere(path: &str) -> bool {
         Some((library, _)) => !is_of_one(library),
         None => below(path, &["hypervisor/src"]) && !below(path, &["hypervisor/src/arch"]),
     }
+}
+
+/// What the hypervisor's core may name of `arch`: the contract and the machine behind it; shared files around unsafe
+/// code; and the machine that exists in tests only.
+const NAMED_OF_ARCH: [&str; 12] = [
+    "Arch",
+    "ControlPort",
+    "HostConsole",
+    "Machine",
+    "VcpuState",
+    "block",
+    "growing",
+    "guest_ram",
+    "ram",
+    "tables",
+    "trace",
+    "fake",
+];
+
+fn contract(tree: &Tree) -> Vec<Broken> {
+    let is_core = |path: &str| below(path, &["hypervisor/src"]) && !below(path, &["hypervisor/src/arch"]);
+    let mut found = Vec::new();
+    for (path, text) in tree.rust().filter(|(path, _)| is_core(path)) {
+        let code = blank(text);
+        for (at, word) in identifiers(&code).filter(|(_, word)| *word == "arch") {
+            // Another crate may have a module of this name.
+            let before = &code[..at];
+            let is_ours = before.ends_with("crate::") || !before.ends_with("::");
+            let Some(path_within) = code[at + word.len()..].strip_prefix("::").filter(|_| is_ours) else { continue };
+            let names = first_names(path_within).into_iter().filter(|name| !NAMED_OF_ARCH.contains(name));
+            let line = line_of(&code, at);
+            found.extend(names.map(|name| broken(path, line, format!("`{name}` is not of the contract"))));
+        }
+    }
+    found
+}
+
+/// The first name of a path, or of each path in braces.
+fn first_names(path: &str) -> Vec<&str> {
+    let first = |text| identifiers(text).next().filter(|(at, _)| !text[..*at].contains('}')).map(|(_, name)| name);
+    if !path.starts_with('{') {
+        return first(path).into_iter().collect();
+    }
+    let mut depth = 0_usize;
+    let mut names = Vec::new();
+    for (at, letter) in path.char_indices() {
+        match letter {
+            '{' => depth += 1,
+            '}' if depth == 1 => break,
+            '}' => depth -= 1,
+            _ => {}
+        }
+        if depth == 1 && ['{', ','].contains(&letter) {
+            names.extend(first(&path[at..]));
+        }
+    }
+    names
 }
 
 /// Which folder's package a dependency means, if it is ours.

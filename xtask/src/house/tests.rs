@@ -71,6 +71,21 @@ fn an_architecture_is_named_in_arch_only() {
 }
 
 #[test]
+fn the_core_names_the_contract_and_shared_files_only() {
+    let files = [
+        ("hypervisor/src/arch/x86_64/mod.rs", "use crate::arch::control_port;"),
+        ("hypervisor/src/log.rs", "use crate::arch::{Arch, Machine};\nuse crate::arch::serial::Serial;"),
+        ("hypervisor/src/vm/mod.rs", "// crate::arch::tlb\nuse crate::arch::{block::Block, ram::{self, Frames},};"),
+        ("hypervisor/src/vm/serial.rs", "use crate::arch::{tables::{A, B}, uart::Uart};"),
+        ("hypervisor/src/device/psci.rs", "use smccc::arch::{FEATURES, error::Error};"),
+        ("hypervisor/src/lib.rs", "mod arch;\nuse arch::{Arch, hypercall};"),
+        ("cli/src/config/arch.rs", "use crate::arch::Guest;"),
+    ];
+    let found = ["hypervisor/src/lib.rs:2", "hypervisor/src/log.rs:2", "hypervisor/src/vm/serial.rs:1"];
+    assert_eq!(places(contract, &files), found);
+}
+
+#[test]
 fn arrows_point_from_binaries_to_algorithms_to_vocabulary() {
     let good = [
         ("hypervisor/Cargo.toml", "[dependencies]\nsched.workspace = true\nabi.workspace = true"),
