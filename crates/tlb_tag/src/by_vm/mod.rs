@@ -40,6 +40,7 @@
 
 mod cpu;
 mod pool;
+mod rivals;
 #[cfg(test)]
 mod tests;
 mod vcpu;

@@ -1,10 +1,4 @@
-//! Which tag a VM has: the part that all pCPUs share.
-//!
-//! For [`Scheme::Generation`] each pCPU has a slot with the tag that it runs under. An arriving vCPU whose VM has a tag
-//! of the current generation writes it there by one compare-exchange, without a lock. A rollover holds the lock. It
-//! first publishes the new generation and then empties the slots, one by one: a VM that it finds there is running, and
-//! keeps its tag. The two meet in the slot. Either the arrival was first, and the rollover keeps its tag; or the slot
-//! is empty, and the arrival asks again under the lock.
+//! Which tag a VM has: the part that all pCPUs share. `rivals.rs` has the scheme that changes tags.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -21,7 +15,7 @@ const LARGEST_TABLE: u32 = 1024;
 
 /// A VM's tag in a generation: the generation in the upper bits, the index in the range in the lower bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Id(u64);
+pub(super) struct Id(pub(super) u64);
 
 const INDEX_BITS: u32 = 16;
 /// The first generation of a machine.
@@ -31,9 +25,9 @@ impl Id {
     /// No tag. In a slot: the pCPU has met no new tag since the last rollover.
     pub(super) const NONE: Self = Self(0);
     /// In a slot: the pCPU runs no VM of this pool.
-    const IDLE: Self = Self(1);
+    pub(super) const IDLE: Self = Self(1);
 
-    const fn new(generation: u64, index: u32) -> Self {
+    pub(super) const fn new(generation: u64, index: u32) -> Self {
         Self(generation << INDEX_BITS | index as u64)
     }
 
@@ -60,10 +54,10 @@ pub(super) struct Shared {
     pub(super) scheme: Scheme,
     pub(super) range: TagRange,
     /// The current generation. 48 bits never overflow.
-    generation: AtomicU64,
+    pub(super) generation: AtomicU64,
     /// By pCPU: the [`Id`] that it runs with.
-    slots: Box<[Slot]>,
-    handed_out: Mutex<HandedOut>,
+    pub(super) slots: Box<[Slot]>,
+    pub(super) handed_out: Mutex<HandedOut>,
     /// Number of VMs made so far. Names are never reused.
     made: AtomicU64,
 }
@@ -71,16 +65,16 @@ pub(super) struct Shared {
 /// On a cache line of its own: its pCPU writes it at each arrival and departure.
 #[derive(Debug)]
 #[repr(align(128))]
-struct Slot(AtomicU64);
+pub(super) struct Slot(pub(super) AtomicU64);
 
 #[derive(Debug)]
-struct HandedOut {
+pub(super) struct HandedOut {
     /// By index: whether the tag belongs to a VM, for life or in this generation.
-    used: Box<[bool]>,
+    pub(super) used: Box<[bool]>,
     /// By pCPU: the tag that it ran with at the last rollover.
-    kept: Box<[Id]>,
+    pub(super) kept: Box<[Id]>,
     /// Index where the search for a free tag continues.
-    next: u32,
+    pub(super) next: u32,
 }
 
 impl Pool {
@@ -171,16 +165,16 @@ impl Pool {
 
 /// A VM's part of a pool: its tag. The tag returns to the pool when the last reference is dropped.
 #[derive(Clone, Debug)]
-pub struct VmTags(Arc<Vm>);
+pub struct VmTags(pub(super) Arc<Vm>);
 
 #[derive(Debug)]
-struct Vm {
+pub(super) struct Vm {
     shared: Arc<Shared>,
-    name: u64,
+    pub(super) name: u64,
     /// Index of the tag that the VM owns for life.
     home: Option<u32>,
     /// The [`Id`] of its tag.
-    id: AtomicU64,
+    pub(super) id: AtomicU64,
     /// Number of vCPUs made so far.
     made: AtomicU64,
 }
@@ -210,43 +204,17 @@ impl VmTags {
     /// whether a new generation began.
     pub(super) fn claim(&self, cpu: usize) -> (Id, bool) {
         let id = Id(self.0.id.load(Ordering::Acquire));
-        let shared = self.shared();
-        if shared.scheme != Scheme::Generation {
+        if self.shared().scheme != Scheme::Generation {
             return (id, false);
         }
-        let slot = &shared.slots[cpu].0;
-        let before = slot.load(Ordering::Relaxed);
-        if before != Id::NONE.0
-            && id.generation() == shared.generation.load(Ordering::Acquire)
-            && slot.compare_exchange(before, id.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-        {
-            return (id, false);
-        }
-        self.claim_slowly(cpu)
-    }
-
-    #[cold]
-    fn claim_slowly(&self, cpu: usize) -> (Id, bool) {
-        let shared = self.shared();
-        let mut handed_out = shared.handed_out.lock();
-        let before = Id(self.0.id.load(Ordering::Relaxed));
-        let (id, begins) = if before.generation() == shared.generation.load(Ordering::Relaxed) {
-            (before, false)
-        } else {
-            shared.assign(&mut handed_out, self.0.name, before)
-        };
-        self.0.id.store(id.0, Ordering::Release);
-        shared.slots[cpu].0.store(id.0, Ordering::Release);
-        (id, begins)
+        self.claim_in_generation(cpu, id)
     }
 
     /// The vCPU departs from pCPU `cpu`.
     pub(super) fn release(&self, cpu: usize) {
         let shared = self.shared();
         if shared.scheme == Scheme::Generation {
-            // A swap, not a store: if a rollover has emptied the slot, the swap tells the pCPU about the generation
-            // before its next arrival compares one.
-            shared.slots[cpu].0.swap(Id::IDLE.0, Ordering::AcqRel);
+            shared.vacate(cpu);
         }
     }
 }
@@ -264,54 +232,14 @@ impl Drop for Vm {
 impl Shared {
     /// A tag that other VMs have too.
     #[expect(clippy::cast_possible_truncation, reason = "less than the count")]
-    fn any(&self, name: u64) -> u32 {
+    pub(super) fn any(&self, name: u64) -> u32 {
         (name % u64::from(self.range.count())) as u32
-    }
-
-    /// A tag of the current generation for a VM whose tag is from an older one.
-    fn assign(&self, handed_out: &mut HandedOut, name: u64, before: Id) -> (Id, bool) {
-        let generation = self.generation.load(Ordering::Relaxed);
-        if before != Id::NONE {
-            let same = Id::new(generation, before.index());
-            // It ran on some pCPU during the rollover, and may still run: only the same tag is possible.
-            if handed_out.keep(before, same) {
-                return (same, false);
-            }
-            // Its entries in TLBs do not matter, but to keep the number saves a change.
-            let used = &mut handed_out.used[before.index() as usize];
-            if !core::mem::replace(used, true) {
-                return (same, false);
-            }
-        }
-        if let Some(index) = handed_out.take_free() {
-            return (Id::new(generation, index), false);
-        }
-        self.roll_over(handed_out, generation + 1);
-        let index = handed_out.take_free().unwrap_or_else(|| self.any(name));
-        (Id::new(generation + 1, index), true)
-    }
-
-    fn roll_over(&self, handed_out: &mut HandedOut, generation: u64) {
-        self.generation.store(generation, Ordering::Release);
-        handed_out.used.fill(false);
-        handed_out.next = 0;
-        for (slot, kept) in self.slots.iter().zip(&mut handed_out.kept) {
-            match Id(slot.0.swap(Id::NONE.0, Ordering::AcqRel)) {
-                // It has run since before the last rollover.
-                Id::NONE => {}
-                Id::IDLE => *kept = Id::NONE,
-                running => *kept = running,
-            }
-            if *kept != Id::NONE {
-                handed_out.used[kept.index() as usize] = true;
-            }
-        }
     }
 }
 
 impl HandedOut {
     /// Takes a free tag. Returns its index.
-    fn take_free(&mut self) -> Option<u32> {
+    pub(super) fn take_free(&mut self) -> Option<u32> {
         let from = self.next as usize;
         let free = |used: &[bool]| used.iter().position(|used| !used);
         let at = free(&self.used[from..]).map(|at| from + at).or_else(|| free(&self.used[..from]))?;
@@ -319,15 +247,5 @@ impl HandedOut {
         let index = u32::try_from(at).ok()?;
         self.next = (index + 1) % u32::try_from(self.used.len()).unwrap_or(1);
         Some(index)
-    }
-
-    /// Whether a pCPU ran with `before` at the last rollover; if so, records `now` for it.
-    fn keep(&mut self, before: Id, now: Id) -> bool {
-        let mut found = false;
-        for kept in self.kept.iter_mut().filter(|kept| **kept == before) {
-            *kept = now;
-            found = true;
-        }
-        found
     }
 }
