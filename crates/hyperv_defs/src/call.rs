@@ -41,7 +41,7 @@ bitflags! {
         const XMM_INPUT = 1 << 3;
         /// Lists in the extended format.
         const EXTENDED_RANGES = 1 << 4;
-        /// Partitions of its own, and all that is in them: the caller is a parent.
+        /// Calls about child partitions: the caller is a parent.
         const PARTITIONS = 1 << 5;
         /// Deposits of memory.
         const MEMORY_POOL = 1 << 6;
@@ -219,8 +219,7 @@ impl Checked {
         }
     }
 
-    /// Whether the output may be at `output`, by the rules for an input. A call without output needs no place for it,
-    /// and may give any.
+    /// Whether the output may be at `output`, by the rules for an input. A call without output may give any address.
     ///
     /// # Errors
     ///
@@ -278,7 +277,7 @@ impl Checked {
         Answer::new(status, self.control.rep_start() + done)
     }
 
-    /// The answer when nothing of this part is done. Elements before its start count as done, which they were.
+    /// The answer when nothing of this part is done. Elements before the call's first element count as done.
     #[must_use]
     pub const fn failure(&self, status: Status) -> Answer {
         Answer::new(status, self.control.rep_start())

@@ -1,7 +1,7 @@
 //! Words of a hypercall: the control word, the result, and the page that a guest calls (TLFS, "Hypercall Interface").
 //!
 //! A call is *simple* (one input) or *rep* (a list of elements, done in order, from a start to a count). A call with a
-//! *variable header* has more input between its fixed header and its list. [`crate::table`] tells which is which.
+//! *variable header* has more input between its fixed header and its list. [`crate::table`] has the form of each call.
 
 use crate::table::{Code, Shape};
 
@@ -159,7 +159,7 @@ pub enum Status {
     NotAcknowledged = 0x14,
     /// The VP is not in a state for this.
     InvalidVpState = 0x15,
-    /// There is no more: the end of a withdrawal.
+    /// No pages are left: the end of a withdrawal.
     NoResources = 0x1d,
     /// The feature exists but is not available now.
     FeatureUnavailable = 0x1e,

@@ -1,4 +1,4 @@
-//! Calls about interrupts into a partition, and about ports: how a partition learns of another.
+//! Calls that send interrupts to a partition, and calls about ports, by which one partition notifies another.
 //!
 //! A *port* is where a partition receives; a *connection* lets another partition send to it. Of the four kinds of
 //! ports, parents use one: a *doorbell*. A write of the child to a GPA then does not exit to the parent, but puts the
@@ -141,7 +141,7 @@ pub struct AssertInterrupt {
     pub is_level: bool,
     /// The destination is a logical one.
     pub is_logical: bool,
-    /// To whom: in the physical mode, all ones in 8 or in 32 bits are everybody.
+    /// The destination. In physical mode, ones in all 8 or all 32 bits mean all vCPUs.
     pub destination: u32,
     /// The vector.
     pub vector: u8,
@@ -248,7 +248,7 @@ impl AssertInterrupt {
 }
 
 impl Port {
-    /// `wrong`: what to say of a number that is none.
+    /// `wrong`: the status for an invalid number.
     fn parse(partition: u64, number: u32, wrong: Status) -> Result<Self, Status> {
         if number == 0 || number >> PORT_BITS != 0 {
             return Err(wrong);
@@ -262,7 +262,7 @@ impl Port {
         Self::parse(partition, number, Status::InvalidPortId)
     }
 
-    /// Input of HvCallDisconnectPort. Of the upper half, bit 0 says that it is a doorbell.
+    /// Input of HvCallDisconnectPort. Bit 0 of the upper half is set for a doorbell.
     pub(crate) fn parse_disconnect(input: &[u8]) -> Result<Self, Status> {
         let (partition, [number, flags]) = (word_at(input, 0)?, halves(word_at(input, 8)?));
         if flags != 1 {

@@ -3,7 +3,7 @@
 //! The words of a list are page numbers. A number with more than 52 bits names no page, and ends the call at its
 //! element. The call's flags are checked once, before any element.
 //!
-//! What is reserved in these inputs is not checked: Linux does not clear its input page before it fills it in.
+//! Reserved fields of these inputs are not checked, because Linux does not clear its input page.
 
 use addr::{Gpa, PAGE_BYTES};
 use bitflags::bitflags;
@@ -24,7 +24,7 @@ const NUMBER_BITS: u32 = u64::BITS - PAGE_SHIFT;
 ///
 /// # Errors
 ///
-/// [`Status::InvalidParameter`] for a number that is no page's.
+/// [`Status::InvalidParameter`] for a number that no page has.
 pub const fn page_of_number(number: u64) -> Result<Gpa, Status> {
     if number >> NUMBER_BITS == 0 { Ok(Gpa(number << PAGE_SHIFT)) } else { Err(Status::InvalidParameter) }
 }
@@ -61,7 +61,7 @@ impl<'a> PageList<'a> {
         self.len() == 0
     }
 
-    /// The pages. A number that is no page's is an error at its place.
+    /// The pages. An invalid page number is an error of its element.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = Result<Gpa, Status>> + use<'a> {
         self.0.0.iter().map(|word| page_of_number(u64::from_le_bytes(*word)))
     }
@@ -99,7 +99,7 @@ wire! {
     }
 }
 
-/// HvCallDepositMemory: the pages are the hypervisor's until they are withdrawn.
+/// HvCallDepositMemory: the hypervisor owns the pages until they are withdrawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deposit<'a> {
     /// Whom they pay for.
@@ -131,7 +131,7 @@ bitflags! {
         const USER_EXECUTABLE = 1 << 3;
         /// The hypervisor may change its access for its own purposes.
         const ADJUSTABLE = 1 << 15;
-        /// It is memory, but not there now: an access is told to the parent as [`crate::MessageType::GpaIntercept`].
+        /// Memory without a page now. An access sends [`crate::MessageType::GpaIntercept`] to the parent.
         const NO_ACCESS = 1 << 16;
         /// A device's registers: not cached.
         const NOT_CACHED = 1 << 21;
@@ -172,7 +172,7 @@ pub struct MapPages<'a> {
 /// What the pages become.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mapping<'a> {
-    /// Memory that is not there now, so many elements.
+    /// This number of elements of memory without pages.
     NoAccess(u16),
     /// These pages of the caller, each the first of a large one if the elements are large.
     Pages(PageList<'a>, GpaAccess),
@@ -216,7 +216,7 @@ bitflags! {
     /// Flags of HvCallGetGpaPagesAccessStates (Linux' `hv_gpa_page_access_state_flags`).
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct AccessStateFlags: u64 {
-        /// Say that no page was accessed, after it was read.
+        /// Clear the accessed states after they were read.
         const CLEAR_ACCESSED = 1 << 0;
         /// Say that each page was.
         const SET_ACCESSED = 1 << 1;
@@ -277,7 +277,7 @@ impl<'a> MapPages<'a> {
             }
             Mapping::NoAccess(checked.elements_left())
         } else {
-            // Nested paging has one bit for execution, and nothing that can be written to but not read.
+            // Nested paging has one bit for execution, and no pages that are writable but not readable.
             let execute = match flags & MapFlags::EXECUTABLE {
                 none if none.is_empty() => false,
                 MapFlags::EXECUTABLE => true,

@@ -2,7 +2,7 @@
 //!
 //! A message has 256 bytes: a header of 16, and up to 240 of payload. Messages about an event in a child (*intercept
 //! messages*) go to the page that the parent has mapped for it ([`page_of`]). The parent then finds a message of type
-//! [`MessageType::OpaqueIntercept`] in slot 0 of its SynIC, which only says which VP it is about.
+//! [`MessageType::OpaqueIntercept`] in slot 0 of its SynIC, which contains only the VP's index.
 
 use crate::register::SegmentRegister;
 use crate::wire::{U16, U32, U64, wire};
@@ -22,7 +22,7 @@ pub const INSTRUCTION_BYTES: usize = 16;
 pub enum MessageType {
     /// The VP accessed a GPA where nothing is mapped: a device's register. [`MemoryIntercept`].
     UnmappedGpa = 0x8000_0000,
-    /// The VP may not access this page as it did, or not now. [`MemoryIntercept`].
+    /// The VP accessed a page without the right to, or a page that is not there now. [`MemoryIntercept`].
     GpaIntercept = 0x8000_0001,
     /// A synthetic timer has expired.
     TimerExpired = 0x8000_0010,
@@ -75,14 +75,14 @@ impl MessageType {
         Self::X64InterruptionDeliverable,
     ];
 
-    /// Whether Linux' driver takes this message from slot 0. Any other stays in the slot for ever, and blocks it.
+    /// Whether Linux' driver takes this message from slot 0. Any other message stays in the slot and blocks it.
     #[must_use]
     pub const fn is_for_slot_0(self) -> bool {
         matches!(self, Self::OpaqueIntercept | Self::SynicSintIntercept)
     }
 }
 
-/// How the VP accessed what it may not (TLFS, HV_INTERCEPT_ACCESS_TYPE).
+/// The kind of a denied access (TLFS, HV_INTERCEPT_ACCESS_TYPE).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum InterceptAccess {
@@ -137,7 +137,7 @@ wire! {
 
     /// Payload of [`MessageType::X64IoPortIntercept`] (HV_X64_IO_PORT_INTERCEPT_MESSAGE).
     pub struct PortIntercept: 128 {
-        /// Who and where. Its instruction length is by what the parent advances RIP, so it must be right.
+        /// The VP and its state. The instruction length must be right, because the parent adds it to RIP.
         pub header: InterceptHeader,
         /// The port.
         pub port: U16,
@@ -147,7 +147,7 @@ wire! {
         pub instruction_length: u8,
         /// Zero.
         pub reserved: U32,
-        /// RAX, which is written or will receive what is read.
+        /// RAX: the written value; a value that is read goes there.
         pub rax: U64,
         /// The instruction.
         pub instruction: [u8; INSTRUCTION_BYTES],
@@ -225,7 +225,7 @@ wire! {
     pub struct UnsupportedFeature: 56 {
         /// Who and where.
         pub header: InterceptHeader,
-        /// What it was: 1 an intercept, 2 a task switch in hardware.
+        /// The unsupported feature: 1 an intercept, 2 a task switch in hardware.
         pub code: U32,
         /// Zero.
         pub reserved: U32,
@@ -301,13 +301,13 @@ pub mod execution {
 pub mod memory_access {
     /// The virtual address is valid.
     pub const GVA_VALID: u8 = 1 << 0;
-    /// The physical address is that of the virtual address, so nobody needs to translate it.
+    /// The physical address is valid: the parent need not translate the virtual one.
     pub const GVA_GPA_VALID: u8 = 1 << 1;
 }
 
 impl InterceptHeader {
-    /// Byte 4: the instruction's length, or 0 if it is not known, and the task priority in the form of CR8. What does
-    /// not fit becomes 0.
+    /// Byte 4: the instruction's length, or 0 if it is not known, and the task priority in the form of CR8. A value
+    /// that does not fit becomes 0.
     #[must_use]
     pub const fn length_and_cr8(length: u8, cr8: u8) -> u8 {
         let length = if length < 16 { length } else { 0 };
@@ -323,7 +323,7 @@ impl PortIntercept {
     }
 }
 
-/// The page, or slot, with this message. What does not fit is cut off: no payload of this crate is that long.
+/// The page or slot with this message. A longer payload would be cut off; this crate has none.
 #[must_use]
 pub fn page_of(kind: MessageType, sender: u64, payload: &[u8]) -> [u8; MESSAGE_BYTES] {
     let payload = payload.get(..PAYLOAD_BYTES).unwrap_or(payload);

@@ -45,7 +45,7 @@ pub const SIEFP: u32 = 0x4000_0082;
 pub const SIMP: u32 = 0x4000_0083;
 /// End of message. Write-only.
 pub const EOM: u32 = 0x4000_0084;
-/// Where the event ring page is, by which a parent learns of doorbells.
+/// Address of the event ring page, through which a parent is notified of doorbells.
 pub const SIRBP: u32 = 0x4000_0085;
 /// First of 16 synthetic interrupt sources.
 pub const SINT0: u32 = 0x4000_0090;
@@ -115,7 +115,7 @@ macro_rules! page_register {
                 Gpa(self.0 & PAGE)
             }
 
-            /// The same register with the enable bit as told.
+            /// The same register with this enable bit.
             #[must_use]
             pub const fn with_enable(self, enable: bool) -> Self {
                 Self(if enable { self.0 | ENABLE } else { self.0 & !ENABLE })

@@ -24,7 +24,8 @@ wire! {
         pub is_valid: u8,
         /// Zero.
         pub reserved: u8,
-        /// Bits of [`register_class`]: what the parent has written. The hypervisor takes it over when the VP resumes.
+        /// Bits of [`register_class`]: the classes that the parent has written. The hypervisor copies them into the VP
+        /// when it resumes.
         pub dirty: U32,
         /// General registers, in the order of [`crate::register::Register::Gpr`].
         pub gprs: [U64; 16],
@@ -60,16 +61,16 @@ wire! {
         pub xfem: U64,
         /// Zero.
         pub reserved_end: [u8; 0x100],
-        /// A count and up to 7 vectors. Only where the parent schedules.
+        /// A count and up to 7 vectors. Only used if the parent schedules VPs.
         pub interrupt_vectors: [u8; 8],
     }
 
-    /// A ring in which one SINT of a parent's VP learns of doorbells. The parent reads from its own position on, and
-    /// clears what it has read.
+    /// A ring of events that notifies one SINT of a parent's VP of doorbells. The parent keeps the read position, and
+    /// clears the events that it has read.
     pub struct EventRing: 256 {
-        /// The parent does not want to be told: it looks anyway.
+        /// The parent polls: it needs no interrupt.
         pub signal_masked: u8,
-        /// There was an event for which there was no room.
+        /// An event was dropped because the ring was full.
         pub is_full: u8,
         /// Zero.
         pub reserved: U16,
@@ -77,9 +78,9 @@ wire! {
         pub ports: [U32; EVENTS],
     }
 
-    /// The VP assist page, without its end, which is of virtual trust levels.
+    /// The VP assist page, without its last part, which is about virtual trust levels.
     pub struct VpAssist: 64 {
-        /// Bit 0: the next EOI can be left out. The hypervisor never says so.
+        /// Bit 0: the next EOI can be left out. The hypervisor never sets it.
         pub apic_assist: U32,
         /// Zero.
         pub reserved: U32,

@@ -1,7 +1,7 @@
 //! Calls about partitions: their life and their properties.
 //!
-//! A partition is a VM, seen by the one that created it, its *parent*. It is created, given memory for the hypervisor's
-//! own use, initialized, filled with pages and VPs, finalized, emptied, and deleted.
+//! A partition is a VM. The VM that created it is its *parent*. It is created, given memory for the hypervisor's own
+//! use, initialized, filled with pages and VPs, finalized, emptied, and deleted.
 
 use bitflags::bitflags;
 
@@ -30,7 +30,7 @@ bitflags! {
         const NESTED_VIRTUALIZATION_CAPABLE = 1 << 1;
         /// Its memory may be in large pages.
         const GPA_SUPER_PAGES = 1 << 4;
-        /// Its devices are those of a monitor in the parent. Linux always sets it.
+        /// A monitor in the parent emulates its devices. Linux always sets it.
         const EXO_PARTITION = 1 << 8;
         /// Each VP has a local APIC of the hypervisor.
         const LAPIC = 1 << 13;
@@ -124,7 +124,7 @@ pub struct GetProperty {
     pub partition: PartitionId,
     /// Which.
     pub property: Property,
-    /// An argument for it: an index, mostly. Zero without the Ex form.
+    /// The property's argument, mostly an index. Zero without the Ex form.
     pub argument: u64,
 }
 
@@ -160,7 +160,7 @@ impl SetProperty {
     }
 }
 
-/// The partition that is the whole input of some calls.
+/// The whole input of some calls: a partition.
 pub(crate) fn parse_id(input: &[u8]) -> Result<PartitionId, Status> {
     word_at(input, 0).map(PartitionId)
 }

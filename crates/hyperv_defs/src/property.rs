@@ -1,5 +1,5 @@
 //! Properties of a partition (TLFS, HV_PARTITION_PROPERTY_CODE; Linux' `HV_PARTITION_PROPERTY_*`), and the words of
-//! features in which some of them consist.
+//! feature bits that some properties contain.
 
 use bitflags::bitflags;
 
@@ -67,7 +67,7 @@ properties! {
     ProcessorsPerSocket = 0x0005_0003, Always;
     /// 1 tracks which pages are accessed and written to.
     GpaPageAccessTracking = 0x0005_0005, Always;
-    /// What an access to an MSR that does not exist does: 0 #GP, 1 reads as zero and ignores writes.
+    /// The effect of an access to an unknown MSR: 0 #GP, 1 reads as zero and ignores writes.
     UnimplementedMsrAction = 0x0005_0017, Always;
     /// [`XsaveFeatures`] that the partition has.
     ProcessorXsaveFeatures = 0x0006_0002, Never;
@@ -85,7 +85,7 @@ properties! {
     ProcessorFeatures1 = 0x0006_000b, Never;
     /// Features for nested virtualization. Zero.
     VirtualizationFeatures = 0x0008_0000, Never;
-    /// [`FeatureBank`] of [`VmmCapabilities`]. Only of the caller, and only by HvCallGetPartitionPropertyEx.
+    /// [`FeatureBank`] of [`VmmCapabilities`]. Only for the caller itself, and only by HvCallGetPartitionPropertyEx.
     VmmCapabilities = 0x0009_0007, Never;
     /// [`FeatureBank`] of [`SyntheticFeatures`]: those that a child can be offered. As the one above.
     AssignableSyntheticFeatures = 0x0009_0009, Never;
@@ -98,7 +98,7 @@ impl Property {
         matches!(self, Self::VmmCapabilities | Self::AssignableSyntheticFeatures)
     }
 
-    /// Whether it could ever have this value.
+    /// Whether this value is valid.
     ///
     /// # Errors
     ///
@@ -120,7 +120,7 @@ impl Property {
 }
 
 wire! {
-    /// A property that consists of words of features, of which there is one today (Linux'
+    /// A property with a list of words of feature bits. There is one such word today (Linux'
     /// `hv_partition_property_vmm_capabilities`).
     pub struct FeatureBank: 16 {
         /// Number of words that follow: 1.
@@ -158,7 +158,7 @@ bitflags! {
 }
 
 bitflags! {
-    /// What of the interface a child is offered (Linux' `hv_partition_synthetic_processor_features`).
+    /// The parts of the interface that a child is offered (Linux' `hv_partition_synthetic_processor_features`).
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct SyntheticFeatures: u64 {
         /// CPUID shows a hypervisor.
@@ -218,7 +218,7 @@ bitflags! {
 
 bitflags! {
     /// Features of the processor, banks 0 and 1 (Linux' `hv_partition_processor_features`). As a property: those that a
-    /// partition has. As an input of HvCallCreatePartition: those that it is not to have.
+    /// partition has. As an input of HvCallCreatePartition: those that the partition must not have.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct ProcessorFeatures: u128 {
         /// SSE3.
@@ -336,7 +336,7 @@ bitflags! {
         /// FSRC.
         const FSRC = 1 << 85;
 
-        // A parent disables what it does not know, too.
+        // A parent also disables features that it does not know.
         const _ = !0;
     }
 }

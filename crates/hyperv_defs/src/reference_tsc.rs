@@ -89,7 +89,7 @@ pub const fn tsc_at(time: u64, scale: u64, offset: i64) -> u64 {
     if units <= 0 {
         return 0;
     }
-    // A product of the TSC and a scale below one never has more than 64 bits before the point.
+    // The integer part of the TSC times a scale below one always fits into 64 bits.
     if scale == 0 || units > u64::MAX as i128 {
         return u64::MAX;
     }

@@ -1,8 +1,8 @@
 //! Registers of a VP, by the names that HvCallGetVpRegisters and HvCallSetVpRegisters use (TLFS, HV_REGISTER_NAME;
 //! Linux' `HV_REGISTER_*` and `HV_X64_REGISTER_*`).
 //!
-//! These are the names that Linux, QEMU 11.1 and Cloud Hypervisor read or write, and their neighbours in an array. A
-//! name that is not here is no register.
+//! The list has the names that Linux, QEMU 11.1 and Cloud Hypervisor use, and whole arrays around them. All other names
+//! are invalid.
 //!
 //! A value always has 16 bytes. Most registers use the first 8 of them; the others have a layout of their own.
 
@@ -22,7 +22,7 @@ macro_rules! registers {
         }
 
         impl Register {
-            /// Its number. Of an array, only elements below its length have one of their own.
+            /// Its number. In an array, only elements below the array's length have valid numbers.
             #[must_use]
             pub const fn number(self) -> u32 {
                 match self {
@@ -65,11 +65,11 @@ registers! {
     single {
         /// Bit 0: the parent has suspended the VP. Set when it is created.
         ExplicitSuspend = 0x0000_0000,
-        /// Bit 0: the hypervisor has suspended the VP, because a message about it is on its way to the parent.
+        /// Bit 0: the hypervisor has suspended the VP, because it has sent the parent a message about it.
         InterceptSuspend = 0x0000_0001,
-        /// What the hypervisor knows for whoever emulates an instruction.
+        /// State that helps a parent to emulate an instruction.
         InstructionEmulationHints = 0x0000_0002,
-        /// Bit 0: suspended by whoever schedules it. Only where that is the parent.
+        /// Bit 0: suspended by its scheduler. Only used if the parent schedules VPs.
         DispatchSuspend = 0x0000_0003,
         /// Whether the VP waits: see [`activity`].
         InternalActivityState = 0x0000_0004,
@@ -79,11 +79,11 @@ registers! {
         PendingInterruption = 0x0001_0002,
         /// Bit 0: interrupt shadow. Bit 1: NMIs are masked.
         InterruptState = 0x0001_0003,
-        /// An exception or event that is to be delivered first. 128 bits.
+        /// An exception or event to deliver before the next instruction. 128 bits.
         PendingEvent0 = 0x0001_0004,
         /// Another one.
         PendingEvent1 = 0x0001_0005,
-        /// For which interrupts the parent wants a message when the VP can take them.
+        /// Interrupts for which the parent wants a message as soon as the VP can take them.
         DeliverabilityNotifications = 0x0001_0006,
         /// Instruction pointer.
         Rip = 0x0002_0010,
@@ -197,7 +197,7 @@ registers! {
         TimeRefCount = 0x0009_0004,
         /// The MSR VP_ASSIST_PAGE.
         VpAssistPage = 0x0009_0013,
-        /// How often the parent was signalled about the VP. Only where the parent schedules.
+        /// Number of signals to the parent about the VP. Only used if the parent schedules VPs.
         VpRootSignalCount = 0x0009_0014,
         /// The MSR REFERENCE_TSC.
         ReferenceTsc = 0x0009_0017,

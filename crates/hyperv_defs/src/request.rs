@@ -1,4 +1,4 @@
-//! What a parent asks for: all calls about partitions, parsed.
+//! A parent's requests: all calls about partitions, parsed.
 
 use addr::Gpa;
 
@@ -14,8 +14,8 @@ use crate::vp::{
     Translate, UnmapStatePage, Vp,
 };
 
-/// A parent's request. The fields of each variant are valid in themselves. Whether the partition, the VP or the page
-/// that they name exists and is the caller's, only the hypervisor can tell.
+/// A parent's request. The fields of each variant are valid by themselves. The hypervisor still has to check that the
+/// named partition, VP or page exists and belongs to the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request<'a> {
     /// Create a partition.

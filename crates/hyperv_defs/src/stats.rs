@@ -49,7 +49,7 @@ pub enum PartitionCounter {
 /// Counters of a VP (HV_THREAD_COUNTER).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VpCounter {
-    /// Time in the guest, and in the hypervisor for it.
+    /// Time in the guest, and in the hypervisor on its behalf.
     TotalRunTime = 1,
     /// Time in the hypervisor for it.
     HypervisorRunTime = 2,
@@ -73,11 +73,11 @@ pub enum VpCounter {
     PendingInterrupts = 27,
     /// Emulated accesses to memory.
     EmulatedInstructions = 29,
-    /// Times that it ran on another processor than before.
+    /// Number of moves to another processor.
     Migrations = 45,
     /// Requests to flush its whole TLB.
     WholeFlushes = 48,
-    /// Pages of it that were flushed one by one.
+    /// Its pages that were flushed one by one.
     FlushedPages = 50,
     /// Interrupts that it got.
     VirtualInterrupts = 59,
@@ -93,7 +93,7 @@ pub enum VpCounter {
     WaitingTime = 75,
 }
 
-/// Words of a page of statistics that are ever written: no counter above has a higher index.
+/// Number of words at the start of a page that can be nonzero: all indices above are below it.
 pub const WORDS: usize = 80;
 
 /// The beginning of a page.

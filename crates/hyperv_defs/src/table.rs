@@ -1,4 +1,4 @@
-//! The table of calls: one row for each, with everything that can be said about it before its input is read.
+//! The table of calls: one row for each, with all facts that are known before its input is read.
 //!
 //! A row gives the call's number (TLFS; Linux' `HVCALL_*`), the parts of its input and output ([`Shape`]), how its work
 //! may be divided ([`Continuation`]), and what a caller must have been offered ([`Offered`]).
@@ -9,7 +9,7 @@
 use crate::call::Offered;
 use crate::hypercall::{Control, Status};
 
-/// What is known of a call before its input is read.
+/// The facts about a call that are known before its input is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Row {
     /// The parts of its input and output.
@@ -23,11 +23,11 @@ pub struct Row {
 /// How a call's work may be divided, so that none holds a processor for long (TLFS, "Hypercall Continuation").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Continuation {
-    /// Not at all: its work is bounded and short.
+    /// Not divided: its work is short and bounded.
     Never,
-    /// After each element: the caller calls again, or is made to call again, from the next one on.
+    /// After each element: the caller calls again, or its instruction is repeated, from the next element on.
     Elements,
-    /// Anywhere: the caller is made to call again with the same words. The hypervisor knows what it has done already.
+    /// Anywhere: the caller's instruction is repeated with the same words. The hypervisor remembers its progress.
     Whole,
 }
 
@@ -163,9 +163,9 @@ calls! {
     /// Send an interrupt to a sparse set of VPs.
     SendSyntheticClusterIpiEx = 0x0015,
         Shape::simple(24).with_variable_header(), Never, Offered::CLUSTER_IPI.union(Offered::EX);
-    /// Create a partition: a VM that the caller is the parent of.
+    /// Create a partition: a VM whose parent is the caller.
     CreatePartition = 0x0040, Shape::simple(56).with_output(8), Never, Offered::PARTITIONS;
-    /// Make a created partition able to have memory and VPs.
+    /// Prepare a created partition for memory and VPs.
     InitializePartition = 0x0041, Shape::simple(8), Never, Offered::PARTITIONS;
     /// Stop a partition for ever.
     FinalizePartition = 0x0042, Shape::simple(8), Whole, Offered::PARTITIONS;
@@ -175,11 +175,11 @@ calls! {
     GetPartitionProperty = 0x0044, Shape::simple(16).with_output(8), Never, Offered::PARTITIONS;
     /// Change a property of a partition.
     SetPartitionProperty = 0x0045, Shape::simple(24), Never, Offered::PARTITIONS;
-    /// Give pages to the hypervisor, which pay for what it keeps for a partition.
+    /// Give pages to the hypervisor, for its own structures of a partition.
     DepositMemory = 0x0048, Shape::rep(8, 8, 0), Elements, Offered::MEMORY_POOL;
     /// Take deposited pages back.
     WithdrawMemory = 0x0049, Shape::rep(16, 0, 8), Elements, Offered::MEMORY_POOL;
-    /// Map pages of the caller's into a partition, or take access to them away.
+    /// Map pages of the caller into a partition, or remove access to them.
     MapGpaPages = 0x004b, Shape::rep(24, 8, 0), Elements, Offered::PARTITIONS;
     /// Unmap pages from a partition.
     UnmapGpaPages = 0x004c, Shape::rep(24, 0, 0), Elements, Offered::PARTITIONS;
@@ -191,7 +191,7 @@ calls! {
     DeleteVp = 0x004f, Shape::simple(16), Never, Offered::PARTITIONS;
     /// Read registers of a VP.
     GetVpRegisters = 0x0050, Shape::rep(16, 4, 16), Elements, Offered::PARTITIONS;
-    /// Change registers of a VP, among them those that suspend and resume it.
+    /// Write registers of a VP. Two of them suspend and resume it.
     SetVpRegisters = 0x0051, Shape::rep(16, 32, 0), Elements, Offered::PARTITIONS;
     /// Translate a virtual address as a VP would.
     TranslateVirtualAddress = 0x0052, Shape::simple(32).with_output(16), Never, Offered::PARTITIONS;

@@ -125,7 +125,7 @@ pub struct Banks<'a> {
     /// The next bank; none at `end` and above.
     next: u32,
     end: u32,
-    /// Position of the bank `next` in a sparse set: a walk needs no counting of bits.
+    /// Position of the bank `next` in a sparse set. A walk keeps it, so it need not count bits.
     position: usize,
 }
 

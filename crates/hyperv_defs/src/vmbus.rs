@@ -1,8 +1,8 @@
 //! VMBus, the bus of Hyper-V's own devices, as far as a host without such devices needs it: a guest asks for a version
-//! and for channels, and says that it goes (Linux' `vmbus_channel_*`).
+//! and for channels, and ends the connection (Linux' `vmbus_channel_*`).
 //!
 //! Both sides talk by messages: the guest by HvCallPostMessage, the host by a slot of the guest's message page. A
-//! message begins with its number and four bytes that nobody looks at.
+//! message begins with its number and four bytes without a meaning.
 
 use crate::hypercall::Status;
 use crate::input::Words;
@@ -15,7 +15,7 @@ pub const MESSAGE_TYPE: u32 = 1;
 /// Where answers go: the only SINT that guests name.
 pub const SINT: u8 = 2;
 
-/// From 5.0 on, a guest says at which SINT it listens.
+/// From 5.0 on, a guest names the SINT for answers.
 const VERSIONS: core::ops::RangeInclusive<u32> = 0x5_0000..=0x6_0000;
 
 const REQUEST_OFFERS: u32 = 3;
@@ -28,7 +28,7 @@ const UNLOAD_RESPONSE: u32 = 17;
 /// HvCallPostMessage, for the host's side of the bus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Posted {
-    /// Talk in this version, if the host knows it. Answers go to this vCPU.
+    /// Use this version, if the host supports it. Answers go to this vCPU.
     Contact {
         /// The version: its parts have 16 bits each.
         version: u32,
@@ -54,7 +54,7 @@ impl Posted {
         if kind != MESSAGE_TYPE || !(8..=240).contains(&size) {
             return Err(Status::InvalidParameter);
         }
-        // The call has 256 bytes. What is behind the message is not looked at.
+        // The call has 256 bytes. Bytes behind the message are ignored.
         Ok(match (low(words.get(2)), size) {
             (INITIATE_CONTACT, 24..) => {
                 let [version, vcpu] = [low(words.get(3)), high(words.get(3))];
@@ -94,7 +94,7 @@ impl Reply {
         }
     }
 
-    /// The payload: 16 bytes, where the guest looks at eight or more.
+    /// The payload: 16 bytes, of which the guest reads at least eight.
     #[must_use]
     pub fn payload(self) -> [u8; 16] {
         let (number, rest) = match self {

@@ -34,7 +34,7 @@ wire! {
         pub index: U32,
         /// The virtual trust level, where a call has one.
         pub vtl: u8,
-        /// Not looked at.
+        /// Ignored.
         pub reserved: [u8; 3],
     }
 
@@ -44,15 +44,15 @@ wire! {
         pub partition: U64,
         /// The index.
         pub index: U32,
-        /// Not looked at.
+        /// Ignored.
         pub padding: [u8; 3],
-        /// Where it is best. Not looked at.
+        /// Where it is best. Ignored.
         pub subnode_type: u8,
-        /// Not looked at.
+        /// Ignored.
         pub subnode: U64,
-        /// Not looked at.
+        /// Ignored.
         pub proximity: U64,
-        /// Not looked at.
+        /// Ignored.
         pub flags: U64,
     }
 
@@ -77,13 +77,13 @@ wire! {
     pub struct StatsPageInput: 32 {
         /// What is counted: a `HV_STATS_OBJECT_*`.
         pub object: U32,
-        /// Not looked at.
+        /// Ignored.
         pub padding: U32,
         /// The partition.
         pub partition: U64,
         /// The VP.
         pub index: U32,
-        /// Not looked at.
+        /// Ignored.
         pub reserved: [u8; 3],
         /// [`StatsArea`].
         pub area: u8,
@@ -129,9 +129,9 @@ wire! {
         pub subleaf: U32,
         /// 1: only for this subleaf.
         pub is_subleaf_specific: u8,
-        /// 1: also where the hypervisor would answer by itself.
+        /// 1: the result also replaces answers of the hypervisor's own.
         pub always_override: u8,
-        /// Not looked at.
+        /// Ignored.
         pub padding: U16,
         /// EAX, EBX, ECX, EDX: a value, and a mask of the bits that it decides.
         pub results: [[U32; 2]; 4],
@@ -155,7 +155,7 @@ wire! {
         pub vp: VpHeader,
         /// [`StateKind`].
         pub kind: U32,
-        /// Not looked at.
+        /// Ignored.
         pub reserved: U32,
         /// For XSAVE: flags.
         pub xsave_flags: U64,
@@ -167,7 +167,7 @@ wire! {
     pub struct CpuidValuesInput: 24 {
         /// The VP.
         pub vp: VpHeader,
-        /// Not looked at.
+        /// Ignored.
         pub reserved: U64,
     }
 
@@ -194,7 +194,7 @@ pub struct MapStatePage {
     pub vp: Vp,
     /// Which.
     pub page: StatePage,
-    /// Where: a page of the caller. `None`: the hypervisor chooses.
+    /// The page of the caller to use. `None`: the hypervisor chooses.
     pub location: Option<Gpa>,
 }
 
@@ -304,7 +304,7 @@ pub enum TranslationCode {
     PrivilegeViolation = 2,
     /// The guest's tables have reserved bits set.
     InvalidPageTableFlags = 3,
-    /// The page, or one of the tables, is nowhere in the partition.
+    /// The partition has no memory for the page, or for one of the tables.
     GpaUnmapped = 4,
     /// It cannot be read.
     GpaNoReadAccess = 5,
@@ -325,7 +325,7 @@ pub struct CpuidResult {
     pub results: [(u32, u32); 4],
 }
 
-/// What a parent can ask messages for (Linux' `hv_intercept_type`).
+/// The events for which a parent can request messages (Linux' `hv_intercept_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum InterceptKind {
     /// A port.
@@ -417,7 +417,7 @@ impl VpHeader {
     }
 }
 
-/// There is level 0 only. Bit 4 says that it is given, and may be set.
+/// Only level 0 exists. Bit 4 marks the field as valid, and may be set.
 fn check_vtl(vtl: u8) -> Result<(), Status> {
     const USE: u8 = 1 << 4;
     if vtl & !USE == 0 { Ok(()) } else { Err(Status::InvalidParameter) }
@@ -503,7 +503,7 @@ impl<'a> GetRegisters<'a> {
         Ok(Self { vp, names: list(input, 16, checked.control()) })
     }
 
-    /// The registers, from the call's first element on. A name that is none is an error at its place.
+    /// The registers, from the call's first element on. An invalid name is an error of its element.
     pub fn names(&self) -> impl ExactSizeIterator<Item = Result<Register, Status>> + use<'a> {
         self.names.iter().map(|name| Register::try_from(u32::from_le_bytes(*name)))
     }

@@ -1,4 +1,4 @@
-//! Structures as they are in memory: fields at fixed offsets, little-endian, no gaps.
+//! Structures in their format in memory: fields at fixed offsets, little-endian, no gaps.
 //!
 //! Such a structure can be read from any bytes, at any alignment: no value of a field is invalid in itself.
 
