@@ -1,11 +1,11 @@
-//! Whether the kernel has as much memory as before, and nothing to complain of.
+//! Checks that the kernel has as much memory as before, and has logged no problem.
 
 use std::fs;
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
 
 use anyhow::{Context, Result, bail};
 
-/// Words of kernel messages that tell of something wrong. `withdraw`: pages that a partition had were not given back.
+/// Words of kernel messages that report a problem. `withdraw`: a partition's pages were not given back.
 const BAD: [&str; 9] = [
     "withdraw",
     "WARNING:",
@@ -19,7 +19,7 @@ const BAD: [&str; 9] = [
 ];
 /// The kernel warns when a guest wants a page that its VMM has protected or unmapped. The check of memory does that.
 const EXPECTED: &str = "mshv_region_handle_gfn_fault";
-/// Free memory changes by itself; less than this is no loss.
+/// Free memory changes by itself. A smaller difference is no loss.
 const NOISE_KIB: u64 = 3 * 1024;
 
 /// The state before a check.
@@ -85,7 +85,8 @@ fn complaint(record: &str) -> Option<String> {
 }
 
 fn free_kib() -> Result<u64> {
-    // What the kernel could give back at any time is no loss. Without the right to ask for it, its noise remains.
+    // Memory that the kernel can reclaim at any time is no loss. Without the right to reclaim it, the figure stays
+    // noisy.
     let _ = fs::write("/proc/sys/vm/drop_caches", "3");
     let text = fs::read_to_string("/proc/meminfo")?;
     number(&text, "MemFree:").context("no MemFree in /proc/meminfo")

@@ -112,7 +112,7 @@ impl Partition {
         self.change_memory([mapping.bytes(), guest_page, mapping.address(), WRITABLE | EXECUTABLE])
     }
 
-    /// The call as it is: bytes, guest page, address, flags.
+    /// The raw call: bytes, guest page, address, flags.
     pub(crate) fn change_memory(&self, mut region: [u64; 4]) -> Result<()> {
         call(self.0.as_fd(), request::SET_MEMORY, &mut region).map(|_| ())
     }
@@ -131,7 +131,7 @@ pub(crate) struct Vp {
     index: u32,
 }
 
-/// What a page of a VP holds, as an offset.
+/// The kind of a VP's page, as an offset for mmap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum VpPage {
     Registers = 0,
@@ -143,7 +143,7 @@ impl Vp {
         Mapping::of_device(self.fd.as_fd(), page as usize)
     }
 
-    /// Lets the guest run until it does something that the kernel does not know.
+    /// Runs the guest until an exit that the kernel leaves to the VMM.
     pub(crate) fn run(&self) -> Result<Message> {
         let mut bytes = [0u8; LENGTH];
         call(self.fd.as_fd(), request::RUN, &mut bytes)?;

@@ -21,7 +21,7 @@ pub(crate) const SUM: [u8; 13] = [
     0xec, // in al, dx
     0xf4, // hlt
 ];
-/// Writes to the port without end, each time one more.
+/// Writes to the port in an endless loop; each value is one higher.
 pub(crate) const COUNTER: [u8; 4] = [
     0xee, // out dx, al
     0x40, // inc ax

@@ -1,11 +1,11 @@
-//! What the guest did that its VMM must see to: 256 bytes from the kernel.
+//! Exits that the VMM must handle, as messages of 256 bytes from the kernel.
 
 use std::fmt;
 
 /// Bytes of a message.
 pub(crate) const LENGTH: usize = 256;
 
-/// A message, parsed as far as this program wants it.
+/// A message, parsed as far as this program needs it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Message([u8; LENGTH]);
 

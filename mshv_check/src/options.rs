@@ -5,7 +5,7 @@ use std::fmt;
 /// All checks, from the simplest on.
 pub(crate) const CHECKS: [&str; 11] =
     ["open", "life", "vp", "run", "cost", "signal", "memory", "hyperv", "kill", "input", "fuzz"];
-/// Only for kernels that show statistics, and so none of `all`.
+/// Only for kernels that show statistics, so `all` does not include it.
 pub(crate) const STATS: &str = "stats";
 /// What `kill` starts and kills.
 pub(crate) const VICTIM: &str = "victim";
@@ -16,10 +16,10 @@ pub(crate) struct Options {
     pub(crate) json: bool,
     pub(crate) seed: u64,
     pub(crate) time_limit: u64,
-    /// Rounds, invalidations or calls; the check's own number if absent.
+    /// Number of rounds, invalidations or calls. Without it, each check uses its default.
     count: Option<u64>,
     pub(crate) vps: u32,
-    /// The number of the call from which on each is shown before it is made.
+    /// Each call from this number on is shown before it is made.
     pub(crate) trace: Option<u64>,
 }
 
@@ -78,7 +78,7 @@ impl Options {
         self.count.unwrap_or(usual)
     }
 
-    /// The same for a short run of this check.
+    /// The same number, for a short run of this check.
     pub(crate) fn small(&self, check: &'static str) -> Self {
         let count = match check {
             "life" | "signal" => 50,

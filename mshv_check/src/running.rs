@@ -71,7 +71,7 @@ impl Running {
         self.thread.interrupt();
     }
 
-    /// Waits until the VP is out of its guest, and gives it back.
+    /// Waits until the VP is out of its guest, and returns it.
     pub(crate) fn stop(self) -> Result<Vp> {
         self.shared.stop.store(true, Ordering::SeqCst);
         let started = Instant::now();

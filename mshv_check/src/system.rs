@@ -25,8 +25,8 @@ unsafe impl<const COUNT: usize> Plain for [u8; COUNT] {}
 // SAFETY: as above.
 unsafe impl<const COUNT: usize> Plain for [u64; COUNT] {}
 
-/// Calls a device. The request must be about `argument` and nothing else: what it points at is the caller's concern,
-/// and is only ever a [`Mapping`] or a number that is no address.
+/// Calls a device. The request must access only `argument` and the [`Mapping`] that it points to. Any other pointer in
+/// it must be an invalid address.
 pub(crate) fn call<T: Plain>(device: BorrowedFd<'_>, request: u32, argument: &mut T) -> Result<i32> {
     call_at(device, request, std::ptr::from_mut(argument) as usize)
 }

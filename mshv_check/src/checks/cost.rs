@@ -1,6 +1,6 @@
-//! What an exit to the VMM costs: a guest that reads a port without end, and a VMM that does nothing but answer.
+//! The cost of an exit to the VMM. The guest reads a port in an endless loop, and the VMM only answers.
 //!
-//! The time is the parent's own. Where its clock counts instructions (`-icount shift=0`), so do the figures: those of
+//! The time is the parent's own. If its clock counts instructions (`-icount shift=0`), the figures are instructions of
 //! the guest, Dunlin, the parent's kernel and this program together.
 
 use std::time::Instant;

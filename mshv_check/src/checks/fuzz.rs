@@ -1,4 +1,4 @@
-//! Random hypercalls, as far as the kernel passes them on. Nothing is expected of them but that all goes on.
+//! Random hypercalls, as far as the kernel passes them on. The only expectation: the machine keeps running.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
@@ -12,7 +12,7 @@ use crate::device::{Buffers, Device, Partition, Vp, code};
 use crate::guest::COUNTER;
 use crate::system::Mapping;
 
-/// Numbers that mean something in one call or another, and neighbours of limits.
+/// Numbers that have a meaning in some call, and neighbours of limits.
 const SPECIAL: [u64; 26] = [
     0,
     1,
@@ -136,7 +136,7 @@ impl Target {
             let words = (usize::from(in_bytes) / 8).clamp(1, 64);
             let input: Vec<u64> = (1..words).map(|at| self.buffers.input(at)).collect();
             eprintln!("{number}: {code:#x} reps {reps} input {in_bytes} output {out_bytes}: {input:x?}");
-            // So that a serial line has sent it before the call is made.
+            // A serial line needs this time to send the text before the call is made.
             std::thread::sleep(std::time::Duration::from_millis(300));
         }
         match self.buffers.call(fd, [code, reps, in_bytes, out_bytes]) {

@@ -2,7 +2,7 @@
 //!
 //! Each VP goes through the same steps again and again: it enables its hypercall page and flushes all TLBs by a call,
 //! enables the clock's page and the VP assist page, and waits for a message of a synthetic timer. After each step it
-//! looks for what must be there. A page that the hypervisor has forgotten stops it, or counts as a mistake.
+//! checks the pages. A page that the hypervisor has forgotten stops the VP, or counts as a mistake.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -61,7 +61,7 @@ pub(super) fn run(device: &Device, invalidations: u64, vps: u32, seed: u64) -> R
     let compactions = compaction.stop();
     let passes = (0..running.len()).map(|vp| u64::from(memory.word(part(vp) * PAGE))).sum();
     let messages = running.iter().map(Running::messages).sum();
-    // What the VPs themselves complain of comes first: it explains the rest.
+    // Mistakes that the VPs have found come first: they explain the rest.
     running.into_iter().try_for_each(|running| running.stop().map(|_| ()))?;
     result?;
     drop((partition, memory));

@@ -25,7 +25,7 @@ pub(super) fn run(device: &Device) -> Result<Figures> {
     Ok(figures([("calls", calls), ("lost_kib", cost.lost_kib)]))
 }
 
-/// Every call of every descriptor, with zeros, ones, and addresses that are none. Some succeed, and may.
+/// Every call of every descriptor, with zeros, ones, and invalid addresses. Some calls may succeed.
 fn numbers(device: &Device) -> Result<u64> {
     let partition = device.partition()?;
     let created = device.create_partition()?;
@@ -67,7 +67,7 @@ fn order(device: &Device) -> Result<u64> {
     let partition = device.create_partition()?;
     ensure!(partition.create_vp(0).is_err(), "a partition that is not initialized gets a VP");
     partition.initialize()?;
-    // The kernel may say that this is done already, or that it is an error.
+    // The kernel may answer that this was done already, or that it is an error.
     let _ = partition.initialize();
     let vp = partition.create_vp(0)?;
     ensure!(partition.create_vp(0).is_err(), "a partition has VP 0 twice");

@@ -1,9 +1,9 @@
-//! The kernel takes pages away from running VPs: it discards, replaces, protects and moves them.
+//! The kernel takes pages away from running VPs. It discards, replaces, protects and moves them.
 //!
-//! Each VP reads the first word of all shared pages, pass by pass, and leaves what it has seen in its own part. The
-//! parent changes a page's frame, and writes the next number to it. Once each VP has made two more passes, it must have
-//! seen that number: a VP that still has the old frame in its TLB sees another one. Pages of the VP's own only move,
-//! and must keep what the VP has written.
+//! In each pass, each VP reads the first word of all shared pages, and stores the words in its own part. The parent
+//! changes a page's frame, and writes the next number to it. Once each VP has made two more passes, it must have seen
+//! that number: a VP that still has the old frame in its TLB sees another one. Pages of the VP's own only move, and
+//! must keep what the VP has written.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -120,7 +120,7 @@ pub(super) fn run(device: &Device, invalidations: u64, vps: u32, seed: u64) -> R
     let compactions = compaction.stop();
     let passes = (0..watched.running.len()).map(|vp| u64::from(watched.passes(vp))).sum();
     let stopped = watched.stop();
-    // What the VPs themselves complain of comes first: it explains the rest.
+    // Mistakes that the VPs have found come first: they explain the rest.
     let messages = match (stopped, result) {
         (Err(why), _) | (Ok(_), Err(why)) => return Err(why),
         (Ok(messages), Ok(())) => messages,

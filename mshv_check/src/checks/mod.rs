@@ -46,7 +46,7 @@ fn figures<const COUNT: usize>(named: [(&str, u64); COUNT]) -> Figures {
     named.into_iter().map(|(name, number)| (name.to_owned(), number.into())).collect()
 }
 
-/// Shows how far a long check has come, ten times.
+/// Shows the progress of a long check, ten times.
 fn tell(what: &str, done: u64, of: u64) {
     if of >= 100 && done.is_multiple_of(of / 10) {
         eprintln!("mshv-check: {done} of {of} {what}");

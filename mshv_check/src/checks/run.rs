@@ -1,4 +1,4 @@
-//! A guest of 13 bytes: its port accesses come to us, its halt does not, and a signal ends the wait.
+//! A guest of 13 bytes. Its port accesses come to this program, its halt does not, and a signal ends the wait.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};

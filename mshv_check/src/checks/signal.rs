@@ -1,4 +1,4 @@
-//! Signals end the runs of a VP, whatever the guest does, and neither lose nor repeat what it does.
+//! Signals end the runs of a VP, whatever its guest does. No access of the guest is lost or repeated.
 
 use std::time::{Duration, Instant};
 
@@ -51,7 +51,7 @@ fn waits(device: &Device, code: &[u8], rounds: u64, random: &mut fastrand::Rng) 
     running.stop().map(|_| ())
 }
 
-/// While signals come, the guest's numbers arrive one after the other.
+/// While signals arrive, the guest's numbers come in order and without gaps.
 fn counts(device: &Device, rounds: u64, random: &mut fastrand::Rng) -> Result<u64> {
     let (_partition, vp, _memory) = small(device, &COUNTER)?;
     let mut next: u8 = 2;
