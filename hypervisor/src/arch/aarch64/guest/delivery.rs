@@ -59,7 +59,7 @@ impl Posted {
         }
     }
 
-    /// The owner is on, or off, from here on.
+    /// Records that the owner is on, or off.
     pub(super) fn set_power(&self, on: bool) {
         self.power.store(if on { ON } else { OFF }, Ordering::Release);
     }

@@ -1,4 +1,4 @@
-//! ID registers: those of the pCPUs, and those that guests read.
+//! ID registers of the pCPUs, and the ID registers that guests read.
 //!
 //! Each pCPU adds its own when it starts. Guests read what all have in common, within the allow-list of
 //! [`aarch64_defs::features`], on any pCPU.
@@ -44,7 +44,7 @@ pub(in crate::arch::aarch64) fn offered() -> &'static IdRegisters {
     OFFERED.call_once(|| COMMON.lock().unwrap_or_else(|| IdRegisters::offered(read)))
 }
 
-/// Whether some pCPU has features that guests do not see, because another pCPU does not have them.
+/// Whether guests do not see some feature because only a part of the pCPUs has it.
 pub(in crate::arch::aarch64) fn differ() -> bool {
     DIFFER.load(Ordering::Relaxed)
 }

@@ -22,7 +22,7 @@ pub(crate) struct KernelEntry {
 /// Why a kernel cannot be booted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Error {
-    /// The file is no kernel, or does not fit.
+    /// The file is not a kernel, or does not fit.
     Image(ImageError),
     /// The device tree cannot express the VM's description.
     DeviceTree,

@@ -28,7 +28,7 @@ impl Platform {
     }
 }
 
-/// Delivers the news that a change of the distributor has made.
+/// Delivers the interrupts that a change of the distributor has made pending.
 pub(super) fn deliver_news(vm: &Vm) {
     loop {
         let next = vm.platform().distributor.lock().next_news();

@@ -61,7 +61,7 @@ fn read(register: SystemRegister) -> Option<u64> {
     Some(value)
 }
 
-/// The register of the physical timer that this is, if any.
+/// The register of the physical timer with this encoding, if it is one.
 fn timer_register(register: SystemRegister) -> Option<Register> {
     match register.parts() {
         (3, 3, 14, 2, 0) => Some(Register::Value),

@@ -1,7 +1,7 @@
-//! What a VM that is a parent may give to its children: what it has itself.
+//! Features that a parent may give to its children: those that it has itself.
 //!
-//! The interface has names of its own for features of the processor ([`ProcessorFeatures`]). Here they are found in the
-//! CPUID that the parent sees.
+//! The interface has its own names for features of the processor ([`ProcessorFeatures`]). This file finds them in the
+//! parent's CPUID.
 
 use hyperv_defs::property::{ProcessorFeatures, SyntheticFeatures, XsaveFeatures};
 use partition::{Features, Host};
@@ -97,12 +97,12 @@ const SYNTHETIC_FEATURES: SyntheticFeatures = SyntheticFeatures::HYPERVISOR_PRES
     .union(SyntheticFeatures::CLUSTER_IPI)
     .union(SyntheticFeatures::LONG_SPIN_WAIT);
 
-/// VPs of a child, at most: Linux' driver has no more.
+/// Maximum number of VPs of a child: the limit of Linux' driver.
 const VPS: u32 = 256;
 /// Deposited pages that pay for a VP. Linux deposits 90 for each.
 const PAGES_PER_VP: usize = 64;
 
-/// Hides in a child's CPUID what its VPs do not have.
+/// Hides features in a child's CPUID that its VPs do not have.
 pub(super) fn limit(table: &mut CpuidTable, has: &Features) {
     let mut hide = |leaf, register, bits: u32| {
         let Some(Registers { eax, ebx, ecx, edx }) = table.place(leaf, 0) else { return };
@@ -139,7 +139,7 @@ pub(super) fn limit(table: &mut CpuidTable, has: &Features) {
     }
 }
 
-/// What the children of a VM with this CPUID can have.
+/// The features that children of a VM with this CPUID can have.
 pub(super) fn host(cpuid: &CpuidTable) -> Host {
     let has = |leaf, register, bit| {
         let Registers { eax, ebx, ecx, edx } = cpuid.subleaf(leaf, 0);

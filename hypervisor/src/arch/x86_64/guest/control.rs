@@ -19,7 +19,7 @@ use crate::arch::VcpuState as _;
 use crate::arch::x86_64::backend::ControlWrite;
 use crate::vcpu::run::{Next, Running};
 
-/// The guest writes control register `number`. Where the processor does not say how, the instruction is read.
+/// The guest writes control register `number`. If the processor does not report the operands, the instruction is read.
 pub(in crate::arch::x86_64) fn write(run: &mut Running<'_>, number: u8, told: Option<ControlWrite>) -> Next {
     if let Some(ControlWrite { from, next_rip }) = told {
         move_to(run, number, from, next_rip);
@@ -93,7 +93,7 @@ fn move_to(run: &mut Running<'_>, number: u8, from: u8, next_rip: u64) {
     }
 }
 
-/// LMSW: the four bits of the machine status word that it knows cannot contradict anything.
+/// LMSW: any value of its four bits of the machine status word is valid.
 fn load_status_word(run: &mut Running<'_>, word: u64, next_rip: u64) {
     let arch = &mut run.owner.arch;
     let state = arch.hardware.control();

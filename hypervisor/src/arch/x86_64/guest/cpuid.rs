@@ -162,8 +162,8 @@ impl CpuidTable {
         leaves.get_mut((number & 0x0fff_ffff) as usize)?.subleaves.get_mut(subleaf)
     }
 
-    /// What a child's vCPU is answered, whose XCR0 is `xcr0`: the parent's results before all others. A few bits follow
-    /// the vCPU's state, whatever the parent has registered.
+    /// The answer for a child's vCPU whose XCR0 is `xcr0`. Results that the parent has registered come first. A few
+    /// bits always follow the vCPU's state.
     pub(super) fn answer_to_child(&self, vcpu: &ArchVcpu, number: u32, subleaf: u32, xcr0: u64) -> Registers {
         let table = self.of_child.as_deref().unwrap_or(self);
         let leaf = table.find(number);
@@ -197,7 +197,7 @@ impl CpuidTable {
         ends.max().unwrap_or(0).max(576)
     }
 
-    /// A leaf that is not in the lists: of a child, or of nobody.
+    /// A leaf that is not in the lists: a child has its own list, and for other VMs the leaf does not exist.
     #[cold]
     fn answer_rarely(&self, vcpu: &ArchVcpu, number: u32, subleaf: u32) -> Registers {
         if self.of_child.is_none() {
@@ -206,7 +206,7 @@ impl CpuidTable {
         self.answer_to_child(vcpu, number, subleaf, fpu::read_xcr0())
     }
 
-    /// What a leaf says, but for the bits that an exit fills in.
+    /// The answer to a leaf, without the bits that an exit fills in.
     pub(super) fn subleaf(&self, number: u32, subleaf: usize) -> Registers {
         self.find(number).and_then(|leaf| leaf.subleaves.get(subleaf)).copied().unwrap_or_default()
     }
@@ -282,7 +282,7 @@ fn host(number: u32) -> Registers {
 }
 
 fn host_subleaf(number: u32, subleaf: u32) -> Registers {
-    // Beyond its last leaf a CPU answers with that leaf's data; for us that is nothing.
+    // Beyond its last leaf a CPU answers with that leaf's data. Here the answer is zero.
     if number > __cpuid(number & 0xf000_0000).eax {
         return Registers::default();
     }

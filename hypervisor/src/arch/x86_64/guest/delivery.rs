@@ -48,8 +48,8 @@ impl Posted {
     }
 }
 
-/// Sends `message` from the vCPU `sender`, or from a device, to all that it is for. Targets that do not exist hear
-/// nothing, as on hardware.
+/// Sends `message` from the vCPU `sender`, or from a device, to all its targets. Targets that do not exist are ignored,
+/// as on hardware.
 pub(in crate::arch) fn send(vm: &Vm, sender: Option<u32>, message: &Message) {
     let everybody = || (0..vm.config.vcpus).take(vm.vcpus().len());
     match message.target {
@@ -89,7 +89,7 @@ fn post_to(vm: &Vm, ids: impl IntoIterator<Item = u32>, message: &Message) {
                 Pending::INTERRUPT
             }
             Kind::Nmi => {
-                // A processor takes one and latches one more; a vCPU that does not run must not make one of both.
+                // A processor handles one NMI and latches one more. A vCPU that does not run must not merge the two.
                 if posted.nmis.fetch_or(1, Ordering::Relaxed) != 0 {
                     posted.nmis.fetch_or(2, Ordering::Relaxed);
                 }
@@ -109,7 +109,7 @@ fn post_to(vm: &Vm, ids: impl IntoIterator<Item = u32>, message: &Message) {
         vm.post(id, work);
 
         if message.kind == Kind::LowestPriority {
-            // Any one of the targets will do (APM vol. 2, 16.6.2); the first has it.
+            // Any one of the targets is right (APM vol. 2, 16.6.2). The first one gets it.
             return;
         }
     }

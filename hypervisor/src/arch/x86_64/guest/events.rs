@@ -29,7 +29,7 @@ pub(super) enum Armed {
     Step(Step, bool),
 }
 
-/// The first vector that is no exception's (APM vol. 2, 8.2).
+/// The first vector above those of exceptions (APM vol. 2, 8.2).
 const FIRST_INTERRUPT: u8 = 32;
 
 /// Before an entry.
@@ -112,7 +112,7 @@ impl ArchVcpu {
         let mut guest = self.debug_registers();
         let step = Step::begin(self.hardware.rip(), &mut guest, flags);
         self.set_debug_registers(guest);
-        // An instruction that has left the guest for this once is let go.
+        // An instruction that has already exited for this is not intercepted again.
         self.hardware.begin_step(flags == Flags::Kept);
         self.armed = Armed::Step(step, self.hardware.is_in_shadow());
     }
@@ -122,7 +122,7 @@ impl ArchVcpu {
         self.hardware.intercept_iret(self.events.masks_nmis());
     }
 
-    /// Somebody outside of the guest masks NMIs, or ends the mask.
+    /// The guest's parent masks NMIs, or ends the mask.
     pub(super) fn set_nmi_mask(&mut self, masks_nmis: bool) {
         self.events.set_nmi_mask(masks_nmis);
         self.intercept_iret();

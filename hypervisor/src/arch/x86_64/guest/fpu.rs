@@ -131,7 +131,7 @@ impl FpuState {
         }
         self.changes();
         let bytes = self.bytes_mut();
-        // The area counts, and not what these components are at first.
+        // The values in the area are used, not the components' initial values.
         bytes[512] |= 3;
         bytes[..512].get_mut(place..place + 16)?.copy_from_slice(&value);
         Some(())
@@ -191,7 +191,7 @@ fn word_at(bytes: &[u8], at: usize) -> [u8; 4] {
     bytes.get(at..).and_then(<[u8]>::first_chunk).copied().unwrap_or_default()
 }
 
-/// Those of the components that guests have; none means all.
+/// The given components that guests have. No bit set means all.
 fn offered(components: u64) -> u64 {
     if components == 0 { host_xcr0() } else { components & host_xcr0() }
 }

@@ -78,7 +78,7 @@ const PRIVILEGES_OF_A_CHILD: [(SyntheticFeatures, Privileges); 8] = [
     (SyntheticFeatures::FREQUENCIES, Privileges::FREQUENCIES),
 ];
 
-/// What a parent may do besides. Not CPU_MANAGEMENT, which would make it the root of the machine.
+/// Further privileges of a parent. Not CPU_MANAGEMENT, which would make it the root of the machine.
 const OF_A_PARENT: PrivilegesHigh = PrivilegesHigh::CREATE_PARTITIONS
     .union(PrivilegesHigh::ACCESS_MEMORY_POOL)
     .union(PrivilegesHigh::POST_MESSAGES)
@@ -87,13 +87,13 @@ const OF_A_PARENT: PrivilegesHigh = PrivilegesHigh::CREATE_PARTITIONS
     .union(PrivilegesHigh::STATISTICS)
     .union(PrivilegesHigh::VP_REGISTERS);
 
-/// Build of version 10.0, as other implementations of the interface say.
+/// Build number of version 10.0, the same as in other implementations of the interface.
 const BUILD: u32 = 0x3839;
 /// Linux' driver for parents knows the builds from 27 744 to 27 751, and complains of any other.
 const PARENT_BUILD: u32 = 27_744;
 
 impl Profile {
-    /// From the VM's description, and from what it has if it is a child; `None` without the interface.
+    /// From the VM's description, and from a child's features. `None` without the interface.
     pub(super) fn of(config: &VmConfig, child: Option<&ChildFeatures>) -> Option<Self> {
         let flush = config.flush == RemoteFlush::Hypercall;
         let ipi = match config.hyperv {
@@ -162,7 +162,7 @@ impl Profile {
 /// State of a VM.
 pub(in crate::arch::x86_64) struct HyperV {
     offered: Offered,
-    /// Of a child: the MSRs that it has. All others have all.
+    /// The MSRs that a child has. Other VMs have all of them.
     privileges: Privileges,
     /// Turn the host's TSC into the VM's time.
     scale: u64,
@@ -180,7 +180,7 @@ struct VmRegisters {
     reference_tsc: ReferenceTscMsr,
     /// The last version of the clock that the guest was shown.
     sequence: u32,
-    /// A child's page does not show the clock as it is, because the page was away.
+    /// A child's page shows an old clock, because the page was away.
     owes_clock: bool,
     relies_on_tsc: bool,
 }
@@ -227,7 +227,7 @@ impl HyperV {
         ReferenceTsc { sequence: 0, scale: self.scale, offset: self.offset.load(Ordering::Relaxed) }
     }
 
-    /// When the host's TSC is `tick`, the VM's time is `time`.
+    /// Sets the VM's time to `time` at the host's TSC `tick`.
     pub(super) fn set_time(&self, tick: u64, time: u64) {
         self.offset.store(reference_tsc::offset_for(tick, self.scale, time), Ordering::Relaxed);
     }
@@ -242,8 +242,8 @@ impl HyperV {
     }
 
     /// Writes GUEST_OS_ID, HYPERCALL or REFERENCE_TSC as they were in a guest that is restored. The hypercall page is
-    /// in its memory already; the clock's page is written, because this host's clock is another. `None` if the
-    /// hypercall page is nowhere.
+    /// in its memory already; the clock's page is written, because this host's clock is another. `None` if there is no
+    /// memory for the hypercall page.
     pub(super) fn set_shared(&self, number: u32, value: u64, vm: &Vm) -> Option<()> {
         let mut registers = self.registers.lock();
         match number {
@@ -264,7 +264,7 @@ impl HyperV {
                 self.place_clock(&mut registers, ReferenceTscMsr(value), vm);
                 if registers.owes_clock {
                     drop(registers);
-                    // No vCPU runs before it has seen to it.
+                    // Each vCPU does this before it runs.
                     (0..).take(vm.vcpus().len()).for_each(|index| vm.post(index, Pending::MESSAGE));
                 }
             }
@@ -272,7 +272,7 @@ impl HyperV {
         Some(())
     }
 
-    /// The clock has changed, or the guest's TSC: the page of REFERENCE_TSC has to show that.
+    /// The clock or the guest's TSC has changed, so the page of REFERENCE_TSC must change too.
     pub(super) fn owe_clock(&self) {
         let mut registers = self.registers.lock();
         registers.owes_clock = registers.reference_tsc.is_enabled();
@@ -394,7 +394,7 @@ pub(super) fn write_msr(run: &mut Running<'_>, number: u32, value: u64) -> Resul
         msr::GUEST_OS_ID => {
             if value == 0 {
                 registers.hypercall = registers.hypercall.with_enable(false);
-                // Linux does so before another kernel takes its place, whatever its children are doing.
+                // Linux does this before it starts another kernel, even if its children still run.
                 if let Some(children) = &hyperv.children {
                     children.abandon();
                 }
@@ -431,7 +431,7 @@ pub(super) fn write_msr(run: &mut Running<'_>, number: u32, value: u64) -> Resul
             let assist = VpAssistMsr(value);
             run.owner.arch.vp_assist = assist;
             if assist.is_enabled() {
-                // A page that does not exist is the guest's loss.
+                // If the page does not exist, the guest gets none.
                 let is_written = memory.write(assist.page(), &NO_EOI_ASSIST);
                 if !is_written && run.vm.as_child().is_some() {
                     synic::owe(run, owed::ASSIST);
@@ -448,13 +448,13 @@ pub(super) fn write_msr(run: &mut Running<'_>, number: u32, value: u64) -> Resul
     Ok(())
 }
 
-/// Whether a page of a child that is not there now will be.
+/// Whether the parent can bring this page of a child back.
 fn may_come_back(run: &mut Running<'_>, gpa: Gpa) -> bool {
     run.vm.as_child().is_some() && intercept::missing(run, gpa, Access::READ_WRITE) != Missing::Nowhere
 }
 
 impl HyperV {
-    /// Refuses an MSR of which a child has no part.
+    /// Refuses an MSR that a child does not have.
     fn check_privilege(&self, number: u32) -> Result<(), GeneralProtection> {
         let needed = match number {
             msr::GUEST_OS_ID | msr::HYPERCALL => Privileges::HYPERCALL,
@@ -521,7 +521,7 @@ pub(in crate::arch::x86_64) fn hypercall(run: &mut Running<'_>) -> Next {
     }
 }
 
-/// A child's call whose input, at `gpa`, was not there.
+/// A child's call whose input at `gpa` had no page.
 #[cold]
 #[inline(never)]
 fn call_again_with(run: &mut Running<'_>, is_long: bool, control: Control, gpa: Gpa) -> Next {

@@ -1,5 +1,5 @@
 //! Exits of a child that its parent's virtual machine monitor handles: accesses to ports and to devices' registers,
-//! accesses to memory that is not there now, and what ends any other VM.
+//! accesses to memory that is not there now, and mistakes that end any other VM.
 //!
 //! Everything else is handled as for any VM: the local APIC, CPUID, MSRs, HLT, hypercalls, exceptions.
 
@@ -56,7 +56,8 @@ pub(in crate::arch::x86_64) fn handles(run: &Running<'_>, gpa: Gpa) -> bool {
 #[inline(never)]
 pub(in crate::arch::x86_64) fn device(run: &mut Running<'_>, gpa: Gpa, needs: Needs) -> Next {
     if needs.access.execute || needs.is_table_walk || run.owner.arch.hardware.has_interrupted_delivery() {
-        // Nobody can emulate that. On a PC it would read ones from an empty bus, and soon be a triple fault.
+        // No monitor can emulate this access. On a PC it would read ones from an empty bus, and soon cause a triple
+        // fault.
         return unrecoverable(run, "has code, page tables or a stack where there is no memory");
     }
     if needs.access.write && rings(run, gpa) {
@@ -65,7 +66,7 @@ pub(in crate::arch::x86_64) fn device(run: &mut Running<'_>, gpa: Gpa, needs: Ne
     memory(run, MessageType::UnmappedGpa, gpa, needs)
 }
 
-/// Whether a child's write at `gpa` is a doorbell. Then the parent hears of it, and the instruction is done.
+/// Whether a child's write at `gpa` is a doorbell. Then the parent is notified, and the instruction is done.
 fn rings(run: &mut Running<'_>, gpa: Gpa) -> bool {
     let vm = run.vm;
     let Some(child) = vm.as_child().filter(|child| child.doorbells.is_at(gpa)) else { return false };
@@ -95,7 +96,7 @@ pub(in crate::arch::x86_64) fn unbacked(run: &mut Running<'_>, gpa: Gpa) -> Next
     again_with(run, gpa).unwrap_or_else(|| unrecoverable(run, "has code or page tables where there is no memory"))
 }
 
-/// The hypervisor has not found what it needs to read of a child at `gpa`. The instruction is tried again, when the
+/// The hypervisor must read a child's memory at `gpa`, and has not found it. The instruction is tried again, when the
 /// parent has brought it back. `None` if the child has no memory there.
 #[cold]
 pub(super) fn again_with(run: &mut Running<'_>, gpa: Gpa) -> Option<Next> {
@@ -139,7 +140,7 @@ pub(super) fn wait_for(run: &mut Running<'_>, gpa: Gpa) {
 
 fn memory(run: &mut Running<'_>, kind: MessageType, gpa: Gpa, needs: Needs) -> Next {
     const WRITE_BACK: u32 = 6;
-    // The parent's kernel serves the fault without the instruction.
+    // The parent's kernel handles the fault without decoding the instruction.
     let mut instruction = [0; INSTRUCTION_BYTES];
     let mut instruction_length = 0;
     if kind == MessageType::UnmappedGpa {
@@ -167,7 +168,7 @@ fn memory(run: &mut Running<'_>, kind: MessageType, gpa: Gpa, needs: Needs) -> N
     intercept(run, kind, payload.bytes())
 }
 
-/// A child does what would end any other VM: its parent decides.
+/// A child makes a mistake that would end any other VM. Its parent decides.
 #[cold]
 pub(in crate::arch::x86_64) fn unrecoverable(run: &mut Running<'_>, what: &str) -> Next {
     debug!("{} vCPU {}: {what}, {}", run.vm.name(), run.index, run.owner.arch.whereabouts());

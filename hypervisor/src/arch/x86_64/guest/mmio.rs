@@ -189,7 +189,7 @@ pub(in crate::arch::x86_64) fn fetch(run: &mut Running<'_>) -> Option<Fetched> {
     x86_emulate::fetch(&registers, &run.vm.memory, &mut Walks::forgetful()).ok()
 }
 
-/// The guest's next bytes of code, if they can be fetched, up to the end of the page or beyond.
+/// The guest's next bytes of code, if they can be fetched. They may continue on the next page.
 pub(in crate::arch::x86_64) fn bytes_at_rip(run: &mut Running<'_>) -> Option<Window> {
     code_at_rip(run).ok()
 }
@@ -221,7 +221,7 @@ pub(super) struct Store {
     pub(super) next_rip: u64,
 }
 
-/// The instruction at RIP, if it is such a one.
+/// The instruction at RIP, if it is of this kind.
 pub(super) fn store(run: &mut Running<'_>) -> Option<Store> {
     let (saved, count) = saved_bytes(&run.owner.arch, run.vcpu, run.vm.memory.epoch());
     let window = if count != 0 { Window::of(&saved[..count]) } else { bytes_at_rip(run)? };
@@ -268,7 +268,7 @@ struct Bus<'a> {
 }
 
 impl Bus<'_> {
-    /// Where the local APIC of the vCPU has its registers.
+    /// Address of the registers of the vCPU's local APIC.
     #[inline]
     fn local_apic(&self) -> Gpa {
         Gpa(self.apic.mmio_base())

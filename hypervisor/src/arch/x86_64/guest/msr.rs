@@ -1,7 +1,7 @@
 //! Model-specific registers, by allow-list.
 //!
-//! A register that is not named here does not exist: the guest gets #GP, as on a CPU that lacks it. What an
-//! entry and an exit switch by themselves is passed through and does not come here (the back end has the list).
+//! A register that is not named here does not exist: the guest gets #GP, as on a CPU that lacks it. Registers that the
+//! processor switches at entries and exits do not exit (the back end has the list).
 
 use core::sync::atomic::Ordering;
 
@@ -114,7 +114,8 @@ fn write(run: &mut Running<'_>, number: u32, value: u64) -> Result<(), GeneralPr
             arch.hardware.set_pat(value);
             return Ok(());
         }
-        // The TSC is the host's and the same for all; a kernel writes it only to undo differences that there are not.
+        // The TSC is the host's, the same on all vCPUs. A kernel writes it only to remove differences, and there are
+        // none.
         msr::TSC | msr::TSC_ADJUST => return Ok(()),
         hyperv::FIRST_MSR..=hyperv::LAST_MSR => return hyperv::write_msr(run, number, value),
         number if reads_as_zero(number) || amd_register(number).is_some() => return Ok(()),
@@ -133,7 +134,7 @@ fn set_apic_base(arch: &mut ArchVcpu, value: u64) -> Result<Effect, GeneralProte
     arch.apic.set_base_msr(value)
 }
 
-/// Registers that a guest finds as it left them, and that have no effect.
+/// Registers that keep the guest's value and have no effect.
 #[cold]
 fn write_kept(arch: &mut ArchVcpu, number: u32, value: u64) -> Result<(), GeneralProtection> {
     if number != msr::MISC_ENABLE {
@@ -151,9 +152,9 @@ fn reads_as_zero(number: u32) -> bool {
     matches!(number, msr::TSC_ADJUST | msr::PATCH_LEVEL | msr::DEBUG_CTL)
 }
 
-/// What registers read as that only AMD's processors have (APM vol. 2, appendix A; the processors' PPRs), and that
-/// kernels on them use without asking CPUID. Writes have no effect. On Intel's processors they raise #GP (SDM vol. 4
-/// does not list them).
+/// Values of registers that only AMD's processors have (APM vol. 2, appendix A; the processors' PPRs), and that kernels
+/// use without checking CPUID. Writes have no effect. On Intel's processors they raise #GP (SDM vol. 4 does not list
+/// them).
 fn amd_register(number: u32) -> Option<u64> {
     match number {
         msr::HWCR => Some(HWCR_TSC_FREQ_SEL),

@@ -128,7 +128,7 @@ pub(super) fn read(vm: &Vm, port: u16, bytes: u8) -> u32 {
 /// The value of an empty bus.
 const EMPTY: u32 = u32::MAX;
 
-/// A read of a register that may be wider than a byte, or that no guest reads often; or of nothing.
+/// A read of a register that is rare or wider than a byte, or of an empty bus.
 #[cold]
 fn read_wide(vm: &Vm, port: u16, bytes: u8) -> u32 {
     match port {
@@ -159,7 +159,7 @@ pub(super) fn write(vm: &Vm, index: u32, port: u16, bytes: u8, wide: u32) {
     }
 }
 
-/// A write to a register that may be wider than a byte, or that no guest writes often; or to nothing.
+/// A write to a register that is rare or wider than a byte, or to an empty bus.
 #[cold]
 fn write_wide(vm: &Vm, port: u16, bytes: u8, wide: u32) {
     let [value, ..] = wide.to_le_bytes();

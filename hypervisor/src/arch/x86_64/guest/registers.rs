@@ -1,11 +1,11 @@
 //! Registers of a child's vCPU by the names of the Hyper-V interface, for its parent.
 //!
 //! A virtual machine monitor writes a vCPU's registers in lists: when it makes the vCPU, when it has emulated an
-//! instruction, when it restores a guest. A value is checked by itself. What registers are together (CR0, CR4 and EFER
-//! come in any order) is for the next entry: VMRUN refuses what does not exist (APM vol. 2, 15.5.1), and then the
-//! parent gets a message, as for a triple fault.
+//! instruction, when it restores a guest. Each value is checked alone. The next entry checks combinations, because CR0,
+//! CR4 and EFER come in any order: VMRUN refuses an invalid one (APM vol. 2, 15.5.1), and then the parent gets a
+//! message, as for a triple fault.
 //!
-//! Registers of features that no guest has here exist and are zero: a monitor that writes zero to them is content.
+//! Registers of features that no guest has here exist and are zero, because monitors write zero to them.
 
 use hyperv_defs::Status;
 use hyperv_defs::msr as synthetic;
@@ -32,7 +32,7 @@ use crate::device::memory_types;
 use crate::vcpu::activity::Activity;
 use crate::vm::Vm;
 
-/// The parent creates a vCPU anew: nothing is left of what it was, nor of what was sent to it.
+/// The parent creates a vCPU again: its old state and all messages to it are gone.
 pub(in crate::arch) fn power_on(held: &mut Held<'_>) {
     let arch = &mut held.owner.arch;
     delivery::take_posted(arch, held.vcpu.posted(), Pending::all());
@@ -84,10 +84,9 @@ pub(in crate::arch) fn write(held: &mut Held<'_>, register: Register, value: Reg
     Ok(())
 }
 
-/// From now on CPUID answers this to the vCPU.
+/// Sets an answer of CPUID for the vCPU.
 ///
-/// # Errors
-/// [`Status::NoResources`] for one too many.
+/// # Errors [`Status::NoResources`] if there are too many.
 pub(in crate::arch) fn register_cpuid(held: &mut Held<'_>, result: &CpuidResult) -> Result<(), Status> {
     held.owner.arch.cpuid.register(result)
 }
@@ -115,7 +114,7 @@ pub(in crate::arch) fn set_reference_time(vm: &Vm, tick: u64, time: u64) {
     }
 }
 
-/// The tick of the host's clock at which a child's time is.
+/// The tick of the host's clock that corresponds to a child's time.
 fn tick_of(vm: &Vm) -> u64 {
     let now = tsc::now();
     vm.as_child().map_or(now, |child| child.tsc.lock().tick(now))
@@ -222,7 +221,7 @@ fn write_word(held: &mut Held<'_>, register: Register, value: u64) -> Result<(),
         }
         Register::Rip => {
             if value != before.rip {
-                // An interrupt shadow belongs to the instruction that is not next any more.
+                // The interrupt shadow belonged to another instruction, which is not the next one now.
                 arch.hardware.set_shadow(false);
                 arch.events.abandon_step();
             }
@@ -234,7 +233,8 @@ fn write_word(held: &mut Held<'_>, register: Register, value: u64) -> Result<(),
             let next = before.control.set_cr0(value).map_err(|_| refused)?;
             arch.hardware.set_control(next);
             if value & cr0::PE != 0 && arch.activity == Activity::Off {
-                // Nobody who waits for a start-up message is in protected mode: this is a guest that is restored.
+                // A vCPU that waits for a start-up message is never in protected mode. So this is a guest that is
+                // restored.
                 arch.activity = Activity::Active;
             }
             arch.flush_whole();
@@ -362,7 +362,7 @@ fn write_word(held: &mut Held<'_>, register: Register, value: u64) -> Result<(),
                 return Err(Status::InvalidParameter);
             }
         }
-        // Registers that only the hypervisor writes: what they are may be written back.
+        // Registers that only the hypervisor changes. A parent may write their current value.
         _ => {
             if read_word(held, register)? != value {
                 return Err(Status::InvalidParameter);
@@ -571,7 +571,8 @@ fn set_pending_interruption(arch: &mut ArchVcpu, value: PendingInterruption) -> 
         pending::INTERRUPT => Event::Interrupt(vector),
         pending::NMI => Event::Nmi,
         pending::EXCEPTION if is_exception(vector) => Event::Exception(Exception { vector, code: value.error_code() }),
-        // RIP is at the instruction, which the guest executes again; or behind it, and nothing else does this.
+        // RIP is at the instruction, and the guest executes it again. Or RIP is behind it (length 0), and only this
+        // code raises the interrupt.
         pending::SOFTWARE_INTERRUPT..=6 => {
             arch.hardware.set_interrupted(None);
             if value.instruction_length() == 0 {

@@ -185,7 +185,7 @@ impl Registers {
         }
     };
 
-    /// As a kernel's boot protocol wants them. The protocol's general registers go into `gprs`.
+    /// The values of a kernel's boot protocol. The protocol's general registers go into `gprs`.
     pub(crate) fn at_entry(entry: &KernelEntry, gprs: &mut Gprs) -> Self {
         match entry.mode {
             Mode::Long64 { rip, rsi, cr3, gdt } => {
@@ -224,7 +224,7 @@ impl Registers {
         }
     }
 
-    /// As a start-up message for `page` wants a vCPU that was reset: in real mode, at the first byte of the page.
+    /// The values after a reset and a start-up message for `page`: real mode, at the first byte of the page.
     pub(crate) fn at_page(page: u8) -> Self {
         let cs = Segment { selector: u16::from(page) << 8, base: u64::from(page) << 12, ..Self::RESET.cs };
         Self { cs, rip: 0, ..Self::RESET }

@@ -1,7 +1,7 @@
 //! The synthetic interrupt controller and the synthetic timers of a vCPU, where its VM has the Hyper-V interface.
 //!
-//! The crate `synic` knows the rules. Here they meet the vCPU's local APIC, the guest's memory and the host's timer.
-//! All of it belongs to the pCPU that runs the vCPU: no other writes here, and no lock of the VM is taken.
+//! The crate `synic` has the rules. This file applies them to the vCPU's local APIC, the guest's memory and the host's
+//! timer. Only the pCPU that runs the vCPU writes this state, and it takes no lock of the VM.
 
 use abi::payload::VmConfig;
 use addr::{Gpa, PAGE_BYTES};
@@ -36,10 +36,10 @@ pub(in crate::arch::x86_64) struct VcpuSynic {
 
 const ALL_SINTS: u32 = u16::MAX as u32;
 
-/// Pages of a child that are written before its next instruction: its parent may have taken them away when the guest,
-/// or the parent, named them.
+/// Pages of a child to write before its next instruction. The parent may have taken them away before the guest or the
+/// parent named them.
 pub(super) mod owed {
-    /// The page of REFERENCE_TSC, if it is not as it must be.
+    /// The page of REFERENCE_TSC, if its content is old.
     pub(in super::super) const CLOCK: u32 = 1 << 16;
     /// That of HYPERCALL.
     pub(in super::super) const HYPERCALL: u32 = 1 << 17;
@@ -47,9 +47,9 @@ pub(super) mod owed {
     pub(in super::super) const ASSIST: u32 = 1 << 18;
 }
 
-/// A parent hears of its children in this SINT's slot.
+/// Messages about children come in this SINT's slot.
 const PARENTS_SINT: usize = 0;
-/// It hears answers of its VMBus in this SINT's slot.
+/// Answers of the VMBus come in this SINT's slot.
 const VMBUS_SINT: usize = vmbus::SINT as usize;
 const _: () = assert!(SINTS == u16::BITS as usize);
 
@@ -205,7 +205,7 @@ pub(super) fn write_msr(
     {
         children.mail.restart_rings(run.index);
     }
-    // A slot may be free now, or the page be there.
+    // A slot may be free now, or the page may be back.
     arch.synic.waiting |= ALL_SINTS;
     deliver_within_exit(run);
     Ok(())
@@ -220,7 +220,7 @@ pub(super) const fn has(number: u32) -> bool {
     matches!(number, msr::SCONTROL..=msr::SIRBP | msr::SINT0..=msr::SINT15 | msr::STIMER0_CONFIG..=msr::STIMER3_COUNT)
 }
 
-/// The guest has named a page that is to be written before its next instruction, and that was not there.
+/// The guest has named a page that must be written before its next instruction, and the page was not there.
 pub(super) fn owe(run: &mut Running<'_>, page: u32) {
     run.owner.arch.synic.waiting |= page;
     run.vm.post(run.index, Pending::MESSAGE);
@@ -256,13 +256,12 @@ pub(super) fn deliver_posted(run: &mut Running<'_>) {
     deliver_or_wait(run);
 }
 
-/// Delivers what waits, as far as it can. Returns the page of a child that is away, if that is why something still
-/// waits.
+/// Delivers waiting messages, as far as possible. Returns the child's page that is away, if messages still wait for it.
 #[inline(never)]
 fn deliver_waiting(run: &mut Running<'_>) -> Option<Gpa> {
     let waiting = core::mem::take(&mut run.owner.arch.synic.waiting);
     let mut absent = deliver_messages(run, waiting);
-    // Only a child's pages come and go. Any other guest asks again for what it needs.
+    // Only a child's pages come and go. Any other guest repeats its request.
     run.vm.as_child()?;
     let mut away = None;
     if absent != 0 {
@@ -279,7 +278,7 @@ fn deliver_waiting(run: &mut Running<'_>) -> Option<Gpa> {
     away
 }
 
-/// How often a page is looked for that is taken away and brought back all the time.
+/// Maximum number of tries for a page that is taken away and brought back all the time.
 const ATTEMPTS: u32 = 64;
 
 /// Writes to a page of a child: `write` returns its address if it was not there. If it is `away`, this waits.
@@ -304,7 +303,7 @@ fn until_there(
     }
 }
 
-/// Delivers messages that wait for these SINTs. Returns those whose messages wait on because there is no page.
+/// Delivers messages that wait for these SINTs. Returns those whose messages still wait, because there is no page.
 fn deliver_messages(run: &mut Running<'_>, waiting: u32) -> u32 {
     let arch = &mut run.owner.arch;
     let children = run.vm.platform().children();

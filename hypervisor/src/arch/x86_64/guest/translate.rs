@@ -14,8 +14,8 @@ const AC: u64 = 1 << 18;
 
 /// The page of `gva`, if the accesses that `flags` name are allowed there.
 ///
-/// Only the child's own tables decide. Whether the page is there is not looked at: it may be a device of the parent's,
-/// and memory that the parent has taken away for now is at the same address when it comes back.
+/// Only the child's own tables decide. The page itself need not be there: it may be a device of the parent. Memory that
+/// the parent has taken away comes back at the same address.
 ///
 /// # Errors
 /// Why there is no page.
@@ -57,7 +57,7 @@ pub(in crate::arch) fn translate(held: &mut Held<'_>, flags: TranslateFlags, gva
     let memory = &held.vm.memory;
     let mut accesses = wants.into_iter().filter(|(flag, _)| flags.contains(*flag)).peekable();
     if accesses.peek().is_none() {
-        // Nothing is to be validated: only where the page is.
+        // The caller wants no check, only the address.
         return x86_emulate::path(&cpu, memory, gva.0).map(|path| path.gpa).ok_or(TranslationCode::PageNotPresent);
     }
     let mut found = Err(TranslationCode::PageNotPresent);
@@ -75,7 +75,7 @@ fn code(stop: Stop) -> TranslationCode {
     match stop {
         Stop::Fault(exception) if exception.error_code & RESERVED != 0 => TranslationCode::InvalidPageTableFlags,
         Stop::Fault(exception) if exception.error_code & PRESENT != 0 => TranslationCode::PrivilegeViolation,
-        // Of tables that change all the time, none is there long enough.
+        // The tables change all the time: no walk succeeds.
         Stop::Fault(_) | Stop::Contended => TranslationCode::PageNotPresent,
         Stop::Unbacked(_) => TranslationCode::GpaUnmapped,
     }

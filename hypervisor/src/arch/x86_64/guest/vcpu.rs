@@ -61,7 +61,7 @@ pub(crate) struct ArchVcpu {
     pub(in crate::arch::x86_64) shows_trap_flag: bool,
     /// When the guest was last left, by this pCPU's counter.
     pub(in crate::arch::x86_64) left_at: u64,
-    /// What its parent has registered, if its VM is a child.
+    /// Results of CPUID that its parent has registered, if its VM is a child.
     pub(super) cpuid: CpuidResults,
     /// Memory-type registers, stored for the guest without effect.
     pub(super) memory_types: MemoryTypes,
@@ -252,7 +252,7 @@ impl ArchVcpu {
         self.activity = Activity::Off;
     }
 
-    /// As after power-on again. Its tag, its pages and the counter that all vCPUs of its VM share stay.
+    /// The state after power-on. Its tag, its pages and the counter that all vCPUs of its VM share stay.
     pub(super) fn power_on(&mut self, index: u32, config: &VmConfig) {
         self.reset_registers();
         self.hardware.set_system_calls(&SystemCalls::default());
@@ -303,7 +303,7 @@ impl ArchVcpu {
         tick.wrapping_add_signed(self.tsc_offset)
     }
 
-    /// When the next interrupt of a timer in deadline mode is, by the guest's counter; zero if there is none.
+    /// The deadline of a timer in deadline mode, by the guest's counter; zero if there is none.
     pub(super) fn tsc_deadline(&self) -> u64 {
         match self.apic.tsc_deadline(tsc::now()) {
             0 => 0,
@@ -317,7 +317,7 @@ impl ArchVcpu {
         if self.tsc_offset == 0 { deadline } else { self.moved_tick(deadline) }
     }
 
-    /// A tick that was before the host's counter began has passed, and one beyond its end never comes.
+    /// A tick before the start of the host's counter has passed. A tick beyond its end never comes.
     #[cold]
     fn moved_tick(&self, deadline: u64) -> u64 {
         match deadline {
@@ -347,7 +347,7 @@ impl ArchVcpu {
         self.tags.has_seen(epoch)
     }
 
-    /// Asks for an exit when the guest changes its task priority, if that is all that holds an interrupt back.
+    /// Requests an exit at the guest's next change of its task priority, if only that priority delays an interrupt.
     #[cold]
     pub(super) fn watch_task_priority(&mut self) {
         if self.apic.is_held_by_task_priority() {
@@ -389,7 +389,7 @@ impl ArchVcpu {
         self.skip_to(self.hardware.next_rip().unwrap_or_else(|| self.hardware.rip().wrapping_add(length)));
     }
 
-    /// Goes on at `rip`, behind an instruction that was emulated.
+    /// Continues at `rip`, behind an emulated instruction.
     #[inline]
     pub(in crate::arch::x86_64) fn skip_to(&mut self, rip: u64) {
         self.hardware.set_rip(rip);

@@ -1,8 +1,8 @@
-//! State of a child's vCPU that is no register of the Hyper-V interface, for its parent: the local APIC, the image of
+//! State of a child's vCPU beside the registers of the Hyper-V interface, for its parent: the local APIC, the image of
 //! XSAVE, the pages of the synthetic controller, the synthetic timers.
 //!
-//! What a parent writes is checked completely before any of it counts, above all the image of XSAVE: the hypervisor
-//! loads it by XRSTOR.
+//! A state from the parent is checked completely before it has any effect. This matters most for the image of XSAVE,
+//! which the hypervisor loads by XRSTOR.
 
 use hyperv_defs::Status;
 use hyperv_defs::page::{LocalApicState, TimersState};
@@ -39,7 +39,7 @@ pub(in crate::arch) fn get(
             if let Some(page) = page
                 && !held.vm.memory.read(page, bytes)
             {
-                // The guest's own page, which its parent has taken away for now, and so has itself.
+                // The parent has taken this page of the guest away, so it has the content itself.
                 bytes.fill(0);
             }
             Ok(bytes.len())
