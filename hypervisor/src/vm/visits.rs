@@ -40,7 +40,6 @@ use crate::sync::{AtomicU64, Ordering, relax};
 /// What memory that may go away has besides.
 pub(super) struct Visits {
     /// Its name: differs from that of any other memory, and from any that it had before.
-    #[allow(dead_code, reason = "not every architecture has parents")]
     name: AtomicU64,
     /// Whether the guest's rights hold for visitors too: a child's are its parent's decision.
     has_rights: bool,
