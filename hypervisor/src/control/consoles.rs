@@ -33,16 +33,17 @@ const TYPED_CHUNK: usize = 64;
 /// Duration of a byte at 38 400 Bd, for the selftest: an emulated guest writes faster than that.
 const SLOW_BYTE_NANOS: u64 = 1_000_000_000 / 3_840;
 
-/// Where serial lines go.
+/// The destinations of serial lines.
 pub(super) struct Consoles {
-    /// Without a port: the contents of the machine's own consoles.
+    /// Without a control port: the text on the machine's own consoles.
     terminal: Option<Terminal>,
     /// The time of the next poll for input, and the time until which the user counts as typing.
     look_at: u64,
     typing_until: u64,
     /// Whose turn it is to write.
     turns: Turns,
-    /// Without a port: output of guests waits until this time, so that the UARTs take at most half of this pCPU's time.
+    /// Without a control port: guests' output waits until this time, so that the UARTs take at most half of this pCPU's
+    /// time.
     log_rests_until: u64,
     /// Treat the log's UART as being as slow as a real one.
     log_is_slow: bool,

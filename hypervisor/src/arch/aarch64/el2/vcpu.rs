@@ -41,7 +41,7 @@ pub(crate) struct ArchVcpu {
     pub(in crate::arch::aarch64) registers: Registers,
     /// The vCPU's activity.
     pub(in crate::arch::aarch64) activity: Activity,
-    /// When the guest was last left, in host ticks.
+    /// Time of the last exit, in ticks of the host's clock.
     pub(super) left_at: u64,
     /// When it continues without an interrupt, if it waits: the time of a WFIT, in CNTVCT_EL0.
     wait_ends_at: Option<u64>,
@@ -221,12 +221,12 @@ impl VcpuState<Machine> for ArchVcpu {
         0
     }
 
-    /// When the guest was last left, in host ticks.
+    /// Time of the last exit, in ticks of the host's clock.
     fn left_at(&self) -> u64 {
         self.left_at
     }
 
-    /// Whether a vCPU that waits has something that ends its wait; if so it is active again.
+    /// Makes a waiting vCPU active if something ends its wait. Returns whether it is active.
     fn try_wake(&mut self) -> bool {
         let wakes = self.activity == Activity::Halted
             && (self.wait_ends_at.is_some_and(|end| end <= counter::now())
@@ -244,7 +244,7 @@ impl VcpuState<Machine> for ArchVcpu {
         &mut self.activity
     }
 
-    /// Whether nothing but another vCPU can ever make this one run again.
+    /// Whether only another vCPU can make this one run again.
     fn is_dormant(&self) -> bool {
         match self.activity {
             Activity::Active | Activity::Traced => false,
