@@ -169,7 +169,7 @@ calls! {
     InitializePartition = 0x0041, Shape::simple(8), Never, Offered::PARTITIONS;
     /// Stop a partition for ever.
     FinalizePartition = 0x0042, Shape::simple(8), Whole, Offered::PARTITIONS;
-    /// Forget a finalized partition.
+    /// Remove a finalized partition.
     DeletePartition = 0x0043, Shape::simple(8), Whole, Offered::PARTITIONS;
     /// Read a property of a partition, of 64 bits.
     GetPartitionProperty = 0x0044, Shape::simple(16).with_output(8), Never, Offered::PARTITIONS;
@@ -183,7 +183,7 @@ calls! {
     MapGpaPages = 0x004b, Shape::rep(24, 8, 0), Elements, Offered::PARTITIONS;
     /// Unmap pages from a partition.
     UnmapGpaPages = 0x004c, Shape::rep(24, 0, 0), Elements, Offered::PARTITIONS;
-    /// Ask for messages of a kind.
+    /// Request messages about events of a kind.
     InstallIntercept = 0x004d, Shape::simple(24), Never, Offered::PARTITIONS;
     /// Create a VP.
     CreateVp = 0x004e, Shape::simple(40), Never, Offered::PARTITIONS;
