@@ -66,7 +66,7 @@ pub(crate) struct ControlPort {
 // SAFETY: the registers and the memory behind the pointers belong to this object alone, whichever pCPU has it.
 unsafe impl Send for ControlPort {}
 
-/// The control port from [`open`] until [`ControlPort::take`].
+/// The control port, from [`open`] until the core takes it.
 static OPENED: Mutex<Option<ControlPort>> = Mutex::new(None);
 
 /// Opens the control port, if the machine has a working one.
