@@ -34,6 +34,7 @@ define! {
     /// A flush of everything begins no epoch.
     EpochNotBumped,
     /// A vCPU of a child is reset before it is known that no other call has created it.
+    #[allow(dead_code, reason = "not every architecture has parents")]
     BegunTwice,
     /// A flush is left in the requests, and the mailbox does not say so.
     FlushNotAnnounced,

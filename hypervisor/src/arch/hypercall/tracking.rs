@@ -46,7 +46,8 @@ pub(super) fn track(child: &Partition, vm: &Vm, is_on: bool, store: &mut Deposit
     }
 }
 
-/// HvCallGetGpaPagesAccessStates: tells the states, and then changes them, for as many large pages as there is time for.
+/// HvCallGetGpaPagesAccessStates: returns the states, and then changes them, for as many large pages as the time of a
+/// call allows.
 pub(super) fn access_states(caller: &Caller<'_>, get: &GetAccessStates) -> Result<Ended, Status> {
     let budget = Budget::start();
     let store = &mut caller.store();
