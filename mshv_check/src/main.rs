@@ -49,6 +49,9 @@ Tries /dev/mshv, the device of Linux for a hypervisor that lets it be a parent.
                                        N random hypercalls (1000000), as far as the kernel passes them on; shows each
                                        one from number N on before it is made
   all                                  all of these, with small numbers
+  reclaim [--invalidations N] [--vps N]
+                                       as memory (20000, 2), while the kernel also swaps the pages to zram, merges equal
+                                       ones (KSM), and makes huge pages of them; only with CONFIG_KSM and CONFIG_ZRAM
   stats                                debugfs shows counters of this VM and of a guest, which count what both do;
                                        only with CONFIG_DEBUG_FS
 

@@ -5,6 +5,7 @@
 
 #![expect(unsafe_code, reason = "device calls, mappings shared with a guest, signals to a thread")]
 
+use std::ffi::CString;
 use std::io::{Error, Result};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
@@ -56,6 +57,22 @@ pub(crate) struct Mapping {
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
+
+/// What the kernel is told about pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Advice {
+    /// Equal pages may be merged.
+    Mergeable,
+    /// Huge pages are welcome.
+    Huge,
+    /// Make huge pages now.
+    Collapse,
+    /// Swap them out now.
+    PageOut,
+}
+
+/// Not in every C library's list; from Linux' `asm-generic/mman-common.h`.
+const MADV_COLLAPSE: i32 = 25;
 
 const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
 
@@ -117,6 +134,23 @@ impl Mapping {
         done(unsafe { libc::madvise(start.cast(), pages * PAGE, libc::MADV_DONTNEED) })
     }
 
+    pub(crate) fn pages(&self) -> usize {
+        self.bytes / PAGE
+    }
+
+    /// Tells the kernel something about these pages. Their content stays.
+    pub(crate) fn advise(&self, page: usize, pages: usize, advice: Advice) -> Result<()> {
+        let advice = match advice {
+            Advice::Mergeable => libc::MADV_MERGEABLE,
+            Advice::Huge => libc::MADV_HUGEPAGE,
+            Advice::Collapse => MADV_COLLAPSE,
+            Advice::PageOut => libc::MADV_PAGEOUT,
+        };
+        let start = self.page(page, pages);
+        // SAFETY: the pages are ours, and keep their content.
+        done(unsafe { libc::madvise(start.cast(), pages * PAGE, advice) })
+    }
+
     /// Forbids writes to these pages, or permits them again.
     pub(crate) fn protect(&self, page: usize, pages: usize, writable: bool) -> Result<()> {
         let rights = if writable { READ_WRITE } else { libc::PROT_READ };
@@ -153,6 +187,27 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: the owner has no use for it any more.
         let result = unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes) };
+        debug_assert_eq!(result, 0);
+    }
+}
+
+/// A disk that the kernel swaps to, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Swap(CString);
+
+impl Swap {
+    pub(crate) fn on(disk: &str) -> Result<Self> {
+        let disk = CString::new(disk)?;
+        // SAFETY: the path ends with zero.
+        done(unsafe { libc::swapon(disk.as_ptr(), 0) })?;
+        Ok(Self(disk))
+    }
+}
+
+impl Drop for Swap {
+    fn drop(&mut self) {
+        // SAFETY: the path ends with zero.
+        let result = unsafe { libc::swapoff(self.0.as_ptr()) };
         debug_assert_eq!(result, 0);
     }
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::{Figures, figures, tell};
+use super::{Figures, figures, reclaim, tell};
 use crate::balance::Balance;
 use crate::device::{Device, Partition};
 use crate::guest::{CODE, WATCHER, Watch, start_watcher};
@@ -23,9 +23,11 @@ use crate::system::{Mapping, PAGE};
 const SHARED: usize = 0x100;
 const SHARED_PAGES: usize = 128;
 /// The VPs' own parts, from 2 MiB on: two pages for words, and these.
-const OWN: usize = 0x200;
+pub(super) const OWN: usize = 0x200;
 const OWN_PAGES: usize = 64;
 const PART: usize = OWN_PAGES + 2;
+/// The memory's size is a multiple of this, so that a huge page fits behind `OWN`.
+const HUGE: usize = 0x200;
 /// Changes between two looks at what the VPs have seen.
 const BATCH: u64 = 32;
 /// How long two passes may take. Much more than they take on a busy emulator.
@@ -41,7 +43,7 @@ pub(super) struct Watched {
 impl Watched {
     pub(super) fn start(device: &Device, vps: u32) -> Result<Self> {
         let partition = device.partition().context("a partition")?;
-        let memory = Arc::new(Mapping::anonymous(OWN + PART * vps as usize)?);
+        let memory = Arc::new(Mapping::anonymous((OWN + PART * vps as usize).next_multiple_of(HUGE))?);
         partition.set_memory(&memory, 0).context("SET_GUEST_MEMORY")?;
         memory.write(PAGE, &WATCHER);
         let mut running = Vec::new();
@@ -63,6 +65,10 @@ impl Watched {
             }));
         }
         Ok(Self { _partition: partition, memory, running })
+    }
+
+    pub(super) fn memory(&self) -> &Mapping {
+        &self.memory
     }
 
     fn passes(&self, vp: usize) -> u32 {
@@ -111,12 +117,26 @@ fn part(vp: usize) -> usize {
     OWN + PART * vp
 }
 
+/// By what the kernel takes pages away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Means {
+    /// What every kernel can.
+    Usual,
+    /// Also swap, merging and huge pages.
+    Reclaim,
+}
+
 pub(super) fn run(device: &Device, invalidations: u64, vps: u32, seed: u64) -> Result<Figures> {
+    torture(device, invalidations, vps, seed, Means::Usual)
+}
+
+pub(super) fn torture(device: &Device, invalidations: u64, vps: u32, seed: u64, means: Means) -> Result<Figures> {
     let balance = Balance::before()?;
     let mut random = fastrand::Rng::with_seed(seed);
     let watched = Watched::start(device, vps)?;
     let compaction = Compaction::start();
-    let result = change(&watched, invalidations, &mut random);
+    let permitted = if means == Means::Reclaim { reclaim::permit(&watched.memory) } else { Ok(()) };
+    let result = permitted.and_then(|()| change(&watched, invalidations, &mut random, means));
     let compactions = compaction.stop();
     let passes = (0..watched.running.len()).map(|vp| u64::from(watched.passes(vp))).sum();
     let stopped = watched.stop();
@@ -135,7 +155,7 @@ pub(super) fn run(device: &Device, invalidations: u64, vps: u32, seed: u64) -> R
     ]))
 }
 
-fn change(watched: &Watched, invalidations: u64, random: &mut fastrand::Rng) -> Result<()> {
+fn change(watched: &Watched, invalidations: u64, random: &mut fastrand::Rng, means: Means) -> Result<()> {
     let memory = &watched.memory;
     let mut expected = vec![0u32; SHARED_PAGES];
     watched.two_passes().context("at the start")?;
@@ -144,6 +164,7 @@ fn change(watched: &Watched, invalidations: u64, random: &mut fastrand::Rng) -> 
         let count = random.usize(1..=4).min(SHARED_PAGES - at);
         let page = SHARED + at;
         match random.u32(0..8) {
+            0..=3 if means == Means::Reclaim && random.bool() => reclaim::one(watched, random)?,
             0..=3 => {
                 memory.discard(page, count)?;
                 renew(memory, &mut expected, at, count);

@@ -7,6 +7,7 @@ mod input;
 mod kill;
 mod life;
 mod memory;
+mod reclaim;
 mod run;
 mod signal;
 mod stats;
@@ -15,7 +16,7 @@ use anyhow::{Context, Result};
 use serde_json::{Map, Value};
 
 use crate::device::Device;
-use crate::options::{Options, STATS, VICTIM};
+use crate::options::{Options, RECLAIM, STATS, VICTIM};
 
 /// What a check has counted.
 pub(crate) type Figures = Map<String, Value>;
@@ -31,6 +32,7 @@ pub(crate) fn run(name: &str, options: &Options) -> Result<Figures> {
         "cost" => cost::run(&device, options.count(2000)),
         "signal" => signal::run(&device, options.count(1000), options.seed),
         "memory" => memory::run(&device, options.count(100_000), options.vps, options.seed),
+        RECLAIM => reclaim::run(&device, options.count(20_000), options.vps, options.seed),
         "hyperv" => hyperv::run(&device, options.count(20_000), options.vps, options.seed),
         "kill" => kill::run(&device, options.count(500), options.seed),
         VICTIM => kill::victim(&device, options.vps),
