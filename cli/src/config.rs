@@ -138,6 +138,8 @@ pub(crate) enum Initrd {
     Parent,
     /// The same, and modules of the kernel like those of distributions.
     ParentStock,
+    /// As `Parent`, and a disk for its guests: a small Debian.
+    ParentDebian,
     /// No initrd.
     None,
     /// A file.
@@ -145,7 +147,8 @@ pub(crate) enum Initrd {
 }
 
 impl Initrd {
-    const NAMES: &'static [&'static str] = &["dunlin", "workloads", "compile", "parent", "parent-stock", "none"];
+    const NAMES: &'static [&'static str] =
+        &["dunlin", "workloads", "compile", "parent", "parent-stock", "parent-debian", "none"];
 
     /// The archives of the build for it, in the order in which the kernel unpacks them; none for a file of the user.
     pub(crate) fn archives(&self) -> &'static [&'static str] {
@@ -155,6 +158,7 @@ impl Initrd {
             Self::Compile => &["initrd.cpio.gz", "workloads.cpio", "compile.cpio"],
             Self::Parent => &["initrd.cpio.gz", "parent.cpio"],
             Self::ParentStock => &["initrd.cpio.gz", "parent.cpio", "parent-stock.cpio"],
+            Self::ParentDebian => &["initrd.cpio.gz", "parent.cpio", "parent-debian.cpio"],
             Self::None | Self::File(_) => &[],
         }
     }
@@ -500,6 +504,7 @@ fn initrd(text: &str, directory: &Path, place: Place) -> Result<Placed<Initrd>, 
         "compile" => Initrd::Compile,
         "parent" => Initrd::Parent,
         "parent-stock" => Initrd::ParentStock,
+        "parent-debian" => Initrd::ParentDebian,
         "none" => Initrd::None,
         _ => Initrd::File(file(text, directory, Initrd::NAMES, &place)?),
     };

@@ -5,6 +5,7 @@
 //! * [`emulators`] fetches other emulators than this machine's, and [`bochs`] runs the hypervisor on one.
 //! * [`initrd`] packs the guest's first RAM disk, [`workloads`] the guests' workloads, both as an [`archive`].
 //! * [`parent`] builds the kernel of a parent VM, and packs its programs. [`parent_tests`] tries them.
+//! * [`userland`] makes a disk for its guests, with a small Debian.
 //! * [`image_matrix`] starts the image on many PCs.
 //! * [`vms_soak`] lets VMs come and go for long.
 //! * [`fuzz`] lets a parent VM do millions of things on the fake machine.
@@ -24,6 +25,7 @@ mod initrd;
 mod other_qemu;
 mod parent;
 mod parent_tests;
+mod userland;
 mod vms_soak;
 mod workloads;
 
@@ -42,6 +44,7 @@ cargo xtask COMMAND
   workloads      what guests may be given to do, with a C compiler and sources from Debian packages
   parent         kernel and programs of a parent VM; the kernel takes a quarter of an hour, once, and is kept in the user's cache
   parent-stock   the same, with a second kernel whose options are like those of Fedora's (parent/stock.config)
+  parent-debian  as `parent`, and a disk for its guests: a small Debian with gcc, to put load on them
   parent-tests   the same as `parent`, then try in the VM what a parent can do; takes long (`parent-tests --help`)
   run [ARGS]     build, then `dunlin run ARGS` (also `--arch aarch64`)
   image [ARGS]   build, then `dunlin image ARGS`; the image is target/dunlin.iso unless ARGS say otherwise
@@ -85,6 +88,7 @@ fn dispatch(command: &str, rest: &[String]) -> Result<ExitCode> {
         "workloads" => workloads::build_all(&places)?,
         "parent" => parent::build(&places)?,
         "parent-stock" => parent::build_stock(&places)?,
+        "parent-debian" => userland::build(&places)?,
         "parent-tests" => return parent_tests::command(&places, rest),
         "run" => run_default(&places, rest)?,
         "image" => image(&places, rest)?,

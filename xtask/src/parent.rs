@@ -455,7 +455,7 @@ fn programs(places: &Places) -> Result<()> {
 }
 
 /// The rename comes last, so that an interrupted run leaves nothing that looks complete.
-fn write(to: &Path, archive: Archive) -> Result<()> {
+pub(crate) fn write(to: &Path, archive: Archive) -> Result<()> {
     let unfinished = to.with_extension("unfinished");
     fs::write(&unfinished, archive.finish()?)
         .and_then(|()| fs::rename(&unfinished, to))

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::json;
 
 use crate::artifacts::{self, Places};
-use crate::{ci, parent};
+use crate::{ci, parent, userland};
 
 struct Test {
     name: &'static str,
@@ -29,7 +29,17 @@ struct Test {
 /// In the second kernel, with options like those of distributions.
 const STOCK: &str = "stock";
 
+/// Mixed load for [`MINUTES`]. It runs only if it is named.
+const LOAD: &str = "load";
+/// Stands for the number of minutes in the command of [`LOAD`].
+const MINUTES: &str = "MINUTES";
+
 impl Test {
+    /// The file of VMs.
+    fn file(&self) -> &'static str {
+        if self.name == LOAD { "vms/load.toml" } else { "vms/parent.toml" }
+    }
+
     /// The words for kernel and initrd in `vms/parent.toml`, if they are others.
     fn kernel(&self) -> Option<&'static str> {
         (self.name == STOCK).then_some("parent-stock")
@@ -227,15 +237,25 @@ const TESTS: &[Test] = &[
         quick: None,
         limit: 1200,
     },
+    Test {
+        name: LOAD,
+        what: "only if named: two guests with Debian under mixed load, beside a VM that checks itself",
+        command: "if [ -c /dev/mshv ]; then guests-under-load MINUTES; else dmesg >/tmp/before; \
+                  /dunlin/workloads storm --seconds $((MINUTES * 60)) | tail -n 1; dmesg | diff /tmp/before - && \
+                  echo 'no message of the kernel'; fi",
+        quick: None,
+        limit: 1800,
+    },
 ];
 
 const HELP: &str = "\
-cargo xtask parent-tests [NAME..] [--quick] [--json] [--list] [--no-build] [--help]
+cargo xtask parent-tests [NAME..] [--quick] [--minutes N] [--json] [--list] [--no-build] [--help]
 
 Runs a parent VM (vms/parent.toml) for each test, and one command in it. All of it takes hours under emulation.
 
   NAME        only tests of these names
   --quick     smaller numbers: half an hour
+  --minutes N how long `load` lasts (60; with --quick 3). Use it as `parent-tests load --minutes 30`
   --json      one line of JSON for each test, instead of the table
   --list      what there is
   --no-build  what is built already
@@ -256,7 +276,9 @@ struct Outcome {
 /// Runs the command.
 pub(crate) fn command(places: &Places, words: &[String]) -> Result<ExitCode> {
     let (mut names, mut quick, mut as_json, mut is_built) = (Vec::new(), false, false, false);
-    for word in words {
+    let mut minutes = None;
+    let mut words = words.iter();
+    while let Some(word) = words.next() {
         match word.as_str() {
             "--help" | "-h" => {
                 print!("{HELP}");
@@ -267,19 +289,28 @@ pub(crate) fn command(places: &Places, words: &[String]) -> Result<ExitCode> {
                 return Ok(ExitCode::SUCCESS);
             }
             "--quick" => quick = true,
+            "--minutes" => {
+                let number = words.next().and_then(|number| number.parse::<u32>().ok());
+                minutes =
+                    Some(number.filter(|number| (1..=1440).contains(number)).context("--minutes wants 1 to 1440")?);
+            }
             "--json" => as_json = true,
             "--no-build" => is_built = true,
             name if TESTS.iter().any(|test| test.name == name) => names.push(name),
             other => bail!("no test `{other}`\n\n{HELP}"),
         }
     }
-    let is_wanted = |test: &Test| names.is_empty() || names.contains(&test.name);
+    let minutes = minutes.unwrap_or(if quick { 3 } else { 60 });
+    let is_wanted = |test: &Test| if names.is_empty() { test.name != LOAD } else { names.contains(&test.name) };
     if !is_built {
         ci::set_up(places, &["parent"])?;
         if TESTS.iter().any(|test| test.kernel().is_some() && is_wanted(test)) {
             parent::build_stock(places)?;
         } else {
             parent::build(places)?;
+        }
+        if names.contains(&LOAD) {
+            userland::build(places)?;
         }
     }
     let folder = places.target.join("parent-tests");
@@ -288,7 +319,8 @@ pub(crate) fn command(places: &Places, words: &[String]) -> Result<ExitCode> {
     let mut outcomes = Vec::new();
     for test in TESTS.iter().filter(|test| is_wanted(test)) {
         eprintln!("xtask: {}: {}", test.name, test.what);
-        let outcome = if test.name == SYSTEM { system_tests(places, test) } else { run(places, &folder, test, quick)? };
+        let outcome =
+            if test.name == SYSTEM { system_tests(places, test) } else { run(places, &folder, test, quick, minutes)? };
         match &outcome.failed {
             None => eprintln!("xtask: {}: passed", test.name),
             Some(why) => eprintln!("xtask: {}: FAILED: {why}", test.name),
@@ -316,15 +348,20 @@ fn system_tests(places: &Places, test: &'static Test) -> Outcome {
     Outcome { test, failed, last: String::new(), took: started.elapsed() }
 }
 
-fn run(places: &Places, folder: &Path, test: &'static Test, quick: bool) -> Result<Outcome> {
-    let script = test.quick.filter(|_| quick).unwrap_or(test.command);
+fn run(places: &Places, folder: &Path, test: &'static Test, quick: bool, minutes: u32) -> Result<Outcome> {
+    let script = test.quick.filter(|_| quick).unwrap_or(test.command).replace(MINUTES, &minutes.to_string());
+    // Guests under load need long to start, and to end what they have begun.
+    let limit = test.limit + if test.name == LOAD { minutes * 120 } else { 0 };
     let file = |ending: &str| {
         let path = folder.join(format!("{}.{ending}", test.name));
         File::create(&path).with_context(|| format!("cannot write {}", path.display()))
     };
     let mut dunlin = Command::new(places.tool());
-    dunlin.arg("run").arg(places.root.join("vms/parent.toml"));
-    dunlin.args(["--time-limit", &format!("{}s", test.limit), "--exec", script]);
+    dunlin.arg("run").arg(places.root.join(test.file()));
+    dunlin.args(["--time-limit", &format!("{limit}s"), "--exec", &script]);
+    if test.name == LOAD {
+        dunlin.arg("--log");
+    }
     if let Some(kernel) = test.kernel() {
         dunlin.args(["--kernel", kernel, "--initrd", kernel]);
     }
@@ -333,17 +370,27 @@ fn run(places: &Places, folder: &Path, test: &'static Test, quick: bool) -> Resu
     let status = dunlin.status().with_context(|| format!("cannot run {}", places.tool().display()))?;
     let took = started.elapsed();
 
-    let last_of = |ending: &str| {
+    let text_of = |ending: &str| {
         let bytes = fs::read(folder.join(format!("{}.{ending}", test.name))).unwrap_or_default();
-        last_line(&String::from_utf8_lossy(&bytes))
+        String::from_utf8_lossy(&bytes).into_owned()
     };
-    let last = last_of("out");
-    let failed = failure(status.code(), &last, &last_of("err"), test.limit);
+    let (said, errors) = (text_of("out"), text_of("err"));
+    let last = last_line(&said);
+    let failed = failure(status.code(), &last, &last_line(&errors), limit).or_else(|| complaint(&errors));
     Ok(Outcome { test, failed, last, took })
 }
 
 fn last_line(text: &str) -> String {
     text.lines().rev().map(str::trim).find(|line| !line.is_empty()).unwrap_or_default().to_owned()
+}
+
+/// The first line of the hypervisor's log that is not for information only: `[  1.5] cpu0 warn  text`.
+fn complaint(errors: &str) -> Option<String> {
+    let is_complaint = |line: &&str| {
+        let word = line.strip_prefix('[').and_then(|rest| rest.split_once("] cpu")).map(|(_, rest)| rest);
+        word.and_then(|rest| rest.split_whitespace().nth(1)).is_some_and(|level| level != "info")
+    };
+    errors.lines().find(is_complaint).map(|line| format!("the hypervisor says '{line}'"))
 }
 
 /// Why a test has failed that ended with this status, and these last lines.
@@ -372,6 +419,14 @@ mod tests {
             Some("not done after 9 s, after 'GUEST: user space'")
         );
         assert!(failure(None, "", "", 9).is_some());
+    }
+
+    #[test]
+    fn line_of_the_hypervisors_log_that_is_no_information_is_a_complaint() {
+        let log = "  0.0 s  host: QEMU\n[    0.4] cpu0 info  3 pCPUs\n[   12.5] cpu1 info  parent/100: memory freed\n";
+        assert_eq!(complaint(log), None);
+        let found = complaint(&format!("{log}[   13.0] cpu1 warn  lost\n[   14.0] cpu1 info  x\n"));
+        assert_eq!(found.as_deref(), Some("the hypervisor says '[   13.0] cpu1 warn  lost'"));
     }
 
     #[test]

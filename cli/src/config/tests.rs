@@ -155,6 +155,7 @@ fn initrds_of_ours_have_the_agent_and_others_do_not() {
         ("compile", Initrd::Compile, true),
         ("parent", Initrd::Parent, true),
         ("parent-stock", Initrd::ParentStock, true),
+        ("parent-debian", Initrd::ParentDebian, true),
         ("none", Initrd::None, false),
     ] {
         let config = parse(&format!("[[vm]]\nname = \"a\"\ninitrd = \"{name}\"")).expect("is good");
@@ -167,7 +168,9 @@ fn initrds_of_ours_have_the_agent_and_others_do_not() {
     assert!(!Initrd::File("a".into()).has_agent());
     let text = error("[[vm]]\nname = \"a\"\ninitrd = \"workload\"");
     assert!(
-        text.contains("one of \"dunlin\", \"workloads\", \"compile\", \"parent\", \"parent-stock\", \"none\""),
+        text.contains(
+            "one of \"dunlin\", \"workloads\", \"compile\", \"parent\", \"parent-stock\", \"parent-debian\", \"none\""
+        ),
         "{text}"
     );
 }
