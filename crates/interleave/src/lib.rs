@@ -35,4 +35,4 @@ mod simulation;
 
 pub use atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 pub use lock::{Mutex, MutexGuard, Relax};
-pub use simulation::{Context, Parking, Schedules, Thread, explore, find, point, relax, spawn};
+pub use simulation::{Context, Parking, STEPS, Schedules, Thread, explore, find, point, relax, spawn};

@@ -23,8 +23,8 @@ thread_local! {
     static LAST_PANIC: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// An interleaving with more steps counts as endless.
-const MAX_STEPS: usize = 1_000_000;
+/// An interleaving with more steps counts as endless, unless its scenario is known to be longer.
+pub const STEPS: usize = 50_000;
 /// Bytes of a thread's stack in a simulation.
 const STACK_BYTES: usize = 512 << 10;
 
@@ -221,7 +221,7 @@ pub fn explore(
     interleavings: usize,
     scenario: impl Fn() + Send + Sync + 'static,
 ) -> usize {
-    match find(schedules, seed, interleavings, scenario) {
+    match find(schedules, seed, interleavings, STEPS, scenario) {
         Ok(count) => count,
         Err((number, what)) => {
             panic!("interleaving {number} of {schedules:?} with seed {seed:#x}: {what}")
@@ -229,7 +229,8 @@ pub fn explore(
     }
 }
 
-/// As [`explore`], for a scenario that is expected to fail: nothing is printed.
+/// As [`explore`], for a scenario that is expected to fail: nothing is printed. An interleaving with more `steps` counts
+/// as endless.
 ///
 /// # Errors
 /// The number of the first interleaving that fails, and how.
@@ -237,13 +238,14 @@ pub fn find(
     schedules: Schedules,
     seed: u64,
     interleavings: usize,
+    steps: usize,
     scenario: impl Fn() + Send + Sync + 'static,
 ) -> Result<usize, (usize, String)> {
     static HOOK: Once = Once::new();
     let mut config = Config::new();
     config.stack_size = STACK_BYTES;
     config.failure_persistence = FailurePersistence::None;
-    config.max_steps = MaxSteps::FailAfter(MAX_STEPS);
+    config.max_steps = MaxSteps::FailAfter(steps);
     config.silence_warnings = true;
 
     let number = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));

@@ -2,6 +2,7 @@
 
 use alloc::sync::{Arc, Weak};
 use core::cell::RefCell;
+use interleave::STEPS;
 use std::collections::BTreeMap;
 use std::vec;
 use std::vec::Vec;
@@ -129,6 +130,7 @@ pub(super) const COMMANDED: Scenario = Scenario {
     name: "a VM lives by commands",
     cpus: 2,
     count: 1_500,
+    steps: STEPS,
     script: |simulation: &Simulation| {
         table::init();
         let config = sent("commanded");
@@ -160,6 +162,7 @@ pub(super) const ENDS_MEANWHILE: Scenario = Scenario {
     name: "a VM ends while commands are about it",
     cpus: 2,
     count: 1_500,
+    steps: STEPS,
     script: |simulation: &Simulation| {
         table::init();
         let how = DirtyLogging { split: Split::Lazy, source: Some(DirtySource::WriteProtect), splits_per_second: None };

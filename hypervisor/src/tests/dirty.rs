@@ -1,5 +1,6 @@
 //! Memory that is mapped at its first touch, and the dirty log, while guests write.
 
+use interleave::STEPS;
 use std::vec;
 use std::vec::Vec;
 
@@ -75,6 +76,7 @@ pub(super) const BY_FAULTS: Scenario = Scenario {
     name: "a dirty log by write protection",
     cpus: 2,
     count: 1_000,
+    steps: STEPS,
     script: |simulation| {
         let source = Some(DirtySource::WriteProtect);
         logged(simulation, DirtyLogging { split: Split::Lazy, source, splits_per_second: None });
@@ -86,6 +88,7 @@ pub(super) const BY_HARDWARE: Scenario = Scenario {
     name: "a dirty log by the hardware",
     cpus: 2,
     count: 1_000,
+    steps: STEPS,
     script: |simulation| {
         let source = Some(DirtySource::Hardware);
         logged(simulation, DirtyLogging { split: Split::Adaptive, source, splits_per_second: None });
@@ -97,6 +100,7 @@ pub(super) const FIRST_TOUCH: Scenario = Scenario {
     name: "pages are mapped when they are touched",
     cpus: 2,
     count: 10_000,
+    steps: STEPS,
     script: |simulation| {
         let config = VmConfig { populate: Populate::Touch4K, ..config("touched", 2) };
         let all = |word| (0..3).map(move |page| Op::Write(page * PAGE + word, 1 + page)).collect::<Vec<_>>();
@@ -112,6 +116,7 @@ pub(super) const NO_MEMORY: Scenario = Scenario {
     name: "a write where there is no memory",
     cpus: 1,
     count: 100,
+    steps: STEPS,
     script: |simulation| {
         const BEYOND: u64 = 4 << 20;
         for populate in [Populate::AtStart, Populate::Touch4K] {

@@ -1,6 +1,7 @@
 //! The end of VMs: while they are woken, paused and counted, and while others are at work.
 
 use alloc::sync::{Arc, Weak};
+use interleave::STEPS;
 use std::vec;
 use std::vec::Vec;
 
@@ -54,6 +55,7 @@ pub(super) const WHILE_WOKEN: Scenario = Scenario {
     name: "a VM ends while it is woken",
     cpus: 2,
     count: 4_000,
+    steps: STEPS,
     script: |simulation: &Simulation| {
         table::init();
         let config = config("woken", 2);
@@ -75,6 +77,7 @@ pub(super) const WHILE_PAUSED: Scenario = Scenario {
     name: "a VM ends while it is paused",
     cpus: 2,
     count: 3_000,
+    steps: STEPS,
     script: |simulation: &Simulation| {
         table::init();
         let configs = ["before", "after", "between"].map(|name| config(name, 2));
@@ -105,6 +108,7 @@ pub(super) const BESIDE_WORK: Scenario = Scenario {
     name: "VMs come and go beside one at work",
     cpus: 2,
     count: 600,
+    steps: STEPS,
     script: |simulation: &Simulation| {
         table::init();
         let how = DirtyLogging { split: Split::Lazy, source: Some(DirtySource::WriteProtect), splits_per_second: None };
@@ -162,13 +166,14 @@ fn inherit(simulation: &Simulation) {
 
 /// Each vCPU has a tag.
 pub(super) const INHERITED_FROM_VCPUS: Scenario =
-    Scenario { name: "a pool inherits tags of vCPUs", cpus: 2, count: 2_000, script: inherit };
+    Scenario { name: "a pool inherits tags of vCPUs", cpus: 2, count: 2_000, steps: STEPS, script: inherit };
 
 /// Each VM has a tag.
 pub(super) const INHERITED_FROM_VMS: Scenario = Scenario {
     name: "a pool inherits tags of VMs",
     cpus: 2,
     count: 2_000,
+    steps: STEPS,
     script: |simulation: &Simulation| {
         simulation.tag_vms();
         inherit(simulation);

@@ -8,6 +8,7 @@ mod taken;
 pub(super) mod tracked;
 
 use alloc::sync::Arc;
+use interleave::STEPS;
 use std::vec;
 use std::vec::Vec;
 
@@ -272,6 +273,7 @@ pub(super) const TAKEN_FROM_CHILD: Scenario = Scenario {
     name: "a page is taken away from a child that writes to it",
     cpus: 2,
     count: 2_000,
+    steps: STEPS,
     script: |simulation| take_and_give(simulation, vec![writer(0), writer(1)]),
 };
 
@@ -280,6 +282,7 @@ pub(super) const VISITED: Scenario = Scenario {
     name: "a page is taken away from a child while the hypervisor writes to it",
     cpus: 2,
     count: 2_000,
+    steps: STEPS,
     script: |simulation| take_and_give(simulation, vec![written_for(0), written_for(1)]),
 };
 
@@ -288,6 +291,7 @@ pub(super) const OWED: Scenario = Scenario {
     name: "a page is taken away from a child that the hypervisor owes something there",
     cpus: 2,
     count: 2_000,
+    steps: STEPS,
     script: |simulation| take_and_give(simulation, vec![owed(0), owed(1)]),
 };
 
@@ -296,6 +300,7 @@ pub(super) const DEPOSITED_IN_USE: Scenario = Scenario {
     name: "a parent deposits a page that it writes to",
     cpus: 2,
     count: 2_000,
+    steps: STEPS,
     script: |simulation| {
         const PAGE: u64 = 200;
         let at = PAGE * PAGE_BYTES;
@@ -317,6 +322,7 @@ pub(super) const CREATED_TWICE: Scenario = Scenario {
     name: "two vCPUs of a parent create one vCPU of its child",
     cpus: 2,
     count: 2_000,
+    steps: STEPS,
     script: |simulation| {
         const ANSWERS: u64 = 200 * PAGE_BYTES;
         const RAX: u64 = 0x2_0000;

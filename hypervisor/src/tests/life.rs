@@ -1,5 +1,6 @@
 //! Creation, pause and end of VMs.
 
+use interleave::STEPS;
 use std::vec;
 use std::vec::Vec;
 
@@ -26,6 +27,7 @@ pub(super) const STOP: Scenario = Scenario {
     name: "a VM is stopped",
     cpus: 2,
     count: 10_000,
+    steps: STEPS,
     script: |simulation: &Simulation| {
         let vm = start(simulation, &config("stopped", 2), endless());
         vm.stop(StopReason::Commanded, format_args!("by the script"));
@@ -38,6 +40,7 @@ pub(super) const STOP_SPINNING: Scenario = Scenario {
     name: "a VM that spins is stopped",
     cpus: 2,
     count: 6_000,
+    steps: STEPS,
     script: |simulation: &Simulation| {
         let vm = start(simulation, &config("spinning", 1), vec![vec![Op::Jump(0)]]);
         vm.stop(StopReason::Commanded, format_args!("by the script"));
@@ -50,6 +53,7 @@ pub(super) const PAUSE: Scenario = Scenario {
     name: "a VM is paused and goes on",
     cpus: 2,
     count: 10_000,
+    steps: STEPS,
     script: |simulation: &Simulation| {
         let counts = |word| {
             (1..=4)
@@ -82,6 +86,7 @@ pub(super) const COME_AND_GO: Scenario = Scenario {
     name: "VMs come and go",
     cpus: 2,
     count: 4_000,
+    steps: STEPS,
     script: |simulation: &Simulation| {
         let programs = || {
             let first =
@@ -106,6 +111,7 @@ pub(super) const TURNED_OFF: Scenario = Scenario {
     name: "a VM turns itself off",
     cpus: 2,
     count: 8_000,
+    steps: STEPS,
     script: |simulation: &Simulation| {
         let programs = vec![vec![Op::Start(1), Op::Start(2), Op::ShutDown], vec![Op::Halt], vec![Op::Await(A, 1)]];
         run_guest(simulation, &config("turned-off", 3), programs);

@@ -37,6 +37,8 @@ pub(crate) struct Scenario {
     cpus: usize,
     /// The number of interleavings.
     count: usize,
+    /// An interleaving with more steps counts as endless.
+    steps: usize,
     script: fn(&Simulation),
 }
 
@@ -70,9 +72,9 @@ fn explore(scenario: Scenario) {
 
 /// Runs a scenario in `count` interleavings, half of them of each kind, until it fails. Returns the failure.
 fn find(scenario: Scenario, count: usize) -> Result<(), String> {
-    let Scenario { name, cpus, script, .. } = scenario;
+    let Scenario { name, cpus, steps, script, .. } = scenario;
     for (schedules, seed) in [(Schedules::Random, RANDOM_SEED), (Schedules::Priorities(CHANGES), PRIORITIES_SEED)] {
-        let found = interleave::find(schedules, seed, count / 2, move || run(cpus, script));
+        let found = interleave::find(schedules, seed, count / 2, steps, move || run(cpus, script));
         if let Err((number, what)) = found {
             return Err(format!("{name}: interleaving {number} of {schedules:?} from seed {seed:#x}: {what}"));
         }

@@ -1,5 +1,6 @@
 //! Waking, blocking, preemption, stealing, timers.
 
+use interleave::STEPS;
 use std::vec;
 
 use super::{Scenario, config, explore, run_guest};
@@ -15,6 +16,7 @@ pub(super) const PING_PONG: Scenario = Scenario {
     name: "two vCPUs wake each other",
     cpus: 2,
     count: 14_000,
+    steps: STEPS,
     script: |simulation: &Simulation| {
         let ping = |value| [Op::Write(A, value), Op::Interrupt(1), Op::Sleep(B, value)];
         let pong = |value| [Op::Sleep(A, value), Op::Write(B, value), Op::Interrupt(0)];
@@ -29,6 +31,7 @@ pub(super) const SPINNER: Scenario = Scenario {
     name: "a spinning vCPU is preempted",
     cpus: 1,
     count: 4_000,
+    steps: STEPS,
     script: |simulation: &Simulation| {
         let spinner = vec![Op::Start(1), Op::Start(2), Op::Await(A, 1), Op::Await(B, 1), Op::ShutDown];
         let others = [A, B].map(|word| vec![Op::Work(1000), Op::Write(word, 1), Op::Stop]);
@@ -42,6 +45,7 @@ pub(super) const CROWD: Scenario = Scenario {
     name: "more vCPUs than pCPUs take turns",
     cpus: 2,
     count: 10_000,
+    steps: STEPS,
     script: |simulation: &Simulation| {
         let first = vec![
             Op::Start(1),
@@ -63,6 +67,7 @@ pub(super) const BESIDE_SPINNER: Scenario = Scenario {
     name: "a woken vCPU runs beside one that spins",
     cpus: 2,
     count: 10_000,
+    steps: STEPS,
     script: |simulation: &Simulation| {
         let first = vec![
             Op::Start(1),
@@ -86,6 +91,7 @@ pub(super) const HAND_OVER: Scenario = Scenario {
     name: "a vCPU hands its pCPU over and gets it back",
     cpus: 1,
     count: 4_000,
+    steps: STEPS,
     script: |simulation: &Simulation| {
         let over = |value| [Op::Write(A, value), Op::HandOver(1), Op::Write(B, value), Op::Sleep(C, value)];
         let back = |value| [Op::Sleep(A, value), Op::Await(B, value), Op::Write(C, value), Op::HandOver(0)];
@@ -104,6 +110,7 @@ pub(super) const TIMERS: Scenario = Scenario {
     name: "timers wake halted vCPUs",
     cpus: 2,
     count: 10_000,
+    steps: STEPS,
     script: |simulation: &Simulation| {
         let first = vec![
             Op::Start(1),
@@ -128,6 +135,7 @@ pub(super) const ALL_STOP: Scenario = Scenario {
     name: "a VM whose vCPUs all stop ends",
     cpus: 2,
     count: 10_000,
+    steps: STEPS,
     script: |simulation: &Simulation| {
         let first = vec![Op::Start(1), Op::Start(2), Op::Stop];
         run_guest(simulation, &config("all-stop", 3), vec![first, vec![Op::Stop], vec![Op::Yield, Op::Stop]]);

@@ -1,5 +1,6 @@
 //! Flushes of other vCPUs' TLBs, while these run, wait, and move between pCPUs.
 
+use interleave::STEPS;
 use std::vec::Vec;
 
 use abi::payload::TagScheme;
@@ -52,6 +53,7 @@ pub(super) const SIDE_BY_SIDE: Scenario = Scenario {
     name: "shootdown side by side",
     cpus: 2,
     count: 12_000,
+    steps: STEPS,
     script: |simulation| flushed(simulation, TagScheme::Epoch, 1),
 };
 
@@ -60,6 +62,7 @@ pub(super) const EPOCHS: Scenario = Scenario {
     name: "shootdown by epochs",
     cpus: 2,
     count: 10_000,
+    steps: STEPS,
     script: |simulation| {
         let change = |value| [Op::Map(PAGE, value), Op::Flush(3, None), Op::Touch(PAGE)];
         let changes = (1..=6).flat_map(change);
@@ -75,6 +78,7 @@ pub(super) const MOVING: Scenario = Scenario {
     name: "shootdown of vCPUs that move",
     cpus: 2,
     count: 6_000,
+    steps: STEPS,
     script: |simulation| {
         let change = |value| [Op::Map(PAGE, value), Op::Flush(7, Some(PAGE)), Op::Timer(700), Op::Halt];
         let first = [Op::Start(1), Op::Start(2)].into_iter().chain((1..=6).flat_map(change));
@@ -92,6 +96,7 @@ pub(super) const BY_GENERATION: Scenario = Scenario {
     name: "shootdown with generations",
     cpus: 2,
     count: 6_000,
+    steps: STEPS,
     script: |simulation| flushed(simulation, TagScheme::Generation, 2),
 };
 
@@ -100,6 +105,7 @@ pub(super) const WAITING_TARGET: Scenario = Scenario {
     name: "shootdown of a target that waits for its pCPU",
     cpus: 1,
     count: 4_000,
+    steps: STEPS,
     script: |simulation| flushed(simulation, TagScheme::Epoch, 1),
 };
 

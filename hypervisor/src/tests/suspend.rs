@@ -1,5 +1,6 @@
 //! vCPUs that another VM suspends, holds and resumes.
 
+use interleave::STEPS;
 use std::vec;
 
 use addr::Gpa;
@@ -30,6 +31,7 @@ pub(super) const SUSPEND: Scenario = Scenario {
     name: "a vCPU is suspended and resumed",
     cpus: 2,
     count: 6_000,
+    steps: STEPS,
     script: |simulation: &Simulation| {
         let first = vec![Op::Start(1), Op::Sleep(B, 7), Op::ShutDown];
         let counts = (1..=12).flat_map(|value| [Op::Write(A, value), Op::Work(500)]);

@@ -185,11 +185,15 @@ fn torture(simulation: &Simulation, calls: u64, seed: u64) -> u64 {
     taken
 }
 
+/// Steps of a machine that is used for so long.
+const LONG: usize = 1_000_000;
+
 /// Pages move under four vCPUs.
 pub(in crate::tests) const MOVED: Scenario = Scenario {
     name: "pages of a child move while four vCPUs use them",
     cpus: 2,
     count: 200,
+    steps: LONG,
     script: |simulation| {
         let _taken = torture(simulation, TAKEN, RANDOM_SEED);
     },
@@ -236,7 +240,7 @@ fn ten_million_times_pages_are_taken_from_a_child_and_none_is_written_to() {
     let mut progress = Progress::begin();
     for round in 0.. {
         let (counted, numbered) = (taken.clone(), number.clone());
-        let found = interleave::find(schedules(round), seed + round, ROUND, move || {
+        let found = interleave::find(schedules(round), seed + round, ROUND, LONG, move || {
             let number = numbered.fetch_add(1, Ordering::Relaxed);
             run(2, |simulation| {
                 counted.fetch_add(torture(simulation, TAKEN, seed + number), Ordering::Relaxed);

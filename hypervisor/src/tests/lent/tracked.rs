@@ -1,5 +1,6 @@
 //! The dirty log of a child, which its parent harvests while it takes pages away and gives others.
 
+use interleave::STEPS;
 use std::collections::BTreeSet;
 use std::vec;
 use std::vec::Vec;
@@ -92,6 +93,7 @@ pub(in crate::tests) const HARVESTED: Scenario = Scenario {
     name: "a parent copies a child's memory while it moves a page",
     cpus: 2,
     count: 200,
+    steps: STEPS,
     script: |simulation| {
         let family = Family::new(simulation, vec![writes(0), written_for(1)]);
         assert_eq!(family.map(FIXED, RIGHTS, &[OF_FIXED, OF_LENT, OF_OWN]), all(COUNT));
