@@ -191,6 +191,7 @@ fn child_lives_once() {
     assert_eq!((rig.parent.finalize(ID), initialize(&mut rig), vp(&mut rig)), (no, no, no));
     assert_eq!(rig.try_map(0, MAP, &[LARGE]).1, no);
     assert!(!rig.unmap(0, 5, false).needs_flush(), "what is gone is unmapped");
+    assert!(!rig.no_access(0, 5, false).needs_flush(), "and nobody has access to it");
     assert_eq!(delete(&mut rig), Ok(()));
     assert_eq!(delete(&mut rig), Err(Status::InvalidPartitionId));
     assert_eq!(rig.parent.ledger.used().count(), 0);
