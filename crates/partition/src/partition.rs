@@ -308,8 +308,10 @@ impl Partition {
         store: &mut impl Store,
     ) -> (Released, Result<(), Status>) {
         // Linux asks for it until it has given up the guest's memory, which is after it has finalized the partition.
-        if let (State::Finalizing | State::Finalized, Mapping::NoAccess(count)) = (self.state, &map.what) {
-            return (Released { done: *count, ..Released::default() }, Ok(()));
+        if let Mapping::NoAccess(count) = &map.what
+            && let Some(released) = self.gone(*count)
+        {
+            return (released, Ok(()));
         }
         if let Err(status) = self.must_be(State::Initialized) {
             return (Released::default(), Err(status));
@@ -343,17 +345,26 @@ impl Partition {
         ledger: &Ledger,
         store: &mut impl Store,
     ) -> (Released, Result<(), Status>) {
-        match self.state {
-            State::Initialized => {}
-            // All pages are removed already.
-            State::Finalizing | State::Finalized => {
-                return (Released { done: unmap.count, ..Released::default() }, Ok(()));
-            }
-            State::Created => return (Released::default(), Err(Status::InvalidPartitionState)),
+        if let Some(released) = self.gone(unmap.count) {
+            return (released, Ok(()));
+        }
+        if let Err(status) = self.must_be(State::Initialized) {
+            return (Released::default(), Err(status));
         }
         let leaf = if unmap.is_large { Leaf::Large } else { Leaf::Small };
         let entries = (0..unmap.count).map(|_| Ok(Entry::Absent));
         self.change(unmap.first, leaf, entries, more, ledger, store)
+    }
+
+    /// What there is to do to take pages away from a partition that is finalized: nothing. While it is being finalized
+    /// its VPs may still run, so no element is done, and the parent calls again.
+    fn gone(&self, elements: u16) -> Option<Released> {
+        let done = match self.state {
+            State::Created | State::Initialized => return None,
+            State::Finalizing => 0,
+            State::Finalized => elements,
+        };
+        Some(Released { done, ..Released::default() })
     }
 
     fn change(

@@ -432,8 +432,13 @@ impl World {
                 let (child, ledger) = self.parent.child_mut(map.partition)?;
                 let (released, result) = child.map_pages(map, || spend(&mut time), ledger, &mut self.pages);
                 if matches!(child.state(), State::Finalizing | State::Finalized) {
-                    let is_nothing = matches!(map.what, Mapping::NoAccess(count) if released.done == count);
-                    assert!(!released.needs_flush() && result.is_ok() == is_nothing);
+                    let is_gone = child.state() == State::Finalized;
+                    let wanted = match map.what {
+                        Mapping::NoAccess(count) => (if is_gone { count } else { 0 }, true),
+                        Mapping::Pages(..) => (0, false),
+                    };
+                    assert!(!released.needs_flush());
+                    assert_eq!((released.done, result.is_ok()), wanted);
                     return result;
                 }
                 let step = if map.is_large { 512 } else { 1 };
