@@ -28,6 +28,8 @@ struct Test {
 
 /// In the second kernel, with options like those of distributions.
 const STOCK: &str = "stock";
+/// Needs that kernel, too: it merges pages, and swaps to compressed memory.
+const RECLAIM: &str = "reclaim";
 
 /// Mixed load for [`MINUTES`]. It runs only if it is named.
 const LOAD: &str = "load";
@@ -42,7 +44,7 @@ impl Test {
 
     /// The words for kernel and initrd in `vms/parent.toml`, if they are others.
     fn kernel(&self) -> Option<&'static str> {
-        (self.name == STOCK).then_some("parent-stock")
+        [STOCK, RECLAIM].contains(&self.name).then_some("parent-stock")
     }
 }
 
@@ -95,6 +97,13 @@ const TESTS: &[Test] = &[
         what: "the kernel takes pages away from running VPs",
         command: "mshv-check memory",
         quick: Some("mshv-check memory --invalidations 1000"),
+        limit: 3600,
+    },
+    Test {
+        name: RECLAIM,
+        what: "the same while the kernel swaps, merges pages and makes huge ones; with the second kernel",
+        command: "mshv-check reclaim --invalidations 5000",
+        quick: Some("mshv-check reclaim --invalidations 500"),
         limit: 3600,
     },
     Test {
