@@ -229,8 +229,8 @@ pub fn explore(
     }
 }
 
-/// As [`explore`], for a scenario that is expected to fail: nothing is printed. An interleaving with more steps counts as
-/// endless.
+/// As [`explore`], for a scenario that is expected to fail: nothing is printed. An interleaving with more steps than
+/// `steps` counts as endless.
 ///
 /// # Errors
 /// The number of the first interleaving that fails, and how.
