@@ -20,8 +20,8 @@ use super::processor::is_emulated;
 /// - Seen in: 7.2.
 /// - Symptom: TCG keeps GIF, nested paging and other flags as bits of one word per CPU. An XRSTOR on *any* CPU clears
 ///   another bit in the *first* CPU's word, by a read and a write without a lock (`cpu_clear_ignne`). If this meets a
-///   #VMEXIT of the first CPU, its nested paging stays on in the host, and the host's state is saved into the guest's
-///   VMCB. It was seen in three boots of nine with 32 vCPUs.
+///   #VMEXIT of the first CPU, its nested paging stays on in the host, and the host's state is saved as the guest's
+///   state. It was seen in three boots of nine with 32 vCPUs.
 /// - Decision: a CPU that never runs a guest has no such bits to lose (docs/decisions/0005-first-cpu.md).
 /// - Goes: when no supported version clears that bit without a lock.
 pub(crate) fn spares_first_cpu() -> bool {
@@ -41,7 +41,7 @@ pub(crate) fn may_keep_old_code() -> bool {
     is_emulated()
 }
 
-/// Whether VMRUN drops the VMCB's interrupt shadow (APM vol. 2, 15.21.5, requires that it is loaded).
+/// Whether VMRUN drops the guest's interrupt shadow (APM vol. 2, 15.21.5, requires that it is loaded).
 ///
 /// - Seen in: 7.2.
 /// - Symptom: an event comes between STI and the HLT that waits for it.
@@ -69,7 +69,7 @@ pub(crate) fn repeats_interrupts() -> bool {
 /// - Seen in: 7.2.
 /// - Symptom: TCG restores the host's CR0 before CR4 and EFER (`cpu_vmexit`). With the guest's LME it takes this for an
 ///   entry into long mode without PAE, and ignores it. The pCPU goes on in the hypervisor without paging.
-/// - Decision: the VMCB has no LME as long as the guest has neither paging nor PAE.
+/// - Decision: VMRUN gets no LME as long as the guest has neither paging nor PAE.
 /// - Goes: when every supported version restores EFER first.
 pub(crate) fn loses_paging_at_exit() -> bool {
     is_emulated()
