@@ -3,9 +3,13 @@
 //! It runs in an unmodified Linux that has the device, and knows nothing of the hypervisor below. Each check makes
 //! partitions of its own. They are in order of difficulty: each check relies on the ones before it.
 //!
-//! * [`system`]: system calls, with all unsafe code. [`device`]: the device's calls. [`message`]: what a guest did. *
-//! [`guest`]: guests of a few bytes. [`running`]: VPs in threads of their own. * [`balance`]: whether the kernel has as
-//! much memory as before, and has logged no problem. * [`checks`]: the checks.
+//! * [`system`]: system calls, with all unsafe code.
+//! * [`device`]: the device's calls.
+//! * [`message`]: what a guest did.
+//! * [`guest`]: guests of a few bytes.
+//! * [`running`]: VPs in threads of their own.
+//! * [`balance`]: whether the kernel has as much memory as before, and has logged no problem.
+//! * [`checks`]: the checks.
 //!
 //! A run ends with one line on standard output; progress goes to standard error. The status is 0 if all was right, 1 if
 //! not, 2 for wrong arguments.
