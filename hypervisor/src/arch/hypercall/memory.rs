@@ -269,16 +269,19 @@ fn map_all(parent: &Vm, vm: &Vm, elements: Elements, pages: impl Iterator<Item =
         vm.memory.map_lent(&mut walk, range, run.hpa, rights(access))
     };
     let step = elements.step();
-    let mut map_run = |run: Run| match map(&run) {
+    let mut map_run = |run: &Run| match map(run) {
         Err(MapError::Overlaps(_)) if run.pages > step => run.in_steps(step).try_for_each(|part| match map(&part) {
             Err(MapError::Overlaps(_)) => Ok(()),
             result => result,
         }),
         result => result,
     };
-    let mut finish = |run: Option<Run>| match run.map_or(Ok(()), &mut map_run) {
-        Ok(()) | Err(MapError::Overlaps(_) | MapError::OutOfTables) => {}
-        Err(error) => warn!("{}: its memory: {error}", vm.name()),
+    let mut finish = |run: Option<Run>| {
+        let Some(run) = run else { return };
+        match map_run(&run) {
+            Ok(()) | Err(MapError::Overlaps(_) | MapError::OutOfTables) => {}
+            Err(error) => warn!("{}: {} pages of its memory from {:#x} on: {error}", vm.name(), run.pages, run.first),
+        }
     };
 
     let mut run: Option<Run> = None;
