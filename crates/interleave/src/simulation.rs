@@ -17,7 +17,7 @@ thread_local! {
     static CONTEXT: Cell<usize> = const { Cell::new(0) };
     /// One in so many scheduling points counts, and the state of the generator that chooses it.
     static BURST: Cell<u32> = const { Cell::new(1) };
-    static RANDOM: Cell<u64> = const { Cell::new(1) };
+    static RANDOM: RefCell<fastrand::Rng> = RefCell::new(fastrand::Rng::with_seed(0));
     /// A panic is a result here, and prints nothing.
     static QUIET: Cell<bool> = const { Cell::new(false) };
     static LAST_PANIC: RefCell<String> = const { RefCell::new(String::new()) };
@@ -57,15 +57,7 @@ pub fn point() {
 #[inline]
 fn counts() -> bool {
     let burst = BURST.get();
-    burst == 1 || {
-        // Marsaglia's xorshift, whose state is never zero.
-        let mut state = RANDOM.get();
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        RANDOM.set(state);
-        (state >> 32).is_multiple_of(u64::from(burst))
-    }
+    burst == 1 || RANDOM.with_borrow_mut(|random| random.u32(..burst)) == 0
 }
 
 /// Waits for another thread: lets others go first.
@@ -257,7 +249,7 @@ pub fn find(
     let scenario = move || {
         let number = counted.fetch_add(1, Ordering::Relaxed) as u64;
         BURST.set(burst);
-        RANDOM.set((seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15)).max(1));
+        RANDOM.with_borrow_mut(|random| random.seed(seed.wrapping_add(number)));
         CONTEXT.set(0);
         scenario();
     };
