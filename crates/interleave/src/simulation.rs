@@ -17,7 +17,7 @@ thread_local! {
     static CONTEXT: Cell<usize> = const { Cell::new(0) };
     /// One in so many scheduling points counts, and the state of the generator that chooses it.
     static BURST: Cell<u32> = const { Cell::new(1) };
-    static RANDOM: RefCell<fastrand::Rng> = RefCell::new(fastrand::Rng::with_seed(0));
+    static RANDOM: RefCell<fastrand::Rng> = const { RefCell::new(fastrand::Rng::with_seed(0)) };
     /// A panic is a result here, and prints nothing.
     static QUIET: Cell<bool> = const { Cell::new(false) };
     static LAST_PANIC: RefCell<String> = const { RefCell::new(String::new()) };
