@@ -30,6 +30,8 @@ pub(crate) mod code {
     pub(crate) const SET_PROPERTY: u16 = 0x45;
     pub(crate) const GET_REGISTERS: u16 = 0x50;
     pub(crate) const SET_REGISTERS: u16 = 0x51;
+    pub(crate) const CLEAR_INTERRUPT: u16 = 0x56;
+    pub(crate) const ASSERT_INTERRUPT: u16 = 0x94;
     /// All that the kernel passes on.
     pub(crate) const PASSED_ON: [u16; 14] =
         [0x44, 0x101, 0x45, 0x4d, 0x50, 0x51, 0x52, 0x56, 0x91, 0x94, 0xc9, 0xc0, 0xc1, 0xf4];
@@ -100,6 +102,16 @@ impl Partition {
     pub(crate) fn set_property(&self, property: u64, value: u64) -> Result<()> {
         // The kernel fills in the partition.
         hypercall(self.as_fd(), code::SET_PROPERTY, 0, &[0, property, value], 0).map(|_| ())
+    }
+
+    /// Asserts an interrupt of this kind and vector, to the VP whose local APIC has the id 0.
+    pub(crate) fn interrupt(&self, kind: u64, vector: u64) -> Result<()> {
+        hypercall(self.as_fd(), code::ASSERT_INTERRUPT, 0, &[0, kind, 0, vector], 0).map(|_| ())
+    }
+
+    /// No external interrupt waits any more.
+    pub(crate) fn withdraw_interrupts(&self) -> Result<()> {
+        hypercall(self.as_fd(), code::CLEAR_INTERRUPT, 0, &[0], 0).map(|_| ())
     }
 
     pub(crate) fn create_vp(&self, index: u32) -> Result<Vp> {

@@ -34,6 +34,19 @@ pub(crate) const HALT: [u8; 3] = [0xf4, 0xeb, 0xfd];
 /// Loops.
 pub(crate) const LOOP: [u8; 2] = [0xeb, 0xfe];
 
+/// Reads the port, and then takes interrupts while it halts.
+pub(crate) const WAITER: [u8; 5] = [
+    0xec, // in al, dx
+    0xfb, // sti
+    0xf4, // again: hlt
+    0xeb, 0xfd, // jmp again
+];
+/// A handler that writes this number to the port.
+pub(crate) const fn handler(number: u8) -> [u8; 4] {
+    // mov al, number; out dx, al; iret
+    [0xb0, number, 0xee, 0xcf]
+}
+
 /// Reads the first word of each shared page, and keeps pages of its own in step. In protected mode, without paging:
 ///
 /// ```text
@@ -208,6 +221,7 @@ mod tests {
         assert_eq!(target(&COUNTER, 3), 0);
         assert_eq!(target(&HALT, 2), 0);
         assert_eq!(target(&LOOP, 1), 0);
+        assert_eq!(target(&WAITER, 4), 2);
         assert_eq!([0x17, 0x27, 0x38, 0x3c].map(|at| target(&WATCHER, at)), [4, 0x2b, 0x1a, 0]);
         let ends = [0x42, 0x59, 0x5f, 0x74, 0xb8, 0xbf].map(|at| target(&ENLIGHTENED, at));
         assert_eq!(ends, [0x46, 0x54, 0x54, 0x78, 0xb3, 0xc3]);

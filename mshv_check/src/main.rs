@@ -41,6 +41,7 @@ Tries /dev/mshv, the device of Linux for a hypervisor that lets it be a parent.
   life    [--rounds N]                 N partitions (1000) come and go; the last ones with VPs and memory
   vp                                   a VP's pages are as they should be, and it waits to be started
   run     [--rounds N]                 N guests (1) of 13 bytes write to a port, read from it, and halt
+  interrupts [--rounds N]              N guests (1) take interrupts of a PC's old controller, and NMIs
   cost    [--rounds N]                 N exits (2000) of a guest that reads a port: time of each, in the parent's time
   signal  [--rounds N]                 signals (1000) end the runs of guests that halt, loop, or exit all the time
   memory  [--invalidations N] [--vps N]

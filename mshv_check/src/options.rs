@@ -3,8 +3,8 @@
 use std::fmt;
 
 /// All checks, from the simplest on.
-pub(crate) const CHECKS: [&str; 11] =
-    ["open", "life", "vp", "run", "cost", "signal", "memory", "hyperv", "kill", "input", "fuzz"];
+pub(crate) const CHECKS: [&str; 12] =
+    ["open", "life", "vp", "run", "interrupts", "cost", "signal", "memory", "hyperv", "kill", "input", "fuzz"];
 /// Only for kernels that show statistics, so `all` does not include it.
 pub(crate) const STATS: &str = "stats";
 /// Only for kernels that merge pages and swap to zram, and so none of `all`.

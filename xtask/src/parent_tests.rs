@@ -86,6 +86,13 @@ const TESTS: &[Test] = &[
         limit: 600,
     },
     Test {
+        name: "interrupts",
+        what: "external interrupts, pins and NMIs",
+        command: "mshv-check interrupts --rounds 100",
+        quick: Some("mshv-check interrupts"),
+        limit: 600,
+    },
+    Test {
         name: "signal",
         what: "signals end the runs of a VP",
         command: "mshv-check signal",
@@ -94,9 +101,9 @@ const TESTS: &[Test] = &[
     },
     Test {
         name: "memory",
-        what: "the kernel takes pages away from running VPs",
-        command: "mshv-check memory",
-        quick: Some("mshv-check memory --invalidations 1000"),
+        what: "the kernel takes pages away from 4 running VPs",
+        command: "mshv-check memory --vps 4",
+        quick: Some("mshv-check memory --vps 4 --invalidations 1000"),
         limit: 3600,
     },
     Test {

@@ -89,7 +89,18 @@ bitflags! {
         /// The last entry injected a software interrupt, and ended during its delivery. So the interrupted event is
         /// that one, and not an INT that the guest has executed since.
         const SOFTWARE = 1 << 4;
+        /// An external interrupt waits, or the last entry injected one.
+        const EXTERNAL = 1 << 5;
     }
+}
+
+/// An interrupt of a controller beside the local APIC, as a PC's 8259. It has a vector, and no EOI in the local APIC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum External {
+    None,
+    Waiting(u8),
+    /// The last entry injected it.
+    Taken(u8),
 }
 
 /// The events of one vCPU, except the interrupts in its local APIC.
@@ -98,6 +109,8 @@ pub struct Events {
     urgent: Urgent,
     /// Valid if [`Urgent::OWED`] is set.
     owed: Event,
+    /// Valid if [`Urgent::EXTERNAL`] is set.
+    external: External,
     /// Number of pending NMIs: at most one while NMIs are masked, otherwise at most two, because the processor would
     /// have taken the first.
     waiting_nmis: u8,
@@ -109,7 +122,7 @@ impl Events {
     /// No events.
     #[must_use]
     pub const fn new() -> Self {
-        Self { urgent: Urgent::empty(), owed: Event::Nmi, waiting_nmis: 0, masks_nmis: false }
+        Self { urgent: Urgent::empty(), owed: Event::Nmi, external: External::None, waiting_nmis: 0, masks_nmis: false }
     }
 
     /// INIT: drops pending events (APM vol. 2, 14.1.3).
@@ -161,6 +174,36 @@ impl Events {
         let most = if self.masks_nmis { 1 } else { 2 };
         self.waiting_nmis = self.waiting_nmis.saturating_add(count).min(most);
         self.urgent.set(Urgent::NMI, self.waiting_nmis > 0 && !self.masks_nmis);
+    }
+
+    /// An external interrupt with this vector waits. It goes before those of the local APIC, whatever the task priority
+    /// is. One that waited already is forgotten.
+    pub fn request_external(&mut self, vector: u8) {
+        self.set_external(External::Waiting(vector));
+    }
+
+    /// None waits any more.
+    pub fn withdraw_external(&mut self) {
+        if self.has_external() {
+            self.set_external(External::None);
+        }
+    }
+
+    /// Whether one waits.
+    #[must_use]
+    pub const fn has_external(&self) -> bool {
+        matches!(self.external, External::Waiting(_))
+    }
+
+    /// Whether the interrupt that the last plan injects is external: then the local APIC does not know it.
+    #[must_use]
+    pub const fn injects_external(&self) -> bool {
+        matches!(self.external, External::Taken(_))
+    }
+
+    fn set_external(&mut self, external: External) {
+        self.external = external;
+        self.urgent.set(Urgent::EXTERNAL, external != External::None);
     }
 
     /// Whether NMIs are masked. Then IRET must exit: [`Self::at_iret`].
@@ -216,6 +259,18 @@ impl Events {
         self.urgent.remove(Urgent::SOFTWARE);
 
         let again = interrupted.and_then(|event| repeated(event, was_injected));
+        match self.external {
+            // It has not reached the guest yet.
+            External::Taken(vector) if again == Some(Event::Interrupt(vector)) => {}
+            External::Taken(_) => self.set_external(External::None),
+            External::None | External::Waiting(_) => {}
+        }
+        let external = match self.external {
+            External::Waiting(vector) => Some(vector),
+            External::None | External::Taken(_) => None,
+        };
+        let rest = interrupt;
+        let interrupt = external.or(interrupt);
         if self.urgent.contains(Urgent::OWED) {
             return self.owed_goes_first(again, interrupt);
         }
@@ -231,6 +286,10 @@ impl Events {
             && at.interrupts_enabled
             && !at.shadow
         {
+            if external.is_some() {
+                self.set_external(External::Taken(vector));
+                return self.inject(Event::Interrupt(vector), rest, None);
+            }
             return self.inject(Event::Interrupt(vector), None, None);
         }
         let steps = self.urgent.intersects(Urgent::RETURNING.union(Urgent::SHADOW).union(Urgent::NMI));
@@ -252,6 +311,10 @@ impl Events {
             (Some(Event::Exception(first)), Event::Exception(second)) if combine(first, second) != Combined::Second => {
                 // Only double faults lead to a shutdown. The hardware delivers these itself, and reports the shutdown.
                 owed = Event::Exception(Exception::with_code(vector::DOUBLE_FAULT, 0));
+            }
+            (Some(Event::Interrupt(vector)), _) if self.injects_external() => {
+                self.request_external(vector);
+                return self.inject(owed, Some(vector), None);
             }
             (Some(Event::Interrupt(vector)), _) => retract = Some(vector),
             (Some(Event::Nmi), _) => {

@@ -42,6 +42,42 @@ fn interrupt_waits_for_a_window_while_if_is_clear_or_a_shadow_lasts() {
 }
 
 #[test]
+fn external_interrupt_goes_before_that_of_the_local_apic_and_is_not_the_apics() {
+    let mut events = Events::new();
+    events.request_external(0x20);
+    assert!(!events.is_quiet() && events.has_external());
+    assert_eq!(events.next(CLOSED, Some(0x40), None), wait(Until::Window));
+    assert_eq!(events.next(OPEN, Some(0x40), None), inject(Event::Interrupt(0x20), Until::Window));
+    assert!(events.injects_external() && !events.has_external());
+    assert_eq!(events.next(OPEN, Some(0x40), None), inject(Event::Interrupt(0x40), Until::Exit));
+    assert!(!events.injects_external() && events.is_quiet());
+}
+
+#[test]
+fn external_interrupt_whose_delivery_fails_comes_again() {
+    let mut events = Events::new();
+    let again = Some(Event::Interrupt(0x20));
+    events.request_external(0x20);
+    assert_eq!(events.next(OPEN, None, None), inject(Event::Interrupt(0x20), Until::Exit));
+    assert_eq!(events.next(OPEN, None, again), inject(Event::Interrupt(0x20), Until::Exit));
+    assert!(events.injects_external(), "it is the same one");
+    events.raise(PAGE);
+    assert_eq!(events.next(OPEN, None, again), inject(Event::Exception(PAGE), Until::Window));
+    assert!(events.has_external());
+    assert_eq!(events.next(OPEN, None, None), inject(Event::Interrupt(0x20), Until::Exit));
+    assert_eq!(events.next(OPEN, None, None), wait(Until::Exit));
+}
+
+#[test]
+fn external_interrupt_that_is_withdrawn_does_not_come() {
+    let mut events = Events::new();
+    events.request_external(0x20);
+    events.withdraw_external();
+    assert!(events.is_quiet());
+    assert_eq!(events.next(OPEN, None, None), wait(Until::Exit));
+}
+
+#[test]
 fn nmi_waits_for_the_instruction_behind_sti() {
     let mut events = Events::new();
     events.request_nmis(1);

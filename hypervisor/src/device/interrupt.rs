@@ -21,8 +21,8 @@ pub struct Message {
     pub level: bool,
 }
 
-/// Delivery mode of a message (APM vol. 2, 16.5). SMI and external (8259) interrupts do not exist in our guests: they
-/// are dropped where they are sent.
+/// Delivery mode of a message (APM vol. 2, 16.5). Guests send no SMI and no external (8259) interrupt: they are dropped
+/// where they are sent. A parent's virtual machine monitor sends external ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The vector is requested at each target.
@@ -35,6 +35,21 @@ pub enum Kind {
     Init,
     /// Startup: a target that waits after INIT begins in real mode at `vector << 12`.
     Startup,
+    /// From an interrupt controller beside the local APICs, with its vector.
+    External,
+    /// None waits there any more.
+    NoExternal,
+    /// At a pin of the local APIC. The vector is that of the interrupt controller that may be there.
+    Pin(Pin),
+}
+
+/// A pin of a local APIC, for what the local vector table says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pin {
+    /// LINT0.
+    Lint0,
+    /// LINT1.
+    Lint1,
 }
 
 impl Kind {

@@ -25,7 +25,7 @@ use core::mem::offset_of;
 
 use bitflags::bitflags;
 
-use super::interrupt::{LogicalId, Message};
+use super::interrupt::{LogicalId, Message, Pin};
 use timer::Timer;
 
 /// Ticks of the time-stamp counter per step of the APIC timer, before the guest's divider.
@@ -126,6 +126,18 @@ pub enum Effect {
     LogicalIdChanged,
     /// [`LocalApic::mode`] has changed, and with it the deadline and the logical id.
     ModeChanged,
+}
+
+/// What the owner must do after a pin was asserted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Pinned {
+    /// Nothing more.
+    Done,
+    /// It is an NMI.
+    Nmi,
+    /// It is an interrupt of a controller beside the APIC.
+    External,
 }
 
 /// The access was illegal: the guest gets #GP(0) and nothing has changed.
@@ -465,6 +477,32 @@ impl LocalApic {
         }
     }
 
+    /// A pin is asserted. An APIC that is switched off leads them through (SDM vol. 3, "Local Vector Table").
+    pub fn assert_pin(&mut self, pin: Pin) -> Pinned {
+        if self.mode == Mode::Disabled {
+            return match pin {
+                Pin::Lint0 => Pinned::External,
+                Pin::Lint1 => Pinned::Nmi,
+            };
+        }
+        let source = match pin {
+            Pin::Lint0 => LVT_LINT0,
+            Pin::Lint1 => LVT_LINT1,
+        };
+        let entry = self.local_vector_table[source];
+        match entry >> 8 & 7 {
+            _ if entry & LVT_MASKED != 0 => {}
+            0 => {
+                let _raised = self.raise_local(source);
+            }
+            4 => return Pinned::Nmi,
+            7 => return Pinned::External,
+            // SMI and INIT; the others are reserved.
+            _ => {}
+        }
+        Pinned::Done
+    }
+
     /// Requests the vector of `source`, an entry of the local vector table, unless it is masked.
     fn raise_local(&mut self, source: usize) -> bool {
         let entry = self.local_vector_table[source];
@@ -522,10 +560,12 @@ impl LocalApic {
     }
 }
 
-/// Entries of the local vector table: timer, thermal sensor, performance counters, two pins, errors. All but the first
-/// and the last are registers without a source.
+/// Entries of the local vector table: timer, thermal sensor, performance counters, two pins, errors. The sensor and the
+/// counters are registers without a source.
 const LVT_ENTRIES: usize = 6;
 const LVT_TIMER: usize = 0;
+const LVT_LINT0: usize = 3;
+const LVT_LINT1: usize = 4;
 const LVT_ERROR: usize = LVT_ENTRIES - 1;
 const LVT_MASKED: u32 = 1 << 16;
 

@@ -4,6 +4,7 @@ mod cost;
 mod fuzz;
 mod hyperv;
 mod input;
+mod interrupts;
 mod kill;
 mod life;
 mod memory;
@@ -37,6 +38,7 @@ pub(crate) fn run(name: &str, options: &Options) -> Result<Figures> {
         "kill" => kill::run(&device, options.count(500), options.seed),
         VICTIM => kill::victim(&device, options.vps),
         STATS => stats::run(&device),
+        "interrupts" => interrupts::run(&device, options.count(1)),
         "input" => input::run(&device),
         "fuzz" => fuzz::run(&device, options.count(1_000_000), options.seed, options.trace.unwrap_or(u64::MAX)),
         _ => anyhow::bail!("no check `{name}`"),

@@ -7,7 +7,7 @@ use sched::Pending;
 use super::Ended;
 use super::parent::Caller;
 use crate::arch::machine::delivery;
-use crate::device::interrupt::{Kind, Message, Target};
+use crate::device::interrupt::{Kind, Message, Pin, Target};
 
 /// Vectors below are exceptions, and illegal for an interrupt (APM vol. 2, 16.4).
 const FIRST_VECTOR: u8 = 16;
@@ -32,14 +32,13 @@ pub(super) fn assert(caller: &Caller<'_>, assert: &AssertInterrupt) -> Result<En
         InterruptKind::Nmi => Kind::Nmi,
         InterruptKind::Init => Kind::Init,
         InterruptKind::Sipi => Kind::Startup,
-        // The VMM's interrupt controller of old PCs says that it has none.
-        InterruptKind::ExtInt if assert.vector == 0 => return caller.done(),
-        // Nothing that a VM has: an interrupt without an EOI, system-management mode, pins that lead somewhere.
-        InterruptKind::ExtInt
-        | InterruptKind::Smi
-        | InterruptKind::RemoteRead
-        | InterruptKind::Lint0
-        | InterruptKind::Lint1 => return Err(Status::InvalidParameter),
+        InterruptKind::ExtInt if assert.vector == 0 => Kind::NoExternal,
+        InterruptKind::ExtInt => Kind::External,
+        InterruptKind::Lint0 => Kind::Pin(Pin::Lint0),
+        InterruptKind::Lint1 => Kind::Pin(Pin::Lint1),
+        // No VM has system-management mode: nothing happens.
+        InterruptKind::Smi => return caller.done(),
+        InterruptKind::RemoteRead => return Err(Status::InvalidParameter),
     };
     // A level-triggered interrupt counts as an edge. VMMs are not told of its end, and so would not assert it again.
     // Its vector has a clear TMR bit: from this, guests conclude that they must write to the I/O APIC's EOI register,
@@ -48,10 +47,14 @@ pub(super) fn assert(caller: &Caller<'_>, assert: &AssertInterrupt) -> Result<En
     caller.done()
 }
 
-/// HvCallClearVirtualInterrupt.
+/// HvCallClearVirtualInterrupt: no vCPU has an external interrupt that waits.
 pub(super) fn clear(caller: &Caller<'_>, id: PartitionId) -> Result<Ended, Status> {
     caller.check_child(id)?;
-    // Linux leaves out to look at its arguments; none is pending.
+    // Before it is initialized, none can have one.
+    if let Ok(vm) = caller.children.vm(id) {
+        let target = Target::AllIncludingSelf;
+        delivery::send(&vm, None, &Message { kind: Kind::NoExternal, vector: 0, target, level: false });
+    }
     caller.done()
 }
 

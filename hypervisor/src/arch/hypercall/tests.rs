@@ -307,8 +307,11 @@ fn interrupt_is_asserted_in_those_vcpus_of_the_child_that_it_is_for() {
             assert_eq!(assert(0x100, kind_and_flags, destination, 0x40), DONE);
             assert_eq!(hearers(), heard, "{kind_and_flags:#x} {destination:#x}");
         }
-        assert_eq!(assert(0x100, 7, 0, 0), DONE, "QEMU's PIC has nothing");
-        assert_eq!(assert(0x100, 2, 0, 0x40), Err(Status::InvalidParameter), "SMI");
+        for (kind, vector) in [(7, 0x20), (7, 0), (8, 0), (9, 0)] {
+            assert_eq!(assert(0x100, kind, 2, vector), DONE);
+            assert_eq!(hearers(), [2], "external, or at a pin: {kind}");
+        }
+        assert_eq!(assert(0x100, 2, 0, 0x40), DONE, "SMI");
         assert_eq!((hearers(), assert(0x101, 0, 0, 0x40)), (vec![], Err(Status::InvalidPartitionId)));
     });
 }

@@ -3,8 +3,8 @@ use std::vec::Vec;
 
 use fastrand::Rng;
 
-use super::{Config, Effect, GeneralProtection, LocalApic, Mode, TSC_TICKS_PER_TIMER_TICK};
-use crate::device::interrupt::{Kind, LogicalId, Message, Target, cluster_members};
+use super::{Config, Effect, GeneralProtection, LocalApic, Mode, Pinned, TSC_TICKS_PER_TIMER_TICK};
+use crate::device::interrupt::{Kind, LogicalId, Message, Pin, Target, cluster_members};
 
 const ID: u32 = 0x23;
 const SHORTEST_PERIOD: u64 = 50_000;
@@ -24,6 +24,7 @@ const ICR: u32 = 0x30;
 const ICR_HIGH: u32 = 0x31;
 const LVT_TIMER: u32 = 0x32;
 const LVT_LINT0: u32 = 0x35;
+const LVT_LINT1: u32 = 0x36;
 const LVT_ERROR: u32 = 0x37;
 const INITIAL_COUNT: u32 = 0x38;
 const CURRENT_COUNT: u32 = 0x39;
@@ -608,7 +609,7 @@ fn x2apic_refuses_registers_that_do_not_exist_or_go_the_other_way() {
     let mut apic = x2apic();
     let read_only = [0x02, 0x03, PPR, LDR, ISR, 0x17, TMR, 0x1f, IRR, 0x27, CURRENT_COUNT];
     let write_only = [EOI, SELF_IPI];
-    let both = [TPR, SVR, ESR, ICR, LVT_TIMER, 0x33, 0x34, LVT_LINT0, 0x36, LVT_ERROR, INITIAL_COUNT, DIVIDE];
+    let both = [TPR, SVR, ESR, ICR, LVT_TIMER, 0x33, 0x34, LVT_LINT0, LVT_LINT1, LVT_ERROR, INITIAL_COUNT, DIVIDE];
     for register in 0..=0xff {
         let is_readable = read_only.contains(&register) || both.contains(&register) || (ISR..ESR).contains(&register);
         let is_writable = write_only.contains(&register) || both.contains(&register);
@@ -1328,4 +1329,22 @@ fn deadline_moves_with_the_counter_and_a_count_does_not() {
     let state = apic.state(0);
     apic.set_state(&state, 0);
     assert_eq!(apic.deadline(), Some(5011), "one that has come early, too");
+}
+
+#[test]
+fn pin_does_what_its_entry_says() {
+    let lint = |entry: u64| {
+        let mut apic = x2apic();
+        set(&mut apic, LVT_LINT1, entry);
+        (apic.assert_pin(Pin::Lint1), apic.pending())
+    };
+    assert_eq!(lint(0x41), (Pinned::Done, Some(0x41)));
+    assert_eq!(lint(0x41 | MASKED), (Pinned::Done, None));
+    assert_eq!(lint(0x400), (Pinned::Nmi, None));
+    assert_eq!(lint(0x700), (Pinned::External, None));
+    assert_eq!(lint(0x200), (Pinned::Done, None), "SMI");
+    let mut apic = x2apic();
+    assert_eq!(apic.assert_pin(Pin::Lint0), Pinned::Done, "masked after power-on");
+    assert_eq!(apic.set_base_msr(DISABLED_BASE), Ok(Effect::ModeChanged));
+    assert_eq!([Pin::Lint0, Pin::Lint1].map(|pin| apic.assert_pin(pin)), [Pinned::External, Pinned::Nmi]);
 }

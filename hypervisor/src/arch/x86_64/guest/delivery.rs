@@ -4,13 +4,13 @@
 //! mailbox, and post. The owner takes them before its next entry ([`take_posted`]). A vCPU that sends to itself does
 //! not need this.
 
-use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use sched::Pending;
 
 use super::synic;
 use super::vcpu::ArchVcpu;
-use crate::device::interrupt::{Kind, LogicalId, Message, Target, cluster_members};
+use crate::device::interrupt::{Kind, LogicalId, Message, Pin, Target, cluster_members};
 use crate::vcpu::run::Running;
 use crate::vm::Vm;
 
@@ -21,8 +21,8 @@ pub(crate) struct Posted {
     vectors: [AtomicU64; 4],
     /// Which of them are level-triggered.
     levels: [AtomicU64; 4],
-    /// NMIs that were sent: a bit for the first, and one for any further.
-    nmis: AtomicU8,
+    /// What comes rarely ([`rare`]).
+    rare: AtomicU16,
     /// Page of a start-up IPI, with [`STARTUP_VALID`]; zero if there is none.
     startup: AtomicU32,
     /// The APIC's [`LogicalId`], published by the owner for senders that resolve logical destinations.
@@ -31,15 +31,48 @@ pub(crate) struct Posted {
 
 const STARTUP_VALID: u32 = 0x100;
 
+/// What is announced by [`Pending::NMI`], because it comes rarely: NMIs, and events that only a parent sends.
+mod rare {
+    /// The first NMI, and any further.
+    pub(super) const NMI: u16 = 1 << 0;
+    pub(super) const NMIS: u16 = 3 << 0;
+    /// Pins that were asserted.
+    pub(super) const LINT0: u16 = 1 << 2;
+    pub(super) const LINT1: u16 = 1 << 3;
+    /// An external interrupt, with the vector in the upper byte.
+    pub(super) const EXTERNAL: u16 = 1 << 4;
+    /// An external interrupt that waits is withdrawn.
+    pub(super) const NO_EXTERNAL: u16 = 1 << 5;
+    pub(super) const VECTOR_SHIFT: u32 = 8;
+    /// What a change of the external interrupt leaves.
+    pub(super) const OTHERS: u16 = NMIS | LINT0 | LINT1;
+}
+
 impl Posted {
     pub(crate) fn new() -> Self {
         Self {
             vectors: Default::default(),
             levels: Default::default(),
-            nmis: AtomicU8::new(0),
+            rare: AtomicU16::new(0),
             startup: AtomicU32::new(0),
             logical_id: AtomicU16::new(LogicalId::NONE.to_bits()),
         }
+    }
+
+    /// Leaves an event of an interrupt controller beside the local APIC.
+    #[cold]
+    fn leave_rare(&self, message: &Message) {
+        let vector = u16::from(message.vector) << rare::VECTOR_SHIFT;
+        let changed = |before: u16| match message.kind {
+            Kind::External => before & rare::OTHERS | rare::EXTERNAL | vector,
+            Kind::NoExternal => before & rare::OTHERS | rare::NO_EXTERNAL,
+            Kind::Pin(Pin::Lint1) => before | rare::LINT1,
+            // Of two vectors the external one counts: it was sent as what the controller has.
+            Kind::Pin(Pin::Lint0) if before & rare::EXTERNAL != 0 => before,
+            Kind::Pin(Pin::Lint0) => before & (rare::OTHERS | rare::NO_EXTERNAL) | rare::LINT0 | vector,
+            _ => before,
+        };
+        let _before = self.rare.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |before| Some(changed(before)));
     }
 
     /// Publishes how the APIC answers to logical destinations.
@@ -90,9 +123,13 @@ fn post_to(vm: &Vm, ids: impl IntoIterator<Item = u32>, message: &Message) {
             }
             Kind::Nmi => {
                 // A processor handles one NMI and latches one more. A vCPU that does not run must not merge the two.
-                if posted.nmis.fetch_or(1, Ordering::Relaxed) != 0 {
-                    posted.nmis.fetch_or(2, Ordering::Relaxed);
+                if posted.rare.fetch_or(rare::NMI, Ordering::Relaxed) & rare::NMIS != 0 {
+                    posted.rare.fetch_or(rare::NMIS, Ordering::Relaxed);
                 }
+                Pending::NMI
+            }
+            Kind::External | Kind::NoExternal | Kind::Pin(_) => {
+                posted.leave_rare(message);
                 Pending::NMI
             }
             Kind::Init => {
@@ -140,8 +177,7 @@ pub(crate) fn take_posted(vcpu: &mut ArchVcpu, posted: &Posted, work: Pending) {
         }
     }
     if work.contains(Pending::NMI) {
-        let [count, ..] = posted.nmis.swap(0, Ordering::Relaxed).count_ones().to_le_bytes();
-        vcpu.request_nmis(count);
+        take_rare(vcpu, posted.rare.swap(0, Ordering::Relaxed));
     }
     if work.contains(Pending::INTERRUPT) {
         // Mostly all but one are empty, and a read is cheaper than a swap.
@@ -163,6 +199,25 @@ pub(crate) fn take_posted(vcpu: &mut ArchVcpu, posted: &Posted, work: Pending) {
                     vcpu.apic.accept(vector, true);
                 }
             }
+        }
+    }
+}
+
+/// The owner takes the [`rare`] events.
+#[cold]
+fn take_rare(vcpu: &mut ArchVcpu, events: u16) {
+    let [count, ..] = (events & rare::NMIS).count_ones().to_le_bytes();
+    vcpu.request_nmis(count);
+    let [_, vector] = events.to_le_bytes();
+    if events & rare::NO_EXTERNAL != 0 {
+        vcpu.withdraw_external();
+    }
+    if events & rare::EXTERNAL != 0 {
+        vcpu.request_external(vector);
+    }
+    for (bit, pin) in [(rare::LINT0, Pin::Lint0), (rare::LINT1, Pin::Lint1)] {
+        if events & bit != 0 {
+            vcpu.assert_pin(pin, vector);
         }
     }
 }

@@ -92,7 +92,9 @@ impl ArchVcpu {
     fn count(&mut self, event: Event, tally: Tally<'_>) {
         match event {
             Event::Interrupt(vector) => {
-                self.apic.deliver(vector);
+                if !self.events.injects_external() {
+                    self.apic.deliver(vector);
+                }
                 tally.add(|count| &count.irq_injections, 1);
             }
             Event::Nmi => tally.add(|count| &count.nmi_injections, 1),

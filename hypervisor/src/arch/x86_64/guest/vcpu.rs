@@ -34,7 +34,8 @@ use crate::arch::x86_64::backend::{Exit, Hardware, HostContext, Injection as _, 
 use crate::arch::x86_64::host::processor::leaf;
 use crate::arch::x86_64::host::tsc;
 use crate::arch::{Machine, VcpuState};
-use crate::device::local_apic::{self, LocalApic};
+use crate::device::interrupt::Pin;
+use crate::device::local_apic::{self, LocalApic, Pinned};
 use crate::device::memory_types::MemoryTypes;
 use crate::layout::OwnPages;
 use crate::vcpu::Tally;
@@ -185,7 +186,8 @@ impl VcpuState<Machine> for ArchVcpu {
     /// Whether a halted vCPU has something that ends its halt; if so it is active again.
     fn try_wake(&mut self) -> bool {
         let wakes = self.activity == Activity::Halted
-            && (self.events.wakes() || (self.takes_interrupts() && self.apic.pending().is_some()));
+            && (self.events.wakes()
+                || (self.takes_interrupts() && (self.apic.pending().is_some() || self.events.has_external())));
         if wakes {
             self.activity = Activity::Active;
         }
@@ -335,6 +337,25 @@ impl ArchVcpu {
     /// NMIs were posted.
     pub(crate) fn request_nmis(&mut self, count: u8) {
         self.events.request_nmis(count);
+    }
+
+    /// An external interrupt was posted.
+    pub(super) fn request_external(&mut self, vector: u8) {
+        self.events.request_external(vector);
+    }
+
+    /// It was withdrawn.
+    pub(super) fn withdraw_external(&mut self) {
+        self.events.withdraw_external();
+    }
+
+    /// One of the two pins of its local APIC is asserted. If it leads to an old interrupt controller, that has `vector`.
+    pub(super) fn assert_pin(&mut self, pin: Pin, vector: u8) {
+        match self.apic.assert_pin(pin) {
+            Pinned::Nmi => self.events.request_nmis(1),
+            Pinned::External => self.events.request_external(vector),
+            Pinned::Done => {}
+        }
     }
 
     /// Ticks that the vCPU has had: in the guest, and in the hypervisor on its behalf.
