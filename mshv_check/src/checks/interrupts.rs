@@ -1,5 +1,5 @@
-//! Interrupts that no local APIC knows: of a PC's old interrupt controller, its pins, NMIs. A guest in real mode writes the
-//! number of each that it takes to a port, and this program asserts the next ones while it handles that exit.
+//! Interrupts that no local APIC knows: of a PC's old interrupt controller, its pins, NMIs. A guest in real mode writes
+//! the number of each that it takes to a port, and this program asserts the next ones while it handles that exit.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};

@@ -349,7 +349,7 @@ impl ArchVcpu {
         self.events.withdraw_external();
     }
 
-    /// One of the two pins of its local APIC is asserted. If it leads to an old interrupt controller, that has `vector`.
+    /// A pin of its local APIC is asserted. If it leads to an old interrupt controller, that has `vector`.
     pub(super) fn assert_pin(&mut self, pin: Pin, vector: u8) {
         match self.apic.assert_pin(pin) {
             Pinned::Nmi => self.events.request_nmis(1),
