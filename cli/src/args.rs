@@ -2,6 +2,7 @@
 
 mod all;
 mod bench_dirty;
+mod check;
 mod decode;
 mod dirty;
 mod layout;
@@ -17,6 +18,7 @@ use crate::config::{Accel, Arch};
 
 pub(crate) use all::{AllArgs, CompareArgs};
 pub(crate) use bench_dirty::{DirtyBenchArgs, DirtyPart};
+pub(crate) use check::CheckArgs;
 pub(crate) use decode::{DecodeArgs, SETTINGS};
 pub(crate) use dirty::{DirtyArgs, DirtyVerb, HowArgs, RateArgs, RoundArgs, StartArgs, WhichArgs};
 pub(crate) use layout::{LayoutArgs, LayoutBenchArgs};
@@ -53,6 +55,7 @@ Examples:
   dunlin layout                           the hypervisor's data, by writer and cache line
   dunlin top                              exits and times of the VMs, live
   dunlin create vms/guest.toml --start    one more VM on a running host
+  dunlin check                            whether this machine can run Dunlin itself
   dunlin image -o dunlin.iso              a bootable USB stick: a host with its VMs for any PC
   dunlin dirty rate                       pages that the VM writes per second";
 
@@ -170,6 +173,9 @@ pub(crate) enum Verb {
     /// Write an image (USB stick, CD) that starts a host with its VMs on any PC, or on Arm machines with UEFI
     #[command(after_help = IMAGE_HELP)]
     Image(ImageArgs),
+    /// Check whether this machine has what is needed to start Dunlin on it, and tell what to do if not
+    #[command(after_long_help = check::HELP)]
+    Check(CheckArgs),
     /// List the VMs of a running host
     #[command(visible_alias = "ls")]
     List(ListArgs),

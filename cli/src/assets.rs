@@ -93,6 +93,13 @@ impl Assets {
         self.existing(name).map_err(|path| Failure::bad_input(format!("no file {}", path.display())).help(NO_PARENT))
     }
 
+    /// Names of the kernels for a parent VM that were built.
+    pub(crate) fn parent_kernels(&self) -> Vec<String> {
+        let built = [(PARENT_KERNEL, "make parent"), (STOCK_KERNEL, "make parent-stock")];
+        let built = built.into_iter().filter(|(name, _)| self.existing(name).is_ok());
+        built.map(|(name, command)| format!("{name} of `{command}`")).collect()
+    }
+
     fn existing(&self, name: &str) -> Result<PathBuf, PathBuf> {
         let path = self.directory.join(name);
         if path.is_file() { Ok(path) } else { Err(path) }

@@ -5,11 +5,13 @@
 //! handles a guest's command and its answer, `console` the terminal, and `summary` the results. `bench` measures by
 //! such runs. `dunlin list`, `stats`, `top`, `metrics`, `trace`, `pause`, `resume` and `dirty` reach a running host
 //! through the `dunlin run` that started it (`share`); so do `create`, `start`, `stop`, `destroy` and `host` (`vms`).
-//! `dunlin image` writes a file that any PC starts from (`image`).
+//! `dunlin image` writes a file that any PC starts from (`image`), and `dunlin check` tells whether this machine can
+//! (`check`).
 
 mod args;
 mod assets;
 mod bench;
+mod check;
 mod config;
 mod console;
 mod control;
@@ -52,6 +54,7 @@ fn main() -> ExitCode {
         None => session::run(&RunArgs::default()),
         Some(Verb::Run(args)) => session::run(&args),
         Some(Verb::Image(args)) => image::run(&args).map(|()| 0),
+        Some(Verb::Check(args)) => check::run(&args),
         Some(Verb::List(args)) => stats::run_list(&args).map(|()| 0),
         Some(Verb::Stats(args)) => stats::run_stats(&args).map(|()| 0),
         Some(Verb::Top(args)) => top::run(&args).map(|()| 0),

@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod browser;
+mod check;
 mod console;
 mod dirty;
 mod layout;
