@@ -35,7 +35,7 @@ const STARTUP_VALID: u32 = 0x100;
 mod rare {
     /// The first NMI, and any further.
     pub(super) const NMI: u16 = 1 << 0;
-    pub(super) const NMIS: u16 = 3 << 0;
+    pub(super) const NMIS: u16 = 3;
     /// Pins that were asserted.
     pub(super) const LINT0: u16 = 1 << 2;
     pub(super) const LINT1: u16 = 1 << 3;
