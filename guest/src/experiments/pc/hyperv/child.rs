@@ -372,6 +372,9 @@ fn round_trips(cases: &mut Cases, child: &Child) {
         count == 0 && tried > 110,
     );
 
+    // The lower half, the address of x87's last operand, comes back only if the VP was on no pCPU meanwhile: AMD's
+    // XSAVE saves it only while an exception of x87 waits (APM, FXSAVE), and QEMU's never. A register that was written
+    // before may still have had the VP look after its messages.
     let control = child.set(&[(name::XMM_CONTROL, 0xffff_0000_1fa0 << 64 | 0x1234)]);
     let got = child.get(0, name::XMM_CONTROL).unwrap_or(0);
     cases.check(
@@ -379,7 +382,7 @@ fn round_trips(cases: &mut Cases, child: &Child) {
         "MXCSR is written, its mask is the processor's",
         "status 0, 1fa0",
         format_args!("{} {got:x}", ShownAnswer(control)),
-        code(control) == SUCCESS && low(got >> 64) & 0xffff_ffff == 0x1fa0 && low(got) == 0x1234,
+        code(control) == SUCCESS && low(got >> 64) & 0xffff_ffff == 0x1fa0,
     );
     let before = child.get(0, name::TSC).unwrap_or(0);
     let written = code(child.set(&[(name::TSC, 1 << 60)]));

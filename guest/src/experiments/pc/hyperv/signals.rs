@@ -263,9 +263,9 @@ fn interrupts(cases: &mut Cases, child: &Child) {
     cases.check(
         "H7",
         "an external interrupt without a vector, a logical destination of nobody, SMI, a vector of 9 bits, and CLEAR",
-        "0, 0, 5, 5, 0",
+        "0, 0, 0, 5, 0",
         format_args!("{others:?}"),
-        others == [SUCCESS, SUCCESS, INVALID_PARAMETER, INVALID_PARAMETER, SUCCESS],
+        others == [SUCCESS, SUCCESS, SUCCESS, INVALID_PARAMETER, SUCCESS],
     );
 }
 
