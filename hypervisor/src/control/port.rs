@@ -12,6 +12,9 @@ type ControlPort = <Machine as Arch>::ControlPort;
 
 /// Bytes that may wait for the port before consoles are left where they are.
 const OUTGOING_LIMIT: usize = 64 * 1024;
+/// Room for unsent messages from the start. If the tool is slow, several answers wait, and memory that they needed
+/// would stay in use.
+const OUTGOING_ROOM: usize = 16 * 1024;
 /// Number of bytes read from the port at a time, which is also the maximum of one poll: a fast sender must not occupy
 /// the pCPU.
 const INCOMING_CHUNK: usize = 512;
@@ -27,7 +30,7 @@ pub(super) struct Port {
 impl Port {
     /// The machine's port, if it has one.
     pub(super) fn take() -> Self {
-        Self { port: ControlPort::take(), ..Self::none() }
+        Self { port: ControlPort::take(), outgoing: VecDeque::with_capacity(OUTGOING_ROOM), ..Self::none() }
     }
 
     /// No port.
