@@ -37,7 +37,6 @@ mod transport;
 pub use console::{Console, NAME, Session};
 pub use memory::{Absent, GuestMemory};
 pub use queue::QUEUE_SIZE;
-pub use transport::PAGE_BYTES;
 
 #[cfg(test)]
 mod tests;

@@ -2,9 +2,6 @@
 
 use crate::queue::{Broken, QUEUE_SIZE, Queue};
 
-/// Size of the registers.
-pub const PAGE_BYTES: u64 = 4096;
-
 /// Offsets of registers (table 4.1). The upper halves of addresses follow their lower halves.
 pub(crate) mod register {
     pub(crate) const MAGIC: u16 = 0x000;

@@ -2,7 +2,7 @@
 //! register.
 //!
 //! ```text
-//! RSDP -> XSDT -> FADT (hardware-reduced) -> DSDT: \_S5, COM1, COM2, RTC, PCI0, MBRD; a parent's has VMBS
+//! RSDP -> XSDT -> FADT (hardware-reduced) -> DSDT: \_S5, COM1, COM2, RTC, PCI0, MBRD; a parent's has VMBS, TOOL
 //!              -> MADT: one local APIC per vCPU, one I/O APIC
 //!              -> MCFG: the configuration spaces of PCI bus 0
 //! ```
@@ -34,7 +34,8 @@ use addr::Gpa;
 
 use crate::layout::{
     IO_APIC, LOCAL_APIC, PCI_ADDRESS_PORT, PCI_DATA_PORT, PCI_ECAM, PCI_ECAM_BYTES, PCI_MEMORY, RESET_PORT, RESET_STUB,
-    RESET_VALUE, RSDP, RTC_PORT, SERIAL_PORTS, SLEEP_CONTROL_PORT, SLEEP_STATUS_PORT, SLEEP_TYPE_OFF,
+    RESET_VALUE, RSDP, RTC_PORT, SERIAL_PORTS, SLEEP_CONTROL_PORT, SLEEP_STATUS_PORT, SLEEP_TYPE_OFF, TOOL_PORT,
+    TOOL_PORT_BYTES, TOOL_PORT_PIN,
 };
 use crate::{GuestMemory, OutsideMemory};
 
@@ -149,6 +150,7 @@ fn dsdt(role: Role) -> Vec<u8> {
         .map(|((&(port, pin), name), uid)| serial_port(name, uid, port, pin))
         .chain([real_time_clock(), pci_host_bridge(), reserved_memory()])
         .chain((role == Role::Parent).then(vmbus))
+        .chain((role == Role::Parent).then(tool_port))
         .collect();
 
     let mut dsdt = Sdt::new(*b"DSDT", HEADER_BYTES, 2, OEM, OEM_TABLE, OEM_REVISION);
@@ -242,6 +244,24 @@ fn vmbus() -> Vec<u8> {
     bytes(&Device::new(
         "VMBS".into(),
         [&Name::new("_HID".into(), &"VMBUS") as &dyn Aml, &Name::new("_CRS".into(), &none)].into(),
+    ))
+}
+
+/// The port by which a parent's programs speak to the hypervisor. Linux' driver of virtio over MMIO knows the name.
+fn tool_port() -> Vec<u8> {
+    let registers = Memory32Fixed::new(true, low(TOOL_PORT), TOOL_PORT_BYTES);
+    let interrupt = Interrupt::new(true, false, false, false, TOOL_PORT_PIN);
+    let resources = ResourceTemplate::new([&registers as &dyn Aml, &interrupt].into());
+    bytes(&Device::new(
+        "TOOL".into(),
+        [
+            &Name::new("_HID".into(), &"LNRO0005") as &dyn Aml,
+            &Name::new("_UID".into(), &0_u8),
+            // Its accesses to memory are coherent with caches.
+            &Name::new("_CCA".into(), &1_u8),
+            &Name::new("_CRS".into(), &resources),
+        ]
+        .into(),
     ))
 }
 

@@ -14,6 +14,7 @@
 //! 0xc000_0000  1 GiB      hole: no RAM
 //!   0xc000_0000  512 MiB    for the memory of PCI devices
 //!   0xe000_0000  1 MiB      configuration spaces of PCI bus 0 (ECAM)    reserved in the memory map
+//!   0xfeb0_0000  4 KiB      port for a parent's programs                 parents only
 //!   0xfec0_0000  4 KiB      I/O APIC
 //!   0xfee0_0000  4 KiB      local APIC
 //! 0x1_0000_0000           the rest of the RAM
@@ -57,6 +58,13 @@ pub const PCI_MEMORY: Gpa = HOLE;
 pub const PCI_ECAM: Gpa = Gpa(0xe000_0000);
 /// Size of [`PCI_ECAM`]: one bus. For each further bus a kernel that probes for devices would make two exits per slot.
 pub const PCI_ECAM_BYTES: u64 = 1 << 20;
+/// The registers of the port by which a parent's programs speak to the hypervisor (virtio over MMIO), where QEMU's
+/// microvm has such devices.
+pub const TOOL_PORT: Gpa = Gpa(0xfeb0_0000);
+/// Size of [`TOOL_PORT`].
+pub const TOOL_PORT_BYTES: u32 = 4096;
+/// The I/O APIC's pin for it: behind those of the ISA bus.
+pub const TOOL_PORT_PIN: u32 = 16;
 /// The I/O APIC's registers.
 pub const IO_APIC: Gpa = Gpa(0xfec0_0000);
 /// The local APIC's registers, in xAPIC mode.

@@ -28,6 +28,7 @@ use crate::vm::Vm;
 use crate::vm::fault::Resolved;
 use crate::vm::memory::Memory;
 use crate::vm::spec::Spec;
+use crate::vm::tool_port::ToolPort;
 
 /// A machine, as the core needs it.
 pub(crate) trait Arch: Sized + 'static {
@@ -158,6 +159,12 @@ pub(crate) trait Arch: Sized + 'static {
     /// Handles the last exit.
     fn handle_exit(run: &mut Running<'_>) -> Next;
 
+    /// The port by which programs in a VM speak to the hypervisor, if it is a parent.
+    #[allow(dead_code, reason = "not every architecture has parents")]
+    fn tool_port(vm: &Vm) -> Option<&ToolPort>;
+    /// The interrupt of that port has changed.
+    #[allow(dead_code, reason = "not every architecture has parents")]
+    fn tool_port_interrupt(vm: &Vm, asserted: bool);
     /// Whether a VM has children that it will not end itself.
     fn has_orphans(vm: &Vm) -> bool;
     /// Does a part of the end of such children.
@@ -325,6 +332,8 @@ macro_rules! implement {
                     tally: $crate::vcpu::Tally<'_>
                 ) -> () = entry::enter;
                 fn handle_exit(run: &mut $crate::vcpu::run::Running<'_>) -> $crate::vcpu::run::Next = exit::handle;
+                fn tool_port(vm: &$crate::vm::Vm) -> Option<&$crate::vm::tool_port::ToolPort> = platform::tool_port;
+                fn tool_port_interrupt(vm: &$crate::vm::Vm, asserted: bool) -> () = platform::tool_port_interrupt;
                 fn has_orphans(vm: &$crate::vm::Vm) -> bool = platform::has_orphans;
                 fn end_orphans(vm: &$crate::vm::Vm) -> () = platform::end_orphans;
                 fn renew_statistics(vm: &$crate::vm::Vm) -> () = platform::renew_statistics;

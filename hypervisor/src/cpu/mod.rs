@@ -161,6 +161,12 @@ pub(crate) fn finish_housekeeping(cpu: &PerCpu) -> bool {
     cpu.id == BOOT && poll()
 }
 
+/// Has the pCPU that keeps house do so soon.
+#[allow(dead_code, reason = "not every architecture has parents")]
+pub(crate) fn call_housekeeper() {
+    Machine::kick(BOOT);
+}
+
 fn poll() -> bool {
     let has_more = control::poll();
     BUSY.store(has_more, Ordering::Relaxed);

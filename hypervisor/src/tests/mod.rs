@@ -13,6 +13,7 @@ pub(crate) mod mistakes;
 mod schedule;
 mod shootdown;
 mod suspend;
+mod tool_port;
 
 use alloc::sync::{Arc, Weak};
 use std::string::String;
@@ -102,6 +103,7 @@ fn scenarios_hold_on_threads_of_the_operating_system_too() {
         suspend::SUSPEND,
         control::COMMANDED,
         control::ENDS_MEANWHILE,
+        tool_port::CARRIES_BYTES,
     ];
     let _no_mistakes = beside_others();
     for Scenario { cpus, script, .. } in all {

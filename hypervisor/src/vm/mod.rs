@@ -15,6 +15,8 @@ pub(crate) mod serial;
 pub(crate) mod spec;
 pub(crate) mod table;
 pub(crate) mod tags;
+#[allow(dead_code, reason = "not every architecture has parents")]
+pub(crate) mod tool_port;
 pub(crate) mod visits;
 
 use alloc::boxed::Box;

@@ -164,3 +164,13 @@ fn only_a_parent_is_told_of_a_bus_for_hyper_v_devices() {
     assert!(has_bus(Role::Parent));
     assert!(!has_bus(Role::Guest));
 }
+
+#[test]
+fn only_a_parent_is_told_of_the_port_for_its_programs() {
+    let has = |role, bytes: &[u8]| found_by(1, role)[b"DSDT"].windows(bytes.len()).any(|window| window == bytes);
+    let name = b"_HID\x0dLNRO0005\0";
+    // Fixed memory of 4 KiB, then an extended interrupt descriptor: consumer, level, high, exclusive; one interrupt.
+    let resources = [0x86, 9, 0, 1, 0, 0, 0xb0, 0xfe, 0, 0x10, 0, 0, 0x89, 6, 0, 0b0001, 1, 16, 0, 0, 0, 0x79];
+    assert!(has(Role::Parent, name) && has(Role::Parent, &resources));
+    assert!(!has(Role::Guest, name));
+}

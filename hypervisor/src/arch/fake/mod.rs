@@ -282,6 +282,7 @@ pub(crate) mod platform {
     use crate::vcpu::run::Running;
     use crate::vm::Vm;
     use crate::vm::fault::Resolved;
+    use crate::vm::tool_port::ToolPort;
 
     /// What children can have.
     const HOST: Host = Host {
@@ -299,6 +300,8 @@ pub(crate) mod platform {
     pub(crate) struct Platform {
         /// The VMs that it has created, if it may.
         pub(in crate::arch) children: Option<Children>,
+        /// For programs in a parent.
+        tool_port: Option<ToolPort>,
         /// Added to its reference time.
         pub(in crate::arch) time_offset: AtomicU64,
     }
@@ -308,7 +311,8 @@ pub(crate) mod platform {
             let children =
                 || Children::new(HOST, config.vcpus, ram_layout(config.memory_bytes)).expect("there is memory");
             let children = (config.role == Role::Parent).then(children);
-            Self { children, time_offset: AtomicU64::new(0) }
+            let tool_port = (config.role == Role::Parent).then(ToolPort::new);
+            Self { children, tool_port, time_offset: AtomicU64::new(0) }
         }
     }
 
@@ -398,6 +402,13 @@ pub(crate) mod platform {
             children.renew_statistics(vm);
         }
     }
+
+    pub(crate) fn tool_port(vm: &Vm) -> Option<&ToolPort> {
+        vm.platform().tool_port.as_ref()
+    }
+
+    /// Its driver is the test's script, which polls.
+    pub(crate) fn tool_port_interrupt(_: &Vm, _: bool) {}
 
     pub(crate) fn serial_interrupt(vm: &Vm, _: Line, asserted: bool) {
         if asserted {

@@ -14,6 +14,7 @@ pub(crate) use crate::device::pl011::Pl011 as Uart;
 use crate::vcpu::run::Running;
 use crate::vm::Vm;
 use crate::vm::fault::Resolved;
+use crate::vm::tool_port::ToolPort;
 
 /// Devices of one VM.
 pub(crate) struct Platform {
@@ -62,6 +63,15 @@ pub(crate) fn serial_interrupt(vm: &Vm, line: Line, asserted: bool) {
     vm.platform().distributor.lock().set_line(FIRST_SPI + interrupt, asserted);
     deliver_news(vm);
 }
+
+/// No VM is a parent on this architecture.
+#[allow(dead_code, reason = "and nobody looks for one yet")]
+pub(crate) fn tool_port(_: &Vm) -> Option<&ToolPort> {
+    None
+}
+
+/// There is no such port.
+pub(crate) fn tool_port_interrupt(_: &Vm, _: bool) {}
 
 /// No VM has children on this architecture.
 pub(crate) fn has_orphans(_: &Vm) -> bool {

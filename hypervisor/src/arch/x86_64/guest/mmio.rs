@@ -1,5 +1,5 @@
 //! Emulated accesses: device registers in memory (the local APIC in xAPIC mode, the I/O APIC, PCI's configuration
-//! spaces), and strings to and from ports.
+//! spaces, the port of a parent's programs), and strings to and from ports.
 //!
 //! The CPU reports the guest physical address of the access; the crate `emulator` executes the instruction.
 
@@ -8,7 +8,7 @@ use abi::counters::ExitReason;
 use addr::{Gpa, PageSize};
 use emulator::ExitInfo;
 use log::debug;
-use x86_boot::layout::{PCI_ECAM, PCI_ECAM_BYTES};
+use x86_boot::layout::{PCI_ECAM, PCI_ECAM_BYTES, TOOL_PORT, TOOL_PORT_BYTES};
 use x86_emulate::{
     Access, Cause, Cpu as _, Device, Emulation, Fetched, Mode, Outcome, Segment, SegmentRegister, Walks, Width, Window,
 };
@@ -25,6 +25,7 @@ use crate::device::local_apic::{Effect, LocalApic};
 use crate::vcpu::Vcpu;
 use crate::vcpu::run::{Next, Running};
 use crate::vm::fault::Needs;
+use crate::vm::tool_port::ToolPort;
 
 /// The guest accessed `gpa`, where it has no memory.
 #[inline(always)]
@@ -274,9 +275,12 @@ impl Bus<'_> {
         Gpa(self.apic.mmio_base())
     }
 
-    /// PCI's configuration spaces, or nothing.
+    /// The port of a parent's programs, PCI's configuration spaces, or nothing.
     #[cold]
     fn read_elsewhere(&mut self, gpa: Gpa, width: Width) -> u64 {
+        if let Some((port, offset)) = self.tool_port(gpa) {
+            return port.read(self.origin.vm, offset, bytes(width)).into();
+        }
         let Some(offset) = offset_in_ecam(gpa) else {
             self.nobody = Some(gpa);
             return u64::MAX;
@@ -286,11 +290,22 @@ impl Bus<'_> {
 
     #[cold]
     fn write_elsewhere(&mut self, gpa: Gpa, width: Width, value: u64) {
+        if let Some((port, offset)) = self.tool_port(gpa) {
+            #[expect(clippy::cast_possible_truncation, reason = "registers have 32 bits")]
+            port.write(self.origin.vm, offset, bytes(width), value as u32);
+            return;
+        }
         let Some(offset) = offset_in_ecam(gpa) else {
             self.nobody = Some(gpa);
             return;
         };
         self.origin.vm.platform().pci.lock().write_memory(offset, width.bytes(), value);
+    }
+
+    /// The port of a parent's programs, and the offset in its page, if this address is there.
+    fn tool_port(&self, gpa: Gpa) -> Option<(&ToolPort, u16)> {
+        let offset = gpa.0.checked_sub(TOOL_PORT.0).filter(|offset| *offset < TOOL_PORT_BYTES.into())?;
+        Some((platform::tool_port(self.origin.vm)?, u16::try_from(offset).ok()?))
     }
 }
 

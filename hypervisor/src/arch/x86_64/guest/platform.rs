@@ -4,11 +4,13 @@
 //! power-off and reset registers, an I/O APIC, a PCI bus with only its bridge. Everything else is an empty bus: reads
 //! give ones, writes are dropped.
 
+use alloc::boxed::Box;
+
 use abi::control::{Line, StopReason};
-use abi::payload::VmConfig;
+use abi::payload::{Role, VmConfig};
 use partition::Features;
 use spin::Mutex;
-use x86_boot::layout::{PCI_ADDRESS_PORT, RTC_PORT, SERIAL_PORTS};
+use x86_boot::layout::{PCI_ADDRESS_PORT, RTC_PORT, SERIAL_PORTS, TOOL_PORT_PIN};
 
 use super::cpuid::CpuidTable;
 use super::hyperv::HyperV;
@@ -27,6 +29,7 @@ use crate::device::uart;
 pub(crate) use crate::device::uart::Uart;
 use crate::vcpu::run::{Next, Running};
 use crate::vm::Vm;
+use crate::vm::tool_port::ToolPort;
 
 /// Devices and tables of one VM.
 pub(crate) struct Platform {
@@ -37,6 +40,8 @@ pub(crate) struct Platform {
     pub(super) pci: Mutex<Pci>,
     pit: Mutex<Pit>,
     rtc: Mutex<Rtc>,
+    /// For programs in a parent.
+    tool_port: Option<Box<ToolPort>>,
 }
 
 const COM1: u16 = SERIAL_PORTS[0].0;
@@ -55,6 +60,7 @@ impl Platform {
             pci: Mutex::new(Pci::new()),
             pit: Mutex::new(Pit::new()),
             rtc: Mutex::new(Rtc::new()),
+            tool_port: (config.role == Role::Parent).then(|| Box::new(ToolPort::new())),
         }
     }
 }
@@ -184,6 +190,21 @@ fn write_serial(vm: &Vm, line: Line, offset: u16, value: u8) {
 #[cold]
 pub(crate) fn serial_interrupt(vm: &Vm, line: Line, asserted: bool) {
     let (_, pin) = SERIAL_PORTS[crate::vm::line_index(line)];
+    set_line(vm, pin, asserted);
+}
+
+/// The port by which programs in a VM speak to the hypervisor, if it is a parent.
+pub(crate) fn tool_port(vm: &Vm) -> Option<&ToolPort> {
+    vm.platform().tool_port.as_deref()
+}
+
+/// Tells the I/O APIC about the interrupt line of that port.
+#[cold]
+pub(crate) fn tool_port_interrupt(vm: &Vm, asserted: bool) {
+    set_line(vm, TOOL_PORT_PIN, asserted);
+}
+
+fn set_line(vm: &Vm, pin: u32, asserted: bool) {
     let message = vm.platform().io_apic.lock().set_line(pin as usize, asserted);
     if let Some(message) = message {
         delivery::send(vm, None, &message);
