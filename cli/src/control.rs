@@ -226,6 +226,7 @@ pub(crate) fn refusal(refusal: Refusal) -> &'static str {
         Refusal::OutOfMemory => "the host has too little memory left (key `memory` of [host])",
         Refusal::NoSuchPcpu => "this host has no such pCPU",
         Refusal::Child => "the VM belongs to a parent VM (use the virtual machine monitor that runs it there)",
+        Refusal::Own => "a program in a VM cannot stop, pause or destroy that VM (power it off instead)",
         Refusal::NotStarted => "the VM was not started yet (dunlin start)",
         Refusal::AlreadyStarted => "the VM was already started",
         Refusal::NameTaken => "this host already has a VM with that name",

@@ -25,7 +25,7 @@ use crate::resources::Resources;
 use crate::trace::Events;
 
 /// Version of the protocol, the first byte of each frame.
-pub const VERSION: u8 = 7;
+pub const VERSION: u8 = 8;
 /// Longest encoded frame in bytes, terminator included.
 pub const FRAME_LIMIT: usize = 8192;
 /// Maximum number of bytes in one [`Message::Console`] or [`Command::Input`].
@@ -423,6 +423,8 @@ pub enum Refusal {
     Invalid,
     /// The VM is another VM's child, and its parent decides about it.
     Child,
+    /// A program in a VM has asked to stop, pause or destroy that VM, or all VMs.
+    Own,
 }
 
 /// The part of a VM's description that prevents its creation.

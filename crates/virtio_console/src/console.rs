@@ -1,7 +1,7 @@
 //! The console device (5.3) with several ports, of which there is one.
 //!
-//! Port 0 is for consoles of kernels, and there is none: a driver's buffers for it are never used. Our port is number 1,
-//! as on the machines that drivers know best.
+//! Port 0 is for consoles of kernels, and there is none: a driver's buffers for it are never used. Our port is
+//! number 1, as on the machines that drivers know best.
 
 use core::num::NonZeroU64;
 

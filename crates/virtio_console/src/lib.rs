@@ -15,9 +15,9 @@
 //! Bytes for which the guest has no buffer stay with the host.
 //!
 //! The rings are guest memory, which the guest may change at any moment. So each value is read once and checked before
-//! it is used. A call does a limited amount of work, whatever is in the rings: it uses at most as many chains as a queue
-//! has descriptors ([`QUEUE_SIZE`]), and a chain has no more descriptors than that. A driver that violates the protocol
-//! gets DEVICE_NEEDS_RESET, and the device leaves its memory alone until the reset.
+//! it is used. A call does a limited amount of work, whatever is in the rings: it uses at most as many chains as a
+//! queue has descriptors ([`QUEUE_SIZE`]), and a chain has no more descriptors than that. A driver that violates the
+//! protocol gets DEVICE_NEEDS_RESET, and the device leaves its memory alone until the reset.
 //!
 //! Section numbers are those of Virtio 1.2.
 

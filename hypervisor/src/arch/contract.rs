@@ -160,7 +160,6 @@ pub(crate) trait Arch: Sized + 'static {
     fn handle_exit(run: &mut Running<'_>) -> Next;
 
     /// The port by which programs in a VM speak to the hypervisor, if it is a parent.
-    #[allow(dead_code, reason = "not every architecture has parents")]
     fn tool_port(vm: &Vm) -> Option<&ToolPort>;
     /// The interrupt of that port has changed.
     #[allow(dead_code, reason = "not every architecture has parents")]

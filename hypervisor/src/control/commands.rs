@@ -15,6 +15,7 @@ use abi::resources::Resources;
 use addr::Gpa;
 use log::warn;
 
+use super::port::{Asker, Peer};
 use super::{Control, host_info};
 use crate::arch::{Arch, Machine};
 use crate::mutants::{self, Mutant};
@@ -29,12 +30,15 @@ pub(super) struct Attended {
     number: u32,
     session: Option<Session>,
     /// The request that [`Session`] is at work on.
-    awaited: Option<u32>,
+    awaited: Option<Asker>,
     /// The request that waits for all vCPUs to have stopped.
-    pausing: Option<u32>,
+    pausing: Option<Asker>,
     /// Requests that wait for the VM's end, to remove the VM then.
-    destroyers: Vec<u32>,
+    destroyers: Vec<Asker>,
 }
+
+/// Maximum number of requests that wait for the end of a VM.
+const MOST_DESTROYERS: usize = 64;
 
 impl Control {
     /// Reads the requests that have arrived. Returns whether there may be more.
@@ -42,11 +46,7 @@ impl Control {
         let (requests, has_more) = self.port.receive();
         for request in requests {
             match request {
-                Ok(Request { id, command }) => match self.obey(id, command) {
-                    Ok(None) => {}
-                    Ok(Some(answer)) => self.port.reply(id, Ok(answer)),
-                    Err(refusal) => self.port.reply(id, Err(refusal)),
-                },
+                Ok(request) => self.carry_out(Peer::Host, request),
                 Err(error) => {
                     warn!("control port: {error}; refused");
                     self.port.say(&Message::Refused(error));
@@ -56,26 +56,38 @@ impl Control {
         has_more
     }
 
+    /// Executes a request, and answers it unless it takes longer.
+    pub(super) fn carry_out(&mut self, peer: Peer, Request { id, command }: Request) {
+        let asker = Asker { peer, id };
+        if let Some(result) = self.obey(asker, command).transpose() {
+            self.reply(asker, result);
+        }
+    }
+
     /// Executes a command. Returns no answer for a command that takes longer.
-    fn obey(&mut self, id: u32, command: Command) -> Result<Option<Answer>, Refusal> {
+    fn obey(&mut self, asker: Asker, command: Command) -> Result<Option<Answer>, Refusal> {
+        if let Peer::Parent(own, _) = asker.peer {
+            not_about_itself(own, &command)?;
+        }
         match command {
-            Command::Pause { vm } => self.attend(vm, |vm, attended| attended.pause(vm, id)),
+            Command::Pause { vm } => self.attend(vm, |vm, attended| attended.pause(vm, asker)),
             Command::Resume { vm } => self.attend(vm, |vm, attended| attended.resume(vm)),
             Command::DirtyStart { vm, how, mirror } => {
                 self.attend(vm, |vm, attended| attended.start_log(vm, how, mirror))
             }
-            Command::DirtyRound { vm, lose } => self.attend(vm, |_, attended| attended.begin_round(id, lose)),
-            Command::DirtyCompare { vm } => self.attend(vm, |vm, attended| attended.begin_comparison(vm, id)),
+            Command::DirtyRound { vm, lose } => self.attend(vm, |_, attended| attended.begin_round(asker, lose)),
+            Command::DirtyCompare { vm } => self.attend(vm, |vm, attended| attended.begin_comparison(vm, asker)),
             Command::DirtyStop { vm } => self.attend(vm, |vm, attended| attended.stop_log(vm)),
             Command::DirtyInfo { vm } => self.log_info(vm).map(Answer::Dirty).map(Some),
-            Command::CreateBegin { config } => self.begin_upload(config).map(Some),
+            Command::CreateBegin { config } => self.begin_upload(asker.peer, config).map(Some),
             Command::CreateData { upload, part, offset, bytes } => {
                 self.upload_data(upload, part, offset, &bytes).map(Some)
             }
-            Command::CreateFinish { upload } => self.finish_upload(upload, id).map(|()| None),
+            Command::CreateFinish { upload } => self.finish_upload(upload, asker).map(|()| None),
             Command::CreateAbort { upload } => self.abort_upload(upload).map(Some),
             Command::Start { vm } => self.start(vm).map(Some),
-            Command::Destroy { vm } => self.destroy(id, vm),
+            Command::Destroy { vm } => self.destroy(asker, vm),
+            Command::TraceStart => self.start_trace(asker.peer).map(Some),
             at_once => self.answer(at_once).map(Some),
         }
     }
@@ -107,13 +119,9 @@ impl Control {
                 let all = layout::places(table().all_alive().map(|vm| &**vm)).into_iter();
                 Ok(Answer::Places(all.skip(first as usize).take(PLACES_CHUNK).collect()))
             }
-            Command::TraceStart => match trace::start() {
-                Ok(()) => Ok(Answer::Done),
-                Err(_) => Err(Refusal::OutOfMemory),
-            },
             Command::TraceRead { pcpu } => trace::read(pcpu).map(Answer::Events).ok_or(Refusal::NoSuchPcpu),
             Command::TraceStop => {
-                trace::stop();
+                self.stop_trace();
                 Ok(Answer::Done)
             }
             Command::Exhaust { first, count } => {
@@ -125,7 +133,7 @@ impl Control {
                 table().all_alive().for_each(|vm| commanded_stop(vm));
                 Ok(Answer::Done)
             }
-            // The other commands finish later.
+            // The other commands finish later, or have a function of their own.
             Command::Pause { .. }
             | Command::Resume { .. }
             | Command::DirtyStart { .. }
@@ -138,6 +146,7 @@ impl Control {
             | Command::CreateFinish { .. }
             | Command::CreateAbort { .. }
             | Command::Start { .. }
+            | Command::TraceStart
             | Command::Destroy { .. } => Err(Refusal::Busy),
         }
     }
@@ -152,20 +161,34 @@ impl Control {
     }
 
     /// Ends a VM, and removes it once it has ended.
-    fn destroy(&mut self, id: u32, number: u32) -> Result<Option<Answer>, Refusal> {
+    fn destroy(&mut self, asker: Asker, number: u32) -> Result<Option<Answer>, Refusal> {
         let alive = running_or_created(number);
         match alive {
             Ok(vm) => {
+                if self.attended(number).destroyers.len() >= MOST_DESTROYERS {
+                    return Err(Refusal::Busy);
+                }
                 commanded_stop(&vm);
                 if mutants::is(Mutant::EndAnsweredEarly) {
                     return Ok(Some(Answer::Done));
                 }
-                self.attended(number).destroyers.push(id);
+                self.attended(number).destroyers.push(asker);
                 Ok(None)
             }
             Err(Refusal::NotRunning) => self.forget(number).map(Some),
             Err(refusal) => Err(refusal),
         }
+    }
+
+    fn start_trace(&mut self, peer: Peer) -> Result<Answer, Refusal> {
+        trace::start().map_err(|_| Refusal::OutOfMemory)?;
+        self.tracer = Some(peer);
+        Ok(Answer::Done)
+    }
+
+    pub(super) fn stop_trace(&mut self) {
+        trace::stop();
+        self.tracer = None;
     }
 
     /// Forgets a VM that has ended.
@@ -209,11 +232,11 @@ impl Attended {
     }
 
     /// The VM is over: the requests that wait for something else, and those that wait for this.
-    pub(super) fn end(self) -> ([Option<u32>; 2], Vec<u32>) {
+    pub(super) fn end(self) -> ([Option<Asker>; 2], Vec<Asker>) {
         ([self.awaited, self.pausing], self.destroyers)
     }
 
-    fn pause(&mut self, vm: &Vm, id: u32) -> Result<Option<Answer>, Refusal> {
+    fn pause(&mut self, vm: &Vm, asker: Asker) -> Result<Option<Answer>, Refusal> {
         if self.pausing.is_some() {
             return Err(Refusal::Busy);
         }
@@ -221,7 +244,7 @@ impl Attended {
         if mutants::is(Mutant::PauseAnsweredEarly) {
             return Ok(Some(Answer::Done));
         }
-        self.pausing = Some(id);
+        self.pausing = Some(asker);
         Ok(None)
     }
 
@@ -254,13 +277,13 @@ impl Attended {
         }
     }
 
-    fn begin_round(&mut self, id: u32, lose: bool) -> Result<Option<Answer>, Refusal> {
+    fn begin_round(&mut self, asker: Asker, lose: bool) -> Result<Option<Answer>, Refusal> {
         self.log()?.begin_round(lose);
-        self.awaited = Some(id);
+        self.awaited = Some(asker);
         Ok(None)
     }
 
-    fn begin_comparison(&mut self, vm: &Vm, id: u32) -> Result<Option<Answer>, Refusal> {
+    fn begin_comparison(&mut self, vm: &Vm, asker: Asker) -> Result<Option<Answer>, Refusal> {
         let is_at_rest = vm.is_at_rest();
         let session = self.log()?;
         if !session.has_mirror() {
@@ -270,7 +293,7 @@ impl Attended {
             return Err(Refusal::NotPaused);
         }
         session.begin_comparison();
-        self.awaited = Some(id);
+        self.awaited = Some(asker);
         Ok(None)
     }
 
@@ -280,17 +303,19 @@ impl Attended {
     }
 
     /// Continues unfinished commands until about `until`. Returns whether there is more to do.
-    pub(super) fn work(&mut self, until: u64, replies: &mut Vec<(u32, Answer)>) -> bool {
+    pub(super) fn work(&mut self, until: u64, replies: &mut Vec<(Asker, Answer)>) -> bool {
         let Ok(vm) = running(self.number) else { return false };
         if self.pausing.is_some() && vm.is_at_rest() {
-            replies.extend(self.pausing.take().map(|id| (id, Answer::Done)));
+            replies.extend(self.pausing.take().map(|asker| (asker, Answer::Done)));
         }
         let Some(session) = &mut self.session else { return false };
         while session.has_work() {
             match session.step(&vm) {
-                Some(Done::Round(round)) => replies.extend(self.awaited.take().map(|id| (id, Answer::Round(round)))),
+                Some(Done::Round(round)) => {
+                    replies.extend(self.awaited.take().map(|asker| (asker, Answer::Round(round))))
+                }
                 Some(Done::Compared(result)) => {
-                    replies.extend(self.awaited.take().map(|id| (id, Answer::Compared(result))))
+                    replies.extend(self.awaited.take().map(|asker| (asker, Answer::Compared(result))))
                 }
                 None => {}
             }
@@ -313,6 +338,16 @@ fn running(number: u32) -> Result<Arc<Vm>, Refusal> {
 
 fn running_or_created(number: u32) -> Result<Arc<Vm>, Refusal> {
     no_child(table().alive(number)?).cloned()
+}
+
+/// A process in the parent with this number does not end or stop that VM, and with it itself: no answer could come. It
+/// has the power switch of its own machine.
+fn not_about_itself(own: u32, command: &Command) -> Result<(), Refusal> {
+    match *command {
+        Command::PowerOff => Err(Refusal::Own),
+        Command::Pause { vm } | Command::Stop { vm } | Command::Destroy { vm } if vm == own => Err(Refusal::Own),
+        _ => Ok(()),
+    }
 }
 
 /// A child is shown and counted like any VM. Its parent decides about everything else, and must be able to end it at

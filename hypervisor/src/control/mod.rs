@@ -4,16 +4,20 @@
 //! that do not fit into the port's buffers stay here, console output stays in its VM, and a guest with a full console
 //! waits by itself. This file decides the order. The transport is in [`port`], commands are in [`commands`] and
 //! [`upload`], serial lines in [`consoles`]. [`vm::table`](crate::vm::table) owns the VMs.
+//!
+//! A process in a parent VM may make requests too, by a port of that VM ([`visitor`]). Events and consoles' output go
+//! to the machine's own port only.
 
 mod commands;
 mod consoles;
 mod port;
 mod upload;
+mod visitor;
 
 use alloc::string::String;
 use alloc::vec::Vec;
 
-use abi::control::{HostInfo, Message, Refusal, VmEvent};
+use abi::control::{Answer, HostInfo, Message, Refusal, VmEvent};
 use abi::exit_code;
 use abi::payload::{Role, VmConfig};
 use crossbeam_utils::CachePadded;
@@ -28,7 +32,7 @@ use crate::vm::table::{self, table};
 use crate::{cpu, frames, trace};
 use commands::Attended;
 use consoles::Consoles;
-use port::Port;
+use port::{Asker, Peer, Port, Visitor};
 use upload::Upload;
 
 /// How long the last words may take, in seconds.
@@ -42,11 +46,15 @@ per_host! {
 
 struct Control {
     port: Port,
+    /// The process in a parent that has that VM's port open.
+    visitor: Option<Visitor>,
     consoles: Consoles,
     /// VMs about which something is being done.
     attended: Vec<Attended>,
     /// The VM that a command creates.
     upload: Option<Upload>,
+    /// Who has started a trace that goes on.
+    tracer: Option<Peer>,
     exit_when_idle: bool,
     /// It was reported that all VMs have ended and that the machine stays on.
     has_told_idle: bool,
@@ -66,9 +74,11 @@ pub(crate) fn init(vms: &[VmConfig], exit_when_idle: bool, slow_log: bool) {
     let names = vms.iter().map(|vm| vm.name.as_str());
     *CONTROL.lock() = Some(Control {
         port,
+        visitor: None,
         consoles: Consoles::new(terminal.then(|| (0..).zip(names)), slow_log),
         attended: Vec::new(),
         upload: None,
+        tracer: None,
         exit_when_idle,
         has_told_idle: false,
         complete: false,
@@ -126,6 +136,7 @@ pub(crate) fn poll() -> bool {
     let Some(control) = &mut *guard else { return false };
 
     let mut has_more = control.listen();
+    has_more |= control.listen_to_visitor();
     has_more |= control.typed();
     has_more |= control.work();
     has_more |= control.consoles.show(&mut control.port);
@@ -133,6 +144,7 @@ pub(crate) fn poll() -> bool {
     renew_statistics();
     control.bury();
     control.port.transmit();
+    has_more |= control.answer_visitor();
 
     if control.complete && table().all_alive().next().is_none() && control.upload.is_none() {
         control.idle();
@@ -162,6 +174,19 @@ impl Control {
         self.port.say(&Message::Vm { vm, at_ns: Machine::nanos(), event });
     }
 
+    /// Answers a request. A process that has closed its port gets no answer.
+    fn reply(&mut self, to: Asker, result: Result<Answer, Refusal>) {
+        self.say(to.peer, &port::reply(to.id, result));
+    }
+
+    fn say(&mut self, to: Peer, message: &Message) {
+        match (to, &mut self.visitor) {
+            (Peer::Host, _) => self.port.say(message),
+            (Peer::Parent(..), Some(visitor)) if visitor.peer() == to => visitor.say(message),
+            (Peer::Parent(..), _) => {}
+        }
+    }
+
     /// Handles input from the machine's own consoles. Returns whether more may follow soon.
     fn typed(&mut self) -> bool {
         let typed = self.consoles.typed();
@@ -177,8 +202,8 @@ impl Control {
         for attended in &mut self.attended {
             has_more |= attended.work(until, &mut replies);
         }
-        for (id, answer) in replies {
-            self.port.reply(id, Ok(answer));
+        for (asker, answer) in replies {
+            self.reply(asker, Ok(answer));
         }
         self.attended.retain(|attended| !attended.is_done());
         has_more |= self.create(until);
@@ -199,16 +224,16 @@ impl Control {
             let attended = attended.map(|at| self.attended.swap_remove(at));
             let (awaiting, destroyers) = attended.map(Attended::end).unwrap_or_default();
             let ending = table().bury(number);
-            for id in awaiting.into_iter().flatten().filter(|_| !mutants::is(Mutant::AwaitingForgotten)) {
-                self.port.reply(id, Err(Refusal::NotRunning));
+            for asker in awaiting.into_iter().flatten().filter(|_| !mutants::is(Mutant::AwaitingForgotten)) {
+                self.reply(asker, Err(Refusal::NotRunning));
             }
             self.consoles.ended(number);
             if let Some(ending) = ending {
                 self.tell(number, VmEvent::Stopped { reason: ending.reason, detail: ending.detail });
             }
-            for id in destroyers {
+            for asker in destroyers {
                 let answer = self.forget(number);
-                self.port.reply(id, answer);
+                self.reply(asker, answer);
             }
         }
     }

@@ -11,6 +11,7 @@ use addr::PAGE_BYTES;
 use log::{info, warn};
 
 use super::Control;
+use super::port::{Asker, Peer};
 use crate::arch::{Arch, Machine};
 use crate::frames::{self, Filled, Frames};
 use crate::vm::creation::{Creation, NotCreated};
@@ -24,13 +25,15 @@ const GRACE_SECONDS: u64 = 10;
 /// A VM that is being created.
 pub(super) struct Upload {
     number: u32,
+    /// Who sends it.
+    sender: Peer,
     config: VmConfig,
     kernel: Filled,
     initrd: Option<Filled>,
     /// When something came last, in host ticks.
     heard_at: u64,
     /// All files have arrived: the unfinished VM, and the request that waits for it.
-    making: Option<(Creation, u32)>,
+    making: Option<(Creation, Asker)>,
 }
 
 impl Upload {
@@ -41,7 +44,7 @@ impl Upload {
 
 impl Control {
     /// Begins to create a VM. Its number serves to name the upload, too.
-    pub(super) fn begin_upload(&mut self, config: VmConfig) -> Result<Answer, Refusal> {
+    pub(super) fn begin_upload(&mut self, sender: Peer, config: VmConfig) -> Result<Answer, Refusal> {
         if self.upload.as_ref().is_some_and(|other| other.making.is_some() || !other.is_idle_for(GRACE_SECONDS)) {
             return Err(Refusal::Busy);
         }
@@ -58,7 +61,7 @@ impl Control {
         let kernel = room(config.kernel.bytes)?;
         let initrd = config.initrd.as_ref().map(|initrd| room(initrd.bytes)).transpose()?;
         let number = table::new_number();
-        self.upload = Some(Upload { number, config, kernel, initrd, heard_at: Machine::now(), making: None });
+        self.upload = Some(Upload { number, sender, config, kernel, initrd, heard_at: Machine::now(), making: None });
         Ok(Answer::Upload(number))
     }
 
@@ -81,8 +84,8 @@ impl Control {
         if follows && file.push(bytes) { Ok(Answer::Done) } else { Err(Refusal::NoSuchUpload) }
     }
 
-    /// All files have arrived: starts the creation of the VM. The answer to `id` follows at its end.
-    pub(super) fn finish_upload(&mut self, number: u32, id: u32) -> Result<(), Refusal> {
+    /// All files have arrived: starts the creation of the VM. The answer to `asker` follows at its end.
+    pub(super) fn finish_upload(&mut self, number: u32, asker: Asker) -> Result<(), Refusal> {
         let upload = self.upload_of(number)?;
         let is_whole = |file: &Filled, bytes: u64| file.bytes().len() as u64 == bytes;
         let initrd_is_whole = match (&upload.initrd, &upload.config.initrd) {
@@ -93,10 +96,15 @@ impl Control {
             return Err(Refusal::NoSuchUpload);
         }
         match Creation::begin(number, upload.config.clone()) {
-            Ok(creation) => upload.making = Some((creation, id)),
-            Err(why) => self.not_created(id, why),
+            Ok(creation) => upload.making = Some((creation, asker)),
+            Err(why) => self.not_created(asker, why),
         }
         Ok(())
+    }
+
+    /// Its sender is gone: an upload that cannot go on is discarded. A VM whose files have all arrived is created.
+    pub(super) fn sender_left(&mut self, sender: Peer) {
+        let _ = self.upload.take_if(|upload| upload.sender == sender && upload.making.is_none());
     }
 
     /// Discards the upload.
@@ -109,14 +117,14 @@ impl Control {
     /// Continues the creation of a VM until about `until`. Returns whether there is more to do.
     pub(super) fn create(&mut self, until: u64) -> bool {
         let Some(upload) = &mut self.upload else { return false };
-        let Some((creation, id)) = &mut upload.making else {
+        let Some((creation, asker)) = &mut upload.making else {
             if upload.is_idle_for(PATIENCE_SECONDS) {
                 warn!("{}: no data for {PATIENCE_SECONDS} s; the VM is not created", upload.config.name);
                 self.upload = None;
             }
             return false;
         };
-        let id = *id;
+        let asker = *asker;
         let initrd = upload.initrd.as_ref().map(Filled::bytes);
         let spec = Spec { config: &upload.config, kernel: upload.kernel.bytes(), initrd };
         let made = loop {
@@ -134,20 +142,20 @@ impl Control {
                 table().add(vm);
                 self.consoles.added(number, &name);
                 self.tell(number, VmEvent::Created { name });
-                self.port.reply(id, Ok(Answer::Created { vm: number }));
+                self.reply(asker, Ok(Answer::Created { vm: number }));
             }
-            Err(why) => self.not_created(id, why),
+            Err(why) => self.not_created(asker, why),
         }
         true
     }
 
     /// The creation failed: frees what was taken, then reports why.
-    fn not_created(&mut self, id: u32, NotCreated { about, why }: NotCreated) {
+    fn not_created(&mut self, asker: Asker, NotCreated { about, why }: NotCreated) {
         if let Some(upload) = self.upload.take() {
             info!("{}: not created: {why}", upload.config.name);
         }
         let why = why.chars().take(WHY_LIMIT / 4).collect();
-        self.port.reply(id, Ok(Answer::NotCreated { about, why }));
+        self.reply(asker, Ok(Answer::NotCreated { about, why }));
     }
 
     /// The upload with this number.

@@ -18,7 +18,7 @@ use crate::control;
 use crate::vm::{Vm, table, tags};
 
 /// The other end of the control port. The script's pCPU is the one that serves the port.
-struct Tool<'a> {
+pub(super) struct Tool<'a> {
     simulation: &'a Simulation,
     heard: RefCell<Heard>,
     last: u32,
@@ -34,13 +34,13 @@ struct Heard {
 
 impl<'a> Tool<'a> {
     /// The host has just started.
-    fn connect(simulation: &'a Simulation) -> Self {
+    pub(super) fn connect(simulation: &'a Simulation) -> Self {
         control::init(&[], false, false);
         Self { simulation, heard: RefCell::default(), last: 0 }
     }
 
     /// Sends a command, and does not wait for the answer. Returns the command's number.
-    fn send(&mut self, command: Command) -> u32 {
+    pub(super) fn send(&mut self, command: Command) -> u32 {
         self.last += 1;
         let frame = encode(&Request { id: self.last, command }).expect("it fits into a frame");
         self.simulation.send(&frame);
@@ -48,7 +48,7 @@ impl<'a> Tool<'a> {
     }
 
     /// The answer to a command. It comes, whatever the VMs do: else all pCPUs sleep for ever.
-    fn answer(&self, id: u32) -> Result<Answer, Refusal> {
+    pub(super) fn answer(&self, id: u32) -> Result<Answer, Refusal> {
         self.simulation.wait_until("a command is answered", || {
             while control::poll() {}
             self.listen();
@@ -57,13 +57,13 @@ impl<'a> Tool<'a> {
         self.heard.borrow_mut().replies.remove(&id).expect("it is there")
     }
 
-    fn ask(&mut self, command: Command) -> Result<Answer, Refusal> {
+    pub(super) fn ask(&mut self, command: Command) -> Result<Answer, Refusal> {
         let id = self.send(command);
         self.answer(id)
     }
 
     /// A command that must succeed.
-    fn does(&mut self, command: Command) {
+    pub(super) fn does(&mut self, command: Command) {
         assert_eq!(self.ask(command), Ok(Answer::Done));
     }
 
@@ -82,7 +82,7 @@ impl<'a> Tool<'a> {
     }
 
     /// Creates a VM, in the steps of `dunlin create`.
-    fn create(&mut self, config: &VmConfig) -> u32 {
+    pub(super) fn create(&mut self, config: &VmConfig) -> u32 {
         let Ok(Answer::Upload(upload)) = self.ask(Command::CreateBegin { config: config.clone() }) else {
             panic!("there is room for it")
         };
@@ -94,7 +94,7 @@ impl<'a> Tool<'a> {
     }
 
     /// What happened to the VM since the last call, in order.
-    fn events_of(&self, number: u32) -> Vec<VmEvent> {
+    pub(super) fn events_of(&self, number: u32) -> Vec<VmEvent> {
         self.listen();
         let mut heard = self.heard.borrow_mut();
         let (of_it, others) = core::mem::take(&mut heard.events).into_iter().partition(|(vm, _)| *vm == number);
@@ -104,10 +104,10 @@ impl<'a> Tool<'a> {
     }
 }
 
-const KERNEL_BYTES: usize = 64;
+pub(super) const KERNEL_BYTES: usize = 64;
 
 /// A VM that the tool creates.
-fn sent(name: &str) -> VmConfig {
+pub(super) fn sent(name: &str) -> VmConfig {
     VmConfig { kernel: Blob { offset: 0, bytes: KERNEL_BYTES as u64 }, ..config(name, 2) }
 }
 
@@ -117,7 +117,7 @@ fn weak(number: u32) -> Weak<Vm> {
 }
 
 /// Two vCPUs that write, halt, and wake each other for ever.
-fn busy() -> Vec<Vec<Op>> {
+pub(super) fn busy() -> Vec<Vec<Op>> {
     let write = |page: u64| Op::Write(page * PAGE_BYTES, page);
     vec![
         vec![Op::Start(1), write(1), Op::Interrupt(1), Op::Timer(2_000), Op::Halt, Op::Jump(1)],

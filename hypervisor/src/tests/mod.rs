@@ -14,6 +14,7 @@ mod schedule;
 mod shootdown;
 mod suspend;
 mod tool_port;
+mod visitor;
 
 use alloc::sync::{Arc, Weak};
 use std::string::String;
@@ -104,6 +105,9 @@ fn scenarios_hold_on_threads_of_the_operating_system_too() {
         control::COMMANDED,
         control::ENDS_MEANWHILE,
         tool_port::CARRIES_BYTES,
+        visitor::BESIDE_HOST,
+        visitor::HANGS_UP,
+        visitor::FLOODS,
     ];
     let _no_mistakes = beside_others();
     for Scenario { cpus, script, .. } in all {

@@ -65,7 +65,6 @@ pub(crate) fn serial_interrupt(vm: &Vm, line: Line, asserted: bool) {
 }
 
 /// No VM is a parent on this architecture.
-#[allow(dead_code, reason = "and nobody looks for one yet")]
 pub(crate) fn tool_port(_: &Vm) -> Option<&ToolPort> {
     None
 }
