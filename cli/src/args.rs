@@ -34,6 +34,7 @@ Runs virtual machines on the Dunlin hypervisor and shows what they cost.
 Dunlin is a type-1 hypervisor. `dunlin run` starts it in QEMU with the VMs of a TOML file, and waits
 until they have ended. These commands control a running host from another terminal: `list`, `host`,
 `stats`, `top`, `metrics`, `trace`, `create`, `start`, `stop`, `destroy`, `pause`, `resume`, `dirty`.
+They also work inside of a parent VM, and control the host that it runs on.
 Without a command, `dunlin` means `dunlin run`.";
 
 const STATUSES: &str = "\

@@ -5,6 +5,7 @@
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::sync::mpsc::Sender;
 use std::thread;
 use std::time::Duration;
@@ -14,6 +15,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::failure::Failure;
+use crate::port::Port;
 
 /// Time limit for a peer to read a message, and to answer a request.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -24,14 +26,14 @@ const LONG_PATIENCE: Duration = Duration::from_secs(120);
 const AHEAD: usize = 8;
 
 /// Writes one frame.
-pub(crate) fn send<T: Serialize>(stream: &mut UnixStream, message: &T) -> io::Result<()> {
+pub(crate) fn send<T: Serialize>(stream: &mut impl Write, message: &T) -> io::Result<()> {
     let frame = encode(message).map_err(|error| io::Error::other(error.to_string()))?;
     stream.write_all(&frame)
 }
 
 /// Reads frames until the peer hangs up, and passes each to `deliver`, which returns whether to continue.
 pub(crate) fn receive<T: DeserializeOwned>(
-    stream: &mut UnixStream,
+    stream: &mut impl Read,
     mut deliver: impl FnMut(Result<T, FrameError>) -> bool,
 ) -> io::Result<()> {
     let mut receiver = Receiver::default();
@@ -75,10 +77,71 @@ pub(crate) fn limit_patience(stream: &UnixStream) -> io::Result<()> {
     stream.set_write_timeout(Some(PATIENCE))
 }
 
+/// Where requests go and replies come from.
+#[derive(Debug)]
+enum Stream {
+    /// A `dunlin run` of this user, or QEMU.
+    Socket(UnixStream),
+    /// The hypervisor, from inside of a parent.
+    Port(Port),
+}
+
+impl Stream {
+    /// Opens a port that is closed.
+    fn wake(&mut self) -> Result<(), Failure> {
+        match self {
+            Self::Socket(_) => Ok(()),
+            Self::Port(port) => port.wake(),
+        }
+    }
+
+    fn set_read_timeout(&mut self, timeout: Duration) -> io::Result<()> {
+        match self {
+            Self::Socket(stream) => stream.set_read_timeout(Some(timeout)),
+            Self::Port(port) => {
+                port.set_read_timeout(timeout);
+                Ok(())
+            }
+        }
+    }
+
+    fn try_clone(&self) -> io::Result<Self> {
+        match self {
+            Self::Socket(stream) => stream.try_clone().map(Self::Socket),
+            Self::Port(port) => port.try_clone().map(Self::Port),
+        }
+    }
+}
+
+impl Read for Stream {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Socket(stream) => stream.read(into),
+            Self::Port(port) => port.read(into),
+        }
+    }
+}
+
+impl Write for Stream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Socket(stream) => stream.write(bytes),
+            Self::Port(port) => port.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Self::Socket(stream) => stream.flush(),
+            Self::Port(port) => port.flush(),
+        }
+    }
+}
+
 /// A connection on which one question is asked at a time.
 #[derive(Debug)]
 pub(crate) struct Client {
-    stream: UnixStream,
+    stream: Stream,
     next_id: u32,
 }
 
@@ -87,7 +150,21 @@ impl Client {
     pub(crate) fn new(stream: UnixStream) -> io::Result<Self> {
         limit_patience(&stream)?;
         stream.set_read_timeout(Some(PATIENCE))?;
+        Ok(Self { stream: Stream::Socket(stream), next_id: 1 })
+    }
+
+    /// Speaks by the port at this path, and waits for its turn there.
+    pub(crate) fn on_port(path: PathBuf) -> Result<Self, Failure> {
+        let mut stream = Stream::Port(Port::at(path, PATIENCE));
+        stream.wake()?;
         Ok(Self { stream, next_id: 1 })
+    }
+
+    /// The next question comes later: lets others speak where only one can at a time.
+    pub(crate) fn rest(&mut self) {
+        if let Stream::Port(port) = &mut self.stream {
+            port.rest();
+        }
     }
 
     /// Sends all requests, some before the earlier answers arrive, and waits for the last answer. Calls `heard` with
@@ -97,12 +174,13 @@ impl Client {
         commands: impl IntoIterator<Item = Command>,
         mut heard: impl FnMut(usize),
     ) -> Result<Result<(), Refusal>, Failure> {
+        self.stream.wake()?;
         let first = self.next_id;
         let mut commands = commands.into_iter();
         let mut stream = self.stream.try_clone().map_err(lost)?;
         let mut next_id = self.next_id;
         // Returns whether there was another request to send.
-        let mut send_next = |stream: &mut UnixStream| match commands.next() {
+        let mut send_next = |stream: &mut Stream| match commands.next() {
             None => Ok(false),
             Some(command) => {
                 let id = next_id;
@@ -162,14 +240,15 @@ impl Client {
 
     /// As [`Self::ask`], for slow commands.
     pub(crate) fn ask_patiently(&mut self, command: Command) -> Result<Result<Answer, Refusal>, Failure> {
-        self.stream.set_read_timeout(Some(LONG_PATIENCE)).map_err(lost)?;
+        self.stream.set_read_timeout(LONG_PATIENCE).map_err(lost)?;
         let answer = self.ask(command);
-        self.stream.set_read_timeout(Some(PATIENCE)).map_err(lost)?;
+        self.stream.set_read_timeout(PATIENCE).map_err(lost)?;
         answer
     }
 
     /// Asks and waits for the answer.
     pub(crate) fn ask(&mut self, command: Command) -> Result<Result<Answer, Refusal>, Failure> {
+        self.stream.wake()?;
         let id = self.next_id;
         self.next_id = self.next_id.wrapping_add(1);
         send(&mut self.stream, &Request { id, command }).map_err(lost)?;

@@ -23,6 +23,7 @@ mod image;
 mod layout;
 mod metrics;
 mod payload;
+mod port;
 mod progress;
 mod qemu;
 mod quantity;

@@ -17,6 +17,7 @@ use rustix::process::{Pid, getuid, test_kill_process};
 
 use crate::control::{self, Client};
 use crate::failure::Failure;
+use crate::port;
 
 /// The directory of sockets.
 pub(crate) fn directory() -> PathBuf {
@@ -125,7 +126,7 @@ fn clean(directory: &Path) {
     }
 }
 
-/// Connects to the host of that process, or to the one there is.
+/// Connects to the host of that process, or to the one there is: of this user, or the one below this machine.
 pub(crate) fn attach(wanted: Option<u32>) -> Result<Client, Failure> {
     let directory = directory();
     clean(&directory);
@@ -134,6 +135,9 @@ pub(crate) fn attach(wanted: Option<u32>) -> Result<Client, Failure> {
 
     let path = match (wanted, hosts.as_slice()) {
         (None, []) => {
+            if let Some(path) = port::find() {
+                return Client::on_port(path);
+            }
             return Err(Failure::failed("no host is running").help("start one in another terminal: 'dunlin run'"));
         }
         (None, [(_, path)]) => path,

@@ -86,6 +86,7 @@ impl Rounds {
     fn first(&mut self) -> Result<(), Failure> {
         self.last_ns = self.vm.round(false)?.at_ns;
         (self.before, self.clock_hz) = self.vm.counters()?;
+        self.vm.client.rest();
         Ok(())
     }
 
@@ -99,6 +100,7 @@ impl Rounds {
         let round = self.vm.round(false)?;
         let info = self.vm.info()?;
         let (now, _) = self.vm.counters()?;
+        self.vm.client.rest();
         let counters = stats::difference(&self.before, &now);
         let nanos = round.at_ns.saturating_sub(self.last_ns);
         (self.before, self.last_ns) = (now, round.at_ns);

@@ -16,7 +16,7 @@ pub(crate) struct Picture {
 }
 
 impl Picture {
-    /// Asks the host.
+    /// Asks the host. The next picture is taken later, so others may ask meanwhile.
     pub(crate) fn take(client: &mut Client) -> Result<Self, Failure> {
         let host = host(client)?;
         let mut vms = Vec::new();
@@ -25,6 +25,7 @@ impl Picture {
             let snapshot = snapshot(client, vm.number, vm.vcpus)?.ok();
             vms.push((vm, snapshot));
         }
+        client.rest();
         Ok(Self { host, vms })
     }
 }
