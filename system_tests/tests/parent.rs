@@ -3,9 +3,10 @@
 //! `cargo xtask parent-tests` builds the kernel, which takes long once, and runs these tests.
 
 use std::process::Command;
+use std::time::Duration;
 
 use serde_json::Value;
-use system_tests::{Host, Run, dunlin_run_vms, finished, tool, until};
+use system_tests::{Host, Run, dunlin_run_vms, finished, measuring_vm, tool, until};
 
 /// Boots a parent, and runs `script` in it.
 fn parent(vcpus: u32, script: &str) -> Run {
@@ -85,5 +86,43 @@ fn guest_of_a_parent_is_counted_shown_and_traced_under_its_parents_name_and_its_
     run(&["trace", "--time", "500ms", "--output", &file.to_string_lossy()]);
     let trace = std::fs::read_to_string(&file).expect("was written");
     assert!(trace.contains(&format!("{name} vCPU 0")), "no run of {name} in the trace");
+    host.end();
+}
+
+#[test]
+#[ignore = "needs the kernel of a parent: `cargo xtask parent-tests`"]
+fn tools_inside_and_outside_of_a_parent_are_answered_beside_each_other_until_it_is_destroyed() {
+    // The last one has the port open all the time, when the parent goes.
+    let script = "until dunlin list | grep -q other; do sleep 0.1; done; \
+                  for round in 1 2 3 4 5 6 7 8 9 10; do dunlin stats --json | grep -o '\"name\":\"[a-z]*\"'; done; \
+                  echo counted; dunlin trace --time 4m --output /tmp/trace.json";
+    let host = Host::start(240, 2, &vm(2), |_| vec!["--exec".to_string(), script.to_string()]);
+    let _ = host.ask("stats");
+    let pid = host.pid().to_string();
+    let run = |words: &[&str]| finished(Command::new(tool()).args(words).args(["--host", &pid])).expect_status(0);
+    // By itself the host would end with the parent.
+    let other = host.folder().join("other.toml");
+    let description = measuring_vm("other", 1, "experiments=mixed seconds=1000").replace("64M", "32M");
+    std::fs::write(&other, description).expect("can be written");
+    run(&["create", &other.to_string_lossy(), "--start"]);
+    let names = |list: &Value| -> Vec<String> {
+        let vms = list.as_array().into_iter().flatten();
+        vms.filter_map(|vm| Some(vm["name"].as_str()?.to_string())).collect()
+    };
+    let mut asked = 0;
+    until("the tool inside has counted", || {
+        assert_eq!(names(&host.ask("list")), ["parent", "other"]);
+        asked += 1;
+        host.said().contains("counted").then_some(())
+    });
+    assert!(asked > 3, "{asked}");
+    let inside = host.said();
+    for name in ["parent", "other"] {
+        assert_eq!(inside.matches(&format!("\"name\":\"{name}\"")).count(), 10, "{inside}");
+    }
+
+    std::thread::sleep(Duration::from_millis(500));
+    run(&["destroy", "parent"]);
+    assert_eq!(names(&host.ask("list")), ["other"]);
     host.end();
 }

@@ -71,6 +71,13 @@ const TESTS: &[Test] = &[
         limit: 900,
     },
     Test {
+        name: "tool",
+        what: "`dunlin` in the parent: at the same time, killed, with garbage",
+        command: "tool-check",
+        quick: None,
+        limit: 600,
+    },
+    Test {
         name: "life",
         what: "partitions come and go",
         command: "mshv-check life",

@@ -55,10 +55,15 @@ pub(crate) fn add_program(archive: &mut Archive, places: &Places) -> Result<()> 
 
 /// Builds a package of ours as a program for any Linux guest.
 pub(crate) fn static_program(places: &Places, package: &str) -> Result<Vec<u8>> {
+    static_program_of(places, package, package)
+}
+
+/// The same for a program with another name than its package.
+pub(crate) fn static_program_of(places: &Places, package: &str, program: &str) -> Result<Vec<u8>> {
     let mut cargo = places.cargo(&["build", "--release", "--target", STATIC_LINUX, "--package", package]);
     // The guest's memory has no use for tables of line numbers: 0.6 MB instead of 3.5.
     run(cargo.env("CARGO_PROFILE_RELEASE_STRIP", "symbols"))?;
-    read(&places.target.join(STATIC_LINUX).join("release").join(package))
+    read(&places.target.join(STATIC_LINUX).join("release").join(program))
 }
 
 /// Puts both archives into `target/dunlin`. Fetched files are not fetched again.
