@@ -29,6 +29,7 @@ struct Inside<'a> {
 struct Heard {
     receiver: Receiver,
     replies: BTreeMap<u32, Result<Answer, Refusal>>,
+    /// Number of frames that were refused.
     refused: usize,
 }
 
@@ -152,7 +153,7 @@ pub(super) const BESIDE_HOST: Scenario = Scenario {
     },
 };
 
-/// A process dies in the middle of everything. The next one hears nothing of it.
+/// A process dies in the middle of everything: the next one hears nothing of it, and can do the same.
 pub(super) const HANGS_UP: Scenario = Scenario {
     name: "a process in a parent dies",
     cpus: 1,
@@ -160,12 +161,16 @@ pub(super) const HANGS_UP: Scenario = Scenario {
     steps: 4 * STEPS,
     script: |simulation: &Simulation| {
         let config = sent("never");
-        let (tool, mut inside, own) = beside(simulation, core::slice::from_ref(&config));
+        let other = sent("other");
+        let (mut tool, mut inside, own) = beside(simulation, &[config.clone(), other.clone()]);
+        simulation.load("other", busy());
+        let other = tool.create(&other);
+        tool.does(Command::Start { vm: other });
         inside.open();
         let begun = inside.ask(Command::CreateBegin { config: config.clone() });
         assert!(matches!(begun, Ok(Answer::Upload(_))));
-        inside.send(Command::DirtyRound { vm: own, lose: false });
         inside.send(Command::List { first: 0 });
+        inside.send(Command::Destroy { vm: other });
         inside.send(Command::TraceStart);
         // As long as the trace goes on, there is always more to do.
         while !crate::trace::is_on() {
@@ -177,7 +182,11 @@ pub(super) const HANGS_UP: Scenario = Scenario {
         assert!(!crate::trace::is_on(), "nobody else ends it");
 
         inside.open();
-        while control::poll() {}
+        // The end of the other VM has no reader any more.
+        simulation.wait_until("the other VM is gone", || {
+            while control::poll() {}
+            table::table().alive(other).is_err()
+        });
         assert_eq!(inside.program.borrow_mut().read(), Vec::<u8>::new(), "answers to another process");
         assert!(matches!(inside.ask(Command::Hello), Ok(Answer::Host(_))), "the other half of a frame");
         let begun = inside.ask(Command::CreateBegin { config });
