@@ -1,6 +1,7 @@
 //! The control port: all communication of people and programs with a running host.
 //!
-//! Messages travel as frames over a byte stream (a virtio console; on the other side a Unix socket):
+//! Messages travel as frames over a byte stream (a virtio console; on the other side a Unix socket, or a file in a
+//! parent VM):
 //!
 //! ```text
 //! COBS( version: u8 | postcard message | CRC-32 of both, little endian )  0x00
