@@ -110,7 +110,7 @@ impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
     ) -> Collapse {
         // If it stays a table, it is not quiet: a fault may have made a page writable while it could not wake the
         // table.
-        let bits = leaf.unwrap_or_else(|()| self.format().table(table));
+        let bits = leaf.unwrap_or_else(|()| self.format().table(table, slot.level));
         let made = Slot { bits: self.format().busy(), ..slot }.exchange(self.pages, bits);
         assert!(made, "who breaks an entry is the only one to make it");
         if leaf.is_err() {

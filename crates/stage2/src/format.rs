@@ -81,9 +81,9 @@ pub trait Format {
     /// Whether the hardware can record writes in leaves.
     fn records_writes(&self) -> bool;
 
-    /// The entry that points to the table at `hpa`, neither [quiet](Self::quiet) nor [idle](Self::idle). It restricts
-    /// nothing: only leaves hold rights.
-    fn table(&self, hpa: Hpa) -> u64;
+    /// The entry, in a table at `level`, that points to the table at `hpa`, neither [quiet](Self::quiet) nor
+    /// [idle](Self::idle). It restricts nothing: only leaves hold rights.
+    fn table(&self, hpa: Hpa, level: u32) -> u64;
 
     /// A bit that the hardware ignores in entries that point to tables, clear at first. Set: no page below was written,
     /// and none can be without a fault.

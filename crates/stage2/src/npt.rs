@@ -6,13 +6,37 @@
 //!
 //! The processor walks again before it faults on a present entry that denies an access. Entries of different page sizes
 //! for one address are no error as long as they agree. So added rights and splits need no flush.
+//!
+//! # Devices walk the same tables
+//!
+//! The host page tables of AMD's IOMMU (48882, 2.2.3) have the same shape: tables of 512 entries, bit 0 "present",
+//! addresses in bits 51:12. What the IOMMU reads besides is free in an NPT, and the other way round:
+//!
+//! | bits | processor | IOMMU |
+//! |---|---|---|
+//! | 1-4, 7, 8 | writable, user, memory type, large page, global | ignored |
+//! | 5, 6 | accessed, dirty | the same, written only if a device's entry turns this on; ours do not |
+//! | 11:9 | free | next level: the level of a table, counted from 1; 0 is a leaf, as large as its level says |
+//! | 58:52 | free | reserved |
+//! | 59, 60 | free while CR4.PKE is clear | user (in answers to a device's own TLB), force coherence |
+//! | 61, 62 | the same | a device may read, may write: in all levels |
+//! | 63 | no execute | ignored |
+//!
+//! So each entry carries both, at no cost, and a VM that owns devices hands its root to the IOMMU.
+//!
+//! A VM with devices has no dirty log: the IOMMU records no writes. It also refuses a write to a protected page for
+//! good, where a guest would fault and try again. So the software bits of a log may be where they are: harmless in
+//! leaves, and reserved where an entry points to a table. For the same reason such a VM's memory is mapped from the
+//! start.
 
 use crate::{Access, Format, Memory, PageTableEntry, Replace, Source};
 use addr::Hpa;
 
 /// Bits of an entry (APM vol. 2, 5.3.3 and 5.4).
-const PRESENT: u64 = 1 << 0;
-const WRITE: u64 = 1 << 1;
+/// Present, which is readable: for devices there is a bit of its own.
+const PRESENT: u64 = 1 << 0 | DEVICE_READS;
+/// May be written, by the guest and by its devices. No entry has one of the two bits.
+const WRITE: u64 = 1 << 1 | DEVICE_WRITES;
 const USER: u64 = 1 << 2;
 const WRITE_THROUGH: u64 = 1 << 3;
 const CACHE_DISABLE: u64 = 1 << 4;
@@ -21,16 +45,21 @@ const DIRTY: u64 = 1 << 6;
 /// Leaf above level 0. At level 0 this bit belongs to the memory type and stays clear.
 const LARGE: u64 = 1 << 7;
 const NO_EXECUTE: u64 = 1 << 63;
+/// A device may read, may write.
+const DEVICE_READS: u64 = 1 << 61;
+const DEVICE_WRITES: u64 = 1 << 62;
+/// Next level.
+const NEXT_LEVEL_SHIFT: u32 = 9;
 /// Bits 51:12.
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
 /// Software bits. The guest may write, but a dirty log stops the next write.
-const PROTECTED: u64 = 1 << 9;
+const PROTECTED: u64 = 1 << 59;
 /// Written, although the guest may no longer write.
-const MARKED: u64 = 1 << 10;
+const MARKED: u64 = 1 << 60;
 /// The same two bits where the entry names a table.
-const QUIET: u64 = 1 << 9;
-const IDLE: u64 = 1 << 10;
+const QUIET: u64 = 1 << 59;
+const IDLE: u64 = 1 << 60;
 /// Not present: a processor is about to write the entry again.
 const BUSY: u64 = 1 << 11;
 
@@ -80,8 +109,8 @@ impl<const INDEX_BITS: u32> Format for NptOf<INDEX_BITS> {
         true
     }
 
-    fn table(&self, hpa: Hpa) -> u64 {
-        hpa.0 | PRESENT | WRITE | USER
+    fn table(&self, hpa: Hpa, level: u32) -> u64 {
+        hpa.0 | PRESENT | WRITE | USER | u64::from(level) << NEXT_LEVEL_SHIFT
     }
 
     fn quiet(&self) -> u64 {

@@ -51,7 +51,7 @@ impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
             }
             if slot.level > first.level && slot.entry == PageTableEntry::Empty {
                 let table = spare.take(self.pages).ok_or(MapError::OutOfTables)?;
-                if !slot.exchange(self.pages, self.format().table(table)) {
+                if !slot.exchange(self.pages, self.format().table(table, slot.level)) {
                     spare.put_back(self.pages, table, 0);
                 }
             }

@@ -86,7 +86,7 @@ impl<F: Format, P: Pages, T: Tlb> WalkMut<'_, F, P, T> {
                 }
             } else {
                 let table = spare.take(pages).expect("the prepare step counted every table");
-                if !slot.exchange(pages, tree.format.table(table)) {
+                if !slot.exchange(pages, tree.format.table(table, slot.level)) {
                     spare.put_back(pages, table, 0);
                 }
             }

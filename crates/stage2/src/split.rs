@@ -143,7 +143,7 @@ impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
     /// The second step.
     fn finish(self, begun: &Begun, spare: &mut Spare, dress: &impl Dress) -> Split {
         let table = spare.take(self.pages).expect("who begins a split has counted the spare tables");
-        let link = self.format().table(table);
+        let link = self.format().table(table, begun.level);
         let part_level = begun.level - 1;
         let build = |bits| {
             let first = dress.part(self.format(), part_level, self.format().part(bits, part_level, 0));

@@ -1,5 +1,6 @@
 //! What the tests of this crate share: a pool of tables, and a tree with the right to change it.
 
+mod devices;
 mod dirty_log;
 mod faults;
 mod formats;

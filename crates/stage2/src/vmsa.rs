@@ -165,7 +165,7 @@ impl<const INDEX_BITS: u32> Format for VmsaOf<INDEX_BITS> {
         self.records_writes
     }
 
-    fn table(&self, hpa: Hpa) -> u64 {
+    fn table(&self, hpa: Hpa, _: u32) -> u64 {
         hpa.0 | VALID | TABLE_OR_PAGE
     }
 

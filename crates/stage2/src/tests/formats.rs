@@ -6,18 +6,21 @@ use addr::{Gpa, Hpa};
 use core::sync::atomic::Ordering;
 
 const DIRTY: u64 = 1 << 6;
+/// Devices may read and write.
+const DEVICE: u64 = 0b11 << 61;
 
 #[test]
 fn npt_entries_are_spelled_as_the_manual_says() {
     let (hpa, level) = (Hpa(0x12_3450_0000), 0);
-    assert_eq!(NPT.table(hpa), 0x12_3450_0007);
-    assert_eq!(NPT.leaf(hpa, level, Access::ALL, Memory::Normal), 0x12_3450_0047);
-    assert_eq!(NPT.leaf(hpa, level, Access::READ, Memory::Normal), 0x8000_0012_3450_0005);
+    assert_eq!(NPT.table(hpa, 1), 0x6000_0012_3450_0207);
+    assert_eq!(NPT.table(hpa, 3), 0x6000_0012_3450_0607);
+    assert_eq!(NPT.leaf(hpa, level, Access::ALL, Memory::Normal), 0x6000_0012_3450_0047);
+    assert_eq!(NPT.leaf(hpa, level, Access::READ, Memory::Normal), 0xa000_0012_3450_0005);
     let gigabyte = NPT.leaf(Hpa(0x4000_0000), 2, Access::READ_WRITE, Memory::Normal);
-    assert_eq!(gigabyte, 0x8000_0000_4000_00c7);
-    assert_eq!(NPT.leaf(hpa, level, Access::READ_WRITE, Memory::Device), 0x8000_0012_3450_005f);
-    assert_eq!(NPT.part(0x4000_0087 | DIRTY, 1, 3), 0x4060_0087 | DIRTY);
-    assert_eq!(NPT.part(0x4060_0087 | DIRTY, 0, 511), 0x407f_f007 | DIRTY);
+    assert_eq!(gigabyte, 0xe000_0000_4000_00c7);
+    assert_eq!(NPT.leaf(hpa, level, Access::READ_WRITE, Memory::Device), 0xe000_0012_3450_005f);
+    assert_eq!(NPT.part(DEVICE | 0x4000_0087 | DIRTY, 1, 3), DEVICE | 0x4060_0087 | DIRTY);
+    assert_eq!(NPT.part(DEVICE | 0x4060_0087 | DIRTY, 0, 511), DEVICE | 0x407f_f007 | DIRTY);
 }
 
 /// Descriptors from the manual, without our own code: attributes of a leaf of normal memory with all rights.
@@ -27,7 +30,7 @@ const NORMAL_ALL: u64 = 0b1111 << 2 | 0b11 << 6 | 0b11 << 8 | 1 << 10;
 fn arm_descriptors_are_spelled_as_the_manual_says() {
     let vmsa = Vmsa::new(40, 40, false).expect("possible");
     let hpa = Hpa(0x12_4000_0000);
-    assert_eq!(vmsa.table(hpa), hpa.0 | 0b11);
+    assert_eq!(vmsa.table(hpa, 1), hpa.0 | 0b11);
     assert_eq!(vmsa.leaf(hpa, 0, Access::ALL, Memory::Normal), hpa.0 | 0b11 | NORMAL_ALL);
     assert_eq!(vmsa.leaf(hpa, 2, Access::ALL, Memory::Normal), hpa.0 | 0b01 | NORMAL_ALL);
 

@@ -1,6 +1,6 @@
 //! Random sequences of operations against a naive model: a map of 4 KiB pages.
 
-use super::{GIB, Guest, MIB, NPT, Pool, range};
+use super::{GIB, Guest, MIB, NPT, Pool, devices, range};
 use crate::{Access, Format, MapError, Memory, Npt, PageTableEntry, Replace, Source, Vmsa};
 use addr::{Gpa, GpaRange, Hpa};
 use proptest::prelude::{Just, ProptestConfig, Strategy, any, prop, prop_assert, prop_assert_eq, prop_oneof, proptest};
@@ -38,7 +38,7 @@ impl Format for Odd {
     fn records_writes(&self) -> bool {
         false
     }
-    fn table(&self, hpa: Hpa) -> u64 {
+    fn table(&self, hpa: Hpa, _: u32) -> u64 {
         hpa.0 | 1
     }
     fn quiet(&self) -> u64 {
@@ -195,7 +195,14 @@ impl Model {
     }
 }
 
-fn run(format: impl Format, pool_size: usize, steps: &[Step]) -> Result<(), proptest::test_runner::TestCaseError> {
+/// Takes the steps on a tree and on the model, and compares them after each. `also` compares the tree with what the
+/// model has for a page.
+fn run<F: Format>(
+    format: F,
+    pool_size: usize,
+    steps: &[Step],
+    also: impl Fn(&Guest<F>, &Pool, Gpa, Option<(u64, Access)>),
+) -> Result<(), proptest::test_runner::TestCaseError> {
     let pool = Pool::of(pool_size);
     let mut tree = Guest::new(format, &pool).expect("pool");
     let mut model = Model::watching(steps);
@@ -238,6 +245,7 @@ fn run(format: impl Format, pool_size: usize, steps: &[Step]) -> Result<(), prop
             let gpa = Gpa(page << 12);
             let found = tree.lookup(&pool, gpa).map(|leaf| (leaf.translate(gpa).0 >> 12, leaf.access));
             prop_assert_eq!(found, *to, "at page {:#x} after {:x?}", page, step);
+            also(&tree, &pool, gpa, *to);
         }
     }
 
@@ -246,12 +254,20 @@ fn run(format: impl Format, pool_size: usize, steps: &[Step]) -> Result<(), prop
     Ok(())
 }
 
+/// A device of the VM reaches the same host page as the guest, with the same right to write.
+fn devices_agree(tree: &Guest<Npt>, pool: &Pool, gpa: Gpa, to: Option<(u64, Access)>) {
+    let found = devices::walk(pool, tree.root(), 4, gpa);
+    assert_eq!(found, to.map(|(host, access)| (Hpa(host << 12), access.write)), "a device's access to {gpa}");
+}
+
+fn nothing_else<F>(_: &Guest<F>, _: &Pool, _: Gpa, _: Option<(u64, Access)>) {}
+
 proptest! {
     #[test]
     fn npt_agrees_with_the_model(
         steps in prop::collection::vec(any_step(), 1..24), pool in 1..24_usize, one_gib_pages in any::<bool>(),
     ) {
-        run(Npt { one_gib_pages }, pool, &steps)?;
+        run(Npt { one_gib_pages }, pool, &steps, devices_agree)?;
     }
 }
 
@@ -261,7 +277,7 @@ proptest! {
         steps in prop::collection::vec(any_step(), 1..24), pool in 1..24_usize, ipa_bits in 32..=48_u32, bbm in 0..=2_u32,
     ) {
         // A root may need up to 16 of the tables.
-        run(Vmsa::new(ipa_bits, 48, false).expect("possible").with_bbm(bbm), pool + 16, &steps)?;
+        run(Vmsa::new(ipa_bits, 48, false).expect("possible").with_bbm(bbm), pool + 16, &steps, nothing_else)?;
     }
 }
 
@@ -271,13 +287,13 @@ proptest! {
 
     #[test]
     fn npt_with_many_tables_agrees_with_the_model(steps in prop::collection::vec(any_step(), 1..12)) {
-        run(NPT, 3000, &steps)?;
+        run(NPT, 3000, &steps, devices_agree)?;
     }
 
     #[test]
     fn an_invented_format_agrees_with_the_model(
         steps in prop::collection::vec(any_step(), 1..12), pool in 1..1200_usize,
     ) {
-        run(Odd, pool, &steps)?;
+        run(Odd, pool, &steps, nothing_else)?;
     }
 }

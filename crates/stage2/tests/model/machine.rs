@@ -217,7 +217,7 @@ impl Cpu {
         if !names_table(bits) {
             return 0;
         }
-        bits & 1 << if self.machine.rules == Rules::Nested { 9 } else { 55 }
+        bits & 1 << if self.machine.rules == Rules::Nested { 59 } else { 55 }
     }
 
     /// Wakes the table before the page becomes writable, and not after.

@@ -1,0 +1,39 @@
+//! A device's way through a VM's nested tables: the IOMMU's rules for host page tables (48882, 2.2.3), implemented a
+//! second time.
+
+use super::Pool;
+use crate::{Cell, ENTRIES, Pages};
+use addr::{Gpa, Hpa};
+
+/// Bits that are reserved where an entry points to a table, and in leaves.
+const RESERVED_IN_TABLES: u64 = 0x1ff << 52;
+const RESERVED_IN_LEAVES: u64 = 0x7f << 52;
+
+/// Where a device's access to `gpa` ends up, and whether it may write there; `None` if it is refused.
+///
+/// # Panics
+/// When an entry on the way is not as the manual requires.
+pub(super) fn walk(pool: &Pool, root: Hpa, levels: u32, gpa: Gpa) -> Option<(Hpa, bool)> {
+    let (mut level, mut table) = (levels, root);
+    let (mut reads, mut writes) = (true, true);
+    loop {
+        let index = usize::try_from(gpa.0 >> (3 + 9 * level)).expect("small") % ENTRIES;
+        let entry = pool.load(Cell::new(table, index));
+        if entry & 1 == 0 {
+            return None;
+        }
+        reads &= entry >> 61 & 1 != 0;
+        writes &= entry >> 62 & 1 != 0;
+        let address = Hpa(entry & 0x000f_ffff_ffff_f000);
+        let next = u32::try_from(entry >> 9 & 7).expect("three bits");
+        if next == 0 {
+            assert_eq!(entry & RESERVED_IN_LEAVES, 0, "reserved bits of the leaf {entry:#x}");
+            let inside = gpa.0 & ((1 << (3 + 9 * level)) - 1);
+            assert_eq!(address.0 & ((1 << (3 + 9 * level)) - 1), 0, "the leaf {entry:#x} of level {level} is aligned");
+            return reads.then_some((Hpa(address.0 + inside), writes));
+        }
+        assert_eq!(entry & RESERVED_IN_TABLES, 0, "reserved bits of the entry {entry:#x}");
+        assert_eq!(next, level - 1, "no level is left out");
+        (level, table) = (next, address);
+    }
+}
