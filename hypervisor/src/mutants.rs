@@ -77,6 +77,8 @@ define! {
     HeldForEver,
     /// Stage 2 changes and the TLBs are not flushed.
     Stage2NotFlushed,
+    /// An entry of stage 2 that is broken, because small pages become a large one, says nothing any more.
+    BrokenEntriesEmptied,
     /// Pages are copied before they are made clean.
     CopyBeforeClear,
     /// The host writes to a guest's memory, and the log does not hear of it.

@@ -230,7 +230,7 @@ impl Pages for Cpu<'_> {
     }
     fn compare_exchange(&self, cell: Cell, old: u64, new: u64) -> Result<(), u64> {
         let result = self.vm.pool.compare_exchange(cell, old, new);
-        if result.is_ok() && old == FORMAT.busy() {
+        if result.is_ok() && FORMAT.is_broken(old) {
             self.vm.bell.ring();
         }
         result

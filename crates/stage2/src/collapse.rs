@@ -1,9 +1,12 @@
 //! Replaces a table of adjacent, equal leaves by one large leaf.
 //!
-//! The steps are: break the entry that points to the table, remove each entry of the table, flush the range from all
-//! TLBs, write the leaf. A processor that has read the table's address before finds a busy entry and restarts from the
-//! root. A removed entry includes what the hardware has recorded in it. The guest faults in between, and retries; a
-//! collapse is never urgent.
+//! The steps are: break the entry that points to the table, break each entry of the table, flush the range from all
+//! TLBs, write the leaf. A processor that wants to change an entry, and has read the table's address before, finds it
+//! broken and restarts from the root. A broken entry includes what the hardware has recorded in it. The guest faults in
+//! between, and retries; a collapse is never urgent.
+//!
+//! A processor that only looks a page up finds it all the time, by what the broken entries said. It must not wait: the
+//! flush may wait for it.
 //!
 //! Other processors may still read the table. It waits in a [`Limbo`] until they have left.
 
@@ -25,11 +28,10 @@ pub enum Collapse {
 
 /// A table that is cut off from the tree.
 struct Cut {
-    /// The entry that pointed to it, which is busy now.
+    /// The entry that pointed to it, before it was broken.
     slot: Slot,
     table: Hpa,
-    /// The leaf that equals its entries, which are busy now. `Err` if not all could be removed; they are unchanged
-    /// then.
+    /// The leaf that equals its entries, which are broken now. `Err` if not all could be; they are unchanged then.
     leaf: Result<u64, ()>,
 }
 
@@ -87,7 +89,7 @@ impl<F: Format, P: Pages, T: Tlb> WalkMut<'_, F, P, T> {
 
 /// Steps of a collapse, which only [`WalkMut`] takes.
 impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
-    /// Breaks the entry that points to the table around `gpa`, and removes the entries of the table.
+    /// Breaks the entry that points to the table around `gpa`, and the entries of the table.
     fn cut_off(self, gpa: Gpa, level: u32) -> Option<Cut> {
         let slot = self.descend_to(gpa, level);
         let PageTableEntry::Table(table) = slot.entry else { return None };
@@ -95,7 +97,7 @@ impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
             let bits = self.pages.load(Cell::new(table, index));
             self.tree.continues(self.pages.load(Cell::new(table, 0)), bits, index, level - 1)
         });
-        if !alike || slot.level != level || !slot.exchange(self.pages, self.format().busy()) {
+        if !alike || slot.level != level || !slot.exchange(self.pages, self.format().broken(slot.bits)) {
             return None;
         }
         Some(Cut { table, leaf: self.freeze(table, level - 1), slot })
@@ -111,7 +113,7 @@ impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
         // If it stays a table, it is not quiet: a fault may have made a page writable while it could not wake the
         // table.
         let bits = leaf.unwrap_or_else(|()| self.format().table(table, slot.level));
-        let made = Slot { bits: self.format().busy(), ..slot }.exchange(self.pages, bits);
+        let made = Slot { bits: self.format().broken(slot.bits), ..slot }.exchange(self.pages, bits);
         assert!(made, "who breaks an entry is the only one to make it");
         if leaf.is_err() {
             return Collapse::NotAlike;
@@ -120,8 +122,8 @@ impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
         Collapse::Done
     }
 
-    /// Removes all entries from a table that is cut off, and returns the leaf that equals them. If an entry has changed
-    /// so that no such leaf exists, puts them back.
+    /// Breaks all entries of a table that is cut off, and returns the leaf that equals them. If an entry has changed so
+    /// that no such leaf exists, makes them again.
     fn freeze(self, table: Hpa, level: u32) -> Result<u64, ()> {
         let mut first = 0;
         let mut whole = 0;
@@ -133,12 +135,12 @@ impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
                 if !self.tree.continues(first, bits, index, level) {
                     break None;
                 }
-                if self.pages.compare_exchange(cell, bits, self.format().busy()).is_ok() {
+                if self.pages.compare_exchange(cell, bits, self.format().broken(bits)).is_ok() {
                     break Some(bits);
                 }
             };
             let Some(bits) = taken else {
-                self.thaw(table, level, whole, index);
+                self.thaw(table, index);
                 return Err(());
             };
             if index == 0 {
@@ -150,12 +152,13 @@ impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
         Ok(whole)
     }
 
-    /// Puts the first `count` entries back. If one of them was accessed or written, all are marked so.
-    fn thaw(self, table: Hpa, level: u32, whole: u64, count: usize) {
-        for (index, number) in (0..count).zip(0_u64..) {
-            let bits = self.format().part(whole, level, number);
-            let made = self.pages.compare_exchange(Cell::new(table, index), self.format().busy(), bits).is_ok();
-            assert!(made, "an entry that was taken is changed by nobody else");
+    /// Makes the first `count` entries again, as they were.
+    fn thaw(self, table: Hpa, count: usize) {
+        for index in 0..count {
+            let cell = Cell::new(table, index);
+            let bits = self.pages.load(cell);
+            let made = self.pages.compare_exchange(cell, bits, self.format().unbroken(bits)).is_ok();
+            assert!(made, "who breaks an entry is the only one to make it");
         }
     }
 }

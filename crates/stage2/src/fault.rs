@@ -178,6 +178,20 @@ impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
 }
 
 impl<F: Format, P: Pages, T> Walk<'_, F, P, T> {
+    /// What decided about `gpa` before another processor broke the entry in `slot`. If that was a table, its entries
+    /// are broken as well, or will be. The table is there as long as the walk: it is not freed before.
+    pub(crate) fn behind(self, mut slot: Slot, gpa: Gpa) -> Slot {
+        loop {
+            let bits = self.format().unbroken(slot.bits);
+            let entry = self.format().decode(slot.level, bits);
+            let PageTableEntry::Table(table) = entry else { return Slot { bits, entry, ..slot } };
+            let level = slot.level - 1;
+            let (cell, bytes) = (Cell::new(table, index::<F>(gpa, level)), span::<F>(level));
+            let start = Gpa(gpa.0 & !(bytes - 1));
+            slot = Slot { cell, bits: self.pages.load(cell), entry, level, start, bytes, above: Some(slot.cell) };
+        }
+    }
+
     /// Writes `new` if the leaf or the hole in `slot` is unchanged. If the page is writable now, wakes its table.
     #[inline(always)]
     pub(crate) fn exchange(self, slot: &Slot, new: u64) -> bool {
@@ -248,6 +262,15 @@ impl Slot {
     /// The part of that range from `gpa` to `end`.
     pub(crate) fn piece(&self, gpa: Gpa, end: Gpa) -> GpaRange {
         range_between(gpa, end.min(self.page().end()))
+    }
+
+    /// The leaf, if it is one.
+    #[inline(always)]
+    pub(crate) fn leaf(&self) -> Option<Leaf> {
+        match self.entry {
+            PageTableEntry::Leaf { hpa, access } => Some(Leaf { hpa, level: self.level, bytes: self.bytes, access }),
+            PageTableEntry::Empty | PageTableEntry::Busy | PageTableEntry::Table(_) => None,
+        }
     }
 
     /// Access rights of the leaf, if it is one.

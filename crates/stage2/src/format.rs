@@ -8,8 +8,9 @@ use addr::Hpa;
 pub enum PageTableEntry {
     /// Nothing is mapped here.
     Empty,
-    /// A processor has broken the entry and is about to write it again. The hardware takes it for empty. Another
-    /// processor that wants to change it waits, and a guest that faults on it retries.
+    /// A processor has [broken](Format::broken) the entry and is about to write it again. The hardware takes it for
+    /// empty, and a guest that faults on it retries. Another processor that wants to change it waits. One that only
+    /// reads still finds what the entry said: the new entry will mean the same.
     Busy,
     /// The next table is at this address.
     Table(Hpa),
@@ -92,8 +93,14 @@ pub trait Format {
     /// Another such bit: nothing below was written between two rounds of a dirty log.
     fn idle(&self) -> u64;
 
-    /// The entry for [`PageTableEntry::Busy`].
-    fn busy(&self) -> u64;
+    /// The entry, broken: [`PageTableEntry::Busy`]. The hardware takes it for empty, and it keeps what it says.
+    fn broken(&self, bits: u64) -> u64;
+
+    /// Whether an entry is broken.
+    fn is_broken(&self, bits: u64) -> bool;
+
+    /// What a broken entry said before. Another entry stays as it is.
+    fn unbroken(&self, bits: u64) -> u64;
 
     /// The entry that maps a page at `level` to `hpa`, with rights that [`expresses`](Self::expresses) accepts.
     fn leaf(&self, hpa: Hpa, level: u32, access: Access, memory: Memory) -> u64;

@@ -91,6 +91,8 @@ impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
     /// The hypervisor writes to the page that holds `gpa`, and marks its leaf as a write of the guest does. The caller
     /// keeps its announcement until the write is done, and whoever cleans the leaf [waits](crate::Cleared::flush) for
     /// it. Returns whether a page is there. A large leaf counts as written as a whole.
+    ///
+    /// While another processor replaces the leaf, none is there: collapse no tree whose writers use this.
     pub fn mark_written(self, gpa: Gpa) -> bool {
         loop {
             let slot = self.descend(gpa);

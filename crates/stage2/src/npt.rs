@@ -60,7 +60,8 @@ const MARKED: u64 = 1 << 60;
 /// The same two bits where the entry names a table.
 const QUIET: u64 = 1 << 59;
 const IDLE: u64 = 1 << 60;
-/// Not present: a processor is about to write the entry again.
+/// Set in an entry that was present: it is not, because a processor is about to write it again. The next level, below
+/// four, leaves this bit free.
 const BUSY: u64 = 1 << 11;
 
 /// SVM's nested page-table format with four levels: GPAs below 2^48.
@@ -121,8 +122,16 @@ impl<const INDEX_BITS: u32> Format for NptOf<INDEX_BITS> {
         IDLE
     }
 
-    fn busy(&self) -> u64 {
-        BUSY
+    fn broken(&self, bits: u64) -> u64 {
+        bits & !PRESENT | BUSY
+    }
+
+    fn is_broken(&self, bits: u64) -> bool {
+        bits & BUSY != 0
+    }
+
+    fn unbroken(&self, bits: u64) -> u64 {
+        if self.is_broken(bits) { bits & !BUSY | PRESENT } else { bits }
     }
 
     fn leaf(&self, hpa: Hpa, level: u32, access: Access, memory: Memory) -> u64 {
@@ -138,7 +147,7 @@ impl<const INDEX_BITS: u32> Format for NptOf<INDEX_BITS> {
 
     fn decode(&self, level: u32, bits: u64) -> PageTableEntry {
         if bits & PRESENT == 0 {
-            return if bits == BUSY { PageTableEntry::Busy } else { PageTableEntry::Empty };
+            return if self.is_broken(bits) { PageTableEntry::Busy } else { PageTableEntry::Empty };
         }
         let hpa = Hpa(bits & ADDRESS);
         if level == 0 || bits & LARGE != 0 {

@@ -130,7 +130,7 @@ impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
     fn begin(self, slot: &Slot) -> Option<Begun> {
         let bits = match self.format().replace() {
             Replace::Freely | Replace::OneStore => slot.bits,
-            Replace::BreakFirst => slot.exchange(self.pages, self.format().busy()).then_some(slot.bits)?,
+            Replace::BreakFirst => slot.exchange(self.pages, self.format().broken(slot.bits)).then_some(slot.bits)?,
             Replace::Uncached(bit) => {
                 let bits = slot.bits | bit;
                 // Another processor may have set the bit and not flushed yet: flush in any case.
@@ -155,7 +155,7 @@ impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
         loop {
             build(bits);
             let (expected, owed) = match self.format().replace() {
-                Replace::BreakFirst => (self.format().busy(), Stale::EMPTY),
+                Replace::BreakFirst => (self.format().broken(begun.bits), Stale::EMPTY),
                 Replace::Freely => (bits, Stale::EMPTY),
                 Replace::OneStore | Replace::Uncached(_) => (bits, Stale::of(begun.page)),
             };

@@ -79,7 +79,7 @@ impl<F: Format, P: Pages, T: Tlb> Walk<'_, F, P, T> {
             let cell = Cell::new(table, index);
             loop {
                 let bits = self.pages.load(cell);
-                if bits != self.format().busy() && visitor.passes(bits) {
+                if !self.format().is_broken(bits) && visitor.passes(bits) {
                     break;
                 }
                 let entry = self.format().decode(0, bits);

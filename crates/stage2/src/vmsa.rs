@@ -43,7 +43,7 @@ const MARKED: u64 = 1 << 56;
 /// The same two bits where the descriptor points to a table: hardware ignores its bits 58:51 (D8.3.1).
 const QUIET: u64 = 1 << 55;
 const IDLE: u64 = 1 << 56;
-/// Not valid: a processor is about to write the entry again.
+/// Set in an entry that was valid: it is not, because a processor is about to write it again.
 const BUSY: u64 = 1 << 57;
 
 /// The stage-2 format of Arm with the 4 KiB granule.
@@ -177,8 +177,16 @@ impl<const INDEX_BITS: u32> Format for VmsaOf<INDEX_BITS> {
         IDLE
     }
 
-    fn busy(&self) -> u64 {
-        BUSY
+    fn broken(&self, bits: u64) -> u64 {
+        bits & !VALID | BUSY
+    }
+
+    fn is_broken(&self, bits: u64) -> bool {
+        bits & BUSY != 0
+    }
+
+    fn unbroken(&self, bits: u64) -> u64 {
+        if self.is_broken(bits) { bits & !BUSY | VALID } else { bits }
     }
 
     /// The access flag is set at first, so the guest has no fault for it.
@@ -198,7 +206,7 @@ impl<const INDEX_BITS: u32> Format for VmsaOf<INDEX_BITS> {
         // A block has other fields in the low address bits.
         let hpa = Hpa(if bits & TABLE_OR_PAGE == 0 { bits & ADDRESS & !NO_TRANSLATION_CACHED } else { bits & ADDRESS });
         match (bits & VALID != 0, bits & TABLE_OR_PAGE != 0) {
-            (false, _) if bits == BUSY => PageTableEntry::Busy,
+            (false, _) if self.is_broken(bits) => PageTableEntry::Busy,
             (false, _) => PageTableEntry::Empty,
             (true, true) if level > 0 => PageTableEntry::Table(hpa),
             // A block at level 0 is reserved; the hardware treats it as invalid.

@@ -166,16 +166,17 @@ impl<'a, F, P, T> Walk<'a, F, P, T> {
 }
 
 impl<'a, F: Format, P: Pages, T: Tlb> Walk<'a, F, P, T> {
-    /// The leaf that maps `gpa`. `None` also while another processor replaces the leaf.
+    /// The leaf that maps `gpa`. While another processor replaces it, the leaf as it was before: either maps `gpa` to
+    /// the same place with the same rights. Never waits.
     #[must_use]
     pub fn lookup(self, gpa: Gpa) -> Option<Leaf> {
         if gpa >= self.tree.limit() {
             return None;
         }
         let slot = self.descend(gpa);
-        match slot.entry {
-            PageTableEntry::Leaf { hpa, access } => Some(Leaf { hpa, level: slot.level, bytes: slot.bytes, access }),
-            PageTableEntry::Empty | PageTableEntry::Busy | PageTableEntry::Table(_) => None,
+        if slot.entry == PageTableEntry::Busy {
+            return self.without_tlb().apart(move |walk| walk.behind(slot, gpa).leaf());
         }
+        slot.leaf()
     }
 }

@@ -18,12 +18,14 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use addr::{GpaRange, Hpa, Hva, PAGE_BYTES, PageSize};
 use crossbeam_utils::CachePadded;
 use spin::Mutex;
-use stage2::{BATCH, Cell, ENTRIES, Pages};
+use stage2::{BATCH, Cell, ENTRIES, Format, Pages};
 
 use super::paging::direct_map;
 use super::trace::{self, TraceEvent};
+use super::{Arch, Machine};
 use crate::exhaustion;
 use crate::frames::{Exhausted, Frames};
+use crate::mutants::{self, Mutant};
 use crate::sync::point;
 
 /// Tables for the upper levels of any VM, its root among them: side by side, up to 16.
@@ -234,6 +236,7 @@ impl Pages for TablePool {
     #[inline]
     fn compare_exchange(&self, cell: Cell, old: u64, new: u64) -> Result<(), u64> {
         point();
+        let [old, new] = if mutants::is(Mutant::BrokenEntriesEmptied) { [old, new].map(emptied) } else { [old, new] };
         trace::step(
             || self.entry(cell).compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst).map(|_| ()),
             |done| done.is_ok().then_some(TraceEvent::Exchange { cell, old, new }),
@@ -254,6 +257,11 @@ impl Pages for TablePool {
             bits += step;
         }
     }
+}
+
+/// A mistake: a broken entry says nothing.
+fn emptied(bits: u64) -> u64 {
+    if Machine::stage2_format().is_broken(bits) { 0 } else { bits }
 }
 
 /// Tables that were never taken.

@@ -5,12 +5,13 @@ use std::vec;
 use std::vec::Vec;
 
 use abi::dirty::Comparison;
-use abi::payload::{DirtyLogging, DirtySource, Populate, Split, VmConfig};
+use abi::payload::{DirtyLogging, DirtySource, Populate, Role, Split, VmConfig};
 use addr::Gpa;
 
-use super::{Scenario, config, explore, run_guest, start, until_gone};
+use super::{Scenario, config, create, explore, prepare, run_guest, start, until_gone};
 use crate::arch::fake::machine::Simulation;
 use crate::arch::fake::program::Op;
+use crate::sync::relax;
 use crate::vm::Vm;
 use crate::vm::dirty::session::{Done, Session};
 
@@ -94,6 +95,49 @@ pub(super) const BY_HARDWARE: Scenario = Scenario {
         logged(simulation, DirtyLogging { split: Split::Adaptive, source, splits_per_second: None });
     },
 };
+
+/// Has the hypervisor write to several pages, of which a pCPU remembers one at a time.
+fn visited() -> Vec<Op> {
+    let pages = [1, 9, 17].map(|page| Op::WriteByHost(page * PAGE, page));
+    [&pages.repeat(40)[..], &[Op::Stop]].concat()
+}
+
+/// The log of a parent ends, and small pages become large ones, while the hypervisor writes for it. It finds each page.
+pub(super) const MADE_WHOLE: Scenario = Scenario {
+    name: "a parent's pages become large while the hypervisor writes to them",
+    cpus: 1,
+    count: 100,
+    steps: STEPS,
+    script: |simulation| {
+        let source = Some(DirtySource::WriteProtect);
+        let how = DirtyLogging { split: Split::Eager, source, splits_per_second: None };
+        let config = VmConfig { role: Role::Parent, dirty: how, ..config("whole", 1) };
+        prepare(core::slice::from_ref(&config));
+        let vm = create(simulation, 0, &config, vec![visited()]);
+        let mut session = Session::start(&vm, how, false).unwrap_or_else(|_| panic!("there is memory for a log"));
+        let whole = vm.memory.table_bytes();
+        while session.has_work() {
+            session.step(&vm);
+        }
+        assert!(vm.memory.table_bytes() > whole, "its page was split ahead");
+        vm.start();
+        session.stop(&vm);
+        while !session.is_over() {
+            session.step(&vm);
+            // The last table waits for who walks in it.
+            relax();
+        }
+        assert_eq!(vm.memory.table_bytes(), whole, "it is large again");
+        vm.stop(abi::control::StopReason::Commanded, format_args!("by the script"));
+        drop(session);
+        until_gone(simulation, vm);
+    },
+};
+
+#[test]
+fn hypervisor_finds_a_parents_pages_while_they_become_large() {
+    explore(MADE_WHOLE);
+}
 
 /// vCPUs touch the same pages for the first time.
 pub(super) const FIRST_TOUCH: Scenario = Scenario {

@@ -36,6 +36,7 @@ fn found_by(mutant: Mutant) -> Scenario {
         Mutant::PauseNotPosted => life::PAUSE,
         Mutant::PauseNotLookedAtAgain | Mutant::ResumeNotPosted | Mutant::HeldForEver => suspend::SUSPEND,
         Mutant::Stage2NotFlushed | Mutant::CopyBeforeClear => dirty::BY_FAULTS,
+        Mutant::BrokenEntriesEmptied => dirty::MADE_WHOLE,
         Mutant::HostWriteNotMarked => dirty::BY_HARDWARE,
         Mutant::FlushNotWaitedFor | Mutant::FlushedBeforeCleared => lent::TAKEN_FROM_CHILD,
         Mutant::TakenNotFlushed => lent::DEPOSITED_IN_USE,

@@ -2,10 +2,11 @@
 
 use super::{GIB, Guest, MIB, NPT, Pool, leaf_at, range};
 use crate::{
-    Access, Collapse, Epochs, Fault, Format, Granularity, Limbo, MapError, Quiescence, Source, Spare, Stale, Vmsa,
-    Walker,
+    Access, Collapse, Epochs, Fault, Format, Granularity, Limbo, MapError, Quiescence, Source, Spare, Stale, Tlb, Tree,
+    Vmsa, Walker,
 };
 use addr::{Gpa, Hpa};
+use core::cell::Cell as CoreCell;
 
 extern crate std;
 use std::vec::Vec;
@@ -182,6 +183,52 @@ fn small_pages_that_belong_together_become_one_large_page() {
         assert_eq!((pool.left(), limbo.waiting()), (before, 0), "who starts later cannot be in it");
         assert_eq!(collapse(&mut guest, &mut limbo), Collapse::NotAlike, "there is no table any more");
     }
+}
+
+/// TLBs of which a flush lasts so long that another processor looks up all pages meanwhile.
+struct Slow<'a, F> {
+    tree: &'a Tree<F>,
+    pool: &'a Pool,
+    walkers: &'a Epochs<[Walker; 2]>,
+    flushes: CoreCell<u32>,
+}
+
+impl<F: Format> Tlb for Slow<'_, F> {
+    fn publish(&self) {}
+    fn flush(&self, _: Stale) {
+        let walking = self.walkers.enter(1).expect("is away");
+        for offset in (0..2 * MIB).step_by(4096) {
+            let leaf = self.tree.walk(self.pool, self.pool, &walking).lookup(Gpa(offset + 5));
+            let found = leaf.map(|leaf| leaf.translate(Gpa(offset + 5)));
+            assert_eq!(found, Some(Hpa(GIB + offset + 5)), "the page at {offset:#x}");
+        }
+        self.flushes.set(self.flushes.get() + 1);
+    }
+    fn relax(&self) {
+        unreachable!("nobody else changes this tree");
+    }
+}
+
+/// How often a page is split and made whole with a flush in the middle.
+fn flushes_of_split_and_collapse(format: impl Format) -> [u32; 2] {
+    let pool = Pool::of(8);
+    let mut guest = Guest::new(format, &pool).expect("pool");
+    let _ = guest.map(&pool, range(0, 2 * MIB), Hpa(GIB), Access::ALL).expect("maps");
+    let (walkers, mut limbo) = (walkers(), Limbo::<1>::new());
+    let slow = Slow { tree: &guest.tree, pool: &pool, walkers: &walkers, flushes: CoreCell::new(0) };
+
+    let mut walk = guest.tree.walk_mut(&pool, &slow, &mut guest.shape);
+    let _ = walk.walk().protect_page(Gpa(0x5000), Access::READ).expect("splits");
+    let _ = walk.walk().protect_page(Gpa(0x5000), Access::ALL).expect("grows");
+    let split = slow.flushes.take();
+    assert_eq!(walk.collapse(&mut limbo, &walkers, Gpa(0), 1), Collapse::Done);
+    [split, slow.flushes.get()]
+}
+
+#[test]
+fn page_is_found_at_any_time_while_it_is_split_or_made_whole() {
+    assert_eq!(flushes_of_split_and_collapse(NPT), [0, 1]);
+    assert_eq!([0, 1, 2].map(|bbm| flushes_of_split_and_collapse(arm(bbm))), [[1, 1], [1, 1], [0, 1]]);
 }
 
 #[test]

@@ -47,8 +47,14 @@ impl Format for Odd {
     fn idle(&self) -> u64 {
         1 << 51
     }
-    fn busy(&self) -> u64 {
-        2
+    fn broken(&self, _: u64) -> u64 {
+        unreachable!("only large leaves are broken")
+    }
+    fn is_broken(&self, _: u64) -> bool {
+        false
+    }
+    fn unbroken(&self, bits: u64) -> u64 {
+        bits
     }
     fn leaf(&self, hpa: Hpa, _: u32, access: Access, _: Memory) -> u64 {
         hpa.0 | 1 | Self::rights(access)

@@ -48,6 +48,8 @@ mutants! {
     NotBroadcast,
     /// Broken entries stay unchanged until they are made.
     NoBreak,
+    /// Broken entries become empty.
+    Emptied,
     /// Exchanges ignore the old value.
     PlainStore,
     /// The level that a TLBI names is off by one.
@@ -208,8 +210,8 @@ impl Cpu {
     }
 
     /// NPT and Arm encode a broken entry so.
-    fn is_busy(&self, bits: u64) -> bool {
-        bits == 1 << if self.machine.rules == Rules::Nested { 11 } else { 57 }
+    fn is_broken(&self, bits: u64) -> bool {
+        bits & 1 << if self.machine.rules == Rules::Nested { 11 } else { 57 } != 0
     }
 
     /// The quiet bit, if this entry points to a quiet table.
@@ -279,12 +281,16 @@ impl Pages for Cpu {
             (false, true) => world.hushed += 1,
             _ => {}
         }
-        let breaks = self.is_busy(new) || self.is_busy(old);
+        let breaks = self.is_broken(new) || self.is_broken(old);
         if self.is(Mutant::NoBreak) && breaks {
-            if self.is_busy(old) {
+            if self.is_broken(old) {
                 world.walks.store(self.number, place, new, true);
             }
             return Ok(());
+        }
+        if self.is(Mutant::Emptied) && breaks {
+            let [old, new] = [old, new].map(|bits| if self.is_broken(bits) { 0 } else { bits });
+            return world.walks.compare_exchange(self.number, place, old, new);
         }
         if self.is(Mutant::PlainStore) {
             world.walks.store(self.number, place, new, true);

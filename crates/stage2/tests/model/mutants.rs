@@ -23,6 +23,8 @@ const EARLY: &str = "was freed while a TLB leads to it";
 const OPEN: &str = "before an invalidation was complete";
 const ELSEWHERE: &str = "the guest writes elsewhere";
 const FOR_EVER: &str = "faults for ever";
+const MISSED: &str = "is not found";
+const GONE: &str = "where there is memory";
 const ALIAS: &str = "two VMs are cached under";
 
 fn expect(setting: Setting, findings: &[&str]) {
@@ -62,6 +64,9 @@ mutants! {
     shootdown_that_reaches_nobody_else_is_caught: NotBroadcast, TakeAway, Rules::Nested, Hardware, Adaptive => OLD;
     leaf_that_is_not_broken_before_it_is_made_anew_is_caught: NoBreak, Follow, arm(0, true), Hardware, Adaptive => TWO | LOST;
     table_that_is_not_broken_before_it_is_collapsed_is_caught: NoBreak, Collapse, arm(0, true), Hardware, Adaptive => TWO | EARLY;
+    broken_leaf_that_says_nothing_is_caught: Emptied, Follow, arm(0, true), Hardware, Adaptive => MISSED | GONE;
+    broken_table_that_says_nothing_is_caught: Emptied, Collapse, arm(2, true), Hardware, Adaptive => MISSED | GONE;
+    broken_table_that_says_nothing_is_caught_on_nested_pages: Emptied, Collapse, Rules::Nested, Hardware, Adaptive => MISSED | GONE;
     break_without_a_flush_is_caught: NoFlushInside, TakePages, arm(0, true), Hardware, Adaptive => TWO;
     replacement_in_two_steps_without_a_flush_is_caught: NoFlushInside, TakePages, arm(1, true), Hardware, Adaptive => TWO;
     collapse_without_a_flush_is_caught: NoFlushInside, Collapse, arm(2, true), Hardware, Adaptive => EARLY | FREED;
@@ -126,6 +131,7 @@ const DEMANDED: &[(&str, &[Mutant])] = &[
     ("VMALLE1", &[Mutant::NoCombined]),
     ("IS", &[Mutant::NotBroadcast, Mutant::NoLocal]),
     ("the break store", &[Mutant::NoBreak, Mutant::NoFlushInside]),
+    ("what a broken entry says", &[Mutant::Emptied]),
     ("exchange, not store", &[Mutant::PlainStore]),
     ("TTL", &[Mutant::WrongLevel, Mutant::LevelNamed]),
     ("no L suffix for tables", &[Mutant::LeavesOnly]),

@@ -257,11 +257,15 @@ impl Seen {
     };
 }
 
-/// The hypervisor itself writes to the guest's memory, like its devices.
-fn run_device<F>(guest: &Guest<F>, cpu: &Cpu) {
+/// The hypervisor itself writes to the guest's memory, like its devices. It finds each page, whatever happens to its
+/// tables.
+fn run_device<F: Format>(guest: &Guest<F>, cpu: &Cpu) {
     let Some(log) = guest.log.as_ref().filter(|_| guest.kind != Kind::Awake) else { return };
     for _ in 0..2 {
         let page = cpu.pick(PAGES);
+        let gpa = Gpa(page << 12);
+        let leaf = guest.walk(cpu, |walk| walk.lookup(gpa)).unwrap_or_else(|| panic!("page {page} is not found"));
+        assert_eq!(leaf.translate(gpa), Hpa(guest.host + gpa.0), "page {page} is found elsewhere");
         let write = || cpu.machine.step().write(guest.host + (page << 12));
         let walks = cpu.pick(2) == 0;
         if cpu.machine.mutant == Mutant::MarkedFirst {

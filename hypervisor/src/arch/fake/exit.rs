@@ -108,7 +108,8 @@ fn resolve(run: &mut Running<'_>, gpa: Gpa, is_write: bool, is_mapped: bool) -> 
     intercept(run, kind, &gpa.0.to_le_bytes())
 }
 
-/// Writes to a word that was found before if it is still valid. A word that is not there now is the parent's business.
+/// Writes to a word that was found before if it is still valid. A child's word that is not there now is its parent's
+/// business; those of other VMs are always there.
 fn write_by_host(run: &mut Running<'_>, gpa: Gpa, value: u64) -> Next {
     let memory = &run.vm.memory;
     let write = |word| memory.compare_exchange(word, memory.load(word, 0), value);
@@ -123,6 +124,7 @@ fn write_by_host(run: &mut Running<'_>, gpa: Gpa, value: u64) -> Next {
     if run.owner.arch.found.is_some_and(|(_, word)| write(word)) && is_written {
         return Next::Resume;
     }
+    assert!(run.vm.as_child().is_some(), "{gpa} of {} is not found", run.vm.name());
     run.owner.arch.again();
     resolve(run, gpa, true, false)
 }

@@ -5,7 +5,6 @@
 
 use abi::control::StopReason;
 use abi::counters::ExitReason;
-use abi::payload::Role;
 use addr::{Gpa, PageSize};
 use emulator::ExitInfo;
 use log::debug;
@@ -135,11 +134,6 @@ fn end(run: &mut Running<'_>, cause: Cause, outcome: Outcome) -> Next {
         }
         Outcome::Unsupported { bytes, length } => refuse(run, cause, &bytes, length),
         Outcome::Unbacked(at) if run.vm.as_child().is_some() => return intercept::unbacked(run, at),
-        // A parent's page is away for a moment while a dirty log makes large pages of small ones. The instruction is
-        // tried again: if the page is still away then, the processor's own access to it is a fault, which maps it.
-        Outcome::Unbacked(at) if run.vm.config.role == Role::Parent && run.vm.memory.has(at) => {
-            run.owner.arch.before_instruction();
-        }
         Outcome::Unbacked(at) => {
             run.vm.stop(
                 StopReason::Unsupported,
