@@ -7,6 +7,7 @@ mod decode;
 mod dirty;
 mod layout;
 mod parent;
+mod payload;
 mod setting;
 mod tlb;
 
@@ -23,6 +24,7 @@ pub(crate) use decode::{DecodeArgs, SETTINGS};
 pub(crate) use dirty::{DirtyArgs, DirtyVerb, HowArgs, RateArgs, RoundArgs, StartArgs, WhichArgs};
 pub(crate) use layout::{LayoutArgs, LayoutBenchArgs};
 pub(crate) use parent::{ParentBenchArgs, ParentPart};
+pub(crate) use payload::PayloadArgs;
 use setting::setting;
 pub(crate) use tlb::{Part, Targets, TlbArgs};
 
@@ -174,6 +176,9 @@ pub(crate) enum Verb {
     /// Write an image (USB stick, CD) that starts a host with its VMs on any PC, or on Arm machines with UEFI
     #[command(after_help = IMAGE_HELP)]
     Image(ImageArgs),
+    /// Write the VMs of a host to a file, for a machine whose own GRUB starts the hypervisor
+    #[command(after_help = payload::HELP)]
+    Payload(PayloadArgs),
     /// Check whether this machine has what is needed to start Dunlin on it, and tell what to do if not
     #[command(after_long_help = check::HELP)]
     Check(CheckArgs),

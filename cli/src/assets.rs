@@ -54,6 +54,7 @@ impl Assets {
             Kernel::MeasuringGuest => "guest",
             Kernel::Parent => PARENT_KERNEL,
             Kernel::ParentStock => STOCK_KERNEL,
+            Kernel::Module(name) => return Err(no_modules(name, place)),
             Kernel::File(path) => return Ok(path.clone()),
         };
         self.existing(name).map_err(|path| {
@@ -64,8 +65,10 @@ impl Assets {
 
     /// The files of an initrd, in the order in which the kernel unpacks them; none if the VM has no initrd.
     pub(crate) fn initrd(&self, initrd: &Initrd, place: &Place) -> Result<Vec<PathBuf>, Failure> {
-        if let Initrd::File(path) = initrd {
-            return Ok(vec![path.clone()]);
+        match initrd {
+            Initrd::File(path) => return Ok(vec![path.clone()]),
+            Initrd::Module(name) => return Err(no_modules(name, place)),
+            _ => {}
         }
         let archive = |name: &&str| {
             self.existing(name).map_err(|path| {
@@ -115,6 +118,13 @@ const NO_STOCK: &str = "run 'make parent-stock' first: for x86_64 it builds a Li
 const NO_DEBIAN: &str = "run 'make parent-debian' first: it makes a disk from Debian's packages";
 const NO_COMPILER: &str =
     "run 'cargo xtask workloads' first: it fetches a C compiler and C sources from Debian's packages";
+
+/// A boot module is not there when this tool needs the file itself.
+fn no_modules(name: &str, place: &Place) -> Failure {
+    place
+        .bad(format!("there is no boot module '{name}' here: only GRUB of an installed machine loads modules"))
+        .help("name a file instead; or make the payload for such a machine with 'dunlin payload' (see its --help)")
+}
 
 fn missing(failure: Failure) -> Failure {
     failure.help("run 'make build' first, or set DUNLIN_ASSETS to the directory with the built files")

@@ -117,12 +117,15 @@ pub(crate) enum Kernel {
     Parent,
     /// The same with options like those of distributions, as `make parent-stock` leaves it.
     ParentStock,
+    /// A boot module of this name.
+    Module(String),
     /// A file.
     File(PathBuf),
 }
 
 impl Kernel {
-    const NAMES: &'static [&'static str] = &["debian-cloud", "debian", "measuring-guest", "parent", "parent-stock"];
+    const NAMES: &'static [&'static str] =
+        &["debian-cloud", "debian", "measuring-guest", "parent", "parent-stock", "module", "module:NAME"];
 }
 
 /// The source of an initial RAM disk.
@@ -142,13 +145,15 @@ pub(crate) enum Initrd {
     ParentDebian,
     /// No initrd.
     None,
+    /// A boot module of this name.
+    Module(String),
     /// A file.
     File(PathBuf),
 }
 
 impl Initrd {
     const NAMES: &'static [&'static str] =
-        &["dunlin", "workloads", "compile", "parent", "parent-stock", "parent-debian", "none"];
+        &["dunlin", "workloads", "compile", "parent", "parent-stock", "parent-debian", "none", "module", "module:NAME"];
 
     /// The archives of the build for it, in the order in which the kernel unpacks them; none for a file of the user.
     pub(crate) fn archives(&self) -> &'static [&'static str] {
@@ -159,7 +164,7 @@ impl Initrd {
             Self::Parent => &["initrd.cpio.gz", "parent.cpio"],
             Self::ParentStock => &["initrd.cpio.gz", "parent.cpio", "parent-stock.cpio"],
             Self::ParentDebian => &["initrd.cpio.gz", "parent.cpio", "parent-debian.cpio"],
-            Self::None | Self::File(_) => &[],
+            Self::None | Self::Module(_) | Self::File(_) => &[],
         }
     }
 
@@ -331,6 +336,15 @@ impl Config {
                 let help = format!("leave it out; of use on x86_64 only: {}", VmConfig::FOR_PCS.join(", "));
                 return Err(place.bad("has no meaning on aarch64").help(help));
             }
+            if host.arch.value == Arch::Aarch64 {
+                let modules = [
+                    matches!(vm.kernel.value, Kernel::Module(_)).then_some(&vm.kernel.place),
+                    matches!(vm.initrd.value, Initrd::Module(_)).then_some(&vm.initrd.place),
+                ];
+                if let Some(place) = modules.into_iter().flatten().next() {
+                    return Err(place.bad("boot modules exist on x86_64 only").help("name a file"));
+                }
+            }
         }
         if let Some(count) = args.pcpus {
             host.pcpus = pcpus(count, Place::Option("--pcpus"))?;
@@ -492,7 +506,10 @@ fn kernel(text: &str, directory: &Path, place: Place) -> Result<Placed<Kernel>, 
         "measuring-guest" => Kernel::MeasuringGuest,
         "parent" => Kernel::Parent,
         "parent-stock" => Kernel::ParentStock,
-        _ => Kernel::File(file(text, directory, Kernel::NAMES, &place)?),
+        _ => match module(text, "kernel", &place)? {
+            Some(name) => Kernel::Module(name),
+            None => Kernel::File(file(text, directory, Kernel::NAMES, &place)?),
+        },
     };
     Ok(Placed { value, place })
 }
@@ -506,9 +523,29 @@ fn initrd(text: &str, directory: &Path, place: Place) -> Result<Placed<Initrd>, 
         "parent-stock" => Initrd::ParentStock,
         "parent-debian" => Initrd::ParentDebian,
         "none" => Initrd::None,
-        _ => Initrd::File(file(text, directory, Initrd::NAMES, &place)?),
+        _ => match module(text, "initrd", &place)? {
+            Some(name) => Initrd::Module(name),
+            None => Initrd::File(file(text, directory, Initrd::NAMES, &place)?),
+        },
     };
     Ok(Placed { value, place })
+}
+
+/// The name of the boot module that `text` means: `usual` if it is only "module".
+fn module(text: &str, usual: &str, place: &Place) -> Result<Option<String>, Failure> {
+    let name = match text.split_once(':') {
+        None if text == "module" => usual,
+        Some(("module", name)) => name,
+        _ => return Ok(None),
+    };
+    // GRUB gives some characters a meaning of their own, and the hypervisor takes the module `payload` for the payload.
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    if name.is_empty() || name == "payload" || !name.chars().all(is_plain) {
+        return Err(place.bad(format!("{name:?} is not a valid name of a boot module")).help(format!(
+            "write \"module:{usual}\"; a name has characters a-z A-Z 0-9 - _ . and is not \"payload\""
+        )));
+    }
+    Ok(Some(name.to_string()))
 }
 
 /// The file `text`, relative to `directory`. If there is none, the error also lists the words `names`.

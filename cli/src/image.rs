@@ -112,9 +112,9 @@ pub(crate) fn write(
 pub(crate) const MENU_AT_ONCE: &str = "set timeout=0\n\
     menuentry Dunlin {\n    multiboot2 /boot/dunlin log=info\n    module2 /boot/payload payload\n}\n";
 
-/// Lets our agents write to the console, because an image has no reader for the agent line. Kernels without an agent,
-/// such as the measuring guest, may not know the word.
-fn tell_agents(mut config: Config) -> Config {
+/// Lets our agents write to the console, because nothing reads the agent line of a host that a boot loader starts.
+/// Kernels without an agent, such as the measuring guest, may not know the word.
+pub(crate) fn tell_agents(mut config: Config) -> Config {
     let console = config.host.arch.value.console();
     for vm in config.vms.iter_mut().filter(|vm| payload::has_agent(vm)) {
         vm.cmdline.value += &format!(" dunlin.agent={console}");

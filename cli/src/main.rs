@@ -5,8 +5,8 @@
 //! handles a guest's command and its answer, `console` the terminal, and `summary` the results. `bench` measures by
 //! such runs. `dunlin list`, `stats`, `top`, `metrics`, `trace`, `pause`, `resume` and `dirty` reach a running host
 //! through the `dunlin run` that started it (`share`); so do `create`, `start`, `stop`, `destroy` and `host` (`vms`).
-//! `dunlin image` writes a file that any PC starts from (`image`), and `dunlin check` tells whether this machine can
-//! (`check`).
+//! `dunlin image` writes a file that any PC starts from (`image`), `dunlin payload` what GRUB of an installed machine
+//! passes to the hypervisor, and `dunlin check` tells whether this machine can start it (`check`).
 
 mod args;
 mod assets;
@@ -55,6 +55,7 @@ fn main() -> ExitCode {
         None => session::run(&RunArgs::default()),
         Some(Verb::Run(args)) => session::run(&args),
         Some(Verb::Image(args)) => image::run(&args).map(|()| 0),
+        Some(Verb::Payload(args)) => payload::run(&args).map(|()| 0),
         Some(Verb::Check(args)) => check::run(&args),
         Some(Verb::List(args)) => stats::run_list(&args).map(|()| 0),
         Some(Verb::Stats(args)) => stats::run_stats(&args).map(|()| 0),

@@ -3,16 +3,21 @@
 //! It finds all faults that can be found before the boot: files that are not kernels, initrds that do not fit, too
 //! little memory. It uses the hypervisor's crate that loads kernels, so both agree.
 
+use std::fs::Permissions;
+use std::io::{self, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
-use aarch64_defs::image::{self, ImageError};
-use abi::payload::{Blob, Builder, VmConfig as PackedVm};
+use aarch64_defs::image::{ImageError, place as place_image};
+use abi::payload::{Blob, Builder, File, VmConfig as PackedVm};
 use x86_boot::{Boot, Error as BootError};
 
+use crate::args::{PayloadArgs, RunArgs};
 use crate::assets::Assets;
 use crate::config::{Arch, Config, Initrd, Kernel, Place, VmConfig};
 use crate::exec;
 use crate::failure::Failure;
+use crate::image;
 use crate::quantity::{MIB, show_size};
 
 /// Memory that the hypervisor needs for itself, for any size of VM: image, heap, stacks, metadata of the frames.
@@ -39,16 +44,41 @@ pub(crate) enum Start {
     Here,
     /// A boot loader, on any computer. The host ends with its VMs.
     Elsewhere,
+    /// As `Elsewhere`, by a menu that can name further files: a VM's kernel or initrd may be a boot module.
+    WithModules,
+}
+
+/// A file of a VM, and how the hypervisor gets it.
+enum Source {
+    Packed(Vec<u8>),
+    Module(String),
+}
+
+/// Writes the payload that `args` ask for.
+pub(crate) fn run(args: &PayloadArgs) -> Result<(), Failure> {
+    let config = Config::load(&RunArgs { file: Some(args.file.clone()), arch: args.arch, ..RunArgs::default() })?;
+    let config = image::tell_agents(config);
+    let assets = Assets::locate().of(config.host.arch.value);
+    let payload = pack(&config, &assets, None, Start::WithModules)?;
+    // A machine that starts meanwhile finds the old file or the new one, and never a part.
+    let failed = |error: io::Error| Failure::failed(format!("{}: {error}", args.output.display()));
+    let folder = args.output.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut unfinished = tempfile::Builder::new().prefix(".dunlin-").tempfile_in(folder).map_err(failed)?;
+    unfinished.write_all(&payload.bytes).map_err(failed)?;
+    // Everybody may read it, as other files of /boot; temporary files are their maker's alone.
+    unfinished.as_file().set_permissions(Permissions::from_mode(0o644)).map_err(failed)?;
+    unfinished.as_file().sync_all().map_err(failed)?;
+    unfinished.persist(&args.output).map_err(|error| failed(error.error))?;
+    Ok(())
 }
 
 /// Reads and checks the files of all VMs and packs them; `script` goes into our initrd.
 pub(crate) fn pack(config: &Config, assets: &Assets, script: Option<&str>, start: Start) -> Result<Payload, Failure> {
-    let mut files = Files { builder: Builder::new(start == Start::Elsewhere), packed: Vec::new() };
+    let mut files = Files { builder: Builder::new(start != Start::Here), packed: Vec::new() };
     for vm in &config.vms {
-        let Prepared { mut config, kernel, initrd } = prepare(config.host.arch.value, vm, assets, script)?;
-        config.kernel = files.add(kernel);
-        config.initrd = initrd.map(|initrd| files.add(initrd));
-        files.builder.add_vm(config);
+        let (kernel, initrd) = sources(config.host.arch.value, vm, assets, script, start)?;
+        let (kernel, initrd) = (files.add(kernel), initrd.map(|initrd| files.add(initrd)));
+        files.builder.add_vm(describe(vm, kernel, initrd));
     }
     let bytes = files
         .builder
@@ -71,11 +101,67 @@ pub(crate) struct Prepared {
     pub(crate) initrd: Option<Vec<u8>>,
 }
 
-/// Reads and checks the files of a VM; `script` goes into our initrd.
+/// Reads and checks the files of a VM for a running host; `script` goes into our initrd.
 pub(crate) fn prepare(arch: Arch, vm: &VmConfig, assets: &Assets, script: Option<&str>) -> Result<Prepared, Failure> {
+    let (kernel, initrd) = read_files(arch, vm, assets, script)?;
+    let blob = |bytes: &Vec<u8>| File::Blob(Blob { offset: 0, bytes: bytes.len() as u64 });
+    let config = describe(vm, blob(&kernel), initrd.as_ref().map(blob));
+    Ok(Prepared { config, kernel, initrd })
+}
+
+/// Where the hypervisor gets the VM's files from. Files that are here are read and checked.
+fn sources(
+    arch: Arch,
+    vm: &VmConfig,
+    assets: &Assets,
+    script: Option<&str>,
+    start: Start,
+) -> Result<(Source, Option<Source>), Failure> {
+    let kernel = match &vm.kernel.value {
+        Kernel::Module(name) if start == Start::WithModules => Some(name),
+        _ => None,
+    };
+    let initrd = match initrd_of(vm) {
+        Initrd::Module(name) if start == Start::WithModules => Some(name),
+        _ => None,
+    };
+    let module = |name: &String| Source::Module(name.clone());
+    Ok(match (kernel, initrd) {
+        (None, None) => {
+            let (kernel, initrd) = read_files(arch, vm, assets, script)?;
+            (Source::Packed(kernel), initrd.map(Source::Packed))
+        }
+        (Some(kernel), Some(initrd)) => (module(kernel), Some(module(initrd))),
+        // The hypervisor checks whether kernel and initrd fit together: here, one of them is not known.
+        (Some(kernel), None) => (module(kernel), read_initrd(vm, assets, script)?.map(Source::Packed)),
+        (None, Some(initrd)) => {
+            let mut alone = vm.clone();
+            alone.initrd.value = Initrd::None;
+            let (kernel, _) = read_files(arch, &alone, assets, script)?;
+            (Source::Packed(kernel), Some(module(initrd)))
+        }
+    })
+}
+
+/// Kernel and initrd of a VM.
+type VmFiles = (Vec<u8>, Option<Vec<u8>>);
+
+/// Reads and checks the files of a VM.
+fn read_files(arch: Arch, vm: &VmConfig, assets: &Assets, script: Option<&str>) -> Result<VmFiles, Failure> {
     let path = assets.kernel(&vm.kernel.value, &vm.kernel.place)?;
     let kernel = read(&path, &vm.kernel.place)?;
+    let initrd = read_initrd(vm, assets, script)?;
+    match arch {
+        Arch::X86_64 => check_on_x86(vm, &path, &kernel, initrd.as_deref())?,
+        Arch::Aarch64 => {
+            let initrd_bytes = initrd.as_ref().map_or(0, Vec::len) as u64;
+            place_image(&kernel, initrd_bytes, vm.memory.value).map_err(|error| blame_image(vm, &path, error))?;
+        }
+    }
+    Ok((kernel, initrd))
+}
 
+fn read_initrd(vm: &VmConfig, assets: &Assets, script: Option<&str>) -> Result<Option<Vec<u8>>, Failure> {
     let mut initrd: Option<Vec<u8>> = None;
     for path in assets.initrd(initrd_of(vm), &vm.initrd.place)? {
         exec::append(initrd.get_or_insert_default(), &read(&path, &vm.initrd.place)?);
@@ -84,22 +170,17 @@ pub(crate) fn prepare(arch: Arch, vm: &VmConfig, assets: &Assets, script: Option
         exec::add_script(initrd, script)
             .map_err(|error| Failure::bad_input(format!("cannot pack the command for the guest: {error}")))?;
     }
+    Ok(initrd)
+}
 
-    match arch {
-        Arch::X86_64 => check_on_x86(vm, &path, &kernel, initrd.as_deref())?,
-        Arch::Aarch64 => {
-            let initrd_bytes = initrd.as_ref().map_or(0, Vec::len) as u64;
-            image::place(&kernel, initrd_bytes, vm.memory.value).map_err(|error| blame_image(vm, &path, error))?;
-        }
-    }
-
-    let blob = |bytes: &Vec<u8>| Blob { offset: 0, bytes: bytes.len() as u64 };
-    let config = PackedVm {
+/// The VM as the hypervisor knows it.
+fn describe(vm: &VmConfig, kernel: File, initrd: Option<File>) -> PackedVm {
+    PackedVm {
         name: vm.name.value.clone(),
         vcpus: vm.vcpus.value,
         memory_bytes: vm.memory.value,
-        kernel: blob(&kernel),
-        initrd: initrd.as_ref().map(blob),
+        kernel,
+        initrd,
         cmdline: vm.cmdline.value.clone(),
         role: vm.role.value,
         apic: vm.apic.value,
@@ -110,8 +191,7 @@ pub(crate) fn prepare(arch: Arch, vm: &VmConfig, assets: &Assets, script: Option
         decode_cache: vm.decode_cache,
         populate: vm.stage2.populate,
         dirty: vm.stage2.dirty,
-    };
-    Ok(Prepared { config, kernel, initrd })
+    }
 }
 
 fn check_on_x86(vm: &VmConfig, path: &Path, kernel: &[u8], initrd: Option<&[u8]>) -> Result<(), Failure> {
@@ -232,12 +312,16 @@ struct Files {
 }
 
 impl Files {
-    fn add(&mut self, bytes: Vec<u8>) -> Blob {
+    fn add(&mut self, source: Source) -> File {
+        let bytes = match source {
+            Source::Packed(bytes) => bytes,
+            Source::Module(name) => return File::Module(name),
+        };
         if let Some((_, blob)) = self.packed.iter().find(|(packed, _)| *packed == bytes) {
-            return *blob;
+            return File::Blob(*blob);
         }
         let blob = self.builder.add_blob(&bytes);
         self.packed.push((bytes, blob));
-        blob
+        File::Blob(blob)
     }
 }

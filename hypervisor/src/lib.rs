@@ -49,7 +49,7 @@ use alloc::string::{String, ToString};
 use arch::{Arch, Machine};
 
 /// Where bring-up ends: all pCPUs are up, and this is the first of them.
-fn start(boot: &boot::Boot) -> ! {
+fn start(boot: &boot::Boot, modules: boot::modules::Modules) -> ! {
     let mistakes = boot.mistakes().inspect(|mistake| ::log::error!("cannot start: {mistake}")).count();
     if mistakes != 0 {
         Machine::exit(abi::exit_code::REFUSED)
@@ -58,7 +58,7 @@ fn start(boot: &boot::Boot) -> ! {
     if boot.has("check") {
         check::run(boot);
     }
-    if let Err(why) = start_vms(boot) {
+    if let Err(why) = start_vms(boot, modules) {
         ::log::error!("cannot start: {why}");
         Machine::exit(abi::exit_code::REFUSED)
     }
@@ -68,8 +68,9 @@ fn start(boot: &boot::Boot) -> ! {
 /// Creates and starts the VMs of the payload, one by one; started VMs already run on other pCPUs.
 // Not inlined: the caller never returns, and would keep this function's part of the stack.
 #[inline(never)]
-fn start_vms(boot: &boot::Boot) -> Result<(), String> {
+fn start_vms(boot: &boot::Boot, mut modules: boot::modules::Modules) -> Result<(), String> {
     use abi::payload::Payload;
+    use boot::modules::Files;
 
     Machine::check().map_err(|missing| missing.to_string())?;
     ::log::info!("{}", Machine::describe());
@@ -88,8 +89,17 @@ fn start_vms(boot: &boot::Boot) -> Result<(), String> {
     };
     vm::table::init();
     control::init(&payload.manifest.vms, exits_when_idle, boot.option("selftest") == Some("slow-log"));
-    for config in &payload.manifest.vms {
-        control::create_from_payload(vm::spec::Spec::of_payload(config, &payload));
+    let mut waiting = payload.manifest.vms.as_slice();
+    for unused in modules.keep_for(waiting) {
+        ::log::warn!("the boot module '{unused}' is not used: no VM has it as kernel or initrd");
+    }
+    while let [config, later @ ..] = waiting {
+        let files = modules.files_of(config, &payload);
+        control::create_from_payload(config, files.as_ref().map(Files::spec).map_err(Clone::clone));
+        drop(files);
+        // Memory of modules that are not needed any more is free for the VMs that follow.
+        let _used = modules.keep_for(later);
+        waiting = later;
     }
     control::payload_complete();
     Ok(())

@@ -110,11 +110,9 @@ impl MemoryMap {
     }
 
     /// A page of free RAM outside of `taken` at which a CPU can start. Page 0 is left to firmware.
-    pub fn start_page(&self, taken: Option<HpaRange>) -> Option<StartPage> {
+    pub fn start_page<'a>(&self, taken: impl IntoIterator<Item = &'a HpaRange>) -> Option<StartPage> {
         let mut free = self.ram();
-        if let Some(taken) = &taken {
-            free.remove(taken);
-        }
+        taken.into_iter().for_each(|range| free.remove(range));
         let is_free = |page: &StartPage| free.iter().any(|range| range.contains(page.hpa()));
         (1..StartPage::END).map(StartPage).find(is_free)
     }
@@ -266,18 +264,19 @@ mod tests {
 
     #[test]
     fn cpus_start_at_the_first_free_page_below_640_kib() {
-        let vector = |map: &MemoryMap, taken| map.start_page(taken).map(super::StartPage::vector);
+        let vector = |map: &MemoryMap, taken: &[HpaRange]| map.start_page(taken).map(super::StartPage::vector);
         let usual =
             map(&[(0, 0x9fc00, Kind::Ram), (0x9fc00, 0xa0000, Kind::Reserved), (0x10_0000, 0x20_0000, Kind::Ram)]);
-        assert_eq!(vector(&usual, None), Some(1));
-        assert_eq!(usual.start_page(None).map(super::StartPage::hpa), Some(Hpa(0x1000)));
+        assert_eq!(vector(&usual, &[]), Some(1));
+        assert_eq!(usual.start_page(&[]).map(super::StartPage::hpa), Some(Hpa(0x1000)));
         // A boot loader under UEFI leaves small modules there.
-        assert_eq!(vector(&usual, Some(range(0x1800, 0x9001))), Some(0x0a));
-        assert_eq!(vector(&usual, Some(range(0x1000, 0x9f000))), None);
+        assert_eq!(vector(&usual, &[range(0x1800, 0x9001)]), Some(0x0a));
+        assert_eq!(vector(&usual, &[range(0x1800, 0x3001), range(0x4000, 0x5000), range(0x5000, 0x9000)]), Some(0x09));
+        assert_eq!(vector(&usual, &[range(0x1000, 0x9f000)]), None);
         let crumbs = map(&[(0, 0x1000, Kind::Ram), (0x5800, 0x7800, Kind::Ram), (0x8000, 0x9000, Kind::Acpi)]);
-        assert_eq!(vector(&crumbs, None), Some(6));
+        assert_eq!(vector(&crumbs, &[]), Some(6));
         let high = map(&[(0xa_0000, 0xb_0000, Kind::Ram), (0x10_0000, 0x20_0000, Kind::Ram)]);
-        assert_eq!(vector(&high, None), None);
+        assert_eq!(vector(&high, &[]), None);
     }
 
     #[test]

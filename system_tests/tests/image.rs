@@ -147,6 +147,108 @@ fn option_in_grubs_line_is_the_hypervisors() {
     refuses(&[], lines, &[], "unknown value \"unknown\" of selftest=");
 }
 
+/// VMs whose files are boot modules. All but the first are wrong.
+const VMS_OF_MODULES: &str = "\
+[[vm]]
+name = \"installed\"
+memory = \"208M\"
+kernel = \"module\"
+initrd = \"module\"
+cmdline = \"console=ttyS0 quiet dunlin.agent=ttyS0\"
+
+[[vm]]
+name = \"without\"
+memory = \"16M\"
+kernel = \"module:absent\"
+initrd = \"none\"
+
+[[vm]]
+name = \"doubtful\"
+memory = \"16M\"
+kernel = \"module\"
+initrd = \"module:twice\"
+
+[[vm]]
+name = \"odd\"
+memory = \"16M\"
+kernel = \"module:text\"
+initrd = \"none\"
+";
+
+/// A file for the first VM's initrd: a script that shows the kernel's command line.
+fn script(folder: &Path) -> Vec<u8> {
+    let tree = folder.join("initrd");
+    fs::create_dir_all(tree.join("dunlin")).expect("folders can be made");
+    fs::write(tree.join("dunlin/exec"), "cat /proc/cmdline\n").expect("a file can be written");
+    let mut pack = Command::new(assets().join("busybox"));
+    pack.args(["sh", "-c", "\"$0\" find dunlin | \"$0\" cpio -o -H newc"]).arg(assets().join("busybox"));
+    let packed = pack.current_dir(tree).output().expect("busybox is there: run `make build` first");
+    assert!(packed.status.success() && !packed.stdout.is_empty(), "{packed:?}");
+    packed.stdout
+}
+
+/// GRUB loads a VM's kernel and initrd as modules. The machine has room for the VM only when the memory of a module
+/// that nobody needs is free again.
+fn vm_runs_from_modules(firmware: Firmware) {
+    let folder = folder();
+    let [file, payload] = ["vms.toml", "payload"].map(|name| folder.path().join(name));
+    fs::write(&file, VMS_OF_MODULES).expect("a file can be written");
+    let _run = dunlin(&["payload", &file.to_string_lossy(), "-o", &payload.to_string_lossy()]).expect_status(0);
+    let read = |path: &Path| fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let kernel = read(&assets().join("vmlinuz-cloud"));
+    let mut initrd = read(&assets().join("initrd.cpio.gz"));
+    // Archives follow each other at multiples of four bytes.
+    initrd.resize(initrd.len().next_multiple_of(4), 0);
+    initrd.extend(script(folder.path()));
+    let files: [(&str, &[u8]); 5] = [
+        ("payload", &read(&payload)),
+        ("vmlinuz", &kernel),
+        ("initrd", &initrd),
+        ("unused", &vec![0x5a; 96 << 20]),
+        ("text", b"This is not a kernel."),
+    ];
+    let lines = "multiboot2 /boot/dunlin log=info\nmodule2 /boot/unused microcode\nmodule2 /boot/payload payload\n\
+                 module2 /boot/vmlinuz kernel word=of-grub ro\nmodule2 --nounzip /boot/initrd initrd odd\n\
+                 module2 /boot/text text\nmodule2 /boot/text twice\nmodule2 /boot/text twice";
+    let image = image_of(folder.path(), &files, lines);
+    let (status, log) = start(folder.path(), &image, firmware, Medium::Cd, &["-smp", "2", "-m", "320M"]);
+    for line in [
+        "the boot module 'microcode' is not used",
+        "installed: 'odd' after the initrd's name is not used",
+        "console=ttyS0 quiet dunlin.agent=ttyS0 word=of-grub ro",
+        "without: kernel: no boot module is called 'absent'",
+        "doubtful: initrd: several boot modules are called 'twice'",
+        "odd: not a kernel: 21 bytes that start with 54 68 69 73",
+        "exit=0",
+        "all VMs have ended",
+    ] {
+        assert!(log.contains(line), "no '{line}' in {log}");
+    }
+    assert_eq!(status, 0, "the machine turns itself off by ACPI: {log}");
+}
+
+#[test]
+fn vm_gets_kernel_and_initrd_from_modules_of_grub_by_bios() {
+    vm_runs_from_modules(Firmware::Bios);
+}
+
+#[test]
+fn vm_gets_kernel_and_initrd_from_modules_of_grub_by_uefi() {
+    vm_runs_from_modules(Firmware::Uefi);
+}
+
+#[test]
+fn file_that_only_grub_can_load_is_refused_by_what_needs_the_file() {
+    let folder = folder();
+    let file = folder.path().join("vms.toml").to_string_lossy().into_owned();
+    fs::write(&file, VMS_OF_MODULES).expect("a file can be written");
+    for arguments in [&["run", &file][..], &["image", &file, "-o", "/dev/null"]] {
+        let run = dunlin(arguments).expect_status(2);
+        assert!(run.stderr.contains("vms.toml:4: key 'kernel': there is no boot module 'kernel' here"), "{run:#?}");
+        assert!(run.stderr.contains("'dunlin payload'"), "{run:#?}");
+    }
+}
+
 /// Height of a character on the screen, in pixels.
 const CELL_HEIGHT: usize = 16;
 

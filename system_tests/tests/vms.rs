@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use abi::control::{Answer, Command, Part, Refusal, UPLOAD_CHUNK};
 use abi::payload::{
-    ApicMode, Blob, DecodeCache, DirtyLogging, HyperV, Populate, RemoteFlush, Role, Split, TagScheme, VmConfig,
+    ApicMode, Blob, DecodeCache, DirtyLogging, File, HyperV, Populate, RemoteFlush, Role, Split, TagScheme, VmConfig,
 };
 use abi::resources::Resources;
 use serde_json::Value;
@@ -271,7 +271,7 @@ fn config(kernel_bytes: u64) -> VmConfig {
         name: "guest".to_string(),
         vcpus: 2,
         memory_bytes: 18 << 20,
-        kernel: Blob { offset: 0, bytes: kernel_bytes },
+        kernel: File::Blob(Blob { offset: 0, bytes: kernel_bytes }),
         initrd: None,
         cmdline: "experiments=mixed seconds=1000".to_string(),
         role: Role::Guest,

@@ -70,6 +70,34 @@ fn every_file_of_the_repository_is_good() {
 }
 
 #[test]
+fn boot_modules_have_names_and_exist_on_pcs_only() {
+    let file =
+        |kernel: &str, initrd: &str| format!("[[vm]]\nname = \"a\"\nkernel = \"{kernel}\"\ninitrd = \"{initrd}\"\n");
+    let names = |kernel, initrd| {
+        let vm = parse(&file(kernel, initrd)).expect("is good").vms.remove(0);
+        match (vm.kernel.value, vm.initrd.value) {
+            (Kernel::Module(kernel), Initrd::Module(initrd)) => (kernel, initrd),
+            other => panic!("no modules: {other:?}"),
+        }
+    };
+    let pair = |kernel: &str, initrd: &str| (kernel.to_string(), initrd.to_string());
+    assert_eq!(names("module", "module"), pair("kernel", "initrd"));
+    assert_eq!(names("module:vmlinuz-a", "module:a.img"), pair("vmlinuz-a", "a.img"));
+    for (wrong, shown) in [("module:", ""), ("module:a b", "a b"), ("module:payload", "payload"), ("module:$x", "$x")] {
+        let text = error(&file(wrong, "none"));
+        assert!(text.contains(&format!("x.toml:3: key 'kernel': {shown:?} is not a valid name")), "{text}");
+    }
+
+    let on_arm = |kernel, initrd| {
+        let mut config = parse(&file(kernel, initrd)).expect("is good");
+        let args = RunArgs { arch: Some(Arch::Aarch64), ..RunArgs::default() };
+        config.apply(&args).expect_err("must be refused").to_string()
+    };
+    assert!(on_arm("module", "none").starts_with("x.toml:3: key 'kernel': boot modules exist on x86_64 only"));
+    assert!(on_arm("debian", "module").starts_with("x.toml:4: key 'initrd': boot modules exist on x86_64 only"));
+}
+
+#[test]
 fn unknown_key_is_named_with_the_nearest_known_one() {
     let text = "[host]\npcpus = 2\n\n[[vm]]\nname = \"a\"\n  vcpu = 4\n";
     assert_eq!(

@@ -18,7 +18,7 @@ use abi::control::{
 use abi::counters::{ExitReason, VcpuCounters};
 use abi::exit_code::{CLEAN, qemu_status};
 use abi::layout::{Content, Layout, Place, Row, Whose};
-use abi::payload::{Manifest, Payload, VmConfig};
+use abi::payload::{File, Manifest, Payload, VmConfig};
 use abi::resources::Resources;
 use abi::trace::{Event, Events, RunEnd, What};
 
@@ -374,8 +374,9 @@ impl Host {
             Command::CreateFinish { upload: 77 } => {
                 let upload = self.upload.take().expect("one was begun");
                 let config = &upload.config;
-                assert_eq!(config.kernel.bytes, upload.kernel.len() as u64, "all has come");
-                assert_eq!(config.initrd.map_or(0, |blob| blob.bytes), upload.initrd.len() as u64, "all has come");
+                let bytes = |file: Option<&File>| file.and_then(File::blob).map_or(0, |blob| blob.bytes);
+                assert_eq!(bytes(Some(&config.kernel)), upload.kernel.len() as u64, "all has come");
+                assert_eq!(bytes(config.initrd.as_ref()), upload.initrd.len() as u64, "all has come");
                 match &self.not_created {
                     Some((about, why)) => Ok(Answer::NotCreated { about: *about, why: why.clone() }),
                     None => {

@@ -5,7 +5,7 @@ use std::process::Output;
 
 use abi::control::{Answer, Command, Line, Message, Refusal, StopReason, VmEvent};
 use abi::exit_code::{PANIC, REFUSED, qemu_status};
-use abi::payload::Payload;
+use abi::payload::{File, Payload};
 use serde_json::Value;
 
 use crate::rig::{Host, Rig, SECOND, after, is_alive, wait_for};
@@ -28,8 +28,8 @@ fn command_runs_in_the_guest_and_its_output_and_status_are_ours() {
     let rig = Rig::new();
     let output = run(&rig, &["--exec", "echo 'hi'; exit 3"], |host| {
         let vm = &host.manifest.vms[0];
-        let initrd = vm.initrd.expect("has one");
-        let initrd = Payload::read(&host.payload).expect("is one").blob(&initrd).to_vec();
+        let initrd = vm.initrd.as_ref().and_then(File::blob).expect("has one");
+        let initrd = Payload::read(&host.payload).expect("is one").blob(initrd).to_vec();
         let script = b"#!/bin/sh\necho 'hi'; exit 3\n";
         assert!(initrd.starts_with(b"compressed\x00\x00070701"));
         assert!(initrd.windows(script.len()).any(|part| part == script));
@@ -145,7 +145,7 @@ fn of_two_machines_one_may_fail_and_the_other_is_told_of_all_the_same() {
     rig.write("two.toml", b"[[vm]]\nname = \"left\"\n[[vm]]\nname = \"right\"\n");
     let output = run(&rig, &["two.toml"], |host| {
         let [left, right] = &host.manifest.vms[..] else { panic!("there are two") };
-        assert_eq!((left.kernel, left.initrd), (right.kernel, right.initrd), "equal files are packed once");
+        assert_eq!((&left.kernel, &left.initrd), (&right.kernel, &right.initrd), "equal files are packed once");
         host.up();
         host.event(0, 1, VmEvent::Creating);
         host.event(0, 2, VmEvent::Failed("no memory left".to_string()));
@@ -348,4 +348,35 @@ fn dry_run_prints_the_line_and_starts_nothing() {
         assert!(line.contains(part), "{part:?} is missing in {line}");
     }
     assert!(!rig.path("arguments").exists());
+}
+
+#[test]
+fn payload_for_a_boot_loader_has_the_names_of_modules_and_the_bytes_of_files() {
+    let rig = Rig::new();
+    rig.write(
+        "vms.toml",
+        b"[[vm]]\nname = \"a\"\nkernel = \"module\"\ninitrd = \"module:a.img\"\ncmdline = \"quiet\"\n\
+          [[vm]]\nname = \"b\"\ninitrd = \"module:b.img\"\n[[vm]]\nname = \"c\"\nkernel = \"module:k\"\n",
+    );
+    let written = || rig.dunlin(&["payload", "vms.toml", "-o", "made"]).output().expect("runs");
+    let output = written();
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let bytes = std::fs::read(rig.path("made")).expect("was written");
+    let payload = Payload::read(&bytes).expect("is one");
+    assert!(payload.manifest.exit_when_idle);
+    let module = |name: &str| File::Module(name.to_string());
+    let [a, b, c] = &payload.manifest.vms[..] else { panic!("there are three") };
+    assert_eq!((&a.kernel, &a.initrd, a.cmdline.as_str()), (&module("kernel"), &Some(module("a.img")), "quiet"));
+    assert_eq!(b.kernel.blob().map(|blob| payload.blob(blob)), Some(&crate::rig::kernel()[..]));
+    assert_eq!((&b.initrd, &c.kernel), (&Some(module("b.img")), &module("k")));
+    let initrd = c.initrd.as_ref().and_then(File::blob).map(|blob| payload.blob(blob));
+    assert!(initrd.is_some_and(|bytes| bytes.starts_with(b"compressed")), "ours");
+    assert!(c.cmdline.ends_with("dunlin.agent=ttyS0"), "{}", c.cmdline);
+
+    // What is there stays as it is when the new file cannot be made.
+    rig.write("vms.toml", b"[[vm]]\nname = \"a\"\nkernel = \"nowhere\"\n");
+    assert_eq!(written().status.code(), Some(2));
+    assert_eq!(std::fs::read(rig.path("made")).expect("is there"), bytes);
+    let nowhere = rig.dunlin(&["payload", "vms.toml", "--arch", "x86_64", "-o", "no/folder/made"]).output();
+    assert_ne!(nowhere.expect("runs").status.code(), Some(0));
 }

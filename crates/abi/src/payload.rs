@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 /// First eight bytes of a payload.
 pub const MAGIC: [u8; 8] = *b"DUNLINPL";
 /// Version of the layout and of [`Manifest`]; readers accept only their own.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 /// Blobs start at multiples of this many bytes.
 pub const BLOB_ALIGN: usize = 4096;
 
@@ -47,10 +47,10 @@ pub struct VmConfig {
     /// Guest memory in bytes, a multiple of 2 MiB.
     pub memory_bytes: u64,
     /// Kernel: a bzImage, or an ELF with a PVH note.
-    pub kernel: Blob,
+    pub kernel: File,
     /// Initial RAM disk.
-    pub initrd: Option<Blob>,
-    /// Kernel command line, without a terminating NUL.
+    pub initrd: Option<File>,
+    /// Kernel command line, without a terminating NUL. The arguments of a kernel that is a module follow it.
     pub cmdline: String,
     /// What the VM is to other VMs.
     pub role: Role,
@@ -177,6 +177,26 @@ pub enum ApicMode {
     XApic,
 }
 
+/// A file of a VM.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum File {
+    /// In the payload.
+    Blob(Blob),
+    /// A boot module of its own, with this word as the first of its command line: `module2 /boot/vmlinuz NAME root=..`.
+    Module(String),
+}
+
+impl File {
+    /// The file's place in the payload, if it is there.
+    #[must_use]
+    pub const fn blob(&self) -> Option<&Blob> {
+        match self {
+            Self::Blob(blob) => Some(blob),
+            Self::Module(_) => None,
+        }
+    }
+}
+
 /// A run of bytes in the payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Blob {
@@ -252,7 +272,7 @@ impl<'a> Payload<'a> {
 
         let payload = Self { bytes, manifest };
         for (index, vm) in payload.manifest.vms.iter().enumerate() {
-            for blob in core::iter::once(&vm.kernel).chain(vm.initrd.as_ref()) {
+            for blob in core::iter::once(&vm.kernel).chain(vm.initrd.as_ref()).filter_map(File::blob) {
                 if payload.find(blob).is_none() {
                     return Err(PayloadError::BlobOutside(index));
                 }
@@ -339,9 +359,10 @@ impl Builder {
 fn moved(manifest: &Manifest, by: u64) -> Manifest {
     let mut moved = manifest.clone();
     for vm in &mut moved.vms {
-        vm.kernel.offset += by;
-        if let Some(initrd) = &mut vm.initrd {
-            initrd.offset += by;
+        for file in core::iter::once(&mut vm.kernel).chain(vm.initrd.as_mut()) {
+            if let File::Blob(blob) = file {
+                blob.offset += by;
+            }
         }
     }
     moved

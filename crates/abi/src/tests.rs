@@ -7,7 +7,7 @@ use proptest::prelude::{any, prop, proptest};
 use crate::control::{self, Command, FRAME_LIMIT, FrameError, Line, Message, Receiver, Request};
 use crate::counters::{ExitReason, VcpuCounters};
 use crate::payload::{
-    ApicMode, Blob, Builder, DecodeCache, DirtyLogging, DirtySource, HyperV, Payload, PayloadError, Populate,
+    ApicMode, Blob, Builder, DecodeCache, DirtyLogging, DirtySource, File, HyperV, Payload, PayloadError, Populate,
     RemoteFlush, Role, Split, TagScheme, VmConfig,
 };
 use crate::setting::Setting;
@@ -18,8 +18,8 @@ fn vm(kernel: Blob, initrd: Option<Blob>) -> VmConfig {
         name: "test".to_string(),
         vcpus: 4,
         memory_bytes: 512 << 20,
-        kernel,
-        initrd,
+        kernel: File::Blob(kernel),
+        initrd: initrd.map(File::Blob),
         cmdline: "console=ttyS0".to_string(),
         role: Role::Guest,
         apic: ApicMode::X2Apic,
@@ -46,9 +46,22 @@ fn payload_gives_back_what_was_put_in() {
     let bytes = payload_with(b"kernel", &[7; 5000]);
     let payload = Payload::read(&bytes).expect("reads");
     let vm = &payload.manifest.vms[0];
-    assert_eq!(payload.blob(&vm.kernel), b"kernel");
-    assert_eq!(payload.blob(&vm.initrd.expect("was added")), &[7; 5000]);
-    assert_eq!(vm.kernel.offset % 4096, 0);
+    let [kernel, initrd] = [Some(&vm.kernel), vm.initrd.as_ref()].map(|file| file.and_then(File::blob));
+    assert_eq!(payload.blob(kernel.expect("was added")), b"kernel");
+    assert_eq!(payload.blob(initrd.expect("was added")), &[7; 5000]);
+    assert_eq!(kernel.map(|blob| blob.offset % 4096), Some(0));
+}
+
+#[test]
+fn payload_names_modules_that_are_not_in_it() {
+    let mut builder = Builder::new(true);
+    let initrd = builder.add_blob(b"initrd");
+    let module = File::Module("kernel".to_string());
+    builder.add_vm(VmConfig { kernel: module.clone(), ..vm(initrd, Some(initrd)) });
+    let bytes = builder.finish().expect("encodes");
+    let vm = &Payload::read(&bytes).expect("reads").manifest.vms[0];
+    assert_eq!(vm.kernel, module);
+    assert_eq!(vm.initrd.as_ref().and_then(File::blob).map(|blob| blob.bytes), Some(6));
 }
 
 #[test]

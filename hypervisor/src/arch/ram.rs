@@ -215,6 +215,48 @@ impl Filled {
     }
 }
 
+/// A file that the boot loader has put into RAM, outside of the pool. Dropping it gives its pages to the pool.
+#[derive(Debug)]
+pub(crate) struct LoadedFile {
+    range: HpaRange,
+}
+
+/// The pool has no memory below this, where firmware and the start of other pCPUs have theirs.
+const POOL_START: Hpa = Hpa(1 << 20);
+
+impl LoadedFile {
+    /// The file in this range.
+    ///
+    /// # Safety
+    /// The range is RAM, present in the direct map. No code writes it, and no one else uses the pages above 1 MiB that
+    /// it touches.
+    #[cfg(any(test, target_arch = "x86_64"))]
+    pub(crate) const unsafe fn new(range: HpaRange) -> Self {
+        Self { range }
+    }
+
+    /// Its bytes.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        let start = direct_map(self.range.start).0 as *const u8;
+        // SAFETY: as promised to `new`; the pages are given away when `self` is dropped, and not before.
+        unsafe { core::slice::from_raw_parts(start, native(self.range.bytes())) }
+    }
+}
+
+impl Drop for LoadedFile {
+    fn drop(&mut self) {
+        if self.range.bytes() == 0 {
+            return;
+        }
+        let start = self.range.start.0.max(POOL_START.0) & !(PAGE_BYTES - 1);
+        let Some(end) = self.range.end().0.checked_next_multiple_of(PAGE_BYTES) else { return };
+        if let Some(pages) = end.checked_sub(start).and_then(|bytes| HpaRange::new(Hpa(start), bytes)) {
+            // SAFETY: whole frames of RAM that only this file used.
+            unsafe { donate(pages) };
+        }
+    }
+}
+
 impl Drop for Frames {
     fn drop(&mut self) {
         let mut pool = POOL.lock();

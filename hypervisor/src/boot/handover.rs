@@ -1,11 +1,11 @@
 //! The boot loader's data about the machine, in a form that does not depend on the loader.
 //!
-//! Everything is copied, because the loader's memory may be reused from then on. Only the payload stays in place,
+//! Everything is copied, because the loader's memory may be reused from then on. Only the boot modules stay in place,
 //! outside the pool of free memory.
 
 use core::fmt;
 
-use addr::{Hpa, HpaRange};
+use addr::{Hpa, HpaRange, PAGE_BYTES};
 
 use crate::memory_map::{Full, Kind, MemoryMap};
 
@@ -18,6 +18,8 @@ pub struct Handover {
     pub memory: MemoryMap,
     /// The boot module with the VMs to run.
     pub payload: Option<HpaRange>,
+    /// The other boot modules.
+    others: Others,
     /// Where the ACPI tables begin.
     pub root_table: Option<RootTable>,
     /// Where the loader has set up a screen.
@@ -89,6 +91,20 @@ pub struct Module<'a> {
     pub command_line: &'a str,
 }
 
+impl Module<'_> {
+    fn range(&self) -> Result<HpaRange, Refused> {
+        let bytes = self.end.0.checked_sub(self.start.0).ok_or(Refused::Damaged)?;
+        HpaRange::new(self.start, bytes).ok_or(Refused::Damaged)
+    }
+}
+
+/// The pages that `range` touches, as far as they are below the last page of the address space.
+fn pages(range: &HpaRange) -> HpaRange {
+    let start = range.start.0 & !(PAGE_BYTES - 1);
+    let end = range.end().0.checked_next_multiple_of(PAGE_BYTES).unwrap_or(range.end().0);
+    HpaRange::new(Hpa(start), end - start).unwrap_or(*range)
+}
+
 /// The command line of the module that is the payload begins so.
 const PAYLOAD: &str = "payload";
 
@@ -96,6 +112,45 @@ const PAYLOAD: &str = "payload";
 pub struct CommandLine {
     bytes: [u8; COMMAND_LINE_LIMIT],
     length: usize,
+}
+
+/// Maximum number of modules besides the payload: two for each of several VMs.
+const OTHERS_LIMIT: usize = 16;
+/// Maximum length of their command lines together, in bytes. Linux on x86 takes 2047 for a kernel.
+const OTHERS_TEXT_LIMIT: usize = 8192;
+
+/// The modules besides the payload.
+struct Others {
+    /// Where each is, and the end of its command line in `text`; it begins where that of the module before it ends.
+    modules: [Option<(HpaRange, usize)>; OTHERS_LIMIT],
+    text: [u8; OTHERS_TEXT_LIMIT],
+}
+
+/// There is no room for a module.
+struct NoRoom;
+
+impl Others {
+    const fn new() -> Self {
+        Self { modules: [None; OTHERS_LIMIT], text: [0; OTHERS_TEXT_LIMIT] }
+    }
+
+    fn add(&mut self, range: HpaRange, command_line: &str) -> Result<(), NoRoom> {
+        let start = self.modules.iter().flatten().map(|&(_, end)| end).max().unwrap_or(0);
+        let end = start + command_line.len();
+        let free = self.modules.iter_mut().find(|slot| slot.is_none()).ok_or(NoRoom)?;
+        self.text.get_mut(start..end).ok_or(NoRoom)?.copy_from_slice(command_line.as_bytes());
+        *free = Some((range, end));
+        Ok(())
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (&HpaRange, &str)> {
+        let mut start = 0;
+        self.modules.iter().flatten().map(move |(range, end)| {
+            let line = str::from_utf8(&self.text[start..*end]).unwrap_or_default();
+            start = *end;
+            (range, line)
+        })
+    }
 }
 
 /// Why the loader's data is rejected.
@@ -113,8 +168,12 @@ pub enum Refused {
     TooManyRanges,
     /// Several modules could be the payload.
     SeveralPayloads,
-    /// The payload overlaps the image.
-    PayloadOverImage(HpaRange),
+    /// A module overlaps the image.
+    ModuleOverImage(HpaRange),
+    /// A module has a page of another one.
+    ModuleOverModule(HpaRange),
+    /// There are too many modules, or their command lines are too long.
+    TooManyModules,
 }
 
 impl fmt::Display for Refused {
@@ -130,9 +189,17 @@ impl fmt::Display for Refused {
             Self::SeveralPayloads => {
                 f.write_str("several boot modules, but not exactly one is called payload: write `module2 FILE payload`")
             }
-            Self::PayloadOverImage(range) => {
+            Self::ModuleOverImage(range) => {
                 write!(f, "the boot module at {} overlaps the hypervisor's image", range.start)
             }
+            Self::ModuleOverModule(range) => {
+                write!(f, "the boot module at {} shares a page with another one", range.start)
+            }
+            Self::TooManyModules => write!(
+                f,
+                "too many boot modules: there is room for a payload, {OTHERS_LIMIT} other modules, and command lines \
+                 of {OTHERS_TEXT_LIMIT} bytes"
+            ),
         }
     }
 }
@@ -149,17 +216,19 @@ impl Handover {
         Self {
             memory: MemoryMap::new(),
             payload: None,
+            others: Others::new(),
             root_table: None,
             framebuffer: None,
             command_line: CommandLine { bytes: [0; COMMAND_LINE_LIMIT], length: 0 },
         }
     }
 
-    /// Chooses the payload among these modules, for an image at `image`: the module of that name, or the only one.
+    /// Takes the loader's modules, for an image at `image`. The payload is the module of that name, or the only one.
     ///
     /// # Errors
-    /// There are several candidates, or the module ends before it begins, or it overlaps the image.
-    pub fn set_payload<'a>(
+    /// There are several candidates for the payload, or too many modules, or a module ends before it begins, or it
+    /// overlaps the image or another module.
+    pub fn set_modules<'a>(
         &mut self,
         modules: impl Iterator<Item = Module<'a>> + Clone,
         image: &HpaRange,
@@ -172,16 +241,34 @@ impl Handover {
             _ => None,
         }
         .ok_or(Refused::SeveralPayloads)?;
+        let payload = module.range()?;
+        if payload.overlaps(image) {
+            return Err(Refused::ModuleOverImage(payload));
+        }
+        self.payload = Some(payload);
         for (_, other) in modules.enumerate().filter(|(other, _)| *other != at) {
-            log::warn!("the boot module '{}' is not used", other.command_line);
+            let range = other.range()?;
+            if range.overlaps(image) {
+                return Err(Refused::ModuleOverImage(range));
+            }
+            // Modules begin at page boundaries, as our multiboot2 header demands. Pages with two owners could not be
+            // given back.
+            if self.modules().any(|module| pages(module).overlaps(&pages(&range))) {
+                return Err(Refused::ModuleOverModule(range));
+            }
+            self.others.add(range, other.command_line).map_err(|NoRoom| Refused::TooManyModules)?;
         }
-        let bytes = module.end.0.checked_sub(module.start.0).ok_or(Refused::Damaged)?;
-        let range = HpaRange::new(module.start, bytes).ok_or(Refused::Damaged)?;
-        if range.start < image.end() && image.start < range.end() {
-            return Err(Refused::PayloadOverImage(range));
-        }
-        self.payload = Some(range);
         Ok(())
+    }
+
+    /// Where all modules are, the payload first.
+    pub fn modules(&self) -> impl Iterator<Item = &HpaRange> {
+        self.payload.iter().chain(self.others().map(|(range, _)| range))
+    }
+
+    /// The modules besides the payload, with their command lines.
+    pub fn others(&self) -> impl Iterator<Item = (&HpaRange, &str)> {
+        self.others.iter()
     }
 
     /// Copies the memory map: start and bytes of each range, and its E820 type.
@@ -236,7 +323,7 @@ mod tests {
         let module =
             |&(start, end, command_line)| Module { start: Hpa(start * MIB), end: Hpa(end * MIB), command_line };
         let mut handover = Handover::new();
-        handover.set_payload(modules.iter().map(module), &range(2, 5))?;
+        handover.set_modules(modules.iter().map(module), &range(2, 5))?;
         Ok(handover.payload)
     }
 
@@ -262,10 +349,53 @@ mod tests {
             [(0, 2, false), (1, 3, true), (3, 4, true), (4, 9, true), (1, 9, true), (5, 6, false)]
         {
             let expected =
-                if is_over { Err(Refused::PayloadOverImage(range(start, end))) } else { Ok(Some(range(start, end))) };
+                if is_over { Err(Refused::ModuleOverImage(range(start, end))) } else { Ok(Some(range(start, end))) };
             assert_eq!(chosen(&[(start, end, "")]), expected);
         }
         assert_eq!(chosen(&[(9, 8, "")]), Err(Refused::Damaged));
+    }
+
+    /// The handover's other modules among these modules: their MiB from and to, and their command lines.
+    fn others(modules: &[(u64, u64, &str)]) -> Result<Vec<(u64, u64, String)>, Refused> {
+        let module =
+            |&(start, end, command_line)| Module { start: Hpa(start * MIB), end: Hpa(end * MIB), command_line };
+        let mut handover = Handover::new();
+        handover.set_modules(modules.iter().map(module), &range(2, 5))?;
+        assert_eq!(handover.modules().count(), modules.len());
+        let shown = |(range, line): (&HpaRange, &str)| (range.start.0 / MIB, range.end().0 / MIB, line.to_string());
+        Ok(handover.others().map(shown).collect())
+    }
+
+    #[test]
+    fn other_modules_are_kept_with_their_command_lines() {
+        let found = others(&[(20, 30, "kernel root=/dev/sda1"), (16, 18, PAYLOAD), (30, 31, ""), (40, 41, "initrd")]);
+        let expected = [(20, 30, "kernel root=/dev/sda1"), (30, 31, ""), (40, 41, "initrd")];
+        assert_eq!(found, Ok(expected.map(|(start, end, line)| (start, end, line.to_string())).to_vec()));
+    }
+
+    #[test]
+    fn other_modules_over_the_image_or_another_module_or_without_room_are_refused() {
+        let with = |others: &[(u64, u64, &'static str)]| self::others(&[&[(16, 18, PAYLOAD)], others].concat());
+        assert_eq!(with(&[(4, 6, "kernel")]), Err(Refused::ModuleOverImage(range(4, 6))));
+        assert_eq!(with(&[(17, 20, "kernel")]), Err(Refused::ModuleOverModule(range(17, 20))));
+        assert_eq!(with(&[(20, 22, "kernel"), (21, 30, "initrd")]), Err(Refused::ModuleOverModule(range(21, 30))));
+        assert_eq!(with(&[(20, 19, "kernel")]), Err(Refused::Damaged));
+        let many: Vec<_> = (0..super::OTHERS_LIMIT as u64 + 1).map(|at| (20 + at, 21 + at, "x")).collect();
+        assert_eq!(with(&many[1..]).map(|others| others.len()), Ok(super::OTHERS_LIMIT));
+        assert_eq!(with(&many), Err(Refused::TooManyModules));
+        let long: &'static str = "x".repeat(super::OTHERS_TEXT_LIMIT).leak();
+        assert_eq!(with(&[(20, 21, long)]).map(|others| others[0].2.len()), Ok(long.len()));
+        assert_eq!(with(&[(20, 21, long), (21, 22, "x")]), Err(Refused::TooManyModules));
+    }
+
+    #[test]
+    fn modules_that_share_a_page_are_refused() {
+        let module = |start, end, command_line| Module { start: Hpa(start), end: Hpa(end), command_line };
+        let mut handover = Handover::new();
+        let modules = [module(0x10_0000, 0x10_0010, PAYLOAD), module(0x10_0010, 0x10_0020, "kernel")];
+        let refused = HpaRange::new(Hpa(0x10_0010), 16).expect("a range");
+        let result = handover.set_modules(modules.into_iter(), &range(2, 5));
+        assert_eq!(result, Err(Refused::ModuleOverModule(refused)));
     }
 
     #[test]

@@ -85,15 +85,15 @@ pub(crate) fn init(vms: &[VmConfig], exit_when_idle: bool, slow_log: bool) {
     });
 }
 
-/// Creates and starts a VM of the payload. If that fails, it reports why; other VMs still start.
-pub(crate) fn create_from_payload(spec: Spec<'_>) {
+/// Creates and starts `vm` of the payload from its `spec`. If that fails, it reports why; other VMs still start.
+pub(crate) fn create_from_payload(vm: &VmConfig, spec: Result<Spec<'_>, NotCreated>) {
     let number = table::new_number();
     tell(number, VmEvent::Creating);
-    match create_at_once(number, spec) {
+    match spec.and_then(|spec| create_at_once(number, spec)) {
         Ok(()) => tell(number, VmEvent::Started),
         Err(NotCreated { why, .. }) => {
-            error!("{}: {why}", spec.config.name);
-            table().add_failed(number, spec.config.clone());
+            error!("{}: {why}", vm.name);
+            table().add_failed(number, vm.clone());
             if let Some(control) = &mut *CONTROL.lock() {
                 control.consoles.ended(number);
             }

@@ -6,7 +6,7 @@
 use alloc::string::String;
 
 use abi::control::{Answer, Part, Refusal, VmEvent, WHY_LIMIT};
-use abi::payload::VmConfig;
+use abi::payload::{File, VmConfig};
 use addr::PAGE_BYTES;
 use log::{info, warn};
 
@@ -42,6 +42,11 @@ impl Upload {
     }
 }
 
+/// Length of a file that the tool sends. Boot modules are for VMs of the boot payload only.
+fn sent_bytes(file: &File) -> Result<u64, Refusal> {
+    file.blob().map(|blob| blob.bytes).ok_or(Refusal::Invalid)
+}
+
 impl Control {
     /// Begins to create a VM. Its number serves to name the upload, too.
     pub(super) fn begin_upload(&mut self, sender: Peer, config: VmConfig) -> Result<Answer, Refusal> {
@@ -58,8 +63,8 @@ impl Control {
             let run = Frames::allocate(bytes, PAGE_BYTES).map_err(|_| Refusal::OutOfMemory)?;
             Ok(Filled::new(run))
         };
-        let kernel = room(config.kernel.bytes)?;
-        let initrd = config.initrd.as_ref().map(|initrd| room(initrd.bytes)).transpose()?;
+        let kernel = room(sent_bytes(&config.kernel)?)?;
+        let initrd = config.initrd.as_ref().map(|initrd| room(sent_bytes(initrd)?)).transpose()?;
         let number = table::new_number();
         self.upload = Some(Upload { number, sender, config, kernel, initrd, heard_at: Machine::now(), making: None });
         Ok(Answer::Upload(number))
@@ -76,8 +81,8 @@ impl Control {
         let upload = self.upload_of(number)?;
         upload.heard_at = Machine::now();
         let (file, whole) = match (part, &mut upload.initrd, &upload.config.initrd) {
-            (Part::Kernel, ..) => (&mut upload.kernel, upload.config.kernel.bytes),
-            (Part::Initrd, Some(file), Some(blob)) => (file, blob.bytes),
+            (Part::Kernel, ..) => (&mut upload.kernel, sent_bytes(&upload.config.kernel)?),
+            (Part::Initrd, Some(file), Some(initrd)) => (file, sent_bytes(initrd)?),
             (Part::Initrd, ..) => return Err(Refusal::NoSuchUpload),
         };
         let follows = offset == file.bytes().len() as u64 && bytes.len() as u64 <= whole - offset;
@@ -87,12 +92,12 @@ impl Control {
     /// All files have arrived: starts the creation of the VM. The answer to `asker` follows at its end.
     pub(super) fn finish_upload(&mut self, number: u32, asker: Asker) -> Result<(), Refusal> {
         let upload = self.upload_of(number)?;
-        let is_whole = |file: &Filled, bytes: u64| file.bytes().len() as u64 == bytes;
+        let is_whole = |file: &Filled, wanted: &File| sent_bytes(wanted) == Ok(file.bytes().len() as u64);
         let initrd_is_whole = match (&upload.initrd, &upload.config.initrd) {
-            (Some(file), Some(blob)) => is_whole(file, blob.bytes),
+            (Some(file), Some(wanted)) => is_whole(file, wanted),
             _ => true,
         };
-        if !is_whole(&upload.kernel, upload.config.kernel.bytes) || !initrd_is_whole {
+        if !is_whole(&upload.kernel, &upload.config.kernel) || !initrd_is_whole {
             return Err(Refusal::NoSuchUpload);
         }
         match Creation::begin(number, upload.config.clone()) {

@@ -8,7 +8,7 @@ use std::vec;
 use std::vec::Vec;
 
 use abi::control::{Answer, Command, Message, Part, Receiver, Refusal, Request, VmEvent, encode};
-use abi::payload::{Blob, DirtyLogging, DirtySource, Split, VmConfig};
+use abi::payload::{Blob, DirtyLogging, DirtySource, File, Split, VmConfig};
 use addr::PAGE_BYTES;
 
 use super::{Scenario, config, explore, prepare};
@@ -108,7 +108,7 @@ pub(super) const KERNEL_BYTES: usize = 64;
 
 /// A VM that the tool creates.
 pub(super) fn sent(name: &str) -> VmConfig {
-    VmConfig { kernel: Blob { offset: 0, bytes: KERNEL_BYTES as u64 }, ..config(name, 2) }
+    VmConfig { kernel: File::Blob(Blob { offset: 0, bytes: KERNEL_BYTES as u64 }), ..config(name, 2) }
 }
 
 /// A VM that was created, and did not start yet.
@@ -137,6 +137,9 @@ pub(super) const COMMANDED: Scenario = Scenario {
         prepare(core::slice::from_ref(&config));
         simulation.load("commanded", busy());
         let mut tool = Tool::connect(simulation);
+        // A running host has no boot modules.
+        let named = VmConfig { kernel: File::Module(String::from("kernel")), ..config.clone() };
+        assert_eq!(tool.ask(Command::CreateBegin { config: named }), Err(Refusal::Invalid));
         for _ in 0..2 {
             let vm = tool.create(&config);
             let left = weak(vm);

@@ -22,7 +22,7 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::vec::Vec;
 
 use abi::payload::{
-    ApicMode, Blob, DecodeCache, DirtyLogging, HyperV, Populate, RemoteFlush, Role, Split, TagScheme, VmConfig,
+    ApicMode, Blob, DecodeCache, DirtyLogging, File, HyperV, Populate, RemoteFlush, Role, Split, TagScheme, VmConfig,
 };
 use interleave::Schedules;
 
@@ -121,7 +121,7 @@ pub(crate) fn config(name: &str, vcpus: usize) -> VmConfig {
         name: String::from(name),
         vcpus: u32::try_from(vcpus).expect("few"),
         memory_bytes: 2 << 20,
-        kernel: Blob { offset: 0, bytes: 0 },
+        kernel: File::Blob(Blob { offset: 0, bytes: 0 }),
         initrd: None,
         cmdline: String::new(),
         role: Role::Guest,

@@ -1,7 +1,7 @@
 //! The specification of a VM: its description and the contents of its files, from any source.
 
 use abi::control::About;
-use abi::payload::{MAX_VCPUS, Payload, Populate, Role, VmConfig};
+use abi::payload::{MAX_VCPUS, Populate, Role, VmConfig};
 use addr::PageSize;
 use alloc::format;
 
@@ -18,13 +18,7 @@ pub(crate) struct Spec<'a> {
     pub(crate) initrd: Option<&'a [u8]>,
 }
 
-impl<'a> Spec<'a> {
-    /// A VM of the boot payload.
-    pub(crate) fn of_payload(config: &'a VmConfig, payload: &Payload<'a>) -> Self {
-        let initrd = config.initrd.as_ref().map(|initrd| payload.blob(initrd));
-        Self { config, kernel: payload.blob(&config.kernel), initrd }
-    }
-
+impl Spec<'_> {
     /// Checks that the numbers of the description are possible. The tool checks them too, but a description may come
     /// from elsewhere.
     ///

@@ -380,6 +380,21 @@ fn fill_pool() {
     });
 }
 
+/// A file with these bytes as a boot loader leaves it, in pages that nothing else uses.
+pub(crate) fn loaded_file(bytes: &[u8]) -> ram::LoadedFile {
+    let layout = core::alloc::Layout::from_size_align(bytes.len().max(1).next_multiple_of(PAGE), PAGE);
+    // SAFETY: the layout is not empty.
+    let start = unsafe { std::alloc::alloc_zeroed(layout.expect("small")) };
+    assert!(!start.is_null(), "the test's process gets no memory");
+    // SAFETY: the pages are as long as `bytes`, and new.
+    unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), start, bytes.len()) };
+    let range = HpaRange::new(Hpa(start as u64), bytes.len() as u64).expect("it lies in the address space");
+    // SAFETY: they were just taken, for good, and the direct map is the identity.
+    unsafe { ram::LoadedFile::new(range) }
+}
+
+const PAGE: usize = 4096;
+
 /// The hypervisor's address of host memory: the same.
 pub(super) const fn direct_map(hpa: Hpa) -> Hva {
     Hva(hpa.0)

@@ -360,7 +360,8 @@ extern "C" fn on_guarded_stack(stack: u64) -> ! {
         machine.conduit.name(),
     );
 
-    crate::start(&boot)
+    // A loader for AArch64 passes one file, the payload.
+    crate::start(&boot, core::iter::empty().collect())
 }
 
 /// Content of the device tree.

@@ -29,10 +29,12 @@ use super::{
     wall_clock,
 };
 use crate::arch::control_port;
+use crate::arch::ram::LoadedFile;
 use crate::arch::x86_64::backend::{Backend as _, Chosen};
 use crate::boot::Boot;
 use crate::boot::console::{Place, Uart};
 use crate::boot::handover::Handover;
+use crate::boot::modules::Modules;
 use crate::boot::spcr::Spcr;
 use crate::cpu::{self, CpuId};
 use crate::log as uart_log;
@@ -266,7 +268,7 @@ extern "sysv64" fn boot_main(magic: u32, information: u32) -> ! {
         log::warn!("{loss}");
     }
     // SAFETY: once, on the boot page tables; the loader's memory map is the only source.
-    if let Err(why) = unsafe { paging::init(&handover.memory, handover.payload) } {
+    if let Err(why) = unsafe { paging::init(&handover.memory, handover.modules()) } {
         refuse(handover, why);
     }
     let top = paging::map_stack(STACK_BYTES);
@@ -332,7 +334,7 @@ extern "sysv64" fn on_guarded_stack(stack: u64) -> ! {
     if boot.option("selftest") == Some("svm-locked") {
         Chosen::plant_lock();
     }
-    smp::start_others(handover.memory.start_page(handover.payload));
+    smp::start_others(handover.memory.start_page(handover.modules()));
     log::info!(
         "{} pCPUs, {} MiB free, TSC {} kHz, {}, timer {}",
         cpu::count(),
@@ -342,7 +344,7 @@ extern "sysv64" fn on_guarded_stack(stack: u64) -> ! {
         apic::timer_name(),
     );
 
-    crate::start(&boot)
+    crate::start(&boot, modules(handover))
 }
 
 /// The UART that the firmware reports as its console, if its data is plausible.
@@ -379,4 +381,18 @@ fn payload(handover: &Handover) -> Option<&'static [u8]> {
     let start = direct_map(range.start).0 as *const u8;
     // SAFETY: RAM in the direct map that was kept out of the pool, so no code ever writes it.
     Some(unsafe { core::slice::from_raw_parts(start, usize::try_from(range.bytes()).ok()?) })
+}
+
+/// The boot modules besides the payload, as far as they are in RAM. Call it once.
+fn modules(handover: &'static Handover) -> Modules {
+    let loaded = |(range, command_line): (&HpaRange, &'static str)| {
+        if !handover.memory.is_ram(range) {
+            log::warn!("the boot module '{command_line}' at {} is not in RAM, ignored", range.start);
+            return None;
+        }
+        // SAFETY: RAM in the direct map that was kept out of the pool. `handover` has checked that no other module and
+        // no part of the image has one of its pages; the pages below 1 MiB are nobody's.
+        Some((command_line, unsafe { LoadedFile::new(*range) }))
+    };
+    handover.others().filter_map(loaded).collect()
 }

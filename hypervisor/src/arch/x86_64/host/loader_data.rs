@@ -87,7 +87,7 @@ fn by_pvh(info: &StartInfo, handover: &mut Handover) -> Result<(), Refused> {
     if info.module_count != 0 {
         let module: PvhModule = peek(info.modules)?;
         let (start, end) = (Hpa(module.start), Hpa(module.start.checked_add(module.bytes).ok_or(Refused::Damaged)?));
-        handover.set_payload([Module { start, end, command_line: "" }].into_iter(), &paging::image())?;
+        handover.set_modules([Module { start, end, command_line: "" }].into_iter(), &paging::image())?;
     }
     handover.root_table = (info.rsdp != 0).then_some(RootTable::Rsdp(Hpa(info.rsdp)));
     Ok(())
@@ -119,7 +119,7 @@ fn by_multiboot2(info: &BootInformation<'_>, handover: &mut Handover) -> Result<
         end: Hpa(module.end_address().into()),
         command_line: module.cmdline().unwrap_or_default(),
     });
-    handover.set_payload(modules, &paging::image())?;
+    handover.set_modules(modules, &paging::image())?;
     // The tags hold a copy of ACPI's root pointer. Without an XSDT it is read as one of ACPI 1.0, whatever its
     // revision.
     let new = info.rsdp_v2_tag().filter(|tag| tag.checksum_is_valid()).map(|tag| (tag.revision(), tag.xsdt_address()));

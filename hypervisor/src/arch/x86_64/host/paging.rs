@@ -60,17 +60,17 @@ static CHANGES: Mutex<()> = Mutex::new(());
 ///
 /// # Safety
 /// Runs once, on the boot page tables, which map the first 4 GiB at their physical addresses. `memory` is true about
-/// RAM, and nothing uses RAM above 1 MiB except the image and `payload`.
+/// RAM, and nothing uses RAM above 1 MiB except the image and `modules`.
 ///
 /// # Errors
 /// Too little memory. Then nothing has changed.
-pub(super) unsafe fn init(memory: &MemoryMap, payload: Option<HpaRange>) -> Result<(), NoMemory> {
+pub(super) unsafe fn init<'a>(memory: &MemoryMap, modules: impl Iterator<Item = &'a HpaRange>) -> Result<(), NoMemory> {
     let image = image();
     // Below 1 MiB are the loader's data and the start-up code of the other pCPUs.
     let low = HpaRange::new(Hpa(0), 1 << 20);
     let mut free = memory.ram();
-    for taken in low.iter().chain([&image]).chain(&payload) {
-        free.remove(taken);
+    for taken in low.into_iter().chain([image]).chain(modules.copied()) {
+        free.remove(&taken);
     }
     // Tables are taken from the top of the largest part that the boot page tables reach.
     let bytes: u64 = free.iter().map(HpaRange::bytes).sum();
