@@ -203,6 +203,7 @@ fn check_on_x86(vm: &VmConfig, path: &Path, kernel: &[u8], initrd: Option<&[u8]>
         vcpus: vm.vcpus.value,
         role: vm.role.value,
         apic: vm.apic.value,
+        machine: None,
     };
     x86_boot::check(&boot).map(|_| ()).map_err(|error| blame(vm, path, error))
 }

@@ -18,7 +18,7 @@ use addr::{Gpa, GpaRange};
 
 use crate::bytes::{array_at, put, u16_at, u32_at, u64_at};
 use crate::layout::{
-    BOOT_INFORMATION, BOOT_INFORMATION_32, BOOT_PAGE_TABLES, CMDLINE, CMDLINE_BYTES, HIGH_RAM, HOLE, RSDP, memory_map,
+    BOOT_GDT, BOOT_INFORMATION, BOOT_PAGE_TABLES, CMDLINE, CMDLINE_BYTES, HIGH_RAM, HOLE, MAP_LIMIT, MapEntry,
 };
 use crate::{Boot, Error, GuestMemory, Mode, OutsideMemory, descriptors};
 
@@ -37,6 +37,8 @@ mod header {
     pub(super) const RAMDISK_SIZE: usize = 0x21c;
     pub(super) const CMD_LINE_PTR: usize = 0x228;
     pub(super) const INITRD_ADDR_MAX: usize = 0x22c;
+    pub(super) const KERNEL_ALIGNMENT: usize = 0x230;
+    pub(super) const RELOCATABLE_KERNEL: usize = 0x234;
     pub(super) const XLOADFLAGS: usize = 0x236;
     pub(super) const CMDLINE_SIZE: usize = 0x238;
     pub(super) const PREF_ADDRESS: usize = 0x258;
@@ -81,6 +83,8 @@ pub(crate) struct Image<'a> {
     payload: usize,
     /// Load address, and the bytes that the kernel needs from there on.
     range: GpaRange,
+    /// The kernel runs at any multiple of this above its preferred address.
+    alignment: Option<u64>,
     width: Width,
     cmdline_size: u32,
     initrd_addr_max: u32,
@@ -149,10 +153,14 @@ impl<'a> Image<'a> {
             .filter(|range| HIGH_RAM <= range.start && range.end() <= HOLE)
             .ok_or(Error::LoadAddress { start, bytes })?;
 
+        let alignment = u64::from(u32_at(file, header::KERNEL_ALIGNMENT).ok_or(too_short)?);
+        let is_relocatable = byte(header::RELOCATABLE_KERNEL)? != 0 && alignment.is_power_of_two();
+
         Ok(Self {
             file,
             payload,
             range,
+            alignment: is_relocatable.then_some(alignment),
             width,
             cmdline_size: u32_at(file, header::CMDLINE_SIZE).ok_or(too_short)?,
             initrd_addr_max: u32_at(file, header::INITRD_ADDR_MAX).ok_or(too_short)?,
@@ -172,6 +180,19 @@ impl<'a> Image<'a> {
         self.range
     }
 
+    /// Moves the kernel to its lowest possible address within `ram`. Returns whether there is one.
+    pub(crate) fn place(&mut self, ram: impl Iterator<Item = GpaRange>) -> bool {
+        let (preferred, bytes) = (self.range.start.0, self.range.bytes());
+        let lowest = |ram: GpaRange| {
+            let start = ram.start.0.max(preferred).checked_next_multiple_of(self.alignment.unwrap_or(1))?;
+            let range = GpaRange::new(Gpa(start), bytes).filter(|range| range.end() <= ram.end())?;
+            (self.alignment.is_some() || start == preferred).then_some(range)
+        };
+        let found = ram.filter_map(lowest).min_by_key(|range| range.start);
+        self.range = found.unwrap_or(self.range);
+        found.is_some()
+    }
+
     pub(crate) fn cmdline_limit(&self) -> usize {
         usize::try_from(self.cmdline_size).unwrap_or(usize::MAX).min(CMDLINE_BYTES - 1)
     }
@@ -180,12 +201,13 @@ impl<'a> Image<'a> {
         u64::from(self.initrd_addr_max) + 1
     }
 
-    pub(crate) fn entry(&self) -> Mode {
+    pub(crate) fn entry(&self, boot: &Boot<'_>) -> Mode {
         let at = self.range.start.0 + self.width.entry();
-        let gdt = descriptors::GDTR;
+        let gdt = descriptors::gdtr(boot.place(BOOT_GDT));
+        let information = boot.place(BOOT_INFORMATION);
         match self.width {
-            Width::Bits64 => Mode::Long64 { rip: Gpa(at), rsi: BOOT_INFORMATION, cr3: BOOT_PAGE_TABLES, gdt },
-            Width::Bits32 => Mode::Protected32 { eip: low(at), ebx: 0, esi: BOOT_INFORMATION_32, gdt },
+            Width::Bits64 => Mode::Long64 { rip: Gpa(at), rsi: information, cr3: boot.place(BOOT_PAGE_TABLES), gdt },
+            Width::Bits32 => Mode::Protected32 { eip: low(at), ebx: 0, esi: low(information.0), gdt },
         }
     }
 
@@ -208,28 +230,29 @@ impl<'a> Image<'a> {
         put(&mut page, header.start, &self.file[header.clone()]);
 
         page[header::TYPE_OF_LOADER] = LOADER_UNKNOWN;
-        put(&mut page, header::CMD_LINE_PTR, &low(CMDLINE.0).to_le_bytes());
+        put(&mut page, header::CMD_LINE_PTR, &low(boot.place(CMDLINE).0).to_le_bytes());
         if let Some(initrd) = initrd {
             put(&mut page, header::RAMDISK_IMAGE, &low(initrd.start.0).to_le_bytes());
             put(&mut page, header::RAMDISK_SIZE, &low(initrd.bytes()).to_le_bytes());
         }
 
-        put(&mut page, zero_page::ACPI_RSDP_ADDR, &RSDP.0.to_le_bytes());
+        put(&mut page, zero_page::ACPI_RSDP_ADDR, &boot.rsdp().0.to_le_bytes());
         let mut entries = 0;
-        for entry in memory_map(boot.memory_bytes, boot.synic_ram()) {
+        for entry in boot.memory_map().take(MAP_LIMIT) {
+            let MapEntry { range, kind } = entry;
             let at = zero_page::E820_TABLE + usize::from(entries) * zero_page::E820_ENTRY_BYTES;
-            put(&mut page, at, &entry.range.start.0.to_le_bytes());
-            put(&mut page, at + 8, &entry.range.bytes().to_le_bytes());
-            put(&mut page, at + 16, &(entry.kind as u32).to_le_bytes());
+            put(&mut page, at, &range.start.0.to_le_bytes());
+            put(&mut page, at + 8, &range.bytes().to_le_bytes());
+            put(&mut page, at + 16, &(kind as u32).to_le_bytes());
             entries += 1;
         }
         page[zero_page::E820_ENTRIES] = entries;
 
-        memory.write(BOOT_INFORMATION, &page)
+        memory.write(boot.place(BOOT_INFORMATION), &page)
     }
 }
 
-/// An address or length below the hole, as a 32-bit field.
+/// An address or length below 4 GiB, as a 32-bit field.
 fn low(value: u64) -> u32 {
-    u32::try_from(value).expect("boot information, command line, kernel and initrd lie below the hole at 3 GiB")
+    u32::try_from(value).expect("boot information, command line, kernel and initrd lie below 4 GiB")
 }

@@ -3,7 +3,8 @@
 //! Selectors 0x10 (code), 0x18 (data) and 0x20 (TSS, two slots) are the same in both modes, as in the Linux x86 boot
 //! protocol; only the width of the code segment differs.
 
-use crate::layout::BOOT_GDT;
+use addr::Gpa;
+
 use crate::{DescriptorTable, GuestMemory, OutsideMemory};
 
 /// Descriptor of a code segment over all addresses, as in `entry::long64`.
@@ -15,13 +16,15 @@ const DATA: u64 = 0x00cf_9300_0000_ffff;
 /// The upper half, with bits 63:32 of the base, is in the next slot, and zero.
 const TSS: u64 = 0x0000_8b00_0000_0067;
 
-/// GDTR for the table that [`write`] writes.
-pub(crate) const GDTR: DescriptorTable = DescriptorTable { base: BOOT_GDT, limit: 8 * 6 - 1 };
+/// GDTR for the table that [`write`] writes to this address.
+pub(crate) const fn gdtr(base: Gpa) -> DescriptorTable {
+    DescriptorTable { base, limit: 8 * 6 - 1 }
+}
 
-pub(crate) fn write(code: u64, memory: &mut impl GuestMemory) -> Result<(), OutsideMemory> {
+pub(crate) fn write(base: Gpa, code: u64, memory: &mut impl GuestMemory) -> Result<(), OutsideMemory> {
     let mut table = [0; 8 * 6];
     for (to, descriptor) in table.chunks_exact_mut(8).zip([0, 0, code, DATA, TSS, 0]) {
         to.copy_from_slice(&descriptor.to_le_bytes());
     }
-    memory.write(BOOT_GDT, &table)
+    memory.write(base, &table)
 }

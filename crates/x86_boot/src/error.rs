@@ -57,6 +57,15 @@ pub enum Error {
         /// Bytes from there on.
         bytes: u64,
     },
+    /// An ELF, which runs at one address only. The machine that the hypervisor runs on may have no RAM there.
+    NotRelocatable,
+    /// That machine has no RAM for the kernel, in one piece.
+    NoRoom {
+        /// Bytes that the kernel needs.
+        needs: u64,
+        /// Bytes of the largest piece.
+        has: u64,
+    },
     /// The guest has too little memory for this kernel.
     MemoryTooSmall {
         /// Bytes that the kernel needs.
@@ -156,6 +165,17 @@ impl fmt::Display for Error {
                 f,
                 "this kernel needs at least {} MiB of guest memory, the guest has {}",
                 needs.div_ceil(1 << 20),
+                Size(has)
+            ),
+            Self::NotRelocatable => write!(
+                f,
+                "the kernel is an ELF with a fixed address; a VM that owns the machine's devices boots a bzImage"
+            ),
+            Self::NoRoom { needs, has } => write!(
+                f,
+                "the kernel needs {} of memory in one piece, at its own address or above and below 4 GiB; \
+                 the largest piece has {}",
+                Size(needs),
                 Size(has)
             ),
             Self::InitrdTooLarge { bytes, room } => write!(

@@ -28,7 +28,8 @@ use addr::{Gpa, GpaRange, PAGE_BYTES};
 
 use crate::checked_range;
 
-/// Boot GDT (see [`crate::long64`] and [`crate::protected32`]).
+/// Boot GDT (see [`crate::long64`] and [`crate::protected32`]). On [another machine](crate::OwnMachine) this and the
+/// three places after it are offsets in its boot area.
 pub const BOOT_GDT: Gpa = Gpa(0x1000);
 /// Root of the boot page tables; five more tables follow it.
 pub const BOOT_PAGE_TABLES: Gpa = Gpa(0x2000);
@@ -42,6 +43,8 @@ const _: () = assert!(BOOT_INFORMATION_32 as u64 == BOOT_INFORMATION.0);
 pub const CMDLINE: Gpa = Gpa(0x1_0000);
 /// Maximum length of the command line, with its NUL.
 pub const CMDLINE_BYTES: usize = 0x1_0000;
+/// Length of the boot area: from address 0 to the end of the command line.
+pub const BOOT_AREA_BYTES: u64 = CMDLINE.0 + CMDLINE_BYTES as u64;
 /// End of the RAM below 640 KiB in the memory map: PCs have the extended BIOS data area above it.
 pub const LOW_RAM_END: Gpa = Gpa(0x9_fc00);
 /// ACPI root pointer; the other tables follow.
@@ -117,6 +120,9 @@ pub fn synic_ram(memory_bytes: u64, vcpus: u32, role: Role) -> Option<GpaRange> 
     }
 }
 
+/// Maximum number of entries of the kernel's memory map (Linux `struct boot_params`).
+pub const MAP_LIMIT: usize = 128;
+
 /// One entry of the kernel's memory map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MapEntry {
@@ -134,6 +140,10 @@ pub enum MapKind {
     Ram = 1,
     /// Must not be used.
     Reserved = 2,
+    /// RAM with ACPI tables.
+    AcpiTables = 3,
+    /// RAM that firmware keeps for ACPI.
+    AcpiNvs = 4,
 }
 
 /// The memory map of a guest with `memory_bytes` of RAM, in ascending order. `kept` is [`synic_ram`].

@@ -42,6 +42,7 @@
 //!     vcpus: 4,
 //!     role: abi::payload::Role::Guest,
 //!     apic: abi::payload::ApicMode::X2Apic,
+//!     machine: None,
 //! };
 //! assert!(matches!(x86_boot::load(&boot, &mut ram), Err(Error::NotAKernel { .. })));
 //! ```
@@ -70,6 +71,7 @@ use addr::{Gpa, GpaRange};
 
 pub use entry::{DescriptorTable, KernelEntry, Mode, long64, protected32};
 pub use error::{Error, OutsideMemory};
+use layout::MapEntry;
 use placement::Placement;
 
 /// Maximum number of vCPUs of a guest with [`ApicMode::XApic`]: its APIC ids have 8 bits, and 255 means all.
@@ -101,11 +103,39 @@ pub struct Boot<'a> {
     pub role: Role,
     /// The kind of local APICs: limits the number of vCPUs.
     pub apic: ApicMode,
+    /// The machine, if it is not the PC of [`layout`].
+    pub machine: Option<OwnMachine<'a>>,
+}
+
+/// A machine that has its own memory map and ACPI tables: the one that the hypervisor runs on.
+#[derive(Clone, Copy, Debug)]
+pub struct OwnMachine<'a> {
+    /// The memory map. The kernel gets the first [`layout::MAP_LIMIT`] entries.
+    pub memory_map: &'a [MapEntry],
+    /// [`layout::BOOT_AREA_BYTES`] of RAM below 4 GiB for boot information, at a multiple of 4 KiB. The map calls it RAM.
+    pub boot_area: Gpa,
+    /// Where the ACPI tables begin.
+    pub rsdp: Gpa,
 }
 
 impl Boot<'_> {
     fn synic_ram(&self) -> Option<GpaRange> {
         layout::synic_ram(self.memory_bytes, self.vcpus, self.role)
+    }
+
+    /// Where a part of the boot area is that the PC has at this address.
+    fn place(&self, on_pc: Gpa) -> Gpa {
+        Gpa(self.machine.map_or(0, |machine| machine.boot_area.0) + on_pc.0)
+    }
+
+    fn rsdp(&self) -> Gpa {
+        self.machine.map_or(layout::RSDP, |machine| machine.rsdp)
+    }
+
+    fn memory_map(&self) -> impl Iterator<Item = MapEntry> {
+        let own = self.machine.map_or(&[][..], |machine| machine.memory_map).iter().copied();
+        let ours = self.machine.is_none().then(|| layout::memory_map(self.memory_bytes, self.synic_ram()));
+        own.chain(ours.into_iter().flatten())
     }
 }
 
@@ -147,7 +177,8 @@ pub fn check(boot: &Boot<'_>) -> Result<KernelInfo, Error> {
     Ok(Placement::of(boot)?.image.info())
 }
 
-/// Writes kernel, initrd, boot information, ACPI tables and the reset stub to `memory`, which must be all zero.
+/// Writes kernel, initrd, boot information, ACPI tables and the reset stub to `memory`, which must be all zero. On
+/// another [machine](OwnMachine) tables and stub are not written.
 ///
 /// # Errors
 /// The file is not a bootable kernel, something does not fit, or `memory` is smaller than `boot` says. Only the last
@@ -155,10 +186,12 @@ pub fn check(boot: &Boot<'_>) -> Result<KernelInfo, Error> {
 pub fn load(boot: &Boot<'_>, memory: &mut impl GuestMemory) -> Result<KernelEntry, Error> {
     let placement = Placement::of(boot)?;
 
-    acpi::write(boot.vcpus, boot.role, memory)?;
-    reset_stub::write(memory)?;
+    if boot.machine.is_none() {
+        acpi::write(boot.vcpus, boot.role, memory)?;
+        reset_stub::write(memory)?;
+    }
 
-    memory.write(layout::CMDLINE, boot.cmdline.as_bytes())?;
+    memory.write(boot.place(layout::CMDLINE), boot.cmdline.as_bytes())?;
     if let Some((range, initrd)) = placement.initrd {
         memory.write(range.start, initrd)?;
     }
@@ -168,7 +201,7 @@ pub fn load(boot: &Boot<'_>, memory: &mut impl GuestMemory) -> Result<KernelEntr
         placement::Image::BzImage(image) => {
             image.load(memory)?;
             image.write_zero_page(boot, initrd, memory)?;
-            image.entry()
+            image.entry(boot)
         }
         placement::Image::Pvh(image) => {
             image.load(memory)?;
@@ -179,10 +212,12 @@ pub fn load(boot: &Boot<'_>, memory: &mut impl GuestMemory) -> Result<KernelEntr
 
     match mode {
         Mode::Long64 { .. } => {
-            descriptors::write(descriptors::CODE_64, memory)?;
-            long_mode::write_tables(memory)?;
+            descriptors::write(boot.place(layout::BOOT_GDT), descriptors::CODE_64, memory)?;
+            long_mode::write_tables(boot.place(layout::BOOT_PAGE_TABLES), memory)?;
         }
-        Mode::Protected32 { .. } => descriptors::write(descriptors::CODE_32, memory)?,
+        Mode::Protected32 { .. } => {
+            descriptors::write(boot.place(layout::BOOT_GDT), descriptors::CODE_32, memory)?;
+        }
     }
 
     Ok(KernelEntry { mode, kernel: placement.image.range(), initrd })

@@ -6,7 +6,7 @@
 use addr::{Gpa, PAGE_BYTES, PageSize};
 use alloc::vec::Vec;
 
-use crate::layout::BOOT_PAGE_TABLES;
+use crate::layout::{BOOT_INFORMATION, BOOT_PAGE_TABLES};
 use crate::{GuestMemory, OutsideMemory};
 
 const PRESENT_WRITABLE: u64 = 0b11;
@@ -15,16 +15,17 @@ const ENTRIES: u64 = 512;
 
 /// Page directories: one per GiB, four map the first 4 GiB.
 const DIRECTORIES: u64 = 4;
-const LEVEL_3: Gpa = Gpa(BOOT_PAGE_TABLES.0 + PAGE_BYTES);
-const LEVEL_2: Gpa = Gpa(LEVEL_3.0 + PAGE_BYTES);
 
-const _: () = assert!(LEVEL_2.0 + DIRECTORIES * PAGE_BYTES <= crate::layout::BOOT_INFORMATION.0);
+const _: () = assert!(BOOT_PAGE_TABLES.0 + (2 + DIRECTORIES) * PAGE_BYTES <= BOOT_INFORMATION.0);
 
-pub(crate) fn write_tables(memory: &mut impl GuestMemory) -> Result<(), OutsideMemory> {
-    memory.write(BOOT_PAGE_TABLES, &table([LEVEL_3.0 | PRESENT_WRITABLE]))?;
-    memory.write(LEVEL_3, &table((0..DIRECTORIES).map(|n| (LEVEL_2.0 + n * PAGE_BYTES) | PRESENT_WRITABLE)))?;
+/// Writes the tables, the root to this address and the others behind it.
+pub(crate) fn write_tables(root: Gpa, memory: &mut impl GuestMemory) -> Result<(), OutsideMemory> {
+    let level_3 = Gpa(root.0 + PAGE_BYTES);
+    let level_2 = Gpa(level_3.0 + PAGE_BYTES);
+    memory.write(root, &table([level_3.0 | PRESENT_WRITABLE]))?;
+    memory.write(level_3, &table((0..DIRECTORIES).map(|n| (level_2.0 + n * PAGE_BYTES) | PRESENT_WRITABLE)))?;
     let leaf = |n| (n * PageSize::Size2M.bytes()) | LARGE | PRESENT_WRITABLE;
-    memory.write(LEVEL_2, &table((0..DIRECTORIES * ENTRIES).map(leaf)))
+    memory.write(level_2, &table((0..DIRECTORIES * ENTRIES).map(leaf)))
 }
 
 fn table(entries: impl IntoIterator<Item = u64>) -> Vec<u8> {

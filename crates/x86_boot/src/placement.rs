@@ -1,9 +1,9 @@
 //! Recognizes the kind of kernel, and decides whether and where everything fits. All refusals happen here.
 
 use abi::payload::{ApicMode, MAX_VCPUS};
-use addr::{GpaRange, PAGE_BYTES};
+use addr::{Gpa, GpaRange, PAGE_BYTES};
 
-use crate::layout::HOLE;
+use crate::layout::{BOOT_AREA_BYTES, HIGH_RAM, HOLE, MapKind, RAM_ABOVE_4G};
 use crate::{Boot, Error, Format, KernelInfo, MAX_XAPIC_VCPUS, bzimage, checked_range, pvh};
 
 /// A kernel file whose headers were checked.
@@ -66,8 +66,13 @@ pub(crate) struct Placement<'a> {
 impl<'a> Placement<'a> {
     pub(crate) fn of(boot: &Boot<'a>) -> Result<Self, Error> {
         check_vcpus(boot)?;
-        let image = Image::parse(boot.kernel)?;
+        let mut image = Image::parse(boot.kernel)?;
         check_cmdline(boot.cmdline, image.cmdline_limit())?;
+        if boot.machine.is_some() {
+            let initrd = boot.initrd.filter(|initrd| !initrd.is_empty());
+            let initrd = on_own_machine(boot, &mut image, initrd)?;
+            return Ok(Self { image, initrd });
+        }
 
         let kernel = image.range();
         let (kept, ram_end) = match boot.synic_ram() {
@@ -87,6 +92,45 @@ impl<'a> Placement<'a> {
         };
         Ok(Self { image, initrd })
     }
+}
+
+/// Finds places for kernel and initrd in the RAM of a machine whose map is not ours.
+fn on_own_machine<'a>(
+    boot: &Boot<'a>,
+    image: &mut Image<'_>,
+    initrd: Option<&'a [u8]>,
+) -> Result<Option<(GpaRange, &'a [u8])>, Error> {
+    let Image::BzImage(kernel) = image else { return Err(Error::NotRelocatable) };
+    let area = checked_range(boot.place(Gpa(0)).0, boot.place(Gpa(BOOT_AREA_BYTES)).0);
+    let ram = || {
+        let usable = boot.memory_map().filter(|entry| entry.kind == MapKind::Ram).map(|entry| entry.range);
+        // All of it must be in the boot page tables, and not below 1 MiB.
+        usable
+            .flat_map(|range| without(range, area))
+            .filter_map(|range| checked_range(range.start.0.max(HIGH_RAM.0), range.end().0.min(RAM_ABOVE_4G.0)))
+    };
+    let largest = || ram().map(|range| range.end().0 - range.start.0).max().unwrap_or(0);
+    if !kernel.place(ram()) {
+        return Err(Error::NoRoom { needs: kernel.range().bytes(), has: largest() });
+    }
+    let Some(initrd) = initrd else { return Ok(None) };
+    let (taken, limit) = (kernel.range(), kernel.initrd_end());
+    let free = ram().flat_map(|range| without(range, Some(taken)));
+    let placed = free.filter_map(|range| place_initrd(initrd, range.start.0, range.end().0.min(limit)).ok());
+    let range = placed.max_by_key(|range| range.start);
+    let too_large = Error::InitrdTooLarge { bytes: initrd.len() as u64, room: largest() };
+    Ok(Some((range.ok_or(too_large)?, initrd)))
+}
+
+/// The parts of `range` before and after `taken`.
+fn without(range: GpaRange, taken: Option<GpaRange>) -> impl Iterator<Item = GpaRange> {
+    let (start, end) = (range.start.0, range.end().0);
+    let parts = match taken.filter(|taken| taken.overlaps(&range)) {
+        None => [(start, end), (end, end)],
+        Some(taken) => [(start, taken.start.0), (taken.end().0, end)],
+    };
+    let parts = parts.map(|(start, end)| checked_range(start, end).filter(|part| part.bytes() > 0));
+    parts.into_iter().flatten()
 }
 
 /// As high as possible, so that the kernel has the low memory to itself; at a page's start, as Linux requires.

@@ -15,7 +15,7 @@ use elf::parse::ParseError;
 use elf::segment::ProgramHeader;
 
 use crate::bytes::{put, u32_at, u64_at};
-use crate::layout::{BOOT_INFORMATION, BOOT_INFORMATION_32, CMDLINE, HIGH_RAM, HOLE, RSDP, memory_map};
+use crate::layout::{BOOT_GDT, BOOT_INFORMATION, BOOT_INFORMATION_32, CMDLINE, HIGH_RAM, HOLE, RSDP, memory_map};
 use crate::{Boot, Error, GuestMemory, Mode, OutsideMemory, checked_range, descriptors};
 
 /// Maximum length of the command line: PVH sets no limit, Linux keeps 2048 bytes with the NUL.
@@ -96,7 +96,7 @@ impl<'a> Image<'a> {
     }
 
     pub(crate) fn entry(&self) -> Mode {
-        Mode::Protected32 { eip: self.entry, ebx: BOOT_INFORMATION_32, esi: 0, gdt: descriptors::GDTR }
+        Mode::Protected32 { eip: self.entry, ebx: BOOT_INFORMATION_32, esi: 0, gdt: descriptors::gdtr(BOOT_GDT) }
     }
 
     /// Writes the bytes of the file; the rest is zero already.

@@ -4,6 +4,7 @@ mod acpi;
 mod bzimage;
 mod hostile;
 mod layout;
+mod own_machine;
 mod pvh;
 
 use alloc::vec;
@@ -59,6 +60,7 @@ fn boot(kernel: &[u8]) -> Boot<'_> {
         vcpus: 4,
         role: Role::Guest,
         apic: ApicMode::X2Apic,
+        machine: None,
     }
 }
 

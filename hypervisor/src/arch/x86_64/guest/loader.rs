@@ -26,6 +26,7 @@ pub(crate) fn load(spec: &Spec<'_>, memory: &mut Memory) -> Result<KernelEntry, 
         vcpus: config.vcpus,
         role: config.role,
         apic: config.apic,
+        machine: None,
     };
     x86_boot::load(&boot, memory)
 }
