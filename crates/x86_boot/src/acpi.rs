@@ -39,10 +39,10 @@ use crate::layout::{
 };
 use crate::{GuestMemory, OutsideMemory};
 
-const OEM: [u8; 6] = *b"DUNLIN";
-const OEM_TABLE: [u8; 8] = *b"DUNLINVM";
-const OEM_REVISION: u32 = 1;
-const HEADER_BYTES: u32 = 36;
+pub(crate) const OEM: [u8; 6] = *b"DUNLIN";
+pub(crate) const OEM_TABLE: [u8; 8] = *b"DUNLINVM";
+pub(crate) const OEM_REVISION: u32 = 1;
+pub(crate) const HEADER_BYTES: u32 = 36;
 
 /// First APIC id that needs an x2APIC entry: 255 is the broadcast of the xAPIC.
 const FIRST_X2APIC_ID: u32 = 255;
@@ -150,7 +150,7 @@ fn dsdt(role: Role) -> Vec<u8> {
         .map(|((&(port, pin), name), uid)| serial_port(name, uid, port, pin))
         .chain([real_time_clock(), pci_host_bridge(), reserved_memory()])
         .chain((role == Role::Parent).then(vmbus))
-        .chain((role == Role::Parent).then(tool_port))
+        .chain((role == Role::Parent).then(|| tool_port(TOOL_PORT, TOOL_PORT_PIN)))
         .collect();
 
     let mut dsdt = Sdt::new(*b"DSDT", HEADER_BYTES, 2, OEM, OEM_TABLE, OEM_REVISION);
@@ -239,7 +239,7 @@ fn reserved_memory() -> Vec<u8> {
 
 /// The bus of Hyper-V's devices. Without it, Linux' driver of the bus does not stay loaded as a module, and a driver
 /// for parents that is a module needs it. It has no address: guests talk to it by hypercalls.
-fn vmbus() -> Vec<u8> {
+pub(crate) fn vmbus() -> Vec<u8> {
     let none = ResourceTemplate::new([].into());
     bytes(&Device::new(
         "VMBS".into(),
@@ -248,9 +248,9 @@ fn vmbus() -> Vec<u8> {
 }
 
 /// The port by which a parent's programs speak to the hypervisor. Linux' driver of virtio over MMIO knows the name.
-fn tool_port() -> Vec<u8> {
-    let registers = Memory32Fixed::new(true, low(TOOL_PORT), TOOL_PORT_BYTES);
-    let interrupt = Interrupt::new(true, false, false, false, TOOL_PORT_PIN);
+pub(crate) fn tool_port(registers: Gpa, pin: u32) -> Vec<u8> {
+    let registers = Memory32Fixed::new(true, low(registers), TOOL_PORT_BYTES);
+    let interrupt = Interrupt::new(true, false, false, false, pin);
     let resources = ResourceTemplate::new([&registers as &dyn Aml, &interrupt].into());
     bytes(&Device::new(
         "TOOL".into(),
@@ -265,7 +265,7 @@ fn tool_port() -> Vec<u8> {
     ))
 }
 
-fn bytes(table: &dyn Aml) -> Vec<u8> {
+pub(crate) fn bytes(table: &dyn Aml) -> Vec<u8> {
     let mut bytes = Vec::new();
     table.to_aml_bytes(&mut bytes);
     bytes

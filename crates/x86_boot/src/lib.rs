@@ -60,6 +60,7 @@ mod entry;
 mod error;
 pub mod layout;
 mod long_mode;
+pub mod own_acpi;
 mod placement;
 mod pvh;
 mod reset_stub;
@@ -112,7 +113,8 @@ pub struct Boot<'a> {
 pub struct OwnMachine<'a> {
     /// The memory map. The kernel gets the first [`layout::MAP_LIMIT`] entries.
     pub memory_map: &'a [MapEntry],
-    /// [`layout::BOOT_AREA_BYTES`] of RAM below 4 GiB for boot information, at a multiple of 4 KiB. The map calls it RAM.
+    /// [`layout::BOOT_AREA_BYTES`] of RAM below 4 GiB for boot information, at a multiple of 4 KiB. The map calls it
+    /// RAM.
     pub boot_area: Gpa,
     /// Where the ACPI tables begin.
     pub rsdp: Gpa,

@@ -4,6 +4,7 @@ mod acpi;
 mod bzimage;
 mod hostile;
 mod layout;
+mod own_acpi;
 mod own_machine;
 mod pvh;
 
