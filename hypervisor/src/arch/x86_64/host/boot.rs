@@ -23,7 +23,6 @@ use addr::{Hpa, HpaRange, Hva};
 use spin::Once;
 use x86_64::structures::gdt::GlobalDescriptorTable;
 
-use super::paging::direct_map;
 use super::{
     acpi, apic, framebuffer, irq, keyboard, loader_data, machine_check, paging, percpu, power, serial, smp, tsc,
     wall_clock,
@@ -372,15 +371,19 @@ fn firmwares_uart(spcr: Spcr, handover: &Handover) -> Option<Uart> {
 }
 
 /// The payload's bytes, if they are in RAM.
+///
+/// Its end may be in memory that firmware has reserved. QEMU keeps a fixed part of the highest memory below 4 GiB for
+/// firmware and puts the module before it. SeaBIOS needs more with some devices, such as NVMe.
 fn payload(handover: &Handover) -> Option<&'static [u8]> {
     let range = handover.payload?;
-    if !handover.memory.is_ram(&range) {
+    let begins_in_ram = HpaRange::new(range.start, 1).is_some_and(|first| handover.memory.is_ram(&first));
+    let start = paging::map_firmware(range.start, range.bytes()).filter(|_| begins_in_ram);
+    let Some(start) = start else {
         log::warn!("the boot module at {} is not in RAM, ignored", range.start);
         return None;
-    }
-    let start = direct_map(range.start).0 as *const u8;
-    // SAFETY: RAM in the direct map that was kept out of the pool, so no code ever writes it.
-    Some(unsafe { core::slice::from_raw_parts(start, usize::try_from(range.bytes()).ok()?) })
+    };
+    // SAFETY: in the direct map, and kept out of the pool, so no code ever writes it. Firmware does not run any more.
+    Some(unsafe { core::slice::from_raw_parts(start.0 as *const u8, usize::try_from(range.bytes()).ok()?) })
 }
 
 /// The boot modules besides the payload, as far as they are in RAM. Call it once.
