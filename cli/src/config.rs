@@ -13,7 +13,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use abi::payload::{ApicMode, DecodeCache, HyperV, MAX_VCPUS, Role};
+use abi::payload::{ApicMode, DecodeCache, Devices, HyperV, MAX_VCPUS, Populate, Role};
 use abi::setting::Setting as _;
 use toml::de::DeTable;
 
@@ -77,6 +77,8 @@ pub(crate) struct VmConfig {
     pub(crate) cmdline: Placed<String>,
     /// What it is to other VMs.
     pub(crate) role: Placed<Role>,
+    /// The machine's devices that it has for itself.
+    pub(crate) devices: Placed<Devices>,
     /// How the local APIC is presented.
     pub(crate) apic: Placed<ApicMode>,
     /// The cache of emulated instructions.
@@ -294,6 +296,11 @@ impl Config {
             let help = format!("the first is at {}; a host has one", first.role.place);
             return Err(second.role.place.bad("a second parent").help(help));
         }
+        let mut owners = vms.iter().filter(|vm| vm.devices.value == Devices::All);
+        if let (Some(first), Some(second)) = (owners.next(), owners.next()) {
+            let help = format!("the first is at {}; one VM of a host can have them all", first.devices.place);
+            return Err(second.devices.place.bad("a second VM with all devices").help(help));
+        }
         Ok(Self { host, vms })
     }
 
@@ -397,7 +404,7 @@ impl HostConfig {
 
 impl VmConfig {
     /// Keys that choose what only a PC has.
-    const FOR_PCS: [&str; 5] = ["role", "apic", "hyperv", "flush", "decode_cache"];
+    const FOR_PCS: [&str; 6] = ["role", "devices", "apic", "hyperv", "flush", "decode_cache"];
 
     fn read(mut table: Table<'_>) -> Result<Self, Failure> {
         let directory = table.source.directory;
@@ -419,6 +426,7 @@ impl VmConfig {
         let (text, place) = table.text_or("cmdline", default)?;
         let cmdline = cmdline(&text, place)?;
         let role: Placed<Role> = table.setting("role")?;
+        let devices: Placed<Devices> = table.setting("devices")?;
         let apic = table.setting("apic")?;
         let translation = Translation::read(&mut table)?;
         if role.value == Role::Parent && translation.hyperv == HyperV::Off {
@@ -429,6 +437,12 @@ impl VmConfig {
         }
         let decode_cache = table.setting("decode_cache")?.value;
         let stage2 = Stage2::read(&mut table)?;
+        if devices.value == Devices::All && stage2.populate != Populate::AtStart {
+            return Err(devices
+                .place
+                .bad("devices write to memory at any time, so all of it is mapped at the start")
+                .help("leave 'populate' out"));
+        }
         let for_pcs = table.places(&Self::FOR_PCS);
         table.finish()?;
         Ok(Self {
@@ -439,6 +453,7 @@ impl VmConfig {
             initrd,
             cmdline,
             role,
+            devices,
             apic,
             translation,
             decode_cache,

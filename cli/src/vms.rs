@@ -92,6 +92,7 @@ fn create(client: &mut Client, vm: &VmConfig, prepared: &Prepared) -> Result<u32
                 About::Memory => &vm.memory.place,
                 About::Vcpus => &vm.vcpus.place,
                 About::Kernel => &vm.kernel.place,
+                About::Devices => &vm.devices.place,
                 About::Name | About::Tags => &vm.name.place,
             };
             let help = match about {
@@ -99,6 +100,7 @@ fn create(client: &mut Client, vm: &VmConfig, prepared: &Prepared) -> Result<u32
                 About::Tags => "use the `tags` and `tag_limit` of a running VM; such VMs share their tags",
                 About::Kernel => "`dunlin run` shows why a kernel does not start",
                 About::Name => "give each VM a different name",
+                About::Devices => "one VM at a time has the machine's devices; leave 'devices' out",
             };
             Err(Failure::failed(format!("{place}: the host cannot create it: {why}")).help(help))
         }

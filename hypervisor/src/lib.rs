@@ -24,6 +24,7 @@ mod exhaustion;
 mod frames;
 #[cfg(not(test))]
 mod heap;
+pub mod io;
 pub mod keyboard;
 mod layout;
 pub mod log;

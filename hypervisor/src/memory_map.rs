@@ -89,6 +89,11 @@ impl MemoryMap {
         Ok(())
     }
 
+    /// All entries, in no particular order.
+    pub fn entries(&self) -> impl Iterator<Item = &(HpaRange, Kind)> {
+        self.entries.iter().flatten()
+    }
+
     /// The RAM that is lost because the map has no room for it, as a line for the log.
     pub fn loss(&self) -> Option<Loss> {
         (self.left_out != 0).then_some(Loss(self.left_out))

@@ -126,3 +126,61 @@ fn tools_inside_and_outside_of_a_parent_are_answered_beside_each_other_until_it_
     assert_eq!(names(&host.ask("list")), ["other"]);
     host.end();
 }
+
+#[test]
+#[ignore = "needs the kernel of a parent: `cargo xtask parent-tests`"]
+fn parent_with_the_machines_devices_reads_its_disks_and_networks_right_with_and_without_messages() {
+    // A disk of random data behind three controllers, and a file of it over two network cards.
+    const BYTES: usize = 32 << 20;
+    let folder = tempfile::TempDir::new().expect("a temporary folder can be made");
+    let content: Vec<u8> = {
+        let mut random = fastrand::Rng::with_seed(19);
+        std::iter::repeat_with(|| random.u8(..)).take(BYTES).collect()
+    };
+    let disk = folder.path().join("disk.img");
+    std::fs::write(&disk, &content).expect("can be written");
+    let disk = disk.display();
+    let sum = finished(Command::new("md5sum").arg(format!("{disk}"))).expect_status(0).stdout;
+    let sum = sum.split_whitespace().next().expect("a sum").to_string();
+
+    let drive = |id: &str| format!("if=none,id={id},format=raw,file={disk},readonly=on,file.locking=off");
+    // The network's server runs a program for each connection.
+    let net = |id: &str, subnet: u8| {
+        format!("user,id={id},net=10.0.{subnet}.0/24,guestfwd=tcp:10.0.{subnet}.100:80-cmd:cat {disk}")
+    };
+    let devices = [
+        ("-drive", drive("one")),
+        ("-device", "virtio-blk-pci,drive=one".to_string()),
+        ("-drive", drive("two")),
+        ("-device", "nvme,drive=two,serial=1".to_string()),
+        ("-drive", drive("three")),
+        ("-device", "ide-cd,drive=three,bus=ide.0".to_string()),
+        ("-netdev", net("net1", 2)),
+        ("-device", "virtio-net-pci,netdev=net1".to_string()),
+        ("-netdev", net("net2", 3)),
+        ("-device", "e1000e,netdev=net2".to_string()),
+    ];
+    let devices: Vec<String> = devices
+        .iter()
+        .flat_map(|(option, value)| [format!("--qemu-arg={option}"), format!("--qemu-arg={value}")])
+        .collect();
+    let script = format!(
+        "ip link set eth0 up; ip addr add 10.0.2.15/24 dev eth0; ip link set eth1 up; ip addr add 10.0.3.15/24 dev eth1; \
+         for disk in vda nvme0n1 sr0; do echo \"$disk $(dd if=/dev/$disk bs=1M 2>/dev/null | md5sum)\"; done; \
+         for net in 2 3; do echo \"net$net $(nc 10.0.$net.100 80 </dev/null | head -c {BYTES} | md5sum)\"; done; \
+         cat /proc/interrupts; dmesg | grep -e 'nobody cared' -e timeout -e 'lost interrupt'; true"
+    );
+    let vm = vm(2) + "devices = \"all\"\n";
+    for (append, kind) in [("", "PCI-MSI"), ("pci=nomsi", "fasteoi")] {
+        let mut arguments = vec!["--exec", script.as_str(), "--append", append];
+        arguments.extend(devices.iter().map(String::as_str));
+        let said = dunlin_run_vms(240, &vm, &arguments).expect_status(0).stdout;
+        for source in ["vda", "nvme0n1", "sr0", "net2", "net3"] {
+            assert!(said.contains(&format!("{source} {sum}")), "{kind}, {source}, {sum}: {said}");
+        }
+        assert!(said.lines().any(|line| line.contains(kind) && line.contains("nvme")), "{kind}: {said}");
+        for complaint in ["nobody cared", "timeout", "lost interrupt"] {
+            assert!(!said.contains(complaint), "{kind}: {said}");
+        }
+    }
+}

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use abi::control::{Answer, Command, Part, Refusal, UPLOAD_CHUNK};
 use abi::payload::{
-    ApicMode, Blob, DecodeCache, DirtyLogging, File, HyperV, Populate, RemoteFlush, Role, Split, TagScheme, VmConfig,
+    ApicMode, Blob, DecodeCache, Devices, DirtyLogging, File, HyperV, Populate, RemoteFlush, Role, Split, TagScheme,
+    VmConfig,
 };
 use abi::resources::Resources;
 use serde_json::Value;
@@ -275,6 +276,7 @@ fn config(kernel_bytes: u64) -> VmConfig {
         initrd: None,
         cmdline: "experiments=mixed seconds=1000".to_string(),
         role: Role::Guest,
+        devices: Devices::None,
         apic: ApicMode::X2Apic,
         hyperv: HyperV::FlushIpi,
         flush: RemoteFlush::Hypercall,

@@ -103,7 +103,7 @@ fn unknown_key_is_named_with_the_nearest_known_one() {
     assert_eq!(
         error(text),
         "x.toml:6:3: key 'vcpu': unknown in [[vm]]\n\
-         help: did you mean 'vcpus'? (known here: name, vcpus, memory, kernel, initrd, cmdline, role, apic, hyperv, flush, tags, tag_limit, decode_cache, populate, split, split_rate, dirty_source)"
+         help: did you mean 'vcpus'? (known here: name, vcpus, memory, kernel, initrd, cmdline, role, devices, apic, hyperv, flush, tags, tag_limit, decode_cache, populate, split, split_rate, dirty_source)"
     );
     assert!(error("[hosts]\n").contains("did you mean 'host'?"));
     assert!(error("[host]\nzzz = 1\n[[vm]]\nname='a'").contains("help: known here: arch, pcpus"));

@@ -441,6 +441,8 @@ pub enum About {
     Kernel,
     /// Its name.
     Name,
+    /// The machine's devices that it shall have.
+    Devices,
 }
 
 /// The host.

@@ -54,6 +54,8 @@ pub struct VmConfig {
     pub cmdline: String,
     /// What the VM is to other VMs.
     pub role: Role,
+    /// The machine's devices that it has for itself.
+    pub devices: Devices,
     /// How the guest finds its local APIC.
     pub apic: ApicMode,
     /// The part of the Hyper-V interface that the guest gets.
@@ -79,6 +81,15 @@ pub enum Role {
     Guest,
     /// It may create VMs, by the Hyper-V interface.
     Parent,
+}
+
+/// The machine's devices that a VM has for itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Devices {
+    /// None: it sees a PC of the hypervisor's.
+    None,
+    /// All that the hypervisor does not use: it sees the machine itself, and its memory is at the machine's addresses.
+    All,
 }
 
 /// When a VM's memory is mapped in stage 2. It is always allocated and zeroed when the VM is created.

@@ -7,8 +7,8 @@ use proptest::prelude::{any, prop, proptest};
 use crate::control::{self, Command, FRAME_LIMIT, FrameError, Line, Message, Receiver, Request};
 use crate::counters::{ExitReason, VcpuCounters};
 use crate::payload::{
-    ApicMode, Blob, Builder, DecodeCache, DirtyLogging, DirtySource, File, HyperV, Payload, PayloadError, Populate,
-    RemoteFlush, Role, Split, TagScheme, VmConfig,
+    ApicMode, Blob, Builder, DecodeCache, Devices, DirtyLogging, DirtySource, File, HyperV, Payload, PayloadError,
+    Populate, RemoteFlush, Role, Split, TagScheme, VmConfig,
 };
 use crate::setting::Setting;
 use crate::vcpu_counters;
@@ -22,6 +22,7 @@ fn vm(kernel: Blob, initrd: Option<Blob>) -> VmConfig {
         initrd: initrd.map(File::Blob),
         cmdline: "console=ttyS0".to_string(),
         role: Role::Guest,
+        devices: Devices::None,
         apic: ApicMode::X2Apic,
         hyperv: HyperV::FlushIpi,
         flush: RemoteFlush::Hypercall,

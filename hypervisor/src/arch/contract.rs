@@ -20,6 +20,7 @@ use crate::arch::block::Block;
 use crate::check::Finding;
 use crate::cpu::PerCpu;
 use crate::device::serial::SerialDevice;
+use crate::frames::Frames;
 use crate::layout::OwnPages;
 use crate::vcpu::activity::Activity;
 use crate::vcpu::run::{Next, Running};
@@ -112,6 +113,8 @@ pub(crate) trait Arch: Sized + 'static {
 
     /// Ends the machine with this exit code, if an emulator or a firmware takes one.
     fn exit(code: u8) -> !;
+    /// Restarts the machine, or ends the emulator.
+    fn restart() -> !;
     /// Ends a check with this exit code. The result stays on the screen.
     fn end_check(code: u8) -> !;
     /// The stack pointer, where the search of a report for return addresses begins.
@@ -159,6 +162,12 @@ pub(crate) trait Arch: Sized + 'static {
     /// Handles the last exit.
     fn handle_exit(run: &mut Running<'_>) -> Next;
 
+    /// Gives the machine's devices to a VM that is about to be created, with this number of vCPUs. Returns memory that
+    /// only such a VM has.
+    ///
+    /// # Errors
+    /// Why no VM, or not this one, can have them.
+    fn take_devices(vcpus: u32) -> Result<Vec<Frames>, String>;
     /// The port by which programs in a VM speak to the hypervisor, if it is a parent.
     fn tool_port(vm: &Vm) -> Option<&ToolPort>;
     /// The interrupt of that port has changed.
@@ -286,6 +295,7 @@ macro_rules! implement {
                 fn stop_this_cpu() -> ! = power::stop_this_cpu;
                 fn interrupts_page() -> Option<$crate::layout::OwnPages> = interrupts::own_page;
                 fn exit(code: u8) -> ! = power::exit;
+                fn restart() -> ! = power::restart;
                 fn end_check(code: u8) -> ! = power::end_check;
                 fn stack_pointer() -> u64 = irq::stack_pointer;
                 fn for_each_return_address(stack: u64, found: &mut dyn FnMut(u64)) -> () =
@@ -331,6 +341,8 @@ macro_rules! implement {
                     tally: $crate::vcpu::Tally<'_>
                 ) -> () = entry::enter;
                 fn handle_exit(run: &mut $crate::vcpu::run::Running<'_>) -> $crate::vcpu::run::Next = exit::handle;
+                fn take_devices(vcpus: u32) -> Result<alloc::vec::Vec<$crate::frames::Frames>, alloc::string::String> =
+                    platform::take_devices;
                 fn tool_port(vm: &$crate::vm::Vm) -> Option<&$crate::vm::tool_port::ToolPort> = platform::tool_port;
                 fn tool_port_interrupt(vm: &$crate::vm::Vm, asserted: bool) -> () = platform::tool_port_interrupt;
                 fn has_orphans(vm: &$crate::vm::Vm) -> bool = platform::has_orphans;

@@ -30,6 +30,9 @@ const ORDERS: u32 = 48;
 
 static POOL: CachePadded<Mutex<Heap<{ ORDERS as usize }>>> = CachePadded::new(Mutex::new(Heap::empty()));
 
+/// The pool has no memory below this, where firmware and the start of other pCPUs have theirs.
+pub(super) const LOW_END: Hpa = Hpa(1 << 20);
+
 /// A block for the heap only, for the time when the pool is empty.
 static RESERVE: CachePadded<Mutex<Reserve>> = CachePadded::new(Mutex::new(Reserve::new()));
 
@@ -73,6 +76,17 @@ impl Frames {
     /// # Safety
     /// Exactly this run was forgotten, and nothing uses it any more.
     pub(super) const unsafe fn reclaim(start: Hpa, bytes: u64) -> Self {
+        Self { start, bytes }
+    }
+
+    /// Memory below 1 MiB, which the pool never has: only one VM at a time gets it, and dropping it frees nothing. Its
+    /// content is firmware's.
+    ///
+    /// # Safety
+    /// It is RAM in whole frames below [`LOW_END`], present in the direct map. Nothing else uses it until it is
+    /// dropped.
+    #[allow(dead_code, reason = "not every architecture has such memory")]
+    pub(super) const unsafe fn low(start: Hpa, bytes: u64) -> Self {
         Self { start, bytes }
     }
 
@@ -221,9 +235,6 @@ pub(crate) struct LoadedFile {
     range: HpaRange,
 }
 
-/// The pool has no memory below this, where firmware and the start of other pCPUs have theirs.
-const POOL_START: Hpa = Hpa(1 << 20);
-
 impl LoadedFile {
     /// The file in this range.
     ///
@@ -248,7 +259,7 @@ impl Drop for LoadedFile {
         if self.range.bytes() == 0 {
             return;
         }
-        let start = self.range.start.0.max(POOL_START.0) & !(PAGE_BYTES - 1);
+        let start = self.range.start.0.max(LOW_END.0) & !(PAGE_BYTES - 1);
         let Some(end) = self.range.end().0.checked_next_multiple_of(PAGE_BYTES) else { return };
         if let Some(pages) = end.checked_sub(start).and_then(|bytes| HpaRange::new(Hpa(start), bytes)) {
             // SAFETY: whole frames of RAM that only this file used.
@@ -259,6 +270,9 @@ impl Drop for LoadedFile {
 
 impl Drop for Frames {
     fn drop(&mut self) {
+        if self.start < LOW_END {
+            return;
+        }
         let mut pool = POOL.lock();
         // In blocks that are as large as start and length allow: the ones a buddy allocator knows how to merge.
         while self.bytes != 0 {

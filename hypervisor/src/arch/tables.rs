@@ -66,17 +66,17 @@ struct Free {
 }
 
 impl TablePool {
-    /// For a VM with this memory, in pages of any size, and this many vCPUs.
+    /// For a VM with this memory, in pages of any size, and this many vCPUs, and `more` tables.
     ///
     /// # Errors
     /// The host has no such run.
-    pub(crate) fn new(regions: &[GpaRange], vcpus: u32) -> Result<Self, Exhausted> {
+    pub(crate) fn new(regions: &[GpaRange], vcpus: u32, more: u64) -> Result<Self, Exhausted> {
         let spanned = |size: PageSize| {
             let whole = |region: &GpaRange| region.end().0.div_ceil(size.bytes()) - region.start.0 / size.bytes();
             regions.iter().map(whole).sum::<u64>()
         };
         let below_root = spanned(PageSize::Size2M) + spanned(PageSize::Size1G) + regions.len() as u64;
-        let tables = ROOT_TABLES + below_root + TABLES_AT_HAND + TABLES_OF_A_VCPU * u64::from(vcpus);
+        let tables = ROOT_TABLES + below_root + TABLES_AT_HAND + TABLES_OF_A_VCPU * u64::from(vcpus) + more;
         let bytes = (tables * PAGE_BYTES).next_power_of_two();
         let run = Frames::allocate(bytes, bytes)?;
         run.zero();

@@ -17,9 +17,9 @@ mod visitor;
 use alloc::string::String;
 use alloc::vec::Vec;
 
-use abi::control::{Answer, HostInfo, Message, Refusal, VmEvent};
+use abi::control::{Answer, HostInfo, Message, Refusal, StopReason, VmEvent};
 use abi::exit_code;
-use abi::payload::{Role, VmConfig};
+use abi::payload::{Devices, Role, VmConfig};
 use crossbeam_utils::CachePadded;
 use log::{error, info};
 
@@ -216,7 +216,7 @@ impl Control {
         loop {
             let over = table().over().cloned();
             let Some(vm) = over else { return };
-            let number = vm.number;
+            let (number, devices) = (vm.number, vm.config.devices);
             // Send the guest's last output before the report of its end.
             self.consoles.last_output(&vm, &mut self.port);
             drop(vm);
@@ -230,6 +230,9 @@ impl Control {
             self.consoles.ended(number);
             if let Some(ending) = ending {
                 self.tell(number, VmEvent::Stopped { reason: ending.reason, detail: ending.detail });
+                if devices == Devices::All {
+                    self.follow(ending.reason);
+                }
             }
             for asker in destroyers {
                 let answer = self.forget(number);
@@ -241,27 +244,40 @@ impl Control {
     /// All VMs have ended. Ends the machine too, unless it should stay on.
     fn idle(&mut self) {
         if self.exit_when_idle {
-            self.farewell();
+            self.farewell("all VMs have ended", turn_off);
         }
         if self.consoles.all_is_shown() && !core::mem::replace(&mut self.has_told_idle, true) {
             info!("all VMs have ended, and the machine stays on; Ctrl-] o turns it off");
         }
     }
 
+    /// The VM with the machine's devices has ended so: the machine as well, if its guest wanted that.
+    fn follow(&mut self, reason: StopReason) {
+        match reason {
+            StopReason::PowerOff => self.farewell("the machine is turned off", turn_off),
+            StopReason::Reset | StopReason::TripleFault => self.farewell("the machine restarts", Machine::restart),
+            _ => {}
+        }
+    }
+
     /// Sends the last message and ends the machine.
-    fn farewell(&mut self) -> ! {
+    fn farewell(&mut self, why: &str, end: fn() -> !) -> ! {
         let until = Machine::now() + FAREWELL_SECONDS * Machine::hz();
         self.consoles.send_while(|| Machine::now() < until);
-        info!("all VMs have ended");
+        info!("{why}");
         self.port.say(&Message::Bye);
         let until = Machine::now() + FAREWELL_SECONDS * Machine::hz();
         loop {
             self.port.transmit();
             if self.port.is_drained() || Machine::now() > until {
-                Machine::exit(exit_code::CLEAN);
+                end();
             }
         }
     }
+}
+
+fn turn_off() -> ! {
+    Machine::exit(exit_code::CLEAN)
 }
 
 fn host_info() -> HostInfo {

@@ -51,6 +51,30 @@ impl IoApic {
         if entry.is_level() { entry.send_level() } else { entry.send_edge(!was_asserted) }
     }
 
+    /// What the entry of `pin` says.
+    #[must_use]
+    pub fn route(&self, pin: usize) -> Option<Route> {
+        let entry = *self.entries.get(pin)?;
+        let Message { vector, kind, target, level } = entry.message(entry.is_level())?;
+        let (is_masked, is_active_low) = (entry.has(MASK), entry.has(POLARITY));
+        Some(Route { vector, kind, target, is_level: level, is_active_low, is_masked })
+    }
+
+    /// The pin whose entry the window shows.
+    #[must_use]
+    pub fn selected_pin(&self) -> Option<usize> {
+        match Register::at(self.selected)? {
+            Register::EntryLow(pin) | Register::EntryHigh(pin) => Some(pin),
+            _ => None,
+        }
+    }
+
+    /// Whether the line at `pin` is asserted.
+    #[must_use]
+    pub fn is_asserted(&self, pin: usize) -> bool {
+        pin < PINS && self.lines >> pin & 1 != 0
+    }
+
     /// A local APIC ended the level-triggered interrupt `vector`. Returns the messages of pins whose lines are still
     /// asserted.
     pub fn end_of_interrupt(&mut self, vector: u8) -> impl Iterator<Item = Message> {
@@ -115,6 +139,23 @@ impl IoApic {
         }
         None
     }
+}
+
+/// Where an entry sends its pin's interrupts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// The vector.
+    pub vector: u8,
+    /// The receiver's action.
+    pub kind: Kind,
+    /// The receivers.
+    pub target: Target,
+    /// It is level-triggered.
+    pub is_level: bool,
+    /// Its line is asserted at a low voltage.
+    pub is_active_low: bool,
+    /// It sends nothing.
+    pub is_masked: bool,
 }
 
 /// A redirection entry.

@@ -22,7 +22,8 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::vec::Vec;
 
 use abi::payload::{
-    ApicMode, Blob, DecodeCache, DirtyLogging, File, HyperV, Populate, RemoteFlush, Role, Split, TagScheme, VmConfig,
+    ApicMode, Blob, DecodeCache, Devices, DirtyLogging, File, HyperV, Populate, RemoteFlush, Role, Split, TagScheme,
+    VmConfig,
 };
 use interleave::Schedules;
 
@@ -125,6 +126,7 @@ pub(crate) fn config(name: &str, vcpus: usize) -> VmConfig {
         initrd: None,
         cmdline: String::new(),
         role: Role::Guest,
+        devices: Devices::None,
         apic: ApicMode::X2Apic,
         hyperv: HyperV::Off,
         flush: RemoteFlush::Hypercall,

@@ -10,7 +10,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use abi::control::About;
-use abi::payload::{DecodeCache, Populate, Role, VmConfig};
+use abi::payload::{DecodeCache, Devices, Populate, Role, VmConfig};
 use addr::GpaRange;
 use decode_cache::Vouching;
 use sched::CpuId;
@@ -74,8 +74,16 @@ impl Creation {
             Populate::Touch4K => Some(0),
             Populate::Touch2M => Some(1),
         };
-        let ranges: Vec<GpaRange> = Machine::ram_layout(config.memory_bytes).collect();
-        let memory = Assembly::begin(ranges, config.vcpus, tags, level_on_touch);
+        let memory = match config.devices {
+            Devices::None => {
+                let ranges: Vec<GpaRange> = Machine::ram_layout(config.memory_bytes).collect();
+                Assembly::begin(ranges, config.vcpus, tags, level_on_touch)
+            }
+            Devices::All => {
+                let low = Machine::take_devices(config.vcpus).map_err(|why| NotCreated::new(About::Devices, why))?;
+                Assembly::in_place(low, config.memory_bytes, config.vcpus, tags)
+            }
+        };
         let memory = memory.map_err(|error| lacks_memory(&config, &error))?;
         Ok(Self { number, config, stage: Stage::Memory(Box::new(memory)) })
     }

@@ -2,8 +2,9 @@
 //! [address space](super::address_space).
 //!
 //! The frames are allocated and zeroed when the VM is created ([`Assembly`]), and mapped with the largest possible
-//! leaves. `populate` may delay the mapping to the first touch. The frames return to the pool when the VM is dropped,
-//! after its last vCPU has left the guest for good.
+//! leaves. `populate` may delay the mapping to the first touch. A VM with the machine's devices has its memory at the
+//! frames' own addresses, because devices know no others without an IOMMU. The frames return to the pool when the VM is
+//! dropped, after its last vCPU has left the guest for good.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -72,7 +73,7 @@ impl From<Exhausted> for MemoryError {
 
 /// An unfinished VM's memory: allocated, zeroed and mapped piece by piece. Dropping it frees the pieces.
 pub(crate) struct Assembly {
-    ranges: Vec<GpaRange>,
+    wanted: Wanted,
     tags: VmTags,
     level_on_touch: Option<u32>,
     tables: TablePool,
@@ -83,6 +84,30 @@ pub(crate) struct Assembly {
     /// The last allocated piece, and the number of its zeroed bytes.
     last: Option<(Frames, u64)>,
 }
+
+/// Guest addresses of the memory of an unfinished VM.
+enum Wanted {
+    /// These, in ascending order.
+    At(Vec<GpaRange>),
+    /// Those of the frames, whatever they are. This many bytes are missing.
+    InPlace(u64),
+}
+
+/// The next piece of memory.
+struct Missing {
+    /// Where it begins; `None`: where its frames begin.
+    at: Option<Gpa>,
+    /// Its maximum length.
+    bytes: u64,
+}
+
+/// Maximum length of a piece that is mapped in place. The pool's shorter blocks are used first, and on a large machine
+/// only memory below 4 GiB, which old devices and boot loaders need, has short ones.
+const PIECE_IN_PLACE: u64 = 1 << 30;
+/// Maximum number of such pieces, and of the tables for their ends, for the machine's other addresses, and for the
+/// registers of its devices. These are mapped with the largest pages that hold nothing else.
+const PIECES_IN_PLACE: usize = 64;
+const TABLES_IN_PLACE: u64 = 1024;
 
 /// Memory that is zeroed in one step.
 const ZEROED_AT_ONCE: u64 = 4 << 20;
@@ -101,12 +126,31 @@ impl Assembly {
         tags: VmTags,
         level_on_touch: Option<u32>,
     ) -> Result<Self, MemoryError> {
-        let tables = TablePool::new(&ranges, vcpus)?;
+        let tables = TablePool::new(&ranges, vcpus, 0)?;
+        Self::with(Wanted::At(ranges), tables, tags, level_on_touch)
+    }
+
+    /// Begins with `bytes` of memory at its own addresses, a multiple of 2 MiB, and with `low`, which keeps its
+    /// content.
+    ///
+    /// # Errors
+    /// The host has too little memory for the tables.
+    pub(crate) fn in_place(low: Vec<Frames>, bytes: u64, vcpus: u32, tags: VmTags) -> Result<Self, MemoryError> {
+        let size = GpaRange::new(Gpa(0), bytes).ok_or(MemoryError::Exhausted)?;
+        let tables = TablePool::new(&[size], vcpus, TABLES_IN_PLACE)?;
+        let mut assembly = Self::with(Wanted::InPlace(bytes), tables, tags, None)?;
+        for frames in low {
+            assembly.add(None, frames)?;
+        }
+        Ok(assembly)
+    }
+
+    fn with(wanted: Wanted, tables: TablePool, tags: VmTags, level_on_touch: Option<u32>) -> Result<Self, MemoryError> {
         let (tree, shape) = Tree::new(Machine::stage2_format(), &tables).map_err(MemoryError::Map)?;
         let (mut regions, mut runs) = (Vec::new(), Vec::new());
         reserve(&mut regions, USUAL_RUNS)?;
         reserve(&mut runs, USUAL_RUNS)?;
-        Ok(Self { ranges, tags, level_on_touch, tables, tree, shape, regions, runs, last: None })
+        Ok(Self { wanted, tags, level_on_touch, tables, tree, shape, regions, runs, last: None })
     }
 
     /// Allocates, zeroes or maps the next piece. Returns whether all memory is ready.
@@ -114,12 +158,12 @@ impl Assembly {
     /// # Errors
     /// The host has too little memory.
     pub(crate) fn step(&mut self) -> Result<bool, MemoryError> {
-        let Some(at) = self.missing() else { return Ok(true) };
+        let Some(missing) = self.missing() else { return Ok(true) };
         let Some((frames, zeroed)) = &mut self.last else {
-            let end = self.ranges.iter().find(|range| range.contains(at)).map_or(at, GpaRange::end);
-            reserve(&mut self.regions, 1)?;
-            reserve(&mut self.runs, 1)?;
-            self.last = Some((Frames::allocate_at_most(end.0 - at.0, PageSize::Size2M.bytes())?, 0));
+            if missing.at.is_none() && self.regions.len() >= PIECES_IN_PLACE {
+                return Err(MemoryError::Exhausted);
+            }
+            self.last = Some((Frames::allocate_at_most(missing.bytes, PageSize::Size2M.bytes())?, 0));
             return Ok(false);
         };
         frames.zero_part(*zeroed, ZEROED_AT_ONCE);
@@ -129,21 +173,42 @@ impl Assembly {
         }
 
         let Some((frames, _)) = self.last.take() else { return Ok(false) };
+        if let Wanted::InPlace(bytes) = &mut self.wanted {
+            *bytes = bytes.saturating_sub(frames.bytes());
+        }
+        self.add(missing.at, frames)?;
+        Ok(self.missing().is_none())
+    }
+
+    /// Adds a piece of memory, at `at` or in place.
+    fn add(&mut self, at: Option<Gpa>, frames: Frames) -> Result<(), MemoryError> {
+        reserve(&mut self.regions, 1)?;
+        reserve(&mut self.runs, 1)?;
+        let at = at.unwrap_or(Gpa(frames.hpa().0));
         let piece = GpaRange::new(at, frames.bytes()).ok_or(MemoryError::Exhausted)?;
         if self.level_on_touch.is_none() {
             let mut walk = self.tree.walk_mut(&self.tables, &NoTlb, &mut self.shape);
             walk.map(piece, frames.hpa(), Access::ALL).map_err(MemoryError::Map)?;
         }
-        self.regions.push(piece);
-        self.runs.push(frames);
-        Ok(self.missing().is_none())
+        // In ascending order.
+        let index = self.regions.partition_point(|region| region.start < piece.start);
+        self.regions.insert(index, piece);
+        self.runs.insert(index, frames);
+        Ok(())
     }
 
-    /// Where the next piece begins, if one is missing.
-    fn missing(&self) -> Option<Gpa> {
-        let done = self.regions.last().map_or(Gpa(0), GpaRange::end);
-        let next = self.ranges.iter().find(|range| range.end() > done)?;
-        Some(next.start.max(done))
+    /// The next piece, if one is missing.
+    fn missing(&self) -> Option<Missing> {
+        match &self.wanted {
+            Wanted::InPlace(0) => None,
+            Wanted::InPlace(bytes) => Some(Missing { at: None, bytes: (*bytes).min(PIECE_IN_PLACE) }),
+            Wanted::At(ranges) => {
+                let done = self.regions.last().map_or(Gpa(0), GpaRange::end);
+                let next = ranges.iter().find(|range| range.end() > done)?;
+                let at = next.start.max(done);
+                Some(Missing { at: Some(at), bytes: next.end().0 - at.0 })
+            }
+        }
     }
 
     /// The memory, once all is there.

@@ -1,7 +1,7 @@
 //! The specification of a VM: its description and the contents of its files, from any source.
 
 use abi::control::About;
-use abi::payload::{MAX_VCPUS, Populate, Role, VmConfig};
+use abi::payload::{Devices, MAX_VCPUS, Populate, Role, VmConfig};
 use addr::PageSize;
 use alloc::format;
 
@@ -36,6 +36,9 @@ impl Spec<'_> {
         }
         if config.role == Role::Parent && config.populate != Populate::AtStart {
             return Err(NotCreated::new(About::Memory, "a parent's memory is mapped at its start"));
+        }
+        if config.devices == Devices::All && config.populate != Populate::AtStart {
+            return Err(NotCreated::new(About::Memory, "memory that devices write to is mapped at the start"));
         }
         Ok(())
     }

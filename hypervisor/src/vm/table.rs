@@ -10,11 +10,12 @@ use alloc::vec::Vec;
 
 use abi::control::{Refusal, StopReason, VmInfo, VmState};
 use abi::counters::VcpuCounters;
-use abi::payload::VmConfig;
+use abi::payload::{Devices, VmConfig};
 use crossbeam_utils::CachePadded;
 use log::info;
 
 use super::{Ending, Vm};
+use crate::io;
 use crate::mutants::{self, Mutant};
 use crate::sync::{AtomicU32, Mutex, MutexGuard, Ordering, per_host};
 
@@ -119,6 +120,9 @@ impl Table {
         let State::Created(vm) = &entry.state else { return Err(Refusal::AlreadyStarted) };
         let vm = vm.clone();
         entry.state = State::Running(vm.clone());
+        if vm.config.devices == Devices::All {
+            io::set_owner(&vm);
+        }
         vm.start();
         Ok(())
     }

@@ -178,6 +178,10 @@ pub(crate) mod serial {
 
 /// The power switch: the test fails.
 pub(crate) mod power {
+    pub(crate) fn restart() -> ! {
+        panic!("the host has restarted its machine");
+    }
+
     pub(crate) fn exit(code: u8) -> ! {
         panic!("the host has turned its machine off, with code {code}");
     }
@@ -266,7 +270,7 @@ pub(crate) mod irq_mask {
 pub(crate) mod platform {
     use abi::control::Line;
     use abi::payload::{Role, VmConfig};
-    use addr::Gpa;
+    use addr::{Gpa, GpaRange};
     use alloc::sync::Arc;
     use alloc::vec::Vec;
     use hyperv_defs::property::{ProcessorFeatures, SyntheticFeatures, XsaveFeatures};
@@ -275,9 +279,9 @@ pub(crate) mod platform {
     use sched::Pending;
     use stage2::Access;
 
-    use super::loader::ram_layout;
     use crate::arch::hypercall::{self, Children, Ended};
     pub(crate) use crate::device::uart::Uart;
+    use crate::frames::Frames;
     use crate::sync::{AtomicU64, relax};
     use crate::vcpu::run::Running;
     use crate::vm::Vm;
@@ -307,13 +311,17 @@ pub(crate) mod platform {
     }
 
     impl Platform {
-        pub(crate) fn new(config: &VmConfig, _: Option<&Features>) -> Self {
-            let children =
-                || Children::new(HOST, config.vcpus, ram_layout(config.memory_bytes)).expect("there is memory");
+        pub(crate) fn new(config: &VmConfig, _: Option<&Features>, ram: &[GpaRange]) -> Self {
+            let children = || Children::new(HOST, config.vcpus, ram.iter().copied()).expect("there is memory");
             let children = (config.role == Role::Parent).then(children);
             let tool_port = (config.role == Role::Parent).then(ToolPort::new);
             Self { children, tool_port, time_offset: AtomicU64::new(0) }
         }
+    }
+
+    /// No VM has the machine's devices here.
+    pub(crate) fn take_devices(_: u32) -> Result<Vec<Frames>, String> {
+        Err(String::from("the fake machine has no devices"))
     }
 
     /// A parent's call, until it has ended: as its first vCPU makes it.

@@ -4,7 +4,7 @@ use alloc::format;
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use abi::payload::{ApicMode, HyperV, RemoteFlush, Role, VmConfig};
+use abi::payload::{ApicMode, Devices, HyperV, RemoteFlush, Role, VmConfig};
 use hyperv_defs::partition::{CreatePartition, CreationFlags, GetProperty, SetProperty};
 use hyperv_defs::property::SyntheticFeatures;
 use hyperv_defs::{PartitionId, Status};
@@ -59,6 +59,7 @@ fn config_of(child: &Partition, host: &Host, parent: &VmConfig) -> VmConfig {
         vcpus: MAX_VPS,
         memory_bytes: 0,
         role: Role::Guest,
+        devices: Devices::None,
         apic: if is_x2apic { ApicMode::X2Apic } else { ApicMode::XApic },
         hyperv: match (is_offered, features.contains(SyntheticFeatures::CLUSTER_IPI)) {
             (false, _) => HyperV::Off,

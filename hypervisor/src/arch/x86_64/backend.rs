@@ -10,8 +10,9 @@
 //! | [`WorldSwitch`] | a vCPU's control block | facts of the last exit, TLB tag and flush, TSC offset, intercepts |
 //! | [`Injection`] | a vCPU's control block | events, interrupt window, single step |
 //!
-//! Permission maps of MSRs and ports are the back end's own affair: all guests are kept away from the same ones, and
-//! what leaves the guest goes to `guest/msr.rs` and `guest/platform.rs`.
+//! Permission maps of MSRs and ports are the back end's own affair: all guests are kept away from the same ones, but
+//! for the ports of a VM that has the machine's devices. What leaves the guest goes to `guest/msr.rs` and
+//! `guest/platform.rs`.
 //!
 //! A back end's `exit.rs` matches its exit codes and hands typed facts to `guest/`, such as [`PortAccess`]. Its
 //! `tags.rs` and `tlb.rs` are modules of the contract. Back ends have the same file names.
@@ -120,6 +121,9 @@ pub(crate) struct Features {
 pub(crate) trait WorldSwitch {
     /// A control block with all intercepts set and no registers. `stage2_root` is the HPA of the VM's stage-2 tables.
     fn new(stage2_root: Hpa) -> Self;
+
+    /// The guest has all ports but these. Each call names the same.
+    fn open_ports(&mut self, closed: impl Iterator<Item = u16>);
 
     /// Pages that only the processor that runs the vCPU writes.
     fn own_pages(&self) -> OwnPages;
@@ -329,6 +333,7 @@ pub(crate) mod hwvirt {
 /// Masking of interrupts in the vCPU loop.
 pub(crate) mod irq_mask {
     use super::{Backend, Chosen};
+    use crate::arch::x86_64::host::device_vectors;
 
     /// See [`Backend::defer_interrupts`].
     #[inline]
@@ -342,10 +347,11 @@ pub(crate) mod irq_mask {
         Chosen::stop_deferring_interrupts();
     }
 
-    /// See [`Backend::take_interrupts`].
+    /// See [`Backend::take_interrupts`]. Those of devices are handed on.
     #[inline]
     pub(crate) fn take() {
         Chosen::take_interrupts();
+        device_vectors::forward();
     }
 }
 

@@ -1,8 +1,11 @@
 //! The part of the guest's machine that its vCPUs share, and the interrupts of its devices.
 
+use alloc::string::String;
+use alloc::vec::Vec;
+
 use abi::control::Line;
 use abi::payload::VmConfig;
-use addr::Gpa;
+use addr::{Gpa, GpaRange};
 use partition::Features;
 use sched::Pending;
 use spin::Mutex;
@@ -11,6 +14,7 @@ use stage2::Access;
 use super::layout;
 use crate::device::gic::{Distributor, FIRST_SPI};
 pub(crate) use crate::device::pl011::Pl011 as Uart;
+use crate::frames::Frames;
 use crate::vcpu::run::Running;
 use crate::vm::Vm;
 use crate::vm::fault::Resolved;
@@ -24,9 +28,14 @@ pub(crate) struct Platform {
 
 impl Platform {
     /// No VM is a child here.
-    pub(crate) fn new(config: &VmConfig, _: Option<&Features>) -> Self {
+    pub(crate) fn new(config: &VmConfig, _: Option<&Features>, _: &[GpaRange]) -> Self {
         Self { distributor: Mutex::new(Distributor::new(config.vcpus)) }
     }
+}
+
+/// No VM has the machine's devices here.
+pub(crate) fn take_devices(_: u32) -> Result<Vec<Frames>, String> {
+    Err(String::from("a VM has the machine's devices on x86_64 only"))
 }
 
 /// Delivers the interrupts that a change of the distributor has made pending.

@@ -115,6 +115,17 @@ pub(crate) fn exit(code: u8) -> ! {
     stop_this_cpu()
 }
 
+/// Restarts the machine.
+pub(crate) fn restart() -> ! {
+    crate::log::flush();
+    let _ = match conduit() {
+        Conduit::Smc => psci::system_reset::<Smc>(),
+        Conduit::Hvc => psci::system_reset::<Hvc>(),
+        Conduit::None => Ok(()),
+    };
+    stop_this_cpu()
+}
+
 /// Stops with one of [`abi::exit_code`]. This machine has no screen to keep.
 pub(crate) fn end_check(code: u8) -> ! {
     exit(code)

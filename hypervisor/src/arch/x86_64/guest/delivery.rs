@@ -92,14 +92,29 @@ pub(in crate::arch) fn send(vm: &Vm, sender: Option<u32>, message: &Message) {
         Target::AllButSelf => post_to(vm, everybody().filter(|&id| Some(id) != sender), message),
         Target::Cluster { cluster, members } => post_to(vm, cluster_members(cluster, members), message),
         Target::Logical(destination) => {
-            let answers = |&id: &u32| {
-                vm.vcpus().get(id as usize).is_some_and(|vcpu| {
-                    LogicalId::from_bits(vcpu.posted().logical_id.load(Ordering::Acquire)).matches(destination)
-                })
-            };
-            post_to(vm, everybody().filter(answers), message);
+            post_to(vm, everybody().filter(|&id| answers(vm, id, destination)), message);
         }
     }
+}
+
+/// The first vCPU that a message with this target reaches.
+pub(super) fn first_of(vm: &Vm, target: Target) -> Option<u32> {
+    let exists = |id: &u32| (*id as usize) < vm.vcpus().len();
+    match target {
+        Target::Physical(id) => Some(id),
+        Target::Logical(destination) => (0..vm.config.vcpus).find(|&id| answers(vm, id, destination)),
+        Target::AllIncludingSelf => Some(0),
+        // Only other local APICs send to these.
+        Target::SelfOnly | Target::AllButSelf | Target::Cluster { .. } => None,
+    }
+    .filter(exists)
+}
+
+/// Whether the vCPU is meant by this eight-bit logical destination.
+fn answers(vm: &Vm, id: u32, destination: u8) -> bool {
+    vm.vcpus()
+        .get(id as usize)
+        .is_some_and(|vcpu| LogicalId::from_bits(vcpu.posted().logical_id.load(Ordering::Acquire)).matches(destination))
 }
 
 /// Sends an edge-triggered interrupt to vCPUs by index.

@@ -7,7 +7,7 @@
 use core::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use abi::payload::{HyperV as Offer, RemoteFlush, Role, VmConfig};
-use addr::Gpa;
+use addr::{Gpa, GpaRange};
 use hyperv_defs::call::{FAST_BYTES, FAST_WORDS};
 use hyperv_defs::cpuid::{self as leaf, Features, HardwareFeatures, Privileges, PrivilegesHigh, Recommendations};
 use hyperv_defs::hypercall::CallInstruction;
@@ -29,7 +29,7 @@ use super::platform::Platform;
 use super::state::{State as _, gpr};
 use super::synic::owed;
 use super::vcpu::ArchVcpu;
-use super::{children, cpuid, fpu, intercept, loader, synic};
+use super::{children, cpuid, fpu, intercept, synic};
 use crate::arch::hypercall::{self, Children, Ended, Input, Rights};
 use crate::arch::x86_64::host::tsc;
 use crate::device::local_apic::GeneralProtection;
@@ -187,11 +187,16 @@ struct VmRegisters {
 
 impl HyperV {
     /// The interface for a VM whose time begins now, if it is offered.
-    pub(super) fn new(config: &VmConfig, cpuid: &CpuidTable, child: Option<&ChildFeatures>) -> Option<Self> {
+    pub(super) fn new(
+        config: &VmConfig,
+        cpuid: &CpuidTable,
+        child: Option<&ChildFeatures>,
+        ram: &[GpaRange],
+    ) -> Option<Self> {
         let profile = Profile::of(config, child)?;
         let children = match config.role {
             Role::Guest => None,
-            Role::Parent => Children::new(children::host(cpuid), config.vcpus, loader::ram_layout(config.memory_bytes)),
+            Role::Parent => Children::new(children::host(cpuid), config.vcpus, ram.iter().copied()),
         };
         let scale = reference_tsc::scale_for(tsc::hz()).unwrap_or(u64::MAX);
         let registers = VmRegisters {

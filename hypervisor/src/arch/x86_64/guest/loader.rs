@@ -1,9 +1,11 @@
 //! Loads a kernel into a VM's memory, by the boot protocols of x86-64.
 
+use abi::payload::Devices;
 use addr::{Gpa, GpaRange};
 pub(crate) use x86_boot::KernelEntry;
 use x86_boot::{Boot, GuestMemory, OutsideMemory};
 
+use super::own_machine::Prepared;
 use crate::vm::memory::Memory;
 use crate::vm::spec::Spec;
 
@@ -18,6 +20,10 @@ pub(crate) fn ram_layout(bytes: u64) -> impl Iterator<Item = GpaRange> {
 /// When the files cannot be booted or do not fit.
 pub(crate) fn load(spec: &Spec<'_>, memory: &mut Memory) -> Result<KernelEntry, x86_boot::Error> {
     let Spec { config, kernel, initrd } = *spec;
+    let own = match config.devices {
+        Devices::None => None,
+        Devices::All => Some(Prepared::new(config, memory)?),
+    };
     let boot = Boot {
         kernel,
         initrd,
@@ -26,9 +32,15 @@ pub(crate) fn load(spec: &Spec<'_>, memory: &mut Memory) -> Result<KernelEntry, 
         vcpus: config.vcpus,
         role: config.role,
         apic: config.apic,
-        machine: None,
+        machine: own.as_ref().map(Prepared::machine),
     };
-    x86_boot::load(&boot, memory)
+    let entry = x86_boot::load(&boot, memory)?;
+    if let Some(own) = &own
+        && !own.write_tables(memory)
+    {
+        return Err(x86_boot::Error::NoRoom { needs: 0, has: 0 });
+    }
+    Ok(entry)
 }
 
 impl GuestMemory for Memory {

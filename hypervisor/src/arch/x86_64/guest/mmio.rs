@@ -8,7 +8,7 @@ use abi::counters::ExitReason;
 use addr::{Gpa, PageSize};
 use emulator::ExitInfo;
 use log::debug;
-use x86_boot::layout::{PCI_ECAM, PCI_ECAM_BYTES, TOOL_PORT, TOOL_PORT_BYTES};
+use x86_boot::layout::{PCI_ECAM, PCI_ECAM_BYTES, TOOL_PORT_BYTES};
 use x86_emulate::{
     Access, Cause, Cpu as _, Device, Emulation, Fetched, Mode, Outcome, Segment, SegmentRegister, Walks, Width, Window,
 };
@@ -17,7 +17,7 @@ use super::apic::{Origin, apply};
 use super::emulate::{self, Registers};
 use super::state::{State as _, gpr};
 use super::vcpu::{ArchVcpu, stop};
-use super::{delivery, intercept, platform};
+use super::{delivery, intercept, own_machine, platform};
 use crate::arch::x86_64::backend::{Injection as _, WorldSwitch as _};
 use crate::arch::x86_64::host::tsc;
 use crate::device::io_apic;
@@ -31,6 +31,11 @@ use crate::vm::tool_port::ToolPort;
 #[inline(always)]
 pub(in crate::arch::x86_64) fn access(run: &mut Running<'_>, gpa: Gpa, needs: Needs) -> Next {
     run.tally.exit(ExitReason::Mmio);
+    if run.vm.platform().own_machine.is_some()
+        && let Some(next) = own_machine::access(run, gpa)
+    {
+        return next;
+    }
     if run.owner.arch.hardware.has_interrupted_delivery() {
         // Not an instruction's access: the guest's descriptor tables or its stack are at an address without memory. A
         // retry would fail again, before any interrupt of the host is taken.
@@ -281,7 +286,7 @@ impl Bus<'_> {
         if let Some((port, offset)) = self.tool_port(gpa) {
             return port.read(self.origin.vm, offset, bytes(width)).into();
         }
-        let Some(offset) = offset_in_ecam(gpa) else {
+        let Some(offset) = self.offset_in_ecam(gpa) else {
             self.nobody = Some(gpa);
             return u64::MAX;
         };
@@ -295,27 +300,32 @@ impl Bus<'_> {
             port.write(self.origin.vm, offset, bytes(width), value as u32);
             return;
         }
-        let Some(offset) = offset_in_ecam(gpa) else {
+        let Some(offset) = self.offset_in_ecam(gpa) else {
             self.nobody = Some(gpa);
             return;
         };
         self.origin.vm.platform().pci.lock().write_memory(offset, width.bytes(), value);
     }
 
+    /// The offset in the memory window to PCI's configuration, if this address is there. A VM with the machine's
+    /// devices has the machine's window.
+    fn offset_in_ecam(&self, gpa: Gpa) -> Option<u64> {
+        let offset = gpa.0.checked_sub(PCI_ECAM.0).filter(|offset| *offset < PCI_ECAM_BYTES)?;
+        self.origin.vm.platform().own_machine.is_none().then_some(offset)
+    }
+
     /// The port of a parent's programs, and the offset in its page, if this address is there.
     fn tool_port(&self, gpa: Gpa) -> Option<(&ToolPort, u16)> {
-        let offset = gpa.0.checked_sub(TOOL_PORT.0).filter(|offset| *offset < TOOL_PORT_BYTES.into())?;
-        Some((platform::tool_port(self.origin.vm)?, u16::try_from(offset).ok()?))
+        let port = platform::tool_port(self.origin.vm)?;
+        let offset = gpa.0.checked_sub(platform::tool_port_at(self.origin.vm).0)?;
+        let offset = u16::try_from(offset).ok().filter(|offset| u32::from(*offset) < TOOL_PORT_BYTES)?;
+        Some((port, offset))
     }
 }
 
 /// As ports count it.
 fn bytes(width: Width) -> u8 {
     width.bytes().to_le_bytes()[0]
-}
-
-fn offset_in_ecam(gpa: Gpa) -> Option<u64> {
-    gpa.0.checked_sub(PCI_ECAM.0).filter(|offset| *offset < PCI_ECAM_BYTES)
 }
 
 const IO_APIC: Gpa = Gpa(io_apic::MMIO_BASE);
@@ -330,7 +340,10 @@ impl Device for Bus<'_> {
         let offset = Gpa(register).offset_in(PageSize::Size4K) as u16;
         let value = match gpa.page(PageSize::Size4K) {
             page if page == self.local_apic() => self.apic.read_mmio(offset, tsc::now),
-            IO_APIC => self.origin.vm.platform().io_apic.lock().read(offset),
+            IO_APIC => match &self.origin.vm.platform().own_machine {
+                Some(machine) => machine.read_io_apic(offset),
+                None => self.origin.vm.platform().io_apic.lock().read(offset),
+            },
             _ => return self.read_elsewhere(gpa, width),
         };
         u64::from(value) >> shift
@@ -352,6 +365,9 @@ impl Device for Bus<'_> {
                 if effect != Effect::None {
                     apply(self.origin, self.apic, effect);
                 }
+            }
+            IO_APIC if let Some(machine) = &self.origin.vm.platform().own_machine => {
+                machine.write_io_apic(self.origin.vm, offset, low);
             }
             IO_APIC => {
                 let message = self.origin.vm.platform().io_apic.lock().write(offset, low);

@@ -16,6 +16,7 @@ pub(crate) mod intercept;
 pub(crate) mod loader;
 pub(crate) mod mmio;
 pub(crate) mod msr;
+pub(crate) mod own_machine;
 pub(crate) mod platform;
 pub(crate) mod registers;
 pub(crate) mod state;

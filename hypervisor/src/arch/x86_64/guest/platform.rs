@@ -7,14 +7,17 @@
 use alloc::boxed::Box;
 
 use abi::control::{Line, StopReason};
-use abi::payload::{Role, VmConfig};
+use abi::payload::{Devices, Role, VmConfig};
+use addr::{Gpa, GpaRange};
 use partition::Features;
 use spin::Mutex;
-use x86_boot::layout::{PCI_ADDRESS_PORT, RTC_PORT, SERIAL_PORTS, TOOL_PORT_PIN};
+use x86_boot::layout::{PCI_ADDRESS_PORT, RTC_PORT, SERIAL_PORTS, TOOL_PORT, TOOL_PORT_PIN};
 
 use super::cpuid::CpuidTable;
 use super::hyperv::HyperV;
 pub(crate) use super::hyperv::fault_of_child;
+pub(crate) use super::own_machine::take_devices;
+use super::own_machine::{self, MachineOfVm};
 use super::state::State as _;
 use super::{delivery, mmio};
 use crate::arch::hypercall::Children;
@@ -42,6 +45,8 @@ pub(crate) struct Platform {
     rtc: Mutex<Rtc>,
     /// For programs in a parent.
     tool_port: Option<Box<ToolPort>>,
+    /// If it has the machine's devices.
+    pub(super) own_machine: Option<Box<MachineOfVm>>,
 }
 
 const COM1: u16 = SERIAL_PORTS[0].0;
@@ -51,16 +56,18 @@ const COM2_LAST: u16 = COM2 + uart::PORTS - 1;
 const RTC_LAST: u16 = RTC_PORT + 1;
 
 impl Platform {
-    pub(crate) fn new(config: &VmConfig, child: Option<&Features>) -> Self {
+    /// Of a VM with memory at these addresses. A child has none of its own.
+    pub(crate) fn new(config: &VmConfig, child: Option<&Features>, ram: &[GpaRange]) -> Self {
         let cpuid = CpuidTable::new(config, child);
         Self {
-            hyperv: HyperV::new(config, &cpuid, child),
+            hyperv: HyperV::new(config, &cpuid, child, ram),
             cpuid,
             io_apic: Mutex::new(IoApic::new(0)),
             pci: Mutex::new(Pci::new()),
             pit: Mutex::new(Pit::new()),
             rtc: Mutex::new(Rtc::new()),
             tool_port: (config.role == Role::Parent).then(|| Box::new(ToolPort::new())),
+            own_machine: (config.devices == Devices::All).then(|| Box::new(MachineOfVm::new())),
         }
     }
 }
@@ -125,7 +132,7 @@ pub(super) fn read(vm: &Vm, port: u16, bytes: u8) -> u32 {
         COM1..=COM1_LAST => read_serial(vm, Line::Console, port - COM1),
         COM2..=COM2_LAST => read_serial(vm, Line::Agent, port - COM2),
         RTC_PORT..=RTC_LAST => vm.platform().rtc.lock().read(port - RTC_PORT, wall_clock_seconds()),
-        port if power::PORTS.contains(&port) => power::read(),
+        port if power::PORTS.contains(&port) && vm.platform().own_machine.is_none() => power::read(),
         _ => return read_wide(vm, port, bytes),
     };
     EMPTY << 8 | u32::from(byte)
@@ -137,6 +144,9 @@ const EMPTY: u32 = u32::MAX;
 /// A read of a register that is rare or wider than a byte, or of an empty bus.
 #[cold]
 fn read_wide(vm: &Vm, port: u16, bytes: u8) -> u32 {
+    if let Some(machine) = &vm.platform().own_machine {
+        return machine.read_port(port, bytes);
+    }
     match port {
         pit::FIRST_PORT..=pit::LAST_PORT | pit::GATE_PORT => {
             EMPTY << 8 | u32::from(vm.platform().pit.lock().read(port, tsc::nanos()))
@@ -153,7 +163,7 @@ pub(super) fn write(vm: &Vm, index: u32, port: u16, bytes: u8, wide: u32) {
         COM1..=COM1_LAST => write_serial(vm, Line::Console, port - COM1, value),
         COM2..=COM2_LAST => write_serial(vm, Line::Agent, port - COM2, value),
         RTC_PORT..=RTC_LAST => vm.platform().rtc.lock().write(port - RTC_PORT, value),
-        port if power::PORTS.contains(&port) => {
+        port if power::PORTS.contains(&port) && vm.platform().own_machine.is_none() => {
             let (reason, verb) = match power::write(port, value) {
                 Some(PowerEvent::PowerOff) => (StopReason::PowerOff, "turned the machine off"),
                 Some(PowerEvent::Reset) => (StopReason::Reset, "reset the machine"),
@@ -161,13 +171,16 @@ pub(super) fn write(vm: &Vm, index: u32, port: u16, bytes: u8, wide: u32) {
             };
             vm.stop(reason, format_args!("vCPU {index} {verb}, port {port:#x} value {value:#x}"));
         }
-        _ => write_wide(vm, port, bytes, wide),
+        _ => write_wide(vm, index, port, bytes, wide),
     }
 }
 
 /// A write to a register that is rare or wider than a byte, or to an empty bus.
 #[cold]
-fn write_wide(vm: &Vm, port: u16, bytes: u8, wide: u32) {
+fn write_wide(vm: &Vm, index: u32, port: u16, bytes: u8, wide: u32) {
+    if let Some(machine) = &vm.platform().own_machine {
+        return machine.write_port(vm, index, port, bytes, wide);
+    }
     let [value, ..] = wide.to_le_bytes();
     match port {
         pit::FIRST_PORT..=pit::LAST_PORT | pit::GATE_PORT => vm.platform().pit.lock().write(port, value, tsc::nanos()),
@@ -201,10 +214,19 @@ pub(crate) fn tool_port(vm: &Vm) -> Option<&ToolPort> {
 /// Tells the I/O APIC about the interrupt line of that port.
 #[cold]
 pub(crate) fn tool_port_interrupt(vm: &Vm, asserted: bool) {
-    set_line(vm, TOOL_PORT_PIN, asserted);
+    let is_machine = vm.platform().own_machine.is_some();
+    set_line(vm, if is_machine { own_machine::TOOL_PORT_PIN } else { TOOL_PORT_PIN }, asserted);
+}
+
+/// Where the registers of that port are.
+pub(super) fn tool_port_at(vm: &Vm) -> Gpa {
+    if vm.platform().own_machine.is_some() { own_machine::tool_port() } else { TOOL_PORT }
 }
 
 fn set_line(vm: &Vm, pin: u32, asserted: bool) {
+    if let Some(machine) = &vm.platform().own_machine {
+        return machine.set_line(vm, pin, asserted);
+    }
     let message = vm.platform().io_apic.lock().set_line(pin as usize, asserted);
     if let Some(message) = message {
         delivery::send(vm, None, &message);
@@ -213,6 +235,9 @@ fn set_line(vm: &Vm, pin: u32, asserted: bool) {
 
 /// A vCPU ended a level-triggered interrupt.
 pub(in crate::arch::x86_64) fn end_of_interrupt(vm: &Vm, vector: u8) {
+    if let Some(machine) = &vm.platform().own_machine {
+        return machine.end_of_interrupt(vm, vector);
+    }
     // The messages are gathered first: sending may take other locks.
     let mut messages = [None; crate::device::io_apic::PINS];
     let mut io_apic = vm.platform().io_apic.lock();

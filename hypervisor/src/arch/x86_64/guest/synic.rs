@@ -3,7 +3,7 @@
 //! The crate `synic` has the rules. This file applies them to the vCPU's local APIC, the guest's memory and the host's
 //! timer. Only the pCPU that runs the vCPU writes this state, and it takes no lock of the VM.
 
-use abi::payload::VmConfig;
+use abi::payload::{Devices, Role, VmConfig};
 use addr::{Gpa, PAGE_BYTES};
 use hyperv_defs::page::TimersState;
 use hyperv_defs::reference_tsc::{ReferenceTsc, tsc_at};
@@ -13,8 +13,8 @@ use stage2::Access;
 use synic::{Absent, Expiry, Pumped, Refused, SINTS, Sint, Synic, Timers};
 use x86_boot::layout::{SYNIC_BYTES, synic_ram};
 
-use super::hyperv;
 use super::intercept::{self, Missing};
+use super::{hyperv, own_machine};
 use crate::arch::hypercall::SynicPage;
 use crate::arch::x86_64::host::{apic as host_apic, tsc};
 use crate::device::local_apic::{GeneralProtection, LocalApic};
@@ -56,8 +56,15 @@ const _: () = assert!(SINTS == u16::BITS as usize);
 impl VcpuSynic {
     /// Of vCPU `index`, as after power-on.
     pub(in crate::arch::x86_64) fn new(index: u32, config: &VmConfig) -> Self {
-        let ram = synic_ram(config.memory_bytes, config.vcpus, config.role);
-        let page = ram.map(|ram| (ram.start.0 + u64::from(index) * SYNIC_BYTES) / PAGE_BYTES);
+        let of_pc = || {
+            let ram = synic_ram(config.memory_bytes, config.vcpus, config.role)?;
+            Some(Gpa(ram.start.0 + u64::from(index) * SYNIC_BYTES))
+        };
+        let pages = match (config.role, config.devices) {
+            (Role::Parent, Devices::All) => Some(own_machine::synic_page(index)),
+            _ => of_pc(),
+        };
+        let page = pages.map(|pages| pages.0 / PAGE_BYTES);
         // Below 4 GiB.
         Self::at(page.and_then(|page| page.try_into().ok()).unwrap_or(0))
     }

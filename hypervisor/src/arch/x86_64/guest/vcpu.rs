@@ -9,7 +9,7 @@
 use core::arch::asm;
 
 use abi::control::StopReason;
-use abi::payload::{ApicMode, VmConfig};
+use abi::payload::{ApicMode, Devices, VmConfig};
 use addr::Hpa;
 use hyperv_defs::msr::VpAssistMsr;
 use partition::CpuidResults;
@@ -26,10 +26,10 @@ use x86_events::{Events, Flags};
 use super::emulate::{self, Emulator};
 use super::events::Armed;
 use super::fpu::FpuState;
-use super::intercept;
 use super::msr::MISC_ENABLE_RESET;
 use super::state::{Gprs, Registers, State as _, SystemCalls, gpr};
 use super::synic::VcpuSynic;
+use super::{intercept, own_machine};
 use crate::arch::x86_64::backend::{Exit, Hardware, HostContext, Injection as _, WorldSwitch as _};
 use crate::arch::x86_64::host::processor::leaf;
 use crate::arch::x86_64::host::tsc;
@@ -112,6 +112,9 @@ impl VcpuState<Machine> for ArchVcpu {
             tags,
             emulator: emulate::new(index, config.decode_cache),
         };
+        if config.devices == Devices::All {
+            vcpu.hardware.open_ports(own_machine::closed_ports());
+        }
         vcpu.reset_registers();
         vcpu
     }

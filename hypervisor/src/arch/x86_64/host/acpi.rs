@@ -13,6 +13,7 @@ use ::acpi::sdt::{SdtHeader, Signature};
 use ::acpi::{AcpiHandler, AcpiTable, AcpiTables, PhysicalMapping};
 use addr::Hpa;
 use spin::Once;
+use x86_boot::own_acpi;
 
 use super::{paging, power};
 use crate::boot::handover::RootTable;
@@ -39,6 +40,12 @@ pub(crate) struct Machine {
     pub(crate) has_keyboard_controller: bool,
     /// The firmware's own serial console, if it reports one.
     pub(crate) spcr: Option<Spcr>,
+    /// The registers of the I/O APIC that has the first pins.
+    pub(crate) io_apic: Option<Hpa>,
+    /// Signature and address of each table.
+    pub(crate) tables: Vec<([u8; 4], u64)>,
+    /// The table of interrupt controllers (MADT), whole.
+    pub(crate) madt: &'static [u8],
 }
 
 /// The ACPI PM timer: counts up at 3.579545 MHz.
@@ -87,7 +94,8 @@ pub(super) fn read(root: Option<RootTable>) -> Option<&'static Machine> {
 
 fn parse(root: Option<RootTable>) -> Option<Machine> {
     let address = |hpa: Hpa| usize::try_from(hpa.0).ok();
-    let tables = match root? {
+    let root = root?;
+    let tables = match root {
         // SAFETY: the loader reports this address. The crate checks signature and checksum of everything that it reads.
         RootTable::Rsdp(rsdp) => unsafe { AcpiTables::from_rsdp(Firmware, address(rsdp)?) },
         // SAFETY: the same.
@@ -105,10 +113,18 @@ fn parse(root: Option<RootTable>) -> Option<Machine> {
         log::error!("ACPI: the MADT's entries do not fill it");
         return None;
     }
+    machine.madt = bytes(madt.physical_start(), madt.get().header.length).unwrap_or_default();
+    machine.tables = root_table(root).map(named_tables).unwrap_or_default();
     for entry in madt.get().entries() {
         let (id, flags) = match entry {
             MadtEntry::LocalApic(cpu) => (u32::from(cpu.apic_id), cpu.flags),
             MadtEntry::LocalX2Apic(cpu) => (cpu.x2apic_id, cpu.flags),
+            MadtEntry::IoApic(io_apic) => {
+                if io_apic.global_system_interrupt_base == 0 {
+                    machine.io_apic = Some(Hpa(io_apic.io_apic_address.into()));
+                }
+                continue;
+            }
             _ => continue,
         };
         if flags & ENABLED != 0 && !machine.apic_ids.contains(&id) {
@@ -140,6 +156,43 @@ fn parse(root: Option<RootTable>) -> Option<Machine> {
         machine.spcr = bytes(table.physical_start(), table.header().length).map(spcr::read);
     }
     Some(machine)
+}
+
+/// The RSDT or XSDT, and the bytes of each of its entries. The crate has checked it, but does not show it.
+fn root_table(root: RootTable) -> Option<(&'static [u8], usize)> {
+    /// Of the RSDP (ACPI 6.5, 5.2.5.3).
+    const REVISION: usize = 15;
+    const RSDT: usize = 16;
+    const XSDT: usize = 24;
+    const RSDP_BYTES: u32 = 36;
+    const OLD_RSDP_BYTES: u32 = 20;
+
+    let (revision, address) = match root {
+        RootTable::Sdt { revision, address } => (revision, address.0),
+        RootTable::Rsdp(rsdp) => {
+            let at = usize::try_from(rsdp.0).ok()?;
+            match bytes(at, OLD_RSDP_BYTES)?[REVISION] {
+                0 => (0, u32::from_le_bytes(*bytes(at, OLD_RSDP_BYTES)?[RSDT..].first_chunk()?).into()),
+                revision => (revision, u64::from_le_bytes(*bytes(at, RSDP_BYTES)?[XSDT..].first_chunk()?)),
+            }
+        }
+    };
+    Some((table(address)?, if revision == 0 { 4 } else { 8 }))
+}
+
+/// The tables that a root table names.
+fn named_tables((root, entry_bytes): (&[u8], usize)) -> Vec<([u8; 4], u64)> {
+    let signature = |address: u64| Some((*table(address)?.first_chunk()?, address));
+    own_acpi::entries(root, entry_bytes).filter_map(signature).collect()
+}
+
+/// The table at this address, by its own length.
+fn table(address: u64) -> Option<&'static [u8]> {
+    const HEADER_BYTES: u32 = 36;
+    const LENGTH: usize = 4;
+    let address = usize::try_from(address).ok().filter(|address| *address != 0)?;
+    let length = u32::from_le_bytes(*bytes(address, HEADER_BYTES)?[LENGTH..].first_chunk()?);
+    ((HEADER_BYTES as usize..=LONGEST_TABLE).contains(&(length as usize))).then(|| bytes(address, length)).flatten()
 }
 
 /// The header of an SPCR, by which the crate finds the table. The crate's own type is longer than tables of older

@@ -158,6 +158,11 @@ pub(crate) fn arm_timer(deadline: u64) {
     }
 }
 
+/// Ends the interrupt of highest priority that this pCPU has taken.
+pub(super) fn end_of_interrupt() {
+    write(EOI, 0);
+}
+
 /// Kind of the timer, for the log.
 pub(in crate::arch::x86_64) fn timer_name() -> &'static str {
     if DEADLINE_TIMER.load(Ordering::Relaxed) { "by TSC deadline" } else { "by count" }

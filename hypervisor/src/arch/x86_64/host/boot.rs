@@ -285,6 +285,11 @@ extern "sysv64" fn boot_main(magic: u32, information: u32) -> ! {
     }
 }
 
+/// The loader's data. There is some as soon as Rust code runs on the final page tables.
+pub(in crate::arch::x86_64) fn handover() -> Option<&'static Handover> {
+    HANDOVER.get()
+}
+
 /// Prints on each console why the machine is not started, while the boot page tables are in use.
 fn refuse(handover: &'static Handover, why: impl Display) -> ! {
     framebuffer::open_at_boot(handover);

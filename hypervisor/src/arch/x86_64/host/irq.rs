@@ -4,7 +4,8 @@
 //! machine checks have stacks of their own, so even a stack overflow is reported.
 //!
 //! Host interrupts mean nothing by themselves: each ends a guest's run or a pCPU's sleep, and what there is to do is
-//! found in memory. So their handlers only count, and tell the local APIC that they are done. The hypervisor runs with
+//! found in memory. So their handlers only count, and tell the local APIC that they are done. (Those of devices of a VM
+//! are recorded: [`device_vectors`].) The hypervisor runs with
 //! interrupts off and takes them in two places: [`wait`], and
 //! [`irq_mask::take`](crate::arch::x86_64::backend::irq_mask::take) while it runs a vCPU.
 
@@ -21,7 +22,7 @@ use x86_64::registers::control::Cr2;
 use x86_64::structures::idt::InterruptDescriptorTable;
 
 use super::percpu::{ArchPerCpu, IST_DOUBLE_FAULT, IST_MACHINE_CHECK, IST_NMI};
-use super::{apic, machine_check, paging, power};
+use super::{apic, device_vectors, machine_check, paging, power};
 use crate::cpu::{PerCpu, Taken};
 use crate::panic;
 
@@ -42,6 +43,7 @@ pub(crate) const SPURIOUS: u8 = 0xff;
 pub(crate) fn wait() {
     // SAFETY: handlers keep all registers and touch counters only.
     unsafe { asm!("sti", "hlt", "cli") };
+    device_vectors::forward();
 }
 
 /// Turns interrupts off. They are, unless something is very wrong.
@@ -134,6 +136,10 @@ fn table() -> InterruptDescriptorTable {
     for (vector, handler) in interrupts {
         // SAFETY: the handler keeps all registers and returns by `iretq`.
         unsafe { idt[vector].set_handler_addr(VirtAddr::from_ptr(handler as *const ())) };
+    }
+    for (vector, handler) in device_vectors::handlers() {
+        // SAFETY: as above.
+        unsafe { idt[vector].set_handler_addr(handler) };
     }
     idt
 }

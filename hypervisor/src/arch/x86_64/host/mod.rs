@@ -6,10 +6,13 @@
 pub(crate) mod acpi;
 pub(crate) mod apic;
 pub(crate) mod boot;
+pub(crate) mod device_vectors;
 mod framebuffer;
+pub(crate) mod io_apic;
 pub(crate) mod irq;
 mod keyboard;
 mod loader_data;
+pub(crate) mod low_memory;
 pub(crate) mod machine_check;
 pub(crate) mod paging;
 pub(crate) mod percpu;

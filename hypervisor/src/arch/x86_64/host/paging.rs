@@ -33,6 +33,7 @@ use super::boot;
 use super::processor::leaf;
 use crate::arch::mappings::{DIRECT_MAP_END, clamp, whole_pages};
 pub(crate) use crate::arch::mappings::{direct_map, direct_map_inverse, is_guard, map_mmio, map_stack};
+use crate::arch::ram::LOW_END;
 use crate::frames::{Exhausted, Frames};
 use crate::memory_map::{MemoryMap, Ranges};
 
@@ -67,7 +68,7 @@ static CHANGES: Mutex<()> = Mutex::new(());
 pub(super) unsafe fn init<'a>(memory: &MemoryMap, modules: impl Iterator<Item = &'a HpaRange>) -> Result<(), NoMemory> {
     let image = image();
     // Below 1 MiB are the loader's data and the start-up code of the other pCPUs.
-    let low = HpaRange::new(Hpa(0), 1 << 20);
+    let low = HpaRange::new(Hpa(0), LOW_END.0);
     let mut free = memory.ram();
     for taken in low.into_iter().chain([image]).chain(modules.copied()) {
         free.remove(&taken);
@@ -119,7 +120,7 @@ pub(super) unsafe fn init<'a>(memory: &MemoryMap, modules: impl Iterator<Item = 
 
 /// First HPA that this processor's page tables cannot name (APM vol. 3, CPUID 8000_0008 EAX, and 8000_001F EBX for the
 /// bits that memory encryption takes).
-pub(super) fn physical_end() -> Hpa {
+pub(in crate::arch::x86_64) fn physical_end() -> Hpa {
     // Processors without the leaf have 36 bits (APM vol. 2, 5.3).
     let bits = match leaf(0x8000_0008).eax & 0xff {
         0 => 36,
@@ -320,7 +321,7 @@ unsafe extern "C" {
 }
 
 /// The whole image, with the code that ran before paging.
-pub(super) fn image() -> HpaRange {
+pub(in crate::arch::x86_64) fn image() -> HpaRange {
     between((&raw const image_start).addr() as u64, (&raw const data_end).addr() as u64 - IMAGE_OFFSET)
 }
 

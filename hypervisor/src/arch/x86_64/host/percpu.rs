@@ -12,7 +12,7 @@ use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
 use addr::Hva;
-use vcpu_layout::{Frozen, OwnerWord, lay_out};
+use vcpu_layout::{Frozen, OwnerField, OwnerWord, lay_out};
 use x86_64::VirtAddr;
 use x86_64::instructions::segmentation::{CS, SS, Segment};
 use x86_64::instructions::tables::load_tss;
@@ -36,6 +36,13 @@ pub(super) const IST_NMI: u16 = 1;
 pub(super) const IST_MACHINE_CHECK: u16 = 2;
 const ISTS: usize = 3;
 
+/// Vectors that have arrived and were not ended: bit n of word w is vector `w * 64 + n`.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub(super) struct Arrived(pub(super) [OwnerWord; 4]);
+
+impl OwnerField for Arrived {}
+
 /// Data of one x86-64 pCPU. GS points here.
 #[lay_out]
 pub(crate) struct ArchPerCpu {
@@ -51,6 +58,9 @@ pub(crate) struct ArchPerCpu {
     /// Added to this pCPU's TSC, so that all pCPUs agree: see [`super::tsc::meet`].
     #[layout(owner)]
     pub(super) clock_offset: OwnerWord,
+    /// Vectors that devices have raised here.
+    #[layout(owner)]
+    pub(super) arrived: Arrived,
     /// Id of the local APIC: where interrupts for this pCPU are sent.
     #[layout(frozen)]
     pub(crate) apic_id: u32,
@@ -113,6 +123,7 @@ pub(super) fn make(machine: &Machine, boot_apic_id: u32, boot_stack: Hva) {
             armed: OwnerWord::new(u64::MAX),
             tick: OwnerWord::new(0),
             clock_offset: OwnerWord::new(0),
+            arrived: Arrived::default(),
             apic_id,
             stack: if number == 0 { boot_stack } else { paging::map_stack(boot::STACK_BYTES) },
             exception_stacks: core::array::from_fn(|_| paging::map_stack(EXCEPTION_STACK_BYTES)),

@@ -4,13 +4,33 @@
 
 use core::ptr::NonNull;
 
+use addr::{Hpa, HpaRange};
+use alloc::vec::Vec;
+use spin::Once;
 use virtio_drivers::transport::DeviceType;
-use virtio_drivers::transport::pci::bus::{Command, ConfigurationAccess, DeviceFunction, PciRoot};
+use virtio_drivers::transport::pci::bus::{BarInfo, Command, ConfigurationAccess, DeviceFunction, PciRoot};
 use virtio_drivers::transport::pci::{PciTransport, virtio_device_type};
 
 use super::acpi::{self, Ecam};
 use super::paging::map_mmio;
 use crate::arch::control_port::HostMemory;
+use crate::io::config_space::Function;
+
+/// What the hypervisor itself uses of PCI.
+#[derive(Debug)]
+pub(in crate::arch::x86_64) struct Used {
+    /// The function.
+    pub(in crate::arch::x86_64) function: Function,
+    /// Its registers.
+    pub(in crate::arch::x86_64) registers: Vec<HpaRange>,
+}
+
+static USED: Once<Used> = Once::new();
+
+/// The console, if it was found.
+pub(in crate::arch::x86_64) fn used() -> Option<&'static Used> {
+    USED.get()
+}
 
 /// How a virtio console is reached.
 pub(crate) type ConsoleTransport = PciTransport;
@@ -27,6 +47,13 @@ pub(crate) fn find_console() -> Option<(ConsoleTransport, impl core::fmt::Displa
             let console = functions.find(|(_, info)| virtio_device_type(info) == Some(DeviceType::Console));
             console.map(|(function, _)| (root, function))
         })?;
+    let bars = root.bars(console).unwrap_or_default();
+    let registers = bars.iter().flatten().filter_map(|bar| match bar {
+        BarInfo::Memory { address, size, .. } => HpaRange::new(Hpa(*address), *size),
+        BarInfo::IO { .. } => None,
+    });
+    let function = Function { bus: console.bus, device: console.device, function: console.function };
+    USED.call_once(|| Used { function, registers: registers.collect() });
     root.set_command(console, Command::MEMORY_SPACE | Command::BUS_MASTER | Command::INTERRUPT_DISABLE);
     let transport = PciTransport::new::<HostMemory, _>(&mut root, console)
         .inspect_err(|error| log::warn!("the virtio console at {console} is not used: {error}"))

@@ -296,6 +296,22 @@ struct PermissionMaps {
     ports: Box<PortMap>,
 }
 
+/// The ports of the VM that has the machine's devices.
+static OPEN_PORTS: Once<Box<PortMap>> = Once::new();
+
+/// A map with all ports open but these. The first caller's are everybody's.
+fn open_ports(closed: impl Iterator<Item = u16>) -> Hpa {
+    let map = OPEN_PORTS.call_once(|| {
+        // SAFETY: all bytes of a map may be zero.
+        let mut map = unsafe { Box::<PortMap>::new_zeroed().assume_init() };
+        for port in closed {
+            map.0[usize::from(port / 8)] |= 1 << (port % 8);
+        }
+        map
+    });
+    hpa_of(&**map)
+}
+
 #[repr(C, align(4096))]
 struct MsrMap([u8; 0x2000]);
 

@@ -14,7 +14,7 @@ use x86_defs::vmcb::{IntCtl, Intercept1, Intercept2, Intercept3, TlbControl, Vmc
 use x86_emulate::{Segment, SegmentRegister};
 
 use super::repeated::Disguised;
-use super::{events, hpa_of, permission_maps};
+use super::{events, hpa_of, open_ports, permission_maps};
 use crate::arch::x86_64::backend::{Exit, WorldSwitch};
 use crate::arch::x86_64::guest::state::{Registers, State, SystemCalls};
 use crate::arch::x86_64::host::quirks;
@@ -89,6 +89,10 @@ impl WorldSwitch for Vcpu {
             repeats_interrupts: quirks::repeats_interrupts(),
             disguised: None,
         }
+    }
+
+    fn open_ports(&mut self, closed: impl Iterator<Item = u16>) {
+        self.vmcb.control.iopm_base = open_ports(closed).0;
     }
 
     fn own_pages(&self) -> OwnPages {
