@@ -10,7 +10,7 @@
 
 use alloc::vec::Vec;
 
-use addr::PAGE_BYTES;
+use addr::{Hpa, PAGE_BYTES};
 
 use crate::arch::ram;
 pub(crate) use crate::arch::ram::{Filled, Frames};
@@ -30,6 +30,17 @@ impl Frames {
         let mut frames = Self::take_block(block.ilog2()).ok_or(Exhausted)?;
         frames.truncate(bytes.max(1));
         Ok(frames)
+    }
+
+    /// Takes a free run below `end`, of at most `bytes` and at least `align`, at a multiple of `align`: one block of
+    /// the pool.
+    pub(crate) fn allocate_below(end: Hpa, bytes: u64, align: u64) -> Result<Self, Exhausted> {
+        if exhaustion::strikes() {
+            return Err(Exhausted);
+        }
+        let least = align.max(PAGE_BYTES).ilog2();
+        let most = bytes.checked_ilog2().ok_or(Exhausted)?;
+        (least..=most).rev().find_map(|order| Self::take_block_below(order, end)).ok_or(Exhausted)
     }
 
     /// Takes the longest free run, of at most `bytes` and at least `align`, at a multiple of `align`.

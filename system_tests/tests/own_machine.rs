@@ -45,6 +45,22 @@ fn linux_finds_the_machine_with_its_buses_clocks_and_tables_and_turns_it_off() {
 }
 
 #[test]
+fn memory_below_4_gib_comes_first_and_the_rest_is_above() {
+    // QEMU has 2 GiB below. The kernel must be there, and so must what old devices use.
+    let toml = format!("memory = \"6G\"\n\n{}", owner().replace("400M", "3G"));
+    let said = run(&toml, "grep 'System RAM' /proc/iomem; free -m").expect_status(0).stdout;
+    let ram = |start: u64, end: u64| -> u64 {
+        let lines = said.lines().filter_map(|line| line.split_once(" : System RAM")?.0.split_once('-'));
+        let ranges = lines.filter_map(|(first, last)| {
+            Some((u64::from_str_radix(first, 16).ok()?, u64::from_str_radix(last, 16).ok()? + 1))
+        });
+        ranges.map(|(first, last)| last.min(end).saturating_sub(first.max(start))).sum()
+    };
+    let (low, high) = (ram(0, 1 << 32) >> 20, ram(1 << 32, u64::MAX) >> 20);
+    assert!(low > 1500 && low + high > 3000, "{low} and {high} MiB: {said}");
+}
+
+#[test]
 fn level_triggered_interrupt_arrives_once_for_each_event_of_the_chipset() {
     // A card comes or goes: the chipset raises ACPI's interrupt, which is level-triggered.
     const COUNT: &str = "/sys/firmware/acpi/interrupts/gpe01";

@@ -71,6 +71,23 @@ impl Frames {
         Some(Self { start: direct_map_inverse(Hva(block.as_ptr() as u64)), bytes: 1 << order })
     }
 
+    /// Takes a block of 2^`order` bytes that ends at or below `end`, if one is among the first blocks of the pool.
+    ///
+    /// The pool prefers short blocks. On a large machine only memory below 4 GiB has some, so a few attempts find them.
+    pub(crate) fn take_block_below(order: u32, end: Hpa) -> Option<Self> {
+        const ATTEMPTS: usize = 64;
+        // Those that are not wanted return to the pool only after the search.
+        let mut others: [Option<Self>; ATTEMPTS] = [const { None }; ATTEMPTS];
+        others.iter_mut().find_map(|slot| {
+            let block = Self::take_block(order)?;
+            if block.start.0 + block.bytes <= end.0 {
+                return Some(Some(block));
+            }
+            *slot = Some(block);
+            None
+        })?
+    }
+
     /// Takes ownership of a run that was forgotten (`core::mem::forget`).
     ///
     /// # Safety

@@ -89,8 +89,9 @@ pub(crate) struct Assembly {
 enum Wanted {
     /// These, in ascending order.
     At(Vec<GpaRange>),
-    /// Those of the frames, whatever they are. This many bytes are missing.
-    InPlace(u64),
+    /// Those of the frames, whatever they are: this many bytes are missing. Those below 4 GiB come first, because boot
+    /// loaders and old devices can use no others. In the end there may be none left.
+    InPlace { bytes: u64, may_be_low: bool },
 }
 
 /// The next piece of memory.
@@ -101,9 +102,10 @@ struct Missing {
     bytes: u64,
 }
 
-/// Maximum length of a piece that is mapped in place. The pool's shorter blocks are used first, and on a large machine
-/// only memory below 4 GiB, which old devices and boot loaders need, has short ones.
-const PIECE_IN_PLACE: u64 = 1 << 30;
+/// End of the memory that boot loaders and old devices can use, and the shortest piece of it that is worth an entry of
+/// the guest's memory map.
+const LOW: Hpa = Hpa(1 << 32);
+const LEAST_LOW: u64 = 16 << 20;
 /// Maximum number of such pieces, and of the tables for their ends, for the machine's other addresses, and for the
 /// registers of its devices. These are mapped with the largest pages that hold nothing else.
 const PIECES_IN_PLACE: usize = 64;
@@ -138,7 +140,7 @@ impl Assembly {
     pub(crate) fn in_place(low: Vec<Frames>, bytes: u64, vcpus: u32, tags: VmTags) -> Result<Self, MemoryError> {
         let size = GpaRange::new(Gpa(0), bytes).ok_or(MemoryError::Exhausted)?;
         let tables = TablePool::new(&[size], vcpus, TABLES_IN_PLACE)?;
-        let mut assembly = Self::with(Wanted::InPlace(bytes), tables, tags, None)?;
+        let mut assembly = Self::with(Wanted::InPlace { bytes, may_be_low: true }, tables, tags, None)?;
         for frames in low {
             assembly.add(None, frames)?;
         }
@@ -163,7 +165,7 @@ impl Assembly {
             if missing.at.is_none() && self.regions.len() >= PIECES_IN_PLACE {
                 return Err(MemoryError::Exhausted);
             }
-            self.last = Some((Frames::allocate_at_most(missing.bytes, PageSize::Size2M.bytes())?, 0));
+            self.last = self.allocate(missing.bytes)?.map(|frames| (frames, 0));
             return Ok(false);
         };
         frames.zero_part(*zeroed, ZEROED_AT_ONCE);
@@ -173,11 +175,24 @@ impl Assembly {
         }
 
         let Some((frames, _)) = self.last.take() else { return Ok(false) };
-        if let Wanted::InPlace(bytes) = &mut self.wanted {
+        if let Wanted::InPlace { bytes, .. } = &mut self.wanted {
             *bytes = bytes.saturating_sub(frames.bytes());
         }
         self.add(missing.at, frames)?;
         Ok(self.missing().is_none())
+    }
+
+    /// Allocates a piece of at most `bytes`. `None`: there is none of the kind that was looked for first.
+    fn allocate(&mut self, bytes: u64) -> Result<Option<Frames>, MemoryError> {
+        let align = PageSize::Size2M.bytes();
+        if let Wanted::InPlace { may_be_low, .. } = &mut self.wanted
+            && *may_be_low
+        {
+            let found = Frames::allocate_below(LOW, bytes, LEAST_LOW.min(bytes)).ok();
+            *may_be_low = found.is_some();
+            return Ok(found);
+        }
+        Ok(Some(Frames::allocate_at_most(bytes, align)?))
     }
 
     /// Adds a piece of memory, at `at` or in place.
@@ -200,8 +215,8 @@ impl Assembly {
     /// The next piece, if one is missing.
     fn missing(&self) -> Option<Missing> {
         match &self.wanted {
-            Wanted::InPlace(0) => None,
-            Wanted::InPlace(bytes) => Some(Missing { at: None, bytes: (*bytes).min(PIECE_IN_PLACE) }),
+            Wanted::InPlace { bytes: 0, .. } => None,
+            Wanted::InPlace { bytes, .. } => Some(Missing { at: None, bytes: *bytes }),
             Wanted::At(ranges) => {
                 let done = self.regions.last().map_or(Gpa(0), GpaRange::end);
                 let next = ranges.iter().find(|range| range.end() > done)?;
