@@ -58,6 +58,8 @@ pub(crate) struct HostConfig {
     pub(crate) time_limit: Option<Duration>,
     /// The QEMU to use.
     pub(crate) qemu: Option<Placed<PathBuf>>,
+    /// Start no VM if no IOMMU guards the machine.
+    pub(crate) require_iommu: bool,
 }
 
 /// `[[vm]]`.
@@ -376,7 +378,7 @@ impl HostConfig {
             let pcpus = Placed { value: 2, place: absent.clone() };
             let arch = Placed { value: Arch::DEFAULT, place: absent.clone() };
             let accel = Placed { value: Accel::DEFAULT, place: absent };
-            return Ok(Self { arch, pcpus, memory: None, accel, time_limit: None, qemu: None });
+            return Ok(Self { arch, pcpus, memory: None, accel, time_limit: None, qemu: None, require_iommu: false });
         };
 
         let directory = table.source.directory;
@@ -397,8 +399,9 @@ impl HostConfig {
             let value = if text.contains('/') { directory.join(text) } else { PathBuf::from(text) };
             Placed { value, place }
         });
+        let require_iommu = table.boolean_or("require_iommu", false)?;
         table.finish()?;
-        Ok(Self { arch, pcpus, memory, accel, time_limit, qemu })
+        Ok(Self { arch, pcpus, memory, accel, time_limit, qemu, require_iommu })
     }
 }
 

@@ -312,6 +312,7 @@ pub(crate) fn refusal(refusal: Refusal) -> &'static str {
         Refusal::TooManyVms => "the host has the maximum number of VMs (dunlin destroy)",
         Refusal::NoSuchUpload => "the host does not know what we send it",
         Refusal::Invalid => "the host cannot create such a VM",
+        Refusal::OwnsDevices => "the VM owns devices, and a dirty log would miss what they write",
         Refusal::NoHardwareLog => "the machine does not record writes in stage 2 (use --source write-protect)",
     }
 }

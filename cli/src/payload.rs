@@ -75,6 +75,7 @@ pub(crate) fn run(args: &PayloadArgs) -> Result<(), Failure> {
 /// Reads and checks the files of all VMs and packs them; `script` goes into our initrd.
 pub(crate) fn pack(config: &Config, assets: &Assets, script: Option<&str>, start: Start) -> Result<Payload, Failure> {
     let mut files = Files { builder: Builder::new(start != Start::Here), packed: Vec::new() };
+    files.builder.require_iommu(config.host.require_iommu);
     for vm in &config.vms {
         let (kernel, initrd) = sources(config.host.arch.value, vm, assets, script, start)?;
         let (kernel, initrd) = (files.add(kernel), initrd.map(|initrd| files.add(initrd)));

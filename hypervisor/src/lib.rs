@@ -78,6 +78,7 @@ fn start_vms(boot: &boot::Boot, mut modules: boot::modules::Modules) -> Result<(
     let bytes = boot.payload.ok_or("no boot module; start the hypervisor with `dunlin run`")?;
     let payload = Payload::read(bytes).map_err(|error| error.to_string())?;
 
+    io::iommu::check(payload.manifest.require_iommu)?;
     let (tags, can_flush_one) = Machine::tags();
     vm::tags::init(&payload.manifest.vms, tags, can_flush_one)?;
     frames::set_reserve_aside().map_err(|_| {

@@ -79,6 +79,10 @@ define! {
     Stage2NotFlushed,
     /// An entry of stage 2 that is broken, because small pages become a large one, says nothing any more.
     BrokenEntriesEmptied,
+    /// Stage 2 changes, and the IOMMUs are not flushed.
+    DevicesNotFlushed,
+    /// A VM ends, and the functions that it owned still reach its memory.
+    DevicesKept,
     /// Pages are copied before they are made clean.
     CopyBeforeClear,
     /// The host writes to a guest's memory, and the log does not hear of it.

@@ -1,6 +1,7 @@
 //! Faults on purpose. `selftest=panic`, `overflow` or `null` on the command line test that each ends in a report.
 //! `tsc-skew` tests that clocks with a difference are corrected. `slow-log` tests that a slow UART without a control
-//! port delays only the guests that write to it. `exhaustion` lets commands choose which allocations fail.
+//! port delays only the guests that write to it. `iommu` has a device write where it must not. `exhaustion` lets
+//! commands choose which allocations fail.
 
 use core::fmt;
 use core::hint::black_box;
@@ -11,8 +12,8 @@ use crate::exhaustion;
 
 /// Runs the requested self-test, if there is one.
 pub(crate) fn run(boot: &Boot) {
-    // `tsc-skew` is handled where pCPUs are started, `slow-log` where consoles are written to the log, missing SVM
-    // where VMs are started.
+    // `tsc-skew` and `iommu` are handled where pCPUs are started, `slow-log` where consoles are written to the log,
+    // missing SVM where VMs are started.
     match boot.option("selftest") {
         Some("panic") => panic!("requested by selftest=panic"),
         Some("nested") => panic!("requested by selftest=nested: {}", PanicsWhenShown),

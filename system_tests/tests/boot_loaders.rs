@@ -316,7 +316,8 @@ fn processors_that_cannot_run_vms_are_told_why_and_what_to_do() {
 #[test]
 fn check_tells_what_there_is_and_what_is_missing_with_the_remedy() {
     let all = check(&BootLoader::default()).stdout;
-    for about in ["processor", "features", "TSC", "interrupts", "power off", "processors", "memory", "payload"] {
+    for about in ["processor", "features", "TSC", "interrupts", "IOMMU", "power off", "processors", "memory", "payload"]
+    {
         assert!(all.contains(&format!("check: {about}")), "no {about} in {all}");
     }
     assert!(all.contains("check: VMs can run on this machine"), "{all}");

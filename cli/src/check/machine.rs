@@ -226,19 +226,19 @@ fn acpi(tree: &Tree) -> Item {
     }
 }
 
-/// Dunlin programs no IOMMU (docs/real-machine.md), so this is information only.
+/// Dunlin starts without an IOMMU, too. It uses AMD's (docs/decisions/0023-iommu.md).
 fn iommu(tree: &Tree, arch: Option<Arch>) -> Item {
     const UNGUARDED: &str = "devices can reach all memory by DMA";
     let has = |table: &str| tree.has(&format!("{TABLES}/{table}"));
     if arch == Some(Arch::Aarch64) {
         return IOMMU.note(format!("Dunlin uses no SMMU yet, so {UNGUARDED}"));
     }
-    let table = if has("IVRS") { "IVRS" } else { "DMAR" };
-    if has(table) {
-        IOMMU.note(format!("there is one ({table}), but Dunlin does not use it yet, so {UNGUARDED}"))
+    if has("IVRS") {
+        IOMMU.ok("AMD-Vi (IVRS)")
+    } else if has("DMAR") {
+        IOMMU.note(format!("there is one of Intel (DMAR), which Dunlin does not use yet, so {UNGUARDED}"))
     } else if tree.has(TABLES) {
-        let found = format!("none (neither IVRS nor DMAR), so {UNGUARDED}");
-        IOMMU.note(found).remedy("firmware calls it IOMMU, AMD-Vi or VT-d, but Dunlin does not use it yet")
+        IOMMU.note(format!("none (no IVRS), so {UNGUARDED}")).remedy("firmware calls it IOMMU or AMD-Vi")
     } else {
         IOMMU.unknown("Linux shows no ACPI tables")
     }

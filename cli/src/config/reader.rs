@@ -65,6 +65,18 @@ impl<'a> Table<'a> {
         }
     }
 
+    pub(super) fn boolean_or(&mut self, key: &'static str, default: bool) -> Result<bool, Failure> {
+        let Some(value) = self.find(key) else { return Ok(default) };
+        match value.get_ref() {
+            DeValue::Boolean(value) => Ok(*value),
+            other => {
+                let place = self.place(key, value.span());
+                let help = format!("write {key} = true or {key} = false, without quotes");
+                Err(place.bad(format!("{} instead of true or false", describe(other))).help(help))
+            }
+        }
+    }
+
     pub(super) fn text_or(&mut self, key: &'static str, default: &str) -> Result<(String, Place), Failure> {
         let absent = self.absent(key);
         Ok(self.text(key)?.unwrap_or_else(|| (default.to_string(), absent)))

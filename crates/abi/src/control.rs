@@ -26,7 +26,7 @@ use crate::resources::Resources;
 use crate::trace::Events;
 
 /// Version of the protocol, the first byte of each frame.
-pub const VERSION: u8 = 9;
+pub const VERSION: u8 = 10;
 /// Longest encoded frame in bytes, terminator included.
 pub const FRAME_LIMIT: usize = 8192;
 /// Maximum number of bytes in one [`Message::Console`] or [`Command::Input`].
@@ -426,6 +426,8 @@ pub enum Refusal {
     Child,
     /// A program in a VM has asked to stop, pause or destroy that VM, or all VMs.
     Own,
+    /// The VM owns devices, and nothing records what they write.
+    OwnsDevices,
 }
 
 /// The part of a VM's description that prevents its creation.

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 /// First eight bytes of a payload.
 pub const MAGIC: [u8; 8] = *b"DUNLINPL";
 /// Version of the layout and of [`Manifest`]; readers accept only their own.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 /// Blobs start at multiples of this many bytes.
 pub const BLOB_ALIGN: usize = 4096;
 
@@ -35,6 +35,8 @@ pub struct Manifest {
     pub vms: Vec<VmConfig>,
     /// End the machine when the last VM has ended.
     pub exit_when_idle: bool,
+    /// Start no VM on a machine without an IOMMU that guards it.
+    pub require_iommu: bool,
 }
 
 /// One VM.
@@ -315,6 +317,7 @@ fn word(header: &[u8], at: usize) -> u32 {
 pub struct Builder {
     vms: Vec<VmConfig>,
     exit_when_idle: bool,
+    require_iommu: bool,
     /// Blobs, whose offsets count from the end of the manifest, because its length is unknown before
     /// [`Builder::finish`].
     blobs: Vec<u8>,
@@ -324,7 +327,12 @@ impl Builder {
     /// An empty payload; `exit_when_idle` as in [`Manifest`].
     #[must_use]
     pub fn new(exit_when_idle: bool) -> Self {
-        Self { vms: Vec::new(), exit_when_idle, blobs: Vec::new() }
+        Self { vms: Vec::new(), exit_when_idle, require_iommu: false, blobs: Vec::new() }
+    }
+
+    /// Sets [`Manifest::require_iommu`].
+    pub fn require_iommu(&mut self, is_required: bool) {
+        self.require_iommu = is_required;
     }
 
     /// Adds the bytes of a file. Several VMs may share one blob.
@@ -347,7 +355,8 @@ impl Builder {
     pub fn finish(self) -> Result<Vec<u8>, postcard::Error> {
         // Offsets are varints, so the manifest's length depends on them: leave room for the longest and put the blobs
         // behind that.
-        let unplaced = Manifest { vms: self.vms, exit_when_idle: self.exit_when_idle };
+        let Self { vms, exit_when_idle, require_iommu, .. } = self;
+        let unplaced = Manifest { vms, exit_when_idle, require_iommu };
         let longest = postcard::to_allocvec(&moved(&unplaced, u64::MAX >> 1))?.len();
         let base = (HEADER_BYTES + longest).next_multiple_of(BLOB_ALIGN);
         let encoded = postcard::to_allocvec(&moved(&unplaced, base as u64))?;

@@ -341,7 +341,7 @@ fn reserved(bytes: &[u8]) -> Result<Reserved, &'static str> {
 
 impl<'a> Unit<'a> {
     /// The devices that its entries name.
-    pub fn scopes(&self) -> impl Iterator<Item = Scope> + 'a {
+    pub fn scopes(&self) -> impl Iterator<Item = Scope> + use<'a> {
         self.checked_scopes().filter_map(Result::ok)
     }
 

@@ -21,6 +21,7 @@ use crate::check::Finding;
 use crate::cpu::PerCpu;
 use crate::device::serial::SerialDevice;
 use crate::frames::Frames;
+use crate::io::iommu::{Domain, Functions, Guard, RequesterId};
 use crate::layout::OwnPages;
 use crate::vcpu::activity::Activity;
 use crate::vcpu::run::{Next, Running};
@@ -144,6 +145,18 @@ pub(crate) trait Arch: Sized + 'static {
     fn publish();
     /// Does the flush of all TLBs that a change of stage 2 requires. On return no pCPU uses `stale` translations.
     fn flush(memory: &Memory, tags: &Self::VmTags, vcpus: &[Block<Vcpu>], stale: Stale);
+
+    /// Whether IOMMUs keep PCI functions to what they were granted. Without, the following functions do nothing.
+    fn guard() -> Guard;
+    /// From now on the functions reach what the stage-2 tables at `root` map, and nothing else. Nobody owns them yet,
+    /// and no other tables have this domain.
+    fn grant(functions: &Functions, domain: Domain, root: Hpa);
+    /// The functions reach nothing any more. On return no access of theirs by this domain is under way.
+    fn revoke(functions: &Functions, domain: Domain);
+    /// Flushes `stale` from IOMMUs. On return no function of the domain uses a stale translation.
+    fn flush_devices(domain: Domain, stale: Stale);
+    /// Calls `tell` for each event that IOMMUs have reported since the last call.
+    fn take_events(tell: &mut dyn FnMut(RequesterId, &dyn fmt::Display));
 
     /// The address ranges of a VM's memory of this length.
     fn ram_layout(bytes: u64) -> impl Iterator<Item = GpaRange>;
@@ -320,6 +333,13 @@ macro_rules! implement {
                     vcpus: &[$crate::arch::block::Block<$crate::vcpu::Vcpu>],
                     stale: stage2::Stale
                 ) -> () = tlb::flush;
+                fn guard() -> $crate::io::iommu::Guard = iommu::guard;
+                fn grant(functions: &$crate::io::iommu::Functions, domain: $crate::io::iommu::Domain, root: addr::Hpa) -> () =
+                    iommu::grant;
+                fn revoke(functions: &$crate::io::iommu::Functions, domain: $crate::io::iommu::Domain) -> () = iommu::revoke;
+                fn flush_devices(domain: $crate::io::iommu::Domain, stale: stage2::Stale) -> () = iommu::flush;
+                fn take_events(tell: &mut dyn FnMut($crate::io::iommu::RequesterId, &dyn core::fmt::Display)) -> () =
+                    iommu::take_events;
                 fn ram_layout(bytes: u64) -> impl Iterator<Item = addr::GpaRange> = loader::ram_layout;
                 fn load(
                     spec: &$crate::vm::spec::Spec<'_>,

@@ -39,6 +39,8 @@ const BUFFER_BYTES: usize = 4096;
 
 /// VIRTIO_F_VERSION_1: the device is not of the legacy kind.
 const VERSION_1: u64 = 1 << 32;
+/// VIRTIO_F_ACCESS_PLATFORM: the device's accesses go through the IOMMU, if there is one. It lets them pass.
+const ACCESS_PLATFORM: u64 = 1 << 33;
 /// VIRTIO_CONSOLE_F_MULTIPORT.
 const MULTIPORT: u64 = 1 << 1;
 
@@ -86,7 +88,7 @@ impl ControlPort {
         let driver = DeviceStatus::ACKNOWLEDGE | DeviceStatus::DRIVER;
         transport.set_status(DeviceStatus::empty());
         transport.set_status(driver);
-        let features = transport.read_device_features() & (VERSION_1 | MULTIPORT);
+        let features = transport.read_device_features() & (VERSION_1 | ACCESS_PLATFORM | MULTIPORT);
         if features & VERSION_1 == 0 {
             report(&"it is of the legacy kind");
             return None;
@@ -328,7 +330,7 @@ impl Buffers {
     }
 }
 
-/// How the driver crate gets at memory and registers: devices see physical addresses, there is no IOMMU.
+/// How the driver crate gets at memory and registers: the device sees physical addresses. An IOMMU lets it.
 pub(super) struct HostMemory;
 
 // SAFETY: memory comes from the pool in whole owned pages, zeroed, and never leaves the direct map.

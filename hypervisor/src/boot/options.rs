@@ -35,6 +35,7 @@ const KNOWN: &[OptionSpec] = &[
             "slow-log",
             "svm-locked",
             "exhaustion",
+            "iommu",
         ]),
     },
     OptionSpec { name: "check", takes: Takes::Nothing },

@@ -264,6 +264,7 @@ impl Attended {
         self.session = Some(started.map_err(|error| match error {
             StartError::OutOfMemory => Refusal::OutOfMemory,
             StartError::NoHardwareLog => Refusal::NoHardwareLog,
+            StartError::OwnsDevices => Refusal::OwnsDevices,
         })?);
         Ok(Some(Answer::Done))
     }

@@ -16,6 +16,7 @@ use vcpu_layout::{MailboxField, OwnerField, OwnerWord, lay_out};
 use crate::arch::block::Block;
 use crate::arch::{Arch, Machine};
 use crate::control;
+use crate::io::iommu;
 use crate::sync::{AtomicBool, AtomicU64, Ordering, per_host};
 use crate::vm::visits::FoundLately;
 
@@ -169,6 +170,7 @@ pub(crate) fn call_housekeeper() {
 
 fn poll() -> bool {
     let has_more = control::poll();
+    iommu::report();
     BUSY.store(has_more, Ordering::Relaxed);
     NEXT_POLL.store(Machine::now() + Machine::nanos_to_ticks(POLL_NANOS), Ordering::Relaxed);
     has_more

@@ -9,6 +9,7 @@
 //! machine: see docs/decisions/0022-owner-of-devices.md.
 
 pub mod config_space;
+pub(crate) mod iommu;
 pub mod pins;
 pub mod reach;
 

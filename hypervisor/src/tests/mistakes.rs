@@ -4,7 +4,7 @@ use core::cell::Cell;
 use std::string::String;
 use std::time::Instant;
 
-use super::{Scenario, alone, control, dirty, end, find, lent, life, schedule, shootdown, suspend};
+use super::{Scenario, alone, control, devices, dirty, end, find, lent, life, schedule, shootdown, suspend};
 use crate::mutants::{ALL, Mutant};
 
 std::thread_local! {
@@ -37,6 +37,8 @@ fn found_by(mutant: Mutant) -> Scenario {
         Mutant::PauseNotLookedAtAgain | Mutant::ResumeNotPosted | Mutant::HeldForEver => suspend::SUSPEND,
         Mutant::Stage2NotFlushed | Mutant::CopyBeforeClear => dirty::BY_FAULTS,
         Mutant::BrokenEntriesEmptied => dirty::MADE_WHOLE,
+        Mutant::DevicesNotFlushed => devices::TAKEN,
+        Mutant::DevicesKept => devices::OWNER_ENDS,
         Mutant::HostWriteNotMarked => dirty::BY_HARDWARE,
         Mutant::FlushNotWaitedFor | Mutant::FlushedBeforeCleared => lent::TAKEN_FROM_CHILD,
         Mutant::TakenNotFlushed => lent::DEPOSITED_IN_USE,

@@ -5,6 +5,7 @@
 //! interleavings, by two kinds of schedules, from fixed seeds.
 
 mod control;
+mod devices;
 mod dirty;
 mod end;
 mod lent;
@@ -95,6 +96,8 @@ fn scenarios_hold_on_threads_of_the_operating_system_too() {
         shootdown::MOVING,
         life::PAUSE,
         life::COME_AND_GO,
+        devices::TAKEN,
+        devices::OWNER_ENDS,
         dirty::BY_FAULTS,
         dirty::FIRST_TOUCH,
         end::BESIDE_WORK,

@@ -181,7 +181,7 @@ impl Memory {
     }
 }
 
-/// The TLBs of all pCPUs that may have run a VM.
+/// The TLBs of all pCPUs that may have run a VM, and those of IOMMUs for the devices that it owns.
 pub(crate) struct AllTlbs<'a> {
     memory: &'a Memory,
     vcpus: &'a [Block<Vcpu>],
@@ -216,6 +216,11 @@ impl Tlb for AllTlbs<'_> {
         }
         self.flushes.set(self.flushes.get() + 1);
         Machine::flush(self.memory, self.memory.tags.own(), self.vcpus, stale);
+        if let Some(devices) = self.memory.devices()
+            && !mutants::is(Mutant::DevicesNotFlushed)
+        {
+            devices.flush(stale);
+        }
     }
 
     fn relax(&self) {

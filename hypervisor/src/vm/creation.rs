@@ -25,6 +25,7 @@ use crate::arch::{Arch, Machine, VcpuState};
 use crate::cpu::room::Room;
 use crate::cpu::scheduler;
 use crate::frames::{self, Exhausted};
+use crate::io::iommu::{self, Functions};
 use crate::vcpu::Vcpu;
 
 /// Why there is no VM.
@@ -138,6 +139,11 @@ impl Creation {
             Machine::load(&spec, &mut memory).map_err(|error| NotCreated::new(About::Kernel, error.to_string()))?;
         if self.config.role == Role::Parent {
             memory.may_go_away();
+        }
+        if self.config.devices == Devices::All {
+            iommu::warn_of_owner(&self.config.name);
+            let owned = memory.own(Functions::All);
+            owned.map_err(|why| NotCreated::new(About::Devices, why.to_string()))?;
         }
         let (parts, vcpus) = self.prepare(memory, entry).map_err(|Exhausted| {
             let count = self.config.vcpus;

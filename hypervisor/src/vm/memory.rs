@@ -11,6 +11,7 @@ use alloc::vec::Vec;
 
 use addr::{Gpa, GpaRange, Hpa, PAGE_BYTES, PageSize};
 use decode_cache::WriteProtect;
+use spin::Once;
 use stage2::{Access, MapError, Shape, Tree};
 use vcpu_layout::lay_out;
 
@@ -22,6 +23,7 @@ use super::visits::Visits;
 use crate::arch::tables::{GivenPages, TablePool};
 use crate::arch::{Arch, Machine};
 use crate::frames::{Exhausted, Frames, reserve};
+use crate::io::iommu::{Devices, Functions, NotOwned};
 use crate::sync::{AtomicU64, Mutex};
 
 pub(super) type Decoded = <Machine as Arch>::Decoded;
@@ -54,6 +56,9 @@ pub(crate) struct Memory {
     /// For the hypervisor's own accesses, if the memory may go away.
     #[layout(frozen)]
     pub(super) visits: Option<Box<Visits>>,
+    /// PCI functions that reach it.
+    #[layout(cold)]
+    devices: Once<Devices>,
 }
 
 /// Why a VM's memory could not be set up.
@@ -246,6 +251,7 @@ impl Assembly {
             tags: self.tags,
             decoded: None,
             visits: None,
+            devices: Once::new(),
         }))
     }
 }
@@ -275,6 +281,7 @@ impl Memory {
             tags,
             decoded: None,
             visits: Some(Box::new(Visits::new(true))),
+            devices: Once::new(),
         }))
     }
 
@@ -284,6 +291,23 @@ impl Memory {
         let tables = core::mem::replace(&mut self.tables, TablePool::of_nothing());
         self.tree.take().destroy(&tables);
         tables.into_pages()
+    }
+
+    /// These functions reach the VM's memory from now on, until its end. Called once. All of it is mapped already, and
+    /// stays writable: the VM has no dirty log, and caches no decoded instructions that need write protection.
+    ///
+    /// # Errors
+    /// Too many VMs own functions.
+    pub(crate) fn own(&self, functions: Functions) -> Result<(), NotOwned> {
+        debug_assert!(self.level_on_touch.is_none() && self.decoded.is_none(), "devices do not fault");
+        self.devices.try_call_once(|| Devices::own(functions, self.stage2_root()))?;
+        Ok(())
+    }
+
+    /// The functions that reach it.
+    #[inline]
+    pub(crate) fn devices(&self) -> Option<&Devices> {
+        self.devices.get()
     }
 
     /// State of its dirty log.
@@ -350,5 +374,12 @@ impl Memory {
     pub(crate) fn has(&self, gpa: Gpa) -> bool {
         // Most VMs have one or two regions, and this runs at each device access.
         self.backing.regions.iter().any(|region| region.contains(gpa))
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // Frames and tables return to the pool next.
+        self.devices = Once::new();
     }
 }

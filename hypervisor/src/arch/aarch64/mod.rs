@@ -11,7 +11,7 @@ mod register;
 use super::control_port;
 pub(crate) use el2::{self as hwvirt, entry, exit, format, irq_mask, tags, tlb, vcpu};
 pub(crate) use guest::{delivery, emulate, loader, platform};
-pub(crate) use host::{counter as clock, gic as interrupts, irq, paging, percpu, power, serial, virtio};
+pub(crate) use host::{counter as clock, gic as interrupts, iommu, irq, paging, percpu, power, serial, virtio};
 
 /// This machine.
 pub(crate) struct Machine;

@@ -54,6 +54,10 @@ pub(super) struct Hardware {
     pub(super) virtual_tlbs: hw_model::Machine<(u64, u64)>,
     /// Translations of guest physical pages.
     pub(super) physical_tlbs: hw_model::Machine<Leaf>,
+    /// What the IOMMU keeps for devices: the domain is the tag, and all of it is of one "processor".
+    pub(super) io_tlb: hw_model::Machine<Leaf>,
+    /// The device table: a function's domain, and the root of its tables.
+    pub(super) granted: BTreeMap<u16, (u16, u64)>,
     /// The oldest target that a page of a vCPU may still lead to: older ones were flushed, and the flush was
     /// acknowledged.
     pub(super) flushed: BTreeMap<(u64, u32, u64), u64>,
@@ -154,6 +158,8 @@ impl Machine {
                 cpus: (0..cpus).map(|_| Cpu::default()).collect(),
                 virtual_tlbs: hw_model::Machine::new(cpus),
                 physical_tlbs: hw_model::Machine::new(cpus),
+                io_tlb: hw_model::Machine::new(1),
+                granted: BTreeMap::new(),
                 flushed: BTreeMap::new(),
                 tags_of_vms: false,
                 programs: BTreeMap::new(),

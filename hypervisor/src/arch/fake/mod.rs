@@ -12,6 +12,7 @@
 
 pub(crate) mod delivery;
 pub(crate) mod exit;
+pub(crate) mod iommu;
 pub(crate) mod machine;
 pub(crate) mod program;
 pub(crate) mod registers;

@@ -265,8 +265,9 @@ pub(crate) mod hwvirt {
     pub(crate) use super::HostContext;
     use super::{Backend, Chosen, Features};
     use crate::arch::x86_64::guest::fpu;
-    use crate::arch::x86_64::host::{acpi, apic, processor, tsc};
+    use crate::arch::x86_64::host::{acpi, apic, iommu, processor, tsc};
     use crate::check::{Finding, Verdict};
+    use crate::io::iommu::Guard;
 
     /// A vCPU runs for at most 5 ms while others wait. A spinning vCPU is detected earlier (PAUSE).
     pub(crate) const SLICES_PER_SECOND: u64 = 200;
@@ -319,6 +320,13 @@ pub(crate) mod hwvirt {
             },
         });
         findings.push(Finding::good("interrupts", format!("timer: {}", apic::timer_name())));
+        findings.push(match iommu::guard() {
+            Guard::On(by) => Finding::good("IOMMU", by),
+            Guard::Off(why) => {
+                let effect = String::from("a VM that owns devices can have them write to Dunlin's memory");
+                Finding { about: "IOMMU", found: format!("none: {why}"), verdict: Verdict::Worse(effect) }
+            }
+        });
         let off = acpi::machine().is_some_and(|machine| machine.soft_off.is_some());
         findings.push(if off {
             Finding::good("power off", String::from("by ACPI"))

@@ -11,7 +11,7 @@ mod svm;
 use super::control_port;
 pub(crate) use backend::{entry, exit, format, hwvirt, irq_mask};
 pub(crate) use guest::{cpuid, delivery, emulate, loader, platform, registers, translate, vcpu, vp_state};
-pub(crate) use host::{apic as interrupts, irq, paging, percpu, power, serial, tsc as clock, virtio};
+pub(crate) use host::{apic as interrupts, iommu, irq, paging, percpu, power, serial, tsc as clock, virtio};
 pub(crate) use svm::{tags, tlb};
 
 /// This machine.

@@ -94,6 +94,8 @@ pub(crate) enum StartError {
     OutOfMemory,
     /// The machine does not record writes.
     NoHardwareLog,
+    /// The VM owns devices, whose writes nothing records.
+    OwnsDevices,
 }
 
 impl From<Exhausted> for StartError {
@@ -122,9 +124,12 @@ impl Session {
     /// Starts a log of `vm`: all of its memory counts as written.
     ///
     /// # Errors
-    /// The host has too little memory, or the machine cannot record writes. Only large pages at the ends of slots may
-    /// have been split.
+    /// The host has too little memory, or the machine cannot record writes, or devices write to the memory. Only large
+    /// pages at the ends of slots may have been split.
     pub(crate) fn start(vm: &Vm, how: DirtyLogging, with_mirror: bool) -> Result<Self, StartError> {
+        if vm.memory.devices().is_some() {
+            return Err(StartError::OwnsDevices);
+        }
         let source = source_of(vm, &how)?;
         let state = vm.memory.dirty_state();
         let policy = log::policy(how.split);

@@ -8,6 +8,7 @@ pub(crate) mod counter;
 pub(crate) mod device_tree;
 mod efi;
 pub(crate) mod gic;
+pub(crate) mod iommu;
 pub(crate) mod irq;
 pub(crate) mod paging;
 pub(crate) mod percpu;

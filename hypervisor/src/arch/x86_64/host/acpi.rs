@@ -46,6 +46,8 @@ pub(crate) struct Machine {
     pub(crate) tables: Vec<([u8; 4], u64)>,
     /// The table of interrupt controllers (MADT), whole.
     pub(crate) madt: &'static [u8],
+    /// AMD's table of IOMMUs, if there is one.
+    pub(crate) ivrs: Option<&'static [u8]>,
 }
 
 /// The ACPI PM timer: counts up at 3.579545 MHz.
@@ -155,6 +157,9 @@ fn parse(root: Option<RootTable>) -> Option<Machine> {
     if let Ok(table) = tables.find_table::<SpcrHeader>() {
         machine.spcr = bytes(table.physical_start(), table.header().length).map(spcr::read);
     }
+    if let Ok(table) = tables.find_table::<IvrsHeader>() {
+        machine.ivrs = bytes(table.physical_start(), table.header().length);
+    }
     Some(machine)
 }
 
@@ -203,6 +208,19 @@ struct SpcrHeader(SdtHeader);
 // SAFETY: each table begins with a header, and no more is read by this type.
 unsafe impl AcpiTable for SpcrHeader {
     const SIGNATURE: Signature = Signature::SPCR;
+
+    fn header(&self) -> &SdtHeader {
+        &self.0
+    }
+}
+
+/// The header of an IVRS, by which the crate finds the table.
+#[repr(transparent)]
+struct IvrsHeader(SdtHeader);
+
+// SAFETY: as above.
+unsafe impl AcpiTable for IvrsHeader {
+    const SIGNATURE: Signature = Signature::IVRS;
 
     fn header(&self) -> &SdtHeader {
         &self.0

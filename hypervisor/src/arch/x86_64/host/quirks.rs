@@ -10,6 +10,8 @@
 //!   other pCPUs start.
 //! - QEMU 7.2 may fail to report an interrupt that arrives during an entry, until the next one arrives. So a sender
 //!   that waits for a kicked vCPU kicks it again after 100 µs (`vm/address_space.rs`).
+//! - QEMU 11.1 reports each IO_PAGE_FAULT of its AMD IOMMU with address 0, with the flag I, and with the access in the
+//!   flags GN (a read) and NX (a write). QEMU 7.2 and 10.0 report none. The log shows what was reported.
 //! - Bochs 3.0, and processors of family 10h, raise a guest's debug exception in the hypervisor, behind VMRUN. So the
 //!   handler of #DB returns from there (`irq.rs`).
 

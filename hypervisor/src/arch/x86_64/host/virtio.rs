@@ -12,6 +12,7 @@ use virtio_drivers::transport::pci::bus::{BarInfo, Command, ConfigurationAccess,
 use virtio_drivers::transport::pci::{PciTransport, virtio_device_type};
 
 use super::acpi::{self, Ecam};
+use super::iommu;
 use super::paging::map_mmio;
 use crate::arch::control_port::HostMemory;
 use crate::io::config_space::Function;
@@ -54,6 +55,7 @@ pub(crate) fn find_console() -> Option<(ConsoleTransport, impl core::fmt::Displa
     });
     let function = Function { bus: console.bus, device: console.device, function: console.function };
     USED.call_once(|| Used { function, registers: registers.collect() });
+    iommu::trust(function.into());
     root.set_command(console, Command::MEMORY_SPACE | Command::BUS_MASTER | Command::INTERRUPT_DISABLE);
     let transport = PciTransport::new::<HostMemory, _>(&mut root, console)
         .inspect_err(|error| log::warn!("the virtio console at {console} is not used: {error}"))
@@ -62,13 +64,13 @@ pub(crate) fn find_console() -> Option<(ConsoleTransport, impl core::fmt::Displa
 }
 
 /// Configuration space of PCI bus 0 in memory (PCI Express 7.2.2).
-struct Bus0(NonNull<u32>);
+pub(super) struct Bus0(NonNull<u32>);
 
 impl Bus0 {
     /// 32 devices of 8 functions, 4 KiB each.
     const BYTES: u64 = 1 << 20;
 
-    fn new(window: &Ecam) -> Self {
+    pub(super) fn new(window: &Ecam) -> Self {
         let start = map_mmio(window.base, Self::BYTES);
         Self(NonNull::new(start.0 as *mut u32).expect("device registers are not at address 0"))
     }

@@ -1,0 +1,236 @@
+//! `selftest=iommu`: has a device write where it must not, and where it may. The device is QEMU's `edu`, which copies
+//! between memory and a buffer of its own, at any address that it is told.
+//!
+//! The device gets real stage-2 tables, as a VM's device does, without a VM. Each line of the log says what the device
+//! was told, and whether memory has changed. Without an IOMMU there is one line: memory of the hypervisor has changed.
+
+#![expect(unsafe_code, reason = "registers in memory")]
+
+use alloc::vec::Vec;
+
+use addr::{Gpa, GpaRange, Hpa, PAGE_BYTES, PageSize};
+use stage2::{Access, Shape, Stale, Tree};
+use virtio_drivers::transport::pci::bus::{Command, ConfigurationAccess, PciRoot};
+
+use super::paging::map_mmio;
+use super::virtio::Bus0;
+use super::{acpi, power, tsc};
+use crate::arch::tables::TablePool;
+use crate::arch::x86_64::format::{Stage2Format, stage2_format};
+use crate::arch::{Arch, Machine};
+use crate::frames::Frames;
+use crate::io::iommu::{self, Devices, Functions, Guard, RequesterId};
+use crate::vm::address_space::NoTlb;
+
+/// Vendor and device number in configuration space.
+const EDU: (u16, u16) = (0x1234, 0x11e8);
+/// Registers (QEMU's docs/specs/edu.rst): where DMA reads and writes, how much, and the command.
+const SOURCE: u64 = 0x80;
+const TARGET: u64 = 0x88;
+const COUNT: u64 = 0x90;
+const COMMAND: u64 = 0x98;
+const START: u64 = 1 << 0;
+const TO_MEMORY: u64 = 1 << 1;
+/// The device's own address of its buffer.
+const BUFFER: u64 = 0x4_0000;
+/// Bytes of the registers that are used.
+const REGISTERS: u64 = 0x1000;
+
+/// Bytes of one copy, and the time limit for it. The device takes 100 ms.
+const BYTES: usize = 64;
+const PATIENCE_NANOS: u64 = 5_000_000_000;
+
+/// Where the device's tables map anything: far from all host addresses of small machines, so that no address means
+/// something in both.
+const BASE: Gpa = Gpa(1 << 40);
+const LARGE: Gpa = Gpa(BASE.0 + (2 << 20));
+/// An address of the device for which nothing is mapped.
+const NOWHERE: Gpa = Gpa(BASE.0 + 0x5000);
+
+/// Runs the test, and ends the machine.
+pub(super) fn run() -> ! {
+    let Some(edu) = Edu::find() else {
+        log::error!("selftest=iommu needs QEMU's device: -device edu,dma_mask=0xffffffffffffffff");
+        power::exit(abi::exit_code::REFUSED)
+    };
+    let is_good = match Machine::guard() {
+        Guard::On(by) => {
+            log::info!("selftest: {by}; the device is {}", edu.function);
+            guarded(&edu)
+        }
+        Guard::Off(why) => unguarded(&edu, &why),
+    };
+    power::exit(if is_good { abi::exit_code::CLEAN } else { abi::exit_code::REFUSED })
+}
+
+/// Without an IOMMU the device writes wherever it is told.
+fn unguarded(edu: &Edu, why: &str) -> bool {
+    let own = marked(PAGE_BYTES);
+    edu.write(own.hpa().0);
+    let has_changed = !is_marked(&own, 0);
+    if has_changed {
+        log::warn!("selftest: no IOMMU guards this machine ({why}): the device has written to Dunlin's memory");
+    }
+    has_changed
+}
+
+/// The memory and the tables of the test.
+struct Guarded<'a> {
+    edu: &'a Edu,
+    own: Frames,
+    page: Frames,
+    large: Frames,
+    is_good: bool,
+}
+
+fn guarded(edu: &Edu) -> bool {
+    let large = PageSize::Size2M.bytes();
+    let mut test =
+        Guarded { edu, own: marked(PAGE_BYTES), page: marked(PAGE_BYTES), large: marked(large), is_good: true };
+    let region = GpaRange::new(BASE, 2 * large).expect("a fixed range");
+    let pool = TablePool::new(&[region], 1, 0).expect("memory for a few tables");
+    let (tree, mut shape) = Tree::new(stage2_format(), &pool).expect("memory for a few tables");
+    let own = test.own.hpa().0;
+
+    test.expect("a device that nobody owns writes to Dunlin's memory", own, false);
+
+    map(&tree, &pool, &mut shape, BASE, &test.page);
+    map(&tree, &pool, &mut shape, LARGE, &test.large);
+    let functions = Functions::These(Vec::from([edu.function]));
+    let devices = Devices::own(functions, tree.root()).expect("nobody owns a device yet");
+    test.expect("it writes to a page of its owner", BASE.0, true);
+    test.expect("it writes to a large page of its owner", LARGE.0, true);
+    test.expect("it writes to Dunlin's memory", own, false);
+    test.expect("it writes beyond its owner's memory", NOWHERE.0, false);
+
+    let page = GpaRange::new(BASE, PAGE_BYTES).expect("a fixed range");
+    let stale = tree.walk_mut(&pool, &NoTlb, &mut shape).protect(page, Access::READ).expect("no table is needed");
+    devices.flush(stale);
+    test.expect("it writes to a page that its owner may only read", BASE.0, false);
+    test.reads_page();
+
+    let range = GpaRange::new(LARGE, large).expect("a fixed range");
+    let stale = tree.walk_mut(&pool, &NoTlb, &mut shape).unmap(range).expect("no table is needed");
+    let keeps = test.changes(LARGE.0);
+    log::info!("selftest: before the flush, a translation that is gone is {}", if keeps { "used" } else { "not used" });
+    devices.flush(stale);
+    test.expect("it writes to a page that was taken away", LARGE.0, false);
+
+    map(&tree, &pool, &mut shape, LARGE, &test.large);
+    devices.flush(Stale::of(range));
+    test.expect("it writes to a page that is back", LARGE.0, true);
+    drop(devices);
+    test.expect("it writes to a page of its last owner", LARGE.0, false);
+    test.is_good
+}
+
+impl Guarded<'_> {
+    /// Has the device write to this address of its own, and compares whether some memory has changed.
+    fn expect(&mut self, what: &str, address: u64, expected: bool) {
+        let has_changed = self.changes(address);
+        self.verdict(what, has_changed, expected);
+    }
+
+    fn verdict(&mut self, what: &str, happens: bool, expected: bool) {
+        let result = if happens { "done" } else { "refused" };
+        if happens == expected {
+            log::info!("selftest: {what}: {result}");
+        } else {
+            log::error!("selftest: {what}: {result}, which is wrong");
+            self.is_good = false;
+        }
+        iommu::report();
+    }
+
+    fn changes(&self, address: u64) -> bool {
+        let all = [&self.own, &self.page, &self.large];
+        all.iter().for_each(|frames| mark(frames));
+        self.edu.write(address);
+        !all.iter().all(|frames| is_marked(frames, 0))
+    }
+
+    /// Has the device read the page that it may only read, and write what it has read to the large page.
+    fn reads_page(&mut self) {
+        let told = *b"read by a device";
+        assert!(self.page.write(0, &told), "a page is longer");
+        self.edu.read(BASE.0);
+        self.edu.write(LARGE.0);
+        let mut found = [0; 16];
+        assert!(self.large.read(0, &mut found), "a page is longer");
+        self.verdict("it reads a page that its owner may only read", found == told, true);
+    }
+}
+
+fn map(tree: &Tree<Stage2Format>, pool: &TablePool, shape: &mut Shape, gpa: Gpa, frames: &Frames) {
+    let range = GpaRange::new(gpa, frames.bytes()).expect("a fixed range");
+    tree.walk_mut(pool, &NoTlb, shape).map(range, frames.hpa(), Access::ALL).expect("there are enough tables");
+}
+
+/// A run of frames, with a mark that the device does not write.
+fn marked(bytes: u64) -> Frames {
+    let frames = Frames::allocate(bytes, bytes).expect("memory for a few pages");
+    frames.zero();
+    mark(&frames);
+    frames
+}
+
+const MARK: [u8; BYTES] = [0x5a; BYTES];
+
+fn mark(frames: &Frames) {
+    assert!(frames.write(0, &MARK), "a page is longer");
+}
+
+fn is_marked(frames: &Frames, offset: u64) -> bool {
+    let mut found = [0; BYTES];
+    frames.read(offset, &mut found) && found == MARK
+}
+
+/// The device.
+struct Edu {
+    function: RequesterId,
+    registers: u64,
+}
+
+impl Edu {
+    fn find() -> Option<Self> {
+        let window = acpi::machine()?.ecam.iter().find(|window| window.first_bus == 0)?;
+        let mut root = PciRoot::new(Bus0::new(window));
+        let (device, _) = root.enumerate_bus(0).find(|(_, info)| (info.vendor_id, info.device_id) == EDU)?;
+        root.set_command(device, Command::MEMORY_SPACE | Command::BUS_MASTER | Command::INTERRUPT_DISABLE);
+        let base = Bus0::new(window).read_word(device, 0x10) & !0xf;
+        let function = RequesterId(u16::from(device.device) << 3 | u16::from(device.function));
+        Some(Self { function, registers: map_mmio(Hpa(base.into()), REGISTERS).0 })
+    }
+
+    /// Writes its buffer to memory.
+    fn write(&self, address: u64) {
+        self.copy(BUFFER, address, TO_MEMORY);
+    }
+
+    /// Reads memory into its buffer.
+    fn read(&self, address: u64) {
+        self.copy(address, BUFFER, 0);
+    }
+
+    fn copy(&self, from: u64, to: u64, direction: u64) {
+        self.set(SOURCE, from);
+        self.set(TARGET, to);
+        self.set(COUNT, BYTES as u64);
+        self.set(COMMAND, START | direction);
+        let deadline = tsc::now() + tsc::nanos_to_ticks(PATIENCE_NANOS);
+        while self.get(COMMAND) & START != 0 {
+            assert!(tsc::now() < deadline, "the device copies for ever");
+            core::hint::spin_loop();
+        }
+    }
+
+    fn set(&self, register: u64, value: u64) {
+        // SAFETY: `find` has mapped the registers, and nothing else uses the device.
+        unsafe { ((self.registers + register) as *mut u64).write_volatile(value) };
+    }
+
+    fn get(&self, register: u64) -> u64 {
+        // SAFETY: as above.
+        unsafe { ((self.registers + register) as *const u64).read_volatile() }
+    }
+}

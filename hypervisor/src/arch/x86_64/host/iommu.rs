@@ -1,0 +1,470 @@
+//! The IOMMU of AMD (AMD-Vi): what each PCI function may reach in memory.
+//!
+//! At first no function reaches anything: [`init`] blocks all of them before any device of the machine is used. Then a
+//! function gets the tables of who owns it ([`grant`]). All of it is in one device table, which all IOMMUs of the
+//! machine read. Format and commands are those of `amd_vi`; I/O page tables are the VMs' nested tables.
+//!
+//! The IOMMU keeps what it has read: device table entries, and translations. So each change ends with invalidations,
+//! and a wait until they are complete. An IOMMU that once did and then does not answer within [`PATIENCE_NANOS`] is
+//! broken, and with it the protection of memory: that is a panic. No device can cause it: the wait covers only the
+//! IOMMU's own caches, because devices have none (their entries keep ATS off).
+//!
+//! Nothing in firmware's table is believed (`amd_vi::ivrs`). A table that is refused, an IOMMU that cannot walk four
+//! levels, or one that does not answer from the start, leaves the machine as one without an IOMMU, and says so.
+
+#![expect(unsafe_code, reason = "registers in memory")]
+
+use alloc::format;
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+use core::fmt::Display;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use addr::{Hpa, HpaRange, PAGE_BYTES};
+use amd_vi::ivrs::{Ivrs, Scope, Special, Unit};
+use amd_vi::registers::{self, ExtendedFeatures, control, status};
+use amd_vi::{Command, DeviceId, DeviceTableEntry, Event, Interrupts, Pages, Ring};
+use spin::{Mutex, Once};
+use stage2::{Stale, What};
+
+use super::acpi;
+use super::paging::map_mmio;
+use super::tsc;
+use crate::frames::Frames;
+use crate::io::iommu::{Domain, Functions, Guard, RequesterId};
+use crate::memory_map::MemoryMap;
+
+/// Levels of the tables that functions are given: those of nested paging.
+const LEVELS: u32 = 4;
+/// log2 of the entries of command buffers and event logs: one page.
+const RING_ORDER: u32 = 8;
+/// Time limit for an IOMMU's answer: a second. It needs microseconds.
+const PATIENCE_NANOS: u64 = 1_000_000_000;
+/// Registers are below this address (16 TiB).
+const MOST_BASE: Hpa = Hpa(1 << 44);
+
+/// The machine's IOMMUs, once they guard.
+static GUARDS: Once<Guards> = Once::new();
+/// Why they do not.
+static UNGUARDED: Once<String> = Once::new();
+
+/// All IOMMUs of PCI segment 0, and the one table that they share.
+struct Guards {
+    units: Vec<Mutex<Hardware>>,
+    /// An entry for each function, four words long.
+    table: Frames,
+    /// An empty I/O page table, for entries that allow nothing.
+    empty: Frames,
+    /// What firmware says about devices.
+    ivrs: Ivrs<'static>,
+    /// The function that the hypervisor itself uses.
+    trusted: Once<DeviceId>,
+}
+
+/// Blocks all functions, if the machine has IOMMUs that can. Runs on the first pCPU, before devices are used.
+pub(super) fn init(machine: &acpi::Machine, memory: &MemoryMap) {
+    let started = Guards::new(machine, memory).and_then(|guards| guards.start().map(|()| guards));
+    match started {
+        Ok(guards) => {
+            log::debug!("IOMMU: {}", guards.describe());
+            GUARDS.call_once(|| guards);
+        }
+        Err(why) => {
+            if machine.ivrs.is_some() {
+                log::warn!("no IOMMU guards this machine: {why}");
+            }
+            UNGUARDED.call_once(|| why);
+        }
+    }
+}
+
+/// Whether functions are kept to what they were granted.
+pub(crate) fn guard() -> Guard {
+    match GUARDS.get() {
+        Some(guards) => Guard::On(guards.describe()),
+        None => Guard::Off(UNGUARDED.get().cloned().unwrap_or_default()),
+    }
+}
+
+/// Gives the functions to the owner of these tables: from now on they reach what it maps, and nothing else. Their
+/// domain has the same tables for all of its functions.
+pub(crate) fn grant(functions: &Functions, domain: Domain, root: Hpa) {
+    let Some(guards) = GUARDS.get() else { return };
+    let entry = DeviceTableEntry::translated(root, LEVELS, domain.0, Interrupts::Unmapped);
+    for device in guards.devices(functions) {
+        guards.write_entry(device, entry.with_settings(guards.settings(device)));
+    }
+    guards.forget_devices(guards.devices(functions));
+    guards.forget(domain, Pages::All, true);
+}
+
+/// Takes the functions from their owner: they reach nothing any more. On return no access of theirs is under way, so
+/// the memory of `domain` may be used for something else.
+pub(crate) fn revoke(functions: &Functions, domain: Domain) {
+    let Some(guards) = GUARDS.get() else { return };
+    for device in guards.devices(functions) {
+        guards.write_entry(device, guards.blocked(device));
+    }
+    guards.forget_devices(guards.devices(functions));
+    guards.forget(domain, Pages::All, true);
+}
+
+/// Lets the one function that the hypervisor itself uses reach all memory, at its own addresses. It is polled: it sends
+/// no interrupts.
+pub(super) fn trust(function: RequesterId) {
+    let Some(guards) = GUARDS.get() else { return };
+    let device = guards.trusted.call_once(|| DeviceId(function.0));
+    guards.write_entry(*device, DeviceTableEntry::untranslated(Domain::OWN.0, Interrupts::Blocked));
+    guards.forget_devices(core::iter::once(*device));
+}
+
+/// Flushes what IOMMUs keep of a domain's translations. On return no device uses a stale one.
+pub(crate) fn flush(domain: Domain, stale: Stale) {
+    let Some(guards) = GUARDS.get() else { return };
+    match stale.what() {
+        What::Nothing => {}
+        What::Whole => guards.forget(domain, Pages::All, true),
+        What::Pages(_) | What::Range(_) => {
+            let range = stale.range();
+            guards.forget(domain, Pages::covering(range.start.0, range.end().0), stale.tables());
+        }
+    }
+}
+
+/// Calls `tell` for each event that IOMMUs have reported since the last call.
+pub(crate) fn take_events(tell: &mut dyn FnMut(RequesterId, &dyn Display)) {
+    let Some(guards) = GUARDS.get() else { return };
+    for unit in &guards.units {
+        unit.lock().take_events(|event| tell(RequesterId(event.device.0), &event));
+    }
+}
+
+impl Guards {
+    /// Reads firmware's table and takes memory. Changes nothing on the machine.
+    fn new(machine: &acpi::Machine, ram: &MemoryMap) -> Result<Self, String> {
+        let bytes = machine.ivrs.ok_or("firmware reports none (no ACPI table IVRS)")?;
+        let ivrs = Ivrs::new(bytes).map_err(|malformed| format!("firmware's table is wrong: {malformed}"))?;
+        if let Some(unit) = ivrs.units().find(|unit| unit.segment != 0) {
+            return Err(format!("{} is of PCI segment {}; only segment 0 is supported", unit.device, unit.segment));
+        }
+        for unit in ivrs.units() {
+            let registers = HpaRange::new(unit.base, registers::BYTES).filter(|range| range.end() <= MOST_BASE);
+            let is_free = |range: &HpaRange| ram.ram_and_acpi().iter().all(|ram| !ram.overlaps(range));
+            if !registers.is_some_and(|registers| is_free(&registers)) {
+                return Err(format!("{} cannot have its registers at {}", unit.device, unit.base));
+            }
+        }
+        let memory = |bytes| {
+            let frames =
+                Frames::allocate(bytes, bytes).map_err(|_| String::from("there is no memory for its tables"))?;
+            frames.zero();
+            Ok::<_, String>(frames)
+        };
+        let (table, empty) = (memory(DeviceTableEntry::TABLE_BYTES)?, memory(PAGE_BYTES)?);
+        let mut units = Vec::new();
+        for unit in ivrs.units() {
+            units.push(Mutex::new(Hardware::new(
+                &unit,
+                memory(PAGE_BYTES)?,
+                memory(PAGE_BYTES)?,
+                memory(PAGE_BYTES)?,
+            )?));
+        }
+        if units.is_empty() {
+            return Err(String::from("firmware's table (IVRS) names none"));
+        }
+        Ok(Self { units, table, empty, ivrs, trusted: Once::new() })
+    }
+
+    /// Blocks everything, and turns the IOMMUs on. If one of them does not answer, turns them off again.
+    fn start(&self) -> Result<(), String> {
+        for number in 0..=u16::MAX {
+            self.write_entry(DeviceId(number), self.blocked(DeviceId(number)));
+        }
+        let started = self.units.iter().try_for_each(|unit| unit.lock().start(&self.table));
+        if started.is_err() {
+            self.units.iter().for_each(|unit| unit.lock().registers.write(registers::CONTROL, 0));
+        }
+        started.map_err(|silent| silent.to_string())
+    }
+
+    /// The entry of a device that nobody owns. Interrupts of special devices pass: they are no memory accesses, and
+    /// the hypervisor itself programs where they go.
+    fn blocked(&self, device: DeviceId) -> DeviceTableEntry {
+        let special = self.scopes().find_map(|scope| match scope {
+            Scope::Special { kind: Special::IoApic | Special::Hpet, source, settings, .. } if source == device => {
+                Some(settings)
+            }
+            _ => None,
+        });
+        let interrupts = if special.is_some() { Interrupts::Unmapped } else { Interrupts::Blocked };
+        DeviceTableEntry::blocked(self.empty.hpa(), LEVELS, interrupts).with_settings(special.unwrap_or(0))
+    }
+
+    /// What firmware says that an owned function must be able to send.
+    fn settings(&self, device: DeviceId) -> u8 {
+        let settings = self.scopes().filter_map(|scope| match scope {
+            Scope::All { settings } => Some(settings),
+            Scope::Functions { first, last, settings, .. } => (first..=last).contains(&device).then_some(settings),
+            Scope::Special { source, settings, .. } | Scope::Named { source, settings } => {
+                (source == device).then_some(settings)
+            }
+        });
+        settings.last().unwrap_or(0)
+    }
+
+    fn scopes(&self) -> impl Iterator<Item = Scope> {
+        self.ivrs.units().flat_map(|unit| unit.scopes())
+    }
+
+    /// Writes an entry while IOMMUs may read it. The word that decides about accesses is the last one to give rights,
+    /// and the first to take them.
+    fn write_entry(&self, device: DeviceId, entry: DeviceTableEntry) {
+        let first = usize::from(device.0) * 4;
+        let words = &self.table.words()[first..first + 4];
+        if !entry.allows_access() {
+            words[0].store(entry.access_word(), Ordering::SeqCst);
+        }
+        for (word, value) in words.iter().zip(entry.0).skip(1) {
+            word.store(value, Ordering::SeqCst);
+        }
+        words[0].store(entry.access_word(), Ordering::SeqCst);
+    }
+
+    /// The devices that these functions are, without those that no VM can own: the hypervisor's own, the IOMMUs, and
+    /// special ones, whose interrupts are not the function's.
+    fn devices<'a>(&'a self, functions: &'a Functions) -> impl Iterator<Item = DeviceId> + Clone + 'a {
+        let kept = move |device| {
+            let is_special = |scope| matches!(scope, Scope::Special { source, .. } if source == device);
+            self.trusted.get() == Some(&device)
+                || self.ivrs.units().any(|unit| unit.device == device)
+                || self.scopes().any(is_special)
+        };
+        let all = (0..=u16::MAX).filter(|number| functions.contains(RequesterId(*number))).map(DeviceId);
+        all.filter(move |device| !kept(*device))
+    }
+
+    fn forget_devices(&self, devices: impl Iterator<Item = DeviceId> + Clone) {
+        for unit in &self.units {
+            let mut unit = unit.lock();
+            for device in devices.clone() {
+                unit.forget_device(device).unwrap_or_else(|silent| silent.stop());
+            }
+            unit.complete().unwrap_or_else(|silent| silent.stop());
+        }
+    }
+
+    fn forget(&self, domain: Domain, pages: Pages, tables: bool) {
+        for unit in &self.units {
+            let mut unit = unit.lock();
+            let sent = unit.send(Command::invalidate_pages(domain.0, pages, tables));
+            sent.and_then(|()| unit.complete()).unwrap_or_else(|silent| silent.stop());
+        }
+    }
+
+    fn describe(&self) -> String {
+        let names: Vec<String> = self.units.iter().map(|unit| unit.lock().name.clone()).collect();
+        format!("AMD-Vi, {}", names.join(", "))
+    }
+}
+
+/// One IOMMU: its registers, and its buffers.
+struct Hardware {
+    name: String,
+    registers: Registers,
+    features: ExtendedFeatures,
+    commands: Frames,
+    command_ring: Ring,
+    events: Frames,
+    event_ring: Ring,
+    /// The next event was announced, and was not there yet.
+    awaits_event: bool,
+    /// Where completion waits are answered, and the last answer that was asked for.
+    answer: Frames,
+    asked: u64,
+}
+
+impl Hardware {
+    fn new(unit: &Unit<'_>, commands: Frames, events: Frames, answer: Frames) -> Result<Self, String> {
+        let registers = Registers::new(unit.base);
+        let features = ExtendedFeatures(registers.read(registers::EXTENDED_FEATURES));
+        match features.levels() {
+            Some(levels) if levels >= LEVELS => {}
+            _ => return Err(format!("{} cannot walk {LEVELS} levels (features {:#x})", unit.device, features.0)),
+        }
+        Ok(Self {
+            name: unit.device.to_string(),
+            registers,
+            features,
+            commands,
+            command_ring: Ring::new(RING_ORDER),
+            events,
+            event_ring: Ring::new(RING_ORDER),
+            awaits_event: false,
+            answer,
+            asked: 0,
+        })
+    }
+
+    /// Turns translation on, with this device table, and forgets what firmware has left in caches. If translation was
+    /// on before, it stays on meanwhile.
+    fn start(&mut self, table: &Frames) -> Result<(), Silent> {
+        let was_on = self.registers.read(registers::CONTROL) & control::ENABLE;
+        self.registers.write(registers::CONTROL, was_on);
+        let stopped = |registers: &Registers| {
+            registers.read(registers::STATUS) & (status::COMMAND_BUFFER_RUNS | status::EVENT_LOG_RUNS) == 0
+        };
+        self.wait_until("its buffers to stop", stopped)?;
+
+        let registers = &self.registers;
+        registers.write(registers::DEVICE_TABLE_BASE, registers::device_table_base(table.hpa(), table.bytes()));
+        registers.write(registers::COMMAND_BUFFER_BASE, self.command_ring.base_register(self.commands.hpa()));
+        registers.write(registers::EVENT_LOG_BASE, self.event_ring.base_register(self.events.hpa()));
+        for place in [registers::COMMAND_HEAD, registers::COMMAND_TAIL, registers::EVENT_HEAD, registers::EVENT_TAIL] {
+            registers.write(place, 0);
+        }
+        registers.write(registers::EXCLUSION_BASE, 0);
+        registers.write(registers::EXCLUSION_LIMIT, 0);
+        registers.write(registers::STATUS, status::EVENT_OVERFLOW);
+        let on = control::ENABLE | control::EVENT_LOG | control::COMMAND_BUFFER | control::COHERENT;
+        registers.write(registers::CONTROL, on);
+
+        // The first answer comes before thousands of commands, in case that there is no IOMMU at all.
+        self.complete()?;
+        (0..=u16::MAX).try_for_each(|number| self.forget_device(DeviceId(number)))?;
+        if self.features.invalidates_all() {
+            self.send(Command::invalidate_all())?;
+        } else {
+            (0..=u16::MAX).try_for_each(|domain| self.send(Command::invalidate_pages(domain, Pages::All, true)))?;
+        }
+        self.complete()
+    }
+
+    /// Forgets what it has read about a device.
+    fn forget_device(&mut self, device: DeviceId) -> Result<(), Silent> {
+        self.send(Command::invalidate_device(device))?;
+        self.send(Command::invalidate_interrupts(device))
+    }
+
+    /// Writes a command, once there is room for it. The IOMMU sees it at the next [`complete`](Self::complete), or when
+    /// the buffer is full.
+    fn send(&mut self, command: Command) -> Result<(), Silent> {
+        if !self.command_ring.has_room(self.registers.read(registers::COMMAND_HEAD)) {
+            self.registers.write(registers::COMMAND_TAIL, self.command_ring.at());
+            let ring = self.command_ring;
+            self.wait_until("room for a command", |registers| ring.has_room(registers.read(registers::COMMAND_HEAD)))?;
+        }
+        let words = entry(&self.commands, &self.command_ring);
+        words[0].store(command.0[0], Ordering::SeqCst);
+        words[1].store(command.0[1], Ordering::SeqCst);
+        self.command_ring.advance();
+        Ok(())
+    }
+
+    /// Waits until all commands so far are complete.
+    fn complete(&mut self) -> Result<(), Silent> {
+        self.asked += 1;
+        self.send(Command::completion_wait(self.answer.hpa(), self.asked))?;
+        self.registers.write(registers::COMMAND_TAIL, self.command_ring.at());
+        let (answer, asked) = (&self.answer.words()[0], self.asked);
+        self.wait_until("a command's completion", |_| answer.load(Ordering::SeqCst) == asked)
+    }
+
+    fn wait_until(&self, what: &'static str, is_so: impl Fn(&Registers) -> bool) -> Result<(), Silent> {
+        let deadline = tsc::now() + tsc::nanos_to_ticks(PATIENCE_NANOS);
+        while !is_so(&self.registers) {
+            if tsc::now() > deadline {
+                return Err(Silent { name: self.name.clone(), what });
+            }
+            core::hint::spin_loop();
+        }
+        Ok(())
+    }
+
+    /// Takes the events that are in the log, a round of it at most.
+    fn take_events(&mut self, mut tell: impl FnMut(Event)) {
+        let tail = self.registers.read(registers::EVENT_TAIL);
+        while self.event_ring.has_more(tail) {
+            let words = entry(&self.events, &self.event_ring);
+            let event = Event::decode([words[0].load(Ordering::SeqCst), words[1].load(Ordering::SeqCst)]);
+            // An IOMMU may move its tail a little before the event is visible in memory.
+            if event.is_none() && !self.awaits_event {
+                self.awaits_event = true;
+                break;
+            }
+            self.awaits_event = false;
+            words[0].store(0, Ordering::SeqCst);
+            self.event_ring.advance();
+            if let Some(event) = event {
+                tell(event);
+            }
+        }
+        self.registers.write(registers::EVENT_HEAD, self.event_ring.at());
+        if self.registers.read(registers::STATUS) & status::EVENT_OVERFLOW != 0 {
+            self.restart_log();
+        }
+    }
+
+    /// The log was full, and the IOMMU writes no more events until it is turned on again.
+    fn restart_log(&mut self) {
+        log::warn!("the log of the IOMMU {} was full: some events were lost", self.name);
+        let on = self.registers.read(registers::CONTROL);
+        self.registers.write(registers::CONTROL, on & !control::EVENT_LOG);
+        let has_stopped = |registers: &Registers| registers.read(registers::STATUS) & status::EVENT_LOG_RUNS == 0;
+        self.wait_until("its log to stop", has_stopped).unwrap_or_else(|silent| silent.stop());
+        self.registers.write(registers::STATUS, status::EVENT_OVERFLOW);
+        self.event_ring = Ring::new(RING_ORDER);
+        self.registers.write(registers::EVENT_LOG_BASE, self.event_ring.base_register(self.events.hpa()));
+        self.registers.write(registers::EVENT_HEAD, 0);
+        self.registers.write(registers::EVENT_TAIL, 0);
+        self.registers.write(registers::CONTROL, on);
+    }
+}
+
+/// An IOMMU has not answered in time.
+struct Silent {
+    name: String,
+    what: &'static str,
+}
+
+impl Display for Silent {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "{} does not answer: waited for {}", self.name, self.what)
+    }
+}
+
+impl Silent {
+    /// # Panics
+    /// Always: an IOMMU that has answered before is broken.
+    fn stop(self) {
+        panic!("the IOMMU {self}");
+    }
+}
+
+/// The words of a ring's next entry.
+fn entry<'a>(buffer: &'a Frames, ring: &Ring) -> &'a [AtomicU64] {
+    let first = usize::try_from(ring.at() / 8).unwrap_or(0);
+    &buffer.words()[first..first + 2]
+}
+
+/// The registers of an IOMMU.
+struct Registers(u64);
+
+impl Registers {
+    /// Those at `base`, which firmware reports.
+    fn new(base: Hpa) -> Self {
+        Self(map_mmio(base, registers::BYTES).0)
+    }
+
+    fn read(&self, offset: u64) -> u64 {
+        debug_assert!(offset < registers::BYTES, "mapped");
+        // SAFETY: `new` has mapped the registers, for good. Reading them has no effect.
+        unsafe { ((self.0 + offset) as *const u64).read_volatile() }
+    }
+
+    fn write(&self, offset: u64, value: u64) {
+        debug_assert!(offset < registers::BYTES, "mapped");
+        // SAFETY: as above. Memory that the registers name is this driver's, and is never freed.
+        unsafe { ((self.0 + offset) as *mut u64).write_volatile(value) };
+    }
+}
