@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::json;
 
 use crate::artifacts::{self, Places};
-use crate::{ci, parent, userland};
+use crate::{ci, parent, userland, workloads};
 
 struct Test {
     name: &'static str,
@@ -312,6 +312,8 @@ pub(crate) fn command(places: &Places, words: &[String]) -> Result<ExitCode> {
         }
         if names.contains(&LOAD) {
             userland::build(places)?;
+            // For the VM beside the parent.
+            workloads::build(places)?;
         }
     }
     let folder = places.target.join("parent-tests");
