@@ -3,7 +3,7 @@
 # cargo, so it needs nothing but a Debian system and rustup, and takes a tenth of a second when nothing is missing.
 #
 # Arguments name what only some want: `browser`, `prometheus` and `uefi`, for the steps of `cargo xtask test` that call this script
-# for them, `image`, for those and for `make image`, and `parent`, for `make parent`. A browser is large, and `make run` has no use for it.
+# for them, `image`, for those and for `make image`, `package`, for `cargo xtask package`, and `parent`, for `make parent`. A browser is large, and `make run` has no use for it.
 #
 # Guest kernels and BusyBox are not installed: `cargo xtask build` unpacks them below target/ (xtask/src/debian.rs).
 set -eu
@@ -57,11 +57,18 @@ for wanted in "$@"; do
         need lz4 lz4
         [ -e /usr/include/gelf.h ] || missing="$missing libelf-dev"
         ;;
+    package)
+        # Packs a package, and makes a Debian and a disk to try it on.
+        need dpkg-deb dpkg
+        need strip binutils
+        need mmdebstrap mmdebstrap
+        PATH=$PATH:/usr/sbin:/sbin need mke2fs e2fsprogs
+        ;;
     uefi)
         [ -e /usr/share/OVMF/OVMF_CODE_4M.fd ] || missing="$missing ovmf"
         ;;
     *)
-        say "no such thing as \`$wanted\`: browser, prometheus, image, parent and uefi are known"
+        say "no such thing as \`$wanted\`: browser, prometheus, image, package, parent and uefi are known"
         exit 1
         ;;
     esac

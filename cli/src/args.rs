@@ -224,6 +224,9 @@ pub(crate) enum Verb {
     /// Write a page with results, next to published results of other systems
     #[command(after_help = REPORT_HELP)]
     Report(ReportArgs),
+    /// Write manual pages, and completions for shells, for a package
+    #[command(hide = true)]
+    Pages(PagesArgs),
 }
 
 /// `dunlin bench`.
@@ -273,6 +276,14 @@ pub(crate) enum Measurement {
     /// Compare guests of a parent VM with guests of KVM: the same QEMU, the same emulated machine
     #[command(after_long_help = parent::HELP)]
     Parent(ParentBenchArgs),
+}
+
+/// `dunlin pages`.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct PagesArgs {
+    /// Directory for the files
+    #[arg(value_name = "DIR")]
+    pub(crate) folder: PathBuf,
 }
 
 /// `dunlin report`.

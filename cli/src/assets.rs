@@ -12,14 +12,16 @@ pub(crate) struct Assets {
 }
 
 impl Assets {
-    /// The directory that `DUNLIN_ASSETS` names, else `../dunlin` from the directory of this program.
+    /// The directory that `DUNLIN_ASSETS` names, else of what is beside this program: `../dunlin`, as the build leaves
+    /// it, or `../lib/dunlin`, as a package installs it.
     pub(crate) fn locate() -> Self {
         let directory = match std::env::var_os("DUNLIN_ASSETS") {
             Some(directory) => PathBuf::from(directory),
             None => {
                 let program = std::env::current_exe().unwrap_or_default();
-                let target = program.parent().and_then(Path::parent).unwrap_or(Path::new("."));
-                target.join("dunlin")
+                let above = program.parent().and_then(Path::parent).unwrap_or(Path::new("."));
+                let [built, installed] = ["dunlin", "lib/dunlin"].map(|folder| above.join(folder));
+                if !built.is_dir() && installed.is_dir() { installed } else { built }
             }
         };
         Self { directory }

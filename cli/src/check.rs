@@ -25,6 +25,10 @@ use crate::failure::{FAILED, Failure};
 
 pub(crate) fn run(args: &CheckArgs) -> Result<u8, Failure> {
     let tree = Tree::open(&args.root)?;
+    if args.kernels {
+        kernels::able(&tree).iter().for_each(|release| println!("{release}"));
+        return Ok(0);
+    }
     // Our own kernels are on this machine, so they say nothing about another tree.
     let built = if args.root == Path::new("/") { Assets::locate().parent_kernels() } else { Vec::new() };
     let report = Report::of(&tree, &built);

@@ -22,6 +22,7 @@ mod host;
 mod image;
 mod layout;
 mod metrics;
+mod pages;
 mod payload;
 mod port;
 mod progress;
@@ -73,6 +74,7 @@ fn main() -> ExitCode {
         Some(Verb::Layout(args)) => layout::run(&args),
         Some(Verb::Bench(args)) => bench::run(&args),
         Some(Verb::Report(args)) => report::run(&args).map(|()| 0),
+        Some(Verb::Pages(args)) => pages::run(&args).map(|()| 0),
     };
     match result {
         Ok(status) => ExitCode::from(status),

@@ -115,15 +115,7 @@ impl Places {
 /// Builds and fetches the wanted files. Fast if all exist.
 pub(crate) fn build(places: &Places, wanted: Wanted) -> Result<()> {
     run(&mut places.cargo(&["build", "--release", "--package", "dunlin-cli"]))?;
-    let mut bare_metal = places.cargo(&["build", "--profile", IMAGE_PROFILE, "--target", BARE_METAL]);
-    for (package, _) in BARE_METAL_PROGRAMS {
-        bare_metal.args(["--package", package]);
-    }
-    run(&mut bare_metal)?;
-    std::fs::create_dir_all(places.assets())?;
-    for (package, name) in BARE_METAL_PROGRAMS {
-        place_program(places, package, name)?;
-    }
+    build_bare_metal(places)?;
     if wanted == Wanted::Everything {
         workloads::build(places)?;
     }
@@ -190,6 +182,20 @@ pub(crate) fn assets(places: &Places, wanted: Wanted) -> Result<()> {
         debian::memtest(places)?;
     }
     initrd::build(places, Arch::X86_64)
+}
+
+/// Builds the hypervisor and the measuring guest.
+pub(crate) fn build_bare_metal(places: &Places) -> Result<()> {
+    let mut bare_metal = places.cargo(&["build", "--profile", IMAGE_PROFILE, "--target", BARE_METAL]);
+    for (package, _) in BARE_METAL_PROGRAMS {
+        bare_metal.args(["--package", package]);
+    }
+    run(&mut bare_metal)?;
+    std::fs::create_dir_all(places.assets())?;
+    for (package, name) in BARE_METAL_PROGRAMS {
+        place_program(places, package, name)?;
+    }
+    Ok(())
 }
 
 /// Copies the program of `package` to `target/dunlin/name`.

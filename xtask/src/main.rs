@@ -7,6 +7,7 @@
 //! * [`parent`] builds the kernel of a parent VM, and packs its programs. [`parent_tests`] tries them.
 //! * [`userland`] makes a disk for its guests, with a small Debian.
 //! * [`image_matrix`] starts the image on many PCs.
+//! * [`package`] makes a Debian package, and [`package_test`] installs and removes it.
 //! * [`vms_soak`] lets VMs come and go for long.
 //! * [`fuzz`] lets a parent VM do millions of things on the fake machine.
 //! * [`ci`] runs the named steps of continuous integration.
@@ -23,6 +24,8 @@ mod house;
 mod image_matrix;
 mod initrd;
 mod other_qemu;
+mod package;
+mod package_test;
 mod parent;
 mod parent_tests;
 mod userland;
@@ -49,6 +52,8 @@ cargo xtask COMMAND
   run [ARGS]     build, then `dunlin run ARGS` (also `--arch aarch64`)
   image [ARGS]   build, then `dunlin image ARGS`; the image is target/dunlin.iso unless ARGS say otherwise
                  (`--arch aarch64`: target/dunlin-aarch64.iso)
+  package        build, then make a Debian package: target/dunlin_VERSION_amd64.deb
+  package-test   the same, then install, start and remove it on a Debian 12 in QEMU (`package-test --help`)
   emulators      fetch Bochs and QEMU 10 and 11 into the user's cache, for later, and say where they are
   image-matrix   build, then start the image on 72 PCs of QEMU (`image-matrix --help`)
   vms-soak       build, then create, start and destroy VMs 1000 times beside two at work (`vms-soak --help`)
@@ -94,6 +99,8 @@ fn dispatch(command: &str, rest: &[String]) -> Result<ExitCode> {
         "image" => image(&places, rest)?,
         "bench" => bench(&places, rest)?,
         "bochs" => return bochs::command(&places, rest),
+        "package" => println!("{}", package::build(&places)?.display()),
+        "package-test" => return package_test::command(&places, rest),
         "emulators" => emulators::unpack_all()?,
         "image-matrix" => return image_matrix::command(&places, rest),
         "vms-soak" => return vms_soak::command(&places, rest),

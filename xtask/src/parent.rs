@@ -215,6 +215,12 @@ fn fio(places: &Places) -> Result<()> {
     fs::remove_dir_all(&root).with_context(|| format!("cannot remove {}", root.display()))
 }
 
+/// The folder with the usual kernel of a parent, `vmlinuz`, and its configuration, `config`. Builds the kernel if it is
+/// not in the cache.
+pub(crate) fn kernel(places: &Places) -> Result<PathBuf> {
+    cached(places, &USUAL)
+}
+
 /// Leaves the kernel in `target/dunlin`, and returns the folder in the user's cache that has all of it.
 fn provide(places: &Places, kernel: &Kernel) -> Result<PathBuf> {
     let folder = cached(places, kernel)?;

@@ -30,7 +30,8 @@ Examples:
   dunlin check
   sudo modprobe msr && sudo dunlin check        also whether the firmware has locked SVM off
   dunlin check --json | jq -r '.items[] | select(.state == \"missing\") | .remedy'
-  dunlin check --root /mnt                      the kernels and GRUB of a mounted image";
+  dunlin check --root /mnt                      the kernels and GRUB of a mounted image
+  dunlin check --kernels                        only the kernels that can run in a parent VM, for scripts";
 
 /// `dunlin check`.
 #[derive(Clone, Debug, ClapArgs)]
@@ -41,4 +42,7 @@ pub(crate) struct CheckArgs {
     /// Print JSON: one object with the verdict and a list of items
     #[arg(long)]
     pub(crate) json: bool,
+    /// Print only the installed kernels that can run in a parent VM: a release a line
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) kernels: bool,
 }

@@ -61,6 +61,14 @@ pub(super) fn item(tree: &Tree, arch: Option<Arch>, built: &[String]) -> Item {
     SUBJECT.missing(found, REMEDY)
 }
 
+/// The releases of the installed kernels that can run in a parent VM, the newest last.
+pub(super) fn able(tree: &Tree) -> Vec<String> {
+    let able = kernels(tree).into_iter().flatten().filter(|kernel| kernel.lacks().is_none());
+    let mut releases: Vec<String> = able.map(|kernel| kernel.release).collect();
+    releases.sort_by_cached_key(|release| (version(release), release.clone()));
+    releases
+}
+
 fn named(texts: &[String]) -> String {
     let first = texts.iter().take(MOST_NAMED).map(String::as_str).collect::<Vec<_>>().join(", ");
     match texts.len().saturating_sub(MOST_NAMED) {

@@ -183,6 +183,16 @@ fn kernel_for_parents_is_new_enough_and_has_its_options() {
 }
 
 #[test]
+fn kernels_for_scripts_are_listed_with_the_newest_last() {
+    let machine = ["7.10.0", "6.19.14-200.fc43.x86_64", "7.9.1"]
+        .iter()
+        .fold(Machine::empty(), |machine, release| machine.with(&format!("boot/config-{release}"), FEDORA))
+        .with("boot/config-6.1.0-40-amd64", DEBIAN);
+    assert_eq!(kernels::able(&machine.tree()), ["6.19.14-200.fc43.x86_64", "7.9.1", "7.10.0"]);
+    assert_eq!(kernels::able(&Machine::empty().tree()), [""; 0]);
+}
+
+#[test]
 fn many_kernels_are_counted_not_listed() {
     let machine = (0..9)
         .fold(Machine::empty(), |machine, number| machine.with(&format!("boot/config-6.1.0-{number}-amd64"), DEBIAN));

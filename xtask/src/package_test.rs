@@ -1,0 +1,285 @@
+//! `cargo xtask package-test`: installs the Debian package on a Debian 12 in QEMU, starts Dunlin there, and removes it.
+//!
+//! The machine is a disk with Debian's kernel for clouds, GRUB for BIOS, and a kernel for a parent VM. It starts three
+//! times:
+//!
+//! 1. Plain Linux lists all files, installs the package, and chooses Dunlin's entry for the next start.
+//! 2. GRUB starts Dunlin, and Dunlin the parent's kernel with its initrd, which shows its command line and powers off.
+//! 3. Plain Linux, by the usual entry, purges the package and lists all files.
+//!
+//! The two lists must be equal. In plain Linux the first process is `packaging/test/init`.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::archive::Archive;
+use crate::artifacts::{self, Places, Wanted, run};
+use crate::{package, parent};
+
+const HELP: &str = "\
+cargo xtask package-test [--keep]
+
+Builds the Debian package and tries it on a Debian 12 of its own, in QEMU: lists all files, installs the package, starts Dunlin from
+GRUB's menu with a parent VM, starts plain Linux again, purges the package, and compares the lists of files. The Debian is made once,
+from packages of its mirror, and kept in target/package-test. Needs root, or user namespaces. `--keep` keeps the disk, too.
+";
+
+/// Seconds that each start may take. Under emulation it takes about one minute.
+const LIMIT: u32 = 600;
+
+/// What the machine is made of, besides Debian's essential packages. `grub-pc-bin` brings GRUB without installing it.
+const PACKAGES: &str = "linux-image-cloud-amd64,initramfs-tools,grub2-common,grub-pc-bin,udev,kmod";
+
+/// The file system's name, by which GRUB and the kernel find it.
+const UUID: &str = "d0000000-4444-4e4c-8000-000000000001";
+
+/// `/etc/default/grub`. The first process and the consoles are part of the usual command line.
+const GRUB_DEFAULTS: &str = "GRUB_DEFAULT=saved\nGRUB_TIMEOUT=0\nGRUB_DISABLE_SUBMENU=y\nGRUB_DISTRIBUTOR=Debian\n\
+    GRUB_CMDLINE_LINUX_DEFAULT=\"\"\n\
+    GRUB_CMDLINE_LINUX=\"console=ttyS0 init=/sbin/package-test dunlin.agent=ttyS0\"\n";
+
+/// What the parent's first process runs.
+const PARENT_SCRIPT: &str =
+    "echo \"parent: $(uname -r)\"; cat /proc/cmdline; [ -e /dev/mshv ] && echo 'parent: has /dev/mshv'\n";
+
+pub(crate) fn command(places: &Places, rest: &[String]) -> Result<ExitCode> {
+    let keeps = match rest {
+        [] => false,
+        [word] if word == "--keep" => true,
+        [word] if word == "--help" => {
+            print!("{HELP}");
+            return Ok(ExitCode::SUCCESS);
+        }
+        _ => bail!("unknown words\n\n{HELP}"),
+    };
+    let started = Instant::now();
+    run(Command::new(places.root.join("xtask/setup.sh")).args(["image", "package", "parent"]))?;
+    artifacts::assets(places, Wanted::ForDefaultVm)?;
+    let deb = package::build(places)?;
+    let folder = places.target.join("package-test");
+    fs::create_dir_all(&folder)?;
+    let disk = folder.join("disk");
+    make_disk(places, &folder, &deb, &disk)?;
+
+    let machine = Pc { folder: &folder, disk: &disk };
+    let installed = machine.start("1-install", "plain Linux: install")?;
+    ensure_word(&installed, "== installed")?;
+
+    let dunlin = machine.start("2-dunlin", "Dunlin and the parent VM")?;
+    let release = parent_release(&parent::kernel(places)?)?;
+    for line in [
+        format!("parent: {release}"),
+        format!("console=ttyS0 root=UUID={UUID} ro console=ttyS0 init=/sbin/package-test dunlin.agent=ttyS0"),
+        "parent: has /dev/mshv".to_string(),
+        "all VMs have ended".to_string(),
+    ] {
+        ensure!(dunlin.console.contains(&line), "no '{line}' in {}", machine.log("2-dunlin").display());
+    }
+
+    let purged = machine.start("3-purge", "plain Linux: purge")?;
+    ensure_word(&purged, "== purged")?;
+    let (before, after) = (list(&installed.list, "before")?, list(&purged.list, "after")?);
+    let lost: Vec<_> = before.difference(&after).collect();
+    let left: Vec<_> = after.difference(&before).collect();
+    lost.iter().for_each(|line| println!("before only: {line}"));
+    left.iter().for_each(|line| println!("after only:  {line}"));
+    ensure!(lost.is_empty() && left.is_empty(), "the package left traces");
+    if !keeps {
+        fs::remove_file(&disk)?;
+    }
+    println!(
+        "package-test: {} files, directories and checksums are as before; {:.0} s in all",
+        before.len(),
+        started.elapsed().as_secs_f64()
+    );
+    Ok(ExitCode::SUCCESS)
+}
+
+fn ensure_word(start: &Start, word: &str) -> Result<()> {
+    let last = start.list.lines().rev().find(|line| line.starts_with("== ")).unwrap_or("nothing");
+    ensure!(last.trim_end() == word, "the machine ended with '{last}', not '{word}'");
+    Ok(())
+}
+
+/// The lines of a list of files.
+fn list(text: &str, name: &str) -> Result<BTreeSet<String>> {
+    let begin = format!("== list {name}");
+    let lines = text.lines().map(str::trim_end).skip_while(|line| *line != begin).skip(1);
+    let lines: BTreeSet<_> = lines.take_while(|line| *line != "== end").map(str::to_string).collect();
+    ensure!(lines.len() > 1000, "the list '{name}' has {} lines only", lines.len());
+    Ok(lines)
+}
+
+/// What a start of the machine has printed.
+struct Start {
+    console: String,
+    list: String,
+}
+
+struct Pc<'a> {
+    folder: &'a Path,
+    disk: &'a Path,
+}
+
+impl Pc<'_> {
+    fn log(&self, name: &str) -> PathBuf {
+        self.folder.join(format!("{name}.log"))
+    }
+
+    /// Starts the machine from its disk, and waits until it is off.
+    fn start(&self, name: &str, what: &str) -> Result<Start> {
+        println!("package-test: {what}");
+        let begun = Instant::now();
+        let [console, list] = [self.log(name), self.folder.join(format!("{name}.list"))];
+        let mut qemu = Command::new("timeout");
+        qemu.args([&LIMIT.to_string(), "qemu-system-x86_64", "-accel", "tcg,thread=multi", "-machine", "q35"])
+            .args(["-cpu", "max", "-smp", "2", "-m", "2G", "-display", "none", "-nodefaults", "-no-reboot"])
+            .args(["-serial", &format!("file:{}", console.display())])
+            .args(["-serial", &format!("file:{}", list.display())])
+            .args(["-drive", &format!("if=virtio,format=raw,cache=unsafe,file={}", self.disk.display())]);
+        let status = qemu.stdin(Stdio::null()).status().context("cannot run `timeout`")?;
+        ensure!(status.success(), "QEMU ended with {status}: see {}", console.display());
+        println!("package-test: {what}: {:.0} s", begun.elapsed().as_secs_f64());
+        let read = |path: &Path| -> Result<String> { Ok(String::from_utf8_lossy(&fs::read(path)?).into_owned()) };
+        Ok(Start { console: read(&console)?, list: read(&list)? })
+    }
+}
+
+/// The release of the parent's kernel, from its configuration and its name there.
+fn parent_release(kernel: &Path) -> Result<String> {
+    let config = fs::read_to_string(kernel.join("config"))?;
+    let version = config.lines().find_map(|line| line.strip_prefix("# Linux/")?.split(' ').nth(1));
+    let local = config.lines().find_map(|line| line.strip_prefix("CONFIG_LOCALVERSION="));
+    let (version, local) = version.zip(local).context("the kernel's configuration has no version")?;
+    Ok(format!("{version}{}", local.trim_matches('"')))
+}
+
+/// Makes the disk of the machine: Debian, the package in `/root`, the parent's kernel, and GRUB.
+fn make_disk(places: &Places, folder: &Path, deb: &Path, disk: &Path) -> Result<()> {
+    let archive = folder.join("debian.tar");
+    if !archive.is_file() {
+        println!("package-test: making a Debian 12 from packages of its mirror (a minute or two, once)");
+        let unfinished = folder.join("unfinished.tar");
+        run(Command::new("mmdebstrap")
+            .args(["--quiet", "--variant=minbase", &format!("--include={PACKAGES}"), "bookworm"])
+            .arg(&unfinished))?;
+        fs::rename(&unfinished, &archive)?;
+    }
+    let root = folder.join("root");
+    let _ = fs::remove_dir_all(&root);
+    fs::create_dir_all(&root)?;
+    run(Command::new("tar").arg("-xpf").arg(&archive).args(["--numeric-owner", "--exclude=./dev/*", "-C"]).arg(&root))?;
+
+    let put = |path: &str, bytes: &[u8], mode: u32| -> Result<()> {
+        let place = root.join(path);
+        fs::create_dir_all(place.parent().unwrap_or(&root))?;
+        fs::write(&place, bytes).with_context(|| format!("cannot write {}", place.display()))?;
+        Ok(fs::set_permissions(&place, fs::Permissions::from_mode(mode))?)
+    };
+    let read = |path: &Path| fs::read(path).with_context(|| format!("cannot read {}", path.display()));
+    put("root/dunlin.deb", &read(deb)?, 0o644)?;
+    put("sbin/package-test", &read(&places.root.join("packaging/test/init"))?, 0o755)?;
+    put("etc/fstab", format!("UUID={UUID} / ext4 rw 0 1\n").as_bytes(), 0o644)?;
+    put("etc/default/grub", GRUB_DEFAULTS.as_bytes(), 0o644)?;
+
+    let parent = parent::kernel(places)?;
+    let release = parent_release(&parent)?;
+    put(&format!("boot/vmlinuz-{release}"), &read(&parent.join("vmlinuz"))?, 0o644)?;
+    put(&format!("boot/config-{release}"), &read(&parent.join("config"))?, 0o644)?;
+    let mut initrd = read(&places.assets().join("initrd.cpio.gz"))?;
+    let mut script = Archive::default();
+    script.add_directory("dunlin")?;
+    script.add_file("dunlin/exec", PARENT_SCRIPT.as_bytes())?;
+    // Archives follow each other at multiples of four bytes.
+    initrd.resize(initrd.len().next_multiple_of(4), 0);
+    initrd.extend(script.finish()?);
+    put(&format!("boot/initrd.img-{release}"), &initrd, 0o644)?;
+
+    // GRUB's files, and a first menu. The machine itself writes the real one.
+    let grub = root.join("boot/grub/i386-pc");
+    fs::create_dir_all(&grub)?;
+    let modules = root.join("usr/lib/grub/i386-pc");
+    for entry in fs::read_dir(&modules).context("the Debian has no GRUB")? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|end| end == "mod" || end == "lst") {
+            fs::copy(&path, grub.join(path.file_name().unwrap_or_default()))?;
+        }
+    }
+    let kernel = fs::read_dir(root.join("boot"))?
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok()?.strip_prefix("vmlinuz-").map(str::to_string))
+        .find(|name| *name != release)
+        .context("the Debian has no kernel")?;
+    let first = format!(
+        "linux /boot/vmlinuz-{kernel} root=/dev/vda1 ro console=ttyS0 init=/sbin/package-test\n\
+         initrd /boot/initrd.img-{kernel}\nboot\n"
+    );
+    put("boot/grub/grub.cfg", first.as_bytes(), 0o600)?;
+    let environment = root.join("boot/grub/grubenv");
+    run(Command::new("grub-editenv").arg(&environment).arg("create"))?;
+    let usual = format!("saved_entry=gnulinux-{kernel}-advanced-{UUID}");
+    run(Command::new("grub-editenv").arg(&environment).args(["set", &usual]))?;
+
+    write_disk(folder, &root, &modules, disk)
+}
+
+/// Bytes of a sector, and the first sector of the only partition.
+const SECTOR: u64 = 512;
+const FIRST: u32 = 2048;
+/// MiB of the partition.
+const SIZE: u32 = 2048;
+
+/// A disk with one partition and GRUB in front of it, without a loop device: the file system is made from a folder, and
+/// GRUB's first part is put where `grub-bios-setup` would put it.
+fn write_disk(folder: &Path, root: &Path, modules: &Path, disk: &Path) -> Result<()> {
+    let [core, partition] = ["core.img", "partition"].map(|name| folder.join(name));
+    run(Command::new("grub-mkimage")
+        .args(["--format=i386-pc", "--prefix=(hd0,msdos1)/boot/grub", "--directory"])
+        .arg(modules)
+        .arg("--output")
+        .arg(&core)
+        .args(["biosdisk", "part_msdos", "ext2"]))?;
+    let _ = fs::remove_file(&partition);
+    let mut make = Command::new("mke2fs");
+    // Its usual place is not in every user's PATH.
+    make.env("PATH", format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default()));
+    make.args(["-q", "-t", "ext4", "-U", UUID, "-d"]).arg(root).arg(&partition).arg(format!("{SIZE}M"));
+    run(&mut make)?;
+
+    // GRUB 2.06: boot.img loads the sector after itself, and the first sector of core.img the rest from there on.
+    let core = fs::read(&core)?;
+    ensure!(core.len() as u64 <= (u64::from(FIRST) - 1) * SECTOR, "GRUB does not fit before the partition");
+    let mut boot = fs::read(modules.join("boot.img"))?;
+    // A partition table of a PC: active, type 0x83, first sector and number of sectors.
+    let sectors = SIZE * 2048;
+    boot[446..510].fill(0);
+    boot[446] = 0x80;
+    boot[450] = 0x83;
+    boot[454..458].copy_from_slice(&FIRST.to_le_bytes());
+    boot[458..462].copy_from_slice(&sectors.to_le_bytes());
+    boot[510..512].copy_from_slice(&[0x55, 0xaa]);
+    let mut file = File::create(disk).with_context(|| format!("cannot write {}", disk.display()))?;
+    file.write_all(&boot)?;
+    file.write_all(&core)?;
+    file.seek(SeekFrom::Start(u64::from(FIRST) * SECTOR))?;
+    // Zeros stay holes.
+    let mut from = File::open(&partition)?;
+    let mut block = vec![0; 1 << 20];
+    for _ in 0..SIZE {
+        from.read_exact(&mut block)?;
+        if block.iter().any(|byte| *byte != 0) {
+            file.write_all(&block)?;
+        } else {
+            file.seek(SeekFrom::Current(1 << 20))?;
+        }
+    }
+    file.set_len((u64::from(FIRST) + u64::from(sectors)) * SECTOR)?;
+    fs::remove_file(&partition)?;
+    Ok(())
+}
