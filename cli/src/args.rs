@@ -123,6 +123,7 @@ on a PL011.
 Examples:
   dunlin image
   dunlin image vms/two.toml -o two.iso
+  dunlin image --also vms/parent.toml           a second entry, with a parent VM (after `make parent`)
   qemu-system-x86_64 -machine q35 -cpu max -smp 2 -m 1G -cdrom dunlin.iso -nographic
   dunlin image --arch aarch64 -o dunlin-aarch64.iso
 
@@ -497,6 +498,9 @@ pub(crate) struct ImageArgs {
     /// Memory of each VM, such as 512M
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory: Option<String>,
+    /// One more entry of the menu, for a host with the VMs of this file; each guest has a shell. May be repeated
+    #[arg(long, value_name = "FILE.toml")]
+    pub(crate) also: Vec<PathBuf>,
 }
 
 /// The choice of a running host.

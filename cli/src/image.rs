@@ -39,10 +39,21 @@ pub(crate) fn run(args: &ImageArgs) -> Result<(), Failure> {
     // Without a script, the guest starts a shell.
     let script = (!args.shell).then(|| args.exec.as_deref().unwrap_or(FIXED_SCRIPT));
     let payload = payload::pack(&config, &assets, script, Start::Elsewhere)?;
+    let mut payloads = vec![payload.bytes];
+    let mut further = Vec::new();
+    for file in &args.also {
+        let options = RunArgs { file: Some(file.clone()), arch: args.arch, ..RunArgs::default() };
+        let config = tell_agents(Config::load(&options)?);
+        if config.host.arch.value != arch {
+            let what = format!("'{}', but the image is for {}", config.host.arch.value.name(), arch.name());
+            return Err(config.host.arch.place.bad(what).help("make an image for each architecture"));
+        }
+        payloads.push(payload::pack(&config, &assets, None, Start::Elsewhere)?.bytes);
+        further.push(names(&config));
+    }
 
     let progress = Progress::new();
-    let names: Vec<&str> = config.vms.iter().map(|vm| vm.name.value.as_str()).collect();
-    let contents = Contents { hypervisor: &hypervisor, payload: &payload.bytes, menu: menu(arch, &names) };
+    let contents = Contents { hypervisor: &hypervisor, payloads, menu: menu(arch, &names(&config), &further) };
     write(arch, &assets, &contents, &args.output, &progress)?;
     let machine = match arch {
         Arch::X86_64 => "a PC",
@@ -52,10 +63,16 @@ pub(crate) fn run(args: &ImageArgs) -> Result<(), Failure> {
     Ok(())
 }
 
+/// The names of the VMs, for people.
+fn names(config: &Config) -> String {
+    config.vms.iter().map(|vm| vm.name.value.as_str()).collect::<Vec<_>>().join(", ")
+}
+
 /// The contents of an image besides GRUB.
 pub(crate) struct Contents<'a> {
     pub(crate) hypervisor: &'a Path,
-    pub(crate) payload: &'a [u8],
+    /// The file `payload`, then `payload-2` and so on.
+    pub(crate) payloads: Vec<Vec<u8>>,
     /// GRUB's configuration.
     pub(crate) menu: String,
 }
@@ -77,7 +94,9 @@ pub(crate) fn write(
     let grub = boot.join("grub");
     std::fs::create_dir_all(&grub).map_err(|error| failed(&grub, error))?;
     std::fs::copy(contents.hypervisor, boot.join("dunlin")).map_err(|error| failed(contents.hypervisor, error))?;
-    for (path, bytes) in [(boot.join("payload"), contents.payload), (grub.join("grub.cfg"), contents.menu.as_bytes())] {
+    let payloads =
+        contents.payloads.iter().zip(1..).map(|(bytes, number)| (boot.join(payload_name(number)), &bytes[..]));
+    for (path, bytes) in payloads.chain([(grub.join("grub.cfg"), contents.menu.as_bytes())]) {
         std::fs::write(&path, bytes).map_err(|error| failed(&path, error))?;
     }
     // Without a directory, the tool takes all installed platforms of GRUB.
@@ -85,7 +104,7 @@ pub(crate) fn write(
         Arch::X86_64 => ("BIOS and UEFI", None, INSTALL),
         Arch::Aarch64 => ("UEFI", Some(assets.grub()?), INSTALL_FOR_ARM),
     };
-    let bytes = contents.payload.len() as u64;
+    let bytes = contents.payloads.iter().map(Vec::len).sum::<usize>() as u64;
     progress.say(&format!("{TOOL}: GRUB for {platforms}, the hypervisor, and {} of VMs", show_size(bytes)));
 
     // The tool leaves half a file when it fails, so it gets a name of its own until all is well.
@@ -108,6 +127,11 @@ pub(crate) fn write(
     Ok(())
 }
 
+/// The name of a payload's file.
+fn payload_name(number: usize) -> String {
+    if number == 1 { "payload".to_string() } else { format!("payload-{number}") }
+}
+
 /// GRUB's configuration for an image that boots at once and prints nothing on the serial line.
 pub(crate) const MENU_AT_ONCE: &str = "set timeout=0\n\
     menuentry Dunlin {\n    multiboot2 /boot/dunlin log=info\n    module2 /boot/payload payload\n}\n";
@@ -122,21 +146,28 @@ pub(crate) fn tell_agents(mut config: Config) -> Config {
     config
 }
 
-/// GRUB's menu. VM names contain no quotes; the configuration checks this.
-fn menu(arch: Arch, names: &[&str]) -> String {
-    let vms = names.join(", ");
+/// GRUB's menu for these VMs, and with an entry for each of the `further` hosts. VM names contain no quotes; the
+/// configuration checks this.
+fn menu(arch: Arch, vms: &str, further: &[String]) -> String {
     // The consoles of a PC are GRUB's to set up, an Arm machine's are the firmware's.
     let (consoles, [load, pass]) = match arch {
         Arch::X86_64 => (
             "insmod all_video\n\
              if serial --unit=0 --speed=115200; then\n    terminal_input console serial\n    terminal_output console serial\nfi\n",
-            ["multiboot2 /boot/dunlin", "module2 /boot/payload payload"],
+            ["multiboot2 /boot/dunlin", "module2 /boot/"],
         ),
-        Arch::Aarch64 => ("", ["linux /boot/dunlin", "initrd /boot/payload"]),
+        Arch::Aarch64 => ("", ["linux /boot/dunlin", "initrd /boot/"]),
+    };
+    let entry = |title: &str, options: &str, payload: usize| {
+        let (file, name) = (payload_name(payload), if arch == Arch::X86_64 { " payload" } else { "" });
+        format!("menuentry \"{title}\" {{\n    {load} {options}\n    {pass}{file}{name}\n}}\n")
     };
     let mut text = format!("{consoles}set timeout=3\nset default=0\n");
+    text += &entry(&format!("Dunlin: {vms}"), "log=info", 1);
+    for (names, number) in further.iter().zip(2..) {
+        text += &entry(&format!("Dunlin: {names}"), "log=info", number);
+    }
     for (on, title, options) in [
-        (true, format!("Dunlin: {vms}"), "log=info"),
         (true, format!("Dunlin: {vms}, with all messages"), "log=debug"),
         // Only a PC shows its report on a screen, which a reset would clear.
         (arch == Arch::X86_64, format!("Dunlin: {vms}, reset on failure"), "log=info panic=reset"),
@@ -145,7 +176,7 @@ fn menu(arch: Arch, names: &[&str]) -> String {
         (true, String::from("Dunlin: check what this machine has for VMs, start none"), "log=info check"),
     ] {
         if on {
-            text += &format!("menuentry \"{title}\" {{\n    {load} {options}\n    {pass}\n}}\n");
+            text += &entry(&title, options, 1);
         }
     }
     text
@@ -181,7 +212,7 @@ mod tests {
             (Arch::X86_64, 5, "multiboot2 /boot/dunlin log=", "module2 /boot/payload payload\n"),
             (Arch::Aarch64, 3, "linux /boot/dunlin log=", "initrd /boot/payload\n"),
         ] {
-            let text = menu(arch, &["one", "two"]);
+            let text = menu(arch, "one, two", &[]);
             let entries: Vec<&str> = text.split("menuentry").skip(1).collect();
             assert_eq!(entries.len(), count);
             assert!(entries[..count - 1].iter().all(|entry| entry.starts_with(" \"Dunlin: one, two")), "{text}");
@@ -189,6 +220,19 @@ mod tests {
                 assert!(entry.contains(load), "{entry}");
                 assert!(entry.contains(pass), "{entry}");
             }
+        }
+    }
+
+    #[test]
+    fn further_hosts_follow_the_first_entry_with_payloads_of_their_own() {
+        for (arch, pass) in
+            [(Arch::X86_64, "module2 /boot/payload-2 payload\n"), (Arch::Aarch64, "initrd /boot/payload-2\n")]
+        {
+            let text = menu(arch, "one", &["parent".to_string(), "a, b".to_string()]);
+            let entries: Vec<&str> = text.split("menuentry").skip(1).collect();
+            assert!(entries[1].starts_with(" \"Dunlin: parent\"") && entries[1].contains(pass), "{text}");
+            assert!(entries[2].starts_with(" \"Dunlin: a, b\"") && entries[2].contains("/boot/payload-3"), "{text}");
+            assert!(entries[3].starts_with(" \"Dunlin: one, with all"), "{text}");
         }
     }
 }

@@ -100,7 +100,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
         }
         Loader::Grub { image: path, variables } => {
             let menu = image::MENU_AT_ONCE.to_string();
-            let contents = image::Contents { hypervisor: &hypervisor, payload: &bytes, menu };
+            let contents = image::Contents { hypervisor: &hypervisor, payloads: vec![bytes], menu };
             image::write(arch, &assets, &contents, path, &progress)?;
             if let Some(variables) = variables {
                 std::fs::copy(qemu::UEFI[1], variables)
