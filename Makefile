@@ -5,7 +5,7 @@
 ARGS ?=
 ARCH ?=
 
-.PHONY: help setup build run image parent parent-stock parent-debian parent-tests test bench
+.PHONY: help setup build run image parent parent-stock parent-debian parent-libvirt parent-tests test bench
 .DEFAULT_GOAL := help
 
 help:
@@ -14,6 +14,7 @@ help:
 	@echo 'make parent  leave kernel and programs of a parent VM in target/dunlin (the kernel takes a quarter of an hour, once)'
 	@echo 'make parent-stock   the same, with a second kernel whose options are like those of Fedora'"'"'s (another quarter of an hour, once)'
 	@echo 'make parent-debian   as make parent, and a disk for its guests: a small Debian with gcc'
+	@echo 'make parent-libvirt   as make parent, and a root file system for the parent: Debian with libvirt'
 	@echo 'make parent-tests   try in a parent VM what it can do; takes long (ARGS: --quick, names of tests, see "cargo xtask parent-tests --help")'
 	@echo 'make test    all that CI runs (ARGS: names of steps, see "cargo xtask test --list")'
 	@echo 'make bench   measure all, and make a page of it, in a quarter of an hour (docs/measuring.md; ARGS: see "dunlin bench --help")'
@@ -44,8 +45,12 @@ parent-debian:
 	@xtask/setup.sh parent
 	@cargo xtask parent-debian
 
+parent-libvirt:
+	@xtask/setup.sh parent libvirt
+	@cargo xtask parent-libvirt
+
 parent-tests:
-	@xtask/setup.sh parent
+	@xtask/setup.sh parent libvirt
 	@cargo xtask parent-tests $(ARGS)
 
 test:

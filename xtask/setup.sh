@@ -3,7 +3,8 @@
 # cargo, so it needs nothing but a Debian system and rustup, and takes a tenth of a second when nothing is missing.
 #
 # Arguments name what only some want: `browser`, `prometheus` and `uefi`, for the steps of `cargo xtask test` that call this script
-# for them, `image`, for those and for `make image`, `package`, for `cargo xtask package`, and `parent`, for `make parent`. A browser is large, and `make run` has no use for it.
+# for them, `image`, for those and for `make image`, `package`, for `cargo xtask package`, `parent`, for `make parent`, and `libvirt`, for
+# `make parent-libvirt`. A browser is large, and `make run` has no use for it.
 #
 # Guest kernels and BusyBox are not installed: `cargo xtask build` unpacks them below target/ (xtask/src/debian.rs).
 set -eu
@@ -64,11 +65,17 @@ for wanted in "$@"; do
         need mmdebstrap mmdebstrap
         PATH=$PATH:/usr/sbin:/sbin need mke2fs e2fsprogs
         ;;
+    libvirt)
+        # They make a root file system from Debian's packages; as a user who is not root, with a user namespace.
+        need mmdebstrap mmdebstrap
+        need newuidmap uidmap
+        need tar2sqfs squashfs-tools-ng
+        ;;
     uefi)
         [ -e /usr/share/OVMF/OVMF_CODE_4M.fd ] || missing="$missing ovmf"
         ;;
     *)
-        say "no such thing as \`$wanted\`: browser, prometheus, image, package, parent and uefi are known"
+        say "no such thing as \`$wanted\`: browser, prometheus, image, package, parent, libvirt and uefi are known"
         exit 1
         ;;
     esac

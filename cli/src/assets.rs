@@ -88,6 +88,7 @@ impl Assets {
             "compile.cpio" => failure.help(NO_COMPILER),
             PARENT_KERNEL | "parent.cpio" => failure.help(NO_PARENT),
             "parent-debian.cpio" => failure.help(NO_DEBIAN),
+            "parent-libvirt.cpio" => failure.help(NO_LIBVIRT),
             STOCK_KERNEL | "parent-stock.cpio" => failure.help(NO_STOCK),
             _ => missing(failure),
         }
@@ -118,6 +119,7 @@ const NO_PARENT: &str = "run 'make parent' first: for x86_64 it builds a Linux w
 const NO_STOCK: &str = "run 'make parent-stock' first: for x86_64 it builds a Linux with /dev/mshv as a module from Debian's \
      source (half an hour, once)";
 const NO_DEBIAN: &str = "run 'make parent-debian' first: it makes a disk from Debian's packages";
+const NO_LIBVIRT: &str = "run 'make parent-libvirt' first: it makes a root file system from Debian's packages";
 const NO_COMPILER: &str =
     "run 'cargo xtask workloads' first: it fetches a C compiler and C sources from Debian's packages";
 
@@ -177,6 +179,11 @@ mod tests {
         assert!(text.contains("parent-stock.cpio") && text.contains("help: run 'make parent-stock' first"), "{text}");
         let text = error(Initrd::ParentDebian);
         assert!(text.contains("parent-debian.cpio") && text.contains("help: run 'make parent-debian' first"), "{text}");
+        let text = error(Initrd::ParentLibvirt);
+        assert!(
+            text.contains("parent-libvirt.cpio") && text.contains("help: run 'make parent-libvirt' first"),
+            "{text}"
+        );
         std::fs::remove_file(assets.directory.join("parent.cpio")).expect("is there");
         let text = error(Initrd::Parent);
         assert!(text.contains("parent.cpio") && text.contains("help: run 'make parent' first"), "{text}");

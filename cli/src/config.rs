@@ -147,6 +147,8 @@ pub(crate) enum Initrd {
     ParentStock,
     /// As `Parent`, and a disk for its guests: a small Debian.
     ParentDebian,
+    /// Ours first, then Debian with libvirt.
+    ParentLibvirt,
     /// No initrd.
     None,
     /// A boot module of this name.
@@ -156,8 +158,18 @@ pub(crate) enum Initrd {
 }
 
 impl Initrd {
-    const NAMES: &'static [&'static str] =
-        &["dunlin", "workloads", "compile", "parent", "parent-stock", "parent-debian", "none", "module", "module:NAME"];
+    const NAMES: &'static [&'static str] = &[
+        "dunlin",
+        "workloads",
+        "compile",
+        "parent",
+        "parent-stock",
+        "parent-debian",
+        "parent-libvirt",
+        "none",
+        "module",
+        "module:NAME",
+    ];
 
     /// The archives of the build for it, in the order in which the kernel unpacks them; none for a file of the user.
     pub(crate) fn archives(&self) -> &'static [&'static str] {
@@ -168,6 +180,7 @@ impl Initrd {
             Self::Parent => &["initrd.cpio.gz", "parent.cpio"],
             Self::ParentStock => &["initrd.cpio.gz", "parent.cpio", "parent-stock.cpio"],
             Self::ParentDebian => &["initrd.cpio.gz", "parent.cpio", "parent-debian.cpio"],
+            Self::ParentLibvirt => &["initrd.cpio.gz", "parent-libvirt.cpio"],
             Self::None | Self::Module(_) | Self::File(_) => &[],
         }
     }
@@ -540,6 +553,7 @@ fn initrd(text: &str, directory: &Path, place: Place) -> Result<Placed<Initrd>, 
         "parent" => Initrd::Parent,
         "parent-stock" => Initrd::ParentStock,
         "parent-debian" => Initrd::ParentDebian,
+        "parent-libvirt" => Initrd::ParentLibvirt,
         "none" => Initrd::None,
         _ => match module(text, "initrd", &place)? {
             Some(name) => Initrd::Module(name),

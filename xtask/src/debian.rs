@@ -261,7 +261,7 @@ pub(crate) fn unpack_from(suites: &[&str], packages: &[&str], scratch: &Path, ro
 }
 
 /// The lines of a `sources.list` for these suites, at the mirror that this machine uses.
-fn sources(suites: &[&str]) -> Result<String> {
+pub(crate) fn sources(suites: &[&str]) -> Result<String> {
     let mut indexes = Command::new("apt-get");
     indexes.args(["indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"]);
     let listed = output(&mut indexes)?;

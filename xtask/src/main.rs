@@ -5,7 +5,8 @@
 //! * [`emulators`] fetches other emulators than this machine's, and [`bochs`] runs the hypervisor on one.
 //! * [`initrd`] packs the guest's first RAM disk, [`workloads`] the guests' workloads, both as an [`archive`].
 //! * [`parent`] builds the kernel of a parent VM, and packs its programs. [`parent_tests`] tries them.
-//! * [`userland`] makes a disk for its guests, with a small Debian.
+//! * [`userland`] makes a disk for its guests, with a small Debian. [`libvirt`] makes a Debian with libvirt for the
+//!   parent itself: [`mmdebstrap`] installs its packages.
 //! * [`image_matrix`] starts the image on many PCs.
 //! * [`package`] makes a Debian package, and [`package_test`] installs and removes it.
 //! * [`vms_soak`] lets VMs come and go for long.
@@ -23,6 +24,8 @@ mod fuzz;
 mod house;
 mod image_matrix;
 mod initrd;
+mod libvirt;
+mod mmdebstrap;
 mod other_qemu;
 mod package;
 mod package_test;
@@ -48,6 +51,7 @@ cargo xtask COMMAND
   parent         kernel and programs of a parent VM; the kernel takes a quarter of an hour, once, and is kept in the user's cache
   parent-stock   the same, with a second kernel whose options are like those of Fedora's (parent/stock.config)
   parent-debian  as `parent`, and a disk for its guests: a small Debian with gcc, to put load on them
+  parent-libvirt as `parent`, and a root file system for the parent: Debian with libvirt and virt-install
   parent-tests   the same as `parent`, then try in the VM what a parent can do; takes long (`parent-tests --help`)
   run [ARGS]     build, then `dunlin run ARGS` (also `--arch aarch64`)
   image [ARGS]   build, then `dunlin image ARGS`; the image is target/dunlin.iso unless ARGS say otherwise
@@ -94,6 +98,7 @@ fn dispatch(command: &str, rest: &[String]) -> Result<ExitCode> {
         "parent" => parent::build(&places)?,
         "parent-stock" => parent::build_stock(&places)?,
         "parent-debian" => userland::build(&places)?,
+        "parent-libvirt" => libvirt::build(&places)?,
         "parent-tests" => return parent_tests::command(&places, rest),
         "run" => run_default(&places, rest)?,
         "image" => image(&places, rest)?,

@@ -295,7 +295,7 @@ fn option(line: &str) -> Option<&str> {
 }
 
 /// FNV-1a. It tells one list of options from another, in a name.
-fn checksum(text: &str) -> u32 {
+pub(crate) fn checksum(text: &str) -> u32 {
     text.bytes().fold(0x811c_9dc5, |sum, byte| (sum ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }
 
@@ -437,7 +437,6 @@ fn programs(places: &Places) -> Result<()> {
         let name = file.rsplit('/').next().unwrap_or(file);
         add(&format!("usr/share/qemu/{name}"), &root.join(file))?;
     }
-    add("guest/vmlinuz", &places.assets().join(USUAL.name))?;
     for (name, file) in [
         ("vmlinuz-cloud", "vmlinuz-cloud"),
         (NEWEST, NEWEST),
@@ -448,7 +447,7 @@ fn programs(places: &Places) -> Result<()> {
     ] {
         add(&format!("guest/{name}"), &places.assets().join(file))?;
     }
-    archive.add_program("guest/initrd", &guest_initrd(places)?)?;
+    add_guest(&mut archive, places)?;
     archive.add_directory("bin")?;
     archive.add_tree(&places.root.join("parent/files"), "", |_| true)?;
     archive.add_program("bin/mshv-check", &workloads::static_program(places, "dunlin-mshv-check")?)?;
@@ -484,6 +483,15 @@ fn tests_of_mshv_ioctls(places: &Places) -> Result<Vec<u8>> {
         .find_map(|message| message.get("executable")?.as_str().map(PathBuf::from))
         .context("cargo names no program with the tests of mshv-ioctls")?;
     fs::read(&program).with_context(|| format!("cannot read {}", program.display()))
+}
+
+/// Adds a kernel and an initrd for the parent's guests.
+pub(crate) fn add_guest(archive: &mut Archive, places: &Places) -> Result<()> {
+    let kernel = places.assets().join(USUAL.name);
+    let kernel = fs::read(&kernel).with_context(|| format!("cannot read {}", kernel.display()))?;
+    archive.add_directory("guest")?;
+    archive.add_program("guest/vmlinuz", &kernel)?;
+    archive.add_program("guest/initrd", &guest_initrd(places)?)
 }
 
 /// The initrd of the parent's guests.

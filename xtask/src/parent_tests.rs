@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::json;
 
 use crate::artifacts::{self, Places};
-use crate::{ci, parent, userland, workloads};
+use crate::{ci, libvirt, parent, userland, workloads};
 
 struct Test {
     name: &'static str,
@@ -35,11 +35,22 @@ const RECLAIM: &str = "reclaim";
 const LOAD: &str = "load";
 /// Stands for the number of minutes in the command of [`LOAD`].
 const MINUTES: &str = "MINUTES";
+/// With Debian and libvirt as the parent's root file system.
+const LIBVIRT: &str = "libvirt";
 
 impl Test {
     /// The file of VMs.
     fn file(&self) -> &'static str {
-        if self.name == LOAD { "vms/load.toml" } else { "vms/parent.toml" }
+        match self.name {
+            LOAD => "vms/load.toml",
+            _ if self.is_with_libvirt() => "vms/libvirt.toml",
+            _ => "vms/parent.toml",
+        }
+    }
+
+    /// Whether the parent's root file system is Debian with libvirt.
+    fn is_with_libvirt(&self) -> bool {
+        self.name == LIBVIRT
     }
 
     /// The words for kernel and initrd in `vms/parent.toml`, if they are others.
@@ -237,6 +248,13 @@ const TESTS: &[Test] = &[
         limit: 1200,
     },
     Test {
+        name: LIBVIRT,
+        what: "libvirt's domains of the type hyperv, from define to undefine",
+        command: "libvirt-check domain",
+        quick: None,
+        limit: 3600,
+    },
+    Test {
         name: LOAD,
         what: "only if named: two guests with Debian under mixed load, beside a VM that checks itself",
         // Linux notices that a vCPU has waited for a pCPU while it handled a timer's interrupt. Here many wait.
@@ -304,7 +322,8 @@ pub(crate) fn command(places: &Places, words: &[String]) -> Result<ExitCode> {
     let minutes = minutes.unwrap_or(if quick { 3 } else { 60 });
     let is_wanted = |test: &Test| if names.is_empty() { test.name != LOAD } else { names.contains(&test.name) };
     if !is_built {
-        ci::set_up(places, &["parent"])?;
+        let wants_libvirt = TESTS.iter().any(|test| test.is_with_libvirt() && is_wanted(test));
+        ci::set_up(places, if wants_libvirt { &["parent", "libvirt"] } else { &["parent"] })?;
         if TESTS.iter().any(|test| test.kernel().is_some() && is_wanted(test)) {
             parent::build_stock(places)?;
         } else {
@@ -314,6 +333,9 @@ pub(crate) fn command(places: &Places, words: &[String]) -> Result<ExitCode> {
             userland::build(places)?;
             // For the VM beside the parent.
             workloads::build(places)?;
+        }
+        if wants_libvirt {
+            libvirt::build(places)?;
         }
     }
     let folder = places.target.join("parent-tests");

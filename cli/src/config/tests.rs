@@ -184,6 +184,7 @@ fn initrds_of_ours_have_the_agent_and_others_do_not() {
         ("parent", Initrd::Parent, true),
         ("parent-stock", Initrd::ParentStock, true),
         ("parent-debian", Initrd::ParentDebian, true),
+        ("parent-libvirt", Initrd::ParentLibvirt, true),
         ("none", Initrd::None, false),
     ] {
         let config = parse(&format!("[[vm]]\nname = \"a\"\ninitrd = \"{name}\"")).expect("is good");
@@ -197,7 +198,8 @@ fn initrds_of_ours_have_the_agent_and_others_do_not() {
     let text = error("[[vm]]\nname = \"a\"\ninitrd = \"workload\"");
     assert!(
         text.contains(
-            "one of \"dunlin\", \"workloads\", \"compile\", \"parent\", \"parent-stock\", \"parent-debian\", \"none\""
+            "one of \"dunlin\", \"workloads\", \"compile\", \"parent\", \"parent-stock\", \"parent-debian\", \
+             \"parent-libvirt\", \"none\""
         ),
         "{text}"
     );
