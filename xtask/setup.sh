@@ -70,6 +70,11 @@ for wanted in "$@"; do
         need mmdebstrap mmdebstrap
         need newuidmap uidmap
         need tar2sqfs squashfs-tools-ng
+        # And a disk for its guests.
+        need genext2fs genext2fs
+        need qemu-img qemu-utils
+        need grub-mkimage grub-common
+        [ -d /usr/lib/grub/i386-pc ] || missing="$missing grub-pc-bin"
         ;;
     uefi)
         [ -e /usr/share/OVMF/OVMF_CODE_4M.fd ] || missing="$missing ovmf"

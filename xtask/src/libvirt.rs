@@ -2,12 +2,12 @@
 //!
 //! `parent-libvirt.cpio` follows the usual initrd. It holds Debian as one compressed file: systemd, libvirt,
 //! virt-install, and the QEMU of that release, installed from packages. The suite is the first one of Debian whose
-//! libvirt knows `/dev/mshv` (since 11.10). The user's cache keeps that file.
+//! libvirt knows `/dev/mshv` (since 11.10). The user's cache keeps that file and the disk.
 //!
 //! ```text
 //! dunlin/debian.squashfs   Debian, as it is installed from packages
 //! dunlin/root/             `parent/libvirt/root`, and the tool `dunlin`
-//! guest/                   a kernel and an initrd for guests
+//! guest/                   a kernel and an initrd for guests, and a disk like those of clouds
 //! init                     `parent/libvirt/init`, which makes all of it the root file system
 //! ```
 
@@ -20,7 +20,7 @@ use anyhow::{Context, Result};
 use crate::archive::Archive;
 use crate::artifacts::Places;
 use crate::mmdebstrap::{self, System};
-use crate::{parent, workloads};
+use crate::{cloud_disk, parent, workloads};
 
 const ARCHIVE: &str = "parent-libvirt.cpio";
 const DEBIAN: System = System {
@@ -59,6 +59,7 @@ pub(crate) fn build(places: &Places) -> Result<()> {
     archive.add_program("dunlin/root/usr/local/bin/dunlin", &tool)?;
     archive.add_file("dunlin/debian.squashfs", &read(&debian()?)?)?;
     parent::add_guest(&mut archive, places)?;
+    archive.add_file("guest/debian.qcow2", &read(&cloud_disk::cached()?)?)?;
     parent::write(&places.assets().join(ARCHIVE), archive)
 }
 

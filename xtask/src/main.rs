@@ -6,7 +6,7 @@
 //! * [`initrd`] packs the guest's first RAM disk, [`workloads`] the guests' workloads, both as an [`archive`].
 //! * [`parent`] builds the kernel of a parent VM, and packs its programs. [`parent_tests`] tries them.
 //! * [`userland`] makes a disk for its guests, with a small Debian. [`libvirt`] makes a Debian with libvirt for the
-//!   parent itself: [`mmdebstrap`] installs its packages.
+//!   parent itself, and [`cloud_disk`] a disk for guests of that one. Both let [`mmdebstrap`] install packages.
 //! * [`image_matrix`] starts the image on many PCs.
 //! * [`package`] makes a Debian package, and [`package_test`] installs and removes it.
 //! * [`vms_soak`] lets VMs come and go for long.
@@ -18,6 +18,7 @@ mod archive;
 mod artifacts;
 mod bochs;
 mod ci;
+mod cloud_disk;
 mod debian;
 mod emulators;
 mod fuzz;

@@ -37,6 +37,8 @@ const LOAD: &str = "load";
 const MINUTES: &str = "MINUTES";
 /// With Debian and libvirt as the parent's root file system.
 const LIBVIRT: &str = "libvirt";
+/// With the same.
+const VIRT_INSTALL: &str = "virt-install";
 
 impl Test {
     /// The file of VMs.
@@ -50,7 +52,7 @@ impl Test {
 
     /// Whether the parent's root file system is Debian with libvirt.
     fn is_with_libvirt(&self) -> bool {
-        self.name == LIBVIRT
+        [LIBVIRT, VIRT_INSTALL].contains(&self.name)
     }
 
     /// The words for kernel and initrd in `vms/parent.toml`, if they are others.
@@ -251,6 +253,13 @@ const TESTS: &[Test] = &[
         name: LIBVIRT,
         what: "libvirt's domains of the type hyperv, from define to undefine",
         command: "libvirt-check domain",
+        quick: None,
+        limit: 3600,
+    },
+    Test {
+        name: VIRT_INSTALL,
+        what: "virt-install makes a domain from a disk with Debian",
+        command: "libvirt-check cloud",
         quick: None,
         limit: 3600,
     },
