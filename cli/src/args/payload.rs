@@ -33,7 +33,7 @@ Examples:
 /// `dunlin payload`.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct PayloadArgs {
-    /// File that describes the VMs; its table [host] has no effect, but for `arch`
+    /// File that describes the VMs; its table `host` has no effect, but for `arch`
     #[arg(value_name = "FILE.toml")]
     pub(crate) file: PathBuf,
     /// File for the payload
