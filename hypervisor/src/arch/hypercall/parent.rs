@@ -295,8 +295,12 @@ impl Family<'_> {
     /// # Errors
     /// [`Status::InvalidPartitionId`], [`Status::InvalidPartitionState`], [`Status::InvalidVpIndex`].
     pub(super) fn vcpu(&self, vp: Vp) -> Result<VcpuRef, Status> {
-        self.check_child(vp.partition)?;
-        self.children.vm(vp.partition)?.vp(vp.index).ok_or(Status::InvalidVpIndex)
+        match self.children.vm(vp.partition) {
+            Ok(vm) => vm.vp(vp.index).ok_or(Status::InvalidVpIndex),
+            // Only a child has a VM, so its description is not needed where there is one: each exit of a child to its
+            // parent costs two such calls.
+            Err(status) => self.check_child(vp.partition).and(Err(status)),
+        }
     }
 
     /// The pages that it has deposited.
