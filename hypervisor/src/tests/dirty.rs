@@ -98,7 +98,7 @@ pub(super) const BY_HARDWARE: Scenario = Scenario {
 
 /// Has the hypervisor write to several pages, of which a pCPU remembers one at a time.
 fn visited() -> Vec<Op> {
-    let pages = [1, 9, 17].map(|page| Op::WriteByHost(page * PAGE, page));
+    let pages = [1, 33, 65].map(|page| Op::WriteByHost(page * PAGE, page));
     [&pages.repeat(40)[..], &[Op::Stop]].concat()
 }
 

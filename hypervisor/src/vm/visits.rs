@@ -159,18 +159,24 @@ impl Visit<'_> {
     }
 
     /// Where `gpa` is in host memory, if it is there now, and whether it may be written to.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn find(&self, gpa: Gpa) -> Option<(Hpa, bool)> {
-        let found = &cpu::this().found_lately;
         let page = gpa.page(PageSize::Size4K);
-        if let Some(hpa) = found.look(self.name, page) {
-            return Some((Hpa(hpa.0 + (gpa.0 - page.0)), true));
+        match cpu::this().found_lately.look(self.name, page) {
+            Some(hpa) => Some((Hpa(hpa.0 + (gpa.0 - page.0)), true)),
+            None => self.find_by_walk(gpa),
         }
+    }
+
+    /// The same for a page that was not found lately. Apart, so that the usual case is short enough for its callers.
+    #[inline(never)]
+    fn find_by_walk(&self, gpa: Gpa) -> Option<(Hpa, bool)> {
         let memory = self.memory;
         let leaf = memory.tree().walk(memory.tables(), &NoTlb, &self.walking).lookup(gpa)?;
         let is_writable = leaf.access.write || !self.has_rights;
         if is_writable {
-            found.keep(self.name, page, leaf.translate(page));
+            let page = gpa.page(PageSize::Size4K);
+            cpu::this().found_lately.keep(self.name, page, leaf.translate(page));
         }
         Some((leaf.translate(gpa), is_writable))
     }
@@ -181,7 +187,7 @@ impl Visit<'_> {
 #[repr(C)]
 #[derive(Debug, Default)]
 pub(crate) struct FoundLately {
-    entries: [FoundPage; 8],
+    entries: [FoundPage; 32],
 }
 
 impl OwnerField for FoundLately {}
