@@ -11,6 +11,7 @@ Parts (--part):
   port   instructions of a port exit to QEMU and back, exact (QEMU -icount, 1 pCPU), and for Dunlin
          where they go
   boot   Debian's kernel on 4 vCPUs to user space, microvm and q35: seconds, and exits to QEMU
+  access accesses to QEMU's devices in the boot of a q35, by device: once on each host
   disk   fio in the guest: random reads and writes of 4 KiB on a virtio disk in memory
   net    a stream from the guest to a process beside QEMU, by QEMU's user network
   tlb    time of a TLB flush with 8 busy vCPUs on 2 pCPUs; KVM's guest once more with hv-tlbflush
@@ -43,6 +44,8 @@ pub(crate) enum ParentPart {
     Port,
     /// Boots
     Boot,
+    /// Accesses to devices in a boot
+    Access,
     /// Random accesses to a disk
     Disk,
     /// A stream over the network

@@ -3,6 +3,7 @@
 //! Each figure comes from a host of its own, which runs `parent-bench` (`parent/files/bin`) once. Dunlin and KVM take
 //! turns, so that other load on the computer affects both alike.
 
+mod access;
 mod host;
 
 use std::fmt::Write as _;
@@ -14,6 +15,7 @@ use super::{Spread, only_vm};
 use crate::args::{ParentBenchArgs, ParentPart};
 use crate::failure::Failure;
 use crate::records::{Class, Figure, Log};
+use access::Accesses;
 use host::{Host, Outcome, Way, tell};
 
 /// A quantity that is measured on both hosts.
@@ -138,6 +140,7 @@ pub(crate) fn run(args: &ParentBenchArgs, log: &Log) -> Result<u8, Failure> {
     let mut bench = Bench { rows: rows(), log, failed: Vec::new(), last: Value::Null };
     bench.rows.retain(|row| wanted(row.part));
     let where_it_goes = wanted(ParentPart::Port).then(|| bench.port()).flatten();
+    let accesses = wanted(ParentPart::Access).then(|| bench.accesses());
     for pair in 1..=args.pairs {
         let turn = format!("{pair} of {}: ", args.pairs);
         for host in [Host::Dunlin, Host::Kvm] {
@@ -159,7 +162,7 @@ pub(crate) fn run(args: &ParentBenchArgs, log: &Log) -> Result<u8, Failure> {
             bench.tlb(&turn, Host::Kvm, true);
         }
     }
-    Ok(bench.report(args, where_it_goes.as_ref()))
+    Ok(bench.report(args, where_it_goes.as_ref(), accesses.as_ref()))
 }
 
 struct Bench<'a> {
@@ -219,6 +222,16 @@ impl Bench<'_> {
         }
     }
 
+    /// Accesses to devices in a boot on both.
+    fn accesses(&mut self) -> Accesses {
+        let mut accesses = Accesses::default();
+        for host in [Host::Dunlin, Host::Kvm] {
+            let outcome = self.outcome("", host, "parent-bench accesses q35 4", USUAL);
+            outcome.iter().for_each(|outcome| accesses.add(host, outcome));
+        }
+        accesses
+    }
+
     fn boot(&mut self, turn: &str, host: Host, machine: &str, [seconds, exits]: [&str; 2]) {
         let script = format!("parent-bench boot {machine} 4");
         let Some(outcome) = self.outcome(turn, host, &script, USUAL) else { return };
@@ -268,12 +281,13 @@ impl Bench<'_> {
     }
 
     /// Prints everything, the summary first. The status is 1 if a goal is missed or a figure is missing.
-    fn report(&self, args: &ParentBenchArgs, where_it_goes: Option<&WhereItGoes>) -> u8 {
+    fn report(&self, args: &ParentBenchArgs, where_it_goes: Option<&WhereItGoes>, accesses: Option<&Accesses>) -> u8 {
         let targets: Vec<Target> = self.rows.iter().map(Row::target).collect();
         targets.iter().for_each(|target| target.record(self.log));
         if args.json {
             self.rows.iter().for_each(|row| println!("{}", row.json()));
             where_it_goes.iter().for_each(|table| println!("{}", table.json()));
+            accesses.iter().flat_map(|table| table.json()).for_each(|line| println!("{line}"));
             targets.iter().for_each(|target| println!("{}", target.json()));
             self.failed.iter().for_each(|why| println!("{}", json!({ "part": "failure", "why": why })));
         } else {
@@ -283,6 +297,7 @@ impl Bench<'_> {
             println!("\n{:44} {:>26} {:>26} {:>7}", "median (least-greatest)", "Dunlin", "KVM", "ratio");
             self.rows.iter().for_each(|row| println!("{}", row.line()));
             where_it_goes.iter().for_each(|table| print!("\n{}", table.text()));
+            accesses.iter().for_each(|table| print!("\n{}", table.text()));
             self.failed.iter().for_each(|why| println!("\nnot measured: {why}"));
             println!("Emulated (TCG): counts are real; compare times only within a row.");
         }
