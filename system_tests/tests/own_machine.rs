@@ -1,12 +1,17 @@
 //! A VM that has the machine's devices (`devices = "all"`): unmodified Linux drives the PC that QEMU emulates.
 //!
-//! Debian's kernel has few drivers built in. Disks and networks are tried with a parent's kernel (`parent.rs`).
+//! Debian's kernel has few drivers built in. What needs more is tried with a parent's kernel, here and in `parent.rs`,
+//! by `cargo xtask parent-tests`.
 
-use std::path::Path;
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use serde_json::Value;
 use system_tests::monitor::Monitor;
-use system_tests::{Host, Run, debian_vm, dunlin_run_vms, tool, until};
+use system_tests::{Host, Run, assets, debian_vm, dunlin_run_vms, finished, tool, until};
+use tempfile::TempDir;
 
 /// A Debian with 2 vCPUs that has the devices.
 fn owner() -> String {
@@ -63,34 +68,115 @@ fn memory_below_4_gib_comes_first_and_the_rest_is_above() {
 #[test]
 fn level_triggered_interrupt_arrives_once_for_each_event_of_the_chipset() {
     // A card comes or goes: the chipset raises ACPI's interrupt, which is level-triggered.
-    const COUNT: &str = "/sys/firmware/acpi/interrupts/gpe01";
-    const EVENTS: u64 = 4;
+    let port = ["-device", "pcie-root-port,id=rp,chassis=1,slot=1"];
+    events_of_the_chipset(&owner(), "gpe01", &port, |monitor, event| {
+        let comes = event % 2 == 1;
+        monitor.say(if comes { "device_add virtio-rng-pci,id=card,bus=rp" } else { "device_del card" });
+    });
+}
+
+#[test]
+#[ignore = "needs the kernel of a parent: `cargo xtask parent-tests`"]
+fn each_press_of_the_power_button_is_one_event_of_the_vm() {
+    let count = events_of_the_chipset(&owner_with_drivers(), "ff_pwr_btn", &[], |monitor, _| {
+        monitor.say("system_powerdown");
+    });
+    assert_eq!(count, EVENTS, "no press is lost or counted twice");
+}
+
+const EVENTS: u64 = 4;
+
+/// Has the chipset of a machine with these devices raise [`EVENTS`] events, which Linux counts under this name. Each of
+/// them comes by ACPI's interrupt. Returns the last count.
+fn events_of_the_chipset(toml: &str, counter: &str, devices: &[&str], mut raise: impl FnMut(&mut Monitor, u64)) -> u64 {
+    let count = format!("/sys/firmware/acpi/interrupts/{counter}");
     let script = format!(
-        "echo ready; last=0; while [ $last -lt {EVENTS} ]; do set -- $(cat {COUNT}); \
-         if [ $1 != $last ]; then last=$1; echo \"event $last\"; fi; sleep 0.05; done; grep acpi /proc/interrupts"
+        "echo ready; last=0; while [ $last -lt {EVENTS} ]; do set -- $(cat {count}); \
+         if [ $1 != $last ]; then last=$1; echo \"event $last\"; fi; sleep 0.05; done; sleep 1; \
+         grep acpi /proc/interrupts; set -- $(cat {count}); echo \"count $1\""
     );
     let more = |folder: &Path| {
-        let [monitor, socket] = Monitor::qemu_arguments(folder);
-        let port = "pcie-root-port,id=rp,chassis=1,slot=1".to_string();
-        let qemu = [monitor, socket, "-device".to_string(), port].map(|word| format!("--qemu-arg={word}"));
-        ["--exec".to_string(), script.clone()].into_iter().chain(qemu).collect()
+        let qemu = Monitor::qemu_arguments(folder).into_iter().chain(devices.iter().map(ToString::to_string));
+        ["--exec".to_string(), script.clone()]
+            .into_iter()
+            .chain(qemu.map(|word| format!("--qemu-arg={word}")))
+            .collect()
     };
-    let host = Host::start(120, 2, &owner(), more);
+    let host = Host::start(120, 2, toml, more);
     let mut monitor = Monitor::attach(host.folder());
     until("the guest waits", || host.said().contains("ready").then_some(()));
     for event in 1..=EVENTS {
-        let comes = event % 2 == 1;
-        monitor.say(if comes { "device_add virtio-rng-pci,id=card,bus=rp" } else { "device_del card" });
+        raise(&mut monitor, event);
         until("the guest notices", || host.said().contains(&format!("event {event}")).then_some(()));
     }
     let result = host.finish().expect_status(0).json();
     let said = result["vms"][0]["output"].as_str().expect("said something");
     let line = said.lines().find(|line| line.contains("acpi")).expect("the interrupt is counted");
-    let count: u64 = line.split_whitespace().skip(1).map_while(|word| word.parse::<u64>().ok()).sum();
+    let interrupts: u64 = line.split_whitespace().skip(1).map_while(|word| word.parse::<u64>().ok()).sum();
     assert!(
-        (EVENTS..3 * EVENTS).contains(&count),
+        (EVENTS..3 * EVENTS).contains(&interrupts),
         "an interrupt that nobody clears would come thousands of times: {line}"
     );
+    let last = said.lines().find_map(|line| line.strip_prefix("count ")?.parse().ok());
+    last.expect("the events are counted")
+}
+
+/// A VM that has the devices, with a kernel that has drivers for disks and networks built in.
+fn owner_with_drivers() -> String {
+    owner().replace("debian-cloud", "parent")
+}
+
+#[test]
+#[ignore = "needs the kernel of a parent: `cargo xtask parent-tests`"]
+fn vm_starts_from_a_virtio_disk_an_ahci_disk_and_an_nvme_disk() {
+    for (device, root) in [
+        ("virtio-blk-pci,drive=disk", "/dev/vda"),
+        ("ide-hd,drive=disk,bus=ide.0", "/dev/sda"),
+        ("nvme,drive=disk,serial=1", "/dev/nvme0n1"),
+    ] {
+        let folder = TempDir::new().expect("a temporary folder can be made");
+        let disk = disk_with_busybox(folder.path());
+        let toml = format!(
+            "{}role = \"parent\"\ninitrd = \"none\"\ncmdline = \"console=ttyS0 quiet root={root} rw init=/init\"\n",
+            owner_with_drivers()
+        );
+        let drive = format!("if=none,id=disk,format=raw,file={}", disk.display());
+        let qemu = ["-drive", &drive, "-device", device].map(|word| format!("--qemu-arg={word}"));
+        // Twice: the second time finds what the first has written.
+        for start in ["first", "second"] {
+            let run = dunlin_run_vms(120, &toml, &qemu.each_ref().map(String::as_str));
+            let said = format!("{}{}", run.stdout, run.stderr);
+            assert!(said.contains(&format!("ROOT: {root} ext4, {start} start, right")), "{root}, {start}: {said}");
+        }
+    }
+}
+
+/// A disk with BusyBox, whose first process writes a file and compares it at the next start.
+fn disk_with_busybox(folder: &Path) -> PathBuf {
+    const INIT: &str = "#!/bin/busybox sh\n\
+        /bin/busybox --install -s /bin; export PATH=/bin\n\
+        mount -t proc proc /proc; mount -t devtmpfs dev /dev\n\
+        root=$(sed -n 's|^\\([^ ]*\\) / \\([^ ]*\\) .*|\\1 \\2|p' /proc/mounts | tail -n 1)\n\
+        case $root in /dev/root*) root=\"$(sed 's/.* root=\\([^ ]*\\).*/\\1/' /proc/cmdline) ${root#* }\" ;; esac\n\
+        if [ -e /sum ]; then start=second; else\n\
+        start=first; dd if=/dev/urandom of=/data bs=1M count=8 2>/dev/null; md5sum /data >/sum; fi\n\
+        sync; echo 3 >/proc/sys/vm/drop_caches\n\
+        md5sum -c /sum >/dev/null && echo \"ROOT: $root, $start start, right\"\n\
+        mount -o remount,ro /\nstty raw -echo </dev/console\npoweroff -f\n";
+    let (root, disk) = (folder.join("root"), folder.join("disk"));
+    for name in ["bin", "dev", "proc"] {
+        fs::create_dir_all(root.join(name)).expect("a folder can be made");
+    }
+    let init = root.join("init");
+    fs::write(&init, INIT).expect("can be written");
+    fs::set_permissions(&init, fs::Permissions::from_mode(0o755)).expect("can be changed");
+    let busybox = assets().join("busybox");
+    fs::copy(&busybox, root.join("bin/busybox")).unwrap_or_else(|error| panic!("{}: {error}", busybox.display()));
+    let mut make = Command::new("mke2fs");
+    // Its usual place is not in every user's PATH.
+    make.env("PATH", format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default()));
+    let _ = finished(make.args(["-q", "-t", "ext4", "-d"]).arg(&root).arg(&disk).arg("32M")).expect_status(0);
+    disk
 }
 
 #[test]
@@ -117,9 +203,9 @@ fn vm_that_cannot_have_the_devices_is_refused_with_the_reason() {
     let _ = host.ask("stats");
     let second = host.folder().join("second.toml");
     let vm = debian_vm("second", 1).replace("vcpus", "devices = \"all\"\nvcpus");
-    std::fs::write(&second, vm).expect("can be written");
+    fs::write(&second, vm).expect("can be written");
     let pid = host.pid().to_string();
-    let create = std::process::Command::new(tool())
+    let create = Command::new(tool())
         .args(["create", &second.to_string_lossy(), "--host", &pid])
         .output()
         .expect("the tool runs");

@@ -61,8 +61,8 @@ impl Test {
     }
 }
 
-/// Those of `system_tests/tests/parent.rs`. `cargo xtask test` leaves them out: the kernel takes a quarter of an hour
-/// on a machine that has not built it before.
+/// Those of `system_tests/tests/parent.rs` and `own_machine.rs` that need its kernel. `cargo xtask test` leaves them
+/// out: the kernel takes a quarter of an hour on a machine that has not built it before.
 const SYSTEM: &str = "system";
 
 const TESTS: &[Test] = &[
@@ -376,7 +376,7 @@ pub(crate) fn command(places: &Places, words: &[String]) -> Result<ExitCode> {
 
 fn system_tests(places: &Places, test: &'static Test) -> Outcome {
     let mut tests = places.cargo(&["test", "--no-fail-fast", "--release", "--package", "dunlin-system-tests"]);
-    tests.args(["--test", "parent", "--", "--ignored", "--test-threads=1"]);
+    tests.args(["--test", "parent", "--test", "own_machine", "--", "--ignored", "--test-threads=1"]);
     let started = Instant::now();
     let failed = artifacts::run(&mut tests).err().map(|error| format!("{error:#}"));
     Outcome { test, failed, last: String::new(), took: started.elapsed() }
