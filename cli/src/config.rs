@@ -13,7 +13,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use abi::payload::{ApicMode, DecodeCache, Devices, HyperV, MAX_VCPUS, Populate, Role};
+use abi::payload::{ApicMode, DecodeCache, Devices, HyperV, MAX_VCPUS, Populate, Role, VmConfig as PackedVm};
 use abi::setting::Setting as _;
 use toml::de::DeTable;
 
@@ -67,9 +67,9 @@ pub(crate) struct HostConfig {
 pub(crate) struct VmConfig {
     /// Its name.
     pub(crate) name: Placed<String>,
-    /// Number of vCPUs.
+    /// Number of vCPUs, or [`PackedVm::ALL_CPUS`].
     pub(crate) vcpus: Placed<u32>,
-    /// Memory in bytes.
+    /// Memory in bytes, or [`PackedVm::REST`].
     pub(crate) memory: Placed<u64>,
     /// The kernel.
     pub(crate) kernel: Placed<Kernel>,
@@ -429,10 +429,12 @@ impl VmConfig {
             return Err(Failure::bad_input(what).help("add name = \"...\"; logs and commands call the VM by it"));
         };
         let name = vm_name(text, place)?;
-        let (count, place) = table.integer("vcpus", 1)?;
-        let vcpus = vcpus(count, place)?;
+        let vcpus = match table.integer_or("vcpus", 1, "all")? {
+            (Some(count), place) => vcpus(count, place)?,
+            (None, place) => Placed { value: PackedVm::ALL_CPUS, place },
+        };
         let (text, place) = table.text_or("memory", "512M")?;
-        let memory = vm_memory(&text, place)?;
+        let memory = if text == "rest" { Placed { value: PackedVm::REST, place } } else { vm_memory(&text, place)? };
         let (text, place) = table.text_or("kernel", "debian-cloud")?;
         let kernel = kernel(&text, directory, place)?;
         let (text, place) = table.text_or("initrd", "dunlin")?;
@@ -461,6 +463,12 @@ impl VmConfig {
         }
         let for_pcs = table.places(&Self::FOR_PCS);
         table.finish()?;
+        let open = Self::open(&vcpus, &memory);
+        if let (Some((place, word)), Devices::None) = (open, devices.value) {
+            return Err(place
+                .bad(format!("\"{word}\" is for the VM that has the machine's devices"))
+                .help("write a number; or give the VM devices = \"all\""));
+        }
         Ok(Self {
             name,
             vcpus,
@@ -476,6 +484,27 @@ impl VmConfig {
             stage2,
             for_pcs,
         })
+    }
+}
+
+impl VmConfig {
+    /// What only the machine knows that the VM will be on: the place, and the word there.
+    fn open<'a>(vcpus: &'a Placed<u32>, memory: &'a Placed<u64>) -> Option<(&'a Place, &'static str)> {
+        let vcpus = (vcpus.value == PackedVm::ALL_CPUS).then_some((&vcpus.place, "all"));
+        vcpus.or((memory.value == PackedVm::REST).then_some((&memory.place, "rest")))
+    }
+
+    /// Checks that the VM's numbers are known here.
+    ///
+    /// # Errors
+    /// The machine decides one of them when it starts.
+    pub(crate) fn is_closed(&self) -> Result<(), Failure> {
+        match Self::open(&self.vcpus, &self.memory) {
+            None => Ok(()),
+            Some((place, word)) => Err(place
+                .bad(format!("\"{word}\" is known only where a boot loader starts the machine"))
+                .help("write a number here; `dunlin payload` and `dunlin image` take the word")),
+        }
     }
 }
 

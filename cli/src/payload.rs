@@ -77,6 +77,9 @@ pub(crate) fn pack(config: &Config, assets: &Assets, script: Option<&str>, start
     let mut files = Files { builder: Builder::new(start != Start::Here), packed: Vec::new() };
     files.builder.require_iommu(config.host.require_iommu);
     for vm in &config.vms {
+        if start == Start::Here {
+            vm.is_closed()?;
+        }
         let (kernel, initrd) = sources(config.host.arch.value, vm, assets, script, start)?;
         let (kernel, initrd) = (files.add(kernel), initrd.map(|initrd| files.add(initrd)));
         files.builder.add_vm(describe(vm, kernel, initrd));
@@ -104,6 +107,7 @@ pub(crate) struct Prepared {
 
 /// Reads and checks the files of a VM for a running host; `script` goes into our initrd.
 pub(crate) fn prepare(arch: Arch, vm: &VmConfig, assets: &Assets, script: Option<&str>) -> Result<Prepared, Failure> {
+    vm.is_closed()?;
     let (kernel, initrd) = read_files(arch, vm, assets, script)?;
     let blob = |bytes: &Vec<u8>| File::Blob(Blob { offset: 0, bytes: bytes.len() as u64 });
     let config = describe(vm, blob(&kernel), initrd.as_ref().map(blob));
@@ -201,8 +205,9 @@ fn check_on_x86(vm: &VmConfig, path: &Path, kernel: &[u8], initrd: Option<&[u8]>
         kernel,
         initrd,
         cmdline: &vm.cmdline.value,
-        memory_bytes: vm.memory.value,
-        vcpus: vm.vcpus.value,
+        // What only the machine knows is enough.
+        memory_bytes: if vm.memory.value == PackedVm::REST { u64::MAX } else { vm.memory.value },
+        vcpus: vm.vcpus.value.max(1),
         role: vm.role.value,
         apic: vm.apic.value,
         machine: None,

@@ -96,8 +96,10 @@ fn start_vms(boot: &boot::Boot, mut modules: boot::modules::Modules) -> Result<(
         ::log::warn!("the boot module '{unused}' is not used: no VM has it as kernel or initrd");
     }
     while let [config, later @ ..] = waiting {
-        let files = modules.files_of(config, &payload);
-        control::create_from_payload(config, files.as_ref().map(Files::spec).map_err(Clone::clone));
+        let mut config = config.clone();
+        vm::rest::settle(&mut config, later);
+        let files = modules.files_of(&config, &payload);
+        control::create_from_payload(&config, files.as_ref().map(Files::spec).map_err(Clone::clone));
         drop(files);
         // Memory of modules that are not needed any more is free for the VMs that follow.
         let _used = modules.keep_for(later);

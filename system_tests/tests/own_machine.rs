@@ -10,7 +10,7 @@ use std::process::Command;
 
 use serde_json::Value;
 use system_tests::monitor::Monitor;
-use system_tests::{Host, Run, assets, debian_vm, dunlin_run_vms, finished, tool, until};
+use system_tests::{Host, Machine, Run, assets, debian_vm, dunlin_run_vms, finished, tool, until};
 use tempfile::TempDir;
 
 /// A Debian with 2 vCPUs that has the devices.
@@ -177,6 +177,32 @@ fn disk_with_busybox(folder: &Path) -> PathBuf {
     make.env("PATH", format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default()));
     let _ = finished(make.args(["-q", "-t", "ext4", "-d"]).arg(&root).arg(&disk).arg("32M")).expect_status(0);
     disk
+}
+
+#[test]
+fn vm_that_leaves_its_size_to_the_machine_gets_what_others_do_not_need() {
+    let folder = TempDir::new().expect("a temporary folder can be made");
+    let [file, payload] = ["vms.toml", "payload"].map(|name| folder.path().join(name));
+    let owner = owner().replace("vcpus = 2", "vcpus = \"all\"").replace("\"400M\"", "\"rest\"");
+    // The other one is created later, and finds its memory. Both end without a first process.
+    let end = "cmdline = \"console=ttyS0 panic=-1 rdinit=/none\"\n";
+    fs::write(&file, format!("{owner}{end}\n{}{end}", debian_vm("other", 1))).expect("can be written");
+    let run = |words: &[&str]| finished(Command::new(tool()).args(words));
+    let _ = run(&["payload", &file.to_string_lossy(), "-o", &payload.to_string_lossy()]).expect_status(0);
+    // One CPU more than run vCPUs under emulation.
+    let machine = ["-machine", "q35", "-cpu", "max", "-smp", "4", "-m", "2048M"];
+    let arguments = ["-initrd", &payload.to_string_lossy(), "-append", "log=info"];
+    let hypervisor = Machine::X86_64.hypervisor();
+    let said = Machine::X86_64.start_kernel(&hypervisor, "stdio", &machine, &arguments).stdout;
+    let created = said.lines().find(|line| line.contains("owner: ") && line.contains("MiB")).unwrap_or_default();
+    assert!(created.contains("3 vCPUs"), "{said}");
+    let mib = created.split(" MiB").next().and_then(|before| before.rsplit(' ').next()?.parse::<u32>().ok());
+    assert!(mib.is_some_and(|mib| (1200..1500).contains(&mib)), "{created}");
+    assert!(said.lines().any(|line| line.contains("other: 1 vCPUs")), "{said}");
+
+    let refused = run(&["run", &file.to_string_lossy()]);
+    assert!(refused.stderr.contains("key 'vcpus': \"all\" is known only where"), "{refused:?}");
+    assert_ne!(refused.status, 0);
 }
 
 #[test]

@@ -127,6 +127,22 @@ impl<'a> Table<'a> {
         }
     }
 
+    /// As [`Self::integer`]; `None` for the text `word`.
+    pub(super) fn integer_or(
+        &mut self,
+        key: &'static str,
+        default: i64,
+        word: &str,
+    ) -> Result<(Option<i64>, Place), Failure> {
+        let is_word = |value: &&Spanned<DeValue<'_>>| matches!(value.get_ref(), DeValue::String(text) if *text == word);
+        let named = self.entries.iter().find(|(name, _)| name.get_ref() == key).map(|(_, value)| value);
+        let Some(value) = named.filter(is_word) else {
+            return self.integer(key, default).map(|(number, place)| (Some(number), place));
+        };
+        self.known.push(key);
+        Ok((None, self.place(key, value.span())))
+    }
+
     pub(super) fn table(&mut self, key: &'static str) -> Result<Option<Self>, Failure> {
         let Some(value) = self.find(key) else { return Ok(None) };
         match value.get_ref() {

@@ -98,6 +98,23 @@ fn boot_modules_have_names_and_exist_on_pcs_only() {
 }
 
 #[test]
+fn vm_with_the_machines_devices_may_leave_its_size_to_the_machine() {
+    let vm = |keys: &str| parse(&format!("[[vm]]\nname = \"a\"\n{keys}"));
+    let owner = vm("vcpus = \"all\"\nmemory = \"rest\"\ndevices = \"all\"\n").expect("is good").vms.remove(0);
+    assert_eq!((owner.vcpus.value, owner.memory.value), (PackedVm::ALL_CPUS, PackedVm::REST));
+    let why = owner.is_closed().expect_err("a run has no machine of its own").to_string();
+    assert!(why.starts_with("x.toml:3: key 'vcpus': \"all\" is known only where"), "{why}");
+
+    for (keys, line) in [("vcpus = \"all\"\n", 3), ("vcpus = 2\nmemory = \"rest\"\n", 4)] {
+        let why = vm(keys).expect_err("has no devices").to_string();
+        let word = if line == 3 { "all" } else { "rest" };
+        assert!(why.contains(&format!("x.toml:{line}: key ")) && why.contains(&format!("\"{word}\" is for")), "{why}");
+    }
+    let closed = vm("vcpus = 2\nmemory = \"64M\"\ndevices = \"all\"\n").expect("is good").vms.remove(0);
+    assert!(closed.is_closed().is_ok());
+}
+
+#[test]
 fn unknown_key_is_named_with_the_nearest_known_one() {
     let text = "[host]\npcpus = 2\n\n[[vm]]\nname = \"a\"\n  vcpu = 4\n";
     assert_eq!(

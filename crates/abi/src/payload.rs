@@ -44,9 +44,9 @@ pub struct Manifest {
 pub struct VmConfig {
     /// Name in logs and commands; unique.
     pub name: String,
-    /// Number of vCPUs, 1 to [`MAX_VCPUS`].
+    /// Number of vCPUs, 1 to [`MAX_VCPUS`], or [`ALL_CPUS`](Self::ALL_CPUS).
     pub vcpus: u32,
-    /// Guest memory in bytes, a multiple of 2 MiB.
+    /// Guest memory in bytes, a multiple of 2 MiB, or [`REST`](Self::REST).
     pub memory_bytes: u64,
     /// Kernel: a bzImage, or an ELF with a PVH note.
     pub kernel: File,
@@ -74,6 +74,13 @@ pub struct VmConfig {
     pub populate: Populate,
     /// How writes are logged, unless the command that starts the log sets it.
     pub dirty: DirtyLogging,
+}
+
+impl VmConfig {
+    /// Stands for as many vCPUs as the machine has CPUs, in a VM of a payload with the machine's devices.
+    pub const ALL_CPUS: u32 = 0;
+    /// Stands for all memory that the hypervisor and other VMs leave, in such a VM.
+    pub const REST: u64 = 0;
 }
 
 /// What a VM is to other VMs.

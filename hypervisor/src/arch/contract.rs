@@ -175,6 +175,8 @@ pub(crate) trait Arch: Sized + 'static {
     /// Handles the last exit.
     fn handle_exit(run: &mut Running<'_>) -> Next;
 
+    /// Maximum number of vCPUs of a VM with the machine's devices.
+    fn most_vcpus_with_devices() -> u32;
     /// Gives the machine's devices to a VM that is about to be created, with this number of vCPUs. Returns memory that
     /// only such a VM has.
     ///
@@ -361,6 +363,7 @@ macro_rules! implement {
                     tally: $crate::vcpu::Tally<'_>
                 ) -> () = entry::enter;
                 fn handle_exit(run: &mut $crate::vcpu::run::Running<'_>) -> $crate::vcpu::run::Next = exit::handle;
+                fn most_vcpus_with_devices() -> u32 = platform::most_vcpus_with_devices;
                 fn take_devices(vcpus: u32) -> Result<alloc::vec::Vec<$crate::frames::Frames>, alloc::string::String> =
                     platform::take_devices;
                 fn tool_port(vm: &$crate::vm::Vm) -> Option<&$crate::vm::tool_port::ToolPort> = platform::tool_port;

@@ -10,6 +10,7 @@ pub(crate) mod dirty;
 pub(crate) mod doorbells;
 pub(crate) mod fault;
 pub(crate) mod memory;
+pub(crate) mod rest;
 pub(crate) mod rivals;
 pub(crate) mod serial;
 pub(crate) mod spec;

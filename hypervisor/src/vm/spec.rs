@@ -29,7 +29,13 @@ impl Spec<'_> {
         if !(1..=MAX_VCPUS).contains(&vcpus) {
             return Err(NotCreated::new(About::Vcpus, format!("{vcpus} vCPUs: a VM has 1 to {MAX_VCPUS}")));
         }
-        if memory_bytes == 0 || !memory_bytes.is_multiple_of(PageSize::Size2M.bytes()) || memory_bytes > MOST_BYTES {
+        if memory_bytes == 0 {
+            return Err(NotCreated::new(
+                About::Memory,
+                "memory of 0 bytes: a VM needs some, and the host may have none left",
+            ));
+        }
+        if !memory_bytes.is_multiple_of(PageSize::Size2M.bytes()) || memory_bytes > MOST_BYTES {
             let why =
                 format!("memory of {memory_bytes} bytes: it is a multiple of 2 MiB, up to {} TiB", MOST_BYTES >> 40);
             return Err(NotCreated::new(About::Memory, why));

@@ -63,20 +63,27 @@ static ARE_TAKEN: AtomicBool = AtomicBool::new(false);
 /// Where the pages of the VM's SynICs begin.
 static SYNICS: AtomicU64 = AtomicU64::new(0);
 
+/// Maximum number of vCPUs of a VM with the devices: a device names the CPU that it interrupts by its APIC id, so that
+/// of a vCPU must be that of its pCPU.
+pub(crate) fn most_vcpus_with_devices() -> u32 {
+    let matching = cpu::all().iter().take_while(|cpu| cpu.arch.apic_id == cpu.id.0).count();
+    u32::try_from(matching).unwrap_or(u32::MAX)
+}
+
 /// Gives the devices to a VM that is about to be created, with this number of vCPUs. Returns the memory below 1 MiB.
 ///
 /// # Errors
 /// Why no VM, or not this one, can have them.
 pub(crate) fn take_devices(vcpus: u32) -> Result<Vec<Frames>, String> {
-    // A device names the CPU that it interrupts by its APIC id: that of a vCPU must be that of its pCPU.
     let count = u32::try_from(cpu::count()).unwrap_or(u32::MAX);
     if vcpus > count {
         return Err(format!(
             "{vcpus} vCPUs: with the machine's devices a VM has at most as many as the machine has CPUs, {count}"
         ));
     }
-    if let Some(cpu) = (0..vcpus).map(|id| cpu::by_id(CpuId(id))).find(|cpu| cpu.arch.apic_id != cpu.id.0) {
-        let (id, limit) = (cpu.arch.apic_id, cpu.id.0);
+    let limit = most_vcpus_with_devices();
+    if vcpus > limit {
+        let id = cpu::by_id(CpuId(limit)).arch.apic_id;
         return Err(format!(
             "{vcpus} vCPUs: the APIC ids of the machine's CPUs have a gap, CPU {limit} has {id}; use at most {limit} vCPUs"
         ));

@@ -16,8 +16,8 @@ use x86_boot::layout::{PCI_ADDRESS_PORT, RTC_PORT, SERIAL_PORTS, TOOL_PORT, TOOL
 use super::cpuid::CpuidTable;
 use super::hyperv::HyperV;
 pub(crate) use super::hyperv::fault_of_child;
-pub(crate) use super::own_machine::take_devices;
 use super::own_machine::{self, MachineOfVm};
+pub(crate) use super::own_machine::{most_vcpus_with_devices, take_devices};
 use super::state::State as _;
 use super::{delivery, mmio};
 use crate::arch::hypercall::Children;
