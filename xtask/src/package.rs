@@ -7,6 +7,7 @@
 //! /etc/dunlin/parent.toml             the parent VM        (packaging/parent.toml)
 //! /etc/grub.d/21_dunlin               writes the entries   (packaging/21_dunlin)
 //! /etc/default/grub.d/dunlin.cfg      their options        (packaging/dunlin.cfg)
+//! /usr/lib/udev/rules.d/60-dunlin.rules  who may use /dev/mshv in the parent (packaging/60-dunlin.rules)
 //! /usr/share/man, /usr/share/doc, completions for bash, zsh and fish
 //! ```
 //!
@@ -49,6 +50,7 @@ pub(crate) fn build(places: &Places) -> Result<PathBuf> {
     tree.file("etc/grub.d/21_dunlin", &read(&packaging.join("21_dunlin"))?)?;
     tree.allow("etc/grub.d/21_dunlin", 0o755)?;
     tree.file("etc/default/grub.d/dunlin.cfg", &read(&packaging.join("dunlin.cfg"))?)?;
+    tree.file("usr/lib/udev/rules.d/60-dunlin.rules", &read(&packaging.join("60-dunlin.rules"))?)?;
 
     pages(&tree, &tool, &folder.join("pages"))?;
     let version = env!("CARGO_PKG_VERSION");

@@ -1,11 +1,12 @@
 //! `cargo xtask package-test`: installs the Debian package on a Debian 12 in QEMU, starts Dunlin there, and removes it.
 //!
 //! The machine is a disk with Debian's kernel for clouds, GRUB for BIOS, and a kernel for a parent VM. It starts three
-//! times:
+//! times, each time with the Debian of that disk:
 //!
 //! 1. Plain Linux lists all files, installs the package, and chooses Dunlin's entry for the next start.
-//! 2. GRUB starts Dunlin, and Dunlin the parent's kernel with its initrd, which shows its command line and powers off.
-//! 3. Plain Linux, by the usual entry, purges the package and lists all files.
+//! 2. GRUB starts Dunlin, and Dunlin the parent's kernel, which has all of the machine. It reads and writes the disk,
+//!    uses the network, and restarts the machine.
+//! 3. Plain Linux, by the usual entry, finds what was written, purges the package and lists all files.
 //!
 //! The two lists must be equal. In plain Linux the first process is `packaging/test/init`.
 
@@ -19,23 +20,29 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::archive::Archive;
-use crate::artifacts::{self, Places, Wanted, run};
+use crate::artifacts::{Places, run};
 use crate::{package, parent};
 
 const HELP: &str = "\
 cargo xtask package-test [--keep]
 
 Builds the Debian package and tries it on a Debian 12 of its own, in QEMU: lists all files, installs the package, starts Dunlin from
-GRUB's menu with a parent VM, starts plain Linux again, purges the package, and compares the lists of files. The Debian is made once,
-from packages of its mirror, and kept in target/package-test. Needs root, or user namespaces. `--keep` keeps the disk, too.
+GRUB's menu with the same Debian as parent VM, restarts the machine from there with plain Linux, purges the package, and compares the
+lists of files. The Debian is made once, from packages of its mirror, and kept in target/package-test. Needs root, or user namespaces.
+`--keep` keeps the disk, too.
 ";
 
-/// Seconds that each start may take. Under emulation it takes about one minute.
-const LIMIT: u32 = 600;
+/// Seconds that each run of QEMU may take.
+const LIMIT: u32 = 900;
 
 /// What the machine is made of, besides Debian's essential packages. `grub-pc-bin` brings GRUB without installing it.
-const PACKAGES: &str = "linux-image-cloud-amd64,initramfs-tools,grub2-common,grub-pc-bin,udev,kmod";
+const PACKAGES: &str = "linux-image-cloud-amd64,initramfs-tools,grub2-common,grub-pc-bin,udev,kmod,iproute2";
+
+/// CPUs of the machine. Under emulation the first one runs no vCPUs, so the parent has one less.
+const CPUS: u32 = 3;
+/// Its memory in MiB, and what the parent has at least of it.
+const MEMORY: u32 = 2048;
+const LEAST_MEMORY: u32 = 1600;
 
 /// The file system's name, by which GRUB and the kernel find it.
 const UUID: &str = "d0000000-4444-4e4c-8000-000000000001";
@@ -44,10 +51,6 @@ const UUID: &str = "d0000000-4444-4e4c-8000-000000000001";
 const GRUB_DEFAULTS: &str = "GRUB_DEFAULT=saved\nGRUB_TIMEOUT=0\nGRUB_DISABLE_SUBMENU=y\nGRUB_DISTRIBUTOR=Debian\n\
     GRUB_CMDLINE_LINUX_DEFAULT=\"\"\n\
     GRUB_CMDLINE_LINUX=\"console=ttyS0 init=/sbin/package-test dunlin.agent=ttyS0\"\n";
-
-/// What the parent's first process runs.
-const PARENT_SCRIPT: &str =
-    "echo \"parent: $(uname -r)\"; cat /proc/cmdline; [ -e /dev/mshv ] && echo 'parent: has /dev/mshv'\n";
 
 pub(crate) fn command(places: &Places, rest: &[String]) -> Result<ExitCode> {
     let keeps = match rest {
@@ -61,29 +64,36 @@ pub(crate) fn command(places: &Places, rest: &[String]) -> Result<ExitCode> {
     };
     let started = Instant::now();
     run(Command::new(places.root.join("xtask/setup.sh")).args(["image", "package", "parent"]))?;
-    artifacts::assets(places, Wanted::ForDefaultVm)?;
     let deb = package::build(places)?;
     let folder = places.target.join("package-test");
     fs::create_dir_all(&folder)?;
     let disk = folder.join("disk");
     make_disk(places, &folder, &deb, &disk)?;
 
-    let machine = Pc { folder: &folder, disk: &disk };
-    let installed = machine.start("1-install", "plain Linux: install")?;
+    let machine = Pc { folder: &folder, disk: &disk, deb: &deb };
+    let installed = machine.start("1-install", "plain Linux: install", Restarts::Never)?;
     ensure_word(&installed, "== installed")?;
 
-    let dunlin = machine.start("2-dunlin", "Dunlin and the parent VM")?;
+    let name = "2-dunlin-purge";
+    let purged = machine.start(name, "Dunlin with Debian as parent, then plain Linux: purge", Restarts::ByItself)?;
     let release = parent_release(&parent::kernel(places)?)?;
+    let parents_cpus = format!("package-test: {} CPUs, ", CPUS - 1);
     for line in [
-        format!("parent: {release}"),
-        format!("console=ttyS0 root=UUID={UUID} ro console=ttyS0 init=/sbin/package-test dunlin.agent=ttyS0"),
-        "parent: has /dev/mshv".to_string(),
-        "all VMs have ended".to_string(),
+        format!(
+            "package-test: {release}, console=ttyS0 root=UUID={UUID} ro console=ttyS0 init=/sbin/package-test \
+             dunlin.agent=ttyS0"
+        ),
+        parents_cpus.clone(),
+        "package-test: /dev/mshv: root:kvm 660".to_string(),
+        "package-test: network right, by virtio_net".to_string(),
+        "package-test: on Dunlin: ok".to_string(),
+        "the machine restarts".to_string(),
     ] {
-        ensure!(dunlin.console.contains(&line), "no '{line}' in {}", machine.log("2-dunlin").display());
+        ensure!(purged.console.contains(&line), "no '{line}' in {}", machine.log(name).display());
     }
-
-    let purged = machine.start("3-purge", "plain Linux: purge")?;
+    let memory =
+        purged.console.split_once(&parents_cpus).and_then(|(_, rest)| rest.split(' ').next()?.parse::<u32>().ok());
+    ensure!(memory.is_some_and(|mib| mib > LEAST_MEMORY), "the parent has {memory:?} MiB of {MEMORY}");
     ensure_word(&purged, "== purged")?;
     let (before, after) = (list(&installed.list, "before")?, list(&purged.list, "after")?);
     let lost: Vec<_> = before.difference(&after).collect();
@@ -126,6 +136,15 @@ struct Start {
 struct Pc<'a> {
     folder: &'a Path,
     disk: &'a Path,
+    /// What a server in its network sends.
+    deb: &'a Path,
+}
+
+/// Whether a restart of the machine's is one of QEMU's.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Restarts {
+    Never,
+    ByItself,
 }
 
 impl Pc<'_> {
@@ -134,16 +153,21 @@ impl Pc<'_> {
     }
 
     /// Starts the machine from its disk, and waits until it is off.
-    fn start(&self, name: &str, what: &str) -> Result<Start> {
+    fn start(&self, name: &str, what: &str, restarts: Restarts) -> Result<Start> {
         println!("package-test: {what}");
         let begun = Instant::now();
         let [console, list] = [self.log(name), self.folder.join(format!("{name}.list"))];
         let mut qemu = Command::new("timeout");
         qemu.args([&LIMIT.to_string(), "qemu-system-x86_64", "-accel", "tcg,thread=multi", "-machine", "q35"])
-            .args(["-cpu", "max", "-smp", "2", "-m", "2G", "-display", "none", "-nodefaults", "-no-reboot"])
+            .args(["-cpu", "max", "-smp", &CPUS.to_string(), "-m", &format!("{MEMORY}M"), "-display", "none"])
+            .args(["-nodefaults", "-device", "virtio-net-pci,netdev=net"])
+            .args(["-netdev", &format!("user,id=net,guestfwd=tcp:10.0.2.100:80-cmd:cat {}", self.deb.display())])
             .args(["-serial", &format!("file:{}", console.display())])
             .args(["-serial", &format!("file:{}", list.display())])
             .args(["-drive", &format!("if=virtio,format=raw,cache=unsafe,file={}", self.disk.display())]);
+        if restarts == Restarts::Never {
+            qemu.arg("-no-reboot");
+        }
         let status = qemu.stdin(Stdio::null()).status().context("cannot run `timeout`")?;
         ensure!(status.success(), "QEMU ended with {status}: see {}", console.display());
         println!("package-test: {what}: {:.0} s", begun.elapsed().as_secs_f64());
@@ -193,14 +217,6 @@ fn make_disk(places: &Places, folder: &Path, deb: &Path, disk: &Path) -> Result<
     let release = parent_release(&parent)?;
     put(&format!("boot/vmlinuz-{release}"), &read(&parent.join("vmlinuz"))?, 0o644)?;
     put(&format!("boot/config-{release}"), &read(&parent.join("config"))?, 0o644)?;
-    let mut initrd = read(&places.assets().join("initrd.cpio.gz"))?;
-    let mut script = Archive::default();
-    script.add_directory("dunlin")?;
-    script.add_file("dunlin/exec", PARENT_SCRIPT.as_bytes())?;
-    // Archives follow each other at multiples of four bytes.
-    initrd.resize(initrd.len().next_multiple_of(4), 0);
-    initrd.extend(script.finish()?);
-    put(&format!("boot/initrd.img-{release}"), &initrd, 0o644)?;
 
     // GRUB's files, and a first menu. The machine itself writes the real one.
     let grub = root.join("boot/grub/i386-pc");
