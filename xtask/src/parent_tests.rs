@@ -4,6 +4,7 @@
 //! run has failed.
 
 use std::fs::{self, File};
+use std::io::Read as _;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
@@ -33,7 +34,9 @@ const RECLAIM: &str = "reclaim";
 
 /// Mixed load for [`MINUTES`]. It runs only if it is named.
 const LOAD: &str = "load";
-/// Stands for the number of minutes in the command of [`LOAD`].
+/// The same for a VM that owns the machine's disks and network cards, for [`MINUTES`].
+const MACHINE: &str = "machine";
+/// Stands for the number of minutes in the commands of both.
 const MINUTES: &str = "MINUTES";
 /// With Debian and libvirt as the parent's root file system.
 const LIBVIRT: &str = "libvirt";
@@ -45,6 +48,7 @@ impl Test {
     fn file(&self) -> &'static str {
         match self.name {
             LOAD => "vms/load.toml",
+            MACHINE => "vms/machine-load.toml",
             _ if self.is_with_libvirt() => "vms/libvirt.toml",
             _ => "vms/parent.toml",
         }
@@ -53,6 +57,11 @@ impl Test {
     /// Whether the parent's root file system is Debian with libvirt.
     fn is_with_libvirt(&self) -> bool {
         [LIBVIRT, VIRT_INSTALL].contains(&self.name)
+    }
+
+    /// Whether it runs only if it is named, for as long as wanted.
+    fn is_long(&self) -> bool {
+        [LOAD, MACHINE].contains(&self.name)
     }
 
     /// The words for kernel and initrd in `vms/parent.toml`, if they are others.
@@ -64,6 +73,15 @@ impl Test {
 /// Those of `system_tests/tests/parent.rs` and `own_machine.rs` that need its kernel. `cargo xtask test` leaves them
 /// out: the kernel takes a quarter of an hour on a machine that has not built it before.
 const SYSTEM: &str = "system";
+
+/// What a VM beside a parent under load runs. Linux notices that a vCPU has waited for a pCPU while it handled a
+/// timer's interrupt. Here many wait.
+macro_rules! beside {
+    () => {
+        "dmesg >/tmp/before; /dunlin/workloads storm --seconds $((MINUTES * 60)) | tail -n 1; \
+         dmesg | grep -v 'hrtimer: interrupt took' | diff /tmp/before - && echo 'no message of the kernel'"
+    };
+}
 
 const TESTS: &[Test] = &[
     Test { name: SYSTEM, what: "system tests with a parent", command: "", quick: None, limit: 600 },
@@ -266,11 +284,14 @@ const TESTS: &[Test] = &[
     Test {
         name: LOAD,
         what: "only if named: two guests with Debian under mixed load, beside a VM that checks itself",
-        // Linux notices that a vCPU has waited for a pCPU while it handled a timer's interrupt. Here many wait.
-        command: "if [ -c /dev/mshv ]; then guests-under-load MINUTES; else dmesg >/tmp/before; \
-                  /dunlin/workloads storm --seconds $((MINUTES * 60)) | tail -n 1; \
-                  dmesg | grep -v 'hrtimer: interrupt took' | diff /tmp/before - && \
-                  echo 'no message of the kernel'; fi",
+        command: concat!("if [ -c /dev/mshv ]; then guests-under-load MINUTES; else ", beside!(), "; fi"),
+        quick: None,
+        limit: 1800,
+    },
+    Test {
+        name: MACHINE,
+        what: "only if named: the owner of three disks and two network cards, beside two VMs that check themselves",
+        command: concat!("if [ -c /dev/mshv ]; then machine-under-load MINUTES; else ", beside!(), "; fi"),
         quick: None,
         limit: 1800,
     },
@@ -283,7 +304,7 @@ Runs a parent VM (vms/parent.toml) for each test, and one command in it. All of 
 
   NAME        only tests of these names
   --quick     smaller numbers: half an hour
-  --minutes N how long `load` lasts (60; with --quick 3). Use it as `parent-tests load --minutes 30`
+  --minutes N how long `load` (60) or `machine` (30) lasts; with --quick 3. Use it as `parent-tests load --minutes 30`
   --json      one line of JSON for each test, instead of the table
   --list      what there is
   --no-build  what is built already
@@ -328,8 +349,7 @@ pub(crate) fn command(places: &Places, words: &[String]) -> Result<ExitCode> {
             other => bail!("no test `{other}`\n\n{HELP}"),
         }
     }
-    let minutes = minutes.unwrap_or(if quick { 3 } else { 60 });
-    let is_wanted = |test: &Test| if names.is_empty() { test.name != LOAD } else { names.contains(&test.name) };
+    let is_wanted = |test: &Test| if names.is_empty() { !test.is_long() } else { names.contains(&test.name) };
     if !is_built {
         let wants_libvirt = TESTS.iter().any(|test| test.is_with_libvirt() && is_wanted(test));
         ci::set_up(places, if wants_libvirt { &["parent", "libvirt"] } else { &["parent"] })?;
@@ -340,7 +360,9 @@ pub(crate) fn command(places: &Places, words: &[String]) -> Result<ExitCode> {
         }
         if names.contains(&LOAD) {
             userland::build(places)?;
-            // For the VM beside the parent.
+        }
+        if TESTS.iter().any(|test| test.is_long() && is_wanted(test)) {
+            // For the VMs beside the parent.
             workloads::build(places)?;
         }
         if wants_libvirt {
@@ -382,10 +404,15 @@ fn system_tests(places: &Places, test: &'static Test) -> Outcome {
     Outcome { test, failed, last: String::new(), took: started.elapsed() }
 }
 
-fn run(places: &Places, folder: &Path, test: &'static Test, quick: bool, minutes: u32) -> Result<Outcome> {
+fn run(places: &Places, folder: &Path, test: &'static Test, quick: bool, minutes: Option<u32>) -> Result<Outcome> {
+    let minutes = minutes.unwrap_or(match test.name {
+        _ if quick => 3,
+        MACHINE => 30,
+        _ => 60,
+    });
     let script = test.quick.filter(|_| quick).unwrap_or(test.command).replace(MINUTES, &minutes.to_string());
     // Guests under load need long to start, and to end what they have begun.
-    let limit = test.limit + if test.name == LOAD { minutes * 120 } else { 0 };
+    let limit = test.limit + if test.is_long() { minutes * 120 } else { 0 };
     let file = |ending: &str| {
         let path = folder.join(format!("{}.{ending}", test.name));
         File::create(&path).with_context(|| format!("cannot write {}", path.display()))
@@ -393,8 +420,11 @@ fn run(places: &Places, folder: &Path, test: &'static Test, quick: bool, minutes
     let mut dunlin = Command::new(places.tool());
     dunlin.arg("run").arg(places.root.join(test.file()));
     dunlin.args(["--time-limit", &format!("{limit}s"), "--exec", &script]);
-    if test.name == LOAD {
+    if test.is_long() {
         dunlin.arg("--log");
+    }
+    if test.name == MACHINE {
+        dunlin.args(devices(folder)?.iter().map(|word| format!("--qemu-arg={word}")));
     }
     if let Some(kernel) = test.kernel() {
         dunlin.args(["--kernel", kernel, "--initrd", kernel]);
@@ -414,15 +444,53 @@ fn run(places: &Places, folder: &Path, test: &'static Test, quick: bool, minutes
     Ok(Outcome { test, failed, last, took })
 }
 
+/// QEMU's arguments for three disks and two network cards, each of another kind. In each network 10.0.N.100 is a server
+/// of commands, which `parent/files/bin/machine-under-load` knows.
+fn devices(folder: &Path) -> Result<Vec<String>> {
+    const DISK_BYTES: u64 = 64 << 20;
+    let given = folder.join("machine.given");
+    let mut bytes = vec![0; 4 << 20];
+    File::open("/dev/urandom").and_then(|mut random| random.read_exact(&mut bytes)).context("no random bytes")?;
+    fs::write(&given, bytes).with_context(|| format!("cannot write {}", given.display()))?;
+    let given = given.display();
+    let mut words = Vec::new();
+    let mut add = |option: &str, value: String| words.extend([option.to_string(), value]);
+    for (name, device) in [
+        ("virtio", "virtio-blk-pci,drive=virtio"),
+        ("ahci", "ide-hd,drive=ahci,bus=ide.0"),
+        ("nvme", "nvme,drive=nvme,serial=1"),
+    ] {
+        let disk = folder.join(format!("machine.{name}"));
+        let made = File::create(&disk).and_then(|file| file.set_len(DISK_BYTES));
+        made.with_context(|| format!("cannot make {}", disk.display()))?;
+        add("-drive", format!("if=none,id={name},format=raw,cache=unsafe,file={}", disk.display()));
+        add("-device", device.to_string());
+    }
+    for (subnet, card) in [(2, "virtio-net-pci"), (3, "e1000e")] {
+        let service = format!("guestfwd=tcp:10.0.{subnet}.100");
+        add(
+            "-netdev",
+            format!(
+                "user,id=net{subnet},net=10.0.{subnet}.0/24,{service}:1-cmd:sh -c 'head -c 4194304 | md5sum',\
+                 {service}:2-cmd:cat {given},{service}:3-cmd:md5sum {given}"
+            ),
+        );
+        add("-device", format!("{card},netdev=net{subnet}"));
+    }
+    Ok(words)
+}
+
 fn last_line(text: &str) -> String {
     text.lines().rev().map(str::trim).find(|line| !line.is_empty()).unwrap_or_default().to_owned()
 }
 
-/// The first line of the hypervisor's log that is not for information only: `[  1.5] cpu0 warn  text`.
+/// The first line of the hypervisor's log that is not for information only: `[  1.5] cpu0 warn  text`. That a machine
+/// has no IOMMU is known.
 fn complaint(errors: &str) -> Option<String> {
     let is_complaint = |line: &&str| {
         let word = line.strip_prefix('[').and_then(|rest| rest.split_once("] cpu")).map(|(_, rest)| rest);
         word.and_then(|rest| rest.split_whitespace().nth(1)).is_some_and(|level| level != "info")
+            && !line.contains("no IOMMU guards this machine")
     };
     errors.lines().find(is_complaint).map(|line| format!("the hypervisor says '{line}'"))
 }
@@ -457,7 +525,8 @@ mod tests {
 
     #[test]
     fn line_of_the_hypervisors_log_that_is_no_information_is_a_complaint() {
-        let log = "  0.0 s  host: QEMU\n[    0.4] cpu0 info  3 pCPUs\n[   12.5] cpu1 info  parent/100: memory freed\n";
+        let log = "  0.0 s  host: QEMU\n[    0.4] cpu0 info  3 pCPUs\n[   12.5] cpu1 info  parent/100: memory freed\n\
+                   [    0.6] cpu0 warn  machine owns devices: no IOMMU guards this machine: no IVRS\n";
         assert_eq!(complaint(log), None);
         let found = complaint(&format!("{log}[   13.0] cpu1 warn  lost\n[   14.0] cpu1 info  x\n"));
         assert_eq!(found.as_deref(), Some("the hypervisor says '[   13.0] cpu1 warn  lost'"));
