@@ -6,6 +6,7 @@ mod check;
 mod decode;
 mod dirty;
 mod layout;
+mod machine;
 mod parent;
 mod payload;
 mod setting;
@@ -23,6 +24,7 @@ pub(crate) use check::CheckArgs;
 pub(crate) use decode::{DecodeArgs, SETTINGS};
 pub(crate) use dirty::{DirtyArgs, DirtyVerb, HowArgs, RateArgs, RoundArgs, StartArgs, WhichArgs};
 pub(crate) use layout::{LayoutArgs, LayoutBenchArgs};
+pub(crate) use machine::{MachineBenchArgs, MachinePart};
 pub(crate) use parent::{ParentBenchArgs, ParentPart};
 pub(crate) use payload::PayloadArgs;
 use setting::setting;
@@ -277,6 +279,9 @@ pub(crate) enum Measurement {
     /// Compare guests of a parent VM with guests of KVM: the same QEMU, the same emulated machine
     #[command(after_long_help = parent::HELP)]
     Parent(ParentBenchArgs),
+    /// Compare a VM that has the machine's devices with the same Linux without Dunlin, on the same emulated machine
+    #[command(after_long_help = machine::HELP)]
+    Machine(MachineBenchArgs),
 }
 
 /// `dunlin pages`.

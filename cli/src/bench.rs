@@ -15,8 +15,10 @@ mod dirty;
 mod exits;
 mod guest;
 mod layout;
+mod machine;
 mod pair;
 mod parent;
+mod plain;
 mod record;
 mod report;
 mod soak;
@@ -53,6 +55,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<u8, Failure> {
         Some(Measurement::Layout(layout)) => measure("layout", &|log| layout::run(layout, log)),
         Some(Measurement::Dirty(dirty)) => measure("dirty", &|log| dirty::run(dirty, log)),
         Some(Measurement::Parent(parent)) => measure("parent", &|log| parent::run(parent, log)),
+        Some(Measurement::Machine(machine)) => measure("machine", &|log| machine::run(machine, log)),
         Some(Measurement::All(_) | Measurement::Compare(_)) if args.record.is_some() => {
             Err(Failure::bad_input("option '--record' is for single experiments").help("'dunlin bench all -o FILE'"))
         }

@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 
 use serde_json::{Value, json};
 
-use super::target::Target;
+use super::target::{Goal, Target};
 use super::{Spread, only_vm};
 use crate::args::{ParentBenchArgs, ParentPart};
 use crate::failure::Failure;
@@ -30,31 +30,6 @@ struct Row {
     kvm: Vec<f64>,
     /// KVM with a Hyper-V interface for its guest.
     kvm_with_hyperv: Vec<f64>,
-}
-
-/// A bound for the ratio of the medians, Dunlin's to KVM's.
-#[derive(Clone, Copy)]
-enum Goal {
-    AtMost(f64),
-    AtLeast(f64),
-}
-
-impl Goal {
-    fn is_met_by(self, ratio: f64) -> bool {
-        match self {
-            Self::AtMost(bound) => ratio <= bound,
-            Self::AtLeast(bound) => ratio >= bound,
-        }
-    }
-}
-
-impl std::fmt::Display for Goal {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::AtMost(bound) => write!(f, "at most {bound}"),
-            Self::AtLeast(bound) => write!(f, "at least {bound}"),
-        }
-    }
 }
 
 impl Row {

@@ -9,7 +9,7 @@ use crate::records::{Content, Ground, Log};
 /// A target, judged.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Target {
-    what: &'static str,
+    what: String,
     /// The worst figure, or the reason why the target was not judged.
     figures: String,
     /// Whether it is met; `None` if the circumstances allow no verdict.
@@ -17,13 +17,13 @@ pub(super) struct Target {
 }
 
 impl Target {
-    pub(super) fn new(what: &'static str, figures: String, met: bool) -> Self {
-        Self { what, figures, met: Some(met) }
+    pub(super) fn new(what: impl Into<String>, figures: String, met: bool) -> Self {
+        Self { what: what.into(), figures, met: Some(met) }
     }
 
     /// A target that cannot be judged, with the reason.
-    pub(super) fn not_judged(what: &'static str, why: impl Into<String>) -> Self {
-        Self { what, figures: why.into(), met: None }
+    pub(super) fn not_judged(what: impl Into<String>, why: impl Into<String>) -> Self {
+        Self { what: what.into(), figures: why.into(), met: None }
     }
 
     pub(super) fn is_missed(&self) -> bool {
@@ -39,7 +39,7 @@ impl Target {
     /// A record of it.
     pub(super) fn record(&self, log: &Log) {
         let Self { what, figures, met } = self;
-        let content = Content::Promise { what: (*what).to_string(), figures: figures.clone(), met: *met };
+        let content = Content::Promise { what: what.clone(), figures: figures.clone(), met: *met };
         log.write(Ground::Emulated, None, content);
     }
 }
@@ -52,6 +52,33 @@ impl fmt::Display for Target {
             None => "not judged",
         };
         write!(f, "  {verdict:10} {}: {}", self.what, self.figures)
+    }
+}
+
+/// A bound for the ratio of the medians, Dunlin's to what it is compared with.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Goal {
+    /// This or less.
+    AtMost(f64),
+    /// This or more.
+    AtLeast(f64),
+}
+
+impl Goal {
+    pub(super) fn is_met_by(self, ratio: f64) -> bool {
+        match self {
+            Self::AtMost(bound) => ratio <= bound,
+            Self::AtLeast(bound) => ratio >= bound,
+        }
+    }
+}
+
+impl fmt::Display for Goal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AtMost(bound) => write!(f, "at most {bound}"),
+            Self::AtLeast(bound) => write!(f, "at least {bound}"),
+        }
     }
 }
 

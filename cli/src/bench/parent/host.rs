@@ -1,21 +1,17 @@
 //! A host that runs `parent-bench` once: Dunlin with a parent VM, or Debian's kernel with KVM.
 
-use std::ffi::OsString;
-use std::fs::{self, File};
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::thread::{self, sleep};
-use std::time::{Duration, Instant};
+use std::io::{BufReader, Read as _, Write as _};
+use std::process::{Command, Stdio};
+use std::thread;
 
 use serde_json::Value;
 
 use crate::assets::Assets;
 use crate::bench::guest::exact_arguments;
+use crate::bench::plain::Plain;
 use crate::bench::record::Record;
 use crate::bench::{only_vm, progress};
 use crate::config::{Initrd, Kernel, Place};
-use crate::exec::{self, Agent};
 use crate::failure::Failure;
 use crate::stats::printable;
 
@@ -144,90 +140,29 @@ fn sum_of_children(stats: &Value) -> Option<u64> {
     (!exits.is_empty()).then(|| exits.iter().sum())
 }
 
-/// The interval between looks at the agent's line.
-const LOOK: Duration = Duration::from_millis(50);
-
 fn on_kvm(script: &str, way: Way) -> Result<Outcome, Failure> {
-    let cannot = |error: std::io::Error| Failure::failed(format!("a host with KVM: {error}"));
-    let directory = tempfile::tempdir().map_err(cannot)?;
-    let [initrd, agent, console, errors] =
-        ["initrd", "agent", "console", "errors"].map(|name| directory.path().join(name));
     let assets = Assets::locate();
     let kernel = assets.kernel(&Kernel::File(assets.for_kvm("vmlinuz-newest")?), &Place::Option("--kernel"))?;
-    let mut files = assets.initrd(&Initrd::Parent, &Place::Option("--initrd"))?;
-    files.push(assets.for_kvm("kvm.cpio")?);
-    let mut archive = Vec::new();
-    for file in files {
-        exec::append(&mut archive, &fs::read(file).map_err(cannot)?);
-    }
-    exec::add_script(&mut archive, script).map_err(cannot)?;
-    fs::write(&initrd, archive).map_err(cannot)?;
-
-    let mut command = Command::new("qemu-system-x86_64");
+    let mut initrd = assets.initrd(&Initrd::Parent, &Place::Option("--initrd"))?;
+    initrd.push(assets.for_kvm("kvm.cpio")?);
     // As the machine that Dunlin runs on, and the parent's kernel, which has no mitigations either.
     let accel = if way.exact { "tcg,thread=single" } else { "tcg,thread=multi" };
-    command.args(["-machine", "q35", "-cpu", "max", "-accel", accel, "-smp", &way.cpus.to_string(), "-m", "1100M"]);
-    command.args(["-display", "none", "-monitor", "none", "-no-reboot", "-nodefaults", "-no-user-config"]);
-    command.args([joined("-serial file:", &console), joined("-serial file:", &agent)].concat());
-    command.arg("-kernel").arg(kernel).arg("-initrd").arg(&initrd);
-    command.args(["-append", "console=ttyS0 quiet panic=-1 mitigations=off"]);
+    let mut more = vec!["-accel".to_string(), accel.to_string()];
     if way.exact {
-        command.args(exact_arguments()).args(["-global", "max-x86_64-cpu.x2apic=off"]);
+        more.extend(exact_arguments());
+        more.extend(["-global", "max-x86_64-cpu.x2apic=off"].map(str::to_string));
     }
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(&errors).map_err(cannot)?);
-
-    let qemu = Killed(command.spawn().map_err(cannot)?);
-    let said = wait_for_end(qemu, &agent, Duration::from_secs(way.limit));
-    match said.map_err(cannot)? {
-        (output, Some(0)) => Ok(Outcome { output, vmm_exits: None, run: Value::Null }),
-        (output, status) => {
-            let status = status.map_or("the host did not end".to_string(), |status| format!("status {status}"));
-            let errors = fs::read_to_string(&errors).unwrap_or_default();
-            let console = fs::read_to_string(&console).unwrap_or_default();
-            let said = printable([output, errors, console].concat().trim_end());
-            Err(Failure::failed(format!("{script} on KVM: {status}\n{said}")))
-        }
-    }
-}
-
-/// Two arguments: an option, and its value that ends in a path.
-fn joined(option: &str, path: &Path) -> [OsString; 2] {
-    let (option, value) = option.split_once(' ').unwrap_or((option, ""));
-    let mut joined = OsString::from(value);
-    joined.push(path);
-    [option.into(), joined]
-}
-
-/// The command's output and its status, if it has ended.
-fn wait_for_end(mut qemu: Killed, agent: &Path, limit: Duration) -> std::io::Result<(String, Option<u8>)> {
-    let start = Instant::now();
-    loop {
-        let has_ended = qemu.0.try_wait()?.is_some();
-        let mut reader = Agent::default();
-        let mut output = Vec::new();
-        if let Ok(file) = File::open(agent) {
-            for line in BufReader::new(file).split(b'\n') {
-                output.extend(reader.push(&[line?, b"\n".to_vec()].concat()));
-            }
-        }
-        if has_ended || reader.status().is_some() || start.elapsed() > limit {
-            let status = reader.status();
-            output.extend(reader.finish());
-            return Ok((String::from_utf8_lossy(&output).into_owned(), status));
-        }
-        sleep(LOOK);
-    }
-}
-
-/// A process that does not outlive this value.
-struct Killed(Child);
-
-impl Drop for Killed {
-    fn drop(&mut self) {
-        // It may have ended already.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+    let plain = Plain {
+        name: Host::Kvm.name(),
+        kernel: &kernel,
+        initrd: &initrd,
+        cmdline: "console=ttyS0 quiet panic=-1 mitigations=off",
+        cpus: way.cpus,
+        memory: "1100M",
+        limit: way.limit,
+        more: &more,
+    };
+    Ok(Outcome { output: plain.run(script)?.output, vmm_exits: None, run: Value::Null })
 }
 
 /// Says what runs next.
@@ -256,10 +191,5 @@ mod tests {
         let outcome = Outcome { output, vmm_exits: None, run: Value::Null };
         let boots: Vec<u64> = outcome.measured("boot").filter_map(|boot| boot.number("centiseconds")).collect();
         assert_eq!(boots, [42]);
-    }
-
-    #[test]
-    fn path_belongs_to_the_value_of_its_option() {
-        assert_eq!(joined("-serial file:", Path::new("/a b")), ["-serial", "file:/a b"].map(OsString::from));
     }
 }

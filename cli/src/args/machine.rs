@@ -1,0 +1,50 @@
+//! `dunlin bench machine`: its options.
+
+use clap::{Args as ClapArgs, ValueEnum};
+
+pub(super) const HELP: &str = "\
+Runs the same Linux with the same disks and network cards twice: on Dunlin, in a VM that has all of
+the machine's devices, and without Dunlin. Both run on the same emulated machine, with the same
+drivers, kernel, initrd and command line. The two take turns.
+
+Parts (--part):
+  boot   from the start of QEMU to user space. Each run of the others measures it as well
+  disk   fio on a virtio disk, an NVMe disk and an AHCI disk: random accesses of 4 KiB with 16 in
+         flight, and sequential ones of 128 KiB
+  net    16 MiB from a process outside and to one, over a virtio card and an e1000e, by QEMU's user
+         network
+
+The summary comes first. 'make parent' must have been run. All of it takes about ten minutes.
+
+Examples:
+  dunlin bench machine
+  dunlin bench machine --part boot --pairs 5
+  dunlin bench machine --part disk --seconds 10 --json";
+
+/// `dunlin bench machine`.
+#[derive(Clone, Debug, ClapArgs)]
+pub(crate) struct MachineBenchArgs {
+    /// Run only these parts [default: all]
+    #[arg(long, value_name = "PART,..", value_delimiter = ',')]
+    pub(crate) part: Vec<MachinePart>,
+    /// Number of runs with and without Dunlin, in turn
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub(crate) pairs: u32,
+    /// Time of each of the 12 runs of fio, in seconds
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=600))]
+    pub(crate) seconds: u32,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum MachinePart {
+    /// Boots
+    Boot,
+    /// Accesses to disks
+    Disk,
+    /// Streams over networks
+    Net,
+}
