@@ -50,6 +50,18 @@ fn linux_finds_the_machine_with_its_buses_clocks_and_tables_and_turns_it_off() {
 }
 
 #[test]
+fn access_to_pcis_configuration_exits_once() {
+    // Each pass reads 64 registers: an address, which exits, and a window, which does not.
+    let script = "for pass in $(seq 50); do cat /sys/bus/pci/devices/0000:00:1f.0/config >/dev/null; done";
+    let result = dunlin_run_vms(120, &owner(), &["--json", "--exec", script]).expect_status(0).json();
+    let vm = &result["vms"][0];
+    let [end, hello] = ["counters", "counters_at_hello"].map(|when| vm[when]["exits"]["io_exits"].as_u64());
+    let exits = end.zip(hello).map(|(end, hello)| end - hello).expect("are counted");
+    // The rest is the serial lines'.
+    assert!((3200..5000).contains(&exits), "{exits} exits for 3200 registers");
+}
+
+#[test]
 fn memory_below_4_gib_comes_first_and_the_rest_is_above() {
     // QEMU has 2 GiB below. The kernel must be there, and so must what old devices use.
     let toml = format!("memory = \"6G\"\n\n{}", owner().replace("400M", "3G"));

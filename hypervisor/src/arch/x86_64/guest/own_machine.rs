@@ -36,7 +36,7 @@ use crate::device::interrupt::Target;
 use crate::device::uart;
 use crate::frames::Frames;
 use crate::io;
-use crate::io::config_space::{ADDRESS_PORT, ConfigPorts, LAST_PORT, Meaning};
+use crate::io::config_space::{ADDRESS_PORT, ConfigPorts, Meaning, WINDOW_PORT};
 use crate::io::pins::{Changes, Pins};
 use crate::io::reach::Reach;
 use crate::memory_map::Kind;
@@ -110,7 +110,7 @@ pub(super) fn tool_port() -> Gpa {
 /// Ports that leave the guest.
 pub(super) fn closed_ports() -> impl Iterator<Item = u16> {
     let serial = SERIAL_PORTS.iter().flat_map(|&(first, _)| first..first + uart::PORTS);
-    serial.chain(ADDRESS_PORT..=LAST_PORT).chain(power_ports().flat_map(|first| [first, first + 1]))
+    serial.chain(ADDRESS_PORT..WINDOW_PORT).chain(power_ports().flat_map(|first| [first, first + 1]))
 }
 
 /// ACPI's ports for power, of two bytes each.
@@ -225,6 +225,9 @@ impl MachineOfVm {
         let config_pages = used.into_iter().flat_map(move |used| {
             windows.clone().filter_map(move |window| page(Gpa(window.base.0 + used.function.index() * PAGE_BYTES)))
         });
+        let mut config_ports = ConfigPorts::new(used.map(|used| used.function).into_iter().collect());
+        // Firmware, or the hypervisor, has left it at any function.
+        open_window(&mut config_ports);
         let pages = [page(LOCAL_APIC), page(IO_APIC)].into_iter().flatten();
         let closed = ram.into_iter().chain(pages).chain(registers).chain(config_pages);
         let emulated = SERIAL_PORTS.iter().map(|&(_, pin)| pin).chain([TOOL_PORT_PIN]);
@@ -232,7 +235,7 @@ impl MachineOfVm {
             reach: Reach::new(closed, paging::physical_end()),
             pins: Mutex::new(Pins::new(emulated)),
             level_vectors: Default::default(),
-            config_ports: Mutex::new(ConfigPorts::new(used.map(|used| used.function).into_iter().collect())),
+            config_ports: Mutex::new(config_ports),
         }
     }
 
@@ -295,18 +298,10 @@ impl MachineOfVm {
     /// A read at a port that leaves the guest.
     pub(super) fn read_port(&self, at: u16, bytes: u8) -> u32 {
         match at {
-            ADDRESS_PORT..=LAST_PORT => {
-                let mut config = self.config_ports.lock();
-                match config.access(at, bytes, None) {
-                    Meaning::Address(address) => address,
-                    Meaning::Nothing => u32::MAX,
-                    Meaning::Other => read(at, bytes),
-                    Meaning::Window(address) => {
-                        port::write_u32(ADDRESS_PORT, address);
-                        read(at, bytes)
-                    }
-                }
-            }
+            ADDRESS_PORT..WINDOW_PORT => match self.config_ports.lock().access(at, bytes, None) {
+                Meaning::Address(address) => address,
+                _ => read(at, bytes),
+            },
             _ => read(at, bytes),
         }
     }
@@ -318,15 +313,11 @@ impl MachineOfVm {
             return;
         }
         match at {
-            ADDRESS_PORT..=LAST_PORT => {
+            ADDRESS_PORT..WINDOW_PORT => {
                 let mut config = self.config_ports.lock();
                 match config.access(at, bytes, Some(value)) {
-                    Meaning::Address(_) | Meaning::Nothing => {}
-                    Meaning::Other => write(at, bytes, value),
-                    Meaning::Window(address) => {
-                        port::write_u32(ADDRESS_PORT, address);
-                        write(at, bytes, value);
-                    }
+                    Meaning::Address(_) => open_window(&mut config),
+                    _ => write(at, bytes, value),
                 }
             }
             _ if is_sleep(at, value) => {
@@ -335,6 +326,16 @@ impl MachineOfVm {
             _ => write(at, bytes, value),
         }
     }
+}
+
+/// Lets the window to PCI's configuration show what the guest has addressed. The window itself needs no exit: it is
+/// closed while a hidden function would be in it, and the machine then answers with ones.
+fn open_window(config: &mut ConfigPorts) {
+    let address = match config.access(WINDOW_PORT, 4, None) {
+        Meaning::Window(address) => address,
+        _ => 0,
+    };
+    port::write_u32(ADDRESS_PORT, address);
 }
 
 /// PM1 control (ACPI 6.5, 4.8.3.2.1): begin the sleep of this type.
