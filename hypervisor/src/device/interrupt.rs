@@ -21,6 +21,28 @@ pub struct Message {
     pub level: bool,
 }
 
+impl Message {
+    /// The message that a device sends by writing `data` to `address` (MSI; APM vol. 2, 16.6.3). `None` if that is no
+    /// message for local APICs, or one that our guests do not have. It is an edge: devices that hold a line have pins.
+    #[must_use]
+    pub fn from_device(address: u64, data: u32) -> Option<Self> {
+        const AREA: u64 = 0xfee;
+        const LOGICAL: u64 = 1 << 2;
+        /// Vectors below are the processor's own.
+        const FIRST_VECTOR: u8 = 16;
+
+        let [vector, mode, ..] = data.to_le_bytes();
+        let kind = match Kind::from_delivery_mode(mode.into())? {
+            kind @ Kind::Nmi => kind,
+            kind if kind.has_vector() && vector >= FIRST_VECTOR => kind,
+            _ => return None,
+        };
+        let [_, low, high, ..] = address.to_le_bytes();
+        let target = Target::from_xapic(low >> 4 | high << 4, address & LOGICAL != 0);
+        (address >> 20 == AREA).then_some(Self { vector, kind, target, level: false })
+    }
+}
+
 /// Delivery mode of a message (APM vol. 2, 16.5). Guests send no SMI and no external (8259) interrupt: they are dropped
 /// where they are sent. A parent's virtual machine monitor sends external ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,13 +5,15 @@
 //! | configuration mechanism #1 | ports 0xcf8 (address) and 0xcfc (data) | bus, device, function and register in the address |
 //! | ECAM | memory, announced by ACPI's MCFG | the same in the bits of the memory address |
 //!
-//! Both access the same bytes. A function is data, a `ConfigSpace`. There is one bus, number 0, with only the host
-//! bridge. Where there is no function, reads give ones and writes are dropped, like a real bridge without a device.
+//! Both access the same bytes. A function is data, a [`ConfigSpace`]. There is one bus, number 0, with the host bridge
+//! in slot 0. Functions of the machine that the VM was given follow it, one in each slot: the guest changes the bytes
+//! here, and [`io::function`](crate::io::function) says what that means for the function. Where there is no function,
+//! reads give ones and writes are dropped, like a real bridge without a device.
 //!
 //! Functions are accessed byte by byte. So an access of any width at any address has a result, and one that crosses
 //! registers, or the end of either way, needs no special rule.
 
-mod config_space;
+pub mod config_space;
 #[cfg(test)]
 mod tests;
 
@@ -31,6 +33,8 @@ const ADDRESS_ENABLE: u32 = 1 << 31;
 
 /// A read from an empty bus.
 const EMPTY: u8 = 0xff;
+/// Slots of a bus.
+const SLOTS: u16 = 32;
 
 /// A bus, and the address register that belongs to its bridge.
 #[derive(Debug)]
@@ -65,6 +69,24 @@ impl Register {
     }
 }
 
+/// Functions that a write has touched: eight bytes touch two at most.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Written([Option<usize>; 2]);
+
+impl Written {
+    fn add(&mut self, index: usize) {
+        let place = self.0.iter_mut().find(|place| place.is_none_or(|other| other == index));
+        if let Some(place) = place {
+            *place = Some(index);
+        }
+    }
+
+    /// Those behind the bridge, by their numbers among [them](Pci::with_functions).
+    pub fn behind_bridge(self) -> impl Iterator<Item = usize> {
+        self.0.into_iter().flatten().filter_map(|index| index.checked_sub(1))
+    }
+}
+
 impl Default for Pci {
     fn default() -> Self {
         Self::new()
@@ -75,6 +97,14 @@ impl Pci {
     /// A bus with its bridge at device 0, function 0, where software looks for it.
     pub fn new() -> Self {
         Self { address: 0, functions: Vec::from([(Place(0), ConfigSpace::host_bridge())]) }
+    }
+
+    /// The same, with these functions in the slots from 1 on. Those for which there is no slot are left out.
+    pub fn with_functions(spaces: impl IntoIterator<Item = ConfigSpace>) -> Self {
+        let mut pci = Self::new();
+        let slots = (1..SLOTS).map(|slot| Place(slot << 3));
+        pci.functions.extend(slots.zip(spaces));
+        pci
     }
 
     /// A read of `bytes` bytes at `port`, from [`PCI_ADDRESS_PORT`] to [`LAST_PORT`]. Upper bits are ones.
@@ -95,17 +125,15 @@ impl Pci {
         u32::from_le_bytes(value)
     }
 
-    /// A write of the low `bytes` bytes of `value`, as [`Self::read_port`].
-    pub fn write_port(&mut self, port: u16, bytes: u8, value: u32) {
+    /// A write of the low `bytes` bytes of `value`, as [`Self::read_port`]. Returns what was written to.
+    pub fn write_port(&mut self, port: u16, bytes: u8, value: u32) -> Written {
         if port == PCI_ADDRESS_PORT && bytes == 4 {
             self.address = value & ADDRESS_FIELDS;
-            return;
+            return Written::default();
         }
-        for (byte, port) in value.to_le_bytes().into_iter().zip(port..).take(bytes.into()) {
-            if let Some(register) = self.data_register(port) {
-                self.write(register, byte);
-            }
-        }
+        let registers = (port..).map(|port| self.data_register(port)).take(bytes.into());
+        let registers: [Option<Register>; 4] = collect(registers);
+        self.write_all(&registers, &value.to_le_bytes())
     }
 
     /// The byte of a configuration space that `port` is now, if it is one.
@@ -128,24 +156,45 @@ impl Pci {
         u64::from_le_bytes(value)
     }
 
-    /// A write of the low `bytes` bytes of `value` at `offset` in the ECAM.
-    pub fn write_memory(&mut self, offset: u64, bytes: u64, value: u64) {
-        for (byte, within) in value.to_le_bytes().into_iter().zip(0..bytes) {
-            if let Some(register) = Register::from_offset(offset.wrapping_add(within)) {
-                self.write(register, byte);
+    /// A write of the low `bytes` bytes of `value` at `offset` in the ECAM, as [`Self::write_port`].
+    pub fn write_memory(&mut self, offset: u64, bytes: u64, value: u64) -> Written {
+        let registers = (0..bytes).map(|within| Register::from_offset(offset.wrapping_add(within)));
+        let registers: [Option<Register>; 8] = collect(registers);
+        self.write_all(&registers, &value.to_le_bytes())
+    }
+
+    /// Writes each byte. Only then the functions settle: what a register is taken for depends on all of its bytes.
+    fn write_all(&mut self, registers: &[Option<Register>], bytes: &[u8]) -> Written {
+        let mut touched = Written::default();
+        for (register, byte) in registers.iter().zip(bytes) {
+            let Some(register) = register else { continue };
+            let found = self.functions.iter_mut().enumerate().find(|(_, (place, _))| *place == register.place);
+            if let Some((index, (_, space))) = found {
+                space.write(register.number, *byte);
+                touched.add(index);
             }
         }
+        for index in touched.0.into_iter().flatten() {
+            self.functions[index].1.settle();
+        }
+        touched
+    }
+
+    /// The configuration space of a function behind the bridge, by its number among
+    /// [those](Self::with_functions).
+    pub fn space(&self, behind: usize) -> Option<&ConfigSpace> {
+        self.functions.get(behind + 1).map(|(_, space)| space)
     }
 
     fn read(&self, register: Register) -> u8 {
         let function = self.functions.iter().find(|(place, _)| *place == register.place);
         function.map_or(EMPTY, |(_, space)| space.read(register.number))
     }
+}
 
-    fn write(&mut self, register: Register, value: u8) {
-        let function = self.functions.iter_mut().find(|(place, _)| *place == register.place);
-        if let Some((_, space)) = function {
-            space.write(register.number, value);
-        }
-    }
+/// The first items, and `None` for those that are missing.
+fn collect<const N: usize>(registers: impl Iterator<Item = Option<Register>>) -> [Option<Register>; N] {
+    let mut all = [None; N];
+    all.iter_mut().zip(registers).for_each(|(place, register)| *place = register);
+    all
 }

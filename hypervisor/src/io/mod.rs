@@ -5,10 +5,14 @@
 //! hypervisor keeps stands between: other VMs' memory ([`reach`]), the functions of PCI devices that it uses itself
 //! ([`config_space`]), and the I/O APIC, whose pins it must silence while an interrupt is handled ([`pins`]).
 //!
-//! One VM has the devices. Without an IOMMU a device can write to any memory, so the owner is trusted with the whole
+//! Or VMs have single PCI functions, and see them on the bus of the hypervisor's PC ([`function`]).
+//!
+//! One VM has all devices. Without an IOMMU a device can write to any memory, so the owner is trusted with the whole
 //! machine: see docs/decisions/0022-owner-of-devices.md.
 
 pub mod config_space;
+#[allow(dead_code, reason = "not on every architecture has a VM functions")]
+pub mod function;
 pub(crate) mod iommu;
 pub mod pins;
 pub mod reach;

@@ -184,7 +184,9 @@ fn write_wide(vm: &Vm, index: u32, port: u16, bytes: u8, wide: u32) {
     let [value, ..] = wide.to_le_bytes();
     match port {
         pit::FIRST_PORT..=pit::LAST_PORT | pit::GATE_PORT => vm.platform().pit.lock().write(port, value, tsc::nanos()),
-        PCI_ADDRESS_PORT..=pci::LAST_PORT => vm.platform().pci.lock().write_port(port, bytes, wide),
+        PCI_ADDRESS_PORT..=pci::LAST_PORT => {
+            let _ = vm.platform().pci.lock().write_port(port, bytes, wide);
+        }
         _ => {}
     }
 }
